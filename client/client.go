@@ -95,9 +95,9 @@ type Client struct {
 	session   session
 	endpoints endpoints
 
-	// lost is the first error of a part whose Push had returned before: nobody
-	// heard of it. The next Push or Flush tells it.
-	lost struct {
+	// deferred is the first error of a batch whose Push had returned before. The next Push
+	// or Flush returns it.
+	deferred struct {
 		sync.Mutex
 		err error
 	}

@@ -32,7 +32,7 @@ func TestDeleteSendsKeysAlone(t *testing.T) {
 	_, table := s.dial(t, func(o *Options) { o.MaxInFlight = 1 })
 	zero, one := s.keyOf(table, 0), s.keyOf(table, 1)
 	keys := []rowraft.Key{one, zero, one, one}
-	if ack, err := table.Delete(patience(t), keys); err != nil || ack.Parts != 2 {
+	if ack, err := table.Delete(patience(t), keys); err != nil || ack.Batches != 2 {
 		t.Fatalf("%+v, %v, want two parts", ack, err)
 	}
 	if !slices.Equal(got[0], []rowraft.Key{zero}) || !slices.Equal(got[1], []rowraft.Key{one}) || !slices.Equal(seqs, []uint64{1, 1}) {

@@ -11,19 +11,20 @@
 //
 // # Exactly once
 //
-// A push is cut into parts, at least one per shard it touches. Each part gets
+// A push is cut into batches, at least one per shard it touches. Each batch gets
 // the next number of (this session, its shard) and is resent under that number
 // until the shard gives a definite answer; the shard applies a number at most
 // once. When the caller's context ends first, Push returns an error that says
-// so and the part goes on being resent in the background: the caller must not
-// push the same gradients again. Flush waits for such parts and returns the error
-// of one that failed; so does the next Push, without sending anything.
+// so and the client continues to resend the batch: the caller must not push the
+// same gradients again. Flush waits for such batches and returns the error of one
+// that failed; so does the next Push, without sending anything. docs/push.md has
+// the states of a batch and what each error code leads to.
 //
-// The sessions of all shards of a push open before its first part is sent. A call
-// that ends before that has sent nothing: rowraft.CodeNotSent. Once one part is
+// The sessions of all shards of a push open before its first batch is sent. A call
+// that ends before that has sent nothing: rowraft.CodeNotSent. Once one batch is
 // sent, the others are sent too, with or without the caller.
 //
-// A push over several shards is several parts, each exactly-once; it is not
+// A push over several shards is several batches, each exactly-once; it is not
 // atomic across shards. If some are applied and others refused, the error's code
 // is one of those that say so (Code.MaybeApplied).
 //

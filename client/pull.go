@@ -169,7 +169,7 @@ func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard r
 		return c.try(ctx, shard, at, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
 			tries++
 			reply, err = stub.Pull(ctx, req)
-			return c.soonKnown(err, req.Payload)
+			return c.retryUntilTableKnown(err, req.Payload)
 		})
 	})
 	return reply, tries, err

@@ -256,7 +256,7 @@ func TestAResentCreationFindsItsOwnTable(t *testing.T) {
 func TestPartsSayTheirSize(t *testing.T) {
 	var said atomic.Int32
 	check := func(ctx context.Context, shard uint32, payload []byte) error {
-		if p, ok := rpc.PartSizeOf(ctx); ok != (len(payload) >= saidFrom) || ok && (p.Shard != shard || p.Bytes != len(payload)) {
+		if p, ok := rpc.PartSizeOf(ctx); ok != (len(payload) >= announceMinBytes) || ok && (p.Shard != shard || p.Bytes != len(payload)) {
 			t.Errorf("a part of %d bytes to shard %d says %+v, %v", len(payload), shard, p, ok)
 		}
 		said.Add(1)

@@ -16,15 +16,15 @@ import (
 // renewal is how a shardSession goes on under another incarnation when the shard has
 // forgotten the one it had: the session made room for another client's, or expired.
 type renewal struct {
-	count   int   // renewals that ended; parts carry the count they were numbered at
-	stalled int   // pending parts that wait for one
+	count   int   // renewals that ended; batches carry the count they were numbered at
+	stalled int   // pending batches that wait for one
 	running bool  // one of them opens the session
 	err     error // of the last one
 }
 
 // numberLocked gives p the next number.
 // REQUIRES: ss.mu is held.
-func (ss *shardSession) numberLocked(p *part) {
+func (ss *shardSession) numberLocked(p *batch) {
 	p.seq, p.renewals = ss.next, ss.renewal.count
 	ss.next++
 }
@@ -33,10 +33,10 @@ func (ss *shardSession) numberLocked(p *part) {
 // the session is over, p has been sent only once, and that session never opens again: so no
 // copy of p can be applied under its old number.
 //
-// It waits until no pending part of the session can still be applied: each has either its
+// It waits until no pending batch of the session can still be applied: each has either its
 // answer, which its caller learns, or waits here. Errors: errClosed; why no session could be
 // opened.
-func (c *Client) renew(ss *shardSession, p *part) error {
+func (c *Client) renew(ss *shardSession, p *batch) error {
 	ss.mu.Lock()
 	ss.renewal.stalled++
 	ss.announceLocked()
@@ -154,7 +154,7 @@ const closeWithin = time.Second
 
 // closeSessions tells every shard that this client's session is over. It tries for a short
 // time: a session that stays open makes room for others when it is idle.
-// REQUIRES: no part is being sent any more.
+// REQUIRES: no batch is being sent any more.
 func (c *Client) closeSessions() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWithin)
 	defer cancel()

@@ -128,10 +128,10 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 	return maybe, c.ended(err)
 }
 
-// soonKnown makes CodeTableNotFound an answer to try again after, if the map names
+// retryUntilTableKnown makes CodeTableNotFound an answer to try again after, if the map names
 // all tables of payload: the scheduler puts a table into the map first, and then
 // into every shard.
-func (c *Client) soonKnown(err error, payload []byte) error {
+func (c *Client) retryUntilTableKnown(err error, payload []byte) error {
 	if err == nil || rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		return err
 	}
@@ -175,7 +175,7 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call
 	defer timeout()
 	ctx, cancel := context.WithCancelCause(rpc.WithCluster(ctx, at.home))
 	defer cancel(nil)
-	defer c.whenSlow(ctx, cancel, shard, at).Stop()
+	defer c.watchSlowAttempt(ctx, cancel, shard, at).Stop()
 	if at.forwards() {
 		ctx = rpc.AskForward(ctx)
 	}
@@ -197,9 +197,9 @@ const (
 	leaderPoll = 50 * time.Millisecond
 )
 
-// whenSlow watches the leader of a try from slowTry on. Close ends the try then,
+// watchSlowAttempt watches the leader of a try from slowTry on. Close ends the try then,
 // and waits for who watches.
-func (c *Client) whenSlow(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) *time.Timer {
+func (c *Client) watchSlowAttempt(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) *time.Timer {
 	return time.AfterFunc(slowTry, func() {
 		_ = c.spawn(func() { // else the client is closed, and who watches would help nobody
 			defer context.AfterFunc(c.ctx, func() { cancel(errClosed) })()

@@ -118,7 +118,7 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 	patiently := func(f func() error) error {
 		quiet, answered := context.WithCancel(ctx)
 		defer answered()
-		defer c.whenSlow(quiet, cancel, shard, at).Stop()
+		defer c.watchSlowAttempt(quiet, cancel, shard, at).Stop()
 		defer time.AfterFunc(c.opts.AttemptTimeout, func() { cancel(errQuiet) }).Stop()
 		return rpc.FromStatus(f())
 	}

@@ -54,7 +54,7 @@ func (c *Client) lock(ctx context.Context, m ctxMutex) error {
 
 func (m ctxMutex) unlock() { <-m }
 
-// shardSession numbers the parts for one shard.
+// shardSession numbers the batches for one shard.
 type shardSession struct {
 	cluster     rowraft.ClusterID
 	shard       rowraft.ShardID
@@ -68,19 +68,19 @@ type shardSession struct {
 	floor   rowraft.Seq // every number up to it has been answered
 	answers map[rowraft.Seq]struct{}
 	pending int           // have a number and no answer
-	queued  int           // get their number when there is a place, or when other parts are acknowledged
+	queued  int           // get their number when there is a place, or when other batches are acknowledged
 	changed chan struct{} // closed at the next answer; nil if nobody waits
 }
 
 // window is how far a number may be above the floor; the shard remembers 1,024.
 const window = 1000
 
-// openSessions opens the sessions that parts need and the client does not have yet, all
-// at the same time. Nothing of the parts is sent before, so an error says that nothing
+// openSessions opens the sessions that batches need and the client does not have yet, all
+// at the same time. Nothing of the batches is sent before, so an error says that nothing
 // of them was: its code never leaves that open.
-func (c *Client) openSessions(ctx context.Context, parts []*part) error {
+func (c *Client) openSessions(ctx context.Context, batches []*batch) error {
 	var missing []rowraft.ShardID
-	for _, p := range parts {
+	for _, p := range batches {
 		if c.session.shards[p.shard].Load() == nil && !slices.Contains(missing, p.shard) {
 			missing = append(missing, p.shard)
 		}
@@ -168,7 +168,7 @@ func (c *Client) beginOpening(ctx context.Context, home rowraft.ClusterID) (rowr
 	return c.session.inc, nil
 }
 
-// allSessions lists the sessions that parts may be under way in.
+// allSessions lists the sessions that batches may be under way in.
 func (c *Client) allSessions() (out []*shardSession) {
 	c.endpoints.RLock()
 	defer c.endpoints.RUnlock()
@@ -181,7 +181,7 @@ func (c *Client) allSessions() (out []*shardSession) {
 }
 
 // take waits for a free place and gives p its number.
-func (ss *shardSession) take(ctx context.Context, p *part) error {
+func (ss *shardSession) take(ctx context.Context, p *batch) error {
 	err := ss.await(ctx, func() bool {
 		if ss.renewal.stalled > 0 || ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
 			return false
@@ -202,15 +202,15 @@ func (ss *shardSession) take(ctx context.Context, p *part) error {
 	return nil
 }
 
-// queue counts a part that gets its number later.
-func (ss *shardSession) queue(p *part) {
+// queue counts a batch that gets its number later.
+func (ss *shardSession) queue(p *batch) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	p.queued = true
 	ss.queued++
 }
 
-// unqueue forgets a queued part that will not be sent.
+// unqueue forgets a queued batch that will not be sent.
 func (ss *shardSession) unqueue() {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -274,7 +274,7 @@ func (ss *shardSession) present() (inc, floor uint64) {
 	return uint64(ss.inc), uint64(ss.floor)
 }
 
-// idle waits until every part has an answer.
+// idle waits until every batch has an answer.
 func (ss *shardSession) idle(ctx context.Context) error {
 	return ss.await(ctx, func() bool { return ss.pending == 0 && ss.queued == 0 })
 }

@@ -14,7 +14,7 @@ func testSession(maxInFlight int) *shardSession {
 func TestNumbersAreDenseAndTheFloorHasNoHoles(t *testing.T) {
 	ss := testSession(8)
 	for want := rowraft.Seq(1); want <= 4; want++ {
-		var p part
+		var p batch
 		if err := ss.take(context.Background(), &p); err != nil || p.seq != want {
 			t.Fatalf("number %d (%v), want %d", p.seq, err, want)
 		}
@@ -34,15 +34,15 @@ func TestTakeWaitsForAPlaceAndForTheWindow(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	ss := testSession(1)
-	var p part
+	var p batch
 	if err := ss.take(ended, &p); err != nil {
 		t.Fatal(err)
 	}
-	if err := ss.take(ended, new(part)); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+	if err := ss.take(ended, new(batch)); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 		t.Errorf("a second part in flight of one: %v, want CodeOverloaded", err)
 	}
 	got := make(chan error, 1)
-	go func() { got <- ss.take(context.Background(), new(part)) }()
+	go func() { got <- ss.take(context.Background(), new(batch)) }()
 	ss.answered(p.seq)
 	if err := <-got; err != nil {
 		t.Errorf("after an answer: %v", err)
@@ -54,7 +54,7 @@ func TestTakeWaitsForAPlaceAndForTheWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	for {
-		var q part
+		var q batch
 		if err := ss.take(ended, &q); err != nil {
 			break
 		}

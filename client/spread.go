@@ -238,7 +238,7 @@ func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraft
 	}
 	reply, err := rowraftv1.NewTableClient(conn).Pull(ctx, req)
 	if err != nil {
-		return nil, fmt.Errorf("server %s: %w", addr, c.soonKnown(err, req.Payload))
+		return nil, fmt.Errorf("server %s: %w", addr, c.retryUntilTableKnown(err, req.Payload))
 	}
 	return reply, nil
 }

@@ -117,7 +117,7 @@ func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read [
 	for i := range parts {
 		parts[i] = &stepPart{j: j, shard: rowraft.ShardID(i), step: step, idle: idle, read: read}
 	}
-	for _, r := range plan(m, ready, perRow, load{sent: partBytes}) {
+	for _, r := range plan(m, ready, perRow, load{sent: batchBytes}) {
 		p := parts[r.shard]
 		p.fragments = append(p.fragments, j.c.encode(wire.OpPush, &r).payload)
 	}
@@ -244,7 +244,7 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 		reply, err := stub.PushStep(ctx, req)
 		outcome, p.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
 		p.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
-		return p.j.c.soonKnown(err, req.Payload)
+		return p.j.c.retryUntilTableKnown(err, req.Payload)
 	})
 	if err != nil {
 		err = fmt.Errorf("shard %d: %w", p.shard, err)
@@ -278,19 +278,19 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 		return ClockResult{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d positions: want at most %d, data parts ascending", len(read), wire.MaxPushPositions)
 	}
 	c := wire.Clock{Job: j.opts.ID, Incarnation: j.opts.Incarnation, Rank: j.opts.Rank, Clock: clock, Positions: read}
-	parts, err := j.c.parts(wire.OpPush, segs)
+	parts, err := j.c.batches(wire.OpPush, segs)
 	if err != nil {
 		return ClockResult{}, err
 	}
 	clocked := j.clocked(&parts, &c)
-	before := slices.DeleteFunc(parts, func(p *part) bool { return p == clocked })
+	before := slices.DeleteFunc(parts, func(p *batch) bool { return p == clocked })
 	worker := c
 	worker.Clock = 0 // it raises nothing
 	for _, p := range before {
 		p.prepend(&worker)
 	}
 	clocked.after = before
-	ack, err := j.c.sendParts(ctx, append(slices.Clone(before), clocked))
+	ack, err := j.c.sendBatches(ctx, append(slices.Clone(before), clocked))
 	if err != nil {
 		return ClockResult{}, err // clocked may still be under way
 	}
@@ -298,16 +298,16 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 }
 
 // clocked puts c before the last part for the clock shard, or makes one of it.
-func (j *Job) clocked(parts *[]*part, c *wire.Clock) *part {
+func (j *Job) clocked(parts *[]*batch, c *wire.Clock) *batch {
 	home := j.clockShard()
-	var p *part
+	var p *batch
 	for _, have := range *parts {
 		if have.shard == home {
 			p = have
 		}
 	}
 	if p == nil {
-		p = &part{cluster: j.cluster, shard: home, done: make(chan struct{})}
+		p = &batch{cluster: j.cluster, shard: home, done: make(chan struct{})}
 		*parts = append(*parts, p)
 	}
 	p.prepend(c)
@@ -315,7 +315,7 @@ func (j *Job) clocked(parts *[]*part, c *wire.Clock) *part {
 }
 
 // prepend puts c before the segments of p.
-func (p *part) prepend(c *wire.Clock) {
+func (p *batch) prepend(c *wire.Clock) {
 	payload := wire.AppendClock(rpc.Pool.Bytes(c.Size() + len(p.payload))[:0], c)
 	payload = append(payload, p.payload...)
 	rpc.Pool.Release(p.payload)

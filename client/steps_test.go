@@ -109,7 +109,7 @@ func TestAStepIsPushedUntilItIsKnown(t *testing.T) {
 		if first := c.Fragment == 0 && !c.Probe; first != (len(c.Positions) == 1) {
 			t.Errorf("positions %v in a call of shard %d, fragment %d", c.Positions, c.Shard, c.Fragment)
 		}
-		if len(c.Payload) > partBytes {
+		if len(c.Payload) > batchBytes {
 			t.Errorf("a message of %d bytes", len(c.Payload))
 		}
 		if len(c.Payload) > 0 {
@@ -271,7 +271,7 @@ func TestAClockWaitsForTheOtherParts(t *testing.T) {
 	seg := Segment{Table: table, Keys: []rowraft.Key{s.keyOf(table, home), s.keyOf(table, 1-home)}, Values: []float32{1, 1, 1, 1}}
 	slices.Sort(seg.Keys)
 	r, err := j.PushClock(patience(t), 9, nil, seg)
-	if err != nil || r.Parts != 2 || len(r.Index) != 2 || len(clocked) != 1 {
+	if err != nil || r.Batches != 2 || len(r.Index) != 2 || len(clocked) != 1 {
 		t.Errorf("%+v, %v, and the clock was sent %d times", r, err, len(clocked))
 	}
 	<-clocked

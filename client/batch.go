@@ -1,0 +1,292 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// announceMinBytes: requests with a batch of at least this size announce it in a header, so
+// that an overloaded server can refuse them before it reads the body. A server reads a
+// smaller batch for less than a header costs.
+const announceMinBytes = 16 << 10
+
+// unsureTries bounds, in AttemptTimeouts, how long a batch is sent again after a server
+// could not tell whether it applied the batch.
+const unsureTries = 5
+
+// batch is one message of a push, assign or delete to one shard. It takes effect at most
+// once: the shard applies a number of a session one time. Its own goroutine runs
+// [Client.live] and closes done at the end.
+type batch struct {
+	cluster rowraft.ClusterID
+	shard   rowraft.ShardID
+	op      wire.Op
+	payload []byte
+	seq     rowraft.Seq // its number in the session
+
+	renewals int  // of the session, when seq was given
+	queued   bool // it gets its number on its own goroutine
+
+	done    chan struct{} // closed when the fields below are set
+	err     error
+	index   rowraft.Index
+	slowest uint64 // clock of the job, of an OpClocked
+
+	// after are the batches that must be acknowledged before this one is sent.
+	after []*batch
+
+	// settled is set once by the batch's goroutine when it has the result and once by a
+	// Push that stops waiting. The second setter keeps the error for Flush.
+	settled atomic.Bool
+}
+
+// batchState is where a batch is in its life. docs/push.md has the same names.
+type batchState int
+
+const (
+	waiting    batchState = iota // for the batches in after, then for a number
+	sending                      // to the leader of the shard, under its number
+	refreshing                   // the client's cluster map is older than the shard's
+	unsure                       // a server could not tell whether it applied the batch: the next leader can
+	renewing                     // the session is over: another one gives the batch another number
+	ended                        // with err, nil if the batch is acknowledged
+)
+
+// start numbers the batch and begins its life. It waits, as long as ctx allows, for a free
+// place among the unacknowledged batches. A batch that may be queued is sent even if ctx ends
+// before that; one with batches before it waits for their results first.
+func (c *Client) start(ctx context.Context, b *batch, mayQueue bool) error {
+	ss := c.session.shards[b.shard].Load()
+	if ss == nil || ss.cluster != b.cluster { // the client has left the cluster
+		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", c.replaced(b.cluster))
+	}
+	if len(b.after) > 0 {
+		ss.queue(b)
+	} else if err := ss.take(ctx, b); err != nil && (err == errClosed || !mayQueue) {
+		return err
+	} else if err != nil {
+		ss.queue(b)
+	}
+	err := c.spawn(func() { c.live(ss, b) })
+	switch {
+	case err == nil:
+	case b.queued:
+		ss.unqueue()
+	default:
+		ss.answered(b.seq) // it was not sent
+	}
+	return err
+}
+
+// live is the life of a batch: it takes the batch from state to state, records the result,
+// and gives the number back to the session.
+func (c *Client) live(ss *shardSession, b *batch) {
+	l := life{c: c, ss: ss, b: b, ctx: c.ctx, cancel: func() {}}
+	defer func() { l.cancel() }()
+	state := sending
+	if b.queued {
+		state = waiting
+	}
+	for state != ended {
+		switch state {
+		case waiting:
+			state = l.wait()
+		case sending:
+			state = l.send()
+		case refreshing:
+			c.askForMap()
+			state = l.pause(c.ctx, new(route.Backoff))
+		case unsure:
+			state = l.pause(l.ctx, &l.backoff)
+		case renewing:
+			state = l.renew()
+		}
+	}
+	b.err = l.result()
+	if b.settled.Swap(true) {
+		c.deferError(b.err) // before answered, or Flush misses it
+	}
+	switch {
+	case errors.Is(b.err, errClosed): // the shard has not answered: the number stays taken
+	case l.sent:
+		ss.answered(b.seq)
+	default:
+		rpc.Pool.Release(b.payload)
+		ss.unqueue()
+	}
+	close(b.done)
+}
+
+// life is what a batch's goroutine remembers from state to state.
+type life struct {
+	c  *Client
+	ss *shardSession
+	b  *batch
+
+	sent  bool // the batch has, or had, a number
+	tries int
+	err   error // of the last state
+
+	// maybe: the code of some try says that the batch may have been applied. risky: the same,
+	// except for the answer that the session is over, which such a batch was not applied with.
+	maybe, risky bool
+
+	// The first CodeInternal starts a limit: ctx. When ctx ends, that error is the result.
+	unsureErr error
+	ctx       context.Context
+	cancel    context.CancelFunc
+	backoff   route.Backoff
+}
+
+// wait waits until the batches before this one are acknowledged, and for a number.
+func (l *life) wait() batchState {
+	if l.err = l.b.awaitBefore(); l.err == nil {
+		l.err = l.ss.take(context.Background(), l.b) // ends with the client
+	}
+	if l.err != nil {
+		return ended
+	}
+	return sending
+}
+
+// send sends the batch to the leader of its shard until one answers, and returns the state
+// that the answer leads to.
+func (l *life) send() batchState {
+	c, b := l.c, l.b
+	l.sent = true
+	var index uint64
+	m := c.cluster.Load()
+	maybe, err := c.shardCall(l.ctx, b.cluster, b.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+		l.tries++
+		var err error
+		index, err = c.sendOnce(ctx, stub, l.ss, b, uint64(m.SlotsVersion))
+		if err != nil && rowraft.CodeOf(err).MaybeApplied() && !sessionEnded(err) {
+			l.risky = true
+		}
+		return c.retryUntilTableKnown(err, b.segments())
+	})
+	l.maybe = l.maybe || maybe
+	if l.err = err; err == nil {
+		l.acknowledge(index)
+		return ended
+	}
+	switch route.On(route.Batch, err) {
+	case route.Refresh:
+		if ws, ok := errors.AsType[*rowraft.WrongShardError](err); ok && m.SlotsVersion < ws.Want {
+			return refreshing
+		}
+	case route.Resend:
+		if l.unsureErr == nil {
+			l.unsureErr = err
+			l.ctx, l.cancel = context.WithTimeout(c.ctx, unsureTries*c.opts.AttemptTimeout)
+		}
+		return unsure
+	case route.Renew:
+		if sessionEnded(err) && !l.risky {
+			return renewing
+		}
+	}
+	return ended
+}
+
+// acknowledge records at which index of the shard the batch is visible.
+func (l *life) acknowledge(index uint64) {
+	l.c.inCluster(l.b.cluster, func() { l.c.raise(l.b.shard, index) })
+	l.b.index = rowraft.Index(index)
+	if l.tries == 1 {
+		// After a failed try the payload may still be in a transport's queue.
+		rpc.Pool.Release(l.b.payload)
+	}
+	l.b.payload = nil
+}
+
+// pause backs off before the batch is sent again. If ctx ends first, the error of the last
+// try stands.
+func (l *life) pause(ctx context.Context, b *route.Backoff) batchState {
+	if l.c.pause(ctx, b, 0) != nil {
+		return ended
+	}
+	return sending
+}
+
+// renew gives the batch a number in another session.
+func (l *life) renew() batchState {
+	switch err := l.c.renew(l.ss, l.b); err {
+	case nil:
+		l.maybe = false
+		return sending
+	case errClosed:
+		l.err = errClosed
+	default:
+		l.err = fmt.Errorf("%w; another session could not be opened: %w", l.err, err)
+	}
+	return ended
+}
+
+// result is the error that the batch ends with. Its code reports whether the batch may have
+// been applied by any of its tries.
+func (l *life) result() error {
+	if l.err == nil || !l.sent {
+		return l.err
+	}
+	err := l.err
+	if l.unsureErr != nil && l.ctx.Err() != nil && l.c.ctx.Err() == nil {
+		err = l.unsureErr
+	}
+	err = fmt.Errorf("%s to shard %d under number %d: %w", opName(l.b.op), l.b.shard, l.b.seq, err)
+	if l.maybe && !rowraft.CodeOf(err).MaybeApplied() {
+		err = rowraft.Errorf(rowraft.CodeUnknown, "an earlier try may have been applied: %w", err)
+	}
+	return err
+}
+
+// awaitBefore waits until the batches that come before b are acknowledged.
+func (b *batch) awaitBefore() error {
+	for _, before := range b.after {
+		if <-before.done; before.err != nil {
+			return rowraft.Errorf(rowraft.CodeNotSent, "%s to shard %d was not sent, because an earlier batch of it failed: %w", opName(b.op), b.shard, before.err)
+		}
+	}
+	return nil
+}
+
+// segments returns the payload without a clock.
+func (b *batch) segments() []byte {
+	if b.op != wire.OpClocked {
+		return b.payload
+	}
+	_, segments, _ := wire.ParseClock(b.payload)
+	return segments
+}
+
+func opName(op wire.Op) string {
+	switch op {
+	case wire.OpAssign:
+		return "assign"
+	case wire.OpDelete:
+		return "delete"
+	}
+	return "push"
+}
+
+// sendOnce is one try on one server.
+func (c *Client) sendOnce(ctx context.Context, stub rowraftv1.TableClient, ss *shardSession, b *batch, slotsVersion uint64) (uint64, error) {
+	if len(b.payload) >= announceMinBytes {
+		ctx = rpc.WithPartSize(ctx, rpc.PartSize{Shard: uint32(b.shard), Bytes: len(b.payload), Delete: b.op == wire.OpDelete})
+	}
+	inc, floor := ss.present()
+	reply, err := stub.Write(ctx, &rowraftv1.WriteRequest{
+		MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(b.shard), ClientId: c.opts.ClientID[:],
+		Incarnation: inc, Seq: uint64(b.seq), Floor: floor, Op: rowraftv1.WriteOp(b.op), Payload: b.payload,
+	})
+	b.slowest = reply.GetSlowestClock()
+	return reply.GetAppliedIndex(), err
+}
