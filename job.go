@@ -32,15 +32,12 @@ type DataPart uint64
 // lastReading shares its data parts with all readings after it.
 const lastReading = 255
 
-// ReadParts are the two data parts under which a shard keeps how far the part of this number was
-// read: up to where every shard has applied it, and up to where this one has. Numbers count
-// the parts of all epochs, from 0. A part that changes hands has two for each reading, from 1; reading 0
-// is that of who does not tell them apart.
+// ReadParts returns the two data parts under which a shard stores how far the part of this
+// number was read: up to where every shard has applied it, and up to where this shard has.
+// Numbers count the parts of all epochs, from 0. A part that changes hands has two data
+// parts for each reading, from 1.
 func ReadParts(number, reading uint64) (acknowledged, applied DataPart) {
-	n := 2 * number
-	if reading > 0 {
-		n = 1<<63 | number<<9 | min(reading, lastReading)<<1
-	}
+	n := number<<9 | min(reading, lastReading)<<1
 	return DataPart(n), DataPart(n + 1)
 }
 

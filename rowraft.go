@@ -52,6 +52,10 @@ type (
 // MapVersion counts the changes of the cluster map. 0 means unknown.
 type MapVersion uint64
 
+// FormatVersion is a version of all formats of a cluster (package wire lists them).
+// 0 means unknown.
+type FormatVersion uint16
+
 // ClientID names one pushing client; random, 128 bits. Incarnation is issued by
 // the scheduler: of two sessions of one client the higher incarnation fences
 // the lower.

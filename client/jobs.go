@@ -22,9 +22,6 @@ import (
 // there is nothing to train.
 var ErrJobDone = errors.New("the job is done; the others have read this worker's share since it was lost")
 
-// enterRevision is that of the rules of entering (proto/rowraft/v1/jobs.proto).
-const enterRevision = 2
-
 // maxEnters is how often a worker enters once more that was lost on its way.
 const maxEnters = 3
 
@@ -103,7 +100,7 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	q := &rowraftv1.EnterRequest{
 		Job: e.Job, Worker: e.Worker, Workers: uint32(e.Workers), LeaseNs: uint64(e.Lease), Gather: e.Gather,
 		InShards: e.InShards, Quorum: e.Quorum, DeadlineNs: uint64(e.Deadline), Restart: e.Restart, Checkpoint: e.Checkpoint,
-		Data: e.Parts.toProto(), Revision: enterRevision, BaseStep: uint64(e.BaseStep),
+		Data: e.Parts.toProto(), BaseStep: uint64(e.BaseStep),
 	}
 	if e.From != nil {
 		goOn(q.Data, e.From)
@@ -251,7 +248,7 @@ type Part struct {
 	Epoch, Part int64
 	From, To    int64 // numbers of its first example and of the one behind its last
 	Offset      int64 // of its examples that are trained already
-	Reading     int64 // which this is of those that the part was given for, from 1; 0: they are not told apart
+	Reading     int64 // how many times the part was given to a worker, from 1
 }
 
 // Reached is what a push carries that takes a worker's reading of p, the part of a plan, to

@@ -91,10 +91,9 @@ type Map struct {
 	Tables       []rowraft.Schema
 	Epoch        rowraft.TableEpoch
 
-	// What every member understands, so the newest that may be logged: in the shards and
-	// in the metadata group. 0: nobody has said.
-	ApplyVersion    uint16
-	MetadataVersion uint32
+	// FormatVersion is the newest that every server understands, and so the newest in
+	// any log; 0 means 1.
+	FormatVersion rowraft.FormatVersion
 
 	slots [rowraft.NumSlots]uint8 // slot → shard
 }

@@ -159,12 +159,9 @@ func (b *batcher) propose(parts []*waiting, size int) {
 		return
 	}
 	h := b.header()
-	h.Kind, h.Version, h.Parts = wire.EntryParts, wire.PlainEntryVersion, len(parts)
+	h.Kind, h.Parts = wire.EntryParts, len(parts)
 	buf := rpc.Pool.Get(size)
 	entry := (*buf)[:wire.EntryHeaderSize]
-	for _, w := range parts {
-		h.Version = max(h.Version, w.part.Op.Version())
-	}
 	wire.PutEntryHeader(entry, h)
 	for _, w := range parts {
 		entry = wire.AppendPart(entry, &w.part)

@@ -19,7 +19,7 @@ import (
 	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
-	"github.com/rowraft/rowraft/scheduler"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // Config is what a server is started with. Listener, PeerListener and DataDir
@@ -124,8 +124,9 @@ type Config struct {
 
 	memoryUse func() admit.MemoryUse // nil but in tests
 
-	// announce is what this server says that it understands; the truth, but in tests.
-	announce scheduler.Versions
+	// announce is the newest format version that this server claims to understand. Only
+	// tests claim less than it does.
+	announce rowraft.FormatVersion
 }
 
 // Info tells who a ready server is.
@@ -197,8 +198,8 @@ func (c *Config) setDefaults() error {
 	if c.ScrubBytesPerSecond == 0 {
 		c.ScrubBytesPerSecond = 16 << 20
 	}
-	if c.announce == (scheduler.Versions{}) {
-		c.announce = scheduler.OwnVersions()
+	if c.announce == 0 {
+		c.announce = wire.NewestVersion()
 	}
 	if c.tamper == nil {
 		c.tamper = sabotage()

@@ -173,7 +173,7 @@ func (c *control) registerOnce(ctx context.Context) error {
 	return c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		_, err := stub.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{
 			ClusterId: string(c.cluster()), Node: rpc.NodeToProto(c.n.self),
-			ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata,
+			FormatVersion: uint32(c.n.cfg.announce),
 		})
 		return err
 	})
@@ -183,7 +183,7 @@ func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().C
 
 func (c *control) heartbeat(ctx context.Context) error {
 	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus(),
-		ApplyVersion: uint32(c.n.cfg.announce.Apply), MetadataVersion: c.n.cfg.announce.Metadata, Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load(),
+		FormatVersion: uint32(c.n.cfg.announce), Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load(),
 		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), Slowness: c.n.slowness(), MetadataReplica: c.n.self.Scheduler, MetadataRolledBack: c.n.metaRolledBack()}
 	if m := c.n.cluster.Load(); m != nil {
 		req.MapVersion = uint64(m.Version)
@@ -191,7 +191,7 @@ func (c *control) heartbeat(ctx context.Context) error {
 	return c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		reply, err := stub.Heartbeat(ctx, req)
 		if err == nil {
-			c.n.heldBack.Store(reply.HeldBack)
+			c.n.oldest.Store(reply.OldestServer)
 		}
 		return err
 	})

@@ -74,7 +74,7 @@ type Node struct {
 
 	cluster     atomic.Pointer[clustermap.Map] // that the replicas follow
 	chosen      atomic.Value                   // string: the profile that was chosen for that map
-	heldBack    atomic.Value                   // string, for people: who keeps the cluster from newer entries
+	oldest      atomic.Value                   // string: names the server that understands the lowest format version; empty if all are equal
 	keptVersion rowraft.MapVersion             // on disk; of the goroutine that runs followMap
 
 	// heard is where other servers said that their Raft groups are (NodeID → host:port),

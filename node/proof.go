@@ -211,11 +211,11 @@ func (n *Node) prove(ctx context.Context, r *replica, everyone bool) (*proofRoun
 	if err != nil {
 		return nil, translate(r.shard, err)
 	}
-	if err := n.understood(ctx, r, &members); err != nil {
-		return nil, err
+	if voters := members.Voters(); voters < 2 {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "shard %d has %d voting replica, and nothing to compare it with", r.shard, voters)
 	}
 	round := &proofRound{}
-	if round.mark, err = r.propose(ctx, wire.ProofEntry(r.proofHeader(), &wire.Proof{Step: wire.ProofMark})); err != nil {
+	if round.mark, err = r.propose(ctx, wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofMark})); err != nil {
 		return nil, err
 	}
 	round.testimonies = n.hear(ctx, r, &members, round.mark, everyone)
@@ -229,7 +229,7 @@ func (n *Node) prove(ctx context.Context, r *replica, everyone bool) (*proofRoun
 	default:
 		return round, nil
 	}
-	if _, err = r.propose(ctx, wire.ProofEntry(r.proofHeader(), &p)); r.machine.Fenced() != nil {
+	if _, err = r.propose(ctx, wire.ProofEntry(r.header(), &p)); r.machine.Fenced() != nil {
 		err = nil // what is logged fences its leader: that is the answer
 	}
 	return round, err
@@ -251,35 +251,6 @@ func (n *Node) vouch(ctx context.Context, r *replica, mark rowraft.Index) error 
 		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d this leader has other rows than the majority", r.shard, mark)
 	}
 	return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d its replicas have different rows, and it is not known which are right", r.shard, mark)
-}
-
-func (r *replica) proofHeader() wire.EntryHeader {
-	h := r.header()
-	h.Version = 1
-	return h
-}
-
-// understood reports whether a proof entry may be logged: a server from before them
-// would stop at it. That one is in the log already proves that all know them.
-func (n *Node) understood(ctx context.Context, r *replica, members *raftstore.Membership) error {
-	voters := 0
-	for _, m := range members.Members {
-		if m.Voter {
-			voters++
-		}
-	}
-	if voters < 2 {
-		return rowraft.Errorf(rowraft.CodePrecondition, "shard %d has one replica, and nothing to compare it with", r.shard)
-	}
-	if r.machine.KnowsDigestRounds() {
-		return nil
-	}
-	for _, t := range n.hear(ctx, r, members, 0, true) {
-		if t.err != nil {
-			return rowraft.Errorf(rowraft.CodePrecondition, "shard %d: the first comparison waits until every server of it has answered: %w", r.shard, t.err)
-		}
-	}
-	return nil
 }
 
 // hear asks every member what it noted at mark, until all have answered, or without

@@ -35,7 +35,7 @@ type replica struct {
 	admit   *admit.Admission // of the server
 	log     *slog.Logger
 
-	gateVersion func(rowraft.ShardID, uint16) error // of the server; nil: anything may be logged
+	mayLogVersion func(rowraft.ShardID, rowraft.FormatVersion) error // of the server; nil: anything may be logged
 
 	// leading is the term this replica leads and in which it has applied all that
 	// earlier terms committed; 0 otherwise. Before that it must not judge
@@ -105,7 +105,7 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 		return nil, err
 	}
 	r := &replica{
-		shard: s.ID, node: n.self.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: n.cfg.tamper, gateVersion: n.mayLog,
+		shard: s.ID, node: n.self.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: n.cfg.tamper, mayLogVersion: n.mayLog,
 		admit: n.admission,
 		proof: prover{round: make(chan struct{}, 1)},
 		log:   n.log.With("shard", uint32(s.ID), "replica", string(self.ID)),
@@ -198,7 +198,7 @@ func (r *replica) close() error {
 
 // header is what the batcher's next entry begins with.
 func (r *replica) header() wire.EntryHeader {
-	return wire.EntryHeader{Version: wire.PlainEntryVersion, LogTime: r.clock.now(r.machine.LogTime()), Epoch: r.machine.Epoch()}
+	return wire.EntryHeader{Version: wire.FirstVersion, LogTime: r.clock.now(r.machine.LogTime()), Epoch: r.machine.Epoch()}
 }
 
 // mustLead reports why this replica cannot answer as the leader.
@@ -235,9 +235,6 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 	}
 	if now != nil { // what waits is in memory, and counted
 		err = r.awaitServe(ctx)
-	}
-	if err == nil {
-		err = r.mayLog(p.Op.Version())
 	}
 	if err == nil {
 		err = r.gate.enter(ctx, p.Size())

@@ -85,11 +85,11 @@ func checkedRestore(entry []byte) ([]byte, error) {
 	}
 	switch h.Kind {
 	case wire.EntryRestoreBegin:
-		_, err = wire.ParseRestoreBegin(h.Version, body)
+		_, err = wire.ParseRestoreBegin(body)
 	case wire.EntryRestoreRows:
 		var blocks []byte
 		if _, _, blocks, err = wire.ParseRestoreRows(body); err == nil {
-			err = checkBlocks(h.Version, blocks)
+			err = checkBlocks(blocks)
 		}
 	}
 	if err != nil {
@@ -98,10 +98,10 @@ func checkedRestore(entry []byte) ([]byte, error) {
 	return entry, nil
 }
 
-func checkBlocks(version uint16, blocks []byte) (err error) {
+func checkBlocks(blocks []byte) (err error) {
 	var b wire.RestoreBlock
 	for len(blocks) > 0 && err == nil {
-		blocks, err = wire.ParseRestoreBlock(version, blocks, &b)
+		blocks, err = wire.ParseRestoreBlock(blocks, &b)
 	}
 	return err
 }

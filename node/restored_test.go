@@ -21,7 +21,7 @@ func TestARestoreIsToldToThoseFromBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer machine.Close()
-	h, id := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: machine.Epoch()}, wire.RestoreID{1}
+	h, id := wire.EntryHeader{Version: wire.FirstVersion, Epoch: machine.Epoch()}, wire.RestoreID{1}
 	for i, entry := range [][]byte{
 		wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Epoch: 5}),
 		wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: id, Epoch: 5}),
@@ -63,8 +63,8 @@ func watched(t *testing.T) (*replica, stateMachine) {
 // so it kept its tables when the others took the new ones. It would answer no entry that
 // they take, for ever, and be no replica of anything.
 func TestAReplicaThatCouldNotCloseARestoreIsFenced(t *testing.T) {
-	h, id := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: 1}, wire.RestoreID{1}
-	next := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: 2}
+	h, id := wire.EntryHeader{Version: wire.FirstVersion, Epoch: 1}, wire.RestoreID{1}
+	next := wire.EntryHeader{Version: wire.FirstVersion, Epoch: 2}
 	for name, tc := range map[string]struct {
 		rows   uint64 // that it was to have staged
 		never  bool   // no restore: who called for the entry is ahead of the shard

@@ -153,9 +153,6 @@ func (s *steps) endBelowLocked(j *jobSteps, closed rowraft.Step) {
 // closeStep logs a step with the parts of some ranks and waits until it is applied.
 // REQUIRES: j's token; the parts are whole.
 func (s *steps) closeStep(j *jobSteps, o *openStep, plan *shard.JobPlan, with wire.RankSet) error {
-	if err := s.r.mayLog(wire.JobVersion); err != nil {
-		return err
-	}
 	s.mu.Lock()
 	size := o.bytes // late parts may still come
 	s.mu.Unlock()

@@ -2,25 +2,34 @@ package node
 
 import (
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/scheduler"
+	"github.com/rowraft/rowraft/wire"
 )
 
-// While one server is of a binary from before versions were told, nothing is logged that
-// it would stop at, and the refusal names it. Once it is upgraded everything goes; then
-// there is no way back.
-func TestNobodyLogsWhatAMemberDoesNotKnow(t *testing.T) {
-	old := scheduler.Versions{Apply: 2, Metadata: 6}
+// While one server understands the first version only, no shard logs an entry of a second
+// one, and the refusal names the server. Once it is upgraded the entry is logged;
+// then a server that understands the first one only is refused.
+func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
+	next, forget := wire.InventVersion()
+	t.Cleanup(forget) // after the servers have ended
+	type place struct {
+		node  rowraft.NodeID
+		shard rowraft.ShardID
+	}
+	var replicas sync.Map // place → *replica, those that have applied something
 	i := 0
 	c := startClusterWith(t, 3, 2, func(cfg *Config) {
+		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
+			replicas.Store(place{r.node, r.shard}, r)
+			return entry
+		}
 		if cfg.Profile = "default"; i == 2 {
-			cfg.announce = old
+			cfg.announce = wire.FirstVersion
 		}
 		i++
 	})
@@ -29,59 +38,49 @@ func TestNobodyLogsWhatAMemberDoesNotKnow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys := []rowraft.Key{1, 2, 3, 4, 5, 6, 7, 8}
-	if _, err := table.Push(ctx, keys, make([]float32, 32)); err != nil {
-		t.Errorf("a push that every binary knows: %v", err)
-	}
-	if _, err := table.Delete(ctx, keys); err != nil {
-		t.Errorf("a delete, which the old binary knows: %v", err)
-	}
-	ftrl := counterSchema("ftrl")
-	ftrl.Optimizer = rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.1, InitialAccumulator: 0.1, Beta: 1}
-	refused := func(what string, err error) {
+	push := func(when string) {
 		t.Helper()
-		if rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "n3") || !strings.Contains(err.Error(), "upgrade") {
-			t.Errorf("%s: %v, want a refusal that names n3", what, err)
+		if _, err := table.Push(ctx, []rowraft.Key{1, 2, 3, 4, 5, 6, 7, 8}, make([]float32, 32)); err != nil {
+			t.Errorf("a push, which every binary understands, %s: %v", when, err)
 		}
 	}
-	_, err = cl.CreateTable(ctx, ftrl, false)
-	refused("a table of apply version 3", err)
-	_, err = cl.EnterJob(ctx, client.Entry{Job: "j", Worker: "w", Workers: 1})
-	refused("metadata of version 7", err)
-	ensure := func(shard uint32) (err error) {
+	// logNext proposes an entry of the next version: a drop of a table that is not there.
+	logNext := func(shard rowraft.ShardID) (err error) {
 		eventually(t, ctx, "the leader of a shard answers, and knows what all servers understand", func() bool {
-			for i := range c.nodes {
-				_, err = c.admin(i).EnsureJob(ctx, &rowraftv1.EnsureJobRequest{
-					Shard: shard, Job: testJob[:], Generation: 1, FirstStep: 1, Members: []*rowraftv1.JobMember{{Rank: 0, Incarnation: 1}},
-				})
-				if err == nil || !rowraft.CodeOf(err).Retryable() {
+			final := false
+			replicas.Range(func(at, value any) bool {
+				r := value.(*replica)
+				if at.(place).shard != shard || r.mustLead() != nil {
 					return true
 				}
-			}
-			return false
+				h := r.header()
+				h.Version = next
+				_, err = r.propose(ctx, wire.DropTableEntry(h, 12345))
+				final = err == nil || !rowraft.CodeOf(err).Retryable()
+				return !final
+			})
+			return final
 		})
 		return err
 	}
-	refused("a membership in shard 0", ensure(0))
-	refused("a membership in shard 1", ensure(1))
+	push("before the upgrade")
+	for shard := range rowraft.ShardID(2) {
+		if err := logNext(shard); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "n3") || !strings.Contains(err.Error(), "upgrade") {
+			t.Errorf("an entry of version %d in shard %d: %v, want a refusal that names n3", next, shard, err)
+		}
+	}
 
 	c.stopNode(2)
-	c.nodes[2].cfg.announce = scheduler.Versions{}
+	c.nodes[2].cfg.announce = 0
 	c.restart(2)
-	eventually(t, ctx, "the upgraded cluster takes a table of apply version 3", func() bool {
-		_, err := cl.CreateTable(ctx, ftrl, true) // it may be there, and not yet in every shard
-		return err == nil
-	})
-	for shard := range uint32(2) {
-		eventually(t, ctx, "the shard takes a membership", func() bool { return ensure(shard) == nil })
+	for shard := range rowraft.ShardID(2) {
+		eventually(t, ctx, "the upgraded shard takes the entry", func() bool { return logNext(shard) == nil })
 	}
-	if _, err := cl.EnterJob(ctx, client.Entry{Job: "j", Worker: "w", Workers: 1}); err == nil || rowraft.CodeOf(err) == rowraft.CodeVersionTooNew {
-		t.Errorf("this client has pushed, so its job is refused, and not for a version: %v", err)
-	}
+	push("after the upgrade")
 
 	c.stopNode(2)
 	n := c.nodes[2]
-	n.cfg.announce = old
+	n.cfg.announce = wire.FirstVersion
 	n.start(t)
 	select {
 	case err := <-n.done:
@@ -95,23 +94,23 @@ func TestNobodyLogsWhatAMemberDoesNotKnow(t *testing.T) {
 	}
 }
 
-// A server that knows of nobody who holds the cluster back has an old map: the call is to
-// come again, and a job does not end for it.
+// A server that knows of no older server has an old map: the refusal is for a moment, and
+// a job does not end for it.
 func TestARefusalForAnOldMapIsNotFinal(t *testing.T) {
 	n := &Node{}
 	n.cluster.Store(&clustermap.Map{})
-	if err := n.mayLog(0, 3); rowraft.CodeOf(err) != rowraft.CodeStarting {
+	if err := n.mayLog(0, 2); rowraft.CodeOf(err) != rowraft.CodeStarting {
 		t.Errorf("before anything was heard: %v", err)
 	}
-	n.heldBack.Store("server n3 understands log entries up to version 2: upgrade it")
-	if err := n.mayLog(0, 3); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "n3") {
-		t.Errorf("while n3 holds it back: %v", err)
+	n.oldest.Store("server n3 understands formats up to version 1: upgrade it")
+	if err := n.mayLog(0, 2); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "n3") {
+		t.Errorf("while n3 understands less: %v", err)
 	}
-	n.heldBack.Store("")
-	if err := n.mayLog(0, 3); rowraft.CodeOf(err) != rowraft.CodeStarting {
-		t.Errorf("when nobody does: %v", err)
+	n.oldest.Store("")
+	if err := n.mayLog(0, 2); rowraft.CodeOf(err) != rowraft.CodeStarting {
+		t.Errorf("when all are equal: %v", err)
 	}
-	if err := n.mayLog(0, 2); err != nil {
-		t.Errorf("what every binary knows: %v", err)
+	if err := n.mayLog(0, 1); err != nil {
+		t.Errorf("what every binary understands: %v", err)
 	}
 }

@@ -43,6 +43,16 @@ func (m *Membership) HasVoter(node rowraft.NodeID) bool {
 	return slices.ContainsFunc(m.Members, func(s MemberStatus) bool { return s.Node == node && s.Voter })
 }
 
+// Voters returns how many members have a vote.
+func (m *Membership) Voters() (n int) {
+	for _, s := range m.Members {
+		if s.Voter {
+			n++
+		}
+	}
+	return n
+}
+
 // Find returns the member with the replica ID.
 func (m *Membership) Find(id rowraft.ReplicaID) (MemberStatus, bool) {
 	i := slices.IndexFunc(m.Members, func(s MemberStatus) bool { return s.Replica == id })

@@ -102,9 +102,7 @@ func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
 	}
 	m.Taken++
 	p.Incarnation, p.Take = id, m.GetTaken()
-	if c.GetNumbered() {
-		p.Reading++
-	}
+	p.Reading++
 	s.putRun(r)
 	return answer(d, p), nil
 }

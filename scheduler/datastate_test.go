@@ -17,13 +17,6 @@ func cmdTake(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: id, Take: take}}}
 }
 
-// cmdRead is cmdTake of a part whose readings are told apart.
-func cmdRead(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
-	c := cmdTake(id, take)
-	c.GetTakePart().Numbered = true
-	return c
-}
-
 func cmdEndPart(id *rowraftv1.JobIdentity, p *rowraftv1.JobPart) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: id, Epoch: p.GetEpoch(), Part: p.GetPart()}}}
 }
@@ -185,11 +178,7 @@ func TestEpochsAreCovered(t *testing.T) {
 					workers[i] = nil
 				}
 			case w.part == nil:
-				take := cmdTake(w.id, w.had+1)
-				if inLog {
-					take = cmdRead(w.id, w.had+1)
-				}
-				got := a.taken(take)
+				got := a.take(w.id, w.had+1)
 				if over = got.done; !got.done && !got.wait {
 					w.had++
 					at := got.part.GetOffset()
@@ -231,53 +220,46 @@ func TestEpochsAreCovered(t *testing.T) {
 }
 
 // A part that changes hands twice before its second reader has pushed is read again once: the
-// shards know who was where. Where the readers are of binaries that do not tell readings apart it counts for both.
+// shards know who was where.
 func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
-	for name, tc := range map[string]struct {
-		take  func(*rowraftv1.JobIdentity, uint64) *rowraftv1.MetaCommand
-		again uint64
-	}{"told apart": {cmdRead, 8}, "not told apart": {cmdTake, 16}} {
-		t.Run(name, func(t *testing.T) {
-			a := newApplier(t)
-			a.do(cmdInit("c"))
-			plan := func(q *rowraftv1.EnterRequest) {
-				divided(100, 100, 1)(q)
-				q.Data.InLog = true
-			}
-			pushed := make(reading)
-			settle := func() {
-				r := a.m.runOf("ctr")
-				a.ok(cmdSettle(r.GetRun(), settled(r.GetData(), []shardRead{{read: pushed}})...))
-			}
-			one := a.enter(cmdEnter("a", 1, plan)).identity
-			first := a.taken(tc.take(one, 1))
-			data := func() *rowraftv1.JobData { return a.m.runOf("ctr").GetData() }
-			pushed.push(data(), first.part, 16, 24)
-			a.ok(cmdLeaveJob(one, lost))
-			settle()
-			two := a.enter(cmdEnter("a", 2, plan)).identity
-			if p := a.taken(tc.take(two, 1)); p.part.GetOffset() != 16 {
-				t.Fatalf("the second reader begins at %v", p.part)
-			}
-			a.ok(cmdLeaveJob(two, lost))
-			settle()
-			if d := data(); d.GetAgainKnown() != tc.again || d.GetAgainMost() != tc.again {
-				t.Errorf("read again: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), tc.again)
-			}
-			// The third one reads what the first has, and dies, too.
-			three := a.enter(cmdEnter("a", 3, plan)).identity
-			p := a.taken(tc.take(three, 1))
-			pushed.push(data(), p.part, 16, 24)
-			a.ok(cmdLeaveJob(three, lost))
-			settle()
-			if d := data(); d.GetAgainKnown() != tc.again+8 || d.GetAgainMost() != tc.again+8 {
-				t.Errorf("read again by a third one: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), tc.again+8)
-			}
-			again := newMachine(NewView())
-			if err := again.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || again.runOf("ctr").GetData().GetOpen()[0].GetReading() != p.part.GetReading() {
-				t.Errorf("a snapshot has reading %v, %v; want %d", again.runOf("ctr").GetData().GetOpen(), err, p.part.GetReading())
-			}
-		})
+	a := newApplier(t)
+	a.do(cmdInit("c"))
+	plan := func(q *rowraftv1.EnterRequest) {
+		divided(100, 100, 1)(q)
+		q.Data.InLog = true
+	}
+	pushed := make(reading)
+	settle := func() {
+		r := a.m.runOf("ctr")
+		a.ok(cmdSettle(r.GetRun(), settled(r.GetData(), []shardRead{{read: pushed}})...))
+	}
+	one := a.enter(cmdEnter("a", 1, plan)).identity
+	first := a.take(one, 1)
+	data := func() *rowraftv1.JobData { return a.m.runOf("ctr").GetData() }
+	pushed.push(data(), first.part, 16, 24)
+	a.ok(cmdLeaveJob(one, lost))
+	settle()
+	two := a.enter(cmdEnter("a", 2, plan)).identity
+	if p := a.take(two, 1); p.part.GetOffset() != 16 {
+		t.Fatalf("the second reader begins at %v", p.part)
+	}
+	a.ok(cmdLeaveJob(two, lost))
+	settle()
+	if d := data(); d.GetAgainKnown() != 8 || d.GetAgainMost() != 8 {
+		t.Errorf("read again: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), 8)
+	}
+	// The third one reads what the first has, and dies, too.
+	three := a.enter(cmdEnter("a", 3, plan)).identity
+	p := a.take(three, 1)
+	pushed.push(data(), p.part, 16, 24)
+	a.ok(cmdLeaveJob(three, lost))
+	settle()
+	if d := data(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
+		t.Errorf("read again by a third one: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), 16)
+	}
+	again := newMachine(NewView())
+	if err := again.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || again.runOf("ctr").GetData().GetOpen()[0].GetReading() != p.part.GetReading() {
+		t.Errorf("a snapshot has reading %v, %v; want %d", again.runOf("ctr").GetData().GetOpen(), err, p.part.GetReading())
 	}
 }
 
@@ -412,7 +394,7 @@ func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, cmd := range []*rowraftv1.MetaCommand{cmdRead(e.identity, 1), cmdLeaveJob(e.identity, lost)} {
+	for _, cmd := range []*rowraftv1.MetaCommand{cmdTake(e.identity, 1), cmdLeaveJob(e.identity, lost)} {
 		if _, err := s.propose(t.Context(), cmd); err != nil {
 			t.Fatal(err)
 		}
@@ -451,9 +433,9 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 			one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
 			var had []*rowraftv1.JobPart
 			for take := range uint64(3) { // it reads the first
-				had = append(had, a.taken(cmdRead(one, take+1)).part)
+				had = append(had, a.taken(cmdTake(one, take+1)).part)
 			}
-			meanwhile := []*rowraftv1.JobPart{a.taken(cmdRead(two, 1)).part, a.taken(cmdRead(two, 2)).part}
+			meanwhile := []*rowraftv1.JobPart{a.taken(cmdTake(two, 1)).part, a.taken(cmdTake(two, 2)).part}
 			data := func() *rowraftv1.JobData { return a.m.runOf("ctr").GetData() }
 			trained, pushed := []uint64{100, 100, 50}, make(reading)
 			for i, p := range had {
@@ -466,14 +448,14 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				a.ok(cmdEndPart(two, p))
 			}
 			if tc.inLog {
-				if w := a.taken(cmdRead(two, 3)); !w.wait {
+				if w := a.taken(cmdTake(two, 3)); !w.wait {
 					t.Errorf("before the shards are asked the other one is told %v", w)
 				}
 				a.ok(cmdSettle(one.GetRun(), settled(data(), []shardRead{{read: pushed}})...))
 			}
 			again := uint64(0)
 			for i, want := range tc.want {
-				p := a.taken(cmdRead(two, uint64(i)+3))
+				p := a.taken(cmdTake(two, uint64(i)+3))
 				if p.part.GetPart() != uint64(i) || p.part.GetOffset() != want {
 					t.Fatalf("the other one goes on at %v, want part %d from %d", p.part, i, want)
 				}
@@ -483,7 +465,7 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 			if d := data(); d.GetAgainKnown() != tc.known || d.GetAgainMost() != tc.most || again < tc.known || again > tc.most {
 				t.Errorf("%d examples are read again, the run says %d to %d, want %d to %d", again, d.GetAgainKnown(), d.GetAgainMost(), tc.known, tc.most)
 			}
-			if w := a.taken(cmdRead(two, 6)); !w.done {
+			if w := a.taken(cmdTake(two, 6)); !w.done {
 				t.Errorf("at the end it is told %v", w)
 			}
 		})

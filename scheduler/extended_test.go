@@ -11,8 +11,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// TestGoldenExtendedTable reads entries and snapshots of versions 4 and 6
-// that testdata/golden.py wrote by hand from docs/formats/metadata.md.
+// TestGoldenExtendedTable reads entries and snapshots that testdata/golden.py wrote by hand from docs/formats/metadata.md.
 func TestGoldenExtendedTable(t *testing.T) {
 	goldenTable(t, "create_extended.entry", "extended.snapshot", rowraft.Schema{
 		ID: 7, Name: "ads", Kind: rowraft.Sparse, Dim: 16,
@@ -55,31 +54,5 @@ func goldenTable(t *testing.T, entryFile, snapshotFile string, want rowraft.Sche
 	}
 	if !bytes.Equal(snapshotBytes(t, m), snap) {
 		t.Errorf("the snapshot encodes to %x, want %x", snapshotBytes(t, m), snap)
-	}
-}
-
-// TestFloat32ByNameIsTheOldVersion: who names the default is understood by
-// members that know version 1 only.
-func TestFloat32ByNameIsTheOldVersion(t *testing.T) {
-	s := rowraft.Schema{Name: "t", Kind: rowraft.Sparse, Dim: 1, Storage: rowraft.Float32,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}}
-	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&s)}}}
-	if v := versionOf(c); v != 1 {
-		t.Errorf("version %d, want 1", v)
-	}
-	s.Expire = 1
-	c.GetCreateTable().Table = rpc.SchemaToProto(&s)
-	if v := versionOf(c); v != 4 {
-		t.Errorf("with an expiry: version %d, want 4", v)
-	}
-	for _, o := range []rowraft.Optimizer{
-		{Kind: rowraft.Momentum}, {Kind: rowraft.SGD, WeightDecay: 1}, {Kind: rowraft.SGD, Bound: 1}, {Kind: rowraft.SGD, Momentum: 1},
-		{Kind: rowraft.SGD, L1: 1}, {Kind: rowraft.SGD, L2: 1}, {Kind: rowraft.SGD, Beta: 1},
-	} {
-		s.Optimizer = o
-		c.GetCreateTable().Table = rpc.SchemaToProto(&s)
-		if v := versionOf(c); v != 6 {
-			t.Errorf("with %s: version %d, want 6", o, v)
-		}
 	}
 }

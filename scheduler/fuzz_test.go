@@ -12,13 +12,14 @@ import (
 	"github.com/rowraft/rowraft/internal/allocs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // framed sets length and checksum of what has the magic, so that the content is
 // tested; other input becomes the content of a frame.
 func framed(b []byte, magic string) []byte {
 	if !bytes.HasPrefix(b, []byte(magic)) || len(b) < frameBytes {
-		b = append(binary.LittleEndian.AppendUint32([]byte(magic), frameVersion), append(make([]byte, 8), b...)...)
+		b = append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(wire.FirstVersion)), append(make([]byte, 8), b...)...)
 	}
 	b = bytes.Clone(b)
 	binary.LittleEndian.PutUint32(b[8:], uint32(len(b)-frameBytes))
@@ -49,9 +50,9 @@ func FuzzEntry(f *testing.F) {
 		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true), cmdForgetMade("nightly", "a", ""),
 		cmdAttend("job", 1, 2, 3, "", 0), cmdAttend("job", 0, 2, 4, "x", 1), cmdLeave("job", 0, 4),
 		cmdEnter("a", 1, nil), cmdEnter("a", 1, divided(1000, 100, 1)), cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 1),
-		cmdRead(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 2), cmdEnter("w0", 7, func(q *rowraftv1.EnterRequest) { q.Revision = 2 }),
+		cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 2), cmdEnter("w0", 7, nil),
 		cmdLeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, lost, &rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(id16(107)),
-		cmdRaise(3, 8), cmdCreateToken(testToken(nil)), cmdUseToken("n1", 1, 1001), cmdDeleteToken(),
+		cmdRaise(2), cmdCreateToken(testToken(nil)), cmdUseToken("n1", 1, 1001), cmdDeleteToken(),
 	} {
 		entry, err := encodeCommand(c)
 		if err != nil {

@@ -57,7 +57,9 @@ func TestOneOwnerCannotFillTheRegistry(t *testing.T) {
 		}
 	}
 	refused()
-	a.enter(enterAs("mallory", "j007"))
+	again := enterAs("mallory", "j007")
+	again.GetEnterJob().GetRequest().Instance = id16(9) // another process
+	a.enter(again)
 	a.enter(enterAs("alice", "ctr"))
 	id := a.m.runOf("j000")
 	if err, _ := a.do(cmdForgetJob("j000", id.GetRun(), time.Hour, true)).(error); rowraft.CodeOf(err) != rowraft.CodePrecondition {

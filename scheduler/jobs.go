@@ -10,7 +10,6 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/wire"
 )
 
 // DefaultLease is how long a worker may be silent before it counts as dead.
@@ -45,23 +44,9 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 		return nil, err
 	}
 	if q.GetInShards() {
-		if err := j.s.mayApply("job "+q.GetJob(), wire.JobVersion); err != nil {
-			return nil, err
-		}
 		if err := j.s.roomInShards(q.GetJob()); err != nil {
 			return nil, err
 		}
-	}
-	if rowraft.CodeOf(j.s.mayLog(dealtFrame)) == rowraft.CodeVersionTooNew { // beside members that know nothing of it
-		if q.Revision = 0; q.Data != nil {
-			q.Data.ByRank, q.Data.InLog = false, false
-		}
-	}
-	if j.s.mayLog(readingFrame) != nil { // a late call does what it did before
-		q.Revision = min(q.Revision, lateRevision-1)
-	}
-	if rowraft.CodeOf(j.s.mayLog(baseFrame)) == rowraft.CodeVersionTooNew {
-		q.BaseStep = 0 // who restarts in the run counts its steps alone, as before there was this
 	}
 	before := j.s.ranks.before(j.s.machine.jobStatuses(), q.GetJob(), q.GetWorker())
 	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
@@ -132,9 +117,8 @@ func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*row
 	if j.s.machine.mustWait(q) { // and asks again: that need not be logged
 		return &rowraftv1.NextPartReply{Wait: true}, nil
 	}
-	numbered := j.s.mayLog(readingFrame) == nil // else a batch may count twice as read again
 	t, err := proposeFor[*taken](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{
-		Identity: q.GetIdentity(), Take: q.GetTake(), Numbered: numbered,
+		Identity: q.GetIdentity(), Take: q.GetTake(),
 	}}})
 	if err != nil {
 		return nil, err

@@ -145,8 +145,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.forgetJob(c.ForgetJob)
 	case *rowraftv1.MetaCommand_StartGeneration:
 		return s.startGeneration(c.StartGeneration)
-	case *rowraftv1.MetaCommand_RaiseVersions:
-		return nil, s.raiseVersions(c.RaiseVersions)
+	case *rowraftv1.MetaCommand_RaiseVersion:
+		return nil, s.raiseVersion(c.RaiseVersion)
 	case *rowraftv1.MetaCommand_ForgetRun:
 		s.forgetRun(c.ForgetRun.GetRun())
 		return nil, nil
@@ -183,7 +183,7 @@ func (s *snapshot) WriteTo(w io.Writer) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	b, err := encodeFrame(snapshotMagic, p)
+	b, err := encodeFrame(snapshotMagic, requiredVersion(p), p)
 	if err != nil {
 		return 0, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/wire"
 )
 
 func sgd(name string, dim int) rowraft.Schema {
@@ -305,7 +306,7 @@ func TestUnknownEntriesStopTheMember(t *testing.T) {
 		out[i] = b
 		return out
 	}
-	unknownField, err := encodeFrame(entryMagic, &rowraftv1.MetaCommand{})
+	unknownField, err := encodeCommand(&rowraftv1.MetaCommand{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +317,7 @@ func TestUnknownEntriesStopTheMember(t *testing.T) {
 	}{
 		{"an empty entry", nil, rowraft.CodeCorrupt},
 		{"another magic", change(0, 'X'), rowraft.CodeCorrupt},
-		{"a newer version", change(4, frameVersion+1), rowraft.CodeVersionTooNew},
+		{"a newer version", change(4, byte(wire.NewestVersion()+1)), rowraft.CodeVersionTooNew},
 		{"version 0", change(4, 0), rowraft.CodeCorrupt},
 		{"a flipped bit in the payload", change(len(good)-1, 'd'), rowraft.CodeCorrupt},
 		{"a longer length", change(8, good[8]+1), rowraft.CodeCorrupt},

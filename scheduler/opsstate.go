@@ -11,9 +11,6 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// placedFrame is the metadata format of placement.
-const placedFrame = 10
-
 // Limits of what is remembered of operations and of servers that are gone.
 const (
 	maxEnded   = 32

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // report has the nodes of a fakeGroup send their heartbeats.
@@ -97,7 +98,7 @@ func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
 		t.Error("it is forgotten while it runs")
 	}
 	placeTurns(t, s, l, g, []string{"b", "c", "d"}, func() { silence(s, DownAfter) }, func() bool { _, known := s.view.Map().Node("a"); return !known })
-	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), ApplyVersion: uint32(OwnVersions().Apply), MetadataVersion: MetadataVersion, Node: &rowraftv1.Node{Id: "a", Addr: "x:1", PeerAddr: "x:2"}})
+	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "a", Addr: "x:1", PeerAddr: "x:2"}})
 	wantError(t, err, rowraft.CodeIdentity, "was decommissioned")
 }
 
@@ -370,14 +371,14 @@ func TestRisksAreTold(t *testing.T) {
 func TestAWipedServerTakesItsName(t *testing.T) {
 	s, l, g := movingCluster(t)
 	old, _ := s.view.Map().Node("c")
-	fresh := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), ApplyVersion: uint32(OwnVersions().Apply), MetadataVersion: MetadataVersion, Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: old.Addr, PeerAddr: old.PeerAddr}}
+	fresh := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: old.Addr, PeerAddr: old.PeerAddr}}
 	g.report(t, s, "a", "b", "c", "d")
 	_, err := s.RegisterNode(t.Context(), fresh)
 	wantError(t, err, rowraft.CodeAlreadyExists, "is that of node c") // who is up keeps its name
 	l.elect(s.opts.Self.ID)
 	g.report(t, s, "a", "b", "d")
 	silence(s, DownAfter)
-	elsewhere := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), ApplyVersion: uint32(OwnVersions().Apply), MetadataVersion: MetadataVersion, Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: "elsewhere:1", PeerAddr: "elsewhere:2"}}
+	elsewhere := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: "elsewhere:1", PeerAddr: "elsewhere:2"}}
 	_, err = s.RegisterNode(t.Context(), elsewhere)
 	wantError(t, err, rowraft.CodeAlreadyExists) // who may come back, too
 	if _, err := s.RegisterNode(t.Context(), fresh); err != nil {

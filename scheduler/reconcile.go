@@ -85,7 +85,7 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
-	if _, err := s.raiseVersions(ctx, m); err != nil {
+	if _, err := s.raiseVersion(ctx, m); err != nil {
 		return err
 	}
 	if err := s.reconcileRestore(ctx, m); err != nil {

@@ -87,7 +87,7 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 		return nil, err
 	}
 	old := s.run(q.GetJob())
-	if q.GetRevision() >= lateRevision && hasLeft(old, q.GetInstance()) {
+	if hasLeft(old, q.GetInstance()) {
 		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "this process of worker %s has left job %s: the call comes too late", q.GetWorker(), q.GetJob())
 	}
 	if s.endedWithout(old, q) {
@@ -114,7 +114,7 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(s.issueIncarnation()),
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING,
 		}
-		if q.GetRevision() >= 1 && r.GetGather() && r.GetState() == rowraftv1.JobState_JOB_STATE_STOPPED {
+		if r.GetGather() && r.GetState() == rowraftv1.JobState_JOB_STATE_STOPPED {
 			r.Gathering = true
 		}
 		r.Members[at] = m
@@ -129,10 +129,7 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 	return &entered{identity: id, generation: r.GetGeneration(), began: begins, data: r.GetData(), baseStep: r.GetBaseStep()}, nil
 }
 
-// lateRevision is that of calls to enter which are refused when they come too late.
-const lateRevision = 2
-
-// hasLeft says whether a process was a member of a run, and is none any more.
+// hasLeft reports whether a process was a member of a run and is not any more.
 func hasLeft(r *rowraftv1.MetaRun, instance []byte) bool {
 	return slices.ContainsFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool {
 		return bytes.Equal(m.GetInstance(), instance) && !training(m)
@@ -207,7 +204,7 @@ func (s *state) beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool 
 // endedWithout says whether the run is done, and who enters was a member that was lost, or
 // failed, before: others have done its share.
 func (s *state) endedWithout(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool {
-	if q.GetRevision() < 1 || r.GetState() != rowraftv1.JobState_JOB_STATE_DONE || r.GetTableEpoch() != uint64(s.cluster.Epoch) || agrees(r, q) != nil ||
+	if r.GetState() != rowraftv1.JobState_JOB_STATE_DONE || r.GetTableEpoch() != uint64(s.cluster.Epoch) || agrees(r, q) != nil ||
 		q.GetCheckpoint() != "" && q.GetCheckpoint() != r.GetCheckpoint() {
 		return false
 	}

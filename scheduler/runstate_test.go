@@ -375,19 +375,14 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2},
 		}}}},
 		"enter_dealt": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
-			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Revision: 1,
+			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9,
 			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
 		}}}},
 		"enter_base": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
-			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Revision: 1, BaseStep: 500,
+			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, BaseStep: 500,
 			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
 		}}}},
-		"enter_late": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
-			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Revision: 2,
-			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
-		}}}},
-		"take_numbered": cmdRead(me, 2),
-		"settle_parts":  cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9}, &rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
+		"settle_parts": cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9}, &rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
 		"leave_job": {Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
 			Identity: me, State: lost, Reason: "silent", Parts: []*rowraftv1.PartReached{{Part: 1, Acknowledged: 40, Read: 50}},
 		}}},
@@ -473,7 +468,6 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	a.do(cmdInit("c"))
 	plan := func(q *rowraftv1.EnterRequest) {
 		divided(10, 10, 1)(q)
-		q.Revision = 1
 	}
 	one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
 	a.ok(cmdLeaveJob(one, lost))
@@ -497,10 +491,9 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	}
 	a.m.state.runs = before
 	for name, c := range map[string]*rowraftv1.MetaCommand{
-		"who ended":            cmdEnter("b", 4, plan),
-		"another batch":        cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Settings[0].Value = "8" }),
-		"from a checkpoint":    cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Checkpoint = "x" }),
-		"of an earlier binary": cmdEnter("a", 4, divided(10, 10, 1)),
+		"who ended":         cmdEnter("b", 4, plan),
+		"another batch":     cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Settings[0].Value = "8" }),
+		"from a checkpoint": cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Checkpoint = "x" }),
 	} {
 		if e := a.enter(c); e.done || !e.began {
 			t.Errorf("%s: %+v", name, e)
@@ -516,8 +509,8 @@ func TestACallToEnterThatComesTooLateChangesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newApplier(t)
 			a.do(cmdInit("c"))
-			revised := func(q *rowraftv1.EnterRequest) { q.Workers, q.Revision = 1, 2 }
-			call := cmdEnter("a", 1, revised)
+			alone := func(q *rowraftv1.EnterRequest) { q.Workers = 1 }
+			call := cmdEnter("a", 1, alone)
 			one := a.enter(call)
 			if again := a.enter(call); !proto.Equal(again.identity, one.identity) {
 				t.Errorf("while it trains the call is answered %v, want %v", again.identity, one.identity)
@@ -528,7 +521,7 @@ func TestACallToEnterThatComesTooLateChangesNothing(t *testing.T) {
 			if now := a.m.runOf("ctr"); !proto.Equal(now, was) {
 				t.Errorf("after the late call the run is %v, was %v", now, was)
 			}
-			if other := a.enter(cmdEnter("a", 2, revised)); len(trainingRanks(a.m.runOf("ctr"))) != 1 || other.identity.GetIncarnation() <= one.identity.GetIncarnation() {
+			if other := a.enter(cmdEnter("a", 2, alone)); len(trainingRanks(a.m.runOf("ctr"))) != 1 || other.identity.GetIncarnation() <= one.identity.GetIncarnation() {
 				t.Errorf("another process enters as %v", other)
 			}
 		})
@@ -540,7 +533,7 @@ func TestACallToEnterThatComesTooLateChangesNothing(t *testing.T) {
 func TestAStoppedJobGathersAgain(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	gathers := func(q *rowraftv1.EnterRequest) { q.Gather, q.Revision = true, 1 }
+	gathers := func(q *rowraftv1.EnterRequest) { q.Gather = true }
 	one, two := a.enter(cmdEnter("a", 1, gathers)).identity, a.enter(cmdEnter("b", 2, gathers)).identity
 	a.wantJob(running, 1, 0, 1)
 	a.ok(cmdStopJob(one.GetRun()))

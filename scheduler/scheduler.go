@@ -62,16 +62,16 @@ type LeaderHint struct {
 // Options configure the scheduler of one server.
 type Options struct {
 	Identity *identity.Dir
-	Self     clustermap.Node // ID and Scheduler included
-	Version  string          // of the binary
-	Announce Versions        // what this server says that it understands; zero: OwnVersions
-	Join     []string        // addresses of the founders, this server's included; empty: alone
-	Servers  int             // shards are made once so many have registered; 0: as many as founders
-	Shards   int             // of a new cluster; 0: DefaultShards
-	Exact    bool            // refuse servers beyond Servers
-	Workers  int             // that every job has; 0: any number
-	TLS      *certs.Source   // for calls to other servers; nil is plaintext
-	CA       *certs.CA       // that signs for machines with join tokens; nil: this server cannot
+	Self     clustermap.Node       // ID and Scheduler included
+	Version  string                // of the binary
+	Announce rowraft.FormatVersion // the newest that this server claims to understand; 0: what it does
+	Join     []string              // addresses of the founders, this server's included; empty: alone
+	Servers  int                   // shards are made once so many have registered; 0: as many as founders
+	Shards   int                   // of a new cluster; 0: DefaultShards
+	Exact    bool                  // refuse servers beyond Servers
+	Workers  int                   // that every job has; 0: any number
+	TLS      *certs.Source         // for calls to other servers; nil is plaintext
+	CA       *certs.CA             // that signs for machines with join tokens; nil: this server cannot
 
 	// ReplaceAfter is how long a server may be silent before its replicas are rebuilt
 	// elsewhere; 0: DefaultReplaceAfter, negative: for ever.
@@ -150,8 +150,8 @@ type soft struct {
 	ensured map[ensuredKey]struct{}
 	ended   map[[16]byte]time.Time // when the stages of a restore were dropped, or closed
 
-	versions map[rowraft.NodeID]Versions // that servers have said
-	heldBack string                      // for people: who is known to understand least; "" if nobody is
+	versions map[rowraft.NodeID]rowraft.FormatVersion // the newest that each server understands
+	oldest   string                                   // names the server that understands least, for messages; empty if all are equal
 }
 
 type beat struct {
@@ -294,7 +294,7 @@ func (s *Scheduler) startTerm(term rowraft.Term) {
 	s.soft.beats = make(map[rowraft.NodeID]beat)
 	s.soft.ensured = make(map[ensuredKey]struct{})
 	s.soft.ended = make(map[[16]byte]time.Time)
-	s.soft.versions, s.soft.heldBack = make(map[rowraft.NodeID]Versions), ""
+	s.soft.versions, s.soft.oldest = make(map[rowraft.NodeID]rowraft.FormatVersion), ""
 }
 
 // addrOf returns the address of a node as the map or the founding knows it, ""
@@ -314,14 +314,19 @@ func (s *Scheduler) addrOf(id rowraft.NodeID) string {
 
 // propose logs c and returns its result, or the error it was refused with.
 func (s *Scheduler) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
+	return s.proposeVersion(ctx, requiredVersion(c), c)
+}
+
+// proposeVersion is propose of an entry of a version.
+func (s *Scheduler) proposeVersion(ctx context.Context, version rowraft.FormatVersion, c *rowraftv1.MetaCommand) (any, error) {
 	l, _, err := s.leading()
 	if err != nil {
 		return nil, err
 	}
-	if err := s.mayLog(versionOf(c)); err != nil {
+	if err := s.mayLog(version); err != nil {
 		return nil, err
 	}
-	entry, err := encodeCommand(c)
+	entry, err := encodeFrame(entryMagic, version, c)
 	if err != nil {
 		return nil, err
 	}

@@ -127,8 +127,8 @@ func (s *Scheduler) lostSeat(id rowraft.NodeID) bool {
 // standbys are the servers that could take a seat now, by id.
 func (s *Scheduler) standbys(m *clustermap.Map, now *raftstore.Membership) (out []rowraft.NodeID) {
 	for _, n := range m.Nodes {
-		v, said := s.versionsOf(n.ID)
-		if l := s.liveness(n.ID); s.standby(now, &n, &l) && l.state == stateUp && !l.beat.stopping && n.Intent == clustermap.Serve && said && v.Metadata >= m.MetadataVersion {
+		v, known := s.versionOf(n.ID)
+		if l := s.liveness(n.ID); s.standby(now, &n, &l) && l.state == stateUp && !l.beat.stopping && n.Intent == clustermap.Serve && known && v >= FormatVersion(m) {
 			out = append(out, n.ID)
 		}
 	}

@@ -93,7 +93,7 @@ func testStandby(t *testing.T, only bool) {
 	self := string(s.opts.Self.ID)
 	for _, id := range []string{self, "b", "c", "d"} {
 		if _, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
-			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: id + ":1", PeerAddr: id + ":2", Scheduler: true, NoShards: only}, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion,
+			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: id + ":1", PeerAddr: id + ":2", Scheduler: true, NoShards: only}, FormatVersion: uint32(wire.NewestVersion()),
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func testStandby(t *testing.T, only bool) {
 	beat := func(up ...string) {
 		t.Helper()
 		for _, id := range append(up, self) {
-			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion, MetadataReplica: true}); err != nil {
+			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, FormatVersion: uint32(wire.NewestVersion()), MetadataReplica: true}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -146,7 +146,7 @@ func testStandby(t *testing.T, only bool) {
 			t.Errorf("on the map is %+v", n)
 		}
 	}
-	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion, Node: &rowraftv1.Node{Id: "c", Addr: "x:1", PeerAddr: "x:2"}})
+	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "c", Addr: "x:1", PeerAddr: "x:2"}})
 	wantError(t, err, rowraft.CodeIdentity, "was decommissioned")
 }
 
@@ -159,7 +159,7 @@ func TestTheSeatOfAFounderThatNeverRegistered(t *testing.T) {
 	come := func(id, addr string) {
 		t.Helper()
 		if _, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
-			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: id + ":2"}, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion,
+			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: id + ":2"}, FormatVersion: uint32(wire.NewestVersion()),
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -167,7 +167,7 @@ func TestTheSeatOfAFounderThatNeverRegistered(t *testing.T) {
 	turn := func(ids ...string) {
 		t.Helper()
 		for _, id := range ids {
-			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion, MetadataReplica: true}); err != nil {
+			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, FormatVersion: uint32(wire.NewestVersion()), MetadataReplica: true}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -199,12 +199,12 @@ func TestAStandbyOfAnOlderVersionGetsNoSeat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &clustermap.Map{MetadataVersion: 12, Nodes: []clustermap.Node{{ID: "d"}, {ID: "e"}}}
+	m := &clustermap.Map{FormatVersion: 12, Nodes: []clustermap.Node{{ID: "d"}, {ID: "e"}}}
 	if _, _, err := s.leading(); err != nil {
 		t.Fatal(err)
 	}
-	for id, v := range map[rowraft.NodeID]uint32{"d": 11, "e": 12} {
-		s.soft.versions[id] = Versions{wire.EntryVersion, v}
+	for id, v := range map[rowraft.NodeID]rowraft.FormatVersion{"d": 11, "e": 12} {
+		s.soft.versions[id] = v
 		s.soft.heard(id, &rowraftv1.HeartbeatRequest{MetadataReplica: true})
 	}
 	if got := s.standbys(m, &now); !slices.Equal(got, []rowraft.NodeID{"e"}) {

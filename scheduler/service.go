@@ -16,7 +16,6 @@ import (
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/wire"
 )
 
 // Hello tells who answers.
@@ -81,7 +80,7 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	if err != nil {
 		return nil, err
 	}
-	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), nodeLabel(req.GetNode()), announced(req.GetApplyVersion(), req.GetMetadataVersion())); err != nil {
+	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), nodeLabel(req.GetNode()), announced(req.GetFormatVersion())); err != nil {
 		return nil, err
 	}
 	if !req.GetNode().GetNoShards() { // it says that it runs a scheduler; whether it is a member the group knows
@@ -124,12 +123,12 @@ func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest
 	if !known {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not registered", id)
 	}
-	if err := s.hear(id, nodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}), announced(req.GetApplyVersion(), req.GetMetadataVersion())); err != nil {
+	if err := s.hear(id, nodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}), announced(req.GetFormatVersion())); err != nil {
 		return nil, err
 	}
 	s.soft.heard(id, req)
 	s.soft.mu.Lock()
-	reply := &rowraftv1.HeartbeatReply{MapVersion: uint64(m.Version), HeldBack: s.soft.heldBack}
+	reply := &rowraftv1.HeartbeatReply{MapVersion: uint64(m.Version), OldestServer: s.soft.oldest}
 	s.soft.mu.Unlock()
 	return reply, nil
 }
@@ -191,9 +190,6 @@ func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableR
 	m := s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "table %s: the cluster has no shards yet: %s", schema.Name, s.waitingFor())
-	}
-	if err := s.mayApply("table "+schema.Name, wire.SchemaVersion(&schema)); err != nil {
-		return nil, err
 	}
 	if _, hasDeadline := ctx.Deadline(); !hasDeadline {
 		var cancel context.CancelFunc

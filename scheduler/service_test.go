@@ -105,7 +105,7 @@ func (s *Scheduler) clusterID() string { return string(s.opts.Identity.Identity(
 func register(t *testing.T, s *Scheduler, id, addr string) {
 	t.Helper()
 	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
-		ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: addr}, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion,
+		ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: addr}, FormatVersion: uint32(wire.NewestVersion()),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func reconcile(t *testing.T, s *Scheduler) {
 func heartbeat(t *testing.T, s *Scheduler, id string, replicas ...*rowraftv1.ReplicaStatus) {
 	t.Helper()
 	if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{
-		ClusterId: s.clusterID(), NodeId: id, Replicas: replicas, ApplyVersion: wire.EntryVersion, MetadataVersion: MetadataVersion,
+		ClusterId: s.clusterID(), NodeId: id, Replicas: replicas, FormatVersion: uint32(wire.NewestVersion()),
 	}); err != nil {
 		t.Fatal(err)
 	}

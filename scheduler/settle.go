@@ -49,14 +49,11 @@ func settled(d *rowraftv1.JobData, shards []shardRead) (out []*rowraftv1.PartSet
 		}
 		at := &rowraftv1.PartSettled{Epoch: p.GetEpoch(), Part: p.GetPart(), Incarnation: p.GetUnsettled()}
 		for _, s := range shards {
-			known := !s.full
-			for _, reading := range []uint64{p.GetReading(), 0} { // a worker of an earlier binary tells none apart
-				acknowledged, applied := rowraft.ReadParts(p.GetEpoch()*parts(d)+p.GetPart(), reading)
-				at.Acknowledged = max(at.Acknowledged, s.read[acknowledged])
-				offset, here := s.read[applied]
-				known, at.Applied = known || here, max(at.Applied, offset)
-			}
-			at.Unknown = at.Unknown || !known
+			acknowledged, applied := rowraft.ReadParts(p.GetEpoch()*parts(d)+p.GetPart(), p.GetReading())
+			at.Acknowledged = max(at.Acknowledged, s.read[acknowledged])
+			offset, here := s.read[applied]
+			at.Applied = max(at.Applied, offset)
+			at.Unknown = at.Unknown || s.full && !here
 		}
 		out = append(out, at)
 	}

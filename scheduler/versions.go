@@ -7,66 +7,47 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
 
-// A cluster is upgraded server by server, and a member that cannot apply an entry
-// stops. So nobody logs what not all members understand: each server says with its
-// registration and its heartbeats what it does, and the metadata group logs the lowest of
-// that, for the shards and for itself, once it has heard it of everybody. It only goes
-// up. From then on a server that knows less is refused.
+// A cluster is upgraded server by server, and a replica that cannot apply an entry
+// stops. So the cluster logs only what every server understands: each server sends with
+// its registration and its heartbeats the newest format version that it understands, and
+// the scheduler logs the lowest of them once it has heard all. This version only rises.
+// From then on a server that understands less is refused.
 
-// MetadataVersion is the newest format of the metadata that this binary reads.
-const MetadataVersion = frameVersion
+// versionsWait is how long a new leader waits for the versions of silent servers
+// before it makes the shards of a new cluster without them.
+const versionsWait = 5 * time.Second
 
-const (
-	// ungatedFrame is the metadata format of a binary that does not say which it knows.
-	ungatedFrame = 6
-	// raiseFrame is that of the command that raises versions.
-	raiseFrame = 8
-
-	// versionsWait is how long a new leader waits for the versions of silent servers
-	// before it makes the shards of a new cluster without.
-	versionsWait = 5 * time.Second
-)
-
-// Versions is what a server understands.
-type Versions struct {
-	Apply    uint16 // of entries in the shards' logs
-	Metadata uint32 // of entries in the metadata group's
-}
-
-// OwnVersions is what this binary understands.
-func OwnVersions() Versions { return Versions{wire.EntryVersion, MetadataVersion} }
-
-// announced is what a server said, or did not.
-func announced(apply, metadata uint32) Versions {
-	if apply == 0 || metadata == 0 {
-		return Versions{wire.UngatedVersion, ungatedFrame}
+// FormatVersion returns the newest version that may be in a log of m.
+func FormatVersion(m *clustermap.Map) rowraft.FormatVersion {
+	if m == nil {
+		return wire.FirstVersion
 	}
-	return Versions{uint16(min(apply, uint32(wire.EntryVersion))), min(metadata, frameVersion)}
+	return max(m.FormatVersion, wire.FirstVersion)
 }
 
-// ApplyVersion is the newest apply version that may be logged in the shards of m.
-func ApplyVersion(m *clustermap.Map) uint16 { return max(m.ApplyVersion, wire.UngatedVersion) }
+// requiredVersion returns the lowest version that can express m. A later version adds
+// its commands and fields here.
+func requiredVersion(proto.Message) rowraft.FormatVersion { return wire.FirstVersion }
 
-// hear takes in what a server understands, or refuses one that the cluster has left
-// behind.
-func (s *Scheduler) hear(node rowraft.NodeID, label string, v Versions) error {
-	if m := s.view.Map(); m != nil {
-		shards := true
-		if n, known := m.Node(node); known {
-			shards = !n.NoShards
-		}
-		switch {
-		case shards && v.Apply < m.ApplyVersion:
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s understands log entries up to version %d, the cluster uses version %d: upgrade its binary", label, v.Apply, m.ApplyVersion)
-		case slices.Contains(s.seated(), node) && v.Metadata < m.MetadataVersion:
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s understands metadata up to version %d, the cluster uses version %d: upgrade its binary", label, v.Metadata, m.MetadataVersion)
-		}
+// announced converts the version that a server sent. This leader logs nothing that it
+// does not understand itself, so a higher one counts as its own.
+func announced(v uint32) rowraft.FormatVersion {
+	return rowraft.FormatVersion(min(max(v, uint32(wire.FirstVersion)), uint32(wire.NewestVersion())))
+}
+
+// hear stores the version that a server understands, or refuses a server that
+// understands less than the cluster uses.
+func (s *Scheduler) hear(node rowraft.NodeID, label string, v rowraft.FormatVersion) error {
+	if at := FormatVersion(s.view.Map()); v < at {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s understands formats up to version %d, the cluster uses version %d: upgrade its binary", label, v, at)
 	}
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
@@ -74,132 +55,109 @@ func (s *Scheduler) hear(node rowraft.NodeID, label string, v Versions) error {
 	return nil
 }
 
-// versionsOf is what a server has said to this leader, or what this one would say.
-func (s *Scheduler) versionsOf(node rowraft.NodeID) (Versions, bool) {
+// versionOf returns the version that a server has sent to this leader. This server's own
+// is known before it has sent it.
+func (s *Scheduler) versionOf(node rowraft.NodeID) (rowraft.FormatVersion, bool) {
 	s.soft.mu.Lock()
 	v, known := s.soft.versions[node]
 	s.soft.mu.Unlock()
 	if !known && node == s.opts.Self.ID {
-		return cmp.Or(s.opts.Announce, OwnVersions()), true
+		return cmp.Or(s.opts.Announce, wire.NewestVersion()), true
 	}
 	return v, known
 }
 
-// mayLog refuses a command that a member of the metadata group may not understand.
-func (s *Scheduler) mayLog(version uint32) error {
-	if version <= ungatedFrame {
-		return nil
-	}
-	if m := s.view.Map(); m != nil && version <= m.MetadataVersion {
-		return nil
-	}
-	// Before it is logged the word of every member does.
-	for _, id := range s.seated() {
-		name := s.seatLabel(id)
-		switch v, known := s.versionsOf(id); {
-		case !known:
-			return rowraft.Errorf(rowraft.CodeStarting, "this needs metadata of version %d, and the scheduler in server %s has not said yet what it understands", version, name)
-		case v.Metadata < version:
-			return rowraft.Errorf(rowraft.CodeVersionTooNew, "this needs metadata of version %d, and the scheduler in server %s understands none above %d: upgrade it", version, name, v.Metadata)
-		}
-	}
-	return nil
-}
-
-// mayApply refuses what the shards may not log yet.
-func (s *Scheduler) mayApply(what string, version uint16) error {
+// mayLog refuses what needs a higher version than the cluster uses. The refusal is
+// final (VersionTooNew) only if a server is known to understand less.
+func (s *Scheduler) mayLog(version rowraft.FormatVersion) error {
 	m := s.view.Map()
-	if m == nil || version <= ApplyVersion(m) {
+	at := FormatVersion(m)
+	if version <= at {
 		return nil
 	}
-	low, held, known := s.lowest(m)
-	code := rowraft.CodeVersionTooNew
-	if !known || low.Apply >= version { // about to be raised
-		code = rowraft.CodeStarting
+	if m == nil {
+		return rowraft.Errorf(rowraft.CodeStarting, "this needs formats of version %d, and the scheduler has no map yet", version)
 	}
-	return rowraft.Errorf(code, "%s needs log entries of version %d, the cluster is at %d: %s", what, version, ApplyVersion(m), cmp.Or(held, "that is about to change"))
+	low, oldest, known := s.lowest(m)
+	if !known || low >= version { // the version is about to rise
+		return rowraft.Errorf(rowraft.CodeStarting, "this needs formats of version %d, the cluster is at %d: %s", version, at, cmp.Or(oldest, "it is about to rise"))
+	}
+	return rowraft.Errorf(rowraft.CodeVersionTooNew, "this needs formats of version %d, the cluster is at %d: %s", version, at, oldest)
 }
 
-// lowest is what all servers of m that count understand, and for people who holds the
-// cluster back; known is false while one of them has not said.
-func (s *Scheduler) lowest(m *clustermap.Map) (low Versions, heldBack string, known bool) {
-	low, known = OwnVersions(), true
-	note := func(label string, v Versions, ok, shards, member bool) {
+// lowest returns the version that all servers of m understand, and a message that names
+// the oldest server; known is false while a server has not sent its version to this leader.
+//
+// A server counts if it has a replica, of a shard or of the scheduler. One that is away
+// and has none does not: it must register before it gets any.
+func (s *Scheduler) lowest(m *clustermap.Map) (low rowraft.FormatVersion, oldest string, known bool) {
+	low, known = wire.NewestVersion(), true
+	note := func(label string, v rowraft.FormatVersion, ok bool) {
 		switch {
 		case !ok:
 			known = false
-			heldBack = cmp.Or(heldBack, fmt.Sprintf("server %s has not said what it understands", label))
-		case shards && v.Apply < low.Apply:
-			low.Apply = v.Apply
-			heldBack = fmt.Sprintf("server %s understands log entries up to version %d: upgrade it", label, v.Apply)
-		case member && v.Metadata < low.Metadata:
-			heldBack = fmt.Sprintf("server %s understands metadata up to version %d: upgrade it", label, v.Metadata)
-		}
-		if ok && member {
-			low.Metadata = min(low.Metadata, v.Metadata)
+			oldest = cmp.Or(oldest, fmt.Sprintf("server %s has not sent the version that it understands", label))
+		case v < low:
+			low = v
+			oldest = fmt.Sprintf("server %s understands formats up to version %d: upgrade it", label, v)
 		}
 	}
 	seated := s.seated()
 	for _, id := range seated {
 		if _, registered := m.Node(id); !registered {
-			v, ok := s.versionsOf(id)
-			note(s.seatLabel(id), v, ok, false, true)
+			v, ok := s.versionOf(id)
+			note(s.seatLabel(id), v, ok)
 		}
 	}
 	for _, n := range m.Nodes {
-		v, ok := s.versionsOf(n.ID)
-		member := slices.Contains(seated, n.ID)
-		if !ok && !member && len(m.ShardsOn(n.ID)) == 0 {
-			continue // it is away with nothing, and must say before it gets something
+		v, ok := s.versionOf(n.ID)
+		if !ok && !slices.Contains(seated, n.ID) && len(m.ShardsOn(n.ID)) == 0 {
+			continue
 		}
-		note(nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), v, ok, !n.NoShards, member)
+		note(nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), v, ok)
 	}
-	return low, heldBack, known
+	return low, oldest, known
 }
 
-// raiseVersions logs what all members understand now, if that is more than before. It
-// reports whether all have said.
-func (s *Scheduler) raiseVersions(ctx context.Context, m *clustermap.Map) (known bool, err error) {
-	low, heldBack, known := s.lowest(m)
-	if low == OwnVersions() { // of who has not said it is not known
-		heldBack = ""
+// raiseVersion logs the version that all servers understand, if the cluster uses a lower
+// one. It reports whether all servers have sent theirs.
+func (s *Scheduler) raiseVersion(ctx context.Context, m *clustermap.Map) (known bool, err error) {
+	low, oldest, known := s.lowest(m)
+	if low == wire.NewestVersion() { // a silent server is not known to be old
+		oldest = ""
 	}
 	s.soft.mu.Lock()
-	s.soft.heldBack = heldBack
+	s.soft.oldest = oldest
 	s.soft.mu.Unlock()
-	if !known || low.Metadata < raiseFrame || low.Apply <= ApplyVersion(m) && low.Metadata <= max(m.MetadataVersion, ungatedFrame) {
+	if !known || low <= FormatVersion(m) {
 		return known, nil
 	}
-	_, err = s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersions{RaiseVersions: &rowraftv1.MetaRaiseVersions{
-		ApplyVersion: uint32(low.Apply), MetadataVersion: low.Metadata,
-	}}})
+	err = s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersion{RaiseVersion: &rowraftv1.MetaRaiseVersion{FormatVersion: uint32(low)}}})
 	if err != nil {
-		return known, fmt.Errorf("raise the versions: %w", err)
+		return known, fmt.Errorf("raise the format version: %w", err)
 	}
-	s.logger.Info("all servers understand newer entries now", "apply", low.Apply, "metadata", low.Metadata)
+	s.logger.Info("all servers understand a newer format version", "format_version", low)
 	return known, nil
 }
 
 // awaitVersions reports whether the shards of a new cluster wait for the versions of its
-// servers: what a client asks for first should not meet a cluster that does not know yet.
+// servers, so that the first calls of clients are not refused for a version that is about to rise.
 func (s *Scheduler) awaitVersions(ctx context.Context, m *clustermap.Map) (wait bool, err error) {
-	known, err := s.raiseVersions(ctx, m)
+	known, err := s.raiseVersion(ctx, m)
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
 	return !known && time.Since(s.soft.since) < versionsWait, err
 }
 
-// raiseVersions is the command. Versions never go down.
-func (s *state) raiseVersions(c *rowraftv1.MetaRaiseVersions) error {
-	apply, metadata := c.GetApplyVersion(), c.GetMetadataVersion()
-	if apply > 1<<15 || metadata > 1<<15 {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "versions %d and %d: want at most %d", apply, metadata, 1<<15)
+// raiseVersion applies the command. The version never goes down.
+func (s *state) raiseVersion(c *rowraftv1.MetaRaiseVersion) error {
+	v := c.GetFormatVersion()
+	if v > 1<<15 {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "format version %d: want at most %d", v, 1<<15)
 	}
-	next := Versions{max(s.cluster.ApplyVersion, uint16(apply)), max(s.cluster.MetadataVersion, metadata)}
-	if next == (Versions{s.cluster.ApplyVersion, s.cluster.MetadataVersion}) {
-		return nil
+	if next := rowraft.FormatVersion(v); next > s.cluster.FormatVersion {
+		s.cluster.FormatVersion = next
+		s.cluster.Version++
 	}
-	s.cluster.ApplyVersion, s.cluster.MetadataVersion = next.Apply, next.Metadata
-	s.cluster.Version++
 	return nil
 }

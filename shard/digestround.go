@@ -78,17 +78,12 @@ func (m *Machine) Noted(mark rowraft.Index) (d Digest, ok bool) {
 // of the majority, 0 if there is none since its start or its last restore.
 func (m *Machine) AgreedAt() rowraft.Index { return rowraft.Index(m.agreedAt.Load()) }
 
-// KnowsDigestRounds reports whether a proof entry was applied since the start. In that case every
-// member understands such entries, or has stopped.
-func (m *Machine) KnowsDigestRounds() bool { return m.knowsRounds.Load() }
-
 // applyProof applies an entry of a digest round at index.
 func (m *Machine) applyProof(h wire.EntryHeader, index rowraft.Index, body []byte, a *Applied) error {
 	p, err := wire.ParseProof(body)
 	if err != nil {
 		return err
 	}
-	m.knowsRounds.Store(true)
 	return m.change(h, a, func(*state, uint64) (error, error) {
 		switch p.Step {
 		case wire.ProofMark:

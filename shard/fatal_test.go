@@ -15,10 +15,10 @@ import (
 func TestEntriesThatStopTheReplica(t *testing.T) {
 	table := testTable(9, "t", 1, sgd)
 	part := push(1, 1, payloadOf(rows{schema: table, keys: []rowraft.Key{1}}))
-	h := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: 1}
+	h := wire.EntryHeader{Version: wire.FirstVersion, Epoch: 1}
 	good := entryOf(h, part, part)
 	later := bytes.Clone(good)
-	later[4] = wire.EntryVersion + 1
+	later[4] = byte(wire.NewestVersion() + 1)
 	kind := bytes.Clone(good)
 	kind[2] = 200
 	parts := bytes.Clone(good)
@@ -32,7 +32,7 @@ func TestEntriesThatStopTheReplica(t *testing.T) {
 	}{
 		{"nothing", nil, rowraft.CodeCorrupt},
 		{"no entry", []byte("something else that is long enough to be one"), rowraft.CodeCorrupt},
-		{"a later apply version", later, rowraft.CodeVersionTooNew},
+		{"a later version", later, rowraft.CodeVersionTooNew},
 		{"an unknown kind", kind, rowraft.CodeVersionTooNew},
 		{"a part more than it names", parts, rowraft.CodeCorrupt},
 		{"a cut second part", good[:len(good)-8], rowraft.CodeCorrupt},

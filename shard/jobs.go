@@ -103,7 +103,7 @@ func slowest(j *checkpoint.Job) uint64 {
 
 // applyMembership applies a membership entry.
 func (m *Machine) applyMembership(h wire.EntryHeader, body []byte, a *Applied) error {
-	w, err := wire.ParseMembership(h, body)
+	w, err := wire.ParseMembership(body)
 	if err != nil {
 		return err
 	}

@@ -46,9 +46,8 @@ type Machine struct {
 	epoch   atomic.Uint64
 
 	// Results of digest rounds (digestround.go). They are not part of a snapshot.
-	agreedAt    atomic.Uint64 // newest mark at which this replica agreed with the majority
-	noMajority  atomic.Uint64 // mark at which no majority agreed; 0: none
-	knowsRounds atomic.Bool   // a proof entry was applied
+	agreedAt   atomic.Uint64 // newest mark at which this replica agreed with the majority
+	noMajority atomic.Uint64 // mark at which no majority agreed; 0: none
 
 	evicted atomic.Uint64 // sessions evicted since the start; not part of a snapshot
 

@@ -96,14 +96,11 @@ func newReplica(tb testing.TB, c Config) *replica {
 }
 
 func (r *replica) header() wire.EntryHeader {
-	return wire.EntryHeader{Version: wire.PlainEntryVersion, LogTime: r.now, Epoch: r.Epoch()}
+	return wire.EntryHeader{Version: wire.FirstVersion, LogTime: r.now, Epoch: r.Epoch()}
 }
 
 func entryOf(h wire.EntryHeader, parts ...wire.Part) []byte {
 	h.Kind, h.Parts = wire.EntryParts, len(parts)
-	for i := range parts {
-		h.Version = max(h.Version, parts[i].Op.Version())
-	}
 	b := make([]byte, wire.EntryHeaderSize)
 	wire.PutEntryHeader(b, h)
 	for i := range parts {

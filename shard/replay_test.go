@@ -12,19 +12,15 @@ import (
 )
 
 const (
-	replayFile   = "testdata/replay_v1.txt"
-	replayFile2  = "testdata/replay_v2.txt"
-	replayFile3  = "testdata/replay_v3.txt"
-	streamsFile  = "testdata/replay_v2_streaming.txt"
-	snapshotFile = "testdata/snapshot_v1.hex"
+	replayFile   = "testdata/replay.txt"
+	streamsFile  = "testdata/replay_streaming.txt"
+	snapshotFile = "testdata/snapshot.hex"
 )
 
-// TestOldLogReplays replays logs of apply versions 1 to 3 that were written once, by
-// e2e/reference -write-replay, with their results and digests, and restores a
-// snapshot that was written at the end of the first. It must pass forever.
+// TestOldLogReplays replays a log that was written once, by e2e/reference -write-replay,
+// with its answers and digests, and restores a snapshot that was written at its end.
+// It must pass forever.
 func TestOldLogReplays(t *testing.T) {
-	replayed(t, replayFile2)
-	replayed(t, replayFile3)
 	r := replayed(t, replayFile)
 	old := newReplica(t, Config{Slots: replaySlots()})
 	if err := old.Restore(bytes.NewReader(undump(t, snapshotFile))); err != nil {
@@ -35,8 +31,7 @@ func TestOldLogReplays(t *testing.T) {
 	}
 }
 
-// TestOldStreamsReplay is of apply version 2 and tables for streaming ids, by
-// e2e/reference -write-streams.
+// TestOldStreamsReplay replays a log of tables for streaming ids, by e2e/reference -write-streams.
 func TestOldStreamsReplay(t *testing.T) {
 	r := replayed(t, streamsFile)
 	left := uint64(0)

@@ -75,7 +75,7 @@ func (m *Machine) dropStageLocked() error {
 func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) error {
 	switch h.Kind {
 	case wire.EntryRestoreBegin:
-		b, err := wire.ParseRestoreBegin(h.Version, body)
+		b, err := wire.ParseRestoreBegin(body)
 		if err != nil {
 			return err
 		}
@@ -154,7 +154,7 @@ func (m *Machine) applyStageRows(h wire.EntryHeader, body []byte, a *Applied) er
 	}
 	var b wire.RestoreBlock
 	for rest := blocks; len(rest) > 0; {
-		if rest, err = wire.ParseRestoreBlock(h.Version, rest, &b); err != nil {
+		if rest, err = wire.ParseRestoreBlock(rest, &b); err != nil {
 			return err
 		}
 	}
@@ -205,7 +205,7 @@ func (m *Machine) checkChunk(g *stage, id wire.RestoreID, seq uint64) error {
 func (g *stage) add(blocks []byte) (rows uint64, err error) {
 	var b wire.RestoreBlock
 	for len(blocks) > 0 {
-		if blocks, err = wire.ParseRestoreBlock(wire.EntryVersion, blocks, &b); err != nil {
+		if blocks, err = wire.ParseRestoreBlock(blocks, &b); err != nil {
 			return rows, err
 		}
 		block := checkpoint.Block{

@@ -192,7 +192,7 @@ func TestARestoreOfOneTableLeavesTheOthers(t *testing.T) {
 		}
 		var b wire.RestoreBlock
 		_, _, blocks, _ := wire.ParseRestoreRows(body)
-		if _, err := wire.ParseRestoreBlock(1, blocks, &b); err != nil {
+		if _, err := wire.ParseRestoreBlock(blocks, &b); err != nil {
 			t.Fatal(err)
 		}
 		b.Table = fresh.ID

@@ -9,7 +9,7 @@ import (
 // applyStep applies one piece of a step. It applies each row once, even if several leaders send the
 // piece. The error is fatal.
 func (m *Machine) applyStep(h wire.EntryHeader, body []byte, a *Applied) error {
-	s, err := wire.ParseStep(h, body)
+	s, err := wire.ParseStep(body)
 	if err != nil {
 		return err
 	}

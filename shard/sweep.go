@@ -18,7 +18,7 @@ type Swept struct {
 // (docs/formats/streaming.md). It holds mu for one slot at a time.
 // REQUIRES: m.applyMu is held.
 func (m *Machine) applySweep(h wire.EntryHeader, body []byte, a *Applied) error {
-	w, err := wire.ParseSweep(h, body)
+	w, err := wire.ParseSweep(body)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ const DropSize = 8
 
 // DropTableEntry returns the entry that drops the table id.
 func DropTableEntry(h EntryHeader, id rowraft.TableID) []byte {
-	h.Kind, h.Parts, h.Version = EntryDropTable, 0, max(h.Version, 2)
+	h.Kind, h.Parts = EntryDropTable, 0
 	b := make([]byte, EntryHeaderSize, EntryHeaderSize+DropSize)
 	PutEntryHeader(b, h)
 	return le.AppendUint64(b, uint64(id))

@@ -2,20 +2,8 @@ package wire
 
 import "github.com/rowraft/rowraft"
 
-// EntryVersion is the newest apply version this binary understands. An entry is
-// written with the oldest one that knows all of it: PlainEntryVersion, unless it
-// holds something of a later one.
 const (
-	EntryVersion      = 3
-	PlainEntryVersion = 1
-
-	// UngatedVersion is what a binary knows that does not say what it knows.
-	UngatedVersion = 2
-)
-
-const (
-	entryMagic  = 0x52 // 'R'
-	entryFormat = 1
+	entryMagic = 0x0152 // 'R', 1
 
 	// EntryHeaderSize and PartHeaderSize are the fixed parts in bytes, multiples of 8.
 	EntryHeaderSize = 32
@@ -34,8 +22,8 @@ const (
 // EntryHeader is the fixed start of every log entry.
 type EntryHeader struct {
 	Kind    EntryKind
-	Version uint16 // apply version; an unknown one stops the replica
-	LogTime uint64 // nanoseconds of logged time, never decreasing (clamped by apply)
+	Version rowraft.FormatVersion // the lowest that can express the entry; a replica that does not understand it stops
+	LogTime uint64                // nanoseconds of logged time, never decreasing (clamped by apply)
 	Epoch   rowraft.TableEpoch
 	Parts   int // EntryParts only
 }
@@ -48,17 +36,6 @@ const (
 	OpAssign Op = 2 // values are weights
 	OpDelete Op = 3 // no values: the rows go
 )
-
-// Version is the oldest apply version that knows op.
-func (op Op) Version() uint16 {
-	switch op {
-	case OpDelete:
-		return 2
-	case OpClocked:
-		return JobVersion
-	}
-	return PlainEntryVersion
-}
 
 // Part is one client's numbered share of an entry.
 type Part struct {
@@ -75,8 +52,9 @@ func (p *Part) Size() int { return PartHeaderSize + len(p.Payload) }
 
 // PutEntryHeader writes h to dst[:EntryHeaderSize].
 func PutEntryHeader(dst []byte, h EntryHeader) {
-	dst[0], dst[1], dst[2], dst[3] = entryMagic, entryFormat, byte(h.Kind), 0
-	le.PutUint16(dst[4:], h.Version)
+	le.PutUint16(dst, entryMagic)
+	dst[2], dst[3] = byte(h.Kind), 0
+	le.PutUint16(dst[4:], uint16(h.Version))
 	le.PutUint16(dst[6:], 0)
 	le.PutUint64(dst[8:], h.LogTime)
 	le.PutUint64(dst[16:], uint64(h.Epoch))
@@ -87,21 +65,21 @@ func PutEntryHeader(dst []byte, h EntryHeader) {
 // ParseEntryHeader reads the header of an entry and returns what follows it.
 // Errors: CodeVersionTooNew, CodeCorrupt.
 func ParseEntryHeader(entry []byte) (h EntryHeader, rest []byte, err error) {
-	if len(entry) < EntryHeaderSize || entry[0] != entryMagic {
+	if len(entry) < EntryHeaderSize || le.Uint16(entry) != entryMagic {
 		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry of %d bytes does not start with an entry header", len(entry))
 	}
 	h = EntryHeader{
 		Kind:    EntryKind(entry[2]),
-		Version: le.Uint16(entry[4:]),
+		Version: rowraft.FormatVersion(le.Uint16(entry[4:])),
 		LogTime: le.Uint64(entry[8:]),
 		Epoch:   rowraft.TableEpoch(le.Uint64(entry[16:])),
 		Parts:   int(le.Uint32(entry[24:])),
 	}
-	if entry[1] > entryFormat || h.Version > EntryVersion {
-		return h, nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry has format %d, apply version %d; this binary knows up to %d and %d: upgrade it", entry[1], h.Version, entryFormat, EntryVersion)
+	if newest := NewestVersion(); h.Version > newest {
+		return h, nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry has version %d, this binary understands up to %d: upgrade it", h.Version, newest)
 	}
 	partless := h.Kind > EntryParts && h.Kind <= lastEntryKind
-	if entry[1] == 0 || h.Version == 0 || entry[3] != 0 || le.Uint16(entry[6:]) != 0 || le.Uint32(entry[28:]) != 0 || partless && h.Parts != 0 {
+	if h.Version < FirstVersion || entry[3] != 0 || le.Uint16(entry[6:]) != 0 || le.Uint32(entry[28:]) != 0 || partless && h.Parts != 0 {
 		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry header has impossible fields")
 	}
 	return h, entry[EntryHeaderSize:], nil

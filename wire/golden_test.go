@@ -197,26 +197,25 @@ func TestGoldenCloseSession(t *testing.T) {
 
 func TestGoldenCreateTable(t *testing.T) {
 	for _, tc := range []struct {
-		file    string
-		version uint16
-		want    rowraft.Schema
+		file string
+		want rowraft.Schema
 	}{
-		{"entry_table.hex", 1, rowraft.Schema{
+		{"entry_table.hex", rowraft.Schema{
 			ID: 0x0123456789abcdef, Name: "users", Kind: rowraft.Sparse, Dim: 16,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 42, A: -0.5, B: 0.5},
 			Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.125, InitialAccumulator: 0.0625, Epsilon: 0x1p-21},
 		}},
-		{"entry_table_extended.hex", 2, rowraft.Schema{
+		{"entry_table_extended.hex", rowraft.Schema{
 			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 			Storage: rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}, Expire: 3600,
 			Capacity: rowraft.Capacity{Rows: 1_000_000, Evict: rowraft.EvictLFU},
 		}},
-		{"entry_table_ftrl.hex", 3, rowraft.Schema{
+		{"entry_table_ftrl.hex", rowraft.Schema{
 			ID: 0x0123456789abcdef, Name: "clicks", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 			Optimizer: rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.125, InitialAccumulator: 0.0625, Bound: 10, L1: 1, L2: 2, Beta: 0.5},
 		}},
-		{"entry_table_decay.hex", 3, rowraft.Schema{
+		{"entry_table_decay.hex", rowraft.Schema{
 			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 			Optimizer: rowraft.Optimizer{Kind: rowraft.Momentum, LR: 0.125, Momentum: 0.75, WeightDecay: 0x1p-10, Bound: 2},
 			Storage:   rowraft.BFloat16, Expire: 3600,
@@ -225,22 +224,22 @@ func TestGoldenCreateTable(t *testing.T) {
 		t.Run(tc.file, func(t *testing.T) {
 			file := golden(t, tc.file)
 			h, body, err := ParseEntryHeader(file)
-			if err != nil || h.Kind != EntryCreateTable || h.Version != tc.version {
+			if err != nil || h.Kind != EntryCreateTable || h.Version != FirstVersion {
 				t.Fatalf("header %+v, %v", h, err)
 			}
 			got, rest, err := ParseSchema(body)
 			if err != nil || got != tc.want || len(rest) != 0 {
 				t.Errorf("schema %+v, %d bytes left, %v", got, len(rest), err)
 			}
-			if got := CreateTableEntry(EntryHeader{Version: PlainEntryVersion, LogTime: 5, Epoch: 1}, &tc.want); !bytes.Equal(got, file) {
+			if got := CreateTableEntry(EntryHeader{Version: FirstVersion, LogTime: 5, Epoch: 1}, &tc.want); !bytes.Equal(got, file) {
 				t.Errorf("written %x\nwant    %x", got, file)
 			}
 		})
 	}
 }
 
-// TestFloat32StorageIsTheOldForm: naming the default changes no byte.
-func TestFloat32StorageIsTheOldForm(t *testing.T) {
+// TestFloat32StorageIsTheShortForm: naming the default changes no byte.
+func TestFloat32StorageIsTheShortForm(t *testing.T) {
 	s := rowraft.Schema{ID: 1, Name: "t", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}}
 	old := AppendSchema(nil, &s)
 	s.Storage = rowraft.Float32
@@ -307,7 +306,7 @@ func TestExtensionsThatAreRefused(t *testing.T) {
 		schema []byte
 		code   rowraft.Code
 	}{
-		{"a later format", change(11, 3), rowraft.CodeVersionTooNew},
+		{"a longer extension", change(11, 3), rowraft.CodeCorrupt},
 		{"cut", good[:len(good)-8], rowraft.CodeCorrupt},
 		{"nothing in it", change(at, make([]byte, 24)...), rowraft.CodeCorrupt},
 		{"float32 by name", change(at, 1), rowraft.CodeCorrupt},

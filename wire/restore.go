@@ -23,7 +23,7 @@ type RestoreBegin struct {
 	Epoch  rowraft.TableEpoch
 	Tables []rowraft.Schema // strictly ascending by ID
 	// Base is the highest tick of the sources, 0 if no table is tracked
-	// (docs/formats/streaming.md); apply version 2.
+	// (docs/formats/streaming.md).
 	Base uint32
 }
 
@@ -36,9 +36,9 @@ type RestoreBlock struct {
 	RecordBytes int
 	Records     []byte // Rows × RecordBytes
 
-	// Tick is that of the source, which the recencies of Records are relative to; 0:
-	// they are taken as they are. Candidates, and not rows, is what Records holds,
-	// whose length is then 16 bytes each. Both of apply version 2.
+	// Tick is that of the source, which the recencies of Records are relative to; with 0
+	// they are taken as they are. If Candidates is set, Records holds candidates of 16 bytes
+	// each instead of rows.
 	Tick       uint32
 	Candidates bool
 }
@@ -72,12 +72,6 @@ func restoreEntry(h EntryHeader, kind EntryKind, size int) []byte {
 
 // RestoreBeginEntry returns the entry that opens a stage.
 func RestoreBeginEntry(h EntryHeader, r *RestoreBegin) []byte {
-	if r.Base != 0 {
-		h.Version = max(h.Version, 2)
-	}
-	for i := range r.Tables {
-		h.Version = max(h.Version, SchemaVersion(&r.Tables[i]))
-	}
 	b := restoreEntry(h, EntryRestoreBegin, restoreBeginFixed)
 	b = append(b, r.ID[:]...)
 	b = le.AppendUint64(b, uint64(r.Epoch))
@@ -89,16 +83,14 @@ func RestoreBeginEntry(h EntryHeader, r *RestoreBegin) []byte {
 	return b
 }
 
-// ParseRestoreBegin reads the body of such an entry of an apply version. Errors: CodeCorrupt.
-func ParseRestoreBegin(version uint16, b []byte) (r RestoreBegin, err error) {
+// ParseRestoreBegin reads the body of such an entry. Errors: CodeCorrupt.
+func ParseRestoreBegin(b []byte) (r RestoreBegin, err error) {
 	if len(b) < restoreBeginFixed {
 		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin has %d bytes, want at least %d", len(b), restoreBeginFixed)
 	}
 	r.ID, r.Epoch = RestoreID(b[:16]), rowraft.TableEpoch(le.Uint64(b[16:]))
 	n := le.Uint32(b[24:])
-	if r.Base = le.Uint32(b[28:]); r.Base != 0 && version < 2 {
-		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin of apply version %d has a base", version)
-	}
+	r.Base = le.Uint32(b[28:])
 	for b = b[restoreBeginFixed:]; len(b) > 0; {
 		var s rowraft.Schema
 		if s, b, err = ParseSchema(b); err != nil {
@@ -118,27 +110,10 @@ func ParseRestoreBegin(version uint16, b []byte) (r RestoreBegin, err error) {
 // RestoreRowsEntry returns the entry with chunk number seq, from 1, of what
 // AppendRestoreBlock made.
 func RestoreRowsEntry(h EntryHeader, id RestoreID, seq uint64, blocks []byte) []byte {
-	h.Version = max(h.Version, blocksVersion(blocks))
 	b := restoreEntry(h, EntryRestoreRows, restoreRowsFixed+len(blocks))
 	b = append(b, id[:]...)
 	b = le.AppendUint64(b, seq)
 	return append(b, blocks...)
-}
-
-// blocksVersion is the oldest apply version that knows all of blocks.
-func blocksVersion(blocks []byte) uint16 {
-	var b RestoreBlock
-	for len(blocks) > 0 {
-		rest, err := ParseRestoreBlock(EntryVersion, blocks, &b)
-		if err != nil {
-			break // apply refuses it
-		}
-		if b.Candidates || b.Tick != 0 {
-			return 2
-		}
-		blocks = rest
-	}
-	return PlainEntryVersion
 }
 
 // AppendRestoreBlock appends one block to a chunk under construction.
@@ -170,10 +145,9 @@ func ParseRestoreRows(b []byte) (id RestoreID, seq uint64, blocks []byte, err er
 	return RestoreID(b[:16]), le.Uint64(b[16:]), b[restoreRowsFixed:], nil
 }
 
-// ParseRestoreBlock reads the first block of b, of an entry of an apply version;
-// r.Records aliases b.
+// ParseRestoreBlock reads the first block of b; r.Records aliases b.
 // Errors: CodeCorrupt.
-func ParseRestoreBlock(version uint16, b []byte, r *RestoreBlock) (rest []byte, err error) {
+func ParseRestoreBlock(b []byte, r *RestoreBlock) (rest []byte, err error) {
 	if len(b) < restoreBlockFixed {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows end within a block: %d bytes left", len(b))
 	}
@@ -182,8 +156,8 @@ func ParseRestoreBlock(version uint16, b []byte, r *RestoreBlock) (rest []byte, 
 		Counter: le.Uint64(b[16:]), RecordBytes: int(le.Uint32(b[24:])),
 		Tick: le.Uint32(b[28:]), Candidates: le.Uint16(b[10:]) == 1,
 	}
-	if version < 2 && (r.Candidates || r.Tick != 0) || r.Candidates && r.RecordBytes != candidateSize {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows of apply version %d have an impossible block: tick %d, records of %d bytes", version, r.Tick, r.RecordBytes)
+	if r.Candidates && r.RecordBytes != candidateSize {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have a block with candidates of %d bytes, want %d", r.RecordBytes, candidateSize)
 	}
 	size := uint64(r.Rows) * uint64(r.RecordBytes)
 	if r.Slot >= rowraft.NumSlots || le.Uint16(b[10:]) > 1 || r.RecordBytes < 24 && !r.Candidates || size > uint64(len(b)-restoreBlockFixed) {

@@ -20,15 +20,10 @@ var (
 // bodyOf reads the golden entry of a kind up to its body.
 func bodyOf(t *testing.T, file string, kind EntryKind) (entry, body []byte) {
 	t.Helper()
-	return bodyOfVersion(t, file, kind, restoreHeader.Version)
-}
-
-func bodyOfVersion(t *testing.T, file string, kind EntryKind, version uint16) (entry, body []byte) {
-	t.Helper()
 	entry = golden(t, file)
 	h, body, err := ParseEntryHeader(entry)
 	want := restoreHeader
-	want.Kind, want.Version = kind, version
+	want.Kind = kind
 	if err != nil || h != want {
 		t.Fatalf("header %+v, %v; want %+v", h, err, want)
 	}
@@ -38,7 +33,7 @@ func bodyOfVersion(t *testing.T, file string, kind EntryKind, version uint16) (e
 func TestGoldenRestoreBegin(t *testing.T) {
 	entry, body := bodyOf(t, "entry_restore_begin.hex", EntryRestoreBegin)
 	want := RestoreBegin{ID: restoreID, Epoch: 3, Tables: []rowraft.Schema{restoreTable}}
-	got, err := ParseRestoreBegin(1, body)
+	got, err := ParseRestoreBegin(body)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("read %+v, %v; want %+v", got, err, want)
 	}
@@ -48,7 +43,7 @@ func TestGoldenRestoreBegin(t *testing.T) {
 	twice := append(bytes.Clone(body), body[32:]...)
 	twice[24] = 2
 	for name, bad := range map[string][]byte{"cut": body[:31], "a table less": body[:32], "a table twice": twice} {
-		if _, err := ParseRestoreBegin(1, bad); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		if _, err := ParseRestoreBegin(bad); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 			t.Errorf("%s: %v, want Corrupt", name, err)
 		}
 	}
@@ -68,7 +63,7 @@ func TestGoldenRestoreRows(t *testing.T) {
 	rest := blocks
 	for i := range want {
 		var got RestoreBlock
-		if rest, err = ParseRestoreBlock(1, rest, &got); err != nil || !reflect.DeepEqual(got, want[i]) {
+		if rest, err = ParseRestoreBlock(rest, &got); err != nil || !reflect.DeepEqual(got, want[i]) {
 			t.Errorf("read %+v, %v; want %+v", got, err, want[i])
 		}
 		built = AppendRestoreBlock(built, &want[i])
@@ -84,10 +79,9 @@ func TestGoldenRestoreRows(t *testing.T) {
 		"too many rows":          func(b []byte) []byte { b[12] = 9; return b },
 		"rows beyond all":        func(b []byte) []byte { copy(b[12:], "\xff\xff\xff\xff"); copy(b[24:], "\xff\xff\xff\xff"); return b },
 		"padding":                func(b []byte) []byte { b[63] = 1; return b },
-		"reserved bytes":         func(b []byte) []byte { b[28] = 1; return b },
 	} {
 		var got RestoreBlock
-		if _, err := ParseRestoreBlock(1, change(bytes.Clone(blocks)), &got); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		if _, err := ParseRestoreBlock(change(bytes.Clone(blocks)), &got); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 			t.Errorf("%s: %v, want Corrupt", name, err)
 		}
 	}
@@ -124,22 +118,18 @@ func TestGoldenRestoreCloseAndDrop(t *testing.T) {
 	}
 }
 
-// TestGoldenRestoreOfVersion2: bases, ticks and candidates, and only they, are of
-// apply version 2.
-func TestGoldenRestoreOfVersion2(t *testing.T) {
-	entry, body := bodyOfVersion(t, "entry_restore_begin_v2.hex", EntryRestoreBegin, 2)
+// TestGoldenRestoreOfTrackedTables: a base, ticks and candidates.
+func TestGoldenRestoreOfTrackedTables(t *testing.T) {
+	entry, body := bodyOf(t, "entry_restore_begin_base.hex", EntryRestoreBegin)
 	begin := RestoreBegin{ID: restoreID, Epoch: 3, Base: 604800}
-	if got, err := ParseRestoreBegin(2, body); err != nil || !reflect.DeepEqual(got, begin) {
+	if got, err := ParseRestoreBegin(body); err != nil || !reflect.DeepEqual(got, begin) {
 		t.Errorf("read %+v, %v; want %+v", got, err, begin)
 	}
 	if b := RestoreBeginEntry(restoreHeader, &begin); !bytes.Equal(b, entry) {
 		t.Errorf("wrote %x\nwant  %x", b, entry)
 	}
-	if _, err := ParseRestoreBegin(1, body); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
-		t.Errorf("a base of version 1: %v, want Corrupt", err)
-	}
 
-	entry, body = bodyOfVersion(t, "entry_restore_rows_v2.hex", EntryRestoreRows, 2)
+	entry, body = bodyOf(t, "entry_restore_rows_ticks.hex", EntryRestoreRows)
 	id, seq, rest, err := ParseRestoreRows(body)
 	if err != nil || seq != 1 {
 		t.Fatalf("seq %d, %v", seq, err)
@@ -151,10 +141,7 @@ func TestGoldenRestoreOfVersion2(t *testing.T) {
 			"\x08\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x90\x03\x00\x00\x09\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\xe8\x03\x00\x00")},
 	} {
 		var got RestoreBlock
-		if _, err := ParseRestoreBlock(1, rest, &got); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
-			t.Errorf("in version 1: %v, want Corrupt", err)
-		}
-		if rest, err = ParseRestoreBlock(2, rest, &got); err != nil || !reflect.DeepEqual(got, want) {
+		if rest, err = ParseRestoreBlock(rest, &got); err != nil || !reflect.DeepEqual(got, want) {
 			t.Fatalf("read %+v, %v; want %+v", got, err, want)
 		}
 		built = AppendRestoreBlock(built, &want)
@@ -165,7 +152,7 @@ func TestGoldenRestoreOfVersion2(t *testing.T) {
 	for at, v := range map[int]byte{10: 2, 11: 1, 24: 17} { // what it holds, the byte behind, the length of a candidate
 		bad := bytes.Clone(built[64:])
 		bad[at] = v
-		if _, err := ParseRestoreBlock(2, bad, new(RestoreBlock)); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+		if _, err := ParseRestoreBlock(bad, new(RestoreBlock)); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 			t.Errorf("byte %d is %d: %v, want Corrupt", at, v, err)
 		}
 	}

@@ -9,25 +9,20 @@ import (
 const (
 	schemaFixed = 56
 
-	// schemaFormat is the newest extension, as byte 11 says it.
-	schemaFormat = 2
+	// maxExtension is the longest extension, as byte 11 names it.
+	maxExtension = 2
 )
 
-// schemaExtension is the length of what follows the name of a schema that says
-// more than the fixed part can, by extension.
-var schemaExtension = [schemaFormat + 1]int{0, 24, 48}
+// schemaExtension is the length of what follows the name, by extension: most schemas
+// need none, and are shorter for it.
+var schemaExtension = [maxExtension + 1]int{0, 24, 48}
 
 // CreateTableEntry returns the entry that makes a table known to a shard.
 func CreateTableEntry(h EntryHeader, s *rowraft.Schema) []byte {
-	h.Kind, h.Parts, h.Version = EntryCreateTable, 0, max(h.Version, SchemaVersion(s))
+	h.Kind, h.Parts = EntryCreateTable, 0
 	b := make([]byte, EntryHeaderSize, EntryHeaderSize+SchemaSize(s))
 	PutEntryHeader(b, h)
 	return AppendSchema(b, s)
-}
-
-// SchemaVersion is the oldest apply version that knows all of s.
-func SchemaVersion(s *rowraft.Schema) uint16 {
-	return PlainEntryVersion + uint16(s.Extension())
 }
 
 // SchemaSize returns the encoded length of s, a multiple of 8.
@@ -85,13 +80,13 @@ func appendPositive(dst []byte, f float32) []byte {
 
 // ParseSchema reads a schema from the start of b and validates it.
 //
-// Errors: CodeCorrupt; CodeVersionTooNew if it says what this binary cannot know.
+// Errors: CodeCorrupt.
 func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 	if len(b) < schemaFixed {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema ends after %d bytes, want at least %d", len(b), schemaFixed)
 	}
-	if b[11] > schemaFormat {
-		return s, nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "schema of format %d, this binary knows up to %d: upgrade it", b[11], schemaFormat)
+	if b[11] > maxExtension {
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has extension %d, want at most %d", b[11], maxExtension)
 	}
 	f := func(i int) float32 { return math.Float32frombits(le.Uint32(b[24+4*i:])) }
 	s = rowraft.Schema{

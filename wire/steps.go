@@ -6,7 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// The entries of training in step (docs/formats/steps.md), written with apply version 3.
+// The entries of training in step (docs/formats/steps.md).
 const (
 	EntryMembership EntryKind = 12 // who belongs to a job
 	EntryStep       EntryKind = 13 // one piece of the mean of a step's gradients
@@ -16,9 +16,6 @@ const (
 const OpClocked Op = 4
 
 const (
-	// JobVersion is the apply version of all that has to do with jobs.
-	JobVersion = 3
-
 	membershipFixed = 48
 	memberSize      = 16
 	stepFixed       = 64
@@ -74,7 +71,7 @@ func (m *Membership) Validate() error {
 
 // MembershipEntry returns the entry of m, which must be valid.
 func MembershipEntry(h EntryHeader, m *Membership) []byte {
-	h.Kind, h.Version, h.Parts = EntryMembership, JobVersion, 0
+	h.Kind, h.Parts = EntryMembership, 0
 	b := make([]byte, EntryHeaderSize, EntryHeaderSize+membershipFixed+memberSize*len(m.Members))
 	PutEntryHeader(b, h)
 	b = append(b, m.Job[:]...)
@@ -91,10 +88,10 @@ func MembershipEntry(h EntryHeader, m *Membership) []byte {
 	return b
 }
 
-// ParseMembership reads the body of a membership entry with header h. Errors: CodeCorrupt.
-func ParseMembership(h EntryHeader, b []byte) (m Membership, err error) {
-	if len(b) < membershipFixed || h.Version < JobVersion || len(b) != membershipFixed+memberSize*int(le.Uint32(b[44:])) {
-		return m, rowraft.Errorf(rowraft.CodeCorrupt, "membership entry of apply version %d has %d bytes", h.Version, len(b))
+// ParseMembership reads the body of a membership entry. Errors: CodeCorrupt.
+func ParseMembership(b []byte) (m Membership, err error) {
+	if len(b) < membershipFixed || len(b) != membershipFixed+memberSize*int(le.Uint32(b[44:])) {
+		return m, rowraft.Errorf(rowraft.CodeCorrupt, "membership entry has %d bytes", len(b))
 	}
 	m = Membership{
 		Job: rowraft.JobID(b[:16]), Generation: rowraft.Generation(le.Uint64(b[16:])), First: rowraft.Step(le.Uint64(b[24:])),
@@ -168,7 +165,7 @@ func (s *Step) Size() int {
 
 // AppendStepEntry appends the entry of s, which has a contributor.
 func AppendStepEntry(dst []byte, h EntryHeader, s *Step) []byte {
-	h.Kind, h.Version, h.Parts = EntryStep, JobVersion, 0
+	h.Kind, h.Parts = EntryStep, 0
 	at := len(dst)
 	dst = append(dst, make([]byte, EntryHeaderSize)...)
 	PutEntryHeader(dst[at:], h)
@@ -193,13 +190,13 @@ func AppendStepEntry(dst []byte, h EntryHeader, s *Step) []byte {
 	return append(dst, s.Payload...)
 }
 
-// ParseStep reads the body of a step entry with header h; Payload aliases it.
+// ParseStep reads the body of a step entry; Payload aliases it.
 // Errors: CodeCorrupt.
-func ParseStep(h EntryHeader, b []byte) (s Step, err error) {
+func ParseStep(b []byte) (s Step, err error) {
 	corrupt := func() (Step, error) {
-		return s, rowraft.Errorf(rowraft.CodeCorrupt, "impossible step entry of apply version %d, %d bytes", h.Version, len(b))
+		return s, rowraft.Errorf(rowraft.CodeCorrupt, "step entry of %d bytes has impossible fields", len(b))
 	}
-	if len(b) < stepFixed || h.Version < JobVersion {
+	if len(b) < stepFixed {
 		return corrupt()
 	}
 	s = Step{

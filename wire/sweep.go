@@ -9,14 +9,11 @@ import (
 )
 
 // EntrySweep removes the rows and candidates of some slots that meet conditions
-// (docs/formats/streaming.md). It is written with apply version 2.
+// (docs/formats/streaming.md).
 const EntrySweep EntryKind = 9
 
 // SweepSize is the length of a sweep entry's body.
 const SweepSize = 32
-
-// sweepVersion is the apply version that knows sweeps.
-const sweepVersion = 2
 
 // Conditions of a sweep. All that are given must hold.
 const (
@@ -79,7 +76,7 @@ func (s *Sweep) Validate() error {
 
 // SweepEntry returns the entry of a sweep, which must be valid.
 func SweepEntry(h EntryHeader, s *Sweep) []byte {
-	h.Kind, h.Version, h.Parts = EntrySweep, sweepVersion, 0
+	h.Kind, h.Parts = EntrySweep, 0
 	b := make([]byte, EntryHeaderSize, EntryHeaderSize+SweepSize)
 	PutEntryHeader(b, h)
 	b = le.AppendUint64(b, uint64(s.Table))
@@ -92,10 +89,10 @@ func SweepEntry(h EntryHeader, s *Sweep) []byte {
 	return le.AppendUint32(b, 0)
 }
 
-// ParseSweep reads the body of a sweep entry with header h. Errors: CodeCorrupt.
-func ParseSweep(h EntryHeader, b []byte) (s Sweep, err error) {
-	if len(b) != SweepSize || h.Version < sweepVersion {
-		return s, rowraft.Errorf(rowraft.CodeCorrupt, "sweep entry of apply version %d with %d bytes, want %d", h.Version, len(b), SweepSize)
+// ParseSweep reads the body of a sweep entry. Errors: CodeCorrupt.
+func ParseSweep(b []byte) (s Sweep, err error) {
+	if len(b) != SweepSize {
+		return s, rowraft.Errorf(rowraft.CodeCorrupt, "sweep entry has %d bytes, want %d", len(b), SweepSize)
 	}
 	s = Sweep{
 		Table: rowraft.TableID(le.Uint64(b)), First: rowraft.Slot(le.Uint16(b[8:])), Slots: int(le.Uint16(b[10:])),

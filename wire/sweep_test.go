@@ -15,17 +15,16 @@ func TestGoldenSweep(t *testing.T) {
 		Conditions: SweepUnseen | SweepCount | SweepNorm, Unseen: 7 * 24 * 3600, Count: 2, Norm: 0.5,
 	}
 	h, body, err := ParseEntryHeader(file)
-	if err != nil || h != (EntryHeader{Kind: EntrySweep, Version: 2, LogTime: 1_000_000_000, Epoch: 3}) {
+	if err != nil || h != (EntryHeader{Kind: EntrySweep, Version: FirstVersion, LogTime: 1_000_000_000, Epoch: 3}) {
 		t.Fatalf("header %+v, %v", h, err)
 	}
-	got, err := ParseSweep(h, body)
+	got, err := ParseSweep(body)
 	if err != nil || got != want {
 		t.Errorf("%+v, %v, want %+v", got, err, want)
 	}
 	if s, text := got.String(), "unseen for more than 604800s and pushed fewer than 2 times and norm below 0.5"; s != text {
 		t.Errorf("%q, want %q", s, text)
 	}
-	// Whatever version the header is of: a sweep is of the one that knows it.
 	if got := SweepEntry(EntryHeader{Version: 1, LogTime: 1_000_000_000, Epoch: 3, Parts: 7}, &want); !bytes.Equal(got, file) {
 		t.Errorf("written %x\nwant    %x", got, file)
 	}
@@ -57,22 +56,22 @@ func TestAnImpossibleSweepIsCorrupt(t *testing.T) {
 			if err := s.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 				t.Errorf("Validate = %v, want InvalidArgument", err)
 			}
-			wantCorruptSweep(t, SweepEntry(EntryHeader{Epoch: 1}, &s))
+			wantCorruptSweep(t, SweepEntry(EntryHeader{Version: FirstVersion, Epoch: 1}, &s))
 		})
 	}
-	entry := SweepEntry(EntryHeader{Epoch: 1}, &good)
-	for _, bad := range [][]byte{entry[:len(entry)-1], append(bytes.Clone(entry), 0), with(entry, 4, 1), with(entry, len(entry)-1, 1)} {
+	entry := SweepEntry(EntryHeader{Version: FirstVersion, Epoch: 1}, &good)
+	for _, bad := range [][]byte{entry[:len(entry)-1], append(bytes.Clone(entry), 0), with(entry, len(entry)-1, 1)} {
 		wantCorruptSweep(t, bad)
 	}
 }
 
 func wantCorruptSweep(t *testing.T, entry []byte) {
 	t.Helper()
-	h, body, err := ParseEntryHeader(entry)
+	_, body, err := ParseEntryHeader(entry)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err := ParseSweep(h, body); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+	if s, err := ParseSweep(body); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 		t.Errorf("%x: %+v, %v, want Corrupt", body, s, err)
 	}
 }

@@ -240,12 +240,12 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 		return err
 	case wire.EntrySweep:
 		l.Kind = "sweep"
-		w, err := wire.ParseSweep(h, body)
+		w, err := wire.ParseSweep(body)
 		l.What = fmt.Sprintf("table %#x, slots %d to %d: %s", uint64(w.Table), w.First, int(w.First)+w.Slots-1, w.String())
 		return err
 	case wire.EntryMembership:
 		l.Kind = "membership"
-		m, err := wire.ParseMembership(h, body)
+		m, err := wire.ParseMembership(body)
 		l.What = fmt.Sprintf("job %x, generation %d from step %d on: %s", m.Job, m.Generation, m.First, cli.Plural(len(m.Members), "member"))
 		if len(m.Members) == 0 {
 			l.What = fmt.Sprintf("job %x has ended", m.Job)
@@ -253,7 +253,7 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 		return err
 	case wire.EntryStep:
 		l.Kind = "step"
-		s, err := wire.ParseStep(h, body)
+		s, err := wire.ParseStep(body)
 		l.What = fmt.Sprintf("job %x, step %d, piece %d of %s", s.Job, s.Step, s.Piece, cli.Plural(s.Contributors.Len(), "worker"))
 		if s.Last {
 			l.What += ", closes it"
@@ -261,7 +261,7 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 		return err
 	case wire.EntryRestoreBegin:
 		l.Kind = "restore-begin"
-		b, err := wire.ParseRestoreBegin(h.Version, body)
+		b, err := wire.ParseRestoreBegin(body)
 		l.What = fmt.Sprintf("restore %x to table epoch %d, %s", b.ID, b.Epoch, cli.Plural(len(b.Tables), "table"))
 		return err
 	case wire.EntryRestoreRows:

@@ -57,16 +57,16 @@ func tooNew(what string) error {
 
 // decodeEntry reads a whole entry; its errors stop a replica.
 func decodeEntry(b []byte) (*entry, error) {
-	if len(b) < 32 || b[0] != 'R' {
+	if len(b) < 32 || b[0] != 'R' || b[1] != 1 {
 		return nil, corrupt("no entry header")
 	}
-	format, version := b[1], le.Uint16(b[4:])
-	if format > 1 || version > 3 {
-		return nil, tooNew("entry of a later format or apply version")
+	version := le.Uint16(b[4:])
+	if version > 1 {
+		return nil, tooNew("entry of a later version")
 	}
 	e := &entry{kind: b[2], logTime: le.Uint64(b[8:]), epoch: rowraft.TableEpoch(le.Uint64(b[16:]))}
 	parts := le.Uint32(b[24:])
-	if format == 0 || version == 0 || !zero(b[3:4]) || !zero(b[6:8]) || !zero(b[28:32]) {
+	if version == 0 || !zero(b[3:4]) || !zero(b[6:8]) || !zero(b[28:32]) {
 		return nil, corrupt("entry header with impossible fields")
 	}
 	if e.kind < kindParts || e.kind > kindCloseSession {
@@ -103,13 +103,13 @@ func decodeEntry(b []byte) (*entry, error) {
 	case kindProof:
 		e.proof, err = decodeProof(body)
 	case kindSweep:
-		e.sweep, err = decodeSweep(version, body)
+		e.sweep, err = decodeSweep(body)
 	case kindMembership:
-		e.membership, err = decodeMembership(version, body)
+		e.membership, err = decodeMembership(body)
 	case kindStep:
-		e.step, err = decodeStep(version, body)
+		e.step, err = decodeStep(body)
 	default:
-		e.restore, err = decodeRestore(e.kind, version, body)
+		e.restore, err = decodeRestore(e.kind, body)
 	}
 	return e, err
 }
@@ -153,7 +153,7 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 	}
 	extension := b[11]
 	if extension > 2 {
-		return s, nil, tooNew("schema with a later extension")
+		return s, nil, corrupt("schema with a longer extension")
 	}
 	length := uint64(le.Uint32(b[52:]))
 	padded := (56 + length + 7) / 8 * 8

@@ -85,9 +85,6 @@ func clientID(n byte) (c rowraft.ClientID) { c[0], c[15] = n, n; return c }
 
 func entryOf(h wire.EntryHeader, parts ...wire.Part) []byte {
 	h.Kind, h.Parts = wire.EntryParts, len(parts)
-	for i := range parts {
-		h.Version = max(h.Version, parts[i].Op.Version())
-	}
 	b := make([]byte, wire.EntryHeaderSize)
 	wire.PutEntryHeader(b, h)
 	for i := range parts {
@@ -99,7 +96,7 @@ func entryOf(h wire.EntryHeader, parts ...wire.Part) []byte {
 // drawEntry draws the entry after the state of m. Most are well-formed, and some
 // of their parts are refused; one in twelve has bytes changed.
 func drawEntry(t *rapid.T, m *Machine) []byte {
-	h := wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: m.Epoch, LogTime: m.LogTime}
+	h := wire.EntryHeader{Version: wire.FirstVersion, Epoch: m.Epoch, LogTime: m.LogTime}
 	switch rapid.IntRange(0, 40).Draw(t, "time") {
 	case 0:
 		h.LogTime += sessionTTL + rapid.Uint64Range(0, 1).Draw(t, "ttl")

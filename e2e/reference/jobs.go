@@ -86,9 +86,9 @@ type step struct {
 	payload              []byte
 }
 
-func decodeMembership(version uint16, b []byte) (*membership, error) {
-	if version < 3 || len(b) < 48 {
-		return nil, corrupt("membership too short, or too old")
+func decodeMembership(b []byte) (*membership, error) {
+	if len(b) < 48 {
+		return nil, corrupt("membership too short")
 	}
 	m := &membership{
 		job: rowraft.JobID(b[:16]), generation: le.Uint64(b[16:]), first: le.Uint64(b[24:]), deadline: le.Uint64(b[32:]),
@@ -111,9 +111,9 @@ func decodeMembership(version uint16, b []byte) (*membership, error) {
 	return m, nil
 }
 
-func decodeStep(version uint16, b []byte) (*step, error) {
-	if version < 3 || len(b) < 64 {
-		return nil, corrupt("step too short, or too old")
+func decodeStep(b []byte) (*step, error) {
+	if len(b) < 64 {
+		return nil, corrupt("step too short")
 	}
 	s := &step{
 		job: rowraft.JobID(b[:16]), generation: le.Uint64(b[16:]), step: le.Uint64(b[24:]), piece: le.Uint32(b[32:]),

@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Constants of apply version 1, from docs/formats/entry.md and payload.md.
+// Constants from docs/formats/entry.md and payload.md.
 const (
 	window      = 1024
 	maxSessions = 4096

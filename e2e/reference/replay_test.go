@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,24 +15,21 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-var writeReplay = flag.Bool("write-replay", false, "write shard/testdata/replay_v3.txt from the reference; only for a new apply version")
+var writeReplay = flag.Bool("write-replay", false, "write shard/testdata/replay.txt from the reference; from the first release on only for a new version")
 
-const replayDir = "../../shard/testdata/"
+const replayFile = "../../shard/testdata/replay.txt"
 
-// TestOldLogReplays replays logs of apply versions 1, 2, with
-// bfloat16, deletes and drops, and 3, with later update rules. Each was written once, with its answers and digests.
-// shard replays the same files; it must pass for ever.
+// replayTables have every update rule, both storages, and a dense table.
+var replayTables = slices.Concat(schemas[:4], ruleTables)
+
+// TestOldLogReplays replays a log that was written once, with its answers and digests. It has
+// pushes, assigns and deletes of all replayTables, sessions, and drops of a table.
+// Package shard replays the same file. Both must pass forever.
 func TestOldLogReplays(t *testing.T) {
 	if *writeReplay {
 		writeReplayFile(t)
 	}
-	for _, name := range []string{"replay_v1.txt", "replay_v2.txt", "replay_v3.txt"} {
-		t.Run(name, func(t *testing.T) { replayOld(t, name) })
-	}
-}
-
-func replayOld(t *testing.T, name string) {
-	text, err := os.ReadFile(replayDir + name)
+	text, err := os.ReadFile(replayFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +77,7 @@ func writeReplayFile(t *testing.T) {
 	header := func() wire.EntryHeader {
 		return wire.EntryHeader{Version: 1, Epoch: 1, LogTime: m.LogTime + sessionTTL/40}
 	}
-	for _, s := range ruleTables {
+	for _, s := range replayTables {
 		add(wire.CreateTableEntry(header(), &s))
 	}
 	for _, inc := range []rowraft.Incarnation{2, 2, 1, 0} {
@@ -102,13 +100,13 @@ func writeReplayFile(t *testing.T) {
 		}
 		add(entryOf(header(), parts...))
 		if n == 55 || n == 56 { // the second time it is not there
-			add(wire.DropTableEntry(header(), ruleTables[1].ID))
+			add(wire.DropTableEntry(header(), replayTables[1].ID))
 		}
 	}
 	late := header()
 	late.LogTime += 2 * sessionTTL
 	add(entryOf(late, wire.Part{Client: clientID(1), Incarnation: 2, Seq: 1000, Op: wire.OpPush}))
-	if err := os.WriteFile(replayDir+"replay_v3.txt", []byte(out.String()), 0o644); err != nil {
+	if err := os.WriteFile(replayFile, []byte(out.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -116,7 +114,7 @@ func writeReplayFile(t *testing.T) {
 // replayRows draws segments, one in ten for a table that does not exist or with
 // a foreign key.
 func replayRows(m *Machine, rng *rand.Rand, op wire.Op) (segs []rows) {
-	for _, s := range ruleTables {
+	for _, s := range replayTables {
 		if rng.IntN(2) == 0 {
 			continue
 		}

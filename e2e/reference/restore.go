@@ -49,7 +49,7 @@ type block struct {
 	tick       uint32 // of the source
 }
 
-func decodeRestore(kind byte, version uint16, b []byte) (r *restore, err error) {
+func decodeRestore(kind byte, b []byte) (r *restore, err error) {
 	if len(b) < 16 {
 		return nil, corrupt("restore: no id")
 	}
@@ -66,9 +66,7 @@ func decodeRestore(kind byte, version uint16, b []byte) (r *restore, err error) 
 		}
 		r.epoch = rowraft.TableEpoch(le.Uint64(b))
 		n, last := uint64(le.Uint32(b[8:])), rowraft.TableID(0)
-		if r.base = le.Uint32(b[12:]); r.base != 0 && version < 2 {
-			return nil, corrupt("restore begin: a base before its time")
-		}
+		r.base = le.Uint32(b[12:])
 		for b = b[16:]; len(b) > 0; {
 			var s rowraft.Schema
 			if s, b, err = decodeSchema(b); err != nil {
@@ -89,7 +87,7 @@ func decodeRestore(kind byte, version uint16, b []byte) (r *restore, err error) 
 		}
 		r.seq = le.Uint64(b)
 		for b = b[8:]; len(b) > 0; {
-			if b, err = r.decodeBlock(version, b); err != nil {
+			if b, err = r.decodeBlock(b); err != nil {
 				return nil, err
 			}
 		}
@@ -102,13 +100,13 @@ func decodeRestore(kind byte, version uint16, b []byte) (r *restore, err error) 
 	return r, nil
 }
 
-func (r *restore) decodeBlock(version uint16, b []byte) (rest []byte, err error) {
+func (r *restore) decodeBlock(b []byte) (rest []byte, err error) {
 	if len(b) < 32 {
 		return nil, corrupt("a block ends early")
 	}
 	k := block{table: rowraft.TableID(le.Uint64(b)), slot: rowraft.Slot(le.Uint16(b[8:])), counter: le.Uint64(b[16:]), size: int(le.Uint32(b[24:])), candidates: b[10] == 1, tick: le.Uint32(b[28:])}
 	n := int(le.Uint32(b[12:]))
-	if version < 2 && (k.candidates || k.tick != 0) || k.candidates && k.size != 16 || !k.candidates && k.size < 24 {
+	if k.candidates && k.size != 16 || !k.candidates && k.size < 24 {
 		return nil, corrupt("an impossible block")
 	}
 	if k.slot > 4095 || b[10] > 1 || b[11] != 0 || n > len(b)/16 || n*k.size > len(b)-32 {

@@ -19,7 +19,7 @@ func with(o rowraft.Optimizer, decay, bound float32) rowraft.Optimizer {
 	return o
 }
 
-// ruleTables are tables of apply version 3: all that docs/formats/rules.md says of
+// ruleTables are tables of which all that docs/formats/rules.md says of
 // optimizers holds for one at least.
 var ruleTables = func() []rowraft.Schema {
 	half := testTable(73, "rowwise.half", 3, with(rowWise, 0.01, 1))

@@ -33,8 +33,8 @@ type sweep struct {
 	norm        float32
 }
 
-func decodeSweep(version uint16, b []byte) (*sweep, error) {
-	if version < 2 || len(b) != 32 || !zero(b[28:]) {
+func decodeSweep(b []byte) (*sweep, error) {
+	if len(b) != 32 || !zero(b[28:]) {
 		return nil, corrupt("impossible sweep")
 	}
 	s := &sweep{

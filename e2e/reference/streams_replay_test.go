@@ -13,14 +13,13 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-var writeStreams = flag.Bool("write-streams", false, "write shard/testdata/replay_v2_streaming.txt from the reference; only for a new apply version")
+var writeStreams = flag.Bool("write-streams", false, "write shard/testdata/replay_streaming.txt from the reference; from the first release on only for a new version")
 
-const streamsFile = "../../shard/testdata/replay_v2_streaming.txt"
+const streamsFile = "../../shard/testdata/replay_streaming.txt"
 
-// TestOldStreamsReplay replays a log of apply version 2 on tables for streaming
-// ids, with its answers and digests. shard replays the same file; it must pass for
-// ever. It tells evictions of a sixth from those of an eighth, but not a seventh,
-// which is as many of 20 rows.
+// TestOldStreamsReplay replays a log on tables for streaming ids, with its answers and
+// digests. Package shard replays the same file. Both must pass forever. The log tells evictions
+// of a sixth from those of an eighth, but not a seventh, which is as many of 20 rows.
 func TestOldStreamsReplay(t *testing.T) {
 	if *writeStreams {
 		writeStreamsFile(t)

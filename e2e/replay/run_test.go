@@ -161,7 +161,7 @@ func (r *run) propose(entry []byte) rowraft.Index {
 	return 0
 }
 
-var entryHeader = wire.EntryHeader{Version: wire.PlainEntryVersion, Epoch: 1, LogTime: 5}
+var entryHeader = wire.EntryHeader{Version: wire.FirstVersion, Epoch: 1, LogTime: 5}
 
 // push adds 1 to the client's dimension of row 0 and pushes to the Adagrad table.
 func (r *run) push(client int) rowraft.Index {

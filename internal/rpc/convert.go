@@ -64,7 +64,7 @@ func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
 func MapToProto(m *clustermap.Map) *rowraftv1.Map {
 	p := &rowraftv1.Map{
 		ClusterId: string(m.Cluster), Version: uint64(m.Version), SlotsVersion: uint64(m.SlotsVersion),
-		Slots: m.Slots(), Epoch: uint64(m.Epoch), ApplyVersion: uint32(m.ApplyVersion), MetadataVersion: m.MetadataVersion,
+		Slots: m.Slots(), Epoch: uint64(m.Epoch), FormatVersion: uint32(m.FormatVersion),
 	}
 	for _, n := range m.Nodes {
 		p.Nodes = append(p.Nodes, NodeToProto(n))
@@ -82,7 +82,7 @@ func MapFromProto(p *rowraftv1.Map) (*clustermap.Map, error) {
 	m := clustermap.Map{
 		Cluster: rowraft.ClusterID(p.GetClusterId()), Version: rowraft.MapVersion(p.GetVersion()),
 		SlotsVersion: rowraft.MapVersion(p.GetSlotsVersion()), Epoch: rowraft.TableEpoch(p.GetEpoch()),
-		ApplyVersion: uint16(min(p.GetApplyVersion(), math.MaxUint16)), MetadataVersion: p.GetMetadataVersion(),
+		FormatVersion: rowraft.FormatVersion(min(p.GetFormatVersion(), math.MaxUint16)),
 	}
 	for _, n := range p.GetNodes() {
 		m.Nodes = append(m.Nodes, NodeFromProto(n))

@@ -15,7 +15,7 @@ var logKeys = keySet(
 	"action", "addr", "addrs", "checkpoint", "cluster", "component", "destination", "dir", "file", "follower", "group", "job", "leader", "member", "metric", "move", "node", "op",
 	"operation", "page", "path", "peer", "policy", "process", "rank", "remote", "replica", "role", "server", "shard", "snapshot", "table", "token", "trainer", "worker", "workers",
 	// when, in the order of the logs and of training
-	"applied", "batch", "boundary", "epoch", "first", "generation", "id", "incarnation", "index", "last", "last_index", "map_version", "mark", "phase", "step", "term",
+	"applied", "batch", "boundary", "epoch", "first", "format_version", "generation", "id", "incarnation", "index", "last", "last_index", "map_version", "mark", "phase", "step", "term",
 	// how much
 	"bytes", "founders", "free_bytes", "full", "kept_bytes", "left_on_machine", "limit_bytes", "most_replicas_on_a_server", "of_go", "removed", "replicas", "reserve_bytes", "rows", "servers",
 	"shards", "trainers", "tries", "used_bytes", "uses",

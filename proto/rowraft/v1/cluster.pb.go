@@ -1258,20 +1258,18 @@ func (x *RemovedReplica) GetVersion() uint64 {
 }
 
 type Map struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId    string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Version      uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
-	SlotsVersion uint64                 `protobuf:"varint,3,opt,name=slots_version,json=slotsVersion,proto3" json:"slots_version,omitempty"`
-	Nodes        []*Node                `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	Shards       []*Shard               `protobuf:"bytes,5,rep,name=shards,proto3" json:"shards,omitempty"`
-	Slots        []byte                 `protobuf:"bytes,6,opt,name=slots,proto3" json:"slots,omitempty"` // 4096 bytes: slot → shard
-	Tables       []*TableSchema         `protobuf:"bytes,7,rep,name=tables,proto3" json:"tables,omitempty"`
-	Epoch        uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"` // table epoch
-	// What every member understands, and so the newest that may be logged; 0: 2 and 6.
-	ApplyVersion    uint32 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"`          // of entries of shards
-	MetadataVersion uint32 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"` // of entries of the metadata group
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Version       uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	SlotsVersion  uint64                 `protobuf:"varint,3,opt,name=slots_version,json=slotsVersion,proto3" json:"slots_version,omitempty"`
+	Nodes         []*Node                `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Shards        []*Shard               `protobuf:"bytes,5,rep,name=shards,proto3" json:"shards,omitempty"`
+	Slots         []byte                 `protobuf:"bytes,6,opt,name=slots,proto3" json:"slots,omitempty"` // 4096 bytes: slot → shard
+	Tables        []*TableSchema         `protobuf:"bytes,7,rep,name=tables,proto3" json:"tables,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`                                      // table epoch
+	FormatVersion uint32                 `protobuf:"varint,9,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"` // the newest that every server understands, and so the newest in any log; 0 means 1
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Map) Reset() {
@@ -1360,16 +1358,9 @@ func (x *Map) GetEpoch() uint64 {
 	return 0
 }
 
-func (x *Map) GetApplyVersion() uint32 {
+func (x *Map) GetFormatVersion() uint32 {
 	if x != nil {
-		return x.ApplyVersion
-	}
-	return 0
-}
-
-func (x *Map) GetMetadataVersion() uint32 {
-	if x != nil {
-		return x.MetadataVersion
+		return x.FormatVersion
 	}
 	return 0
 }
@@ -1549,14 +1540,12 @@ func (x *GetMapReply) GetLeaders() []*LeaderHint {
 }
 
 type RegisterNodeRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Node      *Node                  `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	// The newest that the server understands; 0: a binary that does not say, taken for 2 and 6.
-	ApplyVersion    uint32 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"`
-	MetadataVersion uint32 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Node          *Node                  `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	FormatVersion uint32                 `protobuf:"varint,3,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"` // the newest that the server understands; 0 means 1
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterNodeRequest) Reset() {
@@ -1603,16 +1592,9 @@ func (x *RegisterNodeRequest) GetNode() *Node {
 	return nil
 }
 
-func (x *RegisterNodeRequest) GetApplyVersion() uint32 {
+func (x *RegisterNodeRequest) GetFormatVersion() uint32 {
 	if x != nil {
-		return x.ApplyVersion
-	}
-	return 0
-}
-
-func (x *RegisterNodeRequest) GetMetadataVersion() uint32 {
-	if x != nil {
-		return x.MetadataVersion
+		return x.FormatVersion
 	}
 	return 0
 }
@@ -2076,8 +2058,6 @@ type HeartbeatRequest struct {
 	NodeId             string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	MapVersion         uint64                 `protobuf:"varint,3,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
 	Replicas           []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	ApplyVersion       uint32                 `protobuf:"varint,20,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"` // as in RegisterNodeRequest
-	MetadataVersion    uint32                 `protobuf:"varint,21,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
 	Stopping           bool                   `protobuf:"varint,5,opt,name=stopping,proto3" json:"stopping,omitempty"` // it hands over its leads and ends
 	Version            string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`    // of the binary
 	UptimeNs           uint64                 `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
@@ -2087,6 +2067,7 @@ type HeartbeatRequest struct {
 	MetadataReplica    bool                   `protobuf:"varint,11,opt,name=metadata_replica,json=metadataReplica,proto3" json:"metadata_replica,omitempty"`           // it has a replica of the metadata group: a seat in it, or it waits for one
 	Slowness           *Slowness              `protobuf:"bytes,12,opt,name=slowness,proto3" json:"slowness,omitempty"`                                                 // unset: unknown
 	MetadataRolledBack string                 `protobuf:"bytes,13,opt,name=metadata_rolled_back,json=metadataRolledBack,proto3" json:"metadata_rolled_back,omitempty"` // why that replica found that its disk was rolled back; "": it did not
+	FormatVersion      uint32                 `protobuf:"varint,14,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`                 // as in RegisterNodeRequest
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -2147,20 +2128,6 @@ func (x *HeartbeatRequest) GetReplicas() []*ReplicaStatus {
 		return x.Replicas
 	}
 	return nil
-}
-
-func (x *HeartbeatRequest) GetApplyVersion() uint32 {
-	if x != nil {
-		return x.ApplyVersion
-	}
-	return 0
-}
-
-func (x *HeartbeatRequest) GetMetadataVersion() uint32 {
-	if x != nil {
-		return x.MetadataVersion
-	}
-	return 0
 }
 
 func (x *HeartbeatRequest) GetStopping() bool {
@@ -2224,6 +2191,13 @@ func (x *HeartbeatRequest) GetMetadataRolledBack() string {
 		return x.MetadataRolledBack
 	}
 	return ""
+}
+
+func (x *HeartbeatRequest) GetFormatVersion() uint32 {
+	if x != nil {
+		return x.FormatVersion
+	}
+	return 0
 }
 
 // Slowness is what a server measured of its disk and its timers over the last two minutes. Each limit is what its
@@ -2360,7 +2334,7 @@ func (x *Disk) GetReserveBytes() uint64 {
 type HeartbeatReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
-	HeldBack      string                 `protobuf:"bytes,20,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"` // for people: which server keeps the cluster from newer entries; empty: none
+	OldestServer  string                 `protobuf:"bytes,2,opt,name=oldest_server,json=oldestServer,proto3" json:"oldest_server,omitempty"` // names the server that understands the lowest format version, for messages; empty if all are equal
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2402,9 +2376,9 @@ func (x *HeartbeatReply) GetMapVersion() uint64 {
 	return 0
 }
 
-func (x *HeartbeatReply) GetHeldBack() string {
+func (x *HeartbeatReply) GetOldestServer() string {
 	if x != nil {
-		return x.HeldBack
+		return x.OldestServer
 	}
 	return ""
 }
@@ -4186,7 +4160,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\achanges\x18\x05 \x01(\x04R\achanges\"Y\n" +
 	"\x0eRemovedReplica\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.rowraft.v1.ReplicaR\areplica\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\x04R\aversion\"\xe3\x02\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"\xba\x02\n" +
 	"\x03Map\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -4196,9 +4170,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x06shards\x18\x05 \x03(\v2\x11.rowraft.v1.ShardR\x06shards\x12\x14\n" +
 	"\x05slots\x18\x06 \x01(\fR\x05slots\x12/\n" +
 	"\x06tables\x18\a \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x12\x14\n" +
-	"\x05epoch\x18\b \x01(\x04R\x05epoch\x12#\n" +
-	"\rapply_version\x18\x14 \x01(\rR\fapplyVersion\x12)\n" +
-	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\"J\n" +
+	"\x05epoch\x18\b \x01(\x04R\x05epoch\x12%\n" +
+	"\x0eformat_version\x18\t \x01(\rR\rformatVersion\"J\n" +
 	"\n" +
 	"LeaderHint\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
@@ -4211,13 +4184,12 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"cluster_id\x18\x03 \x01(\tR\tclusterId\"b\n" +
 	"\vGetMapReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x120\n" +
-	"\aleaders\x18\x02 \x03(\v2\x16.rowraft.v1.LeaderHintR\aleaders\"\xaa\x01\n" +
+	"\aleaders\x18\x02 \x03(\v2\x16.rowraft.v1.LeaderHintR\aleaders\"\x81\x01\n" +
 	"\x13RegisterNodeRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12$\n" +
-	"\x04node\x18\x02 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12#\n" +
-	"\rapply_version\x18\x14 \x01(\rR\fapplyVersion\x12)\n" +
-	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\"4\n" +
+	"\x04node\x18\x02 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12%\n" +
+	"\x0eformat_version\x18\x03 \x01(\rR\rformatVersion\"4\n" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\"\x86\x06\n" +
@@ -4270,16 +4242,14 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aexpired\x18\a \x01(\x04R\aexpired\x12\x1e\n" +
 	"\n" +
 	"candidates\x18\b \x01(\x04R\n" +
-	"candidates\"\xbf\x04\n" +
+	"candidates\"\x96\x04\n" +
 	"\x10HeartbeatRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1f\n" +
 	"\vmap_version\x18\x03 \x01(\x04R\n" +
 	"mapVersion\x125\n" +
-	"\breplicas\x18\x04 \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\x12#\n" +
-	"\rapply_version\x18\x14 \x01(\rR\fapplyVersion\x12)\n" +
-	"\x10metadata_version\x18\x15 \x01(\rR\x0fmetadataVersion\x12\x1a\n" +
+	"\breplicas\x18\x04 \x03(\v2\x19.rowraft.v1.ReplicaStatusR\breplicas\x12\x1a\n" +
 	"\bstopping\x18\x05 \x01(\bR\bstopping\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\a \x01(\x04R\buptimeNs\x12$\n" +
@@ -4289,7 +4259,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	" \x01(\tR\aprofile\x12)\n" +
 	"\x10metadata_replica\x18\v \x01(\bR\x0fmetadataReplica\x120\n" +
 	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\x120\n" +
-	"\x14metadata_rolled_back\x18\r \x01(\tR\x12metadataRolledBack\"\xbb\x01\n" +
+	"\x14metadata_rolled_back\x18\r \x01(\tR\x12metadataRolledBack\x12%\n" +
+	"\x0eformat_version\x18\x0e \x01(\rR\rformatVersion\"\xbb\x01\n" +
 	"\bSlowness\x12\x19\n" +
 	"\bfsync_ns\x18\x01 \x01(\x04R\afsyncNs\x12$\n" +
 	"\x0efsync_limit_ns\x18\x02 \x01(\x04R\ffsyncLimitNs\x12\x1f\n" +
@@ -4300,11 +4271,11 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04Disk\x12\x1d\n" +
 	"\n" +
 	"free_bytes\x18\x01 \x01(\x04R\tfreeBytes\x12#\n" +
-	"\rreserve_bytes\x18\x02 \x01(\x04R\freserveBytes\"N\n" +
+	"\rreserve_bytes\x18\x02 \x01(\x04R\freserveBytes\"V\n" +
 	"\x0eHeartbeatReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\x12\x1b\n" +
-	"\theld_back\x18\x14 \x01(\tR\bheldBack\"6\n" +
+	"mapVersion\x12#\n" +
+	"\roldest_server\x18\x02 \x01(\tR\foldestServer\"6\n" +
 	"\x10DropTableRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\"1\n" +

@@ -499,7 +499,7 @@ type JobPart struct {
 	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of who has it; 0: nobody
 	Take          uint64                 `protobuf:"varint,5,opt,name=take,proto3" json:"take,omitempty"`               // which of those that it was given, from 1
 	Unsettled     uint64                 `protobuf:"varint,6,opt,name=unsettled,proto3" json:"unsettled,omitempty"`     // incarnation of who had it, and of which the shards are to be asked; 0: nobody's
-	Reading       uint64                 `protobuf:"varint,7,opt,name=reading,proto3" json:"reading,omitempty"`         // how many have been given it, which are told apart in the shards; 0: they are not
+	Reading       uint64                 `protobuf:"varint,7,opt,name=reading,proto3" json:"reading,omitempty"`         // how many times it was given to a worker; the shards keep the readings apart
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -738,25 +738,22 @@ func (x *JobIdentity) GetIncarnation() uint64 {
 }
 
 type EnterRequest struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	Job        string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Worker     string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
-	Instance   []byte                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
-	Workers    uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`                   // expected; all must agree
-	Settings   []*JobSetting          `protobuf:"bytes,5,rep,name=settings,proto3" json:"settings,omitempty"`                  // by name
-	WantRank   uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
-	Data       *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, part_examples, epochs
-	LeaseNs    uint64                 `protobuf:"varint,8,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
-	Gather     bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // nobody begins before all workers are there
-	Restart    bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                         // it reads its share from the beginning: a run without members that knows it is over
-	Checkpoint string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
-	InShards   bool                   `protobuf:"varint,12,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`       // every shard must know the members, for steps and clocks
-	Quorum     float64                `protobuf:"fixed64,13,opt,name=quorum,proto3" json:"quorum,omitempty"`                          // share of the members that closes a step; 0 and 1: all
-	DeadlineNs uint64                 `protobuf:"varint,14,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
-	// 1: it waits for all workers also where a stopped run goes on, and is told if the run
-	// from which it was lost is done. 2: a call that comes when its process has left is refused.
-	Revision      uint32 `protobuf:"varint,15,opt,name=revision,proto3" json:"revision,omitempty"`
-	BaseStep      uint64 `protobuf:"varint,16,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // of a run that begins: steps of the job that its checkpoint has; at most 2^62
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Worker        string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
+	Instance      []byte                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`                   // expected; all must agree
+	Settings      []*JobSetting          `protobuf:"bytes,5,rep,name=settings,proto3" json:"settings,omitempty"`                  // by name
+	WantRank      uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
+	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, part_examples, epochs
+	LeaseNs       uint64                 `protobuf:"varint,8,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	Gather        bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // nobody begins before all workers are there
+	Restart       bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                         // it reads its share from the beginning: a run without members that knows it is over
+	Checkpoint    string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
+	InShards      bool                   `protobuf:"varint,12,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`       // every shard must know the members, for steps and clocks
+	Quorum        float64                `protobuf:"fixed64,13,opt,name=quorum,proto3" json:"quorum,omitempty"`                          // share of the members that closes a step; 0 and 1: all
+	DeadlineNs    uint64                 `protobuf:"varint,14,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
+	BaseStep      uint64                 `protobuf:"varint,15,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`       // of a run that begins: steps of the job that its checkpoint has; at most 2^62
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -885,13 +882,6 @@ func (x *EnterRequest) GetQuorum() float64 {
 func (x *EnterRequest) GetDeadlineNs() uint64 {
 	if x != nil {
 		return x.DeadlineNs
-	}
-	return 0
-}
-
-func (x *EnterRequest) GetRevision() uint32 {
-	if x != nil {
-		return x.Revision
 	}
 	return 0
 }
@@ -1317,7 +1307,7 @@ type NextPartReply struct {
 	Offset        uint64                 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`   // of its examples to begin with
 	From          uint64                 `protobuf:"varint,6,opt,name=from,proto3" json:"from,omitempty"`       // number of its first example
 	To            uint64                 `protobuf:"varint,7,opt,name=to,proto3" json:"to,omitempty"`           // and of the one behind its last
-	Reading       uint64                 `protobuf:"varint,8,opt,name=reading,proto3" json:"reading,omitempty"` // which this is of those that it is given for, from 1; 0: they are not told apart
+	Reading       uint64                 `protobuf:"varint,8,opt,name=reading,proto3" json:"reading,omitempty"` // how many times it was given to a worker, from 1
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2142,7 +2132,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\rR\x04rank\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xe4\x03\n" +
+	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xc8\x03\n" +
 	"\fEnterRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x1a\n" +
@@ -2161,9 +2151,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\tin_shards\x18\f \x01(\bR\binShards\x12\x16\n" +
 	"\x06quorum\x18\r \x01(\x01R\x06quorum\x12\x1f\n" +
 	"\vdeadline_ns\x18\x0e \x01(\x04R\n" +
-	"deadlineNs\x12\x1a\n" +
-	"\brevision\x18\x0f \x01(\rR\brevision\x12\x1b\n" +
-	"\tbase_step\x18\x10 \x01(\x04R\bbaseStep\"\xd1\x01\n" +
+	"deadlineNs\x12\x1b\n" +
+	"\tbase_step\x18\x0f \x01(\x04R\bbaseStep\"\xd1\x01\n" +
 	"\n" +
 	"EnterReply\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x1e\n" +

@@ -55,13 +55,13 @@ type MetaCommand struct {
 	//	*MetaCommand_ForgetRun
 	//	*MetaCommand_SettleParts
 	//	*MetaCommand_ForgetJob
-	//	*MetaCommand_RaiseVersions
 	//	*MetaCommand_SetIntent
 	//	*MetaCommand_EndOperation
 	//	*MetaCommand_RetireNode
 	//	*MetaCommand_CreateToken
 	//	*MetaCommand_UseToken
 	//	*MetaCommand_DeleteToken
+	//	*MetaCommand_RaiseVersion
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -365,15 +365,6 @@ func (x *MetaCommand) GetForgetJob() *MetaForgetJob {
 	return nil
 }
 
-func (x *MetaCommand) GetRaiseVersions() *MetaRaiseVersions {
-	if x != nil {
-		if x, ok := x.Command.(*MetaCommand_RaiseVersions); ok {
-			return x.RaiseVersions
-		}
-	}
-	return nil
-}
-
 func (x *MetaCommand) GetSetIntent() *MetaSetIntent {
 	if x != nil {
 		if x, ok := x.Command.(*MetaCommand_SetIntent); ok {
@@ -428,6 +419,15 @@ func (x *MetaCommand) GetDeleteToken() *MetaDeleteToken {
 	return nil
 }
 
+func (x *MetaCommand) GetRaiseVersion() *MetaRaiseVersion {
+	if x != nil {
+		if x, ok := x.Command.(*MetaCommand_RaiseVersion); ok {
+			return x.RaiseVersion
+		}
+	}
+	return nil
+}
+
 type isMetaCommand_Command interface {
 	isMetaCommand_Command()
 }
@@ -457,15 +457,15 @@ type MetaCommand_JoinJob struct {
 }
 
 type MetaCommand_StartMove struct {
-	StartMove *MetaStartMove `protobuf:"bytes,7,opt,name=start_move,json=startMove,proto3,oneof"` // since version 2
+	StartMove *MetaStartMove `protobuf:"bytes,7,opt,name=start_move,json=startMove,proto3,oneof"`
 }
 
 type MetaCommand_AdvanceMove struct {
-	AdvanceMove *MetaAdvanceMove `protobuf:"bytes,8,opt,name=advance_move,json=advanceMove,proto3,oneof"` // since version 2
+	AdvanceMove *MetaAdvanceMove `protobuf:"bytes,8,opt,name=advance_move,json=advanceMove,proto3,oneof"`
 }
 
 type MetaCommand_ForgetReplica struct {
-	ForgetReplica *MetaForgetReplica `protobuf:"bytes,9,opt,name=forget_replica,json=forgetReplica,proto3,oneof"` // since version 2
+	ForgetReplica *MetaForgetReplica `protobuf:"bytes,9,opt,name=forget_replica,json=forgetReplica,proto3,oneof"`
 }
 
 type MetaCommand_Restore struct {
@@ -481,99 +481,99 @@ type MetaCommand_BeginRestore struct {
 }
 
 type MetaCommand_Attend struct {
-	Attend *MetaAttend `protobuf:"bytes,30,opt,name=attend,proto3,oneof"` // since version 5
+	Attend *MetaAttend `protobuf:"bytes,30,opt,name=attend,proto3,oneof"`
 }
 
 type MetaCommand_Leave struct {
-	Leave *MetaLeave `protobuf:"bytes,31,opt,name=leave,proto3,oneof"` // since version 5
+	Leave *MetaLeave `protobuf:"bytes,31,opt,name=leave,proto3,oneof"`
 }
 
 type MetaCommand_DropTable struct {
-	DropTable *MetaDropTable `protobuf:"bytes,40,opt,name=drop_table,json=dropTable,proto3,oneof"` // since version 4
+	DropTable *MetaDropTable `protobuf:"bytes,40,opt,name=drop_table,json=dropTable,proto3,oneof"`
 }
 
 type MetaCommand_SetPolicy struct {
-	SetPolicy *MetaSetPolicy `protobuf:"bytes,32,opt,name=set_policy,json=setPolicy,proto3,oneof"` // since version 5
+	SetPolicy *MetaSetPolicy `protobuf:"bytes,32,opt,name=set_policy,json=setPolicy,proto3,oneof"`
 }
 
 type MetaCommand_DeletePolicy struct {
-	DeletePolicy *MetaDeletePolicy `protobuf:"bytes,33,opt,name=delete_policy,json=deletePolicy,proto3,oneof"` // since version 5
+	DeletePolicy *MetaDeletePolicy `protobuf:"bytes,33,opt,name=delete_policy,json=deletePolicy,proto3,oneof"`
 }
 
 type MetaCommand_BeginPolicyRun struct {
-	BeginPolicyRun *MetaBeginPolicyRun `protobuf:"bytes,34,opt,name=begin_policy_run,json=beginPolicyRun,proto3,oneof"` // since version 5
+	BeginPolicyRun *MetaBeginPolicyRun `protobuf:"bytes,34,opt,name=begin_policy_run,json=beginPolicyRun,proto3,oneof"`
 }
 
 type MetaCommand_EndPolicyRun struct {
-	EndPolicyRun *MetaEndPolicyRun `protobuf:"bytes,35,opt,name=end_policy_run,json=endPolicyRun,proto3,oneof"` // since version 5
+	EndPolicyRun *MetaEndPolicyRun `protobuf:"bytes,35,opt,name=end_policy_run,json=endPolicyRun,proto3,oneof"`
 }
 
 type MetaCommand_ForgetCheckpoint struct {
-	ForgetCheckpoint *MetaForgetCheckpoint `protobuf:"bytes,36,opt,name=forget_checkpoint,json=forgetCheckpoint,proto3,oneof"` // since version 5
+	ForgetCheckpoint *MetaForgetCheckpoint `protobuf:"bytes,36,opt,name=forget_checkpoint,json=forgetCheckpoint,proto3,oneof"`
 }
 
 type MetaCommand_EnterJob struct {
-	EnterJob *MetaEnterJob `protobuf:"bytes,50,opt,name=enter_job,json=enterJob,proto3,oneof"` // since version 7
+	EnterJob *MetaEnterJob `protobuf:"bytes,50,opt,name=enter_job,json=enterJob,proto3,oneof"`
 }
 
 type MetaCommand_LeaveJob struct {
-	LeaveJob *MetaLeaveJob `protobuf:"bytes,51,opt,name=leave_job,json=leaveJob,proto3,oneof"` // since version 7
+	LeaveJob *MetaLeaveJob `protobuf:"bytes,51,opt,name=leave_job,json=leaveJob,proto3,oneof"`
 }
 
 type MetaCommand_TakePart struct {
-	TakePart *MetaTakePart `protobuf:"bytes,52,opt,name=take_part,json=takePart,proto3,oneof"` // since version 7
+	TakePart *MetaTakePart `protobuf:"bytes,52,opt,name=take_part,json=takePart,proto3,oneof"`
 }
 
 type MetaCommand_EndPart struct {
-	EndPart *MetaEndPart `protobuf:"bytes,53,opt,name=end_part,json=endPart,proto3,oneof"` // since version 7
+	EndPart *MetaEndPart `protobuf:"bytes,53,opt,name=end_part,json=endPart,proto3,oneof"`
 }
 
 type MetaCommand_StopJob struct {
-	StopJob *MetaStopJob `protobuf:"bytes,54,opt,name=stop_job,json=stopJob,proto3,oneof"` // since version 7
+	StopJob *MetaStopJob `protobuf:"bytes,54,opt,name=stop_job,json=stopJob,proto3,oneof"`
 }
 
 type MetaCommand_StartGeneration struct {
-	StartGeneration *MetaStartGeneration `protobuf:"bytes,55,opt,name=start_generation,json=startGeneration,proto3,oneof"` // since version 7
+	StartGeneration *MetaStartGeneration `protobuf:"bytes,55,opt,name=start_generation,json=startGeneration,proto3,oneof"`
 }
 
 type MetaCommand_ForgetRun struct {
-	ForgetRun *MetaForgetRun `protobuf:"bytes,56,opt,name=forget_run,json=forgetRun,proto3,oneof"` // since version 7
+	ForgetRun *MetaForgetRun `protobuf:"bytes,56,opt,name=forget_run,json=forgetRun,proto3,oneof"`
 }
 
 type MetaCommand_SettleParts struct {
-	SettleParts *MetaSettleParts `protobuf:"bytes,57,opt,name=settle_parts,json=settleParts,proto3,oneof"` // since version 9
+	SettleParts *MetaSettleParts `protobuf:"bytes,57,opt,name=settle_parts,json=settleParts,proto3,oneof"`
 }
 
 type MetaCommand_ForgetJob struct {
-	ForgetJob *MetaForgetJob `protobuf:"bytes,58,opt,name=forget_job,json=forgetJob,proto3,oneof"` // since version 13
-}
-
-type MetaCommand_RaiseVersions struct {
-	RaiseVersions *MetaRaiseVersions `protobuf:"bytes,80,opt,name=raise_versions,json=raiseVersions,proto3,oneof"` // since version 8
+	ForgetJob *MetaForgetJob `protobuf:"bytes,58,opt,name=forget_job,json=forgetJob,proto3,oneof"`
 }
 
 type MetaCommand_SetIntent struct {
-	SetIntent *MetaSetIntent `protobuf:"bytes,67,opt,name=set_intent,json=setIntent,proto3,oneof"` // since version 10
+	SetIntent *MetaSetIntent `protobuf:"bytes,67,opt,name=set_intent,json=setIntent,proto3,oneof"`
 }
 
 type MetaCommand_EndOperation struct {
-	EndOperation *MetaEndOperation `protobuf:"bytes,68,opt,name=end_operation,json=endOperation,proto3,oneof"` // since version 10
+	EndOperation *MetaEndOperation `protobuf:"bytes,68,opt,name=end_operation,json=endOperation,proto3,oneof"`
 }
 
 type MetaCommand_RetireNode struct {
-	RetireNode *MetaRetireNode `protobuf:"bytes,69,opt,name=retire_node,json=retireNode,proto3,oneof"` // since version 10
+	RetireNode *MetaRetireNode `protobuf:"bytes,69,opt,name=retire_node,json=retireNode,proto3,oneof"`
 }
 
 type MetaCommand_CreateToken struct {
-	CreateToken *MetaCreateToken `protobuf:"bytes,70,opt,name=create_token,json=createToken,proto3,oneof"` // since version 12
+	CreateToken *MetaCreateToken `protobuf:"bytes,70,opt,name=create_token,json=createToken,proto3,oneof"`
 }
 
 type MetaCommand_UseToken struct {
-	UseToken *MetaUseToken `protobuf:"bytes,71,opt,name=use_token,json=useToken,proto3,oneof"` // since version 12
+	UseToken *MetaUseToken `protobuf:"bytes,71,opt,name=use_token,json=useToken,proto3,oneof"`
 }
 
 type MetaCommand_DeleteToken struct {
-	DeleteToken *MetaDeleteToken `protobuf:"bytes,72,opt,name=delete_token,json=deleteToken,proto3,oneof"` // since version 12
+	DeleteToken *MetaDeleteToken `protobuf:"bytes,72,opt,name=delete_token,json=deleteToken,proto3,oneof"`
+}
+
+type MetaCommand_RaiseVersion struct {
+	RaiseVersion *MetaRaiseVersion `protobuf:"bytes,80,opt,name=raise_version,json=raiseVersion,proto3,oneof"`
 }
 
 func (*MetaCommand_Init) isMetaCommand_Command() {}
@@ -634,8 +634,6 @@ func (*MetaCommand_SettleParts) isMetaCommand_Command() {}
 
 func (*MetaCommand_ForgetJob) isMetaCommand_Command() {}
 
-func (*MetaCommand_RaiseVersions) isMetaCommand_Command() {}
-
 func (*MetaCommand_SetIntent) isMetaCommand_Command() {}
 
 func (*MetaCommand_EndOperation) isMetaCommand_Command() {}
@@ -647,6 +645,8 @@ func (*MetaCommand_CreateToken) isMetaCommand_Command() {}
 func (*MetaCommand_UseToken) isMetaCommand_Command() {}
 
 func (*MetaCommand_DeleteToken) isMetaCommand_Command() {}
+
+func (*MetaCommand_RaiseVersion) isMetaCommand_Command() {}
 
 // MetaInit names the cluster. The first one wins, an equal one changes nothing.
 type MetaInit struct {
@@ -1001,29 +1001,28 @@ func (x *MetaIssueIncarnation) GetMember() *JobIdentity {
 	return nil
 }
 
-// MetaRaiseVersions says what all members understand from now on.
-type MetaRaiseVersions struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	ApplyVersion    uint32                 `protobuf:"varint,1,opt,name=apply_version,json=applyVersion,proto3" json:"apply_version,omitempty"`
-	MetadataVersion uint32                 `protobuf:"varint,2,opt,name=metadata_version,json=metadataVersion,proto3" json:"metadata_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+// MetaRaiseVersion says what all servers understand from now on.
+type MetaRaiseVersion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FormatVersion uint32                 `protobuf:"varint,1,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MetaRaiseVersions) Reset() {
-	*x = MetaRaiseVersions{}
+func (x *MetaRaiseVersion) Reset() {
+	*x = MetaRaiseVersion{}
 	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MetaRaiseVersions) String() string {
+func (x *MetaRaiseVersion) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MetaRaiseVersions) ProtoMessage() {}
+func (*MetaRaiseVersion) ProtoMessage() {}
 
-func (x *MetaRaiseVersions) ProtoReflect() protoreflect.Message {
+func (x *MetaRaiseVersion) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_meta_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1035,21 +1034,14 @@ func (x *MetaRaiseVersions) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MetaRaiseVersions.ProtoReflect.Descriptor instead.
-func (*MetaRaiseVersions) Descriptor() ([]byte, []int) {
+// Deprecated: Use MetaRaiseVersion.ProtoReflect.Descriptor instead.
+func (*MetaRaiseVersion) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *MetaRaiseVersions) GetApplyVersion() uint32 {
+func (x *MetaRaiseVersion) GetFormatVersion() uint32 {
 	if x != nil {
-		return x.ApplyVersion
-	}
-	return 0
-}
-
-func (x *MetaRaiseVersions) GetMetadataVersion() uint32 {
-	if x != nil {
-		return x.MetadataVersion
+		return x.FormatVersion
 	}
 	return 0
 }
@@ -1119,9 +1111,9 @@ type MetaStartMove struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	FromNode      string                 `protobuf:"bytes,2,opt,name=from_node,json=fromNode,proto3" json:"from_node,omitempty"`
-	To            *Replica               `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`                                     // its id is new
-	MapVersion    uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`  // refused if the map has another one
-	Reason        MoveReason             `protobuf:"varint,5,opt,name=reason,proto3,enum=rowraft.v1.MoveReason" json:"reason,omitempty"` // since version 10
+	To            *Replica               `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`                                    // its id is new
+	MapVersion    uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // refused if the map has another one
+	Reason        MoveReason             `protobuf:"varint,5,opt,name=reason,proto3,enum=rowraft.v1.MoveReason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1875,7 +1867,6 @@ type MetaTakePart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	Take          uint64                 `protobuf:"varint,2,opt,name=take,proto3" json:"take,omitempty"`
-	Numbered      bool                   `protobuf:"varint,3,opt,name=numbered,proto3" json:"numbered,omitempty"` // readings of the part are told apart; since version 13
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1922,13 +1913,6 @@ func (x *MetaTakePart) GetTake() uint64 {
 		return x.Take
 	}
 	return 0
-}
-
-func (x *MetaTakePart) GetNumbered() bool {
-	if x != nil {
-		return x.Numbered
-	}
-	return false
 }
 
 type MetaEndPart struct {
@@ -2242,8 +2226,8 @@ type MetaRun struct {
 	DeadlineNs    uint64                 `protobuf:"varint,17,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
 	Started       uint64                 `protobuf:"varint,18,opt,name=started,proto3" json:"started,omitempty"`                              // newest generation that has a first step
 	FirstStep     uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`         // its
-	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                          // it was stopped, and the next generation wants all workers; since version 9
-	BaseStep      uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`            // steps of the job before it; since version 11
+	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                          // it was stopped, and the next generation wants all workers
+	BaseStep      uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`            // steps of the job before it
 	IdleSinceNs   uint64                 `protobuf:"varint,22,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"` // Unix time at which its last member left; 0: somebody trains
 	Attended      bool                   `protobuf:"varint,23,opt,name=attended,proto3" json:"attended,omitempty"`                            // a member has had a call of Attend
 	unknownFields protoimpl.UnknownFields
@@ -2561,21 +2545,21 @@ type MetaState struct {
 	Map             *Map                   `protobuf:"bytes,2,opt,name=map,proto3" json:"map,omitempty"` // cluster id, versions, nodes by id, shards, slots, tables by age
 	LastIncarnation uint64                 `protobuf:"varint,3,opt,name=last_incarnation,json=lastIncarnation,proto3" json:"last_incarnation,omitempty"`
 	Jobs            []*MetaJob             `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"`                                        // by name
-	Moves           []*Move                `protobuf:"bytes,5,rep,name=moves,proto3" json:"moves,omitempty"`                                      // that run, by shard; since version 2
-	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first; since version 2
-	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move; since version 2. Since version 10 operations count with them
+	Moves           []*Move                `protobuf:"bytes,5,rep,name=moves,proto3" json:"moves,omitempty"`                                      // that run, by shard
+	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first
+	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move, or to an operation
 	Restore         *MetaRestore           `protobuf:"bytes,20,opt,name=restore,proto3" json:"restore,omitempty"`                                 // decided and not yet closed in every shard
-	Restored        []*MetaRestored        `protobuf:"bytes,30,rep,name=restored,proto3" json:"restored,omitempty"`                               // tables come from these checkpoints, the last restore first; no table stands twice; since version 5
+	Restored        []*MetaRestored        `protobuf:"bytes,30,rep,name=restored,proto3" json:"restored,omitempty"`                               // tables come from these checkpoints, the last restore first; no table stands twice
 	LastRestore     uint32                 `protobuf:"varint,22,opt,name=last_restore,json=lastRestore,proto3" json:"last_restore,omitempty"`     // number of the last restore of single tables
-	Trainers        []*MetaTrainer         `protobuf:"bytes,31,rep,name=trainers,proto3" json:"trainers,omitempty"`                               // by job and rank; since version 5
-	Policies        []*MetaPolicy          `protobuf:"bytes,32,rep,name=policies,proto3" json:"policies,omitempty"`                               // by name; since version 5
+	Trainers        []*MetaTrainer         `protobuf:"bytes,31,rep,name=trainers,proto3" json:"trainers,omitempty"`                               // by job and rank
+	Policies        []*MetaPolicy          `protobuf:"bytes,32,rep,name=policies,proto3" json:"policies,omitempty"`                               // by name
 	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
-	Dropped         []*MetaDroppedTable    `protobuf:"bytes,40,rep,name=dropped,proto3" json:"dropped,omitempty"`                                 // the last 64 since a restore, oldest first; since version 4
-	Runs            []*MetaRun             `protobuf:"bytes,50,rep,name=runs,proto3" json:"runs,omitempty"`                                       // by job; since version 7
-	EndedRuns       [][]byte               `protobuf:"bytes,51,rep,name=ended_runs,json=endedRuns,proto3" json:"ended_runs,omitempty"`            // that shards are to forget, oldest first; since version 7
-	Operations      []*Operation           `protobuf:"bytes,60,rep,name=operations,proto3" json:"operations,omitempty"`                           // by id: those that run, and the last 32 that ended; since version 10
-	Retired         []string               `protobuf:"bytes,61,rep,name=retired,proto3" json:"retired,omitempty"`                                 // ids of the last 1024 nodes that were retired, oldest first; since version 10
-	Tokens          []*MetaToken           `protobuf:"bytes,70,rep,name=tokens,proto3" json:"tokens,omitempty"`                                   // by id; since version 12
+	Dropped         []*MetaDroppedTable    `protobuf:"bytes,40,rep,name=dropped,proto3" json:"dropped,omitempty"`                                 // the last 64 since a restore, oldest first
+	Runs            []*MetaRun             `protobuf:"bytes,50,rep,name=runs,proto3" json:"runs,omitempty"`                                       // by job
+	EndedRuns       [][]byte               `protobuf:"bytes,51,rep,name=ended_runs,json=endedRuns,proto3" json:"ended_runs,omitempty"`            // that shards are to forget, oldest first
+	Operations      []*Operation           `protobuf:"bytes,60,rep,name=operations,proto3" json:"operations,omitempty"`                           // by id: those that run, and the last 32 that ended
+	Retired         []string               `protobuf:"bytes,61,rep,name=retired,proto3" json:"retired,omitempty"`                                 // ids of the last 1024 nodes that were retired, oldest first
+	Tokens          []*MetaToken           `protobuf:"bytes,70,rep,name=tokens,proto3" json:"tokens,omitempty"`                                   // by id
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2798,7 +2782,7 @@ type MetaRestore struct {
 	TableEpoch    uint64                 `protobuf:"varint,2,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // one above the present one: all tables; the present one: these alone, whose ids have the next restore number
 	Tables        []*TableSchema         `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`
 	Shards        []*MetaRestoreShard    `protobuf:"bytes,4,rep,name=shards,proto3" json:"shards,omitempty"` // by id
-	Source        *MetaRestored          `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"` // since version 5
+	Source        *MetaRestored          `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3625,7 +3609,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xec\x11\n" +
+	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xe9\x11\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -3661,8 +3645,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12@\n" +
 	"\fsettle_parts\x189 \x01(\v2\x1b.rowraft.v1.MetaSettlePartsH\x00R\vsettleParts\x12:\n" +
 	"\n" +
-	"forget_job\x18: \x01(\v2\x19.rowraft.v1.MetaForgetJobH\x00R\tforgetJob\x12F\n" +
-	"\x0eraise_versions\x18P \x01(\v2\x1d.rowraft.v1.MetaRaiseVersionsH\x00R\rraiseVersions\x12:\n" +
+	"forget_job\x18: \x01(\v2\x19.rowraft.v1.MetaForgetJobH\x00R\tforgetJob\x12:\n" +
 	"\n" +
 	"set_intent\x18C \x01(\v2\x19.rowraft.v1.MetaSetIntentH\x00R\tsetIntent\x12C\n" +
 	"\rend_operation\x18D \x01(\v2\x1c.rowraft.v1.MetaEndOperationH\x00R\fendOperation\x12=\n" +
@@ -3670,7 +3653,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"retireNode\x12@\n" +
 	"\fcreate_token\x18F \x01(\v2\x1b.rowraft.v1.MetaCreateTokenH\x00R\vcreateToken\x127\n" +
 	"\tuse_token\x18G \x01(\v2\x18.rowraft.v1.MetaUseTokenH\x00R\buseToken\x12@\n" +
-	"\fdelete_token\x18H \x01(\v2\x1b.rowraft.v1.MetaDeleteTokenH\x00R\vdeleteTokenB\t\n" +
+	"\fdelete_token\x18H \x01(\v2\x1b.rowraft.v1.MetaDeleteTokenH\x00R\vdeleteToken\x12C\n" +
+	"\rraise_version\x18P \x01(\v2\x1c.rowraft.v1.MetaRaiseVersionH\x00R\fraiseVersionB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +
@@ -3692,10 +3676,9 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"tableEpoch\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"G\n" +
 	"\x14MetaIssueIncarnation\x12/\n" +
-	"\x06member\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\"c\n" +
-	"\x11MetaRaiseVersions\x12#\n" +
-	"\rapply_version\x18\x01 \x01(\rR\fapplyVersion\x12)\n" +
-	"\x10metadata_version\x18\x02 \x01(\rR\x0fmetadataVersion\"Q\n" +
+	"\x06member\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\"9\n" +
+	"\x10MetaRaiseVersion\x12%\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"Q\n" +
 	"\vMetaJoinJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x18\n" +
@@ -3748,11 +3731,10 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x13\n" +
 	"\x05at_ns\x18\x03 \x01(\x04R\x04atNs\x12\x14\n" +
-	"\x05asked\x18\x04 \x01(\bR\x05asked\"s\n" +
+	"\x05asked\x18\x04 \x01(\bR\x05asked\"W\n" +
 	"\fMetaTakePart\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
-	"\x04take\x18\x02 \x01(\x04R\x04take\x12\x1a\n" +
-	"\bnumbered\x18\x03 \x01(\bR\bnumbered\"l\n" +
+	"\x04take\x18\x02 \x01(\x04R\x04take\"l\n" +
 	"\vMetaEndPart\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
@@ -3930,7 +3912,7 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaDropTable)(nil),        // 5: rowraft.v1.MetaDropTable
 	(*MetaDroppedTable)(nil),     // 6: rowraft.v1.MetaDroppedTable
 	(*MetaIssueIncarnation)(nil), // 7: rowraft.v1.MetaIssueIncarnation
-	(*MetaRaiseVersions)(nil),    // 8: rowraft.v1.MetaRaiseVersions
+	(*MetaRaiseVersion)(nil),     // 8: rowraft.v1.MetaRaiseVersion
 	(*MetaJoinJob)(nil),          // 9: rowraft.v1.MetaJoinJob
 	(*MetaStartMove)(nil),        // 10: rowraft.v1.MetaStartMove
 	(*MetaSetIntent)(nil),        // 11: rowraft.v1.MetaSetIntent
@@ -4024,13 +4006,13 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	27, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
 	28, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
 	22, // 28: rowraft.v1.MetaCommand.forget_job:type_name -> rowraft.v1.MetaForgetJob
-	8,  // 29: rowraft.v1.MetaCommand.raise_versions:type_name -> rowraft.v1.MetaRaiseVersions
-	11, // 30: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
-	12, // 31: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
-	13, // 32: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
-	15, // 33: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
-	16, // 34: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
-	17, // 35: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
+	11, // 29: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
+	12, // 30: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
+	13, // 31: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
+	15, // 32: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
+	16, // 33: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
+	17, // 34: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
+	8,  // 35: rowraft.v1.MetaCommand.raise_version:type_name -> rowraft.v1.MetaRaiseVersion
 	47, // 36: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
 	48, // 37: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
 	49, // 38: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
@@ -4122,13 +4104,13 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_ForgetRun)(nil),
 		(*MetaCommand_SettleParts)(nil),
 		(*MetaCommand_ForgetJob)(nil),
-		(*MetaCommand_RaiseVersions)(nil),
 		(*MetaCommand_SetIntent)(nil),
 		(*MetaCommand_EndOperation)(nil),
 		(*MetaCommand_RetireNode)(nil),
 		(*MetaCommand_CreateToken)(nil),
 		(*MetaCommand_UseToken)(nil),
 		(*MetaCommand_DeleteToken)(nil),
+		(*MetaCommand_RaiseVersion)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
