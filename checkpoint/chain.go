@@ -104,8 +104,9 @@ func (c Chain) Candidates() (n uint64, err error) {
 	return n, nil
 }
 
-// slotHeaders stand before the rows of a slot, and before its candidates.
-const slotHeaders = 2*chunkHeaderSize + rowsHeaderSize + 8 + candidatesHeaderSize
+// slotHeaders stand before the rows of a slot, and before its candidates. A slot from which
+// rows were removed has 8 bytes more, which count as half a candidate.
+const slotHeaders = 2*chunkHeaderSize + rowsHeaderSize + candidatesHeaderSize
 
 // planned is what is read of one link for one part of the newest: the streams with
 // its slots, and the sums of these and of what the link above has in its streams.

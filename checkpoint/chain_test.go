@@ -118,10 +118,6 @@ func (w *world) savePart(tb rapid.TB, m *Manifest, files memFiles, shard rowraft
 		base = w.made[m.Parent.Name]
 	}
 	p := Part{Shard: shard, Applied: 7, Slots: slots}
-	format2 := uint64(0)
-	if m.Parent != nil {
-		format2 = 1
-	}
 	var out bytes.Buffer
 	wr, err := NewWriter(&out, Header{Shard: shard, Applied: 7, Epoch: 1, Delta: m.Parent != nil}, w.schemas, nil, Ended{}, nil)
 	if err != nil {
@@ -139,7 +135,7 @@ func (w *world) savePart(tb rapid.TB, m *Manifest, files memFiles, shard rowraft
 			}
 			whole := w.removed[at] > base[at] || base[at] == 0
 			if sum.Counter > base[at] {
-				if err := wr.BeginSlot(Slot{Table: at.table, Slot: slot, Counter: sum.Counter, RecordBytes: 24 + 4*schema.Dim, Whole: whole && m.Parent != nil, Removed: w.removed[at] * format2}); err != nil {
+				if err := wr.BeginSlot(Slot{Table: at.table, Slot: slot, Counter: sum.Counter, RecordBytes: 24 + 4*schema.Dim, Whole: whole && m.Parent != nil, Removed: w.removed[at]}); err != nil {
 					tb.Fatal(err)
 				}
 			}

@@ -60,7 +60,7 @@ type stream struct {
 
 var goldenStream = func() stream {
 	s := stream{
-		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4, Format: 1},
+		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4},
 		tables: []rowraft.Schema{{
 			ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
@@ -88,7 +88,7 @@ var goldenStream = func() stream {
 // goldenDelta is what stands in testdata/delta.hex.
 var goldenDelta = func() stream {
 	s := goldenStream
-	s.header.Delta, s.header.Format, s.sessions = true, 2, nil
+	s.header.Delta, s.sessions = true, nil
 	s.blocks = []block{
 		{Slot{Table: 10, Slot: 5, Counter: 9, RecordBytes: 28, Removed: 1}, 1, goldenStream.blocks[0].records[:28]},
 		{Slot{Table: 10, Slot: 6, Counter: 3, RecordBytes: 28, Removed: 3, Whole: true}, 0, ""},
@@ -169,11 +169,10 @@ func TestGoldenSnapshot(t *testing.T) {
 func TestImpossibleFieldsOfDeltas(t *testing.T) {
 	const rows = 160 + 16
 	for name, change := range map[string]func(b []byte){
-		"a format 1 that is a delta":   func(b []byte) { b[8] = 1 },
-		"a format 2 that is none":      func(b []byte) { b[48] = 0 },
+		"no delta":                     func(b []byte) { b[48] = 0 },
 		"another flag of the header":   func(b []byte) { b[48] = 3 },
 		"reserved bytes of the header": func(b []byte) { b[52] = 1 },
-		"another flag of the rows":     func(b []byte) { b[rows+10] = 2 },
+		"another flag of the rows":     func(b []byte) { b[rows+10] = 6 },
 		"a flag in the second byte":    func(b []byte) { b[rows+11] = 1 },
 	} {
 		bad := goldenFile(t, "delta.hex")
@@ -346,7 +345,7 @@ func TestImpossibleFieldsWithGoodSums(t *testing.T) {
 		at    int
 		value byte
 	}{
-		{"format 0", 8, 0}, {"hash version 0", 10, 0}, {"reserved bytes of the header", 48, 1},
+		{"format 0", 8, 0}, {"hash version 0", 10, 0}, {"an unknown flag of the header", 48, 2},
 		{"a table more", 40, 2}, {"no table", 40, 0}, {"a session more", 44, 2}, {"very many sessions", 47, 1},
 		{"reserved bytes of a chunk", 65, 1}, {"an unknown kind", 352, 9}, {"a chunk longer than the rest", 359 + 3, 1},
 		{"table without dim", schema + 12, 0},

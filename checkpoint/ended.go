@@ -9,7 +9,7 @@ const (
 	endedFixed = 8
 	endedSize  = 32
 
-	chunkEnded chunkKind = 7 // format 3, after the sessions, if any has ended
+	chunkEnded chunkKind = 7 // after the sessions, if any has ended
 )
 
 // Ended is what a shard remembers of sessions that are over (docs/formats/entry.md, kind 2).

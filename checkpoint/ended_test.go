@@ -15,7 +15,7 @@ func goldenEnded() stream {
 	high := low
 	high[0] = 255
 	return stream{
-		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4, Format: 3},
+		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4},
 		ended:  Ended{List: []EndedSession{{high, 3, 5}, {low, 9, 7}}},
 	}
 }
@@ -26,7 +26,6 @@ func TestGoldenEndedSessions(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got.ended, want.ended) || got.header != want.header {
 		t.Errorf("it is read as %+v, %v", got, err)
 	}
-	want.header.Format = 0 // sessions that are over ask for format 3 themselves
 	if b := mustWrite(t, want); !bytes.Equal(b, file) {
 		t.Errorf("it is written as %x", b)
 	}
@@ -40,7 +39,6 @@ func TestImpossibleEndedSessions(t *testing.T) {
 		at   int
 		b    byte
 	}{
-		{"in format 2", 8, 2},
 		{"another number of them", 56, 3},
 		{"one fewer", 56, 1},
 		{"none", 56, 0},

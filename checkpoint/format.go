@@ -8,9 +8,8 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// Version is the newest format this binary reads. A stream is written as format
-// 1 unless it holds something newer.
-const Version = 3
+// Version is the format of a stream that this binary writes, and the newest that it reads.
+const Version = 1
 
 // CandidateBytes is the size of a candidate: key, count, tick.
 const CandidateBytes = 16
@@ -20,7 +19,7 @@ const (
 	headerSize = 64
 
 	chunkHeaderSize = 16
-	rowsHeaderSize  = 32 // format 1; format 2 has 8 bytes more
+	rowsHeaderSize  = 32 // and 8 bytes more if rows were removed from the slot
 	sessionFixed    = 176
 	refusalSize     = 16
 	trailerSize     = 48
@@ -44,7 +43,7 @@ const (
 	chunkSessions chunkKind = 2
 	chunkRows     chunkKind = 3
 	chunkTrailer  chunkKind = 4
-	// chunkCandidates follows the rows of its slot; format 2.
+	// chunkCandidates follows the rows of its slot.
 	chunkCandidates chunkKind = 5
 )
 
@@ -62,10 +61,7 @@ type Header struct {
 	Applied rowraft.Index // the rows are those after this entry
 	LogTime uint64        // nanoseconds of logged time
 	Epoch   rowraft.TableEpoch
-	Delta   bool // it lacks rows that another stream has; format 2
-	// Format is what the stream is written in at least, and was read in. Format 2
-	// has Slot.Removed.
-	Format uint16
+	Delta   bool // it lacks rows that another stream has
 }
 
 // flagDelta stands in the header.
@@ -96,18 +92,21 @@ type Slot struct {
 	Slot        rowraft.Slot
 	Counter     uint64 // the last row version drawn in this slot
 	RecordBytes int    // length of one record
-	Removed     uint64 // the counter when a row was last removed here, 0 if none was; format 2
+	Removed     uint64 // the counter when a row was last removed here, 0 if none was
 	Whole       bool   // in a delta: these are all rows of the slot
 }
 
-// flagWhole stands in the header of rows.
-const flagWhole = 1
+// Flags in the header of rows.
+const (
+	flagWhole   = 1
+	flagRemoved = 2 // Removed follows the header; it is not 0
+)
 
 // Trailer is what the whole stream adds up to.
 type Trailer struct {
 	Rows       uint64
 	Chunks     uint64 // of rows
-	Candidates uint64 // format 2
+	Candidates uint64
 	Digest     Digest
 }
 
@@ -121,7 +120,7 @@ func (h Header) append(dst []byte, n counts) []byte {
 		flags = flagDelta
 	}
 	dst = append(dst, magic...)
-	dst = le.AppendUint16(dst, h.Format)
+	dst = le.AppendUint16(dst, Version)
 	dst = le.AppendUint16(dst, clustermap.HashVersion)
 	dst = le.AppendUint32(dst, uint32(h.Shard))
 	dst = le.AppendUint64(dst, uint64(h.Applied))
@@ -156,12 +155,10 @@ func parseHeader(b []byte) (h Header, n counts, err error) {
 		Applied: rowraft.Index(le.Uint64(b[16:])),
 		LogTime: le.Uint64(b[24:]),
 		Epoch:   rowraft.TableEpoch(le.Uint64(b[32:])),
-		Format:  version,
 		Delta:   le.Uint32(b[48:]) == flagDelta,
 	}
 	n = counts{tables: int(le.Uint32(b[40:])), sessions: int(le.Uint32(b[44:])), jobs: int(le.Uint32(b[52:])), ended: int(le.Uint32(b[56:]))}
-	if version == 0 || hash == 0 || n.tables > maxTables || n.sessions > maxSessions || n.jobs > MaxJobs || n.ended > MaxEnded ||
-		n.jobs+n.ended > 0 && version < 3 || le.Uint32(b[48:]) != 0 && !(h.Delta && version >= 2) {
+	if version == 0 || hash == 0 || n.tables > maxTables || n.sessions > maxSessions || n.jobs > MaxJobs || n.ended > MaxEnded || le.Uint32(b[48:]) != 0 && !h.Delta {
 		return h, n, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: the header has impossible fields")
 	}
 	return h, n, nil

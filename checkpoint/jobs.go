@@ -7,8 +7,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Limits of what a shard keeps of jobs (docs/formats/steps.md). They are constants
-// of apply version 3.
+// Limits of what a shard keeps of jobs (docs/formats/steps.md). A change
+// of one needs a new format version.
 const (
 	MaxJobs       = 256
 	ClosedSteps   = 16 // whose contributors are remembered
@@ -20,7 +20,7 @@ const (
 	openSize      = 24 + rankSetSize
 	positionSize  = 16
 
-	chunkJobs chunkKind = 6 // format 3, after the sessions, if there are any
+	chunkJobs chunkKind = 6 // after the sessions, if there are any
 )
 
 // Job is what a shard knows of a training job.

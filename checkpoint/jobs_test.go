@@ -21,7 +21,7 @@ func rankSet(ranks ...rowraft.Rank) (s wire.RankSet) {
 // goldenJobs is what stands in testdata/jobs.hex.
 func goldenJobs() stream {
 	return stream{
-		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4, Format: 3},
+		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4},
 		jobs: []Job{{
 			ID:         rowraft.JobID{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
 			Generation: 3, First: 17, Deadline: 1e9, Quorum: 1, LastClosed: 18,
@@ -42,7 +42,6 @@ func TestGoldenJobs(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got.jobs, want.jobs) || got.header != want.header {
 		t.Errorf("it is read as %+v, %v", got, err)
 	}
-	want.header.Format = 0 // jobs ask for format 3 themselves
 	if b := mustWrite(t, want); !bytes.Equal(b, file) {
 		t.Errorf("it is written as %x", b)
 	}
@@ -57,7 +56,6 @@ func TestImpossibleJobs(t *testing.T) {
 		at   int
 		b    byte
 	}{
-		{"jobs in format 2", 8, 2},
 		{"another number of jobs", 52, 3},
 		{"one job fewer", 52, 1},
 		{"too many jobs", 53, 2},

@@ -18,9 +18,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// ManifestVersion is the newest manifest this binary reads. One that holds
-// nothing newer is written as version 1.
-const ManifestVersion = 3
+// ManifestVersion is that of the manifests that this binary writes, and the newest that it reads.
+const ManifestVersion = 1
 
 // ManifestFile is the name of the file that makes a set of files a checkpoint.
 // It is written last.
@@ -206,24 +205,12 @@ func (m *Manifest) Encode() ([]byte, error) {
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "encode a manifest: %w", err)
 	}
 	body = append(body, '\n')
-	out := fmt.Appendf(nil, "%s %d %08x %d\n", manifestMagic, m.version(), crc32.Checksum(body, castagnoli), len(body))
+	out := fmt.Appendf(nil, "%s %d %08x %d\n", manifestMagic, ManifestVersion, crc32.Checksum(body, castagnoli), len(body))
 	out = append(out, body...)
 	if _, err := ParseManifest(out); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "the manifest would not be readable: %w", err)
 	}
 	return out, nil
-}
-
-// version is the oldest manifest that knows all of m.
-func (m *Manifest) version() int {
-	version := 1
-	if m.Parent != nil {
-		version = 2
-	}
-	for i := range m.Tables {
-		version = max(version, 1+m.Tables[i].Schema.Extension())
-	}
-	return version
 }
 
 func fileToJSON(f File) fileJSON { return fileJSON{f.Name, f.Bytes, hex.EncodeToString(f.SHA256[:])} }
@@ -232,7 +219,7 @@ const manifestMagic = "ROWRAFT-CHECKPOINT"
 
 var (
 	manifestStart = regexp.MustCompile(`^` + manifestMagic + ` ([1-9][0-9]{0,8})[ \n]`)
-	manifestLine  = regexp.MustCompile(`^` + manifestMagic + ` [123] ([0-9a-f]{8}) ([1-9][0-9]{0,8})\n`)
+	manifestLine  = regexp.MustCompile(`^` + manifestMagic + ` 1 ([0-9a-f]{8}) ([1-9][0-9]{0,8})\n`)
 )
 
 // ParseManifest reads a manifest and checks all that it says of itself.
@@ -273,9 +260,6 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	m, err := j.manifest()
 	if err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: %w", err)
-	}
-	if want := m.version(); v != want {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: what it says is format %d, its first line says %d", want, v)
 	}
 	return m, nil
 }

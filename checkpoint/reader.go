@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/wire"
@@ -108,8 +107,11 @@ func (r *Reader) Next() (Block, error) {
 }
 
 func (r *Reader) block() (Block, error) {
-	b, head := r.buf, rowsHeaderSize
-	if r.header.Format >= 2 {
+	b, head, flags := r.buf, rowsHeaderSize, uint16(0)
+	if len(b) >= head {
+		flags = le.Uint16(b[10:])
+	}
+	if flags&flagRemoved != 0 {
 		head += 8
 	}
 	if len(b) < head {
@@ -121,18 +123,18 @@ func (r *Reader) block() (Block, error) {
 			Slot:        rowraft.Slot(le.Uint16(b[8:])),
 			Counter:     le.Uint64(b[16:]),
 			RecordBytes: int(le.Uint32(b[28:])),
-			Whole:       le.Uint16(b[10:]) == flagWhole,
+			Whole:       flags&flagWhole != 0,
 		},
 		Rows:    int(le.Uint32(b[24:])),
 		Records: b[head:],
 	}
-	if r.header.Format >= 2 {
+	if flags&flagRemoved != 0 {
 		blk.Removed = le.Uint64(b[rowsHeaderSize:])
 	}
 	part := le.Uint32(b[12:])
 	blk.First = part == 0
 	switch {
-	case blk.Slot.Slot >= rowraft.NumSlots, le.Uint16(b[10:]) != 0 && !(blk.Whole && r.header.Delta), blk.RecordBytes < 8, blk.Removed > blk.Counter,
+	case blk.Slot.Slot >= rowraft.NumSlots, flags&^(flagWhole|flagRemoved) != 0, blk.Whole && !r.header.Delta, blk.RecordBytes < 8, blk.Removed > blk.Counter, flags&flagRemoved != 0 && blk.Removed == 0,
 		uint64(blk.Rows)*uint64(blk.RecordBytes) != uint64(len(blk.Records)):
 		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot, blk.Rows, blk.RecordBytes, len(blk.Records))
 	case part == 0 && r.started && !r.last.before(blk.Slot),
@@ -148,7 +150,7 @@ func (r *Reader) block() (Block, error) {
 // candidates reads those of the slot whose rows came last.
 func (r *Reader) candidates() (Block, error) {
 	b := r.buf
-	if len(b) <= candidatesHeaderSize || r.header.Format < 2 {
+	if len(b) <= candidatesHeaderSize {
 		return Block{}, r.corrupt("a chunk of candidates has %d bytes", len(b))
 	}
 	blk := Block{Slot: r.last, Candidates: b[candidatesHeaderSize:]}
@@ -204,9 +206,6 @@ func (r *Reader) readSchemas(n int) error {
 			}
 			r.tables = append(r.tables, s)
 		}
-	}
-	if r.header.Format < 2 && slices.ContainsFunc(r.tables, func(s rowraft.Schema) bool { return s.Extension() > 0 }) {
-		return r.corrupt("a table of a later format")
 	}
 	if len(r.tables) != n {
 		return r.corrupt("the header names %d tables, there are %d", n, len(r.tables))

@@ -13,9 +13,8 @@ import (
 // Writer writes one stream: NewWriter, then for each (table, slot) in ascending
 // order BeginSlot and any number of Append, then Finish.
 type Writer struct {
-	w      io.Writer
-	bytes  int64
-	format uint16
+	w     io.Writer
+	bytes int64
 
 	buf     []byte // the chunk under construction, its header included
 	slot    Slot
@@ -29,19 +28,7 @@ type Writer struct {
 // NewWriter writes everything that stands before the rows. tables and jobs must be
 // ascending by ID and sessions by Client.
 func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Session, ended Ended, jobs []Job) (*Writer, error) {
-	h.Format = max(h.Format, 1)
-	for i := range tables {
-		if tables[i].Extension() > 0 {
-			h.Format = max(h.Format, 2)
-		}
-	}
-	if h.Delta {
-		h.Format = max(h.Format, 2)
-	}
-	if len(jobs) > 0 || len(ended.List) > 0 {
-		h.Format = max(h.Format, 3)
-	}
-	wr := &Writer{w: w, format: h.Format, buf: make([]byte, 0, targetChunk+(64<<10))}
+	wr := &Writer{w: w, buf: make([]byte, 0, targetChunk+(64<<10))}
 	wr.buf = h.append(wr.buf, counts{len(tables), len(sessions), len(ended.List), len(jobs)})
 	if err := wr.flush(); err != nil {
 		return nil, err
@@ -90,8 +77,8 @@ func (w *Writer) BeginSlot(s Slot) error {
 	if w.started && !w.slot.before(s) {
 		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d follows table %#x slot %d", uint64(s.Table), s.Slot, uint64(w.slot.Table), w.slot.Slot)
 	}
-	if s.Removed > s.Counter || s.Removed > 0 && w.format < 2 {
-		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d: rows were removed at %d of %d, in format %d", uint64(s.Table), s.Slot, s.Removed, s.Counter, w.format)
+	if s.Removed > s.Counter {
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d: rows were removed at %d of %d", uint64(s.Table), s.Slot, s.Removed, s.Counter)
 	}
 	w.slot, w.open, w.started, w.part = s, true, true, 0
 	w.beginRows()
@@ -127,8 +114,8 @@ func (w *Writer) Append(records []byte) error {
 // tick, ascending by key. It is called at most once for a slot, after its rows,
 // and ends the slot. Without candidates it only does that.
 func (w *Writer) Candidates(b []byte) error {
-	if !w.open || len(b)%candidateSize != 0 || len(b) > 0 && w.format < 2 || len(b) > maxChunk/2 {
-		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: %d bytes of candidates of table %#x slot %d in format %d", len(b), uint64(w.slot.Table), w.slot.Slot, w.format)
+	if !w.open || len(b)%candidateSize != 0 || len(b) > maxChunk/2 {
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: %d bytes of candidates of table %#x slot %d", len(b), uint64(w.slot.Table), w.slot.Slot)
 	}
 	if err := w.endSlot(); err != nil || len(b) == 0 {
 		return err
@@ -165,14 +152,17 @@ func (w *Writer) beginRows() {
 	w.buf = le.AppendUint16(w.buf, uint16(s.Slot))
 	flags := uint16(0)
 	if s.Whole {
-		flags = flagWhole
+		flags |= flagWhole
+	}
+	if s.Removed > 0 {
+		flags |= flagRemoved
 	}
 	w.buf = le.AppendUint16(w.buf, flags)
 	w.buf = le.AppendUint32(w.buf, w.part)
 	w.buf = le.AppendUint64(w.buf, s.Counter)
 	w.buf = le.AppendUint32(w.buf, 0) // rows, set by endRows
 	w.buf = le.AppendUint32(w.buf, uint32(s.RecordBytes))
-	if w.format >= 2 {
+	if s.Removed > 0 {
 		w.buf = le.AppendUint64(w.buf, s.Removed)
 	}
 }

@@ -114,9 +114,6 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.endLocked())
 		}
-		if snap.Removals() {
-			s.header.Format = 2
-		}
 		s.tables = append(s.tables, tableSnapshot{schema: t.schema, rows: t.rows, snap: snap})
 	}
 	if canary.Is(canary.ForgetSessions) {

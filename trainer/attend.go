@@ -133,7 +133,7 @@ func readJobStep(ctx context.Context, path, job string) (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("checkpoint %s: %w", path, err)
 	}
-	return jobStepOf(st), nil
+	return st.JobStep, nil
 }
 
 // FindSaved reads the state that c.Resume names, nil if there is none to go on from.

@@ -136,21 +136,12 @@ func (j *Job) Resume(s *state.State) error {
 	j.step, j.examples = s.Step, s.Examples
 	j.before = counters{step: s.Step, examples: s.Examples}
 	if j.cfg.Mode == Sync {
-		j.before.jobStep = jobStepOf(s)
+		j.before.jobStep = s.JobStep
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.mu.sent, j.mu.acknowledged, j.mu.skipped = s.Acknowledged, s.Acknowledged, s.Skipped
 	return nil
-}
-
-// jobStepOf is how many steps a job had whose trainers keep step. A format that does not say was of
-// trainers that had all done as many.
-func jobStepOf(s *state.State) int64 {
-	if s.JobStep == 0 {
-		return s.Step
-	}
-	return s.JobStep
 }
 
 // counters are what had been done before this process.

@@ -58,7 +58,6 @@ type counts struct{ tables, sessions, over, jobs int }
 type loader struct {
 	all, rest []byte
 	m         *Machine
-	format    uint16
 
 	table      rowraft.TableID // of the last chunk of rows
 	slot, part int
@@ -76,16 +75,15 @@ func (l *loader) header(slots []rowraft.Slot) (n counts, err error) {
 	switch {
 	case len(h) < 64 || string(h[:8]) != "ROWRSNAP":
 		return n, corrupt("snapshot: no header")
-	case le.Uint16(h[8:]) > 3 || le.Uint16(h[10:]) > 1:
+	case le.Uint16(h[8:]) > 1 || le.Uint16(h[10:]) > 1:
 		return n, tooNew("snapshot of a later format or hash version")
-	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:52]), le.Uint16(h[8:]) < 3 && !zero(h[52:60]):
+	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:52]):
 		return n, corrupt("snapshot: impossible header")
 	}
 	l.m = New(rowraft.ShardID(le.Uint32(h[12:])), slots)
 	l.m.Applied = rowraft.Index(le.Uint64(h[16:]))
 	l.m.LogTime = le.Uint64(h[24:])
 	l.m.Epoch = rowraft.TableEpoch(le.Uint64(h[32:]))
-	l.format = le.Uint16(h[8:])
 	l.rest = h[64:]
 	n = counts{int(le.Uint32(h[40:])), int(le.Uint32(h[44:])), int(le.Uint32(h[56:])), int(le.Uint32(h[52:]))}
 	if n.jobs > maxJobs {
@@ -137,15 +135,11 @@ func (l *loader) schemas(want int) error {
 	return l.section(1, want, func(b []byte) (n int, err error) {
 		for ; len(b) > 0; n++ {
 			var s rowraft.Schema
-			extended := len(b) > 11 && b[11] != 0
 			if s, b, err = decodeSchema(b); err != nil {
 				return n, err
 			}
 			if s.ID <= last || names[s.Name] || len(l.m.Tables) == maxTables {
 				return n, corrupt("snapshot: an impossible table")
-			}
-			if l.format == 1 && extended {
-				return n, corrupt("snapshot: a table of a later format")
 			}
 			last, names[s.Name] = s.ID, true
 			l.m.Tables[s.ID] = newTable(s)
@@ -241,7 +235,7 @@ func (s *Session) refuse(b []byte) bool {
 
 func (l *loader) rows(b []byte) error {
 	head := 32
-	if l.format >= 2 {
+	if len(b) > 11 && b[10] == 2 { // rows were removed
 		head = 40
 	}
 	if len(b) < head {
@@ -250,7 +244,7 @@ func (l *loader) rows(b []byte) error {
 	id, slot, part := rowraft.TableID(le.Uint64(b)), int(le.Uint16(b[8:])), int(le.Uint32(b[12:]))
 	counter, n, size := le.Uint64(b[16:]), int(le.Uint32(b[24:])), int(le.Uint32(b[28:]))
 	t := l.m.Tables[id]
-	if t == nil || slot > 4095 || !zero(b[10:12]) || size != recordSize(&t.Schema) || len(b)-head != n*size {
+	if t == nil || slot > 4095 || b[10] != 0 && b[10] != 2 || b[11] != 0 || size != recordSize(&t.Schema) || len(b)-head != n*size {
 		return corrupt("snapshot: impossible rows")
 	}
 	if l.m.Owned != nil && !l.m.Owned[rowraft.Slot(slot)] {
@@ -258,8 +252,10 @@ func (l *loader) rows(b []byte) error {
 	}
 	next := l.chunks == 0 || id > l.table || id == l.table && slot > l.slot
 	removed := uint64(0)
-	if l.format >= 2 {
-		removed = le.Uint64(b[32:])
+	if head == 40 {
+		if removed = le.Uint64(b[32:]); removed == 0 {
+			return corrupt("snapshot: a removal at 0")
+		}
 	}
 	same := l.chunks > 0 && id == l.table && slot == l.slot && counter == t.Counters[rowraft.Slot(slot)] && removed == t.Removed[rowraft.Slot(slot)]
 	if part == 0 && !next || part > 0 && (!same || !l.waiting || part != l.part+1 || n == 0) {
@@ -287,7 +283,7 @@ func (l *loader) rows(b []byte) error {
 
 // candidates reads those of the slot whose rows came last.
 func (l *loader) candidates(b []byte) error {
-	if l.format < 2 || len(b) <= 16 || !l.waiting || rowraft.TableID(le.Uint64(b)) != l.table || int(le.Uint16(b[8:])) != l.slot || !zero(b[10:12]) || len(b)-16 != 16*int(le.Uint32(b[12:])) {
+	if len(b) <= 16 || !l.waiting || rowraft.TableID(le.Uint64(b)) != l.table || int(le.Uint16(b[8:])) != l.slot || !zero(b[10:12]) || len(b)-16 != 16*int(le.Uint32(b[12:])) {
 		return corrupt("snapshot: impossible candidates")
 	}
 	l.waiting = false

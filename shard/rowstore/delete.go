@@ -86,7 +86,6 @@ func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
 	s.rows--
 	s.version++
 	s.removed = s.version
-	t.removals = true
 	t.count.Add(-1)
 	return nil
 }

@@ -80,6 +80,5 @@ func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 			t.schema.Name, slot, v, removed)
 	}
 	t.slots[slot].version, t.slots[slot].removed = v, removed
-	t.removals = t.removals || removed > 0
 	return nil
 }

@@ -32,11 +32,10 @@ const MaxSnapshots = 5
 // maxDisturbed such tries the reader keeps the writer out. The writer has saved the images of
 // the rows that it changed in between, so a second read loses nothing.
 type Snapshot struct {
-	t        *Table
-	rows     int
-	waiting  int // number of candidates
-	removals bool
-	cuts     [rowraft.NumSlots / cutsPerPage]atomic.Pointer[cutPage] // by slot; nil until a cut of the page is taken
+	t       *Table
+	rows    int
+	waiting int                                                     // number of candidates
+	cuts    [rowraft.NumSlots / cutsPerPage]atomic.Pointer[cutPage] // by slot; nil until a cut of the page is taken
 
 	nearPage  atomic.Int32 // 1 + the page of slots where the reader is or was last; 0: it has not begun
 	reading   atomic.Int32 // 1 + the slot that is read; 0: none
@@ -107,7 +106,7 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
 	t.chooseClaims()
-	s := &Snapshot{t: t, rows: t.Rows(), removals: t.removals}
+	s := &Snapshot{t: t, rows: t.Rows()}
 	s.kept.images = images
 	if t.track != nil && t.track.slots != nil {
 		s.waiting = int(t.track.total.Load())
@@ -219,9 +218,6 @@ func (s *Snapshot) Slot(slot rowraft.Slot) SlotCut {
 	c := s.at(slot)
 	return SlotCut{Rows: int(c.rows), Version: c.version, Removed: c.removed, Digest: c.digest}
 }
-
-// Removals reports whether any slot has a removed counter.
-func (s *Snapshot) Removals() bool { return s.removals }
 
 // ImageBytes returns the most memory that the images of changed rows and the kept candidates have
 // used so far.

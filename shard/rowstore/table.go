@@ -48,8 +48,6 @@ type Table struct {
 	retired [2]retired // indexed by the last bit of the epoch
 	lock    rowLock
 
-	removals bool // a slot has a removed counter
-
 	track *track      // nil if the table is not tracked
 	snaps []*Snapshot // the running snapshots
 

@@ -128,7 +128,7 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	flags, job, config := le.Uint16(b[10:]), le.Uint32(b[56:]), le.Uint32(b[60:])
 	positions, tensors = le.Uint32(b[20:]), le.Uint32(b[64:])
 	hasPlace, hasStep := flags&flagPlace != 0, flags&flagJobStep != 0
-	if flags&^(flagEnded|flagPlace|flagJobStep) != 0 || le.Uint16(b[8:]) != oldest(hasPlace, hasStep) || job > maxJob || config > maxConfig || positions > maxPositions || tensors > maxTensors {
+	if flags&^(flagEnded|flagPlace|flagJobStep) != 0 || job > maxJob || config > maxConfig || positions > maxPositions || tensors > maxTensors {
 		return nil, 0, 0, corrupt("flags %x, %d and %d bytes of text, %d positions, %d tensors", flags, job, config, positions, tensors)
 	}
 	s = &State{
@@ -147,17 +147,6 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	}
 	s.Job, s.Config = string(text[:job]), text[job:]
 	return s, positions, tensors, nil
-}
-
-// oldest is the format of a state with these.
-func oldest(place, jobStep bool) uint16 {
-	switch {
-	case jobStep:
-		return 3
-	case place:
-		return 2
-	}
-	return 1
 }
 
 func (r *reader) place(p *Place) error {

@@ -11,15 +11,15 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Version is the newest format that this binary writes and reads.
-const Version = 3
+// Version is the format that this binary writes, and the newest that it reads.
+const Version = 1
 
 const (
 	magic       = "ROWTRAIN"
 	headerBytes = 72
 	flagEnded   = 1
-	flagPlace   = 2 // from format 2 on
-	flagJobStep = 4 // from format 3 on
+	flagPlace   = 2
+	flagJobStep = 4
 	placeBytes  = 32
 
 	maxPlace     = 1024 // bytes of a name
@@ -156,7 +156,7 @@ func (s *State) header() []byte {
 		flags |= flagJobStep
 	}
 	b := append(make([]byte, 0, headerBytes+len(s.Job)+len(s.Config)+24*len(s.Positions)), magic...)
-	b = le.AppendUint16(b, oldest(s.Place != nil, s.JobStep > 0)) // who knows that one only reads all else
+	b = le.AppendUint16(b, Version)
 	b = le.AppendUint16(b, flags)
 	b = le.AppendUint32(b, uint32(s.Rank))
 	b = le.AppendUint32(b, uint32(s.Trainers))

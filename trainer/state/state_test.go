@@ -139,17 +139,21 @@ func everyChangedByteIsFound(t *testing.T, b []byte) {
 	}
 }
 
-// Format 2 is that of a place, and nothing else has one: what was read is written again
-// as the same bytes.
-func TestFormatsAreWrittenOneWay(t *testing.T) {
+// A format or flags that do not fit are refused: what was read is written again as the
+// same bytes.
+func TestStatesAreWrittenOneWay(t *testing.T) {
 	for _, tc := range []struct {
 		file          string
 		format, flags byte
-	}{{"state.hex", 2, 0}, {"state.hex", 1, flagPlace}, {"place.hex", 1, flagPlace}} {
+		want          rowraft.Code
+	}{
+		{"state.hex", 0, 0, rowraft.CodeCorrupt}, {"state.hex", Version + 1, 0, rowraft.CodeVersionTooNew}, {"state.hex", Version, flagPlace, rowraft.CodeCorrupt},
+		{"place.hex", Version, 0, rowraft.CodeCorrupt}, {"state.hex", Version, 8, rowraft.CodeCorrupt},
+	} {
 		b := goldenFile(t, tc.file)
 		b[8], b[10] = tc.format, tc.flags
-		if _, err := Read(bytes.NewReader(reseal(b))); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
-			t.Errorf("%s as format %d with flags %d: %v, want Corrupt", tc.file, tc.format, tc.flags, err)
+		if _, err := Read(bytes.NewReader(reseal(b))); rowraft.CodeOf(err) != tc.want {
+			t.Errorf("%s as format %d with flags %d: %v, want %v", tc.file, tc.format, tc.flags, err, tc.want)
 		}
 	}
 }

@@ -27,8 +27,8 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "state.hex"),
     for i in range(0, len(body), 24):
         f.write(body[i:i + 24].hex(" ") + "\n")
 
-# Format 2: a place in a stream; no tensors.
-head = b"ROWTRAIN" + struct.pack("<HHIII", 2, 2, 0, 1, 1)
+# A place in a stream; no tensors.
+head = b"ROWTRAIN" + struct.pack("<HHIII", 1, 2, 0, 1, 1)
 head += struct.pack("<QQQQ", 7, 3500, 0, 7)
 head += struct.pack("<III", len(job), len(config), 0)
 head += struct.pack("<I", crc32c(head))
@@ -41,8 +41,8 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "place.hex"),
     for i in range(0, len(body), 24):
         f.write(body[i:i + 24].hex(" ") + "\n")
 
-# Format 3: steps of the job, and no place; one position, no tensors.
-head = b"ROWTRAIN" + struct.pack("<HHIII", 3, 4, 1, 2, 1)
+# Steps of the job, and no place; one position, no tensors.
+head = b"ROWTRAIN" + struct.pack("<HHIII", 1, 4, 1, 2, 1)
 head += struct.pack("<QQQQ", 41, 20992, 0, 40)
 head += struct.pack("<III", len(job), len(config), 0)
 head += struct.pack("<I", crc32c(head))
