@@ -10,8 +10,8 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 rc=0
 for seed in "$@"; do
-	timeout 200 "$bin/rowraft-chaos" run --seed "$seed" --for 60s --clients 16 --servers $((4 - seed % 2)) --json "$dir/B$seed.json" || rc=$?
-	timeout 200 "$bin/rowraft-chaos" run --tier A --seed "$seed" --for "${SIM:-3m}" --json "$dir/A$seed.json" || rc=$?
+	timeout 900 "$bin/rowraft-chaos" run --seed "$seed" --for 60s --clients 16 --servers $((4 - seed % 2)) --json "$dir/B$seed.json" || rc=$?
+	timeout 900 "$bin/rowraft-chaos" run --tier A --seed "$seed" --for "${SIM:-3m}" --json "$dir/A$seed.json" || rc=$?
 done
 "$bin/rowraft-chaos" sum --min-kinds 35 --min-faults "$((30 * $#))" "$dir"/*.json || rc=$?
 exit "$rc"
