@@ -1,7 +1,7 @@
 // Package client pulls rows from a rowraft cluster and pushes gradients to it.
 //
 //	c, err := client.Dial(ctx, client.Options{Endpoints: []string{"127.0.0.1:7070"}})
-//	user, err := c.Table("user")
+//	user, err := c.Table(ctx, "user")
 //	err = user.Pull(ctx, keys, weights)   // len(weights) = len(keys) × dim
 //	ack, err := user.Push(ctx, keys, grads)
 //

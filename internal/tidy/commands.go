@@ -13,8 +13,8 @@ import (
 // Command is a call of a program that a Markdown page shows.
 type Command struct {
 	Where string   // page:line
-	Args  []string // behind the program's name
-	Whole bool     // of a code block; false: named in the text, where arguments may be left out
+	Args  []string // without the program's name
+	Whole bool     // in a code block; false: in running text, which may omit arguments
 }
 
 var (
@@ -23,33 +23,37 @@ var (
 	prompt     = regexp.MustCompile(`^(?:[a-z0-9]+)?[$#] `)
 )
 
-// Commands lists the calls of program in the Markdown text of a page: in code blocks, and
-// in code spans. In a block of kind `console` only lines behind a prompt ("$ ", "n1# ")
-// are commands; the others are what they print.
+// Commands lists the calls of program in the Markdown text of a page: in code blocks, and in code spans. In a
+// block of kind `console` only lines that begin with a prompt ("$ ", "n1# ") are commands; the others are their
+// output. A block of kind `text` is a drawing and has none.
 func Commands(page, text, program string) ([]Command, error) {
 	var out []Command
 	var block struct {
-		open, console bool
-		line          int
-		pending       string
+		open, console, drawing bool
+		line                   int
+		pending                string
 	}
 	for i, line := range strings.Split(text, "\n") {
 		where := fmt.Sprintf("%s:%d", page, i+1)
 		if kind, fence := strings.CutPrefix(strings.TrimSpace(line), "```"); fence {
 			if block.pending != "" {
-				return nil, fmt.Errorf("%s: a command goes on behind the end of its block", where)
+				return nil, fmt.Errorf("%s: the last command of the block ends with a backslash", where)
 			}
-			block.open, block.console = !block.open, strings.TrimSpace(kind) == "console"
+			block.open, block.console, block.drawing = !block.open, strings.TrimSpace(kind) == "console", strings.TrimSpace(kind) == "text"
 			continue
 		}
 		if !block.open {
 			for _, m := range codeSpan.FindAllStringSubmatch(line, -1) {
-				if found, err := calls(where, m[1], program, false); err != nil {
+				span := strings.ReplaceAll(m[1], `\|`, "…") // a choice, in a table
+				if found, err := calls(where, span, program, false); err != nil {
 					return nil, err
 				} else {
 					out = append(out, found...)
 				}
 			}
+			continue
+		}
+		if block.drawing {
 			continue
 		}
 		if block.pending == "" && block.console {
@@ -95,8 +99,7 @@ func calls(where, line, program string, whole bool) ([]Command, error) {
 	return out, nil
 }
 
-// shellWords cuts a line into the words of its commands, as a shell would where nothing is
-// expanded.
+// shellWords splits a line into the words of its commands, as a shell does without expansion.
 func shellWords(line string) (commands [][]string, err error) {
 	var words []string
 	var word strings.Builder
@@ -134,20 +137,47 @@ scan:
 		}
 	}
 	if quote != 0 {
-		return nil, fmt.Errorf("a quote without its end: %s", line)
+		return nil, fmt.Errorf("a quote is not closed: %s", line)
 	}
 	endCommand()
 	return commands, nil
 }
 
-// manual is what operators and users copy commands from.
-var manual = []string{"README.md", "docs/*.md", "docs/ops/*.md"}
+// manual are the pages that people copy commands from. CHANGELOG.md is none: it names commands that are gone.
+var manual = []string{"ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "*/DESIGN.md", "bench/*.md", "docs/*.md", "docs/ops/*.md", "docs/formats/*.md", "examples/*.md"}
 
-// CheckManual holds the calls of a program that the pages for its users show against its
-// tree of commands, which newRoot makes anew for each: the command exists, so do its flags,
-// and in a code block their values and the arguments are such as it takes. n counts the calls.
+// CheckManual compares the calls of a program in the pages of manual with its tree of commands, which newRoot
+// makes again for each call: the command and its flags exist, and in a code block the values and arguments are
+// valid. n counts the calls.
 func CheckManual(root string, newRoot func() *cobra.Command) (n int, wrong []string, err error) {
-	program := newRoot().Name()
+	return checkCalls(root, newRoot().Name(), func(c Command) error { return c.check(newRoot()) })
+}
+
+// makeTarget is a rule of a Makefile.
+var makeTarget = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*)\s*:(?:[^=]|$)`)
+
+// CheckMake is CheckManual for make: every target in the pages is a rule of the Makefile.
+func CheckMake(root string) (n int, wrong []string, err error) {
+	b, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		return 0, nil, err
+	}
+	targets := make(map[string]bool)
+	for _, m := range makeTarget.FindAllStringSubmatch(string(b), -1) {
+		targets[m[1]] = true
+	}
+	return checkCalls(root, "make", func(c Command) error {
+		for _, arg := range c.Args {
+			if !strings.ContainsAny(arg, "=…") && !strings.HasPrefix(arg, "-") && !targets[arg] {
+				return fmt.Errorf("the Makefile has no target %s", arg)
+			}
+		}
+		return nil
+	})
+}
+
+// checkCalls calls check with each call of program in the pages of manual.
+func checkCalls(root, program string, check func(Command) error) (n int, wrong []string, err error) {
 	for _, pattern := range manual {
 		pages, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
@@ -164,7 +194,7 @@ func CheckManual(root string, newRoot func() *cobra.Command) (n int, wrong []str
 			}
 			for _, c := range found {
 				n++
-				if err := c.check(newRoot()); err != nil {
+				if err := check(c); err != nil {
 					wrong = append(wrong, fmt.Sprintf("%s: %s %s: %v", c.Where, program, strings.Join(c.Args, " "), err))
 				}
 			}

@@ -13,7 +13,7 @@ import (
 func TestCommandsOfAPage(t *testing.T) {
 	const page = "Ask `rowraft node list` or `other x`.\n" +
 		"```\nA=1 rowraft a --b 'c d' \\\n  e   # a remark\nls | rowraft f; sudo rowraft g &\n```\n" +
-		"```console\n$ rowraft h\nrowraft prints this\nn1# /usr/bin/rowraft i && rowraft j\n```\n"
+		"```text\nrowraft no\n```\n```console\n$ rowraft h\nrowraft prints this\nn1# /usr/bin/rowraft i && rowraft j\n```\n"
 	got, err := Commands("p.md", page, "rowraft")
 	if err != nil {
 		t.Fatal(err)
@@ -30,8 +30,8 @@ func TestCommandsOfAPage(t *testing.T) {
 		"p.md:1: node|list",
 		"p.md:4 whole: a|--b|c d|e",
 		"p.md:5 whole: f", "p.md:5 whole: g",
-		"p.md:8 whole: h",
-		"p.md:10 whole: i", "p.md:10 whole: j",
+		"p.md:11 whole: h",
+		"p.md:13 whole: i", "p.md:13 whole: j",
 	}
 	if !slices.Equal(lines, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
@@ -68,5 +68,31 @@ func TestWrongCommandsOfAPageAreFound(t *testing.T) {
 	}
 	if n != 5+7 || len(wrong) != 7 {
 		t.Errorf("looked at %d calls and found %d wrong, want 12 and 7:\n%s", n, len(wrong), strings.Join(wrong, "\n"))
+	}
+}
+
+func TestManualShowsTargetsThatExist(t *testing.T) {
+	n, wrong, err := CheckMake(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range wrong {
+		t.Error(w)
+	}
+	if n < 20 {
+		t.Errorf("looked at %d calls of make only: are the pages there?", n)
+	}
+}
+
+func TestWrongTargetsAreFound(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "Makefile"), "X := 1\nbuild:\n\techo\nrow-test: build ## all\n")
+	write(t, filepath.Join(dir, "README.md"), "`make build X=1` `make -s row-test`\n```\nmake X\nmake demo\n```\n")
+	n, wrong, err := CheckMake(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n != 4 || len(wrong) != 2 {
+		t.Errorf("looked at %d calls and found %d wrong, want 4 and 2:\n%s", n, len(wrong), strings.Join(wrong, "\n"))
 	}
 }

@@ -17,9 +17,9 @@
 //	decoders      what takes foreign bytes apart has a fuzz target
 //	size          files a person can read in one go
 //
-// Beside them stand checks of other things than source: the versions in go.mod,
-// instructions that the compiler fused, links that lead nowhere, and data that
-// must not be committed.
+// Other tests check more than source: the versions in go.mod, instructions that
+// the compiler fused, links that lead nowhere, code and commands that documents
+// show, and data that must not be committed.
 //
 // A line that has a reason to break a rule says so, on the line or above it:
 //
