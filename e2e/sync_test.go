@@ -150,7 +150,7 @@ func (a averaged) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Sc
 	return a.recorder.EnsureTable(ctx, s)
 }
 
-func (a averaged) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []trainer.Segment) (trainer.StepAnswer, error) {
+func (a averaged) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []trainer.Segment) (trainer.StepResult, error) {
 	a.lock.Lock()
 	a.parts[a.rank], a.here = segs, a.here+1
 	closed := a.closed
@@ -161,7 +161,7 @@ func (a averaged) PushStep(ctx context.Context, step int64, _ []rowraft.Position
 	}
 	a.lock.Unlock()
 	<-closed
-	return trainer.StepAnswer{Next: step + 1}, a.err
+	return trainer.StepResult{Next: step + 1}, a.err
 }
 
 func (a *averager) apply(ctx context.Context) error {
@@ -191,7 +191,7 @@ func (a *averager) apply(ctx context.Context) error {
 	return a.Push(ctx, out)
 }
 
-func (a averaged) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (trainer.StepAnswer, error) {
+func (a averaged) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (trainer.StepResult, error) {
 	return a.PushStep(ctx, step, read, nil)
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # canaries.sh proves that the checks can fail: it builds them together with promises
 # broken on purpose (internal/canary), and each broken promise must be caught within
-# its time box of BOX=240 seconds: a machine with much else to do needs 50. First the
+# its time limit of BOX=240 seconds; a busy machine needs 50. First the
 # same checks run with nothing broken.
 #
 #   scripts/canaries.sh [NAME...]
@@ -13,7 +13,7 @@ trap 'rm -rf "$work" /dev/shm/rowraft-canary-$$' EXIT
 mkdir -p /dev/shm/rowraft-canary-$$ 2>/dev/null || mkdir -p "$work/tmp"
 [ -d "/dev/shm/rowraft-canary-$$" ] && export ROWRAFT_SIM_DIR=/dev/shm/rowraft-canary-$$ || export ROWRAFT_SIM_DIR=$work/tmp
 
-# promise             package      what catches it: faults of e2e/sim, or a test
+# promise             package      the check that catches it: faults of e2e/sim, or a test
 canaries='
 ack-before-commit     e2e/sim      partition-leader,kill-leader
 stale-reads           e2e/sim      partition-leader

@@ -1,20 +1,19 @@
 #!/usr/bin/env bash
-# flakes.sh finds tests that fail now and then: it runs a package's tests again and
-# again, WIDE of them beside each other, so that the machine is busy, and keeps the
-# output of those that failed.
+# flakes.sh finds tests that fail sometimes: it repeats a package's tests, WIDE runs
+# concurrently, so that the machine is busy, and keeps the output of failed runs.
 #
-#   scripts/flakes.sh ./node                    3 rounds, 4 beside each other
+#   scripts/flakes.sh ./node                    3 rounds, 4 concurrent runs
 #   ROUNDS=10 WIDE=8 RUN='TestMove' scripts/flakes.sh ./node ./scheduler
 #   RACE=1 scripts/flakes.sh ./e2e              under the race detector
-#   TARDY=7 scripts/flakes.sh ./client          goroutines come late (scripts/tardy), each
-#                                               run with a seed of its own, from 7 on
-#   STALL=7 scripts/flakes.sh ./node            a process of each run, the test or one that it
-#                                               started, stands still now and then, up to 3 s,
-#                                               as a seed of its own chooses, from 7 on
+#   TARDY=7 scripts/flakes.sh ./client          goroutines are late (scripts/tardy); each
+#                                               run has its own seed, from 7 on
+#   STALL=7 scripts/flakes.sh ./node            suspends a process of each run, the test or one
+#                                               that it started, at times for up to 3 s; each
+#                                               run has its own seed, from 7 on
 #   TARDY=7 ROUNDS=1 WIDE=1 ROWRAFT_TARDY_ONLY=client/tries.go:120 RUN=TestX scripts/flakes.sh ./client
 #
-# It prints each failed test and the seed of its run; the points that slept are in the file
-# beside its output. It exits with 1 if a test failed.
+# It prints each failed test and the seed of its run; the points that slept are in a file
+# next to its output. It exits with 1 if a test failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,13 +28,13 @@ fi
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 failed=0 seed=${TARDY:-${STALL:-0}}
 
-# family PID prints it and the processes that it started.
+# family PID prints PID and the processes that it started.
 family() {
 	echo "$1"
 	for child in $(pgrep -P "$1"); do family "$child"; done
 }
 
-# stall PID SEED stops a process of PID's family and lets it go on, until PID has ended.
+# stall PID SEED repeatedly suspends a process of PID's family and resumes it, until PID has ended.
 stall() {
 	local pids victim=$1
 	trap 'kill -CONT "$victim" 2>/dev/null || true' EXIT
@@ -43,7 +42,7 @@ stall() {
 	while sleep "$((RANDOM % 3)).$((RANDOM % 10))" && kill -0 "$1" 2>/dev/null; do
 		read -ra pids <<<"$(family "$1" | tr '\n' ' ')"
 		victim=${pids[RANDOM % ${#pids[@]}]}
-		! grep -q '^State:.T' "/proc/$victim/status" 2>/dev/null || continue # by the test, which wants it so
+		! grep -q '^State:.T' "/proc/$victim/status" 2>/dev/null || continue # the test itself suspended it
 		kill -STOP "$victim" 2>/dev/null || continue
 		sleep "$((RANDOM % 3)).$((RANDOM % 10))"
 		kill -CONT "$victim" 2>/dev/null || true

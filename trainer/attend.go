@@ -22,17 +22,17 @@ type Saved struct {
 	Path  string // DESTINATION/NAME
 	ID    string // of the checkpoint
 	State *state.State
-	// Tables are those of the checkpoint.
+	// Tables are the tables in the checkpoint.
 	Tables []rowraft.Schema
 }
 
-// ReadSaved reads the state of one trainer out of the checkpoint at path.
+// ReadSaved reads the state of one trainer from the checkpoint at path.
 //
-// A trainer that had died in a job whose data the scheduler divides gets the state of another
-// one, without its counts.
+// If the scheduler divides the job's data, a trainer that had died gets the state of another trainer, without its
+// counters.
 //
-// Errors: CodeNotFound if there is no such checkpoint, or it has no such state;
-// CodeCorrupt; those of the destination.
+// Errors: CodeNotFound if there is no such checkpoint, or it has no such state; CodeCorrupt; those of the
+// destination.
 func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err error) {
 	defer func() {
 		if err != nil {
@@ -46,12 +46,12 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 	i := slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == state.BlobName(job, rank) })
 	borrowed := false
 	if i < 0 && slices.ContainsFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == checkpoint.PartsBlob(job) }) {
-		// It had died, and others had its parts: it begins with what they all have.
+		// This trainer had died, and others had its splits: it begins with the state that they all share.
 		i = anyState(m, job)
 		borrowed = true
 	}
 	if i < 0 {
-		return nil, rowraft.Errorf(rowraft.CodeNotFound, "it has no state of trainer %d of job %s, which was not training when it was made, or was left out", rank, job)
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "it has no state of trainer %d of job %s: the job was not training when the checkpoint was made, or was left out of it", rank, job)
 	}
 	st, err := readState(ctx, files, &m.Blobs[i])
 	if err != nil {
@@ -67,7 +67,7 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 	return s, nil
 }
 
-// readState reads a trainer's state to the end, where the file is checked.
+// readState reads a trainer's state to the end, where the checksum is.
 func readState(ctx context.Context, files checkpoint.Files, b *checkpoint.Blob) (st *state.State, err error) {
 	r, err := checkpoint.OpenFile(ctx, files, b.File)
 	if err != nil {
@@ -91,7 +91,7 @@ func openSaved(ctx context.Context, path string) (checkpoint.Files, *checkpoint.
 	return files, m, err
 }
 
-// anyState finds the state of some trainer of a job; -1: there is none.
+// anyState returns the index of the state of any trainer of a job, or -1.
 func anyState(m *checkpoint.Manifest, job string) int {
 	return slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool {
 		of, found := strings.CutPrefix(b.Name, "trainer/"+job+"/")
@@ -99,8 +99,8 @@ func anyState(m *checkpoint.Manifest, job string) int {
 	})
 }
 
-// readParts reads how far a job was in data that the scheduler divides, nil if its trainers
-// divided the data; trained is whether the checkpoint knows the job at all.
+// readParts reads how far a job had read the data that the scheduler divides; nil if its trainers read fixed
+// shares. trained reports whether the checkpoint knows the job.
 func readParts(ctx context.Context, path, job string) (p *checkpoint.Parts, trained bool, err error) {
 	files, m, err := openSaved(ctx, path)
 	if err != nil {
@@ -118,8 +118,8 @@ func readParts(ctx context.Context, path, job string) (p *checkpoint.Parts, trai
 	return p, true, err
 }
 
-// readJobStep reads how many steps a job had whose trainers keep step: all of them stood behind
-// the same one.
+// readJobStep reads the step count of a job in mode sync. All its trainers stopped behind the same step, so any
+// state has it.
 func readJobStep(ctx context.Context, path, job string) (int64, error) {
 	files, m, err := openSaved(ctx, path)
 	if err != nil {
@@ -136,7 +136,7 @@ func readJobStep(ctx context.Context, path, job string) (int64, error) {
 	return st.JobStep, nil
 }
 
-// FindSaved reads the state that c.Resume names, nil if there is none to go on from.
+// FindSaved reads the state that c.Resume names, or nil if there is none to resume from.
 func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, error) {
 	switch cfg.Resume {
 	case "":
@@ -153,23 +153,23 @@ func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, erro
 	}
 	source := from.Of(cfg.mainTable())
 	if source.ID == "" || slices.Contains(from.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
-		return nil, cfg.mayBegin(&from, holdsRows(ctx, c))
+		return nil, cfg.canStart(&from, holdsRows(ctx, c))
 	}
 	s, err := ReadSaved(ctx, source.Destination+"/"+source.Name, cfg.Job, cfg.rank())
 	switch {
-	case rowraft.CodeOf(err) == rowraft.CodeNotFound: // of the state; the tables may be from elsewhere
-		return nil, cfg.mayBegin(&from, holdsRows(ctx, c))
+	case rowraft.CodeOf(err) == rowraft.CodeNotFound: // the checkpoint has no state of this trainer; the tables may come from elsewhere
+		return nil, cfg.canStart(&from, holdsRows(ctx, c))
 	case err == nil && s.ID != source.ID:
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "checkpoint %s is another one than the cluster's tables come from", s.Path)
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from another checkpoint than %s: it has been made again since", s.Path)
 	}
 	return s, err
 }
 
-// mayBegin reports why a run that was told to go on must not begin at step 1: the job's tables
-// hold rows, and no trainer of the job is at work that it could join. Where the scheduler deals
-// out the data a worker goes on where its job is.
-func (c *Config) mayBegin(now *client.Restored, holds func(table string) (bool, error)) error {
-	if c.parted || slices.ContainsFunc(now.Training, func(t client.Trainer) bool { return t.Job == c.Job }) {
+// canStart returns an error if a run with resume auto must not begin at step 1: the job's tables hold rows, and no
+// trainer of the job is running that it could join. If the scheduler divides the data, a worker continues where its
+// job is.
+func (c *Config) canStart(now *client.Restored, holds func(table string) (bool, error)) error {
+	if c.splitData || slices.ContainsFunc(now.Training, func(t client.Trainer) bool { return t.Job == c.Job }) {
 		return nil
 	}
 	for _, t := range c.schemas() {
@@ -185,8 +185,8 @@ func (c *Config) mayBegin(now *client.Restored, holds func(table string) (bool, 
 	return nil
 }
 
-// holdsRows returns what asks the shards whether a table holds any row. The counts of the
-// cluster's status come with heartbeats, and those are too old to decide by.
+// holdsRows returns a function that asks the shards whether a table holds any row. The counts in the cluster's
+// status come with heartbeats, which are too old for this decision.
 func holdsRows(ctx context.Context, c *client.Client) func(string) (bool, error) {
 	return func(table string) (bool, error) {
 		t, err := c.Table(ctx, table)
@@ -204,18 +204,18 @@ func holdsRows(ctx context.Context, c *client.Client) func(string) (bool, error)
 	}
 }
 
-// Attend makes the run take part in the checkpoints of c's cluster, going on from s
-// unless it is nil. Call it before Run, and Park of what it returns afterwards.
+// Attend registers the run for the checkpoints of c's cluster; it resumes from s unless s is nil. Call it before
+// Run, and Park of the result afterwards.
 //
 // Errors: CodePrecondition if the cluster's tables are not those of the checkpoint.
 func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.Attending, error) {
 	return j.attend(ctx, c, s, nil, nil)
 }
 
-// attend is Attend that calls onStop when somebody stops the job, and onMembers when
-// its members change; both may be nil.
+// attend is Attend. It calls onStop when an operator stops the job, and onMembers when its members change; both may
+// be nil.
 func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func(), onMembers func(client.Members)) (*client.Attending, error) {
-	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.gate.pace.per > 0, Destinations: j.cfg.Checkpoint.whenParked()}
+	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.pausePoint.pace.per > 0, Destinations: j.cfg.Checkpoint.whenParked()}
 	for _, t := range j.ownTables() {
 		a.Tables = append(a.Tables, t.ID)
 	}
@@ -240,12 +240,12 @@ func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop fun
 	defer cancel()
 	at, err := c.Attend(ctx, a)
 	if err != nil && s != nil && rowraft.CodeOf(err) == rowraft.CodePrecondition {
-		return nil, fmt.Errorf("%w; to go on from the checkpoint put the job's tables in place first, with its trainers stopped: %s", err, j.restoreCommand(s))
+		return nil, fmt.Errorf("%w; to resume from the checkpoint, put the job's tables in place first, with its trainers stopped: %s", err, j.restoreCommand(s))
 	}
 	return at, err
 }
 
-// pauseFor is Pause as a client calls it.
+// pauseFor is the Pause function of the client.
 func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused, error) {
 	p, release, err := j.pause(ctx, agree)
 	if err != nil {
@@ -259,15 +259,15 @@ func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused,
 		_, err := s.WriteTo(w)
 		return err
 	}}
-	if p.together {
-		out.Boundary = p.at
+	if p.joint {
+		out.Boundary = p.stoppedAt
 	}
 	return out, nil
 }
 
-// RunOn is Run on a cluster: it goes on from s unless that is nil, takes part in the
-// cluster's checkpoints, and makes those that the configuration asks for. When it is
-// done it waits for the other trainers of its job, whose checkpoints need its state.
+// RunOn is Run on a cluster: it resumes from s unless s is nil, takes part in the cluster's checkpoints, and makes
+// those of the configuration. At the end it waits for the other trainers of its job, whose checkpoints need its
+// state.
 func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, error) {
 	if s != nil {
 		if err := errors.Join(j.Resume(s.State), j.checkTables(s)); err != nil {
@@ -279,14 +279,14 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 	}
 	train, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	members := &membership{told: make(chan struct{})}
-	at, err := j.attend(ctx, c, s, func() { cancel(errJobStopped) }, members.tell)
+	members := &membership{first: make(chan struct{})}
+	at, err := j.attend(ctx, c, s, func() { cancel(errJobStopped) }, members.update)
 	if err != nil {
 		j.leave(ctx, nil, err)
 		return nil, err
 	}
 	defer at.Close()
-	told := context.AfterFunc(ctx, func() { j.stopping.Store(true) }) // its beats say so
+	told := context.AfterFunc(ctx, func() { j.stopping.Store(true) }) // the next beats report it
 	defer told()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -305,15 +305,15 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		return nil, err
 	}
 	if s == nil && j.cfg.Resume == "auto" {
-		j.note("RESUME AUTO FOUND NO CHECKPOINT TO GO ON FROM: this trainer begins at step 1, or where its running job is")
+		j.note("RESUME AUTO FOUND NO CHECKPOINT TO RESUME FROM: this trainer begins at step 1, or where its running job is")
 	}
 	if s != nil {
-		j.note("going on from checkpoint %s after step %d", s.Path, s.State.Step)
+		j.note("resuming from checkpoint %s after step %d", s.Path, s.State.Step)
 	}
 	r, err := j.run(train, func(r *Result) error {
 		r.Stopped = context.Cause(train) == errJobStopped
 		j.leave(ctx, r, nil)
-		j.readAgain(ctx, c, r)
+		j.reportRereads(ctx, c, r)
 		if s != nil {
 			r.ResumedFrom = s.Path
 		}
@@ -322,7 +322,7 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 		}
 		return j.deletePolicy(ctx, c)
 	})
-	if cause := context.Cause(train); ctx.Err() == nil && cause != nil && cause != errJobStopped { // Ended, with an error
+	if cause := context.Cause(train); ctx.Err() == nil && cause != nil && cause != errJobStopped { // the registration ended with an error
 		err = errors.Join(err, cause)
 	}
 	if err != nil {
@@ -331,8 +331,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, e
 	return r, err
 }
 
-// readAgain says how many examples were given to a worker again.
-func (j *Job) readAgain(ctx context.Context, c *client.Client, r *Result) {
+// reportRereads reports how many examples were read again after workers had died.
+func (j *Job) reportRereads(ctx context.Context, c *client.Client, r *Result) {
 	if j.parts == nil || r.Interrupted {
 		return
 	}
@@ -340,7 +340,7 @@ func (j *Job) readAgain(ctx context.Context, c *client.Client, r *Result) {
 	defer cancel()
 	least, most, err := c.RepeatedExamples(ctx, j.cfg.Job)
 	if err != nil {
-		j.note("how many examples were read more than once is not known: %v", err)
+		j.note("the number of examples that were read more than once is unknown: %v", err)
 		return
 	}
 	r.ReadAgainAtLeast, r.ReadAgainAtMost = &least, &most
@@ -354,18 +354,18 @@ func (j *Job) readAgain(ctx context.Context, c *client.Client, r *Result) {
 	}
 }
 
-// checkTables reports a table of the run that did not come with the checkpoint: it was
-// dropped since, and the run has made an empty one in its place.
+// checkTables returns an error if a table of the run did not come with the checkpoint: someone dropped it since,
+// and the run has created an empty one.
 func (j *Job) checkTables(s *Saved) error {
 	for _, t := range j.ownTables() {
 		if !slices.ContainsFunc(s.Tables, func(o rowraft.Schema) bool { return o.ID.Origin() == t.ID.Origin() }) {
-			return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s: %s is another one, that was made since; put the job's tables in place first, with its trainers stopped: %s", s.Path, t.Name, j.restoreCommand(s))
+			return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s: table %s was created after it; put the job's tables in place first, with its trainers stopped: %s", s.Path, t.Name, j.restoreCommand(s))
 		}
 	}
 	return nil
 }
 
-// tables are those that the run has in the cluster.
+// ownTables returns the run's tables in the cluster.
 func (j *Job) ownTables() (out []*rowraft.Schema) {
 	all := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
 	for i := range j.layout.tables {
@@ -379,16 +379,15 @@ func (j *Job) ownTables() (out []*rowraft.Schema) {
 	return out
 }
 
-// restoreCommand is what puts the job's tables in place, and touches no others.
+// restoreCommand returns the command that puts the job's tables in place and changes no others.
 func (j *Job) restoreCommand(s *Saved) string {
 	return fmt.Sprintf("rowraft checkpoint restore %s --table '%s.*' --replace", s.Path, j.cfg.Job)
 }
 
-// policyName is the checkpoint policy of the job.
+// policyName returns the name of the job's checkpoint policy.
 func (j *Job) policyName() string { return "job-" + j.cfg.Job[:min(len(j.cfg.Job), 56)] }
 
-// setPolicy has the cluster make the checkpoints that the job wants every so often.
-// The first trainer does it for all.
+// setPolicy makes the cluster create the job's regular checkpoints. The first trainer calls it for all.
 func (j *Job) setPolicy(ctx context.Context, c *client.Client) error {
 	conf := &j.cfg.Checkpoint
 	if conf.Every == 0 || j.cfg.rank() != 0 {
@@ -406,7 +405,7 @@ func (j *Job) setPolicy(ctx context.Context, c *client.Client) error {
 	})
 }
 
-// deletePolicy ends it when the job is done: nothing would change any more.
+// deletePolicy ends the regular checkpoints when the job is done: the rows do not change any more.
 func (j *Job) deletePolicy(ctx context.Context, c *client.Client) error {
 	if j.cfg.Checkpoint.Every == 0 || j.cfg.rank() != 0 {
 		return nil
@@ -414,7 +413,7 @@ func (j *Job) deletePolicy(ctx context.Context, c *client.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
 	err := c.DeleteCheckpointPolicy(ctx, j.policyName())
-	if rowraft.CodeOf(err) == rowraft.CodeNotFound { // somebody has deleted it
+	if rowraft.CodeOf(err) == rowraft.CodeNotFound { // an operator has deleted it
 		return nil
 	}
 	return err
@@ -424,12 +423,11 @@ func (j *Job) note(format string, args ...any) {
 	j.emit(EventNote, func(e *Event) { e.Message = fmt.Sprintf(format, args...) })
 }
 
-// stopPatience is how long a trainer that was told to stop waits for the checkpoint
-// that it was configured to make then. A second signal ends it at once.
+// stopPatience is how long a trainer with a stop request waits for its on_stop checkpoint. A second signal ends it
+// at once.
 const stopPatience = 10 * time.Minute
 
-// park waits until the cluster needs this trainer's state no more, and for the
-// checkpoint that the configuration wants now.
+// park waits until the cluster no longer needs this trainer's state, and for the checkpoint at the end or on stop.
 func (j *Job) park(ctx context.Context, at *client.Attending, r *Result) error {
 	conf := &j.cfg.Checkpoint
 	p := client.Parking{Ended: !r.Interrupted, Destination: conf.atEnd(), SkipAbsent: conf.SkipAbsent, Patience: j.cfg.Patience}
@@ -457,10 +455,10 @@ func (j *Job) park(ctx context.Context, at *client.Attending, r *Result) error {
 	case err != nil && ctx.Err() != nil && p.Ended:
 		r.Interrupted = true
 	case err != nil:
-		j.note("left without a word to the scheduler: %v", err) // nothing depends on it
+		j.note("left without telling the scheduler: %v", err) // nothing depends on it
 	}
 	return nil
 }
 
-// leavePatience is how long a trainer that stops tries to say so.
+// leavePatience is how long a trainer that stops tries to tell the scheduler.
 const leavePatience = 5 * time.Second

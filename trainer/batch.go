@@ -8,22 +8,22 @@ import (
 	"github.com/rowraft/rowraft/trainer/models"
 )
 
-// work is one batch on its way round. Its buffers are reused; whoever took it
-// from a channel owns it.
+// work is one batch on its way through the loop. The loop reuses its buffers; the goroutine that took it from a
+// channel owns it.
 type work struct {
-	step  int64    // from 1
-	after position // in the data, behind it
-	piece piece    // of a part of the data that it is
+	step  int64      // from 1
+	after position   // position in the data behind this batch
+	at    splitRange // position in a split of the data
 	data  *data.Batch
-	batch models.Batch  // shares data's labels and dense numbers
+	batch models.Batch  // shares data's labels and dense features
 	keys  []rowraft.Key // unique, ascending
-	rows  []float32     // of keys
-	delta []float32     // rows of the dense table
-	flat  []float32     // dense weights
+	rows  []float32     // weights of keys
+	delta []float32     // rows of the dense table: the delta of each dense weight
+	flat  []float32     // dense weights, initial values included
 
-	stale      int64 // steps that the weights lag, at most
-	idle       bool  // no batch: others have the data that is left, and this worker keeps step
-	empty      bool  // it has no gradients
+	stale      int64 // upper bound of the steps that the weights lag
+	idle       bool  // no batch: other workers have the remaining data, and this worker only takes part in the step
+	empty      bool  // the batch has no gradients
 	result     models.Result
 	denseGrads []float32 // rows of the dense table
 
@@ -69,11 +69,11 @@ type dedup struct {
 
 type keyAt struct {
 	key rowraft.Key
-	at  int32 // order of first appearance
+	at  int32 // position in keys
 }
 
-// unique returns the different keys of keys, ascending, and sets index[i] to
-// the place of keys[i] among them. The result is good until the next call.
+// unique returns the distinct keys of keys, ascending, and sets index[i] to the position of keys[i] among them. The
+// result is valid until the next call.
 func (d *dedup) unique(keys []rowraft.Key, index []int32) []rowraft.Key {
 	size := 64
 	for size < 2*len(keys) {
@@ -107,7 +107,7 @@ func (d *dedup) unique(keys []rowraft.Key, index []int32) []rowraft.Key {
 		if a.key < b.key {
 			return -1
 		}
-		return 1 // keys differ
+		return 1 // keys are distinct
 	})
 	d.keys = d.keys[:0]
 	if cap(d.rank) < len(d.found) {

@@ -10,7 +10,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 )
 
-// Cluster makes a client into [Tables]. Close the client, not the Cluster.
+// Cluster implements [Tables] with a client. Close the client, not the Cluster.
 type Cluster struct {
 	client   *client.Client
 	openOnly bool // EnsureTable creates nothing
@@ -31,8 +31,7 @@ func NewCluster(c *client.Client) *Cluster {
 	return &Cluster{client: c, tables: make(map[rowraft.TableID]*client.Table)}
 }
 
-// OpenCluster is NewCluster whose EnsureTable takes the tables that are there and
-// fails with CodeTableNotFound for others.
+// OpenCluster is NewCluster for existing tables: EnsureTable fails with CodeTableNotFound for others.
 func OpenCluster(c *client.Client) *Cluster {
 	t := NewCluster(c)
 	t.openOnly = true
@@ -46,7 +45,7 @@ func (c *Cluster) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Sc
 			return rowraft.Schema{}, err
 		}
 	}
-	// Of a table that exists this compares the shapes.
+	// If the table exists, this compares the shapes.
 	t, err := c.client.CreateTable(ctx, s, true)
 	if err != nil {
 		return rowraft.Schema{}, err
@@ -101,12 +100,12 @@ func (c *Cluster) Present(ctx context.Context, seg Segment, present []bool) erro
 	return c.client.PullLinearizable(ctx, s...)
 }
 
-// Claim implements [Initializer], by a client of that name.
+// Claim implements [Initializer], with a client of that name.
 //
-// Errors: CodePrecondition of tables that are only looked at.
+// Errors: CodePrecondition for a Cluster of OpenCluster.
 func (c *Cluster) Claim(ctx context.Context, name string) (Assigner, error) {
 	if c.openOnly {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nobody has initialized the dense weights: train first")
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the dense weights are not initialized: train first")
 	}
 	sum := sha256.Sum256([]byte("rowraft first weights\x00" + name))
 	fenced, err := c.client.Fenced(ctx, rowraft.ClientID(sum[:16]))
@@ -116,7 +115,7 @@ func (c *Cluster) Claim(ctx context.Context, name string) (Assigner, error) {
 	return &claim{fenced, c}, nil
 }
 
-// claim assigns through a client of its own.
+// claim assigns with a client of its own.
 type claim struct {
 	client  *client.Client
 	cluster *Cluster

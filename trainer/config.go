@@ -12,36 +12,36 @@ import (
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
-// Config is a training job. Its YAML form is documented in examples/README.md;
-// the zero value of a field means the default of [DefaultConfig].
+// Config is a training job. examples/README.md documents its YAML form. The zero value of a field means the default
+// of [DefaultConfig].
 type Config struct {
 	Job       string   `yaml:"job"` // names the tables: <job>.embeddings, <job>.dense, <job>.audit
 	Endpoints []string `yaml:"endpoints"`
 	DType     string   `yaml:"dtype"` // of numbers on the wire: float32 or bfloat16
 	Mode      string   `yaml:"mode"`
-	// Quorum is the share of the trainers whose pushes close a step of mode sync, and
-	// Deadline when it is closed with those that are there, after the first; 0: never.
+	// Quorum is the share of the trainers whose pushes close a step of mode sync. Deadline closes a step so long
+	// after its first push, with the pushes that have come; 0: never.
 	Quorum    float64       `yaml:"quorum"`
 	Deadline  time.Duration `yaml:"deadline"`
-	Staleness int           `yaml:"staleness"` // mode ssp: steps that a trainer may be ahead of the slowest
+	Staleness int           `yaml:"staleness"` // mode ssp: how many steps a trainer may be ahead of the slowest
 	Geo       GeoConfig     `yaml:"geo"`
-	// InFlight is how many pushes may be unacknowledged while training goes on.
-	// 0: none, and nothing is pulled ahead; runs are then bit-reproducible.
+	// InFlight is how many pushes may be unacknowledged while training continues. With 0 the trainer pulls nothing
+	// ahead, and runs are bit-reproducible.
 	InFlight int    `yaml:"in_flight"`
 	Seed     uint64 `yaml:"seed"`
-	// Rank of Trainers: without Parts this trainer reads every Trainers-th example. A nil rank
-	// is asked of the scheduler if there are several trainers.
+	// Rank of Trainers: without Parts this trainer reads every Trainers-th example. With a nil rank and several
+	// trainers, the scheduler assigns one.
 	Rank     *int `yaml:"rank"`
 	Trainers int  `yaml:"trainers"`
-	// Parts: the scheduler gives the data out in parts, and what a dead trainer had to another
-	// one; else each reads its own share. Default: if there are several trainers, and bounded data that can
-	// be read from any place.
+	// Parts: the scheduler hands out the data in splits, and gives those of a dead trainer to another one;
+	// otherwise each trainer reads a fixed share. Default: true for several trainers and bounded data that can be
+	// read from any position.
 	Parts    *bool         `yaml:"parts"`
-	Lease    time.Duration `yaml:"lease"` // how long a trainer may be silent before the others go on without it; 0: 10 s
+	Lease    time.Duration `yaml:"lease"` // how long a trainer may be silent before the others continue without it; 0: 10 s
 	Batch    int           `yaml:"batch"`
-	Threads  int           `yaml:"threads"`  // that compute a batch, each a slice of it; their gradients are summed in order
-	Epochs   int           `yaml:"epochs"`   // passes over the training part; default 1, or no bound if steps is set
-	Steps    int64         `yaml:"steps"`    // batches of this trainer; 0: as the epochs say
+	Threads  int           `yaml:"threads"`  // threads that compute a batch, a slice each; their gradients are summed in order
+	Epochs   int           `yaml:"epochs"`   // passes over the training examples; default 1, or no bound if steps is set
+	Steps    int64         `yaml:"steps"`    // batches of this trainer; 0: as epochs implies
 	Patience time.Duration `yaml:"patience"` // how long one pull or push may take before the run fails
 	Reads    ReadConfig    `yaml:"reads"`
 
@@ -50,40 +50,40 @@ type Config struct {
 	Model      ModelConfig           `yaml:"model"`
 	Embeddings TableConfig           `yaml:"embeddings"`
 	Dense      TableConfig           `yaml:"dense"`
-	// Parameters says of dense weights where they are kept and who initializes them; the
-	// first entry that matches a name counts.
+	// Parameters configures where dense weights are stored and which process initializes them; the first entry that
+	// matches a name applies.
 	Parameters []ParameterConfig `yaml:"parameters"`
-	Average    AverageConfig     `yaml:"average"` // of those that the trainers keep
+	Average    AverageConfig     `yaml:"average"` // averaging of the weights that the trainers keep
 
 	Checkpoint CheckpointConfig `yaml:"checkpoint"`
-	// Resume is where to go on: DESTINATION/NAME of a checkpoint whose tables the
-	// cluster has; "auto": the one that its tables come from, if this trainer has not
-	// trained since; "": at the beginning of the data.
+	// Resume names the checkpoint to resume from: DESTINATION/NAME of a checkpoint whose tables the cluster has;
+	// "auto": the one that its tables come from, if this trainer has not trained since; "": none, begin with the
+	// data.
 	Resume string `yaml:"resume"`
 
-	// MaxSkipped batches in a row that are not finite end the run; 0: 100.
+	// MaxSkipped ends the run after so many batches in a row that are not finite; 0: 100.
 	MaxSkipped int `yaml:"max_skipped"`
 
 	TensorBoard TensorBoardConfig `yaml:"tensorboard"`
 
-	Audit       bool   `yaml:"audit"`       // bump audit rows with each push
-	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out part at the end; default true
+	Audit       bool   `yaml:"audit"`       // change audit rows with each push
+	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out examples at the end; default true
 	Accelerator string `yaml:"accelerator"` // auto, go or cuda
 
-	member *client.Member // of the job, once it has entered
-	set    data.Set       // that was opened to enter it
-	parted bool           // the scheduler divides the data
-	again  bool           // it was lost, and enters once more
+	member    *client.Member // of the job, after registration
+	set       data.Set       // opened for registration
+	splitData bool           // the scheduler divides the data
+	again     bool           // it was lost, and registers once more
 }
 
-// DataConfig is a data set in a file, or images with labels in idx files.
+// DataConfig is a data set in a file or a stream, or images with labels in idx files.
 type DataConfig struct {
 	File   string   `yaml:"file"`
 	Schema string   `yaml:"schema"`
-	Held   *float64 `yaml:"held"` // share at the end that is held out; default 0.2
+	Held   *float64 `yaml:"held"` // share of the examples, at the end, that is held out; default 0.2
 
-	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File;
-	// metrics are per Window.
+	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File; metrics are per
+	// Window.
 	Follow string        `yaml:"follow"`
 	Window time.Duration `yaml:"window"` // default 1m
 
@@ -92,7 +92,7 @@ type DataConfig struct {
 	// HeldImages and HeldLabels are held out, instead of a share of the others.
 	HeldImages string `yaml:"held_images"`
 	HeldLabels string `yaml:"held_labels"`
-	Limit      int64  `yaml:"limit"` // train on the first so many images; 0: on all
+	Limit      int64  `yaml:"limit"` // train on the first so many images; 0: all
 }
 
 // ModelConfig is the kind of model and the shape of a DLRM.
@@ -101,14 +101,14 @@ type ModelConfig struct {
 	Dim    int    `yaml:"dim"`
 	Bottom []int  `yaml:"bottom"` // hidden layers over the dense features
 	Top    []int  `yaml:"top"`    // hidden layers over the dot products
-	// Sleep > 0: instead of a model, a step that takes so long and learns nothing.
+	// Sleep > 0 replaces the model by a step that takes so long and learns nothing.
 	Sleep time.Duration `yaml:"sleep" json:"-"`
 }
 
-// TableConfig says how a table starts and learns.
+// TableConfig is the initial value and the optimizer of a table.
 type TableConfig struct {
-	// Optimizer is sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl. A
-	// constant that is nil has the default of its rule; one of another rule is refused.
+	// Optimizer is sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl. A nil constant has the default of its
+	// rule; a constant of another rule is an error.
 	Optimizer          string   `yaml:"optimizer"`
 	LR                 float32  `yaml:"lr"`
 	InitialAccumulator *float32 `yaml:"initial_accumulator"`            // adagrad, rowwise-adagrad, ftrl
@@ -120,8 +120,8 @@ type TableConfig struct {
 	L2                 *float32 `yaml:"l2" json:",omitempty"`           // ftrl
 	Beta               *float32 `yaml:"beta" json:",omitempty"`         // ftrl
 	WeightDecay        *float32 `yaml:"weight_decay" json:",omitempty"` // all but ftrl
-	Bound              *float32 `yaml:"bound" json:",omitempty"`        // of each weight
-	// Schedule: how the learning rate changes with the steps; nil: it is LR.
+	Bound              *float32 `yaml:"bound" json:",omitempty"`        // limit of each weight
+	// Schedule changes the learning rate with the steps; nil: it is always LR.
 	Schedule *ScheduleConfig `yaml:"schedule" json:",omitempty"`
 	// Init: embeddings start uniform in [−Init, Init).
 	Init float32 `yaml:"init"`
@@ -132,30 +132,30 @@ type TableConfig struct {
 	Capacity  *CapacityConfig `yaml:"capacity"`  // embeddings only
 }
 
-// CapacityConfig bounds the rows of a table.
+// CapacityConfig limits the rows of a table.
 type CapacityConfig struct {
 	Rows  uint64 `yaml:"rows"`
 	Evict string `yaml:"evict"` // lru or lfu
 }
 
-// CheckpointConfig says which checkpoints a job makes.
+// CheckpointConfig configures the checkpoints that a job makes.
 type CheckpointConfig struct {
 	To string `yaml:"to"` // destination
-	// Every is how often the cluster makes one in To while the job trains, by a policy
-	// that the first trainer sets and, when the job is done, deletes; 0: never. It keeps Keep of
-	// them, 5 unless set, and those younger than KeepWithin. FullEvery > 1: the others are deltas.
+	// Every is the interval of checkpoints in To while the job trains, by a policy that the first trainer sets and
+	// deletes when the job is done; 0: never. The policy keeps Keep of them, 5 by default, and those younger than
+	// KeepWithin. With FullEvery > 1 the others are deltas.
 	Every      time.Duration `yaml:"every"`
 	Keep       int           `yaml:"keep"`
 	KeepWithin time.Duration `yaml:"keep_within"`
 	FullEvery  int           `yaml:"full_every"`
-	// AtEnd is "true" for a checkpoint in To when all trainers are done, or another
-	// destination; OnStop makes one in To when a trainer is told to stop.
+	// AtEnd is "true" for a checkpoint in To when all trainers are done, or another destination. OnStop makes one
+	// in To when a trainer gets a stop request.
 	AtEnd      string `yaml:"at_end"`
 	OnStop     bool   `yaml:"on_stop"`
-	SkipAbsent bool   `yaml:"skip_absent"` // make them without trainers that do not answer
+	SkipAbsent bool   `yaml:"skip_absent"` // make checkpoints without trainers that do not answer
 }
 
-// atEnd is the destination of the checkpoint at the end, "" for none.
+// atEnd returns the destination of the checkpoint at the end, "" for none.
 func (c *CheckpointConfig) atEnd() string {
 	switch c.AtEnd {
 	case "", "false":
@@ -166,7 +166,7 @@ func (c *CheckpointConfig) atEnd() string {
 	return c.AtEnd
 }
 
-// whenParked are the destinations of the checkpoints that a trainer may ask for as it parks.
+// whenParked returns the destinations of the checkpoints that a trainer may request when it parks.
 func (c *CheckpointConfig) whenParked() (out []string) {
 	if d := c.atEnd(); d != "" {
 		out = append(out, d)
@@ -182,7 +182,7 @@ func (c *CheckpointConfig) validate() error {
 		return invalid("checkpoint: every %v, keep %d, keep_within %v, full_every %d: want ≥ 0", c.Every, c.Keep, c.KeepWithin, c.FullEvery)
 	}
 	if c.To == "" && (c.OnStop || c.AtEnd == "true" || c.Every > 0) {
-		return invalid("checkpoint: to is missing: where checkpoints are kept, an absolute path that all servers share or s3://bucket/prefix")
+		return invalid("checkpoint: to is missing: set it to the destination, an absolute path that all servers share or s3://bucket/prefix")
 	}
 	for _, to := range []string{c.To, c.atEnd()} {
 		if to == "" {
@@ -195,16 +195,16 @@ func (c *CheckpointConfig) validate() error {
 	return nil
 }
 
-// MaxAuditTrainers is the number of trainers an audit row has room for.
+// MaxAuditTrainers is the largest number of trainers in an audit row.
 const MaxAuditTrainers = 64
 
-// auditOptimizer makes a gradient of −1 count one.
+// auditOptimizer adds 1 for a gradient of −1.
 var auditOptimizer = rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}
 
 // denseWidth is the number of weights in a row of the dense table.
 const denseWidth = 64
 
-// DefaultConfig is what a field means that is not set.
+// DefaultConfig returns the defaults of all fields.
 func DefaultConfig() Config {
 	held, evaluate := 0.2, true
 	return Config{
@@ -218,9 +218,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// LoadConfig reads a job from a YAML file over the defaults. Unknown keys are
-// errors that name file, line and key. The result is not yet validated, since
-// flags may change it.
+// LoadConfig reads a job from a YAML file over the defaults. Errors name the unknown key with its file and line.
+// The caller validates the result, because flags may change it.
 func LoadConfig(path string) (Config, error) {
 	c := DefaultConfig()
 	text, err := os.ReadFile(path)
@@ -229,7 +228,7 @@ func LoadConfig(path string) (Config, error) {
 	}
 	generator := data.DefaultGenerator()
 	if hasKey(text, "generator") {
-		c.Generator = &generator // so that keys left out keep their defaults
+		c.Generator = &generator // omitted keys keep their defaults
 	}
 	if strings.TrimSpace(string(text)) == "" {
 		return c, nil
@@ -237,7 +236,7 @@ func LoadConfig(path string) (Config, error) {
 	return c, data.DecodeYAML(path, text, &c)
 }
 
-// hasKey tells whether a YAML text has a top-level key.
+// hasKey reports whether a YAML text has a top-level key.
 func hasKey(text []byte, key string) bool {
 	for line := range strings.Lines(string(text)) {
 		if strings.HasPrefix(line, key+":") {
@@ -251,7 +250,7 @@ func invalid(format string, args ...any) error {
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
 }
 
-// Validate reports the first thing that makes c unusable, as CodeInvalidArgument.
+// Validate returns the first problem of c, with CodeInvalidArgument.
 func (c *Config) Validate() error {
 	switch {
 	case c.DType != "float32" && c.DType != "bfloat16":
@@ -261,9 +260,9 @@ func (c *Config) Validate() error {
 	case c.Lease != 0 && (c.Lease < time.Second || c.Lease > time.Hour):
 		return invalid("lease %v: want 1s to 1h", c.Lease)
 	case c.Trainers < 1:
-		return invalid("trainers %d: want ≥ 1", c.Trainers)
+		return invalid("trainers is %d: want 1 or more", c.Trainers)
 	case c.Rank != nil && (*c.Rank < 0 || *c.Rank >= c.Trainers):
-		return invalid("rank %d: want 0 to %d, since there are %d trainers", *c.Rank, c.Trainers-1, c.Trainers)
+		return invalid("rank %d: want 0 to %d for %d trainers", *c.Rank, c.Trainers-1, c.Trainers)
 	case c.Audit && c.Trainers > MaxAuditTrainers:
 		return invalid("audit with %d trainers: want at most %d", c.Trainers, MaxAuditTrainers)
 	case c.Batch < 1 || c.Batch > 1<<16:
@@ -273,9 +272,9 @@ func (c *Config) Validate() error {
 	case c.MaxSkipped < 0:
 		return invalid("max_skipped %d: want ≥ 0", c.MaxSkipped)
 	case c.Patience <= 0:
-		return invalid("patience %v: want > 0", c.Patience)
+		return invalid("patience is %v: want more than 0", c.Patience)
 	case c.Data.File != "" && c.Data.Schema == "":
-		return invalid("data %s: no schema is given", c.Data.File)
+		return invalid("data %s has no schema: set data.schema", c.Data.File)
 	case c.Model.Dim < 1 || c.Model.Dim > rowraft.MaxDim:
 		return invalid("model dim %d: want 1 to %d", c.Model.Dim, rowraft.MaxDim)
 	case c.Model.Sleep < 0:
@@ -323,7 +322,7 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// policies sets how rows are stored, which keys get one and which lose it.
+// policies sets how rows are stored, which keys get a row and which rows are removed.
 func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 	switch t.Storage {
 	case "", "float32":
@@ -345,10 +344,10 @@ func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 	return err
 }
 
-// mainTable is a table that every job has.
+// mainTable returns the name of a table that every job has.
 func (c *Config) mainTable() string { return c.Job + ".dense" }
 
-// schemas are the tables of the job: embeddings, if its model has any, dense and, with Audit, audit.
+// schemas returns the tables of the job: embeddings, if its model has any, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {
 	var tables []rowraft.Schema
 	if c.embedded() {
@@ -373,7 +372,7 @@ func (c *Config) schemas() []rowraft.Schema {
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 		})
 	}
-	if c.Mode == Geo { // the optimizers are the trainers'
+	if c.Mode == Geo { // in mode geo the trainers run the optimizers
 		for i := range tables {
 			tables[i].Optimizer = rowraft.Optimizer{Kind: rowraft.Add, Bound: tables[i].Optimizer.Bound}
 		}
@@ -405,7 +404,7 @@ func (c *Config) OpenData() (data.Set, error) {
 	return data.OpenFile(c.Data.File, schema, held)
 }
 
-// rank is 0 if it is not set.
+// rank returns 0 if no rank is set.
 func (c *Config) rank() int {
 	if c.Rank == nil {
 		return 0
@@ -413,10 +412,10 @@ func (c *Config) rank() int {
 	return *c.Rank
 }
 
-// steps is how many batches this trainer runs at most; 0: no bound known.
+// steps returns an upper bound of this trainer's batches; 0: unknown.
 func (c *Config) steps(set data.Set) int64 { return c.stepsOf(c.rank(), set.TrainSize()) }
 
-// stepsOf is steps of the trainer of a rank; size is that of the training part.
+// stepsOf is steps for the trainer of a rank; size is the number of training examples.
 func (c *Config) stepsOf(rank int, size int64) int64 {
 	var planned int64
 	epochs := int64(c.Epochs)
@@ -427,20 +426,20 @@ func (c *Config) stepsOf(rank int, size int64) int64 {
 		mine := (size - int64(rank) + int64(c.Trainers) - 1) / int64(c.Trainers)
 		planned = epochs * ((mine + int64(c.Batch) - 1) / int64(c.Batch))
 	}
-	if c.Steps > 0 && (planned == 0 || c.Steps < planned || c.parted) {
+	if c.Steps > 0 && (planned == 0 || c.Steps < planned || c.splitData) {
 		return c.Steps
 	}
-	if c.parted {
-		return 0 // whoever is faster reads more
+	if c.splitData {
+		return 0 // a faster trainer reads more
 	}
 	return planned
 }
 
 func (c *Config) evaluate() bool {
-	return (c.Evaluate == nil || *c.Evaluate) && c.Data.Follow == "" // a stream holds nothing out
+	return (c.Evaluate == nil || *c.Evaluate) && c.Data.Follow == "" // a stream has no held-out examples
 }
 
-// String names the job in a line.
+// String describes the job in one line.
 func (c *Config) String() string {
 	return fmt.Sprintf("job %s, mode %s, batch %d, in_flight %d, trainer %d of %d", c.Job, c.Mode, c.Batch, c.InFlight, c.rank(), c.Trainers)
 }

@@ -10,18 +10,17 @@ import (
 	"github.com/rowraft/rowraft/trainer/tensor"
 )
 
-// denseLayout maps the dense weights, one flat slice, to rows of dense tables: a
-// weight is initial + row. Parameters lie in the job's dense table, each as the
-// tensor of its own number, but those that a server initializes, which have a table
-// each, and those that the trainers keep, which are not here. The rows of all tables stand one after the other in one slice, too.
-// Immutable once the run has begun.
+// denseLayout maps the dense weights, one flat slice, to rows of dense tables: a weight is initial + row. The job's
+// dense table has the parameters, each as the tensor of its own number. A parameter that a server initializes has a
+// table of its own. Parameters that the trainers keep are not in the layout. The rows of all tables form one slice,
+// too. Immutable after the run has begun.
 type denseLayout struct {
 	params  []models.Param
 	configs []ParameterConfig // of params
 	tensors []*tensor.Tensor  // of params
-	places  []int             // of params in the flat weights
-	initial []float32         // flat; zeros where the table has all; Resume puts others in their place
-	sizes   []int             // weights of each tensor
+	places  []int             // first weight of each of params in the flat slice
+	initial []float32         // flat; zeros where the table has the whole weight; Resume replaces it
+	sizes   []int             // number of weights of each tensor
 	tables  []denseTable
 	rows    int // of all tables
 }
@@ -29,12 +28,12 @@ type denseLayout struct {
 // denseTable is one table, which may have no rows.
 type denseTable struct {
 	schema rowraft.Schema
-	params []int         // that lie in it, ascending
+	params []int         // parameters in this table, ascending
 	keys   []rowraft.Key // of all rows, strictly ascending
-	from   int           // of its rows in those of all tables
+	from   int           // first of its rows in the rows of all tables
 }
 
-// newDenseLayout lays out the parameters of a model as c says.
+// newDenseLayout returns the layout of a model's parameters.
 func newDenseLayout(c *Config, params []models.Param) (*denseLayout, error) {
 	if err := c.checkParameters(params); err != nil {
 		return nil, err
@@ -80,8 +79,7 @@ func newDenseLayout(c *Config, params []models.Param) (*denseLayout, error) {
 	return l, nil
 }
 
-// serverTable is the table of a parameter whose first values are its servers' matter:
-// the same ranges as models.Initial's.
+// serverTable returns the table of a parameter that the servers initialize: with the ranges of models.Initial.
 func (c *Config) serverTable(p models.Param) rowraft.Schema {
 	s := rowraft.Schema{
 		Name: c.Job + ".dense." + p.Name, Kind: rowraft.Dense, Dim: denseWidth,
@@ -99,8 +97,8 @@ func (c *Config) serverTable(p models.Param) rowraft.Schema {
 	return s
 }
 
-// openDense makes sure of the tables that single parameters have, and that the
-// weights which a worker initializes are there.
+// openDense creates the missing tables of single parameters, and makes sure that a worker has written the weights
+// that it must initialize.
 func (j *Job) openDense(ctx context.Context) error {
 	j.layout.tables[0].schema = j.dense
 	for i := range j.layout.tables[1:] {
@@ -116,8 +114,7 @@ func (j *Job) openDense(ctx context.Context) error {
 	return j.initialize(ctx)
 }
 
-// segments appends the part of a call that concerns the dense tables; values are
-// those of the rows of all of them.
+// segments appends the segments of the dense tables; values are the rows of all of them.
 func (l *denseLayout) segments(segs []Segment, values []float32) []Segment {
 	for i := range l.tables {
 		if d := &l.tables[i]; len(d.keys) > 0 {
@@ -128,7 +125,7 @@ func (l *denseLayout) segments(segs []Segment, values []float32) []Segment {
 	return segs
 }
 
-// has tells whether a table is one of the dense ones.
+// has reports whether a table is one of the dense tables.
 func (l *denseLayout) has(id rowraft.TableID) bool {
 	for i := range l.tables {
 		if l.tables[i].schema.ID == id {
@@ -138,8 +135,7 @@ func (l *denseLayout) has(id rowraft.TableID) bool {
 	return false
 }
 
-// each calls f for every parameter with where it is in the flat weights and in the
-// rows of all tables.
+// each calls f for every parameter with its offsets in the flat weights and in the rows of all tables.
 func (l *denseLayout) each(f func(param, flat, rows int)) {
 	for i := range l.tables {
 		row := l.tables[i].from * denseWidth
@@ -150,7 +146,7 @@ func (l *denseLayout) each(f func(param, flat, rows int)) {
 	}
 }
 
-// weights writes initial + row to flat. rows is as pulled.
+// weights writes initial + row to flat; rows is the result of a pull.
 func (l *denseLayout) weights(flat, rows []float32) {
 	l.each(func(p, at, row int) {
 		for i := range l.sizes[p] {

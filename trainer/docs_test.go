@@ -26,7 +26,7 @@ func yamlBlock(t *testing.T, heading string) string {
 	return block
 }
 
-// The job that examples/README.md writes out is the default one.
+// The job in examples/README.md is the default one.
 func TestDocumentedDefaults(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "job.yaml")
 	if err := os.WriteFile(path, []byte(yamlBlock(t, "## A job")), 0o644); err != nil {

@@ -17,16 +17,15 @@ import (
 	"github.com/rowraft/rowraft/client"
 )
 
-// defaultLease is how long a worker may be silent before its job goes on without it.
+// defaultLease is how long a worker may be silent before its job continues without it.
 const defaultLease = 10 * time.Second
 
-// Enter makes this process a member of the job in the cluster's registry, under the
-// name worker, and settles its rank in c. Call it before [NewJob], and [Job.RunOn]
-// afterwards, which leaves. A name that is "" is that of the rank, if it is known.
+// Enter registers this process as a member of the job under the name worker, and sets its rank in c. Call it before
+// [NewJob], and then [Job.RunOn], which leaves the job. An empty name means the name of the rank, if the rank is
+// known.
 //
-// Errors: CodeInvalidArgument, with both values, if another worker of the job was
-// started with another configuration, or if all workers are there; CodePrecondition
-// while the job is being stopped.
+// Errors: CodeInvalidArgument, with both values, if another worker of the job has another configuration, or if all
+// workers are there; CodePrecondition while the job is being stopped.
 func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
@@ -34,11 +33,11 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if err != nil {
 		return err
 	}
-	saved, err := c.findParts(ctx, cl)
+	saved, err := c.findSplits(ctx, cl)
 	if err != nil {
 		return err
 	}
-	parted, err := c.wantsParts(set, saved)
+	parted, err := c.usesSplits(set, saved)
 	if err != nil {
 		return err
 	}
@@ -57,7 +56,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		e.Parts = c.partPlan(set.TrainSize())
 		e.Settings["epochs"] = fmt.Sprint(e.Parts.Epochs)
 	}
-	if c.inShards() {
+	if c.usesSteps() {
 		e.InShards, e.Gather, e.Deadline = true, true, c.Deadline
 		if c.Mode == Sync {
 			e.Quorum = c.Quorum
@@ -67,30 +66,31 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if e.Checkpoint = saved.id; c.Resume == "" {
 		e.Restart = !parted
 	}
-	if parted && saved.goesOn {
+	if parted && saved.resumes {
 		if e.From = saved.parts; e.From.Examples != uint64(e.Parts.Examples) || e.From.PartExamples != uint64(e.Parts.PartExamples) {
-			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint was made: a run goes on with the data, the trainers and the batch that it had",
+			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint was made: resume with the same data, trainers and batch",
 				e.Parts.Examples, e.Parts.PartExamples, e.From.Examples, e.From.PartExamples)
 		}
 	}
-	m, err := c.enterAnew(ctx, func(ctx context.Context) (*client.Member, error) { return cl.EnterJob(ctx, e) })
+	m, err := c.enterRestarted(ctx, func(ctx context.Context) (*client.Member, error) { return cl.EnterJob(ctx, e) })
 	if err != nil {
 		return err
 	}
 	rank := m.Rank()
-	c.Rank, c.member, c.set, c.parted = &rank, m, set, parted
+	c.Rank, c.member, c.set, c.splitData = &rank, m, set, parted
 	return nil
 }
 
-// anewPoll is how often a worker whose job is done without it looks whether others have begun the job anew.
-const anewPoll = 250 * time.Millisecond
+// restartPoll is how often a worker whose job is done without it checks whether other workers have started the job
+// again.
+const restartPoll = 250 * time.Millisecond
 
-// enterAnew calls enter, and again for as long as a lease where the job is done without this worker: others that begin it
-// anew may have been started a moment later. A process that was lost from that run itself does not wait.
-func (c *Config) enterAnew(ctx context.Context, enter func(context.Context) (*client.Member, error)) (*client.Member, error) {
+// enterRestarted calls enter. If the job is done without this worker it tries again for a lease: other workers that
+// start the job once more may come a moment later. A process that was lost from that run itself does not wait.
+func (c *Config) enterRestarted(ctx context.Context, enter func(context.Context) (*client.Member, error)) (*client.Member, error) {
 	over := time.NewTimer(c.lease())
 	defer over.Stop()
-	tick := time.NewTicker(anewPoll)
+	tick := time.NewTicker(restartPoll)
 	defer tick.Stop()
 	for {
 		m, err := enter(ctx)
@@ -107,17 +107,17 @@ func (c *Config) enterAnew(ctx context.Context, enter func(context.Context) (*cl
 	}
 }
 
-// savedParts is what a checkpoint says of data that the scheduler divides.
-type savedParts struct {
-	id     string            // of the checkpoint that the cluster's tables come from; "": none, or nobody asks
-	there  bool              // a checkpoint says how the data is divided
-	parts  *checkpoint.Parts // nil: the trainers divided it
-	goesOn bool              // a run that begins goes on there
-	step   int64             // of the job there, if its workers keep step
+// savedSplits is what a checkpoint has about data that the scheduler divides.
+type savedSplits struct {
+	id      string            // of the checkpoint that the cluster's tables come from; "": none, or not needed
+	found   bool              // a checkpoint has the division of the data
+	parts   *checkpoint.Parts // nil: the trainers read fixed shares
+	resumes bool              // a new run resumes there
+	step    int64             // of the job there, in mode sync
 }
 
-// findParts reads it where the configuration says that the run goes on.
-func (c *Config) findParts(ctx context.Context, cl *client.Client) (s savedParts, err error) {
+// findSplits reads them if the configuration resumes from a checkpoint.
+func (c *Config) findSplits(ctx context.Context, cl *client.Client) (s savedSplits, err error) {
 	if c.Resume == "" {
 		return s, nil
 	}
@@ -134,13 +134,13 @@ func (c *Config) findParts(ctx context.Context, cl *client.Client) (s savedParts
 		}
 		path = source.Destination + "/" + source.Name
 	}
-	s.parts, s.there, err = readParts(ctx, path, c.Job)
-	if c.Resume == "auto" && rowraft.CodeOf(err) == rowraft.CodeNotFound { // it was deleted since
-		return savedParts{id: source.ID}, nil
+	s.parts, s.found, err = readParts(ctx, path, c.Job)
+	if c.Resume == "auto" && rowraft.CodeOf(err) == rowraft.CodeNotFound { // the checkpoint was deleted since
+		return savedSplits{id: source.ID}, nil
 	}
 	trained := slices.ContainsFunc(from.Trained, func(t client.Trainer) bool { return t.Job == c.Job })
-	s.goesOn = s.parts != nil && !trained
-	if err == nil && s.there && !trained && c.Mode == Sync {
+	s.resumes = s.parts != nil && !trained
+	if err == nil && s.found && !trained && c.Mode == Sync {
 		s.step, err = readJobStep(ctx, path, c.Job)
 	}
 	return s, err
@@ -153,29 +153,28 @@ func (c *Config) lease() time.Duration {
 	return c.Lease
 }
 
-// settings are what all workers of the job must agree on, by the names that they have
-// in the job's file.
+// settings returns what all workers of the job must agree on, by the names in the job's file.
 func (c *Config) settings() map[string]string {
 	text, err := json.Marshal(c.terms())
 	if err != nil {
-		panic(err) // numbers are finite: Validate has seen them
+		panic(err) // impossible: Validate has checked that all numbers are finite
 	}
 	var tree map[string]any
 	if err := json.Unmarshal(text, &tree); err != nil {
-		panic(err) // it was made from a struct
+		panic(err) // impossible: json.Marshal has just made it
 	}
 	out := make(map[string]string)
 	flatten(out, "", tree)
 	if c.Deadline > 0 {
 		out["deadline"] = c.Deadline.String()
 	}
-	delete(out, "trainers") // the registry compares it itself
+	delete(out, "trainers") // the registry compares the number itself
 	return out
 }
 
 func flatten(out map[string]string, prefix string, tree map[string]any) {
 	for name, v := range tree {
-		name = inFile(name)
+		name = yamlName(name)
 		switch v := v.(type) {
 		case map[string]any:
 			flatten(out, prefix+name+".", v)
@@ -187,15 +186,15 @@ func flatten(out map[string]string, prefix string, tree map[string]any) {
 		default:
 			text, err := json.Marshal(v)
 			if err != nil {
-				panic(err) // it was JSON
+				panic(err) // impossible: it came from JSON
 			}
 			out[prefix+name] = string(text)
 		}
 	}
 }
 
-// inFile is the name that the field InitialAccumulator has in a job's file.
-func inFile(field string) string {
+// yamlName returns the name of a field in a job's file: initial_accumulator for InitialAccumulator.
+func yamlName(field string) string {
 	var b strings.Builder
 	for i, c := range field {
 		if unicode.IsUpper(c) && i > 0 && unicode.IsLower(rune(field[i-1])) {
@@ -206,8 +205,8 @@ func inFile(field string) string {
 	return b.String()
 }
 
-// Abandon says that a trainer that has entered fails with err, if nobody has said so
-// yet: the job goes on without it at once, and not when its lease runs out.
+// Abandon reports that a registered trainer fails with err, unless that is reported already: the job then continues
+// without it at once, and not when its lease expires.
 func Abandon(ctx context.Context, c *Config, err error) {
 	if c.member == nil || c.member.Left() {
 		return
@@ -217,11 +216,11 @@ func Abandon(ctx context.Context, c *Config, err error) {
 	_ = c.member.Leave(ctx, client.LeaveFailed, err.Error(), nil)
 }
 
-// Lost says whether the job goes on without this trainer because it was silent for longer than
-// its lease, and nobody has come in its place: then it may enter again. Not where it would train
-// a share of its own once more, from the beginning.
+// Lost reports whether the job continues without this trainer because it was silent for longer than its lease, and
+// no other process has its place: then it may register again. It returns false if the trainer would train a fixed
+// share once more from the beginning.
 func Lost(ctx context.Context, c *Config) bool {
-	if c.member == nil || ctx.Err() != nil || c.hasShare() {
+	if c.member == nil || ctx.Err() != nil || c.hasFixedShare() {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
@@ -230,15 +229,15 @@ func Lost(ctx context.Context, c *Config) bool {
 	return lost && err == nil
 }
 
-// hasShare says whether the trainer reads a share of its own, of data that has an end, or a place.
-func (c *Config) hasShare() bool {
-	return !c.parted && (c.Data.Follow != "" || c.set == nil || c.set.TrainSize() > 0)
+// hasFixedShare reports whether the trainer reads a fixed share of data that has an end, or of a stream.
+func (c *Config) hasFixedShare() bool {
+	return !c.splitData && (c.Data.Follow != "" || c.set == nil || c.set.TrainSize() > 0)
 }
 
-// Again is the configuration with which a trainer that was lost enters its job again: c as it was before
-// it entered, with the data divided as it was in the job. It does not go on from a checkpoint twice.
+// Again returns the configuration with which a lost trainer registers again: c as it was before it registered, with
+// the data divided as in the job. It does not resume from a checkpoint twice.
 func Again(c, entered Config) Config {
-	parted := entered.parted
+	parted := entered.splitData
 	c.Resume, c.Parts, c.again = "", &parted, true
 	return c
 }
@@ -246,7 +245,7 @@ func Again(c, entered Config) Config {
 // errJobStopped ends a run whose job was stopped.
 var errJobStopped = errors.New("the job was stopped")
 
-// leave tells the registry that this trainer trains no more, and why.
+// leave tells the registry that this trainer has ended, and why.
 func (j *Job) leave(ctx context.Context, r *Result, failure error) {
 	m := j.cfg.member
 	if m == nil || m.Left() {
@@ -275,14 +274,14 @@ func (j *Job) leave(ctx context.Context, r *Result, failure error) {
 		}
 	}
 	err := m.Leave(ctx, why, reason, parts)
-	// Else its lease runs out; nothing else depends on it.
+	// If the call fails the lease expires; nothing else depends on it.
 	if err != nil && failure == nil && rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
-		j.note("left without a word to the scheduler: %v", err)
+		j.note("left without telling the scheduler: %v", err)
 	}
 }
 
-// beatMeter turns what is counted into rates between two beats.
-type beatMeter struct {
+// beatRates turns counters into rates between two beats.
+type beatRates struct {
 	at             time.Time
 	step, examples int64
 	waited         time.Duration
@@ -290,46 +289,46 @@ type beatMeter struct {
 
 var nan = math.NaN()
 
-// beat is what this trainer says of itself. Called by one goroutine at a time.
+// beat returns the progress of this trainer for the scheduler. One goroutine at a time may call it.
 func (j *Job) beat() client.Beat {
 	j.mu.Lock()
 	p, skipped := j.mu.progress, j.mu.skipped
 	j.mu.Unlock()
 	b := client.Beat{
 		Step: p.Step, Examples: p.Examples, BatchesSkipped: skipped, Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
-		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: j.meter.staleness(), Waiting: nan, Parts: j.parts.reached(),
+		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: j.metrics.staleness(), Waiting: nan, Parts: j.parts.reached(),
 	}
 	now := time.Now()
-	waited := j.meter.waiting(now)
+	waited := j.metrics.waiting(now)
 	if last := j.beats; !last.at.IsZero() && now.After(last.at) {
 		seconds := now.Sub(last.at).Seconds()
 		b.StepsPerSecond, b.ExamplesPerSecond = float64(p.Step-last.step)/seconds, float64(p.Examples-last.examples)/seconds
 		b.Waiting = min(max((waited-last.waited).Seconds()/seconds, 0), 1)
 	}
-	j.beats = beatMeter{now, p.Step, p.Examples, waited}
+	j.beats = beatRates{now, p.Step, p.Examples, waited}
 	return b
 }
 
-// joiner are tables whose workers know of each other through the shards.
-type joiner interface {
+// stepTables are tables whose workers depend on each other through the shards.
+type stepTables interface {
 	Join(client.JobOptions) error
-	// Adopt makes a later generation known.
+	// Adopt installs a later generation.
 	Adopt(rowraft.Generation)
 }
 
-// membership is what the scheduler tells of the job's members.
+// membership is the newest state of the job's members from the scheduler.
 type membership struct {
 	mu     sync.Mutex
 	newest client.Members
-	joined joiner        // nil before
-	told   chan struct{} // closed at the first
+	joined stepTables    // nil before join
+	first  chan struct{} // closed at the first update
 }
 
-func (m *membership) tell(now client.Members) {
+func (m *membership) update(now client.Members) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.newest.Generation == 0 {
-		close(m.told)
+		close(m.first)
 	}
 	m.newest = now
 	if m.joined != nil {
@@ -337,10 +336,10 @@ func (m *membership) tell(now client.Members) {
 	}
 }
 
-// join waits for the first generation that every shard knows, and becomes a member of it,
-// if the mode has workers that know of each other.
+// join waits for the first generation that every shard knows, and joins it, if the workers of this mode depend on
+// each other.
 func (j *Job) join(ctx context.Context, m *membership) error {
-	tables, ok := j.tables.(joiner)
+	tables, ok := j.tables.(stepTables)
 	if j.cfg.member == nil || !j.cfg.member.InShards() || !ok {
 		return nil
 	}
@@ -350,9 +349,9 @@ func (j *Job) join(ctx context.Context, m *membership) error {
 	patience := time.NewTimer(j.cfg.Patience)
 	defer patience.Stop()
 	select {
-	case <-m.told:
+	case <-m.first:
 	case <-patience.C:
-		return rowraft.Errorf(rowraft.CodeDeadline, "the job's %d trainers were not there within %v; `rowraft job describe %s` names those that are", j.cfg.Trainers, j.cfg.Patience, j.cfg.Job)
+		return rowraft.Errorf(rowraft.CodeDeadline, "not all of the job's %d trainers registered within %v; `rowraft job describe %s` lists those that did", j.cfg.Trainers, j.cfg.Patience, j.cfg.Job)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -363,7 +362,7 @@ func (j *Job) join(ctx context.Context, m *membership) error {
 		ID: rowraft.JobID(me.Run()), Generation: rowraft.Generation(m.newest.Generation), Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(),
 	})
 	m.joined = tables
-	if s, ok := j.way.(*inStep); ok {
+	if s, ok := j.mode.(*syncStepMode); ok {
 		s.start(m.newest.FirstStep)
 	}
 	return err

@@ -10,9 +10,9 @@ import (
 	"github.com/rowraft/rowraft/client"
 )
 
-// A worker that finds its job done without it waits a while for others that begin the job anew, and takes part then. One that
-// was lost itself does not wait: it knows for what it comes.
-func TestWhoIsTooLateWaitsForAJobThatBeginsAnew(t *testing.T) {
+// A worker that finds its job done without it waits a while for other workers that start the job again, and then
+// takes part. A worker that was lost from the run itself does not wait.
+func TestALateWorkerWaitsForAJobThatRestarts(t *testing.T) {
 	other := errors.New("another error")
 	for name, tc := range map[string]struct {
 		again  bool
@@ -22,7 +22,7 @@ func TestWhoIsTooLateWaitsForAJobThatBeginsAnew(t *testing.T) {
 		member bool
 	}{
 		"others begin it a moment later":  {after: 3 * time.Second, err: client.ErrJobDone, takes: 3 * time.Second, member: true},
-		"nobody begins it":                {err: client.ErrJobDone, takes: defaultLease},
+		"no worker starts it":             {err: client.ErrJobDone, takes: defaultLease},
 		"it was lost from this very run":  {again: true, after: 3 * time.Second, err: client.ErrJobDone},
 		"it is refused for another cause": {after: 3 * time.Second, err: other},
 	} {
@@ -30,13 +30,13 @@ func TestWhoIsTooLateWaitsForAJobThatBeginsAnew(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began, tries, member := time.Now(), 0, &client.Member{}
 				c := Config{again: tc.again}
-				m, err := c.enterAnew(t.Context(), func(context.Context) (*client.Member, error) {
+				m, err := c.enterRestarted(t.Context(), func(context.Context) (*client.Member, error) {
 					if tries++; tc.after > 0 && time.Since(began) >= tc.after {
 						return member, nil
 					}
 					return nil, tc.err
 				})
-				if took := time.Since(began); took < tc.takes || took > tc.takes+anewPoll {
+				if took := time.Since(began); took < tc.takes || took > tc.takes+restartPoll {
 					t.Errorf("it took %v and %d tries, want %v", took, tries, tc.takes)
 				}
 				if tc.member != (m == member) || tc.member == errors.Is(err, tc.err) {

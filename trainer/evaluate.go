@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Result is what a run came to. Its JSON form is a contract: fields may be
-// added, but none renamed.
+// Result is the result of a run. Its JSON form is a contract: later versions may add fields, but rename none.
 type Result struct {
 	Job         string `json:"job"`
 	Mode        string `json:"mode"`
@@ -18,52 +17,52 @@ type Result struct {
 	Trainers    int    `json:"trainers"`
 	Accelerator string `json:"accelerator"`
 
-	Steps             int64  `json:"steps"`           // all, those before a resume too
-	ResumedAtStep     int64  `json:"resumed_at_step"` // 0: from the beginning
+	Steps             int64  `json:"steps"`           // of all processes, those before a resume included
+	ResumedAtStep     int64  `json:"resumed_at_step"` // 0: the run began at step 1
 	Examples          int64  `json:"examples"`
 	Seconds           Number `json:"seconds"`
 	ExamplesPerSecond Number `json:"examples_per_second"`
 	TrainingLoss      Number `json:"training_loss"` // mean of the last batches, nats
 	TrainingAUC       Number `json:"training_auc"`  // of the last batches, predicted before the update
 
-	FirstLoss        Number `json:"first_loss"`        // of this process's first batch
-	TrainingAccuracy Number `json:"training_accuracy"` // likewise; null where there are no classes
+	FirstLoss        Number `json:"first_loss"`        // of the first batch of this process
+	TrainingAccuracy Number `json:"training_accuracy"` // also of the last batches; null without classes
 
-	// The held-out part; null if it was not scored.
+	// The held-out examples; null if they were not scored.
 	HeldExamples int    `json:"held_examples"`
 	AUC          Number `json:"auc"`
 	LogLoss      Number `json:"log_loss"`
-	Accuracy     Number `json:"accuracy"` // null where there are no classes
-	// What the true probabilities score there; null where nobody knows them.
+	Accuracy     Number `json:"accuracy"` // null without classes
+	// The score of the true probabilities; null if they are unknown.
 	BestAUC     Number `json:"best_auc"`
 	BestLogLoss Number `json:"best_log_loss"`
 
 	PushesSent         int64 `json:"pushes_sent"`
 	PushesAcknowledged int64 `json:"pushes_acknowledged"`
-	PushesUnknown      int64 `json:"pushes_unknown"` // sent, outcome never learned
+	PushesUnknown      int64 `json:"pushes_unknown"` // sent, with unknown outcome
 	BatchesSkipped     int64 `json:"batches_skipped"`
-	BatchesLate        int64 `json:"batches_late"` // mode sync: others went on without them
-	JobSteps           int64 `json:"job_steps"`    // mode sync: that were closed
+	BatchesLate        int64 `json:"batches_late"` // mode sync: the job continued without them
+	JobSteps           int64 `json:"job_steps"`    // mode sync: closed steps
 
-	// Examples of the job's data that were given to a worker again after another one had
-	// read them; null if the scheduler did not divide the data, or the run did not end.
+	// Examples of the job's data that a worker read again after another worker; null if the scheduler did not
+	// divide the data, or the run did not end.
 	ReadAgainAtLeast *int64 `json:"read_again_at_least"`
 	ReadAgainAtMost  *int64 `json:"read_again_at_most"`
 
-	// AuditTable holds, in dimension Rank of each of AuditKeys, the number of
-	// this trainer's pushes that were applied; "" without audit.
+	// AuditTable has the number of this trainer's applied pushes in dimension Rank of each of AuditKeys; "" without
+	// audit.
 	AuditTable string   `json:"audit_table,omitempty"`
 	AuditKeys  []string `json:"audit_keys,omitempty"` // decimal: JSON numbers end at 2^53
 
 	ResumedFrom string `json:"resumed_from,omitempty"` // checkpoint, DESTINATION/NAME
-	Checkpoint  string `json:"checkpoint,omitempty"`   // made at the end, or when it was stopped
+	Checkpoint  string `json:"checkpoint,omitempty"`   // checkpoint made at the end or on stop
 
 	Interrupted bool      `json:"interrupted"`
-	Stopped     bool      `json:"stopped,omitempty"` // with its job: rowraft job stop
+	Stopped     bool      `json:"stopped,omitempty"` // by rowraft job stop
 	FinishedAt  time.Time `json:"finished_at"`
 }
 
-// result is what is known after training.
+// result returns the result after training, without scores.
 func (j *Job) result() *Result {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -92,8 +91,7 @@ func (j *Job) result() *Result {
 	return r
 }
 
-// Evaluate scores the held-out part with the weights the tables have now,
-// without training.
+// Evaluate scores the held-out examples with the present weights of the tables, without training.
 func (j *Job) Evaluate(ctx context.Context) (*Result, error) {
 	if j.hybrid != nil {
 		return nil, errElsewhere
@@ -103,8 +101,7 @@ func (j *Job) Evaluate(ctx context.Context) (*Result, error) {
 	return r, j.score(ctx, r)
 }
 
-// score fills in what r says of the held-out part. All of it is scored with the
-// dense weights of one pull.
+// score adds the scores of the held-out examples to r. One pull of the dense weights serves all of them.
 func (j *Job) score(ctx context.Context, r *Result) error {
 	src, err := j.set.Held()
 	if err != nil {
@@ -138,7 +135,7 @@ func (j *Job) score(ctx context.Context, r *Result) error {
 		j.emit(EventHeld, func(e *Event) { e.Step, e.Steps, e.Examples = batches+1, 0, int64(len(examples)) })
 	}
 	if classes.examples > 0 {
-		classes.tell(r)
+		classes.report(r)
 		return nil
 	}
 	s := score(examples)
@@ -162,7 +159,7 @@ func (j *Job) pullForScore(ctx context.Context, w *work, dense bool) error {
 		return nil
 	}
 	if err := j.tables.Pull(ctx, w.segs); err != nil {
-		return fmt.Errorf("held-out part: pull %d rows: %w", len(w.keys), err)
+		return fmt.Errorf("held-out examples: pull %d rows: %w", len(w.keys), err)
 	}
 	if dense {
 		j.layout.weights(w.flat, w.delta)

@@ -11,11 +11,11 @@ import (
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
-// defaultWindow is how long a window of a followed stream is.
+// defaultWindow is the length of a window of a followed stream.
 const defaultWindow = time.Minute
 
-// Window is what was trained in a stretch of time of a followed stream: every example was
-// predicted before it was learnt.
+// Window summarizes the training in a period of a followed stream. The model predicts every example before it
+// learns from it.
 type Window struct {
 	From     time.Time `json:"from"`
 	To       time.Time `json:"to"`
@@ -25,8 +25,8 @@ type Window struct {
 	AUC      Number    `json:"auc"`  // in 1,024 bins
 }
 
-// windows cuts the time into windows. The goroutine that computes adds; who reads closes
-// one in which nothing comes any more. A nil one does nothing.
+// windows divides the run into windows. The goroutine that computes adds batches; the goroutine that reads closes a
+// window in which no batch comes any more. A nil *windows does nothing.
 type windows struct {
 	length time.Duration
 	now    func() time.Time
@@ -64,7 +64,7 @@ func (w *windows) add(predictions, labels []float32, loss float64) {
 	}
 }
 
-// close tells of the open window if its time is over, or at the end.
+// close reports the open window if its time is over, or if end is set.
 func (w *windows) close(end bool) {
 	if w == nil {
 		return
@@ -93,7 +93,7 @@ func (w *windows) closeLocked(end bool) {
 	w.from, w.steps, w.examples, w.loss = time.Time{}, 0, 0, 0
 }
 
-// openWindows gives a job that follows a stream its windows.
+// openWindows creates the windows of a job that follows a stream.
 func (j *Job) openWindows() {
 	if j.cfg.Data.Follow == "" {
 		return
@@ -111,8 +111,8 @@ func (j *Job) openWindows() {
 	}}
 }
 
-// noneYet turns what a stream says that has nothing new, and lets time pass for the windows.
-func (j *Job) noneYet(err error) error {
+// pollData translates the error of a stream that has nothing new, and lets the windows close in time.
+func (j *Job) pollData(err error) error {
 	if !errors.Is(err, data.ErrNoneYet) {
 		return err
 	}
@@ -120,7 +120,7 @@ func (j *Job) noneYet(err error) error {
 	return errNotYet
 }
 
-// openTrain opens the training part behind at.
+// openTrain opens the training examples at r.at.
 func (r *repeated) openTrain() (err error) {
 	f, follows := r.set.(*data.Follow)
 	if !follows {
@@ -132,7 +132,7 @@ func (r *repeated) openTrain() (err error) {
 	return err
 }
 
-// behind notes where a batch ends.
+// behind records the position behind a batch.
 func (r *repeated) behind(b *data.Batch) {
 	r.batches++
 	if r.stream != nil {
@@ -142,7 +142,7 @@ func (r *repeated) behind(b *data.Batch) {
 	r.at.offset += int64(b.N)
 }
 
-// placeOf is a place as states have it, nil where no stream was followed.
+// placeOf returns p in the form of a state, nil without a stream.
 func placeOf(p data.Place) *state.Place {
 	if p.Name == "" {
 		return nil
@@ -150,7 +150,7 @@ func placeOf(p data.Place) *state.Place {
 	return &state.Place{Name: p.Name, Bytes: p.Bytes, Lines: p.Lines, HeadBytes: p.HeadBytes, HeadSum: p.HeadSum}
 }
 
-// resumePlace is placeOf the other way.
+// resumePlace is the inverse of placeOf.
 func resumePlace(p *state.Place) data.Place {
 	if p == nil {
 		return data.Place{}
@@ -158,27 +158,27 @@ func resumePlace(p *state.Place) data.Place {
 	return data.Place{Name: p.Name, Bytes: p.Bytes, Lines: p.Lines, HeadBytes: p.HeadBytes, HeadSum: p.HeadSum}
 }
 
-// validateFollow reports what a stream cannot have.
+// validateFollow returns an error for settings that do not fit a stream.
 func (c *Config) validateFollow() error {
 	d := &c.Data
 	switch {
 	case d.Window < 0 || d.Window != 0 && d.Window < time.Millisecond:
 		return invalid("data: window %v: want at least 1ms", d.Window)
 	case d.Follow == "" && d.Window != 0:
-		return invalid("data: window is for a stream, and none is followed")
+		return invalid("data: window needs a stream: set follow")
 	case d.Follow == "":
 		return nil
 	case d.Schema == "":
-		return invalid("data: follow %s: no schema is given", d.Follow)
+		return invalid("data: follow %s has no schema: set data.schema", d.Follow)
 	case c.Epochs > 1:
-		return invalid("data: follow %s: a stream has no epochs, %d are asked for", d.Follow, c.Epochs)
+		return invalid("data: follow %s: a stream has no epochs, but epochs is %d", d.Follow, c.Epochs)
 	case d.Follow == data.Stdin && c.Trainers > 1:
-		return invalid("data: follow -: each of %d trainers has a standard input of its own: give a file or a folder", c.Trainers)
+		return invalid("data: follow -: %d trainers cannot share one standard input: follow a file or a folder", c.Trainers)
 	}
 	return nil
 }
 
-// followed is the name of what is followed, wherever it lies.
+// followed returns the base name of the followed file or folder.
 func (d *DataConfig) followed() string {
 	if d.Follow == "" {
 		return ""

@@ -50,7 +50,7 @@ func putLines(t *testing.T, path string, from, to int) {
 	}
 }
 
-// streamRun is a run beside the test.
+// streamRun is a run concurrent with the test.
 type streamRun struct {
 	t     *testing.T
 	job   *Job
@@ -96,7 +96,7 @@ func runStream(t *testing.T, cfg Config, tables Tables, from *state.State) *stre
 	return r
 }
 
-// until waits for what an event brings.
+// until waits for an event that satisfies a condition.
 func (r *streamRun) until(what string, reached func() bool) {
 	r.t.Helper()
 	limit := time.NewTimer(3 * time.Minute)
@@ -121,7 +121,7 @@ func (r *streamRun) trained(n int64) {
 	r.until(fmt.Sprint(n, " examples"), func() bool { return r.now.Examples >= n && r.now.PushesAcknowledged >= r.now.Step })
 }
 
-// inWindows is how many examples the windows have that are over.
+// inWindows returns the number of examples in closed windows.
 func (r *streamRun) inWindows() (n int64) {
 	for _, w := range r.windows {
 		n += w.Examples
@@ -129,8 +129,8 @@ func (r *streamRun) inWindows() (n int64) {
 	return n
 }
 
-// A job learns what is appended to a file while it runs, in windows of time; it can be
-// asked for its state while nothing comes, is stopped, and goes on from there.
+// A job learns the lines appended to a file while it runs, in windows of time. It answers a request for its state
+// while no line comes, is stopped, and resumes from that state.
 func TestAJobFollowsAStream(t *testing.T) {
 	for _, inFlight := range []int{0, 2} {
 		t.Run(fmt.Sprint("in_flight ", inFlight), func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestAJobFollowsAStream(t *testing.T) {
 			if result := <-again.ended; result.Examples != 90 || result.PushesAcknowledged != result.Steps {
 				t.Errorf("after it went on: %+v", result)
 			}
-			// Each ad was in one line, so its row differs from its beginning by one push.
+			// Each ad is in one line, so its row differs from its initializer by one push.
 			for _, i := range []int{0, 39, 40, 69, 70, 89} {
 				if !pushedOnce(t, again.job, tables, fmt.Appendf(nil, "ad%d", i)) {
 					t.Errorf("ad%d has not been learnt", i)
@@ -190,7 +190,7 @@ func TestAJobFollowsAStream(t *testing.T) {
 	}
 }
 
-// pushedOnce reports whether the row of an ad is not its initializer's any more.
+// pushedOnce reports whether the row of an ad differs from its initializer.
 func pushedOnce(t *testing.T, j *Job, tables *Local, ad []byte) bool {
 	t.Helper()
 	key := data.NewHasher("ad").Key(ad)
@@ -251,12 +251,12 @@ func TestWindowsAreCutByTime(t *testing.T) {
 
 func TestWhatAStreamCannotHave(t *testing.T) {
 	for name, change := range map[string]func(*Config){
-		"epochs":                    func(c *Config) { c.Epochs = 2 },
-		"no schema":                 func(c *Config) { c.Data.Schema = "" },
-		"given twice":               func(c *Config) { c.Data.File = "x" },
-		"standard input of its own": func(c *Config) { c.Data.Follow, c.Trainers = "-", 2 },
-		"window -1":                 func(c *Config) { c.Data.Window = -1 },
-		"window is for a stream":    func(c *Config) { c.Data.Follow, c.Data.File = "", "x" },
+		"epochs":                          func(c *Config) { c.Epochs = 2 },
+		"has no schema":                   func(c *Config) { c.Data.Schema = "" },
+		"given more than once":            func(c *Config) { c.Data.File = "x" },
+		"cannot share one standard input": func(c *Config) { c.Data.Follow, c.Trainers = "-", 2 },
+		"window -1":                       func(c *Config) { c.Data.Window = -1 },
+		"window needs a stream":           func(c *Config) { c.Data.Follow, c.Data.File = "", "x" },
 	} {
 		cfg := streamConfig(t, t.TempDir(), 0)
 		change(&cfg)

@@ -13,8 +13,8 @@ import (
 	"github.com/rowraft/rowraft/internal/allocs"
 )
 
-// FuzzConfig: a job's file is read, or refused as CodeInvalidArgument; what it
-// says is valid survives being written and read.
+// FuzzConfig: LoadConfig reads a job's file, or refuses it as CodeInvalidArgument; a valid job survives being
+// written and read.
 func FuzzConfig(f *testing.F) {
 	for _, name := range []string{"train-adult.yaml", "train-criteo.yaml", "train-generated.yaml", "train-mnist.yaml"} {
 		text, err := os.ReadFile(filepath.Join("../examples", name))
@@ -65,7 +65,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// FuzzNumber: metrics in JSON are finite numbers, or null for one that is not.
+// FuzzNumber: metrics in JSON are finite numbers, or null.
 func FuzzNumber(f *testing.F) {
 	for _, s := range []string{"0", "-1.5e300", "null", "1e400", `"NaN"`, "NaN", "Inf", "0x1p-2", "1_000"} {
 		f.Add([]byte(s))
@@ -90,25 +90,24 @@ func FuzzNumber(f *testing.F) {
 	})
 }
 
-// FuzzEssence: whatever a state says of the configuration it was made with, it is
-// compared or refused, the same way round and about.
+// FuzzEssence: a configuration in a state is compared or refused, with the same result in both directions.
 func FuzzEssence(f *testing.F) {
 	cfg := tinyConfig(1, 0)
 	j, err := NewJob(f.Context(), cfg, newLocal(f), nil)
 	if err != nil {
 		f.Fatal(err)
 	}
-	mine := j.essence()
+	mine := j.fingerprint()
 	f.Add(mine)
 	f.Add([]byte(`{"batch":1,"model":7}`))
 	f.Add([]byte(`{"model":{"dim":{}}}`))
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, was []byte) {
-		err := sameEssence(was, mine)
+		err := sameFingerprint(was, mine)
 		if err != nil && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%v has code %v, want CodeInvalidArgument", err, rowraft.CodeOf(err))
 		}
-		if back := sameEssence(mine, was); (err == nil) != (back == nil) {
+		if back := sameFingerprint(mine, was); (err == nil) != (back == nil) {
 			t.Errorf("%s and %s: %v; the other way %v", was, mine, err, back)
 		}
 	})

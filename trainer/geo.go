@@ -11,66 +11,65 @@ import (
 	"github.com/rowraft/rowraft/optim"
 )
 
-// geo is mode geo: the worker trains its own copy of the rows it meets with optimizers
-// of its own, and every few batches a round sends what changed to tables that add it, and reads
-// those rows anew. What the model sees of another worker is at most two rounds old.
+// geoMode is mode geo: the worker trains its own copy of the rows it uses, with its own optimizers. Every few
+// batches a round sends the changes to the tables, which add them, and reads those rows again. What the model reads
+// of another worker is at most two rounds old.
 //
-// A worker's first rounds come after 1, 2, 4, … batches, and training waits for them, until they
-// are every apart. The first batches decide for each row and layer which of several equally good
-// solutions it takes, a sign say; workers that are alone for all of them choose differently, the
-// mean of their choices is none, and rows that only one of them meets keep them from agreeing later.
+// A worker's first rounds come after 1, 2, 4, … batches, until they are every apart, and training waits for them.
+// The first batches decide for each row and layer which of several equally good solutions it takes, for example a
+// sign. Workers that take all of these decisions alone decide differently, the mean of their choices is no
+// solution, and rows that only one of them uses keep them from agreeing later.
 //
-// A row of the copy has three vectors: its weights, its base and its optimizer state.
-// weights − base is what the tables do not know yet. A round takes that difference, sets base to
-// weights and, once the tables have added it, moves both by what the tables say meanwhile, so that
-// progress made beside the round is kept.
+// A row of the copy has three vectors: its weights, its base and its optimizer state. The tables do not know
+// weights − base yet. A round takes that difference, sets base to weights and, after the tables have added it,
+// moves both by the other changes in the tables, so that progress made during the round is kept.
 //
-// Goroutines: any may call pull and push; a round runs on one of its own, or, at first and with
-// in_flight 0, in push. mu is not held across a call to the tables.
-type geo struct {
-	direct
-	tables []*geoTable // immutable; embeddings, dense and, with audit, audit
-	every  int64
-	beside bool // rounds run beside training
+// Goroutines: any may call pull and push. A round runs on a goroutine of its own; at first, and with in_flight 0,
+// in push. mu is not held across a call to the tables.
+type geoMode struct {
+	asyncMode
+	tables     []*geoTable // immutable; embeddings, dense and, with audit, audit
+	every      int64
+	concurrent bool // rounds run concurrently with training
 
-	// round is full while one runs.
+	// round is full while a round runs.
 	round chan struct{}
 	all   sync.WaitGroup
 
 	mu      sync.Mutex
-	batches int64   // pushed since the last round began
-	before  int64   // pushed until then
-	sending int64   // that the round which runs sends
-	pieces  []piece // of the data, of those batches that no round has sent
-	now     uint64  // rounds begun, plus 1
-	tick    uint64  // calls of pull and push
+	batches int64        // batches pushed since the last round began
+	before  int64        // batches pushed before that
+	sending int64        // batches that the running round sends
+	pieces  []splitRange // splits of the data for the batches that no round has sent
+	now     uint64       // rounds begun, plus 1
+	tick    uint64       // calls of pull and push
 }
 
-// geoTable is the copy of one table. Its fields are under geo.mu, but for those that say so.
+// geoTable is the copy of one table. geoMode.mu guards its fields, but for the immutable ones.
 type geoTable struct {
 	schema rowraft.Schema // immutable: of the table
-	rule   optim.Rule     // immutable: the worker's
-	share  float32        // immutable: of a difference that is sent
-	limit  int            // immutable: rows at most; 0: all
+	rule   optim.Rule     // immutable: the worker's optimizer
+	share  float32        // immutable: factor of a difference when it is sent
+	limit  int            // immutable: limit of rows; 0: unlimited
 
 	places map[rowraft.Key]int32 // looked up, never ranged over
 	rows   []float32             // weights, base and state of each place
 	metas  []geoRow
-	dirty  []int32 // places with a difference, unless it is being sent
+	dirty  []int32 // places with a difference that is not being sent
 	free   []int32 // places without a row
 }
 
-// geoRow says of a row in the copy how it stands to the table.
+// geoRow is the state of a row in the copy.
 type geoRow struct {
 	key     rowraft.Key
 	read    uint64 // the round in which base was read; 0: the place is free
 	touched uint64 // the tick at which it was last pulled or pushed
-	dirty   bool   // weights ≠ base, maybe
-	sending bool   // base is what the table will have when it has added what it was sent
+	dirty   bool   // weights and base may differ
+	sending bool   // base is what the table will have after it has added the difference being sent
 }
 
-func newGeo(j *Job) (*geo, error) {
-	g := &geo{direct: direct{j}, every: int64(j.cfg.Geo.every()), beside: j.cfg.InFlight > 0, round: make(chan struct{}, 1), now: 1}
+func newGeoMode(j *Job) (*geoMode, error) {
+	g := &geoMode{asyncMode: asyncMode{j}, every: int64(j.cfg.Geo.every()), concurrent: j.cfg.InFlight > 0, round: make(chan struct{}, 1), now: 1}
 	add := func(schema rowraft.Schema, o rowraft.Optimizer, share float32, limit int) error {
 		rule, err := optim.New(o)
 		if err != nil {
@@ -81,7 +80,7 @@ func newGeo(j *Job) (*geo, error) {
 	}
 	share := j.cfg.Geo.share(j.cfg.Trainers)
 	if j.cfg.embedded() {
-		o, _ := j.cfg.Embeddings.optimizer() // Validate has seen it
+		o, _ := j.cfg.Embeddings.optimizer() // Validate has checked it
 		if err := add(j.embeddings, o, share, j.cfg.Geo.rows()); err != nil {
 			return nil, err
 		}
@@ -92,41 +91,40 @@ func newGeo(j *Job) (*geo, error) {
 			return nil, err
 		}
 	}
-	if j.cfg.Audit { // whole: it counts batches
+	if j.cfg.Audit { // a share of 1, because it counts batches
 		return g, add(j.audit, auditOptimizer, 1, 0)
 	}
 	return g, nil
 }
 
-func (g *geo) table(id rowraft.TableID) *geoTable {
+func (g *geoMode) table(id rowraft.TableID) *geoTable {
 	for _, t := range g.tables {
 		if t.schema.ID == id {
 			return t
 		}
 	}
-	panic(fmt.Sprintf("trainer: table %d is none of the job's", id))
+	panic(fmt.Sprintf("trainer: table %d does not belong to the job", id))
 }
 
-// missing is what a copy has to read of a table: rows that it has not, or has from too
-// long ago.
-type missing struct {
+// missingRows are the rows that a copy must read from a table: rows that it lacks or that it read too long ago.
+type missingRows struct {
 	Segment
-	reads []uint64 // of each key as it was when it was listed; 0: no row
+	reads []uint64 // geoRow.read of each key when it was listed; 0: no row
 	rows  int      // keys without a row
 }
 
-// pull implements way.
-func (g *geo) pull(ctx context.Context, w *work) error {
-	return g.with(ctx, w.segs, func(t *geoTable, s *Segment) {
+// pull implements syncMode.
+func (g *geoMode) pull(ctx context.Context, w *work) error {
+	return g.withRows(ctx, w.segs, func(t *geoTable, s *Segment) {
 		w.stale = g.batches + g.sending
 		t.showLocked(s)
 	})
 }
 
-// renew gives w, which was pulled before the batches ahead of it were trained on, what these
-// have made of its rows: eight gradients of one and the same state, each a first step of an
-// optimizer, once left a model that learnt little more (AUC 0.74 after 200 batches, not 0.78).
-func (g *geo) renew(w *work) {
+// refreshBases replaces the rows of w by their newest state in the copy: the loop pulled w before it trained the
+// batches ahead. Without it eight gradients of one state, each the first step of an optimizer, once led to a model
+// that learned little more (AUC 0.74 after 200 batches, not 0.78).
+func (g *geoMode) refreshBases(w *work) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	w.stale = g.batches + g.sending
@@ -135,8 +133,8 @@ func (g *geo) renew(w *work) {
 	}
 }
 
-// showLocked fills s with the weights of the rows that are there; what was evicted, with all
-// that was learnt, stays as it is in s.
+// showLocked fills s with the weights of the rows in the copy. A row that was evicted, with all that it had
+// learned, stays as it is in s.
 func (t *geoTable) showLocked(s *Segment) {
 	for k, key := range s.Keys {
 		if at, ok := t.places[key]; ok {
@@ -145,16 +143,15 @@ func (t *geoTable) showLocked(s *Segment) {
 	}
 }
 
-// with calls f, under mu, for each of segs when the copy has all their rows. Rows that it
-// has not, or that were read before the last round and have no progress of this worker, it
-// reads from the tables.
-func (g *geo) with(ctx context.Context, segs []Segment, f func(*geoTable, *Segment)) error {
+// withRows calls f, under mu, for each of segs when the copy has all their rows. It reads from the tables the rows
+// that the copy lacks, and those that were read before the last round and have no progress of this worker.
+func (g *geoMode) withRows(ctx context.Context, segs []Segment, f func(*geoTable, *Segment)) error {
 	for {
 		lists, fits, err := g.list(segs)
 		if err != nil {
 			return err
 		}
-		if !fits { // what the tables do not know must be sent before it is evicted
+		if !fits { // a row with unsent progress must be sent before it is evicted
 			if err := g.runRound(ctx); err != nil {
 				return err
 			}
@@ -175,15 +172,15 @@ func (g *geo) with(ctx context.Context, segs []Segment, f func(*geoTable, *Segme
 	}
 }
 
-// list says what has to be read for segs, and whether there is room for it.
-func (g *geo) list(segs []Segment) (lists []missing, fits bool, err error) {
+// list returns the rows to read for segs, and whether the copy has room for them.
+func (g *geoMode) list(segs []Segment) (lists []missingRows, fits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.tick++
 	for i := range segs {
 		t := g.table(segs[i].Table)
 		if t.limit > 0 && len(segs[i].Keys) > t.limit {
-			return nil, false, invalid("geo: rows %d: a batch has %d", t.limit, len(segs[i].Keys))
+			return nil, false, invalid("geo: rows is %d, and one batch uses %d rows: set it to several times that", t.limit, len(segs[i].Keys))
 		}
 		m := t.missingLocked(segs[i].Keys, g.now, g.tick)
 		if t.limit > 0 && !t.evictLocked(m.rows, g.tick) {
@@ -197,9 +194,9 @@ func (g *geo) list(segs []Segment) (lists []missing, fits bool, err error) {
 	return lists, true, nil
 }
 
-// insert puts what was read into the copy and calls f, unless a row of segs was evicted
+// insert adds the rows that were read to the copy and calls f. It returns false if a row of segs was evicted
 // meanwhile.
-func (g *geo) insert(lists []missing, segs []Segment, f func(*geoTable, *Segment)) bool {
+func (g *geoMode) insert(lists []missingRows, segs []Segment, f func(*geoTable, *Segment)) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for i := range lists {
@@ -219,9 +216,9 @@ func (g *geo) insert(lists []missing, segs []Segment, f func(*geoTable, *Segment
 	return true
 }
 
-// missingLocked lists the keys to read, and marks all as touched.
-func (t *geoTable) missingLocked(keys []rowraft.Key, now, tick uint64) missing {
-	m := missing{Segment: Segment{Table: t.schema.ID, Dim: t.schema.Dim}}
+// missingLocked returns the keys to read, and marks all keys as touched.
+func (t *geoTable) missingLocked(keys []rowraft.Key, now, tick uint64) missingRows {
+	m := missingRows{Segment: Segment{Table: t.schema.ID, Dim: t.schema.Dim}}
 	for _, key := range keys {
 		at, ok := t.places[key]
 		if !ok {
@@ -237,9 +234,8 @@ func (t *geoTable) missingLocked(keys []rowraft.Key, now, tick uint64) missing {
 	return m
 }
 
-// insertLocked puts what was read into the copy, but for rows that have changed since
-// they were listed.
-func (t *geoTable) insertLocked(m *missing, now, tick uint64) {
+// insertLocked adds the rows that were read to the copy, but for rows that have changed since they were listed.
+func (t *geoTable) insertLocked(m *missingRows, now, tick uint64) {
 	for i, key := range m.Keys {
 		at, ok := t.places[key]
 		if !ok {
@@ -247,7 +243,7 @@ func (t *geoTable) insertLocked(m *missing, now, tick uint64) {
 		}
 		r := &t.metas[at]
 		r.touched = tick
-		if ok && r.read != m.reads[i] { // whoever trains a row that is old reads it first
+		if ok && r.read != m.reads[i] { // a row that was too old has been read since, before it was trained
 			continue
 		}
 		r.read = now
@@ -262,7 +258,7 @@ func (t *geoTable) insertLocked(m *missing, now, tick uint64) {
 	}
 }
 
-// addLocked makes a place for key.
+// addLocked creates a place for key.
 func (t *geoTable) addLocked(key rowraft.Key) int32 {
 	var at int32
 	if n := len(t.free); n > 0 {
@@ -279,27 +275,27 @@ func (t *geoTable) addLocked(key rowraft.Key) int32 {
 
 func (t *geoTable) width() int { return 2*t.schema.Dim + t.rule.StateLen(t.schema.Dim) }
 
-// copied is one row of a copy.
-type copied struct{ weights, base, state []float32 }
+// rowParts is one row of a copy.
+type rowParts struct{ weights, base, state []float32 }
 
-func (t *geoTable) rowLocked(at int32) copied {
+func (t *geoTable) rowLocked(at int32) rowParts {
 	d, w := t.schema.Dim, t.width()
 	row := t.rows[int(at)*w:][:w]
-	return copied{row[:d], row[d : 2*d], row[2*d:]}
+	return rowParts{row[:d], row[d : 2*d], row[2*d:]}
 }
 
-// push implements way: the batch trains the copy, and begins a round when one is due.
-func (g *geo) push(ctx context.Context, w *work) error {
+// push implements syncMode: the batch trains the copy, and begins a round when one is due.
+func (g *geoMode) push(ctx context.Context, w *work) error {
 	read, cancel := context.WithTimeout(ctx, g.j.cfg.Patience)
 	defer cancel()
-	due, beside := false, false
-	// Rows may have left the copy since they were pulled.
-	err := g.with(read, w.segs, func(t *geoTable, s *Segment) {
+	due, concurrent := false, false
+	// The copy may have evicted rows since they were pulled.
+	err := g.withRows(read, w.segs, func(t *geoTable, s *Segment) {
 		t.trainLocked(s)
 		if s == &w.segs[0] {
 			g.batches++
-			g.pieces = append(g.pieces, w.piece)
-			due, beside = g.batches >= g.intervalLocked(), g.beside && g.before >= g.every
+			g.pieces = append(g.pieces, w.at)
+			due, concurrent = g.batches >= g.intervalLocked(), g.concurrent && g.before >= g.every
 		}
 	})
 	switch {
@@ -307,22 +303,22 @@ func (g *geo) push(ctx context.Context, w *work) error {
 		return g.j.fail(fmt.Errorf("step %d: read %d rows: %w", w.step, rowsOf(w.segs), err))
 	case !due:
 		return nil
-	case !beside:
+	case !concurrent:
 		return g.runRound(ctx)
 	}
 	select {
 	case g.round <- struct{}{}:
 		g.all.Go(func() {
-			_ = g.sendAndRead(ctx) // kept by the job
+			_ = g.sendAndRead(ctx) // the job stores the error
 			<-g.round
 		})
-	default: // the next one begins when this has ended
+	default: // the next round begins after this one
 	}
 	return nil
 }
 
-// intervalLocked is how many batches the next round is after the last.
-func (g *geo) intervalLocked() int64 { return min(g.every, max(1, g.before)) }
+// intervalLocked returns how many batches lie between the last round and the next.
+func (g *geoMode) intervalLocked() int64 { return min(g.every, max(1, g.before)) }
 
 func (t *geoTable) trainLocked(s *Segment) {
 	lr := s.LR
@@ -340,9 +336,8 @@ func (t *geoTable) trainLocked(s *Segment) {
 	}
 }
 
-// evictLocked makes room for n more rows, if need be by the eighth that was not touched
-// for longest, and tells whether there is. A row that the tables do not know all of stays, and
-// one that was touched at tick.
+// evictLocked makes room for n more rows, and reports whether there is room. If necessary it evicts the eighth of
+// the rows that was not touched for longest. It keeps rows with unsent progress and rows that were touched at tick.
 func (t *geoTable) evictLocked(n int, tick uint64) bool {
 	if len(t.places)+n <= t.limit {
 		return true

@@ -20,22 +20,22 @@ func geoConfig(steps int64, inFlight, every int) Config {
 	return cfg
 }
 
-// plainGeo is mode geo whose rows start (almost) at 0 and lose each gradient as it is, so that
-// sums of small integers are exact.
-func plainGeo(t *testing.T, tables Tables, inFlight, every int, set func(*Config)) *geo {
+// plainGeo is mode geo whose rows start (almost) at 0 and decrease by each gradient, so that sums of small integers
+// are exact.
+func plainGeo(t *testing.T, tables Tables, inFlight, every int, set func(*Config)) *geoMode {
 	t.Helper()
 	cfg := geoConfig(1, inFlight, every)
 	cfg.Embeddings = TableConfig{Optimizer: "sgd", LR: 1, Init: 1e-30}
 	if set != nil {
 		set(&cfg)
 	}
-	g := newJob(t, cfg, tables, nil).way.(*geo)
+	g := newJob(t, cfg, tables, nil).mode.(*geoMode)
 	g.before = int64(every) // its first rounds are behind it
 	return g
 }
 
 // gradients is a batch of embeddings.
-func (g *geo) gradients(grad float32, keys ...rowraft.Key) *work {
+func (g *geoMode) gradients(grad float32, keys ...rowraft.Key) *work {
 	s := Segment{Table: g.j.embeddings.ID, Dim: g.j.embeddings.Dim, Keys: keys}
 	for range len(keys) * s.Dim {
 		s.Values = append(s.Values, grad)
@@ -43,8 +43,8 @@ func (g *geo) gradients(grad float32, keys ...rowraft.Key) *work {
 	return &work{segs: []Segment{s}}
 }
 
-// sees returns the first weight of key as the worker's model would get it.
-func (g *geo) sees(t *testing.T, key rowraft.Key) float32 {
+// sees returns the first weight of key in the worker's model.
+func (g *geoMode) sees(t *testing.T, key rowraft.Key) float32 {
 	t.Helper()
 	w := g.gradients(0, key)
 	if err := g.pull(t.Context(), w); err != nil {
@@ -53,7 +53,7 @@ func (g *geo) sees(t *testing.T, key rowraft.Key) float32 {
 	return float32(math.Round(float64(w.segs[0].Values[0])))
 }
 
-func (g *geo) mustPush(t *testing.T, grad float32, keys ...rowraft.Key) {
+func (g *geoMode) mustPush(t *testing.T, grad float32, keys ...rowraft.Key) {
 	t.Helper()
 	if err := g.push(t.Context(), g.gradients(grad, keys...)); err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func (g *geo) mustPush(t *testing.T, grad float32, keys ...rowraft.Key) {
 }
 
 // held returns the first weight of key in the tables.
-func (g *geo) held(t *testing.T, key rowraft.Key) float32 {
+func (g *geoMode) held(t *testing.T, key rowraft.Key) float32 {
 	t.Helper()
 	w := g.gradients(0, key)
 	if err := g.j.tables.Pull(t.Context(), w.segs); err != nil {
@@ -70,8 +70,8 @@ func (g *geo) held(t *testing.T, key rowraft.Key) float32 {
 	return float32(math.Round(float64(w.segs[0].Values[0])))
 }
 
-// A batch that was pulled ahead sees what the batches before it have taught this worker, and
-// a row that was evicted since stays as it was pulled.
+// A batch that was pulled ahead sees the training of the batches before it, and a row that was evicted since stays
+// as it was pulled.
 func TestGeoRenewsWhatWasPulledAhead(t *testing.T) {
 	g := plainGeo(t, newLocal(t), 4, 1000, nil)
 	ahead := g.gradients(0, 3, 4, 5)
@@ -82,7 +82,7 @@ func TestGeoRenewsWhatWasPulledAhead(t *testing.T) {
 	g.mustPush(t, -5, 4)
 	delete(g.table(g.j.embeddings.ID).places, 5)
 	ahead.segs[0].Values[2*ahead.segs[0].Dim] = 9
-	g.renew(ahead)
+	g.refreshBases(ahead)
 	s := ahead.segs[0]
 	if got := [3]float32{s.Values[0], s.Values[s.Dim], s.Values[2*s.Dim]}; got != [3]float32{2, 7, 9} {
 		t.Errorf("the model would see %v, want 2, 7 and 9", got)
@@ -92,8 +92,7 @@ func TestGeoRenewsWhatWasPulledAhead(t *testing.T) {
 	}
 }
 
-// A worker alone learns what it learns in mode async, but for the rounding of the
-// differences it sends.
+// A single worker learns the same as in mode async, but for the rounding of the differences that it sends.
 func TestGeoOfOneTrainerIsAsync(t *testing.T) {
 	rows := func(cfg Config) (*Result, []float32) {
 		l := newLocal(t)
@@ -107,7 +106,7 @@ func TestGeoOfOneTrainerIsAsync(t *testing.T) {
 		}
 		return r, all
 	}
-	// The weights of ftrl are a function of its state, which has to follow a round.
+	// The weights of ftrl are a function of its state, which must follow a round.
 	for _, optimizer := range []string{"adagrad", "ftrl", "adam"} {
 		with := func(cfg Config) Config {
 			cfg.Embeddings.Optimizer = optimizer
@@ -134,15 +133,15 @@ func TestGeoOfOneTrainerIsAsync(t *testing.T) {
 	}
 }
 
-// Whatever is pushed by several workers at once, with copies far too small for it and
-// rounds beside, is in the tables once, scaled as asked.
+// The tables have every push of several concurrent workers once, scaled as configured, with copies far too small
+// and concurrent rounds.
 func TestGeoLosesAndDoublesNothing(t *testing.T) {
 	const workers, batches, keys, limit = 4, 60, 40, 16
 	for scale, share := range map[string]float32{"sum": 1, "mean": 1.0 / workers} {
 		l := newLocal(t)
 		var all sync.WaitGroup
 		sums := make([][keys]float32, workers)
-		var gs []*geo
+		var gs []*geoMode
 		for i := range workers {
 			gs = append(gs, plainGeo(t, l, i%2, 1+2*i, func(c *Config) {
 				c.Geo.Rows, c.Geo.Scale, c.Trainers, c.Rank = limit, scale, workers, &i
@@ -164,7 +163,7 @@ func TestGeoLosesAndDoublesNothing(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if err := g.settle(t.Context()); err != nil {
+				if err := g.drain(t.Context()); err != nil {
 					t.Error(err)
 				}
 				g.wait()
@@ -201,15 +200,15 @@ func someKeys(r *rand.Rand, below, n int) []rowraft.Key {
 	return slices.Compact(keys)
 }
 
-// Between two rounds a worker sees its own progress and nobody else's; after one, that
-// of others in the rows it sends, and, when it reads them again, in all others.
+// Between two rounds a worker sees its own progress only. After a round it sees the others' progress in the rows it
+// sends and, when it reads them again, in all rows.
 func TestGeoSeesOthersAfterARound(t *testing.T) {
 	l := newLocal(t)
-	pair := func(i int) *geo {
+	pair := func(i int) *geoMode {
 		return plainGeo(t, l, 0, 2, func(c *Config) { c.Geo.Scale, c.Trainers, c.Rank = "sum", 2, &i })
 	}
 	a, b := pair(0), pair(1)
-	see := func(when string, g *geo, key rowraft.Key, want float32) {
+	see := func(when string, g *geoMode, key rowraft.Key, want float32) {
 		t.Helper()
 		if got := g.sees(t, key); got != want {
 			t.Errorf("%s: row %d is seen as %v, want %v", when, key, got, want)
@@ -232,10 +231,10 @@ func TestGeoSeesOthersAfterARound(t *testing.T) {
 	see("the other worker, before it reads", b, 1, -2)
 }
 
-// What others did to a row stays when its weights are a function of the worker's state.
+// Changes by others to a row remain when its weights are a function of the worker's state.
 func TestGeoFitsTheStateToWhatOthersDid(t *testing.T) {
 	l := newLocal(t)
-	pair := func(i int, optimizer string) *geo {
+	pair := func(i int, optimizer string) *geoMode {
 		return plainGeo(t, l, 0, 1, func(c *Config) {
 			c.Geo.Scale, c.Trainers, c.Rank, c.Embeddings.Optimizer = "sum", 2, &i, optimizer
 		})
@@ -251,8 +250,8 @@ func TestGeoFitsTheStateToWhatOthersDid(t *testing.T) {
 	}
 }
 
-// Progress made while a round is under way is neither lost nor sent with it.
-func TestGeoTrainsBesideARound(t *testing.T) {
+// Progress made during a round is neither lost nor sent with it.
+func TestGeoTrainsDuringARound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &strict{Local: newLocal(t), t: t, inFlight: 1, hold: make(chan struct{}), held: func() {}}
 		g := plainGeo(t, s, 1, 1, nil)
@@ -260,7 +259,7 @@ func TestGeoTrainsBesideARound(t *testing.T) {
 		synctest.Wait() // the round holds −1
 		g.mustPush(t, 2, 7)
 		if got := g.sees(t, 7); got != -3 {
-			t.Errorf("beside the round row 7 is seen as %v, want -3", got)
+			t.Errorf("during the round row 7 reads as %v, want -3", got)
 		}
 		s.hold <- struct{}{}
 		synctest.Wait()
@@ -268,7 +267,7 @@ func TestGeoTrainsBesideARound(t *testing.T) {
 			t.Errorf("after the round row 7 is seen as %v and held as %v, want -3 and -1", seen, held)
 		}
 		close(s.hold)
-		if err := g.settle(t.Context()); err != nil {
+		if err := g.drain(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if held := g.held(t, 7); held != -3 {
@@ -278,8 +277,7 @@ func TestGeoTrainsBesideARound(t *testing.T) {
 	})
 }
 
-// The first rounds come after 1, 2, 4, … batches, until they are every apart; training waits
-// for those.
+// The first rounds come after 1, 2, 4, … batches, until they are every apart; training waits for them.
 func TestGeoBeginsWithRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := plainGeo(t, newLocal(t), 1, 10, nil)
@@ -289,7 +287,7 @@ func TestGeoBeginsWithRounds(t *testing.T) {
 		for batch := 1; batch <= 40; batch++ {
 			g.mustPush(t, 1, 7)
 			if batch > 16 {
-				synctest.Wait() // the round is beside
+				synctest.Wait() // the round runs concurrently
 			}
 			if held := g.held(t, 7); held != last {
 				rounds, last = append(rounds, batch), held
@@ -302,12 +300,11 @@ func TestGeoBeginsWithRounds(t *testing.T) {
 	})
 }
 
-// Two workers that would choose different solutions alone, which cancel out, choose one: the
-// gradient is that of a well at 1 and another at −1, and each worker's first batch sends it
-// towards its own.
+// Two workers that alone would choose different solutions, which cancel out, choose one: the gradient is that of a
+// well at 1 and another at −1, and each worker's first batch sends it towards its own.
 func TestGeoWorkersChooseTogether(t *testing.T) {
 	l := newLocal(t)
-	var workers []*geo
+	var workers []*geoMode
 	for i := range 2 {
 		g := plainGeo(t, l, 0, 50, func(c *Config) { c.Trainers, c.Rank = 2, &i })
 		g.before = 0
@@ -336,7 +333,7 @@ func TestGeoWorkersChooseTogether(t *testing.T) {
 	}
 }
 
-// slowReads holds the answer to a pull while hold is set.
+// slowReads delays the result of a pull while hold is set.
 type slowReads struct {
 	*Local
 	hold atomic.Pointer[chan struct{}]
@@ -350,7 +347,7 @@ func (s *slowReads) Pull(ctx context.Context, segs []Segment) error {
 	return err
 }
 
-// A read that was overtaken, by a batch or by a whole round, changes nothing.
+// A read that a batch or a whole round has overtaken changes nothing.
 func TestGeoDropsAReadThatIsLate(t *testing.T) {
 	for _, round := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -358,7 +355,7 @@ func TestGeoDropsAReadThatIsLate(t *testing.T) {
 			g := plainGeo(t, s, 1, 100, nil)
 			g.sees(t, 8)
 			g.mustPush(t, 1, 7)
-			if err := g.settle(t.Context()); err != nil { // row 8 is old now
+			if err := g.drain(t.Context()); err != nil { // row 8 is old now
 				t.Fatal(err)
 			}
 			hold, done := make(chan struct{}), make(chan error)
@@ -367,7 +364,7 @@ func TestGeoDropsAReadThatIsLate(t *testing.T) {
 			synctest.Wait() // it has read 0
 			g.mustPush(t, 1, 8)
 			if round {
-				if err := g.settle(t.Context()); err != nil {
+				if err := g.drain(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}

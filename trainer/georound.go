@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// runRound waits for the round that runs, if one does, then runs one.
-func (g *geo) runRound(ctx context.Context) error {
+// runRound waits for a running round, then runs one.
+func (g *geoMode) runRound(ctx context.Context) error {
 	select {
 	case g.round <- struct{}{}:
 	case <-ctx.Done():
@@ -18,9 +18,9 @@ func (g *geo) runRound(ctx context.Context) error {
 	return g.sendAndRead(ctx)
 }
 
-// sendAndRead is a round: it sends what changed since the one before, and reads those
-// rows anew. REQUIRES: g.round is taken.
-func (g *geo) sendAndRead(ctx context.Context) error {
+// sendAndRead runs a round: it sends the changes since the previous one, and reads those rows again.
+// REQUIRES: g.round is taken.
+func (g *geoMode) sendAndRead(ctx context.Context) error {
 	if err := g.j.failed(); err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func (g *geo) sendAndRead(ctx context.Context) error {
 		return err
 	}
 	for _, at := range pieces {
-		if err := g.j.covered(at); err != nil {
+		if err := g.j.batchDone(at); err != nil {
 			return err
 		}
 	}
@@ -45,9 +45,9 @@ func (g *geo) sendAndRead(ctx context.Context) error {
 	return nil
 }
 
-// take lists, by table and key, what the tables do not know, with the pieces of the data that it
-// comes from, and begins the next interval.
-func (g *geo) take() (deltas []Segment, batches int64, pieces []piece) {
+// take returns, by table and key, the changes that the tables do not know, and the splits of the data that they
+// come from. It begins the next interval.
+func (g *geoMode) take() (deltas []Segment, batches int64, pieces []splitRange) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, t := range g.tables {
@@ -79,21 +79,20 @@ func (t *geoTable) takeLocked() Segment {
 	return s
 }
 
-// send pushes deltas, as any push: an unknown outcome is sent again under its number.
-func (g *geo) send(ctx context.Context, deltas []Segment, batches int64) error {
+// send pushes deltas. As with any push, the client resends one with an unknown outcome under its number.
+func (g *geoMode) send(ctx context.Context, deltas []Segment, batches int64) error {
 	ctx, cancel := context.WithTimeout(ctx, g.j.cfg.Patience)
 	defer cancel()
-	sent := g.j.sending(batches)
+	sent := g.j.pushBegan(batches)
 	err := g.j.tables.Push(ctx, deltas)
 	if err != nil {
 		err = fmt.Errorf("push what %d batches changed in %d rows: %w", batches, rowsOf(deltas), err)
 	}
-	return g.j.answered(sent, batches, err)
+	return g.j.pushEnded(sent, batches, err)
 }
 
-// merge moves the rows of segs to what the tables say, and keeps the progress they have
-// made since they were taken.
-func (g *geo) merge(segs []Segment) {
+// merge moves the rows of segs to the tables' values, and keeps the progress made since take.
+func (g *geoMode) merge(segs []Segment) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.sending = 0
@@ -101,7 +100,7 @@ func (g *geo) merge(segs []Segment) {
 		s := &segs[i]
 		t := g.table(s.Table)
 		for k, key := range s.Keys {
-			at := t.places[key] // it was sending, so it is there
+			at := t.places[key] // it is being sent, so the copy has it
 			row, r := t.rowLocked(at), &t.metas[at]
 			fresh := s.Values[k*s.Dim:][:s.Dim]
 			for d, base := range row.base {
@@ -114,11 +113,11 @@ func (g *geo) merge(segs []Segment) {
 	}
 }
 
-// rest implements way: others may wait for what this worker has not sent.
-func (g *geo) rest(ctx context.Context) error { return g.runRound(ctx) }
+// idle implements syncMode: other workers may wait for unsent progress.
+func (g *geoMode) idle(ctx context.Context) error { return g.runRound(ctx) }
 
-// settle implements way: a last round sends what is left.
-func (g *geo) settle(ctx context.Context) error { return g.runRound(ctx) }
+// drain implements syncMode: a last round sends the rest.
+func (g *geoMode) drain(ctx context.Context) error { return g.runRound(ctx) }
 
-// wait implements way.
-func (g *geo) wait() { g.all.Wait() }
+// wait implements syncMode.
+func (g *geoMode) wait() { g.all.Wait() }

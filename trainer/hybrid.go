@@ -17,18 +17,17 @@ import (
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
-// AverageConfig says how dense weights that trainers keep are averaged between them.
+// AverageConfig configures the averaging of dense weights that the trainers keep.
 type AverageConfig struct {
-	// Addresses are where each trainer is found by the others, host:port, by rank.
+	// Addresses are the trainers' addresses for each other, host:port, by rank.
 	Addresses []string `yaml:"addresses"`
-	// Every is how many steps of mode async a trainer takes on its own between two
-	// averages of the weights; 0: 20. Mode sync averages the gradients of every step.
+	// Every is the number of steps between two averages of the weights in mode async; 0: 20. Mode sync averages the
+	// gradients of every step.
 	Every int `yaml:"every"`
-	// TLS is that of the connections between trainers; without it their addresses
-	// must be of this machine.
+	// TLS secures the connections between trainers; without it their addresses must be loopback addresses.
 	TLS client.TLSFiles `yaml:"-"`
 
-	listener net.Listener // of this trainer, in tests; nil: at its address
+	listener net.Listener // for tests; nil: listen at this trainer's address
 }
 
 const defaultAverageEvery = 20
@@ -40,25 +39,25 @@ func (a *AverageConfig) every() int {
 	return a.Every
 }
 
-// validateHybrid reports what does not fit weights that trainers keep.
+// validateHybrid returns an error for settings that do not fit weights that trainers keep.
 func (c *Config) validateHybrid() error {
 	kept := slices.ContainsFunc(c.Parameters, func(p ParameterConfig) bool { return p.Placement == PlaceTrainers })
 	a := &c.Average
 	switch {
 	case !kept && (len(a.Addresses) > 0 || a.Every != 0):
-		return invalid("average is given, but no parameter is placed at the trainers")
+		return invalid("average is set, but no parameter has placement: trainers")
 	case !kept:
 		return nil
 	case c.Mode != Async && c.Mode != Sync:
-		return invalid("parameters at the trainers in mode %s: want %s or %s", c.Mode, Async, Sync)
+		return invalid("parameters with placement: trainers need mode %[2]s or %[3]s, and the mode is %[1]s", c.Mode, Async, Sync)
 	case c.Mode == Sync && (c.Quorum < 1 || c.Deadline > 0):
-		return invalid("parameters at the trainers with quorum %v and deadline %v: every step averages over all trainers, so it waits for all", c.Quorum, c.Deadline)
+		return invalid("parameters with placement: trainers and quorum %v, deadline %v: every step averages over all trainers, so it waits for all", c.Quorum, c.Deadline)
 	case c.Mode == Sync && a.Every != 0:
-		return invalid("average: every %d in mode %s, which averages the gradients of every step", a.Every, Sync)
+		return invalid("average: every is %d, but mode %s averages the gradients of every step: remove it", a.Every, Sync)
 	case a.Every < 0:
 		return invalid("average: every %d: want ≥ 0", a.Every)
 	case c.Trainers > 1 && len(a.Addresses) != c.Trainers:
-		return invalid("average: %d addresses for %d trainers: want that of each, by rank", len(a.Addresses), c.Trainers)
+		return invalid("average: %d addresses for %d trainers: want one for each, by rank", len(a.Addresses), c.Trainers)
 	}
 	if c.Trainers == 1 || !a.TLS.IsZero() {
 		return nil
@@ -66,32 +65,31 @@ func (c *Config) validateHybrid() error {
 	for _, address := range a.Addresses {
 		host, _, err := net.SplitHostPort(address)
 		if ip := net.ParseIP(host); err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-			return invalid("average: address %s: without TLS want a loopback address, as 127.0.0.1:7200", address)
+			return invalid("average: address %s: without TLS it must be a loopback address, for example 127.0.0.1:7200", address)
 		}
 	}
 	return nil
 }
 
-// hybrid are the dense weights that this trainer keeps. Each parameter is cut into
-// rows as on the servers, and each row has the state of the same update rule. It
-// belongs to the goroutine of Run.
+// hybrid holds the dense weights that this trainer keeps. Parameters are cut into rows as on the servers, and each
+// row has the state of the same update rule. The goroutine of Run owns it.
 type hybrid struct {
 	j       *Job
 	params  []int
 	rule    optim.Rule
 	rows    int
 	weights []float32 // rows × denseWidth
-	state   []float32 // rows × the rule's
+	state   []float32 // rows × the length of the rule's state
 	grads   []float32 // scratch, as weights
 	steps   int
-	rounds  int64 // of averaging, that the trainers have done
+	rounds  int64 // rounds of averaging that are done
 	members *average.Feed
-	group   *average.Group  // nil for one trainer, and outside of train
+	group   *average.Group  // nil with one trainer, and outside of train
 	ctx     context.Context // of train
 }
 
-// newHybrid returns nil if the trainers keep nothing. All begin with the weights of
-// the seed; one that comes later takes over what the others have.
+// newHybrid returns nil if the trainers keep no weights. All trainers begin with the weights of the seed; one that
+// joins later takes the present weights of the others.
 func newHybrid(j *Job) (*hybrid, error) {
 	h := &hybrid{j: j, members: average.NewFeed()}
 	for i, conf := range j.layout.configs {
@@ -104,7 +102,7 @@ func newHybrid(j *Job) (*hybrid, error) {
 		return nil, nil
 	}
 	if j.cfg.Mode == Async && j.cfg.Trainers > 1 {
-		j.gate.pace.per = int64(j.cfg.Average.every())
+		j.pausePoint.pace.per = int64(j.cfg.Average.every())
 	}
 	o, err := j.cfg.Dense.optimizer()
 	if err != nil {
@@ -124,7 +122,7 @@ func newHybrid(j *Job) (*hybrid, error) {
 	return h, nil
 }
 
-// take copies the parameters out of flat weights into rows.
+// take copies the parameters from flat weights into rows.
 func (h *hybrid) take(rows, flat []float32) {
 	h.each(func(p, row int) {
 		n := h.j.layout.sizes[p]
@@ -133,7 +131,7 @@ func (h *hybrid) take(rows, flat []float32) {
 	})
 }
 
-// fill writes the parameters to flat weights. A nil hybrid has none.
+// fill copies the parameters into flat weights. A nil hybrid has none.
 func (h *hybrid) fill(flat []float32) {
 	if h == nil {
 		return
@@ -152,7 +150,7 @@ func (h *hybrid) each(f func(param, row int)) {
 	}
 }
 
-// open begins to average; ctx is that of training.
+// open starts the averaging; ctx is the context of training.
 func (h *hybrid) open(ctx context.Context) error {
 	if h == nil {
 		return nil
@@ -162,7 +160,7 @@ func (h *hybrid) open(ctx context.Context) error {
 	if c.Trainers == 1 {
 		return nil
 	}
-	if c.member == nil { // no registry: all trainers, from the beginning
+	if c.member == nil { // without a registry all trainers take part from the beginning
 		h.begin(client.Members{Generation: 1}, c)
 	}
 	listener, dial, err := c.Average.network(c.rank())
@@ -177,10 +175,10 @@ func (h *hybrid) open(ctx context.Context) error {
 	return err
 }
 
-// averagers are who trainers take numbers from.
+// averagers are the roles from which a trainer accepts numbers.
 var averagers = []certs.Role{certs.Trainer, certs.Admin}
 
-// network opens this trainer's port and says how to reach the others.
+// network opens this trainer's port and returns a function that dials the others.
 func (a *AverageConfig) network(rank int) (net.Listener, func(context.Context, string) (net.Conn, error), error) {
 	l := a.listener
 	if l == nil {
@@ -203,14 +201,14 @@ func (a *AverageConfig) network(rank int) (net.Listener, func(context.Context, s
 	}, nil
 }
 
-// close ends the averaging. If training went to its end, the others are told, and
-// served if this trainer is their hub, until they have ended too.
+// close ends the averaging. If training ended normally, it tells the other trainers, and serves them until they
+// have ended too if this trainer is their hub.
 func (h *hybrid) close(err error) error {
 	if h == nil || h.group == nil {
 		return nil
 	}
 	ctx := h.ctx
-	if err != nil || ctx.Err() != nil { // who stops or fails leaves without waiting
+	if err != nil || ctx.Err() != nil { // a trainer that stops or fails leaves without waiting
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
 		defer cancel()
@@ -221,8 +219,8 @@ func (h *hybrid) close(err error) error {
 	return nil
 }
 
-// learn takes a step with the gradients of a batch, zeros for one that was skipped:
-// the others wait for this trainer's part.
+// learn takes a step with the gradients of a batch. A skipped batch contributes zeros, because the other trainers
+// wait for this trainer's share.
 func (h *hybrid) learn(w *work) error {
 	if h == nil {
 		return nil
@@ -249,7 +247,7 @@ func (h *hybrid) learn(w *work) error {
 			return err
 		}
 	}
-	h.j.gate.did(h.rounds*int64(every) + int64(h.steps%every))
+	h.j.pausePoint.finish(h.rounds*int64(every) + int64(h.steps%every))
 	return nil
 }
 
@@ -258,20 +256,20 @@ func (h *hybrid) average(values []float32) (behind bool, err error) {
 	if h.group == nil {
 		return false, nil
 	}
-	h.j.meter.stand()
+	h.j.metrics.beginWait()
 	r, err := h.group.Average(h.ctx, values)
-	h.j.meter.move()
+	h.j.metrics.endWait()
 	if err != nil {
 		return false, fmt.Errorf("average with the other trainers: %w", err)
 	}
 	h.rounds = int64(r.Round)
 	if r.Behind {
-		h.j.note("took over the dense weights of another trainer, before round %d", r.Round)
+		h.j.note("took the dense weights of another trainer, before round %d", r.Round)
 	}
 	return r.Behind, nil
 }
 
-// update applies h.grads, at the learning rate of a step.
+// update applies h.grads with the learning rate of a step.
 func (h *hybrid) update(step int64) {
 	lr := h.j.cfg.Dense.Schedule.Rate(h.j.cfg.Dense.LR, step)
 	if lr == 0 {
@@ -296,7 +294,7 @@ func (h *hybrid) Load(values []float32) error {
 	return nil
 }
 
-// tensors are what a checkpoint keeps of the weights.
+// tensors returns the weights for a checkpoint.
 func (h *hybrid) tensors() (out []state.Tensor) {
 	if h == nil {
 		return nil
@@ -307,28 +305,28 @@ func (h *hybrid) tensors() (out []state.Tensor) {
 	}
 }
 
-// resume takes them back, and returns how many there were.
+// resume takes the weights from a checkpoint, and returns their number.
 func (h *hybrid) resume(s *state.State) (int, error) {
 	if h == nil {
 		return 0, nil
 	}
 	tensors := s.Tensors
-	h.steps = int(s.Step) // the next average is due when it would have been
+	h.steps = int(s.Step) // the next average is due when it would have been without the stop
 	if h.j.cfg.Mode == Async {
-		h.j.gate.reach(s.Step % int64(h.j.cfg.Average.every()))
+		h.j.pausePoint.advance(s.Step % int64(h.j.cfg.Average.every()))
 	}
 	var all []float32
 	for _, k := range []state.Kind{state.Weights, state.OptimizerState} {
 		i := slices.IndexFunc(tensors, func(t state.Tensor) bool { return t.Kind == k && t.Name == "trainers" })
 		if i < 0 {
-			return 0, invalid("the state has no weights of the trainers")
+			return 0, invalid("the state lacks the weights that the trainers keep")
 		}
 		all = append(all, tensors[i].Values...)
 	}
 	return 2, h.Load(all)
 }
 
-// begin tells the trainers who average of a generation of the job. Without ranks it is all of them.
+// begin announces a generation of the job to the averaging group. Without ranks it has all trainers.
 func (h *hybrid) begin(m client.Members, c *Config) {
 	next := average.Members{Generation: m.Generation, Ranks: slices.Clone(m.Ranks)}
 	for rank := range c.Average.Addresses {
@@ -345,5 +343,5 @@ func (h *hybrid) begin(m client.Members, c *Config) {
 	h.members.Begin(next)
 }
 
-// errElsewhere says that only the trainers have the weights.
-var errElsewhere = rowraft.Errorf(rowraft.CodePrecondition, "the trainers keep dense weights of this job: they score the held-out part when they end, and nobody else can")
+// errElsewhere means that only the trainers have the weights.
+var errElsewhere = rowraft.Errorf(rowraft.CodePrecondition, "the trainers keep dense weights of this job: only they can score the held-out examples, when they end")

@@ -43,7 +43,7 @@ func equalBits(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
 }
 
-// A trainer by itself does to its weights what servers do to theirs, bit for bit.
+// A single trainer updates its weights as servers do, bit for bit.
 func TestKeptWeightsAreTrainedAsOnServers(t *testing.T) {
 	for _, optimizer := range []TableConfig{{Optimizer: "adagrad", LR: 0.05}, {Optimizer: "adam", LR: 0.01}, {Optimizer: "momentum", LR: 0.01}} {
 		t.Run(optimizer.Optimizer, func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestKeptWeightsAreTrainedAsOnServers(t *testing.T) {
 	}
 }
 
-// Trainers of mode async have the same weights after each average, and rows at the servers.
+// Trainers of mode async have the same weights after each average, and rows on the servers.
 func TestTrainersAverage(t *testing.T) {
 	const steps, every = 12, 3
 	l, configs := newLocal(t), ranks(t, 3, steps, every)
@@ -118,7 +118,7 @@ func TestTrainersAverage(t *testing.T) {
 	}
 }
 
-// One that comes back takes over the weights and the optimizer state of the others.
+// A trainer that returns takes the weights and the optimizer state of the others.
 func TestATrainerThatJoinsTakesOver(t *testing.T) {
 	l, configs := newLocal(t), ranks(t, 2, 6, 2)
 	configs[0].Steps = 0
@@ -143,7 +143,7 @@ func TestATrainerThatJoinsTakesOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	took := false
-	mustRun(t, again, l, func(e Event) { took = took || strings.Contains(e.Message, "took over the dense weights") })
+	mustRun(t, again, l, func(e Event) { took = took || strings.Contains(e.Message, "took the dense weights") })
 	if !took {
 		t.Error("the trainer that came back did not take over what the other one has")
 	}
@@ -188,12 +188,12 @@ func TestWhatAveragingRefuses(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		{"mode", func(c *Config) { c.Mode = Geo }, "in mode geo"},
+		{"mode", func(c *Config) { c.Mode = Geo }, "the mode is geo"},
 		{"init", func(c *Config) { c.Parameters[0].Init = InitServer }, "each computes them from the seed"},
 		{"every in mode sync", func(c *Config) { c.Mode, c.Average.Every = Sync, 3 }, "averages the gradients of every step"},
 		{"no addresses", func(c *Config) { c.Trainers = 2 }, "0 addresses for 2 trainers"},
-		{"plaintext", func(c *Config) { c.Trainers, c.Average.Addresses = 2, []string{"127.0.0.1:1", "10.0.0.5:1"} }, "without TLS want a loopback address"},
-		{"nothing to average", func(c *Config) { c.Parameters, c.Average.Every = nil, 3 }, "no parameter is placed at the trainers"},
+		{"plaintext", func(c *Config) { c.Trainers, c.Average.Addresses = 2, []string{"127.0.0.1:1", "10.0.0.5:1"} }, "without TLS it must be a loopback address"},
+		{"nothing to average", func(c *Config) { c.Parameters, c.Average.Every = nil, 3 }, "no parameter has placement: trainers"},
 		{"every", func(c *Config) { c.Average.Every = -1 }, "every -1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -209,8 +209,8 @@ func TestWhatAveragingRefuses(t *testing.T) {
 	}
 }
 
-// In mode sync trainers do to weights that they keep what servers do to theirs, bit for
-// bit: the mean of the gradients in rank order, then the update.
+// In mode sync trainers update the weights that they keep as servers do, bit for bit: the mean of the gradients in
+// rank order, then the update.
 func TestKeptWeightsInModeSync(t *testing.T) {
 	const steps = 8
 	run := func(configs []Config) (weights [][]float32) {

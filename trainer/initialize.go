@@ -10,13 +10,13 @@ import (
 	"github.com/rowraft/rowraft/trainer/tensor"
 )
 
-// Initializer is what Tables need so that a worker can write first weights.
+// Initializer is the extension of Tables that lets a worker write initial weights.
 type Initializer interface {
-	// Present fills seg.Values and tells which of its keys have a row, as of every
-	// push and assign that anybody had been told of before the call.
+	// Present fills seg.Values and reports which of its keys have a row. It sees every push and assign that was
+	// acknowledged before the call.
 	Present(ctx context.Context, seg Segment, present []bool) error
-	// Claim makes the caller the only one who assigns under name: what an earlier
-	// claimer has sent takes effect before Claim returns, or never. Close it.
+	// Claim makes the caller the only one that assigns under name: an assign of an earlier claimer takes effect
+	// before Claim returns, or never. Close the result.
 	Claim(ctx context.Context, name string) (Assigner, error)
 }
 
@@ -27,10 +27,10 @@ type Assigner interface {
 	Close() error
 }
 
-// initialRows is a dense table as package tensor wants it, for initializing.
+// initialRows is a dense table for package tensor, during initialization.
 type initialRows struct {
 	in    Initializer
-	write Assigner // nil: only looking
+	write Assigner // nil: read only
 	table rowraft.TableID
 }
 
@@ -43,16 +43,16 @@ func (r *initialRows) Assign(ctx context.Context, keys []rowraft.Key, rows []flo
 }
 
 func (r *initialRows) Push(context.Context, []rowraft.Key, []float32) error {
-	return invalid("first weights are assigned, not pushed")
+	return invalid("initial weights are assigned, not pushed")
 }
 
-// lookEvery is how often a trainer looks for first weights that another one writes.
+// lookEvery is how often a trainer checks for initial weights that another one writes.
 const lookEvery = 200 * time.Millisecond
 
-// initialize makes sure that the weights which a worker initializes are there.
-// Trainer 0 writes them unless every row exists; if some do, a trainer 0 died over
-// it, and nobody has trained on them, since all wait for the last row. Claiming
-// fences that one, so all rows come from one worker and none is written late.
+// initialize makes sure that the weights which a worker initializes exist. Trainer 0 writes them unless every row
+// exists. If only some exist, an earlier trainer 0 died while it wrote, and no trainer has trained on them, because
+// all wait for the last row. The claim fences that earlier one, so all rows come from one worker and none is
+// written late.
 func (j *Job) initialize(ctx context.Context) error {
 	var wanted []int
 	for i, conf := range j.layout.configs {
@@ -65,7 +65,7 @@ func (j *Job) initialize(ctx context.Context) error {
 	}
 	in, ok := j.tables.(Initializer)
 	if !ok {
-		return invalid("parameters: these tables cannot be written by a worker: want init %s or %s", InitSeed, InitServer)
+		return invalid("parameters: a worker cannot write these tables: set init to %s or %s", InitSeed, InitServer)
 	}
 	look := &initialRows{in: in, table: j.layout.tables[0].schema.ID}
 	if j.cfg.rank() != 0 {
@@ -79,7 +79,7 @@ func (j *Job) initialize(ctx context.Context) error {
 		return fmt.Errorf("first weights: %w", err)
 	}
 	defer write.Close()
-	// An earlier trainer 0 may have gone on until now.
+	// An earlier trainer 0 may have written until the claim.
 	if done, err := j.complete(ctx, look, wanted); err != nil || done {
 		return err
 	}

@@ -13,14 +13,14 @@ import (
 	"github.com/rowraft/rowraft/trainer/models"
 )
 
-// placed is tinyConfig whose dense weights are initialized as these entries say.
+// placed is tinyConfig with dense weights initialized as these entries configure.
 func placed(steps int64, p ...ParameterConfig) Config {
 	cfg := tinyConfig(steps, 0)
 	cfg.Parameters = p
 	return cfg
 }
 
-// denseOf returns the dense weights of a job as they are now.
+// denseOf returns the present dense weights of a job.
 func denseOf(t testing.TB, j *Job) []float32 {
 	t.Helper()
 	w := j.newWork()
@@ -31,8 +31,7 @@ func denseOf(t testing.TB, j *Job) []float32 {
 	return w.flat
 }
 
-// Wherever they come from, first weights have the ranges that the model wants, and
-// training moves them by the same steps.
+// Initial weights of every origin have the ranges of the model, and training moves them by the same steps.
 func TestWhereWeightsAreInitialized(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -89,8 +88,8 @@ func TestWhereWeightsAreInitialized(t *testing.T) {
 	}
 }
 
-// Trainers that start in any order and at once see the weights of one of them, whole,
-// also when an earlier trainer 0 died over it and is not quite dead.
+// Trainers that start in any order and concurrently see the weights of one of them, complete, even if an earlier
+// trainer 0 died while it wrote and a late assign of it is under way.
 func TestOneWorkersWeightsWin(t *testing.T) {
 	for range 5 {
 		l := newLocal(t)
@@ -99,7 +98,7 @@ func TestOneWorkersWeightsWin(t *testing.T) {
 			cfg.Trainers, cfg.Rank, cfg.Seed = 3, &rank, seed
 			return cfg
 		}
-		// The first trainer 0, whose values are others, stops after two tensors.
+		// The first trainer 0, with other values, stops after two tensors.
 		dying := &cutOff{Local: l, after: 2}
 		if _, err := NewJob(t.Context(), config(0, 7), dying, nil); !errors.Is(err, errCut) {
 			t.Fatalf("NewJob = %v, want the injected error", err)
@@ -141,7 +140,7 @@ func TestOneWorkersWeightsWin(t *testing.T) {
 		if err := dying.last.Assign(t.Context(), dying.segs); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 			t.Fatalf("the first trainer 0 assigns again: %v, want SessionExpired", err)
 		}
-		// A trainer 0 that comes back writes nothing: training has begun.
+		// A trainer 0 that returns writes nothing: training has begun.
 		mustRun(t, config(0, 7), l, nil)
 		moved := denseOf(t, j)
 		if again, err := NewJob(t.Context(), config(0, 7), l, nil); err != nil || !slices.Equal(denseOf(t, again), moved) || slices.Equal(moved, got[0]) {
@@ -152,7 +151,7 @@ func TestOneWorkersWeightsWin(t *testing.T) {
 
 var errCut = errors.New("cut off")
 
-// cutOff is Local whose claims fail after some assigns.
+// cutOff is Local with claims that fail after some assigns.
 type cutOff struct {
 	*Local
 	after int
@@ -182,7 +181,7 @@ func (c *cutOff) Assign(ctx context.Context, segs []Segment) error {
 
 func (c *cutOff) Close() error { return nil }
 
-// readOnly is Tables that no worker can write first weights to.
+// readOnly is Tables to which no worker can write initial weights.
 type readOnly struct{ Tables }
 
 func TestWhatParametersAreRefused(t *testing.T) {
@@ -195,8 +194,8 @@ func TestWhatParametersAreRefused(t *testing.T) {
 		{"placement", ParameterConfig{Name: "*", Placement: "moon"}, "placement"},
 		{"pattern", ParameterConfig{Name: "[", Init: InitWorker}, "a pattern with *"},
 		{"no name", ParameterConfig{Init: InitWorker}, "a pattern with *"},
-		{"no such parameter", ParameterConfig{Name: "conv1.*"}, "the model has no conv1.*; it has bottom.0.weights"},
-		{"tables that cannot", ParameterConfig{Name: "*", Init: InitWorker}, "cannot be written by a worker"},
+		{"no such parameter", ParameterConfig{Name: "conv1.*"}, "the model has no parameter conv1.*; it has bottom.0.weights"},
+		{"tables that cannot", ParameterConfig{Name: "*", Init: InitWorker}, "a worker cannot write these tables"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := NewJob(t.Context(), placed(1, tc.p), readOnly{newLocal(t)}, nil)
@@ -207,7 +206,7 @@ func TestWhatParametersAreRefused(t *testing.T) {
 	}
 }
 
-// A trainer that waits for first weights stops when it is told to.
+// A trainer that waits for initial weights stops when its context ends.
 func TestWaitingForWeightsEnds(t *testing.T) {
 	rank := 1
 	cfg := placed(1, ParameterConfig{Name: "*", Init: InitWorker})
@@ -219,8 +218,8 @@ func TestWaitingForWeightsEnds(t *testing.T) {
 	}
 }
 
-// A table that one parameter has is a dense table like the others: its rate follows
-// the schedule, and mode geo has a copy of it.
+// The table of a single parameter is a dense table like the others: its rate follows the schedule, and mode geo has
+// a copy of it.
 func TestTablesOfOneParameter(t *testing.T) {
 	cfg := placed(20, ParameterConfig{Name: "top.*", Init: InitServer})
 	cfg.Dense.Schedule = &ScheduleConfig{Kind: "linear", Steps: 10, End: 0.001}

@@ -16,11 +16,10 @@ import (
 	"github.com/rowraft/rowraft/trainer/models"
 )
 
-// grace is how long a run that is told to stop waits for the pushes it has sent.
+// grace is how long a run that must stop waits for the pushes it has sent.
 const grace = 20 * time.Second
 
-// Job is one trainer's share of a training job: made by [NewJob], used once, by
-// [Job.Run] or [Job.Evaluate].
+// Job is one trainer's share of a training job. [NewJob] makes it; [Job.Run] or [Job.Evaluate] uses it, once.
 type Job struct {
 	cfg    Config
 	tables Tables
@@ -30,51 +29,50 @@ type Job struct {
 	accel  *accel.Report
 	layout *denseLayout
 	hybrid *hybrid // nil if the trainers keep no weights
-	way    way
-	steps  int64 // planned; 0: not known
+	mode   syncMode
+	steps  int64 // planned; 0: unknown
 
 	embeddings, dense, audit rowraft.Schema
 	auditKeys                []rowraft.Key
 	auditGrads               []float32
 
-	// What follows belongs to the goroutine of Run, except under mu.
+	// The goroutine of Run owns the following fields, but for those under mu.
 	observe  Observer
 	started  time.Time
 	running  running
 	step     int64
 	examples int64
-	at       position // behind the last batch that was computed
-	before   counters // of the processes before this one
+	at       position // position behind the last computed batch
+	before   counters // counters of the processes before this one
 
 	accuracy      accuracy
 	firstLoss     float64
-	losses        int64 // batches that had one
+	losses        int64 // batches with a loss
 	skippedInARow int
 
-	windows *windows // of a followed stream, else nil
+	windows *windows // windows of a followed stream; nil without a stream
 
-	gate  gate
-	meter meter
-	parts *dataParts // nil: each trainer reads its own share
+	pausePoint pausePoint
+	metrics    runMetrics
+	parts      *dataSplits // nil: each trainer reads a fixed share
 
-	beats    beatMeter   // of the goroutine that calls beat
-	stopping atomic.Bool // the job was stopped, or this trainer was told to
+	beats    beatRates   // owned by the goroutine that calls beat
+	stopping atomic.Bool // the job or this trainer got a stop request
 
 	mu struct {
 		sync.Mutex
 		sent, acknowledged, unknown, skipped int64
-		late                                 int64 // pushed, without effect
-		jobStep                              int64 // last step of the job that is closed
+		late                                 int64 // pushed without effect
+		jobStep                              int64 // last closed step of the job
 		failure                              error // first failed push
 		progress                             Event // as of the last event that was no acknowledgement
 	}
 }
 
-// NewJob checks cfg, opens data, backend and model, and makes sure that the
-// job's tables exist. observe may be nil.
+// NewJob checks cfg, opens data, backend and model, and creates the job's missing tables. observe may be nil.
 //
-// Errors: CodeInvalidArgument for a bad configuration or data; CodeTableExists
-// if a table of the job has another shape; those of tables.
+// Errors: CodeInvalidArgument for a bad configuration or data; CodeTableExists if a table of the job has another
+// shape; those of tables.
 func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*Job, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -82,7 +80,7 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 	if observe == nil {
 		observe = func(Event) {}
 	}
-	j := &Job{cfg: cfg, tables: tables, observe: observe, gate: gate{turn: make(chan struct{}, 1)}}
+	j := &Job{cfg: cfg, tables: tables, observe: observe, pausePoint: pausePoint{busy: make(chan struct{}, 1)}}
 	var err error
 	if j.set = cfg.set; j.set == nil {
 		if j.set, err = cfg.OpenData(); err != nil {
@@ -92,8 +90,8 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 	if f, ok := j.set.(*data.Follow); ok {
 		f.OnNote(func(text string) { j.note("%s", text) })
 	}
-	if cfg.parted {
-		j.parts = &dataParts{set: j.set, giver: cfg.member, plan: cfg.member.Parts}
+	if cfg.splitData {
+		j.parts = &dataSplits{set: j.set, source: cfg.member, plan: cfg.member.Parts}
 	}
 	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
 	if err := j.openModel(); err != nil {
@@ -102,10 +100,10 @@ func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*
 	if err := j.openTables(ctx); err != nil {
 		return nil, err
 	}
-	if j.parts != nil { // else nobody waits for who has nothing to read
-		j.parts.keepStep = cfg.inShards() || j.hybrid != nil && cfg.Trainers > 1
+	if j.parts != nil { // without splits no trainer waits for an idle one
+		j.parts.sendsIdleSteps = cfg.usesSteps() || j.hybrid != nil && cfg.Trainers > 1
 	}
-	j.way, err = j.newWay()
+	j.mode, err = j.newSyncMode()
 	return j, err
 }
 
@@ -136,7 +134,7 @@ func (j *Job) openTables(ctx context.Context) error {
 		have, err := j.tables.EnsureTable(ctx, s)
 		cancel()
 		if err != nil {
-			return fmt.Errorf("table %s: %w%s", s.Name, err, j.cfg.wantsOfTables(err))
+			return fmt.Errorf("table %s: %w%s", s.Name, err, j.cfg.tableHint(err))
 		}
 		*places[strings.TrimPrefix(s.Name, j.cfg.Job)] = have
 	}
@@ -158,22 +156,20 @@ func (j *Job) openTables(ctx context.Context) error {
 	return nil
 }
 
-// Accelerator says what the model runs on.
+// Accelerator describes the backend that computes the model.
 func (j *Job) Accelerator() *accel.Report { return j.accel }
 
-// Run trains until the data or the steps end, or ctx does; then, unless the
-// configuration says otherwise, it scores the held-out part. When ctx ends it
-// stops reading, waits up to 20 s for the pushes it has sent, and returns the
-// result so far with Interrupted set. With an error the result holds what was
-// counted until then.
+// Run trains until the data or the steps end, or ctx does. Then it scores the held-out examples, unless the
+// configuration disables that. When ctx ends it stops reading, waits up to 20 s for the pushes it has sent, and
+// returns the result so far with Interrupted set. With an error the result holds the counters at that time.
 func (j *Job) Run(ctx context.Context) (*Result, error) { return j.run(ctx, nil) }
 
-// run is trainAndScore with an event file beside it, if one is wanted.
+// run is trainAndScore, and writes an event file if the job has one.
 func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, error) {
 	j.started = time.Now()
-	b, err := j.openBoard()
+	b, err := j.openTensorboard()
 	if err != nil {
-		j.endGate(err, false)
+		j.endPausePoint(err, false)
 		return j.result(), err
 	}
 	j.watch(b)
@@ -182,16 +178,16 @@ func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, er
 	unwritten := b.end(r)
 	j.mu.Unlock()
 	if unwritten != nil {
-		j.note("the event file for TensorBoard is not whole: %v", unwritten)
+		j.note("the event file for TensorBoard is incomplete: %v", unwritten)
 	}
 	return r, err
 }
 
-// trainAndScore calls trained, unless it is nil, between the two.
+// trainAndScore trains, calls trained unless it is nil, and scores.
 func (j *Job) trainAndScore(ctx context.Context, trained func(*Result) error) (*Result, error) {
 	j.emit(EventStart, func(e *Event) { e.Message = j.set.Name() })
 	err := j.train(ctx)
-	j.endGate(err, ctx.Err() == nil)
+	j.endPausePoint(err, ctx.Err() == nil)
 	j.emit(EventDone, func(e *Event) {
 		if err != nil {
 			e.Message = err.Error()
@@ -216,10 +212,10 @@ func (j *Job) train(ctx context.Context) error {
 	defer j.windows.close(true)
 	src := j.feed(ctx)
 	defer src.close()
-	defer j.way.wait()
-	j.meter.stand()
-	defer j.meter.move()
-	// Pushes outlive ctx by the grace period, so that those sent are counted.
+	defer j.mode.wait()
+	j.metrics.beginWait()
+	defer j.metrics.endWait()
+	// Pushes outlive ctx by the grace period, so that their results are counted.
 	pushes, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
@@ -233,15 +229,15 @@ func (j *Job) train(ctx context.Context) error {
 	}
 	err := train(ctx, pushes, src)
 	if err = errors.Join(err, j.hybrid.close(err)); err != nil {
-		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // it was told to stop while the trainers averaged
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // the stop request came while the trainers averaged
 			return nil
 		}
 		return err
 	}
-	if err := j.way.settle(pushes); err != nil || ctx.Err() != nil {
+	if err := j.mode.drain(pushes); err != nil || ctx.Err() != nil {
 		return err
 	}
-	err = j.way.end(pushes, func() (bool, error) {
+	err = j.mode.finish(pushes, func() (bool, error) {
 		return j.begin(ctx, func(p *pause) error { return j.boundary(ctx, pushes, p) })
 	})
 	if err != nil {
@@ -257,7 +253,7 @@ func (j *Job) epochs() int {
 	return j.cfg.Epochs
 }
 
-// trainInStep does one thing after another: staleness 0.
+// trainInStep trains one batch after the other, with staleness 0.
 func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 	w := j.newWork()
 	stand := func(p *pause) error { return j.boundary(ctx, pushes, p) }
@@ -270,7 +266,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		case err == io.EOF:
 			return nil
 		case err == errNotYet:
-			if err := j.way.rest(pushes); err != nil {
+			if err := j.mode.idle(pushes); err != nil {
 				return err
 			}
 			continue
@@ -287,7 +283,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		if push {
 			err = j.push(pushes, w)
 		} else {
-			err = j.covered(w.piece)
+			err = j.batchDone(w.at)
 		}
 		if err != nil {
 			return err
@@ -295,8 +291,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 	}
 }
 
-// trainAhead reads and pulls the next batch while the model runs, and pushes
-// beside it.
+// trainAhead reads and pulls the next batch while the model runs, and pushes concurrently.
 func (j *Job) trainAhead(ctx, pushes context.Context, src feed) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
@@ -320,18 +315,18 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src feed) error {
 			return err
 		}
 		if !push {
-			if err := j.covered(w.piece); err != nil {
+			if err := j.batchDone(w.at); err != nil {
 				return err
 			}
 			free <- w
 			continue
 		}
-		unacknowledged <- struct{}{} // waits for a place; a push always ends
+		unacknowledged <- struct{}{} // waits until fewer than InFlight pushes are under way; every push ends in time
 		if err := j.failed(); err != nil {
 			return err
 		}
 		all.Go(func() {
-			_ = j.push(pushes, w) // kept by the job
+			_ = j.push(pushes, w) // the job stores the error
 			free <- w
 			<-unacknowledged
 		})
@@ -360,12 +355,12 @@ func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, 
 			return j.drained(ctx, free, func() error { return j.boundary(ctx, pushes, p) })
 		}
 		if ok, err := j.begin(ctx, stand); !ok {
-			return err // if nil, ctx has ended: what was asked for its state stays in it
+			return err // nil: ctx has ended, and the state stays in the items
 		}
 		switch err := j.read(src, w); {
 		case err == errNotYet:
 			free <- w
-			if err := j.way.rest(pushes); err != nil {
+			if err := j.mode.idle(pushes); err != nil {
 				return err
 			}
 			continue
@@ -383,8 +378,8 @@ func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, 
 	}
 }
 
-// drained calls f when every item but the caller's is free: what was read is trained,
-// and its push has ended. It does not if ctx ends before.
+// drained calls f when every item but the caller's is free: every read batch is trained, and its push has ended. It
+// returns without calling f if ctx ends before.
 func (j *Job) drained(ctx context.Context, free chan *work, f func() error) error {
 	var idle []*work
 	for range cap(free) - 1 {
@@ -402,7 +397,7 @@ func (j *Job) drained(ctx context.Context, free chan *work, f func() error) erro
 	return err
 }
 
-// stopped drops an error that is only the end of ctx.
+// stopped returns nil for an error that ctx caused by ending.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -414,14 +409,14 @@ func stopped(ctx context.Context, err error) error {
 func (j *Job) read(src feed, w *work) (err error) {
 	defer func() {
 		if err != nil {
-			j.gate.back()
+			j.pausePoint.undo()
 		}
 	}()
-	if j.steps > 0 && src.count() >= j.steps || j.way.over() {
+	if j.steps > 0 && src.count() >= j.steps || j.mode.done() {
 		return io.EOF
 	}
 	if err := src.next(w); err != nil {
-		return j.noneYet(err)
+		return j.pollData(err)
 	}
 	if w.idle {
 		return nil
@@ -430,8 +425,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 	return nil
 }
 
-// pull fills w with the weights. While it waits for other workers it calls stand if
-// somebody wants the state.
+// pull fills w with the weights. While it waits for other workers it calls stand if a checkpoint wants the state.
 func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error {
 	w.segs = nil
 	if !w.idle {
@@ -442,7 +436,7 @@ func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error
 		if err != errBoundary {
 			return err
 		}
-		if p := j.gate.wanted(); p != nil {
+		if p := j.pausePoint.current(); p != nil {
 			if err := stand(p); err != nil {
 				return err
 			}
@@ -456,22 +450,22 @@ func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error
 func (j *Job) pullOnce(ctx context.Context, w *work) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	err := j.way.pull(ctx, w)
+	err := j.mode.pull(ctx, w)
 	if err != nil && err != errBoundary {
 		err = fmt.Errorf("step %d: pull %d rows: %w", w.step, rowsOf(w.segs), err)
 	}
 	return err
 }
 
-// compute runs the model on w and tells whether there is anything to push.
+// compute runs the model on w and reports whether w must be pushed.
 func (j *Job) compute(w *work) (push bool, err error) {
 	if w.idle {
-		return j.keepStep(w)
+		return j.idleStep(w)
 	}
-	j.meter.move()
-	defer j.meter.stand()
-	if g, ok := j.way.(*geo); ok {
-		g.renew(w)
+	j.metrics.endWait()
+	defer j.metrics.beginWait()
+	if g, ok := j.mode.(*geoMode); ok {
+		g.refreshBases(w)
 	}
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
@@ -485,16 +479,16 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.step++
 	j.at = w.after
-	j.meter.saw(w.stale)
+	j.metrics.addStaleness(w.stale)
 	if skip {
-		if push = j.way.empties(); !push {
-			j.meter.end()
+		if push = j.mode.pushesEmpty(); !push {
+			j.metrics.batchEnded()
 		}
 		return push, j.skip(w, bad)
 	}
 	j.skippedInARow = 0
 	j.examples += int64(w.batch.N)
-	j.learnt(w)
+	j.countLearned(w)
 	j.layout.gradients(w.denseGrads, w.result.ParamGrads)
 	j.emit(EventStep, nil)
 	return true, nil

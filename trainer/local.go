@@ -14,16 +14,16 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Local is Tables inside the process: the same initializers and update rules as
-// a shard, bit for bit, without replication, disk or network. For trying a
-// model without a cluster, and to compare a cluster with. Safe for concurrent use.
+// Local implements Tables inside the process, with the initializers and update rules of a shard, bit for bit,
+// without replication, disk or network. It serves to try a model without a cluster, and as the reference for one.
+// Safe for concurrent use.
 type Local struct {
 	shards *clustermap.Map
 	ids    map[string]rowraft.TableID // immutable
 
 	mu     sync.Mutex
 	tables []*localTable
-	claims map[string]int // how often each name was claimed
+	claims map[string]int // number of claims of each name
 }
 
 type localTable struct {
@@ -40,9 +40,8 @@ var (
 	_ Initializer = (*Local)(nil)
 )
 
-// NewLocal returns empty tables that pretend to be cut into shards (≥ 1). The
-// initial weights depend on a table's ID; ids gives the IDs of tables by name,
-// and a table that is not in it gets one computed from its name.
+// NewLocal returns empty tables with KeyPerShard for a number of shards (≥ 1). The initial weights depend on a
+// table's ID; ids has the IDs of tables by name, and a table that is not in it gets one computed from its name.
 func NewLocal(shards int, ids map[string]rowraft.TableID) (*Local, error) {
 	list := make([]clustermap.Shard, shards)
 	for i := range list {
@@ -185,7 +184,7 @@ func (l *Local) Claim(_ context.Context, name string) (Assigner, error) {
 	return &localClaim{l, name, l.claims[name]}, nil
 }
 
-// localClaim is good until the next of its name.
+// localClaim is valid until the next claim of its name.
 type localClaim struct {
 	tables *Local
 	name   string
@@ -198,7 +197,7 @@ func (a *localClaim) Assign(_ context.Context, segs []Segment) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.claims[a.name] != a.number {
-		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s was claimed by another", a.name)
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "another trainer has claimed %s", a.name)
 	}
 	for i := range segs {
 		s := &segs[i]
@@ -217,7 +216,7 @@ func (a *localClaim) Assign(_ context.Context, segs []Segment) error {
 // Close implements [Assigner].
 func (a *localClaim) Close() error { return nil }
 
-// round makes weights what the table stores.
+// round rounds weights to what the table stores.
 func (t *localTable) round(w []float32) {
 	if t.schema.StorageType() != rowraft.BFloat16 {
 		return
@@ -227,7 +226,7 @@ func (t *localTable) round(w []float32) {
 	}
 }
 
-// row returns the record of key, which it creates if need be.
+// row returns the record of key, and creates it if it does not exist.
 func (t *localTable) row(key rowraft.Key) []float32 {
 	at, ok := t.places[key]
 	if !ok {
@@ -246,7 +245,7 @@ func (l *Local) KeyPerShard(_ context.Context, table rowraft.TableID) ([]rowraft
 	return keyPerShard(l.shards, table)
 }
 
-// keyPerShard finds the smallest key of a sparse table in each shard.
+// keyPerShard returns the smallest key of a sparse table in each shard.
 func keyPerShard(m *clustermap.Map, table rowraft.TableID) ([]rowraft.Key, error) {
 	keys := make([]rowraft.Key, 0, len(m.Shards))
 	for shard := range len(m.Shards) {

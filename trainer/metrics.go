@@ -20,8 +20,8 @@ type scored struct {
 	pos bool
 }
 
-// score computes the exact AUC, ties counted half, and the log loss with
-// predictions kept 1e-7 off 0 and 1.
+// score computes the exact AUC, with ties counted half, and the log loss with predictions limited to [1e-7, 1 −
+// 1e-7].
 func score(examples []scored) Score {
 	s := Score{Examples: len(examples), AUC: math.NaN()}
 	if len(examples) == 0 {
@@ -38,7 +38,7 @@ func score(examples []scored) Score {
 	}
 	s.LogLoss /= float64(len(examples))
 	slices.SortFunc(examples, func(a, b scored) int { return cmp.Compare(a.p, b.p) })
-	var below, wins, positives float64 // negatives below, pairs won
+	var below, wins, positives float64 // negatives below; pairs won
 	for i := 0; i < len(examples); {
 		var pos, neg float64
 		j := i
@@ -60,8 +60,8 @@ func score(examples []scored) Score {
 	return s
 }
 
-// running keeps the loss and AUC of recent batches: each batch weighs `decay`
-// times as much as the one after it. The AUC is that of predictions sorted into bins.
+// running averages the loss and AUC of recent batches: each batch weighs `decay` times as much as the next one. The
+// AUC comes from predictions sorted into bins.
 type running struct {
 	pos, neg [aucBins]float64
 	loss     float64
@@ -90,7 +90,7 @@ func (r *running) add(predictions, labels []float32, loss float64) {
 	r.weight = r.weight*decay + 1
 }
 
-// auc is NaN while all labels are equal.
+// auc returns NaN while all labels are equal.
 func (r *running) auc() float64 {
 	var below, wins, positives float64
 	for i := range r.pos {

@@ -10,23 +10,22 @@ import (
 
 // Modes: how the workers of a job work together.
 const (
-	Async = "async" // a push is applied at once; nobody waits for another
-	Sync  = "sync"  // a step is applied once, as the mean of what the workers pushed
+	Async = "async" // a push is applied at once; no worker waits for another
+	Sync  = "sync"  // a step is applied once, as the mean of the workers' pushes
 	SSP   = "ssp"   // as async, but no worker gets more than Staleness steps ahead of the slowest
-	Geo   = "geo"   // each worker trains its own copy and sends what changed every few batches
+	Geo   = "geo"   // each worker trains its own copy and sends its changes every few batches
 )
 
-// modes that this version can run.
+// modes are the modes that this version supports.
 var modes = []string{Async, Sync, SSP, Geo}
 
-// GeoConfig is what mode geo needs to know.
+// GeoConfig is the configuration of mode geo.
 type GeoConfig struct {
-	// Every is how many batches a worker trains on its own between two rounds; 0: 50. The
-	// first rounds come sooner.
+	// Every is the number of batches between two rounds; 0: 50. The first rounds come sooner.
 	Every int `yaml:"every" json:"every,omitempty"`
-	// Scale of what a worker sends: "mean", a share of 1/trainers, or "sum", all of it; "": mean.
+	// Scale of the changes that a worker sends: "mean", a share of 1/trainers, or "sum", all of them; "": mean.
 	Scale string `yaml:"scale" json:"scale,omitempty"`
-	// Rows bounds the embeddings of which a worker keeps a copy; 0: 1,000,000.
+	// Rows limits the embedding rows in a worker's copy; 0: 1,000,000.
 	Rows int `yaml:"rows" json:"-"`
 }
 
@@ -49,7 +48,7 @@ func (g *GeoConfig) rows() int {
 	return g.Rows
 }
 
-// share is what a delta is multiplied by.
+// share returns the factor of a delta.
 func (g *GeoConfig) share(trainers int) float32 {
 	if g.Scale == "sum" {
 		return 1
@@ -57,16 +56,16 @@ func (g *GeoConfig) share(trainers int) float32 {
 	return 1 / float32(trainers)
 }
 
-// wantsOfTables is what a mode has to say when a table has another shape than it wants.
-func (c *Config) wantsOfTables(err error) string {
+// tableHint returns what to add to the error of a table that exists with another shape.
+func (c *Config) tableHint(err error) string {
 	if c.Mode != Geo || rowraft.CodeOf(err) != rowraft.CodeTableExists {
 		return ""
 	}
 	return "; mode geo sends differences, to tables whose optimizer is add"
 }
 
-// auditWeight is what a batch adds to an audit row, so that it counts one: in mode sync
-// that is divided by the workers.
+// auditWeight returns what a batch adds to an audit row, so that the row counts one batch: mode sync divides a push
+// by the number of workers.
 func (c *Config) auditWeight() float32 {
 	if c.Mode == Sync {
 		return float32(c.Trainers)
@@ -74,10 +73,10 @@ func (c *Config) auditWeight() float32 {
 	return 1
 }
 
-// maxStaleness bounds staleness: a worker that far ahead might as well not wait.
+// maxStaleness limits staleness: a worker that may be so far ahead practically never waits.
 const maxStaleness = 1 << 20
 
-// validateMode reports the first setting that no mode, or not the job's, has.
+// validateMode returns an error for the first setting that is invalid or belongs to another mode.
 func (c *Config) validateMode() error {
 	switch {
 	case !slices.Contains(modes, c.Mode):
@@ -85,31 +84,31 @@ func (c *Config) validateMode() error {
 	case !(c.Quorum > 0 && c.Quorum <= 1):
 		return invalid("quorum %v: want a share of the trainers, more than 0 and at most 1", c.Quorum)
 	case c.Deadline < 0:
-		return invalid("deadline %v: want ≥ 0", c.Deadline)
+		return invalid("deadline is %v: want 0 or more", c.Deadline)
 	case c.Mode != Sync && c.Quorum != 1:
-		return invalid("quorum %v in mode %s: only a step of mode sync has a quorum", c.Quorum, c.Mode)
+		return invalid("quorum is %v in mode %s: only steps of mode sync have a quorum", c.Quorum, c.Mode)
 	case c.Mode != Sync && c.Deadline != 0:
-		return invalid("deadline %v in mode %s: only a step of mode sync has a deadline", c.Deadline, c.Mode)
+		return invalid("deadline is %v in mode %s: only steps of mode sync have a deadline", c.Deadline, c.Mode)
 	case c.Audit && (c.Quorum != 1 || c.Deadline != 0):
-		return invalid("audit with quorum %v and deadline %v: it counts steps to which all trainers contribute", c.Quorum, c.Deadline)
+		return invalid("audit with quorum %v and deadline %v: audit rows need steps to which all trainers contribute", c.Quorum, c.Deadline)
 	case c.Staleness < 0 || c.Staleness > maxStaleness:
 		return invalid("staleness %d: want 0 to %d steps", c.Staleness, maxStaleness)
 	case c.Mode != SSP && c.Staleness != 0:
-		return invalid("staleness %d in mode %s: it is the bound of mode ssp", c.Staleness, c.Mode)
+		return invalid("staleness %d in mode %s: only mode ssp has this bound", c.Staleness, c.Mode)
 	case c.Geo.Every < 0 || c.Geo.Rows < 0:
 		return invalid("geo: every %d, rows %d: want ≥ 0", c.Geo.Every, c.Geo.Rows)
 	case c.Geo.Scale != "" && c.Geo.Scale != "mean" && c.Geo.Scale != "sum":
 		return invalid("geo: scale %q: want mean or sum", c.Geo.Scale)
 	case c.Mode != Geo && c.Geo != (GeoConfig{}):
-		return invalid("geo is given in mode %s", c.Mode)
+		return invalid("geo is set in mode %s: only mode geo uses it", c.Mode)
 	case c.Threads < 1 || c.Batch > 0 && c.Batch%c.Threads != 0:
-		return invalid("threads %d: want a number that divides the batch of %d", c.Threads, c.Batch)
+		return invalid("threads %d: want a divisor of the batch size %d", c.Threads, c.Batch)
 	}
 	return nil
 }
 
-// terms are what all workers of a job must agree on; the registry has them as settings. How a worker computes, where its
-// data lies, how it waits is its own matter.
+// terms are the settings that all workers of a job must agree on; the registry compares them. How a worker
+// computes, where its data lies and how long it waits may differ.
 type terms struct {
 	Mode       string            `json:"mode"`
 	Quorum     float64           `json:"quorum,omitempty"`
@@ -119,7 +118,7 @@ type terms struct {
 	Trainers   int               `json:"trainers"`
 	Batch      int               `json:"batch"`
 	Seed       uint64            `json:"seed"`
-	Epochs     int               `json:"epochs,omitempty"` // sync: all do the same steps
+	Epochs     int               `json:"epochs,omitempty"` // sync: all workers take the same steps
 	Steps      int64             `json:"steps,omitempty"`
 	DType      string            `json:"dtype"`
 	Model      ModelConfig       `json:"model"`
@@ -133,7 +132,7 @@ type terms struct {
 func (c *Config) terms() terms {
 	t := terms{
 		Mode: c.Mode, Deadline: c.Deadline, Staleness: c.Staleness, Trainers: c.Trainers, Batch: c.Batch, Seed: c.Seed,
-		DType: c.DType, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
+		DType: c.DType, Model: c.Model.fingerprint(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
 	}
 	if c.Mode == Sync {
 		t.Quorum, t.Epochs, t.Steps = c.Quorum, c.Epochs, c.Steps

@@ -10,7 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Every setting of a mode is refused out of its range, and in a mode that has it not.
+// Validate refuses every setting of a mode outside its range, and in a mode without it.
 func TestModeSettings(t *testing.T) {
 	for name, tc := range map[string]struct {
 		set  func(*Config)
@@ -19,19 +19,19 @@ func TestModeSettings(t *testing.T) {
 		"a mode that is none":  {func(c *Config) { c.Mode = "bsp" }, `mode "bsp" is not supported`},
 		"no quorum":            {func(c *Config) { c.Quorum = 0 }, "quorum 0: want a share"},
 		"more than all":        {func(c *Config) { c.Quorum = 1.1 }, "quorum 1.1: want a share"},
-		"a quorum in async":    {func(c *Config) { c.Quorum = 0.75 }, "quorum 0.75 in mode async"},
-		"a deadline before":    {func(c *Config) { c.Deadline = -1 }, "deadline -1ns"},
-		"a deadline in async":  {func(c *Config) { c.Deadline = time.Second }, "deadline 1s in mode async"},
+		"a quorum in async":    {func(c *Config) { c.Quorum = 0.75 }, "quorum is 0.75 in mode async"},
+		"a deadline before":    {func(c *Config) { c.Deadline = -1 }, "deadline is -1ns"},
+		"a deadline in async":  {func(c *Config) { c.Deadline = time.Second }, "deadline is 1s in mode async"},
 		"staleness below 0":    {func(c *Config) { c.Staleness = -1 }, "staleness -1"},
 		"staleness in async":   {func(c *Config) { c.Staleness = 3 }, "staleness 3 in mode async"},
-		"geo in async":         {func(c *Config) { c.Geo.Every = 5 }, "geo is given in mode async"},
+		"geo in async":         {func(c *Config) { c.Geo.Every = 5 }, "geo is set in mode async"},
 		"geo every so often":   {func(c *Config) { c.Geo.Every = -5 }, "every -5"},
 		"geo without a copy":   {func(c *Config) { c.Geo.Rows = -5 }, "rows -5"},
 		"another scale":        {func(c *Config) { c.Geo.Scale = "max" }, `scale "max": want mean or sum`},
 		"audit with a quorum":  {func(c *Config) { c.Mode, c.Quorum, c.Audit = Sync, 0.75, true }, "audit with quorum 0.75"},
 		"audit and deadline":   {func(c *Config) { c.Mode, c.Deadline, c.Audit = Sync, time.Second, true }, "and deadline 1s"},
 		"no thread":            {func(c *Config) { c.Threads = 0 }, "threads 0"},
-		"threads that are odd": {func(c *Config) { c.Threads = 5 }, "threads 5: want a number that divides the batch of 32"},
+		"threads that are odd": {func(c *Config) { c.Threads = 5 }, "threads 5: want a divisor of the batch size 32"},
 	} {
 		cfg := tinyConfig(1, 0)
 		tc.set(&cfg)
@@ -41,7 +41,7 @@ func TestModeSettings(t *testing.T) {
 	}
 }
 
-// differing names the settings in which two workers do not agree.
+// differing returns the settings in which two workers differ.
 func differing(a, b *Config) string {
 	x, y := a.settings(), b.settings()
 	var names []string
@@ -59,8 +59,8 @@ func differing(a, b *Config) string {
 	return strings.Join(names, " ")
 }
 
-// The settings are those of the job: they change with what its workers must agree on, and with
-// nothing else. How many trainers there are the registry compares itself.
+// The settings of a job change with what its workers must agree on, and with nothing else. The registry compares
+// the number of trainers itself.
 func TestSettings(t *testing.T) {
 	was := tinyConfig(5, 2)
 	for name, tc := range map[string]struct {
@@ -131,10 +131,9 @@ func TestThreadsAreReproducible(t *testing.T) {
 	}
 }
 
-// States of a job on one thread are what they were before jobs had threads, modes, later
-// optimizers and schedules.
+// A state of a job with default settings omits threads, modes, later optimizers and schedules.
 func TestEssenceOfAnAsyncJobIsUnchanged(t *testing.T) {
-	essence := string(newJob(t, twoPasses(1, 0), newLocal(t), nil).essence())
+	essence := string(newJob(t, twoPasses(1, 0), newLocal(t), nil).fingerprint())
 	for _, field := range []string{"threads", "quorum", "deadline", "staleness", "geo", "Momentum", "L1", "L2", "Beta", "WeightDecay", "Bound", "Schedule"} {
 		if strings.Contains(essence, `"`+field+`"`) {
 			t.Errorf("%s stands in %s", field, essence)

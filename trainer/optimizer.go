@@ -6,7 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// optimizer fills in the constants that are not set.
+// optimizer returns the optimizer with the defaults of unset constants.
 func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
 	kind, err := rowraft.ParseOptimizerKind(t.Optimizer)
 	if err != nil || kind == rowraft.Add {
@@ -35,7 +35,7 @@ func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
 	} {
 		switch at := o.Constant(c.name); {
 		case c.set != nil && !kind.Has(c.name):
-			return o, invalid("optimizer %s has no %s", kind, c.name)
+			return o, invalid("optimizer %s has no constant %s: remove it", kind, c.name)
 		case c.set != nil:
 			*at = *c.set
 		case kind.Has(c.name):
@@ -45,9 +45,9 @@ func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
 	return o, nil
 }
 
-// fitsDifferences refuses what would take the rows of a parameter with the first values of
-// its seed for its weights: they are what training adds to those (docs/formats/trainer-state.md),
-// so to pull them towards 0 would pull the weights back to where they started.
+// fitsDifferences returns an error for constants that would treat the rows of a parameter with init seed as its
+// weights. These rows are what training adds to the initial values (docs/formats/trainer-state.md): pulling them
+// towards 0 would pull the weights back to the initial values.
 func (t *TableConfig) fitsDifferences(param string) error {
 	var set []string
 	for _, c := range []struct {
@@ -59,7 +59,7 @@ func (t *TableConfig) fitsDifferences(param string) error {
 		}
 	}
 	if len(set) > 0 {
-		return invalid("dense: %s: the servers have only what training adds to the first values of parameter %s; "+
+		return invalid("dense: %s: the servers have only what training adds to the initial values of parameter %s; "+
 			"with parameters: [{name: \"*\", init: server}] they have the weights", strings.Join(set, ", "), param)
 	}
 	return nil

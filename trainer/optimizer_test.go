@@ -8,8 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestOptimizersOfAJob: what is not set has the default of its rule, and what a rule
-// has not is refused.
+// TestOptimizersOfAJob: unset constants have the defaults of their rule, and constants of other rules are refused.
 func TestOptimizersOfAJob(t *testing.T) {
 	f := func(v float32) *float32 { return &v }
 	for _, tc := range []struct {
@@ -35,12 +34,12 @@ func TestOptimizersOfAJob(t *testing.T) {
 		}
 	}
 	for want, change := range map[string]func(*Config){
-		"adagrad has no momentum":  func(c *Config) { c.Embeddings.Momentum = f(0.9) },
-		"ftrl has no weight_decay": func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.WeightDecay = "ftrl", f(1) },
-		"momentum in [0, 1)":       func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.Momentum = "momentum", f(1) },
-		`optimizer "add"`:          func(c *Config) { c.Embeddings.Optimizer = "add" },
-		`optimizer "lamb"`:         func(c *Config) { c.Dense.Optimizer = "lamb" },
-		"bound -1":                 func(c *Config) { c.Embeddings.Bound = f(-1) },
+		"adagrad has no constant momentum":  func(c *Config) { c.Embeddings.Momentum = f(0.9) },
+		"ftrl has no constant weight_decay": func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.WeightDecay = "ftrl", f(1) },
+		"momentum in [0, 1)":                func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.Momentum = "momentum", f(1) },
+		`optimizer "add"`:                   func(c *Config) { c.Embeddings.Optimizer = "add" },
+		`optimizer "lamb"`:                  func(c *Config) { c.Dense.Optimizer = "lamb" },
+		"bound -1":                          func(c *Config) { c.Embeddings.Bound = f(-1) },
 	} {
 		c := twoPasses(1, 0)
 		change(&c)
@@ -50,8 +49,7 @@ func TestOptimizersOfAJob(t *testing.T) {
 	}
 }
 
-// TestDecayOfDenseWeights: rows that hold differences take none; those that hold the
-// weights do, and get the learning rates of the schedule, too.
+// TestDecayOfDenseWeights: rows of differences do not decay; rows of weights do, and follow the schedule.
 func TestDecayOfDenseWeights(t *testing.T) {
 	decay, bound := float32(0.01), float32(2)
 	c := tinyConfig(5, 0)
@@ -76,8 +74,7 @@ func TestDecayOfDenseWeights(t *testing.T) {
 	}
 }
 
-// TestLaterOptimizersLearn: a run with each of them gets better, and a run from its
-// state goes on to the same bits.
+// TestLaterOptimizersLearn: a run with each of them improves, and a run resumed from its state has the same bits.
 func TestLaterOptimizersLearn(t *testing.T) {
 	f := func(v float32) *float32 { return &v }
 	for _, table := range []TableConfig{

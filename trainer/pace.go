@@ -2,16 +2,16 @@ package trainer
 
 import "context"
 
-// pace counts how far a trainer is that waits for others of its job, so that all of them
-// stand at one boundary: steps of the job in mode sync, rounds of averaging where trainers
-// keep weights in mode async. Its fields are under gate.mu.
+// pace counts the progress of a trainer that other trainers of its job wait for, so that all of them can stop at
+// one boundary. Boundaries lie between steps of the job in mode sync, and between rounds of averaging where
+// trainers keep weights in mode async. pausePoint.mu guards its fields.
 type pace struct {
-	per   int64 // batches from one boundary to the next; 0: this trainer waits for nobody
-	done  int64 // batches, counted as all trainers count them
-	ahead int64 // begun, and not done
+	per   int64 // batches from one boundary to the next; 0: no trainer waits for another
+	done  int64 // finished batches, counted as all trainers count them
+	ahead int64 // batches that are begun and not finished
 }
 
-// begun is the boundary behind all that was begun.
+// begun returns the first boundary behind all begun batches.
 func (p *pace) begun() int64 {
 	if p.per == 0 {
 		return 0
@@ -19,60 +19,60 @@ func (p *pace) begun() int64 {
 	return (p.done + p.ahead) / p.per
 }
 
-// begin says whether the loop may begin a batch: it may if it gets neither a request to
-// stand for nor a channel to wait on.
-func (g *gate) begin() (stand *pause, wait <-chan struct{}) {
+// begin reports whether the loop may begin a batch. It may if begin returns neither a request to stop for nor a
+// channel to wait on.
+func (g *pausePoint) begin() (stand *pause, wait <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	p := g.asked
+	p := g.request
 	switch {
-	case p != nil && !p.together, p != nil && p.agreed && g.pace.begun() >= p.limit:
+	case p != nil && !p.joint, p != nil && p.agreed && g.pace.begun() >= p.boundary:
 		return p, nil
-	case p != nil && (g.pace.done+g.pace.ahead+1)/g.pace.per > p.limit:
-		return nil, p.settled
+	case p != nil && (g.pace.done+g.pace.ahead+1)/g.pace.per > p.boundary:
+		return nil, p.decided
 	}
 	g.pace.count(1)
 	return nil, nil
 }
 
-// count counts batches begun.
+// count counts n more begun batches.
 func (p *pace) count(n int64) {
 	if p.per > 0 {
 		p.ahead += n
 	}
 }
 
-// back says that what was begun came to nothing.
-func (g *gate) back() {
+// undo takes back a begun batch that had no data.
+func (g *pausePoint) undo() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.pace.count(-1)
 }
 
-// did says that one of those begun is done, and how many are, as all trainers count.
-func (g *gate) did(done int64) {
+// finish counts a begun batch as finished, and raises the finished batches of the job to done.
+func (g *pausePoint) finish(done int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.pace.count(-1)
 	g.pace.done = max(g.pace.done, done)
 }
 
-// reach says how many are done, and none of those begun.
-func (g *gate) reach(done int64) {
+// advance raises the finished batches of the job to done; all begun batches remain begun.
+func (g *pausePoint) advance(done int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.pace.done = max(g.pace.done, done)
 }
 
-// beyond waits until nobody negotiates, and returns the request behind whose boundary n
-// is, nil if there is none.
-func (g *gate) beyond(ctx context.Context, n int64) *pause {
+// awaitAgreed waits until no boundary is being agreed on. It returns the request whose boundary lies before n, or
+// nil.
+func (g *pausePoint) awaitAgreed(ctx context.Context, n int64) *pause {
 	for {
 		g.mu.Lock()
-		p, behind := g.asked, false
+		p, behind := g.request, false
 		agreed := false
-		if p != nil && p.together {
-			behind, agreed = n > p.limit, p.agreed
+		if p != nil && p.joint {
+			behind, agreed = n > p.boundary, p.agreed
 		}
 		g.mu.Unlock()
 		if !behind {
@@ -82,18 +82,18 @@ func (g *gate) beyond(ctx context.Context, n int64) *pause {
 			return p
 		}
 		select {
-		case <-p.settled:
+		case <-p.decided:
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// begin lets the loop begin a batch. Where it must not yet, it waits, and calls stand where
-// somebody wants the state. It returns false if ctx ends before.
+// begin waits until the loop may begin a batch, and calls stand when a checkpoint wants the state. It returns false
+// if ctx ends before.
 func (j *Job) begin(ctx context.Context, stand func(*pause) error) (bool, error) {
 	for ctx.Err() == nil {
-		p, wait := j.gate.begin()
+		p, wait := j.pausePoint.begin()
 		switch {
 		case p != nil:
 			if err := stand(p); err != nil {

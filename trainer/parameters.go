@@ -8,32 +8,31 @@ import (
 	"github.com/rowraft/rowraft/trainer/models"
 )
 
-// Who computes the first values of a dense weight.
+// The process that computes the initial values of a dense weight.
 const (
-	// InitSeed: every trainer for itself, from the job's seed; the table holds what
-	// training added to them. Nobody writes, and nobody waits.
+	// InitSeed: every trainer computes them from the job's seed; the table holds what training added. No trainer
+	// writes or waits.
 	InitSeed = "seed"
 	// InitServer: the initializer of a table of the parameter's own, as for embeddings.
 	InitServer = "server"
-	// InitWorker: trainer 0, which writes them once; the others wait for it.
+	// InitWorker: trainer 0 writes them once; the others wait for it.
 	InitWorker = "worker"
 )
 
-// Where a dense weight is kept.
+// The process that stores a dense weight.
 const (
 	PlaceServers  = "servers"  // in rows of a dense table
 	PlaceTrainers = "trainers" // by each trainer, averaged between them
 )
 
-// ParameterConfig says of some dense weights where they are kept and who initializes
-// them. Empty means: on the servers, from the seed.
+// ParameterConfig configures some dense weights. An empty field means: on the servers, from the seed.
 type ParameterConfig struct {
-	Name      string `yaml:"name" json:"name"` // of the model's parameter; * stands for any part of it
+	Name      string `yaml:"name" json:"name"` // of the model's parameter; * matches any part of it
 	Placement string `yaml:"placement" json:"placement,omitempty"`
 	Init      string `yaml:"init" json:"init,omitempty"`
 }
 
-// placements that there are.
+// placements are the valid placements.
 var placements = []string{PlaceServers, PlaceTrainers}
 
 func (c *Config) validateParameters() error {
@@ -45,7 +44,7 @@ func (c *Config) validateParameters() error {
 			return invalid("parameters: %s: placement %q: want %s", p.Name, p.Placement, strings.Join(placements, " or "))
 		}
 		if p.Placement == PlaceTrainers && p.Init != "" && p.Init != InitSeed {
-			return invalid("parameters: %s: init %q of weights that the trainers keep: each computes them from the seed", p.Name, p.Init)
+			return invalid("parameters: %s: init is %q, but the trainers keep these weights, and each computes them from the seed: remove init", p.Name, p.Init)
 		}
 		switch p.Init {
 		case "", InitSeed, InitServer, InitWorker:
@@ -56,7 +55,7 @@ func (c *Config) validateParameters() error {
 	return c.validateHybrid()
 }
 
-// parameter is what the configuration says of a model's parameter, with the defaults.
+// parameter returns the configuration of a model's parameter, with defaults.
 func (c *Config) parameter(name string) ParameterConfig {
 	found := ParameterConfig{Name: name}
 	for _, p := range c.Parameters {
@@ -74,7 +73,7 @@ func (c *Config) parameter(name string) ParameterConfig {
 	return found
 }
 
-// checkParameters reports an entry that is about no parameter of the model.
+// checkParameters returns an error for an entry that matches no parameter of the model.
 func (c *Config) checkParameters(params []models.Param) error {
 	var names []string
 	for _, p := range params {
@@ -87,7 +86,7 @@ func (c *Config) checkParameters(params []models.Param) error {
 			used = used || ok
 		}
 		if !used {
-			return invalid("parameters: the model has no %s; it has %s", p.Name, strings.Join(names, ", "))
+			return invalid("parameters: the model has no parameter %s; it has %s", p.Name, strings.Join(names, ", "))
 		}
 	}
 	return nil

@@ -11,43 +11,43 @@ import (
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
-// gate is where the loop stops between two batches when somebody asks for its
-// state. One asks at a time.
-type gate struct {
-	turn chan struct{} // capacity 1: full from a request until its release
+// pausePoint is where the loop stops between two batches when a checkpoint asks for its state. It serves one
+// request at a time.
+type pausePoint struct {
+	busy chan struct{} // capacity 1: full from a request until its release
 
-	mu    sync.Mutex
-	asked *pause
-	ended bool // the loop has; state and err stay
-	state *state.State
-	err   error
-	pace  pace
-	// interrupt ends what the loop does while it waits for others; nil: nothing.
+	mu      sync.Mutex
+	request *pause
+	ended   bool // the loop has ended; state and err are final
+	state   *state.State
+	err     error
+	pace    pace
+	// interrupt ends a wait of the loop for other workers; nil: the loop does not wait.
 	interrupt context.CancelFunc
 }
 
-// pause is one request.
+// pause is one request for the state.
 type pause struct {
 	reached chan struct{} // closed when state or err is set
-	release chan struct{} // closed by who asked
+	release chan struct{} // closed by the requester
 	state   *state.State
 	err     error
 
-	// Of one whose trainers must stand at one boundary; under gate.mu.
-	together bool
-	limit    int64         // the boundary that the loop goes to, and not beyond
-	agreed   bool          // all know it: who is there stands
-	settled  chan struct{} // closed when it is agreed, or the request is answered or withdrawn
-	at       int64         // the boundary at which it stands
+	// For a request to all trainers of the job, which stop at one boundary. pausePoint.mu guards these fields.
+	joint     bool
+	boundary  int64         // the loop goes to this boundary, and not beyond
+	agreed    bool          // all trainers know the boundary: the loop stops there
+	decided   chan struct{} // closed when the boundary is agreed, or the request is answered or withdrawn
+	stoppedAt int64         // the boundary at which the loop stopped
 }
 
-// Pause stops the run at its next batch boundary: every batch that was read is
-// trained, every push acknowledged, and nothing is read or pushed until release is
-// called, or the run's own context ends. It returns the state there, which nobody
-// changes afterwards; that of the end if the run is over.
+// Pause stops the run at its next batch boundary: every batch that was read is trained, and every push
+// acknowledged. The loop reads and pushes nothing until release is called or the run's own context ends. Pause
+// returns the state at the boundary, which is never changed afterwards; if the run is over it returns the final
+// state.
 //
-// Safe for concurrent use; a second call waits for the release of the first. The
-// error is that of the run, if it failed, or that of ctx.
+// Safe for concurrent use; a second call waits for the release of the first. The error is that of the run, if it
+// failed, or that of ctx.
 func (j *Job) Pause(ctx context.Context) (s *state.State, release func(), err error) {
 	p, release, err := j.pause(ctx, nil)
 	if err != nil {
@@ -56,30 +56,30 @@ func (j *Job) Pause(ctx context.Context) (s *state.State, release func(), err er
 	return p.state, release, nil
 }
 
-// pause is Pause at a boundary that the job's trainers agree on, if they wait for each
-// other and agree is not nil.
+// pause is Pause. If agree is not nil and the job's trainers wait for each other, it stops at the boundary that
+// agree returns.
 func (j *Job) pause(ctx context.Context, agree client.Agree) (p *pause, release func(), err error) {
 	select {
-	case j.gate.turn <- struct{}{}:
+	case j.pausePoint.busy <- struct{}{}:
 	case <-ctx.Done():
 		return nil, nil, ctx.Err()
 	}
-	p = j.gate.ask(agree != nil)
+	p = j.pausePoint.add(agree != nil)
 	var once sync.Once
 	release = func() {
 		once.Do(func() {
 			close(p.release)
-			<-j.gate.turn
+			<-j.pausePoint.busy
 		})
 	}
-	if err := j.gate.agree(ctx, p, agree); err != nil && j.gate.withdraw(p) {
+	if err := j.pausePoint.agree(ctx, p, agree); err != nil && j.pausePoint.withdraw(p) {
 		release()
 		return nil, nil, err
 	}
 	select {
 	case <-p.reached:
 	case <-ctx.Done():
-		if j.gate.withdraw(p) {
+		if j.pausePoint.withdraw(p) {
 			release()
 			return nil, nil, ctx.Err()
 		}
@@ -91,8 +91,8 @@ func (j *Job) pause(ctx context.Context, agree client.Agree) (p *pause, release 
 	return p, release, nil
 }
 
-func (g *gate) ask(together bool) *pause {
-	p := &pause{reached: make(chan struct{}), release: make(chan struct{}), settled: make(chan struct{})}
+func (g *pausePoint) add(together bool) *pause {
+	p := &pause{reached: make(chan struct{}), release: make(chan struct{}), decided: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.ended {
@@ -100,8 +100,8 @@ func (g *gate) ask(together bool) *pause {
 		close(p.reached)
 		return p
 	}
-	p.together, p.limit = together && g.pace.per > 0, g.pace.begun()
-	g.asked = p
+	p.joint, p.boundary = together && g.pace.per > 0, g.pace.begun()
+	g.request = p
 	if g.interrupt != nil {
 		g.interrupt()
 		g.interrupt = nil
@@ -109,68 +109,68 @@ func (g *gate) ask(together bool) *pause {
 	return p
 }
 
-// untilAsked returns a context that ends with ctx, after a while, or when somebody asks.
-// Only the loop may call it.
-func (g *gate) untilAsked(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
+// untilRequested returns a context that ends with ctx, after atMost, or when a request arrives. Only the loop may
+// call it.
+func (g *pausePoint) untilRequested(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.interrupt = cancel; g.asked != nil {
+	if g.interrupt = cancel; g.request != nil {
 		cancel()
 	}
 	return ctx, cancel
 }
 
-// agree brings p to the boundary that all have agreed on.
-func (g *gate) agree(ctx context.Context, p *pause, agree client.Agree) error {
-	if !p.together {
+// agree moves p to the boundary that all trainers have agreed on.
+func (g *pausePoint) agree(ctx context.Context, p *pause, agree client.Agree) error {
+	if !p.joint {
 		return nil
 	}
-	target, err := agree(ctx, p.limit)
+	target, err := agree(ctx, p.boundary)
 	if err != nil {
 		return err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.asked == p {
-		p.limit, p.agreed = max(p.limit, target), true
-		close(p.settled)
+	if g.request == p {
+		p.boundary, p.agreed = max(p.boundary, target), true
+		close(p.decided)
 	}
 	return nil
 }
 
-// withdraw takes a request back; it reports false if it has been answered.
-func (g *gate) withdraw(p *pause) bool {
+// withdraw cancels a request; it returns false if the loop has answered it.
+func (g *pausePoint) withdraw(p *pause) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.answerLocked(p)
+	return g.resolveLocked(p)
 }
 
-// answerLocked ends the wait for p; it reports false if that was over.
+// resolveLocked ends the wait for p; it returns false if the wait was over.
 // REQUIRES: g.mu is held.
-func (g *gate) answerLocked(p *pause) bool {
-	if p == nil || g.asked != p {
+func (g *pausePoint) resolveLocked(p *pause) bool {
+	if p == nil || g.request != p {
 		return false
 	}
-	g.asked = nil
+	g.request = nil
 	if !p.agreed {
-		close(p.settled)
+		close(p.decided)
 	}
-	p.at = g.pace.begun()
+	p.stoppedAt = g.pace.begun()
 	return true
 }
 
-// wanted returns the request that waits for the loop, nil if there is none.
-func (g *gate) wanted() *pause {
+// current returns the request that waits for the loop, or nil.
+func (g *pausePoint) current() *pause {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.asked
+	return g.request
 }
 
-// stand answers p with s or err and waits until it is released, or ctx ends.
-func (g *gate) stand(ctx context.Context, p *pause, s *state.State, err error) {
+// hold answers p with s or err, then waits until the requester releases it, or ctx ends.
+func (g *pausePoint) hold(ctx context.Context, p *pause, s *state.State, err error) {
 	g.mu.Lock()
-	mine := g.answerLocked(p) // else it was withdrawn
+	mine := g.resolveLocked(p) // false: the request was withdrawn
 	if mine {
 		p.state, p.err = s, err
 		close(p.reached)
@@ -185,47 +185,46 @@ func (g *gate) stand(ctx context.Context, p *pause, s *state.State, err error) {
 	}
 }
 
-// end answers everybody from now on with the state of the end.
-func (g *gate) end(s *state.State, err error) {
+// end answers every request from now on with the final state.
+func (g *pausePoint) end(s *state.State, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.ended, g.state, g.err = true, s, err
-	if p := g.asked; g.answerLocked(p) {
+	if p := g.request; g.resolveLocked(p) {
 		p.state, p.err = s, err
 		close(p.reached)
 	}
 }
 
-// refuse answers a request with err; the loop goes on.
-func (g *gate) refuse(p *pause, err error) {
+// refuse answers a request with err; the loop continues.
+func (g *pausePoint) refuse(p *pause, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.answerLocked(p) {
+	if g.resolveLocked(p) {
 		p.err = err
 		close(p.reached)
 	}
 }
 
-// boundary is called by the loop between two batches, when no push is under way. An
-// error ends the run.
+// boundary answers p. The loop calls it between two batches, when no push is under way. An error ends the run.
 func (j *Job) boundary(ctx, pushes context.Context, p *pause) error {
 	err := j.failed()
 	if err == nil {
-		err = j.way.settle(pushes)
+		err = j.mode.drain(pushes)
 	}
 	if err != nil {
-		j.gate.stand(ctx, p, nil, err)
+		j.pausePoint.hold(ctx, p, nil, err)
 		return err
 	}
-	j.gate.stand(ctx, p, j.state(false), nil)
+	j.pausePoint.hold(ctx, p, j.state(false), nil)
 	return nil
 }
 
-// endGate is called when the loop is over, with its error.
-func (j *Job) endGate(err error, ended bool) {
+// endPausePoint records the end of the loop, with its error.
+func (j *Job) endPausePoint(err error, ended bool) {
 	if err = errors.Join(err, j.failed()); err != nil {
-		j.gate.end(nil, rowraft.Errorf(rowraft.CodeOf(err), "the trainer has failed: %w", err))
+		j.pausePoint.end(nil, rowraft.Errorf(rowraft.CodeOf(err), "the trainer has failed: %w", err))
 		return
 	}
-	j.gate.end(j.state(ended), nil)
+	j.pausePoint.end(j.state(ended), nil)
 }

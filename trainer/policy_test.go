@@ -9,7 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestPoliciesOfAJob: what a job's file says of its tables is in their schemas.
+// TestPoliciesOfAJob: the schemas have the table policies of a job's file.
 func TestPoliciesOfAJob(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "job.yaml")
 	load := func(text string) Config {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// quality trains on Local tables and returns what the held-out part scores.
+// quality trains on Local tables and returns the score of the held-out examples.
 func quality(t testing.TB, cfg Config) *Result {
 	t.Helper()
 	tables, err := NewLocal(4, nil)
@@ -27,8 +27,8 @@ func quality(t testing.TB, cfg Config) *Result {
 	return r
 }
 
-// example loads a configuration the project ships, its paths turned into ones
-// from this directory. It skips the test if the data is absent.
+// example loads a configuration of the project, with paths relative to this directory. It skips the test if the
+// data is absent.
 func example(t testing.TB, name string) Config {
 	t.Helper()
 	cfg, err := LoadConfig("../examples/" + name)
@@ -55,7 +55,7 @@ func TestCriteo(t *testing.T) {
 	}
 }
 
-// The demo's model on a tenth of its data comes near what can be known.
+// The demo's model comes near the best possible score on a tenth of its data.
 func TestGenerated(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")

@@ -8,22 +8,22 @@ import (
 	"github.com/rowraft/rowraft/client"
 )
 
-// ReadConfig says which replicas answer the pulls of a job. All modes see the trainer's own
-// acknowledged pushes.
+// ReadConfig selects the replicas that answer the pulls of a job. Every mode sees the trainer's own acknowledged
+// pushes.
 type ReadConfig struct {
 	Mode   string        `yaml:"mode"`    // leader, linearizable or bounded; "": leader
 	MaxAge time.Duration `yaml:"max_age"` // bounded: default 10 s
-	MaxLag uint64        `yaml:"max_lag"` // bounded: entries of the log; 0: any
+	MaxLag uint64        `yaml:"max_lag"` // bounded: log entries; 0: any
 }
 
-// defaultMaxAge outlasts any failover.
+// defaultMaxAge is longer than any failover.
 const defaultMaxAge = 10 * time.Second
 
 func (r *ReadConfig) validate() error {
 	switch r.Mode {
 	case "", "leader", "linearizable":
 		if r.MaxAge != 0 || r.MaxLag != 0 {
-			return invalid("reads: max_age and max_lag are for mode bounded")
+			return invalid("reads: max_age and max_lag need mode: bounded")
 		}
 	case "bounded":
 		if r.MaxAge < 0 {
@@ -35,7 +35,7 @@ func (r *ReadConfig) validate() error {
 	return nil
 }
 
-// how is the read of a client that has pushed up to own.
+// how returns the read mode of a client that has pushed up to own.
 func (r *ReadConfig) how(own func() client.Position) client.Read {
 	switch r.Mode {
 	case "linearizable":
@@ -50,11 +50,11 @@ func (r *ReadConfig) how(own func() client.Position) client.Read {
 	return client.Read{}
 }
 
-// SetReads says which replicas answer Pull; without it the leaders do. Call it before Pull.
+// SetReads selects the replicas that answer Pull; by default the leaders do. Call it before Pull.
 func (c *Cluster) SetReads(r ReadConfig) { c.reads = r }
 
-// pull reads as c.reads says. What no replica can prove to be new enough is read from the
-// leader, who proves that it leads: a trainer waits rather than ends.
+// pull reads as c.reads says. If no replica can prove that it is fresh enough, it reads from the leader, which
+// proves that it leads: a trainer waits rather than ends.
 func (c *Cluster) pull(ctx context.Context, segs []client.Segment) error {
 	how := c.reads.how(c.client.Position)
 	_, err := c.client.PullWith(ctx, how, segs...)

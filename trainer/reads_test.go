@@ -40,7 +40,7 @@ func TestReadConfig(t *testing.T) {
 		if got.Mode != tc.want.Mode || got.MaxAge != tc.want.MaxAge || got.MaxLag != tc.want.MaxLag {
 			t.Errorf("%+v reads %+v, want %+v", tc.conf, got, *tc.want)
 		}
-		// A follower must have the trainer's own pushes; of leaders the client asks for them.
+		// A follower must have the trainer's own pushes; for leaders the client requires it.
 		if got.Mode == client.Bounded && (got.AtLeast.Epoch != 3 || got.AtLeast.Shards[1] != 9) {
 			t.Errorf("%+v does not ask for the trainer's own pushes: %+v", tc.conf, got)
 		}

@@ -12,17 +12,16 @@ import (
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
-// position is how far a trainer is in its share of the data.
+// position is how far a trainer has read its share of the data.
 type position struct {
-	epoch  int64      // passes finished
-	offset int64      // examples read in the present one
-	place  data.Place // in a stream, instead
+	epoch  int64      // finished passes
+	offset int64      // examples read in the present pass
+	place  data.Place // for a stream, instead
 }
 
-// essence is what of a configuration decides what is trained: a run that is to go
-// on exactly must have the same. How long to train, how to wait, where the cluster
-// is, may change.
-type essence struct {
+// configFingerprint has the settings that decide what a run computes: a run that resumes exactly must have the
+// same. Settings for the length of training, for waiting, and for the cluster's addresses may change.
+type configFingerprint struct {
 	Job        string                `json:"job"`
 	DType      string                `json:"dtype"`
 	Mode       string                `json:"mode"`
@@ -34,9 +33,9 @@ type essence struct {
 	Seed       uint64                `json:"seed"`
 	Trainers   int                   `json:"trainers"`
 	Batch      int                   `json:"batch"`
-	File       string                `json:"data.file,omitempty"` // its name, wherever it lies
+	File       string                `json:"data.file,omitempty"` // base name
 	Follow     string                `json:"data.follow,omitempty"`
-	Examples   int64                 `json:"data.examples"` // of the training part, 0: no end
+	Examples   int64                 `json:"data.examples"` // training examples; 0: unlimited
 	Generator  *data.GeneratorConfig `json:"generator,omitempty"`
 	Model      ModelConfig           `json:"model"`
 	Embeddings TableConfig           `json:"embeddings"`
@@ -46,14 +45,14 @@ type essence struct {
 	Audit      bool                  `json:"audit"`
 }
 
-func (j *Job) essence() []byte {
+func (j *Job) fingerprint() []byte {
 	c := &j.cfg
-	e := essence{
+	e := configFingerprint{
 		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch, Examples: j.set.TrainSize(),
-		Generator: c.Generator, Model: c.Model.essence(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
+		Generator: c.Generator, Model: c.Model.fingerprint(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
 		Follow: c.Data.followed(),
 	}
-	if c.Threads > 1 { // so that states of one are those of before there were threads
+	if c.Threads > 1 { // so that states of one thread omit it
 		e.Threads = c.Threads
 	}
 	if t := c.terms(); t.Mode != Async {
@@ -64,26 +63,27 @@ func (j *Job) essence() []byte {
 	}
 	b, err := json.Marshal(e)
 	if err != nil {
-		panic(err) // numbers are finite: Validate has seen them
+		panic(err) // impossible: Validate has checked that all numbers are finite
 	}
 	return b
 }
 
-// state is the state at a batch boundary. REQUIRES: nothing is under way.
+// state returns the state at a batch boundary.
+// REQUIRES: no push is under way.
 func (j *Job) state(ended bool) *state.State {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	s := &state.State{
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Ended: ended,
 		Step: j.step, Examples: j.examples, Skipped: j.mu.skipped, Acknowledged: j.mu.acknowledged,
-		Config:    j.essence(),
+		Config:    j.fingerprint(),
 		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch, Offset: j.at.offset}},
 		Place:     placeOf(j.at.place),
 	}
-	if sync, ok := j.way.(*inStep); ok {
+	if sync, ok := j.mode.(*syncStepMode); ok {
 		s.JobStep = j.before.jobStep + sync.step() - 1
 	}
-	if j.parts != nil { // the job's, which the checkpoint has once
+	if j.parts != nil { // the checkpoint stores the job's positions once
 		s.Positions = nil
 	}
 	at := 0
@@ -96,23 +96,23 @@ func (j *Job) state(ended bool) *state.State {
 	return s
 }
 
-// Resume makes the run go on where s was taken. Call it before Run.
+// Resume makes the run continue where s was taken. Call it before Run.
 //
-// Errors: CodeInvalidArgument if s is the state of another job or trainer, or of
-// another configuration; it names what differs.
+// Errors: CodeInvalidArgument if s is the state of another job or trainer, or of another configuration; the error
+// names the difference.
 func (j *Job) Resume(s *state.State) error {
 	if s.Job != j.cfg.Job || s.Rank != j.cfg.rank() || s.Trainers != j.cfg.Trainers {
 		return invalid("this is trainer %d of %d of job %s, the state is that of trainer %d of %d of job %s",
 			j.cfg.rank(), j.cfg.Trainers, j.cfg.Job, s.Rank, s.Trainers, s.Job)
 	}
-	if err := sameEssence(s.Config, j.essence()); err != nil {
+	if err := sameFingerprint(s.Config, j.fingerprint()); err != nil {
 		return err
 	}
 	if parted := j.parts != nil; parted != (len(s.Positions) == 0) {
-		return invalid("the data was divided otherwise when the checkpoint was made: parts is %v now", parted)
+		return invalid("the data was divided differently when the checkpoint was made: parts is %v now", parted)
 	}
 	if j.parts == nil && (len(s.Positions) != 1 || s.Positions[0].Part != s.Rank || s.Positions[0].Parts != s.Trainers) {
-		return invalid("the state has positions in other parts of the data: %v", s.Positions)
+		return invalid("the state has positions in another share of the data: %v", s.Positions)
 	}
 	initial := make([]float32, 0, len(j.layout.initial))
 	for _, p := range j.layout.params {
@@ -144,14 +144,14 @@ func (j *Job) Resume(s *state.State) error {
 	return nil
 }
 
-// counters are what had been done before this process.
+// counters are the counters of the processes before this one.
 type counters struct{ step, examples, jobStep int64 }
 
-// sameEssence names the first field in which two configurations differ.
-func sameEssence(was, is []byte) error {
+// sameFingerprint returns an error that names the first field in which two configurations differ.
+func sameFingerprint(was, is []byte) error {
 	var a, b map[string]any
 	if err := json.Unmarshal(was, &a); err != nil {
-		return invalid("the configuration that was: %w", err)
+		return invalid("the configuration in the state: %w", err)
 	}
 	if err := json.Unmarshal(is, &b); err != nil {
 		return invalid("the configuration: %w", err)
@@ -177,7 +177,7 @@ func sameFields(prefix string, a, b map[string]any) error {
 			continue
 		}
 		if !reflect.DeepEqual(a[k], b[k]) {
-			return invalid("%s was %v when the checkpoint was made, and is %v: a run goes on with the configuration that it had", prefix+k, a[k], b[k])
+			return invalid("%s was %v when the checkpoint was made, and is %v: resume with the same configuration", prefix+k, a[k], b[k])
 		}
 	}
 	return nil

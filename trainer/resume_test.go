@@ -44,8 +44,8 @@ func newJob(t testing.TB, cfg Config, tables Tables, observe Observer) *Job {
 	return j
 }
 
-// A run that stops after k steps and goes on from its state is, bit for bit, one
-// that never stopped; k goes around the ends of passes.
+// A run that stops after k steps and resumes from its state has the bits of one that never stopped; k includes the
+// ends of passes.
 func TestARunGoesOnExactly(t *testing.T) {
 	want := newLocal(t)
 	straight := mustRun(t, twoPasses(20, 0), want, nil)
@@ -80,8 +80,7 @@ func TestARunGoesOnExactly(t *testing.T) {
 	}
 }
 
-// A resumed run takes the initial dense weights that it had, not those that the
-// binary would compute now.
+// A resumed run has the initial dense weights of its state, not those that the binary would compute now.
 func TestDenseWeightsAreThoseOfTheState(t *testing.T) {
 	j := newJob(t, twoPasses(20, 0), newLocal(t), nil)
 	s := through(t, j.state(false))
@@ -119,8 +118,8 @@ func (p *pushed) sorted() []string {
 	return s
 }
 
-// In async mode, too, a pause is a boundary: nothing is under way, what was read is
-// pushed; and stopped there, or anywhere, no batch is lost or trained twice.
+// Also in async mode a pause is a boundary: no push is under way, and every batch that was read is pushed. A run
+// that stops there, or anywhere, loses no batch and trains none twice.
 func TestNoBatchIsLostOrTrainedTwice(t *testing.T) {
 	const steps = 40
 	run := func(inFlight int) *pushed {
@@ -214,8 +213,7 @@ func TestAPauseWaitsForPushes(t *testing.T) {
 	})
 }
 
-// A run goes on after its pause, and a pause that nobody waits for any more does
-// not stop it.
+// A run continues after its pause, and a withdrawn pause does not stop it.
 func TestAPauseEnds(t *testing.T) {
 	for _, inFlight := range []int{0, 2} {
 		tables := &strict{Local: newLocal(t), t: t, inFlight: inFlight}
@@ -258,7 +256,7 @@ func TestAPauseEnds(t *testing.T) {
 	}
 }
 
-// A run whose push failed has no state that one could go on from.
+// A run whose push failed has no state to resume from.
 func TestAFailedRunHasNoState(t *testing.T) {
 	for _, inFlight := range []int{0, 2} {
 		failure := rowraft.Errorf(rowraft.CodeSessionExpired, "the session is gone")
@@ -278,7 +276,7 @@ func TestAFailedRunHasNoState(t *testing.T) {
 	}
 }
 
-// A table that was dropped after the restore is made anew, empty, by who goes on.
+// A resuming run creates an empty table in place of one that was dropped after the restore, and must refuse it.
 func TestResumeWantsTheTablesOfTheCheckpoint(t *testing.T) {
 	cfg := twoPasses(20, 0)
 	cfg.Audit = true
@@ -289,7 +287,7 @@ func TestResumeWantsTheTablesOfTheCheckpoint(t *testing.T) {
 		again.ID++
 		saved := &Saved{Path: "/mnt/a", State: j.state(false), Tables: append(slices.Delete(slices.Clone(all), i, i+1), again)}
 		_, err := j.RunOn(t.Context(), nil, saved)
-		if rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), gone.Name+" is another one") {
+		if rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), gone.Name+" was created after") {
 			t.Errorf("another %s: %v, want Precondition", gone.Name, err)
 		}
 	}
@@ -311,10 +309,10 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 		"another optimizer":   {config: func(c *Config) { c.Dense.LR = 0.5 }, want: "dense.LR was 0.02"},
 		"another job":         {config: func(c *Config) { c.Job = "other" }, want: "job ctr"},
 		"another trainer":     {state: func(s *state.State) { s.Rank, s.Trainers = 1, 2 }, want: "trainer 1 of 2"},
-		"parts of the data":   {state: func(s *state.State) { s.Positions[0].Parts = 2 }, want: "other parts"},
+		"parts of the data":   {state: func(s *state.State) { s.Positions[0].Parts = 2 }, want: "another share"},
 		"a tensor too few":    {state: func(s *state.State) { s.Tensors = s.Tensors[1:] }, want: "no tensor"},
 		"a tensor too many":   {state: func(s *state.State) { s.Tensors = append(s.Tensors, state.Tensor{Kind: state.Weights, Name: "x"}) }, want: "tensors, the model"},
-		"a position too many": {state: func(s *state.State) { s.Positions = append(s.Positions, s.Positions[0]) }, want: "other parts"},
+		"a position too many": {state: func(s *state.State) { s.Positions = append(s.Positions, s.Positions[0]) }, want: "another share"},
 	} {
 		cfg, st := twoPasses(20, 0), s()
 		if tc.config != nil {

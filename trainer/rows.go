@@ -8,8 +8,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/tensor"
 )
 
-// TensorRows makes a dense table of c's cluster into the rows that package tensor
-// lays tensors out in.
+// TensorRows returns a dense table of c's cluster as the rows that package tensor uses.
 func TensorRows(c *client.Client, t *client.Table) tensor.Rows { return &tensorRows{c, t} }
 
 type tensorRows struct {
@@ -17,8 +16,7 @@ type tensorRows struct {
 	table  *client.Table
 }
 
-// Pull implements [tensor.Rows]; which keys have a row it tells as of every push that
-// anybody had been told of.
+// Pull implements [tensor.Rows]. It sees every push that was acknowledged before the call.
 func (r *tensorRows) Pull(ctx context.Context, keys []rowraft.Key, rows []float32, present []bool) error {
 	s := client.Segment{Table: r.table, Keys: keys, Values: rows, Present: present}
 	if present != nil {

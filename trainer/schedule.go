@@ -10,9 +10,8 @@ const (
 	Cosine      = "cosine"
 )
 
-// ScheduleConfig says how the learning rate of a table changes with the steps of
-// the trainer that pushes. With t = 0, 1, … the number of steps before this one, w = Warmup,
-// u = t − w, s = Steps, and lr that of the table:
+// ScheduleConfig changes the learning rate of a table with the steps of the pushing trainer. With t = 0, 1, … the
+// number of earlier steps, w = Warmup, u = t − w, s = Steps, and lr the table's rate:
 //
 //	t < w          lr·(t + 1)/w
 //	constant       lr
@@ -20,9 +19,9 @@ const (
 //	cosine         end + (lr − end)·(1 + cos(π·u/s))/2   end from u = s on
 //	exponential    lr·decay^(u/s), but not less than end
 //
-// Cosine is equation (5) of Loshchilov & Hutter, SGDR, ICLR 2017, without restarts.
-// Computed in float64 with + − × ÷ and √ alone, so every machine finds the same numbers, and rounded to
-// float32. A rate is at least 2^-60, since 0 in a push means that of the table.
+// Cosine is equation (5) of Loshchilov & Hutter, SGDR, ICLR 2017, without restarts. The rate is computed in float64
+// with + − × ÷ and √ alone, so every machine gets the same numbers, and rounded to float32. A rate is at least
+// 2^-60, because 0 in a push means the table's rate.
 type ScheduleConfig struct {
 	Kind   string  `yaml:"kind" json:"kind"`
 	Warmup int64   `yaml:"warmup" json:"warmup,omitempty"` // steps
@@ -31,7 +30,7 @@ type ScheduleConfig struct {
 	Decay  float32 `yaml:"decay" json:"decay,omitempty"`   // exponential: a share
 }
 
-// minRate keeps rates from 0.
+// minRate keeps rates above 0.
 const minRate = 0x1p-60
 
 func (s *ScheduleConfig) validate(lr float32) error {
@@ -43,13 +42,13 @@ func (s *ScheduleConfig) validate(lr float32) error {
 	case s.Kind != Constant && s.Kind != Linear && s.Kind != Cosine && !decays:
 		return invalid("schedule: kind %q: want %s, %s, %s or %s", s.Kind, Constant, Linear, Exponential, Cosine)
 	case s.Warmup < 0:
-		return invalid("schedule: warmup %d: want ≥ 0 steps", s.Warmup)
+		return invalid("schedule: warmup is %d: want 0 or more steps", s.Warmup)
 	case s.Kind == Constant && (s.Steps != 0 || s.End != 0):
 		return invalid("schedule: steps and end have no meaning in a %s schedule", s.Kind)
 	case s.Kind != Constant && s.Steps < 1:
-		return invalid("schedule: steps %d: want ≥ 1: how many until the %s schedule ends, or decays once", s.Steps, s.Kind)
+		return invalid("schedule: steps is %d: want 1 or more, the steps until the %s schedule ends or decays once", s.Steps, s.Kind)
 	case !(s.End >= 0 && s.End <= lr):
-		return invalid("schedule: end %v: want 0 to the learning rate, which is %v", s.End, lr)
+		return invalid("schedule: end is %v: want 0 to the learning rate %v", s.End, lr)
 	case decays && !(s.Decay > 0 && s.Decay < 1):
 		return invalid("schedule: decay %v: want more than 0 and less than 1", s.Decay)
 	case !decays && s.Decay != 0:
@@ -58,8 +57,8 @@ func (s *ScheduleConfig) validate(lr float32) error {
 	return nil
 }
 
-// Rate is the learning rate of step, counted from 1, of a table whose own is lr; 0, the
-// table's own, without a schedule.
+// Rate returns the learning rate of step, counted from 1, for a table with rate lr; 0, which means lr, without a
+// schedule.
 func (s *ScheduleConfig) Rate(lr float32, step int64) float32 {
 	if s == nil {
 		return 0
@@ -86,8 +85,8 @@ func (s *ScheduleConfig) Rate(lr float32, step int64) float32 {
 
 func rate(r float64) float32 { return max(float32(r), minRate) }
 
-// power is d^(u/s), for 0 < d < 1: squares for the whole part of the exponent, roots
-// for the binary digits of the rest.
+// power returns d^(u/s) for 0 < d < 1: squares for the integer part of the exponent, roots for the binary digits of
+// the rest.
 func power(d float64, u, s int64) float64 {
 	p, square := 1.0, d
 	for n := u / s; n > 0 && p > 0; n >>= 1 {
@@ -106,7 +105,7 @@ func power(d float64, u, s int64) float64 {
 	return p
 }
 
-// cosPi is cos(π·x) for x in [0, 1], by the series around 0, to 1e-14.
+// cosPi returns cos(π·x) for x in [0, 1], by the series around 0, to 1e-14.
 func cosPi(x float64) float64 {
 	sign := 1.0
 	if x > 0.5 {
@@ -121,7 +120,7 @@ func cosPi(x float64) float64 {
 	return sign * sum
 }
 
-// setRates gives the segments of a push the learning rates of their tables.
+// setRates sets the learning rates of the tables in the segments of a push.
 func (j *Job) setRates(segs []Segment, step int64) {
 	for i := range segs {
 		switch id := segs[i].Table; {

@@ -45,7 +45,7 @@ func TestScheduleRates(t *testing.T) {
 	}
 }
 
-// TestScheduleBits: what every processor must compute; the numbers were written once.
+// TestScheduleBits: every processor must compute these numbers, which were recorded once.
 func TestScheduleBits(t *testing.T) {
 	cosine := ScheduleConfig{Kind: Cosine, Steps: 1000, End: 0.01}
 	exponential := ScheduleConfig{Kind: Exponential, Steps: 700, Decay: 0.9}
@@ -62,17 +62,17 @@ func TestScheduleBits(t *testing.T) {
 
 func TestScheduleRefusals(t *testing.T) {
 	for want, s := range map[string]ScheduleConfig{
-		"kind":        {Kind: "polynomial", Steps: 1},
-		"warmup":      {Kind: Constant, Warmup: -1},
-		"no meaning":  {Kind: Constant, Steps: 3},
-		"steps 0":     {Kind: Linear},
-		"end 2":       {Kind: Cosine, Steps: 1, End: 2},
-		"decay 1":     {Kind: Exponential, Steps: 1, Decay: 1},
-		"decay has":   {Kind: Linear, Steps: 1, Decay: 0.5},
-		"end -1":      {Kind: Linear, Steps: 1, End: -1},
-		"decay 0":     {Kind: Exponential, Steps: 1},
-		"steps -2":    {Kind: Exponential, Steps: -2, Decay: 0.5},
-		"how many un": {Kind: Cosine},
+		"kind":            {Kind: "polynomial", Steps: 1},
+		"warmup":          {Kind: Constant, Warmup: -1},
+		"no meaning":      {Kind: Constant, Steps: 3},
+		"steps is 0":      {Kind: Linear},
+		"end is 2":        {Kind: Cosine, Steps: 1, End: 2},
+		"decay 1":         {Kind: Exponential, Steps: 1, Decay: 1},
+		"decay has":       {Kind: Linear, Steps: 1, Decay: 0.5},
+		"end is -1":       {Kind: Linear, Steps: 1, End: -1},
+		"decay 0":         {Kind: Exponential, Steps: 1},
+		"steps is -2":     {Kind: Exponential, Steps: -2, Decay: 0.5},
+		"the steps until": {Kind: Cosine},
 	} {
 		c := twoPasses(1, 0)
 		c.Embeddings.LR, c.Embeddings.Schedule = 1, &s
@@ -82,7 +82,7 @@ func TestScheduleRefusals(t *testing.T) {
 	}
 }
 
-// rated notes the learning rates of pushes.
+// rated records the learning rates of pushes.
 type rated struct {
 	Tables
 	rates [][2]float32
@@ -93,8 +93,8 @@ func (r *rated) Push(ctx context.Context, segs []Segment) error {
 	return r.Tables.Push(ctx, segs)
 }
 
-// TestPushesHaveTheRateOfTheirStep: of the embeddings and of the dense weights, from
-// the first step on, and in a run that goes on from the step after its last.
+// TestPushesHaveTheRateOfTheirStep: for embeddings and dense weights, from the first step on, and in a resumed run
+// from the step after its last.
 func TestPushesHaveTheRateOfTheirStep(t *testing.T) {
 	r := &rated{Tables: newLocal(t)}
 	config := func(steps int64) Config {

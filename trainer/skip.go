@@ -8,29 +8,29 @@ import (
 	"github.com/rowraft/rowraft/trainer/models"
 )
 
-// defaultMaxSkipped ends a run whose numbers do not come back.
+// defaultMaxSkipped ends a run that no longer computes finite numbers.
 const defaultMaxSkipped = 100
 
-// Skipped says which batch was skipped, and how much of it was not finite.
+// Skipped names a skipped batch, and counts the numbers in it that were not finite.
 type Skipped struct {
 	Epoch    int64 `json:"epoch"`
-	Part     int64 `json:"part"`     // of the data; this trainer's share where parts are not handed out
-	Offset   int64 `json:"offset"`   // examples of the part that the epoch had read before it
-	Examples int   `json:"examples"` // of the batch
-	First    int64 `json:"first"`    // number of the first of them in the data
-	Loss     bool  `json:"loss"`     // it was not finite
-	Rows     int   `json:"rows"`     // gradients of embeddings that were not finite, numbers
-	Dense    int   `json:"dense"`    // those of dense weights
+	Part     int64 `json:"part"`     // split of the data; this trainer's rank if it reads a fixed share
+	Offset   int64 `json:"offset"`   // examples before it in the split
+	Examples int   `json:"examples"` // examples in the batch
+	First    int64 `json:"first"`    // number of its first example in the data
+	Loss     bool  `json:"loss"`     // the loss was not finite
+	Rows     int   `json:"rows"`     // gradients of embeddings that were not finite, in numbers
+	Dense    int   `json:"dense"`    // gradients of dense weights that were not finite
 }
 
-// The bits, without sign, of the first number that a push refuses: as float32, and as
-// bfloat16, to which a number is rounded.
+// The bits, without sign, of the first number that a push refuses: as float32, and as bfloat16, to which the client
+// rounds.
 const (
 	infinite32 = 0x7f800000
 	infinite16 = 0x7f7f8000
 )
 
-// notFinite tells what of r cannot be pushed.
+// notFinite returns what a push would refuse in r.
 func (c *Config) notFinite(r *models.Result) (s Skipped, bad bool) {
 	infinite := uint32(infinite32)
 	if c.DType == "bfloat16" {
@@ -51,10 +51,10 @@ func countFrom(s []float32, infinite uint32) (n int) {
 	return n
 }
 
-// skip counts a batch that is not finite, and ends a run in which too many follow each other.
+// skip counts a batch that is not finite, and ends a run with too many of them in a row.
 func (j *Job) skip(w *work, s Skipped) error {
 	s.Epoch, s.Part, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.N)
-	if p := w.piece; p.part != nil {
+	if p := w.at; p.part != nil {
 		s.Epoch, s.Part, s.Offset = p.part.Epoch, p.part.Part.Part, p.from
 	}
 	s.Examples, s.First = w.data.N, w.data.First
@@ -63,16 +63,16 @@ func (j *Job) skip(w *work, s Skipped) error {
 	j.mu.Unlock()
 	j.skippedInARow++
 	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, part %d, offset %d: %d examples, the first is number %d of %s",
-		w.step, s.what(len(w.result.RowGrads), len(w.result.ParamGrads)), s.Epoch, s.Part, s.Offset, s.Examples, s.First, j.set.Name())
+		w.step, s.describe(len(w.result.RowGrads), len(w.result.ParamGrads)), s.Epoch, s.Part, s.Offset, s.Examples, s.First, j.set.Name())
 	j.emit(EventSkipped, func(e *Event) { e.Message, e.Skipped = message, &s })
 	if j.skippedInARow >= j.cfg.maxSkipped() {
-		return invalid("%d batches in a row were not finite, as many as max_skipped allows: the model or the data is broken, or the learning rate too high; the last: %s", j.skippedInARow, message)
+		return invalid("%d batches in a row were not finite, as many as max_skipped allows: check the model and the data, or lower the learning rate; the last: %s", j.skippedInARow, message)
 	}
 	return nil
 }
 
-// what names the numbers that were not finite, of so many.
-func (s *Skipped) what(rows, dense int) string {
+// describe names the numbers that were not finite, with the totals.
+func (s *Skipped) describe(rows, dense int) string {
 	var parts []string
 	if s.Loss {
 		parts = append(parts, "the loss")

@@ -8,63 +8,62 @@ import (
 	"github.com/rowraft/rowraft/client"
 )
 
-// Stepper is Tables whose workers know of each other: modes sync and ssp need one.
+// Stepper is Tables whose workers depend on each other: modes sync and ssp need one.
 type Stepper interface {
 	Tables
-	// PushStep gives this worker's gradients to a step of the job, from 1, and returns
-	// when it is closed everywhere, as the mean of those who contributed. Without segments
-	// it contributes zeros. read are positions in the data that the job's clock shard is to keep.
-	PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error)
-	// PushIdle is PushStep of a worker that has nothing to read: it closes no step before those who have.
-	PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepAnswer, error)
-	// PushClock applies gradients at once and raises this worker's clock, which never falls;
-	// read as PushStep.
+	// PushStep adds this worker's gradients to a step of the job, counted from 1, and returns when every shard has
+	// closed the step with the mean of its contributors. Without segments it contributes zeros. read are positions
+	// in the data that the job's clock shard stores.
+	PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepResult, error)
+	// PushIdle is PushStep of a worker that has nothing to read: it does not count for closing a step.
+	PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepResult, error)
+	// PushClock applies gradients at once and raises this worker's clock, which never falls; read is as for
+	// PushStep.
 	PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs []Segment) error
-	// WaitClock waits until the slowest worker's clock is at least so high, or ctx ends,
-	// and returns it as it is then.
+	// WaitClock waits until the slowest worker's clock is at least atLeast, or ctx ends, and returns the slowest
+	// clock.
 	WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error)
 }
 
-// StepAnswer says what became of a worker's gradients of a step.
-type StepAnswer struct {
-	Late   int   // shards that closed the step without them
-	Unsure int   // shards that cannot tell any more
-	Next   int64 // step to go on with
-	// Rest are the gradients that the shards of Late did not take.
+// StepResult is the result of a worker's gradients in a step.
+type StepResult struct {
+	Late   int   // number of shards that closed the step without them
+	Unsure int   // number of shards that no longer know the result
+	Next   int64 // the next step
+	// Rest are the gradients that the Late shards did not take.
 	Rest []Segment
 }
 
 var _ Stepper = (*Cluster)(nil)
 
-// Join makes c the tables of a worker of a job, for modes sync and ssp. Call it before
-// [NewJob].
+// Join makes c the tables of a worker of a job, for modes sync and ssp. Call it before [NewJob].
 func (c *Cluster) Join(o client.JobOptions) (err error) {
 	c.job, err = c.client.Job(o)
 	return err
 }
 
-// Adopt makes a later generation of the job known, as the scheduler tells it.
+// Adopt installs a later generation of the job, which the scheduler has announced.
 func (c *Cluster) Adopt(g rowraft.Generation) { c.job.Adopt(g) }
 
 func (c *Cluster) member() (*client.Job, error) {
 	if c.job == nil {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "this trainer is no member of a job: modes sync and ssp need it")
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "this trainer has not joined a job, as modes sync and ssp require")
 	}
 	return c.job, nil
 }
 
 // PushStep implements [Stepper].
-func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error) {
+func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepResult, error) {
 	job, err := c.member()
 	if err != nil {
-		return StepAnswer{}, err
+		return StepResult{}, err
 	}
 	s, err := c.segments(segs)
 	if err != nil {
-		return StepAnswer{}, err
+		return StepResult{}, err
 	}
 	r, err := job.PushStep(ctx, rowraft.Step(step), read, s...)
-	answer := StepAnswer{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}
+	answer := StepResult{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}
 	if len(r.Late) > 0 {
 		answer.Rest = c.of(r.Late, s, segs)
 	}
@@ -72,16 +71,16 @@ func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Posit
 }
 
 // PushIdle implements [Stepper].
-func (c *Cluster) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepAnswer, error) {
+func (c *Cluster) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepResult, error) {
 	job, err := c.member()
 	if err != nil {
-		return StepAnswer{}, err
+		return StepResult{}, err
 	}
 	r, err := job.PushIdle(ctx, rowraft.Step(step), read)
-	return StepAnswer{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}, err
+	return StepResult{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}, err
 }
 
-// of are those gradients that are for some shards; s are the segments as the client has them.
+// of returns the gradients for some shards; s are the same segments as the client has them.
 func (c *Cluster) of(shards []rowraft.ShardID, s []client.Segment, segs []Segment) (out []Segment) {
 	m := c.client.Map()
 	for i := range segs {
@@ -122,19 +121,21 @@ func (c *Cluster) WaitClock(ctx context.Context, atLeast uint64) (uint64, error)
 	return job.WaitClock(ctx, atLeast)
 }
 
-// alone is a Stepper for the only worker of a job: nobody is ahead or behind.
-type alone struct{ Tables }
+// singleWorker is a Stepper for the only worker of a job, which waits for no other.
+type singleWorker struct{ Tables }
 
-func (a alone) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepAnswer, error) {
-	return StepAnswer{Next: step + 1}, a.Push(ctx, segs)
+func (a singleWorker) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepResult, error) {
+	return StepResult{Next: step + 1}, a.Push(ctx, segs)
 }
 
-func (a alone) PushIdle(_ context.Context, step int64, _ []rowraft.Position) (StepAnswer, error) {
-	return StepAnswer{Next: step + 1}, nil
+func (a singleWorker) PushIdle(_ context.Context, step int64, _ []rowraft.Position) (StepResult, error) {
+	return StepResult{Next: step + 1}, nil
 }
 
-func (a alone) PushClock(ctx context.Context, _ uint64, _ []rowraft.Position, segs []Segment) error {
+func (a singleWorker) PushClock(ctx context.Context, _ uint64, _ []rowraft.Position, segs []Segment) error {
 	return a.Push(ctx, segs)
 }
 
-func (a alone) WaitClock(_ context.Context, atLeast uint64) (uint64, error) { return atLeast, nil }
+func (a singleWorker) WaitClock(_ context.Context, atLeast uint64) (uint64, error) {
+	return atLeast, nil
+}

@@ -12,7 +12,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
-// meeting is the scheduler's part in a pause: the greatest boundary of n trainers.
+// meeting is the scheduler's part in a pause: it returns the greatest boundary of n trainers.
 type meeting struct {
 	mu     sync.Mutex
 	left   int
@@ -47,7 +47,7 @@ func (m *meeting) agree(ctx context.Context, boundary int64) (int64, error) {
 	}
 }
 
-// run is a job under way in this process.
+// run is a job running in this process.
 type run struct {
 	t       *testing.T
 	jobs    []*Job
@@ -56,8 +56,7 @@ type run struct {
 	all     sync.WaitGroup
 }
 
-// start begins to train with workers of m, from states unless they are nil. watch is told
-// of each event; it may be nil.
+// start begins to train with workers of m, from states unless they are nil. watch gets each event; it may be nil.
 func (m *team) start(configs []Config, from []*state.State, watch func(rank int, e Event)) *run {
 	m.t.Helper()
 	r := &run{t: m.t, results: make([]*Result, len(configs))}
@@ -88,8 +87,8 @@ func (m *team) start(configs []Config, from []*state.State, watch func(rank int,
 	return r
 }
 
-// pause has all trainers stand at one boundary, agreed in meet, or in a meeting of its own
-// if that is nil; the error is that of one that cannot.
+// pause stops all trainers at one boundary, agreed in meet, or in a new meeting if meet is nil; the error is that
+// of a trainer that cannot stop there.
 func (r *run) pause(meet *meeting) (states []*state.State, release func(), err error) {
 	if meet == nil {
 		meet = newMeeting(len(r.jobs))
@@ -106,7 +105,7 @@ func (r *run) pause(meet *meeting) (states []*state.State, release func(), err e
 				said = true
 				return meet.agree(ctx, boundary)
 			})
-			if !said { // it waits for nobody, or has ended
+			if !said { // it waits for no other trainer, or has ended
 				meet.say(0)
 			}
 			if errs[rank] = err; err != nil {
@@ -131,14 +130,14 @@ func (r *run) pause(meet *meeting) (states []*state.State, release func(), err e
 	return states, release, nil
 }
 
-// stop ends the run where it stands.
+// stop ends the run at its pause.
 func (r *run) stop(release func()) {
 	r.cancel()
 	release()
 	r.all.Wait()
 }
 
-// again is a team on the same tables after a restore, which forgets steps and clocks.
+// again returns a team on the same tables after a restore, which forgets steps and clocks.
 func (m *team) again() *team {
 	next := newTeam(m.t, len(m.clocks))
 	next.Local, next.quorum = m.Local, m.quorum
@@ -152,7 +151,7 @@ func repeat(cfg Config, n int) (out []Config) {
 	return out
 }
 
-// stopAt says when a trainer has done so many steps, and holds it there until all have met.
+// stopAt reports when a trainer has done so many steps, and holds it there until all have met.
 func stopAt(rank int, step int64, meet *meeting) (reached chan struct{}, watch func(int, Event)) {
 	reached = make(chan struct{})
 	return reached, func(r int, e Event) {
@@ -163,9 +162,9 @@ func stopAt(rank int, step int64, meet *meeting) (reached chan struct{}, watch f
 	}
 }
 
-// Trainers that keep step, stopped at any step of theirs, stand behind one step of the
-// job; going on from there they end with the bits that they have without the stop. The
-// third has no data left at the last of the stops, and pushes empty parts.
+// Sync trainers that are stopped at different steps stop behind one step of the job. A run resumed from there ends
+// with the bits of a run without the stop. The third trainer has no data left at the last stop, and pushes empty
+// steps.
 func TestSyncGoesOnExactly(t *testing.T) {
 	cfg := modeConfig(Sync, 0, 0)
 	cfg.Generator.Examples, cfg.Batch, cfg.Epochs = 290, 24, 2 // 97, 97, 96: 5, 5 and 4 batches a pass
@@ -211,8 +210,8 @@ func TestSyncGoesOnExactly(t *testing.T) {
 	}
 }
 
-// With pushes in flight, and in every mode, all trainers come to stand again and again
-// beside each other; nothing is lost, doubled or late for it.
+// With pushes in flight, and in every mode, all trainers stop together repeatedly; no push is lost, doubled or late
+// because of that.
 func TestTrainersStandTogether(t *testing.T) {
 	const workers, steps = 3, 30
 	for _, mode := range []string{Async, Sync, SSP, Geo} {
@@ -225,7 +224,7 @@ func TestTrainersStandTogether(t *testing.T) {
 			}
 			meet := newMeeting(workers)
 			reached, watch := stopAt(1, 2, meet)
-			if mode != Sync { // who waits for nobody announces nothing
+			if mode != Sync { // a trainer that waits for no other announces nothing
 				reached, watch = stopAt(1, 2, newMeeting(0))
 			}
 			r := m.start(repeat(cfg, workers), nil, watch)
@@ -254,8 +253,8 @@ func TestTrainersStandTogether(t *testing.T) {
 	}
 }
 
-// Trainers that average weights they keep stand behind one round; in mode sync they go on
-// exactly: weights and optimizer state are in each one's state.
+// Trainers that average weights they keep stop behind one round; in mode sync they resume exactly: each state has
+// weights and optimizer state.
 func TestTrainersThatAverageStandTogether(t *testing.T) {
 	for _, tc := range []struct {
 		mode  string
@@ -306,8 +305,8 @@ func TestTrainersThatAverageStandTogether(t *testing.T) {
 	}
 }
 
-// With a quorum a worker that is late has batches for steps behind the one at which the
-// others stand: they are late, too, and hold nobody up.
+// With a quorum a late worker has batches for steps behind the one at which the others stop: these are late, too,
+// and hold no trainer.
 func TestALateWorkerStandsWithTheOthers(t *testing.T) {
 	m := newTeam(t, 3)
 	m.quorum = 2
@@ -351,9 +350,9 @@ func TestALateWorkerStandsWithTheOthers(t *testing.T) {
 	}
 }
 
-// A trainer that nobody tells where to stand goes on when the request is withdrawn, and one
-// that the others have left behind says that it cannot stand now.
-func TestAPauseThatFailsHoldsNobody(t *testing.T) {
+// A trainer whose boundary is never agreed continues when the request is withdrawn, and one that the others have
+// left behind reports that it cannot stop now.
+func TestAPauseThatFailsHoldsNoTrainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newTeam(t, 1)
 		cfg := modeConfig(Sync, 30, 2)

@@ -54,7 +54,7 @@ func mustRun(t testing.TB, cfg Config, tables Tables, observe Observer) *Result 
 	return r
 }
 
-// bits returns all rows of l as they lie in memory.
+// bits returns all rows of l in memory order.
 func bits(l *Local) []uint32 {
 	var all []uint32
 	for _, t := range l.tables {
@@ -81,7 +81,7 @@ func TestRunsAreReproducible(t *testing.T) {
 	}
 }
 
-// strict checks what the loop promises about order, around Local.
+// strict wraps Local and checks the loop's promises about order.
 type strict struct {
 	*Local
 	t        *testing.T
@@ -153,7 +153,7 @@ func TestInFlight(t *testing.T) {
 	t.Run("as many pushes as allowed wait while training goes on", func(t *testing.T) {
 		const n = 3
 		s := &strict{Local: newLocal(t), t: t, inFlight: n, hold: make(chan struct{})}
-		// Released once n pushes wait and the step after the n-th went through the model.
+		// Released when n pushes wait and the step after the n-th went through the model.
 		var release sync.WaitGroup
 		release.Add(n + 1)
 		s.held = func() { release.Done() }
@@ -172,7 +172,7 @@ func TestInFlight(t *testing.T) {
 	})
 }
 
-// The audit rows hold exactly the pushes that were acknowledged, per trainer and shard.
+// The audit rows hold exactly the acknowledged pushes, per trainer and shard.
 func TestAudit(t *testing.T) {
 	l := newLocal(t)
 	var results [3]*Result
@@ -220,7 +220,7 @@ func TestPushFailureEndsTheRun(t *testing.T) {
 			if push == 4 {
 				return rowraft.Errorf(rowraft.CodeSessionExpired, "fenced")
 			}
-			for push > 4 && j.failed() == nil { // those beside it end after it
+			for push > 4 && j.failed() == nil { // concurrent pushes end after it
 				runtime.Gosched()
 			}
 			return nil
@@ -433,12 +433,12 @@ func TestLoadConfig(t *testing.T) {
 	})
 	for _, tc := range []struct{ name, text, want string }{
 		{"unknown key", "batch: 64\nbatsch: 3\n", `job.yaml:2: unknown key "batsch"`},
-		{"a duration without its unit", "batch: 64\nlease: 10\n", `job.yaml:2: "10" is no duration: want a number with its unit`},
+		{"a duration without its unit", "batch: 64\nlease: 10\n", `job.yaml:2: "10" is not a duration: want a number with its unit`},
 		{"unknown nested key", "model:\n  dims: 3\n", `job.yaml:2: unknown key "dims"`},
 		{"wrong type", "batch: many\n", "line 1"},
 		{"mode", "mode: bsp\ngenerator: {}\n", `mode "bsp" is not supported: this version runs async, sync, ssp, geo`},
 		{"no data", "batch: 4\n", "no data"},
-		{"two kinds of data", "generator: {}\ndata: {file: x, schema: y}\n", "want one of them"},
+		{"two kinds of data", "generator: {}\ndata: {file: x, schema: y}\n", "more than once"},
 		{"no schema", "data: {file: x}\n", "no schema"},
 		{"optimizer", "generator: {}\ndense: {optimizer: lamb}\n", `optimizer "lamb"`},
 		{"learning rate", "generator: {}\ndense: {lr: -1}\n", "lr -1: want > 0"},
@@ -456,7 +456,7 @@ func TestLoadConfig(t *testing.T) {
 	}
 }
 
-// A second job over tables of another shape is refused; over the same, it goes on.
+// A second job over tables of another shape is refused; over the same shape it continues.
 func TestTablesOfAnotherShape(t *testing.T) {
 	l, cfg := newLocal(t), tinyConfig(2, 0)
 	mustRun(t, cfg, l, nil)
@@ -467,7 +467,7 @@ func TestTablesOfAnotherShape(t *testing.T) {
 	}
 }
 
-// Steps and epochs bound a run; each rank reads its share.
+// Steps and epochs limit a run; each rank reads its share.
 func TestStepsAndEpochs(t *testing.T) {
 	for _, tc := range []struct {
 		examples, steps int64
@@ -484,7 +484,7 @@ func TestStepsAndEpochs(t *testing.T) {
 	}
 }
 
-// Whoever shows progress needs the last event only, of whatever kind.
+// A progress display needs the last event only, of any kind.
 func TestEventsCarryAllCounters(t *testing.T) {
 	var last Event
 	kinds := map[string]int{}
@@ -511,7 +511,7 @@ func TestEventsCarryAllCounters(t *testing.T) {
 	}
 }
 
-// Evaluate scores what Run left, to the bit.
+// Evaluate scores the result of Run, to the bit.
 func TestEvaluate(t *testing.T) {
 	l, cfg := newLocal(t), tinyConfig(10, 0)
 	r := mustRun(t, cfg, l, nil)

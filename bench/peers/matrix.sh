@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix.sh measures the whole path in many shapes, and Redis beside it in the same
+# matrix.sh measures the whole path in many shapes, and Redis in the same
 # rounds: pull, and push with 3 replicas and 1, each log backend, uniform and
 # Zipf(1.05) keys, dim 16 and 64, float32 and bfloat16. It prints medians and, for
 # each shape, the ratio to Redis with rows of the same dim.

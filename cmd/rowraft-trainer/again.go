@@ -10,14 +10,13 @@ import (
 	"github.com/rowraft/rowraft/trainer"
 )
 
-// errLost says that the job has gone on without this worker.
+// errLost means that the job has continued without this worker.
 type errLost struct{ error }
 
 func (e errLost) Unwrap() error { return e.error }
 
-// run makes the job and runs it. A worker that was silent for longer than its lease, and
-// so lost its place, takes part again; one that comes when the job is done without it has nothing
-// to do.
+// run makes the job and runs it. A worker that lost its place because it was silent for longer than its lease
+// registers again. A worker that arrives when the job is done without it has nothing to do.
 func (o *options) run(ctx context.Context, cfg trainer.Config, out io.Writer) error {
 	for {
 		entered := cfg
@@ -30,8 +29,8 @@ func (o *options) run(ctx context.Context, cfg trainer.Config, out io.Writer) er
 		if !is {
 			return err
 		}
-		fmt.Fprintf(out, "worker %s has lost its place in job %s, and enters it again: %v\n", o.worker, cfg.Job, lost.error)
-		o.gather = nil // those that it waited for were there
+		fmt.Fprintf(out, "worker %s has lost its place in job %s, and registers again: %v\n", o.worker, cfg.Job, lost.error)
+		o.waitForTrainers = nil // the workers that it waited for were there
 		cfg = trainer.Again(cfg, entered)
 	}
 }

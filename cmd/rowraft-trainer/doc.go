@@ -1,12 +1,10 @@
-// Command rowraft-trainer trains a model whose weights live on a rowraft
-// cluster.
+// Command rowraft-trainer trains a model whose weights live on a rowraft cluster.
 //
-//	rowraft-trainer train --config FILE    train, then score the held-out part
-//	rowraft-trainer start --config FILE    train, as the environment variables of other frameworks say
+//	rowraft-trainer train --config FILE    train, then score the held-out examples
+//	rowraft-trainer start --config FILE    train, configured by the environment variables of other frameworks
 //	rowraft-trainer evaluate --config FILE score only
 //	rowraft-trainer gen --out FILE         write a generated click log
-//	rowraft-trainer probe                  say what the model would run on
+//	rowraft-trainer probe                  report the backend that would run the model
 //
-// Exit codes: 0 done, 1 failed, 2 usage or bad input, 4 the cluster could not
-// be reached in time, 130 interrupted.
+// Exit codes: 0 done, 1 failed, 2 usage or bad input, 4 the cluster could not be reached in time, 130 interrupted.
 package main

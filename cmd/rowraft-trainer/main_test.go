@@ -60,7 +60,7 @@ func TestUsageErrors(t *testing.T) {
 		{"accelerator", []string{"probe", "--accelerator", "tpu"}, "want auto, go or cuda"},
 		{"output", []string{"probe", "-o", "xml"}, "want table or json"},
 		{"progress", []string{"train", "--local", "--config", job, "--progress", "loud"}, `progress "loud"`},
-		{"metrics for everybody", []string{"train", "--local", "--config", job, "--metrics-listen", "0.0.0.0:0"}, "loopback"},
+		{"metrics on all addresses", []string{"train", "--local", "--config", job, "--metrics-listen", "0.0.0.0:0"}, "loopback"},
 		{"metrics nowhere", []string{"train", "--local", "--config", job, "--metrics-listen", "nowhere"}, "--metrics-listen nowhere"},
 		{"generator", []string{"gen", "--zipf", "0"}, "exponent > 0"},
 	} {
@@ -121,7 +121,7 @@ func TestBadDataLineEndsTheRun(t *testing.T) {
 }
 
 func TestUnreachableCluster(t *testing.T) {
-	// Port 1 of loopback: nobody listens there.
+	// No server listens on port 1 of loopback.
 	_, code, err := command(t, "train", "--generate", "--endpoints", "127.0.0.1:1", "--insecure", "--patience", "100ms", "--progress", "none")
 	if code != 4 || !strings.Contains(err.Error(), "no cluster within 100ms") {
 		t.Errorf("code %d, %v; want 4", code, err)

@@ -17,14 +17,14 @@ import (
 	"github.com/rowraft/rowraft/trainer"
 )
 
-// Limits of the metrics port: who scrapes is slow or gone at worst, never many.
+// Limits of the metrics port: it expects few scrapers, some of them slow.
 const (
 	metricsTimeout     = 10 * time.Second
 	metricsHeaderBytes = 16 << 10
-	metricsScrapes     = 4 // at once
+	metricsScrapes     = 4 // concurrent scrapes
 )
 
-// workerMetrics are the numbers of a run, by its job and rank.
+// workerMetrics are the metrics of a run, labelled with its job and rank.
 var workerMetrics = []struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
@@ -49,21 +49,22 @@ func workerDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("rowraft_worker_"+name, help, []string{"job", "rank"}, nil)
 }
 
-// run is what is told of one.
+// run is the source of a run's metrics.
 type run struct {
 	job string
 	now func() trainer.Event
 }
 
-// metrics serves /metrics. A nil one does nothing.
+// metrics serves /metrics. A nil *metrics does nothing.
 type metrics struct {
-	run  atomic.Pointer[run] // nil before there is one
+	run  atomic.Pointer[run] // nil before the first run
 	srv  *http.Server
 	addr net.Addr
 	done chan struct{}
 }
 
-// listenMetrics serves on addr, with files' certificates, or without on loopback only; on "" nothing.
+// listenMetrics serves on addr, with the certificates in files, or without them on loopback addresses only. With an
+// empty addr it returns nil.
 func listenMetrics(addr string, files *rpc.TLSFiles) (*metrics, error) {
 	if addr == "" {
 		return nil, nil
@@ -95,8 +96,8 @@ func listenMetrics(addr string, files *rpc.TLSFiles) (*metrics, error) {
 	return m, nil
 }
 
-// tell serves the numbers of a run from now on.
-func (m *metrics) tell(job string, now func() trainer.Event) {
+// setRun makes the port serve the metrics of a run from now on.
+func (m *metrics) setRun(job string, now func() trainer.Event) {
 	if m != nil {
 		m.run.Store(&run{job, now})
 	}

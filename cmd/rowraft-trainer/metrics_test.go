@@ -34,7 +34,7 @@ func TestMetrics(t *testing.T) {
 	if text := scrape(t, m); strings.Contains(text, "rowraft_worker_") || !strings.Contains(text, "go_goroutines") {
 		t.Errorf("before a run:\n%s", text)
 	}
-	m.tell("ctr", func() trainer.Event {
+	m.setRun("ctr", func() trainer.Event {
 		return trainer.Event{Rank: 3, Loss: 0.5, AUC: 0.75, Examples: 640, Step: 20, BatchesSkipped: 2, BatchesLate: 1, WaitingSeconds: 1.5, StalenessSteps: 2.5, InFlight: 4, PushesAcknowledged: 13}
 	})
 	text := scrape(t, m)

@@ -16,10 +16,10 @@ import (
 	"github.com/rowraft/rowraft/trainer"
 )
 
-// lineEvery is how often progress off a terminal says something.
+// lineEvery is the interval of progress lines when the output is no terminal.
 const lineEvery = 5 * time.Second
 
-// progress shows the events of a run. observe is called one event at a time.
+// progress shows the events of a run. Calls of observe do not overlap.
 type progress struct {
 	observe trainer.Observer
 	close   func() // may be called twice
@@ -79,21 +79,21 @@ func lineProgress(out io.Writer) *progress {
 		case trainer.EventHeld:
 			if e.Time.Sub(last) >= lineEvery {
 				last = e.Time
-				fmt.Fprintf(out, "held-out part: %d examples scored\n", e.Examples)
+				fmt.Fprintf(out, "held-out examples: %d scored\n", e.Examples)
 			}
 		}
 	}}
 }
 
-// quality is how well the model does now.
+// quality returns the present accuracy or AUC of the model.
 func quality(e trainer.Event) string {
-	if e.Accuracy == e.Accuracy { // NaN where there are no classes
+	if e.Accuracy == e.Accuracy { // NaN for models without classes
 		return fmt.Sprintf("accuracy %.4f", e.Accuracy)
 	}
 	return fmt.Sprintf("AUC %.4f", e.AUC)
 }
 
-// stepLine tells of a run that began then. Rates and waiting are since the start.
+// stepLine describes a run that began at began. Rates and waiting are averages since then.
 func stepLine(e trainer.Event, began time.Time) string {
 	s := fmt.Sprintf("step %d", e.Step)
 	if e.Steps > 0 {
@@ -107,7 +107,7 @@ func stepLine(e trainer.Event, began time.Time) string {
 	return s + fmt.Sprintf("  %d pushes acknowledged", e.PushesAcknowledged)
 }
 
-// waiting is the share of the time in which the model had nothing to compute.
+// waiting returns the share of the time in which the model had nothing to compute.
 func waiting(e trainer.Event, began time.Time) string {
 	return fmt.Sprintf("%.0f %%", 100*float64(e.WaitingSeconds)/max(e.Time.Sub(began).Seconds(), 1e-3))
 }
@@ -116,7 +116,7 @@ func waiting(e trainer.Event, began time.Time) string {
 func barProgress(out io.Writer) *progress {
 	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(200*time.Millisecond))
 	var bar *mpb.Bar
-	var text atomic.Value // a string, written by observe, drawn by mpb's goroutine
+	var text atomic.Value // a string; observe stores it, and mpb's goroutine draws it
 	text.Store("")
 	set := func(s string) { text.Store(s) }
 	get := func(decor.Statistics) string { return text.Load().(string) }
@@ -136,7 +136,7 @@ func barProgress(out io.Writer) *progress {
 			case trainer.EventSkipped, trainer.EventNote, trainer.EventWindow:
 				fmt.Fprintln(bars, e.Message)
 			case trainer.EventHeld:
-				set(fmt.Sprintf(" scoring the held-out part: %d examples", e.Examples))
+				set(fmt.Sprintf(" scoring the held-out examples: %d done", e.Examples))
 			}
 		},
 		close: func() {

@@ -4,11 +4,11 @@ import (
 	"os"
 )
 
-// progressFileBytes is how long a file of --progress-file may become: a run that follows a stream has no end.
+// progressFileBytes limits a file of --progress-file, because a run that follows a stream has no end.
 const progressFileBytes = 64 << 20
 
-// progressFile is a file to which lines are appended. When one more would make it longer than it may be, it becomes
-// NAME.1, in the place of the one before, and another begins. What is no regular file grows as it likes.
+// progressFile is a file to which lines are appended. Before a line would exceed the limit, the file is renamed to
+// NAME.1, which replaces the previous NAME.1, and a new file begins. A file that is not regular has no limit.
 //
 // Not safe for concurrent use.
 type progressFile struct {
@@ -40,15 +40,15 @@ func (f *progressFile) open(name string) error {
 // Write appends a line.
 func (f *progressFile) Write(line []byte) (int, error) {
 	if f.whole && f.size > 0 && f.size+int64(len(line)) > f.limit {
-		f.turn()
+		f.rotate()
 	}
 	n, err := f.file.Write(line)
 	f.size += int64(n)
 	return n, err
 }
 
-// turn begins another file. One that cannot be begun is told by nobody: the old one grows on.
-func (f *progressFile) turn() {
+// rotate begins a new file. If it cannot, it reports no error and the old file grows: progress must not end a run.
+func (f *progressFile) rotate() {
 	name, full := f.file.Name(), f.file
 	if os.Rename(name, name+".1") == nil && f.open(name) == nil {
 		full.Close()

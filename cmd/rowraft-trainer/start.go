@@ -25,7 +25,7 @@ const (
 	stepLineEvery = 10
 )
 
-// startFlags are what `start` has beyond `train`.
+// startFlags are the flags that `start` has in addition to those of `train`.
 type startFlags struct {
 	values  launch.Values
 	timeout time.Duration
@@ -33,8 +33,8 @@ type startFlags struct {
 	plan    launch.Plan
 }
 
-// newStart is train, told by the variables of a framework where the cluster is and which
-// worker this is.
+// newStart returns the command start: train, with the cluster and the worker's place from the variables of a
+// framework.
 func newStart() *cobra.Command {
 	var o options
 	var f startFlags
@@ -69,7 +69,7 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
 		if o.insecure != o.tls.IsZero() {
 			return cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")
 		}
-		if o.config != "" { // better now than after a wait
+		if o.config != "" { // check it now rather than after a wait
 			if _, err := trainer.LoadConfig(o.config); err != nil {
 				return err
 			}
@@ -82,7 +82,7 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
 	return cmd
 }
 
-// await waits for the servers, and has train wait for the other workers.
+// await waits for the servers, and makes train wait for the other workers.
 func (f *startFlags) await(ctx context.Context, o *options) error {
 	inTime, cancel := context.WithTimeoutCause(ctx, f.timeout, rowraft.Errorf(rowraft.CodeDeadline, "the cluster has not started within %v", f.timeout))
 	defer cancel()
@@ -90,17 +90,17 @@ func (f *startFlags) await(ctx context.Context, o *options) error {
 	if err := w.servers(inTime, f.endpoints()); err != nil {
 		return interruptedOr(ctx, err)
 	}
-	if f.plan.Scheduler == "" { // ranks are given, and nobody counts who has come
+	if f.plan.Scheduler == "" { // ranks are given, and no scheduler counts the workers
 		fmt.Fprintln(os.Stderr, "Cluster is successfully initialized.")
 		return nil
 	}
-	o.gather = func(ctx context.Context, cfg *trainer.Config, enter func(context.Context) error) error {
+	o.waitForTrainers = func(ctx context.Context, cfg *trainer.Config, enter func(context.Context) error) error {
 		if err := enter(ctx); err != nil {
 			return err
 		}
-		inTime, cancel := context.WithTimeoutCause(ctx, f.timeout, rowraft.Errorf(rowraft.CodeDeadline, "job %s has not all of its workers after %v", cfg.Job, f.timeout))
+		inTime, cancel := context.WithTimeoutCause(ctx, f.timeout, rowraft.Errorf(rowraft.CodeDeadline, "job %s does not have all of its workers after %v", cfg.Job, f.timeout))
 		defer cancel()
-		// A lease lasts while a worker trains; until then it enters again.
+		// A lease lasts while a worker trains; until then the worker registers again and again.
 		renew := enterAgain
 		if cfg.Lease > 0 {
 			renew = min(renew, cfg.Lease/3)
@@ -114,7 +114,7 @@ func (f *startFlags) await(ctx context.Context, o *options) error {
 	return nil
 }
 
-// interruptedOr is err, unless it is only that a signal ended ctx.
+// interruptedOr returns err, or the interruption if err only means that a signal ended ctx.
 func interruptedOr(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return cli.ErrInterrupted
@@ -122,7 +122,7 @@ func interruptedOr(ctx context.Context, err error) error {
 	return err
 }
 
-// read settles the plan and the flags of train that follow from it.
+// read sets the plan, and the flags of train that follow from it.
 func (f *startFlags) read(flags *pflag.FlagSet) error {
 	env, err := launch.Read(os.LookupEnv)
 	if err != nil {
@@ -171,7 +171,7 @@ func (f *startFlags) read(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// endpoints are where the cluster is asked.
+// endpoints returns the addresses of the cluster.
 func (f *startFlags) endpoints() []string {
 	if f.plan.Scheduler != "" {
 		return []string{f.plan.Scheduler}
@@ -179,7 +179,7 @@ func (f *startFlags) endpoints() []string {
 	return f.plan.ServerList
 }
 
-// stepProgress prints a line every few steps, in the words of others.
+// stepProgress prints a line every few steps, in the wording of other frameworks.
 func stepProgress(out io.Writer) *progress {
 	lines := lineProgress(out)
 	return &progress{close: func() {}, observe: func(e trainer.Event) {

@@ -20,27 +20,27 @@ import (
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
-// options are the flags of train and eval that are not in the configuration.
+// options are the flags of train and evaluate that are not in the configuration.
 type options struct {
-	config       string
-	local        bool
-	localShards  int
-	worker       string
-	json         string
-	metrics      string // host:port, "": none
-	progress     string
-	progressFile string
-	noEval       bool
-	generate     bool
-	rank         int
-	mustExist    bool     // the tables: none is created
-	gather       gatherer // nil: this worker only enters its job
-	tls          rpc.TLSFiles
-	insecure     bool
+	config          string
+	local           bool
+	localShards     int
+	worker          string
+	json            string
+	metrics         string // host:port, "": none
+	progress        string
+	progressFile    string
+	noEval          bool
+	generate        bool
+	rank            int
+	mustExist       bool          // all tables must exist: create none
+	waitForTrainers trainerWaiter // nil: this worker only registers
+	tls             rpc.TLSFiles
+	insecure        bool
 }
 
-// gatherer has a worker enter its job, and waits for the others.
-type gatherer func(ctx context.Context, cfg *trainer.Config, enter func(context.Context) error) error
+// trainerWaiter registers a worker with its job, and waits for the other workers.
+type trainerWaiter func(ctx context.Context, cfg *trainer.Config, enter func(context.Context) error) error
 
 func newTrain() *cobra.Command {
 	cmd := newJobCommand(options{})
@@ -70,11 +70,11 @@ func newEval() *cobra.Command {
 	return cmd
 }
 
-// newJobCommand is a command that makes a Job from flags, laid over o, and runs it.
+// newJobCommand returns a command that makes a Job from o and its flags, and runs it.
 func newJobCommand(o options) *cobra.Command { return newJobCommandOf(&o) }
 
 func newJobCommandOf(o *options) *cobra.Command {
-	set := trainer.DefaultConfig() // what the flags set; the defaults are for the help
+	set := trainer.DefaultConfig() // the values of the flags; the defaults are for the help
 	cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
 		cfg, err := o.load(cmd, &set)
 		if err != nil {
@@ -126,7 +126,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	return cmd
 }
 
-// load reads the configuration file and lays the flags that were given over it.
+// load reads the configuration file and applies the given flags over it.
 func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config, error) {
 	cfg := trainer.DefaultConfig()
 	if o.config != "" {
@@ -158,7 +158,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 		cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.File, "", "", nil
 	}
 	over(given("schema"), &cfg.Data.Schema, set.Data.Schema)
-	if given("follow") { // as a file
+	if given("follow") { // a stream replaces it like a file
 		cfg.Data.Follow, cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.Follow, "", "", "", nil
 	}
 	over(given("window"), &cfg.Data.Window, set.Data.Window)
@@ -176,7 +176,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if o.local && o.mustExist {
 		return cfg, cli.Usagef("--local: tables in this process are new, there is nothing to score; train --local scores at its end")
 	}
-	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // better now than after the run
+	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // check it now rather than after the run
 		return cfg, cli.Usagef("--json %s: %w", o.json, err)
 	}
 	if o.local && (cfg.Resume != "" || cfg.Checkpoint != trainer.CheckpointConfig{}) {
@@ -198,8 +198,8 @@ func over[T any](given bool, dst *T, v T) {
 	}
 }
 
-// once makes the job and runs it, with progress and result where they belong. It returns an
-// errLost if the worker may enter the job again.
+// once makes the job and runs it, and writes progress and result. It returns an errLost if the worker may register
+// with the job again.
 func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 	tables, c, err := o.connect(ctx, cfg)
 	if err != nil {
@@ -227,11 +227,11 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 	if err != nil {
 		return err
 	}
-	ops.tell(cfg.Job, job.Now)
+	ops.setRun(cfg.Job, job.Now)
 	if w := job.Accelerator().Warning(); w != "" {
 		fmt.Fprintln(os.Stderr, w)
 	}
-	result, err := o.do(ctx, job, cfg, c)
+	result, err := o.trainOrScore(ctx, job, cfg, c)
 	p.close()
 	if err != nil && trainer.Lost(ctx, cfg) {
 		return errLost{err}
@@ -250,8 +250,8 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 	return err
 }
 
-// do trains, or scores; c is nil without a cluster.
-func (o *options) do(ctx context.Context, job *trainer.Job, cfg *trainer.Config, c *client.Client) (*trainer.Result, error) {
+// trainOrScore trains, or only scores; c is nil without a cluster.
+func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *trainer.Config, c *client.Client) (*trainer.Result, error) {
 	switch {
 	case o.mustExist:
 		return job.Evaluate(ctx)
@@ -265,8 +265,7 @@ func (o *options) do(ctx context.Context, job *trainer.Job, cfg *trainer.Config,
 	return job.RunOn(ctx, c, saved)
 }
 
-// connect opens the tables and settles this trainer's rank. The client is nil
-// without a cluster.
+// connect opens the tables and sets this trainer's rank. The client is nil without a cluster.
 func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tables, *client.Client, error) {
 	if o.local {
 		if cfg.Trainers > 1 {
@@ -283,21 +282,21 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 	defer cancel()
 	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype})
 	if err != nil {
-		if ctx.Err() == nil && rowraft.CodeOf(err).Retryable() { // nobody answered in time
+		if ctx.Err() == nil && rowraft.CodeOf(err).Retryable() { // no server answered in time
 			err = rowraft.Errorf(rowraft.CodeDeadline, "no cluster within %v: %w", cfg.Patience, err)
 		}
 		return nil, nil, err
 	}
 	if !o.mustExist {
-		if o.worker == "" && cfg.Rank == nil && (cfg.Trainers > 1 || o.gather != nil) {
+		if o.worker == "" && cfg.Rank == nil && (cfg.Trainers > 1 || o.waitForTrainers != nil) {
 			host, _ := os.Hostname()
 			o.worker = fmt.Sprintf("%s-%d", host, os.Getpid())
 		}
 		enter := func(ctx context.Context) error { return trainer.Enter(ctx, cfg, c, o.worker) }
-		if o.gather == nil {
+		if o.waitForTrainers == nil {
 			err = enter(ctx)
 		} else {
-			err = o.gather(ctx, cfg, enter)
+			err = o.waitForTrainers(ctx, cfg, enter)
 		}
 		if err != nil {
 			c.Close()

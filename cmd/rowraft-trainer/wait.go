@@ -16,11 +16,11 @@ import (
 
 const (
 	waitPoll  = 250 * time.Millisecond
-	waitEvery = 3 * time.Second // between two words about it
+	waitEvery = 3 * time.Second // between two lines about the wait
 	askLimit  = time.Second     // for one answer
 )
 
-// waiter waits until the servers of a cluster are there.
+// waiter waits until the servers of a cluster are ready.
 type waiter struct {
 	tls         rpc.TLSFiles
 	out         io.Writer
@@ -29,9 +29,9 @@ type waiter struct {
 	told time.Time
 }
 
-// until calls look, which says what is missing, and whether it could see it, until that is nothing.
+// until calls look until it returns "". look returns what is missing, and whether it could find out.
 //
-// Errors: the cause of ctx, when it ends before.
+// Errors: the cause of ctx, if it ends before.
 func (w *waiter) until(ctx context.Context, endpoints []string, look func(context.Context, map[string]rowraftv1.ClusterClient) (missing string, sure bool)) error {
 	conf, err := w.tls.OpenToCall(nil)
 	if err != nil {
@@ -56,7 +56,7 @@ func (w *waiter) until(ctx context.Context, endpoints []string, look func(contex
 		if now == "" {
 			return nil
 		}
-		if missing == "" || sure { // an answer that was cut off says less than the one before
+		if missing == "" || sure { // an answer that was cut off is less certain than the previous one
 			missing = now
 		}
 		if now := time.Now(); now.Sub(w.told) >= w.every {
@@ -71,12 +71,12 @@ func (w *waiter) until(ctx context.Context, endpoints []string, look func(contex
 	}
 }
 
-// servers returns when every endpoint answers and the shards of the cluster are made.
+// servers returns when every endpoint answers and the cluster has its shards.
 func (w *waiter) servers(ctx context.Context, endpoints []string) error {
 	return w.until(ctx, endpoints, func(ctx context.Context, stubs map[string]rowraftv1.ClusterClient) (string, bool) {
 		why := notReady(silent(ctx, endpoints, stubs))
 		if why == "" {
-			why = unmade(ctx, endpoints, stubs)
+			why = missingShards(ctx, endpoints, stubs)
 		}
 		if why == "" {
 			return "", true
@@ -85,8 +85,8 @@ func (w *waiter) servers(ctx context.Context, endpoints []string) error {
 	})
 }
 
-// workers returns when the job has all of its n workers; until then it calls enter again
-// and again, so that this one stays one of them.
+// workers returns when the job has all of its n workers. Until then it calls enter again and again, so that this
+// worker remains registered.
 func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, renew time.Duration, enter func(context.Context) error) error {
 	var refused error
 	entered := time.Now()
@@ -102,7 +102,7 @@ func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, rene
 		}
 		st, err := stubs[scheduler].Status(ask, &rowraftv1.StatusRequest{})
 		if err != nil {
-			return fmt.Sprintf("the scheduler at %s does not say who is there: %v", scheduler, err), false
+			return fmt.Sprintf("the scheduler at %s does not answer which workers are there: %v", scheduler, err), false
 		}
 		for _, j := range st.GetJobs() {
 			if j.GetJob() != job {
@@ -122,7 +122,7 @@ func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, rene
 	return err
 }
 
-// silent lists the endpoints that do not answer.
+// silent returns the endpoints that do not answer.
 func silent(ctx context.Context, endpoints []string, stubs map[string]rowraftv1.ClusterClient) []string {
 	up := make([]bool, len(endpoints))
 	var all sync.WaitGroup
@@ -142,7 +142,7 @@ func silent(ctx context.Context, endpoints []string, stubs map[string]rowraftv1.
 	return out
 }
 
-// notReady lists endpoints in the words of others.
+// notReady lists endpoints in the wording of other frameworks.
 func notReady(endpoints []string) string {
 	if len(endpoints) == 0 {
 		return ""
@@ -150,8 +150,8 @@ func notReady(endpoints []string) string {
 	return "not ready endpoints:['" + strings.Join(endpoints, "', '") + "']"
 }
 
-// unmade says why there are no shards yet, "" if there are.
-func unmade(ctx context.Context, endpoints []string, stubs map[string]rowraftv1.ClusterClient) string {
+// missingShards returns why there are no shards yet, "" if there are.
+func missingShards(ctx context.Context, endpoints []string, stubs map[string]rowraftv1.ClusterClient) string {
 	var st *rowraftv1.StatusReply
 	why := "the servers have not formed the cluster yet"
 	for _, e := range endpoints {
@@ -164,7 +164,7 @@ func unmade(ctx context.Context, endpoints []string, stubs map[string]rowraftv1.
 			return ""
 		}
 		if st == nil {
-			st, _ = c.Status(ctx, &rowraftv1.StatusRequest{}) // one of them leads, or none yet
+			st, _ = c.Status(ctx, &rowraftv1.StatusRequest{}) // any member of the scheduler answers; there may be no leader yet
 		}
 	}
 	if st == nil {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The start that scripts for MindSpore's parameter server have: one command per role, the role in
-# MS_ROLE, and everybody is told the same address of the scheduler. Any order will do.
+# Starts the roles like a script for MindSpore's parameter server: one command per role, the role in
+# MS_ROLE, and the same address of the scheduler for all. The order does not matter.
 #
 #   MS_SCHED_PORT=8118 examples/three-roles/mindspore.sh
 #

@@ -160,7 +160,7 @@ func (b *CodeBlock) file(fset *token.FileSet, packages map[string]string) (*ast.
 	}
 	ast.Inspect(f, func(n ast.Node) bool {
 		if s, ok := n.(*ast.SelectorExpr); ok {
-			if x, ok := s.X.(*ast.Ident); ok && x.Obj == nil && packages[x.Name] != "" { //lint:ignore SA1019 the parser resolves names of one block
+			if x, ok := s.X.(*ast.Ident); ok && x.Obj == nil && packages[x.Name] != "" {
 				uses[x.Name] = packages[x.Name]
 			}
 		}

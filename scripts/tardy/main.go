@@ -1,23 +1,23 @@
-// Command tardy writes copies of the module's sources in which goroutines come late, for the
-// -overlay flag of go build: a program or test built with it meets the orders of events
-// that a busy machine has now and then.
+// Command tardy writes copies of the module's sources in which goroutines are late, for the
+// -overlay flag of go build: a program or test built with them meets orders of events that
+// otherwise occur only on a busy machine.
 //
 //	go run ./scripts/tardy DIR
 //	go test -overlay DIR/overlay.json ./node
 //
-// In the copies a call stands at each point where another goroutine may get ahead: where
-// a goroutine begins, behind each case of a select that waits, and where a function with
-// a context begins. Every process chooses by its seed which points are slow, one in EVERY;
-// a slow point sleeps the same time at each of its first visits, five seconds in all.
+// The copies have a call at each point where another goroutine may overtake: at the begin of a
+// goroutine, after each case of a select that waits, and at the begin of a function with a
+// context. The seed of a process selects its slow points, one in EVERY; a slow point sleeps the
+// same time at each of its first visits, five seconds in all.
 //
 //	ROWRAFT_TARDY_SEED=1    0 or absent: no point is slow
 //	ROWRAFT_TARDY_EVERY=20
 //	ROWRAFT_TARDY_MAX=500ms the longest of the sleeps
 //	ROWRAFT_TARDY_ONLY=A:7  this point alone, e.g. client/tries.go:120
-//	ROWRAFT_TARDY_LOG=FILE  each point that sleeps, once, added to FILE
+//	ROWRAFT_TARDY_LOG=FILE  appends each point that sleeps, once, to FILE
 //
-// Tests are left as they are, and so are packages without goroutines: those below proto,
-// optim, wire and shard/rowstore.
+// Tests stay unchanged, and so do packages without goroutines: those below proto, optim, wire
+// and shard/rowstore.
 package main
 
 import (
@@ -98,9 +98,9 @@ func run(root, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o644)
 }
 
-// copies puts those files of a package that have points.
+// copies calls put with each file of a package that has points.
 func copies(root string, fset *token.FileSet, files []*tidy.File, put func(original, text string) error) (changed bool, err error) {
-	started := map[string]bool{} // functions that are started by name
+	started := map[string]bool{} // functions that a go statement starts by name
 	for _, f := range files {
 		ast.Inspect(f.AST, func(n ast.Node) bool {
 			for _, by := range starts(n) {
@@ -129,7 +129,7 @@ func copies(root string, fset *token.FileSet, files []*tidy.File, put func(origi
 	return changed, nil
 }
 
-// starts are the functions that n runs in a goroutine.
+// starts returns the functions that n runs in a goroutine.
 func starts(n ast.Node) []ast.Expr {
 	switch n := n.(type) {
 	case *ast.GoStmt:
@@ -142,7 +142,7 @@ func starts(n ast.Node) []ast.Expr {
 	return nil
 }
 
-// points are the places behind which a call can stand.
+// points returns the positions after which a call can be inserted.
 func points(f *ast.File, started map[string]bool) (at []token.Pos) {
 	ast.Inspect(f, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -163,7 +163,7 @@ func points(f *ast.File, started map[string]bool) (at []token.Pos) {
 	return at
 }
 
-// cases are those of a select that waits: one with a default may stand under a mutex.
+// cases returns the cases of a select that waits. A select with a default may run under a mutex.
 func cases(s *ast.SelectStmt) (at []token.Pos) {
 	for _, c := range s.Body.List {
 		if c.(*ast.CommClause).Comm == nil {
@@ -182,7 +182,7 @@ func hasContext(f *ast.FuncType) bool {
 	return ok && s.Sel.Name == "Context"
 }
 
-// insert puts calls behind the points, on their lines; "" if there are none.
+// insert inserts calls after the points, on the same lines; it returns "" if there are none.
 func insert(fset *token.FileSet, name string, text []byte, at []token.Pos) string {
 	if len(at) == 0 {
 		return ""

@@ -42,7 +42,7 @@ func call(_ context.Context, f func()) {
 }
 `
 
-// One point alone is slow, and the others get ahead of it.
+// One point alone is slow, and the other goroutines overtake it.
 func TestAPointIsSlow(t *testing.T) {
 	root, dir := t.TempDir(), t.TempDir()
 	for name, text := range map[string]string{"main.go": program, "go.mod": "module m\n\ngo 1.26\n"} {

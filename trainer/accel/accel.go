@@ -14,7 +14,7 @@ import (
 // goConfig is the only way the project opens the pure Go backend.
 const goConfig = "go:ops_sequential"
 
-// Names a caller may ask [Open] for.
+// Choices for [Open].
 const (
 	Auto = "auto" // cuda if it works, else go
 	Go   = "go"   // pure Go, on the CPU
@@ -39,7 +39,7 @@ type Library struct {
 type Report struct {
 	Asked   string `json:"asked"`
 	Backend string `json:"backend"` // go or cuda: what was opened
-	// XLA tells whether this binary was built with the XLA backend (cgo on linux/amd64).
+	// XLA reports whether this binary was built with the XLA backend (cgo on linux/amd64).
 	XLA           bool      `json:"xla_built_in"`
 	Plugin        string    `json:"plugin,omitempty"`         // real path
 	PluginVersion string    `json:"plugin_version,omitempty"` // PJRT API version of the plugin
@@ -47,15 +47,13 @@ type Report struct {
 	Devices       int       `json:"devices"`                  // of the opened backend
 	Libraries     []Library `json:"libraries,omitempty"`      // in the order they were loaded
 	CUDADataDir   string    `json:"cuda_data_dir,omitempty"`
-	// Reason is why the CPU is used although the caller asked for auto or cuda:
-	// one line, or "".
+	// Reason is why the CPU is used although the caller asked for auto or cuda: one line, or "".
 	Reason string `json:"reason,omitempty"`
-	// NoPlugin says that Reason is only the absence of a plugin, which on a
-	// machine without a GPU is no news.
+	// NoPlugin means that Reason is only the absence of a plugin, which is normal on a machine without a GPU.
 	NoPlugin bool `json:"no_plugin,omitempty"`
 }
 
-// Warning returns the line a person should see, or "" if all is as asked.
+// Warning returns one line for the user, or "" if the choice could be met.
 func (r *Report) Warning() string {
 	if r.Reason == "" || (r.NoPlugin && r.Asked == Auto) {
 		return ""

@@ -12,7 +12,7 @@ import (
 // PluginVariable names the environment variable with the path of a PJRT plugin.
 const PluginVariable = "ROWRAFT_PJRT_PLUGIN"
 
-// errNoPlugin: nobody named a plugin and no JAX installation holds one.
+// errNoPlugin: the environment names no plugin, and no JAX installation has one.
 var errNoPlugin = errors.New("no CUDA plugin: $" + PluginVariable + " is not set, and no jax_plugins/xla_cuda*/xla_cuda_plugin.so in the Python site-packages")
 
 func errorsIsNoPlugin(err error) bool { return errors.Is(err, errNoPlugin) }
@@ -63,7 +63,7 @@ func sitePackages() []string {
 	return patterns
 }
 
-// plugin is a PJRT plugin and the NVIDIA libraries beside it.
+// plugin is a PJRT plugin and the NVIDIA libraries of its installation.
 type plugin struct {
 	path   string // real path, no symbolic link: its RUNPATH starts at $ORIGIN
 	nvidia string // site-packages/nvidia, or "" if there is none
@@ -124,7 +124,7 @@ func newPlugin(path string) *plugin {
 // prepareEnvironment sets what the plugin reads when it is loaded. It leaves
 // what the user has set.
 func (p *plugin) prepareEnvironment(r *Report) {
-	setDefault("GOPJRT_CUDA_CHECKS", "0") // the library's own checks want another layout
+	setDefault("GOPJRT_CUDA_CHECKS", "0") // the library's own checks expect another layout
 	setDefault("GOMLX_NO_AUTO_INSTALL", "1")
 	r.CUDADataDir = p.cudaDataDir()
 	const flag = "--xla_gpu_cuda_data_dir="
@@ -139,8 +139,7 @@ func setDefault(name, value string) {
 	}
 }
 
-// cudaDataDir is the first directory with nvvm/libdevice, which XLA needs to
-// compile for the GPU, or "".
+// cudaDataDir returns the first directory with nvvm/libdevice, which XLA needs to compile for the GPU, or "".
 func (p *plugin) cudaDataDir() string {
 	dirs := []string{"/usr/local/cuda"}
 	if p.nvidia != "" {
@@ -154,8 +153,8 @@ func (p *plugin) cudaDataDir() string {
 	return ""
 }
 
-// preload loads the NVIDIA libraries that exist. A failure is only reported:
-// the plugin may do without, and says itself what it misses.
+// preload loads the NVIDIA libraries that exist. It only reports a failure: the plugin may work without the
+// library, and reports itself what it lacks.
 func (p *plugin) preload() []Library {
 	if p.nvidia == "" {
 		return nil

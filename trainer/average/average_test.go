@@ -270,7 +270,7 @@ func TestAMissedResultIsTakenOver(t *testing.T) {
 	all(t, func(x *trainer) error { return x.Close(ctx) }, a, b)
 }
 
-// The connection of one breaks: nobody leaves, nothing is lost.
+// The connection of one member breaks: no member leaves, no number is lost.
 func TestABrokenConnectionComesBack(t *testing.T) {
 	ctx, r := deadline(t), newRegistry()
 	a, b, c := open(t, r, 0, size, nil), open(t, r, 1, size, nil), open(t, r, 2, size, nil)
@@ -361,8 +361,8 @@ func TestNoMember(t *testing.T) {
 	}
 }
 
-// late is a Registry that tells those who know a generation of none, until it is asked anew
-// what there is.
+// late is a Registry that returns no newer generation to a caller that has one, until the caller
+// asks for the newest.
 type late struct {
 	*registry
 	asked atomic.Int32

@@ -16,25 +16,25 @@ const Version = 1
 const (
 	magic      = "RWAV"
 	headBytes  = 32
-	sliceBytes = 256 << 10 // what is converted at a time
-	aheadBytes = 4 << 20   // what is allocated for a frame before it has come
+	sliceBytes = 256 << 10 // numbers are converted in runs of this size
+	aheadBytes = 4 << 20   // allocated for a frame before its bytes arrive
 )
 
-// kind says what a frame is.
+// kind is the kind of a frame.
 type kind uint16
 
 const (
-	hello    kind = 1 // member: I am about to do this round; the job's id
-	begin    kind = 2 // hub: all are there, send your part of this round
-	wanted   kind = 3 // hub: send your numbers, others are behind
-	state    kind = 4 // numbers to take over, before this round
-	part     kind = 5 // member: its part of a round
-	result   kind = 6 // hub: the mean, of so many contributors
-	farewell kind = 7 // member: no more rounds
-	refused  kind = 8 // hub: why, as a rowraft.Code
+	hello    kind = 1 // member: it is about to do this round; with the job's id
+	begin    kind = 2 // hub: all members are there, send your share of this round
+	wanted   kind = 3 // hub: send your numbers, other members are behind
+	state    kind = 4 // numbers that the receiver must load before this round
+	part     kind = 5 // member: its share of a round
+	result   kind = 6 // hub: the mean, and its number of contributors
+	farewell kind = 7 // member: it does no more rounds
+	refused  kind = 8 // hub: the reason, as a rowraft.Code
 )
 
-// frame is one message; values are float32 bits, of a hello the job's id.
+// frame is one message; values are float32 bits, in a hello the job's id.
 type frame struct {
 	kind       kind
 	generation uint64
@@ -45,11 +45,11 @@ type frame struct {
 
 var le = binary.LittleEndian
 
-// conveyor writes and reads frames through one buffer. Not safe for concurrent use.
-type conveyor struct{ buf []byte }
+// frameCodec writes and reads frames through one buffer. Not safe for concurrent use.
+type frameCodec struct{ buf []byte }
 
 // write sends f to w.
-func (c *conveyor) write(w io.Writer, f *frame) error {
+func (c *frameCodec) write(w io.Writer, f *frame) error {
 	b := append(c.buf[:0], magic...)
 	b = le.AppendUint16(b, Version)
 	b = le.AppendUint16(b, uint16(f.kind))
@@ -73,11 +73,10 @@ func (c *conveyor) write(w io.Writer, f *frame) error {
 	}
 }
 
-// read takes the next frame from r, of at most limit values, into values if they fit.
+// read reads the next frame from r, of at most limit values, into values if they fit.
 //
-// Errors: CodeCorrupt, CodeVersionTooNew, CodeInvalidArgument for a frame that is too
-// long; those of r.
-func (c *conveyor) read(r io.Reader, limit int, values []float32) (*frame, error) {
+// Errors: CodeCorrupt, CodeVersionTooNew, CodeInvalidArgument for a frame that is too long; those of r.
+func (c *frameCodec) read(r io.Reader, limit int, values []float32) (*frame, error) {
 	var head [headBytes]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err
@@ -87,7 +86,7 @@ func (c *conveyor) read(r io.Reader, limit int, values []float32) (*frame, error
 		return nil, err
 	}
 	if cap(values) < n {
-		// More as it comes, so that a length alone takes little memory.
+		// Grow with the bytes that arrive, so that a length alone takes little memory.
 		values = make([]float32, 0, min(n, aheadBytes/4))
 	}
 	f.values = values[:0]
@@ -111,7 +110,7 @@ func parseHead(b []byte, limit int) (f *frame, values int, err error) {
 		return nil, 0, rowraft.Errorf(rowraft.CodeCorrupt, "a frame begins with %x, want %x", b[:4], magic)
 	}
 	if v := le.Uint16(b[4:]); v > Version {
-		return nil, 0, rowraft.Errorf(rowraft.CodeVersionTooNew, "a trainer averages in version %d, this one in %d", v, Version)
+		return nil, 0, rowraft.Errorf(rowraft.CodeVersionTooNew, "the other trainer averages in version %d, this one in version %d: use one version of rowraft-trainer", v, Version)
 	} else if v < Version {
 		return nil, 0, rowraft.Errorf(rowraft.CodeCorrupt, "a frame of version %d", v)
 	}
@@ -121,7 +120,7 @@ func parseHead(b []byte, limit int) (f *frame, values int, err error) {
 	}
 	n := le.Uint32(b[28:])
 	if uint64(n) > uint64(limit) {
-		return nil, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "a frame of %d numbers: at most %d are taken", n, limit)
+		return nil, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "a frame has %d numbers, and the limit is %d", n, limit)
 	}
 	return f, int(n), nil
 }

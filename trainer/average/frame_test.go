@@ -39,7 +39,7 @@ func TestGoldenFrames(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var c conveyor
+		var c frameCodec
 		var out bytes.Buffer
 		if err := c.write(&out, &want[i]); err != nil || !bytes.Equal(out.Bytes(), b) {
 			t.Errorf("frame %d is written as %x, %v, want %x", i, out.Bytes(), err, b)
@@ -53,7 +53,7 @@ func TestGoldenFrames(t *testing.T) {
 }
 
 func TestBadFrames(t *testing.T) {
-	var c conveyor
+	var c frameCodec
 	var out bytes.Buffer
 	if err := c.write(&out, &frame{kind: part, values: []float32{1, 2}}); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func FuzzFrame(f *testing.F) {
 		f.Add(b[:len(b)-1])
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var c conveyor
+		var c frameCodec
 		var got *frame
 		var err error
 		if n := allocs.Bytes(func() { got, err = c.read(bytes.NewReader(b), math.MaxInt32, nil) }); n > 5<<20+16*uint64(len(b)) {

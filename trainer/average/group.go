@@ -12,31 +12,30 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Members are those who average in a generation.
+// Members are the trainers that average in a generation.
 type Members struct {
 	Generation uint64   // from 1
 	Ranks      []int    // ascending, at least one
-	Addresses  []string // of Ranks: where each listens
+	Addresses  []string // of Ranks
 }
 
 // Registry is the authority on members. It is safe for concurrent use.
 type Registry interface {
-	// Next returns the newest generation, waiting until it is newer than that one.
+	// Next returns the newest generation, after waiting until it is newer than than.
 	Next(ctx context.Context, than uint64) (Members, error)
 }
 
-// Feed is a Registry that is told of generations. It is safe for concurrent use.
+// Feed is a Registry that its owner updates. It is safe for concurrent use.
 type Feed struct {
 	mu      sync.Mutex
 	members Members
 	changed chan struct{} // closed, and replaced, by Begin
 }
 
-// NewFeed returns a Feed that knows of no generation.
+// NewFeed returns a Feed without a generation.
 func NewFeed() *Feed { return &Feed{changed: make(chan struct{})} }
 
-// Begin makes a generation known. One that is not newer changes nothing, nor one
-// without ranks.
+// Begin announces a generation. It ignores one that is not newer, or that has no ranks.
 func (f *Feed) Begin(next Members) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -65,8 +64,8 @@ func (f *Feed) Next(ctx context.Context, than uint64) (Members, error) {
 	}
 }
 
-// Keeper holds the numbers that a member which is behind takes over: weights and
-// optimizer state, say. It is called in Average only.
+// Keeper stores the numbers that a member which is behind must load, for example weights and optimizer state. Only
+// Average calls it.
 type Keeper interface {
 	Save() []float32
 	Load(values []float32) error
@@ -74,37 +73,37 @@ type Keeper interface {
 
 // Options of a Group. All but Dial are required.
 type Options struct {
-	Job      [16]byte // trainers of another job are refused
+	Job      [16]byte // the hub refuses trainers of another job
 	Rank     int
-	Listener net.Listener // where this trainer is found, below TLS or above; the Group closes it
+	Listener net.Listener // this trainer's address, below TLS or above; the Group closes it
 	Registry Registry
 	Keeper   Keeper
-	Limit    int // numbers that a part, or what Keeper saves, may have
-	// Dial opens a connection to an address, with TLS where it is wanted; nil: TCP.
+	Limit    int // limit of the numbers in a share, and in what Keeper saves
+	// Dial opens a connection to an address, with TLS if needed; nil: TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 }
 
-// Group is one trainer's share in the averaging.
+// Group is one trainer's membership in the averaging.
 type Group struct {
 	opts   Options
 	ctx    context.Context // ends in Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	round  uint64 // that Average is about to do
-	link   *link  // nil: none; the caller's
+	round  uint64 // the next round of Average
+	link   *link  // nil: none; owned by Average
 
 	mu      sync.Mutex
 	members Members
 	failure error         // of the registry
 	changed chan struct{} // closed when members or failure change
-	hub     *hub          // nil unless this is the lowest rank
+	hub     *hub          // nil unless this trainer has the lowest rank
 }
 
 // link is a member's connection to its hub. It ends with its generation.
 type link struct {
 	conn       net.Conn
 	generation uint64
-	convey     conveyor
+	convey     frameCodec
 	values     []float32 // scratch
 	stop       func()
 }
@@ -114,22 +113,22 @@ func (l *link) close() {
 	l.conn.Close()
 }
 
-// Result says what became of a round.
+// Result is the result of a round.
 type Result struct {
-	Round        uint64 // the next one to do
-	Contributors int    // whose mean it is
-	// Behind says that there is no mean: this trainer was behind and has taken over
-	// numbers of another one, before Round.
+	Round        uint64 // the next round
+	Contributors int    // number of trainers in the mean
+	// Behind means that there is no mean: this trainer was behind and has loaded the numbers of another one, as
+	// they are before Round.
 	Behind bool
 }
 
-// retryAfter is the pause between two tries to reach a hub.
+// retryAfter is the pause between two attempts to reach a hub.
 const retryAfter = 50 * time.Millisecond
 
 // Open makes this trainer a member. It returns at once; the first Average waits.
 func Open(opts Options) (*Group, error) {
 	if opts.Listener == nil || opts.Registry == nil || opts.Keeper == nil || opts.Limit < 4 {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "averaging wants a listener, a registry, a keeper and a limit ≥ 4")
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "averaging needs a listener, a registry, a keeper and a limit of 4 or more")
 	}
 	if opts.Dial == nil {
 		d := &net.Dialer{}
@@ -175,7 +174,7 @@ func (g *Group) watch() {
 	}
 }
 
-// accept hands connections to the hub, if this trainer is one.
+// accept passes connections to the hub, if this trainer is one.
 func (g *Group) accept() {
 	var greeting sync.WaitGroup
 	defer greeting.Wait()
@@ -185,24 +184,24 @@ func (g *Group) accept() {
 			if g.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			select { // out of files, say
+			select { // for example out of files
 			case <-time.After(retryAfter):
 			case <-g.ctx.Done():
 			}
 			continue
 		}
-		greeting.Go(func() { g.greet(conn) })
+		greeting.Go(func() { g.readHello(conn) })
 	}
 }
 
-// helloWithin is how long a connection may take to say who it is.
+// helloWithin is how long a connection may take to send its hello.
 const helloWithin = 10 * time.Second
 
-// greet reads who conn is and gives it to the hub, or closes it.
-func (g *Group) greet(conn net.Conn) {
+// readHello reads the hello of conn and gives conn to the hub, or closes it.
+func (g *Group) readHello(conn net.Conn) {
 	stop := context.AfterFunc(g.ctx, func() { conn.Close() })
 	defer stop()
-	var c conveyor
+	var c frameCodec
 	_ = conn.SetDeadline(time.Now().Add(helloWithin))
 	f, err := c.read(conn, 4, nil)
 	if err != nil || f.kind != hello || len(f.values) != 4 {
@@ -218,21 +217,20 @@ func (g *Group) greet(conn net.Conn) {
 	g.mu.Lock()
 	h := g.hub
 	g.mu.Unlock()
-	// A hub of another generation will be there soon, or this one is not the hub: try again.
-	if h == nil || f.generation != h.members.Generation || !h.take(conn, f) {
+	// A hub of another generation may come soon, or this trainer is not the hub: the member tries again.
+	if h == nil || f.generation != h.members.Generation || !h.accept(conn, f) {
 		conn.Close()
 	}
 }
 
-// Average takes the mean of values over the members and writes it over values. It
-// waits for them all, through deaths and new generations, until ctx ends.
+// Average replaces values by their mean over the members. It waits for all members, through deaths and new
+// generations, until ctx ends.
 //
-// If the result is Behind, values were not used: the Keeper has loaded others, and the
-// caller goes on with the round that the result names.
+// If the result is Behind, values were not used: the Keeper has loaded others, and the caller continues with the
+// round in the result.
 //
-// Errors: CodeInvalidArgument if the trainers are of different jobs, or have not as
-// many numbers; CodePrecondition if this trainer is no member any more; those of the
-// Keeper and the registry; that of ctx. After an error the Group can only be closed.
+// Errors: CodeInvalidArgument if the trainers have different jobs or sizes; CodePrecondition if this trainer is no
+// longer a member; those of the Keeper and the registry; that of ctx. After an error the Group can only be closed.
 func (g *Group) Average(ctx context.Context, values []float32) (Result, error) {
 	if len(values) > g.opts.Limit {
 		return Result{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d numbers to average: at most %d", len(values), g.opts.Limit)
@@ -263,19 +261,19 @@ func (g *Group) Average(ctx context.Context, values []float32) (Result, error) {
 	}
 }
 
-// final tells whether trying again is of no use.
+// final reports whether another attempt is useless.
 func final(ctx context.Context, err error) bool {
 	code := rowraft.CodeOf(err)
 	return ctx.Err() != nil || code == rowraft.CodeInvalidArgument || code == rowraft.CodeVersionTooNew || code == rowraft.CodePrecondition
 }
 
-// exchange sends this trainer's part and reads the result over it.
+// exchange sends this trainer's share and reads the result into values.
 func (g *Group) exchange(ctx context.Context, values []float32) (contributors int, err error) {
 	l := g.link
 	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := l.convey.write(l.conn, &frame{kind: part, generation: l.generation, round: g.round, who: uint32(g.opts.Rank), values: values}); err != nil {
-		// A hub that refuses does not read on; what it said is still there.
+		// A hub that refuses stops reading; its refusal can still be read.
 		if f, rerr := l.convey.read(l.conn, 0, nil); rerr == nil && f.kind == refused {
 			return 0, refusal(f)
 		}
@@ -292,7 +290,7 @@ func (g *Group) exchange(ctx context.Context, values []float32) (contributors in
 	return int(got.who), nil
 }
 
-// receive reads a frame that is to be of one of these kinds.
+// receive reads a frame that must have one of these kinds.
 func (g *Group) receive(l *link, kinds ...kind) (*frame, error) {
 	f, err := l.convey.read(l.conn, g.opts.Limit, l.values)
 	if err != nil {
@@ -309,11 +307,11 @@ func (g *Group) receive(l *link, kinds ...kind) (*frame, error) {
 }
 
 func refusal(f *frame) error {
-	return rowraft.Errorf(rowraft.Code(f.who), "the trainers do not agree on what they average: another job, or other sizes")
+	return rowraft.Errorf(rowraft.Code(f.who), "the trainers average different jobs or sizes")
 }
 
-// join connects to the hub of the newest generation until it begins a round, and
-// tells whether this trainer was behind.
+// join connects to the hub of the newest generation until the hub begins a round. It reports whether this trainer
+// was behind.
 func (g *Group) join(ctx context.Context) (behind bool, err error) {
 	for {
 		m, changed, err := g.newest(ctx)
@@ -339,12 +337,12 @@ func (g *Group) join(ctx context.Context) (behind bool, err error) {
 	}
 }
 
-// await waits for what comes behind m, of which this trainer is no member: one that has
-// just joined may have been seen by the registry, and not here yet.
+// await waits for a generation newer than m, which lacks this trainer: the registry may already know a newer one
+// that has just admitted it.
 func (g *Group) await(ctx context.Context, m Members, changed chan struct{}) error {
 	now, err := g.opts.Registry.Next(ctx, 0)
 	if err == nil && now.Generation <= m.Generation {
-		err = rowraft.Errorf(rowraft.CodePrecondition, "rank %d is no member of generation %d: %v are", g.opts.Rank, m.Generation, m.Ranks)
+		err = rowraft.Errorf(rowraft.CodePrecondition, "rank %d is not a member of generation %d, which has ranks %v", g.opts.Rank, m.Generation, m.Ranks)
 	}
 	if err != nil {
 		return err
@@ -357,7 +355,7 @@ func (g *Group) await(ctx context.Context, m Members, changed chan struct{}) err
 	}
 }
 
-// newest waits until there is a generation.
+// newest waits until there is a generation, and returns it.
 func (g *Group) newest(ctx context.Context) (Members, chan struct{}, error) {
 	for {
 		g.mu.Lock()
@@ -374,13 +372,13 @@ func (g *Group) newest(ctx context.Context) (Members, chan struct{}, error) {
 	}
 }
 
-// enter tries once.
+// enter makes one attempt to join.
 func (g *Group) enter(ctx context.Context, m Members, changed chan struct{}) (behind bool, err error) {
 	conn, err := g.opts.Dial(ctx, m.Addresses[0])
 	if err != nil {
 		return false, err
 	}
-	// The connection ends with its generation, and what waits on it does.
+	// The connection ends with its generation, and all reads on it.
 	over, cancel := context.WithCancel(g.ctx)
 	g.wg.Go(func() {
 		select {
@@ -401,7 +399,7 @@ func (g *Group) enter(ctx context.Context, m Members, changed chan struct{}) (be
 	return behind, nil
 }
 
-// greetHub says hello and does what the hub asks for until a round begins.
+// greetHub sends the hello and answers the hub until a round begins.
 func (g *Group) greetHub(l *link) (behind bool, err error) {
 	h := &frame{kind: hello, generation: l.generation, round: g.round, who: uint32(g.opts.Rank), values: jobFloats(g.opts.Job)}
 	if err := l.convey.write(l.conn, h); err != nil {
@@ -423,7 +421,7 @@ func (g *Group) greetHub(l *link) (behind bool, err error) {
 			}
 		case f.kind == state:
 			if err := g.opts.Keeper.Load(f.values); err != nil {
-				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "take over what another trainer has: %w", err)
+				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "load the numbers of another trainer: %w", err)
 			}
 			g.round = f.round
 			return true, nil
@@ -435,16 +433,16 @@ func (g *Group) greetHub(l *link) (behind bool, err error) {
 	}
 }
 
-// Close says farewell, so that the others go on without this trainer, and ends the
-// Group. If others still need it as their hub it serves them until they have all said
-// farewell, or another is their hub, or ctx ends.
+// Close sends a farewell, so that the others continue without this trainer, and ends the Group. If others still
+// need it as their hub it first serves them until all have sent a farewell, or another trainer is their hub, or ctx
+// ends.
 func (g *Group) Close(ctx context.Context) error {
 	defer func() {
 		g.cancel()
 		g.opts.Listener.Close()
 		g.wg.Wait()
 	}()
-	if g.link == nil && g.round == 0 { // nobody has seen it
+	if g.link == nil && g.round == 0 { // no hub knows this trainer
 		return nil
 	}
 	for !g.leave() {
@@ -453,7 +451,7 @@ func (g *Group) Close(ctx context.Context) error {
 			g.link = nil
 		}
 		if _, err := g.join(ctx); rowraft.CodeOf(err) == rowraft.CodePrecondition {
-			return nil // no member any more
+			return nil // no longer a member
 		} else if err != nil {
 			return fmt.Errorf("farewell: %w", err)
 		}
@@ -476,7 +474,7 @@ func (g *Group) Close(ctx context.Context) error {
 	}
 }
 
-// leave says farewell and tells whether the hub has heard it.
+// leave sends a farewell and reports whether the hub has received it.
 func (g *Group) leave() bool {
 	l := g.link
 	if l == nil || l.convey.write(l.conn, &frame{kind: farewell, generation: l.generation, round: g.round, who: uint32(g.opts.Rank)}) != nil {

@@ -14,65 +14,65 @@ import (
 type hub struct {
 	opts    Options
 	members Members
-	hellos  chan *seat
+	hellos  chan *memberConn
 	ctx     context.Context // ends with the generation or the Group
 	end     context.CancelFunc
-	drained chan struct{} // closed by run when nobody is left
-	left    map[int]bool  // ranks that said farewell; run's
+	drained chan struct{} // closed by run when no member is left
+	left    map[int]bool  // ranks that have sent a farewell; owned by run
 }
 
-// seat is a member at the hub: run's, but for its reader, which has conn's other side.
-type seat struct {
+// memberConn is a member's connection at the hub. run owns it, but for reads from conn, which recv makes.
+type memberConn struct {
 	rank   int
-	round  uint64 // that it is about to do
+	round  uint64 // the member's next round
 	conn   net.Conn
-	convey conveyor // for writing
+	convey frameCodec // for writing
 }
 
-// heard is a frame of a member, or why there are no more.
-type heard struct {
-	from *seat
+// received is a frame of a member, or the error that ended its frames.
+type received struct {
+	from *memberConn
 	f    *frame
 	err  error
 }
 
 func newHub(ctx context.Context, opts Options, m Members) *hub {
-	h := &hub{opts: opts, members: m, hellos: make(chan *seat), drained: make(chan struct{}), left: map[int]bool{}}
+	h := &hub{opts: opts, members: m, hellos: make(chan *memberConn), drained: make(chan struct{}), left: map[int]bool{}}
 	h.ctx, h.end = context.WithCancel(ctx)
 	return h
 }
 
-// take seats a member; false if the hub has ended, or has no such member.
-func (h *hub) take(conn net.Conn, f *frame) bool {
+// accept adds a member; it returns false if the hub has ended, or has no such member.
+func (h *hub) accept(conn net.Conn, f *frame) bool {
 	if !slices.Contains(h.members.Ranks, int(f.who)) {
 		return false
 	}
 	select {
-	case h.hellos <- &seat{rank: int(f.who), round: f.round, conn: conn}:
+	case h.hellos <- &memberConn{rank: int(f.who), round: f.round, conn: conn}:
 		return true
 	case <-h.ctx.Done():
 		return false
 	}
 }
 
-// run gathers the members and serves rounds, over and over.
+// run waits for the members and serves rounds, over and over.
 func (h *hub) run() {
-	seats := map[int]*seat{}
+	seats := map[int]*memberConn{}
 	defer func() {
 		for _, s := range seats {
 			s.conn.Close()
 		}
 	}()
 	for {
-		for len(seats) < len(h.live()) {
+		for len(seats) < len(h.liveRanks()) {
 			select {
 			case s := <-h.hellos:
-				h.sit(seats, s)
+				h.add(seats, s)
 			case <-h.ctx.Done():
 				return
 			}
 		}
-		if len(seats) == 0 { // all have said farewell
+		if len(seats) == 0 { // all members have sent a farewell
 			close(h.drained)
 			<-h.ctx.Done()
 			return
@@ -81,17 +81,17 @@ func (h *hub) run() {
 	}
 }
 
-// sit gives s its place, or that of an earlier connection of the same rank.
-func (h *hub) sit(seats map[int]*seat, s *seat) {
+// add stores s in place of an earlier connection of the same rank.
+func (h *hub) add(seats map[int]*memberConn, s *memberConn) {
 	if old := seats[s.rank]; old != nil {
 		old.conn.Close()
 	}
-	delete(h.left, s.rank) // it has come back
+	delete(h.left, s.rank) // the member has returned
 	seats[s.rank] = s
 }
 
-// live are the ranks that have not said farewell, ascending.
-func (h *hub) live() (ranks []int) {
+// liveRanks returns the ranks that have not sent a farewell, ascending.
+func (h *hub) liveRanks() (ranks []int) {
 	for _, r := range h.members.Ranks {
 		if !h.left[r] {
 			ranks = append(ranks, r)
@@ -100,14 +100,13 @@ func (h *hub) live() (ranks []int) {
 	return ranks
 }
 
-// serve brings all to one round and does rounds until a connection fails, somebody
-// comes back, the hub ends, or nobody is left. It then closes all connections, so that
-// every member comes back.
-func (h *hub) serve(seats map[int]*seat) {
-	frames := make(chan heard)
+// serve brings all members to one round and does rounds until a connection fails, a member reconnects, the hub
+// ends, or no member is left. It then closes all connections, so that every member reconnects.
+func (h *hub) serve(seats map[int]*memberConn) {
+	frames := make(chan received)
 	stop := make(chan struct{})
 	var readers sync.WaitGroup
-	var back *seat
+	var back *memberConn
 	defer func() {
 		close(stop)
 		for _, s := range seats {
@@ -116,15 +115,15 @@ func (h *hub) serve(seats map[int]*seat) {
 		readers.Wait()
 		clear(seats)
 		if back != nil {
-			h.sit(seats, back)
+			h.add(seats, back)
 		}
 	}()
 	var conns []net.Conn
 	for _, s := range seats {
 		conns = append(conns, s.conn)
-		readers.Go(func() { h.hear(s, frames, stop) })
+		readers.Go(func() { h.recv(s, frames, stop) })
 	}
-	readers.Go(func() { // one who does not read must not outlive its generation
+	readers.Go(func() { // a member that does not read must not outlive its generation
 		select {
 		case <-h.ctx.Done():
 			for _, c := range conns {
@@ -133,20 +132,20 @@ func (h *hub) serve(seats map[int]*seat) {
 		case <-stop:
 		}
 	})
-	hear := func() (heard, bool) {
+	hear := func() (received, bool) {
 		for {
 			select {
 			case m := <-frames:
 				if h.ctx.Err() != nil { // the next generation does this round
-					return heard{}, false
+					return received{}, false
 				}
-				if seats[m.from.rank] == m.from { // else it has said farewell
+				if seats[m.from.rank] == m.from { // otherwise it has sent a farewell
 					return m, m.err == nil && m.f.generation == h.members.Generation
 				}
-			case back = <-h.hellos: // somebody lost its connection before we noticed
-				return heard{}, false
+			case back = <-h.hellos: // a member lost its connection before the hub noticed
+				return received{}, false
 			case <-h.ctx.Done():
-				return heard{}, false
+				return received{}, false
 			}
 		}
 	}
@@ -157,13 +156,13 @@ func (h *hub) serve(seats map[int]*seat) {
 	}
 }
 
-// hear hands the frames of s to run.
-func (h *hub) hear(s *seat, frames chan<- heard, stop <-chan struct{}) {
-	var c conveyor
+// recv passes the frames of s to run.
+func (h *hub) recv(s *memberConn, frames chan<- received, stop <-chan struct{}) {
+	var c frameCodec
 	for {
 		f, err := c.read(s.conn, h.opts.Limit, nil)
 		select {
-		case frames <- heard{s, f, err}:
+		case frames <- received{s, f, err}:
 		case <-stop:
 			return
 		}
@@ -173,17 +172,17 @@ func (h *hub) hear(s *seat, frames chan<- heard, stop <-chan struct{}) {
 	}
 }
 
-// align begins the round of the members that are furthest; the others take over what
-// the lowest rank of these has.
-func (h *hub) align(seats map[int]*seat, hear func() (heard, bool)) (round uint64, ok bool) {
-	var source *seat
-	for _, r := range h.live() {
+// align begins the round of the members that are furthest; the others load the numbers of the lowest rank among
+// these.
+func (h *hub) align(seats map[int]*memberConn, hear func() (received, bool)) (round uint64, ok bool) {
+	var source *memberConn
+	for _, r := range h.liveRanks() {
 		if s := seats[r]; source == nil || s.round > source.round {
 			source = s
 		}
 	}
 	var saved []float32
-	if slices.ContainsFunc(h.live(), func(r int) bool { return seats[r].round < source.round }) {
+	if slices.ContainsFunc(h.liveRanks(), func(r int) bool { return seats[r].round < source.round }) {
 		if !h.send(source, &frame{kind: wanted, round: source.round}) {
 			return 0, false
 		}
@@ -193,7 +192,7 @@ func (h *hub) align(seats map[int]*seat, hear func() (heard, bool)) (round uint6
 		}
 		saved = m.f.values
 	}
-	for _, r := range h.live() {
+	for _, r := range h.liveRanks() {
 		f := &frame{kind: begin, round: source.round}
 		if seats[r].round < source.round {
 			f.kind, f.values = state, saved
@@ -205,8 +204,8 @@ func (h *hub) align(seats map[int]*seat, hear func() (heard, bool)) (round uint6
 	return source.round, true
 }
 
-// doRound collects parts and farewells, and sends everybody the mean.
-func (h *hub) doRound(seats map[int]*seat, round uint64, hear func() (heard, bool)) bool {
+// doRound collects shares and farewells, and sends the mean to all members.
+func (h *hub) doRound(seats map[int]*memberConn, round uint64, hear func() (received, bool)) bool {
 	parts := map[int][]float32{}
 	for len(parts) < len(seats) {
 		m, ok := hear()
@@ -217,7 +216,7 @@ func (h *hub) doRound(seats map[int]*seat, round uint64, hear func() (heard, boo
 		switch {
 		case m.f.kind == farewell && parts[rank] == nil:
 			h.left[rank] = true
-			h.send(m.from, &frame{kind: farewell, round: round}) // it asks again otherwise
+			h.send(m.from, &frame{kind: farewell, round: round}) // without it the member asks again
 			m.from.conn.Close()
 			delete(seats, rank)
 		case m.f.kind == part && m.f.round == round && parts[rank] == nil:
@@ -229,28 +228,27 @@ func (h *hub) doRound(seats map[int]*seat, round uint64, hear func() (heard, boo
 	if len(seats) == 0 {
 		return true
 	}
-	mean, same := meanOf(h.live(), parts)
+	mean, same := meanOf(h.liveRanks(), parts)
 	f := &frame{kind: result, round: round, who: uint32(len(parts)), values: mean}
 	if !same {
 		f = &frame{kind: refused, who: uint32(rowraft.CodeInvalidArgument)}
 	}
 	var all sync.WaitGroup
-	sent := make([]bool, len(h.live()))
-	for i, r := range h.live() {
+	sent := make([]bool, len(h.liveRanks()))
+	for i, r := range h.liveRanks() {
 		all.Go(func() { sent[i] = h.send(seats[r], f) })
 	}
 	all.Wait()
 	return same && !slices.Contains(sent, false)
 }
 
-func (h *hub) send(s *seat, f *frame) bool {
+func (h *hub) send(s *memberConn, f *frame) bool {
 	own := *f
 	own.generation = h.members.Generation
 	return s.convey.write(s.conn, &own) == nil
 }
 
-// meanOf sums parts in rank order, into the first one, and divides by their number;
-// false if they are not of one length.
+// meanOf sums shares in rank order, into the first one, and divides by their number; false if their lengths differ.
 func meanOf(ranks []int, parts map[int][]float32) ([]float32, bool) {
 	sum := parts[ranks[0]]
 	for _, r := range ranks[1:] {
@@ -269,7 +267,7 @@ func meanOf(ranks []int, parts map[int][]float32) ([]float32, bool) {
 	return sum, true
 }
 
-// jobFloats are the bytes of a job's id as a frame carries them.
+// jobFloats returns the bytes of a job's id as a frame carries them.
 func jobFloats(job [16]byte) []float32 {
 	v := make([]float32, 4)
 	for i := range v {

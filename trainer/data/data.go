@@ -10,10 +10,10 @@ import (
 type Batch struct {
 	N      int           // examples it holds now
 	First  int64         // number of the first example in its source, for messages
-	Labels []float32     // [Cap], 0 or 1; the number of a class where there are more
+	Labels []float32     // [Cap], 0 or 1; the number of the class if there are more
 	Dense  []float32     // [Cap, dense], row-major
 	Keys   []rowraft.Key // [Cap, categorical], row-major
-	// Truth is the probability that drew the label, [Cap], where the source knows it; else nil.
+	// Truth is the probability that drew the label, [Cap], if the source knows it; otherwise nil.
 	Truth []float32
 }
 
@@ -30,27 +30,26 @@ func NewBatch(size int, s Shape) *Batch {
 	return b
 }
 
-// Shape is what the examples of a source have.
+// Shape is the shape of a source's examples.
 type Shape struct {
 	Dense, Categorical int
 	Truth              bool // true probabilities are known
 	Classes            int  // 0: labels are 0 or 1
-	Height, Width      int  // of an image whose pixels the dense numbers are; else 0
+	Height, Width      int  // of an image whose pixels are the dense numbers; otherwise 0
 }
 
 // Source is a stream of examples. It is used by one goroutine at a time.
 type Source interface {
-	// Next fills b with the next examples, as many as it has room for, and
-	// returns io.EOF when none are left. The last batch may be smaller.
+	// Next fills b with the next examples, up to its capacity, and returns io.EOF when none are left. The last
+	// batch may be smaller.
 	Next(b *Batch) error
-	// Skip passes over the next n examples. It returns io.EOF if there are fewer.
+	// Skip skips the next n examples. It returns io.EOF if there are fewer.
 	Skip(n int64) error
 	Close() error
 }
 
-// Part says which examples of a data set a source gives: those with
-// From ≤ number < To (To < 0: to the end), of these every Trainers-th, the
-// Rank-th first.
+// Part selects examples of a data set: those with From ≤ number < To (To < 0: to the end), of these every
+// Trainers-th, the Rank-th first.
 type Part struct {
 	From, To       int64
 	Rank, Trainers int
@@ -59,23 +58,23 @@ type Part struct {
 // Set is a data set that can be opened as sources any number of times.
 type Set interface {
 	Shape() Shape
-	// Train and Held open the training part, split by rank, and the held-out part.
+	// Train and Held open the training examples, split by rank, and the held-out examples.
 	Train(rank, trainers int) (Source, error)
 	Held() (Source, error)
-	// TrainSize is the number of examples Train gives all trainers together; 0 means no end.
+	// TrainSize is the number of training examples of all trainers together; 0 means no end.
 	TrainSize() int64
-	// Name says in a few words what is read.
+	// Name describes the data in a few words.
 	Name() string
 }
 
-// Ranger is a Set whose training part can be read from any place.
+// Ranger is a Set whose training examples can be read from any position.
 type Ranger interface {
 	Set
 	// Range opens the training examples with From ≤ number < To.
 	Range(from, to int64) (Source, error)
 }
 
-// separator stands between the name of a feature and a value in what is hashed.
+// separator stands between the name of a feature and a value in the hashed bytes.
 const separator = 0
 
 // Hasher computes the keys of one feature. Not safe for concurrent use.

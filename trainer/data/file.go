@@ -11,16 +11,16 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// File is a data set in one delimited text file. Its last part is held out.
+// File is a data set in one delimited text file. The examples at its end are held out.
 type File struct {
 	path   string
 	schema *Schema
 	size   int64 // examples
-	held   int64 // of these, held out
+	held   int64 // held-out examples among them
 }
 
-// OpenFile counts the examples of a file and checks its header and first line
-// against the schema. held is the share, [0, 1), that is held out at the end.
+// OpenFile counts the examples of a file and checks its header and first line against the schema. The share held,
+// [0, 1), at the end is held out.
 //
 // Errors: CodeInvalidArgument, naming file and line.
 func OpenFile(path string, schema *Schema, held float64) (*File, error) {
@@ -64,7 +64,7 @@ func (f *File) Train(rank, trainers int) (Source, error) {
 	return f.open(Part{To: f.size - f.held, Rank: rank, Trainers: trainers})
 }
 
-// Range implements [Ranger]. It reads past the lines before from, and takes none apart.
+// Range implements [Ranger]. It reads the lines before from without parsing them.
 func (f *File) Range(from, to int64) (Source, error) {
 	return f.open(Part{From: from, To: min(to, f.size-f.held), Trainers: 1})
 }
@@ -90,15 +90,15 @@ func (f *File) open(p Part) (*fileSource, error) {
 	return s, nil
 }
 
-// fileSource reads the examples of one part.
+// fileSource reads the examples of one Part.
 type fileSource struct {
 	schema   *Schema
 	lines    *lines
 	split    splitter
 	part     Part
 	number   int64  // of the next example in the file
-	held     []byte // first line, if it was no header
-	columns  int    // that each line must have
+	held     []byte // first line, if it is data
+	columns  int    // number of columns of each line
 	label    int    // positions, from 0
 	dense    []int
 	category []int
@@ -173,7 +173,7 @@ func (s *fileSource) position(c Column, names []string) (int, error) {
 		return c.Position - 1, nil
 	}
 	if names == nil {
-		return 0, invalid("%s: the schema names column %q, but says that there is no header: use position", s.lines.path, c.Column)
+		return 0, invalid("%s: the schema names column %q in a file without a header: use position", s.lines.path, c.Column)
 	}
 	at := slices.Index(names, c.Column)
 	if at < 0 {
@@ -186,7 +186,7 @@ func (s *fileSource) position(c Column, names []string) (int, error) {
 func (s *fileSource) Next(b *Batch) error {
 	b.N = 0
 	for b.N < len(b.Labels) {
-		line, number, err := s.mine()
+		line, number, err := s.nextOwn()
 		if err == io.EOF {
 			break
 		} else if err != nil {
@@ -206,8 +206,8 @@ func (s *fileSource) Next(b *Batch) error {
 	return nil
 }
 
-// mine returns the next line of the part, and the number of its example.
-func (s *fileSource) mine() (line []byte, number int64, err error) {
+// nextOwn returns the next line of the Part, and the number of its example.
+func (s *fileSource) nextOwn() (line []byte, number int64, err error) {
 	for {
 		if s.part.To >= 0 && s.number >= s.part.To {
 			return nil, 0, io.EOF
@@ -224,10 +224,10 @@ func (s *fileSource) mine() (line []byte, number int64, err error) {
 	}
 }
 
-// Skip implements [Source]. It reads the lines, and takes none apart.
+// Skip implements [Source]. It reads the lines without parsing them.
 func (s *fileSource) Skip(n int64) error {
 	for ; n > 0; n-- {
-		if _, _, err := s.mine(); err != nil {
+		if _, _, err := s.nextOwn(); err != nil {
 			return err
 		}
 	}
@@ -243,7 +243,7 @@ func (s *fileSource) line() ([]byte, error) {
 	return s.lines.next()
 }
 
-// example puts the values of line into example b.N of b.
+// example writes the values of line into example b.N of b.
 func (s *fileSource) example(line []byte, b *Batch) error {
 	values, err := s.split.split(line)
 	if err != nil {

@@ -9,47 +9,46 @@ import (
 	"time"
 )
 
-// ErrNoneYet is what Next of a [Stream] returns after it has waited a moment for
-// examples that are not there yet: ask again.
+// ErrNoneYet is what Next of a [Stream] returns after it has waited a moment for new examples: call it again.
 var ErrNoneYet = errors.New("no new examples yet")
 
 // Stdin is the path of standard input.
 const Stdin = "-"
 
-// Place is how far a stream was read, at the end of a line.
+// Place is a position in a stream, at the end of a line.
 type Place struct {
 	Name  string // of the file in its folder; Stdin; "": nothing was read
-	Bytes int64  // of the file, read
-	Lines int64  // of data among them, of all trainers
-	// CRC-32C of the file's first HeadBytes bytes: another file of that name has another.
+	Bytes int64  // bytes of the file that were read
+	Lines int64  // lines of data in these bytes, of all trainers
+	// CRC-32C of the file's first HeadBytes bytes, which tells it from another file of the same name.
 	HeadBytes, HeadSum uint32
 }
 
-// Follow is a data set that grows: a file to which lines are appended, a folder of such
-// files, or standard input. It has no end but that of standard input, and no held-out part.
+// Follow is a data set that grows: a file to which lines are appended, a folder of such files, or standard input.
+// Only standard input has an end, and no examples are held out.
 //
-// The files of a folder are read one after the other, in the order of their names: one is at its
-// end when there is a later one and it has not grown for a second. What begins with a dot or ends
-// in .tmp is no file of data; write a file under such a name and rename it, or append to it.
+// The stream reads the files of a folder in the order of their names. A file is at its end when there is a later
+// one and it has not grown for a second. Names that begin with a dot or end in .tmp are ignored: write a file under
+// such a name and rename it, or append to it.
 type Follow struct {
 	path   string
 	folder bool
 	schema *Schema
 	input  *os.File // standard input
 	note   func(string)
-	times  pace
+	times  waits
 }
 
-// pace is how a stream waits.
-type pace struct {
-	poll   time.Duration // between two looks at a file that has not grown
-	linger time.Duration // of the first example of a batch for the others
-	settle time.Duration // without growth, until a file that has a successor is at its end
+// waits are the intervals of a stream's waiting.
+type waits struct {
+	poll   time.Duration // between two checks of a file that has not grown
+	linger time.Duration // of the first example of a batch, for the others
+	settle time.Duration // without growth, before a file with a successor is at its end
 }
 
-var usualPace = pace{poll: 50 * time.Millisecond, linger: time.Second / 2, settle: time.Second}
+var usualPace = waits{poll: 50 * time.Millisecond, linger: time.Second / 2, settle: time.Second}
 
-// OpenFollow checks what is to be followed. A file need not be there yet.
+// OpenFollow checks the path. A file may appear later.
 //
 // Errors: CodeInvalidArgument.
 func OpenFollow(path string, schema *Schema) (*Follow, error) {
@@ -63,21 +62,21 @@ func OpenFollow(path string, schema *Schema) (*Follow, error) {
 	case err == nil && info.IsDir():
 		f.folder = true
 	case filepath.Ext(path) == ".gz":
-		return nil, invalid("follow %s: a compressed file cannot be followed", path)
+		return nil, invalid("follow %s: a compressed file cannot be followed: decompress it first", path)
 	case err == nil && !info.Mode().IsRegular():
 		return nil, invalid("follow %s: want a file, a folder, or %s for standard input", path, Stdin)
 	case err != nil && !errors.Is(err, os.ErrNotExist):
 		return nil, invalid("follow: %w", err)
 	case err != nil:
 		if up, err := os.Stat(filepath.Dir(path)); err != nil || !up.IsDir() {
-			return nil, invalid("follow %s: its folder is not there", path)
+			return nil, invalid("follow %s: its folder does not exist", path)
 		}
 	}
 	return f, nil
 }
 
-// OnNote has note told of what happens to files: one that was replaced, truncated, or is
-// gone. Call it before a stream is read.
+// OnNote sets the function that gets notes about files that were replaced, truncated or removed. Call it before a
+// stream is read.
 func (f *Follow) OnNote(note func(string)) { f.note = note }
 
 // Shape implements [Set].
@@ -99,24 +98,23 @@ func (f *Follow) Train(rank, trainers int) (Source, error) {
 	return f.Stream(rank, trainers, Place{})
 }
 
-// Held implements [Set]: nothing is held out.
+// Held implements [Set]: no examples are held out.
 func (f *Follow) Held() (Source, error) {
-	return nil, invalid("%s: a stream has no held-out part", f.Name())
+	return nil, invalid("%s: a stream has no held-out examples", f.Name())
 }
 
-// Stream is the share of one trainer in what is followed: of each file every
-// trainers-th line.
+// Stream is the share of one trainer in a followed stream: of each file every trainers-th line.
 type Stream struct {
 	follow *Follow
 	part   Part
 	place  Place
-	file   *growing    // being read; nil: none is there
+	file   *growing    // being read; nil: none
 	parser *fileSource // of file; nil before its first line
-	quiet  time.Time   // since when file has not grown
+	quiet  time.Time   // when file last grew
 	done   bool        // standard input has ended
 }
 
-// Stream goes on behind from, the zero Place being the beginning of everything.
+// Stream opens the stream behind from; the zero Place is the beginning of everything.
 func (f *Follow) Stream(rank, trainers int, from Place) (*Stream, error) {
 	s := &Stream{follow: f, part: Part{To: -1, Rank: rank, Trainers: trainers}, place: from}
 	if err := s.part.validate(); err != nil {
@@ -124,7 +122,7 @@ func (f *Follow) Stream(rank, trainers int, from Place) (*Stream, error) {
 	}
 	if f.input != nil {
 		if from.Bytes > 0 {
-			f.note("standard input cannot be read again from where it was: going on with what comes")
+			f.note("standard input cannot be read again from its old position: continuing with new lines")
 		}
 		s.place = Place{Name: Stdin}
 		s.file = &growing{name: Stdin, file: f.input, pipe: true}
@@ -136,11 +134,11 @@ func (f *Follow) Stream(rank, trainers int, from Place) (*Stream, error) {
 	return s, s.resume(from)
 }
 
-// Place is where the last call of Next ended.
+// Place returns the position after the last call of Next.
 func (s *Stream) Place() Place { return s.place }
 
-// Next implements [Source]. A batch that is not full within half a second is given as it is;
-// without an example it returns [ErrNoneYet] soon. io.EOF at the end of standard input.
+// Next implements [Source]. It returns a batch that is not full after half a second; without any example it soon
+// returns [ErrNoneYet]. It returns io.EOF at the end of standard input.
 func (s *Stream) Next(b *Batch) error {
 	b.N = 0
 	var first time.Time
@@ -174,11 +172,11 @@ func (s *Stream) Next(b *Batch) error {
 	return nil
 }
 
-// take puts a line of data into the batch, if it is one of this trainer.
+// take adds a line of data to the batch, if it belongs to this trainer.
 func (s *Stream) take(line []byte, b *Batch) error {
 	number := s.place.Lines
 	s.place.Lines++
-	if len(line) == 0 { // an empty line is none, but it has a number
+	if len(line) == 0 { // an empty line is no example, but it has a number
 		return nil
 	}
 	if number%int64(s.part.Trainers) != int64(s.part.Rank) {
@@ -213,7 +211,7 @@ func (s *Stream) line() ([]byte, error) {
 	return nil, nil
 }
 
-// read counts a line, and takes the header out.
+// read counts a line, and consumes the header.
 func (s *Stream) read(line []byte) (text []byte, isData bool, err error) {
 	s.place.Bytes += int64(len(line))
 	s.place.HeadBytes, s.place.HeadSum = s.file.head.size, s.file.head.sum
@@ -234,7 +232,7 @@ func (s *Stream) read(line []byte) (text []byte, isData bool, err error) {
 	return text, true, nil
 }
 
-// newParser resolves the columns of a file by its first line.
+// newParser resolves the columns of a file from its first line.
 func (s *Stream) newParser(first []byte) (*fileSource, error) {
 	p := &fileSource{schema: s.follow.schema, lines: &lines{path: s.file.name, line: 1}, part: s.part}
 	return p, p.begin(first)
@@ -243,7 +241,7 @@ func (s *Stream) newParser(first []byte) (*fileSource, error) {
 // Skip implements [Source].
 func (s *Stream) Skip(n int64) error {
 	if n != 0 {
-		return fmt.Errorf("a stream goes on from a place, not behind %d examples", n)
+		return fmt.Errorf("a stream continues from a place, not behind %d examples", n)
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ func follow(t *testing.T, path string, rank, trainers int, from Place) *follower
 		t.Fatal(err)
 	}
 	f.follow.OnNote(func(s string) { f.notes = append(f.notes, s) })
-	f.follow.times = pace{poll: time.Millisecond, linger: 5 * time.Millisecond, settle: 10 * time.Millisecond}
+	f.follow.times = waits{poll: time.Millisecond, linger: 5 * time.Millisecond, settle: 10 * time.Millisecond}
 	if f.stream, err = f.follow.Stream(rank, trainers, from); err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestAStreamFollowsRotation(t *testing.T) {
 	f.told("was replaced after")
 }
 
-// One that was rotated while nobody read is found under its new name.
+// A stream finds a file that was rotated while no trainer read it under its new name.
 func TestAStreamGoesOnInARotatedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "clicks.csv")
 	put(t, path, streamHeader+streamLines(0, 4))
@@ -240,14 +240,14 @@ func TestAStreamBeginsATruncatedFileAgain(t *testing.T) {
 	f.until(5)
 	f.wants(0, 5)
 	f.told("was truncated after")
-	// And while nobody reads, to something longer.
+	// And while no trainer reads, to something longer.
 	if err := os.WriteFile(path, []byte(streamHeader+streamLines(5, 20)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	g := follow(t, path, 0, 1, f.stream.Place())
 	g.until(15)
 	g.wants(5, 20)
-	g.told("is not there as it was read")
+	g.told("is missing or has changed since it was read")
 }
 
 // A folder is read file by file, in the order of names; what has another name is none.
@@ -270,7 +270,7 @@ func TestAStreamFollowsAFolder(t *testing.T) {
 	if place.Name != "2026-03.csv" || place.Bytes != int64(len("ad,click\nad5,1\n")) || place.Lines != 1 {
 		t.Errorf("place %+v", place)
 	}
-	put(t, at("2026-00.csv"), streamHeader+streamLines(90, 91)) // too late: nobody looks back
+	put(t, at("2026-00.csv"), streamHeader+streamLines(90, 91)) // too late: a stream never goes back
 	f.quiet()
 	if err := os.Remove(at("2026-03.csv")); err != nil {
 		t.Fatal(err)
@@ -279,7 +279,7 @@ func TestAStreamFollowsAFolder(t *testing.T) {
 	g := follow(t, dir, 0, 1, place)
 	g.until(2)
 	g.wants(6, 8)
-	g.told("2026-03.csv is not there as it was read")
+	g.told("2026-03.csv is missing or has changed since it was read")
 }
 
 func TestAStreamOfStandardInputEnds(t *testing.T) {
@@ -335,7 +335,7 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 	dir := t.TempDir()
 	for path, says := range map[string]string{
 		filepath.Join(dir, "a.gz"):      "compressed",
-		filepath.Join(dir, "no", "a"):   "its folder is not there",
+		filepath.Join(dir, "no", "a"):   "its folder does not exist",
 		filepath.Join(os.DevNull):       "want a file",
 		filepath.Join(os.DevNull, "no"): "",
 	} {

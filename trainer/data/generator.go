@@ -28,13 +28,13 @@ type GeneratorConfig struct {
 	Categorical int     `yaml:"categorical"`
 	Keys        int64   `yaml:"keys"` // different keys per categorical feature
 	Zipf        float64 `yaml:"zipf"` // exponent of the power law of the keys
-	Head        float64 `yaml:"head"` // rank up to which keys say much
+	Head        float64 `yaml:"head"` // rank up to which keys carry much information
 	Bias        float64 `yaml:"bias"`
 	Signal      float64 `yaml:"signal"`
 	Interaction float64 `yaml:"interaction"`
 }
 
-// DefaultGenerator is the click log of `rowraft demo`.
+// DefaultGenerator returns the click log of `rowraft demo`.
 func DefaultGenerator() GeneratorConfig {
 	return GeneratorConfig{
 		Seed: 1, Examples: 1_000_000, Held: 40_000,
@@ -43,9 +43,8 @@ func DefaultGenerator() GeneratorConfig {
 	}
 }
 
-// Generator is a data set that computes its examples: example i of a stream is
-// a function of the configuration, the stream and i, so any number of trainers
-// take their shares without reading the others'. Immutable.
+// Generator is a data set that computes its examples: example i of a stream is a function of the configuration, the
+// stream and i, so any number of trainers can take their shares without reading the others'. Immutable.
 type Generator struct {
 	cfg   GeneratorConfig
 	zipf  *Zipf
@@ -58,7 +57,7 @@ const (
 	streamHeld  = 2
 )
 
-// NewGenerator checks cfg.
+// NewGenerator checks cfg and returns a generator for it.
 func NewGenerator(cfg GeneratorConfig) (*Generator, error) {
 	switch {
 	case cfg.Examples < 0 || cfg.Held < 0:
@@ -146,14 +145,13 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// bell turns 64 random bits into a number of mean 0 and variance 1: the sum of
-// four uniforms of 16 bits.
+// bell returns a number of mean 0 and variance 1 from 64 random bits: the sum of four uniforms of 16 bits.
 func bell(bits uint64) float64 {
 	sum := bits&0xffff + bits>>16&0xffff + bits>>32&0xffff + bits>>48
 	return (float64(sum)/65536 + 2.0/65536 - 2) * math.Sqrt(3)
 }
 
-// planted is the fixed number of (kind, feature, rank).
+// planted returns the fixed number of (kind, feature, rank).
 func (g *Generator) planted(kind byte, feature int, rank int64) float64 {
 	z := mix(g.cfg.Seed + uint64(kind)<<56 + uint64(feature+1)<<40)
 	return bell(mix(z + uint64(rank)*0x9e3779b97f4a7c15))
@@ -203,7 +201,7 @@ func (s *generated) Next(b *Batch) error {
 	return nil
 }
 
-// Skip implements [Source]. It takes no time: each example is drawn from its number.
+// Skip implements [Source]. It is instant: each example is drawn from its number.
 func (s *generated) Skip(n int64) error {
 	last := s.number + (n-1)*int64(s.part.Trainers)
 	if n > 0 && s.part.To >= 0 && last >= s.part.To {
@@ -282,7 +280,7 @@ func (g *Generator) WriteCSV(ctx context.Context, w io.Writer, n int64) error {
 	return out.Flush()
 }
 
-// SchemaYAML is the schema of what WriteCSV writes.
+// SchemaYAML returns the schema of the files of WriteCSV.
 func (g *Generator) SchemaYAML() string {
 	text := "# A click log written by rowraft-trainer gen.\nformat: csv\nlabel: {column: label}\n"
 	if g.cfg.Dense > 0 {

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// headMost is how much of a file's beginning tells it from others.
+// headMost is how many bytes at a file's beginning distinguish it from other files.
 const headMost = 256
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// head is the sum of a file's first bytes that were read.
+// head is the checksum of a file's first bytes.
 type head struct{ size, sum uint32 }
 
 func (h *head) add(b []byte) {
@@ -30,23 +30,22 @@ func (h *head) add(b []byte) {
 	}
 }
 
-// growing reads the whole lines of a file that others append to.
+// growing reads the whole lines of a file while another process appends to it.
 type growing struct {
 	name string
 	file *os.File
-	pipe bool // it is no file: reads may wait, and its end is the end
+	pipe bool // not a file: reads may block, and its end is final
 
-	buf   []byte // read
-	at    int    // of buf, given out
-	seen  int    // of buf, without a line end behind at
-	head  head   // of what was given out
-	offer int64  // bytes of the file given out
-	ended bool   // of a pipe
-	final bool   // it will not grow any more: what stands behind the last line end is a line
+	buf   []byte // read bytes
+	at    int    // bytes of buf that were returned
+	seen  int    // bytes of buf behind at that contain no line end
+	head  head   // of the returned bytes
+	offer int64  // bytes of the file that were returned
+	ended bool   // the pipe has ended
+	final bool   // the file grows no more: the bytes behind the last line end are a line
 }
 
-// line returns the next line with its end, good until the next call; nil if there is no
-// whole one now.
+// line returns the next line with its end, valid until the next call; nil if there is no whole line now.
 func (g *growing) line() ([]byte, error) {
 	for {
 		if i := bytes.IndexByte(g.buf[g.at+g.seen:], '\n'); i >= 0 {
@@ -75,7 +74,7 @@ func (g *growing) give(n int) []byte {
 	return line
 }
 
-// fill reads more; false: there is none now.
+// fill reads more bytes; it returns false if there are none now.
 func (g *growing) fill() (bool, error) {
 	if g.ended || g.pipe && !g.readable(0) {
 		return false, nil
@@ -94,14 +93,14 @@ func (g *growing) fill() (bool, error) {
 	return n > 0, nil
 }
 
-// readable waits until a pipe has something, or has ended.
+// readable waits until a pipe has bytes, or has ended.
 func (g *growing) readable(patience time.Duration) bool {
 	fds := []unix.PollFd{{Fd: int32(g.file.Fd()), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, int(patience.Milliseconds()))
 	return err == nil && n > 0
 }
 
-// openAt opens a file behind its first offset bytes.
+// openAt opens a file at an offset.
 func openAt(path string, offset int64) (*growing, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -128,7 +127,7 @@ func (g *growing) same(file io.ReaderAt) bool {
 	return crc32.Checksum(b, castagnoli) == g.head.sum
 }
 
-// trimLine takes the end of a line off, and the byte order mark of a file's first.
+// trimLine removes the line end, and the byte order mark of a file's first line.
 func trimLine(line []byte, first bool) []byte {
 	line = bytes.TrimSuffix(line, []byte("\n"))
 	line = bytes.TrimSuffix(line, []byte("\r"))
@@ -138,7 +137,7 @@ func trimLine(line []byte, first bool) []byte {
 	return line
 }
 
-// names lists the files of data in a folder, in order.
+// names returns the data files in a folder, in order.
 func names(folder string) ([]string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -153,7 +152,7 @@ func names(folder string) ([]string, error) {
 	return out, nil
 }
 
-// resume opens the file that was being read, wherever it is by now.
+// resume opens the file that was being read, under its present name.
 func (s *Stream) resume(from Place) error {
 	f := s.follow
 	folder := f.path
@@ -171,7 +170,7 @@ func (s *Stream) resume(from Place) error {
 	for _, name := range candidates {
 		g, err := openAt(filepath.Join(folder, name), from.Bytes)
 		if err != nil {
-			continue // too short, or gone
+			continue // too short, or removed
 		}
 		if g.head.size != from.HeadBytes || g.head.sum != from.HeadSum {
 			g.file.Close()
@@ -183,10 +182,10 @@ func (s *Stream) resume(from Place) error {
 		s.file = g
 		return s.reparse()
 	}
-	f.note(fmt.Sprintf("%s is not there as it was read, up to byte %d: what was behind that may be missed", from.Name, from.Bytes))
+	f.note(fmt.Sprintf("%s is missing or has changed since it was read up to byte %d: later lines of it may be lost", from.Name, from.Bytes))
 	s.place = Place{}
 	if f.folder {
-		s.place.Name = from.Name // files before it stay read
+		s.place.Name = from.Name // files before it count as read
 		if _, err := os.Stat(filepath.Join(folder, from.Name)); err == nil {
 			return s.open(from.Name)
 		}
@@ -194,7 +193,7 @@ func (s *Stream) resume(from Place) error {
 	return nil
 }
 
-// reparse reads the first line of a file whose beginning was read before.
+// reparse reads the first line of a file whose beginning was read before the resume.
 func (s *Stream) reparse() error {
 	r, err := openAt(s.file.name, 0)
 	if err != nil {
@@ -227,7 +226,7 @@ func (s *Stream) open(name string) error {
 	}
 	g, err := openAt(path, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // not yet, or not any more
+		return nil // it does not exist yet, or no longer
 	}
 	if err != nil {
 		return invalid("follow: %w", err)
@@ -240,8 +239,8 @@ func (s *Stream) open(name string) error {
 	return nil
 }
 
-// wait waits a moment for more, and goes on to the next file when it is time. moved: there may
-// be something to read now.
+// wait waits a moment for more bytes, and changes to the next file when it is time. moved reports that there may be
+// something to read now.
 func (s *Stream) wait() (moved bool, err error) {
 	if g := s.file; g != nil && g.pipe {
 		if g.ended {
@@ -257,7 +256,7 @@ func (s *Stream) wait() (moved bool, err error) {
 	return false, nil
 }
 
-// moveOn looks what has become of the file that was read to its present end.
+// moveOn checks whether the file that was read to its present end was renamed, truncated or replaced.
 func (s *Stream) moveOn() (bool, error) {
 	if s.file == nil {
 		next, err := s.next()
@@ -297,13 +296,12 @@ func (s *Stream) moveOn() (bool, error) {
 		return true, nil
 	}
 	if !s.follow.folder {
-		s.follow.note(fmt.Sprintf("%s was replaced after %d bytes were read: going on with the new one", s.follow.path, s.file.offer))
+		s.follow.note(fmt.Sprintf("%s was replaced after %d bytes were read: continuing with the new one", s.follow.path, s.file.offer))
 	}
 	return true, s.open(next)
 }
 
-// finish has the file's last line given out, even without a line end; it reports false if
-// it was, or if there is none.
+// finish makes line return the file's last line, even without a line end; it returns false if there is none left.
 func (s *Stream) finish() bool {
 	if s.file.final {
 		return false
@@ -312,7 +310,7 @@ func (s *Stream) finish() bool {
 	return s.file.at < len(s.file.buf)
 }
 
-// next names the file behind the one that is read, "" if there is none.
+// next returns the name of the file after the present one, "" if there is none.
 func (s *Stream) next() (string, error) {
 	if !s.follow.folder {
 		name := filepath.Base(s.follow.path)

@@ -11,9 +11,8 @@ import (
 	"strings"
 )
 
-// Images is a data set of pictures and their classes in pairs of idx files, the
-// format of MNIST (LeCun, Cortes, Burges): big-endian sizes, then bytes. Pixels
-// become numbers from 0 to 1.
+// Images is a data set of images and their classes in pairs of idx files, the format of MNIST (LeCun, Cortes,
+// Burges): big-endian sizes, then bytes. Pixels become numbers from 0 to 1.
 type Images struct {
 	train, held imagePair
 	size        int64 // training examples
@@ -21,29 +20,28 @@ type Images struct {
 	shape       Shape
 }
 
-// ImagesConfig names the files; each is gunzipped if its name ends in .gz.
+// ImagesConfig names the files; a file whose name ends in .gz is gunzipped.
 type ImagesConfig struct {
 	Images, Labels string
-	// HeldImages and HeldLabels are the held-out part. Without them it is the share
-	// Held, [0, 1), at the end of the others.
+	// HeldImages and HeldLabels are the held-out examples. Without them, the share Held, [0, 1), at the end of the
+	// others is held out.
 	HeldImages, HeldLabels string
 	Held                   float64
-	Limit                  int64 // train on the first so many images; 0: on all
+	Limit                  int64 // train on the first so many images; 0: all
 }
 
-// maxPixels bounds what an image may claim to be.
+// maxPixels limits the size that an image may claim.
 const maxPixels = 1 << 20
 
-// OpenImages reads all the files once, so that what is wrong with them is said
-// before training begins.
+// OpenImages reads all files once, so that errors in them are reported before training begins.
 //
-// Errors: CodeInvalidArgument, naming the file and what was expected.
+// Errors: CodeInvalidArgument, naming the file and the expected content.
 func OpenImages(c ImagesConfig) (*Images, error) {
 	if !(c.Held >= 0 && c.Held < 1) {
 		return nil, invalid("held-out share %v: want from 0 to below 1", c.Held)
 	}
 	if (c.HeldImages == "") != (c.HeldLabels == "") {
-		return nil, invalid("held-out images and labels belong together: one of them is missing")
+		return nil, invalid("held-out images and labels must be given together, and one is missing")
 	}
 	s := &Images{train: imagePair{images: c.Images, labels: c.Labels}}
 	if err := s.train.check(); err != nil {
@@ -92,7 +90,7 @@ func (s *Images) Held() (Source, error) {
 	return s.held.open(Part{From: s.from, To: s.held.count, Trainers: 1})
 }
 
-// imagePair is a file of images and the one of their labels, and what check found there.
+// imagePair is a file of images, the file of their labels, and the sizes that check found.
 type imagePair struct {
 	images, labels         string
 	count                  int64
@@ -157,15 +155,15 @@ func (p *imagePair) open(part Part) (*imageSource, error) {
 	return &imageSource{images: images, labels: labels, part: part}, nil
 }
 
-// imageSource reads the examples of one part.
+// imageSource reads the examples of one Part.
 type imageSource struct {
 	images, labels *idxFile
 	part           Part
 	number         int64 // of the next image in the file
 }
 
-// mine returns the next image of the part, its label and its number.
-func (s *imageSource) mine() (image []byte, label byte, number int64, err error) {
+// nextOwn returns the next image of the Part, its label and its number.
+func (s *imageSource) nextOwn() (image []byte, label byte, number int64, err error) {
 	for {
 		if s.number >= s.part.To {
 			return nil, 0, 0, io.EOF
@@ -189,7 +187,7 @@ func (s *imageSource) mine() (image []byte, label byte, number int64, err error)
 func (s *imageSource) Next(b *Batch) error {
 	b.N = 0
 	for b.N < len(b.Labels) {
-		image, label, number, err := s.mine()
+		image, label, number, err := s.nextOwn()
 		if err == io.EOF {
 			break
 		} else if err != nil {
@@ -214,7 +212,7 @@ func (s *imageSource) Next(b *Batch) error {
 // Skip implements [Source].
 func (s *imageSource) Skip(n int64) error {
 	for ; n > 0; n-- {
-		if _, _, _, err := s.mine(); err != nil {
+		if _, _, _, err := s.nextOwn(); err != nil {
 			return err
 		}
 	}
@@ -236,14 +234,14 @@ type idxFile struct {
 	gz    *gzip.Reader // nil if not compressed
 	in    *bufio.Reader
 	sizes []int64
-	read  int64  // items
+	read  int64  // items read
 	item  []byte // scratch
 }
 
-// unsignedBytes is the type of the items that this reader takes.
+// unsignedBytes is the item type that this reader supports.
 const unsignedBytes = 0x08
 
-// openIdx reads the head of a file that is to have so many sizes.
+// openIdx reads the header of a file that must have this number of sizes.
 func openIdx(path string, sizes int) (*idxFile, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -298,7 +296,7 @@ func (f *idxFile) head(sizes int) error {
 	return nil
 }
 
-// cut is the error for a file that ends, or cannot be read, too early.
+// cut returns the error of a file that ends, or cannot be read, too early.
 func (f *idxFile) cut(has, want string, err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		return invalid("%s: the file is cut short: %s, want %s", f.path, has, want)
@@ -306,7 +304,7 @@ func (f *idxFile) cut(has, want string, err error) error {
 	return invalid("%s: after %s: %w", f.path, has, err)
 }
 
-// next returns the next item; the slice is good until the next call.
+// next returns the next item; the slice is valid until the next call.
 func (f *idxFile) next() ([]byte, error) {
 	if _, err := io.ReadFull(f.in, f.item); err != nil {
 		return nil, f.cut(fmt.Sprintf("%d whole items", f.read), fmt.Sprint(f.sizes[0]), err)
@@ -315,7 +313,7 @@ func (f *idxFile) next() ([]byte, error) {
 	return f.item, nil
 }
 
-// end reports what follows the last item.
+// end returns an error if bytes follow the last item.
 func (f *idxFile) end() error {
 	if _, err := f.in.ReadByte(); err == nil {
 		return invalid("%s: more bytes follow its %d items", f.path, f.sizes[0])

@@ -154,7 +154,7 @@ func TestBadImages(t *testing.T) {
 		{"no pixels", idx(nil, 5, 0, 3), labels, "", nil, "images of 0 pixels"},
 		{"no gzip", images, labels, ".gz", nil, "it is not gzip"},
 		{"gzip cut short", zip(images)[:30], zip(labels), ".gz", nil, "cut short"},
-		{"half a held-out part", images, labels, "", func(c *ImagesConfig) { c.HeldImages = c.Images }, "belong together"},
+		{"half a held-out part", images, labels, "", func(c *ImagesConfig) { c.HeldImages = c.Images }, "must be given together"},
 		{"share", images, labels, "", func(c *ImagesConfig) { c.Held = 1 }, "held-out share 1"},
 		{"absent", images, labels, "", func(c *ImagesConfig) { c.Images += "x" }, "no such file"},
 	} {

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// maxLine bounds the memory a file without line ends can take.
+// maxLine limits the memory for a file without line ends.
 const maxLine = 1 << 20
 
 // lines reads a text file line by line, gunzipping it if its name ends in .gz.
@@ -42,8 +42,8 @@ func openLines(path string) (*lines, error) {
 	return l, nil
 }
 
-// next returns the next line that is not empty, without its end; the slice is
-// good until the next call. io.EOF after the last one.
+// next returns the next line that is not empty, without its end; the slice is valid until the next call. io.EOF
+// after the last line.
 func (l *lines) next() ([]byte, error) {
 	for {
 		line, err := l.in.ReadSlice('\n')
@@ -77,7 +77,7 @@ func (l *lines) next() ([]byte, error) {
 	}
 }
 
-// errorf is an error at the line last read.
+// errorf returns an error at the last line that was read.
 func (l *lines) errorf(format string, args ...any) error {
 	return invalid("%s:%d: %s", l.path, l.line, fmt.Sprintf(format, args...))
 }
@@ -89,7 +89,7 @@ func (l *lines) close() error {
 	return l.file.Close()
 }
 
-// splitter cuts a line into values.
+// splitter splits a line into values.
 type splitter struct {
 	separator    byte
 	quotes, trim bool
@@ -99,8 +99,7 @@ type splitter struct {
 
 var errQuote = errors.New(`a quote is not closed, or something follows the closing one: want "value", with quotes inside doubled, on one line`)
 
-// split returns the values of line; they point into it, or into scratch, and
-// are good until the next call.
+// split returns the values of line; they point into it, or into scratch, and are valid until the next call.
 func (s *splitter) split(line []byte) ([][]byte, error) {
 	s.values, s.unquoted = s.values[:0], s.unquoted[:0]
 	for {
@@ -134,8 +133,8 @@ func (s *splitter) split(line []byte) ([][]byte, error) {
 	}
 }
 
-// quoted takes a value after its opening quote, and returns what follows the
-// separator, or nil at the end of the line.
+// quoted adds a value after its opening quote, and returns what follows the separator, or nil at the end of the
+// line.
 func (s *splitter) quoted(line []byte) (rest []byte, err error) {
 	start := len(s.unquoted)
 	for {

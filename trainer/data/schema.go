@@ -14,15 +14,14 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Schema says how to read a delimited text file. Its YAML form is documented
-// in examples/README.md.
+// Schema describes a delimited text file. examples/README.md documents its YAML form.
 type Schema struct {
 	Format    string `yaml:"format"`    // csv (default), tsv or criteo
 	Separator string `yaml:"separator"` // one byte; default "," for csv, tab for tsv and criteo
-	Header    *bool  `yaml:"header"`    // first line names the columns; default true for csv and tsv; criteo finds out
+	Header    *bool  `yaml:"header"`    // first line names the columns; default true for csv and tsv; criteo detects it
 	Trim      bool   `yaml:"trim"`      // remove spaces around values
 	Quotes    *bool  `yaml:"quotes"`    // values may be "quoted"; default true for csv
-	// Missing lists the values that mean missing, besides the empty one.
+	// Missing lists the values that mean missing, in addition to the empty value.
 	Missing     []string      `yaml:"missing"`
 	Label       Label         `yaml:"label"`
 	Dense       []Dense       `yaml:"dense"`
@@ -35,7 +34,7 @@ type Column struct {
 	Position int    `yaml:"position"`
 }
 
-// Label is the column that is predicted.
+// Label is the column to predict.
 type Label struct {
 	Column   `yaml:",inline"`
 	Positive []string `yaml:"positive"` // values that mean 1; default "1"
@@ -50,15 +49,14 @@ type Dense struct {
 	Transform string  `yaml:"transform"`
 	Mean      float64 `yaml:"mean"`
 	Std       float64 `yaml:"std"`
-	Missing   float64 `yaml:"missing"` // what a missing value becomes, after the transform
+	Missing   float64 `yaml:"missing"` // value of a missing number, after the transform
 }
 
 // Categorical is a feature whose values become keys.
 type Categorical struct {
 	Column `yaml:",inline"`
 	Name   string `yaml:"name"` // hashed with the value; default the column's name
-	// Buckets, ascending, make a category of a number: value "b<i>" where i is
-	// the number of bounds ≤ the number.
+	// Buckets, ascending, turn a number into a category: value "b<i>" where i is the number of bounds ≤ the number.
 	Buckets []float64 `yaml:"buckets"`
 }
 
@@ -80,11 +78,10 @@ func LoadSchema(path string) (*Schema, error) {
 
 var unknownField = regexp.MustCompile(`line (\d+): field (\S+) not found in type \S+`)
 
-// notDuration is what the decoder says of a duration without a unit.
+// notDuration is the decoder's error for a duration without a unit.
 var notDuration = regexp.MustCompile("line (\\d+): cannot unmarshal !!\\w+ `(.*)` into time.Duration")
 
-// DecodeYAML decodes text into v and refuses keys that v does not have, naming
-// file, line and key.
+// DecodeYAML decodes text into v and refuses keys that v lacks; the error names file, line and key.
 func DecodeYAML(file string, text []byte, v any) error {
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
@@ -96,7 +93,7 @@ func DecodeYAML(file string, text []byte, v any) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s:%s: unknown key %q", file, m[1], m[2])
 	}
 	if m := notDuration.FindStringSubmatch(err.Error()); m != nil {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s:%s: %q is no duration: want a number with its unit, as 500ms, 10s or 2h", file, m[1], m[2])
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s:%s: %q is not a duration: want a number with its unit, for example 500ms, 10s or 2h", file, m[1], m[2])
 	}
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: %w", file, err)
 }
@@ -105,8 +102,7 @@ func invalid(format string, args ...any) error {
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
 }
 
-// complete fills defaults in and checks the schema as far as possible without
-// the file.
+// complete sets defaults and checks the schema as far as possible without the file.
 func (s *Schema) complete() error {
 	yes, no := true, false
 	switch s.Format {
@@ -152,7 +148,7 @@ func (s *Schema) complete() error {
 			c.Name = "column" + strconv.Itoa(c.Position)
 		}
 		if names[c.Name] {
-			return invalid("two categorical features are called %q: give one a name of its own", c.Name)
+			return invalid("two categorical features are called %q: give one another name", c.Name)
 		}
 		names[c.Name] = true
 		if !slices.IsSorted(c.Buckets) {
@@ -174,12 +170,11 @@ func (s *Schema) setDefaults(separator string, header, quotes *bool) {
 	}
 }
 
-// completeCriteo describes the layout of the Criteo data sets: label, I1–I13,
-// C1–C26. Separator and header are found out from the first line: the original
-// has tabs and no header, copies of it commas and a header.
+// completeCriteo describes the layout of the Criteo data sets: label, I1–I13, C1–C26. The first line decides
+// separator and header: the original has tabs and no header, copies of it have commas and a header.
 func (s *Schema) completeCriteo() error {
 	if len(s.Dense)+len(s.Categorical) > 0 || s.Label.Column != (Column{}) {
-		return invalid("format criteo fixes the columns: leave out label, dense and categorical")
+		return invalid("format criteo fixes the columns: remove label, dense and categorical")
 	}
 	no := false
 	s.Quotes = &no

@@ -61,7 +61,7 @@ func NewDLRM(backend compute.Backend, cfg DLRMConfig) (*DLRM, error) {
 	return m, nil
 }
 
-// vectors is the number of vectors that are multiplied in pairs.
+// vectors returns the number of vectors that are multiplied in pairs.
 func (c *DLRMConfig) vectors() int {
 	if c.Dense > 0 {
 		return c.Categorical + 1
@@ -87,8 +87,8 @@ func (c *DLRMConfig) params() []Param {
 			in = layer(fmt.Sprintf("bottom.%d", i), in, width)
 		}
 		layer("bottom.out", in, c.Dim)
-		// Uniform in ±1: from the first step the bottom's output has a constant part,
-		// without which what an embedding says alone averages out over the examples.
+		// Uniform in ±1: from the first step the bottom's output has a constant part, without which the information
+		// of a single embedding averages out over the examples.
 		params[len(params)-1].FanIn, params[len(params)-1].FanOut = 3, 3
 	}
 	first, in := 1, c.pairs()
@@ -166,12 +166,12 @@ func (m *DLRM) forward(rows, index, dense *Node, params []*Node) *graph {
 		g.vectors = Concatenate([]*Node{InsertAxes(x, 1), g.vectors}, 1)
 	}
 	v := c.vectors()
-	// Transposed by hand for the reason layer.backward tells.
+	// Transposed by hand for the reason that layer.backward gives.
 	g.products = Reshape(EinsumAxes(g.vectors, Transpose(g.vectors, 1, 2), [][2]int{{2, 1}}, [][2]int{{0, 0}}), c.Batch, v*v)
 
-	// No triangle is ever cut out of products, which are symmetric: instead the
-	// weights of the pairs are spread, halved, over the cells on both sides of
-	// the diagonal. That costs nothing per example; cutting costs V slices and V pads.
+	// The products are symmetric. Instead of cutting a triangle out of them, the weights of the pairs are spread,
+	// halved, over the cells on both sides of the diagonal. That costs nothing per example; cutting costs V slices
+	// and V pads.
 	if c.Dense > 0 {
 		g.direct = take()
 	}
@@ -255,7 +255,7 @@ func relu(x *Node) *Node { return Max(x, ZerosLike(x)) }
 // where is d where the ReLU's output y is positive, else 0.
 func where(y, d *Node) *Node { return Where(GreaterThan(y, ZerosLike(y)), d, ZerosLike(d)) }
 
-// split takes the inputs apart: rows, index, [dense], then the others.
+// split separates the inputs: rows, index, [dense], then the others.
 func (m *DLRM) split(in []*Node) (rows, index, dense *Node, rest []*Node) {
 	rows, index, rest = in[0], in[1], in[2:]
 	if m.cfg.Dense > 0 {
@@ -363,7 +363,7 @@ func (m *DLRM) readLogits(t *tensors.Tensor, b *Batch, out *Result) error {
 	return tensors.ConstFlatData(t, func(z []float32) { bce(z, b.Labels, b.N, out) })
 }
 
-// call runs e on in and, behind it, the tensors of params, and frees both.
+// call runs e on in followed by the tensors of params, and frees both.
 func call(e *Exec, in []*tensors.Tensor, shapes []Param, params []float32) ([]*tensors.Tensor, error) {
 	for _, p := range shapes {
 		in = append(in, tensors.FromFlatDataAndDimensions(params[:p.Size()], p.Shape...))
@@ -381,7 +381,7 @@ func call(e *Exec, in []*tensors.Tensor, shapes []Param, params []float32) ([]*t
 	return out, nil
 }
 
-// readGrads reads a tensor for each of shapes into dst, one behind the other.
+// readGrads reads a tensor for each of shapes into dst, one after the other.
 func readGrads(outputs []*tensors.Tensor, shapes []Param, dst []float32) error {
 	for i, p := range shapes {
 		if err := read(outputs[i], dst[:p.Size()]); err != nil {

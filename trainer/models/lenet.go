@@ -72,8 +72,8 @@ func NewLeNet(backend compute.Backend, cfg LeNetConfig) (*LeNet, error) {
 	return m, nil
 }
 
-// quarter is a quarter of the first convolution's output each way, less than
-// which nothing is ever cut into; the second's maxima are two cells smaller.
+// quarter returns a quarter of the first convolution's output in each direction, the smallest unit of the layout;
+// the second's maxima are two cells smaller.
 func (c *LeNetConfig) quarter() (h, w int) {
 	return (c.Height - kernel + 1) / 4, (c.Width - kernel + 1) / 4
 }

@@ -7,17 +7,15 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Model is what the training loop needs of a model. A Model is used by one
-// goroutine at a time.
+// Model is the interface between the training loop and a model. One goroutine at a time uses a Model.
 type Model interface {
-	// Params are the dense weights, in the order in which Step wants them.
+	// Params are the dense weights, in the order of Step's arguments.
 	Params() []Param
 	// Step runs the model forward and backward.
 	//
-	// rows is U × dim, row-major; params is all dense weights one after the
-	// other, in the order of Params. Step fills out; it keeps none of its
-	// arguments. out.Loss is NaN or infinite if the numbers are: it is for the
-	// caller to skip the batch.
+	// rows is U × dim, row-major; params has all dense weights one after the other, in the order of Params. Step
+	// fills out and keeps none of its arguments. out.Loss is NaN or infinite if the numbers are; the caller then
+	// skips the batch.
 	Step(b *Batch, rows, params []float32, out *Result) error
 	// Predict runs forward only and fills out.Predictions and out.Loss.
 	Predict(b *Batch, rows, params []float32, out *Result) error
@@ -49,10 +47,9 @@ func TotalSize(params []Param) int {
 	return n
 }
 
-// Initial writes the initial weights of params one after the other into dst: a
-// pure function of seed, the position of the tensor and of the weight, so that
-// every trainer computes the same without asking anybody. Tensors with a fan
-// are Glorot uniform, the others zeros.
+// Initial writes the initial weights of params one after the other into dst: a pure function of seed, the position
+// of the tensor and of the weight, so that every trainer computes the same weights without communication. Tensors
+// with a fan are Glorot uniform, the others zeros.
 func Initial(dst []float32, params []Param, seed uint64) {
 	at := 0
 	for t, p := range params {
@@ -76,8 +73,8 @@ func mix(seed, i uint64) uint64 {
 	return z ^ z>>31
 }
 
-// Batch is what a step reads, apart from weights. All slices hold the whole
-// batch size of the model, of which the first N examples are real.
+// Batch is the input of a step, apart from weights. All slices have the whole batch size of the model, of which the
+// first N examples are real.
 type Batch struct {
 	N      int
 	Labels []float32 // [batch], 0 or 1; the number of a class
@@ -85,8 +82,7 @@ type Batch struct {
 	Index  []int32   // [batch, categorical features]: which row of rows
 }
 
-// Result is what a step gives. Its slices are allocated by the caller or grown
-// by the model, and reused.
+// Result is the output of a step. The caller allocates its slices, or the model grows them; they are reused.
 type Result struct {
 	Loss        float64   // mean cross entropy of the N examples, in nats
 	Predictions []float32 // [N], probability of label 1, or of the right class, before the update
@@ -128,7 +124,7 @@ func grow(s []float32, n int) []float32 {
 	return s[:n]
 }
 
-// invalid is the error for a shape that a caller got wrong.
+// invalid returns the error for a shape that the caller got wrong.
 func invalid(format string, args ...any) error {
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "model: %s", fmt.Sprintf(format, args...))
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Sleep takes the time of a model and computes nothing: its gradients are zeros. With it
-// a benchmark sees how workers wait for each other, however few cores they share.
+// Sleep takes the time of a model and computes nothing: its gradients are zeros. A benchmark with it shows how
+// workers wait for each other, however few cores they share.
 type Sleep struct {
 	Time time.Duration // of a step
 }

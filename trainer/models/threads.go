@@ -2,32 +2,31 @@ package models
 
 import "sync"
 
-// Threads is a model that computes a batch on several goroutines: each has a model of
-// its own for a slice of the examples, and the gradients are summed in the order of the slices.
-// They are those of one model over the whole batch, but for rounding; the bits depend
-// on the number of threads and on nothing else.
+// Threads computes a batch on several goroutines: each has a model for a slice of the examples, and the gradients
+// are summed in the order of the slices. They equal those of one model over the whole batch, but for rounding; the
+// bits depend only on the number of threads.
 type Threads struct {
 	parts []threadPart
 	size  int // examples of a slice
 	dim   int // of a row
 }
 
-// threadPart is what one goroutine has.
+// threadPart is the state of one goroutine.
 type threadPart struct {
 	model  Model
 	batch  Batch
 	result Result
 	err    error
 
-	// The part's own list of rows, in the order of first appearance.
+	// The slice's own list of rows, in the order of first appearance.
 	rows   []float32
 	global []int32 // which of the batch's rows each one is
-	local  []int32 // by row of the batch: 1 + place in global, 0 if the part has it not
+	local  []int32 // by row of the batch: 1 + position in global, 0 if the slice lacks the row
 	index  []int32
 }
 
-// NewThreads returns the model that open makes for a whole batch if threads is 1, else one
-// of threads parts; dim is that of its rows. Errors: CodeInvalidArgument unless threads divides batch; those of open.
+// NewThreads returns the model that open makes for a whole batch if threads is 1, otherwise a model of this number
+// of threads; dim is that of its rows. Errors: CodeInvalidArgument unless threads divides batch; those of open.
 func NewThreads(threads, batch, dim int, open func(batch int) (Model, error)) (Model, error) {
 	if threads < 1 || dim < 1 || batch%threads != 0 {
 		return nil, invalid("%d threads for batches of %d examples of rows of %d: want a number that divides the batch, and rows", threads, batch, dim)
@@ -88,7 +87,7 @@ func (m *Threads) Predict(b *Batch, rows, params []float32, out *Result) error {
 	return err
 }
 
-// each runs f for the parts that have examples, side by side, and returns their number.
+// each runs f concurrently for the slices that have examples, and returns their number.
 func (m *Threads) each(b *Batch, rows []float32, f func(*threadPart) error) (used int, err error) {
 	used = (b.N + m.size - 1) / m.size
 	if used < 1 || used > len(m.parts) {
@@ -115,7 +114,7 @@ func (m *Threads) each(b *Batch, rows []float32, f func(*threadPart) error) (use
 	return used, nil
 }
 
-// take cuts the i-th slice of size examples out of b, with the rows that it names.
+// take copies the i-th slice of size examples from b, with the rows that it uses.
 func (p *threadPart) take(b *Batch, rows []float32, i, size, dim int) {
 	whole := len(b.Labels)
 	slice := func(s []float32) []float32 { return s[i*size*len(s)/whole : (i+1)*size*len(s)/whole] }
@@ -143,7 +142,7 @@ func growIndex(s []int32, n int) []int32 {
 	return s[:n]
 }
 
-// scores joins what the parts say of their examples.
+// scores joins the results of the slices.
 func (m *Threads) scores(used, n int, out *Result) {
 	out.Loss, out.Predictions, out.Classes = 0, grow(out.Predictions, n)[:0], out.Classes[:0]
 	for i := range used {

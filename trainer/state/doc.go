@@ -1,7 +1,6 @@
-// Package state is what a trainer needs besides the rows to go on exactly where
-// it was: its position in the data, its counters, the tensors that no table
-// holds, and what of its configuration must not change.
+// Package state is the state of a trainer besides the rows, for an exact resume: its position in the data, its
+// counters, the tensors that no table holds, and the settings that must not change.
 //
-// The bytes: docs/formats/trainer-state.md. They are written and read as a
-// stream, for dense weights of hundreds of MB.
+// docs/formats/trainer-state.md has the bytes. They are written and read as a stream, because dense weights may
+// have hundreds of MB.
 package state

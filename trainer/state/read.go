@@ -12,21 +12,21 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// chunkValues is how many numbers are converted at a time, and what a damaged
-// length can make a reader allocate beyond what it has read.
+// chunkValues is how many numbers are converted at a time. It limits what a damaged length can make a reader
+// allocate.
 const chunkValues = 64 << 10
 
 func corrupt(format string, args ...any) error {
 	return rowraft.Errorf(rowraft.CodeCorrupt, "trainer state: "+format, args...)
 }
 
-// reader sums up what it reads.
+// reader computes the checksum of what it reads.
 type reader struct {
 	r   *bufio.Reader
 	sum hash.Hash32
 }
 
-// take reads n bytes; they are few, or were announced by a sum that was right.
+// take reads n bytes; n is small, or a correct checksum has covered it.
 func (r *reader) take(n int) ([]byte, error) {
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r.r, b); err != nil {
@@ -36,7 +36,7 @@ func (r *reader) take(n int) ([]byte, error) {
 	return b, nil
 }
 
-// cut keeps the error of a medium and makes the end of a file Corrupt.
+// cut keeps the error of a medium and turns the end of a file into CodeCorrupt.
 func cut(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return corrupt("it ends too early")
@@ -44,7 +44,7 @@ func cut(err error) error {
 	return err
 }
 
-// Read reads a state and the end behind it.
+// Read reads a state and expects the end behind it.
 //
 // Errors: CodeCorrupt, CodeVersionTooNew, those of src.
 func Read(src io.Reader) (*State, error) {
@@ -103,7 +103,7 @@ func Read(src io.Reader) (*State, error) {
 	return s, nil
 }
 
-// header reads all that has a length in the first 72 bytes.
+// header reads the fields and lengths in the first 72 bytes.
 func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	b, err := r.take(10)
 	if err != nil {

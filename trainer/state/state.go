@@ -41,33 +41,33 @@ var (
 type State struct {
 	Job            string
 	Rank, Trainers int
-	Ended          bool  // the trainer had done all that it was to do
+	Ended          bool  // the trainer had done all its work
 	Step           int64 // batches of this trainer
-	JobStep        int64 // steps of the job that are closed, where trainers keep step; 0: there are none
+	JobStep        int64 // closed steps of the job in mode sync; 0: the mode has none
 	Examples       int64
 	Skipped        int64 // batches
-	Acknowledged   int64 // pushes
+	Acknowledged   int64 // acknowledged pushes
 	Config         []byte
 	Positions      []Position
-	Place          *Place // in a stream that is followed; nil: none is
+	Place          *Place // in a followed stream; nil: none
 	Tensors        []Tensor
 }
 
-// Position is a place in one part of the data.
+// Position is a position in one share of the data.
 type Position struct {
 	Part, Parts int
-	Epoch       int64 // passes finished
-	Offset      int64 // examples of the part read in the present pass
+	Epoch       int64 // finished passes
+	Offset      int64 // examples of the share that were read in the present pass
 }
 
-// Place is a place in a stream: behind a line of one of its files.
+// Place is a position in a stream: behind a line of one of its files.
 type Place struct {
 	Name               string // of the file; "-" standard input
-	Bytes, Lines       int64  // read
+	Bytes, Lines       int64  // read so far
 	HeadBytes, HeadSum uint32 // CRC-32C of the file's first HeadBytes bytes
 }
 
-// Kind says what a tensor is.
+// Kind is the meaning of a tensor.
 type Kind uint16
 
 // Kinds of tensors.
@@ -85,10 +85,10 @@ type Tensor struct {
 	Values []float32
 }
 
-// BlobName is the name of a trainer's state among the blobs of a checkpoint.
+// BlobName returns the name of a trainer's state among the blobs of a checkpoint.
 func BlobName(job string, rank int) string { return fmt.Sprintf("trainer/%s/%d", job, rank) }
 
-// Size is the number of bytes that WriteTo writes.
+// Size returns the number of bytes that WriteTo writes.
 func (s *State) Size() int64 {
 	n := headerBytes + len(s.Job) + len(s.Config) + 24*len(s.Positions) + 4
 	if s.Place != nil {
@@ -103,7 +103,7 @@ func (s *State) Size() int64 {
 	return int64(n)
 }
 
-// WriteTo writes s. A state that the format has no room for is CodeInvalidArgument.
+// WriteTo writes s. A state that the format cannot hold is CodeInvalidArgument.
 func (s *State) WriteTo(dst io.Writer) (int64, error) {
 	if err := s.check(); err != nil {
 		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer state: %w", err)
@@ -196,7 +196,7 @@ func (t *Tensor) write(w io.Writer) error {
 	return nil
 }
 
-// check reports the first thing in s that the page does not allow.
+// check returns the first thing in s that the format page does not allow.
 func (s *State) check() error {
 	switch {
 	case s.Rank < 0 || s.Rank >= s.Trainers || s.Trainers > math.MaxInt32:
@@ -229,7 +229,7 @@ func (s *State) check() error {
 	return nil
 }
 
-// size is the number of values that the shape asks for.
+// size returns the number of values of the shape.
 func (t *Tensor) size() (int64, error) {
 	if t.Kind < InitialWeights || t.Kind > OptimizerState || len(t.Name) < 1 || len(t.Name) > maxTensor || len(t.Shape) > maxDims {
 		return 0, fmt.Errorf("a tensor of kind %d with %d dimensions and a name of %d bytes", t.Kind, len(t.Shape), len(t.Name))

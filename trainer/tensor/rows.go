@@ -7,21 +7,20 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Rows is the dense table that tensors lie in. Implementations keep none of the
-// slices that they are given.
+// Rows is the dense table that holds tensors. Implementations keep none of the slices in their arguments.
 type Rows interface {
-	// Pull fills rows with the weights of keys, which ascend strictly, and, unless
-	// present is nil, tells which of them have a row.
+	// Pull fills rows with the weights of keys, which ascend strictly. Unless present is nil it reports which keys
+	// have a row.
 	Pull(ctx context.Context, keys []rowraft.Key, rows []float32, present []bool) error
 	// Push applies gradients, Assign sets weights, each exactly once.
 	Push(ctx context.Context, keys []rowraft.Key, grads []float32) error
 	Assign(ctx context.Context, keys []rowraft.Key, rows []float32) error
 }
 
-// chunkBytes is what one call to Rows moves at most, but for a single row.
+// chunkBytes limits what one call to Rows moves, but for a single row.
 const chunkBytes = 1 << 20
 
-// chunk is a run of rows on its way.
+// chunk is a run of rows in one call.
 type chunk struct {
 	from, to int64 // rows
 	keys     []rowraft.Key
@@ -69,10 +68,10 @@ func (t *Tensor) Read(ctx context.Context, r Rows, from int64, dst []float32) er
 	})
 }
 
-// Push applies the gradients of the values from value from on, exactly once for each
-// call to r: with an error some rows may have got theirs.
+// Push applies the gradients of the values from value from on, exactly once for each call to r: after an error some
+// rows may have theirs.
 //
-// Errors: CodeInvalidArgument unless they are those of whole rows; those of r.
+// Errors: CodeInvalidArgument unless they belong to whole rows; those of r.
 func (t *Tensor) Push(ctx context.Context, r Rows, from int64, grads []float32) error {
 	return t.write(from, grads, func(c *chunk) error { return r.Push(ctx, c.keys, c.rows) })
 }
@@ -104,7 +103,7 @@ func (t *Tensor) Fill(ctx context.Context, r Rows, fill func(from int64, dst []f
 	})
 }
 
-// Complete tells whether every row is there: pushed or assigned by somebody.
+// Complete reports whether every row exists: some client has pushed or assigned it.
 func (t *Tensor) Complete(ctx context.Context, r Rows) (bool, error) {
 	var present []bool
 	complete := true

@@ -13,7 +13,7 @@ const (
 	MaxTensors = 1 << 24 // of a table
 )
 
-// Tensor is one tensor of a table: which, of what shape, cut how. Immutable.
+// Tensor is one tensor of a table: its number, shape and layout. Immutable.
 type Tensor struct {
 	name   string
 	number uint32
@@ -22,8 +22,8 @@ type Tensor struct {
 	size   int64
 }
 
-// New describes tensor number `number` of a table whose rows have width weights.
-// Without a shape it is a single number.
+// New describes tensor number `number` of a table whose rows have width weights. Without a shape it is a single
+// number.
 //
 // Errors: CodeInvalidArgument if a dimension is below 1, or it has too many rows.
 func New(name string, number uint32, width int, shape ...int64) (*Tensor, error) {
@@ -46,13 +46,13 @@ func New(name string, number uint32, width int, shape ...int64) (*Tensor, error)
 	return t, nil
 }
 
-// Name returns what the tensor is called.
+// Name returns the name of the tensor.
 func (t *Tensor) Name() string { return t.name }
 
-// Number returns which tensor of its table it is.
+// Number returns the tensor's number in its table.
 func (t *Tensor) Number() uint32 { return t.number }
 
-// Shape returns the dimensions, a copy.
+// Shape returns a copy of the dimensions.
 func (t *Tensor) Shape() []int64 { return append([]int64(nil), t.shape...) }
 
 // Width returns the weights of a row.
@@ -67,7 +67,7 @@ func (t *Tensor) Rows() int64 { return (t.size-1)/t.width + 1 }
 // Key returns the key of a row, 0 ≤ row < Rows.
 func (t *Tensor) Key(row int64) rowraft.Key { return rowraft.DenseKey(t.number, uint64(row)) }
 
-// Place returns where value i is, 0 ≤ i < Size.
+// Place returns the row and column of value i, 0 ≤ i < Size.
 func (t *Tensor) Place(i int64) (row int64, column int) { return i / t.width, int(i % t.width) }
 
 // AppendKeys appends the keys of the rows from ≤ row < to, which are ascending.
@@ -78,7 +78,7 @@ func (t *Tensor) AppendKeys(keys []rowraft.Key, from, to int64) []rowraft.Key {
 	return keys
 }
 
-// Index returns which value the indices name, row-major.
+// Index returns the number of the value with these indices, row-major.
 //
 // Errors: CodeInvalidArgument unless there is one index in range for each dimension.
 func (t *Tensor) Index(indices ...int64) (int64, error) {
@@ -88,15 +88,14 @@ func (t *Tensor) Index(indices ...int64) (int64, error) {
 	at := int64(0)
 	for i, x := range indices {
 		if x < 0 || x >= t.shape[i] {
-			return 0, invalid("tensor %s: indices %v are outside of the shape %v", t.name, indices, t.shape)
+			return 0, invalid("tensor %s: indices %v are outside the shape %v", t.name, indices, t.shape)
 		}
 		at = at*t.shape[i] + x
 	}
 	return at, nil
 }
 
-// check reports a range of values that the tensor has not, or, of a write, one that
-// is not made of whole rows.
+// check returns an error for values outside the tensor or, for a write, values that are not whole rows.
 func (t *Tensor) check(from int64, n int, write bool) error {
 	to := from + int64(n)
 	if from < 0 || to < from || to > t.size {

@@ -1,3 +1,3 @@
-// Package tensorboard writes scalars to event files, as TensorBoard reads them
-// (docs/formats/tensorboard.md). A Writer is used by one goroutine at a time.
+// Package tensorboard writes scalars to event files for TensorBoard (docs/formats/tensorboard.md). One goroutine at
+// a time uses a Writer.
 package tensorboard

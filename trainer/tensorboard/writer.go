@@ -30,7 +30,7 @@ const (
 	sessionStart  = 1 // of the enum SessionStatus
 )
 
-// fileVersion is what the first event of a file says.
+// fileVersion is the content of the first event of a file.
 const fileVersion = "brain.Event:2"
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -48,8 +48,8 @@ type Writer struct {
 	err  error // the first; nothing is written after it
 }
 
-// Create makes the folder dir and a new event file in it. What files of earlier runs say of step
-// first and later counts no more.
+// Create creates the folder dir and a new event file in it. TensorBoard then ignores the points of earlier runs
+// from step first on.
 func Create(dir string, first int64, now time.Time) (*Writer, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func Create(dir string, first int64, now time.Time) (*Writer, error) {
 	if err != nil {
 		host = "localhost"
 	}
-	// Files are read in the order of their names, so this begins with the time.
+	// TensorBoard reads files in the order of their names, so the name begins with the time.
 	name := fmt.Sprintf("events.out.tfevents.%010d.%s.%d.%d", now.Unix(), host, os.Getpid(), now.Nanosecond())
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
@@ -73,8 +73,8 @@ func Create(dir string, first int64, now time.Time) (*Writer, error) {
 	return w, nil
 }
 
-// Write appends the scalars of a step, in one write. Those that are not finite are left out. After an
-// error it does nothing but return it.
+// Write appends the scalars of a step, in one write. It omits those that are not finite. After an error it does
+// nothing but return it.
 func (w *Writer) Write(now time.Time, step int64, scalars ...Scalar) error {
 	w.buf = appendRecord(w.buf[:0], scalarEvent(now, step, scalars))
 	return w.flush()
@@ -90,7 +90,7 @@ func (w *Writer) flush() error {
 // Close closes the file.
 func (w *Writer) Close() error { return w.file.Close() }
 
-// appendRecord appends a record with its sums.
+// appendRecord appends a record with its checksums.
 func appendRecord(b, data []byte) []byte {
 	at := len(b)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(data)))
@@ -99,7 +99,7 @@ func appendRecord(b, data []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, masked(data))
 }
 
-// masked is the CRC-32C of b, turned and moved, so that sums of what holds sums are good ones.
+// masked returns the CRC-32C of b, rotated and shifted, because a CRC over data that contains CRCs is weak.
 func masked(b []byte) uint32 {
 	crc := crc32.Checksum(b, castagnoli)
 	return (crc>>15 | crc<<17) + 0xa282ead8

@@ -11,8 +11,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 )
 
-// dealer gives the parts of a plan to several trainers, none of which dies, as the
-// scheduler does.
+// dealer gives the splits of a plan to several trainers, none of which dies, as the scheduler does.
 type dealer struct {
 	plan    client.PartPlan
 	workers int64
@@ -86,7 +85,7 @@ func (h hand) EndPart(_ context.Context, p client.Part) error {
 	return nil
 }
 
-// leave takes a worker out of the team: the others wait for it no more.
+// leave removes a worker from the team: the others no longer wait for it.
 func (m *team) leave(ctx context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,7 +95,7 @@ func (m *team) leave(ctx context.Context) {
 	m.change.Broadcast()
 }
 
-// batches is how many the audit rows count.
+// batches returns the number of batches in the audit rows.
 func (m *team) batches(t *testing.T) (sum float32) {
 	m.Local.mu.Lock()
 	audit := m.tables[2].schema
@@ -120,7 +119,7 @@ func (m *team) batches(t *testing.T) (sum float32) {
 func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*Result {
 	t.Helper()
 	workers := len(m.clocks)
-	cfg.Trainers, cfg.parted = workers, true
+	cfg.Trainers, cfg.splitData = workers, true
 	d := newDealer(cfg.partPlan(cfg.Generator.Examples), workers)
 	d.counted, d.batch = func() float32 { return m.batches(t) }, int64(cfg.Batch)
 	results := make([]*Result, workers)
@@ -138,7 +137,7 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*Res
 				t.Error(err)
 				return
 			}
-			j.parts.giver, j.cfg.member = hand{d, rank}, nil
+			j.parts.source, j.cfg.member = hand{d, rank}, nil
 			if results[rank], err = j.Run(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -156,9 +155,8 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*Res
 	return results
 }
 
-// In every mode several trainers read each example of each epoch once, and nobody waits
-// for a trainer that has nothing left: not where parts are of different lengths, nor where batches are
-// not finite, nor where the trainer computes with several threads.
+// In every mode several trainers read each example of each epoch once, and no trainer waits for one that has
+// nothing left: with splits of different lengths, with batches that are not finite, and with several threads.
 func TestEveryModeReadsParts(t *testing.T) {
 	const examples, epochs = 1000, 2
 	for _, tc := range []struct {
@@ -189,8 +187,8 @@ func TestEveryModeReadsParts(t *testing.T) {
 	}
 }
 
-// Two runs in step on parts, with one seed, give the same bits: who reads what does not
-// depend on who asks first.
+// Two sync runs on splits, with one seed, give the same bits: the assignment of splits does not depend on which
+// trainer asks first.
 func TestSyncOnPartsIsReproducible(t *testing.T) {
 	cfg := modeConfig(Sync, 0, 0)
 	cfg.Generator.Examples, cfg.Epochs, cfg.Batch = 1000, 2, 24
@@ -216,23 +214,23 @@ func TestSyncOnPartsIsReproducible(t *testing.T) {
 	}
 }
 
-// What a push in step, or with a clock, says of the data: how far all of this trainer's
-// parts are acknowledged, and to where the push takes its own.
+// The push of a step, or with a clock, stores how far all of this trainer's splits are acknowledged, and where the
+// batch ends in its own.
 func TestPushesCarryPositions(t *testing.T) {
 	plan := client.PartPlan{Examples: 300, PartExamples: 100, Epochs: 2, InLog: true}
-	one := &heldPart{Part: client.Part{Part: 1}, acked: 32}
-	two := &heldPart{Part: client.Part{Epoch: 1}, acked: 0}
-	d := &dataParts{plan: plan, held: []*heldPart{two, one}}
+	one := &heldSplit{Part: client.Part{Part: 1}, acked: 32}
+	two := &heldSplit{Part: client.Part{Epoch: 1}, acked: 0}
+	d := &dataSplits{plan: plan, held: []*heldSplit{two, one}}
 	want := []rowraft.Position{{Part: 2, Offset: 32}, {Part: 3, Offset: 64}, {Part: 6, Offset: 0}}
-	if got := d.positions(piece{one, 32, 64}); !slices.Equal(got, want) {
+	if got := d.positions(splitRange{one, 32, 64}); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	want = []rowraft.Position{{Part: 2, Offset: 32}, {Part: 6, Offset: 0}}
-	if got := d.positions(piece{}); !slices.Equal(got, want) {
+	if got := d.positions(splitRange{}); !slices.Equal(got, want) {
 		t.Errorf("without a batch: %v, want %v", got, want)
 	}
 	d.plan.InLog = false
-	if got := d.positions(piece{one, 32, 64}); got != nil {
+	if got := d.positions(splitRange{one, 32, 64}); got != nil {
 		t.Errorf("a job that the shards do not know: %v", got)
 	}
 }
@@ -245,18 +243,18 @@ type lateAt struct {
 	rows  []int
 }
 
-func (l *lateAt) PushStep(_ context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepAnswer, error) {
+func (l *lateAt) PushStep(_ context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepResult, error) {
 	l.steps, l.rows = append(l.steps, step), append(l.rows, rowsOf(segs))
 	if step != l.step {
-		return StepAnswer{Next: step + 1}, nil
+		return StepResult{Next: step + 1}, nil
 	}
 	half := segs[0]
 	n := len(half.Keys) / 2
 	half.Keys, half.Values = half.Keys[:n], half.Values[:n*half.Dim]
-	return StepAnswer{Late: 1, Next: step + 2, Rest: []Segment{half}}, nil
+	return StepResult{Late: 1, Next: step + 2, Rest: []Segment{half}}, nil
 }
 
-func (l *lateAt) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepAnswer, error) {
+func (l *lateAt) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepResult, error) {
 	return l.PushStep(ctx, step, read, nil)
 }
 
@@ -266,12 +264,12 @@ func (l *lateAt) PushClock(context.Context, uint64, []rowraft.Position, []Segmen
 
 func (l *lateAt) WaitClock(context.Context, uint64) (uint64, error) { panic("no clocks in step") }
 
-// What a change of the members closes a step without is given to the next one, by the shards
-// that did not take it, so that each example is trained; with a quorum it is late.
+// Gradients that missed a step because the members changed go into the next step, on the shards that did not take
+// them, so that each example is trained; with a quorum the batch is late.
 func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 	for _, quorum := range []float64{1, 0.5} {
 		cfg := modeConfig(Sync, 0, 0)
-		cfg.Generator.Examples, cfg.Epochs, cfg.Batch, cfg.Audit, cfg.parted, cfg.Quorum = 96, 1, 24, false, true, quorum
+		cfg.Generator.Examples, cfg.Epochs, cfg.Batch, cfg.Audit, cfg.splitData, cfg.Quorum = 96, 1, 24, false, true, quorum
 		d := newDealer(cfg.partPlan(96), 1)
 		d.counted, d.batch = func() float32 { return 100 }, 24
 		cfg.member = &client.Member{Parts: d.plan}
@@ -280,7 +278,7 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		j.parts.giver, j.cfg.member, j.gate.pace.per = hand{d, 0}, nil, 1
+		j.parts.source, j.cfg.member, j.pausePoint.pace.per = hand{d, 0}, nil, 1
 		r, err := j.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -292,7 +290,7 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 		if !slices.Equal(tables.steps, steps) || r.PushesAcknowledged != 4-late || r.BatchesLate != late || len(d.ended) != 4 {
 			t.Errorf("quorum %v: steps %v of %v rows, %+v; want the steps %v", quorum, tables.steps, tables.rows, r, steps)
 		}
-		if p := j.gate.pace; p.ahead != 0 || p.done != steps[len(steps)-1] { // else it could stand at no boundary with the others
+		if p := j.pausePoint.pace; p.ahead != 0 || p.done != steps[len(steps)-1] { // else it could stand at no boundary with the others
 			t.Errorf("quorum %v: it counts %d steps done and %d begun, after the steps %v", quorum, p.done, p.ahead, steps)
 		}
 		if quorum == 1 && !(tables.rows[2] > 0 && tables.rows[2] < tables.rows[1]/2+1) {

@@ -13,7 +13,7 @@ const (
 	LeNet = "lenet" // for images; it has no embeddings
 )
 
-// validateModel reports a model, or data, that do not fit each other.
+// validateModel returns an error if model and data do not fit each other.
 func (c *Config) validateModel() error {
 	d := &c.Data
 	sources := 0
@@ -26,26 +26,26 @@ func (c *Config) validateModel() error {
 	case c.Model.kind() != DLRM && c.Model.Kind != LeNet:
 		return invalid("model: kind %q: want %s or %s", c.Model.Kind, DLRM, LeNet)
 	case sources > 1:
-		return invalid("data is given twice: a file, a stream, images or a generator, want one of them")
+		return invalid("data is given more than once: give a file, a stream, images or a generator")
 	case sources == 0:
 		return invalid("no data: give data (file or follow, and schema, or images and labels) or generator")
 	case (d.Images == "") != (d.Labels == "") || (d.HeldImages == "") != (d.HeldLabels == ""):
-		return invalid("data: images and labels belong together: one of them is missing")
+		return invalid("data: images and labels must be given together, and one is missing")
 	case d.Images == "" && (d.HeldImages != "" || d.Limit != 0):
-		return invalid("data: held_images and limit are for images, and there are none")
+		return invalid("data: held_images and limit need images and labels, which are missing")
 	case d.Limit < 0:
-		return invalid("data: limit %d: want ≥ 0", d.Limit)
+		return invalid("data: limit is %d: want 0 or more images", d.Limit)
 	case c.validateParameters() != nil:
 		return c.validateParameters()
 	case c.Model.Kind == LeNet && d.Images == "":
-		return invalid("model: kind %s wants images: give data (images and labels)", LeNet)
+		return invalid("model: kind %s needs images: give data (images and labels)", LeNet)
 	case c.Model.kind() == DLRM && d.Images != "":
 		return invalid("model: kind %s cannot learn images: want kind %s", DLRM, LeNet)
 	}
 	return nil
 }
 
-// kind is what "" means, too.
+// kind returns the kind of the model; an empty Kind is a DLRM.
 func (m *ModelConfig) kind() string {
 	if m.Kind == "" {
 		return DLRM
@@ -53,19 +53,18 @@ func (m *ModelConfig) kind() string {
 	return m.Kind
 }
 
-// essence is m as states and settings have it: those of a DLRM are the same as
-// before there were other kinds.
-func (m ModelConfig) essence() ModelConfig {
+// fingerprint returns m as states and settings contain it. A DLRM has an empty Kind there.
+func (m ModelConfig) fingerprint() ModelConfig {
 	if m.Kind == DLRM {
 		m.Kind = ""
 	}
 	return m
 }
 
-// embedded tells whether the model has embeddings.
+// embedded reports whether the model has embeddings.
 func (c *Config) embedded() bool { return c.Model.Kind != LeNet }
 
-// newModel builds the model of the job for batches of the given size.
+// newModel returns the model of the job for batches of the given size.
 func (j *Job) newModel(backend *accel.Backend, batch int) (models.Model, error) {
 	if j.cfg.Model.Sleep > 0 {
 		return &models.Sleep{Time: j.cfg.Model.Sleep}, nil
@@ -79,8 +78,7 @@ func (j *Job) newModel(backend *accel.Backend, batch int) (models.Model, error) 
 	})
 }
 
-// rowSegments is the part of a call for the embeddings of w, and what is appended
-// to it; values are those of w.keys.
+// rowSegments returns w.segs with the segment of the embeddings only; values belong to w.keys.
 func (j *Job) rowSegments(w *work, values []float32) []Segment {
 	w.segs = w.segs[:0]
 	if j.cfg.embedded() {
@@ -89,10 +87,10 @@ func (j *Job) rowSegments(w *work, values []float32) []Segment {
 	return w.segs
 }
 
-// accuracy counts right classes: each batch weighs decay times as much as the one after it.
+// accuracy counts correctly predicted classes: each batch weighs decay times as much as the next one.
 type accuracy struct{ right, all float64 }
 
-// add counts a batch, and returns how many of it were right.
+// add counts a batch, and returns the number of correct predictions in it.
 func (a *accuracy) add(classes []int32, labels []float32) (right int) {
 	for i, class := range classes {
 		if float32(class) == labels[i] {
@@ -104,11 +102,11 @@ func (a *accuracy) add(classes []int32, labels []float32) (right int) {
 	return right
 }
 
-// share is NaN if there are no classes.
+// share returns NaN if there are no classes.
 func (a *accuracy) share() float64 { return a.right / a.all }
 
-// learnt counts what the model said of w, for the progress.
-func (j *Job) learnt(w *work) {
+// countLearned adds the model's loss and predictions for w to the progress.
+func (j *Job) countLearned(w *work) {
 	if j.losses == 0 {
 		j.firstLoss = w.result.Loss
 	}
@@ -122,10 +120,10 @@ func (j *Job) learnt(w *work) {
 	j.accuracy.add(w.result.Classes, w.batch.Labels)
 }
 
-// classScore is the quality of a model of classes on a set of examples.
+// classScore is the quality of a classifier on a set of examples.
 type classScore struct {
 	examples, right int
-	loss            float64 // sum, nats
+	loss            float64 // sum over examples, nats
 }
 
 func (s *classScore) add(w *work) {
@@ -137,7 +135,7 @@ func (s *classScore) add(w *work) {
 	s.examples += w.batch.N
 }
 
-func (s *classScore) tell(r *Result) {
+func (s *classScore) report(r *Result) {
 	r.HeldExamples = s.examples
 	r.Accuracy, r.LogLoss = Number(float64(s.right)/float64(s.examples)), Number(s.loss/float64(s.examples))
 	r.FinishedAt = time.Now()

@@ -15,8 +15,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
-// giver gives out the parts of a plan to one trainer, and holds back the last until
-// somebody lets it go.
+// giver gives the splits of a plan to one trainer, and holds back the last until the test releases it.
 type giver struct {
 	plan   client.PartPlan
 	offset int64 // of the first part
@@ -62,21 +61,21 @@ func testGenerator(t *testing.T, examples int64) *data.Generator {
 	return set
 }
 
-// Parts are read one after the other, from where each is to go on, and one is ended when
-// all of its batches are acknowledged, in whatever order that happens.
+// A trainer reads splits one after the other, from their offsets, and ends one when all of its batches are
+// acknowledged, in any order.
 func TestPartsAreReadAndEnded(t *testing.T) {
 	set := testGenerator(t, 250)
 	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 40, held: true}
-	d := &dataParts{set: set, giver: g, ctx: t.Context()}
+	d := &dataSplits{set: set, source: g, ctx: t.Context()}
 	defer d.close()
-	var list []piece
+	var list []splitRange
 	var first []int64
 	w := &work{data: data.NewBatch(32, set.Shape())}
 	for len(list) < 6 {
 		if err := d.next(w); err != nil {
 			t.Fatal(err)
 		}
-		list, first = append(list, w.piece), append(first, w.data.First)
+		list, first = append(list, w.at), append(first, w.data.First)
 	}
 	if want := []int64{40, 72, 100, 132, 164, 196}; !slices.Equal(first, want) {
 		t.Fatalf("the batches begin at %v, want %v", first, want)
@@ -86,7 +85,7 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 	}
 	ack := func(i int) {
 		t.Helper()
-		if err := d.covered(list[i]); err != nil {
+		if err := d.batchDone(list[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -120,11 +119,11 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 	if err != nil || w.data.First != 200 || w.step != 7 {
 		t.Fatalf("the last part: step %d from %d, %v", w.step, w.data.First, err)
 	}
-	list = append(list, w.piece)
+	list = append(list, w.at)
 	if err := d.next(w); err != nil || w.data.N != 18 {
 		t.Fatalf("its end: %d examples, %v", w.data.N, err)
 	}
-	list = append(list, w.piece)
+	list = append(list, w.at)
 	if err := d.next(w); err != io.EOF {
 		t.Fatalf("at the end: %v", err)
 	}
@@ -139,11 +138,11 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 	}
 }
 
-// A part of which nothing is left, as who had it died before it could say so, is ended.
+// A trainer ends a split of which nothing is left, because its last reader died before it could report the end.
 func TestAPartThatIsReadIsEnded(t *testing.T) {
 	set := testGenerator(t, 250)
 	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 100}
-	d := &dataParts{set: set, giver: g, ctx: t.Context()}
+	d := &dataSplits{set: set, source: g, ctx: t.Context()}
 	defer d.close()
 	w := &work{data: data.NewBatch(32, set.Shape())}
 	if err := errors.Join(d.next(w), d.flush(t.Context())); err != nil || w.data.First != 100 || !slices.Equal(g.ended, []int64{0}) {
@@ -151,7 +150,7 @@ func TestAPartThatIsReadIsEnded(t *testing.T) {
 	}
 }
 
-// A run in parts trains what one trainer alone trains.
+// A run in splits trains the same as a single trainer.
 func TestARunInParts(t *testing.T) {
 	for _, inFlight := range []int{0, 3} {
 		cfg := tinyConfig(0, inFlight)
@@ -170,7 +169,7 @@ func TestARunInParts(t *testing.T) {
 		j.steps = 0
 		plan := cfg.partPlan(1000)
 		g := &giver{plan: plan}
-		j.parts = &dataParts{set: j.set, giver: g}
+		j.parts = &dataSplits{set: j.set, source: g}
 		r, err := j.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -182,7 +181,7 @@ func TestARunInParts(t *testing.T) {
 	}
 }
 
-// What the registry compares has the names of the job's file, and says what differs.
+// The registry compares settings by the names of the job's file, and its error names the difference.
 func TestSettingsOfAJob(t *testing.T) {
 	c := DefaultConfig()
 	got := c.settings()
@@ -205,48 +204,48 @@ func TestWhoDividesTheData(t *testing.T) {
 	set := testGenerator(t, 1000)
 	endless := testGenerator(t, 0)
 	yes, no, rank := true, false, 1
-	divided, strided := savedParts{there: true, parts: &checkpoint.Parts{}}, savedParts{there: true}
+	divided, strided := savedSplits{found: true, parts: &checkpoint.Parts{}}, savedSplits{found: true}
 	for name, tc := range map[string]struct {
 		set    data.Set
 		change func(*Config)
 		want   bool
 		fails  bool
-		saved  savedParts
+		saved  savedSplits
 	}{
-		"several trainers":        {set, func(c *Config) { c.Trainers = 2 }, true, false, savedParts{}},
-		"one":                     {set, func(*Config) {}, false, false, savedParts{}},
-		"one that wants parts":    {set, func(c *Config) { c.Parts = &yes }, true, false, savedParts{}},
-		"ranks are given":         {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false, savedParts{}},
-		"they want none":          {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false, savedParts{}},
-		"mode sync":               {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false, savedParts{}},
-		"mode ssp":                {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, true, false, savedParts{}},
-		"with checkpoints":        {set, func(c *Config) { c.Trainers, c.Checkpoint.To = 2, "/mnt" }, true, false, savedParts{}},
-		"it may resume":           {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, true, false, savedParts{}},
+		"several trainers":        {set, func(c *Config) { c.Trainers = 2 }, true, false, savedSplits{}},
+		"one":                     {set, func(*Config) {}, false, false, savedSplits{}},
+		"one that wants parts":    {set, func(c *Config) { c.Parts = &yes }, true, false, savedSplits{}},
+		"ranks are given":         {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false, savedSplits{}},
+		"they want none":          {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false, savedSplits{}},
+		"mode sync":               {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false, savedSplits{}},
+		"mode ssp":                {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, true, false, savedSplits{}},
+		"with checkpoints":        {set, func(c *Config) { c.Trainers, c.Checkpoint.To = 2, "/mnt" }, true, false, savedSplits{}},
+		"it may resume":           {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, true, false, savedSplits{}},
 		"it goes on in parts":     {set, func(c *Config) { c.Trainers = 2 }, true, false, divided},
 		"it goes on with a share": {set, func(c *Config) { c.Trainers = 2 }, false, false, strided},
 		"it had parts before":     {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, true, divided},
 		"it had none before":      {set, func(c *Config) { c.Trainers, c.Parts = 2, &yes }, true, true, strided},
-		"mode geo":                {set, func(c *Config) { c.Trainers, c.Mode = 2, Geo }, true, false, savedParts{}},
-		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false, savedParts{}},
-		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true, savedParts{}},
+		"mode geo":                {set, func(c *Config) { c.Trainers, c.Mode = 2, Geo }, true, false, savedSplits{}},
+		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false, savedSplits{}},
+		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true, savedSplits{}},
 	} {
 		c := DefaultConfig()
 		tc.change(&c)
-		if got, err := c.wantsParts(tc.set, tc.saved); got != tc.want || (err != nil) != tc.fails {
+		if got, err := c.usesSplits(tc.set, tc.saved); got != tc.want || (err != nil) != tc.fails {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
 }
 
-// Who was lost enters again where it goes on with what the scheduler gives it, or with data
-// that has neither an end nor a place; a share of its own would be trained twice.
+// A lost trainer registers again if the scheduler hands out its data, or if its data has neither an end nor a
+// position; it would train a fixed share twice.
 func TestWhoMayEnterAgain(t *testing.T) {
 	for name, tc := range map[string]struct {
 		set      data.Set
 		change   func(*Config)
 		hasShare bool
 	}{
-		"in parts":  {testGenerator(t, 1000), func(c *Config) { c.parted = true }, false},
+		"in parts":  {testGenerator(t, 1000), func(c *Config) { c.splitData = true }, false},
 		"no end":    {testGenerator(t, 0), func(*Config) {}, false},
 		"a share":   {testGenerator(t, 1000), func(*Config) {}, true},
 		"a stream":  {testGenerator(t, 0), func(c *Config) { c.Data.Follow = "-" }, true},
@@ -255,16 +254,16 @@ func TestWhoMayEnterAgain(t *testing.T) {
 		c := DefaultConfig()
 		c.set, c.member = tc.set, &client.Member{}
 		tc.change(&c)
-		if got := c.hasShare(); got != tc.hasShare {
+		if got := c.hasFixedShare(); got != tc.hasShare {
 			t.Errorf("%s: %v", name, got)
 		}
-		if tc.hasShare && Lost(t.Context(), &c) { // it asks nobody
+		if tc.hasShare && Lost(t.Context(), &c) { // it asks no server
 			t.Errorf("%s: it would enter again", name)
 		}
 	}
 }
 
-// A checkpoint that knows nothing of a job does not say how its data is divided.
+// A checkpoint without a job does not decide how the job's data is divided.
 func TestACheckpointOfAnotherJob(t *testing.T) {
 	dir := t.TempDir()
 	manifest, err := os.ReadFile("../checkpoint/testdata/manifest.txt") // of job ctr, which was trained in shares

@@ -8,9 +8,9 @@ import (
 	"github.com/rowraft/rowraft/trainer/tensorboard"
 )
 
-// TensorBoardConfig says where event files are written for TensorBoard.
+// TensorBoardConfig configures the event files for TensorBoard.
 type TensorBoardConfig struct {
-	// Dir is a folder of this run, "" for none; each of several trainers has one of its own in it.
+	// Dir is the folder of this run, "" for none. With several trainers each has a subfolder.
 	Dir   string `yaml:"dir"`
 	Every int64  `yaml:"every"` // steps between two points; 0: 10
 }
@@ -19,23 +19,23 @@ const defaultBoardEvery = 10
 
 func (c *TensorBoardConfig) validate() error {
 	if c.Every < 0 {
-		return invalid("tensorboard: every %d: want ≥ 0 steps", c.Every)
+		return invalid("tensorboard: every is %d: want 0 or more steps", c.Every)
 	}
 	if c.Dir == "" && c.Every != 0 {
-		return invalid("tensorboard: every %d, and no dir", c.Every)
+		return invalid("tensorboard: every is %d without a dir: set dir, or remove every", c.Every)
 	}
 	return nil
 }
 
-// board writes an event file beside a run. It is used under Job.mu.
-type board struct {
+// tensorboardLog writes an event file during a run. REQUIRES, for all methods: Job.mu is held.
+type tensorboardLog struct {
 	w     *tensorboard.Writer
 	every int64
-	last  Event // of which a point was written
+	last  Event // the last event with a point in the file
 }
 
-// openBoard returns nil if the job wants none.
-func (j *Job) openBoard() (*board, error) {
+// openTensorboard returns nil if the job writes no event file.
+func (j *Job) openTensorboard() (*tensorboardLog, error) {
 	c := &j.cfg.TensorBoard
 	if c.Dir == "" {
 		return nil, nil
@@ -48,16 +48,16 @@ func (j *Job) openBoard() (*board, error) {
 	if err != nil {
 		return nil, invalid("tensorboard: %w", err)
 	}
-	b := &board{w: w, every: c.Every}
+	b := &tensorboardLog{w: w, every: c.Every}
 	if b.every == 0 {
 		b.every = defaultBoardEvery
 	}
 	return b, nil
 }
 
-// observe writes a point if one is due. Rates are since the one before. An error is told once;
-// training goes on.
-func (b *board) observe(e Event) error {
+// observe writes a point if one is due, with rates since the previous point. The run reports the first error as a
+// note, and training continues.
+func (b *tensorboardLog) observe(e Event) error {
 	if b == nil || b.w == nil {
 		return nil
 	}
@@ -91,7 +91,7 @@ func (b *board) observe(e Event) error {
 	return err
 }
 
-func (b *board) write(now time.Time, step int64, scalars ...tensorboard.Scalar) error {
+func (b *tensorboardLog) write(now time.Time, step int64, scalars ...tensorboard.Scalar) error {
 	err := b.w.Write(now, step, scalars...)
 	if err != nil {
 		b.w.Close()
@@ -100,8 +100,8 @@ func (b *board) write(now time.Time, step int64, scalars ...tensorboard.Scalar) 
 	return err
 }
 
-// end writes what the held-out part scored, if it was, and closes the file.
-func (b *board) end(r *Result) error {
+// end writes the score of the held-out examples, if there is one, and closes the file.
+func (b *tensorboardLog) end(r *Result) error {
 	if b == nil || b.w == nil {
 		return nil
 	}
@@ -117,18 +117,18 @@ func (b *board) end(r *Result) error {
 	return b.w.Close()
 }
 
-// watch makes the observer of the run write to b, too.
-func (j *Job) watch(b *board) {
+// watch wraps the run's observer, so that b also gets its events.
+func (j *Job) watch(b *tensorboardLog) {
 	if b == nil {
 		return
 	}
-	j.mu.Lock() // notes may come already
+	j.mu.Lock() // other goroutines may already send notes
 	defer j.mu.Unlock()
 	observe := j.observe
 	j.observe = func(e Event) {
 		observe(e)
 		if err := b.observe(e); err != nil {
-			e.Event, e.Message = EventNote, fmt.Sprintf("nothing more is written for TensorBoard: %v", err)
+			e.Event, e.Message = EventNote, fmt.Sprintf("the event file for TensorBoard ends here: %v", err)
 			observe(e)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// points decodes the one event file of dir: what the page says, and nothing of the writer.
+// points decodes the one event file of dir, by the format page and without code of the writer.
 func points(t *testing.T, dir string) map[string]map[int64]float32 {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "events.out.tfevents.*"))
@@ -114,7 +114,7 @@ func TestTensorBoardOfARun(t *testing.T) {
 	}
 }
 
-// Each of several trainers has a folder; one that cannot be written is refused before training.
+// Each of several trainers has a folder; a folder that cannot be written is refused before training.
 func TestTensorBoardFolders(t *testing.T) {
 	dir := t.TempDir()
 	cfg := tinyConfig(2, 0)
@@ -134,7 +134,7 @@ func TestTensorBoardFolders(t *testing.T) {
 	}
 }
 
-// A disk that fails ends the file and not the run.
+// A disk error ends the event file and not the run.
 func TestTensorBoardFails(t *testing.T) {
 	cfg := tinyConfig(5, 0)
 	cfg.TensorBoard = TensorBoardConfig{Dir: t.TempDir(), Every: 1}
@@ -147,7 +147,7 @@ func TestTensorBoardFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := j.openBoard()
+	b, err := j.openTensorboard()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func TestLeNetJob(t *testing.T) {
 	}
 }
 
-// Threads of a model of classes say what one says.
+// Threads of a classifier give the results of one thread.
 func TestLeNetThreads(t *testing.T) {
 	cfg := squares(t, 100)
 	one := mustRun(t, cfg, newLocal(t), nil)
@@ -92,11 +92,11 @@ func TestModelsWantTheirData(t *testing.T) {
 	}{
 		{"kind", func(c *Config) { c.Model.Kind = "cnn" }, "want dlrm or lenet"},
 		{"images for a DLRM", func(c *Config) { c.Model.Kind = DLRM }, "want kind lenet"},
-		{"no images", func(c *Config) { c.Data.Images, c.Data.Labels, c.Data.File, c.Data.Schema = "", "", "x", "y" }, "wants images"},
-		{"two data sets", func(c *Config) { c.Data.File, c.Data.Schema = "x", "y" }, "data is given twice"},
-		{"no labels", func(c *Config) { c.Data.Labels = "" }, "belong together"},
-		{"half a held-out part", func(c *Config) { c.Data.HeldImages = "x" }, "belong together"},
-		{"limit", func(c *Config) { c.Data.Limit = -1 }, "limit -1"},
+		{"no images", func(c *Config) { c.Data.Images, c.Data.Labels, c.Data.File, c.Data.Schema = "", "", "x", "y" }, "needs images"},
+		{"two data sets", func(c *Config) { c.Data.File, c.Data.Schema = "x", "y" }, "data is given more than once"},
+		{"no labels", func(c *Config) { c.Data.Labels = "" }, "must be given together"},
+		{"half a held-out part", func(c *Config) { c.Data.HeldImages = "x" }, "must be given together"},
+		{"limit", func(c *Config) { c.Data.Limit = -1 }, "limit is -1"},
 		{"nothing", func(c *Config) { c.Data = DataConfig{} }, "no data"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -15,29 +15,29 @@ import (
 
 func TestMeterOfWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var m meter
+		var m runMetrics
 		pass := func(seconds time.Duration) { time.Sleep(seconds * time.Second) } //tidy:allow sleep virtual time
 		pass(1)
-		m.stand()
+		m.beginWait()
 		pass(2)
-		m.stand() // still does
+		m.beginWait() // still does
 		pass(4)
 		if got := m.waiting(time.Now()); got != 6*time.Second {
-			t.Errorf("beside a wait of 6 s: %v", got)
+			t.Errorf("with a wait of 6 s: %v", got)
 		}
-		m.move()
+		m.endWait()
 		pass(8)
-		m.move()
-		m.stand()
+		m.endWait()
+		m.beginWait()
 		pass(16)
-		m.move()
+		m.endWait()
 		if got := m.waiting(time.Now()); got != 22*time.Second {
 			t.Errorf("after waits of 6 and 16 s: %v", got)
 		}
 	})
 }
 
-// staleness is that of each batch, out of the means that events tell.
+// staleness returns the staleness of each batch, computed from the means in events.
 type staleness struct {
 	steps, weight float64
 	each          []int
@@ -104,7 +104,7 @@ func TestStalenessOfModeGeo(t *testing.T) {
 	}
 }
 
-// A worker of mode ssp that waits for another says how far it is ahead of it.
+// A worker of mode ssp that waits for another reports how far it is ahead of it.
 func TestStalenessOfModeSSP(t *testing.T) {
 	m := newTeam(t, 2)
 	cfg := modeConfig(SSP, 3, 0)
@@ -141,7 +141,7 @@ func TestStalenessOfModeSSP(t *testing.T) {
 	}
 }
 
-// What waits for a push is told while it waits, and to the registry.
+// The time that the loop waits for a push is reported while it waits, also to the registry.
 func TestWaitingIsTold(t *testing.T) {
 	s := &strict{Local: newLocal(t), t: t, inFlight: 1, hold: make(chan struct{})}
 	cfg := tinyConfig(2, 0)
@@ -155,7 +155,7 @@ func TestWaitingIsTold(t *testing.T) {
 		for j.Now().WaitingSeconds < before.WaitingSeconds+0.01 { // ends as time goes by
 		}
 		if e := j.Now(); e.InFlight != 1 || e.Step != 1 || e.PushesSent != 1 {
-			t.Errorf("beside the first push: %+v", e)
+			t.Errorf("during the first push: %+v", e)
 		}
 		if b := j.beat(); !(b.Waiting > 0.999 && b.Waiting <= 1) || b.StalenessSteps != 0 {
 			t.Errorf("beat %+v, want one that waited all the time", b)
@@ -191,13 +191,13 @@ func TestNotFiniteIsCounted(t *testing.T) {
 		if got != tc.want || bad != (tc.text != "") {
 			t.Errorf("%s %+v: %+v, %v, want %+v", tc.dtype, tc.r, got, bad, tc.want)
 		}
-		if bad && got.what(len(tc.r.RowGrads), len(tc.r.ParamGrads)) != tc.text {
-			t.Errorf("%q, want %q", got.what(len(tc.r.RowGrads), len(tc.r.ParamGrads)), tc.text)
+		if bad && got.describe(len(tc.r.RowGrads), len(tc.r.ParamGrads)) != tc.text {
+			t.Errorf("%q, want %q", got.describe(len(tc.r.RowGrads), len(tc.r.ParamGrads)), tc.text)
 		}
 	}
 }
 
-// The event of a skipped batch says where it lies in the data.
+// The event of a skipped batch has its position in the data.
 func TestSkippedBatchIsNamed(t *testing.T) {
 	cfg := tinyConfig(0, 0)
 	cfg.Generator.Examples, cfg.Generator.Held = 100, 0

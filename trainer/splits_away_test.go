@@ -14,7 +14,8 @@ import (
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
-// awayGiver is a giver whose scheduler can be away: calls wait for it as those of a client do, until their context ends.
+// awayGiver is a giver whose scheduler can be away: calls wait for it until their context ends, like those of a
+// client.
 type awayGiver struct {
 	giver
 	here chan struct{} // capacity 1: full while the scheduler is there
@@ -44,9 +45,9 @@ func (g *awayGiver) EndPart(ctx context.Context, p client.Part) error {
 	return g.giver.EndPart(ctx, p)
 }
 
-// While the scheduler is away for longer than parts take, a trainer reads the parts that it has ahead, then waits without
-// limit; what it has trained meanwhile is ended once, when the scheduler is back, and not before the run ends. The
-// parts that it has not begun count as not read: another trainer gets them whole if this one dies.
+// While the scheduler is away for longer than a split takes, a trainer reads the splits that it has ahead, then
+// waits without limit. It ends each trained split once, when the scheduler is back, and before the run ends. Splits
+// that it has not begun count as not read: if this trainer dies another one gets them whole.
 func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 	const batch, perPart = 10, 10 // examples a batch, batches a part
 	set := testGenerator(t, 10*batch*perPart)
@@ -55,7 +56,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 		g.here <- struct{}{}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		d := &dataParts{set: set, giver: g, ctx: ctx}
+		d := &dataSplits{set: set, source: g, ctx: ctx}
 		w := &work{data: data.NewBatch(batch, set.Shape())}
 		var first []int64
 		train := func() error { // one batch, which takes a second
@@ -63,7 +64,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 			if err == nil {
 				first = append(first, w.data.First)
 				time.Sleep(time.Second)
-				err = d.covered(w.piece)
+				err = d.batchDone(w.at)
 			}
 			return err
 		}
@@ -78,11 +79,11 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if len(first) != (1+partsAhead)*perPart || len(g.ended) > 0 {
-			t.Errorf("%d batches were trained without the scheduler, parts %v were ended; want the first part and %d ahead", len(first), g.ended, partsAhead)
+		if len(first) != (1+splitsAhead)*perPart || len(g.ended) > 0 {
+			t.Errorf("%d batches were trained without the scheduler, parts %v were ended; want the first part and %d ahead", len(first), g.ended, splitsAhead)
 		}
 		reached := d.reached()
-		if len(reached) != 1+partsAhead || slices.ContainsFunc(reached, func(p client.PartReached) bool { return p.Acknowledged != batch*perPart }) {
+		if len(reached) != 1+splitsAhead || slices.ContainsFunc(reached, func(p client.PartReached) bool { return p.Acknowledged != batch*perPart }) {
 			t.Errorf("what others would go on from, if it died: %v, want the end of each", reached)
 		}
 		g.here <- struct{}{}
@@ -106,7 +107,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 	})
 }
 
-// The end of a run waits for the scheduler to hear of the last parts; a run that is told to stop does not.
+// The end of a run waits until the scheduler knows the last splits; a run that is told to stop does not.
 func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 	set := testGenerator(t, 20)
 	for _, stopped := range []bool{false, true} {
@@ -115,14 +116,14 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 			g.here <- struct{}{}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			d := &dataParts{set: set, giver: g, ctx: ctx}
+			d := &dataSplits{set: set, source: g, ctx: ctx}
 			w := &work{data: data.NewBatch(20, set.Shape())}
 			if err := d.next(w); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
 			<-g.here
-			if err := d.covered(w.piece); err != nil {
+			if err := d.batchDone(w.at); err != nil {
 				t.Fatal(err)
 			}
 			begun := time.Now()
@@ -141,7 +142,7 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 	}
 }
 
-// sharedParts are the parts of a job of several trainers, as the scheduler keeps them.
+// sharedParts are the splits of a job of several trainers, as the scheduler stores them.
 type sharedParts struct {
 	mu    sync.Mutex
 	free  []client.Part
@@ -149,7 +150,7 @@ type sharedParts struct {
 	ended map[int64]string
 }
 
-// lost opens the parts of a trainer to others, from where it is known to have got.
+// lost frees the splits of a trainer for others, from the positions that the scheduler knows.
 func (s *sharedParts) lost(name string, plan client.PartPlan, known []client.PartReached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +169,7 @@ func (s *sharedParts) lost(name string, plan client.PartPlan, known []client.Par
 	}
 }
 
-// sharer is the scheduler to one of the trainers.
+// sharer is the scheduler as one of the trainers sees it.
 type sharer struct {
 	*sharedParts
 	name string
@@ -208,9 +209,9 @@ func (g *sharer) EndPart(ctx context.Context, p client.Part) error {
 	return nil
 }
 
-// A trainer dies while the scheduler is away: it has trained a part whose end waits to be told, is in the middle of one
-// that it had ahead, and has another one ahead. When the scheduler is back the other trainer gets all three. Each example
-// is trained, and trained again only if the scheduler did not know it.
+// A trainer dies while the scheduler is away: it has trained a split whose end is not reported, is in the middle of
+// another that it had ahead, and has a third ahead. When the scheduler is back the other trainer gets all three.
+// Each example is trained, and trained again only if the scheduler did not know it.
 func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 	const batch, perPart, parts = 10, 10, 8
 	plan := client.PartPlan{Examples: parts * batch * perPart, PartExamples: batch * perPart, Epochs: 1}
@@ -228,16 +229,16 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 					s.free = append(s.free, client.Part{Part: part, From: part * plan.PartExamples, To: (part + 1) * plan.PartExamples})
 				}
 				var first []int64
-				start := func(name string) (d *dataParts, train func() error, kill func()) {
+				start := func(name string) (d *dataSplits, train func() error, kill func()) {
 					ctx, cancel := context.WithCancel(t.Context())
-					d = &dataParts{set: set, giver: &sharer{s, name, &awayGiver{here: here}}, ctx: ctx}
+					d = &dataSplits{set: set, source: &sharer{s, name, &awayGiver{here: here}}, ctx: ctx}
 					w := &work{data: data.NewBatch(batch, set.Shape())}
 					return d, func() error {
 						err := d.next(w)
 						if err == nil {
 							first = append(first, w.data.First)
 							time.Sleep(time.Second) //tidy:allow sleep virtual time
-							err = d.covered(w.piece)
+							err = d.batchDone(w.at)
 						}
 						return err
 					}, func() { cancel(); d.close() }
@@ -258,7 +259,7 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				known := one.reached()
 				<-here
 				must(trainOne, perPart+perPart/2)
-				must(trainTwo, (partsAhead+1)*perPart-perPart/2)
+				must(trainTwo, (splitsAhead+1)*perPart-perPart/2)
 				if err := trainTwo(); err != errNotYet || len(s.ended) > 0 {
 					t.Fatalf("without the scheduler: %v, parts %v ended", err, s.ended)
 				}
@@ -292,7 +293,7 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 	}
 }
 
-// refusingGiver gives one part and refuses to end it.
+// refusingGiver gives one split and refuses to end it.
 type refusingGiver struct {
 	giver
 }
@@ -301,27 +302,27 @@ func (g *refusingGiver) EndPart(context.Context, client.Part) error {
 	return rowraft.Errorf(rowraft.CodeSessionExpired, "it is no member any more")
 }
 
-// A trainer that is no member any more learns it from whatever it does next.
+// A trainer that is no longer a member learns it from its next call.
 func TestARefusedEndOfAPartEndsTheRun(t *testing.T) {
 	set := testGenerator(t, 100)
 	synctest.Test(t, func(t *testing.T) {
-		d := &dataParts{set: set, giver: &refusingGiver{giver: giver{plan: client.PartPlan{Examples: 100, PartExamples: 20, Epochs: 1}}}, ctx: t.Context()}
+		d := &dataSplits{set: set, source: &refusingGiver{giver: giver{plan: client.PartPlan{Examples: 100, PartExamples: 20, Epochs: 1}}}, ctx: t.Context()}
 		defer d.close()
 		w := &work{data: data.NewBatch(20, set.Shape())}
 		if err := d.next(w); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait() // it has taken parts ahead
-		if err := d.covered(w.piece); err != nil {
+		if err := d.batchDone(w.at); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		for range partsAhead {
+		for range splitsAhead {
 			if err := d.next(w); err != nil {
 				t.Fatalf("a part that it has: %v", err)
 			}
 		}
-		for name, err := range map[string]error{"next": d.next(w), "covered": d.covered(w.piece), "flush": d.flush(t.Context())} {
+		for name, err := range map[string]error{"next": d.next(w), "covered": d.batchDone(w.at), "flush": d.flush(t.Context())} {
 			if rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 				t.Errorf("%s: %v, want SessionExpired", name, err)
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
-// team is a job over tables in this process: what shards and their leaders do, for one
-// shard without faults.
+// team is a job over tables in this process: it does the work of shards and their leaders for one shard without
+// faults.
 type team struct {
 	*Local
 	t      *testing.T
@@ -35,7 +35,7 @@ func newTeam(t *testing.T, workers int) *team {
 	return m
 }
 
-// worker is the Stepper of one of the team.
+// worker is the Stepper of one member of the team.
 type worker struct {
 	*team
 	rank   int
@@ -51,14 +51,14 @@ func (m *worker) Pull(ctx context.Context, segs []Segment) error {
 	return err
 }
 
-func (m *worker) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepAnswer, error) {
+func (m *worker) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepResult, error) {
 	return m.PushStep(ctx, step, read, nil)
 }
 
-func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepAnswer, error) {
+func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepResult, error) {
 	if m.before != nil {
 		if err := m.before("step", step); err != nil {
-			return StepAnswer{}, err
+			return StepResult{}, err
 		}
 	}
 	m.mu.Lock()
@@ -75,17 +75,17 @@ func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Positi
 	defer stop()
 	for step > m.closed {
 		if ctx.Err() != nil {
-			return StepAnswer{}, ctx.Err()
+			return StepResult{}, ctx.Err()
 		}
 		m.change.Wait()
 	}
 	if !slices.Contains(m.who[step], m.rank) {
-		return StepAnswer{Late: 1, Next: m.closed + 1, Rest: segs}, nil
+		return StepResult{Late: 1, Next: m.closed + 1, Rest: segs}, nil
 	}
-	return StepAnswer{Next: step + 1}, nil
+	return StepResult{Next: step + 1}, nil
 }
 
-// closeLocked closes the steps that enough have pushed.
+// closeLocked closes the steps that enough workers have pushed.
 func (m *team) closeLocked(ctx context.Context) {
 	for len(m.parts[m.closed+1]) >= m.quorum {
 		m.closed++
@@ -132,7 +132,7 @@ func (m *team) closeLocked(ctx context.Context) {
 	}
 }
 
-// wake has everybody who waits look again.
+// wake makes every waiting worker check again.
 func (m *team) wake() {
 	m.mu.Lock() // who has looked, and not begun to wait, would miss it
 	defer m.mu.Unlock()
@@ -168,7 +168,7 @@ func (m *worker) WaitClock(ctx context.Context, atLeast uint64) (uint64, error) 
 	}
 	slowest := slices.Min(m.clocks)
 	if slowest < atLeast {
-		// A client's last answer may have been from an election.
+		// The client's last result may be an error of an election.
 		return slowest, rowraft.Errorf(rowraft.CodeNoLeader, "the slowest is at %d", slowest)
 	}
 	return slowest, nil
@@ -220,8 +220,8 @@ func modeConfig(mode string, steps int64, inFlight int) Config {
 	return cfg
 }
 
-// n workers in step, with batches of b each, learn what one learns with batches of n·b:
-// the mean of means is the mean. Equal seeds give equal bits.
+// n workers in sync, with batches of b each, learn what one learns with batches of n·b: the mean of means is the
+// mean. Equal seeds give equal bits.
 func TestSyncIsOneLargeBatch(t *testing.T) {
 	const workers = 3
 	small := modeConfig(Sync, 12, 0)
@@ -249,7 +249,7 @@ func TestSyncIsOneLargeBatch(t *testing.T) {
 	}
 }
 
-// sortedBits are the rows of l by table and key.
+// sortedBits returns the rows of l by table and key.
 func sortedBits(l *Local) []uint32 {
 	var all []uint32
 	for _, t := range l.tables {
@@ -267,8 +267,8 @@ func sortedBits(l *Local) []uint32 {
 	return all
 }
 
-// Workers whose data ends before that of others go on with empty parts, so that nobody
-// waits for them; the audit rows count the steps that each has contributed a batch to.
+// Workers whose data ends before that of others continue with empty pushes, so that no worker waits for them; the
+// audit rows count the steps to which each has contributed a batch.
 func TestSyncEndsTogether(t *testing.T) {
 	for _, inFlight := range []int{0, 3} {
 		m := newTeam(t, 4)
@@ -288,7 +288,7 @@ func TestSyncEndsTogether(t *testing.T) {
 	}
 }
 
-// A batch that is not finite is an empty part of its step.
+// A batch that is not finite is an empty push of its step.
 func TestSyncGoesOnWithoutABadBatch(t *testing.T) {
 	for _, inFlight := range []int{0, 2} {
 		m := newTeam(t, 2)
@@ -311,8 +311,7 @@ func TestSyncGoesOnWithoutABadBatch(t *testing.T) {
 	}
 }
 
-// Two of three close a step. The third learns that it is late, goes on where the others
-// are, and ends with them.
+// Two of three close a step. The third learns that it is late, continues with the others' step, and ends with them.
 func TestQuorumGoesOnWithoutAWorker(t *testing.T) {
 	m := newTeam(t, 3)
 	m.quorum = 2
@@ -362,7 +361,7 @@ func TestAStepThatFailsEndsTheRun(t *testing.T) {
 	}
 }
 
-// No worker gets more than k batches ahead of the slowest; one that ends holds nobody.
+// No worker gets more than k batches ahead of the slowest; one that ends holds no other.
 func TestSSPBoundsTheLead(t *testing.T) {
 	for _, k := range []int{0, 1, 3} {
 		for _, inFlight := range []int{0, 3} {
@@ -394,7 +393,7 @@ func TestSSPBoundsTheLead(t *testing.T) {
 	}
 }
 
-// A worker that waits for a slower one can be paused: what it has read is not trained.
+// A worker that waits for a slower one can be paused: the batch that it has read is not trained.
 func TestSSPIsPausedWhileItWaits(t *testing.T) {
 	for _, inFlight := range []int{0, 2} {
 		synctest.Test(t, func(t *testing.T) {
@@ -428,7 +427,7 @@ func TestSSPIsPausedWhileItWaits(t *testing.T) {
 	}
 }
 
-// A job of one worker needs nobody to keep step with; tables in a process have no others.
+// A job of one worker waits for no other; tables in a process have one worker.
 func TestStepsOfAWorkerAlone(t *testing.T) {
 	want, cfg := newLocal(t), tinyConfig(9, 0)
 	mustRun(t, cfg, want, nil)

@@ -1,0 +1,69 @@
+package trainer
+
+import (
+	"io"
+
+	"github.com/rowraft/rowraft/trainer/data"
+)
+
+// repeated reads the training examples of a set epoch after epoch, beginning at position at.
+type repeated struct {
+	set            data.Set
+	rank, trainers int
+	epochs         int // 0: unlimited
+	batches        int64
+	at             position // of the next batch
+
+	src    data.Source  // nil between two epochs
+	stream *data.Stream // src, if it is a stream
+}
+
+func (r *repeated) count() int64 { return r.batches }
+
+func (r *repeated) next(w *work) error {
+	if err := r.read(w.data); err != nil {
+		return err
+	}
+	w.step, w.after = r.batches, r.at
+	return nil
+}
+
+func (r *repeated) read(b *data.Batch) error {
+	empty := false // this epoch had no batch
+	for {
+		if r.src == nil {
+			if r.epochs > 0 && r.at.epoch >= int64(r.epochs) {
+				return io.EOF
+			}
+			if empty {
+				return invalid("%s: no training examples for rank %d of %d", r.set.Name(), r.rank, r.trainers)
+			}
+			if err := r.openTrain(); err != nil {
+				return err
+			}
+			if err := r.src.Skip(r.at.offset); err == io.EOF {
+				return invalid("%s has fewer than the %d examples that trainer %d of %d had read before the checkpoint: the data has changed", r.set.Name(), r.at.offset, r.rank, r.trainers)
+			} else if err != nil {
+				return err
+			}
+			empty = r.at.offset == 0 && r.stream == nil
+		}
+		err := r.src.Next(b)
+		if err == nil {
+			r.behind(b)
+			return nil
+		}
+		if err != io.EOF {
+			return err
+		}
+		r.close()
+		r.at = position{epoch: r.at.epoch + 1, place: r.at.place}
+	}
+}
+
+func (r *repeated) close() {
+	if r.src != nil {
+		r.src.Close()
+		r.src = nil
+	}
+}

@@ -1,0 +1,104 @@
+package trainer
+
+import (
+	"strconv"
+	"time"
+)
+
+// Kinds of events.
+const (
+	EventStart   = "start"   // the tables exist, the first batch is next
+	EventStep    = "step"    // a batch went through the model
+	EventAck     = "ack"     // a push was acknowledged, sent at Sent and acknowledged at Time
+	EventLate    = "late"    // the job continued without a batch; Message names it
+	EventSkipped = "skipped" // a batch was not finite; Message names it
+	EventHeld    = "held"    // Job scores the held-out examples; Step of Steps batches are done
+	EventDone    = "done"    // training ended; Message is the error, "" if there is none
+	EventNote    = "note"    // Message is a text for people
+	EventWindow  = "window"  // a window of a followed stream ended: Window, and Message for people
+)
+
+// Event is one thing that happened in a run. `rowraft-trainer train --progress=json` prints events as JSON, one per
+// line; later versions may add fields. Every event carries the present value of all counters.
+type Event struct {
+	Event              string    `json:"event"`
+	Time               time.Time `json:"time"`
+	Rank               int       `json:"rank"`
+	Step               int64     `json:"step"`
+	Steps              int64     `json:"steps"`    // 0: unknown
+	Epoch              int64     `json:"epoch"`    // finished passes over the data
+	Loss               Number    `json:"loss"`     // mean of recent batches, nats
+	AUC                Number    `json:"auc"`      // of recent batches, predicted before the update
+	Accuracy           Number    `json:"accuracy"` // of recent batches, before the update; null for models without classes
+	Examples           int64     `json:"examples"`
+	ExamplesPerSecond  Number    `json:"examples_per_second"` // since the start
+	StepsPerSecond     Number    `json:"steps_per_second"`    // also since the start
+	PushesSent         int64     `json:"pushes_sent"`
+	PushesAcknowledged int64     `json:"pushes_acknowledged"`
+	BatchesSkipped     int64     `json:"batches_skipped"`
+	// StalenessSteps is an upper bound of how many steps the weights of recent batches lagged: unacknowledged
+	// pushes of this trainer; in mode ssp also its lead over the slowest worker, in mode geo the batches since it
+	// last read the others' changes.
+	StalenessSteps Number `json:"staleness_steps"`
+	WaitingSeconds Number `json:"waiting_seconds"`        // time during which the model had nothing to compute
+	InFlight       int64  `json:"in_flight"`              // pushes without a result yet
+	BatchesLate    int64  `json:"batches_late,omitempty"` // mode sync: batches that the job continued without
+	JobStep        int64  `json:"job_step,omitempty"`     // mode sync: the last closed step of the job
+	// Sent is when the acknowledged push began (EventAck).
+	Sent    *time.Time `json:"sent,omitempty"`
+	Message string     `json:"message,omitempty"`
+	Skipped *Skipped   `json:"skipped,omitempty"` // EventSkipped
+	Window  *Window    `json:"window,omitempty"`
+}
+
+// Observer receives events, one at a time. It must return quickly: steps wait for it.
+type Observer func(Event)
+
+func jsonFloat(f float64) []byte { return strconv.AppendFloat(nil, f, 'g', 9, 64) }
+
+// emit sends an event with the present counters to the observer.
+func (j *Job) emit(kind string, change func(*Event)) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.observe(j.eventLocked(kind, change))
+}
+
+// eventLocked returns an event. Events of Run's goroutine, which owns the progress, update it; other events repeat
+// the last progress.
+// REQUIRES: j.mu is held.
+func (j *Job) eventLocked(kind string, change func(*Event)) Event {
+	switch kind {
+	case EventStart, EventStep, EventSkipped, EventHeld, EventDone:
+		seconds := time.Since(j.started).Seconds()
+		j.mu.progress = Event{
+			Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
+			Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()), Accuracy: Number(j.accuracy.share()),
+			ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds), StepsPerSecond: Number(float64(j.step-j.before.step) / seconds),
+		}
+	}
+	e := j.nowLocked()
+	e.Event = kind
+	if change != nil {
+		change(&e)
+	}
+	return e
+}
+
+// Now returns the present counters, in an event without a kind. Rates and qualities are those of the last step.
+// Safe for concurrent use.
+func (j *Job) Now() Event {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.nowLocked()
+}
+
+// REQUIRES: j.mu is held.
+func (j *Job) nowLocked() Event {
+	e := j.mu.progress
+	e.Time, e.Rank = time.Now(), j.cfg.rank()
+	e.PushesSent, e.PushesAcknowledged, e.BatchesSkipped = j.mu.sent, j.mu.acknowledged, j.mu.skipped
+	e.BatchesLate, e.JobStep = j.mu.late, j.mu.jobStep
+	e.InFlight = j.mu.sent - j.mu.acknowledged - j.mu.unknown - j.mu.late
+	e.StalenessSteps, e.WaitingSeconds = Number(j.metrics.staleness()), Number(j.metrics.waiting(e.Time).Seconds())
+	return e
+}

@@ -1,0 +1,80 @@
+package trainer
+
+import (
+	"math"
+	"sync"
+	"time"
+)
+
+// runMetrics measures waiting time and staleness of a run. Safe for concurrent use.
+type runMetrics struct {
+	mu     sync.Mutex
+	waited time.Duration // time during which the model had nothing to compute
+	since  time.Time     // when the present wait began; zero while the model computes
+	ended  int64         // batches of this process that are pushed or skipped
+	steps  float64       // decayed sum of the staleness of recent batches
+	weight float64       // decayed number of them: each weighs decay times as much as the next one
+}
+
+// beginWait marks that the model has nothing to compute: it waits for data, rows, acknowledgements or other
+// workers.
+func (m *runMetrics) beginWait() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.since.IsZero() {
+		m.since = time.Now()
+	}
+}
+
+// endWait ends the wait that beginWait began.
+func (m *runMetrics) endWait() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.waited, m.since = m.waitedLocked(time.Now()), time.Time{}
+}
+
+// waiting returns how long the model has had nothing to compute, up to now.
+func (m *runMetrics) waiting(now time.Time) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waitedLocked(now)
+}
+
+// REQUIRES: m.mu is held.
+func (m *runMetrics) waitedLocked(now time.Time) time.Duration {
+	if m.since.IsZero() {
+		return m.waited
+	}
+	return m.waited + max(now.Sub(m.since), 0)
+}
+
+// batchEnded counts a batch that is pushed or that has no gradients.
+func (m *runMetrics) batchEnded() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ended++
+}
+
+// unfinished returns how many of the first batches of this process have not ended.
+func (m *runMetrics) unfinished(first int64) int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return max(first-m.ended, 0)
+}
+
+// addStaleness counts the staleness of a batch: an upper bound of the steps that its weights lag.
+func (m *runMetrics) addStaleness(steps int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.steps, m.weight = m.steps*decay+float64(steps), m.weight*decay+1
+}
+
+// staleness returns the mean of recent batches, NaN before the first.
+func (m *runMetrics) staleness() float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.weight == 0 {
+		return math.NaN()
+	}
+	return m.steps / m.weight
+}
