@@ -27,7 +27,6 @@ var unswept = []string{
 	"cmd/rowraft-chaos",
 	"docs",
 	"docs/formats",
-	"docs/ops",
 	"e2e",
 	"e2e/check",
 	"e2e/cluster",
