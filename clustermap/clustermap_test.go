@@ -12,7 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestHashVectors reads what a Python script computed from docs/formats/hash.md.
+// TestHashVectors reads vectors that a Python script computed from docs/formats/hash.md.
 func TestHashVectors(t *testing.T) {
 	text, err := os.ReadFile("../wire/testdata/hash.txt")
 	if err != nil {
@@ -60,8 +60,8 @@ func TestRowsOfOneTensorShareASlot(t *testing.T) {
 	})
 }
 
-// TestSlotsAreEven: keys counted from 0, as many tables have them, spread over
-// the slots about as evenly as random ones would.
+// TestSlotsAreEven: consecutive keys from 0, which many tables have, spread over the slots about as evenly
+// as random keys.
 func TestSlotsAreEven(t *testing.T) {
 	const perSlot = 64
 	var count [rowraft.NumSlots]float64
@@ -86,7 +86,8 @@ func TestEvenSlots(t *testing.T) {
 			size[s]++
 		}
 		if !slices.IsSorted(slots) || len(slots) != rowraft.NumSlots || slices.Max(size)-slices.Min(size) > 1 {
-			t.Errorf("%d shards: sorted %v, %d slots, sizes %d to %d", n, slices.IsSorted(slots), len(slots), slices.Min(size), slices.Max(size))
+			t.Errorf("%d shards: sorted %v, %d slots, sizes %d to %d",
+				n, slices.IsSorted(slots), len(slots), slices.Min(size), slices.Max(size))
 		}
 	}
 	if slots := EvenSlots(0); slices.Max(slots) != 0 {
@@ -117,12 +118,12 @@ func TestMapFindsWhatItHolds(t *testing.T) {
 		total += len(slots)
 		for _, slot := range slots {
 			if m.ShardOf(slot) != s.ID {
-				t.Fatalf("slot %d is of shard %d and of %d", slot, s.ID, m.ShardOf(slot))
+				t.Fatalf("slot %d belongs to shards %d and %d", slot, s.ID, m.ShardOf(slot))
 			}
 		}
 		key, err := m.KeyInShard(7, s.ID)
 		if err != nil || m.ShardOf(SlotOf(7, rowraft.Sparse, key)) != s.ID {
-			t.Errorf("key %d stands for shard %d: %v", key, s.ID, err)
+			t.Errorf("KeyInShard returns key %d for shard %d: %v", key, s.ID, err)
 		}
 		for k := range key {
 			if m.ShardOf(SlotOf(7, rowraft.Sparse, k)) == s.ID {

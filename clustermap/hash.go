@@ -6,7 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// HashVersion is stored with every snapshot and checkpoint; a change of Hash
+// HashVersion is stored in every snapshot and checkpoint: a change of Hash
 // would move every row.
 const HashVersion = 1
 
@@ -19,7 +19,7 @@ func Mix64(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// TableSeed is the part of Hash that depends on the table alone.
+// TableSeed is the part of Hash that depends only on the table.
 func TableSeed(table rowraft.TableID) uint64 { return Mix64(uint64(table.Origin()) + golden) }
 
 // Hash is Mix64(key ⊕ Mix64(origin + golden)). Its top 12 bits are the slot.
@@ -30,15 +30,15 @@ func Hash(table rowraft.TableID, key rowraft.Key) uint64 {
 // SlotOfHash returns the slot of a hash.
 func SlotOfHash(h uint64) rowraft.Slot { return rowraft.Slot(h >> 52) }
 
-// JobSlot is the slot whose shard keeps the clocks and data positions of a job
+// JobSlot returns the slot whose shard stores the clocks and data positions of a job
 // (docs/formats/steps.md).
 func JobSlot(id rowraft.JobID) rowraft.Slot {
 	seed := Mix64(binary.LittleEndian.Uint64(id[:8]) + golden)
 	return SlotOfHash(Mix64(binary.LittleEndian.Uint64(id[8:]) ^ seed))
 }
 
-// SlotOf returns the slot of a key: that of its own hash in a sparse table, of
-// its tensor's in a dense one.
+// SlotOf returns the slot of a key: the slot of its own hash in a sparse table, of
+// its tensor's hash in a dense one.
 func SlotOf(table rowraft.TableID, kind rowraft.TableKind, key rowraft.Key) rowraft.Slot {
 	return SlotOfHash(Hash(table, kind.PlacementKey(key)))
 }

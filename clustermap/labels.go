@@ -7,17 +7,17 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// ZoneLabel is the label that replicas of a shard are spread by.
+// ZoneLabel is the label by which the replicas of a shard are spread.
 const ZoneLabel = "zone"
 
-// Limits of the labels of a server.
+// Limits for the labels of a server.
 const (
 	maxLabels     = 16
 	maxLabelBytes = 63 // of a key or a value
 )
 
-// ParseLabels reads labels as people write them, key=value with commas between, and
-// returns them in the order of their keys: what is equal is written alike.
+// ParseLabels parses labels as operators write them: key=value, separated by commas. It returns
+// them sorted by key, so that equal labels give equal strings.
 //
 // Errors: CodeInvalidArgument.
 func ParseLabels(s string) (string, error) {
@@ -29,14 +29,15 @@ func ParseLabels(s string) (string, error) {
 		labels[i] = strings.TrimSpace(l)
 		k, v, ok := strings.Cut(labels[i], "=")
 		if !ok || !labelWord(k) || !labelWord(v) {
-			return "", rowraft.Errorf(rowraft.CodeInvalidArgument, "label %q: want key=value, each 1 to %d letters, digits, '-', '_', '.' or '/'", l, maxLabelBytes)
+			return "", rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"label %q: want key=value, each 1 to %d letters, digits, '-', '_', '.' or '/'", l, maxLabelBytes)
 		}
 	}
 	key := func(l string) string { k, _, _ := strings.Cut(l, "="); return k }
 	slices.SortFunc(labels, func(a, b string) int { return strings.Compare(key(a), key(b)) })
 	for i := 1; i < len(labels); i++ {
 		if key(labels[i]) == key(labels[i-1]) {
-			return "", rowraft.Errorf(rowraft.CodeInvalidArgument, "label %s is given twice", key(labels[i]))
+			return "", rowraft.Errorf(rowraft.CodeInvalidArgument, "label %s is given twice: give it once", key(labels[i]))
 		}
 	}
 	if len(labels) > maxLabels {
@@ -46,10 +47,11 @@ func ParseLabels(s string) (string, error) {
 }
 
 func labelWord(s string) bool {
-	return len(s) >= 1 && len(s) <= maxLabelBytes && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./") == ""
+	return len(s) >= 1 && len(s) <= maxLabelBytes &&
+		strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./") == ""
 }
 
-// Label returns the value of a label of n, "" if it has none.
+// Label returns the value of a label of n, empty if n does not have it.
 func (n *Node) Label(key string) string {
 	for l := range strings.SplitSeq(n.Labels, ",") {
 		if k, v, _ := strings.Cut(l, "="); k == key {

@@ -11,23 +11,23 @@ import (
 // MaxShards is the largest number of shards of a cluster.
 const MaxShards = 256
 
-// Node is one server process, known by the id of its data directory.
+// Node is one server process. The id of its data directory identifies it.
 type Node struct {
 	ID        rowraft.NodeID
-	Name      string // for people; unique, may be empty
+	Name      string // shown to operators; unique, may be empty
 	Addr      string // host:port of the gRPC services
 	PeerAddr  string // host:port of the Raft groups
-	Scheduler bool   // also a member of the metadata group
-	NoShards  bool   // a scheduler in a process of its own: it holds no replicas
-	Labels    string // as ParseLabels returns them
+	Scheduler bool   // the server is also a member of the metadata group
+	NoShards  bool   // the server only runs a scheduler and holds no replicas
+	Labels    string // as returned by ParseLabels
 	Intent    Intent
 }
 
-// Intent is what a server is to do, by the word of an operator.
+// Intent is what the operator wants a server to do.
 type Intent uint8
 
-// Serve is that of every new server. A drained one leads nothing and gets no replica;
-// a decommissioned one loses those it has, too.
+// Serve is the intent of every new server. A drained server leads no shard and gets no replica.
+// A decommissioned server also loses the replicas that it has.
 const (
 	Serve Intent = iota
 	Drain
@@ -40,26 +40,26 @@ type Replica struct {
 	Node rowraft.NodeID
 }
 
-// Removed is a replica that left its shard for good. Its node stops it and deletes
-// its data on this word, never because a map does not list it: a server that
-// restarts goes through old maps.
+// Removed is a replica that left its shard permanently. Its node stops it and deletes
+// its data only because of this entry, never because a map does not list the replica: a server that
+// restarts reads old maps.
 type Removed struct {
 	Replica
-	Version rowraft.MapVersion // of the map that said so first
+	Version rowraft.MapVersion // version of the first map with this entry
 }
 
 // Shard is one Raft group.
 type Shard struct {
 	ID       rowraft.ShardID
-	Replicas []Replica // that vote
-	Learners []Replica // that join: they get the log and have no vote
-	Removed  []Removed // until their nodes have said that they are gone
-	// Changes counts those of Replicas since the shard was made. While it is 0 they
-	// are the founders, and found the group; later ones join it.
+	Replicas []Replica // voters
+	Learners []Replica // joining replicas: they receive the log but do not vote
+	Removed  []Removed // until their nodes have confirmed the deletion
+	// Changes counts the changes of Replicas since the shard was created. While it is 0, Replicas
+	// are the founding members, which bootstrap the group; later ones join it.
 	Changes uint64
 }
 
-// On returns the replica of s that is on node, learner or not.
+// On returns the replica of s on node, a voter or a learner.
 func (s *Shard) On(node rowraft.NodeID) (Replica, bool) {
 	for _, list := range [][]Replica{s.Replicas, s.Learners} {
 		for _, r := range list {
@@ -71,7 +71,7 @@ func (s *Shard) On(node rowraft.NodeID) (Replica, bool) {
 	return Replica{}, false
 }
 
-// ShardsOn lists the shards that have a replica or learner on node.
+// ShardsOn returns the shards that have a replica or a learner on node.
 func (m *Map) ShardsOn(node rowraft.NodeID) (out []rowraft.ShardID) {
 	for i := range m.Shards {
 		if _, here := m.Shards[i].On(node); here {
@@ -81,11 +81,11 @@ func (m *Map) ShardsOn(node rowraft.NodeID) (out []rowraft.ShardID) {
 	return out
 }
 
-// Map is one version of the placement of everything. It is immutable after New.
+// Map is one version of the placement of all shards. It is immutable after New.
 type Map struct {
 	Cluster      rowraft.ClusterID
-	Version      rowraft.MapVersion // grows with every change
-	SlotsVersion rowraft.MapVersion // Version at which a slot last changed its shard
+	Version      rowraft.MapVersion // increases with every change
+	SlotsVersion rowraft.MapVersion // Version at which a slot last moved to another shard
 	Nodes        []Node
 	Shards       []Shard // Shards[i].ID == i
 	Tables       []rowraft.Schema
@@ -98,14 +98,15 @@ type Map struct {
 	slots [rowraft.NumSlots]uint8 // slot → shard
 }
 
-// New checks m, fills in its slots (nil means EvenSlots) and returns it. slots has NumSlots entries.
+// New checks m, sets its slots and returns it. slots has NumSlots entries; nil means EvenSlots.
 func New(m Map, slots []uint8) (*Map, error) {
 	if len(m.Shards) > MaxShards {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want at most %d", len(m.Shards), MaxShards)
 	}
 	for i, s := range m.Shards {
 		if int(s.ID) != i {
-			return nil, rowraft.Errorf(rowraft.CodeInternal, "cluster map: shard %d stands at place %d", s.ID, i)
+			return nil, rowraft.Errorf(rowraft.CodeInternal,
+				"cluster map: position %d has shard %d: want shards in order, from 0", i, s.ID)
 		}
 	}
 	if slots == nil {
@@ -116,7 +117,8 @@ func New(m Map, slots []uint8) (*Map, error) {
 	}
 	for slot, shard := range slots {
 		if len(m.Shards) > 0 && int(shard) >= len(m.Shards) {
-			return nil, rowraft.Errorf(rowraft.CodeInternal, "cluster map: slot %d belongs to shard %d of %d", slot, shard, len(m.Shards))
+			return nil, rowraft.Errorf(rowraft.CodeInternal,
+				"cluster map: slot %d belongs to shard %d, but there are %d shards", slot, shard, len(m.Shards))
 		}
 	}
 	copy(m.slots[:], slots)
@@ -139,7 +141,7 @@ func (m *Map) ShardOf(slot rowraft.Slot) rowraft.ShardID { return rowraft.ShardI
 // Slots returns a copy of the slot → shard table.
 func (m *Map) Slots() []uint8 { return append([]uint8(nil), m.slots[:]...) }
 
-// SlotsOf lists the slots of one shard in ascending order.
+// SlotsOf returns the slots of one shard in ascending order.
 func (m *Map) SlotsOf(shard rowraft.ShardID) []rowraft.Slot {
 	var out []rowraft.Slot
 	for s, owner := range m.slots {
@@ -160,13 +162,13 @@ func (m *Map) Node(id rowraft.NodeID) (Node, bool) {
 	return Node{}, false
 }
 
-// Servers returns the nodes that replicas can be on.
+// Servers returns the nodes that can hold replicas.
 func (m *Map) Servers() []Node {
 	return slices.DeleteFunc(slices.Clone(m.Nodes), func(n Node) bool { return n.NoShards })
 }
 
-// FindNode returns the node that a person means: by its name, its id, or the
-// start of its id if no other one starts so.
+// FindNode returns the node with the given name or id, or with an id that starts with what, if
+// no other id does.
 func (m *Map) FindNode(what string) (Node, error) {
 	var found []Node
 	for _, n := range m.Nodes {
@@ -180,7 +182,8 @@ func (m *Map) FindNode(what string) (Node, error) {
 	if len(found) == 1 {
 		return found[0], nil
 	}
-	return Node{}, rowraft.Errorf(rowraft.CodeNotFound, "there is no server %q; `rowraft cluster status` shows them all", what)
+	return Node{}, rowraft.Errorf(rowraft.CodeNotFound,
+		"there is no server %q; `rowraft cluster status` lists all servers", what)
 }
 
 // Table returns the schema of the table called name.
@@ -190,11 +193,12 @@ func (m *Map) Table(name string) (rowraft.Schema, error) {
 			return t, nil
 		}
 	}
-	return rowraft.Schema{}, rowraft.Errorf(rowraft.CodeTableNotFound, "table %q does not exist; `rowraft table list` shows those that do", name)
+	return rowraft.Schema{}, rowraft.Errorf(rowraft.CodeTableNotFound,
+		"table %q does not exist; `rowraft table list` lists all tables", name)
 }
 
-// KeyInShard returns the smallest key of a sparse table that lives in shard.
-// The trainers' audit rows are found by it.
+// KeyInShard returns the smallest key of a sparse table that is in shard.
+// Trainers use it to find a key for their audit row in each shard.
 func (m *Map) KeyInShard(table rowraft.TableID, shard rowraft.ShardID) (rowraft.Key, error) {
 	for k := rowraft.Key(0); k < 1<<20; k++ {
 		if m.ShardOf(SlotOf(table, rowraft.Sparse, k)) == shard {

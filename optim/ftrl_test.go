@@ -8,10 +8,10 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestFTRLIsGradientDescent: McMahan et al. 2013, section 3: without λ1 and λ2 FTRL-Proximal
-// makes the same weights as online gradient descent, w(t+1) = w(t) - η(t)·g(t) with
-// η = α/(β + √n), for any sequence of learning rates (σ is 1/η of now - 1/η of before). So a
-// row that starts anywhere stays on that path, also when a schedule changes α.
+// TestFTRLIsGradientDescent: McMahan et al. 2013, section 3: without λ1 and λ2, FTRL-Proximal gives the
+// same weights as online gradient descent, w(t+1) = w(t) - η(t)·g(t) with η = α/(β + √n), for any sequence
+// of learning rates (σ is the new 1/η minus the previous one). So a row with any start stays on that path,
+// also when a schedule changes α.
 func TestFTRLIsGradientDescent(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 0))
 	r := mustNew(t, rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.1, Beta: 1})
@@ -21,7 +21,7 @@ func TestFTRLIsGradientDescent(t *testing.T) {
 		r.InitState(w, state)
 		want, n := float64(start), 0.0
 		for step := range 200 {
-			alpha := 0.1 / float64(1+step/20) // falls to a tenth
+			alpha := 0.1 / float64(1+step/20) // decreases to a tenth
 			if step < 10 {
 				alpha = 0.01 * float64(step+1) // warms up
 			}
@@ -36,8 +36,8 @@ func TestFTRLIsGradientDescent(t *testing.T) {
 	}
 }
 
-// TestFTRLGoesOnFromAnAssignedWeight: docs/formats/rules.md: z is made to fit. A
-// push with a gradient of 0 is then no step at all, whatever λ1 and λ2 are.
+// TestFTRLGoesOnFromAnAssignedWeight: docs/formats/rules.md: an assign sets z to fit. A push with gradient
+// 0 then changes nothing, for any λ1 and λ2.
 func TestFTRLGoesOnFromAnAssignedWeight(t *testing.T) {
 	r := mustNew(t, rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.1, Beta: 1, L1: 0.5, L2: 3})
 	w, state := []float32{0.25, 0, -0.5}, make([]float32, r.StateLen(3))

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestNoFusedInstructions reads the machine code of this package as built for machines whose
-// compilers fuse x*y+z, and rejects every fused instruction: it would change
-// bits between replicas. TestUpdateBits sees only what this machine runs.
+// TestNoFusedInstructions reads the machine code of this package, built for machines whose compilers fuse
+// x*y+z, and rejects every fused instruction: it would give different bits on different replicas.
+// TestUpdateBits tests only the instructions that this machine runs.
 func TestNoFusedInstructions(t *testing.T) {
 	goTool, err := exec.LookPath("go")
 	if err != nil {
@@ -18,7 +18,7 @@ func TestNoFusedInstructions(t *testing.T) {
 	}
 	fused := regexp.MustCompile(`\t(VF(N?M)(ADD|SUB)\w*|FN?M(ADD|SUB)\w*|VFML[AS]\w*)\b`)
 	if !fused.MatchString("\tVFMADD231PS Y0, Y1, Y2") || !fused.MatchString("\tFNMSUBS F0, F1, F2, F3") {
-		t.Fatal("the pattern misses what it looks for")
+		t.Fatal("the pattern does not match a fused instruction")
 	}
 	for _, tc := range []struct {
 		name string
@@ -38,7 +38,8 @@ func TestNoFusedInstructions(t *testing.T) {
 			if err != nil {
 				t.Fatalf("go build -gcflags=-S: %v\n%s", err, text)
 			}
-			for _, kernel := range []string{"sgd", "add", "momentum", "adagrad", "squares", "rowWise", "adam", "ftrl", "pulled", "clamp"} {
+			for _, kernel := range []string{"sgd", "add", "momentum", "adagrad", "squares", "rowWise", "adam", "ftrl",
+				"pulled", "clamp"} {
 				if !bytes.Contains(text, []byte("optim."+kernel+"Plain STEXT")) {
 					t.Fatalf("the listing lacks %sPlain (%d bytes)", kernel, len(text))
 				}

@@ -11,9 +11,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestRulesGolden compares rows with testdata/rules.hex, which testdata/rules.py
-// computes from the formulas of docs/formats/rules.md: each rule, with and without
-// weight decay and a bound, with a learning rate that changes and an assign between.
+// TestRulesGolden compares rows with testdata/rules.hex, which testdata/rules.py computes from the formulas
+// of docs/formats/rules.md: each rule, with and without weight decay and a bound, with a changing learning
+// rate and an assign in between.
 func TestRulesGolden(t *testing.T) {
 	f, err := os.Open("testdata/rules.hex")
 	if err != nil {
@@ -25,7 +25,8 @@ func TestRulesGolden(t *testing.T) {
 		in := &goldenLine{t: t, fields: strings.Fields(sc.Text())}
 		o := rowraft.Optimizer{Kind: rowraft.OptimizerKind(in.count())}
 		for _, c := range []*float32{
-			&o.LR, &o.InitialAccumulator, &o.Epsilon, &o.Beta1, &o.Beta2, &o.Momentum, &o.WeightDecay, &o.Bound, &o.L1, &o.L2, &o.Beta,
+			&o.LR, &o.InitialAccumulator, &o.Epsilon, &o.Beta1, &o.Beta2, &o.Momentum, &o.WeightDecay, &o.Bound, &o.L1, &o.L2,
+			&o.Beta,
 		} {
 			*c = in.numbers(1)[0]
 		}
@@ -53,7 +54,7 @@ func TestRulesGolden(t *testing.T) {
 	}
 }
 
-// goldenLine is what is left of a line.
+// goldenLine is the unread rest of a line.
 type goldenLine struct {
 	t      *testing.T
 	fields []string

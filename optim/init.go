@@ -2,7 +2,7 @@ package optim
 
 import "github.com/rowraft/rowraft"
 
-// gamma is the increment of splitmix64 (Steele, Lea, Flood 2014).
+// gamma is the increment of splitmix64 (Steele, Lea, Flood 2014); gamma2 and gamma3 are multiples of it.
 const (
 	gamma  = 0x9E3779B97F4A7C15
 	gamma2 = 2 * gamma & (1<<64 - 1)
@@ -18,8 +18,8 @@ func mix64(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// Init writes to dst the weights that key of table has before its first push:
-// a pure function of the initializer, table and key. It allocates nothing.
+// Init writes to dst the weights that key of table has before its first push. They are
+// a pure function of the initializer, the table and the key. Init allocates nothing.
 //
 // With 64-bit wrap-around arithmetic, mix64 and gamma as above:
 //
@@ -38,8 +38,8 @@ func Init(init rowraft.Initializer, table rowraft.TableID, key rowraft.Key, dst 
 	InitFrom(init, table, key, 0, dst)
 }
 
-// InitFrom is Init for the weights from number first on: any part of a row can
-// be made without the others.
+// InitFrom is Init for the weights from number first on. It computes any range of a row without
+// the weights before it.
 func InitFrom(init rowraft.Initializer, table rowraft.TableID, key rowraft.Key, first int, dst []float32) {
 	if init.Kind == rowraft.InitZeros {
 		clear(dst)
@@ -70,7 +70,7 @@ func InitFrom(init rowraft.Initializer, table rowraft.TableID, key rowraft.Key, 
 	}
 }
 
-// parts is the sum of the four 16-bit parts of x.
+// parts returns the sum of the four 16-bit parts of x.
 func parts(x uint64) uint64 {
 	x = x&0x0000FFFF0000FFFF + x>>16&0x0000FFFF0000FFFF
 	return x&0xFFFFFFFF + x>>32

@@ -62,8 +62,10 @@ func TestInitDistribution(t *testing.T) {
 		init                rowraft.Initializer
 		mean, dev, min, max float64
 	}{
-		{"uniform has mean (A+B)/2 and deviation (B-A)/√12", rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 3}, 1, 4 / math.Sqrt(12), -1, 3},
-		{"normal has mean A and deviation B and ends at ±6·B", rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 3, A: 2, B: 0.5}, 2, 0.5, -1, 5},
+		{"uniform has mean (A+B)/2 and deviation (B-A)/√12",
+			rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 3}, 1, 4 / math.Sqrt(12), -1, 3},
+		{"normal has mean A and deviation B and ends at ±6·B",
+			rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 3, A: 2, B: 0.5}, 2, 0.5, -1, 5},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var sum, sq float64
@@ -89,7 +91,8 @@ func TestInitDistribution(t *testing.T) {
 
 func BenchmarkInit(b *testing.B) {
 	for _, kind := range []rowraft.InitializerKind{rowraft.InitUniform, rowraft.InitNormal} {
-		b.Run(map[rowraft.InitializerKind]string{rowraft.InitUniform: "uniform", rowraft.InitNormal: "normal"}[kind]+"/dim=16", func(b *testing.B) {
+		b.Run(map[rowraft.InitializerKind]string{rowraft.InitUniform: "uniform",
+			rowraft.InitNormal: "normal"}[kind]+"/dim=16", func(b *testing.B) {
 			w := make([]float32, 16)
 			key := rowraft.Key(0)
 			for b.Loop() {

@@ -10,5 +10,5 @@ func squares(sums *[lanes]float32, g []float32)    { squaresPlain(sums, g) }
 func rowWise(w, g []float32, lr, d float32)        { rowWisePlain(w, g, lr, d) }
 func adam(w, m, v, g []float32, s *adamStep)       { adamPlain(w, m, v, g, s) }
 func ftrl(w, z, n, g []float32, s *ftrlStep)       { ftrlPlain(w, z, n, g, s) }
-func pulled(dst, w, g []float32, lambda float32)   { pulledPlain(dst, w, g, lambda) }
+func addDecay(dst, w, g []float32, lambda float32) { addDecayPlain(dst, w, g, lambda) }
 func clamp(w []float32, b float32)                 { clampPlain(w, b) }

@@ -7,11 +7,11 @@ import "simd/archsimd"
 // haveAVX2 is fixed at start; without it the plain kernels run.
 var haveAVX2 = archsimd.X86.AVX2()
 
-// What is left of a row after whole registers goes through the plain kernel.
+// Each kernel processes whole registers and leaves the rest of a row to the plain kernel.
 //
-// No scalar arithmetic stands between the first vector instruction and
-// ClearAVXUpperBits: Go compiles it to SSE, which is slow while the upper halves are
-// in use. One negation there made ftrl take 190 ns in place of 27 for 16 weights.
+// There is no scalar arithmetic between the first vector instruction and
+// ClearAVXUpperBits: Go compiles it to SSE, which is slow while the upper register halves are
+// in use. One negation there made ftrl take 190 ns instead of 27 ns for 16 weights.
 
 func sgd(w, g []float32, lr float32) {
 	i := 0
@@ -148,7 +148,8 @@ func ftrl(w, z, n, g []float32, s *ftrlStep) {
 		n = n[:len(w)]
 		g = g[:len(w)]
 		alpha, k := archsimd.BroadcastFloat32x8(s.alpha), archsimd.BroadcastFloat32x8(s.k)
-		l1, l2, beta := archsimd.BroadcastFloat32x8(s.l1), archsimd.BroadcastFloat32x8(s.l2), archsimd.BroadcastFloat32x8(s.beta)
+		l1, l2, beta := archsimd.BroadcastFloat32x8(s.l1), archsimd.BroadcastFloat32x8(s.l2),
+			archsimd.BroadcastFloat32x8(s.beta)
 		sign := archsimd.BroadcastUint32x8(1 << 31)
 		minusL1, zero := l1.AsUint32x8().Or(sign).AsFloat32x8(), l1.Sub(l1)
 		for ; i+lanes <= len(w); i += lanes {
@@ -173,7 +174,7 @@ func ftrl(w, z, n, g []float32, s *ftrlStep) {
 	}
 }
 
-func pulled(dst, w, g []float32, lambda float32) {
+func addDecay(dst, w, g []float32, lambda float32) {
 	i := 0
 	if haveAVX2 && len(dst) >= lanes {
 		w = w[:len(dst)]
@@ -185,7 +186,7 @@ func pulled(dst, w, g []float32, lambda float32) {
 		archsimd.ClearAVXUpperBits()
 	}
 	if i < len(dst) {
-		pulledPlain(dst[i:], w[i:], g[i:], lambda)
+		addDecayPlain(dst[i:], w[i:], g[i:], lambda)
 	}
 }
 

@@ -1,5 +1,5 @@
 package optim
 
-// settle does nothing here: the NaN that amd64's arithmetic makes is the one of
-// docs/formats/rules.md, in SSE as in AVX, and it stays as it is when computed with.
+// settle does nothing on amd64: a NaN that its arithmetic makes, in SSE or AVX, already has the bits
+// of docs/formats/rules.md, and further arithmetic keeps them.
 func settle([]float32) {}

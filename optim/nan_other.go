@@ -4,11 +4,11 @@ package optim
 
 import "math"
 
-// nanBits are those of a NaN that arithmetic made.
+// nanBits is the representation of every NaN that an update makes.
 const nanBits = 0xFFC00000
 
-// settle gives every NaN the bits of docs/formats/rules.md, which are those that
-// amd64 makes: replicas on other processors must have the same.
+// settle gives every NaN the bits of docs/formats/rules.md. amd64 makes NaNs with these bits, and
+// replicas on other processors must have the same.
 func settle(numbers []float32) {
 	for i, v := range numbers {
 		if v != v {

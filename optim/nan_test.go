@@ -7,9 +7,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestNaNHasItsBits: docs/formats/rules.md, "A NaN that an update makes has the bits
-// 0xFFC00000". Infinities meet in the second step of each rule (Add never makes a NaN: its
-// values are finite).
+// TestNaNHasItsBits: docs/formats/rules.md, "A NaN that an update makes has the bits 0xFFC00000". The
+// second step of each rule combines infinities. (Add never makes a NaN, because its values are finite.)
 func TestNaNHasItsBits(t *testing.T) {
 	for _, o := range []rowraft.Optimizer{
 		{Kind: rowraft.SGD, LR: 1},

@@ -9,7 +9,7 @@ import (
 // Rule is the update rule of one table with its constants. It is immutable and
 // safe for concurrent use; the zero Rule is not usable.
 //
-// It is a struct with a switch rather than an interface: a call through an
+// Rejected: an interface with one type per rule. A call through an
 // interface costs as much as the arithmetic of a short row.
 type Rule struct {
 	opt        rowraft.Optimizer
@@ -17,18 +17,19 @@ type Rule struct {
 	oneMinusB2 float32
 }
 
-// New returns the rule of o, or CodeInvalidArgument if o names none.
+// New returns the rule of o, or CodeInvalidArgument if this binary does not know it.
 func New(o rowraft.Optimizer) (Rule, error) {
 	if o.Kind < rowraft.SGD || o.Kind > rowraft.Add {
-		return Rule{}, fmt.Errorf("update rule: %w", rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is none that this binary knows", o.Kind))
+		return Rule{}, fmt.Errorf("update rule: %w",
+			rowraft.Errorf(rowraft.CodeInvalidArgument, "this binary does not know the rule %s", o.Kind))
 	}
 	return Rule{opt: o, oneMinusB1: 1 - o.Beta1, oneMinusB2: 1 - o.Beta2}, nil
 }
 
-// LR returns the learning rate of the table, for pushes that name none.
+// LR returns the learning rate of the table, for pushes without one of their own.
 func (r *Rule) LR() float32 { return r.opt.LR }
 
-// StateLen returns how many float32 of state a row of dim weights keeps.
+// StateLen returns the number of float32 of state that a row of dim weights has.
 //
 //	sgd, add         0
 //	adagrad          dim      the sum of squared gradients
@@ -50,8 +51,8 @@ func (r *Rule) StateLen(dim int) int {
 	return 0
 }
 
-// InitState sets state, of length StateLen, to that of a row never pushed, whose
-// weights are w.
+// InitState sets state, of length StateLen, to the state of a row that was never pushed. w is the
+// weights of the row.
 func (r *Rule) InitState(w, state []float32) {
 	switch r.opt.Kind {
 	case rowraft.Adagrad, rowraft.RowWiseAdagrad:
@@ -74,8 +75,8 @@ func (r *Rule) InitState(w, state []float32) {
 	}
 }
 
-// Assign sets w to values. The state stays, but where the weights are a function
-// of it (ftrl) it is made to fit them. w and values have the length of a row.
+// Assign sets w to values. It keeps the state. With FTRL, where the weights are a function
+// of the state, it sets the state that gives these weights. w and values have the length of a row.
 func (r *Rule) Assign(w, state, values []float32) {
 	copy(w, values)
 	if r.opt.Kind == rowraft.FTRL {
@@ -83,19 +84,18 @@ func (r *Rule) Assign(w, state, values []float32) {
 	}
 }
 
-// fit sets z of FTRL to what makes the weights w.
+// fit sets the z of FTRL to the value that gives the weights w.
 func (r *Rule) fit(w, state []float32) {
 	n := len(w)
 	ftrlFit(w, state[:n], state[n:2*n], &ftrlStep{alpha: state[2*n], l1: r.opt.L1, l2: r.opt.L2, beta: r.opt.Beta})
 	settle(state)
 }
 
-// Update moves w by one step of learning rate lr along gradient g and brings
-// state up to date.
+// Update moves w by one step of learning rate lr along gradient g and updates state.
 //
-// len(w) == len(g) = dim > 0 and len(state) == StateLen(dim), else it panics or
-// writes part of the row: the caller checks shapes once per batch. w, state and
-// g must not overlap. It allocates nothing and keeps none of the slices.
+// REQUIRES: len(w) == len(g) = dim > 0 and len(state) == StateLen(dim); w, state and g do not
+// overlap. Otherwise Update panics or changes only a part of the row: the caller checks shapes once
+// per batch. Update allocates nothing and keeps none of the slices.
 func (r *Rule) Update(w, state, g []float32, lr float32) {
 	g = g[:len(w)]
 	switch {
@@ -114,7 +114,7 @@ func (r *Rule) Update(w, state, g []float32, lr float32) {
 	settle(state)
 }
 
-// whole runs the rule on a whole row.
+// whole applies the rule to a whole row.
 func (r *Rule) whole(w, state, g []float32, lr float32) {
 	n := len(w)
 	switch r.opt.Kind {
@@ -140,13 +140,13 @@ func (r *Rule) whole(w, state, g []float32, lr float32) {
 		state[2*n] = lr
 		ftrl(w, state[:n], state[n:2*n], g, &ftrlStep{alpha: lr, k: k, l1: r.opt.L1, l2: r.opt.L2, beta: r.opt.Beta})
 	default:
-		r.part(w, state, g, lr)
+		r.elements(w, state, g, lr)
 	}
 }
 
-// part runs a rule that takes each weight by itself on some weights of a row;
-// state is theirs.
-func (r *Rule) part(w, state, g []float32, lr float32) {
+// elements applies a rule without sums over the row to some elements of a row;
+// state is the state of these elements.
+func (r *Rule) elements(w, state, g []float32, lr float32) {
 	switch r.opt.Kind {
 	case rowraft.SGD:
 		sgd(w, g, lr)
@@ -159,11 +159,11 @@ func (r *Rule) part(w, state, g []float32, lr float32) {
 	}
 }
 
-// decayBlock is how many weights get their decay at a time; a multiple of lanes.
+// decayBlock is how many weights decayed processes at a time; a multiple of lanes.
 const decayBlock = 64
 
-// decayed runs the rule with g + λ·w in place of g, a block at a time, since the
-// gradient is the caller's.
+// decayed applies the rule with g + λ·w instead of g. It computes that in blocks on the stack,
+// because the gradient belongs to the caller.
 func (r *Rule) decayed(w, state, g []float32, lr float32) {
 	var block [decayBlock]float32
 	var divisor float32
@@ -173,7 +173,7 @@ func (r *Rule) decayed(w, state, g []float32, lr float32) {
 		for at := 0; at < len(w); at += decayBlock {
 			to := min(at+decayBlock, len(w))
 			b := block[:to-at]
-			pulled(b, w[at:to], g[at:to], r.opt.WeightDecay)
+			addDecay(b, w[at:to], g[at:to], r.opt.WeightDecay)
 			squares(&sums, b)
 		}
 		divisor = r.mean(&sums, state, len(w))
@@ -181,14 +181,14 @@ func (r *Rule) decayed(w, state, g []float32, lr float32) {
 	for at := 0; at < len(w); at += decayBlock {
 		to := min(at+decayBlock, len(w))
 		b := block[:to-at]
-		pulled(b, w[at:to], g[at:to], r.opt.WeightDecay)
+		addDecay(b, w[at:to], g[at:to], r.opt.WeightDecay)
 		switch {
 		case rowWiseRule:
 			rowWise(w[at:to], b, lr, divisor)
 		case len(state) == 0:
-			r.part(w[at:to], nil, b, lr)
+			r.elements(w[at:to], nil, b, lr)
 		default:
-			r.part(w[at:to], state[at:to], b, lr)
+			r.elements(w[at:to], state[at:to], b, lr)
 		}
 	}
 }
@@ -200,9 +200,9 @@ func (r *Rule) mean(sums *[lanes]float32, state []float32, dim int) float32 {
 	return sqrt32(state[0]) + r.opt.Epsilon
 }
 
-// decay returns b·β, or 0 once that is below 2^-64. 1 − β^t is 1 long before, so
-// no step changes; without it β^t would stay at the smallest denormal for ever
-// (0.9 times it rounds to itself), and each step would pay for a slow multiply.
+// decay returns b·β, or 0 if that is below 2^-64. 1 − β^t is 1 long before that, so
+// no step changes. Without this rule β^t would stay at the smallest denormal forever
+// (0.9 times it rounds to itself), and each step would pay for a slow multiplication.
 func decay(b, beta float32) float32 {
 	b = float32(b * beta)
 	if b < 0x1p-64 {
@@ -211,15 +211,15 @@ func decay(b, beta float32) float32 {
 	return b
 }
 
-// adamStep holds what one Adam step shares between the elements of a row.
+// adamStep is the values of one Adam step that all elements of a row share.
 type adamStep struct {
 	lr, eps, b1, b2 float32
 	omb1, omb2      float32 // 1-β1, 1-β2
 	c1, c2          float32 // 1-β1^t, 1-β2^t
 }
 
-// ftrlStep holds what one FTRL step shares between the elements of a row.
+// ftrlStep is the values of one FTRL step that all elements of a row share.
 type ftrlStep struct {
-	alpha, k     float32 // k = 1/alpha − 1/alpha of the step before
+	alpha, k     float32 // k = 1/alpha − 1/alpha of the previous step
 	l1, l2, beta float32
 }

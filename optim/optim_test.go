@@ -19,10 +19,10 @@ func mustNew(tb testing.TB, o rowraft.Optimizer) Rule {
 	return r
 }
 
-// minus rounds both operands to float32 first, unlike constant arithmetic.
+// minus rounds both operands to float32 first; constant arithmetic does not.
 func minus(a, b float32) float32 { return a - b }
 
-// TestUpdate checks numbers worked out on paper; the equations are named.
+// TestUpdate checks results that were computed by hand from the cited equations.
 func TestUpdate(t *testing.T) {
 	type step struct{ g, wantW, wantState []float32 }
 	for _, tc := range []struct {
@@ -70,7 +70,8 @@ func TestUpdate(t *testing.T) {
 			w: []float32{0},
 			steps: []step{
 				{g: []float32{4}, wantW: []float32{-0.8}, wantState: []float32{2, 4, 0.5, 0.75}},
-				{g: []float32{0}, wantW: []float32{minus(-0.8, float32(4.0/3)/(float32(math.Sqrt(48.0/7))+1))}, wantState: []float32{1, 3, 0.25, 0.5625}},
+				{g: []float32{0}, wantW: []float32{minus(-0.8, float32(4.0/3)/(float32(math.Sqrt(48.0/7))+1))},
+					wantState: []float32{1, 3, 0.25, 0.5625}},
 			},
 		},
 		{
@@ -85,13 +86,15 @@ func TestUpdate(t *testing.T) {
 		},
 		{
 			// Duchi et al. 2011 with one accumulator for the row, the mean of squares (Naumov et al. 2019, arXiv:1906.00091,
-			// and FBGEMM's EXACT_ROWWISE_ADAGRAD): s += mean(g²); w -= lr·g/(√s + ε). mean(1, 49, 1, 49) = 25; then 11 + 25 = 36.
+			// and FBGEMM's EXACT_ROWWISE_ADAGRAD): s += mean(g²); w -= lr·g/(√s + ε). mean(1, 49, 1, 49) = 25;
+			// then 11 + 25 = 36.
 			name: "row-wise adagrad: one accumulator, the sum of the means of squares",
 			opt:  rowraft.Optimizer{Kind: rowraft.RowWiseAdagrad, Epsilon: 0x1p-126}, lr: 0.5,
 			w: []float32{0, 0, 0, 0},
 			steps: []step{
 				{g: []float32{1, 7, -1, -7}, wantW: []float32{-0.1, -0.7, 0.1, 0.7}, wantState: []float32{25}},
-				{g: []float32{0, 6, 2, 2}, wantW: []float32{-0.1, minus(-0.7, 0.5), minus(0.1, 1.0/6), minus(0.7, 1.0/6)}, wantState: []float32{36}},
+				{g: []float32{0, 6, 2, 2}, wantW: []float32{-0.1, minus(-0.7, 0.5), minus(0.1, 1.0/6), minus(0.7, 1.0/6)},
+					wantState: []float32{36}},
 			},
 		},
 		{
@@ -129,14 +132,16 @@ func TestUpdate(t *testing.T) {
 			// The gradient of loss + λ/2·w² is g + λ·w: w = 8, g = 1, λ = 0.5, so 5.
 			name: "weight decay of sgd is L2 regularization: w - lr·(g + λ·w)",
 			opt:  rowraft.Optimizer{Kind: rowraft.SGD, WeightDecay: 0.5}, lr: 0.5,
-			w:     []float32{8},
-			steps: []step{{g: []float32{1}, wantW: []float32{5.5}, wantState: []float32{}}, {g: []float32{0}, wantW: []float32{4.125}, wantState: []float32{}}},
+			w: []float32{8},
+			steps: []step{{g: []float32{1}, wantW: []float32{5.5}, wantState: []float32{}},
+				{g: []float32{0}, wantW: []float32{4.125}, wantState: []float32{}}},
 		},
 		{
 			name: "weight decay of momentum goes into the velocity: v = μ·v + (g + λ·w)",
 			opt:  rowraft.Optimizer{Kind: rowraft.Momentum, Momentum: 0.5, WeightDecay: 0.5}, lr: 0.5,
-			w:     []float32{8},
-			steps: []step{{g: []float32{0}, wantW: []float32{6}, wantState: []float32{4}}, {g: []float32{0}, wantW: []float32{3.5}, wantState: []float32{5}}},
+			w: []float32{8},
+			steps: []step{{g: []float32{0}, wantW: []float32{6}, wantState: []float32{4}},
+				{g: []float32{0}, wantW: []float32{3.5}, wantState: []float32{5}}},
 		},
 		{
 			name: "weight decay of adagrad goes into the accumulator: s + (g + λ·w)²",
@@ -152,11 +157,14 @@ func TestUpdate(t *testing.T) {
 			steps: []step{{g: []float32{0, 4}, wantW: []float32{minus(6, 3.0/5), 1}, wantState: []float32{25}}},
 		},
 		{
-			// Loshchilov & Hutter 2019, Algorithm 2, line 12: λ·θ beside m/(√v + ε), and not through m and v. With g = 0 only it acts.
+			// Loshchilov & Hutter 2019, Algorithm 2, line 12: λ·θ is added to m/(√v + ε), not to g. With g = 0
+			// only this term remains.
 			name: "weight decay of adam is decoupled: w - lr·λ·w, and the moments do not see it",
 			opt:  rowraft.Optimizer{Kind: rowraft.Adam, Beta1: 0.5, Beta2: 0.75, Epsilon: 1, WeightDecay: 0.5}, lr: 0.5,
-			w:     []float32{8},
-			steps: []step{{g: []float32{0}, wantW: []float32{6}, wantState: []float32{0, 0, 0.5, 0.75}}, {g: []float32{1}, wantW: []float32{minus(4.5, float32(0.5*float32(0.5/0.75))/(sqrt32(0.25/0.4375)+1))}, wantState: []float32{0.5, 0.25, 0.25, 0.5625}}},
+			w: []float32{8},
+			steps: []step{{g: []float32{0}, wantW: []float32{6}, wantState: []float32{0, 0, 0.5, 0.75}},
+				{g: []float32{1}, wantW: []float32{minus(4.5, float32(0.5*float32(0.5/0.75))/(sqrt32(0.25/0.4375)+1))},
+					wantState: []float32{0.5, 0.25, 0.25, 0.5625}}},
 		},
 		{
 			// PERSIA's weight_bound: every weight is clamped after the update.
@@ -181,8 +189,8 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// TestAdamStepIsBounded: Kingma & Ba 2015, section 2.1: with a constant gradient
-// the effective step is lr, whatever the gradient's scale.
+// TestAdamStepIsBounded: Kingma & Ba 2015, section 2.1: with a constant gradient the effective step is lr,
+// for any scale of the gradient.
 func TestAdamStepIsBounded(t *testing.T) {
 	for _, g := range []float32{1e-3, 1, 1e4} {
 		r := mustNew(t, rowraft.Optimizer{Kind: rowraft.Adam, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-12})
@@ -199,9 +207,9 @@ func TestAdamStepIsBounded(t *testing.T) {
 	}
 }
 
-// naive is the rule again, one element at a time in float64 with every result
-// rounded to float32. For + - * / and sqrt that rounding is exact (float64 has
-// more than 2·24+2 bits), so the bits must be those of float32 arithmetic.
+// naive is a second implementation of the rules: one element at a time in float64, with every result
+// rounded to float32. For + - * / and sqrt that rounding is exact (float64 has more than 2·24+2 bits), so
+// the bits must equal those of float32 arithmetic.
 func naive(o rowraft.Optimizer, w, state, g []float32, lr float32) {
 	r := func(x float64) float64 { return float64(float32(x)) }
 	root := func(x float32) float64 { return r(math.Sqrt(float64(x))) }
@@ -307,7 +315,7 @@ var testOptimizers = []rowraft.Optimizer{
 	{Kind: rowraft.Add, Bound: 1.5},
 }
 
-// number draws a float32 that is usual, denormal, huge, zero or of random bits.
+// number draws a float32 that is normal, denormal, huge, zero or of random bits.
 func number(rng *rand.Rand) float32 {
 	switch rng.IntN(8) {
 	case 0:
@@ -326,9 +334,8 @@ func number(rng *rand.Rand) float32 {
 	return float32(rng.NormFloat64())
 }
 
-// TestUpdateBits: in every build, for each length 1 … 70 and the lengths of
-// tails, the kernels give the bits of one-at-a-time arithmetic. A fused product
-// or a reciprocal in place of a division shows here.
+// TestUpdateBits: in every build, for each length 1 … 70 and longer ones with different remainders, the
+// kernels give the same bits as naive. It detects a fused product and a reciprocal in place of a division.
 func TestUpdateBits(t *testing.T) {
 	const seed = 1
 	t.Logf("seed %d, SIMD kernels: %v", seed, simd())
@@ -359,13 +366,13 @@ func TestUpdateBits(t *testing.T) {
 	}
 }
 
-// equalBits compares bit by bit; two NaN count as equal, since their payload is
-// the machine's choice.
+// equalBits compares bit by bit. Two NaN are equal, since the machine chooses their payload.
 func equalBits(t *testing.T, what string, got, want []float32) {
 	t.Helper()
 	for i := range got {
 		if math.Float32bits(got[i]) != math.Float32bits(want[i]) && !(got[i] != got[i] && want[i] != want[i]) {
-			t.Fatalf("%s: [%d] = %v (%08x), want %v (%08x)", what, i, got[i], math.Float32bits(got[i]), want[i], math.Float32bits(want[i]))
+			t.Fatalf("%s: [%d] = %v (%08x), want %v (%08x)",
+				what, i, got[i], math.Float32bits(got[i]), want[i], math.Float32bits(want[i]))
 		}
 	}
 }
@@ -389,7 +396,8 @@ func TestNewRefusesUnknownRule(t *testing.T) {
 
 func BenchmarkUpdate(b *testing.B) {
 	for _, o := range testOptimizers {
-		if o.Kind == rowraft.Adam && o.Beta1 == 0 || o.Kind == rowraft.Adagrad && o.WeightDecay == 0 && o.InitialAccumulator == 0 || o.Kind == rowraft.FTRL && o.L1 == 0 && o.Bound == 0 {
+		if o.Kind == rowraft.Adam && o.Beta1 == 0 || o.Kind == rowraft.Adagrad && o.WeightDecay == 0 &&
+			o.InitialAccumulator == 0 || o.Kind == rowraft.FTRL && o.L1 == 0 && o.Bound == 0 {
 			continue
 		}
 		name := o.Kind.String()

@@ -2,14 +2,14 @@ package optim
 
 import "math"
 
-// lanes is the number of sums of squares, and of float32 in one AVX2 register.
+// lanes is the number of partial sums of squares, and of float32 in one AVX2 register.
 const lanes = 8
 
-// sqrt32 is the correctly rounded float32 square root: rounding the float64
-// root once more is exact for float32 arguments, so it equals SQRTPS.
+// sqrt32 is the correctly rounded float32 square root. Rounding the float64
+// root a second time is exact for float32 arguments, so the result equals SQRTPS.
 func sqrt32(x float32) float32 { return float32(math.Sqrt(float64(x))) }
 
-// signed is x ≥ 0 with the sign of s.
+// signed returns x ≥ 0 with the sign of s.
 func signed(x, s float32) float32 {
 	const sign = 1 << 31
 	return math.Float32frombits(math.Float32bits(x) | math.Float32bits(s)&sign)
@@ -82,8 +82,8 @@ func adamPlain(w, m, v, g []float32, s *adamStep) {
 	}
 }
 
-// ftrlPlain: docs/formats/rules.md. A NaN must come out with the bits that it went
-// in with, so nothing is negated: λ1·sgn(z) − z, not −(z − λ1·sgn(z)).
+// ftrlPlain implements FTRL of docs/formats/rules.md. A NaN must keep its bits, so there is no
+// negation: λ1·sgn(z) − z, not −(z − λ1·sgn(z)).
 func ftrlPlain(w, z, n, g []float32, s *ftrlStep) {
 	z = z[:len(w)]
 	n = n[:len(w)]
@@ -104,7 +104,7 @@ func ftrlPlain(w, z, n, g []float32, s *ftrlStep) {
 	}
 }
 
-// ftrlFit sets z so that ftrlPlain would make the weights w of it.
+// ftrlFit sets z to the value from which ftrlPlain computes the weights w.
 func ftrlFit(w, z, n []float32, s *ftrlStep) {
 	for i, wi := range w {
 		z[i] = 0
@@ -115,8 +115,8 @@ func ftrlFit(w, z, n []float32, s *ftrlStep) {
 	}
 }
 
-// pulledPlain: dst ← g + λ·w.
-func pulledPlain(dst, w, g []float32, lambda float32) {
+// addDecayPlain: dst ← g + λ·w.
+func addDecayPlain(dst, w, g []float32, lambda float32) {
 	w = w[:len(dst)]
 	g = g[:len(dst)]
 	for i := range dst {
@@ -124,7 +124,7 @@ func pulledPlain(dst, w, g []float32, lambda float32) {
 	}
 }
 
-// clampPlain keeps w within ±b; a NaN stays.
+// clampPlain limits w to ±b; a NaN stays.
 func clampPlain(w []float32, b float32) {
 	for i, v := range w {
 		if v > b {

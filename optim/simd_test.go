@@ -6,7 +6,7 @@ import "testing"
 
 func simd() bool { return haveAVX2 }
 
-// TestUpdateBitsWithoutAVX2 runs the SIMD build as a machine without AVX2 would.
+// TestUpdateBitsWithoutAVX2 runs the SIMD build like a machine without AVX2.
 func TestUpdateBitsWithoutAVX2(t *testing.T) {
 	saved := haveAVX2
 	haveAVX2 = false
