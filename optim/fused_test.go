@@ -39,7 +39,7 @@ func TestNoFusedInstructions(t *testing.T) {
 				t.Fatalf("go build -gcflags=-S: %v\n%s", err, text)
 			}
 			for _, kernel := range []string{"sgd", "add", "momentum", "adagrad", "squares", "rowWise", "adam", "ftrl",
-				"pulled", "clamp"} {
+				"addDecay", "clamp"} {
 				if !bytes.Contains(text, []byte("optim."+kernel+"Plain STEXT")) {
 					t.Fatalf("the listing lacks %sPlain (%d bytes)", kernel, len(text))
 				}

@@ -2,7 +2,7 @@ package wire
 
 import "github.com/rowraft/rowraft"
 
-// EntryDropTable takes a table and its rows out of a shard.
+// EntryDropTable removes a table and its rows from a shard.
 const EntryDropTable EntryKind = 10
 
 // DropSize is the length of a drop entry's body.
@@ -16,10 +16,11 @@ func DropTableEntry(h EntryHeader, id rowraft.TableID) []byte {
 	return le.AppendUint64(b, uint64(id))
 }
 
-// ParseDropTable reads the body of such an entry. Errors: CodeCorrupt.
+// ParseDropTable reads the body of a drop entry. Errors: CodeCorrupt.
 func ParseDropTable(body []byte) (rowraft.TableID, error) {
 	if len(body) != DropSize || le.Uint64(body) == 0 {
-		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "drop table entry has %d bytes, want %d, and an id", len(body), DropSize)
+		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "drop table entry has %d bytes: want %d with an id above 0",
+			len(body), DropSize)
 	}
 	return rowraft.TableID(le.Uint64(body)), nil
 }

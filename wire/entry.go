@@ -10,7 +10,7 @@ const (
 	PartHeaderSize  = 48
 )
 
-// EntryKind says what an entry does to the state machine.
+// EntryKind selects the change of the state machine.
 type EntryKind uint8
 
 const (
@@ -28,13 +28,13 @@ type EntryHeader struct {
 	Parts   int // EntryParts only
 }
 
-// Op says what a part does with its rows.
+// Op selects what a part does with its rows.
 type Op uint8
 
 const (
 	OpPush   Op = 1 // values are gradients; the table's optimizer runs
 	OpAssign Op = 2 // values are weights
-	OpDelete Op = 3 // no values: the rows go
+	OpDelete Op = 3 // no values: the rows are removed
 )
 
 // Part is one client's numbered share of an entry.
@@ -47,7 +47,7 @@ type Part struct {
 	Payload     []byte // segments; length a multiple of 8
 }
 
-// Size returns the bytes the part takes in an entry.
+// Size returns the number of bytes of the part in an entry.
 func (p *Part) Size() int { return PartHeaderSize + len(p.Payload) }
 
 // PutEntryHeader writes h to dst[:EntryHeaderSize].
@@ -62,7 +62,7 @@ func PutEntryHeader(dst []byte, h EntryHeader) {
 	le.PutUint32(dst[28:], 0)
 }
 
-// ParseEntryHeader reads the header of an entry and returns what follows it.
+// ParseEntryHeader reads the header of an entry and returns the rest of the entry.
 // Errors: CodeVersionTooNew, CodeCorrupt.
 func ParseEntryHeader(entry []byte) (h EntryHeader, rest []byte, err error) {
 	if len(entry) < EntryHeaderSize || le.Uint16(entry) != entryMagic {
@@ -100,7 +100,8 @@ func AppendPart(dst []byte, p *Part) []byte {
 // ParsePart reads the first part of b; p.Payload aliases b. Errors: CodeCorrupt.
 func ParsePart(b []byte, p *Part) (rest []byte, err error) {
 	if len(b) < PartHeaderSize {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry ends within a part header: %d bytes left", len(b))
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry ends inside a part header: %d bytes left, want %d",
+			len(b), PartHeaderSize)
 	}
 	p.Client = rowraft.ClientID(b[:16])
 	p.Incarnation = rowraft.Incarnation(le.Uint64(b[16:]))
@@ -109,7 +110,9 @@ func ParsePart(b []byte, p *Part) (rest []byte, err error) {
 	p.Op = Op(b[40])
 	n := uint64(le.Uint32(b[44:]))
 	if b[41]|b[42]|b[43] != 0 || n%8 != 0 || n > uint64(len(b)-PartHeaderSize) || p.Op < OpPush || p.Op > OpClocked {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry has an impossible part: op %d, payload %d of %d bytes", b[40], n, len(b)-PartHeaderSize)
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt,
+			"log entry has an impossible part: op %d with a payload of %d bytes, %d bytes left",
+			b[40], n, len(b)-PartHeaderSize)
 	}
 	end := PartHeaderSize + int(n)
 	p.Payload = b[PartHeaderSize:end:end]

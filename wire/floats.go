@@ -7,7 +7,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// littleEndian says whether a []float32 already has the bytes of the wire.
+// littleEndian reports whether a []float32 in memory has the byte order of the wire.
 var littleEndian = func() bool { x := uint16(1); return *(*byte)(unsafe.Pointer(&x)) == 1 }()
 
 // float32Bytes returns the memory of f.
@@ -75,7 +75,7 @@ func round(dst []byte, src []float32) {
 func BFloat16(v float32) uint16 {
 	b := math.Float32bits(v)
 	if b&0x7fffffff > 0x7f800000 {
-		return uint16(b>>16) | 0x40 // quiet, so that rounding cannot turn it into infinity
+		return uint16(b>>16) | 0x40 // a quiet NaN: rounding cannot turn it into infinity
 	}
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }

@@ -7,14 +7,14 @@ import "simd/archsimd"
 // haveAVX2 is fixed at start; without it the plain loops run.
 var haveAVX2 = archsimd.X86.AVX2()
 
-// A shift by a number, rather than by a vector, has Go 1.26 move the number with an
-// instruction of the old encoding, between AVX ones: that cost a microsecond a row.
+// The shift count is a vector: for a shift by a scalar, Go 1.26 moves the count with a
+// legacy SSE instruction between AVX instructions, which cost a microsecond per row.
 
-// lanes is how many numbers are converted at once.
+// lanes is how many numbers are converted at a time.
 const lanes = 8
 
-// roundMany writes the first numbers of src to dst as BFloat16 does one, and
-// returns how many, a multiple of 8.
+// roundMany writes the first numbers of src to dst, rounded like BFloat16, and
+// returns how many it wrote, a multiple of 8.
 func roundMany(dst []byte, src []float32) int {
 	if !haveAVX2 || len(src) < lanes {
 		return 0
@@ -37,8 +37,8 @@ func roundMany(dst []byte, src []float32) int {
 	return i
 }
 
-// widenMany writes the first numbers of src, bfloat16, to dst as float32, and
-// returns how many, a multiple of 8. dst tells how many there are.
+// widenMany writes the first bfloat16 numbers of src to dst as float32, and
+// returns how many it wrote, a multiple of 8. The length of dst is the number of numbers.
 func widenMany(dst, src []byte) int {
 	n := len(dst) / 4
 	if !haveAVX2 || n < lanes {

@@ -4,7 +4,7 @@ package wire
 
 import "testing"
 
-// TestConversionsWithoutAVX2 runs the SIMD build as a machine without AVX2 would.
+// TestConversionsWithoutAVX2 runs the SIMD build like a machine without AVX2.
 func TestConversionsWithoutAVX2(t *testing.T) {
 	saved := haveAVX2
 	haveAVX2 = false

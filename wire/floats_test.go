@@ -8,8 +8,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestConversionsOfMany: in every build rows of any length and alignment convert as
-// one number at a time does: all top halves, with the bottom halves around a tie.
+// TestConversionsOfMany: in every build, rows of any length and alignment are converted like single
+// numbers: all top halves, with bottom halves around a tie.
 func TestConversionsOfMany(t *testing.T) {
 	bottoms := []uint32{0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF}
 	for n := 1; n <= 41; n++ {
@@ -29,7 +29,7 @@ func TestConversionsOfMany(t *testing.T) {
 				}
 			}
 			if n > 17 {
-				top += 5000 // the lengths of whole registers have seen them all
+				top += 5000 // lengths of whole registers have tested all values
 			}
 		}
 		for first := uint32(0); first < 1<<16; first += uint32(n) + first%7*100 {

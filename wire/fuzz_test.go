@@ -7,14 +7,17 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// FuzzParseSchema: a schema that is read is valid and written as it was.
+// FuzzParseSchema: a parsed schema is valid, and encoding it gives the same bytes.
 func FuzzParseSchema(f *testing.F) {
 	for _, s := range []rowraft.Schema{
-		{ID: 1, Name: "user", Kind: rowraft.Sparse, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, A: -1, B: 1},
-			Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1, Epsilon: 1e-8}},
-		{ID: 1 << 63, Name: "dense.0123456789", Kind: rowraft.Dense, Dim: rowraft.MaxDim, Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, A: 0, B: 0.5},
+		{ID: 1, Name: "user", Kind: rowraft.Sparse, Dim: 16,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, A: -1, B: 1},
+			Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1, Epsilon: 1e-8}},
+		{ID: 1 << 63, Name: "dense.0123456789",
+			Kind: rowraft.Dense, Dim: rowraft.MaxDim, Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, A: 0, B: 0.5},
 			Optimizer: rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.1, Epsilon: 1e-8, Beta1: 0.9, Beta2: 0.999}},
-		{ID: 2, Name: "x", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
+		{ID: 2, Name: "x", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
 	} {
 		b := AppendSchema(nil, &s)
 		f.Add(b)

@@ -12,9 +12,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// golden reads testdata/name: hexadecimal bytes, blanks between them, comments
-// from # to the end of the line. The files were written by hand from
-// docs/formats, since a round trip cannot see a mistake made twice.
+// golden reads testdata/name: hexadecimal bytes separated by blanks, with comments from # to the end of the
+// line. The files were written by hand from docs/formats, since a round trip cannot detect a mistake that
+// both directions make.
 func golden(tb testing.TB, name string) []byte {
 	tb.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name))
@@ -48,14 +48,16 @@ var goldenPayloads = []struct {
 	want []wantSegment
 }{
 	{"payload_push.hex", []wantSegment{
-		{Segment{Table: 0x0102030405060708, N: 2, Dim: 2, DType: rowraft.Float32, Flags: FlagLR, LR: 0.5}, []rowraft.Key{3, 0xff00000000000000}, nil, []float32{1, -2, 0.5, 3}},
+		{Segment{Table: 0x0102030405060708, N: 2, Dim: 2, DType: rowraft.Float32, Flags: FlagLR, LR: 0.5},
+			[]rowraft.Key{3, 0xff00000000000000}, nil, []float32{1, -2, 0.5, 3}},
 		{Segment{Table: 9, N: 1, Dim: 3, DType: rowraft.BFloat16}, []rowraft.Key{1<<64 - 1}, nil, []float32{1, -2, 3.140625}},
 	}},
 	{"payload_pull.hex", []wantSegment{
 		{Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoValues}, []rowraft.Key{5, 1, 5}, nil, nil},
 	}},
 	{"payload_reply.hex", []wantSegment{
-		{Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoKeys | FlagPresence}, nil, []byte{5, 0, 0, 0, 0, 0, 0, 0}, []float32{1, -2, 1}},
+		{Segment{Table: 9, N: 3, Dim: 1, DType: rowraft.BFloat16, Flags: FlagNoKeys | FlagPresence}, nil,
+			[]byte{5, 0, 0, 0, 0, 0, 0, 0}, []float32{1, -2, 1}},
 	}},
 }
 
@@ -149,7 +151,8 @@ func TestGoldenEntryOfParts(t *testing.T) {
 		if rest, err = ParsePart(rest, &p); err != nil {
 			t.Fatal(err)
 		}
-		if p.Client != want.Client || p.Incarnation != want.Incarnation || p.Seq != want.Seq || p.Floor != want.Floor || p.Op != want.Op || !bytes.Equal(p.Payload, want.Payload) {
+		if p.Client != want.Client || p.Incarnation != want.Incarnation || p.Seq != want.Seq || p.Floor != want.Floor ||
+			p.Op != want.Op || !bytes.Equal(p.Payload, want.Payload) {
 			t.Errorf("part %d: %+v, want %+v", i, p, want)
 		}
 		size := len(written)
@@ -190,7 +193,8 @@ func TestGoldenCloseSession(t *testing.T) {
 	if err != nil || client != goldenClient || inc != 9 {
 		t.Errorf("client %x incarnation %d, %v", client, inc, err)
 	}
-	if got := CloseSessionEntry(EntryHeader{Version: 1, LogTime: 5, Epoch: 1, Parts: 9}, goldenClient, 9); !bytes.Equal(got, file) {
+	if got := CloseSessionEntry(EntryHeader{Version: 1, LogTime: 5, Epoch: 1, Parts: 9}, goldenClient,
+		9); !bytes.Equal(got, file) {
 		t.Errorf("written %x\nwant    %x", got, file)
 	}
 }
@@ -248,14 +252,14 @@ func TestFloat32StorageIsTheShortForm(t *testing.T) {
 	}
 }
 
-// TestMinusZeroIsWrittenAsZero: it equals what is there if a constant is not given,
-// and who reads it would find damage.
+// TestMinusZeroIsWrittenAsZero: -0 equals a missing constant, and a parser would report -0 as damage.
 func TestMinusZeroIsWrittenAsZero(t *testing.T) {
 	minus := float32(math.Copysign(0, -1))
 	s := rowraft.Schema{
 		ID: 1, Name: "t", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
-		Optimizer: rowraft.Optimizer{Kind: rowraft.Momentum, LR: 1, Momentum: minus, WeightDecay: minus, Bound: minus, L1: minus, L2: minus, Beta: minus},
-		Storage:   rowraft.BFloat16, Admission: rowraft.Admission{Probability: minus},
+		Optimizer: rowraft.Optimizer{Kind: rowraft.Momentum, LR: 1, Momentum: minus, WeightDecay: minus, Bound: minus,
+			L1: minus, L2: minus, Beta: minus},
+		Storage: rowraft.BFloat16, Admission: rowraft.Admission{Probability: minus},
 	}
 	if got, _, err := ParseSchema(AppendSchema(nil, &s)); err != nil || got != s {
 		t.Errorf("read %+v, %v", got, err)
@@ -270,9 +274,9 @@ func TestLaterExtensionsThatAreRefused(t *testing.T) {
 		copy(bad[i:], b)
 		return bad
 	}
-	sgd := change(10, 1)                 // an optimizer of long ago
+	sgd := change(10, 1)                 // an optimizer of the first extension
 	copy(sgd[36:], make([]byte, 4))      // without an accumulator
-	copy(sgd[at+24:], make([]byte, 6*4)) // and nothing new
+	copy(sgd[at+24:], make([]byte, 6*4)) // and without later constants
 	for name, schema := range map[string][]byte{
 		"the short extension":             append(change(11, 1)[:at+24:at+24], make([]byte, 24)...),
 		"no extension":                    change(11, 0),
@@ -314,7 +318,7 @@ func TestExtensionsThatAreRefused(t *testing.T) {
 		{"an unknown admission", change(at+1, 3), rowraft.CodeCorrupt},
 		{"an unknown eviction", change(at+2, 3), rowraft.CodeCorrupt},
 		{"its zero byte", change(at+3, 1), rowraft.CodeCorrupt},
-		{"a probability beside a count", change(at+10, 0x80, 0x3e), rowraft.CodeCorrupt},
+		{"a probability together with a count", change(at+10, 0x80, 0x3e), rowraft.CodeCorrupt},
 		{"minus zero", change(at+11, 0x80), rowraft.CodeCorrupt},
 		{"a capacity below one row a slot", change(at+16, 1, 0, 0), rowraft.CodeCorrupt},
 		{"a capacity beyond all bounds", change(at+22, 1), rowraft.CodeCorrupt},

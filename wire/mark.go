@@ -2,14 +2,13 @@ package wire
 
 import "github.com/rowraft/rowraft"
 
-// EntryMark fixes an index of the shard for a checkpoint. It changes nothing but
-// the log time.
+// EntryMark fixes an index of the shard for a checkpoint. It changes only the log time.
 const EntryMark EntryKind = 4
 
 // MarkSize is the length of a mark entry's body.
 const MarkSize = 16
 
-// MarkID names the checkpoint whose cut a mark belongs to.
+// MarkID names the checkpoint that is cut at a mark.
 type MarkID [MarkSize]byte
 
 // MarkEntry returns the entry that marks an index.

@@ -2,24 +2,24 @@ package wire
 
 import "github.com/rowraft/rowraft"
 
-// EntryProof compares the replicas of a shard (docs/formats/entry.md). It changes
-// nothing but the log time.
+// EntryProof is an entry of a digest round, which compares the replicas of a shard
+// (docs/formats/entry.md). It changes only the log time.
 const EntryProof EntryKind = 11
 
-// ProofStep is what one proof entry says.
+// ProofStep is the step of a digest round.
 type ProofStep uint8
 
 const (
-	ProofMark    ProofStep = 1 // every replica notes its digest here
-	ProofAgreed  ProofStep = 2 // what a majority of the voters noted
-	ProofDivided ProofStep = 3 // no majority noted the same
+	ProofMark    ProofStep = 1 // every replica records its digest at this index
+	ProofAgreed  ProofStep = 2 // the digest that a majority of the voters recorded
+	ProofDivided ProofStep = 3 // no majority recorded the same digest
 )
 
-// Proof is the body of a proof entry. Mark is 0 in a ProofMark; Rows and Digest
-// count in a ProofAgreed only.
+// Proof is the body of an EntryProof. Mark is 0 in a ProofMark; only a ProofAgreed has Rows and
+// Digest.
 type Proof struct {
 	Step   ProofStep
-	Mark   rowraft.Index // of the mark it is about
+	Mark   rowraft.Index // index of the mark of the round
 	Rows   uint64
 	Digest [16]byte
 }

@@ -2,8 +2,8 @@ package wire
 
 import "github.com/rowraft/rowraft"
 
-// The entries of a restore (docs/formats/entry.md). Begin opens a stage beside
-// the tables, rows fill it, close puts it in their place, drop forgets it.
+// The entries of a restore (docs/formats/entry.md). Begin opens a stage next to
+// the tables, rows fill it, close replaces the tables by it, drop discards it.
 const (
 	EntryRestoreBegin EntryKind = 5
 	EntryRestoreRows  EntryKind = 6
@@ -11,7 +11,7 @@ const (
 	EntryRestoreDrop  EntryKind = 8
 )
 
-// lastEntryKind is the highest kind that this binary knows.
+// lastEntryKind is the highest kind that this binary understands.
 const lastEntryKind = EntryCloseSession
 
 // RestoreID names one restore.
@@ -31,7 +31,7 @@ type RestoreBegin struct {
 type RestoreBlock struct {
 	Table       rowraft.TableID
 	Slot        rowraft.Slot
-	Counter     uint64 // of the slot
+	Counter     uint64 // version counter of the slot
 	Rows        int
 	RecordBytes int
 	Records     []byte // Rows × RecordBytes
@@ -46,7 +46,7 @@ type RestoreBlock struct {
 // candidateSize is the length of a candidate: key, count, tick.
 const candidateSize = 16
 
-// RestoreClose says what the stage must hold.
+// RestoreClose states what the stage must contain.
 type RestoreClose struct {
 	ID     RestoreID
 	Epoch  rowraft.TableEpoch
@@ -86,7 +86,8 @@ func RestoreBeginEntry(h EntryHeader, r *RestoreBegin) []byte {
 // ParseRestoreBegin reads the body of such an entry. Errors: CodeCorrupt.
 func ParseRestoreBegin(b []byte) (r RestoreBegin, err error) {
 	if len(b) < restoreBeginFixed {
-		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin has %d bytes, want at least %d", len(b), restoreBeginFixed)
+		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin has %d bytes, want at least %d",
+			len(b), restoreBeginFixed)
 	}
 	r.ID, r.Epoch = RestoreID(b[:16]), rowraft.TableEpoch(le.Uint64(b[16:]))
 	n := le.Uint32(b[24:])
@@ -97,18 +98,19 @@ func ParseRestoreBegin(b []byte) (r RestoreBegin, err error) {
 			return r, err
 		}
 		if k := len(r.Tables); s.ID == 0 || k > 0 && s.ID <= r.Tables[k-1].ID {
-			return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin: table %s has id %#x, out of order", s.Name, uint64(s.ID))
+			return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin: table %s has id %#x, out of order",
+				s.Name, uint64(s.ID))
 		}
 		r.Tables = append(r.Tables, s)
 	}
 	if uint64(n) != uint64(len(r.Tables)) {
-		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin names %d tables, there are %d", n, len(r.Tables))
+		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore begin states %d tables but has %d", n, len(r.Tables))
 	}
 	return r, nil
 }
 
-// RestoreRowsEntry returns the entry with chunk number seq, from 1, of what
-// AppendRestoreBlock made.
+// RestoreRowsEntry returns the entry with chunk number seq, from 1. AppendRestoreBlock
+// made blocks.
 func RestoreRowsEntry(h EntryHeader, id RestoreID, seq uint64, blocks []byte) []byte {
 	b := restoreEntry(h, EntryRestoreRows, restoreRowsFixed+len(blocks))
 	b = append(b, id[:]...)
@@ -140,7 +142,8 @@ func AppendRestoreBlock(dst []byte, r *RestoreBlock) []byte {
 // Errors: CodeCorrupt.
 func ParseRestoreRows(b []byte) (id RestoreID, seq uint64, blocks []byte, err error) {
 	if len(b) < restoreRowsFixed {
-		return id, 0, nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have %d bytes, want at least %d", len(b), restoreRowsFixed)
+		return id, 0, nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have %d bytes, want at least %d",
+			len(b), restoreRowsFixed)
 	}
 	return RestoreID(b[:16]), le.Uint64(b[16:]), b[restoreRowsFixed:], nil
 }
@@ -160,12 +163,15 @@ func ParseRestoreBlock(b []byte, r *RestoreBlock) (rest []byte, err error) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have a block with candidates of %d bytes, want %d", r.RecordBytes, candidateSize)
 	}
 	size := uint64(r.Rows) * uint64(r.RecordBytes)
-	if r.Slot >= rowraft.NumSlots || le.Uint16(b[10:]) > 1 || r.RecordBytes < 24 && !r.Candidates || size > uint64(len(b)-restoreBlockFixed) {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have an impossible block: slot %d, %d rows of %d bytes in %d", r.Slot, r.Rows, r.RecordBytes, len(b)-restoreBlockFixed)
+	if r.Slot >= rowraft.NumSlots || le.Uint16(b[10:]) > 1 || r.RecordBytes < 24 && !r.Candidates ||
+		size > uint64(len(b)-restoreBlockFixed) {
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt,
+			"restore rows have an impossible block: slot %d, %d rows of %d bytes in %d bytes",
+			r.Slot, r.Rows, r.RecordBytes, len(b)-restoreBlockFixed)
 	}
 	end := restoreBlockFixed + align8(int(size))
 	if end > len(b) {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows end within a block")
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows end inside a block")
 	}
 	r.Records = b[restoreBlockFixed : restoreBlockFixed+int(size)]
 	for _, pad := range b[restoreBlockFixed+int(size) : end] {
@@ -176,7 +182,7 @@ func ParseRestoreBlock(b []byte, r *RestoreBlock) (rest []byte, err error) {
 	return b[end:], nil
 }
 
-// RestoreCloseEntry returns the entry that puts the stage in the tables' place.
+// RestoreCloseEntry returns the entry that replaces the tables by the stage.
 func RestoreCloseEntry(h EntryHeader, r *RestoreClose) []byte {
 	b := restoreEntry(h, EntryRestoreClose, restoreCloseSize)
 	b = append(b, r.ID[:]...)
@@ -186,22 +192,23 @@ func RestoreCloseEntry(h EntryHeader, r *RestoreClose) []byte {
 	return append(b, r.Digest[:]...)
 }
 
-// ParseRestoreClose reads the body of such an entry. Errors: CodeCorrupt.
+// ParseRestoreClose reads the body of a close entry. Errors: CodeCorrupt.
 func ParseRestoreClose(b []byte) (r RestoreClose, err error) {
 	if len(b) != restoreCloseSize {
 		return r, rowraft.Errorf(rowraft.CodeCorrupt, "restore close has %d bytes, want %d", len(b), restoreCloseSize)
 	}
 	return RestoreClose{
-		ID: RestoreID(b[:16]), Epoch: rowraft.TableEpoch(le.Uint64(b[16:])), Chunks: le.Uint64(b[24:]), Rows: le.Uint64(b[32:]), Digest: [16]byte(b[40:56]),
+		ID: RestoreID(b[:16]), Epoch: rowraft.TableEpoch(le.Uint64(b[16:])), Chunks: le.Uint64(b[24:]),
+		Rows: le.Uint64(b[32:]), Digest: [16]byte(b[40:56]),
 	}, nil
 }
 
-// RestoreDropEntry returns the entry that forgets a stage.
+// RestoreDropEntry returns the entry that discards a stage.
 func RestoreDropEntry(h EntryHeader, id RestoreID) []byte {
 	return append(restoreEntry(h, EntryRestoreDrop, restoreDropSize), id[:]...)
 }
 
-// ParseRestoreDrop reads the body of such an entry. Errors: CodeCorrupt.
+// ParseRestoreDrop reads the body of a drop entry. Errors: CodeCorrupt.
 func ParseRestoreDrop(b []byte) (id RestoreID, err error) {
 	if len(b) != restoreDropSize {
 		return id, rowraft.Errorf(rowraft.CodeCorrupt, "restore drop has %d bytes, want %d", len(b), restoreDropSize)

@@ -17,7 +17,7 @@ var (
 	}
 )
 
-// bodyOf reads the golden entry of a kind up to its body.
+// bodyOf returns the body of the golden entry of a kind.
 func bodyOf(t *testing.T, file string, kind EntryKind) (entry, body []byte) {
 	t.Helper()
 	entry = golden(t, file)
@@ -56,7 +56,8 @@ func TestGoldenRestoreRows(t *testing.T) {
 		t.Fatalf("id %x, seq %d, %v", id, seq, err)
 	}
 	want := []RestoreBlock{
-		{Table: 10, Slot: 5, Counter: 3, Rows: 1, RecordBytes: 28, Records: []byte{0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0x3f}},
+		{Table: 10, Slot: 5, Counter: 3, Rows: 1, RecordBytes: 28,
+			Records: []byte{0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0x3f}},
 		{Table: 10, Slot: 4095, Counter: 1, RecordBytes: 28, Records: []byte{}},
 	}
 	var built []byte
@@ -136,7 +137,8 @@ func TestGoldenRestoreOfTrackedTables(t *testing.T) {
 	}
 	var built []byte
 	for _, want := range []RestoreBlock{
-		{Table: 10, Slot: 5, Counter: 6, Rows: 1, RecordBytes: 28, Tick: 1000, Records: []byte("\xe7\x03\x00\x00\x02\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80\x3f")},
+		{Table: 10, Slot: 5, Counter: 6, Rows: 1, RecordBytes: 28, Tick: 1000,
+			Records: []byte("\xe7\x03\x00\x00\x02\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80\x3f")},
 		{Table: 10, Slot: 5, Counter: 6, Rows: 2, RecordBytes: 16, Tick: 1000, Candidates: true, Records: []byte("" +
 			"\x08\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x90\x03\x00\x00\x09\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\xe8\x03\x00\x00")},
 	} {
@@ -149,7 +151,8 @@ func TestGoldenRestoreOfTrackedTables(t *testing.T) {
 	if b := RestoreRowsEntry(restoreHeader, id, seq, built); len(rest) != 0 || !bytes.Equal(b, entry) {
 		t.Errorf("wrote %x\nwant  %x", b, entry)
 	}
-	for at, v := range map[int]byte{10: 2, 11: 1, 24: 17} { // what it holds, the byte behind, the length of a candidate
+	// the kind of records, the byte after it, the size of a candidate
+	for at, v := range map[int]byte{10: 2, 11: 1, 24: 17} {
 		bad := bytes.Clone(built[64:])
 		bad[at] = v
 		if _, err := ParseRestoreBlock(bad, new(RestoreBlock)); rowraft.CodeOf(err) != rowraft.CodeCorrupt {

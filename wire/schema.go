@@ -17,7 +17,7 @@ const (
 // need none, and are shorter for it.
 var schemaExtension = [maxExtension + 1]int{0, 24, 48}
 
-// CreateTableEntry returns the entry that makes a table known to a shard.
+// CreateTableEntry returns the entry that creates a table in a shard.
 func CreateTableEntry(h EntryHeader, s *rowraft.Schema) []byte {
 	h.Kind, h.Parts = EntryCreateTable, 0
 	b := make([]byte, EntryHeaderSize, EntryHeaderSize+SchemaSize(s))
@@ -39,7 +39,8 @@ func AppendSchema(dst []byte, s *rowraft.Schema) []byte {
 	dst = le.AppendUint32(dst, uint32(s.Dim))
 	dst = le.AppendUint64(dst, s.Initializer.Seed)
 	o := &s.Optimizer
-	for _, f := range [...]float32{s.Initializer.A, s.Initializer.B, o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1, o.Beta2} {
+	for _, f := range [...]float32{s.Initializer.A, s.Initializer.B, o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1,
+		o.Beta2} {
 		dst = le.AppendUint32(dst, math.Float32bits(f))
 	}
 	dst = le.AppendUint32(dst, uint32(len(s.Name)))
@@ -70,7 +71,8 @@ func laterConstants(o *rowraft.Optimizer) [6]*float32 {
 	return [...]*float32{&o.Momentum, &o.WeightDecay, &o.Bound, &o.L1, &o.L2, &o.Beta}
 }
 
-// appendPositive appends f, and -0, which equals what is there if f is not given, as +0.
+// appendPositive appends f. It appends -0 as +0: -0 equals a missing value, and equal schemas must have
+// equal bytes.
 func appendPositive(dst []byte, f float32) []byte {
 	if f == 0 {
 		f = 0
@@ -83,7 +85,8 @@ func appendPositive(dst []byte, f float32) []byte {
 // Errors: CodeCorrupt.
 func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 	if len(b) < schemaFixed {
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema ends after %d bytes, want at least %d", len(b), schemaFixed)
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema ends after %d bytes, want at least %d",
+			len(b), schemaFixed)
 	}
 	if b[11] > maxExtension {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has extension %d, want at most %d", b[11], maxExtension)
@@ -94,12 +97,15 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		Kind:        rowraft.TableKind(b[8]),
 		Dim:         int(le.Uint32(b[12:])),
 		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: f(0), B: f(1)},
-		Optimizer:   rowraft.Optimizer{Kind: rowraft.OptimizerKind(b[10]), LR: f(2), InitialAccumulator: f(3), Epsilon: f(4), Beta1: f(5), Beta2: f(6)},
+		Optimizer: rowraft.Optimizer{Kind: rowraft.OptimizerKind(b[10]), LR: f(2), InitialAccumulator: f(3),
+			Epsilon: f(4), Beta1: f(5), Beta2: f(6)},
 	}
 	extension := int(b[11])
 	n := uint64(le.Uint32(b[52:]))
 	if n > 128 || schemaFixed+n > uint64(len(b)) {
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has a name of %d bytes, %d are left", n, len(b)-schemaFixed)
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt,
+			"schema has a name of %d bytes: want at most 128, and %d bytes are left",
+			n, len(b)-schemaFixed)
 	}
 	s.Name = string(b[schemaFixed : schemaFixed+n])
 	end := align8(schemaFixed + int(n))
@@ -118,7 +124,8 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 		}
 	}
 	if s.Extension() != extension { // each schema has one encoding, so that equal ones are equal bytes
-		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q has extension %d: want %d", s.Name, extension, s.Extension())
+		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema of table %q has extension %d: want %d",
+			s.Name, extension, s.Extension())
 	}
 	if err := s.Validate(); err != nil {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "stored schema: %w", err)

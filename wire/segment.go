@@ -18,7 +18,7 @@ const (
 	FlagLR       uint8 = 1 << 0 // the header's learning rate replaces the table's
 	FlagNoValues uint8 = 1 << 1 // a pull request: keys only
 	FlagNoKeys   uint8 = 1 << 2 // a pull reply: values in the order of the request's keys
-	FlagPresence uint8 = 1 << 3 // a bitmap says which keys have been pushed
+	FlagPresence uint8 = 1 << 3 // a bitmap marks the keys that have a row
 
 	knownFlags = FlagLR | FlagNoValues | FlagNoKeys | FlagPresence
 )
@@ -33,8 +33,8 @@ type Segment struct {
 	LR    float32 // with FlagLR; 0 otherwise
 }
 
-// Body is where the arrays of a segment are; absent ones are empty. All slices
-// alias the bytes the segment was parsed from or is written to.
+// Body is the arrays of a segment; an absent array is empty. All slices
+// alias the bytes from which the segment was parsed, or to which it is written.
 type Body struct {
 	Keys     []byte // N × uint64, strictly ascending in pushes
 	Presence []byte // ⌈N/64⌉ × uint64; bit i belongs to row i
@@ -66,8 +66,8 @@ func (s Segment) Size() int {
 func align8(n int) int { return (n + 7) &^ 7 }
 
 // Put writes the header of s and the padding to dst, whose length must be
-// s.Size(), and returns where the caller writes the arrays. The presence
-// bitmap is cleared.
+// s.Size(), and returns the places to which the caller writes the arrays. Put clears the presence
+// bitmap.
 func (s Segment) Put(dst []byte) Body {
 	le.PutUint64(dst[0:], uint64(s.Table))
 	le.PutUint32(dst[8:], uint32(s.N))
@@ -93,12 +93,14 @@ func (s Segment) body(b []byte) (body Body, end int) {
 	return body, at + v
 }
 
-// ParseSegment reads the first segment of payload. It checks the header, that
-// the arrays lie within payload, and that padding is zero; keys and values are
-// checked by CheckKeys and CheckFinite. Errors are CodeInvalidArgument.
+// ParseSegment reads the first segment of payload. It checks that the header is valid, that
+// the arrays are inside payload, and that the padding is zero. CheckKeys and CheckFinite check
+// keys and values. Errors are CodeInvalidArgument.
 func ParseSegment(payload []byte) (s Segment, body Body, rest []byte, err error) {
 	if len(payload) < SegmentHeaderSize {
-		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "payload ends within a segment header: %d bytes left, want %d", len(payload), SegmentHeaderSize)
+		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"payload ends inside a segment header: %d bytes left, want %d",
+			len(payload), SegmentHeaderSize)
 	}
 	s = Segment{
 		Table: rowraft.TableID(le.Uint64(payload)),
@@ -112,16 +114,20 @@ func ParseSegment(payload []byte) (s Segment, body Body, rest []byte, err error)
 		return s, body, nil, err
 	}
 	if le.Uint32(payload[20:]) != 0 {
-		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: reserved bytes of a segment are not 0", uint64(s.Table))
+		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: reserved bytes of a segment are not 0",
+			uint64(s.Table))
 	}
 	size := s.Size()
 	if size > len(payload) {
-		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: a segment of %d rows × %d %s takes %d bytes, the payload has %d left", uint64(s.Table), s.N, s.Dim, s.DType, size, len(payload))
+		return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"table %#x: a segment of %d rows × %d %s has %d bytes, but only %d bytes of the payload are left",
+			uint64(s.Table), s.N, s.Dim, s.DType, size, len(payload))
 	}
 	body, end := s.body(payload)
 	for _, pad := range payload[end:size] {
 		if pad != 0 {
-			return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: padding of a segment is not 0", uint64(s.Table))
+			return s, body, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: padding of a segment is not 0",
+				uint64(s.Table))
 		}
 	}
 	return s, body, payload[size:], nil
@@ -141,14 +147,14 @@ func (s Segment) check() error {
 	case s.N > rowraft.MaxKeysPerPart:
 		return bad("%d keys: want at most %d in one request", s.N, rowraft.MaxKeysPerPart)
 	case s.Flags&FlagLR == 0 && s.LR != 0:
-		return bad("a learning rate without its flag")
+		return bad("a learning rate %v without FlagLR", s.LR)
 	case s.Flags&FlagLR != 0 && !(s.LR >= 0 && s.LR <= math.MaxFloat32):
 		return bad("learning rate %v: want a finite number ≥ 0", s.LR)
 	}
 	return nil
 }
 
-// CheckKeys reports keys that are not strictly ascending, as CodeInvalidArgument.
+// CheckKeys returns CodeInvalidArgument if keys are not strictly ascending.
 func CheckKeys(table rowraft.TableID, keys []byte) error {
 	if len(keys) < 16 {
 		return nil
@@ -158,16 +164,20 @@ func CheckKeys(table rowraft.TableID, keys []byte) error {
 		k := le.Uint64(keys[i:])
 		if k <= prev {
 			if k == prev {
-				return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: key %d stands twice (place %d): sum its gradients first", uint64(table), k, i/8)
+				return rowraft.Errorf(rowraft.CodeInvalidArgument,
+					"table %#x: key %d occurs twice (position %d): sum its gradients first",
+					uint64(table), k, i/8)
 			}
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: key %d at place %d follows %d: keys must be strictly ascending", uint64(table), k, i/8, prev)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"table %#x: key %d at position %d follows %d: keys must be strictly ascending",
+				uint64(table), k, i/8, prev)
 		}
 		prev = k
 	}
 	return nil
 }
 
-// CheckFinite reports the first NaN or infinite number, as CodeInvalidArgument.
+// CheckFinite returns CodeInvalidArgument for the first NaN or infinite number.
 func CheckFinite(s Segment, values []byte) error {
 	const exp32, exp16 = 0x7f800000, 0x7f80
 	if s.DType == rowraft.Float32 {
@@ -191,7 +201,7 @@ func CheckFinite(s Segment, values []byte) error {
 		}
 		return nil
 	}
-	// Four at a time, likewise.
+	// Four numbers at a time, in the same way.
 	const mask, unit, carry = 0x7f807f807f807f80, 0x0080008000800080, 0x8000800080008000
 	i, bad := 0, uint64(0)
 	for ; i+8 <= len(values); i += 8 {
@@ -212,11 +222,13 @@ func CheckFinite(s Segment, values []byte) error {
 }
 
 func notFinite(s Segment, i int, v float32) error {
-	return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x: row %d, dimension %d is %v: gradients and weights must be finite", uint64(s.Table), i/s.Dim, i%s.Dim, v)
+	return rowraft.Errorf(rowraft.CodeInvalidArgument,
+		"table %#x: row %d, dimension %d is %v: gradients and weights must be finite",
+		uint64(s.Table), i/s.Dim, i%s.Dim, v)
 }
 
-// Keys returns the keys whose bytes are src: src itself where it lies so that
-// it can be read as keys, else a copy in scratch, which has room for them.
+// Keys returns the keys whose bytes are src: src itself if its alignment and the machine's byte
+// order allow that, otherwise a copy in scratch, which must have room for them.
 func Keys(scratch []rowraft.Key, src []byte) []rowraft.Key {
 	n := len(src) / 8
 	if n == 0 {

@@ -2,7 +2,7 @@ package wire
 
 import "github.com/rowraft/rowraft"
 
-// EntryCloseSession ends a session that its client needs no more (docs/formats/entry.md).
+// EntryCloseSession ends a session that its client no longer needs (docs/formats/entry.md).
 const EntryCloseSession EntryKind = 14
 
 // Lengths of the bodies of OpenSession and CloseSession entries.
@@ -11,12 +11,12 @@ const (
 	CloseSessionSize = 24
 )
 
-// Opening is what opens a session.
+// Opening is the body of an OpenSession entry.
 type Opening struct {
 	Client      rowraft.ClientID
 	Incarnation rowraft.Incarnation
 	// Ticket is an index that the shard had applied when the client began to open the
-	// session. A copy of the request that was delayed for very long is known by it.
+	// session. It identifies a copy of the request that was delayed for a long time.
 	Ticket rowraft.Index
 }
 
@@ -36,7 +36,8 @@ func ParseOpenSession(body []byte) (o Opening, err error) {
 	if len(body) != OpenSessionSize {
 		return o, rowraft.Errorf(rowraft.CodeCorrupt, "OpenSession entry has %d bytes, want %d", len(body), OpenSessionSize)
 	}
-	return Opening{rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:])), rowraft.Index(le.Uint64(body[24:]))}, nil
+	return Opening{rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:])),
+		rowraft.Index(le.Uint64(body[24:]))}, nil
 }
 
 // CloseSessionEntry returns the entry that closes a session.
@@ -52,7 +53,8 @@ func CloseSessionEntry(h EntryHeader, client rowraft.ClientID, inc rowraft.Incar
 // ParseCloseSession reads the body of a CloseSession entry.
 func ParseCloseSession(body []byte) (client rowraft.ClientID, inc rowraft.Incarnation, err error) {
 	if len(body) != CloseSessionSize {
-		return client, 0, rowraft.Errorf(rowraft.CodeCorrupt, "CloseSession entry has %d bytes, want %d", len(body), CloseSessionSize)
+		return client, 0, rowraft.Errorf(rowraft.CodeCorrupt, "CloseSession entry has %d bytes, want %d",
+			len(body), CloseSessionSize)
 	}
 	return rowraft.ClientID(body[:16]), rowraft.Incarnation(le.Uint64(body[16:])), nil
 }

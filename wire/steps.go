@@ -8,8 +8,8 @@ import (
 
 // The entries of training in step (docs/formats/steps.md).
 const (
-	EntryMembership EntryKind = 12 // who belongs to a job
-	EntryStep       EntryKind = 13 // one piece of the mean of a step's gradients
+	EntryMembership EntryKind = 12 // the members of a job
+	EntryStep       EntryKind = 13 // one piece of the mean gradients of a step
 )
 
 // OpClocked is a push whose payload begins with a Clock.
@@ -22,9 +22,9 @@ const (
 	clockFixed      = 40
 	positionSize    = 16
 
-	// MaxJobPositions is how many data parts a shard remembers of a job.
+	// MaxJobPositions is how many positions a shard stores for a job.
 	MaxJobPositions = 4096
-	// MaxPushPositions is how many one push may carry.
+	// MaxPushPositions is how many positions one push may carry.
 	MaxPushPositions = 64
 )
 
@@ -34,36 +34,43 @@ type Member struct {
 	Incarnation rowraft.Incarnation
 }
 
-// Membership says who belongs to a job. Without members, and with zero in all else
-// but Job, it ends the job.
+// Membership lists the members of a job. A membership without members, in which all fields except
+// Job are zero, ends the job.
 type Membership struct {
 	Job        rowraft.JobID
 	Generation rowraft.Generation // from 1
 	First      rowraft.Step       // from 1
-	Deadline   uint64             // nanoseconds after the first part of a step; 0: none
-	Quorum     int                // members that close a step; 0: all
+	Deadline   uint64             // nanoseconds after the first part of a step; 0: no deadline
+	Quorum     int                // number of members that close a step; 0: all
 	Members    []Member           // ascending by rank
 }
 
-// Validate reports the first thing that no membership can be.
+// Validate returns an error for the first impossible field.
 //
 // Errors: CodeInvalidArgument.
 func (m *Membership) Validate() error {
 	if len(m.Members) == 0 {
 		if m.Generation != 0 || m.First != 0 || m.Deadline != 0 || m.Quorum != 0 {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x: a generation without members", m.Job[:4])
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"job %x: a membership without members must have zero in all other fields", m.Job[:4])
 		}
 		return nil
 	}
 	switch {
 	case m.Generation == 0 || m.First == 0:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x: generation %d, first step %d: both count from 1", m.Job[:4], m.Generation, m.First)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x: generation %d with first step %d: want both at least 1",
+			m.Job[:4], m.Generation, m.First)
 	case len(m.Members) > rowraft.MaxRanks || m.Quorum < 0 || m.Quorum > len(m.Members):
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x: quorum %d of %d members: want at most all of at most %d", m.Job[:4], m.Quorum, len(m.Members), rowraft.MaxRanks)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"job %x: quorum %d with %d members: want a quorum of 0 to all members, and at most %d members",
+			m.Job[:4], m.Quorum, len(m.Members), rowraft.MaxRanks)
 	}
 	for i, w := range m.Members {
 		if w.Rank >= rowraft.MaxRanks || w.Incarnation == 0 || i > 0 && w.Rank <= m.Members[i-1].Rank {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x: rank %d with incarnation %d at place %d: want ranks ascending, less than %d, incarnations from 1", m.Job[:4], w.Rank, w.Incarnation, i, rowraft.MaxRanks)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"job %x: rank %d with incarnation %d at position %d: want ascending ranks less than %d, and incarnations of at "+
+					"least 1",
+				m.Job[:4], w.Rank, w.Incarnation, i, rowraft.MaxRanks)
 		}
 	}
 	return nil
@@ -112,13 +119,13 @@ func ParseMembership(b []byte) (m Membership, err error) {
 // RankSet is a set of ranks.
 type RankSet [rowraft.MaxRanks / 64]uint64
 
-// Add puts r into s.
+// Add adds r to s.
 func (s *RankSet) Add(r rowraft.Rank) { s[r/64] |= 1 << (r % 64) }
 
 // Has reports whether r is in s.
 func (s *RankSet) Has(r rowraft.Rank) bool { return s[r/64]>>(r%64)&1 != 0 }
 
-// Len is how many ranks are in s.
+// Len returns the number of ranks in s.
 func (s *RankSet) Len() (n int) {
 	for _, w := range s {
 		n += bits.OnesCount64(w)
@@ -151,19 +158,19 @@ type Step struct {
 	Step         rowraft.Step
 	Piece        uint32          // from 0
 	Last         bool            // closes the step
-	AfterTable   rowraft.TableID // last row of the step before this piece; 0: there is none
+	AfterTable   rowraft.TableID // last row of the step in earlier pieces; 0: none
 	AfterKey     rowraft.Key
 	Contributors RankSet
 	Positions    []rowraft.Position // ascending by part
 	Payload      []byte             // segments, tables ascending
 }
 
-// Size is the length of the entry of s in bytes.
+// Size returns the size of the entry of s in bytes.
 func (s *Step) Size() int {
 	return EntryHeaderSize + stepFixed + 8*s.Contributors.words() + positionSize*len(s.Positions) + len(s.Payload)
 }
 
-// AppendStepEntry appends the entry of s, which has a contributor.
+// AppendStepEntry appends the entry of s, which must have a contributor.
 func AppendStepEntry(dst []byte, h EntryHeader, s *Step) []byte {
 	h.Kind, h.Parts = EntryStep, 0
 	at := len(dst)
@@ -201,10 +208,12 @@ func ParseStep(b []byte) (s Step, err error) {
 	}
 	s = Step{
 		Job: rowraft.JobID(b[:16]), Generation: rowraft.Generation(le.Uint64(b[16:])), Step: rowraft.Step(le.Uint64(b[24:])),
-		Piece: le.Uint32(b[32:]), Last: b[36] == 1, AfterTable: rowraft.TableID(le.Uint64(b[48:])), AfterKey: rowraft.Key(le.Uint64(b[56:])),
+		Piece: le.Uint32(b[32:]), Last: b[36] == 1, AfterTable: rowraft.TableID(le.Uint64(b[48:])),
+		AfterKey: rowraft.Key(le.Uint64(b[56:])),
 	}
 	words, n := int(b[37]), int(le.Uint32(b[40:]))
-	if s.Step == 0 || b[36] > 1 || le.Uint16(b[38:]) != 0 || le.Uint32(b[44:]) != 0 || words < 1 || words > len(s.Contributors) || n > MaxJobPositions {
+	if s.Step == 0 || b[36] > 1 || le.Uint16(b[38:]) != 0 || le.Uint32(b[44:]) != 0 || words < 1 ||
+		words > len(s.Contributors) || n > MaxJobPositions {
 		return corrupt()
 	}
 	rest := b[stepFixed:]
@@ -225,7 +234,7 @@ func ParseStep(b []byte) (s Step, err error) {
 	return s, nil
 }
 
-// Clock is what the payload of an OpClocked begins with.
+// Clock is the start of the payload of an OpClocked.
 type Clock struct {
 	Job         rowraft.JobID
 	Incarnation rowraft.Incarnation
@@ -234,7 +243,7 @@ type Clock struct {
 	Positions   []rowraft.Position // ascending by part
 }
 
-// Size is the length of c in bytes, a multiple of 8.
+// Size returns the size of c in bytes, a multiple of 8.
 func (c *Clock) Size() int { return clockFixed + positionSize*len(c.Positions) }
 
 // AppendClock appends c.
@@ -248,10 +257,11 @@ func AppendClock(dst []byte, c *Clock) []byte {
 }
 
 // ParseClock reads the clock at the start of a payload and returns the segments
-// behind it. Errors: CodeInvalidArgument.
+// after it. Errors: CodeInvalidArgument.
 func ParseClock(payload []byte) (c Clock, segments []byte, err error) {
 	if len(payload) < clockFixed {
-		return c, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "clocked push of %d bytes: it has no clock", len(payload))
+		return c, nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"clocked push of %d bytes: want a clock of at least %d bytes", len(payload), clockFixed)
 	}
 	c = Clock{
 		Job: rowraft.JobID(payload[:16]), Incarnation: rowraft.Incarnation(le.Uint64(payload[16:])),
@@ -259,7 +269,9 @@ func ParseClock(payload []byte) (c Clock, segments []byte, err error) {
 	}
 	n := le.Uint32(payload[36:])
 	if n > MaxPushPositions || len(payload) < clockFixed+positionSize*int(n) {
-		return c, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "clocked push of %d bytes with %d positions: want at most %d, and all of them", len(payload), n, MaxPushPositions)
+		return c, nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"clocked push of %d bytes with %d positions: want at most %d positions of %d bytes",
+			len(payload), n, MaxPushPositions, positionSize)
 	}
 	end := clockFixed + positionSize*int(n)
 	positions, ok := parsePositions(payload[clockFixed:end])
@@ -278,7 +290,7 @@ func appendPositions(dst []byte, all []rowraft.Position) []byte {
 	return dst
 }
 
-// parsePositions reads whole positions; they ascend by part, or it is not ok.
+// parsePositions reads positions of whole length. ok is false if they do not ascend by part.
 func parsePositions(b []byte) (all []rowraft.Position, ok bool) {
 	if len(b) > 0 {
 		all = make([]rowraft.Position, 0, len(b)/positionSize)

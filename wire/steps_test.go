@@ -14,7 +14,7 @@ var goldenMembership = Membership{
 	Job: goldenJob, Generation: 3, First: 17, Deadline: 1e9, Quorum: 1, Members: []Member{{1, 4}, {1023, 5}},
 }
 
-// goldenStep is what stands in testdata/entry_step.hex.
+// goldenStep is the content of testdata/entry_step.hex.
 func goldenStep() Step {
 	s := Step{
 		Job: goldenJob, Generation: 3, Step: 17, Piece: 2, Last: true, AfterTable: 7, AfterKey: 41,
@@ -74,14 +74,16 @@ func TestGoldenClockedPush(t *testing.T) {
 	want := Clock{Job: goldenJob, Incarnation: 4, Rank: 1, Clock: 9, Positions: []rowraft.Position{{Part: 6, Offset: 256}}}
 	got, segments, err := ParseClock(p.Payload)
 	if err != nil || !reflect.DeepEqual(got, want) || len(segments) != 40 {
-		t.Errorf("it is read as %+v and %d bytes, %v", got, len(segments), err)
+		t.Errorf("the push is read as %+v and %d bytes, %v", got, len(segments), err)
 	}
-	if again := append(AppendClock(nil, &want), segments...); !bytes.Equal(again, p.Payload) || want.Size() != len(again)-40 {
-		t.Errorf("it is written as %x", again)
+	if again := append(AppendClock(nil, &want), segments...); !bytes.Equal(again, p.Payload) ||
+		want.Size() != len(again)-40 {
+		t.Errorf("the push is written as %x", again)
 	}
 }
 
-// What the page excludes is refused, bytes by bytes of the golden entries.
+// TestImpossibleJobEntries: changes of single bytes in the golden entries give entries that the page
+// excludes, and these are refused.
 func TestImpossibleJobEntries(t *testing.T) {
 	change := func(file string, at int, b ...byte) []byte {
 		e := golden(t, file)
@@ -152,7 +154,7 @@ func TestRankSet(t *testing.T) {
 	}
 }
 
-// FuzzParseClock: a clock that is read is written as it was.
+// FuzzParseClock: encoding a parsed clock gives the same bytes.
 func FuzzParseClock(f *testing.F) {
 	f.Add(golden(f, "entry_clocked.hex")[EntryHeaderSize+PartHeaderSize:])
 	f.Add([]byte{})

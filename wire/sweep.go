@@ -25,18 +25,18 @@ const (
 	sweepAll = 1<<iota - 1
 )
 
-// Sweep says what to remove and where.
+// Sweep states what to remove and in which slots.
 type Sweep struct {
 	Table      rowraft.TableID
 	First      rowraft.Slot
-	Slots      int // from First on, at least 1
+	Slots      int // number of slots from First on, at least 1
 	Conditions uint32
 	Unseen     uint32  // ticks, with SweepUnseen
 	Count      uint32  // with SweepCount, at least 1
 	Norm       float32 // with SweepNorm, finite and above 0
 }
 
-// String names the conditions.
+// String describes the conditions.
 func (s *Sweep) String() string {
 	var all []string
 	if s.Conditions&SweepExpire != 0 {
@@ -54,22 +54,27 @@ func (s *Sweep) String() string {
 	return strings.Join(all, " and ")
 }
 
-// Validate reports the first thing that no sweep can ask for.
+// Validate returns an error for the first impossible field.
 //
 // Errors: CodeInvalidArgument.
 func (s *Sweep) Validate() error {
 	has := func(c uint32) bool { return s.Conditions&c != 0 }
 	switch {
 	case int(s.First) >= rowraft.NumSlots || s.Slots < 1 || s.Slots > rowraft.NumSlots-int(s.First):
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "sweep of %d slots from %d: there are %d", s.Slots, s.First, rowraft.NumSlots)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"sweep of %d slots from slot %d: want at least 1 of the %d slots", s.Slots, s.First, rowraft.NumSlots)
 	case s.Conditions == 0 || s.Conditions > sweepAll:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "sweep with conditions %#x: want some of expire, unseen, count, norm", s.Conditions)
-	case !has(SweepUnseen) && s.Unseen != 0, !has(SweepCount) && s.Count != 0, !has(SweepNorm) && math.Float32bits(s.Norm) != 0:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "sweep with a number for a condition that it does not set")
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"sweep with conditions %#x: want some of expire, unseen, count, norm", s.Conditions)
+	case !has(SweepUnseen) && s.Unseen != 0, !has(SweepCount) && s.Count != 0, !has(SweepNorm) &&
+		math.Float32bits(s.Norm) != 0:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"sweep with a number for a condition that it does not set: set the condition, or leave the number 0")
 	case has(SweepCount) && s.Count == 0:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "sweep of rows pushed fewer than 0 times: want at least 1")
 	case has(SweepNorm) && !(s.Norm > 0 && s.Norm <= math.MaxFloat32):
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "sweep of rows with a norm below %v: want a finite number above 0", s.Norm)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"sweep of rows with a norm below %v: want a finite number above 0", s.Norm)
 	}
 	return nil
 }
@@ -96,7 +101,8 @@ func ParseSweep(b []byte) (s Sweep, err error) {
 	}
 	s = Sweep{
 		Table: rowraft.TableID(le.Uint64(b)), First: rowraft.Slot(le.Uint16(b[8:])), Slots: int(le.Uint16(b[10:])),
-		Conditions: le.Uint32(b[12:]), Unseen: le.Uint32(b[16:]), Count: le.Uint32(b[20:]), Norm: math.Float32frombits(le.Uint32(b[24:])),
+		Conditions: le.Uint32(b[12:]), Unseen: le.Uint32(b[16:]), Count: le.Uint32(b[20:]),
+		Norm: math.Float32frombits(le.Uint32(b[24:])),
 	}
 	if err := s.Validate(); err != nil {
 		return s, rowraft.Errorf(rowraft.CodeCorrupt, "%w", err)

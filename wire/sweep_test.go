@@ -22,7 +22,8 @@ func TestGoldenSweep(t *testing.T) {
 	if err != nil || got != want {
 		t.Errorf("%+v, %v, want %+v", got, err, want)
 	}
-	if s, text := got.String(), "unseen for more than 604800s and pushed fewer than 2 times and norm below 0.5"; s != text {
+	if s, text := got.String(), "unseen for more than 604800s and pushed fewer than 2 times and norm "+
+		"below 0.5"; s != text {
 		t.Errorf("%q, want %q", s, text)
 	}
 	if got := SweepEntry(EntryHeader{Version: 1, LogTime: 1_000_000_000, Epoch: 3, Parts: 7}, &want); !bytes.Equal(got, file) {
@@ -76,7 +77,7 @@ func wantCorruptSweep(t *testing.T, entry []byte) {
 	}
 }
 
-// with is b with one byte changed.
+// with returns b with one byte changed.
 func with(b []byte, at int, v byte) []byte {
 	b = bytes.Clone(b)
 	b[at] = v

@@ -33,9 +33,9 @@ func TestParseSegmentRefuses(t *testing.T) {
 		payload []byte
 		text    string
 	}{
-		{"nothing", nil, "ends within a segment header"},
+		{"nothing", nil, "ends inside a segment header"},
 		{"half a header", good[:23], "23 bytes left"},
-		{"a cut array", good[:48], "payload has 48 left"},
+		{"a cut array", good[:48], "only 48 bytes of the payload are left"},
 		{"no dtype", change(good, 14, 0), "dtype 0"},
 		{"an unknown dtype", change(good, 14, 3), "dtype 3"},
 		{"an unknown flag", change(good, 15, 0x41), "unknown segment flags 0x40"},
@@ -43,7 +43,7 @@ func TestParseSegmentRefuses(t *testing.T) {
 		{"dim 4097", change(good, 12, 1, 16), "dim 4097"},
 		{"too many keys", change(good, 8, 1, 0, 4, 0), "262145 keys"},
 		{"as many keys as 32 bits hold", change(good, 8, 255, 255, 255, 255), "4294967295 keys"},
-		{"a rate without its flag", change(good, 15, 0), "without its flag"},
+		{"a rate without its flag", change(good, 15, 0), "without FlagLR"},
 		{"a negative rate", change(good, 19, 0xbf), "learning rate -0.5"},
 		{"an infinite rate", change(good, 16, 0, 0, 0x80, 0x7f), "learning rate +Inf"},
 		{"a rate that is no number", change(good, 16, 0, 0, 0xc0, 0x7f), "learning rate NaN"},
@@ -60,14 +60,14 @@ func TestParseSegmentRefuses(t *testing.T) {
 func TestCheckKeys(t *testing.T) {
 	for _, tc := range []struct {
 		keys []uint64
-		text string // "" if they are in order
+		text string // empty if they are in order
 	}{
 		{nil, ""},
 		{[]uint64{7}, ""},
 		{[]uint64{0, 1, 1 << 63, math.MaxUint64}, ""},
-		{[]uint64{3, 3}, "key 3 stands twice (place 1)"},
-		{[]uint64{1, 2, 9, 9}, "key 9 stands twice (place 3)"},
-		{[]uint64{1 << 63, 1}, "key 1 at place 1 follows 9223372036854775808"},
+		{[]uint64{3, 3}, "key 3 occurs twice (position 1)"},
+		{[]uint64{1, 2, 9, 9}, "key 9 occurs twice (position 3)"},
+		{[]uint64{1 << 63, 1}, "key 1 at position 1 follows 9223372036854775808"},
 	} {
 		var b []byte
 		for _, k := range tc.keys {
@@ -83,15 +83,16 @@ func TestCheckKeys(t *testing.T) {
 	}
 }
 
-// TestCheckFinite puts one number into each place of arrays of every length up
-// to 17, so that the words, their halves and the odd tails are all hit.
+// TestCheckFinite puts one number at each position of arrays of every length up to 17, so that it tests
+// whole words, their halves and odd remainders.
 func TestCheckFinite(t *testing.T) {
 	inf := float32(math.Inf(1))
 	for _, dt := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
 		for n := range 18 {
 			s := Segment{Table: 1, N: 1, Dim: max(n, 1), DType: dt}
 			for at := range n {
-				for _, v := range []float32{0, -0x1p-126, 0x1.fep127, -0x1.fep127, math.SmallestNonzeroFloat32, inf, -inf, float32(math.NaN())} {
+				for _, v := range []float32{0, -0x1p-126, 0x1.fep127, -0x1.fep127, math.SmallestNonzeroFloat32, inf, -inf,
+					float32(math.NaN())} {
 					values := make([]float32, n)
 					for i := range values {
 						values[i] = -1.5
@@ -112,11 +113,12 @@ func TestCheckFinite(t *testing.T) {
 	}
 	b := make([]byte, 6*4)
 	PutFloats(b, rowraft.Float32, []float32{0, 0, 0, 0, 0, inf})
-	wantCode(t, CheckFinite(Segment{Table: 1, N: 2, Dim: 3, DType: rowraft.Float32}, b), rowraft.CodeInvalidArgument, "row 1, dimension 2 is +Inf")
+	wantCode(t, CheckFinite(Segment{Table: 1, N: 2, Dim: 3, DType: rowraft.Float32}, b), rowraft.CodeInvalidArgument,
+		"row 1, dimension 2 is +Inf")
 }
 
-// TestBFloat16RoundsToNearestEven compares with math/big, which rounds to 8 bits
-// of mantissa; subnormal results have fewer, so there it checks the distance.
+// TestBFloat16RoundsToNearestEven compares with math/big, which rounds to 8 bits of mantissa. Subnormal
+// results have fewer bits, so the test checks their distance.
 func TestBFloat16RoundsToNearestEven(t *testing.T) {
 	for _, tc := range []struct {
 		in   uint32
@@ -126,7 +128,7 @@ func TestBFloat16RoundsToNearestEven(t *testing.T) {
 		{0x3f800000, 0x3f80},                       // 1
 		{0x3f808000, 0x3f80},                       // half-way, down to even
 		{0x3f818000, 0x3f82},                       // half-way, up to even
-		{0x3f808001, 0x3f81}, {0x3f807fff, 0x3f80}, // beside half-way
+		{0x3f808001, 0x3f81}, {0x3f807fff, 0x3f80}, // next to half-way
 		{0x7f7fffff, 0x7f80},                       // the largest rounds to infinity
 		{0x7f7f7fff, 0x7f7f},                       // the largest that does not
 		{0x7f800000, 0x7f80}, {0xff800000, 0xff80}, // infinities stay
@@ -143,7 +145,8 @@ func TestBFloat16RoundsToNearestEven(t *testing.T) {
 		if exponent == 254 {
 			most = 0x7f0000
 		}
-		v := math.Float32frombits(rapid.Uint32Range(0, 1).Draw(t, "sign")<<31 | exponent<<23 | rapid.Uint32Range(0, most).Draw(t, "mantissa"))
+		v := math.Float32frombits(rapid.Uint32Range(0, 1).Draw(t, "sign")<<31 | exponent<<23 | rapid.Uint32Range(0,
+			most).Draw(t, "mantissa"))
 		want, _ := new(big.Float).SetPrec(8).SetMode(big.ToNearestEven).Set(big.NewFloat(float64(v))).Float32()
 		if got := math.Float32frombits(uint32(BFloat16(v)) << 16); got != want {
 			t.Fatalf("%v rounds to %v, want %v", v, got, want)
@@ -326,7 +329,11 @@ func FuzzParseSegment(f *testing.F) {
 }
 
 func FuzzParseEntry(f *testing.F) {
-	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_session_close.hex", "entry_table.hex", "entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex", "entry_restore_drop.hex", "entry_sweep.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex", "entry_proof_divided.hex", "entry_table_extended.hex", "entry_drop.hex", "entry_membership.hex", "entry_membership_end.hex", "entry_step.hex", "entry_clocked.hex"} {
+	for _, name := range []string{"entry_parts.hex", "entry_session.hex", "entry_session_close.hex", "entry_table.hex",
+		"entry_mark.hex", "entry_restore_begin.hex", "entry_restore_rows.hex", "entry_restore_close.hex",
+		"entry_restore_drop.hex", "entry_sweep.hex", "entry_proof_mark.hex", "entry_proof_agreed.hex",
+		"entry_proof_divided.hex", "entry_table_extended.hex", "entry_drop.hex", "entry_membership.hex",
+		"entry_membership_end.hex", "entry_step.hex", "entry_clocked.hex"} {
 		f.Add(golden(f, name))
 	}
 	f.Fuzz(func(t *testing.T, entry []byte) {
@@ -353,7 +360,8 @@ func FuzzParseEntry(f *testing.F) {
 			if id, err := ParseDropTable(rest); err == nil {
 				again, rest = DropTableEntry(h, id), nil
 			}
-		case EntryMark, EntryRestoreBegin, EntryRestoreRows, EntryRestoreClose, EntryRestoreDrop, EntrySweep, EntryMembership, EntryStep:
+		case EntryMark, EntryRestoreBegin, EntryRestoreRows, EntryRestoreClose, EntryRestoreDrop, EntrySweep,
+			EntryMembership, EntryStep:
 			if b := rebuilt(h, rest); b != nil {
 				again, rest = b, nil
 			}
