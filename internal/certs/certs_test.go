@@ -54,8 +54,8 @@ func open(t testing.TB, f Files, log *slog.Logger) *Source {
 	return s
 }
 
-// meet has two sides shake hands and returns what each made of it. The server's word
-// counts: a client of TLS 1.3 believes that it is in before the server has looked.
+// meet connects two sides and returns the error of each handshake. The server's result decides: a client of
+// TLS 1.3 finishes its handshake before the server has verified it.
 func meet(t testing.TB, server, client *tls.Config) (serverErr, clientErr error) {
 	t.Helper()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", server)
@@ -88,7 +88,9 @@ func meet(t testing.TB, server, client *tls.Config) (serverErr, clientErr error)
 
 func TestWhoMeetsWhom(t *testing.T) {
 	ca := newCA(t, "here")
-	elsewhere, err := ca.Issue(filepath.Join(t.TempDir(), "x"), Request{Identity: Identity{Cluster: "there", Role: Node, Name: "n1"}, Hosts: []string{"127.0.0.1"}, Valid: time.Minute})
+	elsewhere, err := ca.Issue(filepath.Join(t.TempDir(), "x"),
+		Request{Identity: Identity{Cluster: "there", Role: Node, Name: "n1"}, Hosts: []string{"127.0.0.1"},
+			Valid: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,8 +117,8 @@ func TestWhoMeetsWhom(t *testing.T) {
 		{"a trainer reads another's metrics", trainer, ca.files(t, Trainer, "bob"), nil, nil, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			// Each side believes the CA of the file that it has, so a stranger who is made
-			// to believe ours is refused for what it shows.
+			// Each side trusts the CA in its file. A client of another CA that trusts ours is refused
+			// because of its own certificate.
 			client := open(t, Files{tc.client.Cert, tc.client.Key, tc.client.CA}, nil)
 			serverErr, clientErr := meet(t, open(t, tc.server, nil).Server(tc.accept...), client.Client(tc.expect...))
 			if in := serverErr == nil && clientErr == nil; in != tc.in {
@@ -136,7 +138,7 @@ func TestOldTLSIsRefused(t *testing.T) {
 	}
 }
 
-// touch makes a change of the files visible whatever the resolution of their times.
+// touch makes a change of the files visible, for any resolution of their times.
 func touch(t testing.TB, f Files, at time.Time) {
 	t.Helper()
 	for _, path := range []string{f.Cert, f.Key, f.CA} {
@@ -178,9 +180,13 @@ func TestCertificatesReload(t *testing.T) {
 	}
 
 	for name, bad := range map[string]func(){
-		"no files":          func() {},
-		"a key only":        func() { ca.issue(t, base, Node, "n1"); os.Remove(files.Cert) },
-		"garbage":           func() { os.WriteFile(files.Cert, []byte("x"), 0o600); os.WriteFile(files.Key, []byte("y"), 0o600) },
+		"no files":   func() {},
+		"a key only": func() { ca.issue(t, base, Node, "n1"); os.Remove(files.Cert) },
+		"garbage": func() {
+			os.WriteFile(files.Cert, []byte("x"), 0o600)
+			os.WriteFile(files.Key, []byte("y"),
+				0o600)
+		},
 		"another role":      func() { ca.issue(t, base, Admin, "n1") },
 		"another's key":     func() { ca.issue(t, base, Node, "n1"); os.Remove(files.Key); key(t, ca, files.Key) },
 		"an expired one":    func() { old(t, ca, base) },
@@ -204,7 +210,7 @@ func TestCertificatesReload(t *testing.T) {
 		t.Errorf("it is still %v", id)
 	}
 
-	// A new CA: those of the old one are out.
+	// With a new CA, certificates of the old one are refused.
 	next, err := NewCA(filepath.Join(dir, "next"), "here", time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -221,7 +227,8 @@ func TestCertificatesReload(t *testing.T) {
 	if serverErr, _ := meet(t, server, open(t, late, nil).Client()); serverErr == nil {
 		t.Error("a certificate of the CA that was replaced is let in")
 	}
-	if serverErr, clientErr := meet(t, server, open(t, next.files(t, Admin, "ann"), nil).Client()); serverErr != nil || clientErr != nil {
+	if serverErr, clientErr := meet(t, server, open(t, next.files(t, Admin, "ann"), nil).Client()); serverErr != nil ||
+		clientErr != nil {
 		t.Errorf("a certificate of the new CA: %v, %v", serverErr, clientErr)
 	}
 }
@@ -237,13 +244,15 @@ func key(t testing.TB, ca *CA, path string) {
 }
 
 func old(t testing.TB, ca *CA, base string) {
-	if _, err := ca.Issue(base, Request{Identity: Identity{Role: Node, Name: "n1"}, Valid: time.Hour, NotBefore: time.Now().Add(-2 * time.Hour)}); err != nil {
+	if _, err := ca.Issue(base, Request{Identity: Identity{Role: Node, Name: "n1"}, Valid: time.Hour,
+		NotBefore: time.Now().Add(-2 * time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func other(t testing.TB, ca *CA, base string) {
-	if _, err := ca.Issue(base, Request{Identity: Identity{Cluster: "there", Role: Node, Name: "n1"}, Valid: time.Minute}); err != nil {
+	if _, err := ca.Issue(base, Request{Identity: Identity{Cluster: "there", Role: Node, Name: "n1"},
+		Valid: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -282,8 +291,10 @@ func TestTagGoldenBytes(t *testing.T) {
 
 func FuzzParseIdentity(f *testing.F) {
 	for _, s := range []string{
-		"rowraft://here/admin/ann", "rowraft://here/trainer/alice?table=user&table=item_%2A", "rowraft://here/ca", "spiffe://here/admin/ann",
-		"rowraft://here/admin/ann?table=x", "rowraft://here/reader/ann?table=%2A&later=1", "rowraft://a@here/admin/ann", "rowraft://here:1/admin/ann#f",
+		"rowraft://here/admin/ann", "rowraft://here/trainer/alice?table=user&table=item_%2A", "rowraft://here/ca",
+		"spiffe://here/admin/ann",
+		"rowraft://here/admin/ann?table=x", "rowraft://here/reader/ann?table=%2A&later=1", "rowraft://a@here/admin/ann",
+		"rowraft://here:1/admin/ann#f",
 	} {
 		f.Add(s)
 	}
@@ -300,7 +311,8 @@ func FuzzParseIdentity(f *testing.F) {
 			return
 		}
 		again, err := ParseIdentity(id.uri())
-		if err != nil || again.Cluster != id.Cluster || again.Role != id.Role || again.Name != id.Name || !slices.Equal(again.Tables, id.Tables) {
+		if err != nil || again.Cluster != id.Cluster || again.Role != id.Role || again.Name != id.Name ||
+			!slices.Equal(again.Tables, id.Tables) {
 			t.Errorf("%q is %+v, written again it is %+v, %v", s, id, again, err)
 		}
 		if err := id.Check(); err != nil {

@@ -1,12 +1,12 @@
-// Package certs is who somebody is: the identity in an X.509 certificate
-// (docs/formats/certificate.md), the making of certificates for a lab, and the
-// TLS 1.3 configurations of both sides, read again when the files change.
+// Package certs handles identities: the identity in an X.509 certificate
+// (docs/formats/certificate.md), the creation of certificates for a test cluster, and the
+// TLS 1.3 configurations of both sides, which follow changes of the files.
 //
 // # Invariants
 //
-//  1. Nobody without an identity of the same cluster gets past a handshake, on
-//     either side: one CA may sign for several clusters.
-//  2. A handshake uses what the files held last that was whole: a file that is
-//     half written, expired or of another cluster is told and left aside.
-//  3. No session is resumed: a certificate is looked at anew with every connection.
+//  1. A handshake succeeds only if both sides have an identity of the same cluster: one CA may
+//     sign for several clusters.
+//  2. A handshake uses the last complete content of the files. A file that is
+//     half written, expired or of another cluster is logged and ignored.
+//  3. Sessions are not resumed: each connection verifies the certificate again.
 package certs

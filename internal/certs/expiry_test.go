@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestAConnectionEndsWithItsCertificate: one on which nothing comes is closed at the moment at which
-// the certificate of the other side expires, and one whose timer is late reads nothing after it.
+// TestAConnectionEndsWithItsCertificate: an idle connection is closed when the certificate of the peer
+// expires, and a connection whose timer is late reads nothing after that time.
 func TestAConnectionEndsWithItsCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		leaf := &x509.Certificate{NotAfter: time.Now().Add(time.Hour)}

@@ -9,12 +9,13 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestWhoseCertificateIsWrong: a client says which side's certificate it is, whose, and what
-// to do about it, also where only the server has seen it.
+// TestWhoseCertificateIsWrong: the error of a client names the side with the wrong certificate, its owner
+// and what to do, even if only the server has detected it.
 func TestWhoseCertificateIsWrong(t *testing.T) {
 	ca := newCA(t, "here")
 	at := func(id Identity, from time.Duration) Files {
-		f, err := ca.Issue(filepath.Join(t.TempDir(), id.Name), Request{Identity: id, Hosts: []string{"127.0.0.1"}, Valid: 20 * time.Minute, NotBefore: time.Now().Add(from)})
+		f, err := ca.Issue(filepath.Join(t.TempDir(), id.Name),
+			Request{Identity: id, Hosts: []string{"127.0.0.1"}, Valid: 20 * time.Minute, NotBefore: time.Now().Add(from)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -23,27 +24,39 @@ func TestWhoseCertificateIsWrong(t *testing.T) {
 	node, admin := Identity{Role: Node, Name: "n1"}, Identity{Role: Admin, Name: "ann"}
 	there := Identity{Cluster: "there", Role: Node, Name: "n1"}
 	stranger := newCA(t, "other")
-	believing := stranger.files(t, Admin, "ann") // takes our server for one of its own
+	believing := stranger.files(t, Admin, "ann") // trusts our server
 	believing.CA = ca.files(t, Node, "n1").CA
 	for _, tc := range []struct {
 		name           string
 		server, client Files
-		own            bool // checkTime finds it before any call
+		own            bool // checkTime detects it before any call
 		says           []string
 	}{
 		{"both are well", at(node, 0), at(admin, 0), false, nil},
-		{"the server's has expired", at(node, -time.Hour), at(admin, 0), false, []string{"the server's certificate, of node n1 in cluster here, expired at", "certificates-expire"}},
-		{"the server's is not valid yet", at(node, 20*time.Minute), at(admin, 0), false, []string{"the server's certificate, of node n1", "is not valid before", "clock"}},
-		{"the server's is of another CA", stranger.files(t, Node, "n9"), at(admin, 0), false, []string{"the server's certificate, of node n9 in cluster other, is not signed by a CA in", "cluster here"}},
-		{"the server's is of another cluster", at(there, 0), at(admin, 0), false, []string{"the certificate of node n1 is of cluster there, not of here"}},
-		{"this side's has expired", at(node, 0), at(admin, -time.Hour), true, []string{"this side's certificate", "of admin ann in cluster here, expired at", "rowraft cert join"}},
-		{"a node's has expired", at(node, 0), at(node, -time.Hour), true, []string{"this side's certificate", "expired at", "rowraft cert node"}},
-		{"this side's is not valid yet", at(node, 0), at(admin, 20*time.Minute), true, []string{"this side's certificate", "is not valid before", "clock"}},
-		{"this side's is of another CA", at(node, 0), believing, false, []string{"the server refuses this side's certificate", "admin ann in cluster other"}},
+		{"the server's has expired",
+			at(node, -time.Hour), at(admin, 0), false,
+			[]string{"the server's certificate, of node n1 in cluster here, expired at", "certificates-expire"}},
+		{"the server's is not valid yet",
+			at(node, 20*time.Minute), at(admin, 0), false,
+			[]string{"the server's certificate, of node n1", "is not valid before", "clock"}},
+		{"the server's is of another CA",
+			stranger.files(t, Node, "n9"), at(admin, 0), false,
+			[]string{"the server's certificate, of node n9 in cluster other, is not signed by a CA in", "cluster here"}},
+		{"the server's is of another cluster",
+			at(there, 0), at(admin, 0), false, []string{"the certificate of node n1 belongs to cluster there, want here"}},
+		{"this side's has expired", at(node, 0), at(admin, -time.Hour), true,
+			[]string{"this side's certificate", "of admin ann in cluster here, expired at", "rowraft cert join"}},
+		{"a node's has expired", at(node, 0), at(node, -time.Hour), true,
+			[]string{"this side's certificate", "expired at", "rowraft cert node"}},
+		{"this side's is not valid yet",
+			at(node, 0), at(admin, 20*time.Minute), true, []string{"this side's certificate", "is not valid before", "clock"}},
+		{"this side's is of another CA",
+			at(node, 0), believing, false, []string{"the server refuses this side's certificate", "admin ann in cluster other"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			client := open(t, tc.client, nil)
-			if err := client.checkTime(); (err != nil) != tc.own || tc.own && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			if err := client.checkTime(); (err != nil) != tc.own || tc.own &&
+				rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 				t.Errorf("before any call: %v, want an error: %v", err, tc.own)
 			}
 			config := client.Client(Node)

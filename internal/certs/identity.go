@@ -11,26 +11,26 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Role is what somebody may do; package rpc says which calls.
+// Role is a set of permissions; package rpc lists the calls of each role.
 type Role string
 
 const (
-	Admin    Role = "admin"    // tables, restores, and what operators and trainers may
-	Operator Role = "operator" // nodes, moves, checkpoints; no rows
+	Admin    Role = "admin"    // tables, restores, and everything that operators and trainers may do
+	Operator Role = "operator" // nodes, moves, checkpoints; no access to rows
 	Trainer  Role = "trainer"  // rows of its tables, training jobs
-	Reader   Role = "reader"   // reads rows of its tables
+	Reader   Role = "reader"   // read access to rows of its tables
 	Node     Role = "node"     // a server
 )
 
-// Roles are all of them.
+// Roles are all roles.
 var Roles = []Role{Admin, Operator, Trainer, Reader, Node}
 
-// Identity is who the owner of a certificate is.
+// Identity is the owner of a certificate.
 type Identity struct {
-	Cluster string // name of the cluster that it is for
+	Cluster string // name of the cluster
 	Role    Role
 	Name    string
-	// Tables that a trainer or reader may touch: names, or beginnings that end in *.
+	// Tables that a trainer or reader may use: names, or prefixes that end in *.
 	Tables []string
 }
 
@@ -42,7 +42,7 @@ var (
 	tableName   = regexp.MustCompile(`^([A-Za-z][A-Za-z0-9_.-]{0,127}\*?|\*)$`)
 )
 
-// Check reports what no certificate can hold.
+// Check returns an error if no certificate can hold id.
 func (id *Identity) Check() error {
 	bad := func(format string, args ...any) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
@@ -69,7 +69,7 @@ func (id *Identity) Check() error {
 
 func (id *Identity) limited() bool { return id.Role == Trainer || id.Role == Reader }
 
-// May reports whether id may touch the table with a name.
+// May reports whether id may use the table with the given name.
 func (id *Identity) May(table string) bool {
 	return !id.limited() || slices.ContainsFunc(id.Tables, func(t string) bool {
 		begin, open := strings.CutSuffix(t, "*")
@@ -77,32 +77,32 @@ func (id *Identity) May(table string) bool {
 	})
 }
 
-// Everything reports whether id may touch every table.
+// Everything reports whether id may use every table.
 func (id *Identity) Everything() bool { return !id.limited() || slices.Contains(id.Tables, "*") }
 
 func (id *Identity) String() string { return string(id.Role) + " " + id.Name }
 
-// Tag are the first bytes of every client id of this owner, whatever the certificate:
-// sessions are bound to it (docs/formats/certificate.md).
+// Tag returns the first bytes of every client id of this owner, the same for all its certificates: sessions
+// are bound to it (docs/formats/certificate.md).
 func (id *Identity) Tag() (tag [8]byte) {
 	sum := sha256.Sum256([]byte("rowraft client\x00" + id.Cluster + "\x00" + id.Name))
 	return [8]byte(sum[:])
 }
 
-// uri is the identity as it stands in a certificate.
+// uri returns the identity in the form that a certificate holds.
 func (id *Identity) uri() *url.URL {
-	return &url.URL{Scheme: scheme, Host: id.Cluster, Path: "/" + string(id.Role) + "/" + id.Name, RawQuery: url.Values{"table": id.Tables}.Encode()}
+	return &url.URL{Scheme: scheme, Host: id.Cluster, Path: "/" + string(id.Role) + "/" + id.Name,
+		RawQuery: url.Values{"table": id.Tables}.Encode()}
 }
 
-// Text is the identity as it stands in a certificate; ParseIdentity reads it.
+// Text returns the identity in the form that a certificate holds; ParseIdentity parses it.
 func (id *Identity) Text() string { return id.uri().String() }
 
-// ParseIdentity reads an identity as it stands in a certificate.
-//
-// Errors: CodeInvalidArgument.
+// ParseIdentity parses an identity in the form that a certificate holds.
 func ParseIdentity(u *url.URL) (Identity, error) {
 	bad := func() (Identity, error) {
-		return Identity{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%q is no identity: want %s://CLUSTER/ROLE/NAME", u, scheme)
+		return Identity{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%q is not an identity: want %s://CLUSTER/ROLE/NAME",
+			u, scheme)
 	}
 	role, name, ok := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
 	if u.Scheme != scheme || !ok || u.User != nil || u.Opaque != "" || u.Fragment != "" {
@@ -110,15 +110,13 @@ func ParseIdentity(u *url.URL) (Identity, error) {
 	}
 	q, err := url.ParseQuery(u.RawQuery)
 	if err != nil || len(q) > 1 || len(q) == 1 && q["table"] == nil {
-		return bad() // of a later version, perhaps a restriction
+		return bad() // an unknown parameter of a later version may be a restriction
 	}
 	id := Identity{Cluster: u.Host, Role: Role(role), Name: name, Tables: q["table"]}
 	return id, id.Check()
 }
 
-// Of reads the identity of a certificate.
-//
-// Errors: CodeInvalidArgument if it has none, or more than one.
+// Of returns the identity of a certificate.
 func Of(cert *x509.Certificate) (Identity, error) {
 	var found []*url.URL
 	for _, u := range cert.URIs {
@@ -127,7 +125,9 @@ func Of(cert *x509.Certificate) (Identity, error) {
 		}
 	}
 	if len(found) != 1 {
-		return Identity{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "the certificate of %q has %d identities of the form %s://CLUSTER/ROLE/NAME, want one: `rowraft cert` makes such certificates", cert.Subject.CommonName, len(found), scheme)
+		return Identity{}, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"the certificate of %q has %d identities of the form %s://CLUSTER/ROLE/NAME, want one: `rowraft cert` makes "+
+				"such certificates", cert.Subject.CommonName, len(found), scheme)
 	}
 	return ParseIdentity(found[0])
 }

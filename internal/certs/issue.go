@@ -19,7 +19,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// caName are the files of a CA in its directory, without their endings.
+// caName is the name of the files of a CA in its directory, without extension.
 const caName = "ca"
 
 const (
@@ -27,10 +27,10 @@ const (
 	certPEM = "CERTIFICATE"
 )
 
-// backdate lets machines whose clocks are behind take a new certificate.
+// backdate makes a new certificate valid on machines whose clocks are behind.
 const backdate = 5 * time.Minute
 
-// CA signs certificates of one cluster.
+// CA signs certificates for one cluster.
 type CA struct {
 	Cluster string
 	Cert    *x509.Certificate
@@ -39,20 +39,22 @@ type CA struct {
 	key *ecdsa.PrivateKey
 }
 
-// NewCA makes the CA of a cluster and writes ca.pem and ca.key into dir, which is
-// created.
+// NewCA creates the CA of a cluster and writes ca.pem and ca.key to dir, which it creates if necessary.
 //
-// Errors: CodeAlreadyExists if one of the files is there.
+// Errors: CodeAlreadyExists if one of the files exists.
 func NewCA(dir, cluster string, valid time.Duration) (*CA, error) {
 	if !clusterName.MatchString(cluster) {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "name of a cluster %q: want up to 63 of a-z, 0-9 and -", cluster)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "name of a cluster %q: want up to 63 of a-z, 0-9 and -",
+			cluster)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("directory of the CA: %w", err)
 	}
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "rowraft CA of " + cluster}, URIs: []*url.URL{{Scheme: scheme, Host: cluster, Path: "/ca"}},
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		Subject: pkix.Name{CommonName: "rowraft CA of " + cluster},
+		URIs:    []*url.URL{{Scheme: scheme, Host: cluster, Path: "/ca"}},
+		IsCA:    true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	ca := &CA{Cluster: cluster, dir: dir}
 	var err error
@@ -60,7 +62,7 @@ func NewCA(dir, cluster string, valid time.Duration) (*CA, error) {
 	return ca, err
 }
 
-// OpenCA reads the CA of dir.
+// OpenCA reads the CA in dir.
 func OpenCA(dir string) (*CA, error) {
 	cert, err := ReadCertificate(filepath.Join(dir, caName+".pem"))
 	if err != nil {
@@ -68,13 +70,14 @@ func OpenCA(dir string) (*CA, error) {
 	}
 	ca := &CA{Cert: cert, dir: dir}
 	if ca.Cluster = ClusterOfCA(cert); ca.Cluster == "" {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was not made by `rowraft cert ca`: it names no cluster", filepath.Join(dir, caName+".pem"))
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was not made by `rowraft cert ca`: it names no cluster",
+			filepath.Join(dir, caName+".pem"))
 	}
 	ca.key, err = readKey(filepath.Join(dir, caName+".key"))
 	return ca, err
 }
 
-// ClusterOfCA is the cluster that the certificate of a CA names; "": none.
+// ClusterOfCA returns the cluster in the certificate of a CA; empty if it has none.
 func ClusterOfCA(cert *x509.Certificate) string {
 	for _, u := range cert.URIs {
 		if u.Scheme == scheme && u.Path == "/ca" {
@@ -84,19 +87,19 @@ func ClusterOfCA(cert *x509.Certificate) string {
 	return ""
 }
 
-// Request is what a certificate is asked for.
+// Request describes a certificate.
 type Request struct {
 	Identity
-	Hosts []string // names and addresses at which its owner listens
+	Hosts []string // names and addresses on which its owner listens
 	Valid time.Duration
 	// NotBefore; zero: now.
 	NotBefore time.Time
 }
 
-// Issue makes a certificate and writes base.pem and base.key, which are 0600, into a
-// directory that is created, 0700, if it is missing. The cluster of the request is that of the CA unless it names another.
+// Issue creates a certificate and writes base.pem and base.key, with mode 0600, into a directory that it
+// creates with mode 0700 if it is missing. The cluster is that of the CA unless the request names another.
 //
-// Errors: CodeAlreadyExists if one of the files is there; CodeInvalidArgument.
+// Errors: CodeAlreadyExists if one of the files exists; CodeInvalidArgument.
 func (ca *CA) Issue(base string, r Request) (Files, error) {
 	template, err := ca.template(&r)
 	if err != nil {
@@ -108,7 +111,7 @@ func (ca *CA) Issue(base string, r Request) (Files, error) {
 	return Files{Cert: base + ".pem", Key: base + ".key", CA: filepath.Join(ca.dir, caName+".pem")}, nil
 }
 
-// template is the certificate that r asks for, not signed yet.
+// template returns the unsigned certificate for r.
 func (ca *CA) template(r *Request) (*x509.Certificate, error) {
 	if r.Cluster == "" {
 		r.Cluster = ca.Cluster
@@ -127,8 +130,9 @@ func (ca *CA) template(r *Request) (*x509.Certificate, error) {
 	return template, nil
 }
 
-// sign signs template for a new key, by itself without a parent, and writes both.
-func sign(base string, template, parent *x509.Certificate, signer *ecdsa.PrivateKey, valid time.Duration) (*x509.Certificate, *ecdsa.PrivateKey, error) {
+// sign creates a key, signs template for it and writes both. Without a parent the certificate signs itself.
+func sign(base string, template, parent *x509.Certificate, signer *ecdsa.PrivateKey,
+	valid time.Duration) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, keyDER, err := newKey()
 	if err != nil {
 		return nil, nil, err
@@ -142,12 +146,12 @@ func sign(base string, template, parent *x509.Certificate, signer *ecdsa.Private
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read back what was signed: %w", err)
+		return nil, nil, fmt.Errorf("parse the signed certificate: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(base), 0o700); err != nil {
 		return nil, nil, fmt.Errorf("directory of the certificate: %w", err)
 	}
-	// The key first: without it there is no certificate that anybody could use.
+	// Write the key first: a certificate without its key is useless.
 	if err := write(base+".key", keyPEM, keyDER); err != nil {
 		return nil, nil, err
 	}
@@ -157,11 +161,11 @@ func sign(base string, template, parent *x509.Certificate, signer *ecdsa.Private
 	return cert, key, nil
 }
 
-// newKey makes a key, and what is written of it.
+// newKey creates a key and its encoding for a file.
 func newKey() (*ecdsa.PrivateKey, []byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a key: %w", err)
+		return nil, nil, fmt.Errorf("create a key: %w", err)
 	}
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
@@ -170,10 +174,11 @@ func newKey() (*ecdsa.PrivateKey, []byte, error) {
 	return key, der, nil
 }
 
-// complete fills in what is another one in each certificate, and signs.
-func complete(template, parent *x509.Certificate, key *ecdsa.PublicKey, signer *ecdsa.PrivateKey, valid time.Duration) (der []byte, err error) {
+// complete sets the fields that differ in every certificate, and signs.
+func complete(template, parent *x509.Certificate, key *ecdsa.PublicKey, signer *ecdsa.PrivateKey,
+	valid time.Duration) (der []byte, err error) {
 	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
-		return nil, fmt.Errorf("make a serial number: %w", err)
+		return nil, fmt.Errorf("create a serial number: %w", err)
 	}
 	if template.NotBefore.IsZero() {
 		template.NotBefore = time.Now()
@@ -181,7 +186,9 @@ func complete(template, parent *x509.Certificate, key *ecdsa.PublicKey, signer *
 	template.NotAfter = template.NotBefore.Add(valid)
 	template.NotBefore = template.NotBefore.Add(-backdate)
 	if parent != template && template.NotAfter.After(parent.NotAfter) {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "valid until %s, longer than the CA, which is until %s", template.NotAfter.Format(time.DateOnly), parent.NotAfter.Format(time.DateOnly))
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"the certificate would be valid until %s, but the CA is valid until %s: choose a shorter time",
+			template.NotAfter.Format(time.DateOnly), parent.NotAfter.Format(time.DateOnly))
 	}
 	if der, err = x509.CreateCertificate(rand.Reader, template, parent, key, signer); err != nil {
 		return nil, fmt.Errorf("sign: %w", err)
@@ -189,11 +196,12 @@ func complete(template, parent *x509.Certificate, key *ecdsa.PublicKey, signer *
 	return der, nil
 }
 
-// write makes a file that only its owner reads; one that is there stays as it is.
+// write creates a file that only its owner can read. It does not overwrite an existing file.
 func write(path, kind string, der []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s exists and is not overwritten: remove it, or choose another place", path)
+		return rowraft.Errorf(rowraft.CodeAlreadyExists,
+			"%s exists and is not overwritten: remove it, or choose another path", path)
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
@@ -221,7 +229,7 @@ func readPEM(path string) (*pem.Block, error) {
 	}
 	block, _ := pem.Decode(raw)
 	if block == nil {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s holds no PEM", path)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s contains no PEM", path)
 	}
 	return block, nil
 }

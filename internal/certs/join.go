@@ -20,7 +20,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Limits of what a machine that joins may ask for.
+// Limits for the request of a joining machine.
 const (
 	MaxJoinRequestBytes = 8 << 10
 	maxJoinHosts        = 16
@@ -28,9 +28,8 @@ const (
 
 var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?)*$`)
 
-// NewRequest makes the key of a machine that has no certificate yet, in files.Key, 0600,
-// or takes the one that is there, and asks with it for a certificate (PKCS #10, DER).
-// The key never leaves the machine.
+// NewRequest creates a request for a certificate (PKCS #10, DER) for a machine without one. It creates the
+// key in files.Key, mode 0600, or uses the existing key. The key never leaves the machine.
 func (f Files) NewRequest(name string, hosts []string) ([]byte, error) {
 	key, err := f.joinKey()
 	if err != nil {
@@ -40,7 +39,7 @@ func (f Files) NewRequest(name string, hosts []string) ([]byte, error) {
 	template.IPAddresses, template.DNSNames = divide(hosts)
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {
-		return nil, rowraft.Errorf(rowraft.CodeInternal, "ask for a certificate: %w", err)
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "create a certificate request: %w", err)
 	}
 	if _, err := ParseRequest(der); err != nil {
 		return nil, err
@@ -48,8 +47,8 @@ func (f Files) NewRequest(name string, hosts []string) ([]byte, error) {
 	return der, nil
 }
 
-// joinKey is the key that a first try left behind, or a new one: who asks again with the
-// same key uses a token once.
+// joinKey returns the key that an earlier attempt created, or a new one: a token is used only once by a
+// machine that sends several requests with the same key.
 func (f Files) joinKey() (*ecdsa.PrivateKey, error) {
 	for {
 		if _, err := os.Stat(f.Key); err == nil {
@@ -63,7 +62,7 @@ func (f Files) joinKey() (*ecdsa.PrivateKey, error) {
 			return nil, err
 		}
 		switch err := write(f.Key, keyPEM, der); {
-		case rowraft.CodeOf(err) == rowraft.CodeAlreadyExists: // by another process, just now
+		case rowraft.CodeOf(err) == rowraft.CodeAlreadyExists: // another process created it at the same time
 		case err != nil:
 			return nil, err
 		default:
@@ -84,17 +83,15 @@ func readKey(path string) (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
-// Asked is what a machine asks for when it joins.
+// Asked is the content of the request of a joining machine.
 type Asked struct {
-	Name  string // "": as the token says
+	Name  string // empty: the name in the token
 	Hosts []string
 	Key   *ecdsa.PublicKey
 }
 
-// ParseRequest reads what NewRequest made, and proves that who asks has the key. Whatever
-// else stands in it is passed over.
-//
-// Errors: CodeInvalidArgument.
+// ParseRequest parses the result of NewRequest and verifies that the sender has the key. It ignores all
+// other content.
 func ParseRequest(der []byte) (*Asked, error) {
 	bad := func(format string, args ...any) (*Asked, error) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "request for a certificate: "+format, args...)
@@ -132,24 +129,24 @@ func ParseRequest(der []byte) (*Asked, error) {
 	return a, nil
 }
 
-// Keep writes what a machine got when it joined, or when it renewed: the certificate
-// replaces the one that is there in one step, and belongs to the key of f. A CA that is
-// there stays: it is the operator's.
+// Keep stores the certificate that a machine received when it joined or renewed. The certificate replaces
+// the old one in one step and must belong to the key of f. An existing CA file stays, because it belongs to
+// the operator.
 func (f Files) Keep(certificate, ca []byte) error {
 	cert, err := x509.ParseCertificate(certificate)
 	if err != nil {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the certificate that came: %w", err)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the received certificate: %w", err)
 	}
 	key, err := readKey(f.Key)
 	if err != nil {
 		return err
 	}
 	if !key.PublicKey.Equal(cert.PublicKey) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the certificate that came is for another key than %s", f.Key)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the received certificate is not for the key in %s", f.Key)
 	}
 	if _, err := os.Stat(f.CA); errors.Is(err, fs.ErrNotExist) {
 		if !x509.NewCertPool().AppendCertsFromPEM(ca) {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "the CA that came holds no certificate")
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "the received CA contains no certificate")
 		}
 		if err := replace(f.CA, ca); err != nil {
 			return err
@@ -158,7 +155,7 @@ func (f Files) Keep(certificate, ca []byte) error {
 	return replace(f.Cert, pem.EncodeToMemory(&pem.Block{Type: certPEM, Bytes: certificate}))
 }
 
-// replace writes a file of its owner's in one step.
+// replace replaces a file in one step; only its owner can read it.
 func replace(path string, content []byte) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), ".new-*") // 0600
 	if err != nil {
@@ -174,10 +171,7 @@ func replace(path string, content []byte) error {
 	return nil
 }
 
-// OpenKey is the CA whose key is in a file; which of the certificates in the file ca it
-// is, the key tells.
-//
-// Errors: CodeInvalidArgument.
+// OpenKey opens the CA whose key is in the file path. The key selects the certificate in the file ca.
 func OpenKey(path, ca string) (*CA, error) {
 	key, err := readKey(path)
 	if err != nil {
@@ -192,10 +186,10 @@ func OpenKey(path, ca string) (*CA, error) {
 			return &CA{Cluster: ClusterOfCA(cert), Cert: cert, dir: filepath.Dir(ca), key: key}, nil
 		}
 	}
-	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the key %s is of none of the CAs in %s", path, ca)
+	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the key %s belongs to none of the CAs in %s", path, ca)
 }
 
-// parseAll returns the certificates in a PEM file that can be read.
+// parseAll returns the valid certificates in a PEM file.
 func parseAll(raw []byte) (out []*x509.Certificate) {
 	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
 		if cert, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == certPEM {
@@ -205,10 +199,8 @@ func parseAll(raw []byte) (out []*x509.Certificate) {
 	return out
 }
 
-// Sign gives a machine that asked the certificate of r, which ends with the CA if it
-// would outlive it, and returns its DER.
-//
-// Errors: CodeInvalidArgument.
+// Sign creates the certificate of r for a joining machine and returns its DER. The certificate ends with
+// the CA if it would outlive it.
 func (ca *CA) Sign(r Request, key *ecdsa.PublicKey) ([]byte, error) {
 	template, err := ca.template(&r)
 	if err != nil {
@@ -217,22 +209,24 @@ func (ca *CA) Sign(r Request, key *ecdsa.PublicKey) ([]byte, error) {
 	return ca.signFor(template, key, r.Valid)
 }
 
-// Renew gives the owner of a certificate of this CA the same one anew, valid as long.
+// Renew creates a new certificate with the identity and the duration of an old one of this CA.
 //
-// Errors: CodeInvalidArgument, also for one that a person would not call a renewal: of
-// another CA, or of a key that rowraft did not make.
+// Errors: CodeInvalidArgument, also if old is from another CA or has a key type that rowraft does not create.
 func (ca *CA) Renew(old *x509.Certificate) ([]byte, error) {
 	key, ok := old.PublicKey.(*ecdsa.PublicKey)
 	if err := old.CheckSignatureFrom(ca.Cert); err != nil || !ok {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the certificate of %s was not made by this CA (%s): make a new one as the old one was made", old.Subject.CommonName, ca.Cert.Subject.CommonName)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"the certificate of %s was not issued by this CA (%s): issue a new one in the same way as the old one",
+			old.Subject.CommonName, ca.Cert.Subject.CommonName)
 	}
 	template := &x509.Certificate{
-		Subject: old.Subject, URIs: old.URIs, IPAddresses: old.IPAddresses, DNSNames: old.DNSNames, KeyUsage: old.KeyUsage, ExtKeyUsage: old.ExtKeyUsage,
+		Subject: old.Subject, URIs: old.URIs, IPAddresses: old.IPAddresses, DNSNames: old.DNSNames, KeyUsage: old.KeyUsage,
+		ExtKeyUsage: old.ExtKeyUsage,
 	}
 	return ca.signFor(template, key, max(old.NotAfter.Sub(old.NotBefore)-backdate, time.Minute))
 }
 
-// DueForRenewal reports whether two thirds of a certificate's time are over.
+// DueForRenewal reports whether two thirds of the validity of a certificate have passed.
 func DueForRenewal(cert *x509.Certificate, now time.Time) bool {
 	return cert.NotAfter.Sub(now) < cert.NotAfter.Sub(cert.NotBefore)/3
 }
@@ -243,12 +237,13 @@ func (ca *CA) signFor(template *x509.Certificate, key *ecdsa.PublicKey, valid ti
 		valid = left
 	}
 	if valid <= 0 {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the CA has expired at %s", ca.Cert.NotAfter.Format(time.RFC3339))
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the CA expired at %s: create a new one",
+			ca.Cert.NotAfter.Format(time.RFC3339))
 	}
 	return complete(template, ca.Cert, key, ca.key, valid)
 }
 
-// divide tells addresses from names.
+// divide separates addresses from names.
 func divide(hosts []string) (ips []net.IP, names []string) {
 	for _, h := range hosts {
 		if ip := net.ParseIP(strings.Trim(h, "[]")); ip != nil {

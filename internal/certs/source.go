@@ -12,13 +12,13 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Files are paths of PEM files: this side's certificate and key, and the CA of the
-// other side's. All empty means plaintext, which only loopback addresses may use.
+// Files are the paths of PEM files: this side's certificate and key, and the CA of the peer. All empty
+// means plaintext, which only loopback addresses may use.
 type Files struct{ Cert, Key, CA string }
 
 func (f Files) IsZero() bool { return f == Files{} }
 
-// Open reads the files; nil for plaintext.
+// Open reads the files. It returns nil for plaintext.
 //
 // Errors: CodeInvalidArgument.
 func (f Files) Open(log *slog.Logger) (*Source, error) {
@@ -38,25 +38,25 @@ func (f Files) Open(log *slog.Logger) (*Source, error) {
 	return s, err
 }
 
-// Source holds what the files held last that was whole. Safe for concurrent use.
+// Source holds the last complete content of the files. Safe for concurrent use.
 type Source struct {
 	files Files
 	log   *slog.Logger
 
 	mu   sync.Mutex
-	seen stamp // of the files that were looked at last
+	seen stamp // of the files at the last check
 	now  *material
 }
 
-// material is what a handshake needs.
+// material is the content of the files that a handshake uses.
 type material struct {
 	cert tls.Certificate
 	pool *x509.CertPool
-	ca   []byte // of the file, PEM
+	ca   []byte // content of the CA file, PEM
 	id   Identity
 }
 
-// stamp tells whether files have changed.
+// stamp detects changes of the files.
 type stamp [3]struct {
 	size int64
 	time time.Time
@@ -64,7 +64,7 @@ type stamp [3]struct {
 
 func (s *Source) stamp() (out stamp) {
 	for i, path := range []string{s.files.Cert, s.files.Key, s.files.CA} {
-		if info, err := os.Stat(path); err == nil { // of one that is not there, zeros
+		if info, err := os.Stat(path); err == nil { // a missing file has zeros
 			out[i].size, out[i].time = info.Size(), info.ModTime()
 		}
 	}
@@ -93,7 +93,7 @@ func (f Files) load() (*material, error) {
 	return m, nil
 }
 
-// current looks whether the files have changed and returns what holds now.
+// current reads the files again if they have changed, and returns the present material.
 func (s *Source) current() *material {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,33 +106,36 @@ func (s *Source) current() *material {
 	switch {
 	case err != nil:
 	case next.id.Cluster != s.now.id.Cluster || next.id.Role != s.now.id.Role:
-		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "it is of %s in cluster %s, this process began as %s in %s: restart it to change that", &next.id, next.id.Cluster, &s.now.id, s.now.id.Cluster)
+		err = rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"it belongs to %s in cluster %s, but this process started as %s in %s: restart the process to change its identity",
+			&next.id, next.id.Cluster, &s.now.id, s.now.id.Cluster)
 	case time.Now().After(next.cert.Leaf.NotAfter):
-		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "it has expired at %s", next.cert.Leaf.NotAfter.Format(time.RFC3339))
+		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "it expired at %s", next.cert.Leaf.NotAfter.Format(time.RFC3339))
 	}
 	if err != nil {
 		s.log.Error("the new certificate is not used, the old one stays", "cert", s.files.Cert, "err", err)
 		return s.now
 	}
 	s.now = next
-	s.log.Info("certificate reloaded", "cert", s.files.Cert, "identity", next.id.String(), "expires", next.cert.Leaf.NotAfter)
+	s.log.Info("certificate reloaded", "cert", s.files.Cert, "identity", next.id.String(), "expires",
+		next.cert.Leaf.NotAfter)
 	return next
 }
 
-// Identity is who this side is.
+// Identity returns the identity of this side.
 func (s *Source) Identity() Identity { return s.current().id }
 
-// Leaf is this side's certificate.
+// Leaf returns this side's certificate.
 func (s *Source) Leaf() *x509.Certificate { return s.current().cert.Leaf }
 
-// NotAfter is when this side's certificate expires.
+// NotAfter returns the expiry time of this side's certificate.
 func (s *Source) NotAfter() time.Time { return s.current().cert.Leaf.NotAfter }
 
-// CA is the file of CAs as it stands, PEM.
+// CA returns the content of the CA file, PEM.
 func (s *Source) CA() []byte { return s.current().ca }
 
-// Entrance is the configuration for a client that joins: it has no certificate, and
-// knows the CA, which is shown to it, by its fingerprint.
+// Entrance returns the configuration for a joining client. The client has no certificate; the server shows
+// its CA, and the client checks the fingerprint.
 func (s *Source) Entrance() *tls.Config {
 	m := s.current()
 	chain := m.cert
@@ -140,19 +143,20 @@ func (s *Source) Entrance() *tls.Config {
 	for _, ca := range parseAll(m.ca) {
 		chain.Certificate = append(chain.Certificate, ca.Raw)
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{chain}, SessionTicketsDisabled: true, NextProtos: []string{JoinProtocol}}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{chain},
+		SessionTicketsDisabled: true, NextProtos: []string{JoinProtocol}}
 }
 
-// Server is the configuration of a listener that lets in the roles of its own cluster,
-// all if none is named. It follows the files.
+// Server returns the configuration of a listener that accepts the given roles of its own cluster, all roles
+// if none is given. It follows changes of the files.
 func (s *Source) Server(accept ...Role) *tls.Config {
 	conf := s.server(accept)
 	conf.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.server(accept), nil }
 	return conf
 }
 
-// Probed is Server, but lets in who shows no certificate at all, too: whoever asks only
-// whether this process lives. What it may have is the caller's to decide.
+// Probed is Server, but also accepts clients without a certificate, for liveness probes. The caller decides
+// what such a client may do.
 func (s *Source) Probed() *tls.Config {
 	one := func() *tls.Config {
 		conf := s.server(nil)
@@ -178,7 +182,7 @@ func (s *Source) server(accept []Role) *tls.Config {
 	return conf
 }
 
-// Client is the configuration of one dial, to somebody who has one of the roles.
+// Client returns the configuration of one connection to a peer with one of the given roles.
 func (s *Source) Client(expect ...Role) *tls.Config {
 	m := s.current()
 	conf := m.config(expect)
@@ -193,26 +197,28 @@ func (m *material) config(others []Role) *tls.Config {
 	}
 }
 
-// verify looks at who the other side is; its chain, its dates and its host have been.
+// verify checks the identity of the peer. TLS has already verified its chain, its dates and its host.
 func (m *material) verify(cs tls.ConnectionState, others []Role) error {
 	if len(cs.PeerCertificates) == 0 {
-		return rowraft.Errorf(rowraft.CodeDenied, "the other side has no certificate")
+		return rowraft.Errorf(rowraft.CodeDenied, "the peer has no certificate")
 	}
 	id, err := Of(cs.PeerCertificates[0])
 	switch {
 	case err != nil:
 		return err
 	case id.Cluster != m.id.Cluster:
-		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of %s is of cluster %s, not of %s", &id, id.Cluster, m.id.Cluster)
+		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of %s belongs to cluster %s, want %s",
+			&id, id.Cluster, m.id.Cluster)
 	case len(others) > 0 && !slices.Contains(others, id.Role):
-		return rowraft.Errorf(rowraft.CodeDenied, "the certificate is of %s: want a %s here", &id, Join(others))
-	case len(others) > 0 && id.Role == Trainer && m.id.Role == Trainer && id.Name != m.id.Name: // of another's job
-		return rowraft.Errorf(rowraft.CodeDenied, "the certificate is of %s, this side is %s: the workers of a job have one name", &id, &m.id)
+		return rowraft.Errorf(rowraft.CodeDenied, "the certificate belongs to %s: want a %s here", &id, Join(others))
+	case len(others) > 0 && id.Role == Trainer && m.id.Role == Trainer && id.Name != m.id.Name: // a trainer of another job
+		return rowraft.Errorf(rowraft.CodeDenied,
+			"the certificate belongs to %s, but this side is %s: all workers of a job must have the same name", &id, &m.id)
 	}
 	return nil
 }
 
-// Join names roles for a person.
+// Join lists roles for a message.
 func Join(roles []Role) string {
 	out := ""
 	for i, r := range roles {

@@ -31,21 +31,27 @@ func TestGoldenToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if token.ID != "0102030405060708" || token.Secret[0] != 0x10 || token.Secret[15] != 0x1f || token.CA[0] != 0x20 || token.CA[31] != 0x3f || token.String() != goldenToken {
+	if token.ID != "0102030405060708" || token.Secret[0] != 0x10 || token.Secret[15] != 0x1f || token.CA[0] != 0x20 ||
+		token.CA[31] != 0x3f || token.String() != goldenToken {
 		t.Errorf("read as %+v", token)
 	}
 	if hash := TokenHash(token.ID, token.Secret[:]); hex.EncodeToString(hash[:]) != goldenTokenHash {
 		t.Errorf("the hash is %x, want %s", hash, goldenTokenHash)
 	}
 	for name, s := range map[string]string{
-		"empty": "", "of another kind": "secret", "without a fingerprint": goldenToken[:62], "with more": goldenToken + ".00", "in capitals": strings.ToUpper(goldenToken),
-		"with a capital id": strings.Replace(goldenToken, ".01020304", ".0A020304", 1), "a digit short": goldenToken[:len(goldenToken)-1], "too long": goldenToken + strings.Repeat("0", 300),
+		"empty": "", "of another kind": "secret",
+		"without a fingerprint": goldenToken[:62], "with more": goldenToken + ".00",
+		"in capitals":       strings.ToUpper(goldenToken),
+		"with a capital id": strings.Replace(goldenToken, ".01020304", ".0A020304", 1),
+		"a digit short":     goldenToken[:len(goldenToken)-1], "too long": goldenToken + strings.Repeat("0", 300),
 	} {
-		if _, err := ParseToken(s); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || strings.Contains(err.Error(), "1011121314") {
+		if _, err := ParseToken(s); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+			strings.Contains(err.Error(), "1011121314") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := ParseToken(strings.Replace(goldenToken, "join-1", "join-2", 1)); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
+	if _, err := ParseToken(strings.Replace(goldenToken, "join-1", "join-2",
+		1)); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
 		t.Errorf("a token of version 2: %v", err)
 	}
 }
@@ -84,7 +90,7 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// TestRequests: what a machine may ask for.
+// TestRequests: the requests that a machine may send.
 func TestRequests(t *testing.T) {
 	files := Files{Key: filepath.Join(t.TempDir(), "new", "k")}
 	der, err := files.NewRequest("n1", []string{"10.0.0.1", "n1.example.net"})
@@ -111,16 +117,19 @@ func TestRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "n1"}}, rsaKey)
+	other, err := x509.CreateCertificateRequest(rand.Reader,
+		&x509.CertificateRequest{Subject: pkix.Name{CommonName: "n1"}}, rsaKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, bad := range map[string][]byte{"nothing": nil, "a forged signature": forged, "another kind of key": other, "too much": make([]byte, MaxJoinRequestBytes+1)} {
+	for name, bad := range map[string][]byte{"nothing": nil, "a forged signature": forged, "another kind of key": other,
+		"too much": make([]byte, MaxJoinRequestBytes+1)} {
 		if _, err := ParseRequest(bad); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for name, hosts := range map[string][]string{"a wildcard": {"*.example.net"}, "a space": {"a b"}, "many": strings.Split(strings.Repeat("h,", 20)+"h", ",")} {
+	for name, hosts := range map[string][]string{"a wildcard": {"*.example.net"}, "a space": {"a b"},
+		"many": strings.Split(strings.Repeat("h,", 20)+"h", ",")} {
 		if _, err := files.NewRequest("n1", hosts); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -130,22 +139,25 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestWhoIsToldASecret: a machine that joins goes on with a node of the token's CA only.
+// TestWhoIsToldASecret: a joining machine sends its secret only to a node of the token's CA.
 func TestWhoIsToldASecret(t *testing.T) {
 	ca, other := newCA(t, "here"), newCA(t, "here")
 	token, err := NewToken(ca.Cert)
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, err := ca.Issue(filepath.Join(t.TempDir(), "old"), Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: []string{"127.0.0.1"}, Valid: time.Hour, NotBefore: time.Now().Add(-2 * time.Hour)})
+	old, err := ca.Issue(filepath.Join(t.TempDir(), "old"),
+		Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: []string{"127.0.0.1"}, Valid: time.Hour,
+			NotBefore: time.Now().Add(-2 * time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	elsewhere, err := ca.Issue(filepath.Join(t.TempDir(), "x"), Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: []string{"10.9.9.9"}, Valid: time.Minute})
+	elsewhere, err := ca.Issue(filepath.Join(t.TempDir(), "x"),
+		Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: []string{"10.9.9.9"}, Valid: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One that shows the right CA with a certificate that it did not sign.
+	// A server that shows the right CA with a certificate that this CA did not sign.
 	liar := other.files(t, Node, "n1")
 	liar.CA = filepath.Join(ca.dir, "ca.pem")
 	for _, tc := range []struct {
@@ -165,7 +177,7 @@ func TestWhoIsToldASecret(t *testing.T) {
 			t.Errorf("%s: told the secret: %v, want %v (%v)", tc.name, told, tc.told, err)
 		}
 	}
-	// The entrance wants its protocol named, and speaks no old TLS.
+	// A joining client must name its protocol, and must use TLS 1.3.
 	for name, change := range map[string]func(*tls.Config){
 		"gRPC's protocol": func(c *tls.Config) { c.NextProtos = []string{"h2"} },
 		"TLS 1.2":         func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 },
@@ -178,7 +190,7 @@ func TestWhoIsToldASecret(t *testing.T) {
 	}
 }
 
-// TestSigning: what a CA makes for a machine, and makes anew.
+// TestSigning: the certificates that a CA issues and renews for a machine.
 func TestSigning(t *testing.T) {
 	ca := newCA(t, "here")
 	dir := t.TempDir()
@@ -195,7 +207,8 @@ func TestSigning(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := signer.Sign(Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: asked.Hosts, Valid: 9 * time.Hour}, asked.Key)
+	cert, err := signer.Sign(Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: asked.Hosts,
+		Valid: 9 * time.Hour}, asked.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,10 +223,11 @@ func TestSigning(t *testing.T) {
 	if s.Leaf().NotAfter.After(ca.Cert.NotAfter) {
 		t.Errorf("it outlives its CA: until %v, the CA until %v", s.Leaf().NotAfter, ca.Cert.NotAfter)
 	}
-	if serverErr, clientErr := meet(t, s.Server(), open(t, ca.files(t, Admin, "ann"), nil).Client(Node)); serverErr != nil || clientErr != nil {
-		t.Errorf("who joined serves nobody: %v, %v", serverErr, clientErr)
+	if serverErr, clientErr := meet(t, s.Server(),
+		open(t, ca.files(t, Admin, "ann"), nil).Client(Node)); serverErr != nil || clientErr != nil {
+		t.Errorf("the machine that joined cannot serve: %v, %v", serverErr, clientErr)
 	}
-	first := s.Leaf() // later s has what is there then
+	first := s.Leaf() // s follows later changes
 	again, err := signer.Renew(first)
 	if err != nil {
 		t.Fatal(err)
@@ -222,13 +236,15 @@ func TestSigning(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := open(t, files, nil).Leaf()
-	if a, b := s.Identity(), open(t, files, nil).Identity(); a.String() != b.String() || a.Cluster != b.Cluster || next.SerialNumber.Cmp(first.SerialNumber) == 0 || !next.PublicKey.(*ecdsa.PublicKey).Equal(first.PublicKey) {
+	if a, b := s.Identity(), open(t, files, nil).Identity(); a.String() != b.String() || a.Cluster != b.Cluster ||
+		next.SerialNumber.Cmp(first.SerialNumber) == 0 || !next.PublicKey.(*ecdsa.PublicKey).Equal(first.PublicKey) {
 		t.Errorf("renewed %v as %v", &a, &b)
 	}
 	if _, err := newCA(t, "here").Renew(s.Leaf()); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("another CA renews it: %v", err)
 	}
-	if _, err := OpenKey(filepath.Join(newCA(t, "x").dir, "ca.key"), filepath.Join(ca.dir, "ca.pem")); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := OpenKey(filepath.Join(newCA(t, "x").dir, "ca.key"),
+		filepath.Join(ca.dir, "ca.pem")); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("the key of another CA: %v", err)
 	}
 	foreign, err := ca.Sign(Request{Identity: Identity{Role: Node, Name: "n1"}, Valid: time.Minute}, &ca.key.PublicKey)

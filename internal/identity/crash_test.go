@@ -10,14 +10,14 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
 )
 
-// birth is an identity that somebody may have been told of.
+// birth is an identity that other processes may know.
 type birth struct {
 	known  bool
 	id     Identity
 	joined bool // Join returned
 }
 
-// birthAndJoin is the life of a data directory until it is a member of a cluster.
+// birthAndJoin creates a data directory and makes it a member of a cluster.
 func birthAndJoin() vfstest.Script[birth] {
 	members := func(id Identity) []Member { return []Member{{Node: "other"}, {Node: id.Node}} }
 	see := func(disk vfs.FS, acked *birth) error {

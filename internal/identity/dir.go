@@ -30,14 +30,14 @@ type Dir struct {
 	}
 }
 
-// Open locks the data directory at dir of disk, which is created if it does not exist,
-// and reads its identity; an empty directory is given a new one.
+// Open locks the data directory at dir of disk and reads its identity. It creates the directory if it does
+// not exist, and gives an empty directory a new identity.
 //
-// Errors: CodeIdentity if another process has it open or if it holds data
-// without an identity; CodeCorrupt; CodeVersionTooNew.
+// Errors: CodeIdentity if another process has it open, or if it contains data without an identity;
+// CodeCorrupt; CodeVersionTooNew.
 func Open(disk vfs.FS, dir string) (*Dir, error) {
 	if dir == "" {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "no data directory given")
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the path of the data directory is empty: set it")
 	}
 	if err := vfs.MkdirAll(disk, dir); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
@@ -61,7 +61,7 @@ func (d *Dir) Close() error { return d.lock.Close() }
 // Path returns the directory's path as given to Open.
 func (d *Dir) Path() string { return d.path }
 
-// Identity returns who the directory is now.
+// Identity returns the present identity of the directory.
 func (d *Dir) Identity() Identity {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -70,8 +70,8 @@ func (d *Dir) Identity() Identity {
 	return id
 }
 
-// Join makes the directory a member of cluster, durably. It returns nil if it
-// is one already, and CodeIdentity if it belongs to another.
+// Join makes the directory a member of cluster, durably. It returns nil if it already is one, and
+// CodeIdentity if it belongs to another cluster.
 func (d *Dir) Join(cluster rowraft.ClusterID, founders []Member) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,7 +86,8 @@ func (d *Dir) Join(cluster rowraft.ClusterID, founders []Member) error {
 	}
 	id := d.mu.id
 	id.Cluster = cluster
-	id.Founders = slices.SortedFunc(slices.Values(founders), func(a, b Member) int { return strings.Compare(string(a.Node), string(b.Node)) })
+	id.Founders = slices.SortedFunc(slices.Values(founders),
+		func(a, b Member) int { return strings.Compare(string(a.Node), string(b.Node)) })
 	if err := store(d.disk, d.path, id); err != nil {
 		return err
 	}
@@ -94,12 +95,13 @@ func (d *Dir) Join(cluster rowraft.ClusterID, founders []Member) error {
 	return nil
 }
 
-// CheckCluster refuses to mix two clusters; "" is a server that has none yet.
+// CheckCluster returns an error if the two clusters differ. Empty means that a server has no cluster yet.
 func CheckCluster(mine, theirs rowraft.ClusterID) error {
 	if mine == "" || theirs == "" || mine == theirs {
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodeIdentity, "it belongs to cluster %s, the other side to cluster %s", mine, theirs)
+	return rowraft.Errorf(rowraft.CodeIdentity, "this server belongs to cluster %s, but the other side to cluster %s",
+		mine, theirs)
 }
 
 func takeLock(disk vfs.FS, dir string) (io.Closer, error) {
@@ -118,7 +120,7 @@ func takeLock(disk vfs.FS, dir string) (io.Closer, error) {
 	return nil, rowraft.Errorf(rowraft.CodeIdentity, "data directory %s is in use by %s", dir, who)
 }
 
-// load reads the identity of dir, or creates it if dir holds nothing else.
+// load reads the identity of dir, or creates it if dir contains nothing else.
 func load(disk vfs.FS, dir string) (Identity, error) {
 	raw, err := vfs.ReadFile(disk, path(dir))
 	if err == nil {
@@ -136,10 +138,11 @@ func load(disk vfs.FS, dir string) (Identity, error) {
 		return Identity{}, fmt.Errorf("data directory: %w", err)
 	}
 	for _, e := range entries {
-		// A new file that was never renamed is a birth that did not happen.
+		// A temporary file that was never renamed is an identity that was never used.
 		if e.Name() != lockName && e.Name() != tempName && e.Name() != "lost+found" {
 			return Identity{}, rowraft.Errorf(rowraft.CodeIdentity,
-				"data directory %s holds %q but no %s file: it is no directory of rowraft, or it lost its identity; choose an empty directory", dir, e.Name(), fileName)
+				"data directory %s holds %q but no %s file: it is no directory of rowraft, or it lost its identity; choose an "+
+					"empty directory", dir, e.Name(), fileName)
 		}
 	}
 	node := rowraft.NodeID(uuid.NewString())
@@ -165,11 +168,11 @@ func store(disk vfs.FS, dir string, id Identity) error {
 	return keep(disk, dir)
 }
 
-// keep makes the name of the identity file durable. It runs for a file that was
-// read as well: the process that renamed it may have died before it came to this.
+// keep makes the name of the identity file durable. It also runs for an existing file: the process that
+// renamed it may have died before it synced the directory.
 func keep(disk vfs.FS, dir string) error {
 	if err := disk.SyncDir(dir); err != nil {
-		return fmt.Errorf("keep the identity: %w", err)
+		return fmt.Errorf("sync the identity: %w", err)
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Member is a founder of the metadata group: its node and where it was then.
+// Member is a founder of the metadata group: its node and its addresses at that time.
 type Member struct {
 	Node     rowraft.NodeID `json:"node_id"`
 	Name     string         `json:"name,omitempty"`
@@ -21,15 +21,15 @@ type Member struct {
 	PeerAddr string         `json:"peer_addr"` // host:port of the Raft groups
 }
 
-// MetaReplica is the member's replica id in the metadata group.
+// MetaReplica returns the member's replica id in the metadata group.
 func (m Member) MetaReplica() rowraft.ReplicaID { return MetaReplicaOf(m.Node) }
 
-// Identity is what a data directory was born as, and which cluster it joined.
+// Identity is the ids that a data directory got at its creation, and the cluster that it joined.
 type Identity struct {
 	Node        rowraft.NodeID
-	MetaReplica rowraft.ReplicaID // in the metadata group, if it is a founder
-	Cluster     rowraft.ClusterID // "" until the cluster is formed or joined
-	Founders    []Member          // of the metadata group, by node id; empty while Cluster is
+	MetaReplica rowraft.ReplicaID // replica id in the metadata group, if it is a founder
+	Cluster     rowraft.ClusterID // empty until the cluster is formed or joined
+	Founders    []Member          // founders of the metadata group, by node id; empty while Cluster is empty
 }
 
 // Founder reports whether the node is one of the first members of the metadata
@@ -48,14 +48,13 @@ func (id Identity) FindFounder(node rowraft.NodeID) (Member, bool) {
 	return id.Founders[i], true
 }
 
-// MetaReplicaOf derives the id of a founder's replica of the metadata group, so
-// that founders know each other's. It is unique because a node founds one
-// cluster in its life.
+// MetaReplicaOf derives the id of a founder's replica in the metadata group from its node id, so that the
+// founders know each other's ids. The id is unique because a node founds at most one cluster.
 func MetaReplicaOf(node rowraft.NodeID) rowraft.ReplicaID {
 	return rowraft.ReplicaID(uuid.NewSHA1(uuid.NameSpaceOID, []byte("rowraft meta replica of "+string(node))).String())
 }
 
-// Version is the newest format of the identity file that this code reads.
+// Version is the newest format of the identity file that this binary reads.
 const Version = 1
 
 const (
@@ -63,7 +62,7 @@ const (
 	fileFormat = "rowraft-identity"
 )
 
-// fileBody is the JSON of the file. Checksum covers the encoding of the others.
+// fileBody is the JSON content of the file. Checksum covers the encoding of the other fields.
 type fileBody struct {
 	Format      string   `json:"format"`
 	Version     int      `json:"version"`
@@ -98,7 +97,7 @@ func encode(id Identity) ([]byte, error) {
 	return append(raw, '\n'), err
 }
 
-// decode reads what encode wrote. path is for the error text.
+// decode parses the result of encode. path is for the error text.
 func decode(raw []byte, path string) (Identity, error) {
 	var head struct {
 		Format  string `json:"format"`
@@ -111,7 +110,8 @@ func decode(raw []byte, path string) (Identity, error) {
 		return Identity{}, rowraft.Errorf(rowraft.CodeCorrupt, "%s: format %q, want %q", path, head.Format, fileFormat)
 	}
 	if head.Version > Version {
-		return Identity{}, rowraft.Errorf(rowraft.CodeVersionTooNew, "%s: version %d, this binary reads up to %d: upgrade it", path, head.Version, Version)
+		return Identity{}, rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"%s: version %d, this binary reads up to %d: upgrade it", path, head.Version, Version)
 	}
 	var b fileBody
 	dec := json.NewDecoder(bytes.NewReader(raw))
@@ -124,7 +124,8 @@ func decode(raw []byte, path string) (Identity, error) {
 		return Identity{}, err
 	}
 	if b.Version < 1 || b.Checksum != want {
-		return Identity{}, rowraft.Errorf(rowraft.CodeCorrupt, "%s: checksum %q, the content gives %q: the file was changed or damaged", path, b.Checksum, want)
+		return Identity{}, rowraft.Errorf(rowraft.CodeCorrupt,
+			"%s: checksum %q, the content gives %q: the file was changed or damaged", path, b.Checksum, want)
 	}
 	return Identity{
 		Node: rowraft.NodeID(b.NodeID), MetaReplica: rowraft.ReplicaID(b.MetaReplica),

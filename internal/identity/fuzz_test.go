@@ -10,8 +10,8 @@ import (
 	"github.com/rowraft/rowraft/internal/allocs"
 )
 
-// FuzzDecode: an identity that is read is written and read as the same; what is
-// refused is Corrupt or too new. With fix set the checksum is set right first.
+// FuzzDecode: encoding and decoding a decoded identity gives the same; a refused input is Corrupt or too
+// new. With fix, the checksum is corrected first.
 func FuzzDecode(f *testing.F) {
 	for _, id := range []Identity{
 		{Node: "n1"},

@@ -47,7 +47,8 @@ func TestIdentityIsBornOnceAndKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := d.Identity()
-	if !want.Founder() || want.Cluster != "c-1" || len(want.Founders) != 2 || want.Founders[0].Node > want.Founders[1].Node {
+	if !want.Founder() || want.Cluster != "c-1" || len(want.Founders) != 2 ||
+		want.Founders[0].Node > want.Founders[1].Node {
 		t.Fatalf("after Join: %+v", want)
 	}
 	if err := d.Close(); err != nil {
@@ -94,8 +95,8 @@ func TestForeignDirectoryIsRefused(t *testing.T) {
 	}
 }
 
-// TestCrashDuringChange leaves what a crash can leave between any two steps of
-// a change: the temporary file, whole or torn, beside the old file or none.
+// TestCrashDuringChange creates the states that a crash can leave between any two steps of a change: the
+// temporary file, complete or torn, with the old file or without one.
 func TestCrashDuringChange(t *testing.T) {
 	for _, torn := range []string{"", `{"format":`, "whole"} {
 		dir := t.TempDir()
@@ -142,7 +143,8 @@ func TestDamagedFileIsRefused(t *testing.T) {
 		{"a changed node id", "node-b", "node-c", rowraft.CodeCorrupt, "checksum"},
 		{"a torn file", "}\n", "", rowraft.CodeCorrupt, "IDENTITY"},
 		{"another format", fileFormat, "other", rowraft.CodeCorrupt, "format"},
-		{"a newer version with other fields", `"version": 1,`, `"version": 2, "novel": 1,`, rowraft.CodeVersionTooNew, "version 2"},
+		{"a newer version with other fields", `"version": 1,`, `"version": 2, "novel": 1,`,
+			rowraft.CodeVersionTooNew, "version 2"},
 		{"an unknown field", `"version": 1,`, `"version": 1, "novel": 1,`, rowraft.CodeCorrupt, "novel"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -173,7 +175,8 @@ func TestGoldenFile(t *testing.T) {
 	}
 	want := Identity{
 		Node: "node-b", MetaReplica: "replica-b", Cluster: "cluster-1",
-		Founders: []Member{{Node: "node-a", Name: "n1", Addr: "10.0.0.1:7070", PeerAddr: "10.0.0.1:7071"}, {Node: "node-b", Addr: "10.0.0.2:7070", PeerAddr: "10.0.0.2:7071"}},
+		Founders: []Member{{Node: "node-a", Name: "n1", Addr: "10.0.0.1:7070", PeerAddr: "10.0.0.1:7071"},
+			{Node: "node-b", Addr: "10.0.0.2:7070", PeerAddr: "10.0.0.2:7071"}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

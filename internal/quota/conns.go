@@ -41,8 +41,8 @@ func NewConns(total, perHost int) *Conns {
 	return &Conns{total: total, perHost: perHost, hosts: make(map[string]*hostConns)}
 }
 
-// Enter counts conn as anonymous. It returns nil if there is no place: each connection that it could
-// close is authenticated. The caller closes conn then.
+// Enter counts conn as anonymous. It returns nil if there is no place and no anonymous connection that it
+// could close. In this case the caller closes conn.
 func (c *Conns) Enter(conn net.Conn) *Place {
 	p := &Place{of: c, host: HostOf(conn.RemoteAddr()), conn: conn}
 	c.mu.Lock()
@@ -82,7 +82,7 @@ func (c *Conns) Open() int {
 	return c.open
 }
 
-// mostAnonymousLocked returns the host with the most anonymous connections; nil if there is none.
+// mostAnonymousLocked returns the host with the most anonymous connections, or nil.
 func (c *Conns) mostAnonymousLocked() (most *hostConns) {
 	for _, h := range c.hosts {
 		if most == nil || len(h.anonymous) > len(most.anonymous) {
@@ -99,7 +99,7 @@ func (h *hostConns) oldest() *Place {
 	return h.anonymous[0]
 }
 
-// Authenticate marks the connection of p as one whose client is known.
+// Authenticate marks the connection of p as authenticated.
 func (p *Place) Authenticate() {
 	p.of.mu.Lock()
 	defer p.of.mu.Unlock()
@@ -108,7 +108,7 @@ func (p *Place) Authenticate() {
 	}
 }
 
-// Leave gives the place back; more often does nothing.
+// Leave frees the place; a second call does nothing.
 func (p *Place) Leave() {
 	p.of.mu.Lock()
 	defer p.of.mu.Unlock()
@@ -128,7 +128,7 @@ func (c *Conns) leaveLocked(p *Place) {
 	}
 }
 
-// forget takes p off the anonymous connections.
+// forget removes p from the anonymous connections.
 func (h *hostConns) forget(p *Place) {
 	for i, q := range h.anonymous {
 		if q == p {
@@ -138,23 +138,23 @@ func (h *hostConns) forget(p *Place) {
 	}
 }
 
-// Conn is a connection that leaves its place when it is closed.
+// Conn is a connection that frees its place when it is closed.
 type Conn struct {
 	net.Conn
 	place *Place
 }
 
-// NewConn returns conn as one that leaves its place when it is closed.
+// NewConn returns conn as a Conn with the given place.
 func NewConn(conn net.Conn, place *Place) *Conn { return &Conn{conn, place} }
 
-// Close closes the connection and gives its place back.
+// Close closes the connection and frees its place.
 func (c *Conn) Close() error {
 	defer c.place.Leave()
 	return c.Conn.Close()
 }
 
-// Authenticate marks the *Conn that is conn, or that lies below it (NetConn, as *tls.Conn has it), as
-// authenticated. Other connections are left alone.
+// Authenticate marks conn as authenticated, if it is a *Conn or wraps one (NetConn, as in *tls.Conn). Other
+// connections are unchanged.
 func Authenticate(conn net.Conn) {
 	for {
 		switch c := conn.(type) {

@@ -16,9 +16,9 @@ type fakeConn struct {
 func (c *fakeConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.host), Port: 1} }
 func (c *fakeConn) Close() error         { c.closed = true; return nil }
 
-// TestAnonymousConnectionsMakeRoom: two hosts fill a port with connections that never
-// authenticate. A third host gets in, keeps its connection while the flood goes on, and an
-// authenticated connection is never closed for another one.
+// TestAnonymousConnectionsMakeRoom: two hosts fill a port with connections that never authenticate. A third
+// host gets a connection and keeps it during the flood, and an authenticated connection is never closed for
+// another one.
 func TestAnonymousConnectionsMakeRoom(t *testing.T) {
 	c := NewConns(8, 4)
 	enter := func(host string) (*fakeConn, *Place) {
@@ -60,8 +60,8 @@ func TestAnonymousConnectionsMakeRoom(t *testing.T) {
 	}
 }
 
-// TestAuthenticatedConnectionsFillAPort: beyond the limits a connection is refused if every other one
-// is authenticated, and each that leaves makes one place, once.
+// TestAuthenticatedConnectionsFillAPort: at the limits, a connection is refused if all others are
+// authenticated, and each connection that ends frees one place, once.
 func TestAuthenticatedConnectionsFillAPort(t *testing.T) {
 	c := NewConns(3, 2)
 	var places []*Place

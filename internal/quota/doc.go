@@ -1,2 +1,2 @@
-// Package quota bounds how many of something there are.
+// Package quota limits the number of things that each owner may have.
 package quota

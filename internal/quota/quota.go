@@ -10,15 +10,15 @@ type Quota[K comparable] struct {
 	each int
 
 	mu sync.Mutex
-	by map[K]int // owners without any are not in it
+	by map[K]int // owners with 0 are not in it
 }
 
-// New returns a quota of each for one owner.
+// New returns a Quota that gives each owner up to each.
 func New[K comparable](each int) *Quota[K] {
 	return &Quota[K]{each: each, by: make(map[K]int)}
 }
 
-// Take takes one for owner, if there is one left for it.
+// Take adds one for owner. It returns false if owner has reached the limit.
 func (q *Quota[K]) Take(owner K) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -29,7 +29,7 @@ func (q *Quota[K]) Take(owner K) bool {
 	return true
 }
 
-// Give gives back one that owner has taken.
+// Give removes one that owner has taken.
 func (q *Quota[K]) Give(owner K) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -38,8 +38,7 @@ func (q *Quota[K]) Give(owner K) {
 	}
 }
 
-// HostOf is the owner of a connection from addr: its host, or all of an address that has
-// no port.
+// HostOf returns the owner of a connection from addr: its host, or the whole address if it has no port.
 func HostOf(addr net.Addr) string {
 	host, _, err := net.SplitHostPort(addr.String())
 	if err != nil {

@@ -1,3 +1,3 @@
-// Package recentlog keeps the last lines of a log in memory, for whoever is to find out
-// what a process did before it was looked at.
+// Package recentlog keeps the last lines of a log in memory, so that an operator can see what a process did
+// before a problem was noticed.
 package recentlog

@@ -7,21 +7,20 @@ import (
 	"sync"
 )
 
-// Log holds the last lines that were written to it, up to a number of bytes. Safe for
-// concurrent use.
+// Log holds the last lines that were written to it, up to a number of bytes. Safe for concurrent use.
 type Log struct {
 	limitBytes int
 
 	mu    sync.Mutex
 	lines [][]byte // oldest first
-	bytes int      // of lines, the end of each included
+	bytes int      // size of lines, with their line ends
 }
 
-// New returns a log of up to so many bytes.
+// New returns a log of up to limitBytes.
 func New(limitBytes int) *Log { return &Log{limitBytes: limitBytes} }
 
-// Write takes one or more whole lines, as slog's handlers write them. Of a line that is
-// longer than all that may be kept the beginning stays. It never fails.
+// Write appends one or more whole lines, as slog's handlers write them. Of a line that is longer than the
+// limit it keeps the beginning. It never fails.
 func (l *Log) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

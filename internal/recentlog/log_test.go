@@ -34,7 +34,7 @@ func TestTheLastLinesStay(t *testing.T) {
 	}
 }
 
-// TestLinesStayWhole under writers and readers beside each other.
+// TestLinesStayWhole: concurrent writers and readers never see a part of a line.
 func TestLinesStayWhole(t *testing.T) {
 	l := New(1000)
 	var wg sync.WaitGroup

@@ -15,24 +15,22 @@ const (
 	chunkLeaves   = 1 << maxOrder
 )
 
-// Blocks hands out blocks of a power of two words with the buddy method: the
-// two halves of a split block join again when both are free, so that the
-// segments an index outgrows become the larger ones it grows into. Blocks of
-// more than a chunk are mappings of their own.
+// Blocks allocates blocks of a power of two words with the buddy method: the two halves of a split block
+// are joined again when both are free, so that the segments that an index outgrows become its larger
+// segments. Blocks of more than a chunk have a mapping of their own.
 //
-// A leaf is numbered across chunks: chunk·chunkLeaves + leaf within it. A free
-// block keeps its list links in its first 8 bytes.
+// A leaf is numbered across chunks: chunk·chunkLeaves + leaf within the chunk. A free block stores its list
+// links in its first 8 bytes.
 type Blocks struct {
 	chunks []chunk
 	number map[uintptr]uint32     // of the chunk at an address
 	heads  [maxOrder + 1]uint32   // 1 + leaf of the first free block of an order; 0 = none
-	large  map[unsafe.Pointer]int // bytes of those with a mapping of their own
+	large  map[unsafe.Pointer]int // sizes of the blocks with a mapping of their own
 
 	mapped, used atomic.Int64 // Stats
 }
 
-// chunk is one chunk of leaves. state[l] is 1 + the order of the free block
-// that starts at leaf l, else 0.
+// chunk is one chunk of leaves. state[l] is 1 + the order of the free block that starts at leaf l, or 0.
 type chunk struct {
 	base  unsafe.Pointer
 	state *[chunkLeaves]uint8
@@ -41,12 +39,13 @@ type chunk struct {
 // links is the head of a free block: 1 + leaf of its neighbours in the list.
 type links struct{ next, prev uint32 }
 
-// Alloc returns n zeroed words; n is a power of two and at least 16.
+// Alloc returns n zeroed words; n must be a power of two and at least 16.
 //
-// Errors: CodeOverloaded if the system gives no memory.
+// Errors: CodeOverloaded if the system has no memory.
 func (b *Blocks) Alloc(n int) ([]uint64, error) {
 	if n < minBlockWords || n&(n-1) != 0 {
-		return nil, rowraft.Errorf(rowraft.CodeInternal, "block of %d words: want a power of two, at least %d", n, minBlockWords)
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "block of %d words: want a power of two, at least %d",
+			n, minBlockWords)
 	}
 	order := bits.TrailingZeros(uint(n / minBlockWords))
 	if order > maxOrder {
@@ -74,7 +73,7 @@ func (b *Blocks) Alloc(n int) ([]uint64, error) {
 	return words, nil
 }
 
-// Free gives back words, which Alloc returned.
+// Free frees words, which Alloc returned.
 func (b *Blocks) Free(words []uint64) {
 	if poison {
 		for i := range words {
@@ -105,12 +104,12 @@ func (b *Blocks) Free(words []uint64) {
 	b.link(leaf, order)
 }
 
-// Stats returns the memory held. It may run beside everything but Close.
+// Stats returns the memory in use. It may run concurrently with everything except Close.
 func (b *Blocks) Stats() Stats {
 	return Stats{MappedBytes: b.mapped.Load(), UsedBytes: b.used.Load()}
 }
 
-// Close gives all memory back. b is empty afterwards and may be used again.
+// Close frees all memory. b is empty afterwards and may be used again.
 func (b *Blocks) Close() error {
 	var err error
 	bases := make([]unsafe.Pointer, len(b.chunks))
@@ -140,7 +139,7 @@ func (b *Blocks) allocLarge(n int) ([]uint64, error) {
 		return nil, err
 	}
 	if err := enable(p, n*8); err != nil {
-		_ = release(p, n*8) // the first error says more
+		_ = release(p, n*8) // the first error is returned
 		return nil, err
 	}
 	if b.large == nil {
@@ -152,15 +151,15 @@ func (b *Blocks) allocLarge(n int) ([]uint64, error) {
 	return unsafe.Slice((*uint64)(p), n), nil
 }
 
-// addChunk takes one more chunk and links it as one free block. The first one is
-// of small pages: small tables are many.
+// addChunk adds one chunk and links it as one free block. The first chunk has small pages, because there
+// are many small tables.
 func (b *Blocks) addChunk() (err error) {
 	var base unsafe.Pointer
 	i := len(b.chunks)
 	if i == 0 {
 		if base, err = reserve(chunkBytes); err == nil {
 			if err = enable(base, chunkBytes); err != nil {
-				_ = release(base, chunkBytes) // the first error says more
+				_ = release(base, chunkBytes) // the first error is returned
 			}
 		}
 	} else {

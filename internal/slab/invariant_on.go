@@ -2,5 +2,5 @@
 
 package slab
 
-// poison overwrites freed records and blocks, so that a use after free shows.
+// poison overwrites freed records and blocks, so that tests detect a use after free.
 const poison = true

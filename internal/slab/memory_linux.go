@@ -8,9 +8,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// reserve returns size bytes of addresses, a multiple of chunkBytes, aligned to
-// chunkBytes. Nothing can be stored there before enable: PROT_NONE memory is not
-// charged, so only what is used counts where the system forbids overcommit.
+// reserve returns size bytes of addresses, a multiple of chunkBytes, aligned to chunkBytes. They are
+// unusable before enable. PROT_NONE memory is not charged, so where the system forbids overcommit, only
+// enabled memory counts.
 func reserve(size int) (unsafe.Pointer, error) {
 	total := uintptr(size + chunkBytes)
 	p, err := unix.MmapPtr(-1, 0, nil, total, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
@@ -40,26 +40,25 @@ func enable(p unsafe.Pointer, size int) error {
 	return nil
 }
 
-// populate backs a usable chunk by one huge page, if the kernel has any. To clear
-// it takes 0.1 ms, and to find one some 6 ms when memory is in pieces.
+// populate backs a usable chunk by one huge page, if the kernel has one. The kernel takes 0.1 ms to clear
+// the page, and about 6 ms to find one when memory is fragmented.
 func populate(p unsafe.Pointer) {
 	advise(p)
-	// A kernel that refuses gives pages as they are touched.
+	// If the kernel refuses, it adds pages at the first touch.
 	_ = unix.Madvise(unsafe.Slice((*byte)(p), chunkBytes), unix.MADV_POPULATE_WRITE)
 }
 
-// advise asks the kernel to make a chunk of small pages one huge page when it comes
-// by. To have it do so at once (MADV_COLLAPSE) stops whoever touches the chunk
-// meanwhile, for some milliseconds on a busy machine.
+// advise asks the kernel to turn a chunk of small pages into one huge page later. Rejected: MADV_COLLAPSE
+// does it at once, but blocks every thread that touches the chunk for some milliseconds on a busy machine.
 func advise(p unsafe.Pointer) {
-	// A kernel without huge pages refuses, and the memory works.
+	// A kernel without huge pages refuses; the memory works anyway.
 	_ = unix.Madvise(unsafe.Slice((*byte)(p), chunkBytes), unix.MADV_HUGEPAGE)
 }
 
-// release gives memory and addresses back.
+// release frees memory and addresses.
 func release(p unsafe.Pointer, size int) error {
 	if err := unix.MunmapPtr(p, uintptr(size)); err != nil {
-		// The only failure is a bad address, which would be a bug of this package.
+		// The only possible failure is a bad address, which is a bug of this package.
 		return rowraft.Errorf(rowraft.CodeInternal, "row memory: unmap: %w", err)
 	}
 	return nil

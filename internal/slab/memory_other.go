@@ -4,8 +4,8 @@ package slab
 
 import "unsafe"
 
-// Elsewhere the memory is of the Go heap: development machines only. Any pointer
-// into it keeps all of it.
+// On other systems, which are only used for development, the memory is on the Go heap. Any pointer into it
+// keeps all of it.
 
 func reserve(size int) (unsafe.Pointer, error) {
 	p := unsafe.Pointer(unsafe.SliceData(make([]byte, size+chunkBytes)))

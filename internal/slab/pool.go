@@ -8,33 +8,31 @@ import (
 )
 
 const (
-	// chunkBytes is the size of a transparent huge page on amd64 and arm64. Slabs
-	// and Blocks take memory in chunks of so much.
+	// chunkBytes is the size of a transparent huge page on amd64 and arm64. Slabs and Blocks take memory in
+	// chunks of this size.
 	chunkBytes = 2 << 20
 
-	// maxStock is how many chunks lie ready at most, and stockShare how many are in
-	// use for each of them. As many again, but at most maxKept, are for indexes alone.
+	// maxStock limits the number of chunks in stock. The stock has one chunk for each stockShare chunks in
+	// use. As many more, but at most maxKept, are kept for indexes.
 	maxStock   = 64
 	stockShare = 16
 	maxKept    = 4
 
-	// enabledAtOnce is how many chunks become usable in one call of the system.
+	// enabledAtOnce is how many chunks one system call makes usable.
 	enabledAtOnce = 16
 
-	// surplusFor is how often the stock gives up what came back from short uses and was
+	// surplusFor is the interval at which the stock releases chunks that came back from short uses and were
 	// not taken since the last time.
 	surplusFor = 30 * time.Second
 
-	// maxSmall is how many chunks of small pages are left as they are: the newest,
-	// which are being filled.
+	// maxSmall is how many chunks of small pages are left unchanged: the newest, which are still being filled.
 	maxSmall = 4
 )
 
-// use is what a chunk is taken for. Rows touch theirs bit by bit; an index segment
-// of many pages is cleared at once, so those have the last ones of the stock. What lives
-// shortly gives its chunks back to the stock, which is not filled for it before it is
-// low; they stay there for a while, for such uses come again soon when there is much to
-// do.
+// use is the purpose of a chunk. Rows touch their memory gradually; an index segment of many pages is
+// cleared at once, so indexes may take the last chunks of the stock. Short-lived memory returns its chunks
+// to the stock; the stock is filled for it only when it is low. Such chunks stay in the stock for some
+// time, because under load short uses are frequent.
 type use uint8
 
 const (
@@ -43,31 +41,29 @@ const (
 	forShort
 )
 
-// pool hands out chunks to all slabs of the process. Touching a new huge page
-// takes the kernel 0.1 ms, and several when memory is in pieces or a hypervisor has
-// taken it back, which is too long for who applies a log: a goroutine keeps some
-// chunks in stock that were touched already. It runs when the stock is low, and no
-// longer. The stock is what rows at full speed take in 0.2 s, so that it lasts
-// while the goroutine has no processor.
+// pool supplies chunks to all slabs of the process. The kernel takes 0.1 ms to touch a new huge page, and
+// several ms when memory is fragmented or a hypervisor has taken it back. That is too long for the
+// goroutine that applies a log, so another goroutine keeps some touched chunks in stock. It runs only while
+// the stock is low. The stock is what rows at full speed need in 0.2 s, so that it lasts while the
+// goroutine has no processor.
 //
-// Who comes when the stock is empty waits for nobody, but gets a chunk of small
-// pages, which the kernel makes one by one as they are touched: slower in all, but
-// never slow at once. When it should be full, the kernel is asked to make it a huge
-// page in its time.
+// A caller that finds the stock empty does not wait. It gets a chunk of small pages, which the kernel adds
+// one by one as they are touched: slower in total, but never slow at once. When the chunk should be full,
+// pool asks the kernel to turn it into a huge page later.
 type pool struct {
 	mu      sync.Mutex
 	stock   []unsafe.Pointer // populated
-	enabled []unsafe.Pointer // usable
-	small   []unsafe.Pointer // in use, of small pages, the oldest first
+	enabled []unsafe.Pointer // usable, not populated
+	small   []unsafe.Pointer // chunks of small pages in use, oldest first
 	out     int              // chunks in use
-	aim     int              // at how many in stock the goroutine ends
-	filling bool             // it runs
-	ended   *sync.Cond       // filling has become false
-	surplus *time.Timer      // of what is kept of short uses; nil: nothing is
-	idle    int              // how many in stock were not taken since it began
+	aim     int              // the size of the stock at which the goroutine ends
+	filling bool             // the goroutine runs
+	ended   *sync.Cond       // signalled when filling becomes false
+	surplus *time.Timer      // releases unused chunks of short uses; nil: there are none
+	idle    int              // chunks in stock that were not taken since surplus was set
 }
 
-// shared is the pool of the process: one stock serves all slabs.
+// shared is the only pool of the process: one stock serves all slabs.
 var shared = newPool()
 
 func newPool() *pool {
@@ -76,9 +72,9 @@ func newPool() *pool {
 	return p
 }
 
-// take returns chunkBytes, aligned to chunkBytes, with anything in them.
+// take returns chunkBytes, aligned to chunkBytes, with undefined content.
 //
-// Errors: CodeOverloaded if the system gives no memory.
+// Errors: CodeOverloaded if the system has no memory.
 func (p *pool) take(use use) (unsafe.Pointer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -117,21 +113,21 @@ func (p *pool) take(use use) (unsafe.Pointer, error) {
 	return c, nil
 }
 
-// target is how many chunks should be in stock, and kept how many of them are for
-// indexes. REQUIRES: p.mu is held.
+// target is how many chunks should be in stock, and kept is how many of them are for indexes. REQUIRES:
+// p.mu is held.
 func (p *pool) target() int { return min(maxStock, p.share()) + p.kept() }
 
 func (p *pool) kept() int { return min(maxKept, p.share()) }
 
 func (p *pool) share() int { return (p.out + stockShare - 1) / stockShare }
 
-// fill populates chunks until the stock is as full as it should be.
+// fill populates chunks until the stock is full.
 func (p *pool) fill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for len(p.stock) < min(p.aim, p.target()) && p.populateOne() {
 		for len(p.small) > maxSmall {
-			advise(p.small[0]) // under p.mu, so that it is not released meanwhile
+			advise(p.small[0]) // under p.mu, so that the chunk is not released during the call
 			p.small = slices.Delete(p.small, 0, 1)
 		}
 	}
@@ -139,8 +135,8 @@ func (p *pool) fill() {
 	p.ended.Broadcast()
 }
 
-// populateOne adds to the stock, and reports false if the system gives no memory:
-// whoever takes a chunk will hear of it. REQUIRES: p.mu is held, and let go.
+// populateOne adds a chunk to the stock. It returns false if the system has no memory; a later take returns
+// the error. REQUIRES: p.mu is held; populateOne releases and takes it again.
 func (p *pool) populateOne() bool {
 	if len(p.enabled) < enabledAtOnce/2 {
 		p.mu.Unlock()
@@ -160,9 +156,9 @@ func (p *pool) populateOne() bool {
 	return true
 }
 
-// give returns chunks to the stock, and to the system what the stock needs not, later if
-// their use was short. It waits for the goroutine if nothing is in use any more, so that
-// nothing is left behind.
+// give returns chunks to the stock. It releases chunks that the stock does not need to the system, later if
+// their use was short. If no chunk is in use any more, it waits for the goroutine, so that no memory
+// remains.
 func (p *pool) give(cs []unsafe.Pointer, short bool) error {
 	p.mu.Lock()
 	p.out -= len(cs)
@@ -171,7 +167,7 @@ func (p *pool) give(cs []unsafe.Pointer, short bool) error {
 	}
 	var over []unsafe.Pointer
 	for _, c := range cs {
-		if i := slices.Index(p.small, c); i >= 0 { // not all of it was touched
+		if i := slices.Index(p.small, c); i >= 0 { // it is only partly touched
 			p.small = slices.Delete(p.small, i, i+1)
 			over = append(over, c)
 		} else if short || len(p.stock) < p.target() {
@@ -185,17 +181,17 @@ func (p *pool) give(cs []unsafe.Pointer, short bool) error {
 		over = append(over, p.trimLocked()...)
 	case p.surplus == nil && len(p.stock) > p.target():
 		p.idle = len(p.stock)
-		// The system refuses nothing here: the addresses are those of chunks.
+		// This cannot fail: the addresses are those of chunks.
 		p.surplus = time.AfterFunc(surplusFor, func() { _ = p.endIdle() })
 	}
 	p.mu.Unlock()
 	return releaseAll(over)
 }
 
-// endIdle gives the system what the stock needs not and nobody took since the last time.
+// endIdle releases the chunks that the stock does not need and that were not taken since the last call.
 func (p *pool) endIdle() error {
 	p.mu.Lock()
-	if p.surplus == nil { // what there was has ended
+	if p.surplus == nil { // endSurplus has released the chunks
 		p.mu.Unlock()
 		return nil
 	}
@@ -209,11 +205,10 @@ func (p *pool) endIdle() error {
 	return releaseAll(over)
 }
 
-// Trim gives the system what only lies ready for a short use. A process that is short
-// of memory calls it.
+// Trim releases the chunks that are only kept for short uses. A process that is short of memory calls it.
 func Trim() error { return shared.endSurplus() }
 
-// endSurplus gives the system what the stock needs not.
+// endSurplus releases the chunks that the stock does not need.
 func (p *pool) endSurplus() error {
 	p.mu.Lock()
 	over := p.trimLocked()
@@ -221,7 +216,7 @@ func (p *pool) endSurplus() error {
 	return releaseAll(over)
 }
 
-// shorten takes out of the stock what is more than n. REQUIRES: p.mu is held.
+// shorten removes chunks from the stock until n are left. REQUIRES: p.mu is held.
 func (p *pool) shorten(n int) (over []unsafe.Pointer) {
 	if len(p.stock) > n {
 		over = slices.Clone(p.stock[n:])
@@ -230,8 +225,8 @@ func (p *pool) shorten(n int) (over []unsafe.Pointer) {
 	return over
 }
 
-// trimLocked takes out of the stock what it needs not, which is all of it when nothing is
-// in use. REQUIRES: p.mu is held.
+// trimLocked removes the chunks that the stock does not need: all of them if no chunk is in use. REQUIRES:
+// p.mu is held.
 func (p *pool) trimLocked() []unsafe.Pointer {
 	if p.surplus != nil {
 		p.surplus.Stop()
@@ -245,7 +240,7 @@ func (p *pool) trimLocked() []unsafe.Pointer {
 	return over
 }
 
-// enableMore returns usable chunks, side by side.
+// enableMore returns usable, adjacent chunks.
 func enableMore() ([]unsafe.Pointer, error) {
 	base, err := reserve(enabledAtOnce * chunkBytes)
 	if err != nil {
@@ -256,13 +251,13 @@ func enableMore() ([]unsafe.Pointer, error) {
 		return nil, err
 	}
 	cs := make([]unsafe.Pointer, enabledAtOnce)
-	for i := range cs { // take goes up from the first of them, fill down from the last
+	for i := range cs { // take uses the first ones first, fill the last ones first
 		cs[len(cs)-1-i] = unsafe.Add(base, i*chunkBytes)
 	}
 	return cs, nil
 }
 
-// releaseAll releases chunks, those side by side in one call.
+// releaseAll releases chunks, adjacent ones in one call.
 func releaseAll(cs []unsafe.Pointer) error {
 	slices.SortFunc(cs, func(a, b unsafe.Pointer) int {
 		if uintptr(a) < uintptr(b) {

@@ -18,8 +18,7 @@ func settle(p *pool) {
 	}
 }
 
-// TestPoolKeepsAStock: it grows with what is in use and goes with it; a chunk is
-// nobody else's, whichever way it came.
+// TestPoolKeepsAStock: the stock grows and shrinks with the chunks in use; no chunk has two owners.
 func TestPoolKeepsAStock(t *testing.T) {
 	p := newPool()
 	seen := map[unsafe.Pointer]bool{}
@@ -60,12 +59,13 @@ func TestPoolKeepsAStock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p.out != 0 || len(p.stock)+len(p.enabled)+len(p.small) != 0 {
-		t.Errorf("%d out, %d in stock, %d enabled, %d small when all was given back", p.out, len(p.stock), len(p.enabled), len(p.small))
+		t.Errorf("%d out, %d in stock, %d enabled, %d small when all was given back",
+			p.out, len(p.stock), len(p.enabled), len(p.small))
 	}
 }
 
-// TestIndexesHaveTheLastOfTheStock: while nobody fills it, rows get small pages when
-// only what is kept for indexes is left, and indexes when nothing is.
+// TestIndexesHaveTheLastOfTheStock: without the goroutine, rows get small pages when only the chunks for
+// indexes are left, and indexes get them when the stock is empty.
 func TestIndexesHaveTheLastOfTheStock(t *testing.T) {
 	p := newPool()
 	var live []unsafe.Pointer
@@ -76,7 +76,7 @@ func TestIndexesHaveTheLastOfTheStock(t *testing.T) {
 		}
 		live = append(live, c)
 	}
-	take := func(use use) (touched bool) { // while the goroutine does not run
+	take := func(use use) (touched bool) { // the goroutine does not run
 		before := len(p.small)
 		get(use)
 		return len(p.small) == before
@@ -86,7 +86,7 @@ func TestIndexesHaveTheLastOfTheStock(t *testing.T) {
 	}
 	settle(p)
 	p.filling = true // as if the goroutine had no processor
-	take(forRows)    // of those beyond what is kept
+	take(forRows)    // a chunk that is not kept for indexes
 	for len(p.stock) > p.kept() {
 		take(forRows)
 	}
@@ -108,10 +108,10 @@ func TestIndexesHaveTheLastOfTheStock(t *testing.T) {
 	}
 }
 
-// TestShortUseTakesFromTheStock: and gives back to it, so that the goroutine has something to do
-// only when the stock is low. A chunk of small pages does not come into the stock.
+// TestShortUseTakesFromTheStock: short uses take chunks from the stock and return them, so that the
+// goroutine runs only when the stock is low. A chunk of small pages does not enter the stock.
 func TestShortUseTakesFromTheStock(t *testing.T) {
-	synctest.Test(t, shortUseTakesFromTheStock) // the surplus goes by time
+	synctest.Test(t, shortUseTakesFromTheStock) // a timer releases the surplus
 }
 
 func shortUseTakesFromTheStock(t *testing.T) {
@@ -154,7 +154,7 @@ func shortUseTakesFromTheStock(t *testing.T) {
 	if err := p.give(short, true); err != nil {
 		t.Fatal(err)
 	}
-	if len(p.stock) != left+given-1 || p.surplus == nil { // but for the one of small pages
+	if len(p.stock) != left+given-1 || p.surplus == nil { // all except the chunk of small pages
 		t.Errorf("%d in stock after %d came back to %d", len(p.stock), given, left)
 	}
 	if err := p.endSurplus(); err != nil {
@@ -173,15 +173,15 @@ func shortUseTakesFromTheStock(t *testing.T) {
 	}
 }
 
-// TestSurplusIsOfShortUsesAlone: what rows give back goes to the system at once, though there is
-// a surplus, and what short uses did not take again goes later, though they go on.
+// TestSurplusIsOfShortUsesAlone: chunks of rows go back to the system at once, even while there is a
+// surplus. Chunks that short uses did not take again go back later, even while short uses continue.
 func TestSurplusIsOfShortUsesAlone(t *testing.T) {
-	synctest.Test(t, surplusIsOfShortUsesAlone) // the surplus goes by time
+	synctest.Test(t, surplusIsOfShortUsesAlone) // a timer releases the surplus
 }
 
 func surplusIsOfShortUsesAlone(t *testing.T) {
 	p := newPool()
-	p.filling = true // the goroutine has nothing to do with it
+	p.filling = true // the goroutine does not start
 	take := func(use use, n int) (cs []unsafe.Pointer) {
 		for range n {
 			c, err := p.take(use)
@@ -190,7 +190,7 @@ func surplusIsOfShortUsesAlone(t *testing.T) {
 			}
 			cs = append(cs, c)
 		}
-		p.small = nil // all of them became huge pages
+		p.small = nil // as if all became huge pages
 		return cs
 	}
 	give := func(cs []unsafe.Pointer, short bool) {
@@ -218,16 +218,17 @@ func surplusIsOfShortUsesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(p.stock) != p.target() || p.surplus != nil {
-		t.Errorf("%d in stock when nobody took any, want %d, and surplus: %v", len(p.stock), p.target(), p.surplus != nil)
+		t.Errorf("%d in stock after no chunk was taken, want %d, and surplus: %v", len(p.stock), p.target(), p.surplus != nil)
 	}
 	p.filling = false
 	give(rows, false)
 	if p.out != 0 || len(p.stock)+len(p.enabled)+len(p.small) != 0 {
-		t.Errorf("%d out, %d in stock, %d enabled, %d small when all was given back", p.out, len(p.stock), len(p.enabled), len(p.small))
+		t.Errorf("%d out, %d in stock, %d enabled, %d small when all was given back",
+			p.out, len(p.stock), len(p.enabled), len(p.small))
 	}
 }
 
-// TestSplitIsExact compares it with a division, where it is nearest to be wrong.
+// TestSplitIsExact compares split with a division, for the places with the largest error.
 func TestSplitIsExact(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 0))
 	for size := 8; size <= chunkBytes/2; size += 8 * (1 + rng.IntN(50)) {
@@ -236,7 +237,8 @@ func TestSplitIsExact(t *testing.T) {
 			p := rng.Uint32()
 			for _, p := range []uint32{p, p - p%s.perChunk, p - p%s.perChunk - 1, math.MaxUint32 - p%3, p % 3} {
 				if chunk, within := s.split(Place(p)); chunk != p/s.perChunk || within != p%s.perChunk {
-					t.Fatalf("place %d of %d a chunk: %d and %d, want %d and %d", p, s.perChunk, chunk, within, p/s.perChunk, p%s.perChunk)
+					t.Fatalf("place %d of %d a chunk: %d and %d, want %d and %d",
+						p, s.perChunk, chunk, within, p/s.perChunk, p%s.perChunk)
 				}
 			}
 		}

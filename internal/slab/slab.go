@@ -12,30 +12,28 @@ import (
 // Place numbers a record of one slab.
 type Place uint32
 
-// MaxPlaces is the number of records one slab can hold; the last two values are
-// left for "none" and "no more".
+// MaxPlaces is the number of records in one slab. The last two values mean "none" and "no more".
 const MaxPlaces = math.MaxUint32 - 1
 
-// Stats says what a slab or Blocks holds.
+// Stats is the memory of a slab or of Blocks.
 type Stats struct {
-	MappedBytes int64 // usable address space; the system backs what was touched
+	MappedBytes int64 // usable address space; the system backs only touched pages
 	UsedBytes   int64 // allocated and not freed
 }
 
-// Slab hands out records of one size. See the package for what is safe
-// concurrently.
+// Slab allocates records of one size. The package comment states what may run concurrently.
 type Slab struct {
 	recordBytes int
-	short       bool   // NewShort
+	short       bool   // made by NewShort
 	perChunk    uint32 // records in a chunk, at least 2
 	inverse     uint64 // 2^64 ÷ perChunk, rounded up
 	chunks      int
 	first       int    // usable bytes of the first chunk
-	next        uint64 // places below were handed out at least once
-	free        uint32 // 1 + a freed place, whose first 4 bytes go on likewise; 0 = none
+	next        uint64 // places below were allocated at least once
+	free        uint32 // list of freed places: 1 + a place, whose first 4 bytes are the next element; 0 = none
 
-	// bases is where the chunks begin, with room for more. An element is stored
-	// before a place of its chunk is handed out, and a longer list replaces this one.
+	// bases is the addresses of the chunks, with spare capacity. An element is stored before a place of its
+	// chunk is returned; a longer list replaces this one, because At reads it without a lock.
 	bases atomic.Pointer[[]unsafe.Pointer]
 
 	mapped, used atomic.Int64 // Stats
@@ -45,16 +43,17 @@ type Slab struct {
 // up to 1 MiB.
 func New(recordBytes int) (*Slab, error) {
 	if recordBytes <= 0 || recordBytes%8 != 0 || recordBytes > chunkBytes/2 {
-		return nil, rowraft.Errorf(rowraft.CodeInternal, "slab of %d-byte records: want a positive multiple of 8 up to %d", recordBytes, chunkBytes/2)
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "slab of %d-byte records: want a positive multiple of 8 up to %d",
+			recordBytes, chunkBytes/2)
 	}
 	s := &Slab{recordBytes: recordBytes, perChunk: uint32(chunkBytes / recordBytes)}
 	s.inverse = math.MaxUint64/uint64(s.perChunk) + 1
 	s.bases.Store(new([]unsafe.Pointer))
 	return s, nil
 }
-
-// NewShort is New of a slab that is closed soon and may become large: its memory comes
-// from the stock and goes back to it, so that little is asked of the system.
+// NewShort is New for a slab that is closed soon and may become large: its memory comes
+// made by NewShort is New of a slab that is closed soon and may become large: its memory comes
+// from the stock and returns to it, so that it needs few system calls.
 func NewShort(recordBytes int) (*Slab, error) {
 	s, err := New(recordBytes)
 	if err == nil {
@@ -66,9 +65,9 @@ func NewShort(recordBytes int) (*Slab, error) {
 // RecordBytes returns the size of a record.
 func (s *Slab) RecordBytes() int { return s.recordBytes }
 
-// Alloc returns a place whose contents are undefined.
+// Alloc returns a place with undefined contents.
 //
-// Errors: CodeOverloaded if the system gives no memory or the slab is full.
+// Errors: CodeOverloaded if the system has no memory or the slab is full.
 func (s *Slab) Alloc() (Place, error) {
 	if s.free != 0 {
 		p := Place(s.free - 1)
@@ -77,7 +76,8 @@ func (s *Slab) Alloc() (Place, error) {
 		return p, nil
 	}
 	if s.next >= MaxPlaces {
-		return 0, rowraft.Errorf(rowraft.CodeOverloaded, "row memory: a table holds at most %d rows in one shard", uint64(MaxPlaces))
+		return 0, rowraft.Errorf(rowraft.CodeOverloaded, "row memory: a table holds at most %d rows in one shard",
+			uint64(MaxPlaces))
 	}
 	if s.next == uint64(s.chunks)*uint64(s.perChunk) {
 		if err := s.addChunk(); err != nil {
@@ -95,13 +95,13 @@ func (s *Slab) Alloc() (Place, error) {
 	return p, nil
 }
 
-// AllocSome is Alloc of up to len(ps) places (> 0), at least one unless it fails.
+// AllocSome allocates up to len(ps) places (> 0), and at least one unless it fails.
 func (s *Slab) AllocSome(ps []Place) (n int, err error) {
 	if ps[0], err = s.Alloc(); err != nil {
 		return 0, err
 	}
 	n = 1
-	if end := uint64(s.chunks) * uint64(s.perChunk); s.chunks > 1 || s.short { // what is left of the chunk
+	if end := uint64(s.chunks) * uint64(s.perChunk); s.chunks > 1 || s.short { // the rest of the chunk
 		for ; n < len(ps) && s.next < min(end, MaxPlaces); n++ {
 			ps[n] = Place(s.next)
 			s.next++
@@ -111,9 +111,8 @@ func (s *Slab) AllocSome(ps []Place) (n int, err error) {
 	return n, nil
 }
 
-// addChunk adds a chunk. The first one is the slab's own: it becomes usable step
-// by step, since most tables of a node are large, but a bias or a small tensor
-// should cost kilobytes.
+// addChunk adds a chunk. The first chunk belongs to the slab and becomes usable in steps, because a bias or
+// a small tensor should cost only kilobytes.
 func (s *Slab) addChunk() (err error) {
 	var c unsafe.Pointer
 	switch {
@@ -143,8 +142,7 @@ func (s *Slab) addChunk() (err error) {
 	return nil
 }
 
-// enableFirst makes at least n bytes of the first chunk usable, and twice as many
-// as before.
+// enableFirst makes at least n bytes of the first chunk usable, and at least twice as many as before.
 func (s *Slab) enableFirst(n int) error {
 	if n <= s.first {
 		return nil
@@ -162,7 +160,7 @@ func (s *Slab) enableFirst(n int) error {
 	return nil
 }
 
-// Free gives a place back.
+// Free frees a place.
 func (s *Slab) Free(p Place) {
 	if poison {
 		mem := unsafe.Slice((*byte)(s.At(p)), s.recordBytes)
@@ -175,30 +173,29 @@ func (s *Slab) Free(p Place) {
 	s.used.Add(-1)
 }
 
-// Has reports whether p was ever handed out, so that At may be asked for it.
+// Has reports whether p was ever allocated, so that At may be called for it.
 func (s *Slab) Has(p Place) bool { return uint64(p) < s.next }
 
-// At returns the address of the record at p, which must be allocated. It may run
-// beside Alloc and Free of other places by a goroutine that has seen p handed
-// out.
+// At returns the address of the record at p, which must be allocated. It may run concurrently with Alloc
+// and Free of other places.
 func (s *Slab) At(p Place) unsafe.Pointer {
 	chunk, within := s.split(p)
 	return unsafe.Add(atomic.LoadPointer(&(*s.bases.Load())[chunk]), uintptr(within)*uintptr(s.recordBytes))
 }
 
-// split returns p ÷ perChunk and the rest. The product is exact for all 32-bit p:
-// inverse is too large by less than 1, so its error stays below 2^32 ÷ 2^64.
+// split returns p ÷ perChunk and the remainder. The product is exact for all 32-bit p: inverse is too large
+// by less than 1, so its error stays below 2^32 ÷ 2^64.
 func (s *Slab) split(p Place) (chunk, within uint32) {
 	hi, _ := bits.Mul64(s.inverse, uint64(p))
 	return uint32(hi), uint32(p) - uint32(hi)*s.perChunk
 }
 
-// Stats returns the memory held. It may run beside everything but Close.
+// Stats returns the memory in use. It may run concurrently with everything except Close.
 func (s *Slab) Stats() Stats {
 	return Stats{MappedBytes: s.mapped.Load(), UsedBytes: s.used.Load() * int64(s.recordBytes)}
 }
 
-// Close gives all memory back. The slab is empty afterwards and may be used again.
+// Close frees all memory. The slab is empty afterwards and may be used again.
 func (s *Slab) Close() error {
 	if s.chunks == 0 {
 		return nil

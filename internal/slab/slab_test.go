@@ -35,7 +35,7 @@ func mustAlloc(tb testing.TB, s *Slab) Place {
 }
 
 func TestRecordsKeepAddressAndContents(t *testing.T) {
-	// So many large records that the list of chunks grows several times.
+	// With so many large records the list of chunks grows several times.
 	const recordBytes = 24 << 10
 	s := mustNew(t, recordBytes)
 	n := 33 * chunkBytes / recordBytes
@@ -60,7 +60,8 @@ func TestRecordsKeepAddressAndContents(t *testing.T) {
 		}
 	}
 	st := s.Stats()
-	if st.UsedBytes != int64(n)*recordBytes || st.MappedBytes < st.UsedBytes || st.MappedBytes > st.UsedBytes+34*recordBytes+chunkBytes {
+	if st.UsedBytes != int64(n)*recordBytes || st.MappedBytes < st.UsedBytes ||
+		st.MappedBytes > st.UsedBytes+34*recordBytes+chunkBytes {
 		t.Errorf("stats %+v after %d records of %d bytes", st, n, recordBytes)
 	}
 }
@@ -121,8 +122,8 @@ func TestCloseEmptiesTheSlab(t *testing.T) {
 	}
 }
 
-// TestBlocksAgainstModel allocates and frees blocks at random: none may overlap
-// another, each is zero when handed out, and what was written stays.
+// TestBlocksAgainstModel allocates and frees blocks at random: no two overlap, each is zero after Alloc,
+// and written words stay.
 func TestBlocksAgainstModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var b Blocks
@@ -179,8 +180,8 @@ func TestBlocksAgainstModel(t *testing.T) {
 	})
 }
 
-// TestBlocksJoinAgain frees everything in random order: the whole chunks must be
-// back, so that the largest block fits without more memory.
+// TestBlocksJoinAgain frees all blocks in random order. Afterwards whole chunks are free, so that the
+// largest block fits without more memory.
 func TestBlocksJoinAgain(t *testing.T) {
 	const seed = 5
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -209,8 +210,8 @@ func TestBlocksJoinAgain(t *testing.T) {
 	}
 }
 
-// TestBlocksDoubling is the life of an index: thousands of segments double, one
-// after the other. What stays unused must be a small part.
+// TestBlocksDoubling simulates the life of an index: thousands of segments double, one after the other.
+// Unused memory must stay a small part.
 func TestBlocksDoubling(t *testing.T) {
 	const segments, seed = 4096, 6
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -229,7 +230,8 @@ func TestBlocksDoubling(t *testing.T) {
 			live[i] = words
 		}
 		st := b.Stats()
-		t.Logf("%d words a segment: %d of %d bytes used (%.2f)", n, st.UsedBytes, st.MappedBytes, float64(st.UsedBytes)/float64(st.MappedBytes))
+		t.Logf("%d words a segment: %d of %d bytes used (%.2f)",
+			n, st.UsedBytes, st.MappedBytes, float64(st.UsedBytes)/float64(st.MappedBytes))
 		if bits.Len(uint(n)) > 8 && float64(st.UsedBytes) < 0.7*float64(st.MappedBytes) {
 			t.Errorf("%d words a segment: only %d of %d bytes used (seed %d)", n, st.UsedBytes, st.MappedBytes, seed)
 		}

@@ -16,11 +16,10 @@ import (
 // Op is a kind of operation on a disk.
 type Op string
 
-// The kinds. Those up to OpLock change the disk, or what a crash leaves of it:
-// they are steps.
+// The kinds. The kinds up to OpLock change the disk, or the state after a crash: they are steps.
 const (
 	OpMkdir    Op = "mkdir"
-	OpCreate   Op = "create" // OpenFile that may make a file or cut it
+	OpCreate   Op = "create" // OpenFile that may create or truncate a file
 	OpWrite    Op = "write"
 	OpTruncate Op = "truncate"
 	OpAllocate Op = "allocate"
@@ -29,63 +28,63 @@ const (
 	OpRemove   Op = "remove"
 	OpRename   Op = "rename" // its path is the new one
 	OpLock     Op = "lock"
-	OpOpen     Op = "open" // OpenFile of what is there
+	OpOpen     Op = "open" // OpenFile of an existing file
 	OpRead     Op = "read"
 	OpList     Op = "list" // ReadDir, Stat
 	OpFree     Op = "free"
-	// OpLog is no operation of an FS: WaitLog.
+	// OpLog is not an operation of FS, but WaitLog.
 	OpLog Op = "log"
 )
 
-var allOps = []Op{OpMkdir, OpCreate, OpWrite, OpTruncate, OpAllocate, OpSync, OpSyncDir, OpRemove, OpRename, OpLock, OpOpen, OpRead, OpList, OpFree, OpLog}
+var allOps = []Op{OpMkdir, OpCreate, OpWrite, OpTruncate, OpAllocate, OpSync, OpSyncDir, OpRemove, OpRename, OpLock,
+	OpOpen, OpRead, OpList, OpFree, OpLog}
 
-// DiskFault is what goes wrong on a disk: matching operations fail, are late or
-// hang. The JSON form is what ROWRAFT_DISK_FAULTS holds a list of.
+// DiskFault is a fault of a disk: matching operations fail, are delayed or hang. ROWRAFT_DISK_FAULTS holds
+// a JSON list of such faults.
 type DiskFault struct {
-	// Name tells faults apart in logs and counters; "" is made of the others.
+	// Name identifies the fault in logs and counters; empty: it is derived from the other fields.
 	Name string `json:"name,omitempty"`
-	// Ops it hits; none: all that write or sync.
+	// Ops are the operations that the fault affects; none: all that write or sync.
 	Ops []Op `json:"ops,omitempty"`
-	// Path is a pattern of filepath.Match for the last elements of the path, as many
-	// as it has itself: "*.seg", "log/META", "groups/shard-3/*/*". "": any.
+	// Path is a pattern of filepath.Match. It is compared with as many last elements of the path as it has
+	// itself: "*.seg", "log/META", "groups/shard-3/*/*". Empty: any path.
 	Path string `json:"path,omitempty"`
-	// After is how many matching operations go well first.
+	// After is how many matching operations succeed first.
 	After int `json:"after,omitempty"`
-	// Times is how many then do not; 0: all.
+	// Times is how many operations are affected after that; 0: all.
 	Times int `json:"times,omitempty"`
 
-	// Err is "EIO" or "ENOSPC"; the operation is not done. A write that fails with
-	// ENOSPC has written its first half, as on a disk that ran full. After a sync that
-	// fails a Mem loses what was not synced, also if a later sync succeeds.
+	// Err is "EIO" or "ENOSPC"; the operation is not done. A write that fails with ENOSPC has written its
+	// first half, as on a full disk. After a failed sync a Mem loses the bytes that were not synced, even
+	// if a later sync succeeds.
 	Err string `json:"err,omitempty"`
-	// Delay is waited before the operation, in nanoseconds.
+	// Delay is the time to wait before the operation, in nanoseconds.
 	Delay time.Duration `json:"delay_ns,omitempty"`
-	// Hang keeps the operation from returning until the fault is cleared; then it
-	// is done.
+	// Hang blocks the operation until the fault is cleared; then the operation is done.
 	Hang bool `json:"hang,omitempty"`
 }
 
 func (f *DiskFault) validate() error {
 	for _, op := range f.Ops {
 		if !slices.Contains(allOps, op) {
-			return fmt.Errorf("disk fault %s: operation %q is none of %v", f.Name, op, allOps)
+			return fmt.Errorf("disk fault %s: operation %q: want one of %v", f.Name, op, allOps)
 		}
 	}
 	if _, err := filepath.Match(f.Path, ""); err != nil {
 		return fmt.Errorf("disk fault %s: path %q: %w", f.Name, f.Path, err)
 	}
 	if f.Err != "" && faultErrors[f.Err] == nil {
-		return fmt.Errorf("disk fault %s: error %q is neither EIO nor ENOSPC", f.Name, f.Err)
+		return fmt.Errorf("disk fault %s: error %q: want EIO or ENOSPC", f.Name, f.Err)
 	}
 	if f.Err == "" && f.Delay <= 0 && !f.Hang {
-		return fmt.Errorf("disk fault %s does nothing: give err, delay_ns or hang", f.Name)
+		return fmt.Errorf("disk fault %s has no effect: give err, delay_ns or hang", f.Name)
 	}
 	return nil
 }
 
 var faultErrors = map[string]error{"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC}
 
-// writing are the operations that a fault without Ops hits.
+// writing are the operations that a fault without Ops affects.
 var writing = []Op{OpMkdir, OpCreate, OpWrite, OpTruncate, OpAllocate, OpSync, OpSyncDir, OpRename}
 
 func (f *DiskFault) matches(op Op, name string) bool {
@@ -107,7 +106,7 @@ func (f *DiskFault) matches(op Op, name string) bool {
 	return ok
 }
 
-// Step is an operation that changes the disk, before it is done.
+// Step is an operation that changes the disk, before it happens.
 type Step struct {
 	N    int // from 1
 	Op   Op
@@ -116,22 +115,21 @@ type Step struct {
 
 func (s Step) String() string { return fmt.Sprintf("step %d, %s %s", s.N, s.Op, s.Path) }
 
-// Faulty is a disk on which things go wrong on demand. Safe for concurrent use; it
-// starts no goroutine.
+// Faulty is a disk that injects faults. Safe for concurrent use; it starts no goroutine.
 type Faulty struct {
 	disk FS
 
 	mu struct {
 		sync.Mutex
 		faults []*activeFault
-		done   map[string]int // by name, cleared faults included
+		done   map[string]int // by name, including cleared faults
 		steps  int
 		onStep func(Step)
 		onDone func(fault DiskFault, op Op, path string)
 	}
 }
 
-// activeFault is a fault that is set.
+// activeFault is a fault in effect.
 type activeFault struct {
 	DiskFault
 	seen    int
@@ -146,9 +144,8 @@ func NewFaulty(disk FS) *Faulty {
 	return f
 }
 
-// Set replaces the faults. One that was set before and has an equal here goes on
-// where it was; operations that hang in one that has none go on. An invalid fault
-// leaves all as it was.
+// Set replaces the faults. A fault that was set before and is in the new list keeps its counts; operations
+// that hang in a fault that is not in the new list continue. An invalid fault changes nothing.
 func (f *Faulty) Set(faults ...DiskFault) error {
 	var next []*activeFault
 	for _, d := range faults {
@@ -183,8 +180,7 @@ func equalFault(a, b *DiskFault) bool {
 // Clear removes all faults.
 func (f *Faulty) Clear() { _ = f.Set() }
 
-// Done is how many operations each fault hit so far, by its name; faults that are
-// cleared count on.
+// Done returns how many operations each fault has affected so far, by its name, including cleared faults.
 func (f *Faulty) Done() map[string]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -195,32 +191,30 @@ func (f *Faulty) Done() map[string]int {
 	return out
 }
 
-// OnDone has hook called whenever a fault has hit an operation: before it hangs,
-// waits or fails.
+// OnDone makes f call hook whenever a fault affects an operation: before the operation hangs, waits or fails.
 func (f *Faulty) OnDone(hook func(fault DiskFault, op Op, path string)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.mu.onDone = hook
 }
 
-// OnStep has hook called before each step, which it may keep from happening by
-// stopping the disk. Steps are numbered from 1 since the last OnStep. hook runs
-// on the goroutine of the operation, for one step at a time, and must not call f.
+// OnStep makes f call hook before each step. hook may prevent the step by stopping the disk. Steps are
+// numbered from 1 since the last OnStep. hook runs on the goroutine of the operation, for one step at a
+// time, and must not call f.
 func (f *Faulty) OnStep(hook func(Step)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.mu.onStep, f.mu.steps = hook, 0
 }
 
-// Steps is the number of steps since the last OnStep.
+// Steps returns the number of steps since the last OnStep.
 func (f *Faulty) Steps() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mu.steps
 }
 
-// before does what is to be done before an operation, and returns the error that
-// it must fail with.
+// before applies the faults for an operation, and returns the error with which it must fail, or nil.
 func (f *Faulty) before(op Op, name string) error {
 	f.mu.Lock()
 	if op.changes() {
@@ -255,7 +249,7 @@ func (f *Faulty) before(op Op, name string) error {
 	return err
 }
 
-// wait lets the time of the fault pass.
+// wait waits as long as the fault requires.
 func (a *activeFault) wait(op Op, name string) error {
 	if a.Delay > 0 {
 		t := time.NewTimer(a.Delay)
@@ -351,7 +345,7 @@ func (f *Faulty) Lock(name string) (io.Closer, error) {
 	return f.disk.Lock(name)
 }
 
-// Free implements FS. A fault with ENOSPC says that nothing is free.
+// Free implements FS. With a fault of ENOSPC it returns 0.
 func (f *Faulty) Free(dir string) (int64, error) {
 	if err := f.before(OpFree, dir); errors.Is(err, syscall.ENOSPC) {
 		return 0, nil
@@ -361,11 +355,10 @@ func (f *Faulty) Free(dir string) (int64, error) {
 	return f.disk.Free(dir)
 }
 
-// WaitLog implements LogWaiter: a fault of OpLog with Delay or Hang.
+// WaitLog implements LogWaiter: it applies faults of OpLog with Delay or Hang.
 func (f *Faulty) WaitLog(dir string) { _ = f.before(OpLog, dir) }
 
-// FailSync tells a file that its Sync failed, if the file's disk is one that loses
-// something by that.
+// FailSync informs a file that its Sync failed, if the disk of the file simulates the loss of data in that case.
 func FailSync(f File) {
 	if d, ok := f.(interface{ FailSync() }); ok {
 		d.FailSync()

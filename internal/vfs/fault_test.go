@@ -28,15 +28,20 @@ func TestFaultHitsWhatItNames(t *testing.T) {
 		name  string
 		fault vfs.DiskFault
 		path  string
-		want  []error // of three writes
+		want  []error // the errors of three writes
 	}{
-		{"any path", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Err: "EIO"}, "/a/b.seg", []error{syscall.EIO, syscall.EIO, syscall.EIO}},
-		{"by the end of the path", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Path: "a/*.seg", Err: "EIO", Times: 1}, "/a/b.seg", []error{syscall.EIO, nil, nil}},
-		{"another directory", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Path: "x/*.seg", Err: "EIO"}, "/a/b.seg", []error{nil, nil, nil}},
+		{"any path", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Err: "EIO"}, "/a/b.seg",
+			[]error{syscall.EIO, syscall.EIO, syscall.EIO}},
+		{"by the end of the path", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Path: "a/*.seg", Err: "EIO", Times: 1},
+			"/a/b.seg", []error{syscall.EIO, nil, nil}},
+		{"another directory", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, Path: "x/*.seg", Err: "EIO"}, "/a/b.seg",
+			[]error{nil, nil, nil}},
 		{"a pattern longer than the path", vfs.DiskFault{Path: "*/*/*/*", Err: "EIO"}, "/a/b.seg", []error{nil, nil, nil}},
-		{"after two", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, After: 2, Err: "ENOSPC"}, "/a/b", []error{nil, nil, syscall.ENOSPC}},
+		{"after two", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}, After: 2, Err: "ENOSPC"}, "/a/b",
+			[]error{nil, nil, syscall.ENOSPC}},
 		{"another operation", vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Err: "EIO"}, "/a/b", []error{nil, nil, nil}},
-		{"no operation named: all that write", vfs.DiskFault{Err: "EIO", Times: 2}, "/a/b", []error{syscall.EIO, syscall.EIO, nil}},
+		{"no operation named: all that write", vfs.DiskFault{Err: "EIO", Times: 2}, "/a/b",
+			[]error{syscall.EIO, syscall.EIO, nil}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			d := vfs.NewFaulty(vfs.NewMem())
@@ -82,7 +87,7 @@ func TestFullDiskWritesAPart(t *testing.T) {
 	}
 }
 
-// TestHangEndsWithTheFault: in virtual time, so that "for ever" can be waited for.
+// TestHangEndsWithTheFault runs in virtual time, so that it can wait forever.
 func TestHangEndsWithTheFault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := vfs.NewFaulty(vfs.NewMem())
@@ -125,7 +130,8 @@ func TestInvalidFaultsChangeNothing(t *testing.T) {
 }
 
 func TestFaultsTravelAsJSON(t *testing.T) {
-	want := vfs.DiskFault{Name: "n", Ops: []vfs.Op{vfs.OpSync}, Path: "*.seg", After: 1, Times: 2, Err: "EIO", Delay: time.Second, Hang: true}
+	want := vfs.DiskFault{Name: "n", Ops: []vfs.Op{vfs.OpSync}, Path: "*.seg", After: 1, Times: 2, Err: "EIO",
+		Delay: time.Second, Hang: true}
 	raw, err := json.Marshal(want)
 	must(t, err)
 	const text = `{"name":"n","ops":["sync"],"path":"*.seg","after":1,"times":2,"err":"EIO","delay_ns":1000000000,"hang":true}`
@@ -134,8 +140,7 @@ func TestFaultsTravelAsJSON(t *testing.T) {
 	}
 }
 
-// TestStepsAreNumbered: every change is a step, nothing else is, and a hook can end
-// the machine before one.
+// TestStepsAreNumbered: every change is a step, nothing else is one, and a hook can stop the machine before a step.
 func TestStepsAreNumbered(t *testing.T) {
 	script := func(d vfs.FS) error {
 		if err := d.Mkdir("/d"); err != nil {

@@ -14,16 +14,15 @@ import (
 	"time"
 )
 
-// ErrCrashed is what every operation on a disk answers after its machine went
-// down: what still runs is of a life that is over.
-var ErrCrashed = errors.New("the machine of this disk went down")
+// ErrCrashed is the error of every operation on a disk after its machine crashed: a process that still runs
+// belongs to the time before the crash.
+var ErrCrashed = errors.New("the machine of this disk crashed")
 
-// Mem is a disk in memory that knows what was synced. Crash gives the disk that
-// would be found after a power loss, Kill the one after the death of the process.
-// Safe for concurrent use; it starts no goroutine, and no operation waits.
+// Mem is a disk in memory that records what was synced. Crash returns the disk after a power loss, Kill the
+// disk after the death of the process. Safe for concurrent use; it starts no goroutine, and no operation
+// waits.
 //
-// Paths are taken from one root, with or without a leading slash. A rename stays
-// within its directory.
+// Paths start at one root, with or without a leading slash. A rename must stay in its directory.
 type Mem struct {
 	mu struct {
 		sync.Mutex
@@ -31,8 +30,8 @@ type Mem struct {
 		down    bool
 		locks   map[*memNode]bool
 		limit   int64 // 0: none
-		used    int64 // bytes of the files that are linked or open
-		refused int   // writes that found no room
+		used    int64 // bytes of linked or open files
+		refused int   // writes that failed because of limit
 		handles int
 	}
 }
@@ -41,12 +40,12 @@ type Mem struct {
 type memNode struct {
 	dir bool
 
-	// As the process sees it. A file ends in zeros from len(data) to size.
+	// The state that the process sees. A file has zeros from len(data) to size.
 	entries map[string]*memNode
 	data    []byte
 	size    int64
 
-	// As it was when it was last synced, and what was done to it since, in order.
+	// The state at the last sync, and the changes since, in order.
 	syncedEntries map[string]*memNode
 	synced        []byte
 	syncedSize    int64
@@ -56,18 +55,18 @@ type memNode struct {
 	opens  int
 }
 
-// memChange is one step on a node since its last sync.
+// memChange is one change of a node since its last sync.
 type memChange struct {
-	// Of a directory: name is now node, nil if it is gone; removed is gone too.
+	// For a directory: name is now node, nil if it was removed; removed was removed too.
 	name, removed string
 	node          *memNode
-	// Of a file: the bytes that were written at offset, or, if resized, that its
-	// length was set. size is its length afterwards.
+	// For a file: the bytes that were written at offset, or, if resized is set, a change of its length.
+	// size is the length afterwards.
 	data    []byte
 	offset  int64
 	size    int64
 	resized bool
-	// A sync failed after it: the process reads it, and no later sync writes it.
+	// A sync failed after this change: the process can read it, but no later sync writes it.
 	lost bool
 }
 
@@ -84,36 +83,35 @@ func newMemDir() *memNode {
 	return &memNode{dir: true, entries: map[string]*memNode{}, syncedEntries: map[string]*memNode{}}
 }
 
-// Limit bounds the bytes that the files of the disk take; 0 is no bound. What is
-// there already stays.
+// Limit limits the bytes of all files on the disk; 0 means no limit. Existing bytes stay.
 func (m *Mem) Limit(bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.limit = bytes
 }
 
-// Refused is how many writes found no room so far.
+// Refused returns how many writes have failed because of the limit.
 func (m *Mem) Refused() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.mu.refused
 }
 
-// Used is how many bytes the files of the disk take.
+// Used returns how many bytes the files of the disk have.
 func (m *Mem) Used() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.mu.used
 }
 
-// Stop takes the machine down: from now on every operation fails with ErrCrashed.
+// Stop crashes the machine: from now on every operation fails with ErrCrashed.
 func (m *Mem) Stop() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.down = true
 }
 
-// Open is the number of files that are open, locks included.
+// Open returns the number of open files, including locks.
 func (m *Mem) Open() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -124,7 +122,7 @@ func pathError(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: name, Err: err}
 }
 
-// split cuts name into the names below the root.
+// split splits name into the names below the root.
 func split(name string) []string {
 	clean := strings.TrimPrefix(filepath.ToSlash(filepath.Clean(name)), "/")
 	if clean == "." || clean == "" {
@@ -150,7 +148,7 @@ func (m *Mem) findLocked(name string) (*memNode, error) {
 	return n, nil
 }
 
-// parentLocked returns the directory that name is an entry of.
+// parentLocked returns the directory of name.
 func (m *Mem) parentLocked(name string) (dir *memNode, base string, err error) {
 	parts := split(name)
 	if len(parts) == 0 {
@@ -163,7 +161,7 @@ func (m *Mem) parentLocked(name string) (dir *memNode, base string, err error) {
 	return dir, parts[len(parts)-1], err
 }
 
-// change does c to the entries of the directory n.
+// change applies c to the entries of the directory n.
 func (n *memNode) change(c memChange) {
 	n.changes = append(n.changes, c)
 	applyEntry(n.entries, c)
@@ -368,7 +366,7 @@ func (l *memLock) Close() error {
 	return l.memFile.Close()
 }
 
-// Free implements FS. A disk without a limit has an exabyte.
+// Free implements FS. A disk without a limit has an exabyte of free space.
 func (m *Mem) Free(dir string) (int64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -21,7 +21,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// create writes a file without syncing anything.
+// create writes a file without a sync.
 func create(t testing.TB, d vfs.FS, name, content string) vfs.File {
 	t.Helper()
 	f, err := d.OpenFile(name, os.O_CREATE|os.O_RDWR|os.O_TRUNC)
@@ -65,13 +65,14 @@ func TestCrashLosesWhatWasNotSynced(t *testing.T) {
 		t.Errorf("the unsynced directory is there: %v", err)
 	}
 	kept := d.Crash(vfs.KeepUnsynced)
-	if got := content(t, kept, "/d/named") + content(t, kept, "/d/unnamed"); got != "new and longersynced, but its directory is not" {
+	if got := content(t, kept, "/d/named") + content(t, kept,
+		"/d/unnamed"); got != "new and longersynced, but its directory is not" {
 		t.Errorf("the other outcome of the same moment has %q", got)
 	}
 }
 
-// A sync that fails loses its pages: they are read, a later sync writes nothing of
-// them, and only what is written again survives.
+// TestAFailedSyncLosesItsPages: a failed sync loses its pages. They can be read, a later sync does not write them, and
+// only what is written again survives.
 func TestAFailedSyncLosesItsPages(t *testing.T) {
 	mem := vfs.NewMem()
 	disk := vfs.NewFaulty(mem)
@@ -114,7 +115,8 @@ func TestCrashEndsTheOldLife(t *testing.T) {
 	_, werr := f.Write([]byte("y"))
 	_, rerr := f.ReadAt(make([]byte, 1), 0)
 	_, oerr := d.OpenFile("f", os.O_RDONLY)
-	for _, err := range []error{werr, rerr, oerr, f.Sync(), f.Truncate(0), d.Mkdir("m"), d.SyncDir("/"), d.Remove("f"), d.Rename("f", "g"), lock.Close()} {
+	for _, err := range []error{werr, rerr, oerr, f.Sync(), f.Truncate(0), d.Mkdir("m"), d.SyncDir("/"), d.Remove("f"),
+		d.Rename("f", "g"), lock.Close()} {
 		if !errors.Is(err, vfs.ErrCrashed) {
 			t.Errorf("an operation of the old life gives %v", err)
 		}
@@ -130,8 +132,8 @@ func TestCrashEndsTheOldLife(t *testing.T) {
 	}
 }
 
-// TestEachOutcomeOfARenameHappens: a file is replaced without any sync of the
-// directory; each outcome must be found, and no other.
+// TestEachOutcomeOfARenameHappens: a file is replaced without a sync of the directory; each possible
+// outcome must occur, and no other.
 func TestEachOutcomeOfARenameHappens(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(300) {
@@ -182,8 +184,8 @@ func TestWritesTearAtSectors(t *testing.T) {
 	}
 }
 
-// TestLengthsTear: an append that was not synced may leave any length that the
-// file had, and zeros where its bytes are missing.
+// TestLengthsTear: after an append without a sync, the file may have any length that it had, with zeros for
+// missing bytes.
 func TestLengthsTear(t *testing.T) {
 	seen := map[string]bool{}
 	for seed := range uint64(500) {

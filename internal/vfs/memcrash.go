@@ -6,42 +6,40 @@ import (
 	"slices"
 )
 
-// sector is what a disk writes whole or not at all.
+// sector is the unit that a disk writes completely or not at all.
 const sector = 512
 
-// The two crashes that are not drawn by lot.
+// Two seeds with a fixed outcome; others are random.
 const (
-	LoseUnsynced uint64 = 0 // nothing that was not synced is there
-	KeepUnsynced uint64 = 1 // everything is
+	LoseUnsynced uint64 = 0 // everything that was not synced is lost
+	KeepUnsynced uint64 = 1 // everything survives
 )
 
-// Crash takes the machine down and returns the disk as it would be found after a
-// power loss; seed decides what became of the things that were not synced. May be
-// called again, with other seeds, for other outcomes of the same moment.
+// Crash crashes the machine and returns the disk after a power loss; seed decides the fate of everything
+// that was not synced. It may be called again with other seeds, for other outcomes of the same crash.
 //
-// What was synced is there. Of the changes to a directory since its last SyncDir
-// each is there or not, whole. Of the writes to a file since its last Sync any
-// sectors of 512 bytes are there, in the version of any of the writes, and its
-// length is that of some moment since.
+// What was synced survives. Of the changes to a directory since its last SyncDir, each survives completely
+// or not at all. Of the writes to a file since its last Sync, any sectors of 512 bytes survive, in the
+// version of any of the writes, and the length is that of some moment since.
 func (m *Mem) Crash(seed uint64) *Mem {
 	c := crash{seed: seed, rng: rand.New(rand.NewPCG(seed, 0x6372617368))}
 	return m.reborn(c.entries, c.content)
 }
 
-// Kill takes the machine down as the death of its only process would: the disk
-// that it returns has everything, still unsynced where it was not synced.
+// Kill ends the machine as if its only process died: the returned disk has everything, and what was not
+// synced is still not synced.
 func (m *Mem) Kill() *Mem {
 	return m.reborn(nil, nil)
 }
 
-// crash decides what survives.
+// crash decides what survives a crash.
 type crash struct {
 	seed uint64
 	rng  *rand.Rand
 }
 
-// keeps returns a function that says which of the next changes survive. A
-// directory or file keeps all, nothing, the first few, or any.
+// keeps returns a function that reports which of the next n changes survive. A directory or file keeps all,
+// none, the first few, or any of them.
 func (c *crash) keeps(n int) func(i int) bool {
 	switch c.seed {
 	case LoseUnsynced:
@@ -61,7 +59,7 @@ func (c *crash) keeps(n int) func(i int) bool {
 	return func(int) bool { return c.rng.IntN(2) == 0 }
 }
 
-// entries returns the entries that n has afterwards.
+// entries returns the entries that n has after the crash.
 func (c *crash) entries(n *memNode) map[string]*memNode {
 	out := maps.Clone(n.syncedEntries)
 	keep := c.keeps(len(n.changes))
@@ -73,13 +71,13 @@ func (c *crash) entries(n *memNode) map[string]*memNode {
 	return out
 }
 
-// content returns the bytes and the length that n has afterwards.
+// content returns the bytes and the length that n has after the crash.
 func (c *crash) content(n *memNode) ([]byte, int64) {
 	data, size := slices.Clone(n.synced), n.syncedSize
 	if len(n.changes) == 0 {
 		return data, size
 	}
-	lengths := len(n.changes) // how many of the changes count for the length
+	lengths := len(n.changes) // how many of the changes affect the length
 	switch c.seed {
 	case LoseUnsynced:
 		lengths = 0
@@ -103,8 +101,8 @@ func (c *crash) content(n *memNode) ([]byte, int64) {
 	return cut(data, size), size
 }
 
-// torn writes what survives of a write. One that is kept may still lack sectors,
-// and one that is lost may have left some, if the lot decides.
+// torn writes the surviving sectors of a write. At random, a write that is kept may lack sectors, and a
+// write that is lost may leave some.
 func (c *crash) torn(data []byte, w memChange, kept bool) []byte {
 	whole := c.seed <= KeepUnsynced || c.rng.IntN(2) == 0
 	if whole {
@@ -123,9 +121,8 @@ func (c *crash) torn(data []byte, w memChange, kept bool) []byte {
 	return data
 }
 
-// reborn takes m down and copies its disk. The functions say what a directory and
-// a file have then; with nil ones they have what the process saw, and remember
-// what was not synced.
+// reborn stops m and copies its disk. The functions return the content of a directory and of a file after
+// the crash. With nil functions, the copy has what the process saw, and the record of what was not synced.
 func (m *Mem) reborn(entries func(*memNode) map[string]*memNode, content func(*memNode) ([]byte, int64)) *Mem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -141,9 +138,9 @@ func (m *Mem) reborn(entries func(*memNode) map[string]*memNode, content func(*m
 	return next
 }
 
-// surviving copies n and what is below it. Names are visited in order, so that a
-// seed means the same each time.
-func surviving(n *memNode, entries func(*memNode) map[string]*memNode, content func(*memNode) ([]byte, int64)) *memNode {
+// surviving copies n and everything below it. It visits names in order, so that a seed always has the same result.
+func surviving(n *memNode, entries func(*memNode) map[string]*memNode,
+	content func(*memNode) ([]byte, int64)) *memNode {
 	if !n.dir {
 		data, size := content(n)
 		return &memNode{data: data, size: size, synced: slices.Clone(data), syncedSize: size}
@@ -157,7 +154,7 @@ func surviving(n *memNode, entries func(*memNode) map[string]*memNode, content f
 	return out
 }
 
-// copyNode copies n with what its entries, now and as synced, refer to.
+// copyNode copies n and everything that its present and its synced entries refer to.
 func copyNode(n *memNode, done map[*memNode]*memNode) *memNode {
 	if n == nil {
 		return nil
@@ -165,7 +162,8 @@ func copyNode(n *memNode, done map[*memNode]*memNode) *memNode {
 	if c := done[n]; c != nil {
 		return c
 	}
-	c := &memNode{dir: n.dir, data: slices.Clone(n.data), size: n.size, synced: slices.Clone(n.synced), syncedSize: n.syncedSize}
+	c := &memNode{dir: n.dir, data: slices.Clone(n.data), size: n.size, synced: slices.Clone(n.synced),
+		syncedSize: n.syncedSize}
 	done[n] = c
 	c.entries, c.syncedEntries = copyEntries(n.entries, done), copyEntries(n.syncedEntries, done)
 	for _, change := range n.changes {
@@ -186,7 +184,7 @@ func copyEntries(entries map[string]*memNode, done map[*memNode]*memNode) map[st
 	return out
 }
 
-// link marks what is below n as linked and returns its bytes.
+// link marks everything below n as linked and returns its bytes.
 func (n *memNode) link() int64 {
 	n.linked = true
 	total := n.size

@@ -8,8 +8,7 @@ import (
 	"syscall"
 )
 
-// memFile is an open file of a Mem. All fields but disk, node, name and flag are
-// guarded by the mutex of the disk.
+// memFile is an open file of a Mem. The mutex of the disk guards all fields except disk, node, name and flag.
 type memFile struct {
 	disk   *Mem
 	node   *memNode
@@ -67,7 +66,7 @@ func (f *memFile) ReadAt(p []byte, offset int64) (int, error) {
 	return f.node.readAt(p, offset)
 }
 
-// readAt answers io.EOF where it does not fill p.
+// readAt returns io.EOF if it does not fill p.
 func (n *memNode) readAt(p []byte, offset int64) (int, error) {
 	if offset >= n.size {
 		if len(p) == 0 {
@@ -114,7 +113,7 @@ func (f *memFile) WriteAt(p []byte, offset int64) (int, error) {
 	return f.writeLocked(p, offset)
 }
 
-// writeLocked writes what the limit of the disk lets through, as write(2) does.
+// writeLocked writes as much as the limit of the disk allows, as write(2) does.
 func (f *memFile) writeLocked(p []byte, offset int64) (int, error) {
 	n, fits := f.node, p
 	if grow := offset + int64(len(p)) - n.size; grow > 0 {
@@ -193,7 +192,7 @@ func (m *Mem) resizeLocked(n *memNode, size int64) {
 	n.changes = append(n.changes, memChange{size: size, resized: true})
 }
 
-// cut returns data without what is beyond size.
+// cut returns data without the bytes from size on.
 func cut(data []byte, size int64) []byte {
 	return data[:min(int64(len(data)), size)]
 }
@@ -216,9 +215,8 @@ func (f *memFile) Sync() error {
 	return nil
 }
 
-// FailSync does to the file what a Sync does that fails on Linux: the pages that it
-// did not write count as clean. The process goes on to read them, a later Sync
-// succeeds without writing them, and they are gone after a power loss.
+// FailSync simulates a failed sync on Linux: the pages that were not written count as clean. The process
+// can read them, a later Sync succeeds without writing them, and a power loss loses them.
 func (f *memFile) FailSync() {
 	f.disk.mu.Lock()
 	defer f.disk.mu.Unlock()

@@ -37,8 +37,7 @@ func (osFS) SyncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Lock writes the pid into the file, for people; the lock itself lives in the
-// kernel.
+// Lock writes the pid into the file, for operators; the lock itself is in the kernel.
 func (osFS) Lock(name string) (io.Closer, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -7,31 +7,32 @@ import (
 )
 
 const (
-	streamBytes = 1 << 20 // of one write
+	streamBytes = 1 << 20 // size of one write
 	directBlock = 4096
 )
 
-// directer is a file whose writes can go to the disk past the system's cache.
+// directer is a file that can write to the disk without the system's cache.
 type directer interface {
-	// direct turns that on or off, and reports whether it is on. While it is, the offset, the
-	// length and the memory of every write are multiples of directBlock.
+	// direct turns that on or off, and reports whether it is on. While it is on, the offset, the length and
+	// the memory address of every write must be multiples of directBlock.
 	direct(on bool) bool
 }
 
-// Stream writes a large file from its begin to its end, where the system can past its cache.
-// What lies in the cache goes to the disk in bulk, and every Sync of another file waits
-// behind it: of a log that was synced after each 512 KiB, 4 to 60 % of the rate was left beside a file
-// of 256 MiB written through the cache, and all of it beside one written past it.
-// What goes past the cache is written while the next streamBytes are made, so that a disk and
-// who makes them do not wait for each other in turns. Used by one goroutine.
+// Stream writes a large file from its begin to its end, without the system's cache if the system can do
+// that. The system writes its cache to the disk in bulk, and every Sync of another file waits for that. A
+// log that was synced after each 512 KiB kept only 4 to 60 % of its rate during a cached write of a 256 MiB
+// file, and all of its rate during an uncached one.
+//
+// Stream writes one buffer while the caller fills the next, so that disk and caller do not wait for each
+// other. One goroutine uses it.
 type Stream struct {
 	f   File
-	d   directer // nil: through the cache
+	d   directer // nil: writes use the cache
 	buf []byte   // cap streamBytes, at a multiple of directBlock
 
-	asked   []byte     // likewise: what is being written
-	written chan error // the end of that; nil: nothing is
-	proved  bool       // a direct write went well
+	asked   []byte     // same; the buffer that is being written
+	written chan error // receives the result of the write; nil: none is running
+	proved  bool       // a direct write has succeeded
 }
 
 // NewStream writes to f, which is empty.
@@ -49,8 +50,8 @@ func alignedBuffer(n int) []byte {
 	return b[off : off : off+n]
 }
 
-// Write takes p; a part of it stays in memory until the next Write or Finish. After an
-// error nothing more may be written.
+// Write appends p; some bytes stay in memory until the next Write or Finish. After an error the Stream must
+// not be used.
 func (s *Stream) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		n := copy(s.buf[len(s.buf):cap(s.buf)], rest)
@@ -65,19 +66,19 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Finish writes what is left. It makes nothing durable and leaves the file open.
+// Finish writes the remaining bytes. It does not sync and does not close the file.
 func (s *Stream) Finish() error {
 	if err := s.Wait(); err != nil {
 		return err
 	}
-	if s.d != nil { // the end is no whole block
+	if s.d != nil { // the last block is not complete
 		s.d.direct(false)
 		s.d = nil
 	}
 	return s.flush()
 }
 
-// Wait ends what is being written: who gives the stream up waits before closing the file.
+// Wait waits for the running write. A caller that gives up the stream calls it before it closes the file.
 func (s *Stream) Wait() error {
 	if s.written == nil {
 		return nil
@@ -104,7 +105,7 @@ func (s *Stream) flush() error {
 		return nil
 	}
 	n, err := s.f.Write(s.buf)
-	if s.d != nil && errors.Is(err, syscall.EINVAL) { // a file system that says yes and means no
+	if s.d != nil && errors.Is(err, syscall.EINVAL) { // the file system accepts the flag but refuses the writes
 		s.d.direct(false)
 		s.d = nil
 		_, err = s.f.Write(s.buf[n:])

@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// streamed writes content to f in pieces of all sizes.
+// streamed writes content to f in chunks of all sizes.
 func streamed(f File, content []byte) error {
 	s, r := NewStream(f), rand.New(rand.NewPCG(1, 2))
 	for rest := content; len(rest) > 0; {
@@ -60,13 +60,13 @@ func TestStreamWritesAllOfIt(t *testing.T) {
 	}
 }
 
-// strictFile refuses, while it is direct, what such a file may refuse.
+// strictFile is a file that refuses, while it is direct, all writes that a real file may refuse.
 type strictFile struct {
 	File
 	on      bool
 	content []byte
-	refuses bool  // all that is direct
-	fail    error // of the second write
+	refuses bool  // refuses all direct writes
+	fail    error // error of the second write
 	writes  int
 }
 
@@ -87,8 +87,8 @@ func (f *strictFile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestStreamPastTheCache: whole blocks go past it, the end does not, and a file system
-// that takes no such writes gets others.
+// TestStreamPastTheCache: whole blocks are written directly, the end is not, and a file system that refuses
+// direct writes gets cached ones.
 func TestStreamPastTheCache(t *testing.T) {
 	for _, refuses := range []bool{false, true} {
 		for _, size := range streamSizes() {
@@ -107,7 +107,7 @@ func TestStreamPastTheCache(t *testing.T) {
 	}
 }
 
-// slowFile takes its writes, after the first, when it is told to.
+// slowFile delays its writes, after the first, until the test releases them.
 type slowFile struct {
 	strictFile
 	begun, goOn chan struct{}
@@ -121,9 +121,9 @@ func (f *slowFile) Write(p []byte) (int, error) {
 	return f.strictFile.Write(p)
 }
 
-// TestStreamGoesOnBesideTheDisk: while one write is under way the next is made, and no third; Wait
-// and Finish wait for it and tell how it ended.
-func TestStreamGoesOnBesideTheDisk(t *testing.T) {
+// TestStreamDoesNotWaitForTheDisk: while one write is running the caller fills the next buffer, but not a
+// third one; Wait and Finish wait for the write and return its result.
+func TestStreamDoesNotWaitForTheDisk(t *testing.T) {
 	for _, bad := range []error{nil, errors.New("bad disk")} {
 		f := &slowFile{strictFile: strictFile{fail: bad}, begun: make(chan struct{}), goOn: make(chan struct{})}
 		s, content := NewStream(f), randomContent(3*streamBytes+77)

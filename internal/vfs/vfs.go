@@ -10,57 +10,55 @@ import (
 	"syscall"
 )
 
-// FS is a disk. Safe for concurrent use. Errors match fs.ErrNotExist and
-// fs.ErrExist where they mean that, and name the path.
+// FS is a disk. Safe for concurrent use. Errors match fs.ErrNotExist and fs.ErrExist where these apply, and
+// name the path.
 type FS interface {
-	// Mkdir makes one directory, whose parent exists.
+	// Mkdir creates one directory, whose parent must exist.
 	Mkdir(dir string) error
 	// OpenFile opens name with the flags of package os.
 	OpenFile(name string, flag int) (File, error)
 	// Remove removes a file or an empty directory.
 	Remove(name string) error
-	// Rename replaces to by from.
+	// Rename moves from to to and replaces to.
 	Rename(from, to string) error
-	// ReadDir lists dir in the order of the names.
+	// ReadDir lists dir, sorted by name.
 	ReadDir(dir string) ([]fs.DirEntry, error)
 	Stat(name string) (fs.FileInfo, error)
 	// SyncDir makes the entries of dir durable.
 	SyncDir(dir string) error
-	// Lock makes the file name, if it is not there, and keeps every other owner out
-	// of it until the Closer is closed or the process ends. It does not wait: if
-	// somebody has it, the error is a *LockedError.
+	// Lock creates the file name if it does not exist, and keeps every other owner out until the Closer is
+	// closed or the process ends. It does not wait: if another owner holds the lock, the error is a
+	// *LockedError.
 	Lock(name string) (io.Closer, error)
-	// Free is the space below dir that an ordinary user may still use, in bytes.
+	// Free returns the space below dir that an ordinary user may still use, in bytes.
 	Free(dir string) (int64, error)
 }
 
-// File is an open file. ReadAt and WriteAt may be called beside each other;
-// Read and Write share one position.
+// File is an open file. ReadAt and WriteAt may be called concurrently; Read and Write share one position.
 type File interface {
 	io.Reader
 	io.ReaderAt
 	io.Writer
 	io.WriterAt
 	io.Closer
-	// Name is the path that the file was opened with.
+	// Name returns the path with which the file was opened.
 	Name() string
 	// Sync makes the content durable.
 	Sync() error
 	Truncate(size int64) error
-	// Allocate reserves disk space for the first size bytes and grows the file to
-	// that length. Where the disk cannot reserve, the file only grows.
+	// Allocate reserves disk space for the first size bytes and extends the file to that length. If the
+	// disk cannot reserve space, it only extends the file.
 	Allocate(size int64) error
 }
 
-// LogWaiter is a disk that can be late before a write to a log begins, while the
-// writer holds no lock. In virtual time (testing/synctest) a disk must not be late
-// in the middle of it: time stands still while anybody waits for the log's lock.
+// LogWaiter is a disk that can delay a write to a log before it begins, while the writer holds no lock. In
+// virtual time (testing/synctest) a delay during the write is impossible: time does not advance while a
+// goroutine waits for the log's lock.
 type LogWaiter interface {
 	WaitLog(dir string)
 }
 
-// LockedError reports that a lock is taken. Owner is the process id, "" if
-// unknown.
+// LockedError reports that a lock is taken. Owner is the process id, empty if unknown.
 type LockedError struct{ Name, Owner string }
 
 func (e *LockedError) Error() string {
@@ -78,9 +76,8 @@ func OrOS(f FS) FS {
 	return f
 }
 
-// MkdirAll makes dir and the parents that are missing, durably. It syncs the entry
-// of a directory that is there already, too: the process that made it may have died
-// before it was durable.
+// MkdirAll creates dir and its missing parents durably. It also syncs the entry of an existing directory:
+// the process that created it may have died before the entry was durable.
 func MkdirAll(f FS, dir string) error {
 	info, err := f.Stat(dir)
 	switch {
@@ -102,8 +99,7 @@ func MkdirAll(f FS, dir string) error {
 	return syncParent(f, dir)
 }
 
-// syncParent makes the entry of dir durable. Where the parent may not be read,
-// somebody else made the entry.
+// syncParent makes the entry of dir durable. If the parent may not be read, another user has made the entry.
 func syncParent(f FS, dir string) error {
 	err := f.SyncDir(filepath.Dir(dir))
 	if errors.Is(err, fs.ErrPermission) {
@@ -112,8 +108,8 @@ func syncParent(f FS, dir string) error {
 	return err
 }
 
-// RemoveAll removes name and everything below it, one by one: a crash may leave
-// any part of it. That it is not there is no error.
+// RemoveAll removes name and everything below it, one by one: after a crash any part may remain. A missing
+// name is not an error.
 func RemoveAll(f FS, name string) error {
 	info, err := f.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -149,8 +145,8 @@ func ReadFile(f FS, name string) ([]byte, error) {
 	return b, errors.Join(err, file.Close())
 }
 
-// WriteFile makes or replaces the content of name and syncs it; the caller syncs
-// the directory. A crash before it returns may leave any part of the content.
+// WriteFile creates or replaces the content of name and syncs it; the caller syncs the directory. After a
+// crash during the call any part of the content may be there.
 func WriteFile(f FS, name string, content []byte) error {
 	file, err := f.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY)
 	if err != nil {
@@ -163,8 +159,8 @@ func WriteFile(f FS, name string, content []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// ReplaceFile puts content under name, durably: after a crash the file has its
-// old content or the new one. temp is a name in the same directory.
+// ReplaceFile durably replaces the content of name: after a crash the file has its old content or the new
+// one. temp is an unused name in the same directory.
 func ReplaceFile(f FS, temp, name string, content []byte) error {
 	if err := WriteFile(f, temp, content); err != nil {
 		return err
