@@ -11,14 +11,15 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-var backoffConfig = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}
+var backoffConfig = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+	MaxDelay: 500 * time.Millisecond}
 
-// SchemaToProto and SchemaFromProto convert a table's schema; the latter does
-// not validate.
+// SchemaToProto and SchemaFromProto convert a table's schema. SchemaFromProto does not validate.
 func SchemaToProto(s *rowraft.Schema) *rowraftv1.TableSchema {
 	p := &rowraftv1.TableSchema{
 		Id: uint64(s.ID), Name: s.Name, Kind: uint32(s.Kind), Dim: uint32(s.Dim),
-		Initializer: &rowraftv1.Initializer{Kind: uint32(s.Initializer.Kind), Seed: s.Initializer.Seed, A: s.Initializer.A, B: s.Initializer.B},
+		Initializer: &rowraftv1.Initializer{Kind: uint32(s.Initializer.Kind), Seed: s.Initializer.Seed, A: s.Initializer.A,
+			B: s.Initializer.B},
 		Optimizer: &rowraftv1.Optimizer{
 			Kind: uint32(s.Optimizer.Kind), Lr: s.Optimizer.LR, InitialAccumulator: s.Optimizer.InitialAccumulator,
 			Epsilon: s.Optimizer.Epsilon, Beta1: s.Optimizer.Beta1, Beta2: s.Optimizer.Beta2,
@@ -46,16 +47,19 @@ func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
 	i, o, a, c := p.GetInitializer(), p.GetOptimizer(), p.GetAdmission(), p.GetCapacity()
 	s := rowraft.Schema{
 		ID: rowraft.TableID(p.GetId()), Name: p.GetName(), Kind: rowraft.TableKind(small(p.GetKind())), Dim: int(p.GetDim()),
-		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(small(i.GetKind())), Seed: i.GetSeed(), A: i.GetA(), B: i.GetB()},
+		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(small(i.GetKind())), Seed: i.GetSeed(), A: i.GetA(),
+			B: i.GetB()},
 		Optimizer: rowraft.Optimizer{
 			Kind: rowraft.OptimizerKind(small(o.GetKind())), LR: o.GetLr(), InitialAccumulator: o.GetInitialAccumulator(),
 			Epsilon: o.GetEpsilon(), Beta1: o.GetBeta1(), Beta2: o.GetBeta2(),
-			Momentum: o.GetMomentum(), WeightDecay: o.GetWeightDecay(), Bound: o.GetBound(), L1: o.GetL1(), L2: o.GetL2(), Beta: o.GetBeta(),
+			Momentum: o.GetMomentum(), WeightDecay: o.GetWeightDecay(), Bound: o.GetBound(), L1: o.GetL1(), L2: o.GetL2(),
+			Beta: o.GetBeta(),
 		},
-		Storage:   rowraft.DType(small(p.GetStorage())),
-		Admission: rowraft.Admission{Kind: rowraft.AdmissionKind(small(a.GetKind())), Count: a.GetCount(), Probability: a.GetProbability()},
-		Expire:    p.GetExpireTicks(),
-		Capacity:  rowraft.Capacity{Rows: c.GetRows(), Evict: rowraft.EvictKind(small(c.GetEvict()))},
+		Storage: rowraft.DType(small(p.GetStorage())),
+		Admission: rowraft.Admission{Kind: rowraft.AdmissionKind(small(a.GetKind())), Count: a.GetCount(),
+			Probability: a.GetProbability()},
+		Expire:   p.GetExpireTicks(),
+		Capacity: rowraft.Capacity{Rows: c.GetRows(), Evict: rowraft.EvictKind(small(c.GetEvict()))},
 	}
 	return s.Normal()
 }
@@ -98,19 +102,23 @@ func MapFromProto(p *rowraftv1.Map) (*clustermap.Map, error) {
 
 // ShardToProto and ShardFromProto convert a shard of the map.
 func ShardToProto(s clustermap.Shard) *rowraftv1.Shard {
-	p := &rowraftv1.Shard{Id: uint32(s.ID), Replicas: replicasToProto(s.Replicas), Learners: replicasToProto(s.Learners), Changes: s.Changes}
+	p := &rowraftv1.Shard{Id: uint32(s.ID), Replicas: replicasToProto(s.Replicas), Learners: replicasToProto(s.Learners),
+		Changes: s.Changes}
 	for _, r := range s.Removed {
-		p.Removed = append(p.Removed, &rowraftv1.RemovedReplica{Replica: ReplicaToProto(r.Replica), Version: uint64(r.Version)})
+		p.Removed = append(p.Removed,
+			&rowraftv1.RemovedReplica{Replica: ReplicaToProto(r.Replica), Version: uint64(r.Version)})
 	}
 	return p
 }
 
 func ShardFromProto(p *rowraftv1.Shard) clustermap.Shard {
 	s := clustermap.Shard{
-		ID: rowraft.ShardID(p.GetId()), Replicas: replicasFromProto(p.GetReplicas()), Learners: replicasFromProto(p.GetLearners()), Changes: p.GetChanges(),
+		ID: rowraft.ShardID(p.GetId()), Replicas: replicasFromProto(p.GetReplicas()),
+		Learners: replicasFromProto(p.GetLearners()), Changes: p.GetChanges(),
 	}
 	for _, r := range p.GetRemoved() {
-		s.Removed = append(s.Removed, clustermap.Removed{Replica: ReplicaFromProto(r.GetReplica()), Version: rowraft.MapVersion(r.GetVersion())})
+		s.Removed = append(s.Removed,
+			clustermap.Removed{Replica: ReplicaFromProto(r.GetReplica()), Version: rowraft.MapVersion(r.GetVersion())})
 	}
 	return s
 }
@@ -141,15 +149,17 @@ func replicasFromProto(in []*rowraftv1.Replica) []clustermap.Replica {
 }
 
 func NodeToProto(n clustermap.Node) *rowraftv1.Node {
-	return &rowraftv1.Node{Id: string(n.ID), Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr, Scheduler: n.Scheduler, NoShards: n.NoShards, Labels: n.Labels, Intent: rowraftv1.NodeIntent(n.Intent)}
+	return &rowraftv1.Node{Id: string(n.ID), Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr, Scheduler: n.Scheduler,
+		NoShards: n.NoShards, Labels: n.Labels, Intent: rowraftv1.NodeIntent(n.Intent)}
 }
 
 func NodeFromProto(n *rowraftv1.Node) clustermap.Node {
-	return clustermap.Node{ID: rowraft.NodeID(n.GetId()), Name: n.GetName(), Addr: n.GetAddr(), PeerAddr: n.GetPeerAddr(), Scheduler: n.GetScheduler(), NoShards: n.GetNoShards(),
+	return clustermap.Node{ID: rowraft.NodeID(n.GetId()), Name: n.GetName(), Addr: n.GetAddr(),
+		PeerAddr: n.GetPeerAddr(), Scheduler: n.GetScheduler(), NoShards: n.GetNoShards(),
 		Labels: n.GetLabels(), Intent: intentFromProto(n.GetIntent())}
 }
 
-// intentFromProto keeps what is unknown unknown.
+// intentFromProto maps an unknown intent to an unknown intent.
 func intentFromProto(i rowraftv1.NodeIntent) clustermap.Intent {
 	if i < 0 || i > math.MaxUint8 {
 		return math.MaxUint8
@@ -157,7 +167,7 @@ func intentFromProto(i rowraftv1.NodeIntent) clustermap.Intent {
 	return clustermap.Intent(i)
 }
 
-// PositionsToProto is for replies and requests of jobs.
+// PositionsToProto converts positions for requests and replies of jobs.
 func PositionsToProto(all []rowraft.Position) []*rowraftv1.DataPosition {
 	out := make([]*rowraftv1.DataPosition, len(all))
 	for i, p := range all {

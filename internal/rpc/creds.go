@@ -11,22 +11,21 @@ import (
 	"github.com/rowraft/rowraft/internal/quota"
 )
 
-// authInfo is what a server knows of a connection.
+// authInfo is what a server knows about a connection.
 type authInfo struct {
 	credentials.TLSInfo
 	caller Caller
 	client any // see ClientOf
 }
 
-// transport is TLS whose certificates are those of the files at each handshake. The
-// clients that a server lets in are of its cluster; the server that a client talks to
-// is a node of it.
+// transport is TLS with the certificates that the files contain at each handshake. A server accepts clients
+// of its own cluster; a client accepts nodes of its cluster.
 type transport struct {
-	credentials.TransportCredentials // for what has no handshake
+	credentials.TransportCredentials // for methods other than handshakes
 	source                           *certs.Source
 }
 
-// transportOf returns the credentials of a side; nil is plaintext.
+// transportOf returns the credentials of one side; nil means plaintext.
 func transportOf(s *certs.Source) credentials.TransportCredentials {
 	if s == nil {
 		return insecure.NewCredentials()
@@ -34,7 +33,8 @@ func transportOf(s *certs.Source) credentials.TransportCredentials {
 	return &transport{credentials.NewTLS(s.Client(certs.Node)), s}
 }
 
-func (t *transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (t *transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn,
+	credentials.AuthInfo, error) {
 	secure, info, err := credentials.NewTLS(t.source.Client(certs.Node)).ClientHandshake(ctx, authority, conn)
 	if err != nil {
 		return nil, nil, t.source.Explain(err)
@@ -42,8 +42,8 @@ func (t *transport) ClientHandshake(ctx context.Context, authority string, conn 
 	return &explained{Conn: secure, source: t.source}, info, nil
 }
 
-// explained is a client's connection. A server looks at the client's certificate when the
-// client's handshake is over (TLS 1.3), so what it says of it comes with the first read.
+// explained is a client's connection. In TLS 1.3 the server checks the client's certificate after the
+// client's handshake, so the client gets the error of that check at its first read.
 type explained struct {
 	net.Conn
 	source *certs.Source
@@ -65,8 +65,8 @@ func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 	return identify(conn, secure, info)
 }
 
-// identify reads the identity of the other side of a handshake, and tells the port of conn, the
-// connection below TLS, that it is known.
+// identify reads the identity of the peer of a handshake, and marks conn, the connection below TLS, as
+// authenticated.
 func identify(conn, secure net.Conn, info credentials.AuthInfo) (net.Conn, credentials.AuthInfo, error) {
 	tlsInfo := info.(credentials.TLSInfo)
 	leaf := tlsInfo.State.PeerCertificates[0]

@@ -16,22 +16,22 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 )
 
-// Stranger is the role of who has no certificate, and comes through the entrance.
+// Stranger is the role of a client without a certificate, which uses the entrance.
 const Stranger certs.Role = "stranger"
 
-// Limits of the entrance, which anybody on the network can reach.
+// Limits of the entrance, which every machine on the network can reach.
 const (
-	entranceBytes        = 16 << 10 // of a message
+	entranceBytes        = 16 << 10 // size of a message
 	entranceConns        = 32
 	entranceConnsPerHost = 4
-	entranceAge          = 10 * time.Second // of a connection
-	entranceEnd          = 30 * time.Second // of one that has not ended by then, whatever it does
+	entranceAge          = 10 * time.Second // age of a connection
+	entranceEnd          = 30 * time.Second // age at which a connection is closed unconditionally
 )
 
-// Entrance takes the connections of machines without a certificate out of a port: those
-// whose TLS hello names certs.JoinProtocol, and nothing else. They meet a gRPC server of
-// their own, with small limits, that has the one service that they may call; the one with
-// all other services never sees them. It is the net.Listener of that server.
+// Entrance takes the connections of machines without a certificate out of a port: those whose TLS hello
+// names only certs.JoinProtocol. A separate gRPC server with small limits serves them. It has only the one
+// service that they may call, and the server with all other services never gets these connections. Entrance
+// is the net.Listener of that server.
 type Entrance struct {
 	addr  net.Addr
 	conns chan net.Conn
@@ -46,20 +46,20 @@ func NewEntrance(addr net.Addr) *Entrance {
 	return e
 }
 
-// Credentials replace those of ServerOptions on the port's server.
+// Credentials returns the option that replaces the credentials of ServerOptions on the port's server.
 func (e *Entrance) Credentials(source *certs.Source) grpc.ServerOption {
-	return grpc.Creds(&doorkeeper{transport{transportOf(source), source}, e})
+	return grpc.Creds(&portCreds{transport{transportOf(source), source}, e})
 }
 
-// Listener bounds what comes in.
+// Listener returns the listener of the entrance with limits on its connections.
 func (e *Entrance) Listener() net.Listener {
 	return LimitListener(e, entranceConns, entranceConnsPerHost, true)
 }
 
-// Options are those of the server behind the entrance.
+// Options returns the options of the server for the entrance.
 func (e *Entrance) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.Creds(strangers{}),
+		grpc.Creds(entranceCreds{}),
 		grpc.MaxConcurrentStreams(1),
 		grpc.ConnectionTimeout(5 * time.Second),
 		grpc.MaxHeaderListSize(4 << 10),
@@ -88,13 +88,13 @@ func (e *Entrance) Close() error {
 
 func (e *Entrance) Addr() net.Addr { return e.addr }
 
-// doorkeeper shakes hands on the port and sends those to the entrance who ask for it.
-type doorkeeper struct {
+// portCreds makes the handshakes of the port and passes connections that name JoinProtocol to the entrance.
+type portCreds struct {
 	transport
 	entrance *Entrance
 }
 
-func (d *doorkeeper) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (d *portCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conf := d.source.Server()
 	others := conf.GetConfigForClient
 	conf.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -119,56 +119,57 @@ func (d *doorkeeper) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthI
 	return nil, nil, credentials.ErrConnDispatched
 }
 
-// guest is a connection that is closed in the end. Its deadlines do not do that: the port's
-// server takes back the one of a connection that it has handed on, and with it the one that
-// the server behind the entrance has set by then.
-type guest struct {
+// closingConn is a connection that is closed after entranceEnd. Deadlines cannot do that: the port's server
+// resets the deadline of a connection that it has passed on, including the deadline that the server of the
+// entrance has set since.
+type closingConn struct {
 	net.Conn
 	end *time.Timer
 }
 
-func newGuest(c net.Conn, end time.Duration) *guest {
-	return &guest{c, time.AfterFunc(end, func() { c.Close() })}
+func newGuest(c net.Conn, end time.Duration) *closingConn {
+	return &closingConn{c, time.AfterFunc(end, func() { c.Close() })}
 }
 
-func (g *guest) Close() error {
+func (g *closingConn) Close() error {
 	g.end.Stop()
 	return g.Conn.Close()
 }
 
-func (d *doorkeeper) Clone() credentials.TransportCredentials {
-	return &doorkeeper{transport{transportOf(d.source), d.source}, d.entrance}
+func (d *portCreds) Clone() credentials.TransportCredentials {
+	return &portCreds{transport{transportOf(d.source), d.source}, d.entrance}
 }
 
-// strangers are the credentials behind the entrance: TLS is there already, and nobody has
-// said who he is.
-type strangers struct{}
+// entranceCreds are the credentials of the server for the entrance: the TLS handshake is done, and the client
+// has no identity.
+type entranceCreds struct{}
 
-func (strangers) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, rowraft.Errorf(rowraft.CodeInternal, "nobody dials as a stranger's server")
+func (entranceCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, rowraft.Errorf(rowraft.CodeInternal, "the credentials of the entrance are only for servers")
 }
 
-func (strangers) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	info := &authInfo{caller: Caller{Identity: certs.Identity{Role: Stranger, Name: "without a certificate"}, expires: time.Now().Add(time.Hour)}}
+func (entranceCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	info := &authInfo{caller: Caller{Identity: certs.Identity{Role: Stranger, Name: "without a certificate"},
+		expires: time.Now().Add(time.Hour)}}
 	info.CommonAuthInfo.SecurityLevel = credentials.PrivacyAndIntegrity
 	return conn, info, nil
 }
 
-func (strangers) Info() credentials.ProtocolInfo {
+func (entranceCreds) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
-func (strangers) Clone() credentials.TransportCredentials { return strangers{} }
-func (strangers) OverrideServerName(string) error         { return nil }
+func (entranceCreds) Clone() credentials.TransportCredentials { return entranceCreds{} }
+func (entranceCreds) OverrideServerName(string) error         { return nil }
 
-// DialEntrance returns a lazy connection of a machine that joins: it goes on only with a
-// node of the cluster whose token it has. Why it does not goes to refused, which has room.
+// DialEntrance returns a lazy connection of a joining machine. It accepts only a node of the token's
+// cluster. If it does not, it sends the reason to refused, which must have room.
 func DialEntrance(addr string, token *certs.Token, dial DialFunc, refused chan<- error) (*grpc.ClientConn, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "address %q: %w", addr, err)
 	}
 	opts := []grpc.DialOption{
-		grpc.WithTransportCredentials(joiner{token, host, refused}),
+		grpc.WithTransportCredentials(joinCreds{token, host, refused}),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(4 * entranceBytes)),
@@ -181,14 +182,15 @@ func DialEntrance(addr string, token *certs.Token, dial DialFunc, refused chan<-
 	return grpc.NewClient("passthrough:///"+addr, opts...)
 }
 
-// joiner is TLS without a certificate of one's own.
-type joiner struct {
+// joinCreds is TLS of a client without a certificate.
+type joinCreds struct {
 	token   *certs.Token
 	host    string
 	refused chan<- error
 }
 
-func (j joiner) ClientHandshake(ctx context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (j joinCreds) ClientHandshake(ctx context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo,
+	error) {
 	secure := tls.Client(conn, j.token.Client(j.host))
 	if err := secure.HandshakeContext(ctx); err != nil {
 		conn.Close()
@@ -205,11 +207,11 @@ func (j joiner) ClientHandshake(ctx context.Context, _ string, conn net.Conn) (n
 	return secure, info, nil
 }
 
-func (joiner) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, rowraft.Errorf(rowraft.CodeInternal, "a machine that joins serves nobody")
+func (joinCreds) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, rowraft.Errorf(rowraft.CodeInternal, "the credentials of a joining machine are only for clients")
 }
-func (joiner) Info() credentials.ProtocolInfo {
+func (joinCreds) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
-func (j joiner) Clone() credentials.TransportCredentials { return j }
-func (joiner) OverrideServerName(string) error           { return nil }
+func (j joinCreds) Clone() credentials.TransportCredentials { return j }
+func (joinCreds) OverrideServerName(string) error           { return nil }

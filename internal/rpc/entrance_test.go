@@ -8,12 +8,13 @@ import (
 	"time"
 )
 
-// A stranger who says nothing is sent away, whatever happens to the deadlines of the connection.
-func TestAGuestIsSentAway(t *testing.T) {
+// TestASilentClientIsClosed: a silent client without a certificate is disconnected, for any deadlines of the
+// connection.
+func TestASilentClientIsClosed(t *testing.T) {
 	here, there := net.Pipe()
 	defer there.Close()
 	g := newGuest(here, time.Millisecond)
-	if err := g.SetDeadline(time.Time{}); err != nil && !errors.Is(err, io.ErrClosedPipe) { // it may be gone already
+	if err := g.SetDeadline(time.Time{}); err != nil && !errors.Is(err, io.ErrClosedPipe) { // it may be closed already
 		t.Fatal(err)
 	}
 	there.SetReadDeadline(time.Now().Add(time.Minute))

@@ -14,19 +14,19 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// A client that cannot reach the leader of a shard, or of the scheduler, while a follower can, asks the follower
-// to forward: it sets askHeader. The follower makes the same call to the leader, as itself,
-// and names the caller in behalfHeader: when the caller's certificate ends, in nanoseconds
-// since 1970, a space, and the identity as it stands in the certificate; or "-" if the ports
-// are plaintext. The leader takes that from servers only, and treats the call in every way
-// as one of the caller. It never forwards such a call again.
+// A client that cannot reach the leader of a shard or of the scheduler, while a follower can, asks the
+// follower to forward its call: it sets askHeader. The follower makes the same call to the leader, as
+// itself, and names the caller in behalfHeader: the expiry time of the caller's certificate in nanoseconds
+// since 1970, a space, and the identity in the form of the certificate; or "-" if the ports are plaintext.
+// The leader accepts this header only from servers, and treats the call like one of the caller. It never
+// forwards such a call again.
 const (
 	askHeader    = "rowraft-forward"
 	behalfHeader = "rowraft-on-behalf"
 	noIdentity   = "-"
 )
 
-// forwarded are the calls that servers forward, each with its reply.
+// forwarded are the calls that servers forward, each with its reply type.
 var forwarded = map[string]func() any{
 	rowraftv1.Table_Pull_FullMethodName:               func() any { return new(rowraftv1.PullReply) },
 	rowraftv1.Table_Write_FullMethodName:              func() any { return new(rowraftv1.WriteReply) },
@@ -37,22 +37,23 @@ var forwarded = map[string]func() any{
 	rowraftv1.Table_WaitClock_FullMethodName:          func() any { return new(rowraftv1.WaitClockReply) },
 }
 
-// AskForward is ctx for calls that the server may forward to the leader.
+// AskForward returns ctx for a call that the server may forward to the leader.
 func AskForward(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, askHeader, "1")
 }
 
-// ForwardReply returns an empty reply for the call of ctx if its caller asks to have it
-// forwarded, and it can be; nil otherwise.
+// ForwardReply returns an empty reply for the call of ctx if the caller asks to forward it and the call can
+// be forwarded; nil otherwise.
 func ForwardReply(ctx context.Context, method string) any {
 	reply := forwarded[method]
-	if reply == nil || len(metadata.ValueFromIncomingContext(ctx, askHeader)) == 0 || len(metadata.ValueFromIncomingContext(ctx, behalfHeader)) > 0 {
+	if reply == nil || len(metadata.ValueFromIncomingContext(ctx, askHeader)) == 0 ||
+		len(metadata.ValueFromIncomingContext(ctx, behalfHeader)) > 0 {
 		return nil
 	}
 	return reply()
 }
 
-// OnBehalf is ctx for the call to the leader on behalf of the caller of ctx.
+// OnBehalf returns ctx for the call to the leader on behalf of the caller of ctx.
 func OnBehalf(ctx context.Context) context.Context {
 	said := noIdentity
 	if c := CallerOf(ctx); c != nil {
@@ -61,9 +62,7 @@ func OnBehalf(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, behalfHeader, said)
 }
 
-// parseBehalf reads behalfHeader; a nil Caller is one without a certificate.
-//
-// Errors: CodeInvalidArgument.
+// parseBehalf parses behalfHeader; a nil Caller has no certificate.
 func parseBehalf(said string) (*Caller, error) {
 	if said == noIdentity {
 		return nil, nil
@@ -71,7 +70,8 @@ func parseBehalf(said string) (*Caller, error) {
 	ends, text, _ := strings.Cut(said, " ")
 	ns, err := strconv.ParseInt(ends, 10, 64)
 	if err != nil {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: %q: want the end of a certificate and an identity", behalfHeader, said)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"%s: %q: want the expiry time of a certificate and an identity", behalfHeader, said)
 	}
 	u, err := url.Parse(text)
 	if err != nil {
@@ -86,17 +86,15 @@ func parseBehalf(said string) (*Caller, error) {
 
 type callerKey struct{}
 
-// represented returns ctx with the caller that a server makes the call for, and that caller;
-// ctx and c themselves if nobody is represented. c makes the call, nil without certificates.
-//
-// Errors: *rowraft.DeniedError, CodeInvalidArgument.
+// represented returns the caller for which a server makes the call, and ctx with that caller. Without such
+// a caller it returns ctx and c. c is the direct caller, nil without certificates.
 func represented(ctx context.Context, c *Caller, method string) (context.Context, *Caller, error) {
 	said := metadata.ValueFromIncomingContext(ctx, behalfHeader)
 	if len(said) == 0 {
 		return ctx, c, nil
 	}
 	deny := func(need string) (context.Context, *Caller, error) {
-		have := "nobody: the port is plaintext"
+		have := "no role: the port is plaintext"
 		if c != nil {
 			have = c.String()
 		}
@@ -109,7 +107,9 @@ func represented(ctx context.Context, c *Caller, method string) (context.Context
 		return nil, nil, err
 	}
 	if len(said) != 1 || forwarded[method] == nil {
-		return nil, nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s on behalf of %d callers: want one, and a call that servers forward", strings.TrimPrefix(method, "/rowraft.v1."), len(said))
+		return nil, nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"%s on behalf of %d callers: want one caller, and a call that servers forward",
+			strings.TrimPrefix(method, "/rowraft.v1."), len(said))
 	}
 	of, err := parseBehalf(said[0])
 	switch {

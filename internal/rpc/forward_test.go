@@ -13,7 +13,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// arrived is a call of who has the connection, with what the call to another server carries.
+// arrived returns the context of a call over a connection of c, with the metadata that the call to the
+// other server carries.
 func arrived(who *Caller, sent context.Context) context.Context {
 	p := &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9}}
 	if who != nil {
@@ -26,9 +27,11 @@ func arrived(who *Caller, sent context.Context) context.Context {
 	return ctx
 }
 
-// A leader treats and charges a forwarded call as one of the client that the follower serves.
+// TestAForwardedCallIsTheClients: a leader authorizes and counts a forwarded call as a call of
+// the client that the follower serves.
 func TestAForwardedCallIsTheClients(t *testing.T) {
-	tom := &Caller{certs.Identity{Cluster: "lab", Role: certs.Trainer, Name: "tom", Tables: []string{"mine", "my_*"}}, time.Now().Add(time.Hour)}
+	tom := &Caller{certs.Identity{Cluster: "lab", Role: certs.Trainer, Name: "tom", Tables: []string{"mine", "my_*"}},
+		time.Now().Add(time.Hour)}
 	server := &Caller{certs.Identity{Cluster: "lab", Role: certs.Node, Name: "n1"}, time.Now().Add(time.Hour)}
 	const push = rowraftv1.Table_Write_FullMethodName
 	direct, err := authorize(arrived(tom, context.Background()), push)
@@ -48,13 +51,14 @@ func TestAForwardedCallIsTheClients(t *testing.T) {
 		t.Errorf("the leader charges %v, the follower %v", client, want)
 	}
 	asks := func(ctx context.Context) bool { return ForwardReply(ctx, push) != nil }
-	if !asks(arrived(tom, AskForward(context.Background()))) || asks(direct) || asks(arrived(server, AskForward(OnBehalf(direct)))) {
+	if !asks(arrived(tom, AskForward(context.Background()))) || asks(direct) ||
+		asks(arrived(server, AskForward(OnBehalf(direct)))) {
 		t.Error("a call is forwarded if its caller asks for it, and once")
 	}
 	if ForwardReply(arrived(tom, AskForward(context.Background())), rowraftv1.Table_Scan_FullMethodName) != nil {
 		t.Error("a scan is forwarded")
 	}
-	// Without certificates there is nobody to be told apart.
+	// Without certificates there are no identities.
 	plain, err := authorize(arrived(nil, OnBehalf(arrived(nil, context.Background()))), push)
 	if err != nil || CallerOf(plain) != nil {
 		t.Errorf("a forwarded call without certificates: %+v, %v", CallerOf(plain), err)
@@ -72,14 +76,14 @@ func FuzzBehalf(f *testing.F) {
 		c, err := parseBehalf(said)
 		if err != nil || c == nil {
 			if err == nil && said != noIdentity {
-				t.Errorf("%q names nobody", said)
+				t.Errorf("%q names no caller", said)
 			}
 			return
 		}
 		md, _ := metadata.FromOutgoingContext(OnBehalf(context.WithValue(context.Background(), callerKey{}, c)))
 		again, err := parseBehalf(md.Get(behalfHeader)[0])
 		if err != nil || again.Text() != c.Text() || !again.expires.Equal(c.expires) {
-			t.Errorf("%q is %+v, said again %+v, %v", said, c, again, err)
+			t.Errorf("%q is %+v, and encoded again %+v, %v", said, c, again, err)
 		}
 	})
 }

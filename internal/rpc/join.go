@@ -13,16 +13,18 @@ import (
 )
 
 const (
-	joinTry   = 10 * time.Second // one call
+	joinTry   = 10 * time.Second // timeout of one call
 	joinPause = 500 * time.Millisecond
 )
 
-// Join gets a certificate for files by a token, from the first of addrs that has a leader,
-// and keeps it. Name and hosts are what the certificate is to say; name "" leaves it to the
-// token. It tries until ctx ends, or until somebody who may decide says no.
+// Join gets a certificate with a token, from the first of addrs that has a leader, and stores it in files.
+// The certificate gets name and hosts; an empty name leaves it to the token. Join tries until ctx ends or a
+// server refuses finally.
 //
-// Errors: CodeDenied, also if a server is not of the token's cluster; then it was told nothing.
-func Join(ctx context.Context, addrs []string, token *certs.Token, files certs.Files, name string, hosts []string) error {
+// Errors: CodeDenied, also if a server does not belong to the token's cluster; in that case Join has not
+// sent the secret to it.
+func Join(ctx context.Context, addrs []string, token *certs.Token, files certs.Files, name string,
+	hosts []string) error {
 	request, err := files.NewRequest(name, hosts)
 	if err != nil {
 		return err
@@ -35,7 +37,8 @@ func Join(ctx context.Context, addrs []string, token *certs.Token, files certs.F
 			if err == nil {
 				return files.Keep(reply.GetCertificate(), reply.GetCa())
 			}
-			if code := rowraft.CodeOf(err); code == rowraft.CodeDenied || code == rowraft.CodeInvalidArgument || code == rowraft.CodePrecondition {
+			if code := rowraft.CodeOf(err); code == rowraft.CodeDenied || code == rowraft.CodeInvalidArgument ||
+				code == rowraft.CodePrecondition {
 				return fmt.Errorf("join through %s: %w", addr, err)
 			}
 			silent = append(silent, fmt.Errorf("%s: %w", addr, err))
@@ -43,12 +46,13 @@ func Join(ctx context.Context, addrs []string, token *certs.Token, files certs.F
 		select {
 		case <-time.After(joinPause):
 		case <-ctx.Done():
-			return rowraft.Errorf(rowraft.CodeDeadline, "nobody let this machine join: %w", errors.Join(silent...))
+			return rowraft.Errorf(rowraft.CodeDeadline, "no server let this machine join: %w", errors.Join(silent...))
 		}
 	}
 }
 
-func joinAt(ctx context.Context, addr string, token *certs.Token, ask *rowraftv1.JoinRequest) (*rowraftv1.JoinReply, error) {
+func joinAt(ctx context.Context, addr string, token *certs.Token, ask *rowraftv1.JoinRequest) (*rowraftv1.JoinReply,
+	error) {
 	refused := make(chan error, 1)
 	conn, err := DialEntrance(addr, token, nil, refused)
 	if err != nil {
@@ -62,11 +66,13 @@ func joinAt(ctx context.Context, addr string, token *certs.Token, ask *rowraftv1
 		return reply, nil
 	}
 	select {
-	case err = <-refused: // by us, which gRPC tells as text only
+	case err = <-refused: // refused by this side; gRPC would return only the text
 	default:
 	}
 	if strings.Contains(err.Error(), "no application protocol") {
-		err = rowraft.Errorf(rowraft.CodePrecondition, "no machine without a certificate gets in here: start this server with --with-scheduler and --ca-key, or name one that is (%w)", err)
+		err = rowraft.Errorf(rowraft.CodePrecondition,
+			"this server does not accept machines without a certificate: start it with --with-scheduler and --ca-key, or "+
+				"name a server that was started so (%w)", err)
 	}
 	return nil, err
 }

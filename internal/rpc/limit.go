@@ -9,13 +9,13 @@ import (
 // Limits of the open connections of a port.
 const (
 	MaxConns        = 8192
-	MaxConnsPerHost = 2048 // of one address: tests and demos are all on one
+	MaxConnsPerHost = 2048 // per address; high, because tests and demos use one address
 )
 
-// LimitListener bounds the open connections of l to total, and those of one address to perHost.
-// Connections are anonymous until quota.Authenticate, which the credentials of this package call after
-// the handshake, and make room for each other (quota.Conns). Without certificates (anonymous is false)
-// all clients are equally known: a connection beyond a limit is closed at once.
+// LimitListener limits the open connections of l to total, and those of one address to perHost. A
+// connection is anonymous until quota.Authenticate, which the credentials of this package call after the
+// handshake; a new connection can replace an anonymous one (quota.Conns). Without certificates (anonymous
+// is false) all clients are equal: a connection beyond a limit is closed at once.
 func LimitListener(l net.Listener, total, perHost int, anonymous bool) net.Listener {
 	return &limitListener{Listener: l, conns: quota.NewConns(total, perHost), anonymous: anonymous}
 }

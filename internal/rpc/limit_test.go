@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestLimitListener: who is beyond the limit is told at once, and who leaves makes room.
+// TestLimitListener: a connection beyond the limit is closed at once, and a connection that ends makes room.
 func TestLimitListener(t *testing.T) {
 	for name, limits := range map[string][2]int{"in all": {2, 99}, "of one host": {99, 2}} {
 		t.Run(name, func(t *testing.T) {

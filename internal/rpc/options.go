@@ -14,14 +14,14 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 )
 
-// Message limits in bytes: what a server takes and a client takes. A push part
-// is at most rowraft.MaxEntryBytes; a pull's reply is bounded by its keys.
+// Message limits in bytes, for servers and clients. A push part has at most rowraft.MaxEntryBytes; the keys
+// of a pull limit its reply.
 const (
 	MaxRequestBytes = rowraft.MaxEntryBytes + 64<<10
 	MaxReplyBytes   = 64 << 20
 
-	// maxConnAge is how long a connection takes new calls, connAgeGrace how long the calls that
-	// it has then may still take: the stream of a shard into a checkpoint is the longest.
+	// maxConnAge is how long a connection accepts new calls. connAgeGrace is how long its present calls may
+	// still run: the longest is the stream of a shard into a checkpoint.
 	maxConnAge   = time.Hour
 	connAgeGrace = 2 * time.Hour
 
@@ -29,24 +29,23 @@ const (
 	bufferBytes = 256 << 10
 )
 
-// TLSFiles are paths of PEM files. All empty means plaintext, which only
-// loopback addresses may use.
+// TLSFiles are the paths of PEM files. All empty means plaintext, which only loopback addresses may use.
 type TLSFiles = certs.Files
 
-// CheckInsecure refuses plaintext on anything but a loopback address.
+// CheckInsecure refuses plaintext on any address except loopback.
 func CheckInsecure(addr net.Addr) error {
 	host, _, err := net.SplitHostPort(addr.String())
 	if err != nil {
 		return fmt.Errorf("address %s: %w", addr, err)
 	}
 	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "--insecure serves loopback addresses only, %s is not one: give --cert, --key and --cacert", addr)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"--insecure serves only loopback addresses, and %s is not one: give --cert, --key and --cacert", addr)
 	}
 	return nil
 }
 
-// ServerOptions are the options of every gRPC server of the project; source nil
-// means plaintext.
+// ServerOptions returns the options of every gRPC server of the project; a nil source means plaintext.
 func ServerOptions(source *certs.Source) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(transportOf(source)),
@@ -61,25 +60,27 @@ func ServerOptions(source *certs.Source) []grpc.ServerOption {
 		grpc.InitialConnWindowSize(windowBytes),
 		grpc.ReadBufferSize(bufferBytes),
 		grpc.WriteBufferSize(bufferBytes),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: maxConnAge, MaxConnectionAgeGrace: connAgeGrace}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second,
+			MaxConnectionAge: maxConnAge, MaxConnectionAgeGrace: connAgeGrace}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(unaryStatus, unaryRoles, unaryTexts),
 		grpc.ChainStreamInterceptor(streamStatus, streamRoles, streamTexts),
 	}
 }
 
-// DialFunc opens a connection to an address below TLS; nil means TCP.
+// DialFunc opens the connection below TLS to an address; nil means TCP.
 type DialFunc = func(ctx context.Context, addr string) (net.Conn, error)
 
-// Dial returns a lazy connection to addr; source nil means plaintext, dial nil TCP.
-// Errors of unary calls carry a rowraft.Code. gRPC's automatic retries are off:
-// only the client knows what may be resent.
+// Dial returns a lazy connection to addr; a nil source means plaintext, a nil dial TCP. Errors of unary
+// calls carry a rowraft.Code. gRPC's automatic retries are off: only the client knows which calls may be
+// sent again.
 func Dial(addr string, source *certs.Source, dial DialFunc) (*grpc.ClientConn, error) {
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(transportOf(source)),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(Codec), grpc.MaxCallRecvMsgSize(MaxReplyBytes), grpc.MaxCallSendMsgSize(MaxRequestBytes)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(Codec), grpc.MaxCallRecvMsgSize(MaxReplyBytes),
+			grpc.MaxCallSendMsgSize(MaxRequestBytes)),
 		experimental.WithBufferPool(Pool),
 		grpc.WithMaxHeaderListSize(16 << 10),
 		grpc.WithInitialWindowSize(windowBytes),
@@ -97,11 +98,10 @@ func Dial(addr string, source *certs.Source, dial DialFunc) (*grpc.ClientConn, e
 	return grpc.NewClient("passthrough:///"+addr, opts...)
 }
 
-// ConnectTimeout is how long a connection waits for a server from which nothing comes.
+// ConnectTimeout is how long a connection attempt waits for a server that does not respond.
 const ConnectTimeout = time.Second
 
-// connectParams keep a failed connection from being retried too late: a killed
-// server is back within a second.
+// connectParams limit the back-off after a failed connection: a killed server is back within a second.
 var connectParams = grpc.ConnectParams{
 	Backoff:           backoffConfig,
 	MinConnectTimeout: ConnectTimeout,

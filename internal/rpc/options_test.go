@@ -9,8 +9,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// setting reads an unexported field of what grpc-go made of our options; a name
-// that a later version lacks fails the test.
+// setting reads an unexported field of grpc-go's options; if a later version lacks the name, the test fails.
 func setting(t *testing.T, v any, path ...string) any {
 	t.Helper()
 	x := reflect.Indirect(reflect.ValueOf(v))
@@ -28,8 +27,8 @@ func setting(t *testing.T, v any, path ...string) any {
 	return x.Bool()
 }
 
-// grpc-go's defaults are open: streams without end, two minutes for a handshake,
-// 16 MiB of headers, keepalive after two hours.
+// TestServersAreBounded: grpc-go's defaults are too high: endless streams, two minutes for a handshake, 16 MiB
+// of headers, keepalive after two hours.
 func TestServersAreBounded(t *testing.T) {
 	s := grpc.NewServer(ServerOptions(nil)...)
 	defer s.Stop()
@@ -57,8 +56,9 @@ func TestServersAreBounded(t *testing.T) {
 	}
 }
 
-// A push that gRPC resent by itself, or that a server's service config had it
-// resend, would be none that the client knows of.
+// TestClientsDoNotRetryByThemselves: the client would not know of a push that gRPC resends by itself or because
+// of a server's
+// service config.
 func TestClientsDoNotRetryByThemselves(t *testing.T) {
 	c, err := Dial("127.0.0.1:1", nil, nil)
 	if err != nil {

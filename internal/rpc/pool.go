@@ -10,8 +10,8 @@ import (
 // Pool is the process-wide pool of payload and transport buffers.
 var Pool = new(BufferPool)
 
-// BufferPool hands out buffers of power-of-two capacity without zeroing them.
-// It implements mem.BufferPool. Safe for concurrent use.
+// BufferPool provides buffers of power-of-two capacity without zeroing them. It implements mem.BufferPool.
+// Safe for concurrent use.
 type BufferPool struct {
 	classes [maxClass - minClass + 1]sync.Pool // of *[]byte
 }
@@ -36,7 +36,7 @@ func (p *BufferPool) Get(n int) *[]byte {
 	return &b
 }
 
-// Put gives a buffer back. Buffers that did not come from Get are dropped.
+// Put returns a buffer to the pool. It drops buffers that did not come from Get.
 func (p *BufferPool) Put(b *[]byte) {
 	c := cap(*b)
 	if k := bits.Len(uint(c)) - 1; c > 0 && c == 1<<k && k >= minClass && k <= maxClass {
@@ -44,11 +44,11 @@ func (p *BufferPool) Put(b *[]byte) {
 	}
 }
 
-// Bytes is Get for callers that hold a plain slice.
+// Bytes is Get for callers that need a plain slice.
 func (p *BufferPool) Bytes(n int) []byte { return *p.Get(n) }
 
-// Release gives back a slice whose memory starts where Get's did. The caller
-// must not touch it afterwards.
+// Release returns a slice to the pool. The slice must start at the start of a buffer from Get. The caller
+// must not use it afterwards.
 func (p *BufferPool) Release(b []byte) {
 	if cap(b) >= 1<<minClass {
 		p.Put(&b)

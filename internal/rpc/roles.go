@@ -15,9 +15,9 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 )
 
-// Who may call what. Within a call, a trainer and a reader touch their tables only
-// (Caller.May); an admin, who may call everything that is not between servers, is in
-// each list so that it can be read by itself.
+// Role lists for the table below. Within a call, a trainer and a reader may use only their tables
+// (Caller.May). An admin may make every call that is not between servers; it is in each list, so that each
+// list is complete.
 var (
 	anybody   = []certs.Role{certs.Admin, certs.Operator, certs.Trainer, certs.Reader, certs.Node}
 	readers   = []certs.Role{certs.Admin, certs.Trainer, certs.Reader}
@@ -27,11 +27,11 @@ var (
 	watchers  = []certs.Role{certs.Admin, certs.Operator, certs.Node}
 	admins    = []certs.Role{certs.Admin}
 	servers   = []certs.Role{certs.Node}
-	entrants  = []certs.Role{Stranger, certs.Node} // who has no certificate yet, and a server that passes it on
+	entrants  = []certs.Role{Stranger, certs.Node} // a machine without a certificate, and a server that forwards its call
 )
 
-// roles says who may make each call of each service. A call that is not here is
-// refused to everybody, and fails TestEveryCallDeclaresItsRoles.
+// roles lists the roles that may make each call of each service. A call that is not in the list is refused
+// to every caller, and fails TestEveryCallDeclaresItsRoles.
 var roles = map[string][]certs.Role{
 	"/rowraft.v1.Table/Pull":         readers,
 	"/rowraft.v1.Table/Scan":         readers,
@@ -75,7 +75,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Checkpoints/RestoreCheckpoint": admins,
 	"/rowraft.v1.Checkpoints/Attend":            trainers,
 	"/rowraft.v1.Checkpoints/SendState":         trainers,
-	"/rowraft.v1.Checkpoints/SetPolicy":         runs, // a job may have one
+	"/rowraft.v1.Checkpoints/SetPolicy":         runs, // a job may have a policy
 	"/rowraft.v1.Checkpoints/DeletePolicy":      runs,
 	"/rowraft.v1.Checkpoints/ListPolicies":      runs,
 	"/rowraft.v1.Checkpoints/RunPolicy":         operators,
@@ -96,7 +96,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Certificates/CreateToken":      admins,
 	"/rowraft.v1.Certificates/ListTokens":       admins,
 	"/rowraft.v1.Certificates/DeleteToken":      admins,
-	"/rowraft.v1.Certificates/RenewCertificate": anybody, // its own
+	"/rowraft.v1.Certificates/RenewCertificate": anybody, // only its own certificate
 
 	"/grpc.health.v1.Health/Check": anybody,
 	"/grpc.health.v1.Health/Watch": anybody,
@@ -106,18 +106,17 @@ var roles = map[string][]certs.Role{
 	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": operators,
 }
 
-// RolesOf lists who may make a call, by its full name; nil: nobody.
+// RolesOf returns the roles that may make a call, by its full name; nil: no role.
 func RolesOf(method string) []certs.Role { return slices.Clone(roles[method]) }
 
-// Caller is who makes a call. Everything is allowed to a nil one: it is this process,
-// or the port is plaintext and so of loopback.
+// Caller is the identity that makes a call. A nil Caller may do everything: it is this process, or the port
+// is plaintext and so on loopback.
 type Caller struct {
 	certs.Identity
 	expires time.Time
 }
 
-// CallerOf returns who makes the call of ctx: of a forwarded one the client, not the server
-// that forwards it.
+// CallerOf returns the caller of ctx. For a forwarded call it is the client, not the server that forwards.
 func CallerOf(ctx context.Context) *Caller {
 	if c, ok := ctx.Value(callerKey{}).(*Caller); ok {
 		return c
@@ -125,7 +124,7 @@ func CallerOf(ctx context.Context) *Caller {
 	return connectedCaller(ctx)
 }
 
-// connectedCaller is whose connection the call of ctx came by.
+// connectedCaller returns the identity of the connection of the call of ctx.
 func connectedCaller(ctx context.Context) *Caller {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -138,9 +137,9 @@ func connectedCaller(ctx context.Context) *Caller {
 	return &info.caller
 }
 
-// ClientOf tells by which bytes in flight are counted: client is whose the call of ctx
-// is, an identity with all of its connections or, without certificates, a connection;
-// conn is the connection, as ConnKey has it. Both can be compared; nil is this process.
+// ClientOf returns the keys by which bytes in flight are counted. client is an identity, with all its
+// connections, or a connection if there are no certificates; conn is the connection, as returned by
+// ConnKey. Both are comparable; nil means this process.
 func ClientOf(ctx context.Context) (client, conn any) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -156,18 +155,18 @@ func ClientOf(ctx context.Context) (client, conn any) {
 	return conn, conn
 }
 
-// ConnKey names a connection by its RemoteAddr, as long as it is open.
+// ConnKey identifies a connection by its RemoteAddr while it is open.
 func ConnKey(remote net.Addr) any {
 	if tcp, ok := remote.(*net.TCPAddr); ok {
-		return tcp // each connection has its own
+		return tcp // each connection has its own pointer
 	}
 	return remote.String()
 }
 
-// Limited reports whether the caller may touch some tables only.
+// Limited reports whether the caller may use only some tables.
 func (c *Caller) Limited() bool { return c != nil && !c.Everything() }
 
-// Certificate is the caller's, nil if the call came without TLS.
+// Certificate returns the certificate of the caller, nil if the call came without TLS.
 func Certificate(ctx context.Context) *x509.Certificate {
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(*authInfo); ok && len(info.State.PeerCertificates) > 0 {
@@ -177,7 +176,7 @@ func Certificate(ctx context.Context) *x509.Certificate {
 	return nil
 }
 
-// CheckTable refuses a table that is not the caller's, with a *rowraft.DeniedError.
+// CheckTable returns a *rowraft.DeniedError for a table that the caller may not use.
 func (c *Caller) CheckTable(name string) error {
 	if c == nil || c.May(name) {
 		return nil
@@ -188,8 +187,7 @@ func (c *Caller) CheckTable(name string) error {
 	}
 }
 
-// CheckClient refuses a client id that is not the caller's: another identity cannot
-// push in its sessions.
+// CheckClient refuses a client id of another identity, so that no other identity can push in the caller's sessions.
 func (c *Caller) CheckClient(id rowraft.ClientID) error {
 	if c == nil {
 		return nil
@@ -200,16 +198,17 @@ func (c *Caller) CheckClient(id rowraft.ClientID) error {
 	return nil
 }
 
-// current refuses a caller whose certificate has ended since the handshake.
+// current refuses a caller whose certificate has expired since the handshake.
 func (c *Caller) current() error {
 	if c != nil && time.Now().After(c.expires) {
-		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of %s expired at %s", c.String(), c.expires.Format(time.RFC3339))
+		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of %s expired at %s",
+			c.String(), c.expires.Format(time.RFC3339))
 	}
 	return nil
 }
 
-// authorize refuses a call that the caller's role does not have. The context that it returns
-// knows the caller of a forwarded call.
+// authorize refuses a call that the caller's role may not make. The returned context has the caller of a
+// forwarded call.
 func authorize(ctx context.Context, method string) (context.Context, error) {
 	ctx, c, err := represented(ctx, connectedCaller(ctx), method)
 	if err != nil || c == nil {
@@ -218,7 +217,7 @@ func authorize(ctx context.Context, method string) (context.Context, error) {
 	if may := roles[method]; !slices.Contains(may, c.Role) {
 		need := certs.Join(may)
 		if len(may) == 0 {
-			need = "of nobody"
+			need = "of no role"
 		}
 		return ctx, &rowraft.DeniedError{What: strings.TrimPrefix(method, "/rowraft.v1."), Need: need, Have: c.String()}
 	}

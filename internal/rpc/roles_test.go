@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 )
 
-// methods are the full names of all calls that servers answer.
+// methods returns the full names of all calls that servers serve.
 func methods() (out []string) {
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {
 		if p := f.Package(); p != "rowraft.v1" && p != "grpc.health.v1" && !strings.HasPrefix(string(p), "grpc.reflection.") {
@@ -31,7 +31,7 @@ func methods() (out []string) {
 	return out
 }
 
-// TestEveryCallDeclaresItsRoles: a call that nobody thought about is nobody's.
+// TestEveryCallDeclaresItsRoles: no caller may make a call without declared roles.
 func TestEveryCallDeclaresItsRoles(t *testing.T) {
 	all := methods()
 	if len(all) < 50 {
@@ -44,9 +44,9 @@ func TestEveryCallDeclaresItsRoles(t *testing.T) {
 	}
 	open := 0
 	for m, who := range roles {
-		if slices.Contains(who, Stranger) { // the one call of who has no certificate yet
+		if slices.Contains(who, Stranger) { // the one call of machines without a certificate
 			if open++; m != "/rowraft.v1.Entrance/Join" || !slices.Equal(who, []certs.Role{Stranger, certs.Node}) {
-				t.Errorf("%s is open to everybody: %v", m, who)
+				t.Errorf("%s is open to every role: %v", m, who)
 			}
 			continue
 		}
@@ -63,6 +63,6 @@ func TestEveryCallDeclaresItsRoles(t *testing.T) {
 		}
 	}
 	if open != 1 {
-		t.Errorf("%d calls are open to everybody, want one", open)
+		t.Errorf("%d calls are open to every role, want one", open)
 	}
 }

@@ -32,31 +32,38 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 			t.Errorf("%v (%v) came out as %v (%v)", want, rowraft.CodeOf(want), got, rowraft.CodeOf(got))
 		}
 	}
-	sc, ok := errors.AsType[*rowraft.StepClosedError](FromStatus(ToStatus(&rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9, Unsure: true})))
+	sc, ok := errors.AsType[*rowraft.StepClosedError](FromStatus(ToStatus(&rowraft.StepClosedError{Shard: 1, Step: 7,
+		Next: 9, Unsure: true})))
 	if !ok || *sc != (rowraft.StepClosedError{Shard: 1, Step: 7, Next: 9, Unsure: true}) {
 		t.Errorf("what StepClosed tells was lost: %+v", sc)
 	}
-	if e, ok := errors.AsType[*rowraft.SessionEndedError](FromStatus(ToStatus(fmt.Errorf("server a: %w", &rowraft.SessionEndedError{What: "over"})))); !ok || e.What != "server a: over" {
+	if e, ok := errors.AsType[*rowraft.SessionEndedError](FromStatus(ToStatus(fmt.Errorf("server a: %w",
+		&rowraft.SessionEndedError{What: "over"})))); !ok || e.What != "server a: over" {
 		t.Errorf("a SessionEndedError arrives as %+v", e)
 	}
-	if e, ok := errors.AsType[*rowraft.RestoredError](FromStatus(ToStatus(&rowraft.RestoredError{Shard: 1, Have: 2, Want: 3}))); !ok || *e != (rowraft.RestoredError{Shard: 1, Have: 2, Want: 3}) {
+	if e, ok := errors.AsType[*rowraft.RestoredError](FromStatus(ToStatus(&rowraft.RestoredError{Shard: 1, Have: 2,
+		Want: 3}))); !ok || *e != (rowraft.RestoredError{Shard: 1, Have: 2, Want: 3}) {
 		t.Errorf("a RestoredError arrives as %+v", e)
 	}
-	sg, ok := errors.AsType[*rowraft.StaleGenerationError](FromStatus(ToStatus(&rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9})))
+	sg, ok := errors.AsType[*rowraft.StaleGenerationError](FromStatus(ToStatus(&rowraft.StaleGenerationError{Shard: 1,
+		Have: 2, Want: 3, Next: 9})))
 	if !ok || *sg != (rowraft.StaleGenerationError{Shard: 1, Have: 2, Want: 3, Next: 9}) {
 		t.Errorf("what StaleGeneration tells was lost: %+v", sg)
 	}
-	de, ok := errors.AsType[*rowraft.DeniedError](FromStatus(ToStatus(&rowraft.DeniedError{What: "Push", Need: "trainer", Have: "reader r"})))
+	de, ok := errors.AsType[*rowraft.DeniedError](FromStatus(ToStatus(&rowraft.DeniedError{What: "Push", Need: "trainer",
+		Have: "reader r"})))
 	if !ok || *de != (rowraft.DeniedError{What: "Push", Need: "trainer", Have: "reader r"}) {
 		t.Errorf("what Denied tells was lost: %+v", de)
 	}
-	nl, ok := errors.AsType[*rowraft.NotLeaderError](FromStatus(ToStatus(fmt.Errorf("x: %w", &rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}))))
+	nl, ok := errors.AsType[*rowraft.NotLeaderError](FromStatus(ToStatus(fmt.Errorf("x: %w",
+		&rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}))))
 	if !ok || *nl != (rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"}) {
 		t.Errorf("the hint of NotLeader was lost: %+v", nl)
 	}
 }
 
-// Clients that do not know our detail are told in gRPC's own words when to ask again.
+// TestOverloadedSaysWhenToAskAgain: a client that does not know the rowraft detail gets the wait time in gRPC's
+// own message.
 func TestOverloadedSaysWhenToAskAgain(t *testing.T) {
 	s := status.Convert(ToStatus(&rowraft.OverloadedError{What: "queue", RetryAfter: 30 * time.Millisecond}))
 	var told time.Duration
@@ -69,12 +76,12 @@ func TestOverloadedSaysWhenToAskAgain(t *testing.T) {
 		t.Errorf("%v with a RetryInfo of %v, want ResourceExhausted with 30 ms", s.Code(), told)
 	}
 	if n := len(status.Convert(ToStatus(rowraft.Errorf(rowraft.CodeOverloaded, "another is running"))).Details()); n != 1 {
-		t.Errorf("without a time to wait for there are %d details, want ours", n)
+		t.Errorf("without a wait time there are %d details, want one", n)
 	}
 }
 
-// TestForeignStatusMayHaveBeenApplied: a status that rowraft did not make says
-// nothing about the push.
+// TestForeignStatusMayHaveBeenApplied: a status that rowraft did not make does not say whether the push was
+// applied.
 func TestForeignStatusMayHaveBeenApplied(t *testing.T) {
 	for _, err := range []error{
 		status.Error(codes.Unavailable, "connection reset"),

@@ -14,41 +14,44 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// maxTextBytes bounds each string that a caller sends. Names have tighter limits of their own.
+// maxTextBytes limits each string that a caller sends. Names have lower limits of their own.
 const maxTextBytes = 4096
 
-// freeText are the fields that hold sentences, such as the error that a trainer failed with. A caller may send any
-// text in them; it is cleaned. Every other string is a name, an address or a path, and is refused if it cannot be
-// printed.
+// freeText are the fields with free text, such as the error of a failed trainer. A caller may send any text
+// in them, and it is cleaned. Every other string is a name, an address or a path, and is refused if it is
+// not printable.
 var freeText = map[protoreflect.Name]bool{
-	"reason": true, "error": true, "text": true, "fenced": true, "held_back": true, "waiting_for": true, "message": true, "what": true, "retention_error": true,
+	"reason": true, "error": true, "text": true, "fenced": true, "held_back": true, "waiting_for": true, "message": true,
+	"what": true, "retention_error": true,
 }
 
-// CheckText refuses text that a log line or a terminal must not show as it is: control and format characters, line
-// separators, and bytes that are not UTF-8. Letters, digits, marks, punctuation, symbols and the space are allowed.
+// CheckText refuses text that a log line or a terminal must not show unchanged: control and format
+// characters, line separators, and bytes that are not UTF-8. Letters, digits, marks, punctuation, symbols
+// and spaces are allowed.
 func CheckText(s string) error {
 	if len(s) > maxTextBytes {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q… has %d bytes, at most %d are possible", s[:32], len(s), maxTextBytes)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q… has %d bytes: want at most %d", s[:32], len(s), maxTextBytes)
 	}
 	if !utf8.ValidString(s) {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q is not UTF-8", s)
 	}
 	if i := strings.IndexFunc(s, unprintable); i >= 0 {
 		r, _ := utf8.DecodeRuneInString(s[i:])
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%q has the character %q, which cannot be printed; use letters, digits, punctuation and spaces", s, r)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"%q has the character %q, which is not printable: use letters, digits, punctuation and spaces", s, r)
 	}
 	return nil
 }
 
 func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
-// CleanText returns s with all that CheckText refuses written as Go escapes, and its end cut off beyond the limit.
+// CleanText returns s with everything that CheckText refuses as Go escapes. It cuts s at the limit.
 func CleanText(s string) string { return escape(s[:min(len(s), maxTextBytes)], "") }
 
-// CleanLines is CleanText of several lines.
+// CleanLines is CleanText for several lines.
 func CleanLines(s string) string { return escape(s[:min(len(s), maxTextBytes)], "\n\t") }
 
-// escape returns s with all that cannot be printed, and is not in keep, written as Go escapes.
+// escape returns s with Go escapes for all characters that are not printable and not in keep.
 func escape(s, keep string) string {
 	var b strings.Builder
 	for i, r := range s {
@@ -65,13 +68,13 @@ func escape(s, keep string) string {
 	return b.String()
 }
 
-// texts calls f with each string of a message, and puts what it returns in its place.
+// texts calls f for each string of a message and replaces the string by the result.
 func texts(m protoreflect.Message, f func(protoreflect.FieldDescriptor, string) (string, error)) (err error) {
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		isText, isMessage := fd.Kind() == protoreflect.StringKind, fd.Kind() == protoreflect.MessageKind
 		var s string
 		switch {
-		case fd.IsMap() || !isText && !isMessage: // no message of ours has a map
+		case fd.IsMap() || !isText && !isMessage: // no rowraft message has a map
 		case fd.IsList():
 			for i := 0; i < v.List().Len() && err == nil; i++ {
 				if isMessage {
@@ -92,7 +95,7 @@ func texts(m protoreflect.Message, f func(protoreflect.FieldDescriptor, string) 
 	return err
 }
 
-// checkTexts refuses a request with a name that cannot be printed, and cleans its sentences.
+// checkTexts refuses a request with a name that is not printable, and cleans its free text.
 func checkTexts(m any) error {
 	p, ok := m.(proto.Message)
 	if !ok {
@@ -109,7 +112,7 @@ func checkTexts(m any) error {
 	})
 }
 
-// cleanTexts cleans a reply: the caller prints it.
+// cleanTexts cleans a reply, because the caller prints it.
 func cleanTexts(m any) {
 	if p, ok := m.(proto.Message); ok {
 		_ = texts(p.ProtoReflect(), func(_ protoreflect.FieldDescriptor, s string) (string, error) {
@@ -121,7 +124,8 @@ func cleanTexts(m any) {
 	}
 }
 
-// bare reports whether the messages of a call have no strings: those of the data plane, which are not looked through.
+// bare reports whether the messages of a call have no strings: those of the data plane, which are not
+// searched for strings.
 func bare(method string) bool { return strings.HasPrefix(method, "/rowraft.v1.Table/") }
 
 func unaryTexts(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
@@ -133,7 +137,7 @@ func unaryTexts(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc
 	return h(ctx, req)
 }
 
-// textStream checks what a stream receives.
+// textStream checks the messages that a server stream receives.
 type textStream struct{ grpc.ServerStream }
 
 func (s textStream) RecvMsg(m any) error {
@@ -150,7 +154,8 @@ func streamTexts(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
 	return h(srv, textStream{stream})
 }
 
-func unaryReplyTexts(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func unaryReplyTexts(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	err := invoke(ctx, method, req, reply, conn, opts...)
 	if err == nil && !bare(method) {
 		cleanTexts(reply)
@@ -158,7 +163,7 @@ func unaryReplyTexts(ctx context.Context, method string, req, reply any, conn *g
 	return err
 }
 
-// replyStream cleans what a stream receives.
+// replyStream cleans the messages that a client stream receives.
 type replyStream struct{ grpc.ClientStream }
 
 func (s replyStream) RecvMsg(m any) error {
@@ -169,7 +174,8 @@ func (s replyStream) RecvMsg(m any) error {
 	return err
 }
 
-func streamReplyTexts(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func streamReplyTexts(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
+	open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	s, err := open(ctx, desc, conn, method, opts...)
 	if err != nil || bare(method) {
 		return s, err

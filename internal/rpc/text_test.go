@@ -18,10 +18,10 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// evil forges a log line, clears a terminal, and turns the direction of what follows.
+// evil forges a log line, clears a terminal, and reverses the direction of the following text.
 const evil = "w0\nlevel=INFO msg=\"all is well\"\x1b[2J\u202e"
 
-// requests are the types of all requests of all calls.
+// requests returns the types of all requests of all calls.
 func requests(t *testing.T) (out map[string]protoreflect.MessageDescriptor) {
 	t.Helper()
 	out = make(map[string]protoreflect.MessageDescriptor)
@@ -41,8 +41,9 @@ func requests(t *testing.T) (out map[string]protoreflect.MessageDescriptor) {
 	return out
 }
 
-// withText calls f with messages of a type each of which has one string, in each place where there can be one.
-func withText(d protoreflect.MessageDescriptor, depth int, f func(field protoreflect.FieldDescriptor, m *dynamicpb.Message)) {
+// withText calls f with messages of a type, each with one string, in every possible place.
+func withText(d protoreflect.MessageDescriptor, depth int,
+	f func(field protoreflect.FieldDescriptor, m *dynamicpb.Message)) {
 	for i := range d.Fields().Len() {
 		fd := d.Fields().Get(i)
 		put := func(field protoreflect.FieldDescriptor, v protoreflect.Value) {
@@ -65,26 +66,28 @@ func withText(d protoreflect.MessageDescriptor, depth int, f func(field protoref
 	}
 }
 
-// No string of any request reaches a log or a terminal as it came: names are refused, sentences cleaned. The calls of
-// the data plane, which are not looked through, have none.
+// TestNoRequestCarriesControlCharacters: no string of any request reaches a log or a terminal unchecked: names are
+// refused, free text is cleaned. The calls of the data plane, which are not searched, have no strings.
 func TestNoRequestCarriesControlCharacters(t *testing.T) {
 	refused, cleaned := 0, 0
 	for call, d := range requests(t) {
 		withText(d, 4, func(field protoreflect.FieldDescriptor, m *dynamicpb.Message) {
 			if bare(call) {
-				t.Errorf("%s has the string %s, and is not looked through", call, field.FullName())
+				t.Errorf("%s has the string %s, and is not searched", call, field.FullName())
 				return
 			}
 			err := checkTexts(m)
 			if freeText[field.Name()] {
-				if text, _ := proto.Marshal(m); err != nil || strings.ContainsAny(string(text), "\n\x1b") && strings.Contains(string(text), evil) {
+				if text, _ := proto.Marshal(m); err != nil || strings.ContainsAny(string(text), "\n\x1b") &&
+					strings.Contains(string(text), evil) {
 					t.Errorf("%s: %s: %v, not cleaned", call, field.FullName(), err)
 				}
 				cleaned++
 				return
 			}
-			if rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), string(field.FullName())) || CheckText(err.Error()) != nil {
-				t.Errorf("%s: %s: %v, want a refusal that can be printed", call, field.FullName(), err)
+			if rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+				!strings.Contains(err.Error(), string(field.FullName())) || CheckText(err.Error()) != nil {
+				t.Errorf("%s: %s: %v, want a printable refusal", call, field.FullName(), err)
 			}
 			refused++
 		})
@@ -94,9 +97,10 @@ func TestNoRequestCarriesControlCharacters(t *testing.T) {
 	}
 }
 
-// What a server answers cannot reach the terminal either.
+// Replies of a server cannot reach the terminal unchecked either.
 func TestRepliesAreCleaned(t *testing.T) {
-	r := &rowraftv1.ListJobsReply{Jobs: []*rowraftv1.JobInfo{{Job: "ctr", Reason: evil, Members: []*rowraftv1.MemberInfo{{Member: &rowraftv1.RunMember{Worker: evil}}}}}}
+	r := &rowraftv1.ListJobsReply{Jobs: []*rowraftv1.JobInfo{{Job: "ctr",
+		Reason: evil, Members: []*rowraftv1.MemberInfo{{Member: &rowraftv1.RunMember{Worker: evil}}}}}}
 	cleanTexts(r)
 	want := `w0\nlevel=INFO msg="all is well"\x1b[2J\u202e`
 	if got := r.Jobs[0]; got.Reason != want || got.Members[0].Member.Worker != want || got.Job != "ctr" {
@@ -111,7 +115,7 @@ func TestRepliesAreCleaned(t *testing.T) {
 	}
 }
 
-// hostileServer answers with text that cannot be printed, and counts the requests that reach it.
+// hostileServer replies with text that is not printable, and counts the requests that reach it.
 type hostileServer struct {
 	rowraftv1.UnimplementedJobsServer
 	rowraftv1.UnimplementedCheckpointsServer
@@ -136,12 +140,13 @@ func (s *hostileServer) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendR
 	}
 }
 
-func (s *hostileServer) CreateCheckpoint(_ *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
+func (s *hostileServer) CreateCheckpoint(_ *rowraftv1.CreateCheckpointRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
 	return stream.Send(&rowraftv1.CreateCheckpointReply{Name: evil})
 }
 
-// Every server and every client that is made with the options of this package looks through
-// what it receives, in single calls and in streams.
+// TestTextsAreCheckedOnTheWay: every server and every client with the options of this package checks what
+// it receives, in unary calls and in streams.
 func TestTextsAreCheckedOnTheWay(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -160,7 +165,8 @@ func TestTextsAreCheckedOnTheWay(t *testing.T) {
 	defer conn.Close()
 	jobs, checkpoints := rowraftv1.NewJobsClient(conn), rowraftv1.NewCheckpointsClient(conn)
 
-	if _, err := jobs.StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: evil}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := jobs.StopJob(t.Context(),
+		&rowraftv1.StopJobRequest{Job: evil}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("a name in a call: %v, want a refusal", err)
 	}
 	attend, err := checkpoints.Attend(t.Context())
@@ -174,15 +180,16 @@ func TestTextsAreCheckedOnTheWay(t *testing.T) {
 	if rowraft.CodeOf(FromStatus(err)) != rowraft.CodeInvalidArgument {
 		t.Errorf("a name in a stream: %v, want a refusal", err)
 	}
-	if list, err := jobs.ListJobs(t.Context(), &rowraftv1.ListJobsRequest{}); err != nil || CheckText(list.Jobs[0].Job) != nil {
-		t.Errorf("the answer to a call: %v, %v", list, err)
+	if list, err := jobs.ListJobs(t.Context(), &rowraftv1.ListJobsRequest{}); err != nil ||
+		CheckText(list.Jobs[0].Job) != nil {
+		t.Errorf("the reply to a call: %v, %v", list, err)
 	}
 	create, err := checkpoints.CreateCheckpoint(t.Context(), &rowraftv1.CreateCheckpointRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if reply, err := create.Recv(); err != nil || CheckText(reply.GetName()) != nil {
-		t.Errorf("the answer in a stream: %v, %v", reply, err)
+		t.Errorf("the reply in a stream: %v, %v", reply, err)
 	}
 	srv.Stop()
 	if s.unary+s.stream > 0 {
@@ -191,15 +198,18 @@ func TestTextsAreCheckedOnTheWay(t *testing.T) {
 }
 
 func FuzzText(f *testing.F) {
-	for _, s := range []string{"", "ctr", "worker-1.example:7000", "größe 模型", evil, "\x7f", "\xff\xfe", "\u2028", "\u00a0", strings.Repeat("x", maxTextBytes+1)} {
+	for _, s := range []string{"", "ctr", "worker-1.example:7000", "größe 模型", evil, "\x7f", "\xff\xfe", "\u2028",
+		"\u00a0", strings.Repeat("x", maxTextBytes+1)} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		ok := CheckText(s) == nil
-		if ok != (len(s) <= maxTextBytes && utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0) {
+		if ok != (len(s) <= maxTextBytes && utf8.ValidString(s) &&
+			strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0) {
 			t.Errorf("CheckText(%q): %v", s, CheckText(s))
 		}
-		if got := CleanText(s); strings.IndexFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0 || !utf8.ValidString(got) || ok && got != s {
+		if got := CleanText(s); strings.IndexFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0 ||
+			!utf8.ValidString(got) || ok && got != s {
 			t.Errorf("CleanText(%q) = %q", s, got)
 		}
 	})

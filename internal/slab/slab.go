@@ -51,8 +51,8 @@ func New(recordBytes int) (*Slab, error) {
 	s.bases.Store(new([]unsafe.Pointer))
 	return s, nil
 }
+
 // NewShort is New for a slab that is closed soon and may become large: its memory comes
-// made by NewShort is New of a slab that is closed soon and may become large: its memory comes
 // from the stock and returns to it, so that it needs few system calls.
 func NewShort(recordBytes int) (*Slab, error) {
 	s, err := New(recordBytes)

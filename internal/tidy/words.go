@@ -36,7 +36,6 @@ var unswept = []string{
 	"e2e/sim",
 	"internal/canary",
 	"internal/localcluster",
-	"internal/rpc",
 	"internal/tidy", // stays: this file names the words
 	"node",
 	"proto/rowraft/v1",
