@@ -9,7 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// array is a part of a file: numbers one after the other.
+// array is a range of a file with numbers one after the other.
 type array struct {
 	r  io.ReaderAt
 	at int64
@@ -27,7 +27,7 @@ func (a array) read(b []byte, offset int64) error {
 	return err
 }
 
-// arrays are rows whose ids stand in one array and whose vectors in another.
+// arrays are rows with their ids in one array and their vectors in another.
 type arrays struct {
 	ids, vectors array
 	rows         uint64
@@ -35,7 +35,7 @@ type arrays struct {
 	typ          number
 	meta         Meta
 
-	at  uint64 // of the next row
+	at  uint64 // number of the next row
 	buf []byte
 }
 
@@ -45,7 +45,7 @@ func (a *arrays) info() Info {
 
 func (a *arrays) rewind() error { a.at = 0; return nil }
 
-// take returns how many of n rows are next, and their place.
+// take returns how many of n rows are left, and the position of the first one.
 func (a *arrays) take(n int) (int, int64, error) {
 	left := a.rows - a.at
 	if left == 0 {
@@ -98,7 +98,7 @@ func (a *arrays) next(keys []rowraft.Key, values []float32) (int, error) {
 	return n, nil
 }
 
-// arrayBytes is rows × dim × size, or false if that is more than an int64 holds.
+// arrayBytes returns rows × dim × size, or false if that overflows an int64.
 func arrayBytes(rows, dim uint64, size int) (int64, bool) {
 	hi, n := bits.Mul64(rows, dim)
 	hi2, n2 := bits.Mul64(n, uint64(size))

@@ -11,20 +11,17 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// batchRows is how many rows are looked at in one step.
+// batchRows is how many rows are read in one step.
 func batchRows(dim int) int { return min(max(1<<20/max(dim, 1), 1), 4096) }
 
-// sortedKeys is how many ids are sorted at once to find one that stands twice: 128
-// MiB of them.
+// sortedKeys is how many ids are sorted at a time to detect a repeated one: 128 MiB.
 const sortedKeys = 16 << 20
 
-// Check reads all of a file and reports the first thing that makes it unfit as a
-// table: what is damaged, numbers that are not finite, ids that stand twice. The
-// next row is then the first one. tell, if not nil, hears how many rows were
-// read, of vectors first and of ids then.
+// Check reads the whole file and returns the first reason why it cannot be a table: damage, numbers that
+// are not finite, repeated ids. Afterwards the next row is the first one. If tell is not nil, Check reports
+// to it how many rows it has read, first of vectors and then of ids.
 //
-// Memory is bounded: the ids of a file with more than 16 Mi rows are read more
-// than once.
+// Memory is limited: Check reads the ids of a file with more than 16 Mi rows more than once.
 //
 // Errors: CodeInvalidArgument, CodeCorrupt; those of the disk and of ctx.
 func Check(ctx context.Context, r *Reader, tell func(rows int)) error {
@@ -65,7 +62,8 @@ func checkNumbers(ctx context.Context, r *Reader, tell func(int)) error {
 		}
 		for i, v := range values[:n*info.Dim] {
 			if !finite(v) {
-				return invalidf("file %s: row %d (id %d), number %d is %v: weights must be finite as float32", r.path, rows+uint64(i/info.Dim), keys[i/info.Dim], i%info.Dim, v)
+				return invalidf("file %s: row %d (id %d), number %d is %v: weights must be finite as float32",
+					r.path, rows+uint64(i/info.Dim), keys[i/info.Dim], i%info.Dim, v)
 			}
 		}
 		rows += uint64(n)
@@ -77,9 +75,9 @@ func checkNumbers(ctx context.Context, r *Reader, tell func(int)) error {
 	return nil
 }
 
-// checkKeys reports an id that stands twice. Ids in ascending order need no
-// memory; others are gathered and sorted, in as many shares, by hash, as make each
-// fit most.
+// checkKeys returns an error for a repeated id. Ids in ascending order need no memory. Otherwise it divides
+// the ids by hash into as many shares as needed, so that each share fits most, and sorts one share at a
+// time.
 func checkKeys(ctx context.Context, r *Reader, tell func(int), most int) error {
 	rows := r.Info().Rows
 	shares := rows/uint64(most) + 1
@@ -103,7 +101,7 @@ func checkKeys(ctx context.Context, r *Reader, tell func(int), most int) error {
 		slices.Sort(gathered)
 		for i := 1; i < len(gathered); i++ {
 			if gathered[i] == gathered[i-1] {
-				return invalidf("id %d stands twice: which vector is meant?", gathered[i])
+				return invalidf("id %d occurs twice: remove one of its vectors", gathered[i])
 			}
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Format names a format of files.
+// Format is the name of a file format.
 type Format string
 
 const (
@@ -18,12 +18,10 @@ const (
 	Parquet     Format = "parquet"     // one file with two columns
 )
 
-// Formats lists all formats, with the extension each is known by.
+// Formats returns all formats. Each is also the file extension of its format.
 func Formats() []Format { return []Format{SafeTensors, NPY, Parquet} }
 
-// FormatOf returns format, or what the name of a file says if format is empty.
-//
-// Errors: CodeInvalidArgument.
+// FormatOf returns format, or the format of the extension of path if format is empty.
 func FormatOf(path string, format Format) (Format, error) {
 	if format == "" {
 		format = Format(strings.ToLower(strings.TrimPrefix(filepath.Ext(path), ".")))
@@ -36,10 +34,11 @@ func FormatOf(path string, format Format) (Format, error) {
 			return f, nil
 		}
 	}
-	return "", rowraft.Errorf(rowraft.CodeInvalidArgument, "file %s: format %q: want one of %v, as the extension or by name", path, format, Formats())
+	return "", rowraft.Errorf(rowraft.CodeInvalidArgument,
+		"file %s: format %q: want one of %v, as the extension or by name", path, format, Formats())
 }
 
-// idsPath is where the ids of vectors at path lie: user.ids.npy beside user.npy.
+// idsPath returns the path of the ids that belong to the vectors at path: user.ids.npy for user.npy.
 func idsPath(path string) string {
 	if ext := filepath.Ext(path); strings.EqualFold(ext, ".npy") {
 		return strings.TrimSuffix(path, ext) + ".ids.npy"
@@ -47,25 +46,24 @@ func idsPath(path string) string {
 	return path + ".ids.npy"
 }
 
-// Meta is what a file says of its table besides the rows, where the format has a
-// place for it; .npy has none. Zero fields are unknown.
+// Meta is the metadata of a table in a file, if the format supports it; .npy does not. Zero fields are unknown.
 type Meta struct {
 	Table       string
 	TableID     rowraft.TableID
 	Kind        rowraft.TableKind
 	Dim         int
 	Initializer rowraft.Initializer
-	Source      string // a cluster or a checkpoint, in words
+	Source      string // description of the cluster or the checkpoint
 }
 
-// MetaOf is the part of Meta that a schema knows.
+// MetaOf returns the part of Meta that a schema determines.
 func MetaOf(s rowraft.Schema, source string) Meta {
 	return Meta{Table: s.Name, TableID: s.ID, Kind: s.Kind, Dim: s.Dim, Initializer: s.Initializer, Source: source}
 }
 
 // Names of metadata; values are strings in every format.
 const (
-	metaVersion = "rowraft.version" // of these names
+	metaVersion = "rowraft.version" // version of these names
 	metaTable   = "rowraft.table"
 	metaTableID = "rowraft.table_id"
 	metaKind    = "rowraft.kind"
@@ -95,7 +93,7 @@ func (m Meta) strings() map[string]string {
 	return out
 }
 
-// metaFrom takes of a file's metadata what a reader can use; the rest is for people.
+// metaFrom returns the metadata that a reader uses; the rest is for people.
 func metaFrom(get func(name string) string) Meta {
 	m := Meta{Table: get(metaTable), Source: get(metaSource)}
 	if id, err := strconv.ParseUint(get(metaTableID), 10, 64); err == nil {
@@ -107,7 +105,7 @@ func metaFrom(get func(name string) string) Meta {
 	return m
 }
 
-// checkDim reports a width that no table has.
+// checkDim returns an error for a width that no table can have.
 func checkDim(dim uint64) (int, error) {
 	if dim < 1 || dim > rowraft.MaxDim {
 		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "vectors of %d numbers: want 1 to %d", dim, rowraft.MaxDim)

@@ -21,9 +21,8 @@ func testdata(tb testing.TB, name string) []byte {
 	return b
 }
 
-// fuzzFile opens and checks a file of any bytes. It wants an error with a code, or
-// rows that are the same after they were written and read again; and no more
-// memory than most.
+// fuzzFile opens and checks a file with any bytes. It expects an error with a code, or rows that are the
+// same after writing and reading them again. It checks that the memory stays below most.
 func fuzzFile(t *testing.T, disk *vfs.Mem, path string, most uint64) {
 	var got rows
 	var err error
@@ -35,7 +34,7 @@ func fuzzFile(t *testing.T, disk *vfs.Mem, path string, most uint64) {
 		}
 		defer r.Close()
 		if dim = r.Info().Dim; r.Info().Rows > 1<<16 {
-			return // a small file with many rows: sound, and slow
+			return // a small file with many rows: valid, but slow
 		}
 		if err = Check(t.Context(), r, nil); err == nil {
 			got, err = read(r, 10)
@@ -83,18 +82,20 @@ func FuzzNPY(f *testing.F) {
 	})
 }
 
-// FuzzParquet feeds the library, too, and what keeps it from believing lengths.
+// FuzzParquet also tests the library, and the checks that keep it from trusting lengths.
 func FuzzParquet(f *testing.F) {
 	two := float32(2)
 	one := uint64(1)
 	f.Add(parquetFile(f, []plainRow{{1, []float32{1, 2}}, {2, []float32{3, 4}}}))
-	f.Add(parquetFile(f, []signedRow{{-1, "a", []float64{1, 2}}}, parquet.Compression(&parquet.Zstd), parquet.DataPageVersion(1)))
-	f.Add(parquetFile(f, []nullRow{{&one, []*float32{&two}}}, parquet.DefaultEncoding(&parquet.RLEDictionary), parquet.Compression(&parquet.Snappy)))
+	f.Add(parquetFile(f, []signedRow{{-1, "a", []float64{1, 2}}}, parquet.Compression(&parquet.Zstd),
+		parquet.DataPageVersion(1)))
+	f.Add(parquetFile(f, []nullRow{{&one, []*float32{&two}}}, parquet.DefaultEncoding(&parquet.RLEDictionary),
+		parquet.Compression(&parquet.Snappy)))
 	f.Add(parquetFile(f, []plainRow{}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		disk := vfs.NewMem()
 		writeFile(t, disk, "x.parquet", b)
-		// A page may say that it has maxPageBytes or maxPageValues, and levels of both kinds.
+		// A page may claim to have maxPageBytes or maxPageValues, and levels of both kinds.
 		fuzzFile(t, disk, "x.parquet", 4*maxPageBytes+1000*uint64(len(b)))
 	})
 }

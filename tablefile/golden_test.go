@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// goldenRows is the table of testdata/golden.py.
+// goldenRows is the table in testdata/golden.py.
 var goldenRows = rows{
 	keys: []rowraft.Key{math.MaxUint64, 0, 1 << 63},
 	values: []float32{
@@ -21,8 +21,7 @@ var goldenRows = rows{
 	},
 }
 
-// TestGoldenBytes compares both ways with files that golden.py made from the pages
-// of the formats.
+// TestGoldenBytes compares both directions with files that golden.py made from the specifications of the formats.
 func TestGoldenBytes(t *testing.T) {
 	meta := testMeta(3)
 	meta.Source = "by hand"

@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestPageHeadersAreNotBelieved: sizes and counts that the library would allocate
-// for are refused, before it sees them.
+// TestPageHeadersAreNotBelieved: sizes and counts for which the library would allocate memory are refused
+// before it reads them.
 func TestPageHeadersAreNotBelieved(t *testing.T) {
 	for _, tc := range []struct {
 		name               string
@@ -23,14 +23,19 @@ func TestPageHeadersAreNotBelieved(t *testing.T) {
 		says               string
 	}{
 		{"good", 10, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, ""},
-		{"of more values than any page has", 10, 10, maxPageValues + 1, format.DataPage, format.ColumnMetaData{NumValues: 5}, "67108865 values"},
+		{"of more values than any page has",
+			10, 10, maxPageValues + 1, format.DataPage, format.ColumnMetaData{NumValues: 5}, "67108865 values"},
 		{"of fewer than none", 10, 10, -1, format.DataPage, format.ColumnMetaData{NumValues: 5}, "-1 values"},
 		{"longer than its column", 1000, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, "1000 bytes"},
 		{"of less than nothing", -1, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, "-1 bytes"},
-		{"that grows without bound", 10, maxPageBytes + 1, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, "268435457 uncompressed"},
-		{"with fewer values than the column", 10, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 6}, "pages for 5 of its 6 values"},
-		{"of another type than its header", 10, 10, 5, format.DictionaryPage, format.ColumnMetaData{NumValues: 5}, "-1 values"},
-		{"beyond the file", 10, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 5, DataPageOffset: 1 << 40}, "is said to take"},
+		{"that grows without bound",
+			10, maxPageBytes + 1, 5, format.DataPage, format.ColumnMetaData{NumValues: 5}, "268435457 uncompressed"},
+		{"with fewer values than the column",
+			10, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 6}, "pages for 5 of its 6 values"},
+		{"of another type than its header",
+			10, 10, 5, format.DictionaryPage, format.ColumnMetaData{NumValues: 5}, "-1 values"},
+		{"beyond the file", 10, 10, 5, format.DataPage, format.ColumnMetaData{NumValues: 5, DataPageOffset: 1 << 40},
+			"is said to take"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h := format.PageHeader{Type: tc.page, CompressedPageSize: tc.size, UncompressedPageSize: tc.uncompressed}
@@ -46,15 +51,15 @@ func TestPageHeadersAreNotBelieved(t *testing.T) {
 				m.DataPageOffset = 4
 			}
 			err = checkPages(bytes.NewReader(file), int64(len(file)), &m)
-			if (tc.says == "") != (err == nil) || err != nil && (rowraft.CodeOf(err) != rowraft.CodeCorrupt || !strings.Contains(err.Error(), tc.says)) {
+			if (tc.says == "") != (err == nil) || err != nil &&
+				(rowraft.CodeOf(err) != rowraft.CodeCorrupt || !strings.Contains(err.Error(), tc.says)) {
 				t.Errorf("%v, want %q", err, tc.says)
 			}
 		})
 	}
 }
 
-// TestThriftIsNotBelieved: a list whose length its bytes cannot hold, and structs
-// within structs without an end.
+// TestThriftIsNotBelieved refuses a list that is longer than its bytes allow, and endless nested structs.
 func TestThriftIsNotBelieved(t *testing.T) {
 	for name, b := range map[string][]byte{
 		"a long list of structs": {0x19, 0xfc, 0xff, 0xff, 0xff, 0x07, 0, 0},

@@ -9,16 +9,16 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// npyHeaderBytes is the length of the headers this package writes, longest shape
-// included; data begins at a multiple of 64 as numpy's own files have it.
+// npyHeaderBytes is the length of the headers that this package writes, sufficient for the longest shape.
+// Data begins at a multiple of 64, as in numpy's own files.
 const npyHeaderBytes = 128
 
 const npyMagic = "\x93NUMPY"
 
-// maxNPYHeader is what numpy reads without being told to trust a file.
+// maxNPYHeader is the largest header that numpy reads in a file that is not marked as trusted.
 const maxNPYHeader = 10000
 
-// npyHeader is a header of version 1.0 for an array in C order.
+// npyHeader returns a header of version 1.0 for an array in C order.
 func npyHeader(descr, shape string) []byte {
 	dict := fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, shape)
 	b := append(make([]byte, 0, npyHeaderBytes), npyMagic+"\x01\x00"...)
@@ -30,7 +30,7 @@ func npyHeader(descr, shape string) []byte {
 	return append(b, '\n')
 }
 
-// npyWriter writes ids and vectors side by side and their headers last.
+// npyWriter writes ids and vectors into two files, and their headers last.
 type npyWriter struct {
 	ids, vectors *output
 	dim          int
@@ -64,15 +64,14 @@ func (w *npyWriter) finish(rows uint64) error {
 	return w.vectors.patch(npyHeader("<f4", fmt.Sprintf("%d, %d", rows, w.dim)))
 }
 
-// npyArray is what the header of a .npy file says.
+// npyArray is the content of the header of a .npy file.
 type npyArray struct {
 	array
 	descr string
 	shape []uint64
 }
 
-// openNPY reads the header of a file of size bytes and holds its shape against
-// them.
+// openNPY reads the header of a file and compares its shape with the size of the file in bytes.
 func openNPY(r io.ReaderAt, size int64) (npyArray, error) {
 	var a npyArray
 	var head [12]byte
@@ -91,7 +90,7 @@ func openNPY(r io.ReaderAt, size int64) (npyArray, error) {
 		}
 		at, length = 12, int64(le.Uint32(head[8:]))
 	case major != 1:
-		return a, rowraft.Errorf(rowraft.CodeVersionTooNew, "it is .npy of version %d: want 1 to 3", major)
+		return a, rowraft.Errorf(rowraft.CodeVersionTooNew, "the file has .npy version %d: want 1 to 3", major)
 	}
 	if length > maxNPYHeader || at+length > size {
 		return a, corruptf("its header is said to have %d bytes", length)
@@ -107,7 +106,7 @@ func openNPY(r io.ReaderAt, size int64) (npyArray, error) {
 	return a, a.checkSize(size - a.at)
 }
 
-// checkSize compares the shape with the bytes that follow the header.
+// checkSize compares the shape with the number of bytes after the header.
 func (a *npyArray) checkSize(have int64) error {
 	size, err := strconv.Atoi(strings.TrimLeft(a.descr, "<>=|fiubcVSU"))
 	if err != nil || size < 1 || size > 1<<16 {
@@ -129,8 +128,7 @@ func (a *npyArray) checkSize(have int64) error {
 	return nil
 }
 
-// parseNPYDict reads the Python literal that a header holds: a dict of a string, a
-// bool and a tuple of whole numbers.
+// parseNPYDict parses the Python literal in a header: a dict with a string, a bool and a tuple of integers.
 func parseNPYDict(s string) (descr string, shape []uint64, err error) {
 	bad := func(what string) (string, []uint64, error) {
 		return "", nil, corruptf("its header %s: %.200q", what, s)
@@ -183,7 +181,7 @@ func parseNPYDict(s string) (descr string, shape []uint64, err error) {
 	return descr, shape, nil
 }
 
-// cutPyString takes a quoted string off the front of s.
+// cutPyString parses a quoted string at the start of s and returns the rest.
 func cutPyString(s string) (text, rest string, ok bool) {
 	if s == "" || s[0] != '\'' && s[0] != '"' {
 		return "", s, false
@@ -208,7 +206,7 @@ func parseShape(tuple string) (shape []uint64, ok bool) {
 	return shape, true
 }
 
-// openNPYPair reads a table from the file of its ids and that of its vectors.
+// openNPYPair opens a table from a file of ids and a file of vectors.
 func openNPYPair(ids, vectors io.ReaderAt, idsSize, vectorsSize int64) (*arrays, error) {
 	v, err := openNPY(vectors, vectorsSize)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 
 var le = binary.LittleEndian
 
-// number is a type of numbers as formats store them, little-endian.
+// number is a number type of a file format, little-endian.
 type number uint8
 
 const (
@@ -34,7 +34,7 @@ func (n number) String() string {
 	return map[number]string{f32: "float32", bf16: "bfloat16", f16: "float16", f64: "float64"}[n]
 }
 
-// dtype is the narrowest dtype of tables that holds every number of type n.
+// dtype returns the narrowest dtype of tables that represents every number of type n.
 func (n number) dtype() rowraft.DType {
 	if n == bf16 {
 		return rowraft.BFloat16
@@ -42,8 +42,7 @@ func (n number) dtype() rowraft.DType {
 	return rowraft.Float32
 }
 
-// get reads len(dst) numbers from src. A float64 is rounded to nearest even, and
-// infinite if it is beyond float32.
+// get reads len(dst) numbers from src. It rounds a float64 to nearest even, to infinity if it is beyond float32.
 func (n number) get(dst []float32, src []byte) {
 	switch n {
 	case f16:
@@ -59,7 +58,7 @@ func (n number) get(dst []float32, src []byte) {
 	}
 }
 
-// half converts IEEE 754 binary16, exactly.
+// half converts an IEEE 754 binary16 exactly.
 func half(h uint16) float32 {
 	sign, exp, frac := uint32(h>>15)<<31, uint32(h>>10&31), uint32(h&0x3ff)
 	switch exp {

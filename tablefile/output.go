@@ -17,7 +17,7 @@ import (
 
 const bufferBytes = 1 << 20
 
-// output is a file that is being written under a temporary name beside its own.
+// output is a file that is being written under a temporary name next to its final name.
 type output struct {
 	disk vfs.FS
 	name string
@@ -40,7 +40,7 @@ func newOutput(disk vfs.FS, name string) (*output, error) {
 
 func (o *output) Write(b []byte) (int, error) { return o.w.Write(b) }
 
-// patch writes b at offset 0, over what stands there.
+// patch overwrites the file at offset 0 with b.
 func (o *output) patch(b []byte) error {
 	if err := o.w.Flush(); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (o *output) patch(b []byte) error {
 	return err
 }
 
-// close makes the content durable, still under the temporary name.
+// close syncs the content, still under the temporary name.
 func (o *output) close() error {
 	err := o.w.Flush()
 	if err == nil {
@@ -60,7 +60,7 @@ func (o *output) close() error {
 	return err
 }
 
-// remove drops what was written; after rename it does nothing.
+// remove removes the temporary file; after rename it does nothing.
 func (o *output) remove() error {
 	if o.temp == "" {
 		return nil
@@ -85,40 +85,39 @@ func (o *output) rename() error {
 	return nil
 }
 
-// encoder writes the rows of one format into its outputs.
+// encoder writes the rows of one format to its outputs.
 type encoder interface {
 	append(keys []rowraft.Key, values []float32) error
 	// finish completes the content after the last row.
 	finish(rows uint64) error
 }
 
-// WriteOptions say how a file is written. The zero value is float32, on the
-// operating system's disk, and spares files that exist.
+// WriteOptions are the options of Create. The zero value means float32, the operating system's disk, and no
+// overwriting of existing files.
 type WriteOptions struct {
-	DType     rowraft.DType // of vectors; zero: Float32. BFloat16: safetensors only
-	Overwrite bool          // replace a file of that name
-	Disk      vfs.FS        // nil: the operating system's
+	DType     rowraft.DType // type of the vectors; zero: Float32. BFloat16: only safetensors
+	Overwrite bool          // replace an existing file
+	Disk      vfs.FS        // nil: the operating system's disk
 
-	group int // of Parquet; zero: groupBytes
+	group int // row group size of Parquet; zero: groupBytes
 }
 
-// Writer makes one file, or two for .npy.
+// Writer writes one file, or two for .npy.
 type Writer struct {
 	disk    vfs.FS
-	outputs []*output // in the order they are renamed: the one that names the table is last
+	outputs []*output // in the order of their renames: the file with the name of the table is last
 	enc     encoder
 	dim     int
 	rows    uint64
 	over    bool
-	err     error // the first; nothing is written after it
+	err     error // the first error; nothing is written after it
 	done    bool
 }
 
-// Create begins a file for the rows of meta's table; format may be empty, path
-// then tells. Nothing is under the name before Commit.
+// Create begins a file for the rows of meta's table. If format is empty, the extension of path decides. The
+// name does not exist before Commit.
 //
-// Errors: CodeInvalidArgument; CodeAlreadyExists if there is such a file and
-// Overwrite is not set; those of the disk.
+// Errors: CodeInvalidArgument; CodeAlreadyExists if the file exists and Overwrite is not set; those of the disk.
 func Create(path string, format Format, meta Meta, o WriteOptions) (*Writer, error) {
 	format, err := FormatOf(path, format)
 	if err != nil {
@@ -173,7 +172,7 @@ func (w *Writer) open(names []string) error {
 	return nil
 }
 
-// mayTake reports a file that must not be replaced.
+// mayTake returns an error for a file that must not be replaced.
 func (w *Writer) mayTake(name string) error {
 	info, err := w.disk.Stat(name)
 	switch {
@@ -184,15 +183,15 @@ func (w *Writer) mayTake(name string) error {
 	case !info.Mode().IsRegular():
 		return invalidf("%s is not a regular file", name)
 	case !w.over:
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s exists", name)
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s exists: remove it, or allow overwriting", name)
 	}
 	return nil
 }
 
 // Append adds rows: len(keys) × dim values, row-major. It keeps neither slice.
 //
-// Errors: CodeInvalidArgument if the lengths do not fit; those of the disk. After
-// an error the Writer is good for Abort only.
+// Errors: CodeInvalidArgument if the lengths do not fit; those of the disk. After an error only Abort may
+// be called.
 func (w *Writer) Append(keys []rowraft.Key, values []float32) error {
 	if w.err == nil && len(values) != len(keys)*w.dim {
 		w.err = invalidf("%d values for %d rows of %d", len(values), len(keys), w.dim)
@@ -207,9 +206,8 @@ func (w *Writer) Append(keys []rowraft.Key, values []float32) error {
 // Rows returns how many rows were appended.
 func (w *Writer) Rows() uint64 { return w.rows }
 
-// Commit completes the file and puts it under its name, durably. After an error
-// nothing is there that was not before, unless two files were to be renamed: then
-// the one that carries the name is missing.
+// Commit completes the file and renames it to its name, durably. After an error the directory is unchanged,
+// except with two files: in that case the file with the name of the table may be missing.
 func (w *Writer) Commit() error {
 	err := w.commit()
 	return errors.Join(err, w.Abort())
@@ -220,7 +218,7 @@ func (w *Writer) commit() error {
 		return w.err
 	}
 	if w.done {
-		return rowraft.Errorf(rowraft.CodeInternal, "the file was finished before")
+		return rowraft.Errorf(rowraft.CodeInternal, "Commit or Abort was called before")
 	}
 	if err := w.enc.finish(w.rows); err != nil {
 		return err
@@ -235,7 +233,7 @@ func (w *Writer) commit() error {
 	}
 	last := w.outputs[len(w.outputs)-1]
 	if len(w.outputs) > 1 {
-		// A name that stands for two files must not stand for one old and one new.
+		// A pair of files must not consist of an old and a new one.
 		if err := w.disk.Remove(last.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -248,8 +246,7 @@ func (w *Writer) commit() error {
 	return w.disk.SyncDir(filepath.Dir(last.name))
 }
 
-// Abort drops what Commit has not put under its name. It may be called again, and
-// after Commit it does nothing.
+// Abort removes what Commit has not renamed. It may be called again. After Commit it does nothing.
 func (w *Writer) Abort() error {
 	w.done = true
 	var errs []error

@@ -9,22 +9,21 @@ import (
 	"github.com/parquet-go/parquet-go/format"
 )
 
-// The library believes the lengths that it reads: of the footer, of thrift's lists,
-// of pages. So that a damaged one does not end the process for want of memory, all
-// of them are looked at before it may.
+// The library trusts the lengths that it reads: of the footer, of thrift's lists, of pages. A damaged
+// length could exhaust the memory of the process, so this file checks all of them before the library uses
+// them.
 
 const (
 	maxFooterBytes = 16 << 20
-	// maxPageBytes and maxPageValues bound a page in memory. Writers aim at 1 MiB.
+	// maxPageBytes and maxPageValues limit a page in memory. Writers aim at 1 MiB.
 	maxPageBytes  = 256 << 20
 	maxPageValues = 64 << 20
-	// maxPageHeader bounds a page's header, which holds little but a minimum and a
-	// maximum.
+	// maxPageHeader limits a page's header, which contains little more than a minimum and a maximum.
 	maxPageHeader = 64 << 10
 	maxThriftNest = 32
 )
 
-// checkFooter looks at both ends of a file.
+// checkFooter checks both ends of a file.
 func checkFooter(r io.ReaderAt, size int64) error {
 	var head [4]byte
 	var tail [8]byte
@@ -57,7 +56,7 @@ func checkFooter(r io.ReaderAt, size int64) error {
 	return nil
 }
 
-// checkPages walks the headers of a column's pages and leaves the pages alone.
+// checkPages checks the headers of a column's pages, but not the pages.
 func checkPages(r io.ReaderAt, size int64, m *format.ColumnMetaData) error {
 	at, left := m.DataPageOffset, m.TotalCompressedSize
 	if d := m.DictionaryPageOffset; d > 0 && d < at {
@@ -78,8 +77,10 @@ func checkPages(r io.ReaderAt, size int64, m *format.ColumnMetaData) error {
 			return err
 		}
 		body := int64(h.CompressedPageSize)
-		if body < 0 || body > left-int64(n) || body > maxPageBytes || h.UncompressedPageSize < 0 || h.UncompressedPageSize > maxPageBytes {
-			return corruptf("the page at byte %d has %d bytes, %d uncompressed: want it within its column and at most %d", at, body, h.UncompressedPageSize, maxPageBytes)
+		if body < 0 || body > left-int64(n) || body > maxPageBytes || h.UncompressedPageSize < 0 ||
+			h.UncompressedPageSize > maxPageBytes {
+			return corruptf("the page at byte %d has %d bytes, %d uncompressed: want it within its column and at most %d",
+				at, body, h.UncompressedPageSize, maxPageBytes)
 		}
 		count := pageValues(&h)
 		if count < 0 || count > maxPageValues {
@@ -108,8 +109,7 @@ func pageValues(h *format.PageHeader) int32 {
 	return -1
 }
 
-// readPageHeader reads the header at byte at, of at most left bytes, and returns
-// its length.
+// readPageHeader reads the header at byte at, of at most left bytes, and returns its length.
 func readPageHeader(r io.ReaderAt, at, left int64, buf *[]byte, h *format.PageHeader) (int, error) {
 	for size := int64(512); ; size *= 8 {
 		size = min(size, left, maxPageHeader)
@@ -135,11 +135,10 @@ func readPageHeader(r io.ReaderAt, at, left int64, buf *[]byte, h *format.PageHe
 	}
 }
 
-var errThrift = errors.New("no thrift")
+var errThrift = errors.New("invalid thrift encoding")
 
-// skipThrift returns the length of the struct that b begins with, in thrift's
-// compact protocol, or an error if that is not whole: io.ErrUnexpectedEOF if more
-// bytes could make it so.
+// skipThrift returns the length of the struct at the start of b, in thrift's compact protocol. It returns
+// io.ErrUnexpectedEOF if more bytes could complete the struct.
 func skipThrift(b []byte, depth int) (int, error) {
 	if depth > maxThriftNest {
 		return 0, errThrift
@@ -154,7 +153,7 @@ func skipThrift(b []byte, depth int) (int, error) {
 		if field == 0 {
 			return at, nil
 		}
-		if field>>4 == 0 { // the number of the field follows
+		if field>>4 == 0 { // the field number follows
 			_, n := binary.Uvarint(b[at:])
 			if n <= 0 {
 				return 0, varintError(n)
@@ -176,7 +175,7 @@ func varintError(n int) error {
 	return errThrift
 }
 
-// skipValue returns the length of a value; a bool takes a byte in lists only.
+// skipValue returns the length of a value; a bool takes a byte only in lists.
 func skipValue(b []byte, kind byte, depth int, inList bool) (int, error) {
 	fixed := func(n int) (int, error) {
 		if len(b) < n {
@@ -214,7 +213,7 @@ func skipValue(b []byte, kind byte, depth int, inList bool) (int, error) {
 	case 12:
 		return skipThrift(b, depth+1)
 	}
-	return 0, errThrift // maps: Parquet has none
+	return 0, errThrift // for example a map: Parquet has none
 }
 
 func skipList(b []byte, depth int) (int, error) {

@@ -12,7 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// parquetReader reads a column of ids and a column of lists, all of one length.
+// parquetReader reads a column of ids and a column of lists, which all have the same length.
 type parquetReader struct {
 	file    *parquet.File
 	dim     int
@@ -41,8 +41,7 @@ func openParquet(r io.ReaderAt, size int64, ids, vectors string) (p *parquetRead
 	return p, p.findDim()
 }
 
-// caught makes a panic of the library, which some damage to a file brings about,
-// an error.
+// caught converts a panic of the library, which some damage to a file causes, to an error.
 func caught(err *error) {
 	if r := recover(); r != nil {
 		*err = corruptf("Parquet: %v", r)
@@ -92,8 +91,7 @@ func typeName(c *parquet.Column) string {
 	return strings.ToLower(c.Type().String())
 }
 
-// checkGroups looks at every page header of the two columns, and that the columns
-// are as long as their groups.
+// checkGroups checks every page header of the two columns, and that the columns are as long as their groups.
 func (p *parquetReader) checkGroups(r io.ReaderAt, size int64) error {
 	m := p.file.Metadata()
 	rows := int64(0)
@@ -104,7 +102,7 @@ func (p *parquetReader) checkGroups(r io.ReaderAt, size int64) error {
 			return corruptf("row group %d is damaged", i)
 		}
 		if g.NumRows == 0 {
-			continue // it is not read; pyarrow gives its columns no place
+			continue // an empty group is not read; pyarrow gives its columns no position
 		}
 		ids, numbers := g.Columns[p.ids.index].MetaData.NumValues, g.Columns[p.vectors.index].MetaData.NumValues
 		if ids != g.NumRows || numbers < g.NumRows {
@@ -122,7 +120,7 @@ func (p *parquetReader) checkGroups(r io.ReaderAt, size int64) error {
 	return nil
 }
 
-// findDim is the length of the first list, or what the file says if it has none.
+// findDim returns the length of the first list, or the dim in the metadata if there is no list.
 func (p *parquetReader) findDim() error {
 	p.dim = p.meta.Dim
 	if p.file.NumRows() == 0 {
@@ -205,7 +203,7 @@ func (p *parquetReader) next(keys []rowraft.Key, values []float32) (n int, err e
 	return n, nil
 }
 
-// nextVector reads one list, all of it.
+// nextVector reads one complete list.
 func (p *parquetReader) nextVector(dst []float32) error {
 	for i := range dst {
 		v, err := p.vectors.peek()
@@ -236,7 +234,7 @@ func (p *parquetReader) nextVector(dst []float32) error {
 	return nil
 }
 
-// vectorsEnd is io.EOF if there are no vectors left either.
+// vectorsEnd returns io.EOF if there are no vectors left either.
 func (p *parquetReader) vectorsEnd() (err error) {
 	defer caught(&err)
 	if _, err := p.vectors.peek(); err == nil {
@@ -252,14 +250,14 @@ type columnReader struct {
 	file  *parquet.File
 	index int
 
-	group  int // the next one
+	group  int // the next group
 	pages  parquet.Pages
 	page   parquet.Page
 	values parquet.ValueReader
-	buf    []parquet.Value // read and not yet dropped
+	buf    []parquet.Value // read but not yet used
 	at     int
 	room   []parquet.Value
-	row    uint64 // of those who use it
+	row    uint64 // number of the row, for callers
 }
 
 func (c *columnReader) init(f *parquet.File, column *parquet.Column) {
@@ -324,7 +322,7 @@ func (c *columnReader) endGroup() error {
 	return err
 }
 
-// rewind goes back to the first value and lets go of what is open.
+// rewind returns to the first value and closes what is open.
 func (c *columnReader) rewind() (err error) {
 	if c.page != nil {
 		c.endPage()

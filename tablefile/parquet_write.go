@@ -9,20 +9,20 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Names of the columns unless ReadOptions say otherwise.
+// Names of the columns unless ReadOptions set others.
 const (
 	idColumn     = "id"
 	vectorColumn = "embedding"
 )
 
 const (
-	// groupBytes of numbers make a row group, which the writer keeps in memory until
-	// it is complete; readers work on one, or on its columns, at a time.
+	// groupBytes is the size of a row group, which the writer keeps in memory until it is complete; readers
+	// process one group, or its columns, at a time.
 	groupBytes = 32 << 20
 	pageBytes  = 1 << 20
 )
 
-// parquetRow is the schema, as reflection of the library reads it.
+// parquetRow is the schema, which the library reads by reflection.
 type parquetRow struct {
 	ID        uint64    `parquet:"id"`
 	Embedding []float32 `parquet:"embedding,list"`
@@ -31,8 +31,8 @@ type parquetRow struct {
 type parquetWriter struct {
 	w       *parquet.GenericWriter[parquetRow]
 	dim     int
-	group   int // bytes that make a row group
-	inGroup int // rows of the present one
+	group   int // size of a row group in bytes
+	inGroup int // rows in the present group
 	values  []parquet.Value
 }
 
@@ -41,7 +41,7 @@ func newParquetWriter(out *output, meta Meta, group int) *parquetWriter {
 		parquet.CreatedBy("rowraft", "1.0.0", "tablefile"),
 		parquet.PageBufferSize(pageBytes),
 		parquet.DefaultEncoding(&parquet.Plain),
-		parquet.SkipPageBounds(vectorColumn, "list", "element"), // nobody looks for a number
+		parquet.SkipPageBounds(vectorColumn, "list", "element"), // no reader searches for a number
 		parquet.Compression(&parquet.Uncompressed),              // the bits of weights are noise
 	}
 	for _, m := range sortedMeta(meta) {
@@ -67,7 +67,7 @@ func (w *parquetWriter) append(keys []rowraft.Key, values []float32) error {
 	if _, err := columns[0].WriteRowValues(w.values); err != nil {
 		return err
 	}
-	// A page takes whole calls, so a call has no more rows than a page should.
+	// The library does not split a call between pages, so a call has at most as many rows as a page should have.
 	step := max(pageBytes/(4*w.dim), 1)
 	for len(values) > 0 {
 		n := min(step*w.dim, len(values))

@@ -15,12 +15,11 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// packages are what testdata/python.py imports.
+// packages are the imports of testdata/python.py.
 var packages = []string{"numpy==2.4.6", "pyarrow==26.0.1", "safetensors==0.8.0"}
 
-// python returns an interpreter that has packages, from a virtual environment
-// that is kept between runs. Where there is no Python, or pip gets no packages, the
-// test is skipped, and says so.
+// python returns an interpreter with packages, from a virtual environment that is kept between runs.
+// Without Python, or if pip cannot install the packages, it skips the test.
 func python(t *testing.T) string {
 	t.Helper()
 	if testing.Short() {
@@ -39,7 +38,8 @@ func python(t *testing.T) string {
 	defer cancel()
 	for _, args := range [][]string{
 		{"python3", "-m", "venv", "--clear", venv},
-		append([]string{bin, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"}, packages...),
+		append([]string{bin, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"},
+			packages...),
 	} {
 		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Skipf("SKIPPED: the files are not read by their Python packages: %v: %v: %s", args, err, out)
@@ -48,8 +48,8 @@ func python(t *testing.T) string {
 	return bin
 }
 
-// TestPythonReadsAndWrites has numpy, safetensors and pyarrow read what we write,
-// bit by bit, and reads what they write.
+// TestPythonReadsAndWrites: numpy, safetensors and pyarrow read the files of this package, bit by bit, and
+// this package reads theirs.
 func TestPythonReadsAndWrites(t *testing.T) {
 	interpreter := python(t)
 	dir := t.TempDir()
@@ -59,7 +59,8 @@ func TestPythonReadsAndWrites(t *testing.T) {
 		Dim  int    `json:"dim"`
 		rows rows
 	}
-	cases := []*tableCase{{Name: "empty", Dim: 3}, {Name: "one", Rows: 1, Dim: 1}, {Name: "odd", Rows: 101, Dim: 5}, {Name: "even", Rows: 3000, Dim: 16}, {Name: "bf16", Rows: 33, Dim: 3}}
+	cases := []*tableCase{{Name: "empty", Dim: 3}, {Name: "one", Rows: 1, Dim: 1}, {Name: "odd", Rows: 101, Dim: 5},
+		{Name: "even", Rows: 3000, Dim: 16}, {Name: "bf16", Rows: 33, Dim: 3}}
 	for _, c := range cases {
 		c.rows = someRows(c.Rows, c.Dim)
 		path, meta := filepath.Join(dir, c.Name), testMeta(c.Dim)

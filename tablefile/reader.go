@@ -11,11 +11,11 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// Info is what a file says before its rows are read.
+// Info is the description of a file, known before its rows are read.
 type Info struct {
 	Rows    uint64
-	Dim     int    // 0 if the file has no rows and does not say
-	Numbers string // float32, bfloat16, float16 or float64, as the file has them
+	Dim     int    // 0 if the file has no rows and no metadata
+	Numbers string // number type in the file: float32, bfloat16, float16 or float64
 	Meta    Meta
 }
 
@@ -27,27 +27,26 @@ type decoder interface {
 	rewind() error
 }
 
-// ReadOptions say what of a file is the table. The zero value is what this package
-// writes, on the operating system's disk.
+// ReadOptions select the table in a file. The zero value selects the names that this package writes, on the
+// operating system's disk.
 type ReadOptions struct {
 	IDs     string // name of the tensor or column of ids; empty: "ids", in Parquet "id"
-	Vectors string // likewise of vectors; empty: "vectors", in Parquet "embedding"
+	Vectors string // name of the tensor or column of vectors; empty: "vectors", in Parquet "embedding"
 	Disk    vfs.FS // nil: the operating system's
 }
 
-// Reader reads one file from its beginning, as often as one likes.
+// Reader reads one file, any number of times.
 type Reader struct {
 	path  string
 	files []vfs.File
 	dec   decoder
-	ahead bool // rows or ids were read since the beginning
+	ahead bool // rows or ids were read since the last rewind
 }
 
-// Open reads what a file says before its rows; format may be empty, path then
-// tells.
+// Open opens a file and reads its description. If format is empty, the extension of path decides.
 //
-// Errors: CodeNotFound; CodeInvalidArgument if it is no table, CodeCorrupt if it
-// is damaged, CodeVersionTooNew; those of the disk.
+// Errors: CodeNotFound; CodeInvalidArgument if the file is not a table, CodeCorrupt if it is damaged,
+// CodeVersionTooNew; those of the disk.
 func Open(path string, format Format, o ReadOptions) (*Reader, error) {
 	format, err := FormatOf(path, format)
 	if err != nil {
@@ -67,7 +66,7 @@ func (r *Reader) open(disk vfs.FS, format Format, o ReadOptions) error {
 	}
 	dec, err := r.newDecoder(disk, format, size, o)
 	if err != nil {
-		return err // dec holds a nil pointer
+		return err // dec is a nil pointer in an interface
 	}
 	r.dec = dec
 	return nil
@@ -106,7 +105,7 @@ func (r *Reader) openFile(disk vfs.FS, name string) (size int64, err error) {
 	return info.Size(), nil
 }
 
-// Info returns what the file says of itself.
+// Info returns the description of the file.
 func (r *Reader) Info() Info { return r.dec.info() }
 
 // Next fills keys and values with the next rows and returns how many there were,
@@ -121,7 +120,7 @@ func (r *Reader) Next(keys []rowraft.Key, values []float32) (int, error) {
 	return r.wrap(r.dec.next(keys, values))
 }
 
-// NextKeys is Next of the ids alone; the two may not be mixed without Rewind.
+// NextKeys is Next for the ids only. Next and NextKeys must not be mixed without Rewind.
 func (r *Reader) NextKeys(keys []rowraft.Key) (int, error) {
 	r.ahead = true
 	return r.wrap(r.dec.nextKeys(keys))
@@ -134,7 +133,7 @@ func (r *Reader) wrap(n int, err error) (int, error) {
 	return 0, fmt.Errorf("file %s: %w", r.path, err)
 }
 
-// Rewind goes back to the first row.
+// Rewind returns to the first row.
 func (r *Reader) Rewind() error {
 	if !r.ahead {
 		return nil

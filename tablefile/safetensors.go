@@ -12,17 +12,17 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Names of the tensors unless ReadOptions say otherwise.
+// Names of the tensors unless ReadOptions set others.
 const (
 	idsTensor     = "ids"
 	vectorsTensor = "vectors"
 	paddingTensor = "padding" // U8, up to 7 bytes, so that ids are aligned
 )
 
-// headerStep is what the header's length is a multiple of, spaces included.
+// headerStep divides the length of the header, which is padded with spaces.
 const headerStep = 512
 
-// maxSafetensorsHeader is that of the format.
+// maxSafetensorsHeader is the limit of the format.
 const maxSafetensorsHeader = 100_000_000
 
 // tensor is one entry of a header.
@@ -32,22 +32,22 @@ type tensor struct {
 	Offsets [2]uint64 `json:"data_offsets"`
 }
 
-// safetensorsWriter writes the vectors to their place behind a header that is
-// filled in last. The ids follow the vectors and are kept in a file of their own
-// until then, since the header needs no count of rows so, and nobody knows it
-// before the last.
+// safetensorsWriter writes the vectors to their final position, after space for the header, which is
+// written last. The ids follow the vectors. Until Commit they are in a separate file, because their
+// position depends on the number of rows, which is not known before the last row.
 type safetensorsWriter struct {
 	out    *output
 	ids    *output
 	meta   Meta
 	dtype  rowraft.DType
-	header int // bytes of its JSON, padding included
+	header int // size of its JSON with padding
 	buf    []byte
 }
 
 func newSafetensorsWriter(out *output, meta Meta, dtype rowraft.DType) (*safetensorsWriter, error) {
 	w := &safetensorsWriter{out: out, meta: meta, dtype: dtype}
-	longest, err := w.json(1<<62/uint64(meta.Dim*dtype.Size()) | 1) // odd: with padding, if any number of rows needs it
+	// odd, so that the header includes padding if any number of rows needs it
+	longest, err := w.json(1<<62/uint64(meta.Dim*dtype.Size()) | 1)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func newSafetensorsWriter(out *output, meta Meta, dtype rowraft.DType) (*safeten
 	return w, nil
 }
 
-// json is the header of a file with so many rows.
+// json returns the header of a file with the given number of rows.
 func (w *safetensorsWriter) json(rows uint64) ([]byte, error) {
 	dtype := "F32"
 	if w.dtype == rowraft.BFloat16 {
@@ -80,7 +80,7 @@ func (w *safetensorsWriter) json(rows uint64) ([]byte, error) {
 	return json.Marshal(h)
 }
 
-// padding is what stands between vectors and ids.
+// padding returns the number of bytes between vectors and ids.
 func (w *safetensorsWriter) padding(rows uint64) uint64 {
 	return -(rows * uint64(w.meta.Dim*w.dtype.Size())) & 7
 }
@@ -157,7 +157,7 @@ func openSafetensors(r io.ReaderAt, size int64, ids, vectors string) (*arrays, e
 	}, nil
 }
 
-// readTensors reads and checks a whole header; data is where the tensors begin.
+// readTensors reads and checks a whole header; data is the position at which the tensors begin.
 func readTensors(r io.ReaderAt, size int64) (tensors map[string]tensor, meta map[string]string, data int64, err error) {
 	var length [8]byte
 	if size < 8 {
@@ -215,15 +215,14 @@ func parseSafetensorsHeader(text []byte) (tensors map[string]tensor, meta map[st
 	return tensors, meta, nil
 }
 
-// tensorBits is the size of an element in bits, by dtype; dtypes that it does not
-// list are believed to have the size that their offsets give.
+// tensorBits is the size of an element in bits, by dtype. A dtype that is not listed has the size that its
+// offsets give.
 var tensorBits = map[string]uint64{
 	"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
 	"I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }
 
-// checkTensors holds that the tensors fill the data of the file, each byte once, as
-// the format demands.
+// checkTensors checks that the tensors cover the data of the file, each byte once, as the format requires.
 func checkTensors(tensors map[string]tensor, have int64) error {
 	names := make([]string, 0, len(tensors))
 	for name := range tensors {
@@ -237,7 +236,8 @@ func checkTensors(tensors map[string]tensor, have int64) error {
 	for _, name := range names {
 		t := tensors[name]
 		if t.Offsets[0] != end || t.Offsets[1] < end || t.Offsets[1] > uint64(have) {
-			return corruptf("tensor %.100q lies at %d to %d: want it to begin at %d and end by %d", name, t.Offsets[0], t.Offsets[1], end, have)
+			return corruptf("tensor %.100q lies at %d to %d: want it to begin at %d and end by %d",
+				name, t.Offsets[0], t.Offsets[1], end, have)
 		}
 		if size := tensorBits[t.DType]; size > 0 {
 			want, ok := arrayBytes(1, 1, int(size/8))
@@ -247,7 +247,8 @@ func checkTensors(tensors map[string]tensor, have int64) error {
 				}
 			}
 			if !ok || uint64(want) != t.Offsets[1]-t.Offsets[0] {
-				return corruptf("tensor %.100q has %d bytes, %s of shape %v needs another number", name, t.Offsets[1]-t.Offsets[0], t.DType, t.Shape)
+				return corruptf("tensor %.100q has %d bytes, %s of shape %v needs another number",
+					name, t.Offsets[1]-t.Offsets[0], t.DType, t.Shape)
 			}
 		}
 		end = t.Offsets[1]

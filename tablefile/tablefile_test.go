@@ -22,10 +22,11 @@ type rows struct {
 	values []float32
 }
 
-// someRows has both ends of the keys and numbers of every kind that is finite.
+// someRows has both ends of the key range and finite numbers of every kind.
 func someRows(n, dim int) rows {
 	r := rows{}
-	special := []float32{0, float32(math.Copysign(0, -1)), 1, -1, math.MaxFloat32, -math.MaxFloat32, math.SmallestNonzeroFloat32, 1.0 / 3, 1e-30}
+	special := []float32{0, float32(math.Copysign(0, -1)), 1, -1, math.MaxFloat32, -math.MaxFloat32,
+		math.SmallestNonzeroFloat32, 1.0 / 3, 1e-30}
 	for i := range n {
 		k := rowraft.Key(i) * 0x9e3779b97f4a7c15
 		switch i {
@@ -55,7 +56,7 @@ func testMeta(dim int) Meta {
 	}, "cluster <c>, epoch 3")
 }
 
-// write makes a file of r, appended in pieces.
+// write writes a file of r with several calls of Append.
 func write(t testing.TB, path string, meta Meta, r rows, o WriteOptions) {
 	t.Helper()
 	w, err := Create(path, "", meta, o)
@@ -77,7 +78,7 @@ func write(t testing.TB, path string, meta Meta, r rows, o WriteOptions) {
 	}
 }
 
-// read returns all rows of an open file, read step at a time.
+// read returns all rows of an open file, step rows at a time.
 func read(r *Reader, step int) (rows, error) {
 	out, dim := rows{}, r.Info().Dim
 	keys, values := make([]rowraft.Key, step), make([]float32, step*dim)
@@ -125,7 +126,8 @@ func TestRoundTrip(t *testing.T) {
 					write(t, path, meta, want, WriteOptions{Disk: disk})
 					r := open(t, path, ReadOptions{Disk: disk})
 					info := r.Info()
-					if f == NPY && info.Meta != (Meta{}) || f != NPY && (info.Meta.Table != meta.Table || info.Meta.TableID != meta.TableID || info.Meta.Source != meta.Source) {
+					if f == NPY && info.Meta != (Meta{}) || f != NPY &&
+						(info.Meta.Table != meta.Table || info.Meta.TableID != meta.TableID || info.Meta.Source != meta.Source) {
 						t.Errorf("metadata %+v, written %+v", info.Meta, meta)
 					}
 					if info.Rows != uint64(n) || info.Dim != dim || info.Numbers != "float32" {
@@ -152,7 +154,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestParquetGroups writes more than one row group and pages that end anywhere.
+// TestParquetGroups writes more than one row group, and pages of any length.
 func TestParquetGroups(t *testing.T) {
 	const dim = 300
 	disk, want := vfs.NewMem(), someRows(6000, dim)
@@ -229,7 +231,7 @@ func TestHalf(t *testing.T) {
 	}
 }
 
-// TestSameRowsSameBytes: a file is a function of rows and metadata.
+// TestSameRowsSameBytes: rows and metadata determine the bytes of a file.
 func TestSameRowsSameBytes(t *testing.T) {
 	for _, f := range Formats() {
 		disk := vfs.NewMem()
@@ -248,7 +250,7 @@ func TestSameRowsSameBytes(t *testing.T) {
 	}
 }
 
-// names lists the files of a disk.
+// names returns the files of a disk.
 func names(t testing.TB, disk vfs.FS) (out []string) {
 	t.Helper()
 	entries, err := disk.ReadDir(".")
@@ -292,14 +294,15 @@ func TestExistingFileIsSpared(t *testing.T) {
 		disk := vfs.NewMem()
 		path := "x." + string(f)
 		write(t, path, testMeta(2), someRows(3, 2), WriteOptions{Disk: disk})
-		if _, err := Create(path, "", testMeta(2), WriteOptions{Disk: disk}); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
+		if _, err := Create(path, "",
+			testMeta(2), WriteOptions{Disk: disk}); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
 			t.Errorf("%s: %v", f, err)
 		}
 		write(t, path, testMeta(2), someRows(9, 2), WriteOptions{Disk: disk, Overwrite: true})
 		if r := open(t, path, ReadOptions{Disk: disk}); r.Info().Rows != 9 {
 			t.Errorf("%s: %d rows after it was replaced", f, r.Info().Rows)
 		}
-		// One that came up meanwhile is spared, too.
+		// A file that was created during the write is not overwritten either.
 		w, err := Create("y."+string(f), "", testMeta(2), WriteOptions{Disk: disk})
 		if err != nil {
 			t.Fatal(err)
@@ -316,8 +319,8 @@ func TestExistingFileIsSpared(t *testing.T) {
 	}
 }
 
-// TestEachFailureOfTheDisk fails every single operation of a write: the name then
-// shows what was there before or nothing, never a part, and nothing else is left.
+// TestEachFailureOfTheDisk fails every single operation of a write: afterwards the name has the old content
+// or does not exist, and no other file remains.
 func TestEachFailureOfTheDisk(t *testing.T) {
 	for _, f := range Formats() {
 		path := "x." + string(f)

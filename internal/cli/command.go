@@ -10,8 +10,7 @@ import (
 	"github.com/rowraft/rowraft/internal/flagenv"
 )
 
-// MakeGroup makes cmd, and those below that only hold others, refuse what is not
-// the name of a command, and name the nearest.
+// MakeGroup makes cmd, and all group commands below it, refuse an unknown command name and suggest the nearest one.
 func MakeGroup(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		if sub.HasSubCommands() && sub.RunE == nil {
@@ -32,16 +31,18 @@ func MakeGroup(cmd *cobra.Command) {
 				names = append(names, sub.Name())
 			}
 		}
-		return Usagef("unknown command %q for %q%s; `%s --help` lists the commands", args[0], cmd.CommandPath(), DidYouMean("", args[0], names), cmd.CommandPath())
+		return Usagef("unknown command %q for %q%s; `%s --help` lists the commands",
+			args[0], cmd.CommandPath(), DidYouMean("", args[0], names), cmd.CommandPath())
 	}
 }
 
-// examplesBelow is the first example of each command that cmd holds.
+// examplesBelow returns the first example of each command below cmd.
 func examplesBelow(cmd *cobra.Command) string {
 	var lines []string
 	for _, sub := range cmd.Commands() {
 		for line := range strings.Lines(sub.Example) {
-			if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(strings.TrimSpace(line), cmd.CommandPath()) && !strings.HasSuffix(line, "\\") {
+			if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(strings.TrimSpace(line), cmd.CommandPath()) &&
+				!strings.HasSuffix(line, "\\") {
 				lines = append(lines, line)
 				break
 			}
@@ -50,7 +51,7 @@ func examplesBelow(cmd *cobra.Command) string {
 	return strings.Join(lines, "\n")
 }
 
-// FlagError adds the nearest flag to pflag's own message.
+// FlagError adds the nearest flag to pflag's error.
 func FlagError(cmd *cobra.Command, err error) error {
 	suggestion := ""
 	if name, ok := strings.CutPrefix(err.Error(), "unknown flag: --"); ok {
@@ -61,7 +62,7 @@ func FlagError(cmd *cobra.Command, err error) error {
 	return Usagef("%w%s; `%s --help` lists the flags", err, suggestion, cmd.CommandPath())
 }
 
-// DidYouMean returns a remark that names the nearest of names, or "".
+// DidYouMean returns a text with the nearest of names, or an empty string.
 func DidYouMean(prefix, got string, names []string) string {
 	best, bestDistance := "", max(len(got)/3, 1)+1
 	for _, n := range names {
@@ -75,8 +76,7 @@ func DidYouMean(prefix, got string, names []string) string {
 	return fmt.Sprintf(" (did you mean %q?)", prefix+best)
 }
 
-// editDistance counts the bytes to insert, delete, change or swap with the next
-// that turn a into b.
+// editDistance counts the bytes to insert, delete, change or swap with the next to turn a into b.
 func editDistance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {
@@ -101,7 +101,7 @@ func editDistance(a, b string) int {
 	return rows[len(a)][len(b)]
 }
 
-// NoArgs and oneArg check positional arguments as usage errors.
+// NoArgs returns a usage error if there are positional arguments.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return Usagef("%s: unexpected argument %q", cmd.CommandPath(), args[0])
@@ -109,7 +109,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// OneArg refuses any number of positional arguments but one; what names the one.
+// OneArg returns a usage error unless there is exactly one positional argument; what names it.
 func OneArg(what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {
@@ -119,7 +119,7 @@ func OneArg(what string) cobra.PositionalArgs {
 	}
 }
 
-// FromEnvironment sets the flags that were not given and whose variable is set.
+// FromEnvironment sets each flag that is not on the command line and whose environment variable is set.
 func FromEnvironment(flags *pflag.FlagSet) error {
 	if err := flagenv.Set(flags); err != nil {
 		return &usageError{err}

@@ -21,12 +21,12 @@ const (
 	ExitUsage       = 2
 	ExitVerdict     = 3
 	ExitUnavailable = 4
-	ExitRefused     = 5 // by a safety check
-	ExitSpoiled     = 6 // a server's data
+	ExitRefused     = 5 // refused by a safety check
+	ExitSpoiled     = 6 // the data of a server is damaged
 	ExitInterrupted = 130
 )
 
-// ErrInterrupted says no more than that a signal ended the command, whose state is good: ExitInterrupted.
+// ErrInterrupted reports that a signal ended the command and that its state is good: ExitInterrupted.
 var ErrInterrupted = errors.New("interrupted")
 
 type usageError struct{ err error }
@@ -35,29 +35,29 @@ func (e *usageError) Error() string      { return e.err.Error() }
 func (e *usageError) Unwrap() error      { return e.err }
 func (e *usageError) Code() rowraft.Code { return rowraft.CodeInvalidArgument }
 
-// Usagef is the error of a wrong command line or configuration: ExitUsage.
+// Usagef returns the error of a wrong command line or configuration: ExitUsage.
 func Usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
 type verdictError struct{ error }
 
 func (e verdictError) Unwrap() error { return e.error }
 
-// Verdict marks the error of a command that ran well and found something bad: ExitVerdict.
+// Verdict marks the error of a command that completed and detected a problem: ExitVerdict.
 func Verdict(err error) error { return verdictError{err} }
 
 type refusedError struct{ error }
 
 func (e refusedError) Unwrap() error { return e.error }
 
-// Refused marks an error by which a safety check kept data from being lost: ExitRefused.
+// Refused marks an error of a safety check that prevented a loss of data: ExitRefused.
 func Refused(err error) error { return refusedError{err} }
 
 type spoiledError struct{ error }
 
 func (e spoiledError) Unwrap() error { return e.error }
 
-// Spoiled marks the end of a server whose data is damaged, or newer than the binary: ExitSpoiled.
-// A restart would find the same.
+// Spoiled marks the error of a server whose data is damaged, or newer than the binary: ExitSpoiled. A
+// restart would have the same result.
 func Spoiled(err error) error { return spoiledError{err} }
 
 type hintedError struct {
@@ -67,10 +67,10 @@ type hintedError struct {
 
 func (e *hintedError) Unwrap() error { return e.error }
 
-// Hint adds advice for a person to err, in place of the advice that its code would get.
+// Hint adds advice for the operator to err. It replaces the advice for the error's code.
 func Hint(err error, hint string) error { return &hintedError{err, hint} }
 
-// ExitCode is the exit code of a command that ended with err under ctx.
+// ExitCode returns the exit code of a command that ended with err under ctx.
 func ExitCode(ctx context.Context, err error) int {
 	if err == nil {
 		return ExitDone
@@ -90,7 +90,8 @@ func ExitCode(ctx context.Context, err error) int {
 	switch code := rowraft.CodeOf(err); code {
 	case rowraft.CodeInvalidArgument:
 		return ExitUsage
-	case rowraft.CodeDeadline, rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeTooStale, rowraft.CodeOverloaded, rowraft.CodeLeadershipLost, rowraft.CodeNotSent:
+	case rowraft.CodeDeadline, rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeStarting, rowraft.CodeClosing,
+		rowraft.CodeTooStale, rowraft.CodeOverloaded, rowraft.CodeLeadershipLost, rowraft.CodeNotSent:
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return ExitInterrupted
 		}
@@ -105,26 +106,29 @@ func ExitCode(ctx context.Context, err error) int {
 	return ExitFailed
 }
 
-// hintOf says what a person can do about err, "" if there is nothing to add.
+// hintOf returns what the operator can do about err, empty if there is nothing to add.
 func hintOf(err error) string {
 	if h, ok := errors.AsType[*hintedError](err); ok {
 		return h.hint
 	}
 	if _, ok := errors.AsType[spoiledError](err); ok && rowraft.CodeOf(err) == rowraft.CodeCorrupt {
-		return "the other replicas have what it had: `rowraft log verify` shows the damage; start the server with an empty data directory and it joins as a new one (docs/ops/runbooks.md)"
+		return "the other replicas have what it had: `rowraft log verify` shows the damage; start the server with an " +
+			"empty data directory and it joins as a new one (docs/ops/runbooks.md)"
 	}
 	if _, ok := errors.AsType[*route.SilentError](err); ok {
 		return "is it running, is --endpoints right, and do both sides use TLS or both --insecure?"
 	}
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeDeadline:
-		return "the cluster did not answer in time; `rowraft cluster status` says what is wrong with it, --timeout waits longer"
+		return "the cluster did not answer in time; `rowraft cluster status` says what is wrong with it, --timeout " +
+			"waits longer"
 	case rowraft.CodeStarting, rowraft.CodeNoLeader, rowraft.CodeNotSent:
 		return "the cluster is starting or electing a leader; try again, or wait longer with --timeout"
 	case rowraft.CodeTooStale:
 		return "no replica can prove that its rows are so new; allow a larger --max-age, or ask the leader with --mode leader"
 	case rowraft.CodeTableExists:
-		return "a table keeps its shape; `rowraft table describe NAME` shows it, --if-not-exists accepts one of the same shape"
+		return "a table keeps its shape; `rowraft table describe NAME` shows it, --if-not-exists accepts one of the " +
+			"same shape"
 	case rowraft.CodeIdentity:
 		return "check --data-dir and --join: a data directory belongs to one server of one cluster"
 	case rowraft.CodeVersionTooNew:
@@ -143,11 +147,11 @@ type ErrorJSON struct {
 	} `json:"error"`
 }
 
-// PrintError writes err for a person, or as JSON for a program. name is that of the binary.
+// PrintError writes err for people, or as JSON for programs. name is the name of the binary.
 func PrintError(w io.Writer, name string, err error, asJSON bool) {
 	hint := hintOf(err)
 	if !asJSON {
-		fmt.Fprintf(w, "%s: %s\n", name, rpc.CleanLines(err.Error())) // part of it may come from another machine
+		fmt.Fprintf(w, "%s: %s\n", name, rpc.CleanLines(err.Error())) // a part of it may be from another machine
 		if hint != "" {
 			fmt.Fprintf(w, "  hint: %s\n", hint)
 		}
@@ -163,12 +167,13 @@ func PrintError(w io.Writer, name string, err error, asJSON bool) {
 	fmt.Fprintln(w, string(raw))
 }
 
-// asksForJSON looks at a command line that could not be parsed.
+// asksForJSON searches a command line that could not be parsed for --output json.
 func asksForJSON(args []string) bool {
 	for i, a := range args {
 		for _, flag := range []string{"-o", "--output"} {
 			rest, ok := strings.CutPrefix(a, flag)
-			if ok && (slices.Contains([]string{"json", "=json"}, rest) || rest == "" && i+1 < len(args) && args[i+1] == FormatJSON) {
+			if ok && (slices.Contains([]string{"json", "=json"}, rest) || rest == "" && i+1 < len(args) &&
+				args[i+1] == FormatJSON) {
 				return true
 			}
 		}

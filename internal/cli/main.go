@@ -12,16 +12,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Main runs the command line of this process and returns its exit code. The first
-// signal cancels the command's context, a second one ends the process at once.
+// Main runs the command line of this process and returns its exit code. The first signal cancels the
+// command's context, the second one ends the process at once.
 func Main(root *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	return Run(ctx, root, os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// Run executes one command line and returns the exit code. Errors are printed as JSON
-// if root's flag --output, where it has one, asks for it.
+// Run executes one command line and returns the exit code. It prints errors as JSON if root has the flag
+// --output and it requests JSON.
 func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SetArgs(args)
@@ -36,7 +36,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 		return ExitDone
 	}
 	code := ExitCode(ctx, err)
-	if code == ExitInterrupted && !errors.Is(err, ErrInterrupted) { // advice on what was under way would mislead
+	if code == ExitInterrupted && !errors.Is(err, ErrInterrupted) { // advice for the interrupted operation would mislead
 		err = Hint(fmt.Errorf("interrupted: %w", err), "")
 	}
 	output := root.PersistentFlags().Lookup("output")
@@ -44,7 +44,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	return code
 }
 
-// checkedWriter keeps the first error of w, because what renders tables drops it.
+// checkedWriter keeps the first error of w, because the table renderer drops it.
 type checkedWriter struct {
 	w   io.Writer
 	err error

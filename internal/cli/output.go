@@ -25,7 +25,7 @@ const (
 // JSONSchema names the contract of all JSON that rowraft prints.
 const JSONSchema = "rowraft/v1"
 
-// CheckFormat refuses a value of --output that is no format.
+// CheckFormat returns a usage error for an unknown value of --output.
 func CheckFormat(name string) error {
 	formats := []string{FormatTable, FormatWide, FormatJSON, FormatYAML}
 	if !slices.Contains(formats, name) {
@@ -47,8 +47,7 @@ func Show(w io.Writer, format string, v any, forPeople func(w io.Writer, wide bo
 	return forPeople(w, format == FormatWide)
 }
 
-// WriteYAML writes the JSON of v as YAML, so that both have the same fields in
-// the same order.
+// WriteYAML writes the JSON of v as YAML, so that both have the same fields in the same order.
 func WriteYAML(w io.Writer, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -67,8 +66,7 @@ func WriteYAML(w io.Writer, v any) error {
 	return enc.Close()
 }
 
-// plain drops the JSON-like style of n. Strings that YAML would read as numbers
-// keep their quotes.
+// plain removes the JSON style of n. Strings that YAML would read as numbers keep their quotes.
 func plain(n *yaml.Node) {
 	if n.Kind != yaml.ScalarNode {
 		n.Style = 0
@@ -80,8 +78,8 @@ func plain(n *yaml.Node) {
 	}
 }
 
-// NewTable returns a table without lines, columns two spaces apart. right names
-// the columns of numbers.
+// NewTable returns a table without lines and with two spaces between columns. right names the columns that
+// are aligned right.
 func NewTable(w io.Writer, header []string, right ...string) table.Writer {
 	t := table.NewWriter()
 	t.SetOutputMirror(w)
@@ -104,7 +102,7 @@ func NewTable(w io.Writer, header []string, right ...string) table.Writer {
 	return t
 }
 
-// Facts writes lines of name and value.
+// Facts writes lines with a name and a value each.
 func Facts(w io.Writer, pairs ...string) error {
 	width := 0
 	for i := 0; i < len(pairs); i += 2 {
@@ -118,16 +116,16 @@ func Facts(w io.Writer, pairs ...string) error {
 	return nil
 }
 
-// Count is n with commas.
+// Count formats n with commas.
 func Count(n uint64) string { return humanize.Comma(int64(n)) }
 
-// Size is n bytes in KiB, MiB and so on.
+// Size formats n bytes in KiB, MiB and so on.
 func Size(n uint64) string { return humanize.IBytes(n) }
 
-// Ago is "1.5s ago".
+// Ago formats d as "1.5s ago".
 func Ago(d time.Duration) string { return fmt.Sprintf("%.1fs ago", d.Seconds()) }
 
-// Plural is "1 server", "3 servers".
+// Plural formats n and noun as "1 server" or "3 servers".
 func Plural(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -135,7 +133,7 @@ func Plural(n int, noun string) string {
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// OrList is "a, b or c".
+// OrList formats names as "a, b or c".
 func OrList(names []string) string {
 	last := len(names) - 1
 	return strings.Join(names[:last], ", ") + " or " + names[last]

@@ -24,19 +24,18 @@ import (
 // Options of a cluster. Binary, Dir and Servers are required.
 type Options struct {
 	Binary  string // path of the rowraft binary
-	Dir     string // data directories, logs and ready files go below
+	Dir     string // directory for data directories, logs and ready files
 	Servers int
-	// Schedulers is how many processes the scheduler is, 1 or 3; 0: every server has a
-	// member of it.
+	// Schedulers is the number of scheduler processes, 1 or 3; 0: the scheduler runs in the servers.
 	Schedulers int
 	Shards     int      // 0: the server's default
-	Backend    string   // "rowlog" or "bolt"; "": the server's default
-	Profile    string   // "auto", "fast", "dense"; "": "default"
+	Backend    string   // "rowlog" or "bolt"; empty: the server's default
+	Profile    string   // "auto", "fast", "dense"; empty: "default"
 	Args       []string // more flags of `rowraft server`
 	Env        []string // more environment, KEY=value
 
-	// Front is called for every server before any process starts and may change its
-	// Advertise and PeerAdvertise, to the addresses of proxies. nil: they stay Addr and Peer.
+	// Front is called for every server before any process starts. It may set Advertise and PeerAdvertise to
+	// the addresses of proxies. nil: they equal Addr and Peer.
 	Front func(*Server) error
 }
 
@@ -44,25 +43,25 @@ type Options struct {
 // but one server must not be killed and restarted at the same time.
 type Cluster struct {
 	opts       Options
-	grown      int // servers that were added
+	grown      int // number of servers added by Grow
 	servers    []*Server
 	schedulers []*Server
-	ports      []*Port // of all servers, held until Stop so that each can come back
+	ports      []*Port // ports of all servers, held until Stop so that each server can restart
 }
 
 // Server is one server process and its data directory, across restarts.
 type Server struct {
-	Name    string // n1, n2 … and, of the scheduler's processes, s1, s2 …
-	Addr    string // of the gRPC services
-	Peer    string // of the Raft groups
+	Name    string // n1, n2 … for servers, s1, s2 … for scheduler processes
+	Addr    string // address of the gRPC services
+	Peer    string // address of the Raft groups
 	DataDir string
 	LogFile string
 
-	// Where others reach it: Addr and Peer, or what Options.Front says.
+	// The addresses that other processes use: Addr and Peer, or those set by Options.Front.
 	Advertise, PeerAdvertise string
 
-	scheduler bool // and nothing else
-	joined    bool // the others had a cluster already
+	scheduler bool // the process runs only a scheduler
+	joined    bool // the cluster existed before
 	args      []string
 
 	mu   sync.Mutex
@@ -70,14 +69,14 @@ type Server struct {
 	proc *process
 }
 
-// process is one life of a server.
+// process is one run of a server.
 type process struct {
 	cmd   *exec.Cmd
 	ended chan struct{} // closed when err is set
 	err   error
 }
 
-// Start starts all servers and returns when each says that it serves.
+// Start starts all servers and returns when each is ready.
 func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	c := &Cluster{opts: opts}
 	listeners := make([][2]*net.TCPListener, opts.Schedulers+opts.Servers)
@@ -113,7 +112,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	return c, nil
 }
 
-// prepare gives s its files and addresses.
+// prepare sets the files and addresses of s.
 func (c *Cluster) prepare(s *Server, pair *[2]*net.TCPListener) error {
 	s.DataDir = filepath.Join(c.opts.Dir, s.Name)
 	s.LogFile = filepath.Join(c.opts.Dir, s.Name+".log")
@@ -135,7 +134,7 @@ func (c *Cluster) prepare(s *Server, pair *[2]*net.TCPListener) error {
 	return nil
 }
 
-// all lists the processes, those of the scheduler first.
+// all returns all processes, scheduler processes first.
 func (c *Cluster) all() []*Server { return slices.Concat(c.schedulers, c.servers) }
 
 func closeAll(pair [2]*net.TCPListener) {
@@ -146,19 +145,19 @@ func closeAll(pair [2]*net.TCPListener) {
 	}
 }
 
-// Servers lists the servers in the order of their names.
+// Servers returns the servers in the order of their names.
 func (c *Cluster) Servers() []*Server { return c.servers }
 
-// Schedulers lists the processes of the scheduler, if it has its own.
+// Schedulers returns the scheduler processes, if there are separate ones.
 func (c *Cluster) Schedulers() []*Server { return c.schedulers }
 
-// Endpoints lists where clients and servers are told to reach the gRPC services.
+// Endpoints returns the addresses at which clients and servers reach the gRPC services.
 func (c *Cluster) Endpoints() []string {
 	return addresses(slices.DeleteFunc(slices.Clone(c.servers), func(s *Server) bool { return s.joined }))
 }
 
-// Grow adds a server, which joins the cluster with more flags, and returns when it
-// serves. It has no part in the scheduler. Not beside other calls that look at all servers.
+// Grow adds a server, which joins the cluster with additional flags, and returns when it is ready. The
+// server does not run a scheduler. Grow must not run concurrently with calls that use all servers.
 func (c *Cluster) Grow(ctx context.Context, args ...string) (*Server, error) {
 	c.grown++
 	s := &Server{Name: fmt.Sprintf("n%d", c.opts.Servers+c.grown), joined: true, args: args}
@@ -174,7 +173,7 @@ func (c *Cluster) Grow(ctx context.Context, args ...string) (*Server, error) {
 	return s, s.awaitReady(ctx)
 }
 
-// Forget takes a server that has ended out of the cluster's list. As Grow.
+// Forget removes a server that has ended from the cluster's list. The rule of Grow for concurrency applies.
 func (c *Cluster) Forget(s *Server) {
 	c.servers = slices.DeleteFunc(slices.Clone(c.servers), func(o *Server) bool { return o == s })
 }
@@ -187,7 +186,7 @@ func addresses(servers []*Server) []string {
 	return out
 }
 
-// launch starts a process for s on the listening sockets.
+// launch starts a process for s with the listening sockets.
 func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 	files := make([]*os.File, 2)
 	for i, l := range pair {
@@ -209,7 +208,7 @@ func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 	cmd := exec.Command(c.opts.Binary, c.args(s)...)
 	cmd.ExtraFiles = files // descriptors 3 and 4
 	cmd.Stdout, cmd.Stderr = logFile, logFile
-	cmd.Env = flagenv.Without(os.Environ()) // flags of this command are not theirs
+	cmd.Env = flagenv.Without(os.Environ()) // the flags of this command are not for the server
 	for _, e := range c.opts.Env {
 		cmd.Env = append(cmd.Env, strings.ReplaceAll(e, serverName, s.Name))
 	}
@@ -234,8 +233,8 @@ func (c *Cluster) args(s *Server) []string {
 		"--name", s.Name, "--data-dir", s.DataDir, "--ready-file", s.readyFile(),
 		"--listen-fd", "3", "--peer-listen-fd", "4",
 		"--advertise", s.Advertise, "--peer-advertise", s.PeerAdvertise,
-		// All servers share one disk, with whatever else this machine does: none must end
-		// over a stall that they all have. Options.Args may say otherwise.
+		// All servers share one disk with everything else on this machine: no server must end because of a
+		// stall that all of them have. Options.Args may override this.
 		"--disk-stall-limit", "60s",
 	}
 	switch {
@@ -247,7 +246,8 @@ func (c *Cluster) args(s *Server) []string {
 	case s.joined:
 		args = append(args, "--join", strings.Join(c.Endpoints(), ","))
 	default:
-		args = append(args, "--with-scheduler", "--join", strings.Join(c.Endpoints(), ","), "--servers", fmt.Sprint(c.opts.Servers))
+		args = append(args, "--with-scheduler", "--join", strings.Join(c.Endpoints(), ","), "--servers",
+			fmt.Sprint(c.opts.Servers))
 	}
 	if c.opts.Shards > 0 {
 		args = append(args, "--shards", fmt.Sprint(c.opts.Shards))
@@ -255,7 +255,7 @@ func (c *Cluster) args(s *Server) []string {
 	if c.opts.Backend != "" {
 		args = append(args, "--log-backend", c.opts.Backend)
 	}
-	args = append(args, "--profile", cmp.Or(c.opts.Profile, "default")) // all share this machine's cores
+	args = append(args, "--profile", cmp.Or(c.opts.Profile, "default")) // all servers share this machine's cores
 	if !s.scheduler {
 		for _, a := range c.opts.Args {
 			args = append(args, strings.ReplaceAll(a, serverName, s.Name))
@@ -264,17 +264,17 @@ func (c *Cluster) args(s *Server) []string {
 	return args
 }
 
-// serverName stands for the server's name in Options.Args and Options.Env.
+// serverName is the placeholder for the server's name in Options.Args and Options.Env.
 const serverName = "{server}"
 
-// PerServer is a path for Options.Args and Options.Env that is another one for each server:
-// dir/n1suffix, dir/n2suffix …
+// PerServer returns a path for Options.Args and Options.Env that differs for each server: dir/n1suffix,
+// dir/n2suffix …
 func PerServer(dir, suffix string) string { return filepath.Join(dir, serverName+suffix) }
 
 // stopPatience is how long a process may take to end on a busy machine.
 const stopPatience = time.Minute
 
-// Stop ends every process: first politely, then, after a minute, for good.
+// Stop ends every process: with SIGTERM, and after a minute with SIGKILL.
 func (c *Cluster) Stop() error {
 	all := c.all()
 	errs := make([]error, len(all))
@@ -286,7 +286,7 @@ func (c *Cluster) Stop() error {
 	return errors.Join(append(errs, c.release())...)
 }
 
-// release gives the ports up.
+// release frees the ports.
 func (c *Cluster) release() error {
 	var errs []error
 	for _, p := range c.ports {
@@ -296,11 +296,10 @@ func (c *Cluster) release() error {
 	return errors.Join(errs...)
 }
 
-// Restart starts a server that has ended, on its data directory and addresses,
-// and returns when it serves.
+// Restart starts a server that has ended, with its data directory and addresses, and returns when it is ready.
 func (c *Cluster) Restart(ctx context.Context, s *Server) error {
 	if s.Running() {
-		return fmt.Errorf("server %s still runs", s.Name)
+		return fmt.Errorf("server %s is still running: stop it first", s.Name)
 	}
 	var pair [2]*net.TCPListener
 	defer func() { closeAll(pair) }()
@@ -320,7 +319,7 @@ func (c *Cluster) Restart(ctx context.Context, s *Server) error {
 
 func (s *Server) readyFile() string { return s.DataDir + ".ready" }
 
-// ID returns the node id, "" before the server was ready for the first time.
+// ID returns the node id, empty before the server was ready for the first time.
 func (s *Server) ID() rowraft.NodeID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,7 +346,7 @@ func (s *Server) Running() bool {
 	}
 }
 
-// Pid returns the process id of the present life, 0 if there is none.
+// Pid returns the process id of the present run, 0 if there is none.
 func (s *Server) Pid() int {
 	if p := s.process(); p != nil && s.Running() {
 		return p.cmd.Process.Pid
@@ -355,8 +354,7 @@ func (s *Server) Pid() int {
 	return 0
 }
 
-// LastPid returns the process id of the present life or, if it has ended, of the
-// last one; 0 before the first.
+// LastPid returns the process id of the present or the last run; 0 before the first.
 func (s *Server) LastPid() int {
 	if p := s.process(); p != nil {
 		return p.cmd.Process.Pid
@@ -364,7 +362,7 @@ func (s *Server) LastPid() int {
 	return 0
 }
 
-// Kill sends SIGKILL and returns when the process is gone.
+// Kill sends SIGKILL and returns when the process has ended.
 func (s *Server) Kill() error {
 	p := s.process()
 	if p == nil {
@@ -386,7 +384,7 @@ func (s *Server) Signal(sig os.Signal) error {
 	return p.cmd.Process.Signal(sig)
 }
 
-// ExitCode returns that of the last life, −1 while it runs or if a signal ended it.
+// ExitCode returns the exit code of the last run, −1 while it runs or if a signal ended it.
 func (s *Server) ExitCode() int {
 	if p := s.process(); p != nil && !s.Running() {
 		return p.cmd.ProcessState.ExitCode()
@@ -394,7 +392,7 @@ func (s *Server) ExitCode() int {
 	return -1
 }
 
-// CPU returns the processor time of the last ended life.
+// CPU returns the processor time of the last ended run.
 func (s *Server) CPU() time.Duration {
 	p := s.process()
 	if p == nil || p.cmd.ProcessState == nil {
@@ -403,8 +401,7 @@ func (s *Server) CPU() time.Duration {
 	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
 
-// Stop ends the process with SIGTERM and, after patience, with SIGKILL, which is an
-// error.
+// Stop ends the process with SIGTERM. After patience it sends SIGKILL and returns an error.
 func (s *Server) Stop(patience time.Duration) error {
 	p := s.process()
 	if p == nil {
@@ -419,10 +416,11 @@ func (s *Server) Stop(patience time.Duration) error {
 	case <-timer.C:
 	}
 	_ = s.Kill()
-	return fmt.Errorf("server %s did not stop within %v of SIGTERM and was killed; its log: %s", s.Name, patience, s.LogFile)
+	return fmt.Errorf("server %s did not stop within %v of SIGTERM and was killed; its log: %s",
+		s.Name, patience, s.LogFile)
 }
 
-// Ready is what a server writes to its ready file.
+// Ready is the content of a server's ready file.
 type Ready struct {
 	NodeID string `json:"node_id"`
 	Addr   string `json:"addr"`
@@ -450,7 +448,8 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		case <-p.ended:
 			return fmt.Errorf("server %s ended before it was ready (%v):\n%s", s.Name, p.err, s.LogTail(2<<10))
 		case <-ctx.Done():
-			return fmt.Errorf("server %s is not ready: %w; the end of its log:\n%s", s.Name, context.Cause(ctx), s.LogTail(2<<10))
+			return fmt.Errorf("server %s is not ready: %w; the end of its log:\n%s",
+				s.Name, context.Cause(ctx), s.LogTail(2<<10))
 		}
 	}
 }

@@ -6,12 +6,11 @@ import (
 	"time"
 )
 
-// TrainerEvent is what is read of the events that `rowraft-trainer
-// train --progress=json` prints.
+// TrainerEvent is the part of the events of `rowraft-trainer train --progress=json` that callers use.
 type TrainerEvent struct {
 	Event              string     `json:"event"`
 	Time               time.Time  `json:"time"`
-	Rank               int        `json:"-"` // of the process that said it
+	Rank               int        `json:"-"` // rank of the process that wrote the event
 	Step               int64      `json:"step"`
 	Steps              int64      `json:"steps"`
 	Loss               Number     `json:"loss"`
@@ -32,7 +31,7 @@ const (
 	EventLate    = "late"
 )
 
-// TrainerResult is what is read of a trainer's --json file.
+// TrainerResult is the part of a trainer's --json file that callers use.
 type TrainerResult struct {
 	ExamplesPerSecond  Number `json:"examples_per_second"`
 	AUC                Number `json:"auc"`
@@ -44,7 +43,7 @@ type TrainerResult struct {
 	BatchesSkipped     int64  `json:"batches_skipped"`
 }
 
-// Number is a float64 whose JSON is null when it is not finite.
+// Number is a float64 that is null in JSON if it is not finite.
 type Number float64
 
 var Unknown = Number(math.NaN())

@@ -8,16 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Port is a loopback port that the kernel chose and that nobody else gets until
-// Release: a socket is bound to it and never listens. Without it the port of a
-// stopped server may become the source port of somebody's connection, and the
-// server could not come back.
+// Port is a loopback port that the kernel chose and that no other process gets until Release: a socket is
+// bound to it and never listens. Without it, the port of a stopped server could become the source port of
+// another connection, and the server could not restart.
 type Port struct {
 	Addr string // 127.0.0.1:port
 	fd   int
 }
 
-// ReservePort takes a free port of 127.0.0.1.
+// ReservePort reserves a free port of 127.0.0.1.
 func ReservePort() (*Port, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -32,8 +31,7 @@ func ReservePort() (*Port, error) {
 }
 
 func bindFree(fd int) (port int, err error) {
-	// Listen sets the same option; with it on both sockets, and one of them not
-	// listening, both may have the port.
+	// Listen sets the same option. Two sockets may share a port if both have it and one of them does not listen.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return 0, os.NewSyscallError("setsockopt", err)
 	}
@@ -47,7 +45,7 @@ func bindFree(fd int) (port int, err error) {
 	return sa.(*unix.SockaddrInet4).Port, nil
 }
 
-// Listen listens on the port; again, after the last listener was closed.
+// Listen listens on the port. It may be called again after the last listener was closed.
 func (p *Port) Listen() (*net.TCPListener, error) {
 	l, err := net.Listen("tcp", p.Addr)
 	if err != nil {
@@ -56,5 +54,5 @@ func (p *Port) Listen() (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// Release gives the port up.
+// Release frees the port.
 func (p *Port) Release() error { return unix.Close(p.fd) }

@@ -22,7 +22,7 @@ func TestReservedPortStaysOurs(t *testing.T) {
 	}
 	if c, err := net.Dial("tcp", p.Addr); err == nil {
 		c.Close()
-		t.Error("a port that nobody listens on takes connections")
+		t.Error("a port without a listener accepts connections")
 	}
 	if other, err := ReservePort(); err != nil {
 		t.Fatal(err)

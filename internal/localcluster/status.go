@@ -31,13 +31,14 @@ func FindBinary(name, given string) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", rowraft.Errorf(rowraft.CodeNotFound, "%s is neither in %s nor in PATH: run `make build`", name, filepath.Dir(self))
+		return "", rowraft.Errorf(rowraft.CodeNotFound, "%s is neither in %s nor in PATH: run `make build`",
+			name, filepath.Dir(self))
 	}
 	return path, nil
 }
 
-// AwaitStatus asks a running server until it answers or ctx ends: on a busy machine it may be
-// suspended for seconds.
+// AwaitStatus requests the status of a running server until it responds or ctx ends: on a busy machine a
+// server may not respond for seconds.
 func AwaitStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, error) {
 	for b := new(route.Backoff); ; {
 		st, err := Status(ctx, addr)
@@ -47,7 +48,7 @@ func AwaitStatus(ctx context.Context, addr string) (*rowraftv1.NodeStatusReply, 
 	}
 }
 
-// Status asks a server of this machine, without TLS, for its state.
+// Status requests the status of a server of this machine, without TLS.
 func Status(ctx context.Context, addr string) (st *rowraftv1.NodeStatusReply, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -17,8 +17,8 @@ import (
 	"github.com/rowraft/rowraft/internal/flagenv"
 )
 
-// Trainers are the trainer processes on this machine. Their events arrive on
-// Events, which closes when all have ended.
+// Trainers are the trainer processes on this machine. Their events arrive on Events, which is closed when
+// all have ended.
 type Trainers struct {
 	Events chan TrainerEvent
 	procs  []*trainerProc
@@ -27,16 +27,16 @@ type Trainers struct {
 type trainerProc struct {
 	rank   int
 	cmd    *exec.Cmd
-	result string // path of the JSON it writes
+	result string // path of its JSON result
 	log    string
 
 	errs []error // set when the process has ended
 }
 
-// StartTrainers runs `rowraft-trainer train` n times, each on its rank's job file.
+// StartTrainers runs `rowraft-trainer train` n times, each with the job file of its rank.
 func StartTrainers(binary, dir string, config func(rank int) string, endpoints []string, n int) (*Trainers, error) {
-	// No event waits in the channel: trainers whose pipes are full wait for who reads, and are not
-	// done while that one asks whom to kill.
+	// The channel is unbuffered, so trainers with full pipes wait for the reader of events. They cannot end
+	// while the reader chooses a trainer to kill.
 	t := &Trainers{Events: make(chan TrainerEvent)}
 	var readers sync.WaitGroup
 	end := func() {
@@ -49,11 +49,11 @@ func StartTrainers(binary, dir string, config func(rank int) string, endpoints [
 			result: filepath.Join(dir, fmt.Sprintf("trainer-%d.json", rank)),
 			log:    filepath.Join(dir, fmt.Sprintf("trainer-%d.log", rank)),
 		}
-		p.cmd = exec.Command(binary, "train", "--config", config(rank), "--endpoints", strings.Join(endpoints, ","), "--insecure",
+		p.cmd = exec.Command(binary, "train", "--config", config(rank), "--endpoints",
+			strings.Join(endpoints, ","), "--insecure",
 			"--rank", fmt.Sprint(rank), "--trainers", fmt.Sprint(n), "--progress", "json", "--json", p.result)
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-		// Each trainer's model runs on one goroutine; the cores are shared with the
-		// servers.
+		// Each trainer's model runs on one goroutine; the trainers share the cores with the servers.
 		p.cmd.Env = append(flagenv.Without(os.Environ()), "GOMAXPROCS=1")
 		stderr, err := p.cmd.StderrPipe()
 		if err == nil {
@@ -72,7 +72,7 @@ func StartTrainers(binary, dir string, config func(rank int) string, endpoints [
 	return t, nil
 }
 
-// run reads the process's events until it ends; other lines go to its log.
+// run reads the process's events until it ends, and writes other lines to its log.
 func (p *trainerProc) run(stderr io.Reader, events chan<- TrainerEvent) {
 	log, err := os.Create(p.log)
 	if err != nil {
@@ -107,14 +107,14 @@ func tail(path string, n int) string {
 	return string(b[max(0, len(b)-n):])
 }
 
-// Kill ends all trainers that still run.
+// Kill ends all running trainers.
 func (t *Trainers) Kill() {
 	for _, p := range t.procs {
 		_ = p.cmd.Process.Kill()
 	}
 }
 
-// Err reports the trainers that failed. Call it when events has closed.
+// Err returns the errors of the trainers that failed. It must be called after Events was closed.
 func (t *Trainers) Err() error {
 	var errs []error
 	for _, p := range t.procs {
@@ -123,7 +123,7 @@ func (t *Trainers) Err() error {
 	return errors.Join(errs...)
 }
 
-// Results reads what the trainers wrote at their end, by rank.
+// Results reads the result files of the trainers, by rank.
 func (t *Trainers) Results() ([]TrainerResult, error) {
 	out := make([]TrainerResult, len(t.procs))
 	for i, p := range t.procs {
@@ -138,7 +138,7 @@ func (t *Trainers) Results() ([]TrainerResult, error) {
 	return out, nil
 }
 
-// Drain takes the remaining events so that the readers can end.
+// Drain discards the remaining events so that the readers can end.
 func (t *Trainers) Drain(ctx context.Context) {
 	for {
 		select {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes golden.npy, golden.ids.npy and golden.safetensors beside itself, byte by
+"""Writes golden.npy, golden.ids.npy and golden.safetensors next to itself, byte by
 byte from the pages of their formats (NumPy Enhancement Proposal 1; the README of
 safetensors), with nothing but struct: not from our writer, and not from theirs.
 
