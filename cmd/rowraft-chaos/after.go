@@ -16,7 +16,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// sum collects what the run has seen, and whether that was enough.
+// sum collects the observations of the run, and checks that the run did enough.
 func (r *chaos) sum() {
 	c := r.load.Counts()
 	r.res.Acks, r.res.Pulls, r.res.Refused, r.res.Unknown = c.Acks, c.Pulls, c.Refused, c.Unknown
@@ -28,7 +28,7 @@ func (r *chaos) sum() {
 		r.wrong("%s", p)
 	}
 	if len(r.res.Problems) > 0 {
-		return // a run cut short has done little
+		return // an interrupted run has done little
 	}
 	if least := int64(minAcksPerSecond * r.cfg.For.Seconds()); c.Acks < least {
 		r.wrong("too little happened: %d pushes acknowledged, want %d", c.Acks, least)
@@ -46,8 +46,8 @@ func (r *chaos) sum() {
 	}
 }
 
-// readLogs finds errors in the servers' logs, and who led a shard in which term:
-// the logs know terms that were too short to be sampled.
+// readLogs reads errors from the servers' logs, and the leader of each shard in each term: the logs include
+// terms that were too short for sampling.
 func (r *chaos) readLogs() []check.Leading {
 	var leads []check.Leading
 	for _, name := range r.cluster.Names() {
@@ -60,7 +60,7 @@ func (r *chaos) readLogs() []check.Leading {
 		}
 		for _, line := range cluster.BadLines(b) {
 			if strings.Contains(line, raftstore.RolledBack) {
-				continue // WronglyRefused judges these
+				continue // WronglyRefused checks these
 			}
 			r.wrong("log of server %s: %s", name, line)
 		}
@@ -72,7 +72,7 @@ func (r *chaos) readLogs() []check.Leading {
 	return leads
 }
 
-// leadsIn returns the leaderships that a server's log tells of.
+// leadsIn returns the leaderships in a server's log.
 func leadsIn(log []byte) []check.Leading {
 	var out []check.Leading
 	for line := range bytes.Lines(log) {

@@ -18,12 +18,12 @@ import (
 func newCheckCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "check DIR",
-		Short: "Check what an earlier run has recorded again",
+		Short: "Check the records of an earlier run again",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			raw, err := os.ReadFile(filepath.Join(args[0], configFile))
 			if err != nil {
-				return cli.Usagef("not the directory of a run: %w", err)
+				return cli.Usagef("the directory is not that of a run: %w", err)
 			}
 			var cfg config
 			if err := json.Unmarshal(raw, &cfg); err != nil {
@@ -59,7 +59,7 @@ func newCheckCmd() *cobra.Command {
 	}
 }
 
-// checkRecords checks what the run has recorded.
+// checkRecords checks the records of the run.
 func (r *chaos) checkRecords() error {
 	ops, seen, err := verdict.Read(r.cfg.dir)
 	if err != nil {

@@ -41,7 +41,7 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"run", "--no-such-flag"}, "lists the flags"},
 		{[]string{"run", "--binary", "/bin/sh", "--dir", full}, "is not empty"},
 		{[]string{"run", "--binary", "/nowhere/rowraft", "--dir", filepath.Join(t.TempDir(), "d")}, "no rowraft binary"},
-		{[]string{"check", t.TempDir()}, "not the directory of a run"},
+		{[]string{"check", t.TempDir()}, "the directory is not that of a run"},
 	} {
 		code, _, stderr := command(t, tc.args...)
 		if code != cli.ExitUsage || !strings.Contains(stderr, tc.want) {
@@ -52,13 +52,14 @@ func TestUsageErrors(t *testing.T) {
 
 func TestFaultsAreListed(t *testing.T) {
 	code, stdout, _ := command(t, "faults")
-	if code != cli.ExitDone || strings.Count(stdout, "\n") != len(nemesis.Kinds()) || !strings.Contains(stdout, "kill-leader") {
+	if code != cli.ExitDone || strings.Count(stdout, "\n") != len(nemesis.Kinds()) ||
+		!strings.Contains(stdout, "kill-leader") {
 		t.Errorf("exit code %d:\n%s", code, stdout)
 	}
 }
 
-// record writes the directory of a run with one client: pushes acknowledged, and
-// what a final read shows, at which index.
+// record writes the directory of a run with one client: its acknowledged pushes, and the result and index
+// of a final read.
 func record(t *testing.T, pushes int, read int64, index uint64, seen cluster.Sights) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -85,20 +86,22 @@ func record(t *testing.T, pushes int, read int64, index uint64, seen cluster.Sig
 	add(history.Op{Kind: history.Phase, Client: -1, Fault: "final"})
 	values := make([]int64, 1+load.Guests)
 	values[0] = read
-	add(history.Op{Kind: history.Pull, Client: 4, Rows: []int{0}, Values: [][]int64{values}, Mode: "linearizable", Index: map[int]uint64{0: index}})
+	add(history.Op{Kind: history.Pull, Client: 4, Rows: []int{0}, Values: [][]int64{values}, Mode: "linearizable",
+		Index: map[int]uint64{0: index}})
 	if err := rec.Close(); err != nil {
 		t.Fatal(err)
 	}
 	return dir
 }
 
-// Every checker is asked, and what it finds is the verdict.
+// TestCheckAgain: every checker runs, and its findings are in the verdict.
 func TestCheckAgain(t *testing.T) {
 	lead := func(replica string) check.Leading { return check.Leading{Shard: 1, Term: 4, Replica: replica} }
 	digest := func(replica, sum string) check.DigestAt {
 		return check.DigestAt{Shard: 1, Replica: replica, Index: 9, Digest: sum}
 	}
-	good := cluster.Sights{Leads: []check.Leading{lead("a")}, Digests: []check.DigestAt{digest("a", "d"), digest("b", "d")}}
+	good := cluster.Sights{Leads: []check.Leading{lead("a")},
+		Digests: []check.DigestAt{digest("a", "d"), digest("b", "d")}}
 	for _, tc := range []struct {
 		name  string
 		read  int64
@@ -112,8 +115,11 @@ func TestCheckAgain(t *testing.T) {
 		{"one push doubled", 4, 3, good, cli.ExitVerdict, "0 additions lost, 1 doubled"},
 		{"the search finds it too", 2, 3, good, cli.ExitVerdict, "porcupine  1 VIOLATIONS"},
 		{"an index behind an acknowledged one", 3, 2, good, cli.ExitVerdict, "indices    1 VIOLATIONS"},
-		{"two leaders of a term", 3, 3, cluster.Sights{Leads: []check.Leading{lead("a"), lead("b")}, Digests: good.Digests}, cli.ExitVerdict, "leaders    1 VIOLATIONS"},
-		{"replicas that differ", 3, 3, cluster.Sights{Leads: good.Leads, Digests: []check.DigestAt{digest("a", "d"), digest("b", "e")}}, cli.ExitVerdict, "digests    1 VIOLATIONS"},
+		{"two leaders of a term", 3, 3, cluster.Sights{Leads: []check.Leading{lead("a"), lead("b")}, Digests: good.Digests},
+			cli.ExitVerdict, "leaders    1 VIOLATIONS"},
+		{"replicas that differ", 3, 3,
+			cluster.Sights{Leads: good.Leads, Digests: []check.DigestAt{digest("a", "d"), digest("b", "e")}}, cli.ExitVerdict,
+			"digests    1 VIOLATIONS"},
 		{"nothing to look at", 3, 3, cluster.Sights{}, cli.ExitVerdict, "no two replicas were seen"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -1,3 +1,4 @@
-// Command rowraft-chaos breaks a cluster on this machine, of real server processes or of
-// nodes in its own process and in virtual time, while clients count, and checks that nothing was lost, doubled or forked.
+// Command rowraft-chaos injects faults into a cluster on this machine, while clients count, and checks that
+// no update was lost or doubled and that no shard forked. The cluster consists of real server processes, or
+// of nodes in this process and in virtual time.
 package main

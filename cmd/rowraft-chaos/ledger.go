@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// ledgerLine is the run as a line of docs/reliability-ledger.md, whose table ends
-// the page.
+// ledgerLine returns the run as a line of the table at the end of docs/reliability-ledger.md.
 func (r *result) ledgerLine(now time.Time, load string) string {
 	kinds := 0
 	for _, n := range r.Faults {
@@ -25,15 +24,17 @@ func (r *result) ledgerLine(now time.Time, load string) string {
 	c := r.Config
 	fields := []string{
 		now.UTC().Format(time.DateOnly), c.Version,
-		fmt.Sprintf("%s, %d, %s, %d servers, %d shards, %d clients", c.Tier, c.Seed, c.Backend, c.Servers, c.Shards, c.Clients),
+		fmt.Sprintf("%s, %d, %s, %d servers, %d shards, %d clients",
+			c.Tier, c.Seed, c.Backend, c.Servers, c.Shards, c.Clients),
 		fmt.Sprintf("%d cores, load %s", runtime.NumCPU(), load), minutes,
-		fmt.Sprintf("%s (%d)", thousands(int64(r.Observed)), kinds), thousands(r.Acks), thousands(r.Pulls), fmt.Sprint(r.Terms),
+		fmt.Sprintf("%s (%d)", thousands(int64(r.Observed)), kinds), thousands(r.Acks), thousands(r.Pulls),
+		fmt.Sprint(r.Terms),
 		fmt.Sprint(r.Lost), fmt.Sprint(r.Doubled), fmt.Sprint(r.Diverged), fmt.Sprint(len(r.Problems)),
 	}
 	return "| " + strings.Join(fields, " | ") + " |\n"
 }
 
-// thousands prints n as 1,234,567.
+// thousands formats n as 1,234,567.
 func thousands(n int64) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -42,7 +43,7 @@ func thousands(n int64) string {
 	return s
 }
 
-// appendLedger adds the run's line to a ledger that exists.
+// appendLedger appends the run's line to an existing ledger.
 func (r *result) appendLedger(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
@@ -52,7 +53,7 @@ func (r *result) appendLedger(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// loadAverage is the machine's of the last five minutes, "unknown" off Linux.
+// loadAverage returns the machine's load of the last five minutes, "unknown" on systems other than Linux.
 func loadAverage() string {
 	b, err := os.ReadFile("/proc/loadavg")
 	if f := strings.Fields(string(b)); err == nil && len(f) > 1 {

@@ -10,8 +10,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/cluster"
 )
 
-// Bounds of the liveness phase. They are for a machine with other work to do; what
-// was measured is printed.
+// Limits of the liveness phase. They allow for other work on the machine; the run prints the measured times.
 const (
 	firstPushLimit = 20 * time.Second
 	allPushesLimit = 30 * time.Second
@@ -19,7 +18,7 @@ const (
 	servingLimit   = 50 * time.Second
 )
 
-// span is how long something took, in seconds, over the rounds of a run.
+// span is the distribution of a duration in seconds, over the rounds of a run.
 type span struct {
 	N   int     `json:"n"`
 	P50 float64 `json:"p50_seconds"`
@@ -37,16 +36,16 @@ func (s *span) add(ds ...time.Duration) {
 
 func (s span) String() string { return fmt.Sprintf("%.2f s, at most %.2f s", s.P50, s.Max) }
 
-// recovery is how long after the heal things were well again.
+// recovery is the times from the end of the faults until the cluster works again.
 type recovery struct {
-	FirstPush  span `json:"first_push_of_shard"` // called after the heal and acknowledged; by shard
+	FirstPush  span `json:"first_push_of_shard"` // pushes that began after the heal, by shard
 	AllClients span `json:"push_of_every_client"`
 	CatchUp    span `json:"replicas_caught_up"`
-	Serving    span `json:"servers_serve"` // those that were killed too
+	Serving    span `json:"servers_serve"` // including killed servers
 }
 
-// liveness waits, everything being healed, until every shard takes pushes, every
-// client gets through, every replica has caught up and every server serves.
+// liveness waits, after all faults have ended, until every shard accepts pushes, every client has a push
+// acknowledged, every replica has caught up and every server serves.
 func (r *chaos) liveness(ctx context.Context, healed time.Time, ended <-chan struct{}) {
 	moment := r.rec.Now()
 	r.load.Mark(moment)
@@ -74,7 +73,8 @@ func (r *chaos) liveness(ctx context.Context, healed time.Time, ended <-chan str
 		}
 		return nil
 	}))
-	caught, cancel := context.WithTimeoutCause(ctx, catchUpLimit, fmt.Errorf("a replica has not caught up %v after healing", catchUpLimit))
+	caught, cancel := context.WithTimeoutCause(ctx, catchUpLimit,
+		fmt.Errorf("a replica has not caught up %v after healing", catchUpLimit))
 	defer cancel()
 	if err := r.cluster.CaughtUp(caught); err != nil {
 		r.wrong("liveness: %v", err)
@@ -85,7 +85,7 @@ func (r *chaos) liveness(ctx context.Context, healed time.Time, ended <-chan str
 		case <-ended:
 			return nil
 		default:
-			return errors.New("a server is not back")
+			return errors.New("a server does not serve yet")
 		}
 	}))
 }

@@ -12,18 +12,18 @@ import (
 // version is set by the linker (Makefile).
 var version = "unknown"
 
-// errVerdict says that the run went through and found something wrong.
-var errVerdict = cli.Verdict(errors.New("the run has found something wrong, see above"))
+// errVerdict reports that the run completed and found a violation.
+var errVerdict = cli.Verdict(errors.New("the run has found violations, see above"))
 
 func main() { os.Exit(cli.Main(newRoot())) }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "rowraft-chaos",
-		Short: "Break a cluster on this machine and check what it promises",
-		Long: `rowraft-chaos starts servers as processes on this machine, breaks them and their network from a
-seed while clients count, and checks that no acknowledged push was lost, none applied twice, that all
-replicas agree and that no term had two leaders.`,
+		Short: "Inject faults into a cluster on this machine and check its guarantees",
+		Long: `rowraft-chaos starts servers as processes on this machine. While clients count, it injects faults into the
+servers and their network, drawn from a seed. Then it checks that no acknowledged push was lost, that none
+was applied twice, that all replicas agree and that no term had two leaders.`,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 		Version:           version,
 	}

@@ -16,17 +16,17 @@ import (
 	"github.com/rowraft/rowraft/e2e/cluster"
 )
 
-// What a server may take more after the faults than before them, both times with the
-// same clients connected and nothing to do.
+// The resources that a server may use beyond those before the faults. Both times the same clients are
+// connected and idle.
 const (
 	moreGoroutines = 60
-	moreThreads    = 30 // the runtime keeps what it once needed
+	moreThreads    = 30 // the runtime keeps threads that it needed once
 	moreFiles      = 40
-	// A group keeps up to three connections to each peer once it has needed them.
+	// A group keeps up to three connections to each peer after it has needed them.
 	moreFilesPerShard      = 24
 	moreGoroutinesPerShard = 3 * moreFilesPerShard
 
-	moreRSSBytes  = 96 << 20 // the heap grows to its goal and stays
+	moreRSSBytes  = 96 << 20 // the heap grows to its goal and does not shrink
 	moreDataBytes = 32 << 20 // log and snapshots of all shards, between two snapshots
 	settleLimit   = 20 * time.Second
 )
@@ -45,7 +45,7 @@ func (r *chaos) baseline(ctx context.Context) (map[string]cluster.Usage, error) 
 		return nil, err
 	}
 	var used map[string]cluster.Usage
-	err := cluster.Poll(quiet, func() (err error) { // a server may stand still
+	err := cluster.Poll(quiet, func() (err error) { // a server may not respond for a moment
 		used, err = r.usage(quiet)
 		return err
 	})
@@ -64,12 +64,12 @@ func (r *chaos) usage(ctx context.Context) (map[string]cluster.Usage, error) {
 	return out, nil
 }
 
-// backToNormal waits until every server takes about what it took before the faults.
+// backToNormal waits until every server uses about as many resources as before the faults.
 func (r *chaos) backToNormal(ctx context.Context, before map[string]cluster.Usage) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleLimit, fmt.Errorf("%v after the faults", settleLimit))
 	defer cancel()
 	var after map[string]cluster.Usage
-	var much error // what was too much when all servers last answered
+	var much error // the excess at the last time when all servers responded
 	err := cluster.Poll(ctx, func() error {
 		now, err := r.usage(ctx)
 		if err != nil {
@@ -89,7 +89,7 @@ func (r *chaos) backToNormal(ctx context.Context, before map[string]cluster.Usag
 	r.res.Before, r.res.After = most(before), most(after)
 }
 
-// grown tells what of b is far above a.
+// grown returns an error if a number of b is far above that of a.
 func grown(a, b cluster.Usage, shards int64) error {
 	for _, x := range []struct {
 		what        string
@@ -108,7 +108,7 @@ func grown(a, b cluster.Usage, shards int64) error {
 	return nil
 }
 
-// most takes the largest of each number.
+// most returns the largest value of each number.
 func most(of map[string]cluster.Usage) (m cluster.Usage) {
 	for _, u := range of {
 		m.Goroutines, m.Threads, m.Files = max(m.Goroutines, u.Goroutines), max(m.Threads, u.Threads), max(m.Files, u.Files)
@@ -118,10 +118,11 @@ func most(of map[string]cluster.Usage) (m cluster.Usage) {
 }
 
 func usageLine(u cluster.Usage) string {
-	return fmt.Sprintf("%d goroutines, %d threads, %d files, %d MiB, %d MiB on disk", u.Goroutines, u.Threads, u.Files, u.RSSBytes>>20, u.DataBytes>>20)
+	return fmt.Sprintf("%d goroutines, %d threads, %d files, %d MiB, %d MiB on disk",
+		u.Goroutines, u.Threads, u.Files, u.RSSBytes>>20, u.DataBytes>>20)
 }
 
-// own is what this process has.
+// own is the resources of this process.
 type own struct{ goroutines, files int }
 
 func ownUsage() own {
@@ -131,13 +132,14 @@ func ownUsage() own {
 
 const (
 	ownLimit       = 10 * time.Second
-	viewGoroutines = 2 // of the bar, which is drawn until the end
+	viewGoroutines = 2 // goroutines of the bar, which is drawn until the end
 )
 
-// nothingLeft waits until the run has left nothing behind: no process, no listening
-// port, no goroutine and no open file of this process.
+// nothingLeft waits until nothing of the run remains: no process, no listening port, no goroutine and no
+// open file of this process.
 func (r *chaos) nothingLeft(before own) {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), ownLimit, fmt.Errorf("%v after everything was closed", ownLimit))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), ownLimit,
+		fmt.Errorf("%v after everything was closed", ownLimit))
 	defer cancel()
 	err := cluster.Poll(ctx, func() error {
 		left, err := cluster.Leftovers(filepath.Join(r.cfg.dir, serversDir))
@@ -148,7 +150,8 @@ func (r *chaos) nothingLeft(before own) {
 			return fmt.Errorf("%d things are left, the first: %s", len(left), left[0])
 		}
 		if now := ownUsage(); now.goroutines > before.goroutines+viewGoroutines || now.files > before.files {
-			return fmt.Errorf("this process has %d goroutines and %d files, %d and %d before; see %s", now.goroutines, now.files, before.goroutines, before.files, stacksFile)
+			return fmt.Errorf("this process has %d goroutines and %d files, %d and %d before; see %s",
+				now.goroutines, now.files, before.goroutines, before.files, stacksFile)
 		}
 		return nil
 	})

@@ -30,15 +30,15 @@ const (
 	healthyDir  = "checkpoints"
 )
 
-// Lengths and bounds of a run, and what counts as too little.
+// Durations and limits of a run, and the least that a run must do.
 const (
 	roundLength  = 30 * time.Second
 	warmUp       = 2 * time.Second
 	startLimit   = time.Minute
 	finalLimit   = time.Minute
-	pushPatience = 90 * time.Second // longer than any fault: then a push is stuck
+	pushPatience = 90 * time.Second // longer than any fault: after that a push counts as stuck
 
-	// A log gives back what it has not dropped, segment by segment.
+	// A log frees dropped entries segment by segment.
 	snapshotEvery = 256 << 10
 	trailingLog   = 64 << 10
 	logSegment    = 256 << 10
@@ -60,8 +60,7 @@ type chaos struct {
 	hung    *nemesis.HungStore
 }
 
-// runChaos does a whole run. The error is why it could not go through; what it
-// found wrong stands in the result.
+// runChaos does a whole run. An error means that the run could not complete; violations are in the result.
 func runChaos(ctx context.Context, cfg *config, v *view) (*result, error) {
 	r := &chaos{cfg: cfg, view: v, res: &result{Schema: jsonSchema, Reproduce: cfg.reproduce(), Dir: cfg.dir}}
 	began := time.Now()
@@ -99,7 +98,7 @@ func (r *chaos) run(ctx context.Context) (err error) {
 	return r.checkRecords()
 }
 
-// withCluster runs everything that needs the servers.
+// withCluster runs the phases that need the servers.
 func (r *chaos) withCluster(ctx context.Context) (err error) {
 	if err := r.start(ctx); err != nil {
 		return err
@@ -148,18 +147,20 @@ func (r *chaos) start(ctx context.Context) (err error) {
 		return err
 	}
 	opts := localcluster.Options{
-		Binary: r.cfg.binary, Dir: dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Backend: r.cfg.Backend, Profile: r.cfg.Profile,
+		Binary: r.cfg.binary, Dir: dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Backend: r.cfg.Backend,
+		Profile: r.cfg.Profile,
 		Args: []string{
-			// A disk that is told to hang must end its server; one that others keep busy should not.
+			// A server whose disk hangs because of a fault must end. A server whose disk is only busy should not.
 			"--disk-reserve-bytes", "1", "--disk-stall-limit", "10s",
-			// Snapshots all the time, and replicas that need them.
-			"--proof-every", "500ms", "--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes", fmt.Sprint(trailingLog),
+			// Frequent snapshots, and replicas that need them.
+			"--proof-every", "500ms", "--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes",
+			fmt.Sprint(trailingLog),
 			"--log-segment-bytes", fmt.Sprint(logSegment),
-			// Replicas whose disk was rolled back are replaced in the run.
+			// Replicas with a rolled back disk are replaced during the run.
 			"--replace-after", "20s",
 		},
 	}
-	if r.cfg.Backend != "bolt" { // it has its file in memory, which no fault reaches
+	if r.cfg.Backend != "bolt" { // bolt maps its file into memory, where faults have no effect
 		cluster.WithDiskFaults(&opts)
 	}
 	healthy := filepath.Join(r.cfg.dir, healthyDir)
@@ -187,19 +188,21 @@ func (r *chaos) start(ctx context.Context) (err error) {
 	}
 	r.watch = r.cluster.NewWatch(r.rec.Now)
 	r.world = &nemesis.World{
-		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards, Log: r.view.event, ShortLogBytes: shortLog,
+		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards,
+		Log: r.view.event, ShortLogBytes: shortLog,
 		Checkpoints: healthy, Hung: r.hung,
 	}
 	disks := "that cannot be told to fail"
 	if r.cluster.CanDisk() {
 		disks = "that can be told to fail"
 	}
-	r.view.event("%d servers serve, log backend %s, disks %s, %d clients", r.cfg.Servers, r.cfg.Backend, disks, r.cfg.Clients)
+	r.view.event("%d servers serve, log backend %s, disks %s, %d clients",
+		r.cfg.Servers, r.cfg.Backend, disks, r.cfg.Clients)
 	return nil
 }
 
-// round is a safety phase, healing, liveness, final reads. The last faults of the
-// safety phase stand until the heal.
+// round is a safety phase, the end of the faults, a liveness phase and final reads. The last faults of the
+// safety phase stay until the heal.
 func (r *chaos) round(ctx context.Context, s *nemesis.Schedule, until time.Time) error {
 	r.phase("safety")
 	r.load.Start()
@@ -243,11 +246,13 @@ func (r *chaos) showProgress(ctx context.Context) {
 		}
 		c := r.load.Counts()
 		tried, observed := totals(r.world.Counts())
-		r.view.progress(time.Since(began), r.cfg.For, fmt.Sprintf("%d acks  %d reads  %d faults, %d observed  %d terms", c.Acks, c.Pulls, tried, observed, r.watch.Terms()))
+		r.view.progress(time.Since(began), r.cfg.For,
+			fmt.Sprintf("%d acks  %d reads  %d faults, %d observed  %d terms",
+				c.Acks, c.Pulls, tried, observed, r.watch.Terms()))
 	}
 }
 
-// final compares all rows with what was acknowledged, and all replicas.
+// final compares all rows with the acknowledged pushes, and all replicas with each other.
 func (r *chaos) final(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, finalLimit)
 	defer cancel()
@@ -256,7 +261,7 @@ func (r *chaos) final(ctx context.Context) error {
 		r.wrong("%v", err)
 		return nil
 	}
-	r.res.Lost, r.res.Doubled = f.Lost, f.Doubled // of all rounds: counts go on
+	r.res.Lost, r.res.Doubled = f.Lost, f.Doubled // of all rounds: the counters are cumulative
 	for _, d := range f.Details {
 		r.wrong("%s", d)
 	}
@@ -303,7 +308,8 @@ func (r *chaos) final(ctx context.Context) error {
 	for _, p := range r.cluster.Dead() {
 		r.wrong("server %s has ended by itself; its log: %s", p, r.cluster.Server(p).LogFile)
 	}
-	r.view.event("round %d: %d pushes checked, %d updates lost, %d doubled, %d shards of one digest", r.res.Rounds+1, r.load.Counts().Acks, f.Lost, f.Doubled, r.cfg.Shards-r.res.Diverged)
+	r.view.event("round %d: %d pushes checked, %d updates lost, %d doubled, %d shards of one digest",
+		r.res.Rounds+1, r.load.Counts().Acks, f.Lost, f.Doubled, r.cfg.Shards-r.res.Diverged)
 	return nil
 }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// config is what a run is made from; it is kept beside its history.
+// config is the configuration of a run; it is stored next to its history.
 type config struct {
 	Tier    string        `json:"tier"`
 	Seed    uint64        `json:"seed"`
@@ -45,14 +45,15 @@ func newRunCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run clients and faults against a new cluster, then check",
-		Long: `Start servers behind proxies, let clients push counters and read them, and do faults drawn from the
-seed, one at a time and two at once. In rounds of about half a minute: faults (safety), then all is
-healed, every client must get through and every replica catch up (liveness), then all rows and the
-digests of all replicas are compared.
+		Long: `Start servers behind proxies, let clients push counters and read them, and inject faults drawn from the
+seed, one at a time and two at once. A round takes about half a minute. First come the faults (safety).
+Then all faults end, every client must have a push acknowledged, and every replica must catch up (liveness).
+Then all rows and the digests of all replicas are compared.
 
 With --tier A the servers are nodes in this process, on a network in memory and in virtual time.
 
-Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the directory is kept.`,
+The exit code is 0 only if there is no violation and enough faults had an effect. Otherwise it is 3, and the
+directory is kept.`,
 		Example: `  rowraft-chaos run --seed 7 --for 60s
   rowraft-chaos run --seed 7 --for 60s --faults kill-leader,deaf-leader
   rowraft-chaos run --tier A --seed 7 --for 10m`,
@@ -105,10 +106,13 @@ Exit code 0 only if nothing is wrong and enough happened; 3 otherwise, and the d
 	fl.IntVar(&c.Rate, "rate", 100, "calls a second of each client at most; 0: as fast as it goes")
 	fl.StringVar(&c.Backend, "log-backend", "", "rowlog or bolt; default: by the seed")
 	fl.StringVar(&c.Profile, "profile", "fast", "Raft timers: fast, default or dense")
-	fl.StringVar(&c.dir, "dir", "", "new directory for data, logs and history, kept; default: a temporary one, kept on failure")
+	fl.StringVar(&c.dir, "dir", "",
+		"new directory for data, logs and history, kept; default: a temporary one, kept on failure")
 	fl.StringVar(&c.jsonPath, "json", "", "also write the result as JSON to this file")
 	fl.StringVar(&c.ledger, "ledger", "", "append the run as a line to this page (docs/reliability-ledger.md)")
-	fl.StringVar(&c.binary, "binary", "", "server; default: rowraft-faults beside this program, whose disk can be told to fail (make chaos builds it), or rowraft")
+	fl.StringVar(&c.binary, "binary", "",
+		"server binary; default: rowraft-faults in the directory of this program, which can inject disk faults (make "+
+			"chaos builds it), or rowraft")
 	return cmd
 }
 
@@ -165,8 +169,8 @@ func (c *config) check() error {
 	return nil
 }
 
-// lighten sets what the user has not set to what is fast in virtual time, where the
-// processor is all that counts.
+// lighten replaces defaults that the user has not set by values that are fast in virtual time, where only
+// processor time matters.
 func (c *config) lighten(set func(flag string) bool) {
 	for name, f := range map[string]func(){
 		"clients": func() { c.Clients = 4 }, "rows": func() { c.Rows = 8 }, "rate": func() { c.Rate = 20 },
@@ -177,8 +181,8 @@ func (c *config) lighten(set func(flag string) bool) {
 	}
 }
 
-// tempDir is where directories of runs are made: in memory with tier A, if there is
-// some, since a disk does not know virtual time.
+// tempDir returns the parent directory for runs: in memory for tier A, if possible, since a disk does not
+// follow virtual time.
 func (c *config) tempDir() string {
 	const memory = "/dev/shm"
 	if _, err := os.Stat(memory); c.Tier == "A" && err == nil {
@@ -187,7 +191,7 @@ func (c *config) tempDir() string {
 	return ""
 }
 
-// findBinary finds the server's program, which tier A does not need.
+// findBinary finds the server binary, which tier A does not need.
 func (c *config) findBinary() error {
 	if c.Tier == "A" {
 		return nil
@@ -213,7 +217,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// makeEmpty makes dir, which must be empty if it exists.
+// makeEmpty creates dir; if it exists, it must be empty.
 func makeEmpty(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -225,9 +229,10 @@ func makeEmpty(dir string) error {
 	return err
 }
 
-// reproduce is the command line that runs the same schedule again.
+// reproduce returns the command line that runs the same schedule again.
 func (c *config) reproduce() string {
-	return fmt.Sprintf("rowraft-chaos run --tier %s --seed %d --for %v --faults %s --clients %d --rows %d --servers %d --shards %d --rate %d --log-backend %s --profile %s",
+	return fmt.Sprintf("rowraft-chaos run --tier %s --seed %d --for %v --faults %s --clients %d --rows %d --servers "+
+		"%d --shards %d --rate %d --log-backend %s --profile %s",
 		c.Tier, c.Seed, c.For, c.Faults, c.Clients, c.Rows, c.Servers, c.Shards, c.Rate, c.Backend, c.Profile)
 }
 
@@ -270,7 +275,7 @@ type result struct {
 	Gap       float64                  `json:"longest_time_without_ack_seconds"`
 	Checked   int                      `json:"operations_checked"`
 	Verdicts  []verdict.Verdict        `json:"checks"`
-	Before    cluster.Usage            `json:"usage_before"` // the most of any server
+	Before    cluster.Usage            `json:"usage_before"` // the largest values of any server
 	After     cluster.Usage            `json:"usage_after"`
 	Problems  []string                 `json:"violations"`
 	Dir       string                   `json:"dir,omitempty"`
@@ -299,8 +304,10 @@ func (r *result) print(w io.Writer) {
 		stood += n.Stood
 	}
 	fmt.Fprintf(w, row+"\n", "all", r.Tried, r.Observed, stood)
-	fmt.Fprintf(w, "seed %d, log backend %s, %d rounds, %.0f s: %d pushes, %d acknowledged, %d reads, %d terms\n", r.Config.Seed, r.Config.Backend, r.Rounds, r.Seconds, r.Pushes, r.Acks, r.Pulls, r.Terms)
-	fmt.Fprintf(w, "after the heal, p50: first push of a shard %v; of every client %v; replicas caught up %v; servers serve %v\n", r.Recovery.FirstPush, r.Recovery.AllClients, r.Recovery.CatchUp, r.Recovery.Serving)
+	fmt.Fprintf(w, "seed %d, log backend %s, %d rounds, %.0f s: %d pushes, %d acknowledged, %d reads, %d terms\n",
+		r.Config.Seed, r.Config.Backend, r.Rounds, r.Seconds, r.Pushes, r.Acks, r.Pulls, r.Terms)
+	fmt.Fprintf(w, "after the heal, p50: first push of a shard %v; of every client %v; replicas caught up %v; servers "+
+		"serve %v\n", r.Recovery.FirstPush, r.Recovery.AllClients, r.Recovery.CatchUp, r.Recovery.Serving)
 	fmt.Fprintf(w, "longest time without an acknowledged push %.2f s\n", r.Gap)
 	if r.Virtual > 0 {
 		fmt.Fprintf(w, "%.0f s of virtual time in %.1f s: %.0f times as fast\n\n", r.Virtual, r.Seconds, r.Virtual/r.Seconds)
@@ -310,7 +317,8 @@ func (r *result) print(w io.Writer) {
 	for _, v := range r.Verdicts {
 		fmt.Fprintln(w, v)
 	}
-	fmt.Fprintf(w, "checked %d operations: %d updates lost, %d doubled, %d shards diverged, %d violations\n", r.Checked, r.Lost, r.Doubled, r.Diverged, len(r.Problems))
+	fmt.Fprintf(w, "checked %d operations: %d updates lost, %d doubled, %d shards diverged, %d violations\n",
+		r.Checked, r.Lost, r.Doubled, r.Diverged, len(r.Problems))
 	for i, p := range r.Problems {
 		if i == shownProblems {
 			fmt.Fprintf(w, "WRONG: %d more in result.json\n", len(r.Problems)-i)

@@ -10,12 +10,13 @@ import (
 	"github.com/rowraft/rowraft/e2e/sim"
 )
 
-// runSim does a run in virtual time, in this process. ctx ends only the waiting for
-// it: a bubble cannot wait for what is outside.
+// runSim does a run in virtual time, in this process. ctx ends only the wait for the run: a bubble of
+// virtual time cannot wait for events outside it.
 func runSim(ctx context.Context, cfg *config, v *view) (*result, error) {
 	sc := sim.Config{
-		Seed: cfg.Seed, For: cfg.For, Faults: cfg.Faults, Clients: cfg.Clients, Rows: cfg.Rows, Servers: cfg.Servers, Shards: cfg.Shards,
-		Rate: cfg.Rate, Profile: cfg.Profile, Backend: cfg.Backend, Dir: cfg.dir,
+		Seed: cfg.Seed, For: cfg.For, Faults: cfg.Faults, Clients: cfg.Clients, Rows: cfg.Rows, Servers: cfg.Servers,
+		Shards: cfg.Shards,
+		Rate:   cfg.Rate, Profile: cfg.Profile, Backend: cfg.Backend, Dir: cfg.dir,
 		Log: func(format string, args ...any) { v.line(fmt.Sprintf(format, args...) + " (virtual)") },
 	}
 	v.event("seed %d, directory %s", cfg.Seed, cfg.dir)
@@ -31,7 +32,7 @@ func runSim(ctx context.Context, cfg *config, v *view) (*result, error) {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		_ = os.RemoveAll(cfg.dir) // what still writes there ends with the process
+		_ = os.RemoveAll(cfg.dir) // goroutines that still write there end with the process
 		return nil, context.Cause(ctx)
 	}
 	took := time.Since(began)
@@ -61,7 +62,8 @@ func (r *result) fromSim(s *sim.Result) {
 	for _, p := range []struct {
 		to   *span
 		from []time.Duration
-	}{{&r.Recovery.FirstPush, s.FirstPush}, {&r.Recovery.AllClients, s.AllClients}, {&r.Recovery.CatchUp, s.CatchUp}, {&r.Recovery.Serving, s.Serving}} {
+	}{{&r.Recovery.FirstPush, s.FirstPush}, {&r.Recovery.AllClients, s.AllClients}, {&r.Recovery.CatchUp, s.CatchUp},
+		{&r.Recovery.Serving, s.Serving}} {
 		if len(p.from) > 0 {
 			p.to.add(p.from...)
 		}

@@ -10,8 +10,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// asMain makes the test binary the program itself: virtual time outside `go test`
-// needs a process of its own.
+// asMain makes the test binary run the program itself: virtual time outside `go test` needs a separate process.
 const asMain = "ROWRAFT_CHAOS_TEST_AS_MAIN"
 
 func TestMain(m *testing.M) {
@@ -23,7 +22,8 @@ func TestMain(m *testing.M) {
 
 func TestTierA(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
-	cmd := exec.Command(os.Args[0], "run", "--tier", "A", "--seed", "3", "--for", "20s", "--faults", "kill-leader,partition-leader,delay", "--dir", dir)
+	cmd := exec.Command(os.Args[0], "run", "--tier", "A", "--seed", "3", "--for", "20s", "--faults",
+		"kill-leader,partition-leader,delay", "--dir", dir)
 	cmd.Env = append(os.Environ(), asMain+"=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -58,10 +58,10 @@ func newSumCmd() *cobra.Command {
 	return cmd
 }
 
-// total is several runs together.
+// total is the sum of several runs.
 type total struct {
 	Runs, Violations      int
-	Wrong                 []string // what the runs found, and how to run them again
+	Wrong                 []string // violations, and the commands that repeat the runs
 	Faults                map[string]nemesis.Count
 	Pushes, Lost, Doubled int64
 	Diverged              int
@@ -72,7 +72,8 @@ func (t *total) add(r *result) {
 	t.Runs++
 	t.Violations += len(r.Problems)
 	for _, p := range r.Problems[:min(len(r.Problems), shownProblems)] {
-		t.Wrong = append(t.Wrong, fmt.Sprintf("WRONG: tier %s, seed %d: %s", r.Config.Tier, r.Config.Seed, strings.TrimSpace(p)))
+		t.Wrong = append(t.Wrong, fmt.Sprintf("WRONG: tier %s, seed %d: %s",
+			r.Config.Tier, r.Config.Seed, strings.TrimSpace(p)))
 	}
 	if len(r.Problems) > 0 {
 		t.Wrong = append(t.Wrong, "again: "+r.Reproduce)
@@ -88,7 +89,7 @@ func (t *total) add(r *result) {
 	}
 }
 
-// observed counts the faults that had an effect, kinds the kinds of them.
+// observed returns the number of faults that had an effect; kinds returns the number of their kinds.
 func (t *total) observed() int {
 	_, n := totals(t.Faults)
 	return n
@@ -111,7 +112,8 @@ func (t *total) print(w io.Writer) {
 		fmt.Fprintf(w, "%-20s %6d %9d\n", k, n.Tried, n.Observed)
 	}
 	fmt.Fprintf(w, "%-20s %6d %9d\n\n", "all", tried, observed)
-	fmt.Fprintf(w, "%d runs, %.0f s, %.0f virtual: %d faults of %d kinds, %s pushes acknowledged; %d updates lost, %d doubled, %d shards diverged, %d violations\n",
+	fmt.Fprintf(w, "%d runs, %.0f s, %.0f virtual: %d faults of %d kinds, %s pushes acknowledged; %d updates lost, %d "+
+		"doubled, %d shards diverged, %d violations\n",
 		t.Runs, t.Seconds, t.Virtual, observed, t.kinds(), thousands(t.Pushes), t.Lost, t.Doubled, t.Diverged, t.Violations)
 	for _, p := range t.Wrong {
 		fmt.Fprintln(w, p)

@@ -11,16 +11,16 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 )
 
-// view shows a run: one bar on a terminal, else a line every five seconds; events
-// stand on lines of their own. Safe for concurrent use.
+// view shows the progress of a run: one bar on a terminal, otherwise a line every five seconds. Events have
+// lines of their own. Safe for concurrent use.
 type view struct {
 	out   io.Writer
 	start time.Time
 
-	text atomic.Pointer[string] // right of the bar; the bar's goroutine reads it
+	text atomic.Pointer[string] // text next to the bar; the bar's goroutine reads it
 
 	mu       sync.Mutex
-	bars     *mpb.Progress // nil off a terminal
+	bars     *mpb.Progress // nil without a terminal
 	bar      *mpb.Bar
 	lastLine time.Time
 }
@@ -35,7 +35,7 @@ func newView(out io.Writer, terminal bool) *view {
 	return v
 }
 
-// event prints a line for something that happened.
+// event prints a line for an event.
 func (v *view) event(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -46,7 +46,7 @@ func (v *view) eventLocked(text string) {
 	v.lineLocked(fmt.Sprintf("%6.1fs  %s\n", time.Since(v.start).Seconds(), text))
 }
 
-// line prints what tells its time itself.
+// line prints a text that contains its own time.
 func (v *view) line(text string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -61,7 +61,7 @@ func (v *view) lineLocked(line string) {
 	fmt.Fprint(v.out, line)
 }
 
-// progress shows how far the run is.
+// progress shows how much of the run is done.
 func (v *view) progress(done, total time.Duration, text string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -74,12 +74,13 @@ func (v *view) progress(done, total time.Duration, text string) {
 	}
 	v.text.Store(&text)
 	if v.bar == nil {
-		v.bar = v.bars.New(int64(total), mpb.BarStyle(), mpb.BarRemoveOnComplete(), mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return " " + *v.text.Load() })))
+		v.bar = v.bars.New(int64(total), mpb.BarStyle(), mpb.BarRemoveOnComplete(),
+			mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return " " + *v.text.Load() })))
 	}
 	v.bar.SetCurrent(min(int64(done), int64(total)-1)) // done() completes it
 }
 
-// done takes the bar away.
+// done removes the bar.
 func (v *view) done() {
 	v.mu.Lock()
 	bars, bar := v.bars, v.bar

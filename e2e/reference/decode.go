@@ -20,7 +20,7 @@ const (
 	opDelete = 3
 )
 
-// entry is a decoded log entry; which fields count depends on kind.
+// entry is a decoded log entry; its kind determines which fields are set.
 type entry struct {
 	kind    byte
 	logTime uint64
@@ -146,7 +146,8 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 	s.ID = rowraft.TableID(le.Uint64(b))
 	s.Kind = rowraft.TableKind(b[8])
 	s.Dim = int(le.Uint32(b[12:]))
-	s.Initializer = rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: float(b[24:]), B: float(b[28:])}
+	s.Initializer = rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: float(b[24:]),
+		B: float(b[28:])}
 	s.Optimizer = rowraft.Optimizer{
 		Kind: rowraft.OptimizerKind(b[10]), LR: float(b[32:]), InitialAccumulator: float(b[36:]),
 		Epsilon: float(b[40:]), Beta1: float(b[44:]), Beta2: float(b[48:]),
@@ -168,14 +169,16 @@ func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 			return s, nil, corrupt("impossible extension of a schema")
 		}
 		s.Storage = rowraft.DType(rest[0])
-		s.Admission = rowraft.Admission{Kind: rowraft.AdmissionKind(rest[1]), Count: le.Uint32(rest[4:]), Probability: float(rest[8:])}
+		s.Admission = rowraft.Admission{Kind: rowraft.AdmissionKind(rest[1]), Count: le.Uint32(rest[4:]),
+			Probability: float(rest[8:])}
 		s.Capacity = rowraft.Capacity{Rows: le.Uint64(rest[16:]), Evict: rowraft.EvictKind(rest[2])}
 		s.Expire = le.Uint32(rest[12:])
 		if s.Admission.Probability == 0 && !zero(rest[8:12]) { // −0
 			return s, nil, corrupt("impossible extension of a schema")
 		}
 		if extension == 2 {
-			for i, f := range []*float32{&s.Optimizer.Momentum, &s.Optimizer.WeightDecay, &s.Optimizer.Bound, &s.Optimizer.L1, &s.Optimizer.L2, &s.Optimizer.Beta} {
+			for i, f := range []*float32{&s.Optimizer.Momentum, &s.Optimizer.WeightDecay, &s.Optimizer.Bound, &s.Optimizer.L1,
+				&s.Optimizer.L2, &s.Optimizer.Beta} {
 				if *f = float(rest[24+4*i:]); *f == 0 && !zero(rest[24+4*i:28+4*i]) {
 					return s, nil, corrupt("impossible extension of a schema")
 				}
@@ -209,7 +212,7 @@ type segment struct {
 	hasLR bool
 	lr    float32
 	keys  []rowraft.Key
-	rows  [][]float32 // one a key
+	rows  [][]float32 // one row per key
 }
 
 const (
@@ -219,8 +222,8 @@ const (
 	flagPresence = 8
 )
 
-// checkPayload decodes a payload of a push or an assign; a code that is not
-// CodeUnknown refuses it. The order of the checks is that of docs/formats/payload.md.
+// checkPayload decodes the payload of a push or an assign. A code other than CodeUnknown refuses it. The
+// order of the checks is that of docs/formats/payload.md.
 func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 	const ok, bad = rowraft.CodeUnknown, rowraft.CodeInvalidArgument
 	if len(b) > maxPayload {

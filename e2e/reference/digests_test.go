@@ -49,7 +49,8 @@ type goldenCase struct {
 
 func goldenCases() (out []goldenCase) {
 	optimizers := []rowraft.Optimizer{sgd, adagrad, adam}
-	initializers := []rowraft.Initializer{{Kind: rowraft.InitZeros}, {Kind: rowraft.InitUniform, Seed: 7, A: -0.1, B: 0.1}, {Kind: rowraft.InitNormal, Seed: 3, A: 1, B: 0.5}}
+	initializers := []rowraft.Initializer{{Kind: rowraft.InitZeros},
+		{Kind: rowraft.InitUniform, Seed: 7, A: -0.1, B: 0.1}, {Kind: rowraft.InitNormal, Seed: 3, A: 1, B: 0.5}}
 	for _, opt := range optimizers {
 		for _, init := range initializers {
 			for _, dim := range []int{1, 3, 16, 64, 100} {
@@ -67,7 +68,8 @@ func goldenCases() (out []goldenCase) {
 	}
 	for _, opt := range []rowraft.Optimizer{
 		momentum, rowWise, ftrl, adding,
-		with(sgd, 0.1, 2), with(adagrad, 0.1, 2), with(adam, 0.1, 2), with(momentum, 0.1, 2), with(rowWise, 0.1, 2), with(ftrl, 0, 2), with(adding, 0, 2),
+		with(sgd, 0.1, 2), with(adagrad, 0.1, 2), with(adam, 0.1, 2), with(momentum, 0.1, 2), with(rowWise, 0.1, 2),
+		with(ftrl, 0, 2), with(adding, 0, 2),
 	} {
 		for _, dim := range []int{3, 16, 100} {
 			for _, extreme := range []bool{false, true} {
@@ -90,7 +92,8 @@ func (c *goldenCase) name() string {
 	if o := c.schema.Optimizer; o.WeightDecay != 0 || o.Bound != 0 {
 		optimizer += fmt.Sprintf(" with decay %v and bound %v", o.WeightDecay, o.Bound)
 	}
-	initializer := [...]string{rowraft.InitZeros: "zeros", rowraft.InitUniform: "uniform", rowraft.InitNormal: "normal"}[c.schema.Initializer.Kind]
+	initializer := [...]string{rowraft.InitZeros: "zeros", rowraft.InitUniform: "uniform",
+		rowraft.InitNormal: "normal"}[c.schema.Initializer.Kind]
 	grads := [...]string{rowraft.Float32: "float32", rowraft.BFloat16: "bfloat16"}[c.grads]
 	stored := ""
 	if c.schema.Storage == rowraft.BFloat16 {
@@ -100,7 +103,8 @@ func (c *goldenCase) name() string {
 }
 
 // extremes overflow and underflow when they are multiplied or added.
-var extremes = []float32{math.MaxFloat32, -math.MaxFloat32, 1e38, -3e38, math.SmallestNonzeroFloat32, -1e-45, 1e-38, 0x1p-126, -0x1p-149, 1e20, -1e19, 0, float32(math.Copysign(0, -1)), 1}
+var extremes = []float32{math.MaxFloat32, -math.MaxFloat32, 1e38, -3e38, math.SmallestNonzeroFloat32, -1e-45, 1e-38,
+	0x1p-126, -0x1p-149, 1e20, -1e19, 0, float32(math.Copysign(0, -1)), 1}
 
 // numbers are n gradients or weights.
 func (c *goldenCase) numbers(seed uint64, n int) []float32 {
@@ -121,7 +125,8 @@ func (c *goldenCase) numbers(seed uint64, n int) []float32 {
 // entries is the log of the case.
 func (c *goldenCase) entries() [][]byte {
 	h := wire.EntryHeader{Version: 1, Epoch: 1, LogTime: 1}
-	log := [][]byte{wire.CreateTableEntry(h, &c.schema), wire.OpenSessionEntry(h, wire.Opening{Client: clientID(1), Incarnation: 1})}
+	log := [][]byte{wire.CreateTableEntry(h, &c.schema),
+		wire.OpenSessionEntry(h, wire.Opening{Client: clientID(1), Incarnation: 1})}
 	add := func(op wire.Op, from, to rowraft.Key, step rowraft.Key, flags uint8, lr float32) {
 		seq := rowraft.Seq(len(log))
 		r := rows{schema: c.schema, dtype: c.grads, flags: flags, lr: lr}

@@ -1,15 +1,15 @@
-// Package reference is the state machine of a shard for the second time, written
-// from docs/formats and ARCHITECTURE.md instead of from the code: plain maps,
+// Package reference is a second implementation of the state machine of a shard, written
+// from docs/formats and ARCHITECTURE.md and not from the code: plain maps,
 // scalar arithmetic, one row after the other, its own decoders. It shares no
-// code with shard, wire, checkpoint, clustermap and optim (internal/tidy sees to
-// that), so that a mistake in one of them is not made here as well.
+// code with shard, wire, checkpoint, clustermap and optim (internal/tidy checks
+// that), so that it does not repeat a mistake in one of them.
 //
 //	entry    ─► Machine.Apply ─► answers, rows, sessions, digest
 //	snapshot ─► Load          ─┘
 //
-// What it computes must equal what shard.Machine computes, to the bit: the tests
-// of this package draw logs for both, and e2e/replay feeds it the logs and
+// Its results must equal those of shard.Machine, to the bit: the tests
+// of this package draw logs for both, and e2e/replay applies to it the logs and
 // snapshots of stopped servers.
 //
-// It is slow on purpose, and not safe for concurrent use.
+// It is slow by design, and not safe for concurrent use.
 package reference

@@ -36,7 +36,8 @@ var schemas = func() []rowraft.Schema {
 	normal.Storage = rowraft.BFloat16
 	impostor := testTable(99, "sgd", 4, sgd)
 	wider := testTable(10, "sgd", 9, sgd)
-	return []rowraft.Schema{testTable(10, "sgd", 1, sgd), testTable(20, "adagrad", 16, adagrad), normal, dense, impostor, wider}
+	return []rowraft.Schema{testTable(10, "sgd", 1, sgd), testTable(20, "adagrad", 16, adagrad), normal, dense, impostor,
+		wider}
 }()
 
 // someSlots is three slots of four.
@@ -120,7 +121,8 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 			entry = wire.CloseSessionEntry(h, drawClient(t), drawIncarnation(t))
 			break
 		}
-		entry = wire.OpenSessionEntry(h, wire.Opening{Client: drawClient(t), Incarnation: drawIncarnation(t), Ticket: m.Applied})
+		entry = wire.OpenSessionEntry(h,
+			wire.Opening{Client: drawClient(t), Incarnation: drawIncarnation(t), Ticket: m.Applied})
 	case 1:
 		if rapid.Bool().Draw(t, "sweep") {
 			return drawSweep(t, h)
@@ -146,7 +148,7 @@ func drawEntry(t *rapid.T, m *Machine) []byte {
 	return entry
 }
 
-// drawProof draws a proof entry that fences nobody.
+// drawProof draws a proof entry that fences no replica.
 func drawProof(t *rapid.T, m *Machine) *wire.Proof {
 	p := &wire.Proof{Step: wire.ProofStep(rapid.IntRange(1, 3).Draw(t, "step"))}
 	if p.Step == wire.ProofAgreed {
@@ -201,7 +203,8 @@ func drawRows(t *rapid.T, m *Machine, op wire.Op) []rows {
 	var segs []rows
 	for range rapid.IntRange(0, 3).Draw(t, "segments") {
 		seg := rows{schema: rapid.SampledFrom(pushed).Draw(t, "table"), dtype: rowraft.Float32}
-		if slices.ContainsFunc(segs, func(s rows) bool { return s.schema.ID == seg.schema.ID }) && rapid.IntRange(0, 9).Draw(t, "twice") > 0 {
+		if slices.ContainsFunc(segs, func(s rows) bool { return s.schema.ID == seg.schema.ID }) &&
+			rapid.IntRange(0, 9).Draw(t, "twice") > 0 {
 			continue
 		}
 		if rapid.Bool().Draw(t, "bf16") {

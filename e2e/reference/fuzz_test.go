@@ -33,9 +33,12 @@ func small(tb testing.TB) []byte {
 	for c := range byte(2) {
 		apply(wire.OpenSessionEntry(h, wire.Opening{Client: clientID(c + 1), Incarnation: rowraft.Incarnation(1 + 8*c)}))
 	}
-	apply(wire.MembershipEntry(h, &wire.Membership{Job: jobID(1), Generation: 1, First: 1, Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 1}}}))
+	apply(wire.MembershipEntry(h,
+		&wire.Membership{Job: jobID(1), Generation: 1, First: 1,
+			Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 1}}}))
 	for s := range rowraft.Step(2) { // one that is closed, one that is open after key 5 of the first table
-		step := wire.Step{Job: jobID(1), Generation: 1, Step: s + 1, Last: s == 0, Positions: []rowraft.Position{{Part: 1, Offset: 1}}}
+		step := wire.Step{Job: jobID(1), Generation: 1, Step: s + 1, Last: s == 0,
+			Positions: []rowraft.Position{{Part: 1, Offset: 1}}}
 		step.Contributors.Add(0)
 		step.Payload = payloadOf(rows{schema: smallTables[0], keys: []rowraft.Key{5}, values: []float32{0}})
 		apply(wire.AppendStepEntry(nil, h, &step))
@@ -44,7 +47,8 @@ func small(tb testing.TB) []byte {
 	for i, s := range append(smallTables, testTable(4, "d", 1, sgd)) {
 		seg := rows{schema: s, keys: keys[min(i, 2):]}
 		seg.values = []float32{1, -2, 0.5, 3, 1, 1, 1, 1, 1}[:len(seg.keys)*s.Dim]
-		apply(entryOf(h, wire.Part{Client: clientID(1), Incarnation: 1, Seq: rowraft.Seq(i + 2), Op: wire.OpPush, Payload: payloadOf(seg)}))
+		apply(entryOf(h, wire.Part{Client: clientID(1), Incarnation: 1, Seq: rowraft.Seq(i + 2), Op: wire.OpPush,
+			Payload: payloadOf(seg)}))
 	}
 	s, err := m.Snapshot()
 	if err != nil {
@@ -58,7 +62,8 @@ func small(tb testing.TB) []byte {
 	return b.Bytes()
 }
 
-var smallTables = []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 2, adagrad), testTable(3, "c", 3, adam), streamTables[0]}
+var smallTables = []rowraft.Schema{testTable(1, "a", 1, sgd), testTable(2, "b", 2, adagrad),
+	testTable(3, "c", 3, adam), streamTables[0]}
 
 // FuzzApply: any bytes do to a Machine what they do to the reference, and those
 // that stop one stop the other. The rows stay those of one snapshot, so an input
@@ -70,7 +75,8 @@ func FuzzApply(f *testing.F) {
 		rows{schema: smallTables[1], keys: []rowraft.Key{7}, values: []float32{1, 1}, flags: wire.FlagLR, lr: 0.5})}
 	f.Add(entryOf(h, part, part))
 	part.Op, part.Seq, part.Floor = wire.OpAssign, 9, 3
-	part.Payload = payloadOf(rows{schema: smallTables[2], dtype: rowraft.BFloat16, keys: []rowraft.Key{1, 5}, values: []float32{1, 2, 3, 4, 5, 6}})
+	part.Payload = payloadOf(rows{schema: smallTables[2], dtype: rowraft.BFloat16, keys: []rowraft.Key{1, 5},
+		values: []float32{1, 2, 3, 4, 5, 6}})
 	f.Add(entryOf(h, part))
 	f.Add(wire.OpenSessionEntry(h, wire.Opening{Client: clientID(1), Incarnation: 2}))
 	f.Add(wire.CreateTableEntry(h, &smallTables[0]))
@@ -80,21 +86,29 @@ func FuzzApply(f *testing.F) {
 		f.Add(wire.ProofEntry(h, &wire.Proof{Step: step, Mark: 1, Rows: 2}))
 	}
 	f.Add(wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: wire.RestoreID{1}, Epoch: 2, Tables: smallTables}))
-	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1, wire.AppendRestoreBlock(nil, &wire.RestoreBlock{Table: 1, Counter: 1, RecordBytes: 28})))
+	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1,
+		wire.AppendRestoreBlock(nil, &wire.RestoreBlock{Table: 1, Counter: 1, RecordBytes: 28})))
 	f.Add(wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: wire.RestoreID{1}, Epoch: 2}))
 	f.Add(wire.RestoreDropEntry(h, wire.RestoreID{1}))
-	f.Add(wire.SweepEntry(h, &wire.Sweep{Table: streamTables[0].ID, Slots: rowraft.NumSlots, Conditions: wire.SweepCount | wire.SweepUnseen, Count: 2, Unseen: 1}))
-	block := wire.RestoreBlock{Table: streamTables[0].ID, Slot: slotOf(&streamTables[0], 1), Counter: 2, Rows: 1, RecordBytes: 16, Tick: 7, Candidates: true, Records: make([]byte, 16)}
+	f.Add(wire.SweepEntry(h, &wire.Sweep{Table: streamTables[0].ID, Slots: rowraft.NumSlots,
+		Conditions: wire.SweepCount | wire.SweepUnseen, Count: 2, Unseen: 1}))
+	block := wire.RestoreBlock{Table: streamTables[0].ID, Slot: slotOf(&streamTables[0], 1), Counter: 2, Rows: 1,
+		RecordBytes: 16, Tick: 7, Candidates: true, Records: make([]byte, 16)}
 	block.Records[0], block.Records[8] = 1, 1
 	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1, wire.AppendRestoreBlock(nil, &block)))
 
-	f.Add(wire.MembershipEntry(h, &wire.Membership{Job: jobID(1), Generation: 2, First: 3, Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 2}}}))
+	f.Add(wire.MembershipEntry(h,
+		&wire.Membership{Job: jobID(1), Generation: 2, First: 3,
+			Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 2}}}))
 	f.Add(wire.MembershipEntry(h, &wire.Membership{Job: jobID(1)}))
-	step := wire.Step{Job: jobID(1), Generation: 1, Step: 2, Piece: 1, Last: true, AfterTable: 1, AfterKey: 5, Positions: []rowraft.Position{{Part: 1, Offset: 2}}}
+	step := wire.Step{Job: jobID(1), Generation: 1, Step: 2, Piece: 1, Last: true, AfterTable: 1, AfterKey: 5,
+		Positions: []rowraft.Position{{Part: 1, Offset: 2}}}
 	step.Contributors.Add(0)
 	step.Payload = payloadOf(rows{schema: smallTables[1], keys: []rowraft.Key{7}, values: []float32{1, 1}})
 	f.Add(wire.AppendStepEntry(nil, h, &step))
-	part.Op, part.Payload = wire.OpClocked, append(wire.AppendClock(nil, &wire.Clock{Job: jobID(1), Incarnation: 1, Clock: 4, Positions: step.Positions}), step.Payload...)
+	part.Op, part.Payload = wire.OpClocked,
+		append(wire.AppendClock(nil, &wire.Clock{Job: jobID(1), Incarnation: 1, Clock: 4, Positions: step.Positions}),
+			step.Payload...)
 	f.Add(entryOf(h, part))
 
 	stream := small(f)

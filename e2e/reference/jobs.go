@@ -24,7 +24,7 @@ const (
 	maxRead      = 64 // positions of one push
 )
 
-// Job is what a shard knows of a training job.
+// Job is the state of a training job in a shard.
 type Job struct {
 	Generation, First, Deadline, LastClosed uint64
 	Quorum                                  uint32
@@ -37,13 +37,13 @@ type Job struct {
 // Member is a worker.
 type Member struct{ Incarnation, Clock uint64 }
 
-// Closed is a step that was applied, and with whom.
+// Closed is a step that was applied, and its contributors.
 type Closed struct {
 	Step uint64
 	With rankSet
 }
 
-// Open is a step of which some pieces are applied.
+// Open is a step of which some pieces were applied.
 type Open struct {
 	Step       uint64
 	NextPiece  uint32
@@ -120,7 +120,8 @@ func decodeStep(b []byte) (*step, error) {
 		last: b[36] == 1, afterTable: le.Uint64(b[48:]), afterKey: le.Uint64(b[56:]),
 	}
 	words, n := int(b[37]), int(le.Uint32(b[40:]))
-	if s.step == 0 || b[36] > 1 || words < 1 || words > 16 || !zero(b[38:40]) || n > maxPositions || !zero(b[44:48]) || len(b) < 64+8*words+16*n {
+	if s.step == 0 || b[36] > 1 || words < 1 || words > 16 || !zero(b[38:40]) || n > maxPositions || !zero(b[44:48]) ||
+		len(b) < 64+8*words+16*n {
 		return nil, corrupt("step with impossible fields")
 	}
 	for i := range words {
@@ -220,7 +221,8 @@ func (m *Machine) applyStep(s *step) Answer {
 	if s.step <= j.LastClosed || j.Open != nil && (s.step < open.Step || s.step == open.Step && s.piece < open.NextPiece) {
 		return Answer{Duplicate: true}
 	}
-	if s.piece != open.NextPiece || j.Open != nil && s.step > open.Step || s.afterTable != open.Table || s.afterKey != open.Key {
+	if s.piece != open.NextPiece || j.Open != nil && s.step > open.Step || s.afterTable != open.Table ||
+		s.afterKey != open.Key {
 		return Answer{Code: rowraft.CodePrecondition}
 	}
 	may := open.With
@@ -264,7 +266,7 @@ func (m *Machine) applyStep(s *step) Answer {
 	return Answer{}
 }
 
-// note takes in how far data was read.
+// note records how far data was read.
 func (j *Job) note(read []position) {
 	for _, p := range read {
 		if have, ok := j.Positions[p.part]; !ok || p.offset > have {
@@ -276,13 +278,14 @@ func (j *Job) note(read []position) {
 	}
 }
 
-// clocked takes the record off the payload of a clocked push. A code that is not
-// CodeUnknown refuses the push; else set applies the record.
+// clocked removes the clock record from the payload of a clocked push. A code other than CodeUnknown
+// refuses the push; otherwise set applies the record.
 func (m *Machine) clocked(b []byte) (segments []byte, set func(), code rowraft.Code) {
 	if len(b) > maxPayload || len(b) < 40 {
 		return nil, nil, rowraft.CodeInvalidArgument
 	}
-	id, inc, clock, rank, n := rowraft.JobID(b[:16]), le.Uint64(b[16:]), le.Uint64(b[24:]), le.Uint32(b[32:]), le.Uint32(b[36:])
+	id, inc, clock, rank, n := rowraft.JobID(b[:16]), le.Uint64(b[16:]), le.Uint64(b[24:]), le.Uint32(b[32:]),
+		le.Uint32(b[36:])
 	if n > maxRead || len(b) < 40+16*int(n) {
 		return nil, nil, rowraft.CodeInvalidArgument
 	}
@@ -305,7 +308,7 @@ func (m *Machine) clocked(b []byte) (segments []byte, set func(), code rowraft.C
 	}, rowraft.CodeUnknown
 }
 
-// jobs reads those of a snapshot.
+// jobs reads the jobs of a snapshot.
 func (l *loader) jobs(want int) error {
 	var last rowraft.JobID
 	for len(l.m.Jobs) < want {
@@ -337,14 +340,15 @@ func (l *loader) jobs(want int) error {
 	return nil
 }
 
-// decode reads a job and returns what follows, nil if it cannot be.
+// decode reads a job and returns the rest, nil if the job is impossible.
 func (j *Job) decode(b []byte) []byte {
 	*j = Job{
 		Generation: le.Uint64(b[16:]), First: le.Uint64(b[24:]), Deadline: le.Uint64(b[32:]), LastClosed: le.Uint64(b[40:]),
 		Quorum: le.Uint32(b[48:]), Members: map[uint32]Member{}, Positions: map[uint64]uint64{},
 	}
 	members, closed, positions, piece := le.Uint32(b[52:]), le.Uint32(b[56:]), le.Uint32(b[60:]), le.Uint32(b[64:])
-	if !zero(b[68:72]) || j.Generation == 0 || j.First == 0 || j.LastClosed < j.First-1 || members < 1 || members > maxRanks || j.Quorum > members || closed > maxClosed || positions > maxPositions {
+	if !zero(b[68:72]) || j.Generation == 0 || j.First == 0 || j.LastClosed < j.First-1 || members < 1 ||
+		members > maxRanks || j.Quorum > members || closed > maxClosed || positions > maxPositions {
 		return nil
 	}
 	open := 0
@@ -395,7 +399,7 @@ func decodeRanks(b []byte) (s rankSet) {
 	return s
 }
 
-// diffJobs names the first difference between the jobs of two states.
+// diffJobs describes the first difference between the jobs of two states.
 func diffJobs(a, b map[rowraft.JobID]*Job) string {
 	for _, id := range keysOfBothFunc(a, b, func(x, y rowraft.JobID) int { return bytes.Compare(x[:], y[:]) }) {
 		x, y := a[id], b[id]

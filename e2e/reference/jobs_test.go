@@ -34,7 +34,8 @@ func drawMembership(t *rapid.T, m *Machine, h wire.EntryHeader) []byte {
 	}
 	for _, rank := range []rowraft.Rank{0, 1, 2, 70, 1023} {
 		if rapid.Bool().Draw(t, "member") {
-			w.Members = append(w.Members, wire.Member{Rank: rank, Incarnation: 1 + rowraft.Incarnation(rapid.IntRange(0, 1).Draw(t, "incarnation"))})
+			w.Members = append(w.Members,
+				wire.Member{Rank: rank, Incarnation: 1 + rowraft.Incarnation(rapid.IntRange(0, 1).Draw(t, "incarnation"))})
 		}
 	}
 	if len(w.Members) == 0 {
@@ -42,9 +43,11 @@ func drawMembership(t *rapid.T, m *Machine, h wire.EntryHeader) []byte {
 	}
 	w.Quorum, w.Deadline = rapid.IntRange(0, len(w.Members)).Draw(t, "quorum"), rapid.Uint64Range(0, 2).Draw(t, "deadline")
 	if j != nil && rapid.IntRange(0, 5).Draw(t, "again") == 0 {
-		w = wire.Membership{Job: id, Generation: rowraft.Generation(j.Generation), First: rowraft.Step(j.First), Deadline: j.Deadline, Quorum: int(j.Quorum)}
+		w = wire.Membership{Job: id, Generation: rowraft.Generation(j.Generation), First: rowraft.Step(j.First),
+			Deadline: j.Deadline, Quorum: int(j.Quorum)}
 		for rank, have := range j.Members {
-			w.Members = append(w.Members, wire.Member{Rank: rowraft.Rank(rank), Incarnation: rowraft.Incarnation(have.Incarnation)})
+			w.Members = append(w.Members,
+				wire.Member{Rank: rowraft.Rank(rank), Incarnation: rowraft.Incarnation(have.Incarnation)})
 		}
 		slices.SortFunc(w.Members, func(a, b wire.Member) int { return int(a.Rank) - int(b.Rank) })
 		w.Deadline += rapid.Uint64Range(0, 1).Draw(t, "other")
@@ -64,7 +67,8 @@ func drawStep(t *rapid.T, m *Machine, h wire.EntryHeader) []byte {
 			members = append(members, rank)
 		}
 		if o := j.Open; o != nil {
-			s.Step, s.Piece, s.AfterTable, s.AfterKey = rowraft.Step(o.Step), o.NextPiece, rowraft.TableID(o.Table), rowraft.Key(o.Key)
+			s.Step, s.Piece, s.AfterTable, s.AfterKey = rowraft.Step(o.Step), o.NextPiece, rowraft.TableID(o.Table),
+				rowraft.Key(o.Key)
 			members = slices.DeleteFunc(members, func(rank uint32) bool { return !o.With.has(rank) })
 		}
 	}

@@ -40,8 +40,8 @@ type Machine struct {
 
 	Tables   map[rowraft.TableID]*Table
 	Sessions map[rowraft.ClientID]*Session
-	Over     []Over // the last sessions that are over
-	// OverFloor is the index at which the last one ended that Over does not have any more.
+	Over     []Over // the last sessions that have ended
+	// OverFloor is the index at which the newest session that is no longer in Over ended.
 	OverFloor rowraft.Index
 	Jobs      map[rowraft.JobID]*Job
 	Stage     *Stage // of a restore; nil: none
@@ -68,7 +68,7 @@ func newTable(s rowraft.Schema) *Table {
 	}
 }
 
-// Session is what is known of one client.
+// Session is the state of one client.
 type Session struct {
 	Incarnation rowraft.Incarnation
 	Floor       rowraft.Seq
@@ -76,9 +76,9 @@ type Session struct {
 	Answered    map[rowraft.Seq]rowraft.Code // above the floor; CodeUnknown: applied
 }
 
-// Answer is what one part, or an entry of another kind, is told.
+// Answer is the result of one part, or of an entry of another kind.
 type Answer struct {
-	Code      rowraft.Code // CodeUnknown: done, now or before
+	Code      rowraft.Code // CodeUnknown: applied, now or before
 	Duplicate bool
 }
 
@@ -95,7 +95,8 @@ func (a Answer) String() string {
 // New returns a shard without tables at index 0, in the first epoch. slots nil
 // means all.
 func New(shard rowraft.ShardID, slots []rowraft.Slot) *Machine {
-	m := &Machine{Shard: shard, Epoch: 1, Tables: map[rowraft.TableID]*Table{}, Sessions: map[rowraft.ClientID]*Session{}, Jobs: map[rowraft.JobID]*Job{}}
+	m := &Machine{Shard: shard, Epoch: 1, Tables: map[rowraft.TableID]*Table{},
+		Sessions: map[rowraft.ClientID]*Session{}, Jobs: map[rowraft.JobID]*Job{}}
 	if slots != nil {
 		m.Owned = make(map[rowraft.Slot]bool)
 		for _, s := range slots {
@@ -105,9 +106,8 @@ func New(shard rowraft.ShardID, slots []rowraft.Slot) *Machine {
 	return m
 }
 
-// Apply applies entry, whose index is above Applied, and returns its answers. An
-// error stops the replica: the entry and all later ones are refused, and nothing
-// has changed.
+// Apply applies entry, whose index must be above Applied, and returns its answers. An error stops the
+// replica: the entry and all later ones are refused, and nothing has changed.
 func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 	if m.stopped != nil {
 		return nil, m.stopped
@@ -129,7 +129,8 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 			answers = append(answers, m.inEpoch(e, func() Answer { return m.applyPart(p) }))
 		}
 	case kindOpenSession:
-		answers = append(answers, m.inEpoch(e, func() Answer { return Answer{Code: m.open(e.client, e.incarnation, e.ticket)} }))
+		answers = append(answers, m.inEpoch(e,
+			func() Answer { return Answer{Code: m.open(e.client, e.incarnation, e.ticket)} }))
 	case kindCloseSession:
 		answers = append(answers, m.inEpoch(e, func() Answer { m.close(e.client, e.incarnation); return Answer{} }))
 	case kindCreateTable:
@@ -150,7 +151,7 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) ([]Answer, error) {
 	return answers, nil
 }
 
-// inEpoch does what e asks for unless it is of another table epoch.
+// inEpoch applies e unless it is for another table epoch.
 func (m *Machine) inEpoch(e *entry, do func() Answer) Answer {
 	if e.epoch != m.Epoch {
 		return Answer{Code: rowraft.CodeSessionExpired}
@@ -158,7 +159,7 @@ func (m *Machine) inEpoch(e *entry, do func() Answer) Answer {
 	return do()
 }
 
-// drop takes a table out, if it is there.
+// drop removes a table, if it exists.
 func (m *Machine) drop(id rowraft.TableID) {
 	t := m.Tables[id]
 	if t == nil {
@@ -206,7 +207,7 @@ func (s Sum) minus(o Sum) Sum {
 	return Sum{hi, lo}
 }
 
-// Bytes returns the sum little-endian, as it stands in a snapshot.
+// Bytes returns the sum little-endian, as in a snapshot.
 func (s Sum) Bytes() [16]byte {
 	var b [16]byte
 	le.PutUint64(b[:], s.Lo)
@@ -214,7 +215,7 @@ func (s Sum) Bytes() [16]byte {
 	return b
 }
 
-// Digest returns the sum of the hashes of all rows, and how many there are.
+// Digest returns the sum of the hashes of all rows, and their number.
 func (m *Machine) Digest() (sum [16]byte, rows uint64) {
 	for _, t := range m.Tables {
 		rows += uint64(len(t.Rows))
@@ -222,8 +223,7 @@ func (m *Machine) Digest() (sum [16]byte, rows uint64) {
 	return m.sum.Bytes(), rows
 }
 
-// Diff names the first difference between two states, "" if there is none. It
-// does not look at Owned.
+// Diff describes the first difference between two states, empty if there is none. It ignores Owned.
 func (m *Machine) Diff(o *Machine) string {
 	switch {
 	case m.Shard != o.Shard:
@@ -246,7 +246,8 @@ func (m *Machine) Diff(o *Machine) string {
 		if a == nil || b == nil {
 			return fmt.Sprintf("client %x: one has a session, the other none", c)
 		}
-		if a.Incarnation != b.Incarnation || a.Floor != b.Floor || a.LastUsed != b.LastUsed || !maps.Equal(a.Answered, b.Answered) {
+		if a.Incarnation != b.Incarnation || a.Floor != b.Floor || a.LastUsed != b.LastUsed ||
+			!maps.Equal(a.Answered, b.Answered) {
 			return fmt.Sprintf("client %x: session %+v, %+v", c, *a, *b)
 		}
 	}

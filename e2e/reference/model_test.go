@@ -138,7 +138,8 @@ func (d *duel) compare(m *shard.Machine) {
 		d.t.Fatal(err)
 	}
 	if sum, rows := d.ref.Digest(); got.Sum != sum || got.Rows != rows || got.Index != d.ref.Applied {
-		d.t.Fatalf("index %d: %d rows, digest %x; want index %d, %d, %x", got.Index, got.Rows, got.Sum, d.ref.Applied, rows, sum)
+		d.t.Fatalf("index %d: %d rows, digest %x; want index %d, %d, %x",
+			got.Index, got.Rows, got.Sum, d.ref.Applied, rows, sum)
 	}
 	if m.LogTime() != d.ref.LogTime || m.Epoch() != d.ref.Epoch {
 		d.t.Fatalf("log time %d, epoch %d, want %d, %d", m.LogTime(), m.Epoch(), d.ref.LogTime, d.ref.Epoch)

@@ -17,7 +17,7 @@ const (
 	maxNotes = 64
 )
 
-// note is what a replica had at a mark.
+// note is the digest of a replica at a mark.
 type note struct {
 	index  rowraft.Index
 	rows   uint64
@@ -27,7 +27,7 @@ type note struct {
 // proof is the body of an entry of kind 11.
 type proof struct {
 	step byte
-	note note // what the majority had
+	note note // the digest of the majority
 }
 
 func decodeProof(b []byte) (*proof, error) {
@@ -47,14 +47,14 @@ func decodeProof(b []byte) (*proof, error) {
 	return p, nil
 }
 
-// takeNote notes what there is now.
+// takeNote records the present digest.
 func (m *Machine) takeNote() {
 	sum, rows := m.Digest()
 	m.notes = append(m.notes, note{m.Applied, rows, sum})
 	m.notes = m.notes[max(0, len(m.notes)-maxNotes):]
 }
 
-// applyProof fences the machine if the majority had something else than it had.
+// applyProof fences the machine if the digest of the majority differs from its own.
 func (m *Machine) applyProof(p *proof) Answer {
 	switch p.step {
 	case stepMark:

@@ -72,7 +72,8 @@ func writeReplayFile(t *testing.T) {
 	m := New(0, someSlots())
 	rng := rand.New(rand.NewPCG(1, 1))
 	var out strings.Builder
-	out.WriteString("# entry (hexadecimal), its answers, digest, rows and log time after it; written by -write-replay of e2e/reference\n")
+	out.WriteString("# entry (hexadecimal), its answers, digest, rows and log time after it; written by -write-replay " +
+		"of e2e/reference\n")
 	add := func(entry []byte) { out.WriteString(replayLine(t, m, entry)) }
 	header := func() wire.EntryHeader {
 		return wire.EntryHeader{Version: 1, Epoch: 1, LogTime: m.LogTime + sessionTTL/40}

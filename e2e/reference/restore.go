@@ -16,14 +16,14 @@ const (
 	kindRestoreDrop  = 8
 )
 
-// Stage is what a restore has brought so far.
+// Stage is the state of a running restore.
 type Stage struct {
 	ID     [16]byte
 	Epoch  rowraft.TableEpoch
 	Next   uint64
-	Broken rowraft.Code // why it will never be closed; CodeUnknown: it is whole
+	Broken rowraft.Code // the reason why it cannot be closed; CodeUnknown: none
 	m      *Machine     // its tables
-	base   uint32       // tick that ages are counted back from
+	base   uint32       // tick from which ages are subtracted
 }
 
 // restore is the body of an entry of kinds 4 to 8.
@@ -95,7 +95,8 @@ func decodeRestore(kind byte, b []byte) (r *restore, err error) {
 		if len(b) != 40 {
 			return nil, corrupt("restore close of another length")
 		}
-		r.epoch, r.seq, r.rows, r.digest = rowraft.TableEpoch(le.Uint64(b)), le.Uint64(b[8:]), le.Uint64(b[16:]), [16]byte(b[24:])
+		r.epoch, r.seq, r.rows, r.digest = rowraft.TableEpoch(le.Uint64(b)), le.Uint64(b[8:]), le.Uint64(b[16:]),
+			[16]byte(b[24:])
 	}
 	return r, nil
 }
@@ -104,7 +105,8 @@ func (r *restore) decodeBlock(b []byte) (rest []byte, err error) {
 	if len(b) < 32 {
 		return nil, corrupt("a block ends early")
 	}
-	k := block{table: rowraft.TableID(le.Uint64(b)), slot: rowraft.Slot(le.Uint16(b[8:])), counter: le.Uint64(b[16:]), size: int(le.Uint32(b[24:])), candidates: b[10] == 1, tick: le.Uint32(b[28:])}
+	k := block{table: rowraft.TableID(le.Uint64(b)), slot: rowraft.Slot(le.Uint16(b[8:])), counter: le.Uint64(b[16:]),
+		size: int(le.Uint32(b[24:])), candidates: b[10] == 1, tick: le.Uint32(b[28:])}
 	n := int(le.Uint32(b[12:]))
 	if k.candidates && k.size != 16 || !k.candidates && k.size < 24 {
 		return nil, corrupt("an impossible block")
@@ -252,7 +254,7 @@ func (m *Machine) stageCandidates(t *Table, k block, base uint32) rowraft.Code {
 	return rowraft.CodeUnknown
 }
 
-// aged is a tick of the source as it is kept here.
+// aged translates a tick of the source.
 func (k block) aged(tick, base uint32) uint32 {
 	if k.tick == 0 {
 		return tick

@@ -71,7 +71,8 @@ func drawRestore(t *rapid.T, h wire.EntryHeader, m *Machine) []byte {
 		}
 		slices.SortFunc(tables, func(a, b rowraft.Schema) int { return cmp.Compare(a.ID, b.ID) })
 		base := rapid.SampledFrom([]uint32{0, 0, 1, 1000, 1 << 20}).Draw(t, "base")
-		return wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: id, Base: base, Epoch: m.Epoch + rowraft.TableEpoch(above), Tables: tables})
+		return wire.RestoreBeginEntry(h,
+			&wire.RestoreBegin{ID: id, Base: base, Epoch: m.Epoch + rowraft.TableEpoch(above), Tables: tables})
 	case k < 8:
 		sum, rows := m.Stage.m.Digest()
 		c := wire.RestoreClose{ID: id, Epoch: m.Stage.Epoch, Chunks: m.Stage.Next - 1, Rows: rows, Digest: sum}
@@ -107,7 +108,8 @@ func drawBlock(t *rapid.T, m *Machine) wire.RestoreBlock {
 			s.ID = id
 		}
 	}
-	b := wire.RestoreBlock{Table: s.ID, RecordBytes: 24 + 4*(s.Dim+stateLength(&s)), Counter: 100 - uint64(rapid.IntRange(0, 1).Draw(t, "lower"))}
+	b := wire.RestoreBlock{Table: s.ID, RecordBytes: 24 + 4*(s.Dim+stateLength(&s)),
+		Counter: 100 - uint64(rapid.IntRange(0, 1).Draw(t, "lower"))}
 	key := rowraft.Key(rapid.IntRange(0, 200).Draw(t, "key"))
 	for m.Owned != nil && !m.Owned[slotOf(&s, key)] && rapid.IntRange(0, 300).Draw(t, "foreign") > 0 {
 		key++

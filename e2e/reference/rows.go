@@ -14,7 +14,7 @@ type Row struct {
 
 	Version uint64
 	Weights []float32
-	// State is what the optimizer keeps, in the order of docs/formats/snapshot.md.
+	// State is the optimizer state, in the order of docs/formats/snapshot.md.
 	State []float32
 
 	half bool // the weights are stored as bfloat16
@@ -29,9 +29,10 @@ func recordSize(s *rowraft.Schema) int {
 	return 24 + weights + 4*stateLength(s)
 }
 
-// parseRecord reads a record of recordSize bytes; nil if it is none of s.
+// parseRecord reads a record of recordSize bytes; nil if it is impossible for s.
 func parseRecord(s *rowraft.Schema, rec []byte) (rowraft.Key, *Row) {
-	r := &Row{Recency: le.Uint32(rec), Count: le.Uint32(rec[4:]), Version: le.Uint64(rec[16:]), half: s.Storage == rowraft.BFloat16}
+	r := &Row{Recency: le.Uint32(rec), Count: le.Uint32(rec[4:]), Version: le.Uint64(rec[16:]),
+		half: s.Storage == rowraft.BFloat16}
 	key, rest := rowraft.Key(le.Uint64(rec[8:])), rec[24:]
 	for range s.Dim {
 		if r.half {
@@ -77,7 +78,7 @@ func InitialWeights(s *rowraft.Schema, key rowraft.Key) []float32 {
 	return w
 }
 
-// round makes weights what their table can store: docs/formats/rules.md.
+// round rounds weights to the storage type of their table: docs/formats/rules.md.
 func round(s *rowraft.Schema, w []float32) {
 	if s.Storage != rowraft.BFloat16 {
 		return
@@ -168,7 +169,7 @@ func (m *Machine) applySegment(op byte, seg segment) {
 	}
 }
 
-// remove takes the row of key out of t.
+// remove removes the row of key from t.
 func (m *Machine) remove(t *Table, key rowraft.Key) {
 	slot := slotOf(&t.Schema, key)
 	m.sum = m.sum.minus(t.Rows[key].hash(key))
@@ -177,7 +178,7 @@ func (m *Machine) remove(t *Table, key rowraft.Key) {
 	t.Removed[slot] = t.Counters[slot]
 }
 
-// record is the row as a snapshot holds it, from byte 8 on.
+// record returns the row as in a snapshot, from byte 8 on.
 func (r *Row) record(key rowraft.Key) []byte {
 	b := le.AppendUint64(nil, uint64(key))
 	b = le.AppendUint64(b, r.Version)

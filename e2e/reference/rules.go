@@ -6,7 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// stateLength is how many numbers the optimizer keeps of a row: docs/formats/rules.md.
+// stateLength is how many numbers of optimizer state a row has: docs/formats/rules.md.
 func stateLength(s *rowraft.Schema) int {
 	switch s.Optimizer.Kind {
 	case rowraft.Adagrad, rowraft.Momentum:
@@ -21,7 +21,7 @@ func stateLength(s *rowraft.Schema) int {
 	return 0
 }
 
-// initialState returns the optimizer state of a row that is made with weights w.
+// initialState returns the optimizer state of a new row with weights w.
 func initialState(s *rowraft.Schema, w []float32) []float32 {
 	state := make([]float32, stateLength(s))
 	o, n := s.Optimizer, s.Dim
@@ -42,7 +42,7 @@ func initialState(s *rowraft.Schema, w []float32) []float32 {
 	return state
 }
 
-// fit makes z what gives the weights w.
+// fit sets z to the value that gives the weights w.
 func fit(o rowraft.Optimizer, w, state []float32) {
 	n := len(w)
 	for i, w := range w {
@@ -60,7 +60,7 @@ func withSign(v, sign float32) float32 {
 	return float32(math.Copysign(float64(v), float64(sign)))
 }
 
-// power returns β^t from β^(t-1); what is below 2^-64 counts as 0.
+// power returns β^t from β^(t-1); a value below 2^-64 counts as 0.
 func power(before, beta float32) float32 {
 	p := float32(before * beta)
 	if p < 1.0/(1<<32)/(1<<32) {
@@ -161,7 +161,7 @@ func (r *Row) ftrl(o rowraft.Optimizer, alpha float32, g []float32) {
 	}
 }
 
-// settle gives each NaN its bits.
+// settle gives each NaN its specified bits.
 func settle(numbers []float32) {
 	for i, v := range numbers {
 		if v != v {

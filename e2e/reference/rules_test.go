@@ -33,7 +33,8 @@ var ruleTables = func() []rowraft.Schema {
 	return []rowraft.Schema{
 		testTable(71, "momentum", 6, with(momentum, 0.02, 0)), testTable(72, "rowwise", 17, rowWise), half,
 		testTable(74, "ftrl", 11, ftrl), halfFTRL, zeros, dense,
-		testTable(78, "adamw", 4, with(adam, 0.05, 0.5)), testTable(79, "decayed", 70, with(adagrad, 0.1, 2)), testTable(80, "bounded", 1, with(sgd, 0, 1.5)),
+		testTable(78, "adamw", 4, with(adam, 0.05, 0.5)), testTable(79, "decayed", 70, with(adagrad, 0.1, 2)),
+		testTable(80, "bounded", 1, with(sgd, 0, 1.5)),
 	}
 }()
 

@@ -13,7 +13,7 @@ func (m *Machine) expired(s *Session) bool {
 	return m.LogTime > s.LastUsed && m.LogTime-s.LastUsed > sessionTTL
 }
 
-// Over is a session that is over.
+// Over is a session that has ended.
 type Over struct {
 	Client      rowraft.ClientID
 	Incarnation rowraft.Incarnation
@@ -51,7 +51,7 @@ func (m *Machine) open(client rowraft.ClientID, inc rowraft.Incarnation, ticket 
 	return rowraft.CodeUnknown
 }
 
-// room reports whether a session of client has room, which it makes if need be.
+// room reports whether there is room for a session of client. It evicts another session if necessary.
 func (m *Machine) room(client rowraft.ClientID) bool {
 	var all, own []rowraft.ClientID
 	for c := range m.Sessions {
@@ -78,7 +78,7 @@ func (m *Machine) room(client rowraft.ClientID) bool {
 	return true
 }
 
-// rank is the order in which sessions make room; 5 makes none.
+// rank is the order in which sessions are evicted; a session of rank 5 is not evicted.
 func (m *Machine) rank(s *Session) int {
 	highest := s.Floor
 	for n := range s.Answered {
@@ -102,7 +102,7 @@ func (m *Machine) rank(s *Session) int {
 	return 5
 }
 
-// close ends a session of client if it is of this incarnation.
+// close ends the session of client if it has this incarnation.
 func (m *Machine) close(client rowraft.ClientID, inc rowraft.Incarnation) {
 	if s := m.Sessions[client]; s == nil || s.Incarnation != inc {
 		return

@@ -74,8 +74,10 @@ var fullShard = sync.OnceValue(func() []byte {
 // is nearly full, after pauses of all lengths.
 func TestSessionsAgainstReference(t *testing.T) {
 	// The times are those of docs/formats/entry.md, which a draw may not tell apart.
-	if shard.UnusedAfter != 10*second || shard.IdleAfter != 60*second || shard.SilentAfter != 3600*second || shard.SessionTTL != sessionTTL {
-		t.Errorf("sessions make room after %v, %v, %v and %v", shard.UnusedAfter, shard.IdleAfter, shard.SilentAfter, shard.SessionTTL)
+	if shard.UnusedAfter != 10*second || shard.IdleAfter != 60*second || shard.SilentAfter != 3600*second ||
+		shard.SessionTTL != sessionTTL {
+		t.Errorf("sessions make room after %v, %v, %v and %v",
+			shard.UnusedAfter, shard.IdleAfter, shard.SilentAfter, shard.SessionTTL)
 	}
 	full := fullShard()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -104,10 +106,12 @@ func TestSessionsAgainstReference(t *testing.T) {
 			return crowdOf(1<<40+n, 0)
 		}
 		for range rapid.IntRange(1, 40).Draw(rt, "entries") {
-			pause := rapid.SampledFrom([]uint64{0, second, 11 * second, 61 * second, 1200 * second, 3601 * second, sessionTTL + 1}).Draw(rt, "pause")
+			pause := rapid.SampledFrom([]uint64{0, second, 11 * second, 61 * second, 1200 * second, 3601 * second,
+				sessionTTL + 1}).Draw(rt, "pause")
 			h := wire.EntryHeader{Version: 1, Epoch: 1, LogTime: d.ref.LogTime + pause}
 			who := client()
-			inc := rowraft.Incarnation(rapid.SampledFrom([]uint64{0, 1, 2, 3, maxOver - 4, maxOver, maxOver + 1}).Draw(rt, "incarnation"))
+			inc := rowraft.Incarnation(rapid.SampledFrom([]uint64{0, 1, 2, 3, maxOver - 4, maxOver, maxOver + 1}).Draw(rt,
+				"incarnation"))
 			if s := d.ref.Sessions[who]; s != nil && rapid.Bool().Draw(rt, "its") {
 				inc = s.Incarnation
 			}

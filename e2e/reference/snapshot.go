@@ -7,8 +7,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Load reads a snapshot, docs/formats/snapshot.md, of a shard that holds slots
-// (nil: all). It checks all that the page tells of, the digest included.
+// Load reads a snapshot (docs/formats/snapshot.md) of a shard that holds slots (nil: all). It makes all
+// checks of the page, including the digest.
 //
 // Errors: CodeCorrupt, CodeVersionTooNew.
 func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
@@ -51,10 +51,10 @@ func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
 	}
 }
 
-// counts is how many of each the header names.
+// counts is the number of items of each kind in the header.
 type counts struct{ tables, sessions, over, jobs int }
 
-// loader is a snapshot half read.
+// loader is a partly read snapshot.
 type loader struct {
 	all, rest []byte
 	m         *Machine
@@ -108,8 +108,8 @@ func (l *loader) chunk() (kind byte, body []byte, err error) {
 	return head[0], body, nil
 }
 
-// section passes all chunks of kind to read, which returns how many items it
-// found; there are want of them in all.
+// section passes all chunks of kind to read, which returns the number of items in a chunk; there must be
+// want of them in total.
 func (l *loader) section(kind byte, want int, read func(body []byte) (int, error)) error {
 	for n, first := 0, true; first || n < want; first = false {
 		k, body, err := l.chunk()
@@ -177,7 +177,7 @@ func (l *loader) sessions(want int) error {
 	})
 }
 
-// over reads the sessions that are over, if there are any.
+// over reads the ended sessions, if there are any.
 func (l *loader) over(want int) error {
 	if want == 0 {
 		return nil
@@ -220,7 +220,7 @@ func decodeSession(b []byte) *Session {
 	return s
 }
 
-// refuse reads the refused numbers of a session and reports whether they can be.
+// refuse reads the refused numbers of a session and reports whether they are possible.
 func (s *Session) refuse(b []byte) bool {
 	last := rowraft.Seq(0)
 	for ; len(b) > 0; b = b[16:] {
@@ -257,7 +257,8 @@ func (l *loader) rows(b []byte) error {
 			return corrupt("snapshot: a removal at 0")
 		}
 	}
-	same := l.chunks > 0 && id == l.table && slot == l.slot && counter == t.Counters[rowraft.Slot(slot)] && removed == t.Removed[rowraft.Slot(slot)]
+	same := l.chunks > 0 && id == l.table && slot == l.slot && counter == t.Counters[rowraft.Slot(slot)] &&
+		removed == t.Removed[rowraft.Slot(slot)]
 	if part == 0 && !next || part > 0 && (!same || !l.waiting || part != l.part+1 || n == 0) {
 		return corrupt("snapshot: rows are not in order")
 	}
@@ -281,7 +282,7 @@ func (l *loader) rows(b []byte) error {
 	return nil
 }
 
-// candidates reads those of the slot whose rows came last.
+// candidates reads the candidates of the slot whose rows came last.
 func (l *loader) candidates(b []byte) error {
 	if len(b) <= 16 || !l.waiting || rowraft.TableID(le.Uint64(b)) != l.table || int(le.Uint16(b[8:])) != l.slot || !zero(b[10:12]) || len(b)-16 != 16*int(le.Uint32(b[12:])) {
 		return corrupt("snapshot: impossible candidates")
@@ -300,7 +301,8 @@ func (l *loader) trailer(b []byte, at int) error {
 	}
 	sum, rows := l.m.Digest()
 	switch {
-	case le.Uint64(b) != rows, le.Uint64(b[8:]) != l.chunks, le.Uint64(b[16:]) != uint64(at), le.Uint64(b[24:]) != l.candidate:
+	case le.Uint64(b) != rows, le.Uint64(b[8:]) != l.chunks, le.Uint64(b[16:]) != uint64(at),
+		le.Uint64(b[24:]) != l.candidate:
 		return corrupt("snapshot: the trailer counts otherwise")
 	case [16]byte(b[32:]) != sum:
 		return corrupt("snapshot: the digest of its rows is another")

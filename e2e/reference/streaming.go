@@ -10,7 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// This file is docs/formats/streaming.md, line by line.
+// This file implements docs/formats/streaming.md, line by line.
 
 const (
 	kindSweep = 9
@@ -18,7 +18,7 @@ const (
 	condExpire, condUnseen, condCount, condNorm = 1, 2, 4, 8
 )
 
-// Candidate is a key that was pushed and has no row yet.
+// Candidate is a key that was pushed but has no row yet.
 type Candidate struct {
 	Count uint32
 	Tick  uint32 // of the last push
@@ -42,7 +42,8 @@ func decodeSweep(b []byte) (*sweep, error) {
 		unseen: le.Uint32(b[16:]), count: le.Uint32(b[20:]), norm: float(b[24:]),
 	}
 	s.past = s.first + int(le.Uint16(b[10:]))
-	unasked := s.conditions&condUnseen == 0 && !zero(b[16:20]) || s.conditions&condCount == 0 && !zero(b[20:24]) || s.conditions&condNorm == 0 && !zero(b[24:28])
+	unasked := s.conditions&condUnseen == 0 && !zero(b[16:20]) || s.conditions&condCount == 0 && !zero(b[20:24]) ||
+		s.conditions&condNorm == 0 && !zero(b[24:28])
 	switch {
 	case s.past <= s.first || s.past > 4096, s.conditions < 1 || s.conditions > 15, unasked,
 		s.conditions&condCount != 0 && s.count == 0,
@@ -69,7 +70,7 @@ func maxCandidates(s *rowraft.Schema) int {
 	return int(min(4096, max(64, 4*perSlot(s))))
 }
 
-// countNow is the count of r when the counter of its slot is c.
+// countNow returns the count of r when the counter of its slot is c.
 func countNow(s *rowraft.Schema, r *Row, c uint64) uint32 {
 	if s.Capacity.Evict != rowraft.EvictLFU {
 		return r.Count
@@ -82,8 +83,7 @@ func countNow(s *rowraft.Schema, r *Row, c uint64) uint32 {
 	return r.Count >> halvings
 }
 
-// admits decides on a push of a key that has no row; if it says no, it has done
-// all that the push does.
+// admits decides on a push of a key without a row. If it returns false, it has applied all effects of the push.
 func (m *Machine) admits(t *Table, slot rowraft.Slot, key rowraft.Key) bool {
 	s := &t.Schema
 	switch s.Admission.Kind {
@@ -121,7 +121,7 @@ func (t *Table) touch(r *Row, v uint64, tick uint32) {
 	}
 }
 
-// candidatesOf returns the candidates of one slot, those first that would leave first.
+// candidatesOf returns the candidates of one slot in the order in which they leave.
 func (t *Table) candidatesOf(slot rowraft.Slot) (keys []rowraft.Key) {
 	for k := range t.Candidates {
 		if slotOf(&t.Schema, k) == slot {
@@ -230,7 +230,7 @@ func (m *Machine) applySweep(w *sweep) rowraft.Code {
 	return rowraft.CodeUnknown
 }
 
-// meets reports whether all conditions of w hold; weights nil is a candidate.
+// meets reports whether all conditions of w hold; nil weights mean a candidate.
 func (m *Machine) meets(t *Table, w *sweep, slot rowraft.Slot, recency, count uint32, weights []float32) bool {
 	if int(slot) < w.first || int(slot) >= w.past {
 		return false
@@ -251,16 +251,17 @@ func (m *Machine) meets(t *Table, w *sweep, slot rowraft.Slot, recency, count ui
 	return weights != nil && sum < x
 }
 
-// addCandidates adds those of one slot from their bytes; what it refuses is no
-// state to go on from.
+// addCandidates adds the candidates of one slot from their bytes. After an error the state is not usable.
 func (m *Machine) addCandidates(t *Table, slot rowraft.Slot, b []byte) rowraft.Code {
-	if t.Schema.Admission.Kind != rowraft.AdmitCount || len(b) == 0 || len(b) > 16*maxCandidates(&t.Schema) || len(t.candidatesOf(slot)) > 0 {
+	if t.Schema.Admission.Kind != rowraft.AdmitCount || len(b) == 0 || len(b) > 16*maxCandidates(&t.Schema) ||
+		len(t.candidatesOf(slot)) > 0 {
 		return rowraft.CodeCorrupt
 	}
 	last, first := rowraft.Key(0), true
 	for ; len(b) > 0; b = b[16:] {
 		key, c := rowraft.Key(le.Uint64(b)), Candidate{le.Uint32(b[8:]), le.Uint32(b[12:])}
-		if slotOf(&t.Schema, key) != slot || t.Rows[key] != nil || c.Count < 1 || c.Count >= t.Schema.Admission.Count || !first && key <= last {
+		if slotOf(&t.Schema, key) != slot || t.Rows[key] != nil || c.Count < 1 || c.Count >= t.Schema.Admission.Count ||
+			!first && key <= last {
 			return rowraft.CodeCorrupt
 		}
 		last, first = key, false

@@ -52,7 +52,8 @@ func writeStreamsFile(t *testing.T) {
 	m := New(0, someSlots())
 	rng := rand.New(rand.NewPCG(2, 2))
 	var out strings.Builder
-	out.WriteString("# entry (hexadecimal), its answers, digest, rows and log time after it; written by -write-streams of e2e/reference\n")
+	out.WriteString("# entry (hexadecimal), its answers, digest, rows and log time after it; written by " +
+		"-write-streams of e2e/reference\n")
 	add := func(entry []byte) { out.WriteString(replayLine(t, m, entry)) }
 	header := func() wire.EntryHeader {
 		return wire.EntryHeader{Version: 1, Epoch: 1, LogTime: m.LogTime + uint64(rng.IntN(200))*1_000_000_007}

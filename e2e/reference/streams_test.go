@@ -79,7 +79,8 @@ func streamsAgainstReference(rt *rapid.T) {
 	for _, s := range streamTables {
 		d.take(wire.CreateTableEntry(wire.EntryHeader{Version: 1, Epoch: 1}, &s))
 	}
-	d.take(wire.OpenSessionEntry(wire.EntryHeader{Version: 1, Epoch: 1}, wire.Opening{Client: clientID(1), Incarnation: 1}))
+	d.take(wire.OpenSessionEntry(wire.EntryHeader{Version: 1, Epoch: 1},
+		wire.Opening{Client: clientID(1), Incarnation: 1}))
 	step := func() { d.take(drawStream(rt, d.ref)) }
 	for range rapid.IntRange(1, 40).Draw(rt, "rounds") {
 		step()
@@ -95,13 +96,15 @@ func streamsAgainstReference(rt *rapid.T) {
 
 // drawStream draws an entry that changes stream tables.
 func drawStream(t *rapid.T, m *Machine) []byte {
-	h := wire.EntryHeader{Version: 1, Epoch: m.Epoch, LogTime: m.LogTime + 1_000_000_000*uint64(rapid.IntRange(0, 900).Draw(t, "seconds"))}
+	h := wire.EntryHeader{Version: 1, Epoch: m.Epoch,
+		LogTime: m.LogTime + 1_000_000_000*uint64(rapid.IntRange(0, 900).Draw(t, "seconds"))}
 	if rapid.IntRange(0, 5).Draw(t, "sweep") == 0 {
 		return drawSweep(t, h)
 	}
 	client := clientID(1)
 	s := m.Sessions[client]
-	p := wire.Part{Client: client, Incarnation: 1, Seq: s.Floor + rowraft.Seq(len(s.Answered)) + 1, Floor: s.Floor + rowraft.Seq(len(s.Answered)), Op: wire.OpPush}
+	p := wire.Part{Client: client, Incarnation: 1, Seq: s.Floor + rowraft.Seq(len(s.Answered)) + 1,
+		Floor: s.Floor + rowraft.Seq(len(s.Answered)), Op: wire.OpPush}
 	switch rapid.IntRange(0, 9).Draw(t, "op") {
 	case 0:
 		p.Op = wire.OpAssign

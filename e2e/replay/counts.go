@@ -11,12 +11,11 @@ import (
 	"github.com/rowraft/rowraft/e2e/reference"
 )
 
-// pushes are those of one client to one row.
+// pushes counts the pushes of one client to one row.
 type pushes struct{ acked, issued int64 }
 
-// compareCounts holds the counters of the replayed rows against the clients'
-// history: every acknowledged push is in there, and none that was not made; what was
-// deleted is not.
+// compareCounts compares the counters in the replayed rows with the clients' history: every acknowledged
+// push is included, no other push is, and deleted rows are absent.
 func (r *Report) compareCounts(ops []history.Op, last []*reference.Machine) {
 	type place struct{ row, client int }
 	count := make(map[place]*pushes)
@@ -81,16 +80,20 @@ func (r *Report) compareCounts(ops []history.Op, last []*reference.Machine) {
 				continue
 			}
 			if shown++; shown <= shownProblems {
-				r.Problems = append(r.Problems, fmt.Sprintf("row %d, client %d: %d pushes were acknowledged and %d made, the logs hold %d", row, client, p.acked, p.issued, have))
+				r.Problems = append(r.Problems,
+					fmt.Sprintf("row %d, client %d: %d pushes were acknowledged and %d made, the logs hold %d",
+						row, client, p.acked, p.issued, have))
 			}
 		}
 	}
 	if pushed != held {
-		r.Problems = append(r.Problems, fmt.Sprintf("the logs hold %d rows of table %s, the clients pushed to %d of them", held, table.Name, pushed))
+		r.Problems = append(r.Problems,
+			fmt.Sprintf("the logs hold %d rows of table %s, the clients pushed to %d of them", held, table.Name, pushed))
 	}
 }
 
-// wrongIn says why weights, nil if there is no row, cannot be what s left.
+// wrongIn returns the reason why weights cannot be the result of s, empty if they can. weights is nil if
+// there is no row.
 func wrongIn(s *check.Sequence, weights []float32) string {
 	have := int64(0)
 	for c, w := range weights {
@@ -106,10 +109,11 @@ func wrongIn(s *check.Sequence, weights []float32) string {
 			return ""
 		}
 	}
-	return fmt.Sprintf("the logs hold %d (a row: %v) after %d ops of it, %d of them up to the last that was acknowledged, which left %d", have, weights != nil, len(s.Ops), s.Acked(), s.After(s.Acked()))
+	return fmt.Sprintf("the logs hold %d (a row: %v) after %d ops of it, %d of them up to the last that was "+
+		"acknowledged, which left %d", have, weights != nil, len(s.Ops), s.Acked(), s.After(s.Acked()))
 }
 
-// counters finds the table of the load.
+// counters returns the schema of the load's table.
 func counters(last []*reference.Machine) *rowraft.Schema {
 	for _, m := range last {
 		for _, t := range m.Tables {

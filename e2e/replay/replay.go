@@ -17,29 +17,29 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// Options say where the logs are and what is known of the run.
+// Options are the logs and the other records of the run.
 type Options struct {
 	Servers []Server
-	Shards  int // of the cluster; the slots are divided evenly
-	// Digests are what replicas reported; each is of an index that was applied.
+	Shards  int // number of shards in the cluster; the slots are divided evenly
+	// Digests are the digests that replicas reported, each for an applied index.
 	Digests []check.DigestAt
-	// Ops are those of a load (package load): the counters must agree with them.
-	// Empty: the rows are not looked at.
+	// Ops are the operations of a load (package load): the counters must agree with them. Empty: the rows
+	// are not checked.
 	Ops []history.Op
 }
 
-// Server is a server that does not run.
+// Server is a stopped server.
 type Server struct {
 	Name string
 	Disk vfs.FS
 	Dir  string // its data directory
 }
 
-// ErrNoData says that a run has left nothing to replay.
+// ErrNoData reports that a run has left no data to replay.
 var ErrNoData = errors.New("no data directories of servers")
 
-// OfRun checks what a run of a load has left below dir: data directories in it or
-// in its directory servers. ErrNoData if there are none.
+// OfRun checks the data that a run of a load has left below dir: data directories in dir or in its
+// directory servers. It returns ErrNoData if there are none.
 func OfRun(dir string, shards int, ops []history.Op, seen cluster.Sights) (verdict.Verdict, error) {
 	servers, err := findServers(dir)
 	if err != nil {
@@ -48,7 +48,7 @@ func OfRun(dir string, shards int, ops []history.Op, seen cluster.Sights) (verdi
 	return Judge(Options{Servers: servers, Shards: shards, Digests: seen.Digests, Ops: ops})
 }
 
-// Judge is Check with the report as one of the checkers' verdicts.
+// Judge is Check, with the report in the form of a checker's verdict.
 func Judge(o Options) (verdict.Verdict, error) {
 	r, err := Check(o)
 	if err != nil {
@@ -75,18 +75,18 @@ func findServers(dir string) ([]Server, error) {
 	return out, nil
 }
 
-// Report is what a check has looked at and found.
+// Report is the extent of a check and its findings.
 type Report struct {
 	Replicas  int
 	Entries   int // replayed
-	Snapshots int // compared with the replayed state, or with each other
-	Digests   int // likewise
+	Snapshots int // snapshots compared with the replayed state, or with each other
+	Digests   int // digests compared
 	Rows      uint64
 	Sessions  int
 	Problems  []string
 }
 
-// verdict is the report as one of the checkers' verdicts.
+// verdict returns the report in the form of a checker's verdict.
 func (r *Report) verdict() verdict.Verdict {
 	v := verdict.Verdict{Checker: "replay", Wrong: r.Problems, Looked: fmt.Sprintf(
 		"%d entries of %d replicas' logs through two machines: %d snapshots, %d digests, %d rows, %d sessions",
@@ -97,8 +97,7 @@ func (r *Report) verdict() verdict.Verdict {
 	return v
 }
 
-// Check does all of it. The error is why it could not: what it found wrong is in
-// the report.
+// Check makes all checks. An error means that it could not; its findings are in the report.
 func Check(o Options) (*Report, error) {
 	var stores []*raftstore.Offline
 	defer func() {
@@ -145,7 +144,7 @@ func Check(o Options) (*Report, error) {
 	return r, nil
 }
 
-// shownProblems bounds how many problems of one kind a shard tells.
+// shownProblems limits the reported problems of one kind for each shard.
 const shownProblems = 5
 
 func (c *shardCheck) wrong(format string, args ...any) {

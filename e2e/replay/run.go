@@ -13,9 +13,9 @@ import (
 	"github.com/rowraft/rowraft/shard"
 )
 
-// machines are the two readings of the log, at one place of it.
+// machines are the two implementations, at one position of the log.
 type machines struct {
-	at  rowraft.Index // of the log; raft's own entries count
+	at  rowraft.Index // index in the log, which includes raft's own entries
 	ref *reference.Machine
 	own *shard.Machine
 }
@@ -26,8 +26,8 @@ type kept struct {
 	raftstore.OfflineSnapshot
 }
 
-// replay goes through all snapshots and the log between them, up to the last
-// committed entry, and returns the state there; nil if something was wrong.
+// replay replays all snapshots and the log between them, up to the last committed entry, and returns the
+// state there; nil if it found a problem.
 func (c *shardCheck) replay() *reference.Machine {
 	var snaps []kept
 	for _, r := range c.replicas {
@@ -57,7 +57,7 @@ func (c *shardCheck) replay() *reference.Machine {
 			err = c.sameAs(m, state)
 			c.report.Snapshots++
 		} else if err == nil {
-			// The log between this snapshot and what came before is gone: begin anew.
+			// The log before this snapshot was dropped: start from the snapshot.
 			m.own.Close()
 			if m, err = c.fresh(state); err == nil {
 				m.at = s.Index
@@ -85,7 +85,7 @@ func (c *shardCheck) replay() *reference.Machine {
 	return m.ref
 }
 
-// fresh returns the machines with the state of a snapshot, or empty ones.
+// fresh returns new machines with the state of a snapshot, or empty ones.
 func (c *shardCheck) fresh(state []byte) (*machines, error) {
 	own, err := shard.New(shard.Config{Shard: c.shard, Slots: c.slots})
 	if err != nil {
@@ -105,8 +105,7 @@ func (c *shardCheck) fresh(state []byte) (*machines, error) {
 	return m, nil
 }
 
-// forward applies the log up to index. It reports false, and has done nothing, if
-// part of it is gone.
+// forward applies the log up to index. It returns false, and has done nothing, if a part of the log is missing.
 func (c *shardCheck) forward(m *machines, index rowraft.Index) (bool, error) {
 	for i := m.at + 1; i <= index; i++ {
 		if !slices.ContainsFunc(c.replicas, func(r *replica) bool { return r.has(i) }) {
@@ -127,14 +126,15 @@ func (c *shardCheck) forward(m *machines, index rowraft.Index) (bool, error) {
 		for _, d := range c.digests[m.at] {
 			c.report.Digests++
 			if have := hex.EncodeToString(sum[:]); d.Digest != have {
-				return false, fmt.Errorf("replica %s reported digest %s at entry %d, the log gives %s", d.Replica, d.Digest, m.at, have)
+				return false, fmt.Errorf("replica %s reported digest %s at entry %d, the log gives %s",
+					d.Replica, d.Digest, m.at, have)
 			}
 		}
 	}
 	return true, nil
 }
 
-// apply applies one entry to both machines and compares what they say.
+// apply applies one entry to both machines and compares their results.
 func (m *machines) apply(e raftstore.LogEntry) error {
 	want, err := m.ref.Apply(e.Index, e.Data)
 	if err != nil {
@@ -154,12 +154,13 @@ func (m *machines) apply(e raftstore.LogEntry) error {
 		return err
 	}
 	if sum, rows := m.ref.Digest(); d.Sum != sum || d.Rows != rows {
-		return fmt.Errorf("after entry %d the machine has %d rows and digest %x, the reference %d and %x", e.Index, d.Rows, d.Sum, rows, sum)
+		return fmt.Errorf("after entry %d the machine has %d rows and digest %x, the reference %d and %x",
+			e.Index, d.Rows, d.Sum, rows, sum)
 	}
 	return nil
 }
 
-// sameAs compares a retained snapshot with what the log gives.
+// sameAs compares a retained snapshot with the state from the log.
 func (c *shardCheck) sameAs(m *machines, state []byte) error {
 	loaded, err := reference.Load(c.slots, state)
 	if err != nil {
@@ -171,7 +172,7 @@ func (c *shardCheck) sameAs(m *machines, state []byte) error {
 	return nil
 }
 
-// same compares all that both machines hold, by a snapshot of the one.
+// same compares the complete state of both machines, using a snapshot of one.
 func (c *shardCheck) same(m *machines) error {
 	s, err := m.own.Snapshot()
 	if err != nil {

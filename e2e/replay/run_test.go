@@ -26,10 +26,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// spoiler stands between a log and a Machine and may change what it is given.
+// spoiler is between a log and a Machine and may change the entries.
 type spoiler func(index rowraft.Index, entry []byte) []byte
 
-// machine is a shard.Machine as raftstore wants it.
+// machine adapts a shard.Machine to raftstore.
 type machine struct {
 	*shard.Machine
 	spoil spoiler
@@ -45,12 +45,12 @@ func (m machine) Apply(index rowraft.Index, entry []byte) any {
 func (m machine) Snapshot() (raftstore.Snapshot, error) {
 	s, err := m.Machine.Snapshot()
 	if err != nil {
-		return nil, err // not a nil *shard.Snapshot in an interface
+		return nil, err // never a nil *shard.Snapshot in an interface
 	}
 	return s, nil
 }
 
-// run is three stores with one shard, and what is known of their past.
+// run is three stores with one shard, and the records of their past.
 type run struct {
 	t       *testing.T
 	dir     string
@@ -68,7 +68,7 @@ var counterTable = rowraft.Schema{
 	Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 }
 
-// patience is how long one step may take on a machine whose processes stand still for seconds.
+// patience is how long one step may take on a machine whose processes stop for seconds.
 const patience = 4 * time.Minute
 
 func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
@@ -85,7 +85,8 @@ func start(t *testing.T, backend string, spoil func(server int) spoiler) *run {
 		}
 		listeners = append(listeners, ln)
 		r.addrs = append(r.addrs, ln.Addr().String())
-		members = append(members, raftstore.Member{Replica: rowraft.ReplicaID("replica-" + nodeName(i)), Node: rowraft.NodeID(nodeName(i))})
+		members = append(members, raftstore.Member{Replica: rowraft.ReplicaID("replica-" + nodeName(i)),
+			Node: rowraft.NodeID(nodeName(i))})
 	}
 	t.Cleanup(r.stop)
 	for i, ln := range listeners {
@@ -117,7 +118,8 @@ func start(t *testing.T, backend string, spoil func(server int) spoiler) *run {
 		if spoil != nil {
 			own.spoil = spoil(i)
 		}
-		g, err := s.StartGroup(raftstore.GroupConfig{ID: "shard-0", Replica: members[i].Replica, Machine: own, Bootstrap: members})
+		g, err := s.StartGroup(raftstore.GroupConfig{ID: "shard-0",
+			Replica: members[i].Replica, Machine: own, Bootstrap: members})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +140,7 @@ func (r *run) stop() {
 	r.stores, r.shards = nil, nil
 }
 
-// propose logs an entry, through whoever leads, and again if its outcome is unknown:
+// propose logs an entry with the help of the leader, and repeats it if its outcome is unknown: its sequence
 // numbers make that harmless.
 func (r *run) propose(entry []byte) rowraft.Index {
 	r.t.Helper()
@@ -152,12 +154,12 @@ func (r *run) propose(entry []byte) rowraft.Index {
 				return index
 			}
 		}
-		select { // nobody leads yet
+		select { // there is no leader yet
 		case <-tick.C:
 		case <-ctx.Done():
 		}
 	}
-	r.t.Fatal("nobody leads")
+	r.t.Fatal("no leader was elected")
 	return 0
 }
 
@@ -174,10 +176,12 @@ func (r *run) push(client int) rowraft.Index {
 	}
 	part := wire.Part{
 		Client: rowraft.ClientID{byte(client + 1)}, Incarnation: 1, Seq: r.seqs[client], Op: wire.OpPush,
-		Payload: append(segment(&counterTable, load.Keys(counterTable.ID, clustermap.EvenSlots(1), 1, 1)[0], counts), segment(&adagradTable, 9, g)...),
+		Payload: append(segment(&counterTable, load.Keys(counterTable.ID, clustermap.EvenSlots(1), 1, 1)[0], counts),
+			segment(&adagradTable, 9, g)...),
 	}
 	index := r.propose(partsEntry(part))
-	r.ops = append(r.ops, history.Op{Kind: history.Push, Client: client, Rows: []int{0}, Outcome: history.OK, Index: map[int]uint64{0: uint64(index)}})
+	r.ops = append(r.ops, history.Op{Kind: history.Push, Client: client, Rows: []int{0}, Outcome: history.OK,
+		Index: map[int]uint64{0: uint64(index)}})
 	return index
 }
 
@@ -192,13 +196,13 @@ func partsEntry(parts ...wire.Part) []byte {
 	return b
 }
 
-// spent is an entry that only spends a number of client.
+// spent returns an entry that only uses a number of client.
 func spent(client int, seq rowraft.Seq) []byte {
 	return partsEntry(wire.Part{Client: rowraft.ClientID{byte(client + 1)}, Incarnation: 1, Seq: seq, Op: wire.OpPush})
 }
 
-// isPush reports that an entry is a push of client, the one with a number, wherever in the log it stands: a change
-// of leaders moves it, and may bring it twice.
+// isPush reports whether an entry is the push of client with the given number, wherever it is in the log: a
+// change of leaders moves it, and may log it twice.
 func isPush(entry []byte, client int, seq rowraft.Seq) bool {
 	h, rest, err := wire.ParseEntryHeader(entry)
 	if err != nil || h.Kind != wire.EntryParts || h.Parts != 1 {
@@ -226,11 +230,11 @@ func segment(s *rowraft.Schema, key rowraft.Key, values []float32) []byte {
 	return b
 }
 
-// fill logs tables, sessions and pushes until every server has a snapshot, then
-// some more, notes digests on the way and stops. It returns the last index.
+// fill logs tables, sessions and pushes until every server has a snapshot, then some more. It records
+// digests in between, and stops the servers. It returns the last index.
 func (r *run) fill() rowraft.Index { return r.fillBeyond(0) }
 
-// fillBeyond is fill with a log that goes farther than index.
+// fillBeyond is fill with a log that extends beyond index.
 func (r *run) fillBeyond(index rowraft.Index) rowraft.Index {
 	r.t.Helper()
 	r.propose(wire.CreateTableEntry(entryHeader, &counterTable))
@@ -258,7 +262,7 @@ func (r *run) fillBeyond(index rowraft.Index) rowraft.Index {
 	return last
 }
 
-// note remembers the digest of every replica at index.
+// note records the digest of every replica at index.
 func (r *run) note(index rowraft.Index) {
 	r.t.Helper()
 	var wg sync.WaitGroup
@@ -273,11 +277,12 @@ func (r *run) note(index rowraft.Index) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		r.digests = append(r.digests, check.DigestAt{Replica: nodeName(i), Index: uint64(d.Index), Digest: hex.EncodeToString(d.Sum[:])})
+		r.digests = append(r.digests,
+			check.DigestAt{Replica: nodeName(i), Index: uint64(d.Index), Digest: hex.EncodeToString(d.Sum[:])})
 	}
 }
 
-// awaitSnapshots waits until each server keeps one.
+// awaitSnapshots waits until each server has a snapshot.
 func (r *run) awaitSnapshots() {
 	r.t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -285,7 +290,8 @@ func (r *run) awaitSnapshots() {
 	deadline := time.After(patience)
 	for i := range 3 {
 		for {
-			if metas, err := filepath.Glob(filepath.Join(r.dir, nodeName(i), "raft", "groups", "shard-0", "snapshots", "*", "meta")); err == nil && len(metas) > 0 && filepath.Ext(filepath.Dir(metas[0])) != ".tmp" {
+			if metas, err := filepath.Glob(filepath.Join(r.dir, nodeName(i), "raft", "groups", "shard-0", "snapshots", "*",
+				"meta")); err == nil && len(metas) > 0 && filepath.Ext(filepath.Dir(metas[0])) != ".tmp" {
 				break
 			}
 			select {

@@ -16,25 +16,25 @@ type shardCheck struct {
 	digests map[rowraft.Index][]check.DigestAt
 
 	replicas []*replica
-	// committed is the highest index known to be so, and why.
+	// committed is the highest index that is known to be committed; why is the reason.
 	committed rowraft.Index
 	why       string
 }
 
-// replica is what one server has of the shard.
+// replica is the data of one server for the shard.
 type replica struct {
 	server string
 	*raftstore.OfflineGroup
 }
 
-// know notes that everything up to index is committed.
+// know records that everything up to index is committed.
 func (c *shardCheck) know(index rowraft.Index, why string) {
 	if index > c.committed {
 		c.committed, c.why = index, why
 	}
 }
 
-// open finds the shard's replicas and what their disks tell of commitment.
+// open opens the shard's replicas and reads from their disks what is committed.
 func (c *shardCheck) open(servers []Server, stores []*raftstore.Offline) error {
 	group := fmt.Sprintf("shard-%d", c.shard)
 	for i, s := range stores {
@@ -69,7 +69,7 @@ func (c *shardCheck) open(servers []Server, stores []*raftstore.Offline) error {
 	return nil
 }
 
-// end is the index up to which a replica has everything, in log or snapshot.
+// end returns the index up to which a replica has everything, in its log or snapshot.
 func (r *replica) end() rowraft.Index {
 	end := r.Last
 	if len(r.Snapshots) > 0 {
@@ -81,8 +81,7 @@ func (r *replica) end() rowraft.Index {
 // has reports whether entry i is in the log.
 func (r *replica) has(i rowraft.Index) bool { return r.First <= i && i <= r.Last && i > 0 }
 
-// voters returns those of the replica whose log goes farthest: the newest
-// configuration of all.
+// voters returns the voters in the newest configuration of all logs.
 func (c *shardCheck) voters() []rowraft.ReplicaID {
 	var farthest *replica
 	for _, r := range c.replicas {
@@ -96,7 +95,7 @@ func (c *shardCheck) voters() []rowraft.ReplicaID {
 	return farthest.Voters
 }
 
-// isVoter reports whether r counts for a majority.
+// isVoter reports whether r counts towards a majority.
 func isVoter(voters []rowraft.ReplicaID, r *replica) bool {
 	for _, v := range voters {
 		if v == r.Replica {
@@ -106,8 +105,8 @@ func isVoter(voters []rowraft.ReplicaID, r *replica) bool {
 	return false
 }
 
-// knowMajority finds the last entry of the newest term of all logs that a majority
-// of voters holds: no leader can come up without it.
+// knowMajority finds the last entry of the newest term of all logs that a majority of voters holds: no
+// leader can be elected without it.
 func (c *shardCheck) knowMajority() {
 	voters := c.voters()
 	newest := rowraft.Term(0)
@@ -135,13 +134,14 @@ func (c *shardCheck) knowMajority() {
 
 func (c *shardCheck) entry(r *replica, i rowraft.Index) (raftstore.LogEntry, error) {
 	if !r.has(i) {
-		return raftstore.LogEntry{}, rowraft.Errorf(rowraft.CodeNotFound, "entry %d is not in the log of server %s", i, r.server)
+		return raftstore.LogEntry{},
+			rowraft.Errorf(rowraft.CodeNotFound, "entry %d is not in the log of server %s", i, r.server)
 	}
 	return r.Entry(i)
 }
 
-// agree compares the committed part of all logs entry for entry, and wants it on a
-// majority of disks. It reports whether there is one log to replay.
+// agree compares the committed part of all logs entry by entry, and checks that a majority of disks holds
+// it. It returns false if there is no common log to replay.
 func (c *shardCheck) agree() bool {
 	before := len(c.report.Problems)
 	voters := c.voters()
@@ -161,7 +161,7 @@ func (c *shardCheck) agree() bool {
 	return len(c.replicas) > 0 && len(c.report.Problems) == before
 }
 
-// first is the lowest index in any log.
+// first returns the lowest index in any log.
 func (c *shardCheck) first() rowraft.Index {
 	first := rowraft.Index(0)
 	for _, r := range c.replicas {
@@ -186,24 +186,26 @@ func (c *shardCheck) agreeAt(i rowraft.Index) {
 		case one == nil:
 			one, want = r, e
 		case !e.Same(want):
-			c.wrong("entry %d is committed (up to %d: %s), but differs: server %s has %s of term %d with %d bytes, server %s %s of term %d with %d bytes",
+			c.wrong("entry %d is committed (up to %d: %s), but differs: server %s has %s of term %d with %d bytes, server "+
+				"%s %s of term %d with %d bytes",
 				i, c.committed, c.why, one.server, want.Kind, want.Term, len(want.Data), r.server, e.Kind, e.Term, len(e.Data))
 		}
 	}
 }
 
-// agreeSnapshots wants the term of each snapshot's last entry to be that in the logs.
+// agreeSnapshots checks that the term of each snapshot's last entry equals that in the logs.
 func (c *shardCheck) agreeSnapshots() {
 	for _, r := range c.replicas {
 		for _, s := range r.Snapshots {
 			if e, ok := c.merged(s.Index); ok && e.Term != s.Term {
-				c.wrong("snapshot %s of server %s ends with an entry of term %d, the logs have term %d there", s.ID, r.server, s.Term, e.Term)
+				c.wrong("snapshot %s of server %s ends with an entry of term %d, the logs have term %d there",
+					s.ID, r.server, s.Term, e.Term)
 			}
 		}
 	}
 }
 
-// merged returns entry i of any log; they agree.
+// merged returns entry i from any log; the logs agree.
 func (c *shardCheck) merged(i rowraft.Index) (raftstore.LogEntry, bool) {
 	for _, r := range c.replicas {
 		if e, err := c.entry(r, i); err == nil {

@@ -23,7 +23,6 @@ var unswept = []string{
 	"cmd/rowraft",
 	"cmd/rowraft-bench",
 	"cmd/rowraft-bench/rowstore",
-	"cmd/rowraft-chaos",
 	"docs",
 	"docs/formats",
 	"e2e",
@@ -32,7 +31,6 @@ var unswept = []string{
 	"e2e/load",
 	"e2e/nemesis",
 	"e2e/reference",
-	"e2e/replay",
 	"e2e/sim",
 	"internal/canary",
 	"internal/tidy", // stays: this file names the words
