@@ -17,14 +17,14 @@ import (
 // call without reading it. A call without the header is refused once its body has been read.
 const partHeader = "rowraft-part"
 
-// PartSize is what partHeader says.
+// PartSize is the content of partHeader.
 type PartSize struct {
 	Shard  uint32
-	Bytes  int  // of the payload
+	Bytes  int  // size of the payload
 	Delete bool // the write makes no rows
 }
 
-// WithPartSize is ctx for a call whose body is such a part.
+// WithPartSize returns ctx for a call whose body is the given part.
 func WithPartSize(ctx context.Context, p PartSize) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, partHeader, p.String())
 }
@@ -38,8 +38,8 @@ func (p PartSize) String() string {
 	return string(b)
 }
 
-// PartSizeOf is what the caller of ctx has said; ok is false if that is nothing, or no
-// part that could be.
+// PartSizeOf returns the part that the caller of ctx has announced. ok is false if there is none, or it is
+// impossible.
 func PartSizeOf(ctx context.Context) (p PartSize, ok bool) {
 	said := metadata.ValueFromIncomingContext(ctx, partHeader)
 	if len(said) != 1 {
@@ -65,12 +65,12 @@ func parsePartSize(said string) (p PartSize, ok bool) {
 	return p, true
 }
 
-// clusterHeader names the cluster that a call is for. A server of another cluster refuses
-// the call, whatever else fits: after a cluster was lost its servers may form another one
-// under the same addresses.
+// clusterHeader names the cluster for which a call is meant. A server of another cluster refuses the call,
+// even if everything else fits: after a cluster was lost, its servers may form another one under the same
+// addresses.
 const clusterHeader = "rowraft-cluster"
 
-// WithCluster is ctx for calls to servers of a cluster.
+// WithCluster returns ctx for calls to servers of a cluster.
 func WithCluster(ctx context.Context, id rowraft.ClusterID) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, clusterHeader, string(id))
 }
@@ -79,15 +79,16 @@ func WithCluster(ctx context.Context, id rowraft.ClusterID) context.Context {
 func CheckCluster(ctx context.Context, id rowraft.ClusterID) error {
 	for _, want := range metadata.ValueFromIncomingContext(ctx, clusterHeader) {
 		if want != string(id) {
-			return rowraft.Errorf(rowraft.CodeIdentity, "this server belongs to cluster %s, the call is for cluster %q: nothing was done", id, want)
+			return rowraft.Errorf(rowraft.CodeIdentity,
+				"this server belongs to cluster %s, but the call is for cluster %q: nothing was done", id, want)
 		}
 	}
 	return nil
 }
 
-// BeforeBodies is desc whose unary calls are put to refuse, by their names, before their
-// bodies are read; a call that it returns an error for is not read. Who may not make such
-// a call at all is told that instead.
+// BeforeBodies returns desc with a check before each unary call. It calls refuse[name] before the body of a
+// call is read; if that returns an error, the body is not read. A caller that may not make the call gets
+// the error of authorize instead.
 func BeforeBodies(desc *grpc.ServiceDesc, refuse map[string]func(context.Context) error) *grpc.ServiceDesc {
 	out := *desc
 	out.Methods = slices.Clone(desc.Methods)

@@ -22,26 +22,27 @@ func TestPartSizesAreSaid(t *testing.T) {
 		"0/0":             {},
 		"3/4712/delete":   {Shard: 3, Bytes: 4712, Delete: true},
 		"4294967295/1024": {Shard: 1<<32 - 1, Bytes: 1024},
-		"":                nil, "3": nil, "/": nil, "3/": nil, "/5": nil, "-1/5": nil, "3/-5": nil, "3/5/6": nil, "3/delete": nil, "3/5/push": nil, " 3/5": nil, "3/+5": nil,
+		"":                nil, "3": nil, "/": nil, "3/": nil, "/5": nil, "-1/5": nil, "3/-5": nil, "3/5/6": nil,
+		"3/delete": nil, "3/5/push": nil, " 3/5": nil, "3/+5": nil,
 		"4294967296/5":           nil,
 		"3/99999999999999999999": nil,
-		"3/2147483647":           nil, // more than any request
+		"3/2147483647":           nil, // more than any request has
 	} {
 		got, ok := parsePartSize(said)
 		if ok != (want != nil) || ok && got != *want {
 			t.Errorf("%q is read as %+v, %v, want %+v", said, got, ok, want)
 		}
 		if ok && got.String() != said {
-			t.Errorf("%+v is said as %q", got, got.String())
+			t.Errorf("%+v is written as %q", got, got.String())
 		}
 	}
 	twice := metadata.NewIncomingContext(t.Context(), metadata.Pairs(partHeader, "1/1", partHeader, "1/1"))
 	if p, ok := PartSizeOf(twice); ok {
-		t.Errorf("said twice: %+v", p)
+		t.Errorf("two headers: %+v", p)
 	}
 }
 
-// garbage is a codec that sends what it is given: no server could read it.
+// garbage is a codec that sends bytes unchanged: no server can parse them.
 type garbage struct{}
 
 func (garbage) Name() string { return "proto" }
@@ -60,8 +61,8 @@ func (p *pushes) Write(context.Context, *rowraftv1.WriteRequest) (*rowraftv1.Wri
 	return &rowraftv1.WriteReply{}, nil
 }
 
-// A refused call is not read, takes nothing of its connection's window, and says when to
-// ask again.
+// TestARefusedCallIsNotRead: a refused call is not read, uses nothing of the flow-control window of its
+// connection, and gets the time at which to try again.
 func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -74,7 +75,8 @@ func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 		return nil
 	}
 	server, service := grpc.NewServer(ServerOptions(nil)...), &pushes{}
-	server.RegisterService(BeforeBodies(&rowraftv1.Table_ServiceDesc, map[string]func(context.Context) error{"Write": refuse}), service)
+	server.RegisterService(BeforeBodies(&rowraftv1.Table_ServiceDesc,
+		map[string]func(context.Context) error{"Write": refuse}), service)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	t.Cleanup(func() { server.Stop(); <-served })
@@ -93,23 +95,28 @@ func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 	}
 	for range 2 + 4*windowBytes/len(body) {
 		var reply []byte
-		err := conn.Invoke(refused, rowraftv1.Table_Write_FullMethodName, &body, &reply, grpc.ForceCodecV2(garbage{}), grpc.WaitForReady(true))
+		err := conn.Invoke(refused, rowraftv1.Table_Write_FullMethodName, &body, &reply, grpc.ForceCodecV2(garbage{}),
+			grpc.WaitForReady(true))
 		o, ok := errors.AsType[*rowraft.OverloadedError](err)
 		if !ok || o.RetryAfter != 40*time.Millisecond {
-			t.Fatalf("refused with %v, want an OverloadedError and when to ask again", err)
+			t.Fatalf("refused with %v, want an OverloadedError with RetryAfter", err)
 		}
 	}
-	if err := conn.Invoke(ctx, rowraftv1.Table_Write_FullMethodName, &body, &body, grpc.ForceCodecV2(garbage{})); err == nil || rowraft.CodeOf(err) == rowraft.CodeOverloaded {
-		t.Errorf("what is no message, and is read: %v", err)
+	if err := conn.Invoke(ctx, rowraftv1.Table_Write_FullMethodName, &body, &body,
+		grpc.ForceCodecV2(garbage{})); err == nil || rowraft.CodeOf(err) == rowraft.CodeOverloaded {
+		t.Errorf("an invalid message that is read: %v", err)
 	}
 	stub := rowraftv1.NewTableClient(conn)
-	if _, err := stub.Write(refused, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, Payload: body}); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+	if _, err := stub.Write(refused,
+		&rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH,
+			Payload: body}); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 		t.Errorf("a good push that is refused: %v", err)
 	}
-	if _, err := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, Payload: body}); err != nil || service.taken.Load() != 1 {
-		t.Errorf("a push that is not: %v, %d taken", err, service.taken.Load())
+	if _, err := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH,
+		Payload: body}); err != nil || service.taken.Load() != 1 {
+		t.Errorf("a push that is not refused: %v, %d taken", err, service.taken.Load())
 	}
 	if _, err := stub.Pull(refused, &rowraftv1.PullRequest{}); rowraft.CodeOf(err) == rowraft.CodeOverloaded {
-		t.Errorf("a call that nobody asks about: %v", err)
+		t.Errorf("a call without a check: %v", err)
 	}
 }

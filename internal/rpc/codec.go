@@ -6,7 +6,7 @@ import (
 	"runtime"
 
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // registers the codec for everything that is not hot
+	_ "google.golang.org/grpc/encoding/proto" // registers the codec for all other messages
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -21,19 +21,19 @@ type codec struct{ std encoding.CodecV2 }
 
 func (codec) Name() string { return "proto" }
 
-// Counted is a reply whose payload somebody counts. Taken is called when the transport has
-// written the payload or dropped it, maybe more than once, or late: gRPC forgets what it has
-// for a call that is over, and of a connection that breaks, and leaves it to be collected.
+// Counted is a reply whose payload memory is counted. The transport calls Taken when it has written the
+// payload or dropped it, possibly more than once, or late: when a call is over or a connection breaks, gRPC
+// drops its buffers without freeing them, and the garbage collector collects them.
 type Counted struct {
 	Reply *rowraftv1.PullReply
 	Taken func()
 }
 
-// countedPool gives a payload back and says so.
+// countedPool frees a payload and reports that.
 type countedPool struct {
 	*BufferPool
 	taken func()
-	lost  runtime.Cleanup // says so of a payload that nobody gives back
+	lost  runtime.Cleanup // reports a payload that was collected without being freed
 }
 
 func (p *countedPool) Put(b *[]byte) {
@@ -42,8 +42,8 @@ func (p *countedPool) Put(b *[]byte) {
 	p.taken()
 }
 
-// counted is the buffer of a payload that is counted. Very small ones are never freed by
-// package mem: they are taken at once.
+// counted returns the buffer of a payload that is counted. Package mem never frees very small payloads:
+// they are reported at once.
 func counted(payload *[]byte, taken func()) mem.Buffer {
 	if mem.IsBelowBufferPoolingThreshold(cap(*payload)) {
 		taken()
@@ -70,7 +70,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.std.Marshal(v)
 }
 
-// withPayload ends a message with its payload field. The payload is not copied.
+// withPayload appends the payload field to a message. It does not copy the payload.
 func withPayload(head []byte, num protowire.Number, payload mem.Buffer) mem.BufferSlice {
 	if payload.Len() == 0 {
 		payload.Free()
@@ -81,10 +81,10 @@ func withPayload(head []byte, num protowire.Number, payload mem.Buffer) mem.Buff
 	return mem.BufferSlice{mem.SliceBuffer(head), payload}
 }
 
-// scanReply has fields behind its payload, which belong there in the order of the
-// numbers.
+// scanReply has fields after its payload, because fields are in the order of their numbers.
 func scanReply(m *rowraftv1.ScanReply) mem.BufferSlice {
-	out := withPayload(appendUint(appendUint(nil, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex()), 3, mem.NewBuffer(&m.Payload, Pool))
+	out := withPayload(appendUint(appendUint(nil, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex()), 3,
+		mem.NewBuffer(&m.Payload, Pool))
 	return append(out, mem.SliceBuffer(appendUint(appendUint(nil, 4, uint64(m.GetNextSlot())), 5, m.GetNextKey())))
 }
 
@@ -143,14 +143,14 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return r.message(fields)
 }
 
-// reader reads the protobuf wire format from the buffers of a message.
+// reader decodes the protobuf wire format from the buffers of a message.
 type reader struct {
 	r    *mem.Reader
 	left int // bytes left of the message
 }
 
-// message reads fields until the message ends. fields handles one field and
-// reports whether it knew it; unknown ones are skipped.
+// message reads fields until the message ends. fields handles one field and reports whether it knows it;
+// message skips unknown fields.
 func (r *reader) message(fields func(*reader, protowire.Number, protowire.Type) (bool, error)) error {
 	for r.left > 0 {
 		tag, err := r.varint()
@@ -249,7 +249,7 @@ func (r *reader) skip(typ protowire.Type) error {
 	return nil
 }
 
-// number is a field of integer type that r fills in.
+// number is the integer type of a field.
 type number interface{ ~uint64 | ~uint32 | ~int32 }
 
 func setNumber[T number](r *reader, typ protowire.Type, dst *T) (bool, error) {
@@ -265,7 +265,7 @@ func setBytes(r *reader, typ protowire.Type, dst *[]byte) (bool, error) {
 	if typ != protowire.BytesType {
 		return false, nil
 	}
-	if len(*dst) > 0 { // the last one wins, as in protobuf
+	if len(*dst) > 0 { // the last value wins, as in protobuf
 		Pool.Release(*dst)
 	}
 	b, err := r.bytes()

@@ -15,21 +15,25 @@ import (
 func hotMessages() []proto.Message {
 	payload := bytes.Repeat([]byte{1, 2, 3, 4, 5, 6, 7, 8}, 700)
 	id := []byte("0123456789abcdef")
-	pull := &rowraftv1.PullRequest{MapVersion: 1 << 40, Shard: 255, Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, TableEpoch: 3, MinIndex: 9, Payload: payload, Presence: true, MaxAgeNs: 1 << 33, MaxLag: 77}
-	push := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_CLOCKED, MapVersion: 7, Shard: 1, TableEpoch: 2, ClientId: id, Incarnation: 8, Seq: 1<<64 - 1, Floor: 4, Payload: payload}
+	pull := &rowraftv1.PullRequest{MapVersion: 1 << 40, Shard: 255, Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE,
+		TableEpoch: 3, MinIndex: 9, Payload: payload, Presence: true, MaxAgeNs: 1 << 33, MaxLag: 77}
+	push := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_CLOCKED, MapVersion: 7, Shard: 1, TableEpoch: 2,
+		ClientId: id, Incarnation: 8, Seq: 1<<64 - 1, Floor: 4, Payload: payload}
 	reply := &rowraftv1.PullReply{TableEpoch: 1, AppliedIndex: 1 << 50, Payload: payload, AgeNs: 1 << 31, Lag: 5}
 	return []proto.Message{
 		pull, push, reply,
 		&rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_ASSIGN, Shard: 3, ClientId: id, Seq: 5, Payload: payload[:8]},
-		&rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_DELETE, MapVersion: 2, Shard: 3, TableEpoch: 1, ClientId: id, Incarnation: 4, Seq: 5, Floor: 4, Payload: payload[:8]},
+		&rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_DELETE, MapVersion: 2, Shard: 3, TableEpoch: 1, ClientId: id,
+			Incarnation: 4, Seq: 5, Floor: 4, Payload: payload[:8]},
 		&rowraftv1.PullRequest{}, &rowraftv1.PullReply{}, &rowraftv1.WriteRequest{},
 		&rowraftv1.HelloRequest{ClusterId: "c"},
-		&rowraftv1.ScanReply{TableEpoch: 2, AppliedIndex: 9, Payload: payload, NextSlot: 4096, NextKey: 1<<64 - 1}, &rowraftv1.ScanReply{}, &rowraftv1.ScanReply{NextSlot: 1},
+		&rowraftv1.ScanReply{TableEpoch: 2, AppliedIndex: 9, Payload: payload, NextSlot: 4096, NextKey: 1<<64 - 1},
+		&rowraftv1.ScanReply{}, &rowraftv1.ScanReply{NextSlot: 1},
 	}
 }
 
-// A reply that is counted has the bytes of one that is not, and says once that it was
-// taken: when its buffer is let go of, or at once if nobody will.
+// TestCountedReplies: a counted reply has the same bytes as an uncounted one, and calls Taken once: when
+// its buffer is freed, or at once if it will not be freed.
 func TestCountedRepliesAreTaken(t *testing.T) {
 	for _, bytes := range []int{0, 16, 5000} {
 		reply := func() *rowraftv1.PullReply {
@@ -54,11 +58,12 @@ func TestCountedRepliesAreTaken(t *testing.T) {
 	}
 }
 
-// A transport that forgets a reply, as gRPC does of calls that end just then, has it no more
-// once it is collected.
+// TestAForgottenReplyIsTaken: gRPC drops the reply of a call that ends at the same time; Taken is called
+// when the garbage collector has collected the reply.
 func TestCountedRepliesAreForgotten(t *testing.T) {
 	taken := make(chan struct{}, 1)
-	if _, err := Codec.Marshal(&Counted{Reply: &rowraftv1.PullReply{Payload: Pool.Bytes(5000)}, Taken: func() { taken <- struct{}{} }}); err != nil {
+	if _, err := Codec.Marshal(&Counted{Reply: &rowraftv1.PullReply{Payload: Pool.Bytes(5000)},
+		Taken: func() { taken <- struct{}{} }}); err != nil {
 		t.Fatal(err)
 	}
 	tick := time.NewTicker(time.Millisecond)
@@ -70,14 +75,14 @@ func TestCountedRepliesAreForgotten(t *testing.T) {
 			return
 		case <-tick.C:
 			if time.Now().After(deadline) {
-				t.Fatal("a reply that nobody has counts as held")
+				t.Fatal("a collected reply counts as held")
 			}
 		}
 	}
 }
 
-// TestCodecSpeaksProtobuf checks both directions against the protobuf library:
-// what we write it reads, what it writes we read, whole or in small buffers.
+// TestCodecSpeaksProtobuf compares both directions with the protobuf library, with messages in one buffer
+// and in small buffers.
 func TestCodecSpeaksProtobuf(t *testing.T) {
 	for _, want := range hotMessages() {
 		ours, err := Codec.Marshal(want)
@@ -105,8 +110,8 @@ func TestCodecSpeaksProtobuf(t *testing.T) {
 	}
 }
 
-// TestCodecRefusesBrokenMessages cuts every message at every byte: no panic, and
-// an error unless what is left is a message too.
+// TestCodecRefusesBrokenMessages cuts every message at every byte: no panic, and an error unless the rest
+// is a valid message.
 func TestCodecRefusesBrokenMessages(t *testing.T) {
 	for _, m := range hotMessages() {
 		whole, err := proto.Marshal(m)

@@ -18,9 +18,9 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// FuzzCodecUnmarshal holds our codec against the protobuf library: what we accept
-// it accepts, with the same result; what only it accepts has a group or a field
-// of another wire type. Nothing allocates out of proportion.
+// FuzzCodecUnmarshal compares the codec with the protobuf library. The library accepts what the codec
+// accepts, with the same result. What only the library accepts has a group or a field of another wire type.
+// Allocations are proportional to the input.
 func FuzzCodecUnmarshal(f *testing.F) {
 	for _, m := range hotMessages() {
 		b, _ := proto.Marshal(m)
@@ -35,7 +35,7 @@ func FuzzCodecUnmarshal(f *testing.F) {
 			new(rowraftv1.HelloRequest), new(rowraftv1.ScanReply),
 		} {
 			ref := m.ProtoReflect().New().Interface()
-			at := min(int(cut), len(b)) // in two buffers, as it comes off the network
+			at := min(int(cut), len(b)) // in two buffers, as the network may deliver it
 			in := mem.BufferSlice{mem.SliceBuffer(b[:at]), mem.SliceBuffer(b[at:])}
 			var err error
 			if n := allocs.Bytes(func() { err = Codec.Unmarshal(in, m) }); n > 1<<20+64*uint64(len(b)) {
@@ -77,8 +77,7 @@ func hasGroup(b []byte) bool {
 	return false
 }
 
-// FuzzErrorDetail: what arrives of an error has the code it was sent with, and is
-// sent on as it came.
+// FuzzErrorDetail: a received error has the code with which it was sent, and is forwarded unchanged.
 func FuzzErrorDetail(f *testing.F) {
 	for _, err := range []error{
 		&rowraft.NotLeaderError{Shard: 3, Term: 9, Leader: "n2"},
@@ -124,8 +123,7 @@ func FuzzErrorDetail(f *testing.F) {
 	})
 }
 
-// FuzzMapFromProto: a map that is accepted places every slot on a shard it has, and
-// travels on unchanged.
+// FuzzMapFromProto: an accepted map places every slot on a shard that it has, and is forwarded unchanged.
 func FuzzMapFromProto(f *testing.F) {
 	m := clustermap.Map{Cluster: "c", Version: 5, SlotsVersion: 3, Epoch: 1,
 		Nodes:  []clustermap.Node{{ID: "n1", Name: "a", Addr: "h:1", PeerAddr: "h:2", Scheduler: true}},
@@ -178,7 +176,7 @@ func FuzzMapFromProto(f *testing.F) {
 	})
 }
 
-// FuzzPartSize: what is read is what is said, and nothing else is read.
+// FuzzPartSize: parsing and encoding agree, and nothing else is accepted.
 func FuzzPartSize(f *testing.F) {
 	for _, said := range []string{"3/4712", "3/4712/delete", "0/0", "/", "1/2/3", "4294967296/1", "1/-1"} {
 		f.Add(said)

@@ -17,7 +17,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// grpcCodes is STYLE's table of codes.
+// grpcCodes maps each Code to the status code of gRPC.
 var grpcCodes = map[rowraft.Code]codes.Code{
 	rowraft.CodeInvalidArgument: codes.InvalidArgument,
 	rowraft.CodeTableNotFound:   codes.NotFound,
@@ -47,10 +47,10 @@ var grpcCodes = map[rowraft.Code]codes.Code{
 
 	rowraft.CodeDenied: codes.PermissionDenied,
 
-	rowraft.CodeNotSent: codes.Unavailable, // of clients: no server answers with it
+	rowraft.CodeNotSent: codes.Unavailable, // made by clients; no server returns it
 }
 
-// Detail turns an error into the message that carries all of it.
+// Detail converts an error to the message that carries all its fields.
 func Detail(err error) *rowraftv1.ErrorDetail {
 	d := &rowraftv1.ErrorDetail{Code: uint32(rowraft.CodeOf(err)), Message: err.Error()}
 	if e, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
@@ -84,7 +84,7 @@ func Detail(err error) *rowraftv1.ErrorDetail {
 	return d
 }
 
-// detailError is what arrives of an error: its text, and the typed error inside.
+// detailError is a received error: its text, and the typed error inside.
 type detailError struct {
 	msg   string
 	inner error
@@ -93,17 +93,17 @@ type detailError struct {
 func (e *detailError) Error() string { return e.msg }
 func (e *detailError) Unwrap() error { return e.inner }
 
-// maxRetryAfter bounds what a server may ask of a client: a number that was
-// damaged, or a later version's, must not put it to sleep for ever.
+// maxRetryAfter limits the wait that a server may request: a damaged number, or one of a later version,
+// must not stop a client forever.
 const maxRetryAfter = time.Minute
 
-// duration is ns, or the longest there is.
+// duration converts ns, limited to the longest duration.
 func duration(ns uint64) time.Duration { return time.Duration(min(ns, math.MaxInt64)) }
 
 // FromDetail is the reverse of Detail.
 func FromDetail(d *rowraftv1.ErrorDetail) error {
-	// A code of a later version may mean that the push was applied, and one beyond
-	// a byte must not become one that exists.
+	// An unknown code of a later version may mean that the push was applied. A code above a byte must not
+	// become a known one.
 	code := rowraft.Code(min(d.Code, math.MaxUint8))
 	if _, known := grpcCodes[code]; !known {
 		code = rowraft.CodeUnknown
@@ -111,26 +111,33 @@ func FromDetail(d *rowraftv1.ErrorDetail) error {
 	var inner error
 	switch code {
 	case rowraft.CodeNotLeader:
-		inner = &rowraft.NotLeaderError{Shard: rowraft.ShardID(d.Shard), Term: rowraft.Term(d.Term), Leader: rowraft.NodeID(d.Leader)}
+		inner = &rowraft.NotLeaderError{Shard: rowraft.ShardID(d.Shard), Term: rowraft.Term(d.Term),
+			Leader: rowraft.NodeID(d.Leader)}
 	case rowraft.CodeWrongShard:
-		inner = &rowraft.WrongShardError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.MapVersion(d.HaveVersion), Want: rowraft.MapVersion(d.WantVersion)}
+		inner = &rowraft.WrongShardError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.MapVersion(d.HaveVersion),
+			Want: rowraft.MapVersion(d.WantVersion)}
 	case rowraft.CodeTooStale:
-		inner = &rowraft.TooStaleError{Shard: rowraft.ShardID(d.Shard), Applied: rowraft.Index(d.Applied), Wanted: rowraft.Index(d.Wanted),
-			Age: duration(d.AgeNs), MaxAge: duration(d.MaxAgeNs), Lag: d.Lag, MaxLag: d.MaxLag}
+		inner = &rowraft.TooStaleError{Shard: rowraft.ShardID(d.Shard), Applied: rowraft.Index(d.Applied),
+			Wanted: rowraft.Index(d.Wanted),
+			Age:    duration(d.AgeNs), MaxAge: duration(d.MaxAgeNs), Lag: d.Lag, MaxLag: d.MaxLag}
 	case rowraft.CodeOverloaded:
-		inner = &rowraft.OverloadedError{What: d.Message, RetryAfter: time.Duration(min(d.RetryAfterNs, uint64(maxRetryAfter)))}
+		inner = &rowraft.OverloadedError{What: d.Message,
+			RetryAfter: time.Duration(min(d.RetryAfterNs, uint64(maxRetryAfter)))}
 	case rowraft.CodeStepClosed:
-		inner = &rowraft.StepClosedError{Shard: rowraft.ShardID(d.Shard), Step: rowraft.Step(d.Step), Next: rowraft.Step(d.NextStep), Unsure: d.Unsure}
+		inner = &rowraft.StepClosedError{Shard: rowraft.ShardID(d.Shard), Step: rowraft.Step(d.Step),
+			Next: rowraft.Step(d.NextStep), Unsure: d.Unsure}
 	case rowraft.CodeStaleGeneration:
-		inner = &rowraft.StaleGenerationError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.Generation(d.HaveVersion), Want: rowraft.Generation(d.WantVersion), Next: rowraft.Step(d.NextStep)}
+		inner = &rowraft.StaleGenerationError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.Generation(d.HaveVersion),
+			Want: rowraft.Generation(d.WantVersion), Next: rowraft.Step(d.NextStep)}
 	case rowraft.CodeSessionExpired:
 		if d.SessionEnded {
 			return &rowraft.SessionEndedError{What: d.Message}
 		}
-		if d.WantVersion == 0 { // for another reason
+		if d.WantVersion == 0 { // not because of a wanted version
 			return rowraft.Errorf(code, "%s", d.Message)
 		}
-		inner = &rowraft.RestoredError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.TableEpoch(d.HaveVersion), Want: rowraft.TableEpoch(d.WantVersion)}
+		inner = &rowraft.RestoredError{Shard: rowraft.ShardID(d.Shard), Have: rowraft.TableEpoch(d.HaveVersion),
+			Want: rowraft.TableEpoch(d.WantVersion)}
 	case rowraft.CodeDenied:
 		inner = &rowraft.DeniedError{What: d.What, Need: d.Need, Have: d.Have}
 	default:
@@ -139,7 +146,7 @@ func FromDetail(d *rowraftv1.ErrorDetail) error {
 	return &detailError{msg: d.Message, inner: inner}
 }
 
-// ToStatus turns an error into the gRPC error a handler returns; nil stays nil.
+// ToStatus converts an error to the gRPC error that a handler returns; nil stays nil.
 func ToStatus(err error) error {
 	if err == nil {
 		return nil
@@ -153,7 +160,7 @@ func ToStatus(err error) error {
 		code = codes.Unknown
 	}
 	details := []protoadapt.MessageV1{d}
-	if d.RetryAfterNs > 0 { // so that clients of others, which do not know ours, wait as well
+	if d.RetryAfterNs > 0 { // for clients that do not know the rowraft detail
 		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(duration(d.RetryAfterNs))})
 	}
 	s, derr := status.New(code, d.Message).WithDetails(details...)
@@ -163,9 +170,9 @@ func ToStatus(err error) error {
 	return s.Err()
 }
 
-// FromStatus turns what a gRPC call returned into an error with a Code; nil
-// stays nil. A status without our detail (from gRPC itself, a proxy, a crash)
-// becomes CodeUnknown, or CodeDeadline: a push may have been applied.
+// FromStatus converts the error of a gRPC call to an error with a Code; nil stays nil. A status without a
+// rowraft detail (from gRPC itself, a proxy, a crash) becomes CodeUnknown or CodeDeadline: a push may have
+// been applied.
 func FromStatus(err error) error {
 	if err == nil {
 		return nil
@@ -183,7 +190,8 @@ func FromStatus(err error) error {
 	case codes.DeadlineExceeded, codes.Canceled:
 		return rowraft.Errorf(rowraft.CodeDeadline, "%s", s.Message())
 	case codes.Unimplemented:
-		return rowraft.Errorf(rowraft.CodeVersionTooNew, "the server does not know this call (%s): it is older than this client, or no rowraft server", s.Message())
+		return rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"the server does not know this call (%s): it is older than this client, or not a rowraft server", s.Message())
 	}
 	err = rowraft.Errorf(rowraft.CodeUnknown, "%s: %s", s.Code(), s.Message())
 	if s.Code() == codes.Unavailable {
@@ -192,19 +200,19 @@ func FromStatus(err error) error {
 	return err
 }
 
-// brokenError is gRPC's own Unavailable.
+// brokenError is an Unavailable that gRPC itself made.
 type brokenError struct{ error }
 
 func (e brokenError) Unwrap() error { return e.error }
 
-// Broken reports that a call ended because its connection broke, or could not be made: nobody
-// answers any more, and the call may have taken effect.
+// Broken reports that a call ended because its connection broke, or could not be made. No response will
+// come, and the call may have taken effect.
 func Broken(err error) bool {
 	_, ok := errors.AsType[brokenError](err)
 	return ok
 }
 
-// unaryStatus and streamStatus turn handlers' errors into statuses.
+// unaryStatus and streamStatus convert the errors of handlers to statuses.
 func unaryStatus(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	reply, err := h(ctx, req)
 	return reply, ToStatus(err)
@@ -214,7 +222,8 @@ func streamStatus(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc
 	return ToStatus(h(srv, s))
 }
 
-// clientStatus gives callers of generated stubs errors with Codes.
-func clientStatus(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+// clientStatus converts the errors of generated stubs to errors with Codes.
+func clientStatus(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	opts ...grpc.CallOption) error {
 	return FromStatus(invoke(ctx, method, req, reply, cc, opts...))
 }

@@ -10,11 +10,10 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxThrottled bounds the addresses that a Throttle remembers.
+// maxThrottled limits the number of addresses that a Throttle remembers.
 const maxThrottled = 4096
 
-// Throttle lets each address make Burst calls, and then one every Every. Safe for
-// concurrent use.
+// Throttle allows each address Burst calls, and then one call per Every. Safe for concurrent use.
 type Throttle struct {
 	Burst int
 	Every time.Duration
@@ -23,8 +22,8 @@ type Throttle struct {
 	by map[string]*rate.Limiter
 }
 
-// Allow reports whether addr may make a call now. While more addresses than it can
-// remember have called recently, it refuses addresses that it does not know.
+// Allow reports whether addr may make a call now. While it remembers maxThrottled addresses, it refuses
+// every new address.
 func (t *Throttle) Allow(addr net.Addr, now time.Time) bool {
 	host := networkOf(addr)
 	t.mu.Lock()
@@ -47,8 +46,8 @@ func (t *Throttle) Allow(addr net.Addr, now time.Time) bool {
 	return l.AllowN(now, 1)
 }
 
-// networkOf is who counts as one: an IPv4 address, or the /64 of an IPv6 one, which is
-// what one machine has.
+// networkOf returns the unit that is throttled: an IPv4 address, or the /64 network of an IPv6 address,
+// which one machine can have.
 func networkOf(addr net.Addr) string {
 	host := quota.HostOf(addr)
 	ip := net.ParseIP(host)
