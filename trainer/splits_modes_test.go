@@ -218,14 +218,14 @@ func TestSyncOnPartsIsReproducible(t *testing.T) {
 // batch ends in its own.
 func TestPushesCarryPositions(t *testing.T) {
 	plan := client.PartPlan{Examples: 300, PartExamples: 100, Epochs: 2, InLog: true}
-	one := &heldSplit{Part: client.Part{Part: 1}, acked: 32}
-	two := &heldSplit{Part: client.Part{Epoch: 1}, acked: 0}
+	one := &heldSplit{Part: client.Part{Part: 1, Reading: 1}, acked: 32}
+	two := &heldSplit{Part: client.Part{Epoch: 1, Reading: 1}, acked: 0}
 	d := &dataSplits{plan: plan, held: []*heldSplit{two, one}}
-	want := []rowraft.Position{{Part: 2, Offset: 32}, {Part: 3, Offset: 64}, {Part: 6, Offset: 0}}
+	want := []rowraft.Position{{Part: 514, Offset: 32}, {Part: 515, Offset: 64}, {Part: 1538, Offset: 0}}
 	if got := d.positions(splitRange{one, 32, 64}); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	want = []rowraft.Position{{Part: 2, Offset: 32}, {Part: 6, Offset: 0}}
+	want = []rowraft.Position{{Part: 514, Offset: 32}, {Part: 1538, Offset: 0}}
 	if got := d.positions(splitRange{}); !slices.Equal(got, want) {
 		t.Errorf("without a batch: %v, want %v", got, want)
 	}
