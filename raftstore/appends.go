@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-
-	"github.com/rowraft/rowraft"
 )
 
 // appendTransport is raft's network transport with entries on connections of their
@@ -23,7 +21,6 @@ type appendTransport struct {
 
 	mu     sync.Mutex
 	idle   map[raft.ServerAddress][]*appendConn
-	older  map[raft.ServerAddress]time.Time // nodes that do not know such connections, and since when
 	closed bool
 }
 
@@ -35,8 +32,6 @@ type appendConn struct {
 
 const (
 	idleAppendConns = 2
-	// olderFor is how long a node is thought to run an older version.
-	olderFor = time.Minute
 	// directData is from what size on data is written from where it is.
 	directData = 16 << 10
 )
@@ -44,21 +39,15 @@ const (
 func newAppendTransport(n *raft.NetworkTransport, layer *streamLayer, timeout time.Duration) *appendTransport {
 	return &appendTransport{
 		NetworkTransport: n, layer: layer, timeout: timeout,
-		idle: map[raft.ServerAddress][]*appendConn{}, older: map[raft.ServerAddress]time.Time{},
+		idle: map[raft.ServerAddress][]*appendConn{},
 	}
 }
 
 func (t *appendTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
-	if len(args.Entries) == 0 || t.isOlder(target) {
+	if len(args.Entries) == 0 {
 		return t.NetworkTransport.AppendEntries(id, target, args, resp)
 	}
 	c, err := t.conn(target)
-	if rowraft.CodeOf(err) == rowraft.CodeVersionTooNew {
-		t.mu.Lock()
-		t.older[target] = time.Now()
-		t.mu.Unlock()
-		return t.NetworkTransport.AppendEntries(id, target, args, resp)
-	}
 	if err != nil {
 		return err
 	}
@@ -101,13 +90,6 @@ func (c *appendConn) call(args *raft.AppendEntriesRequest, resp *raft.AppendEntr
 		}
 	}
 	return readAppendReply(c, resp)
-}
-
-func (t *appendTransport) isOlder(target raft.ServerAddress) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	since, ok := t.older[target]
-	return ok && time.Since(since) < olderFor
 }
 
 func (t *appendTransport) conn(target raft.ServerAddress) (*appendConn, error) {

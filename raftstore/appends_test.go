@@ -132,8 +132,7 @@ func TestAppendLimits(t *testing.T) {
 	}
 }
 
-// Entries go over connections of their own, and a node of an older version gets them
-// the old way.
+// Entries go over connections of their own.
 func TestEntriesTravelOnTheirOwnConnections(t *testing.T) {
 	c := startedCluster(t, 3, nil)
 	for i := range 20 {
@@ -142,14 +141,10 @@ func TestEntriesTravelOnTheirOwnConnections(t *testing.T) {
 	tr := c.leader().group.run.Load().trans.net
 	tr.mu.Lock()
 	open := len(tr.idle)
-	for _, f := range c.followers() {
-		tr.older[raft.ServerAddress(f.id)] = time.Now()
-	}
 	tr.mu.Unlock()
 	if open == 0 {
 		t.Error("no entry connection is open")
 	}
-	c.converged(c.propose("the old way"))
 }
 
 func FuzzAppendRequest(f *testing.F) {

@@ -202,7 +202,7 @@ func FuzzSnapshotMeta(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again := snapMeta{version: m.version} // from the frame
+			var again snapMeta
 			if err := json.Unmarshal(body, &again); err != nil || !reflect.DeepEqual(again, *m) {
 				t.Errorf("%+v is written and read as %+v, %v", *m, again, err)
 			}

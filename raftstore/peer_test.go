@@ -25,8 +25,8 @@ import (
 // goldenPreamble is built by hand from docs/formats/peer.md: cluster "c1", from
 // "a", to "b", group "meta", and goldenStatement. The checksum was computed with another program
 // (Python, bit by bit).
-const goldenPreamble = "52575052" + "0100" + "4100" + "026331" + "0161" + "0162" + "046d657461" +
-	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "01" + "03722d62" + "e803000000000000" + "0c00000000000000" + "75610c95"
+const goldenPreamble = "52575052" + "0100" + "4200" + "00" + "026331" + "0161" + "0162" + "046d657461" +
+	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "01" + "03722d62" + "e803000000000000" + "0c00000000000000" + "2aaa5373"
 
 // goldenReply carries the same statement, but for the byte that says that the process answers.
 const goldenReply = "00" + "3900" + "a420ca63" +

@@ -16,12 +16,11 @@ import (
 // the authority.
 const (
 	preambleMagic   = "RWPR"
-	preambleVersion = 1 // behind it raft's own protocol
-	entriesVersion  = 2 // behind it requests of readAppend
+	preambleVersion = 1
 	preambleFixed   = 8
 	maxNameBytes    = raftlog.MaxNameBytes
 	statementBytes  = 2*16 + 1 + 1 + 16 // and the name in it
-	maxPreambleBody = 5*(1+maxNameBytes) + statementBytes
+	maxPreambleBody = 1 + 5*(1+maxNameBytes) + statementBytes
 	maxReplyText    = 512
 )
 
@@ -40,8 +39,8 @@ type preamble struct {
 type channel uint8
 
 const (
-	raftChannel  channel = 0
-	entryChannel channel = 1
+	raftChannel  channel = 0 // raft's own protocol
+	entryChannel channel = 1 // requests of readAppend
 )
 
 // peerStatus answers a preamble.
@@ -80,8 +79,8 @@ func (s peerStatus) code() rowraft.Code {
 
 func (p *preamble) marshal() []byte {
 	b := append(make([]byte, 0, 128), preambleMagic...)
-	b = binary.LittleEndian.AppendUint16(b, preambleVersion+uint16(p.channel))
-	b = append(b, 0, 0)
+	b = binary.LittleEndian.AppendUint16(b, preambleVersion)
+	b = append(b, 0, 0, byte(p.channel))
 	for _, s := range []string{string(p.cluster), string(p.from), string(p.to), p.group} {
 		b = append(b, byte(len(s)))
 		b = append(b, s...)
@@ -100,9 +99,8 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 	if string(b[:4]) != preambleMagic {
 		return p, peerMalformed, fmt.Errorf("bad magic %q", b[:4])
 	}
-	v := binary.LittleEndian.Uint16(b[4:])
-	if v != preambleVersion && v != entriesVersion {
-		return p, peerVersionTooNew, fmt.Errorf("peer protocol version %d, this node speaks %d and %d", v, preambleVersion, entriesVersion)
+	if v := binary.LittleEndian.Uint16(b[4:]); v != preambleVersion {
+		return p, peerVersionTooNew, fmt.Errorf("peer protocol version %d, this node speaks %d", v, preambleVersion)
 	}
 	n := int(binary.LittleEndian.Uint16(b[6:]))
 	if n > maxPreambleBody {
@@ -121,6 +119,11 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 		says  statement
 	)
 	body := b[preambleFixed : preambleFixed+n]
+	if n == 0 || body[0] > byte(entryChannel) {
+		return p, peerMalformed, errors.New("preamble names no channel that is known")
+	}
+	p.channel = channel(body[0])
+	body = body[1:]
 	for i := range names {
 		if len(body) == 0 || int(body[0]) > len(body)-1 || body[0] == 0 || body[0] > maxNameBytes {
 			return p, peerMalformed, errors.New("preamble name does not fit")
@@ -131,7 +134,7 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 	if says, err = readStatement(body); err != nil {
 		return p, peerMalformed, err
 	}
-	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3], channel(v - preambleVersion), says}, peerOK, nil
+	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3], p.channel, says}, peerOK, nil
 }
 
 // readStatement takes all of b.

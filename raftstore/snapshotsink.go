@@ -49,7 +49,7 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 			Configuration: configuration, ConfigurationIndex: configurationIndex,
 		}},
 	}
-	header := snapDataHeader(snapVersion, index, term)
+	header := snapDataHeader(index, term)
 	if _, err := k.out.Write(header[:]); err != nil {
 		return nil, errors.Join(err, k.Cancel())
 	}

@@ -27,7 +27,7 @@ import (
 const (
 	snapDataMagic  = "rowraftD"
 	snapMetaMagic  = "rowraftM"
-	snapVersion    = 2 // of both files, which have the same
+	snapVersion    = 1 // of both files, which have the same
 	snapChunkBytes = 256 << 10
 	snapChunkHead  = 8
 	snapKeep       = 2
@@ -91,8 +91,6 @@ type snapMeta struct {
 	Raft   raft.SnapshotMeta `json:"raft"`
 	Chunks int64             `json:"chunks"`
 	Owner  string            `json:"owner"`
-
-	version uint16
 }
 
 // List returns the good snapshots, newest first. Errors: CodeIdentity if one is of
@@ -121,7 +119,7 @@ func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 			s.markBad(e.Name(), rowraft.Errorf(rowraft.CodeCorrupt, "meta file is of snapshot %s", m.Raft.ID))
 			continue
 		}
-		if s.owner != "" && m.version > 1 && m.Owner != s.owner {
+		if s.owner != "" && m.Owner != s.owner {
 			return nil, rowraft.Errorf(rowraft.CodeIdentity, "snapshot %s in %s belongs to %s; it is opened as that of %s: the files of two replicas were exchanged, or copied; put each back in its place, or remove the replica from its group and add a new one",
 				e.Name(), s.dir, cmp.Or(m.Owner, "no replica"), s.owner)
 		}
@@ -181,7 +179,7 @@ func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, erro
 		s.markBad(id, err)
 		return nil, nil, err
 	}
-	r := &snapshotReader{store: s, meta: m.Raft, version: m.version, chunks: m.Chunks, f: f, br: bufio.NewReaderSize(f, 64<<10)}
+	r := &snapshotReader{store: s, meta: m.Raft, chunks: m.Chunks, f: f, br: bufio.NewReaderSize(f, 64<<10)}
 	if err := r.readHeader(); err != nil {
 		f.Close()
 		s.markBad(id, err)
@@ -263,7 +261,6 @@ func readSnapMeta(disk vfs.FS, dir string) (*snapMeta, error) {
 	if err := json.Unmarshal(body, &m); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%s: %w", path, err)
 	}
-	m.version = frame.Version(b)
 	return &m, nil
 }
 
@@ -279,10 +276,9 @@ func chunkCRC(index, term uint64, chunk int64, data []byte) uint32 {
 // snapshotReader yields the payload of a snapshot, chunk by checked chunk. Used
 // by one goroutine.
 type snapshotReader struct {
-	store   *snapshotStore
-	meta    raft.SnapshotMeta
-	version uint16
-	chunks  int64
+	store  *snapshotStore
+	meta   raft.SnapshotMeta
+	chunks int64
 
 	f    vfs.File
 	br   *bufio.Reader
@@ -298,7 +294,7 @@ func (r *snapshotReader) readHeader() error {
 	if _, err := io.ReadFull(r.br, h[:]); err != nil {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: read data header: %w", r.meta.ID, err)
 	}
-	if want := snapDataHeader(r.version, r.meta.Index, r.meta.Term); h != want {
+	if want := snapDataHeader(r.meta.Index, r.meta.Term); h != want {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: data header is %x, want %x", r.meta.ID, h, want)
 	}
 	return nil
@@ -306,15 +302,13 @@ func (r *snapshotReader) readHeader() error {
 
 // snapDataHeader is what the data file of a snapshot begins with. All of it follows
 // from the meta file.
-func snapDataHeader(version uint16, index, term uint64) (h [frame.HeadBytes]byte) {
+func snapDataHeader(index, term uint64) (h [frame.HeadBytes]byte) {
 	copy(h[:], snapDataMagic)
-	binary.LittleEndian.PutUint16(h[8:], version)
-	if version >= 2 {
-		var place [16]byte
-		binary.LittleEndian.PutUint64(place[0:], index)
-		binary.LittleEndian.PutUint64(place[8:], term)
-		binary.LittleEndian.PutUint32(h[12:], crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, h[:12]))
-	}
+	binary.LittleEndian.PutUint16(h[8:], snapVersion)
+	var place [16]byte
+	binary.LittleEndian.PutUint64(place[0:], index)
+	binary.LittleEndian.PutUint64(place[8:], term)
+	binary.LittleEndian.PutUint32(h[12:], crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, h[:12]))
 	return h
 }
 

@@ -15,7 +15,7 @@
 //  1. Determinism. Rows, sessions, log time and results after Apply(i)
 //     depend only on the state after the previous entry and on entry i: no clock, no
 //     randomness, no map iteration order, no fused floats. Every
-//     limit and every expiry time is a constant of apply version 1.
+//     limit and every expiry time is a constant of the format version.
 //  2. One cut. A snapshot holds rows, sessions and tables at exactly one applied
 //     index, and stores that index in the same stream (docs/formats/snapshot.md).
 //  3. At most once. A (client, incarnation, sequence number) changes rows at most

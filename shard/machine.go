@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
-// MaxTables is the largest number of tables in a shard; a constant of apply version 1.
+// MaxTables is the largest number of tables in a shard; a constant of the format version.
 const MaxTables = 1024
 
 // Config is the arguments of New.

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Limits of sessions. They are constants of apply version 1: replicas with different
+// Limits of sessions. They are constants of the format version: replicas with different
 // limits would return different results for one entry.
 const (
 	// Window is how many unacknowledged numbers above its floor a session may have.

@@ -232,11 +232,11 @@ func TestLinks(t *testing.T) {
 }
 
 func TestDialler(t *testing.T) {
-	body := []byte("\x01c\x04from\x02to\x01g")
+	body := []byte("\x00\x01c\x04from\x02to\x01g")
 	if id, err := dialler(body); err != nil || id != "from" {
 		t.Errorf("dialler = %q, %v", id, err)
 	}
-	for _, bad := range []string{"", "\x01c", "\x01c\x09from", "\xff"} {
+	for _, bad := range []string{"", "\x00", "\x00\x01c", "\x00\x01c\x09from", "\x00\xff"} {
 		if id, err := dialler([]byte(bad)); err == nil {
 			t.Errorf("dialler(%q) = %q, want an error", bad, id)
 		}

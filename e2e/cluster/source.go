@@ -18,7 +18,7 @@ import (
 const (
 	preambleMagic   = "RWPR"
 	preambleHeader  = 8
-	maxPreambleBody = 260
+	maxPreambleBody = 376
 	sourceTimeout   = 2 * time.Second
 )
 
@@ -53,8 +53,9 @@ func (c *Cluster) peerSource(in *net.TCPConn) (from string, head []byte, err err
 	return c.ownerOf(in), head, nil
 }
 
-// dialler returns the second name of a preamble's body.
+// dialler returns the second name of a preamble's body, which begins with the channel.
 func dialler(body []byte) (rowraft.NodeID, error) {
+	body = body[min(1, len(body)):]
 	for i := 0; len(body) > 0 && int(body[0]) < len(body); i++ {
 		name := body[1 : 1+body[0]]
 		if i == 1 {

@@ -172,7 +172,7 @@ func (a *act) garbage() [][]byte {
 		[]byte("RWPR"),
 		append([]byte("RWPR\x01\x00\xff\xff"), junk...),
 		append([]byte("RWPR\x63\x00\x04\x00"), junk...),
-		append([]byte("RWPR\x01\x00\x08\x00\x01c\x01f\x01t\x01g"), 0, 0, 0, 0),
+		append([]byte("RWPR\x01\x00\x09\x00\x00\x01c\x01f\x01t\x01g"), 0, 0, 0, 0),
 	}
 }
 

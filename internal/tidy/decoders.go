@@ -137,7 +137,6 @@ var noDecoders = map[string]string{
 	"wire.Widen":                            "as many numbers as its caller has room for, of bytes that it has measured",
 	"shard/rowstore.floats":                 "numbers of a record that has its length",
 	"shard/rowstore.convert":                "numbers of a record that has its length",
-	"raftstore/frame.Version":               "of a frame that Open has checked",
 	"raftstore/frame.Reader.Uint16":         "a field of what Open has checked",
 	"raftstore/frame.Reader.Uint32":         "likewise",
 	"raftstore/frame.Reader.Uint64":         "likewise",

@@ -40,7 +40,7 @@ func Open(b []byte, magic string, version uint16) ([]byte, error) {
 	if got, want := crc32.Checksum(b[:len(b)-SumBytes], castagnoli), binary.LittleEndian.Uint32(sum); got != want {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checksum is %08x, want %08x", got, want)
 	}
-	switch v := Version(b); {
+	switch v := binary.LittleEndian.Uint16(b[8:]); {
 	case v > version:
 		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "format version %d is newer than this program's %d: upgrade it", v, version)
 	case v == 0:
@@ -48,9 +48,6 @@ func Open(b []byte, magic string, version uint16) ([]byte, error) {
 	}
 	return body, nil
 }
-
-// Version returns the version of a frame that Open accepted.
-func Version(b []byte) uint16 { return binary.LittleEndian.Uint16(b[8:]) }
 
 // Reader takes numbers off the front of Rest. After the first one that is not there OK is false, and all others
 // are 0.

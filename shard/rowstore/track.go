@@ -15,7 +15,7 @@ const (
 	gamma = 0x9E3779B97F4A7C15
 
 	// maxCandidates and minRoom bound the candidates of a slot. All these constants are part of the
-	// apply version (docs/formats/streaming.md).
+	// format version (docs/formats/streaming.md).
 	maxCandidates = 4096
 	minRoom       = 64
 	roomPerRow    = 4
