@@ -20,83 +20,84 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// TLSFiles are paths of PEM files: this side's certificate and key, and the CA of
-// the cluster. All empty means plaintext.
+// TLSFiles are paths of PEM files: the client's certificate and key, and the CA of the cluster. All empty
+// means plaintext.
 type TLSFiles = rpc.TLSFiles
 
 // Options of a Client. Only Endpoints is required.
 type Options struct {
-	Endpoints []string // host:port of any servers; the rest is discovered
+	Endpoints []string // host:port of any servers; the client discovers the rest
 	TLS       TLSFiles // zero: plaintext, loopback only
 
-	// Dial opens connections to servers, below TLS; nil: TCP.
+	// Dial opens connections to servers, below TLS. nil means TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
-	// ClientID names this client across restarts; zero: a random one. Of two
-	// clients with one id the later fences the earlier: in each shard from its first
-	// push there on, not before. With certificates its first 8 bytes become those of
-	// this side's identity, whose sessions nobody else can use.
+	// ClientID identifies this client across restarts; zero means a random id. If two clients use one id,
+	// the later one fences the earlier one, in each shard from its first push there. With certificates, the
+	// first 8 bytes of the id become those of the client's identity, and the servers refuse such an id from
+	// any other identity.
 	ClientID rowraft.ClientID
 
-	// DType is the type of numbers on the wire; zero: Float32. BFloat16 halves
-	// the bytes and rounds gradients and weights to nearest even.
+	// DType is the type of numbers on the wire; zero means Float32. BFloat16 halves the bytes and rounds
+	// gradients and weights to nearest even.
 	DType rowraft.DType
 
-	// ConnsPerNode is the number of connections to each server; zero: 2.
+	// ConnsPerNode is the number of connections to each server; zero means 2.
 	ConnsPerNode int
 
-	// MaxInFlight bounds the unacknowledged parts per shard; zero: 64, at most 512.
+	// MaxInFlight is the maximum number of unacknowledged batches per shard; zero means 64. The limit is
+	// 512.
 	MaxInFlight int
 
-	// AttemptTimeout bounds one try of a call before another replica is tried;
-	// zero: 2 s. A try is given up sooner when another replica says, after 500 ms
-	// without an answer, that the shard has a new leader.
+	// AttemptTimeout is the time after which one try of a call ends and the client tries another replica;
+	// zero means 2 s. A try ends earlier if the server has not answered for 500 ms and another replica
+	// names a new leader.
 	AttemptTimeout time.Duration
 
-	// FailWhenOverloaded: when more calls are refused by servers that have too much to do
-	// than the client may send again, a fifth of what it sends and ten a second, a Pull
-	// and a new Push end with CodeOverloaded. Otherwise they wait until ctx ends. Parts
-	// that were sent keep their number and wait in either case.
+	// FailWhenOverloaded makes a Pull and a new Push fail with CodeOverloaded when the retry budget is
+	// spent. The budget limits how often the client resends calls that overloaded servers refused: a fifth
+	// of what it sends, and ten a second. If false, calls wait until ctx ends. Batches that were already
+	// sent keep their number and wait in either case.
 	FailWhenOverloaded bool
 
-	Logger *slog.Logger // zero: discards
+	Logger *slog.Logger // nil: discards
 }
 
 // Client is a session with a cluster. Safe for concurrent use.
 //
-// Goroutines: one watches the cluster map, and each unacknowledged part has one
-// that resends it; all end in Close.
+// Goroutines: one watches the cluster map. Each unacknowledged batch has one that resends it. Short ones
+// look for the leader, or for a follower that forwards, while a server is silent. All end in Close.
 type Client struct {
 	opts  Options
 	tls   *certs.Source
 	log   *slog.Logger
 	conns *route.Pool
 
-	ctx    context.Context // ends in Close
+	ctx    context.Context // canceled by Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // grows under life only
+	wg     sync.WaitGroup // spawn adds to it, under life, so that Close never waits while it grows
 	life   struct {
 		sync.Mutex
 		closed bool
 	}
 
 	cluster atomic.Pointer[clustermap.Map]
-	refresh chan struct{} // asks the watcher for a new map; capacity 1
+	refresh chan struct{} // requests a new map from watchMap; capacity 1, so that requests merge
 
 	leaders [clustermap.MaxShards]atomic.Pointer[leaderHint]
 	relays  [clustermap.MaxShards]atomic.Pointer[relay]
-	probing [clustermap.MaxShards]atomic.Bool   // one goroutine looks for a relay
-	asking  [clustermap.MaxShards]atomic.Bool   // one goroutine asks replicas who leads
-	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged part
+	probing [clustermap.MaxShards]atomic.Bool   // at most one goroutine per shard looks for a relay
+	asking  [clustermap.MaxShards]atomic.Bool   // at most one goroutine per shard asks the replicas for the leader
+	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged batch; reads ask for it
 
 	spread spread       // of bounded reads
-	budget route.Budget // of what is sent again
+	budget route.Budget // of retries
 
 	session   session
 	endpoints endpoints
 
-	// deferred is the first error of a batch whose Push had returned before. The next Push
-	// or Flush returns it.
+	// deferred is the first error of a batch that ended after its Push had returned. The next Push or Flush
+	// returns it.
 	deferred struct {
 		sync.Mutex
 		err error
@@ -111,13 +112,13 @@ type Client struct {
 type leaderHint struct {
 	node rowraft.NodeID
 	term rowraft.Term
-	// guessed: node has answered as the leader does, in this term or another. An answer may be old, so
-	// whoever is said to lead in the term takes its place.
+	// guessed means that node answered as the leader does, but its term is unknown: an answer does not
+	// carry the term. The answer may be old, so learnLeader replaces a guessed hint by any hint of the same
+	// term.
 	guessed bool
 }
 
-// Dial connects to a cluster and fetches its map, waiting until ctx ends for one
-// that has shards.
+// Dial connects to a cluster and fetches its map. It waits for a map that has shards until ctx ends.
 func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if len(opts.Endpoints) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "no endpoints: name at least one server as host:port")
@@ -166,8 +167,8 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	return c, c.spawn(c.watchMap)
 }
 
-// own makes an id one that servers take from the owner of a certificate
-// (docs/formats/certificate.md).
+// own returns id with the first 8 bytes of the identity of source, so that servers accept it from the owner
+// of that certificate (docs/formats/certificate.md).
 func own(source *certs.Source, id rowraft.ClientID) rowraft.ClientID {
 	if source != nil {
 		me := source.Identity()
@@ -177,12 +178,12 @@ func own(source *certs.Source, id rowraft.ClientID) rowraft.ClientID {
 	return id
 }
 
-// errClosed is what calls get once Close has begun.
+// errClosed is the error of calls that run while Close runs, or after it.
 var errClosed = rowraft.Errorf(rowraft.CodeClosing, "the client is closed")
 
-// Close stops resending, ends the calls under way with CodeClosing, closes the client's
-// sessions, for which it waits a second at most, and then the connections. Parts without an
-// answer stay unknown: call Flush first.
+// Close stops resending and ends the calls in progress with CodeClosing. It then closes the client's
+// sessions, within one second, and after that the connections. The outcome of unacknowledged batches stays
+// unknown: call Flush first.
 func (c *Client) Close() error {
 	c.life.Lock()
 	first := !c.life.closed
@@ -207,8 +208,8 @@ func (c *Client) spawn(f func()) error {
 	return nil
 }
 
-// ended is the error of a call that stops trying: errClosed if that is why, else
-// its last answer.
+// ended returns the error of a call that stops trying: errClosed if the client is closed, else its last
+// answer.
 func (c *Client) ended(last error) error {
 	if c.ctx.Err() == nil {
 		return last
@@ -219,8 +220,8 @@ func (c *Client) ended(last error) error {
 	return fmt.Errorf("%w; the last answer was: %v", errClosed, last)
 }
 
-// pause waits for b's next delay, or for atLeast if that is longer. It returns the
-// error of ctx, or errClosed, if that ends it.
+// pause waits for the next delay of b, or for atLeast if that is longer. It returns the error of ctx, or
+// errClosed if the client closes first.
 func (c *Client) pause(ctx context.Context, b *route.Backoff, atLeast time.Duration) error {
 	t := time.NewTimer(b.Delay(atLeast))
 	defer t.Stop()
@@ -237,7 +238,7 @@ func (c *Client) pause(ctx context.Context, b *route.Backoff, atLeast time.Durat
 // Map returns the newest cluster map this client has seen.
 func (c *Client) Map() *clustermap.Map { return c.cluster.Load() }
 
-// firstMap asks the endpoints in turn until one has a map with shards.
+// firstMap asks the endpoints in turn until one returns a map with shards.
 func (c *Client) firstMap(ctx context.Context) error {
 	w := route.Walk{Layer: route.Control, Places: func() []string { return c.opts.Endpoints }, AddrOf: c.addrOf}
 	for {
@@ -254,14 +255,14 @@ func (c *Client) firstMap(ctx context.Context) error {
 	}
 }
 
-// fetchMap is askMap without the hints.
+// fetchMap is askMap without the leader hints.
 func (c *Client) fetchMap(ctx context.Context, addr string, wait time.Duration) error {
 	_, err := c.askMap(ctx, addr, wait)
 	return err
 }
 
-// askMap asks addr for a newer map, waiting up to wait for one. It takes the map and the
-// leader hints of the reply, and returns the hints.
+// askMap asks addr for a map newer than the client's, and lets the server wait for one up to wait. It
+// stores the map and the leader hints of the reply, and returns the hints.
 func (c *Client) askMap(ctx context.Context, addr string, wait time.Duration) ([]*rowraftv1.LeaderHint, error) {
 	conn, err := c.conns.Get(addr)
 	if err != nil {
@@ -297,8 +298,8 @@ func (c *Client) askMap(ctx context.Context, addr string, wait time.Duration) ([
 	return reply.Leaders, nil
 }
 
-// takeMap makes m, from addr, the client's map if it is newer. Versions of two clusters
-// cannot be compared.
+// takeMap makes m, from addr, the client's map if it is newer. A map of another cluster goes to heardOther
+// instead, because versions of two clusters cannot be compared.
 func (c *Client) takeMap(addr string, m *clustermap.Map) error {
 	for {
 		old := c.cluster.Load()
@@ -316,7 +317,7 @@ func (c *Client) takeMap(addr string, m *clustermap.Map) error {
 	}
 }
 
-// watchMap keeps the map fresh by long polls, and at once when asked.
+// watchMap keeps the map fresh by long polls. A request in c.refresh ends the current poll.
 func (c *Client) watchMap() {
 	const poll = 10 * time.Second
 	var b route.Backoff
@@ -328,7 +329,7 @@ func (c *Client) watchMap() {
 			defer close(asked)
 			select {
 			case <-c.refresh:
-				cancel() // end the long poll; the next one asks another server
+				cancel() // the next poll asks another server
 			case <-ctx.Done():
 			}
 		}()
@@ -344,7 +345,7 @@ func (c *Client) watchMap() {
 	}
 }
 
-// addrs lists where the map may be asked for: the servers, then the endpoints.
+// addrs lists the addresses to fetch the map from: the servers of the map, then the endpoints.
 func (c *Client) addrs() []string {
 	var out []string
 	if m := c.cluster.Load(); m != nil {
@@ -362,7 +363,8 @@ func (c *Client) askForMap() {
 	}
 }
 
-// learnLeader keeps the hint of the highest term.
+// learnLeader stores the hint unless the current one has a higher term, or the same term and is not
+// guessed.
 func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term rowraft.Term) {
 	if int(shard) >= len(c.leaders) || node == "" {
 		return
@@ -379,8 +381,8 @@ func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term ro
 	}
 }
 
-// schedulerCall makes a call to the leader of the metadata group. It returns when a server
-// has answered for good, or ctx ends.
+// schedulerCall calls the leader of the metadata group. It returns when a server has given a definite
+// answer, or when ctx ends.
 func (c *Client) schedulerCall(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
 	return c.schedulerConn(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		return call(ctx, rowraftv1.NewClusterClient(conn))
@@ -408,8 +410,7 @@ func (c *Client) schedulerConn(ctx context.Context, what string, call func(conte
 	}
 }
 
-// schedulerWalk asks the members of the metadata group, or all servers while the map
-// names none.
+// schedulerWalk visits the members of the metadata group, or all servers while the map names no member.
 func (c *Client) schedulerWalk() *route.Walk {
 	return &route.Walk{Layer: route.Control, AddrOf: c.addrOf, Places: func() (addrs []string) {
 		if m := c.cluster.Load(); m != nil {

@@ -7,14 +7,14 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Fenced dials the cluster anew as the client called id, and opens its session in
-// every shard: when it returns, nothing that an earlier client of that name has sent
-// can take effect any more, and what did is seen by PullLinearizable. Close it.
+// Fenced dials the cluster as the client id and opens its session in every shard. When it returns, nothing
+// that an earlier client of that id has sent can take effect any more, and PullLinearizable sees what did.
+// The caller must close the returned client.
 //
-// The earlier one's pushes end with CodeSessionExpired.
+// Pushes of the earlier client end with CodeSessionExpired.
 func (c *Client) Fenced(ctx context.Context, id rowraft.ClientID) (*Client, error) {
 	opts := c.opts
-	opts.ClientID, opts.DType = id, rowraft.Float32 // weights as they are
+	opts.ClientID, opts.DType = id, rowraft.Float32 // read weights without rounding
 	f, err := Dial(ctx, opts)
 	if err != nil {
 		return nil, err

@@ -10,19 +10,19 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// CheckpointPolicy says which checkpoints the cluster makes by itself.
+// CheckpointPolicy defines checkpoints that the cluster makes by itself.
 type CheckpointPolicy struct {
 	Name        string
 	Destination string
 	Every       time.Duration
-	Keep        int           // at least 1
-	KeepWithin  time.Duration // and those that are younger
-	Job         string        // only while it trains, and with all its trainers; "": always
+	Keep        int           // number of checkpoints to keep, at least 1
+	KeepWithin  time.Duration // also keep checkpoints younger than this
+	Job         string        // make checkpoints only while this job trains, with all its trainers; "": always
 	SkipAbsent  bool
-	FullEvery   int // every so many one is full, the others are deltas; 0 or 1: all are full
+	FullEvery   int // one of this many checkpoints is full, the others are deltas; 0 or 1: all are full
 }
 
-// SetCheckpointPolicy makes a policy, or changes the one of its name.
+// SetCheckpointPolicy creates the policy p.Name, or changes it if it exists.
 func (c *Client) SetCheckpointPolicy(ctx context.Context, p CheckpointPolicy) error {
 	req := &rowraftv1.SetPolicyRequest{Policy: &rowraftv1.CheckpointPolicy{
 		Name: p.Name, Destination: p.Destination, EveryNs: uint64(max(p.Every, 0)), Keep: uint32(max(p.Keep, 0)), KeepWithinNs: uint64(max(p.KeepWithin, 0)),
@@ -34,7 +34,7 @@ func (c *Client) SetCheckpointPolicy(ctx context.Context, p CheckpointPolicy) er
 	})
 }
 
-// DeleteCheckpointPolicy ends a policy; its checkpoints stay.
+// DeleteCheckpointPolicy deletes a policy; its checkpoints stay.
 func (c *Client) DeleteCheckpointPolicy(ctx context.Context, name string) error {
 	return c.schedulerConn(ctx, fmt.Sprintf("delete checkpoint policy %s", name), func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		_, err := rowraftv1.NewCheckpointsClient(conn).DeletePolicy(ctx, &rowraftv1.DeletePolicyRequest{Name: name})

@@ -9,33 +9,32 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Read says which replicas may answer a pull, and how old the rows may be.
+// Read selects which replicas may answer a pull, and how old the rows may be.
 type Read struct {
 	Mode ReadMode
 
-	// MaxAge and MaxLag are for Bounded. The rows have every push that anybody had been
-	// told of so long before the replica answered; and the replica may lack so many log
-	// entries of those that it knows of (0: any number).
+	// MaxAge and MaxLag apply to Bounded. MaxAge: the rows include every push that was acknowledged at
+	// least MaxAge before the replica answered. MaxLag: the replica may lack at most this many of the log
+	// entries that it knows of (0: any number).
 	MaxAge time.Duration
 	MaxLag uint64
 
-	// AtLeast is what the rows must have in any case, in all modes. The zero Position is
-	// nothing.
+	// AtLeast is the position that the rows must include, in all modes. The zero Position asks for nothing.
 	AtLeast Position
 }
 
-// ReadMode is one of the modes of Read.
+// ReadMode is a mode of Read.
 type ReadMode int
 
 const (
-	// Leader reads are answered by the shard's leader, and never older than this client's
-	// own acknowledged pushes.
+	// Leader reads go to the shard's leader. They are never older than this client's own acknowledged
+	// pushes.
 	Leader ReadMode = iota
-	// Linearizable reads see every push that anybody had been told of before the call:
-	// the leader proves that it leads, at the price of a round to a majority.
+	// Linearizable reads see every push that was acknowledged, to any client, before the call. The leader
+	// proves that it leads, which costs one round to a majority.
 	Linearizable
-	// Bounded reads are answered by any replica that proves that it is new enough. They go on
-	// while a shard has no leader, until the bound cannot be met any more.
+	// Bounded reads go to any replica that proves that it is new enough. They continue to work while a
+	// shard has no leader, until no replica can meet the bound.
 	Bounded
 )
 
@@ -61,17 +60,18 @@ func (r *Read) check() error {
 	return nil
 }
 
-// Position is a place in the logs of shards: what a reader must see, told by whoever
-// pushed, perhaps in another process. A restore makes older positions useless: reads at
-// them end with CodeSessionExpired. So does a new cluster, restored from a checkpoint.
+// Position is a place in the logs of shards: what a reader must see. The client that pushed provides it;
+// the reader may be another process. A restore invalidates older positions: reads at them end with
+// CodeSessionExpired. A new cluster, restored from a checkpoint, invalidates them too.
 type Position struct {
 	Cluster rowraft.ClusterID                 `json:"cluster,omitempty"`
 	Epoch   rowraft.TableEpoch                `json:"epoch"`
 	Shards  map[rowraft.ShardID]rowraft.Index `json:"shards"`
 }
 
-// current reports that p is of before a restore, for a client whose session is of later
-// tables: indices go on, so its shards would be found to be there.
+// current returns an error if p is older than a restore that this client's session knows of. The client
+// checks this itself because log indices continue after a restore: a shard would find that it has the index
+// of p.
 func (c *Client) current(p *Position) error {
 	if p.Cluster != "" && len(p.Shards) > 0 {
 		if err := c.replaced(p.Cluster); err != nil {
@@ -87,8 +87,8 @@ func (c *Client) current(p *Position) error {
 	return nil
 }
 
-// Position returns where this client's acknowledged pushes are: a read with AtLeast set
-// to it sees them all.
+// Position returns the position of this client's acknowledged pushes. A read with AtLeast set to it sees
+// them all.
 func (c *Client) Position() Position {
 	c.endpoints.RLock()
 	defer c.endpoints.RUnlock()
@@ -101,8 +101,8 @@ func (c *Client) Position() Position {
 	return p
 }
 
-// Join returns what a reader must see to see both p and q. Of two epochs the later counts, of
-// two clusters that of q.
+// Join returns the position that includes both p and q. If their epochs differ, the later epoch wins; if
+// their clusters differ, q wins.
 func (p Position) Join(q Position) Position {
 	if p.Cluster != "" && q.Cluster != "" && p.Cluster != q.Cluster {
 		return Position{Cluster: q.Cluster, Epoch: q.Epoch, Shards: maps.Clone(q.Shards)}
@@ -123,21 +123,20 @@ func (p Position) Join(q Position) Position {
 	return out
 }
 
-// Freshness is what a bounded read met: the largest over its shards. In the other modes it
-// is zero.
+// Freshness is the largest age and lag of a bounded read over its shards. It is zero in the other modes.
 type Freshness struct {
-	Age time.Duration // of the rows, when their replica answered
-	Lag uint64        // log entries that the replica knew of and lacked
+	Age time.Duration // age of the rows when their replica answered
+	Lag uint64        // log entries that the replica knew of and had not applied
 }
 
 func (f *Freshness) join(g Freshness) {
 	f.Age, f.Lag = max(f.Age, g.Age), max(f.Lag, g.Lag)
 }
 
-// askFor fills in what req asks for beside the rows.
+// askFor sets the fields of req that state which rows are new enough.
 func (c *Client) askFor(req *rowraftv1.PullRequest, how *Read, shard rowraft.ShardID) {
 	req.Mode = how.Mode.proto()
-	req.TableEpoch = max(c.session.epoch.Load(), uint64(how.AtLeast.Epoch)) // that the index is of
+	req.TableEpoch = max(c.session.epoch.Load(), uint64(how.AtLeast.Epoch)) // epoch of the indices below
 	req.MinIndex = uint64(how.AtLeast.Shards[shard])
 	if how.Mode == Bounded {
 		req.MaxAgeNs, req.MaxLag = uint64(how.MaxAge), how.MaxLag

@@ -8,16 +8,18 @@ import (
 	"github.com/rowraft/rowraft/internal/route"
 )
 
-// A leader that this client cannot reach, and a follower can, stays the leader: the client
-// asks the follower to forward its calls (docs/ops/security.md). It does so when the leader
-// does not answer, or cannot be connected to, and the follower names it as the leader. A
-// goroutine tries the leader itself again every relayProbe, and calls go there as soon as it answers.
+// relayProbe is the interval at which a goroutine tries an unreachable leader again.
+//
+// A leader that this client cannot reach, but a follower can, stays the leader. The client then asks the
+// follower to forward its calls (docs/ops/security.md). It does so when the leader does not answer, or
+// refuses connections, and the follower names it as the leader. Calls return to the leader as soon as a
+// probe succeeds.
 const relayProbe = time.Second
 
-// relay says that calls for leader go by node, which forwards them.
+// relay means that node forwards the calls for leader.
 type relay struct{ leader, node rowraft.NodeID }
 
-// relayBy has the calls of a shard for leader forwarded by node from now on.
+// relayBy makes node forward the calls of a shard for leader from now on.
 func (c *Client) relayBy(shard rowraft.ShardID, leader, node rowraft.NodeID) {
 	r, have := &relay{leader, node}, c.relays[shard].Load()
 	if have != nil && *have == *r || !c.relays[shard].CompareAndSwap(have, r) {
@@ -34,35 +36,35 @@ func (c *Client) relayBy(shard rowraft.ShardID, leader, node rowraft.NodeID) {
 			}
 		}
 	})
-	if err != nil { // closed
+	if err != nil { // the client is closed: no goroutine would end the relay
 		c.relays[shard].Store(nil)
 	}
 }
 
-// relayOf returns who forwards for the leader that hint names; nil: no one.
+// relayOf returns the relay for the leader that hint names; nil if there is none.
 func (c *Client) relayOf(shard rowraft.ShardID, hint *leaderHint) *relay {
 	r := c.relays[shard].Load()
 	if r != nil && r.leader != hint.node {
-		c.relays[shard].CompareAndSwap(r, nil) // of an earlier leader
+		c.relays[shard].CompareAndSwap(r, nil) // the relay of an earlier leader
 		return nil
 	}
 	return r
 }
 
-// endRelay ends what target chose for at.
+// endRelay removes the relay that target chose for at.
 func (c *Client) endRelay(shard rowraft.ShardID, at server) {
 	if r := c.relays[shard].Load(); r != nil && r.leader == at.leader && r.node == at.node {
 		c.relays[shard].CompareAndSwap(r, nil)
 	}
 }
 
-// askHint asks a server which server leads a shard; "" if it does not know.
+// askHint asks a server for the leader of a shard; "" if the server does not know it.
 func (c *Client) askHint(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID) (rowraft.NodeID, error) {
 	addr := c.addrOf(node)
 	if addr == "" {
 		return "", rowraft.Errorf(rowraft.CodeNoLeader, "server %s is not in the cluster map", node)
 	}
-	ctx, cancel := context.WithTimeout(ctx, slowTry) // it may be silent, too
+	ctx, cancel := context.WithTimeout(ctx, slowTry) // this server may be silent, too
 	defer cancel()
 	leaders, err := c.askMap(ctx, addr, 0)
 	for _, l := range leaders {
@@ -73,16 +75,16 @@ func (c *Client) askHint(ctx context.Context, node rowraft.NodeID, shard rowraft
 	return "", err
 }
 
-// findRelay looks, while a try at the leader is silent, whether the leader answers anything at
-// all. If it does not, and another replica names it as the leader afterwards, that one is asked
-// to forward. One goroutine of a shard looks at a time.
+// findRelay runs while a try at the leader is silent. It asks the leader for a hint; if the leader answers,
+// it is only slow. If it does not answer, and another replica still names it as the leader, that replica
+// becomes the relay. At most one goroutine per shard runs findRelay.
 func (c *Client) findRelay(shard rowraft.ShardID, leader rowraft.NodeID) {
 	if !c.probing[shard].CompareAndSwap(false, true) {
 		return
 	}
 	defer c.probing[shard].Store(false)
 	if _, err := c.askHint(c.ctx, leader, shard); err == nil || c.ctx.Err() != nil {
-		return // it is slow
+		return // the leader answers: it is slow
 	}
 	m := c.cluster.Load()
 	if int(shard) >= len(m.Shards) {

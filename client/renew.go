@@ -13,13 +13,13 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// renewal is how a shardSession goes on under another incarnation when the shard has
-// forgotten the one it had: the session made room for another client's, or expired.
+// renewal is how a shardSession continues under another incarnation after the shard has dropped its
+// session: the session made room for another client's, or expired.
 type renewal struct {
-	count   int   // renewals that ended; batches carry the count they were numbered at
-	stalled int   // pending batches that wait for one
-	running bool  // one of them opens the session
-	err     error // of the last one
+	count   int   // renewals that ended; each batch records the count at which it got its number
+	stalled int   // pending batches that wait for a renewal
+	running bool  // one of the stalled batches opens the new session
+	err     error // of the last renewal
 }
 
 // numberLocked gives p the next number.
@@ -29,13 +29,13 @@ func (ss *shardSession) numberLocked(p *batch) {
 	ss.next++
 }
 
-// renew gives p a number in a session of another incarnation. The shard refused p because
-// the session is over, p has been sent only once, and that session never opens again: so no
-// copy of p can be applied under its old number.
+// renew gives p a number in a session of another incarnation. It may do so because three things hold: the
+// shard refused p as its session is over, no other try of p may have been applied, and that session never
+// opens again. So no copy of p can be applied under its old number.
 //
-// It waits until no pending batch of the session can still be applied: each has either its
-// answer, which its caller learns, or waits here. Errors: errClosed; why no session could be
-// opened.
+// renew waits until no pending batch of the session can still be applied: each one either has its answer,
+// or waits here too. Renumbering earlier could apply a batch twice. Errors: errClosed, or why no session
+// could be opened.
 func (c *Client) renew(ss *shardSession, p *batch) error {
 	ss.mu.Lock()
 	ss.renewal.stalled++
@@ -96,8 +96,9 @@ func (c *Client) reopen(ss *shardSession) (rowraft.Incarnation, error) {
 	return inc, nil
 }
 
-// openAs opens the session of a shard under inc, or, if one of that incarnation is over
-// there already, under another one. It returns which, and the table epoch.
+// openAs opens the session of a shard under inc. If the session of that incarnation is already over there,
+// openAs uses a new incarnation. It returns the incarnation in use and the table epoch. OpenSession takes
+// two calls: the first returns a ticket, the second opens the session with it.
 func (c *Client) openAs(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, inc rowraft.Incarnation) (_ rowraft.Incarnation, epoch uint64, err error) {
 	for tries := 0; ; tries++ {
 		_, err := c.shardCall(ctx, home, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
@@ -124,21 +125,22 @@ func (c *Client) otherEpoch(shard rowraft.ShardID, epoch uint64) error {
 	return rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch %d, a restore has brought those of %d: connect again", shard, c.session.epoch.Load(), epoch)
 }
 
-// sessionEnded reports that a shard has no session any more, and that no later client of
-// this name is the reason.
+// sessionEnded reports whether err says that the shard has no session any more, for another reason than a
+// later client with the same id.
 func sessionEnded(err error) bool {
 	_, ended := errors.AsType[*rowraft.SessionEndedError](err)
 	return ended
 }
 
-// issueIncarnation asks the scheduler for an incarnation. The member of a job gets one only
-// while it is one: the session of its rank is that of the worker that has the rank now.
+// issueIncarnation asks the scheduler for an incarnation. If the client is a member of a job, the scheduler
+// issues one only while that membership holds: the session of a rank belongs to the worker that has the
+// rank now.
 func (c *Client) issueIncarnation(ctx context.Context) (inc rowraft.Incarnation, err error) {
 	q := &rowraftv1.IssueIncarnationRequest{ClientId: c.opts.ClientID[:]}
 	if id := c.session.member.Load(); id != nil {
 		q.Job, q.Run, q.Rank, q.Incarnation = id.GetJob(), id.GetRun(), id.GetRank(), id.GetIncarnation()
 	}
-	// The scheduler's leader may be one that only other servers reach.
+	// Only other servers may be able to reach the scheduler's leader.
 	err = c.schedulerCall(rpc.AskForward(ctx), "get an incarnation", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		ctx, cancel := context.WithTimeout(ctx, c.opts.AttemptTimeout)
 		defer cancel()
@@ -149,12 +151,11 @@ func (c *Client) issueIncarnation(ctx context.Context) (inc rowraft.Incarnation,
 	return inc, err
 }
 
-// closeWithin bounds how long Close waits for shards to close its sessions.
+// closeWithin is how long Close waits for shards to close the sessions.
 const closeWithin = time.Second
 
-// closeSessions tells every shard that this client's session is over. It tries for a short
-// time: a session that stays open makes room for others when it is idle.
-// REQUIRES: no batch is being sent any more.
+// closeSessions closes this client's session in every shard. It tries for closeWithin only: a session that
+// stays open expires, or makes room for others once it is idle. REQUIRES: no batch is being sent any more.
 func (c *Client) closeSessions() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWithin)
 	defer cancel()
@@ -181,7 +182,7 @@ func (c *Client) closeSession(ctx context.Context, shard rowraft.ShardID, ss *sh
 		if cerr != nil {
 			return fmt.Errorf("server %s: %w", to.addr, cerr)
 		}
-		attempt, cancel := context.WithTimeout(rpc.WithCluster(ctx, ss.cluster), closeWithin/2) // it may hang
+		attempt, cancel := context.WithTimeout(rpc.WithCluster(ctx, ss.cluster), closeWithin/2) // the server may hang
 		if to.forwards() {
 			attempt = rpc.AskForward(attempt)
 		}

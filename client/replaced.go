@@ -8,19 +8,17 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// A client belongs to the cluster that its endpoints belong to. After a lost majority the
-// servers behind them form a new cluster, with a new id and the data of a checkpoint. When
-// more than half of the endpoints are of one other cluster that has shards, the client
-// leaves the old cluster for that one. Nothing of the old one is taken along: no session,
-// no index that reads ask for, no leader, no table handle.
+// A client belongs to the cluster that its endpoints belong to. After a lost majority, the servers behind
+// the endpoints form a new cluster with a new id and the data of a checkpoint. The client moves to that
+// cluster when more than half of the endpoints belong to it and it has shards. The client takes nothing
+// with it: no session, no index that reads ask for, no leader hint, no table handle.
 //
-// Each call names its cluster in a header, and servers of another cluster refuse it: a
-// part that was delayed in the network, or a pull with an old table id, never meets the
-// rows of another cluster.
+// Each call names its cluster in a header, and servers of another cluster refuse it. So a batch that the
+// network delayed, or a pull with an old table id, never reaches the rows of another cluster.
 
-// endpoints is what the endpoints said last of the cluster that they belong to.
+// endpoints records which endpoints belong to another cluster, by their last answer.
 type endpoints struct {
-	sync.RWMutex // also held, for reading, by those who change the state of one cluster
+	sync.RWMutex // held for reading by inCluster, for writing while the client changes its cluster
 	foreign      map[string]rowraft.ClusterID
 }
 
@@ -36,8 +34,8 @@ func (c *Client) heard(addr string) {
 	}
 }
 
-// heardOther records that addr belongs to another cluster, whose map is m, and leaves for
-// that cluster if more than half of the endpoints belong to it. It reports whether it did.
+// heardOther records that addr belongs to another cluster, whose map is m. If more than half of the
+// endpoints belong to that cluster, the client moves to it. It returns whether the client moved.
 func (c *Client) heardOther(addr string, m *clustermap.Map) bool {
 	c.endpoints.Lock()
 	defer c.endpoints.Unlock()
@@ -67,9 +65,9 @@ func (c *Client) heardOther(addr string, m *clustermap.Map) bool {
 	return true
 }
 
-// leaveLocked drops what the client has of its cluster. Parts under way end when they look
-// for a server again; Flush still waits for them.
-// REQUIRES: c.endpoints is held for writing.
+// leaveLocked drops the client's state of its cluster. Batches in progress end when they next look for a
+// server; Flush still waits for them, so their sessions move to session.left. REQUIRES: c.endpoints is held
+// for writing.
 func (c *Client) leaveLocked() {
 	clear(c.endpoints.foreign)
 	for i := range c.leaders {
@@ -86,8 +84,8 @@ func (c *Client) leaveLocked() {
 	c.tables.Unlock()
 }
 
-// inCluster runs f, which changes what the client has of a cluster, if that is still the
-// client's.
+// inCluster runs f, which changes state of cluster id, if the client still belongs to that cluster. It
+// returns whether it ran f. The read lock keeps the client in the cluster while f runs.
 func (c *Client) inCluster(id rowraft.ClusterID, f func()) bool {
 	c.endpoints.RLock()
 	defer c.endpoints.RUnlock()
@@ -98,7 +96,8 @@ func (c *Client) inCluster(id rowraft.ClusterID, f func()) bool {
 	return true
 }
 
-// replaced is the error of a call that began in cluster id; nil while the client belongs to it.
+// replaced returns the error of a call that began in cluster id; nil while the client belongs to that
+// cluster.
 func (c *Client) replaced(id rowraft.ClusterID) error {
 	now := c.cluster.Load().Cluster
 	if now == id {
@@ -107,7 +106,7 @@ func (c *Client) replaced(id rowraft.ClusterID) error {
 	return rowraft.Errorf(rowraft.CodeSessionExpired, "the servers form a new cluster %s now, and this began in cluster %s: what was not acknowledged there stays unknown; begin again, with table handles of Client.Table", now, id)
 }
 
-// ofCluster refuses segments whose tables are of another cluster than m.
+// ofCluster refuses segments whose table handles belong to another cluster than m.
 func ofCluster(m *clustermap.Map, segs []Segment) error {
 	for i := range segs {
 		if t := segs[i].Table; t.cluster != m.Cluster {
