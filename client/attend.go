@@ -19,44 +19,44 @@ import (
 )
 
 const (
-	// attendSilence is how long the scheduler may say nothing; it speaks twice a second.
+	// attendSilence is how long the scheduler may send nothing before the client ends the call. The
+	// scheduler sends a beat twice a second.
 	attendSilence = 3 * time.Second
-	silenceTicks  = 6 // in attendSilence
+	silenceTicks  = 6 // ticks in attendSilence
 	stateChunk    = 256 << 10
 )
 
-// Attendance is a trainer that takes part in checkpoints.
+// Attendance describes a trainer that takes part in checkpoints.
 type Attendance struct {
 	Job            string
 	Rank, Trainers int
-	Checkpoint     string            // id of the one that it goes on from; "": none
-	Tables         []rowraft.TableID // that it trains
-	// Pause stops the training at its next batch boundary, where every push is
-	// acknowledged, until Release is called. Called on goroutines of the client, one
-	// at a time, also after the training is over: then it gives the last state.
+	Checkpoint     string            // id of the checkpoint that it resumes from; "": none
+	Tables         []rowraft.TableID // tables that it trains
+	// Pause stops the training at the next batch boundary, after every push is acknowledged, until Release
+	// is called. Goroutines of the client call it, one at a time, also after the training has ended; then
+	// Pause returns the last state.
 	//
-	// Trainers that wait for each other must stand at one boundary. Such a one Announces;
-	// it goes no further than the first boundary at which it could stand, gives that to
-	// agree, and stands at the one that agree returns. It may fail with ErrNotNow. agree is
-	// nil if the scheduler asks nobody.
+	// Trainers that wait for each other must pause at the same boundary: such a trainer sets Announces. It
+	// stops at the first boundary at which it could pause, passes it to agree, and pauses at the boundary
+	// that agree returns. Pause may fail with ErrNotNow. agree is nil if the scheduler needs no agreement.
 	Pause     func(ctx context.Context, agree Agree) (*Paused, error)
 	Announces bool
 
-	// Destinations are those that Parking may name. The scheduler refuses the call at once
-	// (CodeDenied) if this trainer may have no checkpoint written to one of them.
+	// Destinations are those that Parking may name. The scheduler refuses the call at once (CodeDenied) if
+	// this trainer may not write checkpoints to one of them.
 	Destinations []string
 
-	// Member is the trainer's membership of its job; nil if it entered none. While the
-	// call lives Beat is called about once a second, and what it returns keeps the
-	// member's lease. OnMembers is told of each new generation from the member's first on,
-	// OnStop once, when somebody stops the job. All may be nil; none may block.
+	// Member is the trainer's membership in its job; nil if it entered none. While the call is open, the
+	// client calls Beat about once a second and sends the result, which renews the member's lease. It calls
+	// OnMembers for each new generation, from the member's own on, and OnStop once, when the job is
+	// stopped. All may be nil; none may block.
 	Member    *Member
 	Beat      func() Beat
 	OnMembers func(Members)
 	OnStop    func()
 }
 
-// tables are the ids as they travel.
+// tables returns the ids in the form of the message: ascending, each one once.
 func (a *Attendance) tables() (ids []uint64) {
 	for _, id := range a.Tables {
 		ids = append(ids, uint64(id))
@@ -65,43 +65,44 @@ func (a *Attendance) tables() (ids []uint64) {
 	return slices.Compact(ids)
 }
 
-// Agree tells the job's other trainers the first boundary at which this one could stand,
-// and returns the greatest of any of them.
+// Agree reports to the job's other trainers the first boundary at which this one could pause. It returns
+// the greatest boundary of all trainers.
 type Agree func(ctx context.Context, boundary int64) (target int64, err error)
 
-// ErrNotNow says that a trainer cannot stand still now, and goes on; another pause may do.
+// ErrNotNow means that a trainer cannot pause now and continues to train. A later pause may succeed.
 var ErrNotNow = errors.New("the trainer cannot stand still now")
 
-// Paused is a trainer that stands still.
+// Paused is a trainer that has paused.
 type Paused struct {
 	Step     int64
-	Boundary int64                 // at which it stands; 0 if it has not announced any
+	Boundary int64                 // at which it paused; 0 if it did not announce one
 	Size     int64                 // bytes that Write writes
-	Parts    []PartReached         // of the data, that it has
-	Write    func(io.Writer) error // the state; called after Release, beside the training
+	Parts    []PartReached         // of the data that it holds
+	Write    func(io.Writer) error // writes the state; called after Release, concurrently with the training
 	Release  func()
 }
 
-// Parking is what a trainer asks for when it is done.
+// Parking is what a trainer requests when its training ends.
 type Parking struct {
-	Ended       bool          // it did all that it was to do; else it was stopped
+	Ended       bool          // it finished its work; false: it was stopped
 	Destination string        // of a checkpoint to make before it leaves; "": none
-	SkipAbsent  bool          // also if trainers of the job do not answer
-	Patience    time.Duration // how long to look for a scheduler that is not there; 0: for ever
+	SkipAbsent  bool          // make the checkpoint even if some trainers of the job do not answer
+	Patience    time.Duration // how long to try when no scheduler answers; 0: forever
 }
 
-// Attending is a trainer's place in checkpoints, from Attend to Close.
+// Attending is a trainer's stream to the scheduler, from Attend to Close.
 //
-// Goroutines: one keeps the call to the scheduler, through elections, with two that
-// listen to it; while it waits for Pause there is one more, and one for each state that is sent. All end in Close, and with the client.
+// Goroutines: one keeps the call to the scheduler open, through elections, with two that listen to it.
+// There is one more while the client waits for Pause, and one for each state that the client sends. All end
+// in Close, and when the client closes.
 type Attending struct {
 	c        *Client
 	a        Attendance
 	instance [16]byte
 	ctx      context.Context
 	cancel   context.CancelFunc
-	ended    chan struct{} // closed when the call is over for good
-	wake     chan struct{} // capacity 1: there is a park to be sent
+	ended    chan struct{} // closed when the call has ended for good
+	wake     chan struct{} // signals that park is set; capacity 1
 
 	mu     sync.Mutex
 	epoch  uint64 // of the tables; 0 before the first welcome
@@ -109,16 +110,16 @@ type Attending struct {
 	leave  *rowraftv1.AttendLeave
 	err    error
 	closed bool
-	lost   time.Time // when the call broke; zero while there is one
+	lost   time.Time // when the call broke; zero while a call is open
 
-	stopped bool // OnStop was called; of the goroutine of the call
+	stopped bool // OnStop was called; only the goroutine of the call uses it
 }
 
-// Attend makes a trainer take part in checkpoints. It returns when the scheduler has
-// logged that it begins, or cannot be reached until ctx ends.
+// Attend makes a trainer take part in checkpoints. It returns when the scheduler has logged the trainer, or
+// when ctx ends before a scheduler answers.
 //
-// Errors: CodePrecondition if the cluster's tables are not those of the checkpoint
-// that it goes on from, or have been trained on since.
+// Errors: CodePrecondition if the cluster's tables are not those of the checkpoint that the trainer resumes
+// from, or were trained since.
 func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
 	t := &Attending{c: c, a: a, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
 	if t.instance = a.instance(); a.Member == nil {
@@ -155,8 +156,7 @@ func (a *Attendance) instance() (id [16]byte) {
 	return id
 }
 
-// Close ends the call. The scheduler goes on to expect the trainer unless it has
-// parked, and left.
+// Close ends the call. The scheduler still expects the trainer, unless it has parked and left.
 func (t *Attending) Close() {
 	t.mu.Lock()
 	t.closed = true
@@ -165,12 +165,11 @@ func (t *Attending) Close() {
 	<-t.ended
 }
 
-// Ended is closed when the scheduler has ended the trainer's part for good: it has
-// left, or, if Err is not nil, another process has taken its place or the tables
-// were replaced by those of a checkpoint.
+// Ended is closed when the scheduler has ended the trainer's part for good. Either the trainer has left or,
+// if Err is not nil, another process has taken its place or a restore has replaced the tables.
 func (t *Attending) Ended() <-chan struct{} { return t.ended }
 
-// Err tells why it ended, nil if the trainer left or closed it.
+// Err returns why the trainer's part ended; nil if the trainer left or closed it.
 func (t *Attending) Err() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,9 +179,9 @@ func (t *Attending) Err() error {
 	return t.err
 }
 
-// Park says that the training is over and waits until nobody needs the trainer's
-// state any more: its job's other trainers are done too, if it Ended, and the
-// checkpoint that it asks for is made. It returns where that lies.
+// Park reports that the training has ended. It waits until the trainer's state is not needed any more: the
+// job's other trainers have ended too, if p.Ended is set, and the requested checkpoint exists. It returns
+// the place of that checkpoint.
 func (t *Attending) Park(ctx context.Context, p Parking) (checkpoint string, err error) {
 	t.mu.Lock()
 	t.park = &rowraftv1.AttendPark{Ended: p.Ended, Destination: p.Destination, SkipAbsent: p.SkipAbsent}
@@ -207,7 +206,7 @@ func (t *Attending) Park(ctx context.Context, p Parking) (checkpoint string, err
 	return t.leave.GetCheckpoint(), nil
 }
 
-// awaitEnd waits until it is over, or there was no call for patience.
+// awaitEnd waits until the trainer's part has ended. It returns an error if no call was open for patience.
 func (t *Attending) awaitEnd(ctx context.Context, patience time.Duration) error {
 	tick := time.NewTicker(attendSilence / 3)
 	defer tick.Stop()
@@ -228,10 +227,10 @@ func (t *Attending) awaitEnd(ctx context.Context, patience time.Duration) error 
 	}
 }
 
-// errLeft ends a call whose trainer was told to leave.
+// errLeft ends a call after the scheduler asked the trainer to leave.
 var errLeft = errors.New("left")
 
-// run keeps a call to the leader of the metadata group until it is over for good.
+// run keeps a call to the leader of the metadata group open until the trainer's part has ended for good.
 func (t *Attending) run(welcomed func()) {
 	defer close(t.ended)
 	defer t.cancel()
@@ -249,7 +248,7 @@ func (t *Attending) run(welcomed func()) {
 	}
 }
 
-// call is one call, to the server at addr, until it breaks.
+// call is one call to the server at addr, until it breaks.
 func (t *Attending) call(addr string, welcomed func()) error {
 	conn, err := t.c.conns.Get(addr)
 	if err != nil {
@@ -271,7 +270,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	if t.a.Member != nil {
 		hello.Member = t.a.Member.identity
 	}
-	// An error of Send says nothing; that of Recv does.
+	// Send returns no cause; Recv does.
 	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
 	call := &attendCall{t: t, conn: conn, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
 	broken := make(chan error, 1)
@@ -283,7 +282,7 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	return call.serve(broken)
 }
 
-// attendCall is one call. Its goroutine owns what is neither a channel nor silence.
+// attendCall is one call. The goroutine of serve owns every field except the channels and silence.
 type attendCall struct {
 	t         *Attending
 	conn      grpc.ClientConnInterface
@@ -297,20 +296,21 @@ type attendCall struct {
 
 	silence silence
 
-	pausing *pausing // nil: it trains
-	parked  bool     // it was said
+	pausing *pausing // nil while it trains
+	parked  bool     // the park message was sent
 
 	uploads sync.WaitGroup
 }
 
-// silence is how long nothing was heard, in ticks: while this process stands still there
-// are none, and what was said meanwhile has yet to be read.
+// silence measures in ticks how long the scheduler has sent nothing. It does not use the clock, because a
+// process that was suspended has messages to read that arrived meanwhile; it gets no ticks while it is
+// suspended.
 type silence struct {
 	heard atomic.Bool
-	quiet int // ticks; of who calls tick
+	quiet int // ticks; only the caller of tick uses it
 }
 
-// tick reports that nothing was heard for attendSilence.
+// tick reports whether the scheduler has sent nothing for attendSilence.
 func (s *silence) tick() bool {
 	if s.quiet++; s.heard.Swap(false) {
 		s.quiet = 0
@@ -318,7 +318,7 @@ func (s *silence) tick() bool {
 	return s.quiet >= silenceTicks
 }
 
-// endInSilence ends the call when the scheduler says nothing.
+// endInSilence ends the call when the scheduler is silent.
 func (c *attendCall) endInSilence() {
 	tick := time.NewTicker(attendSilence / silenceTicks)
 	defer tick.Stop()
@@ -334,7 +334,7 @@ func (c *attendCall) endInSilence() {
 	}
 }
 
-// receive hands on what the scheduler says.
+// receive passes the scheduler's messages to serve.
 func (c *attendCall) receive() error {
 	for {
 		r, err := c.stream.Recv()
@@ -358,9 +358,9 @@ func (c *attendCall) receive() error {
 	}
 }
 
-// serve does what the scheduler says until the call breaks.
+// serve handles the scheduler's messages until the call breaks.
 func (c *attendCall) serve(broken <-chan error) error {
-	var wg sync.WaitGroup // of Pause
+	var wg sync.WaitGroup // of the goroutines that wait for Pause
 	defer wg.Wait()
 	defer c.uploads.Wait()
 	defer c.end()
@@ -395,7 +395,7 @@ func (c *attendCall) serve(broken <-chan error) error {
 			case *rowraftv1.AttendReply_Members:
 				c.t.a.members(step.Members)
 			case *rowraftv1.AttendReply_Stop:
-				if c.t.a.OnStop != nil && !c.t.stopped { // a new call is told again
+				if c.t.a.OnStop != nil && !c.t.stopped { // each new call repeats the message
 					c.t.stopped = true
 					c.t.a.OnStop()
 				}
@@ -431,7 +431,7 @@ func (a *Attendance) members(m *rowraftv1.AttendMembers) {
 		return
 	}
 	if a.Member != nil && m.GetGeneration() < a.Member.Generation {
-		return // the shards do not have its own yet, and refuse it in this one
+		return // the shards do not have the member's own generation yet, and refuse it in this one
 	}
 	out := Members{Generation: m.GetGeneration(), FirstStep: int64(m.GetFirstStep())}
 	for _, r := range m.GetRanks() {
@@ -448,7 +448,7 @@ func (c *attendCall) beat() {
 	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Beat{Beat: b.toProto()}})
 }
 
-func (c *attendCall) send(r *rowraftv1.AttendRequest) { _ = c.stream.Send(r) } // Recv tells of errors
+func (c *attendCall) send(r *rowraftv1.AttendRequest) { _ = c.stream.Send(r) } // Recv returns the error
 
 func (c *attendCall) sayPark() {
 	c.t.mu.Lock()

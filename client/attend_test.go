@@ -2,8 +2,8 @@ package client
 
 import "testing"
 
-// TestSilenceIsCountedInTicks: of a time in which the process stood still there is one tick
-// at most, and what was said meanwhile is heard before the next ones.
+// TestSilenceIsCountedInTicks: while a process is suspended there is at most one tick, and the messages
+// that arrived meanwhile count before the next tick.
 func TestSilenceIsCountedInTicks(t *testing.T) {
 	var s silence
 	for tick := range 10 * silenceTicks {

@@ -11,29 +11,29 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// pausing is a pause from the time that it was asked for.
+// pausing is a pause, from the scheduler's request on.
 type pausing struct {
 	id     uint64
 	begun  time.Time
 	cancel context.CancelFunc
-	target chan int64 // capacity 1: the boundary that was agreed on
-	at     *Paused    // nil until it is reached
+	target chan int64 // the agreed boundary; capacity 1
+	at     *Paused    // nil until the trainer has paused
 }
 
-// announced is what a trainer says to a pause.
+// announced is the first boundary at which the trainer could pause.
 type announced struct {
 	of       *pausing
 	boundary int64
 }
 
-// reached is the end of a call of Pause.
+// reached is the result of a call of Pause.
 type reached struct {
 	of  *pausing
 	at  *Paused
 	err error
 }
 
-// goOn ends the pause, reached or not.
+// goOn ends the current pause, whether or not the trainer has reached it.
 func (c *attendCall) goOn() {
 	p := c.pausing
 	if p == nil {
@@ -46,7 +46,7 @@ func (c *attendCall) goOn() {
 	}
 }
 
-// pause begins one. What was before it is over.
+// pause ends the previous pause, if there is one, and begins the requested one.
 func (c *attendCall) pause(wg *sync.WaitGroup, q *rowraftv1.AttendPause) {
 	c.goOn()
 	ctx, cancel := context.WithCancel(c.ctx)
@@ -68,7 +68,7 @@ func (c *attendCall) pause(wg *sync.WaitGroup, q *rowraftv1.AttendPause) {
 	})
 }
 
-// agree is [Agree], called while p is under way.
+// agree is the [Agree] of the pause p.
 func (c *attendCall) agree(ctx context.Context, p *pausing, boundary int64) (int64, error) {
 	select {
 	case c.announced <- announced{p, boundary}:
@@ -83,20 +83,20 @@ func (c *attendCall) agree(ctx context.Context, p *pausing, boundary int64) (int
 	}
 }
 
-// target passes on what was agreed.
+// target passes the agreed boundary to the current pause.
 func (c *attendCall) target(t *rowraftv1.AttendTarget) {
 	if p := c.pausing; p != nil && p.id == t.GetId() {
 		select {
 		case p.target <- int64(t.GetBoundary()):
-		default: // it was told before
+		default: // a repeated message
 		}
 	}
 }
 
-// paused tells the scheduler of a boundary that was reached.
+// paused reports the result of Pause to the scheduler.
 func (c *attendCall) paused(r reached) {
 	switch {
-	case r.of != c.pausing, c.ctx.Err() != nil: // it was given up meanwhile, or the call is over
+	case r.of != c.pausing, c.ctx.Err() != nil: // the pause was cancelled meanwhile, or the call is over
 		if r.err == nil {
 			r.at.Release()
 		}
@@ -113,7 +113,7 @@ func (c *attendCall) paused(r reached) {
 	}
 }
 
-// release lets the trainer continue, and begins to send its state if the scheduler wants it.
+// release lets the trainer continue. If the scheduler wants the trainer's state, release starts to send it.
 func (c *attendCall) release(r *rowraftv1.AttendRelease) {
 	p := c.pausing
 	if p == nil || p.id != r.GetId() {
@@ -126,12 +126,12 @@ func (c *attendCall) release(r *rowraftv1.AttendRelease) {
 	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{Released: &rowraftv1.AttendReleased{
 		Id: p.id, Held: true, PausedNs: uint64(time.Since(p.begun)),
 	}}})
-	c.uploads.Go(func() { c.upload(p) }) // beside those to checkpoints whose destinations are slower
+	c.uploads.Go(func() { c.upload(p) }) // concurrent with uploads to other checkpoints, whose destinations may be slower
 }
 
-// upload sends the state of a pause on a stream of its own: the destination may take it slowly, or not at all, and
-// the beats on the stream of Attend must not wait for that. The scheduler notices an upload that fails, and ends one that it
-// does not want any more.
+// upload sends the state of a pause on a separate stream: a slow destination must not delay the beats on
+// the stream of Attend. The scheduler notices an upload that fails, and ends one that it does not need any
+// more.
 func (c *attendCall) upload(p *pausing) {
 	ctx, cancel := context.WithCancel(c.ctx) // frees the stream after a failure
 	defer cancel()
@@ -145,7 +145,7 @@ func (c *attendCall) upload(p *pausing) {
 	}
 }
 
-// stateWriter cuts a state into messages.
+// stateWriter cuts a state into messages of stateChunk bytes.
 type stateWriter struct {
 	stream grpc.ClientStreamingClient[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]
 	head   *rowraftv1.SendStateRequest // names the state in the first message; nil afterwards

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestAPauseThatIsReachedWhenTheCallIsOver lets the trainer go on: nobody else would, and it
-// would answer no other pause.
+// TestAPauseThatIsReachedWhenTheCallIsOver: the client releases a trainer that pauses after the call has
+// ended. No other code would release it, and the trainer would take part in no later pause.
 func TestAPauseThatIsReachedWhenTheCallIsOver(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	c := &attendCall{ctx: ctx, pausing: &pausing{cancel: func() {}}}

@@ -13,7 +13,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// overloaded refuses everything while it is told to.
+// overloaded is a server that refuses every call while a test sets it to.
 type overloaded struct {
 	fakeServer
 	refuse atomic.Bool
@@ -46,8 +46,8 @@ func newOverloaded(t *testing.T) *overloaded {
 	return s
 }
 
-// TestRetriesOfAnOverloadedServerAreBounded: calls that are all refused make
-// at most a fifth more of them, and what the floor gives.
+// TestRetriesOfAnOverloadedServerAreBounded: calls that are all refused send at most a fifth more, and the
+// budget's floor.
 func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 	s := newOverloaded(t)
 	c, table := s.dial(t, func(o *Options) { o.FailWhenOverloaded = true })
@@ -66,8 +66,8 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 			}
 		})
 	}
-	// A call that the others left behind must not find what the floor gives all for
-	// itself: it would never end. What is taken here counts like its retries.
+	// One call that is left at the end must not get all tokens of the floor: it would never end. Tokens
+	// that this goroutine takes count as retries.
 	done, ended, taken := make(chan struct{}), make(chan struct{}), int64(0)
 	go func() {
 		defer close(ended)
@@ -92,8 +92,8 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 	}
 }
 
-// TestNumberedPushesWaitForTheBudget: what has a number is sent until it is answered,
-// and applied once; new pushes are told at once that nothing of them was sent.
+// TestNumberedPushesWaitForTheBudget: the client sends a numbered batch until it has an answer, and the
+// server applies it once. New pushes fail at once with an error that says that nothing was sent.
 func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 	s := newOverloaded(t)
 	c, table := s.dial(t, func(o *Options) { o.FailWhenOverloaded = true })
@@ -102,7 +102,7 @@ func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.refuse.Store(true)
-	c.budget.Set(-1e9) // so that time brings none
+	c.budget.Set(-1e9) // so low that the floor adds no token during the test
 	first := make(chan error, 1)
 	go func() { first <- push() }()
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -142,7 +142,7 @@ func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 	}
 }
 
-// Without FailWhenOverloaded a call waits for the budget as long as its context allows.
+// Without FailWhenOverloaded, a call waits for the budget until its context ends.
 func TestPatientCallsWaitForTheBudget(t *testing.T) {
 	s := newOverloaded(t)
 	c, table := s.dial(t, nil)

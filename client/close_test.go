@@ -9,7 +9,7 @@ import (
 	"github.com/rowraft/rowraft/internal/route"
 )
 
-// Pushes begin while Close waits for those under way.
+// Pushes begin while Close waits for the pushes in progress.
 func TestCloseBesidePush(t *testing.T) {
 	var s fakeServer
 	s.serve(t, 1)
@@ -39,7 +39,7 @@ func TestCloseBesidePush(t *testing.T) {
 	}
 }
 
-// Every call on a closed client ends at once, though its caller has all the time.
+// Every call on a closed client ends at once, even if its context has no deadline.
 func TestCallsOnAClosedClientEnd(t *testing.T) {
 	var s fakeServer
 	s.serve(t, 1)
@@ -70,7 +70,7 @@ func TestCallsOnAClosedClientEnd(t *testing.T) {
 	}
 }
 
-// A shard may tell a client to come back in a minute.
+// A shard may ask a client to retry after a minute: Close must not wait for that.
 func TestCloseEndsAPause(t *testing.T) {
 	var s fakeServer
 	s.serve(t, 1)

@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// TestDeleteSendsKeysAlone: sorted, each once, to the shard that holds it, without
-// values, numbered like a push.
+// TestDeleteSendsKeysAlone: a delete sends the keys sorted, each one once, to the shard that holds it,
+// without values and numbered like a push.
 func TestDeleteSendsKeysAlone(t *testing.T) {
 	var mu sync.Mutex
 	got := map[uint32][]rowraft.Key{}

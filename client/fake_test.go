@@ -16,13 +16,13 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// fakeServer is a cluster of one server, with one table of dim 2, whose answers a
-// test gives. A nil function means success.
+// fakeServer is a cluster of one server with one table of dim 2. A test sets the functions that reply to
+// calls; a nil function succeeds.
 type fakeServer struct {
 	rowraftv1.UnimplementedClusterServer
 	rowraftv1.UnimplementedTableServer
 	m    *clustermap.Map
-	news func() *clustermap.Map // the map as it is now; nil: m
+	news func() *clustermap.Map // returns the current map; nil: m
 
 	issued atomic.Uint64 // incarnations
 	close  func(context.Context, *rowraftv1.CloseSessionRequest) error
@@ -105,7 +105,7 @@ func (s *fakeServer) CreateTable(_ context.Context, req *rowraftv1.CreateTableRe
 	return s.create(req)
 }
 
-// zeros answers a pull of one segment.
+// zeros replies to a pull of one segment.
 func zeros(req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	seg, _, _, err := wire.ParseSegment(req.Payload)
 	if err != nil {
@@ -117,7 +117,7 @@ func zeros(req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	return &rowraftv1.PullReply{AppliedIndex: 1, Payload: payload}, nil
 }
 
-// serve runs s as a cluster of so many shards until the test ends.
+// serve runs s as a cluster of the given number of shards until the test ends.
 func (s *fakeServer) serve(t *testing.T, shards int) {
 	t.Helper()
 	l := listenLoopback(t)
@@ -150,7 +150,7 @@ func (s *fakeServer) serve(t *testing.T, shards int) {
 // dial connects a client to s; change, if not nil, changes its options.
 func (s *fakeServer) dial(t *testing.T, change func(*Options)) (*Client, *Table) {
 	t.Helper()
-	opts := Options{Endpoints: []string{s.m.Nodes[0].Addr}, AttemptTimeout: time.Minute} // or a busy machine has a call sent twice
+	opts := Options{Endpoints: []string{s.m.Nodes[0].Addr}, AttemptTimeout: time.Minute} // no second try
 	if change != nil {
 		change(&opts)
 	}
@@ -167,8 +167,8 @@ func (s *fakeServer) dial(t *testing.T, change func(*Options)) (*Client, *Table)
 	return c, table
 }
 
-// connect makes all connections of c: of a try whose connection is not there in time, on a busy
-// machine, nobody knows that it was not sent.
+// connect makes all connections of c. Without it, on a busy machine, a try may end while it waits for its
+// connection, and the client cannot know that the try sent nothing.
 func connect(t *testing.T, c *Client) {
 	t.Helper()
 	ctx := patience(t)

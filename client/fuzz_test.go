@@ -9,9 +9,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// FuzzPullReply: whatever a server answers to a pull of three rows of one table and
-// one of another, the values are those that stand in a whole answer, or the caller
-// gets CodeCorrupt.
+// FuzzPullReply: for any reply to a pull of three rows of one table and one row of another, the caller gets
+// either the values of a complete reply or CodeCorrupt.
 func FuzzPullReply(f *testing.F) {
 	answer := func(presence bool, dtype rowraft.DType) []byte {
 		var out []byte

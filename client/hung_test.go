@@ -19,7 +19,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// pipes is a network in memory: virtual time passes while its ends wait.
+// pipes is a network in memory: virtual time advances while its ends wait.
 type pipes map[string]*pipeListener
 
 type pipeListener struct {
@@ -58,13 +58,13 @@ func (l *pipeListener) Accept() (net.Conn, error) {
 func (l *pipeListener) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
 func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: l.addr, Net: "unix"} }
 
-// leadServer is one of two servers of a shard whose lead moves from "old" to "new" while "old" hangs.
+// leadServer is one of two servers of a shard whose leader changes from "old" to "new" while "old" hangs.
 type leadServer struct {
 	rowraftv1.UnimplementedClusterServer
 	rowraftv1.UnimplementedTableServer
 	m       *clustermap.Map
 	id      string
-	hung    atomic.Bool // takes calls and answers none
+	hung    atomic.Bool // accepts calls and answers none
 	elected *atomic.Bool
 
 	pushed, forwarded atomic.Int64
@@ -148,8 +148,8 @@ func leadServers(t *testing.T, ctx context.Context) (table *Table, old *leadServ
 	return table, old, elected
 }
 
-// A leader hangs with many pushes in flight, the last of them sent when it has long hung. The
-// others elect a new one half a second later, and no push waits for longer than 0.7 s.
+// A leader hangs with many pushes in flight; some are sent long after it began to hang. The other replicas
+// elect a new leader half a second later, and no push waits for longer than 0.7 s.
 func TestPushesInFlightAtAHungLeaderMoveTogether(t *testing.T) {
 	const (
 		writers  = 32
@@ -167,7 +167,8 @@ func TestPushesInFlightAtAHungLeaderMoveTogether(t *testing.T) {
 		var pushing sync.WaitGroup
 		for i := range took {
 			pushing.Go(func() {
-				// Of half of them one push follows the other, the others pause: they meet the hung leader at any time.
+				// Half of the goroutines push without a pause, the others pause: so pushes meet the hung
+				// leader at any time.
 				for time.Sleep(time.Duration(i) * 7 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Duration(i/2) * 40 * time.Millisecond) {
 					begin := time.Now()
 					if _, err := table.Push(ctx, []rowraft.Key{rowraft.Key(i)}, []float32{1, 1}); err != nil {
@@ -194,8 +195,8 @@ func TestPushesInFlightAtAHungLeaderMoveTogether(t *testing.T) {
 	})
 }
 
-// Only the network between the client and the leader is cut. A follower that names the leader
-// forwards, the lead does not move, and calls go to the leader again when it answers.
+// Only the network between the client and the leader is cut. A follower that names the leader forwards, the
+// leader stays the same, and calls return to the leader when it answers again.
 func TestAFollowerForwardsToALeaderThatCannotBeReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -18,46 +18,45 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// ErrJobDone says that the job's run was done by the other workers after this one had been lost:
-// there is nothing to train.
+// ErrJobDone means that the other workers finished the job's run after this worker was lost: there is
+// nothing left to train.
 var ErrJobDone = errors.New("the job is done; the others have read this worker's share since it was lost")
 
-// maxEnters is how often a worker enters once more that was lost on its way.
+// maxEnters limits how often EnterJob retries after the worker's lease ran out before an answer arrived.
 const maxEnters = 3
 
-// Entry is what a worker says when it enters a job.
+// Entry is a worker's request to enter a job.
 type Entry struct {
 	Job      string
-	Worker   string            // name that a restarted worker keeps
-	Workers  int               // expected; all must agree
-	Settings map[string]string // on which all must agree
-	Rank     *int              // that it must have; nil: any
-	Parts    PartPlan          // of a run that begins
-	Lease    time.Duration     // how long it may be silent; 0: 10 s
-	Gather   bool              // nobody begins before all workers are there
+	Worker   string            // a restarted worker keeps this name
+	Workers  int               // expected number; all workers must agree
+	Settings map[string]string // all workers must agree
+	Rank     *int              // the rank that the worker needs; nil: any
+	Parts    PartPlan          // for a run that begins
+	Lease    time.Duration     // time without a beat after which the worker is lost; 0: 10 s
+	Gather   bool              // no worker begins before all have entered
 	InShards bool              // every shard must know the members, for steps and clocks
 	Quorum   float64           // share of the members that closes a step; 0: all
-	Deadline time.Duration     // after the first part of a step; 0: none
-	Restart  bool              // it reads its share of the data from the beginning
-	// Checkpoint is the id of the one that the worker goes on from; "": none.
+	Deadline time.Duration     // of a step, after its first batch; 0: none
+	Restart  bool              // the worker reads its share of the data from the beginning
+	// Checkpoint is the id of the checkpoint that the worker resumes from; "": none.
 	Checkpoint string
-	// From is how far the data was read in that checkpoint; nil: a run that begins reads
-	// it from the beginning.
+	// From is how far the data was read in that checkpoint; nil: a run that begins reads from the
+	// beginning.
 	From *checkpoint.Parts
-	// BaseStep is how many steps the job had in that checkpoint, where its workers keep step.
+	// BaseStep is the number of steps that the job had in that checkpoint, if its workers keep step.
 	BaseStep int64
 }
 
-// PartPlan is how the training part of the data is divided. The zero value leaves it
-// to the trainers.
+// PartPlan is how the scheduler divides the training data. The zero value leaves that to the trainers.
 type PartPlan struct {
 	Examples, PartExamples int64
 	Epochs                 int64 // 0: no end
-	// ByRank deals the parts out in turn, so that who reads what does not depend on who asks
-	// first; only those of a worker that does not train go to whoever asks.
+	// ByRank assigns the parts to the ranks in turn, so that the assignment does not depend on the order of
+	// requests. Only the parts of a worker that does not train go to any worker that asks.
 	ByRank bool
-	// InLog says that the workers' pushes carry what [Part.Reached] gives: where a worker that has gone was
-	// is asked of the shards.
+	// InLog means that the workers' pushes carry the positions of [Part.Reached]: the shards then know how
+	// far a lost worker had read.
 	InLog bool
 }
 
@@ -65,36 +64,35 @@ func (p *PartPlan) toProto() *rowraftv1.JobData {
 	return &rowraftv1.JobData{Examples: uint64(p.Examples), PartExamples: uint64(p.PartExamples), Epochs: uint64(p.Epochs), ByRank: p.ByRank, InLog: p.InLog}
 }
 
-// number counts the parts of all epochs.
+// number returns the number of a part, counted over all epochs.
 func (p *PartPlan) number(epoch, part int64) uint64 {
 	return uint64(epoch*((p.Examples+p.PartExamples-1)/p.PartExamples) + part)
 }
 
-// Member is a worker's membership of a job's run. Safe for concurrent use.
+// Member is a worker's membership in a run of a job. Safe for concurrent use.
 type Member struct {
 	c        *Client
 	identity *rowraftv1.JobIdentity
 	instance [16]byte
 	lease    time.Duration
-	left     atomic.Bool // it was said, or tried
+	left     atomic.Bool // Leave was called
 	inShards bool
-	attends  context.Context // ends when a call keeps the lease, or the member leaves
+	attends  context.Context // ends when a trainer call keeps the lease, or the member leaves
 	attended context.CancelFunc
 
-	Generation uint64 // when it entered; 0: not all workers were there
-	Began      bool   // the run began with it
+	Generation uint64 // at the time of entry; 0: some workers had not entered
+	Began      bool   // this entry began the run
 	Parts      PartPlan
 	BaseStep   int64 // steps of the job before this run
 }
 
-// EnterJob makes this process a member of a job: of the rank that its name had, or of
-// a free one. The client's sessions are the member's from here on: those of another
-// process that had the rank are refused in each shard from the first push there on.
-// Call it before anything is pushed.
+// EnterJob makes this process a member of a job. The member gets the rank that its name had before, or a
+// free one. The client's sessions become those of the rank: each shard refuses another process that had the
+// rank, from the member's first push to that shard on. Call EnterJob before anything is pushed.
 //
-// Errors: CodeInvalidArgument if it does not agree with the job's other workers, named
-// with both values, or if there are too many; CodeAlreadyExists if the rank is that of
-// another worker who trains; CodePrecondition while the job is being stopped.
+// Errors: CodeInvalidArgument if the entry differs from that of the other workers (the error names both
+// values), or if there are too many workers; CodeAlreadyExists if another worker trains under the rank;
+// CodePrecondition while the job is being stopped.
 func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	m, over := &Member{c: c, lease: e.Lease, inShards: e.InShards}, false
 	q := &rowraftv1.EnterRequest{
@@ -129,7 +127,7 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 		if err == nil {
 			break
 		}
-		// An answer was lost, and the lease ran out before the call was sent again.
+		// The answer to an earlier try was lost, and the lease ran out before this try.
 		if rowraft.CodeOf(err) != rowraft.CodeSessionExpired || tries == maxEnters {
 			return nil, err
 		}
@@ -144,12 +142,12 @@ func (c *Client) EnterJob(ctx context.Context, e Entry) (*Member, error) {
 	return m, c.spawn(m.keepLease)
 }
 
-// goOn makes a plan go on where the data was read to.
+// goOn makes a plan continue where the checkpoint's reading ended.
 func goOn(d *rowraftv1.JobData, from *checkpoint.Parts) {
 	d.Epoch, d.Part, d.AgainKnown, d.AgainMost = from.Epoch, from.Part, from.AgainKnown, from.AgainMost
 	switch {
 	case d.Epochs == 0:
-	case d.Part > 0: // the epoch that was begun is read to its end, also if it is one too many
+	case d.Part > 0: // an epoch that was begun is read to its end, even if it is beyond the last one
 		d.Epochs = max(d.Epochs, d.Epoch+1)
 	default:
 		d.Epochs = max(d.Epochs, d.Epoch)
@@ -176,12 +174,12 @@ func (m *Member) keepLease() {
 		})
 		cancel()
 		if err != nil && !rowraft.CodeOf(err).Retryable() {
-			return // Attend is told the same
+			return // Attend gets the same error and returns it
 		}
 	}
 }
 
-// beatEvery keeps several beats within a lease.
+// beatEvery returns the interval of beats: at least five fit into a lease.
 func (m *Member) beatEvery() time.Duration {
 	if m.lease == 0 {
 		return time.Second
@@ -189,16 +187,16 @@ func (m *Member) beatEvery() time.Duration {
 	return min(time.Second, m.lease/5)
 }
 
-// memberClient is the client id of whoever has a rank in a run, so that each fences
-// the one before it.
+// memberClient returns the client id of a rank in a run. It depends on the run and the rank only, so that
+// each worker with the rank fences the worker before it.
 func memberClient(id *rowraftv1.JobIdentity) (out rowraft.ClientID) {
 	sum := sha256.Sum256(binary.LittleEndian.AppendUint32(append([]byte("rowraft member "), id.GetRun()...), id.GetRank()))
 	copy(out[:], sum[:])
 	return out
 }
 
-// adopt makes the sessions that are opened from here on those of a member of a job. A worker
-// that waits for others enters its job again and again, and adopts a newer one each time.
+// adopt makes the client open its sessions as the member id. A worker that waits for other workers enters
+// its job several times and adopts a newer identity each time.
 func (c *Client) adopt(ctx context.Context, id *rowraftv1.JobIdentity) error {
 	if err := c.lock(ctx, c.session.naming); err != nil {
 		return err
@@ -220,56 +218,57 @@ func (c *Client) jobsCall(ctx context.Context, what string, call func(context.Co
 	})
 }
 
-// Left reports that Leave was called.
+// Left reports whether Leave was called.
 func (m *Member) Left() bool { return m.left.Load() }
 
-// InShards reports that the job's members are told to all shards.
+// InShards reports whether all shards know the job's members.
 func (m *Member) InShards() bool { return m.inShards }
 
-// Job is the name of the job.
+// Job returns the name of the job.
 func (m *Member) Job() string { return m.identity.GetJob() }
 
-// Run is the id of the job's run.
+// Run returns the id of the job's run.
 func (m *Member) Run() (id [16]byte) {
 	copy(id[:], m.identity.GetRun())
 	return id
 }
 
-// Rank is the worker's.
+// Rank returns the worker's rank.
 func (m *Member) Rank() int { return int(m.identity.GetRank()) }
 
-// Incarnation is the worker's.
+// Incarnation returns the worker's incarnation.
 func (m *Member) Incarnation() rowraft.Incarnation {
 	return rowraft.Incarnation(m.identity.GetIncarnation())
 }
 
-// Part is a part of the data that a member is to read.
+// Part is a part of the data that a member reads.
 type Part struct {
 	Epoch, Part int64
-	From, To    int64 // numbers of its first example and of the one behind its last
-	Offset      int64 // of its examples that are trained already
-	Reading     int64 // how many times the part was given to a worker, from 1
+	From, To    int64 // numbers of the first example and of the one after the last
+	Offset      int64 // examples of the part that are already trained
+	Reading     int64 // how many times a worker was given the part, from 1
 }
 
-// Reached is what a push carries that takes a worker's reading of p, the part of a plan, to
-// an example, when all up to another one is acknowledged.
+// Reached returns the two positions that a push carries: the examples of p up to acknowledged are all
+// acknowledged, and the push applies those up to applied. plan is the plan that p belongs to.
 func (p *Part) Reached(plan *PartPlan, acknowledged, applied int64) [2]rowraft.Position {
 	a, b := rowraft.ReadParts(plan.number(p.Epoch, p.Part), uint64(p.Reading))
 	return [2]rowraft.Position{{Part: a, Offset: uint64(acknowledged)}, {Part: b, Offset: uint64(applied)}}
 }
 
-// ErrNoParts says that every part of the data is read.
+// ErrNoParts means that every part of the data is read.
 var ErrNoParts = errors.New("no part of the data is left")
 
-// ErrPartsHeld says that others have all parts that are left; they may come back.
+// ErrPartsHeld means that other members hold all parts that are left. The scheduler may still free some of
+// them.
 var ErrPartsHeld = errors.New("others have the parts of the data that are left")
 
-// NextPart asks for a part to read: the take-th of this member, from 1. One that was
-// asked for may be asked for again. ahead is how many parts the member has that it has not begun: near the end of
-// the data the scheduler keeps the last parts for members that have none. It waits for a scheduler that is away
-// until ctx ends.
+// NextPart requests a part to read. take numbers the requests of this member from 1; a request with the
+// same number gets the same part again. ahead is the number of parts that the member holds and has not
+// begun: near the end of the data the scheduler keeps the last parts for members that hold none. If no
+// scheduler answers, NextPart tries until ctx ends.
 //
-// Errors: ErrNoParts; ErrPartsHeld; CodeSessionExpired if it is no member any more.
+// Errors: ErrNoParts; ErrPartsHeld; CodeSessionExpired if this worker is no longer a member.
 func (m *Member) NextPart(ctx context.Context, take int64, ahead int) (p Part, err error) {
 	err = m.c.jobsCall(ctx, "next part of the data", func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		r, err := stub.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: m.identity, Take: uint64(take), Ahead: uint32(ahead)})
@@ -293,7 +292,7 @@ func (m *Member) NextPart(ctx context.Context, take int64, ahead int) (p Part, e
 	return p, nil
 }
 
-// EndPart says that every example of p is trained and acknowledged.
+// EndPart reports that every example of p is trained and acknowledged.
 func (m *Member) EndPart(ctx context.Context, p Part) error {
 	return m.c.jobsCall(ctx, "end a part of the data", func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		_, err := stub.EndPart(ctx, &rowraftv1.EndPartRequest{Identity: m.identity, Epoch: uint64(p.Epoch), Part: uint64(p.Part)})
@@ -306,20 +305,20 @@ type LeaveReason int
 
 // Reasons to leave.
 const (
-	LeaveEnded   = LeaveReason(rowraftv1.MemberState_MEMBER_STATE_ENDED)   // it did all that it was to do
-	LeaveStopped = LeaveReason(rowraftv1.MemberState_MEMBER_STATE_STOPPED) // it was told to stop
+	LeaveEnded   = LeaveReason(rowraftv1.MemberState_MEMBER_STATE_ENDED)   // the member finished its work
+	LeaveStopped = LeaveReason(rowraftv1.MemberState_MEMBER_STATE_STOPPED) // the member was asked to stop
 	LeaveFailed  = LeaveReason(rowraftv1.MemberState_MEMBER_STATE_FAILED)
 )
 
 // PartReached is how far a member is in a part.
 type PartReached struct {
 	Epoch, Part  int64
-	Acknowledged int64 // examples, without a gap
+	Acknowledged int64 // examples up to the first one that is not acknowledged
 	Read         int64
 }
 
-// Leave says that this worker trains no more. It reads no more either: what parts says
-// is where others go on.
+// Leave ends this worker's training. The worker must read nothing more: other workers continue where parts
+// ends.
 func (m *Member) Leave(ctx context.Context, why LeaveReason, reason string, parts []PartReached) error {
 	m.left.Store(true)
 	m.attended()
@@ -336,8 +335,8 @@ func reachedToProto(parts []PartReached, exact bool) (out []*rowraftv1.PartReach
 	return out
 }
 
-// RepeatedExamples says how many examples of the job's data were given to a worker
-// again after another one had read them: at least, and at most.
+// RepeatedExamples returns how many examples of the job's data were given to a worker after another worker
+// had read them: a lower and an upper bound.
 func (c *Client) RepeatedExamples(ctx context.Context, job string) (least, most int64, err error) {
 	err = c.jobsCall(ctx, "describe job "+job, func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		r, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: job})
@@ -347,7 +346,7 @@ func (c *Client) RepeatedExamples(ctx context.Context, job string) (least, most 
 	return least, most, err
 }
 
-// Lost says whether the job's run counts this member as lost, and its place is free.
+// Lost reports whether the job's run counts this member as lost, so that its rank is free.
 func (m *Member) Lost(ctx context.Context) (lost bool, err error) {
 	err = m.c.jobsCall(ctx, "describe job "+m.Job(), func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		r, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: m.Job()})
@@ -363,12 +362,12 @@ func (m *Member) Lost(ctx context.Context) (lost bool, err error) {
 	return lost, err
 }
 
-// Beat is what a worker says of itself. Numbers that it does not know are NaN.
+// Beat is a worker's report about itself. Unknown numbers are NaN.
 type Beat struct {
 	Step, Examples, BatchesSkipped    int64
-	StepsPerSecond, ExamplesPerSecond float64 // of late
+	StepsPerSecond, ExamplesPerSecond float64 // recent rates
 	Loss, AUC, StalenessSteps         float64
-	Waiting                           float64 // share of its time
+	Waiting                           float64 // share of the worker's time
 	Stopping                          bool
 	Parts                             []PartReached
 }
@@ -381,9 +380,9 @@ func (b *Beat) toProto() *rowraftv1.WorkerBeat {
 	}
 }
 
-// Members are those who train in a job's present generation.
+// Members are the workers that train in a job's current generation.
 type Members struct {
 	Generation uint64
 	Ranks      []int // ascending
-	FirstStep  int64 // of the generation, where the shards count steps
+	FirstStep  int64 // first step of the generation, if the shards count steps
 }

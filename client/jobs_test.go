@@ -10,11 +10,11 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// registry answers calls to enter a job.
+// registry replies to calls that enter a job.
 type registry struct {
 	rowraftv1.UnimplementedJobsServer
 	asked  [][]byte // instances
-	refuse int      // so many calls come too late
+	refuse int      // number of calls that it refuses as too late
 }
 
 func (r *registry) Enter(_ context.Context, q *rowraftv1.EnterRequest) (*rowraftv1.EnterReply, error) {
@@ -25,8 +25,8 @@ func (r *registry) Enter(_ context.Context, q *rowraftv1.EnterRequest) (*rowraft
 	return &rowraftv1.EnterReply{Identity: &rowraftv1.JobIdentity{Job: q.Job, Run: make([]byte, 16), Incarnation: 7}}, nil
 }
 
-// TestAWorkerThatWasLostOnItsWayEntersOnceMore: its first try got through, the answer was lost, and so was its
-// place before the next one: it enters as another process, and not for ever.
+// TestAWorkerThatWasLostOnItsWayEntersOnceMore: the first try succeeds, its answer is lost, and the lease
+// ends before the next try. The worker then enters as another process, a bounded number of times.
 func TestAWorkerThatWasLostOnItsWayEntersOnceMore(t *testing.T) {
 	for _, tc := range []struct{ refuse, calls int }{{0, 1}, {1, 2}, {99, maxEnters + 1}} {
 		r := &registry{refuse: tc.refuse}
@@ -45,8 +45,8 @@ func TestAWorkerThatWasLostOnItsWayEntersOnceMore(t *testing.T) {
 	}
 }
 
-// TestAClientEntersUntilItPushes: a worker enters its job again as long as it waits for the
-// others, and not any more when a shard knows its session.
+// TestAClientEntersUntilItPushes: a worker can enter its job again while it waits for the others, but not
+// after a shard knows its session.
 func TestAClientEntersUntilItPushes(t *testing.T) {
 	c := &Client{ctx: t.Context()}
 	c.session.init()

@@ -32,8 +32,8 @@ func (s *seen) sorted() [][2]uint64 {
 	return out
 }
 
-// A deadline that ends while one of a push's sessions opens: nothing was sent, in any shard, and
-// the error says so. The same call succeeds later and is applied once.
+// A deadline ends while one of a push's sessions opens: the client has sent nothing to any shard, and the
+// error says so. The same call succeeds later and is applied once.
 func TestAPushWithoutASessionIsNotSent(t *testing.T) {
 	opening := make(chan struct{})
 	var works atomic.Bool
@@ -70,8 +70,8 @@ func TestAPushWithoutASessionIsNotSent(t *testing.T) {
 	}
 }
 
-// What a shard answers to the opening of a session may be a code that leaves the outcome of a
-// push open: that of a push that was never sent does not.
+// A shard may answer the opening of a session with a code that leaves the outcome of a push unknown. The
+// push was never sent, so its error has another code.
 func TestASessionThatIsRefusedLeavesNothingUnknown(t *testing.T) {
 	for _, tc := range []struct{ refused, want rowraft.Code }{
 		{rowraft.CodeSessionExpired, rowraft.CodePrecondition},
@@ -90,7 +90,7 @@ func TestASessionThatIsRefusedLeavesNothingUnknown(t *testing.T) {
 	}
 }
 
-// Each opening waits until those of all shards have begun, and no part is sent before all have ended.
+// The openings of all shards run concurrently, and the client sends no batch before all have ended.
 func TestSessionsOpenTogetherBeforeTheFirstPart(t *testing.T) {
 	const shards = 4
 	var begun, opened atomic.Int32
@@ -126,8 +126,8 @@ func TestSessionsOpenTogetherBeforeTheFirstPart(t *testing.T) {
 	}
 }
 
-// The first part of a push is under way and the others have no place yet when the caller leaves:
-// the client sends all of them, and Flush waits for that.
+// The caller leaves when the first batch of a push is in progress and the others have no place yet. The
+// client sends all of them, and Flush waits for that.
 func TestTheRestOfAPushIsQueued(t *testing.T) {
 	var got seen
 	arrived, answer := make(chan struct{}), make(chan struct{})
@@ -166,8 +166,8 @@ func TestTheRestOfAPushIsQueued(t *testing.T) {
 	}
 }
 
-// The part with the clock waits for the others: it is sent when they are acknowledged, also if the
-// caller has left, and not at all if one of them is refused.
+// The batch with the clock waits for the others. The client sends it when they are acknowledged, even if
+// the caller has left, and does not send it if one of them is refused.
 func TestTheClockOfAPushIsQueued(t *testing.T) {
 	for _, refusal := range []error{nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a test")} {
 		var got seen

@@ -18,8 +18,8 @@ func testTable(id rowraft.TableID, dim int) *Table {
 	return &Table{schema: rowraft.Schema{ID: id, Name: fmt.Sprintf("t%d", id), Kind: rowraft.Sparse, Dim: dim}, seed: clustermap.TableSeed(id)}
 }
 
-// TestPlanPutsEveryRowOnce checks that a plan sends each row to its shard, once,
-// in the caller's order, and that no request is over the limit unless one row is.
+// TestPlanPutsEveryRowOnce checks that a plan sends each row once, to its shard, in the caller's order, and
+// that a request over the limit has one row only.
 func TestPlanPutsEveryRowOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		shards := rapid.SampledFrom([]int{1, 2, 4, 16}).Draw(t, "shards")
@@ -81,7 +81,7 @@ func TestPlanPutsEveryRowOnce(t *testing.T) {
 	})
 }
 
-// Whatever is pulled, a server takes each request.
+// A server accepts each request of any pull.
 func TestPullsAreWithinAServersLimits(t *testing.T) {
 	cm, err := clustermap.New(clustermap.Map{Version: 1, Shards: []clustermap.Shard{{ID: 0}}}, nil)
 	if err != nil {
@@ -155,7 +155,7 @@ func TestNormalize(t *testing.T) {
 
 func TestBadSegmentsAreRefusedHere(t *testing.T) {
 	table := testTable(1, 2)
-	largest := math.Float32frombits(infinite16 - 1) // that bfloat16 holds, rounded
+	largest := math.Float32frombits(infinite16 - 1) // largest number that rounds to a finite bfloat16
 	for _, tc := range []struct {
 		name  string
 		dtype rowraft.DType

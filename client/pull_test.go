@@ -15,7 +15,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// modeServer is a cluster of one server and one table that notes how it is asked.
+// modeServer is a cluster of one server and one table that records the modes of the requests.
 type modeServer struct {
 	rowraftv1.UnimplementedClusterServer
 	rowraftv1.UnimplementedTableServer
@@ -96,8 +96,8 @@ func TestReadModes(t *testing.T) {
 	}
 }
 
-// A shard that does not hold a slot names no newer map, and asking again would go
-// on until the caller's context ends.
+// A shard refuses a slot and names no newer map. A retry cannot help: it would continue until the caller's
+// context ends.
 func TestAWrongShardThatNoMapExplainsIsAnError(t *testing.T) {
 	s := fakeServer{pull: func(context.Context, *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 		return nil, rowraft.Errorf(rowraft.CodeWrongShard, "slot 7 is not held here")

@@ -24,7 +24,7 @@ func refuse(codes map[uint32]rowraft.Code) func(context.Context, *rowraftv1.Writ
 	}
 }
 
-// The code of a push's error speaks of the whole push.
+// The code of a push's error applies to the whole push.
 func TestAPushThatIsAppliedInPartMayHaveBeenApplied(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -50,7 +50,7 @@ func TestAPushThatIsAppliedInPartMayHaveBeenApplied(t *testing.T) {
 	}
 }
 
-// The map has a table before every shard has it.
+// The map names a table before every shard has it.
 func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
 	var pushes, pulls atomic.Int32
 	var hidden rowraft.Code = rowraft.CodeTableNotFound
@@ -76,7 +76,7 @@ func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
 	if err := table.Pull(patience(t), []rowraft.Key{1}, make([]float32, 2)); err != nil {
 		t.Error(err)
 	}
-	// A table that the map does not name is not waited for.
+	// The client does not wait for a table that the map does not name.
 	pushes.Store(-1 << 20)
 	pulls.Store(-1 << 20)
 	gone := &Table{c: c, cluster: table.cluster, schema: table.schema, seed: table.seed}
@@ -89,12 +89,12 @@ func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
 	}
 }
 
-// A leader whose machine stops cannot say what became of a push. The next one can.
+// A leader whose machine stops cannot know the outcome of a push. The next leader can.
 func TestAPushThatItsServerCannotTellOfIsSentAgain(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
-		broken int           // answers
-		try    time.Duration // may take so long: the whole some of that
+		broken int           // number of answers
+		try    time.Duration // time of one try; the limit is a multiple of it
 		want   rowraft.Code
 	}{
 		{"then there is another leader", 2, time.Minute, 0},
@@ -112,7 +112,7 @@ func TestAPushThatItsServerCannotTellOfIsSentAgain(t *testing.T) {
 				if len(numbers) >= 3 {
 					return
 				}
-				if tc.try *= 4; tc.try > 10*time.Second { // a machine may stand still for most of it
+				if tc.try *= 4; tc.try > 10*time.Second { // a loaded machine may be suspended for most of it
 					t.Fatalf("it was sent as %v, want three times or more", numbers)
 				}
 			}
@@ -120,8 +120,8 @@ func TestAPushThatItsServerCannotTellOfIsSentAgain(t *testing.T) {
 	}
 }
 
-// pushToBroken pushes to a server that cannot tell of so many pushes, and returns the
-// numbers that it saw.
+// pushToBroken pushes to a server that does not know the outcome of the first pushes, and returns the
+// numbers that the server received.
 func pushToBroken(t *testing.T, broken int, try time.Duration) ([]uint64, error) {
 	t.Helper()
 	var mu sync.Mutex
@@ -184,7 +184,7 @@ func (l *lateAnswer) push(ctx context.Context) error {
 	return err
 }
 
-// Nobody else would hear of it.
+// No other call would return the error.
 func TestFlushTellsOfAPushThatWasRefusedAfterItsCallerLeft(t *testing.T) {
 	l := pushAndLeave(t)
 	l.answer <- rowraft.Errorf(rowraft.CodeSessionExpired, "a test")
@@ -230,8 +230,7 @@ func TestFlushBesideClose(t *testing.T) {
 	}
 }
 
-// The scheduler answers NoLeader also when the table is in its log, and a shard is
-// not there to be told of it.
+// The scheduler also answers NoLeader when the table is in its log but a shard does not respond.
 func TestAResentCreationFindsItsOwnTable(t *testing.T) {
 	var s fakeServer
 	tries := 0
@@ -252,7 +251,7 @@ func TestAResentCreationFindsItsOwnTable(t *testing.T) {
 	}
 }
 
-// A server that has no room for a large part refuses it by what stands before it.
+// A server without room for a large batch refuses it by the size in the header.
 func TestPartsSayTheirSize(t *testing.T) {
 	var said atomic.Int32
 	check := func(ctx context.Context, shard uint32, payload []byte) error {

@@ -16,7 +16,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// replicas is a cluster of three servers with one shard, whose answers a test gives.
+// replicas is a cluster of three servers with one shard. A test sets its answers.
 type replicas struct {
 	fakeServer
 	answer func(ctx context.Context, server int, req *rowraftv1.PullRequest) error // nil: zeros, of age 1 s
@@ -25,7 +25,7 @@ type replicas struct {
 	asked map[int]int
 }
 
-// replicaServer is one of them.
+// replicaServer is one server of replicas.
 type replicaServer struct {
 	*fakeServer
 	r *replicas
@@ -77,7 +77,7 @@ func startReplicas(t *testing.T, answer func(ctx context.Context, server int, re
 	if r.m, err = clustermap.New(m, nil); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Dial(patience(t), Options{Endpoints: endpoints, AttemptTimeout: time.Minute}) // or a busy machine has a call sent twice
+	c, err := Dial(patience(t), Options{Endpoints: endpoints, AttemptTimeout: time.Minute}) // no second try
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,19 +98,19 @@ func (r *replicas) counts() map[int]int {
 
 var tenSeconds = Read{Mode: Bounded, MaxAge: 10 * time.Second, MaxLag: 99}
 
-// Bounded reads go to the replicas in turn, and carry the bound and what was met.
+// Bounded reads go to the replicas in turn. Requests carry the bound, and replies what was met.
 func TestBoundedReadsAreSpread(t *testing.T) {
 	var counts map[int]int
 	for range 5 {
 		if counts = spreadReads(t); min(counts[0], counts[1], counts[2]) >= 3 {
 			return
 		}
-		t.Logf("of 30 reads the servers have got %v", counts) // a busy machine: whoever is slow is passed over
+		t.Logf("of 30 reads the servers have got %v", counts) // on a busy machine, reads pass over a slow server
 	}
 	t.Errorf("of 30 reads the servers have got %v", counts)
 }
 
-// spreadReads counts what each server gets of 30 bounded reads.
+// spreadReads counts how many of 30 bounded reads each server gets.
 func spreadReads(t *testing.T) map[int]int {
 	r, c, seg := startReplicas(t, func(_ context.Context, _ int, req *rowraftv1.PullRequest) error {
 		if req.Mode != rowraftv1.ReadMode_READ_MODE_BOUNDED || req.MaxAgeNs != 1e10 || req.MaxLag != 99 || req.MinIndex != 5 {
@@ -129,7 +129,7 @@ func spreadReads(t *testing.T) map[int]int {
 	return r.counts()
 }
 
-// A replica that is too old, or broken, is passed over, and then asked last.
+// A bounded read passes over a replica that is too old or broken, and later reads ask it last.
 func TestBoundedReadsFallBack(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -147,14 +147,14 @@ func TestBoundedReadsFallBack(t *testing.T) {
 				}
 				return nil
 			})
-			c.spread.saved.Store(-1e6) // no hedges: one would shun server 1 when it is slow
+			c.spread.saved.Store(-1e6) // no hedges: a hedge would shun server 1 when it is slow
 			begin := time.Now()
 			for range 30 {
 				if _, err := c.PullWith(patience(t), tenSeconds, seg); err != nil {
 					t.Fatal(err)
 				}
 			}
-			rounds := int(time.Since(begin) / shunFor) // after each they are asked again
+			rounds := int(time.Since(begin) / shunFor) // after each one, the shunned replicas are asked again
 			if n := r.counts(); n[1] != 30 || max(n[0], n[2]) > 1+rounds {
 				t.Errorf("30 reads asked the servers %v times; only 1 can answer, want it 30 times, and the others %d at most", n, 1+rounds)
 			}
@@ -162,7 +162,7 @@ func TestBoundedReadsFallBack(t *testing.T) {
 	}
 }
 
-// A replica that says nothing costs a read little more than hedgeAfter.
+// A silent replica delays a read by little more than hedgeAfter.
 func TestBoundedReadsDoNotWaitForASilentReplica(t *testing.T) {
 	r, c, seg := startReplicas(t, func(ctx context.Context, server int, _ *rowraftv1.PullRequest) error {
 		if server == 0 {
@@ -182,7 +182,7 @@ func TestBoundedReadsDoNotWaitForASilentReplica(t *testing.T) {
 	}
 }
 
-// When all have been asked the error says what could be met, and comes at once.
+// After every replica has answered, the error says which bound could be met, without a further wait.
 func TestABoundThatNobodyMeetsIsAnError(t *testing.T) {
 	ages := []time.Duration{30 * time.Second, 12 * time.Second, 0}
 	r, c, seg := startReplicas(t, func(_ context.Context, server int, _ *rowraftv1.PullRequest) error {
@@ -202,7 +202,7 @@ func TestABoundThatNobodyMeetsIsAnError(t *testing.T) {
 	}
 }
 
-// What no other replica could mend ends a read.
+// An error that every replica would return ends a read.
 func TestABadBoundedReadEnds(t *testing.T) {
 	r, c, seg := startReplicas(t, func(context.Context, int, *rowraftv1.PullRequest) error {
 		return rowraft.Errorf(rowraft.CodeSessionExpired, "the tables are of another epoch")
@@ -224,7 +224,7 @@ func TestReadsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// Hedges are few, however slow everything is.
+// The number of hedges is bounded, however slow the replicas are.
 func TestHedgesAreBounded(t *testing.T) {
 	var s spread
 	for range 10 * hedgeBurst * hedgeEvery {
@@ -268,8 +268,8 @@ func TestPositionsJoin(t *testing.T) {
 	}
 }
 
-// A position of before a restore asks for what nobody has any more, whatever the client
-// has pushed since: the index alone would be found to be there.
+// A position from before a restore names rows that no replica has any more, whatever the client has pushed
+// since. The index alone would not show that: the shard has reached it.
 func TestPositionsOfBeforeARestoreAreRefused(t *testing.T) {
 	_, c, seg := startReplicas(t, func(context.Context, int, *rowraftv1.PullRequest) error { return nil })
 	c.session.epoch.Store(3)

@@ -10,13 +10,13 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// endingServer is a shard that ends sessions when the test says so.
+// endingServer is a shard that ends sessions when the test asks for it.
 type endingServer struct {
 	fakeServer
 	mu      sync.Mutex
-	ended   uint64 // incarnations up to it are over
+	ended   uint64 // incarnations up to this one are over
 	applied map[[2]uint64]int
-	fail    func(req *rowraftv1.WriteRequest) error // after it is applied, or nil
+	fail    func(req *rowraftv1.WriteRequest) error // called after the write is applied; may be nil
 }
 
 func newEndingServer(t *testing.T) *endingServer {
@@ -45,8 +45,8 @@ func (s *endingServer) end(inc uint64) {
 	s.ended = inc
 }
 
-// TestASessionThatIsOverIsRenewed: pushes that run at the same time go on under one new
-// incarnation, each applied once and numbered from 1.
+// TestASessionThatIsOverIsRenewed: concurrent pushes continue under one new incarnation. Each is applied
+// once, with numbers from 1.
 func TestASessionThatIsOverIsRenewed(t *testing.T) {
 	s := newEndingServer(t)
 	c, table := s.dial(t, nil)
@@ -86,8 +86,8 @@ func TestASessionThatIsOverIsRenewed(t *testing.T) {
 	}
 }
 
-// TestARenewalWaitsForAnswers: while the answer to a batch is outstanding the session keeps its
-// incarnation and its numbers, so that the answer cannot be taken for that to another batch.
+// TestARenewalWaitsForAnswers: while the answer to a batch is outstanding, the session keeps its
+// incarnation and its numbers. So the client cannot take that answer for the answer to another batch.
 func TestARenewalWaitsForAnswers(t *testing.T) {
 	s := &fakeServer{}
 	arrived, answer, renewed := make(chan struct{}), make(chan struct{}), make(chan struct{}, 9)
@@ -129,7 +129,7 @@ func TestARenewalWaitsForAnswers(t *testing.T) {
 	select {
 	case <-renewed:
 		t.Error("another session was opened while a batch was unanswered")
-	case <-time.After(100 * time.Millisecond): // it never comes
+	case <-time.After(100 * time.Millisecond): // no answer comes
 	}
 	close(answer)
 	for range 2 {
@@ -144,8 +144,8 @@ func TestARenewalWaitsForAnswers(t *testing.T) {
 	}
 }
 
-// TestAnUnansweredBatchIsReported: a batch of which an earlier try may have been applied is
-// not sent again under another incarnation. The next one is.
+// TestAnUnansweredBatchIsReported: the client does not send a batch under another incarnation if an earlier
+// try may have been applied. It sends the next batch.
 func TestAnUnansweredBatchIsReported(t *testing.T) {
 	s := newEndingServer(t)
 	c, table := s.dial(t, nil)
@@ -158,7 +158,7 @@ func TestAnUnansweredBatchIsReported(t *testing.T) {
 		if req.Incarnation > 1 {
 			return nil
 		}
-		if tries++; tries == 1 { // applied, and the answer is lost; then the session goes
+		if tries++; tries == 1 { // applied, but the answer is lost; then the session ends
 			s.applied[[2]uint64{req.Incarnation, req.Seq}]++
 			return rowraft.Errorf(rowraft.CodeLeadershipLost, "no leader any more")
 		}
@@ -176,7 +176,7 @@ func TestAnUnansweredBatchIsReported(t *testing.T) {
 	}
 }
 
-// TestAFencedSessionIsReported: another client has the name now.
+// TestAFencedSessionIsReported: another client uses the same client id now.
 func TestAFencedSessionIsReported(t *testing.T) {
 	s := newEndingServer(t)
 	s.fail = func(*rowraftv1.WriteRequest) error {
@@ -189,8 +189,8 @@ func TestAFencedSessionIsReported(t *testing.T) {
 	}
 }
 
-// TestCloseClosesSessions: in every shard, and a server that does not answer delays it for
-// a bounded time only.
+// TestCloseClosesSessions: Close closes the session in every shard, and a server that does not answer
+// delays it for a bounded time only.
 func TestCloseClosesSessions(t *testing.T) {
 	for _, hangs := range []bool{false, true} {
 		s := &fakeServer{}

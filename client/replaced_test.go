@@ -16,9 +16,9 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// recovered makes s, a server that a client talks to, one of another cluster as the runbook for
-// a lost majority leaves it: another id, a map that begins at version 1 again, and of two tables
-// the second has the id that the first had.
+// recovered makes s a server of another cluster, as the runbook for a lost majority leaves it: another id
+// and a map that begins at version 1 again. Of its two tables, the second has the id that the first one
+// had.
 func (s *fakeServer) recovered(t *testing.T) *clustermap.Map {
 	t.Helper()
 	old := s.m
@@ -33,14 +33,15 @@ func (s *fakeServer) recovered(t *testing.T) *clustermap.Map {
 	return m
 }
 
-// A client outlives its cluster: the servers at its endpoints form a new one. A push in flight ends
-// as unknown and is never sent to the new cluster, handles, positions and jobs end, and new calls work.
+// A client outlives its cluster: the servers at its endpoints form a new one. A push in flight ends with an
+// unknown outcome, and the client never sends it to the new cluster. Handles, positions and jobs end. New
+// calls work.
 func TestAClientFindsTheClusterThatReplacesItsOwn(t *testing.T) {
 	ctx := patience(t)
 	var next *clustermap.Map
 	var replaced, pushed atomic.Bool
 	arrived := make(chan struct{}, 1)
-	check := func(ctx context.Context) error { // as a server does
+	check := func(ctx context.Context) error { // the check that a server makes
 		is := map[bool]string{false: "c", true: "recovered"}[replaced.Load()]
 		md, _ := metadata.FromIncomingContext(ctx)
 		if got := md.Get("rowraft-cluster"); len(got) != 1 || got[0] != is {
@@ -133,13 +134,13 @@ func TestAClientFindsTheClusterThatReplacesItsOwn(t *testing.T) {
 	}
 }
 
-// One address of a cluster that runs may come to belong to another one. The client stays where most of its
-// endpoints are.
+// One address of a running cluster comes to belong to another cluster. The client stays with the cluster of
+// most of its endpoints.
 func TestAClientStaysWithMostOfItsEndpoints(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		given []string
-		says  map[string]rowraft.ClusterID // by address, in this order of names
+		says  map[string]rowraft.ClusterID // by address, in the order of the names
 		want  rowraft.ClusterID
 	}{
 		{"one of three", []string{"a", "b", "c"}, map[string]rowraft.ClusterID{"a": "new"}, "old"},
@@ -154,7 +155,7 @@ func TestAClientStaysWithMostOfItsEndpoints(t *testing.T) {
 		c.session.init()
 		c.cluster.Store(&clustermap.Map{Cluster: "old", Version: 40, Shards: make([]clustermap.Shard, 1)})
 		for addr, id := range tc.says {
-			err := c.takeMap(addr, &clustermap.Map{Cluster: id, Version: 1}) // it has no shards yet
+			err := c.takeMap(addr, &clustermap.Map{Cluster: id, Version: 1}) // without shards yet
 			if rowraft.CodeOf(err) != rowraft.CodeIdentity {
 				t.Errorf("%s: %s says %s: %v, want CodeIdentity", tc.name, addr, id, err)
 			}

@@ -17,8 +17,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// hintServer is a replica that says who leads shard 0; silent, it takes calls and
-// never answers them, like a stopped process.
+// hintServer is a replica that names a leader of shard 0. A silent one accepts calls and never answers
+// them, like a stopped process.
 type hintServer struct {
 	rowraftv1.UnimplementedClusterServer
 	rowraftv1.UnimplementedTableServer
@@ -26,9 +26,9 @@ type hintServer struct {
 	leader rowraft.NodeID
 	term   uint64
 	silent bool
-	asked  func()        // told of every pull
-	knows  chan struct{} // not nil: it knows of no leader before this is closed
-	told   func()        // not nil: of every question for the map
+	asked  func()        // called for every pull
+	knows  chan struct{} // not nil: the server knows no leader before this is closed
+	told   func()        // not nil: called for every request for the map
 }
 
 func (s *hintServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
@@ -60,7 +60,7 @@ func (s *hintServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*row
 	return zeros(req)
 }
 
-// hintServers serves these, nodes "old" and "new" of one shard, and dials "old".
+// hintServers serves the given servers, nodes "old" and "new" of one shard, and dials "old".
 func hintServers(t *testing.T, ctx context.Context, log *slog.Logger, servers ...*hintServer) (*Client, Segment) {
 	t.Helper()
 	schema := rowraft.Schema{
@@ -99,11 +99,11 @@ func hintServers(t *testing.T, ctx context.Context, log *slog.Logger, servers ..
 	return c, Segment{Table: table, Keys: []rowraft.Key{1}, Values: make([]float32, 2)}
 }
 
-// A try may last an hour here, so only word of the new leader can end it.
+// A try may last an hour here, so only a hint of the new leader can end it.
 func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
 	asked := make(chan struct{})
 	old := &hintServer{leader: "old", term: 1, silent: true, asked: sync.OnceFunc(func() { close(asked) })}
-	next := &hintServer{leader: "new", term: 2, asked: func() {}, knows: asked} // or the old one might never be asked
+	next := &hintServer{leader: "new", term: 2, asked: func() {}, knows: asked} // or it might never ask "old"
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	c, segment := hintServers(t, ctx, nil, old, next)
@@ -117,7 +117,7 @@ func TestASilentLeaderIsLeftForTheNextOne(t *testing.T) {
 	}
 }
 
-// slowLog is one that takes its time.
+// slowLog is a log handler that takes 100 ms for a line.
 type slowLog struct{ slog.Handler }
 
 func (slowLog) Enabled(context.Context, slog.Level) bool { return true }
@@ -127,8 +127,8 @@ func (slowLog) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// Close ends a try that has an hour, and those who look for another leader meanwhile have
-// ended when it returns.
+// Close ends a try that may last an hour. The goroutines that look for another leader have ended when Close
+// returns.
 func TestCloseEndsASilentTry(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -164,7 +164,7 @@ func listenLoopback(t *testing.T) net.Listener {
 	return l
 }
 
-// Who is said to lead is asked again after it was not ready, and not while it does not answer.
+// The client asks a named leader again if it was not ready, but not while it does not answer.
 func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 	m, err := clustermap.New(clustermap.Map{
 		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
@@ -180,14 +180,15 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		before  func(*Client)
-		answers []error // of one try after the other; then success
+		answers []error // of the tries in order; then success
 		want    string
 	}{
 		{"a new leader at once", nil, []error{nobody, named}, "abc"},
 		{"a leader that is not ready", nil, []error{nobody, named, rowraft.Errorf(rowraft.CodeStarting, "not yet"), named}, "abcac"},
 		{"a leader that is gone", nil, []error{nobody, named, gone, named, named}, "abcaab"},
 		{"a leader that is back", nil, []error{nobody, named, gone, named, named, named, nobody, named}, "abcaabcac"},
-		// The client's process stood still: it hears who leads now, and then takes an answer that the old leader gave before.
+		// The client's process was suspended: it learns of the new leader first, and then reads an answer
+		// that the old leader gave before.
 		{"a leader that was taken for the next one", func(c *Client) { c.learnLeader(0, "c", 2); c.confirmLeader(0, "a") }, []error{gone, named}, "abc"},
 		{"a replica that does not know of the last leader", func(c *Client) { c.learnLeader(0, "a", 3) }, []error{gone, named}, "abc"},
 	} {

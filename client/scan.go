@@ -18,20 +18,19 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Scan calls rows with every row of the table, a batch at a time, in the order of
-// the slots and of the keys within one. The slices belong to Scan and change after
-// rows has returned; an error of rows ends the scan and is returned.
+// Scan calls rows with every row of the table, a batch at a time, in the order of the slots and of the keys
+// within one slot. The slices belong to Scan, which overwrites them after rows returns. An error of rows
+// ends the scan, and Scan returns it.
 //
-// A slot is read at one moment (if its rows take more than 4 MiB: row by row, at
-// one moment for each piece of 1 MiB), and no key comes twice. Different slots are
-// of different moments: beside pushes, a scan is not the table at one point in time,
-// which only a checkpoint is. What anybody was told of before Scan was called is in
-// it. When a server fails, Scan goes on at the next slot with whoever leads then.
+// No key comes twice. Scan reads a slot at one moment; if its rows take more than 4 MiB, it reads each
+// piece of 1 MiB at one moment. Different slots are of different moments. So a scan concurrent with pushes
+// is not the table at one point in time; only a checkpoint is. A scan includes every push that was
+// acknowledged before the call. When a server fails, Scan continues at the next slot with the next leader.
 //
-// Memory is bounded by some messages of about 1 MiB, whatever the size of the table.
+// Scan holds a few messages of about 1 MiB, whatever the size of the table.
 //
-// Errors: CodeTableNotFound; CodeSessionExpired if a checkpoint was restored
-// meanwhile; otherwise the last answer of the cluster when ctx ends.
+// Errors: CodeTableNotFound; CodeSessionExpired if a checkpoint was restored meanwhile; otherwise the last
+// answer of the cluster when ctx ends.
 func (t *Table) Scan(ctx context.Context, rows func(keys []rowraft.Key, weights []float32) error) error {
 	s := scan{t: t, rows: rows}
 	for s.slot < rowraft.NumSlots {
@@ -42,22 +41,22 @@ func (t *Table) Scan(ctx context.Context, rows func(keys []rowraft.Key, weights 
 	return nil
 }
 
-// scan is a Scan and how far it is.
+// scan is the state of one Scan.
 type scan struct {
 	t    *Table
 	rows func([]rowraft.Key, []float32) error
-	told error // by rows
+	told error // returned by rows
 
-	epoch uint64 // of the tables, once a server has told
-	slot  uint32 // what is next
+	epoch uint64 // of the tables, from the first reply; 0 before
+	slot  uint32 // with key: where the next message begins
 	key   uint64
 	b     route.Backoff
 
-	keys   []rowraft.Key // of one message
+	keys   []rowraft.Key // keys and values of one message, reused
 	values []float32
 }
 
-// run reads the slots from s.slot on that one shard holds without a gap.
+// run reads the slots from s.slot to the last one that the same shard holds without a gap.
 func (s *scan) run(ctx context.Context) error {
 	c := s.t.c
 	m := c.cluster.Load()
@@ -76,7 +75,7 @@ func (s *scan) run(ctx context.Context) error {
 		return s.told
 	}
 	if ws, ok := errors.AsType[*rowraft.WrongShardError](err); ok && m.SlotsVersion < ws.Want {
-		c.askForMap() // and split again
+		c.askForMap() // the loop of Scan splits by the new map
 		if c.pause(ctx, &s.b, 0) == nil {
 			return nil
 		}
@@ -87,8 +86,8 @@ func (s *scan) run(ctx context.Context) error {
 	return nil
 }
 
-// runOf returns the shard of slot first and the last slot that it holds without a
-// gap from there.
+// runOf returns the shard of slot first, and the last slot of the run of consecutive slots in that shard
+// that begins at first.
 func runOf(m *clustermap.Map, first uint32) (shard rowraft.ShardID, last uint32) {
 	shard, last = m.ShardOf(rowraft.Slot(first)), first
 	for last+1 < rowraft.NumSlots && m.ShardOf(rowraft.Slot(last+1)) == shard {
@@ -97,12 +96,11 @@ func runOf(m *clustermap.Map, first uint32) (shard rowraft.ShardID, last uint32)
 	return shard, last
 }
 
-// errQuiet ends a try on a server that stops in the middle of a scan.
+// errQuiet ends a try on a server that stops sending in the middle of a scan.
 var errQuiet = errors.New("no message within the time of a try")
 
-// try reads from one server, as far as it goes. No bound is set to the whole, but
-// to the silence before a message: as long as it lasts it is treated as that of any
-// other try.
+// try reads from one server until the server fails or the slots end. The whole try has no time limit,
+// because its length depends on the table. The wait for each message has the limit of any other try.
 func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID, last uint32, at server) error {
 	c := s.t.c
 	if at.addr == "" {
@@ -132,7 +130,8 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 	return nil
 }
 
-// read makes one call and passes on what comes. patiently is what waits.
+// read makes one Scan call and passes its rows on. patiently wraps each operation that waits for the
+// server.
 func (s *scan) read(ctx context.Context, stub rowraftv1.TableClient, m *clustermap.Map, shard rowraft.ShardID, last uint32, patiently func(func() error) error) error {
 	c := s.t.c
 	var stream grpc.ServerStreamingClient[rowraftv1.ScanReply]
@@ -164,7 +163,7 @@ func (s *scan) read(ctx context.Context, stub rowraftv1.TableClient, m *clusterm
 	return nil
 }
 
-// take passes the rows of a message on and remembers what is next.
+// take passes the rows of a message on and records where the next message begins.
 func (s *scan) take(reply *rowraftv1.ScanReply, last uint32) error {
 	if reply.NextSlot < s.slot || reply.NextSlot == s.slot && reply.NextKey <= s.key || reply.NextSlot > last+1 || reply.NextSlot == last+1 && reply.NextKey != 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "a scan went from slot %d key %d to slot %d key %d, of slots up to %d", s.slot, s.key, reply.NextSlot, reply.NextKey, last)
@@ -185,8 +184,8 @@ func (s *scan) take(reply *rowraftv1.ScanReply, last uint32) error {
 	return nil
 }
 
-// parse fills keys and values with the rows of a message, each of which must lie
-// between what came before and what the message says is next.
+// parse fills keys and values with the rows of a message. Each row must lie between the end of the previous
+// message and the place that this message names as next, in ascending order: so no row comes twice.
 func (s *scan) parse(reply *rowraftv1.ScanReply) error {
 	s.keys, s.values = s.keys[:0], s.values[:0]
 	slot, key := s.slot, s.key
@@ -205,7 +204,7 @@ func (s *scan) parse(reply *rowraftv1.ScanReply) error {
 			if at < slot || at == slot && uint64(k) < key || at > reply.NextSlot || at == reply.NextSlot && uint64(k) >= reply.NextKey {
 				return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan has key %d of slot %d out of its order", k, at)
 			}
-			if slot, key = at, uint64(k)+1; key == 0 { // the last of all keys
+			if slot, key = at, uint64(k)+1; key == 0 { // k was the largest key
 				slot++
 			}
 			s.keys = append(s.keys, k)

@@ -31,7 +31,7 @@ func (o *tableOf) add(t *Table, keys ...rowraft.Key) {
 	}
 }
 
-// scanMessage holds the rows of keys: both weights are the key's lower half.
+// scanMessage has the rows of keys. Both weights are the lower half of the key.
 func scanMessage(keys ...rowraft.Key) []byte {
 	if len(keys) == 0 {
 		return nil
@@ -54,8 +54,8 @@ func weightOf(k rowraft.Key) float32 { return float32(uint16(k)) }
 
 type scanStream = grpc.ServerStreamingServer[rowraftv1.ScanReply]
 
-// slotBySlot answers a scan with a message for each slot, the keys of slots with
-// more than one key one by one, and calls between before each message.
+// slotBySlot replies to a scan with a message for each slot, and with one for each key of a slot with
+// several keys. It calls between before each message.
 func (o *tableOf) slotBySlot(req *rowraftv1.ScanRequest, stream scanStream, between func() error) error {
 	first := rowraft.Key(req.FirstKey)
 	for slot := req.FirstSlot; slot <= req.LastSlot; slot++ {
@@ -74,7 +74,7 @@ func (o *tableOf) slotBySlot(req *rowraftv1.ScanRequest, stream scanStream, betw
 	return nil
 }
 
-// wantAll scans and compares with o.
+// wantAll scans the table and compares the rows with o.
 func (o *tableOf) wantAll(t *testing.T, table *Table) {
 	t.Helper()
 	seen := make(map[rowraft.Key]bool)
@@ -92,8 +92,8 @@ func (o *tableOf) wantAll(t *testing.T, table *Table) {
 	}
 }
 
-// TestScanGoesOn: whatever ends a stream, after whichever message, no row is lost
-// and none comes twice.
+// TestScanGoesOn: no row is lost and none comes twice, whichever error ends a stream, and after whichever
+// message.
 func TestScanGoesOn(t *testing.T) {
 	o := &tableOf{}
 	n, calls := 0, 0
@@ -121,7 +121,7 @@ func TestScanGoesOn(t *testing.T) {
 	}
 }
 
-// TestScanOfASilentServer: a server that stops in the middle is asked again.
+// TestScanOfASilentServer: the client asks a server again that stops in the middle.
 func TestScanOfASilentServer(t *testing.T) {
 	o := &tableOf{}
 	var silences atomic.Int32
@@ -186,7 +186,7 @@ func TestScanEnds(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// A restore between the shards.
+	// A restore happens between the shards.
 	s.scan = func(req *rowraftv1.ScanRequest, stream scanStream) error {
 		return stream.Send(&rowraftv1.ScanReply{TableEpoch: 1 + uint64(req.Shard), NextSlot: req.LastSlot + 1})
 	}
@@ -195,7 +195,7 @@ func TestScanEnds(t *testing.T) {
 	}
 }
 
-// FuzzScanReply: a message is passed on whole and in order, or is CodeCorrupt.
+// FuzzScanReply: Scan passes a message on whole and in order, or returns CodeCorrupt.
 func FuzzScanReply(f *testing.F) {
 	table := testTable(9, 2)
 	table.c = &Client{opts: Options{DType: rowraft.Float32}}

@@ -48,7 +48,7 @@ func TestTakeWaitsForAPlaceAndForTheWindow(t *testing.T) {
 		t.Errorf("after an answer: %v", err)
 	}
 
-	// One number is never answered: the others run ahead until the window ends.
+	// One number is never answered: the others advance until the window ends.
 	ss = testSession(8)
 	if err := ss.take(ended, &p); err != nil {
 		t.Fatal(err)

@@ -16,25 +16,25 @@ import (
 )
 
 const (
-	// hedgeAfter without an answer to a bounded read another replica is asked as well: one
-	// that was stopped, or whose network is gone, keeps its connections and says nothing.
+	// hedgeAfter is how long a bounded read waits for a replica before it asks another one too. A server
+	// that was stopped, or that lost its network, keeps its connections and sends nothing.
 	hedgeAfter = 100 * time.Millisecond
-	// hedgeEvery bounds those reads to one of so many, so that a cluster that is slow
-	// because it has too much to do does not get twice as much; hedgeBurst may come at once.
+	// hedgeEvery limits such reads to one in hedgeEvery, so that a cluster that is slow from overload does
+	// not get twice the load. hedgeBurst of them may come at once.
 	hedgeEvery = 10
 	hedgeBurst = 20
-	// shunFor is how long a replica that failed a bounded read is asked last.
+	// shunFor is how long a replica that failed a bounded read comes last in the order.
 	shunFor = 2 * time.Second
 )
 
-// spread chooses the replicas that bounded reads go to.
+// spread selects the replicas for bounded reads.
 type spread struct {
-	next  atomic.Uint32 // replica of the next read
-	saved atomic.Int64  // reads since a hedge, at most hedgeEvery × hedgeBurst
+	next  atomic.Uint32 // index of the replica for the next read
+	saved atomic.Int64  // reads since the last hedge, at most hedgeEvery × hedgeBurst
 
 	mu   sync.Mutex
-	bad  map[badReplica]time.Time // until when it is shunned
-	when time.Time                // bad was last cleaned
+	bad  map[badReplica]time.Time // end of the time in which the replica comes last
+	when time.Time                // last removal of old entries from bad
 }
 
 type badReplica struct {
@@ -67,7 +67,7 @@ func (s *spread) shunned(shard rowraft.ShardID, node rowraft.NodeID) bool {
 	return ok && time.Now().Before(until)
 }
 
-// mayHedge takes one hedge if there is one.
+// mayHedge takes one hedge from the saved reads. It returns false if there are too few.
 func (s *spread) mayHedge() bool {
 	for {
 		have := s.saved.Load()
@@ -86,8 +86,8 @@ func (s *spread) read() {
 	}
 }
 
-// readers lists the replicas of a shard as a bounded read asks them: in turn from read to
-// read, those that failed lately last.
+// readers lists the replicas of a shard in the order in which a bounded read asks them. Each read begins
+// with the next replica; replicas that failed recently come last.
 func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
 	m := c.cluster.Load()
 	if int(shard) >= len(m.Shards) {
@@ -107,9 +107,9 @@ func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
 	return append(nodes, bad...)
 }
 
-// pullAny asks the replicas of a shard until one answers, one has an error that no other
-// could mend, or all have been asked and some of them cannot meet the bound. tries is how
-// often req was sent.
+// pullAny asks the replicas of a shard until one replies. It ends early with an error that every replica
+// would return, or when all replicas have been asked and one of them cannot meet the bound. tries is the
+// number of requests sent.
 func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
 	b, retries := route.Backoff{}, c.budget.NewCall(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
@@ -124,7 +124,7 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 			return reply, tries, nil
 		}
 		action := route.On(route.Replica, err)
-		if endsRound(action) || action == route.Next || ctx.Err() != nil { // all replicas were asked
+		if endsRound(action) || action == route.Next || ctx.Err() != nil { // every replica was asked
 			return reply, tries, err
 		}
 		c.askForMap()
@@ -140,16 +140,16 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 	return nil, tries, c.ended(err)
 }
 
-// round asks each replica of a shard once.
+// round is one pass over the replicas of a shard; it asks each one at most once.
 type round struct {
 	c     *Client
 	home  rowraft.ClusterID
 	shard rowraft.ShardID
 	req   *rowraftv1.PullRequest
 
-	left    []rowraft.NodeID // to be asked
-	asked   []rowraft.NodeID // have not answered
-	answers chan tried
+	left    []rowraft.NodeID // not asked yet
+	asked   []rowraft.NodeID // asked, without an answer yet
+	answers chan tried       // capacity: every replica, so that a late answer blocks no goroutine
 	tries   int
 }
 
@@ -159,8 +159,8 @@ type tried struct {
 	err   error
 }
 
-// run returns the first answer. Of errors that another replica may not have it returns
-// the one that tells most.
+// run returns the first reply. Of several errors that another replica might not return, it returns the most
+// useful one (see worse).
 func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	r.left = r.c.readers(r.shard)
 	if len(r.left) == 0 {
@@ -201,10 +201,11 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	return nil, worst
 }
 
-// endsRound reports that no other replica would answer better.
+// endsRound reports whether every other replica would return the same error.
 func endsRound(a route.Action) bool { return a == route.Return || a == route.Refresh }
 
-// ask sends the request to the next replica, if there is one and time left.
+// ask sends the request to the next replica, if one is left and ctx has not ended. The first request is
+// always sent.
 func (r *round) ask(ctx context.Context) {
 	if len(r.left) == 0 || r.tries > 0 && ctx.Err() != nil {
 		return
@@ -223,7 +224,7 @@ func (r *round) ask(ctx context.Context) {
 	}
 }
 
-// pullFrom asks one server.
+// pullFrom sends the request to one server.
 func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -243,8 +244,8 @@ func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraft
 	return reply, nil
 }
 
-// worse returns which of two errors of a round tells more: that a bound cannot be met,
-// by the replica that came nearest to it, before anything else.
+// worse returns the more useful of two errors of a round. A TooStaleError comes before any other error; of
+// two, the one from the replica with the lowest age wins.
 func worse(a, b error) error {
 	sa, staleA := errors.AsType[*rowraft.TooStaleError](a)
 	sb, staleB := errors.AsType[*rowraft.TooStaleError](b)

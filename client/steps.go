@@ -16,25 +16,25 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// JobOptions name a worker of a job, as the scheduler told it.
+// JobOptions identify a worker of a job. The values come from the scheduler.
 type JobOptions struct {
 	ID          rowraft.JobID
 	Generation  rowraft.Generation
 	Rank        rowraft.Rank
-	Incarnation rowraft.Incarnation // of the worker, not that of the client's session
+	Incarnation rowraft.Incarnation // of the worker, not of the client's session
 }
 
-// Job is one worker's side of training in step. Safe for concurrent use, but a worker
-// pushes one step after the other.
+// Job is one worker's side of synchronous training. Safe for concurrent use, but a worker pushes one step
+// after the other.
 type Job struct {
 	c          *Client
 	cluster    rowraft.ClusterID
 	opts       JobOptions
-	generation atomic.Uint64 // the newest that a shard has told
-	epoch      atomic.Uint64 // of the tables at the first answer of a shard; 0: none yet
+	generation atomic.Uint64 // the newest one that a shard or Adopt has named
+	epoch      atomic.Uint64 // of the tables, from a shard's first reply; 0: none yet
 }
 
-// Job returns the worker's handle. It asks nobody.
+// Job returns the worker's handle. It makes no call.
 //
 // Errors: CodeInvalidArgument.
 func (c *Client) Job(o JobOptions) (*Job, error) {
@@ -46,14 +46,14 @@ func (c *Client) Job(o JobOptions) (*Job, error) {
 	return j, nil
 }
 
-// Generation is the newest generation of the job that this worker knows.
+// Generation returns the newest generation of the job that this worker knows.
 func (j *Job) Generation() rowraft.Generation { return rowraft.Generation(j.generation.Load()) }
 
-// tableEpoch is that of the tables that this worker began with; 0: not known yet. A
-// restore ends the job, and only this tells it from a job that is over.
+// tableEpoch returns the epoch of the tables that this worker began with; 0: not known yet. A restore ends
+// the job. Only the epoch distinguishes that case from a job that is over.
 func (j *Job) tableEpoch() uint64 { return max(j.epoch.Load(), j.c.session.epoch.Load()) }
 
-// Adopt makes a later generation known, as the scheduler tells it. Shards tell it, too.
+// Adopt records a later generation that the scheduler has named. Replies of shards name it, too.
 func (j *Job) Adopt(g rowraft.Generation) {
 	for {
 		have := j.generation.Load()
@@ -63,39 +63,36 @@ func (j *Job) Adopt(g rowraft.Generation) {
 	}
 }
 
-// StepResult tells what became of a worker's gradients.
+// StepResult is the outcome of a worker's gradients.
 type StepResult struct {
-	// Late are the shards that closed the step without this worker's gradients,
-	// ascending; those of Unsure cannot tell any more whether they did.
+	// Late are the shards that closed the step without this worker's gradients, ascending. Unsure are the
+	// shards that no longer know whether they did.
 	Late, Unsure []rowraft.ShardID
-	// Next is the step to go on with: the following one or, where a shard was late, the
-	// first that is open there.
+	// Next is the step to push next: the following one or, where a shard was late, the first step that is
+	// open there.
 	Next rowraft.Step
-	// Index is, per shard that has applied the gradients, an index at which the step is
-	// visible.
+	// Index has, for each shard that applied the gradients, an index at which the step is visible.
 	Index map[rowraft.ShardID]rowraft.Index
 }
 
-// PushStep gives the gradients of all segments to a step and returns when the step is
-// closed in every shard: applied with the mean of all contributors, or closed without
-// this worker. Each shard gets a part, an empty one too. Parts are sent again until the
-// outcome is known, whoever leads the shard by then; if ctx ends first it is not, and
-// PushStep can be called again with the same gradients. read are positions in the data
-// that the gradients cover.
+// PushStep pushes the gradients of all segments for a step. It returns when the step is closed in every
+// shard: either the shard applied the mean of all contributors, or it closed the step without this worker.
+// Each shard gets a message, even if it is empty. PushStep resends the messages to the current leaders
+// until the outcome is known. If ctx ends first, the outcome is unknown, and the caller can call PushStep
+// again with the same gradients. read are the positions in the data that the gradients cover.
 //
-// If the job has a newer generation, of which the worker is still a member, the parts
-// are sent again under that one.
+// If the job has a newer generation that includes the worker, PushStep resends under that generation.
 //
-// Errors: *rowraft.RestoredError if a checkpoint was restored meanwhile; CodeNotMember if the worker is no member any more, or its incarnation has been
-// followed by another; CodeNotFound if the job has ended; CodeInvalidArgument;
-// CodeTableNotFound; CodeDeadline when ctx ends.
+// Errors: *rowraft.RestoredError if a checkpoint was restored meanwhile; CodeNotMember if the worker is no
+// longer a member, or a later incarnation of it exists; CodeNotFound if the job has ended;
+// CodeInvalidArgument; CodeTableNotFound; CodeDeadline when ctx ends.
 func (j *Job) PushStep(ctx context.Context, step rowraft.Step, read []rowraft.Position, segs ...Segment) (StepResult, error) {
 	return j.pushStep(ctx, step, false, read, segs)
 }
 
-// PushIdle is PushStep of a worker that has nothing to read, and keeps step so that it can go on
-// where another one dies: it is in the mean, as zeros, but a step that others are still to push is
-// not closed by it where a quorum, or a deadline, closes steps.
+// PushIdle is PushStep of a worker without data, which stays in step so that it can take over from a worker
+// that is lost. Its zeros count in the mean. Where a quorum or a deadline closes steps, an idle push does
+// not close a step that other workers have still to push.
 func (j *Job) PushIdle(ctx context.Context, step rowraft.Step, read []rowraft.Position) (StepResult, error) {
 	return j.pushStep(ctx, step, true, read, nil)
 }
@@ -124,7 +121,7 @@ func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read [
 	return j.pushAll(ctx, step, parts)
 }
 
-// pushAll sends the parts to their shards at the same time.
+// pushAll sends the parts to their shards concurrently.
 func (j *Job) pushAll(caller context.Context, step rowraft.Step, parts []*stepPart) (StepResult, error) {
 	ctx, cancel := context.WithCancel(caller)
 	defer cancel()
@@ -135,7 +132,7 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, parts []*stepPa
 		}
 		wg.Go(func() {
 			if p.err = p.push(ctx); p.err != nil {
-				cancel() // the others may wait for a step that nobody closes now
+				cancel() // the others may wait for a step that will not close now
 			}
 		})
 	}
@@ -145,7 +142,7 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, parts []*stepPa
 	for _, p := range parts {
 		switch {
 		case p.err != nil:
-			if first == nil || rowraft.CodeOf(first).Retryable() { // that of a call that was cut short
+			if first == nil || rowraft.CodeOf(first).Retryable() { // it may come from cancel
 				first = p.err
 			}
 		case p.late == nil:
@@ -168,7 +165,7 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, parts []*stepPa
 	return result, nil
 }
 
-// stepPart is what one shard gets of a step.
+// stepPart is one shard's share of a step.
 type stepPart struct {
 	j         *Job
 	shard     rowraft.ShardID
@@ -177,8 +174,8 @@ type stepPart struct {
 	fragments [][]byte
 	read      []rowraft.Position
 
-	index rowraft.Index            // at which the step is visible here
-	late  *rowraft.StepClosedError // it was closed without the part
+	index rowraft.Index            // at which the step is visible in the shard
+	late  *rowraft.StepClosedError // the shard closed the step without this part
 	err   error
 }
 
@@ -196,14 +193,14 @@ func (p *stepPart) push(ctx context.Context) error {
 		case err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED:
 			p.j.c.inCluster(p.j.cluster, func() { p.j.c.raise(p.shard, uint64(p.index)) })
 			return nil
-		case err == nil: // a new leader that does not have it
+		case err == nil: // a new leader that does not have the part: send it again
 		case isLate:
 			p.late = late
 			return nil
 		case isStale:
 			p.j.Adopt(stale.Want)
 		case rowraft.CodeOf(err) == rowraft.CodeInternal:
-			// This server cannot tell; whoever leads next can.
+			// This server cannot tell the outcome; the next leader can.
 			if p.j.c.pause(ctx, &b, 0) != nil {
 				return err
 			}
@@ -226,7 +223,7 @@ func (p *stepPart) send(ctx context.Context) (outcome rowraftv1.StepOutcome, err
 	return outcome, nil
 }
 
-// call sends one fragment, or asks what has become of it, until a leader answers.
+// call sends one fragment, or asks for its outcome if probe is set, until a leader answers.
 func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome rowraftv1.StepOutcome, err error) {
 	o := &p.j.opts
 	req := &rowraftv1.PushStepRequest{
@@ -252,22 +249,22 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 	return outcome, err
 }
 
-// ClockResult tells of an acknowledged PushClock.
+// ClockResult is the result of an acknowledged PushClock.
 type ClockResult struct {
 	Ack
-	Slowest uint64 // lowest clock of the job's members, as the push was applied
+	Slowest uint64 // lowest clock of the job's members when the push was applied
 }
 
-// PushClock applies gradients at once, as Push does, and with them the worker's clock:
-// exactly once, in the log of the job's clock shard, with the last of the push's rows
-// there. That part is sent when all others are acknowledged, so a reader that sees the
-// clock finds all rows of the push, in every shard. Without gradients it only sets the
-// clock. A clock never falls; 2^64−1 says that the worker has read all of its data.
+// PushClock applies gradients at once, as Push does, and sets the worker's clock. The clock is set exactly
+// once, by an entry of the job's clock shard that also has the last of the push's rows there. The client
+// sends that entry's batch after all other batches are acknowledged: a reader that sees the clock sees all
+// rows of the push, in every shard. Without gradients, PushClock only sets the clock. A clock never falls;
+// 2^64−1 means that the worker has read all of its data.
 //
-// Every part names the worker and how far it has read: a shard refuses those of a worker
-// that is no member any more, whatever is known of its earlier parts.
+// Every batch names the worker and how far it has read. A shard refuses the batches of a worker that is no
+// longer a member, even if it does not know the worker's earlier batches.
 //
-// Errors: those of Push; CodeNotMember, CodeNotFound as PushStep.
+// Errors: those of Push; CodeNotMember and CodeNotFound as for PushStep.
 func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs ...Segment) (ClockResult, error) {
 	if len(read) > wire.MaxPushPositions || !slices.IsSortedFunc(read, func(a, b rowraft.Position) int {
 		if a.Part < b.Part {
@@ -285,19 +282,19 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 	clocked := j.clocked(&parts, &c)
 	before := slices.DeleteFunc(parts, func(p *batch) bool { return p == clocked })
 	worker := c
-	worker.Clock = 0 // it raises nothing
+	worker.Clock = 0 // these batches must not raise the clock
 	for _, p := range before {
 		p.prepend(&worker)
 	}
 	clocked.after = before
 	ack, err := j.c.sendBatches(ctx, append(slices.Clone(before), clocked))
 	if err != nil {
-		return ClockResult{}, err // clocked may still be under way
+		return ClockResult{}, err // the batch with the clock may still be in progress
 	}
 	return ClockResult{Ack: ack, Slowest: clocked.slowest}, nil
 }
 
-// clocked puts c before the last part for the clock shard, or makes one of it.
+// clocked puts c into the last batch for the clock shard, or adds a batch for it.
 func (j *Job) clocked(parts *[]*batch, c *wire.Clock) *batch {
 	home := j.clockShard()
 	var p *batch
@@ -326,8 +323,8 @@ func (j *Job) clockShard() rowraft.ShardID {
 	return j.c.cluster.Load().ShardOf(clustermap.JobSlot(j.opts.ID))
 }
 
-// WaitClock waits until the slowest worker of the job has reached atLeast and returns
-// how far it is.
+// WaitClock waits until the slowest worker of the job has reached atLeast. It returns the clock of the
+// slowest worker.
 //
 // Errors: CodeNotFound if the job has ended; CodeDeadline when ctx ends.
 func (j *Job) WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error) {

@@ -16,11 +16,11 @@ import (
 
 var testJob = rowraft.JobID{1, 2, 3, 15: 4}
 
-// fakeSteps is a leader of steps: it answers as told, and notes what it is sent.
+// fakeSteps is a leader that takes steps. It gives the answers of the test and records the requests.
 type fakeSteps struct {
 	mu    sync.Mutex
 	calls []*rowraftv1.PushStepRequest
-	// answers are those of a shard, the last one for ever.
+	// answers are those of each shard; the last one repeats.
 	answers map[uint32][]stepReply
 }
 
@@ -62,7 +62,7 @@ func (f *fakeSteps) of(shard uint32) (calls []int) {
 	return calls
 }
 
-// pushStep pushes step 5 of so many rows to a shard, against a cluster of two shards.
+// pushStep pushes step 5 with the given number of rows to a shard, in a cluster of two shards.
 func pushStep(t *testing.T, ctx context.Context, f *fakeSteps, rows int) (StepResult, *Job, error) {
 	t.Helper()
 	s := &fakeServer{step: f.answer}
@@ -82,8 +82,8 @@ func pushStep(t *testing.T, ctx context.Context, f *fakeSteps, rows int) (StepRe
 	return result, j, err
 }
 
-// Each shard gets a part, an empty one too, which is sent again, all fragments of it,
-// when a leader does not have it, and asked for while it is held.
+// Each shard gets a part, even an empty one. The client sends all fragments of a part again when a leader
+// does not have it, and asks for its outcome while the leader holds it.
 func TestAStepIsPushedUntilItIsKnown(t *testing.T) {
 	const rows = 100_000 // of 16 bytes: two messages
 	f := &fakeSteps{answers: map[uint32][]stepReply{
@@ -152,7 +152,7 @@ func TestWhatAShardTellsOfAStep(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			zero := []stepReply{{outcome: applied}}
 			if tc.code != rowraft.CodeUnknown {
-				zero[0].outcome = held // and would be for ever: the other shard's error ends it
+				zero[0].outcome = held // would repeat forever: the error of the other shard ends it
 			}
 			f := &fakeSteps{answers: map[uint32][]stepReply{0: zero, 1: tc.one}}
 			result, j, err := pushStep(t, patience(t), f, 1)
@@ -176,8 +176,8 @@ func TestAStepWithoutAnAnswerInTime(t *testing.T) {
 	}
 }
 
-// A clock goes with the last part for its shard, or with an empty one. Every other part
-// names the worker and what it has read, with clock 0.
+// A clock travels with the last batch for its shard, or with an empty one. Every other batch names the
+// worker and what it has read, with clock 0.
 func TestAClockRidesOnAPush(t *testing.T) {
 	var mu sync.Mutex
 	var got []*rowraftv1.WriteRequest
@@ -238,14 +238,14 @@ func TestAClockRidesOnAPush(t *testing.T) {
 	}
 }
 
-// raisesClock reports whether req is the part of a push that has the clock.
+// raisesClock reports whether req is the batch of a push that has the clock.
 func raisesClock(req *rowraftv1.WriteRequest) bool {
 	c, _, err := wire.ParseClock(req.Payload)
 	return err == nil && req.Op == rowraftv1.WriteOp_WRITE_OP_CLOCKED && c.Clock > 0
 }
 
-// Whoever sees a clock finds the rows of its push in every shard: the part with the clock
-// is sent when the others are acknowledged, and not at all if one is refused.
+// A reader that sees a clock finds the rows of its push in every shard. The client sends the batch with the
+// clock when the others are acknowledged, and does not send it if one is refused.
 func TestAClockWaitsForTheOtherParts(t *testing.T) {
 	clocked := make(chan struct{}, 1)
 	var refuse error
@@ -257,7 +257,7 @@ func TestAClockWaitsForTheOtherParts(t *testing.T) {
 		select {
 		case <-clocked:
 			t.Error("the clock was sent before the rows in another shard were acknowledged")
-		case <-time.After(100 * time.Millisecond): // sent beside them it would be here
+		case <-time.After(100 * time.Millisecond): // a concurrent send would arrive by now
 		}
 		return refuse
 	}}
@@ -281,8 +281,8 @@ func TestAClockWaitsForTheOtherParts(t *testing.T) {
 	}
 }
 
-// A worker says which tables it began with, so that a shard can tell a restore from the
-// end of the job.
+// A worker names the epoch of the tables that it began with, so that a shard can distinguish a restore from
+// the end of the job.
 func TestAWorkerNamesItsTableEpoch(t *testing.T) {
 	var got []uint64
 	s := &fakeServer{clock: func(req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
