@@ -62,6 +62,9 @@ func (p *Profile) nextHeartbeat(now, least time.Duration) time.Duration {
 // fitHeartbeat makes what this server measured the heartbeat that it needs.
 func (s *Store) fitHeartbeat() {
 	fsync, lateness := s.slowness.figures()
+	if s.opts.hooks.steady {
+		fsync, lateness = 0, 0
+	}
 	p := s.Profile()
 	was := s.neededHeartbeat()
 	now := p.nextHeartbeat(was, leastHeartbeat(fsync, lateness))
@@ -117,7 +120,7 @@ func (s *Store) watchSlowness() {
 		if suspended > 0 {
 			s.opts.Logger.Warn("this process stood still: it was suspended, or had no CPU", "took", suspended)
 		}
-		if second && !s.opts.hooks.steady {
+		if second {
 			s.fitHeartbeat()
 			s.probe()
 		}

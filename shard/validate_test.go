@@ -73,7 +73,7 @@ func TestBadPushesAreRefused(t *testing.T) {
 		{"keys out of order", 0, with(func(s *rows) { s.keys = []rowraft.Key{own[1], own[0]} }),
 			rowraft.CodeInvalidArgument, "strictly ascending"},
 		{"a key twice", 0, with(func(s *rows) { s.keys = []rowraft.Key{own[0], own[1], own[1]} }),
-			rowraft.CodeInvalidArgument, "stands twice"},
+			rowraft.CodeInvalidArgument, "occurs twice"},
 		{"a table twice", 0, payloadOf(rows{schema: table, keys: own[:1]}, rows{schema: table, keys: own[1:]}),
 			rowraft.CodeInvalidArgument, "table half has two segments"},
 		{"a foreign key", 0, with(func(s *rows) { s.keys = []rowraft.Key{foreign} }), rowraft.CodeWrongShard,
@@ -87,9 +87,9 @@ func TestBadPushesAreRefused(t *testing.T) {
 				rowraft.BFloat16
 		}), rowraft.CodeInvalidArgument, "is -Inf"},
 		{"a cut payload", 0, good[:len(good)-8], rowraft.CodeInvalidArgument, "left"},
-		{"half a header", 0, good[:16], rowraft.CodeInvalidArgument, "ends within a segment header"},
+		{"half a header", 0, good[:16], rowraft.CodeInvalidArgument, "ends inside a segment header"},
 		{"a good segment before a bad one",
-			0, append(bytes.Clone(good), good[:8]...), rowraft.CodeInvalidArgument, "ends within a segment header"},
+			0, append(bytes.Clone(good), good[:8]...), rowraft.CodeInvalidArgument, "ends inside a segment header"},
 		{"too many keys", 0, tooMany, rowraft.CodeInvalidArgument, "262145 keys"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
