@@ -80,12 +80,12 @@ RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
 
 # Tests of one goroutine: the detector has nothing to find in them, and they would take minutes under it. Decoders and
 # damaged bytes first, then long computations of shard, raftstore, scheduler and e2e/check. verify-full skips none.
-RACE_SKIP ?= ^Fuzz|Golden|FlippedBit|Impossible|^TestAWeekOfRetraining|^TestARestoredClusterGoesOnAsItsSource|^TestDeltasMergeToTheState|^TestSessionsThatMakeRoom|^TestDelayedCopiesApplyNothing|^TestASessionThatIsOverNeverOpensAgain|^TestASilentSessionMakesRoomLast|^TestNothingDependsOnTheSecret|^TestCheckSlotInSteps|^TestTableAgainstModel|^TestChosenKeys|^TestEqualTags|^TestTagsOfChosenKeys|^TestFormation|^TestPlacementSettles|^TestRegistryModel|^TestMachineMatchesModel|^TestEpochsAreCovered|^TestVec|^TestPorcupine|^TestGoodHistories|^TestEveryMutationIsCaught|^TestReducedSearch
+RACE_SKIP ?= ^Fuzz|Golden|FlippedBit|Impossible|^TestAWeekOfRetraining|^TestARestoredClusterGoesOnAsItsSource|^TestDeltasMergeToTheState|^TestSessionsThatMakeRoom|^TestDelayedCopiesApplyNothing|^TestASessionThatIsOverNeverOpensAgain|^TestASilentSessionIsEvictedLast|^TestNothingDependsOnTheSecret|^TestCheckSlotInSteps|^TestTableAgainstModel|^TestChosenKeys|^TestEqualTags|^TestTagsOfChosenKeys|^TestFormation|^TestPlacementSettles|^TestRegistryModel|^TestMachineMatchesModel|^TestEpochsAreCovered|^TestVec|^TestPorcupine|^TestGoodHistories|^TestEveryMutationIsCaught|^TestReducedSearch
 
 # The packages with concurrency of their own, and whole clusters in one process (one seed of e2e/sim). The processes
 # that e2e starts are built without the detector.
 RACE_PKG ?= ./node/... ./raftstore/... ./e2e/sim ./scheduler ./shard/... ./trainer ./client ./checkpoint/... ./trainer/average ./trainer/data \
-	./internal/certs ./internal/identity ./internal/quota ./internal/rpc ./internal/slab ./internal/vfs/... ./e2e/check
+	./internal/certs ./internal/identity ./internal/quota ./internal/route ./internal/rpc ./internal/slab ./internal/vfs/... ./e2e/check
 
 .PHONY: race
 race: ## packages with concurrency of their own under the race detector (RACE_PKG=./... for all)

@@ -18,7 +18,7 @@ var (
 	firstSeed  = flag.Uint64("sim.seed", 1, "the first of them")
 	faultsFor  = flag.Duration("sim.for", defaultFor, "how long faults are done, in virtual time")
 	faultKinds = flag.String("sim.faults", "all", "all, or kinds separated by commas")
-	servers    = flag.Int("sim.servers", 0, "servers; 0: 3, every fifth seed 5")
+	servers    = flag.Int("sim.servers", 0, "servers; 0: 3, every fourth seed 5")
 	verbose    = flag.Bool("sim.v", false, "log every fault")
 )
 
@@ -97,7 +97,7 @@ func TestSeeds(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			cfg := Config{Seed: seed, For: *faultsFor, Faults: *faultKinds, Servers: *servers}
-			if cfg.Servers == 0 && seed%5 == 0 {
+			if cfg.Servers == 0 && seed%4 == 0 { // one of the seeds that make test runs
 				cfg.Servers = 5
 			}
 			runSeed(t, cfg)

@@ -68,6 +68,8 @@ func (w *Walk) Again(ctx context.Context, err error) bool {
 		if w.hops++; w.hops <= maxHops {
 			return ctx.Err() == nil
 		}
+		w.named = "" // or servers that name each other would be asked forever, and the leader never
+		w.turn++
 		return w.pause(ctx, 0)
 	case Wait:
 		w.named = w.addr

@@ -29,7 +29,7 @@ func TestWalk(t *testing.T) {
 		{"a hint is followed at once", Control, []error{leader("c"), code(rowraft.CodeNoLeader)}, []string{"a", "c", "b"}},
 		{"a hint to a server without an address", Control, []error{leader("x")}, []string{"a", "b"}},
 		{"no hint, and a hint to the server itself", Control, []error{leader(""), leader("b")}, []string{"a", "b", "c"}},
-		{"servers that name each other", Control, []error{leader("b"), leader("a"), leader("b"), leader("a"), leader("b")}, []string{"a", "b", "a", "b", "5ms a", "b"}},
+		{"servers that name each other", Control, []error{leader("b"), leader("a"), leader("b"), leader("a"), leader("a"), leader("b"), leader("a"), leader("b")}, []string{"a", "b", "a", "b", "5ms b", "a", "b", "a", "5ms c"}},
 		{"an overloaded server is asked again when it says", Control, []error{busy, code(rowraft.CodeNoLeader)}, []string{"a", "1h0m0s a", "b"}},
 		{"a final error", Control, []error{code(rowraft.CodeNoLeader), code(rowraft.CodeInvalidArgument)}, []string{"a", "b", "end"}},
 		{"an error of a call that may not be made twice", Once, []error{code(rowraft.CodeNoLeader), code(rowraft.CodeDeadline)}, []string{"a", "b", "end"}},

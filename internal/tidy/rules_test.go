@@ -447,6 +447,40 @@ func TestRaceRunsWithoutPointerChecksOfGoMLX(t *testing.T) {
 	}
 }
 
+// A test that was renamed would run again under the race detector, for minutes.
+func TestRaceSkipsTestsThatExist(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(makefile), "\nRACE_SKIP ?= ")
+	list, _, _ := strings.Cut(rest, "\n")
+	if !found || len(list) == 0 {
+		t.Fatal("the Makefile has no RACE_SKIP")
+	}
+	var all strings.Builder
+	files, err := filepath.Glob(filepath.Join(root, "*", "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	deeper, err := filepath.Glob(filepath.Join(root, "*", "*", "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(files, deeper...) {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(b)
+	}
+	for name := range strings.SplitSeq(list, "|") {
+		if prefix, anchored := strings.CutPrefix(name, "^"); anchored && !strings.Contains(all.String(), "\nfunc "+prefix) {
+			t.Errorf("RACE_SKIP of the Makefile names %s, and no test begins with that", prefix)
+		}
+	}
+}
+
 func TestNoSharedDataIsCommitted(t *testing.T) {
 	t.Run("a copy of a file and a copied row are found", func(t *testing.T) {
 		dir := t.TempDir()

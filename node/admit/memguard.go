@@ -89,7 +89,7 @@ func (g *memoryGuard) look(u MemoryUse, now time.Time) {
 	}
 	why := ""
 	if full {
-		why = fmt.Sprintf("the server has %d bytes of memory, its limit is %d (--memory-limit-bytes), and the machine has %d Left: what would make rows is refused until there is room; drop tables, add a server, or give this one more", u.Anonymous, g.limit, u.Left)
+		why = fmt.Sprintf("the server has %d bytes of memory, its limit is %d (--memory-limit-bytes), and the machine has %d left: what would make rows is refused until there is room; drop tables, add a server, or give this one more", u.Anonymous, g.limit, u.Left)
 	}
 	g.a.setMemory(u.Anonymous, why)
 }

@@ -36,7 +36,7 @@ func TestMemoryGuard(t *testing.T) {
 		if (err != nil) != tc.full {
 			t.Errorf("%s: %v, want full: %v", tc.name, err, tc.full)
 		}
-		if tc.full && (rowraft.CodeOf(err) != rowraft.CodeOverloaded || !strings.Contains(err.Error(), "--memory-limit-bytes")) {
+		if tc.full && (rowraft.CodeOf(err) != rowraft.CodeOverloaded || !strings.Contains(err.Error(), "--memory-limit-bytes") || !strings.Contains(err.Error(), " left: ")) {
 			t.Errorf("%s: %v", tc.name, err)
 		}
 	}
