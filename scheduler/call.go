@@ -64,8 +64,8 @@ func (s *Scheduler) onNode(node rowraft.NodeID, fn func(*grpc.ClientConn) error)
 	return fn(conn)
 }
 
-// callAdmin calls the Admin service of a node.
-func (s *Scheduler) callAdmin(ctx context.Context, node rowraft.NodeID, limit time.Duration, fn func(context.Context, rowraftv1.ReplicasClient) error) error {
+// callReplicas calls the Replicas service of a node.
+func (s *Scheduler) callReplicas(ctx context.Context, node rowraft.NodeID, limit time.Duration, fn func(context.Context, rowraftv1.ReplicasClient) error) error {
 	return s.onNode(node, func(conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()

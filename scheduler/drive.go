@@ -16,38 +16,40 @@ import (
 
 const (
 	driveInterval  = 100 * time.Millisecond
-	stepTimeout    = 15 * time.Second // of one turn of one move
+	stepTimeout    = 15 * time.Second // limit of one call of turn
 	membersTimeout = 2 * time.Second
 	membersRounds  = 6 // with pauses of 5 to 80 ms between them
 	changeTimeout  = 5 * time.Second
-	// forgetAfter is how long a leader of the metadata group has known of a removed
-	// replica when the group's leader gives the report that lets it be dropped from the
-	// map: later than any call of an earlier leader, which might have added it again.
+	// forgetAfter is the least time between the moment when this leader of the metadata
+	// group first sees a removed replica and the shard leader's report that lets
+	// collectRemoved drop it from the map. By then every call of an earlier leader, which
+	// might have added the replica again, has ended.
 	forgetAfter = 2 * stepTimeout
 )
 
-// burial stands among the moves that have a turn for buryReplicas, which may wait for
-// a group that does not answer. Moves count from 1.
-const burial = 0
+// collecting is the id under which collectRemoved is listed in driver.busy: it runs on a
+// goroutine, as the moves do, because it may wait for a group that does not answer. The
+// ids of moves begin at 1.
+const collecting = 0
 
 // driver is the leader's memory of the moves it drives; empty with each new term.
 type driver struct {
 	mu      sync.Mutex
 	term    rowraft.Term
-	synced  bool // what earlier terms logged is applied here
-	busy    map[uint64]bool
-	notes   map[uint64]note
-	removed map[rowraft.ReplicaID]time.Time // since when this leader knows
+	synced  bool                            // what earlier terms logged is applied here
+	busy    map[uint64]bool                 // moves, and collecting, on which a goroutine works
+	notes   map[uint64]note                 // by move
+	removed map[rowraft.ReplicaID]time.Time // when this leader first saw that a replica was removed
 }
 
-// note is what the last turn of a move came to.
+// note is why a move does not advance.
 type note struct {
-	waitingFor string
-	lag        uint64
+	waitingFor string // "": it advances
+	lag        uint64 // of the learner, in entries
 }
 
-// drive works on moves, and on what they leave behind, while this member leads the
-// metadata group. It returns when ctx and all that it started have ended.
+// drive works on moves and on removed replicas while this member leads the metadata
+// group. It returns when ctx and all goroutines that it started have ended.
 func (s *Scheduler) drive(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -65,7 +67,7 @@ func (s *Scheduler) drive(ctx context.Context) {
 	}
 }
 
-// driveOnce gives every move a turn that has none.
+// driveOnce starts a turn of each move that has none running, and of collectRemoved.
 func (s *Scheduler) driveOnce(ctx context.Context, wg *sync.WaitGroup) {
 	l, term, err := s.leading()
 	if err != nil || !s.driver.begin(ctx, l, term) {
@@ -80,20 +82,20 @@ func (s *Scheduler) driveOnce(ctx context.Context, wg *sync.WaitGroup) {
 			})
 		}
 	}
-	if s.driver.take(burial) {
+	if s.driver.take(collecting) {
 		wg.Go(func() {
-			defer s.driver.release(burial)
+			defer s.driver.release(collecting)
 			ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 			defer cancel()
-			if err := s.buryReplicas(ctx); err != nil {
-				s.logger.Debug("replicas that left are not forgotten yet", "err", err)
+			if err := s.collectRemoved(ctx); err != nil {
+				s.logger.Debug("removed replicas stay in the map for now", "err", err)
 			}
 		})
 	}
 }
 
-// leadingInSync is leading, once this leader knows what earlier ones logged: before
-// that it would answer from an old map.
+// leadingInSync is [Scheduler.leading], but it refuses until this leader has applied what
+// earlier ones logged: before that it would answer from an old map.
 func (s *Scheduler) leadingInSync(ctx context.Context) (Log, error) {
 	l, term, err := s.leading()
 	if err == nil && !s.driver.begin(ctx, l, term) {
@@ -102,8 +104,9 @@ func (s *Scheduler) leadingInSync(ctx context.Context) (Log, error) {
 	return l, err
 }
 
-// begin makes sure, once in a term, that this leader knows all that earlier ones
-// logged: it must not go on with a move that another one has ended.
+// begin makes sure, once in a term, that this leader has applied all that earlier ones
+// logged: it must not continue a move that another one has ended. It reports whether that
+// is so.
 func (d *driver) begin(ctx context.Context, l Log, term rowraft.Term) bool {
 	d.mu.Lock()
 	if d.term != term || d.busy == nil {
@@ -129,6 +132,7 @@ func (d *driver) begin(ctx context.Context, l Log, term rowraft.Term) bool {
 	return d.synced
 }
 
+// take marks id busy and reports whether it was not. The caller calls release.
 func (d *driver) take(id uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -145,7 +149,7 @@ func (d *driver) release(id uint64) {
 	delete(d.busy, id)
 }
 
-// write notes what a move waits for and reports whether that is news.
+// write stores the note of a move and reports whether the move waits for something else now.
 func (d *driver) write(id uint64, n note) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -160,7 +164,8 @@ func (d *driver) read(id uint64) note {
 	return d.notes[id]
 }
 
-// turn takes a move as far as it goes without waiting.
+// turn takes steps of a move until the move waits for something, ends, or fails a step.
+// The next turn, after driveInterval or a new map, continues.
 func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -195,8 +200,9 @@ func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
 	}
 }
 
-// step does one thing for m and returns the phase that the group says is next, if
-// any; or what to wait for.
+// step reads the members of the shard's group and does one thing for m. It returns the next
+// phase if the group has reached what the present one is for, or what the move waits for. If
+// it returns neither, it has made a change, and the caller looks again.
 func (s *Scheduler) step(ctx context.Context, m *move) (next phase, wait note, err error) {
 	sh := s.view.Map().Shards[m.shard]
 	leader, members, err := s.members(ctx, sh)
@@ -206,7 +212,7 @@ func (s *Scheduler) step(ctx context.Context, m *move) (next phase, wait note, e
 	to, from := memberOf(members, m.to.ID), memberOf(members, m.from.ID)
 	change := func(c *rowraftv1.ChangeMembersRequest) error {
 		c.Shard, c.PrevIndex = uint32(m.shard), members.ConfigIndex
-		return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		return s.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.ChangeMembers(ctx, c)
 			return err
 		})
@@ -258,11 +264,11 @@ func (s *Scheduler) advance(ctx context.Context, m *move, next phase) error {
 	return err
 }
 
-// handOver has the leader of a shard give the lead to heir, or, if that one cannot
-// take it, to any other voter.
+// handOver makes the leader of a shard transfer the leadership to heir or, if heir cannot
+// take it, to any other voter. An empty heir is any voter.
 func (s *Scheduler) handOver(ctx context.Context, shard rowraft.ShardID, leader, heir rowraft.NodeID) error {
 	call := func(to rowraft.NodeID) error {
-		return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		return s.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: string(to)})
 			return err
 		})
@@ -283,13 +289,13 @@ func memberOf(m *rowraftv1.MembersReply, id rowraft.ReplicaID) *rowraftv1.Member
 	return nil
 }
 
-// members finds the leader of a shard and asks it for the members of the group. It asks for
-// membersRounds, so that a new leader has a moment to show itself.
+// members finds the leader of a shard and asks it for the members of the group. It asks the
+// replicas up to membersRounds times, so that a shard which elects a leader has time for it.
 func (s *Scheduler) members(ctx context.Context, sh clustermap.Shard) (leader rowraft.NodeID, reply *rowraftv1.MembersReply, err error) {
 	w := s.walk(sh)
 	for w.Rounds = membersRounds; ; {
 		leader = rowraft.NodeID(w.Addr())
-		err = s.callAdmin(ctx, leader, membersTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
+		err = s.callReplicas(ctx, leader, membersTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
 			reply, err = a.Members(ctx, &rowraftv1.MembersRequest{Shard: uint32(sh.ID)})
 			return err
 		})
@@ -302,10 +308,10 @@ func (s *Scheduler) members(ctx context.Context, sh clustermap.Shard) (leader ro
 	}
 }
 
-// buryReplicas drops removed replicas from the map once their servers have said
-// that they are gone; one that is still, or again, a member of its group (a call of
-// an earlier leader came late) is removed from it.
-func (s *Scheduler) buryReplicas(ctx context.Context) error {
+// collectRemoved drops removed replicas from the map once their servers have reported
+// that the data is deleted. If a removed replica is still a member of its group, or a late
+// call of an earlier leader has added it again, collectRemoved takes it out of the group.
+func (s *Scheduler) collectRemoved(ctx context.Context) error {
 	m := s.view.Map()
 	if m == nil {
 		return nil
@@ -344,7 +350,8 @@ func (d *driver) knownSince(id rowraft.ReplicaID, now time.Time) time.Time {
 	return at
 }
 
-// leaderReport is what the leader of sh said last, and when.
+// leaderReport returns the newest report of sh by its leader, and when it came. Only a leader
+// reports a configuration index; of two, the one of the later term counts.
 func leaderReport(sh clustermap.Shard, beats map[rowraft.NodeID]beat) (best *rowraftv1.ReplicaStatus, at time.Time) {
 	for _, r := range sh.Replicas {
 		for _, st := range beats[r.Node].replicas {
@@ -360,20 +367,20 @@ func reports(members []*rowraftv1.MemberStatus, id rowraft.ReplicaID) bool {
 	return slices.ContainsFunc(members, func(m *rowraftv1.MemberStatus) bool { return m.GetReplicaId() == string(id) })
 }
 
-// gone reports whether the node of r has followed the map that removed it and has
-// it no more.
+// gone reports whether the node of r follows a map that lists r as removed, and does not
+// report r any more.
 func gone(b beat, r clustermap.Removed) bool {
 	return b.mapVersion >= r.Version && !slices.ContainsFunc(b.replicas, func(st *rowraftv1.ReplicaStatus) bool { return st.GetReplicaId() == string(r.ID) })
 }
 
-// evict removes a replica that the map has removed from its group.
+// evict takes a replica that the map lists as removed out of its group.
 func (s *Scheduler) evict(ctx context.Context, sh clustermap.Shard, id rowraft.ReplicaID) error {
 	leader, members, err := s.members(ctx, sh)
 	if err != nil || memberOf(members, id) == nil {
 		return err
 	}
-	s.logger.Warn("a replica that left is a member of its group again; removing it", "shard", uint32(sh.ID), "replica", string(id))
-	return s.callAdmin(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+	s.logger.Warn("a removed replica is a member of its group; taking it out", "shard", uint32(sh.ID), "replica", string(id))
+	return s.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 		_, err := a.ChangeMembers(ctx, &rowraftv1.ChangeMembersRequest{
 			Shard: uint32(sh.ID), PrevIndex: members.ConfigIndex, Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(id)},
 		})

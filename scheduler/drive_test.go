@@ -177,12 +177,12 @@ func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {
 	report := func() {
 		heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2, ConfigIndex: g.index, Members: g.members})
 	}
-	if err := s.buryReplicas(t.Context()); err != nil { // from now on it is known
+	if err := s.collectRemoved(t.Context()); err != nil { // from now on it is known
 		t.Fatal(err)
 	}
 	report()
 	eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
-		if err := s.buryReplicas(t.Context()); err != nil {
+		if err := s.collectRemoved(t.Context()); err != nil {
 			t.Log(err)
 		}
 		return g.size() == 3
@@ -208,7 +208,7 @@ func TestAReplicaIsForgottenOnALateReportOnly(t *testing.T) {
 	sh := s.view.Map().Shards[0]
 	left, now := sh.Removed[0], s.soft.now()
 	known := now.Add(-2 * forgetAfter)
-	bury := func(reported time.Time) (forgotten bool) {
+	collect := func(reported time.Time) (forgotten bool) {
 		if _, _, err := s.leading(); err != nil { // in this term from now on
 			t.Fatal(err)
 		}
@@ -221,15 +221,15 @@ func TestAReplicaIsForgottenOnALateReportOnly(t *testing.T) {
 		}}
 		s.soft.beats["b"] = beat{at: now, mapVersion: left.Version}
 		s.soft.mu.Unlock()
-		if err := s.buryReplicas(t.Context()); err != nil {
+		if err := s.collectRemoved(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		return len(s.view.Map().Shards[0].Removed) == 0
 	}
-	if bury(known.Add(forgetAfter - 1)) {
+	if collect(known.Add(forgetAfter - 1)) {
 		t.Error("forgotten on a report that a late call may have followed")
 	}
-	if !bury(known.Add(forgetAfter)) {
+	if !collect(known.Add(forgetAfter)) {
 		t.Error("not forgotten on a report after all late calls")
 	}
 }
@@ -250,7 +250,7 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 
 	g.mu.Lock() // it answers nobody
 	s.driveOnce(t.Context(), &wg)
-	waits := !s.driver.take(burial)
+	waits := !s.driver.take(collecting)
 	g.mu.Unlock()
 	wg.Wait()
 	if !waits {

@@ -187,7 +187,7 @@ func (s *Scheduler) ensureDrop(ctx context.Context, sh clustermap.Shard, d dropp
 	}
 	for w := s.walk(sh); ; {
 		node := rowraft.NodeID(w.Addr())
-		err := s.callAdmin(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		err := s.callReplicas(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(d.id), TableEpoch: uint64(d.epoch)})
 			return err
 		})

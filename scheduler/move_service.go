@@ -11,11 +11,12 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// startAttempts bounds how often a move is decided anew because the map changed
-// meanwhile.
+// startAttempts bounds how often MoveReplica starts again because the map changed
+// concurrently.
 const startAttempts = 5
 
-// MoveReplica logs a move; the leader of the metadata group drives it from then on.
+// MoveReplica logs a move. From then on the leader of the metadata group drives it (drive.go).
+// Without a map version in the request it is compared with the newest map.
 func (s *Scheduler) MoveReplica(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
 	for attempt := 1; ; attempt++ {
 		m, err := s.startMove(ctx, req)
@@ -66,8 +67,8 @@ func (s *Scheduler) mustBeUp(n clustermap.Node) error {
 	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v", nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)
 }
 
-// CancelMove turns a move back while its new replica has not taken the place of
-// the old one.
+// CancelMove takes the new replica of a move out of the group again, unless the move is in
+// phase REMOVE: then the old replica may have left.
 func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
 	if _, err := s.leadingInSync(ctx); err != nil {
 		return nil, err
@@ -78,7 +79,7 @@ func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveReq
 			continue
 		}
 		if m.phase == phaseRemove {
-			return nil, rowraft.Errorf(rowraft.CodePrecondition, "move %d of shard %d has gone too far: the new replica votes and the old one is leaving; move it back afterwards", m.id, m.shard)
+			return nil, rowraft.Errorf(rowraft.CodePrecondition, "move %d of shard %d cannot be cancelled any more: the new replica votes and the old one is leaving; move it back afterwards", m.id, m.shard)
 		}
 		if m.phase != phaseCancel {
 			if err := s.advance(ctx, &m, phaseCancel); err != nil {
@@ -89,10 +90,10 @@ func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveReq
 		s.logger.Info("a move is cancelled", "move", m.id, "shard", uint32(m.shard))
 		return &rowraftv1.CancelMoveReply{Move: m.toProto()}, nil
 	}
-	return nil, rowraft.Errorf(rowraft.CodeNotFound, "no such move of shard %d runs", req.GetShard())
+	return nil, rowraft.Errorf(rowraft.CodeNotFound, "no replica of shard %d moves, or none by that move id", req.GetShard())
 }
 
-// addMoves tells of moves in a status.
+// addMoves adds the moves that run, and the last that ended, to a status.
 func (s *Scheduler) addMoves(reply *rowraftv1.StatusReply) {
 	running, finished := s.machine.moves()
 	for _, m := range running {

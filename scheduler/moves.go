@@ -14,24 +14,25 @@ import (
 
 // How a replica moves
 //
-// A move is an entry in the metadata group and goes through phases, each of which
-// says what is being done to the shard's Raft group, and may be done already:
+// A move is part of the state of the metadata group. Its phase says what is being done to
+// the shard's Raft group; that may be done already:
 //
-//	LEARN    the map lists the new replica as a learner: its server starts it, the
-//	         shard's leader adds it, it catches up
-//	PROMOTE  the leader makes it a voter
-//	REMOVE   the map lists it as a replica; the old one hands over the lead if it has
-//	         it, and leaves the group
-//	DONE     the map lists the old one as removed: its server deletes it
-//	CANCEL   instead of PROMOTE or after it: the new one leaves the group again
+//	LEARN      the map lists the new replica as a learner: its server starts it, the
+//	           shard's leader adds it, it catches up
+//	PROMOTE    the shard's leader makes it a voter
+//	REMOVE     the map lists it as a replica; the old one hands over the leadership if
+//	           it leads, and is taken out of the group
+//	DONE       the map lists the old one as removed: its server deletes it
+//	CANCEL     from LEARN or PROMOTE: the new one is taken out of the group again
+//	CANCELLED  the map lists the new one as removed: its server deletes it
 //
-// A move without an old replica adds one: there is nobody to leave. One without a new
+// A move without an old replica adds one, and REMOVE has no work. A move without a new
 // replica removes one, and begins with REMOVE.
 //
-// The phase is logged before the work that it allows, and the work is decided on
-// what the Raft group itself says and compared with its configuration's index. So
-// whoever drives a move may die at any point, and the next leader of the metadata
-// group goes on with what it finds (drive.go).
+// A phase is logged before the work that it allows. The driver decides the work by the
+// members of the Raft group itself, and names the configuration index that it has read. So
+// a driver may die at any point: the next leader of the metadata group reads the members
+// and continues (drive.go).
 
 type phase = rowraftv1.MovePhase
 
@@ -44,10 +45,10 @@ const (
 	phaseCancelled = rowraftv1.MovePhase_MOVE_PHASE_CANCELLED
 )
 
-// maxFinished bounds the moves that are remembered after their end.
+// maxFinished bounds the moves that the state keeps after their end, for people.
 const maxFinished = 32
 
-// move is one replica on its way.
+// move is the move of one replica of a shard; see "How a replica moves".
 type move struct {
 	id       uint64 // from 1, in the order of the log
 	shard    rowraft.ShardID
@@ -74,7 +75,7 @@ func moveFromProto(p *rowraftv1.Move) move {
 	}
 }
 
-// startMove logs a move and makes its new replica a learner of the map.
+// startMove adds a move to the state and lists its new replica as a learner in the map.
 func (s *state) startMove(c *rowraftv1.MetaStartMove) (move, error) {
 	shard, from, to := rowraft.ShardID(c.GetShard()), rowraft.NodeID(c.GetFromNode()), rpc.ReplicaFromProto(c.GetTo())
 	if int(shard) >= len(s.cluster.Shards) {
@@ -111,7 +112,7 @@ func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *move, sh clustermap.Sha
 		return rowraft.Errorf(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again", version, s.cluster.Version)
 	}
 	if c.GetReason() < 0 || c.GetReason() > rowraftv1.MoveReason_MOVE_REASON_FENCED || adds && removes {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "reason %d, from nowhere (%v) to nowhere (%v)", c.GetReason(), adds, removes)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "reason %d, without a source: %v, without a target: %v: want a known reason, and a source or a target", c.GetReason(), adds, removes)
 	}
 	if !removes {
 		if err := s.checkTarget(m.to); err != nil {
@@ -119,23 +120,23 @@ func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *move, sh clustermap.Sha
 		}
 	}
 	if m.from.ID == "" && !adds {
-		return rowraft.Errorf(rowraft.CodeNotFound, "server %s has no replica of it", s.nodeName(from))
+		return rowraft.Errorf(rowraft.CodeNotFound, "server %s has no replica of the shard", s.nodeName(from))
 	}
 	if j, found := s.moveOf(m.shard); found {
 		what := "another change of its replicas runs"
 		if other := s.moves[j]; other.from.ID != "" && other.to.ID != "" {
-			what = fmt.Sprintf("the one on %s is moving to %s already", s.nodeName(other.from.Node), s.nodeName(other.to.Node))
+			what = fmt.Sprintf("the replica on %s is moving to %s already", s.nodeName(other.from.Node), s.nodeName(other.to.Node))
 		}
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s; one replica of a shard moves at a time", what)
 	}
 	_, has := sh.On(m.to.Node)
 	switch {
 	case removes && len(sh.Replicas) < 2:
-		return rowraft.Errorf(rowraft.CodePrecondition, "it is the only one")
+		return rowraft.Errorf(rowraft.CodePrecondition, "it is the only replica of the shard")
 	case !removes && has:
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has one already", s.nodeName(m.to.Node))
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has a replica of the shard already", s.nodeName(m.to.Node))
 	case adds && len(sh.Replicas) >= ReplicasPerShard:
-		return rowraft.Errorf(rowraft.CodePrecondition, "it has %d", len(sh.Replicas))
+		return rowraft.Errorf(rowraft.CodePrecondition, "the shard has %d replicas, the limit is %d", len(sh.Replicas), ReplicasPerShard)
 	}
 	return nil
 }
@@ -181,7 +182,7 @@ func (s *state) putShard(sh clustermap.Shard) {
 	s.cluster.Version++
 }
 
-// nextPhases lists what may follow.
+// nextPhases lists the phases that may follow one; a phase without a row ends the move.
 var nextPhases = map[phase][]phase{
 	phaseLearn:   {phasePromote, phaseCancel},
 	phasePromote: {phaseRemove, phaseCancel},
@@ -189,8 +190,8 @@ var nextPhases = map[phase][]phase{
 	phaseCancel:  {phaseCancelled},
 }
 
-// advanceMove takes move id from one phase to the next, and the map with it. To
-// repeat it changes nothing.
+// advanceMove takes move id from one phase to the next and changes the map as the new phase
+// needs. Repeating it changes nothing.
 func (s *state) advanceMove(id uint64, from, to phase) (move, error) {
 	for _, m := range s.finished {
 		if m.id == id && m.phase == to {
@@ -214,7 +215,7 @@ func (s *state) advanceMove(id uint64, from, to phase) (move, error) {
 	case phaseRemove:
 		sh.Learners = without(sh.Learners, m.to.ID)
 		at := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.ID == m.from.ID })
-		if at < 0 { // it is added
+		if at < 0 { // the move only adds a replica: it becomes the last one
 			at = len(sh.Replicas) - 1
 		}
 		sh.Replicas = slices.Insert(slices.Clone(sh.Replicas), at+1, m.to)
@@ -226,10 +227,10 @@ func (s *state) advanceMove(id uint64, from, to phase) (move, error) {
 		}
 		sh.Replicas = without(sh.Replicas, m.from.ID)
 		sh.Changes++
-		s.bury(sh, m.from)
+		s.listRemoved(sh, m.from)
 	case phaseCancelled:
 		sh.Learners = without(sh.Learners, m.to.ID)
-		s.bury(sh, m.to)
+		s.listRemoved(sh, m.to)
 	}
 	if to == phaseDone || to == phaseCancelled {
 		s.moves = slices.Delete(slices.Clone(s.moves), i, i+1)
@@ -241,16 +242,16 @@ func (s *state) advanceMove(id uint64, from, to phase) (move, error) {
 	return m, nil
 }
 
-// bury lists r among the removed replicas of sh.
-func (s *state) bury(sh clustermap.Shard, r clustermap.Replica) {
+// listRemoved lists r among the removed replicas of sh, with the version of the map that does.
+func (s *state) listRemoved(sh clustermap.Shard, r clustermap.Replica) {
 	sh.Removed = append(slices.Clone(sh.Removed), clustermap.Removed{Replica: r, Version: s.cluster.Version + 1})
 	s.putShard(sh)
 }
 
-// forgetReplica drops a removed replica whose server has deleted it.
+// forgetReplica drops a removed replica, whose server has deleted it, from the map.
 func (s *state) forgetReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error {
 	if int(shard) >= len(s.cluster.Shards) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d of %d", shard, len(s.cluster.Shards))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "forget a replica of shard %d: the cluster has %d shards", shard, len(s.cluster.Shards))
 	}
 	sh := s.cluster.Shards[shard]
 	i := slices.IndexFunc(sh.Removed, func(r clustermap.Removed) bool { return r.ID == id })
@@ -266,12 +267,12 @@ func without(list []clustermap.Replica, id rowraft.ReplicaID) []clustermap.Repli
 	return slices.DeleteFunc(slices.Clone(list), func(r clustermap.Replica) bool { return r.ID == id })
 }
 
-// nodeName is what people call a node.
+// nodeName returns the name of a node for messages.
 func (s *state) nodeName(id rowraft.NodeID) string {
 	return labelOf(&s.cluster, id)
 }
 
-// phaseName is what people call a phase.
+// phaseName returns the name of a phase for messages.
 func phaseName(p phase) string {
 	return strings.ToLower(strings.TrimPrefix(p.String(), "MOVE_PHASE_"))
 }

@@ -128,7 +128,7 @@ func TestMovesAreRefused(t *testing.T) {
 	a.refused(cmdStart(2, "a", "d", "new", v), rowraft.CodeInvalidArgument, "2 shards")
 	a.refused(cmdStart(0, "d", "a", "new", v), rowraft.CodeNotFound, "d has no replica")
 	a.refused(cmdStart(0, "a", "z", "new", v), rowraft.CodeNotFound, "no server z")
-	a.refused(cmdStart(0, "a", "b", "new", v), rowraft.CodeAlreadyExists, "b has one")
+	a.refused(cmdStart(0, "a", "b", "new", v), rowraft.CodeAlreadyExists, "b has a replica")
 	a.refused(cmdStart(0, "a", "d", string(a.shard(1).Replicas[0].ID), v), rowraft.CodeInternal, "in use")
 	a.do(cmdStart(0, "a", "d", "new", v))
 	v++

@@ -149,7 +149,7 @@ func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer)
 func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *step, p *placer) error {
 	if next.transfer {
 		p.transfers[next.shard] = s.soft.now()
-		err := s.callAdmin(ctx, next.from, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		err := s.callReplicas(ctx, next.from, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(next.shard), ToNode: string(next.to)})
 			return err
 		})

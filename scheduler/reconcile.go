@@ -211,7 +211,7 @@ func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, sh
 	if m := s.view.Map(); !hasTable(m.Tables, t.ID) || s.comesByRestore(t.ID) {
 		return false, nil
 	}
-	return true, s.callAdmin(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+	return true, s.callReplicas(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 		_, err := a.EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t), TableEpoch: uint64(epoch)})
 		return err
 	})
