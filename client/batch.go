@@ -14,8 +14,8 @@ import (
 )
 
 // announceMinBytes: requests with a batch of at least this size announce it in a header, so
-// that an overloaded server can refuse them before it reads the body. A server reads a
-// smaller batch for less than a header costs.
+// that an overloaded server can refuse them before it reads the body. Reading a smaller
+// body costs the server less than reading the header.
 const announceMinBytes = 16 << 10
 
 // unsureTries bounds, in AttemptTimeouts, how long a batch is sent again after a server
@@ -32,13 +32,13 @@ type batch struct {
 	payload []byte
 	seq     rowraft.Seq // its number in the session
 
-	renewals int  // of the session, when seq was given
-	queued   bool // it gets its number on its own goroutine
+	renewals int  // renewal.count of the session when seq was given
+	queued   bool // the batch's own goroutine takes the number (wait), not Push (start)
 
-	done    chan struct{} // closed when the fields below are set
+	done    chan struct{} // closed when err, index and slowest are set
 	err     error
 	index   rowraft.Index
-	slowest uint64 // clock of the job, of an OpClocked
+	slowest uint64 // of an OpClocked: the clock of the slowest worker of the job
 
 	// after are the batches that must be acknowledged before this one is sent.
 	after []*batch
@@ -48,7 +48,7 @@ type batch struct {
 	settled atomic.Bool
 }
 
-// batchState is where a batch is in its life. docs/push.md has the same names.
+// batchState is a state of a batch, from start to its result. docs/push.md has the same names.
 type batchState int
 
 const (
@@ -60,9 +60,9 @@ const (
 	ended                        // with err, nil if the batch is acknowledged
 )
 
-// start numbers the batch and begins its life. It waits, as long as ctx allows, for a free
-// place among the unacknowledged batches. A batch that may be queued is sent even if ctx ends
-// before that; one with batches before it waits for their results first.
+// start gives the batch a number and starts the goroutine that sends it. It waits until the
+// session may give a number (shardSession.take) or ctx ends. If ctx ends first and mayQueue is
+// set, the goroutine takes the number later. It also does that for a batch with batches before it.
 func (c *Client) start(ctx context.Context, b *batch, mayQueue bool) error {
 	ss := c.session.shards[b.shard].Load()
 	if ss == nil || ss.cluster != b.cluster { // the client has left the cluster
@@ -86,8 +86,8 @@ func (c *Client) start(ctx context.Context, b *batch, mayQueue bool) error {
 	return err
 }
 
-// live is the life of a batch: it takes the batch from state to state, records the result,
-// and gives the number back to the session.
+// live runs on the batch's goroutine: it takes the batch from state to state, records the
+// result, and tells the session that the number has one.
 func (c *Client) live(ss *shardSession, b *batch) {
 	l := life{c: c, ss: ss, b: b, ctx: c.ctx, cancel: func() {}}
 	defer func() { l.cancel() }()
@@ -112,7 +112,7 @@ func (c *Client) live(ss *shardSession, b *batch) {
 	}
 	b.err = l.result()
 	if b.settled.Swap(true) {
-		c.deferError(b.err) // before answered, or Flush misses it
+		c.deferError(b.err) // before ss.answered, after which Flush may return
 	}
 	switch {
 	case errors.Is(b.err, errClosed): // the shard has not answered: the number stays taken
@@ -125,21 +125,22 @@ func (c *Client) live(ss *shardSession, b *batch) {
 	close(b.done)
 }
 
-// life is what a batch's goroutine remembers from state to state.
+// life is the memory of [Client.live] for one batch, between its states.
 type life struct {
 	c  *Client
 	ss *shardSession
 	b  *batch
 
-	sent  bool // the batch has, or had, a number
+	sent  bool // the batch has, or had, a number: a try may have been sent
 	tries int
 	err   error // of the last state
 
 	// maybe: the code of some try says that the batch may have been applied. risky: the same,
-	// except for the answer that the session is over, which such a batch was not applied with.
+	// but SessionEndedError does not count. That code says maybe as well, because of the earlier
+	// tries; the try that gets it was not applied. Only a batch that is not risky may be renewed.
 	maybe, risky bool
 
-	// The first CodeInternal starts a limit: ctx. When ctx ends, that error is the result.
+	// The first CodeInternal limits ctx to unsureTries. When ctx ends, that error is the result.
 	unsureErr error
 	ctx       context.Context
 	cancel    context.CancelFunc
@@ -157,8 +158,8 @@ func (l *life) wait() batchState {
 	return sending
 }
 
-// send sends the batch to the leader of its shard until one answers, and returns the state
-// that the answer leads to.
+// send sends the batch to the leader of its shard until an answer is not for shardCall to
+// handle (route.Table), and returns the state that this answer leads to (route.Batch).
 func (l *life) send() batchState {
 	c, b := l.c, l.b
 	l.sent = true
@@ -197,7 +198,8 @@ func (l *life) send() batchState {
 	return ended
 }
 
-// acknowledge records at which index of the shard the batch is visible.
+// acknowledge records an index of the shard at which the batch is visible. Later reads of this
+// client name it.
 func (l *life) acknowledge(index uint64) {
 	l.c.inCluster(l.b.cluster, func() { l.c.raise(l.b.shard, index) })
 	l.b.index = rowraft.Index(index)
@@ -231,8 +233,8 @@ func (l *life) renew() batchState {
 	return ended
 }
 
-// result is the error that the batch ends with. Its code reports whether the batch may have
-// been applied by any of its tries.
+// result returns the error with which the batch ends. Its code reports whether any try may have
+// applied the batch.
 func (l *life) result() error {
 	if l.err == nil || !l.sent {
 		return l.err

@@ -105,8 +105,8 @@ func (limit load) room(used, per load) int {
 }
 
 // plan cuts segments into requests: every row goes to its shard, and no request
-// has more than rowraft.MaxKeysPerPart rows, or is over the limit unless it is one
-// row; perRow is the load of a segment's rows.
+// has more than rowraft.MaxKeysPerPart rows or is above limit, unless it is a single row.
+// perRow returns the load of one row of a segment.
 func plan(m *clustermap.Map, segs []Segment, perRow func(*Segment) load, limit load) []request {
 	type room struct {
 		in   int // index+1 in out of the shard's request that has room; 0: none
@@ -142,7 +142,7 @@ func plan(m *clustermap.Map, segs []Segment, perRow func(*Segment) load, limit l
 	return out
 }
 
-// ascending reports whether keys are strictly ascending, as parts must be.
+// ascending reports whether keys are strictly ascending, as a shard requires of a push.
 func ascending(keys []rowraft.Key) bool {
 	for i := 1; i < len(keys); i++ {
 		if keys[i] <= keys[i-1] {

@@ -15,8 +15,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// pullLimit bounds one pull: what a server takes, and a reply that does not hold up
-// the others.
+// pullLimit bounds one PullRequest: the largest payload that a server takes, and a reply small
+// enough not to delay others on the connection.
 var pullLimit = load{sent: rowraft.MaxEntryBytes, received: 8 << 20}
 
 func (c *Client) planPull(m *clustermap.Map, segs []Segment) []request {
@@ -25,26 +25,25 @@ func (c *Client) planPull(m *clustermap.Map, segs []Segment) []request {
 
 // Pull fills the Values (and Present) of all segments, as Table.Pull does for
 // one. Each row is whole, and none is older than this client's last acknowledged
-// push. Rows are not from one moment, also not those of one shard: a pull beside
-// a push may see some of its rows changed and others not yet.
+// push. Rows are not from one moment, also not those of one shard: a pull that runs
+// concurrently with a push may see some of its rows changed and others not yet.
 func (c *Client) Pull(ctx context.Context, segs ...Segment) error {
 	_, err := c.PullWith(ctx, Read{}, segs...)
 	return err
 }
 
-// PullLinearizable is Pull that sees, of each shard, every push that anybody had
-// been told of before it was called: the leader proves that it still leads, at the
-// price of one round to a majority. Rows may come from different moments within
-// the call.
+// PullLinearizable is a Pull that sees, in each shard, every push that was acknowledged to
+// any client before the call: the leader proves that it still leads, at the price of one
+// round to a majority. Rows may come from different moments within the call.
 func (c *Client) PullLinearizable(ctx context.Context, segs ...Segment) error {
 	_, err := c.PullWith(ctx, Read{Mode: Linearizable}, segs...)
 	return err
 }
 
-// PullWith is Pull in any mode, and tells what a bounded read met.
+// PullWith is Pull in any mode. It returns how fresh the rows of a bounded read were.
 //
-// Errors: CodeTooStale (a TooStaleError that says what could be met) when every replica of
-// a shard has been asked and none of those that answered meets the bound; else as Pull,
+// Errors: CodeTooStale (a TooStaleError with the freshness that was found) when every replica
+// of a shard was asked and none of those that answered meets the bound; otherwise as Pull,
 // which tries until ctx ends.
 func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Freshness, error) {
 	if err := how.check(); err != nil {
@@ -81,7 +80,7 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 	}
 }
 
-// tellApplied sets Applied of segs from the replies to reqs, and returns what all met.
+// tellApplied sets Applied of segs from the replies to reqs, and returns the freshness of all.
 func tellApplied(segs []Segment, reqs []request) (met Freshness) {
 	for i := range segs {
 		clear(segs[i].Applied)
@@ -108,8 +107,8 @@ func (c *Client) Prefetch(ctx context.Context, segs ...Segment) (wait func() err
 	return func() error { return <-done }
 }
 
-// each runs f(0 … n-1) at once, the last one on this goroutine, and returns the
-// first error by number.
+// each runs f(0 … n-1) concurrently, the last one on this goroutine, and returns the
+// error of the lowest number.
 func each(n int, f func(int) error) error {
 	if n == 0 {
 		return nil
@@ -129,6 +128,7 @@ func each(n int, f func(int) error) error {
 	return nil
 }
 
+// pullShard sends r in the mode of how and copies the reply into the caller's segments.
 func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r *request) error {
 	size, presence := 0, false
 	for i := range r.pieces {
@@ -163,7 +163,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 	return err
 }
 
-// pullLeader asks the leader of a shard; tries is how often.
+// pullLeader asks the leader of a shard and returns the number of tries.
 func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
 	_, err = c.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
 		return c.try(ctx, shard, at, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
@@ -207,7 +207,7 @@ func (c *Client) scatter(r *request, payload []byte, presence bool) error {
 		payload = rest
 	}
 	if len(payload) > 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: %d bytes follow the answer", r.shard, len(payload))
+		return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: %d bytes follow the last segment: want none", r.shard, len(payload))
 	}
 	return nil
 }

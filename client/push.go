@@ -12,13 +12,13 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// batchBytes is what a batch is filled up to. One batch becomes one log entry at most, and
-// 8,192 rows of dim 16 in one shard fit.
+// batchBytes is the size up to which plan fills a batch: 8,192 rows of dim 16 in one shard
+// fit. A batch is never split over log entries; a server may log several in one entry.
 const batchBytes = 1 << 20
 
 // Ack describes an acknowledged push.
 type Ack struct {
-	Batches int // messages it was cut into, each to one shard
+	Batches int // how many batches the push was cut into, each for one shard
 
 	// Index is, per shard the push touched, an index at which it is visible.
 	Index map[rowraft.ShardID]rowraft.Index
@@ -50,10 +50,11 @@ func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, err
 	return c.sendBatches(ctx, batches)
 }
 
-// batches cuts segs into batches, not numbered yet.
+// batches checks segs and cuts them into batches without numbers. It returns the deferred
+// error of an earlier push, if there is one, and then nothing is sent.
 func (c *Client) batches(op wire.Op, segs []Segment) ([]*batch, error) {
 	if err := c.takeDeferred(); err != nil {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier one failed after its caller had left: %w", opName(op), err)
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier push failed after its caller had returned: %w", opName(op), err)
 	}
 	if err := c.admitPush(); err != nil {
 		return nil, err
@@ -80,8 +81,8 @@ func (c *Client) batches(op wire.Op, segs []Segment) ([]*batch, error) {
 }
 
 // sendBatches numbers and sends batches and waits for their results. Once the first one has
-// a number, every other one is sent too: if ctx ends before there is a place for it, it
-// is queued.
+// a number, every other one is sent too, so that no push is left half sent: if ctx ends before
+// a batch has a number, the batch is queued and gets its number later.
 func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error) {
 	if err := c.openSessions(ctx, batches); err != nil {
 		return Ack{}, err
@@ -103,7 +104,7 @@ func (c *Client) admitPush() error {
 	return nil
 }
 
-// prepare checks and normalizes segs.
+// prepare checks segs and returns them with strictly ascending keys (see normalize).
 func (c *Client) prepare(op wire.Op, segs []Segment) ([]Segment, error) {
 	ready := make([]Segment, len(segs))
 	for i := range segs {
@@ -111,7 +112,7 @@ func (c *Client) prepare(op wire.Op, segs []Segment) ([]Segment, error) {
 			return nil, err
 		}
 		ready[i] = normalize(segs[i], op)
-		if err := c.checkPush(&ready[i]); err != nil { // after: a sum may be infinite
+		if err := c.checkPush(&ready[i]); err != nil { // after normalize: a sum of finite gradients may be infinite
 			return nil, err
 		}
 	}
@@ -125,8 +126,8 @@ const (
 	infinite16 = 0x7f7f8000
 )
 
-// checkPush refuses what a shard would refuse: other batches of the push might be
-// applied by then.
+// checkPush refuses numbers that a shard would refuse. The shard would be too late: it refuses
+// one batch, while other batches of the push may be applied already.
 func (c *Client) checkPush(s *Segment) error {
 	d, infinite := s.Table.schema.Dim, uint32(infinite32)
 	if c.opts.DType == rowraft.BFloat16 {
@@ -147,13 +148,14 @@ func distinctTables(segs []Segment) error {
 	for i := range segs {
 		for j := range i {
 			if segs[i].Table == segs[j].Table {
-				return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s stands in two segments of one push: join them", segs[i].Table.schema.Name)
+				return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has two segments in one push: merge them", segs[i].Table.schema.Name)
 			}
 		}
 	}
 	return nil
 }
 
+// encode writes the payload of a request (docs/formats/payload.md) into a batch.
 func (c *Client) encode(op wire.Op, r *request) *batch {
 	size := 0
 	for i := range r.pieces {
@@ -190,8 +192,8 @@ func (c *Client) pushSegment(op wire.Op, p *piece) wire.Segment {
 	return s
 }
 
-// await waits for all batches. If ctx ends first their outcome is unknown, and the client
-// continues to resend them; Flush returns an error of theirs.
+// await waits for all batches. If ctx ends first, the outcome is unknown. The client continues
+// to send the batches, and Flush returns the first error of one.
 func (c *Client) await(ctx context.Context, batches []*batch) (Ack, error) {
 	ack := Ack{Batches: len(batches), Index: make(map[rowraft.ShardID]rowraft.Index, len(batches))}
 	for _, p := range batches {
@@ -213,8 +215,8 @@ func (c *Client) await(ctx context.Context, batches []*batch) (Ack, error) {
 	return ack, nil
 }
 
-// failure is the error of a push whose batches have ended; nil if all are applied. Its code
-// reports for the whole push whether anything may have been applied.
+// failure returns the error of a push whose batches have ended, nil if all are applied. Its
+// code reports whether any batch of the push may have been applied.
 func failure(batches []*batch) error {
 	var first error
 	applied := 0
@@ -234,7 +236,8 @@ func failure(batches []*batch) error {
 	return rowraft.Errorf(rowraft.CodeUnknown, "%d of %d batches were applied, the others were refused: %w", applied, len(batches), first)
 }
 
-// partial is the error of a push of which only the batches in started were sent.
+// partial returns the error of a push of which only the batches in started were sent, after
+// it has waited for them.
 func (c *Client) partial(ctx context.Context, started []*batch, err error) error {
 	if _, aerr := c.await(ctx, started); len(started) == 0 || aerr != nil && !rowraft.CodeOf(aerr).MaybeApplied() {
 		return err
@@ -242,8 +245,8 @@ func (c *Client) partial(ctx context.Context, started []*batch, err error) error
 	return rowraft.Errorf(rowraft.CodeUnknown, "%d batches of the push were sent, the others were not: %w", len(started), err)
 }
 
-// deferError stores the error of a batch whose caller has returned; Flush returns it. A batch
-// without a result has no error.
+// deferError stores the error of a batch whose caller has returned, for Flush or the next
+// Push. errClosed is no result: Flush finds that the number still has none.
 func (c *Client) deferError(err error) {
 	if err == nil || errors.Is(err, errClosed) {
 		return
@@ -255,6 +258,7 @@ func (c *Client) deferError(err error) {
 	}
 }
 
+// takeDeferred returns the stored error and clears it.
 func (c *Client) takeDeferred() error {
 	c.deferred.Lock()
 	defer c.deferred.Unlock()
@@ -266,8 +270,8 @@ func (c *Client) takeDeferred() error {
 // Flush waits until every batch has ended, or ctx ends, and returns nil if each
 // push was acknowledged or its own call has reported why not.
 //
-// Errors: that of a batch whose Push had returned when its result came, the first
-// since the last Flush or Push that returned one; CodeDeadline when ctx ends;
+// Errors: the first error of a batch whose Push had returned before the result came, unless
+// an earlier Flush or Push returned it; CodeDeadline when ctx ends;
 // CodeUnknown if the client was closed before every batch had ended.
 func (c *Client) Flush(ctx context.Context) error {
 	for _, ss := range c.allSessions() {

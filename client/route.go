@@ -20,10 +20,10 @@ type attempt func(context.Context, rowraftv1.TableClient) error
 type server struct {
 	node   rowraft.NodeID
 	addr   string
-	leader rowraft.NodeID    // for which the try is: node itself, unless node is to forward
+	leader rowraft.NodeID    // the leader that the try is meant for: node itself, unless node is to forward
 	home   rowraft.ClusterID // of the call; a server of another cluster refuses it
-	// before is the hint when the server was chosen: a later one that names another server
-	// is news for the try, whenever it is looked at.
+	// before is the leader hint when the server was chosen. A later hint that names another
+	// server ends the try (leaderMoved).
 	before   *leaderHint
 	mayRelay bool // if the leader cannot be reached
 }
@@ -33,22 +33,24 @@ func (at *server) forwards() bool { return at.node != at.leader }
 
 // shardCall runs call on the leader of shard of cluster home, following hints and trying the
 // other replicas, until it succeeds, fails for good, ctx ends, or the client is
-// closed (errClosed). The error is the last answer; maybe says whether any try may have taken effect.
+// closed (errClosed). err is that of the last try; maybe reports whether any try may have taken effect.
 func (c *Client) shardCall(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
 	return c.onLeader(ctx, home, shard, callKind{}, func(at server) error { return c.try(ctx, shard, at, call) })
 }
 
-// callKind is what onLeader is told of a call.
+// callKind holds the options of a call of onLeader.
 type callKind struct {
 	failFast bool // it ends when the retry budget is spent
 	direct   bool // servers do not forward it
 }
 
-// onLeader is shardCall of any way to try.
+// onLeader chooses a server for each try and calls try with it, until try returns nil, an error
+// is for the caller (route.Return, route.Refresh), ctx ends, or the client is closed. The action
+// of layer route.Table decides what follows an error. Results as in shardCall.
 func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, kind callKind, try func(at server) error) (maybe bool, err error) {
 	b, retries, useHint := route.Backoff{}, c.budget.NewCall(kind.failFast), true
-	var last rowraft.NodeID // that answered, or did not
-	var gone rowraft.NodeID // that did not
+	var last rowraft.NodeID // of the last try
+	var gone rowraft.NodeID // the leader that a try did not reach (route.Avoid)
 	mayRelay := !kind.direct
 	for c.ctx.Err() == nil {
 		if err := c.replaced(home); err != nil {
@@ -119,7 +121,7 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 			c.askForMap()
 		}
 		if atLeast == 0 && time.Since(begin) >= route.Longest {
-			continue // the server has waited already
+			continue // the server held the call for as long as the longest pause
 		}
 		if c.pause(ctx, &b, atLeast) != nil {
 			break
@@ -128,9 +130,9 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 	return maybe, c.ended(err)
 }
 
-// retryUntilTableKnown makes CodeTableNotFound an answer to try again after, if the map names
-// all tables of payload: the scheduler puts a table into the map first, and then
-// into every shard.
+// retryUntilTableKnown replaces CodeTableNotFound by CodeStarting, so that the call is tried
+// again, if the map has all tables of payload: the scheduler puts a table into the map first
+// and into every shard afterwards.
 func (c *Client) retryUntilTableKnown(err error, payload []byte) error {
 	if err == nil || rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		return err
@@ -145,7 +147,7 @@ func (c *Client) retryUntilTableKnown(err error, payload []byte) error {
 	return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)
 }
 
-// named says that the cluster map has the table.
+// named reports whether the cluster map has the table.
 func (c *Client) named(id rowraft.TableID) bool {
 	for _, s := range c.cluster.Load().Tables {
 		if s.ID == id {
@@ -155,14 +157,15 @@ func (c *Client) named(id rowraft.TableID) bool {
 	return false
 }
 
-// errSilent ends a try on a server that does not answer while the shard has found
-// another leader.
+// errSilent ends a try on a server that does not answer while the shard has another leader.
 var errSilent = errors.New("no answer, and another server leads the shard now")
 
-// errCut ends a try on a leader that does not answer here while another server, which can
-// forward, names it as the leader.
+// errCut ends a try on a leader that does not answer this client, while another server names
+// it as the leader and can forward to it.
 var errCut = errors.New("no answer, and another server reaches the leader")
 
+// try is one attempt of call on the server at, within AttemptTimeout. watchSlowAttempt may end
+// it earlier.
 func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call attempt) error {
 	if at.addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
@@ -189,28 +192,28 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call
 	return nil
 }
 
-// A server that was stopped, or whose network is gone, keeps its connections and
-// says nothing. After slowTry without an answer the other replicas are asked, every
-// leaderPoll, who leads.
+// A suspended server, or one without a network, keeps its connections and does not answer. After
+// slowTry without an answer the client asks the other replicas, every leaderPoll, which one
+// leads.
 const (
 	slowTry    = 500 * time.Millisecond
 	leaderPoll = 50 * time.Millisecond
 )
 
-// watchSlowAttempt watches the leader of a try from slowTry on. Close ends the try then,
-// and waits for who watches.
+// watchSlowAttempt starts watchLeader when the try has taken slowTry. From then on Close ends the
+// try, and waits for the goroutine that watches.
 func (c *Client) watchSlowAttempt(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) *time.Timer {
 	return time.AfterFunc(slowTry, func() {
-		_ = c.spawn(func() { // else the client is closed, and who watches would help nobody
+		_ = c.spawn(func() { // an error means that the client is closed, and the try ends anyway
 			defer context.AfterFunc(c.ctx, func() { cancel(errClosed) })()
 			c.watchLeader(ctx, cancel, shard, at)
 		})
 	})
 }
 
-// watchLeader cancels a try when another server is found to lead the shard since the try's
-// server was chosen: of many tries on a silent leader one finds it, and all end. It returns
-// when ctx, the try's, ends.
+// watchLeader cancels a try when a hint has come, since the try's server was chosen, that another
+// server leads the shard. Hints are shared: if one of many tries on a silent leader finds the new
+// one, all end. watchLeader returns when ctx, that of the try, ends.
 func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) {
 	t := time.NewTicker(leaderPoll)
 	defer t.Stop()
@@ -238,7 +241,7 @@ func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc
 }
 
 // askReplicas asks the shard's replicas other than node for their leader hints,
-// unless another try is at it.
+// unless another try is asking them.
 func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node rowraft.NodeID) {
 	if !c.asking[shard].CompareAndSwap(false, true) {
 		return
@@ -274,9 +277,9 @@ func (c *Client) hintedAddr(shard rowraft.ShardID) string {
 }
 
 // target picks the server for the next try: the leader hint if wanted and known,
-// else the replica after the one that was tried last, so that a server that hangs
-// is not asked twice running. Instead of a leader that only a follower reaches it is the
-// follower, if mayRelay.
+// else the replica after the one that was tried last, so that a server that hangs is not
+// asked twice in a row. If mayRelay is set and only a follower reaches the leader, it is
+// that follower.
 func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, mayRelay bool) server {
 	hint := c.leaders[shard].Load()
 	m := c.cluster.Load()
@@ -303,7 +306,8 @@ func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, may
 	return server{node: n.ID, addr: n.Addr, leader: n.ID, before: hint}
 }
 
-// confirmLeader remembers who answered as the leader; an answer does not tell its term.
+// confirmLeader stores that node answered as the leader. An answer has no term, so the hint
+// keeps the term of the one before.
 func (c *Client) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
 	p := &c.leaders[shard]
 	old := p.Load()
@@ -317,7 +321,7 @@ func (c *Client) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
 	p.CompareAndSwap(old, hint)
 }
 
-// raise lifts the shard's highest acknowledged index, which later reads ask for.
+// raise raises the shard's highest acknowledged index, which later reads name as their minimum.
 func (c *Client) raise(shard rowraft.ShardID, index uint64) {
 	for {
 		old := c.acked[shard].Load()

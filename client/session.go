@@ -65,19 +65,20 @@ type shardSession struct {
 	inc     rowraft.Incarnation
 	renewal renewal
 	next    rowraft.Seq
-	floor   rowraft.Seq // every number up to it has been answered
-	answers map[rowraft.Seq]struct{}
-	pending int           // have a number and no answer
-	queued  int           // get their number when there is a place, or when other batches are acknowledged
-	changed chan struct{} // closed at the next answer; nil if nobody waits
+	floor   rowraft.Seq              // every number up to it has a result
+	answers map[rowraft.Seq]struct{} // numbers above floor that have a result
+	pending int                      // batches with a number and without a result
+	queued  int                      // batches that take their number on their own goroutine
+	changed chan struct{}            // closed at the next change; nil if no goroutine waits in await
 }
 
-// window is how far a number may be above the floor; the shard remembers 1,024.
+// window is how far a number may be above the floor. The shard remembers the results of 1,024
+// numbers above it and refuses a number beyond.
 const window = 1000
 
-// openSessions opens the sessions that batches need and the client does not have yet, all
-// at the same time. Nothing of the batches is sent before, so an error says that nothing
-// of them was: its code never leaves that open.
+// openSessions opens, concurrently, the sessions that batches need and the client does not
+// have. It runs before any batch is sent, so the code of its error says that nothing was
+// applied, also where the code of the failed call leaves that open.
 func (c *Client) openSessions(ctx context.Context, batches []*batch) error {
 	var missing []rowraft.ShardID
 	for _, p := range batches {
@@ -168,7 +169,7 @@ func (c *Client) beginOpening(ctx context.Context, home rowraft.ClusterID) (rowr
 	return c.session.inc, nil
 }
 
-// allSessions lists the sessions that batches may be under way in.
+// allSessions lists the sessions that may have batches without a result.
 func (c *Client) allSessions() (out []*shardSession) {
 	c.endpoints.RLock()
 	defer c.endpoints.RUnlock()
@@ -180,7 +181,8 @@ func (c *Client) allSessions() (out []*shardSession) {
 	return append(out, c.session.left...)
 }
 
-// take waits for a free place and gives p its number.
+// take waits until the session may give a number, and gives p the next one: fewer than
+// maxInFlight batches are without a result, and the number is within window.
 func (ss *shardSession) take(ctx context.Context, p *batch) error {
 	err := ss.await(ctx, func() bool {
 		if ss.renewal.stalled > 0 || ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
@@ -218,8 +220,8 @@ func (ss *shardSession) unqueue() {
 	ss.announceLocked()
 }
 
-// await calls ready, under mu, now and after every answer until it returns true
-// ctx ends, or the client is closed (errClosed).
+// await calls ready, under mu, now and after every change of the session, until ready returns
+// true, ctx ends, or the client is closed (errClosed).
 func (ss *shardSession) await(ctx context.Context, ready func() bool) error {
 	for {
 		ss.mu.Lock()
@@ -242,7 +244,7 @@ func (ss *shardSession) await(ctx context.Context, ready func() bool) error {
 	}
 }
 
-// answered records a definite answer to seq and moves the floor.
+// answered records that seq has a result and raises the floor.
 func (ss *shardSession) answered(seq rowraft.Seq) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -274,7 +276,7 @@ func (ss *shardSession) present() (inc, floor uint64) {
 	return uint64(ss.inc), uint64(ss.floor)
 }
 
-// idle waits until every batch has an answer.
+// idle waits until every batch has a result.
 func (ss *shardSession) idle(ctx context.Context) error {
 	return ss.await(ctx, func() bool { return ss.pending == 0 && ss.queued == 0 })
 }

@@ -51,11 +51,11 @@ func (t *Table) Pull(ctx context.Context, keys []rowraft.Key, dst []float32) err
 // neither.
 //
 // Errors: CodeInvalidArgument, CodeTableNotFound: nothing was applied, in any
-// shard. CodeDeadline: the outcome is unknown when ctx ends; the client goes on
-// resending, so do not push the same gradients again: Flush waits for the answer.
+// shard. CodeDeadline: ctx ended, and the outcome is unknown; the client continues to
+// send it, so do not push the same gradients again: Flush waits for the result.
 // CodeSessionExpired: the outcome is unknown and stays so. CodeUnknown: some shards
-// applied their part, others refused theirs. CodePrecondition: nothing of this push
-// was sent, because one that had ended with CodeDeadline failed since.
+// applied their batches, others refused theirs. CodePrecondition: nothing of this push
+// was sent, because an earlier push that had returned CodeDeadline failed since.
 func (t *Table) Push(ctx context.Context, keys []rowraft.Key, grads []float32) (Ack, error) {
 	return t.c.Push(ctx, Segment{Table: t, Keys: keys, Values: grads})
 }
