@@ -8,8 +8,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// refusals refuse calls of the table service before their bodies are read: under overload
-// most of what a server does is to refuse, and a part takes longer to read than to refuse.
+// refusals returns functions that refuse calls of the table service before their bodies are read.
+// Under overload a server refuses most calls, and reading a batch takes longer than refusing it.
 func (n *Node) refusals() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{"Write": n.refuseWrite}
 }
@@ -23,7 +23,7 @@ func (n *Node) refuseWrite(ctx context.Context) error {
 	}
 	shard := rowraft.ShardID(said.Shard)
 	if r := n.replica(shard); r == nil || r.leading.Load() == 0 {
-		return nil // who leads may have room: the caller must hear who that is
+		return nil // replica.push names the leader, which may have room
 	}
 	if !said.Delete {
 		if err := n.admission.RoomForRows(); err != nil {

@@ -46,21 +46,24 @@ type batcher struct {
 	closed bool
 }
 
-// waiting is one part on its way into the log. The batcher owns the part's
-// payload and gives it back to the pool once it is copied into the entry.
+// waiting is one part on its way into the log: the batch of a client, as an entry holds it.
+// The batcher owns the part's payload and returns it to the pool once it is copied into the
+// entry.
 type waiting struct {
-	ctx  context.Context // of the caller: ended before the part is proposed, it is dropped
+	ctx  context.Context // of the caller; if it ends before the part is proposed, the part is dropped
 	part wire.Part
-	done chan shard.PartResult // capacity 1: the caller may have left
+	done chan shard.PartResult // capacity 1: the caller may have stopped waiting
 
-	ticket *admit.Ticket // until it is answered, whether or not the caller waits
+	ticket *admit.Ticket // held until the part has a result, whether or not the caller waits
 }
 
+// answer gives the part its result.
 func (w *waiting) answer(r shard.PartResult) {
 	w.ticket.Release()
 	w.done <- r
 }
 
+// proposed is an entry in the log or on its way there, with its parts in the entry's order.
 type proposed struct {
 	future *raftstore.Future
 	parts  []*waiting
@@ -79,8 +82,9 @@ func newBatcher(group proposer, header func() wire.EntryHeader) *batcher {
 	return b
 }
 
-// submit queues a part and returns where its result will come; t is released by then.
-// It never waits: a full queue is CodeOverloaded, and t stays the caller's.
+// submit queues a part and returns the channel for its result; t is released before the
+// result is sent. submit never waits: if the queue is full it returns CodeOverloaded, and the
+// caller still owns t.
 func (b *batcher) submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-chan shard.PartResult, error) {
 	w := &waiting{ctx: ctx, part: p, done: make(chan shard.PartResult, 1), ticket: t}
 	b.mu.Lock()
@@ -100,7 +104,8 @@ func (b *batcher) submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-c
 	}
 }
 
-// close answers what is queued with CodeClosing and waits for what is proposed.
+// close ends the parts in the queue with CodeClosing, and waits for the results of the entries
+// that are proposed.
 func (b *batcher) close() {
 	b.mu.Lock()
 	closed := b.closed
@@ -112,7 +117,8 @@ func (b *batcher) close() {
 	b.wg.Wait()
 }
 
-// pack is the goroutine that builds entries.
+// pack is the goroutine that builds entries: of all parts in the queue, up to TargetEntryBytes.
+// A part that is larger is an entry by itself.
 func (b *batcher) pack() {
 	defer close(b.ahead)
 	var held *waiting // taken from the queue, too large for the last entry
@@ -144,6 +150,7 @@ func (b *batcher) pack() {
 	}
 }
 
+// poll takes a part from the queue, nil if there is none.
 func (b *batcher) poll() *waiting {
 	select {
 	case w := <-b.queue:
@@ -153,6 +160,7 @@ func (b *batcher) poll() *waiting {
 	}
 }
 
+// propose makes one entry of parts and proposes it.
 func (b *batcher) propose(parts []*waiting, size int) {
 	parts = b.dropAbandoned(parts)
 	if len(parts) == 0 {
@@ -168,7 +176,6 @@ func (b *batcher) propose(parts []*waiting, size int) {
 		rpc.Pool.Release(w.part.Payload)
 		w.part.Payload = nil
 	}
-	// A full channel is the back-pressure that lets parts gather in the queue.
 	future := b.group.Propose(entry) // copies it
 	rpc.Pool.Put(buf)
 	if canary.Is(canary.AckBeforeCommit) {
@@ -177,20 +184,21 @@ func (b *batcher) propose(parts []*waiting, size int) {
 		}
 		parts = nil
 	}
+	// This waits while maxEntriesAhead entries have no result. Meanwhile parts gather in the
+	// queue, so that the next entry is larger.
 	b.ahead <- proposed{future: future, parts: parts}
 }
 
-// dropAbandoned takes parts out of the count of what is queued and returns those
-// whose caller still waits. The others are resent, and with the copies of them that
-// wait too, every resending would become an entry of its own: least of all under
-// overload.
+// dropAbandoned subtracts parts from the queued bytes and returns those whose caller still
+// waits. It ends the others: their client sends them again, so under overload each copy in the
+// queue would take room in the log for nothing.
 func (b *batcher) dropAbandoned(parts []*waiting) []*waiting {
 	kept, bytes := parts[:0], 0
 	for _, w := range parts {
 		bytes += w.part.Size()
 		if w.ctx.Err() != nil {
 			rpc.Pool.Release(w.part.Payload)
-			w.answer(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the push was proposed")})
+			w.answer(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline, "the caller stopped waiting before the push was proposed")})
 			continue
 		}
 		kept = append(kept, w)
@@ -208,13 +216,14 @@ func (b *batcher) drain() {
 	}
 }
 
-// finish is the goroutine that answers, in log order.
+// finish is the goroutine that gives parts their results, in log order.
 func (b *batcher) finish() {
 	for p := range b.ahead {
 		answer(p)
 	}
 }
 
+// answer waits for the result of an entry and gives each part its own.
 func answer(p proposed) {
 	result, _, err := p.future.Wait(context.Background())
 	applied, ok := result.(*shard.Applied)
@@ -234,8 +243,8 @@ func answer(p proposed) {
 	}
 }
 
-// wait returns the result of a submitted part, or CodeDeadline when ctx ends
-// first: the part may still be applied.
+// wait returns the result of a submitted part, or CodeDeadline if ctx ends first: then the
+// part may still be applied.
 func wait(ctx context.Context, done <-chan shard.PartResult) (shard.PartResult, error) {
 	select {
 	case r := <-done:
@@ -243,7 +252,7 @@ func wait(ctx context.Context, done <-chan shard.PartResult) (shard.PartResult, 
 	case <-ctx.Done():
 		err := context.Cause(ctx)
 		if errors.Is(err, context.Canceled) {
-			return shard.PartResult{}, rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the push was acknowledged")
+			return shard.PartResult{}, rowraft.Errorf(rowraft.CodeDeadline, "the caller stopped waiting before the push was acknowledged")
 		}
 		return shard.PartResult{}, rowraft.Errorf(rowraft.CodeDeadline, "the push was not acknowledged in time: %w", err)
 	}

@@ -12,17 +12,18 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// minStarts is how many replicas start at once even on few cores: they wait for the disk.
+// minStarts is how many replicas start concurrently even on few cores: a start mostly waits
+// for the disk.
 const minStarts = 4
 
-// followReplicas starts the replicas that m gives this server, and deletes those
-// that m says have left.
+// followReplicas starts the replicas that m lists on this server, and deletes those that m
+// lists as removed.
 //
-// A server that restarts goes through old maps before it gets to the newest. So an
-// old map must do no harm: what it does not list yet is kept, and a replica that left
-// is not started again, since raftstore remembers all that did.
+// A server that restarts follows old maps before the newest. So an old map must do no harm: a
+// replica that it does not list yet is kept, and a removed replica is not started again, because
+// raftstore remembers the ids of all removed ones.
 //
-// Replicas that start read their snapshots and logs, so they do it beside each other.
+// Replicas read their snapshots and logs when they start, so they start concurrently.
 func (n *Node) followReplicas(m *clustermap.Map) error {
 	var g errgroup.Group
 	g.SetLimit(max(runtime.GOMAXPROCS(0), minStarts))
@@ -71,8 +72,8 @@ func (n *Node) startReplicas(m *clustermap.Map, g *errgroup.Group) error {
 	return nil
 }
 
-// removeReplica stops a replica that left its group and deletes its data. That it
-// left is remembered even if it never ran here.
+// removeReplica stops a replica that the map lists as removed and deletes its data. The store
+// remembers the id, also if the replica never ran here.
 func (n *Node) removeReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error {
 	n.mu.Lock()
 	r := n.replicas[shard]
@@ -88,7 +89,7 @@ func (n *Node) removeReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error 
 		}
 	}
 	known := n.store.Removed(groupName(shard), id)
-	// Again even so: a crash may have come before the data was gone.
+	// Also if the store knows the id: a crash may have come before the data was deleted.
 	if err := n.store.RemoveReplica(groupName(shard), id); err != nil {
 		return fmt.Errorf("delete replica %s of shard %d, which left: %w", id, shard, err)
 	}

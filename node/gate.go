@@ -11,12 +11,12 @@ import (
 // maxGateBytes is what waits at a closed gate; beyond it pushes are refused.
 const maxGateBytes = 64 << 20
 
-// gate stands before the pushes of one shard. A checkpoint closes it for a moment:
-// those that are in get their answers, new ones wait.
+// gate holds back the pushes of one shard while a checkpoint makes its cut. While it is closed,
+// pushes that entered before get their results, and new ones wait in enter.
 type gate struct {
 	mu      sync.Mutex
-	active  int           // pushes that are in
-	waiting int           // bytes of pushes that are not
+	active  int           // pushes between enter and leave
+	waiting int           // bytes of pushes that wait in enter
 	held    *hold         // nil: open
 	drained chan struct{} // closed when active falls to 0 while held
 }
@@ -48,7 +48,7 @@ func (g *gate) enter(ctx context.Context, size int) error {
 		case <-opened:
 		case <-ctx.Done():
 			// Refused before it was proposed.
-			err = rowraft.Errorf(rowraft.CodeClosing, "the caller left before a checkpoint's cut let the push in")
+			err = rowraft.Errorf(rowraft.CodeClosing, "the caller stopped waiting while a checkpoint's cut held the push back")
 		}
 		g.mu.Lock()
 		g.waiting -= size
@@ -70,11 +70,11 @@ func (g *gate) leave() {
 	}
 }
 
-// close closes the gate for lease at most and returns when no push is in. The
-// caller releases the hold.
+// close closes the gate for lease at most and returns when every push that entered has left.
+// The caller releases the hold.
 //
-// Errors: CodeOverloaded if it is closed already; CodeDeadline if the pushes that
-// are in do not end.
+// Errors: CodeOverloaded if the gate is closed already; CodeDeadline if the pushes that
+// entered do not leave in time.
 func (g *gate) close(ctx context.Context, lease time.Duration) (*hold, error) {
 	g.mu.Lock()
 	if g.held != nil {
@@ -118,8 +118,8 @@ func (h *hold) openLocked() {
 	close(h.opened)
 }
 
-// through calls do while the gate is certain to be closed, which it has been
-// since the hold began; do must not wait. It reports whether it did.
+// through calls do if the gate has been closed since the hold began, and keeps it closed during
+// the call; do must not wait. It reports whether it called do.
 func (h *hold) through(do func()) bool {
 	h.g.mu.Lock()
 	defer h.g.mu.Unlock()

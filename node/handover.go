@@ -8,15 +8,15 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// While a lead changes hands nobody can serve the shard, for some tens of milliseconds. A
-// client that is refused then has to guess how long, and where to go: its guesses took
-// several times as long as the change. So calls wait for the change where they are.
+// While the leadership changes, no replica can serve the shard, for some tens of milliseconds. A
+// client that is refused then must guess how long to wait and which server to ask: its guesses
+// took several times as long as the change. So calls wait for the change at this server.
 const (
 	// electedWait is how long a call waits for a replica that has been elected, and applies
 	// what was committed before.
 	electedWait = 400 * time.Millisecond
-	// nextLeaderWait is how long it waits for the next leader to show itself. Of a replica
-	// that is cut off it must not be long: the others may have a leader.
+	// nextLeaderWait is how long it waits until this replica knows the next leader. It must not
+	// be long, because this replica may be cut off while the others have a leader.
 	nextLeaderWait = 110 * time.Millisecond
 	// handOverPoll is how often it looks.
 	handOverPoll = 2 * time.Millisecond
@@ -41,8 +41,8 @@ func (r *replica) awaitServe(ctx context.Context) error {
 	return awaitLead(ctx, r.mustServe)
 }
 
-// awaitLead asks must until the lead does not change hands any more, it has waited for long
-// enough, or ctx ends, and returns what must said last.
+// awaitLead calls must until its error is not about a change of the leader (changing), the wait
+// for that error is over, or ctx ends. It returns the last result of must.
 func awaitLead(ctx context.Context, must func() error) error {
 	begin := time.Now()
 	tick := time.NewTicker(handOverPoll)
@@ -60,7 +60,8 @@ func awaitLead(ctx context.Context, must func() error) error {
 	}
 }
 
-// changing is how long to wait for what err, of mustServe, says to end; 0: not at all.
+// changing returns how long to wait if err, of mustServe, means that the leader changes just
+// now, and 0 if it does not.
 func changing(err error) time.Duration {
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeStarting:
@@ -71,8 +72,8 @@ func changing(err error) time.Duration {
 	return 0
 }
 
-// refused is the error of a push that the group has refused. One that waited for the lead
-// to be handed over is told who has it now.
+// refused returns the error of a push that the group has refused. If the group refused because
+// the leadership was handed over, refused waits for the next leader, to name it in the error.
 func (r *replica) refused(ctx context.Context, err error) error {
 	err = translate(r.shard, err)
 	nl, ok := errors.AsType[*rowraft.NotLeaderError](err)

@@ -9,11 +9,11 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// newLeaderPoll is how often a replica that handed over the lead looks whether the
-// next leader has shown itself.
+// newLeaderPoll is how often a replica that handed over the leadership looks for the next
+// leader.
 const newLeaderPoll = 2 * time.Millisecond
 
-// TransferLeader hands the lead of a shard over.
+// TransferLeader hands over the leadership of a shard and returns the next leader.
 func (s *replicaService) TransferLeader(ctx context.Context, req *rowraftv1.TransferLeaderRequest) (*rowraftv1.TransferLeaderReply, error) {
 	r, err := s.n.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {
@@ -59,8 +59,8 @@ func (r *replica) replicaOn(node rowraft.NodeID) (rowraft.ReplicaID, error) {
 	return "", rowraft.Errorf(rowraft.CodePrecondition, "shard %d has no replica on node %s", r.shard, node)
 }
 
-// nextLeader waits until a leader shows itself. to is this replica if nothing was
-// handed over.
+// nextLeader waits until the group has a leader other than this replica, or this one if to is
+// this replica: then nothing was handed over. An empty to is any replica.
 func (r *replica) nextLeader(ctx context.Context, self rowraft.NodeID, to rowraft.ReplicaID) (rowraft.NodeID, rowraft.Term, error) {
 	tick := time.NewTicker(newLeaderPoll)
 	defer tick.Stop()
@@ -68,20 +68,21 @@ func (r *replica) nextLeader(ctx context.Context, self rowraft.NodeID, to rowraf
 		// A leader that has just stepped down may still name itself.
 		if node, term, me := r.group.Leader(); node != "" && me == (node == self) {
 			if at, err := r.replicaOn(node); err == nil && to != "" && at != to {
-				return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: node %s leads, not the one that was to", r.shard, node)
+				return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: node %s leads, not the one that the leadership was handed to", r.shard, node)
 			}
 			return node, term, nil
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: the lead was given away and no leader has shown itself yet: %w", r.shard, context.Cause(ctx))
+			return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: this server handed over the leadership, and no other one leads yet: %w", r.shard, context.Cause(ctx))
 		}
 	}
 }
 
-// Members tells the members of a shard's group, as its leader sees them. Who asks may
-// go by it and give up a replica that is missing, which only the newest can justify.
+// Members returns the members of a shard's group, as its leader sees them. It first proves that
+// this replica leads: the scheduler may delete a replica that the list lacks, so an old list
+// must not be returned.
 func (s *replicaService) Members(ctx context.Context, req *rowraftv1.MembersRequest) (*rowraftv1.MembersReply, error) {
 	r, err := s.leaderOf(req.Shard)
 	if err != nil {
@@ -97,7 +98,8 @@ func (s *replicaService) Members(ctx context.Context, req *rowraftv1.MembersRequ
 	return &rowraftv1.MembersReply{ConfigIndex: uint64(m.Index), Members: membersToProto(&m)}, nil
 }
 
-// ChangeMembers makes one change of the members.
+// ChangeMembers makes one change of the members, compared with the configuration index that the
+// caller has read from Members.
 func (s *replicaService) ChangeMembers(ctx context.Context, req *rowraftv1.ChangeMembersRequest) (*rowraftv1.ChangeMembersReply, error) {
 	r, err := s.leaderOf(req.Shard)
 	if err != nil {

@@ -148,14 +148,14 @@ func (r *replica) whyFenced() error {
 
 // mustServe reports why this replica may not answer for the rows of its shard.
 func (r *replica) mustServe() error {
-	if err := r.undivided(); err != nil {
+	if err := r.checkAgreed(); err != nil {
 		return err
 	}
 	return r.mustLead()
 }
 
-// undivided reports that nobody may answer for the rows of the shard.
-func (r *replica) undivided() error {
+// checkAgreed refuses calls for the rows of the shard if no majority of its replicas agreed on them.
+func (r *replica) checkAgreed() error {
 	if at := r.machine.NoMajority(); at != 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d no majority of its replicas had the same rows, so nobody serves it: see `rowraft shard digest %d`, then restore a checkpoint, or move away the replicas that you do not trust", r.shard, at, r.shard)
 	}

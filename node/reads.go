@@ -14,22 +14,23 @@ import (
 // leadReadTimeout bounds how long a pull waits for its minimum index.
 const leadReadTimeout = time.Second
 
-// boundedPatience bounds how long a replica that is too old tries to become newer: another
-// one may be newer already.
+// boundedPatience bounds how long a replica waits to become fresh enough for a bounded read.
+// It is short, because another replica may be fresh enough already.
 const boundedPatience = 300 * time.Millisecond
 
 // maxAhead is how far beyond the log of a replica a bounded read may ask, in entries. A replica can be
 // behind, but not by the writes of days.
 const maxAhead = 1 << 32
 
-// pulled is the answer to a pull.
+// pulled is the result of a pull.
 type pulled struct {
 	payload []byte
-	index   rowraft.Index // that the rows reflect, at least
-	age     time.Duration // of a bounded read: what was met
+	index   rowraft.Index // the rows reflect this index or a later one
+	age     time.Duration // of a bounded read: the age and lag of the rows
 	lag     uint64
 }
 
+// Pull reads rows of one shard in the mode that the request names.
 func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	defer rpc.Pool.Release(req.Payload)
 	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
@@ -42,7 +43,7 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	}
 	got, err := r.read(ctx, req, t)
 	if err == nil {
-		if err = r.mayTouch(ctx, req.Payload); err != nil { // the table has come while the read waited
+		if err = r.mayTouch(ctx, req.Payload); err != nil { // again: admitPull may not have known the table
 			rpc.Pool.Release(got.payload)
 		}
 	}
@@ -50,16 +51,16 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 		t.Release()
 		return nil, err
 	}
-	t.Shrink(len(got.payload)) // the request is let go of
+	t.Shrink(len(got.payload)) // the request's bytes are released on return
 	admit.KeepUntilTaken(ctx, t)
 	return &rowraftv1.PullReply{
 		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age), Lag: got.lag,
 	}, nil
 }
 
-// admitPull checks a pull and counts it from its arrival: its own bytes, and those of the reply that it
-// asks for. A pull waits for up to a second, and what waits is in memory. A table that this replica does
-// not know may come while the pull waits; the reply is counted when it is made then.
+// admitPull checks a pull and counts the bytes of the request and of the reply. It does so on arrival,
+// because a pull may wait for a second and is in memory during that time. If this replica does not know
+// a table, which may be created while the pull waits, pullRows counts the reply.
 func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*admit.Ticket, error) {
 	if err := r.mayTouch(ctx, req.Payload); err != nil {
 		return nil, err
@@ -116,7 +117,8 @@ func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *admit
 		}
 	}
 	if r.machine.AppliedIndex() < minIndex {
-		// Whatever was acknowledged is in the log of the leader, so more than that does not come.
+		// Every acknowledged push is in the log of the leader, so none is beyond its end: do not
+		// wait for one.
 		if last := r.group.LastIndex(); minIndex > last {
 			return got, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
 		}
@@ -154,19 +156,21 @@ func (r *replica) pullRows(req *rowraftv1.PullRequest, t *admit.Ticket) (got pul
 	return got, nil
 }
 
-// knowsNoOtherLeader is the sabotage canary.StaleReads.
+// knowsNoOtherLeader implements the sabotage canary.StaleReads: it proves no leadership.
 func (r *replica) knowsNoOtherLeader() bool {
 	node, _, me := r.group.Leader()
 	return me || node == ""
 }
 
+// linearize proves that this replica leads, waits until it has applied what was committed before
+// the call, and returns the index that a linearizable read needs, at least minIndex.
 func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraft.Index, error) {
 	index, err := readIndex(ctx, r.group, r.shard)
 	if err != nil {
 		return 0, err
 	}
 	if index > r.machine.AppliedIndex() {
-		index = 0 // entries of raft's own; all of ours up to it are applied
+		index = 0 // it is of an entry of raft's own; readIndex has waited for all of ours before it
 	}
 	return max(index, minIndex), r.mustLead()
 }
@@ -220,7 +224,7 @@ func (r *replica) maySpeak() error {
 	case <-r.fenced:
 		return r.whyFenced()
 	default:
-		return r.undivided()
+		return r.checkAgreed()
 	}
 }
 
@@ -228,8 +232,7 @@ func (r *replica) maySpeak() error {
 // another one by now.
 const leaderPoll = 50 * time.Millisecond
 
-// probe asks whoever leads the shard of r for an index that covers all that is
-// acknowledged.
+// probe asks the leader of the shard of r for an index that covers all acknowledged pushes.
 func (n *Node) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
 	leader, _, me := r.group.Leader()
 	switch {
@@ -253,7 +256,7 @@ func (n *Node) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// One that was stopped says nothing, and there soon is another one.
+	// A leader that is suspended does not answer, and the shard soon has another one.
 	watch := time.AfterFunc(leaderPoll, func() { r.cancelWhenLedBy(ctx, cancel, leader) })
 	defer watch.Stop()
 	reply, err := rowraftv1.NewReplicasClient(conn).ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Shard: uint32(r.shard), Cluster: string(m.Cluster)})

@@ -29,7 +29,7 @@ type replica struct {
 	group   *raftstore.Group
 	batch   *batcher
 	clock   logClock
-	gate    gate // before batch
+	gate    gate // a checkpoint holds pushes back before they reach batch
 	steps   *steps
 	fresh   *freshness
 	admit   *admit.Admission // of the server
@@ -65,7 +65,7 @@ type replica struct {
 	cancel context.CancelFunc
 }
 
-// stateMachine gives the shard's machine the shape raftstore wants.
+// stateMachine adapts shard.Machine to raftstore.StateMachine.
 type stateMachine struct {
 	*shard.Machine
 	r *replica
@@ -85,10 +85,10 @@ func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
 	return result
 }
 
-// Snapshot is refused while the shard is divided, which no snapshot tells: a replica that
-// restarts reads it in the log again.
+// Snapshot refuses while no majority of the replicas agrees (Machine.NoMajority). A snapshot
+// does not store that fact, so the entry that reports it must stay in the log.
 func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
-	if err := m.r.undivided(); err != nil {
+	if err := m.r.checkAgreed(); err != nil {
 		return nil, err
 	}
 	s, err := m.Machine.Snapshot()
@@ -112,8 +112,9 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.steps = newSteps(r)
-	// Founders found the group, and only they; whoever comes later joins it. A
-	// founder that never ran before the members changed joins as well.
+	// Only the replicas of the first map write the first entry of the group's log; a later
+	// replica is added to it. After a change of the members no replica may write a first entry,
+	// also not one of the first map that never ran.
 	var founders []raftstore.Member
 	if slices.Contains(s.Replicas, self) && s.Changes == 0 {
 		for _, rep := range s.Replicas {
@@ -166,7 +167,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 		return
 	}
 	if _, now, me := r.group.Leader(); leader && me && r.leading.Load() == uint64(now) {
-		return // told twice
+		return // raftstore may report a term twice
 	}
 	r.leading.Store(0)
 	r.steps.drop(rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: this server has lost the lead", r.shard))
@@ -220,11 +221,15 @@ func (r *replica) mustLead() error {
 	return &rowraft.NotLeaderError{Shard: r.shard, Term: term, Leader: node}
 }
 
-// push logs one part and returns the index at which it is visible. It owns
-// p.Payload.
+// push logs one part, waits for its result, and returns an index at which it is visible. It
+// owns p.Payload.
+//
+// The order matters: a replica that does not lead refuses at once; admission counts the bytes
+// before the call waits for anything; the gate lets a checkpoint wait for the pushes behind it;
+// checkPart keeps parts that apply would refuse out of the log.
 func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
 	now := r.mustServe()
-	if now != nil && changing(now) == 0 { // who leads may have room
+	if now != nil && changing(now) == 0 { // before admission: the leader may have room
 		rpc.Pool.Release(p.Payload)
 		return 0, false, now
 	}
@@ -233,7 +238,7 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
-	if now != nil { // what waits is in memory, and counted
+	if now != nil { // the leader changes just now; the push waits for it, admitted and counted
 		err = r.awaitServe(ctx)
 	}
 	if err == nil {
@@ -263,10 +268,10 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 	return r.machine.AppliedIndex(), result.Duplicate, nil
 }
 
-// checkPart is Machine.CheckPart, but a refusal by the state (a session, a table or
-// a job that is not there) holds only if confirm proves that the state is the newest: it
-// is final for the client, and a leader that was stopped does not know that there
-// is another one.
+// checkPart is Machine.CheckPart, but it returns a refusal because of the state (a missing
+// session, table or job) only after confirm has proved that the state is the newest. Such a
+// refusal is final for the client, and a leader whose process was suspended may have an old
+// state, and not know that another replica leads.
 func checkPart(ctx context.Context, m *shard.Machine, p *wire.Part, confirm func(context.Context) error) (duplicate bool, err error) {
 	duplicate, err = m.CheckPart(p)
 	switch rowraft.CodeOf(err) {
@@ -280,14 +285,14 @@ func checkPart(ctx context.Context, m *shard.Machine, p *wire.Part, confirm func
 	return m.CheckPart(p)
 }
 
-// confirm returns when this replica has proved that it leads, and has applied what
-// was committed when it was called.
+// confirm returns nil when this replica has proved that it leads, and has applied all entries
+// that were committed before the call.
 func (r *replica) confirm(ctx context.Context) error {
 	_, err := r.linearize(ctx, 0)
 	return err
 }
 
-// translate gives a refusal by a group the words of the shard.
+// translate converts the NotLeaderError of a group to that of its shard.
 func translate(shard rowraft.ShardID, err error) error {
 	if nl, ok := errors.AsType[*raftstore.NotLeaderError](err); ok {
 		return &rowraft.NotLeaderError{Shard: shard, Term: nl.Term, Leader: nl.Leader}
@@ -295,12 +300,12 @@ func translate(shard rowraft.ShardID, err error) error {
 	return err
 }
 
-// propose logs one entry of another kind and returns its index.
+// propose logs one entry with one result (not parts) and returns its index.
 func (r *replica) propose(ctx context.Context, entry []byte) (rowraft.Index, error) {
 	return r.start(entry)(ctx)
 }
 
-// start is propose in two steps: it does not wait, what it returns does.
+// start proposes like propose, but does not wait; the function that it returns waits.
 func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, error) {
 	if err := r.mayLogEntry(entry); err != nil {
 		return func(context.Context) (rowraft.Index, error) { return 0, err }
@@ -323,6 +328,7 @@ func (r *replica) proposeAny(ctx context.Context, entry []byte) (*shard.Applied,
 	return r.answer(ctx, r.group.Propose(entry))
 }
 
+// answer waits for the result of an entry.
 func (r *replica) answer(ctx context.Context, f *raftstore.Future) (*shard.Applied, error) {
 	result, _, err := f.Wait(ctx)
 	if err != nil {

@@ -120,16 +120,18 @@ type mute struct{ http.ResponseWriter }
 
 func (m *mute) Write(b []byte) (int, error) { return len(b), nil }
 
-// mayTouch refuses segments of tables that are not those of who calls. A table that this
-// replica does not know yet, and a segment that is none, are left to who reads them: whoever
-// waits in between looks again.
+// mayTouch refuses segments of tables that the caller's certificate does not allow. It passes a
+// table that this replica does not know, and a malformed segment: the read itself refuses those.
+// A caller of mayTouch that waits before it reads calls mayTouch again, because the table may have
+// been created meanwhile.
 func (r *replica) mayTouch(ctx context.Context, segments []byte) error {
 	_, err := r.tablesOf(ctx, segments)
 	return err
 }
 
-// mayChange is mayTouch for what may be logged: by then a table may be there whose it
-// cannot be told now, so one that the newest state does not know is refused.
+// mayChange is mayTouch for segments that may be logged. Apply checks no identity, and a table
+// that is unknown now may exist when the entry is applied. So mayChange refuses a table that is
+// unknown in the newest state.
 func (r *replica) mayChange(ctx context.Context, segments []byte) error {
 	unknown, err := r.tablesOf(ctx, segments)
 	if err != nil || unknown == 0 {
@@ -147,8 +149,8 @@ func (r *replica) mayChange(ctx context.Context, segments []byte) error {
 	return err
 }
 
-// tablesOf refuses segments of tables that are not those of who calls, and returns one
-// of those that this replica does not know, if the caller may not touch every table.
+// tablesOf refuses segments of tables that the caller's certificate does not allow. If the caller
+// is limited to some tables, it returns one that this replica does not know, or 0.
 func (r *replica) tablesOf(ctx context.Context, segments []byte) (unknown rowraft.TableID, err error) {
 	caller := rpc.CallerOf(ctx)
 	if !caller.Limited() {
@@ -171,8 +173,8 @@ func (r *replica) tablesOf(ctx context.Context, segments []byte) (unknown rowraf
 	return unknown, nil
 }
 
-// mayTouchTable refuses a table that is not the caller's; of one that is not known
-// here, whoever looks for it says so.
+// mayTouchTable refuses a table that the caller's certificate does not allow. known is false for
+// a table that this replica does not know; the read itself reports that.
 func (r *replica) mayTouchTable(caller *rpc.Caller, id rowraft.TableID) (known bool, err error) {
 	if !caller.Limited() {
 		return true, nil

@@ -9,12 +9,14 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// tableService answers the data plane from the node's replicas.
+// tableService is the gRPC service Table: pushes, pulls and sessions, from the replicas of
+// this server.
 type tableService struct {
 	rowraftv1.UnimplementedTableServer
 	n *Node
 }
 
+// Write applies one batch: a push, assign, delete or clocked push.
 func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 	op := wire.Op(req.Op)
 	if req.Op < rowraftv1.WriteOp_WRITE_OP_PUSH || req.Op > rowraftv1.WriteOp_WRITE_OP_CLOCKED {
@@ -25,7 +27,7 @@ func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (
 		segments = req.Payload
 		err      error
 	)
-	if op == wire.OpClocked { // before the payload is given away
+	if op == wire.OpClocked { // before numbered, which gives the payload to the replica
 		if clock, segments, err = wire.ParseClock(req.Payload); err != nil {
 			return nil, err
 		}
@@ -41,8 +43,9 @@ func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (
 	return reply, nil
 }
 
-// numbered has the write of req applied under its number; segments are its payload without a clock.
-func (s *tableService) numbered(ctx context.Context, op wire.Op, req *rowraftv1.WriteRequest, segments []byte) (*replica, rowraft.Index, bool, error) {
+// numbered checks the caller and the tables of a write, and applies it under its number.
+// segments is its payload without a clock. duplicate means that an earlier entry applied it.
+func (s *tableService) numbered(ctx context.Context, op wire.Op, req *rowraftv1.WriteRequest, segments []byte) (_ *replica, _ rowraft.Index, duplicate bool, _ error) {
 	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
 	if err != nil {
 		return nil, 0, false, err
@@ -65,7 +68,7 @@ func (s *tableService) numbered(ctx context.Context, op wire.Op, req *rowraftv1.
 	return r, index, dup, err
 }
 
-// clientID reads the id of who pushes, which must be one of the caller's.
+// clientID parses a client id, which must be one that the caller's certificate allows.
 func clientID(ctx context.Context, b []byte) (id rowraft.ClientID, err error) {
 	if len(b) != len(id) {
 		return id, rowraft.Errorf(rowraft.CodeInvalidArgument, "client id of %d bytes, want %d", len(b), len(id))
@@ -109,7 +112,8 @@ func (s *tableService) CloseSession(ctx context.Context, req *rowraftv1.CloseSes
 	return &rowraftv1.CloseSessionReply{}, r.closeSession(ctx, client, rowraft.Incarnation(req.Incarnation))
 }
 
-// replicaService does what the scheduler, other servers and operators ask of the node's replicas.
+// replicaService is the gRPC service Replicas: calls of the scheduler, of other servers and of
+// operators for the replicas of this server.
 type replicaService struct {
 	rowraftv1.UnimplementedReplicasServer
 	n *Node
