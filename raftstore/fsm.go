@@ -14,35 +14,35 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// fsm is the raft.FSM of a group: it passes log indices on to the machine, keeps
-// the index up to which the machine has seen the log, and stops the group at the
-// first sign that machine and log disagree.
+// fsm is the raft.FSM of a group: it passes committed entries with their indices to the machine,
+// keeps the index through which the machine has seen the log, and stops the group at the first
+// sign that machine and log disagree.
 //
-// Raft calls Apply…, Snapshot and Restore on one goroutine. An fsm outlives the
-// raft instance of its group: after a restart in place raft replays entries that
-// the machine has, and they are ignored here.
+// Raft calls ApplyBatch, Snapshot and Restore on one goroutine. An fsm outlives the raft instances
+// of its group: after a restart in place raft replays entries that the machine has already
+// applied, and the fsm ignores them.
 type fsm struct {
 	machine StateMachine
 	ledger  *ledger
 	fatal   func(error)
-	// restored is told the place of a snapshot once the machine holds it.
+	// restored is called with the index and term of a snapshot when the machine holds it.
 	restored func(index, term uint64)
-	// installed is told of a snapshot that took the machine forwards: the leader's log
-	// no longer reached back to this replica. May be nil.
+	// installed is called when a snapshot took a running machine forward, because the leader's log
+	// no longer began before this replica's end. May be nil.
 	installed func(from, to uint64)
-	// yield makes what slows the writing of a snapshot down. May be nil.
+	// yield returns the limiter that slows the writing of a snapshot down. May be nil.
 	yield func(s Snapshot, index uint64) *yield
 
 	applied atomic.Uint64 // raft index; ≥ the machine's AppliedIndex
-	// passed is how far the present raft instance has come, ignored entries
-	// included; it is behind applied while raft replays. The goroutine of Apply… owns it.
+	// passed is the index through which the present raft instance has passed entries, ignored ones
+	// included; it is below applied while raft replays. The goroutine of ApplyBatch owns it.
 	passed uint64
-	// members is the newest configuration that was committed, and where it stands;
-	// nil until the first one passed by. Raft tells the index to nobody else.
+	// members is the newest committed configuration with its index; nil before the first one. It is
+	// kept here because raft reports that index nowhere else.
 	members atomic.Pointer[configuration]
 	failed  atomic.Bool
-	// stopping is set while raft is told to end. Then it may drop a batch and hand on
-	// the next one (processLogs, raft 1.7.3); nothing behind such a gap is applied.
+	// stopping is set before raft is asked to end. While it ends, raft may drop a batch and pass the
+	// next one (processLogs, raft 1.7.3); the fsm applies nothing behind such a gap.
 	stopping atomic.Bool
 
 	// moved is called when applied has moved.

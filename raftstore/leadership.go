@@ -6,9 +6,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// leadership carries changes from raft, which must never wait, to OnLeader, which
-// may take its time: only the newest state is kept. The term is read after the
-// change, so it may be that of a later one, of which OnLeader is then told twice.
+// leadership carries changes from raft, which must never wait, to OnLeader, which may take long:
+// only the newest state is kept. The term is read after the change and so may be that of a later
+// change. Then OnLeader is called twice with that term.
 type leadership struct {
 	signal chan struct{} // capacity 1
 

@@ -13,12 +13,12 @@ import (
 
 // How replicas come and go
 //
-// A new replica joins as a learner (AddLearner), which costs the group nothing;
-// when it has caught up it becomes a voter (Promote); then an old one leaves
-// (Remove), after handing over the lead if it has it. Each step names the index of
-// the configuration it was decided on: if another change came between, it is
-// refused. hashicorp/raft alone would make a voter of an empty replica at once,
-// and remove the one that the quorum stands on.
+// A new replica joins as a learner (AddLearner): it gets the log and has no vote, so it cannot
+// delay a commit. When it has caught up it becomes a voter (Promote). Then an old one is taken
+// out (Remove), after handing over the leadership if it leads. Each step names the index of the
+// configuration that its caller has read, and is refused if another change came between.
+// hashicorp/raft alone makes a voter of an empty replica at once, and removes a replica without
+// which the others cannot commit.
 
 const (
 	// maxTransferLag is how far behind a replica may be and still count as caught
@@ -32,9 +32,9 @@ const (
 	changePoll = time.Millisecond
 )
 
-// Membership is a configuration of a group that was committed.
+// Membership is a committed configuration of a group.
 type Membership struct {
-	Index   rowraft.Index // of the log entry that made it; what changes are compared with
+	Index   rowraft.Index // of the log entry that made it; a change names it as prev
 	Members []MemberStatus
 }
 
@@ -62,10 +62,10 @@ func (m *Membership) Find(id rowraft.ReplicaID) (MemberStatus, bool) {
 	return m.Members[i], true
 }
 
-// Members returns the newest committed configuration that this replica has
-// applied. On the leader each member says how far its log is. It is caught up if
-// an answer of this term proved, by the index in it and within the last two
-// heartbeats, that its log ends at most 64 entries and 4 MiB before the leader's.
+// Members returns the newest committed configuration that this replica has applied. On the
+// leader each member has the end of its log, as far as the leader knows. A member is caught up if
+// an answer of this term, at most two heartbeat timeouts old, proved that its log ends at most 64
+// entries and 4 MiB before the leader's.
 //
 // Errors: CodeStarting before the first configuration is applied; CodeClosing.
 func (g *Group) Members() (Membership, error) {
@@ -111,13 +111,13 @@ func (n *instance) members(servers []raft.Server) []MemberStatus {
 }
 
 // AddLearner adds a replica that receives the log and has no vote. prev is the
-// Index of the Membership that the caller decided on. It returns the membership
-// afterwards; adding what is there already changes nothing.
+// Index of the Membership that the caller has read. AddLearner returns the membership after the
+// change; adding a member again changes nothing.
 //
 // Errors without effect: CodeNotLeader; CodeNoLeader, CodeStarting, CodeClosing;
 // CodePrecondition if the configuration is not that of prev, another change or a
 // transfer runs, or the node has a replica of the group; CodeInvalidArgument.
-// CodeLeadershipLost, CodeDeadline: look whether it happened.
+// After CodeLeadershipLost and CodeDeadline the outcome is unknown: read Members.
 func (g *Group) AddLearner(ctx context.Context, m Member, prev rowraft.Index) (Membership, error) {
 	if m.Replica == "" || m.Node == "" {
 		return Membership{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: learner %+v: want a replica and a node", g.cfg.ID, m)
@@ -138,9 +138,8 @@ func (g *Group) AddLearner(ctx context.Context, m Member, prev rowraft.Index) (M
 	})
 }
 
-// Promote makes a voter of a learner that has caught up. Errors as for AddLearner;
-// CodePrecondition also if it has not caught up, or if fewer than a majority of the
-// voters, itself included, have.
+// Promote makes a learner that has caught up a voter. Errors as for AddLearner; CodePrecondition
+// also if it has not caught up, or if no majority of the voters, itself included, has.
 func (g *Group) Promote(ctx context.Context, id rowraft.ReplicaID, prev rowraft.Index) (Membership, error) {
 	var node rowraft.NodeID
 	return g.change(ctx, prev, fmt.Sprintf("make replica %s a voter", id), func(now *Membership) (bool, error) {
@@ -160,10 +159,9 @@ func (g *Group) Promote(ctx context.Context, id rowraft.ReplicaID, prev rowraft.
 	})
 }
 
-// Remove takes a replica out of the group; its ID must never come back. Errors as
-// for AddLearner; CodePrecondition also if it is this replica, which leads, or if
-// the voters that remain would not be a majority of caught-up ones. What is no
-// member is not removed again.
+// Remove takes a replica out of the group; its ID must never be used again. Errors as for
+// AddLearner; CodePrecondition also if it is this replica, which leads, or if no majority of the
+// remaining voters has caught up. Removing a replica that is no member changes nothing.
 func (g *Group) Remove(ctx context.Context, id rowraft.ReplicaID, prev rowraft.Index) (Membership, error) {
 	return g.change(ctx, prev, fmt.Sprintf("remove replica %s", id), func(now *Membership) (bool, error) {
 		m, ok := now.Find(id)
@@ -181,7 +179,8 @@ func (g *Group) Remove(ctx context.Context, id rowraft.ReplicaID, prev rowraft.I
 	})
 }
 
-// quorumOf refuses a set of voters that could not commit at once.
+// quorumOf refuses a set of voters of which no majority has caught up: it could not commit the
+// next entry at once.
 func (m *Membership) quorumOf(voter func(*MemberStatus) bool) error {
 	voters, good := 0, 0
 	for i := range m.Members {
@@ -198,8 +197,8 @@ func (m *Membership) quorumOf(voter func(*MemberStatus) bool) error {
 	return nil
 }
 
-// change makes one change of the members: check judges the membership, start asks
-// raft for it.
+// change makes one change of the members. check compares it with the present membership: done
+// means that nothing is left to do. start asks raft for it.
 func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, check func(*Membership) (done bool, err error), start func(*raft.Raft) raft.IndexFuture) (Membership, error) {
 	wrap := func(err error) error { return fmt.Errorf("group %s: %s: %w", g.cfg.ID, what, err) }
 	n, err := g.running()

@@ -35,15 +35,15 @@ type Future struct {
 	entry []byte
 	n     *instance
 	raft  raft.ApplyFuture
-	done  chan struct{} // closed once the fields below are set
+	done  chan struct{} // closed when result, index and err are set
 
 	result any
 	index  rowraft.Index
 	err    error
 }
 
-// Done is closed when Wait would return at once. After the group ended, Wait may
-// return though Done stays open.
+// Done returns a channel that is closed when Wait would return at once. After the group has
+// ended, Wait may return although the channel stays open.
 func (f *Future) Done() <-chan struct{} { return f.done }
 
 // Wait returns what the state machine returned for the entry, and its index.
@@ -88,9 +88,11 @@ func refused(err error) *Future {
 	return f
 }
 
-// Propose asks the group to replicate and apply entry; it copies it and does not
-// wait. Entries proposed by one goroutine enter the log in that order, though a
-// change of leadership may lose any of them. The Future says what became of it.
+// Propose asks the group to replicate and apply a copy of entry. It does not wait: the Future
+// has the outcome. Entries proposed by one goroutine enter the log in that order, but a change of
+// leadership may lose any of them.
+//
+// propose puts the entry into a queue, dispatch gives it to raft, and complete takes its result.
 func (g *Group) Propose(entry []byte) *Future {
 	o := &g.store.opts
 	switch {
@@ -114,7 +116,7 @@ func (g *Group) Propose(entry []byte) *Future {
 	return n.propose(entry)
 }
 
-// running returns the instance of a group that may be used.
+// running returns the present instance of the group, or why there is none to use.
 func (g *Group) running() (*instance, error) {
 	if e := g.failure.Load(); e != nil {
 		// Refused before proposing, so not CodeInternal: that would mean maybe.
@@ -135,7 +137,7 @@ func (g *Group) notLeader(n *instance) error {
 	addr, _ := n.raft.LeaderWithID()
 	leader := rowraft.NodeID(addr)
 	if leader == g.store.opts.Node {
-		leader = "" // it just changed: no hint is better than a loop
+		leader = "" // it has just stepped down; a hint to this server would make the caller ask it again
 	}
 	return &NotLeaderError{Group: g.cfg.ID, Term: rowraft.Term(n.raft.CurrentTerm()), Leader: leader}
 }
@@ -161,7 +163,7 @@ func (n *instance) propose(entry []byte) *Future {
 	return f
 }
 
-// finish resolves f and gives its admission back.
+// finish resolves f and subtracts it from the pending proposals.
 func (n *instance) finish(f *Future, result any, index rowraft.Index, err error) {
 	n.mu.Lock()
 	n.mu.pendingBytes -= int64(len(f.entry))
@@ -170,8 +172,8 @@ func (n *instance) finish(f *Future, result any, index rowraft.Index, err error)
 	f.resolve(result, index, err)
 }
 
-// awaitTransfer waits until no leadership is being handed over, since raft would
-// refuse what is proposed meanwhile. It reports whether the group stops.
+// awaitTransfer waits until no transfer of the leadership runs, because raft refuses entries
+// during one. It reports whether the group is stopping.
 func (n *instance) awaitTransfer() (stopping bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -183,6 +185,8 @@ func (n *instance) awaitTransfer() (stopping bool) {
 	return n.mu.stopping
 }
 
+// dispatch gives proposals to raft, in the order of Propose. ApplyLog blocks while raft writes its
+// log, so that raft's next write takes all entries that came meanwhile.
 func (n *instance) dispatch() {
 	defer close(n.inflight)
 	for f := range n.queue {
@@ -195,6 +199,8 @@ func (n *instance) dispatch() {
 	}
 }
 
+// complete takes the results of dispatched proposals from raft and resolves their futures, in the
+// same order.
 func (n *instance) complete() {
 	defer close(n.drained)
 	for f := range n.inflight {
@@ -213,8 +219,8 @@ func (n *instance) complete() {
 	}
 }
 
-// outcome translates an error of raft's future. Only those that raft gives before
-// it appends the entry mean that it has no effect.
+// outcome translates an error of raft's future. The entry has no effect only if raft refused it
+// before it appended it.
 func (n *instance) outcome(err error) error {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader):
@@ -228,8 +234,8 @@ func (n *instance) outcome(err error) error {
 	return rowraft.Errorf(rowraft.CodeLeadershipLost, "group %s: outcome unknown: %w", n.g.cfg.ID, err)
 }
 
-// noteTransfer remembers since when raft refuses because of a leadership transfer
-// (#696: the flag of an interrupted one may stay set).
+// noteTransfer notes since when raft has refused entries because of a leadership transfer (#696:
+// the flag of an interrupted transfer may stay set, and stuckTransfer looks for that).
 func (n *instance) noteTransfer(refusing bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

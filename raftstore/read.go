@@ -16,8 +16,8 @@ type readAnswer struct {
 }
 
 // ReadIndex returns an index i such that a read of the machine after WaitApplied(i)
-// is linearizable. It works on the leader only; calls that come while a round of
-// heartbeats runs share the next one.
+// is linearizable. Only the leader returns one. Calls that come while a round of heartbeats runs
+// share the next round.
 //
 // Errors: CodeNotLeader; CodeNoLeader when leadership was lost meanwhile;
 // CodeClosing, CodeStarting; CodeDeadline.
@@ -69,9 +69,9 @@ func (n *instance) readRounds() {
 	}
 }
 
-// readRound asks the followers whether this replica still leads, after it fixed
-// the commit index. The order matters: a leader that stalls between "verified" and
-// "read the index" may be deposed in between (hashicorp/raft #603).
+// readRound reads the commit index and then asks the followers whether this replica still leads.
+// The order matters: if a leader verified first and stalled before it read the index, another
+// replica might lead in between (hashicorp/raft #603).
 func (n *instance) readRound() (rowraft.Index, error) {
 	term := n.raft.CurrentTerm()
 	if err := n.barrier(term); err != nil {
@@ -96,11 +96,11 @@ func (n *instance) readRound() (rowraft.Index, error) {
 	return rowraft.Index(index), nil
 }
 
-// confirmedSince reports whether a majority of the voters, this replica among
-// them, answered in term what was sent after begin. VerifyLeader alone proves
-// less: it also counts the answer to a heartbeat that was on its way when it was
-// called, which may be older than the next leader, and those of non-voters. It
-// is asked again until the answers are new; each time it waits for one more.
+// confirmedSince reports whether a majority of the voters, this replica included, answered in
+// term a message that was sent after begin. VerifyLeader alone proves less: it also counts the
+// answer to a heartbeat that was sent before the call, and so may be older than the next leader,
+// and the answers of non-voters. readRound calls VerifyLeader again until enough answers are new;
+// each call waits for at least one more.
 func (n *instance) confirmedSince(term uint64, begin time.Time) bool {
 	voters, confirmed := 0, 0
 	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
@@ -149,8 +149,8 @@ func (n *instance) readError(err error) error {
 	return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: leadership could not be confirmed: %w", n.g.cfg.ID, err)
 }
 
-// AppliedIndex is the raft index through which the machine has seen the log. It
-// may be above the machine's own AppliedIndex, by entries of raft.
+// AppliedIndex is the raft index through which the machine has seen the log. It may be above the
+// machine's own AppliedIndex, because raft has entries of its own, which the machine does not see.
 func (g *Group) AppliedIndex() rowraft.Index {
 	applied := g.fsm.applied.Load()
 	n := g.run.Load()

@@ -11,14 +11,14 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TransferLeadership hands leadership to the voter to, or, if that is "", to the
-// voter whose log is longest, and returns when this replica has stepped down for it. It goes to caught-up
-// voters only: raft takes no proposals meanwhile, and a transfer that is cut off
-// may leave it refusing them (#696; the supervisor restarts the group then).
+// TransferLeadership hands the leadership to the voter to or, if to is "", to the voter with the
+// longest log, and returns when this replica has stepped down. The successor must have caught up,
+// because the group takes no proposals during a transfer. After an interrupted transfer raft may
+// refuse proposals forever (#696); then the supervisor restarts the group.
 //
-// Errors: CodeNotLeader; CodePrecondition if to has no vote; CodeNoLeader when it,
-// or any voter, has not caught up, a change of the members runs, or the transfer
-// did not succeed, and then this replica usually still leads.
+// Errors: CodeNotLeader; CodePrecondition if to has no vote; CodeNoLeader if to (or every other
+// voter, if to is "") has not caught up, if a change of the members runs, or if the transfer
+// failed: then this replica usually still leads.
 func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) error {
 	n, err := g.running()
 	if err != nil {
@@ -48,7 +48,7 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 		if err == nil {
 			err = n.await(n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)))
 		}
-		n.noteTransfer(false) // what was refused until now had its reason
+		n.noteTransfer(false) // entries refused until now were refused because of this transfer, not of a stuck one
 		n.mu.Lock()
 		n.mu.transfer = nil
 		n.mu.Unlock()
@@ -69,15 +69,14 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 	}
 }
 
-// settleLimit is how long proposals wait for the successor to have the whole log, where the heartbeat is shorter:
-// a heartbeat has room for the writes that this takes.
+// settleLimit is the least limit of settle. If the heartbeat timeout is longer, that is the limit:
+// it is set so that the writes to the log fit.
 const settleLimit = 250 * time.Millisecond
 
-// settle waits until target has the whole log, while the dispatcher holds proposals
-// back. Raft would otherwise send it the rest itself, and when its leader steps down
-// meanwhile two of its goroutines wait for each other for good and proposals are
-// refused until raft is started anew (raft.go, leadershipTransfer: a send to
-// triggerDeferErrorCh that nobody receives; #696).
+// settle waits until target has the whole log, while the dispatcher holds proposals back.
+// Without it raft sends target the rest itself. If the leader steps down during that time, two of
+// raft's goroutines wait for each other forever, and raft refuses proposals until it is restarted
+// (raft.go, leadershipTransfer: a send to triggerDeferErrorCh without a receiver; #696).
 func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 	limit := max(settleLimit, n.heartbeatTimeout())
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -109,7 +108,7 @@ func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 	}
 }
 
-// giveUpPause is between two rounds of GiveUpLead through the voters.
+// giveUpPause is the pause of GiveUpLead after it has tried every voter.
 const giveUpPause = 20 * time.Millisecond
 
 // GiveUpLead hands the lead over to any voter: one after the other, the one with the longest
@@ -150,7 +149,8 @@ func (g *Group) GiveUpLead(ctx context.Context) (tries int, err error) {
 	}
 }
 
-// anyVoterAnswers says that another voter has answered within the last four heartbeats.
+// anyVoterAnswers reports whether another voter has answered within the last four heartbeat
+// timeouts.
 func (n *instance) anyVoterAnswers() bool {
 	term := n.raft.CurrentTerm()
 	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
@@ -164,8 +164,8 @@ func (n *instance) anyVoterAnswers() bool {
 	return false
 }
 
-// successor is the voter to, or the one with the longest log that is not in but, if it has
-// caught up.
+// successor returns the voter to or, if to is "", the voter with the longest log that is not in
+// but. It returns an error if that voter has not caught up.
 func (n *instance) successor(to rowraft.ReplicaID, but []rowraft.ReplicaID) (best MemberStatus, err error) {
 	m := Membership{Members: n.members(n.raft.GetConfiguration().Configuration().Servers)}
 	if to != "" {
