@@ -30,7 +30,7 @@ func (m *Machine) Pull(
 	if err != nil {
 		return nil, 0, err
 	}
-	m.readers.RLock() // a restore changes state and index together
+	m.readers.RLock() // a restore replaces state and index together, and so the pull reads them together
 	st := m.view.Load().state
 	applied = m.AppliedIndex()
 	m.readers.RUnlock()

@@ -21,7 +21,6 @@ func (r record) setVersion(v uint64) { storeVersion(r.version(), v) }
 
 // setBusy begins a change: a reader that loads a later store finds the
 // record busy, or with a later version.
-// record busy, or of a later version.
 func (r record) setBusy() {
 	storeVersion(r.version(), *r.version()|busy)
 	storeFence()

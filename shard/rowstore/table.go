@@ -46,7 +46,7 @@ type Table struct {
 
 	grace   grace
 	retired [2]retired // indexed by the last bit of the epoch
-	lock    rowLock
+	lock    rowLock    // does nothing where readers need no lock: see "Readers" in the package comment
 
 	track *track      // nil if the table is not tracked
 	snaps []*Snapshot // the running snapshots
