@@ -11,8 +11,8 @@ const (
 	Table Layer = iota
 	// Replica is a bounded read, which any replica of a shard may answer.
 	Replica
-	// Control is a call to the leader of the metadata group, or an Admin call to the
-	// leader of a shard, that may be sent twice.
+	// Control is a call to the leader of the metadata group, or a call of the Replicas
+	// service to the leader of a shard, that may be sent twice.
 	Control
 	// Once is a Control call that must not take effect twice.
 	Once
@@ -44,8 +44,9 @@ const (
 	// Wait asks the same server again, after the time that the error names. Each Wait of a
 	// Table or Replica call takes one token of the client's retry budget.
 	Wait
-	// Refresh fetches a newer cluster map, splits the call by it and sends it again. If
-	// the map is not older than the server's, Refresh is Return.
+	// Refresh fetches a newer cluster map and sends the call again: a pull is split by the
+	// new map, a batch goes to the same shard under the same number. If the map is not older
+	// than the server's, Refresh is Return.
 	Refresh
 	// Resend sends the same batch under the same number again, for a bounded time: this
 	// server cannot tell what became of it, and the next leader can.
