@@ -16,7 +16,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// movePoll is how often a move that somebody waits for is looked at.
+// movePoll is how often the command that waits for a move asks for its state.
 const movePoll = 200 * time.Millisecond
 
 func newMoveCmd(g *globals) *cobra.Command {
@@ -27,8 +27,8 @@ func newMoveCmd(g *globals) *cobra.Command {
 		Long: `Move a replica of a shard to another server, while pushes and pulls go on.
 
 The new replica joins without a vote and catches up, then it votes, then the old one hands over the
-lead if it has it, leaves, and is deleted. The scheduler drives the move: it goes on when this command
-ends, and when the scheduler itself fails over. Until the new replica votes it can be undone with
+lead if it has it, leaves, and is deleted. The scheduler drives the move: it continues when this command
+ends, and when the scheduler itself fails over. Until the old replica begins to leave it can be undone with
 ` + "`rowraft shard cancel-move`" + `.`,
 		Example: `  rowraft shard move 2 --from n1 --to n4
   rowraft shard move 2 --from n1 --to n4 --detach; rowraft shard moves`,
@@ -75,9 +75,9 @@ func newMovesCmd(g *globals) *cobra.Command {
 func newCancelMoveCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cancel-move SHARD",
-		Short: "Undo the move of a shard's replica, while the new one has no vote",
-		Long: `Undo the move of a shard's replica, while the new one has no vote: it leaves again and is deleted.
-Once it votes the move ends first; move the replica back then.`,
+		Short: "Undo the move of a shard's replica, until the old one begins to leave",
+		Long: `Undo the move of a shard's replica, until the old one begins to leave: the new one leaves again and is deleted.
+After that the move cannot be undone: wait for its end, then move the replica back.`,
 		Example: "  rowraft shard cancel-move 2",
 		Args:    cli.OneArg("the SHARD, a number from `rowraft shard moves`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -116,7 +116,7 @@ type movesListJSON struct {
 	Moves  []moveJSON `json:"moves"`
 }
 
-// phaseText says what is being done.
+// phaseText describes the phases of a move, in scheduler/moves.go, for people.
 var phaseText = map[string]string{
 	"learn":     "the new replica joins and catches up",
 	"promote":   "the new replica becomes a voter",
@@ -145,8 +145,7 @@ func newMoveJSON(m *rowraftv1.Map, p *rowraftv1.Move, st *rowraftv1.MoveStatus) 
 	return v
 }
 
-// movesJSON lists the moves of a status: those that ended, if asked for, then those
-// that run.
+// movesJSON lists the moves of a status: those that ended, if ended is set, then those that run.
 func movesJSON(r *rowraftv1.StatusReply, ended bool) []moveJSON {
 	out := []moveJSON{}
 	if ended {
@@ -219,7 +218,7 @@ func (g *globals) move(cmd *cobra.Command, shard uint32, from, to string, detach
 		return err
 	})
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
-		return nil, cli.Hint(err, "`rowraft shard moves` shows what moves, `rowraft shard list` who has a replica")
+		return nil, cli.Hint(err, "`rowraft shard moves` shows what moves, `rowraft shard list` shows the replicas")
 	}
 	if err != nil {
 		return nil, err
@@ -250,16 +249,16 @@ func (g *globals) move(cmd *cobra.Command, shard uint32, from, to string, detach
 	}
 }
 
-// detached says that a move goes on without the one who waited.
+// detached returns the error of a command that stops waiting for a move, which continues.
 func detached(cmd *cobra.Command, m *rowraftv1.Move, err error) error {
-	hint := fmt.Sprintf("the move goes on; `rowraft shard moves` shows it, `rowraft shard cancel-move %d` undoes it while it can", m.GetShard())
+	hint := fmt.Sprintf("the move continues; `rowraft shard moves` shows it, `rowraft shard cancel-move %d` undoes it while it can", m.GetShard())
 	if cmd.Context().Err() != nil {
 		return cli.Hint(fmt.Errorf("detached from move %d: %w", m.GetId(), err), hint)
 	}
 	return cli.Hint(fmt.Errorf("move %d has started, but cannot be followed: %w", m.GetId(), err), hint)
 }
 
-// findMove returns move id as the cluster tells it.
+// findMove returns the state of a move.
 func (g *globals) findMove(cmd *cobra.Command, id uint64) (*moveJSON, error) {
 	reply, err := g.statusInTime(cmd)
 	if err != nil {
@@ -271,7 +270,7 @@ func (g *globals) findMove(cmd *cobra.Command, id uint64) (*moveJSON, error) {
 			return &m, nil
 		}
 	}
-	return nil, rowraft.Errorf(rowraft.CodeNotFound, "move %d ended some time ago, and others after it", id)
+	return nil, rowraft.Errorf(rowraft.CodeNotFound, "move %d is not in the list: it ended, and so many moves ended after it that the scheduler forgot it", id)
 }
 
 func (g *globals) cancelMove(cmd *cobra.Command, shard uint32) (*moveJSON, error) {

@@ -235,7 +235,7 @@ func newOperationCancelCmd(g *globals) *cobra.Command {
 		Use:   "cancel ID",
 		Short: "Cancel an operation",
 		Long: `Cancel an operation. A server that was to be drained or decommissioned serves again; what has moved away comes back as
-the servers are evened out. The move of a replica is undone while the new one has no vote. The replacement of a dead server cannot be
+the servers are evened out. The move of a replica is undone until the old one begins to leave. The replacement of a dead server cannot be
 cancelled: it ends when the server is back.`,
 		Example: "  rowraft operation cancel 17",
 		Args:    cli.OneArg("the ID, a number from `rowraft operation list`"),
