@@ -1,4 +1,4 @@
-// Package rowraftv1 is the generated Go of what crosses the network: the
-// services Table, Admin and Cluster. Generated types stop at client, node,
-// scheduler and internal/rpc; everything else uses the nouns of package rowraft.
+// Package rowraftv1 is the generated Go of the gRPC services (Table, Cluster, Replicas,
+// Jobs, Checkpoints and others) and of the metadata that is logged. ARCHITECTURE.md lists
+// the packages that may use generated types; all others use the types of package rowraft.
 package rowraftv1
