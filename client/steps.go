@@ -187,25 +187,33 @@ func (p *stepPart) push(ctx context.Context) error {
 		for err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_HELD {
 			outcome, err = p.call(ctx, len(p.fragments)-1, true)
 		}
-		stale, isStale := errors.AsType[*rowraft.StaleGenerationError](err)
-		late, isLate := errors.AsType[*rowraft.StepClosedError](err)
-		switch {
-		case err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED:
+		if err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED {
 			p.j.c.inCluster(p.j.cluster, func() { p.j.c.raise(p.shard, uint64(p.index)) })
 			return nil
-		case err == nil: // a new leader that does not have the part: send it again
-		case isLate:
-			p.late = late
-			return nil
-		case isStale:
-			p.j.Adopt(stale.Want)
-		case rowraft.CodeOf(err) == rowraft.CodeInternal:
-			// This server cannot tell the outcome; the next leader can.
-			if p.j.c.pause(ctx, &b, 0) != nil {
+		}
+		if err != nil { // without an error a new leader does not have the part: send it again
+			switch route.On(route.Step, err) {
+			case route.Late:
+				late, ok := errors.AsType[*rowraft.StepClosedError](err)
+				if !ok {
+					return err
+				}
+				p.late = late
+				return nil
+			case route.Adopt:
+				stale, ok := errors.AsType[*rowraft.StaleGenerationError](err)
+				if !ok {
+					return err
+				}
+				p.j.Adopt(stale.Want)
+			case route.Resend:
+				// This server cannot tell the outcome; the next leader can.
+				if p.j.c.pause(ctx, &b, 0) != nil {
+					return err
+				}
+			default:
 				return err
 			}
-		default:
-			return err
 		}
 		if err := ctx.Err(); err != nil {
 			return err

@@ -21,6 +21,11 @@ case "${1:-}" in
 *) echo "verify.sh: unknown argument $1" >&2; exit 2 ;;
 esac
 
+if [ -n "$full" ] && ! command -v redis-server >/dev/null; then
+	echo "verify.sh: --full needs redis-server, the peer of bench-smoke: apt install redis-server" >&2
+	exit 1
+fi
+
 fingerprint() { { git status --porcelain; git diff HEAD; } | sha256sum; }
 
 names=() seconds=()
