@@ -24,7 +24,6 @@ var unswept = []string{
 	"cmd/rowraft-bench",
 	"cmd/rowraft-bench/rowstore",
 	"docs",
-	"docs/formats",
 	"e2e",
 	"e2e/check",
 	"e2e/cluster",
