@@ -23,7 +23,6 @@ var unswept = []string{
 	"cmd/rowraft",
 	"cmd/rowraft-bench",
 	"cmd/rowraft-bench/rowstore",
-	"docs",
 	"e2e",
 	"e2e/check",
 	"e2e/cluster",
