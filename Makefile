@@ -125,7 +125,7 @@ bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
 	GOEXPERIMENT=$(SIMD) go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
 
 .PHONY: bench-rowstore
-bench-rowstore: build ## the row store by itself, beside Go's map and against its bars (ARGS="--json --only gather", 3 GiB)
+bench-rowstore: build ## the row store alone, compared with Go's map and its bars (ARGS="--json --only gather", 3 GiB)
 	$(BIN)/rowraft-bench rowstore --check $(ARGS)
 
 .PHONY: bench-snapshot
@@ -155,7 +155,7 @@ bench-overload: build ## a minute of ten times what the limits of three servers 
 	$(BIN)/rowraft-bench overload --check --seconds 60 $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: build ## rowraft beside Redis in one run, as ratios (bench/peers/compare.sh --help)
+bench-peers: build ## rowraft and Redis in one run, as ratios (bench/peers/compare.sh --help)
 	bench/peers/compare.sh
 
 .PHONY: bench-smoke

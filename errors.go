@@ -19,7 +19,7 @@ const (
 	CodeTableExists
 	CodeNotLeader      // refused before proposing: follow the hint
 	CodeWrongShard     // the slot is elsewhere: fetch the map, split again
-	CodeNoLeader       // nobody here can serve it now: back off, same call
+	CodeNoLeader       // no replica here can serve it now: back off, same call
 	CodeStarting       // likewise
 	CodeClosing        // likewise
 	CodeTooStale       // this replica lags the bound: another one, then the leader
@@ -175,9 +175,9 @@ func (e *TooStaleError) Error() string {
 
 func (e *TooStaleError) Code() Code { return CodeTooStale }
 
-// RestoredError reports that a checkpoint was restored since whoever calls began: the
-// tables are others, and what it had, sessions, jobs and read positions, is gone. It
-// starts again, on the tables that are there now.
+// RestoredError reports that a checkpoint was restored after the caller began. The tables
+// were replaced, and the caller's sessions, jobs and read positions are gone. The caller
+// starts again, on the present tables.
 type RestoredError struct {
 	Shard      ShardID
 	Have, Want TableEpoch // of the call, and of the tables
