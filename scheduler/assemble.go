@@ -14,8 +14,8 @@ func sortPaused(list []*paused) {
 	slices.SortFunc(list, func(a, b *paused) int { return a.a.id.compare(b.a.id) })
 }
 
-// assemble returns the trainers that are there, when all are that ought to be. left gets the jobs, other than need, of
-// which one stays absent: a checkpoint does not have them.
+// assemble waits until every expected trainer is connected, for at most absentPatience, and returns the connected ones.
+// If a trainer of a job other than need stays absent, the job is added to left: the checkpoint leaves it out.
 func (s *Scheduler) assemble(ctx context.Context, need string, skip bool, left map[string]error) ([]*attendee, error) {
 	patience := time.NewTimer(s.attendance.patience.absent)
 	defer patience.Stop()
@@ -50,9 +50,10 @@ func (s *Scheduler) assemble(ctx context.Context, need string, skip bool, left m
 	}
 }
 
-// rollCall returns the trainers that are there, and those that ought to be and are not: by the log they have begun and
-// not left. Of need, which must be in the checkpoint, all trainers ought to be there. Trainers that others
-// replace are not needed, and a job that waits for its first trainers has nothing in the tables yet.
+// rollCall returns the connected trainers and the expected ones that are absent. The cluster expects a trainer that, by
+// the log, has begun and not left. It expects all ranks of need, which must be in the checkpoint. It does not expect a
+// trainer that another worker may replace, nor one of a job that still waits for its first trainers: such a job has
+// pushed nothing yet.
 func (s *Scheduler) rollCall(need string, left map[string]error) (who []*attendee, absent []trainerID) {
 	out := func(job string) bool { return left[job] != nil || job != need && s.jobWaits(job) }
 	who = slices.DeleteFunc(s.attendance.list(), func(a *attendee) bool { return out(a.id.job) })
@@ -84,14 +85,14 @@ func (s *Scheduler) rollCall(need string, left map[string]error) (who []*attende
 	return who, slices.SortedFunc(maps.Keys(ought), trainerID.compare)
 }
 
-// jobWaits reports whether the workers of a job wait until all of them are there. None trains before.
+// jobWaits reports whether the workers of a job wait until all of them have entered. None of them trains before that.
 func (s *Scheduler) jobWaits(job string) bool {
 	r := s.machine.runOf(job)
 	return r != nil && (r.GetGeneration() == 0 || r.GetGathering())
 }
 
-// replaceable are the trainers that were lost, or failed, in jobs whose data the scheduler
-// divides: the others read their parts, and who comes in their place begins with what all have.
+// replaceable returns the lost and failed trainers of jobs whose data the scheduler assigns. The other workers read
+// their data parts, and a replacement starts from the shared state, so a checkpoint does not need these trainers.
 func (s *Scheduler) replaceable() (out []trainerID) {
 	for _, r := range s.machine.allRuns() {
 		for _, m := range r.GetMembers() {
@@ -104,7 +105,8 @@ func (s *Scheduler) replaceable() (out []trainerID) {
 	return out
 }
 
-// dead reports that nothing was heard of a job for long, by this leader.
+// dead reports whether no trainer of the job has been connected for forgetJobAfter, counted from the start of this
+// leader at the earliest.
 func (s *Scheduler) dead(job string) bool {
 	since := s.leadsSince()
 	s.attendance.mu.Lock()
@@ -120,14 +122,14 @@ func (s *Scheduler) dead(job string) bool {
 	return time.Since(since) > forgetJobAfter
 }
 
-// leadsSince is when this server began to lead the metadata group.
+// leadsSince returns when this server began to lead the metadata group.
 func (s *Scheduler) leadsSince() time.Time {
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
 	return s.soft.since
 }
 
-// attended is what a checkpoint tells of its trainers.
+// attended describes the trainers of the muster for the reply of CreateCheckpoint.
 func (m *muster) attended() (out []*rowraftv1.AttendedTrainer) {
 	for _, p := range m.members {
 		out = append(out, &rowraftv1.AttendedTrainer{Job: p.a.id.job, Rank: p.a.id.rank, Step: p.step, PausedNs: uint64(p.pausedFor), Bytes: p.bytes})
@@ -135,7 +137,7 @@ func (m *muster) attended() (out []*rowraftv1.AttendedTrainer) {
 	return out
 }
 
-// forgetDead notes in the log that the trainers of dead jobs have left.
+// forgetDead logs that the trainers of dead jobs have left.
 func (s *Scheduler) forgetDead(ctx context.Context) error {
 	for _, t := range s.machine.atWork() {
 		if id := idOf(t); s.dead(id.job) {
@@ -148,7 +150,7 @@ func (s *Scheduler) forgetDead(ctx context.Context) error {
 	return nil
 }
 
-// addTrainers says who trains, and what checkpoint the tables come from.
+// addTrainers adds the trainers and the restored checkpoints to the status.
 func (s *Scheduler) addTrainers(reply *rowraftv1.StatusReply) {
 	sources, _ := s.machine.restored()
 	for _, from := range sources {

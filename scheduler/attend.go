@@ -18,36 +18,38 @@ import (
 
 const (
 	attendBeat = 500 * time.Millisecond
-	// tellPatience is how long a message to a trainer may wait for the messages before it to be read.
+	// tellPatience bounds how long a message to a trainer waits until the trainer has read the messages before it.
 	tellPatience = 5 * time.Second
-	// leavePatience is how long a trainer that has done its work waits for others of
-	// its job that ought to be there, and are not, or that were told to stop, before it asks for a checkpoint.
+	// leavePatience bounds how long a finished trainer waits before it requests a checkpoint: for expected trainers of
+	// its job that are absent, and for those that were told to stop.
 	leavePatience = 30 * time.Second
-	// stopGrace is how much later than one trainer, by a signal, others may be told to stop: it stays although its
-	// checkpoint is made until they have said after that time that they were not, since theirs would need it.
+	// stopGrace is the delay within which a stop signal reaches all trainers of a job. A trainer whose checkpoint is
+	// done stays connected until each other trainer has reported, after this time, that it is not stopping: a trainer
+	// that stops needs a checkpoint with the state of all.
 	stopGrace = 2 * time.Second
-	// forgetJobAfter is how long none of a job's trainers was heard of when the job
-	// counts as dead: checkpoints do not wait for it any more.
+	// forgetJobAfter is the silence of all of a job's trainers after which the job counts as dead. Checkpoints no
+	// longer wait for a dead job.
 	forgetJobAfter = time.Minute
-	// endingPatience is how long a checkpoint of trainers that leave is tried again when it
-	// failed for what passes, such as an election.
+	// endingPatience bounds the retries of the checkpoint of leaving trainers after temporary errors, such as an
+	// election.
 	endingPatience = 2 * time.Minute
-	// maxDestinations bounds the destinations that a trainer names as it comes: each is looked up on a disk.
+	// maxDestinations bounds the destinations in a trainer's first message. The scheduler checks each one against a
+	// disk.
 	maxDestinations = 8
 )
 
-// attendance are the trainers that have a call to this leader. Which trainers there
-// ought to be is in the log (attendstate.go).
+// attendance holds the trainers that are connected to this leader. The log holds the trainers that the cluster expects
+// (attendstate.go).
 type attendance struct {
-	patience patience // the constants, but in tests
+	patience patience // the constants, except in tests
 
 	mu        sync.Mutex
 	trainers  map[trainerID]*attendee
-	heard     map[string]time.Time // of jobs: when the last trainer went
-	endings   map[string]*ending   // of jobs: the last checkpoint of trainers that leave
-	halts     map[string]*halt     // of jobs: the last stop
-	claimed   map[string]bool      // jobs whose trainers a muster has paused
-	changed   chan struct{}        // closed at the next change
+	heard     map[string]time.Time // by job: when the last trainer disconnected
+	endings   map[string]*ending   // by job: the newest checkpoint of leaving trainers
+	halts     map[string]*halt     // by job: the newest stop request
+	claimed   map[string]bool      // jobs whose trainers are paused by a muster
+	changed   chan struct{}        // closed and replaced at each change
 	lastPause uint64
 }
 
@@ -58,36 +60,37 @@ func newAttendance() *attendance {
 	}
 }
 
-// attendee is one trainer on its call.
+// attendee is one connected trainer: one call of Attend.
 type attendee struct {
 	id        trainerID
-	trainers  uint32 // of its job
-	announces bool   // it waits for others of its job
+	trainers  uint32 // number of trainers of its job
+	announces bool   // the trainer agrees on a common boundary with the others of its job
 	instance  []byte
 	caller    *rpc.Caller
-	member    *rowraftv1.JobIdentity // nil: it entered no job
-	gone      chan struct{}          // closed when the call is over
-	replaced  chan struct{}          // closed when another process comes in its place
+	member    *rowraftv1.JobIdentity // nil: the trainer has not entered a job
+	gone      chan struct{}          // closed when the call ends
+	replaced  chan struct{}          // closed when another process takes this rank
 
 	send struct {
 		turn   turn // held while a message is sent
 		stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]
 	}
-	pause atomic.Pointer[paused] // that takes its answers
+	pause atomic.Pointer[paused] // the current pause, which receives the trainer's answers
 
-	// Under attendance.mu.
-	park     *rowraftv1.AttendPark // nil while it trains
+	// The fields below are guarded by attendance.mu.
+	park     *rowraftv1.AttendPark // nil while the trainer trains
 	parkedAt time.Time
-	stood    bool               // it reached a boundary at the last pause; false: it has yet to answer one
-	ignored  bool               // it failed to at the last one
-	took     time.Duration      // the last pause, until it stood or was given up
-	sending  map[uint64]*paused // that take its state, by the number of the pause
+	stood    bool               // it reached a boundary at the last pause; false also if it was never paused
+	ignored  bool               // it did not answer the last pause in time
+	took     time.Duration      // duration of the last pause, until the trainer stopped or the scheduler gave up
+	sending  map[uint64]*paused // pauses to which the trainer still sends its state, by pause id
 
-	told       uint64 // generation of its job; of the goroutine of its call
+	told       uint64 // last generation sent to the trainer; only the goroutine of Checkpoints.serve uses it
 	toldToStop atomic.Bool
 }
 
-// tell sends the trainer a message. It does not wait for a trainer that reads nothing, which ends the call.
+// tell sends a message to the trainer. It waits at most tellPatience for a trainer that does not read; the caller then
+// ends the call.
 func (a *attendee) tell(r *rowraftv1.AttendReply) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tellPatience)
 	defer cancel()
@@ -107,7 +110,7 @@ func (a *attendee) tell(r *rowraftv1.AttendReply) error {
 	}
 }
 
-// watch returns a channel that is closed at the next change.
+// watch returns a channel that is closed at the next change. Call it before you read the state, or you miss a change.
 func (t *attendance) watch() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,7 +132,7 @@ func (t *attendance) add(a *attendee) {
 	t.changeLocked()
 }
 
-// remove takes the trainer off the list. It may be called again.
+// remove deletes the trainer from the list. A second call does nothing.
 func (t *attendance) remove(a *attendee) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -146,7 +149,7 @@ func (t *attendance) remove(a *attendee) {
 	}
 }
 
-// find returns the trainer that has a call as this process, nil if there is none.
+// find returns the trainer with this id and process instance, nil if it is not connected.
 func (t *attendance) find(id trainerID, instance []byte) *attendee {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,8 +159,8 @@ func (t *attendance) find(id trainerID, instance []byte) *attendee {
 	return nil
 }
 
-// claim takes the trainers of a job for one muster: a trainer answers one pause at a time. It reports false while
-// another muster has them.
+// claim reserves the trainers of a job for one muster, because a trainer answers one pause at a time. It returns false
+// if another muster has them.
 func (t *attendance) claim(job string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -168,7 +171,7 @@ func (t *attendance) claim(job string) bool {
 	return true
 }
 
-// unclaim ends claim.
+// unclaim releases a claim.
 func (t *attendance) unclaim(job string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -176,14 +179,14 @@ func (t *attendance) unclaim(job string) {
 	t.changeLocked()
 }
 
-// allClaimed returns the jobs whose trainers a muster has paused.
+// allClaimed returns the jobs with a claim.
 func (t *attendance) allClaimed() map[string]bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return maps.Clone(t.claimed)
 }
 
-// list returns the trainers that are there, by job and rank.
+// list returns the connected trainers, ordered by job and rank.
 func (t *attendance) list() (out []*attendee) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -194,8 +197,8 @@ func (t *attendance) list() (out []*attendee) {
 	return out
 }
 
-// Attend serves one trainer until it leaves, its call breaks, or this server leads
-// the metadata group no more.
+// Attend serves one trainer. It returns when the trainer leaves, its call breaks, or this server loses the leadership
+// of the metadata group.
 func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]) error {
 	_, term, err := c.s.leading()
 	if err != nil {
@@ -215,7 +218,7 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 	if n := len(hello.GetDestinations()); n > maxDestinations {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer %d of job %s names %d checkpoint destinations, at most %d", hello.GetRank(), hello.GetJob(), n, maxDestinations)
 	}
-	for _, d := range hello.GetDestinations() { // a trainer learns now what would be refused when it ends
+	for _, d := range hello.GetDestinations() { // check now, not at the end of the training
 		if err := c.s.mayWrite(stream.Context(), rpc.CallerOf(stream.Context()), d); err != nil {
 			return err
 		}
@@ -237,7 +240,7 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 	if err := a.tell(c.s.welcome()); err != nil {
 		return err
 	}
-	// Recv ends with the call, so just after this function has returned.
+	// The goroutine ends just after this function returns: gRPC then ends the call, and with it Recv.
 	broken := make(chan error, 1)
 	go func() { broken <- c.s.listen(a) }()
 	ctx, cancel := context.WithCancelCause(stream.Context())
@@ -250,8 +253,7 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 	return err
 }
 
-// beat tells the trainer that the scheduler is there, until ctx ends; it ends ctx
-// when this server leads the metadata group no more.
+// beat sends the trainer a heartbeat until ctx ends. It cancels ctx when this server no longer leads in that term.
 func (s *Scheduler) beat(ctx context.Context, lost context.CancelCauseFunc, a *attendee, term rowraft.Term) {
 	tick := time.NewTicker(attendBeat)
 	defer tick.Stop()
@@ -280,14 +282,14 @@ func (s *Scheduler) welcome() *rowraftv1.AttendReply {
 	return &rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Welcome{Welcome: &rowraftv1.AttendWelcome{TableEpoch: uint64(epoch)}}}
 }
 
-// logAttend makes sure that the next leader knows of the trainer too.
+// logAttend logs a trainer that the machine does not know yet, so that the next leader expects it too.
 func (s *Scheduler) logAttend(ctx context.Context, h *rowraftv1.AttendHello) error {
 	t := &rowraftv1.MetaTrainer{Job: h.GetJob(), Rank: h.GetRank(), Trainers: h.GetTrainers(), Instance: h.GetInstance(), Tables: h.GetTables()}
 	if caller := rpc.CallerOf(ctx); caller != nil {
 		t.Owner = caller.Name
 	}
 	if _, epoch := s.machine.restored(); s.machine.knows(t) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
-		return nil // it comes back
+		return nil // the trainer reconnects
 	}
 	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{
 		Trainer: t, Checkpoint: h.GetCheckpoint(), TableEpoch: h.GetTableEpoch(),
@@ -305,7 +307,8 @@ func (s *Scheduler) logLeave(ctx context.Context, id trainerID, instance []byte)
 	return err
 }
 
-// listen takes what the trainer says until the call ends.
+// listen receives the trainer's messages until the call ends. It must not wait: each message renews the trainer's
+// lease.
 func (s *Scheduler) listen(a *attendee) error {
 	for {
 		req, err := a.send.stream.Recv()
@@ -333,7 +336,7 @@ func (s *Scheduler) listen(a *attendee) error {
 	}
 }
 
-// serve lets a trainer that has parked go when it may.
+// serve sends the trainer new members and stop requests, and lets a parked trainer leave when mayLeave permits it.
 func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan error) error {
 	tick := time.NewTicker(attendBeat)
 	defer tick.Stop()
@@ -346,7 +349,7 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 			if err := c.s.logLeave(ctx, a.id, a.instance); err != nil {
 				return err
 			}
-			c.s.attendance.remove(a) // before it is told: its process may end at once, and a checkpoint must not ask it any more
+			c.s.attendance.remove(a) // before the message: a checkpoint must not ask a process that exits
 			return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Leave{Leave: leave}})
 		}
 		select {
@@ -362,16 +365,15 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 	}
 }
 
-// ending is a checkpoint that trainers asked for as they left.
+// ending is a checkpoint that leaving trainers requested.
 type ending struct {
-	begun time.Time // trainers that had parked by then need no other one
+	begun time.Time // includes the state of every trainer that parked before this time
 	over  time.Time
 	done  chan struct{}
 	leave *rowraftv1.AttendLeave
 }
 
-// covers reports that the checkpoint is over and has the state at which a trainer
-// parked.
+// covers reports whether the checkpoint is finished and includes the state at which a trainer parked.
 func (e *ending) covers(parkedAt time.Time) bool {
 	if e == nil || parkedAt.IsZero() {
 		return false
@@ -384,8 +386,8 @@ func (e *ending) covers(parkedAt time.Time) bool {
 	}
 }
 
-// mayLeave returns what to tell a trainer that has parked, or nil if it has not, or
-// has to wait: for others of its job, or for a checkpoint, which is made in here.
+// mayLeave returns the message with which a parked trainer may leave. It returns nil while the trainer trains or must
+// wait: for other trainers of its job, or for a checkpoint. mayLeave itself makes that checkpoint.
 func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.AttendLeave {
 	t := c.s.attendance
 	t.mu.Lock()
@@ -396,7 +398,7 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 	park, parkedAt := a.park, a.parkedAt
 	last := t.endings[a.id.job]
 	var train []*attendee
-	waiting, there := 0, uint32(0) // waiting: for a checkpoint
+	waiting, there := 0, uint32(0) // number of parked trainers whose checkpoint is not made yet
 	for _, o := range t.trainers {
 		if o.id.job != a.id.job {
 			continue
@@ -411,7 +413,7 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 	if last.covers(parkedAt) {
 		mayEnd := func(o *attendee) bool { return c.s.mayEnd(o, last.over) }
 		if waiting > 0 || !park.GetEnded() && time.Since(last.over) < c.s.stopPatience(a) && slices.ContainsFunc(train, mayEnd) {
-			return nil // theirs needs this trainer's state
+			return nil // their checkpoint needs this trainer's state
 		}
 		return last.leave
 	}
@@ -423,20 +425,20 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 	case park.GetDestination() == "":
 		return &rowraftv1.AttendLeave{}
 	case time.Since(parkedAt) < c.s.stopPatience(a) && slices.ContainsFunc(train, c.s.ends):
-		return nil // they park in a moment, and one checkpoint does for all
+		return nil // these trainers park soon, and one checkpoint then serves all
 	case park.GetEnded() && there < a.trainers && time.Since(parkedAt) < leavePatience && !park.GetSkipAbsent():
 		return nil
 	}
 	leave := c.endingOf(ctx, a, park, parkedAt)
 	if leave != nil && leave.GetError() == "" {
-		return nil // look again: others may wait for one that needs this trainer
+		return nil // check again: other trainers may wait for a checkpoint that needs this trainer
 	}
 	return leave
 }
 
-// endingOf makes the checkpoint that a asks for, or waits for one that another
-// trainer of the job asked for after a had parked. It returns nil if it must be
-// asked again: also when it has failed for what passes, or with the call of who had asked.
+// endingOf makes the checkpoint that a requests. If another trainer of the job already makes one, endingOf waits for it
+// and uses it if it covers a. It returns nil if the caller must try again: the other checkpoint does not cover a, it
+// failed with a temporary error, or the call of the trainer that requested it ended.
 func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1.AttendPark, parkedAt time.Time) *rowraftv1.AttendLeave {
 	t := c.s.attendance
 	t.mu.Lock()
@@ -444,7 +446,7 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 	mine := e == nil
 	if !mine {
 		select {
-		case <-e.done: // and does not cover a, or nobody would be here
+		case <-e.done: // and does not cover a, because mayLeave checked that before
 			mine = true
 		default:
 		}
@@ -470,7 +472,7 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 	case err == nil:
 		e.leave.Checkpoint = name
 	case ctx.Err() != nil, passes(err) && time.Since(parkedAt) < endingPatience:
-		e.begun, e.leave = time.Time{}, nil // so it covers nobody
+		e.begun, e.leave = time.Time{}, nil // so that it covers no trainer
 	default:
 		e.leave.Error = err.Error()
 	}
@@ -479,7 +481,7 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 	return e.leave
 }
 
-// passes reports that a checkpoint failed because somebody was not there at that moment.
+// passes reports whether a checkpoint failed with a temporary error: a server or a trainer was absent at that moment.
 func passes(err error) bool {
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeLeadershipLost, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeDeadline:

@@ -9,13 +9,13 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// maxTrainers bounds the trainers that the metadata group knows.
+// maxTrainers bounds the trainers in the state.
 const maxTrainers = 1 << 16
 
-// maxOwnerTrainers bounds the trainers of one owner, so that one cannot keep all others out.
+// maxOwnerTrainers bounds the trainers of one owner, so that one owner cannot use up maxTrainers.
 const maxOwnerTrainers = maxTrainers / 4
 
-// trainerID names a trainer.
+// trainerID identifies a trainer.
 type trainerID struct {
 	job  string
 	rank uint32
@@ -33,7 +33,8 @@ func (s *state) findTrainer(id trainerID) (int, bool) {
 	return slices.BinarySearchFunc(s.trainers, id, func(t *rowraftv1.MetaTrainer, id trainerID) int { return idOf(t).compare(id) })
 }
 
-// attend notes that a trainer is at work. Checkpoints need its state from here on.
+// attend records that a trainer has begun. From here on checkpoints need its state. It refuses a trainer that begins
+// from a restored checkpoint if its tables do not come from that checkpoint, or if it has trained since the restore.
 func (s *state) attend(a *rowraftv1.MetaAttend) error {
 	t := a.GetTrainer()
 	if err := checkTrainer(t); err != nil {
@@ -68,7 +69,7 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 	return nil
 }
 
-// roomForTrainer refuses a trainer that would be one too many, of its owner or in all.
+// roomForTrainer refuses a trainer beyond the limit of its owner or of the cluster.
 func (s *state) roomForTrainer(t *rowraftv1.MetaTrainer) error {
 	if len(s.trainers) >= maxTrainers {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster knows %d trainers, the limit; stop some, or restore a checkpoint of all tables, which forgets those that have stopped", idOf(t), maxTrainers)
@@ -88,7 +89,7 @@ func (s *state) roomForTrainer(t *rowraftv1.MetaTrainer) error {
 	return nil
 }
 
-// comesFrom returns the checkpoint that a trainer goes on from, if its tables come from it.
+// comesFrom returns the checkpoint from which a trainer resumes, if the trainer's tables come from it.
 func (s *state) comesFrom(a *rowraftv1.MetaAttend) (*rowraftv1.MetaRestored, error) {
 	if len(s.restored) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s, nor from any other", a.GetCheckpoint())
@@ -116,8 +117,7 @@ func checkTrainer(t *rowraftv1.MetaTrainer) error {
 	return nil
 }
 
-// leave notes that a trainer trains no more. One that has been followed by another
-// process changes nothing.
+// leave records that a trainer has left. It does nothing for a trainer that another process has replaced.
 func (s *state) leave(l *rowraftv1.MetaLeave) error {
 	i, found := s.findTrainer(trainerID{l.GetJob(), l.GetRank()})
 	if !found || !slices.Equal(s.trainers[i].GetInstance(), l.GetInstance()) {
@@ -132,16 +132,16 @@ func (s *state) leave(l *rowraftv1.MetaLeave) error {
 	return nil
 }
 
-// trainsRestored reports whether a trainer may train a table that comes from a checkpoint. Only
-// such a trainer is remembered after it left: a process in its place must not go on from that
-// checkpoint. One that names no tables may train any.
+// trainsRestored reports whether a trainer may train a table that comes from a checkpoint; a trainer that names no
+// tables may train any. Only such a trainer stays in the state after it left: a later process with its rank must not
+// resume from that checkpoint.
 func (s *state) trainsRestored(t *rowraftv1.MetaTrainer) bool {
 	return slices.ContainsFunc(s.restored, func(from *rowraftv1.MetaRestored) bool {
 		return len(t.GetTables()) == 0 || slices.ContainsFunc(from.GetTables(), func(id uint64) bool { return slices.Contains(t.GetTables(), id) })
 	})
 }
 
-// trainersFromProto checks what a snapshot says of trainers.
+// trainersFromProto loads the trainers of a snapshot and checks them.
 func (s *state) trainersFromProto(p *rowraftv1.MetaState) error {
 	s.restored, s.trainers, s.lastRestore = p.GetRestored(), p.GetTrainers(), uint16(p.GetLastRestore())
 	for i, t := range s.trainers {
@@ -158,7 +158,7 @@ func (s *state) trainersFromProto(p *rowraftv1.MetaState) error {
 	return nil
 }
 
-// allTrainers returns those that the log knows, by job and rank.
+// allTrainers returns the trainers in the state, by job and rank.
 func (m *machine) allTrainers() []*rowraftv1.MetaTrainer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -170,7 +170,7 @@ func (m *machine) atWork() []*rowraftv1.MetaTrainer {
 	return slices.DeleteFunc(m.allTrainers(), (*rowraftv1.MetaTrainer).GetLeft)
 }
 
-// knows reports that the process is the last one known of its trainer.
+// knows reports whether the state has this process as the trainer, and it has not left.
 func (m *machine) knows(t *rowraftv1.MetaTrainer) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -178,7 +178,7 @@ func (m *machine) knows(t *rowraftv1.MetaTrainer) bool {
 	return found && slices.Equal(m.state.trainers[i].GetInstance(), t.GetInstance()) && !m.state.trainers[i].GetLeft()
 }
 
-// restored returns the checkpoints that tables come from, the last restore first.
+// restored returns the checkpoints that tables come from, the last restore first, and the table epoch.
 func (m *machine) restored() ([]*rowraftv1.MetaRestored, rowraft.TableEpoch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// leaderOf returns the node that should lead sh.
+// leaderOf returns the node that probably leads sh.
 func (s *Scheduler) leaderOf(sh clustermap.Shard) rowraft.NodeID {
 	for _, h := range s.hints() {
 		if h.Shard == sh.ID {
@@ -23,8 +23,8 @@ func (s *Scheduler) leaderOf(sh clustermap.Shard) rowraft.NodeID {
 	return sh.Replicas[0].Node
 }
 
-// walk looks for the leader of sh: it asks the node that should lead it, then replicas and
-// learners. Its places are node ids.
+// walk returns the order in which to look for the leader of sh: the probable leader, then replicas and learners. Its
+// places are node ids.
 func (s *Scheduler) walk(sh clustermap.Shard) *route.Walk {
 	places := []string{string(s.leaderOf(sh))}
 	for _, r := range slices.Concat(sh.Replicas, sh.Learners) {
@@ -38,9 +38,9 @@ func (s *Scheduler) walk(sh clustermap.Shard) *route.Walk {
 	}
 }
 
-// onLeader calls fn with a connection to the leader of sh, following hints and waiting out
-// elections, until fn returns nil or an error that another try would not change, ctx ends,
-// or patience has passed at the end of a try.
+// onLeader calls fn with a connection to the leader of sh. It follows hints and waits for elections. It ends when fn
+// returns nil or an error that another attempt would not change, when ctx ends, or when patience has passed at the end
+// of an attempt.
 func (s *Scheduler) onLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error {
 	giveUp := time.Now().Add(patience)
 	for w := s.walk(sh); ; {

@@ -25,23 +25,23 @@ import (
 )
 
 const (
-	// holdLease is how long pushes may wait for one cut before it is given up.
+	// holdLease bounds how long pushes wait for one cut. A shard ends the hold by itself after this time.
 	holdLease = time.Second
-	// cutAttempts is how often a cut is tried: elections and a slow disk end one.
+	// cutAttempts bounds the attempts of a cut. An election or a slow disk can fail one attempt.
 	cutAttempts = 5
 	cutRetry    = 300 * time.Millisecond
-	cutTimeout  = 90 * time.Second // of one attempt, snapshots of the log included
-	// maxBlobBytes bounds what trainers put beside the rows.
+	cutTimeout  = 90 * time.Second // of one attempt, including the snapshots of the log
+	// maxBlobBytes bounds one blob that a trainer stores in a checkpoint.
 	maxBlobBytes = 4 << 20
 	maxBlobs     = 4096
-	// busyPatience is longer than a checkpoint waits for absent trainers.
+	// busyPatience bounds the wait for another operation. It is longer than a checkpoint waits for absent trainers.
 	busyPatience = absentPatience + 4*time.Second
-	// leavingPatience is how long trainers that leave wait for another operation.
+	// leavingPatience is busyPatience for the checkpoint of leaving trainers.
 	leavingPatience = 10 * time.Minute
 )
 
-// Checkpoints is the service that makes and restores checkpoints. An operation
-// lives in the call, and what must outlive the call is in logs.
+// Checkpoints is the service that makes and restores checkpoints. An operation lives as long as its call. What must
+// outlive the call is in the logs of the metadata group and of the shards.
 type Checkpoints struct {
 	rowraftv1.UnimplementedCheckpointsServer
 	s   *Scheduler
@@ -51,14 +51,14 @@ type Checkpoints struct {
 // Checkpoints returns the service.
 func (s *Scheduler) Checkpoints() *Checkpoints { return s.checkpoints }
 
-// CreateCheckpoint cuts through all shards and writes them.
+// CreateCheckpoint makes one checkpoint of all shards and reports its progress.
 func (c *Checkpoints) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
 	_, err := c.create(stream.Context(), busyPatience, &creation{req: req, report: stream.Send})
 	return err
 }
 
-// create runs op and returns what was made. It waits for each operation in the way for patience. The destination is
-// looked at first: as long as it does not answer, operations on others go on.
+// create runs op and returns the final reply. It waits at most patience for each operation that excludes op. It checks
+// the destination first, in the phase opens: a destination that does not answer delays no operation on another one.
 func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *creation) (*rowraftv1.CreateCheckpointReply, error) {
 	_, term, err := c.s.leading()
 	if err != nil {
@@ -87,8 +87,7 @@ func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *cr
 	return done, op.report(done)
 }
 
-// createFor makes the checkpoint that a trainer of job asked for as it leaves. paused
-// is called before the trainers are.
+// createFor makes the checkpoint that a leaving trainer of job requests. It calls paused before it pauses the trainers.
 func (c *Checkpoints) createFor(ctx context.Context, job string, park *rowraftv1.AttendPark, paused func()) (string, error) {
 	if err := c.s.mayWrite(ctx, rpc.CallerOf(ctx), park.GetDestination()); err != nil {
 		return "", err
@@ -108,25 +107,25 @@ func (c *Checkpoints) createFor(ctx context.Context, job string, park *rowraftv1
 	return op.depot.String() + "/" + done.GetName(), nil
 }
 
-// creation is one checkpoint on its way.
+// creation is the state of one CreateCheckpoint.
 type creation struct {
 	s       *Scheduler
 	term    rowraft.Term
 	req     *rowraftv1.CreateCheckpointRequest
-	report  func(*rowraftv1.CreateCheckpointReply) error // an error ends it
-	prefix  string                                       // of a name that is made up
+	report  func(*rowraftv1.CreateCheckpointReply) error // an error ends the operation
+	prefix  string                                       // of a generated name
 	paused  func()                                       // called before trainers are paused; may be nil
 	running *task
 	id      uuid.UUID
 	created time.Time
 	depot   depot.Depot
 	name    string
-	base    *deltaBase       // nil: it is full
-	note    string           // why it is full, if a delta was asked for
-	left    map[string]error // jobs that are left out, and why
+	base    *deltaBase       // nil: a full checkpoint
+	note    string           // why the checkpoint is full although a delta was requested
+	left    map[string]error // jobs that are left out, with the reason
 }
 
-// open checks the request, and looks what the destination, op.depot, has.
+// open checks the request and the contents of the destination, op.depot.
 func (op *creation) open(ctx context.Context) error {
 	if op.name = op.req.GetName(); op.name == "" {
 		op.name = op.prefix + op.created.Format("20060102T150405Z") + "-" + op.id.String()[:4]
@@ -198,7 +197,7 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 	if err != nil {
 		return nil, err
 	}
-	// Another leader may have taken over, and may be restoring.
+	// Another leader may lead now, and may restore: the manifest would then name files of two states.
 	if _, term, err := op.s.leading(); err != nil || term != op.term {
 		return nil, rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the checkpoint was written")
 	}
@@ -214,7 +213,7 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 	}, nil
 }
 
-// notes says what is unusual about the checkpoint.
+// notes describes what is unusual about the checkpoint, for the user.
 func (op *creation) notes() string {
 	var notes []string
 	if op.note != "" {
@@ -226,7 +225,7 @@ func (op *creation) notes() string {
 	return strings.Join(notes, "; ")
 }
 
-// write returns when the rows of all shards and the states of all trainers are there.
+// write returns when the rows of all shards and the states of all trainers are stored.
 func (op *creation) write(ctx context.Context, parts []*partWriter, trainers *muster) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return op.collect(ctx, parts) })
@@ -234,18 +233,18 @@ func (op *creation) write(ctx context.Context, parts []*partWriter, trainers *mu
 	return g.Wait()
 }
 
-// tag stands in the names of all files of this checkpoint: what another leader
-// writes under the same name at the same time has another one.
+// tag is in the name of every file of this checkpoint. Another leader that writes a checkpoint of the same name at the
+// same time has another tag.
 func (op *creation) tag() []byte { return op.id[:4] }
 
-// wrote reports whether a file is of this checkpoint, the manifest aside.
+// wrote reports whether a file belongs to this checkpoint; it does not know the manifest.
 func (op *creation) wrote(e depot.Entry) bool {
 	parts := strings.SplitN(strings.TrimPrefix(e.Name, op.name+"/"), "-", 3)
 	return len(parts) == 3 && strings.HasPrefix(parts[2], hex.EncodeToString(op.tag()))
 }
 
-// cleanUp removes what a failed checkpoint left, and nothing of another one of its
-// name; its manifest was never there, or goes first.
+// cleanUp deletes the files of a failed checkpoint and no file of another one with the same name. It deletes the
+// manifest first, if that was written: a manifest without its files must not exist.
 func (op *creation) cleanUp() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -268,9 +267,15 @@ func (op *creation) cleanUp() error {
 	return op.base.claim.Drop(ctx)
 }
 
-// cut opens the parts of all shards, and then, while no other checkpoint does, brings the trainers to a halt, holds all
-// shards and marks them all. Without an error each of them is being written, and the
-// trainers go on. If again is set another attempt follows one that fails for what passes.
+// cut makes one consistent cut through all shards:
+//
+//  1. It opens the shard files. Nothing waits for this.
+//  2. It enters the phase cuts, which one checkpoint at a time can hold.
+//  3. It pauses the trainers, holds the pushes of all shards, and marks the cut in every shard's log.
+//  4. It reads the data positions and lets the trainers continue.
+//
+// Without an error every shard is writing its file when cut returns. again means that another attempt follows a
+// temporary error.
 func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, trainers *muster, err error) {
 	m := op.s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
@@ -279,7 +284,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if op.s.machine.pendingRestore() != nil {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "a restore is being finished")
 	}
-	var parts []*partWriter // not a result: a failed cut returns none, and closes them
+	var parts []*partWriter // not a result: a failed cut closes them and returns none
 	for _, sh := range m.Shards {
 		parts = append(parts, &partWriter{op: op, shard: sh, slots: m.SlotsOf(sh.ID), cluster: m})
 	}
@@ -294,7 +299,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	}
 	op.s.proveTrainers(ctx, op.req.GetJob())
 	mark := uuid.New()
-	copy(mark[:], op.tag()) // it names the files of the parts
+	copy(mark[:], op.tag()) // the tag is in the names of the shard files
 	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })
 	defer func() { deadline.Stop() }()
 	if err := all(parts, func(p *partWriter) error { return p.prepare(ctx, mark) }); err != nil {
@@ -328,7 +333,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	return parts, trainers, trainers.release(ctx)
 }
 
-// all calls f for all parts at once.
+// all calls f for all shard files concurrently.
 func all(parts []*partWriter, f func(*partWriter) error) error {
 	var g errgroup.Group
 	for _, p := range parts {
@@ -348,8 +353,8 @@ func closeAll(parts []*partWriter) {
 	}
 }
 
-// collect waits until all parts are written and reports how far they are. Once one fails,
-// or ctx ends, none goes on; the error is what ended them.
+// collect waits until all shard files are written and reports progress. The first failure, or the end of ctx, ends all
+// of them; collect returns that error.
 func (op *creation) collect(ctx context.Context, parts []*partWriter) error {
 	defer reporting(func() error { return op.progress(parts) })()
 	defer context.AfterFunc(ctx, func() { closeAll(parts) })()
@@ -381,8 +386,7 @@ func (op *creation) progress(parts []*partWriter) error {
 	return op.report(r)
 }
 
-// manifest stores the blobs, looks whether everything lies where this server
-// reads it, and adds up what was written.
+// manifest stores the blobs, checks that this server can read every file, and sums the tables of all shards.
 func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers *muster) (*checkpoint.Manifest, error) {
 	m := &checkpoint.Manifest{
 		ID: op.id.String(), Created: op.created, Binary: op.s.opts.Version, HashVers: clustermap.HashVersion,
@@ -425,8 +429,8 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers 
 	return m, op.checkFiles(ctx, m)
 }
 
-// checkFiles finds out that a directory is not shared by the servers, and removes
-// what an attempt of its own before this one left.
+// checkFiles returns an error if this server cannot find a file that another server wrote, which means that the
+// directory is not shared. It also deletes the files of this checkpoint's earlier attempts.
 func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) error {
 	found, err := op.depot.List(ctx, op.name)
 	if err != nil {
@@ -445,7 +449,7 @@ func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) erro
 	return op.depot.Remove(ctx, left...)
 }
 
-// missing finds a file of m that is not there as it should be.
+// missing returns a file of m that is absent or has another size.
 func missing(name string, m *checkpoint.Manifest, found []depot.Entry) (file string, ok bool) {
 	for _, f := range m.Files() {
 		if !slices.Contains(found, depot.Entry{Name: name + "/" + f.Name, Bytes: f.Bytes}) {
@@ -455,11 +459,9 @@ func missing(name string, m *checkpoint.Manifest, found []depot.Entry) (file str
 	return "", false
 }
 
-// checkWhole refuses a cut on one side of which a table was dropped: the
-// checkpoint would silently lack the rows of some shards. now are the tables of the
-// present map. One that only it has is being made, and is empty wherever it is; one
-// that neither it nor the map of the cut has was dropped before, and not yet in every
-// shard.
+// checkWhole refuses a cut during which a table was dropped: the checkpoint would lack the rows of some shards. now are
+// the tables of the current map. A table that only now has is being created, so it is empty in every shard. A table
+// that neither now nor the map of the cut has was dropped earlier, and some shards have not dropped it yet.
 func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
 	was := parts[0].cluster.Tables
 	for _, p := range parts {
@@ -480,7 +482,7 @@ func hasTable(tables []rowraft.Schema, id rowraft.TableID) bool {
 	return slices.ContainsFunc(tables, func(t rowraft.Schema) bool { return t.ID == id })
 }
 
-// hasTable reports whether the part, which is written, has the table.
+// hasTable reports whether a finished shard file has the table.
 func (p *partWriter) hasTable(id rowraft.TableID) bool {
 	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool { return rowraft.TableID(t.GetTable().GetId()) == id })
 }

@@ -25,8 +25,7 @@ func shardsToProto(in []clustermap.Shard) []*rowraftv1.Shard {
 	return out
 }
 
-// describe tells the shape of a table in a few words, without what its kinds do
-// not use.
+// describe describes the shape of a table for messages. It omits what the kinds of the table do not use.
 func describe(s rowraft.Schema) string {
 	i := s.Initializer
 	init := i.Kind.String()

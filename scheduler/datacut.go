@@ -13,8 +13,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// readData notes how far the jobs of the trainers are in data that the scheduler divides.
-// REQUIRES: the trainers stand still.
+// readData records, for each job whose data the scheduler assigns, the position in the data. REQUIRES: the trainers
+// have stopped.
 func (m *muster) readData(ctx context.Context) error {
 	for _, r := range m.s.machine.allRuns() {
 		if r.GetData().GetExamples() == 0 || m.of(r) == nil {
@@ -32,7 +32,7 @@ func (m *muster) readData(ctx context.Context) error {
 	return nil
 }
 
-// of returns the members of a run that are in the muster, by incarnation; nil: none is.
+// of returns the members of a run that are in the muster, by incarnation; nil if there is none.
 func (m *muster) of(r *rowraftv1.MetaRun) (out map[uint64]*paused) {
 	for _, p := range m.members {
 		if id := p.a.member; id != nil && bytes.Equal(id.GetRun(), r.GetRun()) {
@@ -45,11 +45,11 @@ func (m *muster) of(r *rowraftv1.MetaRun) (out map[uint64]*paused) {
 	return out
 }
 
-// partsOf is how far a run is: where the trainers say, and where one that is not there
-// said last.
+// partsOf returns the position of a run in its data. It uses the positions that the stopped trainers reported, and the
+// last beat of a trainer that is absent.
 func (m *muster) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 	there, d := m.of(r), proto.CloneOf(r.GetData())
-	d.InLog = false // what the trainers say is newer than what the shards know
+	d.InLog = false // the trainers' answers are newer than the shards' positions
 	for _, p := range d.GetOpen() {
 		if p.GetUnsettled() != 0 {
 			return nil, rowraft.Errorf(rowraft.CodeNoLeader, "job %s: how far a trainer that has gone was in part %d is not settled yet", r.GetJob(), p.GetPart())
@@ -74,7 +74,7 @@ func (m *muster) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 	return out, nil
 }
 
-// storeData writes what readData has noted, and returns it as blobs.
+// storeData writes the positions of readData to the destination and returns them as blobs.
 func (op *creation) storeData(ctx context.Context, m *muster) (out []checkpoint.Blob, err error) {
 	for i, p := range m.data {
 		b, err := p.Encode()

@@ -13,7 +13,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// parts is how many there are in an epoch.
+// parts returns the number of parts in an epoch.
 func parts(d *rowraftv1.JobData) uint64 {
 	if d.GetPartExamples() == 0 {
 		return 0
@@ -21,7 +21,7 @@ func parts(d *rowraftv1.JobData) uint64 {
 	return (d.GetExamples() + d.GetPartExamples() - 1) / d.GetPartExamples()
 }
 
-// partRange returns the numbers of the part's examples.
+// partRange returns the examples of a part: from inclusive, to exclusive.
 func partRange(d *rowraftv1.JobData, part uint64) (from, to uint64) {
 	from = part * d.GetPartExamples()
 	return from, min(from+d.GetPartExamples(), d.GetExamples())
@@ -58,20 +58,21 @@ func checkData(d *rowraftv1.JobData) error {
 	return nil
 }
 
-// exhausted reports that every part was given to somebody.
+// exhausted reports whether every part was assigned to a worker.
 func exhausted(d *rowraftv1.JobData) bool { return d.GetEpochs() > 0 && d.GetEpoch() >= d.GetEpochs() }
 
-// allRead reports that every part was read to its end.
+// allRead reports whether every part was read to its end.
 func allRead(d *rowraftv1.JobData) bool { return exhausted(d) && len(d.GetOpen()) == 0 }
 
-// taken answers take_part.
+// taken is the result of the command take_part.
 type taken struct {
 	wait, done bool
 	part       *rowraftv1.JobPart
 	from, to   uint64
 }
 
-// takePart gives a member a part.
+// takePart assigns a part to a member. Take counts the member's requests: a repeated request gets the same part,
+// because its reply was lost.
 func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
 	old, i, err := s.trainingMember(c.GetIdentity())
 	if err != nil {
@@ -88,7 +89,7 @@ func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
 	if c.GetTake() != had+1 {
 		for _, p := range old.GetData().GetOpen() {
 			if p.GetIncarnation() == id && p.GetTake() == c.GetTake() {
-				return answer(old.GetData(), p), nil // its answer was lost
+				return answer(old.GetData(), p), nil // the reply was lost
 			}
 		}
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s, rank %d: it asks for part number %d and has had %d", old.GetJob(), c.GetIdentity().GetRank(), c.GetTake(), had)
@@ -107,8 +108,8 @@ func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
 	return answer(d, p), nil
 }
 
-// freePart is the part that a member is to read next: the lowest that is open and
-// nobody's, else the next one, which is open then; nil if there is none for it.
+// freePart returns the next part for a member: the lowest open part without a worker, otherwise the next part of the
+// data, which it opens. It returns nil if there is none for this member. It changes r.
 func freePart(r *rowraftv1.MetaRun, rank uint32) *rowraftv1.JobPart {
 	d := r.GetData()
 	for _, p := range d.GetOpen() {
@@ -131,8 +132,8 @@ func freePart(r *rowraftv1.MetaRun, rank uint32) *rowraftv1.JobPart {
 	return nil
 }
 
-// isFor says whether a rank may have a part: any, unless they are dealt by rank and the
-// one that it was dealt to trains. So who reads what does not depend on who asks first, as long as all train.
+// isFor reports whether a rank may read a part. If parts are assigned by rank, only the owner may, while it trains. So
+// the assignment does not depend on the order of requests as long as all workers train.
 func isFor(r *rowraftv1.MetaRun, p *rowraftv1.JobPart, rank uint32) bool {
 	if !r.GetData().GetByRank() {
 		return true
@@ -142,8 +143,8 @@ func isFor(r *rowraftv1.MetaRun, p *rowraftv1.JobPart, rank uint32) bool {
 	return owner == rank || !found || !training(r.GetMembers()[i])
 }
 
-// endPart notes that a part was read to its end. One that the member does not have,
-// it has ended before.
+// endPart records that a part was read to its end. It does nothing if the member does not have the part: the call is a
+// repetition.
 func (s *state) endPart(c *rowraftv1.MetaEndPart) error {
 	old, _, err := s.trainingMember(c.GetIdentity())
 	if err != nil {
@@ -161,9 +162,9 @@ func (s *state) endPart(c *rowraftv1.MetaEndPart) error {
 	return nil
 }
 
-// giveBack opens the parts of a member that has gone to others, from where it is known
-// to have got, and counts what will be read again; where the shards know that, it is for
-// settleParts to do.
+// giveBack makes the parts of a member that left available to others, from the last known position, and counts the
+// examples that will be read again. If the shards know the position (InLog), giveBack marks the parts as unsettled, and
+// settleParts does the rest.
 func giveBack(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.PartReached) {
 	for i := 0; incarnation != 0 && i < len(d.GetOpen()); i++ {
 		p := d.Open[i]
@@ -194,12 +195,12 @@ func giveBack(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.Par
 	}
 }
 
-// settleParts opens parts to others from where the shards know that they were read, and
-// counts what will be read again.
+// settleParts makes unsettled parts available to others, from the position that the shards know, and counts the
+// examples that will be read again.
 func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
 	old := s.run(c.GetJob())
 	if old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) {
-		return nil // it is over
+		return nil // the run is over
 	}
 	r := proto.CloneOf(old)
 	d := r.GetData()
@@ -208,7 +209,7 @@ func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
 			return p.GetEpoch() == at.GetEpoch() && p.GetPart() == at.GetPart() && p.GetUnsettled() == at.GetIncarnation()
 		})
 		if i < 0 || at.GetIncarnation() == 0 {
-			continue // it is settled
+			continue // settled already
 		}
 		p := d.Open[i]
 		from, to := partRange(d, p.GetPart())
@@ -226,8 +227,8 @@ func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
 	return nil
 }
 
-// mustWait reports whether a member is told to wait: take_part would do so, or the member asks ahead for one of the
-// last parts, which keep the others busy.
+// mustWait reports whether a member must wait: take_part would return that, or the member requests in advance one of
+// the last parts, which the other workers need to stay busy.
 func (m *machine) mustWait(q *rowraftv1.NextPartRequest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -243,10 +244,10 @@ func (m *machine) mustWait(q *rowraftv1.NextPartRequest) bool {
 	return others && freePart(r, q.GetIdentity().GetRank()) == nil
 }
 
-// freeParts counts the parts that nobody has, to the end of the data.
+// freeParts returns the number of parts without a worker until the end of the data.
 func freeParts(d *rowraftv1.JobData) (n uint64) {
 	if d.GetEpochs() == 0 {
-		return math.MaxUint64 // without an end
+		return math.MaxUint64 // the data have no end
 	}
 	if d.GetEpoch() < d.GetEpochs() {
 		n = min(d.GetEpochs()-d.GetEpoch(), MaxParts)*parts(d) - d.GetPart()

@@ -10,8 +10,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// deltaBase is the checkpoint that the one on its way is a delta to. A nil one is
-// none.
+// deltaBase is the checkpoint on which a delta is based. nil means a full checkpoint.
 type deltaBase struct {
 	name, id string
 	epoch    rowraft.TableEpoch
@@ -39,7 +38,7 @@ func (b *deltaBase) parent() *checkpoint.Parent {
 	return &checkpoint.Parent{Name: b.name, ID: b.id}
 }
 
-// chooseBase finds the base of a delta and keeps it.
+// chooseBase selects the base of a delta and claims it, so that it is not deleted.
 func (op *creation) chooseBase(ctx context.Context) error {
 	if !op.req.GetDelta() && op.req.GetBase() == "" {
 		return nil
@@ -77,14 +76,14 @@ func leftOver(err error) string {
 	return fmt.Sprintf("; and what says that it is kept could not be removed: %v", err)
 }
 
-// pickBase finds the checkpoint of that name, or the newest, among those that a delta
-// of the cluster can stand on; or says why there is none.
+// pickBase returns the checkpoint of that name, or the newest one, that can be the base of a delta of the cluster.
+// Otherwise it returns why there is none.
 func pickBase(found []depot.Found, name string, cluster *clustermap.Map) (*depot.Found, error) {
 	why := rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint of this cluster to base it on")
 	if name != "" {
 		why = rowraft.Errorf(rowraft.CodeNotFound, "base %s: there is no such checkpoint", name)
 	}
-	for i := len(found) - 1; i >= 0; i-- { // the newest first
+	for i := len(found) - 1; i >= 0; i-- { // newest first
 		f := &found[i]
 		if name != "" && f.Name != name {
 			continue
@@ -97,13 +96,13 @@ func pickBase(found []depot.Found, name string, cluster *clustermap.Map) (*depot
 			why = fmt.Errorf("base %s: %w", f.Name, unfit)
 		}
 		if name == "" && f.Usable() && !f.Deleting && f.Manifest.Cluster == cluster.Cluster {
-			break // what is older would make a delta that is larger than a full one soon
+			break // a delta to an older one would soon be larger than a full checkpoint
 		}
 	}
 	return nil, why
 }
 
-// fits reports why no delta of the cluster can stand on f.
+// fits returns an error if f cannot be the base of a delta of the cluster.
 func fits(f *depot.Found, cluster *clustermap.Map) error {
 	bad := func(format string, args ...any) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
@@ -125,7 +124,7 @@ func fits(f *depot.Found, cluster *clustermap.Map) error {
 	return nil
 }
 
-// stands looks once more at what the manifest, now written, speaks of.
+// stands checks, after the manifest was written, that its files and its base still exist.
 func (op *creation) stands(ctx context.Context, m *checkpoint.Manifest) error {
 	found, err := op.depot.List(ctx, op.name)
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// runsCluster reports whether a caller runs the cluster, or comes without a certificate.
+// runsCluster reports whether a caller is an admin or an operator, or has no certificate because TLS is off.
 func runsCluster(caller *rpc.Caller) bool {
 	return caller == nil || caller.Role == certs.Admin || caller.Role == certs.Operator
 }
 
-// mayWrite refuses a checkpoint that a trainer asks for. A checkpoint holds all tables, so the
-// trainer must be one that may read them all, and --checkpoint-destination must allow the place.
+// mayWrite refuses a checkpoint that a trainer requests unless it is permitted. A checkpoint holds all tables, so the
+// trainer must have read access to all of them, and --checkpoint-destination must permit the destination.
 func (s *Scheduler) mayWrite(ctx context.Context, caller *rpc.Caller, destination string) error {
 	if runsCluster(caller) {
 		return nil
@@ -29,7 +29,7 @@ func (s *Scheduler) mayWrite(ctx context.Context, caller *rpc.Caller, destinatio
 	return s.allowed(ctx, destination, caller.String())
 }
 
-// readsAll refuses a caller that may not read all tables.
+// readsAll refuses a caller without read access to all tables.
 func readsAll(caller *rpc.Caller, destination string) error {
 	if !caller.Limited() {
 		return nil
@@ -40,7 +40,7 @@ func readsAll(caller *rpc.Caller, destination string) error {
 	}
 }
 
-// allowed refuses a destination that the server does not allow to trainers.
+// allowed refuses a destination that --checkpoint-destination does not permit to trainers.
 func (s *Scheduler) allowed(ctx context.Context, destination, who string) error {
 	if ok, err := depot.Within(ctx, s.opts.CheckpointDestinations, destination); ok || err != nil {
 		return err
@@ -52,9 +52,8 @@ func (s *Scheduler) allowed(ctx context.Context, destination, who string) error 
 	return &rowraft.DeniedError{What: fmt.Sprintf("checkpoint destination %q (trainers may use, by --checkpoint-destination of the scheduler: %s)", destination, list), Need: "admin or operator", Have: who}
 }
 
-// mayRun refuses a run of a trainer's policy whose destination is not allowed any more, or whose
-// owner may not read all tables any more. The owner's certificates are those with which its
-// trainers attend now.
+// mayRun refuses a run of a trainer's policy if the destination is no longer permitted, or if the owner no longer has
+// read access to all tables. The certificates of the owner are those of its connected trainers.
 func (s *Scheduler) mayRun(ctx context.Context, p *rowraftv1.CheckpointPolicy) error {
 	if p.GetOwner() == "" {
 		return nil
@@ -75,7 +74,7 @@ func (s *Scheduler) mayRun(ctx context.Context, p *rowraftv1.CheckpointPolicy) e
 	return s.allowed(ctx, p.GetDestination(), "trainer "+p.GetOwner())
 }
 
-// maySet refuses a policy that a trainer sets for anything but its own job.
+// maySet refuses a policy that a trainer sets for something else than its own job.
 func (c *Checkpoints) maySet(ctx context.Context, caller *rpc.Caller, p *rowraftv1.CheckpointPolicy) error {
 	if runsCluster(caller) {
 		return nil
@@ -92,7 +91,7 @@ func (c *Checkpoints) maySet(ctx context.Context, caller *rpc.Caller, p *rowraft
 	return c.s.mayWrite(ctx, caller, p.GetDestination())
 }
 
-// mayChange refuses a change of a policy to all but its owner and those that run the cluster.
+// mayChange refuses a change of a policy unless the caller owns it or runs the cluster.
 func (c *Checkpoints) mayChange(caller *rpc.Caller, name string) error {
 	p := c.s.machine.policy(name)
 	if p == nil || runsCluster(caller) || p.GetPolicy().GetOwner() == caller.Name {

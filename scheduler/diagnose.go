@@ -12,24 +12,24 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// How bad a problem is.
+// Severities of a problem.
 const (
 	aNote    = rowraftv1.Severity_SEVERITY_NOTE
 	warning  = rowraftv1.Severity_SEVERITY_WARNING
 	critical = rowraftv1.Severity_SEVERITY_CRITICAL
 )
 
-// CertificateSoon is how long before the certificate of a server ends that is a problem.
+// CertificateSoon is the remaining life of a server's certificate below which it is a problem.
 const CertificateSoon = 14 * 24 * time.Hour
 
-// nearlyFull times its reserve is what a disk should have free.
+// A disk with less than nearlyFull times its reserve free is nearly full.
 const nearlyFull = 2
 
-// shownShards bounds how many shards one sentence names.
+// shownShards bounds the shards that one sentence names.
 const shownShards = 8
 
-// Diagnose says what is wrong in a cluster by its status alone, the worst first. What
-// only the scheduler knows, of tables, jobs and policies, its leader adds to a status.
+// Diagnose returns the problems of a cluster that its status shows, the worst first. The leader of the scheduler adds
+// those of tables, jobs and policies, which are not in the status.
 func Diagnose(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
 	d := &diagnosis{st: st, nodes: make(map[string]*rowraftv1.NodeStatus, len(st.GetNodes()))}
 	for _, n := range st.GetNodes() {
@@ -48,18 +48,18 @@ func Diagnose(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
 	return d.out
 }
 
-// Worst sorts problems by what they cost, those alike as they are.
+// Worst sorts problems by severity, the worst first, and keeps the order of equal ones.
 func Worst(problems []*rowraftv1.Problem) {
 	slices.SortStableFunc(problems, func(a, b *rowraftv1.Problem) int { return cmp.Compare(b.GetSeverity(), a.GetSeverity()) })
 }
 
-// diagnosis collects problems.
+// diagnosis collects the problems of one status.
 type diagnosis struct {
 	st    *rowraftv1.StatusReply
 	nodes map[string]*rowraftv1.NodeStatus
-	thin  []uint32 // shards of which a replica does not work
-	cut   []uint32 // shards of which no majority answers
-	away  []string // servers that hold replicas of those and do not answer
+	thin  []uint32 // shards with a replica that does not work
+	cut   []uint32 // shards whose majority does not answer
+	away  []string // servers with replicas of the shards in cut that do not answer
 	out   []*rowraftv1.Problem
 }
 
@@ -67,7 +67,7 @@ func (d *diagnosis) add(s rowraftv1.Severity, kind, subject, next, text string, 
 	d.out = append(d.out, &rowraftv1.Problem{Severity: s, Kind: kind, Subject: subject, Next: next, Text: fmt.Sprintf(text, args...)})
 }
 
-// servers looks at each server: heard of, disk, certificate, what it was told to do.
+// servers checks each server: heartbeats, disk, certificate, intent.
 func (d *diagnosis) servers(now time.Time) {
 	for _, n := range d.st.GetNodes() {
 		name, subject := nodeLabel(n.GetNode()), "server "+nodeLabel(n.GetNode())
@@ -94,7 +94,7 @@ func (d *diagnosis) servers(now time.Time) {
 	}
 }
 
-// afterDown says what to do about a server that is down.
+// afterDown describes what to do about a server that is down.
 func (d *diagnosis) afterDown(n *rowraftv1.NodeStatus) string {
 	if n.GetNode().GetNoShards() {
 		return "start it again"
@@ -121,7 +121,7 @@ func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
 	}
 }
 
-// slow says why the Raft timers of a server are longer than those of its profile.
+// slow reports why the Raft timers of a server are longer than those of its profile.
 func (d *diagnosis) slow(n *rowraftv1.NodeStatus) {
 	s, name := n.GetSlowness(), nodeLabel(n.GetNode())
 	profile := cmp.Or(n.GetProfile(), "default")
@@ -160,7 +160,7 @@ func (d *diagnosis) certificate(n *rowraftv1.NodeStatus, now time.Time) {
 	}
 }
 
-// schedulers counts the members of the metadata group that are up.
+// schedulers reports members of the metadata group that are down or rolled back.
 func (d *diagnosis) schedulers() {
 	all, up, standby := 0, 0, ""
 	var down, lost []string
@@ -206,7 +206,7 @@ func (d *diagnosis) schedulers() {
 	}
 }
 
-// versions says when servers run several.
+// versions reports servers of different versions.
 func (d *diagnosis) versions() {
 	by := make(map[string][]string)
 	var order []string
@@ -230,7 +230,7 @@ func (d *diagnosis) versions() {
 	d.add(warning, "version-mix", "", "finish the upgrade (runbook upgrade)", "Servers run %d versions: %s.", len(order), strings.Join(order, "; "))
 }
 
-// shard looks at one shard through the last heartbeats of its nodes.
+// shard checks one shard by the last heartbeats of its nodes.
 func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 	leader, up := d.leader(sh)
 	subject := fmt.Sprintf("shard %d", sh.GetId())
@@ -254,7 +254,7 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 			continue
 		}
 		if n.GetState() != stateUp {
-			continue // said of the server, once for all its replicas
+			continue // reported once per server, not for each of its replicas
 		}
 		name, st := nodeLabel(n.GetNode()), replicaOf(n, rowraft.ReplicaID(r.GetId()))
 		switch {
@@ -287,7 +287,7 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 	}
 }
 
-// sessions reports a shard whose clients need nearly all sessions that it remembers.
+// sessions reports a shard whose clients use nearly all sessions.
 func (d *diagnosis) sessions(leader *rowraftv1.ReplicaStatus, add func(s rowraftv1.Severity, kind, next, text string, args ...any)) {
 	const next = "find what starts so many clients (rowraft_shard_sessions_in_use), and end those that are done: a client that is closed gives its sessions back (runbook sessions-running-out)"
 	report := func(used, limit uint32, whose string) {
@@ -302,8 +302,8 @@ func (d *diagnosis) sessions(leader *rowraftv1.ReplicaStatus, add func(s rowraft
 	report(leader.GetOwnerSessionsInUse(), rowraft.MaxOwnerSessions, "one owner of clients")
 }
 
-// leader returns what the leader of a shard last said, nil if there is none, and the
-// servers of its replicas that are up.
+// leader returns the last report of the leader of a shard, nil if there is none, and the nodes of its replicas that are
+// up.
 func (d *diagnosis) leader(sh *rowraftv1.Shard) (leader *rowraftv1.ReplicaStatus, up []string) {
 	for _, r := range sh.GetReplicas() {
 		n := d.nodes[r.GetNode()]
@@ -318,7 +318,7 @@ func (d *diagnosis) leader(sh *rowraftv1.Shard) (leader *rowraftv1.ReplicaStatus
 	return leader, up
 }
 
-// addAway notes the servers of a shard that do not answer.
+// addAway adds the servers of a shard that do not answer to d.away.
 func (d *diagnosis) addAway(sh *rowraftv1.Shard, up []string) {
 	for _, r := range sh.GetReplicas() {
 		if label := d.label(r.GetNode()); !slices.Contains(up, r.GetNode()) && !slices.Contains(d.away, label) {
@@ -328,8 +328,8 @@ func (d *diagnosis) addAway(sh *rowraftv1.Shard, up []string) {
 	slices.Sort(d.away)
 }
 
-// majorities says, once for all shards, that those who answer are too few: what to do is
-// the same for all, and nothing else matters before.
+// majorities reports the shards without a majority in one finding: the remedy is the same for all, and it comes before
+// all others.
 func (d *diagnosis) majorities() {
 	if len(d.cut) == 0 {
 		return
@@ -343,7 +343,7 @@ func (d *diagnosis) majorities() {
 		"%s: no majority of the replicas answers, so the rows can be neither pulled nor pushed. Away: %s.", shardList(d.cut), strings.Join(d.away, ", "))
 }
 
-// redundancy says, once for all shards, that they could lose less than they should.
+// redundancy reports, in one finding for all shards, that shards have less redundancy than they should.
 func (d *diagnosis) redundancy() {
 	shards := d.st.GetMap().GetShards()
 	if len(shards) > 0 {
@@ -358,7 +358,7 @@ func (d *diagnosis) redundancy() {
 	}
 }
 
-// shardList is "Shard 3", "2 shards (0, 1)".
+// shardList formats shards: "Shard 3", "2 shards (0, 1)".
 func shardList(shards []uint32) string {
 	if len(shards) == 1 {
 		return fmt.Sprintf("Shard %d", shards[0])
@@ -373,7 +373,7 @@ func shardList(shards []uint32) string {
 	return fmt.Sprintf("%d shards (%s)", len(shards), strings.Join(words, ", "))
 }
 
-// work tells of operations and moves that run.
+// work reports running operations and moves.
 func (d *diagnosis) work() {
 	for _, o := range d.st.GetOperations() {
 		if o.GetState() != rowraftv1.OperationState_OPERATION_STATE_RUNNING {
@@ -396,7 +396,7 @@ func (d *diagnosis) work() {
 	}
 }
 
-// job tells of a training job that does not go on as it should.
+// job reports a training job with problems.
 func (d *diagnosis) job(j *rowraftv1.JobInfo) {
 	if j.GetState() != rowraftv1.JobState_JOB_STATE_RUNNING {
 		if j.GetState() == rowraftv1.JobState_JOB_STATE_FAILED {
@@ -433,7 +433,7 @@ func (d *diagnosis) job(j *rowraftv1.JobInfo) {
 	}
 }
 
-// policy looks at whether a policy makes checkpoints.
+// policy reports a policy that fails.
 func (d *diagnosis) policy(p *policy) {
 	name, r := p.GetPolicy().GetName(), p.GetRecord()
 	if n := r.GetFailures(); n > 0 {
@@ -464,7 +464,7 @@ func (d *diagnosis) label(id string) string {
 	return id
 }
 
-// held says how many replicas the map gives a node.
+// held describes the number of replicas of a node.
 func (d *diagnosis) held(n *rowraftv1.NodeStatus) string {
 	count := 0
 	for _, sh := range d.st.GetMap().GetShards() {
@@ -480,8 +480,7 @@ func (d *diagnosis) held(n *rowraftv1.NodeStatus) string {
 	return fmt.Sprintf("the %d replicas it holds", count)
 }
 
-// quietFor says since when nothing is heard of a server. Where it was asked without the
-// scheduler that is not known.
+// quietFor describes the silence of a server. Its length is unknown if the status was made without the scheduler.
 func quietFor(n *rowraftv1.NodeStatus) string {
 	if n.GetSinceHeartbeatNs() == 0 {
 		return "it does not answer"

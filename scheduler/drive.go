@@ -32,7 +32,8 @@ const (
 // ids of moves begin at 1.
 const collecting = 0
 
-// driver is the leader's memory of the moves it drives; empty with each new term.
+// driver is the leader's memory of the moves that it drives. begin resets notes and removed in each new term; busy
+// stays, because goroutines of the last term may still run.
 type driver struct {
 	mu      sync.Mutex
 	term    rowraft.Term
@@ -176,7 +177,7 @@ func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
 			return
 		}
 		if _, now, err := s.leading(); err != nil || now != term {
-			return // another member drives it now
+			return // another member drives the move now
 		}
 		m := running[i]
 		next, wait, err := s.step(ctx, &m)
@@ -256,7 +257,7 @@ func (s *Scheduler) step(ctx context.Context, m *move) (next phase, wait note, e
 	return 0, wait, rowraft.Errorf(rowraft.CodeInternal, "move %d is in phase %v", m.id, m.phase)
 }
 
-// advance logs that m is in the next phase.
+// advance logs the next phase of m.
 func (s *Scheduler) advance(ctx context.Context, m *move, next phase) error {
 	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{AdvanceMove: &rowraftv1.MetaAdvanceMove{
 		MoveId: m.id, From: m.phase, To: next,
@@ -338,7 +339,7 @@ func (s *Scheduler) collectRemoved(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// knownSince is when this leader first saw that replica id was removed.
+// knownSince returns when this leader first saw that replica id was removed.
 func (d *driver) knownSince(id rowraft.ReplicaID, now time.Time) time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()

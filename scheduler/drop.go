@@ -13,20 +13,20 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// maxDropped is how many dropped tables are remembered, so that a shard that
-// brings one back late is told again. The next drop forgets the oldest, and waits until
-// no shard has that one.
+// maxDropped bounds the dropped tables in the state. While a table is in the list, the scheduler drops it again in a
+// shard that reports it. The next drop removes the oldest table from the list, and first waits until no shard has that
+// one.
 const maxDropped = 64
 
-// droppedTable is a table that no shard may have: its id is never used again, but by
-// a restore, which begins another epoch.
+// droppedTable is a table that no shard may have. Its id is never used again in this table epoch; a restore may bring
+// the table back in a later one.
 type droppedTable struct {
 	id    rowraft.TableID
 	epoch rowraft.TableEpoch // in which it was dropped
 	name  string
 }
 
-// dropTable takes a table off the map. One that is dropped already is not refused.
+// dropTable deletes a table from the map. It does nothing for a table that is dropped already.
 func (s *state) dropTable(name string, id rowraft.TableID) error {
 	if slices.ContainsFunc(s.dropped, func(d droppedTable) bool { return d.id == id }) {
 		return nil
@@ -52,7 +52,7 @@ func (s *state) dropTable(name string, id rowraft.TableID) error {
 	return nil
 }
 
-// checkDropped reports dropped tables that cannot be those of s.
+// checkDropped returns an error if the dropped tables of a snapshot are impossible.
 func (s *state) checkDropped() error {
 	for _, d := range s.dropped {
 		if d.id == 0 || d.epoch != s.cluster.Epoch || slices.ContainsFunc(s.cluster.Tables, func(t rowraft.Schema) bool { return t.ID == d.id }) {
@@ -65,14 +65,14 @@ func (s *state) checkDropped() error {
 	return nil
 }
 
-// droppedTables returns those that no shard may have.
+// droppedTables returns the tables that no shard may have.
 func (m *machine) droppedTables() []droppedTable {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.state.dropped)
 }
 
-// DropTable logs that a table is gone and returns once no shard has it.
+// DropTable logs the drop of a table and returns after every shard has dropped it.
 func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableRequest) (*rowraftv1.DropTableReply, error) {
 	if req.GetName() == "" || req.GetId() == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "drop table %q with id %d: want both", req.GetName(), req.GetId())
@@ -92,10 +92,10 @@ func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableReque
 	return &rowraftv1.DropTableReply{MapVersion: s.mapVersion()}, nil
 }
 
-// logDrop logs a drop, unless that would forget one which a shard may yet have to learn of:
-// its rows would stay there for good, and its name could not be given again.
+// logDrop logs a drop. It refuses if the drop would remove a table from the full list that a shard may still have: that
+// shard would keep the rows forever.
 func (s *Scheduler) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) error {
-	if err := s.dropping.take(ctx); err != nil { // or two would forget two, having looked at one
+	if err := s.dropping.take(ctx); err != nil { // or two calls would check the same oldest table and remove two
 		return err
 	}
 	defer s.dropping.give()
@@ -107,8 +107,7 @@ func (s *Scheduler) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest
 	return err
 }
 
-// mayForget reports why the oldest dropped table must stay remembered, as it would not by
-// a drop of another one than id.
+// mayForget returns an error if a drop of table id would remove a table from the list that a shard may still have.
 func (s *Scheduler) mayForget(id rowraft.TableID) error {
 	m, dropped := s.view.Map(), s.machine.droppedTables()
 	if len(dropped) < maxDropped || m == nil || slices.ContainsFunc(dropped, func(d droppedTable) bool { return d.id == id }) {
@@ -123,8 +122,8 @@ func (s *Scheduler) mayForget(id rowraft.TableID) error {
 	return nil
 }
 
-// ensureDrops returns once no shard has a dropped table. A shard that is known
-// to have none is asked again only if its leader reports one.
+// ensureDrops returns after every shard has dropped all tables in the list. It asks a shard again that has confirmed a
+// drop only if the shard's leader reports the table.
 func (s *Scheduler) ensureDrops(ctx context.Context) error {
 	m := s.view.Map()
 	if m == nil {
@@ -140,8 +139,8 @@ func (s *Scheduler) ensureDrops(ctx context.Context) error {
 				continue
 			}
 			if !waited {
-				// A call under way may yet bring the table into a shard; later ones look at
-				// the map, which does not have it.
+				// A running call of callEnsureTable may still create the table in a shard. Wait for it. Later calls
+				// read the map, which no longer has the table.
 				s.driving.Lock()
 				s.driving.Unlock() //lint:ignore SA2001 it waits for those who hold it
 				waited = true
@@ -152,8 +151,7 @@ func (s *Scheduler) ensureDrops(ctx context.Context) error {
 	return g.Wait()
 }
 
-// isEnsured reports whether a table is known to be in a shard, or a dropped one to
-// be gone from it.
+// isEnsured reports whether a shard has confirmed, in this term, that it created a table, or dropped one.
 func (s *Scheduler) isEnsured(key ensuredKey) bool {
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
@@ -161,7 +159,7 @@ func (s *Scheduler) isEnsured(key ensuredKey) bool {
 	return done
 }
 
-// reports tells whether the last heartbeat of the shard's leader names the table.
+// reports reports whether the last heartbeat of the shard's leader names the table.
 func (s *Scheduler) reports(sh clustermap.Shard, id rowraft.TableID) bool {
 	leader := s.leaderOf(sh)
 	s.soft.mu.Lock()
@@ -178,8 +176,8 @@ func (s *Scheduler) reports(sh clustermap.Shard, id rowraft.TableID) bool {
 	return false
 }
 
-// ensureDrop drives one drop into one shard, following its leader. Another table
-// epoch answers SessionExpired: what is there then came with a restore.
+// ensureDrop asks the leader of one shard to drop one table, until the shard has done it or ctx ends. SessionExpired
+// means that the shard has another table epoch: its tables are those of a restore.
 func (s *Scheduler) ensureDrop(ctx context.Context, sh clustermap.Shard, d droppedTable, key ensuredKey) error {
 	_, term, err := s.leading()
 	if err != nil {

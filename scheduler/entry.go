@@ -12,20 +12,20 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Entries and snapshots have one frame (docs/formats/metadata.md): magic,
-// version, payload length, CRC-32C of all before it and of the payload, payload.
+// Entries and snapshots have the same frame (docs/formats/metadata.md): magic, version, payload length, CRC-32C of the
+// preceding bytes and of the payload, payload.
 const (
 	entryMagic    = "RRME"
 	snapshotMagic = "RRMS"
 	frameBytes    = 16
 
-	// maxSnapshotBytes bounds what a damaged length can make us allocate.
+	// maxSnapshotBytes bounds the memory that a damaged length can make decodeFrame allocate.
 	maxSnapshotBytes = 1 << 30
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// marshal is deterministic within one binary; nothing compares bytes of two.
+// marshal is deterministic within one binary. Nothing compares the bytes of two binaries.
 var marshal = proto.MarshalOptions{Deterministic: true}
 
 func encodeFrame(magic string, version rowraft.FormatVersion, m proto.Message) ([]byte, error) {
@@ -41,7 +41,7 @@ func encodeFrame(magic string, version rowraft.FormatVersion, m proto.Message) (
 	return append(b, payload...), nil
 }
 
-// decodeFrame reads one frame and nothing behind it from r.
+// decodeFrame reads one frame from r and no byte after it.
 func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 	var head [frameBytes]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -71,7 +71,7 @@ func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 	if want := binary.LittleEndian.Uint32(head[12:]); sum != want {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: checksum %08x, want %08x", magic, sum, want)
 	}
-	// A field that this binary does not know would be dropped from the state.
+	// An unknown field would be lost from the state, so it is an error (below).
 	if err := (proto.UnmarshalOptions{}).Unmarshal(payload, m); err != nil {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: %w", magic, err)
 	}

@@ -20,32 +20,27 @@ import (
 
 // How a cluster forms
 //
-// Each server is started with the same list of addresses and answers Hello from
-// its first moment. A server without a cluster asks all addresses, again and
-// again, until one of two things is true:
+// Each server is started with the same list of addresses, and answers Hello as soon as it listens. A server without a
+// cluster sends Hello to all addresses repeatedly, until one of two things is true:
 //
-//   - Somebody answers with a cluster: the server writes the cluster's id and its
-//     founders into its own identity file.
-//   - All addresses answer, none has a cluster, all are different nodes that run
-//     a scheduler and were given the same list: then the one with the smallest
-//     node id, and nobody else, draws the cluster id and writes it, with the
-//     list of node ids it has just seen, into its identity file in one step. The
-//     others will learn it from the next Hello.
+//   - An answer names a cluster. The server writes the cluster's id and founders into its identity file.
+//   - All addresses answer, no answer names a cluster, and the answers come from different nodes that run a
+//     scheduler and have the same list. Then the node with the smallest node id generates the cluster id. It
+//     writes the id and the list of node ids that it has just received into its identity file, in one step. The
+//     other nodes learn both from a later Hello.
 //
-// Only then does a server start its Raft groups, and a founder bootstraps the
-// metadata group with the list in its file. So:
+// Only then does a server start its Raft groups, and a founder bootstraps the metadata group with the list in its file.
+// So:
 //
-//   - The file is the only step that changes anything. Before it a crash loses
-//     nothing; after it the server knows all it needs and asks nobody.
-//   - All founders bootstrap the same list: it is written by one node, once, and
-//     copied with the id it belongs to.
-//   - Node ids, not addresses, are compared: the lists of two servers may be in
-//     any order, and a node with the smallest id is one node.
-//   - A disk that is wiped while the cluster forms comes back under another node
-//     id. If the old one is in the list, the new one is not: it joins without a
-//     seat (seats.go), and the others have their majority. If it makes a second cluster with nodes
-//     that have not joined the first, no node is in both, and so at most one of
-//     the two has a majority of its founders; the other is refused by Hello.
+//   - The write of the file is the only step that changes anything. A crash before it loses nothing. After it the
+//     server knows all it needs.
+//   - All founders bootstrap the same list: one node writes it once, and the others copy it with the cluster id.
+//   - Node ids decide, not addresses: the lists of two servers may be in any order, and only one node has the
+//     smallest id.
+//   - A disk that is wiped while the cluster forms returns under another node id. If the old id is in the list,
+//     the new one is not: the node joins as a standby (seats.go), and the others have their majority. If it forms
+//     a second cluster with nodes that have not joined the first one, no node is in both clusters. So at most one
+//     of them has a majority of its founders, and Hello refuses the other.
 
 const (
 	helloTimeout    = time.Second
@@ -53,22 +48,18 @@ const (
 	formationReport = 5 * time.Second
 )
 
-// answer is what one address said to Hello.
+// answer is the result of Hello to one address.
 type answer struct {
 	addr  string
 	reply *rowraftv1.HelloReply
 	err   error
 }
 
-// Form returns once this server belongs to a cluster, durably: it joins the
-// cluster that the servers at Options.Join belong to, or forms it with them.
-// This server must be answering Hello already. With no addresses it forms a
-// cluster of its own.
+// Form returns after this server durably belongs to a cluster. It joins the cluster of the servers at Options.Join, or
+// forms a cluster with them; without addresses it forms a cluster of one server. This server must answer Hello already.
 //
-// Errors: CodeIdentity if this data directory and the servers at those addresses
-// belong to different clusters, or if a cluster exists that this server should
-// have founded and did not; CodeInvalidArgument if the servers were told
-// different lists; CodeDeadline when ctx ends first.
+// Errors: CodeIdentity if this data directory and the servers at those addresses belong to different clusters;
+// CodeInvalidArgument if the servers were started with different lists; CodeDeadline when ctx ends first.
 func (s *Scheduler) Form(ctx context.Context) (identity.Identity, error) {
 	dir := s.opts.Identity
 	if id := dir.Identity(); id.Cluster != "" {
@@ -111,7 +102,7 @@ func (s *Scheduler) selfMember() identity.Member {
 	return identity.Member{Node: n.ID, Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr}
 }
 
-// helloAll asks every address at once.
+// helloAll sends Hello to every address concurrently.
 func (s *Scheduler) helloAll(ctx context.Context) []answer {
 	id := s.opts.Identity.Identity()
 	req := &rowraftv1.HelloRequest{ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: s.opts.Self.Addr, PeerAddr: s.opts.Self.PeerAddr}
@@ -130,7 +121,7 @@ func (s *Scheduler) helloAll(ctx context.Context) []answer {
 	return answers
 }
 
-// helloTo asks one address over the network.
+// helloTo sends Hello to one address.
 func (s *Scheduler) helloTo(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
 	conn, err := s.conns.Get(addr)
 	if err != nil {
@@ -139,8 +130,7 @@ func (s *Scheduler) helloTo(ctx context.Context, addr string, req *rowraftv1.Hel
 	return rowraftv1.NewClusterClient(conn).Hello(ctx, req)
 }
 
-// formStep looks at one round of answers: it joins, founds, or says what it
-// still waits for.
+// formStep evaluates one round of answers: it joins a cluster, forms one, or returns what this server waits for.
 func (s *Scheduler) formStep(answers []answer) (done bool, waiting string, err error) {
 	if joined, waiting, err := s.joinExisting(answers); err != nil || joined || waiting != "" {
 		return joined, waiting, err
@@ -171,9 +161,9 @@ func (s *Scheduler) formStep(answers []answer) (done bool, waiting string, err e
 	return err == nil, "", err
 }
 
-// joinExisting joins the cluster that any answer names. A scheduler that did not found it
-// waits until it can be given a seat there: where the scheduler is lost for good, its
-// directory stays empty, and can found the next cluster.
+// joinExisting joins the cluster that an answer names. A scheduler that did not found that cluster first waits for a
+// leader of it, which can make it a member. If the cluster has lost its scheduler forever, the directory of this server
+// thus stays empty and can form the next cluster.
 func (s *Scheduler) joinExisting(answers []answer) (joined bool, waiting string, err error) {
 	var found *answer
 	for i, a := range answers {
@@ -207,8 +197,8 @@ func (s *Scheduler) joinExisting(answers []answer) (joined bool, waiting string,
 	return true, "", nil
 }
 
-// founders turns the answers of all addresses, none of which has a cluster, into
-// the list of founders by node id.
+// founders returns the founders of a new cluster, by node id, from the answers of all addresses. No answer names a
+// cluster.
 func (s *Scheduler) founders(answers []answer) ([]identity.Member, error) {
 	want := sortedCopy(s.opts.Join)
 	byNode := make(map[rowraft.NodeID]string)
@@ -236,14 +226,14 @@ func (s *Scheduler) founders(answers []answer) ([]identity.Member, error) {
 	return members, nil
 }
 
-// tellStandby says what becomes of a scheduler that did not found its cluster.
+// tellStandby logs that this server is a standby if it did not found its cluster.
 func (s *Scheduler) tellStandby() {
 	if id := s.opts.Identity.Identity(); s.opts.Self.Scheduler && !id.Founder() {
 		s.logger.Info("this server did not found the cluster: unless it has a seat in the scheduler already, it is a standby and gets that of a member that is decommissioned and down", "cluster", string(id.Cluster))
 	}
 }
 
-// found makes a new cluster of members, of which this server is one.
+// found creates a cluster of members; this server is one of them.
 func (s *Scheduler) found(members []identity.Member) (identity.Identity, error) {
 	cluster := rowraft.ClusterID(uuid.NewString())
 	if err := s.opts.Identity.Join(cluster, members); err != nil {
@@ -253,8 +243,8 @@ func (s *Scheduler) found(members []identity.Member) (identity.Identity, error) 
 	return s.opts.Identity.Identity(), nil
 }
 
-// checkRestart asks the addresses once whether they are of the cluster that the
-// data directory belongs to. Silence is fine: they may be starting too.
+// checkRestart sends Hello to the addresses once, and returns an error if one belongs to another cluster. It ignores
+// addresses that do not answer: those servers may be starting too.
 func (s *Scheduler) checkRestart(ctx context.Context, id identity.Identity) error {
 	s.tellStandby()
 	for _, a := range s.helloAll(ctx) {
@@ -271,9 +261,8 @@ func (s *Scheduler) checkRestart(ctx context.Context, id identity.Identity) erro
 	return nil
 }
 
-// Peers asks the addresses of Options.Join who is there now and returns those of
-// this cluster. After a restart under other addresses the founders find each
-// other by it, because no map is newer than the move.
+// Peers sends Hello to the addresses of Options.Join and returns the servers of this cluster. After a restart under
+// other addresses the founders find each other in this way, because no map has the new addresses yet.
 func (s *Scheduler) Peers(ctx context.Context) ([]identity.Member, error) {
 	var out []identity.Member
 	var errs []error
@@ -289,7 +278,7 @@ func (s *Scheduler) Peers(ctx context.Context) ([]identity.Member, error) {
 	return out, errors.Join(errs...)
 }
 
-// MetaMembers is the list that every founder bootstraps the metadata group with.
+// MetaMembers returns the members with which every founder bootstraps the metadata group.
 func MetaMembers(id identity.Identity) []raftstore.Member {
 	out := make([]raftstore.Member, len(id.Founders))
 	for i, f := range id.Founders {

@@ -12,7 +12,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// putNode logs a server, unless it would be one too many.
+// putNode logs a server. With Options.Exact it refuses a server beyond Options.Servers.
 func (s *Scheduler) putNode(ctx context.Context, n *rowraftv1.Node) error {
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: n}}}
 	if err := s.registering.take(ctx); err != nil {
@@ -33,7 +33,7 @@ func (s *Scheduler) putNode(ctx context.Context, n *rowraftv1.Node) error {
 	return s.proposeCommand(ctx, c)
 }
 
-// tellConnected says how many are there, when that is new.
+// tellConnected logs the number of servers and workers if it changed.
 func (s *Scheduler) tellConnected() {
 	m := s.view.Map()
 	if m == nil {
@@ -53,15 +53,14 @@ func (s *Scheduler) tellConnected() {
 	}
 }
 
-// lastRanks are the ranks that workers had, by job and worker, as this leader knows them: the first
-// worker of a new run takes the members of the last one out of the metadata.
+// lastRanks holds the ranks that workers had, by job and worker, in this leader's memory. It is needed for the log line
+// of tellRank only: the first worker of a new run removes the members of the last one from the state.
 type lastRanks struct {
 	mu    sync.Mutex
 	ranks map[string]map[string]int
 }
 
-// before is the rank that a worker has had in a job, −1 if none. It must be asked
-// before the worker enters.
+// before returns the rank that a worker had in a job, −1 if none. Call it before the worker enters.
 func (l *lastRanks) before(jobs []*rowraftv1.JobStatus, job, worker string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,7 +88,7 @@ func (l *lastRanks) before(jobs []*rowraftv1.JobStatus, job, worker string) int 
 	return -1
 }
 
-// expects refuses a worker that counts other workers than the scheduler was started for.
+// expects refuses a worker that expects another number of workers than the scheduler was started with.
 func (s *Scheduler) expects(job, worker string, workers uint32) error {
 	if n := uint32(s.opts.Workers); n > 0 && workers != n {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s of job %s expects %d workers, the scheduler was started for %d", worker, job, workers, n)
@@ -97,7 +96,7 @@ func (s *Scheduler) expects(job, worker string, workers uint32) error {
 	return nil
 }
 
-// tellRank says which rank a worker was given.
+// tellRank logs the rank of a worker.
 func (s *Scheduler) tellRank(ctx context.Context, worker string, before, rank int) {
 	host := "unknown"
 	if p, ok := peer.FromContext(ctx); ok {
@@ -109,7 +108,7 @@ func (s *Scheduler) tellRank(ctx context.Context, worker string, before, rank in
 	s.logger.Info(fmt.Sprintf("Assign rank id of node id: %s, role: MS_WORKER, with host ip: %s, old rank id: %d, new rank id: %d", worker, host, before, rank))
 }
 
-// WaitingFor says what a cluster that has not started waits for.
+// WaitingFor describes, for messages, what a cluster that has not started waits for.
 func (s *Scheduler) WaitingFor() string {
 	if s.opts.Identity.Identity().Cluster == "" {
 		if w := s.waiting.Load(); w != nil {

@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// maxOwnerJobs bounds the jobs of one owner, so that one trainer cannot fill the registry.
+	// maxOwnerJobs bounds the jobs of one owner, so that one owner cannot use up MaxJobs.
 	maxOwnerJobs = 256
-	// keepDone, keepStopped and keepUnattended are how long the registry keeps a job in which nobody trains: one that
-	// is done or has failed, one that can go on, and one whose workers entered and never called Attend.
+	// The registry keeps a job without training workers for a limited time: keepDone if it is done or has failed,
+	// keepStopped if it can resume, keepUnattended if its workers entered and never called Attend.
 	keepDone       = 7 * 24 * time.Hour
 	keepStopped    = 30 * 24 * time.Hour
 	keepUnattended = 10 * time.Minute
-	// namedJobs is how many jobs a refusal names.
+	// namedJobs bounds the jobs that an error names.
 	namedJobs = 8
 )
 
-// roomForJob refuses a job that would be one too many, of its owner or in all, and names those to delete.
+// roomForJob refuses a job beyond the limit of its owner or of the cluster, and names jobs to delete.
 func (s *state) roomForJob(q *rowraftv1.EnterRequest) error {
 	if s.run(q.GetJob()) != nil {
 		return nil
@@ -46,7 +46,8 @@ func (s *state) roomForJob(q *rowraftv1.EnterRequest) error {
 	return nil
 }
 
-// fullOf says which jobs fill a quota: first those that have been idle for longest, then those that train.
+// fullOf returns the error of a full quota. It names the jobs to delete: first those that have been idle longest, then
+// those with training workers.
 func fullOf(job, whose string, most int, runs []*rowraftv1.MetaRun) error {
 	trains := func(r *rowraftv1.MetaRun) int { return min(1, len(trainingRanks(r))) }
 	runs = slices.SortedStableFunc(slices.Values(runs), func(a, b *rowraftv1.MetaRun) int {
@@ -63,7 +64,7 @@ func fullOf(job, whose string, most int, runs []*rowraftv1.MetaRun) error {
 	return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %s has %d jobs, the most there can be: %s%s; delete one in which nobody trains with `rowraft job delete NAME`", job, whose, most, strings.Join(names, ", "), more)
 }
 
-// noteAttended notes that a member of a job has a call of Attend.
+// noteAttended records that a member of a job has called Attend.
 func (s *state) noteAttended(t *rowraftv1.MetaTrainer) {
 	old := s.run(t.GetJob())
 	if old == nil || old.GetAttended() {
@@ -76,7 +77,7 @@ func (s *state) noteAttended(t *rowraftv1.MetaTrainer) {
 	}
 }
 
-// keptFor returns how long the registry keeps a run in which nobody trains.
+// keptFor returns how long the registry keeps a run without training workers.
 func keptFor(r *rowraftv1.MetaRun) time.Duration {
 	switch {
 	case !r.GetAttended():
@@ -87,13 +88,13 @@ func keptFor(r *rowraftv1.MetaRun) time.Duration {
 	return keepStopped
 }
 
-// expired reports whether the registry no longer keeps a run.
+// expired reports whether the registry may delete a run.
 func expired(r *rowraftv1.MetaRun, atNs uint64) bool {
 	since := r.GetIdleSinceNs()
 	return since > 0 && atNs > since && atNs-since >= uint64(keptFor(r))
 }
 
-// forgetJob takes a run out of the registry.
+// forgetJob deletes a run from the registry.
 func (s *state) forgetJob(c *rowraftv1.MetaForgetJob) error {
 	r := s.run(c.GetJob())
 	switch {
@@ -105,21 +106,21 @@ func (s *state) forgetJob(c *rowraftv1.MetaForgetJob) error {
 	case len(trainingRanks(r)) > 0:
 		return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %d workers train in it; stop it first with `rowraft job stop %s`", c.GetJob(), len(trainingRanks(r)), c.GetJob())
 	case !c.GetAsked() && !expired(r, c.GetAtNs()):
-		return nil // its members came back meanwhile, and left
+		return nil // its members came back and left again in between
 	}
 	s.endRun(r)
 	s.runs = slices.DeleteFunc(slices.Clone(s.runs), func(o *rowraftv1.MetaRun) bool { return o == r })
 	return nil
 }
 
-// roomForJob is the same, of the state that this member has applied: an early answer.
+// roomForJob checks the state that this member has applied. It gives the error early; the command decides.
 func (m *machine) roomForJob(q *rowraftv1.EnterRequest) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.roomForJob(q)
 }
 
-// forgetIdleJobs takes the runs out of the registry that it no longer keeps.
+// forgetIdleJobs deletes the expired runs from the registry.
 func (s *Scheduler) forgetIdleJobs(ctx context.Context) {
 	now := uint64(time.Now().UnixNano())
 	for _, r := range s.machine.allRuns() {
@@ -128,13 +129,13 @@ func (s *Scheduler) forgetIdleJobs(ctx context.Context) {
 		}
 		err := s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{Job: r.GetJob(), Run: r.GetRun(), AtNs: now}}})
 		if err != nil {
-			return // the next turn tries again
+			return // the next round tries again
 		}
 		s.logger.Info("a job in which nobody has trained for long is forgotten", "job", r.GetJob(), "state", r.GetState().String())
 	}
 }
 
-// DeleteJob takes a job in which nobody trains out of the registry.
+// DeleteJob deletes a job without training workers from the registry.
 func (j *Jobs) DeleteJob(ctx context.Context, q *rowraftv1.DeleteJobRequest) (*rowraftv1.DeleteJobReply, error) {
 	if _, err := j.find(ctx, q.GetJob()); err != nil {
 		return nil, err

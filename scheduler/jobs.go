@@ -12,17 +12,17 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// DefaultLease is how long a worker may be silent before it counts as dead.
+// DefaultLease is the silence after which a worker counts as dead, unless the worker requests another lease.
 const DefaultLease = 10 * time.Second
 
-// Jobs answers the Jobs service of one server. What it answers from is in the log
-// (runstate.go, datastate.go), but for what workers said of themselves.
+// Jobs implements the Jobs service of one server. Its data are in the log (runstate.go, datastate.go), except the beats
+// of the workers, which are in the leader's memory.
 type Jobs struct {
 	rowraftv1.UnimplementedJobsServer
 	s *Scheduler
 }
 
-// Jobs is the service over the registry of training jobs.
+// Jobs returns the service of training jobs.
 func (s *Scheduler) Jobs() *Jobs { return s.jobs }
 
 // Enter makes a worker a member of a job.
@@ -65,7 +65,7 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	return &rowraftv1.EnterReply{Identity: id, Generation: e.generation, Began: e.began, Data: e.data, BaseStep: e.baseStep}, nil
 }
 
-// Leave takes a member out.
+// Leave removes a member from its job.
 func (j *Jobs) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraftv1.LeaveReply, error) {
 	if q.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker cannot say of itself that it is lost")
@@ -91,7 +91,7 @@ func (s *Scheduler) leave(ctx context.Context, id *rowraftv1.JobIdentity, st row
 	return nil
 }
 
-// Renew keeps the lease of a member.
+// Renew renews the lease of a member.
 func (j *Jobs) Renew(ctx context.Context, q *rowraftv1.RenewRequest) (*rowraftv1.RenewReply, error) {
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func (j *Jobs) Renew(ctx context.Context, q *rowraftv1.RenewRequest) (*rowraftv1
 	return &rowraftv1.RenewReply{}, nil
 }
 
-// NextPart gives a member a part of the data.
+// NextPart assigns a part of the data to a member, or tells it to wait.
 func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*rowraftv1.NextPartReply, error) {
 	if err := j.checkOwner(ctx, q.GetIdentity().GetJob()); err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*row
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	if j.s.machine.mustWait(q) { // and asks again: that need not be logged
+	if j.s.machine.mustWait(q) { // the worker asks again, so the call need not be logged
 		return &rowraftv1.NextPartReply{Wait: true}, nil
 	}
 	t, err := proposeFor[*taken](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{
@@ -128,7 +128,7 @@ func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*row
 	}, nil
 }
 
-// EndPart notes that a part was read to its end.
+// EndPart records that a member read a part to its end.
 func (j *Jobs) EndPart(ctx context.Context, q *rowraftv1.EndPartRequest) (*rowraftv1.EndPartReply, error) {
 	if err := j.checkOwner(ctx, q.GetIdentity().GetJob()); err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (j *Jobs) find(ctx context.Context, job string) (*rowraftv1.MetaRun, error)
 	return r, nil
 }
 
-// StopJob has the members of a job end.
+// StopJob lets the members of a job stop.
 func (j *Jobs) StopJob(ctx context.Context, q *rowraftv1.StopJobRequest) (*rowraftv1.StopJobReply, error) {
 	r, err := j.find(ctx, q.GetJob())
 	if err != nil {
@@ -192,7 +192,7 @@ func (j *Jobs) StopJob(ctx context.Context, q *rowraftv1.StopJobRequest) (*rowra
 	return &rowraftv1.StopJobReply{Job: j.s.jobInfo(j.s.machine.runOf(q.GetJob()))}, nil
 }
 
-// jobInfo is what is known of a run.
+// jobInfo describes a run for ListJobs and DescribeJob.
 func (s *Scheduler) jobInfo(r *rowraftv1.MetaRun) *rowraftv1.JobInfo {
 	if r == nil {
 		return nil

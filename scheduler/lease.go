@@ -11,13 +11,13 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// unattendedLease bounds the lease of a worker whose job has had no call of Attend: it renews it every second.
+// unattendedLease bounds the lease of a worker whose job has not called Attend. Such a worker renews every second.
 const unattendedLease = time.Minute
 
-// jobTick is how often leases are looked at.
+// jobTick is the interval between two checks of the leases.
 const jobTick = 200 * time.Millisecond
 
-// wakeJobs has the members of jobs looked at now.
+// wakeJobs starts the next round of runJobs at once.
 func (s *Scheduler) wakeJobs() {
 	select {
 	case s.jobKick <- struct{}{}:
@@ -25,8 +25,8 @@ func (s *Scheduler) wakeJobs() {
 	}
 }
 
-// runJobs takes silent workers out of their jobs and makes the members of each
-// generation known, while this member leads the metadata group.
+// runJobs is the control loop of jobs. While this member leads the metadata group, the loop removes silent workers from
+// their jobs and sends each new generation to the shards.
 func (s *Scheduler) runJobs(ctx context.Context) {
 	tick := time.NewTicker(jobTick)
 	defer tick.Stop()
@@ -38,13 +38,13 @@ func (s *Scheduler) runJobs(ctx context.Context) {
 		case <-s.jobKick:
 		}
 		if _, err := s.leadingInSync(ctx); err != nil {
-			continue // another member's work, or not all that was logged is known
+			continue // another member leads, or this one has not applied all earlier entries yet
 		}
 		s.keepJobs(ctx)
 	}
 }
 
-// keepJobs is one turn of runJobs.
+// keepJobs is one round of runJobs.
 func (s *Scheduler) keepJobs(ctx context.Context) {
 	_, term, err := s.leading()
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 		}
 	}
 	s.workers.keep(present)
-	for _, r := range s.machine.allRuns() { // as they are now
+	for _, r := range s.machine.allRuns() { // read again: the checks above may have changed them
 		if err := s.driveGeneration(ctx, r); err != nil && ctx.Err() == nil {
 			s.logger.Warn("the members of a job are not known to all shards yet; trying again", "job", r.GetJob(), "generation", r.GetGeneration(), "err", err)
 		}
@@ -78,17 +78,17 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 	for _, run := range s.machine.endedRuns() {
 		if err := s.endInShards(ctx, run); err != nil && ctx.Err() == nil {
 			s.logger.Debug("a run that is over is not forgotten by all shards yet", "err", err)
-			break // the others wait for the same shards, and leases for this turn
+			break // the remaining runs wait for the same shards, and the next check of the leases waits for this round
 		}
 	}
 	s.restRuns(ctx)
 	s.forgetIdleJobs(ctx)
 	s.attendance.mu.Lock()
-	s.attendance.changeLocked() // each call looks whether it has to tell its trainer
+	s.attendance.changeLocked() // wakes each call, which then checks for a message to its trainer
 	s.attendance.mu.Unlock()
 }
 
-// checkLease takes a member out of the job whose lease has run out.
+// checkLease removes a member from its job if the member's lease has expired.
 func (s *Scheduler) checkLease(ctx context.Context, r *rowraftv1.MetaRun, m *rowraftv1.RunMember) error {
 	lease := time.Duration(r.GetLeaseNs())
 	if !r.GetAttended() {
@@ -104,29 +104,29 @@ func (s *Scheduler) checkLease(ctx context.Context, r *rowraftv1.MetaRun, m *row
 	return s.leave(ctx, id, rowraftv1.MemberState_MEMBER_STATE_LOST, reason, beat.GetParts())
 }
 
-// generation is one that may be told to workers.
+// generation is a set of members that workers may learn of.
 type generation struct {
 	number    uint64
 	ranks     []uint32
 	firstStep uint64
 }
 
-// generations are those that all shards have that need it, by run. Soft: a new leader
-// drives them again, which changes nothing where it was done.
+// generations holds, by run, the newest generation that every shard has received. It is soft state: a new leader sends
+// the generations again, which changes nothing in a shard that has them.
 type generations struct {
 	mu   sync.Mutex
 	term rowraft.Term
 	list map[string]generation
-	// drive makes a generation known to every shard and returns its first step; nil
-	// where no shard needs it.
+	// drive sends a generation to every shard and returns its first step. It returns 0 if no shard needs the
+	// generation.
 	drive func(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error)
-	// positions asks every shard how far a run's data was read.
+	// positions asks every shard for the positions in a run's data.
 	positions func(ctx context.Context, run []byte) ([]shardRead, error)
-	// end has every shard forget a run.
+	// end lets every shard forget a run.
 	end func(ctx context.Context, run []byte) error
-	// rest has every shard forget a run that nobody trains in, for now.
+	// rest lets every shard forget a run in which no worker trains, until a worker enters it again.
 	rest   func(ctx context.Context, r *rowraftv1.MetaRun) error
-	rested map[string]uint64 // generation that is at rest, by run
+	rested map[string]uint64 // by run: the generation that rest was called for
 }
 
 func (g *generations) startTerm(term rowraft.Term) {
@@ -143,7 +143,7 @@ func (g *generations) of(run []byte) generation {
 	return g.list[string(run)]
 }
 
-// endInShards has the shards forget a run, and forgets it then.
+// endInShards lets the shards forget a run and then logs that none of them knows it.
 func (s *Scheduler) endInShards(ctx context.Context, run []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, repairTimeout)
 	defer cancel()
@@ -153,10 +153,10 @@ func (s *Scheduler) endInShards(ctx context.Context, run []byte) error {
 	return s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}})
 }
 
-// restsAtOnce is how many runs are put to rest in a turn, which leases wait for.
+// restsAtOnce bounds the runs that one round puts to rest, because the check of the leases waits for the round.
 const restsAtOnce = 8
 
-// restRuns has the shards forget runs that nobody trains in.
+// restRuns lets the shards forget the runs in which no worker trains.
 func (s *Scheduler) restRuns(ctx context.Context) {
 	n := 0
 	for _, r := range s.machine.allRuns() {
@@ -170,7 +170,7 @@ func (s *Scheduler) restRuns(ctx context.Context) {
 			if ctx.Err() == nil {
 				s.logger.Debug("a run that nobody trains in is not forgotten by all shards yet", "job", r.GetJob(), "err", err)
 			}
-			return // the others wait for the same shards
+			return // the remaining runs wait for the same shards
 		}
 	}
 }
@@ -193,8 +193,7 @@ func (s *Scheduler) rest(ctx context.Context, r *rowraftv1.MetaRun) error {
 	return nil
 }
 
-// roomInShards refuses a job that the shards could not take in: they keep those that
-// somebody trains in.
+// roomInShards refuses a job if the shards already hold MaxJobs other jobs with training workers.
 func (s *Scheduler) roomInShards(job string) error {
 	others := 0
 	for _, r := range s.machine.allRuns() {
@@ -211,8 +210,8 @@ func (s *Scheduler) roomInShards(job string) error {
 	return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %d jobs train in step or with clocks, as many as the shards keep: stop one with `rowraft job stop`, or wait until one ends (`rowraft job list` shows them)", job, others)
 }
 
-// driveGeneration makes the present generation of a run known: first to the shards,
-// then to whoever asks for it.
+// driveGeneration sends the current generation of a run first to the shards. Only then do workers learn of it, so that
+// no worker pushes with members that a shard does not know.
 func (s *Scheduler) driveGeneration(ctx context.Context, r *rowraftv1.MetaRun) error {
 	g := generation{number: r.GetGeneration(), ranks: trainingRanks(r)}
 	toSettle := len(g.ranks) == 0 && unsettled(r)
@@ -233,8 +232,8 @@ func (s *Scheduler) driveGeneration(ctx context.Context, r *rowraftv1.MetaRun) e
 	return nil
 }
 
-// workers is what the leader knows of those who train, by incarnation. Soft: a new
-// leader gives everybody a fresh lease.
+// workers holds when this leader last heard from each training worker, by incarnation. It is soft state: a new leader
+// gives every worker a fresh lease.
 type workers struct {
 	mu   sync.Mutex
 	term rowraft.Term
@@ -244,7 +243,7 @@ type workers struct {
 type heardOf struct {
 	heard time.Time
 	beat  *rowraftv1.WorkerBeat // nil: none yet
-	spoke time.Time             // when it came
+	spoke time.Time             // when beat arrived
 }
 
 func (w *workers) get(incarnation uint64) (heardOf, bool) {
@@ -270,7 +269,7 @@ func (w *workers) heard(incarnation uint64, beat *rowraftv1.WorkerBeat) {
 	w.list[incarnation] = one
 }
 
-// startTerm forgets what was said to an earlier leader.
+// startTerm clears the list at the first call of a new term.
 func (w *workers) startTerm(term rowraft.Term) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -279,8 +278,8 @@ func (w *workers) startTerm(term rowraft.Term) {
 	}
 }
 
-// silent returns how long a member has been silent, and its last beat. One that was
-// never heard of in this term counts as heard now.
+// silent returns how long a member has been silent, and its last beat. A member that this leader has not heard from
+// counts as heard now.
 func (w *workers) silent(incarnation uint64) (time.Duration, *rowraftv1.WorkerBeat) {
 	if one, known := w.get(incarnation); known {
 		return time.Since(one.heard), one.beat
@@ -289,7 +288,7 @@ func (w *workers) silent(incarnation uint64) (time.Duration, *rowraftv1.WorkerBe
 	return 0, nil
 }
 
-// stoodStill takes a time in which this process heard nobody off the silence of all.
+// stoodStill subtracts the time for which this process was suspended from the silence of every worker.
 func (w *workers) stoodStill(lost time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -302,7 +301,7 @@ func (w *workers) stoodStill(lost time.Duration) {
 	}
 }
 
-// keep drops those that are not in present.
+// keep deletes the workers that are not in present.
 func (w *workers) keep(present map[uint64]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

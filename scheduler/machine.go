@@ -19,8 +19,8 @@ import (
 
 // machine is the state machine of the metadata group.
 //
-// Goroutines: the apply goroutine of the group calls Apply, Snapshot and
-// Restore; any goroutine may read. mu is held for the change itself only.
+// Goroutines: the apply goroutine of the group calls Apply, Snapshot and Restore. Any goroutine may read. mu is held
+// only for the access to the state.
 type machine struct {
 	view    *View
 	applied atomic.Uint64
@@ -31,7 +31,7 @@ type machine struct {
 
 var _ raftstore.StateMachine = (*machine)(nil)
 
-// applied commands answer with one of these.
+// Results of commands.
 type (
 	tableResult struct {
 		schema  rowraft.Schema
@@ -45,8 +45,8 @@ type (
 
 func newMachine(v *View) *machine { return &machine{view: v, state: &state{}} }
 
-// Apply applies one command. It returns the command's result, or its error:
-// what is refused is refused alike on every member.
+// Apply applies one command. It returns the command's result or the error with which it refuses the command. Every
+// member refuses the same commands.
 func (m *machine) Apply(index rowraft.Index, entry []byte) any {
 	var c rowraftv1.MetaCommand
 	r := bytes.NewReader(entry)
@@ -94,7 +94,7 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.dropTable(c.DropTable.GetName(), rowraft.TableID(c.DropTable.GetId()))
 	case *rowraftv1.MetaCommand_IssueIncarnation:
 		if id := c.IssueIncarnation.GetMember(); id != nil {
-			// Not for one that has been replaced: its next incarnation would fence the member's.
+			// Refuse a worker that was replaced: its next incarnation would fence the current member.
 			if _, _, err := s.member(id); err != nil {
 				return nil, err
 			}
@@ -166,10 +166,10 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
 }
 
-// AppliedIndex is the index of the last entry that reads see.
+// AppliedIndex returns the index of the last entry that reads see.
 func (m *machine) AppliedIndex() rowraft.Index { return rowraft.Index(m.applied.Load()) }
 
-// Snapshot copies the state, which is small.
+// Snapshot copies the state, which is small (see the limits in state.go).
 func (m *machine) Snapshot() (raftstore.Snapshot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -193,7 +193,7 @@ func (s *snapshot) WriteTo(w io.Writer) (int64, error) {
 
 func (*snapshot) Release() {}
 
-// Restore replaces the state by that of a snapshot.
+// Restore replaces the state with that of a snapshot.
 func (m *machine) Restore(r io.Reader) error {
 	var p rowraftv1.MetaState
 	if err := decodeFrame(r, snapshotMagic, &p); err != nil {
@@ -215,7 +215,7 @@ func (m *machine) Restore(r io.Reader) error {
 	return nil
 }
 
-// jobStatuses returns all jobs by name, those of before there were runs included.
+// jobStatuses returns all jobs by name: those with a run, and those whose trainers used JoinJob only.
 func (m *machine) jobStatuses() (out []*rowraftv1.JobStatus) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,7 +240,7 @@ func (m *machine) jobStatuses() (out []*rowraftv1.JobStatus) {
 	return out
 }
 
-// moves returns the moves that run and the last that ended.
+// moves returns the running moves and the last finished ones.
 func (m *machine) moves() (running, finished []move) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

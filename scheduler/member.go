@@ -8,7 +8,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// welcomeMember refuses a trainer that is not, or no more, a member of its job.
+// welcomeMember refuses a trainer that is not a member of the job it names.
 func (s *Scheduler) welcomeMember(ctx context.Context, a *attendee) error {
 	if a.member == nil {
 		return nil
@@ -16,7 +16,7 @@ func (s *Scheduler) welcomeMember(ctx context.Context, a *attendee) error {
 	if a.member.GetJob() != a.id.job || a.member.GetRank() != a.id.rank {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s calls as rank %d of job %s", a.id, a.member.GetRank(), a.member.GetJob())
 	}
-	if _, err := s.leadingInSync(ctx); err != nil { // it may have entered under an earlier leader
+	if _, err := s.leadingInSync(ctx); err != nil { // the trainer may have entered under an earlier leader
 		return err
 	}
 	if err := s.machine.isMember(a.member); err != nil {
@@ -26,8 +26,8 @@ func (s *Scheduler) welcomeMember(ctx context.Context, a *attendee) error {
 	return nil
 }
 
-// tellMember tells a trainer what is new in its job. It fails for one that is not a
-// member any more.
+// tellMember sends the trainer a new generation of its job, or a stop request. It returns an error if the trainer is no
+// longer a member.
 func (s *Scheduler) tellMember(ctx context.Context, a *attendee) error {
 	if a.member == nil {
 		return nil
@@ -36,7 +36,7 @@ func (s *Scheduler) tellMember(ctx context.Context, a *attendee) error {
 		s.attendance.mu.Lock()
 		defer s.attendance.mu.Unlock()
 		if a.park != nil {
-			return nil // it has left, and is here for others' checkpoints
+			return nil // the trainer has left its job and stays connected for the checkpoints of others
 		}
 		return err
 	}
@@ -56,9 +56,8 @@ func (s *Scheduler) tellMember(ctx context.Context, a *attendee) error {
 	return nil
 }
 
-// has says whether a generation may be told to a rank: to one that trains only if it is a
-// member of it. Who comes back to a stopped job first waits for the others, while the
-// generation in which nobody was left is still the present one.
+// has reports whether generation g may be sent to a rank. A training rank must be a member of g: a worker that returns
+// to a stopped job waits for the others, while the current generation is still the empty one.
 func (g generation) has(r *rowraftv1.MetaRun, rank uint32) bool {
 	i, found := memberAt(r, rank)
 	return !found || !training(r.GetMembers()[i]) || slices.Contains(g.ranks, rank)

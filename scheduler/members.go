@@ -13,7 +13,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// eachShard calls fn for the leader of every shard, several at a time.
+// eachShard calls fn for the leader of every shard, for maxEnsureCalls shards concurrently.
 func (s *Scheduler) eachShard(ctx context.Context, fn func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error) error {
 	m := s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
@@ -31,15 +31,15 @@ func (s *Scheduler) eachShard(ctx context.Context, fn func(ctx context.Context, 
 	return g.Wait()
 }
 
-// noWorker is the only member of a generation that has none: an incarnation that no worker
-// has. With it a shard refuses what the workers of the run before still push, and keeps
-// their positions, until these are settled.
+// noWorker is an incarnation that no worker has. It is the only member of a generation without workers. With it, a
+// shard refuses late pushes of the previous members and keeps their positions until the scheduler has read them.
 const noWorker = math.MaxUint64
 
-// driveMembers makes the present generation of a run known to every shard; one without
-// members only to those that know the run. Its first
-// step is beyond any that a shard has closed or begun, and is logged before the first
-// shard is told: whoever leads next drives the same.
+// driveMembers sends the current generation of a run to every shard. A generation without members goes only to the
+// shards that know the run.
+//
+// The first step of the generation is greater than every step that a shard has closed or begun. It is logged before the
+// first shard receives it, so that the next leader sends the same step.
 func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error) {
 	if r.GetStarted() != r.GetGeneration() {
 		first, err := s.beyondOpenSteps(ctx, r)
@@ -78,15 +78,15 @@ func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (fir
 	})
 }
 
-// startGeneration logs the first step of a run's present generation and returns the run
-// with the one that counts.
+// startGeneration logs the first step of the run's current generation. It returns the run with the step that was logged
+// first, which may be that of an earlier leader.
 func (s *Scheduler) startGeneration(ctx context.Context, r *rowraftv1.MetaRun, first uint64) (*rowraftv1.MetaRun, error) {
 	return proposeFor[*rowraftv1.MetaRun](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{StartGeneration: &rowraftv1.MetaStartGeneration{
 		Job: r.GetJob(), Run: r.GetRun(), Generation: r.GetGeneration(), FirstStep: first,
 	}}})
 }
 
-// quorumOf is the number of members that are at least that share of n; 0: all.
+// quorumOf returns the smallest number of members that is at least share of n. 0 means all.
 func quorumOf(share float64, n int) uint32 {
 	if share == 0 || share == 1 {
 		return 0
@@ -94,14 +94,14 @@ func quorumOf(share float64, n int) uint32 {
 	return uint32(max(1, min(n, int(math.Ceil(share*float64(n)-1e-9)))))
 }
 
-// beyondOpenSteps is a step that no worker of a run has pushed to yet.
+// beyondOpenSteps returns a step to which no worker of the run has pushed yet.
 func (s *Scheduler) beyondOpenSteps(ctx context.Context, r *rowraftv1.MetaRun) (uint64, error) {
 	first := max(r.GetFirstStep(), 1)
 	var mu sync.Mutex
 	err := s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
 		st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: r.GetRun()})
 		if err = rpc.FromStatus(err); rowraft.CodeOf(err) == rowraft.CodeNotFound {
-			return nil // the shard has not heard of it
+			return nil // the shard does not know the run
 		} else if err != nil {
 			return err
 		}
@@ -113,9 +113,9 @@ func (s *Scheduler) beyondOpenSteps(ctx context.Context, r *rowraftv1.MetaRun) (
 	return first, err
 }
 
-// restMembers has every shard forget a run that nobody trains in, after it has logged
-// with which step it goes on: so who comes back finds neither steps nor clocks of those
-// who are gone, and a run that nobody goes on with holds nothing.
+// restMembers lets every shard forget a run in which no worker trains. It first logs the step at which the run can
+// resume. So a worker that returns finds no steps and no clocks of earlier workers, and an abandoned run uses no memory
+// in the shards.
 func (s *Scheduler) restMembers(ctx context.Context, r *rowraftv1.MetaRun) error {
 	if r.GetStarted() != r.GetGeneration() {
 		first, err := s.beyondOpenSteps(ctx, r)
@@ -129,10 +129,10 @@ func (s *Scheduler) restMembers(ctx context.Context, r *rowraftv1.MetaRun) error
 	return s.endUpTo(ctx, r.GetRun(), r.GetGeneration())
 }
 
-// endMembers has every shard forget a run.
+// endMembers lets every shard forget a run.
 func (s *Scheduler) endMembers(ctx context.Context, run []byte) error { return s.endUpTo(ctx, run, 0) }
 
-// endUpTo has every shard forget a run, unless it is past a generation; 0: any.
+// endUpTo lets every shard forget a run if the shard's generation is at most generation; 0: any generation.
 func (s *Scheduler) endUpTo(ctx context.Context, run []byte, generation uint64) error {
 	epoch := uint64(0)
 	if m := s.view.Map(); m != nil {

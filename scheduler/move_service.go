@@ -59,7 +59,7 @@ func (s *Scheduler) startMove(ctx context.Context, req *rowraftv1.MoveReplicaReq
 	}}})
 }
 
-// mustBeUp refuses a server that could not take a replica now.
+// mustBeUp refuses a server that cannot take a replica now because it is not up.
 func (s *Scheduler) mustBeUp(n clustermap.Node) error {
 	if l := s.liveness(n.ID); l.seen && l.state == stateUp {
 		return nil

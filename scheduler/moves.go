@@ -50,9 +50,9 @@ const maxFinished = 32
 
 // move is the move of one replica of a shard; see "How a replica moves".
 type move struct {
-	id       uint64 // from 1, in the order of the log
+	id       uint64 // from 1, in log order
 	shard    rowraft.ShardID
-	from, to clustermap.Replica // from is empty when a replica is added, to when one is removed
+	from, to clustermap.Replica // from is empty for an addition, to for a removal
 	phase    phase
 	reason   rowraftv1.MoveReason
 }
@@ -104,7 +104,8 @@ func (s *state) startMove(c *rowraftv1.MetaStartMove) (move, error) {
 	return m, nil
 }
 
-// checkMove refuses a move that cannot begin.
+// checkMove refuses a move that cannot begin. The map version must be the current one, because the move was decided on
+// it.
 func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *move, sh clustermap.Shard) error {
 	from := rowraft.NodeID(c.GetFromNode())
 	adds, removes := from == "" && c.GetReason() != 0, m.to == clustermap.Replica{} && c.GetReason() != 0
@@ -141,7 +142,7 @@ func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *move, sh clustermap.Sha
 	return nil
 }
 
-// checkTarget refuses a new replica that cannot be made.
+// checkTarget refuses a new replica that cannot be created.
 func (s *state) checkTarget(to clustermap.Replica) error {
 	target, known := s.cluster.Node(to.Node)
 	switch {
@@ -157,7 +158,7 @@ func (s *state) checkTarget(to clustermap.Replica) error {
 	return nil
 }
 
-// hasReplica reports whether any shard has, or has just lost, a replica of this id.
+// hasReplica reports whether a shard has, or recently had, a replica of this id.
 func (s *state) hasReplica(id rowraft.ReplicaID) bool {
 	for _, sh := range s.cluster.Shards {
 		is := func(r clustermap.Replica) bool { return r.ID == id }
@@ -169,13 +170,13 @@ func (s *state) hasReplica(id rowraft.ReplicaID) bool {
 	return false
 }
 
-// moveOf returns where the move of a shard stands in s.moves, or belongs.
+// moveOf returns the index of a shard's move in s.moves, or where it belongs.
 func (s *state) moveOf(shard rowraft.ShardID) (int, bool) {
 	return slices.BinarySearchFunc(s.moves, shard, func(m move, id rowraft.ShardID) int { return cmp.Compare(m.shard, id) })
 }
 
-// putShard replaces a shard and makes a new version of the map. The lists in sh
-// are its own: maps that were published share the old ones.
+// putShard replaces a shard and increments the version of the map. The caller must have cloned the lists in sh that it
+// changed: published maps share the old ones.
 func (s *state) putShard(sh clustermap.Shard) {
 	s.cluster.Shards = slices.Clone(s.cluster.Shards)
 	s.cluster.Shards[sh.ID] = sh
@@ -277,7 +278,7 @@ func phaseName(p phase) string {
 	return strings.ToLower(strings.TrimPrefix(p.String(), "MOVE_PHASE_"))
 }
 
-// movesFromProto reads the moves of a snapshot.
+// movesFromProto loads the moves of a snapshot and checks them.
 func (s *state) movesFromProto(p *rowraftv1.MetaState) error {
 	s.lastMove = p.GetLastMove()
 	for _, pm := range p.GetMoves() {

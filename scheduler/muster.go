@@ -13,64 +13,64 @@ import (
 )
 
 const (
-	// absentPatience is how long a checkpoint waits for a trainer that ought to be
-	// there: it may be on its way to a new leader.
+	// absentPatience bounds how long a checkpoint waits for an absent trainer that it expects. The trainer may be on
+	// its way to a new leader.
 	absentPatience = 6 * time.Second
-	// pausePatience is how long a trainer may take to its next batch boundary.
+	// pausePatience bounds how long a trainer may take until its next batch boundary.
 	pausePatience = 30 * time.Second
-	// ignoredPatience is how long one may take that did not answer the last time, in a job that can be left out.
+	// ignoredPatience is pausePatience for a trainer that did not answer the last pause, in a job that may be left out.
 	ignoredPatience = 2 * time.Second
-	// quickPause is how long a trainer took at most the last time that counts as quick. Quick ones are asked last, and may
-	// take quickPatience: others stand meanwhile. One that takes longer is asked before them from then on.
+	// A trainer whose last pause took at most quickPause counts as quick. Quick trainers are paused last and get
+	// quickPatience, because all others are stopped at that time. A trainer that takes longer is no longer quick.
 	quickPause    = 500 * time.Millisecond
 	quickPatience = 2 * time.Second
-	// announcePatience is how long one may take to say how far it is, which needs no
-	// boundary.
+	// announcePatience bounds how long a trainer may take to announce its position. The answer needs no batch boundary.
 	announcePatience = 5 * time.Second
-	// releasePatience is how long its answer may take after that.
+	// releasePatience bounds how long a trainer may take to answer a release.
 	releasePatience = 5 * time.Second
 )
 
-// patience is that of checkpoints with trainers.
+// patience holds the time limits of a checkpoint with trainers.
 type patience struct{ absent, pause, ignored, quick, announce, release, state time.Duration }
 
-// muster are the trainers of one cut. The checkpoint must have the states of one job, need. Any other job of which a
-// trainer is absent, does not answer or fails is left out as a whole, so that no job keeps others from their
-// checkpoints. The checkpoint then has the rows of that job and nothing of its trainers, so a run of it that
-// would go on from there is refused.
+// muster is one round that pauses the trainers for one cut.
+//
+// The checkpoint must have the trainer states of one job, need. Every other job is left out as a whole if one of its
+// trainers is absent, does not answer or fails. So no job can prevent the checkpoints of another one. The checkpoint
+// then has the rows of a left-out job but no trainer states, and a run of that job cannot resume from it.
 type muster struct {
 	s       *Scheduler
 	id      uint64
-	need    string           // job that must be in the checkpoint; "": none
-	skip    bool             // leave out single trainers that do not answer, also of need
-	again   bool             // another attempt follows: what it may not meet again fails this one, and leaves no job out
-	left    map[string]error // jobs that are left out, and why; also by attempts before this one
-	hurried bool             // those that are paused now have quickPatience only
-	claims  map[string]bool  // jobs that no other muster can pause
+	need    string           // job whose trainers must be in the checkpoint; "": none
+	skip    bool             // leave out single trainers that do not answer, also those of need
+	again   bool             // another attempt follows: a temporary error fails this attempt and leaves no job out
+	left    map[string]error // jobs that are left out, with the reason; kept across the attempts of one checkpoint
+	hurried bool             // the trainers paused now get only quickPatience
+	claims  map[string]bool  // jobs that this muster has claimed
 	members []*paused
-	data    []*checkpoint.Parts // that the scheduler divides, by job
+	data    []*checkpoint.Parts // data positions that the scheduler assigns, by job
 }
 
-// paused is one trainer of a muster.
+// paused is one trainer in a muster.
 type paused struct {
 	id    uint64
 	a     *attendee
 	in    chan *rowraftv1.AttendRequest
 	state chan upload
-	done  chan struct{} // closed when nobody takes from in and state any more
+	done  chan struct{} // closed when no goroutine receives from in and state any more
 	once  sync.Once
 
-	together    bool   // it has announced a boundary
-	boundary    uint64 // that it has announced, then the one at which it stands
+	together    bool   // the trainer has announced a boundary
+	boundary    uint64 // the announced boundary, then the boundary at which the trainer stopped
 	stands      bool
 	step, bytes uint64
-	parts       []*rowraftv1.PartReached // of the data, that it has
+	parts       []*rowraftv1.PartReached // data parts that the trainer has, with its positions in them
 	pausedFor   time.Duration
 	blob        checkpoint.Blob
 }
 
-// take passes an answer on; one of another pause is dropped. It never waits: the lease of the trainer is renewed by
-// the same goroutine. A trainer sends at most three answers to a pause, and in has room for them.
+// take forwards an answer and drops answers to other pauses. It never waits, because the same goroutine renews the
+// trainer's lease. A trainer sends at most three answers to a pause, so they fit in the channel.
 func (p *paused) take(req *rowraftv1.AttendRequest) {
 	id := uint64(0)
 	switch step := req.GetStep().(type) {
@@ -92,7 +92,7 @@ func (p *paused) take(req *rowraftv1.AttendRequest) {
 	}
 }
 
-// next waits for an answer.
+// next waits for one answer.
 func (p *paused) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
 	select {
 	case req := <-p.in:
@@ -109,14 +109,12 @@ func (p *paused) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
 	}
 }
 
-// pauseTrainers brings every trainer of the jobs that train to its next batch
-// boundary, and those of a job who wait for each other to the same one. need is one of
-// the jobs, which must be in the checkpoint.
+// pauseTrainers stops every trainer of the training jobs at its next batch boundary. Trainers of one job that
+// synchronize stop at the same boundary. need is the job that must be in the checkpoint.
 //
-// It fails if a trainer of need is absent or does not answer, unless skip is set: then
-// the cut continues without it, and the caller must know that its job cannot go on
-// exactly from such a checkpoint. Failing loses nothing, as the last checkpoint is still
-// there; so it is what happens unless asked otherwise. left gets the other jobs that are left out.
+// If a trainer of need is absent or does not answer, pauseTrainers fails, unless skip is set. With skip the cut
+// continues without that trainer, and the job cannot resume exactly from the checkpoint. Failure is the default because
+// it loses nothing: the previous checkpoint still exists. left receives the other jobs that are left out.
 func (s *Scheduler) pauseTrainers(ctx context.Context, need string, skip, again bool, left map[string]error) (*muster, error) {
 	who, err := s.assemble(ctx, need, skip, left)
 	if err != nil {
@@ -131,7 +129,7 @@ func (s *Scheduler) pauseTrainers(ctx context.Context, need string, skip, again 
 	return m, nil
 }
 
-// newMuster begins a pause.
+// newMuster returns a muster with a new pause id.
 func (s *Scheduler) newMuster(need string, left map[string]error) *muster {
 	s.attendance.mu.Lock()
 	defer s.attendance.mu.Unlock()
@@ -139,9 +137,9 @@ func (s *Scheduler) newMuster(need string, left map[string]error) *muster {
 	return &muster{s: s, id: s.attendance.lastPause, need: need, left: left, claims: make(map[string]bool)}
 }
 
-// proveTrainers asks each job but need that has yet to prove that it answers, by itself, and lets it continue as soon as
-// its trainers stand: no job stands still because another one does not answer, and no cut waits for it. From then on the
-// attendees say whether they answered.
+// proveTrainers finds out which jobs answer, before the cut. It pauses each job that has not answered yet, except need,
+// on its own and lets it continue as soon as its trainers have stopped. So no job waits for another one that does not
+// answer, and neither does the cut. The result is in attendee.stood and attendee.ignored.
 func (s *Scheduler) proveTrainers(ctx context.Context, need string) {
 	jobs := make(map[string][]*attendee)
 	for _, a := range s.attendance.list() {
@@ -177,10 +175,15 @@ func (s *Scheduler) proveTrainers(ctx context.Context, need string) {
 	wg.Wait()
 }
 
-// pauseAll returns when all trainers stand that are not left out. Jobs that have not proved that they answer, or did
-// not answer the last time, come first and have little time to: proveTrainers gave them more. Jobs that
-// answered slowly the last time come before those that were quick, so a quick job stands for no longer than
-// quickPatience because another does not answer. What a quick one misses then it may make good in the next attempt.
+// pauseAll returns when all trainers have stopped, except those that are left out. It pauses the jobs in three rounds:
+//
+//  1. Jobs that have not answered yet, or did not answer the last pause. They get ignoredPatience; proveTrainers gave
+//     them more time.
+//  2. Jobs that answered slowly the last time.
+//  3. Jobs that answered quickly the last time.
+//
+// So a quick job is stopped for at most quickPatience because of a job that does not answer. A quick job that misses
+// its limit can still answer in the next attempt, where it counts as slow.
 func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
 	const unproved, slow, quick = 0, 1, 2
 	var rounds [3][]*attendee
@@ -223,7 +226,7 @@ func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
 	return nil
 }
 
-// stop returns when the trainers in who stand, but for those of jobs that it leaves out.
+// stop returns when the trainers in who have stopped, except those of jobs that it leaves out.
 func (m *muster) stop(ctx context.Context, who []*attendee) error {
 	barriers := make(map[string]*barrier)
 	var round []*paused
@@ -274,17 +277,18 @@ func (m *muster) stop(ctx context.Context, who []*attendee) error {
 	})
 }
 
-// barrier is where the trainers of a job agree on a boundary.
+// barrier collects the boundaries that the trainers of one job announce. The target is the highest one, because a
+// trainer cannot go back.
 type barrier struct {
-	all      chan struct{} // closed when everybody has said something, or will not
-	patience time.Duration // with one that says nothing
+	all      chan struct{} // closed when every trainer has announced a boundary or failed
+	patience time.Duration // how long to wait for one announcement
 
 	mu     sync.Mutex
 	left   int
 	target uint64
 }
 
-// say takes what one of them has announced, 0 if it has not.
+// say records one announcement; 0 means that the trainer announced none.
 func (b *barrier) say(boundary uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -294,15 +298,15 @@ func (b *barrier) say(boundary uint64) {
 	}
 }
 
-// stop tells the trainer to pause, and returns when it has. b is nil if it waits for no
-// others.
+// stop tells the trainer to pause and returns when it has stopped. b is nil if the trainer does not agree on a boundary
+// with others.
 func (p *paused) stop(ctx context.Context, b *barrier) error {
 	err := p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Pause{Pause: &rowraftv1.AttendPause{Id: p.id, Announce: p.a.announces}}})
 	if p.a.announces {
 		if err == nil {
 			err = p.announce(ctx, b.patience)
 		}
-		b.say(p.boundary) // nothing, if it has gone: the others wait for its word
+		b.say(p.boundary) // 0 if the trainer disconnected: the others wait for its announcement
 		if err == nil && p.together {
 			err = p.follow(ctx, b)
 		}
@@ -320,14 +324,14 @@ func (p *paused) tell(r *rowraftv1.AttendReply) error {
 	return nil
 }
 
-// announce hears how far the trainer is; one whose training is over stands already.
+// announce receives the announcement of the trainer. A trainer that has finished answers that it has already stopped.
 func (p *paused) announce(ctx context.Context, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return p.hear(ctx)
 }
 
-// follow tells the trainer where all of its job stand, once that is known.
+// follow waits until the target boundary of the job is known, and sends it to the trainer.
 func (p *paused) follow(ctx context.Context, b *barrier) error {
 	select {
 	case <-b.all:
@@ -339,7 +343,7 @@ func (p *paused) follow(ctx context.Context, b *barrier) error {
 	return p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Target{Target: &rowraftv1.AttendTarget{Id: p.id, Boundary: b.target}}})
 }
 
-// hear takes one answer to a pause.
+// hear receives one answer to a pause.
 func (p *paused) hear(ctx context.Context) error {
 	req, err := p.next(ctx)
 	if err != nil {
@@ -357,8 +361,8 @@ func (p *paused) hear(ctx context.Context) error {
 	return nil
 }
 
-// each calls f for all of some members at once. The first error that can neither be skipped nor be met by leaving a
-// job out ends the calls of all others; one that can ends those of its job.
+// each calls f for every trainer in who concurrently. An error that leaves a job out cancels the calls of that job
+// only. The first error that neither skips a trainer nor leaves a job out cancels all calls, and each returns it.
 func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context, *paused) error) error {
 	all, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -409,15 +413,15 @@ func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context
 	return failed
 }
 
-// mayLeaveOut reports whether an error of a job leaves it out: it is not the job that the checkpoint is for, the
-// checkpoint itself is not being ended, and no other attempt follows that may not meet the error.
+// mayLeaveOut reports whether an error leaves the job out. It does unless the job is need, the error comes from the
+// destination, the checkpoint is cancelled, or another attempt follows and the error is temporary.
 func (m *muster) mayLeaveOut(ctx context.Context, job string, err error) bool {
 	code := rowraft.CodeOf(err)
 	passes := code.Retryable() && (code != rowraft.CodeDeadline || m.hurried)
 	return job != m.need && !ofDestination(err) && ctx.Err() != context.Canceled && !(m.again && passes)
 }
 
-// leaveOut lets the trainers of a job continue, and takes all of it out of the checkpoint.
+// leaveOut removes all of a job from the checkpoint and lets its trainers continue.
 func (m *muster) leaveOut(job string, why error) {
 	m.left[job] = why
 	m.s.logger.Warn("a checkpoint leaves a job out: no run of the job can go on from it", "job", job, "err", why)
@@ -434,13 +438,13 @@ func (m *muster) leaveOut(job string, why error) {
 	m.data = slices.DeleteFunc(m.data, func(p *checkpoint.Parts) bool { return p.Job == job })
 }
 
-// dismiss lets one trainer continue, and takes no more of its answers.
+// dismiss lets one trainer continue and ends its part in the muster.
 func (m *muster) dismiss(p *paused) {
-	_ = p.goOn(false) // one that has gone continues anyway
+	_ = p.goOn(false) // a trainer that disconnected continues without the message
 	m.done(p)
 }
 
-// done takes no more answers of a trainer. Another muster may pause it when it has been let go.
+// done stops the receipt of a trainer's answers. Another muster may then pause its job.
 func (m *muster) done(p *paused) {
 	p.once.Do(func() { close(p.done) })
 	m.s.attendance.mu.Lock()
@@ -449,7 +453,7 @@ func (m *muster) done(p *paused) {
 	m.unclaim(p)
 }
 
-// unclaim lets another muster have the trainers of a job, once.
+// unclaim releases the muster's claim on the job of p, if it still has it.
 func (m *muster) unclaim(p *paused) {
 	if job := p.a.id.job; m.claims[job] {
 		delete(m.claims, job)
@@ -457,7 +461,7 @@ func (m *muster) unclaim(p *paused) {
 	}
 }
 
-// letGo gives the muster up, if there is one: trainers continue and send nothing.
+// letGo cancels the muster: the trainers continue and send no state. m may be nil.
 func (m *muster) letGo() {
 	if m == nil {
 		return
@@ -467,7 +471,7 @@ func (m *muster) letGo() {
 	}
 }
 
-// end takes no more answers.
+// end stops the receipt of all answers. m may be nil.
 func (m *muster) end() {
 	if m == nil {
 		return
@@ -481,12 +485,13 @@ func (p *paused) goOn(send bool) error {
 	return p.a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Release{Release: &rowraftv1.AttendRelease{Id: p.id, Send: send}}})
 }
 
-// release lets the trainers continue. Each must have stood still until then: what it
-// pushed before its pause is in the cut, and nothing that it pushed afterwards.
+// release lets the trainers continue after the cut. Each trainer confirms that it was stopped the whole time. So the
+// cut has everything that it pushed before its pause and nothing that it pushed later.
 func (m *muster) release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, m.s.attendance.patience.release)
 	defer cancel()
-	// What a trainer that came meanwhile has pushed may be in the cut, and its state is not.
+	// The cut may contain pushes of a trainer that connected during the cut, but the checkpoint does not have its
+	// state.
 	for a := m.newcomer(); a != nil && !m.skip; a = m.newcomer() {
 		err := rowraft.Errorf(rowraft.CodeNoLeader, "%s began during the cut", a.id)
 		if !m.mayLeaveOut(ctx, a.id.job, err) {
@@ -499,7 +504,7 @@ func (m *muster) release(ctx context.Context) error {
 		if p.a.sending == nil {
 			p.a.sending = make(map[uint64]*paused)
 		}
-		p.a.sending[p.id] = p // it may send at once
+		p.a.sending[p.id] = p // before the message: the trainer may send its state at once
 		m.s.attendance.mu.Unlock()
 		if err := p.goOn(true); err != nil {
 			return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone: %w", p.a.id, err)
@@ -520,8 +525,8 @@ func (m *muster) release(ctx context.Context) error {
 	return err
 }
 
-// newcomer returns a trainer that is there, neither in the muster nor in a job that is left out, and does more than
-// wait for others; nil if there is none.
+// newcomer returns a connected trainer that is not in the muster, whose job trains and is not left out; nil if there is
+// none.
 func (m *muster) newcomer() *attendee {
 	for _, a := range m.s.attendance.list() {
 		_, out := m.left[a.id.job]

@@ -13,7 +13,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// ChangeNode logs what a server is to do from now on; placement does it.
+// ChangeNode logs the intent of a server. Placement then does the work.
 func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
 	if _, err := s.leadingInSync(ctx); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 	return reply, nil
 }
 
-// planFor says what follows when n is to do something, a sentence each.
+// planFor describes what follows when n gets intent to, one sentence each.
 func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) []string {
 	name := labelOf(m, n.ID)
 	leads, replicas := s.leadsOf(m, n.ID), m.ShardsOn(n.ID)
@@ -94,7 +94,7 @@ func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap
 	return append(plan, fmt.Sprintf("%s is empty then; once its process has ended the cluster forgets it.", name))
 }
 
-// list names shards.
+// list formats shard ids.
 func list(shards []rowraft.ShardID) string {
 	words := make([]string, len(shards))
 	for i, sh := range shards {
@@ -103,8 +103,8 @@ func list(shards []rowraft.ShardID) string {
 	return strings.Join(words, ", ")
 }
 
-// risksOf says what could be lost when n does something, a sentence each: shards that
-// would have no majority if its process ended now, and replicas that have nowhere to go.
+// risksOf describes what could be lost when n gets intent to, one sentence each: shards that would have no majority if
+// its process ended now, and replicas for which no other server exists.
 func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) (risks []string) {
 	if n.Intent == to || to == clustermap.Serve {
 		return nil
@@ -134,14 +134,14 @@ func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap
 	return risks
 }
 
-// addOperations tells of operations in a status.
+// addOperations adds the operations to a status.
 func (s *Scheduler) addOperations(m *clustermap.Map, reply *rowraftv1.StatusReply) {
 	for _, o := range s.machine.operations() {
 		reply.Operations = append(reply.Operations, s.tell(m, &o))
 	}
 }
 
-// tell is what people get to know of an operation.
+// tell describes an operation for the user.
 func (s *Scheduler) tell(m *clustermap.Map, o *operation) *rowraftv1.Operation {
 	p := o.toProto()
 	if o.state != opRunning {
@@ -168,12 +168,12 @@ func (s *Scheduler) tell(m *clustermap.Map, o *operation) *rowraftv1.Operation {
 	return p
 }
 
-// operationName is what people call the kind of an operation.
+// operationName returns the name of an operation's kind for messages.
 func operationName(k rowraftv1.OperationKind) string {
 	return strings.ToLower(strings.TrimPrefix(k.String(), "OPERATION_KIND_"))
 }
 
-// reasonName is what people call the reason of a move.
+// reasonName returns the name of a move's reason for messages.
 func reasonName(r rowraftv1.MoveReason) string {
 	if r == 0 {
 		return "asked"
@@ -181,9 +181,9 @@ func reasonName(r rowraftv1.MoveReason) string {
 	return strings.ToLower(strings.TrimPrefix(r.String(), "MOVE_REASON_"))
 }
 
-// takeName lets a server that comes with an empty data directory have the name of the
-// one that it replaces, at whose address it is, or which is dead. That one is
-// decommissioned: its data is lost, and its id must not come back.
+// takeName gives a server with an empty data directory the name of the server that it replaces. The old server must be
+// down, and must have had the same address or be dead. takeName decommissions the old one: its data are lost, and its
+// id must not return.
 func (s *Scheduler) takeName(ctx context.Context, n *rowraftv1.Node) (taken bool, err error) {
 	if _, err := s.leadingInSync(ctx); err != nil {
 		return false, err

@@ -11,7 +11,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Limits of what is remembered of operations and of servers that are gone.
+// Limits of the ended operations and retired servers in the state.
 const (
 	maxEnded   = 32
 	maxRetired = 1024
@@ -27,9 +27,8 @@ const (
 	opReplace      = rowraftv1.OperationKind_OPERATION_KIND_REPLACE
 )
 
-// operation is long work on one server. Its end is logged by the leader that sees it
-// reached; what there is to do follows from the map and the server's intent, so a new
-// leader needs nothing else to go on.
+// operation is long work on one server: a drain, a decommission or a replacement. The work to do follows from the map
+// and the server's intent, so a new leader needs nothing else to continue. The leader that sees the end logs it.
 type operation struct {
 	id    uint64
 	kind  rowraftv1.OperationKind
@@ -43,8 +42,8 @@ func (o *operation) toProto() *rowraftv1.Operation {
 	return &rowraftv1.Operation{Id: o.id, Kind: o.kind, Node: string(o.node), Name: o.name, State: o.state, Total: o.total}
 }
 
-// setIntent says what a server is to do. The operation that runs on it ends, and one
-// of the kind begins, which it returns; the zero operation if there is no kind.
+// setIntent stores what a server is to do. It cancels the running operation of the server and begins one of the given
+// kind, which it returns; the zero operation if the kind is 0.
 func (s *state) setIntent(c *rowraftv1.MetaSetIntent) (operation, error) {
 	id, from, to := rowraft.NodeID(c.GetNode()), c.GetFrom(), c.GetTo()
 	i, found := s.findNode(id)
@@ -79,7 +78,7 @@ func knownIntent(i rowraftv1.NodeIntent) bool {
 	return i >= 0 && i <= rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION
 }
 
-// intentName is what people call an intent.
+// intentName returns the name of an intent for messages.
 func intentName(i clustermap.Intent) string {
 	switch i {
 	case clustermap.Drain:
@@ -90,14 +89,14 @@ func intentName(i clustermap.Intent) string {
 	return "serving"
 }
 
-// findNode returns where a node stands in the map, or belongs.
+// findNode returns the index of a node in the map, or where it belongs.
 func (s *state) findNode(id rowraft.NodeID) (int, bool) {
 	return slices.BinarySearchFunc(s.cluster.Nodes, id, func(a clustermap.Node, id rowraft.NodeID) int {
 		return strings.Compare(string(a.ID), string(id))
 	})
 }
 
-// endOperation notes that an operation is done.
+// endOperation records that an operation is done.
 func (s *state) endOperation(id uint64) error {
 	if id == 0 || id > s.lastMove {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "operation %d: the last one was %d", id, s.lastMove)
@@ -129,7 +128,8 @@ func count[T any](list []T, is func(T) bool) (n int) {
 	return n
 }
 
-// retireNode takes a server off the map for good. To repeat it changes nothing.
+// retireNode deletes a server from the map and records its id, so that putNode refuses it from then on. A repeated call
+// does nothing.
 func (s *state) retireNode(id rowraft.NodeID) error {
 	if slices.Contains(s.retired, id) {
 		return nil
@@ -149,7 +149,7 @@ func (s *state) retireNode(id rowraft.NodeID) error {
 		}
 	}
 	s.cluster.Shards = slices.Clone(s.cluster.Shards)
-	for j := range s.cluster.Shards { // nobody will come and say that these are gone
+	for j := range s.cluster.Shards { // the server will never report that these are deleted
 		sh := &s.cluster.Shards[j]
 		sh.Removed = slices.DeleteFunc(slices.Clone(sh.Removed), func(r clustermap.Removed) bool { return r.Node == id })
 		if len(sh.Removed) == 0 {
@@ -175,7 +175,7 @@ func (m *machine) operations() []operation {
 	return m.state.operations // never changed in place
 }
 
-// operationsFromProto reads the operations and the retired servers of a snapshot.
+// operationsFromProto loads the operations and the retired servers of a snapshot and checks them.
 func (s *state) operationsFromProto(p *rowraftv1.MetaState) error {
 	for _, po := range p.GetOperations() {
 		o := operation{id: po.GetId(), kind: po.GetKind(), node: rowraft.NodeID(po.GetNode()), name: po.GetName(), state: po.GetState(), total: po.GetTotal()}

@@ -12,12 +12,12 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// ownerSetting is the setting of a run that names whose it is. The server writes it, from
-// the certificate; since workers must agree on all settings, who has another name does
-// not become a member. In plaintext there is none.
+// ownerSetting is the setting of a run that names its owner. The server writes it, from the name in the certificate.
+// All workers of a run must have the same settings, so a worker with another name cannot become a member. Without TLS
+// there is no owner.
 const ownerSetting = "owner"
 
-// own writes who calls into the settings that a worker enters with.
+// own writes the caller's name into the settings of an entering worker.
 func own(caller *rpc.Caller, q *rowraftv1.EnterRequest) {
 	q.Settings = slices.DeleteFunc(q.Settings, func(x *rowraftv1.JobSetting) bool { return x.GetName() == ownerSetting })
 	if caller != nil {
@@ -34,7 +34,7 @@ func ownerOf(r *rowraftv1.MetaRun) string {
 	return ""
 }
 
-// owns reports whether who calls may act in a run: its owner, and who runs the cluster.
+// owns reports whether the caller may act in a run: as its owner, or as one who runs the cluster.
 func owns(caller *rpc.Caller, r *rowraftv1.MetaRun) bool {
 	if caller == nil || caller.Role == certs.Admin || caller.Role == certs.Operator {
 		return true
@@ -43,23 +43,23 @@ func owns(caller *rpc.Caller, r *rowraftv1.MetaRun) bool {
 	return owner == "" || owner == caller.Name
 }
 
-// checkOwner refuses what somebody does in another's job.
+// checkOwner refuses a call for a job of another owner.
 func (j *Jobs) checkOwner(ctx context.Context, job string) error {
 	caller := rpc.CallerOf(ctx)
 	if caller == nil {
 		return nil
 	}
-	if _, err := j.s.leadingInSync(ctx); err != nil { // an old state may know an old owner
+	if _, err := j.s.leadingInSync(ctx); err != nil { // an old state may have an old owner
 		return err
 	}
 	r := j.s.machine.runOf(job)
 	if r == nil || owns(caller, r) {
-		return nil // what there is not, whoever looks for it says
+		return nil // the caller of checkOwner reports an absent job
 	}
 	return &rowraft.DeniedError{What: "job " + job + ", which is of " + ownerOf(r) + ",", Need: "admin or operator, or its owner's name", Have: caller.String()}
 }
 
-// infoFor is what is known of a run, without what lets one act in it for who may not.
+// infoFor describes a run. For a caller that does not own the run it omits the ids with which one can act in the run.
 func (j *Jobs) infoFor(ctx context.Context, r *rowraftv1.MetaRun) *rowraftv1.JobInfo {
 	info := j.s.jobInfo(r)
 	if info == nil || owns(rpc.CallerOf(ctx), r) {

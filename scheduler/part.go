@@ -18,11 +18,11 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// findPatience is how long a shard's leader is looked for.
+// findPatience bounds the search for the leader of a shard.
 const findPatience = 15 * time.Second
 
-// partWriter is one shard of a checkpoint, at its leader. One goroutine uses it at
-// a time; close may be called by any.
+// partWriter is the stream to the leader of one shard that writes the shard's file of a checkpoint. One goroutine uses
+// it at a time, except close, which any goroutine may call.
 type partWriter struct {
 	op      *creation
 	cluster *clustermap.Map
@@ -42,7 +42,7 @@ type partWriter struct {
 	done    *rowraftv1.WritePartDone
 }
 
-// close ends the stream: the server lets pushes go on and drops what it wrote.
+// close ends the stream: the shard releases held pushes and deletes what it wrote.
 func (p *partWriter) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,13 +52,13 @@ func (p *partWriter) close() {
 	}
 }
 
-// prepare finds the shard's leader and opens the stream to it.
+// prepare finds the shard's leader and opens the stream.
 func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 	return p.op.s.onLeader(ctx, p.shard, findPatience, func(conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithCancel(ctx)
 		p.mu.Lock()
 		if p.cancel != nil {
-			p.cancel() // of the try before
+			p.cancel() // of the last attempt
 		}
 		p.cancel = cancel
 		if p.closed {
@@ -81,9 +81,9 @@ func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 	})
 }
 
-// step sends one step and returns its answer.
+// step sends one request and returns the reply.
 func (p *partWriter) step(req *rowraftv1.WritePartRequest) (*rowraftv1.WritePartReply, error) {
-	if err := p.stream.Send(req); err != nil && !errors.Is(err, io.EOF) { // EOF: the answer says why
+	if err := p.stream.Send(req); err != nil && !errors.Is(err, io.EOF) { // EOF: the reply has the reason
 		return nil, rpc.FromStatus(err)
 	}
 	return p.recv()
@@ -112,7 +112,7 @@ func (p *partWriter) mark() error {
 	return nil
 }
 
-// collect receives until the part is written.
+// collect receives until the file is written.
 func (p *partWriter) collect() error {
 	for {
 		reply, err := p.recv()
@@ -130,7 +130,7 @@ func (p *partWriter) collect() error {
 	}
 }
 
-// part is what the manifest says of the shard.
+// part describes the shard for the manifest.
 func (p *partWriter) part() (out checkpoint.Part, err error) {
 	bad := func() (checkpoint.Part, error) {
 		return out, rowraft.Errorf(rowraft.CodeInternal, "shard %d: its server reported an impossible part", p.shard.ID)

@@ -17,38 +17,38 @@ import (
 
 const (
 	placeInterval = 500 * time.Millisecond
-	placeTimeout  = 10 * time.Second // of one turn
-	// DefaultReplaceAfter is how long a server may be silent before its replicas are
-	// rebuilt elsewhere: longer than a machine takes to start anew.
+	placeTimeout  = 10 * time.Second // of one round
+	// DefaultReplaceAfter is the silence after which a server's replicas are rebuilt on other servers. It is longer
+	// than a machine takes to restart.
 	DefaultReplaceAfter = 5 * time.Minute
-	// leadRest is how long a shard keeps its leader before the lead moves for the sake of
-	// balance: a transfer stops its pushes for some milliseconds.
+	// leadRest is how long a shard keeps its leader before a transfer for balance: a transfer stops the shard's pushes
+	// for some milliseconds.
 	leadRest = 30 * time.Second
-	// transferPause is how long after a transfer, or a try, the next one of the shard comes.
+	// transferPause is the pause between two attempts to transfer the leadership of one shard.
 	transferPause = 2 * time.Second
 )
 
-// placer is the leader's memory of placement; empty with each new term.
+// placer is the leader's memory of placement. It is empty at the start of a term. Only the goroutine of place uses it.
 type placer struct {
 	term      rowraft.Term
 	leads     map[rowraft.ShardID]leadSince
-	transfers map[rowraft.ShardID]time.Time   // the last of each shard
-	fenced    map[rowraft.ReplicaID]time.Time // since when it is known
-	told      string                          // the trouble that was last told of
+	transfers map[rowraft.ShardID]time.Time   // last transfer, by shard
+	fenced    map[rowraft.ReplicaID]time.Time // when this leader first saw the replica as fenced
+	told      string                          // the last error in the log
 }
 
 func newPlacer(term rowraft.Term) placer {
 	return placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time), fenced: make(map[rowraft.ReplicaID]time.Time)}
 }
 
-// leadSince is since when a node is known to lead a shard.
+// leadSince is the leader of a shard and since when this leader has known it.
 type leadSince struct {
 	node rowraft.NodeID
 	at   time.Time
 }
 
-// place works towards the world that nextStep wants, while this member leads the
-// metadata group. It returns when ctx ends.
+// place is the control loop of placement. While this member leads the metadata group, it takes the steps of nextStep.
+// It returns when ctx ends.
 func (s *Scheduler) place(ctx context.Context) {
 	tick := time.NewTicker(placeInterval)
 	defer tick.Stop()
@@ -66,15 +66,14 @@ func (s *Scheduler) place(ctx context.Context) {
 			return
 		case <-tick.C:
 		case <-changed:
-			if !pause(ctx, placeInterval/5) { // a burst of changes is one
+			if !pause(ctx, placeInterval/5) { // treat a burst of changes as one
 				return
 			}
 		}
 	}
 }
 
-// stoodStill takes a time in which this process heard nobody off the silence of all
-// servers.
+// stoodStill subtracts the time for which this process was suspended from the silence of every server.
 func (s *soft) stoodStill(lost time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +91,7 @@ func (s *soft) stoodStill(lost time.Duration) {
 	}
 }
 
-// pause reports false when ctx ends meanwhile.
+// pause waits for d. It returns false if ctx ends first.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -104,7 +103,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// placeOnce takes the steps that can be taken now.
+// placeOnce is one round of place.
 func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
 	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
 	defer cancel()
@@ -123,7 +122,7 @@ func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
 	return errors.Join(s.keepSeats(ctx), s.takeSteps(ctx, term, p))
 }
 
-// takeSteps takes the steps of nextStep.
+// takeSteps takes the steps of nextStep until there is none.
 func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer) error {
 	for ctx.Err() == nil {
 		m := s.view.Map()
@@ -145,7 +144,7 @@ func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer)
 	return nil
 }
 
-// take does one step.
+// take makes one step.
 func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *step, p *placer) error {
 	if next.transfer {
 		p.transfers[next.shard] = s.soft.now()
@@ -166,7 +165,7 @@ func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *step, p *
 	}
 	mv, err := proposeFor[move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
 	if rowraft.CodeOf(err) == rowraft.CodePrecondition {
-		return nil // the map has changed: look again
+		return nil // the map has changed: decide again in the next round
 	}
 	if err != nil {
 		return err
@@ -175,8 +174,8 @@ func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *step, p *
 	return nil
 }
 
-// forgetLead drops what a node has reported of a lead that it has given away, until
-// its next report.
+// forgetLead deletes a node's report that it leads a shard, after it transferred the leadership. Its next report is
+// used again. Without this, the next step would still count the old leader.
 func (s *soft) forgetLead(shard rowraft.ShardID, node rowraft.NodeID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,16 +189,16 @@ func (s *soft) forgetLead(shard rowraft.ShardID, node rowraft.NodeID) {
 	s.beats[node] = b
 }
 
-// liveness is what the leader of the metadata group thinks of a server.
+// liveness is the state of a server as the leader of the metadata group sees it.
 type liveness struct {
 	state   string
-	silence time.Duration // since its last heartbeat, or since this leader leads
+	silence time.Duration // time since its last heartbeat, or since this leader leads
 	inState time.Duration
 	beat    beat
 	seen    bool
 }
 
-// liveness returns that of a node.
+// liveness returns the state of a node.
 func (s *Scheduler) liveness(id rowraft.NodeID) liveness {
 	s.feelPulse()
 	s.soft.mu.Lock()
@@ -211,7 +210,7 @@ func (s *Scheduler) liveness(id rowraft.NodeID) liveness {
 func (s *soft) livenessLocked(id rowraft.NodeID, now time.Time) (l liveness) {
 	l.beat, l.seen = s.beats[id]
 	at, since := l.beat.at, l.beat.since
-	if !l.seen { // a new leader gives everybody time to report
+	if !l.seen { // a new leader gives every server time to report
 		at, since = s.since, s.since
 	}
 	l.silence = max(now.Sub(at), 0)
@@ -226,17 +225,17 @@ func (s *soft) livenessLocked(id rowraft.NodeID, now time.Time) (l liveness) {
 	return l
 }
 
-// isDead reports whether the replicas of a silent server are to be rebuilt elsewhere.
+// isDead reports whether the replicas of a silent server are to be rebuilt on other servers.
 func (s *Scheduler) isDead(l *liveness) bool {
 	return s.isOver(l.silence)
 }
 
-// isOver reports whether a replica that serves nothing for so long is to be replaced.
+// isOver reports whether a replica that has served nothing for this time is to be replaced.
 func (s *Scheduler) isOver(silent time.Duration) bool {
 	return s.opts.ReplaceAfter > 0 && silent >= max(s.opts.ReplaceAfter, SuspectAfter)
 }
 
-// world is what placement is decided on now.
+// world returns the present input of nextStep.
 func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
 	w := &world{settled: !s.opts.NoRebalance && s.machine.quiet()}
 	running, _ := s.machine.moves()
@@ -296,14 +295,14 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
 	return w
 }
 
-// room says whether less is free than is kept in reserve, and whether that is near. Of
-// a disk that is not known neither is.
+// room reports whether free space is below the reserve (full), and whether it is near or below it (tight). For an
+// unknown disk both are false.
 func room(d *rowraftv1.Disk) (full, tight bool) {
 	free, reserve := d.GetFreeBytes(), d.GetReserveBytes()
 	return free < reserve, free < nearlyFull*reserve
 }
 
-// reports lists what a server has said of a replica.
+// reports returns the last report of a replica, as a list of at most one; empty if the server is not up.
 func (l *liveness) reports(id rowraft.ReplicaID) []*rowraftv1.ReplicaStatus {
 	if l == nil || l.state != stateUp {
 		return nil
@@ -316,7 +315,7 @@ func (l *liveness) reports(id rowraft.ReplicaID) []*rowraftv1.ReplicaStatus {
 	return nil
 }
 
-// leaderIn is the server that says that it leads sh, of two that of the later term.
+// leaderIn returns the server that reports to lead sh; of several, the one with the highest term.
 func leaderIn(sh *clustermap.Shard, alive map[rowraft.NodeID]*liveness) (leader rowraft.NodeID) {
 	term := uint64(0)
 	for _, r := range sh.Replicas {
@@ -329,15 +328,14 @@ func leaderIn(sh *clustermap.Shard, alive map[rowraft.NodeID]*liveness) (leader 
 	return leader
 }
 
-// quiet reports that nothing runs beside which replicas should not move for the sake of
-// balance.
+// quiet reports whether no restore runs: during one, replicas do not move for balance.
 func (m *machine) quiet() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.restore == nil && len(m.state.begun) == 0
 }
 
-// replaceDead begins an operation for each dead server with replicas that has none.
+// replaceDead begins an operation for each dead server that has replicas and no running operation.
 func (s *Scheduler) replaceDead(ctx context.Context) error {
 	m := s.view.Map()
 	if m == nil {
@@ -356,7 +354,7 @@ func (s *Scheduler) replaceDead(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// runningOn returns the operation that runs on a node, or nil.
+// runningOn returns the running operation of a node, or nil.
 func (s *Scheduler) runningOn(id rowraft.NodeID) *operation {
 	for _, o := range s.machine.operations() {
 		if o.node == id && o.state == opRunning {
@@ -366,7 +364,7 @@ func (s *Scheduler) runningOn(id rowraft.NodeID) *operation {
 	return nil
 }
 
-// setIntent logs what a server is to do, with the operation that follows.
+// setIntent logs the intent of a server and starts the operation that follows from it.
 func (s *Scheduler) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent, kind rowraftv1.OperationKind) (operation, error) {
 	total := len(m.ShardsOn(id))
 	if kind == opDrain {
@@ -377,7 +375,7 @@ func (s *Scheduler) setIntent(ctx context.Context, m *clustermap.Map, id rowraft
 	}}})
 }
 
-// leadsOf lists the shards that a node is known to lead.
+// leadsOf returns the shards that a node reports to lead.
 func (s *Scheduler) leadsOf(m *clustermap.Map, id rowraft.NodeID) (out []rowraft.ShardID) {
 	l := s.liveness(id)
 	for _, sh := range m.Shards {
@@ -392,8 +390,7 @@ func (s *Scheduler) leadsOf(m *clustermap.Map, id rowraft.NodeID) (out []rowraft
 	return out
 }
 
-// endOperations ends those that have reached their end, and the replacement of a server
-// that is back.
+// endOperations ends the operations that are complete, and the replacement of a server that is up again.
 func (s *Scheduler) endOperations(ctx context.Context) error {
 	m := s.view.Map()
 	var errs []error
@@ -416,7 +413,7 @@ func (s *Scheduler) endOperations(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// left counts what an operation has still to do.
+// left returns how many replicas or leaders an operation has still to move.
 func (s *Scheduler) left(m *clustermap.Map, o *operation) int {
 	if o.kind == opDrain {
 		return len(s.leadsOf(m, o.node))
@@ -424,7 +421,7 @@ func (s *Scheduler) left(m *clustermap.Map, o *operation) int {
 	return len(m.ShardsOn(o.node))
 }
 
-// retireNodes takes servers off the map that are decommissioned, empty and down.
+// retireNodes deletes servers from the map that are decommissioned, hold no replicas, and are down.
 func (s *Scheduler) retireNodes(ctx context.Context) error {
 	m := s.view.Map()
 	if m == nil {
@@ -443,8 +440,8 @@ func (s *Scheduler) retireNodes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// cancelLost turns moves back whose new replica is on a server that is dead, and those
-// that placement began whose server is not to have it any more.
+// cancelLost cancels moves to a dead server. It also cancels moves that placement began if their target is down or is
+// being decommissioned.
 func (s *Scheduler) cancelLost(ctx context.Context) error {
 	m := s.view.Map()
 	running, _ := s.machine.moves()
@@ -463,7 +460,7 @@ func (s *Scheduler) cancelLost(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// labelOf is what people call a node.
+// labelOf returns the name of a node for messages, or its id.
 func labelOf(m *clustermap.Map, id rowraft.NodeID) string {
 	n, _ := m.Node(id)
 	return cmp.Or(n.Name, string(id))

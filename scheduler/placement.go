@@ -11,42 +11,45 @@ import (
 
 // How replicas are placed
 //
-// nextStep looks at a world, which is what the leader of the metadata group knows of
-// servers and shards at one moment, and returns the one change that is most urgent: a
-// lead that must leave a server, a replica that must be rebuilt, one that must leave,
-// one that stands better elsewhere, a lead that does. It is a pure function: whoever
-// leads next sees the same world and wants the same. Each step for the sake of balance
-// makes the world strictly better (fewer replicas of a shard in one zone, then more even
-// servers; more even leads, or one hop nearer to that), so they end.
+// A world is what the leader of the metadata group knows of servers and shards at one moment. nextStep takes a world
+// and returns its most urgent change. In this order:
+//
+//  1. Transfer leadership away from a server that must not lead.
+//  2. Rebuild a replica of a dead server, add a missing one, replace a fenced one, empty a decommissioned server.
+//  3. Move a replica for balance.
+//  4. Transfer leadership for balance.
+//
+// nextStep is a pure function, so the next leader of the metadata group takes the same steps in the same world. Each
+// step for balance makes the world strictly better: fewer replicas of a shard in one zone, then a more even number of
+// replicas per server; a more even number of leaders per server, or one transfer less until then. So these steps end.
 
-// world is what placement is decided on.
+// world is the input of nextStep.
 type world struct {
-	nodes  []worldNode // that replicas can be on, by id
+	nodes  []worldNode // servers that can hold replicas, by id
 	shards []worldShard
-	// settled allows steps for the sake of balance: every server is up, or is as good as
-	// gone, and nothing else is under way.
+	// settled permits steps for balance: every server is up or dead, and no restore runs.
 	settled bool
 }
 
-// worldNode is a server.
+// worldNode is one server.
 type worldNode struct {
 	id     rowraft.NodeID
 	zone   string
 	up     bool
-	dead   bool // silent for so long that its replicas are rebuilt elsewhere
-	ending bool // it has said that it stops
-	full   bool // its disk has less room than its reserve: it refuses what it leads
-	tight  bool // nearly that, or that
+	dead   bool // silent for so long that its replicas are rebuilt on other servers
+	ending bool // it has reported that it is stopping
+	full   bool // free disk space is less than the reserve: the server refuses pushes to the shards that it leads
+	tight  bool // free disk space is near the reserve or less
 	intent clustermap.Intent
 }
 
-// serves reports whether n may lead shards and get replicas.
+// serves reports whether n may lead shards and receive replicas.
 func (n *worldNode) serves() bool { return n.up && !n.ending && n.intent == clustermap.Serve }
 
-// takes reports whether n may get replicas, and leads for the sake of balance, now.
+// takes reports whether n may receive replicas, and leadership for balance, now.
 func (n *worldNode) takes() bool { return n.serves() && !n.full }
 
-// cramped is 0 for a disk with room, more for one with less.
+// cramped ranks the disk of n: 0 for a disk with room, 2 for a full one.
 func (n *worldNode) cramped() int {
 	switch {
 	case n.full:
@@ -57,27 +60,27 @@ func (n *worldNode) cramped() int {
 	return 0
 }
 
-// worldShard is a shard and what is done with it.
+// worldShard is one shard and its running changes.
 type worldShard struct {
 	id       rowraft.ShardID
-	replicas []rowraft.NodeID // that vote
-	joining  rowraft.NodeID   // where a learner is; "" if nowhere
-	leaving  rowraft.NodeID   // whose replica a running move takes; "" if none
+	replicas []rowraft.NodeID // voters
+	joining  rowraft.NodeID   // node of the learner; "" if there is none
+	leaving  rowraft.NodeID   // node whose replica a running move removes; "" if none
 	moving   bool
-	leader   rowraft.NodeID   // that has told so and is up; "" if none
-	rested   bool             // it has led for a while: the lead may move for the sake of balance
+	leader   rowraft.NodeID   // node that is up and reported to lead; "" if none
+	rested   bool             // the leader has led long enough to transfer the leadership for balance
 	held     bool             // a transfer was tried a moment ago
-	fenced   []rowraft.NodeID // that serve nothing and have no vote
-	lost     []rowraft.NodeID // of the fenced, those whose disk was kept for long enough
+	fenced   []rowraft.NodeID // nodes whose replica is fenced: it serves nothing and does not vote
+	lost     []rowraft.NodeID // the fenced nodes whose disk was kept long enough for an inspection
 }
 
-// on reports whether sh has a replica on node, or will have.
+// on reports whether sh has, or will have, a replica on node.
 func (sh *worldShard) on(node rowraft.NodeID) bool {
 	return slices.Contains(sh.replicas, node) || sh.joining == node
 }
 
-// step is one change: of the lead, if transfer is set, else of replicas. Without from a
-// replica is added, without to one is removed.
+// step is one change: of the leader if transfer is set, otherwise of the replicas. Without from it adds a replica,
+// without to it removes one.
 type step struct {
 	shard    rowraft.ShardID
 	from, to rowraft.NodeID
@@ -85,19 +88,19 @@ type step struct {
 	reason   rowraftv1.MoveReason
 }
 
-// How many replicas move at a time by themselves: each is a snapshot through a network
-// and two disks that pushes need, too.
+// Limits of concurrent moves that the scheduler starts. Each move is a snapshot that uses a network and two disks,
+// which pushes need too.
 const (
 	maxMoves       = 4
-	maxMovesTo     = 2 // one server
+	maxMovesTo     = 2 // to one server
 	maxBalanceMove = 2
 )
 
-// tallies are sums over a world.
+// tallies holds sums over a world.
 type tallies struct {
 	w      *world
 	node   map[rowraft.NodeID]*worldNode
-	load   map[rowraft.NodeID]int // replicas, once the moves that run have ended
+	load   map[rowraft.NodeID]int // replicas by node after the running moves
 	coming map[rowraft.NodeID]int
 	leads  map[rowraft.NodeID]int
 	moving int
@@ -131,7 +134,7 @@ func tally(w *world) *tallies {
 	return t
 }
 
-// nextStep returns what should be done next, if anything.
+// nextStep returns the most urgent change; false if there is none.
 func nextStep(w *world) (step, bool) {
 	t := tally(w)
 	if s, ok := t.leadThatMustGo(); ok {
@@ -155,8 +158,8 @@ func nextStep(w *world) (step, bool) {
 	return t.betterLead()
 }
 
-// leadThatMustGo takes leads off servers that are drained, leave, or stop, and off those
-// whose disk is full, if pushes can go on without filling it.
+// leadThatMustGo transfers leadership away from servers that are drained, decommissioned or stopping. It does the same
+// for servers with a full disk, if the shard can then accept pushes without the full disk.
 func (t *tallies) leadThatMustGo() (step, bool) {
 	for i := range t.w.shards {
 		sh := &t.w.shards[i]
@@ -171,9 +174,9 @@ func (t *tallies) leadThatMustGo() (step, bool) {
 	return step{}, false
 }
 
-// canDoWithout says that a majority of the replicas of sh is on servers with room: those
-// that have none end when a write fails. Where it is not, the leader refuses pushes, and
-// so keeps all of them alive.
+// canDoWithout reports whether a majority of the replicas of sh is on servers with room on the disk. A replica stops
+// when a write fails. Without such a majority the leader with the full disk must stay: it refuses pushes, which keeps
+// all replicas running.
 func (t *tallies) canDoWithout(sh *worldShard) bool {
 	room := count(sh.replicas, func(r rowraft.NodeID) bool {
 		n := t.node[r]
@@ -182,8 +185,8 @@ func (t *tallies) canDoWithout(sh *worldShard) bool {
 	return 2*room > len(sh.replicas)
 }
 
-// heir is the server with a replica of sh that should lead it next: one whose disk has
-// room, and of those the one with the fewest leads.
+// heir returns the server that should lead sh next: of the servers with a replica, the one whose disk has most room,
+// then the one that leads the fewest shards.
 func (t *tallies) heir(sh *worldShard) (best rowraft.NodeID, ok bool) {
 	better := func(a, b rowraft.NodeID) bool {
 		return cmp.Or(cmp.Compare(t.node[a].cramped(), t.node[b].cramped()), cmp.Compare(t.leads[a], t.leads[b])) < 0
@@ -200,8 +203,7 @@ func (t *tallies) heir(sh *worldShard) (best rowraft.NodeID, ok bool) {
 	return best, best != ""
 }
 
-// free lists the shards whose replicas may change now: those that have a leader, and
-// no change under way.
+// free returns the shards whose replicas may change now: they have a leader and no running move.
 func (t *tallies) free() []*worldShard {
 	var out []*worldShard
 	for i := range t.w.shards {
@@ -212,12 +214,12 @@ func (t *tallies) free() []*worldShard {
 	return out
 }
 
-// replicaOfTheDead rebuilds a replica elsewhere, of the shard with the fewest others first.
+// replicaOfTheDead rebuilds a replica of a dead server on another one. Shards with the fewest live replicas come first.
 func (t *tallies) replicaOfTheDead() (step, bool) {
 	return t.replicasOn(func(n *worldNode) bool { return n == nil || n.dead }, rowraftv1.MoveReason_MOVE_REASON_DEAD)
 }
 
-// replicaThatMustGo moves a replica off a server that is decommissioned.
+// replicaThatMustGo moves a replica away from a server that is decommissioned.
 func (t *tallies) replicaThatMustGo() (step, bool) {
 	return t.replicasOn(func(n *worldNode) bool { return n != nil && n.intent == clustermap.Decommission }, rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION)
 }
@@ -238,7 +240,7 @@ func (t *tallies) replicasOn(bad func(*worldNode) bool, reason rowraftv1.MoveRea
 	return best, ok
 }
 
-// replicaThatIsMissing adds one to a shard that has too few: the cluster began with
+// replicaThatIsMissing adds a replica to a shard that has fewer than ReplicasPerShard, because the cluster began with
 // fewer servers.
 func (t *tallies) replicaThatIsMissing() (step, bool) {
 	for _, sh := range t.free() {
@@ -252,9 +254,9 @@ func (t *tallies) replicaThatIsMissing() (step, bool) {
 	return step{}, false
 }
 
-// replicaThatIsFenced replaces one that differs from the majority: on another server,
-// or, where there is none, in its own place, as the one that is missing afterwards. Its
-// disk, the evidence, was there to be looked at for as long as a dead server is waited for.
+// replicaThatIsFenced replaces a replica that differs from the majority. It uses another server. If there is none, it
+// removes the replica, and replicaThatIsMissing later adds one on the same server. world waits as long as for a dead
+// server before it lists the replica as lost: its disk is the evidence, and operators need time to inspect it.
 func (t *tallies) replicaThatIsFenced() (step, bool) {
 	for _, sh := range t.free() {
 		for _, r := range sh.lost {
@@ -275,8 +277,8 @@ func (t *tallies) replicaThatIsFenced() (step, bool) {
 	return step{}, false
 }
 
-// target is the best server for a replica of sh that leaves from: in another zone than
-// the others are in, then with the fewest replicas.
+// target returns the best server for a replica of sh that leaves from: one in a zone with the fewest other replicas of
+// sh, then the one with the fewest replicas.
 func (t *tallies) target(sh *worldShard, from rowraft.NodeID) (best rowraft.NodeID, ok bool) {
 	better := func(a, b rowraft.NodeID) int {
 		return cmp.Or(cmp.Compare(t.crowd(sh, from, a), t.crowd(sh, from, b)), cmp.Compare(t.load[a], t.load[b]), cmp.Compare(t.leads[a], t.leads[b]), cmp.Compare(a, b))
@@ -293,7 +295,7 @@ func (t *tallies) target(sh *worldShard, from rowraft.NodeID) (best rowraft.Node
 	return best, best != ""
 }
 
-// crowd counts the replicas of sh, but that on from, in the zone of node.
+// crowd counts the replicas of sh in the zone of node, without those on from and on node.
 func (t *tallies) crowd(sh *worldShard, from, node rowraft.NodeID) int {
 	return count(sh.replicas, func(r rowraft.NodeID) bool {
 		n := t.node[r]
@@ -301,7 +303,7 @@ func (t *tallies) crowd(sh *worldShard, from, node rowraft.NodeID) int {
 	})
 }
 
-// betterPlace is the move that makes the world most even: over zones, then over servers.
+// betterPlace returns the move that improves the balance most: over zones first, then over servers.
 func (t *tallies) betterPlace() (step, bool) {
 	var best step
 	var gain [3]int
@@ -323,7 +325,7 @@ func (t *tallies) betterPlace() (step, bool) {
 				if zones < 0 || zones == 0 && even <= 0 {
 					continue
 				}
-				follower := 0 // its move stops nobody
+				follower := 0 // moving a follower interrupts no pushes
 				if from != sh.leader {
 					follower = 1
 				}
@@ -339,15 +341,16 @@ func (t *tallies) betterPlace() (step, bool) {
 	return best, best.to != ""
 }
 
-// betterLead is the transfer that makes leads more even: the last hop of the shortest
-// way from a server with many to one with at least two fewer. Hops in the middle of a way
-// change nothing but its length.
+// betterLead returns a transfer that makes the number of leaders per server more even. A transfer to the final server
+// may not be possible, because that one has no replica of a shard led by the first. betterLead therefore searches the
+// shortest chain of transfers from a server to one that leads at least two shards fewer, and returns the chain's last
+// transfer. The inner servers of the chain keep their number of leaders.
 func (t *tallies) betterLead() (step, bool) {
-	hops := make(map[rowraft.NodeID][]step) // leads that a server can give, and to whom
+	hops := make(map[rowraft.NodeID][]step) // possible transfers of leadership, by the server that leads now
 	for i := range t.w.shards {
 		sh := &t.w.shards[i]
 		from := t.node[sh.leader]
-		if from == nil || from.full || sh.moving || sh.held || !sh.rested { // leadThatMustGo knows of full ones
+		if from == nil || from.full || sh.moving || sh.held || !sh.rested { // leadThatMustGo handles full disks
 			continue
 		}
 		for _, r := range sh.replicas {
@@ -372,8 +375,8 @@ func (t *tallies) betterLead() (step, bool) {
 	return best, length > 0
 }
 
-// ways are the last hops of the shortest ways from a server to all others, and their
-// lengths.
+// ways returns the last transfer and the length of the shortest chain from one server to each other one
+// (breadth-first).
 func (t *tallies) ways(from rowraft.NodeID, hops map[rowraft.NodeID][]step) (last map[rowraft.NodeID]step, far map[rowraft.NodeID]int) {
 	last, far = make(map[rowraft.NodeID]step), map[rowraft.NodeID]int{from: 0}
 	for queue := []rowraft.NodeID{from}; len(queue) > 0; queue = queue[1:] {
@@ -387,10 +390,9 @@ func (t *tallies) ways(from rowraft.NodeID, hops map[rowraft.NodeID][]step) (las
 	return last, far
 }
 
-// PlaceShards spreads n shards over nodes: replica j of shard i is on node i+j
-// in the order of names, zone after zone, so that every node has as many replicas, and as
-// many first ones (which should lead), as any other, give or take one, and neighbours are
-// in different zones where that can be. newID draws replica ids.
+// PlaceShards places n shards on nodes. Replica j of shard i is on node i+j; the nodes are in the order of their names,
+// alternating between zones. So the numbers of replicas per node differ by at most one, and so do the numbers of first
+// replicas, which should lead. Neighbours are in different zones where that is possible. newID generates replica ids.
 func PlaceShards(nodes []clustermap.Node, n int, newID func() string) []clustermap.Shard {
 	nodes = slices.SortedFunc(slices.Values(nodes), func(a, b clustermap.Node) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
@@ -408,7 +410,7 @@ func PlaceShards(nodes []clustermap.Node, n int, newID func() string) []clusterm
 	return shards
 }
 
-// zoneByZone takes one node of each zone in turn.
+// zoneByZone orders the nodes so that the zones alternate.
 func zoneByZone(nodes []clustermap.Node) (out []clustermap.Node) {
 	turn := make(map[string]int) // nodes of a zone so far
 	rank := make(map[rowraft.NodeID]int)

@@ -17,15 +17,14 @@ import (
 
 const (
 	policyTick = 500 * time.Millisecond
-	// policyRetry is how long after a failure the next try comes; it doubles, up to
-	// the policy's own interval.
+	// policyRetry is the wait after the first failure. It doubles with each failure, up to the interval of the policy.
 	policyRetry = 30 * time.Second
-	// policyPatience is how long a run waits for another checkpoint or restore.
+	// policyPatience bounds the wait for another checkpoint or restore.
 	policyPatience = time.Minute
 )
 
-// runPolicies makes the checkpoints that are due while this member leads the metadata group, one at a time to each
-// destination.
+// runPolicies is the control loop of checkpoint policies. While this member leads the metadata group, it makes the
+// checkpoints that are due, one at a time for each destination.
 func (s *Scheduler) runPolicies(ctx context.Context) {
 	tick := time.NewTicker(policyTick)
 	defer tick.Stop()
@@ -43,7 +42,7 @@ func (s *Scheduler) runPolicies(ctx context.Context) {
 		for _, p := range s.duePolicies(time.Now()) {
 			run := runOfPolicy(p)
 			if s.policyRuns.try(run, opens) != nil {
-				continue // one to its destination runs
+				continue // a policy with the same destination is running
 			}
 			wg.Go(func() {
 				defer s.policyRuns.leave(run)
@@ -55,12 +54,12 @@ func (s *Scheduler) runPolicies(ctx context.Context) {
 	}
 }
 
-// runOfPolicy is what runs of policies exclude each other by.
+// runOfPolicy returns the task that excludes policies with the same destination.
 func runOfPolicy(p *policy) *task {
 	return &task{what: p.GetPolicy().GetName(), destination: p.GetPolicy().GetDestination()}
 }
 
-// duePolicies returns the policies that are due, the longest due first.
+// duePolicies returns the policies that are due, the longest overdue first.
 func (s *Scheduler) duePolicies(now time.Time) []*policy {
 	at := make(map[*policy]time.Time)
 	for _, p := range s.machine.policies() {
@@ -71,7 +70,7 @@ func (s *Scheduler) duePolicies(now time.Time) []*policy {
 	return slices.SortedFunc(maps.Keys(at), func(a, b *policy) int { return at[a].Compare(at[b]) })
 }
 
-// runIfDue is runPolicy, unless a run ended that the caller did not know of.
+// runIfDue is runPolicy if the policy is still due: a run may have ended since the caller checked.
 func (s *Scheduler) runIfDue(ctx context.Context, name string) error {
 	p := s.machine.policy(name)
 	if p == nil {
@@ -83,7 +82,7 @@ func (s *Scheduler) runIfDue(ctx context.Context, name string) error {
 	return s.runPolicy(ctx, name)
 }
 
-// due returns when a policy runs next, and false if that hangs on its job.
+// due returns the time of a policy's next run; false while no trainer of its job is connected.
 func (s *Scheduler) due(p *policy, now time.Time) (next time.Time, ok bool) {
 	spec, r := p.GetPolicy(), p.GetRecord()
 	every := time.Duration(spec.GetEveryNs())
@@ -94,21 +93,21 @@ func (s *Scheduler) due(p *policy, now time.Time) (next time.Time, ok bool) {
 	}
 	next = time.Unix(0, last).Add(wait)
 	if next.After(now.Add(every)) {
-		next = now // the clock was ahead when it ran last
+		next = now // the clock was ahead at the last run
 	}
 	if r.GetRunning() != "" {
-		next = now // by an earlier leader, and is to be ended
+		next = now // an earlier leader began the run, and this one must end it
 	}
 	return next, spec.GetJob() == "" || s.trains(spec.GetJob()) || r.GetRunning() != ""
 }
 
-// trains reports that a trainer of the job is there, and waits for no others to begin.
+// trains reports whether a trainer of the job is connected and does not wait for others to begin.
 func (s *Scheduler) trains(job string) bool {
 	return !s.jobWaits(job) && slices.ContainsFunc(s.attendance.list(), func(a *attendee) bool { return a.id.job == job })
 }
 
-// runPolicyNow waits for the run of a policy to the same destination, then is runPolicy. It makes one of its own also
-// where an earlier leader's run has to be ended first.
+// runPolicyNow runs a policy on request, after the running policy with the same destination. If it first ends the run
+// of an earlier leader, it still makes a checkpoint of its own.
 func (s *Scheduler) runPolicyNow(ctx context.Context, name string) error {
 	p := s.machine.policy(name)
 	if p == nil {
@@ -127,10 +126,8 @@ func (s *Scheduler) runPolicyNow(ctx context.Context, name string) error {
 	return s.runPolicy(ctx, name)
 }
 
-// runPolicy makes the next checkpoint of a policy, then removes those that it need
-// not keep. What it did is logged before and afterwards, so that the next leader goes
-// on with it.
-// REQUIRES: policyRuns holds the run.
+// runPolicy makes the next checkpoint of a policy and then deletes those that the policy need not keep. It logs the run
+// before and after, so that the next leader can end a run that was interrupted. REQUIRES: policyRuns holds the run.
 func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
 	p := s.machine.policy(name)
 	if p == nil {
@@ -149,7 +146,7 @@ func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
 	}
 	delta, err := s.makeFor(ctx, p, made)
 	if ctx.Err() != nil {
-		return ctx.Err() // this server stops: the next leader finds out what came of it
+		return ctx.Err() // this server stops: the next leader ends the run
 	}
 	if lerr := s.logRun(ctx, name, made, delta, err); lerr != nil {
 		return lerr
@@ -160,7 +157,7 @@ func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
 	return s.retain(ctx, name)
 }
 
-// makeFor makes one checkpoint, as a delta to the policy's last one if it may be.
+// makeFor makes one checkpoint. It makes a delta to the policy's last checkpoint if the policy permits that.
 func (s *Scheduler) makeFor(ctx context.Context, p *policy, name string) (delta bool, err error) {
 	spec := p.GetPolicy()
 	if err := s.mayRun(ctx, spec); err != nil {
@@ -182,8 +179,7 @@ func (s *Scheduler) makeFor(ctx context.Context, p *policy, name string) (delta 
 	return false, create()
 }
 
-// deltaTo returns the checkpoint that the policy's next one is a delta to, "" if it
-// is to be full.
+// deltaTo returns the checkpoint that is the base of the policy's next one; "" if the next one is full.
 func deltaTo(p *policy) string {
 	made := p.GetRecord().GetMade()
 	if p.GetPolicy().GetFullEvery() < 2 || len(made) == 0 {
@@ -205,8 +201,8 @@ func (s *Scheduler) logRun(ctx context.Context, name, made string, delta bool, f
 	}}})
 }
 
-// endForeignRun ends a run that an earlier leader began: the checkpoint is there, or
-// what is left of it goes.
+// endForeignRun ends a run that an earlier leader began. If the checkpoint exists, it counts as made; otherwise its
+// files are deleted.
 func (s *Scheduler) endForeignRun(ctx context.Context, spec *rowraftv1.CheckpointPolicy, running string) error {
 	d, err := depot.Open(spec.GetDestination())
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// States of a policy, as they travel.
+// States of a policy in PolicyStatus.
 const (
 	policyWaiting = "waiting"
 	policyRunning = "running"
@@ -19,7 +19,7 @@ const (
 	policyIdle    = "idle"
 )
 
-// SetPolicy makes a checkpoint policy, or changes it.
+// SetPolicy creates or changes a checkpoint policy.
 func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest) (*rowraftv1.SetPolicyReply, error) {
 	p := req.GetPolicy()
 	if err := checkPolicy(p); err != nil {
@@ -34,7 +34,7 @@ func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyReq
 	if !runsCluster(caller) {
 		p.Owner = caller.Name
 	}
-	if _, err := c.s.leadingInSync(ctx); err != nil { // an old state may know an old owner
+	if _, err := c.s.leadingInSync(ctx); err != nil { // an old state may have an old owner
 		return nil, err
 	}
 	if err := c.maySet(ctx, caller, p); err != nil {
@@ -48,7 +48,7 @@ func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyReq
 	return &rowraftv1.SetPolicyReply{Policy: st}, err
 }
 
-// ListPolicies tells all policies and what they have done.
+// ListPolicies returns all policies and their records.
 func (c *Checkpoints) ListPolicies(ctx context.Context, _ *rowraftv1.ListPoliciesRequest) (*rowraftv1.ListPoliciesReply, error) {
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (c *Checkpoints) ListPolicies(ctx context.Context, _ *rowraftv1.ListPolicie
 	return reply, nil
 }
 
-// DeletePolicy ends a policy; its checkpoints stay.
+// DeletePolicy deletes a policy. Its checkpoints stay.
 func (c *Checkpoints) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePolicyRequest) (*rowraftv1.DeletePolicyReply, error) {
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err

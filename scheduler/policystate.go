@@ -23,10 +23,10 @@ const (
 	maxPolicyText      = 1024 // bytes of a destination, or of an error
 	minPolicyEvery     = time.Second
 	maxPolicyEvery     = 366 * 24 * time.Hour
-	maxPolicyRecords   = 2 * maxPolicyKeep // checkpoints that could not be removed count too
+	maxPolicyRecords   = 2 * maxPolicyKeep // includes checkpoints that could not be deleted
 )
 
-// policy is a checkpoint policy with its record; both immutable.
+// policy is a checkpoint policy with its record. Both are immutable.
 type policy = rowraftv1.MetaPolicy
 
 func (s *state) findPolicy(name string) (int, bool) {
@@ -69,7 +69,7 @@ func checkPolicy(p *rowraftv1.CheckpointPolicy) error {
 	return nil
 }
 
-// setPolicy makes or changes one.
+// setPolicy creates or changes a policy. The record stays if the destination stays.
 func (s *state) setPolicy(c *rowraftv1.MetaSetPolicy) error {
 	p := c.GetPolicy()
 	if err := checkPolicy(p); err != nil {
@@ -114,7 +114,7 @@ func (s *state) deletePolicy(name string) error {
 	return nil
 }
 
-// changeRecord replaces the record of a policy by a changed copy.
+// changeRecord replaces the record of a policy with a changed copy.
 func (s *state) changeRecord(name string, change func(*rowraftv1.CheckpointPolicy, *rowraftv1.PolicyRecord) error) error {
 	i, err := s.policyNamed(name)
 	if err != nil {
@@ -169,7 +169,7 @@ func (s *state) forgetCheckpoint(c *rowraftv1.MetaForgetCheckpoint) error {
 	})
 }
 
-// policiesFromProto checks what a snapshot says of policies.
+// policiesFromProto loads the policies of a snapshot and checks them.
 func (s *state) policiesFromProto(p *rowraftv1.MetaState) error {
 	s.policies = p.GetPolicies()
 	for i, q := range s.policies {
@@ -193,7 +193,7 @@ func (m *machine) policies() []*policy {
 	return slices.Clone(m.state.policies)
 }
 
-// policy returns one, nil if there is none of that name.
+// policy returns the policy of that name, nil if there is none.
 func (m *machine) policy(name string) *policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()

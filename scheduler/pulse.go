@@ -8,25 +8,25 @@ import (
 
 const (
 	pulseInterval = 200 * time.Millisecond
-	// pulseLate is how late a beat of the pulse may be on a busy machine.
+	// pulseLate is the delay of a beat that a busy machine may cause.
 	pulseLate = time.Second
 )
 
-// pulse notices that this process stood still (SIGSTOP, a starved machine), and so heard
-// nobody. It beats beside the loops, which may wait for shards as long as a lease.
+// pulse detects that this process was suspended (SIGSTOP, a starved machine) and therefore received no heartbeats. It
+// has its own goroutine because the control loops may wait for shards as long as a lease.
 type pulse struct {
 	mu   sync.Mutex
 	last time.Time // zero before the first beat
 }
 
-// begin makes the first beat.
+// begin records the first beat.
 func (p *pulse) begin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.last = time.Now()
 }
 
-// beatPulse beats until ctx ends.
+// beatPulse calls feelPulse at each interval until ctx ends.
 func (s *Scheduler) beatPulse(ctx context.Context) {
 	tick := time.NewTicker(pulseInterval)
 	defer tick.Stop()
@@ -40,9 +40,9 @@ func (s *Scheduler) beatPulse(ctx context.Context) {
 	}
 }
 
-// feelPulse is a beat. It takes the time in which this process stood still off the
-// silence of servers and workers, so it stands before each look by which somebody may be
-// given up: what asks may go on before the goroutine of the pulse does.
+// feelPulse records a beat. If the process was suspended since the last one, it subtracts that time from the silence of
+// servers and workers. Call it before each decision that a server or worker is dead: after a suspension, the goroutine
+// of that decision may run before the goroutine of beatPulse.
 func (s *Scheduler) feelPulse() {
 	s.pulse.mu.Lock()
 	defer s.pulse.mu.Unlock()
@@ -52,8 +52,8 @@ func (s *Scheduler) feelPulse() {
 	}
 }
 
-// beat returns for how long the process stood still since the last beat, 0 if a busy
-// machine may have done that. Under mu.
+// beat returns how long the process was suspended since the last beat, 0 if a busy machine explains the delay.
+// REQUIRES: mu is held.
 func (p *pulse) beat(now time.Time) time.Duration {
 	if p.last.IsZero() {
 		return 0

@@ -17,8 +17,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Run is the control loop; it acts while this member leads the metadata group,
-// and returns when ctx ends. What fails is tried again at the next turn.
+// Run starts the control loops and returns when ctx ends. It also runs the loop of reconcile itself. All loops act only
+// while this member leads the metadata group, and they try again in the next round after an error.
 func (s *Scheduler) Run(ctx context.Context) {
 	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()
@@ -33,7 +33,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 	var lastErr string
 	for {
 		err := s.reconcile(ctx)
-		// The same trouble is told once.
+		// Log the same error once.
 		if msg := errorText(err); msg != lastErr && ctx.Err() == nil {
 			if lastErr = msg; err != nil {
 				s.logger.Warn("cannot bring the cluster to its wanted state; trying again", "err", err)
@@ -55,9 +55,9 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// reconcile does what the state of the cluster asks for: names the cluster,
-// makes the shards once enough servers are there, and drives tables into shards
-// that may lack them.
+// reconcile is one round of the main loop. It names the cluster, creates the shards once enough servers have
+// registered, raises the format version, finishes restores, removes dead trainers, and creates and drops tables in the
+// shards.
 func (s *Scheduler) reconcile(ctx context.Context) error {
 	if _, _, err := s.leading(); err != nil {
 		return nil // another member's work
@@ -114,17 +114,17 @@ func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 	return nil
 }
 
-// maxEnsureCalls bounds how many shards are asked at a time.
+// maxEnsureCalls bounds the shards that are called concurrently.
 const maxEnsureCalls = 16
 
-// ensureTables returns once every shard has every one of tables. What is known
-// to be there in this term is not asked again.
+// ensureTables returns after every shard has created every table in tables. It skips the shards that have confirmed a
+// table in this term.
 func (s *Scheduler) ensureTables(ctx context.Context, tables []rowraft.Schema) error {
 	m := s.view.Map()
 	if m == nil {
 		return rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no map yet")
 	}
-	// A restore may have taken their place meanwhile.
+	// A restore may have replaced some of the tables.
 	tables = slices.DeleteFunc(slices.Clone(tables), func(t rowraft.Schema) bool {
 		return !slices.ContainsFunc(m.Tables, func(have rowraft.Schema) bool { return have.ID == t.ID })
 	})
@@ -159,8 +159,8 @@ func (s *Scheduler) notEnsured(shard rowraft.ShardID, tables []rowraft.Schema) [
 	return out
 }
 
-// ensureTable drives one table into one shard, following its leader, until it
-// is there, the shard refuses it, or ctx ends.
+// ensureTable asks the leader of one shard to create one table, until the shard has it, the shard refuses it, or ctx
+// ends.
 func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraft.Schema, epoch rowraft.TableEpoch) error {
 	_, term, err := s.leading()
 	if err != nil {
@@ -170,7 +170,7 @@ func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowr
 		node := rowraft.NodeID(w.Addr())
 		there, err := s.callEnsureTable(ctx, node, sh.ID, t, epoch)
 		if !there {
-			return nil // dropped meanwhile, or a restore has taken its place
+			return nil // dropped, or replaced by a restore
 		}
 		if err == nil {
 			s.markEnsured(term, ensuredKey{t.ID, sh.ID, false})
@@ -180,7 +180,7 @@ func (s *Scheduler) ensureTable(ctx context.Context, sh clustermap.Shard, t rowr
 		if !w.Again(ctx, err) {
 			return err
 		}
-		// The leadership may have moved meanwhile: another member does it then.
+		// Another member may lead the metadata group now, and then does this work.
 		if _, now, lerr := s.leading(); lerr != nil || now != term {
 			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was driven into shard %d", t.Name, sh.ID)
 		}
@@ -195,16 +195,15 @@ func (s *Scheduler) markEnsured(term rowraft.Term, key ensuredKey) {
 	}
 }
 
-// comesByRestore reports whether a restore of single tables that is decided brings the
-// table: no shard may be given an empty one.
+// comesByRestore reports whether a decided restore of single tables brings the table. No shard may create an empty one.
 func (s *Scheduler) comesByRestore(id rowraft.TableID) bool {
 	return slices.ContainsFunc(s.machine.pendingRestore().GetTables(), func(t *rowraftv1.TableSchema) bool { return rowraft.TableID(t.GetId()) == id })
 }
 
 const ensureCallTimeout = 2 * time.Second
 
-// callEnsureTable reports whether the map still has the table. If so it asks node to
-// log it, while no drop is driven: a shard must not get it back behind one.
+// callEnsureTable asks node to create a table and reports whether the map still has the table. It holds driving, so
+// that no drop is sent in between: a shard must not create the table again after the drop.
 func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema, epoch rowraft.TableEpoch) (there bool, err error) {
 	s.driving.RLock()
 	defer s.driving.RUnlock()

@@ -7,9 +7,9 @@ import (
 
 const reportEvery = 200 * time.Millisecond
 
-// reporting has send tell the caller of a long operation every reportEvery how far it
-// is, until stop is called or send fails: then the caller is gone, and its context ends
-// the operation. No send runs once stop has returned.
+// reporting calls send every reportEvery with the progress of a long operation, until the caller calls stop or send
+// fails. When send fails the client has disconnected, and its context ends the operation. No send runs after stop has
+// returned.
 func reporting(send func() error) (stop func()) {
 	end := make(chan struct{})
 	var wg sync.WaitGroup

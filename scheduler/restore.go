@@ -24,27 +24,28 @@ import (
 )
 
 const (
-	// restorePatience is how long a shard without a leader is waited for.
+	// restorePatience bounds the wait for a shard without a leader.
 	restorePatience = time.Minute
-	restoreReaders  = 2                        // parts read at a time
-	restoreChunk    = rowraft.TargetEntryBytes // of rows in one entry
+	restoreReaders  = 2                        // shard files read concurrently
+	restoreChunk    = rowraft.TargetEntryBytes // bytes of rows in one entry
 	dropPatience    = 10 * time.Second
-	// indexMemory is what the index takes of a row: entries of 8 bytes, two fifths of them
-	// used just after it has grown.
+	// indexMemory is the memory that the index uses for a row: entries of 8 bytes, of which two fifths are in use just
+	// after the index has grown.
 	indexMemory = 20
-	// candidateMemory is what a key that waits for a row takes: the tables of them grow
-	// to twice their size when they are four fifths full.
+	// candidateMemory is the memory of a key that waits for a row (a candidate): a table of candidates doubles when it
+	// is four fifths full.
 	candidateMemory = checkpoint.CandidateBytes * 5 / 2
 )
 
-// RestoreCheckpoint stages a checkpoint in all shards, decides, and lets them
-// change over.
+// RestoreCheckpoint stages a checkpoint in all shards, logs the decision in the metadata group, and then lets the
+// shards switch to the staged tables. Before the decision a failure drops the stages; after it every leader finishes
+// the restore.
 func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
 	_, term, err := c.s.leading()
 	if err != nil {
 		return err
 	}
-	// A destination that does not answer keeps no other operation waiting.
+	// Read the manifests before ops.enter: a destination that does not answer must delay no other operation.
 	if err := readable(stream.Context(), req); err != nil {
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
@@ -67,7 +68,7 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 	return nil
 }
 
-// readable reports why the manifests of a checkpoint cannot be read.
+// readable returns an error if the manifests of a checkpoint cannot be read.
 func readable(ctx context.Context, req *rowraftv1.RestoreCheckpointRequest) error {
 	if err := depot.CheckName(req.GetName()); err != nil {
 		return err
@@ -80,7 +81,7 @@ func readable(ctx context.Context, req *rowraftv1.RestoreCheckpointRequest) erro
 	return err
 }
 
-// restoration is one restore on its way.
+// restoration is the state of one RestoreCheckpoint.
 type restoration struct {
 	s      *Scheduler
 	term   rowraft.Term
@@ -90,38 +91,38 @@ type restoration struct {
 
 	depot    depot.Depot
 	chain    checkpoint.Chain
-	manifest *checkpoint.Manifest // of the newest of the chain
+	manifest *checkpoint.Manifest // of the newest checkpoint of the chain
 	cluster  *clustermap.Map
-	tables   []rowraft.Schema                    // to be restored, as they will be here, ascending by ID
-	targets  map[rowraft.TableID]rowraft.TableID // ids of the checkpoint's tables that are restored → ids here
+	tables   []rowraft.Schema                    // tables to restore, ascending by id in this cluster
+	targets  map[rowraft.TableID]rowraft.TableID // ids in the checkpoint → ids in this cluster, of the tables to restore
 
-	rowMemory map[rowraft.TableID]uint64 // bytes that a row takes, by the checkpoint's id
+	rowMemory map[rowraft.TableID]uint64 // bytes of memory for one row, by table id in the checkpoint
 	feeds     []*feed                    // by shard
-	ticks     []uint32                   // of the shards of the checkpoint, by part; nil if no table is tracked
-	read      atomic.Int64               // bytes
+	ticks     []uint32                   // log time of the checkpoint's shards, by shard file; nil if no table tracks updates
+	read      atomic.Int64               // bytes read so far
 	counts    struct {
 		sync.Mutex
 		staged map[rowraft.TableID]uint64
 	}
 }
 
-// feed brings the rows of one shard to its leader, in numbered chunks. A chunk
-// that is sent again, to another leader, is known by its number.
+// feed sends the rows of one shard to the shard's leader, in numbered chunks. If a chunk is sent again, to another
+// leader, the shard recognizes its number.
 type feed struct {
 	op    *restoration
 	shard clustermap.Shard
 
-	mu     sync.Mutex // parts are read beside each other
+	mu     sync.Mutex // several shard files are read concurrently
 	chunk  []byte
 	seq    uint64 // of the last chunk sent
 	failed error
 
-	wantRows   uint64 // by the sums of the checkpoint
-	wantBytes  uint64 // of memory, of them and of keys that wait for a row
+	wantRows   uint64 // rows, according to the sums of the checkpoint
+	wantBytes  uint64 // memory of these rows and of the keys that wait for a row
 	wantDigest checkpoint.Digest
 }
 
-// plan reads manifest and sums, and finds out what each shard must hold.
+// plan reads the manifest and the sums, and computes what each shard must hold after the restore.
 func (op *restoration) plan(ctx context.Context) (err error) {
 	if err := depot.CheckName(op.req.GetName()); err != nil {
 		return err
@@ -169,8 +170,8 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 	return nil
 }
 
-// countCandidates adds the keys that wait for a row to what shards must hold: those of
-// all tables, and as many in each slot, for the manifest tells no more.
+// countCandidates adds the memory of keys that wait for a row. The manifest has only their total, so countCandidates
+// counts those of all tables and assumes the same number in each slot.
 func (op *restoration) countCandidates() error {
 	if !slices.ContainsFunc(op.tables, func(s rowraft.Schema) bool { return s.Admission.Kind != rowraft.AdmitAll }) {
 		return nil
@@ -197,7 +198,7 @@ func (op *restoration) run(ctx context.Context) (err error) {
 		defer func() {
 			if err != nil && !decided {
 				dropped := op.s.dropStages(op.cluster, op.id[:])
-				err = errors.Join(op.blame(err), dropped) // after a drop this server knows who leads
+				err = errors.Join(op.blame(err), dropped) // blame after the drop: it then knows the leader
 			}
 		}()
 		begin := &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: op.id[:]}}
@@ -229,7 +230,7 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	}
 	decided = true
 	op.s.logger.Info("a restore is decided", "checkpoint", op.req.GetName(), "destination", op.depot.String(), "epoch", decision.GetTableEpoch())
-	// From here on reconcile would finish it too.
+	// From here on reconcile would finish the restore too.
 	shards, err := op.s.finishRestore(ctx, decision)
 	if err != nil {
 		return fmt.Errorf("the restore is decided and the scheduler goes on with it: %w", err)
@@ -237,8 +238,8 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	return op.done(rowraft.TableEpoch(decision.GetTableEpoch()), shards)
 }
 
-// stillLeads reports that the term has ended in which the restore was asked for.
-// It saves work; what excludes a late decision is the log.
+// stillLeads returns an error if the term has ended in which the restore was requested. The check only saves work: the
+// log excludes a late decision (state.decideRestore).
 func (op *restoration) stillLeads() error {
 	if _, term, err := op.s.leading(); err != nil || term != op.term {
 		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the restore was staged")
@@ -246,8 +247,8 @@ func (op *restoration) stillLeads() error {
 	return nil
 }
 
-// blame is err, or that the leader changed: the next one drops a stage of which it knows
-// nothing, and then shards refuse what follows, or have staged too little.
+// blame returns err, or a change of the leader as its cause. A new leader drops the stages of a restore that it does
+// not know. The shards then refuse later chunks, or report too few rows.
 func (op *restoration) blame(err error) error {
 	if code := rowraft.CodeOf(err); code == rowraft.CodeNotFound || code == rowraft.CodeCorrupt {
 		if lost := op.stillLeads(); lost != nil {
@@ -257,7 +258,7 @@ func (op *restoration) blame(err error) error {
 	return err
 }
 
-// each calls f for all shards at once.
+// each calls f for all shards, for maxEnsureCalls concurrently.
 func (op *restoration) each(f func(*feed) error) error {
 	var g errgroup.Group
 	g.SetLimit(maxEnsureCalls)
@@ -267,7 +268,7 @@ func (op *restoration) each(f func(*feed) error) error {
 	return g.Wait()
 }
 
-// step sends one step to the shard's leader, whoever that is, until it is taken.
+// step sends one step to the current leader of the shard until a leader accepts it.
 func (f *feed) step(ctx context.Context, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
 	req.Restore = f.op.id[:]
 	return f.op.s.restoreStep(ctx, f.shard, req)
@@ -293,7 +294,7 @@ func restoreCall(ctx context.Context, conn *grpc.ClientConn, req *rowraftv1.Rest
 
 func (f *feed) begin(ctx context.Context) error {
 	begin := &rowraftv1.RestorePartBegin{TableEpoch: uint64(f.op.epoch())}
-	if len(f.op.ticks) > 0 && !f.op.alone() { // the log time of tables that stay does not jump
+	if len(f.op.ticks) > 0 && !f.op.alone() { // tables that are not restored keep their log time, so it must not jump
 		begin.BaseTick = slices.Max(f.op.ticks)
 	}
 	for _, t := range f.op.tables {
@@ -303,7 +304,7 @@ func (f *feed) begin(ctx context.Context) error {
 	var lost error
 	err := f.op.s.onLeader(ctx, f.shard, restorePatience, func(conn *grpc.ClientConn) error {
 		if lost = f.op.stillLeads(); lost != nil {
-			return nil // no more tries
+			return nil // no more attempts
 		}
 		_, err := restoreCall(ctx, conn, req)
 		if rowraft.CodeOf(err) != rowraft.CodeOverloaded {
@@ -320,7 +321,7 @@ func (f *feed) begin(ctx context.Context) error {
 	return nil
 }
 
-// add puts records of one slot on their way, cut into blocks that fit a chunk.
+// add appends the records of one slot to the chunk, in blocks that fit, and sends each full chunk.
 func (f *feed) add(ctx context.Context, b *checkpoint.Block, tick uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,7 +334,7 @@ func (f *feed) add(ctx context.Context, b *checkpoint.Block, tick uint32) error 
 	}
 	for {
 		n := len(records) / size
-		if b.Candidates == nil { // those of a slot stay together: they are few
+		if b.Candidates == nil { // candidates of a slot stay in one block: they are few
 			n = min(n, max(1, (restoreChunk-len(f.chunk))/size))
 		}
 		block := wire.RestoreBlock{
@@ -373,12 +374,12 @@ func (f *feed) flushLocked(ctx context.Context) error {
 		return err
 	}
 	f.seq++
-	f.chunk = nil // a call that was given up may still be reading it
+	f.chunk = nil // a new buffer: a cancelled call may still read the old one
 	return nil
 }
 
-// stage reads every part and brings its rows to the shards that hold their slots
-// here. It returns once all bytes of the checkpoint were found right.
+// stage reads every shard file and sends its rows to the shards that own their slots now. It returns after every byte
+// of the checkpoint was checked.
 func (op *restoration) stage(ctx context.Context) error {
 	defer reporting(op.report)()
 	g, ctx := errgroup.WithContext(ctx)
@@ -404,7 +405,7 @@ func (op *restoration) stage(ctx context.Context) error {
 
 func (op *restoration) count(n int) { op.read.Add(int64(n)) }
 
-// findTicks reads how late it was in the shards of the checkpoint, if that matters.
+// findTicks reads the log time of the checkpoint's shards if a table to restore tracks updates.
 func (op *restoration) findTicks(ctx context.Context) error {
 	if !slices.ContainsFunc(op.tables, func(s rowraft.Schema) bool { return s.Tracked() }) {
 		return nil
@@ -419,8 +420,8 @@ func (op *restoration) findTicks(ctx context.Context) error {
 	return nil
 }
 
-// tickOf is the tick of part i for rows of a table. A part from the first second of its
-// shard counts as of the next one: tick 0 of a block says that ages are not to be moved.
+// tickOf returns the tick of shard file i for rows of a table; 0 means that the shard does not adjust the ages of the
+// rows. So a shard file from the first second of its shard gets tick 1.
 func (op *restoration) tickOf(i int, id rowraft.TableID) uint32 {
 	at := slices.IndexFunc(op.tables, func(s rowraft.Schema) bool { return s.ID == op.targets[id] })
 	if op.ticks == nil || !op.tables[at].Tracked() {
@@ -429,7 +430,7 @@ func (op *restoration) tickOf(i int, id rowraft.TableID) uint32 {
 	return max(1, op.ticks[i])
 }
 
-// route puts rows of part i on their way.
+// route sends rows of shard file i to the shard that owns their slot.
 func (op *restoration) route(ctx context.Context, i int, b *checkpoint.Block) error {
 	if !op.wants(b.Table) {
 		return nil
@@ -450,8 +451,7 @@ func (op *restoration) report() error {
 	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "read", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes())})
 }
 
-// check compares what the shards have staged with the sums of the checkpoint, and
-// returns what is to be decided.
+// check compares the rows staged in each shard with the sums of the checkpoint. It returns the decision to log.
 func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error) {
 	d := &rowraftv1.MetaRestore{Id: op.id[:], TableEpoch: uint64(op.epoch()), Shards: make([]*rowraftv1.MetaRestoreShard, len(op.feeds))}
 	for _, t := range op.tables {
@@ -473,7 +473,7 @@ func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error
 	return d, err
 }
 
-// done reports what was restored.
+// done sends the final reply.
 func (op *restoration) done(epoch rowraft.TableEpoch, shards []*rowraftv1.RestoredShard) error {
 	r := &rowraftv1.RestoreCheckpointReply{
 		Phase: "done", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes()), TableEpoch: uint64(epoch), Shards: shards,

@@ -18,8 +18,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// finishRestore closes a decided restore in all shards and forgets it. It may be
-// repeated, by any leader of the metadata group.
+// finishRestore closes a decided restore in all shards and then logs its end. Any leader of the metadata group may call
+// it, also several times.
 func (s *Scheduler) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) ([]*rowraftv1.RestoredShard, error) {
 	m := s.view.Map()
 	if m == nil || len(m.Shards) != len(r.GetShards()) {
@@ -52,7 +52,7 @@ func (s *Scheduler) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore)
 	return out, err
 }
 
-// bringsAll reports a table of a restore that a shard does not have once it is closed.
+// bringsAll returns an error if a shard lacks a table of a restore after the close.
 func bringsAll(shard rowraft.ShardID, r *rowraftv1.MetaRestore, reply *rowraftv1.RestorePartReply) error {
 	for _, t := range r.GetTables() {
 		if !slices.ContainsFunc(reply.GetTables(), func(have *rowraftv1.ShardTable) bool { return have.GetId() == t.GetId() }) {
@@ -62,12 +62,12 @@ func bringsAll(shard rowraft.ShardID, r *rowraftv1.MetaRestore, reply *rowraftv1
 	return nil
 }
 
-// dropStages gives a restore up, unless it is decided, and lets the shards forget it.
+// dropStages gives up a restore that is not decided, and lets the shards drop its stages.
 func (s *Scheduler) dropStages(m *clustermap.Map, id []byte) error {
 	ctx, cancel := context.WithTimeout(context.Background(), dropPatience)
 	defer cancel()
-	// Through the log: what an earlier leader decided is applied here then, and what
-	// is not decided never will be.
+	// Log the end before the shards drop anything. When the entry is applied, this leader knows every decision of
+	// earlier leaders, and a restore that is not decided by then never will be.
 	if _, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: id}}}); err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 			return rowraft.Errorf(rowraft.CodeInternal, "the restore is decided all the same, and the scheduler finishes it")
@@ -93,8 +93,7 @@ func (s *Scheduler) dropStages(m *clustermap.Map, id []byte) error {
 	return errors.Join(errs...)
 }
 
-// dropOther ends the restore whose stage stands where that of req should begin:
-// one that nobody goes on with, or an earlier leader's.
+// dropOther ends the restore whose stage prevents that of req: an abandoned one, or one of an earlier leader.
 func (s *Scheduler) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc.ClientConn, req *rowraftv1.RestorePartRequest) error {
 	look := &rowraftv1.RestorePartRequest{Shard: req.GetShard(), Restore: req.GetRestore(), Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}}
 	reply, err := restoreCall(ctx, conn, look)
@@ -105,12 +104,10 @@ func (s *Scheduler) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc
 	return s.dropStages(m, reply.GetOther())
 }
 
-// strayGrace is for how long after the stages of a restore were dropped servers may tell
-// of them in heartbeats from before.
+// strayGrace is the time after the drop of a stage in which late heartbeats may still report it.
 const strayGrace = SuspectAfter
 
-// noteEnded remembers a restore whose stages are gone, so that heartbeats from
-// before do not bring it up again.
+// noteEnded records a restore whose stages are dropped or closed, so that late heartbeats do not bring it up again.
 func (s *Scheduler) noteEnded(id []byte) {
 	if len(id) != 16 {
 		return
@@ -125,18 +122,18 @@ func (s *Scheduler) noteEnded(id []byte) {
 	s.soft.ended[[16]byte(id)] = now
 }
 
-// reconcileRestore finishes a restore that is decided, and drops the stages of those
-// that nobody goes on with: as long as a shard has one it takes no snapshot.
+// reconcileRestore finishes a decided restore and drops the stages of abandoned ones. A shard with a stage takes no
+// snapshot, so its log grows.
 func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) error {
-	// Stages first: that of a restore which begins meanwhile must not look stray.
+	// Read the stages first: the stage of a restore that begins in between must not look abandoned.
 	staged := s.reportedStages()
 	r, begun := s.machine.pendingRestore(), s.machine.begunRestore()
 	for _, id := range staged {
 		if bytes.Equal(id, begun) || bytes.Equal(id, r.GetId()) {
 			continue
 		}
-		// No log entry can decide it any more, so nobody need be waited for: it came
-		// behind the drop of its restore, with a call that was late.
+		// No entry can decide this restore any more, so no running call needs the stage. A late call created it after
+		// the drop of its restore.
 		if err := s.dropStages(m, id); err != nil {
 			return err
 		}
@@ -144,7 +141,7 @@ func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) err
 	}
 	running := &task{what: "the end of a restore"}
 	if r == nil && begun == nil || s.checkpoints.ops.try(running, restores) != nil {
-		return nil // or an operation of this leader is at it
+		return nil // or an operation of this leader works on it
 	}
 	defer s.checkpoints.ops.leave(running)
 	if r = s.machine.pendingRestore(); r != nil {
@@ -158,7 +155,7 @@ func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) err
 	return s.giveUpBegun(ctx, m, staged)
 }
 
-// giveUpBegun ends the restore that may be decided; whoever began it is gone.
+// giveUpBegun ends a restore that was begun and not decided. The call that began it has ended.
 func (s *Scheduler) giveUpBegun(ctx context.Context, m *clustermap.Map, staged [][]byte) error {
 	begun := s.machine.begunRestore()
 	switch {
@@ -171,7 +168,7 @@ func (s *Scheduler) giveUpBegun(ctx context.Context, m *clustermap.Map, staged [
 		s.logger.Info("dropped what a restore had staged that nobody went on with")
 		return nil
 	}
-	// No shard has a stage of it: no table can be dropped as long as it may be decided.
+	// No shard has a stage of this restore. End it, because no table can be dropped while it may be decided.
 	end := &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: begun}}
 	if _, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: end}); err != nil {
 		return fmt.Errorf("give up a restore: %w", err)
@@ -180,7 +177,7 @@ func (s *Scheduler) giveUpBegun(ctx context.Context, m *clustermap.Map, staged [
 	return nil
 }
 
-// reportedStages lists the restores that servers report to have staged.
+// reportedStages returns the restores that servers report as staged.
 func (s *Scheduler) reportedStages() (ids [][]byte) {
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()

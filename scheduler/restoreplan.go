@@ -14,10 +14,10 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// alone reports that the restore changes the tables that it names and no others.
+// alone reports whether the restore changes only the tables that the request names.
 func (op *restoration) alone() bool { return len(op.req.GetTables()) > 0 }
 
-// epoch is that of the tables after the restore.
+// epoch returns the table epoch after the restore.
 func (op *restoration) epoch() rowraft.TableEpoch {
 	if op.alone() {
 		return op.cluster.Epoch
@@ -25,14 +25,15 @@ func (op *restoration) epoch() rowraft.TableEpoch {
 	return op.cluster.Epoch + 1
 }
 
-// matchesTable reports whether a name or pattern, as certificates have them, names a table.
+// matchesTable reports whether a name or a pattern with a final "*" matches a table. Certificates use the same
+// patterns.
 func matchesTable(pattern, table string) bool {
 	begin, open := strings.CutSuffix(pattern, "*")
 	return table == pattern || open && strings.HasPrefix(table, begin)
 }
 
-// choose finds the tables that were asked for. Tables that are restored alone get ids of
-// their own, so that calls for the tables as they were find none.
+// choose selects the tables of the request. A table that is restored alone gets a new id, so that calls for the old
+// table fail instead of changing the restored one.
 func (op *restoration) choose() error {
 	asked, found := op.req.GetTables(), make(map[string]bool)
 	op.rowMemory, op.targets = make(map[rowraft.TableID]uint64), make(map[rowraft.TableID]rowraft.TableID)
@@ -74,10 +75,10 @@ func (op *restoration) wants(id rowraft.TableID) bool {
 	return ok
 }
 
-// liveRows counts rows by table.
+// liveRows is the number of rows by table.
 type liveRows map[rowraft.TableID]uint64
 
-// changes lists what the restore does to tables, by name, given the rows that there are.
+// changes lists the effect of the restore on each table, by name, given the present number of rows.
 func (op *restoration) changes(rows liveRows) (out []*rowraftv1.RestoreChange) {
 	brings := make(map[string]uint64)
 	for _, t := range op.manifest.Tables {
@@ -99,7 +100,7 @@ func (op *restoration) changes(rows liveRows) (out []*rowraftv1.RestoreChange) {
 	return out
 }
 
-// sendPlan answers a request for the plan alone.
+// sendPlan replies to a request for the plan only.
 func (op *restoration) sendPlan(ctx context.Context) error {
 	_, rows, err := op.look(ctx)
 	if err != nil {
@@ -108,7 +109,7 @@ func (op *restoration) sendPlan(ctx context.Context) error {
 	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "done", BytesTotal: uint64(op.chain.Bytes()), TableEpoch: uint64(op.epoch()), Changes: op.changes(rows)})
 }
 
-// checkEmpty refuses to drop rows without replace, and tables that the caller has not seen.
+// checkEmpty refuses to drop rows without replace, and to drop tables that the caller has not seen in the plan.
 func (op *restoration) checkEmpty(ctx context.Context) error {
 	_, rows, err := op.look(ctx)
 	if err != nil {
@@ -133,8 +134,7 @@ func (op *restoration) checkEmpty(ctx context.Context) error {
 	return nil
 }
 
-// look asks all shards how many rows each table has, and those who lead them how much
-// memory they have left.
+// look asks the leaders of all shards for the number of rows of each table and for the free memory of their nodes.
 func (op *restoration) look(ctx context.Context) (free map[rowraft.NodeID]uint64, rows liveRows, err error) {
 	var mu sync.Mutex
 	free, rows = make(map[rowraft.NodeID]uint64), make(liveRows)
@@ -153,8 +153,8 @@ func (op *restoration) look(ctx context.Context) (free map[rowraft.NodeID]uint64
 	return free, rows, err
 }
 
-// checkMemory refuses a restore that a server has no room for: until it is decided the
-// stage and what serves are both in memory. It knows of those that lead a shard.
+// checkMemory refuses a restore for which a node has too little memory: until the decision a node holds the staged rows
+// and the live ones. It knows the free memory of those nodes only that lead a shard.
 func (op *restoration) checkMemory(ctx context.Context) error {
 	free, _, err := op.look(ctx)
 	if err != nil {
@@ -174,9 +174,8 @@ func (op *restoration) checkMemory(ctx context.Context) error {
 	return nil
 }
 
-// stillEmpty looks again before the decision: staging may have taken minutes, in
-// which a client made a table or pushed. What comes in the milliseconds from here to
-// the close of a shard is dropped.
+// stillEmpty checks again before the decision: staging may have taken minutes, in which a client created a table or
+// pushed. Pushes between this check and the close of a shard, some milliseconds, are dropped.
 func (op *restoration) stillEmpty(ctx context.Context) error {
 	if !op.req.GetReplace() && !op.alone() && !slices.Equal(op.s.view.Map().Tables, op.cluster.Tables) {
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables were made while the restore was staged, which it drops: allow that with --replace")

@@ -12,8 +12,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// beginRestore makes a restore the only one that may be decided. One that was
-// begun before is given up thereby.
+// beginRestore makes a restore the only one that can be decided. It gives up a restore that was begun before.
 func (s *state) beginRestore(b *rowraftv1.MetaBeginRestore) error {
 	switch {
 	case len(b.GetId()) != 16:
@@ -25,12 +24,13 @@ func (s *state) beginRestore(b *rowraftv1.MetaBeginRestore) error {
 	return nil
 }
 
-// nextRestore returns the number of the next restore of single tables, from 1. They begin
-// again after 65,535, as ids from so long ago are not met any more.
+// nextRestore returns the number of the next restore of single tables, from 1 to 65,535. After that the numbers start
+// again: ids that old are no longer in use.
 func nextRestore(last uint16) uint16 { return max(1, last+1) }
 
-// decideRestore makes a restore irrevocable: the cluster's tables are its tables, and the
-// shards follow. In the present epoch only tables of the same names give way.
+// decideRestore makes a restore irrevocable. The tables of the restore become the tables of the cluster, and the shards
+// follow. In the next epoch they replace all tables. In the present epoch (a restore of single tables) they replace
+// only the tables of the same names.
 func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 	epoch := rowraft.TableEpoch(r.GetTableEpoch())
 	alone := epoch == s.cluster.Epoch
@@ -69,8 +69,8 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 		return s.replaceTables(r, tables)
 	}
 	s.restore, s.begun = r, nil
-	s.restored, s.trainers = nil, nil         // who trained before has to begin anew
-	s.cluster.Tables, s.dropped = tables, nil // a checkpoint may bring a dropped one back
+	s.restored, s.trainers = nil, nil         // every trainer has to begin again
+	s.cluster.Tables, s.dropped = tables, nil // a checkpoint may bring a dropped table back
 	s.comeFrom(r, tables)
 	for _, t := range tables {
 		s.lastRestore = max(s.lastRestore, t.ID.Restore())
@@ -80,8 +80,8 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 	return nil
 }
 
-// replaceTables decides a restore of single tables. Trainers of the tables that go have to
-// begin again; all others do not notice.
+// replaceTables decides a restore of single tables. Trainers of the replaced tables have to begin again. Other trainers
+// continue without interruption.
 func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema) error {
 	var kept, gone []rowraft.Schema
 	for _, t := range s.cluster.Tables {
@@ -107,8 +107,8 @@ func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema)
 	for _, t := range tables {
 		s.forgetRuns(t.Name)
 		for i, run := range s.runs {
-			if strings.HasPrefix(t.Name, run.GetJob()+".") { // it has members yet; the next to enter begins another run
-				s.runs[i] = proto.CloneOf(run) // forgetRuns has copied the list
+			if strings.HasPrefix(t.Name, run.GetJob()+".") { // it still has members; the next worker begins a new run
+				s.runs[i] = proto.CloneOf(run) // forgetRuns has copied the list, so the element may be replaced
 				s.runs[i].TableEpoch = 0
 			}
 		}
@@ -117,7 +117,7 @@ func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema)
 	return nil
 }
 
-// comeFrom notes the checkpoint that tables come from.
+// comeFrom records the checkpoint that tables come from.
 func (s *state) comeFrom(r *rowraftv1.MetaRestore, tables []rowraft.Schema) {
 	if r.GetSource() == nil {
 		return
@@ -131,8 +131,7 @@ func (s *state) comeFrom(r *rowraftv1.MetaRestore, tables []rowraft.Schema) {
 	s.restored = append([]*rowraftv1.MetaRestored{from}, s.restored...)
 }
 
-// forgetSource notes that a table is gone. A checkpoint that no table comes from any more
-// is forgotten.
+// forgetSource removes a dropped table from the record of its checkpoint. A record without tables is deleted.
 func (s *state) forgetSource(id rowraft.TableID) {
 	i := slices.IndexFunc(s.restored, func(r *rowraftv1.MetaRestored) bool { return slices.Contains(r.GetTables(), uint64(id)) })
 	if i < 0 {
@@ -146,8 +145,8 @@ func (s *state) forgetSource(id rowraft.TableID) {
 	}
 }
 
-// endRestore forgets a restore that is closed everywhere, or gives one up. One that
-// is decided is refused: its stages must not be dropped.
+// endRestore forgets a restore that every shard has closed, or gives one up. It refuses to give up a decided one: the
+// stages of that one must not be dropped.
 func (s *state) endRestore(e *rowraftv1.MetaEndRestore) error {
 	mine := s.restore != nil && bytes.Equal(s.restore.GetId(), e.GetId())
 	switch {
@@ -161,7 +160,7 @@ func (s *state) endRestore(e *rowraftv1.MetaEndRestore) error {
 	return nil
 }
 
-// pendingRestore returns the restore that the shards have yet to follow, or nil.
+// pendingRestore returns the decided restore that not all shards have closed, or nil.
 func (m *machine) pendingRestore() *rowraftv1.MetaRestore {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -12,15 +12,16 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// retain removes the checkpoints that a policy made and need not keep, and touches no other
-// ones. The newest that are complete always stay, as many as the policy says: all files of
-// their whole chain are there with the sizes that the manifests name, no verification has
-// found damage, and if the policy asks for it every byte was read. One that is not complete
-// counts nowhere and stays, and while it is the newest nothing goes. So do those that tables come from, which jobs resume from.
+// retain deletes the checkpoints that a policy made and need not keep. It deletes no other checkpoints.
+//
+// It always keeps the newest complete ones, as many as the policy says. A checkpoint is complete if all files of its
+// whole chain exist with the sizes in the manifests, no verification has found damage, and, if the policy asks for
+// that, every byte was read. retain neither counts nor deletes an incomplete checkpoint, and deletes nothing while the
+// newest one is incomplete. It also keeps the checkpoints that tables come from, because jobs resume from those.
 func (s *Scheduler) retain(ctx context.Context, name string) error {
 	p := s.machine.policy(name)
 	if p == nil {
-		return nil // deleted meanwhile
+		return nil // the policy was deleted
 	}
 	d, err := depot.Open(p.GetPolicy().GetDestination())
 	if err != nil {
@@ -36,9 +37,9 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 	}
 	var broken []error
 	whole := uint32(0)
-	for i := len(made) - 1; i >= 0; i-- { // deltas go before what they stand on
+	for i := len(made) - 1; i >= 0; i-- { // newest first: a delta is deleted before its base
 		at := slices.IndexFunc(there, func(f depot.Found) bool { return f.Name == made[i].GetName() })
-		if at < 0 || there[at].Manifest == nil && there[at].Err == nil { // somebody removed it
+		if at < 0 || there[at].Manifest == nil && there[at].Err == nil { // another tool or user deleted it
 			if err := s.logForgotten(ctx, name, made[i].GetName(), nil); err != nil {
 				return err
 			}
@@ -54,7 +55,7 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 		}
 		if !f.Usable() {
 			if broken = append(broken, f.Err); whole == 0 {
-				break // nothing goes while the newest is not complete
+				break // nothing is deleted while the newest checkpoint is not complete
 			}
 			continue
 		}
@@ -63,7 +64,7 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 		}
 		_, _, err := depot.Delete(ctx, d, f.Name, false)
 		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
-			continue // a delta needs it
+			continue // the base of a delta
 		}
 		if err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
 			return s.logForgotten(ctx, name, "", err)
@@ -83,16 +84,14 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 	return s.logForgotten(ctx, name, "", why)
 }
 
-// resumesFrom reports whether tables of the cluster come from the checkpoint with this id,
-// or a run of a job began with it.
+// resumesFrom reports whether tables of the cluster come from the checkpoint with this id, or a run began from it.
 func (s *Scheduler) resumesFrom(id string) bool {
 	sources, _ := s.machine.restored()
 	return slices.ContainsFunc(sources, func(r *rowraftv1.MetaRestored) bool { return r.GetId() == id }) ||
 		slices.ContainsFunc(s.machine.allRuns(), func(r *rowraftv1.MetaRun) bool { return r.GetCheckpoint() == id })
 }
 
-// logForgotten notes that a checkpoint of a policy is gone, if it is named, and what retention
-// has to report.
+// logForgotten logs that a checkpoint of a policy is deleted, if made is not empty, and the error of the retention.
 func (s *Scheduler) logForgotten(ctx context.Context, name, made string, why error) error {
 	return s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{
 		Name: name, Checkpoint: made, Error: errorText(why),

@@ -14,21 +14,20 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Limits of what is kept of a run.
+// Limits of the data that the machine stores for a run.
 const (
 	maxSettings     = 64
 	maxSettingBytes = 1024
 	maxReasonBytes  = 1024
 	maxBaseStep     = 1 << 62
-	// MaxParts bounds the parts of an epoch.
+	// MaxParts bounds the number of parts of an epoch.
 	MaxParts = 1 << 20
 	// MinLease and MaxLease bound how long a worker may be silent.
 	MinLease = time.Second
 	MaxLease = time.Hour
 )
 
-// The runs of jobs are messages that nobody changes: a command replaces the one that
-// it changes by a copy.
+// A run in state.runs is immutable: readers outside the lock hold it. A command replaces the run with a changed copy.
 
 func (s *state) findRun(job string) (int, bool) {
 	return slices.BinarySearchFunc(s.runs, job, func(r *rowraftv1.MetaRun, job string) int { return strings.Compare(r.GetJob(), job) })
@@ -52,11 +51,12 @@ func (s *state) putRun(r *rowraftv1.MetaRun) {
 	s.runs[i] = r
 }
 
+// training reports whether a member is in the current generation.
 func training(m *rowraftv1.RunMember) bool {
 	return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_TRAINING
 }
 
-// trainingRanks are the members of the present generation, ascending.
+// trainingRanks returns the ranks of the current generation, ascending.
 func trainingRanks(r *rowraftv1.MetaRun) (ranks []uint32) {
 	for _, m := range r.GetMembers() {
 		if training(m) {
@@ -70,17 +70,18 @@ func memberAt(r *rowraftv1.MetaRun, rank uint32) (int, bool) {
 	return slices.BinarySearchFunc(r.GetMembers(), rank, func(m *rowraftv1.RunMember, rank uint32) int { return cmp.Compare(m.GetRank(), rank) })
 }
 
-// entered answers enter_job.
+// entered is the result of the command enter_job.
 type entered struct {
 	identity   *rowraftv1.JobIdentity
 	generation uint64
 	began      bool
 	data       *rowraftv1.JobData
 	baseStep   uint64 // of the run
-	done       bool   // the run ended without it, and it is no member
+	done       bool   // the run ended without this worker, which is no member
 }
 
-// enterJob makes a worker a member of the job's run, or begins one with it.
+// enterJob makes a worker a member of the job's run. It begins a new run if there is none that the worker can enter
+// (beginsRun).
 func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 	q := c.GetRequest()
 	if err := checkEnter(c); err != nil {
@@ -129,7 +130,7 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 	return &entered{identity: id, generation: r.GetGeneration(), began: begins, data: r.GetData(), baseStep: r.GetBaseStep()}, nil
 }
 
-// hasLeft reports whether a process was a member of a run and is not any more.
+// hasLeft reports whether a process was a member of a run and has left it.
 func hasLeft(r *rowraftv1.MetaRun, instance []byte) bool {
 	return slices.ContainsFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool {
 		return bytes.Equal(m.GetInstance(), instance) && !training(m)
@@ -182,8 +183,7 @@ func checkSettings(list []*rowraftv1.JobSetting) error {
 	return nil
 }
 
-// beginsRun says whether who enters begins another run. One that has members never ends
-// like that.
+// beginsRun reports whether a worker that enters begins a new run. A run with training members never ends in this way.
 func (s *state) beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool {
 	switch {
 	case r == nil:
@@ -195,14 +195,14 @@ func (s *state) beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool 
 	case q.GetCheckpoint() != "" && q.GetCheckpoint() != r.GetCheckpoint():
 		return true
 	}
-	// It begins its share again: so must the others.
+	// The worker starts its share of the data again, so the other workers must do the same.
 	return q.GetRestart() && slices.ContainsFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool {
 		return m.GetWorker() == q.GetWorker() || m.GetRank()+1 == q.GetWantRank()
 	})
 }
 
-// endedWithout says whether the run is done, and who enters was a member that was lost, or
-// failed, before: others have done its share.
+// endedWithout reports whether the run is done and the entering worker is a member that was lost or failed before. The
+// other workers have then read its share of the data.
 func (s *state) endedWithout(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool {
 	if r.GetState() != rowraftv1.JobState_JOB_STATE_DONE || r.GetTableEpoch() != uint64(s.cluster.Epoch) || agrees(r, q) != nil ||
 		q.GetCheckpoint() != "" && q.GetCheckpoint() != r.GetCheckpoint() {
@@ -239,7 +239,7 @@ func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
 	}
 }
 
-// agrees refuses a worker whose settings are not those of the run, and names both.
+// agrees refuses a worker whose settings differ from those of the run. The error names both values of each setting.
 func agrees(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) error {
 	var differ []string
 	add := func(name, has, want string) {
@@ -273,7 +273,8 @@ func agrees(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) error {
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s does not agree with job %s: %s; all workers of a job must be started with the same configuration", q.GetWorker(), q.GetJob(), strings.Join(differ, "; "))
 }
 
-// placeOf finds the rank of who enters, and makes it.
+// placeOf returns the index in r.Members of the worker's rank. It inserts the member if the rank is new. Order: the
+// requested rank, the rank with the worker's name, a rank never used, a lost or failed member, a member that left.
 func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error) {
 	if r.GetStopping() && len(trainingRanks(r)) > 0 {
 		return 0, rowraft.Errorf(rowraft.CodePrecondition, "job %s is being stopped; worker %s may begin when it has", q.GetJob(), q.GetWorker())
@@ -295,7 +296,7 @@ func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error
 	if named >= 0 {
 		return named, nil
 	}
-	for i := range int(r.GetWorkers()) { // a rank that nobody has had
+	for i := range int(r.GetWorkers()) { // a rank never used
 		if i == len(r.Members) || r.Members[i].GetRank() != uint32(i) {
 			r.Members = slices.Insert(r.Members, i, &rowraftv1.RunMember{Rank: uint32(i)})
 			return i, nil
@@ -312,8 +313,8 @@ func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error
 		q.GetJob(), r.GetWorkers(), q.GetWorker(), r.GetWorkers()+1)
 }
 
-// nextGeneration counts a change of members, once all that are to gather have. Where a
-// stopped run goes on, those that have ended need not.
+// nextGeneration increments the generation after a change of members. A run that gathers keeps its generation until all
+// its workers have entered; members that have ended need not enter again.
 func nextGeneration(r *rowraftv1.MetaRun) {
 	if r.GetGathering() {
 		left := 0
@@ -332,7 +333,7 @@ func nextGeneration(r *rowraftv1.MetaRun) {
 	}
 }
 
-// member finds who calls; it refuses one that is not, or no more, a member of the run.
+// member returns the run and the index of a member. It refuses a caller that is not, or no longer, a member of the run.
 func (s *state) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
 	r := s.run(id.GetJob())
 	if r == nil {
@@ -355,7 +356,7 @@ func (s *state) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, erro
 	return r, i, nil
 }
 
-// trainingMember is member for what only one that trains may ask.
+// trainingMember is member for calls that require a training member.
 func (s *state) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
 	r, i, err := s.member(id)
 	if err == nil && !training(r.GetMembers()[i]) {
@@ -364,8 +365,8 @@ func (s *state) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, i
 	return r, i, err
 }
 
-// leaveJob takes a member out of the run's next generation. One that has left already,
-// or was followed by another process, changes nothing.
+// leaveJob removes a member from the run's next generation. It does nothing for a member that has left already or was
+// replaced by another process.
 func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	switch l.GetState() {
 	case rowraftv1.MemberState_MEMBER_STATE_ENDED, rowraftv1.MemberState_MEMBER_STATE_STOPPED, rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
@@ -381,7 +382,7 @@ func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	m.State, m.Reason = l.GetState(), cut(l.GetReason(), maxReasonBytes)
 	giveBack(r.GetData(), m.GetIncarnation(), l.GetParts())
 	if m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST && r.GetData().GetExamples() > 0 {
-		// Others read its parts: checkpoints do not need its state any more.
+		// Other workers read its parts, so checkpoints do not need its state.
 		_ = s.leave(&rowraftv1.MetaLeave{Job: r.GetJob(), Rank: m.GetRank(), Instance: m.GetInstance()})
 	}
 	nextGeneration(r)
@@ -396,11 +397,11 @@ func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	return nil
 }
 
-// maxEndedRuns bounds the runs that shards are to forget. Beyond it the oldest is not
-// driven any more: it costs a shard some bytes.
+// maxEndedRuns bounds the list of runs that the shards must still forget. Beyond the limit the oldest is dropped from
+// the list: it costs a shard some bytes.
 const maxEndedRuns = 256
 
-// endRun notes that shards are to forget a run.
+// endRun records that the shards must forget a run.
 func (s *state) endRun(r *rowraftv1.MetaRun) {
 	if !r.GetInShards() || containsBytes(s.endedRuns, r.GetRun()) {
 		return
@@ -411,13 +412,13 @@ func (s *state) endRun(r *rowraftv1.MetaRun) {
 	}
 }
 
-// forgetRun notes that no shard knows a run any more.
+// forgetRun records that no shard knows a run any more.
 func (s *state) forgetRun(run []byte) {
 	s.endedRuns = slices.DeleteFunc(slices.Clone(s.endedRuns), func(id []byte) bool { return bytes.Equal(id, run) })
 }
 
-// startGeneration fixes the first step of a run's present generation, and returns the
-// run with the one that counts.
+// startGeneration stores the first step of a run's current generation, unless it is stored already. It returns the run
+// with the stored step.
 func (s *state) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.MetaRun, error) {
 	old := s.run(c.GetJob())
 	switch {
@@ -434,10 +435,10 @@ func (s *state) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.Me
 	return r, nil
 }
 
-// cut bounds what is kept of a text.
+// cut returns at most n bytes of s, as valid UTF-8.
 func cut(s string, n int) string { return strings.ToValidUTF8(s[:min(len(s), n)], "") }
 
-// settle says what a run has come to that nobody trains in.
+// settle sets the final state of a run in which no worker trains.
 func settle(r *rowraftv1.MetaRun) {
 	ended, gone := 0, (*rowraftv1.RunMember)(nil)
 	for _, m := range r.GetMembers() {
@@ -458,11 +459,11 @@ func settle(r *rowraftv1.MetaRun) {
 		r.State, r.Reason = rowraftv1.JobState_JOB_STATE_FAILED, cut(fmt.Sprintf("worker %s: %s", gone.GetWorker(), gone.GetReason()), maxReasonBytes)
 	case ended == 0, len(r.GetMembers()) == int(r.GetWorkers()):
 		r.State = rowraftv1.JobState_JOB_STATE_STOPPED
-	} // else others are to come
+	} // else: other workers are still to come
 	r.Stopping = false
 }
 
-// stopJob notes that the members are to end.
+// stopJob records that the members of a run must stop.
 func (s *state) stopJob(c *rowraftv1.MetaStopJob) error {
 	old := s.run(c.GetJob())
 	if old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) {
@@ -480,8 +481,7 @@ func (s *state) stopJob(c *rowraftv1.MetaStopJob) error {
 	return nil
 }
 
-// forgetRuns drops the runs whose table is dropped and in which nobody trains: they
-// cannot go on.
+// forgetRuns deletes the runs of a dropped table in which no worker trains: these runs cannot resume.
 func (s *state) forgetRuns(table string) {
 	s.runs = slices.DeleteFunc(slices.Clone(s.runs), func(r *rowraftv1.MetaRun) bool {
 		forget := strings.HasPrefix(table, r.GetJob()+".") && len(trainingRanks(r)) == 0
@@ -492,7 +492,7 @@ func (s *state) forgetRuns(table string) {
 	})
 }
 
-// runsFromProto checks what a snapshot says of runs.
+// runsFromProto loads the runs of a snapshot and checks them.
 func (s *state) runsFromProto(p *rowraftv1.MetaState) error {
 	s.runs, s.endedRuns = p.GetRuns(), p.GetEndedRuns()
 	if len(s.endedRuns) > maxEndedRuns || slices.ContainsFunc(s.endedRuns, func(id []byte) bool { return len(id) != 16 }) {
@@ -523,14 +523,14 @@ func (s *state) runsFromProto(p *rowraftv1.MetaState) error {
 	return nil
 }
 
-// allRuns returns the runs, by job; nobody changes them.
+// allRuns returns the runs, ordered by job. The caller must not change them.
 func (m *machine) allRuns() []*rowraftv1.MetaRun {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.state.runs)
 }
 
-// endedRuns returns the runs that shards are to forget.
+// endedRuns returns the runs that the shards must still forget.
 func (m *machine) endedRuns() [][]byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -544,7 +544,7 @@ func (m *machine) runOf(job string) *rowraftv1.MetaRun {
 	return m.state.run(job)
 }
 
-// memberOf returns the run of a member and what is known of it there; nil if it is none any more.
+// memberOf returns the run and the entry of a member. It returns nil if the caller is no longer a member.
 func (m *machine) memberOf(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, *rowraftv1.RunMember) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -559,7 +559,7 @@ func (m *machine) memberOf(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, *rowr
 	return r, r.GetMembers()[i]
 }
 
-// isMember refuses a worker that is not a member of its run any more.
+// isMember returns an error if the worker is not, or no longer, a member of its run.
 func (m *machine) isMember(id *rowraftv1.JobIdentity) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

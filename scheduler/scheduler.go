@@ -26,7 +26,7 @@ const GroupID = "meta"
 // Defaults of a new cluster.
 const (
 	DefaultShards     = 4
-	ReplicasPerShard  = 3 // fewer if there are fewer servers
+	ReplicasPerShard  = 3 // fewer in a cluster of fewer servers
 	HeartbeatInterval = 500 * time.Millisecond
 	SuspectAfter      = 4 * HeartbeatInterval
 	DownAfter         = 12 * HeartbeatInterval
@@ -35,24 +35,23 @@ const (
 const (
 	reconcileInterval  = 100 * time.Millisecond
 	repairTimeout      = 5 * time.Second
-	createTableTimeout = 30 * time.Second // if the caller has no deadline
+	createTableTimeout = 30 * time.Second // used if the caller has no deadline
 	maxMapWait         = time.Minute
 )
 
-// Log is the metadata group as the scheduler sees it.
+// Log is the interface through which the scheduler uses the metadata group.
 type Log interface {
-	// Propose appends entry and returns what Apply returned for it.
+	// Propose appends entry and returns the result of Apply.
 	Propose(ctx context.Context, entry []byte) (any, error)
-	// Leader returns who leads the group as far as this member knows ("" if
-	// unknown), in which term, and whether that is this member.
+	// Leader returns the leader of the group as this member knows it ("" if unknown), its term, and whether this member
+	// is the leader.
 	Leader() (node rowraft.NodeID, term rowraft.Term, self bool)
-	// Barrier returns on the leader once its machine has applied all that earlier
-	// leaders committed.
+	// Barrier returns on the leader after its machine has applied every entry that earlier leaders committed.
 	Barrier(ctx context.Context) error
 	Seats
 }
 
-// LeaderHint says who was last seen leading a shard. It may be stale.
+// LeaderHint names the leader of a shard and its term. The hint may be stale.
 type LeaderHint struct {
 	Shard rowraft.ShardID
 	Node  rowraft.NodeID
@@ -62,41 +61,41 @@ type LeaderHint struct {
 // Options configure the scheduler of one server.
 type Options struct {
 	Identity *identity.Dir
-	Self     clustermap.Node       // ID and Scheduler included
+	Self     clustermap.Node       // ID and Scheduler are set
 	Version  string                // of the binary
-	Announce rowraft.FormatVersion // the newest that this server claims to understand; 0: what it does
-	Join     []string              // addresses of the founders, this server's included; empty: alone
-	Servers  int                   // shards are made once so many have registered; 0: as many as founders
-	Shards   int                   // of a new cluster; 0: DefaultShards
-	Exact    bool                  // refuse servers beyond Servers
-	Workers  int                   // that every job has; 0: any number
-	TLS      *certs.Source         // for calls to other servers; nil is plaintext
-	CA       *certs.CA             // that signs for machines with join tokens; nil: this server cannot
+	Announce rowraft.FormatVersion // newest format version to announce; 0: what it supports
+	Join     []string              // addresses of the founders, including this server; empty: a cluster of one server
+	Servers  int                   // number of registered servers at which the shards are created; 0: the number of founders
+	Shards   int                   // number of shards of a new cluster; 0: DefaultShards
+	Exact    bool                  // refuse registrations beyond Servers
+	Workers  int                   // number of workers that every job must have; 0: any number
+	TLS      *certs.Source         // for calls to other servers; nil: plaintext
+	CA       *certs.CA             // signs certificates for machines with join tokens; nil: this server cannot sign
 
-	// ReplaceAfter is how long a server may be silent before its replicas are rebuilt
-	// elsewhere; 0: DefaultReplaceAfter, negative: for ever.
+	// ReplaceAfter is the silence after which the scheduler rebuilds a server's replicas on other servers. 0:
+	// DefaultReplaceAfter; negative: never.
 	ReplaceAfter time.Duration
-	NoRebalance  bool // replicas and leads move only where they must
+	NoRebalance  bool // move replicas and leadership only where it is necessary
 
-	// CheckpointDestinations are where trainers may have checkpoints written, and below;
-	// empty: nowhere.
+	// CheckpointDestinations lists the directories and URLs below which trainers may let the cluster write checkpoints.
+	// Empty: trainers may request none.
 	CheckpointDestinations []string
 
 	// Dial opens connections to other servers; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
-	// Hints returns the shard leaders that this server's own replicas know; may be nil.
+	// Hints returns the shard leaders known to this server's own replicas. May be nil.
 	Hints  func() []LeaderHint
-	Logger *slog.Logger // slog.Default()
+	Logger *slog.Logger // nil: slog.Default()
 }
 
-// Scheduler answers the Cluster service of one server, and runs the control
-// plane while this server leads the metadata group.
+// Scheduler implements the Cluster service of one server. While this server leads the metadata group, it also runs the
+// control plane.
 //
-// Goroutines: it starts none by itself; Run is one, and waits for those it starts.
+// Goroutines: New starts none. Run blocks, starts the control loops, and waits for them before it returns.
 //
-// Lock order: pulse.mu, then soft.mu or workers.mu. Those, driver.mu, generations.mu and attendance.mu are else held alone, never across a call out of
-// this package.
+// Lock order: pulse.mu before soft.mu or workers.mu. Otherwise soft.mu, workers.mu, driver.mu, generations.mu and
+// attendance.mu are each held alone. No call leaves the package under any of them.
 type Scheduler struct {
 	rowraftv1.UnimplementedClusterServer
 
@@ -111,13 +110,14 @@ type Scheduler struct {
 	pulse   pulse
 	driver  driver
 
-	leadRest          time.Duration // leadRest, but in tests
-	ensureCallTimeout time.Duration // the same
-	helloTimeout      time.Duration // the same
+	leadRest          time.Duration // the constant leadRest, except in tests
+	ensureCallTimeout time.Duration // the constant ensureCallTimeout, except in tests
+	helloTimeout      time.Duration // the constant helloTimeout, except in tests
 
-	// driving is held for reading while a table is driven into a shard.
+	// driving is held for reading while the scheduler creates a table in a shard. ensureDrops locks it to wait until
+	// these calls have ended.
 	driving sync.RWMutex
-	// dropping is held while the drop of a table is logged.
+	// dropping is held while the scheduler logs the drop of a table.
 	dropping turn
 
 	checkpoints  *Checkpoints
@@ -126,52 +126,52 @@ type Scheduler struct {
 
 	workers     workers
 	generations generations
-	jobKick     chan struct{} // capacity 1: wakes keepJobs
+	jobKick     chan struct{} // capacity 1: wakes runJobs
 	attendance  *attendance
-	policyRuns  tasks // of policies, which exclude others to their destination
+	policyRuns  tasks // running policies; a policy excludes other policies to its destination
 
-	waiting     atomic.Pointer[string] // what Form waits for
+	waiting     atomic.Pointer[string] // the condition that Form waits for, for messages
 	registering turn                   // held while a server is counted, added or marked
-	connected   atomic.Uint64          // servers and workers that were last told of
+	connected   atomic.Uint64          // number of servers and workers at the last log message
 	ranks       lastRanks
 
-	// hello asks one address; tests put their own network here.
+	// hello sends Hello to one address. Tests replace it with their own network.
 	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
 }
 
-// soft is what the leader of the metadata group keeps in memory, for one term.
+// soft is the memory of the metadata leader for one term. It is never logged: a new leader starts with an empty one.
 type soft struct {
 	clock func() time.Time // nil: time.Now; set before use
 
 	mu      sync.Mutex
 	term    rowraft.Term
-	since   time.Time // when this leader first noticed that it leads
+	since   time.Time // when this leader first saw that it leads
 	beats   map[rowraft.NodeID]beat
 	ensured map[ensuredKey]struct{}
-	ended   map[[16]byte]time.Time // when the stages of a restore were dropped, or closed
+	ended   map[[16]byte]time.Time // when the staged tables of a restore were dropped or closed
 
-	versions map[rowraft.NodeID]rowraft.FormatVersion // the newest that each server understands
-	oldest   string                                   // names the server that understands least, for messages; empty if all are equal
+	versions map[rowraft.NodeID]rowraft.FormatVersion // newest format version that each server supports
+	oldest   string                                   // server with the lowest version, for messages; "": all are equal
 }
 
 type beat struct {
 	at         time.Time
-	since      time.Time // of the first one without a gap
+	since      time.Time // first heartbeat of the current series without a gap
 	stopping   bool
 	version    string
 	uptime     time.Duration
-	mapVersion rowraft.MapVersion // that the server follows
+	mapVersion rowraft.MapVersion // version of the map that the server uses
 	replicas   []*rowraftv1.ReplicaStatus
 	disk       *rowraftv1.Disk     // nil: unknown
-	certEnds   uint64              // in Unix seconds; 0: it has no certificate
-	profile    string              // of Raft timers
+	certEnds   uint64              // Unix seconds; 0: the server has no certificate
+	profile    string              // name of its profile of Raft timers
 	slowness   *rowraftv1.Slowness // nil: unknown
 
-	metaReplica    bool   // it has a replica of the metadata group, with a seat or without
-	metaRolledBack string // why that one found that its disk was rolled back; "": it did not
+	metaReplica    bool   // the server has a replica of the metadata group, as a member or not
+	metaRolledBack string // why the metadata replica found its disk rolled back; "": it found nothing
 }
 
-// now is what heartbeats are timed by.
+// now returns the time by which heartbeats are measured.
 func (s *soft) now() time.Time {
 	if s.clock != nil {
 		return s.clock()
@@ -182,10 +182,10 @@ func (s *soft) now() time.Time {
 type ensuredKey struct {
 	table rowraft.TableID
 	shard rowraft.ShardID
-	gone  bool // a dropped table is not there; else a table is
+	gone  bool // true: the shard dropped the table; false: the shard created it
 }
 
-// New returns a scheduler that answers Hello and GetMap. Close it.
+// New returns a scheduler that serves Hello and GetMap. The caller must call Close.
 func New(opts Options) (*Scheduler, error) {
 	if opts.Shards == 0 {
 		opts.Shards = DefaultShards
@@ -223,14 +223,14 @@ func New(opts Options) (*Scheduler, error) {
 	return s, nil
 }
 
-// Close closes the connections to other servers. Call it after Run returned.
+// Close closes the connections to other servers. Call it after Run has returned.
 func (s *Scheduler) Close() error { return s.conns.Close() }
 
-// Machine is the state machine of the metadata group, to be started with it.
+// Machine returns the state machine of the metadata group. The caller starts the group with it.
 func (s *Scheduler) Machine() raftstore.StateMachine { return s.machine }
 
-// View is the newest map this server knows. Members of the metadata group keep
-// it up to date themselves; on other servers the node sets it.
+// View returns the newest map that this server knows. Members of the metadata group update it in Apply; on other
+// servers package node sets it.
 func (s *Scheduler) View() *View { return s.view }
 
 // Attach gives the scheduler its metadata group.
@@ -239,7 +239,7 @@ func (s *Scheduler) Attach(l Log) {
 	s.wake()
 }
 
-// wake makes Run look at once.
+// wake makes Run start its next round at once.
 func (s *Scheduler) wake() {
 	select {
 	case s.kick <- struct{}{}:
@@ -247,7 +247,7 @@ func (s *Scheduler) wake() {
 	}
 }
 
-// notLeader tells a caller that another server leads the metadata group.
+// notLeader is the error of a member that does not lead the metadata group. It unwraps to the hint for the client.
 type notLeader struct {
 	msg  string
 	hint rowraft.NotLeaderError
@@ -256,8 +256,8 @@ type notLeader struct {
 func (e *notLeader) Error() string { return e.msg }
 func (e *notLeader) Unwrap() error { return &e.hint }
 
-// leading returns the term in which this member leads the metadata group, or
-// the error that sends the caller to the leader.
+// leading returns the log and the term in which this member leads the metadata group. Otherwise it returns an error
+// that redirects the caller to the leader.
 func (s *Scheduler) leading() (Log, rowraft.Term, error) {
 	p := s.log.Load()
 	if p == nil {
@@ -283,7 +283,7 @@ func (s *Scheduler) leading() (Log, rowraft.Term, error) {
 	return nil, 0, e
 }
 
-// startTerm drops the soft state of an older term.
+// startTerm clears the soft state at the first call of a new term.
 func (s *Scheduler) startTerm(term rowraft.Term) {
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
@@ -297,8 +297,7 @@ func (s *Scheduler) startTerm(term rowraft.Term) {
 	s.soft.versions, s.soft.oldest = make(map[rowraft.NodeID]rowraft.FormatVersion), ""
 }
 
-// addrOf returns the address of a node as the map or the founding knows it, ""
-// if neither does.
+// addrOf returns the address of a node from the map or from the list of founders; "" if neither has it.
 func (s *Scheduler) addrOf(id rowraft.NodeID) string {
 	if id == s.opts.Self.ID {
 		return s.opts.Self.Addr
@@ -312,12 +311,12 @@ func (s *Scheduler) addrOf(id rowraft.NodeID) string {
 	return f.Addr
 }
 
-// propose logs c and returns its result, or the error it was refused with.
+// propose logs c. It returns the result of Apply, or the error with which Apply or the group refused c.
 func (s *Scheduler) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
 	return s.proposeVersion(ctx, requiredVersion(c), c)
 }
 
-// proposeVersion is propose of an entry of a version.
+// proposeVersion is propose with an explicit format version for the entry.
 func (s *Scheduler) proposeVersion(ctx context.Context, version rowraft.FormatVersion, c *rowraftv1.MetaCommand) (any, error) {
 	l, _, err := s.leading()
 	if err != nil {
@@ -332,7 +331,7 @@ func (s *Scheduler) proposeVersion(ctx context.Context, version rowraft.FormatVe
 	}
 	result, err := l.Propose(ctx, entry)
 	if hint, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
-		// The group counts as shard 0 in its own text, which would mislead.
+		// raftstore's message would name shard 0, which is the metadata group's number there and misleads the user.
 		return nil, &notLeader{msg: fmt.Sprintf("this server has just lost the lead of the metadata group (node %q may have it)", hint.Leader), hint: *hint}
 	}
 	if err != nil {
@@ -344,13 +343,13 @@ func (s *Scheduler) proposeVersion(ctx context.Context, version rowraft.FormatVe
 	return result, nil
 }
 
-// proposeCommand is propose for commands that answer with nothing.
+// proposeCommand is propose for commands without a result.
 func (s *Scheduler) proposeCommand(ctx context.Context, c *rowraftv1.MetaCommand) error {
 	_, err := s.propose(ctx, c)
 	return err
 }
 
-// proposeFor is propose for commands that answer with a T.
+// proposeFor is propose for commands whose result is a T.
 func proposeFor[T any](ctx context.Context, s *Scheduler, c *rowraftv1.MetaCommand) (T, error) {
 	result, err := s.propose(ctx, c)
 	if err != nil {

@@ -16,26 +16,23 @@ import (
 
 // How a member of the metadata group is replaced
 //
-// The founders bootstrap the group, and there are always as many seats as there were
-// founders. A server that is started with --with-scheduler and is no founder is a standby:
-// it runs a replica that is empty, has no vote and campaigns for nothing, and says so with
-// its heartbeats. Who has a seat is said by the group's configuration alone; the leader
-// changes it, one step at a time, and whoever leads next goes on:
+// A member is called a seat. The founders bootstrap the group, and the number of seats stays the number of founders. A
+// server that is started with --with-scheduler and is no founder is a standby: it runs an empty replica that does not
+// vote and does not campaign, and it reports that in its heartbeats. The group's configuration alone decides which
+// server is a member. The leader changes the configuration in single steps, and a new leader continues:
 //
-//   - A seat is lost when its server is decommissioned and down. Nobody else decides that:
-//     decommissioned is what an operator said, or a server that came with an empty
-//     directory in the place and under the name of the one that is down. It can not come
-//     back afterwards (retire_node), and so neither can the votes that its disk forgot. A
-//     founder that never registered cannot be decommissioned: its seat is lost when another
-//     server has its address. It is lost too when the server says that the disk of its replica
-//     was rolled back: raftstore has proof of that, and the replica has stopped.
-//   - A standby becomes a learner, when it has caught up a voter, and then the lost one
-//     leaves. With one of three away the group has no vote to spare before, between and
-//     after these steps, but the last.
-//   - The map's mark of who is a scheduler follows the configuration, so that others find
-//     the new member, and the old one can be retired.
+//   - A seat is lost when its server is decommissioned and down. Only an operator decommissions a server, or a
+//     server with an empty directory that takes over the name of one that is down. A decommissioned server cannot
+//     return (retire_node), and neither can the votes that its disk lost. A founder that never registered cannot
+//     be decommissioned: its seat is lost when another server has its address. A seat is also lost when its
+//     server reports that the disk of the replica was rolled back: raftstore has proof of that, and the replica
+//     has stopped.
+//   - A standby becomes a learner, then, after it has caught up, a voter. Then the lost member is removed. If one
+//     of three members is down, the group has no spare vote until the last of these steps.
+//   - The map's mark of a scheduler follows the configuration, so that other servers find the new member, and the
+//     old one can be retired.
 
-// Seats are the members of the metadata group. Errors are those of raftstore.Group.
+// Seats changes the members of the metadata group. Errors are those of raftstore.Group.
 type Seats interface {
 	Members() (raftstore.Membership, error)
 	AddLearner(ctx context.Context, m raftstore.Member, prev rowraft.Index) (raftstore.Membership, error)
@@ -43,14 +40,14 @@ type Seats interface {
 	Remove(ctx context.Context, id rowraft.ReplicaID, prev rowraft.Index) (raftstore.Membership, error)
 }
 
-// seatChange is one change of the members: one of its fields is set.
+// seatChange is one change of the members. One field is set.
 type seatChange struct {
 	add             rowraft.NodeID
 	promote, remove rowraft.ReplicaID
 }
 
-// nextSeat returns what should change next, if anything, in a group of so many seats.
-// standbys may take one.
+// nextSeat returns the next change for a group with this number of seats; the zero value if there is none. standbys are
+// the servers that can take a seat.
 func nextSeat(seats int, members []raftstore.MemberStatus, lost func(rowraft.NodeID) bool, standbys []rowraft.NodeID) (c seatChange) {
 	var learner, gone *raftstore.MemberStatus
 	voters := 0
@@ -79,7 +76,7 @@ func nextSeat(seats int, members []raftstore.MemberStatus, lost func(rowraft.Nod
 	return c
 }
 
-// keepSeats does what nextSeat wants, and has the map say who has a seat.
+// keepSeats makes the change that nextSeat returns, and updates the marks in the map.
 func (s *Scheduler) keepSeats(ctx context.Context) error {
 	l, err := s.leadingInSync(ctx)
 	if err != nil {
@@ -124,7 +121,7 @@ func (s *Scheduler) lostSeat(id rowraft.NodeID) bool {
 	return founded && slices.ContainsFunc(m.Nodes, func(n clustermap.Node) bool { return n.Addr == f.Addr })
 }
 
-// standbys are the servers that could take a seat now, by id.
+// standbys returns the servers that can take a seat now, by id.
 func (s *Scheduler) standbys(m *clustermap.Map, now *raftstore.Membership) (out []rowraft.NodeID) {
 	for _, n := range m.Nodes {
 		v, known := s.versionOf(n.ID)
@@ -140,15 +137,15 @@ func (s *Scheduler) standby(now *raftstore.Membership, n *clustermap.Node, l *li
 	return l.seen && l.beat.metaReplica && l.beat.metaRolledBack == "" && !now.HasVoter(n.ID)
 }
 
-// markSeats corrects the map's marks of who is a scheduler.
+// markSeats updates the marks of schedulers in the map.
 func (s *Scheduler) markSeats(ctx context.Context, now *raftstore.Membership) error {
-	if err := s.registering.take(ctx); err != nil { // or an address that is just being renewed would be undone
+	if err := s.registering.take(ctx); err != nil { // or markSeats would undo a concurrent change of an address
 		return err
 	}
 	defer s.registering.give()
 	for _, n := range s.view.Map().Nodes {
 		seat := now.HasVoter(n.ID)
-		if n.Scheduler == seat || n.NoShards && !s.lostSeat(n.ID) { // a standby that is nothing else is marked from the start
+		if n.Scheduler == seat || n.NoShards && !s.lostSeat(n.ID) { // a node without shards has the mark from the start
 			continue
 		}
 		n.Scheduler, n.NoShards = seat, n.NoShards && seat
@@ -160,8 +157,8 @@ func (s *Scheduler) markSeats(ctx context.Context, now *raftstore.Membership) er
 	return nil
 }
 
-// seated are the nodes in the metadata group, learners too; the founders while that is
-// not known.
+// seated returns the nodes of the metadata group's members, including learners. It returns the founders while the
+// members are not known.
 func (s *Scheduler) seated() (out []rowraft.NodeID) {
 	if l := s.log.Load(); l != nil {
 		if now, err := (*l).Members(); err == nil {
@@ -177,12 +174,12 @@ func (s *Scheduler) seated() (out []rowraft.NodeID) {
 	return out
 }
 
-// isStandby reports that this server has a replica of the metadata group and no seat.
+// isStandby reports whether this server has a replica of the metadata group and is no member.
 func (s *Scheduler) isStandby() bool {
 	return !s.opts.Identity.Identity().Founder() && !slices.Contains(s.seated(), s.opts.Self.ID)
 }
 
-// seatLabel is what people call a member of the metadata group.
+// seatLabel returns the name of a member of the metadata group for messages.
 func (s *Scheduler) seatLabel(id rowraft.NodeID) string {
 	if m := s.view.Map(); m != nil {
 		if _, known := m.Node(id); known {

@@ -18,7 +18,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Hello tells who answers.
+// Hello returns the identity, the addresses and the founders of this server. It needs no metadata group, so a server
+// can call it before the cluster exists. It refuses a caller of another cluster.
 func (s *Scheduler) Hello(_ context.Context, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
 	id := s.opts.Identity.Identity()
 	if err := identity.CheckCluster(id.Cluster, rowraft.ClusterID(req.GetClusterId())); err != nil {
@@ -53,7 +54,8 @@ func sortedCopy(in []string) []string {
 	return out
 }
 
-// GetMap returns the newest map here, waiting for one if asked to.
+// GetMap returns the newest map of this server. If the request names a known version, GetMap waits for a newer one, for
+// at most WaitNs and maxMapWait.
 func (s *Scheduler) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*rowraftv1.GetMapReply, error) {
 	known := rowraft.MapVersion(req.GetKnownVersion())
 	if m := s.view.Map(); m != nil && req.GetClusterId() != "" && req.GetClusterId() != string(m.Cluster) {
@@ -71,7 +73,7 @@ func (s *Scheduler) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*
 	return reply, nil
 }
 
-// RegisterNode adds a server or renews its addresses.
+// RegisterNode adds a server to the map or updates its addresses.
 func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNodeRequest) (*rowraftv1.RegisterNodeReply, error) {
 	if err := s.checkMember(req.GetClusterId(), req.GetNode().GetId()); err != nil {
 		return nil, err
@@ -83,7 +85,7 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), nodeLabel(req.GetNode()), announced(req.GetFormatVersion())); err != nil {
 		return nil, err
 	}
-	if !req.GetNode().GetNoShards() { // it says that it runs a scheduler; whether it is a member the group knows
+	if !req.GetNode().GetNoShards() { // the group decides whether the node is a member, not the request
 		now, err := l.Members()
 		if err != nil {
 			return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
@@ -106,7 +108,7 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	return &rowraftv1.RegisterNodeReply{MapVersion: s.mapVersion()}, nil
 }
 
-// Heartbeat takes the state of a server's replicas.
+// Heartbeat stores the state of a server's replicas in the leader's memory.
 func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest) (*rowraftv1.HeartbeatReply, error) {
 	if err := s.checkMember(req.GetClusterId(), req.GetNodeId()); err != nil {
 		return nil, err
@@ -133,7 +135,7 @@ func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest
 	return reply, nil
 }
 
-// heard notes a heartbeat.
+// heard stores a heartbeat. A gap of SuspectAfter or more starts a new series.
 func (s *soft) heard(id rowraft.NodeID, req *rowraftv1.HeartbeatRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +152,7 @@ func (s *soft) heard(id rowraft.NodeID, req *rowraftv1.HeartbeatRequest) {
 	s.beats[id] = b
 }
 
-// checkMember refuses servers of other clusters, and those of none.
+// checkMember refuses a server of another cluster, and a server without a cluster.
 func (s *Scheduler) checkMember(cluster, node string) error {
 	mine := s.opts.Identity.Identity().Cluster
 	switch {
@@ -172,7 +174,8 @@ func (s *Scheduler) mapVersion() uint64 {
 	return 0
 }
 
-// CreateTable logs a table and returns once every shard has it.
+// CreateTable logs a table and returns after every shard has created it. The scheduler continues after an error: the
+// table is logged, and the control loop creates it in the remaining shards.
 func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
 	schema := rpc.SchemaFromProto(req.GetTable())
 	if schema.ID != 0 {
@@ -209,7 +212,7 @@ func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableR
 	}
 	if err := s.ensureTables(ctx, []rowraft.Schema{result.schema}); err != nil {
 		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name, err)
-		if rowraft.CodeOf(err) == rowraft.CodeNotLeader { // it would say that nothing was created
+		if rowraft.CodeOf(err) == rowraft.CodeNotLeader { // NotLeader would mean that nothing was created
 			err = rowraft.Errorf(rowraft.CodeLeadershipLost, "%w", err)
 		}
 		return nil, err
@@ -229,8 +232,8 @@ func newTableID() (rowraft.TableID, error) {
 	}
 }
 
-// IssueIncarnation returns a number greater than any before. It refuses one that calls as
-// the member of a job and is none any more (CodeSessionExpired).
+// IssueIncarnation returns a number greater than every number issued before. It refuses a caller that names a job but
+// is no longer a member of it (CodeSessionExpired).
 func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
 	if n := len(req.GetClientId()); n != len(rowraft.ClientID{}) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "client id of %d bytes, want %d", n, len(rowraft.ClientID{}))
@@ -247,7 +250,7 @@ func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIn
 	return &rowraftv1.IssueIncarnationReply{Incarnation: uint64(inc)}, nil
 }
 
-// JoinJob gives a trainer its rank.
+// JoinJob assigns a rank to a trainer.
 func (s *Scheduler) JoinJob(ctx context.Context, req *rowraftv1.JoinJobRequest) (*rowraftv1.JoinJobReply, error) {
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_JoinJob{JoinJob: &rowraftv1.MetaJoinJob{
 		Job: req.GetJob(), Worker: req.GetWorker(), Workers: req.GetWorkers(),
@@ -268,8 +271,8 @@ func (s *Scheduler) JoinJob(ctx context.Context, req *rowraftv1.JoinJobRequest) 
 	return &rowraftv1.JoinJobReply{Rank: uint32(r.rank), Incarnation: r.incarnation}, nil
 }
 
-// hints merges what the heartbeats and this server's own replicas know; of two
-// hints for a shard the one of the higher term wins.
+// hints merges the leaders from the heartbeats and from this server's own replicas. The hint with the highest term
+// wins.
 func (s *Scheduler) hints() []LeaderHint {
 	best := make(map[rowraft.ShardID]LeaderHint)
 	add := func(h LeaderHint) {

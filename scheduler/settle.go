@@ -11,10 +11,10 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// settleParts asks all shards how far workers that have gone were in their parts, and opens
-// those to others. The present generation is in every shard, and each part of a push names
-// its worker, so they push nothing more anywhere, and the positions are final. Of a run that
-// nobody trains in it asks before the shards forget it.
+// settleParts asks all shards how far workers that left were in their parts, and makes the parts available to others.
+// The positions are final: every shard has the present generation, and each shard's share of a push names its worker,
+// so the shards refuse all later pushes of those workers. For a run without training workers, settleParts asks before
+// the shards forget the run.
 func (s *Scheduler) settleParts(ctx context.Context, r *rowraftv1.MetaRun) error {
 	if s.generations.of(r.GetRun()).number != r.GetGeneration() || !unsettled(r) {
 		return nil
@@ -34,14 +34,14 @@ func unsettled(r *rowraftv1.MetaRun) bool {
 	return slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetUnsettled() != 0 })
 }
 
-// shardRead is what one shard knows of how far a run's data was read.
+// shardRead is what one shard knows of the positions in a run's data.
 type shardRead struct {
-	full bool // it may have forgotten some
+	full bool // the shard may have forgotten some positions
 	read map[rowraft.DataPart]uint64
 }
 
-// settled says of each unsettled part how far it was read. A batch counts as applied if at
-// least one shard has applied a part of it.
+// settled returns the position of each unsettled part. A batch counts as applied if at least one shard has applied its
+// share.
 func settled(d *rowraftv1.JobData, shards []shardRead) (out []*rowraftv1.PartSettled) {
 	for _, p := range d.GetOpen() {
 		if p.GetUnsettled() == 0 {
@@ -60,7 +60,7 @@ func settled(d *rowraftv1.JobData, shards []shardRead) (out []*rowraftv1.PartSet
 	return out
 }
 
-// positionsOf asks every shard how far a run's data was read.
+// positionsOf asks every shard for the positions in a run's data.
 func (s *Scheduler) positionsOf(ctx context.Context, run []byte) (out []shardRead, err error) {
 	m := s.view.Map()
 	if m == nil || len(m.Shards) == 0 {

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// sweepPatience is how long a shard without a leader is waited for.
+	// sweepPatience bounds the wait for a shard without a leader.
 	sweepPatience = time.Minute
-	// sweepTimeout is that of one piece.
+	// sweepTimeout bounds one call of SweepSlots.
 	sweepTimeout = 30 * time.Second
 )
 
-// Sweeps is the service that shrinks tables. The operation lives in the call: each
-// piece is an entry in the log of its shard, and what was removed stays so.
+// Sweeps is the service that shrinks tables. The operation lives as long as its call. Each sweep of some slots is an
+// entry in the log of the shard, and rows that it removed stay removed when the call ends early.
 type Sweeps struct {
 	rowraftv1.UnimplementedSweepsServer
 	s *Scheduler
@@ -32,7 +32,7 @@ type Sweeps struct {
 // Sweeps returns the service.
 func (s *Scheduler) Sweeps() *Sweeps { return &Sweeps{s: s} }
 
-// ShrinkTable goes through all shards at once, piece by piece in each.
+// ShrinkTable sweeps all shards concurrently, some slots per call in each.
 func (w *Sweeps) ShrinkTable(req *rowraftv1.ShrinkTableRequest, stream grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
 	if _, _, err := w.s.leading(); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (w *Sweeps) ShrinkTable(req *rowraftv1.ShrinkTableRequest, stream grpc.Serv
 	return stream.Send(last)
 }
 
-// shrinking is one table on its way to be smaller.
+// shrinking is the state of one ShrinkTable.
 type shrinking struct {
 	s      *Scheduler
 	m      *clustermap.Map
@@ -73,7 +73,7 @@ func (op *shrinking) sofar() *rowraftv1.ShrinkTableReply {
 	return &rowraftv1.ShrinkTableReply{Slots: op.slots.Load(), Rows: op.rows.Load(), Removed: op.removed.Load(), Candidates: op.candidates.Load()}
 }
 
-// run goes through all shards at once, and tells the caller now and then.
+// run sweeps all shards and reports progress.
 func (op *shrinking) run(ctx context.Context) error {
 	defer reporting(func() error { return op.stream.Send(op.sofar()) })()
 	g, ctx := errgroup.WithContext(ctx)
@@ -89,7 +89,7 @@ func (op *shrinking) run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// shard goes through the slots of one shard.
+// shard sweeps the slots of one shard.
 func (op *shrinking) shard(ctx context.Context, sh clustermap.Shard) error {
 	slots := op.m.SlotsOf(sh.ID)
 	for next := uint32(0); next < rowraft.NumSlots; {
@@ -112,8 +112,7 @@ func (op *shrinking) shard(ctx context.Context, sh clustermap.Shard) error {
 	return nil
 }
 
-// piece sweeps some slots from first on. A piece that is done again, because its
-// answer was lost, finds nothing more.
+// piece sweeps some slots from first on. If its reply was lost, the repetition finds nothing more to remove.
 func (op *shrinking) piece(ctx context.Context, sh clustermap.Shard, first uint32) (reply *rowraftv1.SweepSlotsReply, err error) {
 	req := &rowraftv1.SweepSlotsRequest{
 		Shard: uint32(sh.ID), Table: uint64(op.table), TableEpoch: uint64(op.m.Epoch), FirstSlot: first,

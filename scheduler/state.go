@@ -9,7 +9,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Limits of what the metadata group keeps, so that its snapshot stays small.
+// Limits of the state, so that its snapshot stays small.
 const (
 	MaxNodes      = 1024
 	MaxTables     = 1024
@@ -18,29 +18,32 @@ const (
 	maxNameLength = 128
 )
 
-// state is all that the metadata group knows. Methods are the commands: they
-// check first and then change, so an error means that nothing happened.
+// state is everything that the metadata group stores. Its methods are the commands. A command checks everything before
+// it changes anything, so an error means that nothing changed. All members must get the same result: no clock, no
+// random number, no map iteration order.
+//
+// Fields marked immutable are replaced, never changed in place, because readers hold them outside machine.mu.
 type state struct {
 	index           rowraft.Index
-	cluster         clustermap.Map // everything but the slots
+	cluster         clustermap.Map // without the slots
 	slots           []uint8        // slot → shard; nil until the shards are made
 	lastIncarnation rowraft.Incarnation
 	jobs            []job                     // by name
-	moves           []move                    // that run, by shard: at most one each
-	finished        []move                    // the last ones, oldest first
-	lastMove        uint64                    // highest id given
+	moves           []move                    // running, by shard; at most one per shard
+	finished        []move                    // the last maxFinished, oldest first
+	lastMove        uint64                    // highest id of a move or an operation
 	restore         *rowraftv1.MetaRestore    // decided, not yet closed in every shard; immutable
 	begun           []byte                    // id of the restore that may be decided; immutable
-	restored        []*rowraftv1.MetaRestored // checkpoints that tables come from, the last restore first; immutable
+	restored        []*rowraftv1.MetaRestored // sources of the tables, last restore first; immutable
 	lastRestore     uint16                    // number of the last restore of single tables
 	trainers        []*rowraftv1.MetaTrainer  // by job and rank, each immutable
 	dropped         []droppedTable            // since the last restore, oldest first; at most maxDropped
-	policies        []*policy                 // of checkpoints, by name
-	runs            []*rowraftv1.MetaRun      // of jobs, by job, each immutable
-	endedRuns       [][]byte                  // that shards are to forget, oldest first; immutable
-	operations      []operation               // by id: those that run and the last that ended; immutable
-	tokens          []*joinToken              // by which machines join, by id; immutable
-	retired         []rowraft.NodeID          // servers that must not come back, oldest first; immutable
+	policies        []*policy                 // checkpoint policies, by name
+	runs            []*rowraftv1.MetaRun      // by job, each immutable
+	endedRuns       [][]byte                  // runs that shards must forget, oldest first; immutable
+	operations      []operation               // by id: running, and the last that ended; immutable
+	tokens          []*joinToken              // join tokens, by id; immutable
+	retired         []rowraft.NodeID          // retired servers, oldest first; immutable
 }
 
 type job struct {
@@ -54,7 +57,7 @@ type worker struct {
 	incarnation uint64
 }
 
-// clone returns a copy that shares no memory that commands change.
+// clone returns a copy that shares no memory that commands change in place.
 func (s *state) clone() *state {
 	c := *s
 	c.cluster.Nodes = slices.Clone(s.cluster.Nodes)
@@ -71,7 +74,7 @@ func (s *state) clone() *state {
 	return &c
 }
 
-// newMap returns the state as an immutable map.
+// newMap returns the cluster map of the state as an immutable copy.
 func (s *state) newMap() (*clustermap.Map, error) {
 	m := s.cluster
 	m.Nodes, m.Shards, m.Tables = slices.Clone(m.Nodes), slices.Clone(m.Shards), slices.Clone(m.Tables)
@@ -133,7 +136,7 @@ func (s *state) putNode(n clustermap.Node) error {
 	return nil
 }
 
-// holdsReplicas reports whether the map knows replicas on a node.
+// holdsReplicas reports whether the map has replicas, or removed replicas, on a node.
 func (s *state) holdsReplicas(id rowraft.NodeID) bool {
 	return slices.ContainsFunc(s.cluster.Shards, func(sh clustermap.Shard) bool {
 		_, has := sh.On(id)
@@ -141,8 +144,8 @@ func (s *state) holdsReplicas(id rowraft.NodeID) bool {
 	})
 }
 
-// createShards lays out the shards. If there are shards already it changes
-// nothing: the leader that proposed it had not yet seen them.
+// createShards stores the shards. It does nothing if there are shards already: the leader that proposed the command had
+// not applied the earlier one.
 func (s *state) createShards(shards []clustermap.Shard, slots []uint8) error {
 	if len(s.cluster.Shards) > 0 {
 		return nil
@@ -177,8 +180,7 @@ func (s *state) createShards(shards []clustermap.Shard, slots []uint8) error {
 	return nil
 }
 
-// createTable adds a table, or returns the one of that name and shape if
-// ifNotExists.
+// createTable adds a table. If ifNotExists is set, it returns an existing table of the same name and shape.
 func (s *state) createTable(t rowraft.Schema, ifNotExists bool) (rowraft.Schema, bool, error) {
 	if err := t.Validate(); err != nil {
 		return t, false, err
@@ -211,8 +213,8 @@ func (s *state) issueIncarnation() rowraft.Incarnation {
 	return s.lastIncarnation
 }
 
-// joinJob gives worker its rank in a job of so many workers: the one it had, or
-// the next free one. Each call gives it a higher incarnation.
+// joinJob returns the rank of a worker in a job: its earlier rank, or the next free one. Each call increments the
+// worker's incarnation.
 func (s *state) joinJob(name, workerName string, workers int) (rank int, incarnation uint64, err error) {
 	switch {
 	case name == "" || workerName == "" || len(name) > maxNameLength || len(workerName) > maxNameLength:

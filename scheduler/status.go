@@ -13,7 +13,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Roles of a replica and states of a node, as they travel.
+// Roles of a replica and states of a node in StatusReply.
 const (
 	roleLeader  = "leader"
 	roleStopped = "stopped"
@@ -23,11 +23,10 @@ const (
 	stateDown    = "down"
 )
 
-// maxLag is how many entries a replica may trail its leader without being
-// called a problem.
+// maxLag is the number of entries by which a replica may be behind its leader without a finding.
 const maxLag = 1000
 
-// Status is the whole cluster at a glance.
+// Status describes the whole cluster.
 func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*rowraftv1.StatusReply, error) {
 	l, err := s.leadingInSync(ctx)
 	if err != nil {
@@ -72,7 +71,7 @@ func stateAfter(silence time.Duration) string {
 	return stateUp
 }
 
-// waitingFor says what a cluster without shards waits for.
+// waitingFor describes what a cluster without shards waits for.
 func (s *Scheduler) waitingFor() string {
 	n := 0
 	if m := s.view.Map(); m != nil {
@@ -84,8 +83,7 @@ func (s *Scheduler) waitingFor() string {
 	return "they are being made"
 }
 
-// findings is what is wrong: by the status that is otherwise complete, and what only
-// the scheduler knows.
+// findings returns the problems of the cluster: those of the complete status, and those that only the scheduler knows.
 func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*rowraftv1.Problem {
 	d := &diagnosis{out: Diagnose(st, time.Now())}
 	if len(m.Shards) == 0 {
@@ -108,7 +106,7 @@ func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*ro
 	return d.out
 }
 
-// textsOf returns the sentences of what is more than a note.
+// textsOf returns the texts of the findings above a note.
 func textsOf(findings []*rowraftv1.Problem) (out []string) {
 	for _, p := range findings {
 		if p.GetSeverity() > aNote {
@@ -137,7 +135,7 @@ func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.Replica
 	return nil
 }
 
-// nodeLabel is what people call a node: its name, or its id if it has none.
+// nodeLabel returns the name of a node for messages, or its id.
 func nodeLabel(n *rowraftv1.Node) string {
 	return cmp.Or(n.GetName(), n.GetId())
 }

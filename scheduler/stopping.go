@@ -11,21 +11,21 @@ import (
 )
 
 const (
-	// haltPatience is how long the trainers of a job that is stopped may take to stand at one
-	// boundary: one of them may have to be found dead first. After that each ends where it is.
+	// haltPatience bounds how long the trainers of a stopped job may take to stop at one boundary: a dead trainer has
+	// to be detected first. After that each trainer stops at its own step.
 	haltPatience = 40 * time.Second
 	haltRetry    = 200 * time.Millisecond
 )
 
-// halt is what is done to stop the trainers of a run at one boundary.
+// halt is the stop of the trainers of a run at one boundary.
 type halt struct {
-	who  []uint64 // incarnations of the trainers that there were
-	over bool     // each may be told to stop by itself
+	who  []uint64 // incarnations of the trainers at the start of the stop
+	over bool     // each trainer may be told to stop on its own
 }
 
-// mayStop says whether a trainer of a run that is stopped may be told so. Those who wait for each other
-// are brought to one boundary before, and told there, all of them, by the call of the first that asks: else each
-// would end behind another step, and a checkpoint of where they end be none to go on from exactly.
+// mayStop reports whether a trainer of a stopped run may be told to stop now. Trainers that synchronize must stop at
+// one boundary: otherwise each stops after another step, and no run can resume exactly from a checkpoint of these
+// states. The call of the first trainer that asks pauses all of them at one boundary and tells all of them to stop.
 func (s *Scheduler) mayStop(ctx context.Context, a *attendee, r *rowraftv1.MetaRun) bool {
 	who := trainingIncarnations(r)
 	if !a.announces || r.GetGeneration() == 0 || r.GetGathering() || len(who) < 2 {
@@ -34,7 +34,7 @@ func (s *Scheduler) mayStop(ctx context.Context, a *attendee, r *rowraftv1.MetaR
 	t := s.attendance
 	t.mu.Lock()
 	h := t.halts[a.id.job]
-	mine := h == nil || !slices.Contains(h.who, a.member.GetIncarnation()) // else a stop before this one
+	mine := h == nil || !slices.Contains(h.who, a.member.GetIncarnation()) // otherwise h is of an earlier stop
 	if mine {
 		h = &halt{who: who}
 		t.halts[a.id.job] = h
@@ -51,13 +51,13 @@ func (s *Scheduler) mayStop(ctx context.Context, a *attendee, r *rowraftv1.MetaR
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h.over = true; ctx.Err() != nil && err != nil && t.halts[a.id.job] == h {
-		delete(t.halts, a.id.job) // the call of another trainer does it
+		delete(t.halts, a.id.job) // the call of another trainer tries again
 	}
 	return true
 }
 
-// haltTogether brings the trainers of a run to one boundary and tells them to stop there. No checkpoint pauses them
-// meanwhile: it would let those continue that are not told yet.
+// haltTogether pauses the trainers of a run at one boundary and tells them to stop there. It claims the job, so that no
+// checkpoint pauses them at the same time: the checkpoint would let trainers continue that are not told yet.
 func (s *Scheduler) haltTogether(ctx context.Context, r *rowraftv1.MetaRun) error {
 	ctx, cancel := context.WithTimeout(ctx, haltPatience)
 	defer cancel()
@@ -77,7 +77,7 @@ func (s *Scheduler) haltTogether(ctx context.Context, r *rowraftv1.MetaRun) erro
 func (s *Scheduler) haltOnce(ctx context.Context, r *rowraftv1.MetaRun) error {
 	now := s.machine.runOf(r.GetJob())
 	if !bytes.Equal(now.GetRun(), r.GetRun()) || !now.GetStopping() {
-		return nil // it has stopped
+		return nil // the run has stopped
 	}
 	if s.generations.of(now.GetRun()).number != now.GetGeneration() {
 		return rowraft.Errorf(rowraft.CodeStarting, "generation %d of job %s is not in the shards", now.GetGeneration(), now.GetJob())
@@ -93,13 +93,13 @@ func (s *Scheduler) haltOnce(ctx context.Context, r *rowraftv1.MetaRun) error {
 		return err
 	}
 	for _, p := range m.members {
-		_ = p.a.stop() // one that has gone is told when it is back
+		_ = p.a.stop() // a trainer that disconnected is told when it reconnects
 	}
 	s.logger.Info("the trainers of a job stop at one step", "job", now.GetJob(), "trainers", len(m.members), "boundary", m.members[0].boundary)
 	return nil
 }
 
-// trainersOf are those who train in a run, if all of them are here.
+// trainersOf returns the training members of a run if all of them are connected, otherwise nil.
 func (s *Scheduler) trainersOf(r *rowraftv1.MetaRun) (out []*attendee) {
 	who := trainingIncarnations(r)
 	for _, a := range s.attendance.list() {
@@ -113,7 +113,7 @@ func (s *Scheduler) trainersOf(r *rowraftv1.MetaRun) (out []*attendee) {
 	return out
 }
 
-// trainingIncarnations are those of the members of the present generation; no other member, of whatever job, has one of them.
+// trainingIncarnations returns the incarnations of the present generation. An incarnation is unique across all jobs.
 func trainingIncarnations(r *rowraftv1.MetaRun) (out []uint64) {
 	for _, m := range r.GetMembers() {
 		if training(m) {
@@ -123,7 +123,7 @@ func trainingIncarnations(r *rowraftv1.MetaRun) (out []uint64) {
 	return out
 }
 
-// stop tells the trainer once that its job is stopped.
+// stop tells the trainer, at most once, that its job is stopped.
 func (a *attendee) stop() error {
 	if a.toldToStop.Swap(true) {
 		return nil
@@ -131,8 +131,8 @@ func (a *attendee) stop() error {
 	return a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Stop{Stop: &rowraftv1.AttendStop{}}})
 }
 
-// ends says whether a trainer that has not parked is about to: its job is stopped, it has left, or it has said that it
-// was told to stop.
+// ends reports whether a trainer that has not parked will park soon: its job is stopped, it has left, or it has
+// reported that it received a stop signal.
 func (s *Scheduler) ends(a *attendee) bool {
 	if a.toldToStop.Load() {
 		return true
@@ -147,21 +147,22 @@ func (s *Scheduler) ends(a *attendee) bool {
 	return m != nil && (r.GetStopping() || !training(m))
 }
 
-// mayEnd says whether a trainer may have been told to stop with others whose checkpoint was over at a moment: it is about to
-// end, or has not said since that it is not. One that says nothing any more loses its lease, and its place here.
+// mayEnd reports whether a trainer may have received the stop signal of other trainers, whose checkpoint was finished
+// at time over. That is so if it will park soon, or if it has not reported since over + stopGrace that it continues. A
+// trainer that reports nothing loses its lease and then its place in attendance.
 func (s *Scheduler) mayEnd(a *attendee, over time.Time) bool {
 	told := over.Add(stopGrace)
 	switch {
 	case s.ends(a):
 		return true
-	case a.member == nil: // it says nothing of itself
+	case a.member == nil: // it sends no beats
 		return time.Now().Before(told)
 	}
 	w, known := s.workers.get(a.member.GetIncarnation())
 	return !known || !w.spoke.After(told)
 }
 
-// stopPatience is how long a trainer that was told to stop waits for those of its job that are about to end.
+// stopPatience returns how long a stopped trainer waits for the trainers of its job that will park soon.
 func (s *Scheduler) stopPatience(a *attendee) time.Duration {
 	lease := DefaultLease
 	if r := s.machine.runOf(a.id.job); r != nil {

@@ -9,41 +9,43 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// maxWriting is how many checkpoints have parts in the shards at a time. A shard has room for one more
-// (shard.MaxParts), because the part of a call that was given up may end a moment late.
+// maxWriting bounds the checkpoints that write shard files at the same time. A shard has room for one more
+// (shard.MaxParts), because the file of a cancelled call may end a moment late.
 const maxWriting = 3
 
-// taskPhase is how far a task is, and so which others it excludes.
+// taskPhase is the progress of a task. It decides which other tasks the task excludes.
 type taskPhase int
 
 const (
-	// opens: a checkpoint looks at its destination. It excludes others to the same destination, also later.
+	// opens: the checkpoint checks its destination. From here on it excludes other tasks to the same destination.
 	opens taskPhase = iota
-	// writes: a checkpoint may have parts in the shards. It excludes restores, and there are maxWriting at most.
+	// writes: the checkpoint may have files in the shards. It excludes restores. At most maxWriting tasks are in this
+	// phase or in cuts.
 	writes
-	// cuts: a checkpoint also lets trainers and pushes wait. No destination is waited for meanwhile, so this is short.
+	// cuts: trainers and pushes wait for the checkpoint. It waits for no destination in this phase, so the phase is
+	// short.
 	cuts
-	// restores: a restore excludes checkpoints and restores.
+	// restores: a restore. It excludes checkpoints beyond the phase opens, and other restores.
 	restores
 )
 
-// task is a checkpoint, a restore or the run of a policy.
+// task is one checkpoint, one restore or one run of a policy.
 type task struct {
 	what        string // for messages
-	destination string // of a checkpoint; "" if it does not matter
+	destination string // of a checkpoint; "": the task has none
 	since       time.Time
 	at          taskPhase // guarded by tasks.mu
 }
 
-// tasks are the checkpoints and restores of this leader. A destination that hangs keeps no checkpoint to another one
-// waiting. It keeps a restore waiting if it hangs after the cut, for no longer than a depot may hang.
+// tasks holds the running checkpoints and restores of this leader, and decides which may run together. A destination
+// that hangs delays no checkpoint to another destination. It delays a restore if it hangs after the cut, for at most
+// the time limit of a depot.
 type tasks struct {
 	mu   sync.Mutex
 	list []*task // oldest first
 }
 
-// inTheWay returns the oldest task that keeps o from a phase, nil if there is none.
-// REQUIRES: mu is held.
+// inTheWay returns the oldest task that excludes o from a phase, nil if there is none. REQUIRES: mu is held.
 func (l *tasks) inTheWay(o *task, to taskPhase) *task {
 	var first *task
 	writing := 0
@@ -72,7 +74,7 @@ func (l *tasks) inTheWay(o *task, to taskPhase) *task {
 	return first
 }
 
-// try brings o to a phase, unless another task is in the way, which it returns.
+// try moves o to a phase. If another task excludes that, try returns that task and changes nothing.
 func (l *tasks) try(o *task, to taskPhase) *task {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,9 +89,9 @@ func (l *tasks) try(o *task, to taskPhase) *task {
 	return nil
 }
 
-// enter is try that waits. Without an error, or once an earlier call had none, leave must follow.
+// enter is try with a wait. After the first call without an error, the caller must call leave.
 //
-// Errors: CodeOverloaded after patience; that of ctx.
+// Errors: CodeOverloaded after patience; the error of ctx.
 func (l *tasks) enter(ctx context.Context, patience time.Duration, o *task, to taskPhase) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -110,14 +112,14 @@ func (l *tasks) enter(ctx context.Context, patience time.Duration, o *task, to t
 	}
 }
 
-// back returns o from cuts to writes, which excludes less.
+// back moves o from cuts to writes, which excludes less.
 func (l *tasks) back(o *task) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	o.at = writes
 }
 
-// leave ends o.
+// leave removes o.
 func (l *tasks) leave(o *task) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,15 +15,15 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Defaults of what a token is asked for.
+// Defaults of a request for a token.
 const (
 	defaultTokenTTL = time.Hour
 	defaultCertLife = 90 * 24 * time.Hour
 	joinTimeout     = 20 * time.Second
 )
 
-// Certificates answers the services of join tokens: Certificates, for who has a
-// certificate, and Entrance, for who has none yet.
+// Certificates implements the services of join tokens: Certificates for callers with a certificate, and Entrance for
+// callers without one.
 type Certificates struct {
 	rowraftv1.UnimplementedCertificatesServer
 	rowraftv1.UnimplementedEntranceServer
@@ -32,15 +32,15 @@ type Certificates struct {
 	strangers rpc.Throttle
 }
 
-// Certificates is the service of join tokens.
+// Certificates returns the services of join tokens.
 func (s *Scheduler) Certificates() *Certificates { return s.certificates }
 
-// errToken is what everybody is told whose token does not let him in, whatever is wrong.
+// errToken is the only error for a token that is refused, so that a caller cannot find out what is wrong with it.
 func errToken() error {
 	return rowraft.Errorf(rowraft.CodeDenied, "the token lets nobody in like this: it is unknown, has expired, is used up, or is for another name; `rowraft token list` shows an admin which tokens there are")
 }
 
-// signer is the CA whose key this server has.
+// signer returns the CA whose key this server has.
 func (c *Certificates) signer() (*certs.CA, error) {
 	if c.s.opts.CA == nil {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the leader of the scheduler (%s) has no key to sign certificates with: start each server with a scheduler with --ca-key, or make certificates with `rowraft cert` where the key is", c.s.opts.Self.Addr)
@@ -48,7 +48,7 @@ func (c *Certificates) signer() (*certs.CA, error) {
 	return c.s.opts.CA, nil
 }
 
-// CreateToken makes a token.
+// CreateToken creates a token and returns it with its secret, which the cluster does not store.
 func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTokenRequest) (*rowraftv1.CreateTokenReply, error) {
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTok
 	return &rowraftv1.CreateTokenReply{Token: t, Secret: secret.String()}, nil
 }
 
-// ListTokens tells all tokens, without their secrets.
+// ListTokens returns all tokens, without their secrets.
 func (c *Certificates) ListTokens(ctx context.Context, _ *rowraftv1.ListTokensRequest) (*rowraftv1.ListTokensReply, error) {
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (c *Certificates) ListTokens(ctx context.Context, _ *rowraftv1.ListTokensRe
 	return reply, nil
 }
 
-// DeleteToken ends a token.
+// DeleteToken deletes a token.
 func (c *Certificates) DeleteToken(ctx context.Context, req *rowraftv1.DeleteTokenRequest) (*rowraftv1.DeleteTokenReply, error) {
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err
@@ -117,8 +117,8 @@ func (c *Certificates) DeleteToken(ctx context.Context, req *rowraftv1.DeleteTok
 	return reply, c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{DeleteToken: &rowraftv1.MetaDeleteToken{Id: req.GetId()}}})
 }
 
-// Join gives a certificate to who has a token. A server that does not lead passes a
-// stranger on to the one that does, who does not know its address.
+// Join signs a certificate for a caller with a token. A server that does not lead forwards the call of a caller without
+// a certificate to the leader, because that caller does not know the leader's address.
 func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*rowraftv1.JoinReply, error) {
 	stranger := c.stranger(ctx)
 	if stranger != nil && !c.strangers.Allow(stranger, time.Now()) {
@@ -177,7 +177,7 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	return &rowraftv1.JoinReply{Certificate: cert, Ca: c.s.opts.TLS.CA()}, nil
 }
 
-// stranger is the address of a caller without a certificate, nil of any other.
+// stranger returns the address of a caller without a certificate, nil for other callers.
 func (c *Certificates) stranger(ctx context.Context) net.Addr {
 	caller := rpc.CallerOf(ctx)
 	if p, ok := peer.FromContext(ctx); ok && caller != nil && caller.Role == rpc.Stranger {
@@ -186,7 +186,7 @@ func (c *Certificates) stranger(ctx context.Context) net.Addr {
 	return nil
 }
 
-// leader is the address of another server that leads the scheduler; "" if none is known.
+// leader returns the address of the server that leads the scheduler; "" if it is unknown or this server.
 func (c *Certificates) leader() string {
 	l := c.s.log.Load()
 	if l == nil {
@@ -206,7 +206,7 @@ func (c *Certificates) passOn(ctx context.Context, leader string, req *rowraftv1
 	return rowraftv1.NewEntranceClient(conn).Join(ctx, req)
 }
 
-// RenewCertificate gives the caller its certificate anew.
+// RenewCertificate signs a new certificate with the identity of the caller's present one.
 func (c *Certificates) RenewCertificate(ctx context.Context, _ *rowraftv1.RenewCertificateRequest) (*rowraftv1.RenewCertificateReply, error) {
 	if _, err := c.s.leadingInSync(ctx); err != nil {
 		return nil, err

@@ -22,19 +22,19 @@ const (
 	maxTokenNames = 64 // tables
 	minTokenTTL   = time.Minute
 	maxTokenTTL   = 30 * 24 * time.Hour
-	minCertLife   = 4 * time.Hour // a connection lives for one, and renewing begins with a third left
+	minCertLife   = 4 * time.Hour // a connection lives as long as its certificate, and renewal begins with a third left
 	maxCertLife   = 366 * 24 * time.Hour
 )
 
-// joinToken is a token with what its secret is held against; immutable.
+// joinToken is a token with the hash of its secret. It is immutable.
 type joinToken = rowraftv1.MetaToken
 
 func (s *state) findToken(id string) (int, bool) {
 	return slices.BinarySearchFunc(s.tokens, id, func(t *joinToken, id string) int { return cmp.Compare(t.GetToken().GetId(), id) })
 }
 
-// checkToken reports what no token can be. Every member must see it alike, whatever its
-// version: docs/formats/metadata.md has the rules.
+// checkToken refuses an invalid token. Every member must get the same result, in every version:
+// docs/formats/metadata.md has the rules.
 func checkToken(m *joinToken) error {
 	t := m.GetToken()
 	bad := func(format string, args ...any) error {
@@ -62,7 +62,7 @@ func checkToken(m *joinToken) error {
 	return who.Check()
 }
 
-// createToken adds a token, and drops those that have expired by its creation.
+// createToken adds a token and deletes those that have expired at its creation time.
 func (s *state) createToken(c *rowraftv1.MetaCreateToken) error {
 	t := c.GetToken()
 	if err := checkToken(t); err != nil {
@@ -84,7 +84,7 @@ func (s *state) createToken(c *rowraftv1.MetaCreateToken) error {
 	return nil
 }
 
-// useToken notes a use. The same key uses a token once, however often it comes.
+// useToken records a use. Repeated uses by the same key count once.
 func (s *state) useToken(c *rowraftv1.MetaUseToken) error {
 	i, found := s.findToken(c.GetId())
 	use := c.GetUse()
@@ -122,7 +122,7 @@ func (s *state) deleteToken(id string) error {
 	return nil
 }
 
-// tokensFromProto checks what a snapshot says of tokens.
+// tokensFromProto loads the tokens of a snapshot and checks them.
 func (s *state) tokensFromProto(p *rowraftv1.MetaState) error {
 	s.tokens = p.GetTokens()
 	for i, t := range s.tokens {
@@ -145,15 +145,15 @@ func (s *state) tokensFromProto(p *rowraftv1.MetaState) error {
 	return nil
 }
 
-// tokens returns all of them by id.
+// tokens returns all tokens by id.
 func (m *machine) tokens() []*joinToken {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.tokens // never changed in place
 }
 
-// tokenOf returns the token whose secret this is, nil if there is none. It takes as long
-// for an id that there is not as for a wrong secret.
+// tokenOf returns the token with this id and secret, nil if there is none. It takes the same time for an unknown id as
+// for a wrong secret, so that a caller cannot find out which ids exist.
 func (m *machine) tokenOf(id string, secret []byte) *rowraftv1.JoinToken {
 	var none [sha256.Size]byte
 	want, token := none[:], (*rowraftv1.JoinToken)(nil)

@@ -5,13 +5,14 @@ import (
 	"fmt"
 )
 
-// turn is a lock whose holder may wait for other servers: who wants it waits no longer than its ctx,
-// and in virtual time the clock goes on meanwhile, which a mutex stops.
+// turn is a mutex for code that calls other servers while it holds it. A caller waits no longer than its ctx. A
+// sync.Mutex would also stop virtual time in tests (testing/synctest), which advances while a goroutine waits for a
+// channel but not while it waits for a mutex.
 type turn chan struct{}
 
 func newTurn() turn { return make(turn, 1) }
 
-// take waits for the turn. Without an error give must follow.
+// take locks. Without an error the caller must call give.
 func (t turn) take(ctx context.Context) error {
 	select {
 	case t <- struct{}{}:

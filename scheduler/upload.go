@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	// statePatience is how long a trainer may take to send the next piece of its state.
+	// statePatience bounds how long a trainer may take to send the next chunk of its state.
 	statePatience = 30 * time.Second
-	// minStateRate is how fast the state of a job that can be left out must come, in bytes per second.
+	// minStateRate is the minimum rate, in bytes per second, for the state of a job that may be left out.
 	minStateRate = 256 << 10
 )
 
-// upload is a piece of a trainer's state, or the error that ended the call that brought it.
+// upload is one chunk of a trainer's state, or the error that ended the call.
 type upload struct {
 	piece *rowraftv1.SendStateRequest
 	err   error
 }
 
-// SendState passes the state of a trainer on to the checkpoint that wants it.
+// SendState forwards the state of a trainer to the checkpoint that requested it.
 func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
 	first, err := stream.Recv()
 	if err != nil {
@@ -70,7 +70,7 @@ func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.Send
 	}
 }
 
-// store writes the states of the trainers, which send them now, with the rows.
+// store receives the states of the trainers and writes them to the destination.
 func (m *muster) store(ctx context.Context, d depot.Depot, name string, tag []byte) error {
 	for i, p := range m.members {
 		p.blob = checkpoint.Blob{Name: blobOf(p.a.id), File: checkpoint.File{Name: fmt.Sprintf("trainer-%04d-%x", i, tag)}}
@@ -95,13 +95,12 @@ func (m *muster) store(ctx context.Context, d depot.Depot, name string, tag []by
 	})
 }
 
-// unsentError reports that a trainer has not sent its state.
+// unsentError means that a trainer did not send its state.
 type unsentError struct{ error }
 
 func (e *unsentError) Unwrap() error { return e.error }
 
-// destinationError reports that the destination of a checkpoint has failed, so the checkpoint fails and not one of its
-// jobs.
+// destinationError means that the destination of a checkpoint failed. It fails the checkpoint and leaves no job out.
 type destinationError struct{ error }
 
 func (e *destinationError) Unwrap() error { return e.error }
@@ -111,10 +110,10 @@ func ofDestination(err error) bool {
 	return is
 }
 
-// blobOf is what docs/formats/trainer-state.md calls the state of a trainer.
+// blobOf returns the name of a trainer's state in a checkpoint (docs/formats/trainer-state.md).
 func blobOf(id trainerID) string { return fmt.Sprintf("trainer/%s/%d", id.job, id.rank) }
 
-// receive takes the pieces of a state until the last. One that nobody must wait for has to come at a minimum rate.
+// receive receives the chunks of a state until the last. If bounded is set, the state must arrive at minStateRate.
 func (p *paused) receive(ctx context.Context, w io.Writer, patience time.Duration, bounded bool) error {
 	if bounded {
 		var cancel context.CancelFunc
@@ -138,7 +137,7 @@ func (p *paused) receive(ctx context.Context, w io.Writer, patience time.Duratio
 	}
 }
 
-// nextPiece waits for the next piece of a state.
+// nextPiece waits for the next chunk of a state.
 func (p *paused) nextPiece(ctx context.Context, patience time.Duration) (*rowraftv1.SendStateRequest, error) {
 	quiet := time.NewTimer(patience)
 	defer quiet.Stop()
@@ -159,7 +158,7 @@ func (p *paused) nextPiece(ctx context.Context, patience time.Duration) (*rowraf
 	return nil, &unsentError{why}
 }
 
-// summed counts and hashes what goes through it.
+// summed counts and hashes the bytes that it writes to dst.
 type summed struct {
 	dst  io.Writer
 	hash hash.Hash

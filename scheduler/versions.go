@@ -15,11 +15,10 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// A cluster is upgraded server by server, and a replica that cannot apply an entry
-// stops. So the cluster logs only what every server understands: each server sends with
-// its registration and its heartbeats the newest format version that it understands, and
-// the scheduler logs the lowest of them once it has heard all. This version only rises.
-// From then on a server that understands less is refused.
+// A cluster is upgraded server by server, and a replica that cannot apply an entry stops. So the cluster logs only
+// entries that every server supports. Each server sends the newest format version that it supports, with its
+// registration and its heartbeats. When the scheduler has the version of all servers, it logs the lowest one. This
+// version only rises. From then on the cluster refuses a server that supports less.
 
 // versionsWait is how long a new leader waits for the versions of silent servers
 // before it makes the shards of a new cluster without them.

@@ -8,17 +8,17 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// View is the newest map a server knows. Safe for concurrent use.
+// View holds the newest map that a server knows. Safe for concurrent use.
 type View struct {
 	mu      sync.Mutex
 	newest  *clustermap.Map
 	changed chan struct{} // closed and replaced when newest changes
 }
 
-// NewView returns a view that knows nothing.
+// NewView returns a view without a map.
 func NewView() *View { return &View{changed: make(chan struct{})} }
 
-// Set makes m the newest map, unless a newer or an equal version is known.
+// Set makes m the newest map, unless the view has the same or a newer version.
 func (v *View) Set(m *clustermap.Map) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -36,15 +36,14 @@ func (v *View) Map() *clustermap.Map {
 	return m
 }
 
-// Changed returns the newest map and a channel that is closed once there is a
-// newer one.
+// Changed returns the newest map and a channel that is closed when there is a newer one.
 func (v *View) Changed() (*clustermap.Map, <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.newest, v.changed
 }
 
-// Wait returns the first map newer than known, or nil when ctx ends before.
+// Wait returns the first map that is newer than known, or nil if ctx ends first.
 func (v *View) Wait(ctx context.Context, known rowraft.MapVersion) *clustermap.Map {
 	for {
 		m, changed := v.Changed()
