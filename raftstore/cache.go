@@ -6,27 +6,26 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// entryCache keeps the most recent log entries of all groups of a node, bounded
-// by bytes. It replaces raft.LogCache, which counts entries per group: 512 of
-// 512 KiB are 256 MiB a group. Replication and apply read entries right after
-// they were stored, so the oldest is dropped first and nothing is ever promoted.
+// entryCache holds the newest log entries of all groups of a node, up to a number of bytes. It replaces raft.LogCache,
+// which counts entries per group: 512 entries of 512 KiB are 256 MiB for each group. Replication and apply read entries
+// soon after they were stored. So the cache drops the oldest entry first and never moves an entry to the front.
 type entryCache struct {
 	limitBytes int64
 
 	mu    sync.Mutex
 	bytes int64
-	stamp uint64      // of the last entry put
-	fifo  []cacheItem // ring of what was put, oldest at head
+	stamp uint64      // of the newest entry
+	fifo  []cacheItem // ring of the entries put, oldest at head
 	head  int
 	n     int
 }
 
-// cacheItem is a place in the ring. It does not hold the entry: behind the live
-// entry of a quiet group there may be any number of places whose entries are gone.
+// cacheItem is a slot of the ring. It does not hold the entry: behind the live entry of an idle group there may be any
+// number of slots whose entries are dropped.
 type cacheItem struct {
 	group *groupCache
 	index uint64
-	stamp uint64 // tells a replaced or dropped entry from the cached one
+	stamp uint64 // differs from the stamp of a later entry with the same index
 }
 
 // cached is an entry in the cache.
@@ -35,13 +34,13 @@ type cached struct {
 	stamp uint64
 }
 
-// groupCache is the part of one group; its map is guarded by entryCache.mu.
+// groupCache is the part of one group. entryCache.mu guards its map.
 type groupCache struct {
 	all  *entryCache
 	logs map[uint64]*cached
 }
 
-// cacheOverheadBytes is what an entry costs beyond its data: raft.Log, map and ring.
+// cacheOverheadBytes is the cost of an entry in addition to its data: raft.Log, map and ring.
 const cacheOverheadBytes = 256
 
 func newEntryCache(limitBytes int64) *entryCache { return &entryCache{limitBytes: limitBytes} }
@@ -52,7 +51,7 @@ func (c *entryCache) group() *groupCache {
 
 func entryBytes(l *raft.Log) int64 { return int64(len(l.Data)+len(l.Extensions)) + cacheOverheadBytes }
 
-// put remembers logs. Their data must never change afterwards.
+// put adds logs to the cache. Their data must not change afterwards.
 func (g *groupCache) put(logs []*raft.Log) {
 	c := g.all
 	if c.limitBytes == 0 {
@@ -65,11 +64,11 @@ func (g *groupCache) put(logs []*raft.Log) {
 			c.bytes -= entryBytes(&old.log)
 		}
 		c.stamp++
-		g.logs[l.Index] = &cached{*l, c.stamp} // a copy: raft goes on writing to the log of a future
+		g.logs[l.Index] = &cached{*l, c.stamp} // a copy: raft continues to write to the log of a future
 		c.bytes += entryBytes(l)
 		c.pushLocked(cacheItem{g, l.Index, c.stamp})
 	}
-	// The second condition bounds ring places of entries that were removed.
+	// The second condition bounds the ring slots of entries that were removed.
 	for c.n > 0 && (c.bytes > c.limitBytes || int64(c.n) > c.limitBytes/cacheOverheadBytes) {
 		c.dropLocked(c.popLocked())
 	}
@@ -86,7 +85,7 @@ func (g *groupCache) get(index uint64, out *raft.Log) bool {
 	return true
 }
 
-// remove forgets the entries from min to max.
+// remove deletes the entries from min to max.
 func (g *groupCache) remove(min, max uint64) {
 	c := g.all
 	c.mu.Lock()
@@ -97,8 +96,7 @@ func (g *groupCache) remove(min, max uint64) {
 			delete(g.logs, i)
 		}
 	}
-	// What was dropped at the head may leave the ring; the rest is skipped when
-	// its turn comes.
+	// Slots at the head without an entry can leave the ring now. The others are skipped when they reach the head.
 	for c.n > 0 {
 		if c.fifo[c.head].entry() != nil {
 			break
@@ -107,7 +105,7 @@ func (g *groupCache) remove(min, max uint64) {
 	}
 }
 
-// entry returns the entry of a place, nil if it is gone.
+// entry returns the entry of a slot, nil if it was dropped.
 func (it cacheItem) entry() *cached {
 	if e := it.group.logs[it.index]; e != nil && e.stamp == it.stamp {
 		return e

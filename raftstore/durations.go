@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// durationBounds are the upper ends of the buckets of durations.
+// durationBounds are the upper bounds of the histogram's buckets.
 var durationBounds = [...]time.Duration{
 	250 * time.Microsecond, 500 * time.Microsecond, time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
 	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2500 * time.Millisecond,
 }
 
-// durations counts how long something took. Any goroutine may observe and read.
+// durations is a histogram of durations. Safe for concurrent use.
 type durations struct {
 	counts [len(durationBounds) + 1]atomic.Uint64
 	sum    atomic.Int64
@@ -26,11 +26,11 @@ func (d *durations) observe(took time.Duration) {
 	d.sum.Add(int64(took))
 }
 
-// Histogram is what durations has counted, as Prometheus wants it.
+// Histogram is a snapshot of a durations, in the form that Prometheus uses.
 type Histogram struct {
 	Count   uint64
 	Sum     time.Duration
-	Buckets map[float64]uint64 // upper end in seconds → how many took at most so long
+	Buckets map[float64]uint64 // upper bound in seconds → number of durations up to it
 }
 
 func (d *durations) histogram() Histogram {
@@ -44,5 +44,5 @@ func (d *durations) histogram() Histogram {
 	return h
 }
 
-// LogWrites tells how long the log writes of all groups took, each with its fsync.
+// LogWrites returns the durations of the log writes of all groups, including the fsync.
 func (s *Store) LogWrites() Histogram { return s.logWrites.histogram() }

@@ -45,26 +45,26 @@ type fsm struct {
 	// next one (processLogs, raft 1.7.3); the fsm applies nothing behind such a gap.
 	stopping atomic.Bool
 
-	// moved is called when applied has moved.
+	// moved is called after applied has changed.
 	moved func()
 }
 
 var _ raft.BatchingFSM = (*fsm)(nil)
 
-// configuration is the member list of a group as one log entry made it.
+// configuration is the list of members as one log entry set it.
 type configuration struct {
 	index   uint64
 	servers []raft.Server
 }
 
-// configured notes a committed configuration.
+// configured records a committed configuration if it is newer than the known one.
 func (f *fsm) configured(index uint64, c raft.Configuration) {
 	if old := f.members.Load(); old == nil || old.index < index {
 		f.members.Store(&configuration{index, c.Servers})
 	}
 }
 
-// fsmFailure is the response of entries that were not applied.
+// fsmFailure is the response for entries that were not applied.
 type fsmFailure struct{}
 
 func newFSM(m StateMachine, l *ledger, fatal func(error), restored func(index, term uint64)) *fsm {
@@ -73,7 +73,7 @@ func newFSM(m StateMachine, l *ledger, fatal func(error), restored func(index, t
 	return f
 }
 
-// restarted is called before a new raft instance begins to pass entries.
+// restarted resets passed. Call it before a new raft instance passes entries.
 func (f *fsm) restarted() { f.passed = 0 }
 
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
@@ -97,7 +97,7 @@ func (f *fsm) applyOne(l *raft.Log) any {
 		return nil
 	case !f.ledger.advance(applied, l.Index):
 		if f.stopping.Load() {
-			return fsmFailure{} // raft has dropped what comes before
+			return fsmFailure{} // raft has dropped the entries before this one
 		}
 		return f.fail(rowraft.Errorf(rowraft.CodeInternal, "gap in the log: entry %d came after %d", l.Index, applied))
 	}
@@ -118,7 +118,7 @@ func (f *fsm) applyOne(l *raft.Log) any {
 	return out
 }
 
-// call applies l and turns a panic into an error.
+// call applies l and converts a panic to an error.
 func (f *fsm) call(l *raft.Log) (out any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -138,9 +138,8 @@ func (f *fsm) fail(err error) any {
 	return fsmFailure{}
 }
 
-// snapshotHeaderBytes precede the machine's own bytes in a snapshot: magic, and
-// the AppliedIndex of the machine. The index comes from the data, not from the
-// name of a directory (rqlite #2747).
+// A snapshot begins with a header of snapshotHeaderBytes: the magic and the AppliedIndex of the machine. The index
+// comes from the data, not from the name of a directory (rqlite #2747).
 const (
 	snapshotHeaderBytes = 16
 	snapshotMagic       = "rowraftS"
@@ -150,8 +149,8 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	if f.failed.Load() {
 		return nil, errors.New("the state machine failed before")
 	}
-	// Raft would give the snapshot the index that it has come to, and cut the log
-	// there; the state is that of a later one.
+	// During a replay raft would label the snapshot with passed and cut the log there, but the state is that of
+	// applied.
 	if applied := f.applied.Load(); f.passed < applied {
 		return nil, fmt.Errorf("raft replays entry %d of %d after a restart in place: there is no state to save in between", f.passed, applied)
 	}
@@ -188,8 +187,8 @@ func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
 
 func (s *fsmSnapshot) Release() { s.once.Do(s.snap.Release) }
 
-// Restore replaces the machine's state, unless the machine has seen more of the
-// log than the snapshot holds, as after a restart in place.
+// Restore replaces the machine's state with that of a snapshot. It does nothing if the machine has seen the log beyond
+// the snapshot, as after a restart in place.
 func (f *fsm) Restore(rc io.ReadCloser) error {
 	src, err := snapshotOf(rc)
 	if err != nil {
@@ -228,17 +227,17 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 		return err
 	}
 	f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
-	f.restored(src.meta.Index, src.meta.Term) // before applied: from then on another snapshot of this index is declined
+	f.restored(src.meta.Index, src.meta.Term) // before applied: then a snapshot of this index is declined
 	f.applied.Store(src.meta.Index)
 	f.passed = max(f.passed, src.meta.Index)
-	if applied > 0 && f.installed != nil { // at 0 the replica starts
+	if applied > 0 && f.installed != nil { // 0: the replica is starting
 		f.installed(applied, src.meta.Index)
 	}
 	f.moved()
 	return nil
 }
 
-// snapshotOf finds our reader below the counting one that raft passes.
+// snapshotOf returns our reader from below the counting reader that raft passes.
 func snapshotOf(rc io.ReadCloser) (*snapshotReader, error) {
 	for {
 		switch r := rc.(type) {

@@ -18,11 +18,10 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
-// Group is one replica of one Raft group. All methods are safe for concurrent
-// use.
+// Group is one replica of one Raft group. All methods are safe for concurrent use.
 //
-// Lock order: life, then leadership.mu or an instance's mu. life is held across
-// I/O: it only serialises start, restart and close. The supervisor only tries it.
+// Lock order: life before leadership.mu or an instance's mu. life is held across I/O, but only start, restart and close
+// wait for it. The supervisor uses TryLock, because Close holds life while it waits for the supervisor.
 type Group struct {
 	store   *Store
 	cfg     GroupConfig
@@ -45,7 +44,7 @@ type Group struct {
 	run      atomic.Pointer[instance] // nil while raft does not run
 
 	failOnce sync.Once
-	failure  atomic.Pointer[error] // why the group stopped for good
+	failure  atomic.Pointer[error] // error that stopped the group forever
 	dead     chan struct{}         // closed with failure
 	stop     chan struct{}         // closed by Close
 	wg       sync.WaitGroup        // supervisor, leadership
@@ -56,18 +55,18 @@ type Group struct {
 	leadership    leadership
 	snapshotAt    atomic.Uint64 // raft index of the last snapshot of this replica
 	snapshotBytes atomic.Int64  // its size
-	snapRetryAt   atomic.Int64  // no snapshot before this time, in Unix ns
-	snapWanted    atomic.Bool   // a corrupt snapshot must be replaced
-	snapHurry     atomic.Bool   // the snapshot that is taken replaces one
+	snapRetryAt   atomic.Int64  // no snapshot before this time, Unix ns
+	snapWanted    atomic.Bool   // a new snapshot must replace a damaged one
+	snapHurry     atomic.Bool   // the running snapshot replaces a damaged one, so it must not yield
 	snapBusy      atomic.Bool
-	wantRestart   chan string // capacity 1, to the supervisor
+	wantRestart   chan string // capacity 1; read by the supervisor
 
 	restarts atomic.Int64
-	installs atomic.Int64 // snapshots of the leader that took this replica forwards
+	installs atomic.Int64 // snapshots from the leader that replaced older state
 }
 
-// latch is a mutex that is held across waits: whoever waits for it waits on a
-// channel, so that virtual time goes on (testing/synctest). Its capacity is 1.
+// latch is a mutex that is held across waits. Its waiters wait on a channel, which lets virtual time advance
+// (testing/synctest). Its capacity is 1.
 type latch chan struct{}
 
 func (l latch) Lock()   { l <- struct{}{} }
@@ -82,8 +81,7 @@ func (l latch) TryLock() bool {
 	}
 }
 
-// openGroup opens log and snapshots and starts raft. fresh says that the
-// directory was made just now.
+// openGroup opens the log and the snapshots and starts raft. fresh means that the directory was just created.
 // REQUIRES: the group is claimed.
 func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh bool) (_ *Group, err error) {
 	g := &Group{
@@ -104,7 +102,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		return nil, err
 	}
 	g.watch = &snapshotWatch{snapshotStore: g.snaps, took: g.noteSnapshot, limit: s.opts.WedgeTimeout / 2, want: func() {
-		if g.glog.started.Load() { // a start may find none
+		if g.glog.started.Load() { // a start may find no snapshot
 			g.snapWanted.Store(true)
 		}
 	}}
@@ -140,7 +138,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 			g.noteSnapshot(list[0])
 		}
 	}
-	g.leadership.init() // raft may elect this replica before startRaft returns
+	g.leadership.init() // before startRaft: raft may elect this replica before it returns
 	if err := g.startRaft(); err != nil {
 		return nil, err
 	}
@@ -156,7 +154,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	return g, nil
 }
 
-// prepare founds a new group, or checks that the files of an old one agree.
+// prepare bootstraps a new group, or checks that the files of an existing one fit together.
 // REQUIRES: the group is claimed.
 func (g *Group) prepare(s *Store, rec groupRecord, fresh bool) error {
 	if fresh {
@@ -177,7 +175,7 @@ func (g *Group) prepare(s *Store, rec groupRecord, fresh bool) error {
 	return g.reconcile()
 }
 
-// bootstrap writes the first log entry: the founding members.
+// bootstrap writes the first log entry, which has the founding members.
 func (g *Group) bootstrap() error {
 	var conf raft.Configuration
 	for _, m := range g.cfg.Bootstrap {
@@ -188,10 +186,9 @@ func (g *Group) bootstrap() error {
 	return raft.BootstrapCluster(g.raftConfig(g.store.Profile().Heartbeat, g.store.Profile().Heartbeat, nil), g.glog, g.glog, g.snaps, nil, conf)
 }
 
-// reconcile finishes what a crash interrupted between storing a snapshot that the
-// leader sent and clearing the log: a log that ends before the newest snapshot, or
-// disagrees with it, is cleared. Raft would append behind the gap instead, which
-// a monotonic log refuses, for ever.
+// reconcile completes an install of a leader's snapshot that a crash interrupted between the write of the snapshot and
+// the clearing of the log. It clears a log that ends before the newest snapshot or has another entry at its index.
+// Otherwise raft would append after the gap, and a monotonic log refuses that forever.
 func (g *Group) reconcile() error {
 	first, err := g.inner.FirstIndex()
 	if err != nil {
@@ -237,7 +234,7 @@ func (g *Group) reconcile() error {
 	return g.inner.DeleteRange(first, last)
 }
 
-// newestSnapshotIndex is the highest index of any snapshot directory, good or bad.
+// newestSnapshotIndex returns the highest index of any snapshot directory, good or damaged.
 func (g *Group) newestSnapshotIndex() (uint64, error) {
 	entries, err := g.snaps.disk.ReadDir(g.snaps.dir)
 	if err != nil {
@@ -253,13 +250,14 @@ func (g *Group) newestSnapshotIndex() (uint64, error) {
 	return newest, nil
 }
 
-// raftSnapshotThreshold keeps raft from taking snapshots by its own count.
+// raftSnapshotThreshold disables raft's own snapshots, which count entries.
 const raftSnapshotThreshold = 1 << 62
 
-// sentEntries is how many raft puts into one message to a follower: entries are large.
+// sentEntries bounds the entries in one AppendEntries: entries are large.
 const sentEntries = 32
 
-// raftConfig has the lease that goes with the heartbeat started, and another heartbeat, not below it.
+// raftConfig returns the configuration for a heartbeat. The lease is that of the heartbeat started, because raft cannot
+// change it while it runs. heartbeat must not be less than that lease.
 func (g *Group) raftConfig(heartbeat, started time.Duration, notify chan<- bool) *raft.Config {
 	p := g.store.Profile().stretched(started)
 	c := raft.DefaultConfig()
@@ -273,20 +271,20 @@ func (g *Group) raftConfig(heartbeat, started time.Duration, notify chan<- bool)
 	c.ShutdownOnRemove = false
 	c.SnapshotThreshold = raftSnapshotThreshold
 	c.SnapshotInterval = time.Hour
-	c.TrailingLogs = 0 // set by bytes before each snapshot
+	c.TrailingLogs = 0 // snapshot sets it, by bytes
 	c.NotifyCh = notify
 	c.NoLegacyTelemetry = true
 	c.Logger = &hclogger{log: g.log, name: "raft", rate: g.logRate}
 	return c
 }
 
-// startRaft runs a new raft instance on the group's stores and machine.
+// startRaft starts a new raft instance on the group's stores and machine.
 // REQUIRES: life is held, or the group is not published yet.
 func (g *Group) startRaft() (err error) {
 	heartbeat, started := g.startTimers()
 	n := newInstance(g, heartbeat)
 	defer func() {
-		if p := recover(); p != nil { // NewRaft panics when a log entry cannot be read
+		if p := recover(); p != nil { // NewRaft panics when it cannot read a log entry
 			err = rowraft.Errorf(rowraft.CodeCorrupt, "start raft: %v", p)
 		}
 		if err != nil {
@@ -325,10 +323,10 @@ func (g *Group) startRaft() (err error) {
 	return nil
 }
 
-// restart replaces the raft instance by a new one on the same stores and machine.
-// It is logged at level: an error is what should never be needed.
+// restart replaces the raft instance with a new one on the same stores and machine. level is the level of the log
+// message: Error for restarts that should never be necessary.
 func (g *Group) restart(level slog.Level, reason string) {
-	if !g.life.TryLock() { // Close has it, and waits for the supervisor
+	if !g.life.TryLock() { // Close holds life and waits for the supervisor, which may call this
 		return
 	}
 	defer g.life.Unlock()
@@ -337,7 +335,7 @@ func (g *Group) restart(level slog.Level, reason string) {
 		return
 	}
 	g.log.Log(context.Background(), level, "restarting the group in place", "reason", reason)
-	if level > slog.LevelInfo { // not as planned
+	if level > slog.LevelInfo { // not planned
 		g.restarts.Add(1)
 	}
 	g.run.Store(nil)
@@ -350,7 +348,7 @@ func (g *Group) restart(level slog.Level, reason string) {
 	}
 }
 
-// requestRestart has the supervisor restart the group.
+// requestRestart asks the supervisor to restart the group. It does not wait.
 func (g *Group) requestRestart(reason string) {
 	select {
 	case g.wantRestart <- reason:
@@ -358,11 +356,10 @@ func (g *Group) requestRestart(reason string) {
 	}
 }
 
-// fail stops the group for good. It may be called on any goroutine of raft, so
-// the stopping itself is left to the supervisor.
+// fail stops the group forever. It may run on any goroutine of raft, so it leaves the shutdown to the supervisor.
 func (g *Group) fail(err error) { g.failWith(err, g.store.opts.Fatal) }
 
-// failWith is fail with another function than Options.Fatal to tell.
+// failWith is fail with another function in the place of Options.Fatal.
 func (g *Group) failWith(err error, tell func(error)) {
 	g.failOnce.Do(func() {
 		err = fmt.Errorf("group %s, replica %s: %w", g.cfg.ID, g.cfg.Replica, err)
@@ -373,7 +370,7 @@ func (g *Group) failWith(err error, tell func(error)) {
 	})
 }
 
-// Err returns why the group stopped for good, or nil.
+// Err returns the error that stopped the group forever, or nil.
 func (g *Group) Err() error {
 	if e := g.failure.Load(); e != nil {
 		return *e
@@ -384,7 +381,7 @@ func (g *Group) Err() error {
 // ID returns the name of the group.
 func (g *Group) ID() string { return g.cfg.ID }
 
-// Close stops the group. Proposals in flight are given a moment to finish.
+// Close stops the group. Running proposals get a short time to finish.
 func (g *Group) Close() error {
 	g.life.Lock()
 	defer g.life.Unlock()

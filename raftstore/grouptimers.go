@@ -13,34 +13,35 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// One profile per group
+// How a group agrees on its timers
 //
-// Each replica knows the heartbeat that its own server needs (Store.fitHeartbeat). The group takes the longest
-// of them. Every message of a replica says what it needs, so a slow group agrees before it has a leader.
-// The leader says what the group takes. When that rises, the followers take it first and the leader follows
-// once all that answer have it; when it falls, the leader takes it first: a leader never sends heartbeats more
-// rarely than its followers bear.
+// Each replica knows the heartbeat timeout that its own server needs (Store.fitHeartbeat). The group uses the longest
+// one. Every message of a replica contains what its server needs, so a group on slow disks agrees before it has a
+// leader. The leader's messages contain what the group uses. An increase is applied by the followers first, and by the
+// leader after all followers that answer have it. A decrease is applied by the leader first. So a leader never sends
+// heartbeats less often than its followers expect.
 //
-// Raft can change heartbeat and election timeout while it runs, but the leader's lease only when it
-// starts again. So the leader lets one follower after the other restart in place, then hands over the lead and is
-// let restart by its successor. While there is no leader, a replica restarts by itself.
+// Raft can change the heartbeat and election timeouts while it runs, but it reads the leader's lease only when it
+// starts. So the leader permits one follower after the other to restart in place, then transfers the leadership, and
+// its successor permits it to restart. While there is no leader, a replica restarts without permission.
 
 const (
-	// timersHeard is how long counts what a member said that it needs.
+	// timersHeard is how long the last report of a member counts.
 	timersHeard = 30 * time.Second
-	// timersAnswer is how long ago a member must have answered that the leader counts on.
+	// timersAnswer is the age of a member's last answer up to which the leader relies on the member.
 	timersAnswer = 4 * time.Second
-	// timersPause is between two restarts of a replica for its timers, between two attempts to hand
-	// over the lead for them, and how long a follower has to restart before another one may.
+	// timersPause is the pause between two restarts of a replica for its timers and between two attempts to transfer
+	// the leadership for them. It is also the time that a follower has to restart before the leader permits another
+	// one.
 	timersPause = 10 * time.Second
 )
 
-// timers are what one replica says of its own in each message. Each is a heartbeat timeout; the lease belongs to it.
+// timers is the report of one replica in each message. Each duration is a heartbeat timeout; the lease follows from it.
 type timers struct {
-	want    time.Duration // the replica needs; of a leader, what the group takes
-	now     time.Duration // raft has
-	started time.Duration // raft was started with: its lease is of that
-	restart bool          // the leader lets the receiver restart
+	want    time.Duration // needed by the replica; from a leader, used by the group
+	now     time.Duration // in use by raft
+	started time.Duration // used to start raft: raft's lease is that of this timeout
+	restart bool          // from a leader: the receiver may restart
 }
 
 // timersBytes is the size of timers in a message (docs/formats/peer.md).
@@ -53,7 +54,7 @@ func (t timers) append(b []byte) []byte {
 	return append(b, bit(t.restart))
 }
 
-// readTimers returns false for what is none, as from a message of raft's own.
+// readTimers decodes a report; false if b is none, as in raft's own messages.
 func readTimers(b []byte) (t timers, ok bool) {
 	if len(b) != timersBytes || b[12] > 1 {
 		return t, false
@@ -68,7 +69,7 @@ func readTimers(b []byte) (t timers, ok bool) {
 	return t, true
 }
 
-// splitSender takes a sender's address apart: its node, the replica that the message is for, and its timers.
+// splitSender splits a sender's address into its node, the replica that the message is for, and the encoded timers.
 func splitSender(addr []byte) (node []byte, to raft.ServerID, said []byte) {
 	node, rest, _ := bytes.Cut(addr, []byte{0})
 	replica, said, _ := bytes.Cut(rest, []byte{0})
@@ -85,12 +86,12 @@ func joinSender(node []byte, to raft.ServerID, said timers) []byte {
 // groupTimers is what a replica knows of the timers of its group.
 type groupTimers struct {
 	mu    sync.Mutex
-	mine  timers        // said in messages; zero until raft runs
-	group time.Duration // what the group takes, as far as this replica knows; 0: unknown
+	mine  timers        // sent in messages; zero until raft runs
+	group time.Duration // used by the group, as far as this replica knows; 0: unknown
 	heard map[raft.ServerID]heardTimers
-	let   raft.ServerID // may restart, by this leader's word; "" nobody
-	since time.Time     // let was set
-	moved time.Time     // this replica restarted, or tried to hand over, for its timers
+	let   raft.ServerID // follower that this leader permits to restart; "": none
+	since time.Time     // when let was set
+	moved time.Time     // when this replica last restarted or tried to transfer the leadership for its timers
 }
 
 type heardTimers struct {
@@ -98,7 +99,7 @@ type heardTimers struct {
 	at time.Time
 }
 
-// hear notes what a member said.
+// hear stores the report of a member.
 func (g *groupTimers) hear(id raft.ServerID, said []byte, now time.Time) {
 	t, ok := readTimers(said)
 	if !ok || id == "" {
@@ -112,7 +113,7 @@ func (g *groupTimers) hear(id raft.ServerID, said []byte, now time.Time) {
 	g.heard[id] = heardTimers{t, now}
 }
 
-// say returns what a message to a member says.
+// say returns the report for a message to a member.
 func (g *groupTimers) say(to raft.ServerID) timers {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -121,30 +122,30 @@ func (g *groupTimers) say(to raft.ServerID) timers {
 	return t
 }
 
-// start notes what raft was started with. Until the first step the replica needs that.
+// start records the timers that raft was started with. Until the first step the replica reports these as needed.
 func (g *groupTimers) start(heartbeat, started time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.mine = timers{want: cmp.Or(g.mine.want, started), now: heartbeat, started: started}
 }
 
-// timersView is what the timers of a replica are decided by.
+// timersView is the input of a decision about the timers of a replica.
 type timersView struct {
-	need      time.Duration // of this server
-	now       time.Duration // raft has
-	started   time.Duration // raft was started with
-	lease     time.Duration // that goes with started: raft takes no heartbeat below it
+	need      time.Duration // needed by this server
+	now       time.Duration // in use by raft
+	started   time.Duration // used to start raft
+	lease     time.Duration // lease of started: raft accepts no heartbeat below it
 	leads     bool
 	leader    raft.ServerID // "": unknown
 	voter     bool
 	voters    int // this replica included
 	members   []memberTimers
-	let       raft.ServerID // the member that may restart at present
-	letSince  time.Duration // for so long
-	lastMoved time.Duration // since this replica restarted or tried to hand over
+	let       raft.ServerID // follower that may restart now
+	letSince  time.Duration // since let was set
+	lastMoved time.Duration // since this replica restarted or tried to transfer the leadership
 }
 
-// memberTimers is what another member said, and how long ago.
+// memberTimers is the last report of another member and its age.
 type memberTimers struct {
 	id    raft.ServerID
 	voter bool
@@ -154,22 +155,22 @@ type memberTimers struct {
 
 func (m *memberTimers) answers() bool { return m.ago < timersAnswer }
 
-// timersStep is what a replica does about its timers.
+// timersStep is the decision about the timers of a replica.
 type timersStep struct {
-	group           time.Duration // what the group takes, as far as this replica knows
-	want, heartbeat time.Duration // to say, and to have
-	let             raft.ServerID // the follower that may restart; "" none
-	restart         bool          // this replica, in place
-	handOver        bool          // the lead
+	group           time.Duration // used by the group, as far as this replica knows
+	want, heartbeat time.Duration // to report, and to use
+	let             raft.ServerID // follower that may restart; "": none
+	restart         bool          // restart this replica in place
+	handOver        bool          // transfer the leadership
 }
 
-// step decides. It has no effect by itself.
+// step decides. It has no side effects.
 func (v *timersView) step() timersStep {
 	s := timersStep{want: v.need}
-	group := v.need // what the group takes, as far as this replica knows
+	group := v.need // used by the group, as far as this replica knows
 	if leader := v.find(v.leader); !v.leads && leader != nil && leader.answers() {
 		group = max(group, leader.want)
-		s.heartbeat = max(group, leader.now) // the leader's fall first
+		s.heartbeat = max(group, leader.now) // the leader decreases first
 		s.restart = leader.restart && v.started != group
 	} else {
 		for _, m := range v.members {
@@ -201,7 +202,7 @@ func (v *timersView) find(id raft.ServerID) *memberTimers {
 	return nil
 }
 
-// followersHave reports whether all members that answer have at least the heartbeat h.
+// followersHave reports whether all members that answer use at least the heartbeat h.
 func (v *timersView) followersHave(h time.Duration) bool {
 	for _, m := range v.members {
 		if m.answers() && m.now < h {
@@ -211,8 +212,8 @@ func (v *timersView) followersHave(h time.Duration) bool {
 	return true
 }
 
-// lead decides which follower may restart to get the lease of the group. One at a time may, and a voter only
-// while a majority goes on without it. The leader is the last: it hands over the lead first.
+// lead decides which follower may restart to get the lease of the group. It permits one follower at a time, and a voter
+// only if the other voters are a majority. The leader is last: it transfers the leadership first.
 func (v *timersView) lead(group time.Duration, s *timersStep) {
 	alive, successor := 1, false
 	var waiting []raft.ServerID
@@ -230,7 +231,7 @@ func (v *timersView) lead(group time.Duration, s *timersStep) {
 		}
 	}
 	if m := v.find(v.let); m != nil && m.started != group && v.letSince < timersPause {
-		s.let = v.let // it restarts, and may not answer meanwhile
+		s.let = v.let // it is restarting, so it may not answer
 		return
 	}
 	if len(waiting) > 0 {
@@ -243,7 +244,7 @@ func (v *timersView) lead(group time.Duration, s *timersStep) {
 	s.handOver = successor && v.started != group && v.lastMoved >= timersPause
 }
 
-// startTimers returns the heartbeat that raft starts with, and the one that its lease is to belong to.
+// startTimers returns the heartbeat with which raft starts, and the heartbeat whose lease raft gets.
 func (g *Group) startTimers() (heartbeat, started time.Duration) {
 	g.timers.mu.Lock()
 	defer g.timers.mu.Unlock()
@@ -251,7 +252,7 @@ func (g *Group) startTimers() (heartbeat, started time.Duration) {
 	return max(started, g.timers.mine.now), started
 }
 
-// fitTimers gives the replica the timers that its group takes. The supervisor calls it at each tick.
+// fitTimers applies the timers of the group. The supervisor calls it at each tick.
 func (g *Group) fitTimers(n *instance) {
 	now := time.Now()
 	v := g.timersView(n, now)
@@ -309,8 +310,8 @@ func (g *Group) timersView(n *instance, now time.Time) timersView {
 	return v
 }
 
-// restartForTimers restarts raft in place to change its lease. While the group has a leader, one group of the store
-// does at a time. The supervisor calls it.
+// restartForTimers restarts raft in place to change its lease. While the group has a leader, only one group of the
+// store at a time does this. Only the supervisor calls it.
 func (g *Group) restartForTimers(n *instance, paced bool) {
 	if g.snapBusy.Load() || n.raft.State() == raft.Leader {
 		g.timersLater()
@@ -328,14 +329,14 @@ func (g *Group) restartForTimers(n *instance, paced bool) {
 	g.restart(slog.LevelInfo, "its lease changes with the timers of the group")
 }
 
-// timersLater has the next tick try again.
+// timersLater makes the next tick try again.
 func (g *Group) timersLater() {
 	g.timers.mu.Lock()
 	defer g.timers.mu.Unlock()
 	g.timers.moved = time.Time{}
 }
 
-// handOverForTimers hands over the lead to a member that has the lease of the group.
+// handOverForTimers transfers the leadership to a member that has the lease of the group.
 func (g *Group) handOverForTimers(n *instance) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -16,39 +16,37 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
-// guardedLog stands between raft and a raftlog.Log. It keeps recent entries in
-// memory, watches for a hanging disk, checks the CRC of what it reads and stops
-// the group at the first error.
+// guardedLog is between raft and a raftlog.Log. It caches recent entries, detects a disk that hangs, checks the CRC of
+// each entry that it reads, and stops the group at the first error.
 //
-// After an error it does not return to raft: the calling goroutine of raft ends
-// (runtime.Goexit runs raft's deferred clean-up). Returning would let raft go on:
-// it panics when the term cannot be stored, and after a failed append it keeps a
-// wrong last index and votes with it. Errors before start, while NewRaft reads
-// on the caller's goroutine, are returned.
+// After an error it does not return to raft. It ends raft's calling goroutine (runtime.Goexit runs raft's deferred
+// clean-up). If it returned, raft would continue: it panics if the term cannot be stored, and after a failed append it
+// keeps a wrong last index and votes with it. While NewRaft reads on the caller's goroutine, guardedLog returns errors.
 type guardedLog struct {
 	inner  raftlog.Log
 	cache  *groupCache
 	ledger *ledger
-	// compactable returns up to where the entries from min to max may go. May be nil.
+	// compactable returns the last entry of min to max that may be deleted now. May be nil.
 	compactable func(min, max uint64) uint64
 	disk        vfs.FS
 	dir         string // for messages
 	log         *slog.Logger
-	writing     *atomic.Int32 // logs of the store that are being written now
+	writing     *atomic.Int32 // number of logs of the store that are being written
 
-	// committed is how far this log is known to be committed: no leader may replace that. May be nil.
+	// committed returns an index up to which this log is known to be committed. No leader may replace these entries.
+	// May be nil.
 	committed func() uint64
 
 	slow     *slowness // of the store
 	stall    func() time.Duration
 	isLeader func() bool
 	fatal    func(error)
-	restart  func(reason string) // asks for a new raft instance; does not wait
+	restart  func(reason string) // requests a new raft instance; does not wait
 
-	// boundary is the newest snapshot that the machine holds. Its last entry
-	// answers for the entry that the log no longer has: raft does not look at its
-	// snapshot when a leader repeats the entries right after it, refuses them, and
-	// is sent the snapshot again and again.
+	// boundary is the position of the newest snapshot that the machine holds. GetLog returns it for that entry if the
+	// log has dropped the entry: raft looks for the previous entry only in the log. Without this, a follower refuses
+	// the entries right after the snapshot if the leader repeats them, and the leader sends the snapshot again,
+	// forever.
 	boundary atomic.Pointer[boundary]
 
 	started atomic.Bool
@@ -59,7 +57,7 @@ type guardedLog struct {
 	took   *durations   // of the log writes of the store
 }
 
-// boundary is where a snapshot ends and the log goes on.
+// boundary is the last entry of a snapshot. The log continues after it.
 type boundary struct{ index, term uint64 }
 
 // raise moves the boundary up.
@@ -72,8 +70,7 @@ func (g *guardedLog) raise(index, term uint64) {
 	}
 }
 
-// slowStore is when a log write is worth a warning; heartbeats of followers wait
-// behind it.
+// slowStore is the duration of a log write that is worth a warning: heartbeats of followers wait behind the write.
 const slowStore = 100 * time.Millisecond
 
 var (
@@ -120,8 +117,7 @@ func (g *guardedLog) GetLog(index uint64, out *raft.Log) error {
 	return nil
 }
 
-// missing tells an entry that was compacted or is still to come, which raft asks
-// for all the time, from a hole.
+// missing distinguishes an entry that was compacted or does not exist yet, which raft requests often, from a hole.
 func (g *guardedLog) missing(index uint64) error {
 	first, err1 := g.inner.FirstIndex()
 	last, err2 := g.inner.LastIndex()
@@ -153,7 +149,7 @@ func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
 	if err := g.check("append to", err); err != nil {
 		return err
 	}
-	g.stopIfFailed() // the watchdog gave up meanwhile: acknowledge nothing
+	g.stopIfFailed() // the watchdog stopped the group during the write: acknowledge nothing
 	g.stores.Add(1)
 	g.cache.put(logs)
 	for _, l := range logs {
@@ -162,8 +158,8 @@ func (g *guardedLog) StoreLogs(logs []*raft.Log) error {
 	return nil
 }
 
-// DeleteRange is also called by raft's snapshot goroutine, which answers to a
-// future: it gets the error back.
+// DeleteRange returns an error instead of ending the goroutine, because raft's snapshot goroutine calls it too and must
+// answer a future.
 func (g *guardedLog) DeleteRange(min, max uint64) error {
 	if g.failed.Load() {
 		return errFailed
@@ -188,9 +184,9 @@ func (g *guardedLog) DeleteRange(min, max uint64) error {
 	return nil
 }
 
-// contradiction refuses to drop the end of the log if entries there are committed: a leader that
-// wants this was elected with the vote of a replica whose disk was rolled back, and the log here may
-// be the last one that has them. What a snapshot replaces is none of that.
+// contradiction refuses to delete the end of the log if entries there are committed. A leader that requests this was
+// elected with the vote of a replica whose disk was rolled back, and this log may be the last one with these entries.
+// Entries that a snapshot replaces are allowed.
 func (g *guardedLog) contradiction(min, max uint64) error {
 	if g.committed == nil || !g.started.Load() {
 		return nil
@@ -205,10 +201,9 @@ func (g *guardedLog) contradiction(min, max uint64) error {
 	return rowraft.Errorf(rowraft.CodeCorrupt, "the leader has other entries from %d on than this replica, where they are committed up to %d: the disk of another replica was rolled back; keep this directory, it may be the only one that has them (runbook rolled-back-disk)", min, committed)
 }
 
-// checkPhantom restarts raft when it cleared a log that went beyond the snapshot
-// it installed: it keeps the last index of the cleared log in memory, votes with
-// it, acknowledges what follows it and panics on the hole. Raft does this on its
-// main goroutine, which ends here; the restart reads the true index.
+// checkPhantom restarts raft if it cleared a log that reached beyond the snapshot it installed. Raft then keeps the
+// last index of the cleared log in memory, votes with it, acknowledges entries after it, and panics on the hole. Raft
+// clears the log on its main goroutine, which ends here. The restart reads the right index.
 func (g *guardedLog) checkPhantom(max uint64) {
 	b := g.boundary.Load()
 	if b == nil || max <= b.index || !g.started.Load() {
@@ -226,7 +221,7 @@ func (g *guardedLog) checkPhantom(max uint64) {
 func (g *guardedLog) Set(key, val []byte) error {
 	g.stopIfFailed()
 	if string(key) == keyLastVoteCand {
-		val, _, _ = splitSender(val) // raft's own vote is for its address as it says it in messages
+		val, _, _ = splitSender(val) // raft votes for the address in the message; only the node part is stored
 	}
 	stop := g.watch("store the vote in")
 	err := g.inner.Set(key, val)
@@ -242,7 +237,7 @@ func (g *guardedLog) SetUint64(key []byte, val uint64) error {
 	return g.check("store the term in", err)
 }
 
-// Get and GetUint64 pass errors on: raft tells "not found" by its text.
+// Get and GetUint64 return errors unchanged: raft recognizes "not found" by its text.
 func (g *guardedLog) Get(key []byte) ([]byte, error)       { return g.inner.Get(key) }
 func (g *guardedLog) GetUint64(key []byte) (uint64, error) { return g.inner.GetUint64(key) }
 
@@ -256,7 +251,7 @@ const keyLastVoteCand = "LastVoteCand"
 
 var errFailed = rowraft.Errorf(rowraft.CodeInternal, "the log failed before")
 
-// check passes nil on and turns an error of the running group into its end.
+// check returns nil for nil. Otherwise it stops the running group and ends the goroutine.
 func (g *guardedLog) check(what string, err error) error {
 	if err == nil {
 		return nil
@@ -289,13 +284,13 @@ func (g *guardedLog) stopIfFailed() {
 	}
 }
 
-// stallChecks is how often in its limit a write that hangs is looked at.
+// stallChecks is the number of checks of a hanging write until the limit.
 const stallChecks = 10
 
-// watch calls fatal when the returned function is not called in time: a leader
-// whose disk hangs keeps its followers content and leads for ever (#503). A
-// follower harms nobody, so it is given ten times as long. Time counts as it is looked
-// at: when the whole process has stood still, that was not the disk.
+// watch calls fatal if the returned function is not called in time. A leader whose disk hangs would keep its followers
+// from an election and lead forever (#503). A follower gets ten times the limit, because it blocks nothing. watch
+// counts its own checks instead of the clock: while the whole process is suspended, no check runs, and the disk is not
+// blamed.
 func (g *guardedLog) watch(what string) (stop func()) {
 	begin := time.Now()
 	begun := g.slow.begin(begin)
@@ -322,7 +317,7 @@ func (g *guardedLog) watch(what string) (stop func()) {
 		d.WaitLog(g.dir)
 	}
 	return func() {
-		ended.Store(true) // it may be looked at just now
+		ended.Store(true) // a check may be running
 		t.Stop()
 		d := g.slow.took(begun, time.Now())
 		g.slow.wrote(d)

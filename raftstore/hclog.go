@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// hclogger passes what hashicorp's libraries log on to slog.
+// hclogger forwards the log messages of hashicorp's libraries to slog.
 type hclogger struct {
 	log  *slog.Logger
 	name string
@@ -20,8 +20,7 @@ type hclogger struct {
 	rate *logRate // shared with the loggers derived from this one; nil: no limit
 }
 
-// logRate lets each message through once per pause: raft reports a dead peer many
-// times a second, in every group.
+// logRate permits each message once per logPause: raft reports a dead peer many times a second, in every group.
 type logRate struct {
 	mu   sync.Mutex
 	seen map[string]*logSeen
@@ -36,15 +35,14 @@ const logPause = 10 * time.Second
 
 func newLogRate() *logRate { return &logRate{seen: map[string]*logSeen{}} }
 
-// allow reports whether msg may be logged now, and adds to its args how many were held back
-// before, if any were.
+// allow reports whether msg may be logged now. It adds the number of suppressed messages to args.
 func (r *logRate) allow(msg string, args []any, now time.Time) (with []any, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.seen[msg]
 	if s == nil {
 		s = &logSeen{}
-		r.seen[msg] = s // raft's messages are constants, so few
+		r.seen[msg] = s // raft's messages are constants, so there are few
 	}
 	if now.Before(s.until) {
 		s.held++
@@ -98,8 +96,7 @@ func (l *hclogger) Debug(msg string, args ...any) { l.emit(slog.LevelDebug, msg,
 func (l *hclogger) Info(msg string, args ...any)  { l.emit(slog.LevelDebug, msg, args) }
 func (l *hclogger) Warn(msg string, args ...any)  { l.emit(slog.LevelWarn, msg, args) }
 
-// Error logs at Warn: raft calls every refused connection an error, and ours
-// means that someone must act.
+// Error logs at Warn: raft reports every refused connection as an error, and our Error means that someone must act.
 func (l *hclogger) Error(msg string, args ...any) { l.emit(slog.LevelWarn, msg, args) }
 
 func (l *hclogger) IsTrace() bool { return false }

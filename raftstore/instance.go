@@ -10,45 +10,44 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// maxPendingEntries bounds the proposals of a group beside their bytes.
+// maxPendingEntries bounds the proposals of a group, in addition to MaxPendingBytes.
 const maxPendingEntries = 4096
 
-// instance is one run of raft for a group: from NewRaft to Shutdown.
+// instance is one run of raft for a group, from NewRaft to Shutdown.
 //
-// Proposals pass through two goroutines. The dispatcher hands them to raft in the
-// order of Propose, and blocks while raft's main goroutine writes its log, so
-// that the next write takes all that came meanwhile. The completer waits for
-// their results, in the same order.
+// Proposals pass through two goroutines. The dispatcher passes them to raft in the order of Propose. It blocks while
+// raft's main goroutine writes its log, so the next write contains all proposals that arrived in between. The completer
+// waits for their results, in the same order.
 type instance struct {
 	g     *Group
 	raft  *raft.Raft
 	lease time.Duration // that raft was started with
-	// started is the heartbeat that the lease belongs to, heartbeat the one that raft has: time.Duration.
+	// started is the heartbeat whose lease raft has. heartbeat is the one that raft uses now (a time.Duration).
 	started   time.Duration
 	heartbeat atomic.Int64
-	reload    sync.Mutex // raft's configuration is read, changed and set
+	reload    sync.Mutex // held while raft's configuration is read, changed and set
 	trans     *transport
-	notify    chan bool     // raft's leadership, buffered; watched until over
-	over      chan struct{} // closed when raft has ended: what is unresolved stays unknown
+	notify    chan bool     // raft's leadership, buffered; watched until over is closed
+	over      chan struct{} // closed when raft has ended: unresolved outcomes stay unknown
 
-	queue    chan *Future // dispatcher's; closed by shutdown
-	inflight chan *Future // completer's; closed by the dispatcher
+	queue    chan *Future // read by the dispatcher; closed by shutdown
+	inflight chan *Future // read by the completer; closed by the dispatcher
 	drained  chan struct{}
 	reads    sync.WaitGroup // read rounds
-	watcher  sync.WaitGroup // leadership, snapshots: end with raft
+	watcher  sync.WaitGroup // goroutines that end with raft: leadership, snapshots
 
 	mu struct {
 		sync.Mutex
 		stopping        bool
 		pendingBytes    int64
 		pending         int
-		readers         []chan<- readAnswer // wait for the next read round
-		reading         bool                // a round runs
-		barrierTerm     uint64              // leadership of this term was confirmed by a barrier
-		transferBusy    time.Time           // since when raft refuses because of a transfer; 0: not
-		transferRefused time.Time           // when it last did
-		transfer        chan struct{}       // closed when TransferLeadership has ended; nil: none runs
-		changing        bool                // a change of the members runs
+		readers         []chan<- readAnswer // waiters for the next read round
+		reading         bool                // a read round is running
+		barrierTerm     uint64              // term whose leadership a barrier has confirmed
+		transferBusy    time.Time           // since when raft refuses proposals for a transfer; 0: it does not
+		transferRefused time.Time           // last such refusal
+		transfer        chan struct{}       // closed when TransferLeadership has ended; nil: none is running
+		changing        bool                // a change of the members is running
 	}
 }
 
@@ -80,17 +79,17 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 	return n
 }
 
-// heartbeatTimeout is the one that raft has.
+// heartbeatTimeout returns the one that raft uses now.
 func (n *instance) heartbeatTimeout() time.Duration { return time.Duration(n.heartbeat.Load()) }
 
-// start runs the goroutines of n. n.raft is set.
+// start starts the goroutines of n. n.raft must be set.
 func (n *instance) start() {
 	go n.dispatch()
 	go n.complete()
 	n.watcher.Go(n.watchLeadership)
 }
 
-// currentTerm is 0 until raft runs.
+// currentTerm returns raft's term, 0 until raft runs.
 func (n *instance) currentTerm() uint64 {
 	if run := n.g.run.Load(); run == n {
 		return n.raft.CurrentTerm()
@@ -114,7 +113,7 @@ func (n *instance) watchLeadership() {
 	}
 }
 
-// drainNotify keeps raft from blocking on notify until it has ended.
+// drainNotify reads notify until raft has ended, so that raft does not block on it.
 func (n *instance) drainNotify() {
 	for {
 		select {
@@ -125,12 +124,11 @@ func (n *instance) drainNotify() {
 	}
 }
 
-// shutdownLimit bounds the wait for raft's goroutines: one that sits in a hung
-// disk never ends.
+// shutdownLimit bounds the wait for raft's goroutines: one that waits for a hung disk never ends.
 const shutdownLimit = 5 * time.Second
 
-// shutdown ends raft. If graceful, proposals and reads in flight get the time in
-// which a leader without followers notices, so that nearly all are answered.
+// shutdown ends raft. If graceful, it waits for running proposals and reads as long as a leader without followers takes
+// to step down, so that nearly all get a result.
 func (n *instance) shutdown(graceful bool) error {
 	n.mu.Lock()
 	n.mu.stopping = true
@@ -157,7 +155,7 @@ func (n *instance) shutdown(graceful bool) error {
 	var err error
 	select {
 	case err = <-ended:
-		waitFor(drained, 100*time.Millisecond) // deliver what raft answered last
+		waitFor(drained, 100*time.Millisecond) // deliver the last results of raft
 	case <-t.C:
 		err = rowraft.Errorf(rowraft.CodeInternal, "raft of group %s did not end within %v: its disk hangs", n.g.cfg.ID, shutdownLimit)
 	}
@@ -166,12 +164,11 @@ func (n *instance) shutdown(graceful bool) error {
 	return err
 }
 
-// await returns the error of a future of raft, or raft.ErrRaftShutdown once n is over:
-// when raft stops it forgets what waits in its queues, and its futures would be
-// waited for until the process ends. They have a field for that, which raft sets for
-// those it waits for itself.
+// await returns the error of a raft future, or raft.ErrRaftShutdown after n.over is closed. When raft stops, it forgets
+// the futures in its queues, and a caller would wait for them forever. Futures have a field ShutdownCh for that, but
+// raft sets it only in those that it waits for itself; await sets it.
 //
-// It is called once for a future, by the only goroutine that waits for it.
+// Only one goroutine may wait for a future, and calls await once.
 func (n *instance) await(f raft.Future) error {
 	if v := reflect.ValueOf(f); v.Kind() == reflect.Pointer {
 		if end := v.Elem().FieldByName("ShutdownCh"); end.CanSet() && end.Type() == reflect.TypeOf(n.over) {

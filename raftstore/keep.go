@@ -6,19 +6,17 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// keepFactor bounds the log that is kept for a follower that catches up, in units of
-// what is applied between two snapshots.
+// keepFactor bounds the log that is kept for a follower that catches up, as a multiple of snapshotEvery.
 const keepFactor = 4
 
-// compactable returns up to where the log may be cut, of what raft wants to cut.
+// compactable returns the last entry up to which the log may be cut, out of those that raft wants to cut.
 //
-// A follower that is sent a snapshot needs the entries behind it: if they went
-// meanwhile it would be sent the next snapshot, and under load so on for ever. It
-// needs the last entry of the snapshot, too, whose term raft looks up, so that one
-// always stays. The log is cut all the same before it fills the disk.
+// A follower that receives a snapshot needs the entries after it. If these were cut in the meantime, the follower would
+// need the next snapshot, and so on forever under load. Raft also looks up the term of the snapshot's last entry, so
+// that entry always stays. The log is cut in any case before it fills the disk.
 func (g *Group) compactable(first, want uint64) uint64 {
 	if last, err := g.inner.LastIndex(); err != nil || want >= last {
-		return want // raft clears the log for a snapshot, or cuts a tail that conflicts
+		return want // raft clears the log for a snapshot, or deletes a tail that conflicts
 	}
 	if list, err := g.snaps.List(); err == nil && len(list) > 0 {
 		want = min(want, list[0].Index-1)
@@ -40,10 +38,9 @@ func (g *Group) compactable(first, want uint64) uint64 {
 	return needed - 1
 }
 
-// neededFrom is the lowest entry, of those from first on, that must stay for a living
-// follower which was sent a snapshot, and who that is; 0 if there is none. It is the
-// one before the first that the follower lacks: raft looks up its term. Whoever needs
-// entries below first needs another snapshot, and nothing of what is there.
+// neededFrom returns the lowest entry, of those from first on, that must stay for a follower that is alive and received
+// a snapshot, and that follower; 0 if there is none. The entry is the one before the first that the follower lacks,
+// because raft looks up its term. A follower that needs entries below first needs another snapshot anyway.
 func (n *instance) neededFrom(first uint64, now time.Time) (needed uint64, who raft.ServerID) {
 	term := n.raft.CurrentTerm()
 	for _, s := range n.raft.GetConfiguration().Configuration().Servers {

@@ -9,32 +9,29 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// entryOverheadBytes is what the ledger counts for an entry beyond its data, so
-// that a flood of tiny entries triggers snapshots too.
+// entryOverheadBytes is added to the data size of each entry, so that many tiny entries also trigger snapshots.
 const entryOverheadBytes = 64
 
-// ledger knows the size of each entry of a log that was stored or read since the
-// group started, and which entries are raft's own. Raft counts entries in all its
-// limits; ours are bytes, and this is where one becomes the other.
+// ledger holds the size of each log entry that was stored or read since the group started, and which entries are raft's
+// own. All limits of raft count entries and ours count bytes; the ledger converts between them.
 type ledger struct {
 	noticed func() // called when an entry of raft's own is in the log; may be nil
 
 	mu sync.Mutex
-	// own holds, ascending, the indices of entries that never reach the state
-	// machine (no-ops and barriers), above the applied index.
+	// own holds, ascending, the indices above the applied index of entries that never reach the state machine (no-ops
+	// and barriers).
 	own []uint64
-	// cum[i] is the total of bytes up to and including index base+1+i.
+	// cum[i] is the sum of bytes up to and including index base+1+i.
 	base      uint64
 	baseTotal int64
 	cum       []int64
 }
 
-// observe notes entry l. Entries are observed in log order; one that is known
-// already is ignored. One beyond a gap (a snapshot was installed) or below the
-// first (NewRaft reads the last entry, then all of them) starts the count anew.
+// observe records entry l. Entries are observed in log order; known entries are ignored. An entry after a gap (a
+// snapshot was installed) or below the first one (NewRaft reads the last entry, then all of them) restarts the count.
 func (g *ledger) observe(l *raft.Log) {
 	if g.noticed != nil && !reachesMachine(l.Type) {
-		defer g.noticed() // without mu
+		defer g.noticed() // after mu is unlocked
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -53,7 +50,7 @@ func (g *ledger) observe(l *raft.Log) {
 	}
 }
 
-// reachesMachine reports whether entries of type t pass through raft.BatchingFSM.
+// reachesMachine reports whether raft passes entries of type t to its BatchingFSM.
 func reachesMachine(t raft.LogType) bool {
 	return t == raft.LogCommand || t == raft.LogConfiguration
 }
@@ -72,13 +69,13 @@ func (g *ledger) totalLocked(index uint64) int64 {
 	return g.cum[min(index-g.base, uint64(len(g.cum)))-1]
 }
 
-// removed notes that the log dropped the entries from min to max: a prefix after
-// a snapshot, or a suffix that conflicts with the leader's.
+// removed records that the log deleted the entries from min to max: a prefix after a snapshot, or a suffix that
+// conflicts with the leader's log.
 func (g *ledger) removed(min, max uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	last := g.base + uint64(len(g.cum))
-	if max >= last { // suffix, or everything
+	if max >= last { // a suffix, or all entries
 		g.own = slices.DeleteFunc(g.own, func(i uint64) bool { return i >= min })
 		if min <= g.base+1 {
 			g.baseTotal, g.base, g.cum = g.totalLocked(last), last, nil
@@ -95,24 +92,24 @@ func (g *ledger) removed(min, max uint64) {
 	}
 }
 
-// between is the number of bytes of the entries above from, up to and including to.
+// between returns the bytes of the entries above from, up to and including to.
 func (g *ledger) between(from, to uint64) int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.totalLocked(to) - g.totalLocked(from)
 }
 
-// bytes is the size of the log, as far as it is known.
+// bytes returns the size of the log, as far as it is known.
 func (g *ledger) bytes() int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.lastTotalLocked() - g.baseTotal
 }
 
-// trailing is the smallest number of newest entries that hold at least want bytes, of a log
-// that begins at entry first, 0 if it is empty. If all hold less it is more than there will
-// ever be, for the log grows while a snapshot is taken. Entries from before the group started
-// are not counted, and do not stay: with each start there would be more of them.
+// trailing returns the smallest number of newest entries with at least want bytes, for a log that begins at entry first
+// (0: the log is empty). If all entries together have fewer, it returns math.MaxUint64, because the log grows while a
+// snapshot is taken. Entries from before the start of the group are not counted and do not stay: otherwise each start
+// would keep more of them.
 func (g *ledger) trailing(want int64, first uint64) uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -124,8 +121,8 @@ func (g *ledger) trailing(want int64, first uint64) uint64 {
 	return uint64(len(g.cum) - i)
 }
 
-// throughOwn returns the highest index reached from applied over raft's own
-// entries only, at most limit: the machine has seen everything up to there.
+// throughOwn returns the highest index, at most limit, that follows applied over raft's own entries only. The machine
+// has seen everything up to there.
 func (g *ledger) throughOwn(applied, limit uint64) uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -136,8 +133,8 @@ func (g *ledger) throughOwn(applied, limit uint64) uint64 {
 	return applied
 }
 
-// advance checks that all entries between applied and index are raft's own, and
-// forgets those up to index. It reports false when an entry was left out.
+// advance checks that all entries between applied and index are raft's own, and deletes those up to index from own. It
+// returns false if an entry was skipped.
 func (g *ledger) advance(applied, index uint64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

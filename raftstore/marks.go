@@ -14,23 +14,23 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// process is one run of a server on its data directory. start counts the runs, from 1, and is
-// durable before the first message. nonce is random: two processes that run on copies of one
-// directory have the same start and different nonces. The zero process is none.
+// process is one run of a server on its data directory. start counts the runs, from 1, and is durable before the first
+// message. nonce is random: two processes on copies of one directory have the same start and different nonces. The zero
+// value means none.
 type process struct{ start, nonce uint64 }
 
-// mark is what a server remembers of a replica, its own included. A replica whose disk is older
-// than its mark was rolled back (DESIGN.md, "Rolled back disks").
+// mark is what a server remembers of a replica, including its own ones. A replica with less than its mark was rolled
+// back (DESIGN.md, "Rolled back disks").
 type mark struct {
 	index uint64 // highest entry that the replica confirmed and that was committed
-	term  uint64 // last term that the replica voted in
+	term  uint64 // highest term in which the replica voted
 }
 
 func (m mark) raised(by mark) mark { return mark{max(m.index, by.index), max(m.term, by.term)} }
 
-// marks are what this server remembers of other servers and of the replicas of its groups, in
-// memory and in one file (docs/formats/marks.md). The file trails by marksEvery, and a file that
-// is lost or damaged costs protection only. Safe for concurrent use.
+// marks holds what this server remembers of other servers and of the replicas of its groups, in memory and in one file
+// (docs/formats/marks.md). The file is at most marksEvery behind. A lost or damaged file only reduces the protection.
+// Safe for concurrent use.
 type marks struct {
 	disk vfs.FS
 	path string
@@ -42,19 +42,19 @@ type marks struct {
 
 // marksFile is the content of the file.
 type marksFile struct {
-	nodes  map[rowraft.NodeID]process // last one seen of each
+	nodes  map[rowraft.NodeID]process // last process seen, by node
 	groups map[string]map[rowraft.ReplicaID]mark
 }
 
 const (
 	marksName = "MARKS"
-	// marksEvery is how far the file may trail behind. One file for all groups keeps the price
-	// at one small write a second, whatever the number of pushes and of groups.
+	// marksEvery bounds how far the file is behind. One file for all groups costs one small write a second, independent
+	// of the number of pushes and groups.
 	marksEvery = time.Second
 )
 
-// openMarks reads the file of dir. One that is damaged is reported and replaced by the next flush.
-// Errors: CodeVersionTooNew; what the disk says.
+// openMarks reads the file in dir. It logs a damaged file, which the next flush replaces.
+// Errors: CodeVersionTooNew; errors of the disk.
 func openMarks(disk vfs.FS, dir string, log *slog.Logger) (*marks, error) {
 	m := &marks{disk: disk, path: filepath.Join(dir, marksName)}
 	raw, err := vfs.ReadFile(disk, m.path)
@@ -76,7 +76,7 @@ func openMarks(disk vfs.FS, dir string, log *slog.Logger) (*marks, error) {
 	return m, err
 }
 
-// see notes a process of node. Of two with the same start the first one counts.
+// see records a process of node. Of two with the same start it keeps the first one.
 func (m *marks) see(node rowraft.NodeID, p process) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -85,14 +85,14 @@ func (m *marks) see(node rowraft.NodeID, p process) {
 	}
 }
 
-// process returns the last process that was seen of node.
+// process returns the last process seen of node.
 func (m *marks) process(node rowraft.NodeID) process {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.nodes[node]
 }
 
-// raise notes what a replica of group confirmed or voted in.
+// raise records what a replica of group confirmed or voted in.
 func (m *marks) raise(group string, id rowraft.ReplicaID, by mark) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -114,7 +114,7 @@ func (m *marks) of(group string, id rowraft.ReplicaID) mark {
 	return m.groups[group][id]
 }
 
-// keep drops the marks of the replicas of group that are no members any more.
+// keep deletes the marks of replicas that are no longer members of group.
 func (m *marks) keep(group string, member func(rowraft.ReplicaID) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -126,7 +126,7 @@ func (m *marks) keep(group string, member func(rowraft.ReplicaID) bool) {
 	}
 }
 
-// drop forgets a group that has left this server.
+// drop deletes the marks of a group that has left this server.
 func (m *marks) drop(group string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -155,7 +155,7 @@ func (m *marks) flush() error {
 	return err
 }
 
-// keepMarks writes the file until the store closes, and once more then.
+// keepMarks writes the file every marksEvery until the store closes, and once more at the end.
 func (s *Store) keepMarks() {
 	defer close(s.marksKept)
 	t := time.NewTicker(marksEvery)
@@ -178,7 +178,7 @@ func (s *Store) keepMarks() {
 	}
 }
 
-// pruneMarks forgets replicas that have left their groups.
+// pruneMarks deletes the marks of replicas that have left their groups.
 func (s *Store) pruneMarks() {
 	s.mu.Lock()
 	groups := maps.Clone(s.mu.groups)

@@ -11,17 +11,16 @@ import (
 	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
-// Bytes of the file of marks (docs/formats/marks.md), and of what servers tell each other of it
-// (docs/formats/peer.md).
+// Encodings of the file of marks (docs/formats/marks.md) and of the marks in peer messages (docs/formats/peer.md).
 const (
 	marksMagic   = "rowraftM"
 	marksVersion = 1
 )
 
-// marksReader also reads what marks consist of.
+// marksReader is a frame.Reader that also decodes the parts of marks.
 type marksReader struct{ frame.Reader }
 
-// encode returns the file.
+// encode returns the content of the file.
 func (f *marksFile) encode() []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(len(f.nodes)))
@@ -39,7 +38,7 @@ func (f *marksFile) encode() []byte {
 	return frame.Seal(marksMagic, marksVersion, b)
 }
 
-// decodeMarks reads the file. Errors: CodeCorrupt, CodeVersionTooNew.
+// decodeMarks decodes the file. Errors: CodeCorrupt, CodeVersionTooNew.
 func decodeMarks(raw []byte) (f marksFile, err error) {
 	body, err := frame.Open(raw, marksMagic, marksVersion)
 	if err != nil {
@@ -65,13 +64,13 @@ func decodeMarks(raw []byte) (f marksFile, err error) {
 	return f, nil
 }
 
-// statement is what the two ends of a peer connection tell each other before it carries anything:
-// which process speaks, and what it remembers of the other end.
+// statement is what each end of a peer connection sends before anything else: its process, and what it remembers of the
+// other end.
 type statement struct {
 	self    process
-	about   process           // last one seen of the receiver's server; zero: none
-	answers bool              // that one sent something a moment ago
-	replica rowraft.ReplicaID // of the group on the receiver's server, as the sender knows the members; "": none
+	about   process           // last process seen of the receiver's server; zero: none
+	answers bool              // that process sent something a moment ago
+	replica rowraft.ReplicaID // the receiver's replica, by the sender's list of members; "": none
 	mark    mark              // of that replica
 }
 
@@ -99,7 +98,7 @@ func (r *marksReader) statement() (s statement) {
 	return s
 }
 
-// told is what a leader tells its followers, in its heartbeats, of one member of the group.
+// told is what a leader sends its followers, in heartbeats, about one member of the group.
 type told struct {
 	replica rowraft.ReplicaID
 	node    rowraft.NodeID
@@ -113,7 +112,7 @@ func appendTold(b []byte, t told) []byte {
 
 var errTold = errors.New("the marks in a heartbeat do not add up")
 
-// decodeTold reads what appendTold and sealTold wrote; nothing is no error.
+// decodeTold decodes what appendTold and sealTold wrote. Empty input is no error.
 func decodeTold(b []byte) (out []told, err error) {
 	if len(b) == 0 {
 		return nil, nil
@@ -131,12 +130,12 @@ func decodeTold(b []byte) (out []told, err error) {
 	return out, nil
 }
 
-// sealTold puts a checksum before b.
+// sealTold prepends a checksum to b.
 func sealTold(b []byte) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, crc32.Checksum(b, castagnoli)), b...)
 }
 
-// appendName writes at most 255 bytes.
+// appendName appends a name, cut to 255 bytes.
 func appendName(b []byte, name string) []byte {
 	name = name[:min(len(name), 255)]
 	return append(append(b, byte(len(name))), name...)

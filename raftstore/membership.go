@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// How replicas come and go
+// How replicas join and leave
 //
 // A new replica joins as a learner (AddLearner): it gets the log and has no vote, so it cannot
 // delay a commit. When it has caught up it becomes a voter (Promote). Then an old one is taken
@@ -21,14 +21,14 @@ import (
 // which the others cannot commit.
 
 const (
-	// maxTransferLag is how far behind a replica may be and still count as caught
-	// up, in entries; raft takes no proposals while the next leader gets them.
+	// maxTransferLag is the number of entries by which a replica that counts as caught up may be behind. Raft accepts
+	// no proposals while the next leader receives them.
 	maxTransferLag = 64
-	// maxCaughtUpBytes is the same in bytes: some milliseconds of a network.
+	// maxCaughtUpBytes is the same limit in bytes: some milliseconds on a network.
 	maxCaughtUpBytes = 4 << 20
-	// changeEnqueue bounds the wait for an earlier change to be committed.
+	// changeEnqueue bounds the wait until an earlier change is committed.
 	changeEnqueue = time.Second
-	// changePoll is how often followChange looks whether raft has appended a change.
+	// changePoll is the interval at which followChange checks whether raft has appended a change.
 	changePoll = time.Millisecond
 )
 
@@ -38,12 +38,12 @@ type Membership struct {
 	Members []MemberStatus
 }
 
-// HasVoter reports whether a replica on node has a vote.
+// HasVoter reports whether a replica on node is a voter.
 func (m *Membership) HasVoter(node rowraft.NodeID) bool {
 	return slices.ContainsFunc(m.Members, func(s MemberStatus) bool { return s.Node == node && s.Voter })
 }
 
-// Voters returns how many members have a vote.
+// Voters returns the number of voters.
 func (m *Membership) Voters() (n int) {
 	for _, s := range m.Members {
 		if s.Voter {
@@ -84,7 +84,7 @@ func (n *instance) membership() (Membership, error) {
 	return Membership{Index: rowraft.Index(c.index), Members: n.members(c.servers)}, nil
 }
 
-// members adds what the leader knows to a list of servers.
+// members adds the leader's knowledge to a list of servers.
 func (n *instance) members(servers []raft.Server) []MemberStatus {
 	leads := n.raft.State() == raft.Leader
 	term, last := n.raft.CurrentTerm(), n.raft.LastIndex()
@@ -284,7 +284,7 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, che
 func (n *instance) followChange(before []raft.Server, resolved <-chan struct{}) {
 	poll := time.NewTicker(changePoll)
 	defer poll.Stop()
-	// Raft still writes the entry, or refuses the change. The future of GetConfiguration has no index.
+	// Raft is still writing the entry, or refuses the change. The future of GetConfiguration has no index.
 	for slices.Equal(n.raft.GetConfiguration().Configuration().Servers, before) {
 		select {
 		case <-poll.C:
@@ -294,10 +294,10 @@ func (n *instance) followChange(before []raft.Server, resolved <-chan struct{}) 
 			return
 		}
 	}
-	n.raft.Barrier(changeEnqueue) // its result is that of the change
+	n.raft.Barrier(changeEnqueue) // the result of the change is the one that matters
 }
 
-// beginChange admits one change at a time.
+// beginChange permits one change at a time.
 func (n *instance) beginChange() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -313,7 +313,7 @@ func (n *instance) beginChange() error {
 	return nil
 }
 
-// changeError translates raft's answer to a change.
+// changeError converts raft's error for a change.
 func (n *instance) changeError(err error) error {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader):

@@ -25,10 +25,9 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
-// Offline is the store of a node that does not run, for reading. It holds the
-// store's lock, so that no server starts on the directory meanwhile, and changes
-// nothing in it: logs are opened on copies, because opening one repairs its tail.
-// Not safe for concurrent use.
+// Offline reads the store of a node that is not running. It holds the store's lock, so that no server starts on the
+// directory. It changes nothing there: it opens logs on copies, because opening a log repairs its tail. Not safe for
+// concurrent use.
 type Offline struct {
 	disk    vfs.FS
 	dir     string
@@ -38,7 +37,7 @@ type Offline struct {
 	groups  []*OfflineGroup
 }
 
-// OpenOffline opens the store in dir of disk, which were Options.Dir and FS.
+// OpenOffline opens the store in dir of disk. These are the values that were Options.Dir and FS.
 //
 // Errors: CodeIdentity if a server runs on it; CodeNotFound if dir holds no store;
 // CodeCorrupt; CodeVersionTooNew.
@@ -57,8 +56,8 @@ func OpenOffline(disk vfs.FS, dir string) (*Offline, error) {
 	return o, nil
 }
 
-// lockForReading keeps servers out. On the operating system's disk it writes nothing
-// and lets other readers in.
+// lockForReading prevents a server from starting. On the operating system's disk it writes nothing and permits other
+// readers.
 func lockForReading(disk vfs.FS, dir string) (io.Closer, error) {
 	name := filepath.Join(dir, "LOCK")
 	if _, err := disk.Stat(name); errors.Is(err, fs.ErrNotExist) {
@@ -97,7 +96,7 @@ func readRegistry(disk vfs.FS, path string) (registryFile, error) {
 	return f, f.check(path)
 }
 
-// Close gives the directory back.
+// Close releases the directory.
 func (o *Offline) Close() error {
 	var errs []error
 	for _, g := range o.groups {
@@ -109,11 +108,11 @@ func (o *Offline) Close() error {
 	return errors.Join(append(errs, o.lock.Close())...)
 }
 
-// Cluster and Node say whose store it is.
+// Cluster and Node return the identity of the store.
 func (o *Offline) Cluster() rowraft.ClusterID { return o.reg.Cluster }
 func (o *Offline) Node() rowraft.NodeID       { return o.reg.Node }
 
-// GroupIDs lists the groups whose raft has run here and that were not removed.
+// GroupIDs returns the groups whose raft has run here and that were not removed.
 func (o *Offline) GroupIDs() []string {
 	var out []string
 	for _, id := range slices.Sorted(maps.Keys(o.reg.Groups)) {
@@ -124,8 +123,7 @@ func (o *Offline) GroupIDs() []string {
 	return out
 }
 
-// OfflineGroup is the log and the snapshots of one replica, valid until its
-// Offline is closed.
+// OfflineGroup is the log and the snapshots of one replica. It is valid until its Offline is closed.
 type OfflineGroup struct {
 	ID          string
 	Replica     rowraft.ReplicaID
@@ -133,16 +131,16 @@ type OfflineGroup struct {
 	Term        rowraft.Term  // the replica's current term
 	First, Last rowraft.Index // of the log; 0 if it is empty
 	Snapshots   []OfflineSnapshot
-	// Bad tells what is wrong with snapshots that are not in Snapshots.
+	// Bad has the errors of the damaged snapshots, which are not in Snapshots.
 	Bad []error
-	// Voters are those of the newest configuration here, committed or not.
+	// Voters are the voters of the newest configuration in the log or snapshots, committed or not.
 	Voters []rowraft.ReplicaID
 
 	log   raftlog.Log
 	store *snapshotStore
 }
 
-// OfflineSnapshot is a retained snapshot; newest first in a list.
+// OfflineSnapshot is a retained snapshot. Lists have the newest one first.
 type OfflineSnapshot struct {
 	ID    string
 	Index rowraft.Index // of the log: everything up to it is in the snapshot
@@ -154,13 +152,13 @@ type OfflineSnapshot struct {
 type LogEntry struct {
 	Index rowraft.Index
 	Term  rowraft.Term
-	// Kind is "command" for what the state machine applies; else raft's own
-	// "noop", "barrier" or "configuration".
+	// Kind is "command" for an entry that the state machine applies, otherwise raft's "noop", "barrier" or
+	// "configuration".
 	Kind string
 	Data []byte
 }
 
-// Same reports whether two entries are one.
+// Same reports whether two entries are equal.
 func (e LogEntry) Same(o LogEntry) bool {
 	return e.Index == o.Index && e.Term == o.Term && e.Kind == o.Kind && bytes.Equal(e.Data, o.Data)
 }
@@ -208,11 +206,11 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 	return g, nil
 }
 
-// read fills in what the fields of g tell.
+// read sets the fields of g.
 func (g *OfflineGroup) read() error {
 	first, err1 := g.log.FirstIndex()
 	last, err2 := g.log.LastIndex()
-	term, err3 := g.log.GetUint64([]byte("CurrentTerm")) // 0 of a replica that never voted
+	term, err3 := g.log.GetUint64([]byte("CurrentTerm")) // 0 if the replica never voted
 	metas, err4 := g.store.List()
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
@@ -227,10 +225,10 @@ func (g *OfflineGroup) read() error {
 	for i := last; i >= first && i > 0; i-- {
 		var l raft.Log
 		if err := g.log.GetLog(i, &l); err != nil {
-			return nil // Entry tells
+			return nil // Entry reports the error
 		}
 		if entry.Check(&l) != nil {
-			return nil // raft's decoder of configurations panics; Entry tells
+			return nil // raft's decoder of configurations would panic; Entry reports the error
 		}
 		if l.Type == raft.LogConfiguration {
 			g.setVoters(raft.DecodeConfiguration(l.Data))
@@ -249,8 +247,8 @@ func (g *OfflineGroup) setVoters(c raft.Configuration) {
 	}
 }
 
-// Entry reads entry i, from First to Last. With CodeCorrupt for a wrong checksum
-// comes the entry as far as it could be read.
+// Entry reads entry i, from First to Last. With CodeCorrupt for a wrong checksum it also returns the entry as far as it
+// could be read.
 func (g *OfflineGroup) Entry(i rowraft.Index) (LogEntry, error) {
 	var l raft.Log
 	if err := g.log.GetLog(uint64(i), &l); err != nil {
@@ -266,9 +264,8 @@ func (g *OfflineGroup) Entry(i rowraft.Index) (LogEntry, error) {
 	return e, entry.Check(&l)
 }
 
-// State returns what the state machine wrote into a snapshot, and its applied
-// index. Each chunk is checked before a byte of it is returned; whoever reads to
-// the end has checked all.
+// State returns the bytes that the state machine wrote into a snapshot, and the machine's applied index. All chunks
+// have been checked when it returns.
 func (g *OfflineGroup) State(id string) (applied rowraft.Index, state []byte, err error) {
 	_, rc, err := g.store.Open(id)
 	if err != nil {

@@ -6,8 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Verify reads every entry and snapshot and returns what is wrong with them, at
-// most maxFindings.
+// Verify reads every entry and snapshot and returns their errors, at most maxFindings.
 func (g *OfflineGroup) Verify() []error {
 	errs := append([]error(nil), g.Bad...)
 	for i := g.First; i <= g.Last && i > 0 && len(errs) < maxFindings; i++ {
@@ -28,12 +27,11 @@ func (g *OfflineGroup) Verify() []error {
 
 const maxFindings = 20
 
-// Match compares the logs of two replicas of one group by Raft's log matching
-// property: entries of one index and term are one entry, and so are all before
-// them. What a snapshot covers is committed and must not differ at all. It returns
-// the highest index up to which both agree, 0 if they have no entry in common.
+// Match compares the logs of two replicas of one group by Raft's log matching property: two entries with the same index
+// and term are equal, and so are all entries before them. Entries that a snapshot covers are committed and must be
+// equal. Match returns the highest index up to which both logs agree, 0 if they have no entry in common.
 //
-// Later entries may differ: nobody acknowledged them.
+// Later entries may differ: no client got an acknowledgement for them.
 //
 // Errors: CodeCorrupt for logs that cannot be of one group.
 func Match(a, b *OfflineGroup) (agree rowraft.Index, err error) {
@@ -67,7 +65,7 @@ func bothAt(a, b *OfflineGroup, i rowraft.Index) (x, y LogEntry, err error) {
 	return x, y, err
 }
 
-// whyOne says why an entry must be the same in both logs.
+// whyOne returns the reason why an entry must be equal in both logs.
 func whyOne(agree, committed, i rowraft.Index) string {
 	switch {
 	case agree > 0:

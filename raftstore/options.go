@@ -14,38 +14,35 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
-// StateMachine is what a group replicates.
+// StateMachine is the state that a group replicates.
 //
-// Apply, Snapshot and Restore are called one at a time, Apply in log order with
-// the raft index of the entry; indices have gaps where raft stored entries of
-// its own. AppliedIndex is called from any goroutine.
+// Apply, Snapshot and Restore are called one at a time, Apply in log order with the raft index of the entry. Indices
+// have gaps where raft stored entries of its own. Any goroutine may call AppliedIndex.
 type StateMachine interface {
-	// Apply applies one entry, which is valid during the call only. What it
-	// returns reaches the Future of the proposal, on the node that proposed it.
-	// A panic stops the group for good, as does a returned *FatalError.
+	// Apply applies one entry, which is valid only during the call. The Future of the proposal gets the result, on the
+	// node that proposed it. A panic or a returned *FatalError stops the group forever.
 	Apply(index rowraft.Index, entry []byte) any
 
-	// AppliedIndex is the index of the last entry that reads may see, 0 if none.
+	// AppliedIndex returns the index of the last entry that reads may see, 0 if none.
 	AppliedIndex() rowraft.Index
 
-	// Snapshot fixes the state at AppliedIndex. It must return quickly: no entry
-	// is applied meanwhile.
+	// Snapshot fixes the state at AppliedIndex. It must return quickly: no entry is applied during the call.
 	Snapshot() (Snapshot, error)
 
-	// Restore replaces the state by what Snapshot.WriteTo wrote. It builds aside,
-	// verifies and then swaps: after an error the old state is still whole.
+	// Restore replaces the state with the one that Snapshot.WriteTo wrote. It builds the new state separately, verifies
+	// it and then swaps: after an error the old state is unchanged.
 	Restore(r io.Reader) error
 }
 
-// Snapshot is the state of a machine at one index. WriteTo runs beside Apply.
-// Release is called exactly once, also when WriteTo failed or was never called.
+// Snapshot is the state of a machine at one index. WriteTo runs concurrently with Apply. Release is called exactly
+// once, also after WriteTo failed or was never called.
 type Snapshot interface {
 	WriteTo(w io.Writer) (int64, error)
 	Release()
 }
 
-// FatalError, returned by StateMachine.Apply, stops the group: the machine found
-// that it must not go on (unknown entry version, digest mismatch …).
+// FatalError, returned by StateMachine.Apply, stops the group: the machine must not continue (unknown entry version,
+// digest mismatch …).
 type FatalError struct{ Err error }
 
 func (e *FatalError) Error() string { return e.Err.Error() }
@@ -54,35 +51,35 @@ func (e *FatalError) Unwrap() error { return e.Err }
 // Profile is a set of Raft timers.
 type Profile struct {
 	Heartbeat   time.Duration // also the election timeout
-	LeaderLease time.Duration // how long a leader whom no majority answers goes on
+	LeaderLease time.Duration // how long a leader without answers of a majority continues to lead
 	Commit      time.Duration // bounds how stale an idle follower is
 }
 
-// The profiles that were measured, by the number of replicas on a node.
+// The measured profiles, by the number of replicas on a node.
 var (
 	ProfileFast    = Profile{250 * time.Millisecond, 200 * time.Millisecond, 10 * time.Millisecond}   // ≤ 24, on cores of their own
 	ProfileDefault = Profile{500 * time.Millisecond, 400 * time.Millisecond, 20 * time.Millisecond}   // ≤ 100
 	ProfileDense   = Profile{1000 * time.Millisecond, 800 * time.Millisecond, 200 * time.Millisecond} // above
 )
 
-// Options configure the store of one node. Zero values mean the defaults named.
+// Options configure the store of one node. A zero value means the default in the comment.
 type Options struct {
-	Dir     string // everything of this store lives below
-	FS      vfs.FS // the disk that Dir is on; nil: the operating system's
+	Dir     string // all files of the store are below it
+	FS      vfs.FS // the disk of Dir; nil: the operating system's
 	Cluster rowraft.ClusterID
 	Node    rowraft.NodeID
 
-	// Listener is the one peer port, plain or TLS. The store closes it.
+	// Listener is the peer port, plain or TLS. The store closes it.
 	Listener net.Listener
-	// DialTLS, called for each outgoing connection, encrypts it; nil means plain TCP.
-	// An empty ServerName is set to the host that is dialled.
+	// DialTLS returns the TLS configuration for an outgoing connection; nil means plain TCP. An empty ServerName is set
+	// to the host that is dialled.
 	DialTLS func() *tls.Config
-	// Dial opens a connection to a peer's address, below TLS; nil: TCP.
+	// Dial opens a TCP connection to a peer's address, below TLS; nil: net.Dialer.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Authorize decides, after the preamble, whether conn may speak for the node
-	// it says it is. nil allows.
+	// Authorize is called after the preamble and decides whether conn may act as the node that it names; nil permits
+	// all.
 	Authorize func(conn net.Conn, from rowraft.NodeID) error
-	// Resolve returns the current peer address of a node; called at each dial.
+	// Resolve returns the current peer address of a node. It is called for each dial.
 	Resolve func(rowraft.NodeID) (string, error)
 
 	Backend string  // raftlog.Row
@@ -91,49 +88,46 @@ type Options struct {
 	SegmentSizeBytes int   // of a file of the log: 16 MiB
 	EntryCacheBytes  int64 // recent entries of all groups kept in memory: 128 MiB
 	TrailingLogBytes int64 // log kept behind a snapshot, per group: 64 MiB
-	// SnapshotEveryBytes of log are applied until the next snapshot, per group. 0: as
-	// many as the newest snapshot has, so that snapshots write no more than the log
-	// does; at least 512 MiB and at most SnapshotMaxBytes.
+	// SnapshotEveryBytes of log are applied between two snapshots, per group. 0: the size of the newest snapshot, so
+	// that snapshots write no more than the log does, but at least 512 MiB and at most SnapshotMaxBytes.
 	SnapshotEveryBytes int64
-	SnapshotMaxBytes   int64 // bounds that; without effect if SnapshotEveryBytes is given: 4 GiB
-	// SnapshotSendBytesPerSecond is how fast all groups together send snapshots to
-	// followers that are too far behind: 64 MiB.
+	SnapshotMaxBytes   int64 // upper limit if SnapshotEveryBytes is 0: 4 GiB
+	// SnapshotSendBytesPerSecond is the rate at which all groups together send snapshots to followers: 64 MiB.
 	SnapshotSendBytesPerSecond int64
 	MaxEntryBytes              int   // larger entries are refused: rowraft.MaxEntryBytes
 	MaxPendingBytes            int64 // proposed but not applied, per group: 16 MiB
 	MaxBacklogBytes            int64 // committed but not applied on a follower, per group: 64 MiB
 	MaxRPCBytes                int64 // entries in one AppendEntries: 8 MiB
-	DiskReserveBytes           int64 // with less free disk proposals are refused: 256 MiB, and two segments a group; negative: off
+	DiskReserveBytes           int64 // proposals need this much free space: 256 MiB, at least two segments per group; negative: off
 
-	// DiskStallLimit is how long a leader's disk may hang before Fatal; a follower
-	// is given ten times as much. Default: the larger of 500 ms and two heartbeats, which follow
-	// a slow disk up to 5 s; set 2 s where tests share a noisy disk.
+	// DiskStallLimit is how long a leader's disk may hang before Fatal; a follower gets ten times as long. Default: the
+	// larger of 500 ms and two heartbeats. Heartbeats follow a slow disk, but this limit only up to 5 s. Set 2 s where
+	// tests share a noisy disk.
 	DiskStallLimit time.Duration
-	// WedgeTimeout is how long replication to a live follower may stand still while
-	// the log grows before the group is restarted in place: 5 s.
+	// WedgeTimeout is how long replication to a live follower may make no progress while the log grows. Then the group
+	// is restarted in place: 5 s.
 	WedgeTimeout time.Duration
-	// DialTimeout bounds a dial with its handshakes: 1 s.
+	// DialTimeout bounds a dial including its handshakes: 1 s.
 	DialTimeout time.Duration
 
-	// Fatal is called, at most once per group, when the group must not go on. A
-	// server exits in it; the group is stopped whether it returns or not. It runs on
-	// a goroutine of raft, so it must not wait for Close.
+	// Fatal is called, at most once per group, when the group must not continue. A server exits in it. The group is
+	// stopped whether Fatal returns or not. It runs on a goroutine of raft, so it must not wait for Close.
 	Fatal  func(error)
 	Logger *slog.Logger // slog.Default()
 
 	hooks hooks // tests only
 }
 
-// hooks let the tests of this package reach between the layers.
+// hooks are extension points for the tests of this package.
 type hooks struct {
 	wrapLog       func(group string, s raftlog.Log) raftlog.Log
 	wrapTransport func(group string, t raft.Transport) raft.Transport
-	verified      func() // in a read round, once a majority answered
+	verified      func() // in a read round, after a majority answered
 	tick          time.Duration
 	steady        bool // the timers do not follow the disk and the CPU
 }
 
-// minSendRate is four times what raft's transport expects of a snapshot.
+// minSendRate is four times the rate that raft's transport expects for a snapshot.
 const minSendRate = 1 << 20
 
 // Bounds of SegmentSizeBytes.
@@ -207,41 +201,38 @@ func (o *Options) validate() error {
 	return raftlog.Check(o.FS, o.Backend, o.SegmentSizeBytes)
 }
 
-// Member is one replica of a group. A group's replicas are on distinct nodes.
+// Member is one replica of a group. The replicas of a group are on distinct nodes.
 type Member struct {
 	Replica rowraft.ReplicaID
 	Node    rowraft.NodeID
 }
 
-// GroupConfig starts one group.
+// GroupConfig configures one group.
 type GroupConfig struct {
 	ID      string // "meta", "shard-3": a letter, then letters, digits, '-', up to 64 bytes
 	Replica rowraft.ReplicaID
 	Machine StateMachine
-	Backend string // "" is that of the store
-	// SegmentSizeBytes of the files of this group's log; 0 is that of the store.
-	// Larger ones are fewer to make: with 64 MiB instead of 16 a push of full
-	// batches is 5 to 15 % faster.
+	Backend string // "": that of the store
+	// SegmentSizeBytes is the size of the log files of this group; 0: that of the store. With larger files fewer are
+	// created: with 64 MiB instead of 16 MiB, pushes of full batches are 5 to 15 % faster.
 	SegmentSizeBytes int
 
-	// UsesReserve has the group's proposals taken while less than DiskReserveBytes are
-	// free: they are few and small, and somebody must be able to help.
+	// UsesReserve permits the group's proposals while less than DiskReserveBytes are free. The proposals of such a
+	// group are few and small, and the cluster needs them to make room.
 	UsesReserve bool
 
-	// Bootstrap lists the founding members, the same on each of them, this replica
-	// included. It is used only when the group never existed here. nil joins a
-	// group that others will add this replica to.
+	// Bootstrap lists the founding members, the same on each of them, including this replica. It is used only if the
+	// group never existed here. nil: the replica waits until another member adds it.
 	Bootstrap []Member
 
-	// OnLeader, if set, is called on a goroutine of its own when this replica
-	// becomes or stops being leader, never concurrently. Changes that follow each
-	// other faster than it returns are merged: it may see term 5 true, then term 8
-	// true, or the same true twice. What it is told may be over by then: Leader says
-	// what holds. The last call before Close returns has leader false.
+	// OnLeader, if set, is called on its own goroutine when this replica becomes leader or stops being leader, never
+	// concurrently. Changes that are faster than OnLeader are merged: it may see term 5 true and then term 8 true, or
+	// the same true twice. The state may have changed again by then: Leader returns the current one. The last call
+	// before Close returns has leader false.
 	OnLeader func(term rowraft.Term, leader bool)
 
-	// OnRolledBack, if set, is called in the place of Options.Fatal when this replica finds
-	// its disk older than what other replicas remember of it. The group has stopped; its
-	// files stay as they are. It must not wait for Close.
+	// OnRolledBack, if set, is called instead of Options.Fatal if this replica finds that its disk is older than what
+	// other replicas remember of it. The group has stopped; its files stay unchanged. OnRolledBack must not wait for
+	// Close.
 	OnRolledBack func(err error)
 }

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// paceBytes bounds one read of a pacedReader, and so what all of them together may send at once.
+// paceBytes bounds one read of a pacedReader, and with it the burst of all readers together.
 const paceBytes = 64 << 10
 
-// pacedReader reads no faster than limit lets all readers of the node together, so that
-// snapshots leave the disk and the network to pushes. limit has a burst of paceBytes.
+// pacedReader limits the rate of all readers of the node together, so that snapshots leave disk and network to pushes.
+// limit has a burst of paceBytes.
 type pacedReader struct {
 	r     io.Reader
 	limit *rate.Limiter
@@ -20,7 +20,7 @@ type pacedReader struct {
 
 func (r *pacedReader) Read(b []byte) (int, error) {
 	n, err := r.r.Read(b[:min(len(b), paceBytes)])
-	if wait := r.limit.ReserveN(time.Now(), n).Delay(); wait > time.Millisecond { // a timer's error
+	if wait := r.limit.ReserveN(time.Now(), n).Delay(); wait > time.Millisecond { // shorter waits are within the inaccuracy of a timer
 		t := time.NewTimer(wait)
 		defer t.Stop()
 		select {

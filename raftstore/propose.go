@@ -12,8 +12,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// NotLeaderError reports that this replica does not lead its group, so the entry
-// was not proposed and never takes effect. Leader is a hint and may be stale.
+// NotLeaderError reports that this replica does not lead its group. The entry was not proposed and never takes effect.
+// Leader is a hint and may be stale.
 type NotLeaderError struct {
 	Group  string
 	Term   rowraft.Term
@@ -46,8 +46,8 @@ type Future struct {
 // ended, Wait may return although the channel stays open.
 func (f *Future) Done() <-chan struct{} { return f.done }
 
-// Wait returns what the state machine returned for the entry, and its index.
-// It may be called by several goroutines, and again.
+// Wait returns the state machine's result for the entry, and the entry's index. Several goroutines may call it, also
+// repeatedly.
 //
 // Errors without effect: CodeNotLeader, CodeNoLeader, CodeOverloaded, CodeClosing,
 // CodeInvalidArgument. Errors after which the entry may still be applied:
@@ -119,7 +119,7 @@ func (g *Group) Propose(entry []byte) *Future {
 // running returns the present instance of the group, or why there is none to use.
 func (g *Group) running() (*instance, error) {
 	if e := g.failure.Load(); e != nil {
-		// Refused before proposing, so not CodeInternal: that would mean maybe.
+		// Refused before the proposal, so not CodeInternal: that would mean that the outcome is unknown.
 		return nil, rowraft.Errorf(rowraft.CodeClosing, "the group stopped: %w", *e)
 	}
 	if n := g.run.Load(); n != nil {
@@ -229,8 +229,8 @@ func (n *instance) outcome(err error) error {
 		n.noteTransfer(true)
 		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: leadership is being handed over", n.g.cfg.ID)
 	}
-	// ErrLeadershipLost, ErrRaftShutdown (raft may have taken the entry just before)
-	// and errors of the log store (the entry may be on disk).
+	// ErrLeadershipLost, ErrRaftShutdown (raft may have taken the entry just before) and errors of the log store (the
+	// entry may be on disk).
 	return rowraft.Errorf(rowraft.CodeLeadershipLost, "group %s: outcome unknown: %w", n.g.cfg.ID, err)
 }
 

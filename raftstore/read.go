@@ -19,7 +19,7 @@ type readAnswer struct {
 // is linearizable. Only the leader returns one. Calls that come while a round of heartbeats runs
 // share the next round.
 //
-// Errors: CodeNotLeader; CodeNoLeader when leadership was lost meanwhile;
+// Errors: CodeNotLeader; CodeNoLeader if leadership was lost during the call; CodeClosing, CodeStarting; CodeDeadline.
 // CodeClosing, CodeStarting; CodeDeadline.
 func (g *Group) ReadIndex(ctx context.Context) (rowraft.Index, error) {
 	n, err := g.running()
@@ -51,7 +51,7 @@ func (g *Group) ReadIndex(ctx context.Context) (rowraft.Index, error) {
 	}
 }
 
-// readRounds answers readers until none waits.
+// readRounds runs rounds until no reader waits.
 func (n *instance) readRounds() {
 	for {
 		n.mu.Lock()
@@ -117,8 +117,8 @@ func (n *instance) confirmedSince(term uint64, begin time.Time) bool {
 	return confirmed > voters/2
 }
 
-// barrier makes sure once per term that a leader knows what earlier terms
-// committed: its commit index may lag until an entry of its own is committed.
+// barrier makes sure, once per term, that the leader knows the entries that earlier terms committed: its commit index
+// may be too low until an entry of its own term is committed.
 func (n *instance) barrier(term uint64) error {
 	n.mu.Lock()
 	passed := n.mu.barrierTerm == term
@@ -138,7 +138,7 @@ func (n *instance) barrier(term uint64) error {
 	return nil
 }
 
-// readError translates raft's error; a read has no effect, so it may be repeated.
+// readError converts raft's error. A read has no effect, so the caller may repeat it.
 func (n *instance) readError(err error) error {
 	if errors.Is(err, raft.ErrNotLeader) {
 		return n.g.notLeader(n)
@@ -163,8 +163,7 @@ func (g *Group) AppliedIndex() rowraft.Index {
 	return rowraft.Index(g.ledger.throughOwn(applied, n.raft.AppliedIndex()))
 }
 
-// Read runs fn, which reads the machine, at a linearizable point: ReadIndex, then
-// WaitApplied, then fn.
+// Read calls fn, which reads the machine, at a linearizable point: ReadIndex, WaitApplied, then fn.
 func (g *Group) Read(ctx context.Context, fn func() error) error {
 	index, err := g.ReadIndex(ctx)
 	if err != nil {

@@ -367,7 +367,7 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 
 // ending is a checkpoint that leaving trainers requested.
 type ending struct {
-	begun time.Time // includes the state of every trainer that parked before this time
+	begun time.Time // trainers that parked by then are in the checkpoint
 	over  time.Time
 	done  chan struct{}
 	leave *rowraftv1.AttendLeave
@@ -446,7 +446,7 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 	mine := e == nil
 	if !mine {
 		select {
-		case <-e.done: // and does not cover a, because mayLeave checked that before
+		case <-e.done: // it does not cover a: mayLeave has checked that
 			mine = true
 		default:
 		}
