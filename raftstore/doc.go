@@ -1,6 +1,5 @@
-// Package raftstore runs the Raft groups of one node: snapshots, the peer
-// transport, proposals and linearizable reads. An entry is opaque bytes; what
-// they mean is the business of the StateMachine of the group.
+// Package raftstore runs the Raft groups of one node: snapshots, the peer transport, proposals and linearizable reads.
+// An entry is opaque bytes; only the StateMachine of the group interprets it.
 //
 //	node ──Propose──► Group ──► hashicorp/raft ──► guardedLog ──► raftlog.Log
 //	                    │              │
@@ -10,35 +9,30 @@
 //
 // # Invariants
 //
-//  1. Refused is not unknown. An error of Propose, or a Future that ends with
-//     CodeNotLeader, CodeNoLeader, CodeOverloaded, CodeClosing or
-//     CodeInvalidArgument, says that the entry is in no log and never will be.
-//     CodeLeadershipLost, CodeDeadline and CodeInternal say that it may be.
-//  2. Fail-stop. A log store, stable store or state machine that failed once is
-//     never used again: the group stops, Options.Fatal is called, nothing is
-//     acknowledged and no vote is cast after that moment.
-//  3. A group never forgets. The registry of the store outlives the directory of
-//     a group; a directory that vanished is refused instead of started empty,
-//     because a replica without its log could vote twice.
-//     Nor does a replica ID come back after RemoveReplica, and what is meant for
-//     one replica no other one answers.
-//  4. Entries reach the machine in log order, once, with no gap except raft's own
-//     entries, and with the bytes that were proposed (a CRC travels with each).
-//  5. Raft's main goroutine never waits for the machine: bytes proposed but not
-//     applied are bounded on the leader, bytes committed but not applied on
-//     followers.
+//  1. Refused is not unknown. An error of Propose, or a Future that ends with CodeNotLeader, CodeNoLeader,
+//     CodeOverloaded, CodeClosing or CodeInvalidArgument, means that the entry is in no log and never will be.
+//     CodeLeadershipLost, CodeDeadline and CodeInternal mean that it may be.
+//  2. Fail-stop. A log store, stable store or state machine that failed once is never used again: the group stops,
+//     Options.Fatal is called, and from that moment nothing is acknowledged and no vote is cast.
+//  3. A group never forgets. The registry of the store outlives the directory of a group. A directory that vanished is
+//     refused, because a replica that started without its log could vote twice. A replica ID is not accepted again
+//     after RemoveReplica, and no replica answers a message for another one.
+//  4. Entries reach the machine in log order, once, with no gap except raft's own entries, and with the bytes that
+//     were proposed (a CRC travels with each).
+//  5. Raft's main goroutine never waits for the machine: the bytes proposed but not applied are bounded on the
+//     leader, and the bytes committed but not applied are bounded on followers.
 //
 // # Goroutines
 //
-// Each group owns a handful (dispatcher, completer, supervisor, leadership) on
-// top of those of hashicorp/raft; Group.Close returns when all have ended. The
-// StateMachine's Apply, Snapshot and Restore are called one at a time.
+// Each group has a few goroutines (dispatcher, completer, supervisor, leadership) in addition to those of
+// hashicorp/raft. Group.Close returns when all have ended. The StateMachine's Apply, Snapshot and Restore are called
+// one at a time.
 //
 // Offline reads logs and snapshots of a node that does not run, and changes none.
 //
-// raftlog is the log of a group on the disk; entry is the form of one log entry;
-// frame is the envelope of small files.
+// Package raftlog is the log of a group on disk, entry is the format of one log entry, and frame is the envelope of
+// small files.
 //
-// The guards around hashicorp/raft and why each of them exists: DESIGN.md.
-// The bytes: docs/formats/peer.md and docs/formats/snapshot-store.md.
+// DESIGN.md has the guards around hashicorp/raft and the reason for each. The bytes: docs/formats/peer.md and
+// docs/formats/snapshot-store.md.
 package raftstore

@@ -17,17 +17,16 @@ import (
 )
 
 const (
-	// maxHandshakes bounds the connections in a handshake, and maxHandshakesPerHost those of one
-	// address. Beyond them the oldest one is closed (quota.Conns).
+	// maxHandshakes bounds the connections in a handshake, and maxHandshakesPerHost those from one address. Beyond that
+	// the oldest one is closed (quota.Conns).
 	maxHandshakes        = 256
 	maxHandshakesPerHost = 64
-	// maxConnsPerPeer bounds the connections of one node to one group: raft keeps
-	// at most three and opens a few more while snapshots and votes overlap.
+	// maxConnsPerPeer bounds the connections of one node to one group. Raft keeps at most three, and a few more are
+	// open while snapshots and votes overlap.
 	maxConnsPerPeer = 16
 )
 
-// peerPort accepts the connections of all groups of a node and hands each to its
-// group once its preamble is right.
+// peerPort accepts the connections of all groups of a node. It checks the preamble of each and passes it to its group.
 type peerPort struct {
 	opts *Options
 	ctx  context.Context // ends with Close
@@ -35,25 +34,25 @@ type peerPort struct {
 	wg   sync.WaitGroup
 
 	handshakes *quota.Conns
-	refusals   *logRate // of each status
+	refusals   *logRate // by status
 
 	marks *marks
-	begun time.Time // heardFrom.at counts from here
+	begun time.Time // heardFrom.at is relative to this
 
 	mu     sync.Mutex
 	groups map[string]*streamLayer
 	heard  map[rowraft.NodeID]*heardFrom
-	early  map[net.Conn]bool // in handshake
+	early  map[net.Conn]bool // connections in a handshake
 	closed bool
 }
 
-// heardFrom is the newest process of a server that this one spoke with.
+// heardFrom is the newest process of a server that this process has spoken with.
 type heardFrom struct {
 	process process
-	at      atomic.Int64 // when it last sent something
+	at      atomic.Int64 // when the process last sent something
 }
 
-// answersFor is how long after its last bytes a process still counts as one that answers.
+// answersFor is how long after its last bytes a process counts as running.
 const answersFor = 500 * time.Millisecond
 
 func newPeerPort(o *Options, m *marks) *peerPort {
@@ -70,7 +69,7 @@ func newPeerPort(o *Options, m *marks) *peerPort {
 	return p
 }
 
-// Close ends the port; layers are closed by their groups.
+// Close closes the port. The groups close their layers.
 func (p *peerPort) Close() error {
 	p.stop()
 	err := p.opts.Listener.Close()
@@ -93,7 +92,7 @@ func (p *peerPort) accept() {
 				return
 			}
 			p.opts.Logger.Warn("accept on the peer port", "err", err)
-			select { // out of files, most likely
+			select { // most likely no free file descriptor
 			case <-time.After(50 * time.Millisecond):
 			case <-p.ctx.Done():
 			}
@@ -109,7 +108,7 @@ func (p *peerPort) accept() {
 	}
 }
 
-// handshake answers the preamble of c and passes c on.
+// handshake reads the preamble of c, replies, and passes c to its group.
 func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 	defer p.wg.Done()
 	defer place.Leave()
@@ -139,7 +138,7 @@ func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 		c.Close()
 		return
 	}
-	place.Leave() // no other handshake closes it from here on
+	place.Leave() // from here on no other handshake closes it
 	reply, peer, err := p.greet(layer, &pre)
 	if err != nil {
 		p.logRefusal(c.RemoteAddr(), &pre, peerStatus(reply[0]), err)
@@ -156,8 +155,8 @@ func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 	layer.deliver(c, &pre, peer)
 }
 
-// greet compares what the two ends of an accepted connection remember of each other and returns the
-// answer to pre. With an error the connection is refused.
+// greet compares what the two ends of an accepted connection remember of each other. It returns the reply to pre. With
+// an error the connection is refused.
 func (p *peerPort) greet(layer *streamLayer, pre *preamble) (reply []byte, peer *heardFrom, err error) {
 	if layer.member == nil {
 		return marshalStatement(peerOK, &statement{}), nil, nil
@@ -182,7 +181,7 @@ func (p *peerPort) greet(layer *streamLayer, pre *preamble) (reply []byte, peer 
 		return refuse(err)
 	}
 	peer, err = p.meet(pre.from, pre.says.self)
-	if rowraft.CodeOf(err) == rowraft.CodeIdentity { // its own comparison tells it more
+	if rowraft.CodeOf(err) == rowraft.CodeIdentity { // the caller's own comparison gives it a better error
 		return marshalStatement(peerStale, &says), nil, err
 	}
 	if err != nil {
@@ -191,9 +190,9 @@ func (p *peerPort) greet(layer *streamLayer, pre *preamble) (reply []byte, peer 
 	return marshalStatement(peerOK, &says), peer, nil
 }
 
-// meet notes which process of node speaks, and ends the connections of earlier ones.
+// meet records the running process of node, and closes the connections of earlier processes.
 //
-// Errors: CodeIdentity if it is not the last one; CodeOverloaded while an earlier one still answers.
+// Errors: CodeIdentity if a later process is known; CodeOverloaded while an earlier one still answers.
 func (p *peerPort) meet(node rowraft.NodeID, now process) (*heardFrom, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -232,11 +231,11 @@ func (p *peerPort) answers(node rowraft.NodeID, which process) bool {
 	return h != nil && h.process == which && p.since(h) < answersFor
 }
 
-// logRefusal tells of each status once per logPause: a peer with an old map, or whose other end has
-// a new disk, dials many times a second in every group.
+// logRefusal logs each status once per logPause: a peer with an old map, or one that must not run, dials many times a
+// second in every group.
 func (p *peerPort) logRefusal(remote net.Addr, pre *preamble, status peerStatus, err error) {
 	args := []any{"remote", remote, "from", pre.from, "group", pre.group, "err", err}
-	if status == peerUnknownGroup { // it starts, or was removed
+	if status == peerUnknownGroup { // the group is starting, or was removed
 		p.opts.Logger.DebugContext(p.ctx, "peer connection refused", args...)
 		return
 	}
@@ -245,8 +244,7 @@ func (p *peerPort) logRefusal(remote net.Addr, pre *preamble, status peerStatus,
 	}
 }
 
-// admit finds the group of a preamble and takes a place among the connections of
-// its sender, which deliver or leave gives back.
+// admit finds the group of a preamble and takes one of the connections of its sender. deliver or Close releases it.
 func (p *peerPort) admit(c net.Conn, pre *preamble) (*streamLayer, peerStatus, error) {
 	switch {
 	case pre.cluster != p.opts.Cluster:
@@ -271,7 +269,7 @@ func (p *peerPort) admit(c net.Conn, pre *preamble) (*streamLayer, peerStatus, e
 	return layer, peerOK, nil
 }
 
-// layer opens the stream layer of a group. m may be nil in tests.
+// layer creates the stream layer of a group. m may be nil in tests.
 func (p *peerPort) layer(group string, m member) *streamLayer {
 	l := &streamLayer{
 		port: p, group: group, member: m,
@@ -287,24 +285,23 @@ func (p *peerPort) layer(group string, m member) *streamLayer {
 	return l
 }
 
-// streamLayer is the peer port as one run of one group sees it. It knows all its
-// connections, so that closing it ends every goroutine that waits on one: raft's
-// own transport forgets them.
+// streamLayer is the peer port for one raft instance of one group. It knows all its connections, so its Close ends
+// every goroutine that waits on one. Raft's own transport forgets its connections.
 type streamLayer struct {
 	port   *peerPort
 	group  string
-	member member // nil: what the ends remember of each other is not compared
+	member member // nil: what the two ends remember of each other is not compared
 
 	ctx      context.Context
 	stop     context.CancelFunc
 	incoming chan net.Conn                // for raft
-	entries  chan net.Conn                // entry connections
-	perPeer  *quota.Quota[rowraft.NodeID] // connections that it accepted
+	entries  chan net.Conn                // for appendTransport
+	perPeer  *quota.Quota[rowraft.NodeID] // accepted connections
 
 	mu     sync.Mutex
 	conns  map[*trackedConn]bool
 	closed bool
-	open   sync.WaitGroup // accepted connections that raft has not closed yet
+	open   sync.WaitGroup // accepted connections that raft has not closed
 }
 
 var _ raft.StreamLayer = (*streamLayer)(nil)
@@ -332,7 +329,7 @@ func (l *streamLayer) deliver(c net.Conn, pre *preamble, peer *heardFrom) {
 	}
 }
 
-// track registers c; nil if the layer is closed, and then c is closed too.
+// track registers c. If the layer is closed, it closes c and returns nil.
 func (l *streamLayer) track(c net.Conn, done func(), accepted bool) *trackedConn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -348,14 +345,14 @@ func (l *streamLayer) track(c net.Conn, done func(), accepted bool) *trackedConn
 	return t
 }
 
-// from notes which process is at the other end of t.
+// from records the process at the other end of t.
 func (l *streamLayer) from(t *trackedConn, peer *heardFrom) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t.peer = peer
 }
 
-// cutPeer ends the connections of a process.
+// cutPeer closes the connections of a process.
 func (l *streamLayer) cutPeer(peer *heardFrom) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -376,7 +373,7 @@ func (l *streamLayer) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends the layer and its connections. It does not wait.
+// Close closes the layer and its connections. It does not wait.
 func (l *streamLayer) Close() error {
 	l.stop()
 	p := l.port
@@ -394,7 +391,7 @@ func (l *streamLayer) Close() error {
 	return nil
 }
 
-// Addr is the node ID: the address that raft knows this node by.
+// Addr returns the node ID, which is the address of this node in raft.
 func (l *streamLayer) Addr() net.Addr { return nodeAddr(l.port.opts.Node) }
 
 type nodeAddr rowraft.NodeID
@@ -438,7 +435,7 @@ func (l *streamLayer) dialContext(ctx context.Context, address raft.ServerAddres
 	return t, nil
 }
 
-// introduce does the TLS handshake and exchanges the preamble.
+// introduce performs the TLS handshake and exchanges the preambles.
 func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string, to rowraft.NodeID, speak channel) error {
 	o := l.port.opts
 	if o.DialTLS != nil {
@@ -485,7 +482,7 @@ func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string
 	return err
 }
 
-// trackedConn leaves its layer when raft closes it.
+// trackedConn removes itself from its layer when raft closes it.
 type trackedConn struct {
 	net.Conn
 	layer *streamLayer
@@ -502,8 +499,7 @@ func (t *trackedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// cutLocked closes the connection below TLS, whose farewell could wait for a peer
-// that does not read.
+// cutLocked closes the connection below TLS, because the close message of TLS could wait for a peer that does not read.
 // REQUIRES: t.layer.mu is held.
 func (t *trackedConn) cutLocked() {
 	lowest := t.Conn
@@ -517,7 +513,7 @@ func (t *trackedConn) cutLocked() {
 	lowest.Close()
 }
 
-// Close says farewell in TLS; until it has, the layer can still cut the connection.
+// Close sends the close message of TLS. Until that is sent, the layer can still cut the connection.
 func (t *trackedConn) Close() error {
 	err := t.Conn.Close()
 	t.layer.mu.Lock()

@@ -9,15 +9,14 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// slowestHeartbeat bounds what a slow disk makes of the timers: 16 times ProfileFast, for writes of 800 ms.
-// A disk that is slower still is as good as none.
+// slowestHeartbeat bounds the heartbeat of a slow disk: 16 times that of ProfileFast, for writes of 800 ms. A slower
+// disk is useless.
 const slowestHeartbeat = 4 * time.Second
 
-// Profile returns the timers that the groups of the store have while nothing is slow.
+// Profile returns the timers of the store's groups while nothing is slow.
 func (s *Store) Profile() Profile { return *s.profile.Load() }
 
-// SetProfile changes these timers. Running groups follow, as they do when a disk becomes slow
-// (Group.fitTimers).
+// SetProfile changes these timers. Running groups follow, as they do when a disk becomes slow (Group.fitTimers).
 func (s *Store) SetProfile(p Profile) error {
 	if err := p.validate(); err != nil {
 		return err
@@ -34,7 +33,7 @@ func (p *Profile) validate() error {
 	return nil
 }
 
-// atLeast returns the heartbeat of p, doubled until it is d at least, within slowestHeartbeat.
+// atLeast returns the heartbeat of p, doubled until it is at least d, but at most slowestHeartbeat.
 func (p *Profile) atLeast(d time.Duration) time.Duration {
 	h := p.Heartbeat
 	for h < d && 2*h <= slowestHeartbeat {
@@ -43,15 +42,15 @@ func (p *Profile) atLeast(d time.Duration) time.Duration {
 	return h
 }
 
-// stretched returns p with another heartbeat, and the lease that goes with it.
+// stretched returns p with another heartbeat and a lease in proportion.
 func (p Profile) stretched(heartbeat time.Duration) Profile {
 	p.LeaderLease = time.Duration(float64(p.LeaderLease) * (float64(heartbeat) / float64(p.Heartbeat)))
 	p.Heartbeat = heartbeat
 	return p
 }
 
-// nextHeartbeat is what a server with the heartbeat now needs by its measurements: more at once, less when
-// what it needs is a quarter below the next step.
+// nextHeartbeat returns the heartbeat for a server that uses now and needs least. It increases at once. It decreases
+// when least is a quarter below the next step.
 func (p *Profile) nextHeartbeat(now, least time.Duration) time.Duration {
 	if up := p.atLeast(least); up > now {
 		return up
@@ -59,7 +58,7 @@ func (p *Profile) nextHeartbeat(now, least time.Duration) time.Duration {
 	return min(max(now, p.Heartbeat), p.atLeast(least+least/3))
 }
 
-// fitHeartbeat makes what this server measured the heartbeat that it needs.
+// fitHeartbeat updates the heartbeat that this server needs from its measurements.
 func (s *Store) fitHeartbeat() {
 	fsync, lateness := s.slowness.figures()
 	if s.opts.hooks.steady {
@@ -75,7 +74,7 @@ func (s *Store) fitHeartbeat() {
 		"fsync", fsync, "fsync_limit", p.Heartbeat/fsyncShare, "lateness", lateness, "lateness_limit", p.Heartbeat/latenessShare)
 }
 
-// neededHeartbeat is the heartbeat timeout that this server asks of its groups.
+// neededHeartbeat returns the heartbeat timeout that this server requests of its groups.
 func (s *Store) neededHeartbeat() time.Duration { return time.Duration(s.heartbeat.Load()) }
 
 // change changes the configuration of a running raft.
@@ -87,14 +86,14 @@ func (n *instance) change(update func(*raft.ReloadableConfig)) error {
 	return n.raft.ReloadConfig(rc)
 }
 
-// Slowness is what a server measured of its disk and of its timers, and how much of it its profile bears.
+// Slowness has the measurements of a server's disk and timers, and the limits of its profile.
 type Slowness struct {
-	Fsync, FsyncLimit       time.Duration // a write to the log with its fsync
+	Fsync, FsyncLimit       time.Duration // a log write with its fsync
 	Lateness, LatenessLimit time.Duration // how late a timer fires
-	Heartbeat               time.Duration // the timeout that the server asks of its groups for it
+	Heartbeat               time.Duration // timeout that the server requests of its groups
 }
 
-// Slowness returns what this server measured over the last two minutes.
+// Slowness returns the measurements of the last two minutes.
 func (s *Store) Slowness() Slowness {
 	p := s.Profile()
 	fsync, lateness := s.slowness.figures()
@@ -104,7 +103,7 @@ func (s *Store) Slowness() Slowness {
 	}
 }
 
-// watchSlowness measures until the store is closed.
+// watchSlowness measures until the store closes.
 func (s *Store) watchSlowness() {
 	defer s.wg.Done()
 	t := time.NewTimer(beatEvery)
@@ -129,8 +128,8 @@ func (s *Store) watchSlowness() {
 
 const probeName = "probe"
 
-// probe measures a disk that was found slow while no group writes to it: otherwise it would be slow forever, or
-// be taken for a fast one. It does not wait.
+// probe measures a disk that was slow while no group writes to it. Without a probe the disk would count as slow
+// forever, or as fast. probe does not wait.
 func (s *Store) probe() {
 	if s.neededHeartbeat() <= s.Profile().Heartbeat || !s.slowness.isQuiet() || !s.probing.TryLock() {
 		return
@@ -153,7 +152,7 @@ func (s *Store) probe() {
 	}()
 }
 
-// endProbe waits for a probe that runs, though not for a disk that hangs.
+// endProbe waits for a running probe, but not for a disk that hangs.
 func (s *Store) endProbe() {
 	t := time.NewTimer(shutdownLimit)
 	defer t.Stop()
@@ -163,14 +162,14 @@ func (s *Store) endProbe() {
 	}
 }
 
-// Limits of how long a write to the log may hang on a leader.
+// Limits of the time that a log write may take on a leader.
 const (
 	leastStall = 500 * time.Millisecond
 	mostStall  = 5 * time.Second
 )
 
-// stallLimit is how long a write to the log may hang on a leader: two heartbeats as this server needs them, so
-// that a slow disk is no hung one.
+// stallLimit returns how long a log write may take on a leader: two of this server's heartbeats, so that a slow disk
+// does not count as hung.
 func (s *Store) stallLimit() time.Duration {
 	if limit := s.opts.DiskStallLimit; limit > 0 {
 		return limit

@@ -21,16 +21,15 @@ const (
 	registryVersion = 1
 )
 
-// groupState is the life of a group's directory.
+// groupState is the state of a group's directory.
 type groupState string
 
 const (
-	// stateCreating: raft never ran on the directory, which may be incomplete and
-	// is started over.
+	// stateCreating: raft never ran in the directory. It may be incomplete and is created again.
 	stateCreating groupState = "creating"
-	// stateActive: raft may have voted and acknowledged; the directory must be whole.
+	// stateActive: raft may have voted and acknowledged entries. The directory must be complete.
 	stateActive groupState = "active"
-	// stateRemoved: the replica left for good, its ID must not come back.
+	// stateRemoved: the replica left the group. Its ID must not be used again.
 	stateRemoved groupState = "removed"
 )
 
@@ -38,11 +37,12 @@ type groupRecord struct {
 	Replica rowraft.ReplicaID `json:"replica"`
 	Backend string            `json:"backend"`
 	State   groupState        `json:"state"`
-	// Founded says that the group was bootstrapped here: its log is never empty.
+	// Founded means that the group was bootstrapped here: its log is never empty.
 	Founded bool `json:"founded"`
-	// Removed lists the replicas of the group that left this node for good.
+	// Removed lists the replicas of the group that left this node. They must not return.
 	Removed []rowraft.ReplicaID `json:"removed,omitempty"`
-	// RolledBack is why the replica must not run any more: its disk is older than it was once.
+	// RolledBack is the reason why the replica must not run any more: its disk is older than it was before. "": it may
+	// run.
 	RolledBack string `json:"rolled_back,omitempty"`
 }
 
@@ -50,8 +50,8 @@ func (r *groupRecord) removed(id rowraft.ReplicaID) bool {
 	return slices.Contains(r.Removed, id) || r.State == stateRemoved && r.Replica == id
 }
 
-// registry is the durable list of the groups that ever existed in a store. It
-// lives outside their directories, so that one that vanished is noticed.
+// registry is the durable list of all groups that ever existed in a store. It is outside of their directories, so that
+// a directory that vanished is noticed.
 type registry struct {
 	disk vfs.FS
 	path string
@@ -62,13 +62,12 @@ type registryFile struct {
 	Cluster rowraft.ClusterID      `json:"cluster"`
 	Node    rowraft.NodeID         `json:"node"`
 	Groups  map[string]groupRecord `json:"groups"`
-	// Start counts the processes that opened the store; Nonces are those of the last ones, the
-	// present one at the end.
+	// Start counts the processes that opened the store. Nonces has those of the last processes, the running one last.
 	Start  uint64   `json:"start"`
 	Nonces []uint64 `json:"nonces"`
 }
 
-// check refuses a file whose numbers do not fit together.
+// check refuses a file with an impossible number of nonces.
 func (f *registryFile) check(path string) error {
 	if n := uint64(len(f.Nonces)); n > min(f.Start, keptNonces) || n == 0 && f.Start > 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "%s has %d nonces of %d starts", path, len(f.Nonces), f.Start)
@@ -76,11 +75,11 @@ func (f *registryFile) check(path string) error {
 	return nil
 }
 
-// keptNonces is how many starts a registry remembers: a peer that saw none of so many is no
-// witness of a copy that was started instead.
+// keptNonces is the number of starts that a registry keeps. A peer that saw none of the last 64 starts cannot prove
+// that a copy of the directory was started.
 const keptNonces = 64
 
-// begin counts a start, durably.
+// begin counts a start durably.
 func (r *registry) begin() error {
 	r.file.Start++
 	r.file.Nonces = append(r.file.Nonces, rand.Uint64())
@@ -88,8 +87,8 @@ func (r *registry) begin() error {
 	return r.write()
 }
 
-// beginAfter begins a line of starts of its own, after a start of another copy of the directory,
-// and gives up all replicas that both copies may have. Durable when it returns.
+// beginAfter continues the count of starts after a start of another copy of the directory, and marks all replicas that
+// both copies may have as rolled back. The registry is durable when it returns.
 func (r *registry) beginAfter(other process, why string) error {
 	groups := maps.Clone(r.file.Groups)
 	for id, rec := range groups {
@@ -107,20 +106,19 @@ func (r *registry) beginAfter(other process, why string) error {
 	return err
 }
 
-// starts are those that a registry remembers: of the processes of its directory, up to the present
-// one. Immutable.
+// starts are the last starts of the directory, up to the running one. Immutable.
 type starts struct {
 	last   uint64
-	nonces []uint64 // the last of them is that of last
+	nonces []uint64 // the last one belongs to last
 }
 
 func (r *registry) starts() *starts { return &starts{r.file.Start, slices.Clone(r.file.Nonces)} }
 
-// process is the present one.
+// process returns the running process.
 func (s *starts) process() process { return process{s.last, s.nonces[len(s.nonces)-1]} }
 
-// contradicts says why a process that another server remembers of this node cannot have run on this
-// directory before, or ""; about the starts that are older than its list it does not know.
+// contradicts returns why a process that another server remembers of this node cannot have run on this directory; "" if
+// it can have. It knows nothing about starts that are older than its list.
 func (s *starts) contradicts(p process) string {
 	now := s.last
 	switch first := now - uint64(len(s.nonces)) + 1; {
@@ -132,8 +130,8 @@ func (s *starts) contradicts(p process) string {
 	return ""
 }
 
-// openRegistry reads the registry of dir, whose entries are durable, or writes the first one when dir holds
-// no groups.
+// openRegistry reads the registry of dir, or writes the first one if dir has no groups. The entries of dir must be
+// durable.
 func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowraft.NodeID) (*registry, error) {
 	r := &registry{
 		disk: disk,
@@ -175,7 +173,7 @@ func openRegistry(disk vfs.FS, dir string, cluster rowraft.ClusterID, node rowra
 	return r, nil
 }
 
-// set records group durably.
+// set records a group durably.
 func (r *registry) set(group string, rec groupRecord) error {
 	old, had := r.file.Groups[group]
 	r.file.Groups[group] = rec
@@ -198,7 +196,7 @@ func (r *registry) write() error {
 	return vfs.ReplaceFile(r.disk, r.path+".tmp", r.path, frame.Seal(registryMagic, registryVersion, body))
 }
 
-// lockDir keeps a second process out of dir until the lock is closed.
+// lockDir locks dir against a second process until the lock is closed.
 func lockDir(disk vfs.FS, dir string) (io.Closer, error) {
 	lock, err := disk.Lock(filepath.Join(dir, "LOCK"))
 	if _, taken := errors.AsType[*vfs.LockedError](err); taken {

@@ -11,29 +11,28 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// How a replica whose disk was rolled back is found: DESIGN.md, "Rolled back disks".
+// DESIGN.md, "Rolled back disks", describes how a replica whose disk was rolled back is found.
 
-// RolledBack begins the error of a replica that found its disk older than what other replicas
-// remember of it.
+// RolledBack begins the error of a replica whose disk is older than what other replicas remember of it.
 const RolledBack = "rolled back disk"
 
-// member is the replica behind a streamLayer, as its connections see it.
+// member is the replica of a streamLayer.
 type member interface {
-	// statementFor says what to tell the replica on node. CodeStarting while raft does not run.
+	// statementFor returns the statement for the replica on node. CodeStarting while raft does not run.
 	statementFor(node rowraft.NodeID) (statement, error)
-	// recall compares what another server remembers of this replica with what it has. An error
-	// ends the replica.
+	// recall compares what another server remembers of this replica with what the replica has. An error ends the
+	// replica.
 	recall(from rowraft.NodeID, s *statement) error
 }
 
 const copied = "a copy of a data directory is no backup"
 
-// lineage returns why g must stop because the directory is a copy, or "". Once that is found, no
-// replica of the directory may run, and the store counts its starts on from those of the other copy:
-// so replicas that this node gets in their place, under new IDs, are accepted by the peers. If the
-// other copy still runs, twin is set and nothing is changed.
+// lineage returns why g must stop because the directory is a copy, or "". After such a discovery no replica of the
+// directory may run, and the store continues its count of starts after those of the other copy. So peers accept the
+// replicas that this node gets instead, under new IDs. If the other copy still runs, lineage sets twin and changes
+// nothing.
 func (s *Store) lineage(g *Group, from rowraft.NodeID, says *statement) (why string, twin bool) {
-	if why = s.starts.Load().contradicts(says.about); why == "" { // s.mu may be held for long
+	if why = s.starts.Load().contradicts(says.about); why == "" { // before s.mu, which may be held for long
 		return "", false
 	}
 	why = fmt.Sprintf("%s, as node %s says", why, from)
@@ -43,7 +42,7 @@ func (s *Store) lineage(g *Group, from rowraft.NodeID, says *statement) (why str
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	reg := s.mu.registry
-	if reg.starts().contradicts(says.about) == "" { // another group was first
+	if reg.starts().contradicts(says.about) == "" { // another group has done it
 		return reg.file.Groups[g.cfg.ID].RolledBack, false
 	}
 	if err := reg.beginAfter(says.about, why); err != nil {
@@ -75,8 +74,8 @@ func (g *Group) statementFor(node rowraft.NodeID) (statement, error) {
 	return s, nil
 }
 
-// recall is sound without a lock: the other end took its mark before this replica looks at what it
-// has, and what was confirmed and committed, a term and a start never go back on an honest disk.
+// recall needs no lock. The other end read its mark before this replica reads its own state, and on an honest disk the
+// committed entries that a replica confirmed, its term and its start never decrease.
 func (g *Group) recall(from rowraft.NodeID, s *statement) error {
 	if err := g.Err(); err != nil {
 		return err
@@ -98,7 +97,7 @@ func (g *Group) recall(from rowraft.NodeID, s *statement) error {
 	}
 	last, term := n.raft.LastIndex(), n.raft.CurrentTerm()
 	if b := g.glog.boundary.Load(); b != nil {
-		last = max(last, b.index) // raft learns of a snapshot that it installs, and that is on disk, a moment later
+		last = max(last, b.index) // a snapshot that is being installed is on disk a moment before raft counts it
 	}
 	switch {
 	case last < s.mark.index:
@@ -109,10 +108,10 @@ func (g *Group) recall(from rowraft.NodeID, s *statement) error {
 	return nil
 }
 
-// rolledBack stops the group for good: it neither votes nor answers from here on.
+// rolledBack stops the group forever. From here on it neither votes nor answers.
 func (g *Group) rolledBack(format string, args ...any) error {
 	err := rowraft.Errorf(rowraft.CodeFenced, RolledBack+": "+format, args...)
-	g.glog.failed.Store(true) // no vote is stored any more
+	g.glog.failed.Store(true) // from here on no vote is stored
 	g.failWith(err, func(err error) {
 		if g.cfg.OnRolledBack != nil {
 			g.cfg.OnRolledBack(err)
@@ -123,13 +122,12 @@ func (g *Group) rolledBack(format string, args ...any) error {
 	return err
 }
 
-// askRetry is the pause before a peer that did not answer is asked again.
+// askRetry is the pause before askPeer tries again.
 const askRetry = 50 * time.Millisecond
 
-// askPeers connects to every other member, so that each of them compares its mark with this replica
-// and learns which process runs now. It closes g.asked when all have answered, or after two
-// heartbeats: a peer that is down blocks nothing. Until then this replica neither votes nor asks
-// for votes.
+// askPeers connects to every other member, so that each one compares its mark with this replica and learns which
+// process runs now. It closes g.asked after all have answered, or after two heartbeats: a peer that is down blocks
+// nothing. Until then this replica neither votes nor requests votes.
 func (g *Group) askPeers(n *instance) {
 	defer close(g.asked)
 	ctx, cancel := context.WithTimeout(n.trans.layer.ctx, 2*time.Duration(n.heartbeat.Load()))
@@ -159,10 +157,9 @@ func (g *Group) askPeer(ctx context.Context, layer *streamLayer, peer raft.Serve
 	}
 }
 
-// tellMarks notes what this leader knows of each member and returns it, for a heartbeat; nil if this
-// replica does not lead in term any more. What a follower confirmed in this term and what this
-// leader has committed belong together only while it leads: so it looks at both before it looks
-// whether it still does.
+// tellMarks records what this leader knows of each member and returns it for a heartbeat; nil if this replica does not
+// lead in term. The match index of a follower and the commit index of this leader belong together only while it leads.
+// So tellMarks reads both and then checks that it still leads.
 func (n *instance) tellMarks(term uint64) []byte {
 	if n.g.run.Load() != n {
 		return nil
@@ -184,7 +181,7 @@ func (n *instance) tellMarks(term uint64) []byte {
 		id, node := rowraft.ReplicaID(srv.ID), rowraft.NodeID(srv.Address)
 		m, p := mark{index: min(match[i], commit)}, s.marks.process(node)
 		if id == g.cfg.Replica {
-			m, p = mark{commit, term}, s.starts.Load().process() // it stored what it sent, and has voted for itself
+			m, p = mark{commit, term}, s.starts.Load().process() // it stored what it sent, and voted for itself
 		}
 		s.marks.raise(g.cfg.ID, id, m)
 		out = appendTold(out, told{id, node, s.marks.of(g.cfg.ID, id), p})
@@ -192,7 +189,7 @@ func (n *instance) tellMarks(term uint64) []byte {
 	return sealTold(out)
 }
 
-// learn takes over what a leader told.
+// learn stores the marks that a leader sent.
 func (g *Group) learn(from rowraft.NodeID, payload []byte) {
 	list, err := decodeTold(payload)
 	if err != nil {
@@ -201,7 +198,7 @@ func (g *Group) learn(from rowraft.NodeID, payload []byte) {
 	}
 	for _, t := range list {
 		if t.replica == g.cfg.Replica {
-			// Its own mark stays here too: it says how much of its log is committed.
+			// Keep this replica's own mark too: it says how much of the log is committed.
 			if g.recall(from, &statement{replica: t.replica, mark: t.mark}) != nil {
 				return
 			}
@@ -212,7 +209,7 @@ func (g *Group) learn(from rowraft.NodeID, payload []byte) {
 	}
 }
 
-// voted notes that a replica is known to have voted in term.
+// voted records that a replica voted in term.
 func (g *Group) voted(id raft.ServerID, term uint64) {
 	g.store.marks.raise(g.cfg.ID, rowraft.ReplicaID(id), mark{term: term})
 }

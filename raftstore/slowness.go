@@ -5,31 +5,31 @@ import (
 	"time"
 )
 
-// Slow disks and starved processes
+// How slow disks and starved processes are measured
 //
-// A write to the log holds up raft's main goroutine, and with it heartbeats and votes. An election writes up
-// to six times, one after the other: term and vote of the candidate, then of the voter. Timers that are
-// shorter than that elect nobody. A process that gets no CPU sends and answers heartbeats late, to the same
-// effect. So a server measures both, and the slower decides the shortest timers that it can keep.
+// A log write blocks raft's main goroutine, and with it heartbeats and votes. An election makes up to six writes, one
+// after the other: term and vote of the candidate, then of the voter. With timers shorter than that, no election
+// succeeds. A process without enough CPU sends and answers heartbeats late, with the same effect. So a server measures
+// both, and the slower one determines the shortest timers that the server can keep.
 const (
-	// fsyncShare of a heartbeat timeout is what a write to the log may take: six of them and the lease's share.
+	// fsyncShare: a log write may take 1/fsyncShare of a heartbeat timeout, for six writes and the part of the lease.
 	fsyncShare = 5
-	// latenessShare of a heartbeat timeout is how late a timer may fire: on the leader, and on the follower.
+	// latenessShare: a timer may be late by 1/latenessShare of a heartbeat timeout, on the leader and on the follower.
 	latenessShare = 2
 
-	// beatEvery is between two looks at the clock.
+	// beatEvery is the interval of slowness.beat.
 	beatEvery = 50 * time.Millisecond
-	// standstill is from when on a late timer means that the process was suspended (SIGSTOP, a paused
-	// machine). No timer is to follow that.
+	// standstill is the lateness from which on the process counts as suspended (SIGSTOP, a paused machine). Timers must
+	// not follow that.
 	standstill = time.Second
 
-	// slownessWindow is how many seconds are remembered. The worst slownessOutliers of them do not count, so
-	// that hiccups change nothing; three slow seconds do, and are remembered for two minutes.
+	// slownessWindow is the number of seconds that are kept. The worst slownessOutliers of them are ignored, so short
+	// hiccups change nothing. Three slow seconds count, for two minutes.
 	slownessWindow   = 120
 	slownessOutliers = 2
 )
 
-// worstSeconds is one figure for each of the last seconds.
+// worstSeconds holds one figure for each of the last seconds.
 type worstSeconds struct {
 	seconds [slownessWindow]time.Duration
 	next    int
@@ -40,7 +40,7 @@ func (w *worstSeconds) add(d time.Duration) {
 	w.next = (w.next + 1) % slownessWindow
 }
 
-// figure is the worst second but slownessOutliers.
+// figure returns the worst second after slownessOutliers worse ones.
 func (w *worstSeconds) figure() time.Duration {
 	var worst [slownessOutliers + 1]time.Duration // descending
 	for _, d := range w.seconds {
@@ -53,54 +53,54 @@ func (w *worstSeconds) figure() time.Duration {
 	return worst[slownessOutliers]
 }
 
-// slowness measures what delays the raft groups of a server: writes to the log with their fsyncs, and
-// timers that fire late. Safe for concurrent use; one goroutine calls beat.
+// slowness measures what delays the raft groups of a server: log writes with their fsyncs, and timers that fire late.
+// Safe for concurrent use, except that one goroutine calls beat.
 type slowness struct {
 	mu      sync.Mutex
-	beaten  time.Time     // when beat was called last
-	still   time.Duration // for which the process has stood still so far: what timers were late
-	elapsed time.Duration // of the present second, standstills taken off
+	beaten  time.Time     // last call of beat
+	still   time.Duration // total time for which the process was suspended: the lateness of the beats
+	elapsed time.Duration // of the present second, without suspensions
 
-	// Of the present second. The figure of its writes is the mean by time, Σd² / Σd: how long the write takes
-	// that a heartbeat meets when it comes at a random moment.
+	// Log writes of the present second. Their figure is the mean by time, Σd² / Σd: the duration of the write that a
+	// heartbeat meets at a random moment.
 	sum, squares float64 // seconds, seconds²
 	latest       time.Duration
 
 	fsync, lateness worstSeconds
-	quiet           bool // nothing was written in the last second
+	quiet           bool // no log write in the last second
 }
 
 func newSlowness(now time.Time) *slowness { return &slowness{beaten: now} }
 
-// moment is when a write began.
+// moment is the start of a write.
 type moment struct {
 	at    time.Time
 	still time.Duration
 }
 
-// begin is called when a write begins.
+// begin records the start of a write.
 func (s *slowness) begin(now time.Time) moment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return moment{now, s.stillLocked(now)}
 }
 
-// stillLocked is how long the process has stood still until now. A write that ends right after a standstill
-// may look before beat does.
+// stillLocked returns how long the process has been suspended until now. A write that ends just after a suspension may
+// call it before beat runs.
 // REQUIRES: s.mu is held.
 func (s *slowness) stillLocked(now time.Time) time.Duration {
 	return s.still + max(0, now.Sub(s.beaten)-beatEvery)
 }
 
-// took is how long it is since m, without the time for which the process itself stood still: suspended or
-// without CPU, which is not the disk's fault.
+// took returns the time since m without the time for which the process was suspended or without CPU: that is not the
+// disk's fault.
 func (s *slowness) took(m moment, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return max(0, now.Sub(m.at)-(s.stillLocked(now)-m.still))
 }
 
-// wrote counts a write to the log that took d.
+// wrote counts a log write that took d.
 func (s *slowness) wrote(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,8 +108,8 @@ func (s *slowness) wrote(d time.Duration) {
 	s.squares += d.Seconds() * d.Seconds()
 }
 
-// beat is called every beatEvery, as well as the process can. It reports when a second is over, and how long
-// the process was suspended since the last call; 0: not at all.
+// beat is called every beatEvery, as far as the process can. It reports whether a second is over, and how long the
+// process was suspended since the last call; 0: it was not.
 func (s *slowness) beat(now time.Time) (second bool, suspended time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,21 +135,21 @@ func (s *slowness) beat(now time.Time) (second bool, suspended time.Duration) {
 	return true, suspended
 }
 
-// figures returns how long a write to the log takes, and how late timers fire.
+// figures returns how long a log write takes and how late timers fire.
 func (s *slowness) figures() (fsync, lateness time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fsync.figure(), s.lateness.figure()
 }
 
-// isQuiet reports whether nothing was written in the last second.
+// isQuiet reports whether there was no log write in the last second.
 func (s *slowness) isQuiet() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.quiet
 }
 
-// leastHeartbeat is the shortest heartbeat timeout that such a server keeps.
+// leastHeartbeat returns the shortest heartbeat timeout that a server with these figures can keep.
 func leastHeartbeat(fsync, lateness time.Duration) time.Duration {
 	return max(fsyncShare*fsync, latenessShare*lateness)
 }

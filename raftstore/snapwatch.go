@@ -10,25 +10,25 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// snapshotWatch is the snapshot store that raft sees. A leader that cannot read
-// its snapshots keeps its followers content and never brings up the one that needs
-// them (hashicorp/raft #522), so failures that go on are reported.
+// snapshotWatch is the snapshot store that raft uses. A leader that cannot read its snapshots keeps its followers from
+// an election, but never repairs the follower that needs one (hashicorp/raft #522). So failures that persist stop the
+// group.
 //
-// A damaged snapshot alone is no reason to stop: the supervisor takes a new one,
-// and a snapshot that was written or read whole ends the trouble.
+// A single damaged snapshot is no reason to stop: the supervisor takes a new one. A snapshot that was written or read
+// completely ends the failure.
 type snapshotWatch struct {
 	*snapshotStore
 	limit time.Duration
-	want  func()                   // asks for a new snapshot
-	took  func(*raft.SnapshotMeta) // one is on disk: taken here, or sent by the leader
+	want  func()                   // requests a new snapshot
+	took  func(*raft.SnapshotMeta) // called when a snapshot is on disk: taken here, or sent by the leader
 
 	mu          sync.Mutex
-	first, last time.Time // of failures with no success and no longer pause between
+	first, last time.Time // failures without a success, or a pause longer than limit/2, in between
 	err         error
 }
 
-// errNoSnapshot is what an empty list counts as: a running raft asks for the list
-// only to send a snapshot. A start may find none, and calls succeeded.
+// errNoSnapshot is the failure for an empty list: a running raft lists snapshots only to send one. At a start the list
+// may be empty; the caller then calls succeeded.
 var errNoSnapshot = errors.New("there is no good snapshot")
 
 func (w *snapshotWatch) List() ([]*raft.SnapshotMeta, error) {
@@ -76,14 +76,14 @@ func (w *snapshotWatch) succeeded() {
 	w.first = time.Time{}
 }
 
-// lastFailure is when a snapshot could last not be read.
+// lastFailure returns when a snapshot could last not be read.
 func (w *snapshotWatch) lastFailure() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.last
 }
 
-// check returns why the group must stop, or nil. It need not while a new snapshot is taken.
+// check returns why the group must stop, or nil. The supervisor does not call it while a new snapshot is taken.
 func (w *snapshotWatch) check() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +94,7 @@ func (w *snapshotWatch) check() error {
 		w.dir, w.last.Sub(w.first).Round(time.Millisecond), w.err)
 }
 
-// watchedReader tells a snapshot that was read whole from one that was not.
+// watchedReader reports whether a snapshot was read completely.
 type watchedReader struct {
 	io.ReadCloser
 	watch *snapshotWatch

@@ -7,10 +7,10 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Role is what a replica is in its group.
+// Role is the role of a replica in its group.
 type Role string
 
-// Roles, as in the Raft paper; RoleStopped means that raft does not run.
+// Roles as in the Raft paper. RoleStopped means that raft does not run.
 const (
 	RoleFollower  Role = "follower"
 	RoleCandidate Role = "candidate"
@@ -18,8 +18,8 @@ const (
 	RoleStopped   Role = "stopped"
 )
 
-// GroupStatus is a picture of one replica for people and metrics. Its parts are
-// read one after the other, so they may not fit together exactly.
+// GroupStatus describes one replica, for users and metrics. Its fields are read one after the other, so they may not
+// belong to exactly the same moment.
 type GroupStatus struct {
 	ID      string
 	Replica rowraft.ReplicaID
@@ -27,27 +27,27 @@ type GroupStatus struct {
 	Role    Role
 	Term    rowraft.Term
 	Leader  rowraft.NodeID // "" if unknown
-	Err     error          // why the group stopped for good
+	Err     error          // error that stopped the group forever
 
 	LastIndex     rowraft.Index // in the log
 	CommitIndex   rowraft.Index
 	AppliedIndex  rowraft.Index // through which the machine has seen the log
 	SnapshotIndex rowraft.Index
 
-	LogBytes     int64 // in the log, as far as known since the start
+	LogBytes     int64 // as far as known since the start
 	PendingBytes int64 // proposed here and not resolved
 	BacklogBytes int64 // committed and not applied
 
-	Heartbeat time.Duration // timeout of the timers that raft has; 0: it does not run
+	Heartbeat time.Duration // timeout in use by raft; 0: raft does not run
 	LogWrites int64         // StoreLogs calls
 	Restarts  int64         // in place, by the supervisor
-	Installs  int64         // snapshots of the leader that took the replica forwards
+	Installs  int64         // snapshots from the leader that replaced older state
 
 	Members []MemberStatus
 }
 
-// MemberStatus is one replica of a group. What follows Voter is known on the
-// leader only; the leader itself is always caught up, the rest is zero for it.
+// MemberStatus is one replica of a group. The fields after Voter are known only on the leader. The leader's own entry
+// has CaughtUp set and the others zero.
 type MemberStatus struct {
 	Member
 	Voter       bool
@@ -90,7 +90,7 @@ func (g *Group) Status() GroupStatus {
 	return s
 }
 
-// LastIndex returns the index of the newest entry of this replica's log; 0 while it does not run.
+// LastIndex returns the index of the newest entry of this replica's log; 0 while raft does not run.
 func (g *Group) LastIndex() rowraft.Index {
 	n := g.run.Load()
 	if n == nil {

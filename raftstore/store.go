@@ -31,43 +31,43 @@ type Store struct {
 	marks     *marks
 	marksKept chan struct{} // closed when keepMarks has ended
 
-	profile    atomic.Pointer[Profile] // while nothing is slow
+	profile    atomic.Pointer[Profile] // timers while nothing is slow
 	slowness   *slowness
-	heartbeat  atomic.Int64  // time.Duration that this server needs by its profile and its slowness
-	probing    latch         // held by a probe
+	heartbeat  atomic.Int64  // heartbeat that this server needs, by its profile and slowness (a time.Duration)
+	probing    latch         // held by a running probe
 	restarting chan struct{} // capacity 1: held by a group that restarts for its timers
 
-	// diskFull is set while less than DiskReserveBytes are free.
+	// diskFull is true while less than DiskReserveBytes are free.
 	diskFull atomic.Bool
 	freeDisk atomic.Int64 // bytes; negative: unknown
 
-	// snapshots bounds how many groups write a snapshot at once, pace how fast all of
-	// them send theirs.
+	// snapshots bounds the groups that write a snapshot at the same time. pace bounds the rate at which all groups send
+	// snapshots.
 	snapshots chan struct{}
-	writing   atomic.Int32 // logs that are being written now
+	writing   atomic.Int32 // number of logs that are being written
 	pace      *rate.Limiter
 
 	stop chan struct{}
 	wg   sync.WaitGroup
 
-	// opening counts the groups that are on their way into groups.
+	// opening counts the groups that StartGroup is opening.
 	opening sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
 		registry *registry
-		groups   map[string]*Group // nil: it is being opened
+		groups   map[string]*Group // nil: the group is being opened
 		closed   bool
 	}
 }
 
-// Open opens the store in opts.Dir, creating it, and begins to accept peers.
+// Open opens or creates the store in opts.Dir and begins to accept peers.
 func Open(opts Options) (*Store, error) {
 	opts.setDefaults()
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	// This also keeps the registry that a process renamed and died.
+	// MkdirAll also makes a registry durable that a process renamed before it died.
 	if err := vfs.MkdirAll(opts.FS, filepath.Join(opts.Dir, "groups")); err != nil {
 		return nil, err
 	}
@@ -114,13 +114,12 @@ func Open(opts Options) (*Store, error) {
 
 var groupName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9-]{0,63}$`)
 
-// StartGroup opens a group and starts its raft, which restores its newest snapshot.
-// Several groups may be started beside each other.
+// StartGroup opens a group and starts its raft, which restores its newest snapshot. Several groups may be started
+// concurrently.
 //
-// Errors: CodeInvalidArgument; CodeAlreadyExists if it runs already; CodeIdentity
-// if its directory does not belong to cfg.Replica or was lost; CodeFenced if it was rolled
-// back; CodeCorrupt if log
-// and snapshots do not fit together; CodeClosing.
+// Errors: CodeInvalidArgument; CodeAlreadyExists if the group is running; CodeIdentity if its directory does not belong
+// to cfg.Replica or was lost; CodeFenced if it was rolled back; CodeCorrupt if log and snapshots do not fit together;
+// CodeClosing.
 func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 	if cfg.Backend == "" {
 		cfg.Backend = s.opts.Backend
@@ -141,8 +140,8 @@ func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 		delete(s.mu.groups, cfg.ID)
 		return nil, fmt.Errorf("group %s: %w", cfg.ID, err)
 	}
-	s.mu.groups[cfg.ID] = g                                             // if the store closes, it waits for this
-	if why := s.mu.registry.file.Groups[cfg.ID].RolledBack; why != "" { // found while it was opened
+	s.mu.groups[cfg.ID] = g                                             // from here on Close waits for this group
+	if why := s.mu.registry.file.Groups[cfg.ID].RolledBack; why != "" { // found during the opening
 		g.rolledBack("%s; %s", why, copied)
 	}
 	return g, nil
@@ -184,9 +183,8 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 	return nil
 }
 
-// claim keeps others from starting or removing the group, and brings its directory
-// into being or checks that it is what the registry remembers. Without an error the
-// caller calls opening.Done.
+// claim reserves the group, so that no other call starts or removes it. It creates the group's directory, or checks
+// that the directory is the one in the registry. Without an error the caller must call opening.Done.
 func (s *Store) claim(cfg *GroupConfig) (rec groupRecord, fresh bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +201,7 @@ func (s *Store) claim(cfg *GroupConfig) (rec groupRecord, fresh bool, err error)
 	return rec, fresh, err
 }
 
-// claimLocked looks after the directory for claim.
+// claimLocked creates or checks the directory for claim.
 // REQUIRES: s.mu is held.
 func (s *Store) claimLocked(cfg *GroupConfig) (rec groupRecord, fresh bool, err error) {
 	dir := s.groupDir(cfg.ID)
@@ -233,8 +231,7 @@ func (s *Store) claimLocked(cfg *GroupConfig) (rec groupRecord, fresh bool, err 
 	return rec, true, vfs.MkdirAll(disk, filepath.Join(dir, "log"))
 }
 
-// checkActive is the amnesia guard: a replica that voted or acknowledged must not
-// come back with less than it had.
+// checkActive makes sure that a replica that voted or acknowledged entries does not return with less than it had.
 func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) error {
 	if rec.Replica != cfg.Replica {
 		return rowraft.Errorf(rowraft.CodeIdentity, "%s is of replica %s, not of %s", dir, rec.Replica, cfg.Replica)
@@ -257,7 +254,7 @@ func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) er
 	return nil
 }
 
-// activate records that raft is about to run on the directory of a new group.
+// activate records that raft is about to run in the directory of a new group.
 func (s *Store) activate(id string, rec groupRecord) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -265,10 +262,9 @@ func (s *Store) activate(id string, rec groupRecord) error {
 	return s.mu.registry.set(id, rec)
 }
 
-// RemoveReplica remembers that replica left group id for good, whether it ever ran
-// here or not: it can never start on this node again. If the data of the group is
-// that replica's, the group is closed and the data deleted. It may be repeated.
-// The caller knows that the group has removed the replica.
+// RemoveReplica records that replica left group id, whether it ever ran here or not: it can never start on this node
+// again. If the group's data are of that replica, RemoveReplica closes the group and deletes the data. It may be called
+// again. The caller knows that the group has removed the replica.
 func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 	if !groupName.MatchString(id) || replica == "" {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "remove replica %q of group %q: want both", replica, id)
@@ -304,7 +300,7 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 	return vfs.RemoveAll(s.opts.FS, filepath.Join(s.opts.Dir, "groups", id))
 }
 
-// Removed reports whether replica left group id, as RemoveReplica noted.
+// Removed reports whether RemoveReplica was called for replica of group id.
 func (s *Store) Removed(id string, replica rowraft.ReplicaID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -319,7 +315,7 @@ func (s *Store) Group(id string) *Group {
 	return s.mu.groups[id]
 }
 
-// GroupIDs returns the groups whose data is on this node, running or not.
+// GroupIDs returns the groups whose data are on this node, running or not.
 func (s *Store) GroupIDs() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -371,8 +367,8 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// watchDisk refuses proposals before the disk is full: a log that cannot be
-// written stops the process, a refused push is only late.
+// watchDisk makes the store refuse proposals before the disk is full: a log that cannot be written stops the process,
+// but a refused push is only late.
 func (s *Store) watchDisk() {
 	defer s.wg.Done()
 	t := time.NewTicker(s.opts.hooks.tick)
@@ -387,8 +383,7 @@ func (s *Store) watchDisk() {
 	}
 }
 
-// reserveBytes is what must stay free: as configured, but never less than each
-// group needs to start its next two log segments.
+// reserveBytes returns how many bytes must stay free: the configured number, but at least two log segments per group.
 func (s *Store) reserveBytes() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -401,8 +396,8 @@ func (s *Store) reserveBytes() int64 {
 	return max(s.opts.DiskReserveBytes, segments)
 }
 
-// Disk tells how much room the disk had when it was last looked at, and how much is
-// kept free; known is false before the first look, and where nothing is kept.
+// Disk returns the free space of the last check and the reserve. known is false before the first check and without a
+// reserve.
 func (s *Store) Disk() (freeBytes, reserveBytes int64, known bool) {
 	freeBytes = s.freeDisk.Load()
 	if s.opts.DiskReserveBytes < 0 || freeBytes < 0 {

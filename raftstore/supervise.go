@@ -10,11 +10,11 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// snapshotRetry is the pause after a snapshot that failed.
+// snapshotRetry is the pause after a failed snapshot.
 const snapshotRetry = 10 * time.Second
 
-// supervise looks after the group until it closes: it takes snapshots by bytes,
-// restarts a wedged raft, and ends raft when the group failed.
+// supervise watches the group until it closes. It takes snapshots by bytes of log, restarts a wedged raft, fits the
+// timers, and ends raft when the group has failed.
 func (g *Group) supervise() {
 	defer g.wg.Done()
 	t := time.NewTicker(g.store.opts.hooks.tick)
@@ -36,14 +36,14 @@ func (g *Group) supervise() {
 			}
 			g.fitTimers(n)
 			g.maybeSnapshot(n)
-			if !g.replacing() { // before the look: what has just been taken ends the failure first
+			if !g.replacing() { // before check: a snapshot that was just taken ends the failure
 				if err := g.watch.check(); err != nil {
 					g.fail(err)
 					continue
 				}
 			}
 			if reason := g.stuckTransfer(n); reason != "" {
-				g.restart(slog.LevelWarn, reason) // #696: a cut in the middle of a transfer is enough
+				g.restart(slog.LevelWarn, reason) // #696: a cut during a transfer is enough
 			} else if reason := n.wedged(g.store.opts.WedgeTimeout, time.Now()); reason != "" {
 				g.restart(slog.LevelError, reason)
 			}
@@ -51,11 +51,10 @@ func (g *Group) supervise() {
 	}
 }
 
-// stopFailed ends raft after a failure, so that the replica neither votes nor
-// answers.
+// stopFailed ends raft after a failure, so that the replica neither votes nor answers.
 func (g *Group) stopFailed() {
 	if !g.life.TryLock() {
-		return // Close is at it
+		return // Close is doing it
 	}
 	defer g.life.Unlock()
 	if n := g.run.Swap(nil); n != nil {
@@ -65,8 +64,7 @@ func (g *Group) stopFailed() {
 	}
 }
 
-// maybeSnapshot takes a snapshot on a goroutine of its own when enough log was
-// applied since the last one.
+// maybeSnapshot takes a snapshot on its own goroutine if enough log was applied since the last one.
 func (g *Group) maybeSnapshot(n *instance) {
 	applied := g.fsm.applied.Load()
 	grown := g.ledger.between(g.snapshotAt.Load(), applied)
@@ -79,7 +77,7 @@ func (g *Group) maybeSnapshot(n *instance) {
 	}
 	select {
 	case g.store.snapshots <- struct{}{}:
-	default: // enough groups are at it
+	default: // enough groups are taking one
 		g.snapBusy.Store(false)
 		return
 	}
@@ -104,19 +102,18 @@ func (g *Group) maybeSnapshot(n *instance) {
 	})
 }
 
-// replacing says that a snapshot is being taken, or will be as soon as it may: of a large
-// state that takes longer than readers of the lost one are waited for.
+// replacing reports whether a snapshot is being taken, or will be as soon as possible. For a large state that takes
+// longer than the limit of snapshotWatch.
 func (g *Group) replacing() bool {
 	return g.snapBusy.Load() || g.snapWanted.Load() && time.Now().UnixNano() >= g.snapRetryAt.Load()
 }
 
-// minSnapshotEvery is the least log between two snapshots unless a number was given:
-// of a small state the log is not worth cutting more often.
+// minSnapshotEvery is the least log between two snapshots if SnapshotEveryBytes is 0: for a small state it is not worth
+// cutting the log more often.
 const minSnapshotEvery = 512 << 20
 
-// snapshotEvery is how much log the group applies between two snapshots. A snapshot
-// has the whole state, so of a large state one every so many bytes would write many
-// times what the log does.
+// snapshotEvery returns how much log the group applies between two snapshots. A snapshot has the whole state. If the
+// interval did not grow with the state, snapshots of a large state would write many times as much as the log.
 func (g *Group) snapshotEvery() int64 {
 	o := &g.store.opts
 	if o.SnapshotEveryBytes > 0 {
@@ -125,7 +122,7 @@ func (g *Group) snapshotEvery() int64 {
 	return min(max(minSnapshotEvery, g.snapshotBytes.Load()), o.SnapshotMaxBytes)
 }
 
-// noteSnapshot notes a snapshot of this replica, if it is the newest.
+// noteSnapshot records a snapshot of this replica if it is the newest.
 func (g *Group) noteSnapshot(m *raft.SnapshotMeta) {
 	if m.Index < g.snapshotAt.Load() {
 		return
@@ -171,24 +168,22 @@ func (n *instance) snapshot() error {
 	return nil
 }
 
-// stuckTransfer reports a leadership transfer whose flag stayed set (#696).
+// stuckTransfer reports a leadership transfer that ended but whose flag in raft stayed set (#696).
 func (g *Group) stuckTransfer(n *instance) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	since := n.mu.transferBusy
 	limit := 2*time.Second + 4*n.heartbeatTimeout()
-	// The last refusal must be fresh: nothing says that the flag is gone while
-	// nobody proposes.
+	// The last refusal must be recent: without proposals nothing shows whether the flag is still set.
 	if n.mu.transfer != nil || since.IsZero() || time.Since(since) < limit || time.Since(n.mu.transferRefused) > limit/2 {
 		return ""
 	}
 	return fmt.Sprintf("raft has refused proposals for %v because of a leadership transfer that ended", limit)
 }
 
-// wedged returns why the group must be restarted, or "": this leader stopped replicating to
-// a follower which still answers heartbeats (#612 and its like). One that looks for a
-// snapshot to send and finds none has not stopped, and must not be restarted: raft could
-// not begin without the snapshot either.
+// wedged returns why the group must be restarted, or "". A wedged leader no longer replicates to a follower that still
+// answers heartbeats (#612 and similar bugs). A leader that finds no snapshot to send is not wedged and must not be
+// restarted: raft could not start without the snapshot either.
 func (n *instance) wedged(limit time.Duration, now time.Time) string {
 	last := n.raft.LastIndex()
 	if n.raft.State() != raft.Leader || now.Sub(n.g.watch.lastFailure()) <= limit {
@@ -212,8 +207,8 @@ func (n *instance) wedged(limit time.Duration, now time.Time) string {
 	return ""
 }
 
-// backoff is how long raft may pause after the failures of a follower (the
-// formula of its replicateTo): a pause is no wedge.
+// backoff returns how long raft may pause after failures of a follower, by the formula of its replicateTo. Such a pause
+// is not a wedge.
 func (p *peerProgress) backoff() time.Duration {
 	if p.failures == 0 {
 		return 0
@@ -221,7 +216,7 @@ func (p *peerProgress) backoff() time.Duration {
 	return 10 * time.Millisecond << min(max(p.failures, 2)-2, 10)
 }
 
-// backlogBytes is what was committed and handed to the machine but not applied.
+// backlogBytes returns the bytes that were committed and passed to the machine but not applied.
 func (g *Group) backlogBytes() int64 {
 	n := g.run.Load()
 	if n == nil {
@@ -236,8 +231,8 @@ func (g *Group) isRaftLeader() bool {
 	return n != nil && n.raft.State() == raft.Leader
 }
 
-// Leader returns the node that leads the group as far as this replica knows, the
-// term, and whether it is this replica. It is a hint: reads need ReadIndex.
+// Leader returns the leader of the group as this replica knows it, the term, and whether it is this replica. It is a
+// hint: reads need ReadIndex.
 func (g *Group) Leader() (node rowraft.NodeID, term rowraft.Term, isMe bool) {
 	n := g.run.Load()
 	if n == nil || g.failure.Load() != nil {

@@ -81,7 +81,7 @@ func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 	limit := max(settleLimit, n.heartbeatTimeout())
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	dispatched := make(chan error, 1) // what was dispatched before is in the log
+	dispatched := make(chan error, 1) // everything dispatched before is in the log
 	n.reads.Go(func() { dispatched <- n.await(n.raft.Barrier(limit)) })
 	select {
 	case err := <-dispatched:
@@ -111,10 +111,9 @@ func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 // giveUpPause is the pause of GiveUpLead after it has tried every voter.
 const giveUpPause = 20 * time.Millisecond
 
-// GiveUpLead hands the lead over to any voter: one after the other, the one with the longest
-// log first, and again from the beginning, until this replica does not lead. It returns how
-// often it tried; the error is that of the last try, when ctx ends, when no other voter has
-// answered of late, or when the group stops.
+// GiveUpLead transfers the leadership to any voter. It tries one after the other, the longest log first, and repeats,
+// until this replica does not lead. It returns the number of tries. The error is that of the last try. GiveUpLead gives
+// up when ctx ends, when no other voter has answered recently, or when the group stops.
 func (g *Group) GiveUpLead(ctx context.Context) (tries int, err error) {
 	var tried []rowraft.ReplicaID
 	for {
@@ -130,7 +129,7 @@ func (g *Group) GiveUpLead(ctx context.Context) (tries int, err error) {
 			tries++
 			tried = append(tried, next.Replica)
 			err = g.TransferLeadership(ctx, next.Replica)
-			continue // this replica may lead all the same
+			continue // this replica may still lead
 		}
 		if err = cmp.Or(err, serr); !n.anyVoterAnswers() {
 			return tries, err

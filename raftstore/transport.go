@@ -15,31 +15,29 @@ import (
 	"github.com/rowraft/rowraft/internal/canary"
 )
 
-// rpcTimeout bounds one RPC, unless the heartbeat is longer: a vote is three writes to the log. Raft's
-// 10 s would block the heartbeats of a one-way cut for as long after it healed.
+// rpcTimeout bounds one RPC, unless the heartbeat is longer: a vote is three log writes. With raft's 10 s, a cut in one
+// direction would block heartbeats for that time after it healed.
 const rpcTimeout = time.Second
 
-// raftEntryBytes is more than raft's own entries take.
+// raftEntryBytes is more than raft's own entries need.
 const raftEntryBytes = 1 << 20
 
 // transport is raft's network transport with these changes:
 //
-//   - no heartbeat fast path: a heartbeat handled beside the main goroutine can
-//     raise the term under the leader loop, and logs diverge (#695);
-//   - no pipelining: one failed AppendEntries ends replication to a follower for
-//     good (#612);
-//   - entries travel on connections of their own (appendTransport);
-//   - an AppendEntries carries at most maxRPCBytes, where raft counts entries;
-//   - a follower whose machine lags holds AppendEntries back before they reach
-//     raft's main goroutine, which would block and miss elections;
-//   - what a leader sends below the snapshot of this replica is cut to it, and a
-//     snapshot below what this replica applied is answered without installing it:
-//     raft would refuse the one and lose its log over the other (DESIGN.md);
-//   - a message names the replica it is for, and another one refuses it: a node
-//     that lost a replica of the group and has a new one must not answer, nor vote,
-//     for the old.
+//   - No heartbeat fast path: a heartbeat that is handled concurrently with the main goroutine can raise the term under
+//     the leader loop, and logs diverge (#695).
+//   - No pipelining: one failed AppendEntries ends replication to a follower forever (#612).
+//   - Entries travel on their own connections (appendTransport).
+//   - An AppendEntries carries at most maxRPCBytes; raft counts entries.
+//   - A follower whose machine lags delays AppendEntries before they reach raft's main goroutine, which would block
+//     and miss elections.
+//   - Entries below the snapshot of this replica are dropped from an AppendEntries, and a snapshot below what this
+//     replica applied is answered without an install: raft would refuse the former and lose its log over the latter
+//     (DESIGN.md).
+//   - A message names the replica it is for, and another replica refuses it. A node that lost a replica of the group
+//     and has a new one must not answer or vote for the old one.
 //
-// It also sees every answer, and so knows how far each follower is.
+// It also sees every answer, and so knows the position of each follower.
 type transport struct {
 	raft.Transport // *appendTransport, perhaps wrapped by a test
 	net            *appendTransport
@@ -61,13 +59,13 @@ type transport struct {
 	told  map[raft.ServerID]toldMarks
 }
 
-// toldMarks are the marks that a follower was told last, and when.
+// toldMarks are the marks last sent to a follower.
 type toldMarks struct {
 	marks []byte
 	at    time.Time
 }
 
-// receiver is what the transport must know of this replica.
+// receiver is what the transport knows of this replica.
 type receiver struct {
 	replica     raft.ServerID
 	backlogFull func() bool      // the machine must catch up first
@@ -80,26 +78,26 @@ type receiver struct {
 	recall      *recall // nil in tests of the transport alone
 }
 
-// recall is what the transport does for the marks of replicas.
+// recall is what the transport does with the marks of replicas.
 type recall struct {
-	asked <-chan struct{}                           // closed once this replica may vote and ask for votes
-	ended func() bool                               // it has stopped for good
+	asked <-chan struct{}                           // closed when this replica may vote and request votes
+	ended func() bool                               // the group has stopped forever
 	voted func(id raft.ServerID, term uint64)       // a replica has voted in term
-	tell  func(term uint64) []byte                  // what a heartbeat carries; nil: this replica does not lead
-	learn func(from rowraft.NodeID, payload []byte) // what a heartbeat carried
+	tell  func(term uint64) []byte                  // marks for a heartbeat; nil: this replica does not lead
+	learn func(from rowraft.NodeID, payload []byte) // receives the marks of a heartbeat
 }
 
 // peerProgress is what a leader learned about one follower from its answers.
 type peerProgress struct {
-	term       uint64    // in which the rest was learned
+	term       uint64    // in which the other fields were learned
 	match      uint64    // highest index known to be in the follower's log
 	matchSince time.Time // when match last moved
 	contact    time.Time // last answer of any kind
 	confirmed  time.Time // when the newest RPC was sent that was answered in this term
-	proved     time.Time // last answer that said that its log holds match
+	proved     time.Time // last answer that proved that the follower's log has match
 	attempt    time.Time // start of the last replication RPC (not a heartbeat)
-	installing bool      // a snapshot is on its way
-	recovering uint64    // index of the last snapshot sent, until match came to what was committed; or 0
+	installing bool      // a snapshot is being sent
+	recovering uint64    // index of the last snapshot sent; 0 after match has reached the commit index
 	failures   int       // replication RPCs that failed in a row
 }
 
@@ -138,15 +136,15 @@ func newTransport(layer *streamLayer, o *Options, p *rate.Limiter, group string,
 	return t
 }
 
-// SetHeartbeatHandler does nothing, on purpose (#695). A transport without a
-// fast path is a documented choice: heartbeats then come through Consumer.
+// SetHeartbeatHandler deliberately does nothing (#695). raft.Transport documents that a transport may have no fast
+// path: heartbeats then arrive through Consumer.
 func (t *transport) SetHeartbeatHandler(h func(raft.RPC)) {
 	if canary.Is(canary.HeartbeatFastPath) {
 		t.Transport.SetHeartbeatHandler(h)
 	}
 }
 
-// AppendEntriesPipeline refuses, on purpose (#612).
+// AppendEntriesPipeline deliberately refuses (#612).
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, to raft.ServerAddress) (raft.AppendPipeline, error) {
 	if canary.Is(canary.PipelinedAppends) {
 		return t.Transport.AppendEntriesPipeline(id, to)
@@ -265,8 +263,8 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 	return nil
 }
 
-// newMarks returns the marks of the members if follower id does not know them, else nil. One that
-// has restarted since may have lost them, so they are repeated.
+// newMarks returns the marks of the members if follower id does not have them, otherwise nil. Marks are repeated every
+// marksEvery, because a follower that restarted may have lost them.
 func (t *transport) newMarks(id raft.ServerID, term uint64, now time.Time) []byte {
 	r := t.receiver.recall
 	if r == nil {
@@ -281,16 +279,15 @@ func (t *transport) newMarks(id raft.ServerID, term uint64, now time.Time) []byt
 	return marks
 }
 
-// maxAwait bounds awaitContact, so that raft's own back-off takes over for a
-// follower that stays away.
+// maxAwait bounds awaitContact. After that raft's own back-off applies, for a follower that stays away.
 const (
 	maxAwait   = time.Minute
 	awaitEvery = 25 * time.Millisecond
 )
 
-// awaitContact waits, after a replication RPC failed, until the follower answers a
-// heartbeat. Raft would back off up to 10 s and leave a follower that came back
-// without entries for so long; it has no way to hear that heartbeats succeed.
+// awaitContact waits, after a failed replication RPC, until the follower answers a heartbeat. Raft would back off for
+// up to 10 s, and a follower that is back would get no entries for that time: raft does not use the success of
+// heartbeats.
 func (t *transport) awaitContact(id raft.ServerID, term uint64) bool {
 	failed := time.Now()
 	tick := time.NewTicker(awaitEvery)
@@ -309,10 +306,9 @@ func (t *transport) awaitContact(id raft.ServerID, term uint64) bool {
 	return false
 }
 
-// limit cuts args down to maxRPCBytes but never below one entry, and its commit
-// index to what the follower will then be known to hold, as in the Raft paper.
-// Raft reads the last entry from args after the call and sends the rest next, as
-// it does when it cuts at MaxAppendEntries.
+// limit cuts args down to maxRPCBytes, but to at least one entry, and its commit index to the last entry that the
+// follower will then have, as in the Raft paper. Raft reads the last entry from args after the call and sends the rest
+// next, as it does after a cut at MaxAppendEntries.
 func (t *transport) limit(args *raft.AppendEntriesRequest) {
 	var sum int64
 	for i, e := range args.Entries {
@@ -348,8 +344,8 @@ func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress,
 	return err
 }
 
-// note updates what is known of follower id. A later term starts from nothing:
-// the follower's log may have been cut since.
+// note updates what is known of follower id. In a later term it starts with nothing: the follower's log may have been
+// cut.
 func (t *transport) note(id raft.ServerID, term uint64, update func(*peerProgress)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -377,7 +373,7 @@ func (t *transport) progress(id raft.ServerID, term uint64) (peerProgress, bool)
 
 func (t *transport) Consumer() <-chan raft.RPC { return t.consume }
 
-// forward passes RPCs of raft's own connections on.
+// forward passes RPCs from raft's own connections to pass.
 func (t *transport) forward() {
 	defer t.wg.Done()
 	for {
@@ -392,10 +388,9 @@ func (t *transport) forward() {
 	}
 }
 
-// pass gives an RPC to raft, or answers it, and reports false when the transport
-// ends. Those with entries wait beside it, without holding up heartbeats and votes,
-// while the machine lags too far behind. After half the sender's timeout they pass
-// anyway, so that a lag never looks like a dead follower.
+// pass passes an RPC to raft, or answers it. It returns false when the transport ends. While the machine lags too far,
+// RPCs with entries wait in their own goroutines and do not delay heartbeats and votes. After half the sender's timeout
+// they pass in any case, so that a lag does not look like a dead follower.
 func (t *transport) pass(rpc raft.RPC) bool {
 	header, to, said, marks := open(rpc.Command)
 	r := t.receiver.recall
@@ -421,7 +416,7 @@ func (t *transport) pass(rpc raft.RPC) bool {
 			}
 		}
 		if cmd, ok := rpc.Command.(*raft.RequestVoteRequest); ok {
-			r.voted(raft.ServerID(cmd.ID), cmd.Term) // its term was durable before it asked
+			r.voted(raft.ServerID(cmd.ID), cmd.Term) // the term was durable before the candidate asked
 		}
 	}
 	switch cmd := rpc.Command.(type) {
@@ -455,7 +450,7 @@ func isVote(cmd any) bool {
 	return false
 }
 
-// holdVote passes a request for a vote on once this replica may vote.
+// holdVote passes a vote request to raft when this replica may vote.
 func (t *transport) holdVote(rpc raft.RPC, r *recall) {
 	defer t.wg.Done()
 	select {
@@ -473,20 +468,20 @@ func (t *transport) holdVote(rpc raft.RPC, r *recall) {
 	}
 }
 
-// addressed returns h with the replica that the message is for, the timers of this one, and the marks of a
-// heartbeat, behind the address of its sender: raft's messages name their sender only.
+// addressed returns h with additions after the address of the sender: the replica that the message is for, the timers
+// of this replica, and the marks of a heartbeat. Raft's own messages name only their sender.
 func (t *transport) addressed(h raft.RPCHeader, to raft.ServerID, marks []byte) raft.RPCHeader {
 	node, _, _ := splitSender(h.Addr)
 	h.Addr = append(joinSender(node, to, t.receiver.timers.say(to)), marks...)
 	return h
 }
 
-// EncodePeer is what raft says of itself in the header of an answer: its timers too.
+// EncodePeer adds this replica's timers to the sender in the header of an answer.
 func (t *transport) EncodePeer(id raft.ServerID, addr raft.ServerAddress) []byte {
 	return joinSender(t.Transport.EncodePeer(id, addr), "", t.receiver.timers.say(""))
 }
 
-// heard notes the timers in the header of an answer of replica id.
+// heard records the timers in the header of an answer of replica id.
 func (t *transport) heard(id raft.ServerID, h raft.RPCHeader, err error) {
 	if err == nil {
 		_, _, said := splitSender(h.Addr)
@@ -494,8 +489,8 @@ func (t *transport) heard(id raft.ServerID, h raft.RPCHeader, err error) {
 	}
 }
 
-// open takes what addressed wrote off the header of cmd; nil if it has none. It returns the replica that the
-// message is for, the timers of its sender, and the marks.
+// open removes what addressed added to the header of cmd. It returns the header (nil if cmd has none), the replica that
+// the message is for, the timers of its sender, and the marks.
 func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, said, marks []byte) {
 	switch cmd := cmd.(type) {
 	case *raft.AppendEntriesRequest:
@@ -516,7 +511,7 @@ func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, said, marks []byte) {
 	return h, to, said[:n], said[n:]
 }
 
-// refuse answers a message to another replica.
+// refuse answers a message for another replica with an error.
 func (t *transport) refuse(rpc raft.RPC, to raft.ServerID) {
 	defer t.wg.Done()
 	if rpc.Reader != nil {
@@ -525,8 +520,8 @@ func (t *transport) refuse(rpc raft.RPC, to raft.ServerID) {
 	rpc.Respond(nil, fmt.Errorf("the message is for replica %q, here is %q", to, t.receiver.replica))
 }
 
-// cut drops from a what lies in the snapshot of this replica: it is committed, so
-// every leader has the same, but the log of this replica may no longer show it.
+// cut drops the entries of a that the snapshot of this replica covers. They are committed, so every leader has the same
+// ones, but the log of this replica may not have them any more.
 func (r *receiver) cut(a *raft.AppendEntriesRequest) {
 	b := r.boundary()
 	if b == nil || a.PrevLogEntry >= b.index || a.PrevLogEntry == 0 && len(a.Entries) == 0 {
@@ -538,14 +533,14 @@ func (r *receiver) cut(a *raft.AppendEntriesRequest) {
 	a.PrevLogEntry, a.PrevLogTerm = b.index, b.term
 }
 
-// has reports whether this replica already applied all that the snapshot holds.
-// Only the leader of the current term is answered here; all else is raft's.
+// has reports whether this replica has already applied everything in the snapshot. It is true only for the leader of
+// the current term; raft answers all others.
 func (r *receiver) has(s *raft.InstallSnapshotRequest) bool {
 	return s.LastLogIndex <= r.applied() && s.Term == r.term()
 }
 
-// decline answers a snapshot with "have it" after reading it off the connection,
-// as the Raft paper does: the log behind it is kept.
+// decline reads a snapshot off the connection and answers that this replica has it. The log after it stays, as in the
+// Raft paper.
 func (t *transport) decline(rpc raft.RPC, s *raft.InstallSnapshotRequest) {
 	defer t.wg.Done()
 	_, err := io.Copy(io.Discard, rpc.Reader)
@@ -573,7 +568,7 @@ func (t *transport) hold(rpc raft.RPC) {
 	}
 }
 
-// interrupt closes the connections of the group, so that RPCs in flight return.
+// interrupt closes the connections of the group, so that running RPCs return.
 func (t *transport) interrupt() { t.net.Close() }
 
 // Close ends the transport and waits for its goroutines.

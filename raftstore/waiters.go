@@ -15,18 +15,18 @@ import (
 const (
 	// maxWaiters bounds the calls that wait for a group to apply an entry.
 	maxWaiters = 4096
-	// ownPoll is how often the applied index is looked at while an entry of raft's own is all that
-	// the first waiter waits for: no event tells that raft committed one.
+	// ownPoll is the interval of checks of the applied index while the first waiter waits only for entries of raft's
+	// own: no event reports that raft committed one.
 	ownPoll = 2 * time.Millisecond
 )
 
-// waiters are the calls that wait for a group to apply an entry. Apply wakes those whose entry
-// it has reached, and touches no others.
+// waiters holds the calls that wait for a group to apply an entry. Apply wakes those whose entry is applied and touches
+// no others.
 type waiters struct {
-	// first is the lowest index that is waited for, math.MaxUint64 if there is none. It is stored
-	// before a waiter looks at the applied index, and loaded after that has moved.
+	// first is the lowest index that a call waits for, math.MaxUint64 if there is none. It is stored before a waiter
+	// reads the applied index, and loaded after that has changed, so no wake-up is lost.
 	first atomic.Uint64
-	kick  chan struct{} // capacity 1: the poller is to look whether it is needed
+	kick  chan struct{} // capacity 1: wakes pollOwn
 
 	mu  sync.Mutex
 	all waiterHeap
@@ -34,7 +34,7 @@ type waiters struct {
 
 type waiter struct {
 	index uint64
-	at    int           // in the heap; -1: woken
+	at    int           // index in the heap; -1: woken
 	done  chan struct{} // closed when index is applied
 }
 
@@ -44,7 +44,7 @@ func newWaiters() *waiters {
 	return w
 }
 
-// add returns nil if there is no room.
+// add returns nil if there are maxWaiters already.
 func (w *waiters) add(index uint64) *waiter {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -66,7 +66,7 @@ func (w *waiters) remove(one *waiter) {
 	}
 }
 
-// wake ends the wait for all entries up to applied.
+// wake wakes the waiters of all entries up to applied.
 func (w *waiters) wake(applied uint64) {
 	if applied < w.first.Load() {
 		return
@@ -87,7 +87,7 @@ func (w *waiters) storeFirstLocked() {
 	w.first.Store(first)
 }
 
-// waiterHeap is a container/heap, the lowest index first.
+// waiterHeap implements heap.Interface, the lowest index first.
 type waiterHeap []*waiter
 
 func (h waiterHeap) Len() int           { return len(h) }
@@ -111,8 +111,7 @@ func (h *waiterHeap) Pop() any {
 
 // WaitApplied returns when the machine has seen the log through index.
 //
-// Errors: CodeOverloaded if maxWaiters calls wait already; CodeClosing when the group stops
-// first; the error of ctx.
+// Errors: CodeOverloaded if maxWaiters calls are waiting; CodeClosing if the group stops first; the error of ctx.
 func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
 	if g.AppliedIndex() >= index {
 		return nil
@@ -122,7 +121,7 @@ func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
 		return &rowraft.OverloadedError{What: fmt.Sprintf("group %s: %d calls wait for entries to be applied, as many as can", g.cfg.ID, maxWaiters), RetryAfter: 100 * time.Millisecond}
 	}
 	defer g.waiters.remove(w)
-	g.moved() // what was applied before add woke nobody
+	g.moved() // an entry that was applied before add has not woken w
 	select {
 	case <-w.done:
 		return nil
@@ -135,9 +134,8 @@ func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
 	}
 }
 
-// moved wakes those who wait for what is applied, and the poller if the first one waits for
-// raft's own entries alone. It is called when the applied index has moved, and when an entry of
-// raft's own is in the log.
+// moved wakes the waiters of applied entries, and pollOwn if the first waiter waits only for raft's own entries. It is
+// called after the applied index has changed, and after an entry of raft's own is in the log.
 func (g *Group) moved() {
 	if g.waiters.first.Load() == math.MaxUint64 {
 		return
@@ -151,13 +149,13 @@ func (g *Group) moved() {
 	}
 }
 
-// awaitsOwn reports whether the machine has seen all up to the first waiter's entry but raft's own.
+// awaitsOwn reports whether, up to the first waiter's entry, the machine lacks only entries of raft's own.
 func (g *Group) awaitsOwn() bool {
 	first := g.waiters.first.Load()
 	return first != math.MaxUint64 && g.ledger.throughOwn(g.fsm.applied.Load(), first) >= first
 }
 
-// pollOwn wakes those who wait for raft's own entries.
+// pollOwn wakes the waiters of raft's own entries.
 func (g *Group) pollOwn() {
 	for {
 		select {

@@ -6,45 +6,44 @@ import (
 	"time"
 )
 
-// A snapshot need not be fast, and whoever writes one takes processor and disk from
-// those who push. But the longer it takes the more rows change before they are written,
-// each of which is kept as it was, and the longer the log is that cannot be cut. So a
-// snapshot waits while the log is written, as long as neither is due.
+// When the writing of a snapshot waits
+//
+// A snapshot need not be fast, and its writing takes processor and disk from pushes. But the longer it takes, the more
+// rows change before they are written, and each of these is kept in its old form; also the log that cannot be cut gets
+// longer. So a snapshot waits while a log is written, as long as it is ahead of its budgets for both.
 const (
-	yieldBytes = 512 << 10        // are written between two looks
-	yieldStep  = time.Millisecond // between two looks while it waits
+	yieldBytes = 512 << 10        // bytes between two checks
+	yieldStep  = time.Millisecond // time between two checks while it waits
 	yieldMost  = 40 * time.Millisecond
-	// yieldShare of the log between two snapshots may be applied while one is written.
+	// 1/yieldShare of the log between two snapshots may be applied while one is written.
 	yieldShare = 3
-	// yieldImages shapes how much memory old images may have taken before the snapshot
-	// hurries: that × size × x × (1 − x) when the share x is written, from the half on a
-	// tenth of the state. Under uniform pushes images follow such a curve when 0.4 times
-	// as many rows are pushed as there are. It leaves a third of what they may have for
-	// what the disk is late.
+	// yieldImages sets the memory for old images beyond which the snapshot no longer waits: yieldImages × size × x × (1
+	// − x) when the share x is written, and a tenth of the state from the half on. Under uniform pushes the images
+	// follow such a curve if 0.4 times as many rows are pushed as there are. That leaves a third of the allowed memory
+	// for delays of the disk.
 	yieldImages = 0.4
 )
 
-// measuredSnapshot is a Snapshot that knows how large it is, and how much memory it
-// holds because the state changes.
+// measuredSnapshot is a Snapshot that knows its size and the memory that it holds because the state changes.
 type measuredSnapshot interface {
 	Bytes() int64
-	ImageBytes() int64 // at most so far
+	ImageBytes() int64 // highest value so far
 }
 
-// yield decides when the writing of one snapshot waits. Used by one goroutine.
+// yield decides when the writing of one snapshot waits. Only one goroutine uses it.
 type yield struct {
 	snap    measuredSnapshot
-	budget  int64        // log that may be applied until it is written
-	log     func() int64 // applied since the snapshot began
+	budget  int64        // bytes of log that may be applied until the snapshot is written
+	log     func() int64 // bytes applied since the snapshot began
 	writing func() bool  // a log of this node is being written
-	hurry   func() bool  // it must not wait at all
+	hurry   func() bool  // the snapshot must not wait at all
 
 	written int64
-	next    int64 // where the next look is
-	seen    int64 // of log, at the last look
+	next    int64 // value of written at the next check
+	seen    int64 // bytes of log at the last check
 }
 
-// newYield returns nil for a snapshot that says too little of itself.
+// newYield returns nil for a snapshot without a known size.
 func (g *Group) newYield(s Snapshot, index uint64) *yield {
 	m, ok := s.(measuredSnapshot)
 	if !ok || m.Bytes() == 0 {
@@ -55,7 +54,7 @@ func (g *Group) newYield(s Snapshot, index uint64) *yield {
 	g.store.mu.Unlock()
 	return &yield{
 		snap: m,
-		// Few groups write at a time, and all must have their turn.
+		// Only few groups write at the same time, and every group must get its turn.
 		budget:  g.snapshotEvery() / max(yieldShare, groups),
 		log:     func() int64 { return g.ledger.between(index, g.fsm.applied.Load()) },
 		writing: func() bool { return g.store.writing.Load() > 0 },
@@ -68,7 +67,7 @@ func (g *Group) newYield(s Snapshot, index uint64) *yield {
 // wrote counts n bytes and waits if it may.
 func (y *yield) wrote(n int) {
 	y.written += int64(n)
-	runtime.Gosched() // raft's goroutines would wait for a whole time slice
+	runtime.Gosched() // otherwise raft's goroutines would wait for a whole time slice
 	if y.written < y.next {
 		return
 	}
@@ -88,7 +87,7 @@ func (y *yield) wrote(n int) {
 	}
 }
 
-// due reports whether the snapshot must go on, now that so much log was applied.
+// due reports whether the snapshot must continue now, after that much log was applied.
 func (y *yield) due(log int64) bool {
 	size := float64(max(1, y.snap.Bytes()))
 	x := float64(y.written) / size
@@ -98,7 +97,7 @@ func (y *yield) due(log int64) bool {
 		y.hurry()
 }
 
-// yieldingWriter lets yield know what is written.
+// yieldingWriter reports written bytes to yield.
 type yieldingWriter struct {
 	w     io.Writer
 	yield *yield

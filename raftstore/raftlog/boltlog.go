@@ -27,13 +27,11 @@ const (
 // boltOwner is the key of the log's owner in the file.
 var boltOwner = []byte("Owner")
 
-// boltLog keeps a group's log in a file of raft-boltdb, and raft's term and vote in
-// META.
+// boltLog stores a group's log in a file of raft-boltdb, and raft's term and vote in META.
 //
-// The file may hold pages that a failed fsync left in memory only. The kernel counts
-// them as clean, so that a later fsync does not write them. bbolt does not know which
-// they are. Therefore a file whose last process did not stop cleanly is copied at
-// start. META has the mark of a clean stop; opening META removes it durably.
+// The file may contain pages that a failed fsync left only in memory. The kernel counts these as clean, so a later
+// fsync does not write them, and bbolt does not know which pages they are. Therefore a file whose last process did not
+// stop cleanly is copied at start. META has the mark of a clean stop; opening META durably removes the mark.
 type boltLog struct {
 	*metaStore
 	db     *raftboltdb.BoltStore
@@ -43,8 +41,8 @@ type boltLog struct {
 
 var _ Log = (*boltLog)(nil)
 
-// openBoltLog opens the log in dir, or makes it. bbolt itself uses the operating
-// system's disk; disk is for the rest.
+// openBoltLog opens or creates the log in dir. bbolt itself uses the operating system's disk; disk is used for the
+// rest.
 //
 // Errors: CodeCorrupt, CodeIdentity, CodeVersionTooNew.
 func openBoltLog(disk vfs.FS, dir string, owner Owner, log *slog.Logger) (_ *boltLog, err error) {
@@ -74,7 +72,7 @@ func openBoltLog(disk vfs.FS, dir string, owner Owner, log *slog.Logger) (_ *bol
 	}
 	l.db, err = raftboltdb.New(raftboltdb.Options{
 		Path: name,
-		// The directory is locked by Open; a second owner is a bug, not a wait.
+		// The store has locked the directory, so another process that holds this file is a bug: do not wait for it.
 		BoltOptions: &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoFreelistSync: true},
 	})
 	if err != nil {
@@ -98,8 +96,7 @@ func (l *boltLog) checkOwner(name string) error {
 	return l.owner.check(name, found)
 }
 
-// copyBolt puts a copy of the file in its place, durably. What the process reads
-// becomes what the disk holds.
+// copyBolt durably replaces the file with a copy of itself. After that the disk has what the process reads.
 func copyBolt(disk vfs.FS, dir string, log *slog.Logger) (err error) {
 	begin := time.Now()
 	from, err := disk.OpenFile(filepath.Join(dir, boltName), os.O_RDONLY)
@@ -126,9 +123,8 @@ func copyBolt(disk vfs.FS, dir string, log *slog.Logger) (err error) {
 	return disk.SyncDir(dir)
 }
 
-// IsMonotonic: raft clears the log after it installed a snapshot. raft-boltdb says
-// that it is not monotonic; raft then keeps a conflicting entry at the snapshot's
-// index and is sent the snapshot forever (hashicorp/raft #697).
+// IsMonotonic returns true, so that raft clears the log after it installed a snapshot. raft-boltdb returns false; raft
+// then keeps a conflicting entry at the snapshot's index and receives the snapshot forever (hashicorp/raft #697).
 func (*boltLog) IsMonotonic() bool { return true }
 
 func (l *boltLog) FirstIndex() (uint64, error)              { return l.db.FirstIndex() }
@@ -138,7 +134,7 @@ func (l *boltLog) StoreLog(e *raft.Log) error               { return l.StoreLogs
 func (l *boltLog) StoreLogs(logs []*raft.Log) error         { return l.wrote(l.db.StoreLogs(logs)) }
 func (l *boltLog) DeleteRange(from, to uint64) error        { return l.wrote(l.db.DeleteRange(from, to)) }
 
-// wrote notes an error of a write: the stop is not clean then.
+// wrote records a failed write: Close then does not mark a clean stop.
 func (l *boltLog) wrote(err error) error {
 	if err != nil {
 		l.failed.Store(true)
@@ -146,7 +142,7 @@ func (l *boltLog) wrote(err error) error {
 	return err
 }
 
-// Close ends the log, and notes in META that all writes succeeded.
+// Close closes the log and marks a clean stop in META if all writes succeeded.
 func (l *boltLog) Close() error {
 	if l.closed.Swap(true) {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Owner names the replica that a log belongs to. Every file of a log states it:
-// the files of another replica have the same names and checksums that fit.
+// Owner is the replica that a log belongs to. Every file of a log contains it: without it, files of another replica,
+// which have the same names and correct checksums, could not be told apart.
 type Owner struct {
 	Cluster rowraft.ClusterID
 	Node    rowraft.NodeID
@@ -36,7 +36,7 @@ func (o Owner) encode() []byte {
 	return b
 }
 
-// parseOwner takes an owner off the front of b.
+// parseOwner decodes an owner from the front of b.
 func parseOwner(b []byte) (o Owner, rest []byte, ok bool) {
 	var names [4]string
 	for i := range names {
@@ -48,13 +48,13 @@ func parseOwner(b []byte) (o Owner, rest []byte, ok bool) {
 	return Owner{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), names[2], rowraft.ReplicaID(names[3])}, b, true
 }
 
-// tag stands for o in each batch of a log.
+// tag returns the 64 bits that identify o in each batch of a log.
 func (o Owner) tag() uint64 {
 	sum := sha256.Sum256(o.encode())
 	return binary.LittleEndian.Uint64(sum[:])
 }
 
-// check returns an error with CodeIdentity if file, which states found, is not of o.
+// check returns an error with CodeIdentity if file, which contains the owner found, does not belong to o.
 func (o Owner) check(file string, found Owner) error {
 	if found == o {
 		return nil

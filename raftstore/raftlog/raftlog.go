@@ -16,7 +16,7 @@ const (
 	Bolt = "bolt"   // hashicorp/raft-boltdb, on the disk of the operating system only
 )
 
-// Backends are all of them.
+// Backends lists all backends.
 var Backends = []string{Row, Bolt}
 
 // Log is one group's durable log and its stable store, which keeps term and vote. Callers check the seals of the
@@ -38,7 +38,7 @@ const (
 func Check(disk vfs.FS, backend string, segmentSizeBytes int) error {
 	switch {
 	case backend == Bolt && disk != vfs.OS:
-		// bbolt maps its file into memory, and no interface can stand in for that.
+		// bbolt maps its file into memory, which a vfs.FS cannot provide.
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q needs the operating system's disk: use %q", Bolt, Row)
 	case backend != Row && backend != Bolt:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want one of %s", backend, strings.Join(Backends, ", "))
@@ -48,8 +48,8 @@ func Check(disk vfs.FS, backend string, segmentSizeBytes int) error {
 	return nil
 }
 
-// Files returns the names of the files that a log of backend has in its directory from its first moment. If one of
-// them is missing later, the log was lost.
+// Files returns the names of the files that a log of backend always has in its directory. If one of them is missing,
+// the log was lost.
 func Files(backend string) []string {
 	if backend == Bolt {
 		return []string{metaName, boltName}
@@ -57,7 +57,7 @@ func Files(backend string) []string {
 	return []string{metaName}
 }
 
-// Open opens the log of owner in dir, or makes it. It refuses a log of another owner before it reads an entry of it.
+// Open opens or creates the log of owner in dir. It refuses a log of another owner before it reads an entry.
 // segmentSizeBytes is the size at which backend Row begins another segment.
 //
 // Errors: CodeInvalidArgument, CodeCorrupt, CodeIdentity, CodeVersionTooNew.

@@ -16,19 +16,17 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// rowLog is a group's log in segments of our own; docs/formats/log.md is the
-// authority. An append copies no entry and reads none: large ones are written from
-// where they are, and their checksum is the seal they carry already.
+// rowLog is a group's log in segments of our own format; docs/formats/log.md is the authority. An append copies no
+// large entry and reads none: large entries are written from where they are, and their checksum is the seal that they
+// already have.
 //
-// Goroutines: raft's main goroutine appends and cuts the tail, its snapshot
-// goroutine cuts the head, any goroutine reads. Lock order: write, then mu. No read
-// from the disk happens under mu.
+// Goroutines: raft's main goroutine appends and cuts the tail, its snapshot goroutine cuts the head, any goroutine
+// reads. Lock order: write before mu. No read from the disk happens under mu.
 //
-// After a failed write the content of the disk is unknown: every later change
-// returns that error.
+// After a failed write the content of the disk is unknown: every later change returns that error.
 type rowLog struct {
 	*metaStore        // raft's term and vote
-	tag        uint64 // of its owner
+	tag        uint64 // of the owner
 	disk       vfs.FS
 	dir        string
 	size       int64 // a segment is full beyond it
@@ -37,11 +35,11 @@ type rowLog struct {
 	write struct {
 		sync.Mutex
 		err    error
-		batch  uint64   // number of the next one
-		end    int64    // where it goes in the newest segment
-		header []byte   // of the newest segment until its first batch is written; else nil
-		laid   batch    // the one being written
-		free   []string // files of segments to be used again
+		batch  uint64   // number of the next batch
+		end    int64    // offset of the next batch in the newest segment
+		header []byte   // of the newest segment; nil after its first batch is written
+		laid   batch    // the batch that is being written
+		free   []string // files of old segments for reuse
 		closed bool
 	}
 
@@ -49,12 +47,12 @@ type rowLog struct {
 		sync.RWMutex
 		first, last uint64        // 0, 0: empty
 		base        uint64        // index of places[0]
-		places      []place       // of the entries base … last
+		places      []place       // of entries base to last
 		segments    []*rowSegment // consecutive; the newest is the last
 	}
 }
 
-// rowSegment is an open file. It is closed when the log and all readers let go of it.
+// rowSegment is an open file. close waits until all readers have released it.
 type rowSegment struct {
 	number uint64
 	salt   uint64
@@ -62,9 +60,9 @@ type rowSegment struct {
 	users  sync.RWMutex // read-locked by a reader, locked to close
 }
 
-// place is where an entry's head begins.
+// place is the position of an entry's head.
 type place struct {
-	segment uint32 // number, which stays far below 2^32
+	segment uint32 // segment number; it stays far below 2^32
 	at      uint32
 	length  uint32 // of the data
 }
@@ -73,8 +71,7 @@ const freeSegments = 2
 
 var _ Log = (*rowLog)(nil)
 
-// openRowLog opens the log in dir, or makes it. A segment is full beyond size
-// bytes.
+// openRowLog opens or creates the log in dir. A segment is full when the next batch would end beyond size bytes.
 //
 // Errors: CodeCorrupt, CodeIdentity, CodeVersionTooNew.
 func openRowLog(disk vfs.FS, dir string, owner Owner, size int, log *slog.Logger) (*rowLog, error) {
@@ -94,7 +91,7 @@ func openRowLog(disk vfs.FS, dir string, owner Owner, size int, log *slog.Logger
 	return l, nil
 }
 
-// IsMonotonic: raft clears the log after it installed a snapshot.
+// IsMonotonic returns true, so that raft clears the log after it installed a snapshot.
 func (l *rowLog) IsMonotonic() bool { return true }
 
 func (l *rowLog) FirstIndex() (uint64, error) {
@@ -109,7 +106,7 @@ func (l *rowLog) LastIndex() (uint64, error) {
 	return l.mu.last, nil
 }
 
-// GetLog reads an entry. Its seal is for the caller to check.
+// GetLog reads an entry. The caller must check its seal.
 func (l *rowLog) GetLog(index uint64, out *raft.Log) error {
 	l.mu.RLock()
 	if l.mu.first == 0 || index < l.mu.first || index > l.mu.last {
@@ -143,7 +140,7 @@ func (l *rowLog) StoreLogs(logs []*raft.Log) error {
 	}
 	l.write.Lock()
 	defer l.write.Unlock()
-	last, _ := l.LastIndex() // only this lock's holder changes it
+	last, _ := l.LastIndex() // only the holder of write changes it
 	for i, e := range logs {
 		if want := logs[0].Index + uint64(i); e.Index != want || e.Index == 0 || last > 0 && logs[0].Index != last+1 {
 			return rowraft.Errorf(rowraft.CodeInternal, "append entry %d to a log that ends at %d", e.Index, last+uint64(i))
@@ -169,7 +166,7 @@ func (l *rowLog) StoreLogs(logs []*raft.Log) error {
 	return nil
 }
 
-// DeleteRange cuts an end of the log off, or all of it.
+// DeleteRange deletes the head or the tail of the log, or all of it.
 func (l *rowLog) DeleteRange(from, to uint64) error {
 	l.write.Lock()
 	defer l.write.Unlock()
@@ -197,7 +194,7 @@ func (l *rowLog) DeleteRange(from, to uint64) error {
 	return l.dropSegments()
 }
 
-// retain makes the log the entries first … last, which it holds.
+// retain reduces the log in memory to the entries first … last, which it holds.
 func (l *rowLog) retain(first, last uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,15 +202,15 @@ func (l *rowLog) retain(first, last uint64) {
 		l.mu.places = nil
 	} else {
 		l.mu.places = l.mu.places[first-l.mu.base : last+1-l.mu.base]
-		if cap(l.mu.places) > 2*len(l.mu.places)+1024 { // what was cut off stays in memory until then
+		if cap(l.mu.places) > 2*len(l.mu.places)+1024 { // release the memory of the cut entries
 			l.mu.places = slices.Clone(l.mu.places)
 		}
 	}
 	l.mu.first, l.mu.last, l.mu.base = first, last, first
 }
 
-// dropSegments takes the oldest segments away, as long as they hold no entry.
-// REQUIRES: write is held; the cut that emptied them is durable.
+// dropSegments removes the oldest segments without entries. REQUIRES: write is held; the cut that emptied them is
+// durable.
 func (l *rowLog) dropSegments() error {
 	l.mu.Lock()
 	keep := len(l.mu.segments) - 1
@@ -254,7 +251,7 @@ func (s *rowSegment) close() error {
 	return s.file.Close()
 }
 
-// Close ends the log. It must not be used afterwards.
+// Close closes the log. No method may be called afterwards.
 func (l *rowLog) Close() error {
 	l.write.Lock()
 	defer l.write.Unlock()

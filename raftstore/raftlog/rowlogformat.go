@@ -16,13 +16,13 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// docs/formats/log.md is the authority.
+// The format of segments and batches; docs/formats/log.md is the authority.
 const (
 	segmentMagic    = "rowraftE"
 	segmentVersion  = 1
-	segmentHead     = 64   // and then the owner
-	segmentHeadCopy = 4096 // where the second one is
-	segmentStart    = 8192 // of the first batch
+	segmentHead     = 64   // fixed part; the owner follows
+	segmentHeadCopy = 4096 // offset of the second copy
+	segmentStart    = 8192 // offset of the first batch
 	segmentExt      = ".seg"
 	freeExt         = ".free"
 
@@ -34,7 +34,7 @@ const (
 
 func segmentName(number uint64, ext string) string { return fmt.Sprintf("%016x%s", number, ext) }
 
-// parseSegmentName returns the number in name, false if it is no such name.
+// parseSegmentName returns the number in a file name; false if the name is not a segment's.
 func parseSegmentName(name, ext string) (uint64, bool) {
 	digits, ok := strings.CutSuffix(name, ext)
 	if !ok || len(digits) != 16 {
@@ -44,10 +44,10 @@ func parseSegmentName(name, ext string) (uint64, bool) {
 	return n, err == nil && segmentName(n, ext) == name
 }
 
-// rowSegmentHeader is what a segment begins with.
+// rowSegmentHeader is the header of a segment.
 type rowSegmentHeader struct {
 	number      uint64
-	batch       uint64 // first one in it
+	batch       uint64 // first batch of the segment
 	salt        uint64
 	first, last uint64 // of the log before it
 	owner       Owner
@@ -65,13 +65,13 @@ func (h rowSegmentHeader) encode() []byte {
 	return b
 }
 
-// headerCRC is of all of a header but the CRC itself.
+// headerCRC returns the CRC of a header, without the field of the CRC.
 func headerCRC(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:60], castagnoli), castagnoli, b[segmentHead:])
 }
 
-// parseSegmentHeader reads one copy. Errors: CodeCorrupt; CodeVersionTooNew if it is
-// whole, but later than this binary.
+// parseSegmentHeader decodes one copy. Errors: CodeCorrupt; CodeVersionTooNew if the copy is complete and of a later
+// format.
 func parseSegmentHeader(b []byte) (h rowSegmentHeader, err error) {
 	le := binary.LittleEndian
 	if len(b) < segmentHead || string(b[:8]) != segmentMagic || uint64(le.Uint32(b[56:])) > uint64(len(b)-segmentHead) {
@@ -93,7 +93,7 @@ func parseSegmentHeader(b []byte) (h rowSegmentHeader, err error) {
 	return h, nil
 }
 
-// batchHead is the fixed start of a batch.
+// batchHead is the fixed-size start of a batch.
 type batchHead struct {
 	crc    uint32
 	kind   uint16
@@ -103,7 +103,7 @@ type batchHead struct {
 	tag    uint64 // of the owner
 }
 
-// parseBatchHead reads what may be a batch; ok is false if it cannot be one.
+// parseBatchHead decodes a possible head; ok is false if it cannot be one.
 func parseBatchHead(b []byte) (h batchHead, ok bool) {
 	le := binary.LittleEndian
 	h = batchHead{crc: le.Uint32(b), kind: le.Uint16(b[4:]), number: le.Uint64(b[8:]), count: le.Uint32(b[16:]), length: le.Uint32(b[20:]), tag: le.Uint64(b[24:])}
@@ -119,22 +119,22 @@ func parseBatchHead(b []byte) (h batchHead, ok bool) {
 	return h, false
 }
 
-// batchCRC is the CRC of a batch up to its first entry head.
+// batchCRC returns the CRC of a batch up to its first entry head.
 func batchCRC(salt uint64, head []byte) uint32 {
 	var s [8]byte
 	binary.LittleEndian.PutUint64(s[:], salt)
 	return crc32.Update(crc32.Checksum(s[:], castagnoli), castagnoli, head[4:batchHeadBytes])
 }
 
-// batchBytes returns how many bytes the entry of h takes in a batch.
+// batchBytes returns the size of an entry in a batch, with padding.
 func batchBytes(h entry.Head) uint64 { return (entry.HeadBytes + uint64(h.Length) + 7) &^ 7 }
 
-// batch is one being written: pieces one after the other, of buf or of an entry
-// where it lies.
+// batch is a batch to be written: a sequence of pieces. Small data are in buf; a large entry is a piece of its own, not
+// copied.
 type batch struct {
 	buf    []byte
 	pieces []piece
-	heads  []headPlace // of the entries, or the body of a cut
+	heads  []headPlace // positions of the entry heads, or of the body of a cut
 	size   int64
 }
 
@@ -144,16 +144,16 @@ type piece struct {
 	data     []byte
 }
 
-// headPlace is where the head of an entry is in buf, and from the batch's start.
+// headPlace is the position of an entry's head in buf, and its offset from the start of the batch.
 type headPlace struct {
 	at, length int
 	start      uint32
 }
 
-// smallEntry is up to what data is copied rather than written by itself.
+// smallEntry is the size up to which data are copied into buf. Larger data are written separately.
 const smallEntry = 16 << 10
 
-// entries lays out a batch of logs, all but its number and CRC.
+// entries builds a batch of logs, without its number and CRC.
 func (b *batch) entries(logs []*raft.Log) {
 	b.reset(batchEntries, len(logs))
 	from := 0
@@ -175,7 +175,7 @@ func (b *batch) entries(logs []*raft.Log) {
 	b.close(from)
 }
 
-// cut lays out a batch that makes the log the entries first … last.
+// cut builds a batch that reduces the log to the entries first … last.
 func (b *batch) cut(first, last uint64) {
 	b.reset(batchCut, 0)
 	b.heads = append(b.heads, headPlace{at: len(b.buf), length: cutBytes})
@@ -186,7 +186,7 @@ func (b *batch) cut(first, last uint64) {
 }
 
 func (b *batch) reset(kind uint16, count int) {
-	clear(b.pieces) // let go of the entries
+	clear(b.pieces) // release the entries for the garbage collector
 	*b = batch{buf: append(b.buf[:0], make([]byte, batchHeadBytes)...), pieces: b.pieces[:0], heads: b.heads[:0], size: batchHeadBytes}
 	binary.LittleEndian.PutUint16(b.buf[4:], kind)
 	binary.LittleEndian.PutUint32(b.buf[16:], uint32(count))
@@ -199,7 +199,7 @@ func (b *batch) close(from int) {
 	binary.LittleEndian.PutUint32(b.buf[20:], uint32(b.size-batchHeadBytes))
 }
 
-// stamp makes it batch number of the log with tag, in a segment with salt.
+// stamp sets the number and the tag, and computes the CRC for a segment with salt.
 func (b *batch) stamp(number, tag, salt uint64) {
 	binary.LittleEndian.PutUint64(b.buf[8:], number)
 	binary.LittleEndian.PutUint64(b.buf[24:], tag)
@@ -210,7 +210,7 @@ func (b *batch) stamp(number, tag, salt uint64) {
 	binary.LittleEndian.PutUint32(b.buf, sum)
 }
 
-// writeTo writes it at offset.
+// writeTo writes the batch at offset.
 func (b *batch) writeTo(w io.WriterAt, offset int64) error {
 	for _, p := range b.pieces {
 		data := p.data

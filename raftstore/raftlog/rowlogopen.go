@@ -15,19 +15,19 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// recovery is what opening a log has found so far.
+// recovery is the state of the opening of a log.
 type recovery struct {
 	l     *rowLog
-	found bool // of the oldest segment
+	found bool // the oldest segment was read
 	end   int64
 	last  struct { // batch
 		start int64 // 0: the segment has none
 		head  batchHead
-		undo  func() // takes it out of the log again
+		undo  func() // removes the batch from the log in memory
 	}
 }
 
-// recover reads the segments that are there. All up to newest were begun.
+// recover reads the segments in the directory. META says that all segments up to newest were begun.
 func (l *rowLog) recover(newest uint64) error {
 	numbers, err := l.listSegments()
 	if err != nil {
@@ -72,8 +72,8 @@ func (l *rowLog) recover(newest uint64) error {
 	return l.dropSegments()
 }
 
-// listSegments returns the numbers of the segments, ascending, and keeps the free
-// files.
+// listSegments returns the numbers of the segments, ascending. It records up to freeSegments free files and removes the
+// others.
 func (l *rowLog) listSegments() (numbers []uint64, err error) {
 	entries, err := l.disk.ReadDir(l.dir)
 	if err != nil {
@@ -97,8 +97,8 @@ func (l *rowLog) listSegments() (numbers []uint64, err error) {
 	return numbers, nil
 }
 
-// splitAtGap returns the segments before the last gap and those behind it. Several
-// segments were going when the machine went down, and the names of some stayed.
+// splitAtGap returns the segments before the last gap and those after it. A gap means that a crash interrupted the
+// removal of several old segments and some names stayed; the segments before it are to be removed.
 func splitAtGap(numbers []uint64) (leftOver, rest []uint64) {
 	for i := len(numbers) - 1; i > 0; i-- {
 		if numbers[i] != numbers[i-1]+1 {
@@ -108,8 +108,8 @@ func splitAtGap(numbers []uint64) (leftOver, rest []uint64) {
 	return nil, numbers
 }
 
-// dropUnbegun removes the newest segment if no append to it can have been
-// acknowledged: the header comes with the first.
+// dropUnbegun removes the newest segment if it has no header. The header is written with the first append, so no append
+// to such a segment was acknowledged.
 func (l *rowLog) dropUnbegun(number uint64) (begun bool, err error) {
 	name := filepath.Join(l.dir, segmentName(number, segmentExt))
 	f, err := l.disk.OpenFile(name, os.O_RDONLY)
@@ -126,7 +126,7 @@ func (l *rowLog) dropUnbegun(number uint64) (begun bool, err error) {
 	return false, l.disk.Remove(name)
 }
 
-// segment takes a segment over.
+// segment reads one segment and adds it to the log.
 func (r *recovery) segment(number uint64, newest bool) error {
 	l := r.l
 	name := filepath.Join(l.dir, segmentName(number, segmentExt))
@@ -152,12 +152,13 @@ func (r *recovery) segment(number uint64, newest bool) error {
 	if err := r.batches(newest); err != nil {
 		return err
 	}
-	l.write.header = h.encode() // written again, in case a copy was damaged
+	l.write.header = h.encode() // settle writes it again, because a copy may be damaged
 	return nil
 }
 
-// readSegmentHeader returns the header of segment number of owner. Errors: CodeCorrupt
-// if no copy is whole and its own; CodeIdentity if it is of another owner;
+// readSegmentHeader returns the header of segment number of owner.
+//
+// Errors: CodeCorrupt if no copy is complete and of this segment; CodeIdentity if it has another owner;
 // CodeVersionTooNew.
 func readSegmentHeader(f vfs.File, owner Owner, number uint64) (h rowSegmentHeader, err error) {
 	for _, at := range []int64{0, segmentHeadCopy} {
@@ -179,7 +180,8 @@ func readSegmentHeader(f vfs.File, owner Owner, number uint64) (h rowSegmentHead
 	return h, err
 }
 
-// batches reads the newest of the segments so far.
+// batches reads the batches of the last segment in l.mu.segments. newest means that no segment follows. Then a good
+// batch after an unreadable one is damage, because a torn append can only be the last.
 func (r *recovery) batches(newest bool) error {
 	l := r.l
 	s := l.mu.segments[len(l.mu.segments)-1]
@@ -211,7 +213,7 @@ func (r *recovery) batches(newest bool) error {
 	return err
 }
 
-// take adds a batch to the log.
+// take adds a batch to the log in memory.
 func (r *recovery) take(in *window, s *rowSegment, head batchHead) error {
 	l := r.l
 	first, last, base, places := l.mu.first, l.mu.last, l.mu.base, l.mu.places
@@ -257,10 +259,9 @@ func (l *rowLog) takeCut(first, last uint64) error {
 	return nil
 }
 
-// settle drops a torn append, and writes again what the log ends with: the process
-// that wrote it may have ended before its sync, or after a sync that failed, and then
-// a sync alone writes nothing. What is before the last batch needs no second write:
-// the batch after it was written only after its own sync had succeeded.
+// settle drops a torn append and writes the last batch again. The process that wrote that batch may have ended before
+// its sync, or after a sync that failed, and in both cases a sync alone may write nothing. Earlier batches need no
+// second write: the batch after each was written only after its sync had succeeded.
 func (r *recovery) settle() error {
 	l := r.l
 	s := l.mu.segments[len(l.mu.segments)-1]
@@ -289,16 +290,15 @@ func (r *recovery) settle() error {
 	return errors.Join(l.syncFile(s), l.syncDir())
 }
 
-// forgetBatch makes what stands behind the last batch none. The next append may find
-// no room there and go to another segment, and then the data of a torn batch is not
-// read again. The head of a batch that an earlier process made none may still be on
-// the disk: its sync may have failed.
+// forgetBatch overwrites the bytes after the last batch, so that they are not read as a batch. This matters if the next
+// append goes to another segment: then the seals of a torn batch here are not checked again. An earlier process may
+// have overwritten the head of a batch without effect, if its sync failed.
 func forgetBatch(s *rowSegment, at int64) error {
 	_, err := s.file.WriteAt(make([]byte, batchHeadBytes), at)
 	return err
 }
 
-// window reads a file piece by piece.
+// window reads a file through a buffer.
 type window struct {
 	file io.ReaderAt
 	buf  []byte
@@ -307,8 +307,8 @@ type window struct {
 
 const windowBytes = 64 << 10
 
-// bytes returns n ≤ windowBytes bytes at offset, valid until the next call. The
-// error is io.ErrUnexpectedEOF if the file ends before.
+// bytes returns n ≤ windowBytes bytes at offset. They are valid until the next call. The error is io.ErrUnexpectedEOF
+// if the file ends before offset+n.
 func (w *window) bytes(offset int64, n int) ([]byte, error) {
 	if offset < w.from || offset+int64(n) > w.from+int64(len(w.buf)) {
 		if w.buf == nil {
@@ -328,8 +328,8 @@ func (w *window) bytes(offset int64, n int) ([]byte, error) {
 	return w.buf[at : at+n], nil
 }
 
-// batch returns the head of the batch at offset; ok is false if there is no whole
-// one, but for the data of its entries.
+// batch returns the head of the batch at offset. ok is false if there is no complete batch; batch does not check the
+// data of the entries.
 func (w *window) batch(offset int64, salt uint64) (head batchHead, ok bool, err error) {
 	b, err := w.bytes(offset, batchHeadBytes)
 	if err == nil {
@@ -343,7 +343,7 @@ func (w *window) batch(offset int64, salt uint64) (head batchHead, ok bool, err 
 	return head, ok, err
 }
 
-// crcFits adds the heads of the entries to sum and compares.
+// crcFits adds the heads of the entries to sum and compares the result with the CRC in head.
 func (w *window) crcFits(offset int64, head batchHead, sum uint32) (bool, error) {
 	at, left := offset+batchHeadBytes, uint64(head.length)
 	if head.kind == batchCut {
@@ -366,9 +366,8 @@ func (w *window) crcFits(offset int64, head batchHead, sum uint32) (bool, error)
 	return sum == head.crc && left == 0, nil
 }
 
-// laterBatch looks behind offset for a whole batch of a number above after, and
-// returns its number, or 0. What a segment held before it was used again has
-// another salt.
+// laterBatch searches after offset for a complete batch with a number above after. It returns the number, or 0. Batches
+// from an earlier use of the file do not match, because they have another salt.
 func (w *window) laterBatch(offset int64, salt, after uint64) (number uint64, err error) {
 	for ; ; offset += 8 {
 		b, err := w.bytes(offset, batchHeadBytes)
@@ -388,8 +387,7 @@ func (w *window) laterBatch(offset int64, salt, after uint64) (number uint64, er
 	}
 }
 
-// wholeBatch returns where the last entry of a batch ends, 0 if the data of one of
-// them does not fit its seal.
+// wholeBatch returns the end of a batch's last entry, 0 if the data of an entry do not match its seal.
 func (w *window) wholeBatch(start int64, head batchHead) (end int64, err error) {
 	at := start + batchHeadBytes
 	if head.kind == batchCut {
@@ -418,7 +416,7 @@ func (w *window) wholeBatch(start int64, head batchHead) (end int64, err error) 
 	return end, nil
 }
 
-// rewrite writes what is there once more.
+// rewrite writes the bytes from … end again.
 func (w *window) rewrite(to io.WriterAt, from, end int64) error {
 	return w.each(from, end, func(at int64, b []byte) error {
 		_, err := to.WriteAt(b, at)
@@ -426,7 +424,7 @@ func (w *window) rewrite(to io.WriterAt, from, end int64) error {
 	})
 }
 
-// each passes the bytes from … end on, piece by piece.
+// each calls do for the bytes from … end, in chunks of at most windowBytes.
 func (w *window) each(from, end int64, do func(at int64, b []byte) error) error {
 	for from < end {
 		b, err := w.bytes(from, int(min(end-from, windowBytes)))

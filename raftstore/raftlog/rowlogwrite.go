@@ -10,8 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// append makes the batch that is laid out durable, and returns where it is.
-// REQUIRES: write is held.
+// append writes the batch in write.laid durably, and returns its position. REQUIRES: write is held.
 func (l *rowLog) append() (segment uint64, at int64, err error) {
 	w := &l.write
 	switch {
@@ -70,10 +69,9 @@ func (l *rowLog) newest() *rowSegment {
 	return l.mu.segments[len(l.mu.segments)-1]
 }
 
-// begin adds an empty segment. Its header is written with its first batch, and its
-// name is durable before: a free segment must not be found under its old name with
-// what is written into it from here on.
-// REQUIRES: write is held, or the log is being opened.
+// begin adds an empty segment. The segment's header is written with its first batch, but its name is durable before
+// that: otherwise, after a crash, a reused file could be found under its old name with the new content. REQUIRES: write
+// is held, or the log is being opened.
 func (l *rowLog) begin(number uint64) error {
 	name := filepath.Join(l.dir, segmentName(number, segmentExt))
 	flag := os.O_CREATE | os.O_EXCL | os.O_RDWR

@@ -27,13 +27,11 @@ const (
 	metaMaxCopy = 16 << 20
 )
 
-// metaStore keeps raft's term and vote, and which segment of a log is its newest. A
-// change is one write and one sync: it goes to the slot that does not hold
-// the newest state, twice, so that a torn write leaves the other slot and a damaged
-// sector leaves the other copy. Safe for concurrent use.
+// metaStore stores raft's term and vote, and the number of the log's newest segment. A change is one write and one
+// sync. It goes to the slot that does not hold the newest state, in two copies: a torn write leaves the other slot, and
+// a damaged sector leaves the other copy. Safe for concurrent use.
 //
-// After a failed write the content of the disk is unknown: every later call returns
-// that error.
+// After a failed write the content of the disk is unknown: every later call returns that error.
 type metaStore struct {
 	disk  vfs.FS
 	owner Owner
@@ -44,7 +42,7 @@ type metaStore struct {
 		dir      string
 		file     vfs.File // nil until Load and after Close
 		copySize int
-		slot     int // holds state
+		slot     int // slot that holds state
 		state    metaState
 		err      error // first failure to write
 	}
@@ -54,10 +52,10 @@ func newMetaStore(disk vfs.FS, owner Owner, log *slog.Logger) *metaStore {
 	return &metaStore{disk: disk, owner: owner, log: log}
 }
 
-// Load opens the file of dir, or makes it, and returns what the last process left. The
-// mark of a clean stop is gone from the disk when it returns.
+// Load opens or creates the file in dir and returns the state that the last process left. When it returns, the mark of
+// a clean stop is removed from the disk.
 //
-// Errors: CodeCorrupt, CodeVersionTooNew; CodeIdentity if the file is of another owner.
+// Errors: CodeCorrupt, CodeVersionTooNew; CodeIdentity if the file has another owner.
 func (s *metaStore) Load(dir string) (last metaState, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,11 +78,10 @@ func (s *metaStore) Load(dir string) (last metaState, err error) {
 	return last, nil
 }
 
-// takeLocked takes over the newest state in raw, the file's content, and makes sure
-// that it stays. raw may be in memory only, and a sync of the file have no effect: the
-// process that wrote it may have died before its sync, or seen it fail. So the state is
-// written again, into a new file: that overwrites neither slot, and it is unknown which
-// of the two the disk holds.
+// takeLocked uses the newest state in raw, the file's content, and makes it durable. raw may be only in memory, and a
+// sync of the file may have no effect: the process that wrote it may have died before its sync, or its sync failed. So
+// takeLocked writes the state into a new file. It must not overwrite a slot, because it is unknown which of the two the
+// disk has.
 func (s *metaStore) takeLocked(raw []byte) (last metaState, err error) {
 	size := len(raw) / metaCopies
 	if size < metaMinCopy || size > metaMaxCopy || size%metaMinCopy != 0 || len(raw)%metaCopies != 0 {
@@ -106,8 +103,7 @@ func (s *metaStore) takeLocked(raw []byte) (last metaState, err error) {
 	return last, s.replaceLocked(size)
 }
 
-// newestMeta decodes the slots of a file of copies of size bytes, and returns
-// which one holds the newest state.
+// newestMeta decodes the slots of a file whose copies have size bytes, and returns the slot with the newest state.
 func newestMeta(raw []byte, size int) (newest int, slots [2]metaState, err error) {
 	var first error
 	for c := range metaCopies {
@@ -137,8 +133,8 @@ func newestMeta(raw []byte, size int) (newest int, slots [2]metaState, err error
 	return newest, slots, nil
 }
 
-// setNewest notes that segment number is the newest. Without it a log whose newest
-// segments are missing would be a shorter log.
+// setNewest records the number of the newest segment. Without it a log that lost its newest segments would open as a
+// shorter log.
 func (s *metaStore) setNewest(number uint64) error {
 	return s.change(func(m *metaState) bool {
 		m.newest = number
@@ -146,8 +142,8 @@ func (s *metaStore) setNewest(number uint64) error {
 	})
 }
 
-// noteCleanStop marks the state as the last one of a process whose writes all
-// succeeded. Any later change takes the mark away.
+// noteCleanStop marks the state as the last one of a process whose writes all succeeded. Any later change removes the
+// mark.
 func (s *metaStore) noteCleanStop() error {
 	return s.change(func(m *metaState) bool {
 		m.clean = true
@@ -155,8 +151,7 @@ func (s *metaStore) noteCleanStop() error {
 	})
 }
 
-// Set stores a value; nil removes it. A value that is there already costs
-// nothing.
+// Set stores a value; nil removes it. It writes nothing if the value does not change.
 func (s *metaStore) Set(key, value []byte) error {
 	return s.change(func(m *metaState) bool {
 		old, had := m.stable[string(key)]
@@ -217,8 +212,8 @@ func (s *metaStore) usableLocked() error {
 	return nil
 }
 
-// change makes the outcome of edit durable, unless it reports that nothing
-// changed. edit must not write into what the old state refers to.
+// change applies edit to the state and makes the result durable, unless edit reports that nothing changed. edit must
+// not change the map of the old state in place.
 func (s *metaStore) change(edit func(*metaState) bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,7 +258,7 @@ func (s *metaStore) writeLocked(f vfs.File) error {
 	return nil
 }
 
-// replaceLocked puts the state into a new file with room for copies of size bytes.
+// replaceLocked writes the state into a new file with copies of size bytes.
 func (s *metaStore) replaceLocked(size int) error {
 	if size > metaMaxCopy {
 		return rowraft.Errorf(rowraft.CodeInternal, "the metadata of %s needs more than %d bytes, the limit", s.mu.dir, metaMaxCopy)

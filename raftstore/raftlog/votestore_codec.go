@@ -10,18 +10,18 @@ import (
 	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
-// metaState is one generation of a metaStore. Values that refer to the same
-// memory are never written through.
+// metaState is one generation of a metaStore. The map may be shared with other generations, so it is never changed in
+// place.
 type metaState struct {
 	generation uint64 // 0: none
-	newest     uint64 // segment of the log, 0: none
+	newest     uint64 // number of the log's newest segment; 0: none
 	clean      bool   // all writes of the last process succeeded, and it closed the log
 	owner      Owner
 	stable     map[string]string
-	intact     bool // both copies of it are good
+	intact     bool // both copies of its slot are good
 }
 
-// encode returns the frame of m.
+// encode returns m as a frame.
 func (m *metaState) encode() []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint64(nil, m.generation)
@@ -45,7 +45,7 @@ func flag(on bool) byte {
 	return 0
 }
 
-// decodeMeta reads the frame at the beginning of b.
+// decodeMeta decodes the frame at the beginning of b.
 func decodeMeta(b []byte) (metaState, error) {
 	bad := func(format string, args ...any) (metaState, error) {
 		return metaState{}, rowraft.Errorf(rowraft.CodeCorrupt, "log metadata: "+format, args...)
