@@ -17,10 +17,10 @@ import (
 
 const (
 	day    = 24 * time.Hour
-	caDays = 3650 // of a CA, unless told
+	caDays = 3650 // default life of a CA, in days
 )
 
-// certFlags are those of the commands that make certificates.
+// certFlags are the flags of the commands that create certificates.
 type certFlags struct {
 	dir, cluster, out string
 	days              int
@@ -122,7 +122,7 @@ func newCertCACmd(g *globals) *cobra.Command {
 	return cmd
 }
 
-// make issues what the flags ask for.
+// make issues the certificates that the flags request.
 func (f *certFlags) make(cmd *cobra.Command, g *globals) error {
 	if err := f.check(); err != nil {
 		return err
@@ -234,7 +234,7 @@ func newCertInspectCmd(g *globals) *cobra.Command {
 	}
 }
 
-// useCerts fills in the files of --certs: those of a server, or of a client.
+// useCerts sets the paths of the certificate files in the directory --certs: those of a server, or of a client.
 func (g *globals) useCerts(cmd *cobra.Command) error {
 	if callsNobody(cmd) {
 		return nil
@@ -245,7 +245,7 @@ func (g *globals) useCerts(cmd *cobra.Command) error {
 	return g.certsOf("client")
 }
 
-// certsOf takes the files of --certs that have a name, if it was given.
+// certsOf sets the paths of the certificate files of one name below --certs, if --certs was given.
 func (g *globals) certsOf(name string) error {
 	if g.certs == "" {
 		return nil
@@ -255,13 +255,13 @@ func (g *globals) certsOf(name string) error {
 		return cli.Usagef("--certs together with --cert, --key, --cacert or --insecure: want one of them")
 	}
 	g.tls = files
-	if _, err := os.Stat(g.tls.Cert); err != nil && name != "node" { // a server may be about to get it
+	if _, err := os.Stat(g.tls.Cert); err != nil && name != "node" { // a server may receive it later
 		return cli.Hint(cli.Usagef("--certs: %w", err), "`rowraft cert lab --dir "+g.certs+"` makes the certificates for a cluster on this machine")
 	}
 	return nil
 }
 
-// callsNobody reports whether a command needs no certificates, or makes them.
+// callsNobody reports whether a command needs no certificates, because it calls no server or creates certificates.
 func callsNobody(cmd *cobra.Command) bool {
 	top, _, _ := strings.Cut(strings.TrimPrefix(cmd.CommandPath(), "rowraft "), " ")
 	switch top {

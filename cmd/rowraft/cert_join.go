@@ -25,7 +25,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// tokenFlags are those of who joins.
+// tokenFlags are the flags of a process that joins with a token.
 type tokenFlags struct{ token, file string }
 
 func (f *tokenFlags) register(fl *pflag.FlagSet) {
@@ -50,7 +50,7 @@ func (f *tokenFlags) read() (*certs.Token, error) {
 	return certs.ParseToken(strings.TrimSpace(text))
 }
 
-// join gets the certificate of files, unless there is one.
+// join requests the certificate of files with the token, unless the file exists.
 func (f *tokenFlags) join(ctx context.Context, addrs []string, files rpc.TLSFiles, name string, hosts []string) (did bool, err error) {
 	if _, err := os.Stat(files.Cert); err == nil {
 		return false, nil
@@ -150,7 +150,7 @@ func (g *globals) showCert(cmd *cobra.Command, path string) error {
 	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error { return printCerts(w, []certView{v}) })
 }
 
-// joinCluster gets this server its certificate, if it has none and was given a token.
+// joinCluster requests the server's certificate if it has none and a token was given.
 func (f *serverFlags) joinCluster(ctx context.Context, g *globals, logger *slog.Logger, addrs ...net.Addr) error {
 	if !f.tokens.given() {
 		if _, err := os.Stat(g.tls.Cert); g.certs != "" && err != nil {
@@ -200,5 +200,5 @@ func (f *serverFlags) joinCluster(ctx context.Context, g *globals, logger *slog.
 	}
 }
 
-// joinNotice is how often a server that waits to join says why.
+// joinNotice is the interval at which a server that waits to join logs the reason.
 const joinNotice = 10 * time.Second

@@ -13,12 +13,12 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// certView is a certificate as people and programs see it.
+// certView is a certificate for text and JSON output.
 type certView struct {
 	Schema  string    `json:"schema"`
 	File    string    `json:"file"`
 	Cluster string    `json:"cluster"`
-	Role    string    `json:"role"` // "ca" of a CA, "" of one without identity
+	Role    string    `json:"role"` // "ca": a CA; "": a certificate without identity
 	Name    string    `json:"name"`
 	Tables  []string  `json:"tables"`
 	Hosts   []string  `json:"hosts"`

@@ -29,7 +29,7 @@ func newCheckpointCmd(g *globals) *cobra.Command {
 	return cmd
 }
 
-// checkpointJSON is one checkpoint in the JSON of all commands.
+// checkpointJSON is one checkpoint in the JSON output of all commands.
 type checkpointJSON struct {
 	Name    string      `json:"name"`
 	State   string      `json:"state"` // complete, incomplete, broken, unreadable
@@ -41,10 +41,10 @@ type checkpointJSON struct {
 	Cluster string      `json:"cluster"`
 	Epoch   uint64      `json:"epoch"`
 	Shards  int         `json:"shards"`
-	Rows    uint64      `json:"rows"`    // that it holds, with what it stands on
-	Written uint64      `json:"written"` // of these, those in its own files
+	Rows    uint64      `json:"rows"`    // rows of the whole chain
+	Written uint64      `json:"written"` // rows in its own files
 	Bytes   uint64      `json:"bytes"`
-	HeldMs  float64     `json:"held_ms"` // the longest that pushes waited
+	HeldMs  float64     `json:"held_ms"` // longest time that a shard held pushes
 	Tables  []savedJSON `json:"tables"`
 	Blobs   []string    `json:"blobs"`
 }
@@ -204,7 +204,7 @@ func (g *globals) showVerified(cmd *cobra.Command, c checkpointJSON, chain check
 	v := struct {
 		Schema     string         `json:"schema"`
 		Checkpoint checkpointJSON `json:"checkpoint"`
-		Chain      []string       `json:"chain"` // what was read, the newest first
+		Chain      []string       `json:"chain"` // checkpoints that were read, newest first
 		BytesRead  uint64         `json:"bytes_read"`
 		Verified   bool           `json:"verified"`
 		Seconds    float64        `json:"seconds"`

@@ -80,7 +80,7 @@ func (g *globals) showCreated(cmd *cobra.Command, c checkpointJSON, note string,
 		Schema     string         `json:"schema"`
 		Checkpoint checkpointJSON `json:"checkpoint"`
 		Trainers   []attendedJSON `json:"trainers"`
-		Note       string         `json:"note"` // why it is full, if a delta was asked for
+		Note       string         `json:"note"` // what is unusual about the checkpoint
 		Seconds    float64        `json:"seconds"`
 	}{cli.JSONSchema, c, []attendedJSON{}, note, took.Seconds()}
 	paused := 0.0

@@ -77,7 +77,7 @@ func (g *globals) deleteCheckpoint(cmd *cobra.Command, path string, cascade, dry
 	v := struct {
 		Schema  string   `json:"schema"`
 		Name    string   `json:"name"`
-		Names   []string `json:"names"` // all that was deleted, in this order
+		Names   []string `json:"names"` // deleted checkpoints, in order
 		Files   int      `json:"files"`
 		Bytes   uint64   `json:"bytes"`
 		Deleted bool     `json:"deleted"`
@@ -92,7 +92,7 @@ func (g *globals) deleteCheckpoint(cmd *cobra.Command, path string, cascade, dry
 	})
 }
 
-// listDoomed shows the checkpoints that are to be deleted, with what they hold.
+// listDoomed prints the checkpoints that are to be deleted, with their tables and rows.
 func (g *globals) listDoomed(cmd *cobra.Command, d depot.Depot, names []string) error {
 	ctx, cancel := g.withTimeout(cmd)
 	defer cancel()

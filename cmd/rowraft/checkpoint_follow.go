@@ -13,7 +13,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// progress is what a server says while it makes or restores a checkpoint.
+// progress is one message of a server that makes or restores a checkpoint.
 type progress interface {
 	GetPhase() string // the last is "done"
 	GetBytes() uint64
@@ -22,9 +22,8 @@ type progress interface {
 
 type receiver[R progress] interface{ Recv() (R, error) }
 
-// follow starts a call at the leader of the metadata group, shows how far it is, and
-// returns its last message. what names its first phase; hint is for an end that came
-// from no server.
+// follow starts a call at the leader of the metadata group, shows its progress, and returns its last message. what
+// names the first phase. hint is added to an error that no server returned.
 func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start func(context.Context, rowraftv1.CheckpointsClient) (receiver[R], error)) (done R, err error) {
 	c, err := g.connect()
 	if err != nil {
@@ -65,7 +64,7 @@ func follow[R progress](g *globals, cmd *cobra.Command, what, hint string, start
 	}
 }
 
-// lost adds advice to the end of a call that came from no server.
+// lost adds hint to an error of a call that no server returned.
 func lost(err error, hint string) error {
 	if rpc.Broken(err) || rowraft.CodeOf(err) == rowraft.CodeLeadershipLost {
 		return cli.Hint(err, hint)

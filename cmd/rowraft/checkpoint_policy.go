@@ -29,7 +29,7 @@ checkpoint at a time; what they have done outlives it. ` + "`rowraft cluster sta
 	return cmd
 }
 
-// policyJSON is one policy in the JSON of all commands.
+// policyJSON is one policy in the JSON output of all commands.
 type policyJSON struct {
 	Name           string   `json:"name"`
 	Destination    string   `json:"destination"`
@@ -43,13 +43,13 @@ type policyJSON struct {
 	Owner          string   `json:"owner"` // name of the trainer that set it; "": an admin or operator
 	State          string   `json:"state"` // waiting, running, failing, idle
 	Running        string   `json:"running"`
-	LastRun        string   `json:"last_run"`     // when it began; "": never
+	LastRun        string   `json:"last_run"`     // start time; "": never
 	LastSuccess    string   `json:"last_success"` // likewise
-	Next           string   `json:"next"`         // "": as soon as its job trains
+	Next           string   `json:"next"`         // "": when its job trains
 	Failures       uint32   `json:"failures"`     // in a row
 	Error          string   `json:"error"`
 	RetentionError string   `json:"retention_error"`
-	Checkpoints    []string `json:"checkpoints"` // that it made and has not removed, oldest first
+	Checkpoints    []string `json:"checkpoints"` // made and not deleted, oldest first
 }
 
 func newPolicyJSON(st *rowraftv1.PolicyStatus) policyJSON {
@@ -67,7 +67,7 @@ func newPolicyJSON(st *rowraftv1.PolicyStatus) policyJSON {
 	return v
 }
 
-// moment prints Unix nanoseconds, 0 as "".
+// moment formats Unix nanoseconds; 0 is "".
 func moment(ns uint64) string {
 	if ns == 0 {
 		return ""
@@ -75,8 +75,8 @@ func moment(ns uint64) string {
 	return time.Unix(0, int64(ns)).UTC().Format(time.RFC3339)
 }
 
-// callPolicies makes a call to the leader of the metadata group: until --timeout if bounded,
-// else once, for as long as the call takes.
+// callPolicies calls the leader of the metadata group. If bounded, it repeats the call until --timeout; otherwise it
+// makes one call without a time limit.
 func (g *globals) callPolicies(cmd *cobra.Command, bounded bool, call func(context.Context, rowraftv1.CheckpointsClient) error) (err error) {
 	named := func(ctx context.Context, conn *grpc.ClientConn) error {
 		if err := call(ctx, rowraftv1.NewCheckpointsClient(conn)); err != nil {
@@ -101,7 +101,7 @@ func (g *globals) callPolicies(cmd *cobra.Command, bounded bool, call func(conte
 	return named(cmd.Context(), conn)
 }
 
-// showPolicy prints one policy after what was done with it.
+// showPolicy prints what was done with a policy; as JSON, it also prints the policy.
 func (g *globals) showPolicy(cmd *cobra.Command, did string, st *rowraftv1.PolicyStatus) error {
 	v := struct {
 		Schema string     `json:"schema"`

@@ -94,8 +94,8 @@ func (g *globals) restore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRe
 	return nil, err
 }
 
-// agreeToRestore shows what would be lost and asks. The tables that were shown go with the
-// request, so that the server refuses to drop others.
+// agreeToRestore prints what would be lost and asks for confirmation. It adds the printed tables to the request, so
+// that the server refuses to drop others.
 func agreeToRestore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest, changes []*rowraftv1.RestoreChange, yes bool) error {
 	w := cmd.ErrOrStderr()
 	lost := uint64(0)
@@ -114,7 +114,7 @@ func agreeToRestore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest,
 		}
 		fmt.Fprintf(w, "  %s, %s rows: %s\n", c.GetName(), cli.Count(c.GetRows()), what)
 	}
-	if len(req.Agreed) == 0 || yes || req.GetDryRun() || lost > 0 && !req.GetReplace() { // the server refuses the last
+	if len(req.Agreed) == 0 || yes || req.GetDryRun() || lost > 0 && !req.GetReplace() { // the server refuses that
 		return nil
 	}
 	return typed(cmd, "Type yes to do it: ", "yes", "--yes")
@@ -130,7 +130,7 @@ type restoredJSON struct {
 	Epoch      uint64              `json:"epoch"`
 	Bytes      uint64              `json:"bytes"`
 	Seconds    float64             `json:"seconds"`
-	Changes    []restoreChangeJSON `json:"changes"` // tables that the cluster had, and that were removed or replaced
+	Changes    []restoreChangeJSON `json:"changes"` // tables of the cluster that were removed or replaced
 	Tables     []restoredTableJSON `json:"tables"`
 	Shards     []restoredShardJSON `json:"shards"`
 }
@@ -138,7 +138,7 @@ type restoredJSON struct {
 type restoreChangeJSON struct {
 	Table  string `json:"table"`
 	ID     string `json:"id"`
-	Rows   uint64 `json:"rows"`   // that are lost
+	Rows   uint64 `json:"rows"`   // lost rows
 	Change string `json:"change"` // removed, replaced
 }
 
@@ -177,7 +177,7 @@ func newRestoredJSON(req *rowraftv1.RestoreCheckpointRequest, plan, r *rowraftv1
 	return v
 }
 
-// check compares what the shards hold with what the manifest has.
+// check compares the rows of the shards with the manifest.
 func (v *restoredJSON) check() error {
 	var restored, held uint64
 	for _, t := range v.Tables {

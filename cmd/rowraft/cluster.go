@@ -62,11 +62,11 @@ type clusterJSON struct {
 	ExpectedServers uint32       `json:"expected_servers"`
 	Verdict         string       `json:"verdict"` // healthy, degraded, critical
 	Healthy         bool         `json:"healthy"`
-	Problems        []string     `json:"problems"` // the texts of findings that are no notes
+	Problems        []string     `json:"problems"` // texts of the findings above a note
 	Findings        []finding    `json:"findings"` // the worst first
 	Servers         []serverJSON `json:"servers"`
 	Jobs            []jobJSON    `json:"jobs"`
-	Moves           []moveJSON   `json:"moves"` // that run
+	Moves           []moveJSON   `json:"moves"` // running
 }
 
 type serverJSON struct {
@@ -78,7 +78,7 @@ type serverJSON struct {
 	SecondsSinceHeartbeat float64 `json:"seconds_since_heartbeat"`
 	Scheduler             bool    `json:"scheduler"`
 	SchedulerLeader       bool    `json:"scheduler_leader"`
-	SchedulerOnly         bool    `json:"scheduler_only,omitempty"` // it gets no replicas
+	SchedulerOnly         bool    `json:"scheduler_only,omitempty"` // it holds no replicas
 	SchedulerStandby      bool    `json:"scheduler_standby,omitempty"`
 	Replicas              int     `json:"replicas"`
 	Leads                 int     `json:"leads"`
@@ -102,7 +102,7 @@ func newClusterJSON(r *rowraftv1.StatusReply) *clusterJSON {
 		Servers: []serverJSON{}, Jobs: []jobJSON{},
 	}
 	v.judge(r)
-	held := make(map[string]int) // replicas by server, as the map says
+	held := make(map[string]int) // replicas by server, from the map
 	for _, sh := range r.GetMap().GetShards() {
 		for _, rep := range sh.GetReplicas() {
 			held[rep.GetNode()]++
@@ -189,7 +189,7 @@ func (v *clusterJSON) print(w io.Writer, wide bool) error {
 	return nil
 }
 
-// serversIn counts the nodes of a map that replicas can be on.
+// serversIn returns the number of nodes that can hold replicas.
 func serversIn(m *rowraftv1.Map) (n int) {
 	for _, node := range m.GetNodes() {
 		if !node.GetNoShards() {
@@ -199,7 +199,7 @@ func serversIn(m *rowraftv1.Map) (n int) {
 	return n
 }
 
-// nameOr is what a table calls a server: its name, or the start of its id.
+// nameOr returns the name of a server for a table, or the start of its id.
 func nameOr(name, id string) string {
 	if name != "" {
 		return name
@@ -209,7 +209,7 @@ func nameOr(name, id string) string {
 
 const roleLeader = "leader"
 
-// leadersOf counts the shards that each server leads.
+// leadersOf returns the number of shards that each server leads.
 func leadersOf(r *rowraftv1.StatusReply) map[string]int {
 	out := make(map[string]int)
 	for _, id := range leaderOfEach(r) {
@@ -218,9 +218,8 @@ func leadersOf(r *rowraftv1.StatusReply) map[string]int {
 	return out
 }
 
-// leaderOfEach says who leads which shard. Of two that say so the one with the higher
-// term does; a server that is down leads nothing, whatever it said last, nor does a
-// replica that has left.
+// leaderOfEach returns the leader of each shard. If two servers report to lead, the one with the higher term counts. A
+// server that is down leads nothing, whatever it reported last, and neither does a replica that was removed.
 func leaderOfEach(r *rowraftv1.StatusReply) map[uint32]string {
 	leader, term := make(map[uint32]string), make(map[uint32]uint64)
 	votes := make(map[string]bool)

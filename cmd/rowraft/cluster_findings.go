@@ -17,7 +17,7 @@ import (
 	"github.com/rowraft/rowraft/scheduler"
 )
 
-// Verdicts on a cluster, and severities of what was found.
+// Verdicts on a cluster, and severities of findings.
 const (
 	healthy  = "healthy"
 	degraded = "degraded"
@@ -26,19 +26,19 @@ const (
 	aNote = "note"
 )
 
-// finding is one thing that is wrong, or that somebody who looks should know.
+// finding is one problem of the cluster, or a note for the operator.
 type finding struct {
 	Severity string `json:"severity"` // note, warning, critical
-	Kind     string `json:"kind"`     // a word that does not change
+	Kind     string `json:"kind"`     // stable identifier of the kind
 	Subject  string `json:"subject"`  // server n1, shard 3, job ctr; "" for the cluster
 	Text     string `json:"text"`
 	Next     string `json:"next"` // what to do
 }
 
-// findingsOf is what was found.
+// findingsOf returns the findings of a status.
 func findingsOf(r *rowraftv1.StatusReply) []finding {
 	found := r.GetFindings()
-	if len(found) == 0 { // a server of before there were findings
+	if len(found) == 0 { // a server that sends only texts
 		for _, p := range r.GetProblems() {
 			found = append(found, &rowraftv1.Problem{Severity: rowraftv1.Severity_SEVERITY_WARNING, Kind: "problem", Text: p})
 		}
@@ -50,7 +50,7 @@ func findingsOf(r *rowraftv1.StatusReply) []finding {
 	return out
 }
 
-// judge fills in what was found, and what it comes to.
+// judge sets the findings and the verdict.
 func (v *clusterJSON) judge(r *rowraftv1.StatusReply) {
 	v.Verdict, v.Problems, v.Findings = healthy, []string{}, findingsOf(r)
 	for _, f := range v.Findings {
@@ -67,7 +67,7 @@ func (v *clusterJSON) judge(r *rowraftv1.StatusReply) {
 	v.Healthy = v.Verdict == healthy
 }
 
-// headline is the verdict in a few words.
+// headline describes the verdict in a few words.
 func (v *clusterJSON) headline() string {
 	words := v.Verdict
 	if n := len(v.Problems); n > 0 {
@@ -90,7 +90,7 @@ func (v *clusterJSON) printFindings(w io.Writer) error {
 	return err
 }
 
-// line is a finding with what to do about it.
+// line formats a finding and what to do about it.
 func (f *finding) line() string {
 	line := fmt.Sprintf("%-8s  %s", f.Severity, f.Text)
 	if f.Next != "" {
@@ -99,12 +99,10 @@ func (f *finding) line() string {
 	return line
 }
 
-// patience is how long `cluster status` waits for a leader of the scheduler before it
-// asks each server for itself.
+// patience bounds how long `cluster status` waits for a leader of the scheduler before it asks each server.
 var patience = 5 * time.Second
 
-// anyStatus is the status of the cluster, put together from what its servers say where
-// the scheduler has no leader.
+// anyStatus returns the status of the cluster. If the scheduler has no leader, it combines the reports of the servers.
 func (g *globals) anyStatus(ctx context.Context) (*rowraftv1.StatusReply, error) {
 	attempt, cancel := context.WithTimeout(ctx, min(g.timeout/2, patience))
 	defer cancel()
@@ -114,12 +112,12 @@ func (g *globals) anyStatus(ctx context.Context) (*rowraftv1.StatusReply, error)
 	}
 	pieces, perr := g.statusOfEach(ctx)
 	if perr != nil {
-		return nil, err // which says more
+		return nil, err // err says more
 	}
 	return pieces, nil
 }
 
-// statusOfEach asks every server of the newest map that anybody knows.
+// statusOfEach asks every server of the newest map that one of them has.
 func (g *globals) statusOfEach(ctx context.Context) (reply *rowraftv1.StatusReply, err error) {
 	c, err := g.connect()
 	if err != nil {
@@ -153,13 +151,13 @@ func (g *globals) statusOfEach(ctx context.Context) (reply *rowraftv1.StatusRepl
 		return nil, err
 	}
 	reply.Findings = append(slices.DeleteFunc(scheduler.Diagnose(reply, time.Now()), func(p *rowraftv1.Problem) bool {
-		return p.GetKind() == "scheduler-member-down" // which is told now
+		return p.GetKind() == "scheduler-member-down" // leaderless reports it
 	}), leaderless(reply))
 	scheduler.Worst(reply.Findings)
 	return reply, nil
 }
 
-// leaderless says what it means that the scheduler has no leader.
+// leaderless describes the effects of a scheduler without a leader.
 func leaderless(r *rowraftv1.StatusReply) *rowraftv1.Problem {
 	var down []string
 	for _, n := range r.GetNodes() {
@@ -177,7 +175,7 @@ func leaderless(r *rowraftv1.StatusReply) *rowraftv1.Problem {
 	}
 }
 
-// nodeItself is what a server says of itself, as the scheduler would tell it.
+// nodeItself converts a server's report of itself to the form in which the scheduler reports it.
 func nodeItself(n *rowraftv1.Node, st *rowraftv1.NodeStatusReply, err error) *rowraftv1.NodeStatus {
 	if err != nil {
 		return &rowraftv1.NodeStatus{Node: n, State: "down"}

@@ -44,10 +44,10 @@ the other variables, name; where it does not answer at once there are none.`,
 	}
 }
 
-// completionPatience is how long a key press may take; a test may wait for longer.
+// completionPatience bounds the time of one completion. Tests use a longer time.
 var completionPatience = 2 * time.Second
 
-// namer lists names in a status that can stand in a command line.
+// namer returns the names in a status that can be completed.
 type namer func(*rowraftv1.StatusReply) []string
 
 func shardNames(r *rowraftv1.StatusReply) (out []string) {
@@ -86,7 +86,7 @@ func operationNames(r *rowraftv1.StatusReply) (out []string) {
 	return out
 }
 
-// argNames says what the first argument of a command names, by its path.
+// argNames maps the path of a command to the names for its first argument.
 var argNames = map[string]namer{
 	"shard describe": shardNames, "shard digest": shardNames, "shard transfer-leader": shardNames, "shard move": shardNames, "shard cancel-move": shardNames,
 	"node status": nodeNames, "node drain": nodeNames, "node undrain": nodeNames, "node decommission": nodeNames, "node recommission": nodeNames,
@@ -96,7 +96,7 @@ var argNames = map[string]namer{
 	"operation watch": operationNames, "operation cancel": operationNames,
 }
 
-// flagValues says what the values of flags name.
+// flagValues maps flags to the names for their values.
 var flagValues = []struct {
 	path, flag string
 	names      namer
@@ -104,13 +104,13 @@ var flagValues = []struct {
 	{"shard list", "table", tableNames}, {"shard move", "from", nodeNames}, {"shard move", "to", nodeNames}, {"shard transfer-leader", "to", nodeNames},
 }
 
-// completeNames has the commands under root complete names of the cluster. It panics
-// where one of them is not there.
+// completeNames adds completion of the cluster's names to the commands under root. It panics if one of them does not
+// exist.
 func completeNames(g *globals, root *cobra.Command) {
 	for path, names := range argNames {
 		cmd := commandAt(root, path)
 		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 && cmd.Name() != "digest" { // which takes any number
+			if len(args) > 0 && cmd.Name() != "digest" { // digest takes any number of arguments
 				return nil, cobra.ShellCompDirectiveDefault
 			}
 			return g.names(cmd, names), cobra.ShellCompDirectiveNoFileComp
@@ -138,8 +138,8 @@ func complete(cmd *cobra.Command, flag string, fn cobra.CompletionFunc) {
 	}
 }
 
-// names asks the cluster that the flags and the environment name; none if it does not
-// answer at once.
+// names asks the cluster of the flags and the environment for names. It returns none if the cluster does not answer
+// quickly.
 func (g *globals) names(cmd *cobra.Command, of namer) []string {
 	if err := cli.FromEnvironment(cmd.Flags()); err != nil {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// fromFile sets the flags that were given neither on the command line nor in the
-// environment from a YAML file, whose keys are the names of flags.
+// fromFile sets flags from a YAML file, whose keys are names of flags. It skips the flags that were given on the
+// command line or in the environment.
 func fromFile(flags *pflag.FlagSet, path string) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -74,10 +74,10 @@ func scalarText(n *yaml.Node) (string, error) {
 	return "", errors.New("want a plain value or a list of them")
 }
 
-// secretFlags hold what nobody else should read.
+// secretFlags are the flags whose values are secret.
 var secretFlags = []string{"token"}
 
-// configPage is the configuration in force, a line of YAML for each flag, without secrets.
+// configPage returns the effective configuration, one line of YAML for each flag, without secrets.
 func configPage(flags *pflag.FlagSet) string {
 	var b strings.Builder
 	flags.VisitAll(func(f *pflag.Flag) {

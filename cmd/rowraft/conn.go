@@ -14,10 +14,10 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// askLimit is how long one server may take to say what it knows. Tests change it.
+// askLimit bounds the call to one server. Tests change it.
 var askLimit = route.AskLimit
 
-// cluster reaches a cluster through any of its servers.
+// cluster calls a cluster through any of its servers.
 type cluster struct {
 	route.Cluster
 	tls *certs.Source
@@ -34,7 +34,7 @@ func (g *globals) connect() (*cluster, error) {
 	return &cluster{tls: conf, Cluster: route.Cluster{Pool: route.NewPool(conf, nil, 1), Endpoints: slices.Clone(g.endpoints), AskLimit: askLimit}}, nil
 }
 
-// clientTLS are the certificates of calls; nil is plaintext.
+// clientTLS returns the certificates for calls; nil: plaintext.
 func (g *globals) clientTLS() (*certs.Source, error) {
 	switch {
 	case g.insecure && !g.tls.IsZero():
@@ -70,8 +70,7 @@ func (g *globals) statusInTime(cmd *cobra.Command) (*rowraftv1.StatusReply, erro
 	return g.status(ctx)
 }
 
-// leaderConn is a connection to the leader of the metadata group, which is looked
-// for until --timeout.
+// leaderConn returns a connection to the leader of the metadata group. It looks for the leader until --timeout.
 func (g *globals) leaderConn(cmd *cobra.Command, c *cluster) (*grpc.ClientConn, error) {
 	ctx, cancel := g.withTimeout(cmd)
 	defer cancel()
@@ -82,7 +81,7 @@ func (g *globals) leaderConn(cmd *cobra.Command, c *cluster) (*grpc.ClientConn, 
 	return c.Pool.Get(leader)
 }
 
-// callLeader makes a call to the leader of the metadata group until ctx ends.
+// callLeader calls the leader of the metadata group, with retries until ctx ends.
 func (g *globals) callLeader(ctx context.Context, layer route.Layer, call func(context.Context, *grpc.ClientConn) error) (err error) {
 	c, err := g.connect()
 	if err != nil {

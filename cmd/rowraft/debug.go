@@ -79,7 +79,7 @@ func (v *bundleJSON) print(w io.Writer, _ bool) error {
 	return nil
 }
 
-// part is one file of the bundle, and where it comes from.
+// part is one file of the bundle, and the function that fetches it.
 type part struct {
 	name string
 	get  func(context.Context) ([]byte, error)
@@ -118,7 +118,7 @@ func (g *globals) debugZip(cmd *cobra.Command, file string, ops []string) (v *bu
 	return v, v.write(ctx, out, parts)
 }
 
-// write gets the parts beside each other and writes them in order, the manifest last.
+// write fetches the parts concurrently and writes them in order, the manifest last.
 func (v *bundleJSON) write(ctx context.Context, out io.Writer, parts []part) error {
 	got, errs := make([][]byte, len(parts)), make([]error, len(parts))
 	var wg sync.WaitGroup
@@ -159,10 +159,10 @@ func asJSON(v any) func(context.Context) ([]byte, error) {
 	return func(context.Context) ([]byte, error) { return json.MarshalIndent(v, "", "  ") }
 }
 
-// notInFileName is what a name loses inside a zip.
+// notInFileName matches the characters that are replaced in file names of the zip.
 var notInFileName = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
 
-// bundleParts lists what is to be had.
+// bundleParts returns the parts that the cluster can provide.
 func bundleParts(c *cluster, r *rowraftv1.StatusReply, ops []string) ([]part, error) {
 	shards, err := newShardsJSON(r, "")
 	if err != nil {
@@ -189,7 +189,7 @@ func bundleParts(c *cluster, r *rowraftv1.StatusReply, ops []string) ([]part, er
 	return append(parts, opsParts(c, ops)...), nil
 }
 
-// opsParts are what the ops ports of servers tell.
+// opsParts returns the parts from the ops ports of servers.
 func opsParts(c *cluster, ops []string) (parts []part) {
 	scheme, transport := "http://", &http.Transport{DisableKeepAlives: true}
 	if c.tls != nil {
@@ -205,7 +205,7 @@ func opsParts(c *cluster, ops []string) (parts []part) {
 	return parts
 }
 
-// maxPart bounds a part.
+// maxPart bounds the bytes of a part.
 const maxPart = 64 << 20
 
 func fetch(ctx context.Context, client *http.Client, url string) ([]byte, error) {

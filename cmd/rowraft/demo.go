@@ -17,7 +17,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
-// demoConfig says what the demo runs.
+// demoConfig configures a run of the demo.
 type demoConfig struct {
 	servers, shards, trainers int
 	mode                      string
@@ -59,7 +59,7 @@ type demoRun struct {
 
 	killedAt, recoveredAt time.Time
 	victim                *localcluster.Server
-	restarted             chan error // the restart's outcome; nil before it begins
+	restarted             chan error // result of the restart; nil before it begins
 	restartedAt, caughtUp time.Time
 }
 
@@ -69,8 +69,8 @@ const (
 	demoCheckTime = 3 * time.Minute
 )
 
-// runDemo trains on a cluster of processes, kills a leader on the way, and
-// counts what was lost. The result is not nil if training ended.
+// runDemo trains on a cluster of processes, kills a leader during the training, and counts lost pushes. The result is
+// not nil if the training ended.
 func runDemo(ctx context.Context, cfg demoConfig, out io.Writer, terminal bool) (result *demoResult, err error) {
 	d := &demoRun{cfg: cfg, view: newDemoView(out, terminal)}
 	defer d.view.done()
@@ -115,8 +115,7 @@ func (d *demoRun) start(ctx context.Context) error {
 	return err
 }
 
-// cleanUp ends every process, then removes the directory or keeps it and says
-// where it is.
+// cleanUp ends every process. Then it removes the directory, or keeps it and prints its path.
 func (d *demoRun) cleanUp(keep bool) error {
 	var errs []error
 	if d.client != nil {
@@ -132,8 +131,7 @@ func (d *demoRun) cleanUp(keep bool) error {
 	return errors.Join(append(errs, os.RemoveAll(d.dir))...)
 }
 
-// train runs the trainers and follows their events; half-way it kills the server
-// that leads the most shards.
+// train runs the trainers and handles their events. Half-way it kills the server that leads the most shards.
 func (d *demoRun) train(ctx context.Context) ([]localcluster.TrainerResult, error) {
 	config, err := d.writeJob()
 	if err != nil {
@@ -171,7 +169,7 @@ func (d *demoRun) train(ctx context.Context) ([]localcluster.TrainerResult, erro
 	}
 }
 
-// follow acts on one event of a trainer.
+// follow handles one event of a trainer.
 func (d *demoRun) follow(ctx context.Context, e localcluster.TrainerEvent, total localcluster.TrainerEvent) error {
 	switch e.Event {
 	case localcluster.EventStep:
@@ -189,7 +187,7 @@ func (d *demoRun) follow(ctx context.Context, e localcluster.TrainerEvent, total
 			return err
 		}
 	}
-	// Restart once training has gone on without it for a while.
+	// Restart the server after the training has continued without it for some steps.
 	if d.victim != nil && !d.recoveredAt.IsZero() && d.restartedAt.IsZero() && total.Step >= total.Steps*6/10 {
 		d.restart(ctx)
 	}
@@ -234,8 +232,8 @@ func (d *demoRun) leaderCounts(ctx context.Context) (map[rowraft.NodeID]int, err
 	return leads, nil
 }
 
-// restart brings the killed server back and waits, beside the training, until
-// its replicas have what the leaders had committed by then.
+// restart starts the killed server again. Concurrently with the training it waits until the server's replicas have
+// applied what the leaders had committed at the restart.
 func (d *demoRun) restart(ctx context.Context) {
 	d.restartedAt = time.Now()
 	d.restarted = make(chan error, 1)
@@ -286,7 +284,7 @@ func (d *demoRun) awaitCaughtUp(ctx context.Context) error {
 	}
 }
 
-// finish waits for a restart under way and reads the trainers' results.
+// finish waits for a running restart and reads the results of the trainers.
 func (d *demoRun) finish(ctx context.Context, procs *localcluster.Trainers) ([]localcluster.TrainerResult, error) {
 	if err := procs.Err(); err != nil {
 		return nil, err
@@ -303,7 +301,7 @@ func (d *demoRun) finish(ctx context.Context, procs *localcluster.Trainers) ([]l
 	return procs.Results()
 }
 
-// check counts what was lost and compares the replicas.
+// check counts lost pushes and compares the replicas.
 func (d *demoRun) check(ctx context.Context, results []localcluster.TrainerResult) (*demoResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, demoCheckTime)
 	defer cancel()
@@ -332,7 +330,7 @@ func (d *demoRun) check(ctx context.Context, results []localcluster.TrainerResul
 	return r, nil
 }
 
-// judge says what the run has shown to be wrong.
+// judge lists what went wrong in the run.
 func (r *demoResult) judge(killed bool) {
 	say := func(bad bool, format string, args ...any) {
 		if bad {
@@ -348,7 +346,7 @@ func (r *demoResult) judge(killed bool) {
 	r.OK = len(r.Problems) == 0
 }
 
-// writeJSON writes v to path for a program to read.
+// writeJSON writes v to path as JSON.
 func writeJSON(path string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

@@ -14,14 +14,12 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// audit is what the audit rows say: row s of dimension r counts the pushes of
-// trainer r that shard s has applied.
+// audit holds the audit rows: row s, dimension r, is the number of pushes of trainer r that shard s has applied.
 type audit struct {
 	Lost, Duplicated int64
 }
 
-// checkAudit compares the audit rows with the pushes that each trainer had
-// acknowledged; each of those touched every shard.
+// checkAudit compares the audit rows with the acknowledged pushes of each trainer. Each push touched every shard.
 func checkAudit(ctx context.Context, c *client.Client, table string, acknowledged []int64) (audit, error) {
 	var a audit
 	t, err := c.Table(ctx, table)
@@ -49,11 +47,11 @@ func checkAudit(ctx context.Context, c *client.Client, table string, acknowledge
 	return a, nil
 }
 
-// replicaCount says how many replicas have the digest of their shard's leader.
+// replicaCount counts the replicas: Same have the digest of their shard's leader, of All.
 type replicaCount struct{ Same, All int }
 
-// checkReplicas compares the digests of every shard's replicas at one index.
-// Nothing writes any more, so all come to the same index.
+// checkReplicas compares the digests of every shard's replicas at one index. There are no more writes, so all replicas
+// reach the same index.
 func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (replicaCount, error) {
 	var n replicaCount
 	conf, err := tls.Open(nil)
@@ -84,9 +82,8 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 	return n, nil
 }
 
-// shardDigests asks every replica for its digest, again until all answer for one
-// index, and after an error that passes: on a busy machine a server may be suspended for
-// longer than a connection waits for it.
+// shardDigests asks every replica for its digest, and repeats that until all answer for one index. It also repeats
+// after a temporary error: on a busy machine a server may be suspended for longer than a connection waits.
 func shardDigests(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID, ask func(addr string, index uint64) (*rowraftv1.DigestReply, error)) ([]string, error) {
 	var b route.Backoff
 	for index := uint64(0); ; {

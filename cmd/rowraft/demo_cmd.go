@@ -39,7 +39,7 @@ within 0.03 of the best possible; 3 otherwise.`,
 			if err := cfg.check(); err != nil {
 				return err
 			}
-			if _, err := os.Stat(filepath.Dir(jsonPath)); err != nil { // better now than after the run
+			if _, err := os.Stat(filepath.Dir(jsonPath)); err != nil { // fail now, not after the run
 				return cli.Usagef("--json %s: %w", jsonPath, err)
 			}
 			stderr := cmd.ErrOrStderr()
@@ -78,7 +78,7 @@ within 0.03 of the best possible; 3 otherwise.`,
 	return cmd
 }
 
-// demoModes are the modes of training that the demo shows.
+// demoModes are the training modes of the demo.
 var demoModes = []string{"async", "sync", "ssp", "geo"}
 
 func (c *demoConfig) check() error {
@@ -109,7 +109,7 @@ func (c *demoConfig) check() error {
 	return nil
 }
 
-// print writes the result for a person.
+// print writes the result as text.
 func (r *demoResult) print(w io.Writer) error {
 	known := func(n localcluster.Number, format string) string {
 		if !n.Known() {

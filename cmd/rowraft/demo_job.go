@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// demoJob is the name of the demo's training job; its tables begin with it.
+// demoJob is the name of the demo's training job. The names of its tables begin with it.
 const demoJob = "demo"
 
 // defaultDemoSteps is how many batches each trainer runs on generated data.
@@ -32,8 +32,8 @@ func (d *demoRun) dataName() string {
 // writeJob writes the trainers' job file.
 func (d *demoRun) writeJob() (path string, err error) {
 	var b strings.Builder
-	// No trainer is killed, and one that stands still keeps its place: what it misses in a mode
-	// in step is not counted as pushed.
+	// The lease is long: no trainer is killed, and a suspended one must keep its rank, because the steps that it misses
+	// in a synchronous mode are not counted as pushed.
 	fmt.Fprintf(&b, "job: %s\nmode: %s\nlease: 2m\naudit: true\nevaluate: false\n", demoJob, d.cfg.mode)
 	if d.cfg.mode == "ssp" {
 		fmt.Fprintf(&b, "staleness: %d\n", demoStaleness)
@@ -48,14 +48,14 @@ func (d *demoRun) writeJob() (path string, err error) {
 		if steps == 0 {
 			steps = defaultDemoSteps
 		}
-		// The log has no end here: the trainers stop after their steps.
+		// The data have no end here: the trainers stop after their steps.
 		fmt.Fprintf(&b, "steps: %d\ngenerator:\n  examples: 0\n", steps)
 	}
 	path = filepath.Join(d.dir, "job.yaml")
 	return path, os.WriteFile(path, []byte(b.String()), 0o600)
 }
 
-// absolute makes a path independent of the working directory, if it can.
+// absolute returns an absolute path if that is possible.
 func absolute(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs
@@ -63,7 +63,7 @@ func absolute(path string) string {
 	return path
 }
 
-// evaluate scores the held-out part with the rows as they are now.
+// evaluate scores the held-out data with the present rows.
 func (d *demoRun) evaluate(ctx context.Context, r *demoResult) error {
 	out := filepath.Join(d.dir, "evaluation.json")
 	cmd := exec.CommandContext(ctx, d.cfg.trainerBinary, "evaluate", "--config", filepath.Join(d.dir, "job.yaml"),

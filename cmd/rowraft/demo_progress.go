@@ -6,11 +6,11 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// demoProgress is the sum of what the trainers said last.
+// demoProgress sums the last events of the trainers.
 type demoProgress struct {
 	start    time.Time
 	last     map[int]localcluster.TrainerEvent // by rank
-	recorded []int                             // ranks in the order they first spoke
+	recorded []int                             // ranks in the order of their first event
 }
 
 func newDemoProgress() *demoProgress {
@@ -24,13 +24,13 @@ func (d *demoProgress) add(e localcluster.TrainerEvent) {
 			d.start = time.Now()
 		}
 	}
-	if prev := d.last[e.Rank]; e.Event != localcluster.EventStep { // others do not say how well it goes
+	if prev := d.last[e.Rank]; e.Event != localcluster.EventStep { // other events have no loss
 		e.Loss, e.AUC = prev.Loss, prev.AUC
 	}
 	d.last[e.Rank] = e
 }
 
-// total is the sum over the trainers, with the mean loss and AUC.
+// total returns the sum over the trainers, with the mean loss and AUC.
 func (d *demoProgress) total() (t localcluster.TrainerEvent) {
 	var loss, auc float64
 	n := 0
@@ -53,8 +53,7 @@ func (d *demoProgress) total() (t localcluster.TrainerEvent) {
 	return t
 }
 
-// between is the time from one moment to another in seconds, unknown if either
-// never came.
+// between returns the time between two moments in seconds, unknown if one of them is zero.
 func between(from, to time.Time) localcluster.Number {
 	if from.IsZero() || to.IsZero() {
 		return localcluster.Unknown

@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// demoView shows a running demo: one bar on a terminal, else a line every five
-// seconds; events stand on lines of their own. One goroutine uses it.
+// demoView shows a running demo: a bar on a terminal, otherwise a line every five seconds. Events are printed on their
+// own lines. Only one goroutine uses it.
 type demoView struct {
 	out      io.Writer
 	start    time.Time
@@ -32,7 +32,7 @@ func newDemoView(out io.Writer, terminal bool) *demoView {
 	return v
 }
 
-// event prints a line for something that happened.
+// event prints a line for an event.
 func (v *demoView) event(format string, args ...any) {
 	line := fmt.Sprintf("%6.1fs  %s\n", time.Since(v.start).Seconds(), fmt.Sprintf(format, args...))
 	if v.bars != nil {
@@ -42,7 +42,7 @@ func (v *demoView) event(format string, args ...any) {
 	fmt.Fprint(v.out, line)
 }
 
-// progress shows how far training is.
+// progress shows the progress of the training.
 func (v *demoView) progress(t localcluster.TrainerEvent) {
 	if v.bars == nil {
 		if now := time.Now(); now.Sub(v.lastLine) >= demoLineEvery {
@@ -62,7 +62,7 @@ func (v *demoView) progress(t localcluster.TrainerEvent) {
 	v.bar.SetCurrent(min(t.Step, t.Steps-1)) // done() completes it
 }
 
-// done takes the bar away.
+// done removes the bar.
 func (v *demoView) done() {
 	if v.bars == nil {
 		return
@@ -76,7 +76,7 @@ func (v *demoView) done() {
 
 func progressText(t localcluster.TrainerEvent, start time.Time) string {
 	left := "?"
-	if elapsed := time.Since(start); elapsed > 3*time.Second && t.Step > 0 && t.Steps > 0 { // the start says nothing of the rest
+	if elapsed := time.Since(start); elapsed > 3*time.Second && t.Step > 0 && t.Steps > 0 { // too early for an estimate
 		left = time.Duration(float64(elapsed) / float64(t.Step) * float64(t.Steps-t.Step)).Round(time.Second).String()
 	}
 	return fmt.Sprintf("step %d/%d  loss %s  AUC %s  %.0f examples/s  %s left",

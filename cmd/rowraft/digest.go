@@ -59,7 +59,7 @@ leaders make all the time. Where not all are seen to be equal, the exit code is 
 // digestsJSON is the contract of `shard digest -o json`.
 type digestsJSON struct {
 	Schema string       `json:"schema"`
-	Equal  bool         `json:"equal"` // all replicas of all shards, as far as asked
+	Equal  bool         `json:"equal"` // all replicas of the requested shards
 	Shards []digestJSON `json:"shards"`
 }
 
@@ -76,12 +76,12 @@ type replicaDigestJSON struct {
 	Server string `json:"server"`
 	Role   string `json:"role"` // leader, follower, learner, fenced
 	Rows   uint64 `json:"rows"`
-	Digest string `json:"digest"` // 32 hexadecimal digits, "" if it has told none
-	Equal  bool   `json:"equal"`  // to what the majority has
+	Digest string `json:"digest"` // 32 hexadecimal digits; "": not reported
+	Equal  bool   `json:"equal"`  // to the digest of the majority
 	Error  string `json:"error"`
 }
 
-// digests asks the leaders of shards, or of all if there are none, to compare.
+// digests asks the leaders of the given shards, or of all, to compare their replicas.
 func (g *globals) digests(ctx context.Context, shards []uint32) (v *digestsJSON, err error) {
 	c, err := g.connect()
 	if err != nil {
@@ -168,7 +168,7 @@ func (v *digestsJSON) print(w io.Writer, _ bool) error {
 	return nil
 }
 
-// verdict is an error unless everything was seen to be equal.
+// verdict returns an error unless all replicas were equal.
 func (v *digestsJSON) verdict() error {
 	for _, s := range v.Shards {
 		if !s.Equal {

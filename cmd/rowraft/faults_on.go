@@ -14,8 +14,8 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// faultsEnv names the JSON file with the list of vfs.DiskFault in force. It is
-// read again when it changes; one that is missing is an empty list.
+// faultsEnv is the environment variable with the path of a JSON file: the list of vfs.DiskFault in force. The file is
+// read again when it changes. A missing file is an empty list.
 const faultsEnv = "ROWRAFT_DISK_FAULTS"
 
 func init() {

@@ -7,14 +7,14 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 )
 
-// forecast is what a row of a table will take in one replica.
+// forecast holds the size of one row of a table in one replica.
 type forecast struct {
 	recordBytes int     // of a row in a snapshot and a checkpoint
 	rowBytes    int     // of a row in memory, without the index
 	indexBytes  float64 // a row, on average over the slots
 }
 
-// The layout of package rowstore.
+// Constants of the layout of package rowstore.
 const (
 	minSegment = 16
 	maxSegment = 8192
@@ -23,14 +23,14 @@ const (
 	fullMean   = (51 - 15.0/2) / 64 // their mean
 )
 
-// fullAt is the load at which a sixteenth of the segments grow.
+// fullAt returns the load at which a sixteenth of the segments grow.
 func fullAt(salt int) float64 { return float64(51-salt) / 64 }
 
-// chunksOver is what the last chunks of rows and index leave over on average, as
-// measured: memory comes in chunks of 2 MiB.
+// chunksOver is the measured average of unused bytes in the last chunks of rows and index: memory is allocated in
+// chunks of 2 MiB.
 const chunksOver = 5 << 19
 
-// memoryBytes is the memory of rows rows in so many shards.
+// memoryBytes returns the memory of rows rows in shards shards.
 func (f forecast) memoryBytes(rows float64, shards int) float64 {
 	return rows*(float64(f.rowBytes)+f.indexBytes) + chunksOver*float64(shards)
 }

@@ -27,7 +27,7 @@ func newJobCmd(g *globals) *cobra.Command {
 	return cmd
 }
 
-// trainingJSON is one job in the JSON of all commands. Numbers that nobody knows are null.
+// trainingJSON is one job in the JSON output of all commands. Unknown numbers are null.
 type trainingJSON struct {
 	Name        string            `json:"name"`
 	State       string            `json:"state"` // running, stopping, stopped, done, failed
@@ -38,7 +38,7 @@ type trainingJSON struct {
 	Generation  uint64            `json:"generation"`
 	LeaseSecs   float64           `json:"lease_seconds"`
 	Settings    map[string]string `json:"settings"`
-	Data        *jobDataJSON      `json:"data"` // null: the trainers divide it among themselves
+	Data        *jobDataJSON      `json:"data"` // null: the trainers divide the data themselves
 	StepsPerSec *float64          `json:"steps_per_second"`
 	ExamplesSec *float64          `json:"examples_per_second"`
 	Members     []memberJSON      `json:"members"` // by rank
@@ -50,9 +50,9 @@ type jobDataJSON struct {
 	Parts        uint64   `json:"parts"`
 	Epochs       uint64   `json:"epochs"` // 0: no end
 	Epoch        uint64   `json:"epoch"`  // of the next part
-	Given        uint64   `json:"given"`  // parts of that epoch that somebody has or had
-	Open         []uint64 `json:"open"`   // parts that somebody has
-	Back         []uint64 `json:"back"`   // parts that came back and are given next
+	Given        uint64   `json:"given"`  // parts of that epoch that were assigned
+	Open         []uint64 `json:"open"`   // parts that a worker has
+	Back         []uint64 `json:"back"`   // parts that were returned and are assigned next
 	AgainAtLeast uint64   `json:"read_again_at_least"`
 	AgainAtMost  uint64   `json:"read_again_at_most"`
 }
@@ -76,7 +76,7 @@ type memberJSON struct {
 	Skipped     *uint64  `json:"batches_skipped"`
 }
 
-// known returns nil for a number that the worker does not know.
+// known returns nil for a number that the worker did not report.
 func known(f float64) *float64 {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return nil
@@ -112,7 +112,7 @@ func newTrainingJSON(j *rowraftv1.JobInfo) trainingJSON {
 	return v
 }
 
-// plus adds what is known.
+// plus adds f to sum. nil and NaN mean unknown.
 func plus(sum float64, f *float64) float64 {
 	switch {
 	case f == nil:
@@ -155,10 +155,10 @@ func newMemberJSON(m *rowraftv1.MemberInfo) memberJSON {
 	return v
 }
 
-// word is the name of a state for people.
+// word returns the name of a state for output.
 func word(name, prefix string) string { return strings.ToLower(strings.TrimPrefix(name, prefix)) }
 
-// callJobs makes a call to the leader of the metadata group until --timeout.
+// callJobs calls the leader of the metadata group, with retries until --timeout.
 func (g *globals) callJobs(ctx context.Context, call func(context.Context, rowraftv1.JobsClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
@@ -224,7 +224,7 @@ func listJobs(w io.Writer, jobs []trainingJSON, wide bool) error {
 	return nil
 }
 
-// progress is how much of which epoch was given to workers.
+// progress returns how much of which epoch was assigned to workers.
 func (d *jobDataJSON) progress() string {
 	if d == nil {
 		return "-"

@@ -47,7 +47,7 @@ func (g *globals) deleteJob(cmd *cobra.Command, name string, yes bool) error {
 			return err
 		}
 	}
-	ctx, cancel = g.withTimeout(cmd) // people type slowly
+	ctx, cancel = g.withTimeout(cmd) // a new limit: typing takes time
 	defer cancel()
 	err = g.callJobs(ctx, func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		_, err := stub.DeleteJob(ctx, &rowraftv1.DeleteJobRequest{Job: name, Run: j.GetRun()})

@@ -52,7 +52,7 @@ func jobFacts(w io.Writer, j trainingJSON) error {
 	return cli.Facts(w, pairs...)
 }
 
-// again says how many examples were read more than once.
+// again describes how many examples were read more than once.
 func (d *jobDataJSON) again() string {
 	if d.AgainAtLeast == d.AgainAtMost {
 		return cli.Count(d.AgainAtMost) + " examples"

@@ -16,7 +16,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// jobPoll is how often a job is looked at while something is awaited of it.
+// jobPoll is the interval at which a command reads the state of a job that it waits for.
 const jobPoll = 500 * time.Millisecond
 
 func newJobStopCmd(g *globals) *cobra.Command {
@@ -51,7 +51,7 @@ A job that was stopped goes on where it was when its workers are started again.`
 	return cmd
 }
 
-// awaitStop waits until nobody trains in the job's run.
+// awaitStop waits until no worker trains in the job's run.
 func (g *globals) awaitStop(ctx context.Context, cmd *cobra.Command, j *rowraftv1.JobInfo) (*rowraftv1.JobInfo, error) {
 	for tick := time.NewTicker(jobPoll); ; {
 		names := stillTraining(j)
@@ -70,7 +70,7 @@ func (g *globals) awaitStop(ctx context.Context, cmd *cobra.Command, j *rowraftv
 		}
 		now, err := g.describeJob(ctx, j.GetJob())
 		switch {
-		case err == nil && string(now.GetRun()) != string(j.GetRun()): // it began anew meanwhile
+		case err == nil && string(now.GetRun()) != string(j.GetRun()): // another run has begun
 			return now, nil
 		case err == nil:
 			j = now

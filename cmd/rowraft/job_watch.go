@@ -68,13 +68,13 @@ func (g *globals) watchJob(cmd *cobra.Command, name string, every time.Duration)
 	}
 }
 
-// leaveWatch says that only the watching has ended.
+// leaveWatch prints that the watch has ended and the job continues.
 func (g *globals) leaveWatch(cmd *cobra.Command, name string) error {
 	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "\njob %s goes on; `rowraft job stop %s` stops it\n", name, name)
 	return err
 }
 
-// drawer returns how a job is shown each time.
+// drawer returns the function that shows a job each time.
 func (g *globals) drawer(out io.Writer) func(trainingJSON) error {
 	switch {
 	case g.output == cli.FormatJSON:
@@ -100,7 +100,7 @@ func (g *globals) drawer(out io.Writer) func(trainingJSON) error {
 	return func(j trainingJSON) error { return jobLines(out, j) }
 }
 
-// redraw goes back to where the last picture began.
+// redraw moves the cursor to the start of the last output.
 func redraw(out io.Writer, wide bool) func(trainingJSON) error {
 	lines := 0
 	return func(j trainingJSON) error {
@@ -120,7 +120,7 @@ func redraw(out io.Writer, wide bool) func(trainingJSON) error {
 	}
 }
 
-// jobLines is a line for the job and one for each of its workers.
+// jobLines returns one line for the job and one for each of its workers.
 func jobLines(out io.Writer, j trainingJSON) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s job %s %s  %d/%d workers  %s steps/s  %s examples/s  epoch %s\n", time.Now().Format(time.TimeOnly), j.Name, j.State, j.Training, j.Workers,

@@ -156,7 +156,7 @@ func dumpLogs(o *raftstore.Offline, group string, from, to rowraft.Index) (*logs
 	return v, nil
 }
 
-// newLogEntryJSON describes an entry; err is what reading it said.
+// newLogEntryJSON describes an entry; err is the error of reading it.
 func newLogEntryJSON(group string, e raftstore.LogEntry, err error) logEntryJSON {
 	out := logEntryJSON{Index: uint64(e.Index), Term: uint64(e.Term), Kind: e.Kind, Bytes: len(e.Data), CRC: "ok"}
 	if err != nil {
@@ -176,7 +176,7 @@ func newLogEntryJSON(group string, e raftstore.LogEntry, err error) logEntryJSON
 	return out
 }
 
-// describe fills in what an entry of a shard does.
+// describe adds the contents of a shard's entry.
 func (l *logEntryJSON) describe(entry []byte) error {
 	h, body, err := wire.ParseEntryHeader(entry)
 	if err != nil {
@@ -213,7 +213,7 @@ func (l *logEntryJSON) describe(entry []byte) error {
 	return l.describeOther(h, body)
 }
 
-// describeOther is describe for entries that no client asked for.
+// describeOther is describe for entries that no client proposed.
 func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 	switch h.Kind {
 	case wire.EntryMark:
@@ -299,7 +299,7 @@ func newLogPartJSON(p *wire.Part) logPartJSON {
 	for len(payload) > 0 {
 		seg, _, rest, err := wire.ParseSegment(payload)
 		if err != nil {
-			out.Error = err.Error() // such a part is refused when it is applied
+			out.Error = err.Error() // the shard refuses such a part when it applies the entry
 			break
 		}
 		payload = rest
@@ -332,7 +332,7 @@ func (v *logsJSON) print(w io.Writer, wide bool) error {
 	return nil
 }
 
-// lines says what an entry does, a line for each part.
+// lines describes an entry, one line for each part.
 func (l *logEntryJSON) lines(wide bool) []string {
 	short := func(client string) string {
 		if wide || len(client) < 8 {

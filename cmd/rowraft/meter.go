@@ -16,16 +16,15 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// How often progress off a terminal says something, to people and to programs.
+// Intervals of progress output without a terminal, as text and as JSON.
 const (
 	meterEvery = 5 * time.Second
 	eventEvery = time.Second
 )
 
-// meter shows how far a long command is: a bar with rate and time left on a
-// terminal, a line now and then elsewhere, and with -o json an event in a line of
-// its own. set may be called from any goroutine; phase, and done, which ends it and
-// may be called twice, by one.
+// meter shows the progress of a long command: a bar with rate and remaining time on a terminal, otherwise a line at
+// intervals, and with -o json one event per line. Any goroutine may call set. Only one may call phase and done; done
+// ends the meter and may be called twice.
 type meter struct {
 	out    io.Writer
 	events bool
@@ -42,7 +41,7 @@ type meter struct {
 	nextLine atomic.Int64 // UnixNano
 }
 
-// newMeter measures the bytes of the phase what.
+// newMeter counts the bytes of the phase what.
 func (g *globals) newMeter(cmd *cobra.Command, what string) *meter {
 	return newMeter(cmd.ErrOrStderr(), what, g.output == cli.FormatJSON)
 }
@@ -87,14 +86,14 @@ func (m *meter) set(at, total int64) {
 
 func (m *meter) add(n int) { m.set(m.at.Add(int64(n)), m.total.Load()) }
 
-// phase tells programs that something else has begun, which has no bytes to count.
+// phase reports in JSON output that another phase has begun, which has no bytes to count.
 func (m *meter) phase(what string) {
 	if m.events {
 		m.say(what, time.Now())
 	}
 }
 
-// progressJSON is one event of a long command with -o json, a line on standard error.
+// progressJSON is one progress event with -o json, a line on standard error.
 type progressJSON struct {
 	Progress struct {
 		Phase      string   `json:"phase"`

@@ -159,7 +159,7 @@ func movesJSON(r *rowraftv1.StatusReply, ended bool) []moveJSON {
 	return out
 }
 
-// line is one move in a sentence.
+// line describes one move in a sentence.
 func (v *moveJSON) line() string {
 	way := v.From + " to " + v.To
 	switch {
@@ -201,7 +201,7 @@ func (v *movesListJSON) print(w io.Writer, wide bool) error {
 	return nil
 }
 
-// onScheduler makes a call to the leader of the metadata group until --timeout.
+// onScheduler calls the leader of the metadata group, with retries until --timeout.
 func (g *globals) onScheduler(cmd *cobra.Command, layer route.Layer, fn func(context.Context, rowraftv1.ClusterClient) error) error {
 	ctx, cancel := g.withTimeout(cmd)
 	defer cancel()

@@ -41,8 +41,8 @@ type nodeJSON struct {
 	Scheduler        bool     `json:"scheduler"`
 	SchedulerLeader  bool     `json:"scheduler_leader"`
 	SchedulerOnly    bool     `json:"scheduler_only"`
-	SchedulerStandby bool     `json:"scheduler_standby"` // it takes the seat of a member that is decommissioned and down
-	Profile          string   `json:"profile"`           // of its Raft timers: fast, default, dense; "": unknown
+	SchedulerStandby bool     `json:"scheduler_standby"` // it can replace a lost member of the scheduler
+	Profile          string   `json:"profile"`           // profile of Raft timers: fast, default, dense; "": unknown
 	Replicas         int      `json:"replicas"`
 	Leads            int      `json:"leads"`
 	Rows             uint64   `json:"rows"`
@@ -51,7 +51,7 @@ type nodeJSON struct {
 	Version          string   `json:"version"`
 	UptimeSeconds    float64  `json:"uptime_seconds"`
 	Shards           []uint32 `json:"shards"`       // of its replicas
-	LeadsShards      []uint32 `json:"leads_shards"` // of those that it leads
+	LeadsShards      []uint32 `json:"leads_shards"` // shards that it leads
 
 	waitingFor string
 }
@@ -61,7 +61,7 @@ type nodesJSON struct {
 	Nodes  []nodeJSON `json:"nodes"`
 }
 
-// newNodesJSON lists the servers of a status by name.
+// newNodesJSON returns the servers of a status, ordered by name.
 func newNodesJSON(r *rowraftv1.StatusReply) *nodesJSON {
 	v := &nodesJSON{Schema: cli.JSONSchema, Nodes: []nodeJSON{}}
 	leaders := leaderOfEach(r)
@@ -103,7 +103,7 @@ func intentWord(i rowraftv1.NodeIntent) string {
 	return word(i.String(), "NODE_INTENT_")
 }
 
-// describe says what the server does.
+// describe sets Doing, and the running operation.
 func (v *nodeJSON) describe(r *rowraftv1.StatusReply, n *rowraftv1.NodeStatus) {
 	v.Doing = map[string]string{"serve": "serving", "drain": "drained", "decommission": "decommissioned"}[v.Intent]
 	if v.SchedulerOnly {
@@ -172,7 +172,7 @@ func (v *nodeJSON) schedulerRole() string {
 	return "-"
 }
 
-// briefly is a time for people: 4.2s, 3m20s, 5h0m0s.
+// briefly formats a duration for text output: 4.2s, 3m20s, 5h0m0s.
 func briefly(seconds float64) string {
 	d := time.Duration(seconds * float64(time.Second))
 	if d < time.Minute {
@@ -203,7 +203,7 @@ func newNodeStatusCmd(g *globals) *cobra.Command {
 type nodeStatusJSON struct {
 	nodeJSON
 	Held  []heldJSON `json:"held"`
-	Moves []moveJSON `json:"moves"` // that run, to it or from it
+	Moves []moveJSON `json:"moves"` // running moves to or from the server
 }
 
 type heldJSON struct {
@@ -237,7 +237,7 @@ func (g *globals) nodeStatus(ctx context.Context, name string) (*nodeStatusJSON,
 	return v, nil
 }
 
-// nodeNamed finds the server that a person means.
+// nodeNamed returns the server with this name or id.
 func nodeNamed(r *rowraftv1.StatusReply, what string) (*nodeJSON, error) {
 	nodes := newNodesJSON(r).Nodes
 	var names []string

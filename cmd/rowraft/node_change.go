@@ -16,11 +16,11 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// nodeChange is a command that tells a server what to do.
+// nodeChange is a command that changes the intent of a server.
 type nodeChange struct {
 	use, short, long string
 	expect, intent   rowraftv1.NodeIntent
-	anyway           bool // from whatever it does
+	anyway           bool // from any intent
 }
 
 var nodeChanges = []nodeChange{
@@ -49,7 +49,7 @@ can be stopped; it is forgotten then, and its data directory is refused from the
 	},
 }
 
-// changeFlags are those of all of them.
+// changeFlags are the flags of all these commands.
 type changeFlags struct {
 	yes, dryRun, detach, force bool
 	confirm                    string
@@ -136,7 +136,7 @@ func (g *globals) changeNode(cmd *cobra.Command, c nodeChange, name string, f ch
 	if err := f.agreed(cmd, v); err != nil {
 		return err
 	}
-	// What was planned for is what is changed: nothing else may have come between.
+	// Change the node of the plan, by its id. The server refuses if the node's intent is not the expected one.
 	req.DryRun, req.Node = false, v.NodeID
 	done, err := g.callChange(cmd, req)
 	if err != nil {
@@ -154,7 +154,7 @@ func (g *globals) changeNode(cmd *cobra.Command, c nodeChange, name string, f ch
 	return g.watchOperation(cmd, done.GetOperation().GetId())
 }
 
-// tell says what is done.
+// tell prints the change.
 func (v *changedJSON) tell(w io.Writer, wide bool) error {
 	if err := v.print(w, wide); err != nil {
 		return err
@@ -166,7 +166,7 @@ func (v *changedJSON) tell(w io.Writer, wide bool) error {
 	return err
 }
 
-// callChange asks the scheduler. To ask twice does no harm.
+// callChange calls the scheduler. A repeated call does no harm.
 func (g *globals) callChange(cmd *cobra.Command, req *rowraftv1.ChangeNodeRequest) (reply *rowraftv1.ChangeNodeReply, err error) {
 	err = g.onScheduler(cmd, route.Control, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
 		reply, err = client.ChangeNode(ctx, req)
@@ -175,8 +175,7 @@ func (g *globals) callChange(cmd *cobra.Command, req *rowraftv1.ChangeNodeReques
 	return reply, err
 }
 
-// agreed asks the person whether to go on: with the name of the server where something
-// could be lost.
+// agreed asks for confirmation. If data could be lost, the user must type the name of the server.
 func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 	if len(v.Risks) > 0 {
 		if f.confirm == v.Node {
@@ -199,7 +198,7 @@ func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 	return typed(cmd, "Type yes to do it: ", "yes", "--yes")
 }
 
-// typed wants an answer from a terminal.
+// typed asks on a terminal and requires the given answer.
 func typed(cmd *cobra.Command, ask, want, instead string) error {
 	if in, ok := cmd.InOrStdin().(*os.File); ok && !term.IsTerminal(int(in.Fd())) {
 		return cli.Refused(cli.Usagef("nobody is there to ask: give %s", instead))

@@ -29,11 +29,11 @@ type operationJSON struct {
 	Schema     string  `json:"schema,omitempty"`
 	ID         string  `json:"id"`
 	Kind       string  `json:"kind"` // drain, decommission, replace, move
-	Node       string  `json:"node"` // of a move: where the replica comes from
+	Node       string  `json:"node"` // for a move: the node that the replica leaves
 	NodeID     string  `json:"node_id"`
 	State      string  `json:"state"`  // running, done, cancelled
 	Detail     string  `json:"detail"` // for people
-	Total      uint64  `json:"total"`  // leads of a drain, else replicas
+	Total      uint64  `json:"total"`  // shards to hand over for a drain, otherwise replicas
 	Left       uint64  `json:"left"`
 	WaitingFor string  `json:"waiting_for"`
 	Shard      *uint32 `json:"shard,omitempty"` // of a move
@@ -61,7 +61,7 @@ func newOperationJSON(o *rowraftv1.Operation) operationJSON {
 	return v
 }
 
-// moveOperation is a move as an operation.
+// moveOperation converts a move to an operation.
 func moveOperation(m moveJSON) operationJSON {
 	v := operationJSON{ID: strconv.FormatUint(m.ID, 10), Kind: "move", Node: m.From, State: m.Phase, Detail: m.line(), Total: 1, WaitingFor: m.WaitingFor, Shard: &m.Shard, Reason: m.Reason}
 	if m.Running {
@@ -70,8 +70,7 @@ func moveOperation(m moveJSON) operationJSON {
 	return v
 }
 
-// newOperationsJSON lists the operations of a status: those that ended, if asked for,
-// then those that run.
+// newOperationsJSON returns the operations of a status: the ended ones, if requested, then the running ones.
 func newOperationsJSON(r *rowraftv1.StatusReply, ended bool) *operationsJSON {
 	v := &operationsJSON{Schema: cli.JSONSchema, Operations: []operationJSON{}}
 	for _, running := range []bool{false, true} {
@@ -158,7 +157,7 @@ was cancelled.`,
 	}
 }
 
-// findOperation returns operation id as the cluster tells it.
+// findOperation returns operation id from the cluster's status.
 func (g *globals) findOperation(cmd *cobra.Command, id uint64) (*operationJSON, error) {
 	reply, err := g.statusInTime(cmd)
 	if err != nil {
@@ -173,7 +172,7 @@ func (g *globals) findOperation(cmd *cobra.Command, id uint64) (*operationJSON, 
 	return nil, cli.Hint(rowraft.Errorf(rowraft.CodeNotFound, "there is no operation %d", id), "`rowraft operation list --all` shows those that are remembered")
 }
 
-// watchOperation shows an operation whenever it changes, until it ends.
+// watchOperation prints an operation at each change until it ends.
 func (g *globals) watchOperation(cmd *cobra.Command, id uint64) error {
 	said := ""
 	for {
@@ -202,12 +201,12 @@ func (g *globals) watchOperation(cmd *cobra.Command, id uint64) error {
 	}
 }
 
-// leftOperation says that only the watching has ended.
+// leftOperation prints that the watch has ended and the operation continues.
 func leftOperation(id uint64, err error) error {
 	return fmt.Errorf("operation %d continues; `rowraft operation watch %d` follows it, `rowraft operation cancel %d` cancels it: %w", id, id, id, err)
 }
 
-// sayOperation writes o, unless it says what was said before.
+// sayOperation prints o, unless the text equals the last one.
 func (g *globals) sayOperation(w io.Writer, o *operationJSON, said *string) error {
 	line := fmt.Sprintf("operation %s: %s %s: %s, %s", o.ID, o.Kind, o.Node, o.State, o.Detail)
 	if o.WaitingFor != "" && o.Kind != "move" { // a move's detail says so

@@ -9,8 +9,8 @@ import (
 	"github.com/rowraft/rowraft/scheduler"
 )
 
-// placementFlags say how the scheduler places replicas; all of its members should be
-// given the same. labels is of servers.
+// placementFlags configure the placement of replicas; all members of the scheduler should get the same values. labels
+// is for servers.
 type placementFlags struct {
 	labels       string
 	replaceAfter time.Duration

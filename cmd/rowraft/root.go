@@ -10,7 +10,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
-// globals are the flags every command has.
+// globals are the flags of every command.
 type globals struct {
 	endpoints []string
 	output    string
@@ -25,7 +25,7 @@ const (
 	defaultTimeout  = 30 * time.Second
 )
 
-// commands lists what `rowraft` can do; each file adds its own.
+// commands is the list of commands; each file adds its own.
 var commands = []func(*globals) *cobra.Command{
 	newServerCmd,
 	newSchedulerCmd,
@@ -96,7 +96,7 @@ Exit codes, of every command:
 	return root
 }
 
-// withTimeout is the context of one short command.
+// withTimeout returns the context of one short command.
 func (g *globals) withTimeout(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(cmd.Context(), g.timeout)
 }

@@ -69,31 +69,30 @@ type rowsJSON struct {
 	Schema string `json:"schema"`
 	Table  string `json:"table"`
 	Mode   string `json:"mode"`
-	// Of bounded reads: how old the rows may be, and how many entries of the log they may
-	// lack.
+	// For bounded reads: the greatest age of the rows, and the greatest number of log entries that they lack.
 	AgeSeconds *float64  `json:"age_seconds,omitempty"`
 	LagEntries *uint64   `json:"lag_entries,omitempty"`
 	Rows       []rowJSON `json:"rows"`
 }
 
-// rowJSON has its key as a string: JSON numbers do not hold 64 bits.
+// rowJSON has the key as a string, because JSON numbers do not hold 64 bits.
 type rowJSON struct {
 	Key     string    `json:"key"`
 	Exists  bool      `json:"exists"` // false: the weights are those of the initializer
 	Weights []float32 `json:"weights"`
 }
 
-// readFlags choose a client.Read.
+// readFlags are the flags of a client.Read.
 type readFlags struct {
 	mode   string
 	maxAge time.Duration
 	maxLag uint64
 }
 
-// readModes are by the names of --mode.
+// readModes maps the names of --mode.
 var readModes = map[string]client.ReadMode{"leader": client.Leader, "linearizable": client.Linearizable, "bounded": client.Bounded}
 
-// how is the read; given tells which flags were.
+// how returns the client.Read of the flags; given reports whether a flag was given.
 func (f *readFlags) how(given func(string) bool) (client.Read, error) {
 	mode, ok := readModes[f.mode]
 	if !ok {
@@ -149,7 +148,7 @@ than --max-age, also while a shard has no leader; if none can, the command fails
 	return cmd
 }
 
-// read fills in the rows of keys, and what a bounded read met.
+// read reads the rows of keys, and for a bounded read its age and lag.
 func (v *rowsJSON) read(ctx context.Context, c *client.Client, t *client.Table, how client.Read, keys []rowraft.Key) error {
 	seg := client.Segment{Table: t, Keys: keys, Values: make([]float32, len(keys)*t.Dim()), Present: make([]bool, len(keys))}
 	met, err := c.PullWith(ctx, how, seg)
@@ -166,7 +165,7 @@ func (v *rowsJSON) read(ctx context.Context, c *client.Client, t *client.Table, 
 	return nil
 }
 
-// shownWeights is how many weights of a row a table for people shows.
+// shownWeights bounds the weights of a row in text output.
 const shownWeights = 8
 
 func (v rowsJSON) print(w io.Writer, wide bool) error {
@@ -235,7 +234,7 @@ func newRowSetCmd(g *globals) *cobra.Command {
 	return cmd
 }
 
-// keysJSON is what commands say that change rows.
+// keysJSON is the output of the commands that change rows.
 type keysJSON struct {
 	Schema string `json:"schema"`
 	Table  string `json:"table"`

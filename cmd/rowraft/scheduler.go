@@ -32,8 +32,8 @@ It stops cleanly on SIGTERM or SIGINT, and after any end it goes on from its dat
 	return cmd
 }
 
-// checkScheduler refuses a scheduler that could not decide, or would start with any
-// number of servers.
+// checkScheduler refuses, for `rowraft scheduler`, a --join that names another number of processes than 1 or 3, and a
+// start without the number of servers.
 func (f *serverFlags) checkScheduler() error {
 	switch n := len(f.join); {
 	case !f.schedulerOnly:

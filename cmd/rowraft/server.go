@@ -53,14 +53,14 @@ type serverFlags struct {
 	readyFile                string
 	logLevel, logFormat      string
 	recent                   *recentlog.Log // its last lines
-	effective                string         // the configuration, as configPage tells it
+	effective                string         // the configuration, from configPage
 
 	placementFlags
 	tokens    tokenFlags
 	caKey     string
 	renewCert bool
 
-	exact        bool // of `rowraft start`: no more servers than expected
+	exact        bool // for `rowraft start`: refuse more servers than expected
 	workers      int
 	startTimeout time.Duration
 }
@@ -111,7 +111,7 @@ same list; they wait for each other, in any order. Later servers join through th
 	return cmd
 }
 
-// processFlags are those that `rowraft server` and `rowraft scheduler` share.
+// processFlags are the flags of both `rowraft server` and `rowraft scheduler`.
 func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.config, "config", "", "YAML file of `flag: value` lines; flags and the environment win over it")
 	fl.StringVar(&f.dataDir, "data-dir", "", "directory of this server's data, used by it alone (required)")
@@ -137,7 +137,7 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.logFormat, "log-format", "auto", "text, json, or auto: text on a terminal")
 }
 
-// configure takes what the configuration file says, if there is one.
+// configure reads the configuration file, if there is one.
 func (f *serverFlags) configure(cmd *cobra.Command, g *globals) error {
 	if f.config == "" {
 		return nil
@@ -145,10 +145,10 @@ func (f *serverFlags) configure(cmd *cobra.Command, g *globals) error {
 	if err := fromFile(cmd.Flags(), f.config); err != nil {
 		return err
 	}
-	return g.useCerts(cmd) // of which it may tell
+	return g.useCerts(cmd) // the file may set --certs
 }
 
-// command runs the process that the flags describe.
+// command runs the process with these flags.
 func (f *serverFlags) command(cmd *cobra.Command, g *globals) error {
 	if err := f.configure(cmd, g); err != nil {
 		return err
@@ -166,8 +166,8 @@ func (f *serverFlags) command(cmd *cobra.Command, g *globals) error {
 	return f.run(cmd.Context(), g, cmd.ErrOrStderr())
 }
 
-// openDisk gives a server its disk, nil being the operating system's. Builds with
-// the tag rowraft_faults replace it by one that fails on demand.
+// openDisk returns the disk of a server; nil: the operating system's. Builds with the tag rowraft_faults replace the
+// function by one that returns a disk with faults.
 var openDisk = func(*slog.Logger) (vfs.FS, error) { return nil, nil }
 
 func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) error {
@@ -226,8 +226,8 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 		}
 	}
 	cfg.Fatal = func(err error) {
-		// An orderly stop would wait for the disk that may be what has failed, while
-		// this server's groups still look alive to the others.
+		// An orderly stop would wait for the disk, which may be what has failed, while this server's groups still look
+		// alive to the others.
 		logger.Error("the server must stop", "err", err)
 		os.Exit(cli.ExitCode(context.Background(), endOfServer(err)))
 	}
@@ -246,7 +246,7 @@ func (f *serverFlags) run(ctx context.Context, g *globals, stderr io.Writer) err
 	return nil
 }
 
-// logger writes to stderr: data of a server does not go through stdout.
+// logger writes to stderr: a server writes only data to stdout.
 func (f *serverFlags) logger(w io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
@@ -270,10 +270,10 @@ func (f *serverFlags) logger(w io.Writer) (*slog.Logger, error) {
 	return slog.New(slog.NewMultiHandler(out, slog.NewJSONHandler(f.recent, &slog.HandlerOptions{Level: level}))), nil
 }
 
-// recentLogBytes of its log are in the memory of a server, for `rowraft debug zip`.
+// recentLogBytes is the size of the log that a server keeps in memory for `rowraft debug zip`.
 const recentLogBytes = 256 << 10
 
-// pages are what `rowraft debug zip` fetches beside metrics and profiles.
+// pages returns the pages that `rowraft debug zip` fetches in addition to metrics and profiles.
 func (f *serverFlags) pages() map[string]func(io.Writer) error {
 	return map[string]func(io.Writer) error{
 		"log": func(w io.Writer) error {
@@ -287,7 +287,7 @@ func (f *serverFlags) pages() map[string]func(io.Writer) error {
 	}
 }
 
-// listen opens addr, or takes over the socket that the parent process opened.
+// listen opens addr, or uses the socket that the parent process opened.
 func listen(flag, addr string, fd int) (net.Listener, error) {
 	if fd == 0 {
 		l, err := net.Listen("tcp", addr)
@@ -310,7 +310,7 @@ func listen(flag, addr string, fd int) (net.Listener, error) {
 	return l, nil
 }
 
-// advertised is the address that others are told.
+// advertised returns the address that other processes use.
 func advertised(flag, given string, l net.Listener) (string, error) {
 	if given != "" {
 		if _, port, err := net.SplitHostPort(given); err != nil || port == "" || port == "0" {
@@ -335,8 +335,7 @@ type readyJSON struct {
 	PID       int    `json:"pid"`
 }
 
-// writeReady replaces the ready file in one step, so that a reader sees all of
-// it or nothing.
+// writeReady replaces the ready file atomically, so that a reader never sees a part of it.
 func (f *serverFlags) writeReady(info node.Info) error {
 	if f.readyFile == "" {
 		return nil
@@ -359,7 +358,7 @@ func (f *serverFlags) writeReady(info node.Info) error {
 	return nil
 }
 
-// endOfServer is why a server ended, marked if it was its data.
+// endOfServer returns the error that ended a server, marked if the server's data are damaged.
 func endOfServer(err error) error {
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeCorrupt, rowraft.CodeVersionTooNew:

@@ -59,7 +59,7 @@ type shardJSON struct {
 	Rows        uint64        `json:"rows"`
 	MemoryBytes uint64        `json:"memory_bytes"`
 	Replicas    []replicaJSON `json:"replicas"`
-	Learners    []replicaJSON `json:"learners"` // that join and have no vote yet
+	Learners    []replicaJSON `json:"learners"` // learners do not vote yet
 }
 
 type replicaJSON struct {
@@ -75,13 +75,13 @@ type replicaJSON struct {
 	Rows        uint64 `json:"rows"`
 	MemoryBytes uint64 `json:"memory_bytes"`
 	LogBytes    uint64 `json:"log_bytes"`
-	Proved      uint64 `json:"proved_index"`  // newest mark at which it had the rows of the majority
+	Proved      uint64 `json:"proved_index"`  // newest mark at which its rows were those of the majority
 	Divided     uint64 `json:"divided_index"` // mark at which no majority had the same rows; 0: none
 	Fenced      bool   `json:"fenced"`
 	Error       string `json:"error"`
 }
 
-// catchingUp is how many entries a replica may trail without being called so.
+// catchingUp is the number of entries by which a replica may be behind and still count as up to date.
 const catchingUp = 1000
 
 func newShardsJSON(r *rowraftv1.StatusReply, tableName string) (*shardsJSON, error) {
@@ -108,7 +108,7 @@ func newShardsJSON(r *rowraftv1.StatusReply, tableName string) (*shardsJSON, err
 	return v, nil
 }
 
-// tableID returns the id of a table, 0 for no name.
+// tableID returns the id of a table; 0 for the empty name.
 func tableID(m *rowraftv1.Map, name string) (uint64, error) {
 	if name == "" {
 		return 0, nil
@@ -157,7 +157,7 @@ func newReplicaJSON(r *rowraftv1.StatusReply, rep *rowraftv1.Replica, only uint6
 	return out
 }
 
-// summarize fills in what follows from the replicas.
+// summarize sets the fields that follow from the replicas.
 func (s *shardJSON) summarize() {
 	s.State = "no-leader"
 	for _, r := range s.Replicas {
@@ -209,7 +209,7 @@ func (v *shardsJSON) print(w io.Writer, wide bool) error {
 	return nil
 }
 
-// members lists the servers of a shard; * leads, + joins, ! is not well.
+// members formats the servers of a shard: * leads, + is joining, ! has a problem.
 func (s *shardJSON) members(wide bool) string {
 	out := make([]string, len(s.Replicas)+len(s.Learners))
 	for i, r := range append(slices.Clone(s.Replicas), s.Learners...) {

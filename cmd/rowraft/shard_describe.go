@@ -49,9 +49,9 @@ type shardDescription struct {
 	Schema     string `json:"schema"`
 	MapVersion uint64 `json:"map_version"`
 	shardJSON
-	Members  []shardMemberJSON `json:"members"` // of the Raft group, as its leader says; none without one
-	Tables   []shardTableJSON  `json:"tables"`  // as the leader has them
-	Moves    []moveJSON        `json:"moves"`   // that run, and the last that ended
+	Members  []shardMemberJSON `json:"members"` // members of the Raft group, from its leader; empty without one
+	Tables   []shardTableJSON  `json:"tables"`  // from the leader
+	Moves    []moveJSON        `json:"moves"`   // running and last finished
 	Findings []finding         `json:"findings"`
 }
 
@@ -112,7 +112,7 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 	return v, nil
 }
 
-// leaderReport is what the leader of a shard last said of it, nil if it has none.
+// leaderReport returns the last report of a shard's leader, nil if there is none.
 func leaderReport(r *rowraftv1.StatusReply, shard uint32) *rowraftv1.ReplicaStatus {
 	leader := leaderOfEach(r)[shard]
 	for _, n := range r.GetNodes() {
@@ -125,7 +125,7 @@ func leaderReport(r *rowraftv1.StatusReply, shard uint32) *rowraftv1.ReplicaStat
 	return nil
 }
 
-// tableName is what a table is called, its id if the map does not know it.
+// tableName returns the name of a table, or its id if the map does not have it.
 func tableName(m *rowraftv1.Map, id uint64) string {
 	for _, t := range m.GetTables() {
 		if t.GetId() == id {
@@ -185,7 +185,7 @@ func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
 		match[m.ReplicaID] = cli.Count(m.MatchIndex)
 	}
 	if rep := v.leads(); rep != nil {
-		match[rep.ID] = "-" // nobody asks it
+		match[rep.ID] = "-" // it was not asked
 	}
 	header := []string{"SERVER", "IS", "ROLE", "TERM", "MATCH", "APPLIED", "LAG", "PROVED", "ROWS", "MEMORY", "LOG"}
 	if wide {

@@ -19,7 +19,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// defaultStartTimeout is how long a process of a cluster that starts waits for the others.
+// defaultStartTimeout bounds how long a starting process waits for the other processes of the cluster.
 const defaultStartTimeout = 10 * time.Minute
 
 // startFlags are the flags of `rowraft start`.
@@ -113,8 +113,7 @@ func (f *startFlags) command(cmd *cobra.Command, g *globals) error {
 	return f.run(cmd.Context(), g, cmd.ErrOrStderr())
 }
 
-// fromFrameworks sets the flags that were not given and that a variable of a framework
-// has a value for.
+// fromFrameworks sets flags from the environment variables of training frameworks. It skips the flags that were given.
 func (f *startFlags) fromFrameworks(flags *pflag.FlagSet, stderr io.Writer) error {
 	env, err := launch.Read(os.LookupEnv)
 	if err != nil {
@@ -136,7 +135,7 @@ func (f *startFlags) fromFrameworks(flags *pflag.FlagSet, stderr io.Writer) erro
 	return nil
 }
 
-// arrange fills the flags of a server in. What release frees lasts as long as the process.
+// arrange sets the flags of a server. The caller calls release when the process ends.
 func (f *startFlags) arrange(p *launch.Plan, g *globals) (release func(), err error) {
 	f.servers, f.workers, f.exact = p.Servers, p.Workers, true
 	switch {
@@ -179,12 +178,12 @@ func (f *startFlags) arrange(p *launch.Plan, g *globals) (release func(), err er
 	return f.chooseDir(p)
 }
 
-// maxDirs bounds how many servers on a machine may share a root.
+// maxDirs bounds the servers on a machine that share a root directory.
 const maxDirs = 64
 
-// chooseDir takes a directory below the root: one that this process would take again. A
-// server without a name takes the first that no other process has: its identity is in
-// the directory, so it is no matter which one it is.
+// chooseDir chooses a directory below the root, so that the same process chooses the same one after a restart. A server
+// without a name uses the first directory that no other process uses. That is correct for any server, because the
+// identity of the server is in the directory.
 func (f *startFlags) chooseDir(p *launch.Plan) (release func(), err error) {
 	names := []string{launch.Scheduler}
 	switch {

@@ -31,7 +31,7 @@ type tableFlags struct {
 	kind      string
 	dim       int
 	optimizer string
-	constants rowraft.Optimizer // as the flags of its constants say
+	constants rowraft.Optimizer // from the flags of its constants
 	init      string
 	low, high float32
 	mean, dev float32
@@ -68,7 +68,7 @@ func newTableCreateCmd(g *globals) *cobra.Command {
 	return cmd
 }
 
-// register adds the flags that make a schema.
+// register adds the flags of a schema.
 func (f *tableFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.kind, "kind", "sparse", "sparse (embedding rows, any key) or dense (tensors cut into rows)")
 	fl.IntVar(&f.dim, "dim", 0, fmt.Sprintf("weights per row, 1 to %d (required)", rowraft.MaxDim))
@@ -86,13 +86,12 @@ func (f *tableFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.evict, "evict", "", "which row makes room in a full slot: lru (longest without a push) or lfu (fewest pushes)")
 }
 
-// initOnly lists the flags that make sense with one initializer.
+// initOnly lists the flags that belong to one initializer only.
 var initOnly = []struct{ flag, init string }{
 	{"init-low", "uniform"}, {"init-high", "uniform"}, {"init-mean", "normal"}, {"init-stddev", "normal"},
 }
 
-// schema checks the flags and turns them into a schema. given reports whether a
-// flag was given.
+// schema checks the flags and converts them to a schema. given reports whether a flag was given.
 func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schema, error) {
 	s := rowraft.Schema{Name: name, Dim: f.dim, Initializer: rowraft.Initializer{Seed: f.seed}}
 	switch f.kind {
@@ -128,7 +127,7 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 	return s, s.Validate()
 }
 
-// policies sets what says how rows are stored, which keys get one and which lose it.
+// policies sets how rows are stored, which keys get a row, and which rows are removed.
 func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
 	switch f.storage {
 	case "float32":
@@ -165,7 +164,7 @@ func (g *globals) createTable(cmd *cobra.Command, schema rowraft.Schema, ifMissi
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
 	var reply *rowraftv1.CreateTableReply
-	layer := route.Once // a second call after an unknown outcome would find the table of the first
+	layer := route.Once // after an unknown outcome a second call would find the table of the first
 	if ifMissing {
 		layer = route.Control
 	}
@@ -210,13 +209,13 @@ type tableJSON struct {
 	MemoryBytes uint64          `json:"memory_bytes"`
 }
 
-// capacityJSON is there if the table has a bound.
+// capacityJSON describes the capacity; nil if the table has none.
 type capacityJSON struct {
 	Rows  uint64 `json:"rows"`
 	Evict string `json:"evict"`
 }
 
-// initializerJSON has the constants of its kind only.
+// initializerJSON has only the constants of its kind.
 type initializerJSON struct {
 	Kind   string   `json:"kind"`
 	Seed   string   `json:"seed"`
@@ -241,7 +240,7 @@ func newTableJSON(p *rowraftv1.TableSchema) tableJSON {
 	return t
 }
 
-// policies tells in words which keys get a row and which lose it.
+// policies describes in words which keys get a row and which rows are removed.
 func (t *tableJSON) policies() (admission, expiry, capacity string) {
 	expiry, capacity = "never", "no bound"
 	if t.ExpireS > 0 {
@@ -278,7 +277,7 @@ func (i initializerJSON) String() string {
 	return i.Kind
 }
 
-// perShard is what one table holds in each shard, as its leader says.
+// perShard returns the contents of one table in each shard, from the leaders' reports.
 func perShard(r *rowraftv1.StatusReply, name string) ([]shardJSON, error) {
 	v, err := newShardsJSON(r, name)
 	if err != nil {
@@ -379,12 +378,12 @@ type tableDetailJSON struct {
 	Schema   string           `json:"schema"`
 	Table    tableJSON        `json:"table"`
 	RowBytes float64          `json:"bytes_per_row"`
-	Stream   *streamJSON      `json:"stream,omitempty"` // of a table with admission, expiry or a capacity
+	Stream   *streamJSON      `json:"stream,omitempty"` // for a table with admission, expiry or a capacity
 	Shards   []tableShardJSON `json:"shards"`
 }
 
-// streamJSON counts what became of keys since the shards' leaders started, or
-// restored a snapshot; candidates are those of now.
+// streamJSON counts the admitted, expired and evicted keys since the leaders started or restored a snapshot, and the
+// present candidates.
 type streamJSON struct {
 	Admitted   uint64 `json:"rows_admitted"`
 	Rejected   uint64 `json:"pushes_rejected"`
@@ -393,7 +392,7 @@ type streamJSON struct {
 	Candidates uint64 `json:"candidates"`
 }
 
-// newStreamJSON adds up what the leaders of all shards report of a table.
+// newStreamJSON sums the reports of all shards' leaders on a table.
 func newStreamJSON(r *rowraftv1.StatusReply, table uint64) *streamJSON {
 	leaders := map[uint32]*rowraftv1.ReplicaStatus{}
 	for _, n := range r.GetNodes() {

@@ -52,7 +52,7 @@ func (g *globals) deleteTable(cmd *cobra.Command, name string, yes bool) (err er
 			return err
 		}
 	}
-	ctx, cancel := g.withTimeout(cmd) // people type slowly
+	ctx, cancel := g.withTimeout(cmd) // a new limit: typing takes time
 	defer cancel()
 	c, err := g.connect()
 	if err != nil {
@@ -79,7 +79,7 @@ func (g *globals) deleteTable(cmd *cobra.Command, name string, yes bool) (err er
 	})
 }
 
-// confirm asks on stderr and wants name as the answer.
+// confirm asks on stderr and requires name as the answer.
 func confirm(cmd *cobra.Command, ask, name string) error {
 	if _, err := fmt.Fprint(cmd.ErrOrStderr(), ask); err != nil {
 		return err

@@ -98,11 +98,11 @@ func dtypeOf(name string) (rowraft.DType, error) {
 	return 0, cli.Usagef("--dtype %q: want float32 or bfloat16%s", name, cli.DidYouMean("", name, []string{"float32", "bfloat16"}))
 }
 
-// tableSource is where the rows of an export come from.
+// tableSource is the source of the rows of an export.
 type tableSource struct {
 	schema rowraft.Schema
-	name   string // in words
-	rows   uint64 // about as many
+	name   string // description
+	rows   uint64 // approximate
 	scan   func(ctx context.Context, rows func([]rowraft.Key, []float32) error) error
 	close  func() error
 }
@@ -131,7 +131,7 @@ func (g *globals) exportTable(cmd *cobra.Command, name string, f *exportFlags) (
 	}, nil
 }
 
-// writeExport writes the file and returns how many rows are in it.
+// writeExport writes the file and returns the number of rows in it.
 func (g *globals) writeExport(cmd *cobra.Command, src *tableSource, f *exportFlags, format tablefile.Format, dtype rowraft.DType) (rows uint64, err error) {
 	w, err := tablefile.Create(f.to, format, tablefile.MetaOf(src.schema, src.name), tablefile.WriteOptions{DType: dtype, Overwrite: f.force})
 	if err != nil {
@@ -156,7 +156,7 @@ func (g *globals) writeExport(cmd *cobra.Command, src *tableSource, f *exportFla
 		return ctx.Err()
 	})
 	if err == nil {
-		err = ctx.Err() // nobody wants the file any more
+		err = ctx.Err() // interrupted, or its time is over
 	}
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil && cmd.Context().Err() == nil {
@@ -167,8 +167,7 @@ func (g *globals) writeExport(cmd *cobra.Command, src *tableSource, f *exportFla
 	return w.Rows(), w.Commit()
 }
 
-// withPatience is a context for long work: it ends when moved was not called for
-// --timeout.
+// withPatience returns a context for long work. It ends if moved is not called for --timeout.
 func (g *globals) withPatience(cmd *cobra.Command) (ctx context.Context, moved, stop func()) {
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	t := time.AfterFunc(g.timeout, func() {
@@ -193,7 +192,7 @@ func (g *globals) exportSource(cmd *cobra.Command, name, ckpt string) (*tableSou
 	}
 	m := c.Map()
 	src := &tableSource{schema: t.Schema(), name: fmt.Sprintf("cluster %s", m.Cluster), scan: t.Scan, close: c.Close}
-	// How many there are is for the progress bar only, and no scheduler no reason to fail.
+	// The number of rows is needed only for the progress bar, so an unreachable scheduler is no reason to fail.
 	if reply, err := g.status(ctx); err == nil {
 		if shards, err := perShard(reply, name); err == nil {
 			for _, s := range shards {
@@ -204,7 +203,7 @@ func (g *globals) exportSource(cmd *cobra.Command, name, ckpt string) (*tableSou
 	return src, nil
 }
 
-// dialClient connects as a client of the data plane.
+// dialClient connects a client of the data plane.
 func (g *globals) dialClient(ctx context.Context) (*client.Client, error) {
 	if len(g.endpoints) == 0 {
 		return nil, cli.Usagef("no endpoints: give --endpoints or ROWRAFT_ENDPOINTS")
@@ -215,8 +214,7 @@ func (g *globals) dialClient(ctx context.Context) (*client.Client, error) {
 	return client.Dial(ctx, client.Options{Endpoints: g.endpoints, TLS: g.tls})
 }
 
-// checkpointSource reads a table out of a checkpoint, all of whose files that hold
-// its rows are checked.
+// checkpointSource reads a table from a checkpoint. It checks all files that contain rows of the table.
 func checkpointSource(ctx context.Context, name, ckpt string) (*tableSource, error) {
 	url, ckptName, err := depot.Split(ckpt)
 	if err != nil {
@@ -251,7 +249,7 @@ func checkpointSource(ctx context.Context, name, ckpt string) (*tableSource, err
 	}, nil
 }
 
-// scanChain calls rows with the rows of one table, part by part.
+// scanChain calls rows with the rows of one table, one shard file after the other.
 func scanChain(ctx context.Context, chain checkpoint.Chain, table *checkpoint.TableSum, rows func([]rowraft.Key, []float32) error) error {
 	var keys []rowraft.Key
 	var values []float32

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
-// forecastFlags say what a table that does not exist would be, and where.
+// forecastFlags describe a planned table and its cluster.
 type forecastFlags struct {
 	dim                     int
 	optimizer, storage      string
@@ -78,7 +78,7 @@ and the flags say what the table would be.`,
 	return cmd
 }
 
-// parseRows reads a number of rows, also as 1e9.
+// parseRows parses a number of rows, also in the form 1e9.
 func parseRows(s string) (uint64, error) {
 	n, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(n >= 1) || n > 1<<50 || n != math.Trunc(n) {
@@ -106,11 +106,11 @@ type forecastJSON struct {
 	Snapshot   uint64  `json:"snapshot_bytes_per_node"`
 	Checkpoint uint64  `json:"checkpoint_bytes"`
 
-	// Of one pushed row in the log of each replica, by the type on the wire.
+	// Bytes of one pushed row in the log of each replica, by the type on the wire.
 	LogFloat32  int `json:"log_bytes_per_pushed_row_float32"`
 	LogBFloat16 int `json:"log_bytes_per_pushed_row_bfloat16"`
 
-	Now *forecastNowJSON `json:"now,omitempty"` // of a table that exists
+	Now *forecastNowJSON `json:"now,omitempty"` // for a table that exists
 }
 
 type forecastNowJSON struct {
@@ -161,16 +161,16 @@ func (v *forecastJSON) fromCluster(g *globals, cmd *cobra.Command, name string) 
 }
 
 const (
-	// imageShare is what pre-images of rows take under uniform pushes while a
-	// snapshot runs, at most (PERFORMANCE: 15 % of the state).
+	// imageShare bounds the memory of pre-images of rows while a snapshot runs under uniform pushes (PERFORMANCE: 15 %
+	// of the state).
 	imageShare = 0.15
 	chunkHead  = 48        // header of a chunk of rows
-	chunkFill  = 512 << 10 // what it is filled up to
+	chunkFill  = 512 << 10 // filled up to this size
 	slotSum    = 40        // a slot in the sums file of a checkpoint
 	keyBytes   = 8
 )
 
-// fill computes everything from the shape of the table and of the cluster.
+// fill computes all figures from the shape of the table and of the cluster.
 func (v *forecastJSON) fill(s rowraft.Schema) error {
 	if c := s.Capacity.Rows; c > 0 {
 		v.Rows = min(v.Rows, c)

@@ -70,7 +70,7 @@ run again: what it had done is done again, with the same result. --timeout bound
 	return cmd
 }
 
-// check refuses flags that go with --create without it.
+// check refuses flags that need --create if it was not given.
 func (f *importFlags) check(fl *pflag.FlagSet) error {
 	if f.from == "" {
 		return cli.Usagef("--from is required: the file to read")
@@ -149,7 +149,7 @@ func (g *globals) importTable(cmd *cobra.Command, name string, f *importFlags) (
 		return v, nil
 	}
 	if f.create {
-		ctx, cancel := g.withTimeout(cmd) // the check may have taken long
+		ctx, cancel := g.withTimeout(cmd) // a new limit: the check may have taken long
 		defer cancel()
 		if t, err = c.CreateTable(ctx, schema, true); err != nil {
 			return nil, err
@@ -159,7 +159,7 @@ func (g *globals) importTable(cmd *cobra.Command, name string, f *importFlags) (
 	return v, g.assignFile(cmd, t, r)
 }
 
-// schema is that of the table to create.
+// schema returns the schema of the table to create.
 func (f *importFlags) schema(cmd *cobra.Command, name string, dim int) (rowraft.Schema, error) {
 	if !f.create {
 		return rowraft.Schema{}, nil
@@ -173,7 +173,7 @@ func (f *importFlags) schema(cmd *cobra.Command, name string, dim int) (rowraft.
 	return f.table.schema(name, cmd.Flags().Changed)
 }
 
-// checkFile reads all of it before anything changes.
+// checkFile reads the whole file before anything changes.
 func (g *globals) checkFile(cmd *cobra.Command, r *tablefile.Reader) error {
 	info := r.Info()
 	bar := g.newMeter(cmd, "check")
@@ -181,18 +181,18 @@ func (g *globals) checkFile(cmd *cobra.Command, r *tablefile.Reader) error {
 	rowBytes, total := int64(info.Dim*4), int64(info.Rows)*int64(info.Dim*4)
 	at := int64(0)
 	return tablefile.Check(cmd.Context(), r, func(n int) {
-		at = min(at+int64(n)*rowBytes, total) // the ids, read later, are the least of it
+		at = min(at+int64(n)*rowBytes, total) // the ids are read later and are small
 		bar.set(at, total)
 	})
 }
 
 const (
-	importers = 4 // batches under way at once
-	// importBatchBytes is what makes a batch: some parts for every shard.
+	importers = 4 // concurrent batches
+	// importBatchBytes is the size of a batch: it contains some rows for every shard.
 	importBatchBytes = 4 << 20
 )
 
-// assignFile assigns all rows and returns when they are acknowledged.
+// assignFile assigns all rows and returns after they are acknowledged.
 func (g *globals) assignFile(cmd *cobra.Command, t *client.Table, r *tablefile.Reader) error {
 	info := r.Info()
 	if info.Rows == 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// optimizerFlags are the constants of update rules on the command line. A rule
-// that has a constant which is not given takes the default, or that of its own.
+// optimizerFlags are the flags for the constants of update rules. A constant that is not given has the default of its
+// rule.
 var optimizerFlags = []struct {
 	constant  string
 	byDefault float32
@@ -32,7 +32,7 @@ var optimizerFlags = []struct {
 
 func flagOf(constant string) string { return strings.ReplaceAll(constant, "_", "-") }
 
-// registerOptimizer adds the flags that make an update rule.
+// registerOptimizer adds the flags of an update rule.
 func (f *tableFlags) registerOptimizer(fl *pflag.FlagSet) {
 	fl.StringVar(&f.optimizer, "optimizer", "adagrad", cli.OrList(rowraft.OptimizerNames())+": the update that every replica runs")
 	for _, c := range optimizerFlags {
@@ -50,7 +50,7 @@ func (f *tableFlags) registerOptimizer(fl *pflag.FlagSet) {
 	}
 }
 
-// rule turns the flags into an update rule. given reports whether a flag was given.
+// rule converts the flags to an update rule. given reports whether a flag was given.
 func (f *tableFlags) rule(given func(string) bool) (rowraft.Optimizer, error) {
 	kind, err := rowraft.ParseOptimizerKind(f.optimizer)
 	if err != nil {
@@ -75,8 +75,7 @@ func (f *tableFlags) rule(given func(string) bool) (rowraft.Optimizer, error) {
 	return o, nil
 }
 
-// optimizerJSON has the constants of optimizers of long ago always, others if
-// they are not 0.
+// optimizerJSON has the constants LR to Beta2 always, and the others only if they are not 0.
 type optimizerJSON struct {
 	Kind               string  `json:"kind"`
 	LR                 float32 `json:"lr"`

@@ -127,7 +127,7 @@ func (g *globals) showShrunk(cmd *cobra.Command, name string, r *rowraftv1.Shrin
 		DryRun     bool    `json:"dry_run"`
 		Looked     uint64  `json:"looked_at"`  // rows and candidates
 		Removed    uint64  `json:"removed"`    // rows
-		Candidates uint64  `json:"candidates"` // keys without a row that were forgotten
+		Candidates uint64  `json:"candidates"` // removed keys without a row
 		Seconds    float64 `json:"seconds"`
 	}{cli.JSONSchema, name, dryRun, r.GetRows(), r.GetRemoved(), r.GetCandidates(), took.Seconds()}
 	return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {

@@ -33,7 +33,7 @@ when the machine has its certificate, which it renews with that.`,
 	return cmd
 }
 
-// tokenJSON is a token in the JSON of all commands; never its secret.
+// tokenJSON is a token in the JSON output of all commands. It never has the secret.
 type tokenJSON struct {
 	ID           string   `json:"id"`
 	Role         string   `json:"role"`
@@ -65,8 +65,8 @@ func newTokenJSON(t *rowraftv1.JoinToken, now time.Time) tokenJSON {
 	return v
 }
 
-// callCertificates makes a call to the leader of the metadata group until --timeout. It is
-// not made again once it may have taken effect.
+// callCertificates calls the leader of the metadata group, with retries until --timeout. It does not repeat a call that
+// may have had an effect.
 func (g *globals) callCertificates(cmd *cobra.Command, call func(context.Context, rowraftv1.CertificatesClient) error) error {
 	ctx, cancel := g.withTimeout(cmd)
 	defer cancel()
@@ -119,7 +119,7 @@ password: best in a file, for --token-file.`,
 	return cmd
 }
 
-// forWhom says for people what a token gives.
+// forWhom describes which certificate a token gives.
 func forWhom(t *tokenJSON) string {
 	who := t.Role
 	if t.Name != "" {

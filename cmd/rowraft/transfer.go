@@ -73,8 +73,8 @@ func (v *transferJSON) print(w io.Writer, _ bool) error {
 	return err
 }
 
-// transferLeader finds the leader of a shard and asks it to hand over, again
-// while what stands in the way may pass. Handing over twice does no harm.
+// transferLeader asks the leader of a shard to transfer the leadership. It repeats that after temporary errors. A
+// repeated transfer does no harm.
 func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (v *transferJSON, err error) {
 	c, err := g.connect()
 	if err != nil {
@@ -95,7 +95,7 @@ func (g *globals) transferLeader(ctx context.Context, shard uint32, to string) (
 	}, nil
 }
 
-// nameIn is what a person calls the node with this id.
+// nameIn returns the name of the node with this id.
 func nameIn(m *rowraftv1.Map, node string) string {
 	for _, n := range m.GetNodes() {
 		if n.GetId() == node {

@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// version is set by the linker (-X main.version=…) for releases.
+// version is set by the linker (-X main.version=…) in releases.
 var version = ""
 
 type versionJSON struct {
