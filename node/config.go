@@ -22,12 +22,11 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Config is what a server is started with. Listener, PeerListener and DataDir
-// are required; the listeners belong to Run.
+// Config configures a server. Listener, PeerListener and DataDir are required. Run closes the listeners.
 type Config struct {
 	DataDir string
-	FS      vfs.FS // the disk that DataDir is on; nil: the operating system's
-	Name    string // for people; "" shows the id
+	FS      vfs.FS // the file system of DataDir; nil: that of the operating system
+	Name    string // shown to people; "": the id
 	Version string // of the binary
 
 	Listener     net.Listener // gRPC services
@@ -37,73 +36,74 @@ type Config struct {
 	// Dial opens connections to other servers' listeners, below TLS; nil: TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 
-	// Addresses other machines reach the listeners at; "": those of the listeners.
+	// Advertise and PeerAdvertise are the addresses at which other machines reach the listeners; "": those
+	// of the listeners.
 	Advertise, PeerAdvertise string
 
-	WithScheduler bool     // found and run the metadata group
-	SchedulerOnly bool     // and nothing else: this process gets no replicas
+	WithScheduler bool     // run a member of the metadata group
+	SchedulerOnly bool     // host no shard replicas
 	Join          []string // gRPC addresses of the founders; empty: a cluster of one
-	Servers       int      // shards are made once so many servers are there; 0: len(Join)
+	Servers       int      // the scheduler creates the shards once this many servers have registered; 0: len(Join)
 	Shards        int      // of a new cluster; 0: 4
 	Exact         bool     // refuse servers beyond Servers
-	Workers       int      // that every job has; 0: any number
+	Workers       int      // number of workers of every job; 0: any
 
-	Labels string // key=value, comma-separated; replicas of a shard are spread by "zone"
-	// ReplaceAfter is how long a server may be silent before the scheduler has its
-	// replicas rebuilt elsewhere; 0: 5 minutes, negative: for ever.
+	Labels string // key=value, comma-separated; the scheduler spreads the replicas of a shard by "zone"
+	// ReplaceAfter is how long a server may be silent before the scheduler rebuilds its replicas elsewhere;
+	// 0: 5 minutes, negative: forever.
 	ReplaceAfter time.Duration
-	// CheckpointDestinations are where trainers may have checkpoints written; see scheduler.Options.
+	// CheckpointDestinations are the destinations that trainers may write checkpoints to; see
+	// scheduler.Options.
 	CheckpointDestinations []string
-	NoRebalance            bool // the scheduler moves replicas and leads only where it must
+	NoRebalance            bool // the scheduler moves replicas and leaders only where it must
 
-	// StartTimeout is how long the cluster may take until its shards are there; then
-	// the server ends with CodeDeadline. 0: for ever.
+	// StartTimeout limits the wait for the cluster's shards; after it Run returns CodeDeadline. 0: forever.
 	StartTimeout time.Duration
 
 	LogBackend string // one of raftlog.Backends; "": "rowlog"
-	// Profile is the timers of Raft: "fast", "default", "dense", or "auto", by how many
-	// replicas there are on a server; "": "default".
+	// Profile selects the timers of Raft: "fast", "default", "dense", or "auto", which chooses by the
+	// number of replicas on a server; "": "default".
 	Profile string
-	// DiskStallLimit is how long a write to the log may hang before the server
-	// gives up; 0: the larger of 500 ms and two heartbeats.
+	// DiskStallLimit is how long a write to the log may hang before the server stops; 0: the larger of 500
+	// ms and two heartbeats.
 	DiskStallLimit time.Duration
-	// DiskReserveBytes is kept free: below it pushes are refused; 0: 256 MiB.
+	// DiskReserveBytes is the free space below which the server refuses pushes; 0: 256 MiB.
 	DiskReserveBytes int64
-	// Limits of what clients have in flight here, and of memory.
+	// Limits of the bytes that clients have in flight here, and of memory.
 	Limits admit.Limits
-	// SetHeapLimit tells Go's heap of the process what the rows leave of Limits.Memory, as
-	// debug.SetMemoryLimit does; nil: the heap is left alone.
+	// SetHeapLimit sets the limit of Go's heap, as debug.SetMemoryLimit does, to the part of Limits.Memory
+	// that the rows leave; nil: the limit stays as it is.
 	SetHeapLimit func(bytes int64)
 
-	// SnapshotEveryBytes of log are written until a shard's next snapshot; 0: as many as
-	// its last one has, at least 512 MiB and at most SnapshotMaxBytes.
+	// SnapshotEveryBytes is the amount of log between two snapshots of a shard; 0: the size of its last
+	// snapshot, at least 512 MiB and at most SnapshotMaxBytes.
 	SnapshotEveryBytes int64
 	SnapshotMaxBytes   int64 // 0: 4 GiB
-	// TrailingLogBytes of log are kept behind a snapshot, for replicas that were
+	// TrailingLogBytes is the amount of log that the server keeps before a snapshot, for replicas that were
 	// away; 0: 64 MiB.
 	TrailingLogBytes int64
-	// SnapshotSendBytesPerSecond is how fast snapshots of all shards together go to
-	// replicas that are too far behind; 0: 64 MiB.
+	// SnapshotSendBytesPerSecond is the total rate at which the server sends snapshots to replicas that are
+	// too far behind; 0: 64 MiB.
 	SnapshotSendBytesPerSecond int64
-	// LogSegmentBytes is the size of a shard's log files;
-	// 0: 64 MiB, less with more than 8 shards on a server.
+	// LogSegmentBytes is the size of a shard's log files; 0: 64 MiB, less with more than 8 shards on a
+	// server.
 	LogSegmentBytes int
 
-	// ProofEvery is how often, while rows change, the leader of a shard compares its
-	// replicas; 0: 5 s, negative: never.
+	// ProofEvery is how often the leader of a shard compares its replicas while rows change; 0: 5 s,
+	// negative: never.
 	ProofEvery time.Duration
 
-	// SweepEvery is the pause between two looks for expired rows in the shards that
-	// this server leads; 0: 10 s, negative: never.
+	// SweepEvery is the pause between two searches for expired rows in the shards that this server leads;
+	// 0: 10 s, negative: never.
 	SweepEvery time.Duration
 
-	// ScrubBytesPerSecond of rows are read all the time and held against their
-	// digests, on all replicas together; 0: 16 MiB, negative: none.
+	// ScrubBytesPerSecond is the rate at which the server compares rows with their digests, over all
+	// replicas together; 0: 16 MiB, negative: none.
 	ScrubBytesPerSecond int
 
 	TLS rpc.TLSFiles
-	// CAKey is the file of the key of a CA in TLS.CA: a server with a scheduler signs with
-	// it for machines that have a join token, and to renew. "": it signs nothing.
+	// CAKey is the file with the key of a CA in TLS.CA. A server with a scheduler signs certificates with
+	// it, for machines with a join token and for renewals. "": it signs nothing.
 	CAKey     string
 	RenewCert bool // ask the scheduler for a new certificate before TLS.Cert ends, and write it there
 	Insecure  bool // plaintext, on loopback only
@@ -111,12 +111,12 @@ type Config struct {
 	Logger *slog.Logger    // nil: slog.Default()
 	Ready  func(info Info) // called once the server serves its replicas; may be nil
 
-	// Pages of the ops port that the process adds, by what stands behind /debug/.
+	// Pages are additional pages of the ops port, by their path below /debug/.
 	Pages map[string]func(io.Writer) error
 
-	// Fatal is called at once when the server must not go on: the log failed, the
-	// disk hangs. A process should end in it, since an orderly stop waits for that
-	// disk; if it returns, or is nil, Run stops in order and returns the error.
+	// Fatal is called at once when the server must not continue: the log failed, or the disk hangs. A
+	// process should exit in it, because an orderly stop waits for that disk. If it returns, or is nil, Run
+	// stops in order and returns the error.
 	Fatal func(error)
 
 	// tamper changes what a replica applies; nil but in tests and canaries.
@@ -124,12 +124,12 @@ type Config struct {
 
 	memoryUse func() admit.MemoryUse // nil but in tests
 
-	// announce is the newest format version that this server claims to understand. Only
-	// tests claim less than it does.
+	// announce is the newest format version that this server claims to understand. Only tests set it to
+	// less than the real one.
 	announce rowraft.FormatVersion
 }
 
-// Info tells who a ready server is.
+// Info describes a server that is ready.
 type Info struct {
 	Cluster  rowraft.ClusterID
 	Node     rowraft.NodeID

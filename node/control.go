@@ -24,28 +24,27 @@ import (
 	"github.com/rowraft/rowraft/scheduler"
 )
 
-// roleLearner is what a follower without a vote calls itself.
+// roleLearner is the role that a follower without a vote reports.
 const roleLearner = "learner"
 
-// control is this server's side of the talk with the scheduler: it registers,
-// reports, and, on servers without the metadata group, fetches the map.
+// control is the connection of this server to the scheduler: it registers the server, reports its state
+// and, on servers without the metadata group, fetches the map.
 type control struct {
 	n     *Node
 	tls   *certs.Source
 	conns *route.Pool
 
-	registered atomic.Bool // the scheduler has this server's present addresses
+	registered atomic.Bool // the scheduler has this server's current addresses
 
 	mu     sync.Mutex
-	leader rowraft.NodeID // of the metadata group, as last told; "" if unknown
+	leader rowraft.NodeID // of the metadata group, by the last answer; "" if unknown
 }
 
 func newControl(n *Node, conf *certs.Source) *control {
 	return &control{n: n, tls: conf, conns: route.NewPool(conf, n.cfg.Dial, 1)}
 }
 
-// schedulers lists where the metadata group may be reached: its leader as last
-// told, then all members.
+// schedulers lists addresses of the metadata group: its leader by the last answer, then all members.
 func (c *control) schedulers() []string {
 	c.mu.Lock()
 	leader := c.leader
@@ -71,15 +70,15 @@ func (c *control) schedulers() []string {
 	return out
 }
 
-// call is ask of the service of the cluster.
+// call is ask for a call of the Cluster service.
 func (c *control) call(ctx context.Context, f func(context.Context, rowraftv1.ClusterClient) error) error {
 	return c.ask(ctx, 2*time.Second, func(ctx context.Context, conn *grpc.ClientConn) error {
 		return f(ctx, rowraftv1.NewClusterClient(conn))
 	})
 }
 
-// ask makes a call to the leader of the metadata group. It asks each scheduler once at most,
-// each for as long as timeout.
+// ask makes a call to the leader of the metadata group. It asks each scheduler at most once, with the given
+// timeout for each.
 func (c *control) ask(ctx context.Context, timeout time.Duration, f func(context.Context, *grpc.ClientConn) error) error {
 	places := c.schedulers()
 	w := route.Walk{Layer: route.Control, Places: func() []string { return places }, AddrOf: c.addrOf, Rounds: 1}
@@ -114,8 +113,8 @@ func (c *control) addrOf(id rowraft.NodeID) string {
 	return ""
 }
 
-// register adds this server to the cluster, or renews its addresses, then
-// reports its replicas until ctx ends.
+// register adds this server to the cluster, or updates its addresses. After that it reports its replicas
+// until ctx ends.
 func (c *control) register(ctx context.Context) {
 	known := false
 	var b route.Backoff
@@ -147,8 +146,8 @@ func (c *control) register(ctx context.Context) {
 	}
 }
 
-// hear asks the servers of --join where they are, until the scheduler has taken
-// this server: then the map is right again, and newer than what they said.
+// hear asks the servers of --join for their addresses until the scheduler has registered this server. From
+// then on the map is correct again, and newer than those answers.
 func (c *control) hear(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -197,8 +196,8 @@ func (c *control) heartbeat(ctx context.Context) error {
 	})
 }
 
-// followMap keeps the view of a server fresh that gets no maps from a metadata group of
-// its own: because it has none or no seat in it, or, of a founder, has lost it long ago.
+// followMap keeps the map of this server up to date if it gets none from its own metadata group: it has no
+// member of it, or its member has no seat, or it is a founder that lost its seat long ago.
 func (c *control) followMap(ctx context.Context) {
 	const poll = 10 * time.Second
 	view := c.n.sched.View()
@@ -208,7 +207,7 @@ func (c *control) followMap(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	out := 0 // seconds without the group of its own
+	out := 0 // seconds for which its own member was not seated
 	var b route.Backoff
 	for i := 0; ctx.Err() == nil; i++ {
 		if c.n.seated() {
@@ -258,8 +257,8 @@ func (c *control) followMap(ctx context.Context) {
 	}
 }
 
-// founderPatience is for how many seconds a founder of the metadata group waits for that
-// group, before it asks others for the map: it may have lost its seat.
+// founderPatience is the number of seconds that a founder of the metadata group waits for that group before
+// it asks other servers for the map. It may have lost its seat.
 const founderPatience = 15
 
 // seated reports whether this server gets the map from its own member of the metadata group.
@@ -275,7 +274,7 @@ func (n *Node) seated() bool {
 	return leader != "" && err == nil && now.HasVoter(n.self.ID)
 }
 
-// mapOf returns the map of a reply, if it is one of the cluster.
+// mapOf returns the map of a reply, after a check that it belongs to the cluster.
 func mapOf(cluster rowraft.ClusterID, reply *rowraftv1.GetMapReply) (*clustermap.Map, error) {
 	m, err := rpc.MapFromProto(reply.Map)
 	if err != nil {
@@ -298,7 +297,7 @@ func (n *Node) status() *rowraftv1.NodeStatusReply {
 	return st
 }
 
-// disk is the room where the server's data are, nil if that is unknown.
+// disk returns the space of the file system with the server's data; nil if it is unknown.
 func (n *Node) disk() *rowraftv1.Disk {
 	store := n.opened.Load()
 	if store == nil {
@@ -311,7 +310,7 @@ func (n *Node) disk() *rowraftv1.Disk {
 	return &rowraftv1.Disk{FreeBytes: uint64(free), ReserveBytes: uint64(reserve)}
 }
 
-// slowness is what the server measured of its disk and its timers, nil if that is unknown.
+// slowness returns the server's measurements of its disk and its timers; nil if there are none.
 func (n *Node) slowness() *rowraftv1.Slowness {
 	store := n.opened.Load()
 	if store == nil {
@@ -324,7 +323,7 @@ func (n *Node) slowness() *rowraftv1.Slowness {
 	}
 }
 
-// certificateEnds is in Unix seconds, 0 without a certificate.
+// certificateEnds returns the end of the certificate in Unix seconds; 0 without a certificate.
 func (n *Node) certificateEnds() uint64 {
 	if n.certs == nil {
 		return 0

@@ -7,19 +7,21 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// maxEndedJobs bounds the jobs of which a leader knows that they were ended.
+// maxEndedJobs limits the number of ended jobs that a leader remembers.
 const maxEndedJobs = 1024
 
-// endedJobs are those that this leader has ended of late, and up to which generation. A call that drives
-// a membership and comes when its job was ended, late on the network or because it waited for a step, finds no job in
-// the machine, and would bring it back, in a place that nobody frees. Soft: the next leader knows none, and is sent
-// such a call only by who took it for the leader before.
+// endedJobs are the jobs that this leader has ended recently, each with the highest ended generation.
+//
+// A call that sets a membership may arrive after its job was ended: the network delayed it, or it waited
+// for a step. The machine has no such job any more, so the call would create the job again, and no later
+// call would end it. This state is soft: the next leader does not have it. Only a caller that still took
+// the next leader for the leader before can send it such a call.
 type endedJobs struct {
 	upTo  map[rowraft.JobID]rowraft.Generation
 	order []rowraft.JobID // oldest first
 }
 
-// endUpTo notes that a job is ended up to a generation; 0: for good.
+// endUpTo records that a job is ended up to a generation; 0: for good.
 func (s *steps) endUpTo(job rowraft.JobID, generation rowraft.Generation) {
 	if generation == 0 {
 		generation = math.MaxUint64
@@ -41,7 +43,7 @@ func (s *steps) endUpTo(job rowraft.JobID, generation rowraft.Generation) {
 	}
 }
 
-// mayBegin refuses a membership of a job that was ended since.
+// mayBegin refuses a membership of a job that has ended since.
 func (s *steps) mayBegin(w *wire.Membership) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,21 +18,19 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// A replica that is found to have other rows than the majority, whose rows are not
-// those that it wrote, or whose disk was rolled back, is fenced: it is as
-// good as dead for its shard. Its Raft group is closed, so it neither leads, votes,
-// takes entries nor gives snapshots, and what it has on disk stays for people to
-// look at. A file says so over restarts (docs/formats/fenced.md); it goes when the
-// replica leaves the shard.
+// A replica is fenced if its rows differ from those of the majority, if its rows are not the ones that it
+// wrote, or if its disk was rolled back. For its shard it is dead. The server closes its Raft group, so it
+// neither leads, votes, takes entries nor sends snapshots. Its data stay on disk for inspection. A file
+// records the fence over restarts (docs/formats/fenced.md); the server deletes the file when the replica
+// leaves the shard.
 
-// roleFenced is what a fenced replica calls itself.
+// roleFenced is the role that a fenced replica reports.
 const roleFenced = "fenced"
 
-// fenceHandover bounds how long a fenced leader tries to hand over before it just
-// leaves.
+// fenceHandover is how long a fenced leader tries to hand over before it closes its group.
 const fenceHandover = time.Second
 
-// fencedReplica is one that does not run for it.
+// fencedReplica is a replica that does not run because it is fenced.
 type fencedReplica struct {
 	shard rowraft.ShardID
 	id    rowraft.ReplicaID
@@ -48,8 +46,8 @@ func (n *Node) fencedReplica(s rowraft.ShardID) (fencedReplica, bool) {
 	return f, ok
 }
 
-// watch compares the replicas of r's shard while r leads it, and fences r when its
-// machine is. It returns when r is closed.
+// watch compares the replicas of r's shard while r leads it, and fences r when its machine is fenced. It
+// returns when r is closed.
 func (n *Node) watch(r *replica) {
 	var due <-chan time.Time
 	if every := n.cfg.ProofEvery; every > 0 {
@@ -100,7 +98,7 @@ func (n *Node) fence(r *replica) {
 	}
 }
 
-// fenceUnopened is fence for a replica that raftstore does not start.
+// fenceUnopened is fence for a replica that raftstore refuses to start.
 func (n *Node) fenceUnopened(s rowraft.ShardID, id rowraft.ReplicaID, why error) error {
 	n.log.Error(raftstore.RolledBack+" (critical): the replica is fenced", "metric", "rowraft_replica_fenced", "shard", uint32(s), "replica", string(id), "why", why)
 	f := fencedReplica{shard: s, id: id, why: why.Error()}
@@ -116,7 +114,7 @@ func (n *Node) fenceFile(s rowraft.ShardID, id rowraft.ReplicaID) string {
 	return filepath.Join(n.fenceDir(), fmt.Sprintf("%s.%s", groupName(s), id))
 }
 
-// keepFence notes f on disk.
+// keepFence writes f to disk.
 func (n *Node) keepFence(f *fencedReplica) error {
 	if err := vfs.MkdirAll(n.cfg.FS, n.fenceDir()); err != nil {
 		return err
@@ -127,8 +125,8 @@ func (n *Node) keepFence(f *fencedReplica) error {
 	return n.cfg.FS.SyncDir(n.fenceDir())
 }
 
-// staysFenced reports whether a replica was fenced in an earlier life of the server,
-// and remembers it.
+// staysFenced reports whether a replica was fenced before the server restarted. If so, it adds the replica
+// to n.fenced.
 func (n *Node) staysFenced(s rowraft.ShardID, id rowraft.ReplicaID) (bool, error) {
 	if f, ok := n.fencedReplica(s); ok && f.id == id {
 		return true, nil
@@ -140,7 +138,7 @@ func (n *Node) staysFenced(s rowraft.ShardID, id rowraft.ReplicaID) (bool, error
 	if err != nil {
 		return false, fmt.Errorf("shard %d: is replica %s fenced? %w", s, id, err)
 	}
-	if len(bytes.TrimSpace(why)) == 0 { // its writing was cut short
+	if len(bytes.TrimSpace(why)) == 0 { // a crash interrupted the write
 		why = fmt.Appendf(nil, "shard %d: this replica is fenced: move it to another server", s)
 	}
 	f := fencedReplica{shard: s, id: id, why: strings.TrimSpace(string(why))}
@@ -151,7 +149,7 @@ func (n *Node) staysFenced(s rowraft.ShardID, id rowraft.ReplicaID) (bool, error
 	return true, nil
 }
 
-// forgetFence is for a replica that has left its shard.
+// forgetFence removes the fence of a replica that has left its shard.
 func (n *Node) forgetFence(s rowraft.ShardID, id rowraft.ReplicaID) error {
 	n.mu.Lock()
 	if n.fenced[s].id == id {
@@ -165,8 +163,8 @@ func (n *Node) forgetFence(s rowraft.ShardID, id rowraft.ReplicaID) error {
 	return err
 }
 
-// metaRolledBack is why this server's member of the metadata group has found that its disk was
-// rolled back, "" if it has not. It has no vote then; its seat goes to a standby.
+// metaRolledBack returns why this server's member of the metadata group was found to be rolled back; "" if
+// it was not. Such a member has no vote, and the scheduler gives its seat to a standby.
 func (n *Node) metaRolledBack() string {
 	if why := n.metaLost.Load(); why != nil {
 		return (*why).Error()

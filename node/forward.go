@@ -14,12 +14,12 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// forward makes a call of the table service on the leader of its shard, if the caller asks for
-// that because it cannot reach the leader, and this server can name it. Everything else goes to
-// this server's own replica. Leadership does not move.
+// forward passes a call of the table service to the leader of its shard, if the caller requests that
+// (because it cannot reach the leader) and this server knows the leader. All other calls go to this
+// server's own replica. The leader stays the leader.
 //
-// The caller is charged twice for what is in memory here: by this server's admission, from the
-// arrival of the request and for the reply, and by the leader's.
+// Two admissions count the memory of such a call: that of this server, from the arrival of the request and
+// for the reply, and that of the leader.
 func (n *Node) forward(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	reply := rpc.ForwardReply(ctx, info.FullMethod)
 	if reply == nil {
@@ -93,13 +93,13 @@ func (n *Node) forwardToScheduler(ctx context.Context, req, reply any, info *grp
 	return reply, nil
 }
 
-// onBehalf is ctx for a call on behalf of its caller.
+// onBehalf returns ctx for a call on behalf of its caller.
 func (n *Node) onBehalf(ctx context.Context) context.Context {
 	return rpc.OnBehalf(rpc.WithCluster(ctx, n.cluster.Load().Cluster))
 }
 
-// leaderConn returns a connection to the leader of a group; nil if that is this server, or
-// is not known.
+// leaderConn returns a connection to the leader of a group; nil if this server leads, or the leader is not
+// known.
 func (n *Node) leaderConn(g *raftstore.Group) (*grpc.ClientConn, rowraft.NodeID, error) {
 	m := n.cluster.Load()
 	leader, _, me := g.Leader()

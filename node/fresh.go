@@ -9,19 +9,19 @@ import (
 	"github.com/rowraft/rowraft/internal/canary"
 )
 
-// bound is how old the rows of a read may be.
+// bound is the maximum age of the rows of a read.
 type bound struct {
 	maxAge time.Duration
 	maxLag uint64 // 0: any
 }
 
-// proof says that a replica has everything that was acknowledged before a moment.
+// proof shows that a replica has everything that was acknowledged before a moment.
 type proof struct {
-	sent moment // when the replica asked the leader; zero: it has proved nothing
-	lag  uint64 // entries known to be committed and not applied
+	sent moment // when the replica sent its probe; zero: there is no proof
+	lag  uint64 // entries known to be committed but not applied
 }
 
-// age is 0 of no proof.
+// age returns the age of p; 0 if p proves nothing.
 func (p proof) age() time.Duration {
 	if a := p.sent.age(); a == 0 || !canary.Is(canary.YoungClaims) {
 		return a
@@ -35,37 +35,36 @@ func (p proof) meets(b bound) bool {
 	return p.young(b.maxAge) && (b.maxLag == 0 || p.lag <= b.maxLag)
 }
 
-// freshness knows how old the state of a replica may be, whoever leads.
+// freshness tracks how old the state of a replica may be, whichever replica leads.
 //
-// A replica asks the leader for an index that covers all that is acknowledged (a
-// probe: the leader proves by a majority that it leads, after it was asked). Once the
-// replica has applied that index, its state is as new as the moment at which it asked.
-// That is counted on its own clock from before the question, so neither the leader's
-// clock, nor how long an answer took, nor a stop of either process makes it younger
-// than it is. What raft says of the last contact is no proof: a leader may not lead any
-// more, and a follower that gets no entries hears heartbeats.
+// A replica sends the leader a probe: it requests an index that covers everything acknowledged. The leader
+// answers after a majority has confirmed, later than the request, that it leads. Once the replica has
+// applied that index, its state is as new as the moment at which it sent the probe. The replica counts the
+// age on its own clock from before the request. So neither the leader's clock, nor the delay of an answer,
+// nor a pause of either process makes the state look younger than it is. Raft's time of last contact proves
+// nothing: a leader may have been replaced, and a follower that gets no entries still gets heartbeats.
 //
-// Probes are made while somebody reads, and for keepFor afterwards: a quarter of the age
-// that was asked for apart, so that reads find a proof that outlasts a change of leaders.
-// All readers share them.
+// The replica probes while reads arrive, and for keepFor afterwards. The interval is a quarter of the
+// requested age, so that reads find a proof that outlasts a change of leaders. All readers share the
+// probes.
 type freshness struct {
 	ctx     context.Context // ends with the replica
 	probe   func(context.Context) (rowraft.Index, error)
 	applied func() rowraft.Index
-	wait    func(context.Context, rowraft.Index) error // until it is applied
+	wait    func(context.Context, rowraft.Index) error // waits until the index is applied
 	boot    func() int64                               // clock of the kernel
 
-	urgent chan struct{} // capacity 1: a reader waits for the next probe
+	urgent chan struct{} // a reader waits for the next probe; capacity 1
 	keeper sync.WaitGroup
 
 	mu      sync.Mutex
 	proved  moment
-	known   rowraft.Index // highest answer to a probe
-	open    []answered    // above what is applied, ascending
-	ended   chan struct{} // closed when the next probe has ended
-	keeping bool          // the keeper runs
-	maxAge  time.Duration // the shortest that was asked for
-	askedAt time.Time     // when it was, last
+	known   rowraft.Index // highest index that a probe has returned
+	open    []answered    // probes with an index above the applied one, ascending
+	ended   chan struct{} // closed at the end of the next probe
+	keeping bool          // the goroutine of keep runs
+	maxAge  time.Duration // the shortest age requested
+	askedAt time.Time     // last request of maxAge
 	closed  bool
 }
 
@@ -76,13 +75,13 @@ type answered struct {
 }
 
 const (
-	// keepFor is how long after a read its replica goes on proving its age.
+	// keepFor is how long a replica continues to probe after the last read.
 	keepFor = 30 * time.Second
-	// maxOpen bounds the answers that a replica which lags remembers.
+	// maxOpen limits the answered probes that a lagging replica remembers.
 	maxOpen = 8
 
 	probeTimeout  = time.Second
-	probeRetry    = 20 * time.Millisecond // after one that failed, then longer up to
+	probeRetry    = 20 * time.Millisecond // pause after a failed probe; it grows up to probeRetryMax
 	probeRetryMax = 100 * time.Millisecond
 	minProbePause = 5 * time.Millisecond
 	maxProbePause = 2500 * time.Millisecond
@@ -95,7 +94,7 @@ func newFreshness(ctx context.Context, probe func(context.Context) (rowraft.Inde
 	}
 }
 
-// close waits for the keeper, which ends with ctx.
+// close waits for the goroutine of keep, which ends with ctx.
 func (f *freshness) close() {
 	f.mu.Lock()
 	f.closed = true
@@ -103,8 +102,8 @@ func (f *freshness) close() {
 	f.keeper.Wait()
 }
 
-// await returns a proof that meets b, of a state that reads see from now on. When ctx
-// ends first it returns the best it has, and false.
+// await returns a proof that meets b, for a state that reads see from now on. If ctx ends first, it returns
+// the best proof it has, and false.
 func (f *freshness) await(ctx context.Context, b bound) (proof, bool) {
 	for {
 		p, next := f.look(b)
@@ -127,15 +126,14 @@ func (f *freshness) await(ctx context.Context, b bound) (proof, bool) {
 	}
 }
 
-// event is what may make a replica fresh enough: an index being applied, or, if that is
-// 0, the end of a probe.
+// event is what a reader waits for: an applied index or, if index is 0, the end of a probe.
 type event struct {
 	index rowraft.Index
 	ended <-chan struct{}
 }
 
-// look returns the present proof, has the keeper go on, and tells what to wait for if
-// the proof does not meet b.
+// look returns the current proof, keeps the probes running, and returns the event to wait for if the proof
+// does not meet b.
 func (f *freshness) look(b bound) (proof, event) {
 	applied := f.applied()
 	f.mu.Lock()
@@ -164,7 +162,7 @@ func (f *freshness) look(b bound) (proof, event) {
 	return p, event{ended: f.ended}
 }
 
-// settleLocked makes proofs of the answers that are applied.
+// settleLocked makes proofs of the answered probes whose index is applied.
 func (f *freshness) settleLocked(applied rowraft.Index) {
 	for len(f.open) > 0 && f.open[0].index <= applied {
 		f.proved = f.open[0].sent
@@ -172,7 +170,7 @@ func (f *freshness) settleLocked(applied rowraft.Index) {
 	}
 }
 
-// demandLocked notes that a read wants maxAge, and starts the keeper.
+// demandLocked records that a read requests maxAge, and starts keep if it does not run.
 func (f *freshness) demandLocked(maxAge time.Duration) {
 	t := time.Now()
 	if maxAge <= f.maxAge || t.Sub(f.askedAt) > keepFor {
@@ -184,12 +182,12 @@ func (f *freshness) demandLocked(maxAge time.Duration) {
 	}
 }
 
-// keep probes until nobody has read for keepFor.
+// keep probes until no read has arrived for keepFor.
 func (f *freshness) keep() {
 	retry := time.Duration(0)
 	for {
 		select {
-		case <-f.urgent: // who waits is served by this one
+		case <-f.urgent: // this probe serves the reader that sent it
 		default:
 		}
 		err := f.probeOnce()
@@ -198,7 +196,7 @@ func (f *freshness) keep() {
 			return
 		}
 		urgent := f.urgent
-		if err != nil { // nor faster for anybody who waits
+		if err != nil { // after a failure, a waiting reader does not shorten the pause
 			retry = min(max(2*retry, probeRetry), probeRetryMax)
 			pause, urgent = min(pause, retry), nil
 		} else {
@@ -214,7 +212,7 @@ func (f *freshness) keep() {
 	}
 }
 
-// pause is that until the next probe; false ends the keeper.
+// pause returns the time until the next probe; false ends keep.
 func (f *freshness) pause() (time.Duration, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -225,18 +223,18 @@ func (f *freshness) pause() (time.Duration, bool) {
 	return min(max(f.maxAge/4, minProbePause), maxProbePause), true
 }
 
-// probeOnce asks the leader once and notes what it said.
+// probeOnce sends one probe to the leader and records the answer.
 func (f *freshness) probeOnce() error {
 	ctx, cancel := context.WithTimeout(f.ctx, probeTimeout)
 	defer cancel()
-	sent := moment{time.Now(), f.boot(), f.boot} // before the question
+	sent := moment{time.Now(), f.boot(), f.boot} // before the request: a later time would make the state look younger
 	index, err := f.probe(ctx)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err == nil {
 		f.known = max(f.known, index)
 		if len(f.open) == maxOpen {
-			f.open = f.open[:maxOpen-1] // of a replica so far behind a step more or less is no matter
+			f.open = f.open[:maxOpen-1] // a replica that is this far behind can lose one answer
 		}
 		f.open = append(f.open, answered{sent, f.known})
 	}

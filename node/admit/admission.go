@@ -11,26 +11,25 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Limits bound what a server holds in memory for those who call it, in bytes. A push
-// counts from its arrival until it is applied or refused, whether or not its caller
-// waits; a pull from its arrival, with its reply, until the transport has the reply.
+// Limits bound the memory that a server uses for its clients, in bytes. A push counts from its arrival
+// until it is applied or refused, whether or not its caller still waits. A pull counts from its arrival,
+// with its reply, until the transport has sent the reply.
 //
-// One client, and one shard, never get more than half of what all share while others
-// need it: see pool.fits. What alone is larger than a limit is let in when nothing else
-// is there.
+// One client, or one shard, never gets more than half of a shared pool while others need it: see pool.fits.
+// A request that is larger than a limit by itself is admitted when nothing else is in flight.
 type Limits struct {
 	InFlight int64 // of all clients together; 0: a sixteenth of Memory, 64 MiB to 1 GiB
 	Shard    int64 // of one shard; 0: half of InFlight
 	Client   int64 // of one client: an identity or, without certificates, a connection; 0: a quarter of InFlight
-	// Memory is what the process may have: beyond nine tenths of it pushes are refused.
-	// 0: what its cgroup gives it or, without one, what the machine has.
+	// Memory is the memory limit of the process: above nine tenths of it the server refuses pushes. 0: the
+	// limit of its cgroup or, without one, the memory of the machine.
 	Memory int64
 }
 
-// Op is what bytes in flight are of.
+// Op is the operation that bytes in flight belong to.
 type Op uint8
 
-// The operations.
+// The operations:
 const (
 	Push Op = iota
 	Pull
@@ -39,7 +38,7 @@ const (
 
 var opNames = [ops]string{"push", "pull"}
 
-// refusal is why something was not let in.
+// refusal is the reason of a refused request, a label of the metrics.
 type refusal uint8
 
 const (
@@ -53,40 +52,40 @@ const (
 
 var refusalNames = [refusals]string{"node", "shard", "client", "share", "memory"}
 
-// Admission counts the bytes in flight of a server and refuses what is too much, at
-// once: it queues nothing. A nil one lets everything in.
+// Admission counts the bytes in flight of a server and refuses requests above the limits at once: it queues
+// nothing. A nil Admission admits everything.
 //
-// mu is held for some map lookups, never across a call out of this file.
+// mu is held for a few map lookups, never across a call out of this file.
 type Admission struct {
 	limits Limits
 
 	mu      sync.Mutex
 	node    pool
 	shards  map[rowraft.ShardID]*pool
-	conns   map[any]map[*Ticket]struct{} // replies that open connections have not taken
+	conns   map[any]map[*Ticket]struct{} // replies that open connections have not read
 	used    [ops]int64
 	refused [refusals]uint64
 	hint    hint
-	full    string // why there is no memory for pushes; "": there is
-	memory  int64  // that the process has; 0: not known yet
+	full    string // why there is no memory for pushes; "" if there is
+	memory  int64  // memory of the process; 0: not known yet
 }
 
-// New returns an admission with limits that are set.
+// New returns an admission with the given limits; SetDefaults must have filled them in.
 func New(l Limits) *Admission {
 	return &Admission{limits: l, node: newPool(l.InFlight), shards: make(map[rowraft.ShardID]*pool), conns: make(map[any]map[*Ticket]struct{})}
 }
 
-// pool is what many share: bytes in flight, by client.
+// pool is a shared number of bytes in flight, counted by client.
 type pool struct {
 	limit, used int64
-	by          map[any]int64 // clients without any are not in it
+	by          map[any]int64 // clients without bytes in flight are not in it
 }
 
 func newPool(limit int64) pool { return pool{limit: limit, by: make(map[any]int64)} }
 
-// fits says whether client may have n more bytes of p. While half of p is free it may.
-// Of the other half each client that has something gets an equal share, so that who
-// stays below that is never refused because of others who ask for more.
+// fits reports whether client may have n more bytes of p. While half of p is free, it may. Each client with
+// bytes in flight gets an equal share of the other half: so a client below that share is never refused
+// because of others that ask for more.
 func (p *pool) fits(client any, n int64) (bool, refusal) {
 	have := p.by[client]
 	switch {
@@ -109,7 +108,7 @@ func (p *pool) add(client any, n int64) {
 	}
 }
 
-// Ticket is what was let in. It is given back once; more often does nothing.
+// Ticket stands for admitted bytes. Release returns them once; further calls do nothing.
 type Ticket struct {
 	a            *Admission
 	client, conn any
@@ -119,7 +118,7 @@ type Ticket struct {
 	over         bool // under a.mu
 }
 
-// Admit lets n bytes in, or refuses them with an *rowraft.OverloadedError.
+// Admit admits n bytes, or refuses them with an *rowraft.OverloadedError.
 func (a *Admission) Admit(ctx context.Context, shard rowraft.ShardID, op Op, n int) (*Ticket, error) {
 	if a == nil {
 		return nil, nil
@@ -135,7 +134,7 @@ func (a *Admission) Admit(ctx context.Context, shard rowraft.ShardID, op Op, n i
 	return t, nil
 }
 
-// Write admits a part of a shard's log. Without memory only what gives some back is.
+// Write admits a part for a shard's log. When memory is short, it admits only operations that free memory.
 func (a *Admission) Write(ctx context.Context, shard rowraft.ShardID, p *wire.Part) (*Ticket, error) {
 	if p.Op != wire.OpDelete {
 		if err := a.RoomForRows(); err != nil {
@@ -145,7 +144,7 @@ func (a *Admission) Write(ctx context.Context, shard rowraft.ShardID, p *wire.Pa
 	return a.Admit(ctx, shard, Push, p.Size())
 }
 
-// RoomForRows refuses what may make rows while there is no memory for them.
+// RoomForRows returns an error if there is no memory for operations that may create rows.
 func (a *Admission) RoomForRows() error {
 	if a == nil {
 		return nil
@@ -159,8 +158,8 @@ func (a *Admission) RoomForRows() error {
 	return &rowraft.OverloadedError{What: a.full, RetryAfter: hintMost}
 }
 
-// Early refuses what Admit would refuse now. It takes no room: Admit counts what passes, once it
-// has arrived.
+// Early returns the error that Admit would return now. It reserves no bytes: Admit counts the request when
+// it has arrived.
 func (a *Admission) Early(ctx context.Context, shard rowraft.ShardID, n int) error {
 	if a == nil {
 		return nil
@@ -171,7 +170,7 @@ func (a *Admission) Early(ctx context.Context, shard rowraft.ShardID, n int) err
 	return a.roomLocked(client, a.shardLocked(shard), shard, int64(n))
 }
 
-// shardLocked is the pool of a shard.
+// shardLocked returns the pool of a shard.
 // REQUIRES: a.mu is held.
 func (a *Admission) shardLocked(id rowraft.ShardID) *pool {
 	s := a.shards[id]
@@ -183,8 +182,7 @@ func (a *Admission) shardLocked(id rowraft.ShardID) *pool {
 	return s
 }
 
-// roomLocked refuses n more bytes of client in the shard whose pool is s if there is no
-// room for them.
+// roomLocked returns an error if n more bytes of client do not fit into the shard whose pool is s.
 // REQUIRES: a.mu is held.
 func (a *Admission) roomLocked(client any, s *pool, shard rowraft.ShardID, n int64) error {
 	if have := a.node.by[client]; have > 0 && have+n > a.limits.Client {
@@ -224,7 +222,7 @@ func (a *Admission) refuseLocked(why refusal, format string, args ...any) error 
 	return &rowraft.OverloadedError{What: fmt.Sprintf(format, args...), RetryAfter: a.hint.refused(time.Now())}
 }
 
-// Release gives the bytes of t back.
+// Release returns the bytes of t.
 func (t *Ticket) Release() {
 	if t == nil {
 		return
@@ -234,25 +232,25 @@ func (t *Ticket) Release() {
 	t.a.mu.Unlock()
 }
 
-// Grow counts n bytes in all, if there is room for those that are more. A refused ticket has given its
-// bytes back.
+// Grow raises the bytes of t to n, if the additional bytes fit. If it returns an error, t has been
+// released.
 func (t *Ticket) Grow(n int) error {
 	if t == nil {
 		return nil
 	}
 	t.a.mu.Lock()
 	defer t.a.mu.Unlock()
-	if t.over || int64(n) <= t.bytes { // over: its connection has ended, and so does the call
+	if t.over || int64(n) <= t.bytes { // over: the connection has ended, and so does the call
 		return nil
 	}
-	t.a.releaseLocked(t) // its own bytes do not keep it out
+	t.a.releaseLocked(t) // without its own bytes, which must not count against it
 	t.bytes = int64(n)
 	err := t.a.admitLocked(t)
 	t.over = err != nil
 	return err
 }
 
-// Shrink counts n bytes in all, where those that are fewer have been let go of.
+// Shrink lowers the bytes of t to n, after the caller has freed the rest.
 func (t *Ticket) Shrink(n int) {
 	if t == nil {
 		return
@@ -281,8 +279,8 @@ func (a *Admission) releaseLocked(t *Ticket) {
 	delete(a.conns[t.conn], t)
 }
 
-// hint is how long a refused client should wait: 20 ms, and as much again for each recent
-// refusal per admission. So waiting clients ask about as often as one is admitted.
+// hint computes how long a refused client should wait: 20 ms, times one plus the recent refusals per
+// admission. So the rate at which waiting clients ask is about the rate of admissions.
 type hint struct {
 	since     time.Time
 	ins, outs int
@@ -304,18 +302,18 @@ func (h *hint) refused(now time.Time) time.Duration {
 	return min(hintBase*time.Duration(1+h.outs/(1+h.ins)), hintMost)
 }
 
-// stats is what metrics show.
+// stats are the numbers of the metrics.
 type stats struct {
 	limits  Limits
 	used    [ops]int64
 	refused [refusals]uint64
-	clients int // that have bytes in flight
+	clients int // with bytes in flight
 	shards  map[rowraft.ShardID]int64
 	full    bool
 	memory  int64
 }
 
-// InFlight returns the bytes of op that are in flight.
+// InFlight returns the number of bytes of op in flight.
 func (a *Admission) InFlight(op Op) int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()

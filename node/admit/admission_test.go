@@ -10,14 +10,14 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// A client that stays below its share of half the pool is never refused, for any requests
-// of others in any order.
+// A client that stays below its share of half the pool is never refused, for any requests of the others in
+// any order.
 func TestAPoolIsShared(t *testing.T) {
 	for seed := range uint64(10) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		const limit, clients = 1000, 8
 		p := newPool(limit)
-		held := make([][]int64, clients) // client 0 is modest: never more than its share of all
+		held := make([][]int64, clients) // client 0 never has more than its share
 		sum := func(c int) (n int64) {
 			for _, b := range held[c] {
 				n += b
@@ -76,7 +76,7 @@ func TestOneClientLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-// What is larger than every limit would else be refused for ever.
+// A request larger than every limit would otherwise be refused forever.
 func TestWhatIsLargeGetsInAlone(t *testing.T) {
 	a := New(Limits{InFlight: 100, Shard: 50, Client: 25})
 	big, err := a.Admit(t.Context(), 3, Push, 1000)
@@ -95,7 +95,7 @@ func TestWhatIsLargeGetsInAlone(t *testing.T) {
 	}
 }
 
-// Ten who wait for one that is let in ask a tenth as often each.
+// Ten clients that wait for one admission ask at a tenth of the rate each.
 func TestTheHintGrowsWithRefusals(t *testing.T) {
 	h, now := hint{}, time.Now()
 	first := h.refused(now)

@@ -1,6 +1,6 @@
-// Package admit bounds what a server holds in memory for its clients: the bytes of writes and of replies that are in
-// flight, and the memory of the process. It refuses what is too much at once, with a CodeOverloaded error and a time to
-// wait, and queues nothing.
+// Package admit bounds the memory that a server uses for its clients: the bytes of writes and replies in
+// flight, and the memory of the process. It refuses requests above the limits at once, with a
+// CodeOverloaded error that contains a time to wait. It queues nothing.
 //
 //	node ──Write, Admit──► Admission ──► Ticket ──Release──► when the write is applied, the reply is taken
 //	     ──Early─────────► the same question before a body is read; takes no room

@@ -17,38 +17,38 @@ import (
 
 const (
 	memoryLook = 250 * time.Millisecond
-	// memoryTrimEvery bounds how often a process that is full gives garbage back by force.
+	// memoryTrimEvery is the minimum interval at which a full process returns garbage to the system.
 	memoryTrimEvery = 10 * time.Second
-	// memoryReserve is what all processes together must leave of the machine.
+	// memoryReserve is the memory that all processes together must leave free on the machine.
 	memoryReserve = 128 << 20
-	// minHeapLimit is the least that Go's heap is told to live with: below that it would
-	// only collect.
+	// minHeapLimit is the lowest limit for Go's heap: below it Go would spend its time on garbage
+	// collection.
 	minHeapLimit = 128 << 20
 )
 
-// MemoryUse is what the process has and what the machine has left, in bytes; a negative
+// MemoryUse is the memory use of the process and the free memory of the machine, in bytes. A negative
 // number is unknown.
 type MemoryUse struct {
 	Anonymous int64 // resident, without pages of files: rows, Go's heap, stacks
-	GoRuntime int64 // of these what Go has: its heap with garbage, stacks, structures
+	GoRuntime int64 // part of Anonymous: Go's heap with garbage, stacks, structures
 	Left      int64
 }
 
-// memoryGuard keeps the process below its memory limit. Rows are off Go's heap, so
-// Go's own limit knows nothing of them: the guard gives the heap what the rows leave,
-// and refuses what would make rows when that is not enough.
+// memoryGuard keeps the process below its memory limit. Rows are off Go's heap, so Go's own limit does not
+// count them. The guard gives the heap the memory that the rows leave, and refuses operations that create
+// rows if that is too little.
 //
 // One goroutine runs it.
 type memoryGuard struct {
 	limit int64
 	use   func() MemoryUse
-	heap  func(bytes int64) // sets Go's soft limit; nil: this server leaves it alone
-	trim  func()            // gives garbage back to the system
+	heap  func(bytes int64) // sets Go's soft limit; nil: the limit stays as it is
+	trim  func()            // returns garbage to the system
 	a     *Admission
 	log   *slog.Logger
 
 	full    bool
-	set     int64 // that heap was told last
+	set     int64 // the limit that heap was last called with
 	trimmed time.Time
 }
 
@@ -66,8 +66,8 @@ func (g *memoryGuard) run(ctx context.Context) {
 	}
 }
 
-// look decides by what is used now. Beyond nine tenths of the limit the process is full,
-// until it has less than seven eighths.
+// look decides by the current memory use. Above nine tenths of the limit the process is full, until it is
+// below seven eighths. The gap prevents a change at every look.
 func (g *memoryGuard) look(u MemoryUse, now time.Time) {
 	if g.limit <= 0 || u.Anonymous < 0 {
 		return
@@ -94,7 +94,7 @@ func (g *memoryGuard) look(u MemoryUse, now time.Time) {
 	g.a.setMemory(u.Anonymous, why)
 }
 
-// shareHeap tells Go's heap what everything else leaves of 85 % of the limit.
+// shareHeap sets the limit of Go's heap to 85 % of the process limit, less all other memory.
 func (g *memoryGuard) shareHeap(u MemoryUse) {
 	if g.heap == nil || u.GoRuntime < 0 {
 		return
@@ -107,22 +107,22 @@ func (g *memoryGuard) shareHeap(u MemoryUse) {
 	}
 }
 
-// setMemory notes what is used, and why pushes are refused; "": they are not.
+// setMemory stores the memory use and the reason to refuse pushes; "" if there is none.
 func (a *Admission) setMemory(used int64, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.memory, a.full = used, why
 }
 
-// giveMemoryBack gives the system what the process has and does not use.
+// giveMemoryBack returns unused memory to the system.
 func giveMemoryBack() {
-	_ = slab.Trim() // what it could not give back stays as it was
+	_ = slab.Trim() // an error leaves the memory as it was
 	debug.FreeOSMemory()
 }
 
-// GuardMemory keeps the process below Limits.Memory until ctx ends: it tells heap, unless that is nil, what the
-// rows leave of the limit to Go's heap, and refuses writes that make rows when the process is nearly full. use
-// reads the memory of the process; nil: from /proc.
+// GuardMemory keeps the process below Limits.Memory until ctx ends. It calls heap, unless nil, with the
+// part of the limit that the rows leave to Go's heap. It refuses writes that create rows when the process
+// is nearly full. use reads the memory of the process; nil: from /proc.
 func (a *Admission) GuardMemory(ctx context.Context, use func() MemoryUse, heap func(bytes int64), log *slog.Logger) {
 	if use == nil {
 		root := os.DirFS("/")
@@ -140,8 +140,8 @@ func readMemory(root fs.FS) MemoryUse {
 	return u
 }
 
-// anonymousBytes is the resident memory of the process without that of files, which the
-// system takes back by itself; -1 is unknown.
+// anonymousBytes returns the resident memory of the process without pages of files, which the system frees
+// by itself; -1 if unknown.
 func anonymousBytes(root fs.FS) int64 {
 	b, err := fs.ReadFile(root, "proc/self/statm")
 	fields := strings.Fields(string(b))
@@ -156,7 +156,7 @@ func anonymousBytes(root fs.FS) int64 {
 	return max(resident-shared, 0) * int64(os.Getpagesize())
 }
 
-// goBytes is what Go's runtime has from the system and has not given back.
+// goBytes returns the memory that Go's runtime has from the system and has not returned.
 func goBytes() int64 {
 	s := []rtmetrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	rtmetrics.Read(s)

@@ -43,7 +43,7 @@ func TestMemoryGuard(t *testing.T) {
 	if trims != 1 {
 		t.Errorf("garbage was given back %d times within 10 s, want once", trims)
 	}
-	// What rows leave of 85 %: of 10 GiB with half a GiB of them, then 8 GiB.
+	// The expected values are 85 % of 10 GiB, less the rows: half a GiB of them first, then 8 GiB.
 	if len(heap) < 2 || heap[0] != 10*gib/100*85-gib/2 || heap[1] != 10*gib/100*85-(8*gib-10) {
 		t.Errorf("Go's heap was told %v", heap)
 	}

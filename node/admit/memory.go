@@ -13,13 +13,13 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// FreeMemory is how much more this process may take, as far as the machine tells:
-// what it has left, and what the cgroups of the process leave it (version 2). 0 is
-// unknown. GOMEMLIMIT does not count: rows are off the heap that it limits.
+// FreeMemory returns how much more memory this process may use: the lower of what the machine has free and
+// what the process's cgroups (version 2) allow. 0 is unknown. GOMEMLIMIT does not count: rows are not on
+// the heap that it limits.
 func FreeMemory(root fs.FS) uint64 {
 	free := available(root)
 	if limit := cgroupLimit(root); limit > 0 {
-		left := uint64(1) // none, and known
+		left := uint64(1) // 1 means: none, but known
 		if used := residentBytes(root); limit > used {
 			left = limit - used
 		}
@@ -30,10 +30,10 @@ func FreeMemory(root fs.FS) uint64 {
 	return free
 }
 
-// available reads MemAvailable.
+// available returns MemAvailable of /proc/meminfo.
 func available(root fs.FS) uint64 { return meminfo(root, "MemAvailable:") }
 
-// meminfo reads a line of /proc/meminfo, in bytes; 0 if there is none.
+// meminfo returns the value of a line of /proc/meminfo, in bytes; 0 if there is none.
 func meminfo(root fs.FS, line string) uint64 {
 	b, err := fs.ReadFile(root, "proc/meminfo")
 	if err != nil {
@@ -51,8 +51,7 @@ func meminfo(root fs.FS, line string) uint64 {
 	return 0
 }
 
-// cgroupLimit is the lowest memory.max from the process's cgroup up to the root; 0 if
-// there is none.
+// cgroupLimit returns the lowest memory.max from the process's cgroup up to the root; 0 if there is none.
 func cgroupLimit(root fs.FS) (limit uint64) {
 	b, err := fs.ReadFile(root, "proc/self/cgroup")
 	if err != nil {
@@ -87,8 +86,8 @@ func residentBytes(root fs.FS) uint64 {
 	return 0
 }
 
-// machineMemory is what this process may have in all: the limit of its cgroup or, without
-// one, what the machine has; 0 is unknown.
+// machineMemory returns the memory limit of this process: that of its cgroup or, without one, the memory of
+// the machine; 0 is unknown.
 func machineMemory(root fs.FS) uint64 {
 	total := meminfo(root, "MemTotal:")
 	if limit := cgroupLimit(root); limit > 0 && (total == 0 || limit < total) {
@@ -97,7 +96,7 @@ func machineMemory(root fs.FS) uint64 {
 	return total
 }
 
-// SetDefaults fills in the limits that are not given.
+// SetDefaults sets the limits that are zero.
 func (l *Limits) SetDefaults(root fs.FS) error {
 	for _, given := range []struct {
 		name  string

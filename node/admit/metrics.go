@@ -17,10 +17,11 @@ var (
 	memoryLimitDesc   = desc("memory_limit_bytes", "What the process may have; 0: unknown.")
 )
 
-// Descs describe what Collect sends.
+// Descs describes the metrics of Collect.
 var Descs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc, memoryFullDesc, memoryUsedDesc, memoryLimitDesc}
 
-// Collect sends what is in flight. No label is a client: there may be any number.
+// Collect sends the bytes in flight. No metric has a label for the client: the number of clients has no
+// bound.
 func (a *Admission) Collect(ch chan<- prometheus.Metric) {
 	s := a.stats()
 	gauge := func(d *prometheus.Desc, v int64, labels ...string) {

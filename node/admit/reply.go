@@ -11,14 +11,14 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// replyTicket carries the ticket of a reply from the handler to CountReplies. A reply is in
-// memory until its client has taken it, long after its handler has returned; CountReplies has
-// the ticket released when the transport lets go of the payload.
+// replyTicket carries the ticket of a reply from the handler to CountReplies. A reply uses memory until its
+// client has read it, long after its handler has returned. CountReplies releases the ticket when the
+// transport frees the payload.
 type replyTicket struct{ t *Ticket }
 
 type replyTicketKey struct{}
 
-// KeepUntilTaken releases t when the reply to the call of ctx was taken.
+// KeepUntilTaken releases t after the client has read the reply to the call of ctx.
 func KeepUntilTaken(ctx context.Context, t *Ticket) {
 	if slot, ok := ctx.Value(replyTicketKey{}).(*replyTicket); ok {
 		slot.t = t
@@ -27,7 +27,7 @@ func KeepUntilTaken(ctx context.Context, t *Ticket) {
 	t.Release() // not a call over the network
 }
 
-// CountReplies is the interceptor of replies to pulls.
+// CountReplies is the interceptor for replies to pulls.
 func CountReplies(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	if info.FullMethod != rowraftv1.Table_Pull_FullMethodName {
 		return h(ctx, req)
@@ -41,11 +41,11 @@ func CountReplies(ctx context.Context, req any, info *grpc.UnaryServerInfo, h gr
 	return &rpc.Counted{Reply: reply.(*rowraftv1.PullReply), Taken: slot.t.Release}, nil
 }
 
-// Listener returns l, whose connections the admission knows.
+// Listener returns l, and counts the replies of its connections in a.
 func (a *Admission) Listener(l net.Listener) net.Listener { return countedListener{l, a} }
 
-// countedListener tells the admission which connections are open: what one of them has
-// not taken when it ends is given back then, as gRPC does not say so.
+// countedListener tracks open connections. When a connection ends, the admission releases the tickets of
+// its unread replies, because gRPC does not report those.
 type countedListener struct {
 	net.Listener
 	a *Admission
@@ -68,7 +68,7 @@ type countedConn struct {
 	ended func()
 }
 
-// NetConn is for quota.Authenticate.
+// NetConn makes quota.Authenticate find the connection below.
 func (c *countedConn) NetConn() net.Conn { return c.Conn }
 
 func (c *countedConn) Close() error {
