@@ -18,7 +18,7 @@ var (
 	logWriteDesc = desc("raft_log_write_seconds", "Time of a log write with its fsync, of all shards of this server.")
 )
 
-// insideMetrics are numbers of a replica that no status tells.
+// insideMetrics are numbers of a replica that its status message does not contain.
 var insideMetrics = []struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
@@ -50,7 +50,7 @@ var insideMetrics = []struct {
 		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.BacklogBytes) }},
 }
 
-// inside collects what no status tells.
+// inside sends the metrics that the status message does not contain.
 func (m *metrics) inside(ch chan<- prometheus.Metric) {
 	if store := m.n.opened.Load(); store != nil {
 		h := store.LogWrites()

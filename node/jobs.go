@@ -80,7 +80,7 @@ func jobID(b []byte) (id rowraft.JobID, err error) {
 	return rowraft.JobID(b), nil
 }
 
-// pushStep takes a part of a step as the leader.
+// pushStep accepts a part of a step as the leader.
 func (r *replica) pushStep(ctx context.Context, p *stepPush) (stepAnswer, error) {
 	var answer stepAnswer
 	try := func() error {
@@ -96,7 +96,7 @@ func (r *replica) pushStep(ctx context.Context, p *stepPush) (stepAnswer, error)
 	err := try()
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeNotFound, rowraft.CodeNotMember, rowraft.CodeTableNotFound:
-		// Final for the worker, so the state must be the newest: see checkPart.
+		// The error is final for the worker, so the state must be the newest: see checkPart.
 		if err := r.confirm(ctx); err != nil {
 			return answer, err
 		}
@@ -152,19 +152,20 @@ func (s *replicaService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJob
 	return reply, nil
 }
 
-// ensureJob logs a membership of an epoch, 0 for the present one, unless the shard has it.
+// ensureJob logs a membership in table epoch epoch (0: the current one), unless the shard has it.
 func (r *replica) ensureJob(ctx context.Context, w *wire.Membership, epoch rowraft.TableEpoch) (rowraft.Index, error) {
 	if err := w.Validate(); err != nil {
 		return 0, err
 	}
-	// A leader that has just been elected may not know the one before yet.
+	// A leader that was just elected may not have applied the previous membership yet.
 	if err := r.confirm(ctx); err != nil {
 		return 0, err
 	}
 	if r.machine.HasMembership(w) && (epoch == 0 || epoch == r.machine.Epoch()) {
 		return r.machine.AppliedIndex(), nil
 	}
-	// What would be refused is not logged: whoever drives it tries again and again.
+	// ensureJob does not log what apply would refuse: the caller tries repeatedly, and each try would add
+	// an entry.
 	if err := r.machine.CheckMembership(w); err != nil {
 		return 0, err
 	}
@@ -195,13 +196,13 @@ func (s *replicaService) EndJob(ctx context.Context, req *rowraftv1.EndJobReques
 	w := &wire.Membership{Job: job}
 	index, err := r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
 		plan, err := r.machine.JobPlan(job)
-		// A call that comes late must not end the job of those who have come since.
+		// A delayed call must not end the job of workers that have entered since.
 		if err == nil && req.Generation != 0 && uint64(plan.Generation) > req.Generation {
 			return 0, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: job %x is at generation %d, not at %d", r.shard, job[:4], plan.Generation, req.Generation)
 		}
 		r.steps.endUpTo(job, rowraft.Generation(req.Generation))
 		if err != nil {
-			return r.machine.AppliedIndex(), nil // the shard has not heard of it, or has forgotten it
+			return r.machine.AppliedIndex(), nil // the shard never had the job, or has forgotten it
 		}
 		return r.logMembership(ctx, w, rowraft.TableEpoch(req.TableEpoch))
 	})

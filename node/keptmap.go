@@ -20,10 +20,9 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// A server keeps the newest map that its replicas follow, so that it starts them
-// without asking anybody (docs/formats/clustermap.md). The scheduler has the truth:
-// what is kept may be old, and says nothing about who leads or votes in a shard, which
-// the logs of the replicas know.
+// A server stores the newest map that its replicas follow, so that it can start them without a call
+// (docs/formats/clustermap.md). The scheduler's map is authoritative. The stored map may be old, and does
+// not name the leader or the voters of a shard: the logs of the replicas have those.
 
 const (
 	keptMapName    = "CLUSTERMAP"
@@ -31,14 +30,14 @@ const (
 	keptMapVersion = 1
 	keptMapHead    = 16 // bytes before the payload
 
-	// keptMapGrace is how long a member of the metadata group waits for that group, which
-	// has the newest map, before it follows the one that it kept.
+	// keptMapGrace is how long a member of the metadata group waits for that group, which has the newest
+	// map, before it follows the stored one.
 	keptMapGrace = 5 * time.Second
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// writeKeptMap replaces the map in the data directory dir, durably.
+// writeKeptMap durably replaces the map in the data directory dir.
 func writeKeptMap(disk vfs.FS, dir string, m *clustermap.Map) error {
 	raw, err := encodeKeptMap(m)
 	if err != nil {
@@ -48,7 +47,7 @@ func writeKeptMap(disk vfs.FS, dir string, m *clustermap.Map) error {
 	return vfs.ReplaceFile(disk, name+".new", name, raw)
 }
 
-// readKeptMap returns the map in dir, nil if there is none.
+// readKeptMap returns the map in dir; nil if there is none.
 func readKeptMap(disk vfs.FS, dir string) (*clustermap.Map, error) {
 	raw, err := vfs.ReadFile(disk, filepath.Join(dir, keptMapName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -60,11 +59,11 @@ func readKeptMap(disk vfs.FS, dir string) (*clustermap.Map, error) {
 	return decodeKeptMap(raw)
 }
 
-// keepMap notes the map that the replicas of this server follow now. REQUIRES: they
-// have been started, so that no replica is ever founded on a map that may be old.
+// keepMap stores the map that the replicas of this server now follow. REQUIRES: the replicas have been
+// started, so that no replica is ever founded from a map that may be old.
 //
-// A member of the metadata group goes through old maps after a restart: what is kept
-// is never replaced by one of them.
+// A member of the metadata group replays old maps after a restart: keepMap never replaces the stored map
+// with an older one.
 func (n *Node) keepMap(m *clustermap.Map) {
 	if m.Version <= n.keptVersion {
 		return
@@ -76,10 +75,10 @@ func (n *Node) keepMap(m *clustermap.Map) {
 	n.keptVersion = m.Version
 }
 
-// recallMap returns the map that this server kept, or nil.
+// recallMap returns the stored map, or nil.
 //
-// Errors: CodeIdentity if the map is of another cluster. One that cannot be read is
-// told and left alone: the next one replaces it.
+// Errors: CodeIdentity if the map belongs to another cluster. recallMap logs a map that it cannot read, and
+// leaves the file: the next map replaces it.
 func (n *Node) recallMap(cluster rowraft.ClusterID) (*clustermap.Map, error) {
 	m, err := readKeptMap(n.cfg.FS, n.cfg.DataDir)
 	if err != nil {
@@ -96,9 +95,8 @@ func (n *Node) recallMap(cluster rowraft.ClusterID) (*clustermap.Map, error) {
 	return m, nil
 }
 
-// followKept makes kept the newest map unless a newer one comes first: at once on a
-// server that has to ask others for it, after keptMapGrace on a member of the metadata
-// group.
+// followKept makes kept the newest map unless a newer one arrives first. A server that fetches the map from
+// others follows kept at once, a member of the metadata group after keptMapGrace.
 func (n *Node) followKept(ctx context.Context, kept *clustermap.Map, grace time.Duration) {
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
@@ -132,7 +130,7 @@ func encodeKeptMap(m *clustermap.Map) ([]byte, error) {
 	return append(b, payload...), nil
 }
 
-// decodeKeptMap reads what encodeKeptMap wrote. Errors: CodeCorrupt, CodeVersionTooNew.
+// decodeKeptMap parses the output of encodeKeptMap. Errors: CodeCorrupt, CodeVersionTooNew.
 func decodeKeptMap(raw []byte) (*clustermap.Map, error) {
 	corrupt := func(format string, args ...any) (*clustermap.Map, error) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "kept cluster map: "+format, args...)

@@ -8,20 +8,20 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// leadTry bounds one look of a new leader at its group: in between it asks whether
-// it still leads. The state that it must apply first may take longer.
+// leadTry limits one try of a new leader to prove that it leads. Between tries it checks whether it still
+// leads. The state that it must apply first may take longer than one try.
 const leadTry = 5 * time.Second
 
-// leadGroup is what confirmLead needs of a Raft group.
+// leadGroup is the part of a Raft group that confirmLead needs.
 type leadGroup interface {
 	Leader() (node rowraft.NodeID, term rowraft.Term, isMe bool)
 	ReadIndex(ctx context.Context) (rowraft.Index, error)
 	WaitApplied(ctx context.Context, index rowraft.Index) error
 }
 
-// confirmLead returns the term that this replica leads, once everything committed
-// before it is applied. It tries until the replica does not lead or ctx ends, and
-// then returns false: as long as raft leads, nobody else can serve.
+// confirmLead returns the term that this replica leads, after everything committed before the term is
+// applied. It tries until the replica no longer leads, or ctx ends, and then returns false. It does not
+// give up earlier, because as long as this replica leads in Raft, no other one can serve.
 func confirmLead(ctx context.Context, g leadGroup, shard rowraft.ShardID, log *slog.Logger) (term rowraft.Term, ok bool) {
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		_, term, me := g.Leader()
@@ -32,7 +32,7 @@ func confirmLead(ctx context.Context, g leadGroup, shard rowraft.ShardID, log *s
 		_, err := readIndex(try, g, shard)
 		cancel()
 		if err == nil {
-			// What was read may have been of a later term.
+			// The index may belong to a later term: check the term again.
 			if _, now, me := g.Leader(); me && now == term {
 				return term, true
 			}
@@ -47,8 +47,8 @@ func confirmLead(ctx context.Context, g leadGroup, shard rowraft.ShardID, log *s
 	}
 }
 
-// readIndex proves that this replica leads and returns an index that covers all
-// that was committed before, once it is applied.
+// readIndex proves that this replica leads. It returns an index that covers everything committed before the
+// call, once that index is applied.
 func readIndex(ctx context.Context, g leadGroup, shard rowraft.ShardID) (rowraft.Index, error) {
 	index, err := g.ReadIndex(ctx)
 	if err != nil {

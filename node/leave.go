@@ -12,16 +12,15 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// leaveNotice bounds how long it tries to tell the scheduler.
+// leaveNotice limits the time to notify the scheduler.
 const leaveNotice = 2 * time.Second
 
-// leaveLimit bounds how long a server that was told to stop hands over what it leads,
-// while others are there who could take it: after that an election follows, as after a
-// crash.
+// leaveLimit limits how long a server that was told to stop hands over its leaderships while other servers
+// could take them. After it, an election follows, as after a crash.
 const leaveLimit = 5 * time.Second
 
-// leave hands over all leads of this server, so that pushes wait for a transfer and not
-// for an election, and lets the scheduler and load balancers know that it goes.
+// leave hands over all leaderships of this server, so that pushes wait for a transfer and not for an
+// election. It tells the scheduler and the load balancers that the server stops.
 func (n *Node) leave() {
 	n.leaving.Store(true)
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
@@ -35,14 +34,14 @@ func (n *Node) leave() {
 	meta := n.meta
 	n.mu.RUnlock()
 	var wg sync.WaitGroup
-	if c := n.talk.Load(); c != nil { // or its leads would be given back to it
+	if c := n.talk.Load(); c != nil { // otherwise the scheduler would move leaders back to this server
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, leaveNotice)
 			defer cancel()
 			_ = c.heartbeat(ctx)
 		})
 	}
-	for range 2 { // what was handed to this server meanwhile goes in the second round
+	for range 2 { // the second round hands over leaderships that arrived during the first
 		for id, g := range groups {
 			wg.Go(func() { n.giveUp(ctx, g, "shard", uint32(id)) })
 		}
@@ -53,8 +52,8 @@ func (n *Node) leave() {
 	}
 }
 
-// giveUp hands over the lead of g, if this server has it. It tries every other voter, and
-// ends when none has the lead to take: nobody else answers, or ctx has ended.
+// giveUp hands over the leadership of g, if this server has it. It tries every other voter. It ends when
+// none can take over, because none answers, or when ctx ends.
 func (n *Node) giveUp(ctx context.Context, g *raftstore.Group, key string, what any) {
 	if _, _, leads := g.Leader(); !leads {
 		return

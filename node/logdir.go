@@ -10,11 +10,10 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// checkLogDir makes the directory of the logs, durably, before this server first
-// belongs to a cluster. So where a server belongs to one and the directory is not
-// there, or is the empty mount point of a disk that is missing, its logs are lost.
-// It must not come back under its old replica ids then: it would vote and
-// acknowledge a second time for entries it no longer has.
+// checkLogDir creates the directory of the logs, durably, before this server first belongs to a cluster. If
+// the server already belongs to one and the directory is missing, or is the empty mount point of a missing
+// disk, its logs are lost. Then the server must not start under its old replica ids: it would vote and
+// acknowledge a second time for entries that it no longer has.
 func checkLogDir(disk vfs.FS, dataDir string, cluster rowraft.ClusterID) error {
 	raft := filepath.Join(dataDir, "raft")
 	groups := filepath.Join(raft, "groups")

@@ -12,8 +12,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// metrics makes the numbers of a server when they are asked for: nothing is counted on the
-// way of a pull or push. Labels are shards, tables and servers, never keys.
+// metrics computes the metrics of a server when a scrape requests them: pulls and pushes count nothing.
+// Labels are shards, tables and servers, never keys, because the number of keys has no bound.
 type metrics struct{ n *Node }
 
 // numberOf is one metric of a replica.
@@ -75,7 +75,7 @@ var replicaMetrics = []numberOf{
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(len(r.StagedRestore) > 0) }},
 }
 
-// tableMetrics are by shard and table.
+// tableMetrics have the labels shard and table.
 var tableMetrics = []struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
@@ -168,7 +168,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// names returns what nodes and tables are called, their ids if that is not known.
+// names returns functions that map ids to the names of servers and tables. A function returns the id if the
+// name is unknown.
 func (m *metrics) names() (node func(id string) string, table func(id uint64) string) {
 	cm := m.n.cluster.Load()
 	node = func(id string) string {

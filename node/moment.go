@@ -6,17 +6,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// moment is a point in time that ages are counted from, on two clocks: Go's monotonic
-// one stands still while the machine sleeps, and that of the kernel which does not is
-// unknown to tests in virtual time. Neither is ever set, and both go on while a process
-// is stopped. The zero moment is none.
+// moment is a point in time for the computation of ages, on two clocks. Go's monotonic clock stops while
+// the machine sleeps. The kernel's boot clock does not, but tests in virtual time do not control it.
+// Neither clock is ever set, and both run while a process is stopped. The zero moment means none.
 type moment struct {
 	mono time.Time
-	boot int64 // ns since the machine was started
+	boot int64 // ns since the machine started
 	now  func() int64
 }
 
-// age is the time since m, by the clock that says more; 0 of none.
+// age returns the time since m, by the clock that shows more; 0 for the zero moment.
 func (m moment) age() time.Duration {
 	if m.mono.IsZero() {
 		return 0
@@ -24,7 +23,7 @@ func (m moment) age() time.Duration {
 	return max(time.Since(m.mono), time.Duration(m.now()-m.boot), 1)
 }
 
-// bootTime is 0 where the kernel has no such clock.
+// bootTime returns 0 if the kernel has no such clock.
 func bootTime() int64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {

@@ -27,10 +27,10 @@ import (
 	"github.com/rowraft/rowraft/scheduler"
 )
 
-// anyMapVersion is for calls that name a shard but were not split by a map.
+// anyMapVersion marks calls that name a shard but were not split by a map.
 const anyMapVersion = ^uint64(0)
 
-// stopGrace is how long calls under way may go on when the server stops.
+// stopGrace is how long calls in progress may continue when the server stops.
 const stopGrace = 2 * time.Second
 
 // Node is one running server.
@@ -44,50 +44,49 @@ type Node struct {
 	identity *identity.Dir
 	sched    *scheduler.Scheduler
 	store    *raftstore.Store
-	opened   atomic.Pointer[raftstore.Store] // store, once it is, for those who may ask before
+	opened   atomic.Pointer[raftstore.Store] // set when store is open, for callers that may come before
 	grpc     *grpc.Server
-	entrance *grpc.Server // for machines with a join token; nil: none get in here
+	entrance *grpc.Server // serves machines with a join token; nil: this server enrolls none
 	health   *health.Server
 	control  *control
 
 	admission *admit.Admission
 
-	fatal    chan error      // capacity 1: why the process must end
+	fatal    chan error      // why the process must end; capacity 1
 	stopping context.Context // ends when the services stop
 	stop     context.CancelFunc
 
 	mu       sync.RWMutex
 	replicas map[rowraft.ShardID]*replica
-	fenced   map[rowraft.ShardID]fencedReplica // that do not run
+	fenced   map[rowraft.ShardID]fencedReplica // replicas that do not run because they are fenced
 	ready    bool
 
-	watchers sync.WaitGroup // one a replica that runs
+	watchers sync.WaitGroup // one per running replica
 
-	metaLost atomic.Pointer[error] // why meta found that its disk was rolled back; nil: it did not
+	metaLost atomic.Pointer[error] // why meta was found to be rolled back; nil: it was not
 
-	leaving atomic.Bool             // it was told to stop
+	leaving atomic.Bool             // the server was told to stop
 	meta    *raftstore.Group        // under mu; nil if this server has no member of the metadata group
-	talk    atomic.Pointer[control] // with the scheduler; nil before
+	talk    atomic.Pointer[control] // nil before the server talks to the scheduler
 
 	begun sync.Once
-	began func() // stops the clock of Config.StartTimeout
+	began func() // stops the timer of Config.StartTimeout
 
-	cluster     atomic.Pointer[clustermap.Map] // that the replicas follow
+	cluster     atomic.Pointer[clustermap.Map] // the map that the replicas follow
 	chosen      atomic.Value                   // string: the profile that was chosen for that map
 	oldest      atomic.Value                   // string: names the server that understands the lowest format version; empty if all are equal
-	keptVersion rowraft.MapVersion             // on disk; of the goroutine that runs followMap
+	keptVersion rowraft.MapVersion             // of the stored map; only the goroutine of followMap uses it
 
-	// heard is where other servers said that their Raft groups are (NodeID → host:port),
-	// while no map can tell: all of them may have moved at once.
+	// heard has the Raft addresses that other servers reported (NodeID → host:port). The server uses it
+	// while no map has them: all servers may have new addresses at once.
 	heard sync.Map
 }
 
-// Run serves until ctx ends, which is a clean stop and returns nil, or until the
-// server must not go on.
+// Run serves until ctx ends, or until the server must not continue. The first is a clean stop: Run returns
+// nil.
 //
-// Errors: CodeInvalidArgument for a bad configuration; CodeIdentity for a data
-// directory of another cluster, node or process; what the log or the disk failed
-// with.
+// Errors: CodeInvalidArgument for a bad configuration; CodeIdentity for a data directory of another
+// cluster, node or process; the error of the log or the disk.
 func Run(ctx context.Context, cfg Config) (err error) {
 	defer func() {
 		if cfg.Listener != nil {
@@ -123,12 +122,12 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.sched.Close()) }()
 
-	// The services answer from here on: servers find each other by Hello.
+	// The services answer from here on: servers find each other through Hello.
 	served := n.serve(source)
 	stopOps := n.serveOps(source)
 	defer func() { err = errors.Join(err, stopOps()) }()
 	defer func() { err = errors.Join(err, n.stopServing()) }()
-	told := ctx // to stop
+	told := ctx // ends when the server is told to stop
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(told))
 	defer cancel(nil)
 	left := make(chan struct{})
@@ -147,7 +146,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	return stopCause(ctx, n.run(ctx, source))
 }
 
-// watchFatal ends ctx when the server must not go on.
+// watchFatal cancels ctx when the server must not continue.
 func (n *Node) watchFatal(ctx context.Context, served <-chan error, cancel context.CancelCauseFunc) {
 	select {
 	case err := <-n.fatal:
@@ -159,7 +158,7 @@ func (n *Node) watchFatal(ctx context.Context, served <-chan error, cancel conte
 	}
 }
 
-// stopCause is nil if the server was told to stop, or why it had to.
+// stopCause returns nil if the server was told to stop; else the reason why it had to stop.
 func stopCause(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		return err
@@ -170,7 +169,7 @@ func stopCause(ctx context.Context, err error) error {
 	return nil
 }
 
-// fail reports that the process must end; the first report counts.
+// fail reports that the process must end. Only the first report counts.
 func (n *Node) fail(err error) {
 	if n.cfg.Fatal != nil {
 		n.cfg.Fatal(err)
@@ -219,13 +218,13 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	if err != nil {
 		return err
 	}
-	if kept != nil { // the metadata group would restart for other timers
+	if kept != nil { // before the metadata group starts: it would have to restart for other timers
 		if err := n.fitProfile(kept); err != nil {
 			return err
 		}
 	}
 	grace := time.Duration(0)
-	// Who had a replica of the metadata group has it for good: it may have voted.
+	// A server that once had a replica of the metadata group keeps it: the replica may have voted.
 	if id.Founder() || n.self.Scheduler || slices.Contains(n.store.GroupIDs(), scheduler.GroupID) {
 		if err := n.startMeta(id); err != nil {
 			return err
@@ -274,8 +273,8 @@ func (n *Node) openStore(id identity.Identity, source *certs.Source) (err error)
 	return err
 }
 
-// peerAddr looks up where a node's Raft groups are now: what the node itself said
-// since this server started, or the map, or, before there is one, the founders.
+// peerAddr returns a lookup of the address of a node's Raft groups. It uses what the node reported since
+// this server started, then the map and, before there is a map, the founders.
 func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, error) {
 	return func(node rowraft.NodeID) (string, error) {
 		if addr, ok := n.heard.Load(node); ok {
@@ -293,20 +292,19 @@ func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, erro
 	}
 }
 
-// metaSegmentBytes is the size of the log files of the metadata group, whose
-// entries are few and small.
+// metaSegmentBytes is the size of the log files of the metadata group. Its entries are few and small.
 const metaSegmentBytes = 1 << 20
 
-// startMeta starts this server's replica of the metadata group. One that is not a founder's
-// is empty until the group's leader gives it a seat.
+// startMeta starts this server's replica of the metadata group. If this server is not a founder, the
+// replica is empty until the group's leader gives it a seat.
 func (n *Node) startMeta(id identity.Identity) error {
 	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes, UsesReserve: true,
-		OnRolledBack: func(err error) { n.metaLost.Store(&err) }} // raftstore has logged it
+		OnRolledBack: func(err error) { n.metaLost.Store(&err) }} // raftstore logs the error
 	if id.Founder() {
 		cfg.Bootstrap = scheduler.MetaMembers(id)
 	}
 	g, err := n.store.StartGroup(cfg)
-	if rowraft.CodeOf(err) == rowraft.CodeFenced { // its disk was rolled back: this server goes on without
+	if rowraft.CodeOf(err) == rowraft.CodeFenced { // its disk was rolled back: this server continues without it
 		n.metaLost.Store(&err)
 		n.log.Error(raftstore.RolledBack+" (critical): this member of the scheduler does not start", "why", err)
 		return nil
@@ -321,7 +319,7 @@ func (n *Node) startMeta(id identity.Identity) error {
 	return nil
 }
 
-// metaLog is the metadata group as the scheduler sees it.
+// metaLog adapts the metadata group to the scheduler.
 type metaLog struct{ *raftstore.Group }
 
 func (l metaLog) Propose(ctx context.Context, entry []byte) (any, error) {
@@ -399,12 +397,12 @@ func (n *Node) replica(s rowraft.ShardID) *replica {
 	return n.replicas[s]
 }
 
-// replicaFor finds the replica a call is for and checks the versions it names.
+// replicaFor returns the replica that a call is for, after a check of the versions that the call names.
 func (n *Node) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, error) {
 	id := rowraft.ShardID(shard)
 	m := n.cluster.Load()
-	// A server that restarts replays the metadata log, so for a moment it follows a
-	// map from before the shards were made.
+	// A server that restarts replays the metadata log: for a moment it follows a map from before the shards
+	// were created.
 	if m == nil || len(m.Shards) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map with shards yet")
 	}
@@ -453,7 +451,7 @@ func (n *Node) closeReplicas() error {
 	return errors.Join(errs...)
 }
 
-// serve starts the gRPC services; the channel gives the error if they end early.
+// serve starts the gRPC services. The channel receives their error if they end early.
 func (n *Node) serve(source *certs.Source) <-chan error {
 	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls, admit.CountReplies, n.forward), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
 	n.grpc = grpc.NewServer(append(opts, n.openEntrance(source)...)...)
@@ -482,7 +480,7 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	return served
 }
 
-// checkCluster refuses a call that is for another cluster.
+// checkCluster refuses a call for another cluster.
 func (n *Node) checkCluster(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	if m := n.cluster.Load(); m != nil {
 		if err := rpc.CheckCluster(ctx, m.Cluster); err != nil {
@@ -501,7 +499,7 @@ func (n *Node) checkStreamCluster(srv any, stream grpc.ServerStream, _ *grpc.Str
 	return h(srv, stream)
 }
 
-// endLongPolls lets a call that only waits for news return when the server stops.
+// endLongPolls makes a call that only waits for news return when the server stops.
 func (n *Node) endLongPolls(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	if info.FullMethod == rowraftv1.Cluster_GetMap_FullMethodName {
 		var cancel context.CancelFunc
@@ -512,8 +510,8 @@ func (n *Node) endLongPolls(ctx context.Context, req any, info *grpc.UnaryServer
 	return h(ctx, req)
 }
 
-// endAttendance lets the calls of trainers end when the server stops: they go on to
-// the next leader.
+// endAttendance ends the streams of trainers when the server stops. The trainers connect to the next
+// leader.
 func (n *Node) endAttendance(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 	if info.FullMethod != rowraftv1.Checkpoints_Attend_FullMethodName {
 		return h(srv, stream)
@@ -531,7 +529,7 @@ type streamWithContext struct {
 
 func (s *streamWithContext) Context() context.Context { return s.ctx }
 
-// stopServing lets calls end for a while, then ends them.
+// stopServing waits for stopGrace until calls end, and then ends them.
 func (n *Node) stopServing() error {
 	n.stop()
 	n.health.Shutdown()
@@ -544,7 +542,7 @@ func (n *Node) stopServing() error {
 	return nil
 }
 
-// leaderHints are the shard leaders that this server's replicas know.
+// leaderHints returns the shard leaders that this server's replicas know.
 func (n *Node) leaderHints() []scheduler.LeaderHint {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

@@ -20,18 +20,18 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Limits of the ops port: who scrapes is slow or gone at worst, never many.
+// Limits of the ops port. Scrapers may be slow or hang, but they are few.
 const (
 	opsReadTimeout  = 5 * time.Second
-	opsWriteTimeout = 2 * time.Minute // longer than a profile
+	opsWriteTimeout = 2 * time.Minute // longer than a profile takes
 	opsHeaderBytes  = 16 << 10
-	opsScrapes      = 4 // at once
+	opsScrapes      = 4 // concurrent
 	opsConns        = 64
-	opsConnsPerHost = 32 // of one address
+	opsConnsPerHost = 32 // from one address
 )
 
-// serveOps serves the ops port: /metrics, /livez, /readyz, /debug/pprof and Config.Pages.
-// The function it returns ends it.
+// serveOps serves the ops port: /metrics, /livez, /readyz, /debug/pprof and Config.Pages. The returned
+// function stops it.
 func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 	if n.cfg.OpsListener == nil {
 		return func() error { return nil }
@@ -90,7 +90,7 @@ func (n *Node) opsHandler() http.Handler {
 	return mux
 }
 
-// notReady says why this server should get no traffic, "" if it should: it belongs to a
+// notReady returns why this server should get no traffic; "" if it should. A ready server belongs to a
 // cluster with shards, and each of its replicas works and knows a leader.
 func (n *Node) notReady(replicas []*rowraftv1.ReplicaStatus) string {
 	n.mu.RLock()

@@ -22,18 +22,18 @@ import (
 )
 
 const (
-	// maxHold is the longest that one checkpoint may let pushes wait.
+	// maxHold is the longest time for which one checkpoint may hold pushes.
 	maxHold = 5 * time.Second
-	// partReportEvery is how often a part that is written says how far it is.
+	// partReportEvery is the interval of progress reports while a part is written.
 	partReportEvery = 200 * time.Millisecond
-	// snapshotPatience is how long a checkpoint waits for the part of one before.
+	// snapshotPatience is how long a checkpoint waits for the part of an earlier one.
 	snapshotPatience = time.Minute
 )
 
 type partStream = grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
 
-// WritePart takes a shard through a checkpoint. Whatever ends the call opens the
-// gate, frees the snapshot and leaves no part.
+// WritePart writes a shard's part of a checkpoint. When the call ends, for any reason, the gate is open,
+// the snapshot is freed, and no incomplete part is left.
 func (s *replicaService) WritePart(stream partStream) error {
 	p, err := s.prepare(stream)
 	if err != nil {
@@ -54,14 +54,14 @@ func (s *replicaService) WritePart(stream partStream) error {
 	return nil
 }
 
-// part is one shard on its way into a checkpoint.
+// part is one shard's share of a checkpoint.
 type part struct {
 	r        *replica
 	id       wire.MarkID
 	depot    depot.Depot
 	name     string              // of the checkpoint
-	epoch    rowraft.TableEpoch  // the scheduler was told
-	base     checkpoint.Counters // what it is a delta to; nil: all rows
+	epoch    rowraft.TableEpoch  // epoch that the scheduler was told
+	base     checkpoint.Counters // counters of the checkpoint that this one is a delta to; nil: the part has all rows
 	expected *shard.ExpectedMark
 }
 
@@ -103,8 +103,7 @@ func (s *replicaService) prepare(stream partStream) (*part, error) {
 	return p, err
 }
 
-// readBase reads what the shard's slots were in the checkpoint that this will be a
-// delta to.
+// readBase reads the counters of the shard's slots in the checkpoint that this one is a delta to.
 func (p *part) readBase(ctx context.Context, step *rowraftv1.WritePartPrepare) error {
 	if step.GetBase() == "" {
 		return nil
@@ -126,7 +125,7 @@ func (p *part) readBase(ctx context.Context, step *rowraftv1.WritePartPrepare) e
 	return nil
 }
 
-// expect waits until no part is being written.
+// expect waits until no other part is being written.
 func (p *part) expect(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotPatience)
 	defer cancel()
@@ -193,7 +192,7 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 	return snap, nil
 }
 
-// mark logs the mark behind every push that was let in, and before any other.
+// mark logs the mark after every admitted push and before any other push.
 func (p *part) mark(ctx context.Context, h *hold, term rowraft.Term) (rowraft.Index, error) {
 	if err := p.r.mustLead(); err != nil {
 		return 0, err
@@ -208,7 +207,7 @@ func (p *part) mark(ctx context.Context, h *hold, term rowraft.Term) (rowraft.In
 	return wait(ctx)
 }
 
-// counter counts and sums what goes through it.
+// counter counts and hashes the bytes that pass through it.
 type counter struct {
 	w   io.Writer
 	n   atomic.Int64
@@ -222,11 +221,11 @@ func (c *counter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// write stores the snapshot and says how far it is while it does.
+// write stores the snapshot and reports its progress.
 func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 	ctx := stream.Context()
-	// Another checkpoint of this name, and another attempt at the cut, write other
-	// files: this one may be ending late.
+	// The file name is unique: another checkpoint of this name, or another try of the cut, must write other
+	// files, because this write may still run.
 	file := fmt.Sprintf("shard-%04d-%x", p.r.shard, p.id[:8])
 	c := &counter{sum: sha256.New()}
 	done := make(chan error, 1)
@@ -252,7 +251,7 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
-	snap.Release() // what comes may take long, too
+	snap.Release() // the writes below may take long, too
 	sums := checkpoint.EncodeSums(p.r.shard, snap.Index(), slots)
 	if err := p.depot.Put(ctx, p.name+"/"+file+".sums", sums); err != nil {
 		return err
@@ -270,8 +269,8 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 	return stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Done{Done: out}})
 }
 
-// report sends how far the writer is until it ends, and returns what it ended with.
-// After a failure to send it waits for the writer all the same.
+// report sends the progress of the writer until the writer ends, and returns its error. If a send fails, it
+// still waits for the writer.
 func report(c *counter, done <-chan error, send func(int64) error) error {
 	tick := time.NewTicker(partReportEvery)
 	defer tick.Stop()

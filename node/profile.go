@@ -4,21 +4,21 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// The profiles of Raft timers, from fast to slow, and up to how many replicas on a server each
-// is for: every group costs heartbeats, more of them the faster it is.
+// profileSteps are the profiles of Raft timers, from fast to slow, each with the largest number of replicas
+// on a server that it suits. Every group sends heartbeats, and a faster profile sends more of them.
 var profileSteps = []struct {
 	name     string
 	replicas int
 }{{"fast", 24}, {"default", 100}, {"dense", 1 << 30}}
 
-// profileAuto lets the server choose.
+// profileAuto lets the server choose the profile.
 const profileAuto = "auto"
 
-// autoProfile chooses the timers for so many replicas on a server. It goes back to faster
-// ones only when a quarter below their bound, so that a replica that comes and goes changes
+// autoProfile returns the profile for a number of replicas on a server. It returns to a faster one only
+// when the number is a quarter below that profile's bound, so that one replica that comes and goes changes
 // nothing.
 func autoProfile(now string, replicas int) string {
-	slower := false // than now, or the same
+	slower := false // slower than now, or the same
 	for _, p := range profileSteps {
 		slower = slower || p.name == now || now == ""
 		bound := p.replicas
@@ -32,8 +32,8 @@ func autoProfile(now string, replicas int) string {
 	return profileSteps[len(profileSteps)-1].name
 }
 
-// mostReplicas is how many replicas the server has that has most: all choose by it, since a
-// leader's heartbeats must suit the followers' timers.
+// mostReplicas returns the largest number of replicas on any server. All servers choose by this number,
+// because a leader's heartbeats must suit the timers of its followers.
 func mostReplicas(m *clustermap.Map) (most int) {
 	for _, n := range m.Nodes {
 		most = max(most, len(m.ShardsOn(n.ID)))
@@ -41,7 +41,7 @@ func mostReplicas(m *clustermap.Map) (most int) {
 	return most
 }
 
-// profile is the name of the timers that the server's groups have while nothing is slow.
+// profile returns the name of the timers that the server's groups use while no disk is slow.
 func (n *Node) profile() string {
 	if name, ok := n.chosen.Load().(string); ok {
 		return name
@@ -55,7 +55,7 @@ func (n *Node) profile() string {
 	return n.cfg.Profile
 }
 
-// fitProfile chooses the timers for a map, unless they were given.
+// fitProfile chooses the timers for a map, unless the configuration names them.
 func (n *Node) fitProfile(m *clustermap.Map) error {
 	if n.cfg.Profile != profileAuto || len(m.Shards) == 0 {
 		return nil

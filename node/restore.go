@@ -24,7 +24,7 @@ func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.Restore
 	if err := r.mustLead(); err != nil {
 		return nil, err
 	}
-	if req.GetClose() != nil { // whether it is closed already depends on what the log holds
+	if req.GetClose() != nil { // restoreEntry must see the newest state to know whether it is closed
 		if _, err := r.linearize(ctx, 0); err != nil {
 			return nil, err
 		}
@@ -37,7 +37,7 @@ func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.Restore
 		if _, err := r.propose(ctx, entry); err != nil {
 			return nil, err
 		}
-	} else if _, err := r.linearize(ctx, 0); err != nil { // a look must not be that of a leader of the past
+	} else if _, err := r.linearize(ctx, 0); err != nil { // a query must not get the answer of a former leader
 		return nil, err
 	}
 	if req.GetRows() != nil {
@@ -48,7 +48,7 @@ func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.Restore
 	return reply, nil
 }
 
-// restoreEntry returns what a step logs: nil if it only looks, or is done already.
+// restoreEntry returns the entry of a step; nil if the step is only a query, or is already done.
 func (r *replica) restoreEntry(id wire.RestoreID, req *rowraftv1.RestorePartRequest) ([]byte, error) {
 	switch step := req.GetStep().(type) {
 	case *rowraftv1.RestorePartRequest_Begin:
@@ -77,7 +77,7 @@ func (r *replica) restoreEntry(id wire.RestoreID, req *rowraftv1.RestorePartRequ
 	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a step of a restore that this server does not know")
 }
 
-// checkedRestore refuses what apply would choke on.
+// checkedRestore refuses an entry that apply could not process.
 func checkedRestore(entry []byte) ([]byte, error) {
 	h, body, err := wire.ParseEntryHeader(entry)
 	if err != nil {

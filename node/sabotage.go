@@ -9,8 +9,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// sabotage is what canaries do to the entries that a replica applies, nil in every
-// other build.
+// sabotage returns what canaries do to the entries that a replica applies; nil in every other build.
 func sabotage() func(*replica, rowraft.Index, []byte) []byte {
 	if canary.Is(canary.KeepDeleted) {
 		return func(r *replica, _ rowraft.Index, entry []byte) []byte {
@@ -31,19 +30,19 @@ func sabotage() func(*replica, rowraft.Index, []byte) []byte {
 	}
 }
 
-// rotten is set once canary.MemoryRots has done its harm.
+// rotten is set after canary.MemoryRots has done its damage.
 var rotten atomic.Bool
 
-// misapplied is set once a canary has done its harm.
+// misapplied is set after a canary has done its damage.
 var misapplied atomic.Bool
 
-// misapply turns the sign of the first number that is not 0 in an entry, once.
+// misapply negates the first non-zero number in an entry, once.
 func misapply(entry []byte, done *atomic.Bool) []byte {
 	h, _, err := wire.ParseEntryHeader(entry)
 	if err != nil || h.Kind != wire.EntryParts || h.Parts == 0 || done.Load() {
 		return entry
 	}
-	changed := bytes.Clone(entry) // others hold entry
+	changed := bytes.Clone(entry) // other goroutines hold entry
 	var p wire.Part
 	if _, err := wire.ParsePart(changed[wire.EntryHeaderSize:], &p); err != nil || p.Op != wire.OpPush {
 		return entry
@@ -61,7 +60,7 @@ func misapply(entry []byte, done *atomic.Bool) []byte {
 	return entry
 }
 
-// keepDeleted is an entry whose deletes are empty, and so change nothing.
+// keepDeleted returns the entry with empty deletes, which change nothing.
 func keepDeleted(entry []byte) []byte {
 	h, body, err := wire.ParseEntryHeader(entry)
 	if err != nil || h.Kind != wire.EntryParts {

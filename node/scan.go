@@ -12,12 +12,12 @@ import (
 	"github.com/rowraft/rowraft/shard"
 )
 
-// scanMessageBytes is what a message of a scan is filled up to; the last slot in it
-// may make it longer.
+// scanMessageBytes is the size up to which a scan fills a message. The last slot in a message may exceed
+// it.
 const scanMessageBytes = 512 << 10
 
-// Scan streams the rows of some slots. It holds one message at a time: gRPC's flow
-// control lets no more go out than the client takes.
+// Scan streams the rows of some slots. It holds one message at a time: gRPC's flow control sends no faster
+// than the client reads.
 func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStreamingServer[rowraftv1.ScanReply]) error {
 	if req.FirstSlot > req.LastSlot || req.LastSlot >= rowraft.NumSlots {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "scan of slots %d to %d: want them ascending and below %d", req.FirstSlot, req.LastSlot, rowraft.NumSlots)
@@ -57,8 +57,8 @@ func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStream
 	return nil
 }
 
-// readyToScan returns when this replica has proved that it leads and has applied
-// minIndex and all that was committed before the call.
+// readyToScan returns when this replica has proved that it leads and has applied minIndex and everything
+// committed before the call.
 func (r *replica) readyToScan(ctx context.Context, minIndex rowraft.Index) error {
 	if err := r.mustServe(); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (r *replica) readyToScan(ctx context.Context, minIndex rowraft.Index) error
 	return r.awaitApplied(ctx, minIndex)
 }
 
-// scanCall is a scan and how far it is.
+// scanCall is the state of a scan.
 type scanCall struct {
 	r     *replica
 	scan  *shard.Scan
@@ -88,7 +88,7 @@ func (r *replica) newScan(req *rowraftv1.ScanRequest) (*scanCall, error) {
 	return c, err
 }
 
-// fill makes the next message, of the slots up to last.
+// fill builds the next message, with slots up to last.
 func (c *scanCall) fill(last uint32) (*rowraftv1.ScanReply, error) {
 	reply := &rowraftv1.ScanReply{TableEpoch: uint64(c.epoch), AppliedIndex: uint64(c.r.machine.AppliedIndex())}
 	payload := rpc.Pool.Bytes(2 * scanMessageBytes)[:0]
@@ -110,8 +110,8 @@ func (c *scanCall) fill(last uint32) (*rowraftv1.ScanReply, error) {
 	return reply, nil
 }
 
-// mayGoOn says whether what was read for a scan may be sent: this replica still
-// leads, and the tables are those of the epoch the scan began in.
+// mayGoOn reports whether the rows that were read for a scan may be sent: this replica still leads, and the
+// tables are those of the epoch in which the scan began.
 func (n *Node) mayGoOn(r *replica, epoch rowraft.TableEpoch) error {
 	if n.stopping.Err() != nil {
 		return rowraft.Errorf(rowraft.CodeClosing, "the server stops")

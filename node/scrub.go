@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// scrubEvery is how often the replicas are looked at, for a share of a second's bytes.
+	// scrubEvery is the interval of reads; each reads one second's share of bytes.
 	scrubEvery = time.Second
-	// minScrub is the least that one replica is looked at.
+	// minScrub is the least number of bytes that a read of one replica takes.
 	minScrub = 64 << 10
 )
 
-// scrub reads the rows of all replicas all the time, slowly, and fences one whose
-// rows are not those that it has written.
+// scrub slowly reads the rows of all replicas, continuously, and fences a replica whose rows are not those
+// that it wrote.
 func (n *Node) scrub(ctx context.Context) {
 	if n.cfg.ScrubBytesPerSecond < 0 {
 		return
@@ -40,7 +40,7 @@ func (n *Node) scrub(ctx context.Context) {
 	}
 }
 
-// runningReplicas are the replicas that run here.
+// runningReplicas returns the replicas that run here.
 func (n *Node) runningReplicas() []*replica {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

@@ -14,10 +14,10 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// piecesAhead is how many pieces of a step may be proposed and not yet applied.
+// piecesAhead is the maximum number of pieces of a step that are proposed and not yet applied.
 const piecesAhead = 4
 
-// kickLocked starts to close what can be closed of j, if nobody is at it.
+// kickLocked starts to close the steps of j that can be closed, unless another goroutine does that.
 // REQUIRES: s.mu is held.
 func (s *steps) kickLocked(j *jobSteps) {
 	plan, err := s.r.machine.JobPlan(j.id)
@@ -31,13 +31,13 @@ func (s *steps) kickLocked(j *jobSteps) {
 	select {
 	case j.token <- struct{}{}:
 	default:
-		return // whoever has it looks again
+		return // the holder of the token checks again
 	}
 	s.wg.Go(func() { s.closeReady(j) })
 }
 
-// startTimersLocked starts the deadline of each step with a whole part, if it, or a later one, has
-// that of a worker with something to read.
+// startTimersLocked starts the deadline of each step that has a whole part, if a worker with data to read
+// has a whole part of that step or a later one.
 func (s *steps) startTimersLocked(j *jobSteps, plan *shard.JobPlan) {
 	if plan.Deadline == 0 {
 		return
@@ -60,19 +60,19 @@ func (s *steps) startTimersLocked(j *jobSteps, plan *shard.JobPlan) {
 	}
 }
 
-// enough reports whether those who have passed a step close it: all members do, and where there is a
-// quorum that share of the members that are not idle.
+// enough reports whether the workers that have passed a step close it. Without a quorum all members must
+// have passed it; with a quorum, that share of the members that are not idle.
 func (j *jobSteps) enough(step rowraft.Step, plan *shard.JobPlan) bool {
 	passed, members := j.passed(step, plan), plan.Members.Len()
 	if plan.Needed >= members || passed.Len() == members {
 		return passed.Len() >= plan.Needed
 	}
 	busy := j.busy(step, plan)
-	left := members - (passed.Len() - busy.Len()) // that are not idle, or not known to be
+	left := members - (passed.Len() - busy.Len()) // not idle, or not known to be
 	return busy.Len() >= max((plan.Needed*left+members-1)/members, 1)
 }
 
-// ready returns the lowest step and whose parts close it, if it can be closed now.
+// ready returns the lowest step, and the ranks whose parts close it, if it can be closed now.
 func (j *jobSteps) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	if plan.Open.NextPiece > 0 {
 		return j.readyAgain(plan)
@@ -80,7 +80,7 @@ func (j *jobSteps) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	var o *openStep
 	var with wire.RankSet
 	for step, have := range j.open {
-		// A step with nothing whole is closed by the next one.
+		// The next step closes a step without a whole part.
 		if whole := have.whole(plan.Generation, &plan.Members); whole.Len() > 0 && (o == nil || step < o.step) {
 			o, with = have, whole
 		}
@@ -94,12 +94,12 @@ func (j *jobSteps) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	return o, with
 }
 
-// readyAgain is ready for a step that is open in the log: its leader died in the
-// middle. It has those who contributed before, and no others; who has pushed a later
-// step does not come back to it.
+// readyAgain is ready for a step that is open in the log: its leader died in the middle. It waits for
+// exactly the contributors that the log names. A contributor that has pushed a later step does not send
+// this one again.
 func (j *jobSteps) readyAgain(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	o := j.open[plan.Open.Step]
-	if o == nil { // nobody has sent it again
+	if o == nil { // no worker has sent it again
 		o = &openStep{step: plan.Open.Step}
 	}
 	with, gone := o.whole(plan.Generation, &plan.Members), j.passed(o.step+1, plan)
@@ -110,12 +110,12 @@ func (j *jobSteps) readyAgain(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 		with[i] &= had
 	}
 	if with == (wire.RankSet{}) {
-		with = plan.Open.Contributors // and nothing of theirs
+		with = plan.Open.Contributors // without parts of theirs
 	}
 	return o, with
 }
 
-// closeReady closes steps as long as there is one that can be. It has j's token.
+// closeReady closes steps as long as one can be closed. It has j's token.
 func (s *steps) closeReady(j *jobSteps) {
 	for {
 		s.mu.Lock()
@@ -125,7 +125,7 @@ func (s *steps) closeReady(j *jobSteps) {
 			o, with = j.ready(&plan)
 		}
 		if o == nil {
-			<-j.token // under mu: a part that comes now finds it free
+			<-j.token // under mu: a part that arrives now finds the token free
 			s.mu.Unlock()
 			return
 		}
@@ -140,7 +140,7 @@ func (s *steps) closeReady(j *jobSteps) {
 	}
 }
 
-// endBelowLocked answers the parts of steps that a later one has closed.
+// endBelowLocked answers the parts of steps that a later step has closed.
 // REQUIRES: s.mu is held.
 func (s *steps) endBelowLocked(j *jobSteps, closed rowraft.Step) {
 	for step, o := range j.open {
@@ -150,11 +150,11 @@ func (s *steps) endBelowLocked(j *jobSteps, closed rowraft.Step) {
 	}
 }
 
-// closeStep logs a step with the parts of some ranks and waits until it is applied.
-// REQUIRES: j's token; the parts are whole.
+// closeStep logs a step with the parts of some ranks and waits until it is applied. REQUIRES: j's token;
+// the parts are whole.
 func (s *steps) closeStep(j *jobSteps, o *openStep, plan *shard.JobPlan, with wire.RankSet) error {
 	s.mu.Lock()
-	size := o.bytes // late parts may still come
+	size := o.bytes // late parts may still arrive
 	s.mu.Unlock()
 	if err := s.r.gate.enter(s.r.ctx, size); err != nil {
 		return err
@@ -169,7 +169,7 @@ func (s *steps) closeStep(j *jobSteps, o *openStep, plan *shard.JobPlan, with wi
 		return err
 	}
 	var ahead []*raftstore.Future
-	await := func(n int) (err error) { // until at most n are left
+	await := func(n int) (err error) { // waits until at most n futures are left
 		for ; len(ahead) > n; ahead = ahead[1:] {
 			err = errors.Join(err, s.pieceApplied(ahead[0]))
 		}
@@ -193,10 +193,10 @@ func (s *steps) closeStep(j *jobSteps, o *openStep, plan *shard.JobPlan, with wi
 	return errors.Join(err, await(0))
 }
 
-// gather adds the parts of some ranks to m, in the order of the ranks, and returns how
-// far they have read. Who has none here contributes nothing. One that is being sent again,
-// of a later generation, since it was found whole must be waited for: its worker counts as
-// a contributor.
+// gather adds the parts of some ranks to m, in the order of the ranks, and returns the positions that the
+// workers have read. A rank without a part here contributes nothing. A part that was whole may be replaced
+// meanwhile by one of a later generation that is not complete yet: gather then returns an error, because
+// its worker counts as a contributor.
 func (o *openStep) gather(m *mean, with *wire.RankSet) (read []rowraft.Position, err error) {
 	order := 0
 	for r := range rowraft.Rank(rowraft.MaxRanks) {
@@ -225,7 +225,7 @@ func (o *openStep) gather(m *mean, with *wire.RankSet) (read []rowraft.Position,
 		return 0
 	})
 	read = slices.CompactFunc(read, func(a, b rowraft.Position) bool { return a.Part == b.Part })
-	return read[max(0, len(read)-wire.MaxJobPositions):], nil // apply would forget the others
+	return read[max(0, len(read)-wire.MaxJobPositions):], nil // apply would drop the others
 }
 
 // pieceApplied waits until a piece is applied.
@@ -234,14 +234,14 @@ func (s *steps) pieceApplied(f *raftstore.Future) error {
 	if err != nil {
 		return err
 	}
-	if a.Parts[0].Duplicate { // another leader has been at it
+	if a.Parts[0].Duplicate { // another leader has logged the piece
 		return rowraft.Errorf(rowraft.CodeLeadershipLost, "shard %d: another leader closes the step", s.r.shard)
 	}
 	return a.Parts[0].Err
 }
 
-// change logs a membership after it has closed the steps below its first one, with
-// the parts there are.
+// change logs a membership. Before that, it closes the steps below the membership's first step with the
+// parts that are here.
 func (s *steps) change(ctx context.Context, w *wire.Membership, propose func(context.Context) (rowraft.Index, error)) (rowraft.Index, error) {
 	s.mu.Lock()
 	j := s.jobs[w.Job]
@@ -277,10 +277,11 @@ func (s *steps) change(ctx context.Context, w *wire.Membership, propose func(con
 	return index, nil
 }
 
-// closeAgain closes the step that is open in the log, if there is one, before a membership
-// ends it. Its contributors do not know what has become of their parts: told that it was closed
-// without them they would push again, to a later step, what is in its first pieces. So the membership
-// waits until all of them that are in it have sent their parts here. It has j's token.
+// closeAgain closes the step that is open in the log, if there is one, before a membership ends it. The
+// contributors of that step do not know its outcome. If they were told that it was closed without them,
+// they would push gradients again, to a later step, that its first pieces already contain. So the
+// membership waits until all contributors among its members have sent their parts here. closeAgain has j's
+// token.
 func (s *steps) closeAgain(j *jobSteps, w *wire.Membership) error {
 	now, err := s.r.machine.Job(j.id)
 	if err != nil || now.Open == nil || len(w.Members) == 0 {
@@ -305,7 +306,7 @@ func (s *steps) closeAgain(j *jobSteps, w *wire.Membership) error {
 			}
 		}
 	}
-	if with.Len() == 0 { // all are gone, and ask no more
+	if with.Len() == 0 { // all contributors have left, and ask no more
 		return nil
 	}
 	err = s.closeStep(j, o, &plan, with)
@@ -318,8 +319,7 @@ func (s *steps) closeAgain(j *jobSteps, w *wire.Membership) error {
 	return err
 }
 
-// closeBelow closes what is open below the first step of a membership that is to
-// come. It has j's token.
+// closeBelow closes the open steps below the first step of the coming membership. It has j's token.
 func (s *steps) closeBelow(j *jobSteps, w *wire.Membership) error {
 	for {
 		plan, err := s.r.machine.JobPlan(j.id)
@@ -331,7 +331,7 @@ func (s *steps) closeBelow(j *jobSteps, w *wire.Membership) error {
 		with := wire.RankSet{}
 		if o != nil && o.step < w.First {
 			with = o.whole(plan.Generation, &plan.Members)
-			if with.Len() == 0 || plan.Open.NextPiece > 0 { // nobody who is in the step asks (closeAgain)
+			if with.Len() == 0 || plan.Open.NextPiece > 0 { // no member of the membership waits for this step (see closeAgain)
 				s.endLocked(j, o, &rowraft.StepClosedError{Shard: s.r.shard, Step: o.step, Next: w.First})
 				s.mu.Unlock()
 				continue
@@ -351,13 +351,13 @@ func (s *steps) closeBelow(j *jobSteps, w *wire.Membership) error {
 	}
 }
 
-// endStale answers the parts of another generation than the present one.
+// endStale answers the parts of generations other than the current one.
 func (s *steps) endStale(j *jobSteps) {
 	plan, err := s.r.machine.JobPlan(j.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && s.jobs[j.id] == j {
-		delete(s.jobs, j.id) // its id never comes back
+		delete(s.jobs, j.id) // the id never comes back
 	}
 	for step, o := range j.open {
 		switch {

@@ -10,38 +10,38 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// mean averages the parts of a step (docs/formats/steps.md): per key the gradients
-// in the order of the parts, divided by the number of contributors. It gives out
-// pieces of limit bytes as they are full, and allocates nothing per row.
+// mean averages the parts of a step (docs/formats/steps.md). For each key it adds the gradients in the
+// order of the parts and divides by the number of contributors. It emits pieces of limit bytes as they
+// fill, and allocates nothing per row.
 type mean struct {
-	divisor float32 // contributors
+	divisor float32 // number of contributors
 	limit   int     // bytes of a piece
-	// afterTable, afterKey are the last row that is in an earlier piece; table 0: none.
+	// afterTable and afterKey are the last row that an earlier piece contains; table 0: none.
 	afterTable rowraft.TableID
 	afterKey   rowraft.Key
 
 	segments []meanSegment
-	heap     []meanSegment // of one table, those with rows left; the lowest row first
+	heap     []meanSegment // of one table, those with rows left; a heap by key
 
-	payload []byte          // whole segments of the piece under construction
-	open    wire.Segment    // the one behind them: keys and values
+	payload []byte          // complete segments of the current piece
+	open    wire.Segment    // the segment after them, with keys and values below
 	keys    []rowraft.Key   // of open
-	values  []float32       // likewise
-	row     []float32       // scratch for a gradient that is added
-	lastTab rowraft.TableID // of the last row put into a piece
+	values  []float32       // of open
+	row     []float32       // scratch for one gradient
+	lastTab rowraft.TableID // table of the last row that was put into a piece
 	lastKey rowraft.Key
 }
 
-// meanSegment is a segment of a part, and how far it was read.
+// meanSegment is a segment of a part, with the position of the next row.
 type meanSegment struct {
 	wire.Segment
 	body  wire.Body
-	order int // of the part: by rank, then fragment
+	order int // position of the part in the order of addition: by rank, then fragment
 	at    int // next row
 	key   rowraft.Key
 }
 
-// meanPiece is what goes into one entry. The payload is valid until the next one.
+// meanPiece is the content of one entry. The payload is valid until the next piece.
 type meanPiece struct {
 	payload    []byte
 	last       bool
@@ -49,8 +49,8 @@ type meanPiece struct {
 	afterKey   rowraft.Key
 }
 
-// add takes in the next part in the order of addition. It keeps payload, whose
-// segments are those of a push.
+// add adds the next part, in the order of addition. It keeps payload, whose segments have the form of a
+// push.
 func (m *mean) add(payload []byte, order int) error {
 	for len(payload) > 0 {
 		seg, body, rest, err := wire.ParseSegment(payload)
@@ -65,7 +65,7 @@ func (m *mean) add(payload []byte, order int) error {
 	return nil
 }
 
-// pieces calls emit with each piece, the last one included, which may be empty.
+// pieces calls emit for each piece. The last piece may be empty.
 func (m *mean) pieces(emit func(meanPiece) error) error {
 	slices.SortFunc(m.segments, func(a, b meanSegment) int {
 		return cmp.Or(cmp.Compare(a.Table, b.Table), cmp.Compare(a.order, b.order))
@@ -109,7 +109,7 @@ func (m *mean) table(segments []meanSegment, emit func(meanPiece) error) error {
 	return nil
 }
 
-// skip passes over the rows of earlier pieces and reports whether some are left.
+// skip moves past the rows of earlier pieces and reports whether rows are left.
 func (m *mean) skip(s *meanSegment) bool {
 	switch {
 	case s.Table > m.afterTable:
@@ -193,14 +193,14 @@ func (m *mean) sift(i int) {
 	}
 }
 
-// openSize is what the open segment takes with so many rows more.
+// openSize returns the size of the open segment with the given number of additional rows.
 func (m *mean) openSize(more int) int {
 	s := m.open
 	s.N = len(m.keys) + more
 	return s.Size()
 }
 
-// endSegment puts the open segment behind the others of the piece.
+// endSegment appends the open segment to the current piece.
 func (m *mean) endSegment() {
 	if len(m.keys) == 0 {
 		return
@@ -216,7 +216,7 @@ func (m *mean) endSegment() {
 	m.keys, m.values = m.keys[:0], m.values[:0]
 }
 
-// flush gives out the piece under construction.
+// flush emits the current piece.
 func (m *mean) flush(last bool, emit func(meanPiece) error) error {
 	m.endSegment()
 	p := meanPiece{payload: m.payload, last: last, afterTable: m.afterTable, afterKey: m.afterKey}

@@ -12,72 +12,71 @@ import (
 )
 
 const (
-	// stepHold is how long a call waits for its step before it is told that its part is
-	// held. A client looks for another leader when it hears nothing for 500 ms.
+	// stepHold is how long a call waits for its step before the answer that its part is held. It is shorter
+	// than 500 ms, after which a client without an answer looks for another leader.
 	stepHold = 350 * time.Millisecond
 
-	// Bounds of what one shard's leader holds of open steps: of one of them, and of all.
-	// What is not the lowest step of its job gets half of that. The lowest step of the job
-	// that has waited longest is let in beyond, so that always one of them can be closed:
-	// no more than maxHeldBytes + maxStepBytes, and the heads of its parts, are held.
+	// maxStepBytes and maxHeldBytes limit what a shard's leader holds of open steps: of one step, and of
+	// all. A step that is not the lowest one of its job may use half of them. The lowest step of the job
+	// that has waited longest is admitted above the limit, so that one step can always be closed. So at
+	// most maxHeldBytes + maxStepBytes, and the heads of that step's parts, are held.
 	maxStepBytes = 128 << 20
 	maxHeldBytes = 256 << 20
 
 	maxOpenSteps = 1024 // of one job
 
-	// What a step, a part and a fragment take without what is in them.
+	// The size of a step, a part and a fragment without their contents.
 	stepHeadBytes     = 512
 	partHeadBytes     = 160
 	fragmentHeadBytes = 24
 	positionBytes     = 16
 
-	// maxFragments is into how many messages a worker may cut its part.
+	// maxFragments is the maximum number of messages of a worker's part.
 	maxFragments = 1024
 )
 
 // steps holds the parts of open steps on the leader of a shard until they are closed
-// (docs/formats/steps.md). It is soft state: who sent a part sends it again until it
-// has an answer, so a leader that loses the lead forgets all.
+// (docs/formats/steps.md). It is soft state: a worker sends a part again until it has an answer, so a
+// leader that loses the leadership drops everything.
 //
-// Goroutines: of a job one at a time closes steps or changes the membership, whoever
-// has its token; stop waits for those that close.
+// Goroutines: for each job, at most one goroutine at a time closes steps or changes the membership: the one
+// with the job's token. stop waits for the goroutines that close steps.
 type steps struct {
 	r  *replica
-	wg sync.WaitGroup // grows under mu while leads
+	wg sync.WaitGroup // spawned under mu while leads is true, so that stop never waits while it grows
 
 	mu    sync.Mutex
 	leads bool
 	jobs  map[rowraft.JobID]*jobSteps
 	held  int    // bytes
-	begun uint64 // steps that were opened
+	begun uint64 // number of steps opened so far
 	ended endedJobs
 
-	// clocks is closed, and replaced, when clocks may have changed in the machine and
-	// somebody waits for that.
+	// clocks is closed and replaced when clocks may have changed in the machine and a call waits for that.
 	clocks  chan struct{}
 	waiters atomic.Int32
 }
 
-// jobSteps is what is held of one job.
+// jobSteps is what the leader holds of one job.
 type jobSteps struct {
 	id    rowraft.JobID
-	token chan struct{} // capacity 1, empty: free
+	token chan struct{} // capacity 1; empty: free
 	open  map[rowraft.Step]*openStep
 }
 
 // openStep is a step that is not closed.
 type openStep struct {
 	step  rowraft.Step
-	begun uint64 // counts the steps of all jobs here in the order of their first parts
+	begun uint64 // order of first parts, over the steps of all jobs here
 	parts map[rowraft.Rank]*rankPart
-	rates map[rowraft.TableID]wire.Segment // flags and learning rate of all segments of a table
+	rates map[rowraft.TableID]wire.Segment // flags and learning rate that all segments of a table must have
 	bytes int                              // of payloads
-	heads int                              // bytes of all else
-	timer *time.Timer                      // of the deadline; nil before the first whole part, or without one
-	due   bool                             // the deadline is over
+	heads int                              // bytes of everything else
+	timer *time.Timer                      // of the deadline; nil before the first whole part, or without a deadline
+	due   bool                             // the deadline has passed
 
 	done chan struct{} // closed when err is set
-	err  error         // nil: the machine knows
+	err  error         // nil: the machine has the outcome
 }
 
 // rankPart is what one worker has pushed.
@@ -93,13 +92,13 @@ type rankPart struct {
 type stepPush struct {
 	shard.StepPart
 	fragment, fragments int
-	payload             []byte // kept
+	payload             []byte // steps keeps it
 	positions           []rowraft.Position
 	probe               bool
-	idle                bool // its worker has nothing to read
+	idle                bool // the worker has no data to read
 }
 
-// stepAnswer is what a call is told, unless it is an error.
+// stepAnswer is the answer to a call without an error.
 type stepAnswer struct {
 	outcome    stepOutcome
 	waitingFor int
@@ -117,15 +116,15 @@ func newSteps(r *replica) *steps {
 	return &steps{r: r, jobs: make(map[rowraft.JobID]*jobSteps), clocks: make(chan struct{})}
 }
 
-// lead begins to hold parts, with none.
+// lead starts to hold parts, from an empty state.
 func (s *steps) lead() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.leads = true
 }
 
-// drop forgets everything and tells why to who waits. Steps that are being closed are
-// answered when that is done.
+// drop removes everything and returns err to the waiting calls. A step that is being closed answers its
+// calls when it is closed.
 func (s *steps) drop(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,13 +137,13 @@ func (s *steps) drop(err error) {
 	clear(s.jobs)
 }
 
-// stop is drop, and waits until nothing is being closed.
+// stop is drop, and waits until no step is being closed.
 func (s *steps) stop() {
 	s.drop(rowraft.Errorf(rowraft.CodeClosing, "the server is stopping"))
 	s.wg.Wait()
 }
 
-// endLocked answers who waits for o.
+// endLocked answers the calls that wait for o.
 // REQUIRES: s.mu is held.
 func (s *steps) endLocked(j *jobSteps, o *openStep, err error) {
 	if j.open[o.step] != o {
@@ -159,7 +158,7 @@ func (s *steps) endLocked(j *jobSteps, o *openStep, err error) {
 	close(o.done)
 }
 
-// push takes in one part and waits for its step, for stepHold at most.
+// push accepts one part and waits for its step, for at most stepHold.
 func (s *steps) push(ctx context.Context, p *stepPush) (stepAnswer, error) {
 	o, answer, err := s.take(p)
 	if err != nil || o == nil {
@@ -184,15 +183,15 @@ func (s *steps) push(ctx context.Context, p *stepPush) (stepAnswer, error) {
 	return stepAnswer{outcome: stepApplied}, err
 }
 
-// take puts a part to its step and returns the step to wait for, or the answer if
-// there is one already.
+// take adds a part to its step. It returns the step to wait for, or the answer if there is one already.
 func (s *steps) take(p *stepPush) (*openStep, stepAnswer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.leads {
 		return nil, stepAnswer{}, rowraft.Errorf(rowraft.CodeStarting, "shard %d: this server does not lead, or not yet", s.r.shard)
 	}
-	// Under mu: steps are closed in the machine before they end here.
+	// This check runs under mu: a step is closed in the machine before it ends here, so no part falls
+	// between.
 	applied, err := s.r.machine.CheckStep(&p.StepPart)
 	if err != nil || applied {
 		return nil, stepAnswer{outcome: stepApplied}, err
@@ -216,7 +215,7 @@ func (s *steps) take(p *stepPush) (*openStep, stepAnswer, error) {
 		s.kickLocked(j)
 	}
 	if o.parts[p.Rank].missing > 0 {
-		return nil, stepAnswer{outcome: stepHeld}, nil // the step waits for this worker itself
+		return nil, stepAnswer{outcome: stepHeld}, nil // the step waits for this worker
 	}
 	return o, stepAnswer{}, nil
 }
@@ -226,13 +225,13 @@ func (o *openStep) has(p *stepPush) bool {
 	return part != nil && part.generation == p.Generation && len(part.fragments) == p.fragments && part.fragments[p.fragment] != nil
 }
 
-// addLocked holds a part that is not there.
+// addLocked holds a part that is not held yet.
 // REQUIRES: s.mu is held, and p was checked.
 func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
 	o := j.open[p.Step]
 	size, heads := len(p.payload), positionBytes*len(p.positions)
 	if o == nil {
-		if err := s.r.admit.RoomForRows(); err != nil { // what was begun is finished
+		if err := s.r.admit.RoomForRows(); err != nil { // a step that has begun is completed in any case
 			return nil, err
 		}
 		o = &openStep{step: p.Step, begun: s.begun + 1, parts: make(map[rowraft.Rank]*rankPart), rates: make(map[rowraft.TableID]wire.Segment), done: make(chan struct{})}
@@ -260,7 +259,7 @@ func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
 		return nil, err
 	}
 	if begins {
-		if part != nil { // of the generation before, or cut otherwise
+		if part != nil { // of an earlier generation, or with another number of fragments
 			for _, f := range part.fragments {
 				o.bytes, s.held = o.bytes-len(f), s.held-len(f)
 			}
@@ -282,8 +281,8 @@ func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
 	return o, nil
 }
 
-// nextLocked reports whether a step of j is the one that must be closed before there is
-// room for others: the lowest of the job whose open steps began first.
+// nextLocked reports whether a step of j must be closed before there is space for others: the lowest step
+// of the job whose open steps began first.
 // REQUIRES: s.mu is held.
 func (s *steps) nextLocked(j *jobSteps, step rowraft.Step) bool {
 	var first *jobSteps
@@ -299,8 +298,8 @@ func (s *steps) nextLocked(j *jobSteps, step rowraft.Step) bool {
 	return first == j && low != nil && step <= low.step
 }
 
-// sameRates reports a segment with another learning rate than that of its table's other
-// segments, and notes those that are the first.
+// sameRates refuses a segment with another learning rate than the other segments of its table. It records
+// the rate of a table's first segment.
 func (o *openStep) sameRates(payload []byte) error {
 	for rest := payload; len(rest) > 0; {
 		seg, _, next, err := wire.ParseSegment(rest)
@@ -317,8 +316,8 @@ func (o *openStep) sameRates(payload []byte) error {
 	return nil
 }
 
-// whole lists the ranks of within whose parts of a generation are complete. Those of a later
-// one are of a step that is open in the log (shard.Machine.CheckStep).
+// whole lists the ranks of within that have complete parts of a generation. Parts of a later generation
+// belong to a step that is open in the log (shard.Machine.CheckStep).
 func (o *openStep) whole(generation rowraft.Generation, within *wire.RankSet) (all wire.RankSet) {
 	for rank, part := range o.parts {
 		if part.missing == 0 && part.generation >= generation && within.Has(rank) {
@@ -328,7 +327,7 @@ func (o *openStep) whole(generation rowraft.Generation, within *wire.RankSet) (a
 	return all
 }
 
-// waitingFor is how many members have not pushed o, or a later step.
+// waitingFor returns the number of members that have not pushed o, or a later step.
 func (s *steps) waitingFor(p *stepPush, o *openStep) int {
 	plan, err := s.r.machine.JobPlan(p.Job)
 	if err != nil {
@@ -343,8 +342,8 @@ func (s *steps) waitingFor(p *stepPush, o *openStep) int {
 	return plan.Members.Len() - there.Len()
 }
 
-// passed are the members with a whole part of step, or of a later one: they will push
-// nothing more that it waits for.
+// passed returns the members with a whole part of step, or of a later one. They push nothing more that step
+// waits for.
 func (j *jobSteps) passed(step rowraft.Step, plan *shard.JobPlan) (all wire.RankSet) {
 	for at, o := range j.open {
 		if at < step {
@@ -358,7 +357,7 @@ func (j *jobSteps) passed(step rowraft.Step, plan *shard.JobPlan) (all wire.Rank
 	return all
 }
 
-// busy are the members that have a whole part of step, or of a later one, as workers with something to read.
+// busy returns the members of passed that had data to read.
 func (j *jobSteps) busy(step rowraft.Step, plan *shard.JobPlan) (all wire.RankSet) {
 	for at, o := range j.open {
 		if at < step {
@@ -374,8 +373,8 @@ func (j *jobSteps) busy(step rowraft.Step, plan *shard.JobPlan) (all wire.RankSe
 	return all
 }
 
-// highestOpen is the highest step of a job that parts are held of, or that has pieces
-// in the log, and the ranks that have not pushed the lowest one that is held.
+// highestOpen returns the highest step of a job that has parts here or pieces in the log, and the ranks
+// that have not pushed the lowest step held.
 func (s *steps) highestOpen(id rowraft.JobID) (highest rowraft.Step, missing []rowraft.Rank) {
 	plan, err := s.r.machine.JobPlan(id)
 	if err != nil {
@@ -401,7 +400,7 @@ func (s *steps) highestOpen(id rowraft.JobID) (highest rowraft.Step, missing []r
 	return highest, missing
 }
 
-// lowest is the lowest open step, or nil.
+// lowest returns the lowest open step, or nil.
 func (j *jobSteps) lowest() (o *openStep) {
 	for step, have := range j.open {
 		if o == nil || step < o.step {
@@ -411,7 +410,7 @@ func (j *jobSteps) lowest() (o *openStep) {
 	return o
 }
 
-// changed wakes who waits for a clock: an entry was applied.
+// changed wakes the calls that wait for a clock, after an entry was applied.
 func (s *steps) changed() {
 	if s.waiters.Load() == 0 {
 		return
@@ -422,8 +421,8 @@ func (s *steps) changed() {
 	s.clocks = make(chan struct{})
 }
 
-// waitClock returns the slowest clock of a job when it has reached atLeast, or after
-// stepHold as it is then.
+// waitClock returns the slowest clock of a job when it has reached atLeast, or its current value after
+// stepHold.
 func (s *steps) waitClock(ctx context.Context, id rowraft.JobID, atLeast uint64) (uint64, error) {
 	hold := time.NewTimer(stepHold)
 	defer hold.Stop()

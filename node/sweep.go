@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// sweepPiece is how many rows one sweep entry looks at: apply takes a millisecond
-	// or two for them.
+	// sweepPiece is the number of rows that one sweep entry looks at: apply takes one or two milliseconds
+	// for them.
 	sweepPiece = 16384
-	// sweepPause comes between two pieces, so that looking for what has expired takes
-	// some per cent of a core at most.
+	// sweepPause is the pause between two pieces, so that the search takes at most a few per cent of a
+	// core.
 	sweepPause = 20 * time.Millisecond
 )
 
-// sweep removes what has expired in the shards that this server leads, until ctx
-// ends. Apply decides by logged time; this only looks for what to log.
+// sweep removes expired rows in the shards that this server leads, until ctx ends. Apply decides by logged
+// time which rows have expired; sweep only finds slots to log.
 func (n *Node) sweep(ctx context.Context) {
 	if n.cfg.SweepEvery < 0 {
 		return
@@ -42,7 +42,7 @@ func (n *Node) sweep(ctx context.Context) {
 	}
 }
 
-// sweepExpired goes once through all tables with an expiry, as the leader.
+// sweepExpired searches all tables with an expiry once, as the leader.
 func (r *replica) sweepExpired(ctx context.Context) error {
 	if r.mustServe() != nil {
 		return nil
@@ -68,9 +68,8 @@ func (r *replica) sweepExpired(ctx context.Context) error {
 	return nil
 }
 
-// sweepPiece looks at some slots from w.First on, and logs a sweep of them if
-// there is anything to remove and it is not a dry run. It returns what was removed,
-// or would be.
+// sweepPiece searches some slots from w.First on. If there are rows to remove, and it is not a dry run, it
+// logs a sweep of those slots. It returns what was removed, or would be.
 func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep, dryRun bool) (p shard.SweepPreview, swept shard.Swept, err error) {
 	if err := r.mustServe(); err != nil {
 		return p, swept, err
@@ -114,7 +113,7 @@ func (s *replicaService) SweepSlots(ctx context.Context, req *rowraftv1.SweepSlo
 	if err := r.mustServe(); err != nil {
 		return nil, err
 	}
-	// A leader of the past would count, and refuse, by old rows.
+	// A former leader would count and refuse by old rows.
 	if err := r.confirm(ctx); err != nil {
 		return nil, err
 	}
