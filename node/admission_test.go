@@ -18,8 +18,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// A push that waits for a new leader to begin is in memory: where there is no room for it,
-// it is refused at once.
+// A push that waits for a new leader to begin uses memory: without room for it, the server refuses it at
+// once.
 func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 	applies := make(chan *replica, 1)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
@@ -49,7 +49,7 @@ func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 		t.Errorf("a push to a leader that has not begun, and has no room: %v", err)
 	}
 	held.Release()
-	if err := push(); err == nil { // it waits for its turn, and then is nobody's
+	if err := push(); err == nil { // it waits for its turn; then no caller waits for it
 		t.Error("a push of no session is taken")
 	}
 	r.leading.CompareAndSwap(0, term)
@@ -58,9 +58,10 @@ func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 	}
 }
 
-// TestPullsThatWaitCount: a pull that waits for a leader to begin is in memory, with its keys, and so is
-// the reply that it asks for. Without room for both it is refused at once, and what waits is given back
-// in the end. A pull that waits for an entry that does not exist is refused at once, too.
+// TestPullsThatWaitCount: a pull that waits for a leader to begin uses memory for its keys and for the
+// requested reply. Without room for both, the server refuses it at once. The admission gets the bytes of a
+// waiting pull back in the end. The server also refuses at once a pull that waits for an entry that does
+// not exist.
 func TestPullsThatWaitCount(t *testing.T) {
 	applies := make(chan *replica, 1)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
@@ -81,7 +82,7 @@ func TestPullsThatWaitCount(t *testing.T) {
 	r := <-applies
 	conn := connect(t, c.nodes[0].addr, nil)
 	pull := func(minIndex uint64) error {
-		ids := make([]uint64, 100) // 800 bytes, and 1600 of weights in the reply
+		ids := make([]uint64, 100) // 800 bytes, and 1600 bytes of weights in the reply
 		seg := wire.Segment{Table: table.Schema().ID, N: len(ids), Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
 		_, err := rowraftv1.NewTableClient(conn).Pull(ctx, &rowraftv1.PullRequest{MapVersion: anyMapVersion, MinIndex: minIndex, Payload: segment(seg, ids, nil)})
 		return rpc.FromStatus(err)
@@ -95,7 +96,7 @@ func TestPullsThatWaitCount(t *testing.T) {
 	go func() { waits <- pull(0) }()
 	stillWaits := func() {
 		select {
-		case <-waits: // it has waited for its second
+		case <-waits: // it has waited for one second
 			go func() { waits <- pull(0) }()
 		default:
 		}
@@ -112,7 +113,7 @@ func TestPullsThatWaitCount(t *testing.T) {
 	<-waits
 	eventually(t, ctx, "all is given back", func() bool { return r.admit.InFlight(admit.Pull) == 0 })
 
-	// Each of these would wait for a second.
+	// Each of these calls would wait for a second.
 	for range 500 {
 		if err := pull(1 << 62); rowraft.CodeOf(err) != rowraft.CodeTooStale {
 			t.Fatalf("a pull that wants entry 2^62: %v, want TooStale", err)
@@ -120,7 +121,7 @@ func TestPullsThatWaitCount(t *testing.T) {
 	}
 }
 
-// metric reads a number without labels, or with exactly these.
+// metric reads a metric without labels, or with exactly the given ones.
 func (n *testNode) metric(t testing.TB, name string) float64 {
 	t.Helper()
 	_, text := n.get(t, "/metrics")
@@ -150,9 +151,9 @@ func (n *testNode) awaitMetric(t testing.TB, name string, ok func(float64) bool)
 	}
 }
 
-// TestRepliesCountUntilTheyAreTaken: a client that asks and does not read gets as much
-// as its limit, others are served beside it, and what it has not taken counts until its
-// connection ends.
+// TestRepliesCountUntilTheyAreTaken: a client that sends requests and does not read gets no more than its
+// limit, and the server serves other clients concurrently. Replies that the client has not read count until
+// its connection ends.
 func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	limits := admit.Limits{InFlight: 16 << 20, Client: 4 << 20, Shard: 16 << 20}
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Limits = limits })
@@ -174,8 +175,8 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	}
 	ask := &rowraftv1.PullRequest{MapVersion: anyMapVersion, Payload: segment(wire.Segment{Table: table.Schema().ID, N: len(ids), Dim: 256, DType: rowraft.Float32, Flags: wire.FlagNoValues}, ids, nil)}
 
-	// Its windows are small, and each answer is larger: what is not read is not sent. The
-	// connection itself is in order, and answers the server's pings.
+	// The client's windows are small and each reply is larger, so the server cannot send what the client
+	// does not read. The connection itself works and answers the server's pings.
 	const window = 64 << 10
 	greedy, err := grpc.NewClient("passthrough:///"+n.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(16*window))
@@ -223,8 +224,8 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	n.awaitMetric(t, `rowraft_in_flight_clients`, func(v float64) bool { return v == 0 })
 }
 
-// TestPushesBeyondTheLimitAreAskedAgain: with limits far below what is pushed, every
-// push is applied, once, and nothing stays counted.
+// TestPushesBeyondTheLimitAreAskedAgain: with limits far below the pushed bytes, every push is applied
+// once, and no bytes stay counted.
 func TestPushesBeyondTheLimitAreAskedAgain(t *testing.T) {
 	c := startClusterWith(t, 3, 2, func(cfg *Config) { cfg.Limits = admit.Limits{InFlight: 8 << 10, Shard: 4 << 10, Client: 2 << 10} })
 	ctx := testContext(t)

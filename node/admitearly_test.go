@@ -13,12 +13,12 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// pusher is a client, on a connection of its own, that sends each push once.
+// pusher is a client with its own connection that sends each push once.
 type pusher struct {
 	stub    rowraftv1.TableClient
 	id      rowraft.ClientID
 	payload []byte
-	says    bool // how large a part is, before it
+	says    bool // it announces the size of a part
 	seq     atomic.Uint64
 }
 
@@ -40,13 +40,13 @@ func (p *pusher) push(ctx context.Context) error {
 	return err
 }
 
-// TestAFloodLeavesRoomForOthers: a client that sends without end gets half of a shard, and
-// others beside it as much as their shares, while it goes on. None of theirs is refused.
-// What was refused was not applied, all else once.
+// TestAFloodLeavesRoomForOthers: a client that sends without end gets half of a shard. Other clients get
+// their shares while it continues, and none of their pushes is refused. A refused push was not applied;
+// every other one was applied once.
 func TestAFloodLeavesRoomForOthers(t *testing.T) {
 	const flood, others = 200, 4
 	limits := admit.Limits{InFlight: 64 << 10, Shard: 32 << 10, Client: 64 << 10}
-	var held atomic.Pointer[chan struct{}] // until it is closed nothing is applied, and all that got in is in flight
+	var held atomic.Pointer[chan struct{}] // until it is closed, no entry is applied, and admitted pushes stay in flight
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
 		cfg.Limits = limits
 		cfg.tamper = func(_ *replica, _ rowraft.Index, entry []byte) []byte {
@@ -68,7 +68,7 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 	}
 	payload := segment(wire.Segment{Table: table.Schema().ID, N: len(keys), Dim: 4, DType: rowraft.Float32}, keys, ones)
 	size := wire.PartHeaderSize + len(payload)
-	share := int(limits.Shard) / 2 / (others + 1) / size // pushes at once
+	share := int(limits.Shard) / 2 / (others + 1) / size // concurrent pushes
 	acked := 0
 
 	for round, says := range []bool{false, true} {
@@ -106,7 +106,8 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for i := 0; i < 500 && flooding.Err() == nil; i++ {
-				// Not with flooding: a push that is cancelled has no answer, and may find room after release.
+				// Use ctx, not flooding: a cancelled push has no answer, and may find room after the
+				// release.
 				if err := greedy.push(ctx); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 					t.Errorf("the flood goes on: %v", err)
 				}
@@ -124,7 +125,7 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 			}
 			return inFlight() == half+others*share*size
 		})
-		// Whoever says no client id is refused for that, once the part was read.
+		// The server refuses a write without a client id for that reason, after it has read the part.
 		nobody := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Payload: payload}
 		_, err := greedy.stub.Write(rpc.WithPartSize(ctx, rpc.PartSize{Bytes: len(payload)}), nobody)
 		_, late := greedy.stub.Write(ctx, nobody)
@@ -153,8 +154,8 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-// TestPartsAreRefusedBeforeTheyAreRead: without memory the leader refuses a part whose size
-// was said before it looks at it; the others say who leads, and deletes are taken.
+// TestPartsAreRefusedBeforeTheyAreRead: without memory, the leader refuses a part with an announced size
+// before it reads the part. The other servers name the leader, and deletes are accepted.
 func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	var used atomic.Int64
 	c := startClusterWith(t, 3, 1, func(cfg *Config) {
@@ -166,7 +167,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	for _, n := range c.nodes {
 		stubs = append(stubs, rowraftv1.NewTableClient(connect(t, n.addr, nil)))
 	}
-	// Without a client id each call is refused once it was read.
+	// Without a client id, the server refuses each call after it has read it.
 	calls := map[string]func(context.Context, rowraftv1.TableClient) error{
 		"push": func(ctx context.Context, s rowraftv1.TableClient) error {
 			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion})
@@ -215,7 +216,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 			t.Errorf("who says %s is refused early by %d servers", name, n)
 		}
 	}
-	// Clients of others say nothing: they hear the same, later.
+	// Clients of other makes do not announce the size: they get the same error, later.
 	id := rowraft.ClientID{9}
 	eventually(t, ctx, "a push that is read is refused", func() bool {
 		overloaded := 0

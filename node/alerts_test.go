@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 )
 
-// alertRule is one of deploy/prometheus/alerts.yaml.
+// alertRule is one rule of deploy/prometheus/alerts.yaml.
 type alertRule struct {
 	Alert, Expr, For string
 	Labels           struct{ Severity string }
@@ -38,7 +38,7 @@ func alertRules(t *testing.T) (rules []alertRule) {
 	return rules
 }
 
-// dashboardExprs are the queries of deploy/grafana/rowraft.json by panel.
+// dashboardExprs returns the queries of deploy/grafana/rowraft.json by panel.
 func dashboardExprs(t *testing.T) map[string]string {
 	t.Helper()
 	raw, err := os.ReadFile("../deploy/grafana/rowraft.json")
@@ -67,10 +67,10 @@ func dashboardExprs(t *testing.T) map[string]string {
 	return out
 }
 
-// metricIn finds the metrics that a query names; `up` is Prometheus' own.
+// metricIn finds the metrics that a query names; `up` is a metric of Prometheus itself.
 var metricIn = regexp.MustCompile(`\b(?:rowraft|process|go)_[a-z0-9_]+`)
 
-// exported are the names of the metrics that a server with certificates really tells.
+// exported returns the names of the metrics that a server with certificates exports.
 func exported(t *testing.T) []string {
 	t.Helper()
 	l := newLab(t)
@@ -114,8 +114,8 @@ func exported(t *testing.T) []string {
 	return out
 }
 
-// TestAlertsAndDashboards: every metric of a rule or panel is one that servers export, and
-// every rule says what to do and names a section of the runbooks.
+// TestAlertsAndDashboards: servers export every metric of a rule or panel, and every rule says what to do
+// and names a section of the runbooks.
 func TestAlertsAndDashboards(t *testing.T) {
 	names := exported(t)
 	check := func(what, expr string) {

@@ -12,8 +12,8 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// BenchmarkCall is the whole path in one process: client, servers, log and rows
-// share the cores. `rowraft-bench` measures processes.
+// BenchmarkCall measures the whole path in one process: client, servers, log and rows share the cores.
+// `rowraft-bench` measures processes.
 func BenchmarkCall(b *testing.B) {
 	const batch, dim, rows = 8192, 16, 200_000
 	for _, op := range []string{"pull", "push"} {

@@ -76,8 +76,8 @@ func (l *checkpointLab) nothingIn(dir string) {
 	}
 }
 
-// TestCheckpointsOfACertificate is the matrix of the calls by which tables are written elsewhere
-// or come back, × who calls.
+// TestCheckpointsOfACertificate is the matrix of callers and calls that write tables elsewhere or restore
+// them.
 func TestCheckpointsOfACertificate(t *testing.T) {
 	l := newCheckpointLab(t)
 	tricks := []string{
@@ -93,7 +93,7 @@ func TestCheckpointsOfACertificate(t *testing.T) {
 		create       bool // CreateCheckpoint, RunPolicy
 		restore      bool
 		list         bool
-		set, setEvil bool // a policy of job ctr, to an allowed destination and to another
+		set, setEvil bool // a policy of job ctr, to an allowed destination and to another one
 	}{
 		{"an admin", l.stub(certs.Admin, "ann"), true, true, true, true, true},
 		{"an operator", l.stub(certs.Operator, "olga"), true, false, true, true, true},
@@ -119,7 +119,7 @@ func TestCheckpointsOfACertificate(t *testing.T) {
 		_, err = tc.stub.SetPolicy(l.ctx, spec(name, l.allowed+"/"+name, "ctr"))
 		check("sets a policy", tc.set, err)
 		_, err = tc.stub.RunPolicy(l.ctx, &rowraftv1.RunPolicyRequest{Name: name})
-		if tc.create { // nobody trains the job, so there is no checkpoint; but the call is allowed
+		if tc.create { // the job has no trainer, so no checkpoint is made; but the call is allowed
 			err = unlessDenied(err)
 		}
 		check("runs a policy", tc.create, err)
@@ -171,7 +171,7 @@ func unlessDenied(err error) error {
 	return nil
 }
 
-// parks attends as the one trainer of a job and parks, and returns the checkpoint that was made.
+// parks attends as the one trainer of a job and parks. It returns the checkpoint that was made.
 func (l *checkpointLab) parks(cl *client.Client, job, to string, destinations ...string) (string, error) {
 	l.t.Helper()
 	at, err := cl.Attend(l.ctx, client.Attendance{Job: job, Trainers: 1, Destinations: destinations, Pause: func(context.Context, client.Agree) (*client.Paused, error) {
@@ -185,8 +185,8 @@ func (l *checkpointLab) parks(cl *client.Client, job, to string, destinations ..
 	return at.Park(l.ctx, client.Parking{Ended: true, Destination: to})
 }
 
-// TestParkingOfACertificate: no trainer has tables written that it may not read by parking, nor to
-// a place that is not allowed, whether it named the destination as it came or not.
+// TestParkingOfACertificate: a trainer that parks cannot have tables written that it may not read, nor
+// write to a destination that is not allowed, whether or not it named the destination when it registered.
 func TestParkingOfACertificate(t *testing.T) {
 	l := newCheckpointLab(t)
 	all, some := l.client(certs.Trainer, "tom", "*"), l.client(certs.Trainer, "tim", "a_*")
@@ -194,7 +194,7 @@ func TestParkingOfACertificate(t *testing.T) {
 		who  string
 		cl   *client.Client
 		to   string
-		name string // in the error
+		name string // that the error names
 	}{
 		{"limited", some, l.allowed, "trainer tim with the tables a_*"},
 		{"limited-evil", some, l.evil, "trainer tim with the tables a_*"},

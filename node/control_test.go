@@ -9,7 +9,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// An address of a scheduler may come to be that of another cluster's server.
+// A server of another cluster may get an address of a scheduler.
 func TestAMapOfAnotherClusterIsRefused(t *testing.T) {
 	m, err := clustermap.New(clustermap.Map{Cluster: "theirs", Version: 9, Epoch: 1}, nil)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
 )
 
-// firstBoot is what a server does to its data directory until it is a member of a
-// cluster. A crash in it must never leave a directory that the next start refuses.
+// firstBoot does what a server does to its data directory until it is a member of a cluster. A crash in
+// between must never leave a directory that the next start refuses.
 func firstBoot() vfstest.Script[rowraft.ClusterID] {
 	boot := func(disk vfs.FS, acked *rowraft.ClusterID) error {
 		d, err := identity.Open(disk, "/data")

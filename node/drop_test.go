@@ -10,9 +10,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// TestDropTable: rows leave every replica, the table is refused to who still has
-// it, and what the scheduler logged for another epoch, before a restore say, has
-// no effect.
+// TestDropTable: every replica drops the rows, a client that still has the table's id is refused, and
+// entries that the scheduler logged for another epoch, such as the one before a restore, have no effect.
 func TestDropTable(t *testing.T) {
 	c := startCluster(t, 3, 2)
 	ctx, cl := testContext(t), c.dial()
@@ -44,7 +43,7 @@ func TestDropTable(t *testing.T) {
 		awaitConn(t, conn)
 		admins[i] = rowraftv1.NewReplicasClient(conn)
 	}
-	// tables is what a replica has once it has applied what ack tells of.
+	// tables returns the tables of a replica that has applied the entry of ack.
 	tables := func(admin rowraftv1.ReplicasClient, shard rowraft.ShardID) (ids []uint64) {
 		t.Helper()
 		if _, err := admin.Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(ack.Index[shard])}); err != nil {
@@ -64,7 +63,7 @@ func TestDropTable(t *testing.T) {
 		return ids
 	}
 	for _, sh := range cl.Map().Shards {
-		// Who leads may change meanwhile.
+		// The leader may change meanwhile.
 		for i, code := 0, rowraft.CodeNotLeader; code != rowraft.CodeSessionExpired; i++ {
 			_, err = admins[i%len(admins)].DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(id), TableEpoch: 2})
 			if code = rowraft.CodeOf(rpc.FromStatus(err)); code != rowraft.CodeSessionExpired && !code.Retryable() || ctx.Err() != nil {

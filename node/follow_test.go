@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// follower is a node that follows the maps it is given, and serves nobody.
+// follower is a node that follows the given maps and serves no client.
 func follower(t *testing.T) *Node {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -77,8 +77,8 @@ func removed(id string) []clustermap.Removed {
 	return []clustermap.Removed{{Replica: list(id)[0], Version: 7}}
 }
 
-// The life of a shard on a node: it founds, leaves, comes back as another replica.
-// After each step the node sees all older maps again, as it does when it restarts.
+// A shard on a node is founded, leaves, and comes back as another replica. After each step the node sees
+// all older maps again, as after a restart.
 func TestOldMapsBringNothingBack(t *testing.T) {
 	n := follower(t)
 	maps := []struct {
@@ -108,8 +108,8 @@ func TestOldMapsBringNothingBack(t *testing.T) {
 	}
 }
 
-// Who joins a shard waits for its leader, a founder that starts after its members
-// changed too: only the founders as they were may write the first entry.
+// A replica that joins a shard waits for the leader; so does a founder that starts after the members have
+// changed. Only the original founders may write the first entry.
 func TestOnlyFoundersFound(t *testing.T) {
 	for name, tc := range map[string]struct {
 		shard  clustermap.Shard
@@ -131,8 +131,8 @@ func TestOnlyFoundersFound(t *testing.T) {
 	}
 }
 
-// A replica whose server was killed between the note that it left and the deletion
-// of its data is deleted at the next look.
+// A server was killed after it had recorded that a replica left, and before it deleted the data. The next
+// look deletes them.
 func TestDeletionIsFinished(t *testing.T) {
 	n := follower(t)
 	follow(t, n, clustermap.Shard{Replicas: list("m", "a", "b")})

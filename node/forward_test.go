@@ -19,7 +19,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// dropConn loses what is written as long as cut is set, so that no answer comes either.
+// dropConn loses written data while cut is set, so that no answer arrives either.
 type dropConn struct {
 	net.Conn
 	cut *atomic.Bool
@@ -32,7 +32,8 @@ func (c *dropConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// forwardLab is a cluster of three servers with certificates and two tables, "mine" of trainer tom and "hers".
+// forwardLab is a cluster of three servers with certificates and two tables, "mine" of trainer tom and
+// "hers".
 type forwardLab struct {
 	*lab
 	c      *testCluster
@@ -98,8 +99,8 @@ func (f *forwardLab) leads() (leader string, term uint64, follower string) {
 	return "", 0, ""
 }
 
-// TestAFollowerForwards: the network between a client and the leader is cut, and nothing else.
-// All that clients do with rows goes on, and the lead does not move.
+// TestAFollowerForwards: only the network between a client and the leader is cut. All operations on rows
+// continue, and the leader stays the leader.
 func TestAFollowerForwards(t *testing.T) {
 	f := newForwardLab(t)
 	for key := rowraft.Key(10); !f.forwards(key); key += 10 {
@@ -107,7 +108,7 @@ func TestAFollowerForwards(t *testing.T) {
 	}
 }
 
-// forwards reports whether the lead stayed where it was.
+// forwards reports whether the leader stayed the leader.
 func (f *forwardLab) forwards(key rowraft.Key) bool {
 	t := f.t
 	t.Helper()
@@ -178,7 +179,7 @@ func (f *forwardLab) forwards(key rowraft.Key) bool {
 	return now == leader && at == term || f.ctx.Err() != nil
 }
 
-// tomsID is a client id of trainer tom.
+// tomsID returns a client id of trainer tom.
 func tomsID() (id rowraft.ClientID) {
 	tom := certs.Identity{Cluster: "lab", Role: certs.Trainer, Name: "tom"}
 	tag := tom.Tag()
@@ -195,15 +196,15 @@ func (f *forwardLab) stub(addr string, role certs.Role, name string, tables ...s
 	return rowraftv1.NewTableClient(connect(f.t, addr, source))
 }
 
-// TestWhoMayCallOnBehalf: the header of forwarded calls is for servers, says everything that the
-// caller's certificate does, and is good for one hop.
+// TestWhoMayCallOnBehalf: only servers may use the header of forwarded calls. The header carries everything
+// that the caller's certificate does, and is valid for one hop.
 func TestWhoMayCallOnBehalf(t *testing.T) {
 	f := newForwardLab(t)
 	for {
 		leader, term, follower := f.leads()
 		wrong := f.onBehalf(leader, follower)
 		if now, at, _ := f.leads(); now != leader || at != term {
-			continue // what was wrong may have been that
+			continue // the leader's change may be the reason
 		}
 		for _, w := range wrong {
 			t.Error(w)
@@ -232,7 +233,7 @@ func (f *forwardLab) onBehalf(leader, follower string) (wrong []string) {
 		said  []string
 		ask   bool
 		table string
-		want  rowraft.Code // 0: it succeeds
+		want  rowraft.Code // 0: success
 	}{
 		{"a server, for a trainer", node, []string{behalf(later, tom)}, false, "mine", 0},
 		{"a server, for an admin", node, []string{behalf(later, all)}, false, "hers", 0},
@@ -266,7 +267,7 @@ func (f *forwardLab) onBehalf(leader, follower string) (wrong []string) {
 	if _, err := node.Write(reader, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH}); rowraft.CodeOf(err) != rowraft.CodeDenied {
 		errorf("a push for a reader: %v, want CodeDenied", err)
 	}
-	// A session of another identity stays closed to whoever is represented.
+	// A session of another identity stays closed, whichever caller the server represents.
 	id := tomsID()
 	ann := metadata.AppendToOutgoingContext(f.ctx, "rowraft-on-behalf", behalf(later, all))
 	if _, err := node.OpenSession(ann, &rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 41}); rowraft.CodeOf(err) != rowraft.CodeDenied {

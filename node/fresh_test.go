@@ -10,16 +10,16 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// probed is a replica whose leader, and whose log, a test moves.
+// probed is a replica whose log, and whose leader's log, a test moves.
 type probed struct {
 	*freshness
 	end     context.CancelFunc
-	at      atomic.Uint64 // applied
-	commit  atomic.Uint64 // that the leader answers
-	takes   time.Duration // the leader, for an answer
+	at      atomic.Uint64 // applied index
+	commit  atomic.Uint64 // index that the leader answers
+	takes   time.Duration // how long the leader takes for an answer
 	answers atomic.Int64
-	gone    atomic.Bool  // the leader
-	asleep  atomic.Int64 // ns that only the kernel's clock has seen
+	gone    atomic.Bool  // the leader is away
+	asleep  atomic.Int64 // ns that pass on the kernel's clock only
 }
 
 func newProbed(t *testing.T, takes time.Duration) *probed {
@@ -48,11 +48,11 @@ func newProbed(t *testing.T, takes time.Duration) *probed {
 		}
 		return nil
 	})
-	p.boot = func() int64 { return p.asleep.Load() } // real time may stand still or jump beside virtual time
+	p.boot = func() int64 { return p.asleep.Load() } // real time may stop or jump relative to virtual time
 	return p
 }
 
-// set moves the leader's log and this one's.
+// set moves the leader's log and the replica's.
 func (p *probed) set(commit, at uint64) {
 	p.commit.Store(commit)
 	p.at.Store(at)
@@ -60,21 +60,21 @@ func (p *probed) set(commit, at uint64) {
 
 func (p *probed) stop() { p.end(); p.close() }
 
-// read waits for a proof, for 300 ms as a pull does.
+// read waits for a proof for up to 300 ms, as a pull does.
 func (p *probed) read(t *testing.T, b bound) (proof, bool) {
 	ctx, cancel := context.WithTimeout(t.Context(), boundedPatience)
 	defer cancel()
 	return p.await(ctx, b)
 }
 
-// An age is counted from when the leader was asked, however late it answers and however
-// late the answer is applied.
+// The age counts from the request to the leader, however late the answer arrives and however late its index
+// is applied.
 func TestAgeIsCountedFromTheQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 100*time.Millisecond)
 		defer p.stop()
 		p.set(10, 0)
-		time.AfterFunc(150*time.Millisecond, func() { p.at.Store(10) }) // the next question is answered after 200
+		time.AfterFunc(150*time.Millisecond, func() { p.at.Store(10) }) // the next probe is answered after 200 ms
 		got, ok := p.read(t, bound{maxAge: time.Second})
 		if !ok || got.age() < 150*time.Millisecond {
 			t.Fatalf("an index that was asked for 150 ms ago and applied now: age %v, %v", got.age(), ok)
@@ -85,7 +85,7 @@ func TestAgeIsCountedFromTheQuestion(t *testing.T) {
 	})
 }
 
-// A follower that gets no entries hears from a leader all the time, and knows nothing.
+// A follower that gets no entries still gets heartbeats of a leader. Those prove nothing.
 func TestAReplicaThatAppliesNothingGrowsOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 0)
@@ -112,7 +112,7 @@ func TestAReplicaThatAppliesNothingGrowsOld(t *testing.T) {
 	})
 }
 
-// Go's clock stands still while the machine sleeps; a replica grows older.
+// Go's clock stops while the machine sleeps, but the replica's state grows older.
 func TestAReplicaGrowsOldInItsSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 0)
@@ -131,8 +131,8 @@ func TestAReplicaGrowsOldInItsSleep(t *testing.T) {
 	})
 }
 
-// A replica goes on serving without a leader for as long as its proof lasts, then stops,
-// and begins again when somebody leads.
+// Without a leader, a replica serves for as long as its proof lasts, then stops. It serves again when there
+// is a leader.
 func TestProofsOutlastALeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 0)
@@ -156,7 +156,7 @@ func TestProofsOutlastALeader(t *testing.T) {
 	})
 }
 
-// A lag is refused and waited for like an age.
+// A lag above the bound leads to a wait and a refusal, like an age.
 func TestLagIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 0)
@@ -179,7 +179,7 @@ func TestLagIsBounded(t *testing.T) {
 	})
 }
 
-// Nobody is asked while nobody reads, and not more often than a read needs.
+// A replica sends no probe while no read arrives, and no more probes than a read needs.
 func TestProbesAreFewAndEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 0)

@@ -8,7 +8,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// roomyDisk has much room or, with a fault of OpFree, none.
+// roomyDisk has much free space or, with a fault of OpFree, none.
 type roomyDisk struct{ *vfs.Faulty }
 
 func (d roomyDisk) Free(dir string) (int64, error) {
@@ -16,8 +16,8 @@ func (d roomyDisk) Free(dir string) (int64, error) {
 	return min(free, 1) << 40, err
 }
 
-// TestAFullServerGivesItsLeadsAway: the leads of a server whose disk is full go to others,
-// pushes go on there, and none is lost or doubled. Without room anywhere pushes wait.
+// TestAFullServerGivesItsLeadsAway: a server with a full disk hands its leaderships to other servers.
+// Pushes continue there, and none is lost or applied twice. If every disk is full, pushes wait.
 func TestAFullServerGivesItsLeadsAway(t *testing.T) {
 	disks := make(map[string]*vfs.Faulty)
 	c := startClusterWith(t, 3, 3, func(cfg *Config) {
@@ -67,7 +67,7 @@ func TestAFullServerGivesItsLeadsAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	who := 0 // leads something
+	who := 0 // a server that leads a shard
 	eventually(t, ctx, "a server leads a shard", func() bool { who = (who + 1) % len(c.nodes); return leads(who) > 0 })
 	name := c.nodes[who].cfg.Name
 	full(name)
@@ -79,8 +79,8 @@ func TestAFullServerGivesItsLeadsAway(t *testing.T) {
 	t.Logf("%d pushes meanwhile, the longest gap %v", pushed, gap)
 	push()
 
-	// With room nowhere nobody can take a lead, and pushes wait. The scheduler's own
-	// changes go on.
+	// If every disk is full, no server can take a leadership, and pushes wait. The scheduler's own changes
+	// continue.
 	for name := range disks {
 		full(name)
 	}

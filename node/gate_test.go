@@ -73,7 +73,7 @@ func TestALeaseOpensTheGate(t *testing.T) {
 		if h.through(func() { t.Error("ran") }) {
 			t.Error("the gate was open for a moment, and a mark would still be logged")
 		}
-		// The push that is in now does not end: a second cut gives up with its lease.
+		// The push in progress does not end: a second cut gives up at the end of its lease.
 		if _, err := g.close(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 			t.Errorf("close: %v, want Deadline", err)
 		}

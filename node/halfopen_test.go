@@ -15,8 +15,8 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 )
 
-// TestHalfOpenConnectionsEnd: who connects and says nothing, or half of what is due,
-// is cut off by the server on every port, with and without TLS; clients work beside.
+// TestHalfOpenConnectionsEnd: the server closes connections that send nothing, or half of a message, on
+// every port, with and without TLS. Clients work meanwhile.
 func TestHalfOpenConnectionsEnd(t *testing.T) {
 	l := newLab(t)
 	for _, secure := range []bool{false, true} {
@@ -63,7 +63,7 @@ func TestHalfOpenConnectionsEnd(t *testing.T) {
 						defer conn.Close()
 						conn.SetDeadline(time.Now().Add(3 * time.Minute))
 						_, err = conn.Write([]byte(say))
-						for err == nil { // it may say something first
+						for err == nil { // the server may send something first
 							_, err = conn.Read(make([]byte, 512))
 						}
 						if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -77,7 +77,7 @@ func TestHalfOpenConnectionsEnd(t *testing.T) {
 					knock(port+", "+name, func() (net.Conn, error) { return begin(addr) }, say)
 				}
 			}
-			if secure { // and who has a certificate
+			if secure { // also with a certificate
 				source, err := admin.Open(nil)
 				if err != nil {
 					t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// A call waits for the next leader, for a short while, where it is; time is virtual.
+// A call waits on the server for the next leader, for a short time; time is virtual.
 func TestCallsWaitWhileTheLeadChangesHands(t *testing.T) {
 	none := rowraft.Errorf(rowraft.CodeNoLeader, "nobody leads")
 	elected := rowraft.Errorf(rowraft.CodeStarting, "still applies")

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// sizes notes how large an entry is and ends the batcher: no future can be made here.
+// sizes records the size of an entry and ends the batcher: no future can be made here.
 type sizes struct{ entry []int }
 
 func (s *sizes) Propose(entry []byte) *raftstore.Future {
@@ -22,8 +22,8 @@ func (s *sizes) Propose(entry []byte) *raftstore.Future {
 	return nil
 }
 
-// Raft's limits count entries, so an entry is about half a MiB whatever waits: 32
-// of them are one AppendEntries.
+// Raft's limits count entries, so an entry is about half a MiB whatever the queue holds: 32 of them fill
+// one AppendEntries.
 func TestEntriesAreOfTheTargetSize(t *testing.T) {
 	for _, partBytes := range []int{100, 64 << 10, 300 << 10, 1 << 20} {
 		group := &sizes{}
@@ -46,7 +46,7 @@ func TestEntriesAreOfTheTargetSize(t *testing.T) {
 		}
 		want := rowraft.TargetEntryBytes
 		if partBytes > want {
-			want = partBytes + 1<<10 // alone
+			want = partBytes + 1<<10 // in an entry alone
 		}
 		if got := group.entry[0]; got > want || got < want/2 && partBytes >= 64<<10 {
 			t.Errorf("parts of %d bytes make an entry of %d, want up to %d", partBytes, got, want)
@@ -57,8 +57,8 @@ func TestEntriesAreOfTheTargetSize(t *testing.T) {
 	}
 }
 
-// A client that gets no answer in time sends the same number again, while the first
-// copy still waits for the log.
+// A client without an answer in time sends the same number again while the first copy still waits for the
+// log.
 func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
 	for _, stays := range []bool{false, true} {
 		group := &sizes{}
@@ -106,7 +106,7 @@ func (b *batcher) queuedBytes() int {
 	return b.queued
 }
 
-// Each group keeps segments that are free: with many groups they are small.
+// Each group keeps free segments: with many groups the segments are small.
 func TestSegmentsOfAllGroupsAreBounded(t *testing.T) {
 	for _, tc := range []struct{ shards, want int }{{1, 64 << 20}, {8, 64 << 20}, {32, 16 << 20}, {64, 8 << 20}, {256, 8 << 20}} {
 		m := &clustermap.Map{}

@@ -10,8 +10,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// A shard that keeps as many jobs as it can refuses one more without a trace in its log,
-// however often it is asked, and takes it in when one has ended.
+// A shard with the maximum number of jobs refuses one more without a log entry, for any number of requests.
+// It accepts the job when another one has ended.
 func TestRefusedJobsAreNotLogged(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	ctx, admin := testContext(t), c.admin(0)
@@ -63,8 +63,8 @@ func TestRefusedJobsAreNotLogged(t *testing.T) {
 	}
 }
 
-// A call that drives a membership and comes when its job was ended brings nothing back, nor changes what
-// has begun since; who goes on with a run that rests does so in a later generation.
+// A delayed call that sets a membership of an ended job does not create the job again, and does not change
+// a job that began later. Workers that continue a resting run do so in a later generation.
 func TestALateMembershipBringsNoJobBack(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	ctx, admin := testContext(t), c.admin(0)
@@ -93,7 +93,7 @@ func TestALateMembershipBringsNoJobBack(t *testing.T) {
 		}
 	}
 	eventually(t, ctx, "the shard takes a job", func() bool { return ensure(1, 2, 0, 1) == nil })
-	end(1, 3) // its last one did not get here before: nobody was left
+	end(1, 3) // generation 3 did not arrive here: it had no member left
 	late(1, 2)
 	late(1, 3)
 	if err := ensure(1, 4, 0); err != nil {
@@ -109,11 +109,11 @@ func TestALateMembershipBringsNoJobBack(t *testing.T) {
 	}
 	end(1, 0)
 	late(1, 9)
-	end(2, 0) // of which nothing has got here yet
+	end(2, 0) // no entry of this generation has arrived here
 	late(2, 1)
 }
 
-// What a leader knows of jobs that have ended is bounded; the oldest goes first.
+// A leader remembers a bounded number of ended jobs; it forgets the oldest first.
 func TestEndedJobsAreBounded(t *testing.T) {
 	s := newSteps(&replica{})
 	membership := func(n int) *wire.Membership {
@@ -134,8 +134,8 @@ func TestEndedJobsAreBounded(t *testing.T) {
 	}
 }
 
-// A run that nobody trains in any more is in no shard; who goes on with it goes on behind
-// its steps, and with a clock from the beginning, not with that of those who are gone.
+// A run without trainers is in no shard. Workers that continue it begin after its last step, and with new
+// clocks, not with those of the workers that left.
 func TestARunThatRestsIsInNoShard(t *testing.T) {
 	c := startCluster(t, 1, 2)
 	ctx, admin := testContext(t), c.admin(0)

@@ -43,7 +43,7 @@ func (j *joins) dial(t *testing.T, addr string, files rpc.TLSFiles) *grpc.Client
 	return connect(t, addr, source)
 }
 
-// call calls the leader, whoever that is by now.
+// call makes a call to the current leader.
 func (j *joins) call(t *testing.T, fn func(rowraftv1.CertificatesClient) error) {
 	t.Helper()
 	for {
@@ -58,7 +58,7 @@ func (j *joins) call(t *testing.T, fn func(rowraftv1.CertificatesClient) error) 
 	}
 }
 
-// leader is the address of the server that leads the metadata group.
+// leader returns the address of the server that leads the metadata group.
 func (j *joins) leader(t *testing.T) (leader string) {
 	t.Helper()
 	ctx := testContext(t)
@@ -73,7 +73,7 @@ func (j *joins) leader(t *testing.T) (leader string) {
 	return leader
 }
 
-// token asks for one, whoever leads.
+// token creates a token on the current leader.
 func (j *joins) token(t *testing.T, ask *rowraftv1.JoinToken) *certs.Token {
 	t.Helper()
 	ctx := testContext(t)
@@ -100,9 +100,8 @@ func newFiles(t *testing.T) rpc.TLSFiles {
 
 var loopback = []string{"127.0.0.1"}
 
-// TestAMachineJoinsByAToken: whoever shows a token gets a certificate of its role, through
-// every server, as often as the token says, and who shows another one is told nothing of
-// what is wrong.
+// TestAMachineJoinsByAToken: a machine with a token gets a certificate of the token's role, from every
+// server, as often as the token allows. A machine with a wrong token gets no detail of what is wrong.
 func TestAMachineJoinsByAToken(t *testing.T) {
 	j := newJoins(t, 3)
 	ctx := testContext(t)
@@ -131,19 +130,19 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 		t.Errorf("who joined is not let in: %v", err)
 	}
 
-	// The same machine again, as after a lost answer: that is one use.
+	// The same machine joins again, as after a lost answer: that counts as one use.
 	os.Remove(machines[0].Cert)
 	if err := rpc.Join(ctx, []string{j.nodes[0].addr}, token, machines[0], "newa", loopback); err != nil {
 		t.Errorf("a machine that asks again: %v", err)
 	}
 
-	// The others hear one and the same.
+	// All other servers give the same error.
 	named := j.token(t, &rowraftv1.JoinToken{Role: "trainer", Name: "tom", Tables: []string{"user"}, Uses: 9})
 	gone := j.token(t, &rowraftv1.JoinToken{Role: "node"})
 	deleted := false
 	j.call(t, func(admin rowraftv1.CertificatesClient) error {
 		_, err := admin.DeleteToken(ctx, &rowraftv1.DeleteTokenRequest{Id: gone.ID})
-		if deleted && rowraft.CodeOf(err) == rowraft.CodeNotFound { // the first try was heard
+		if deleted && rowraft.CodeOf(err) == rowraft.CodeNotFound { // the first try succeeded
 			return nil
 		}
 		deleted = true
@@ -182,7 +181,7 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 		t.Errorf("the trainer's token gave %s, %v", id.String(), id.Tables)
 	}
 
-	// A token of another cluster is not told to this one.
+	// The client does not send a token of another cluster to this one.
 	foreign := *named
 	foreign.CA[0] ^= 1
 	if err := rpc.Join(ctx, []string{j.nodes[0].addr}, &foreign, newFiles(t), "tom", nil); rowraft.CodeOf(err) != rowraft.CodeDenied || !strings.Contains(err.Error(), "nothing was sent to it") {
@@ -190,7 +189,7 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 	}
 }
 
-// TestTokensAreForAdmins: who may make one, and for what.
+// TestTokensAreForAdmins: which callers may create which tokens.
 func TestTokensAreForAdmins(t *testing.T) {
 	j := newJoins(t, 1)
 	ctx := testContext(t)
@@ -224,7 +223,7 @@ func TestTokensAreForAdmins(t *testing.T) {
 	}
 }
 
-// TestOnlyJoinIsOpen: behind the door for machines without a certificate there is one call.
+// TestOnlyJoinIsOpen: machines without a certificate can make one call only.
 func TestOnlyJoinIsOpen(t *testing.T) {
 	j := newJoins(t, 1)
 	ctx := testContext(t)
@@ -240,12 +239,12 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 	awaitConn(t, conn)
 	open := 0
 	for _, m := range everyCall() {
-		// Each call is a stream of a connection that takes one: no two at a time. The server
+		// Each call is a stream on a connection that accepts one, so no two calls run at a time. The server
 		// ends the connection after 10 s, and the calls may take longer.
 		err := knock(ctx, conn, m.name, m.streams, grpc.WaitForReady(true))
 		if m.name == rowraftv1.Entrance_Join_FullMethodName {
 			open++
-			if rowraft.CodeOf(rpc.FromStatus(err)) != rowraft.CodeInvalidArgument { // it was empty
+			if rowraft.CodeOf(rpc.FromStatus(err)) != rowraft.CodeInvalidArgument { // the request was empty
 				t.Errorf("Join: %v", err)
 			}
 			continue
@@ -270,7 +269,7 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 	if rowraft.CodeOf(last) != rowraft.CodeOverloaded {
 		t.Errorf("many tries of one address: %v", last)
 	}
-	// Servers without the key have no such door.
+	// Servers without the key do not accept machines without a certificate.
 	other := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, j.lab.files(certs.Node, "n1") })
 	if err := rpc.Join(ctx, []string{other.nodes[0].addr}, token, newFiles(t), "x", loopback); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
 		t.Errorf("through a server without --ca-key: %v", err)
@@ -281,8 +280,8 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 	}
 }
 
-// TestAServerRenewsItsCertificate: with a third of its time left it gets the same one anew,
-// and shows it at once.
+// TestAServerRenewsItsCertificate: with a third of its time left, the server gets the same certificate with
+// a later end, and uses it at once.
 func TestAServerRenewsItsCertificate(t *testing.T) {
 	l := newLab(t)
 	files := l.request(certs.Request{Identity: certs.Identity{Role: certs.Node, Name: "n1"}, Hosts: loopback, NotBefore: time.Now().Add(-2 * time.Hour), Valid: 2*time.Hour + 10*time.Minute})
@@ -294,7 +293,7 @@ func TestAServerRenewsItsCertificate(t *testing.T) {
 	for {
 		now := mustCert(t, files.Cert)
 		if now.SerialNumber.Cmp(before.SerialNumber) != 0 {
-			// The CA of this lab is valid for an hour, which a certificate does not outlive.
+			// The CA of this lab is valid for an hour, and no certificate outlives it.
 			if id, err := certs.Of(now); err != nil || id.String() != "node n1" || !now.NotAfter.After(before.NotAfter) || now.VerifyHostname("127.0.0.1") != nil {
 				t.Errorf("renewed: %v (%v) until %v, it was until %v", id, err, now.NotAfter, before.NotAfter)
 			}

@@ -25,8 +25,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// startWithScheduler starts a scheduler in a process of its own, as node 0, and servers
-// that hold three replicas of one shard.
+// startWithScheduler starts a scheduler as node 0, in a separate process, and servers that hold three
+// replicas of one shard.
 func startWithScheduler(t testing.TB, servers int) *testCluster {
 	i := 0
 	return startClusterWith(t, 1+servers, 1, func(cfg *Config) {
@@ -36,8 +36,8 @@ func startWithScheduler(t testing.TB, servers int) *testCluster {
 	})
 }
 
-// All servers restart while the scheduler is away: they serve reads and pushes from the
-// map they kept, and learn the next one when it is back.
+// All servers restart while the scheduler is away. They serve reads and pushes from the stored map, and get
+// the next map when the scheduler is back.
 func TestServersRestartWithoutTheScheduler(t *testing.T) {
 	c := startWithScheduler(t, 3)
 	cl, ctx := c.dial(), testContext(t)
@@ -84,7 +84,7 @@ func TestServersRestartWithoutTheScheduler(t *testing.T) {
 	}
 }
 
-// A member of the metadata group that finds no majority of it starts its replicas, too.
+// A member of the metadata group that finds no majority of the group starts its replicas, too.
 func TestAServerRestartsWithoutTheMetadataGroup(t *testing.T) {
 	i := 0
 	c := startClusterWith(t, 4, 1, func(cfg *Config) { // the last one is no founder; replicas are on n1, n2, n3
@@ -109,8 +109,8 @@ func TestAServerRestartsWithoutTheMetadataGroup(t *testing.T) {
 	}
 }
 
-// A server comes back with a map from before its shard moved away, while nobody can give
-// it a newer one: it starts the replica, and the group gives it neither votes nor entries.
+// A server restarts with a map from before its shard moved away, while no server can give it a newer map.
+// It starts the replica, but the group accepts neither its votes nor its entries.
 func TestAnOldMapServesNothingThatMoved(t *testing.T) {
 	c := startWithScheduler(t, 4)
 	cl, ctx := c.dial(), testContext(t)
@@ -139,7 +139,7 @@ func TestAnOldMapServesNothingThatMoved(t *testing.T) {
 	})
 	c.stopNode(old)
 	mv, err := c.startMove(ctx, 0, c.nodes[old].cfg.Name, c.nodes[spare].cfg.Name)
-	for err != nil && rowraft.CodeOf(err).Retryable() && ctx.Err() == nil { // the spare one has not reported yet
+	for err != nil && rowraft.CodeOf(err).Retryable() && ctx.Err() == nil { // the spare server has not reported yet
 		mv, err = c.startMove(ctx, 0, c.nodes[old].cfg.Name, c.nodes[spare].cfg.Name)
 	}
 	if err != nil {
@@ -156,8 +156,8 @@ func TestAnOldMapServesNothingThatMoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.stopNode(0)       // the scheduler
-	c.stopNode(spare)   // with it the majority of those that vote now
-	c.stopNode(left[0]) // but the old one and left[1] were one
+	c.stopNode(spare)   // the majority of the current voters is gone
+	c.stopNode(left[0]) // but the old replica and left[1] were a majority once
 	c.restart(old)
 	conn := connect(t, c.nodes[old].addr, nil)
 	eventually(t, ctx, "the old replica runs", func() bool {
@@ -254,8 +254,8 @@ func TestEveryFlippedBitOfTheKeptMapIsFound(t *testing.T) {
 	}
 }
 
-// FuzzKeptMap: a map that is read is written and read as the same; what is refused is
-// Corrupt or too new. With fix set length and checksum are set right first.
+// FuzzKeptMap: a map that decodes encodes and decodes to the same map. A refusal is Corrupt or too new.
+// With fix set, the test corrects length and checksum first.
 func FuzzKeptMap(f *testing.F) {
 	golden, err := os.ReadFile(filepath.Join("testdata", "clustermap.bin"))
 	if err != nil {
@@ -296,8 +296,8 @@ func FuzzKeptMap(f *testing.F) {
 	})
 }
 
-// Whatever the moment of a crash, there is the map that was kept last, or a newer one
-// that was on its way.
+// At whatever moment a crash happens, the directory has the last stored map, or the newer one that was
+// being written.
 func TestCrashAtEachStepOfKeepingTheMap(t *testing.T) {
 	const last = 4
 	keep := func(disk vfs.FS, acked *rowraft.MapVersion) error {
@@ -320,7 +320,7 @@ func TestCrashAtEachStepOfKeepingTheMap(t *testing.T) {
 		Seeds: 20,
 		Run:   keep,
 		Check: func(disk vfs.FS, acked rowraft.MapVersion) (rowraft.MapVersion, error) {
-			if err := disk.SyncDir("/data"); err != nil { // identity.Open does, before the map is read
+			if err := disk.SyncDir("/data"); err != nil { // identity.Open syncs it before the map is read
 				return acked, err
 			}
 			m, err := readKeptMap(disk, "/data")

@@ -15,13 +15,12 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// slowGroup leads term 7. Its barriers fail at first, and what was committed takes
-// a while to apply.
+// slowGroup leads term 7. Its first barriers fail, and committed entries take a while to apply.
 type slowGroup struct {
 	refusals  int
 	appliedAt time.Time
 	follower  bool
-	moves     int // how often the term grows between a look and the next
+	moves     int // how often the term grows between two looks
 	term      rowraft.Term
 }
 
@@ -48,8 +47,8 @@ func (g *slowGroup) WaitApplied(ctx context.Context, _ rowraft.Index) error {
 	}
 }
 
-// A replica that raft made the leader serves, however long it takes to get there:
-// nobody tells it a second time.
+// A replica that raft made the leader serves in the end, however long it takes to prepare: raft reports the
+// leadership once only.
 func TestALeaderServesHoweverLateItIsReady(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -88,14 +87,14 @@ func TestConfirmLeadEndsWithTheReplica(t *testing.T) {
 	})
 }
 
-// notLeading is a group whose leader another node is.
+// notLeading is a group that another node leads.
 type notLeading struct{ slowGroup }
 
 func (notLeading) ReadIndex(context.Context) (rowraft.Index, error) {
 	return 0, fmt.Errorf("read: %w", &raftstore.NotLeaderError{Group: "shard-3", Term: 5, Leader: "n2"})
 }
 
-// A client follows the hint of a refused read as it follows that of a push.
+// A client follows the hint of a refused read like that of a push.
 func TestARefusedReadNamesTheLeader(t *testing.T) {
 	_, err := readIndex(t.Context(), &notLeading{}, 3)
 	hint, ok := errors.AsType[*rowraft.NotLeaderError](err)
@@ -104,7 +103,7 @@ func TestARefusedReadNamesTheLeader(t *testing.T) {
 	}
 }
 
-// A leader that was stopped refuses by what it knew then.
+// A former leader that was suspended refuses by its old state.
 func TestARefusalByTheStateIsConfirmed(t *testing.T) {
 	const seq = 1
 	client := rowraft.ClientID{1}
@@ -142,7 +141,7 @@ func TestLeadershipWaitsForTheReplicaToBeOpen(t *testing.T) {
 	r.ctx, r.cancel = context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { r.onLeader(7, true); close(done) }()
-	r.cancel() // the start failed after all
+	r.cancel() // the start has failed after all
 	<-done
 	if r.leading.Load() != 0 {
 		t.Error("a replica without a group leads")

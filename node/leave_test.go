@@ -39,9 +39,9 @@ func (l *logLines) count(msg string) int {
 	return n
 }
 
-// Servers that are told to stop, one after the other, hand over the leads that they have,
-// so that nobody waits for an election; pushes lose nothing. The first one leads something:
-// each of three leads one of three shards at first.
+// Servers stop one after the other and hand over their leaderships, so that no push waits for an election
+// and none is lost. The first server leads a shard: at first each of the three leads one of the three
+// shards.
 func TestServersThatStopHandOver(t *testing.T) {
 	logs := &logLines{}
 	c := startClusterWith(t, 3, 3, func(cfg *Config) { cfg.Logger = slog.New(slog.NewJSONHandler(logs, nil)) })
@@ -52,7 +52,7 @@ func TestServersThatStopHandOver(t *testing.T) {
 	}
 	stopLoad := load(ctx, t, table)
 	given, kept := 0, 0
-	for given == 0 && ctx.Err() == nil { // on a busy machine nobody may take a lead in time
+	for given == 0 && ctx.Err() == nil { // on a busy machine, no server may take over in time
 		for i := range c.nodes {
 			c.stopNode(i)
 			c.restart(i)

@@ -7,7 +7,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 )
 
-// What one client has been told is there, another reads, on whatever leader.
+// A client reads what another client's push was acknowledged for, on any leader.
 func TestLinearizableReadSeesOthersPushes(t *testing.T) {
 	c := startCluster(t, 3, 2)
 	ctx := testContext(t)

@@ -12,8 +12,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// admin returns the Admin service of a server, by one connection for as long as it runs: tests
-// that wait look a hundred times a second.
+// admin returns the Admin service of a server. It uses one connection while the server runs: tests that
+// wait make a hundred calls a second.
 func (c *testCluster) admin(i int) rowraftv1.ReplicasClient {
 	c.t.Helper()
 	n := c.nodes[i]
@@ -36,7 +36,7 @@ func (c *testCluster) admin(i int) rowraftv1.ReplicasClient {
 	return rowraftv1.NewReplicasClient(conn)
 }
 
-// transfer asks every server until one hands the lead of shard over.
+// transfer asks each server until one hands over the leadership of shard.
 func (c *testCluster) transfer(ctx context.Context, admins []rowraftv1.ReplicasClient, shard uint32, to string) (*rowraftv1.TransferLeaderReply, error) {
 	for {
 		for _, a := range admins {
@@ -53,7 +53,7 @@ func (c *testCluster) transfer(ctx context.Context, admins []rowraftv1.ReplicasC
 	}
 }
 
-// The lead goes round the servers while pushes go on: none is lost or applied twice.
+// The leadership moves round the servers while pushes continue: none is lost or applied twice.
 func TestLeadIsHandedOverUnderLoad(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	cl, ctx := c.dial(), testContext(t)
@@ -150,7 +150,7 @@ func TestTransferIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatalf("to whoever can: %v", err)
 		}
-		return reply.FromNode != reply.ToNode // or nobody voted in time, and it was elected again
+		return reply.FromNode != reply.ToNode // or no replica voted in time, and it was elected again
 	})
 	eventually(t, ctx, "one leader answers, in one term", func() bool {
 		leaders, inTerm := 0, make(map[uint64]int)
@@ -175,8 +175,7 @@ func TestTransferIsRefused(t *testing.T) {
 	})
 }
 
-// A leader that has lost its group does not know yet that it leads no more, and
-// tells nobody who the members are.
+// A leader that has lost its group does not know yet that it no longer leads. It returns no members.
 func TestALeaderWithoutItsGroupTellsNoMembers(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	ctx := testContext(t)

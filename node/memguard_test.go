@@ -8,8 +8,8 @@ import (
 	"github.com/rowraft/rowraft/node/admit"
 )
 
-// TestPushesAreRefusedWithoutMemory: what would make rows is refused while the process
-// is full and taken again when it is not; reads and deletes go on.
+// TestPushesAreRefusedWithoutMemory: a full process refuses operations that create rows, and accepts them
+// again later. Reads and deletes continue.
 func TestPushesAreRefusedWithoutMemory(t *testing.T) {
 	var used atomic.Int64
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {

@@ -20,7 +20,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// onScheduler calls fn on every server that runs until one does not send it elsewhere.
+// onScheduler calls fn on each running server until one does not redirect it.
 func (c *testCluster) onScheduler(ctx context.Context, fn func(rowraftv1.ClusterClient) error) error {
 	c.t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -48,15 +48,14 @@ func (c *testCluster) onScheduler(ctx context.Context, fn func(rowraftv1.Cluster
 	}
 }
 
-// startMove begins a move, once the server that it goes to is up.
+// startMove begins a move, after its target server is up.
 func (c *testCluster) startMove(ctx context.Context, shard uint32, from, to string) (m *rowraftv1.Move, err error) {
 	c.t.Helper()
 	m, _, err = c.tryMove(ctx, shard, from, to, true)
 	return m, err
 }
 
-// tryMove begins a move. If the server that it goes to is not up it waits for it, or
-// returns an error and down.
+// tryMove begins a move. If the target server is not up, it waits, or returns an error and down.
 func (c *testCluster) tryMove(ctx context.Context, shard uint32, from, to string, wait bool) (m *rowraftv1.Move, down bool, err error) {
 	c.t.Helper()
 	unsure := false
@@ -67,7 +66,7 @@ func (c *testCluster) tryMove(ctx context.Context, shard uint32, from, to string
 		if err == nil {
 			return nil
 		}
-		// The answer to a try may have been lost, and the next one finds it done.
+		// The answer to an earlier try may have been lost; then the next try finds the move.
 		if unsure {
 			st, err := s.Status(ctx, &rowraftv1.StatusRequest{})
 			if err != nil {
@@ -87,7 +86,7 @@ func (c *testCluster) tryMove(ctx context.Context, shard uint32, from, to string
 	return m, down, cmp.Or(err, refused)
 }
 
-// newestMove is the newest move between two servers that was not cancelled.
+// newestMove returns the newest move between two servers that was not cancelled.
 func newestMove(st *rowraftv1.StatusReply, shard uint32, from, to string) (newest *rowraftv1.Move) {
 	name := make(map[string]string)
 	for _, n := range st.Nodes {
@@ -117,7 +116,7 @@ func (c *testCluster) status(ctx context.Context) (reply *rowraftv1.StatusReply)
 	return reply
 }
 
-// ended waits until a move has ended and returns how.
+// ended waits until a move has ended and returns how it ended.
 func (c *testCluster) ended(ctx context.Context, id uint64) *rowraftv1.Move {
 	c.t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -137,7 +136,7 @@ func (c *testCluster) ended(ctx context.Context, id uint64) *rowraftv1.Move {
 	}
 }
 
-// eventually waits for what has no event.
+// eventually waits for a condition that has no event.
 func eventually(t testing.TB, ctx context.Context, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -155,8 +154,8 @@ func (c *testCluster) groupDir(name string, shard uint32) string {
 	return filepath.Join(c.dir, name, "raft", "groups", fmt.Sprintf("shard-%d", shard))
 }
 
-// load pushes to one row until stop is called, which returns how many pushes were
-// acknowledged and the longest pause between two.
+// load pushes to one row until stop is called. stop returns the number of acknowledged pushes and the
+// longest pause between two of them.
 func load(ctx context.Context, t testing.TB, table *client.Table) (stop func() (int64, time.Duration)) {
 	var (
 		wg     sync.WaitGroup
@@ -187,10 +186,10 @@ func load(ctx context.Context, t testing.TB, table *client.Table) (stop func() (
 	}
 }
 
-// A shard with its leader goes round four servers under load, and every server
-// restarts on the way: through old maps, which must start nothing that left.
+// A shard and its leader move round four servers under load, and every server restarts in between. The old
+// maps that it replays must not start a replica that has left.
 func TestReplicasMoveUnderLoad(t *testing.T) {
-	// A machine that is busy with other tests must not look like a dead leader.
+	// A busy machine must not look like a dead leader.
 	c := startClusterWith(t, 4, 1, func(cfg *Config) { cfg.Profile = "default" })
 	cl, ctx := c.dial(), testContext(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
@@ -207,7 +206,7 @@ func TestReplicasMoveUnderLoad(t *testing.T) {
 		}
 	}
 	stop := load(ctx, t, table)
-	for range 4 { // each server gives its replica away once, and gets another
+	for range 4 { // each server gives its replica away once, and gets another one
 		from := ""
 		eventually(t, ctx, "a leader has reported", func() bool {
 			for _, n := range c.status(ctx).Nodes {
@@ -271,8 +270,8 @@ func (c *testCluster) sameDigests(ctx context.Context, shard uint32) {
 	})
 }
 
-// A move to a server that dies before its replica votes waits, and can be undone;
-// the server deletes what it had when it comes back.
+// A move to a server that dies before its replica votes waits, and can be undone. The server deletes the
+// replica when it comes back.
 func TestMoveToADeadServerIsCancelled(t *testing.T) {
 	started := 0
 	c := startClusterWith(t, 4, 1, func(cfg *Config) {
@@ -296,7 +295,7 @@ func TestMoveToADeadServerIsCancelled(t *testing.T) {
 	}
 	to := c.nodes[spare].cfg.Name
 	var mv *rowraftv1.Move
-	for { // until its last heartbeat was a moment ago when the move begins
+	for { // until the last heartbeat is recent when the move begins
 		eventually(t, ctx, "the spare server has reported", func() bool {
 			for _, n := range c.status(ctx).Nodes {
 				if n.Node.Name == to && n.State == "up" && n.SinceHeartbeatNs < 1e9 {
@@ -327,7 +326,7 @@ func TestMoveToADeadServerIsCancelled(t *testing.T) {
 	if err := c.onScheduler(ctx, func(s rowraftv1.ClusterClient) error {
 		_, err := s.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: 0, MoveId: mv.Id})
 		if again && rowraft.CodeOf(err) == rowraft.CodeNotFound {
-			return nil // the first try was heard
+			return nil // the first try succeeded
 		}
 		again = true
 		return err

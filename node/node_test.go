@@ -24,15 +24,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testCluster is whole servers in this process, on loopback ports that the
-// kernel chose.
+// testCluster is complete servers in this process, on loopback ports that the kernel chose.
 type testCluster struct {
 	t     testing.TB
 	dir   string
 	nodes []*testNode
 
 	mu    sync.Mutex
-	conns map[*testNode]*grpc.ClientConn // of admin, to servers that run
+	conns map[*testNode]*grpc.ClientConn // of admin, to running servers
 }
 
 type testNode struct {
@@ -77,7 +76,7 @@ func startClusterWith(t testing.TB, servers, shards int, change func(*Config)) *
 	return c
 }
 
-// reserve takes two ports that the kernel chose, until the test ends.
+// reserve takes two ports that the kernel chooses, until the test ends.
 func (n *testNode) reserve(t testing.TB) {
 	for i := range n.ports {
 		p, err := localcluster.ReservePort()
@@ -120,7 +119,7 @@ func (n *testNode) awaitReady(t testing.TB) {
 	case <-n.ready:
 	case err := <-n.done:
 		n.cancel()
-		n.cancel = nil // it has ended: stopNode would wait for ever
+		n.cancel = nil // the server has ended: stopNode would wait forever
 		t.Fatalf("node %s ended before it was ready: %v", n.cfg.Name, err)
 	case <-time.After(2 * time.Minute):
 		t.Fatalf("node %s is not ready after 2 minutes", n.cfg.Name)
@@ -134,7 +133,7 @@ func (c *testCluster) stopNode(i int) {
 		return
 	}
 	c.mu.Lock()
-	delete(c.conns, n) // it may not know at once that it is broken
+	delete(c.conns, n) // the connection may not notice at once that it is broken
 	c.mu.Unlock()
 	n.cancel()
 	n.cancel = nil
@@ -190,7 +189,7 @@ func (c *testCluster) dial() *client.Client {
 	return cl
 }
 
-// testContext bounds all that a test waits for: on a busy machine that is a lot.
+// testContext limits all waits of a test. A busy machine needs a lot of time.
 func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	t.Cleanup(cancel)
@@ -235,9 +234,8 @@ func TestPushIsVisibleToPull(t *testing.T) {
 	}
 }
 
-// TestPushesSurviveTheLeader stops one server after the other, while a client
-// pushes, and counts what arrived: with SGD, learning rate 1 and gradient −1 a
-// row counts its pushes.
+// TestPushesSurviveTheLeader stops one server after the other while a client pushes, and counts the applied
+// pushes: with SGD, learning rate 1 and gradient −1, a row counts its pushes.
 func TestPushesSurviveTheLeader(t *testing.T) {
 	c := startCluster(t, 3, 2)
 	cl, ctx := c.dial(), testContext(t)
@@ -315,8 +313,8 @@ func TestAcknowledgedPushesSurviveARestartOfAll(t *testing.T) {
 	}
 }
 
-// TestAllServersMoveAtOnce restarts everything under other addresses: no map
-// knows them, and the servers must find each other by --join.
+// TestAllServersMoveAtOnce restarts all servers at other addresses. No map has those, so the servers must
+// find each other by --join.
 func TestAllServersMoveAtOnce(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	cl, ctx := c.dial(), testContext(t)
@@ -371,7 +369,7 @@ func TestTrainersGetRanksAndZombiesAreFenced(t *testing.T) {
 		}
 	}
 
-	// Two clients of one id: the later incarnation fences the earlier.
+	// Two clients use one id: the later incarnation fences the earlier one.
 	id := rowraft.ClientID{42}
 	open := func() *client.Table {
 		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, ClientID: id})
@@ -404,8 +402,8 @@ func TestTrainersGetRanksAndZombiesAreFenced(t *testing.T) {
 	}
 }
 
-// TestServersWithoutSchedulerTakeShards has five servers, two of which run no
-// member of the metadata group: replicas are on all of them.
+// TestServersWithoutSchedulerTakeShards has five servers; two of them run no member of the metadata group.
+// All of them get replicas.
 func TestServersWithoutSchedulerTakeShards(t *testing.T) {
 	founders := 0
 	c := startClusterWith(t, 5, 5, func(cfg *Config) {
@@ -440,7 +438,7 @@ func TestServersWithoutSchedulerTakeShards(t *testing.T) {
 	if _, err := table.Push(ctx, keys, grads); err != nil {
 		t.Fatal(err)
 	}
-	c.stopNode(4) // one without a scheduler
+	c.stopNode(4) // a server without a scheduler
 	if err := table.Pull(ctx, keys, got); err != nil || got[0] != 1 || got[399] != 1 {
 		t.Fatalf("rows %v … %v (%v), want 1", got[0], got[399], err)
 	}
@@ -478,8 +476,8 @@ func TestInsecureIsLoopbackOnly(t *testing.T) {
 	}
 }
 
-// connect opens a connection to a server that runs, and closes it when the test ends. On a
-// busy machine the first try may be over before it was answered; a call waits for none.
+// connect opens a connection to a running server and closes it when the test ends. On a busy machine, the
+// first try to connect may time out; a call does not wait for the next one.
 func connect(t testing.TB, addr string, source *certs.Source) *grpc.ClientConn {
 	t.Helper()
 	conn, err := rpc.Dial(addr, source, nil)
@@ -503,7 +501,7 @@ func awaitConn(t testing.TB, conn *grpc.ClientConn) {
 	}
 }
 
-// bareDial is a connection without anything of this project.
+// bareDial opens a connection without any code of this project.
 func bareDial(addr string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 )
 
-// get asks a server's ops port.
+// get requests a page from a server's ops port.
 func (n *testNode) get(t testing.TB, path string) (int, string) {
 	t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Minute}
@@ -30,8 +30,8 @@ func (n *testNode) get(t testing.TB, path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// TestOpsPort: the numbers of a server stand under their names, and it is ready once its
-// replicas know a leader.
+// TestOpsPort: the metrics of a server have their names, and the server is ready after its replicas know a
+// leader.
 func TestOpsPort(t *testing.T) {
 	c := startClusterWith(t, 3, 2, func(cfg *Config) {
 		cfg.Pages = map[string]func(io.Writer) error{"log": func(w io.Writer) error {
@@ -108,8 +108,8 @@ func TestOpsPortIsForAll(t *testing.T) {
 	}
 }
 
-// TestStrangersLeaveRoomOnTheOpsPort: two addresses fill the port with connections that say nothing. A
-// scraper with a certificate gets in next to them, and so does a probe without one.
+// TestStrangersLeaveRoomOnTheOpsPort: two addresses fill the port with connections that send nothing. A
+// scraper with a certificate still gets in, and so does a probe without one.
 func TestStrangersLeaveRoomOnTheOpsPort(t *testing.T) {
 	lab := newLab(t)
 	server := lab.files(certs.Node, "n1")
@@ -138,7 +138,7 @@ func TestStrangersLeaveRoomOnTheOpsPort(t *testing.T) {
 	}{{"a scraper", "/metrics", known}, {"a probe", "/livez", unknown}} {
 		tc.tls.ServerName = "127.0.0.1"
 		scrape := http.Client{Transport: &http.Transport{TLSClientConfig: tc.tls}, Timeout: 2 * time.Minute}
-		for range 3 { // the connection of the scraper stays while the flood goes on
+		for range 3 { // the scraper's connection stays open during the flood
 			resp, err := scrape.Get("https://" + n.opsAddr + tc.page)
 			if err != nil {
 				t.Fatalf("%s next to the connections of two others: %v", tc.name, err)
@@ -153,7 +153,7 @@ func TestStrangersLeaveRoomOnTheOpsPort(t *testing.T) {
 	}
 }
 
-// TestNotReadyWithoutAMajority: a server whose shards have no leader says so, and which.
+// TestNotReadyWithoutAMajority: a server whose shards have no leader reports that, and names the shards.
 func TestNotReadyWithoutAMajority(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.stopNode(1)
@@ -168,7 +168,7 @@ func TestNotReadyWithoutAMajority(t *testing.T) {
 	}
 }
 
-// wantAlert: the metric that an operator is woken by, and readiness, tell of the fence.
+// wantAlert checks that the alert's metric and the readiness report the fence.
 func (c *proofCluster) wantAlert(name string) {
 	c.t.Helper()
 	n := c.nodes[c.byNode[name]]

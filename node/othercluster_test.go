@@ -10,8 +10,9 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// A call that names another cluster is refused before it does anything, unary or stream; a request for the
-// map by a client of another cluster is answered at once, whatever version that one knows.
+// The server refuses a call that names another cluster before the call has any effect, unary or stream. It
+// answers a request for the map from a client of another cluster at once, whatever version the client
+// knows.
 func TestCallsForAnotherClusterAreRefused(t *testing.T) {
 	r, c := openRaw(t)
 	other, own := rpc.WithCluster(testContext(t), "another"), rpc.WithCluster(testContext(t), r.m.Cluster)

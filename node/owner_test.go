@@ -13,8 +13,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// TestJobsBelongToAnIdentity: another trainer cannot become a worker of a job, nor act
-// as one, nor learn what it would take; an operator can stop it.
+// TestJobsBelongToAnIdentity: another trainer cannot become a worker of a job, nor act as one, nor learn
+// the job's settings; an operator can stop the job.
 func TestJobsBelongToAnIdentity(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestHowFarAPartIs is told until its writer ends, also to somebody who has gone.
+// TestHowFarAPartIs: the progress is sent until the writer ends, also after the receiver has left.
 func TestHowFarAPartIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, done, broke := &counter{}, make(chan error, 1), errors.New("the writer broke")
@@ -29,7 +29,7 @@ func TestHowFarAPartIs(t *testing.T) {
 			t.Errorf("%v, told of %v bytes", err, slices.Compact(sent))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // nobody listens: the end of the writer counts
+	synctest.Test(t, func(t *testing.T) { // the receiver has left: report still waits for the writer
 		c, done, gone := &counter{}, make(chan error, 1), errors.New("nobody listens")
 		time.AfterFunc(time.Minute, func() { done <- nil })
 		begun := time.Now()

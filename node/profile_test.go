@@ -8,7 +8,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// The timers follow the replicas, up at the bound and down a quarter below it.
+// The timers follow the number of replicas: up at the bound, and down a quarter below it.
 func TestProfilesFollowTheReplicas(t *testing.T) {
 	now := ""
 	for _, step := range []struct {
@@ -28,7 +28,7 @@ func TestProfilesFollowTheReplicas(t *testing.T) {
 	}
 }
 
-// A server chooses its timers by the map, tells which, and keeps those that it was given.
+// A server chooses its timers by the map, reports them, and keeps configured ones.
 func TestAServerTellsItsTimers(t *testing.T) {
 	for given, want := range map[string]string{profileAuto: "fast", "dense": "dense", "": "default"} {
 		c := startClusterWith(t, 1, 2, func(cfg *Config) { cfg.Profile = given })
@@ -39,7 +39,7 @@ func TestAServerTellsItsTimers(t *testing.T) {
 	}
 }
 
-// All servers go by the one that has most.
+// All servers choose by the server with the most replicas.
 func TestTheFullestServerCounts(t *testing.T) {
 	m := &clustermap.Map{
 		Nodes:  []clustermap.Node{{ID: "a"}, {ID: "b"}},

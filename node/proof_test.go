@@ -22,8 +22,8 @@ import (
 	"github.com/rowraft/rowraft/shard"
 )
 
-// TestJudge goes through everything that up to five voters can say, with a learner
-// beside them, and holds judge against docs/formats/entry.md read again.
+// TestJudge tries all answers of up to five voters and a learner. It compares judge with a second
+// implementation of docs/formats/entry.md.
 func TestJudge(t *testing.T) {
 	const silent, abstains, fenced, kinds = 3, 4, 5, 6 // below: one of three digests
 	say := func(kind int) testimony {
@@ -32,7 +32,7 @@ func TestJudge(t *testing.T) {
 			return testimony{voter: true, err: errors.New("silent")}
 		case abstains:
 			return testimony{voter: true}
-		case fenced: // what it had does not count
+		case fenced: // its digest does not count
 			return testimony{voter: true, fenced: "it is", noted: true, figures: shard.Digest{Index: 9, Sum: [16]byte{0}}}
 		}
 		return testimony{voter: true, noted: true, figures: shard.Digest{Index: 9, Sum: [16]byte{byte(kind)}}}
@@ -76,8 +76,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// proofCluster is servers with one shard, whose leader compares its replicas all the
-// time. From harm on one of them applies one gradient with the wrong sign.
+// proofCluster is servers with one shard, whose leader compares its replicas continuously. Once harm is
+// set, one replica applies one gradient with the wrong sign.
 type proofCluster struct {
 	*testCluster
 	harm     atomic.Int32 // 1: a leader misapplies, 2: a follower
@@ -134,7 +134,7 @@ func (c *proofCluster) push() {
 	c.pushed++
 }
 
-// wantRow pulls the row, which must hold what was pushed.
+// wantRow pulls the row and compares it with the pushes.
 func (c *proofCluster) wantRow() {
 	c.t.Helper()
 	var got [4]float32
@@ -143,7 +143,7 @@ func (c *proofCluster) wantRow() {
 	}
 }
 
-// replicas asks every server that runs for its replica of the shard.
+// replicas asks every running server for its replica of the shard.
 func (c *proofCluster) replicas() map[string]*rowraftv1.ReplicaStatus {
 	out := make(map[string]*rowraftv1.ReplicaStatus)
 	for i, n := range c.nodes {
@@ -161,7 +161,7 @@ func (c *proofCluster) replicas() map[string]*rowraftv1.ReplicaStatus {
 	return out
 }
 
-// leader is the server that leads in the newest term that any knows, "" if none does.
+// leader returns the server that leads in the newest known term; "" if there is none.
 func (c *proofCluster) leader() (name string, term uint64) {
 	for server, r := range c.replicas() {
 		if r.Term > term {
@@ -181,7 +181,7 @@ func (c *proofCluster) admins() (all []rowraftv1.ReplicasClient) {
 	return all
 }
 
-// fencedServer is the one with the fenced replica that does not run any more.
+// fencedServer returns the server whose fenced replica has stopped.
 func (c *proofCluster) fencedServer() string {
 	for name, r := range c.replicas() {
 		if r.Role == roleFenced {
@@ -191,9 +191,9 @@ func (c *proofCluster) fencedServer() string {
 	return ""
 }
 
-// TestAReplicaInTheMinorityIsFenced: a follower, or the leader, applies one gradient
-// wrongly. It is fenced soon, and from then on every read is right; it keeps its
-// disk, stays fenced over a restart, and is replaced by a move.
+// TestAReplicaInTheMinorityIsFenced: a follower, or the leader, applies one gradient wrongly. It is fenced
+// soon, and from then on every read is correct. It keeps its disk, stays fenced over a restart, and a move
+// replaces it.
 func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 	for role, harm := range map[string]int32{"leader": 1, "follower": 2} {
 		t.Run(role, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 			}
 			c.checkFenced(name)
 
-			// Over a restart.
+			// The replica stays fenced over a restart.
 			i := c.byNode[name]
 			c.stopNode(i)
 			c.restart(i)
@@ -233,7 +233,7 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 			}
 			c.checkFenced(name)
 
-			// A move replaces it.
+			// A move replaces the replica.
 			spare := ""
 			m := c.status(c.ctx).Map
 			for _, n := range m.Nodes {
@@ -260,7 +260,7 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 				reply := c.prove()
 				noted := 0
 				for _, r := range reply.Replicas {
-					if r.Noted { // in time, which one on a busy machine may not
+					if r.Noted { // in time, which a replica on a busy machine may not reach
 						noted++
 					}
 					if r.Noted && (r.Rows != 1 || reply.Verdict == agreed && string(r.Digest) != string(reply.Digest)) || r.Fenced != "" {
@@ -276,7 +276,7 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 	}
 }
 
-// checkFenced wants the replica on a server to refuse, say why, and keep its log.
+// checkFenced checks that the replica on a server refuses, names the reason, and keeps its log.
 func (c *proofCluster) checkFenced(name string) {
 	c.t.Helper()
 	r := c.replicas()[name]
@@ -301,7 +301,7 @@ func (c *proofCluster) checkFenced(name string) {
 	})
 }
 
-// prove asks the leader for a comparison.
+// prove requests a comparison from the leader.
 func (c *proofCluster) prove() (reply *rowraftv1.ProveReply) {
 	c.t.Helper()
 	eventually(c.t, c.ctx, "a leader compares the replicas", func() bool {
@@ -355,8 +355,8 @@ func (c *proofCluster) scheduler(fn func(*grpc.ClientConn) error) (err error) {
 	return err
 }
 
-// create makes a checkpoint and returns its name. Each try has one of its own: what became
-// of the one before may not be known.
+// create makes a checkpoint and returns its name. Each try uses another name: the outcome of an earlier try
+// may be unknown.
 func (c *proofCluster) create(dir string) (name string, err error) {
 	c.t.Helper()
 	err = c.checkpoint(func(s rowraftv1.CheckpointsClient) error {
@@ -378,9 +378,8 @@ func drain[Reply any](stream grpc.ServerStreamingClient[Reply], err error) error
 	return rpc.FromStatus(err)
 }
 
-// TestADividedShardServesNothing: of two replicas that differ nobody knows which is
-// right, so neither serves, nor is checkpointed. They go on as a group, and a restore
-// makes them equal again.
+// TestADividedShardServesNothing: if two replicas differ, neither is known to be right. So neither serves,
+// and no checkpoint is made. They stay a group, and a restore makes them equal again.
 func TestADividedShardServesNothing(t *testing.T) {
 	c := startProofCluster(t, 2)
 	dir := t.TempDir()
@@ -439,7 +438,7 @@ func TestADividedShardServesNothing(t *testing.T) {
 		}
 		return true
 	})
-	if c.table, err = c.dial().Table(c.ctx, "user"); err != nil { // an older session is refused
+	if c.table, err = c.dial().Table(c.ctx, "user"); err != nil { // the shard refuses an older session
 		t.Fatal(err)
 	}
 	c.pushed = 1
@@ -448,8 +447,7 @@ func TestADividedShardServesNothing(t *testing.T) {
 	c.wantRow()
 }
 
-// TestAMajorityIsCompared: the first comparison of a shard needs no answer from a server
-// that is down.
+// TestAMajorityIsCompared: the first comparison of a shard needs no answer from a server that is down.
 func TestAMajorityIsCompared(t *testing.T) {
 	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Profile, cfg.ProofEvery = "default", -1 })
 	ctx := testContext(t)
@@ -467,8 +465,8 @@ func TestAMajorityIsCompared(t *testing.T) {
 	})
 }
 
-// TestOnlyRowsOfTheMajorityAreKept: a leader that misapplied makes no checkpoint, before
-// anything has fenced it; beside a follower that did, it does.
+// TestOnlyRowsOfTheMajorityAreKept: a leader that misapplied makes no checkpoint, even before it is fenced.
+// With a follower that misapplied, the leader makes one.
 func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 	for role, tc := range map[string]struct {
 		harm int32
@@ -483,13 +481,13 @@ func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 			}
 			c.harm.Store(tc.harm)
 			eventually(t, c.ctx, "somebody has misapplied it", func() bool {
-				c.push() // one that was applied while nobody led harms nobody
+				c.push() // a push that was applied without a leader does no harm
 				return c.harmedOn.Load() != nil
 			})
 			eventually(t, c.ctx, "a checkpoint while one is wrong", func() bool {
 				leader, term := c.leader()
 				wrong := c.harmedOn.Load().(string)
-				if to := map[string]string{"leader": wrong}[role]; leader != "" && (leader == wrong) != (role == "leader") { // it has changed
+				if to := map[string]string{"leader": wrong}[role]; leader != "" && (leader == wrong) != (role == "leader") { // it changed
 					_, _ = c.transfer(c.ctx, c.admins(), 0, to)
 					return false
 				}
@@ -498,7 +496,7 @@ func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 				if rowraft.CodeOf(err) == tc.want {
 					return true
 				}
-				// Who does not answer in time accuses nobody, and vouches for nothing.
+				// A replica that does not answer in time counts neither for nor against the leader.
 				if now, at := c.leader(); now == leader && at == term && leader != "" && time.Since(begin) < proofPatience {
 					t.Fatalf("checkpoint while a %s is wrong: %v, want %v", role, err, tc.want)
 				}
@@ -508,9 +506,9 @@ func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 	}
 }
 
-// TestNoReplicaIsFenced is what catches the canaries that misapply a gradient.
+// TestNoReplicaIsFenced catches the canaries that misapply a gradient.
 func TestNoReplicaIsFenced(t *testing.T) {
-	c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.tamper = nil }) // but what the build does
+	c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.tamper = nil }) // only the build's own tamper remains
 	start, last := time.Now(), uint64(0)
 	for marks := 0; marks < 10 || time.Since(start) < 5*scrubEvery; {
 		c.push()

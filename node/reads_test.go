@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// boundedReads asks one server after the other, as a client that knows nothing of leaders.
+// boundedReads asks the servers in turn, like a client without leader hints.
 type boundedReads struct {
 	t     *testing.T
 	table rowraft.TableID
@@ -53,8 +53,8 @@ func (r *boundedReads) read(ctx context.Context, server int, req *rowraftv1.Pull
 	return values[0], reply, nil
 }
 
-// patient is read again while the server is not new enough: a replica gives up after 300 ms,
-// which a busy machine may take.
+// patient reads again while the server is not new enough: a replica gives up after 300 ms, and a busy
+// machine may take longer.
 func (r *boundedReads) patient(ctx context.Context, server int, maxAge time.Duration, maxLag, minIndex uint64) (float32, *rowraftv1.PullReply, time.Time) {
 	r.t.Helper()
 	for {
@@ -69,7 +69,7 @@ func (r *boundedReads) patient(ctx context.Context, server int, maxAge time.Dura
 	}
 }
 
-// Every replica serves, and has all that was acknowledged before the age that it tells.
+// Every replica serves, and has every push that was acknowledged before the reported age.
 func TestBoundedReadsOfAnyReplica(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	ctx := testContext(t)
@@ -99,7 +99,7 @@ func TestBoundedReadsOfAnyReplica(t *testing.T) {
 		if int(v) < want || int(v) > push+1 {
 			t.Errorf("server %d with an age of %v has %v pushes of %d, want %d at least", push%3, time.Duration(reply.AgeNs), v, push+1, want)
 		}
-		// A minimum is met whatever the age.
+		// A minimum index applies whatever the age.
 		index := uint64(cl.Position().Shards[0])
 		if v, reply, _ = reads.patient(ctx, push%3, time.Minute, 0, index); int(v) != push+1 || reply.AppliedIndex < index {
 			t.Fatalf("server %d after push %d at index %d: %v, %v", push%3, push+1, index, v, reply)
@@ -107,8 +107,8 @@ func TestBoundedReadsOfAnyReplica(t *testing.T) {
 	}
 }
 
-// Without a majority nobody can tell how old he is: what was proved before is served until
-// it is too old, and then nothing is.
+// Without a majority no replica can prove its age. A replica serves by its last proof until that is too
+// old, and then refuses.
 func TestBoundedReadsEndWithTheirBound(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	ctx := testContext(t)

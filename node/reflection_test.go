@@ -7,7 +7,7 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 )
 
-// TestReflectionListsTheServices: grpcurl and its like find what a server offers.
+// TestReflectionListsTheServices: grpcurl and similar tools can list the services of a server.
 func TestReflectionListsTheServices(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	stream, err := reflectionpb.NewServerReflectionClient(connect(t, c.nodes[0].addr, nil)).ServerReflectionInfo(testContext(t))

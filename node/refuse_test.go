@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// raw talks to one server as any gRPC client would.
+// raw makes calls to one server as any gRPC client would.
 type raw struct {
 	t     *testing.T
 	stub  rowraftv1.TableClient
@@ -25,8 +25,7 @@ type raw struct {
 	seq   uint64
 }
 
-// openRaw starts a cluster of one shard with a table of dim 4, two rows in it,
-// and an open session.
+// openRaw starts a cluster of one shard with a table of dim 4, two rows in it, and an open session.
 func openRaw(t *testing.T) (*raw, *testCluster) {
 	c := startCluster(t, 1, 1)
 	cl, ctx := c.dial(), testContext(t)
@@ -67,7 +66,7 @@ func (r *raw) request(payload []byte) *rowraftv1.WriteRequest {
 	return &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: uint64(r.m.SlotsVersion), ClientId: r.id[:], Incarnation: 1 << 40, Seq: r.seq, Payload: payload}
 }
 
-// state is the log and the rows of the shard.
+// state returns the log index and the rows of the shard.
 func (r *raw) state() string {
 	r.t.Helper()
 	st, err := r.admin.NodeStatus(testContext(r.t), &rowraftv1.NodeStatusRequest{})
@@ -220,8 +219,8 @@ func TestResentNumberIsAppliedOnce(t *testing.T) {
 	}
 }
 
-// TestFullDiskRefusesPushes sets the reserve above what any disk has: pushes are
-// refused before the log and pulls go on.
+// TestFullDiskRefusesPushes sets the reserve above the size of any disk: the server refuses pushes before
+// the log, and pulls continue.
 func TestFullDiskRefusesPushes(t *testing.T) {
 	r, c := openRaw(t)
 	c.stopNode(0)

@@ -7,8 +7,8 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// A server that restarts follows the map from before its shards for a moment. A call that is right on
-// the cluster must come again then; it must not be told that it is wrong.
+// A server that restarts follows, for a moment, the map from before its shards. A correct call must get a
+// retryable error then, not one that says that the call is wrong.
 func TestAMapWithoutShardsRefusesForAMoment(t *testing.T) {
 	mapOf := func(version rowraft.MapVersion, shards int) *clustermap.Map {
 		list := make([]clustermap.Shard, shards)

@@ -10,7 +10,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Who began before a restore is told so, whatever it calls for.
+// A caller that began before a restore gets an error that says so, for every call.
 func TestARestoreIsToldToThoseFromBefore(t *testing.T) {
 	m, err := clustermap.New(clustermap.Map{Version: 2, SlotsVersion: 1, Shards: []clustermap.Shard{{}}}, nil)
 	if err != nil {
@@ -59,15 +59,15 @@ func watched(t *testing.T) (*replica, stateMachine) {
 	return r, stateMachine{machine, r}
 }
 
-// TestAReplicaThatCouldNotCloseARestoreIsFenced: what it had staged was not what the log brought,
-// so it kept its tables when the others took the new ones. It would answer no entry that
-// they take, for ever, and be no replica of anything.
+// TestAReplicaThatCouldNotCloseARestoreIsFenced: its staged rows differed from those of the log, so it kept
+// its tables when the other replicas took the new ones. It would refuse every entry that they accept,
+// forever, and be no replica of anything.
 func TestAReplicaThatCouldNotCloseARestoreIsFenced(t *testing.T) {
 	h, id := wire.EntryHeader{Version: wire.FirstVersion, Epoch: 1}, wire.RestoreID{1}
 	next := wire.EntryHeader{Version: wire.FirstVersion, Epoch: 2}
 	for name, tc := range map[string]struct {
-		rows   uint64 // that it was to have staged
-		never  bool   // no restore: who called for the entry is ahead of the shard
+		rows   uint64 // that it should have staged
+		never  bool   // no restore: the entry's caller is ahead of the shard
 		fenced bool
 	}{"whole": {0, false, false}, "damaged": {1, false, true}, "ahead": {0, true, false}} {
 		r, m := watched(t)
@@ -95,8 +95,8 @@ func TestAReplicaThatCouldNotCloseARestoreIsFenced(t *testing.T) {
 	}
 }
 
-// TestADividedShardTakesNoSnapshot: none would say that it is divided, and a replica that
-// restarts from one would serve rows of which nobody knows whether they are right.
+// TestADividedShardTakesNoSnapshot: a snapshot would not record that the shard is divided. A replica that
+// restarts from one would serve rows that may be wrong.
 func TestADividedShardTakesNoSnapshot(t *testing.T) {
 	h := wire.EntryHeader{Version: 1, Epoch: 1}
 	r, m := watched(t)

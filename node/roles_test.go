@@ -31,14 +31,13 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// stranger is somebody who must not get in, with what he shows.
+// stranger is a client that the server must refuse, with its TLS configuration.
 type stranger struct {
 	name string
 	tls  *tls.Config // nil: plaintext
 }
 
-// strangers have everything right but one thing. They believe any server, so that it
-// is the server that refuses them.
+// strangers are correct except for one thing. They accept any server, so that the server must refuse them.
 func strangers(t *testing.T, l *lab) []stranger {
 	t.Helper()
 	load := func(f rpc.TLSFiles) *tls.Config {
@@ -75,7 +74,7 @@ func strangers(t *testing.T, l *lab) []stranger {
 	return out
 }
 
-// call is one that servers answer.
+// call is a call that servers implement.
 type call struct {
 	name    string
 	streams bool
@@ -98,7 +97,7 @@ func everyCall() (out []call) {
 	return out
 }
 
-// knock makes a call with an empty request and returns the answer.
+// knock makes a call with an empty request and returns the error.
 func knock(ctx context.Context, conn *grpc.ClientConn, method string, streams bool, opts ...grpc.CallOption) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -115,14 +114,13 @@ func knock(ctx context.Context, conn *grpc.ClientConn, method string, streams bo
 	return s.RecvMsg(&emptypb.Empty{})
 }
 
-// caKey is the file of the CA's key.
+// caKey returns the file of the CA's key.
 func (l *lab) caKey() string {
 	return strings.TrimSuffix(l.files(certs.Admin, "ann").CA, ".pem") + ".key"
 }
 
-// TestNobodyGetsIn is the matrix: every call of every service that a server really has
-// × every kind of certificate that must be refused for it, and all ports × every
-// stranger.
+// TestNobodyGetsIn is the matrix: every call of every registered service × every kind of certificate that
+// the server must refuse for it, and all ports × every stranger.
 func TestNobodyGetsIn(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey() })
@@ -173,7 +171,7 @@ func TestNobodyGetsIn(t *testing.T) {
 		for _, m := range calls {
 			may := rpc.RolesOf(m.name)
 			if slices.Contains(may, role) {
-				continue // what it does with an empty request is for other tests
+				continue // other tests check the effect of an empty request
 			}
 			cells++
 			err := rpc.FromStatus(knock(ctx, conn, m.name, m.streams))
@@ -198,8 +196,8 @@ func TestNobodyGetsIn(t *testing.T) {
 	t.Logf("%d calls, %d cells", len(calls), cells)
 }
 
-// probesOnly: without a certificate the ops port says whether the server lives and is ready,
-// and nothing else.
+// probesOnly: without a certificate the ops port reports whether the server lives and is ready, and nothing
+// else.
 func probesOnly(t *testing.T, addr string, s stranger) {
 	t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: s.tls.Clone()}, Timeout: 2 * time.Minute}
@@ -215,7 +213,7 @@ func probesOnly(t *testing.T, addr string, s stranger) {
 		body, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		if path == "/readyz" && resp.StatusCode == http.StatusServiceUnavailable {
-			want = resp.StatusCode // it may not be, yet
+			want = resp.StatusCode // it may not be ready yet
 		}
 		if err != nil || resp.StatusCode != want || want != http.StatusForbidden && len(body) > 0 {
 			t.Errorf("%s with %s: status %d, %q, %v; want status %d and not a word", path, s.name, resp.StatusCode, body, err, want)
@@ -223,8 +221,8 @@ func probesOnly(t *testing.T, addr string, s stranger) {
 	}
 }
 
-// knockTLS connects and waits for the first byte, or for the end: a server says no
-// after the client believes that the handshake is over.
+// knockTLS connects and waits for the first byte or for the end: the server refuses after the client has
+// completed the handshake.
 func knockTLS(addr string, conf *tls.Config) error {
 	dialer := &tls.Dialer{Config: conf}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -246,7 +244,7 @@ func knockTLS(addr string, conf *tls.Config) error {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(2 * time.Minute))
-	// Neither port understands this, and each answers something to who is in.
+	// Neither port can parse this, and each answers with bytes if it accepted the client.
 	if _, err := fmt.Fprintf(conn, "RWPR%s\r\n\r\n\r\n\r\n", strings.Repeat("\x00", 64)); err != nil {
 		return err
 	}
@@ -270,8 +268,8 @@ func opsGet(t *testing.T, addr string, source *certs.Source, path string) (int, 
 	return resp.StatusCode, string(body)
 }
 
-// TestTablesOfACertificate: a trainer and a reader touch what theirs names, whichever
-// way they come.
+// TestTablesOfACertificate: a trainer and a reader can access only the tables that their certificates name,
+// by any call.
 func TestTablesOfACertificate(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
@@ -330,8 +328,8 @@ func TestTablesOfACertificate(t *testing.T) {
 	}
 }
 
-// TestSessionsBelongToAnIdentity: who knows a client id cannot push under it, nor
-// fence it; who has the same name can.
+// TestSessionsBelongToAnIdentity: a client that knows another identity's client id cannot push under it,
+// nor fence it. A client with the same identity can.
 func TestSessionsBelongToAnIdentity(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
@@ -363,7 +361,7 @@ func TestSessionsBelongToAnIdentity(t *testing.T) {
 	if err := push(first); err != nil {
 		t.Fatal(err)
 	}
-	if err := push(dial(bob)); err != nil { // the same id given, but a session of his own
+	if err := push(dial(bob)); err != nil { // the same id in the options, but a session of bob's own
 		t.Errorf("bob cannot push in a session of his own: %v", err)
 	}
 	if err := push(first); err != nil {
@@ -387,8 +385,7 @@ func TestSessionsBelongToAnIdentity(t *testing.T) {
 	}
 }
 
-// hostile makes the calls that a client of ours would not make: bob's connection,
-// alice's client id.
+// hostile makes calls that this project's client would not make: bob's connection with alice's client id.
 func hostile(t *testing.T, ctx context.Context, addr string, bob rpc.TLSFiles, id rowraft.ClientID, m *clustermap.Map) {
 	t.Helper()
 	source, err := bob.Open(nil)

@@ -10,9 +10,9 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// TestARolledBackServerIsRefused: the data directory of a server is copied while it is stopped, the
-// server runs on, and the copy is put back. Its replicas and its member of the scheduler are refused
-// and named, no acknowledged push is lost, and the replicas are rebuilt in their place.
+// TestARolledBackServerIsRefused: the test copies the data directory of a stopped server, lets the server
+// run on, and puts the copy back. The cluster refuses and names its replicas and its member of the
+// scheduler, no acknowledged push is lost, and the replicas are rebuilt.
 func TestARolledBackServerIsRefused(t *testing.T) {
 	c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.ReplaceAfter = 2 * time.Second })
 	c.push()
@@ -55,7 +55,7 @@ func TestARolledBackServerIsRefused(t *testing.T) {
 	c.push()
 	c.wantRow()
 	c.sameDigests(c.ctx, 0)
-	// It stays so: the server restarts with what it has now.
+	// The server restarts with its current data, and the result is the same.
 	c.stopNode(i)
 	c.restart(i)
 	c.push()

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// scan reads a whole answer; each is called with every message.
+// scan reads a complete reply and calls each with every message.
 func (r *raw) scan(ctx context.Context, req *rowraftv1.ScanRequest, each func(*rowraftv1.ScanReply)) error {
 	stream, err := r.stub.Scan(ctx, req)
 	for err == nil {
@@ -73,8 +73,8 @@ func TestBadScansAreRefused(t *testing.T) {
 	}
 }
 
-// TestScanStopsWhenItMust: a server that stops sends no more of a scan, so that
-// another one is asked, and nothing of other tables than it began with.
+// TestScanStopsWhenItMust: a server that stops ends its scans, so that the client asks another server. A
+// scan never continues with other tables than those it began with.
 func TestScanStopsWhenItMust(t *testing.T) {
 	m, err := shard.New(shard.Config{Epoch: 3})
 	if err != nil {

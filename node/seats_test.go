@@ -8,12 +8,12 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// TestALostMemberOfTheSchedulerIsReplaced: the machine of a founder comes back with an empty
-// disk and is started as it was. It gets the seat of its predecessor, which is forgotten,
-// keeps it when it restarts, and its vote counts: the group does without another founder.
+// TestALostMemberOfTheSchedulerIsReplaced: the machine of a founder restarts with an empty disk and the
+// same configuration. It gets the seat of its predecessor, which the group forgets, and keeps the seat when
+// it restarts. Its vote counts: the group works without another founder.
 func TestALostMemberOfTheSchedulerIsReplaced(t *testing.T) {
-	// That n3 is down is for one leader to find, which must not lose the lead whenever the machine
-	// is busy: without n3 it needs every answer of the other one.
+	// One leader must find out that n3 is down, so it must not lose the leadership when the machine is
+	// busy: without n3 it needs every answer of the other server.
 	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Profile = "dense" })
 	cl, ctx := c.dial(), testContext(t)
 	if _, err := cl.CreateTable(ctx, counterSchema("before"), false); err != nil {

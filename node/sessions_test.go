@@ -13,7 +13,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// tableStub speaks to server i of c as a client of another make.
+// tableStub makes calls to server i of c as a client of another make.
 func (c *testCluster) tableStub(i int) rowraftv1.TableClient {
 	c.t.Helper()
 	conn, err := bareDial(c.nodes[i].addr)
@@ -25,8 +25,8 @@ func (c *testCluster) tableStub(i int) rowraftv1.TableClient {
 	return rowraftv1.NewTableClient(conn)
 }
 
-// TestSessionsEndAndGoOn: a client whose session is over pushes under another incarnation,
-// each push counts once, and Close gives the sessions back in every shard.
+// TestSessionsEndAndGoOn: a client whose session is over pushes under another incarnation. Each push counts
+// once, and Close ends the sessions in every shard.
 func TestSessionsEndAndGoOn(t *testing.T) {
 	const shards = 2
 	c := startCluster(t, 1, shards)
@@ -87,8 +87,7 @@ func TestSessionsEndAndGoOn(t *testing.T) {
 	}
 }
 
-// TestAFullShardRefusesBeforeTheLog: a session that would find no room costs no entry, and
-// other owners have room.
+// TestAFullShardRefusesBeforeTheLog: a session without room costs no log entry, and other owners have room.
 func TestAFullShardRefusesBeforeTheLog(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	ctx, stub := testContext(t), c.tableStub(0)
@@ -127,7 +126,8 @@ func TestAFullShardRefusesBeforeTheLog(t *testing.T) {
 			if _, err := open(q); err != nil {
 				return err
 			}
-			// A session with a gap makes no room for an hour: one without would on a slow machine.
+			// A session with a gap keeps its place for an hour. One without a gap would make room on a slow
+			// machine.
 			_, err := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, ClientId: q.ClientId, Incarnation: 1, Seq: 2})
 			return err
 		})

@@ -21,7 +21,7 @@ func wideTable() rowraft.Schema {
 	return s
 }
 
-// manyRows are gradients of one worker that fill several pieces.
+// manyRows returns gradients of one worker that fill several pieces.
 func manyRows(rank rowraft.Rank, step rowraft.Step) (keys []rowraft.Key, values []float32) {
 	rng := rand.New(rand.NewPCG(uint64(rank), uint64(step)))
 	for k := range rowraft.Key(3000) {
@@ -35,8 +35,8 @@ func manyRows(rank rowraft.Rank, step rowraft.Step) (keys []rowraft.Key, values 
 	return keys, values
 }
 
-// firstPiece logs the first piece of step 1 with the parts of the lowest ranks, as a leader that
-// died then, and returns its last key and how many pieces there would be.
+// firstPiece logs the first piece of step 1 with the parts of the lowest ranks, like a leader that died
+// then. It returns the last key of the piece and the total number of pieces.
 func (c *stepCluster) firstPiece(table *client.Table, workers int) (last rowraft.Key, pieces int) {
 	c.t.Helper()
 	c.mu.Lock()
@@ -92,9 +92,9 @@ func (c *stepCluster) pushMany(generation rowraft.Generation, rank rowraft.Rank)
 	return p
 }
 
-// A leader that dies between two pieces leaves a step half applied. The next one goes
-// on behind the last row, with the same contributors, when they have sent their parts
-// again: the rows are those of a step that nothing disturbed, to the bit.
+// A leader that dies between two pieces leaves a step half applied. The next leader continues after the
+// last applied row, with the same contributors, after they have sent their parts again. The rows are bit
+// for bit those of an undisturbed step.
 func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1, Quorum: 2}, 1, 1, 1)
@@ -107,7 +107,7 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 		t.Errorf("with a piece of step 1 in the log, step %d is the highest that is open", s.HighestOpen)
 	}
 
-	// Rank 2 did not contribute and does not now; two parts are there, and it waits on.
+	// Rank 2 did not contribute and does not now. Two parts are there, and the step waits for more.
 	late, one := c.pushMany(1, 2), c.pushMany(1, 1)
 	c.heldFrom(1, 0)
 	other := c.pushMany(1, 0)
@@ -120,9 +120,10 @@ func TestAStepGoesOnAfterItsLastPiece(t *testing.T) {
 	}
 }
 
-// A leader dies between two pieces of a step, and one of its contributors with it. The membership
-// without that one waits until the others have sent their parts again, also those who know it already:
-// told that the step was closed without them they would push its first pieces once more.
+// A leader dies between two pieces of a step, and one contributor dies with it. The membership without that
+// contributor waits until the others have sent their parts again, including those that already know the
+// membership. If they were told that the step was closed without them, they would push its first pieces a
+// second time.
 func TestAMembershipWaitsForAStepThatIsOpenInTheLog(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1, 1, 1)
@@ -169,8 +170,8 @@ func TestAMembershipWaitsForAStepThatIsOpenInTheLog(t *testing.T) {
 	}
 }
 
-// A step that is open in the log, and that all who are in it have given up, is closed
-// with the rows that are applied, and holds up nobody.
+// A step is open in the log, and all its contributors have left. It is closed with the applied rows and
+// delays no later step.
 func TestAStepThatAllHaveGivenUp(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
@@ -201,8 +202,8 @@ func TestAStepThatAllHaveGivenUp(t *testing.T) {
 	c.row(-5)
 }
 
-// The lead of a shard goes round while steps of several pieces are closed: the rows are
-// bit for bit those of a run without that.
+// The leader of a shard changes while steps of several pieces are closed. The rows are bit for bit those of
+// a run without changes.
 func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
 	const workers, steps = 2, 6
 	c := startCluster(t, 3, 1)
@@ -235,7 +236,7 @@ func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
 		})
 	}
 	go func() { wg.Wait(); close(began) }()
-	for step := range began { // while it is pushed
+	for step := range began { // while a step is pushed
 		if _, err := c.transfer(ctx, admins, 0, ""); err != nil {
 			t.Errorf("step %d: %v", step, err)
 		}
@@ -244,8 +245,8 @@ func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
 	c.sameDigests(ctx, 0)
 }
 
-// Clocks and positions ride on pushes, exactly once, and outlive a restart; the slowest
-// clock is what workers wait for.
+// Pushes carry clocks and positions exactly once, and these outlive a restart. Workers wait for the slowest
+// clock.
 func TestClocksAndPositions(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
@@ -278,7 +279,7 @@ func TestClocksAndPositions(t *testing.T) {
 	if got := <-reached; got != 3 {
 		t.Errorf("WaitClock(3) = %d", got)
 	}
-	if _, err := j1.PushClock(c.ctx, 1, at(8, 1)); err != nil { // nothing falls back
+	if _, err := j1.PushClock(c.ctx, 1, at(8, 1)); err != nil { // neither clocks nor positions fall
 		t.Fatal(err)
 	}
 	check := func() {
@@ -295,7 +296,7 @@ func TestClocksAndPositions(t *testing.T) {
 	c.restart(0)
 	check()
 
-	// A worker that comes back begins where the slowest is, and the old one is refused.
+	// A worker that returns begins at the slowest clock, and its old incarnation is refused.
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 2, FirstStep: 1}, 2, 1)
 	if s := c.state(); s.Members[0].Clock != 3 || s.Members[1].Clock != 3 {
 		t.Errorf("clocks %v, want 3 and 3", s.Members)

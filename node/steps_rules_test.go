@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// stepCluster is a server of one shard with the table emb, and what it applied of steps.
+// stepCluster is a server of one shard with the table emb. It records the applied entries of steps.
 type stepCluster struct {
 	*testCluster
 	ctx context.Context
@@ -43,7 +43,7 @@ func startStepCluster(t *testing.T) *stepCluster {
 	return c
 }
 
-// pushed is a call of PushStep under way.
+// pushed is a call of PushStep in progress.
 type pushed struct {
 	result client.StepResult
 	err    error
@@ -65,8 +65,7 @@ func (c *stepCluster) push(cl *client.Client, j *client.Job, step rowraft.Step, 
 	return p
 }
 
-// want waits for a push and checks whether its gradients were applied, and the step to
-// go on with.
+// want waits for a push. It checks whether the gradients were applied, and the next step.
 func (c *stepCluster) want(p *pushed, applied bool, next rowraft.Step) {
 	c.t.Helper()
 	<-p.done
@@ -75,7 +74,7 @@ func (c *stepCluster) want(p *pushed, applied bool, next rowraft.Step) {
 	}
 }
 
-// state is what the shard knows of the job.
+// state returns the shard's state of the job.
 func (c *stepCluster) state() *rowraftv1.JobStateReply {
 	c.t.Helper()
 	var reply *rowraftv1.JobStateReply
@@ -86,8 +85,7 @@ func (c *stepCluster) state() *rowraftv1.JobStateReply {
 	return reply
 }
 
-// heldFrom waits until the leader holds parts of the lowest open step from all members
-// but those.
+// heldFrom waits until the leader holds parts of the lowest open step from all members except missing.
 func (c *stepCluster) heldFrom(step rowraft.Step, missing ...uint32) {
 	c.t.Helper()
 	eventually(c.t, c.ctx, fmt.Sprintf("step %d waits for %v", step, missing), func() bool {
@@ -96,7 +94,7 @@ func (c *stepCluster) heldFrom(step rowraft.Step, missing ...uint32) {
 	})
 }
 
-// row wants the first weight of key 1.
+// row checks the first weight of key 1.
 func (c *stepCluster) row(want float32) {
 	c.t.Helper()
 	c.wantRows(c.ctx, "emb", map[rowraft.Key][]float32{1: {want, want, want, want}})
@@ -112,18 +110,18 @@ func TestAQuorumClosesAStep(t *testing.T) {
 	c.want(a, true, 2)
 	c.want(b, true, 2)
 	c.row(-3)
-	c.want(c.push(cl2, j2, 1, 100), false, 2) // late: it goes on with step 2
+	c.want(c.push(cl2, j2, 1, 100), false, 2) // late: it continues with step 2
 	a, b = c.push(cl0, j0, 2, 2), c.push(cl2, j2, 2, 2)
 	c.want(a, true, 3)
 	c.want(b, true, 3)
 	c.row(-5)
 
-	// Worker 1 is late for step 2, jumps, and nobody waits for it in between.
+	// Worker 1 is late for step 2 and jumps. No other worker waits for it.
 	late := c.push(cl1, j1, 2, 100)
 	c.want(late, false, 3)
 
-	// Who pushes a later step does not hold up one before it: of three, two are needed,
-	// and 0 and 1 skip step 3.
+	// A worker that pushes a later step does not delay an earlier one: two of three are needed, and 0 and 1
+	// skip step 3.
 	x := c.push(cl2, j2, 3, 6)
 	c.heldFrom(3, 0, 1)
 	y, z := c.push(cl0, j0, 4, 3), c.push(cl1, j1, 4, 3)
@@ -143,8 +141,8 @@ func TestADeadlineClosesAStep(t *testing.T) {
 	c.want(c.push(cl1, j1, 1, 2), false, 2)
 }
 
-// A worker that dies inside a step does not hold up the others: the next generation
-// closes the step with who is there. What comes late of the dead one is refused.
+// A worker that dies within a step does not delay the others: the next generation closes the step with the
+// parts that are there. Delayed parts of the dead worker are refused.
 func TestAWorkerDiesInsideAStep(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1, 1)
@@ -162,7 +160,7 @@ func TestAWorkerDiesInsideAStep(t *testing.T) {
 		t.Errorf("a worker that was removed: %+v, %v; want NotMember", zombie.result, zombie.err)
 	}
 
-	// The survivors go on, and learn the generation on the way.
+	// The survivors continue, and learn the generation from the shards.
 	a, b = c.push(cl0, j0, 2, 2), c.push(cl1, j1, 2, 2)
 	c.want(a, true, 3)
 	c.want(b, true, 3)
@@ -171,8 +169,8 @@ func TestAWorkerDiesInsideAStep(t *testing.T) {
 	}
 	c.row(-5)
 
-	// It comes back under a new incarnation; the old one stays out. A generation whose
-	// first step is open already starts it anew: nothing is lost, nothing counts twice.
+	// The worker returns under a new incarnation, and the old one is refused. A generation whose first step
+	// is already open starts that step again: nothing is lost, nothing counts twice.
 	a = c.push(cl0, j0, 3, 3)
 	c.heldFrom(3, 1)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 3, FirstStep: 3}, 1, 1, 2)
@@ -195,7 +193,7 @@ func TestAWorkerDiesInsideAStep(t *testing.T) {
 		t.Errorf("another membership of the present generation: %v, want AlreadyExists", err)
 	}
 
-	// A job that ends takes those along who wait, and is gone.
+	// The end of a job ends its waiting calls.
 	a = c.push(cl0, j0, 4, 1)
 	c.heldFrom(4, 1, 2)
 	if _, err := c.admin(0).EndJob(c.ctx, &rowraftv1.EndJobRequest{Job: testJob[:]}); err != nil {
@@ -261,7 +259,8 @@ func TestAPartThatIsSentAgainCountsOnce(t *testing.T) {
 	wantOutcome(held, same)
 	wantOutcome(held, same)
 	wantOutcome(held, probe)
-	// A learning rate of its own, and the parts of who is none of the job.
+	// These are refused: a learning rate that differs, and parts of workers that are not members of the
+	// job.
 	wantCode(rowraft.CodeInvalidArgument, func(r *rowraftv1.PushStepRequest) {
 		r.Rank, r.Payload = 1, slices.Clone(payload)
 		r.Payload[15] = wire.FlagLR
@@ -288,7 +287,7 @@ func TestAPartThatIsSentAgainCountsOnce(t *testing.T) {
 	wantOutcome(applied, other)
 	c.row(-2)
 
-	// Fragments: the step has a part when all of them are there.
+	// Fragments: the step has a part when all its fragments are there.
 	half := func(rank uint32, fragment uint32) func(*rowraftv1.PushStepRequest) {
 		return func(r *rowraftv1.PushStepRequest) {
 			r.Step, r.Rank, r.Fragments, r.Fragment = 2, rank, 2, fragment
@@ -305,7 +304,7 @@ func TestAPartThatIsSentAgainCountsOnce(t *testing.T) {
 	c.row(-4)
 }
 
-// idle begins to push a step as a worker that has nothing to read.
+// idle begins to push a step as a worker without data.
 func (c *stepCluster) idle(rank rowraft.Rank, step rowraft.Step) *pushed {
 	c.t.Helper()
 	_, j := c.worker(1, rank, 1)
@@ -317,8 +316,8 @@ func (c *stepCluster) idle(rank rowraft.Rank, step rowraft.Step) *pushed {
 	return p
 }
 
-// Workers that have nothing to read close no step by a quorum, and begin no deadline; of those who have
-// something to read the same share closes it as of all.
+// Idle workers close no step by a quorum and start no deadline. The quorum's share applies to the workers
+// with data.
 func TestIdleWorkersCloseNoStep(t *testing.T) {
 	for _, rule := range []*rowraftv1.EnsureJobRequest{{Generation: 1, FirstStep: 1, Quorum: 2}, {Generation: 1, FirstStep: 1, DeadlineNs: 1}} {
 		c := startStepCluster(t)
@@ -337,7 +336,7 @@ func TestIdleWorkersCloseNoStep(t *testing.T) {
 		c.want(two, true, 2)
 		c.want(three, true, 2)
 		c.row(-2)
-		// All four idle: nobody is left to wait for.
+		// All four are idle: the step waits for no worker.
 		var all []*pushed
 		for rank := range rowraft.Rank(4) {
 			all = append(all, c.idle(rank, 2))
@@ -349,7 +348,7 @@ func TestIdleWorkersCloseNoStep(t *testing.T) {
 	}
 }
 
-// Without a quorum a step waits for all, also for those with nothing to read.
+// Without a quorum, a step waits for all workers, also for the idle ones.
 func TestAStepWaitsForIdleWorkers(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)

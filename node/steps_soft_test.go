@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// segmentOf is a payload of n rows of dim 4, keys from first on, every second one.
+// segmentOf returns a payload of n rows of dim 4; the keys are every second one from first on.
 func segmentOf(n, first int) []byte {
 	seg := wire.Segment{Table: 9, N: n, Dim: 4, DType: rowraft.Float32}
 	payload := make([]byte, seg.Size())
@@ -23,8 +23,8 @@ func segmentOf(n, first int) []byte {
 	return payload
 }
 
-// What a leader holds is bounded: one step, and all of them, of which steps that are
-// not the lowest get half.
+// The bytes that a leader holds are bounded, for one step and for all. Steps that are not the lowest get
+// half of them.
 func TestHeldPartsAreBounded(t *testing.T) {
 	s := newSteps(&replica{shard: 3})
 	j := &jobSteps{id: testJob, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
@@ -64,8 +64,7 @@ func TestHeldPartsAreBounded(t *testing.T) {
 	}
 }
 
-// However many jobs fill the room for open steps, the one that began first gets on, then
-// the next one.
+// However many jobs fill the room for open steps, the job that began first continues, then the next one.
 func TestTheOldestOfManyStepsIsLetIn(t *testing.T) {
 	s := newSteps(&replica{shard: 3})
 	payload := segmentOf(170_000, 0) // some 3.9 MiB; all parts share it
@@ -80,7 +79,7 @@ func TestTheOldestOfManyStepsIsLetIn(t *testing.T) {
 		_, err := s.addLocked(j, &stepPush{StepPart: shard.StepPart{Job: j.id, Generation: 1, Rank: rank, Incarnation: 1, Step: step}, fragments: 1, payload: payload})
 		return err
 	}
-	const workers = 30 // of some 117 MiB together
+	const workers = 30 // together some 117 MiB
 	reached := make([]rowraft.Rank, len(jobs))
 	full := func() {
 		t.Helper()
@@ -124,7 +123,7 @@ func TestTheOldestOfManyStepsIsLetIn(t *testing.T) {
 	}
 }
 
-// An entry holds so many positions and no more: one with more would stop every replica.
+// An entry holds a bounded number of positions: one with more would stop every replica.
 func TestPositionsOfAStepAreBounded(t *testing.T) {
 	o := &openStep{parts: make(map[rowraft.Rank]*rankPart)}
 	with := wire.RankSet{}
@@ -150,8 +149,8 @@ func TestPositionsOfAStepAreBounded(t *testing.T) {
 	}
 }
 
-// A worker that learns of the next generation sends its part of a step that is open in the log
-// again, piece by piece, in the place of a whole one: the step is not closed without it meanwhile.
+// A worker that learns of the next generation sends its part of a step that is open in the log again,
+// fragment by fragment, in place of a complete one. The step is not closed without that part meanwhile.
 func TestAPartThatIsBeingSentAgainIsWaitedFor(t *testing.T) {
 	s := newSteps(&replica{shard: 3})
 	j := &jobSteps{id: testJob, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
@@ -179,7 +178,7 @@ func TestAPartThatIsBeingSentAgainIsWaitedFor(t *testing.T) {
 		t.Errorf("with half a part of rank 1: %v, want to wait", err)
 	}
 	o := send(1, 2, 1)
-	with.Add(2) // who has gone on, and left nothing here
+	with.Add(2) // it has left, without a part here
 	if err := gather(o); err != nil {
 		t.Errorf("with all of it: %v", err)
 	}
@@ -220,8 +219,8 @@ func TestMeanAllocatesNothingPerRow(t *testing.T) {
 	}
 }
 
-// Parts that wait for others do not hold up a checkpoint's cut, and no step is closed
-// while the cut holds the gate.
+// Parts that wait for others do not delay a checkpoint's cut, and no step is closed while the cut holds the
+// gate.
 func TestAHoldWaitsForNoOpenStep(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
@@ -247,7 +246,7 @@ func TestAHoldWaitsForNoOpenStep(t *testing.T) {
 	c.row(-2)
 }
 
-// A part that never becomes whole holds up nobody who goes on.
+// A part that never becomes complete does not delay workers that continue.
 func TestHalfAPartHoldsUpNobody(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)

@@ -14,8 +14,7 @@ import (
 
 var testJob = rowraft.JobID{7, 1, 2, 3, 15: 9}
 
-// everyShard calls call on a server after the other until one leads the shard, for
-// each shard.
+// everyShard calls call for each shard, on one server after the other until one leads the shard.
 func (c *testCluster) everyShard(ctx context.Context, call func(rowraftv1.ReplicasClient, uint32) error) {
 	c.t.Helper()
 	var admins []rowraftv1.ReplicasClient
@@ -39,8 +38,7 @@ func (c *testCluster) everyShard(ctx context.Context, call func(rowraftv1.Replic
 	}
 }
 
-// ensureJob drives a membership into all shards; rank r has incarnation incs[r], 0: it
-// is no member.
+// ensureJob sets a membership in all shards. Rank r has incarnation incs[r]; 0 means no member.
 func (c *testCluster) ensureJob(ctx context.Context, req *rowraftv1.EnsureJobRequest, incs ...uint64) {
 	c.t.Helper()
 	req.Job, req.Members = testJob[:], nil
@@ -56,7 +54,7 @@ func (c *testCluster) ensureJob(ctx context.Context, req *rowraftv1.EnsureJobReq
 	})
 }
 
-// worker is a rank of testJob with a client of its own.
+// worker returns a rank of testJob with its own client.
 func (c *testCluster) worker(generation rowraft.Generation, rank rowraft.Rank, inc rowraft.Incarnation) (*client.Client, *client.Job) {
 	c.t.Helper()
 	cl := c.dial()
@@ -67,8 +65,8 @@ func (c *testCluster) worker(generation rowraft.Generation, rank rowraft.Rank, i
 	return cl, j
 }
 
-// stepGradients are those of one worker in one step: random keys of a few hundred and
-// numbers whose sum depends on the order of addition.
+// stepGradients returns the gradients of one worker in one step: random keys of a few hundred, and numbers
+// whose sum depends on the order of addition.
 func stepGradients(rank rowraft.Rank, step rowraft.Step) ([]rowraft.Key, []float32) {
 	rng := rand.New(rand.NewPCG(uint64(rank), uint64(step)))
 	seen := map[rowraft.Key]bool{}
@@ -87,8 +85,7 @@ func stepGradients(rank rowraft.Rank, step rowraft.Step) ([]rowraft.Key, []float
 	return keys, values
 }
 
-// train runs steps from…to with so many workers at the same time; between is called
-// by worker 0 before each step.
+// train runs steps from…to with concurrent workers. Worker 0 calls between before each step.
 func (c *testCluster) train(ctx context.Context, table string, workers int, from, to rowraft.Step, between func(rowraft.Step)) {
 	c.t.Helper()
 	var wg sync.WaitGroup
@@ -116,8 +113,8 @@ func (c *testCluster) train(ctx context.Context, table string, workers int, from
 	wg.Wait()
 }
 
-// expected is what the rows of a table of SGD with rate 1 are after the steps: the
-// gradients of the workers summed in rank order, divided by their number.
+// expected returns the rows of a table of SGD with rate 1 after the steps: the gradients of the workers
+// summed in rank order, divided by their number.
 func expected(workers int, to rowraft.Step, dim int, gradients func(rowraft.Rank, rowraft.Step) ([]rowraft.Key, []float32)) map[rowraft.Key][]float32 {
 	rows := map[rowraft.Key][]float32{}
 	for step := rowraft.Step(1); step <= to; step++ {
@@ -146,7 +143,7 @@ func expected(workers int, to rowraft.Step, dim int, gradients func(rowraft.Rank
 	return rows
 }
 
-// wantRows compares a table with the rows that it must have, bit by bit.
+// wantRows compares a table with the expected rows, bit by bit.
 func (c *testCluster) wantRows(ctx context.Context, table string, want map[rowraft.Key][]float32) {
 	c.t.Helper()
 	t, err := c.dial().Table(ctx, table)
@@ -173,8 +170,7 @@ func (c *testCluster) wantRows(ctx context.Context, table string, want map[rowra
 	}
 }
 
-// Steps are averaged in rank order, to the bit, and a leader that is killed in the
-// middle changes nothing.
+// Steps are averaged in rank order, to the bit. A leader that is killed in the middle changes nothing.
 func TestStepsAreAveragedInRankOrder(t *testing.T) {
 	c := startCluster(t, 3, 2)
 	ctx := testContext(t)
@@ -195,9 +191,9 @@ func TestStepsAreAveragedInRankOrder(t *testing.T) {
 	c.sameDigests(ctx, 1)
 }
 
-// However many workers there are, a step takes as much log as the union of its keys.
+// For any number of workers, a step takes as much log as the union of its keys.
 func TestLogBytesOfAStep(t *testing.T) {
-	const rows = 4000 // of which each worker has half
+	const rows = 4000 // each worker has half of them
 	c := startStepCluster(t)
 	for i, workers := range []int{1, 4, 16} {
 		incs := make([]uint64, workers)

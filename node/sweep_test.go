@@ -14,7 +14,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// pushOnes makes every weight of keys one larger.
+// pushOnes adds 1 to every weight of keys.
 func pushOnes(t *testing.T, ctx context.Context, table *client.Table, keys ...rowraft.Key) {
 	t.Helper()
 	grads := make([]float32, len(keys)*table.Dim())
@@ -26,7 +26,7 @@ func pushOnes(t *testing.T, ctx context.Context, table *client.Table, keys ...ro
 	}
 }
 
-// present counts the keys whose weights are not those of the initializer, zeros.
+// present counts the keys whose weights differ from the initializer's zeros.
 func present(t *testing.T, ctx context.Context, table *client.Table, keys []rowraft.Key) (n int) {
 	t.Helper()
 	w := make([]float32, len(keys)*table.Dim())
@@ -48,8 +48,8 @@ func keysUpTo(n int) (keys []rowraft.Key) {
 	return keys
 }
 
-// sameRows waits until all servers are at one index in a shard and wants them to
-// hold the same; it returns how many rows that is.
+// sameRows waits until all servers have the same applied index in a shard. It checks that they hold the
+// same rows and returns their number.
 func sameRows(t *testing.T, ctx context.Context, c *testCluster, shard uint32) (rows uint64) {
 	t.Helper()
 	eventually(t, ctx, "all replicas are at one index", func() bool {
@@ -83,8 +83,8 @@ func sameRows(t *testing.T, ctx context.Context, c *testCluster, shard uint32) (
 	return rows
 }
 
-// TestUnseenRowsExpire: rows that nobody pushes go, those that are pushed stay, and
-// so it goes on when a leader stops in the middle of it.
+// TestUnseenRowsExpire: rows without pushes expire and rows with pushes stay, also when a leader stops in
+// the middle.
 func TestUnseenRowsExpire(t *testing.T) {
 	c := startClusterWith(t, 3, 2, func(cfg *Config) { cfg.SweepEvery = 20 * time.Millisecond })
 	cl, ctx := c.dial(), testContext(t)
@@ -123,9 +123,9 @@ func TestUnseenRowsExpire(t *testing.T) {
 	})
 }
 
-// shrink asks whichever server leads the metadata group. It reports as well whether all was
-// quiet meanwhile: the leaders of the shards, and the call, were the same all the time. Else a
-// piece that was done again found nothing to remove.
+// shrink calls the leader of the metadata group. It also reports whether the leaders of the shards stayed
+// the same and one call sufficed. Otherwise a piece may have run twice, and the second run found nothing to
+// remove.
 func shrink(t *testing.T, ctx context.Context, c *testCluster, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, quiet bool, err error) {
 	t.Helper()
 	before, tries := c.terms(ctx), 0
@@ -149,7 +149,7 @@ func shrink(t *testing.T, ctx context.Context, c *testCluster, req *rowraftv1.Sh
 	return last, tries == 0 && maps.Equal(before, c.terms(ctx)), err
 }
 
-// terms are the newest of all shards that any server knows.
+// terms returns the newest known term of every shard.
 func (c *testCluster) terms(ctx context.Context) map[uint32]uint64 {
 	c.t.Helper()
 	terms := make(map[uint32]uint64)
@@ -161,7 +161,7 @@ func (c *testCluster) terms(ctx context.Context) map[uint32]uint64 {
 	return terms
 }
 
-// termsAt are the terms of a server's replicas, by shard.
+// termsAt returns the terms of a server's replicas, by shard.
 func termsAt(t testing.TB, ctx context.Context, a rowraftv1.ReplicasClient) map[uint32]uint64 {
 	t.Helper()
 	st, err := a.NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})

@@ -31,7 +31,7 @@ func newLab(t testing.TB) *lab {
 	return &lab{t, ca}
 }
 
-// files makes the certificate of somebody on loopback.
+// files makes a certificate for loopback.
 func (l *lab) files(role certs.Role, name string, tables ...string) rpc.TLSFiles {
 	l.t.Helper()
 	return l.request(certs.Request{Identity: certs.Identity{Role: role, Name: name, Tables: tables}, Hosts: []string{"127.0.0.1"}, Valid: 50 * time.Minute})
@@ -46,8 +46,8 @@ func (l *lab) request(r certs.Request) rpc.TLSFiles {
 	return files
 }
 
-// TestTLSOnBothPorts runs a cluster with certificates; clients without one of
-// the same CA get nothing.
+// TestTLSOnBothPorts runs a cluster with certificates. Clients without a certificate of the same CA are
+// refused.
 func TestTLSOnBothPorts(t *testing.T) {
 	lab := newLab(t)
 	server, files := lab.files(certs.Node, "n1"), lab.files(certs.Admin, "ann")
@@ -85,7 +85,7 @@ func TestTLSOnBothPorts(t *testing.T) {
 	}
 }
 
-// opsWith asks for the metrics with certificates.
+// opsWith requests the metrics with certificates.
 func opsWith(t *testing.T, addr string, files rpc.TLSFiles) (int, error) {
 	source, err := files.Open(nil)
 	if err != nil {
@@ -116,8 +116,8 @@ func TestTLSFilesGoTogether(t *testing.T) {
 	}
 }
 
-// TestInsecureIsForLoopback: no port of a server serves plaintext to others, and what
-// the server is to do is said.
+// TestInsecureIsForLoopback: no port of a server serves plaintext to other machines, and the error says
+// what to do.
 func TestInsecureIsForLoopback(t *testing.T) {
 	files := newLab(t).files(certs.Node, "n1")
 	listener := func(addr string) net.Listener {

@@ -14,9 +14,9 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// TestATableThatComesWhileACallWaits: whose a table is may not be known when a call begins,
-// where a replica is behind or the table is new. A read looks again before it answers, and
-// nothing is logged for a table that the newest state does not know.
+// TestATableThatComesWhileACallWaits: a call may begin before the owner of a table is known, because the
+// replica is behind or the table is new. A read checks again before it replies, and nothing is logged for a
+// table that the newest state does not have.
 func TestATableThatComesWhileACallWaits(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })

@@ -11,9 +11,9 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// While one server understands the first version only, no shard logs an entry of a second
-// one, and the refusal names the server. Once it is upgraded the entry is logged;
-// then a server that understands the first one only is refused.
+// While one server understands only the first version, no shard logs an entry of a second one, and the
+// refusal names the server. After its upgrade the entry is logged. From then on a server that understands
+// only the first version is refused.
 func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 	next, forget := wire.InventVersion()
 	t.Cleanup(forget) // after the servers have ended
@@ -21,7 +21,7 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 		node  rowraft.NodeID
 		shard rowraft.ShardID
 	}
-	var replicas sync.Map // place → *replica, those that have applied something
+	var replicas sync.Map // place → *replica, those that have applied an entry
 	i := 0
 	c := startClusterWith(t, 3, 2, func(cfg *Config) {
 		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
@@ -44,7 +44,7 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 			t.Errorf("a push, which every binary understands, %s: %v", when, err)
 		}
 	}
-	// logNext proposes an entry of the next version: a drop of a table that is not there.
+	// logNext proposes an entry of the next version: a drop of a table that does not exist.
 	logNext := func(shard rowraft.ShardID) (err error) {
 		eventually(t, ctx, "the leader of a shard answers, and knows what all servers understand", func() bool {
 			final := false
@@ -94,8 +94,8 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 	}
 }
 
-// A server that knows of no older server has an old map: the refusal is for a moment, and
-// a job does not end for it.
+// A server that knows no older server has an old map: the refusal is temporary, and a job does not end
+// because of it.
 func TestARefusalForAnOldMapIsNotFinal(t *testing.T) {
 	n := &Node{}
 	n.cluster.Store(&clustermap.Map{})
