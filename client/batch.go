@@ -18,8 +18,8 @@ import (
 // body costs the server less than reading the header.
 const announceMinBytes = 16 << 10
 
-// unsureTries bounds, in AttemptTimeouts, how long a batch is sent again after a server
-// could not tell whether it applied the batch.
+// unsureTries limits, in AttemptTimeouts, how long the client resends a batch after a server could not tell
+// whether it applied the batch.
 const unsureTries = 5
 
 // batch is one message of a push, assign or delete to one shard. It takes effect at most

@@ -10,26 +10,26 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Segment is a call's share for one table: Keys, and Values with len(Keys) × dim
-// float32, row-major. The caller owns both.
+// Segment is the part of a call for one table: Keys, and Values with len(Keys) × dim float32, row-major.
+// The caller owns both.
 type Segment struct {
 	Table  *Table
 	Keys   []rowraft.Key
 	Values []float32
 
-	// LR replaces the table's learning rate for this push; 0: the table's own.
+	// LR replaces the table's learning rate for this push; 0: the table's rate.
 	LR float32
 
-	// Present, when not nil, has len(Keys) places; Pull sets those whose key has
-	// been pushed or assigned before.
+	// Present, if not nil, has len(Keys) places. Pull sets those of the keys that have been pushed or
+	// assigned.
 	Present []bool
 
-	// Applied, when not nil, is emptied by Pull and set to the applied index that the
-	// rows of each shard reflect, at least.
+	// Applied, if not nil, receives a lower bound of the applied index that the rows of each shard reflect.
+	// Pull clears it first.
 	Applied map[rowraft.ShardID]rowraft.Index
 }
 
-// check reports what makes s unusable for op; 0 is a pull.
+// check reports why s cannot be used for op; 0 is a pull.
 func (s *Segment) check(op wire.Op) error {
 	switch {
 	case s.Table == nil:
@@ -54,14 +54,13 @@ func (s *Segment) row(i int32) []float32 {
 	return s.Values[int(i)*d : (int(i)+1)*d]
 }
 
-// piece is the rows of one segment that go into one request, by their place in
-// the segment.
+// piece is the rows of one segment that go into one request, as indices into the segment.
 type piece struct {
 	seg  *Segment
 	rows []int32
 }
 
-// request is what one shard gets in one message.
+// request is one message to one shard.
 type request struct {
 	shard  rowraft.ShardID
 	pieces []piece
@@ -92,10 +91,10 @@ func byShard(m *clustermap.Map, s *Segment) (rows []int32, start []int32) {
 	return rows, start
 }
 
-// load is what a row, or a request, has in bytes in either direction.
+// load is the size of a row, or of a request, in bytes in each direction.
 type load struct{ sent, received int }
 
-// room is how many rows of per fit into what used leaves of limit.
+// room returns how many rows of load per fit into limit after used.
 func (limit load) room(used, per load) int {
 	n := (limit.sent - used.sent) / max(per.sent, 1)
 	if per.received > 0 {
@@ -152,9 +151,8 @@ func ascending(keys []rowraft.Key) bool {
 	return true
 }
 
-// normalize returns s with strictly ascending keys. The values of a repeated key
-// are summed in the order they come, or, for an assign, the last one counts. The
-// caller's slices are not changed.
+// normalize returns s with strictly ascending keys. It sums the values of a repeated key in the order of
+// s.Keys or, for an assign, keeps the last one. The caller's slices do not change.
 func normalize(s Segment, op wire.Op) Segment {
 	if ascending(s.Keys) {
 		return s
@@ -192,7 +190,7 @@ func normalize(s Segment, op wire.Op) Segment {
 	return out
 }
 
-// putKeys writes the keys of the piece's rows.
+// putKeys writes the keys of the piece's rows to dst.
 func (p *piece) putKeys(dst []byte) {
 	keys := p.seg.Keys
 	for j, i := range p.rows {
@@ -200,14 +198,13 @@ func (p *piece) putKeys(dst []byte) {
 	}
 }
 
-// contiguous reports whether the rows are neighbours in the segment, so that
-// they can be copied at once.
+// contiguous reports whether the rows are neighbours in the segment, so that one copy suffices.
 func (p *piece) contiguous() bool {
 	n := len(p.rows)
 	return int(p.rows[n-1]-p.rows[0]) == n-1 // rows ascend
 }
 
-// values returns the segment's values of contiguous rows.
+// values returns the values of contiguous rows.
 func (p *piece) values() []float32 {
 	d := p.seg.Table.schema.Dim
 	return p.seg.Values[int(p.rows[0])*d : (int(p.rows[len(p.rows)-1])+1)*d]

@@ -23,10 +23,9 @@ func (c *Client) planPull(m *clustermap.Map, segs []Segment) []request {
 	return plan(m, segs, func(s *Segment) load { return load{sent: 8, received: s.Table.schema.Dim * c.opts.DType.Size()} }, pullLimit)
 }
 
-// Pull fills the Values (and Present) of all segments, as Table.Pull does for
-// one. Each row is whole, and none is older than this client's last acknowledged
-// push. Rows are not from one moment, also not those of one shard: a pull that runs
-// concurrently with a push may see some of its rows changed and others not yet.
+// Pull fills the Values (and Present) of all segments, as Table.Pull does for one. Each row is complete,
+// and none is older than this client's last acknowledged push. The rows are not from one moment, also not
+// those of one shard: a pull concurrent with a push may see some of its rows changed and others not yet.
 func (c *Client) Pull(ctx context.Context, segs ...Segment) error {
 	_, err := c.PullWith(ctx, Read{}, segs...)
 	return err
@@ -99,8 +98,8 @@ func tellApplied(segs []Segment, reqs []request) (met Freshness) {
 	return met
 }
 
-// Prefetch starts a Pull and returns a function that waits for it. The segments
-// must not be touched before it returns.
+// Prefetch starts a Pull and returns a function that waits for it. The caller must not touch the segments
+// before that function returns.
 func (c *Client) Prefetch(ctx context.Context, segs ...Segment) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- c.Pull(ctx, segs...) }()
@@ -185,7 +184,7 @@ func (c *Client) pullSegment(p *piece) wire.Segment {
 	}
 }
 
-// scatter copies the reply's rows to where the caller wants them.
+// scatter checks the reply and copies its rows into the caller's segments.
 func (c *Client) scatter(r *request, payload []byte, presence bool) error {
 	for i := range r.pieces {
 		p := &r.pieces[i]

@@ -20,13 +20,12 @@ const batchBytes = 1 << 20
 type Ack struct {
 	Batches int // how many batches the push was cut into, each for one shard
 
-	// Index is, per shard the push touched, an index at which it is visible.
+	// Index has, for each shard of the push, an index at which the push is visible there.
 	Index map[rowraft.ShardID]rowraft.Index
 }
 
-// Push applies the gradients of all segments, as Table.Push does for one.
-// Segments of different tables that touch one shard travel in one batch while it
-// has room (1 MiB).
+// Push applies the gradients of all segments, as Table.Push does for one. Segments of different tables with
+// rows in one shard share a batch while it has room (1 MiB).
 func (c *Client) Push(ctx context.Context, segs ...Segment) (Ack, error) {
 	return c.send(ctx, wire.OpPush, segs)
 }
@@ -95,8 +94,8 @@ func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error)
 	return c.await(ctx, batches)
 }
 
-// admitPush refuses a new push while batches of earlier pushes wait for the retry budget,
-// if the client is to fail then. Nothing of the new push was sent.
+// admitPush refuses a new push if FailWhenOverloaded is set and batches of earlier pushes wait for the
+// retry budget. Nothing of the new push was sent.
 func (c *Client) admitPush() error {
 	if waiting := c.budget.Waiting(); waiting > 0 && c.opts.FailWhenOverloaded {
 		return route.SpentError(fmt.Errorf("%d batches of earlier pushes wait to be sent again, nothing of this one was sent", waiting))
@@ -119,8 +118,8 @@ func (c *Client) prepare(op wire.Op, segs []Segment) ([]Segment, error) {
 	return ready, distinctTables(ready)
 }
 
-// The bits, without sign, of the first number that is not finite: as float32, and
-// after it was rounded to bfloat16.
+// infinite32 and infinite16 are the bits, without sign, of the smallest value that is not finite: as
+// float32, and after rounding to bfloat16.
 const (
 	infinite32 = 0x7f800000
 	infinite16 = 0x7f7f8000

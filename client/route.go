@@ -28,12 +28,12 @@ type server struct {
 	mayRelay bool // if the leader cannot be reached
 }
 
-// forwards reports that the server is to forward to the leader.
+// forwards reports whether the server is to forward the call to the leader.
 func (at *server) forwards() bool { return at.node != at.leader }
 
-// shardCall runs call on the leader of shard of cluster home, following hints and trying the
-// other replicas, until it succeeds, fails for good, ctx ends, or the client is
-// closed (errClosed). err is that of the last try; maybe reports whether any try may have taken effect.
+// shardCall runs call on the leader of shard of cluster home. It follows hints and tries the other replicas
+// until call succeeds or fails for good, ctx ends, or the client closes (errClosed). err is that of the
+// last try; maybe reports whether any try may have taken effect.
 func (c *Client) shardCall(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
 	return c.onLeader(ctx, home, shard, callKind{}, func(at server) error { return c.try(ctx, shard, at, call) })
 }
@@ -92,7 +92,8 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		var atLeast time.Duration
 		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
 			c.inCluster(home, func() { c.learnLeader(shard, nl.Leader, nl.Term) })
-			// A leader that is known already may have been asked before it could serve.
+			// The named leader may be the server just asked, which could not serve yet: do not follow that
+			// hint at once.
 			hint := c.leaders[shard].Load()
 			useHint = nl.Leader != "" && hint != nil && hint.node != at.leader && hint.node != gone
 			if mayRelay && gone != "" && nl.Leader == gone && hint != nil && hint.node == gone {
@@ -240,8 +241,8 @@ func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc
 	}
 }
 
-// askReplicas asks the shard's replicas other than node for their leader hints,
-// unless another try is asking them.
+// askReplicas asks the shard's replicas other than node for their leader hints, unless another try already
+// does.
 func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node rowraft.NodeID) {
 	if !c.asking[shard].CompareAndSwap(false, true) {
 		return
@@ -261,14 +262,14 @@ func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node ro
 	}
 }
 
-// leaderMoved reports that, since the server of a try was chosen, a hint has come that another
-// server leads the shard.
+// leaderMoved reports whether a hint that names another leader has come since the server of a try was
+// chosen.
 func (c *Client) leaderMoved(shard rowraft.ShardID, at server) bool {
 	after := c.leaders[shard].Load()
 	return after != nil && after != at.before && after.node != at.leader
 }
 
-// hintedAddr is the address of the shard's leader, "" if none is known.
+// hintedAddr returns the address of the shard's leader; "" if it is unknown.
 func (c *Client) hintedAddr(shard rowraft.ShardID) string {
 	if hint := c.leaders[shard].Load(); hint != nil {
 		return c.addrOf(hint.node)
@@ -276,10 +277,9 @@ func (c *Client) hintedAddr(shard rowraft.ShardID) string {
 	return ""
 }
 
-// target picks the server for the next try: the leader hint if wanted and known,
-// else the replica after the one that was tried last, so that a server that hangs is not
-// asked twice in a row. If mayRelay is set and only a follower reaches the leader, it is
-// that follower.
+// target returns the server for the next try: the hinted leader if useHint is set and there is a hint, else
+// the replica after the last one tried, so that a server that hangs is not asked twice in a row. If
+// mayRelay is set and only a follower reaches the leader, target returns that follower.
 func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, mayRelay bool) server {
 	hint := c.leaders[shard].Load()
 	m := c.cluster.Load()

@@ -18,12 +18,12 @@ import (
 type session struct {
 	naming   ctxMutex // guards inc, cluster and the client id
 	inc      rowraft.Incarnation
-	cluster  rowraft.ClusterID                     // whose scheduler issued inc
-	member   atomic.Pointer[rowraftv1.JobIdentity] // of which job the client is, nil: of none
+	cluster  rowraft.ClusterID                     // the cluster whose scheduler issued inc
+	member   atomic.Pointer[rowraftv1.JobIdentity] // the client's membership of a job; nil: none
 	left     []*shardSession                       // of clusters that the client has left; guarded by Client.endpoints
-	underway atomic.Int32                          // sessions that are being opened: inc and the client id do not change meanwhile
+	underway atomic.Int32                          // openings in progress: inc and the client id must not change then
 
-	epoch  atomic.Uint64 // of the tables it was opened for; 0 before
+	epoch  atomic.Uint64 // epoch of the tables that the session is for; 0: no session yet
 	shards [clustermap.MaxShards]struct {
 		atomic.Pointer[shardSession]
 		opening ctxMutex // one goroutine at a time opens the shard's session
@@ -102,15 +102,15 @@ func (c *Client) openSessions(ctx context.Context, batches []*batch) error {
 		return err
 	case ctx.Err() != nil || code.Retryable():
 		return rowraft.Errorf(rowraft.CodeNotSent, "nothing was sent, because the client had no session before the call ended; the call can be made again: %w", err)
-	case code.MaybeApplied(): // SessionExpired for example: another call cannot succeed either
+	case code.MaybeApplied(): // for example SessionExpired: another call cannot succeed either
 		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", err)
 	}
 	return err
 }
 
-// openSession returns the session of a shard, opening it at the first push:
-// incarnation from the scheduler, then an entry in the shard's log. Openings of different
-// shards do not wait for each other.
+// openSession returns the session of a shard. It opens the session at the first push: the scheduler issues
+// the incarnation, and an entry in the shard's log opens the session. Openings in different shards run
+// concurrently.
 func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shardSession, error) {
 	at := &c.session.shards[shard]
 	if ss := at.Load(); ss != nil {
@@ -148,8 +148,8 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 	return ss, nil
 }
 
-// beginOpening returns the client's incarnation in a cluster, whose scheduler issues it for the
-// first session, and counts an opening as underway.
+// beginOpening returns the client's incarnation in a cluster and counts an opening in underway. For the
+// first session, the cluster's scheduler issues the incarnation.
 func (c *Client) beginOpening(ctx context.Context, home rowraft.ClusterID) (rowraft.Incarnation, error) {
 	if err := c.lock(ctx, c.session.naming); err != nil {
 		return 0, err
@@ -157,7 +157,7 @@ func (c *Client) beginOpening(ctx context.Context, home rowraft.ClusterID) (rowr
 	defer c.session.naming.unlock()
 	if c.session.inc == 0 || c.session.cluster != home {
 		if c.session.cluster != home {
-			c.session.member.Store(nil) // that was of a job of another cluster
+			c.session.member.Store(nil) // it belonged to a job of another cluster
 		}
 		inc, err := c.issueIncarnation(ctx)
 		if err != nil {
@@ -212,7 +212,7 @@ func (ss *shardSession) queue(p *batch) {
 	ss.queued++
 }
 
-// unqueue forgets a queued batch that will not be sent.
+// unqueue removes a queued batch that will not be sent from the count.
 func (ss *shardSession) unqueue() {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()

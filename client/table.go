@@ -20,10 +20,10 @@ type Table struct {
 	seed    uint64 // clustermap.TableSeed
 }
 
-// Schema returns what the table was created with.
+// Schema returns the schema of the table, as it was created.
 func (t *Table) Schema() rowraft.Schema { return t.schema }
 
-// Dim returns the number of weights in a row.
+// Dim returns the number of weights of a row.
 func (t *Table) Dim() int { return t.schema.Dim }
 
 // Slot returns the slot of key.
@@ -45,32 +45,29 @@ func (t *Table) Pull(ctx context.Context, keys []rowraft.Key, dst []float32) err
 	return t.c.Pull(ctx, Segment{Table: t, Keys: keys, Values: dst})
 }
 
-// Push applies grads (len(keys) × dim float32, row-major) exactly once and
-// returns when they are on a majority of disks. Gradients of a repeated key are
-// summed in the order they come. The caller owns keys and grads; Push keeps
-// neither.
+// Push applies grads (len(keys) × dim float32, row-major) exactly once and returns when they are on a
+// majority of disks. Push sums the gradients of a repeated key in the order of keys. The caller owns keys
+// and grads; Push keeps neither.
 //
-// Errors: CodeInvalidArgument, CodeTableNotFound: nothing was applied, in any
-// shard. CodeDeadline: ctx ended, and the outcome is unknown; the client continues to
-// send it, so do not push the same gradients again: Flush waits for the result.
-// CodeSessionExpired: the outcome is unknown and stays so. CodeUnknown: some shards
-// applied their batches, others refused theirs. CodePrecondition: nothing of this push
-// was sent, because an earlier push that had returned CodeDeadline failed since.
+// Errors: CodeInvalidArgument, CodeTableNotFound: nothing was applied, in any shard. CodeDeadline: ctx
+// ended, and the outcome is unknown; the client continues to send it, so do not push the same gradients
+// again: Flush waits for the result. CodeSessionExpired: the outcome is unknown and stays so. CodeUnknown:
+// some shards applied their batches, others refused theirs. CodePrecondition: nothing of this push was
+// sent, because an earlier push that had returned CodeDeadline failed since.
 func (t *Table) Push(ctx context.Context, keys []rowraft.Key, grads []float32) (Ack, error) {
 	return t.c.Push(ctx, Segment{Table: t, Keys: keys, Values: grads})
 }
 
-// Assign sets weights, with the promises of Push. Optimizer state is kept. Of a
-// repeated key the last value counts. An Assign that ended with CodeDeadline is
-// still being resent, and may take effect after one that came later: Flush first.
+// Assign sets weights, with the guarantees of Push. It keeps the optimizer state. The last value of a
+// repeated key counts. After CodeDeadline the client still resends the Assign, which may then take effect
+// after a later one: call Flush first.
 func (t *Table) Assign(ctx context.Context, keys []rowraft.Key, weights []float32) (Ack, error) {
 	return t.c.Assign(ctx, Segment{Table: t, Keys: keys, Values: weights})
 }
 
-// Delete removes the rows of keys, with the promises of Push. A key without a row
-// is passed over; keys may repeat. A row that is deleted reads as the initializer
-// again, and its next push creates it anew. As with Assign, a Delete that ended with CodeDeadline
-// may take effect after what came later: Flush first.
+// Delete removes the rows of keys, with the guarantees of Push. It ignores a key without a row; keys may
+// repeat. A deleted row reads as the initializer, and its next push creates it again. After CodeDeadline,
+// as with Assign, a Delete may take effect after later calls: call Flush first.
 func (t *Table) Delete(ctx context.Context, keys []rowraft.Key) (Ack, error) {
 	return t.c.Delete(ctx, Segment{Table: t, Keys: keys})
 }
@@ -81,8 +78,8 @@ func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
 	if s, err := m.Table(name); err == nil {
 		return c.handle(m.Cluster, s), nil
 	}
-	// This map may be older than the table, and so may be that of a server which
-	// has just restarted: ask them all.
+	// This map may be older than the table, and so may the map of a server that has just restarted: ask all
+	// servers.
 	var errs []error
 	for _, addr := range c.addrs() {
 		if err := c.fetchMap(ctx, addr, 0); err != nil {
@@ -117,9 +114,9 @@ func (c *Client) handle(home rowraft.ClusterID, s rowraft.Schema) *Table {
 	return t
 }
 
-// CreateTable creates the table and returns once every shard knows it. s.ID is
-// ignored. Errors: CodeTableExists if the name is taken by a table of another
-// shape, or, without ifNotExists, by any.
+// CreateTable creates the table and returns when every shard has it. It ignores s.ID. Errors:
+// CodeTableExists if a table of that name has another shape or, without ifNotExists, if there is any table
+// of that name.
 func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists bool) (*Table, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -128,10 +125,10 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	var reply *rowraftv1.CreateTableReply
 	retried, home := false, c.cluster.Load().Cluster
 	err := c.schedulerCall(ctx, fmt.Sprintf("create table %s", s.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
-		// A resent creation may find the table its first try has made; one of another
-		// shape is refused all the same.
+		// A retry may find the table that an earlier try created. A table of another shape is refused in
+		// any case.
 		reply, err = stub.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists || retried})
-		// Once the table is logged, a shard without a leader ends the call, too.
+		// After the table is logged, a shard without a leader still makes the call fail.
 		if err != nil && rowraft.CodeOf(err) != rowraft.CodeNotLeader {
 			retried = true
 		}
@@ -143,11 +140,11 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	return c.handle(home, rpc.SchemaFromProto(reply.Table)), nil
 }
 
-// Restored is where a cluster's tables come from.
+// Restored describes the checkpoints that a cluster's tables come from, and its trainers since.
 type Restored struct {
 	Sources  []Source  // the last restore first
-	Trained  []Trainer // that have trained since, or do
-	Training []Trainer // that do now
+	Trained  []Trainer // trainers since the last restore, connected or not
+	Training []Trainer // connected trainers
 }
 
 // Source is a checkpoint that tables come from.
@@ -156,7 +153,7 @@ type Source struct {
 	Tables                []string
 }
 
-// Of returns the checkpoint that a table comes from, the zero Source if it comes from none.
+// Of returns the checkpoint that a table comes from; the zero Source if there is none.
 func (r *Restored) Of(table string) Source {
 	for _, s := range r.Sources {
 		if slices.Contains(s.Tables, table) {
@@ -166,13 +163,13 @@ func (r *Restored) Of(table string) Source {
 	return Source{}
 }
 
-// Trainer names a trainer of a job.
+// Trainer identifies a trainer of a job.
 type Trainer struct {
 	Job  string
 	Rank int
 }
 
-// Restored asks where the cluster's tables come from.
+// Restored returns the checkpoints that the cluster's tables come from.
 func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
 	err = c.schedulerCall(ctx, "status", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		reply, err := stub.Status(ctx, &rowraftv1.StatusRequest{})
@@ -191,10 +188,9 @@ func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
 	return r, err
 }
 
-// DropTable removes the table with all of its rows and returns once no shard has it.
-// Its id never comes back, so whoever has it gets CodeTableNotFound from then on;
-// a later table of the same name is another one. Errors: CodeTableNotFound;
-// CodeOverloaded while a restore is under way, when ctx ends.
+// DropTable removes the table with all its rows and returns when no shard has it. The id is never used
+// again: calls with it get CodeTableNotFound. A later table of the same name is another table. Errors:
+// CodeTableNotFound; CodeOverloaded if a restore runs until ctx ends.
 func (c *Client) DropTable(ctx context.Context, t *Table) error {
 	return c.schedulerCall(ctx, fmt.Sprintf("drop table %s", t.schema.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		_, err := stub.DropTable(ctx, &rowraftv1.DropTableRequest{Name: t.schema.Name, Id: uint64(t.schema.ID)})
@@ -202,8 +198,8 @@ func (c *Client) DropTable(ctx context.Context, t *Table) error {
 	})
 }
 
-// JoinJob asks for this worker's rank in a job of the given number of workers. A
-// worker that comes back under its name gets its rank back with a higher incarnation.
+// JoinJob requests this worker's rank in a job of the given number of workers. A worker that restarts under
+// its name gets its rank back with a higher incarnation.
 func (c *Client) JoinJob(ctx context.Context, job, worker string, workers int) (rank int, inc rowraft.Incarnation, err error) {
 	err = c.schedulerCall(ctx, fmt.Sprintf("join job %s as %s", job, worker), func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		reply, err := stub.JoinJob(ctx, &rowraftv1.JoinJobRequest{Job: job, Worker: worker, Workers: uint32(workers)})

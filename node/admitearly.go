@@ -14,8 +14,8 @@ func (n *Node) refusals() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{"Write": n.refuseWrite}
 }
 
-// refuseWrite refuses a write that announced its size if admission would refuse it now. A write
-// that passes comes to admission again with its true size, once its body is read.
+// refuseWrite refuses a write that announced its size if admission would refuse it now. A write that passes
+// goes through admission again with its true size, after its body is read.
 func (n *Node) refuseWrite(ctx context.Context) error {
 	said, ok := rpc.PartSizeOf(ctx)
 	if !ok {

@@ -15,23 +15,22 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Bounds of what one shard's leader holds before the log.
+// Limits of what one shard's leader holds before the log:
 const (
-	maxQueuedBytes  = 32 << 20 // pushes waiting for an entry
+	maxQueuedBytes  = 32 << 20 // pushes that wait for an entry
 	maxQueuedParts  = 4096
 	maxEntriesAhead = 8 // entries proposed and not yet applied
 )
 
-// proposer is what the batcher needs of a Raft group.
+// proposer is the part of a Raft group that the batcher needs.
 type proposer interface {
 	Propose(entry []byte) *raftstore.Future
 }
 
-// batcher packs the pushes of a shard that wait at the same time into one log
-// entry, so that they share an fsync.
+// batcher packs the waiting pushes of a shard into one log entry, so that they share an fsync.
 //
-// Goroutines: pack takes from queue and proposes; finish waits for the entries
-// in log order and answers. close ends both after answering everything.
+// Goroutines: pack takes parts from queue and proposes entries; finish waits for the entries in log order
+// and gives the parts their results. close ends both after every part has a result.
 type batcher struct {
 	group  proposer
 	header func() wire.EntryHeader // log time and epoch of the next entry
@@ -209,7 +208,7 @@ func (b *batcher) dropAbandoned(parts []*waiting) []*waiting {
 	return kept
 }
 
-// drain refuses what is still queued: nothing of it was proposed.
+// drain refuses the parts that are still queued: none of them was proposed.
 func (b *batcher) drain() {
 	for w := b.poll(); w != nil; w = b.poll() {
 		w.answer(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")})

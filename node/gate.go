@@ -8,7 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// maxGateBytes is what waits at a closed gate; beyond it pushes are refused.
+// maxGateBytes is the number of bytes that may wait at a closed gate; above it pushes are refused.
 const maxGateBytes = 64 << 20
 
 // gate holds back the pushes of one shard while a checkpoint makes its cut. While it is closed,
@@ -31,8 +31,8 @@ type hold struct {
 	open   bool
 }
 
-// enter lets a push of size bytes in, waiting while the gate is closed. Each
-// enter without an error is followed by one leave.
+// enter admits a push of size bytes, and waits while the gate is closed. Each enter without an error needs
+// one leave.
 func (g *gate) enter(ctx context.Context, size int) error {
 	g.mu.Lock()
 	for g.held != nil {
@@ -100,7 +100,7 @@ func (g *gate) close(ctx context.Context, lease time.Duration) (*hold, error) {
 	}
 }
 
-// expire opens the gate when the lease is over.
+// expire opens the gate when the lease has ended.
 func (h *hold) expire() {
 	h.g.mu.Lock()
 	defer h.g.mu.Unlock()

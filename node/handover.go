@@ -15,17 +15,17 @@ const (
 	// electedWait is how long a call waits for a replica that has been elected, and applies
 	// what was committed before.
 	electedWait = 400 * time.Millisecond
-	// nextLeaderWait is how long it waits until this replica knows the next leader. It must not
-	// be long, because this replica may be cut off while the others have a leader.
+	// nextLeaderWait is how long it waits until this replica knows the next leader. It must be short,
+	// because this replica may be cut off while the others have a leader.
 	nextLeaderWait = 110 * time.Millisecond
-	// handOverPoll is how often it looks.
+	// handOverPoll is the interval of checks.
 	handOverPoll = 2 * time.Millisecond
-	// maxHandOverWaits bounds the calls that wait at one replica; the others are refused.
+	// maxHandOverWaits is the maximum number of calls that wait at one replica; the others are refused.
 	maxHandOverWaits = 512
 )
 
-// awaitServe is mustServe that waits while the lead changes hands: until this replica
-// serves, or knows who leads.
+// awaitServe is mustServe that waits while the leader changes: until this replica serves, or knows the
+// leader.
 func (r *replica) awaitServe(ctx context.Context) error {
 	err := r.mustServe()
 	if changing(err) == 0 {

@@ -45,7 +45,7 @@ func (s *replicaService) TransferLeader(ctx context.Context, req *rowraftv1.Tran
 	return &rowraftv1.TransferLeaderReply{FromNode: string(s.n.self.ID), ToNode: string(node), Term: uint64(term), TookNs: uint64(took)}, nil
 }
 
-// replicaOn returns the member of the group on node.
+// replicaOn returns the id of the group's member on node.
 func (r *replica) replicaOn(node rowraft.NodeID) (rowraft.ReplicaID, error) {
 	m, err := r.group.Members()
 	if err != nil {
@@ -150,7 +150,7 @@ func (r *replica) reportMembers(st *rowraftv1.ReplicaStatus) {
 	}
 	m, err := r.group.Members()
 	if err != nil {
-		return // it has just started: the next report has them
+		return // the leader has just started: the next report contains them
 	}
 	st.ConfigIndex, st.Members = uint64(m.Index), membersToProto(&m)
 }

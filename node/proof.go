@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// proofEveryBytes of log call for a comparison before it is time for one.
+	// proofEveryBytes is the amount of log after which a comparison is due before its time.
 	proofEveryBytes = 64 << 20
-	// proofPatience is how long a leader waits for what the others have noted.
+	// proofPatience is how long a leader waits for the digests of the other replicas.
 	proofPatience = 2 * time.Second
 )
 
-// verdict is what the answers of a shard's replicas come to.
+// verdict is the result of a comparison of a shard's replicas.
 type verdict = rowraftv1.ProofVerdict
 
 const (
@@ -28,19 +28,19 @@ const (
 	undecided = rowraftv1.ProofVerdict_PROOF_VERDICT_UNDECIDED
 )
 
-// testimony is what one member says of itself at a mark.
+// testimony is the answer of one member about a mark.
 type testimony struct {
 	raftstore.Member
 	voter, leads bool
-	noted        bool // figures are its own
+	noted        bool // the member has a digest of its own at the mark: figures
 	figures      shard.Digest
-	fenced       string // why it is; then it has no say
-	err          error  // why it has not answered
+	fenced       string // why the member is fenced; then its answer does not count
+	err          error  // why there is no answer
 }
 
-// judge finds the figures that more than half of the voters have, at least two.
-// Without them the shard is divided if nobody can change that: every voter that is
-// not fenced has noted something, and not all the same.
+// judge returns the digest that more than half of the voters have, and at least two. If there is none, the
+// shard is divided if no further answer can change that: every voter that is not fenced has a digest, and
+// the digests differ.
 func judge(all []testimony) (verdict, shard.Digest) {
 	voters, able, noted, best := 0, 0, 0, 0
 	var figures shard.Digest
@@ -77,7 +77,7 @@ func judge(all []testimony) (verdict, shard.Digest) {
 	return undecided, shard.Digest{}
 }
 
-// differ reports whether two members have noted different figures.
+// differ reports whether two members have different digests.
 func differ(all []testimony) bool {
 	for _, a := range all {
 		for _, b := range all {
@@ -89,20 +89,20 @@ func differ(all []testimony) bool {
 	return false
 }
 
-// prover is when a leader last compared its shard. The goroutine of Node.watch owns
-// all but round.
+// prover is the state of the last comparison of a shard by its leader. The goroutine of Node.watch owns all
+// fields except round.
 type prover struct {
-	// round holds a token during one comparison. It is a channel, because whoever has
-	// it waits for others: nobody should wait for it beyond his own patience.
+	// round holds a token during one comparison. It is a channel, not a mutex, because its holder waits for
+	// other servers: each waiter must be able to leave when its context ends.
 	round chan struct{}
 
 	at      time.Time
 	term    uint64
 	written uint64
-	open    bool // nothing was agreed
+	open    bool // no digest was agreed on
 }
 
-// applied counts what was written, and notices that the machine was fenced.
+// applied counts the applied bytes, and notices when the machine was fenced.
 func (r *replica) applied(entry []byte, a *shard.Applied) {
 	r.steps.changed()
 	h, _, err := wire.ParseEntryHeader(entry)
@@ -111,9 +111,9 @@ func (r *replica) applied(entry []byte, a *shard.Applied) {
 		r.notClosed = have
 	}
 	if err == nil && h.Epoch > have && r.notClosed == have {
-		// The others have closed a restore that this replica could not: what it had staged
-		// was not what the log brought, so neither is what it serves. Without such a close the
-		// epoch is that of a call, which may be ahead of its shard.
+		// The other replicas have closed a restore that this replica could not close: its staged rows
+		// differ from those of the log, so the rows that it serves do too. Without such a failed close, the
+		// entry's epoch is that of a caller, which may be ahead of its shard.
 		_ = r.machine.Fence(fmt.Sprintf("it is of table epoch %d where the log is of %d: what it had staged of a restore was damaged", have, h.Epoch))
 		r.noticeFence()
 		return
@@ -128,14 +128,14 @@ func (r *replica) applied(entry []byte, a *shard.Applied) {
 	r.noticeFence()
 }
 
-// noticeFence wakes Node.watch if the replica is to be fenced.
+// noticeFence wakes Node.watch if the replica must be fenced.
 func (r *replica) noticeFence() {
 	if r.whyFenced() != nil {
 		r.fence.Do(func() { close(r.fenced) })
 	}
 }
 
-// whyFenced is nil for a replica that is not to be fenced.
+// whyFenced returns why the replica must be fenced; nil if it need not be.
 func (r *replica) whyFenced() error {
 	if e := r.machine.Fenced(); e != nil {
 		return e
@@ -162,7 +162,7 @@ func (r *replica) checkAgreed() error {
 	return nil
 }
 
-// maybeProve compares the replicas of a shard that this one leads if it is time.
+// maybeProve compares the replicas of a shard that this one leads, if a comparison is due.
 func (n *Node) maybeProve(r *replica) {
 	if r.mustLead() != nil {
 		return
@@ -195,8 +195,8 @@ type proofRound struct {
 	figures     shard.Digest // of the majority
 }
 
-// prove logs a mark, asks every member what it has there, and logs the verdict. With
-// everyone it waits for all answers, otherwise for enough of them.
+// prove logs a mark, asks every member for its digest there, and logs the verdict. With everyone it waits
+// for all answers; without, until a majority agrees.
 func (n *Node) prove(ctx context.Context, r *replica, everyone bool) (*proofRound, error) {
 	select {
 	case r.proof.round <- struct{}{}:
@@ -230,13 +230,14 @@ func (n *Node) prove(ctx context.Context, r *replica, everyone bool) (*proofRoun
 		return round, nil
 	}
 	if _, err = r.propose(ctx, wire.ProofEntry(r.header(), &p)); r.machine.Fenced() != nil {
-		err = nil // what is logged fences its leader: that is the answer
+		err = nil // the logged verdict fences this leader: that is the result
 	}
 	return round, err
 }
 
-// vouch reports why rows of the leader r at a mark must not be kept: others had
-// different ones there. Replicas that do not answer vouch for nothing and accuse nobody.
+// vouch returns an error if the rows of the leader r at a mark must not be kept: the majority has other
+// rows there, or replicas differ and no majority agrees. A replica without an answer counts neither for nor
+// against r.
 func (n *Node) vouch(ctx context.Context, r *replica, mark rowraft.Index) error {
 	members, err := r.group.Members()
 	if err != nil {
@@ -253,8 +254,8 @@ func (n *Node) vouch(ctx context.Context, r *replica, mark rowraft.Index) error 
 	return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d its replicas have different rows, and it is not known which are right", r.shard, mark)
 }
 
-// hear asks every member what it noted at mark, until all have answered, or without
-// everyone as soon as a majority agrees.
+// hear asks every member for its digest at mark. It waits until all have answered or, without everyone,
+// until a majority agrees.
 func (n *Node) hear(ctx context.Context, r *replica, members *raftstore.Membership, mark rowraft.Index, everyone bool) []testimony {
 	ctx, cancel := context.WithTimeout(ctx, proofPatience)
 	defer cancel()
@@ -272,7 +273,7 @@ func (n *Node) hear(ctx context.Context, r *replica, members *raftstore.Membersh
 			answers <- heard{i, t}
 		}()
 	}
-	for range out { // each comes when ctx ends at the latest
+	for range out { // each answer comes when ctx ends at the latest
 		a := <-answers
 		out[a.i] = a.t
 		if v, _ := judge(out); v == agreed && !everyone {
@@ -316,7 +317,7 @@ func (n *Node) askNode(ctx context.Context, id rowraft.NodeID, req *rowraftv1.No
 	return rowraftv1.NewReplicasClient(conn).NotedDigest(ctx, req)
 }
 
-// NotedDigest tells what the replica here noted at a mark.
+// NotedDigest returns the digest of the replica here at a mark.
 func (s *replicaService) NotedDigest(ctx context.Context, req *rowraftv1.NotedDigestRequest) (*rowraftv1.NotedDigestReply, error) {
 	if f, ok := s.n.fencedReplica(rowraft.ShardID(req.Shard)); ok {
 		return &rowraftv1.NotedDigestReply{ReplicaId: string(f.id), Fenced: f.why}, nil

@@ -11,15 +11,15 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// leadReadTimeout bounds how long a pull waits for its minimum index.
+// leadReadTimeout is how long a pull waits for its minimum index.
 const leadReadTimeout = time.Second
 
 // boundedPatience bounds how long a replica waits to become fresh enough for a bounded read.
 // It is short, because another replica may be fresh enough already.
 const boundedPatience = 300 * time.Millisecond
 
-// maxAhead is how far beyond the log of a replica a bounded read may ask, in entries. A replica can be
-// behind, but not by the writes of days.
+// maxAhead is how far beyond the log of a replica a bounded read may ask, in entries. A replica may lag,
+// but not by the writes of days: an index beyond that is an error of the caller.
 const maxAhead = 1 << 32
 
 // pulled is the result of a pull.
@@ -72,7 +72,7 @@ func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*a
 	return r.admit.Admit(ctx, r.shard, admit.Pull, len(req.Payload)+size)
 }
 
-// read answers a pull in the mode that it asks for.
+// read answers a pull in the requested mode.
 func (r *replica) read(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket) (pulled, error) {
 	minIndex := rowraft.Index(req.MinIndex)
 	switch req.Mode {
@@ -98,7 +98,7 @@ func boundOf(req *rowraftv1.PullRequest) (bound, error) {
 	return b, nil
 }
 
-// maxMaxAge is a year: long enough for any age, and a product of it does not overflow.
+// maxMaxAge is a year: long enough for any age, and products of it do not overflow.
 const maxMaxAge = 365 * 24 * time.Hour
 
 // pull answers a read as the leader, not before minIndex is applied.
@@ -175,8 +175,8 @@ func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraf
 	return max(index, minIndex), r.mustLead()
 }
 
-// pullBounded answers a read on any replica, if it can prove that its rows are as new
-// as b wants when they are read.
+// pullBounded answers a read on any replica, if the replica can prove that its rows meet b when they are
+// read.
 func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, b bound, minIndex rowraft.Index) (pulled, error) {
 	if last := r.group.LastIndex(); minIndex > last && minIndex-last > maxAhead {
 		return pulled{}, r.tooStale(proof{}, b, minIndex)
@@ -199,7 +199,7 @@ func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t
 		if err != nil {
 			return pulled{}, err
 		}
-		// The process may have been stopped since.
+		// The process may have been suspended since the proof.
 		if got.age, got.lag = p.age(), p.lag; got.age <= b.maxAge {
 			r.reads.served.Add(1)
 			return got, nil
@@ -228,8 +228,7 @@ func (r *replica) maySpeak() error {
 	}
 }
 
-// leaderPoll is how often a probe that has no answer looks whether the leader is
-// another one by now.
+// leaderPoll is how often a probe without an answer checks whether another node leads.
 const leaderPoll = 50 * time.Millisecond
 
 // probe asks the leader of the shard of r for an index that covers all acknowledged pushes.
@@ -263,8 +262,7 @@ func (n *Node) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
 	return rowraft.Index(reply.GetIndex()), err
 }
 
-// cancelWhenLedBy cancels ctx when another node than the given one is known to lead. It
-// returns when ctx ends.
+// cancelWhenLedBy cancels ctx when a node other than notBy is known to lead. It returns when ctx ends.
 func (r *replica) cancelWhenLedBy(ctx context.Context, cancel context.CancelFunc, notBy rowraft.NodeID) {
 	t := time.NewTicker(leaderPoll)
 	defer t.Stop()

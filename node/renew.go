@@ -10,16 +10,15 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// How often a server looks how long its certificate is good for, and asks again for
-// another one.
+// renewLook is how often a server checks its certificate; the others are the pauses after a failed renewal.
 const (
 	renewLook     = time.Minute
 	renewRetry    = 200 * time.Millisecond // at first
 	renewMaxRetry = 30 * time.Second
 )
 
-// renewCert keeps this server's certificate from ending: with a third of its time left it
-// asks the scheduler for the same one anew. It ends with ctx.
+// renewCert renews this server's certificate: with a third of its time left, it requests the same
+// certificate with a later end from the scheduler. It ends with ctx.
 func (c *control) renewCert(ctx context.Context) {
 	for failed, retry := 0, renewRetry; ; {
 		wait := renewLook

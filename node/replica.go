@@ -37,31 +37,32 @@ type replica struct {
 
 	mayLogVersion func(rowraft.ShardID, rowraft.FormatVersion) error // of the server; nil: anything may be logged
 
-	// leading is the term this replica leads and in which it has applied all that
-	// earlier terms committed; 0 otherwise. Before that it must not judge
-	// sessions, tables or reads: it may not know them yet.
+	// leading is the term that this replica leads and in which it has applied everything committed in
+	// earlier terms; 0 otherwise. Before that it must not judge sessions, tables or reads: it may not have
+	// them yet.
 	leading atomic.Uint64
 
-	provedAt atomic.Int64 // Unix nanoseconds of the last comparison at which it agreed; 0: none since the start
+	provedAt atomic.Int64 // Unix nanoseconds of the last comparison in which this replica agreed; 0: none since the start
 	reads    readCounts
 
 	lastProved atomic.Uint64 // index that provedAt belongs to
 
-	// written is the bytes of applied entries but for proofs.
+	// written counts the bytes of applied entries, without the entries of comparisons.
 	written atomic.Uint64
 	tamper  func(r *replica, index rowraft.Index, entry []byte) []byte // nil but in tests and canaries
 	proof   prover
 	fenced  chan struct{} // closed by noticeFence
-	// rolledBack is why the group has found that its disk was rolled back, nil: it was not.
+	// rolledBack is why the group found that its disk was rolled back; nil: it was not.
 	rolledBack atomic.Pointer[error]
-	// notClosed is the table epoch in which a restore could not be closed; 0: none. Apply's.
+	// notClosed is the table epoch in which a restore could not be closed; 0: none. Only the apply
+	// goroutine uses it.
 	notClosed rowraft.TableEpoch
 	fence     sync.Once
 
-	handOverWaits atomic.Int32 // calls that wait while the lead changes hands
+	handOverWaits atomic.Int32 // calls that wait while the leader changes
 
 	opened chan struct{}   // closed when group and batch are set
-	ctx    context.Context // ends in close
+	ctx    context.Context // canceled by close
 	cancel context.CancelFunc
 }
 
@@ -144,8 +145,8 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	return r, nil
 }
 
-// segmentSize is that of the log files of each replica on a node: as large as
-// leaves the free segments of all groups together at about half a GiB.
+// segmentSize returns the size of the log files of each replica on a node. It keeps the free segments of
+// all groups together at about half a GiB.
 func segmentSize(m *clustermap.Map, node rowraft.NodeID) int {
 	replicas := 0
 	for _, s := range m.Shards {
@@ -158,11 +159,11 @@ func segmentSize(m *clustermap.Map, node rowraft.NodeID) int {
 
 func groupName(s rowraft.ShardID) string { return fmt.Sprintf("shard-%d", s) }
 
-// onLeader runs on raftstore's goroutine for leader changes. A new leader serves
-// once it has applied everything committed before its term.
+// onLeader runs on raftstore's goroutine for leader changes. A new leader serves after it has applied
+// everything committed before its term.
 func (r *replica) onLeader(term rowraft.Term, leader bool) {
 	select {
-	case <-r.opened: // the group may lead before openReplica has it
+	case <-r.opened: // the group may lead before openReplica has set it
 	case <-r.ctx.Done():
 		return
 	}
@@ -188,7 +189,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(r.machine.AppliedIndex()), "after", time.Since(start).String())
 }
 
-// close stops the replica. Queued pushes are answered first.
+// close stops the replica. Queued pushes get their results first.
 func (r *replica) close() error {
 	r.cancel()
 	r.fresh.close()
@@ -197,7 +198,7 @@ func (r *replica) close() error {
 	return errors.Join(r.group.Close(), r.machine.Close())
 }
 
-// header is what the batcher's next entry begins with.
+// header returns the header of the batcher's next entry.
 func (r *replica) header() wire.EntryHeader {
 	return wire.EntryHeader{Version: wire.FirstVersion, LogTime: r.clock.now(r.machine.LogTime()), Epoch: r.machine.Epoch()}
 }
@@ -320,7 +321,7 @@ func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, erro
 	}
 }
 
-// proposeAny is propose with the whole answer, which may be a refusal.
+// proposeAny is propose that returns the whole result, which may be a refusal.
 func (r *replica) proposeAny(ctx context.Context, entry []byte) (*shard.Applied, error) {
 	if err := r.mayLogEntry(entry); err != nil {
 		return nil, err
@@ -343,8 +344,8 @@ func (r *replica) answer(ctx context.Context, f *raftstore.Future) (*shard.Appli
 	return nil, rowraft.Errorf(rowraft.CodeInternal, "apply answered %T", result)
 }
 
-// openSession logs a session, unless the log would refuse it. It logs a resent call as well:
-// only the log can tell that the session is still there.
+// openSession logs a session, unless apply would refuse it. It also logs a resent call: only the log can
+// tell whether the session still exists.
 func (r *replica) openSession(ctx context.Context, o wire.Opening) (rowraft.Index, error) {
 	if err := r.awaitServe(ctx); err != nil {
 		return 0, err
@@ -362,7 +363,7 @@ func (r *replica) openSession(ctx context.Context, o wire.Opening) (rowraft.Inde
 	return r.propose(ctx, wire.OpenSessionEntry(r.header(), o))
 }
 
-// closeSession logs that a session is over, unless there is none.
+// closeSession logs the end of a session, unless there is none.
 func (r *replica) closeSession(ctx context.Context, client rowraft.ClientID, inc rowraft.Incarnation) error {
 	if err := r.awaitServe(ctx); err != nil {
 		return err
@@ -374,7 +375,7 @@ func (r *replica) closeSession(ctx context.Context, client rowraft.ClientID, inc
 	return err
 }
 
-// logTime is what an entry would be logged with now, by this replica if it leads.
+// logTime returns the log time that an entry would get now if this replica leads.
 func (r *replica) logTime() uint64 {
 	last := r.machine.LogTime()
 	if r.leading.Load() == 0 {
@@ -383,7 +384,7 @@ func (r *replica) logTime() uint64 {
 	return r.clock.now(last)
 }
 
-// ensureTable logs a table of an epoch, 0 for the present one, unless the shard has it.
+// ensureTable logs a table of an epoch (0: the current one), unless the shard has it.
 func (r *replica) ensureTable(ctx context.Context, s *rowraft.Schema, epoch rowraft.TableEpoch) (rowraft.Index, error) {
 	if err := s.Validate(); err != nil {
 		return 0, err
@@ -398,17 +399,17 @@ func (r *replica) ensureTable(ctx context.Context, s *rowraft.Schema, epoch rowr
 	}
 	h := r.header()
 	if epoch != 0 {
-		h.Epoch = epoch // a restore that comes between refuses it
+		h.Epoch = epoch // a restore that comes in between makes apply refuse the entry
 	}
 	return r.propose(ctx, wire.CreateTableEntry(h, s))
 }
 
-// dropTable logs that a table of an epoch is gone, unless the shard does not have it.
+// dropTable logs that a table of an epoch is dropped, unless the shard does not have it.
 func (r *replica) dropTable(ctx context.Context, id rowraft.TableID, epoch rowraft.TableEpoch) (rowraft.Index, error) {
 	if id == 0 || epoch == 0 {
 		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "drop table %#x of epoch %d: want both", uint64(id), epoch)
 	}
-	// A leader that has just been elected may not have applied the table yet.
+	// A leader that was just elected may not have applied the table yet.
 	if err := r.confirm(ctx); err != nil {
 		return 0, err
 	}
@@ -416,13 +417,12 @@ func (r *replica) dropTable(ctx context.Context, id rowraft.TableID, epoch rowra
 		return r.machine.AppliedIndex(), nil
 	}
 	h := r.header()
-	h.Epoch = epoch // the tables of a restore that comes between are others
+	h.Epoch = epoch // a restore that comes in between brings other tables
 	return r.propose(ctx, wire.DropTableEntry(h, id))
 }
 
-// logClock makes log time: that of the last entry known when this replica began
-// to lead, plus the monotonic time since then. A jump of the wall clock changes
-// nothing.
+// logClock computes log time: the time of the last entry known when this replica began to lead, plus the
+// monotonic time since then. A jump of the wall clock has no effect.
 type logClock struct {
 	mu    sync.Mutex
 	base  uint64
@@ -435,7 +435,7 @@ func (c *logClock) restart(base uint64) {
 	c.base, c.start = base, time.Now()
 }
 
-// now is not below that of the last entry, which a restore may have set ahead.
+// now returns a time not below that of the last entry, which a restore may have set ahead.
 func (c *logClock) now(last uint64) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,12 +19,12 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// expiresSoon is how long before its certificate ends a server says so in its log.
+// expiresSoon is how long before the end of its certificate a server begins to log a warning.
 const expiresSoon = 14 * 24 * time.Hour
 
-// openCerts reads the server's certificates; nil for plaintext.
+// openCerts opens the server's certificates; nil for plaintext.
 //
-// Errors: CodeInvalidArgument, also for the certificate of somebody who is no node.
+// Errors: CodeInvalidArgument, also for a certificate that is not of a node.
 func openCerts(cfg *Config) (*certs.Source, error) {
 	source, err := cfg.TLS.Open(cfg.Logger)
 	if source == nil || err != nil {
@@ -39,7 +39,7 @@ func openCerts(cfg *Config) (*certs.Source, error) {
 	return source, nil
 }
 
-// openCA reads the key that signs for machines with join tokens; nil: there is none here.
+// openCA reads the key that signs certificates for machines with join tokens; nil: this server has none.
 //
 // Errors: CodeInvalidArgument.
 func openCA(cfg *Config) (*certs.CA, error) {
@@ -52,8 +52,8 @@ func openCA(cfg *Config) (*certs.CA, error) {
 	return certs.OpenKey(cfg.CAKey, cfg.TLS.CA)
 }
 
-// openEntrance lets machines without a certificate in to ask for one, and to nothing else,
-// if this server can sign. The options are those that the services' server needs for it.
+// openEntrance, if this server can sign, serves machines without a certificate: they can request one, and
+// nothing else. It returns the options that the services' server needs for it.
 func (n *Node) openEntrance(source *certs.Source) []grpc.ServerOption {
 	if n.cfg.CAKey == "" {
 		return nil
@@ -61,11 +61,11 @@ func (n *Node) openEntrance(source *certs.Source) []grpc.ServerOption {
 	e := rpc.NewEntrance(n.cfg.Listener.Addr())
 	n.entrance = grpc.NewServer(e.Options()...)
 	rowraftv1.RegisterEntranceServer(n.entrance, n.sched.Certificates())
-	go n.entrance.Serve(e.Listener()) // ends with stopServing
+	go n.entrance.Serve(e.Listener()) // ends in stopServing
 	return []grpc.ServerOption{e.Credentials(source)}
 }
 
-// peerTLS puts TLS between nodes, and nobody else, onto the peer port and its dials.
+// peerTLS adds TLS to the peer port and its dials, and accepts only nodes.
 func peerTLS(l net.Listener, source *certs.Source) (net.Listener, func() *tls.Config) {
 	if source == nil {
 		return l, nil
@@ -73,22 +73,22 @@ func peerTLS(l net.Listener, source *certs.Source) (net.Listener, func() *tls.Co
 	return tls.NewListener(l, source.Server(certs.Node)), func() *tls.Config { return source.Client(certs.Node) }
 }
 
-// profilers are who may look into a process; everybody in the cluster may read its
-// metrics and whether it is ready.
+// profilers are the roles that may read profiles. Every role of the cluster may read metrics and readiness.
 var profilers = []certs.Role{certs.Admin, certs.Operator}
 
-// probes are what who has no certificate may ask: a kubelet cannot show one.
+// probes are the paths for clients without a certificate: a kubelet cannot present one.
 var probes = []string{"/livez", "/readyz"}
 
 // opsConnKey is the context key of the connection of a request to the ops port.
 type opsConnKey struct{}
 
-// opsRoles refuses what a certificate does not allow on the ops port. A client without a certificate
-// gets a status and no words from the probes, and nothing else; its connection is closed afterwards.
+// opsRoles refuses requests to the ops port that the caller's certificate does not allow. A client without
+// a certificate gets the status of a probe, without a body, and nothing else; then its connection is
+// closed.
 func opsRoles(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
-		case r.TLS == nil: // loopback
+		case r.TLS == nil: // plaintext is on loopback only
 		case len(r.TLS.PeerCertificates) == 0:
 			w.Header().Set("Connection", "close")
 			if !slices.Contains(probes, r.URL.Path) {
@@ -115,7 +115,7 @@ func opsRoles(next http.Handler) http.Handler {
 	})
 }
 
-// mute passes the status of an answer on, and none of its words.
+// mute passes on the status of a response, without its body.
 type mute struct{ http.ResponseWriter }
 
 func (m *mute) Write(b []byte) (int, error) { return len(b), nil }
