@@ -11,10 +11,9 @@ import (
 	"go/token"
 	"go/types"
 	"io"
-	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -34,20 +33,7 @@ var standard = []string{"context", "errors", "fmt", "io", "log", "math", "os", "
 // blocks there are drawings and lists.
 func CodeBlocks(root string, r *Repo) ([]CodeBlock, error) {
 	var out []CodeBlock
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && p != root && skippedDir(d.Name()):
-			return filepath.SkipDir
-		case filepath.Ext(p) != ".md":
-			return nil
-		}
-		b, err := os.ReadFile(p)
-		if err != nil {
-			return err
-		}
-		rel, _ := filepath.Rel(root, p)
+	err := eachFile(root, []string{".md"}, func(page string, b []byte) error {
 		line, rest := 1, string(b)
 		for {
 			before, after, found := strings.Cut(rest, "```go\n")
@@ -57,9 +43,9 @@ func CodeBlocks(root string, r *Repo) ([]CodeBlock, error) {
 			line += strings.Count(before, "\n") + 1
 			text, end, closed := strings.Cut(after, "```")
 			if !closed {
-				return fmt.Errorf("%s:%d: the code block has no end", rel, line)
+				return fmt.Errorf("%s:%d: the code block has no end", page, line)
 			}
-			out = append(out, CodeBlock{Where: fmt.Sprintf("%s:%d", rel, line), Text: text})
+			out = append(out, CodeBlock{Where: fmt.Sprintf("%s:%d", page, line), Text: text})
 			line, rest = line+strings.Count(text, "\n"), end
 		}
 	})
@@ -176,10 +162,7 @@ func (b *CodeBlock) file(fset *token.FileSet, packages map[string]string) (*ast.
 
 // withSelf returns packages with the package of self under its own name.
 func withSelf(packages map[string]string, self string) map[string]string {
-	out := make(map[string]string, len(packages))
-	for name, p := range packages {
-		out[name] = p
-	}
+	out := maps.Clone(packages)
 	out[self[strings.LastIndexByte(self, '/')+1:]] = self
 	return out
 }

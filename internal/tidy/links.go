@@ -26,35 +26,18 @@ func DeadLinks(root string) ([]string, error) {
 			dead = append(dead, fmt.Sprintf("%s refers to %s", from, target))
 		}
 	}
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			if p != root && skippedDir(d.Name()) {
-				return filepath.SkipDir
+	err := eachFile(root, []string{".md", ".go"}, func(rel string, b []byte) error {
+		p := filepath.Join(root, rel)
+		if filepath.Ext(p) == ".go" {
+			for _, page := range formatPage.FindAllString(string(b), -1) {
+				check(p, filepath.Join(root, page))
 			}
 			return nil
 		}
-		switch filepath.Ext(p) {
-		case ".md":
-			b, err := os.ReadFile(p)
-			if err != nil {
-				return err
-			}
-			for _, m := range markdownLink.FindAllStringSubmatch(string(b), -1) {
-				target, _, _ := strings.Cut(m[1], "#")
-				if target != "" && !strings.Contains(target, ":") {
-					check(p, filepath.Join(filepath.Dir(p), target))
-				}
-			}
-		case ".go":
-			b, err := os.ReadFile(p)
-			if err != nil {
-				return err
-			}
-			for _, page := range formatPage.FindAllString(string(b), -1) {
-				check(p, filepath.Join(root, page))
+		for _, m := range markdownLink.FindAllStringSubmatch(string(b), -1) {
+			target, _, _ := strings.Cut(m[1], "#")
+			if target != "" && !strings.Contains(target, ":") {
+				check(p, filepath.Join(filepath.Dir(p), target))
 			}
 		}
 		return nil

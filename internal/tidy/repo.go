@@ -75,10 +75,10 @@ func skippedDir(name string) bool {
 	return name != "." && (strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_"))
 }
 
-// Load parses every Go file below root.
-func Load(root string) (*Repo, error) {
-	r := &Repo{Fset: token.NewFileSet()}
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+// eachFile calls fn for each file below root whose name, or the extension of whose name, is in names. It leaves out what
+// skippedDir names.
+func eachFile(root string, names []string, fn func(rel string, text []byte) error) error {
+	return filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -88,10 +88,10 @@ func Load(root string) (*Repo, error) {
 			}
 			return nil
 		}
-		if !strings.HasSuffix(p, ".go") {
+		if !slices.Contains(names, filepath.Ext(p)) && !slices.Contains(names, d.Name()) {
 			return nil
 		}
-		src, err := os.ReadFile(p)
+		text, err := os.ReadFile(p)
 		if err != nil {
 			return err
 		}
@@ -99,8 +99,14 @@ func Load(root string) (*Repo, error) {
 		if err != nil {
 			return err
 		}
-		return r.add(filepath.ToSlash(rel), src)
+		return fn(filepath.ToSlash(rel), text)
 	})
+}
+
+// Load parses every Go file below root.
+func Load(root string) (*Repo, error) {
+	r := &Repo{Fset: token.NewFileSet()}
+	err := eachFile(root, []string{".go"}, r.add)
 	return r, err
 }
 

@@ -2,9 +2,7 @@ package tidy
 
 import (
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -40,31 +38,11 @@ var unswept = []string{
 // OldWords lists lines of code and documents that use a word of oldWords, but for what is unswept.
 func OldWords(root string) ([]string, error) {
 	var found []string
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if d.IsDir() {
-			if p != root && skippedDir(d.Name()) {
-				return filepath.SkipDir
-			}
+	err := eachFile(root, []string{".go", ".md", ".proto", ".sh", "Makefile"}, func(rel string, text []byte) error {
+		if slices.Contains(unswept, path.Dir(rel)) {
 			return nil
 		}
-		rel, err := filepath.Rel(root, p)
-		if err != nil {
-			return err
-		}
-		switch {
-		case slices.Contains(unswept, filepath.Dir(rel)):
-			return nil
-		case !slices.Contains([]string{".go", ".md", ".proto", ".sh"}, filepath.Ext(p)) && d.Name() != "Makefile":
-			return nil
-		}
-		b, err := os.ReadFile(p)
-		if err != nil {
-			return err
-		}
-		for i, line := range strings.Split(string(b), "\n") {
+		for i, line := range strings.Split(string(text), "\n") {
 			if w := oldWords.FindString(line); w != "" {
 				found = append(found, fmt.Sprintf("%s:%d: %q: name the subject (the client, the leader, another job); \"concurrently with\", \"next to\"; \"again\"", rel, i+1, w))
 			}
