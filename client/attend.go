@@ -77,7 +77,7 @@ type Paused struct {
 	Step     int64
 	Boundary int64                 // at which it paused; 0 if it did not announce one
 	Size     int64                 // bytes that Write writes
-	Parts    []PartReached         // of the data that it holds
+	Parts    []PartReached         // the parts of the data that it holds
 	Write    func(io.Writer) error // writes the state; called after Release, concurrently with the training
 	Release  func()
 }
@@ -360,7 +360,7 @@ func (c *attendCall) receive() error {
 
 // serve handles the scheduler's messages until the call breaks.
 func (c *attendCall) serve(broken <-chan error) error {
-	var wg sync.WaitGroup // of the goroutines that wait for Pause
+	var wg sync.WaitGroup // counts the goroutines that wait for Pause
 	defer wg.Wait()
 	defer c.uploads.Wait()
 	defer c.end()

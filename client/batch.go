@@ -38,7 +38,7 @@ type batch struct {
 	done    chan struct{} // closed when err, index and slowest are set
 	err     error
 	index   rowraft.Index
-	slowest uint64 // of an OpClocked: the clock of the slowest worker of the job
+	slowest uint64 // for an OpClocked: the clock of the slowest worker of the job
 
 	// after are the batches that must be acknowledged before this one is sent.
 	after []*batch
@@ -133,7 +133,7 @@ type life struct {
 
 	sent  bool // the batch has, or had, a number: a try may have been sent
 	tries int
-	err   error // of the last state
+	err   error // the error of the last state
 
 	// maybe: the code of some try says that the batch may have been applied. risky: the same,
 	// but SessionEndedError does not count. That code says maybe as well, because of the earlier

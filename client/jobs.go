@@ -37,7 +37,7 @@ type Entry struct {
 	Gather   bool              // no worker begins before all have entered
 	InShards bool              // every shard must know the members, for steps and clocks
 	Quorum   float64           // share of the members that closes a step; 0: all
-	Deadline time.Duration     // of a step, after its first batch; 0: none
+	Deadline time.Duration     // the time that a step may take after its first batch; 0: no limit
 	Restart  bool              // the worker reads its share of the data from the beginning
 	// Checkpoint is the id of the checkpoint that the worker resumes from; "": none.
 	Checkpoint string

@@ -19,7 +19,7 @@ type renewal struct {
 	count   int   // renewals that ended; each batch records the count at which it got its number
 	stalled int   // pending batches that wait for a renewal
 	running bool  // one of the stalled batches opens the new session
-	err     error // of the last renewal
+	err     error // the error of the last renewal
 }
 
 // numberLocked gives p the next number.

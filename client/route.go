@@ -49,7 +49,7 @@ type callKind struct {
 // of layer route.Table decides what follows an error. Results as in shardCall.
 func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, kind callKind, try func(at server) error) (maybe bool, err error) {
 	b, retries, useHint := route.Backoff{}, c.budget.NewCall(kind.failFast), true
-	var last rowraft.NodeID // of the last try
+	var last rowraft.NodeID // the node of the last try
 	var gone rowraft.NodeID // the leader that a try did not reach (route.Avoid)
 	mayRelay := !kind.direct
 	for c.ctx.Err() == nil {

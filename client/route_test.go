@@ -180,7 +180,7 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		before  func(*Client)
-		answers []error // of the tries in order; then success
+		answers []error // the errors of the tries in order; then the call succeeds
 		want    string
 	}{
 		{"a new leader at once", nil, []error{nobody, named}, "abc"},

@@ -47,7 +47,7 @@ type scan struct {
 	rows func([]rowraft.Key, []float32) error
 	told error // returned by rows
 
-	epoch uint64 // of the tables, from the first reply; 0 before
+	epoch uint64 // the epoch of the tables, from the first reply; 0 before
 	slot  uint32 // with key: where the next message begins
 	key   uint64
 	b     route.Backoff

@@ -21,7 +21,7 @@ type JobOptions struct {
 	ID          rowraft.JobID
 	Generation  rowraft.Generation
 	Rank        rowraft.Rank
-	Incarnation rowraft.Incarnation // of the worker, not of the client's session
+	Incarnation rowraft.Incarnation // the worker's, not that of the client's session
 }
 
 // Job is one worker's side of synchronous training. Safe for concurrent use, but a worker pushes one step
@@ -31,7 +31,7 @@ type Job struct {
 	cluster    rowraft.ClusterID
 	opts       JobOptions
 	generation atomic.Uint64 // the newest one that a shard or Adopt has named
-	epoch      atomic.Uint64 // of the tables, from a shard's first reply; 0: none yet
+	epoch      atomic.Uint64 // the epoch of the tables, from a shard's first reply; 0: none yet
 }
 
 // Job returns the worker's handle. It makes no call.

@@ -63,7 +63,7 @@ func TestDeltasUnderLoad(t *testing.T) {
 		}
 		ch.check(t, savedRows(t, dest, name, "chain"))
 	}
-	const most = 20 // of a round
+	const most = 20 // the calls of one round
 	for round := range rounds(3) {
 		done := make(chan struct{})
 		go func() {

@@ -49,7 +49,7 @@ type batcher struct {
 // The batcher owns the part's payload and returns it to the pool once it is copied into the
 // entry.
 type waiting struct {
-	ctx  context.Context // of the caller; if it ends before the part is proposed, the part is dropped
+	ctx  context.Context // the caller's; if it ends before the part is proposed, the part is dropped
 	part wire.Part
 	done chan shard.PartResult // capacity 1: the caller may have stopped waiting
 

@@ -37,7 +37,7 @@ type control struct {
 	registered atomic.Bool // the scheduler has this server's current addresses
 
 	mu     sync.Mutex
-	leader rowraft.NodeID // of the metadata group, by the last answer; "" if unknown
+	leader rowraft.NodeID // the leader of the metadata group, by the last answer; "" if unknown
 }
 
 func newControl(n *Node, conf *certs.Source) *control {

@@ -75,7 +75,7 @@ type Node struct {
 	cluster     atomic.Pointer[clustermap.Map] // the map that the replicas follow
 	chosen      atomic.Value                   // string: the profile that was chosen for that map
 	oldest      atomic.Value                   // string: names the server that understands the lowest format version; empty if all are equal
-	keptVersion rowraft.MapVersion             // of the stored map; only the goroutine of followMap uses it
+	keptVersion rowraft.MapVersion             // the version of the stored map; only the goroutine of followMap uses it
 
 	// heard has the Raft addresses that other servers reported (NodeID → host:port). The server uses it
 	// while no map has them: all servers may have new addresses at once.

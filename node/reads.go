@@ -26,7 +26,7 @@ const maxAhead = 1 << 32
 type pulled struct {
 	payload []byte
 	index   rowraft.Index // the rows reflect this index or a later one
-	age     time.Duration // of a bounded read: the age and lag of the rows
+	age     time.Duration // for a bounded read: the age and lag of the rows
 	lag     uint64
 }
 

@@ -35,7 +35,7 @@ type replica struct {
 	admit   *admit.Admission // of the server
 	log     *slog.Logger
 
-	mayLogVersion func(rowraft.ShardID, rowraft.FormatVersion) error // of the server; nil: anything may be logged
+	mayLogVersion func(rowraft.ShardID, rowraft.FormatVersion) error // the server's gate; nil: anything may be logged
 
 	// leading is the term that this replica leads and in which it has applied everything committed in
 	// earlier terms; 0 otherwise. Before that it must not judge sessions, tables or reads: it may not have

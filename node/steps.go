@@ -72,7 +72,7 @@ type openStep struct {
 	rates map[rowraft.TableID]wire.Segment // flags and learning rate that all segments of a table must have
 	bytes int                              // of payloads
 	heads int                              // bytes of everything else
-	timer *time.Timer                      // of the deadline; nil before the first whole part, or without a deadline
+	timer *time.Timer                      // fires at the deadline; nil before the first whole part, or without a deadline
 	due   bool                             // the deadline has passed
 
 	done chan struct{} // closed when err is set
@@ -259,7 +259,7 @@ func (s *steps) addLocked(j *jobSteps, p *stepPush) (*openStep, error) {
 		return nil, err
 	}
 	if begins {
-		if part != nil { // of an earlier generation, or with another number of fragments
+		if part != nil { // the part is of an earlier generation, or has another number of fragments
 			for _, f := range part.fragments {
 				o.bytes, s.held = o.bytes-len(f), s.held-len(f)
 			}

@@ -14,7 +14,7 @@ type entryCache struct {
 
 	mu    sync.Mutex
 	bytes int64
-	stamp uint64      // of the newest entry
+	stamp uint64      // the stamp of the newest entry
 	fifo  []cacheItem // ring of the entries put, oldest at head
 	head  int
 	n     int

@@ -34,7 +34,7 @@ const (
 
 // Membership is a committed configuration of a group.
 type Membership struct {
-	Index   rowraft.Index // of the log entry that made it; a change names it as prev
+	Index   rowraft.Index // the index of the log entry that made it; a change names it as prev
 	Members []MemberStatus
 }
 

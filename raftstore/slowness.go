@@ -59,7 +59,7 @@ type slowness struct {
 	mu      sync.Mutex
 	beaten  time.Time     // last call of beat
 	still   time.Duration // total time for which the process was suspended: the lateness of the beats
-	elapsed time.Duration // of the present second, without suspensions
+	elapsed time.Duration // the time measured in the present second, without suspensions
 
 	// Log writes of the present second. Their figure is the mean by time, Σd² / Σd: the duration of the write that a
 	// heartbeat meets at a random moment.

@@ -113,7 +113,7 @@ type creation struct {
 	term    rowraft.Term
 	req     *rowraftv1.CreateCheckpointRequest
 	report  func(*rowraftv1.CreateCheckpointReply) error // an error ends the operation
-	prefix  string                                       // of a generated name
+	prefix  string                                       // the prefix of a generated name
 	paused  func()                                       // called before trainers are paused; may be nil
 	running *task
 	id      uuid.UUID

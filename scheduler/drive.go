@@ -46,7 +46,7 @@ type driver struct {
 // note is why a move does not advance.
 type note struct {
 	waitingFor string // "": it advances
-	lag        uint64 // of the learner, in entries
+	lag        uint64 // the lag of the learner, in entries
 }
 
 // drive works on moves and on removed replicas while this member leads the metadata

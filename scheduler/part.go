@@ -58,7 +58,7 @@ func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 		ctx, cancel := context.WithCancel(ctx)
 		p.mu.Lock()
 		if p.cancel != nil {
-			p.cancel() // of the last attempt
+			p.cancel() // ends the last attempt
 		}
 		p.cancel = cancel
 		if p.closed {

@@ -91,7 +91,7 @@ type restoration struct {
 
 	depot    depot.Depot
 	chain    checkpoint.Chain
-	manifest *checkpoint.Manifest // of the newest checkpoint of the chain
+	manifest *checkpoint.Manifest // the manifest of the newest checkpoint of the chain
 	cluster  *clustermap.Map
 	tables   []rowraft.Schema                    // tables to restore, ascending by id in this cluster
 	targets  map[rowraft.TableID]rowraft.TableID // ids in the checkpoint → ids in this cluster, of the tables to restore

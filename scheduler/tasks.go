@@ -32,7 +32,7 @@ const (
 // task is one checkpoint, one restore or one run of a policy.
 type task struct {
 	what        string // for messages
-	destination string // of a checkpoint; "": the task has none
+	destination string // where the checkpoint is; "": the task has none
 	since       time.Time
 	at          taskPhase // guarded by tasks.mu
 }

@@ -15,7 +15,7 @@ const chunkRows = 1024
 // Applied is the result of an entry that the state machine understood.
 type Applied struct {
 	Index rowraft.Index
-	Parts []PartResult // of an EntryParts, one result per part; of any other kind, exactly one result
+	Parts []PartResult // for an EntryParts, one result per part; for any other kind, exactly one result
 
 	Swept Swept // of an EntrySweep
 

@@ -237,7 +237,7 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 			}
 			switch how {
 			case "closed":
-				p.close(c, 4) // of an earlier incarnation: no effect
+				p.close(c, 4) // a close of an earlier incarnation: no effect
 				p.close(c, 6)
 				if !p.has(c) {
 					t.Fatal("the session was closed under another incarnation")

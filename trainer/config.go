@@ -70,7 +70,7 @@ type Config struct {
 	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out examples at the end; default true
 	Accelerator string `yaml:"accelerator"` // auto, go or cuda
 
-	member    *client.Member // of the job, after registration
+	member    *client.Member // the membership of the job, after registration
 	set       data.Set       // opened for registration
 	splitData bool           // the scheduler divides the data
 	again     bool           // it was lost, and registers once more

@@ -109,11 +109,11 @@ func (c *Config) enterRestarted(ctx context.Context, enter func(context.Context)
 
 // savedSplits is what a checkpoint has about data that the scheduler divides.
 type savedSplits struct {
-	id      string            // of the checkpoint that the cluster's tables come from; "": none, or not needed
+	id      string            // the checkpoint that the cluster's tables come from; "": none, or not needed
 	found   bool              // a checkpoint has the division of the data
 	parts   *checkpoint.Parts // nil: the trainers read fixed shares
 	resumes bool              // a new run resumes there
-	step    int64             // of the job there, in mode sync
+	step    int64             // the job's step in that checkpoint, in mode sync
 }
 
 // findSplits reads them if the configuration resumes from a checkpoint.

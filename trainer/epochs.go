@@ -12,7 +12,7 @@ type repeated struct {
 	rank, trainers int
 	epochs         int // 0: unlimited
 	batches        int64
-	at             position // of the next batch
+	at             position // the position of the next batch
 
 	src    data.Source  // nil between two epochs
 	stream *data.Stream // src, if it is a stream

@@ -25,7 +25,7 @@ type Result struct {
 	TrainingLoss      Number `json:"training_loss"` // mean of the last batches, nats
 	TrainingAUC       Number `json:"training_auc"`  // of the last batches, predicted before the update
 
-	FirstLoss        Number `json:"first_loss"`        // of the first batch of this process
+	FirstLoss        Number `json:"first_loss"`        // the loss of the first batch of this process
 	TrainingAccuracy Number `json:"training_accuracy"` // also of the last batches; null without classes
 
 	// The held-out examples; null if they were not scored.

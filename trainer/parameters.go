@@ -27,7 +27,7 @@ const (
 
 // ParameterConfig configures some dense weights. An empty field means: on the servers, from the seed.
 type ParameterConfig struct {
-	Name      string `yaml:"name" json:"name"` // of the model's parameter; * matches any part of it
+	Name      string `yaml:"name" json:"name"` // the name of the model's parameter; * matches any part of it
 	Placement string `yaml:"placement" json:"placement,omitempty"`
 	Init      string `yaml:"init" json:"init,omitempty"`
 }

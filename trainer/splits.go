@@ -102,7 +102,7 @@ type dataSplits struct {
 	sendsIdleSteps bool            // while other trainers have the remaining data, next returns idle batches, because they wait for this trainer's steps
 
 	// The goroutine that reads owns these fields.
-	src     data.Source // of the split that is read; nil between splits
+	src     data.Source // the source of the split that is read; nil between splits
 	reading *heldSplit
 	batches int64
 	after   position
@@ -121,7 +121,7 @@ type dataSplits struct {
 	refusedAt time.Time     // when the scheduler last had no split; zero: its last answer was another one
 	allTaken  bool          // because other trainers have all of them
 	done      bool          // no split is left
-	err       error         // of a call; there are no more calls
+	err       error         // the error that ended a call; there are no more calls
 }
 
 // heldSplit is a split that is not fully trained. Offsets count its examples.

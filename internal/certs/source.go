@@ -44,7 +44,7 @@ type Source struct {
 	log   *slog.Logger
 
 	mu   sync.Mutex
-	seen stamp // of the files at the last check
+	seen stamp // the stamp of the files at the last check
 	now  *material
 }
 

@@ -26,7 +26,7 @@ const (
 type Budget struct {
 	mu      sync.Mutex
 	tokens  float64
-	since   time.Time // of the last refill; zero: the bucket is full
+	since   time.Time // the time of the last refill; zero: the bucket is full
 	waiting int       // calls that wait for a token
 }
 

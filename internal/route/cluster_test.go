@@ -76,7 +76,7 @@ func TestTheLeaderIsFoundThroughAnyServer(t *testing.T) {
 		name    string
 		layer   Layer
 		answers []rowraft.Code
-		want    rowraft.Code // of the call; Unknown: it succeeds
+		want    rowraft.Code // the code of the call's error; Unknown: the call succeeds
 		tries   int
 	}{
 		{"errors that pass", Control, []rowraft.Code{rowraft.CodeNoLeader, rowraft.CodeLeadershipLost}, 0, 3},

@@ -27,12 +27,12 @@ const maxHops = 3
 type Walk struct {
 	Layer  Layer
 	Places func() []string                    // addresses in the order to ask; they may change between tries
-	AddrOf func(rowraft.NodeID) (addr string) // of the leader that an error names; "" if unknown
+	AddrOf func(rowraft.NodeID) (addr string) // gives the address of the leader that an error names; "" if unknown
 	Rounds int                                // ends the walk after so many; 0: it goes on until ctx ends
 
 	backoff Backoff
 	round   int // places in this round
-	turn    int // of the next place
+	turn    int // the index of the next place
 	addr    string
 	named   string // address of the leader that the last error named; "" if none
 	hops    int    // hints followed since the last pause

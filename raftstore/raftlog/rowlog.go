@@ -37,7 +37,7 @@ type rowLog struct {
 		err    error
 		batch  uint64   // number of the next batch
 		end    int64    // offset of the next batch in the newest segment
-		header []byte   // of the newest segment; nil after its first batch is written
+		header []byte   // the header of the newest segment; nil after its first batch is written
 		laid   batch    // the batch that is being written
 		free   []string // files of old segments for reuse
 		closed bool

@@ -6,7 +6,7 @@ import (
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
-const lineBytes = 64 // of a cache line
+const lineBytes = 64 // the size of a cache line
 
 // imageBytes is the size of an image: a record and a link. It is rounded up to whole cache lines
 // if that adds at most a sixteenth.

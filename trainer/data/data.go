@@ -35,7 +35,7 @@ type Shape struct {
 	Dense, Categorical int
 	Truth              bool // true probabilities are known
 	Classes            int  // 0: labels are 0 or 1
-	Height, Width      int  // of an image whose pixels are the dense numbers; otherwise 0
+	Height, Width      int  // the size of an image whose pixels are the dense numbers; otherwise 0
 }
 
 // Source is a stream of examples. It is used by one goroutine at a time.

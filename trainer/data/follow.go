@@ -42,7 +42,7 @@ type Follow struct {
 // waits are the intervals of a stream's waiting.
 type waits struct {
 	poll   time.Duration // between two checks of a file that has not grown
-	linger time.Duration // of the first example of a batch, for the others
+	linger time.Duration // how long the first example of a batch waits for the others
 	settle time.Duration // without growth, before a file with a successor is at its end
 }
 

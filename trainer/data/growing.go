@@ -39,7 +39,7 @@ type growing struct {
 	buf   []byte // read bytes
 	at    int    // bytes of buf that were returned
 	seen  int    // bytes of buf behind at that contain no line end
-	head  head   // of the returned bytes
+	head  head   // the head of the returned bytes
 	offer int64  // bytes of the file that were returned
 	ended bool   // the pipe has ended
 	final bool   // the file grows no more: the bytes behind the last line end are a line
