@@ -197,14 +197,3 @@ func (c *Client) DropTable(ctx context.Context, t *Table) error {
 		return err
 	})
 }
-
-// JoinJob requests this worker's rank in a job of the given number of workers. A worker that restarts under
-// its name gets its rank back with a higher incarnation.
-func (c *Client) JoinJob(ctx context.Context, job, worker string, workers int) (rank int, inc rowraft.Incarnation, err error) {
-	err = c.schedulerCall(ctx, fmt.Sprintf("join job %s as %s", job, worker), func(ctx context.Context, stub rowraftv1.ClusterClient) error {
-		reply, err := stub.JoinJob(ctx, &rowraftv1.JoinJobRequest{Job: job, Worker: worker, Workers: uint32(workers)})
-		rank, inc = int(reply.GetRank()), rowraft.Incarnation(reply.GetIncarnation())
-		return err
-	})
-	return rank, inc, err
-}

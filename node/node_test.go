@@ -357,15 +357,15 @@ func TestTrainersGetRanksAndZombiesAreFenced(t *testing.T) {
 		{other, "c", 2, 0, rowraft.CodeInvalidArgument},
 		{other, "b", 3, 0, rowraft.CodeInvalidArgument},
 	} {
-		rank, _, err := join.c.JoinJob(ctx, "job", join.worker, join.workers)
+		m, err := join.c.EnterJob(ctx, client.Entry{Job: "job", Worker: join.worker, Workers: join.workers})
 		if join.code != 0 {
 			if rowraft.CodeOf(err) != join.code {
 				t.Errorf("join %d: %v, want %v", i, err, join.code)
 			}
 			continue
 		}
-		if err != nil || rank != join.rank {
-			t.Errorf("join %d: rank %d (%v), want %d", i, rank, err, join.rank)
+		if err != nil || m.Rank() != join.rank {
+			t.Errorf("join %d: %+v (%v), want rank %d", i, m, err, join.rank)
 		}
 	}
 

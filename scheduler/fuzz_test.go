@@ -27,7 +27,7 @@ func framed(b []byte, magic string) []byte {
 	return b
 }
 
-// formed is a machine with a cluster, two nodes, a table and a job.
+// formed returns a machine with a cluster, two nodes, a table and a job.
 func formed(t tb) *applier {
 	a := newApplier(t)
 	a.do(cmdInit("c1"))
@@ -35,7 +35,6 @@ func formed(t tb) *applier {
 	a.do(cmdNode("n2", "b", "h:2"))
 	a.do(cmdShards(2, "n1", "n2"))
 	a.do(cmdTable(sgd("t", 4), 9, false))
-	a.do(cmdJoin("job", "w0", 2))
 	id := a.enter(cmdEnter("w0", 7, divided(1000, 100, 1))).identity
 	a.do(cmdTake(id, 1))
 	return a
@@ -46,7 +45,7 @@ func formed(t tb) *applier {
 func FuzzEntry(f *testing.F) {
 	for _, c := range []*rowraftv1.MetaCommand{
 		cmdInit("c2"), cmdNode("n3", "c", "h:3"), cmdShards(4, "n1", "n2"),
-		cmdTable(sgd("u", 1<<20), 10, true), cmdIncarnation(), cmdJoin("job", "w1", 2), cmdDrop("t", 9),
+		cmdTable(sgd("u", 1<<20), 10, true), cmdIncarnation(), cmdDrop("t", 9),
 		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true), cmdForgetMade("nightly", "a", ""),
 		cmdAttend("job", 1, 2, 3, "", 0), cmdAttend("job", 0, 2, 4, "x", 1), cmdLeave("job", 0, 4),
 		cmdEnter("a", 1, nil), cmdEnter("a", 1, divided(1000, 100, 1)), cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 1),

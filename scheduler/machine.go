@@ -37,10 +37,6 @@ type (
 		schema  rowraft.Schema
 		created bool
 	}
-	rankResult struct {
-		rank        int
-		incarnation uint64
-	}
 )
 
 func newMachine(v *View) *machine { return &machine{view: v, state: &state{}} }
@@ -100,9 +96,6 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 			}
 		}
 		return s.issueIncarnation(), nil
-	case *rowraftv1.MetaCommand_JoinJob:
-		rank, inc, err := s.joinJob(c.JoinJob.GetJob(), c.JoinJob.GetWorker(), int(c.JoinJob.GetWorkers()))
-		return rankResult{rank, inc}, err
 	case *rowraftv1.MetaCommand_StartMove:
 		return s.startMove(c.StartMove)
 	case *rowraftv1.MetaCommand_AdvanceMove:
@@ -215,20 +208,10 @@ func (m *machine) Restore(r io.Reader) error {
 	return nil
 }
 
-// jobStatuses returns all jobs by name: those with a run, and those whose trainers used JoinJob only.
+// jobStatuses returns all jobs, by name.
 func (m *machine) jobStatuses() (out []*rowraftv1.JobStatus) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, j := range m.state.jobs {
-		if _, found := m.state.findRun(j.name); found {
-			continue
-		}
-		st := &rowraftv1.JobStatus{Job: j.name, Workers: uint32(j.workers), Members: make([]string, j.workers)}
-		for rank, w := range j.members {
-			st.Members[rank] = w.name
-		}
-		out = append(out, st)
-	}
 	for _, r := range m.state.runs {
 		st := &rowraftv1.JobStatus{Job: r.GetJob(), Workers: r.GetWorkers(), Members: make([]string, r.GetWorkers())}
 		for _, w := range r.GetMembers() {
@@ -236,7 +219,6 @@ func (m *machine) jobStatuses() (out []*rowraftv1.JobStatus) {
 		}
 		out = append(out, st)
 	}
-	slices.SortFunc(out, func(a, b *rowraftv1.JobStatus) int { return strings.Compare(a.GetJob(), b.GetJob()) })
 	return out
 }
 
@@ -256,13 +238,6 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs), EndedRuns: s.endedRuns, Tokens: s.tokens}
 	if s.slots == nil {
 		p.Map.Slots = nil
-	}
-	for _, j := range s.jobs {
-		pj := &rowraftv1.MetaJob{Name: j.name, Workers: uint32(j.workers)}
-		for _, w := range j.members {
-			pj.Members = append(pj.Members, &rowraftv1.MetaWorker{Name: w.name, Incarnation: w.incarnation})
-		}
-		p.Jobs = append(p.Jobs, pj)
 	}
 	for i := range s.moves {
 		p.Moves = append(p.Moves, s.moves[i].toProto())
@@ -301,19 +276,8 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 	if err := s.checkDropped(); err != nil {
 		return nil, err
 	}
-	for _, pj := range p.GetJobs() {
-		j := job{name: pj.GetName(), workers: int(pj.GetWorkers())}
-		for _, w := range pj.GetMembers() {
-			j.members = append(j.members, worker{name: w.GetName(), incarnation: w.GetIncarnation()})
-		}
-		if len(j.members) > j.workers {
-			return nil, fmt.Errorf("job %s has %d members of %d", j.name, len(j.members), j.workers)
-		}
-		s.jobs = append(s.jobs, j)
-	}
-	if !slices.IsSortedFunc(s.jobs, func(a, b job) int { return strings.Compare(a.name, b.name) }) ||
-		!slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
-		return nil, fmt.Errorf("nodes or jobs are out of order")
+	if !slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
+		return nil, fmt.Errorf("nodes are out of order")
 	}
 	if err := errors.Join(s.trainersFromProto(p), s.policiesFromProto(p), s.runsFromProto(p), s.tokensFromProto(p)); err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,10 +47,6 @@ func cmdTable(s rowraft.Schema, id uint64, ifNotExists bool) *rowraftv1.MetaComm
 
 func cmdIncarnation() *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
-}
-
-func cmdJoin(job, worker string, workers int) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_JoinJob{JoinJob: &rowraftv1.MetaJoinJob{Job: job, Worker: worker, Workers: uint32(workers)}}}
 }
 
 func cmdShards(n int, nodes ...string) *rowraftv1.MetaCommand {
@@ -157,11 +154,6 @@ func TestCommandsAreCheckedBeforeTheyChangeAnything(t *testing.T) {
 	a.refused(cmdTable(sgd("user", 16), 8, true), rowraft.CodeTableExists, "dim 8", "dim 16")
 	a.refused(cmdTable(sgd("item", 8), 7, false), rowraft.CodeInternal, "user")
 	a.refused(cmdTable(sgd("item", 0), 9, false), rowraft.CodeInvalidArgument, "dim 0")
-	a.do(cmdJoin("j", "w0", 2))
-	a.do(cmdJoin("j", "w1", 2))
-	a.refused(cmdJoin("j", "w2", 2), rowraft.CodeInvalidArgument, "all of its 2 workers", "w2")
-	a.refused(cmdJoin("j", "w1", 3), rowraft.CodeInvalidArgument, "has 2 workers", "expects 3")
-	a.refused(cmdJoin("j", "", 2), rowraft.CodeInvalidArgument, "worker")
 	if got := a.do(cmdTable(sgd("user", 8), 99, true)).(tableResult); got.created || got.schema.ID != 7 {
 		t.Errorf("creating an existing table if it does not exist gave %+v", got)
 	}
@@ -187,8 +179,7 @@ type model struct {
 	tables  map[string]rowraft.Schema
 	last    uint64
 	jobs    map[string][]string // job → workers by rank
-	size    map[string]int
-	incs    map[[2]string]uint64
+	size    map[string]uint32
 	version uint64
 }
 
@@ -202,11 +193,11 @@ func TestMachineMatchesModel(t *testing.T) {
 			return a.do(c)
 		}
 		do(cmdInit("c"))
-		md := model{nodes: map[string]string{}, tables: map[string]rowraft.Schema{}, jobs: map[string][]string{}, size: map[string]int{}, incs: map[[2]string]uint64{}, version: 1}
+		md := model{nodes: map[string]string{}, tables: map[string]rowraft.Schema{}, jobs: map[string][]string{}, size: map[string]uint32{}, version: 1}
 		name := func(prefix string, n int) string {
 			return fmt.Sprintf("%s%d", prefix, rapid.IntRange(0, n).Draw(t, prefix))
 		}
-		nextTable := uint64(0)
+		nextTable, process := uint64(0), uint32(0)
 		t.Repeat(map[string]func(*rapid.T){
 			"put node": func(t *rapid.T) {
 				id, addr := name("n", 4), name("h:", 2)
@@ -244,14 +235,18 @@ func TestMachineMatchesModel(t *testing.T) {
 					t.Fatalf("incarnation %v, want %d", got, md.last)
 				}
 			},
-			"join job": func(t *rapid.T) {
-				j, w, n := name("j", 1), name("w", 3), rapid.IntRange(1, 3).Draw(t, "workers")
-				got := do(cmdJoin(j, w, n))
+			"enter job": func(t *rapid.T) {
+				j, w, n := name("j", 1), name("w", 3), rapid.Uint32Range(1, 3).Draw(t, "workers")
+				process++
+				got := do(cmdEnter(w, 0, func(q *rowraftv1.EnterRequest) {
+					q.Job, q.Workers = j, n
+					binary.BigEndian.PutUint32(q.Instance, process)
+				}))
 				if md.size[j] == 0 {
 					md.size[j] = n
 				}
 				rank := slices.Index(md.jobs[j], w)
-				if md.size[j] != n || rank < 0 && len(md.jobs[j]) == n {
+				if md.size[j] != n || rank < 0 && len(md.jobs[j]) == int(n) {
 					if err, _ := got.(error); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 						t.Fatalf("job %s of %d with %v takes %s of %d: %v", j, md.size[j], md.jobs[j], w, n, got)
 					}
@@ -261,9 +256,9 @@ func TestMachineMatchesModel(t *testing.T) {
 					rank = len(md.jobs[j])
 					md.jobs[j] = append(md.jobs[j], w)
 				}
-				md.incs[[2]string{j, w}]++
-				if want := (rankResult{rank, md.incs[[2]string{j, w}]}); got != any(want) {
-					t.Fatalf("job %s worker %s: %v, want %v", j, w, got, want)
+				md.last++
+				if id := got.(*entered).identity; id.GetRank() != uint32(rank) || id.GetIncarnation() != md.last {
+					t.Fatalf("job %s worker %s: %v, want rank %d, incarnation %d", j, w, id, rank, md.last)
 				}
 			},
 			"restart from a snapshot": func(t *rapid.T) {
@@ -341,7 +336,7 @@ func TestDamagedSnapshotLeavesTheStateWhole(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	a.do(cmdNode("n", "", "h:1"))
-	a.do(cmdJoin("j", "w", 1))
+	a.ok(cmdEnter("w", 1, nil))
 	good := snapshotBytes(t, a.m)
 	before := stateBytes(t, a.m)
 	for i := range good {
@@ -362,7 +357,7 @@ func TestDamagedSnapshotLeavesTheStateWhole(t *testing.T) {
 // TestGoldenBytes reads an entry and a snapshot that testdata/golden.py wrote by
 // hand from docs/formats/metadata.md.
 func TestGoldenBytes(t *testing.T) {
-	entry, err := os.ReadFile(filepath.Join("testdata", "join_job.entry"))
+	entry, err := os.ReadFile(filepath.Join("testdata", "put_node.entry"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -370,8 +365,9 @@ func TestGoldenBytes(t *testing.T) {
 	if err := decodeFrame(bytes.NewReader(entry), entryMagic, &c); err != nil {
 		t.Fatal(err)
 	}
-	if want := cmdJoin("ctr", "worker-0", 3); !proto.Equal(&c, want) {
-		t.Errorf("entry reads %v, want %v", &c, want)
+	want := &rowraftv1.Node{Id: "n-1", Name: "one", Addr: "h:1", PeerAddr: "h:2", Scheduler: true}
+	if got := c.GetPutNode().GetNode(); !proto.Equal(got, want) {
+		t.Errorf("entry reads %v, want %v", got, want)
 	}
 	if again, err := encodeCommand(&c); err != nil || !bytes.Equal(again, entry) {
 		t.Errorf("the entry encodes to %x (%v), want %x", again, err, entry)
@@ -384,8 +380,7 @@ func TestGoldenBytes(t *testing.T) {
 	if err := m.Restore(bytes.NewReader(snap)); err != nil {
 		t.Fatal(err)
 	}
-	if m.AppliedIndex() != 300 || m.state.lastIncarnation != 5 || m.state.cluster.Cluster != "c-1" || m.view.Map().Version != 2 ||
-		len(m.state.jobs) != 1 || m.state.jobs[0].members[0] != (worker{"worker-0", 2}) {
+	if m.AppliedIndex() != 300 || m.state.lastIncarnation != 5 || m.state.cluster.Cluster != "c-1" || m.view.Map().Version != 2 {
 		t.Errorf("snapshot reads %+v", m.state)
 	}
 	if !bytes.Equal(snapshotBytes(t, m), snap) {

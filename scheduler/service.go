@@ -250,27 +250,6 @@ func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIn
 	return &rowraftv1.IssueIncarnationReply{Incarnation: uint64(inc)}, nil
 }
 
-// JoinJob assigns a rank to a trainer.
-func (s *Scheduler) JoinJob(ctx context.Context, req *rowraftv1.JoinJobRequest) (*rowraftv1.JoinJobReply, error) {
-	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_JoinJob{JoinJob: &rowraftv1.MetaJoinJob{
-		Job: req.GetJob(), Worker: req.GetWorker(), Workers: req.GetWorkers(),
-	}}}
-	if err := s.expects(req.GetJob(), req.GetWorker(), req.GetWorkers()); err != nil {
-		return nil, err
-	}
-	r, err := proposeFor[rankResult](ctx, s, c)
-	if err != nil {
-		return nil, err
-	}
-	before := r.rank
-	if r.incarnation == 1 {
-		before = -1
-	}
-	s.tellRank(ctx, req.GetWorker(), before, r.rank)
-	s.tellConnected()
-	return &rowraftv1.JoinJobReply{Rank: uint32(r.rank), Incarnation: r.incarnation}, nil
-}
-
 // hints merges the leaders from the heartbeats and from this server's own replicas. The hint with the highest term
 // wins.
 func (s *Scheduler) hints() []LeaderHint {

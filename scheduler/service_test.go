@@ -185,10 +185,6 @@ func TestOnlyTheLeaderAnswers(t *testing.T) {
 			_, err := s.IssueIncarnation(ctx, &rowraftv1.IssueIncarnationRequest{ClientId: make([]byte, 16)})
 			return err
 		},
-		"JoinJob": func() error {
-			_, err := s.JoinJob(ctx, &rowraftv1.JoinJobRequest{Job: "j", Worker: "w", Workers: 1})
-			return err
-		},
 		"Status": func() error { _, err := s.Status(ctx, &rowraftv1.StatusRequest{}); return err },
 	}
 	for name, call := range calls {

@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -28,7 +27,6 @@ type state struct {
 	cluster         clustermap.Map // without the slots
 	slots           []uint8        // slot → shard; nil until the shards are made
 	lastIncarnation rowraft.Incarnation
-	jobs            []job                     // by name
 	moves           []move                    // running, by shard; at most one per shard
 	finished        []move                    // the last maxFinished, oldest first
 	lastMove        uint64                    // highest id of a move or an operation
@@ -46,28 +44,12 @@ type state struct {
 	retired         []rowraft.NodeID          // retired servers, oldest first; immutable
 }
 
-type job struct {
-	name    string
-	workers int
-	members []worker // by rank; at most workers
-}
-
-type worker struct {
-	name        string
-	incarnation uint64
-}
-
 // clone returns a copy that shares no memory that commands change in place.
 func (s *state) clone() *state {
 	c := *s
 	c.cluster.Nodes = slices.Clone(s.cluster.Nodes)
 	c.cluster.Shards = slices.Clone(s.cluster.Shards) // replica lists never change in place
 	c.cluster.Tables = slices.Clone(s.cluster.Tables)
-	c.jobs = make([]job, len(s.jobs))
-	for i, j := range s.jobs {
-		j.members = slices.Clone(j.members)
-		c.jobs[i] = j
-	}
 	c.moves, c.finished = slices.Clone(s.moves), slices.Clone(s.finished)
 	c.trainers, c.policies = slices.Clone(s.trainers), slices.Clone(s.policies)
 	c.dropped, c.runs = slices.Clone(s.dropped), slices.Clone(s.runs)
@@ -211,36 +193,4 @@ func (s *state) createTable(t rowraft.Schema, ifNotExists bool) (rowraft.Schema,
 func (s *state) issueIncarnation() rowraft.Incarnation {
 	s.lastIncarnation++
 	return s.lastIncarnation
-}
-
-// joinJob returns the rank of a worker in a job: its earlier rank, or the next free one. Each call increments the
-// worker's incarnation.
-func (s *state) joinJob(name, workerName string, workers int) (rank int, incarnation uint64, err error) {
-	switch {
-	case name == "" || workerName == "" || len(name) > maxNameLength || len(workerName) > maxNameLength:
-		return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %q, worker %q: want 1 to %d bytes each", name, workerName, maxNameLength)
-	case workers < 1 || workers > MaxWorkers:
-		return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers: want 1 to %d", name, workers, MaxWorkers)
-	}
-	i, found := slices.BinarySearchFunc(s.jobs, name, func(j job, name string) int { return strings.Compare(j.name, name) })
-	if !found {
-		if len(s.jobs) >= MaxJobs {
-			return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the cluster has %d jobs already, the most there can be", name, MaxJobs)
-		}
-		s.jobs = slices.Insert(s.jobs, i, job{name: name, workers: workers})
-	}
-	j := &s.jobs[i]
-	if j.workers != workers {
-		return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has %d workers, worker %s expects %d: all workers of a job must be started with the same number", name, j.workers, workerName, workers)
-	}
-	rank = slices.IndexFunc(j.members, func(w worker) bool { return w.name == workerName })
-	if rank < 0 {
-		if len(j.members) == j.workers {
-			return 0, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has all of its %d workers, %s would be number %d; a restarted worker must keep its name, a new job needs another one", name, j.workers, workerName, j.workers+1)
-		}
-		rank = len(j.members)
-		j.members = append(j.members, worker{name: workerName})
-	}
-	j.members[rank].incarnation++
-	return rank, j.members[rank].incarnation, nil
 }

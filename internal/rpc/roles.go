@@ -49,7 +49,6 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Cluster/CreateTable":      trainers,
 	"/rowraft.v1.Cluster/DropTable":        admins,
 	"/rowraft.v1.Cluster/IssueIncarnation": trainers,
-	"/rowraft.v1.Cluster/JoinJob":          trainers,
 	"/rowraft.v1.Cluster/MoveReplica":      operators,
 	"/rowraft.v1.Cluster/CancelMove":       operators,
 	"/rowraft.v1.Cluster/ChangeNode":       operators,

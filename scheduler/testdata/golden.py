@@ -27,13 +27,10 @@ def frame(magic, payload):
     return head + struct.pack("<I", crc32c(head + payload)) + payload
 
 here = os.path.dirname(os.path.abspath(__file__))
-join = data(1, b"ctr") + data(2, b"worker-0") + num(3, 3)
-open(os.path.join(here, "join_job.entry"), "wb").write(frame(b"RRME", data(6, join)))
-
 node = data(1, b"n-1") + data(2, b"one") + data(3, b"h:1") + data(4, b"h:2") + num(5, 1)
+open(os.path.join(here, "put_node.entry"), "wb").write(frame(b"RRME", data(2, data(1, node))))
 cmap = data(1, b"c-1") + num(2, 2) + data(4, node) + num(8, 1)
-job = data(1, b"ctr") + num(2, 3) + data(3, data(1, b"worker-0") + num(2, 2))
-state = num(1, 300) + data(2, cmap) + num(3, 5) + data(4, job)
+state = num(1, 300) + data(2, cmap) + num(3, 5)
 open(os.path.join(here, "state.snapshot"), "wb").write(frame(b"RRMS", state))
 
 # Moves. Shard 0 of nodes n-1 and n-2: the replica of n-1 moves to n-3; that of n-4 has left.

@@ -2713,118 +2713,6 @@ func (x *IssueIncarnationReply) GetIncarnation() uint64 {
 	return 0
 }
 
-type JoinJobRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Worker        string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`    // name that a restarted worker keeps
-	Workers       uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"` // expected number of workers; all must agree
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *JoinJobRequest) Reset() {
-	*x = JoinJobRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *JoinJobRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*JoinJobRequest) ProtoMessage() {}
-
-func (x *JoinJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use JoinJobRequest.ProtoReflect.Descriptor instead.
-func (*JoinJobRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
-}
-
-func (x *JoinJobRequest) GetJob() string {
-	if x != nil {
-		return x.Job
-	}
-	return ""
-}
-
-func (x *JoinJobRequest) GetWorker() string {
-	if x != nil {
-		return x.Worker
-	}
-	return ""
-}
-
-func (x *JoinJobRequest) GetWorkers() uint32 {
-	if x != nil {
-		return x.Workers
-	}
-	return 0
-}
-
-type JoinJobReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`               // 0 … workers-1
-	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the worker within the job
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *JoinJobReply) Reset() {
-	*x = JoinJobReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *JoinJobReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*JoinJobReply) ProtoMessage() {}
-
-func (x *JoinJobReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use JoinJobReply.ProtoReflect.Descriptor instead.
-func (*JoinJobReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
-}
-
-func (x *JoinJobReply) GetRank() uint32 {
-	if x != nil {
-		return x.Rank
-	}
-	return 0
-}
-
-func (x *JoinJobReply) GetIncarnation() uint64 {
-	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2833,7 +2721,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2845,7 +2733,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2858,7 +2746,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 type NodeStatus struct {
@@ -2884,7 +2772,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +2784,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +2797,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NodeStatus) GetNode() *Node {
@@ -3031,7 +2919,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +2931,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +2944,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Problem) GetSeverity() Severity {
@@ -3105,7 +2993,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3005,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3018,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *JobStatus) GetJob() string {
@@ -3174,7 +3062,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3074,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3087,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StatusReply) GetMap() *Map {
@@ -3299,7 +3187,7 @@ type RestoredFrom struct {
 
 func (x *RestoredFrom) Reset() {
 	*x = RestoredFrom{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3311,7 +3199,7 @@ func (x *RestoredFrom) String() string {
 func (*RestoredFrom) ProtoMessage() {}
 
 func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3324,7 +3212,7 @@ func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredFrom.ProtoReflect.Descriptor instead.
 func (*RestoredFrom) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RestoredFrom) GetId() string {
@@ -3370,7 +3258,7 @@ type TrainerStatus struct {
 
 func (x *TrainerStatus) Reset() {
 	*x = TrainerStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3270,7 @@ func (x *TrainerStatus) String() string {
 func (*TrainerStatus) ProtoMessage() {}
 
 func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3283,7 @@ func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrainerStatus.ProtoReflect.Descriptor instead.
 func (*TrainerStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *TrainerStatus) GetJob() string {
@@ -3449,7 +3337,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3461,7 +3349,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3362,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Move) GetId() uint64 {
@@ -3537,7 +3425,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3549,7 +3437,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3562,7 +3450,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -3632,7 +3520,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +3532,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +3545,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MoveStatus) GetMove() *Move {
@@ -3693,7 +3581,7 @@ type MoveReplicaRequest struct {
 
 func (x *MoveReplicaRequest) Reset() {
 	*x = MoveReplicaRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3705,7 +3593,7 @@ func (x *MoveReplicaRequest) String() string {
 func (*MoveReplicaRequest) ProtoMessage() {}
 
 func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3718,7 +3606,7 @@ func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MoveReplicaRequest) GetShard() uint32 {
@@ -3759,7 +3647,7 @@ type MoveReplicaReply struct {
 
 func (x *MoveReplicaReply) Reset() {
 	*x = MoveReplicaReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3771,7 +3659,7 @@ func (x *MoveReplicaReply) String() string {
 func (*MoveReplicaReply) ProtoMessage() {}
 
 func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3784,7 +3672,7 @@ func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
 func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MoveReplicaReply) GetMove() *Move {
@@ -3811,7 +3699,7 @@ type CancelMoveRequest struct {
 
 func (x *CancelMoveRequest) Reset() {
 	*x = CancelMoveRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3823,7 +3711,7 @@ func (x *CancelMoveRequest) String() string {
 func (*CancelMoveRequest) ProtoMessage() {}
 
 func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3836,7 +3724,7 @@ func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
 func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CancelMoveRequest) GetShard() uint32 {
@@ -3862,7 +3750,7 @@ type CancelMoveReply struct {
 
 func (x *CancelMoveReply) Reset() {
 	*x = CancelMoveReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3874,7 +3762,7 @@ func (x *CancelMoveReply) String() string {
 func (*CancelMoveReply) ProtoMessage() {}
 
 func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3887,7 +3775,7 @@ func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
 func (*CancelMoveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CancelMoveReply) GetMove() *Move {
@@ -3912,7 +3800,7 @@ type ChangeNodeRequest struct {
 
 func (x *ChangeNodeRequest) Reset() {
 	*x = ChangeNodeRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3924,7 +3812,7 @@ func (x *ChangeNodeRequest) String() string {
 func (*ChangeNodeRequest) ProtoMessage() {}
 
 func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3937,7 +3825,7 @@ func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{46}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ChangeNodeRequest) GetNode() string {
@@ -4003,7 +3891,7 @@ type ChangeNodeReply struct {
 
 func (x *ChangeNodeReply) Reset() {
 	*x = ChangeNodeReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[47]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4015,7 +3903,7 @@ func (x *ChangeNodeReply) String() string {
 func (*ChangeNodeReply) ProtoMessage() {}
 
 func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[47]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4028,7 +3916,7 @@ func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeReply.ProtoReflect.Descriptor instead.
 func (*ChangeNodeReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{47}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ChangeNodeReply) GetNode() *Node {
@@ -4297,14 +4185,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\rR\x04rank\x12 \n" +
 	"\vincarnation\x18\x05 \x01(\x04R\vincarnation\"9\n" +
 	"\x15IssueIncarnationReply\x12 \n" +
-	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\"T\n" +
-	"\x0eJoinJobRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
-	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x18\n" +
-	"\aworkers\x18\x03 \x01(\rR\aworkers\"D\n" +
-	"\fJoinJobReply\x12\x12\n" +
-	"\x04rank\x18\x01 \x01(\rR\x04rank\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\x0f\n" +
+	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\"\x0f\n" +
 	"\rStatusRequest\"\xc3\x04\n" +
 	"\n" +
 	"NodeStatus\x12$\n" +
@@ -4452,7 +4333,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x1bOPERATION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17OPERATION_STATE_RUNNING\x10\x01\x12\x18\n" +
 	"\x14OPERATION_STATE_DONE\x10\x02\x12\x1d\n" +
-	"\x19OPERATION_STATE_CANCELLED\x10\x032\xe9\x06\n" +
+	"\x19OPERATION_STATE_CANCELLED\x10\x032\xa8\x06\n" +
 	"\aCluster\x129\n" +
 	"\x05Hello\x12\x18.rowraft.v1.HelloRequest\x1a\x16.rowraft.v1.HelloReply\x12<\n" +
 	"\x06GetMap\x12\x19.rowraft.v1.GetMapRequest\x1a\x17.rowraft.v1.GetMapReply\x12N\n" +
@@ -4460,8 +4341,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tHeartbeat\x12\x1c.rowraft.v1.HeartbeatRequest\x1a\x1a.rowraft.v1.HeartbeatReply\x12K\n" +
 	"\vCreateTable\x12\x1e.rowraft.v1.CreateTableRequest\x1a\x1c.rowraft.v1.CreateTableReply\x12E\n" +
 	"\tDropTable\x12\x1c.rowraft.v1.DropTableRequest\x1a\x1a.rowraft.v1.DropTableReply\x12Z\n" +
-	"\x10IssueIncarnation\x12#.rowraft.v1.IssueIncarnationRequest\x1a!.rowraft.v1.IssueIncarnationReply\x12?\n" +
-	"\aJoinJob\x12\x1a.rowraft.v1.JoinJobRequest\x1a\x18.rowraft.v1.JoinJobReply\x12<\n" +
+	"\x10IssueIncarnation\x12#.rowraft.v1.IssueIncarnationRequest\x1a!.rowraft.v1.IssueIncarnationReply\x12<\n" +
 	"\x06Status\x12\x19.rowraft.v1.StatusRequest\x1a\x17.rowraft.v1.StatusReply\x12K\n" +
 	"\vMoveReplica\x12\x1e.rowraft.v1.MoveReplicaRequest\x1a\x1c.rowraft.v1.MoveReplicaReply\x12H\n" +
 	"\n" +
@@ -4482,7 +4362,7 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(NodeIntent)(0),                 // 0: rowraft.v1.NodeIntent
 	(Severity)(0),                   // 1: rowraft.v1.Severity
@@ -4520,24 +4400,22 @@ var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(*CreateTableReply)(nil),        // 33: rowraft.v1.CreateTableReply
 	(*IssueIncarnationRequest)(nil), // 34: rowraft.v1.IssueIncarnationRequest
 	(*IssueIncarnationReply)(nil),   // 35: rowraft.v1.IssueIncarnationReply
-	(*JoinJobRequest)(nil),          // 36: rowraft.v1.JoinJobRequest
-	(*JoinJobReply)(nil),            // 37: rowraft.v1.JoinJobReply
-	(*StatusRequest)(nil),           // 38: rowraft.v1.StatusRequest
-	(*NodeStatus)(nil),              // 39: rowraft.v1.NodeStatus
-	(*Problem)(nil),                 // 40: rowraft.v1.Problem
-	(*JobStatus)(nil),               // 41: rowraft.v1.JobStatus
-	(*StatusReply)(nil),             // 42: rowraft.v1.StatusReply
-	(*RestoredFrom)(nil),            // 43: rowraft.v1.RestoredFrom
-	(*TrainerStatus)(nil),           // 44: rowraft.v1.TrainerStatus
-	(*Move)(nil),                    // 45: rowraft.v1.Move
-	(*Operation)(nil),               // 46: rowraft.v1.Operation
-	(*MoveStatus)(nil),              // 47: rowraft.v1.MoveStatus
-	(*MoveReplicaRequest)(nil),      // 48: rowraft.v1.MoveReplicaRequest
-	(*MoveReplicaReply)(nil),        // 49: rowraft.v1.MoveReplicaReply
-	(*CancelMoveRequest)(nil),       // 50: rowraft.v1.CancelMoveRequest
-	(*CancelMoveReply)(nil),         // 51: rowraft.v1.CancelMoveReply
-	(*ChangeNodeRequest)(nil),       // 52: rowraft.v1.ChangeNodeRequest
-	(*ChangeNodeReply)(nil),         // 53: rowraft.v1.ChangeNodeReply
+	(*StatusRequest)(nil),           // 36: rowraft.v1.StatusRequest
+	(*NodeStatus)(nil),              // 37: rowraft.v1.NodeStatus
+	(*Problem)(nil),                 // 38: rowraft.v1.Problem
+	(*JobStatus)(nil),               // 39: rowraft.v1.JobStatus
+	(*StatusReply)(nil),             // 40: rowraft.v1.StatusReply
+	(*RestoredFrom)(nil),            // 41: rowraft.v1.RestoredFrom
+	(*TrainerStatus)(nil),           // 42: rowraft.v1.TrainerStatus
+	(*Move)(nil),                    // 43: rowraft.v1.Move
+	(*Operation)(nil),               // 44: rowraft.v1.Operation
+	(*MoveStatus)(nil),              // 45: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 46: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 47: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 48: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 49: rowraft.v1.CancelMoveReply
+	(*ChangeNodeRequest)(nil),       // 50: rowraft.v1.ChangeNodeRequest
+	(*ChangeNodeReply)(nil),         // 51: rowraft.v1.ChangeNodeReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	13, // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
@@ -4569,27 +4447,27 @@ var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	27, // 26: rowraft.v1.NodeStatus.slowness:type_name -> rowraft.v1.Slowness
 	1,  // 27: rowraft.v1.Problem.severity:type_name -> rowraft.v1.Severity
 	17, // 28: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	39, // 29: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	41, // 30: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	47, // 31: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
-	45, // 32: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
-	46, // 33: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
-	43, // 34: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
-	44, // 35: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
-	40, // 36: rowraft.v1.StatusReply.findings:type_name -> rowraft.v1.Problem
+	37, // 29: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	39, // 30: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	45, // 31: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	43, // 32: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	44, // 33: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
+	41, // 34: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
+	42, // 35: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
+	38, // 36: rowraft.v1.StatusReply.findings:type_name -> rowraft.v1.Problem
 	14, // 37: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
 	14, // 38: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
 	2,  // 39: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
 	3,  // 40: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
 	4,  // 41: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
 	5,  // 42: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
-	45, // 43: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	45, // 44: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	45, // 45: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	43, // 43: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	43, // 44: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	43, // 45: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
 	0,  // 46: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
 	0,  // 47: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
 	13, // 48: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
-	46, // 49: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
+	44, // 49: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
 	6,  // 50: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
 	19, // 51: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
 	21, // 52: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
@@ -4597,25 +4475,23 @@ var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	32, // 54: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
 	30, // 55: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
 	34, // 56: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	36, // 57: rowraft.v1.Cluster.JoinJob:input_type -> rowraft.v1.JoinJobRequest
-	38, // 58: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	48, // 59: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	50, // 60: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	52, // 61: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
-	7,  // 62: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	20, // 63: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	22, // 64: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	29, // 65: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	33, // 66: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	31, // 67: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
-	35, // 68: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	37, // 69: rowraft.v1.Cluster.JoinJob:output_type -> rowraft.v1.JoinJobReply
-	42, // 70: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	49, // 71: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	51, // 72: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	53, // 73: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
-	62, // [62:74] is the sub-list for method output_type
-	50, // [50:62] is the sub-list for method input_type
+	36, // 57: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	46, // 58: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	48, // 59: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	50, // 60: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
+	7,  // 61: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	20, // 62: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	22, // 63: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	29, // 64: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	33, // 65: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	31, // 66: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
+	35, // 67: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	40, // 68: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	47, // 69: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	49, // 70: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	51, // 71: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
+	61, // [61:72] is the sub-list for method output_type
+	50, // [50:61] is the sub-list for method input_type
 	50, // [50:50] is the sub-list for extension type_name
 	50, // [50:50] is the sub-list for extension extendee
 	0,  // [0:50] is the sub-list for field type_name
@@ -4632,7 +4508,7 @@ func file_rowraft_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   48,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,7 +26,6 @@ const (
 	Cluster_CreateTable_FullMethodName      = "/rowraft.v1.Cluster/CreateTable"
 	Cluster_DropTable_FullMethodName        = "/rowraft.v1.Cluster/DropTable"
 	Cluster_IssueIncarnation_FullMethodName = "/rowraft.v1.Cluster/IssueIncarnation"
-	Cluster_JoinJob_FullMethodName          = "/rowraft.v1.Cluster/JoinJob"
 	Cluster_Status_FullMethodName           = "/rowraft.v1.Cluster/Status"
 	Cluster_MoveReplica_FullMethodName      = "/rowraft.v1.Cluster/MoveReplica"
 	Cluster_CancelMove_FullMethodName       = "/rowraft.v1.Cluster/CancelMove"
@@ -56,8 +55,6 @@ type ClusterClient interface {
 	DropTable(ctx context.Context, in *DropTableRequest, opts ...grpc.CallOption) (*DropTableReply, error)
 	// IssueIncarnation returns a number greater than any before it for this client.
 	IssueIncarnation(ctx context.Context, in *IssueIncarnationRequest, opts ...grpc.CallOption) (*IssueIncarnationReply, error)
-	// JoinJob gives a trainer its rank.
-	JoinJob(ctx context.Context, in *JoinJobRequest, opts ...grpc.CallOption) (*JoinJobReply, error)
 	// Status is the whole cluster at a glance.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 	// MoveReplica logs that a replica of a shard is to move to another server, and
@@ -148,16 +145,6 @@ func (c *clusterClient) IssueIncarnation(ctx context.Context, in *IssueIncarnati
 	return out, nil
 }
 
-func (c *clusterClient) JoinJob(ctx context.Context, in *JoinJobRequest, opts ...grpc.CallOption) (*JoinJobReply, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(JoinJobReply)
-	err := c.cc.Invoke(ctx, Cluster_JoinJob_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *clusterClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusReply)
@@ -221,8 +208,6 @@ type ClusterServer interface {
 	DropTable(context.Context, *DropTableRequest) (*DropTableReply, error)
 	// IssueIncarnation returns a number greater than any before it for this client.
 	IssueIncarnation(context.Context, *IssueIncarnationRequest) (*IssueIncarnationReply, error)
-	// JoinJob gives a trainer its rank.
-	JoinJob(context.Context, *JoinJobRequest) (*JoinJobReply, error)
 	// Status is the whole cluster at a glance.
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	// MoveReplica logs that a replica of a shard is to move to another server, and
@@ -263,9 +248,6 @@ func (UnimplementedClusterServer) DropTable(context.Context, *DropTableRequest) 
 }
 func (UnimplementedClusterServer) IssueIncarnation(context.Context, *IssueIncarnationRequest) (*IssueIncarnationReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method IssueIncarnation not implemented")
-}
-func (UnimplementedClusterServer) JoinJob(context.Context, *JoinJobRequest) (*JoinJobReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method JoinJob not implemented")
 }
 func (UnimplementedClusterServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -426,24 +408,6 @@ func _Cluster_IssueIncarnation_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Cluster_JoinJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(JoinJobRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(ClusterServer).JoinJob(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: Cluster_JoinJob_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(ClusterServer).JoinJob(ctx, req.(*JoinJobRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _Cluster_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
 	if err := dec(in); err != nil {
@@ -550,10 +514,6 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "IssueIncarnation",
 			Handler:    _Cluster_IssueIncarnation_Handler,
-		},
-		{
-			MethodName: "JoinJob",
-			Handler:    _Cluster_JoinJob_Handler,
 		},
 		{
 			MethodName: "Status",

@@ -31,7 +31,6 @@ type MetaCommand struct {
 	//	*MetaCommand_CreateShards
 	//	*MetaCommand_CreateTable
 	//	*MetaCommand_IssueIncarnation
-	//	*MetaCommand_JoinJob
 	//	*MetaCommand_StartMove
 	//	*MetaCommand_AdvanceMove
 	//	*MetaCommand_ForgetReplica
@@ -144,15 +143,6 @@ func (x *MetaCommand) GetIssueIncarnation() *MetaIssueIncarnation {
 	if x != nil {
 		if x, ok := x.Command.(*MetaCommand_IssueIncarnation); ok {
 			return x.IssueIncarnation
-		}
-	}
-	return nil
-}
-
-func (x *MetaCommand) GetJoinJob() *MetaJoinJob {
-	if x != nil {
-		if x, ok := x.Command.(*MetaCommand_JoinJob); ok {
-			return x.JoinJob
 		}
 	}
 	return nil
@@ -452,10 +442,6 @@ type MetaCommand_IssueIncarnation struct {
 	IssueIncarnation *MetaIssueIncarnation `protobuf:"bytes,5,opt,name=issue_incarnation,json=issueIncarnation,proto3,oneof"`
 }
 
-type MetaCommand_JoinJob struct {
-	JoinJob *MetaJoinJob `protobuf:"bytes,6,opt,name=join_job,json=joinJob,proto3,oneof"`
-}
-
 type MetaCommand_StartMove struct {
 	StartMove *MetaStartMove `protobuf:"bytes,7,opt,name=start_move,json=startMove,proto3,oneof"`
 }
@@ -585,8 +571,6 @@ func (*MetaCommand_CreateShards) isMetaCommand_Command() {}
 func (*MetaCommand_CreateTable) isMetaCommand_Command() {}
 
 func (*MetaCommand_IssueIncarnation) isMetaCommand_Command() {}
-
-func (*MetaCommand_JoinJob) isMetaCommand_Command() {}
 
 func (*MetaCommand_StartMove) isMetaCommand_Command() {}
 
@@ -1046,66 +1030,6 @@ func (x *MetaRaiseVersion) GetFormatVersion() uint32 {
 	return 0
 }
 
-type MetaJoinJob struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Worker        string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
-	Workers       uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *MetaJoinJob) Reset() {
-	*x = MetaJoinJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *MetaJoinJob) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*MetaJoinJob) ProtoMessage() {}
-
-func (x *MetaJoinJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use MetaJoinJob.ProtoReflect.Descriptor instead.
-func (*MetaJoinJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *MetaJoinJob) GetJob() string {
-	if x != nil {
-		return x.Job
-	}
-	return ""
-}
-
-func (x *MetaJoinJob) GetWorker() string {
-	if x != nil {
-		return x.Worker
-	}
-	return ""
-}
-
-func (x *MetaJoinJob) GetWorkers() uint32 {
-	if x != nil {
-		return x.Workers
-	}
-	return 0
-}
-
 // MetaStartMove begins to move a replica. The new one becomes a learner of the map.
 type MetaStartMove struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1120,7 +1044,7 @@ type MetaStartMove struct {
 
 func (x *MetaStartMove) Reset() {
 	*x = MetaStartMove{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1056,7 @@ func (x *MetaStartMove) String() string {
 func (*MetaStartMove) ProtoMessage() {}
 
 func (x *MetaStartMove) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1069,7 @@ func (x *MetaStartMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStartMove.ProtoReflect.Descriptor instead.
 func (*MetaStartMove) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MetaStartMove) GetShard() uint32 {
@@ -1198,7 +1122,7 @@ type MetaSetIntent struct {
 
 func (x *MetaSetIntent) Reset() {
 	*x = MetaSetIntent{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1134,7 @@ func (x *MetaSetIntent) String() string {
 func (*MetaSetIntent) ProtoMessage() {}
 
 func (x *MetaSetIntent) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1147,7 @@ func (x *MetaSetIntent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetIntent.ProtoReflect.Descriptor instead.
 func (*MetaSetIntent) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MetaSetIntent) GetNode() string {
@@ -1272,7 +1196,7 @@ type MetaEndOperation struct {
 
 func (x *MetaEndOperation) Reset() {
 	*x = MetaEndOperation{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1284,7 +1208,7 @@ func (x *MetaEndOperation) String() string {
 func (*MetaEndOperation) ProtoMessage() {}
 
 func (x *MetaEndOperation) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1297,7 +1221,7 @@ func (x *MetaEndOperation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndOperation.ProtoReflect.Descriptor instead.
 func (*MetaEndOperation) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MetaEndOperation) GetId() uint64 {
@@ -1318,7 +1242,7 @@ type MetaRetireNode struct {
 
 func (x *MetaRetireNode) Reset() {
 	*x = MetaRetireNode{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1254,7 @@ func (x *MetaRetireNode) String() string {
 func (*MetaRetireNode) ProtoMessage() {}
 
 func (x *MetaRetireNode) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1267,7 @@ func (x *MetaRetireNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRetireNode.ProtoReflect.Descriptor instead.
 func (*MetaRetireNode) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MetaRetireNode) GetNode() string {
@@ -1364,7 +1288,7 @@ type MetaToken struct {
 
 func (x *MetaToken) Reset() {
 	*x = MetaToken{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1376,7 +1300,7 @@ func (x *MetaToken) String() string {
 func (*MetaToken) ProtoMessage() {}
 
 func (x *MetaToken) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1389,7 +1313,7 @@ func (x *MetaToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaToken.ProtoReflect.Descriptor instead.
 func (*MetaToken) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MetaToken) GetToken() *JoinToken {
@@ -1416,7 +1340,7 @@ type MetaCreateToken struct {
 
 func (x *MetaCreateToken) Reset() {
 	*x = MetaCreateToken{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1352,7 @@ func (x *MetaCreateToken) String() string {
 func (*MetaCreateToken) ProtoMessage() {}
 
 func (x *MetaCreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1365,7 @@ func (x *MetaCreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaCreateToken.ProtoReflect.Descriptor instead.
 func (*MetaCreateToken) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *MetaCreateToken) GetToken() *MetaToken {
@@ -1462,7 +1386,7 @@ type MetaUseToken struct {
 
 func (x *MetaUseToken) Reset() {
 	*x = MetaUseToken{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1474,7 +1398,7 @@ func (x *MetaUseToken) String() string {
 func (*MetaUseToken) ProtoMessage() {}
 
 func (x *MetaUseToken) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1487,7 +1411,7 @@ func (x *MetaUseToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaUseToken.ProtoReflect.Descriptor instead.
 func (*MetaUseToken) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MetaUseToken) GetId() string {
@@ -1513,7 +1437,7 @@ type MetaDeleteToken struct {
 
 func (x *MetaDeleteToken) Reset() {
 	*x = MetaDeleteToken{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1449,7 @@ func (x *MetaDeleteToken) String() string {
 func (*MetaDeleteToken) ProtoMessage() {}
 
 func (x *MetaDeleteToken) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1462,7 @@ func (x *MetaDeleteToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeleteToken.ProtoReflect.Descriptor instead.
 func (*MetaDeleteToken) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MetaDeleteToken) GetId() string {
@@ -1561,7 +1485,7 @@ type MetaAdvanceMove struct {
 
 func (x *MetaAdvanceMove) Reset() {
 	*x = MetaAdvanceMove{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1497,7 @@ func (x *MetaAdvanceMove) String() string {
 func (*MetaAdvanceMove) ProtoMessage() {}
 
 func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1510,7 @@ func (x *MetaAdvanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAdvanceMove.ProtoReflect.Descriptor instead.
 func (*MetaAdvanceMove) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MetaAdvanceMove) GetMoveId() uint64 {
@@ -1622,7 +1546,7 @@ type MetaForgetReplica struct {
 
 func (x *MetaForgetReplica) Reset() {
 	*x = MetaForgetReplica{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1634,7 +1558,7 @@ func (x *MetaForgetReplica) String() string {
 func (*MetaForgetReplica) ProtoMessage() {}
 
 func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1647,7 +1571,7 @@ func (x *MetaForgetReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetReplica.ProtoReflect.Descriptor instead.
 func (*MetaForgetReplica) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MetaForgetReplica) GetShard() uint32 {
@@ -1675,7 +1599,7 @@ type MetaEnterJob struct {
 
 func (x *MetaEnterJob) Reset() {
 	*x = MetaEnterJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1611,7 @@ func (x *MetaEnterJob) String() string {
 func (*MetaEnterJob) ProtoMessage() {}
 
 func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1624,7 @@ func (x *MetaEnterJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEnterJob.ProtoReflect.Descriptor instead.
 func (*MetaEnterJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MetaEnterJob) GetRequest() *EnterRequest {
@@ -1731,7 +1655,7 @@ type MetaLeaveJob struct {
 
 func (x *MetaLeaveJob) Reset() {
 	*x = MetaLeaveJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1667,7 @@ func (x *MetaLeaveJob) String() string {
 func (*MetaLeaveJob) ProtoMessage() {}
 
 func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1680,7 @@ func (x *MetaLeaveJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeaveJob.ProtoReflect.Descriptor instead.
 func (*MetaLeaveJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MetaLeaveJob) GetIdentity() *JobIdentity {
@@ -1807,7 +1731,7 @@ type MetaForgetJob struct {
 
 func (x *MetaForgetJob) Reset() {
 	*x = MetaForgetJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1743,7 @@ func (x *MetaForgetJob) String() string {
 func (*MetaForgetJob) ProtoMessage() {}
 
 func (x *MetaForgetJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1756,7 @@ func (x *MetaForgetJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetJob.ProtoReflect.Descriptor instead.
 func (*MetaForgetJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MetaForgetJob) GetJob() string {
@@ -1873,7 +1797,7 @@ type MetaTakePart struct {
 
 func (x *MetaTakePart) Reset() {
 	*x = MetaTakePart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +1809,7 @@ func (x *MetaTakePart) String() string {
 func (*MetaTakePart) ProtoMessage() {}
 
 func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +1822,7 @@ func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTakePart.ProtoReflect.Descriptor instead.
 func (*MetaTakePart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MetaTakePart) GetIdentity() *JobIdentity {
@@ -1926,7 +1850,7 @@ type MetaEndPart struct {
 
 func (x *MetaEndPart) Reset() {
 	*x = MetaEndPart{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +1862,7 @@ func (x *MetaEndPart) String() string {
 func (*MetaEndPart) ProtoMessage() {}
 
 func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +1875,7 @@ func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPart.ProtoReflect.Descriptor instead.
 func (*MetaEndPart) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MetaEndPart) GetIdentity() *JobIdentity {
@@ -1985,7 +1909,7 @@ type MetaStopJob struct {
 
 func (x *MetaStopJob) Reset() {
 	*x = MetaStopJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +1921,7 @@ func (x *MetaStopJob) String() string {
 func (*MetaStopJob) ProtoMessage() {}
 
 func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +1934,7 @@ func (x *MetaStopJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStopJob.ProtoReflect.Descriptor instead.
 func (*MetaStopJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MetaStopJob) GetJob() string {
@@ -2041,7 +1965,7 @@ type MetaStartGeneration struct {
 
 func (x *MetaStartGeneration) Reset() {
 	*x = MetaStartGeneration{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2053,7 +1977,7 @@ func (x *MetaStartGeneration) String() string {
 func (*MetaStartGeneration) ProtoMessage() {}
 
 func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2066,7 +1990,7 @@ func (x *MetaStartGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaStartGeneration.ProtoReflect.Descriptor instead.
 func (*MetaStartGeneration) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MetaStartGeneration) GetJob() string {
@@ -2107,7 +2031,7 @@ type MetaForgetRun struct {
 
 func (x *MetaForgetRun) Reset() {
 	*x = MetaForgetRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2043,7 @@ func (x *MetaForgetRun) String() string {
 func (*MetaForgetRun) ProtoMessage() {}
 
 func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2056,7 @@ func (x *MetaForgetRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetRun.ProtoReflect.Descriptor instead.
 func (*MetaForgetRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MetaForgetRun) GetRun() []byte {
@@ -2154,7 +2078,7 @@ type MetaSettleParts struct {
 
 func (x *MetaSettleParts) Reset() {
 	*x = MetaSettleParts{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2090,7 @@ func (x *MetaSettleParts) String() string {
 func (*MetaSettleParts) ProtoMessage() {}
 
 func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2103,7 @@ func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSettleParts.ProtoReflect.Descriptor instead.
 func (*MetaSettleParts) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *MetaSettleParts) GetJob() string {
@@ -2236,7 +2160,7 @@ type MetaRun struct {
 
 func (x *MetaRun) Reset() {
 	*x = MetaRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2248,7 +2172,7 @@ func (x *MetaRun) String() string {
 func (*MetaRun) ProtoMessage() {}
 
 func (x *MetaRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2261,7 +2185,7 @@ func (x *MetaRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRun.ProtoReflect.Descriptor instead.
 func (*MetaRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetaRun) GetJob() string {
@@ -2425,126 +2349,12 @@ func (x *MetaRun) GetAttended() bool {
 	return false
 }
 
-// MetaJob is a job whose trainers only ask for a rank.
-type MetaJob struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Workers       uint32                 `protobuf:"varint,2,opt,name=workers,proto3" json:"workers,omitempty"`
-	Members       []*MetaWorker          `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"` // by rank
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *MetaJob) Reset() {
-	*x = MetaJob{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *MetaJob) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*MetaJob) ProtoMessage() {}
-
-func (x *MetaJob) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use MetaJob.ProtoReflect.Descriptor instead.
-func (*MetaJob) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
-}
-
-func (x *MetaJob) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *MetaJob) GetWorkers() uint32 {
-	if x != nil {
-		return x.Workers
-	}
-	return 0
-}
-
-func (x *MetaJob) GetMembers() []*MetaWorker {
-	if x != nil {
-		return x.Members
-	}
-	return nil
-}
-
-type MetaWorker struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Incarnation   uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *MetaWorker) Reset() {
-	*x = MetaWorker{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *MetaWorker) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*MetaWorker) ProtoMessage() {}
-
-func (x *MetaWorker) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use MetaWorker.ProtoReflect.Descriptor instead.
-func (*MetaWorker) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
-}
-
-func (x *MetaWorker) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *MetaWorker) GetIncarnation() uint64 {
-	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
 // MetaState is the payload of a snapshot: all that the metadata group knows.
 type MetaState struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	AppliedIndex    uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
 	Map             *Map                   `protobuf:"bytes,2,opt,name=map,proto3" json:"map,omitempty"` // cluster id, versions, nodes by id, shards, slots, tables by age
 	LastIncarnation uint64                 `protobuf:"varint,3,opt,name=last_incarnation,json=lastIncarnation,proto3" json:"last_incarnation,omitempty"`
-	Jobs            []*MetaJob             `protobuf:"bytes,4,rep,name=jobs,proto3" json:"jobs,omitempty"`                                        // by name
 	Moves           []*Move                `protobuf:"bytes,5,rep,name=moves,proto3" json:"moves,omitempty"`                                      // that run, by shard
 	FinishedMoves   []*Move                `protobuf:"bytes,6,rep,name=finished_moves,json=finishedMoves,proto3" json:"finished_moves,omitempty"` // the last 32, oldest first
 	LastMove        uint64                 `protobuf:"varint,7,opt,name=last_move,json=lastMove,proto3" json:"last_move,omitempty"`               // highest id given to a move, or to an operation
@@ -2566,7 +2376,7 @@ type MetaState struct {
 
 func (x *MetaState) Reset() {
 	*x = MetaState{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +2388,7 @@ func (x *MetaState) String() string {
 func (*MetaState) ProtoMessage() {}
 
 func (x *MetaState) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +2401,7 @@ func (x *MetaState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaState.ProtoReflect.Descriptor instead.
 func (*MetaState) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MetaState) GetAppliedIndex() uint64 {
@@ -2613,13 +2423,6 @@ func (x *MetaState) GetLastIncarnation() uint64 {
 		return x.LastIncarnation
 	}
 	return 0
-}
-
-func (x *MetaState) GetJobs() []*MetaJob {
-	if x != nil {
-		return x.Jobs
-	}
-	return nil
 }
 
 func (x *MetaState) GetMoves() []*Move {
@@ -2738,7 +2541,7 @@ type MetaBeginRestore struct {
 
 func (x *MetaBeginRestore) Reset() {
 	*x = MetaBeginRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2553,7 @@ func (x *MetaBeginRestore) String() string {
 func (*MetaBeginRestore) ProtoMessage() {}
 
 func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +2566,7 @@ func (x *MetaBeginRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginRestore.ProtoReflect.Descriptor instead.
 func (*MetaBeginRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MetaBeginRestore) GetId() []byte {
@@ -2789,7 +2592,7 @@ type MetaRestore struct {
 
 func (x *MetaRestore) Reset() {
 	*x = MetaRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2801,7 +2604,7 @@ func (x *MetaRestore) String() string {
 func (*MetaRestore) ProtoMessage() {}
 
 func (x *MetaRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2814,7 +2617,7 @@ func (x *MetaRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestore.ProtoReflect.Descriptor instead.
 func (*MetaRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MetaRestore) GetId() []byte {
@@ -2865,7 +2668,7 @@ type MetaRestored struct {
 
 func (x *MetaRestored) Reset() {
 	*x = MetaRestored{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +2680,7 @@ func (x *MetaRestored) String() string {
 func (*MetaRestored) ProtoMessage() {}
 
 func (x *MetaRestored) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +2693,7 @@ func (x *MetaRestored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestored.ProtoReflect.Descriptor instead.
 func (*MetaRestored) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MetaRestored) GetId() string {
@@ -2937,7 +2740,7 @@ type MetaTrainer struct {
 
 func (x *MetaTrainer) Reset() {
 	*x = MetaTrainer{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2949,7 +2752,7 @@ func (x *MetaTrainer) String() string {
 func (*MetaTrainer) ProtoMessage() {}
 
 func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2962,7 +2765,7 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
 func (*MetaTrainer) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MetaTrainer) GetJob() string {
@@ -3027,7 +2830,7 @@ type MetaAttend struct {
 
 func (x *MetaAttend) Reset() {
 	*x = MetaAttend{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +2842,7 @@ func (x *MetaAttend) String() string {
 func (*MetaAttend) ProtoMessage() {}
 
 func (x *MetaAttend) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +2855,7 @@ func (x *MetaAttend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaAttend.ProtoReflect.Descriptor instead.
 func (*MetaAttend) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MetaAttend) GetTrainer() *MetaTrainer {
@@ -3088,7 +2891,7 @@ type MetaLeave struct {
 
 func (x *MetaLeave) Reset() {
 	*x = MetaLeave{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +2903,7 @@ func (x *MetaLeave) String() string {
 func (*MetaLeave) ProtoMessage() {}
 
 func (x *MetaLeave) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +2916,7 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
 func (*MetaLeave) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MetaLeave) GetJob() string {
@@ -3150,7 +2953,7 @@ type MetaRestoreShard struct {
 
 func (x *MetaRestoreShard) Reset() {
 	*x = MetaRestoreShard{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3162,7 +2965,7 @@ func (x *MetaRestoreShard) String() string {
 func (*MetaRestoreShard) ProtoMessage() {}
 
 func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3175,7 +2978,7 @@ func (x *MetaRestoreShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRestoreShard.ProtoReflect.Descriptor instead.
 func (*MetaRestoreShard) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MetaRestoreShard) GetShard() uint32 {
@@ -3218,7 +3021,7 @@ type MetaEndRestore struct {
 
 func (x *MetaEndRestore) Reset() {
 	*x = MetaEndRestore{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3033,7 @@ func (x *MetaEndRestore) String() string {
 func (*MetaEndRestore) ProtoMessage() {}
 
 func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3046,7 @@ func (x *MetaEndRestore) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndRestore.ProtoReflect.Descriptor instead.
 func (*MetaEndRestore) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MetaEndRestore) GetId() []byte {
@@ -3271,7 +3074,7 @@ type MetaPolicy struct {
 
 func (x *MetaPolicy) Reset() {
 	*x = MetaPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3283,7 +3086,7 @@ func (x *MetaPolicy) String() string {
 func (*MetaPolicy) ProtoMessage() {}
 
 func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3296,7 +3099,7 @@ func (x *MetaPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaPolicy.ProtoReflect.Descriptor instead.
 func (*MetaPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MetaPolicy) GetPolicy() *CheckpointPolicy {
@@ -3325,7 +3128,7 @@ type MetaSetPolicy struct {
 
 func (x *MetaSetPolicy) Reset() {
 	*x = MetaSetPolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3140,7 @@ func (x *MetaSetPolicy) String() string {
 func (*MetaSetPolicy) ProtoMessage() {}
 
 func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3153,7 @@ func (x *MetaSetPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaSetPolicy.ProtoReflect.Descriptor instead.
 func (*MetaSetPolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
@@ -3376,7 +3179,7 @@ type MetaDeletePolicy struct {
 
 func (x *MetaDeletePolicy) Reset() {
 	*x = MetaDeletePolicy{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3388,7 +3191,7 @@ func (x *MetaDeletePolicy) String() string {
 func (*MetaDeletePolicy) ProtoMessage() {}
 
 func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3401,7 +3204,7 @@ func (x *MetaDeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaDeletePolicy.ProtoReflect.Descriptor instead.
 func (*MetaDeletePolicy) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MetaDeletePolicy) GetName() string {
@@ -3424,7 +3227,7 @@ type MetaBeginPolicyRun struct {
 
 func (x *MetaBeginPolicyRun) Reset() {
 	*x = MetaBeginPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[44]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3239,7 @@ func (x *MetaBeginPolicyRun) String() string {
 func (*MetaBeginPolicyRun) ProtoMessage() {}
 
 func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[44]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3252,7 @@ func (x *MetaBeginPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaBeginPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaBeginPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MetaBeginPolicyRun) GetName() string {
@@ -3486,7 +3289,7 @@ type MetaEndPolicyRun struct {
 
 func (x *MetaEndPolicyRun) Reset() {
 	*x = MetaEndPolicyRun{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[45]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3498,7 +3301,7 @@ func (x *MetaEndPolicyRun) String() string {
 func (*MetaEndPolicyRun) ProtoMessage() {}
 
 func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[45]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3511,7 +3314,7 @@ func (x *MetaEndPolicyRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaEndPolicyRun.ProtoReflect.Descriptor instead.
 func (*MetaEndPolicyRun) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MetaEndPolicyRun) GetName() string {
@@ -3555,7 +3358,7 @@ type MetaForgetCheckpoint struct {
 
 func (x *MetaForgetCheckpoint) Reset() {
 	*x = MetaForgetCheckpoint{}
-	mi := &file_rowraft_v1_meta_proto_msgTypes[46]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3567,7 +3370,7 @@ func (x *MetaForgetCheckpoint) String() string {
 func (*MetaForgetCheckpoint) ProtoMessage() {}
 
 func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_meta_proto_msgTypes[46]
+	mi := &file_rowraft_v1_meta_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3580,7 +3383,7 @@ func (x *MetaForgetCheckpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaForgetCheckpoint.ProtoReflect.Descriptor instead.
 func (*MetaForgetCheckpoint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{46}
+	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MetaForgetCheckpoint) GetName() string {
@@ -3609,14 +3412,13 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xe9\x11\n" +
+	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xb3\x11\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
 	"\rcreate_shards\x18\x03 \x01(\v2\x1c.rowraft.v1.MetaCreateShardsH\x00R\fcreateShards\x12@\n" +
 	"\fcreate_table\x18\x04 \x01(\v2\x1b.rowraft.v1.MetaCreateTableH\x00R\vcreateTable\x12O\n" +
-	"\x11issue_incarnation\x18\x05 \x01(\v2 .rowraft.v1.MetaIssueIncarnationH\x00R\x10issueIncarnation\x124\n" +
-	"\bjoin_job\x18\x06 \x01(\v2\x17.rowraft.v1.MetaJoinJobH\x00R\ajoinJob\x12:\n" +
+	"\x11issue_incarnation\x18\x05 \x01(\v2 .rowraft.v1.MetaIssueIncarnationH\x00R\x10issueIncarnation\x12:\n" +
 	"\n" +
 	"start_move\x18\a \x01(\v2\x19.rowraft.v1.MetaStartMoveH\x00R\tstartMove\x12@\n" +
 	"\fadvance_move\x18\b \x01(\v2\x1b.rowraft.v1.MetaAdvanceMoveH\x00R\vadvanceMove\x12F\n" +
@@ -3678,11 +3480,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x14MetaIssueIncarnation\x12/\n" +
 	"\x06member\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\"9\n" +
 	"\x10MetaRaiseVersion\x12%\n" +
-	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"Q\n" +
-	"\vMetaJoinJob\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
-	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x18\n" +
-	"\aworkers\x18\x03 \x01(\rR\aworkers\"\xb8\x01\n" +
+	"\x0eformat_version\x18\x01 \x01(\rR\rformatVersion\"\xb8\x01\n" +
 	"\rMetaStartMove\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tfrom_node\x18\x02 \x01(\tR\bfromNode\x12#\n" +
@@ -3787,20 +3585,11 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\tgathering\x18\x14 \x01(\bR\tgathering\x12\x1b\n" +
 	"\tbase_step\x18\x15 \x01(\x04R\bbaseStep\x12\"\n" +
 	"\ridle_since_ns\x18\x16 \x01(\x04R\vidleSinceNs\x12\x1a\n" +
-	"\battended\x18\x17 \x01(\bR\battended\"i\n" +
-	"\aMetaJob\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\aworkers\x18\x02 \x01(\rR\aworkers\x120\n" +
-	"\amembers\x18\x03 \x03(\v2\x16.rowraft.v1.MetaWorkerR\amembers\"B\n" +
-	"\n" +
-	"MetaWorker\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\"\xbf\x06\n" +
+	"\battended\x18\x17 \x01(\bR\battended\"\x96\x06\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
-	"\x10last_incarnation\x18\x03 \x01(\x04R\x0flastIncarnation\x12'\n" +
-	"\x04jobs\x18\x04 \x03(\v2\x13.rowraft.v1.MetaJobR\x04jobs\x12&\n" +
+	"\x10last_incarnation\x18\x03 \x01(\x04R\x0flastIncarnation\x12&\n" +
 	"\x05moves\x18\x05 \x03(\v2\x10.rowraft.v1.MoveR\x05moves\x127\n" +
 	"\x0efinished_moves\x18\x06 \x03(\v2\x10.rowraft.v1.MoveR\rfinishedMoves\x12\x1b\n" +
 	"\tlast_move\x18\a \x01(\x04R\blastMove\x121\n" +
@@ -3902,7 +3691,7 @@ func file_rowraft_v1_meta_proto_rawDescGZIP() []byte {
 	return file_rowraft_v1_meta_proto_rawDescData
 }
 
-var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_rowraft_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaCommand)(nil),          // 0: rowraft.v1.MetaCommand
 	(*MetaInit)(nil),             // 1: rowraft.v1.MetaInit
@@ -3913,68 +3702,65 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaDroppedTable)(nil),     // 6: rowraft.v1.MetaDroppedTable
 	(*MetaIssueIncarnation)(nil), // 7: rowraft.v1.MetaIssueIncarnation
 	(*MetaRaiseVersion)(nil),     // 8: rowraft.v1.MetaRaiseVersion
-	(*MetaJoinJob)(nil),          // 9: rowraft.v1.MetaJoinJob
-	(*MetaStartMove)(nil),        // 10: rowraft.v1.MetaStartMove
-	(*MetaSetIntent)(nil),        // 11: rowraft.v1.MetaSetIntent
-	(*MetaEndOperation)(nil),     // 12: rowraft.v1.MetaEndOperation
-	(*MetaRetireNode)(nil),       // 13: rowraft.v1.MetaRetireNode
-	(*MetaToken)(nil),            // 14: rowraft.v1.MetaToken
-	(*MetaCreateToken)(nil),      // 15: rowraft.v1.MetaCreateToken
-	(*MetaUseToken)(nil),         // 16: rowraft.v1.MetaUseToken
-	(*MetaDeleteToken)(nil),      // 17: rowraft.v1.MetaDeleteToken
-	(*MetaAdvanceMove)(nil),      // 18: rowraft.v1.MetaAdvanceMove
-	(*MetaForgetReplica)(nil),    // 19: rowraft.v1.MetaForgetReplica
-	(*MetaEnterJob)(nil),         // 20: rowraft.v1.MetaEnterJob
-	(*MetaLeaveJob)(nil),         // 21: rowraft.v1.MetaLeaveJob
-	(*MetaForgetJob)(nil),        // 22: rowraft.v1.MetaForgetJob
-	(*MetaTakePart)(nil),         // 23: rowraft.v1.MetaTakePart
-	(*MetaEndPart)(nil),          // 24: rowraft.v1.MetaEndPart
-	(*MetaStopJob)(nil),          // 25: rowraft.v1.MetaStopJob
-	(*MetaStartGeneration)(nil),  // 26: rowraft.v1.MetaStartGeneration
-	(*MetaForgetRun)(nil),        // 27: rowraft.v1.MetaForgetRun
-	(*MetaSettleParts)(nil),      // 28: rowraft.v1.MetaSettleParts
-	(*MetaRun)(nil),              // 29: rowraft.v1.MetaRun
-	(*MetaJob)(nil),              // 30: rowraft.v1.MetaJob
-	(*MetaWorker)(nil),           // 31: rowraft.v1.MetaWorker
-	(*MetaState)(nil),            // 32: rowraft.v1.MetaState
-	(*MetaBeginRestore)(nil),     // 33: rowraft.v1.MetaBeginRestore
-	(*MetaRestore)(nil),          // 34: rowraft.v1.MetaRestore
-	(*MetaRestored)(nil),         // 35: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 36: rowraft.v1.MetaTrainer
-	(*MetaAttend)(nil),           // 37: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 38: rowraft.v1.MetaLeave
-	(*MetaRestoreShard)(nil),     // 39: rowraft.v1.MetaRestoreShard
-	(*MetaEndRestore)(nil),       // 40: rowraft.v1.MetaEndRestore
-	(*MetaPolicy)(nil),           // 41: rowraft.v1.MetaPolicy
-	(*MetaSetPolicy)(nil),        // 42: rowraft.v1.MetaSetPolicy
-	(*MetaDeletePolicy)(nil),     // 43: rowraft.v1.MetaDeletePolicy
-	(*MetaBeginPolicyRun)(nil),   // 44: rowraft.v1.MetaBeginPolicyRun
-	(*MetaEndPolicyRun)(nil),     // 45: rowraft.v1.MetaEndPolicyRun
-	(*MetaForgetCheckpoint)(nil), // 46: rowraft.v1.MetaForgetCheckpoint
-	(*Node)(nil),                 // 47: rowraft.v1.Node
-	(*Shard)(nil),                // 48: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 49: rowraft.v1.TableSchema
-	(*JobIdentity)(nil),          // 50: rowraft.v1.JobIdentity
-	(*Replica)(nil),              // 51: rowraft.v1.Replica
-	(MoveReason)(0),              // 52: rowraft.v1.MoveReason
-	(NodeIntent)(0),              // 53: rowraft.v1.NodeIntent
-	(OperationKind)(0),           // 54: rowraft.v1.OperationKind
-	(*JoinToken)(nil),            // 55: rowraft.v1.JoinToken
-	(*JoinUse)(nil),              // 56: rowraft.v1.JoinUse
-	(MovePhase)(0),               // 57: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 58: rowraft.v1.EnterRequest
-	(MemberState)(0),             // 59: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 60: rowraft.v1.PartReached
-	(*PartSettled)(nil),          // 61: rowraft.v1.PartSettled
-	(*JobSetting)(nil),           // 62: rowraft.v1.JobSetting
-	(JobState)(0),                // 63: rowraft.v1.JobState
-	(*RunMember)(nil),            // 64: rowraft.v1.RunMember
-	(*JobData)(nil),              // 65: rowraft.v1.JobData
-	(*Map)(nil),                  // 66: rowraft.v1.Map
-	(*Move)(nil),                 // 67: rowraft.v1.Move
-	(*Operation)(nil),            // 68: rowraft.v1.Operation
-	(*CheckpointPolicy)(nil),     // 69: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 70: rowraft.v1.PolicyRecord
+	(*MetaStartMove)(nil),        // 9: rowraft.v1.MetaStartMove
+	(*MetaSetIntent)(nil),        // 10: rowraft.v1.MetaSetIntent
+	(*MetaEndOperation)(nil),     // 11: rowraft.v1.MetaEndOperation
+	(*MetaRetireNode)(nil),       // 12: rowraft.v1.MetaRetireNode
+	(*MetaToken)(nil),            // 13: rowraft.v1.MetaToken
+	(*MetaCreateToken)(nil),      // 14: rowraft.v1.MetaCreateToken
+	(*MetaUseToken)(nil),         // 15: rowraft.v1.MetaUseToken
+	(*MetaDeleteToken)(nil),      // 16: rowraft.v1.MetaDeleteToken
+	(*MetaAdvanceMove)(nil),      // 17: rowraft.v1.MetaAdvanceMove
+	(*MetaForgetReplica)(nil),    // 18: rowraft.v1.MetaForgetReplica
+	(*MetaEnterJob)(nil),         // 19: rowraft.v1.MetaEnterJob
+	(*MetaLeaveJob)(nil),         // 20: rowraft.v1.MetaLeaveJob
+	(*MetaForgetJob)(nil),        // 21: rowraft.v1.MetaForgetJob
+	(*MetaTakePart)(nil),         // 22: rowraft.v1.MetaTakePart
+	(*MetaEndPart)(nil),          // 23: rowraft.v1.MetaEndPart
+	(*MetaStopJob)(nil),          // 24: rowraft.v1.MetaStopJob
+	(*MetaStartGeneration)(nil),  // 25: rowraft.v1.MetaStartGeneration
+	(*MetaForgetRun)(nil),        // 26: rowraft.v1.MetaForgetRun
+	(*MetaSettleParts)(nil),      // 27: rowraft.v1.MetaSettleParts
+	(*MetaRun)(nil),              // 28: rowraft.v1.MetaRun
+	(*MetaState)(nil),            // 29: rowraft.v1.MetaState
+	(*MetaBeginRestore)(nil),     // 30: rowraft.v1.MetaBeginRestore
+	(*MetaRestore)(nil),          // 31: rowraft.v1.MetaRestore
+	(*MetaRestored)(nil),         // 32: rowraft.v1.MetaRestored
+	(*MetaTrainer)(nil),          // 33: rowraft.v1.MetaTrainer
+	(*MetaAttend)(nil),           // 34: rowraft.v1.MetaAttend
+	(*MetaLeave)(nil),            // 35: rowraft.v1.MetaLeave
+	(*MetaRestoreShard)(nil),     // 36: rowraft.v1.MetaRestoreShard
+	(*MetaEndRestore)(nil),       // 37: rowraft.v1.MetaEndRestore
+	(*MetaPolicy)(nil),           // 38: rowraft.v1.MetaPolicy
+	(*MetaSetPolicy)(nil),        // 39: rowraft.v1.MetaSetPolicy
+	(*MetaDeletePolicy)(nil),     // 40: rowraft.v1.MetaDeletePolicy
+	(*MetaBeginPolicyRun)(nil),   // 41: rowraft.v1.MetaBeginPolicyRun
+	(*MetaEndPolicyRun)(nil),     // 42: rowraft.v1.MetaEndPolicyRun
+	(*MetaForgetCheckpoint)(nil), // 43: rowraft.v1.MetaForgetCheckpoint
+	(*Node)(nil),                 // 44: rowraft.v1.Node
+	(*Shard)(nil),                // 45: rowraft.v1.Shard
+	(*TableSchema)(nil),          // 46: rowraft.v1.TableSchema
+	(*JobIdentity)(nil),          // 47: rowraft.v1.JobIdentity
+	(*Replica)(nil),              // 48: rowraft.v1.Replica
+	(MoveReason)(0),              // 49: rowraft.v1.MoveReason
+	(NodeIntent)(0),              // 50: rowraft.v1.NodeIntent
+	(OperationKind)(0),           // 51: rowraft.v1.OperationKind
+	(*JoinToken)(nil),            // 52: rowraft.v1.JoinToken
+	(*JoinUse)(nil),              // 53: rowraft.v1.JoinUse
+	(MovePhase)(0),               // 54: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 55: rowraft.v1.EnterRequest
+	(MemberState)(0),             // 56: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 57: rowraft.v1.PartReached
+	(*PartSettled)(nil),          // 58: rowraft.v1.PartSettled
+	(*JobSetting)(nil),           // 59: rowraft.v1.JobSetting
+	(JobState)(0),                // 60: rowraft.v1.JobState
+	(*RunMember)(nil),            // 61: rowraft.v1.RunMember
+	(*JobData)(nil),              // 62: rowraft.v1.JobData
+	(*Map)(nil),                  // 63: rowraft.v1.Map
+	(*Move)(nil),                 // 64: rowraft.v1.Move
+	(*Operation)(nil),            // 65: rowraft.v1.Operation
+	(*CheckpointPolicy)(nil),     // 66: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 67: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -3982,87 +3768,84 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	3,  // 2: rowraft.v1.MetaCommand.create_shards:type_name -> rowraft.v1.MetaCreateShards
 	4,  // 3: rowraft.v1.MetaCommand.create_table:type_name -> rowraft.v1.MetaCreateTable
 	7,  // 4: rowraft.v1.MetaCommand.issue_incarnation:type_name -> rowraft.v1.MetaIssueIncarnation
-	9,  // 5: rowraft.v1.MetaCommand.join_job:type_name -> rowraft.v1.MetaJoinJob
-	10, // 6: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
-	18, // 7: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
-	19, // 8: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
-	34, // 9: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
-	40, // 10: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
-	33, // 11: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
-	37, // 12: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	38, // 13: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
-	5,  // 14: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
-	42, // 15: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
-	43, // 16: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
-	44, // 17: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
-	45, // 18: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
-	46, // 19: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
-	20, // 20: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
-	21, // 21: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
-	23, // 22: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
-	24, // 23: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
-	25, // 24: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
-	26, // 25: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
-	27, // 26: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
-	28, // 27: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
-	22, // 28: rowraft.v1.MetaCommand.forget_job:type_name -> rowraft.v1.MetaForgetJob
-	11, // 29: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
-	12, // 30: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
-	13, // 31: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
-	15, // 32: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
-	16, // 33: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
-	17, // 34: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
-	8,  // 35: rowraft.v1.MetaCommand.raise_version:type_name -> rowraft.v1.MetaRaiseVersion
-	47, // 36: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
-	48, // 37: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	49, // 38: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	50, // 39: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
-	51, // 40: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	52, // 41: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
-	53, // 42: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
-	53, // 43: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
-	54, // 44: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
-	55, // 45: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
-	14, // 46: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
-	56, // 47: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
-	57, // 48: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	57, // 49: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	58, // 50: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	50, // 51: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	59, // 52: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	60, // 53: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	50, // 54: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	50, // 55: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	61, // 56: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
-	62, // 57: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	63, // 58: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	64, // 59: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	65, // 60: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	31, // 61: rowraft.v1.MetaJob.members:type_name -> rowraft.v1.MetaWorker
-	66, // 62: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	30, // 63: rowraft.v1.MetaState.jobs:type_name -> rowraft.v1.MetaJob
-	67, // 64: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	67, // 65: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	34, // 66: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	35, // 67: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	36, // 68: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	41, // 69: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 70: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	29, // 71: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	68, // 72: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
-	14, // 73: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
-	49, // 74: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	39, // 75: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	35, // 76: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	36, // 77: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	69, // 78: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	70, // 79: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	69, // 80: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	81, // [81:81] is the sub-list for method output_type
-	81, // [81:81] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	9,  // 5: rowraft.v1.MetaCommand.start_move:type_name -> rowraft.v1.MetaStartMove
+	17, // 6: rowraft.v1.MetaCommand.advance_move:type_name -> rowraft.v1.MetaAdvanceMove
+	18, // 7: rowraft.v1.MetaCommand.forget_replica:type_name -> rowraft.v1.MetaForgetReplica
+	31, // 8: rowraft.v1.MetaCommand.restore:type_name -> rowraft.v1.MetaRestore
+	37, // 9: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
+	30, // 10: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
+	34, // 11: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
+	35, // 12: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	5,  // 13: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
+	39, // 14: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
+	40, // 15: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
+	41, // 16: rowraft.v1.MetaCommand.begin_policy_run:type_name -> rowraft.v1.MetaBeginPolicyRun
+	42, // 17: rowraft.v1.MetaCommand.end_policy_run:type_name -> rowraft.v1.MetaEndPolicyRun
+	43, // 18: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
+	19, // 19: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
+	20, // 20: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
+	22, // 21: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
+	23, // 22: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
+	24, // 23: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
+	25, // 24: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
+	26, // 25: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
+	27, // 26: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
+	21, // 27: rowraft.v1.MetaCommand.forget_job:type_name -> rowraft.v1.MetaForgetJob
+	10, // 28: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
+	11, // 29: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
+	12, // 30: rowraft.v1.MetaCommand.retire_node:type_name -> rowraft.v1.MetaRetireNode
+	14, // 31: rowraft.v1.MetaCommand.create_token:type_name -> rowraft.v1.MetaCreateToken
+	15, // 32: rowraft.v1.MetaCommand.use_token:type_name -> rowraft.v1.MetaUseToken
+	16, // 33: rowraft.v1.MetaCommand.delete_token:type_name -> rowraft.v1.MetaDeleteToken
+	8,  // 34: rowraft.v1.MetaCommand.raise_version:type_name -> rowraft.v1.MetaRaiseVersion
+	44, // 35: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
+	45, // 36: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
+	46, // 37: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	47, // 38: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
+	48, // 39: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	49, // 40: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
+	50, // 41: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
+	50, // 42: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
+	51, // 43: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
+	52, // 44: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
+	13, // 45: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
+	53, // 46: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
+	54, // 47: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	54, // 48: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	55, // 49: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	47, // 50: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	56, // 51: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	57, // 52: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	47, // 53: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	47, // 54: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	58, // 55: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
+	59, // 56: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	60, // 57: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	61, // 58: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	62, // 59: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	63, // 60: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	64, // 61: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	64, // 62: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	31, // 63: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	32, // 64: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	33, // 65: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	38, // 66: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 67: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	28, // 68: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	65, // 69: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	13, // 70: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
+	46, // 71: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	36, // 72: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	32, // 73: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	33, // 74: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	66, // 75: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	67, // 76: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	66, // 77: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	78, // [78:78] is the sub-list for method output_type
+	78, // [78:78] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -4080,7 +3863,6 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_CreateShards)(nil),
 		(*MetaCommand_CreateTable)(nil),
 		(*MetaCommand_IssueIncarnation)(nil),
-		(*MetaCommand_JoinJob)(nil),
 		(*MetaCommand_StartMove)(nil),
 		(*MetaCommand_AdvanceMove)(nil),
 		(*MetaCommand_ForgetReplica)(nil),
@@ -4118,7 +3900,7 @@ func file_rowraft_v1_meta_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_meta_proto_rawDesc), len(file_rowraft_v1_meta_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
