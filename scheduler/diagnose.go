@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
 // Severities of a problem.
@@ -347,9 +348,9 @@ func (d *diagnosis) majorities() {
 func (d *diagnosis) redundancy() {
 	shards := d.st.GetMap().GetShards()
 	if len(shards) > 0 {
-		if r := len(shards[0].GetReplicas()); r < ReplicasPerShard {
-			d.add(warning, "few-replicas", "", fmt.Sprintf("make a cluster of %d servers for data that must not be lost", ReplicasPerShard),
-				"Data is not safe: %d replica(s) per shard, because the cluster was made with fewer than %d servers.", r, ReplicasPerShard)
+		if r := len(shards[0].GetReplicas()); r < placement.ReplicasPerShard {
+			d.add(warning, "few-replicas", "", fmt.Sprintf("make a cluster of %d servers for data that must not be lost", placement.ReplicasPerShard),
+				"Data is not safe: %d replica(s) per shard, because the cluster was made with fewer than %d servers.", r, placement.ReplicasPerShard)
 		}
 	}
 	if len(d.thin) > 0 {

@@ -24,7 +24,7 @@
 //     repeats that until the shard confirms it.
 //  7. A move of a replica is a sequence of logged phases (moves.go). The leader that drives it (drive.go) keeps
 //     nothing in memory that the next leader needs, and begins only after it has applied what earlier leaders logged.
-//  8. Placement (placement.go) is a pure function of what the leader knows. Its steps for balance end.
+//  8. Placement (package placement) is a pure function of what the leader knows. Its steps for balance end.
 //  9. All founders bootstrap the metadata group with the same member list, or not at all (formation.go).
 //
 // The bytes of its log and snapshots: docs/formats/metadata.md.

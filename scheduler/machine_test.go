@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/placement"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -55,7 +56,7 @@ func cmdShards(n int, nodes ...string) *rowraftv1.MetaCommand {
 		ns = append(ns, clustermap.Node{ID: rowraft.NodeID(id)})
 	}
 	i := 0
-	shards := PlaceShards(ns, n, func() string { i++; return fmt.Sprintf("r%d-of-%d", i, n) })
+	shards := placement.NewShards(ns, n, func() string { i++; return fmt.Sprintf("r%d-of-%d", i, n) })
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
 		Shards: shardsToProto(shards), Slots: clustermap.EvenSlots(n),
 	}}}

@@ -26,7 +26,7 @@ func (s *Scheduler) MoveReplica(ctx context.Context, req *rowraftv1.MoveReplicaR
 		if err != nil {
 			return nil, err
 		}
-		s.logger.Info("a replica is to move", "move", m.id, "shard", uint32(m.shard), "from", string(m.from.Node), "to", string(m.to.Node))
+		s.logger.Info("a replica begins to move", "move", m.id, "shard", uint32(m.shard), "from", string(m.from.Node), "to", string(m.to.Node))
 		return &rowraftv1.MoveReplicaReply{Move: m.toProto(), MapVersion: s.mapVersion()}, nil
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
 // How a replica moves
@@ -136,8 +137,8 @@ func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *move, sh clustermap.Sha
 		return rowraft.Errorf(rowraft.CodePrecondition, "it is the only replica of the shard")
 	case !removes && has:
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has a replica of the shard already", s.nodeName(m.to.Node))
-	case adds && len(sh.Replicas) >= ReplicasPerShard:
-		return rowraft.Errorf(rowraft.CodePrecondition, "the shard has %d replicas, the limit is %d", len(sh.Replicas), ReplicasPerShard)
+	case adds && len(sh.Replicas) >= placement.ReplicasPerShard:
+		return rowraft.Errorf(rowraft.CodePrecondition, "the shard has %d replicas, the limit is %d", len(sh.Replicas), placement.ReplicasPerShard)
 	}
 	return nil
 }

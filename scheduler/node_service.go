@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
 // ChangeNode logs the intent of a server. Placement then does the work.
@@ -86,7 +87,7 @@ func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap
 		return append(plan, fmt.Sprintf("%s keeps its %d replicas, leads none of them and gets no new ones.", name, len(replicas)))
 	}
 	if len(replicas) > 0 {
-		plan = append(plan, fmt.Sprintf("The replicas of shard %s move to other servers, %d at a time.", list(replicas), maxMoves))
+		plan = append(plan, fmt.Sprintf("The replicas of shard %s move to other servers, %d at a time.", list(replicas), placement.MaxMoves))
 	}
 	if n.Scheduler {
 		return append(plan, fmt.Sprintf("%s stays a member of the scheduler until its process has ended and a standby, a server started with --with-scheduler, takes its seat.", name))
@@ -110,26 +111,12 @@ func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap
 		return nil
 	}
 	p := newPlacer(0)
-	w := s.world(m, &p)
-	t := tally(w)
-	stays := func(id rowraft.NodeID) bool {
-		o := t.node[id]
-		return id != n.ID && o != nil && o.up && !o.ending
-	}
-	for i := range w.shards {
-		sh := &w.shards[i]
-		if !slices.Contains(sh.replicas, n.ID) {
+	for _, r := range placement.Risks(s.world(m, &p), n.ID, to) {
+		if r.NoTarget {
+			risks = append(risks, fmt.Sprintf("The replica of shard %d cannot move: every other server that is up has one already, or is to leave. It stays until another server joins.", r.Shard))
 			continue
 		}
-		good := count(sh.replicas, func(r rowraft.NodeID) bool {
-			return stays(r) && t.node[r].intent != clustermap.Drain && !slices.Contains(sh.fenced, r)
-		})
-		if to == clustermap.Drain && good < len(sh.replicas)/2+1 {
-			risks = append(risks, fmt.Sprintf("Shard %d would have no majority without %s: %d of its %d other replicas are up and not drained.", sh.id, labelOf(m, n.ID), good, len(sh.replicas)-1))
-		}
-		if to == clustermap.Decommission && !slices.ContainsFunc(w.nodes, func(o worldNode) bool { return o.id != n.ID && o.serves() && !sh.on(o.id) }) {
-			risks = append(risks, fmt.Sprintf("The replica of shard %d has nowhere to go: every other server that is up has one already, or is to leave. It stays until another server joins.", sh.id))
-		}
+		risks = append(risks, fmt.Sprintf("Shard %d would have no majority without %s: %d of its %d other replicas are up and not drained.", r.Shard, labelOf(m, n.ID), r.Good, r.Others))
 	}
 	return risks
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
 const (
@@ -47,7 +48,7 @@ type leadSince struct {
 	at   time.Time
 }
 
-// place is the control loop of placement. While this member leads the metadata group, it takes the steps of nextStep.
+// place is the control loop of placement. While this member leads the metadata group, it takes the steps of placement.Next.
 // It returns when ctx ends.
 func (s *Scheduler) place(ctx context.Context) {
 	tick := time.NewTicker(placeInterval)
@@ -58,7 +59,7 @@ func (s *Scheduler) place(ctx context.Context) {
 		err := s.placeOnce(ctx, &p)
 		if msg := errorText(err); msg != p.told && ctx.Err() == nil {
 			if p.told = msg; err != nil {
-				s.logger.Warn("placement waits; trying again", "err", err)
+				s.logger.Warn("placement failed; the next round tries again", "err", err)
 			}
 		}
 		select {
@@ -122,7 +123,7 @@ func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
 	return errors.Join(s.keepSeats(ctx), s.takeSteps(ctx, term, p))
 }
 
-// takeSteps takes the steps of nextStep until there is none.
+// takeSteps takes the steps of placement.Next until there is none.
 func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer) error {
 	for ctx.Err() == nil {
 		m := s.view.Map()
@@ -130,7 +131,7 @@ func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer)
 			return nil
 		}
 		w := s.world(m, p)
-		next, ok := nextStep(w)
+		next, ok := placement.Next(w)
 		if !ok {
 			return nil
 		}
@@ -145,23 +146,23 @@ func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer)
 }
 
 // take makes one step.
-func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *step, p *placer) error {
-	if next.transfer {
-		p.transfers[next.shard] = s.soft.now()
-		err := s.callReplicas(ctx, next.from, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
-			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(next.shard), ToNode: string(next.to)})
+func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *placement.Step, p *placer) error {
+	if next.Transfer {
+		p.transfers[next.Shard] = s.soft.now()
+		err := s.callReplicas(ctx, next.From, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(next.Shard), ToNode: string(next.To)})
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("shard %d: hand the lead over from %s to %s: %w", next.shard, labelOf(m, next.from), labelOf(m, next.to), err)
+			return fmt.Errorf("shard %d: transfer the leadership from %s to %s: %w", next.Shard, labelOf(m, next.From), labelOf(m, next.To), err)
 		}
-		s.logger.Info("a lead was handed over", "shard", uint32(next.shard), "from", string(next.from), "to", string(next.to))
-		s.soft.forgetLead(next.shard, next.from)
+		s.logger.Info("a leadership was transferred", "shard", uint32(next.Shard), "from", string(next.From), "to", string(next.To))
+		s.soft.forgetLead(next.Shard, next.From)
 		return nil
 	}
-	c := &rowraftv1.MetaStartMove{Shard: uint32(next.shard), FromNode: string(next.from), MapVersion: uint64(m.Version), Reason: next.reason}
-	if next.to != "" {
-		c.To = &rowraftv1.Replica{Id: uuid.NewString(), Node: string(next.to)}
+	c := &rowraftv1.MetaStartMove{Shard: uint32(next.Shard), FromNode: string(next.From), MapVersion: uint64(m.Version), Reason: next.Reason}
+	if next.To != "" {
+		c.To = &rowraftv1.Replica{Id: uuid.NewString(), Node: string(next.To)}
 	}
 	mv, err := proposeFor[move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
 	if rowraft.CodeOf(err) == rowraft.CodePrecondition {
@@ -170,7 +171,7 @@ func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *step, p *
 	if err != nil {
 		return err
 	}
-	s.logger.Info("a replica is to move", "move", mv.id, "shard", uint32(mv.shard), "from", labelOf(m, mv.from.Node), "to", labelOf(m, mv.to.Node), "reason", reasonName(mv.reason))
+	s.logger.Info("a replica begins to move", "move", mv.id, "shard", uint32(mv.shard), "from", labelOf(m, mv.from.Node), "to", labelOf(m, mv.to.Node), "reason", reasonName(mv.reason))
 	return nil
 }
 
@@ -235,9 +236,9 @@ func (s *Scheduler) isOver(silent time.Duration) bool {
 	return s.opts.ReplaceAfter > 0 && silent >= max(s.opts.ReplaceAfter, SuspectAfter)
 }
 
-// world returns the present input of nextStep.
-func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
-	w := &world{settled: !s.opts.NoRebalance && s.machine.quiet()}
+// world returns the present input of placement.Next.
+func (s *Scheduler) world(m *clustermap.Map, p *placer) *placement.World {
+	w := &placement.World{Balance: !s.opts.NoRebalance && s.machine.quiet()}
 	running, _ := s.machine.moves()
 	s.feelPulse()
 	s.soft.mu.Lock()
@@ -247,57 +248,57 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *world {
 	for _, n := range m.Servers() {
 		l := s.soft.livenessLocked(n.ID, now)
 		alive[n.ID] = &l
-		wn := worldNode{id: n.ID, zone: n.Label(clustermap.ZoneLabel), up: l.seen && l.state == stateUp, ending: l.beat.stopping, intent: n.Intent}
-		wn.full, wn.tight = room(l.beat.disk)
-		wn.dead = s.isDead(&l) || !wn.up && n.Intent == clustermap.Decommission && l.state == stateDown
-		if !wn.dead && (!wn.up || wn.ending) {
-			w.settled = false
+		wn := placement.Node{ID: n.ID, Zone: n.Label(clustermap.ZoneLabel), Up: l.seen && l.state == stateUp, Stopping: l.beat.stopping, Intent: n.Intent}
+		wn.Full, wn.NearlyFull = room(l.beat.disk)
+		wn.Dead = s.isDead(&l) || !wn.Up && n.Intent == clustermap.Decommission && l.state == stateDown
+		if !wn.Dead && (!wn.Up || wn.Stopping) {
+			w.Balance = false
 		}
-		w.nodes = append(w.nodes, wn)
+		w.Nodes = append(w.Nodes, wn)
 	}
 	for _, sh := range m.Shards {
-		ws := worldShard{id: sh.ID}
+		ws := placement.Shard{ID: sh.ID}
 		for _, r := range sh.Replicas {
-			ws.replicas = append(ws.replicas, r.Node)
+			ws.Replicas = append(ws.Replicas, r.Node)
 			for _, st := range alive[r.Node].reports(r.ID) {
 				if st.GetFenced() == "" {
 					continue
 				}
-				ws.fenced = append(ws.fenced, r.Node)
+				ws.Fenced = append(ws.Fenced, r.Node)
 				since, known := p.fenced[r.ID]
 				if !known {
 					since, p.fenced[r.ID] = now, now
 				}
 				if s.isOver(now.Sub(since)) {
-					ws.lost = append(ws.lost, r.Node)
+					ws.FencedLong = append(ws.FencedLong, r.Node)
 				}
 			}
 		}
 		for _, mv := range running {
 			if mv.shard == sh.ID {
-				ws.moving, ws.leaving = true, mv.from.Node
-				if !slices.Contains(ws.replicas, mv.to.Node) {
-					ws.joining = mv.to.Node
+				ws.Moving, ws.Leaving = true, mv.from.Node
+				if !slices.Contains(ws.Replicas, mv.to.Node) {
+					ws.Joining = mv.to.Node
 				}
 				if mv.phase == phaseCancel {
-					ws.leaving = ""
+					ws.Leaving = ""
 				}
 			}
 		}
-		ws.leader = leaderIn(&sh, alive)
-		if p.leads[sh.ID].node != ws.leader {
-			p.leads[sh.ID] = leadSince{ws.leader, now}
+		ws.Leader = leaderIn(&sh, alive)
+		if p.leads[sh.ID].node != ws.Leader {
+			p.leads[sh.ID] = leadSince{ws.Leader, now}
 		}
-		ws.rested = now.Sub(p.leads[sh.ID].at) >= s.leadRest
-		ws.held = now.Sub(p.transfers[sh.ID]) < transferPause
-		w.shards = append(w.shards, ws)
+		ws.LedLong = now.Sub(p.leads[sh.ID].at) >= s.leadRest
+		ws.LeadTried = now.Sub(p.transfers[sh.ID]) < transferPause
+		w.Shards = append(w.Shards, ws)
 	}
 	return w
 }
 
 // room reports whether free space is below the reserve (full), and whether it is near or below it (tight). For an
 // unknown disk both are false.
-func room(d *rowraftv1.Disk) (full, tight bool) {
+func room(d *rowraftv1.Disk) (full, nearly bool) {
 	free, reserve := d.GetFreeBytes(), d.GetReserveBytes()
 	return free < reserve, free < nearlyFull*reserve
 }
@@ -347,7 +348,7 @@ func (s *Scheduler) replaceDead(ctx context.Context) error {
 		if n.Intent == clustermap.Decommission || !s.isDead(&l) || s.runningOn(n.ID) != nil || len(m.ShardsOn(n.ID)) == 0 {
 			continue
 		}
-		s.logger.Warn("a server is silent for too long; its replicas are rebuilt elsewhere", "server", labelOf(m, n.ID), "silent", l.silence.Round(time.Second).String())
+		s.logger.Warn("a server is silent for too long; its replicas are rebuilt on other servers", "server", labelOf(m, n.ID), "silent", l.silence.Round(time.Second).String())
 		_, err := s.setIntent(ctx, m, n.ID, n.Intent, n.Intent, opReplace)
 		errs = append(errs, err)
 	}
@@ -433,7 +434,7 @@ func (s *Scheduler) retireNodes(ctx context.Context) error {
 			continue
 		}
 		if l := s.liveness(n.ID); l.state == stateDown {
-			s.logger.Info("a decommissioned server has ended and is forgotten", "server", labelOf(m, n.ID))
+			s.logger.Info("a decommissioned server is down; it is removed from the map", "server", labelOf(m, n.ID))
 			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
 		}
 	}
@@ -453,7 +454,7 @@ func (s *Scheduler) cancelLost(ctx context.Context) error {
 		l, n := s.liveness(mv.to.Node), clustermap.Node{}
 		n, _ = m.Node(mv.to.Node)
 		if s.isDead(&l) || mv.reason != 0 && (n.Intent == clustermap.Decommission || l.state == stateDown) {
-			s.logger.Warn("a move goes back: its new server is gone or is to leave", "move", mv.id, "shard", uint32(mv.shard), "to", labelOf(m, mv.to.Node))
+			s.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.id, "shard", uint32(mv.shard), "to", labelOf(m, mv.to.Node))
 			errs = append(errs, s.advance(ctx, &mv, phaseCancel))
 		}
 	}

@@ -347,7 +347,7 @@ func TestRisksAreTold(t *testing.T) {
 		{name: "with force in a dry run", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain, Force: true, DryRun: true}, risk: "no majority"},
 		{name: "with force", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain, Force: true}, risk: "no majority", intent: clustermap.Drain},
 		{name: "one without replicas", req: &rowraftv1.ChangeNodeRequest{Node: "d", Intent: gone}, intent: clustermap.Decommission},
-		{name: "one whose replicas have nowhere to go", req: &rowraftv1.ChangeNodeRequest{Node: "b", Intent: gone}, risk: "nowhere to go"},
+		{name: "one whose replicas no server can receive", req: &rowraftv1.ChangeNodeRequest{Node: "b", Intent: gone}, risk: "shard 0 cannot move"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			version := s.view.Map().Version

@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
 // Run starts the control loops and returns when ctx ends. It also runs the loop of reconcile itself. All loops act only
@@ -99,8 +100,8 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 
 func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 	servers := m.Servers()
-	shards := PlaceShards(servers, s.opts.Shards, uuid.NewString)
-	if n := len(shards[0].Replicas); n < ReplicasPerShard {
+	shards := placement.NewShards(servers, s.opts.Shards, uuid.NewString)
+	if n := len(shards[0].Replicas); n < placement.ReplicasPerShard {
 		s.logger.Warn(fmt.Sprintf("DATA IS NOT SAFE: %d replica(s) per shard, because the cluster starts with %d server(s). "+
 			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(servers)), "replicas", n, "servers", len(servers))
 	}

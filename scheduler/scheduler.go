@@ -26,7 +26,6 @@ const GroupID = "meta"
 // Defaults of a new cluster.
 const (
 	DefaultShards     = 4
-	ReplicasPerShard  = 3 // fewer in a cluster of fewer servers
 	HeartbeatInterval = 500 * time.Millisecond
 	SuspectAfter      = 4 * HeartbeatInterval
 	DownAfter         = 12 * HeartbeatInterval
