@@ -9,7 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
-	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/tables"
 	"github.com/rowraft/rowraft/trainer/tensor"
 )
 
@@ -45,7 +45,7 @@ func TestDenseTensors(t *testing.T) {
 	}
 	t.Run("a tensor of 64 GiB", func(t *testing.T) {
 		ctx := deadline(t, patience)
-		rows, seen := trainer.TensorRows(a, table), trainer.TensorRows(b, other)
+		rows, seen := tables.TensorRows(a, table), tables.TensorRows(b, other)
 		for _, at := range []int64{0, 1 << 31, 1<<33 + 2, x.Size() - 2} {
 			fresh, moved := make([]float32, 2), make([]float32, 2)
 			if err := x.Read(ctx, seen, at, fresh); err != nil {
@@ -76,10 +76,9 @@ func TestDenseTensors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tables := []trainer.Initializer{trainer.NewCluster(a), trainer.NewCluster(b)}
-		var claims []trainer.Assigner
-		for _, tb := range tables {
-			if _, err := tb.(*trainer.Cluster).EnsureTable(ctx, table.Schema()); err != nil {
+		var claims []tables.Assigner
+		for _, tb := range []*tables.Cluster{tables.NewCluster(a), tables.NewCluster(b)} {
+			if _, err := tb.EnsureTable(ctx, table.Schema()); err != nil {
 				t.Fatal(err)
 			}
 			claim, err := tb.Claim(ctx, "x")
@@ -90,11 +89,11 @@ func TestDenseTensors(t *testing.T) {
 			claims = append(claims, claim)
 		}
 		assign := func(by int) error {
-			s := trainer.Segment{Table: table.Schema().ID, Dim: 2, Keys: small.AppendKeys(nil, 0, small.Rows()), Values: make([]float32, 700)}
+			s := tables.Segment{Table: table.Schema().ID, Dim: 2, Keys: small.AppendKeys(nil, 0, small.Rows()), Values: make([]float32, 700)}
 			for i := range s.Values {
 				s.Values[i] = float32(by)
 			}
-			return claims[by].Assign(ctx, []trainer.Segment{s})
+			return claims[by].Assign(ctx, []tables.Segment{s})
 		}
 		var all sync.WaitGroup
 		errs := make([]error, 2)
@@ -106,10 +105,10 @@ func TestDenseTensors(t *testing.T) {
 			t.Fatalf("the first claimer: %v, want SessionExpired; the second: %v", errs[0], errs[1])
 		}
 		got := make([]float32, 700)
-		if err := small.Read(ctx, trainer.TensorRows(a, table), 0, got); err != nil {
+		if err := small.Read(ctx, tables.TensorRows(a, table), 0, got); err != nil {
 			t.Fatal(err)
 		}
-		if done, err := small.Complete(ctx, trainer.TensorRows(a, table)); err != nil || !done || slices.Min(got) != 1 {
+		if done, err := small.Complete(ctx, tables.TensorRows(a, table)); err != nil || !done || slices.Min(got) != 1 {
 			t.Errorf("complete %v, %v; values from %v to %v, want those of the second claimer", done, err, slices.Min(got), slices.Max(got))
 		}
 	})

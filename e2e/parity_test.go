@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // A run with in_flight 0 on a replicated cluster ends with the same bits in every
@@ -52,7 +53,7 @@ func TestParity(t *testing.T) {
 				cfg.Embeddings.Schedule = &trainer.ScheduleConfig{Kind: trainer.Cosine, Warmup: 5, Steps: 20}
 			}
 			cl := c.dial(client.Options{})
-			remote := &recorder{Tables: trainer.NewCluster(cl)}
+			remote := &recorder{Tables: tables.NewCluster(cl)}
 			if tc.kill {
 				k := startKiller(c, len(cl.Map().Shards))
 				defer k.stop()
@@ -75,7 +76,7 @@ func TestParity(t *testing.T) {
 			for _, s := range remote.schemas {
 				ids[s.Name] = s.ID
 			}
-			tables, err := trainer.NewLocal(len(cl.Map().Shards), ids)
+			tables, err := tables.NewLocal(len(cl.Map().Shards), ids)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -100,7 +101,7 @@ func smallJob(name, optimizer string, steps int64) trainer.Config {
 	return cfg
 }
 
-func train(t *testing.T, cfg trainer.Config, tables trainer.Tables) {
+func train(t *testing.T, cfg trainer.Config, tables tables.Tables) {
 	t.Helper()
 	ctx := deadline(t, patience)
 	j, err := trainer.NewJob(ctx, cfg, tables, nil)
@@ -118,7 +119,7 @@ func train(t *testing.T, cfg trainer.Config, tables trainer.Tables) {
 
 // recorder remembers the tables and the keys that a job has touched.
 type recorder struct {
-	trainer.Tables
+	tables.Tables
 	beforePush func(n int) // n counts from 1; may be nil
 
 	mu      sync.Mutex
@@ -135,12 +136,12 @@ func (r *recorder) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.S
 	return s, err
 }
 
-func (r *recorder) Pull(ctx context.Context, segs []trainer.Segment) error {
+func (r *recorder) Pull(ctx context.Context, segs []tables.Segment) error {
 	r.note(segs)
 	return r.Tables.Pull(ctx, segs)
 }
 
-func (r *recorder) Push(ctx context.Context, segs []trainer.Segment) error {
+func (r *recorder) Push(ctx context.Context, segs []tables.Segment) error {
 	r.note(segs)
 	r.pushes++
 	if r.beforePush != nil {
@@ -149,7 +150,7 @@ func (r *recorder) Push(ctx context.Context, segs []trainer.Segment) error {
 	return r.Tables.Push(ctx, segs)
 }
 
-func (r *recorder) note(segs []trainer.Segment) {
+func (r *recorder) note(segs []tables.Segment) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.keys == nil {
@@ -174,7 +175,7 @@ func (r *recorder) rows(t *testing.T, s rowraft.Schema) ([]rowraft.Key, []float3
 	}
 	slices.Sort(keys)
 	values := make([]float32, len(keys)*s.Dim)
-	err := r.Tables.Pull(deadline(t, patience), []trainer.Segment{{Table: s.ID, Dim: s.Dim, Keys: keys, Values: values}})
+	err := r.Tables.Pull(deadline(t, patience), []tables.Segment{{Table: s.ID, Dim: s.Dim, Keys: keys, Values: values}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // runJob trains on c and takes part in its checkpoints.
@@ -23,7 +24,7 @@ func runJob(c *cluster, cfg trainer.Config, observe trainer.Observer) (*trainer.
 	c.t.Helper()
 	ctx := deadline(c.t, patience)
 	cl := c.dial(client.Options{})
-	j, err := trainer.NewJob(ctx, cfg, trainer.NewCluster(cl), observe)
+	j, err := trainer.NewJob(ctx, cfg, tables.NewCluster(cl), observe)
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // Trainers in step on a replicated cluster end with the bits that the same trainers give
@@ -35,7 +36,7 @@ func TestSyncParity(t *testing.T) {
 		if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
 			return nil, err
 		}
-		j, err := trainer.NewJob(ctx, cfg, trainer.NewCluster(cl), func(e trainer.Event) {
+		j, err := trainer.NewJob(ctx, cfg, tables.NewCluster(cl), func(e trainer.Event) {
 			if *cfg.Rank == 0 && e.Event == trainer.EventAck {
 				reached <- e.JobStep
 			}
@@ -70,7 +71,7 @@ func TestSyncParity(t *testing.T) {
 		}
 		ids[table.Schema().Name] = table.Schema().ID
 	}
-	local, err := trainer.NewLocal(len(cl.Map().Shards), ids)
+	local, err := tables.NewLocal(len(cl.Map().Shards), ids)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func TestSyncParity(t *testing.T) {
 		}
 		return j.Run(ctx)
 	}, func() {})
-	remote := &recorder{Tables: trainer.NewCluster(cl), keys: mean.keys}
+	remote := &recorder{Tables: tables.NewCluster(cl), keys: mean.keys}
 	for _, s := range mean.schemas {
 		if _, err := remote.EnsureTable(deadline(t, patience), s); err != nil {
 			t.Fatal(err)
@@ -122,15 +123,15 @@ type averager struct {
 	recorder
 	ensure sync.Mutex
 
-	parts  [][]trainer.Segment // of the open step, by rank
+	parts  [][]tables.Segment // of the open step, by rank
 	here   int
 	closed chan struct{} // when the open step is
 	err    error
 	lock   sync.Mutex
 }
 
-func newAverager(tables trainer.Tables, workers int) *averager {
-	return &averager{recorder: recorder{Tables: tables}, parts: make([][]trainer.Segment, workers), closed: make(chan struct{})}
+func newAverager(t tables.Tables, workers int) *averager {
+	return &averager{recorder: recorder{Tables: t}, parts: make([][]tables.Segment, workers), closed: make(chan struct{})}
 }
 
 // averaged are the tables of one worker.
@@ -139,7 +140,7 @@ type averaged struct {
 	rank int
 }
 
-var _ trainer.Stepper = averaged{}
+var _ tables.Stepper = averaged{}
 
 func (a averaged) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Schema, error) {
 	a.ensure.Lock()
@@ -150,7 +151,7 @@ func (a averaged) EnsureTable(ctx context.Context, s rowraft.Schema) (rowraft.Sc
 	return a.recorder.EnsureTable(ctx, s)
 }
 
-func (a averaged) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []trainer.Segment) (trainer.StepResult, error) {
+func (a averaged) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []tables.Segment) (tables.StepResult, error) {
 	a.lock.Lock()
 	a.parts[a.rank], a.here = segs, a.here+1
 	closed := a.closed
@@ -161,14 +162,14 @@ func (a averaged) PushStep(ctx context.Context, step int64, _ []rowraft.Position
 	}
 	a.lock.Unlock()
 	<-closed
-	return trainer.StepResult{Next: step + 1}, a.err
+	return tables.StepResult{Next: step + 1}, a.err
 }
 
 func (a *averager) apply(ctx context.Context) error {
-	var out []trainer.Segment
+	var out []tables.Segment
 	for i, first := range a.parts[0] { // all have the same tables
 		sums := make(map[rowraft.Key][]float32)
-		s := trainer.Segment{Table: first.Table, Dim: first.Dim, LR: first.LR}
+		s := tables.Segment{Table: first.Table, Dim: first.Dim, LR: first.LR}
 		for _, part := range a.parts {
 			for k, key := range part[i].Keys {
 				if sums[key] == nil {
@@ -191,11 +192,11 @@ func (a *averager) apply(ctx context.Context) error {
 	return a.Push(ctx, out)
 }
 
-func (a averaged) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (trainer.StepResult, error) {
+func (a averaged) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (tables.StepResult, error) {
 	return a.PushStep(ctx, step, read, nil)
 }
 
-func (a averaged) PushClock(context.Context, uint64, []rowraft.Position, []trainer.Segment) error {
+func (a averaged) PushClock(context.Context, uint64, []rowraft.Position, []tables.Segment) error {
 	panic("no worker in step has a clock")
 }
 

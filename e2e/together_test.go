@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // runTogether runs a trainer for each rank of a job on c. watch is told of each event.
@@ -28,7 +29,7 @@ func enterAndRun(ctx context.Context, c *cluster, cfg trainer.Config, watch func
 	if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
 		return nil, err
 	}
-	j, err := trainer.NewJob(ctx, cfg, trainer.NewCluster(cl), watch)
+	j, err := trainer.NewJob(ctx, cfg, tables.NewCluster(cl), watch)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // work is one batch on its way through the loop. The loop reuses its buffers; the goroutine that took it from a
@@ -28,7 +29,7 @@ type work struct {
 	denseGrads []float32 // rows of the dense table
 
 	dedup dedup
-	segs  []Segment // scratch
+	segs  []tables.Segment // scratch
 }
 
 func (j *Job) newWork() *work {

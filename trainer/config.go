@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // Config is a training job. examples/README.md documents its YAML form. The zero value of a field means the default
@@ -36,14 +37,14 @@ type Config struct {
 	// Parts: the scheduler hands out the data in splits, and gives those of a dead trainer to another one;
 	// otherwise each trainer reads a fixed share. Default: true for several trainers and bounded data that can be
 	// read from any position.
-	Parts    *bool         `yaml:"parts"`
-	Lease    time.Duration `yaml:"lease"` // how long a trainer may be silent before the others continue without it; 0: 10 s
-	Batch    int           `yaml:"batch"`
-	Threads  int           `yaml:"threads"`  // threads that compute a batch, a slice each; their gradients are summed in order
-	Epochs   int           `yaml:"epochs"`   // passes over the training examples; default 1, or no bound if steps is set
-	Steps    int64         `yaml:"steps"`    // batches of this trainer; 0: as epochs implies
-	Patience time.Duration `yaml:"patience"` // how long one pull or push may take before the run fails
-	Reads    ReadConfig    `yaml:"reads"`
+	Parts    *bool             `yaml:"parts"`
+	Lease    time.Duration     `yaml:"lease"` // how long a trainer may be silent before the others continue without it; 0: 10 s
+	Batch    int               `yaml:"batch"`
+	Threads  int               `yaml:"threads"`  // threads that compute a batch, a slice each; their gradients are summed in order
+	Epochs   int               `yaml:"epochs"`   // passes over the training examples; default 1, or no bound if steps is set
+	Steps    int64             `yaml:"steps"`    // batches of this trainer; 0: as epochs implies
+	Patience time.Duration     `yaml:"patience"` // how long one pull or push may take before the run fails
+	Reads    tables.ReadConfig `yaml:"reads"`
 
 	Data       DataConfig            `yaml:"data"`
 	Generator  *data.GeneratorConfig `yaml:"generator"` // instead of data
@@ -208,7 +209,7 @@ const denseWidth = 64
 func DefaultConfig() Config {
 	held, evaluate := 0.2, true
 	return Config{
-		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1, Patience: 2 * time.Minute, Reads: ReadConfig{Mode: "leader"},
+		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1, Patience: 2 * time.Minute, Reads: tables.ReadConfig{Mode: "leader"},
 		Data:        DataConfig{Held: &held},
 		Model:       ModelConfig{Kind: DLRM, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
 		Embeddings:  TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
@@ -285,7 +286,7 @@ func (c *Config) Validate() error {
 	if err := c.validateMode(); err != nil {
 		return err
 	}
-	if err := c.Reads.validate(); err != nil {
+	if err := c.Reads.Validate(); err != nil {
 		return err
 	}
 	if err := c.validateFollow(); err != nil {

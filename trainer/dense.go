@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 	"github.com/rowraft/rowraft/trainer/tensor"
 )
 
@@ -115,10 +116,10 @@ func (j *Job) openDense(ctx context.Context) error {
 }
 
 // segments appends the segments of the dense tables; values are the rows of all of them.
-func (l *denseLayout) segments(segs []Segment, values []float32) []Segment {
+func (l *denseLayout) segments(segs []tables.Segment, values []float32) []tables.Segment {
 	for i := range l.tables {
 		if d := &l.tables[i]; len(d.keys) > 0 {
-			segs = append(segs, Segment{Table: d.schema.ID, Dim: denseWidth, Keys: d.keys,
+			segs = append(segs, tables.Segment{Table: d.schema.ID, Dim: denseWidth, Keys: d.keys,
 				Values: values[d.from*denseWidth : (d.from+len(d.keys))*denseWidth]})
 		}
 	}

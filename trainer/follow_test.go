@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/state"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // streamConfig follows path; its windows are short.
@@ -63,7 +64,7 @@ type streamRun struct {
 	windows []Window
 }
 
-func runStream(t *testing.T, cfg Config, tables Tables, from *state.State) *streamRun {
+func runStream(t *testing.T, cfg Config, tables tables.Tables, from *state.State) *streamRun {
 	t.Helper()
 	r := &streamRun{t: t, ended: make(chan *Result, 1), changed: make(chan struct{}, 1)}
 	r.job = newJob(t, cfg, tables, func(e Event) {
@@ -191,11 +192,11 @@ func TestAJobFollowsAStream(t *testing.T) {
 }
 
 // pushedOnce reports whether the row of an ad differs from its initializer.
-func pushedOnce(t *testing.T, j *Job, tables *Local, ad []byte) bool {
+func pushedOnce(t *testing.T, j *Job, local *tables.Local, ad []byte) bool {
 	t.Helper()
 	key := data.NewHasher("ad").Key(ad)
 	row := make([]float32, j.embeddings.Dim)
-	if err := tables.Pull(t.Context(), []Segment{{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: []rowraft.Key{key}, Values: row}}); err != nil {
+	if err := local.Pull(t.Context(), []tables.Segment{{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: []rowraft.Key{key}, Values: row}}); err != nil {
 		t.Fatal(err)
 	}
 	fresh := make([]float32, j.embeddings.Dim)
@@ -204,7 +205,7 @@ func pushedOnce(t *testing.T, j *Job, tables *Local, ad []byte) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Pull(t.Context(), []Segment{{Table: s.ID, Dim: s.Dim, Keys: []rowraft.Key{key}, Values: fresh}}); err != nil {
+	if err := other.Pull(t.Context(), []tables.Segment{{Table: s.ID, Dim: s.Dim, Keys: []rowraft.Key{key}, Values: fresh}}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range row {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // geoMode is mode geo: the worker trains its own copy of the rows it uses, with its own optimizers. Every few
@@ -108,14 +109,14 @@ func (g *geoMode) table(id rowraft.TableID) *geoTable {
 
 // missingRows are the rows that a copy must read from a table: rows that it lacks or that it read too long ago.
 type missingRows struct {
-	Segment
+	tables.Segment
 	reads []uint64 // geoRow.read of each key when it was listed; 0: no row
 	rows  int      // keys without a row
 }
 
 // pull implements syncMode.
 func (g *geoMode) pull(ctx context.Context, w *work) error {
-	return g.withRows(ctx, w.segs, func(t *geoTable, s *Segment) {
+	return g.withRows(ctx, w.segs, func(t *geoTable, s *tables.Segment) {
 		w.stale = g.batches + g.sending
 		t.showLocked(s)
 	})
@@ -135,7 +136,7 @@ func (g *geoMode) refreshBases(w *work) {
 
 // showLocked fills s with the weights of the rows in the copy. A row that was evicted, with all that it had
 // learned, stays as it is in s.
-func (t *geoTable) showLocked(s *Segment) {
+func (t *geoTable) showLocked(s *tables.Segment) {
 	for k, key := range s.Keys {
 		if at, ok := t.places[key]; ok {
 			copy(s.Values[k*s.Dim:], t.rowLocked(at).weights)
@@ -145,7 +146,7 @@ func (t *geoTable) showLocked(s *Segment) {
 
 // withRows calls f, under mu, for each of segs when the copy has all their rows. It reads from the tables the rows
 // that the copy lacks, and those that were read before the last round and have no progress of this worker.
-func (g *geoMode) withRows(ctx context.Context, segs []Segment, f func(*geoTable, *Segment)) error {
+func (g *geoMode) withRows(ctx context.Context, segs []tables.Segment, f func(*geoTable, *tables.Segment)) error {
 	for {
 		lists, fits, err := g.list(segs)
 		if err != nil {
@@ -158,7 +159,7 @@ func (g *geoMode) withRows(ctx context.Context, segs []Segment, f func(*geoTable
 			continue
 		}
 		if len(lists) > 0 {
-			want := make([]Segment, len(lists))
+			want := make([]tables.Segment, len(lists))
 			for i := range lists {
 				want[i] = lists[i].Segment
 			}
@@ -173,7 +174,7 @@ func (g *geoMode) withRows(ctx context.Context, segs []Segment, f func(*geoTable
 }
 
 // list returns the rows to read for segs, and whether the copy has room for them.
-func (g *geoMode) list(segs []Segment) (lists []missingRows, fits bool, err error) {
+func (g *geoMode) list(segs []tables.Segment) (lists []missingRows, fits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.tick++
@@ -196,7 +197,7 @@ func (g *geoMode) list(segs []Segment) (lists []missingRows, fits bool, err erro
 
 // insert adds the rows that were read to the copy and calls f. It returns false if a row of segs was evicted
 // meanwhile.
-func (g *geoMode) insert(lists []missingRows, segs []Segment, f func(*geoTable, *Segment)) bool {
+func (g *geoMode) insert(lists []missingRows, segs []tables.Segment, f func(*geoTable, *tables.Segment)) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for i := range lists {
@@ -218,7 +219,7 @@ func (g *geoMode) insert(lists []missingRows, segs []Segment, f func(*geoTable, 
 
 // missingLocked returns the keys to read, and marks all keys as touched.
 func (t *geoTable) missingLocked(keys []rowraft.Key, now, tick uint64) missingRows {
-	m := missingRows{Segment: Segment{Table: t.schema.ID, Dim: t.schema.Dim}}
+	m := missingRows{Segment: tables.Segment{Table: t.schema.ID, Dim: t.schema.Dim}}
 	for _, key := range keys {
 		at, ok := t.places[key]
 		if !ok {
@@ -290,7 +291,7 @@ func (g *geoMode) push(ctx context.Context, w *work) error {
 	defer cancel()
 	due, concurrent := false, false
 	// The copy may have evicted rows since they were pulled.
-	err := g.withRows(read, w.segs, func(t *geoTable, s *Segment) {
+	err := g.withRows(read, w.segs, func(t *geoTable, s *tables.Segment) {
 		t.trainLocked(s)
 		if s == &w.segs[0] {
 			g.batches++
@@ -320,7 +321,7 @@ func (g *geoMode) push(ctx context.Context, w *work) error {
 // intervalLocked returns how many batches lie between the last round and the next.
 func (g *geoMode) intervalLocked() int64 { return min(g.every, max(1, g.before)) }
 
-func (t *geoTable) trainLocked(s *Segment) {
+func (t *geoTable) trainLocked(s *tables.Segment) {
 	lr := s.LR
 	if lr == 0 {
 		lr = t.rule.LR()

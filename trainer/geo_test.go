@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 func geoConfig(steps int64, inFlight, every int) Config {
@@ -22,7 +23,7 @@ func geoConfig(steps int64, inFlight, every int) Config {
 
 // plainGeo is mode geo whose rows start (almost) at 0 and decrease by each gradient, so that sums of small integers
 // are exact.
-func plainGeo(t *testing.T, tables Tables, inFlight, every int, set func(*Config)) *geoMode {
+func plainGeo(t *testing.T, tables tables.Tables, inFlight, every int, set func(*Config)) *geoMode {
 	t.Helper()
 	cfg := geoConfig(1, inFlight, every)
 	cfg.Embeddings = TableConfig{Optimizer: "sgd", LR: 1, Init: 1e-30}
@@ -36,11 +37,11 @@ func plainGeo(t *testing.T, tables Tables, inFlight, every int, set func(*Config
 
 // gradients is a batch of embeddings.
 func (g *geoMode) gradients(grad float32, keys ...rowraft.Key) *work {
-	s := Segment{Table: g.j.embeddings.ID, Dim: g.j.embeddings.Dim, Keys: keys}
+	s := tables.Segment{Table: g.j.embeddings.ID, Dim: g.j.embeddings.Dim, Keys: keys}
 	for range len(keys) * s.Dim {
 		s.Values = append(s.Values, grad)
 	}
-	return &work{segs: []Segment{s}}
+	return &work{segs: []tables.Segment{s}}
 }
 
 // sees returns the first weight of key in the worker's model.
@@ -98,11 +99,10 @@ func TestGeoOfOneTrainerIsAsync(t *testing.T) {
 		l := newLocal(t)
 		r := mustRun(t, cfg, l, nil)
 		var all []float32
-		e := l.tables[0]
-		for key := range rowraft.Key(1 << 10) {
-			if at, ok := e.places[key]; ok {
-				all = append(all, e.rows[at:][:e.schema.Dim]...)
-			}
+		e := l.Schemas()[0]
+		_, rows := l.Rows(e.ID)
+		for _, row := range rows {
+			all = append(all, row[:e.Dim]...)
 		}
 		return r, all
 	}
@@ -335,11 +335,11 @@ func TestGeoWorkersChooseTogether(t *testing.T) {
 
 // slowReads delays the result of a pull while hold is set.
 type slowReads struct {
-	*Local
+	*tables.Local
 	hold atomic.Pointer[chan struct{}]
 }
 
-func (s *slowReads) Pull(ctx context.Context, segs []Segment) error {
+func (s *slowReads) Pull(ctx context.Context, segs []tables.Segment) error {
 	err := s.Local.Pull(ctx, segs)
 	if hold := s.hold.Swap(nil); hold != nil {
 		<-*hold
@@ -387,7 +387,7 @@ func TestGeoIsSettledAtABoundary(t *testing.T) {
 		counted := func(j *Job, want int64) {
 			t.Helper()
 			rows := make([]float32, len(j.auditKeys)*2)
-			if err := l.Pull(t.Context(), []Segment{{Table: j.audit.ID, Dim: 2, Keys: j.auditKeys, Values: rows}}); err != nil {
+			if err := l.Pull(t.Context(), []tables.Segment{{Table: j.audit.ID, Dim: 2, Keys: j.auditKeys, Values: rows}}); err != nil {
 				t.Fatal(err)
 			}
 			for i := range j.auditKeys {

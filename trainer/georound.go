@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // runRound waits for a running round, then runs one.
@@ -47,7 +49,7 @@ func (g *geoMode) sendAndRead(ctx context.Context) error {
 
 // take returns, by table and key, the changes that the tables do not know, and the splits of the data that they
 // come from. It begins the next interval.
-func (g *geoMode) take() (deltas []Segment, batches int64, pieces []splitRange) {
+func (g *geoMode) take() (deltas []tables.Segment, batches int64, pieces []splitRange) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, t := range g.tables {
@@ -63,9 +65,9 @@ func (g *geoMode) take() (deltas []Segment, batches int64, pieces []splitRange) 
 	return deltas, batches, pieces
 }
 
-func (t *geoTable) takeLocked() Segment {
+func (t *geoTable) takeLocked() tables.Segment {
 	slices.SortFunc(t.dirty, func(a, b int32) int { return cmp.Compare(t.metas[a].key, t.metas[b].key) })
-	s := Segment{Table: t.schema.ID, Dim: t.schema.Dim, Values: make([]float32, 0, len(t.dirty)*t.schema.Dim)}
+	s := tables.Segment{Table: t.schema.ID, Dim: t.schema.Dim, Values: make([]float32, 0, len(t.dirty)*t.schema.Dim)}
 	for _, at := range t.dirty {
 		row, r := t.rowLocked(at), &t.metas[at]
 		s.Keys = append(s.Keys, r.key)
@@ -80,7 +82,7 @@ func (t *geoTable) takeLocked() Segment {
 }
 
 // send pushes deltas. As with any push, the client resends one with an unknown outcome under its number.
-func (g *geoMode) send(ctx context.Context, deltas []Segment, batches int64) error {
+func (g *geoMode) send(ctx context.Context, deltas []tables.Segment, batches int64) error {
 	ctx, cancel := context.WithTimeout(ctx, g.j.cfg.Patience)
 	defer cancel()
 	sent := g.j.pushBegan(batches)
@@ -92,7 +94,7 @@ func (g *geoMode) send(ctx context.Context, deltas []Segment, batches int64) err
 }
 
 // merge moves the rows of segs to the tables' values, and keeps the progress made since take.
-func (g *geoMode) merge(segs []Segment) {
+func (g *geoMode) merge(segs []tables.Segment) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.sending = 0

@@ -7,39 +7,23 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 	"github.com/rowraft/rowraft/trainer/tensor"
 )
 
-// Initializer is the extension of Tables that lets a worker write initial weights.
-type Initializer interface {
-	// Present fills seg.Values and reports which of its keys have a row. It sees every push and assign that was
-	// acknowledged before the call.
-	Present(ctx context.Context, seg Segment, present []bool) error
-	// Claim makes the caller the only one that assigns under name: an assign of an earlier claimer takes effect
-	// before Claim returns, or never. Close the result.
-	Claim(ctx context.Context, name string) (Assigner, error)
-}
-
-// Assigner sets weights.
-type Assigner interface {
-	// Assign sets weights exactly once and returns when they are durable.
-	Assign(ctx context.Context, segs []Segment) error
-	Close() error
-}
-
 // initialRows is a dense table for package tensor, during initialization.
 type initialRows struct {
-	in    Initializer
-	write Assigner // nil: read only
+	in    tables.Initializer
+	write tables.Assigner // nil: read only
 	table rowraft.TableID
 }
 
 func (r *initialRows) Pull(ctx context.Context, keys []rowraft.Key, rows []float32, present []bool) error {
-	return r.in.Present(ctx, Segment{Table: r.table, Dim: denseWidth, Keys: keys, Values: rows}, present)
+	return r.in.Present(ctx, tables.Segment{Table: r.table, Dim: denseWidth, Keys: keys, Values: rows}, present)
 }
 
 func (r *initialRows) Assign(ctx context.Context, keys []rowraft.Key, rows []float32) error {
-	return r.write.Assign(ctx, []Segment{{Table: r.table, Dim: denseWidth, Keys: keys, Values: rows}})
+	return r.write.Assign(ctx, []tables.Segment{{Table: r.table, Dim: denseWidth, Keys: keys, Values: rows}})
 }
 
 func (r *initialRows) Push(context.Context, []rowraft.Key, []float32) error {
@@ -63,7 +47,7 @@ func (j *Job) initialize(ctx context.Context) error {
 	if len(wanted) == 0 {
 		return nil
 	}
-	in, ok := j.tables.(Initializer)
+	in, ok := j.tables.(tables.Initializer)
 	if !ok {
 		return invalid("parameters: a worker cannot write these tables: set init to %s or %s", InitSeed, InitServer)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // placed is tinyConfig with dense weights initialized as these entries configure.
@@ -49,8 +50,8 @@ func TestWhereWeightsAreInitialized(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(l.tables) != tc.tables {
-				t.Errorf("%d tables, want %d", len(l.tables), tc.tables)
+			if len(l.Schemas()) != tc.tables {
+				t.Errorf("%d tables, want %d", len(l.Schemas()), tc.tables)
 			}
 			first := denseOf(t, j)
 			seeded := make([]float32, len(first))
@@ -153,21 +154,21 @@ var errCut = errors.New("cut off")
 
 // cutOff is Local with claims that fail after some assigns.
 type cutOff struct {
-	*Local
+	*tables.Local
 	after int
-	last  Assigner
-	segs  []Segment
+	last  tables.Assigner
+	segs  []tables.Segment
 }
 
-func (c *cutOff) Claim(ctx context.Context, name string) (Assigner, error) {
+func (c *cutOff) Claim(ctx context.Context, name string) (tables.Assigner, error) {
 	a, err := c.Local.Claim(ctx, name)
 	c.last = a
 	return c, err
 }
 
-func (c *cutOff) Assign(ctx context.Context, segs []Segment) error {
+func (c *cutOff) Assign(ctx context.Context, segs []tables.Segment) error {
 	if c.after == 0 {
-		c.segs = []Segment{{Table: segs[0].Table, Dim: segs[0].Dim, Keys: slices.Clone(segs[0].Keys), Values: slices.Clone(segs[0].Values)}}
+		c.segs = []tables.Segment{{Table: segs[0].Table, Dim: segs[0].Dim, Keys: slices.Clone(segs[0].Keys), Values: slices.Clone(segs[0].Values)}}
 		return errCut
 	}
 	c.after--
@@ -182,7 +183,7 @@ func (c *cutOff) Assign(ctx context.Context, segs []Segment) error {
 func (c *cutOff) Close() error { return nil }
 
 // readOnly is Tables to which no worker can write initial weights.
-type readOnly struct{ Tables }
+type readOnly struct{ tables.Tables }
 
 func TestWhatParametersAreRefused(t *testing.T) {
 	for _, tc := range []struct {

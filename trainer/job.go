@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // grace is how long a run that must stop waits for the pushes it has sent.
@@ -22,7 +23,7 @@ const grace = 20 * time.Second
 // Job is one trainer's share of a training job. [NewJob] makes it; [Job.Run] or [Job.Evaluate] uses it, once.
 type Job struct {
 	cfg    Config
-	tables Tables
+	tables tables.Tables
 	set    data.Set
 	shape  data.Shape
 	model  models.Model
@@ -73,7 +74,7 @@ type Job struct {
 //
 // Errors: CodeInvalidArgument for a bad configuration or data; CodeTableExists if a table of the job has another
 // shape; those of tables.
-func NewJob(ctx context.Context, cfg Config, tables Tables, observe Observer) (*Job, error) {
+func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Observer) (*Job, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}

@@ -32,6 +32,7 @@ func TestModeSettings(t *testing.T) {
 		"audit and deadline":   {func(c *Config) { c.Mode, c.Deadline, c.Audit = Sync, time.Second, true }, "and deadline 1s"},
 		"no thread":            {func(c *Config) { c.Threads = 0 }, "threads 0"},
 		"threads that are odd": {func(c *Config) { c.Threads = 5 }, "threads 5: want a divisor of the batch size 32"},
+		"reads of no mode":     {func(c *Config) { c.Reads.Mode = "any" }, `reads: mode "any"`},
 	} {
 		cfg := tinyConfig(1, 0)
 		tc.set(&cfg)

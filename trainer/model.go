@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // Kinds of models.
@@ -79,10 +80,10 @@ func (j *Job) newModel(backend *accel.Backend, batch int) (models.Model, error) 
 }
 
 // rowSegments returns w.segs with the segment of the embeddings only; values belong to w.keys.
-func (j *Job) rowSegments(w *work, values []float32) []Segment {
+func (j *Job) rowSegments(w *work, values []float32) []tables.Segment {
 	w.segs = w.segs[:0]
 	if j.cfg.embedded() {
-		w.segs = append(w.segs, Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: values})
+		w.segs = append(w.segs, tables.Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: values})
 	}
 	return w.segs
 }

@@ -65,9 +65,9 @@ func TestLeNetJob(t *testing.T) {
 	if !(last.Accuracy > 0.9) || last.AUC == last.AUC || !(r.TrainingAccuracy == last.Accuracy) {
 		t.Errorf("the last step says accuracy %v, AUC %v; the result %v", last.Accuracy, last.AUC, r.TrainingAccuracy)
 	}
-	for _, table := range l.tables {
-		if strings.HasSuffix(table.schema.Name, ".embeddings") {
-			t.Errorf("there is a table %s", table.schema.Name)
+	for _, table := range l.Schemas() {
+		if strings.HasSuffix(table.Name, ".embeddings") {
+			t.Errorf("there is a table %s", table.Name)
 		}
 	}
 }

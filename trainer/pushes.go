@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // push hands the gradients of w to the job's mode.
@@ -15,7 +17,7 @@ func (j *Job) push(ctx context.Context, w *work) error {
 	}
 	w.segs = j.layout.segments(j.rowSegments(w, w.result.RowGrads), w.denseGrads)
 	if j.cfg.Audit {
-		w.segs = append(w.segs, Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
+		w.segs = append(w.segs, tables.Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys, Values: j.auditGrads})
 	}
 	j.setRates(w.segs, w.step)
 	return j.mode.push(ctx, w)

@@ -5,12 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // quality trains on Local tables and returns the score of the held-out examples.
 func quality(t testing.TB, cfg Config) *Result {
 	t.Helper()
-	tables, err := NewLocal(4, nil)
+	tables, err := tables.NewLocal(4, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/state"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // twoPasses has 7 batches a pass, the last of them a small one.
@@ -35,7 +36,7 @@ func through(t testing.TB, s *state.State) *state.State {
 	return s
 }
 
-func newJob(t testing.TB, cfg Config, tables Tables, observe Observer) *Job {
+func newJob(t testing.TB, cfg Config, tables tables.Tables, observe Observer) *Job {
 	t.Helper()
 	j, err := NewJob(t.Context(), cfg, tables, observe)
 	if err != nil {
@@ -100,7 +101,7 @@ type pushed struct {
 	batches []string
 }
 
-func (p *pushed) Push(ctx context.Context, segs []Segment) error {
+func (p *pushed) Push(ctx context.Context, segs []tables.Segment) error {
 	if err := p.strict.Push(ctx, segs); err != nil {
 		return err
 	}

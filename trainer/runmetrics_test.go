@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 func TestMeterOfWaiting(t *testing.T) {
@@ -61,7 +62,7 @@ func TestStalenessOfPushesAhead(t *testing.T) {
 	}
 
 	s := &strict{Local: newLocal(t), t: t, inFlight: 2, hold: make(chan struct{}), held: func() {}}
-	s.spoil = func(pull int, _ []Segment) {
+	s.spoil = func(pull int, _ []tables.Segment) {
 		if pull == 4 { // no push has ended before
 			close(s.hold)
 		}
@@ -78,7 +79,7 @@ func TestStalenessOfPushesAhead(t *testing.T) {
 
 // A batch that is skipped has ended, too.
 func TestStalenessAfterASkippedBatch(t *testing.T) {
-	s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []Segment) {
+	s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []tables.Segment) {
 		if pull == 2 {
 			segs[0].Values[0] = float32(math.NaN())
 		}
@@ -203,7 +204,7 @@ func TestSkippedBatchIsNamed(t *testing.T) {
 	cfg.Generator.Examples, cfg.Generator.Held = 100, 0
 	cfg.Trainers, cfg.Rank, cfg.Epochs = 2, new(int), 2
 	*cfg.Rank = 1
-	s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []Segment) {
+	s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []tables.Segment) {
 		if pull == 4 { // the second batch of the second epoch, 18 of its 50 examples
 			segs[0].Values[0] = float32(math.NaN())
 		}

@@ -1,6 +1,10 @@
 package trainer
 
-import "math"
+import (
+	"math"
+
+	"github.com/rowraft/rowraft/trainer/tables"
+)
 
 // Kinds of schedules.
 const (
@@ -121,7 +125,7 @@ func cosPi(x float64) float64 {
 }
 
 // setRates sets the learning rates of the tables in the segments of a push.
-func (j *Job) setRates(segs []Segment, step int64) {
+func (j *Job) setRates(segs []tables.Segment, step int64) {
 	for i := range segs {
 		switch id := segs[i].Table; {
 		case j.cfg.embedded() && id == j.embeddings.ID:

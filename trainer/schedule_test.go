@@ -5,6 +5,8 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // TestScheduleRates checks the equations in the comment of ScheduleConfig with those of
@@ -84,11 +86,11 @@ func TestScheduleRefusals(t *testing.T) {
 
 // rated records the learning rates of pushes.
 type rated struct {
-	Tables
+	tables.Tables
 	rates [][2]float32
 }
 
-func (r *rated) Push(ctx context.Context, segs []Segment) error {
+func (r *rated) Push(ctx context.Context, segs []tables.Segment) error {
 	r.rates = append(r.rates, [2]float32{segs[0].LR, segs[1].LR})
 	return r.Tables.Push(ctx, segs)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // dealer gives the splits of a plan to several trainers, none of which dies, as the scheduler does.
@@ -97,16 +98,14 @@ func (m *team) leave(ctx context.Context) {
 
 // batches returns the number of batches in the audit rows.
 func (m *team) batches(t *testing.T) (sum float32) {
-	m.Local.mu.Lock()
-	audit := m.tables[2].schema
-	m.Local.mu.Unlock()
+	audit := m.Schemas()[2]
 	keys, err := m.KeyPerShard(t.Context(), audit.ID)
 	if err != nil {
 		t.Error(err)
 		return 0
 	}
-	row := Segment{Table: audit.ID, Dim: audit.Dim, Keys: keys[:1], Values: make([]float32, audit.Dim)}
-	if err := m.Local.Pull(t.Context(), []Segment{row}); err != nil {
+	row := tables.Segment{Table: audit.ID, Dim: audit.Dim, Keys: keys[:1], Values: make([]float32, audit.Dim)}
+	if err := m.Local.Pull(t.Context(), []tables.Segment{row}); err != nil {
 		t.Error(err)
 	}
 	for _, n := range row.Values {
@@ -208,8 +207,8 @@ func TestSyncOnPartsIsReproducible(t *testing.T) {
 		})
 		return m
 	}
-	a := sortedBits(run(0).Local)
-	if b := sortedBits(run(2).Local); !slices.Equal(a, b) {
+	a := bits(run(0).Local)
+	if b := bits(run(2).Local); !slices.Equal(a, b) {
 		t.Error("two runs with one seed differ")
 	}
 }
@@ -237,28 +236,28 @@ func TestPushesCarryPositions(t *testing.T) {
 
 // lateAt closes a step without half of the rows of the first table, once.
 type lateAt struct {
-	*Local
+	*tables.Local
 	step  int64
 	steps []int64
 	rows  []int
 }
 
-func (l *lateAt) PushStep(_ context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepResult, error) {
+func (l *lateAt) PushStep(_ context.Context, step int64, _ []rowraft.Position, segs []tables.Segment) (tables.StepResult, error) {
 	l.steps, l.rows = append(l.steps, step), append(l.rows, rowsOf(segs))
 	if step != l.step {
-		return StepResult{Next: step + 1}, nil
+		return tables.StepResult{Next: step + 1}, nil
 	}
 	half := segs[0]
 	n := len(half.Keys) / 2
 	half.Keys, half.Values = half.Keys[:n], half.Values[:n*half.Dim]
-	return StepResult{Late: 1, Next: step + 2, Rest: []Segment{half}}, nil
+	return tables.StepResult{Late: 1, Next: step + 2, Rest: []tables.Segment{half}}, nil
 }
 
-func (l *lateAt) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepResult, error) {
+func (l *lateAt) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (tables.StepResult, error) {
 	return l.PushStep(ctx, step, read, nil)
 }
 
-func (l *lateAt) PushClock(context.Context, uint64, []rowraft.Position, []Segment) error {
+func (l *lateAt) PushClock(context.Context, uint64, []rowraft.Position, []tables.Segment) error {
 	panic("no clocks in step")
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // giver gives the splits of a plan to one trainer, and holds back the last until the test releases it.
@@ -158,7 +159,7 @@ func TestARunInParts(t *testing.T) {
 		gen := *cfg.Generator
 		gen.Examples = 1000
 		cfg.Generator = &gen
-		tables, err := NewLocal(4, nil)
+		tables, err := tables.NewLocal(4, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,12 +6,14 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // sspMode is mode ssp: as async, but a worker whose clock is more than Staleness above the slowest clock waits.
 type sspMode struct {
 	asyncMode
-	tables Stepper
+	tables tables.Stepper
 	order  *batchOrder
 
 	mu    sync.Mutex
@@ -20,7 +22,7 @@ type sspMode struct {
 	slow  uint64 // the newest known clock of the slowest worker
 }
 
-func newSSPMode(j *Job, tables Stepper) *sspMode {
+func newSSPMode(j *Job, tables tables.Stepper) *sspMode {
 	return &sspMode{asyncMode: asyncMode{j}, tables: tables, order: newBatchOrder()}
 }
 

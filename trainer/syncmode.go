@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // syncMode moves rows and gradients between the loop and the tables, as a mode of training wants it. pull and push
@@ -38,20 +40,20 @@ func (j *Job) newSyncMode() (syncMode, error) {
 	case Geo:
 		return newGeoMode(j)
 	case Sync, SSP:
-		tables, ok := j.tables.(Stepper)
+		stepper, ok := j.tables.(tables.Stepper)
 		if !ok && j.cfg.Trainers > 1 {
 			return nil, invalid("mode %s: tables in this process serve one worker, and the job has %d; use a cluster or trainers: 1", j.cfg.Mode, j.cfg.Trainers)
 		}
 		if !ok {
-			tables = singleWorker{j.tables}
+			stepper = tables.ForOneWorker(j.tables)
 		}
 		if j.cfg.Mode == Sync {
 			if j.cfg.Trainers > 1 {
 				j.pausePoint.pace.per = 1
 			}
-			return newSyncStepMode(j, tables), nil
+			return newSyncStepMode(j, stepper), nil
 		}
-		return newSSPMode(j, tables), nil
+		return newSSPMode(j, stepper), nil
 	}
 	return &asyncMode{j}, nil
 }
@@ -96,7 +98,7 @@ func (d *asyncMode) pushesEmpty() bool { return false }
 
 func (d *asyncMode) wait() {}
 
-func rowsOf(segs []Segment) (n int) {
+func rowsOf(segs []tables.Segment) (n int) {
 	for i := range segs {
 		n += len(segs[i].Keys)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // batchOrder makes the pushes of batches happen one after the other, in the order of their numbers. Modes sync and
@@ -46,14 +47,14 @@ func (t *batchOrder) finish(step int64, err error) {
 // syncStepMode is mode sync: a batch is this worker's share of a step of the job.
 type syncStepMode struct {
 	asyncMode
-	tables Stepper
+	tables tables.Stepper
 	order  *batchOrder
 
 	mu   sync.Mutex
 	next int64 // step of the job for the next batch
 }
 
-func newSyncStepMode(j *Job, tables Stepper) *syncStepMode {
+func newSyncStepMode(j *Job, tables tables.Stepper) *syncStepMode {
 	return &syncStepMode{asyncMode: asyncMode{j}, tables: tables, order: newBatchOrder(), next: 1}
 }
 
@@ -116,7 +117,7 @@ func (s *syncStepMode) pushOnce(ctx context.Context, w *work, sent time.Time) (a
 }
 
 // pushesAgain reports whether the gradients that the shards did not take go into the next step.
-func (s *syncStepMode) pushesAgain(a StepResult) bool {
+func (s *syncStepMode) pushesAgain(a tables.StepResult) bool {
 	return a.Late > 0 && rowsOf(a.Rest) > 0 && s.j.cfg.splitData && s.strict()
 }
 
@@ -132,7 +133,7 @@ func (s *syncStepMode) step() int64 {
 }
 
 // pushStep pushes gradients, or reports that this worker has nothing to read.
-func (s *syncStepMode) pushStep(ctx context.Context, step int64, idle bool, read []rowraft.Position, segs []Segment) (answer StepResult, err error) {
+func (s *syncStepMode) pushStep(ctx context.Context, step int64, idle bool, read []rowraft.Position, segs []tables.Segment) (answer tables.StepResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.j.cfg.Patience)
 	defer cancel()
 	if idle {

@@ -11,26 +11,27 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/state"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // team is a job over tables in this process: it does the work of shards and their leaders for one shard without
 // faults.
 type team struct {
-	*Local
+	*tables.Local
 	t      *testing.T
 	quorum int
 
 	mu     sync.Mutex
 	change sync.Cond
 	closed int64
-	parts  map[int64]map[int][]Segment // of open steps, by rank
-	who    map[int64][]int             // contributors of closed steps
+	parts  map[int64]map[int][]tables.Segment // of open steps, by rank
+	who    map[int64][]int                    // contributors of closed steps
 	clocks []uint64
 	lead   uint64 // the most that a clock was above the slowest
 }
 
 func newTeam(t *testing.T, workers int) *team {
-	m := &team{Local: newLocal(t), t: t, quorum: workers, parts: map[int64]map[int][]Segment{}, who: map[int64][]int{}, clocks: make([]uint64, workers)}
+	m := &team{Local: newLocal(t), t: t, quorum: workers, parts: map[int64]map[int][]tables.Segment{}, who: map[int64][]int{}, clocks: make([]uint64, workers)}
 	m.change.L = &m.mu
 	return m
 }
@@ -40,10 +41,10 @@ type worker struct {
 	*team
 	rank   int
 	before func(what string, n int64) error // called before each PushStep and PushClock; nil: nothing
-	spoil  func(segs []Segment)             // changes what was pulled; nil: nothing
+	spoil  func(segs []tables.Segment)      // changes what was pulled; nil: nothing
 }
 
-func (m *worker) Pull(ctx context.Context, segs []Segment) error {
+func (m *worker) Pull(ctx context.Context, segs []tables.Segment) error {
 	err := m.Local.Pull(ctx, segs)
 	if m.spoil != nil {
 		m.spoil(segs)
@@ -51,21 +52,21 @@ func (m *worker) Pull(ctx context.Context, segs []Segment) error {
 	return err
 }
 
-func (m *worker) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepResult, error) {
+func (m *worker) PushIdle(ctx context.Context, step int64, read []rowraft.Position) (tables.StepResult, error) {
 	return m.PushStep(ctx, step, read, nil)
 }
 
-func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepResult, error) {
+func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []tables.Segment) (tables.StepResult, error) {
 	if m.before != nil {
 		if err := m.before("step", step); err != nil {
-			return StepResult{}, err
+			return tables.StepResult{}, err
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if step > m.closed {
 		if m.parts[step] == nil {
-			m.parts[step] = map[int][]Segment{}
+			m.parts[step] = map[int][]tables.Segment{}
 		}
 		m.parts[step][m.rank] = slices.Clone(segs)
 		m.closeLocked(ctx)
@@ -75,14 +76,14 @@ func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Positi
 	defer stop()
 	for step > m.closed {
 		if ctx.Err() != nil {
-			return StepResult{}, ctx.Err()
+			return tables.StepResult{}, ctx.Err()
 		}
 		m.change.Wait()
 	}
 	if !slices.Contains(m.who[step], m.rank) {
-		return StepResult{Late: 1, Next: m.closed + 1, Rest: segs}, nil
+		return tables.StepResult{Late: 1, Next: m.closed + 1, Rest: segs}, nil
 	}
-	return StepResult{Next: step + 1}, nil
+	return tables.StepResult{Next: step + 1}, nil
 }
 
 // closeLocked closes the steps that enough workers have pushed.
@@ -91,19 +92,19 @@ func (m *team) closeLocked(ctx context.Context) {
 		m.closed++
 		parts := m.parts[m.closed]
 		sums := map[rowraft.TableID]map[rowraft.Key][]float32{}
-		var out []Segment
+		var out []tables.Segment
 		for rank := range m.clocks {
 			if _, ok := parts[rank]; ok {
 				m.who[m.closed] = append(m.who[m.closed], rank)
 			}
 			for _, s := range parts[rank] {
-				if i := slices.IndexFunc(out, func(o Segment) bool { return o.Table == s.Table }); i >= 0 && out[i].LR != s.LR {
+				if i := slices.IndexFunc(out, func(o tables.Segment) bool { return o.Table == s.Table }); i >= 0 && out[i].LR != s.LR {
 					m.t.Errorf("step %d: table %d with the rates %v and %v", m.closed, s.Table, out[i].LR, s.LR)
 				}
-				at := slices.IndexFunc(out, func(o Segment) bool { return o.Table == s.Table })
+				at := slices.IndexFunc(out, func(o tables.Segment) bool { return o.Table == s.Table })
 				if at < 0 {
 					at, sums[s.Table] = len(out), map[rowraft.Key][]float32{}
-					out = append(out, Segment{Table: s.Table, Dim: s.Dim, LR: s.LR})
+					out = append(out, tables.Segment{Table: s.Table, Dim: s.Dim, LR: s.LR})
 				}
 				for i, key := range s.Keys {
 					if sums[s.Table][key] == nil {
@@ -139,7 +140,7 @@ func (m *team) wake() {
 	m.change.Broadcast()
 }
 
-func (m *worker) PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs []Segment) error {
+func (m *worker) PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs []tables.Segment) error {
 	if m.before != nil {
 		if err := m.before("clock", int64(clock)); err != nil {
 			return err
@@ -206,12 +207,16 @@ func (m *team) train(t *testing.T, cfg Config, change func(*Config, *worker)) []
 
 func (m *team) audit(t *testing.T) []float32 {
 	t.Helper()
-	a := m.tables[2]
-	keys, err := m.KeyPerShard(t.Context(), a.schema.ID)
+	a := m.Schemas()[2]
+	keys, err := m.KeyPerShard(t.Context(), a.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.Clone(a.row(keys[0])[:a.schema.Dim])
+	row := tables.Segment{Table: a.ID, Dim: a.Dim, Keys: keys[:1], Values: make([]float32, a.Dim)}
+	if err := m.Local.Pull(t.Context(), []tables.Segment{row}); err != nil {
+		t.Fatal(err)
+	}
+	return row.Values
 }
 
 func modeConfig(mode string, steps int64, inFlight int) Config {
@@ -232,7 +237,7 @@ func TestSyncIsOneLargeBatch(t *testing.T) {
 	}
 	a, results := run()
 	b, _ := run()
-	if !slices.Equal(sortedBits(a.Local), sortedBits(b.Local)) {
+	if !slices.Equal(bits(a.Local), bits(b.Local)) {
 		t.Error("two runs with one seed differ")
 	}
 	large := small
@@ -247,24 +252,6 @@ func TestSyncIsOneLargeBatch(t *testing.T) {
 			t.Errorf("trainer %d: log loss %v, in one process %v", r.Rank, r.LogLoss, want.LogLoss)
 		}
 	}
-}
-
-// sortedBits returns the rows of l by table and key.
-func sortedBits(l *Local) []uint32 {
-	var all []uint32
-	for _, t := range l.tables {
-		keys := make([]rowraft.Key, 0, len(t.places))
-		for key := range t.places {
-			keys = append(keys, key)
-		}
-		slices.Sort(keys)
-		for _, key := range keys {
-			for _, v := range t.row(key) {
-				all = append(all, math.Float32bits(v))
-			}
-		}
-	}
-	return all
 }
 
 // Workers whose data ends before that of others continue with empty pushes, so that no worker waits for them; the
@@ -295,7 +282,7 @@ func TestSyncGoesOnWithoutABadBatch(t *testing.T) {
 		pulls := 0
 		results := m.train(t, modeConfig(Sync, 8, inFlight), func(_ *Config, w *worker) {
 			if w.rank == 1 {
-				w.spoil = func(segs []Segment) {
+				w.spoil = func(segs []tables.Segment) {
 					if pulls++; pulls == 4 {
 						segs[0].Values[0] = float32(math.NaN())
 					}

@@ -198,7 +198,7 @@ func TestSyncGoesOnExactly(t *testing.T) {
 		next := m.again()
 		r = next.start(repeat(cfg, 3), states, nil)
 		r.all.Wait()
-		if !slices.Equal(sortedBits(next.Local), sortedBits(straight.Local)) {
+		if !slices.Equal(bits(next.Local), bits(straight.Local)) {
 			t.Errorf("stopped behind step %d of %d: other rows than without", states[0].JobStep, last)
 		}
 		for rank, want := range []int64{10, 10, 8} {
@@ -294,7 +294,7 @@ func TestTrainersThatAverageStandTogether(t *testing.T) {
 		if tc.mode == Async {
 			continue
 		}
-		if !slices.Equal(sortedBits(next.Local), sortedBits(straight.Local)) {
+		if !slices.Equal(bits(next.Local), bits(straight.Local)) {
 			t.Errorf("stopped behind step %d: other rows than without", states[0].Step)
 		}
 		for rank, j := range r.jobs {

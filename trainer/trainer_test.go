@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,16 +33,16 @@ func tinyConfig(steps int64, inFlight int) Config {
 	return cfg
 }
 
-func newLocal(t testing.TB) *Local {
+func newLocal(t testing.TB) *tables.Local {
 	t.Helper()
-	l, err := NewLocal(4, nil)
+	l, err := tables.NewLocal(4, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-func mustRun(t testing.TB, cfg Config, tables Tables, observe Observer) *Result {
+func mustRun(t testing.TB, cfg Config, tables tables.Tables, observe Observer) *Result {
 	t.Helper()
 	j, err := NewJob(t.Context(), cfg, tables, observe)
 	if err != nil {
@@ -54,11 +55,12 @@ func mustRun(t testing.TB, cfg Config, tables Tables, observe Observer) *Result 
 	return r
 }
 
-// bits returns all rows of l in memory order.
-func bits(l *Local) []uint32 {
+// bits returns the rows of l by table and key, with the optimizers' state.
+func bits(l *tables.Local) []uint32 {
 	var all []uint32
-	for _, t := range l.tables {
-		for _, v := range t.rows {
+	for _, t := range l.Schemas() {
+		_, rows := l.Rows(t.ID)
+		for _, v := range slices.Concat(rows...) {
 			all = append(all, math.Float32bits(v))
 		}
 	}
@@ -83,7 +85,7 @@ func TestRunsAreReproducible(t *testing.T) {
 
 // strict wraps Local and checks the loop's promises about order.
 type strict struct {
-	*Local
+	*tables.Local
 	t        *testing.T
 	inFlight int
 
@@ -94,11 +96,11 @@ type strict struct {
 	fail    func(push int) error // nil: never
 	hold    chan struct{}        // not nil: pushes wait for it
 	held    func()               // called by the first inFlight pushes before they wait
-	spoil   func(pull int, segs []Segment)
+	spoil   func(pull int, segs []tables.Segment)
 	pulls   int
 }
 
-func (s *strict) Pull(ctx context.Context, segs []Segment) error {
+func (s *strict) Pull(ctx context.Context, segs []tables.Segment) error {
 	s.mu.Lock()
 	if s.inFlight == 0 && s.pushing > 0 {
 		s.t.Error("a pull while a push is unacknowledged, with in_flight 0")
@@ -113,7 +115,7 @@ func (s *strict) Pull(ctx context.Context, segs []Segment) error {
 	return err
 }
 
-func (s *strict) Push(ctx context.Context, segs []Segment) error {
+func (s *strict) Push(ctx context.Context, segs []tables.Segment) error {
 	s.mu.Lock()
 	s.pushes++
 	n := s.pushes
@@ -195,19 +197,18 @@ func TestAudit(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	audit := l.tables[2]
-	if audit.schema.Name != results[0].AuditTable || len(results[0].AuditKeys) != 4 {
-		t.Fatalf("audit table %s, keys %v: want %s and one for each of 4 shards", results[0].AuditTable, results[0].AuditKeys, audit.schema.Name)
+	audit := l.Schemas()[2]
+	if audit.Name != results[0].AuditTable || len(results[0].AuditKeys) != 4 {
+		t.Fatalf("audit table %s, keys %v: want %s and one for each of 4 shards", results[0].AuditTable, results[0].AuditKeys, audit.Name)
 	}
-	keys, err := l.KeyPerShard(t.Context(), audit.schema.ID)
-	if err != nil {
-		t.Fatal(err)
+	keys, rows := l.Rows(audit.ID)
+	if len(rows) != 4 {
+		t.Fatalf("%d audit rows, want one for each of 4 shards", len(rows))
 	}
-	for _, k := range keys {
-		row := audit.row(k)
+	for i, row := range rows {
 		for rank, r := range results {
 			if int64(row[rank]) != r.PushesAcknowledged || r.PushesAcknowledged != int64(5+rank) {
-				t.Errorf("audit row %d says %v for trainer %d, which counted %d", k, row[rank], rank, r.PushesAcknowledged)
+				t.Errorf("audit row %d says %v for trainer %d, which counted %d", keys[i], row[rank], rank, r.PushesAcknowledged)
 			}
 		}
 	}
@@ -255,12 +256,12 @@ func TestPullFailureEndsTheRun(t *testing.T) {
 }
 
 type failingPull struct {
-	*Local
+	*tables.Local
 	err   error
 	pulls int // by one goroutine
 }
 
-func (f *failingPull) Pull(ctx context.Context, segs []Segment) error {
+func (f *failingPull) Pull(ctx context.Context, segs []tables.Segment) error {
 	if f.pulls++; f.pulls == 3 {
 		return f.err
 	}
@@ -293,7 +294,7 @@ func TestNotFiniteBatchesAreSkipped(t *testing.T) {
 		value float32
 	}{{"NaN embedding", 0, float32(math.NaN())}, {"infinite dense weight", 1, float32(math.Inf(1))}} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []Segment) {
+			s := &strict{Local: newLocal(t), t: t, spoil: func(pull int, segs []tables.Segment) {
 				if pull == 3 {
 					for i := range segs[tc.table].Values {
 						segs[tc.table].Values[i] = tc.value
@@ -315,7 +316,7 @@ func TestNotFiniteBatchesAreSkipped(t *testing.T) {
 		})
 	}
 	t.Run("a run whose numbers stay bad ends with an error", func(t *testing.T) {
-		s := &strict{Local: newLocal(t), t: t, spoil: func(_ int, segs []Segment) { segs[1].Values[0] = float32(math.NaN()) }}
+		s := &strict{Local: newLocal(t), t: t, spoil: func(_ int, segs []tables.Segment) { segs[1].Values[0] = float32(math.NaN()) }}
 		cfg := tinyConfig(1000, 0)
 		cfg.MaxSkipped = 7
 		j, err := NewJob(t.Context(), cfg, s, nil)

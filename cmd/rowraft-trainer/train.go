@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // options are the flags of train and evaluate that are not in the configuration.
@@ -266,12 +267,12 @@ func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *train
 }
 
 // connect opens the tables and sets this trainer's rank. The client is nil without a cluster.
-func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tables, *client.Client, error) {
+func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tables, *client.Client, error) {
 	if o.local {
 		if cfg.Trainers > 1 {
 			return nil, nil, cli.Usagef("--local with %d trainers: they would not share anything", cfg.Trainers)
 		}
-		t, err := trainer.NewLocal(o.localShards, nil)
+		t, err := tables.NewLocal(o.localShards, nil)
 		return t, nil, err
 	}
 	dtype := rowraft.Float32
@@ -303,12 +304,12 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (trainer.Tab
 			return nil, nil, err
 		}
 	}
-	tables := trainer.NewCluster(c)
+	t := tables.NewCluster(c)
 	if o.mustExist {
-		tables = trainer.OpenCluster(c)
+		t = tables.OpenCluster(c)
 	}
-	tables.SetReads(cfg.Reads)
-	return tables, c, nil
+	t.SetReads(cfg.Reads)
+	return t, c, nil
 }
 
 func printResult(w io.Writer, r *trainer.Result) {

@@ -1,4 +1,4 @@
-package trainer
+package tables
 
 import (
 	"context"
@@ -47,13 +47,15 @@ func (c *Cluster) Adopt(g rowraft.Generation) { c.job.Adopt(g) }
 
 func (c *Cluster) member() (*client.Job, error) {
 	if c.job == nil {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "this trainer has not joined a job, as modes sync and ssp require")
+		return nil, rowraft.Errorf(rowraft.CodePrecondition,
+			"this trainer has not joined a job, as modes sync and ssp require")
 	}
 	return c.job, nil
 }
 
 // PushStep implements [Stepper].
-func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepResult, error) {
+func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Position,
+	segs []Segment) (StepResult, error) {
 	job, err := c.member()
 	if err != nil {
 		return StepResult{}, err
@@ -121,10 +123,14 @@ func (c *Cluster) WaitClock(ctx context.Context, atLeast uint64) (uint64, error)
 	return job.WaitClock(ctx, atLeast)
 }
 
+// ForOneWorker returns t as the Stepper of a job with one worker.
+func ForOneWorker(t Tables) Stepper { return singleWorker{t} }
+
 // singleWorker is a Stepper for the only worker of a job, which waits for no other.
 type singleWorker struct{ Tables }
 
-func (a singleWorker) PushStep(ctx context.Context, step int64, _ []rowraft.Position, segs []Segment) (StepResult, error) {
+func (a singleWorker) PushStep(ctx context.Context, step int64, _ []rowraft.Position,
+	segs []Segment) (StepResult, error) {
 	return StepResult{Next: step + 1}, a.Push(ctx, segs)
 }
 

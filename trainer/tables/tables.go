@@ -1,4 +1,4 @@
-package trainer
+package tables
 
 import (
 	"context"
@@ -15,7 +15,7 @@ type Segment struct {
 	LR     float32       // Push: learning rate, 0 for the table's own
 }
 
-// Tables is the table service that the loop needs. Implementations are safe for concurrent use and keep none of the
+// Tables is the table service that training needs. Implementations are safe for concurrent use and keep none of the
 // slices in their arguments.
 type Tables interface {
 	// EnsureTable returns the table of this name and shape with its ID, and creates it if it does not exist.
@@ -27,4 +27,25 @@ type Tables interface {
 	Push(ctx context.Context, segs []Segment) error
 	// KeyPerShard returns, strictly ascending, one key of a sparse table for each shard: the audit rows.
 	KeyPerShard(ctx context.Context, table rowraft.TableID) ([]rowraft.Key, error)
+}
+
+// Initializer is the extension of Tables that lets a worker write initial weights.
+type Initializer interface {
+	// Present fills seg.Values and reports which of its keys have a row. It sees every push and assign that was
+	// acknowledged before the call.
+	Present(ctx context.Context, seg Segment, present []bool) error
+	// Claim makes the caller the only one that assigns under name: an assign of an earlier claimer takes effect
+	// before Claim returns, or never. Close the result.
+	Claim(ctx context.Context, name string) (Assigner, error)
+}
+
+// Assigner sets weights.
+type Assigner interface {
+	// Assign sets weights exactly once and returns when they are durable.
+	Assign(ctx context.Context, segs []Segment) error
+	Close() error
+}
+
+func invalid(format string, args ...any) error {
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
 }

@@ -1,4 +1,4 @@
-package trainer
+package tables
 
 import (
 	"context"
@@ -19,7 +19,8 @@ type ReadConfig struct {
 // defaultMaxAge is longer than any failover.
 const defaultMaxAge = 10 * time.Second
 
-func (r *ReadConfig) validate() error {
+// Validate returns the first problem of r, with CodeInvalidArgument.
+func (r *ReadConfig) Validate() error {
 	switch r.Mode {
 	case "", "leader", "linearizable":
 		if r.MaxAge != 0 || r.MaxLag != 0 {

@@ -1,7 +1,8 @@
-package trainer
+package tables
 
 import (
 	"context"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -60,7 +61,8 @@ func (l *Local) EnsureTable(_ context.Context, s rowraft.Schema) (rowraft.Schema
 		return s, err
 	}
 	if s.Admission != (rowraft.Admission{}) || s.Expire != 0 || s.Capacity != (rowraft.Capacity{}) {
-		return s, invalid("table %s: a table inside the process keeps every row: no admission, expiry or capacity", s.Name)
+		return s, invalid("table %s: a table inside the process keeps every row: no admission, expiry or capacity",
+			s.Name)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,11 +95,13 @@ func (l *Local) tableLocked(s *Segment) (*localTable, error) {
 			continue
 		}
 		if s.Dim != t.schema.Dim || len(s.Values) != len(s.Keys)*s.Dim {
-			return nil, invalid("table %s: %d keys, dim %d, %d values: the table has dim %d", t.schema.Name, len(s.Keys), s.Dim, len(s.Values), t.schema.Dim)
+			return nil, invalid("table %s: %d keys, dim %d, %d values: the table has dim %d", t.schema.Name,
+				len(s.Keys), s.Dim, len(s.Values), t.schema.Dim)
 		}
 		for i := 1; i < len(s.Keys); i++ {
 			if s.Keys[i] <= s.Keys[i-1] {
-				return nil, invalid("table %s: key %d follows %d: want strictly ascending keys", t.schema.Name, s.Keys[i], s.Keys[i-1])
+				return nil, invalid("table %s: key %d follows %d: want strictly ascending keys", t.schema.Name,
+					s.Keys[i], s.Keys[i-1])
 			}
 		}
 		return t, nil
@@ -136,7 +140,7 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 		if _, err := l.tableLocked(&segs[i]); err != nil {
 			return err
 		}
-		if countFrom(segs[i].Values, infinite32) > 0 {
+		if !finite(segs[i].Values) {
 			return invalid("table %d: gradients must be finite", segs[i].Table)
 		}
 	}
@@ -155,6 +159,18 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 	}
 	return nil
 }
+
+func finite(values []float32) bool {
+	for _, v := range values {
+		if math.Float32bits(v)&infinity == infinity {
+			return false
+		}
+	}
+	return true
+}
+
+// infinity has the bits that are all set in infinities and NaNs only.
+const infinity = 0x7f800000
 
 // Present implements [Initializer].
 func (l *Local) Present(ctx context.Context, seg Segment, present []bool) error {
@@ -238,6 +254,34 @@ func (t *localTable) row(key rowraft.Key) []float32 {
 		t.places[key] = at
 	}
 	return t.rows[at : at+t.width]
+}
+
+// Schemas returns the tables in the order in which they were created.
+func (l *Local) Schemas() []rowraft.Schema {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []rowraft.Schema
+	for _, t := range l.tables {
+		out = append(out, t.schema)
+	}
+	return out
+}
+
+// Rows returns the rows that exist in a table, by ascending key: the weights, then the optimizer's state. Two runs are
+// equal if their rows have the same bits.
+func (l *Local) Rows(table rowraft.TableID) (keys []rowraft.Key, rows [][]float32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range l.tables {
+		if t.schema.ID != table {
+			continue
+		}
+		keys = slices.Sorted(maps.Keys(t.places))
+		for _, key := range keys {
+			rows = append(rows, slices.Clone(t.row(key)))
+		}
+	}
+	return keys, rows
 }
 
 // KeyPerShard implements [Tables].

@@ -1,4 +1,4 @@
-package trainer
+package tables
 
 import (
 	"testing"
@@ -18,22 +18,22 @@ func TestReadConfig(t *testing.T) {
 		{ReadConfig{Mode: "leader"}, &client.Read{}},
 		{ReadConfig{Mode: "linearizable"}, &client.Read{Mode: client.Linearizable}},
 		{ReadConfig{Mode: "bounded"}, &client.Read{Mode: client.Bounded, MaxAge: 10 * time.Second}},
-		{ReadConfig{Mode: "bounded", MaxAge: time.Second, MaxLag: 7}, &client.Read{Mode: client.Bounded, MaxAge: time.Second, MaxLag: 7}},
+		{ReadConfig{Mode: "bounded", MaxAge: time.Second, MaxLag: 7},
+			&client.Read{Mode: client.Bounded, MaxAge: time.Second, MaxLag: 7}},
 		{ReadConfig{Mode: "any"}, nil},
 		{ReadConfig{Mode: "bounded", MaxAge: -1}, nil},
 		{ReadConfig{MaxAge: time.Second}, nil},
 		{ReadConfig{Mode: "linearizable", MaxLag: 1}, nil},
 	} {
-		c := DefaultConfig()
-		c.Reads = tc.conf
-		if err := c.Reads.validate(); (err == nil) != (tc.want != nil) {
-			t.Errorf("%+v: %v", tc.conf, err)
+		err := tc.conf.Validate()
+		if tc.want == nil {
+			if rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+				t.Errorf("%+v: %v, want InvalidArgument", tc.conf, err)
+			}
 			continue
 		}
-		if tc.want == nil {
-			if rowraft.CodeOf(c.Validate()) != rowraft.CodeInvalidArgument {
-				t.Errorf("%+v is taken in a job: %v", tc.conf, c.Validate())
-			}
+		if err != nil {
+			t.Errorf("%+v: %v", tc.conf, err)
 			continue
 		}
 		got := tc.conf.how(func() client.Position { return own })
