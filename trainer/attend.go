@@ -419,9 +419,7 @@ func (j *Job) deletePolicy(ctx context.Context, c *client.Client) error {
 	return err
 }
 
-func (j *Job) note(format string, args ...any) {
-	j.emit(EventNote, func(e *Event) { e.Message = fmt.Sprintf(format, args...) })
-}
+func (j *Job) note(format string, args ...any) { j.report.note(format, args...) }
 
 // stopPatience is how long a trainer with a stop request waits for its on_stop checkpoint. A second signal ends it
 // at once.

@@ -21,13 +21,16 @@ func TestAutoBeginsOnFreshTablesOnly(t *testing.T) {
 		{name: "the first start"},
 		{name: "rows of another job", held: "other.dense"},
 		{name: "rows, and no trainer", held: "ctr.dense", fails: true},
-		{name: "another job trains", held: "ctr.dense", now: client.Restored{Training: []client.Trainer{{Job: "other"}}}, fails: true},
-		{name: "the job's other trainers have begun", held: "ctr.dense", now: client.Restored{Training: []client.Trainer{{Job: "ctr", Rank: 1}}}},
+		{name: "another job trains", held: "ctr.dense",
+			now: client.Restored{Training: []client.Trainer{{Job: "other"}}}, fails: true},
+		{name: "the job's other trainers have begun", held: "ctr.dense",
+			now: client.Restored{Training: []client.Trainer{{Job: "ctr", Rank: 1}}}},
 		{name: "the scheduler knows how far the data was read", parted: true, held: "ctr.dense"},
 	} {
 		c := &Config{Job: "ctr", Mode: Async, splitData: tc.parted}
 		err := c.canStart(&tc.now, func(table string) (bool, error) { return table == tc.held, nil })
-		if tc.fails != (err != nil) || tc.fails && (rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--table 'ctr.*' --replace")) {
+		if tc.fails != (err != nil) || tc.fails && (rowraft.CodeOf(err) != rowraft.CodePrecondition ||
+			!strings.Contains(err.Error(), "--table 'ctr.*' --replace")) {
 			t.Errorf("%s: %v", tc.name, err)
 		}
 	}

@@ -5,16 +5,15 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
-	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // work is one batch on its way through the loop. The loop reuses its buffers; the goroutine that took it from a
 // channel owns it.
 type work struct {
-	step  int64      // from 1
-	after position   // position in the data behind this batch
-	at    splitRange // position in a split of the data
+	mode.Batch
+	after position // position in the data behind this batch
 	data  *data.Batch
 	batch models.Batch  // shares data's labels and dense features
 	keys  []rowraft.Key // unique, ascending
@@ -22,14 +21,10 @@ type work struct {
 	delta []float32     // rows of the dense table: the delta of each dense weight
 	flat  []float32     // dense weights, initial values included
 
-	stale      int64 // upper bound of the steps that the weights lag
-	idle       bool  // no batch: other workers have the remaining data, and this worker only takes part in the step
-	empty      bool  // the batch has no gradients
 	result     models.Result
 	denseGrads []float32 // rows of the dense table
 
 	dedup dedup
-	segs  []tables.Segment // scratch
 }
 
 func (j *Job) newWork() *work {

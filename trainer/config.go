@@ -38,10 +38,10 @@ type Config struct {
 	// otherwise each trainer reads a fixed share. Default: true for several trainers and bounded data that can be
 	// read from any position.
 	Parts    *bool             `yaml:"parts"`
-	Lease    time.Duration     `yaml:"lease"` // how long a trainer may be silent before the others continue without it; 0: 10 s
+	Lease    time.Duration     `yaml:"lease"` // the others continue without a trainer that is silent for longer; 0: 10 s
 	Batch    int               `yaml:"batch"`
-	Threads  int               `yaml:"threads"`  // threads that compute a batch, a slice each; their gradients are summed in order
-	Epochs   int               `yaml:"epochs"`   // passes over the training examples; default 1, or no bound if steps is set
+	Threads  int               `yaml:"threads"`  // each computes a slice of a batch; gradients are summed in order
+	Epochs   int               `yaml:"epochs"`   // passes over the examples; default 1, or no bound if steps is set
 	Steps    int64             `yaml:"steps"`    // batches of this trainer; 0: as epochs implies
 	Patience time.Duration     `yaml:"patience"` // how long one pull or push may take before the run fails
 	Reads    tables.ReadConfig `yaml:"reads"`
@@ -180,10 +180,12 @@ func (c *CheckpointConfig) whenParked() (out []string) {
 
 func (c *CheckpointConfig) validate() error {
 	if c.Every < 0 || c.Keep < 0 || c.KeepWithin < 0 || c.FullEvery < 0 {
-		return invalid("checkpoint: every %v, keep %d, keep_within %v, full_every %d: want ≥ 0", c.Every, c.Keep, c.KeepWithin, c.FullEvery)
+		return invalid("checkpoint: every %v, keep %d, keep_within %v, full_every %d: want ≥ 0", c.Every, c.Keep,
+			c.KeepWithin, c.FullEvery)
 	}
 	if c.To == "" && (c.OnStop || c.AtEnd == "true" || c.Every > 0) {
-		return invalid("checkpoint: to is missing: set it to the destination, an absolute path that all servers share or s3://bucket/prefix")
+		return invalid("checkpoint: to is missing: set it to the destination, an absolute path that all servers share " +
+			"or s3://bucket/prefix")
 	}
 	for _, to := range []string{c.To, c.atEnd()} {
 		if to == "" {
@@ -209,7 +211,8 @@ const denseWidth = 64
 func DefaultConfig() Config {
 	held, evaluate := 0.2, true
 	return Config{
-		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1, Patience: 2 * time.Minute, Reads: tables.ReadConfig{Mode: "leader"},
+		Job: "ctr", DType: "float32", Mode: Async, Quorum: 1, InFlight: 2, Seed: 1, Trainers: 1, Batch: 512, Threads: 1,
+		Patience: 2 * time.Minute, Reads: tables.ReadConfig{Mode: "leader"},
 		Data:        DataConfig{Held: &held},
 		Model:       ModelConfig{Kind: DLRM, Dim: 16, Bottom: []int{64}, Top: []int{64, 32}},
 		Embeddings:  TableConfig{Optimizer: "adagrad", LR: 0.05, Init: 0.05},
@@ -355,7 +358,8 @@ func (c *Config) schemas() []rowraft.Schema {
 		optimizer, _ := c.Embeddings.optimizer()
 		tables = append(tables, rowraft.Schema{
 			Name: c.Job + ".embeddings", Kind: rowraft.Sparse, Dim: c.Model.Dim, Optimizer: optimizer,
-			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init, B: c.Embeddings.Init},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init,
+				B: c.Embeddings.Init},
 		})
 		_ = c.Embeddings.policies(&tables[0])
 	}
@@ -392,7 +396,8 @@ func (c *Config) OpenData() (data.Set, error) {
 	}
 	if c.Data.Images != "" {
 		return data.OpenImages(data.ImagesConfig{
-			Images: c.Data.Images, Labels: c.Data.Labels, HeldImages: c.Data.HeldImages, HeldLabels: c.Data.HeldLabels, Held: held, Limit: c.Data.Limit,
+			Images: c.Data.Images, Labels: c.Data.Labels, HeldImages: c.Data.HeldImages,
+			HeldLabels: c.Data.HeldLabels, Held: held, Limit: c.Data.Limit,
 		})
 	}
 	schema, err := data.LoadSchema(c.Data.Schema)
@@ -442,5 +447,6 @@ func (c *Config) evaluate() bool {
 
 // String describes the job in one line.
 func (c *Config) String() string {
-	return fmt.Sprintf("job %s, mode %s, batch %d, in_flight %d, trainer %d of %d", c.Job, c.Mode, c.Batch, c.InFlight, c.rank(), c.Trainers)
+	return fmt.Sprintf("job %s, mode %s, batch %d, in_flight %d, trainer %d of %d", c.Job, c.Mode, c.Batch, c.InFlight,
+		c.rank(), c.Trainers)
 }

@@ -52,7 +52,8 @@ func newDenseLayout(c *Config, params []models.Param) (*denseLayout, error) {
 			return nil, err
 		}
 		conf := c.parameter(p.Name)
-		l.configs, l.tensors, l.sizes, l.places = append(l.configs, conf), append(l.tensors, t), append(l.sizes, p.Size()), append(l.places, at)
+		l.configs, l.tensors = append(l.configs, conf), append(l.tensors, t)
+		l.sizes, l.places = append(l.sizes, p.Size()), append(l.places, at)
 		if conf.Init == InitSeed && conf.Placement == PlaceServers {
 			if err := c.Dense.fitsDifferences(p.Name); err != nil {
 				return nil, err

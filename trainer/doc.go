@@ -29,9 +29,10 @@
 //
 // # Modes
 //
-// The loop pulls and pushes through a syncMode; each mode has one. In async a push
-// writes the tables directly. In geo the model trains a copy in this process, and the
-// mode pushes differences; the counters of pushes then count the batches they contain.
+// The loop pulls and pushes through a syncMode, which package mode implements for each
+// mode. In async a push writes the tables directly. In geo the model trains a copy in
+// this process, and the mode pushes differences; the counters of pushes then count the
+// batches they contain.
 //
 // # Concurrency
 //

@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/mode"
 )
 
 // defaultLease is how long a worker may be silent before its job continues without it.
@@ -41,7 +42,8 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if err != nil {
 		return err
 	}
-	e := client.Entry{Job: c.Job, Worker: worker, Workers: c.Trainers, Settings: c.settings(), Rank: c.Rank, Lease: c.lease()}
+	e := client.Entry{Job: c.Job, Worker: worker, Workers: c.Trainers, Settings: c.settings(), Rank: c.Rank,
+		Lease: c.lease()}
 	if c.Rank == nil && c.Trainers == 1 {
 		e.Rank = new(int)
 	}
@@ -67,8 +69,10 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		e.Restart = !parted
 	}
 	if parted && saved.resumes {
-		if e.From = saved.parts; e.From.Examples != uint64(e.Parts.Examples) || e.From.PartExamples != uint64(e.Parts.PartExamples) {
-			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint was made: resume with the same data, trainers and batch",
+		if e.From = saved.parts; e.From.Examples != uint64(e.Parts.Examples) ||
+			e.From.PartExamples != uint64(e.Parts.PartExamples) {
+			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint "+
+				"was made: resume with the same data, trainers and batch",
 				e.Parts.Examples, e.Parts.PartExamples, e.From.Examples, e.From.PartExamples)
 		}
 	}
@@ -87,7 +91,8 @@ const restartPoll = 250 * time.Millisecond
 
 // enterRestarted calls enter. If the job is done without this worker it tries again for a lease: other workers that
 // start the job once more may come a moment later. A process that was lost from that run itself does not wait.
-func (c *Config) enterRestarted(ctx context.Context, enter func(context.Context) (*client.Member, error)) (*client.Member, error) {
+func (c *Config) enterRestarted(ctx context.Context,
+	enter func(context.Context) (*client.Member, error)) (*client.Member, error) {
 	over := time.NewTimer(c.lease())
 	defer over.Stop()
 	tick := time.NewTicker(restartPoll)
@@ -291,18 +296,19 @@ var nan = math.NaN()
 
 // beat returns the progress of this trainer for the scheduler. One goroutine at a time may call it.
 func (j *Job) beat() client.Beat {
-	j.mu.Lock()
-	p, skipped := j.mu.progress, j.mu.skipped
-	j.mu.Unlock()
+	p := j.report.now()
 	b := client.Beat{
-		Step: p.Step, Examples: p.Examples, BatchesSkipped: skipped, Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
-		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: j.metrics.staleness(), Waiting: nan, Parts: j.parts.reached(),
+		Step: p.Step, Examples: p.Examples, BatchesSkipped: p.BatchesSkipped,
+		Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
+		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: float64(p.StalenessSteps), Waiting: nan,
+		Parts: j.parts.reached(),
 	}
 	now := time.Now()
-	waited := j.metrics.waiting(now)
+	waited := j.report.waiting(now)
 	if last := j.beats; !last.at.IsZero() && now.After(last.at) {
 		seconds := now.Sub(last.at).Seconds()
-		b.StepsPerSecond, b.ExamplesPerSecond = float64(p.Step-last.step)/seconds, float64(p.Examples-last.examples)/seconds
+		b.StepsPerSecond = float64(p.Step-last.step) / seconds
+		b.ExamplesPerSecond = float64(p.Examples-last.examples) / seconds
 		b.Waiting = min(max((waited-last.waited).Seconds()/seconds, 0), 1)
 	}
 	j.beats = beatRates{now, p.Step, p.Examples, waited}
@@ -351,7 +357,9 @@ func (j *Job) join(ctx context.Context, m *membership) error {
 	select {
 	case <-m.first:
 	case <-patience.C:
-		return rowraft.Errorf(rowraft.CodeDeadline, "not all of the job's %d trainers registered within %v; `rowraft job describe %s` lists those that did", j.cfg.Trainers, j.cfg.Patience, j.cfg.Job)
+		return rowraft.Errorf(rowraft.CodeDeadline,
+			"not all of the job's %d trainers registered within %v; `rowraft job describe %s` lists those that did",
+			j.cfg.Trainers, j.cfg.Patience, j.cfg.Job)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -359,11 +367,12 @@ func (j *Job) join(ctx context.Context, m *membership) error {
 	defer m.mu.Unlock()
 	me := j.cfg.member
 	err := tables.Join(client.JobOptions{
-		ID: rowraft.JobID(me.Run()), Generation: rowraft.Generation(m.newest.Generation), Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(),
+		ID: rowraft.JobID(me.Run()), Generation: rowraft.Generation(m.newest.Generation),
+		Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(),
 	})
 	m.joined = tables
-	if s, ok := j.mode.(*syncStepMode); ok {
-		s.start(m.newest.FirstStep)
+	if s, ok := j.mode.(*mode.SyncStep); ok {
+		s.JoinAt(m.newest.FirstStep)
 	}
 	return err
 }

@@ -21,7 +21,8 @@ func TestALateWorkerWaitsForAJobThatRestarts(t *testing.T) {
 		takes  time.Duration // at least
 		member bool
 	}{
-		"others begin it a moment later":  {after: 3 * time.Second, err: client.ErrJobDone, takes: 3 * time.Second, member: true},
+		"others begin it a moment later": {after: 3 * time.Second, err: client.ErrJobDone, takes: 3 * time.Second,
+			member: true},
 		"no worker starts it":             {err: client.ErrJobDone, takes: defaultLease},
 		"it was lost from this very run":  {again: true, after: 3 * time.Second, err: client.ErrJobDone},
 		"it is refused for another cause": {after: 3 * time.Second, err: other},

@@ -24,7 +24,7 @@ func (r *repeated) next(w *work) error {
 	if err := r.read(w.data); err != nil {
 		return err
 	}
-	w.step, w.after = r.batches, r.at
+	w.Step, w.after = r.batches, r.at
 	return nil
 }
 
@@ -42,7 +42,8 @@ func (r *repeated) read(b *data.Batch) error {
 				return err
 			}
 			if err := r.src.Skip(r.at.offset); err == io.EOF {
-				return invalid("%s has fewer than the %d examples that trainer %d of %d had read before the checkpoint: the data has changed", r.set.Name(), r.at.offset, r.rank, r.trainers)
+				return invalid("%s has fewer than the %d examples that trainer %d of %d had read before the "+
+					"checkpoint: the data has changed", r.set.Name(), r.at.offset, r.rank, r.trainers)
 			} else if err != nil {
 				return err
 			}

@@ -64,10 +64,9 @@ type Result struct {
 
 // result returns the result after training, without scores.
 func (j *Job) result() *Result {
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	seconds := time.Since(j.started).Seconds()
 	nan := Number(math.NaN())
+	c := j.report.counted()
 	r := &Result{
 		Job: j.cfg.Job, Mode: j.cfg.Mode, Data: j.set.Name(), Rank: j.cfg.rank(), Trainers: j.cfg.Trainers,
 		Accelerator: j.accel.Backend,
@@ -76,7 +75,8 @@ func (j *Job) result() *Result {
 		TrainingLoss: Number(j.running.meanLoss()), TrainingAUC: Number(j.running.auc()),
 		FirstLoss: nan, TrainingAccuracy: Number(j.accuracy.share()),
 		AUC: nan, LogLoss: nan, Accuracy: nan, BestAUC: nan, BestLogLoss: nan,
-		PushesSent: j.mu.sent, PushesAcknowledged: j.mu.acknowledged, PushesUnknown: j.mu.unknown, BatchesSkipped: j.mu.skipped, BatchesLate: j.mu.late, JobSteps: j.mu.jobStep,
+		PushesSent: c.sent, PushesAcknowledged: c.acknowledged, PushesUnknown: c.unknown,
+		BatchesSkipped: c.skipped, BatchesLate: c.late, JobSteps: c.jobStep,
 		FinishedAt: time.Now(),
 	}
 	if j.losses > 0 {
@@ -151,14 +151,14 @@ func (j *Job) score(ctx context.Context, r *Result) error {
 func (j *Job) pullForScore(ctx context.Context, w *work, dense bool) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	w.segs = j.rowSegments(w, w.rows)
+	w.Segs = j.rowSegments(w, w.rows)
 	if dense {
-		w.segs = j.layout.segments(w.segs, w.delta)
+		w.Segs = j.layout.segments(w.Segs, w.delta)
 	}
-	if len(w.segs) == 0 {
+	if len(w.Segs) == 0 {
 		return nil
 	}
-	if err := j.tables.Pull(ctx, w.segs); err != nil {
+	if err := j.tables.Pull(ctx, w.Segs); err != nil {
 		return fmt.Errorf("held-out examples: pull %d rows: %w", len(w.keys), err)
 	}
 	if dense {

@@ -29,7 +29,7 @@ type Event struct {
 	Epoch              int64     `json:"epoch"`    // finished passes over the data
 	Loss               Number    `json:"loss"`     // mean of recent batches, nats
 	AUC                Number    `json:"auc"`      // of recent batches, predicted before the update
-	Accuracy           Number    `json:"accuracy"` // of recent batches, before the update; null for models without classes
+	Accuracy           Number    `json:"accuracy"` // of recent batches, before the update; null without classes
 	Examples           int64     `json:"examples"`
 	ExamplesPerSecond  Number    `json:"examples_per_second"` // since the start
 	StepsPerSecond     Number    `json:"steps_per_second"`    // also since the start
@@ -56,49 +56,17 @@ type Observer func(Event)
 
 func jsonFloat(f float64) []byte { return strconv.AppendFloat(nil, f, 'g', 9, 64) }
 
-// emit sends an event with the present counters to the observer.
+// emit sends an event of the goroutine of Run, which owns the progress.
 func (j *Job) emit(kind string, change func(*Event)) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.observe(j.eventLocked(kind, change))
-}
-
-// eventLocked returns an event. Events of Run's goroutine, which owns the progress, update it; other events repeat
-// the last progress.
-// REQUIRES: j.mu is held.
-func (j *Job) eventLocked(kind string, change func(*Event)) Event {
-	switch kind {
-	case EventStart, EventStep, EventSkipped, EventHeld, EventDone:
-		seconds := time.Since(j.started).Seconds()
-		j.mu.progress = Event{
-			Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
-			Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()), Accuracy: Number(j.accuracy.share()),
-			ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds), StepsPerSecond: Number(float64(j.step-j.before.step) / seconds),
-		}
-	}
-	e := j.nowLocked()
-	e.Event = kind
-	if change != nil {
-		change(&e)
-	}
-	return e
+	seconds := time.Since(j.started).Seconds()
+	j.report.emit(kind, &Event{
+		Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
+		Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()), Accuracy: Number(j.accuracy.share()),
+		ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds),
+		StepsPerSecond:    Number(float64(j.step-j.before.step) / seconds),
+	}, change)
 }
 
 // Now returns the present counters, in an event without a kind. Rates and qualities are those of the last step.
 // Safe for concurrent use.
-func (j *Job) Now() Event {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.nowLocked()
-}
-
-// REQUIRES: j.mu is held.
-func (j *Job) nowLocked() Event {
-	e := j.mu.progress
-	e.Time, e.Rank = time.Now(), j.cfg.rank()
-	e.PushesSent, e.PushesAcknowledged, e.BatchesSkipped = j.mu.sent, j.mu.acknowledged, j.mu.skipped
-	e.BatchesLate, e.JobStep = j.mu.late, j.mu.jobStep
-	e.InFlight = j.mu.sent - j.mu.acknowledged - j.mu.unknown - j.mu.late
-	e.StalenessSteps, e.WaitingSeconds = Number(j.metrics.staleness()), Number(j.metrics.waiting(e.Time).Seconds())
-	return e
-}
+func (j *Job) Now() Event { return j.report.now() }

@@ -87,7 +87,8 @@ func (w *windows) closeLocked(end bool) {
 	if now := w.now(); now.Before(to) {
 		to = now
 	}
-	w.tell(Window{From: w.from, To: to, Steps: w.steps, Examples: w.examples, Loss: Number(r.meanLoss()), AUC: Number(r.auc())})
+	w.tell(Window{From: w.from, To: to, Steps: w.steps, Examples: w.examples, Loss: Number(r.meanLoss()),
+		AUC: Number(r.auc())})
 	clear(w.pos[:])
 	clear(w.neg[:])
 	w.from, w.steps, w.examples, w.loss = time.Time{}, 0, 0, 0
@@ -103,7 +104,7 @@ func (j *Job) openWindows() {
 		length = defaultWindow
 	}
 	j.windows = &windows{length: length, now: time.Now, tell: func(w Window) {
-		j.emit(EventWindow, func(e *Event) {
+		j.report.emit(EventWindow, nil, func(e *Event) {
 			e.Window = &w
 			e.Message = fmt.Sprintf("%s to %s: %d examples in %d steps, loss %.4f, AUC %.4f",
 				w.From.Format(time.TimeOnly), w.To.Format(time.TimeOnly), w.Examples, w.Steps, w.Loss, w.AUC)
@@ -173,7 +174,8 @@ func (c *Config) validateFollow() error {
 	case c.Epochs > 1:
 		return invalid("data: follow %s: a stream has no epochs, but epochs is %d", d.Follow, c.Epochs)
 	case d.Follow == data.Stdin && c.Trainers > 1:
-		return invalid("data: follow -: %d trainers cannot share one standard input: follow a file or a folder", c.Trainers)
+		return invalid("data: follow -: %d trainers cannot share one standard input: follow a file or a folder",
+			c.Trainers)
 	}
 	return nil
 }

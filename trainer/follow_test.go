@@ -119,7 +119,8 @@ func (r *streamRun) until(what string, reached func() bool) {
 
 func (r *streamRun) trained(n int64) {
 	r.t.Helper()
-	r.until(fmt.Sprint(n, " examples"), func() bool { return r.now.Examples >= n && r.now.PushesAcknowledged >= r.now.Step })
+	r.until(fmt.Sprint(n, " examples"),
+		func() bool { return r.now.Examples >= n && r.now.PushesAcknowledged >= r.now.Step })
 }
 
 // inWindows returns the number of examples in closed windows.
@@ -157,7 +158,8 @@ func TestAJobFollowsAStream(t *testing.T) {
 				t.Errorf("%d examples in windows, want 70", n)
 			}
 			for _, w := range r.windows {
-				if !(w.Loss > 0) || !(w.AUC >= 0 && w.AUC <= 1) || w.Steps == 0 || !w.To.After(w.From) || w.To.Sub(w.From) > cfg.Data.Window {
+				if !(w.Loss > 0) || !(w.AUC >= 0 && w.AUC <= 1) || w.Steps == 0 || !w.To.After(w.From) ||
+					w.To.Sub(w.From) > cfg.Data.Window {
 					t.Errorf("window %+v", w)
 				}
 			}
@@ -196,7 +198,9 @@ func pushedOnce(t *testing.T, j *Job, local *tables.Local, ad []byte) bool {
 	t.Helper()
 	key := data.NewHasher("ad").Key(ad)
 	row := make([]float32, j.embeddings.Dim)
-	if err := local.Pull(t.Context(), []tables.Segment{{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: []rowraft.Key{key}, Values: row}}); err != nil {
+	if err := local.Pull(t.Context(),
+		[]tables.Segment{{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: []rowraft.Key{key},
+			Values: row}}); err != nil {
 		t.Fatal(err)
 	}
 	fresh := make([]float32, j.embeddings.Dim)
@@ -205,7 +209,8 @@ func pushedOnce(t *testing.T, j *Job, local *tables.Local, ad []byte) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Pull(t.Context(), []tables.Segment{{Table: s.ID, Dim: s.Dim, Keys: []rowraft.Key{key}, Values: fresh}}); err != nil {
+	if err := other.Pull(t.Context(),
+		[]tables.Segment{{Table: s.ID, Dim: s.Dim, Keys: []rowraft.Key{key}, Values: fresh}}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range row {
@@ -219,7 +224,8 @@ func pushedOnce(t *testing.T, j *Job, local *tables.Local, ad []byte) bool {
 func TestWindowsAreCutByTime(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var got []Window
-	w := &windows{length: time.Minute, now: func() time.Time { return now }, tell: func(w Window) { got = append(got, w) }}
+	w := &windows{length: time.Minute, now: func() time.Time { return now },
+		tell: func(w Window) { got = append(got, w) }}
 	w.close(false)
 	w.add([]float32{0.9, 0.1}, []float32{1, 0}, 0.5)
 	now = now.Add(30 * time.Second)
@@ -261,7 +267,8 @@ func TestWhatAStreamCannotHave(t *testing.T) {
 	} {
 		cfg := streamConfig(t, t.TempDir(), 0)
 		change(&cfg)
-		if err := cfg.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), name) {
+		if err := cfg.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -49,15 +49,19 @@ func (c *Config) validateHybrid() error {
 	case !kept:
 		return nil
 	case c.Mode != Async && c.Mode != Sync:
-		return invalid("parameters with placement: trainers need mode %[2]s or %[3]s, and the mode is %[1]s", c.Mode, Async, Sync)
+		return invalid("parameters with placement: trainers need mode %[2]s or %[3]s, and the mode is %[1]s", c.Mode,
+			Async, Sync)
 	case c.Mode == Sync && (c.Quorum < 1 || c.Deadline > 0):
-		return invalid("parameters with placement: trainers and quorum %v, deadline %v: every step averages over all trainers, so it waits for all", c.Quorum, c.Deadline)
+		return invalid("parameters with placement: trainers and quorum %v, deadline %v: every step averages over all "+
+			"trainers, so it waits for all", c.Quorum, c.Deadline)
 	case c.Mode == Sync && a.Every != 0:
-		return invalid("average: every is %d, but mode %s averages the gradients of every step: remove it", a.Every, Sync)
+		return invalid("average: every is %d, but mode %s averages the gradients of every step: remove it", a.Every,
+			Sync)
 	case a.Every < 0:
 		return invalid("average: every %d: want ≥ 0", a.Every)
 	case c.Trainers > 1 && len(a.Addresses) != c.Trainers:
-		return invalid("average: %d addresses for %d trainers: want one for each, by rank", len(a.Addresses), c.Trainers)
+		return invalid("average: %d addresses for %d trainers: want one for each, by rank", len(a.Addresses),
+			c.Trainers)
 	}
 	if c.Trainers == 1 || !a.TLS.IsZero() {
 		return nil
@@ -65,7 +69,8 @@ func (c *Config) validateHybrid() error {
 	for _, address := range a.Addresses {
 		host, _, err := net.SplitHostPort(address)
 		if ip := net.ParseIP(host); err != nil || host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-			return invalid("average: address %s: without TLS it must be a loopback address, for example 127.0.0.1:7200", address)
+			return invalid("average: address %s: without TLS it must be a loopback address, for example 127.0.0.1:7200",
+				address)
 		}
 	}
 	return nil
@@ -112,7 +117,8 @@ func newHybrid(j *Job) (*hybrid, error) {
 		return nil, err
 	}
 	per := h.rule.StateLen(denseWidth)
-	h.weights, h.grads, h.state = make([]float32, h.rows*denseWidth), make([]float32, h.rows*denseWidth), make([]float32, h.rows*per)
+	h.weights, h.grads = make([]float32, h.rows*denseWidth), make([]float32, h.rows*denseWidth)
+	h.state = make([]float32, h.rows*per)
 	flat := make([]float32, models.TotalSize(j.layout.params))
 	models.Initial(flat, j.layout.params, j.cfg.Seed)
 	h.take(h.weights, flat)
@@ -195,10 +201,11 @@ func (a *AverageConfig) network(rank int) (net.Listener, func(context.Context, s
 		l.Close()
 		return nil, nil, err
 	}
-	return tls.NewListener(l, source.Server(averagers...)), func(ctx context.Context, address string) (net.Conn, error) {
+	dial := func(ctx context.Context, address string) (net.Conn, error) {
 		dialer := &tls.Dialer{Config: source.Client(averagers...)}
 		return dialer.DialContext(ctx, "tcp", address)
-	}, nil
+	}
+	return tls.NewListener(l, source.Server(averagers...)), dial, nil
 }
 
 // close ends the averaging. If training ended normally, it tells the other trainers, and serves them until they
@@ -225,7 +232,7 @@ func (h *hybrid) learn(w *work) error {
 	if h == nil {
 		return nil
 	}
-	if w.empty {
+	if w.Empty {
 		clear(h.grads)
 	} else {
 		h.take(h.grads, w.result.ParamGrads)
@@ -235,11 +242,11 @@ func (h *hybrid) learn(w *work) error {
 		if behind, err := h.average(h.grads); err != nil || behind {
 			return err
 		}
-		h.update(w.step)
+		h.update(w.Step)
 		return nil
 	}
-	if !w.empty {
-		h.update(w.step)
+	if !w.Empty {
+		h.update(w.Step)
 	}
 	every := h.j.cfg.Average.every()
 	if h.steps%every == 0 {
@@ -247,7 +254,7 @@ func (h *hybrid) learn(w *work) error {
 			return err
 		}
 	}
-	h.j.pausePoint.finish(h.rounds*int64(every) + int64(h.steps%every))
+	h.j.pausePoint.Finish(h.rounds*int64(every) + int64(h.steps%every))
 	return nil
 }
 
@@ -256,9 +263,9 @@ func (h *hybrid) average(values []float32) (behind bool, err error) {
 	if h.group == nil {
 		return false, nil
 	}
-	h.j.metrics.beginWait()
+	h.j.report.beginWait()
 	r, err := h.group.Average(h.ctx, values)
-	h.j.metrics.endWait()
+	h.j.report.endWait()
 	if err != nil {
 		return false, fmt.Errorf("average with the other trainers: %w", err)
 	}
@@ -288,7 +295,8 @@ func (h *hybrid) Save() []float32 { return slices.Concat(h.weights, h.state) }
 // Load implements [average.Keeper].
 func (h *hybrid) Load(values []float32) error {
 	if len(values) != len(h.weights)+len(h.state) {
-		return invalid("%d numbers, want %d weights and %d of optimizer state", len(values), len(h.weights), len(h.state))
+		return invalid("%d numbers, want %d weights and %d of optimizer state", len(values), len(h.weights),
+			len(h.state))
 	}
 	copy(h.state, values[copy(h.weights, values):])
 	return nil
@@ -313,7 +321,7 @@ func (h *hybrid) resume(s *state.State) (int, error) {
 	tensors := s.Tensors
 	h.steps = int(s.Step) // the next average is due when it would have been without the stop
 	if h.j.cfg.Mode == Async {
-		h.j.pausePoint.advance(s.Step % int64(h.j.cfg.Average.every()))
+		h.j.pausePoint.Advance(s.Step % int64(h.j.cfg.Average.every()))
 	}
 	var all []float32
 	for _, k := range []state.Kind{state.Weights, state.OptimizerState} {
@@ -344,4 +352,5 @@ func (h *hybrid) begin(m client.Members, c *Config) {
 }
 
 // errElsewhere means that only the trainers have the weights.
-var errElsewhere = rowraft.Errorf(rowraft.CodePrecondition, "the trainers keep dense weights of this job: only they can score the held-out examples, when they end")
+var errElsewhere = rowraft.Errorf(rowraft.CodePrecondition,
+	"the trainers keep dense weights of this job: only they can score the held-out examples, when they end")

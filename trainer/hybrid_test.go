@@ -45,7 +45,8 @@ func equalBits(a, b []float32) bool {
 
 // A single trainer updates its weights as servers do, bit for bit.
 func TestKeptWeightsAreTrainedAsOnServers(t *testing.T) {
-	for _, optimizer := range []TableConfig{{Optimizer: "adagrad", LR: 0.05}, {Optimizer: "adam", LR: 0.01}, {Optimizer: "momentum", LR: 0.01}} {
+	for _, optimizer := range []TableConfig{{Optimizer: "adagrad", LR: 0.05}, {Optimizer: "adam", LR: 0.01},
+		{Optimizer: "momentum", LR: 0.01}} {
 		t.Run(optimizer.Optimizer, func(t *testing.T) {
 			run := func(cfg Config) []float32 {
 				cfg.Dense = optimizer
@@ -66,7 +67,8 @@ func TestKeptWeightsAreTrainedAsOnServers(t *testing.T) {
 			if !equalBits(trainers, servers) {
 				t.Error("the weights of the trainer are others than those of the servers")
 			}
-			half := run(placed(15, ParameterConfig{Name: "bottom.*", Placement: PlaceTrainers}, ParameterConfig{Name: "*", Init: InitWorker}))
+			half := run(placed(15, ParameterConfig{Name: "bottom.*", Placement: PlaceTrainers},
+				ParameterConfig{Name: "*", Init: InitWorker}))
 			if !equalBits(half, servers) {
 				t.Error("with some weights at the trainer they are others than with all at the servers")
 			}
@@ -190,10 +192,13 @@ func TestWhatAveragingRefuses(t *testing.T) {
 	}{
 		{"mode", func(c *Config) { c.Mode = Geo }, "the mode is geo"},
 		{"init", func(c *Config) { c.Parameters[0].Init = InitServer }, "each computes them from the seed"},
-		{"every in mode sync", func(c *Config) { c.Mode, c.Average.Every = Sync, 3 }, "averages the gradients of every step"},
+		{"every in mode sync", func(c *Config) { c.Mode, c.Average.Every = Sync, 3 },
+			"averages the gradients of every step"},
 		{"no addresses", func(c *Config) { c.Trainers = 2 }, "0 addresses for 2 trainers"},
-		{"plaintext", func(c *Config) { c.Trainers, c.Average.Addresses = 2, []string{"127.0.0.1:1", "10.0.0.5:1"} }, "without TLS it must be a loopback address"},
-		{"nothing to average", func(c *Config) { c.Parameters, c.Average.Every = nil, 3 }, "no parameter has placement: trainers"},
+		{"plaintext", func(c *Config) { c.Trainers, c.Average.Addresses = 2, []string{"127.0.0.1:1", "10.0.0.5:1"} },
+			"without TLS it must be a loopback address"},
+		{"nothing to average", func(c *Config) { c.Parameters, c.Average.Every = nil, 3 },
+			"no parameter has placement: trainers"},
 		{"every", func(c *Config) { c.Average.Every = -1 }, "every -1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -202,7 +207,8 @@ func TestWhatAveragingRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			tc.change(&c)
-			if err := c.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), tc.want) {
+			if err := c.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+				!strings.Contains(err.Error(), tc.want) {
 				t.Errorf("Validate = %v, want InvalidArgument with %q", err, tc.want)
 			}
 		})
@@ -238,7 +244,8 @@ func TestKeptWeightsInModeSync(t *testing.T) {
 	trainers := run(ranks(t, 2, steps, 0))
 	onServers := ranks(t, 2, steps, 0)
 	for i := range onServers {
-		onServers[i].Parameters, onServers[i].Average = []ParameterConfig{{Name: "*", Init: InitWorker}}, AverageConfig{}
+		onServers[i].Parameters = []ParameterConfig{{Name: "*", Init: InitWorker}}
+		onServers[i].Average = AverageConfig{}
 	}
 	servers := run(onServers)
 	if t.Failed() {

@@ -102,7 +102,8 @@ func (j *Job) awaitWeights(ctx context.Context, look tensor.Rows, wanted []int) 
 		select {
 		case <-time.After(lookEvery):
 		case <-ctx.Done():
-			return rowraft.Errorf(rowraft.CodeDeadline, "trainer 0 has not initialized the dense weights: %w", ctx.Err())
+			return rowraft.Errorf(rowraft.CodeDeadline, "trainer 0 has not initialized the dense weights: %w",
+				ctx.Err())
 		}
 	}
 }

@@ -42,7 +42,8 @@ func TestWhereWeightsAreInitialized(t *testing.T) {
 	}{
 		{"each by a worker", []ParameterConfig{{Name: "*", Init: InitWorker}}, 2, true},
 		{"each at the servers", []ParameterConfig{{Name: "*", Init: InitServer}}, 11, false},
-		{"biases by a worker, one layer at the servers", []ParameterConfig{{Name: "*.bias", Init: InitWorker}, {Name: "bottom.*", Init: InitServer}}, 4, false},
+		{"biases by a worker, one layer at the servers", []ParameterConfig{{Name: "*.bias", Init: InitWorker},
+			{Name: "bottom.*", Init: InitServer}}, 4, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l, cfg := newLocal(t), placed(20, tc.params...)
@@ -144,7 +145,8 @@ func TestOneWorkersWeightsWin(t *testing.T) {
 		// A trainer 0 that returns writes nothing: training has begun.
 		mustRun(t, config(0, 7), l, nil)
 		moved := denseOf(t, j)
-		if again, err := NewJob(t.Context(), config(0, 7), l, nil); err != nil || !slices.Equal(denseOf(t, again), moved) || slices.Equal(moved, got[0]) {
+		if again, err := NewJob(t.Context(), config(0, 7), l, nil); err != nil ||
+			!slices.Equal(denseOf(t, again), moved) || slices.Equal(moved, got[0]) {
 			t.Fatalf("a trainer 0 that comes back wrote first weights again, %v", err)
 		}
 	}
@@ -168,7 +170,8 @@ func (c *cutOff) Claim(ctx context.Context, name string) (tables.Assigner, error
 
 func (c *cutOff) Assign(ctx context.Context, segs []tables.Segment) error {
 	if c.after == 0 {
-		c.segs = []tables.Segment{{Table: segs[0].Table, Dim: segs[0].Dim, Keys: slices.Clone(segs[0].Keys), Values: slices.Clone(segs[0].Values)}}
+		c.segs = []tables.Segment{{Table: segs[0].Table, Dim: segs[0].Dim, Keys: slices.Clone(segs[0].Keys),
+			Values: slices.Clone(segs[0].Values)}}
 		return errCut
 	}
 	c.after--
@@ -195,7 +198,8 @@ func TestWhatParametersAreRefused(t *testing.T) {
 		{"placement", ParameterConfig{Name: "*", Placement: "moon"}, "placement"},
 		{"pattern", ParameterConfig{Name: "[", Init: InitWorker}, "a pattern with *"},
 		{"no name", ParameterConfig{Init: InitWorker}, "a pattern with *"},
-		{"no such parameter", ParameterConfig{Name: "conv1.*"}, "the model has no parameter conv1.*; it has bottom.0.weights"},
+		{"no such parameter", ParameterConfig{Name: "conv1.*"},
+			"the model has no parameter conv1.*; it has bottom.0.weights"},
 		{"tables that cannot", ParameterConfig{Name: "*", Init: InitWorker}, "a worker cannot write these tables"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -13,8 +13,10 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/tables"
+	"golang.org/x/sync/semaphore"
 )
 
 // grace is how long a run that must stop waits for the pushes it has sent.
@@ -37,8 +39,7 @@ type Job struct {
 	auditKeys                []rowraft.Key
 	auditGrads               []float32
 
-	// The goroutine of Run owns the following fields, but for those under mu.
-	observe  Observer
+	// The goroutine of Run owns the following fields, but for those that are safe for concurrent use.
 	started  time.Time
 	running  running
 	step     int64
@@ -54,20 +55,11 @@ type Job struct {
 	windows *windows // windows of a followed stream; nil without a stream
 
 	pausePoint pausePoint
-	metrics    runMetrics
+	report     report
 	parts      *dataSplits // nil: each trainer reads a fixed share
 
 	beats    beatRates   // owned by the goroutine that calls beat
 	stopping atomic.Bool // the job or this trainer got a stop request
-
-	mu struct {
-		sync.Mutex
-		sent, acknowledged, unknown, skipped int64
-		late                                 int64 // pushed without effect
-		jobStep                              int64 // last closed step of the job
-		failure                              error // first failed push
-		progress                             Event // as of the last event that was no acknowledgement
-	}
 }
 
 // NewJob checks cfg, opens data, backend and model, and creates the job's missing tables. observe may be nil.
@@ -81,7 +73,10 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Obser
 	if observe == nil {
 		observe = func(Event) {}
 	}
-	j := &Job{cfg: cfg, tables: tables, observe: observe, pausePoint: pausePoint{busy: make(chan struct{}, 1)}}
+	j := &Job{
+		cfg: cfg, tables: tables, report: report{rank: cfg.rank(), observe: observe},
+		pausePoint: pausePoint{busy: semaphore.NewWeighted(1)},
+	}
 	var err error
 	if j.set = cfg.set; j.set == nil {
 		if j.set, err = cfg.OpenData(); err != nil {
@@ -173,12 +168,11 @@ func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, er
 		j.endPausePoint(err, false)
 		return j.result(), err
 	}
-	j.watch(b)
+	if b != nil {
+		j.report.watch(b)
+	}
 	r, err := j.trainAndScore(ctx, trained)
-	j.mu.Lock()
-	unwritten := b.end(r)
-	j.mu.Unlock()
-	if unwritten != nil {
+	if unwritten := j.report.endBoard(r); unwritten != nil {
 		j.note("the event file for TensorBoard is incomplete: %v", unwritten)
 	}
 	return r, err
@@ -211,11 +205,12 @@ func (j *Job) trainAndScore(ctx context.Context, trained func(*Result) error) (*
 func (j *Job) train(ctx context.Context) error {
 	j.openWindows()
 	defer j.windows.close(true)
+	j.mode.Begin(j.before.step, j.before.jobStep)
 	src := j.feed(ctx)
 	defer src.close()
-	defer j.mode.wait()
-	j.metrics.beginWait()
-	defer j.metrics.endWait()
+	defer j.mode.Wait()
+	j.report.beginWait()
+	defer j.report.endWait()
 	// Pushes outlive ctx by the grace period, so that their results are counted.
 	pushes, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -235,10 +230,10 @@ func (j *Job) train(ctx context.Context) error {
 		}
 		return err
 	}
-	if err := j.mode.drain(pushes); err != nil || ctx.Err() != nil {
+	if err := j.mode.Drain(pushes); err != nil || ctx.Err() != nil {
 		return err
 	}
-	err = j.mode.finish(pushes, func() (bool, error) {
+	err = j.mode.Finish(pushes, func() (bool, error) {
 		return j.begin(ctx, func(p *pause) error { return j.boundary(ctx, pushes, p) })
 	})
 	if err != nil {
@@ -267,7 +262,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		case err == io.EOF:
 			return nil
 		case err == errNotYet:
-			if err := j.mode.idle(pushes); err != nil {
+			if err := j.mode.Idle(pushes); err != nil {
 				return err
 			}
 			continue
@@ -284,7 +279,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		if push {
 			err = j.push(pushes, w)
 		} else {
-			err = j.batchDone(w.at)
+			err = j.batchDone(w.Place)
 		}
 		if err != nil {
 			return err
@@ -309,33 +304,32 @@ func (j *Job) trainAhead(ctx, pushes context.Context, src feed) error {
 		defer close(ready)
 		readErr = j.readAhead(ctx, pushes, src, free, ready)
 	})
-	unacknowledged := make(chan struct{}, j.cfg.InFlight)
+	unacknowledged := semaphore.NewWeighted(int64(j.cfg.InFlight))
 	for w := range ready {
 		push, err := j.compute(w)
 		if err != nil {
 			return err
 		}
 		if !push {
-			if err := j.batchDone(w.at); err != nil {
+			if err := j.batchDone(w.Place); err != nil {
 				return err
 			}
 			free <- w
 			continue
 		}
-		unacknowledged <- struct{}{} // waits until fewer than InFlight pushes are under way; every push ends in time
-		if err := j.failed(); err != nil {
+		// This waits until fewer than InFlight pushes are under way. Every push ends in time.
+		_ = unacknowledged.Acquire(context.Background(), 1)
+		if err := j.report.Failed(); err != nil {
 			return err
 		}
 		all.Go(func() {
 			_ = j.push(pushes, w) // the job stores the error
 			free <- w
-			<-unacknowledged
+			unacknowledged.Release(1)
 		})
 	}
-	for range j.cfg.InFlight { // until all pushes have ended
-		unacknowledged <- struct{}{}
-	}
-	if err := j.failed(); err != nil {
+	_ = unacknowledged.Acquire(context.Background(), int64(j.cfg.InFlight)) // all pushes have ended
+	if err := j.report.Failed(); err != nil {
 		return err
 	}
 	if readErr == io.EOF {
@@ -361,7 +355,7 @@ func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, 
 		switch err := j.read(src, w); {
 		case err == errNotYet:
 			free <- w
-			if err := j.mode.idle(pushes); err != nil {
+			if err := j.mode.Idle(pushes); err != nil {
 				return err
 			}
 			continue
@@ -413,13 +407,13 @@ func (j *Job) read(src feed, w *work) (err error) {
 			j.pausePoint.undo()
 		}
 	}()
-	if j.steps > 0 && src.count() >= j.steps || j.mode.done() {
+	if j.steps > 0 && src.count() >= j.steps || j.mode.Done() {
 		return io.EOF
 	}
 	if err := src.next(w); err != nil {
 		return j.pollData(err)
 	}
-	if w.idle {
+	if w.Idle {
 		return nil
 	}
 	w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
@@ -428,13 +422,13 @@ func (j *Job) read(src feed, w *work) (err error) {
 
 // pull fills w with the weights. While it waits for other workers it calls stand if a checkpoint wants the state.
 func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error {
-	w.segs = nil
-	if !w.idle {
-		w.segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
+	w.Segs = nil
+	if !w.Idle {
+		w.Segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
 	}
 	for {
 		err := j.pullOnce(ctx, w)
-		if err != errBoundary {
+		if err != mode.ErrBoundary {
 			return err
 		}
 		if p := j.pausePoint.current(); p != nil {
@@ -451,39 +445,37 @@ func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error
 func (j *Job) pullOnce(ctx context.Context, w *work) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	err := j.mode.pull(ctx, w)
-	if err != nil && err != errBoundary {
-		err = fmt.Errorf("step %d: pull %d rows: %w", w.step, rowsOf(w.segs), err)
+	err := j.mode.Pull(ctx, &w.Batch)
+	if err != nil && err != mode.ErrBoundary {
+		err = fmt.Errorf("step %d: pull %d rows: %w", w.Step, w.Rows(), err)
 	}
 	return err
 }
 
 // compute runs the model on w and reports whether w must be pushed.
 func (j *Job) compute(w *work) (push bool, err error) {
-	if w.idle {
+	if w.Idle {
 		return j.idleStep(w)
 	}
-	j.metrics.endWait()
-	defer j.metrics.beginWait()
-	if g, ok := j.mode.(*geoMode); ok {
-		g.refreshBases(w)
-	}
+	j.report.endWait()
+	defer j.report.beginWait()
+	j.mode.Refresh(&w.Batch)
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
 	if err := j.model.Step(&w.batch, w.rows, w.flat, &w.result); err != nil {
-		return false, fmt.Errorf("step %d: %w", w.step, err)
+		return false, fmt.Errorf("step %d: %w", w.Step, err)
 	}
 	bad, skip := j.cfg.notFinite(&w.result)
-	w.empty = skip
+	w.Empty = skip
 	if err := j.hybrid.learn(w); err != nil {
-		return false, fmt.Errorf("step %d: %w", w.step, err)
+		return false, fmt.Errorf("step %d: %w", w.Step, err)
 	}
 	j.step++
 	j.at = w.after
-	j.metrics.addStaleness(w.stale)
+	j.report.addStaleness(w.Stale)
 	if skip {
-		if push = j.mode.pushesEmpty(); !push {
-			j.metrics.batchEnded()
+		if push = j.mode.PushesEmpty(); !push {
+			j.report.batchEnded()
 		}
 		return push, j.skip(w, bad)
 	}

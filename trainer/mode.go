@@ -90,7 +90,8 @@ func (c *Config) validateMode() error {
 	case c.Mode != Sync && c.Deadline != 0:
 		return invalid("deadline is %v in mode %s: only steps of mode sync have a deadline", c.Deadline, c.Mode)
 	case c.Audit && (c.Quorum != 1 || c.Deadline != 0):
-		return invalid("audit with quorum %v and deadline %v: audit rows need steps to which all trainers contribute", c.Quorum, c.Deadline)
+		return invalid("audit with quorum %v and deadline %v: audit rows need steps to which all trainers contribute",
+			c.Quorum, c.Deadline)
 	case c.Staleness < 0 || c.Staleness > maxStaleness:
 		return invalid("staleness %d: want 0 to %d steps", c.Staleness, maxStaleness)
 	case c.Mode != SSP && c.Staleness != 0:
@@ -132,7 +133,8 @@ type terms struct {
 func (c *Config) terms() terms {
 	t := terms{
 		Mode: c.Mode, Deadline: c.Deadline, Staleness: c.Staleness, Trainers: c.Trainers, Batch: c.Batch, Seed: c.Seed,
-		DType: c.DType, Model: c.Model.fingerprint(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
+		DType: c.DType, Model: c.Model.fingerprint(), Embeddings: c.Embeddings, Dense: c.Dense,
+		Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
 	}
 	if c.Mode == Sync {
 		t.Quorum, t.Epochs, t.Steps = c.Quorum, c.Epochs, c.Steps

@@ -16,27 +16,30 @@ func TestModeSettings(t *testing.T) {
 		set  func(*Config)
 		want string
 	}{
-		"a mode that is none":  {func(c *Config) { c.Mode = "bsp" }, `mode "bsp" is not supported`},
-		"no quorum":            {func(c *Config) { c.Quorum = 0 }, "quorum 0: want a share"},
-		"more than all":        {func(c *Config) { c.Quorum = 1.1 }, "quorum 1.1: want a share"},
-		"a quorum in async":    {func(c *Config) { c.Quorum = 0.75 }, "quorum is 0.75 in mode async"},
-		"a deadline before":    {func(c *Config) { c.Deadline = -1 }, "deadline is -1ns"},
-		"a deadline in async":  {func(c *Config) { c.Deadline = time.Second }, "deadline is 1s in mode async"},
-		"staleness below 0":    {func(c *Config) { c.Staleness = -1 }, "staleness -1"},
-		"staleness in async":   {func(c *Config) { c.Staleness = 3 }, "staleness 3 in mode async"},
-		"geo in async":         {func(c *Config) { c.Geo.Every = 5 }, "geo is set in mode async"},
-		"geo every so often":   {func(c *Config) { c.Geo.Every = -5 }, "every -5"},
-		"geo without a copy":   {func(c *Config) { c.Geo.Rows = -5 }, "rows -5"},
-		"another scale":        {func(c *Config) { c.Geo.Scale = "max" }, `scale "max": want mean or sum`},
-		"audit with a quorum":  {func(c *Config) { c.Mode, c.Quorum, c.Audit = Sync, 0.75, true }, "audit with quorum 0.75"},
-		"audit and deadline":   {func(c *Config) { c.Mode, c.Deadline, c.Audit = Sync, time.Second, true }, "and deadline 1s"},
+		"a mode that is none": {func(c *Config) { c.Mode = "bsp" }, `mode "bsp" is not supported`},
+		"no quorum":           {func(c *Config) { c.Quorum = 0 }, "quorum 0: want a share"},
+		"more than all":       {func(c *Config) { c.Quorum = 1.1 }, "quorum 1.1: want a share"},
+		"a quorum in async":   {func(c *Config) { c.Quorum = 0.75 }, "quorum is 0.75 in mode async"},
+		"a deadline before":   {func(c *Config) { c.Deadline = -1 }, "deadline is -1ns"},
+		"a deadline in async": {func(c *Config) { c.Deadline = time.Second }, "deadline is 1s in mode async"},
+		"staleness below 0":   {func(c *Config) { c.Staleness = -1 }, "staleness -1"},
+		"staleness in async":  {func(c *Config) { c.Staleness = 3 }, "staleness 3 in mode async"},
+		"geo in async":        {func(c *Config) { c.Geo.Every = 5 }, "geo is set in mode async"},
+		"geo every so often":  {func(c *Config) { c.Geo.Every = -5 }, "every -5"},
+		"geo without a copy":  {func(c *Config) { c.Geo.Rows = -5 }, "rows -5"},
+		"another scale":       {func(c *Config) { c.Geo.Scale = "max" }, `scale "max": want mean or sum`},
+		"audit with a quorum": {func(c *Config) { c.Mode, c.Quorum, c.Audit = Sync, 0.75, true },
+			"audit with quorum 0.75"},
+		"audit and deadline": {func(c *Config) { c.Mode, c.Deadline, c.Audit = Sync, time.Second, true },
+			"and deadline 1s"},
 		"no thread":            {func(c *Config) { c.Threads = 0 }, "threads 0"},
 		"threads that are odd": {func(c *Config) { c.Threads = 5 }, "threads 5: want a divisor of the batch size 32"},
 		"reads of no mode":     {func(c *Config) { c.Reads.Mode = "any" }, `reads: mode "any"`},
 	} {
 		cfg := tinyConfig(1, 0)
 		tc.set(&cfg)
-		if err := cfg.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(fmt.Sprint(err), tc.want) {
+		if err := cfg.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+			!strings.Contains(fmt.Sprint(err), tc.want) {
 			t.Errorf("%s: %v, want InvalidArgument with %q", name, err, tc.want)
 		}
 	}
@@ -135,7 +138,8 @@ func TestThreadsAreReproducible(t *testing.T) {
 // A state of a job with default settings omits threads, modes, later optimizers and schedules.
 func TestEssenceOfAnAsyncJobIsUnchanged(t *testing.T) {
 	essence := string(newJob(t, twoPasses(1, 0), newLocal(t), nil).fingerprint())
-	for _, field := range []string{"threads", "quorum", "deadline", "staleness", "geo", "Momentum", "L1", "L2", "Beta", "WeightDecay", "Bound", "Schedule"} {
+	for _, field := range []string{"threads", "quorum", "deadline", "staleness", "geo", "Momentum", "L1", "L2", "Beta",
+		"WeightDecay", "Bound", "Schedule"} {
 		if strings.Contains(essence, `"`+field+`"`) {
 			t.Errorf("%s stands in %s", field, essence)
 		}

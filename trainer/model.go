@@ -71,7 +71,8 @@ func (j *Job) newModel(backend *accel.Backend, batch int) (models.Model, error) 
 		return &models.Sleep{Time: j.cfg.Model.Sleep}, nil
 	}
 	if j.cfg.Model.Kind == LeNet {
-		return models.NewLeNet(backend, models.LeNetConfig{Batch: batch, Height: j.shape.Height, Width: j.shape.Width, Classes: j.shape.Classes})
+		return models.NewLeNet(backend, models.LeNetConfig{Batch: batch, Height: j.shape.Height, Width: j.shape.Width,
+			Classes: j.shape.Classes})
 	}
 	return models.NewDLRM(backend, models.DLRMConfig{
 		Batch: batch, Dense: j.shape.Dense, Categorical: j.shape.Categorical,
@@ -79,13 +80,14 @@ func (j *Job) newModel(backend *accel.Backend, batch int) (models.Model, error) 
 	})
 }
 
-// rowSegments returns w.segs with the segment of the embeddings only; values belong to w.keys.
+// rowSegments returns w.Segs with the segment of the embeddings only; values belong to w.keys.
 func (j *Job) rowSegments(w *work, values []float32) []tables.Segment {
-	w.segs = w.segs[:0]
+	w.Segs = w.Segs[:0]
 	if j.cfg.embedded() {
-		w.segs = append(w.segs, tables.Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys, Values: values})
+		w.Segs = append(w.Segs, tables.Segment{Table: j.embeddings.ID, Dim: j.embeddings.Dim, Keys: w.keys,
+			Values: values})
 	}
-	return w.segs
+	return w.Segs
 }
 
 // accuracy counts correctly predicted classes: each batch weighs decay times as much as the next one.

@@ -58,8 +58,10 @@ func TestLeNetJob(t *testing.T) {
 			last = e
 		}
 	})
-	if math.Abs(float64(r.FirstLoss)-math.Log(3)) > 0.05 || !(r.Accuracy > 0.95) || !(r.LogLoss < 0.3) || r.HeldExamples != 80 || r.AUC == r.AUC {
-		t.Errorf("first loss %.3f, accuracy %.3f, log loss %.3f, AUC %v on %d images; want ln 3, > 0.95, < 0.3, none on 80",
+	if math.Abs(float64(r.FirstLoss)-math.Log(3)) > 0.05 || !(r.Accuracy > 0.95) || !(r.LogLoss < 0.3) ||
+		r.HeldExamples != 80 || r.AUC == r.AUC {
+		t.Errorf("first loss %.3f, accuracy %.3f, log loss %.3f, AUC %v on %d images; "+
+			"want ln 3, > 0.95, < 0.3, none on 80",
 			r.FirstLoss, r.Accuracy, r.LogLoss, r.AUC, r.HeldExamples)
 	}
 	if !(last.Accuracy > 0.9) || last.AUC == last.AUC || !(r.TrainingAccuracy == last.Accuracy) {
@@ -78,7 +80,8 @@ func TestLeNetThreads(t *testing.T) {
 	one := mustRun(t, cfg, newLocal(t), nil)
 	cfg.Threads = 2
 	two := mustRun(t, cfg, newLocal(t), nil)
-	if math.Abs(float64(one.FirstLoss-two.FirstLoss)) > 1e-5 || math.Abs(float64(one.LogLoss-two.LogLoss)) > 1e-3 || one.HeldExamples != two.HeldExamples || two.Accuracy != two.Accuracy {
+	if math.Abs(float64(one.FirstLoss-two.FirstLoss)) > 1e-5 || math.Abs(float64(one.LogLoss-two.LogLoss)) > 1e-3 ||
+		one.HeldExamples != two.HeldExamples || two.Accuracy != two.Accuracy {
 		t.Errorf("first loss %v, log loss %v, accuracy %v with one thread; %v, %v, %v with two",
 			one.FirstLoss, one.LogLoss, one.Accuracy, two.FirstLoss, two.LogLoss, two.Accuracy)
 	}
@@ -92,7 +95,8 @@ func TestModelsWantTheirData(t *testing.T) {
 	}{
 		{"kind", func(c *Config) { c.Model.Kind = "cnn" }, "want dlrm or lenet"},
 		{"images for a DLRM", func(c *Config) { c.Model.Kind = DLRM }, "want kind lenet"},
-		{"no images", func(c *Config) { c.Data.Images, c.Data.Labels, c.Data.File, c.Data.Schema = "", "", "x", "y" }, "needs images"},
+		{"no images", func(c *Config) { c.Data.Images, c.Data.Labels, c.Data.File, c.Data.Schema = "", "", "x", "y" },
+			"needs images"},
 		{"two data sets", func(c *Config) { c.Data.File, c.Data.Schema = "x", "y" }, "data is given more than once"},
 		{"no labels", func(c *Config) { c.Data.Labels = "" }, "must be given together"},
 		{"half a held-out part", func(c *Config) { c.Data.HeldImages = "x" }, "must be given together"},
@@ -105,7 +109,8 @@ func TestModelsWantTheirData(t *testing.T) {
 				t.Fatal(err)
 			}
 			tc.change(&cfg)
-			if err := cfg.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), tc.want) {
+			if err := cfg.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+				!strings.Contains(err.Error(), tc.want) {
 				t.Errorf("Validate = %v, want InvalidArgument with %q", err, tc.want)
 			}
 		})

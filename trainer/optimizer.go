@@ -10,7 +10,8 @@ import (
 func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
 	kind, err := rowraft.ParseOptimizerKind(t.Optimizer)
 	if err != nil || kind == rowraft.Add {
-		return rowraft.Optimizer{}, invalid("optimizer %q: want sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl", t.Optimizer)
+		return rowraft.Optimizer{}, invalid("optimizer %q: want sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl",
+			t.Optimizer)
 	}
 	accumulator := float32(1e-5)
 	if kind == rowraft.FTRL {

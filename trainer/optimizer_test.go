@@ -15,13 +15,18 @@ func TestOptimizersOfAJob(t *testing.T) {
 		table TableConfig
 		want  rowraft.Optimizer
 	}{
-		{TableConfig{Optimizer: "sgd", LR: 1, WeightDecay: f(0.5), Bound: f(3)}, rowraft.Optimizer{Kind: rowraft.SGD, LR: 1, WeightDecay: 0.5, Bound: 3}},
+		{TableConfig{Optimizer: "sgd", LR: 1, WeightDecay: f(0.5), Bound: f(3)},
+			rowraft.Optimizer{Kind: rowraft.SGD, LR: 1, WeightDecay: 0.5, Bound: 3}},
 		{TableConfig{Optimizer: "momentum", LR: 1}, rowraft.Optimizer{Kind: rowraft.Momentum, LR: 1, Momentum: 0.9}},
-		{TableConfig{Optimizer: "adagrad", LR: 1}, rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 1, InitialAccumulator: 1e-5, Epsilon: 1e-8}},
-		{TableConfig{Optimizer: "rowwise-adagrad", LR: 1, Epsilon: f(0)}, rowraft.Optimizer{Kind: rowraft.RowWiseAdagrad, LR: 1, InitialAccumulator: 1e-5}},
-		{TableConfig{Optimizer: "adam", LR: 1, WeightDecay: f(0.01)}, rowraft.Optimizer{Kind: rowraft.Adam, LR: 1, Epsilon: 1e-8, Beta1: 0.9, Beta2: 0.999, WeightDecay: 0.01}},
+		{TableConfig{Optimizer: "adagrad", LR: 1}, rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 1,
+			InitialAccumulator: 1e-5, Epsilon: 1e-8}},
+		{TableConfig{Optimizer: "rowwise-adagrad", LR: 1, Epsilon: f(0)},
+			rowraft.Optimizer{Kind: rowraft.RowWiseAdagrad, LR: 1, InitialAccumulator: 1e-5}},
+		{TableConfig{Optimizer: "adam", LR: 1, WeightDecay: f(0.01)},
+			rowraft.Optimizer{Kind: rowraft.Adam, LR: 1, Epsilon: 1e-8, Beta1: 0.9, Beta2: 0.999, WeightDecay: 0.01}},
 		{TableConfig{Optimizer: "ftrl", LR: 1, L1: f(2)}, rowraft.Optimizer{Kind: rowraft.FTRL, LR: 1, L1: 2, Beta: 1}},
-		{TableConfig{Optimizer: "ftrl", LR: 1, L2: f(2), Beta: f(0)}, rowraft.Optimizer{Kind: rowraft.FTRL, LR: 1, L2: 2}},
+		{TableConfig{Optimizer: "ftrl", LR: 1, L2: f(2), Beta: f(0)},
+			rowraft.Optimizer{Kind: rowraft.FTRL, LR: 1, L2: 2}},
 	} {
 		c := twoPasses(1, 0)
 		tc.table.Init = 0.1
@@ -34,12 +39,16 @@ func TestOptimizersOfAJob(t *testing.T) {
 		}
 	}
 	for want, change := range map[string]func(*Config){
-		"adagrad has no constant momentum":  func(c *Config) { c.Embeddings.Momentum = f(0.9) },
-		"ftrl has no constant weight_decay": func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.WeightDecay = "ftrl", f(1) },
-		"momentum in [0, 1)":                func(c *Config) { c.Embeddings.Optimizer, c.Embeddings.Momentum = "momentum", f(1) },
-		`optimizer "add"`:                   func(c *Config) { c.Embeddings.Optimizer = "add" },
-		`optimizer "lamb"`:                  func(c *Config) { c.Dense.Optimizer = "lamb" },
-		"bound -1":                          func(c *Config) { c.Embeddings.Bound = f(-1) },
+		"adagrad has no constant momentum": func(c *Config) { c.Embeddings.Momentum = f(0.9) },
+		"ftrl has no constant weight_decay": func(c *Config) {
+			c.Embeddings.Optimizer, c.Embeddings.WeightDecay = "ftrl", f(1)
+		},
+		"momentum in [0, 1)": func(c *Config) {
+			c.Embeddings.Optimizer, c.Embeddings.Momentum = "momentum", f(1)
+		},
+		`optimizer "add"`:  func(c *Config) { c.Embeddings.Optimizer = "add" },
+		`optimizer "lamb"`: func(c *Config) { c.Dense.Optimizer = "lamb" },
+		"bound -1":         func(c *Config) { c.Embeddings.Bound = f(-1) },
 	} {
 		c := twoPasses(1, 0)
 		change(&c)
@@ -55,7 +64,8 @@ func TestDecayOfDenseWeights(t *testing.T) {
 	c := tinyConfig(5, 0)
 	c.Dense.WeightDecay, c.Dense.Bound = &decay, &bound
 	c.Dense.Schedule = &ScheduleConfig{Kind: Linear, Steps: 10}
-	if _, err := NewJob(t.Context(), c, newLocal(t), nil); err == nil || !strings.Contains(err.Error(), "dense: weight_decay, bound: ") {
+	if _, err := NewJob(t.Context(), c, newLocal(t), nil); err == nil ||
+		!strings.Contains(err.Error(), "dense: weight_decay, bound: ") {
 		t.Errorf("differences with a decay: %v", err)
 	}
 	c.Parameters = []ParameterConfig{{Name: "*", Init: InitServer}}
@@ -68,7 +78,8 @@ func TestDecayOfDenseWeights(t *testing.T) {
 		t.Fatalf("%d pushes, want 5", len(r.rates))
 	}
 	for i, got := range r.rates {
-		if want := c.Dense.Schedule.Rate(c.Dense.LR, int64(i+1)); got[1] != want { // the second segment is that of a parameter
+		want := c.Dense.Schedule.Rate(c.Dense.LR, int64(i+1))
+		if got[1] != want { // the second segment is that of a parameter
 			t.Errorf("step %d: learning rate %v, want %v", i+1, got[1], want)
 		}
 	}
@@ -80,7 +91,8 @@ func TestLaterOptimizersLearn(t *testing.T) {
 	for _, table := range []TableConfig{
 		{Optimizer: "momentum", LR: 0.02, Init: 0.05, WeightDecay: f(1e-4)},
 		{Optimizer: "rowwise-adagrad", LR: 0.05, Init: 0.05, Bound: f(2)},
-		{Optimizer: "ftrl", LR: 0.05, Init: 0.05, L2: f(1e-3), Schedule: &ScheduleConfig{Kind: Cosine, Warmup: 5, Steps: 40, End: 0.01}},
+		{Optimizer: "ftrl", LR: 0.05, Init: 0.05, L2: f(1e-3),
+			Schedule: &ScheduleConfig{Kind: Cosine, Warmup: 5, Steps: 40, End: 0.01}},
 	} {
 		t.Run(table.Optimizer, func(t *testing.T) {
 			c := tinyConfig(60, 0)

@@ -49,42 +49,40 @@ func (g *pausePoint) undo() {
 	g.pace.count(-1)
 }
 
-// finish counts a begun batch as finished, and raises the finished batches of the job to done.
-func (g *pausePoint) finish(done int64) {
+// Finish implements [mode.Pauses].
+func (g *pausePoint) Finish(done int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.pace.count(-1)
 	g.pace.done = max(g.pace.done, done)
 }
 
-// advance raises the finished batches of the job to done; all begun batches remain begun.
-func (g *pausePoint) advance(done int64) {
+// Advance implements [mode.Pauses]: all begun batches remain begun.
+func (g *pausePoint) Advance(done int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.pace.done = max(g.pace.done, done)
 }
 
-// awaitAgreed waits until no boundary is being agreed on. It returns the request whose boundary lies before n, or
-// nil.
-func (g *pausePoint) awaitAgreed(ctx context.Context, n int64) *pause {
+// AgreedBefore implements [mode.Pauses].
+func (g *pausePoint) AgreedBefore(ctx context.Context, step int64) (boundary int64, refuse func(error)) {
 	for {
 		g.mu.Lock()
-		p, behind := g.request, false
-		agreed := false
+		p, behind, agreed := g.request, false, false
 		if p != nil && p.joint {
-			behind, agreed = n > p.boundary, p.agreed
+			boundary, behind, agreed = p.boundary, step > p.boundary, p.agreed
 		}
 		g.mu.Unlock()
 		if !behind {
-			return nil
+			return 0, nil
 		}
 		if agreed {
-			return p
+			return boundary, func(err error) { g.refuse(p, err) }
 		}
 		select {
 		case <-p.decided:
 		case <-ctx.Done():
-			return nil
+			return 0, nil
 		}
 	}
 }

@@ -41,15 +41,18 @@ func (c *Config) validateParameters() error {
 			return invalid("parameters: name %q: want a parameter of the model, or a pattern with *", p.Name)
 		}
 		if p.Placement != "" && !slices.Contains(placements, p.Placement) {
-			return invalid("parameters: %s: placement %q: want %s", p.Name, p.Placement, strings.Join(placements, " or "))
+			return invalid("parameters: %s: placement %q: want %s", p.Name, p.Placement,
+				strings.Join(placements, " or "))
 		}
 		if p.Placement == PlaceTrainers && p.Init != "" && p.Init != InitSeed {
-			return invalid("parameters: %s: init is %q, but the trainers keep these weights, and each computes them from the seed: remove init", p.Name, p.Init)
+			return invalid("parameters: %s: init is %q, but the trainers keep these weights, and each computes them "+
+				"from the seed: remove init", p.Name, p.Init)
 		}
 		switch p.Init {
 		case "", InitSeed, InitServer, InitWorker:
 		default:
-			return invalid("parameters: %s: init %q: want %s, %s or %s", p.Name, p.Init, InitSeed, InitServer, InitWorker)
+			return invalid("parameters: %s: init %q: want %s, %s or %s", p.Name, p.Init, InitSeed, InitServer,
+				InitWorker)
 		}
 	}
 	return c.validateHybrid()

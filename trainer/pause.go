@@ -9,12 +9,13 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/state"
+	"golang.org/x/sync/semaphore"
 )
 
 // pausePoint is where the loop stops between two batches when a checkpoint asks for its state. It serves one
 // request at a time.
 type pausePoint struct {
-	busy chan struct{} // capacity 1: full from a request until its release
+	busy *semaphore.Weighted // of 1: taken from a request until its release
 
 	mu      sync.Mutex
 	request *pause
@@ -59,17 +60,15 @@ func (j *Job) Pause(ctx context.Context) (s *state.State, release func(), err er
 // pause is Pause. If agree is not nil and the job's trainers wait for each other, it stops at the boundary that
 // agree returns.
 func (j *Job) pause(ctx context.Context, agree client.Agree) (p *pause, release func(), err error) {
-	select {
-	case j.pausePoint.busy <- struct{}{}:
-	case <-ctx.Done():
-		return nil, nil, ctx.Err()
+	if err := j.pausePoint.busy.Acquire(ctx, 1); err != nil {
+		return nil, nil, err
 	}
 	p = j.pausePoint.add(agree != nil)
 	var once sync.Once
 	release = func() {
 		once.Do(func() {
 			close(p.release)
-			<-j.pausePoint.busy
+			j.pausePoint.busy.Release(1)
 		})
 	}
 	if err := j.pausePoint.agree(ctx, p, agree); err != nil && j.pausePoint.withdraw(p) {
@@ -109,9 +108,8 @@ func (g *pausePoint) add(together bool) *pause {
 	return p
 }
 
-// untilRequested returns a context that ends with ctx, after atMost, or when a request arrives. Only the loop may
-// call it.
-func (g *pausePoint) untilRequested(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
+// UntilRequested implements [mode.Pauses].
+func (g *pausePoint) UntilRequested(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -159,6 +157,9 @@ func (g *pausePoint) resolveLocked(p *pause) bool {
 	p.stoppedAt = g.pace.begun()
 	return true
 }
+
+// Requested implements [mode.Pauses].
+func (g *pausePoint) Requested() bool { return g.current() != nil }
 
 // current returns the request that waits for the loop, or nil.
 func (g *pausePoint) current() *pause {
@@ -208,9 +209,9 @@ func (g *pausePoint) refuse(p *pause, err error) {
 
 // boundary answers p. The loop calls it between two batches, when no push is under way. An error ends the run.
 func (j *Job) boundary(ctx, pushes context.Context, p *pause) error {
-	err := j.failed()
+	err := j.report.Failed()
 	if err == nil {
-		err = j.mode.drain(pushes)
+		err = j.mode.Drain(pushes)
 	}
 	if err != nil {
 		j.pausePoint.hold(ctx, p, nil, err)
@@ -222,7 +223,7 @@ func (j *Job) boundary(ctx, pushes context.Context, p *pause) error {
 
 // endPausePoint records the end of the loop, with its error.
 func (j *Job) endPausePoint(err error, ended bool) {
-	if err = errors.Join(err, j.failed()); err != nil {
+	if err = errors.Join(err, j.report.Failed()); err != nil {
 		j.pausePoint.end(nil, rowraft.Errorf(rowraft.CodeOf(err), "the trainer has failed: %w", err))
 		return
 	}

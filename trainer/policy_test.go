@@ -45,7 +45,8 @@ dense: {storage: bfloat16}
 		"dense: {capacity: {rows: 9999, evict: lru}}": "dense table",
 	} {
 		c := load("generator: {examples: 100}\n" + text + "\n")
-		if err := c.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), says) {
+		if err := c.Validate(); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", text, err, says)
 		}
 	}

@@ -24,7 +24,8 @@ func quality(t testing.TB, cfg Config) *Result {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d steps, %d examples in %.1f s (%.0f/s): training AUC %.4f; held out AUC %.4f (best %.4f), log loss %.4f (best %.4f)",
+	t.Logf("%d steps, %d examples in %.1f s (%.0f/s): training AUC %.4f; "+
+		"held out AUC %.4f (best %.4f), log loss %.4f (best %.4f)",
 		r.Steps, r.Examples, r.Seconds, r.ExamplesPerSecond, r.TrainingAUC, r.AUC, r.BestAUC, r.LogLoss, r.BestLogLoss)
 	return r
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
@@ -48,8 +49,10 @@ type configFingerprint struct {
 func (j *Job) fingerprint() []byte {
 	c := &j.cfg
 	e := configFingerprint{
-		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch, Examples: j.set.TrainSize(),
-		Generator: c.Generator, Model: c.Model.fingerprint(), Embeddings: c.Embeddings, Dense: c.Dense, Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
+		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch,
+		Examples:  j.set.TrainSize(),
+		Generator: c.Generator, Model: c.Model.fingerprint(), Embeddings: c.Embeddings, Dense: c.Dense,
+		Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
 		Follow: c.Data.followed(),
 	}
 	if c.Threads > 1 { // so that states of one thread omit it
@@ -71,17 +74,17 @@ func (j *Job) fingerprint() []byte {
 // state returns the state at a batch boundary.
 // REQUIRES: no push is under way.
 func (j *Job) state(ended bool) *state.State {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	c := j.report.counted()
 	s := &state.State{
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Ended: ended,
-		Step: j.step, Examples: j.examples, Skipped: j.mu.skipped, Acknowledged: j.mu.acknowledged,
-		Config:    j.fingerprint(),
-		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch, Offset: j.at.offset}},
-		Place:     placeOf(j.at.place),
+		Step: j.step, Examples: j.examples, Skipped: c.skipped, Acknowledged: c.acknowledged,
+		Config: j.fingerprint(),
+		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch,
+			Offset: j.at.offset}},
+		Place: placeOf(j.at.place),
 	}
-	if sync, ok := j.mode.(*syncStepMode); ok {
-		s.JobStep = j.before.jobStep + sync.step() - 1
+	if m, ok := j.mode.(*mode.SyncStep); ok {
+		s.JobStep = j.before.jobStep + m.Step() - 1
 	}
 	if j.parts != nil { // the checkpoint stores the job's positions once
 		s.Positions = nil
@@ -89,7 +92,8 @@ func (j *Job) state(ended bool) *state.State {
 	at := 0
 	for i, p := range j.layout.params {
 		n := j.layout.sizes[i]
-		s.Tensors = append(s.Tensors, state.Tensor{Kind: state.InitialWeights, Name: p.Name, Shape: p.Shape, Values: j.layout.initial[at : at+n]})
+		s.Tensors = append(s.Tensors, state.Tensor{Kind: state.InitialWeights, Name: p.Name, Shape: p.Shape,
+			Values: j.layout.initial[at : at+n]})
 		at += n
 	}
 	s.Tensors = append(s.Tensors, j.hybrid.tensors()...)
@@ -111,12 +115,14 @@ func (j *Job) Resume(s *state.State) error {
 	if parted := j.parts != nil; parted != (len(s.Positions) == 0) {
 		return invalid("the data was divided differently when the checkpoint was made: parts is %v now", parted)
 	}
-	if j.parts == nil && (len(s.Positions) != 1 || s.Positions[0].Part != s.Rank || s.Positions[0].Parts != s.Trainers) {
+	if j.parts == nil && (len(s.Positions) != 1 || s.Positions[0].Part != s.Rank ||
+		s.Positions[0].Parts != s.Trainers) {
 		return invalid("the state has positions in another share of the data: %v", s.Positions)
 	}
 	initial := make([]float32, 0, len(j.layout.initial))
 	for _, p := range j.layout.params {
-		i := slices.IndexFunc(s.Tensors, func(t state.Tensor) bool { return t.Kind == state.InitialWeights && t.Name == p.Name })
+		i := slices.IndexFunc(s.Tensors,
+			func(t state.Tensor) bool { return t.Kind == state.InitialWeights && t.Name == p.Name })
 		if i < 0 || !slices.Equal(s.Tensors[i].Shape, p.Shape) {
 			return invalid("the state has no tensor %s of the shape %v", p.Name, p.Shape)
 		}
@@ -138,9 +144,7 @@ func (j *Job) Resume(s *state.State) error {
 	if j.cfg.Mode == Sync {
 		j.before.jobStep = s.JobStep
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.mu.sent, j.mu.acknowledged, j.mu.skipped = s.Acknowledged, s.Acknowledged, s.Skipped
+	j.report.resume(s.Acknowledged, s.Skipped)
 	return nil
 }
 
@@ -177,7 +181,8 @@ func sameFields(prefix string, a, b map[string]any) error {
 			continue
 		}
 		if !reflect.DeepEqual(a[k], b[k]) {
-			return invalid("%s was %v when the checkpoint was made, and is %v: resume with the same configuration", prefix+k, a[k], b[k])
+			return invalid("%s was %v when the checkpoint was made, and is %v: resume with the same configuration",
+				prefix+k, a[k], b[k])
 		}
 	}
 	return nil

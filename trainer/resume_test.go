@@ -75,7 +75,8 @@ func TestARunGoesOnExactly(t *testing.T) {
 		if !slices.Equal(bits(got), bits(want)) {
 			t.Errorf("stopped after %d of 20 steps: other rows than without", k)
 		}
-		if r.Steps != 20 || r.ResumedAtStep != k || r.Examples != straight.Examples || r.PushesAcknowledged != 20 || r.AUC != straight.AUC {
+		if r.Steps != 20 || r.ResumedAtStep != k || r.Examples != straight.Examples || r.PushesAcknowledged != 20 ||
+			r.AUC != straight.AUC {
 			t.Errorf("stopped after %d of 20 steps: %+v, without %+v", k, r, straight)
 		}
 	}
@@ -153,7 +154,8 @@ func TestNoBatchIsLostOrTrainedTwice(t *testing.T) {
 			}
 			tables.strict.mu.Lock()
 			if tables.pushing > 0 || int64(tables.pushes) != s.Step || s.Acknowledged != s.Step || s.Step < 11 {
-				t.Errorf("in_flight %d: at the boundary %d pushes are under way and %d were begun; the state: %+v", inFlight, tables.pushing, tables.pushes, s)
+				t.Errorf("in_flight %d: at the boundary %d pushes are under way and %d were begun; the state: %+v",
+					inFlight, tables.pushing, tables.pushes, s)
 			}
 			tables.strict.mu.Unlock()
 			cancel() // while it stands there
@@ -172,7 +174,8 @@ func TestNoBatchIsLostOrTrainedTwice(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, want := tables.sorted(), straight.sorted(); !slices.Equal(got, want) {
-				t.Errorf("in_flight %d, interrupted %v: %d batches, %d without the stop, or others", inFlight, interrupted, len(got), len(want))
+				t.Errorf("in_flight %d, interrupted %v: %d batches, %d without the stop, or others", inFlight,
+					interrupted, len(got), len(want))
 			}
 		}
 	}
@@ -286,9 +289,11 @@ func TestResumeWantsTheTablesOfTheCheckpoint(t *testing.T) {
 	for i, gone := range all {
 		again := gone
 		again.ID++
-		saved := &Saved{Path: "/mnt/a", State: j.state(false), Tables: append(slices.Delete(slices.Clone(all), i, i+1), again)}
+		saved := &Saved{Path: "/mnt/a", State: j.state(false),
+			Tables: append(slices.Delete(slices.Clone(all), i, i+1), again)}
 		_, err := j.RunOn(t.Context(), nil, saved)
-		if rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), gone.Name+" was created after") {
+		if rowraft.CodeOf(err) != rowraft.CodePrecondition ||
+			!strings.Contains(fmt.Sprint(err), gone.Name+" was created after") {
 			t.Errorf("another %s: %v, want Precondition", gone.Name, err)
 		}
 	}
@@ -304,16 +309,20 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 		state  func(*state.State)
 		want   string
 	}{
-		"another batch":       {config: func(c *Config) { c.Batch = 16 }, want: "batch was 32"},
-		"another model":       {config: func(c *Config) { c.Model.Top = []int{9} }, want: "model.Top was [8]"},
-		"other data":          {config: func(c *Config) { c.Generator.Seed = 77 }, want: "generator.Seed was"},
-		"another optimizer":   {config: func(c *Config) { c.Dense.LR = 0.5 }, want: "dense.LR was 0.02"},
-		"another job":         {config: func(c *Config) { c.Job = "other" }, want: "job ctr"},
-		"another trainer":     {state: func(s *state.State) { s.Rank, s.Trainers = 1, 2 }, want: "trainer 1 of 2"},
-		"parts of the data":   {state: func(s *state.State) { s.Positions[0].Parts = 2 }, want: "another share"},
-		"a tensor too few":    {state: func(s *state.State) { s.Tensors = s.Tensors[1:] }, want: "no tensor"},
-		"a tensor too many":   {state: func(s *state.State) { s.Tensors = append(s.Tensors, state.Tensor{Kind: state.Weights, Name: "x"}) }, want: "tensors, the model"},
-		"a position too many": {state: func(s *state.State) { s.Positions = append(s.Positions, s.Positions[0]) }, want: "another share"},
+		"another batch":     {config: func(c *Config) { c.Batch = 16 }, want: "batch was 32"},
+		"another model":     {config: func(c *Config) { c.Model.Top = []int{9} }, want: "model.Top was [8]"},
+		"other data":        {config: func(c *Config) { c.Generator.Seed = 77 }, want: "generator.Seed was"},
+		"another optimizer": {config: func(c *Config) { c.Dense.LR = 0.5 }, want: "dense.LR was 0.02"},
+		"another job":       {config: func(c *Config) { c.Job = "other" }, want: "job ctr"},
+		"another trainer":   {state: func(s *state.State) { s.Rank, s.Trainers = 1, 2 }, want: "trainer 1 of 2"},
+		"parts of the data": {state: func(s *state.State) { s.Positions[0].Parts = 2 }, want: "another share"},
+		"a tensor too few":  {state: func(s *state.State) { s.Tensors = s.Tensors[1:] }, want: "no tensor"},
+		"a tensor too many": {state: func(s *state.State) {
+			s.Tensors = append(s.Tensors,
+				state.Tensor{Kind: state.Weights, Name: "x"})
+		}, want: "tensors, the model"},
+		"a position too many": {state: func(s *state.State) { s.Positions = append(s.Positions, s.Positions[0]) },
+			want: "another share"},
 	} {
 		cfg, st := twoPasses(20, 0), s()
 		if tc.config != nil {
@@ -328,7 +337,8 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 		}
 	}
 	for name, config := range map[string]func(*Config){
-		"more steps": func(c *Config) { c.Steps = 500 }, "more in flight": func(c *Config) { c.InFlight = 4 }, "no scores": func(c *Config) { no := false; c.Evaluate = &no },
+		"more steps": func(c *Config) { c.Steps = 500 }, "more in flight": func(c *Config) { c.InFlight = 4 },
+		"no scores": func(c *Config) { no := false; c.Evaluate = &no },
 	} {
 		cfg := twoPasses(20, 0)
 		config(&cfg)
@@ -342,7 +352,8 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 	if err := j.Resume(gone); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := j.Run(t.Context()); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "fewer than the 1000 examples") {
+	if _, err := j.Run(t.Context()); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+		!strings.Contains(err.Error(), "fewer than the 1000 examples") {
 		t.Errorf("data that became fewer: %v", err)
 	}
 }

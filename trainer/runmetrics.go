@@ -55,8 +55,8 @@ func (m *runMetrics) batchEnded() {
 	m.ended++
 }
 
-// unfinished returns how many of the first batches of this process have not ended.
-func (m *runMetrics) unfinished(first int64) int64 {
+// Unfinished implements [mode.Run].
+func (m *runMetrics) Unfinished(first int64) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return max(first-m.ended, 0)

@@ -183,9 +183,11 @@ func TestNotFiniteIsCounted(t *testing.T) {
 	}{
 		{"float32", models.Result{RowGrads: []float32{0, math.MaxFloat32}}, Skipped{}, ""},
 		{"float32", models.Result{Loss: math.NaN()}, Skipped{Loss: true}, "the loss is"},
-		{"float32", models.Result{Loss: math.Inf(1), RowGrads: []float32{inf, 1, nan}, ParamGrads: []float32{nan, 2}}, Skipped{Loss: true, Rows: 2, Dense: 1},
+		{"float32", models.Result{Loss: math.Inf(1), RowGrads: []float32{inf, 1, nan}, ParamGrads: []float32{nan, 2}},
+			Skipped{Loss: true, Rows: 2, Dense: 1},
 			"the loss, 2 of 3 gradients of embeddings, 1 of 2 gradients of dense weights are"},
-		{"bfloat16", models.Result{ParamGrads: []float32{3.3e38, -math.MaxFloat32}}, Skipped{Dense: 1}, "1 of 2 gradients of dense weights is"}, // rounds to infinity
+		{"bfloat16", models.Result{ParamGrads: []float32{3.3e38, -math.MaxFloat32}}, Skipped{Dense: 1},
+			"1 of 2 gradients of dense weights is"}, // rounds to infinity
 	} {
 		cfg.DType = tc.dtype
 		got, bad := cfg.notFinite(&tc.r)
@@ -219,14 +221,16 @@ func TestSkippedBatchIsNamed(t *testing.T) {
 		t.Fatal("no event of a skipped batch")
 	}
 	got.Skipped.Rows, got.Skipped.Dense = min(got.Skipped.Rows, 1), min(got.Skipped.Dense, 1)
-	if want := (Skipped{Epoch: 1, Part: 1, Offset: 32, Examples: 18, First: 65, Loss: true, Rows: 1, Dense: 1}); *got.Skipped != want {
+	if want := (Skipped{Epoch: 1, Part: 1, Offset: 32, Examples: 18, First: 65, Loss: true, Rows: 1,
+		Dense: 1}); *got.Skipped != want {
 		t.Errorf("%+v, want %+v", *got.Skipped, want)
 	}
 	if !strings.Contains(got.Message, "epoch 1, part 1, offset 32: 18 examples, the first is number 65 of") {
 		t.Errorf("message %q", got.Message)
 	}
 	text, err := json.Marshal(got)
-	if err != nil || !strings.Contains(string(text), `"skipped":{"epoch":1,"part":1,"offset":32,"examples":18,"first":65,"loss":true`) {
+	if err != nil || !strings.Contains(string(text),
+		`"skipped":{"epoch":1,"part":1,"offset":32,"examples":18,"first":65,"loss":true`) {
 		t.Errorf("%s, %v", text, err)
 	}
 }

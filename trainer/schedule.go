@@ -50,7 +50,8 @@ func (s *ScheduleConfig) validate(lr float32) error {
 	case s.Kind == Constant && (s.Steps != 0 || s.End != 0):
 		return invalid("schedule: steps and end have no meaning in a %s schedule", s.Kind)
 	case s.Kind != Constant && s.Steps < 1:
-		return invalid("schedule: steps is %d: want 1 or more, the steps until the %s schedule ends or decays once", s.Steps, s.Kind)
+		return invalid("schedule: steps is %d: want 1 or more, the steps until the %s schedule ends or decays once",
+			s.Steps, s.Kind)
 	case !(s.End >= 0 && s.End <= lr):
 		return invalid("schedule: end is %v: want 0 to the learning rate %v", s.End, lr)
 	case decays && !(s.Decay > 0 && s.Decay < 1):

@@ -18,12 +18,17 @@ func TestScheduleRates(t *testing.T) {
 		want     func(u float64) float64 // after the warmup
 	}{
 		{ScheduleConfig{Kind: Constant, Warmup: w}, func(float64) float64 { return 0.4 }},
-		{ScheduleConfig{Kind: Linear, Warmup: w, Steps: s, End: 0.1}, func(u float64) float64 { return 0.1 + 0.3*(1-min(u/s, 1)) }},
+		{ScheduleConfig{Kind: Linear, Warmup: w, Steps: s, End: 0.1},
+			func(u float64) float64 { return 0.1 + 0.3*(1-min(u/s, 1)) }},
 		{ScheduleConfig{Kind: Linear, Warmup: w, Steps: s}, func(u float64) float64 { return 0.4 * (1 - min(u/s, 1)) }},
-		{ScheduleConfig{Kind: Cosine, Warmup: w, Steps: s, End: 0.1}, func(u float64) float64 { return 0.1 + 0.3*(1+math.Cos(math.Pi*min(u/s, 1)))/2 }},
-		{ScheduleConfig{Kind: Cosine, Warmup: w, Steps: s}, func(u float64) float64 { return 0.4 * (1 + math.Cos(math.Pi*min(u/s, 1))) / 2 }},
-		{ScheduleConfig{Kind: Exponential, Warmup: w, Steps: s, Decay: 0.3}, func(u float64) float64 { return 0.4 * math.Pow(0.3, u/s) }},
-		{ScheduleConfig{Kind: Exponential, Warmup: w, Steps: s, Decay: 0.3, End: 0.2}, func(u float64) float64 { return max(0.2, 0.4*math.Pow(0.3, u/s)) }},
+		{ScheduleConfig{Kind: Cosine, Warmup: w, Steps: s, End: 0.1},
+			func(u float64) float64 { return 0.1 + 0.3*(1+math.Cos(math.Pi*min(u/s, 1)))/2 }},
+		{ScheduleConfig{Kind: Cosine, Warmup: w, Steps: s},
+			func(u float64) float64 { return 0.4 * (1 + math.Cos(math.Pi*min(u/s, 1))) / 2 }},
+		{ScheduleConfig{Kind: Exponential, Warmup: w, Steps: s, Decay: 0.3},
+			func(u float64) float64 { return 0.4 * math.Pow(0.3, u/s) }},
+		{ScheduleConfig{Kind: Exponential, Warmup: w, Steps: s, Decay: 0.3, End: 0.2},
+			func(u float64) float64 { return max(0.2, 0.4*math.Pow(0.3, u/s)) }},
 	} {
 		if err := tc.schedule.validate(lr); err != nil {
 			t.Error(err)
@@ -132,7 +137,8 @@ func TestPushesHaveTheRateOfTheirStep(t *testing.T) {
 	c := config(20)
 	for i, got := range r.rates {
 		step := int64(i + 1)
-		if want := [2]float32{c.Embeddings.Schedule.Rate(c.Embeddings.LR, step), c.Dense.Schedule.Rate(c.Dense.LR, step)}; got != want {
+		if want := [2]float32{c.Embeddings.Schedule.Rate(c.Embeddings.LR, step),
+			c.Dense.Schedule.Rate(c.Dense.LR, step)}; got != want {
 			t.Errorf("push of step %d has learning rates %v, want %v", step, got, want)
 		}
 	}

@@ -54,19 +54,20 @@ func countFrom(s []float32, infinite uint32) (n int) {
 // skip counts a batch that is not finite, and ends a run with too many of them in a row.
 func (j *Job) skip(w *work, s Skipped) error {
 	s.Epoch, s.Part, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.N)
-	if p := w.at; p.part != nil {
+	if p, ok := w.Place.(splitRange); ok && p.part != nil {
 		s.Epoch, s.Part, s.Offset = p.part.Epoch, p.part.Part.Part, p.from
 	}
 	s.Examples, s.First = w.data.N, w.data.First
-	j.mu.Lock()
-	j.mu.skipped++
-	j.mu.Unlock()
+	j.report.skipped()
 	j.skippedInARow++
-	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, part %d, offset %d: %d examples, the first is number %d of %s",
-		w.step, s.describe(len(w.result.RowGrads), len(w.result.ParamGrads)), s.Epoch, s.Part, s.Offset, s.Examples, s.First, j.set.Name())
+	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, part %d, offset %d: %d examples, "+
+		"the first is number %d of %s",
+		w.Step, s.describe(len(w.result.RowGrads),
+			len(w.result.ParamGrads)), s.Epoch, s.Part, s.Offset, s.Examples, s.First, j.set.Name())
 	j.emit(EventSkipped, func(e *Event) { e.Message, e.Skipped = message, &s })
 	if j.skippedInARow >= j.cfg.maxSkipped() {
-		return invalid("%d batches in a row were not finite, as many as max_skipped allows: check the model and the data, or lower the learning rate; the last: %s", j.skippedInARow, message)
+		return invalid("%d batches in a row were not finite, as many as max_skipped allows: check the model and the "+
+			"data, or lower the learning rate; the last: %s", j.skippedInARow, message)
 	}
 	return nil
 }

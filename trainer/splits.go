@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -61,9 +62,11 @@ func (c *Config) usesSplits(set data.Set, saved savedSplits) (bool, error) {
 	case c.Parts == nil:
 		return able && c.Trainers > 1, nil
 	case *c.Parts && !able:
-		return false, invalid("parts: %s cannot be divided by the scheduler, which needs a bounded data set that can be read from any position", set.Name())
+		return false, invalid("parts: %s cannot be divided by the scheduler, which needs a bounded data set that can "+
+			"be read from any position", set.Name())
 	case saved.found && *c.Parts != (saved.parts != nil):
-		return *c.Parts, invalid("the data was divided differently when the checkpoint was made: parts is %v now", *c.Parts)
+		return *c.Parts, invalid("the data was divided differently when the checkpoint was made: parts is %v now",
+			*c.Parts)
 	}
 	return *c.Parts, nil
 }
@@ -95,11 +98,13 @@ const (
 // waits without limit for a scheduler that is away, and the loop waits for it only when no split is left. One
 // goroutine for all calls keeps the order of take and end, and lets training continue during a call.
 type dataSplits struct {
-	set            data.Set
-	source         splitSource
-	plan           client.PartPlan
-	ctx            context.Context // of the run
-	sendsIdleSteps bool            // while other trainers have the remaining data, next returns idle batches, because they wait for this trainer's steps
+	set    data.Set
+	source splitSource
+	plan   client.PartPlan
+	ctx    context.Context // of the run
+	// sendsIdleSteps: while other trainers have the remaining data, next returns idle batches, because they wait for
+	// this trainer's steps.
+	sendsIdleSteps bool
 
 	// The goroutine that reads owns these fields.
 	src     data.Source // the source of the split that is read; nil between splits
@@ -132,11 +137,19 @@ type heldSplit struct {
 	ahead map[int64]int64 // acknowledged batches behind a gap: begin → end
 }
 
-// splitRange is the position of a batch in a split.
+// splitRange is the place of a batch in a split; without a split, that of a batch without data. It implements
+// [mode.Place].
 type splitRange struct {
+	splits   *dataSplits
 	part     *heldSplit
 	from, to int64
 }
+
+// Done implements [mode.Place].
+func (r splitRange) Done() error { return r.splits.batchDone(r) }
+
+// Positions implements [mode.Place].
+func (r splitRange) Positions() []rowraft.Position { return r.splits.positions(r) }
 
 func (d *dataSplits) count() int64 { return d.batches }
 
@@ -176,7 +189,7 @@ func (d *dataSplits) next(w *work) error {
 			}
 			if idle {
 				d.batches++
-				w.idle, w.at, w.step, w.after = true, splitRange{}, d.batches, d.after
+				w.Idle, w.Place, w.Step, w.after = true, splitRange{splits: d}, d.batches, d.after
 				return nil
 			}
 		}
@@ -191,11 +204,11 @@ func (d *dataSplits) next(w *work) error {
 		d.batches++
 		d.mu.Lock()
 		p := d.reading
-		w.at = splitRange{p, p.read, p.read + int64(w.data.N)}
-		p.read = w.at.to
+		w.Place = splitRange{d, p, p.read, p.read + int64(w.data.N)}
+		p.read += int64(w.data.N)
 		d.mu.Unlock()
 		d.after = position{epoch: p.Epoch}
-		w.idle, w.step, w.after = false, d.batches, d.after
+		w.Idle, w.Step, w.after = false, d.batches, d.after
 		return nil
 	}
 }
@@ -401,17 +414,17 @@ func (j *Job) feed(ctx context.Context) feed {
 		j.parts.ctx, j.parts.batches = ctx, j.step
 		return j.parts
 	}
-	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step, at: j.at}
+	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step,
+		at: j.at}
 }
 
-// batchDone records that a batch is trained and acknowledged, or never will be: it was skipped, or its step closed
-// without it.
-func (j *Job) batchDone(at splitRange) error {
-	if j.parts == nil {
+// batchDone records that a batch without a push is over.
+func (j *Job) batchDone(p mode.Place) error {
+	if p == nil {
 		return nil
 	}
-	if err := j.parts.batchDone(at); err != nil {
-		return j.fail(err)
+	if err := p.Done(); err != nil {
+		return j.report.Fail(err)
 	}
 	return nil
 }
@@ -438,13 +451,13 @@ func (d *dataSplits) positions(at splitRange) (out []rowraft.Position) {
 
 // idleStep takes part in a step without a batch.
 func (j *Job) idleStep(w *work) (push bool, err error) {
-	w.empty = true
+	w.Empty = true
 	if err := j.hybrid.learn(w); err != nil {
-		return false, fmt.Errorf("step %d: %w", w.step, err)
+		return false, fmt.Errorf("step %d: %w", w.Step, err)
 	}
 	j.step++
-	if push = j.mode.pushesEmpty(); !push {
-		j.metrics.batchEnded()
+	if push = j.mode.PushesEmpty(); !push {
+		j.report.batchEnded()
 	}
 	return push, nil
 }

@@ -52,7 +52,8 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 	const batch, perPart = 10, 10 // examples a batch, batches a part
 	set := testGenerator(t, 10*batch*perPart)
 	synctest.Test(t, func(t *testing.T) {
-		g := &awayGiver{giver: giver{plan: client.PartPlan{Examples: 10 * batch * perPart, PartExamples: batch * perPart, Epochs: 1}}, here: make(chan struct{}, 1)}
+		g := &awayGiver{giver: giver{plan: client.PartPlan{Examples: 10 * batch * perPart,
+			PartExamples: batch * perPart, Epochs: 1}}, here: make(chan struct{}, 1)}
 		g.here <- struct{}{}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -64,7 +65,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 			if err == nil {
 				first = append(first, w.data.First)
 				time.Sleep(time.Second)
-				err = d.batchDone(w.at)
+				err = w.Place.Done()
 			}
 			return err
 		}
@@ -80,10 +81,12 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 			}
 		}
 		if len(first) != (1+splitsAhead)*perPart || len(g.ended) > 0 {
-			t.Errorf("%d batches were trained without the scheduler, parts %v were ended; want the first part and %d ahead", len(first), g.ended, splitsAhead)
+			t.Errorf("%d batches were trained without the scheduler, parts %v were ended; want the first and %d ahead",
+				len(first), g.ended, splitsAhead)
 		}
 		reached := d.reached()
-		if len(reached) != 1+splitsAhead || slices.ContainsFunc(reached, func(p client.PartReached) bool { return p.Acknowledged != batch*perPart }) {
+		if len(reached) != 1+splitsAhead || slices.ContainsFunc(reached,
+			func(p client.PartReached) bool { return p.Acknowledged != batch*perPart }) {
 			t.Errorf("what others would go on from, if it died: %v, want the end of each", reached)
 		}
 		g.here <- struct{}{}
@@ -112,7 +115,8 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 	set := testGenerator(t, 20)
 	for _, stopped := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			g := &awayGiver{giver: giver{plan: client.PartPlan{Examples: 20, PartExamples: 20, Epochs: 1}}, here: make(chan struct{}, 1)}
+			g := &awayGiver{giver: giver{plan: client.PartPlan{Examples: 20, PartExamples: 20, Epochs: 1}},
+				here: make(chan struct{}, 1)}
 			g.here <- struct{}{}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -123,7 +127,7 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 			}
 			synctest.Wait()
 			<-g.here
-			if err := d.batchDone(w.at); err != nil {
+			if err := w.Place.Done(); err != nil {
 				t.Fatal(err)
 			}
 			begun := time.Now()
@@ -226,7 +230,8 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				here <- struct{}{}
 				s := &sharedParts{taken: make(map[int64]string), ended: make(map[int64]string)}
 				for part := range int64(parts) {
-					s.free = append(s.free, client.Part{Part: part, From: part * plan.PartExamples, To: (part + 1) * plan.PartExamples})
+					s.free = append(s.free, client.Part{Part: part, From: part * plan.PartExamples,
+						To: (part + 1) * plan.PartExamples})
 				}
 				var first []int64
 				start := func(name string) (d *dataSplits, train func() error, kill func()) {
@@ -238,7 +243,7 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 						if err == nil {
 							first = append(first, w.data.First)
 							time.Sleep(time.Second) //tidy:allow sleep virtual time
-							err = d.batchDone(w.at)
+							err = w.Place.Done()
 						}
 						return err
 					}, func() { cancel(); d.close() }
@@ -280,8 +285,10 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 					t.Fatal(err)
 				}
 				slices.Sort(first)
-				if total, each := len(first), len(slices.Compact(first)); each != parts*perPart || total != each+tc.again {
-					t.Errorf("%d of %d batches were trained, %d again, want %d", each, parts*perPart, total-each, tc.again)
+				if total, each := len(first), len(slices.Compact(first)); each != parts*perPart ||
+					total != each+tc.again {
+					t.Errorf("%d of %d batches were trained, %d again, want %d", each, parts*perPart, total-each,
+						tc.again)
 				}
 				for part := range int64(parts) {
 					if s.ended[part] != "two" {
@@ -306,14 +313,16 @@ func (g *refusingGiver) EndPart(context.Context, client.Part) error {
 func TestARefusedEndOfAPartEndsTheRun(t *testing.T) {
 	set := testGenerator(t, 100)
 	synctest.Test(t, func(t *testing.T) {
-		d := &dataSplits{set: set, source: &refusingGiver{giver: giver{plan: client.PartPlan{Examples: 100, PartExamples: 20, Epochs: 1}}}, ctx: t.Context()}
+		d := &dataSplits{set: set,
+			source: &refusingGiver{giver: giver{plan: client.PartPlan{Examples: 100, PartExamples: 20,
+				Epochs: 1}}}, ctx: t.Context()}
 		defer d.close()
 		w := &work{data: data.NewBatch(20, set.Shape())}
 		if err := d.next(w); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait() // it has taken parts ahead
-		if err := d.batchDone(w.at); err != nil {
+		if err := w.Place.Done(); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -322,7 +331,8 @@ func TestARefusedEndOfAPartEndsTheRun(t *testing.T) {
 				t.Fatalf("a part that it has: %v", err)
 			}
 		}
-		for name, err := range map[string]error{"next": d.next(w), "covered": d.batchDone(w.at), "flush": d.flush(t.Context())} {
+		for name, err := range map[string]error{"next": d.next(w), "covered": w.Place.Done(),
+			"flush": d.flush(t.Context())} {
 			if rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 				t.Errorf("%s: %v, want SessionExpired", name, err)
 			}

@@ -145,7 +145,8 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*Res
 	}
 	all.Wait()
 	parts := (d.plan.Examples + d.plan.PartExamples - 1) / d.plan.PartExamples
-	if slices.Sort(d.ended); int64(len(d.ended)) != parts*d.plan.Epochs || len(slices.Compact(d.ended)) != len(d.ended) {
+	if slices.Sort(d.ended); int64(len(d.ended)) != parts*d.plan.Epochs ||
+		len(slices.Compact(d.ended)) != len(d.ended) {
 		t.Errorf("the parts %v were ended, want each of %d once", d.ended, parts*d.plan.Epochs)
 	}
 	if t.Failed() {
@@ -181,7 +182,8 @@ func TestEveryModeReadsParts(t *testing.T) {
 		}
 		counted := m.batches(t)
 		if read != examples*epochs || pushes != 42*epochs || counted != float32(pushes) {
-			t.Errorf("%s: %d examples were read in %d batches, and %v counted; want %d in %d", name, read, pushes, counted, examples*epochs, 42*epochs)
+			t.Errorf("%s: %d examples were read in %d batches, and %v counted; want %d in %d", name, read, pushes,
+				counted, examples*epochs, 42*epochs)
 		}
 	}
 }
@@ -221,7 +223,7 @@ func TestPushesCarryPositions(t *testing.T) {
 	two := &heldSplit{Part: client.Part{Epoch: 1, Reading: 1}, acked: 0}
 	d := &dataSplits{plan: plan, held: []*heldSplit{two, one}}
 	want := []rowraft.Position{{Part: 514, Offset: 32}, {Part: 515, Offset: 64}, {Part: 1538, Offset: 0}}
-	if got := d.positions(splitRange{one, 32, 64}); !slices.Equal(got, want) {
+	if got := d.positions(splitRange{d, one, 32, 64}); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	want = []rowraft.Position{{Part: 514, Offset: 32}, {Part: 1538, Offset: 0}}
@@ -229,7 +231,7 @@ func TestPushesCarryPositions(t *testing.T) {
 		t.Errorf("without a batch: %v, want %v", got, want)
 	}
 	d.plan.InLog = false
-	if got := d.positions(splitRange{one, 32, 64}); got != nil {
+	if got := d.positions(splitRange{d, one, 32, 64}); got != nil {
 		t.Errorf("a job that the shards do not know: %v", got)
 	}
 }
@@ -242,8 +244,9 @@ type lateAt struct {
 	rows  []int
 }
 
-func (l *lateAt) PushStep(_ context.Context, step int64, _ []rowraft.Position, segs []tables.Segment) (tables.StepResult, error) {
-	l.steps, l.rows = append(l.steps, step), append(l.rows, rowsOf(segs))
+func (l *lateAt) PushStep(_ context.Context, step int64, _ []rowraft.Position,
+	segs []tables.Segment) (tables.StepResult, error) {
+	l.steps, l.rows = append(l.steps, step), append(l.rows, tables.CountRows(segs))
 	if step != l.step {
 		return tables.StepResult{Next: step + 1}, nil
 	}
@@ -268,7 +271,8 @@ func (l *lateAt) WaitClock(context.Context, uint64) (uint64, error) { panic("no 
 func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 	for _, quorum := range []float64{1, 0.5} {
 		cfg := modeConfig(Sync, 0, 0)
-		cfg.Generator.Examples, cfg.Epochs, cfg.Batch, cfg.Audit, cfg.splitData, cfg.Quorum = 96, 1, 24, false, true, quorum
+		cfg.Generator.Examples, cfg.Epochs, cfg.Batch = 96, 1, 24
+		cfg.Audit, cfg.splitData, cfg.Quorum = false, true, quorum
 		d := newDealer(cfg.partPlan(96), 1)
 		d.counted, d.batch = func() float32 { return 100 }, 24
 		cfg.member = &client.Member{Parts: d.plan}
@@ -286,11 +290,15 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 		if quorum < 1 {
 			steps, late = []int64{1, 2, 4, 5}, 1
 		}
-		if !slices.Equal(tables.steps, steps) || r.PushesAcknowledged != 4-late || r.BatchesLate != late || len(d.ended) != 4 {
-			t.Errorf("quorum %v: steps %v of %v rows, %+v; want the steps %v", quorum, tables.steps, tables.rows, r, steps)
+		if !slices.Equal(tables.steps, steps) || r.PushesAcknowledged != 4-late || r.BatchesLate != late ||
+			len(d.ended) != 4 {
+			t.Errorf("quorum %v: steps %v of %v rows, %+v; want the steps %v", quorum, tables.steps, tables.rows, r,
+				steps)
 		}
-		if p := j.pausePoint.pace; p.ahead != 0 || p.done != steps[len(steps)-1] { // else it could stand at no boundary with the others
-			t.Errorf("quorum %v: it counts %d steps done and %d begun, after the steps %v", quorum, p.done, p.ahead, steps)
+		// Else it could stop at no boundary with the others.
+		if p := j.pausePoint.pace; p.ahead != 0 || p.done != steps[len(steps)-1] {
+			t.Errorf("quorum %v: it counts %d steps done and %d begun, after the steps %v", quorum, p.done, p.ahead,
+				steps)
 		}
 		if quorum == 1 && !(tables.rows[2] > 0 && tables.rows[2] < tables.rows[1]/2+1) {
 			t.Errorf("rows in each step: %v, want half of those of step 2 in step 4", tables.rows)

@@ -76,7 +76,7 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 		if err := d.next(w); err != nil {
 			t.Fatal(err)
 		}
-		list, first = append(list, w.at), append(first, w.data.First)
+		list, first = append(list, w.Place.(splitRange)), append(first, w.data.First)
 	}
 	if want := []int64{40, 72, 100, 132, 164, 196}; !slices.Equal(first, want) {
 		t.Fatalf("the batches begin at %v, want %v", first, want)
@@ -93,7 +93,8 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 	ack(1)
 	ack(5)
 	ack(3)
-	if got := d.reached(); len(got) != 2 || got[0].Acknowledged != 40 || got[0].Read != 100 || got[1].Acknowledged != 0 || got[1].Read != 100 {
+	if got := d.reached(); len(got) != 2 || got[0].Acknowledged != 40 || got[0].Read != 100 ||
+		got[1].Acknowledged != 0 || got[1].Read != 100 {
 		t.Errorf("reached %v", got)
 	}
 	ack(2)
@@ -117,14 +118,14 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 	for err == errNotYet {
 		err = d.next(w)
 	}
-	if err != nil || w.data.First != 200 || w.step != 7 {
-		t.Fatalf("the last part: step %d from %d, %v", w.step, w.data.First, err)
+	if err != nil || w.data.First != 200 || w.Step != 7 {
+		t.Fatalf("the last part: step %d from %d, %v", w.Step, w.data.First, err)
 	}
-	list = append(list, w.at)
+	list = append(list, w.Place.(splitRange))
 	if err := d.next(w); err != nil || w.data.N != 18 {
 		t.Fatalf("its end: %d examples, %v", w.data.N, err)
 	}
-	list = append(list, w.at)
+	list = append(list, w.Place.(splitRange))
 	if err := d.next(w); err != io.EOF {
 		t.Fatalf("at the end: %v", err)
 	}
@@ -146,7 +147,8 @@ func TestAPartThatIsReadIsEnded(t *testing.T) {
 	d := &dataSplits{set: set, source: g, ctx: t.Context()}
 	defer d.close()
 	w := &work{data: data.NewBatch(32, set.Shape())}
-	if err := errors.Join(d.next(w), d.flush(t.Context())); err != nil || w.data.First != 100 || !slices.Equal(g.ended, []int64{0}) {
+	if err := errors.Join(d.next(w), d.flush(t.Context())); err != nil || w.data.First != 100 ||
+		!slices.Equal(g.ended, []int64{0}) {
 		t.Errorf("the first batch begins at %d, ended are %v, %v", w.data.First, g.ended, err)
 	}
 }
@@ -176,8 +178,10 @@ func TestARunInParts(t *testing.T) {
 			t.Fatal(err)
 		}
 		parts := int((plan.Examples + plan.PartExamples - 1) / plan.PartExamples)
-		if r.Examples != 2000 || r.PushesAcknowledged != r.Steps || len(g.ended) != 2*parts || plan.PartExamples%int64(cfg.Batch) != 0 {
-			t.Errorf("in_flight %d: %d examples in %d steps, %d acknowledged, parts ended %v of %+v", inFlight, r.Examples, r.Steps, r.PushesAcknowledged, g.ended, plan)
+		if r.Examples != 2000 || r.PushesAcknowledged != r.Steps || len(g.ended) != 2*parts ||
+			plan.PartExamples%int64(cfg.Batch) != 0 {
+			t.Errorf("in_flight %d: %d examples in %d steps, %d acknowledged, parts ended %v of %+v", inFlight,
+				r.Examples, r.Steps, r.PushesAcknowledged, g.ended, plan)
 		}
 	}
 }
@@ -186,7 +190,8 @@ func TestARunInParts(t *testing.T) {
 func TestSettingsOfAJob(t *testing.T) {
 	c := DefaultConfig()
 	got := c.settings()
-	for name, want := range map[string]string{"mode": "async", "batch": "512", "embeddings.lr": "0.05", "model.top": "[64,32]", "dense.optimizer": "adagrad"} {
+	for name, want := range map[string]string{"mode": "async", "batch": "512", "embeddings.lr": "0.05",
+		"model.top": "[64,32]", "dense.optimizer": "adagrad"} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %q", name, got[name], want)
 		}
@@ -213,15 +218,17 @@ func TestWhoDividesTheData(t *testing.T) {
 		fails  bool
 		saved  savedSplits
 	}{
-		"several trainers":        {set, func(c *Config) { c.Trainers = 2 }, true, false, savedSplits{}},
-		"one":                     {set, func(*Config) {}, false, false, savedSplits{}},
-		"one that wants parts":    {set, func(c *Config) { c.Parts = &yes }, true, false, savedSplits{}},
-		"ranks are given":         {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false, savedSplits{}},
-		"they want none":          {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false, savedSplits{}},
-		"mode sync":               {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false, savedSplits{}},
-		"mode ssp":                {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, true, false, savedSplits{}},
-		"with checkpoints":        {set, func(c *Config) { c.Trainers, c.Checkpoint.To = 2, "/mnt" }, true, false, savedSplits{}},
-		"it may resume":           {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, true, false, savedSplits{}},
+		"several trainers":     {set, func(c *Config) { c.Trainers = 2 }, true, false, savedSplits{}},
+		"one":                  {set, func(*Config) {}, false, false, savedSplits{}},
+		"one that wants parts": {set, func(c *Config) { c.Parts = &yes }, true, false, savedSplits{}},
+		"ranks are given":      {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false, savedSplits{}},
+		"they want none":       {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false, savedSplits{}},
+		"mode sync":            {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false, savedSplits{}},
+		"mode ssp":             {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, true, false, savedSplits{}},
+		"with checkpoints": {set, func(c *Config) { c.Trainers, c.Checkpoint.To = 2, "/mnt" }, true, false,
+			savedSplits{}},
+		"it may resume": {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, true, false,
+			savedSplits{}},
 		"it goes on in parts":     {set, func(c *Config) { c.Trainers = 2 }, true, false, divided},
 		"it goes on with a share": {set, func(c *Config) { c.Trainers = 2 }, false, false, strided},
 		"it had parts before":     {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, true, divided},

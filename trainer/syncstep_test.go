@@ -31,7 +31,8 @@ type team struct {
 }
 
 func newTeam(t *testing.T, workers int) *team {
-	m := &team{Local: newLocal(t), t: t, quorum: workers, parts: map[int64]map[int][]tables.Segment{}, who: map[int64][]int{}, clocks: make([]uint64, workers)}
+	m := &team{Local: newLocal(t), t: t, quorum: workers, parts: map[int64]map[int][]tables.Segment{},
+		who: map[int64][]int{}, clocks: make([]uint64, workers)}
 	m.change.L = &m.mu
 	return m
 }
@@ -56,7 +57,8 @@ func (m *worker) PushIdle(ctx context.Context, step int64, read []rowraft.Positi
 	return m.PushStep(ctx, step, read, nil)
 }
 
-func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []tables.Segment) (tables.StepResult, error) {
+func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Position,
+	segs []tables.Segment) (tables.StepResult, error) {
 	if m.before != nil {
 		if err := m.before("step", step); err != nil {
 			return tables.StepResult{}, err
@@ -98,7 +100,8 @@ func (m *team) closeLocked(ctx context.Context) {
 				m.who[m.closed] = append(m.who[m.closed], rank)
 			}
 			for _, s := range parts[rank] {
-				if i := slices.IndexFunc(out, func(o tables.Segment) bool { return o.Table == s.Table }); i >= 0 && out[i].LR != s.LR {
+				if i := slices.IndexFunc(out, func(o tables.Segment) bool { return o.Table == s.Table }); i >= 0 &&
+					out[i].LR != s.LR {
 					m.t.Errorf("step %d: table %d with the rates %v and %v", m.closed, s.Table, out[i].LR, s.LR)
 				}
 				at := slices.IndexFunc(out, func(o tables.Segment) bool { return o.Table == s.Table })
@@ -341,7 +344,8 @@ func TestAStepThatFailsEndsTheRun(t *testing.T) {
 				return nil
 			}}
 			r, err := newJob(t, modeConfig(mode, 50, inFlight), w, nil).Run(t.Context())
-			if rowraft.CodeOf(err) != rowraft.CodeNotMember || r.PushesAcknowledged != 3 || r.PushesUnknown != 1 || r.PushesSent != 4 {
+			if rowraft.CodeOf(err) != rowraft.CodeNotMember || r.PushesAcknowledged != 3 || r.PushesUnknown != 1 ||
+				r.PushesSent != 4 {
 				t.Errorf("mode %s, in_flight %d: %+v, %v, want NotMember after 3 steps", mode, inFlight, r, err)
 			}
 		}
@@ -361,7 +365,8 @@ func TestSSPBoundsTheLead(t *testing.T) {
 					w.before = func(_ string, clock int64) error {
 						m.mu.Lock()
 						defer m.mu.Unlock()
-						for clock > 0 && clock <= 12 && (m.clocks[1] < uint64(clock)+uint64(k) || m.clocks[2] < uint64(clock)+uint64(k)) {
+						for clock > 0 && clock <= 12 && (m.clocks[1] < uint64(clock)+uint64(k) ||
+							m.clocks[2] < uint64(clock)+uint64(k)) {
 							m.change.Wait()
 						}
 						return nil
@@ -373,7 +378,8 @@ func TestSSPBoundsTheLead(t *testing.T) {
 			}
 			for rank, r := range results {
 				if want := int64(12 + 4*rank); r.PushesAcknowledged != want || m.audit(t)[rank] != float32(want) {
-					t.Errorf("k %d, in_flight %d, trainer %d: %+v, audit %v, want %d batches", k, inFlight, rank, r, m.audit(t), want)
+					t.Errorf("k %d, in_flight %d, trainer %d: %+v, audit %v, want %d batches", k, inFlight, rank, r,
+						m.audit(t), want)
 				}
 			}
 		}
@@ -426,7 +432,8 @@ func TestStepsOfAWorkerAlone(t *testing.T) {
 			t.Errorf("mode %s alone: %+v, or other bits than async", mode, r)
 		}
 		cfg.Trainers = 2
-		if _, err := NewJob(t.Context(), cfg, newLocal(t), nil); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "one worker") {
+		if _, err := NewJob(t.Context(), cfg, newLocal(t), nil); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+			!strings.Contains(err.Error(), "one worker") {
 			t.Errorf("mode %s: two workers on tables in a process: %v", mode, err)
 		}
 	}

@@ -27,7 +27,7 @@ func (c *TensorBoardConfig) validate() error {
 	return nil
 }
 
-// tensorboardLog writes an event file during a run. REQUIRES, for all methods: Job.mu is held.
+// tensorboardLog writes an event file during a run. REQUIRES, for all methods: report.mu is held.
 type tensorboardLog struct {
 	w     *tensorboard.Writer
 	every int64
@@ -115,21 +115,4 @@ func (b *tensorboardLog) end(r *Result) error {
 		}
 	}
 	return b.w.Close()
-}
-
-// watch wraps the run's observer, so that b also gets its events.
-func (j *Job) watch(b *tensorboardLog) {
-	if b == nil {
-		return
-	}
-	j.mu.Lock() // other goroutines may already send notes
-	defer j.mu.Unlock()
-	observe := j.observe
-	j.observe = func(e Event) {
-		observe(e)
-		if err := b.observe(e); err != nil {
-			e.Event, e.Message = EventNote, fmt.Sprintf("the event file for TensorBoard ends here: %v", err)
-			observe(e)
-		}
-	}
 }

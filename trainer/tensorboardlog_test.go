@@ -100,7 +100,8 @@ func TestTensorBoardOfARun(t *testing.T) {
 		if got["loss"][step] != losses[step] || losses[step] == 0 {
 			t.Errorf("step %d: loss %v, want %v", step, got["loss"][step], losses[step])
 		}
-		for _, tag := range []string{"auc", "examples_per_second", "steps_per_second", "staleness_steps", "waiting", "batches_skipped", "batches_late"} {
+		for _, tag := range []string{"auc", "examples_per_second", "steps_per_second", "staleness_steps", "waiting",
+			"batches_skipped", "batches_late"} {
 			if _, ok := got[tag][step]; !ok {
 				t.Errorf("step %d has no %s", step, tag)
 			}
@@ -152,7 +153,7 @@ func TestTensorBoardFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.w.Close() // every write fails
-	j.watch(b)
+	j.report.watch(b)
 	j.cfg.TensorBoard.Dir = ""
 	if r, err := j.Run(t.Context()); err != nil || r.Steps != 5 || notes != 1 {
 		t.Errorf("%+v, %v, %d notes, want a whole run and one note", r, err, notes)

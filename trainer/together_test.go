@@ -188,11 +188,13 @@ func TestSyncGoesOnExactly(t *testing.T) {
 				want = min(want, 8)
 			}
 			if s.JobStep != stop || s.Step != want {
-				t.Errorf("stopped at step %d: trainer %d stands behind step %d, after %d batches", stop, rank, s.JobStep, s.Step)
+				t.Errorf("stopped at step %d: trainer %d stands behind step %d, after %d batches", stop, rank,
+					s.JobStep, s.Step)
 			}
 		}
 		if m.closed != states[0].JobStep || len(m.parts[m.closed+1]) > 0 {
-			t.Errorf("stopped at step %d: the job has closed %d steps, and has %d parts of the next one", stop, m.closed, len(m.parts[m.closed+1]))
+			t.Errorf("stopped at step %d: the job has closed %d steps, and has %d parts of the next one", stop,
+				m.closed, len(m.parts[m.closed+1]))
 		}
 		r.stop(release)
 		next := m.again()
@@ -203,7 +205,8 @@ func TestSyncGoesOnExactly(t *testing.T) {
 		}
 		for rank, want := range []int64{10, 10, 8} {
 			if got := r.results[rank]; got.Steps != want || got.JobSteps != last && states[0].JobStep < last {
-				t.Errorf("stopped behind step %d: trainer %d: %+v, want %d batches in %d steps", states[0].JobStep, rank, got, want, last)
+				t.Errorf("stopped behind step %d: trainer %d: %+v, want %d batches in %d steps", states[0].JobStep,
+					rank, got, want, last)
 			}
 		}
 		r.cancel()
@@ -237,7 +240,8 @@ func TestTrainersStandTogether(t *testing.T) {
 				}
 				for rank, s := range states {
 					if s.Acknowledged != s.Step || mode == Sync && s.Step != states[0].Step {
-						t.Errorf("mode %s, in_flight %d: trainer %d stands at %+v, trainer 0 at step %d", mode, inFlight, rank, s, states[0].Step)
+						t.Errorf("mode %s, in_flight %d: trainer %d stands at %+v, trainer 0 at step %d", mode,
+							inFlight, rank, s, states[0].Step)
 					}
 				}
 				release()
@@ -280,7 +284,8 @@ func TestTrainersThatAverageStandTogether(t *testing.T) {
 			t.Fatalf("mode %s: %v", tc.mode, err)
 		}
 		r.stop(release)
-		if a, b := states[0].Step, states[1].Step; tc.mode == Sync && (a != 9 || b != 9) || tc.mode == Async && a/4 != b/4 {
+		if a, b := states[0].Step, states[1].Step; tc.mode == Sync && (a != 9 || b != 9) ||
+			tc.mode == Async && a/4 != b/4 {
 			t.Errorf("mode %s: they stand at steps %d and %d", tc.mode, states[0].Step, states[1].Step)
 		}
 		next := m.again()
@@ -298,8 +303,10 @@ func TestTrainersThatAverageStandTogether(t *testing.T) {
 			t.Errorf("stopped behind step %d: other rows than without", states[0].Step)
 		}
 		for rank, j := range r.jobs {
-			if !equalBits(j.hybrid.weights, want.jobs[rank].hybrid.weights) || !equalBits(j.hybrid.state, want.jobs[rank].hybrid.state) {
-				t.Errorf("trainer %d, stopped behind step %d: other weights, or optimizer state, than without", rank, states[rank].Step)
+			if !equalBits(j.hybrid.weights, want.jobs[rank].hybrid.weights) ||
+				!equalBits(j.hybrid.state, want.jobs[rank].hybrid.state) {
+				t.Errorf("trainer %d, stopped behind step %d: other weights, or optimizer state, than without", rank,
+					states[rank].Step)
 			}
 		}
 	}
@@ -336,7 +343,8 @@ func TestALateWorkerStandsWithTheOthers(t *testing.T) {
 		}
 		for rank, s := range states {
 			if s.JobStep != states[0].JobStep {
-				t.Errorf("trainer %d stands behind step %d, trainer 0 behind step %d", rank, s.JobStep, states[0].JobStep)
+				t.Errorf("trainer %d stands behind step %d, trainer 0 behind step %d", rank, s.JobStep,
+					states[0].JobStep)
 			}
 		}
 		release()

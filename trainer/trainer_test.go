@@ -199,7 +199,8 @@ func TestAudit(t *testing.T) {
 	}
 	audit := l.Schemas()[2]
 	if audit.Name != results[0].AuditTable || len(results[0].AuditKeys) != 4 {
-		t.Fatalf("audit table %s, keys %v: want %s and one for each of 4 shards", results[0].AuditTable, results[0].AuditKeys, audit.Name)
+		t.Fatalf("audit table %s, keys %v: want %s and one for each of 4 shards", results[0].AuditTable,
+			results[0].AuditKeys, audit.Name)
 	}
 	keys, rows := l.Rows(audit.ID)
 	if len(rows) != 4 {
@@ -208,7 +209,8 @@ func TestAudit(t *testing.T) {
 	for i, row := range rows {
 		for rank, r := range results {
 			if int64(row[rank]) != r.PushesAcknowledged || r.PushesAcknowledged != int64(5+rank) {
-				t.Errorf("audit row %d says %v for trainer %d, which counted %d", keys[i], row[rank], rank, r.PushesAcknowledged)
+				t.Errorf("audit row %d says %v for trainer %d, which counted %d", keys[i], row[rank], rank,
+					r.PushesAcknowledged)
 			}
 		}
 	}
@@ -221,7 +223,7 @@ func TestPushFailureEndsTheRun(t *testing.T) {
 			if push == 4 {
 				return rowraft.Errorf(rowraft.CodeSessionExpired, "fenced")
 			}
-			for push > 4 && j.failed() == nil { // concurrent pushes end after it
+			for push > 4 && j.report.Failed() == nil { // concurrent pushes end after it
 				runtime.Gosched()
 			}
 			return nil
@@ -281,7 +283,8 @@ func TestInterruptKeepsWhatWasPushed(t *testing.T) {
 		}
 		j.steps = 1 << 40
 		r, err := j.Run(ctx)
-		if err != nil || !r.Interrupted || r.PushesAcknowledged != r.PushesSent || r.PushesAcknowledged < 5 || r.HeldExamples != 0 {
+		if err != nil || !r.Interrupted || r.PushesAcknowledged != r.PushesSent || r.PushesAcknowledged < 5 ||
+			r.HeldExamples != 0 {
 			t.Errorf("in_flight %d: Run = %+v, %v, want an interrupted run that lost no push", n, r, err)
 		}
 	}
@@ -310,20 +313,24 @@ func TestNotFiniteBatchesAreSkipped(t *testing.T) {
 			if r.BatchesSkipped != 1 || r.Steps != 6 || r.PushesAcknowledged != 5 || r.AUC != r.AUC {
 				t.Errorf("%+v, want one of six batches skipped", r)
 			}
-			if len(messages) != 1 || !strings.Contains(messages[0], "step 3 skipped") || !strings.Contains(messages[0], "the first is number 64 of") {
+			if len(messages) != 1 || !strings.Contains(messages[0], "step 3 skipped") ||
+				!strings.Contains(messages[0], "the first is number 64 of") {
 				t.Errorf("messages %q, want step 3 and its first example named", messages)
 			}
 		})
 	}
 	t.Run("a run whose numbers stay bad ends with an error", func(t *testing.T) {
-		s := &strict{Local: newLocal(t), t: t, spoil: func(_ int, segs []tables.Segment) { segs[1].Values[0] = float32(math.NaN()) }}
+		s := &strict{Local: newLocal(t), t: t, spoil: func(_ int, segs []tables.Segment) {
+			segs[1].Values[0] = float32(math.NaN())
+		}}
 		cfg := tinyConfig(1000, 0)
 		cfg.MaxSkipped = 7
 		j, err := NewJob(t.Context(), cfg, s, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r, err := j.Run(t.Context()); err == nil || r.Steps != 7 || r.PushesSent != 0 || !strings.Contains(err.Error(), "7 batches in a row") {
+		if r, err := j.Run(t.Context()); err == nil || r.Steps != 7 || r.PushesSent != 0 ||
+			!strings.Contains(err.Error(), "7 batches in a row") {
 			t.Errorf("Run = %+v, %v, want an error after 7 steps", r, err)
 		}
 	})
@@ -350,13 +357,15 @@ func TestDedup(t *testing.T) {
 
 // Rows of the dense table and flat weights are the same numbers in two layouts.
 func TestDenseLayout(t *testing.T) {
-	params := []models.Param{{Name: "a", Shape: []int{3, 5}, FanIn: 3, FanOut: 5}, {Name: "b", Shape: []int{64}}, {Name: "c", Shape: []int{65}}}
+	params := []models.Param{{Name: "a", Shape: []int{3, 5}, FanIn: 3, FanOut: 5}, {Name: "b", Shape: []int{64}},
+		{Name: "c", Shape: []int{65}}}
 	c := DefaultConfig()
 	l, err := newDenseLayout(&c, params)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []rowraft.Key{rowraft.DenseKey(0, 0), rowraft.DenseKey(1, 0), rowraft.DenseKey(2, 0), rowraft.DenseKey(2, 1)}
+	want := []rowraft.Key{rowraft.DenseKey(0, 0), rowraft.DenseKey(1, 0), rowraft.DenseKey(2, 0),
+		rowraft.DenseKey(2, 1)}
 	if len(l.tables) != 1 || !slices.Equal(l.tables[0].keys, want) {
 		t.Fatalf("tables %+v, want keys %v", l.tables, want)
 	}
@@ -398,7 +407,8 @@ func TestScore(t *testing.T) {
 			t.Errorf("%s: AUC %v, want %v", tc.name, got, tc.auc)
 		}
 	}
-	if got, want := score([]scored{{0.8, true}, {0.4, false}}).LogLoss, -(math.Log(0.8)+math.Log(0.6))/2; math.Abs(got-want) > 1e-7 {
+	want := -(math.Log(0.8) + math.Log(0.6)) / 2
+	if got := score([]scored{{0.8, true}, {0.4, false}}).LogLoss; math.Abs(got-want) > 1e-7 {
 		t.Errorf("log loss %v, want %v", got, want)
 	}
 	var r running
@@ -428,13 +438,15 @@ func TestLoadConfig(t *testing.T) {
 		}
 		d := DefaultConfig()
 		if c.Batch != 64 || c.Generator.Keys != 7 || c.Generator.Zipf != data.DefaultGenerator().Zipf ||
-			c.Embeddings.LR != 0.5 || c.Embeddings.Init != d.Embeddings.Init || c.Job != d.Job || c.Patience.Seconds() != 3 {
+			c.Embeddings.LR != 0.5 || c.Embeddings.Init != d.Embeddings.Init || c.Job != d.Job ||
+			c.Patience.Seconds() != 3 {
 			t.Errorf("got %+v", c)
 		}
 	})
 	for _, tc := range []struct{ name, text, want string }{
 		{"unknown key", "batch: 64\nbatsch: 3\n", `job.yaml:2: unknown key "batsch"`},
-		{"a duration without its unit", "batch: 64\nlease: 10\n", `job.yaml:2: "10" is not a duration: want a number with its unit`},
+		{"a duration without its unit", "batch: 64\nlease: 10\n",
+			`job.yaml:2: "10" is not a duration: want a number with its unit`},
 		{"unknown nested key", "model:\n  dims: 3\n", `job.yaml:2: unknown key "dims"`},
 		{"wrong type", "batch: many\n", "line 1"},
 		{"mode", "mode: bsp\ngenerator: {}\n", `mode "bsp" is not supported: this version runs async, sync, ssp, geo`},
@@ -450,7 +462,8 @@ func TestLoadConfig(t *testing.T) {
 		{"dtype", "generator: {}\ndtype: int8\n", `dtype "int8"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if _, err := load(t, tc.text); err == nil || !strings.Contains(err.Error(), tc.want) || rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			if _, err := load(t, tc.text); err == nil || !strings.Contains(err.Error(), tc.want) ||
+				rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 				t.Errorf("got %v, want InvalidArgument with %q", err, tc.want)
 			}
 		})
@@ -463,7 +476,8 @@ func TestTablesOfAnotherShape(t *testing.T) {
 	mustRun(t, cfg, l, nil)
 	mustRun(t, cfg, l, nil)
 	cfg.Model.Dim = 8
-	if _, err := NewJob(t.Context(), cfg, l, nil); rowraft.CodeOf(err) != rowraft.CodeTableExists || !strings.Contains(err.Error(), "ctr.embeddings") {
+	if _, err := NewJob(t.Context(), cfg, l, nil); rowraft.CodeOf(err) != rowraft.CodeTableExists ||
+		!strings.Contains(err.Error(), "ctr.embeddings") {
 		t.Errorf("NewJob with dim 8 over dim 4 = %v, want TableExists", err)
 	}
 }
@@ -475,7 +489,9 @@ func TestStepsAndEpochs(t *testing.T) {
 		epochs, rank    int
 		want            int64
 	}{
-		{100, 0, 0, 0, 2}, {100, 0, 3, 0, 6}, {100, 4, 0, 0, 4}, {100, 4, 1, 0, 2}, {129, 0, 1, 0, 3}, {129, 0, 1, 1, 2}, {0, 5, 0, 0, 5},
+		{100, 0, 0, 0, 2}, {100, 0, 3, 0, 6}, {100, 4, 0, 0, 4}, {100, 4, 1, 0, 2}, {129, 0, 1, 0, 3}, {129, 0, 1, 1,
+			2},
+		{0, 5, 0, 0, 5},
 	} {
 		cfg := tinyConfig(tc.steps, 1)
 		cfg.Generator.Examples, cfg.Epochs, cfg.Trainers, cfg.Rank = tc.examples, tc.epochs, 2, &tc.rank
@@ -491,12 +507,14 @@ func TestEventsCarryAllCounters(t *testing.T) {
 	kinds := map[string]int{}
 	r := mustRun(t, tinyConfig(10, 2), newLocal(t), func(e Event) {
 		kinds[e.Event]++
-		if e.Step < last.Step || e.Examples < last.Examples || e.PushesSent < last.PushesSent || e.PushesAcknowledged < last.PushesAcknowledged {
+		if e.Step < last.Step || e.Examples < last.Examples || e.PushesSent < last.PushesSent ||
+			e.PushesAcknowledged < last.PushesAcknowledged {
 			if e.Event != EventHeld {
 				t.Errorf("%+v follows %+v: counters went back", e, last)
 			}
 		}
-		if e.Event == EventAck && (e.Step == 0 || e.Examples == 0 || e.Loss != e.Loss || e.Sent == nil || e.Time.Before(*e.Sent)) {
+		if e.Event == EventAck && (e.Step == 0 || e.Examples == 0 || e.Loss != e.Loss || e.Sent == nil ||
+			e.Time.Before(*e.Sent)) {
 			t.Errorf("an acknowledgement without counters or times: %+v", e)
 		}
 		if e.Steps != 10 && e.Event != EventHeld {
@@ -504,7 +522,8 @@ func TestEventsCarryAllCounters(t *testing.T) {
 		}
 		last = e
 	})
-	if kinds[EventStart] != 1 || kinds[EventStep] != 10 || kinds[EventAck] != 10 || kinds[EventDone] != 1 || kinds[EventHeld] == 0 {
+	if kinds[EventStart] != 1 || kinds[EventStep] != 10 || kinds[EventAck] != 10 || kinds[EventDone] != 1 ||
+		kinds[EventHeld] == 0 {
 		t.Errorf("events %v", kinds)
 	}
 	if r.Steps != 10 {
@@ -521,7 +540,8 @@ func TestEvaluate(t *testing.T) {
 		t.Fatal(err)
 	}
 	e, err := j.Evaluate(t.Context())
-	if err != nil || e.AUC != r.AUC || e.LogLoss != r.LogLoss || e.BestAUC != r.BestAUC || e.HeldExamples != 200 || e.Steps != 0 {
+	if err != nil || e.AUC != r.AUC || e.LogLoss != r.LogLoss || e.BestAUC != r.BestAUC || e.HeldExamples != 200 ||
+		e.Steps != 0 {
 		t.Errorf("Evaluate = %+v, %v, want the scores of %+v", e, err, r)
 	}
 }

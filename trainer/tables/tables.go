@@ -15,6 +15,14 @@ type Segment struct {
 	LR     float32       // Push: learning rate, 0 for the table's own
 }
 
+// CountRows returns the number of rows in segs.
+func CountRows(segs []Segment) (n int) {
+	for i := range segs {
+		n += len(segs[i].Keys)
+	}
+	return n
+}
+
 // Tables is the table service that training needs. Implementations are safe for concurrent use and keep none of the
 // slices in their arguments.
 type Tables interface {

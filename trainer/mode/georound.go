@@ -1,4 +1,4 @@
-package trainer
+package mode
 
 import (
 	"cmp"
@@ -10,38 +10,37 @@ import (
 )
 
 // runRound waits for a running round, then runs one.
-func (g *geoMode) runRound(ctx context.Context) error {
-	select {
-	case g.round <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
+func (g *Geo) runRound(ctx context.Context) error {
+	if err := g.round.Acquire(ctx, 1); err != nil {
+		return err
 	}
-	defer func() { <-g.round }()
+	defer g.round.Release(1)
 	return g.sendAndRead(ctx)
 }
 
 // sendAndRead runs a round: it sends the changes since the previous one, and reads those rows again.
 // REQUIRES: g.round is taken.
-func (g *geoMode) sendAndRead(ctx context.Context) error {
-	if err := g.j.failed(); err != nil {
+func (g *Geo) sendAndRead(ctx context.Context) error {
+	if err := g.Run.Failed(); err != nil {
 		return err
 	}
-	deltas, batches, pieces := g.take()
+	deltas, batches, places := g.take()
 	if len(deltas) == 0 {
 		return nil
 	}
 	if err := g.send(ctx, deltas, batches); err != nil {
 		return err
 	}
-	for _, at := range pieces {
-		if err := g.j.batchDone(at); err != nil {
+	for _, at := range places {
+		if err := g.placeDone(at); err != nil {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, g.j.cfg.Patience)
+	ctx, cancel := context.WithTimeout(ctx, g.Patience)
 	defer cancel()
-	if err := g.j.tables.Pull(ctx, deltas); err != nil {
-		return g.j.fail(fmt.Errorf("pull the %d rows that %d batches changed: %w", rowsOf(deltas), batches, err))
+	if err := g.Tables.Pull(ctx, deltas); err != nil {
+		return g.Run.Fail(fmt.Errorf("pull the %d rows that %d batches changed: %w", tables.CountRows(deltas), batches,
+			err))
 	}
 	g.merge(deltas)
 	return nil
@@ -49,20 +48,20 @@ func (g *geoMode) sendAndRead(ctx context.Context) error {
 
 // take returns, by table and key, the changes that the tables do not know, and the splits of the data that they
 // come from. It begins the next interval.
-func (g *geoMode) take() (deltas []tables.Segment, batches int64, pieces []splitRange) {
+func (g *Geo) take() (deltas []tables.Segment, batches int64, places []Place) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, t := range g.tables {
+	for _, t := range g.copies {
 		if len(t.dirty) > 0 {
 			deltas = append(deltas, t.takeLocked())
 		}
 	}
 	batches, g.batches = g.batches, 0
 	g.before += batches
-	pieces, g.pieces = g.pieces, nil
+	places, g.unsent = g.unsent, nil
 	g.sending = batches
 	g.now++
-	return deltas, batches, pieces
+	return deltas, batches, places
 }
 
 func (t *geoTable) takeLocked() tables.Segment {
@@ -82,19 +81,19 @@ func (t *geoTable) takeLocked() tables.Segment {
 }
 
 // send pushes deltas. As with any push, the client resends one with an unknown outcome under its number.
-func (g *geoMode) send(ctx context.Context, deltas []tables.Segment, batches int64) error {
-	ctx, cancel := context.WithTimeout(ctx, g.j.cfg.Patience)
+func (g *Geo) send(ctx context.Context, deltas []tables.Segment, batches int64) error {
+	ctx, cancel := context.WithTimeout(ctx, g.Patience)
 	defer cancel()
-	sent := g.j.pushBegan(batches)
-	err := g.j.tables.Push(ctx, deltas)
+	sent := g.Run.PushBegan(batches)
+	err := g.Tables.Push(ctx, deltas)
 	if err != nil {
-		err = fmt.Errorf("push what %d batches changed in %d rows: %w", batches, rowsOf(deltas), err)
+		err = fmt.Errorf("push what %d batches changed in %d rows: %w", batches, tables.CountRows(deltas), err)
 	}
-	return g.j.pushEnded(sent, batches, err)
+	return g.Run.PushEnded(sent, batches, err)
 }
 
 // merge moves the rows of segs to the tables' values, and keeps the progress made since take.
-func (g *geoMode) merge(segs []tables.Segment) {
+func (g *Geo) merge(segs []tables.Segment) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.sending = 0
@@ -115,11 +114,11 @@ func (g *geoMode) merge(segs []tables.Segment) {
 	}
 }
 
-// idle implements syncMode: other workers may wait for unsent progress.
-func (g *geoMode) idle(ctx context.Context) error { return g.runRound(ctx) }
+// Idle implements the mode: other trainers may wait for unsent progress.
+func (g *Geo) Idle(ctx context.Context) error { return g.runRound(ctx) }
 
-// drain implements syncMode: a last round sends the rest.
-func (g *geoMode) drain(ctx context.Context) error { return g.runRound(ctx) }
+// Drain implements the mode: a last round sends the rest.
+func (g *Geo) Drain(ctx context.Context) error { return g.runRound(ctx) }
 
-// wait implements syncMode.
-func (g *geoMode) wait() { g.all.Wait() }
+// Wait implements the mode.
+func (g *Geo) Wait() { g.all.Wait() }

@@ -1,4 +1,4 @@
-package trainer
+package mode
 
 import (
 	"cmp"
@@ -7,49 +7,50 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
-// geoMode is mode geo: the worker trains its own copy of the rows it uses, with its own optimizers. Every few
+// Geo is mode geo: the trainer trains its own copy of the rows it uses, with its own optimizers. Every few
 // batches a round sends the changes to the tables, which add them, and reads those rows again. What the model reads
-// of another worker is at most two rounds old.
+// of another trainer is at most two rounds old.
 //
-// A worker's first rounds come after 1, 2, 4, … batches, until they are every apart, and training waits for them.
+// A trainer's first rounds come after 1, 2, 4, … batches, until they are every apart, and training waits for them.
 // The first batches decide for each row and layer which of several equally good solutions it takes, for example a
-// sign. Workers that take all of these decisions alone decide differently, the mean of their choices is no
+// sign. Trainers that take all of these decisions alone decide differently, the mean of their choices is no
 // solution, and rows that only one of them uses keep them from agreeing later.
 //
 // A row of the copy has three vectors: its weights, its base and its optimizer state. The tables do not know
 // weights − base yet. A round takes that difference, sets base to weights and, after the tables have added it,
 // moves both by the other changes in the tables, so that progress made during the round is kept.
 //
-// Goroutines: any may call pull and push. A round runs on a goroutine of its own; at first, and with in_flight 0,
-// in push. mu is not held across a call to the tables.
-type geoMode struct {
-	asyncMode
-	tables     []*geoTable // immutable; embeddings, dense and, with audit, audit
+// Goroutines: any may call Pull and Push. A round runs on a goroutine of its own; at first, and with in_flight 0,
+// in Push. mu is not held across a call to the tables.
+type Geo struct {
+	Async
+	copies     []*geoTable // immutable
 	every      int64
 	concurrent bool // rounds run concurrently with training
 
-	// round is full while a round runs.
-	round chan struct{}
+	round *semaphore.Weighted // of 1: taken while a round runs
 	all   sync.WaitGroup
 
 	mu      sync.Mutex
-	batches int64        // batches pushed since the last round began
-	before  int64        // batches pushed before that
-	sending int64        // batches that the running round sends
-	pieces  []splitRange // splits of the data for the batches that no round has sent
-	now     uint64       // rounds begun, plus 1
-	tick    uint64       // calls of pull and push
+	batches int64   // batches pushed since the last round began
+	before  int64   // batches pushed before that
+	sending int64   // batches that the running round sends
+	unsent  []Place // places in the data of the batches that no round has sent
+	now     uint64  // rounds begun, plus 1
+	tick    uint64  // calls of Pull and Push
 }
 
-// geoTable is the copy of one table. geoMode.mu guards its fields, but for the immutable ones.
+// geoTable is the copy of one table. Geo.mu guards its fields, but for the immutable ones.
 type geoTable struct {
 	schema rowraft.Schema // immutable: of the table
-	rule   optim.Rule     // immutable: the worker's optimizer
+	rule   optim.Rule     // immutable: the trainer's optimizer
 	share  float32        // immutable: factor of a difference when it is sent
 	limit  int            // immutable: limit of rows; 0: unlimited
 
@@ -69,42 +70,47 @@ type geoRow struct {
 	sending bool   // base is what the table will have after it has added the difference being sent
 }
 
-func newGeoMode(j *Job) (*geoMode, error) {
-	g := &geoMode{asyncMode: asyncMode{j}, every: int64(j.cfg.Geo.every()), concurrent: j.cfg.InFlight > 0, round: make(chan struct{}, 1), now: 1}
-	add := func(schema rowraft.Schema, o rowraft.Optimizer, share float32, limit int) error {
-		rule, err := optim.New(o)
-		if err != nil {
-			return err
-		}
-		g.tables = append(g.tables, &geoTable{schema: schema, rule: rule, share: share, limit: limit, places: make(map[rowraft.Key]int32)})
-		return nil
-	}
-	share := j.cfg.Geo.share(j.cfg.Trainers)
-	if j.cfg.embedded() {
-		o, _ := j.cfg.Embeddings.optimizer() // Validate has checked it
-		if err := add(j.embeddings, o, share, j.cfg.Geo.rows()); err != nil {
-			return nil, err
-		}
-	}
-	o, _ := j.cfg.Dense.optimizer()
-	for i := range j.layout.tables {
-		if err := add(j.layout.tables[i].schema, o, share, 0); err != nil {
-			return nil, err
-		}
-	}
-	if j.cfg.Audit { // a share of 1, because it counts batches
-		return g, add(j.audit, auditOptimizer, 1, 0)
-	}
-	return g, nil
+// GeoOptions are what mode geo needs besides Options.
+type GeoOptions struct {
+	Every      int64 // batches between two rounds; the first rounds come sooner
+	Concurrent bool  // rounds run concurrently with training
+	Copies     []GeoCopy
 }
 
-func (g *geoMode) table(id rowraft.TableID) *geoTable {
-	for _, t := range g.tables {
+// GeoCopy is a table of which the trainer has a copy.
+type GeoCopy struct {
+	Schema    rowraft.Schema
+	Optimizer rowraft.Optimizer // of the trainer; the table adds differences
+	Share     float32           // factor of a difference when it is sent
+	Limit     int               // limit of rows; 0: unlimited
+}
+
+// NewGeo returns mode geo.
+//
+// Errors: CodeInvalidArgument for an optimizer that does not exist.
+func NewGeo(o Options, g GeoOptions) (*Geo, error) {
+	m := &Geo{
+		Async: Async{Options: o}, every: g.Every, concurrent: g.Concurrent, round: semaphore.NewWeighted(1), now: 1,
+	}
+	for _, c := range g.Copies {
+		rule, err := optim.New(c.Optimizer)
+		if err != nil {
+			return nil, err
+		}
+		m.copies = append(m.copies, &geoTable{
+			schema: c.Schema, rule: rule, share: c.Share, limit: c.Limit, places: make(map[rowraft.Key]int32),
+		})
+	}
+	return m, nil
+}
+
+func (g *Geo) table(id rowraft.TableID) *geoTable {
+	for _, t := range g.copies {
 		if t.schema.ID == id {
 			return t
 		}
 	}
-	panic(fmt.Sprintf("trainer: table %d does not belong to the job", id))
+	panic(fmt.Sprintf("trainer/mode: table %d does not belong to the job", id))
 }
 
 // missingRows are the rows that a copy must read from a table: rows that it lacks or that it read too long ago.
@@ -114,23 +120,23 @@ type missingRows struct {
 	rows  int      // keys without a row
 }
 
-// pull implements syncMode.
-func (g *geoMode) pull(ctx context.Context, w *work) error {
-	return g.withRows(ctx, w.segs, func(t *geoTable, s *tables.Segment) {
-		w.stale = g.batches + g.sending
+// Pull implements the mode.
+func (g *Geo) Pull(ctx context.Context, b *Batch) error {
+	return g.withRows(ctx, b.Segs, func(t *geoTable, s *tables.Segment) {
+		b.Stale = g.batches + g.sending
 		t.showLocked(s)
 	})
 }
 
-// refreshBases replaces the rows of w by their newest state in the copy: the loop pulled w before it trained the
-// batches ahead. Without it eight gradients of one state, each the first step of an optimizer, once led to a model
-// that learned little more (AUC 0.74 after 200 batches, not 0.78).
-func (g *geoMode) refreshBases(w *work) {
+// Refresh implements the mode. It replaces the rows of b by their newest state in the copy: the loop pulled b before
+// it trained the batches ahead. Without it eight gradients of one state, each the first step of an optimizer, once
+// led to a model that learned little more (AUC 0.74 after 200 batches, not 0.78).
+func (g *Geo) Refresh(b *Batch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	w.stale = g.batches + g.sending
-	for i := range w.segs {
-		g.table(w.segs[i].Table).showLocked(&w.segs[i])
+	b.Stale = g.batches + g.sending
+	for i := range b.Segs {
+		g.table(b.Segs[i].Table).showLocked(&b.Segs[i])
 	}
 }
 
@@ -145,8 +151,8 @@ func (t *geoTable) showLocked(s *tables.Segment) {
 }
 
 // withRows calls f, under mu, for each of segs when the copy has all their rows. It reads from the tables the rows
-// that the copy lacks, and those that were read before the last round and have no progress of this worker.
-func (g *geoMode) withRows(ctx context.Context, segs []tables.Segment, f func(*geoTable, *tables.Segment)) error {
+// that the copy lacks, and those that were read before the last round and have no progress of this trainer.
+func (g *Geo) withRows(ctx context.Context, segs []tables.Segment, f func(*geoTable, *tables.Segment)) error {
 	for {
 		lists, fits, err := g.list(segs)
 		if err != nil {
@@ -163,7 +169,7 @@ func (g *geoMode) withRows(ctx context.Context, segs []tables.Segment, f func(*g
 			for i := range lists {
 				want[i] = lists[i].Segment
 			}
-			if err := g.j.tables.Pull(ctx, want); err != nil {
+			if err := g.Tables.Pull(ctx, want); err != nil {
 				return err
 			}
 		}
@@ -174,14 +180,15 @@ func (g *geoMode) withRows(ctx context.Context, segs []tables.Segment, f func(*g
 }
 
 // list returns the rows to read for segs, and whether the copy has room for them.
-func (g *geoMode) list(segs []tables.Segment) (lists []missingRows, fits bool, err error) {
+func (g *Geo) list(segs []tables.Segment) (lists []missingRows, fits bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.tick++
 	for i := range segs {
 		t := g.table(segs[i].Table)
 		if t.limit > 0 && len(segs[i].Keys) > t.limit {
-			return nil, false, invalid("geo: rows is %d, and one batch uses %d rows: set it to several times that", t.limit, len(segs[i].Keys))
+			return nil, false, rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"geo: rows is %d, and one batch uses %d rows: set it to several times that", t.limit, len(segs[i].Keys))
 		}
 		m := t.missingLocked(segs[i].Keys, g.now, g.tick)
 		if t.limit > 0 && !t.evictLocked(m.rows, g.tick) {
@@ -197,7 +204,7 @@ func (g *geoMode) list(segs []tables.Segment) (lists []missingRows, fits bool, e
 
 // insert adds the rows that were read to the copy and calls f. It returns false if a row of segs was evicted
 // meanwhile.
-func (g *geoMode) insert(lists []missingRows, segs []tables.Segment, f func(*geoTable, *tables.Segment)) bool {
+func (g *Geo) insert(lists []missingRows, segs []tables.Segment, f func(*geoTable, *tables.Segment)) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for i := range lists {
@@ -285,41 +292,39 @@ func (t *geoTable) rowLocked(at int32) rowParts {
 	return rowParts{row[:d], row[d : 2*d], row[2*d:]}
 }
 
-// push implements syncMode: the batch trains the copy, and begins a round when one is due.
-func (g *geoMode) push(ctx context.Context, w *work) error {
-	read, cancel := context.WithTimeout(ctx, g.j.cfg.Patience)
+// Push implements the mode: the batch trains the copy, and begins a round when one is due.
+func (g *Geo) Push(ctx context.Context, b *Batch) error {
+	read, cancel := context.WithTimeout(ctx, g.Patience)
 	defer cancel()
 	due, concurrent := false, false
 	// The copy may have evicted rows since they were pulled.
-	err := g.withRows(read, w.segs, func(t *geoTable, s *tables.Segment) {
+	err := g.withRows(read, b.Segs, func(t *geoTable, s *tables.Segment) {
 		t.trainLocked(s)
-		if s == &w.segs[0] {
+		if s == &b.Segs[0] {
 			g.batches++
-			g.pieces = append(g.pieces, w.at)
+			g.unsent = append(g.unsent, b.Place)
 			due, concurrent = g.batches >= g.intervalLocked(), g.concurrent && g.before >= g.every
 		}
 	})
 	switch {
 	case err != nil:
-		return g.j.fail(fmt.Errorf("step %d: read %d rows: %w", w.step, rowsOf(w.segs), err))
+		return g.Run.Fail(fmt.Errorf("step %d: read %d rows: %w", b.Step, b.Rows(), err))
 	case !due:
 		return nil
 	case !concurrent:
 		return g.runRound(ctx)
 	}
-	select {
-	case g.round <- struct{}{}:
+	if g.round.TryAcquire(1) { // else the next round begins after the one that runs
 		g.all.Go(func() {
-			_ = g.sendAndRead(ctx) // the job stores the error
-			<-g.round
+			defer g.round.Release(1)
+			_ = g.sendAndRead(ctx) // the run stores the error
 		})
-	default: // the next round begins after this one
 	}
 	return nil
 }
 
 // intervalLocked returns how many batches lie between the last round and the next.
-func (g *geoMode) intervalLocked() int64 { return min(g.every, max(1, g.before)) }
+func (g *Geo) intervalLocked() int64 { return min(g.every, max(1, g.before)) }
 
 func (t *geoTable) trainLocked(s *tables.Segment) {
 	lr := s.LR
