@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft/internal/allocs"
+
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
@@ -160,7 +162,7 @@ func FuzzAppendRequest(f *testing.F) {
 			end := appendHeadBytes + uint64(binary.LittleEndian.Uint32(b[44:])) + entry.HeadBytes*uint64(binary.LittleEndian.Uint32(b[40:]))
 			binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:min(end, uint64(len(b)))], castagnoli))
 		}
-		frugal(t, b, func() {
+		allocs.Frugal(t, b, func() {
 			a, err := readTestAppend(b)
 			if err == nil && !bytes.HasPrefix(b, wireOf(t, a)) {
 				t.Errorf("%x was read as %+v", b, a)
@@ -178,7 +180,7 @@ func FuzzAppendReply(f *testing.F) {
 			end := min(uint64(len(b)), appendReplyBytes+uint64(binary.LittleEndian.Uint32(b[28:])))
 			binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:end], castagnoli))
 		}
-		frugal(t, b, func() {
+		allocs.Frugal(t, b, func() {
 			var a raft.AppendEntriesResponse
 			if whole, err := readAppendReply(bytes.NewReader(b), &a); err == nil && !whole {
 				t.Error("an answer without an error ends the connection")

@@ -264,6 +264,11 @@ func (c *testCluster) handOver(from *testNode, to rowraft.ReplicaID) {
 	})
 }
 
+// snapshotDir is where n keeps the snapshots of its group.
+func (n *testNode) snapshotDir() string {
+	return filepath.Join(n.dir, "raft", "groups", "shard-0", "snapshots")
+}
+
 func (n *testNode) running() bool { return n.group != nil && n.group.run.Load() != nil }
 
 // campaign makes a follower a candidate at once.

@@ -162,12 +162,12 @@ func groupScript(t *testing.T) vfstest.Script[groupLife] {
 }
 
 func TestCrashAtEachStepOfAGroup(t *testing.T) {
-	const log, twice = "TestCrashAtEachStepOfTheLog has it", "openSnapshotStore and the registry sync the same directory once more"
+	const log, twice = "TestCrashAtEachStepOfTheLog has it", "snapstore.Open and the registry sync the same directory once more"
 	vfstest.Crashes(t, groupScript(t), map[string]string{
 		"raftstore/raftlog.(*rowLog)":             log,
 		"raftstore/raftlog.(*metaStore)":          log,
-		"raftstore.(*snapshotSink)":               "TestCrashAtEachStepOfSnapshots has it",
-		"raftstore.openSnapshotStore":             "TestCrashAtEachStepOfSnapshots has it",
+		"raftstore/snapstore.(*sink)":             "TestCrashAtEachStepOfSnapshots has it",
+		"raftstore/snapstore.Open":                "TestCrashAtEachStepOfSnapshots has it",
 		"raftstore.(*Store).claimLocked: syncdir": twice,
 		"raftstore.Open: syncdir raft":            twice,
 		"raftstore.(*groupLife)":                  "Open syncs it too",

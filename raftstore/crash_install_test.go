@@ -1,7 +1,6 @@
 package raftstore
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
 	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
 // installLife is a replica that is sent a snapshot of its leader.
@@ -33,7 +33,7 @@ const (
 func (l *installLife) install(disk vfs.FS) (err error) {
 	quiet := slog.New(slog.DiscardHandler)
 	dir := "/node/raft/groups/shard-0"
-	snaps, err := openSnapshotStore(disk, dir+"/snapshots", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0", Replica: "r-shard-0"}.String(), quiet, func(string, error) {})
+	snaps, err := snapstore.Open(disk, dir+"/snapshots", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0", Replica: "r-shard-0"}.String(), quiet, func(string, error) {})
 	if err != nil {
 		return err
 	}
@@ -57,8 +57,7 @@ func (l *installLife) install(disk vfs.FS) (err error) {
 		return err
 	}
 	defer state.Release()
-	_, err = sink.Write(binary.LittleEndian.AppendUint64([]byte(snapshotMagic), installIndex))
-	if err == nil {
+	if err = snapstore.WriteStateHeader(sink, installIndex); err == nil {
 		_, err = state.WriteTo(sink)
 	}
 	if err != nil {

@@ -30,8 +30,8 @@
 //
 // Offline reads logs and snapshots of a node that does not run, and changes none.
 //
-// Package raftlog is the log of a group on disk, entry is the format of one log entry, and frame is the envelope of
-// small files.
+// Packages below this one: raftlog is the log of a group on disk, snapstore are its snapshots, entry is the format of one
+// log entry, frame is the envelope of small files, and hclogger passes hashicorp's log messages to slog.
 //
 // DESIGN.md has the guards around hashicorp/raft and the reason for each. The bytes: docs/formats/peer.md and
 // docs/formats/snapshot-store.md.

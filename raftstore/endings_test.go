@@ -1,8 +1,6 @@
 package raftstore
 
 import (
-	"errors"
-	"log/slog"
 	"sync"
 	"syscall"
 	"testing"
@@ -10,7 +8,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // Raft forgets what waits in its queues when it stops. Whoever waits for that must
@@ -38,23 +35,6 @@ func TestQueuedProposalsEndWithAFailedLog(t *testing.T) {
 		case <-limit:
 			t.Fatalf("proposal %d of %d has not ended", i, len(futures))
 		}
-	}
-}
-
-// A disk that cannot be asked whether a name is free is an error, not a name that is
-// taken: the search for a free one would not end.
-func TestSnapshotOnADiskThatCannotBeRead(t *testing.T) {
-	disk := vfs.NewFaulty(vfs.NewMem())
-	s, err := openSnapshotStore(disk, "/snapshots", testOwner.String(), slog.New(slog.DiscardHandler), func(string, error) {})
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Not for ever: else the test would not end either.
-	if err := disk.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpList}, Times: 1, Err: "EIO"}); err != nil {
-		t.Fatal(err)
-	}
-	if k, err := s.Create(1, 5, 1, testConfiguration, 1, nil); !errors.Is(err, syscall.EIO) {
-		t.Errorf("Create = %v, %v; want EIO", k, err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package raftstore
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
 // fsm is the raft.FSM of a group: it passes committed entries with their indices to the machine,
@@ -138,13 +138,6 @@ func (f *fsm) fail(err error) any {
 	return fsmFailure{}
 }
 
-// A snapshot begins with a header of snapshotHeaderBytes: the magic and the AppliedIndex of the machine. The index
-// comes from the data, not from the name of a directory (rqlite #2747).
-const (
-	snapshotHeaderBytes = 16
-	snapshotMagic       = "rowraftS"
-)
-
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	if f.failed.Load() {
 		return nil, errors.New("the state machine failed before")
@@ -173,8 +166,7 @@ type fsmSnapshot struct {
 }
 
 func (s *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
-	header := binary.LittleEndian.AppendUint64([]byte(snapshotMagic), uint64(s.index))
-	if _, err := sink.Write(header); err != nil {
+	if err := snapstore.WriteStateHeader(sink, s.index); err != nil {
 		return err
 	}
 	var w io.Writer = sink
@@ -190,63 +182,45 @@ func (s *fsmSnapshot) Release() { s.once.Do(s.snap.Release) }
 // Restore replaces the machine's state with that of a snapshot. It does nothing if the machine has seen the log beyond
 // the snapshot, as after a restart in place.
 func (f *fsm) Restore(rc io.ReadCloser) error {
-	src, err := snapshotOf(rc)
+	meta, err := snapstore.MetaOf(rc)
 	if err != nil {
 		return err
 	}
 	applied := f.applied.Load()
-	if applied > 0 && src.meta.Index <= applied {
-		f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
-		f.passed = max(f.passed, src.meta.Index)
-		f.restored(src.meta.Index, src.meta.Term)
+	if applied > 0 && meta.Index <= applied {
+		f.configured(meta.ConfigurationIndex, meta.Configuration)
+		f.passed = max(f.passed, meta.Index)
+		f.restored(meta.Index, meta.Term)
 		return nil
 	}
-	var header [snapshotHeaderBytes]byte
-	if _, err := io.ReadFull(rc, header[:]); err != nil {
-		return fmt.Errorf("read the header of snapshot %s: %w", src.meta.ID, err)
+	index, err := snapstore.ReadStateHeader(rc, meta.ID)
+	if err != nil {
+		return err
 	}
-	if string(header[:8]) != snapshotMagic {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: bad magic %q", src.meta.ID, header[:8])
-	}
-	index := rowraft.Index(binary.LittleEndian.Uint64(header[8:]))
-	if uint64(index) > src.meta.Index {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s holds state of index %d beyond its own %d", src.meta.ID, index, src.meta.Index)
+	if uint64(index) > meta.Index {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s holds state of index %d beyond its own %d", meta.ID, index, meta.Index)
 	}
 	if err := f.machine.Restore(rc); err != nil {
-		return fmt.Errorf("restore snapshot %s: %w", src.meta.ID, err)
+		return fmt.Errorf("restore snapshot %s: %w", meta.ID, err)
 	}
 	if got := f.machine.AppliedIndex(); got != index {
-		err := rowraft.Errorf(rowraft.CodeInternal, "snapshot %s was taken at index %d, the machine restored to %d", src.meta.ID, index, got)
+		err := rowraft.Errorf(rowraft.CodeInternal, "snapshot %s was taken at index %d, the machine restored to %d", meta.ID, index, got)
 		f.fail(err)
 		return err
 	}
 	// A machine that leaves bytes unread did not understand them.
 	if n, err := io.Copy(io.Discard, rc); err != nil || n > 0 {
-		err = errors.Join(err, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: %d bytes follow the machine's state", src.meta.ID, n))
+		err = errors.Join(err, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: %d bytes follow the machine's state", meta.ID, n))
 		f.fail(err)
 		return err
 	}
-	f.configured(src.meta.ConfigurationIndex, src.meta.Configuration)
-	f.restored(src.meta.Index, src.meta.Term) // before applied: then a snapshot of this index is declined
-	f.applied.Store(src.meta.Index)
-	f.passed = max(f.passed, src.meta.Index)
+	f.configured(meta.ConfigurationIndex, meta.Configuration)
+	f.restored(meta.Index, meta.Term) // before applied: then a snapshot of this index is declined
+	f.applied.Store(meta.Index)
+	f.passed = max(f.passed, meta.Index)
 	if applied > 0 && f.installed != nil { // 0: the replica is starting
-		f.installed(applied, src.meta.Index)
+		f.installed(applied, meta.Index)
 	}
 	f.moved()
 	return nil
-}
-
-// snapshotOf returns our reader from below the counting reader that raft passes.
-func snapshotOf(rc io.ReadCloser) (*snapshotReader, error) {
-	for {
-		switch r := rc.(type) {
-		case *snapshotReader:
-			return r, nil
-		case raft.ReadCloserWrapper:
-			rc = r.WrappedReadCloser()
-		default:
-			return nil, rowraft.Errorf(rowraft.CodeInternal, "restore from a %T, want a snapshot of our store", rc)
-		}
-	}
 }

@@ -21,17 +21,10 @@ import (
 	"github.com/rowraft/rowraft/internal/allocs"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/frame"
+	"github.com/rowraft/rowraft/raftstore/hclogger"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
-
-// frugal fails the test when f allocates out of proportion to the bytes it reads.
-func frugal(t *testing.T, in []byte, f func()) {
-	t.Helper()
-	const fixed, perByte = 1 << 20, 64
-	if got := allocs.Bytes(f); got > fixed+perByte*uint64(len(in)) {
-		t.Errorf("%d bytes of input made it allocate %d", len(in), got)
-	}
-}
 
 func FuzzPreamble(f *testing.F) {
 	good, _ := hex.DecodeString(goldenPreamble)
@@ -44,7 +37,7 @@ func FuzzPreamble(f *testing.F) {
 			end := min(preambleFixed+int(binary.LittleEndian.Uint16(b[6:])), n-4)
 			binary.LittleEndian.PutUint32(b[end:], crc32.Checksum(b[:end], castagnoli))
 		}
-		frugal(t, b, func() {
+		allocs.Frugal(t, b, func() {
 			p, status, err := readPreamble(bytes.NewReader(b))
 			switch {
 			case err == nil && !bytes.HasPrefix(b, p.marshal()):
@@ -70,7 +63,7 @@ func FuzzReply(f *testing.F) {
 			end := min(3+int(binary.LittleEndian.Uint16(b[1:])), n)
 			binary.LittleEndian.PutUint32(b[3:], crc32.Checksum(b[min(7, end):end], castagnoli))
 		}
-		frugal(t, b, func() {
+		allocs.Frugal(t, b, func() {
 			says, status, err := readReply(bytes.NewReader(b))
 			if err == nil && !bytes.HasPrefix(b, marshalStatement(status, &says)) {
 				t.Errorf("%x was read as %v, %+v, which is written as %x", b, status, says, marshalStatement(status, &says))
@@ -88,7 +81,7 @@ func FuzzMarks(f *testing.F) {
 	f.Add(good[frame.HeadBytes : len(good)-4])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = sealed(b, marksMagic)
-		frugal(t, b, func() {
+		allocs.Frugal(t, b, func() {
 			m, err := decodeMarks(b)
 			if err != nil {
 				if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew {
@@ -109,7 +102,7 @@ func FuzzTold(f *testing.F) {
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		b = sealTold(b)
-		frugal(t, b, func() {
+		allocs.Frugal(t, b, func() {
 			list, err := decodeTold(b)
 			var again []byte
 			for _, one := range list {
@@ -152,7 +145,7 @@ func FuzzRegistry(f *testing.F) {
 		if err := os.WriteFile(filepath.Join(dir, "registry"), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		frugal(t, b, func() {
+		allocs.Frugal(t, b, func() {
 			r, err := openTestRegistry(dir)
 			if _, offline := readRegistry(vfs.OS, filepath.Join(dir, "registry")); (offline == nil) != (err == nil || rowraft.CodeOf(err) == rowraft.CodeIdentity) {
 				t.Errorf("a running server reads it with %v, an offline tool with %v", err, offline)
@@ -176,98 +169,6 @@ func FuzzRegistry(f *testing.F) {
 	})
 }
 
-func FuzzSnapshotMeta(f *testing.F) {
-	golden, err := os.ReadFile("testdata/00000000000000000007-0000000003-0001/meta")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(golden)
-	f.Add(golden[frame.HeadBytes : len(golden)-4])
-	f.Add([]byte(`{"raft":{"ID":"x","Index":1,"Configuration":{"Servers":[{"Suffrage":7}]}},"chunks":-1}`))
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, b []byte) {
-		b = sealed(b, snapMetaMagic)
-		if err := os.WriteFile(filepath.Join(dir, "meta"), b, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		frugal(t, b, func() {
-			m, err := readTestSnapMeta(dir)
-			if err != nil {
-				if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew {
-					t.Errorf("%v has code %v", err, c)
-				}
-				return
-			}
-			body, err := json.Marshal(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var again snapMeta
-			if err := json.Unmarshal(body, &again); err != nil || !reflect.DeepEqual(again, *m) {
-				t.Errorf("%+v is written and read as %+v, %v", *m, again, err)
-			}
-		})
-	})
-}
-
-// FuzzSnapshotData reads a data file that belongs to fuzzed numbers of chunks and
-// bytes, with the checksums of its chunks set right.
-func FuzzSnapshotData(f *testing.F) {
-	golden, err := os.ReadFile("testdata/00000000000000000007-0000000003-0001/data")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(golden, int64(1), int64(5), true)
-	f.Add(golden, int64(1), int64(5), false)
-	f.Add(golden, int64(0), int64(0), true)
-	f.Add(golden[:frame.HeadBytes], int64(0), int64(0), true)
-	f.Add(golden[:20], int64(1), int64(5), true)
-	two := append(bytes.Clone(golden), golden[frame.HeadBytes:]...)
-	f.Add(two, int64(2), int64(10), true)
-	f.Add(append(bytes.Clone(golden[:frame.HeadBytes]), 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0), int64(1), int64(1<<32-1), true)
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, b []byte, chunks, size int64, sums bool) {
-		const id = "00000000000000000007-0000000003-0001"
-		b = bytes.Clone(b)
-		var payload []byte
-		for at, n := frame.HeadBytes, int64(0); sums && at+snapChunkHead <= len(b); n++ {
-			size := int(binary.LittleEndian.Uint32(b[at:]))
-			if size > len(b)-at-snapChunkHead {
-				break
-			}
-			data := b[at+snapChunkHead : at+snapChunkHead+size]
-			binary.LittleEndian.PutUint32(b[at+4:], chunkCRC(7, 3, n, data))
-			payload = append(payload, data...)
-			at += snapChunkHead + size
-		}
-		body, err := json.Marshal(&snapMeta{Raft: raft.SnapshotMeta{Version: 1, ID: id, Index: 7, Term: 3, Size: size}, Chunks: chunks})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(filepath.Join(dir, id), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		for name, b := range map[string][]byte{"data": b, "meta": frame.Seal(snapMetaMagic, snapVersion, body)} {
-			if err := os.WriteFile(filepath.Join(dir, id, name), b, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		frugal(t, b, func() {
-			s, bad := fuzzSnapshotStore(t, dir)
-			_, got, err := readSnapshot(s, id)
-			if err != nil {
-				if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew || *bad != 1 {
-					t.Errorf("%v has code %v and was reported %d times", err, c, *bad)
-				}
-				return
-			}
-			if int64(len(got)) != size || sums && !bytes.Equal(got, payload) {
-				t.Errorf("read %x, want %d bytes: %x", got, size, payload)
-			}
-		})
-	})
-}
-
 // fuzzMachine takes any bytes as its state.
 type fuzzMachine struct {
 	listMachine
@@ -286,13 +187,17 @@ func FuzzMachineSnapshot(f *testing.F) {
 	f.Add([]byte("rowraftS\x05\x00\x00\x00\x00\x00\x00\x00state"), uint64(7)) // this machine restores to 0
 	f.Add([]byte("rowraftX\x00\x00\x00\x00\x00\x00\x00\x00"), uint64(7))
 	f.Add([]byte("rowraftS"), uint64(0))
-	s, _ := testSnapshotStore(f)
+	dir := f.TempDir()
+	s, err := snapstore.Open(vfs.OS, dir, testOwner.String(), slog.New(slog.DiscardHandler), func(string, error) {})
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Fuzz(func(t *testing.T, b []byte, index uint64) {
 		if len(b) == 0 {
 			return
 		}
-		id := writeSnapshot(t, s, index, 3, b)
-		defer os.RemoveAll(filepath.Join(s.dir, id))
+		id := saveSnapshot(t, s, index, 3, b)
+		defer os.RemoveAll(filepath.Join(dir, id))
 		_, r, err := s.Open(id)
 		if err != nil {
 			t.Fatal(err)
@@ -304,7 +209,7 @@ func FuzzMachineSnapshot(f *testing.F) {
 		m := &fuzzMachine{}
 		fsm := newFSM(m, &ledger{}, func(error) {}, func(uint64, uint64) {})
 		err = fsm.Restore(r)
-		switch good := len(b) >= snapshotHeaderBytes && string(b[:8]) == snapshotMagic && binary.LittleEndian.Uint64(b[8:]) == 0; {
+		switch good := len(b) >= 16 && string(b[:8]) == "rowraftS" && binary.LittleEndian.Uint64(b[8:]) == 0; {
 		case good != (err == nil):
 			t.Errorf("%x at index %d: %v", b, index, err)
 		case err == nil && (string(m.state) != string(b[16:]) || fsm.applied.Load() != index):
@@ -315,24 +220,8 @@ func FuzzMachineSnapshot(f *testing.F) {
 	})
 }
 
-func fuzzSnapshotStore(t testing.TB, dir string) (*snapshotStore, *int) {
-	t.Helper()
-	bad := new(int)
-	s, err := openTestSnapshotStore(dir, func(string, error) { *bad++ })
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s, bad
-}
-
 // The disk that these three are read from is the operating system's.
 func openTestRegistry(dir string) (*registry, error) { return openRegistry(vfs.OS, dir, "c1", "n1") }
-
-func readTestSnapMeta(dir string) (*snapMeta, error) { return readSnapMeta(vfs.OS, dir) }
-
-func openTestSnapshotStore(dir string, corrupt func(string, error)) (*snapshotStore, error) {
-	return openSnapshotStore(vfs.OS, dir, testOwner.String(), slog.New(slog.DiscardHandler), corrupt)
-}
 
 // pipeLayer hands one end of each pipe to raft's transport.
 type pipeLayer struct {
@@ -384,7 +273,7 @@ func (l *recordLayer) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) 
 // sentBytes is what raft's transport writes for one call.
 func sentBytes(call func(*raft.NetworkTransport)) []byte {
 	l := &recordLayer{pipeLayer{conns: make(chan net.Conn), done: make(chan struct{})}, &recorder{}}
-	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: l, MaxPool: 1, Timeout: time.Second, Logger: &hclogger{log: slog.New(slog.DiscardHandler)}})
+	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: l, MaxPool: 1, Timeout: time.Second, Logger: hclogger.New(slog.New(slog.DiscardHandler), "", nil)})
 	defer tr.Close()
 	call(tr)
 	return bytes.Clone(l.to.Bytes())
@@ -423,7 +312,7 @@ func FuzzPeerStream(f *testing.F) {
 	f.Add([]byte{0, 0xde, 0xff, 0xff})             // a map of 65,535 fields
 	f.Add([]byte{0, 0xdf, 0xff, 0xff, 0xff, 0xff}) // of 4 Gi
 	layer := &pipeLayer{conns: make(chan net.Conn), done: make(chan struct{})}
-	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: layer, MaxPool: 1, Timeout: time.Second, Logger: &hclogger{log: slog.New(slog.DiscardHandler)}})
+	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: layer, MaxPool: 1, Timeout: time.Second, Logger: hclogger.New(slog.New(slog.DiscardHandler), "", nil)})
 	stop := make(chan struct{})
 	f.Cleanup(func() {
 		close(stop)
@@ -443,7 +332,7 @@ func FuzzPeerStream(f *testing.F) {
 		}
 	}()
 	f.Fuzz(func(t *testing.T, b []byte) {
-		frugal(t, b, func() {
+		allocs.Frugal(t, b, func() {
 			ours, theirs := net.Pipe()
 			layer.conns <- theirs
 			read := make(chan struct{})

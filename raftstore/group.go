@@ -7,15 +7,15 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/hclogger"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
 // Group is one replica of one Raft group. All methods are safe for concurrent use.
@@ -27,13 +27,13 @@ type Group struct {
 	cfg     GroupConfig
 	dir     string
 	log     *slog.Logger
-	logRate *logRate
+	logRate *hclogger.Rate
 
 	inner  raftlog.Log
 	glog   *guardedLog
 	ledger *ledger
-	snaps  *snapshotStore
-	watch  *snapshotWatch
+	snaps  *snapstore.Store
+	watch  *snapstore.Watch
 	fsm    *fsm
 
 	waiters *waiters
@@ -89,7 +89,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		log:         s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
 		ledger:      &ledger{},
 		waiters:     newWaiters(),
-		logRate:     newLogRate(),
+		logRate:     hclogger.NewRate(),
 		dead:        make(chan struct{}),
 		asked:       make(chan struct{}),
 		life:        make(latch, 1),
@@ -97,15 +97,15 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		wantRestart: make(chan string, 1),
 	}
 	owner := raftlog.Owner{Cluster: s.opts.Cluster, Node: s.opts.Node, Group: cfg.ID, Replica: cfg.Replica}
-	g.snaps, err = openSnapshotStore(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) { g.snapWanted.Store(true) })
+	g.snaps, err = snapstore.Open(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) { g.snapWanted.Store(true) })
 	if err != nil {
 		return nil, err
 	}
-	g.watch = &snapshotWatch{snapshotStore: g.snaps, took: g.noteSnapshot, limit: s.opts.WedgeTimeout / 2, want: func() {
+	g.watch = snapstore.NewWatch(g.snaps, s.opts.WedgeTimeout/2, func() {
 		if g.glog.started.Load() { // a start may find no snapshot
 			g.snapWanted.Store(true)
 		}
-	}}
+	}, g.noteSnapshot)
 	g.inner, err = raftlog.Open(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), owner, cfg.SegmentSizeBytes, g.log)
 	if err != nil {
 		return nil, err
@@ -234,22 +234,6 @@ func (g *Group) reconcile() error {
 	return g.inner.DeleteRange(first, last)
 }
 
-// newestSnapshotIndex returns the highest index of any snapshot directory, good or damaged.
-func (g *Group) newestSnapshotIndex() (uint64, error) {
-	entries, err := g.snaps.disk.ReadDir(g.snaps.dir)
-	if err != nil {
-		return 0, err
-	}
-	var newest uint64
-	for _, e := range entries {
-		head, _, dashed := strings.Cut(e.Name(), "-")
-		if i, err := strconv.ParseUint(head, 10, 64); err == nil && dashed && !strings.HasSuffix(e.Name(), ".tmp") {
-			newest = max(newest, i)
-		}
-	}
-	return newest, nil
-}
-
 // raftSnapshotThreshold disables raft's own snapshots, which count entries.
 const raftSnapshotThreshold = 1 << 62
 
@@ -274,7 +258,7 @@ func (g *Group) raftConfig(heartbeat, started time.Duration, notify chan<- bool)
 	c.TrailingLogs = 0 // snapshot sets it, by bytes
 	c.NotifyCh = notify
 	c.NoLegacyTelemetry = true
-	c.Logger = &hclogger{log: g.log, name: "raft", rate: g.logRate}
+	c.Logger = hclogger.New(g.log, "raft", g.logRate)
 	return c
 }
 
@@ -293,7 +277,7 @@ func (g *Group) startRaft() (err error) {
 	}()
 	g.glog.started.Store(false)
 	g.glog.failed.Store(false)
-	g.snaps.stopping.Store(false)
+	g.snaps.SetStopping(false)
 	g.fsm.stopping.Store(false)
 	g.fsm.restarted()
 	conf := g.raftConfig(heartbeat, started, n.notify)
@@ -306,8 +290,8 @@ func (g *Group) startRaft() (err error) {
 		return err
 	}
 	g.glog.started.Store(true)
-	g.watch.succeeded()
-	newest, err := g.newestSnapshotIndex()
+	g.watch.Succeeded()
+	newest, err := g.snaps.NewestIndex()
 	if err == nil && n.raft.LastIndex() < newest {
 		err = rowraft.Errorf(rowraft.CodeCorrupt, "%s: the snapshot at entry %d is damaged and the log ends at %d: this replica would forget what it acknowledged; remove it from the group and add a new one under a new ID", g.dir, newest, n.raft.LastIndex())
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -156,7 +155,7 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 			fatal := make(chan error, 2)
 			for _, n := range c.nodes {
 				if n.group != nil {
-					if err := tc.spoil(n.group.snaps.dir); err != nil {
+					if err := tc.spoil(n.snapshotDir()); err != nil {
 						t.Fatal(err)
 					}
 					go func(from chan error) {
@@ -182,57 +181,6 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 				t.Error("the leader leads on")
 			}
 		})
-	}
-}
-
-// Opening a snapshot does not read it: the reader checks each chunk as it comes,
-// so a leader need not read 10 GB twice.
-func TestSnapshotIsCheckedAsItIsSent(t *testing.T) {
-	s, _ := testSnapshotStore(t)
-	payload := randomBytes(1, 3*snapChunkBytes)
-	id := writeSnapshot(t, s, 5, 2, payload)
-	path := filepath.Join(s.dir, id, "data")
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b[len(b)-1] ^= 1
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, r, err := s.Open(id)
-	if err != nil {
-		t.Fatalf("Open read the whole snapshot: %v", err)
-	}
-	defer r.Close()
-	got, err := io.ReadAll(r)
-	if rowraft.CodeOf(err) != rowraft.CodeCorrupt || string(got) != string(payload[:2*snapChunkBytes]) {
-		t.Errorf("read %d bytes, %v; want the two good chunks, then CodeCorrupt", len(got), err)
-	}
-}
-
-// Sending a snapshot holds up no new one, and goes on when newer ones replace it.
-func TestSnapshotIsSentBesideNewerOnes(t *testing.T) {
-	s, _ := testSnapshotStore(t)
-	payload := randomBytes(2, 3*snapChunkBytes)
-	_, r, err := s.Open(writeSnapshot(t, s, 5, 2, payload))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	half := make([]byte, len(payload)/2)
-	if _, err := io.ReadFull(r, half); err != nil {
-		t.Fatal(err)
-	}
-	for i := range uint64(3) {
-		writeSnapshot(t, s, 6+i, 2, []byte{1})
-	}
-	if list, err := s.List(); err != nil || len(list) != snapKeep || list[len(list)-1].Index < 7 {
-		t.Fatalf("List = %v, %v", list, err)
-	}
-	rest, err := io.ReadAll(r)
-	if err != nil || string(half)+string(rest) != string(payload) {
-		t.Errorf("read %d of %d bytes, %v", len(half)+len(rest), len(payload), err)
 	}
 }
 
@@ -482,14 +430,14 @@ func TestStoreWithoutItsRegistryDoesNotOpen(t *testing.T) {
 // rqlite #2747: state of a later index than the snapshot that holds it would take
 // entries twice.
 func TestSnapshotBeyondItsOwnIndexIsRefused(t *testing.T) {
-	s, _ := testSnapshotStore(t)
+	s := testSnapshots(t)
 	donor := &listMachine{index: 9}
 	donor.addLocked([]byte("x"))
 	snap, err := (&fsm{machine: donor}).Snapshot()
 	if err != nil {
 		t.Fatal(err)
 	}
-	sink, err := s.Create(1, 7, 2, testConfiguration, 1, nil)
+	sink, err := s.Create(1, 7, 2, raft.Configuration{}, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -144,7 +144,7 @@ func (n *instance) shutdown(graceful bool) error {
 	if graceful {
 		waitFor(drained, 2*n.heartbeatTimeout()+time.Second)
 	}
-	n.g.snaps.stopping.Store(true)
+	n.g.snaps.SetStopping(true)
 	n.g.fsm.stopping.Store(true)
 	done := n.raft.Shutdown()
 	n.trans.interrupt()

@@ -2,7 +2,6 @@ package raftstore
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +22,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/frame"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
 // Offline reads the store of a node that is not running. It holds the store's lock, so that no server starts on the
@@ -137,7 +137,7 @@ type OfflineGroup struct {
 	Voters []rowraft.ReplicaID
 
 	log   raftlog.Log
-	store *snapshotStore
+	store *snapstore.Store
 }
 
 // OfflineSnapshot is a retained snapshot. Lists have the newest one first.
@@ -198,8 +198,7 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "group %s: %w", id, err)
 	}
 	o.groups = append(o.groups, g)
-	g.store = &snapshotStore{disk: o.disk, dir: filepath.Join(dir, "snapshots"), log: quiet, bad: map[string]bool{},
-		corrupt: func(_ string, err error) { g.Bad = append(g.Bad, err) }}
+	g.store = snapstore.OpenForReading(o.disk, filepath.Join(dir, "snapshots"), quiet, func(_ string, err error) { g.Bad = append(g.Bad, err) })
 	if err := g.read(); err != nil {
 		return nil, fmt.Errorf("group %s: %w", id, err)
 	}
@@ -272,14 +271,11 @@ func (g *OfflineGroup) State(id string) (applied rowraft.Index, state []byte, er
 		return 0, nil, err
 	}
 	defer rc.Close()
-	b, err := io.ReadAll(rc)
-	if err != nil {
+	if applied, err = snapstore.ReadStateHeader(rc, id); err != nil {
 		return 0, nil, err
 	}
-	if len(b) < snapshotHeaderBytes || string(b[:8]) != snapshotMagic {
-		return 0, nil, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s does not begin with the header of a state", id)
-	}
-	return rowraft.Index(binary.LittleEndian.Uint64(b[8:])), b[snapshotHeaderBytes:], nil
+	state, err = io.ReadAll(rc)
+	return applied, state, err
 }
 
 // copyDir copies the files of a log. Zeros become holes.

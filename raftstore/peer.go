@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/quota"
+	"github.com/rowraft/rowraft/raftstore/hclogger"
 )
 
 const (
@@ -34,7 +35,7 @@ type peerPort struct {
 	wg   sync.WaitGroup
 
 	handshakes *quota.Conns
-	refusals   *logRate // by status
+	refusals   *hclogger.Rate // by status
 
 	marks *marks
 	begun time.Time // heardFrom.at is relative to this
@@ -59,7 +60,7 @@ func newPeerPort(o *Options, m *marks) *peerPort {
 	p := &peerPort{
 		opts: o, marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{},
 		handshakes: quota.NewConns(maxHandshakes, maxHandshakesPerHost),
-		refusals:   newLogRate(),
+		refusals:   hclogger.NewRate(),
 		groups:     map[string]*streamLayer{},
 		early:      map[net.Conn]bool{},
 	}
@@ -231,7 +232,7 @@ func (p *peerPort) answers(node rowraft.NodeID, which process) bool {
 	return h != nil && h.process == which && p.since(h) < answersFor
 }
 
-// logRefusal logs each status once per logPause: a peer with an old map, or one that must not run, dials many times a
+// logRefusal logs each status once per hclogger.pause: a peer with an old map, or one that must not run, dials many times a
 // second in every group.
 func (p *peerPort) logRefusal(remote net.Addr, pre *preamble, status peerStatus, err error) {
 	args := []any{"remote", remote, "from", pre.from, "group", pre.group, "err", err}
@@ -239,7 +240,7 @@ func (p *peerPort) logRefusal(remote net.Addr, pre *preamble, status peerStatus,
 		p.opts.Logger.DebugContext(p.ctx, "peer connection refused", args...)
 		return
 	}
-	if args, ok := p.refusals.allow(fmt.Sprint(status), args, time.Now()); ok {
+	if args, ok := p.refusals.Allow(fmt.Sprint(status), args, time.Now()); ok {
 		p.opts.Logger.WarnContext(p.ctx, "peer connection refused", args...)
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/hclogger"
 )
 
 // goldenPreamble is built by hand from docs/formats/peer.md: cluster "c1", from
@@ -150,7 +151,7 @@ func TestPeerPortRefusesStrangers(t *testing.T) {
 func TestRefusalsDoNotFloodTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		p := &peerPort{opts: &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ctx: t.Context(), refusals: newLogRate()}
+		p := &peerPort{opts: &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ctx: t.Context(), refusals: hclogger.NewRate()}
 		pre := &preamble{"c1", "x", "node-9", "g", raftChannel, statement{}}
 		for range 100 {
 			p.logRefusal(&net.TCPAddr{}, pre, peerWrongNode, errors.New("this is another node"))

@@ -37,14 +37,14 @@ func (g *Group) supervise() {
 			g.fitTimers(n)
 			g.maybeSnapshot(n)
 			if !g.replacing() { // before check: a snapshot that was just taken ends the failure
-				if err := g.watch.check(); err != nil {
+				if err := g.watch.Check(); err != nil {
 					g.fail(err)
 					continue
 				}
 			}
 			if reason := g.stuckTransfer(n); reason != "" {
 				g.restart(slog.LevelWarn, reason) // #696: a cut during a transfer is enough
-			} else if reason := n.wedged(g.store.opts.WedgeTimeout, time.Now()); reason != "" {
+			} else if reason := n.wedged(g.store.opts.WedgeTimeout, time.Now(), g.watch.LastFailure()); reason != "" {
 				g.restart(slog.LevelError, reason)
 			}
 		}
@@ -103,7 +103,7 @@ func (g *Group) maybeSnapshot(n *instance) {
 }
 
 // replacing reports whether a snapshot is being taken, or will be as soon as possible. For a large state that takes
-// longer than the limit of snapshotWatch.
+// longer than the limit of snapstore.Watch.
 func (g *Group) replacing() bool {
 	return g.snapBusy.Load() || g.snapWanted.Load() && time.Now().UnixNano() >= g.snapRetryAt.Load()
 }
@@ -184,9 +184,9 @@ func (g *Group) stuckTransfer(n *instance) string {
 // wedged returns why the group must be restarted, or "". A wedged leader no longer replicates to a follower that still
 // answers heartbeats (#612 and similar bugs). A leader that finds no snapshot to send is not wedged and must not be
 // restarted: raft could not start without the snapshot either.
-func (n *instance) wedged(limit time.Duration, now time.Time) string {
+func (n *instance) wedged(limit time.Duration, now, lastFailure time.Time) string {
 	last := n.raft.LastIndex()
-	if n.raft.State() != raft.Leader || now.Sub(n.g.watch.lastFailure()) <= limit {
+	if n.raft.State() != raft.Leader || now.Sub(lastFailure) <= limit {
 		return ""
 	}
 	term := n.raft.CurrentTerm()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/raftstore/hclogger"
 )
 
 // rpcTimeout bounds one RPC, unless the heartbeat is longer: a vote is three log writes. With raft's 10 s, a cut in one
@@ -117,7 +118,7 @@ func newTransport(layer *streamLayer, o *Options, p *rate.Limiter, group string,
 		MaxPool:         3,
 		MaxRPCsInFlight: inFlight,
 		Timeout:         rcv.timeout,
-		Logger:          &hclogger{log: log, name: "raft-net", rate: newLogRate()},
+		Logger:          hclogger.New(log, "raft-net", hclogger.NewRate()),
 	}), layer, rcv.timeout)
 	t := &transport{
 		Transport: n, net: n, layer: layer, log: log,

@@ -59,7 +59,7 @@ func (g *Group) newYield(s Snapshot, index uint64) *yield {
 		log:     func() int64 { return g.ledger.between(index, g.fsm.applied.Load()) },
 		writing: func() bool { return g.store.writing.Load() > 0 },
 		hurry: func() bool {
-			return g.snapHurry.Load() || g.snapWanted.Load() || g.snaps.stopping.Load()
+			return g.snapHurry.Load() || g.snapWanted.Load() || g.snaps.IsStopping()
 		},
 	}
 }

@@ -1,4 +1,4 @@
-package raftstore
+package snapstore
 
 import (
 	"bytes"
@@ -18,14 +18,14 @@ import (
 // under way.
 type snapLife struct{ done, pending uint64 }
 
-func crashState(index uint64) []byte {
+func stateAt(index uint64) []byte {
 	return bytes.Repeat(fmt.Appendf(nil, "%8d", index), 300)
 }
 
 // open returns the store, once all snapshots that it lists were read to the end.
-func (l *snapLife) open(disk vfs.FS) (*snapshotStore, error) {
+func (l *snapLife) open(disk vfs.FS) (*Store, error) {
 	var bad error
-	s, err := openSnapshotStore(disk, "/g/snapshots", testOwner.String(), slog.New(slog.DiscardHandler), func(id string, err error) {
+	s, err := Open(disk, "/g/snapshots", testOwner, slog.New(slog.DiscardHandler), func(id string, err error) {
 		bad = errors.Join(bad, fmt.Errorf("snapshot %s: %w", id, err))
 	})
 	if err != nil {
@@ -46,7 +46,7 @@ func (l *snapLife) open(disk vfs.FS) (*snapshotStore, error) {
 		if err := errors.Join(err, r.Close()); err != nil {
 			return nil, err
 		}
-		if !bytes.Equal(b, crashState(m.Index)) {
+		if !bytes.Equal(b, stateAt(m.Index)) {
 			bad = errors.Join(bad, fmt.Errorf("snapshot %s has another state", m.ID))
 		}
 	}
@@ -60,14 +60,14 @@ func (l *snapLife) open(disk vfs.FS) (*snapshotStore, error) {
 }
 
 // take writes n snapshots.
-func (l *snapLife) take(s *snapshotStore, n int) error {
+func (l *snapLife) take(s *Store, n int) error {
 	for range n {
 		l.pending = l.done + 1
 		sink, err := s.Create(1, l.pending, 1, raft.Configuration{}, 1, nil)
 		if err != nil {
 			return err
 		}
-		if _, err := sink.Write(crashState(l.pending)); err != nil {
+		if _, err := sink.Write(stateAt(l.pending)); err != nil {
 			return errors.Join(err, sink.Cancel())
 		}
 		if err := sink.Close(); err != nil {
@@ -109,6 +109,6 @@ func snapshotScript() vfstest.Script[snapLife] {
 
 func TestCrashAtEachStepOfSnapshots(t *testing.T) {
 	vfstest.Crashes(t, snapshotScript(), map[string]string{
-		"raftstore.openSnapshotStore: syncdir /": "the group's directory is durable before; it comes with MkdirAll",
+		"raftstore/snapstore.Open: syncdir /": "the group's directory is durable before; it comes with MkdirAll",
 	})
 }

@@ -1,4 +1,4 @@
-package raftstore
+package snapstore
 
 import (
 	"bufio"
@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,51 +24,53 @@ import (
 	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
-// The files of a snapshot; docs/formats/snapshot-store.md is the authority.
+// The files of a snapshot; docs/formats/snapshot-store.md is the specification.
 const (
-	snapDataMagic  = "rowraftD"
-	snapMetaMagic  = "rowraftM"
-	snapVersion    = 1 // of both files, which have the same
-	snapChunkBytes = 256 << 10
-	snapChunkHead  = 8
-	snapKeep       = 2
-	snapMaxMeta    = 1 << 20
+	dataMagic    = "rowraftD"
+	metaMagic    = "rowraftM"
+	version      = 1 // of both files, which have the same
+	chunkBytes   = 256 << 10
+	chunkHead    = 8
+	keep         = 2
+	maxMetaBytes = 1 << 20
 )
 
-// snapshotStore keeps the snapshots of one group, a directory each. It replaces
-// raft.FileSnapshotStore, which reads a whole snapshot for its checksum before
-// the first byte is used; here each chunk carries its own. Safe for concurrent
-// use: a snapshot may be received while another is sent and a third is written.
-type snapshotStore struct {
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Store keeps the snapshots of one group, a directory each. Safe for concurrent use: raft may receive one snapshot while
+// it sends another and the state machine writes a third.
+//
+// Lock order: names before mu. Only names is held across I/O.
+type Store struct {
 	disk vfs.FS
 	dir  string
-	// owner is the replica whose snapshots these are, as their metas state it; "": they
-	// may be of any.
+	// owner is the replica that all snapshots belong to, as their metas state it. "": List does not check it.
 	owner string
 	log   *slog.Logger
-	// corrupt is told when a snapshot turned out bad while it was read.
+	// corrupt is called once for each snapshot that fails a check, without a lock.
 	corrupt func(id string, err error)
 
-	// stopping makes sinks fail, so that raft can end while one is written.
+	// stopping makes writes to sinks fail. Without it raft could not end before a long snapshot is written.
 	stopping atomic.Bool
 
-	// names is held for reading while the directory is listed and its metas are read,
-	// and for writing while names go away: one that goes in between looks corrupt.
+	// names is held for reading while the directory is listed and its metas are read, and for writing while names are
+	// removed. Without it a snapshot that is removed in between would look corrupt.
 	names sync.RWMutex
 
 	mu  sync.Mutex
-	bad map[string]bool // IDs that failed a check since the start
+	bad map[string]bool // guarded by mu: IDs that failed a check since Open
 }
 
-var _ raft.SnapshotStore = (*snapshotStore)(nil)
+var _ raft.SnapshotStore = (*Store)(nil)
 
-// openSnapshotStore opens dir, creating it, and removes what a crash left behind.
-func openSnapshotStore(disk vfs.FS, dir, owner string, log *slog.Logger, corrupt func(string, error)) (*snapshotStore, error) {
+// Open opens the store in dir, which it creates if necessary, and removes the unfinished snapshots of a crash. corrupt is
+// called once for each snapshot that fails a check.
+func Open(disk vfs.FS, dir, owner string, log *slog.Logger, corrupt func(string, error)) (*Store, error) {
 	if err := vfs.MkdirAll(disk, dir); err != nil {
 		return nil, err
 	}
-	// A process may have died right after it renamed a snapshot; the log may be cut
-	// because of it.
+	// An earlier process may have died right after it renamed a snapshot. The log is cut for the snapshots that List
+	// returns, so their names must be durable first.
 	if err := disk.SyncDir(dir); err != nil {
 		return nil, err
 	}
@@ -83,19 +86,25 @@ func openSnapshotStore(disk vfs.FS, dir, owner string, log *slog.Logger, corrupt
 			return nil, err
 		}
 	}
-	return &snapshotStore{disk: disk, dir: dir, owner: owner, log: log, corrupt: corrupt, bad: map[string]bool{}}, nil
+	return &Store{disk: disk, dir: dir, owner: owner, log: log, corrupt: corrupt, bad: map[string]bool{}}, nil
 }
 
-// snapMeta is the JSON in a meta file.
-type snapMeta struct {
+// OpenForReading returns the store in dir without changing anything there. The snapshots may be of any owner.
+func OpenForReading(disk vfs.FS, dir string, log *slog.Logger, corrupt func(id string, err error)) *Store {
+	return &Store{disk: disk, dir: dir, log: log, corrupt: corrupt, bad: map[string]bool{}}
+}
+
+// meta is the JSON in a meta file.
+type meta struct {
 	Raft   raft.SnapshotMeta `json:"raft"`
 	Chunks int64             `json:"chunks"`
 	Owner  string            `json:"owner"`
 }
 
-// List returns the good snapshots, newest first. Errors: CodeIdentity if one is of
-// another owner; CodeVersionTooNew; those of the disk.
-func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
+// List returns the good snapshots, newest first.
+//
+// Errors: CodeIdentity if one belongs to another owner; CodeVersionTooNew; errors of the disk.
+func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 	s.names.RLock()
 	defer s.names.RUnlock()
 	entries, err := s.disk.ReadDir(s.dir)
@@ -107,7 +116,7 @@ func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 		if !e.IsDir() || strings.HasSuffix(e.Name(), ".tmp") || s.isBad(e.Name()) {
 			continue
 		}
-		m, err := readSnapMeta(s.disk, filepath.Join(s.dir, e.Name()))
+		m, err := readMeta(s.disk, filepath.Join(s.dir, e.Name()))
 		if err != nil {
 			if rowraft.CodeOf(err) == rowraft.CodeVersionTooNew {
 				return nil, err // an older one would bring back older state
@@ -126,35 +135,44 @@ func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 		out = append(out, &m.Raft)
 	}
 	slices.SortFunc(out, func(a, b *raft.SnapshotMeta) int {
-		return -compareSnap(a, b)
+		return compare(b, a)
 	})
 	return out, nil
 }
 
-func compareSnap(a, b *raft.SnapshotMeta) int {
-	switch {
-	case a.Index != b.Index:
-		return cmpUint(a.Index, b.Index)
-	case a.Term != b.Term:
-		return cmpUint(a.Term, b.Term)
-	}
-	return strings.Compare(a.ID, b.ID)
+func compare(a, b *raft.SnapshotMeta) int {
+	return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Term, b.Term), strings.Compare(a.ID, b.ID))
 }
 
-func cmpUint(a, b uint64) int {
-	if a < b {
-		return -1
+// NewestIndex returns the highest index in the name of any snapshot, good or damaged; 0 if there is none.
+func (s *Store) NewestIndex() (uint64, error) {
+	entries, err := s.disk.ReadDir(s.dir)
+	if err != nil {
+		return 0, err
 	}
-	return 1
+	var newest uint64
+	for _, e := range entries {
+		head, _, dashed := strings.Cut(e.Name(), "-")
+		if i, err := strconv.ParseUint(head, 10, 64); err == nil && dashed && !strings.HasSuffix(e.Name(), ".tmp") {
+			newest = max(newest, i)
+		}
+	}
+	return newest, nil
 }
 
-func (s *snapshotStore) isBad(id string) bool {
+// SetStopping makes all writes to sinks fail, or permits them again.
+func (s *Store) SetStopping(stopping bool) { s.stopping.Store(stopping) }
+
+// IsStopping reports whether writes to sinks fail.
+func (s *Store) IsStopping() bool { return s.stopping.Load() }
+
+func (s *Store) isBad(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.bad[id]
 }
 
-func (s *snapshotStore) markBad(id string, err error) {
+func (s *Store) markBad(id string, err error) {
 	s.mu.Lock()
 	known := s.bad[id]
 	s.bad[id] = true
@@ -167,9 +185,9 @@ func (s *snapshotStore) markBad(id string, err error) {
 }
 
 // Open returns a reader that checks each chunk before it passes it on.
-func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+func (s *Store) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 	dir := filepath.Join(s.dir, id)
-	m, err := readSnapMeta(s.disk, dir)
+	m, err := readMeta(s.disk, dir)
 	if err != nil {
 		s.markBad(id, err)
 		return nil, nil, err
@@ -179,7 +197,7 @@ func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, erro
 		s.markBad(id, err)
 		return nil, nil, err
 	}
-	r := &snapshotReader{store: s, meta: m.Raft, chunks: m.Chunks, f: f, br: bufio.NewReaderSize(f, 64<<10)}
+	r := &reader{store: s, meta: m.Raft, chunks: m.Chunks, f: f, br: bufio.NewReaderSize(f, 64<<10)}
 	if err := r.readHeader(); err != nil {
 		f.Close()
 		s.markBad(id, err)
@@ -188,23 +206,22 @@ func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, erro
 	return &r.meta, r, nil
 }
 
-// reap removes all but the newest snapKeep good snapshots, and the bad ones that
-// are older than those.
-func (s *snapshotStore) reap() error {
+// reap removes all but the newest keep good snapshots, and the bad ones that are older than those.
+func (s *Store) reap() error {
 	list, err := s.List()
 	if err != nil {
 		return err
 	}
-	if len(list) <= snapKeep {
+	if len(list) <= keep {
 		return nil
 	}
 	var old []string
-	for _, m := range list[snapKeep:] {
+	for _, m := range list[keep:] {
 		old = append(old, m.ID)
 	}
 	s.mu.Lock()
 	for id := range s.bad {
-		if id < list[snapKeep-1].ID { // IDs sort by index
+		if id < list[keep-1].ID { // IDs sort by index
 			old = append(old, id)
 			delete(s.bad, id)
 		}
@@ -213,9 +230,9 @@ func (s *snapshotStore) reap() error {
 	return s.remove(old)
 }
 
-// remove takes the names of snapshots away, durably, before their files: a crash
-// leaves no half of one under its name.
-func (s *snapshotStore) remove(ids []string) error {
+// remove durably removes the names of snapshots before it removes their files. So a crash leaves no incomplete snapshot
+// under its name.
+func (s *Store) remove(ids []string) error {
 	if err := s.hide(ids); err != nil {
 		return err
 	}
@@ -230,8 +247,8 @@ func (s *snapshotStore) remove(ids []string) error {
 	return nil
 }
 
-// hide gives snapshots names that List leaves out.
-func (s *snapshotStore) hide(ids []string) error {
+// hide renames snapshots to names that List ignores and that Open removes.
+func (s *Store) hide(ids []string) error {
 	s.names.Lock()
 	defer s.names.Unlock()
 	for _, id := range ids {
@@ -242,29 +259,30 @@ func (s *snapshotStore) hide(ids []string) error {
 	return nil
 }
 
-func readSnapMeta(disk vfs.FS, dir string) (*snapMeta, error) {
+func readMeta(disk vfs.FS, dir string) (*meta, error) {
 	path := filepath.Join(dir, "meta")
 	f, err := disk.OpenFile(path, os.O_RDONLY)
 	if err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "open snapshot meta: %w", err)
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, snapMaxMeta+1))
+	b, err := io.ReadAll(io.LimitReader(f, maxMetaBytes+1))
 	if err != nil {
 		return nil, err
 	}
-	body, err := frame.Open(b, snapMetaMagic, snapVersion)
+	body, err := frame.Open(b, metaMagic, version)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	var m snapMeta
+	var m meta
 	if err := json.Unmarshal(body, &m); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%s: %w", path, err)
 	}
 	return &m, nil
 }
 
-// chunkCRC covers the place of a chunk, so that swapped or foreign chunks show.
+// chunkCRC returns the checksum of a chunk. It includes the place of the chunk, so that it fails for swapped chunks and
+// for chunks of another snapshot.
 func chunkCRC(index, term uint64, chunk int64, data []byte) uint32 {
 	var place [24]byte
 	binary.LittleEndian.PutUint64(place[0:], index)
@@ -273,38 +291,38 @@ func chunkCRC(index, term uint64, chunk int64, data []byte) uint32 {
 	return crc32.Update(crc32.Checksum(place[:], castagnoli), castagnoli, data)
 }
 
-// snapshotReader yields the payload of a snapshot, chunk by checked chunk. Used
-// by one goroutine.
-type snapshotReader struct {
-	store  *snapshotStore
+// reader returns the payload of a snapshot, and checks each chunk before it returns any of its bytes. Used by one
+// goroutine.
+type reader struct {
+	store  *Store
 	meta   raft.SnapshotMeta
 	chunks int64
 
 	f    vfs.File
 	br   *bufio.Reader
 	buf  []byte // chunk in memory
-	off  int    // what was passed on of buf
-	next int64  // chunk to read
-	sent int64  // payload bytes in chunks read so far
-	err  error
+	off  int    // bytes of buf that Read has returned
+	next int64  // number of the chunk to read next
+	sent int64  // payload bytes in the chunks read so far
+	// err is the first error, io.EOF included. Read returns it from then on.
+	err error
 }
 
-func (r *snapshotReader) readHeader() error {
+func (r *reader) readHeader() error {
 	var h [frame.HeadBytes]byte
 	if _, err := io.ReadFull(r.br, h[:]); err != nil {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: read data header: %w", r.meta.ID, err)
 	}
-	if want := snapDataHeader(r.meta.Index, r.meta.Term); h != want {
+	if want := dataHeader(r.meta.Index, r.meta.Term); h != want {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: data header is %x, want %x", r.meta.ID, h, want)
 	}
 	return nil
 }
 
-// snapDataHeader is what the data file of a snapshot begins with. All of it follows
-// from the meta file.
-func snapDataHeader(index, term uint64) (h [frame.HeadBytes]byte) {
-	copy(h[:], snapDataMagic)
-	binary.LittleEndian.PutUint16(h[8:], snapVersion)
+// dataHeader returns the first bytes of a data file. All of them follow from the meta file.
+func dataHeader(index, term uint64) (h [frame.HeadBytes]byte) {
+	copy(h[:], dataMagic)
+	binary.LittleEndian.PutUint16(h[8:], version)
 	var place [16]byte
 	binary.LittleEndian.PutUint64(place[0:], index)
 	binary.LittleEndian.PutUint64(place[8:], term)
@@ -312,7 +330,7 @@ func snapDataHeader(index, term uint64) (h [frame.HeadBytes]byte) {
 	return h
 }
 
-func (r *snapshotReader) Read(p []byte) (int, error) {
+func (r *reader) Read(p []byte) (int, error) {
 	for r.off == len(r.buf) {
 		if r.err == nil {
 			r.err = r.readChunk()
@@ -326,7 +344,7 @@ func (r *snapshotReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (r *snapshotReader) readChunk() error {
+func (r *reader) readChunk() error {
 	bad := func(format string, args ...any) error {
 		err := rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s, chunk %d of %d: "+format, append([]any{r.meta.ID, r.next, r.chunks}, args...)...)
 		r.store.markBad(r.meta.ID, err)
@@ -341,18 +359,18 @@ func (r *snapshotReader) readChunk() error {
 		}
 		return io.EOF
 	}
-	var h [snapChunkHead]byte
+	var h [chunkHead]byte
 	if _, err := io.ReadFull(r.br, h[:]); err != nil {
 		return bad("read header: %w", err)
 	}
 	n := binary.LittleEndian.Uint32(h[:])
-	if n == 0 || n > snapChunkBytes {
-		return bad("length %d, want 1 to %d", n, snapChunkBytes)
+	if n == 0 || n > chunkBytes {
+		return bad("length %d, want 1 to %d", n, chunkBytes)
 	}
 	if r.buf == nil {
-		r.buf = make([]byte, snapChunkBytes)
+		r.buf = make([]byte, chunkBytes)
 	}
-	r.buf, r.off = r.buf[:n], int(n) // nothing to pass on before the check
+	r.buf, r.off = r.buf[:n], int(n) // Read returns nothing of it before the check
 	if _, err := io.ReadFull(r.br, r.buf); err != nil {
 		return bad("read: %w", err)
 	}
@@ -365,6 +383,20 @@ func (r *snapshotReader) readChunk() error {
 	return nil
 }
 
-func (r *snapshotReader) Close() error { return r.f.Close() }
+func (r *reader) Close() error { return r.f.Close() }
 
 var errSinkClosed = errors.New("snapshot sink is closed, or its group is stopping")
+
+// MetaOf returns the meta of the snapshot that rc reads. Raft wraps the reader that it got from Open, to count bytes.
+func MetaOf(rc io.ReadCloser) (*raft.SnapshotMeta, error) {
+	for {
+		switch r := rc.(type) {
+		case *reader:
+			return &r.meta, nil
+		case raft.ReadCloserWrapper:
+			rc = r.WrappedReadCloser()
+		default:
+			return nil, rowraft.Errorf(rowraft.CodeInternal, "restore from a %T, want a snapshot of our store", rc)
+		}
+	}
+}

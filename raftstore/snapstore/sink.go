@@ -1,4 +1,4 @@
-package raftstore
+package snapstore
 
 import (
 	"encoding/binary"
@@ -15,19 +15,18 @@ import (
 	"github.com/rowraft/rowraft/raftstore/frame"
 )
 
-// snapSeq makes the names of snapshots taken at one index distinct.
-var snapSeq atomic.Uint64
+// sequence makes the names of snapshots taken at one index distinct.
+var sequence atomic.Uint64
 
-// Create begins a snapshot. Until its sink is closed it is a directory that ends
-// in ".tmp" and that List does not see.
-func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
+// Create begins a snapshot. Until its sink is closed, the name of its directory ends in ".tmp", and List ignores it.
+func (s *Store) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
 	configurationIndex uint64, _ raft.Transport) (raft.SnapshotSink, error) {
 	if version != 1 {
 		return nil, fmt.Errorf("snapshot version %d, want 1", version)
 	}
 	var id string
 	for {
-		id = fmt.Sprintf("%020d-%010d-%04d", index, term, snapSeq.Add(1))
+		id = fmt.Sprintf("%020d-%010d-%04d", index, term, sequence.Add(1))
 		if _, err := s.disk.Stat(filepath.Join(s.dir, id)); errors.Is(err, fs.ErrNotExist) {
 			break
 		} else if err != nil {
@@ -42,36 +41,35 @@ func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64,
 	if err != nil {
 		return nil, errors.Join(err, vfs.RemoveAll(s.disk, tmp))
 	}
-	k := &snapshotSink{
-		store: s, tmp: tmp, f: f, out: vfs.NewStream(f), buf: make([]byte, snapChunkHead, snapChunkHead+snapChunkBytes),
-		meta: snapMeta{Owner: s.owner, Raft: raft.SnapshotMeta{
+	k := &sink{
+		store: s, tmp: tmp, f: f, out: vfs.NewStream(f), buf: make([]byte, chunkHead, chunkHead+chunkBytes),
+		meta: meta{Owner: s.owner, Raft: raft.SnapshotMeta{
 			Version: version, ID: id, Index: index, Term: term,
 			Configuration: configuration, ConfigurationIndex: configurationIndex,
 		}},
 	}
-	header := snapDataHeader(index, term)
+	header := dataHeader(index, term)
 	if _, err := k.out.Write(header[:]); err != nil {
 		return nil, errors.Join(err, k.Cancel())
 	}
 	return k, nil
 }
 
-// snapshotSink writes one snapshot. Used by one goroutine. A second Close or
-// Cancel does nothing.
-type snapshotSink struct {
-	store *snapshotStore
+// sink writes one snapshot. Used by one goroutine. A second Close or Cancel does nothing.
+type sink struct {
+	store *Store
 	tmp   string
 	f     vfs.File
 	out   *vfs.Stream // to f
 	buf   []byte      // chunk header, then payload
-	meta  snapMeta
+	meta  meta
 	done  bool
-	err   error // first failure; Close repeats it
+	err   error // first failure; Close returns it again
 }
 
-func (k *snapshotSink) ID() string { return k.meta.Raft.ID }
+func (k *sink) ID() string { return k.meta.Raft.ID }
 
-func (k *snapshotSink) Write(p []byte) (int, error) {
+func (k *sink) Write(p []byte) (int, error) {
 	if k.done || k.store.stopping.Load() {
 		return 0, errSinkClosed
 	}
@@ -89,8 +87,8 @@ func (k *snapshotSink) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (k *snapshotSink) flushChunk() error {
-	payload := k.buf[snapChunkHead:]
+func (k *sink) flushChunk() error {
+	payload := k.buf[chunkHead:]
 	if len(payload) == 0 {
 		return nil
 	}
@@ -102,13 +100,12 @@ func (k *snapshotSink) flushChunk() error {
 	}
 	m.Chunks++
 	m.Raft.Size += int64(len(payload))
-	k.buf = k.buf[:snapChunkHead]
+	k.buf = k.buf[:chunkHead]
 	return nil
 }
 
-// Close makes the snapshot durable and visible, in this order: data, meta, the
-// directory, its rename.
-func (k *snapshotSink) Close() error {
+// Close makes the snapshot durable and visible, in this order: data, meta, their directory, the rename of the directory.
+func (k *sink) Close() error {
 	if k.done {
 		return k.err
 	}
@@ -127,7 +124,7 @@ func (k *snapshotSink) Close() error {
 	return nil
 }
 
-func (k *snapshotSink) commit() error {
+func (k *sink) commit() error {
 	if err := k.flushChunk(); err != nil {
 		return err
 	}
@@ -144,7 +141,7 @@ func (k *snapshotSink) commit() error {
 	if err != nil {
 		return err
 	}
-	if err := vfs.WriteFile(k.store.disk, filepath.Join(k.tmp, "meta"), frame.Seal(snapMetaMagic, snapVersion, body)); err != nil {
+	if err := vfs.WriteFile(k.store.disk, filepath.Join(k.tmp, "meta"), frame.Seal(metaMagic, version, body)); err != nil {
 		return err
 	}
 	if err := k.store.disk.SyncDir(k.tmp); err != nil {
@@ -157,12 +154,12 @@ func (k *snapshotSink) commit() error {
 }
 
 // Cancel removes the unfinished snapshot.
-func (k *snapshotSink) Cancel() error {
+func (k *sink) Cancel() error {
 	if k.done {
 		return nil
 	}
 	k.done = true
-	_ = k.out.Wait() // what it was is given up
+	_ = k.out.Wait() // its error does not matter: the files are removed
 	k.f.Close()
 	return vfs.RemoveAll(k.store.disk, k.tmp)
 }

@@ -1,0 +1,2 @@
+// Package hclogger passes the log messages of hashicorp's libraries to slog, at a bounded rate.
+package hclogger
