@@ -28,10 +28,10 @@
 // hashicorp/raft. Group.Close returns when all have ended. The StateMachine's Apply, Snapshot and Restore are called
 // one at a time.
 //
-// Offline reads logs and snapshots of a node that does not run, and changes none.
-//
 // Packages below this one: raftlog is the log of a group on disk, snapstore are its snapshots, entry is the format of one
-// log entry, frame is the envelope of small files, and hclogger passes hashicorp's log messages to slog.
+// log entry, frame is the envelope of small files, registry lists the groups and starts of the directory, marks is what a
+// server remembers of other replicas, offline reads the files of a stopped node, and hclogger passes hashicorp's log
+// messages to slog.
 //
 // DESIGN.md has the guards around hashicorp/raft and the reason for each. The bytes: docs/formats/peer.md and
 // docs/formats/snapshot-store.md.

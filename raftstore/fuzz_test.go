@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
-	"encoding/json"
 	"hash/crc32"
 	"io"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -20,9 +18,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/allocs"
 	"github.com/rowraft/rowraft/internal/vfs"
-	"github.com/rowraft/rowraft/raftstore/frame"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
-	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
@@ -75,100 +71,6 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-func FuzzMarks(f *testing.F) {
-	good, _ := hex.DecodeString(goldenMarks)
-	f.Add(good)
-	f.Add(good[frame.HeadBytes : len(good)-4])
-	f.Fuzz(func(t *testing.T, b []byte) {
-		b = sealed(b, marksMagic)
-		allocs.Frugal(t, b, func() {
-			m, err := decodeMarks(b)
-			if err != nil {
-				if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeVersionTooNew {
-					t.Errorf("%v has code %v", err, c)
-				}
-				return
-			}
-			if again, err := decodeMarks(m.encode()); err != nil || !reflect.DeepEqual(again, m) {
-				t.Errorf("%+v is written and read as %+v, %v", m, again, err)
-			}
-		})
-	})
-}
-
-func FuzzTold(f *testing.F) {
-	good, _ := hex.DecodeString(goldenTold)
-	f.Add(good[4:])
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		b = sealTold(b)
-		allocs.Frugal(t, b, func() {
-			list, err := decodeTold(b)
-			var again []byte
-			for _, one := range list {
-				again = appendTold(again, one)
-			}
-			if err == nil && !bytes.Equal(sealTold(again), b) {
-				t.Errorf("%x was read as %+v, which is written as %x", b, list, sealTold(again))
-			}
-		})
-	})
-}
-
-// sealed puts a fuzzer's body into a frame whose length and checksum are right,
-// and leaves what has a frame's magic as it is.
-func sealed(b []byte, magic string) []byte {
-	if bytes.HasPrefix(b, []byte(magic)) {
-		return b
-	}
-	return frame.Seal(magic, 1, b)
-}
-
-func FuzzRegistry(f *testing.F) {
-	good := registryFile{Cluster: "c1", Node: "n1", Groups: map[string]groupRecord{
-		"meta":    {Replica: "r1", Backend: raftlog.Bolt, State: stateActive, Founded: true},
-		"shard-3": {Replica: "r2", Backend: raftlog.Row, State: stateRemoved},
-		"shard-4": {Replica: "r3", Backend: raftlog.Row, State: stateCreating},
-	}}
-	body, err := json.MarshalIndent(&good, "", " ")
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(body)
-	f.Add(frame.Seal(registryMagic, registryVersion, body))
-	f.Add(frame.Seal(registryMagic, registryVersion+1, body))
-	f.Add([]byte(`{"cluster":"c1","node":"n1","groups":null}`))
-	f.Add([]byte(`{"cluster":"c1","node":"n2"}`))
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, b []byte) {
-		b = sealed(b, registryMagic)
-		if err := os.WriteFile(filepath.Join(dir, "registry"), b, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		allocs.Frugal(t, b, func() {
-			r, err := openTestRegistry(dir)
-			if _, offline := readRegistry(vfs.OS, filepath.Join(dir, "registry")); (offline == nil) != (err == nil || rowraft.CodeOf(err) == rowraft.CodeIdentity) {
-				t.Errorf("a running server reads it with %v, an offline tool with %v", err, offline)
-			}
-			if err != nil {
-				switch rowraft.CodeOf(err) {
-				case rowraft.CodeCorrupt, rowraft.CodeVersionTooNew, rowraft.CodeIdentity:
-				default:
-					t.Errorf("%v has code %v", err, rowraft.CodeOf(err))
-				}
-				return
-			}
-			if err := r.write(); err != nil {
-				t.Fatal(err)
-			}
-			again, err := openTestRegistry(dir)
-			if err != nil || !reflect.DeepEqual(again.file, r.file) {
-				t.Errorf("%+v is written and read as %+v, %v", r.file, again, err)
-			}
-		})
-	})
-}
-
 // fuzzMachine takes any bytes as its state.
 type fuzzMachine struct {
 	listMachine
@@ -203,9 +105,6 @@ func FuzzMachineSnapshot(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer r.Close()
-		if applied, state, err := (&OfflineGroup{store: s}).State(id); err == nil && (string(state) != string(b[16:]) || uint64(applied) != binary.LittleEndian.Uint64(b[8:])) {
-			t.Errorf("offline %x reads as %x at %d", b, state, applied)
-		}
 		m := &fuzzMachine{}
 		fsm := newFSM(m, &ledger{}, func(error) {}, func(uint64, uint64) {})
 		err = fsm.Restore(r)
@@ -219,9 +118,6 @@ func FuzzMachineSnapshot(f *testing.F) {
 		}
 	})
 }
-
-// The disk that these three are read from is the operating system's.
-func openTestRegistry(dir string) (*registry, error) { return openRegistry(vfs.OS, dir, "c1", "n1") }
 
 // pipeLayer hands one end of each pipe to raft's transport.
 type pipeLayer struct {

@@ -14,7 +14,9 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
+	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/registry"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
@@ -83,7 +85,7 @@ func (l latch) TryLock() bool {
 
 // openGroup opens the log and the snapshots and starts raft. fresh means that the directory was just created.
 // REQUIRES: the group is claimed.
-func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh bool) (_ *Group, err error) {
+func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh bool) (_ *Group, err error) {
 	g := &Group{
 		store: s, cfg: cfg, dir: dir,
 		log:         s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
@@ -128,7 +130,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 	}
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
 	g.glog.committed = func() uint64 {
-		return max(g.fsm.applied.Load(), s.marks.of(cfg.ID, cfg.Replica).index)
+		return max(g.fsm.applied.Load(), s.marks.Of(cfg.ID, cfg.Replica).Index)
 	}
 	g.fsm.yield, g.fsm.moved, g.ledger.noticed = g.newYield, g.moved, g.moved
 	g.fsm.installed = func(from, to uint64) {
@@ -143,7 +145,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 		return nil, err
 	}
 	g.wg.Go(g.pollOwn)
-	if err := g.recall(s.opts.Node, &statement{replica: cfg.Replica, mark: s.marks.of(cfg.ID, cfg.Replica)}); err != nil {
+	if err := g.recall(s.opts.Node, &marks.Statement{Replica: cfg.Replica, Mark: s.marks.Of(cfg.ID, cfg.Replica)}); err != nil {
 		g.log.Warn("this server itself remembers more than the replica has", "err", err)
 	}
 	n := g.run.Load()
@@ -156,7 +158,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec groupRecord, fresh boo
 
 // prepare bootstraps a new group, or checks that the files of an existing one fit together.
 // REQUIRES: the group is claimed.
-func (g *Group) prepare(s *Store, rec groupRecord, fresh bool) error {
+func (g *Group) prepare(s *Store, rec registry.Record, fresh bool) error {
 	if fresh {
 		if g.cfg.Bootstrap != nil {
 			if err := g.bootstrap(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/quota"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
+	"github.com/rowraft/rowraft/raftstore/marks"
 )
 
 const (
@@ -37,7 +38,7 @@ type peerPort struct {
 	handshakes *quota.Conns
 	refusals   *hclogger.Rate // by status
 
-	marks *marks
+	marks *marks.Store
 	begun time.Time // heardFrom.at is relative to this
 
 	mu     sync.Mutex
@@ -49,14 +50,14 @@ type peerPort struct {
 
 // heardFrom is the newest process of a server that this process has spoken with.
 type heardFrom struct {
-	process process
+	process marks.Process
 	at      atomic.Int64 // when the process last sent something
 }
 
 // answersFor is how long after its last bytes a process counts as running.
 const answersFor = 500 * time.Millisecond
 
-func newPeerPort(o *Options, m *marks) *peerPort {
+func newPeerPort(o *Options, m *marks.Store) *peerPort {
 	p := &peerPort{
 		opts: o, marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{},
 		handshakes: quota.NewConns(maxHandshakes, maxHandshakesPerHost),
@@ -160,7 +161,7 @@ func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 // an error the connection is refused.
 func (p *peerPort) greet(layer *streamLayer, pre *preamble) (reply []byte, peer *heardFrom, err error) {
 	if layer.member == nil {
-		return marshalStatement(peerOK, &statement{}), nil, nil
+		return marshalStatement(peerOK, &marks.Statement{}), nil, nil
 	}
 	refuse := func(err error) ([]byte, *heardFrom, error) {
 		status := peerBusy
@@ -181,7 +182,7 @@ func (p *peerPort) greet(layer *streamLayer, pre *preamble) (reply []byte, peer 
 	if err != nil {
 		return refuse(err)
 	}
-	peer, err = p.meet(pre.from, pre.says.self)
+	peer, err = p.meet(pre.from, pre.says.Self)
 	if rowraft.CodeOf(err) == rowraft.CodeIdentity { // the caller's own comparison gives it a better error
 		return marshalStatement(peerStale, &says), nil, err
 	}
@@ -194,17 +195,17 @@ func (p *peerPort) greet(layer *streamLayer, pre *preamble) (reply []byte, peer 
 // meet records the running process of node, and closes the connections of earlier processes.
 //
 // Errors: CodeIdentity if a later process is known; CodeOverloaded while an earlier one still answers.
-func (p *peerPort) meet(node rowraft.NodeID, now process) (*heardFrom, error) {
+func (p *peerPort) meet(node rowraft.NodeID, now marks.Process) (*heardFrom, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	known := p.marks.process(node)
-	if now.start < known.start || now.start == known.start && now != known {
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s comes after its start %d: this process runs on an older copy of the data directory, or another process runs on a copy", now.start, node, known.start)
+	known := p.marks.Process(node)
+	if now.Start < known.Start || now.Start == known.Start && now != known {
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s comes after its start %d: this process runs on an older copy of the data directory, or another process runs on a copy", now.Start, node, known.Start)
 	}
 	h := p.heard[node]
 	if h != nil && h.process != now {
 		if ago := p.since(h); ago < answersFor {
-			return nil, rowraft.Errorf(rowraft.CodeOverloaded, "start %d of node %s answered %v ago: start %d must wait until it does not", h.process.start, node, ago.Round(time.Millisecond), now.start)
+			return nil, rowraft.Errorf(rowraft.CodeOverloaded, "start %d of node %s answered %v ago: start %d must wait until it does not", h.process.Start, node, ago.Round(time.Millisecond), now.Start)
 		}
 		for _, l := range p.groups {
 			l.cutPeer(h)
@@ -214,7 +215,7 @@ func (p *peerPort) meet(node rowraft.NodeID, now process) (*heardFrom, error) {
 	if h == nil {
 		h = &heardFrom{process: now}
 		p.heard[node] = h
-		p.marks.see(node, now)
+		p.marks.RecordProcess(node, now)
 	}
 	h.at.Store(int64(time.Since(p.begun)))
 	return h, nil
@@ -225,7 +226,7 @@ func (p *peerPort) since(h *heardFrom) time.Duration {
 }
 
 // answers reports whether a process of node sent something a moment ago.
-func (p *peerPort) answers(node rowraft.NodeID, which process) bool {
+func (p *peerPort) answers(node rowraft.NodeID, which marks.Process) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.heard[node]
@@ -474,9 +475,9 @@ func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string
 		return err
 	}
 	if status == peerStale {
-		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d", says.about.start, pre.says.self.start)
+		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d", says.About.Start, pre.says.Self.Start)
 	}
-	peer, err := l.port.meet(to, says.self)
+	peer, err := l.port.meet(to, says.Self)
 	if err == nil {
 		l.from(t, peer)
 	}

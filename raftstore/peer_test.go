@@ -21,6 +21,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
+	"github.com/rowraft/rowraft/raftstore/marks"
 )
 
 // goldenPreamble is built by hand from docs/formats/peer.md: cluster "c1", from
@@ -33,9 +34,9 @@ const goldenPreamble = "52575052" + "0100" + "4200" + "00" + "026331" + "0161" +
 const goldenReply = "00" + "3900" + "a420ca63" +
 	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "00" + "03722d62" + "e803000000000000" + "0c00000000000000"
 
-var goldenStatement = statement{
-	self: process{7, 0x1122334455667788}, about: process{3, 0x99aabbccddeeff00}, answers: true,
-	replica: "r-b", mark: mark{index: 1000, term: 12},
+var goldenStatement = marks.Statement{
+	Self: marks.Process{Start: 7, Nonce: 0x1122334455667788}, About: marks.Process{Start: 3, Nonce: 0x99aabbccddeeff00}, Answers: true,
+	Replica: "r-b", Mark: marks.Mark{Index: 1000, Term: 12},
 }
 
 func replyErr(r io.Reader) error {
@@ -49,7 +50,7 @@ func TestReplyGoldenBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	says := goldenStatement
-	says.answers = false
+	says.Answers = false
 	if got := marshalStatement(peerOK, &says); !bytes.Equal(got, want) {
 		t.Errorf("marshalStatement(%+v)\n got %x\nwant %x", says, got, want)
 	}
@@ -112,10 +113,10 @@ func TestPeerPortRefusesStrangers(t *testing.T) {
 		want rowraft.Code
 		text string
 	}{
-		{"other cluster", preamble{"c2", "x", n.id, "g", raftChannel, statement{}}, rowraft.CodeIdentity, "cluster c1"},
-		{"other node", preamble{"c1", "x", "node-9", "g", raftChannel, statement{}}, rowraft.CodeIdentity, "this is node node-0"},
-		{"unknown group", preamble{"c1", "x", n.id, "g", raftChannel, statement{}}, rowraft.CodeStarting, "no group g"},
-		{"denied", preamble{"c1", "evil", n.id, "g", raftChannel, statement{}}, rowraft.CodeIdentity, "not on the list"},
+		{"other cluster", preamble{"c2", "x", n.id, "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity, "cluster c1"},
+		{"other node", preamble{"c1", "x", "node-9", "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity, "this is node node-0"},
+		{"unknown group", preamble{"c1", "x", n.id, "g", raftChannel, marks.Statement{}}, rowraft.CodeStarting, "no group g"},
+		{"denied", preamble{"c1", "evil", n.id, "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity, "not on the list"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			conn := dialRaw(t, addr)
@@ -131,7 +132,7 @@ func TestPeerPortRefusesStrangers(t *testing.T) {
 	}
 	t.Run("version too new", func(t *testing.T) {
 		conn := dialRaw(t, addr)
-		b := (&preamble{"c1", "x", n.id, "g", raftChannel, statement{}}).marshal()
+		b := (&preamble{"c1", "x", n.id, "g", raftChannel, marks.Statement{}}).marshal()
 		b[4] = 3
 		conn.Write(b)
 		if err := replyErr(conn); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
@@ -152,7 +153,7 @@ func TestRefusalsDoNotFloodTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		p := &peerPort{opts: &Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ctx: t.Context(), refusals: hclogger.NewRate()}
-		pre := &preamble{"c1", "x", "node-9", "g", raftChannel, statement{}}
+		pre := &preamble{"c1", "x", "node-9", "g", raftChannel, marks.Statement{}}
 		for range 100 {
 			p.logRefusal(&net.TCPAddr{}, pre, peerWrongNode, errors.New("this is another node"))
 			p.logRefusal(&net.TCPAddr{}, pre, peerDenied, errors.New("not on the list"))
@@ -202,7 +203,7 @@ func TestConnectionsPerPeerAreBounded(t *testing.T) {
 	c.open(n)
 	c.transport(n)
 	addr, _ := c.resolve(n.id)
-	pre := preamble{"c1", "x", n.id, "g", raftChannel, statement{}}
+	pre := preamble{"c1", "x", n.id, "g", raftChannel, marks.Statement{}}
 	var first net.Conn
 	for i := range maxConnsPerPeer + 1 {
 		conn := dialRaw(t, addr)
@@ -292,7 +293,7 @@ func TestClusterOverTLS(t *testing.T) {
 	c.converged(c.propose("secret"))
 	addr, _ := c.resolve(c.nodes[0].id)
 	conn := dialRaw(t, addr)
-	conn.Write((&preamble{"c1", "x", c.nodes[0].id, "shard-0", raftChannel, statement{}}).marshal())
+	conn.Write((&preamble{"c1", "x", c.nodes[0].id, "shard-0", raftChannel, marks.Statement{}}).marshal())
 	if err := replyErr(conn); err == nil {
 		t.Error("a plaintext connection was accepted")
 	}

@@ -8,7 +8,7 @@ import (
 	"io"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/raftstore/frame"
+	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
@@ -32,7 +32,7 @@ type preamble struct {
 	from, to rowraft.NodeID
 	group    string
 	channel  channel
-	says     statement
+	says     marks.Statement
 }
 
 // channel is what is spoken behind a preamble.
@@ -85,7 +85,7 @@ func (p *preamble) marshal() []byte {
 		b = append(b, byte(len(s)))
 		b = append(b, s...)
 	}
-	b = p.says.append(b)
+	b = p.says.Append(b)
 	binary.LittleEndian.PutUint16(b[6:], uint16(len(b)-preambleFixed))
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
@@ -116,7 +116,7 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 	}
 	var (
 		names [4]string
-		says  statement
+		says  marks.Statement
 	)
 	body := b[preambleFixed : preambleFixed+n]
 	if n == 0 || body[0] > byte(entryChannel) {
@@ -131,25 +131,15 @@ func readPreamble(r io.Reader) (p preamble, status peerStatus, err error) {
 		names[i] = string(body[1 : 1+body[0]])
 		body = body[1+body[0]:]
 	}
-	if says, err = readStatement(body); err != nil {
+	if says, err = marks.ParseStatement(body); err != nil {
 		return p, peerMalformed, err
 	}
 	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3], p.channel, says}, peerOK, nil
 }
 
-// readStatement takes all of b.
-func readStatement(b []byte) (statement, error) {
-	r := marksReader{frame.NewReader(b)}
-	s := r.statement()
-	if !r.End() {
-		return statement{}, errors.New("what the peer remembers does not add up")
-	}
-	return s, nil
-}
-
 // marshalStatement is a reply of status OK or stale: a statement under a checksum in the place of the text.
-func marshalStatement(status peerStatus, s *statement) []byte {
-	b := s.append(make([]byte, 4, 4+statementBytes+maxNameBytes))
+func marshalStatement(status peerStatus, s *marks.Statement) []byte {
+	b := s.Append(make([]byte, 4, 4+statementBytes+maxNameBytes))
 	binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
 	return marshalReply(status, string(b))
 }
@@ -164,7 +154,7 @@ func marshalReply(s peerStatus, text string) []byte {
 
 // readReply reads the answer to a preamble. Raft may speak if status is OK and err is nil; with
 // status stale, err is nil too.
-func readReply(r io.Reader) (says statement, status peerStatus, err error) {
+func readReply(r io.Reader) (says marks.Statement, status peerStatus, err error) {
 	var h [3]byte
 	if _, err := io.ReadFull(r, h[:]); err != nil {
 		return says, peerMalformed, fmt.Errorf("read the answer to the preamble: %w", err)
@@ -184,7 +174,7 @@ func readReply(r io.Reader) (says statement, status peerStatus, err error) {
 	if len(text) < 4 || crc32.Checksum(text[4:], castagnoli) != binary.LittleEndian.Uint32(text) {
 		return says, status, rowraft.Errorf(rowraft.CodeInternal, "the statement of the peer is damaged: %x", text)
 	}
-	says, err = readStatement(text[4:])
+	says, err = marks.ParseStatement(text[4:])
 	if err != nil {
 		err = rowraft.Errorf(rowraft.CodeInternal, "the statement of the peer: %w", err)
 	}

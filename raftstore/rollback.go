@@ -3,12 +3,14 @@ package raftstore
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/marks"
 )
 
 // DESIGN.md, "Rolled back disks", describes how a replica whose disk was rolled back is found.
@@ -19,10 +21,10 @@ const RolledBack = "rolled back disk"
 // member is the replica of a streamLayer.
 type member interface {
 	// statementFor returns the statement for the replica on node. CodeStarting while raft does not run.
-	statementFor(node rowraft.NodeID) (statement, error)
+	statementFor(node rowraft.NodeID) (marks.Statement, error)
 	// recall compares what another server remembers of this replica with what the replica has. An error ends the
 	// replica.
-	recall(from rowraft.NodeID, s *statement) error
+	recall(from rowraft.NodeID, s *marks.Statement) error
 }
 
 const copied = "a copy of a data directory is no backup"
@@ -31,25 +33,26 @@ const copied = "a copy of a data directory is no backup"
 // directory may run, and the store continues its count of starts after those of the other copy. So peers accept the
 // replicas that this node gets instead, under new IDs. If the other copy still runs, lineage sets twin and changes
 // nothing.
-func (s *Store) lineage(g *Group, from rowraft.NodeID, says *statement) (why string, twin bool) {
-	if why = s.starts.Load().contradicts(says.about); why == "" { // before s.mu, which may be held for long
+func (s *Store) lineage(g *Group, from rowraft.NodeID, says *marks.Statement) (why string, twin bool) {
+	if why = s.starts.Load().Contradicts(says.About); why == "" { // before s.mu, which may be held for long
 		return "", false
 	}
 	why = fmt.Sprintf("%s, as node %s says", why, from)
-	if says.answers {
+	if says.Answers {
 		return why, true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	reg := s.mu.registry
-	if reg.starts().contradicts(says.about) == "" { // another group has done it
-		return reg.file.Groups[g.cfg.ID].RolledBack, false
+	if reg.Starts().Contradicts(says.About) == "" { // another group has done it
+		rec, _ := reg.Group(g.cfg.ID)
+		return rec.RolledBack, false
 	}
-	if err := reg.beginAfter(says.about, why); err != nil {
+	if err := reg.BeginAfter(says.About, why); err != nil {
 		s.opts.Logger.Error("that the data directory is a copy could not be noted", "err", err)
 		return why, false
 	}
-	s.starts.Store(reg.starts())
+	s.starts.Store(reg.Starts())
 	for _, other := range s.mu.groups {
 		if other != nil && other != g {
 			other.rolledBack("%s; %s", why, copied)
@@ -58,17 +61,17 @@ func (s *Store) lineage(g *Group, from rowraft.NodeID, says *statement) (why str
 	return why, false
 }
 
-func (g *Group) statementFor(node rowraft.NodeID) (statement, error) {
-	s := statement{self: g.store.starts.Load().process(), about: g.store.marks.process(node)}
-	s.answers = g.store.port.answers(node, s.about)
+func (g *Group) statementFor(node rowraft.NodeID) (marks.Statement, error) {
+	s := marks.Statement{Self: g.store.starts.Load().Process(), About: g.store.marks.Process(node)}
+	s.Answers = g.store.port.answers(node, s.About)
 	n := g.run.Load()
 	if n == nil {
 		return s, rowraft.Errorf(rowraft.CodeStarting, "group %s does not run yet", g.cfg.ID)
 	}
 	for _, srv := range n.raft.GetConfiguration().Configuration().Servers {
 		if rowraft.NodeID(srv.Address) == node {
-			s.replica = rowraft.ReplicaID(srv.ID)
-			s.mark = g.store.marks.of(g.cfg.ID, s.replica)
+			s.Replica = rowraft.ReplicaID(srv.ID)
+			s.Mark = g.store.marks.Of(g.cfg.ID, s.Replica)
 		}
 	}
 	return s, nil
@@ -76,7 +79,7 @@ func (g *Group) statementFor(node rowraft.NodeID) (statement, error) {
 
 // recall needs no lock. The other end read its mark before this replica reads its own state, and on an honest disk the
 // committed entries that a replica confirmed, its term and its start never decrease.
-func (g *Group) recall(from rowraft.NodeID, s *statement) error {
+func (g *Group) recall(from rowraft.NodeID, s *marks.Statement) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
@@ -88,7 +91,7 @@ func (g *Group) recall(from rowraft.NodeID, s *statement) error {
 		}
 		return g.rolledBack("%s; %s", why, copied)
 	}
-	if s.replica != g.cfg.Replica {
+	if s.Replica != g.cfg.Replica {
 		return nil
 	}
 	n := g.run.Load()
@@ -100,10 +103,10 @@ func (g *Group) recall(from rowraft.NodeID, s *statement) error {
 		last = max(last, b.index) // a snapshot that is being installed is on disk a moment before raft counts it
 	}
 	switch {
-	case last < s.mark.index:
-		return g.rolledBack("its log ends at entry %d, and node %s remembers that it confirmed entry %d, which is committed; %s", last, from, s.mark.index, copied)
-	case term < s.mark.term:
-		return g.rolledBack("it is in term %d, and node %s remembers that it voted in term %d; %s", term, from, s.mark.term, copied)
+	case last < s.Mark.Index:
+		return g.rolledBack("its log ends at entry %d, and node %s remembers that it confirmed entry %d, which is committed; %s", last, from, s.Mark.Index, copied)
+	case term < s.Mark.Term:
+		return g.rolledBack("it is in term %d, and node %s remembers that it voted in term %d; %s", term, from, s.Mark.Term, copied)
 	}
 	return nil
 }
@@ -179,37 +182,84 @@ func (n *instance) tellMarks(term uint64) []byte {
 	var out []byte
 	for i, srv := range servers {
 		id, node := rowraft.ReplicaID(srv.ID), rowraft.NodeID(srv.Address)
-		m, p := mark{index: min(match[i], commit)}, s.marks.process(node)
+		m, p := marks.Mark{Index: min(match[i], commit)}, s.marks.Process(node)
 		if id == g.cfg.Replica {
-			m, p = mark{commit, term}, s.starts.Load().process() // it stored what it sent, and voted for itself
+			m, p = marks.Mark{Index: commit, Term: term}, s.starts.Load().Process() // it stored what it sent, and voted for itself
 		}
-		s.marks.raise(g.cfg.ID, id, m)
-		out = appendTold(out, told{id, node, s.marks.of(g.cfg.ID, id), p})
+		s.marks.Raise(g.cfg.ID, id, m)
+		out = marks.AppendMember(out, marks.Member{Replica: id, Node: node, Mark: s.marks.Of(g.cfg.ID, id), Process: p})
 	}
-	return sealTold(out)
+	return marks.SealMembers(out)
 }
 
 // learn stores the marks that a leader sent.
 func (g *Group) learn(from rowraft.NodeID, payload []byte) {
-	list, err := decodeTold(payload)
+	list, err := marks.DecodeMembers(payload)
 	if err != nil {
 		g.log.Warn("marks that a leader sent are ignored", "from", from, "err", err)
 		return
 	}
 	for _, t := range list {
-		if t.replica == g.cfg.Replica {
+		if t.Replica == g.cfg.Replica {
 			// Keep this replica's own mark too: it says how much of the log is committed.
-			if g.recall(from, &statement{replica: t.replica, mark: t.mark}) != nil {
+			if g.recall(from, &marks.Statement{Replica: t.Replica, Mark: t.Mark}) != nil {
 				return
 			}
-		} else if t.node != g.store.opts.Node {
-			g.store.marks.see(t.node, t.process)
+		} else if t.Node != g.store.opts.Node {
+			g.store.marks.RecordProcess(t.Node, t.Process)
 		}
-		g.store.marks.raise(g.cfg.ID, t.replica, t.mark)
+		g.store.marks.Raise(g.cfg.ID, t.Replica, t.Mark)
 	}
 }
 
 // voted records that a replica voted in term.
 func (g *Group) voted(id raft.ServerID, term uint64) {
-	g.store.marks.raise(g.cfg.ID, rowraft.ReplicaID(id), mark{term: term})
+	g.store.marks.Raise(g.cfg.ID, rowraft.ReplicaID(id), marks.Mark{Term: term})
+}
+
+// keepMarks writes the file every marks.WriteEvery until the store closes, and once more at the end.
+func (s *Store) keepMarks() {
+	defer close(s.marksKept)
+	t := time.NewTicker(marks.WriteEvery)
+	defer t.Stop()
+	for failing := false; ; {
+		ended := false
+		select {
+		case <-t.C:
+		case <-s.stop:
+			ended = true
+		}
+		s.pruneMarks()
+		err := s.marks.Flush()
+		if err != nil && !failing {
+			s.opts.Logger.Warn("the marks of other replicas cannot be written: after a restart this server may not find a disk that was rolled back", "err", err)
+		}
+		if failing = err != nil; ended {
+			return
+		}
+	}
+}
+
+// pruneMarks deletes the marks of replicas that have left their groups.
+func (s *Store) pruneMarks() {
+	s.mu.Lock()
+	groups := maps.Clone(s.mu.groups)
+	s.mu.Unlock()
+	for id, g := range groups {
+		if g == nil {
+			continue
+		}
+		n, c := g.run.Load(), g.fsm.members.Load()
+		if n == nil || c == nil {
+			continue
+		}
+		member := map[rowraft.ReplicaID]bool{g.cfg.Replica: true}
+		for _, srv := range c.servers {
+			member[rowraft.ReplicaID(srv.ID)] = true
+		}
+		for _, srv := range n.raft.GetConfiguration().Configuration().Servers {
+			member[rowraft.ReplicaID(srv.ID)] = true
+		}
+		s.marks.Retain(id, func(r rowraft.ReplicaID) bool { return member[r] })
+	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/marks"
 )
 
 // diskCluster is a testCluster of three on simulated disks, whose states can be kept and put back.
@@ -52,9 +53,9 @@ func (c *diskCluster) rollBackGroup(n *testNode, kept *vfs.Mem) {
 	if err := copyTree(now, old, dir); err != nil {
 		c.t.Fatal(err)
 	}
-	marks, err := vfs.ReadFile(old, "/raft/"+marksName)
+	raw, err := vfs.ReadFile(old, "/raft/"+marks.FileName)
 	if err == nil {
-		err = vfs.WriteFile(now, "/raft/"+marksName, marks)
+		err = vfs.WriteFile(now, "/raft/"+marks.FileName, raw)
 	}
 	if err != nil {
 		c.t.Fatal(err)
@@ -74,17 +75,17 @@ func TestARolledBackGroupIsFoundAlone(t *testing.T) {
 	c.converged(last)
 	c.told(r, last)
 	eventually(t, "it knows what it confirmed", func() bool {
-		return r.store.marks.of("shard-0", replicaOf(r.id)).index >= uint64(last)
+		return r.store.marks.Of("shard-0", replicaOf(r.id)).Index >= uint64(last)
 	})
 	for _, n := range c.nodes {
 		c.stop(n)
 	}
-	marks, err := vfs.ReadFile(c.disks[r.id], "/raft/"+marksName)
+	raw, err := vfs.ReadFile(c.disks[r.id], "/raft/"+marks.FileName)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.rollBackGroup(r, kept)
-	if err := vfs.WriteFile(c.disks[r.id], "/raft/"+marksName, marks); err != nil {
+	if err := vfs.WriteFile(c.disks[r.id], "/raft/"+marks.FileName, raw); err != nil {
 		t.Fatal(err)
 	}
 	c.start(r)
@@ -124,7 +125,7 @@ func (c *diskCluster) told(n *testNode, index rowraft.Index) {
 	for _, other := range c.nodes {
 		if other != n && other.store != nil {
 			eventually(c.t, fmt.Sprintf("node %s knows what node %s confirmed", other.id, n.id), func() bool {
-				return other.store.marks.of("shard-0", replicaOf(n.id)).index >= uint64(index)
+				return other.store.marks.Of("shard-0", replicaOf(n.id)).Index >= uint64(index)
 			})
 		}
 	}
@@ -248,19 +249,19 @@ func TestAForgottenVoteIsRefused(t *testing.T) {
 	c.converged(c.propose("x"))
 	r := c.followers()[0]
 	l := c.leader()
-	if m := l.store.marks.of("shard-0", replicaOf(l.id)); m.term == 0 {
+	if m := l.store.marks.Of("shard-0", replicaOf(l.id)); m.Term == 0 {
 		t.Errorf("the leader does not remember its own vote: %+v", m)
 	}
 	_, term, _ := l.group.Leader()
 	voted := false
 	for _, n := range c.nodes {
-		voted = voted || n != l && l.store.marks.of("shard-0", replicaOf(n.id)).term == uint64(term)
+		voted = voted || n != l && l.store.marks.Of("shard-0", replicaOf(n.id)).Term == uint64(term)
 	}
 	if !voted {
 		t.Errorf("the leader of term %d remembers no vote in it", term)
 	}
 	c.stop(r)
-	l.store.marks.raise("shard-0", replicaOf(r.id), mark{term: uint64(term) + 100})
+	l.store.marks.Raise("shard-0", replicaOf(r.id), marks.Mark{Term: uint64(term) + 100})
 	c.start(r)
 	if why := c.refused(r); !strings.Contains(why, "voted in term") {
 		t.Error(why)
@@ -308,7 +309,7 @@ func TestMissingMarksBlockNothing(t *testing.T) {
 	c.converged(c.propose("x"))
 	for _, n := range c.nodes {
 		c.stop(n)
-		if err := c.disks[n.id].Remove("/raft/" + marksName); err != nil {
+		if err := c.disks[n.id].Remove("/raft/" + marks.FileName); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -380,7 +381,7 @@ func replaceRefused(t *testing.T, back func(*diskCluster, *testNode, *vfs.Mem)) 
 	})
 	c.converged(c.propose("z"))
 	eventually(t, "the old mark is dropped", func() bool {
-		return c.leader().store.marks.of("shard-0", replicaOf(r.id)) == mark{}
+		return c.leader().store.marks.Of("shard-0", replicaOf(r.id)) == marks.Mark{}
 	})
 }
 
@@ -422,14 +423,14 @@ func TestTwoProcessesOfOneNode(t *testing.T) {
 // has fallen silent.
 func TestStartsAreAcceptedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, err := openMarks(vfs.NewMem(), "/", nil)
+		m, err := marks.Open(vfs.NewMem(), "/", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		p := &peerPort{marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{}}
 		meet := func(start, nonce uint64, want rowraft.Code) *heardFrom {
 			t.Helper()
-			h, err := p.meet("n", process{start, nonce})
+			h, err := p.meet("n", marks.Process{Start: start, Nonce: nonce})
 			if rowraft.CodeOf(err) != want && (want != 0 || err != nil) {
 				t.Errorf("start %d with nonce %d: %v, want code %v", start, nonce, err, want)
 			}
@@ -449,7 +450,7 @@ func TestStartsAreAcceptedInOrder(t *testing.T) {
 		meet(6, 4, 0)
 		meet(5, 1, rowraft.CodeIdentity)
 		again := &peerPort{marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{}}
-		if _, err := again.meet("n", process{7, 9}); err != nil {
+		if _, err := again.meet("n", marks.Process{Start: 7, Nonce: 9}); err != nil {
 			t.Errorf("a peer that has just started itself has heard no process: %v", err)
 		}
 	})

@@ -14,7 +14,9 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/registry"
 	"golang.org/x/time/rate"
 )
 
@@ -27,8 +29,8 @@ type Store struct {
 
 	logWrites durations // of all groups
 
-	starts    atomic.Pointer[starts] // of the data directory
-	marks     *marks
+	starts    atomic.Pointer[registry.Starts] // of the data directory
+	marks     *marks.Store
 	marksKept chan struct{} // closed when keepMarks has ended
 
 	profile    atomic.Pointer[Profile] // timers while nothing is slow
@@ -55,7 +57,7 @@ type Store struct {
 
 	mu struct {
 		sync.Mutex
-		registry *registry
+		registry *registry.Registry
 		groups   map[string]*Group // nil: the group is being opened
 		closed   bool
 	}
@@ -71,20 +73,20 @@ func Open(opts Options) (*Store, error) {
 	if err := vfs.MkdirAll(opts.FS, filepath.Join(opts.Dir, "groups")); err != nil {
 		return nil, err
 	}
-	lock, err := lockDir(opts.FS, opts.Dir)
+	lock, err := registry.Lock(opts.FS, opts.Dir)
 	if err != nil {
 		return nil, err
 	}
-	reg, err := openRegistry(opts.FS, opts.Dir, opts.Cluster, opts.Node)
+	reg, err := registry.Open(opts.FS, opts.Dir, opts.Cluster, opts.Node)
 	if err != nil {
 		lock.Close()
 		return nil, err
 	}
-	if err := reg.begin(); err != nil {
+	if err := reg.Begin(); err != nil {
 		lock.Close()
 		return nil, err
 	}
-	known, err := openMarks(opts.FS, opts.Dir, opts.Logger)
+	known, err := marks.Open(opts.FS, opts.Dir, opts.Logger)
 	if err != nil {
 		lock.Close()
 		return nil, err
@@ -100,7 +102,7 @@ func Open(opts Options) (*Store, error) {
 	s.profile.Store(&opts.Profile)
 	s.fitHeartbeat()
 	s.mu.registry = reg
-	s.starts.Store(reg.starts())
+	s.starts.Store(reg.Starts())
 	s.mu.groups = map[string]*Group{}
 	s.freeDisk.Store(-1)
 	s.checkDisk()
@@ -140,9 +142,9 @@ func (s *Store) StartGroup(cfg GroupConfig) (*Group, error) {
 		delete(s.mu.groups, cfg.ID)
 		return nil, fmt.Errorf("group %s: %w", cfg.ID, err)
 	}
-	s.mu.groups[cfg.ID] = g                                             // from here on Close waits for this group
-	if why := s.mu.registry.file.Groups[cfg.ID].RolledBack; why != "" { // found during the opening
-		g.rolledBack("%s; %s", why, copied)
+	s.mu.groups[cfg.ID] = g                                          // from here on Close waits for this group
+	if rec, _ := s.mu.registry.Group(cfg.ID); rec.RolledBack != "" { // found during the opening
+		g.rolledBack("%s; %s", rec.RolledBack, copied)
 	}
 	return g, nil
 }
@@ -185,7 +187,7 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 
 // claim reserves the group, so that no other call starts or removes it. It creates the group's directory, or checks
 // that the directory is the one in the registry. Without an error the caller must call opening.Done.
-func (s *Store) claim(cfg *GroupConfig) (rec groupRecord, fresh bool, err error) {
+func (s *Store) claim(cfg *GroupConfig) (rec registry.Record, fresh bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.closed {
@@ -203,16 +205,16 @@ func (s *Store) claim(cfg *GroupConfig) (rec groupRecord, fresh bool, err error)
 
 // claimLocked creates or checks the directory for claim.
 // REQUIRES: s.mu is held.
-func (s *Store) claimLocked(cfg *GroupConfig) (rec groupRecord, fresh bool, err error) {
+func (s *Store) claimLocked(cfg *GroupConfig) (rec registry.Record, fresh bool, err error) {
 	dir := s.groupDir(cfg.ID)
 	disk, reg := s.opts.FS, s.mu.registry
-	rec, known := reg.file.Groups[cfg.ID]
+	rec, known := reg.Group(cfg.ID)
 	switch {
-	case known && rec.RolledBack != "" && rec.Replica == cfg.Replica && rec.State != stateRemoved:
+	case known && rec.RolledBack != "" && rec.Replica == cfg.Replica && rec.State != registry.Removed:
 		return rec, false, rowraft.Errorf(rowraft.CodeFenced, RolledBack+": %s; %s", rec.RolledBack, copied)
-	case known && rec.State == stateActive && !rec.removed(cfg.Replica):
+	case known && rec.State == registry.Active && !rec.HasRemoved(cfg.Replica):
 		return rec, false, checkActive(disk, &rec, cfg, dir)
-	case rec.removed(cfg.Replica):
+	case rec.HasRemoved(cfg.Replica):
 		return rec, false, rowraft.Errorf(rowraft.CodeIdentity, "replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
 	case !known:
 		if _, err := s.opts.FS.Stat(dir); err == nil {
@@ -221,8 +223,8 @@ func (s *Store) claimLocked(cfg *GroupConfig) (rec groupRecord, fresh bool, err 
 			return rec, false, err
 		}
 	}
-	rec = groupRecord{Replica: cfg.Replica, Backend: cfg.Backend, State: stateCreating, Founded: cfg.Bootstrap != nil, Removed: rec.Removed}
-	if err := reg.set(cfg.ID, rec); err != nil {
+	rec = registry.Record{Replica: cfg.Replica, Backend: cfg.Backend, State: registry.Creating, Founded: cfg.Bootstrap != nil, Removed: rec.Removed}
+	if err := reg.Set(cfg.ID, rec); err != nil {
 		return rec, false, err
 	}
 	if err := vfs.RemoveAll(disk, dir); err != nil {
@@ -232,7 +234,7 @@ func (s *Store) claimLocked(cfg *GroupConfig) (rec groupRecord, fresh bool, err 
 }
 
 // checkActive makes sure that a replica that voted or acknowledged entries does not return with less than it had.
-func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) error {
+func checkActive(disk vfs.FS, rec *registry.Record, cfg *GroupConfig, dir string) error {
 	if rec.Replica != cfg.Replica {
 		return rowraft.Errorf(rowraft.CodeIdentity, "%s is of replica %s, not of %s", dir, rec.Replica, cfg.Replica)
 	}
@@ -255,11 +257,11 @@ func checkActive(disk vfs.FS, rec *groupRecord, cfg *GroupConfig, dir string) er
 }
 
 // activate records that raft is about to run in the directory of a new group.
-func (s *Store) activate(id string, rec groupRecord) error {
+func (s *Store) activate(id string, rec registry.Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rec.State = stateActive
-	return s.mu.registry.set(id, rec)
+	rec.State = registry.Active
+	return s.mu.registry.Set(id, rec)
 }
 
 // RemoveReplica records that replica left group id, whether it ever ran here or not: it can never start on this node
@@ -282,21 +284,21 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 	if g, taken := s.mu.groups[id]; taken && (g == nil || g.cfg.Replica == replica) {
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "remove replica %s: a replica of group %s is being started", replica, id)
 	}
-	rec, known := s.mu.registry.file.Groups[id]
+	rec, known := s.mu.registry.Group(id)
 	mine := !known || rec.Replica == replica
-	if mine && rec.State != stateRemoved || !rec.removed(replica) {
+	if mine && rec.State != registry.Removed || !rec.HasRemoved(replica) {
 		if mine {
-			rec.Replica, rec.State = replica, stateRemoved
+			rec.Replica, rec.State = replica, registry.Removed
 		}
 		rec.Removed = append(slices.Clone(rec.Removed), replica)
-		if err := s.mu.registry.set(id, rec); err != nil {
+		if err := s.mu.registry.Set(id, rec); err != nil {
 			return err
 		}
 	}
 	if !mine {
 		return nil
 	}
-	s.marks.drop(id)
+	s.marks.Drop(id)
 	return vfs.RemoveAll(s.opts.FS, filepath.Join(s.opts.Dir, "groups", id))
 }
 
@@ -304,8 +306,8 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 func (s *Store) Removed(id string, replica rowraft.ReplicaID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rec := s.mu.registry.file.Groups[id]
-	return rec.removed(replica)
+	rec, _ := s.mu.registry.Group(id)
+	return rec.HasRemoved(replica)
 }
 
 // Group returns a running group, or nil.
@@ -319,13 +321,7 @@ func (s *Store) Group(id string) *Group {
 func (s *Store) GroupIDs() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []string
-	for id, rec := range s.mu.registry.file.Groups {
-		if rec.State == stateActive {
-			out = append(out, id)
-		}
-	}
-	return out
+	return s.mu.registry.Active()
 }
 
 func (s *Store) forget(g *Group) {

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
+	"github.com/rowraft/rowraft/raftstore/marks"
 )
 
 // rpcTimeout bounds one RPC, unless the heartbeat is longer: a vote is three log writes. With raft's 10 s, a cut in one
@@ -265,19 +266,19 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 }
 
 // newMarks returns the marks of the members if follower id does not have them, otherwise nil. Marks are repeated every
-// marksEvery, because a follower that restarted may have lost them.
+// marks.WriteEvery, because a follower that restarted may have lost them.
 func (t *transport) newMarks(id raft.ServerID, term uint64, now time.Time) []byte {
 	r := t.receiver.recall
 	if r == nil {
 		return nil
 	}
-	marks := r.tell(term)
+	payload := r.tell(term)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if old := t.told[id]; bytes.Equal(marks, old.marks) && now.Sub(old.at) < marksEvery {
+	if old := t.told[id]; bytes.Equal(payload, old.marks) && now.Sub(old.at) < marks.WriteEvery {
 		return nil
 	}
-	return marks
+	return payload
 }
 
 // maxAwait bounds awaitContact. After that raft's own back-off applies, for a follower that stays away.

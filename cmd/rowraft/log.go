@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/vfs"
-	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/offline"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -55,11 +55,11 @@ nothing in the directory is changed. Entries before the oldest one are in snapsh
 }
 
 // openLogs opens the logs in a data directory.
-func openLogs(dataDir string) (*raftstore.Offline, error) {
+func openLogs(dataDir string) (*offline.Store, error) {
 	if _, err := os.Stat(dataDir); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "data directory: %w", err)
 	}
-	o, err := raftstore.OpenOffline(vfs.OS, filepath.Join(dataDir, "raft"))
+	o, err := offline.Open(vfs.OS, filepath.Join(dataDir, "raft"))
 	if rowraft.CodeOf(err) == rowraft.CodeIdentity {
 		return nil, cli.Hint(err, "stop the server, or copy its data directory while it does not run and name the copy")
 	}
@@ -125,7 +125,7 @@ type logSegmentJSON struct {
 	DType string `json:"dtype"`
 }
 
-func dumpLogs(o *raftstore.Offline, group string, from, to rowraft.Index) (*logsJSON, error) {
+func dumpLogs(o *offline.Store, group string, from, to rowraft.Index) (*logsJSON, error) {
 	ids := o.GroupIDs()
 	if group != "" {
 		ids = []string{group}
@@ -157,13 +157,13 @@ func dumpLogs(o *raftstore.Offline, group string, from, to rowraft.Index) (*logs
 }
 
 // newLogEntryJSON describes an entry; err is the error of reading it.
-func newLogEntryJSON(group string, e raftstore.LogEntry, err error) logEntryJSON {
+func newLogEntryJSON(group string, e offline.Entry, err error) logEntryJSON {
 	out := logEntryJSON{Index: uint64(e.Index), Term: uint64(e.Term), Kind: e.Kind, Bytes: len(e.Data), CRC: "ok"}
 	if err != nil {
 		out.CRC, out.Error = "bad", err.Error()
 		return out
 	}
-	if e.Kind != raftstore.KindCommand {
+	if e.Kind != offline.KindCommand {
 		return out
 	}
 	if !strings.HasPrefix(group, "shard-") {
@@ -419,7 +419,7 @@ type verifiedGroupJSON struct {
 
 func verifyLogs(dirs []string) (v *verifiedJSON, err error) {
 	v = &verifiedJSON{Schema: cli.JSONSchema, Replicas: []verifiedGroupJSON{}, Problems: []string{}}
-	first := make(map[string]*raftstore.OfflineGroup)
+	first := make(map[string]*offline.Group)
 	cluster := rowraft.ClusterID("")
 	for _, dir := range dirs {
 		o, oerr := openLogs(dir)
@@ -440,7 +440,7 @@ func verifyLogs(dirs []string) (v *verifiedJSON, err error) {
 	return v, nil
 }
 
-func (v *verifiedJSON) verifyGroup(o *raftstore.Offline, dir, id string, first map[string]*raftstore.OfflineGroup) error {
+func (v *verifiedJSON) verifyGroup(o *offline.Store, dir, id string, first map[string]*offline.Group) error {
 	wrong := func(err error) { v.Problems = append(v.Problems, fmt.Sprintf("%s in %s: %v", id, dir, err)) }
 	g, err := o.Group(id)
 	if rowraft.CodeOf(err) == rowraft.CodeCorrupt {
@@ -461,7 +461,7 @@ func (v *verifiedJSON) verifyGroup(o *raftstore.Offline, dir, id string, first m
 	case other == nil:
 		first[id] = g
 	default:
-		agrees, err := raftstore.Match(other, g)
+		agrees, err := offline.Match(other, g)
 		if err != nil {
 			wrong(fmt.Errorf("not the log of the first directory: %w", err))
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/offline"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -115,7 +116,7 @@ func TestLogDumpKnowsEveryKind(t *testing.T) {
 		{"restore-close", "to table epoch 2, 8 rows", wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: wire.RestoreID{1}, Epoch: 2, Rows: 8})},
 		{"restore-drop", "restore 0100", wire.RestoreDropEntry(h, wire.RestoreID{1})},
 	} {
-		e := newLogEntryJSON("shard-0", raftstore.LogEntry{Kind: raftstore.KindCommand, Data: tc.entry}, nil)
+		e := newLogEntryJSON("shard-0", offline.Entry{Kind: offline.KindCommand, Data: tc.entry}, nil)
 		if lines := e.lines(false); e.Kind != tc.kind || e.Error != "" || len(lines) != 1 || !strings.Contains(lines[0], tc.what) {
 			t.Errorf("kind %q, error %q, %q; want %q and %q", e.Kind, e.Error, lines, tc.kind, tc.what)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/reference"
 	"github.com/rowraft/rowraft/e2e/verdict"
 	"github.com/rowraft/rowraft/internal/vfs"
-	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/offline"
 )
 
 // Options are the logs and the other records of the run.
@@ -99,14 +99,14 @@ func (r *Report) verdict() verdict.Verdict {
 
 // Check makes all checks. An error means that it could not; its findings are in the report.
 func Check(o Options) (*Report, error) {
-	var stores []*raftstore.Offline
+	var stores []*offline.Store
 	defer func() {
 		for _, s := range stores {
 			s.Close()
 		}
 	}()
 	for _, s := range o.Servers {
-		store, err := raftstore.OpenOffline(s.Disk, filepath.Join(s.Dir, "raft"))
+		store, err := offline.Open(s.Disk, filepath.Join(s.Dir, "raft"))
 		if err != nil {
 			return nil, fmt.Errorf("logs of server %s: %w", s.Name, err)
 		}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/e2e/reference"
-	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/offline"
 	"github.com/rowraft/rowraft/shard"
 )
 
@@ -23,7 +23,7 @@ type machines struct {
 // kept is a retained snapshot.
 type kept struct {
 	*replica
-	raftstore.OfflineSnapshot
+	offline.Snapshot
 }
 
 // replay replays all snapshots and the log between them, up to the last committed entry, and returns the
@@ -116,7 +116,7 @@ func (c *shardCheck) forward(m *machines, index rowraft.Index) (bool, error) {
 		m.at++
 		e, _ := c.merged(m.at)
 		c.report.Entries++
-		if e.Kind != raftstore.KindCommand {
+		if e.Kind != offline.KindCommand {
 			continue
 		}
 		if err := m.apply(e); err != nil {
@@ -135,7 +135,7 @@ func (c *shardCheck) forward(m *machines, index rowraft.Index) (bool, error) {
 }
 
 // apply applies one entry to both machines and compares their results.
-func (m *machines) apply(e raftstore.LogEntry) error {
+func (m *machines) apply(e offline.Entry) error {
 	want, err := m.ref.Apply(e.Index, e.Data)
 	if err != nil {
 		return fmt.Errorf("entry %d: the reference cannot apply it: %w", e.Index, err)

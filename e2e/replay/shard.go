@@ -5,7 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/e2e/check"
-	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/offline"
 )
 
 // shardCheck is the check of one shard.
@@ -24,7 +24,7 @@ type shardCheck struct {
 // replica is the data of one server for the shard.
 type replica struct {
 	server string
-	*raftstore.OfflineGroup
+	*offline.Group
 }
 
 // know records that everything up to index is committed.
@@ -35,7 +35,7 @@ func (c *shardCheck) know(index rowraft.Index, why string) {
 }
 
 // open opens the shard's replicas and reads from their disks what is committed.
-func (c *shardCheck) open(servers []Server, stores []*raftstore.Offline) error {
+func (c *shardCheck) open(servers []Server, stores []*offline.Store) error {
 	group := fmt.Sprintf("shard-%d", c.shard)
 	for i, s := range stores {
 		for _, id := range s.GroupIDs() {
@@ -122,7 +122,7 @@ func (c *shardCheck) knowMajority() {
 		}
 		holders := 0
 		for _, o := range c.replicas {
-			if other, err := c.entry(o, r.Last); isVoter(voters, o) && err == nil && other.Same(e) {
+			if other, err := c.entry(o, r.Last); isVoter(voters, o) && err == nil && other.Equal(e) {
 				holders++
 			}
 		}
@@ -132,9 +132,9 @@ func (c *shardCheck) knowMajority() {
 	}
 }
 
-func (c *shardCheck) entry(r *replica, i rowraft.Index) (raftstore.LogEntry, error) {
+func (c *shardCheck) entry(r *replica, i rowraft.Index) (offline.Entry, error) {
 	if !r.has(i) {
-		return raftstore.LogEntry{},
+		return offline.Entry{},
 			rowraft.Errorf(rowraft.CodeNotFound, "entry %d is not in the log of server %s", i, r.server)
 	}
 	return r.Entry(i)
@@ -174,7 +174,7 @@ func (c *shardCheck) first() rowraft.Index {
 
 func (c *shardCheck) agreeAt(i rowraft.Index) {
 	var one *replica
-	var want raftstore.LogEntry
+	var want offline.Entry
 	for _, r := range c.replicas {
 		if !r.has(i) {
 			continue
@@ -185,7 +185,7 @@ func (c *shardCheck) agreeAt(i rowraft.Index) {
 			c.wrong("log of server %s: %v", r.server, err)
 		case one == nil:
 			one, want = r, e
-		case !e.Same(want):
+		case !e.Equal(want):
 			c.wrong("entry %d is committed (up to %d: %s), but differs: server %s has %s of term %d with %d bytes, server "+
 				"%s %s of term %d with %d bytes",
 				i, c.committed, c.why, one.server, want.Kind, want.Term, len(want.Data), r.server, e.Kind, e.Term, len(e.Data))
@@ -206,11 +206,11 @@ func (c *shardCheck) agreeSnapshots() {
 }
 
 // merged returns entry i from any log; the logs agree.
-func (c *shardCheck) merged(i rowraft.Index) (raftstore.LogEntry, bool) {
+func (c *shardCheck) merged(i rowraft.Index) (offline.Entry, bool) {
 	for _, r := range c.replicas {
 		if e, err := c.entry(r, i); err == nil {
 			return e, true
 		}
 	}
-	return raftstore.LogEntry{}, false
+	return offline.Entry{}, false
 }

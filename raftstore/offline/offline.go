@@ -1,17 +1,14 @@
-package raftstore
+package offline
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -20,34 +17,34 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/entry"
-	"github.com/rowraft/rowraft/raftstore/frame"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/registry"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
-// Offline reads the store of a node that is not running. It holds the store's lock, so that no server starts on the
+// Store reads the store of a node that is not running. It holds the store's lock, so that no server starts on the
 // directory. It changes nothing there: it opens logs on copies, because opening a log repairs its tail. Not safe for
 // concurrent use.
-type Offline struct {
+type Store struct {
 	disk    vfs.FS
 	dir     string
 	lock    io.Closer
-	reg     registryFile
+	reg     registry.Content
 	scratch string // copies of logs, removed by Close
-	groups  []*OfflineGroup
+	groups  []*Group
 }
 
-// OpenOffline opens the store in dir of disk. These are the values that were Options.Dir and FS.
+// Open opens the store in dir of disk. These are Options.Dir and Options.FS of the raftstore that wrote it.
 //
 // Errors: CodeIdentity if a server runs on it; CodeNotFound if dir holds no store;
 // CodeCorrupt; CodeVersionTooNew.
-func OpenOffline(disk vfs.FS, dir string) (*Offline, error) {
+func Open(disk vfs.FS, dir string) (*Store, error) {
 	lock, err := lockForReading(disk, dir)
 	if err != nil {
 		return nil, err
 	}
-	o := &Offline{disk: disk, dir: dir, lock: lock}
-	if o.reg, err = readRegistry(disk, filepath.Join(dir, "registry")); err == nil {
+	o := &Store{disk: disk, dir: dir, lock: lock}
+	if o.reg, err = registry.Read(disk, dir); err == nil {
 		o.scratch, err = os.MkdirTemp("", "rowraft-log-")
 	}
 	if err != nil {
@@ -77,27 +74,8 @@ func lockForReading(disk vfs.FS, dir string) (io.Closer, error) {
 	return f, nil
 }
 
-func readRegistry(disk vfs.FS, path string) (registryFile, error) {
-	var f registryFile
-	b, err := vfs.ReadFile(disk, path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return f, rowraft.Errorf(rowraft.CodeNotFound, "%s is missing: no group ever ran here", path)
-	}
-	if err != nil {
-		return f, err
-	}
-	body, err := frame.Open(b, registryMagic, registryVersion)
-	if err != nil {
-		return f, fmt.Errorf("%s: %w", path, err)
-	}
-	if err := json.Unmarshal(body, &f); err != nil {
-		return f, rowraft.Errorf(rowraft.CodeCorrupt, "%s: %w", path, err)
-	}
-	return f, f.check(path)
-}
-
 // Close releases the directory.
-func (o *Offline) Close() error {
+func (o *Store) Close() error {
 	var errs []error
 	for _, g := range o.groups {
 		errs = append(errs, g.log.Close())
@@ -109,28 +87,22 @@ func (o *Offline) Close() error {
 }
 
 // Cluster and Node return the identity of the store.
-func (o *Offline) Cluster() rowraft.ClusterID { return o.reg.Cluster }
-func (o *Offline) Node() rowraft.NodeID       { return o.reg.Node }
+func (o *Store) Cluster() rowraft.ClusterID { return o.reg.Cluster }
+func (o *Store) Node() rowraft.NodeID       { return o.reg.Node }
 
 // GroupIDs returns the groups whose raft has run here and that were not removed.
-func (o *Offline) GroupIDs() []string {
-	var out []string
-	for _, id := range slices.Sorted(maps.Keys(o.reg.Groups)) {
-		if o.reg.Groups[id].State == stateActive {
-			out = append(out, id)
-		}
-	}
-	return out
+func (o *Store) GroupIDs() []string {
+	return o.reg.Active()
 }
 
-// OfflineGroup is the log and the snapshots of one replica. It is valid until its Offline is closed.
-type OfflineGroup struct {
+// Group is the log and the snapshots of one replica. It is valid until its Store is closed.
+type Group struct {
 	ID          string
 	Replica     rowraft.ReplicaID
 	Backend     string
 	Term        rowraft.Term  // the replica's current term
 	First, Last rowraft.Index // of the log; 0 if it is empty
-	Snapshots   []OfflineSnapshot
+	Snapshots   []Snapshot
 	// Bad has the errors of the damaged snapshots, which are not in Snapshots.
 	Bad []error
 	// Voters are the voters of the newest configuration in the log or snapshots, committed or not.
@@ -140,16 +112,16 @@ type OfflineGroup struct {
 	store *snapstore.Store
 }
 
-// OfflineSnapshot is a retained snapshot. Lists have the newest one first.
-type OfflineSnapshot struct {
+// Snapshot is a retained snapshot. Lists have the newest one first.
+type Snapshot struct {
 	ID    string
 	Index rowraft.Index // of the log: everything up to it is in the snapshot
 	Term  rowraft.Term
 	Bytes int64
 }
 
-// LogEntry is one entry of a log.
-type LogEntry struct {
+// Entry is one entry of a log.
+type Entry struct {
 	Index rowraft.Index
 	Term  rowraft.Term
 	// Kind is "command" for an entry that the state machine applies, otherwise raft's "noop", "barrier" or
@@ -158,8 +130,8 @@ type LogEntry struct {
 	Data []byte
 }
 
-// Same reports whether two entries are equal.
-func (e LogEntry) Same(o LogEntry) bool {
+// Equal reports whether two entries are equal.
+func (e Entry) Equal(o Entry) bool {
 	return e.Index == o.Index && e.Term == o.Term && e.Kind == o.Kind && bytes.Equal(e.Data, o.Data)
 }
 
@@ -173,9 +145,9 @@ var entryKinds = map[raft.LogType]string{
 // Group opens a group.
 //
 // Errors: CodeNotFound; CodeCorrupt if its log cannot be opened.
-func (o *Offline) Group(id string) (*OfflineGroup, error) {
+func (o *Store) Group(id string) (*Group, error) {
 	rec, ok := o.reg.Groups[id]
-	if !ok || rec.State != stateActive {
+	if !ok || rec.State != registry.Active {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "%s has no group %q: it has %s", o.dir, id, strings.Join(o.GroupIDs(), ", "))
 	}
 	for _, g := range o.groups {
@@ -184,14 +156,14 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 		}
 	}
 	dir := filepath.Join(o.dir, "groups", id)
-	g := &OfflineGroup{ID: id, Replica: rec.Replica, Backend: rec.Backend}
+	g := &Group{ID: id, Replica: rec.Replica, Backend: rec.Backend}
 	scratch := filepath.Join(o.scratch, id)
 	if err := copyDir(o.disk, filepath.Join(dir, "log"), scratch); err != nil {
 		return nil, fmt.Errorf("group %s: copy the log: %w", id, err)
 	}
 	quiet := slog.New(slog.DiscardHandler)
 	var err error
-	if g.log, err = raftlog.Open(vfs.OS, rec.Backend, scratch, raftlog.Owner{Cluster: o.reg.Cluster, Node: o.reg.Node, Group: id, Replica: rec.Replica}, minSegment, quiet); err != nil {
+	if g.log, err = raftlog.Open(vfs.OS, rec.Backend, scratch, raftlog.Owner{Cluster: o.reg.Cluster, Node: o.reg.Node, Group: id, Replica: rec.Replica}, raftlog.MinSegmentBytes, quiet); err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeIdentity {
 			return nil, fmt.Errorf("group %s: %w", id, err)
 		}
@@ -206,7 +178,7 @@ func (o *Offline) Group(id string) (*OfflineGroup, error) {
 }
 
 // read sets the fields of g.
-func (g *OfflineGroup) read() error {
+func (g *Group) read() error {
 	first, err1 := g.log.FirstIndex()
 	last, err2 := g.log.LastIndex()
 	term, err3 := g.log.GetUint64([]byte("CurrentTerm")) // 0 if the replica never voted
@@ -216,7 +188,7 @@ func (g *OfflineGroup) read() error {
 	}
 	g.First, g.Last, g.Term = rowraft.Index(first), rowraft.Index(last), rowraft.Term(term)
 	for _, m := range metas {
-		g.Snapshots = append(g.Snapshots, OfflineSnapshot{m.ID, rowraft.Index(m.Index), rowraft.Term(m.Term), m.Size})
+		g.Snapshots = append(g.Snapshots, Snapshot{m.ID, rowraft.Index(m.Index), rowraft.Term(m.Term), m.Size})
 	}
 	if len(metas) > 0 {
 		g.setVoters(metas[0].Configuration)
@@ -237,7 +209,7 @@ func (g *OfflineGroup) read() error {
 	return nil
 }
 
-func (g *OfflineGroup) setVoters(c raft.Configuration) {
+func (g *Group) setVoters(c raft.Configuration) {
 	g.Voters = nil
 	for _, s := range c.Servers {
 		if s.Suffrage == raft.Voter {
@@ -248,12 +220,12 @@ func (g *OfflineGroup) setVoters(c raft.Configuration) {
 
 // Entry reads entry i, from First to Last. With CodeCorrupt for a wrong checksum it also returns the entry as far as it
 // could be read.
-func (g *OfflineGroup) Entry(i rowraft.Index) (LogEntry, error) {
+func (g *Group) Entry(i rowraft.Index) (Entry, error) {
 	var l raft.Log
 	if err := g.log.GetLog(uint64(i), &l); err != nil {
-		return LogEntry{Index: i}, rowraft.Errorf(rowraft.CodeCorrupt, "read entry %d: %w", i, err)
+		return Entry{Index: i}, rowraft.Errorf(rowraft.CodeCorrupt, "read entry %d: %w", i, err)
 	}
-	e := LogEntry{Index: rowraft.Index(l.Index), Term: rowraft.Term(l.Term), Kind: entryKinds[l.Type], Data: l.Data}
+	e := Entry{Index: rowraft.Index(l.Index), Term: rowraft.Term(l.Term), Kind: entryKinds[l.Type], Data: l.Data}
 	if e.Kind == "" {
 		e.Kind = fmt.Sprintf("type %d", l.Type)
 	}
@@ -265,7 +237,7 @@ func (g *OfflineGroup) Entry(i rowraft.Index) (LogEntry, error) {
 
 // State returns the bytes that the state machine wrote into a snapshot, and the machine's applied index. All chunks
 // have been checked when it returns.
-func (g *OfflineGroup) State(id string) (applied rowraft.Index, state []byte, err error) {
+func (g *Group) State(id string) (applied rowraft.Index, state []byte, err error) {
 	_, rc, err := g.store.Open(id)
 	if err != nil {
 		return 0, nil, err

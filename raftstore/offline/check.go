@@ -1,4 +1,4 @@
-package raftstore
+package offline
 
 import (
 	"fmt"
@@ -7,7 +7,7 @@ import (
 )
 
 // Verify reads every entry and snapshot and returns their errors, at most maxFindings.
-func (g *OfflineGroup) Verify() []error {
+func (g *Group) Verify() []error {
 	errs := append([]error(nil), g.Bad...)
 	for i := g.First; i <= g.Last && i > 0 && len(errs) < maxFindings; i++ {
 		if _, err := g.Entry(i); err != nil {
@@ -34,10 +34,10 @@ const maxFindings = 20
 // Later entries may differ: no client got an acknowledgement for them.
 //
 // Errors: CodeCorrupt for logs that cannot be of one group.
-func Match(a, b *OfflineGroup) (agree rowraft.Index, err error) {
+func Match(a, b *Group) (agree rowraft.Index, err error) {
 	first, last := max(a.First, b.First, 1), min(a.Last, b.Last)
 	committed := rowraft.Index(0)
-	for _, g := range []*OfflineGroup{a, b} {
+	for _, g := range []*Group{a, b} {
 		if len(g.Snapshots) > 0 {
 			committed = max(committed, g.Snapshots[0].Index)
 		}
@@ -48,7 +48,7 @@ func Match(a, b *OfflineGroup) (agree rowraft.Index, err error) {
 			return 0, err
 		}
 		switch {
-		case x.Same(y):
+		case x.Equal(y):
 			agree = max(agree, i)
 		case agree > 0 || x.Term == y.Term || i <= committed:
 			return 0, rowraft.Errorf(rowraft.CodeCorrupt, "entry %d differs: %s of term %d and %d bytes, and %s of term %d and %d bytes; %s",
@@ -58,7 +58,7 @@ func Match(a, b *OfflineGroup) (agree rowraft.Index, err error) {
 	return agree, nil
 }
 
-func bothAt(a, b *OfflineGroup, i rowraft.Index) (x, y LogEntry, err error) {
+func bothAt(a, b *Group, i rowraft.Index) (x, y Entry, err error) {
 	if x, err = a.Entry(i); err == nil {
 		y, err = b.Entry(i)
 	}
@@ -69,7 +69,7 @@ func bothAt(a, b *OfflineGroup, i rowraft.Index) (x, y LogEntry, err error) {
 func whyOne(agree, committed, i rowraft.Index) string {
 	switch {
 	case agree > 0:
-		return fmt.Sprintf("both logs have the same entry %d behind it", agree)
+		return fmt.Sprintf("both logs have the same entry %d after it", agree)
 	case i <= committed:
 		return fmt.Sprintf("a snapshot covers it, which ends at %d", committed)
 	}
