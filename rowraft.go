@@ -29,11 +29,27 @@ func (t TableID) RestoredBy(n uint16) TableID { return t.Origin() | TableID(n)<<
 // ShardID numbers the shards of a cluster from 0.
 type ShardID uint32
 
-// Slot is one of the NumSlots parts of the key space.
-type Slot uint16
+// Slot numbers the slots of a cluster from 0. A slot is a fixed share of the keys.
+type Slot uint32
 
-// NumSlots is the number of slots; fixed for ever (ARCHITECTURE.md, one-way door 1).
-const NumSlots = 4096
+// SlotCount is the number of slots of a cluster: a power of two from DefaultSlots to MaxSlots. It is chosen when the
+// cluster forms and never changes. Slots nest (docs/formats/hash.md).
+type SlotCount uint32
+
+const (
+	DefaultSlots = 4096    // also the smallest SlotCount
+	MaxSlots     = 1 << 16 // the largest: formats have 16 bits for a slot
+
+	NumSlots = DefaultSlots
+)
+
+// Check returns an error if a cluster cannot have n slots. Errors: CodeInvalidArgument.
+func (n SlotCount) Check() error {
+	if n < DefaultSlots || n > MaxSlots || n&(n-1) != 0 {
+		return Errorf(CodeInvalidArgument, "%d slots: want a power of two from %d to %d", n, DefaultSlots, MaxSlots)
+	}
+	return nil
+}
 
 // ClusterID, NodeID and ReplicaID are UUIDs in their canonical text form. They
 // are born with a data directory and never reused.

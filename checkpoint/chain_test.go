@@ -50,7 +50,7 @@ func (w *world) key(s rowraft.Schema, i int) (slotKey, rowraft.Key) {
 	if s.Kind == rowraft.Dense {
 		key = rowraft.DenseKey(uint32(i%3), uint64(i))
 	}
-	return slotKey{s.ID, clustermap.SlotOf(s.ID, s.Kind, key)}, key
+	return slotKey{s.ID, clustermap.SlotOf(s.ID, s.Kind, key, rowraft.DefaultSlots)}, key
 }
 
 func (w *world) push(i int) {

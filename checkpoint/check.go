@@ -91,7 +91,7 @@ func (c *partCheck) block(b *Block) error {
 	}
 	t := c.tables[b.Table]
 	for w := b.Candidates; len(w) > 0; w = w[candidateSize:] {
-		if slot := clustermap.SlotOfHash(clustermap.Mix64(le.Uint64(w) ^ t.seed)); slot != b.Slot.Slot {
+		if slot := clustermap.SlotOfHash(clustermap.Mix64(le.Uint64(w)^t.seed), rowraft.DefaultSlots); slot != b.Slot.Slot {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: candidate %d belongs in slot %d and stands in slot %d", t.schema.Name, le.Uint64(w), slot, b.Slot.Slot)
 		}
 		c.slot.Digest = c.slot.Digest.Add(CandidateDigest(w[:candidateSize]))
@@ -99,7 +99,7 @@ func (c *partCheck) block(b *Block) error {
 	c.hashes = c.hashes[:0]
 	for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
 		key, version := rowraft.Key(le.Uint64(rec[recordKey:])), le.Uint64(rec[recordVersion:])
-		slot := clustermap.SlotOfHash(clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key)) ^ t.seed))
+		slot := clustermap.SlotOfHash(clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key))^t.seed), rowraft.DefaultSlots)
 		if slot != b.Slot.Slot || version <= c.since || version > b.Counter {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d, version %d, belongs in slot %d and stands in slot %d, whose versions are %d to %d",
 				t.schema.Name, key, version, slot, b.Slot.Slot, c.since+1, b.Counter)

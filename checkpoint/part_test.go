@@ -46,7 +46,7 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 			if s.Kind == rowraft.Dense {
 				key = rowraft.DenseKey(uint32(i%3), uint64(i))
 			}
-			at := SlotSum{Table: s.ID, Slot: clustermap.SlotOf(s.ID, s.Kind, key)}
+			at := SlotSum{Table: s.ID, Slot: clustermap.SlotOf(s.ID, s.Kind, key, rowraft.DefaultSlots)}
 			rec := make([]byte, 24+s.WeightBytes())
 			le.PutUint64(rec[8:], uint64(key))
 			le.PutUint64(rec[16:], uint64(len(records[at])+1))

@@ -64,7 +64,7 @@ const (
 // session may give a number (shardSession.take) or ctx ends. If ctx ends first and mayQueue is
 // set, the goroutine takes the number later. It also does that for a batch with batches before it.
 func (c *Client) start(ctx context.Context, b *batch, mayQueue bool) error {
-	ss := c.session.shards[b.shard].Load()
+	ss := c.shards.at(b.shard).session.Load()
 	if ss == nil || ss.cluster != b.cluster { // the client has left the cluster
 		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", c.replaced(b.cluster))
 	}

@@ -84,11 +84,7 @@ type Client struct {
 	cluster atomic.Pointer[clustermap.Map]
 	refresh chan struct{} // requests a new map from watchMap; capacity 1, so that requests merge
 
-	leaders [clustermap.MaxShards]atomic.Pointer[leaderHint]
-	relays  [clustermap.MaxShards]atomic.Pointer[relay]
-	probing [clustermap.MaxShards]atomic.Bool   // at most one goroutine per shard looks for a relay
-	asking  [clustermap.MaxShards]atomic.Bool   // at most one goroutine per shard asks the replicas for the leader
-	acked   [clustermap.MaxShards]atomic.Uint64 // highest index of an acknowledged batch; reads ask for it
+	shards shardStates
 
 	spread spread       // of bounded reads
 	budget route.Budget // of retries
@@ -159,7 +155,7 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.tables.byID = make(map[rowraft.TableID]*Table)
-	c.session.init()
+	c.session.naming = make(ctxMutex, 1)
 	if err := c.firstMap(ctx); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("connect to %v: %w", opts.Endpoints, err)
@@ -366,10 +362,10 @@ func (c *Client) askForMap() {
 // learnLeader stores the hint unless the current one has a higher term, or the same term and is not
 // guessed.
 func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term rowraft.Term) {
-	if int(shard) >= len(c.leaders) || node == "" {
+	if shard >= clustermap.MaxShards || node == "" {
 		return
 	}
-	p := &c.leaders[shard]
+	p := &c.shards.at(shard).leader
 	for {
 		old := p.Load()
 		if old != nil && (old.term > term || old.term == term && !old.guessed) {

@@ -202,8 +202,8 @@ func (c *Client) adopt(ctx context.Context, id *rowraftv1.JobIdentity) error {
 		return err
 	}
 	defer c.session.naming.unlock()
-	for shard := range c.session.shards {
-		if c.session.underway.Load() > 0 || c.session.shards[shard].Load() != nil {
+	for _, st := range c.shards.all() {
+		if c.session.underway.Load() > 0 || st.session.Load() != nil {
 			return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
 		}
 	}

@@ -49,7 +49,7 @@ func TestAWorkerThatWasLostOnItsWayEntersOnceMore(t *testing.T) {
 // after a shard knows its session.
 func TestAClientEntersUntilItPushes(t *testing.T) {
 	c := &Client{ctx: t.Context()}
-	c.session.init()
+	c.session.naming = make(ctxMutex, 1)
 	c.cluster.Store(&clustermap.Map{Cluster: "c"})
 	for inc := range rowraft.Incarnation(3) {
 		id := &rowraftv1.JobIdentity{Run: []byte{byte(inc)}, Incarnation: uint64(inc) + 1}
@@ -57,7 +57,7 @@ func TestAClientEntersUntilItPushes(t *testing.T) {
 			t.Fatalf("entry %d: %v; incarnation %d of %x", inc+1, err, c.session.inc, c.opts.ClientID)
 		}
 	}
-	c.session.shards[7].Store(&shardSession{})
+	c.shards.at(7).session.Store(&shardSession{})
 	if err := c.adopt(t.Context(), &rowraftv1.JobIdentity{Incarnation: 9}); err == nil || c.session.inc != 3 {
 		t.Errorf("after a push: %v, incarnation %d", err, c.session.inc)
 	}

@@ -72,10 +72,10 @@ type request struct {
 // byShard groups the rows of a segment by shard, in the caller's order:
 // rows[start[s]:start[s+1]] belong to shard s.
 func byShard(m *clustermap.Map, s *Segment) (rows []int32, start []int32) {
-	shards := make([]uint8, len(s.Keys))
+	shards := make([]uint16, len(s.Keys))
 	start = make([]int32, len(m.Shards)+1)
 	for i, k := range s.Keys {
-		sh := uint8(m.ShardOf(s.Table.Slot(k)))
+		sh := uint16(m.ShardOfHash(s.Table.hash(k)))
 		shards[i] = sh
 		start[int(sh)+1]++
 	}

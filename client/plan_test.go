@@ -15,19 +15,20 @@ import (
 )
 
 func testTable(id rowraft.TableID, dim int) *Table {
-	return &Table{schema: rowraft.Schema{ID: id, Name: fmt.Sprintf("t%d", id), Kind: rowraft.Sparse, Dim: dim}, seed: clustermap.TableSeed(id)}
+	return &Table{schema: rowraft.Schema{ID: id, Name: fmt.Sprintf("t%d", id), Kind: rowraft.Sparse, Dim: dim}, seed: clustermap.TableSeed(id), slots: rowraft.DefaultSlots}
 }
 
 // TestPlanPutsEveryRowOnce checks that a plan sends each row once, to its shard, in the caller's order, and
 // that a request over the limit has one row only.
 func TestPlanPutsEveryRowOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		shards := rapid.SampledFrom([]int{1, 2, 4, 16}).Draw(t, "shards")
+		slots := rapid.SampledFrom([]rowraft.SlotCount{rowraft.DefaultSlots, 16384, rowraft.MaxSlots}).Draw(t, "slots")
+		shards := min(rapid.SampledFrom([]int{1, 2, 4, 16, 1024, clustermap.MaxShards}).Draw(t, "shards"), clustermap.ShardLimit(slots))
 		m := clustermap.Map{Version: 1}
 		for i := range shards {
 			m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i)})
 		}
-		cm, err := clustermap.New(m, nil)
+		cm, err := clustermap.New(m, clustermap.EvenSlots(shards, slots))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,6 +36,7 @@ func TestPlanPutsEveryRowOnce(t *testing.T) {
 		for i := range rapid.IntRange(1, 3).Draw(t, "segments") {
 			keys := rapid.SliceOfN(rapid.Uint64(), 0, 200).Draw(t, "keys")
 			s := Segment{Table: testTable(rowraft.TableID(i+1), 1+i*3)}
+			s.Table.slots = slots
 			for _, k := range keys {
 				s.Keys = append(s.Keys, rowraft.Key(k))
 			}

@@ -79,7 +79,7 @@ func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
 	// The client does not wait for a table that the map does not name.
 	pushes.Store(-1 << 20)
 	pulls.Store(-1 << 20)
-	gone := &Table{c: c, cluster: table.cluster, schema: table.schema, seed: table.seed}
+	gone := &Table{c: c, cluster: table.cluster, schema: table.schema, seed: table.seed, slots: table.slots}
 	gone.schema.ID++
 	if _, err := gone.Push(patience(t), []rowraft.Key{1}, []float32{1, 1}); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("push to a table that is in no map: %v", err)
@@ -202,7 +202,7 @@ func TestFlushTellsOfAPushThatWasRefusedAfterItsCallerLeft(t *testing.T) {
 func TestTheNextPushTellsOfOneThatWasRefusedAfterItsCallerLeft(t *testing.T) {
 	l := pushAndLeave(t)
 	l.answer <- rowraft.Errorf(rowraft.CodeSessionExpired, "a test")
-	if err := l.c.session.shards[0].Load().idle(patience(t)); err != nil {
+	if err := l.c.shards.at(0).session.Load().idle(patience(t)); err != nil {
 		t.Fatal(err)
 	}
 	err := l.push(patience(t))

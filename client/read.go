@@ -93,9 +93,9 @@ func (c *Client) Position() Position {
 	c.endpoints.RLock()
 	defer c.endpoints.RUnlock()
 	p := Position{Cluster: c.cluster.Load().Cluster, Epoch: rowraft.TableEpoch(c.session.epoch.Load()), Shards: make(map[rowraft.ShardID]rowraft.Index)}
-	for s := range c.acked {
-		if i := c.acked[s].Load(); i > 0 {
-			p.Shards[rowraft.ShardID(s)] = rowraft.Index(i)
+	for shard, st := range c.shards.all() {
+		if i := st.acked.Load(); i > 0 {
+			p.Shards[shard] = rowraft.Index(i)
 		}
 	}
 	return p
@@ -142,5 +142,5 @@ func (c *Client) askFor(req *rowraftv1.PullRequest, how *Read, shard rowraft.Sha
 		req.MaxAgeNs, req.MaxLag = uint64(how.MaxAge), how.MaxLag
 		return
 	}
-	req.MinIndex = max(req.MinIndex, c.acked[shard].Load())
+	req.MinIndex = max(req.MinIndex, c.shards.at(shard).acked.Load())
 }

@@ -21,31 +21,31 @@ type relay struct{ leader, node rowraft.NodeID }
 
 // relayBy makes node forward the calls of a shard for leader from now on.
 func (c *Client) relayBy(shard rowraft.ShardID, leader, node rowraft.NodeID) {
-	r, have := &relay{leader, node}, c.relays[shard].Load()
-	if have != nil && *have == *r || !c.relays[shard].CompareAndSwap(have, r) {
+	r, have := &relay{leader, node}, c.shards.at(shard).relay.Load()
+	if have != nil && *have == *r || !c.shards.at(shard).relay.CompareAndSwap(have, r) {
 		return
 	}
 	c.log.Info("the leader of the shard cannot be reached from here: a follower forwards", "shard", uint32(shard), "leader", string(leader), "by", string(node))
 	err := c.spawn(func() {
-		for c.relays[shard].Load() == r {
+		for c.shards.at(shard).relay.Load() == r {
 			if c.pause(c.ctx, new(route.Backoff), relayProbe) != nil {
 				return
 			}
 			if _, err := c.askHint(c.ctx, leader, shard); err == nil {
-				c.relays[shard].CompareAndSwap(r, nil)
+				c.shards.at(shard).relay.CompareAndSwap(r, nil)
 			}
 		}
 	})
 	if err != nil { // the client is closed: no goroutine would end the relay
-		c.relays[shard].Store(nil)
+		c.shards.at(shard).relay.Store(nil)
 	}
 }
 
 // relayOf returns the relay for the leader that hint names; nil if there is none.
 func (c *Client) relayOf(shard rowraft.ShardID, hint *leaderHint) *relay {
-	r := c.relays[shard].Load()
+	r := c.shards.at(shard).relay.Load()
 	if r != nil && r.leader != hint.node {
-		c.relays[shard].CompareAndSwap(r, nil) // the relay of an earlier leader
+		c.shards.at(shard).relay.CompareAndSwap(r, nil) // the relay of an earlier leader
 		return nil
 	}
 	return r
@@ -53,8 +53,8 @@ func (c *Client) relayOf(shard rowraft.ShardID, hint *leaderHint) *relay {
 
 // endRelay removes the relay that target chose for at.
 func (c *Client) endRelay(shard rowraft.ShardID, at server) {
-	if r := c.relays[shard].Load(); r != nil && r.leader == at.leader && r.node == at.node {
-		c.relays[shard].CompareAndSwap(r, nil)
+	if r := c.shards.at(shard).relay.Load(); r != nil && r.leader == at.leader && r.node == at.node {
+		c.shards.at(shard).relay.CompareAndSwap(r, nil)
 	}
 }
 
@@ -79,10 +79,10 @@ func (c *Client) askHint(ctx context.Context, node rowraft.NodeID, shard rowraft
 // it is only slow. If it does not answer, and another replica still names it as the leader, that replica
 // becomes the relay. At most one goroutine per shard runs findRelay.
 func (c *Client) findRelay(shard rowraft.ShardID, leader rowraft.NodeID) {
-	if !c.probing[shard].CompareAndSwap(false, true) {
+	if !c.shards.at(shard).probing.CompareAndSwap(false, true) {
 		return
 	}
-	defer c.probing[shard].Store(false)
+	defer c.shards.at(shard).probing.Store(false)
 	if _, err := c.askHint(c.ctx, leader, shard); err == nil || c.ctx.Err() != nil {
 		return // the leader answers: it is slow
 	}

@@ -160,10 +160,10 @@ func (c *Client) closeSessions() {
 	ctx, cancel := context.WithTimeout(context.Background(), closeWithin)
 	defer cancel()
 	var wg sync.WaitGroup
-	for shard := range c.session.shards {
-		if ss := c.session.shards[shard].Load(); ss != nil {
+	for shard, st := range c.shards.all() {
+		if ss := st.session.Load(); ss != nil {
 			wg.Go(func() {
-				if err := c.closeSession(ctx, rowraft.ShardID(shard), ss); err != nil {
+				if err := c.closeSession(ctx, shard, ss); err != nil {
 					c.log.Debug("close session", "shard", shard, "err", err)
 				}
 			})

@@ -70,11 +70,11 @@ func (c *Client) heardOther(addr string, m *clustermap.Map) bool {
 // for writing.
 func (c *Client) leaveLocked() {
 	clear(c.endpoints.foreign)
-	for i := range c.leaders {
-		c.leaders[i].Store(nil)
-		c.relays[i].Store(nil)
-		c.acked[i].Store(0)
-		if ss := c.session.shards[i].Swap(nil); ss != nil {
+	for _, st := range c.shards.all() {
+		st.leader.Store(nil)
+		st.relay.Store(nil)
+		st.acked.Store(0)
+		if ss := st.session.Swap(nil); ss != nil {
 			c.session.left = append(c.session.left, ss)
 		}
 	}

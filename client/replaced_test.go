@@ -152,7 +152,7 @@ func TestAClientStaysWithMostOfItsEndpoints(t *testing.T) {
 		{"the only one", []string{"a"}, map[string]rowraft.ClusterID{"a": "new"}, "new"},
 	} {
 		c := &Client{opts: Options{Endpoints: tc.given}, log: slog.New(slog.DiscardHandler)}
-		c.session.init()
+		c.session.naming = make(ctxMutex, 1)
 		c.cluster.Store(&clustermap.Map{Cluster: "old", Version: 40, Shards: make([]clustermap.Shard, 1)})
 		for addr, id := range tc.says {
 			err := c.takeMap(addr, &clustermap.Map{Cluster: id, Version: 1}) // without shards yet

@@ -94,7 +94,7 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 			c.inCluster(home, func() { c.learnLeader(shard, nl.Leader, nl.Term) })
 			// The named leader may be the server just asked, which could not serve yet: do not follow that
 			// hint at once.
-			hint := c.leaders[shard].Load()
+			hint := c.shards.at(shard).leader.Load()
 			useHint = nl.Leader != "" && hint != nil && hint.node != at.leader && hint.node != gone
 			if mayRelay && gone != "" && nl.Leader == gone && hint != nil && hint.node == gone {
 				c.relayBy(shard, gone, node)
@@ -226,7 +226,7 @@ func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc
 			cancel(errSilent)
 			return
 		}
-		if r := c.relays[shard].Load(); at.mayRelay && r != nil && r.leader == at.node {
+		if r := c.shards.at(shard).relay.Load(); at.mayRelay && r != nil && r.leader == at.node {
 			cancel(errCut)
 			return
 		}
@@ -244,10 +244,10 @@ func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc
 // askReplicas asks the shard's replicas other than node for their leader hints, unless another try already
 // does.
 func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node rowraft.NodeID) {
-	if !c.asking[shard].CompareAndSwap(false, true) {
+	if !c.shards.at(shard).asking.CompareAndSwap(false, true) {
 		return
 	}
-	defer c.asking[shard].Store(false)
+	defer c.shards.at(shard).asking.Store(false)
 	m := c.cluster.Load()
 	if int(shard) >= len(m.Shards) {
 		return
@@ -265,13 +265,13 @@ func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node ro
 // leaderMoved reports whether a hint that names another leader has come since the server of a try was
 // chosen.
 func (c *Client) leaderMoved(shard rowraft.ShardID, at server) bool {
-	after := c.leaders[shard].Load()
+	after := c.shards.at(shard).leader.Load()
 	return after != nil && after != at.before && after.node != at.leader
 }
 
 // hintedAddr returns the address of the shard's leader; "" if it is unknown.
 func (c *Client) hintedAddr(shard rowraft.ShardID) string {
-	if hint := c.leaders[shard].Load(); hint != nil {
+	if hint := c.shards.at(shard).leader.Load(); hint != nil {
 		return c.addrOf(hint.node)
 	}
 	return ""
@@ -281,7 +281,7 @@ func (c *Client) hintedAddr(shard rowraft.ShardID) string {
 // the replica after the last one tried, so that a server that hangs is not asked twice in a row. If
 // mayRelay is set and only a follower reaches the leader, target returns that follower.
 func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, mayRelay bool) server {
-	hint := c.leaders[shard].Load()
+	hint := c.shards.at(shard).leader.Load()
 	m := c.cluster.Load()
 	if useHint && hint != nil {
 		to := hint.node
@@ -309,7 +309,7 @@ func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, may
 // confirmLeader stores that node answered as the leader. An answer has no term, so the hint
 // keeps the term of the one before.
 func (c *Client) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
-	p := &c.leaders[shard]
+	p := &c.shards.at(shard).leader
 	old := p.Load()
 	if old != nil && old.node == node {
 		return
@@ -324,8 +324,8 @@ func (c *Client) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
 // raise raises the shard's highest acknowledged index, which later reads name as their minimum.
 func (c *Client) raise(shard rowraft.ShardID, index uint64) {
 	for {
-		old := c.acked[shard].Load()
-		if old >= index || c.acked[shard].CompareAndSwap(old, index) {
+		old := c.shards.at(shard).acked.Load()
+		if old >= index || c.shards.at(shard).acked.CompareAndSwap(old, index) {
 			return
 		}
 	}

@@ -137,7 +137,7 @@ func TestCloseEndsASilentTry(t *testing.T) {
 	c, segment := hintServers(t, ctx, slog.New(slowLog{slog.DiscardHandler}), old, next)
 	pulled := make(chan error, 1)
 	go func() { pulled <- c.Pull(ctx, segment) }()
-	for !c.asking[0].Load() {
+	for !c.shards.at(0).asking.Load() {
 		if ctx.Err() != nil {
 			t.Fatal("nobody looks for another leader")
 		}
@@ -147,7 +147,7 @@ func TestCloseEndsASilentTry(t *testing.T) {
 	if ctx.Err() != nil {
 		t.Error("Close waited for the try")
 	}
-	if c.asking[0].Load() {
+	if c.shards.at(0).asking.Load() {
 		t.Error("Close returned, and somebody looks for another leader")
 	}
 	if err := <-pulled; rowraft.CodeOf(err) != rowraft.CodeClosing {

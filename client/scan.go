@@ -33,7 +33,7 @@ import (
 // answer of the cluster when ctx ends.
 func (t *Table) Scan(ctx context.Context, rows func(keys []rowraft.Key, weights []float32) error) error {
 	s := scan{t: t, rows: rows}
-	for s.slot < rowraft.NumSlots {
+	for s.slot < uint32(t.slots) {
 		if err := s.run(ctx); err != nil {
 			return fmt.Errorf("scan table %s: %w", t.schema.Name, err)
 		}
@@ -90,7 +90,7 @@ func (s *scan) run(ctx context.Context) error {
 // that begins at first.
 func runOf(m *clustermap.Map, first uint32) (shard rowraft.ShardID, last uint32) {
 	shard, last = m.ShardOf(rowraft.Slot(first)), first
-	for last+1 < rowraft.NumSlots && m.ShardOf(rowraft.Slot(last+1)) == shard {
+	for last+1 < uint32(m.SlotCount()) && m.ShardOf(rowraft.Slot(last+1)) == shard {
 		last++
 	}
 	return shard, last
@@ -137,7 +137,7 @@ func (s *scan) read(ctx context.Context, stub rowraftv1.TableClient, m *clusterm
 	var stream grpc.ServerStreamingClient[rowraftv1.ScanReply]
 	err := patiently(func() (err error) {
 		stream, err = stub.Scan(ctx, &rowraftv1.ScanRequest{
-			MapVersion: uint64(m.SlotsVersion), Shard: uint32(shard), TableEpoch: s.epoch, MinIndex: c.acked[shard].Load(),
+			MapVersion: uint64(m.SlotsVersion), Shard: uint32(shard), TableEpoch: s.epoch, MinIndex: c.shards.at(shard).acked.Load(),
 			Table: uint64(s.t.schema.ID), Dtype: uint32(c.opts.DType), FirstSlot: s.slot, FirstKey: s.key, LastSlot: last,
 		})
 		return err

@@ -210,7 +210,7 @@ func FuzzScanReply(f *testing.F) {
 	f.Add([]byte{}, uint32(1), uint64(0))
 	f.Fuzz(func(t *testing.T, payload []byte, nextSlot uint32, nextKey uint64) {
 		s := scan{t: table, slot: 1, key: 5}
-		total, last := 0, clustermap.SlotOfHash(0)
+		total, last := 0, clustermap.SlotOfHash(0, rowraft.DefaultSlots)
 		s.rows = func(keys []rowraft.Key, weights []float32) error {
 			for i, k := range keys {
 				at := table.Slot(k)

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -23,18 +22,7 @@ type session struct {
 	left     []*shardSession                       // of clusters that the client has left; guarded by Client.endpoints
 	underway atomic.Int32                          // openings in progress: inc and the client id must not change then
 
-	epoch  atomic.Uint64 // epoch of the tables that the session is for; 0: no session yet
-	shards [clustermap.MaxShards]struct {
-		atomic.Pointer[shardSession]
-		opening ctxMutex // one goroutine at a time opens the shard's session
-	}
-}
-
-func (s *session) init() {
-	s.naming = make(ctxMutex, 1)
-	for i := range s.shards {
-		s.shards[i].opening = make(ctxMutex, 1)
-	}
+	epoch atomic.Uint64 // epoch of the tables that the session is for; 0: no session yet
 }
 
 // ctxMutex is a mutex of capacity 1 whose lock ends with a context.
@@ -82,7 +70,7 @@ const window = 1000
 func (c *Client) openSessions(ctx context.Context, batches []*batch) error {
 	var missing []rowraft.ShardID
 	for _, p := range batches {
-		if c.session.shards[p.shard].Load() == nil && !slices.Contains(missing, p.shard) {
+		if c.shards.at(p.shard).session.Load() == nil && !slices.Contains(missing, p.shard) {
 			missing = append(missing, p.shard)
 		}
 	}
@@ -112,15 +100,15 @@ func (c *Client) openSessions(ctx context.Context, batches []*batch) error {
 // the incarnation, and an entry in the shard's log opens the session. Openings in different shards run
 // concurrently.
 func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shardSession, error) {
-	at := &c.session.shards[shard]
-	if ss := at.Load(); ss != nil {
+	at := c.shards.at(shard)
+	if ss := at.session.Load(); ss != nil {
 		return ss, nil
 	}
 	if err := c.lock(ctx, at.opening); err != nil {
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
 	defer at.opening.unlock()
-	if ss := at.Load(); ss != nil {
+	if ss := at.session.Load(); ss != nil {
 		return ss, nil
 	}
 	home := c.cluster.Load().Cluster
@@ -137,7 +125,7 @@ func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shard
 	same := false
 	if !c.inCluster(home, func() {
 		if same = c.session.epoch.CompareAndSwap(0, epoch) || c.session.epoch.Load() == epoch; same {
-			at.Store(ss)
+			at.session.Store(ss)
 		}
 	}) {
 		return nil, c.replaced(home)
@@ -173,8 +161,8 @@ func (c *Client) beginOpening(ctx context.Context, home rowraft.ClusterID) (rowr
 func (c *Client) allSessions() (out []*shardSession) {
 	c.endpoints.RLock()
 	defer c.endpoints.RUnlock()
-	for i := range c.session.shards {
-		if ss := c.session.shards[i].Load(); ss != nil {
+	for _, st := range c.shards.all() {
+		if ss := st.session.Load(); ss != nil {
 			out = append(out, ss)
 		}
 	}

@@ -328,7 +328,8 @@ func (p *batch) prepend(c *wire.Clock) {
 }
 
 func (j *Job) clockShard() rowraft.ShardID {
-	return j.c.cluster.Load().ShardOf(clustermap.JobSlot(j.opts.ID))
+	m := j.c.cluster.Load()
+	return m.ShardOf(clustermap.JobSlot(j.opts.ID, m.SlotCount()))
 }
 
 // WaitClock waits until the slowest worker of the job has reached atLeast. It returns the clock of the

@@ -123,7 +123,7 @@ func TestAStepIsPushedUntilItIsKnown(t *testing.T) {
 	if keys != 2*rows {
 		t.Errorf("%d rows were sent, want all of %d twice", keys, rows)
 	}
-	if home != j.c.Map().ShardOf(clustermap.JobSlot(testJob)) {
+	if home != j.c.Map().ShardOf(clustermap.JobSlot(testJob, rowraft.DefaultSlots)) {
 		t.Errorf("the clock shard is %d", home)
 	}
 }

@@ -18,6 +18,7 @@ type Table struct {
 	cluster rowraft.ClusterID
 	schema  rowraft.Schema
 	seed    uint64 // clustermap.TableSeed
+	slots   rowraft.SlotCount
 }
 
 // Schema returns the schema of the table, as it was created.
@@ -28,8 +29,12 @@ func (t *Table) Dim() int { return t.schema.Dim }
 
 // Slot returns the slot of key.
 func (t *Table) Slot(key rowraft.Key) rowraft.Slot {
-	h := clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key)) ^ t.seed)
-	return clustermap.SlotOfHash(h)
+	return clustermap.SlotOfHash(t.hash(key), t.slots)
+}
+
+// hash returns the hash that selects the slot of key.
+func (t *Table) hash(key rowraft.Key) uint64 {
+	return clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key)) ^ t.seed)
 }
 
 // Pull copies the weights of keys into dst.
@@ -76,7 +81,7 @@ func (t *Table) Delete(ctx context.Context, keys []rowraft.Key) (Ack, error) {
 func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
 	m := c.cluster.Load()
 	if s, err := m.Table(name); err == nil {
-		return c.handle(m.Cluster, s), nil
+		return c.handle(m, s), nil
 	}
 	// This map may be older than the table, and so may the map of a server that has just restarted: ask all
 	// servers.
@@ -94,22 +99,23 @@ func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
 		}
 		return nil, err
 	}
-	return c.handle(m.Cluster, s), nil
+	return c.handle(m, s), nil
 }
 
-func (c *Client) handle(home rowraft.ClusterID, s rowraft.Schema) *Table {
+// handle returns the handle to a table of the cluster of m.
+func (c *Client) handle(m *clustermap.Map, s rowraft.Schema) *Table {
 	c.tables.RLock()
 	t := c.tables.byID[s.ID]
 	c.tables.RUnlock()
-	if t != nil && t.cluster == home {
+	if t != nil && t.cluster == m.Cluster {
 		return t
 	}
 	c.tables.Lock()
 	defer c.tables.Unlock()
-	if t := c.tables.byID[s.ID]; t != nil && t.cluster == home {
+	if t := c.tables.byID[s.ID]; t != nil && t.cluster == m.Cluster {
 		return t
 	}
-	t = &Table{c: c, cluster: home, schema: s, seed: clustermap.TableSeed(s.ID)}
+	t = &Table{c: c, cluster: m.Cluster, schema: s, seed: clustermap.TableSeed(s.ID), slots: m.SlotCount()}
 	c.tables.byID[s.ID] = t
 	return t
 }
@@ -123,7 +129,7 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	}
 	s.ID = 0
 	var reply *rowraftv1.CreateTableReply
-	retried, home := false, c.cluster.Load().Cluster
+	retried, home := false, c.cluster.Load()
 	err := c.schedulerCall(ctx, fmt.Sprintf("create table %s", s.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
 		// A retry may find the table that an earlier try created. A table of another shape is refused in
 		// any case.

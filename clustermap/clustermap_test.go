@@ -38,7 +38,7 @@ func TestHashVectors(t *testing.T) {
 		if got := Hash(table, kind.PlacementKey(key)); got != hash {
 			t.Errorf("%s: hash %x", strings.TrimSpace(line), got)
 		}
-		if got := SlotOf(table, kind, key); got != slot {
+		if got := SlotOf(table, kind, key, rowraft.DefaultSlots); got != slot {
 			t.Errorf("%s: slot %d", strings.TrimSpace(line), got)
 		}
 		n++
@@ -53,8 +53,8 @@ func TestRowsOfOneTensorShareASlot(t *testing.T) {
 		table := rowraft.TableID(rapid.Uint64().Draw(t, "table"))
 		tensor := rapid.Uint32Range(0, 1<<24-1).Draw(t, "tensor")
 		row := rapid.Uint64Range(0, 1<<40-1).Draw(t, "row")
-		want := SlotOf(table, rowraft.Dense, rowraft.DenseKey(tensor, 0))
-		if got := SlotOf(table, rowraft.Dense, rowraft.DenseKey(tensor, row)); got != want {
+		want := SlotOf(table, rowraft.Dense, rowraft.DenseKey(tensor, 0), rowraft.DefaultSlots)
+		if got := SlotOf(table, rowraft.Dense, rowraft.DenseKey(tensor, row), rowraft.DefaultSlots); got != want {
 			t.Fatalf("row %d is in slot %d, row 0 in %d", row, got, want)
 		}
 	})
@@ -64,9 +64,9 @@ func TestRowsOfOneTensorShareASlot(t *testing.T) {
 // as random keys.
 func TestSlotsAreEven(t *testing.T) {
 	const perSlot = 64
-	var count [rowraft.NumSlots]float64
-	for k := range rowraft.NumSlots * perSlot {
-		count[SlotOf(0xA5A5, rowraft.Sparse, rowraft.Key(k))]++
+	var count [rowraft.DefaultSlots]float64
+	for k := range rowraft.DefaultSlots * perSlot {
+		count[SlotOf(0xA5A5, rowraft.Sparse, rowraft.Key(k), rowraft.DefaultSlots)]++
 	}
 	chi := 0.0
 	for _, c := range count {
@@ -78,19 +78,53 @@ func TestSlotsAreEven(t *testing.T) {
 	}
 }
 
-func TestEvenSlots(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4, 5, 16, 100, 255, 256} {
-		slots := EvenSlots(n)
-		size := make([]int, n)
-		for _, s := range slots {
-			size[s]++
+// TestSlotsNest: the slots of a cluster divide the slots of every smaller one, and slots are the top bits of the hash.
+func TestSlotsNest(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := rapid.Uint64().Draw(t, "hash")
+		id := rowraft.JobID{0: byte(h), 15: byte(h >> 8)}
+		bits := rapid.IntRange(12, 16).Draw(t, "bits")
+		few, many := rowraft.SlotCount(1)<<bits, rowraft.SlotCount(1)<<rapid.IntRange(bits, 16).Draw(t, "more bits")
+		slot := SlotOfHash(h, few)
+		if want := rowraft.Slot(h >> (64 - bits)); slot != want {
+			t.Errorf("hash %x is in slot %d of %d, want %d", h, slot, few, want)
 		}
-		if !slices.IsSorted(slots) || len(slots) != rowraft.NumSlots || slices.Max(size)-slices.Min(size) > 1 {
-			t.Errorf("%d shards: sorted %v, %d slots, sizes %d to %d",
-				n, slices.IsSorted(slots), len(slots), slices.Min(size), slices.Max(size))
+		if part := SlotOfHash(h, many); part/rowraft.Slot(many/few) != slot {
+			t.Errorf("hash %x is in slot %d of %d and in slot %d of %d", h, slot, few, part, many)
+		}
+		if JobSlot(id, many)/rowraft.Slot(many/few) != JobSlot(id, few) {
+			t.Errorf("the slots of job %x do not nest", id)
+		}
+	})
+}
+
+func TestSlotCounts(t *testing.T) {
+	for n, ok := range map[rowraft.SlotCount]bool{0: false, 1: false, 2048: false, 4095: false, 4096: true, 4097: false, 8192: true,
+		12288: false, 16384: true, 32768: true, 65536: true, 131072: false, 1 << 31: false} {
+		if err := n.Check(); (err == nil) != ok {
+			t.Errorf("%d slots: %v", n, err)
 		}
 	}
-	if slots := EvenSlots(0); slices.Max(slots) != 0 {
+}
+
+func TestEvenSlots(t *testing.T) {
+	for count := rowraft.SlotCount(rowraft.DefaultSlots); count <= rowraft.MaxSlots; count *= 2 {
+		for _, n := range []int{1, 2, 3, 4, 5, 16, 100, 255, 256, 1000, 1024, 2047, 4096} {
+			if n > ShardLimit(count) {
+				continue
+			}
+			slots := EvenSlots(n, count)
+			size := make([]int, n)
+			for _, s := range slots {
+				size[s]++
+			}
+			if !slices.IsSorted(slots) || len(slots) != int(count) || slices.Max(size)-slices.Min(size) > 1 || slices.Min(size) < SlotsPerShard {
+				t.Errorf("%d shards of %d slots: sorted %v, %d slots, sizes %d to %d",
+					n, count, slices.IsSorted(slots), len(slots), slices.Min(size), slices.Max(size))
+			}
+		}
+	}
+	if slots := EvenSlots(0, rowraft.DefaultSlots); slices.Max(slots) != 0 {
 		t.Error("without shards a slot belongs to one")
 	}
 }
@@ -122,17 +156,17 @@ func TestMapFindsWhatItHolds(t *testing.T) {
 			}
 		}
 		key, err := m.KeyInShard(7, s.ID)
-		if err != nil || m.ShardOf(SlotOf(7, rowraft.Sparse, key)) != s.ID {
+		if err != nil || m.ShardOf(SlotOf(7, rowraft.Sparse, key, m.SlotCount())) != s.ID {
 			t.Errorf("KeyInShard returns key %d for shard %d: %v", key, s.ID, err)
 		}
 		for k := range key {
-			if m.ShardOf(SlotOf(7, rowraft.Sparse, k)) == s.ID {
+			if m.ShardOf(SlotOf(7, rowraft.Sparse, k, m.SlotCount())) == s.ID {
 				t.Errorf("key %d is in shard %d and smaller than %d", k, s.ID, key)
 			}
 		}
 	}
-	if total != rowraft.NumSlots {
-		t.Errorf("%d slots belong to a shard, want %d", total, rowraft.NumSlots)
+	if total != rowraft.DefaultSlots {
+		t.Errorf("%d slots belong to a shard, want %d", total, rowraft.DefaultSlots)
 	}
 	if n, ok := m.Node("b"); !ok || n.Addr != "x:2" {
 		t.Errorf("node b: %+v, %v", n, ok)
@@ -158,21 +192,46 @@ func TestMapFindsWhatItHolds(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	swapped := shards(2)
 	swapped[0].ID, swapped[1].ID = 1, 0
-	foreign := EvenSlots(2)
+	foreign := EvenSlots(2, rowraft.DefaultSlots)
 	foreign[4095] = 2
 	for _, tc := range []struct {
 		name  string
 		m     Map
-		slots []uint8
+		slots []uint16
 		code  rowraft.Code
 	}{
 		{"257 shards", Map{Shards: shards(257)}, nil, rowraft.CodeInvalidArgument},
 		{"shards out of order", Map{Shards: swapped}, nil, rowraft.CodeInternal},
-		{"a slot too few", Map{Shards: shards(2)}, make([]uint8, 4095), rowraft.CodeInternal},
+		{"2049 shards", Map{Shards: shards(2049)}, make([]uint16, 32768), rowraft.CodeInvalidArgument},
+		{"a slot too few", Map{Shards: shards(2)}, make([]uint16, 4095), rowraft.CodeInvalidArgument},
+		{"too few slots", Map{Shards: shards(2)}, make([]uint16, 2048), rowraft.CodeInvalidArgument},
+		{"too many slots", Map{Shards: shards(2)}, make([]uint16, 131072), rowraft.CodeInvalidArgument},
 		{"a slot of a shard that is not there", Map{Shards: shards(2)}, foreign, rowraft.CodeInternal},
 	} {
 		if _, err := New(tc.m, tc.slots); rowraft.CodeOf(err) != tc.code {
 			t.Errorf("%s: %v, want %v", tc.name, err, tc.code)
+		}
+	}
+}
+
+// TestMapOfManyShards: nothing in a map assumes 256 shards or 4,096 slots.
+func TestMapOfManyShards(t *testing.T) {
+	for _, tc := range []struct {
+		shards int
+		slots  rowraft.SlotCount
+	}{{256, 4096}, {1024, 16384}, {1024, 65536}, {MaxShards, rowraft.MaxSlots}} {
+		m, err := New(Map{Shards: shards(tc.shards)}, EvenSlots(tc.shards, tc.slots))
+		if err != nil {
+			t.Fatal(err)
+		}
+		last := rowraft.ShardID(tc.shards - 1)
+		if own := m.SlotsOf(last); len(own) == 0 || own[len(own)-1] != rowraft.Slot(tc.slots-1) || m.ShardOfHash(1<<64-1) != last || m.ShardOfHash(0) != 0 {
+			t.Errorf("%d shards, %d slots: the last shard has %d slots, and the last hash is in shard %d", tc.shards, tc.slots, len(own), m.ShardOfHash(1<<64-1))
+		}
+		for _, id := range []rowraft.ShardID{0, last / 2, last} {
+			if k, err := m.KeyInShard(7, id); err != nil || m.ShardOf(SlotOf(7, rowraft.Sparse, k, tc.slots)) != id {
+				t.Errorf("KeyInShard returns key %d for shard %d: %v", k, id, err)
+			}
 		}
 	}
 }

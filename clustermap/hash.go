@@ -2,6 +2,7 @@ package clustermap
 
 import (
 	"encoding/binary"
+	"math/bits"
 
 	"github.com/rowraft/rowraft"
 )
@@ -22,23 +23,27 @@ func Mix64(z uint64) uint64 {
 // TableSeed is the part of Hash that depends only on the table.
 func TableSeed(table rowraft.TableID) uint64 { return Mix64(uint64(table.Origin()) + golden) }
 
-// Hash is Mix64(key ⊕ Mix64(origin + golden)). Its top 12 bits are the slot.
+// Hash is Mix64(key ⊕ Mix64(origin + golden)). Its top bits are the slot.
 func Hash(table rowraft.TableID, key rowraft.Key) uint64 {
 	return Mix64(uint64(key) ^ TableSeed(table))
 }
 
-// SlotOfHash returns the slot of a hash.
-func SlotOfHash(h uint64) rowraft.Slot { return rowraft.Slot(h >> 52) }
-
-// JobSlot returns the slot whose shard stores the clocks and data positions of a job
-// (docs/formats/steps.md).
-func JobSlot(id rowraft.JobID) rowraft.Slot {
-	seed := Mix64(binary.LittleEndian.Uint64(id[:8]) + golden)
-	return SlotOfHash(Mix64(binary.LittleEndian.Uint64(id[8:]) ^ seed))
+// SlotOfHash returns the slot of a hash in a cluster of n slots: the top log2 n bits of the hash. So slots nest: slot s
+// of 2^a slots has exactly the keys of the slots s·2^(b−a) to (s+1)·2^(b−a) − 1 of 2^b slots, for a ≤ b.
+func SlotOfHash(h uint64, n rowraft.SlotCount) rowraft.Slot {
+	slot, _ := bits.Mul64(h, uint64(n)) // h·n ÷ 2^64: a shift without a lookup of the number of bits
+	return rowraft.Slot(slot)
 }
 
-// SlotOf returns the slot of a key: the slot of its own hash in a sparse table, of
-// its tensor's hash in a dense one.
-func SlotOf(table rowraft.TableID, kind rowraft.TableKind, key rowraft.Key) rowraft.Slot {
-	return SlotOfHash(Hash(table, kind.PlacementKey(key)))
+// JobSlot returns the slot whose shard stores the clocks and data positions of a job, in a cluster of n slots
+// (docs/formats/steps.md).
+func JobSlot(id rowraft.JobID, n rowraft.SlotCount) rowraft.Slot {
+	seed := Mix64(binary.LittleEndian.Uint64(id[:8]) + golden)
+	return SlotOfHash(Mix64(binary.LittleEndian.Uint64(id[8:])^seed), n)
+}
+
+// SlotOf returns the slot of a key in a cluster of n slots: the slot of its own hash in a sparse table, of its tensor's
+// hash in a dense one.
+func SlotOf(table rowraft.TableID, kind rowraft.TableKind, key rowraft.Key, n rowraft.SlotCount) rowraft.Slot {
+	return SlotOfHash(Hash(table, kind.PlacementKey(key)), n)
 }

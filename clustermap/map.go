@@ -2,14 +2,22 @@ package clustermap
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
 	"github.com/rowraft/rowraft"
 )
 
-// MaxShards is the largest number of shards of a cluster.
-const MaxShards = 256
+// SlotsPerShard is the least number of slots for each shard: a cluster of n slots has at most n ÷ SlotsPerShard shards
+// (ShardLimit). EvenSlots gives shards that differ by one slot, so by at most one part in 16 of their rows.
+const SlotsPerShard = 16
+
+// MaxShards is the largest number of shards that any cluster can have.
+const MaxShards = rowraft.MaxSlots / SlotsPerShard
+
+// ShardLimit returns the largest number of shards of a cluster of n slots.
+func ShardLimit(n rowraft.SlotCount) int { return int(n) / SlotsPerShard }
 
 // Node is one server process. The id of its data directory identifies it.
 type Node struct {
@@ -95,13 +103,23 @@ type Map struct {
 	// any log; 0 means 1.
 	FormatVersion rowraft.FormatVersion
 
-	slots [rowraft.NumSlots]uint8 // slot → shard
+	slots []uint16 // slot → shard
 }
 
-// New checks m, sets its slots and returns it. slots has NumSlots entries; nil means EvenSlots.
-func New(m Map, slots []uint8) (*Map, error) {
-	if len(m.Shards) > MaxShards {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want at most %d", len(m.Shards), MaxShards)
+// New checks m, sets its slots and returns it. slots has the shard of each slot, and its length is the number of slots of
+// the cluster; nil means EvenSlots of DefaultSlots. The Map keeps slots, which must not change.
+func New(m Map, slots []uint16) (*Map, error) {
+	if slots == nil {
+		slots = EvenSlots(len(m.Shards), rowraft.DefaultSlots)
+	}
+	n := rowraft.SlotCount(min(len(slots), math.MaxUint32))
+	if err := n.Check(); err != nil {
+		return nil, fmt.Errorf("cluster map: %w", err)
+	}
+	if limit := ShardLimit(n); len(m.Shards) > limit {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"%d shards in a cluster of %d slots: want at most %d, one for %d slots; more shards need more slots",
+			len(m.Shards), n, limit, SlotsPerShard)
 	}
 	for i, s := range m.Shards {
 		if int(s.ID) != i {
@@ -109,37 +127,37 @@ func New(m Map, slots []uint8) (*Map, error) {
 				"cluster map: position %d has shard %d: want shards in order, from 0", i, s.ID)
 		}
 	}
-	if slots == nil {
-		slots = EvenSlots(len(m.Shards))
-	}
-	if len(slots) != rowraft.NumSlots {
-		return nil, rowraft.Errorf(rowraft.CodeInternal, "cluster map: %d slots, want %d", len(slots), rowraft.NumSlots)
-	}
 	for slot, shard := range slots {
 		if len(m.Shards) > 0 && int(shard) >= len(m.Shards) {
 			return nil, rowraft.Errorf(rowraft.CodeInternal,
 				"cluster map: slot %d belongs to shard %d, but there are %d shards", slot, shard, len(m.Shards))
 		}
 	}
-	copy(m.slots[:], slots)
+	m.slots = slots
 	return &m, nil
 }
 
-// EvenSlots divides the slots among n shards in contiguous ranges whose sizes
-// differ by at most one. n = 0 gives all slots to shard 0.
-func EvenSlots(n int) []uint8 {
-	slots := make([]uint8, rowraft.NumSlots)
+// EvenSlots divides n slots among shards in contiguous ranges whose sizes differ by at most one. It gives all slots to
+// shard 0 if there are no shards.
+func EvenSlots(shards int, n rowraft.SlotCount) []uint16 {
+	slots := make([]uint16, n)
 	for i := range slots {
-		slots[i] = uint8(i * max(n, 1) / rowraft.NumSlots)
+		slots[i] = uint16(i * max(shards, 1) / int(n))
 	}
 	return slots
 }
+
+// SlotCount returns the number of slots of the cluster.
+func (m *Map) SlotCount() rowraft.SlotCount { return rowraft.SlotCount(len(m.slots)) }
+
+// ShardOfHash returns the shard of the keys with hash h.
+func (m *Map) ShardOfHash(h uint64) rowraft.ShardID { return m.ShardOf(SlotOfHash(h, m.SlotCount())) }
 
 // ShardOf returns the shard that holds slot.
 func (m *Map) ShardOf(slot rowraft.Slot) rowraft.ShardID { return rowraft.ShardID(m.slots[slot]) }
 
 // Slots returns a copy of the slot → shard table.
-func (m *Map) Slots() []uint8 { return append([]uint8(nil), m.slots[:]...) }
+func (m *Map) Slots() []uint16 { return slices.Clone(m.slots) }
 
 // SlotsOf returns the slots of one shard in ascending order.
 func (m *Map) SlotsOf(shard rowraft.ShardID) []rowraft.Slot {
@@ -201,7 +219,7 @@ func (m *Map) Table(name string) (rowraft.Schema, error) {
 // Trainers use it to find a key for their audit row in each shard.
 func (m *Map) KeyInShard(table rowraft.TableID, shard rowraft.ShardID) (rowraft.Key, error) {
 	for k := rowraft.Key(0); k < 1<<20; k++ {
-		if m.ShardOf(SlotOf(table, rowraft.Sparse, k)) == shard {
+		if m.ShardOfHash(Hash(table, k)) == shard {
 			return k, nil
 		}
 	}

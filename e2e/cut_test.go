@@ -114,7 +114,7 @@ type byHand struct {
 // push makes a new row in a shard.
 func (h *byHand) push(ctx context.Context, shard int) error {
 	for k := h.next[shard] + 1; ; k++ {
-		if h.cl.Map().ShardOf(clustermap.SlotOf(h.table.Schema().ID, rowraft.Sparse, k)) == rowraft.ShardID(shard) {
+		if h.cl.Map().ShardOf(clustermap.SlotOf(h.table.Schema().ID, rowraft.Sparse, k, rowraft.DefaultSlots)) == rowraft.ShardID(shard) {
 			h.next[shard], h.rows[shard] = k, h.rows[shard]+1
 			_, err := h.table.Push(ctx, []rowraft.Key{k}, []float32{-1})
 			return err

@@ -82,7 +82,11 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_PutNode:
 		return nil, s.putNode(rpc.NodeFromProto(c.PutNode.GetNode()))
 	case *rowraftv1.MetaCommand_CreateShards:
-		return nil, s.createShards(shardsFromProto(c.CreateShards.GetShards()), c.CreateShards.GetSlots())
+		slots, err := rpc.SlotsFromProto(c.CreateShards.GetSlots())
+		if err != nil {
+			return nil, err
+		}
+		return nil, s.createShards(shardsFromProto(c.CreateShards.GetShards()), slots)
 	case *rowraftv1.MetaCommand_CreateTable:
 		schema, created, err := s.createTable(rpc.SchemaFromProto(c.CreateTable.GetTable()), c.CreateTable.GetIfNotExists())
 		return tableResult{schema, created}, err

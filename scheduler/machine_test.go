@@ -58,7 +58,7 @@ func cmdShards(n int, nodes ...string) *rowraftv1.MetaCommand {
 	i := 0
 	shards := placement.NewShards(ns, n, func() string { i++; return fmt.Sprintf("r%d-of-%d", i, n) })
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
-		Shards: shardsToProto(shards), Slots: clustermap.EvenSlots(n),
+		Shards: shardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(n, rowraft.DefaultSlots)),
 	}}}
 }
 

@@ -106,7 +106,7 @@ func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(servers)), "replicas", n, "servers", len(servers))
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
-		Shards: shardsToProto(shards), Slots: clustermap.EvenSlots(len(shards)),
+		Shards: shardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(len(shards), rowraft.DefaultSlots)),
 	}}}
 	if _, err := s.propose(ctx, c); err != nil {
 		return fmt.Errorf("make the shards: %w", err)

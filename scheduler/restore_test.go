@@ -47,7 +47,7 @@ func withShards(t *testing.T) *machine {
 	for i, c := range []*rowraftv1.MetaCommand{
 		{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: "c"}}},
 		{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: &rowraftv1.Node{Id: "n", Addr: "a", PeerAddr: "p"}}}},
-		{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{Shards: shardsToProto(shards), Slots: clustermap.EvenSlots(2)}}},
+		{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{Shards: shardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(2, rowraft.DefaultSlots))}}},
 		{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&old)}}},
 	} {
 		if err := applyTo(t, m, rowraft.Index(i+1), c); err != nil {

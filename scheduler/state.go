@@ -25,7 +25,7 @@ const (
 type state struct {
 	index           rowraft.Index
 	cluster         clustermap.Map // without the slots
-	slots           []uint8        // slot → shard; nil until the shards are made
+	slots           []uint16       // slot → shard; nil until the shards are made; immutable
 	lastIncarnation rowraft.Incarnation
 	moves           []move                    // running, by shard; at most one per shard
 	finished        []move                    // the last maxFinished, oldest first
@@ -128,12 +128,12 @@ func (s *state) holdsReplicas(id rowraft.NodeID) bool {
 
 // createShards stores the shards. It does nothing if there are shards already: the leader that proposed the command had
 // not applied the earlier one.
-func (s *state) createShards(shards []clustermap.Shard, slots []uint8) error {
+func (s *state) createShards(shards []clustermap.Shard, slots []uint16) error {
 	if len(s.cluster.Shards) > 0 {
 		return nil
 	}
-	if len(shards) < 1 || len(shards) > clustermap.MaxShards {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want 1 to %d", len(shards), clustermap.MaxShards)
+	if len(shards) < 1 || len(slots) == 0 {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards and %d slots: want at least 1 shard and its slots", len(shards), len(slots))
 	}
 	seen := make(map[rowraft.ReplicaID]bool)
 	for _, sh := range shards {
@@ -156,7 +156,7 @@ func (s *state) createShards(shards []clustermap.Shard, slots []uint8) error {
 	if _, err := clustermap.New(next, slots); err != nil {
 		return err
 	}
-	s.cluster.Shards, s.slots = slices.Clone(shards), slices.Clone(slots)
+	s.cluster.Shards, s.slots = slices.Clone(shards), slots
 	s.cluster.Version++
 	s.cluster.SlotsVersion = s.cluster.Version
 	return nil

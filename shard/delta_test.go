@@ -98,7 +98,7 @@ func (c *deltaCluster) change(op wire.Op, keys []int) {
 				if s.Kind == rowraft.Dense {
 					key = rowraft.DenseKey(uint32(k%5), uint64(k))
 				}
-				if _, ok := slices.BinarySearch(c.slots[i], clustermap.SlotOf(s.ID, s.Kind, key)); ok {
+				if _, ok := slices.BinarySearch(c.slots[i], clustermap.SlotOf(s.ID, s.Kind, key, rowraft.DefaultSlots)); ok {
 					seg.keys = append(seg.keys, key)
 				}
 			}
@@ -321,7 +321,7 @@ func TestASlotThatChangesOnlyAfterTheCut(t *testing.T) {
 	later := false
 	for tensor := range uint32(8) {
 		keys = append(keys, rowraft.DenseKey(2+tensor, 0))
-		later = later || clustermap.SlotOf(s.ID, s.Kind, keys[len(keys)-1]) > clustermap.SlotOf(s.ID, s.Kind, keys[0])
+		later = later || clustermap.SlotOf(s.ID, s.Kind, keys[len(keys)-1], rowraft.DefaultSlots) > clustermap.SlotOf(s.ID, s.Kind, keys[0], rowraft.DefaultSlots)
 	}
 	if !later {
 		t.Fatal("the walk goes to no slot after that")
@@ -341,7 +341,7 @@ func TestASlotThatChangesOnlyAfterTheCut(t *testing.T) {
 	defer snap.Release()
 	all()
 	n, err := snap.WriteDelta(io.Discard, func(_ rowraft.TableID, slot rowraft.Slot) uint64 {
-		if slot == clustermap.SlotOf(s.ID, s.Kind, keys[0]) {
+		if slot == clustermap.SlotOf(s.ID, s.Kind, keys[0], rowraft.DefaultSlots) {
 			return 3 * walkEntries
 		}
 		return 1

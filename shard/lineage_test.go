@@ -37,7 +37,7 @@ var crowds = func() map[rowraft.TableID][]rowraft.Key {
 	out := make(map[rowraft.TableID][]rowraft.Key)
 	for _, s := range streamTables {
 		for k := rowraft.Key(0); len(out[s.ID]) < 70; k++ {
-			if slot := clustermap.SlotOf(s.ID, s.Kind, k); slot >= 9 && slot < 12 {
+			if slot := clustermap.SlotOf(s.ID, s.Kind, k, rowraft.DefaultSlots); slot >= 9 && slot < 12 {
 				out[s.ID] = append(out[s.ID], k)
 			}
 		}
@@ -95,7 +95,7 @@ func (c *deltaCluster) do(a act) {
 			}
 			crowd := crowds[s.ID]
 			for _, k := range crowd[a.from:min(len(crowd), a.from+a.n)] {
-				if _, ok := slices.BinarySearch(c.slots[i], clustermap.SlotOf(s.ID, s.Kind, k)); ok {
+				if _, ok := slices.BinarySearch(c.slots[i], clustermap.SlotOf(s.ID, s.Kind, k, rowraft.DefaultSlots)); ok {
 					seg.keys = append(seg.keys, k)
 					for d := range s.Dim {
 						seg.values = append(seg.values, float32((int(k)+d+a.salt)%9-4)/4)

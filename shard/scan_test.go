@@ -43,7 +43,7 @@ func scanSlots(tb testing.TB, m *Machine, table rowraft.Schema, dtype rowraft.DT
 					tb.Fatalf("segment %+v: %v", seg, err)
 				}
 				for i := range seg.N {
-					if got := clustermap.SlotOf(table.ID, table.Kind, body.Key(i)); got != slot {
+					if got := clustermap.SlotOf(table.ID, table.Kind, body.Key(i), rowraft.DefaultSlots); got != slot {
 						tb.Fatalf("key %d of slot %d was returned for slot %d", body.Key(i), got, slot)
 					}
 					out.keys = append(out.keys, body.Key(i))
@@ -126,7 +126,7 @@ func TestScanOfALargeSlot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0])
+	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0], rowraft.DefaultSlots)
 	got := scanSlots(t, r.Machine, table, rowraft.Float32, slot, slot+1, nil)
 	want, _ := r.pull(table, keys...)
 	if !slices.Equal(got.keys, keys) || !slices.Equal(got.values, want) {
@@ -176,7 +176,7 @@ func TestALargeSlotIsListedDuringEntries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0])
+	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0], rowraft.DefaultSlots)
 	for n, whole := range []bool{true, false} {
 		var small slotListing
 		if got, err := s.readWhole(&small, slot, 0); got != whole || err != nil {
@@ -296,7 +296,7 @@ func TestScannedSlotIsOfOneMoment(t *testing.T) {
 		}
 	})
 	<-begun
-	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0])
+	slot := clustermap.SlotOf(table.ID, table.Kind, keys[0], rowraft.DefaultSlots)
 	for running := true; running; {
 		select {
 		case _, running = <-begun:

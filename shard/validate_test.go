@@ -22,7 +22,7 @@ func halfShard(t *testing.T) (r *replica, table rowraft.Schema, own []rowraft.Ke
 	r.create(table)
 	r.mustOpen(1, 1)
 	for k := rowraft.Key(0); len(own) < 3; k++ {
-		if clustermap.SlotOf(table.ID, table.Kind, k)%2 == 0 {
+		if clustermap.SlotOf(table.ID, table.Kind, k, rowraft.DefaultSlots)%2 == 0 {
 			own = append(own, k)
 		} else {
 			foreign = k
@@ -138,7 +138,7 @@ func TestBadPullsAreRefused(t *testing.T) {
 	r.create(wide)
 	var wideKeys []rowraft.Key
 	for k := rowraft.Key(0); len(wideKeys) <= MaxPullBytes/4/rowraft.MaxDim; k++ {
-		if clustermap.SlotOf(wide.ID, wide.Kind, k)%2 == 0 {
+		if clustermap.SlotOf(wide.ID, wide.Kind, k, rowraft.DefaultSlots)%2 == 0 {
 			wideKeys = append(wideKeys, k)
 		}
 	}

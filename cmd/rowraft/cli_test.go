@@ -127,7 +127,7 @@ func sample() *rowraftv1.StatusReply {
 	return &rowraftv1.StatusReply{
 		ExpectedServers: 3,
 		Map: &rowraftv1.Map{
-			ClusterId: "048fe114-130c-4d26-b977-a06b494661e6", Version: 12, Slots: clustermap.EvenSlots(2),
+			ClusterId: "048fe114-130c-4d26-b977-a06b494661e6", Version: 12, Slots: rpc.SlotsToProto(clustermap.EvenSlots(2, rowraft.DefaultSlots)),
 			Nodes: []*rowraftv1.Node{n("1", true), n("2", true), n("3", false)}, Shards: []*rowraftv1.Shard{shard(0, "a", "b", "c"), shard(1, "d", "e", "f")},
 			Tables: []*rowraftv1.TableSchema{
 				rpc.SchemaToProto(&rowraft.Schema{

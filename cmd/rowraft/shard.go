@@ -89,13 +89,13 @@ func newShardsJSON(r *rowraftv1.StatusReply, tableName string) (*shardsJSON, err
 	if err != nil {
 		return nil, err
 	}
-	slots := make(map[uint8]int)
+	slots := make(map[uint32]int)
 	for _, s := range r.GetMap().GetSlots() {
-		slots[s]++
+		slots[s.GetShard()] += int(s.GetCount())
 	}
 	v := &shardsJSON{Schema: cli.JSONSchema, MapVersion: r.GetMap().GetVersion(), Shards: []shardJSON{}}
 	for _, s := range r.GetMap().GetShards() {
-		sh := shardJSON{Shard: s.GetId(), Slots: slots[uint8(s.GetId())], Replicas: []replicaJSON{}, Learners: []replicaJSON{}}
+		sh := shardJSON{Shard: s.GetId(), Slots: slots[s.GetId()], Replicas: []replicaJSON{}, Learners: []replicaJSON{}}
 		for _, rep := range s.GetReplicas() {
 			sh.Replicas = append(sh.Replicas, newReplicaJSON(r, rep, only))
 		}

@@ -127,16 +127,16 @@ func patience(i int) time.Duration {
 	return 3 * time.Second
 }
 
-// Keys returns the keys of n rows, in turn from every shard: see shardOf. slots tells
-// the shard of each slot. Of a shard's keys two of four are in the same slot, because
+// Keys returns the keys of n rows, in turn from every shard: see shardOf. slots has
+// the shard of each slot of the cluster. Of a shard's keys two of four are in the same slot, because
 // rows of one slot depend on the order in which they are updated: they draw their
 // versions from one counter.
-func Keys(table rowraft.TableID, slots []uint8, shards, n int) []rowraft.Key {
+func Keys(table rowraft.TableID, slots []uint16, shards, n int) []rowraft.Key {
 	shared := make([]rowraft.Slot, shards)
 	var keys []rowraft.Key
 	for k := rowraft.Key(1); len(keys) < n; k++ {
 		turn, shard := len(keys)/shards, len(keys)%shards
-		slot := clustermap.SlotOf(table, rowraft.Sparse, k)
+		slot := clustermap.SlotOf(table, rowraft.Sparse, k, rowraft.SlotCount(len(slots)))
 		if int(slots[slot]) != shard || turn > 0 && turn%4 < 2 && slot != shared[shard] {
 			continue
 		}

@@ -253,7 +253,7 @@ func drawFew(t *rapid.T, m *Machine, s rowraft.Schema, foreign bool) (keys []row
 		if s.Kind == rowraft.Dense {
 			key = rowraft.DenseKey(uint32(k/8), k%8)
 		}
-		if m.Owned[clustermap.SlotOf(s.ID, s.Kind, key)] || foreign {
+		if m.Owned[clustermap.SlotOf(s.ID, s.Kind, key, rowraft.DefaultSlots)] || foreign {
 			keys = append(keys, key)
 		}
 	}

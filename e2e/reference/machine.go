@@ -297,7 +297,7 @@ func diffTable(a, b *Table) string {
 
 func keysOfBoth[K interface {
 	comparable
-	~uint64 | ~uint16
+	~uint64 | ~uint32
 }, V any](a, b map[K]V) []K {
 	return keysOfBothFunc(a, b, func(x, y K) int {
 		switch {

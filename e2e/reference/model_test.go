@@ -170,7 +170,7 @@ func (d *duel) compareStream(stream []byte, want *Machine) {
 func (d *duel) comparePull(m *shard.Machine, t *Table) {
 	ask := rows{schema: t.Schema, flags: wire.FlagNoValues}
 	for k := range rowraft.Key(70) {
-		if d.ref.Owned[clustermap.SlotOf(t.Schema.ID, t.Schema.Kind, k)] {
+		if d.ref.Owned[clustermap.SlotOf(t.Schema.ID, t.Schema.Kind, k, rowraft.DefaultSlots)] {
 			ask.keys = append(ask.keys, k)
 		}
 	}

@@ -135,7 +135,7 @@ func replayRows(m *Machine, rng *rand.Rand, op wire.Op) (segs []rows) {
 			if s.Kind == rowraft.Dense {
 				key = rowraft.DenseKey(uint32(k/4), k%4)
 			}
-			if rng.IntN(3) == 0 && (m.Owned[clustermap.SlotOf(s.ID, s.Kind, key)] || fault == 1) {
+			if rng.IntN(3) == 0 && (m.Owned[clustermap.SlotOf(s.ID, s.Kind, key, rowraft.DefaultSlots)] || fault == 1) {
 				seg.keys = append(seg.keys, key)
 				for range s.Dim {
 					seg.values = append(seg.values, float32(rng.NormFloat64()))

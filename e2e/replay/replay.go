@@ -113,7 +113,7 @@ func Check(o Options) (*Report, error) {
 		stores = append(stores, store)
 	}
 	r := &Report{}
-	slots := clustermap.EvenSlots(o.Shards)
+	slots := clustermap.EvenSlots(o.Shards, rowraft.DefaultSlots)
 	last := make([]*reference.Machine, o.Shards)
 	for shard := range o.Shards {
 		c := &shardCheck{report: r, shard: rowraft.ShardID(shard), digests: map[rowraft.Index][]check.DigestAt{}}

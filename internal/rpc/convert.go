@@ -68,7 +68,7 @@ func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
 func MapToProto(m *clustermap.Map) *rowraftv1.Map {
 	p := &rowraftv1.Map{
 		ClusterId: string(m.Cluster), Version: uint64(m.Version), SlotsVersion: uint64(m.SlotsVersion),
-		Slots: m.Slots(), Epoch: uint64(m.Epoch), FormatVersion: uint32(m.FormatVersion),
+		Slots: SlotsToProto(m.Slots()), Epoch: uint64(m.Epoch), FormatVersion: uint32(m.FormatVersion),
 	}
 	for _, n := range m.Nodes {
 		p.Nodes = append(p.Nodes, NodeToProto(n))
@@ -97,7 +97,40 @@ func MapFromProto(p *rowraftv1.Map) (*clustermap.Map, error) {
 	for _, t := range p.GetTables() {
 		m.Tables = append(m.Tables, SchemaFromProto(t))
 	}
-	return clustermap.New(m, p.GetSlots())
+	slots, err := SlotsFromProto(p.GetSlots())
+	if err != nil {
+		return nil, err
+	}
+	return clustermap.New(m, slots)
+}
+
+// SlotsToProto and SlotsFromProto convert the list that has the shard of each slot.
+func SlotsToProto(slots []uint16) (out []*rowraftv1.SlotRange) {
+	for i, shard := range slots {
+		if i == 0 || shard != slots[i-1] {
+			out = append(out, &rowraftv1.SlotRange{Shard: uint32(shard)})
+		}
+		out[len(out)-1].Count++
+	}
+	return out
+}
+
+// SlotsFromProto returns nil if there are no ranges.
+//
+// Errors: CodeInvalidArgument if the ranges are not those of a cluster.
+func SlotsFromProto(ranges []*rowraftv1.SlotRange) (slots []uint16, err error) {
+	for i, r := range ranges {
+		n, shard := r.GetCount(), r.GetShard()
+		if n < 1 || uint64(len(slots))+uint64(n) > rowraft.MaxSlots || shard >= clustermap.MaxShards {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"slot range %d has %d slots after %d others, for shard %d: want at least 1 slot, at most %d in all, and a shard below %d",
+				i, n, len(slots), shard, rowraft.MaxSlots, clustermap.MaxShards)
+		}
+		for range n {
+			slots = append(slots, uint16(shard))
+		}
+	}
+	return slots, nil
 }
 
 // ShardToProto and ShardFromProto convert a shard of the map.

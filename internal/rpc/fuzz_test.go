@@ -138,13 +138,16 @@ func FuzzMapFromProto(f *testing.F) {
 		func(*rowraftv1.Map) {},
 		func(p *rowraftv1.Map) { p.Slots = nil },
 		func(p *rowraftv1.Map) { p.Slots = p.Slots[1:] },
-		func(p *rowraftv1.Map) { p.Slots[9] = 200 },
+		func(p *rowraftv1.Map) { p.Slots[1].Shard = 200 },
+		func(p *rowraftv1.Map) { p.Slots[1].Shard = clustermap.MaxShards },
+		func(p *rowraftv1.Map) { p.Slots[1].Count += 4096 },
+		func(p *rowraftv1.Map) { p.Slots[0].Count = 0 },
+		func(p *rowraftv1.Map) { p.Slots[0].Count = 1<<32 - 1 },
 		func(p *rowraftv1.Map) { p.Shards, p.Slots = nil, nil },
 		func(p *rowraftv1.Map) { p.Shards[1].Id = 1 << 31 },
 		func(p *rowraftv1.Map) { p.Tables[0].Kind, p.Tables[0].Dim = 1<<20, 1<<31 },
 	} {
 		p := MapToProto(good)
-		p.Slots = append([]byte(nil), p.Slots...)
 		change(p)
 		b, err := proto.Marshal(p)
 		if err != nil {
@@ -164,7 +167,7 @@ func FuzzMapFromProto(f *testing.F) {
 			}
 			return
 		}
-		for slot := range rowraft.Slot(rowraft.NumSlots) {
+		for slot := range rowraft.Slot(m.SlotCount()) {
 			if s := m.ShardOf(slot); len(m.Shards) > 0 && int(s) >= len(m.Shards) {
 				t.Fatalf("slot %d is on shard %d of %d", slot, s, len(m.Shards))
 			}

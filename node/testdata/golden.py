@@ -31,6 +31,6 @@ node = lambda i: data(1, b"n-%d" % i) + data(2, b"s%d" % i) + data(3, b"h:%d" % 
 replica = lambda i: data(1, b"r-%d" % i) + data(2, b"n-%d" % i)
 shard = data(2, replica(1)) + data(2, replica(2)) + data(4, data(1, replica(3)) + num(2, 8)) + num(5, 1)
 cmap = (data(1, b"c-1") + num(2, 300) + num(3, 2) + data(4, node(1) + num(5, 1)) + data(4, node(2))
-        + data(5, shard) + data(6, bytes(4096)) + num(8, 4))
+        + data(5, shard) + data(6, num(1, 4096)) + num(8, 4))
 here = os.path.dirname(os.path.abspath(__file__))
 open(os.path.join(here, "clustermap.bin"), "wb").write(frame(cmap))

@@ -22,7 +22,7 @@ func (t *Table) slotOf(key rowraft.Key) rowraft.Slot {
 	if t.dense {
 		key = rowraft.Dense.PlacementKey(key)
 	}
-	return clustermap.SlotOfHash(clustermap.Mix64(uint64(key) ^ t.hashSeed))
+	return clustermap.SlotOfHash(clustermap.Mix64(uint64(key)^t.hashSeed), rowraft.DefaultSlots)
 }
 
 // secret makes the tags of one table in one process unpredictable. The hash of a key is public. If

@@ -47,7 +47,7 @@ func (m *model) clone() *model {
 }
 
 func (m *model) slot(key rowraft.Key) rowraft.Slot {
-	return clustermap.SlotOf(m.schema.ID, m.schema.Kind, key)
+	return clustermap.SlotOf(m.schema.ID, m.schema.Kind, key, rowraft.DefaultSlots)
 }
 
 func (m *model) initial(key rowraft.Key) []float32 {

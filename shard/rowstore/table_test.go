@@ -57,7 +57,7 @@ func TestGrowth(t *testing.T) {
 				m.update(k, g[i*3:i*3+3], 0.1)
 			}
 			checkAgainst(t, table, m)
-			if kind == rowraft.Dense && table.SlotRows(clustermap.SlotOf(schema.ID, kind, 0)) != n {
+			if kind == rowraft.Dense && table.SlotRows(clustermap.SlotOf(schema.ID, kind, 0, rowraft.DefaultSlots)) != n {
 				t.Errorf("a tensor's rows are not all in one slot")
 			}
 		})
@@ -411,11 +411,13 @@ func TestRefusals(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 4)
 	key := rowraft.Key(1)
 	foreign := key
-	for clustermap.SlotOf(schema.ID, schema.Kind, foreign) == clustermap.SlotOf(schema.ID, schema.Kind, key) {
+	for clustermap.SlotOf(schema.ID, schema.Kind, foreign, rowraft.DefaultSlots) == clustermap.SlotOf(schema.ID, schema.Kind, key, rowraft.DefaultSlots) {
 		foreign++
 	}
 	table, err := New(Options{Schema: schema,
-		Owned: func(s rowraft.Slot) bool { return s == clustermap.SlotOf(schema.ID, schema.Kind, key) }})
+		Owned: func(s rowraft.Slot) bool {
+			return s == clustermap.SlotOf(schema.ID, schema.Kind, key, rowraft.DefaultSlots)
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}

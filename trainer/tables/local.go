@@ -48,7 +48,7 @@ func NewLocal(shards int, ids map[string]rowraft.TableID) (*Local, error) {
 	for i := range list {
 		list[i].ID = rowraft.ShardID(i)
 	}
-	m, err := clustermap.New(clustermap.Map{Shards: list}, clustermap.EvenSlots(shards))
+	m, err := clustermap.New(clustermap.Map{Shards: list}, clustermap.EvenSlots(shards, rowraft.DefaultSlots))
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ func held(c config, report func(figure)) error {
 	if err := fill(table, 0, n, 1024, nil); err != nil {
 		return err
 	}
-	slot := clustermap.SlotOf(table.Schema().ID, rowraft.Dense, rowraft.DenseKey(0, 0))
+	slot := clustermap.SlotOf(table.Schema().ID, rowraft.Dense, rowraft.DenseKey(0, 0), rowraft.DefaultSlots)
 	sweep := &wire.Sweep{Conditions: wire.SweepNorm, Norm: 1e-9}
 	keys := make([]rowraft.Key, 0, n)
 	var longest [4]times
@@ -115,7 +115,7 @@ var heldBuffer [1 << 20]byte
 
 // scanSlot reads all rows of a table of one tensor.
 func scanSlot(s *shard.Scan, table rowraft.Schema) (err error) {
-	slot := clustermap.SlotOf(table.ID, table.Kind, rowraft.DenseKey(0, 0))
+	slot := clustermap.SlotOf(table.ID, table.Kind, rowraft.DenseKey(0, 0), rowraft.DefaultSlots)
 	buf := heldBuffer[:]
 	for key, done := rowraft.Key(0), false; !done && err == nil; {
 		_, key, done, err = s.Append(buf[:0], slot, key)

@@ -1257,6 +1257,60 @@ func (x *RemovedReplica) GetVersion() uint64 {
 	return 0
 }
 
+// SlotRange is consecutive slots of one shard. A list of ranges is in the order of the slots and begins at slot 0; the
+// sum of all counts is the number of slots of the cluster, a power of two from 4,096 to 65,536.
+type SlotRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint32                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"` // slots in this range, from 1
+	Shard         uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"` // 0 … 4095
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotRange) Reset() {
+	*x = SlotRange{}
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotRange) ProtoMessage() {}
+
+func (x *SlotRange) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotRange.ProtoReflect.Descriptor instead.
+func (*SlotRange) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SlotRange) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *SlotRange) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
 type Map struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -1264,7 +1318,7 @@ type Map struct {
 	SlotsVersion  uint64                 `protobuf:"varint,3,opt,name=slots_version,json=slotsVersion,proto3" json:"slots_version,omitempty"`
 	Nodes         []*Node                `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	Shards        []*Shard               `protobuf:"bytes,5,rep,name=shards,proto3" json:"shards,omitempty"`
-	Slots         []byte                 `protobuf:"bytes,6,opt,name=slots,proto3" json:"slots,omitempty"` // 4096 bytes: slot → shard
+	Slots         []*SlotRange           `protobuf:"bytes,6,rep,name=slots,proto3" json:"slots,omitempty"` // ascending; together all slots of the cluster; empty: there are no shards yet
 	Tables        []*TableSchema         `protobuf:"bytes,7,rep,name=tables,proto3" json:"tables,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`                                      // table epoch
 	FormatVersion uint32                 `protobuf:"varint,9,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"` // the newest that every server understands, and so the newest in any log; 0 means 1
@@ -1274,7 +1328,7 @@ type Map struct {
 
 func (x *Map) Reset() {
 	*x = Map{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1340,7 @@ func (x *Map) String() string {
 func (*Map) ProtoMessage() {}
 
 func (x *Map) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[11]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1353,7 @@ func (x *Map) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Map.ProtoReflect.Descriptor instead.
 func (*Map) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Map) GetClusterId() string {
@@ -1337,7 +1391,7 @@ func (x *Map) GetShards() []*Shard {
 	return nil
 }
 
-func (x *Map) GetSlots() []byte {
+func (x *Map) GetSlots() []*SlotRange {
 	if x != nil {
 		return x.Slots
 	}
@@ -1377,7 +1431,7 @@ type LeaderHint struct {
 
 func (x *LeaderHint) Reset() {
 	*x = LeaderHint{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1389,7 +1443,7 @@ func (x *LeaderHint) String() string {
 func (*LeaderHint) ProtoMessage() {}
 
 func (x *LeaderHint) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[12]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1402,7 +1456,7 @@ func (x *LeaderHint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderHint.ProtoReflect.Descriptor instead.
 func (*LeaderHint) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *LeaderHint) GetShard() uint32 {
@@ -1438,7 +1492,7 @@ type GetMapRequest struct {
 
 func (x *GetMapRequest) Reset() {
 	*x = GetMapRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1450,7 +1504,7 @@ func (x *GetMapRequest) String() string {
 func (*GetMapRequest) ProtoMessage() {}
 
 func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[13]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1463,7 +1517,7 @@ func (x *GetMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapRequest.ProtoReflect.Descriptor instead.
 func (*GetMapRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetMapRequest) GetKnownVersion() uint64 {
@@ -1497,7 +1551,7 @@ type GetMapReply struct {
 
 func (x *GetMapReply) Reset() {
 	*x = GetMapReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1563,7 @@ func (x *GetMapReply) String() string {
 func (*GetMapReply) ProtoMessage() {}
 
 func (x *GetMapReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[14]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1576,7 @@ func (x *GetMapReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMapReply.ProtoReflect.Descriptor instead.
 func (*GetMapReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetMapReply) GetMap() *Map {
@@ -1550,7 +1604,7 @@ type RegisterNodeRequest struct {
 
 func (x *RegisterNodeRequest) Reset() {
 	*x = RegisterNodeRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1616,7 @@ func (x *RegisterNodeRequest) String() string {
 func (*RegisterNodeRequest) ProtoMessage() {}
 
 func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[15]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1629,7 @@ func (x *RegisterNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNodeRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RegisterNodeRequest) GetClusterId() string {
@@ -1608,7 +1662,7 @@ type RegisterNodeReply struct {
 
 func (x *RegisterNodeReply) Reset() {
 	*x = RegisterNodeReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1674,7 @@ func (x *RegisterNodeReply) String() string {
 func (*RegisterNodeReply) ProtoMessage() {}
 
 func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[16]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1687,7 @@ func (x *RegisterNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNodeReply.ProtoReflect.Descriptor instead.
 func (*RegisterNodeReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RegisterNodeReply) GetMapVersion() uint64 {
@@ -1676,7 +1730,7 @@ type ReplicaStatus struct {
 
 func (x *ReplicaStatus) Reset() {
 	*x = ReplicaStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1688,7 +1742,7 @@ func (x *ReplicaStatus) String() string {
 func (*ReplicaStatus) ProtoMessage() {}
 
 func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[17]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1701,7 +1755,7 @@ func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaStatus.ProtoReflect.Descriptor instead.
 func (*ReplicaStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReplicaStatus) GetShard() uint32 {
@@ -1880,7 +1934,7 @@ type MemberStatus struct {
 
 func (x *MemberStatus) Reset() {
 	*x = MemberStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +1946,7 @@ func (x *MemberStatus) String() string {
 func (*MemberStatus) ProtoMessage() {}
 
 func (x *MemberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[18]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +1959,7 @@ func (x *MemberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberStatus.ProtoReflect.Descriptor instead.
 func (*MemberStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MemberStatus) GetReplicaId() string {
@@ -1968,7 +2022,7 @@ type TableStats struct {
 
 func (x *TableStats) Reset() {
 	*x = TableStats{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2034,7 @@ func (x *TableStats) String() string {
 func (*TableStats) ProtoMessage() {}
 
 func (x *TableStats) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[19]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2047,7 @@ func (x *TableStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableStats.ProtoReflect.Descriptor instead.
 func (*TableStats) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TableStats) GetTable() uint64 {
@@ -2074,7 +2128,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2140,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[20]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2153,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HeartbeatRequest) GetClusterId() string {
@@ -2215,7 +2269,7 @@ type Slowness struct {
 
 func (x *Slowness) Reset() {
 	*x = Slowness{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2281,7 @@ func (x *Slowness) String() string {
 func (*Slowness) ProtoMessage() {}
 
 func (x *Slowness) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[21]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2294,7 @@ func (x *Slowness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slowness.ProtoReflect.Descriptor instead.
 func (*Slowness) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Slowness) GetFsyncNs() uint64 {
@@ -2289,7 +2343,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2301,7 +2355,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[22]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2314,7 +2368,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Disk) GetFreeBytes() uint64 {
@@ -2341,7 +2395,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2407,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[23]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2420,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HeartbeatReply) GetMapVersion() uint64 {
@@ -2393,7 +2447,7 @@ type DropTableRequest struct {
 
 func (x *DropTableRequest) Reset() {
 	*x = DropTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2459,7 @@ func (x *DropTableRequest) String() string {
 func (*DropTableRequest) ProtoMessage() {}
 
 func (x *DropTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[24]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2472,7 @@ func (x *DropTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropTableRequest.ProtoReflect.Descriptor instead.
 func (*DropTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DropTableRequest) GetName() string {
@@ -2444,7 +2498,7 @@ type DropTableReply struct {
 
 func (x *DropTableReply) Reset() {
 	*x = DropTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2510,7 @@ func (x *DropTableReply) String() string {
 func (*DropTableReply) ProtoMessage() {}
 
 func (x *DropTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[25]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2523,7 @@ func (x *DropTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropTableReply.ProtoReflect.Descriptor instead.
 func (*DropTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DropTableReply) GetMapVersion() uint64 {
@@ -2489,7 +2543,7 @@ type CreateTableRequest struct {
 
 func (x *CreateTableRequest) Reset() {
 	*x = CreateTableRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2555,7 @@ func (x *CreateTableRequest) String() string {
 func (*CreateTableRequest) ProtoMessage() {}
 
 func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[26]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2568,7 @@ func (x *CreateTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableRequest.ProtoReflect.Descriptor instead.
 func (*CreateTableRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateTableRequest) GetTable() *TableSchema {
@@ -2542,7 +2596,7 @@ type CreateTableReply struct {
 
 func (x *CreateTableReply) Reset() {
 	*x = CreateTableReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2608,7 @@ func (x *CreateTableReply) String() string {
 func (*CreateTableReply) ProtoMessage() {}
 
 func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[27]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2621,7 @@ func (x *CreateTableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTableReply.ProtoReflect.Descriptor instead.
 func (*CreateTableReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateTableReply) GetTable() *TableSchema {
@@ -2606,7 +2660,7 @@ type IssueIncarnationRequest struct {
 
 func (x *IssueIncarnationRequest) Reset() {
 	*x = IssueIncarnationRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2672,7 @@ func (x *IssueIncarnationRequest) String() string {
 func (*IssueIncarnationRequest) ProtoMessage() {}
 
 func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[28]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +2685,7 @@ func (x *IssueIncarnationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationRequest.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *IssueIncarnationRequest) GetClientId() []byte {
@@ -2678,7 +2732,7 @@ type IssueIncarnationReply struct {
 
 func (x *IssueIncarnationReply) Reset() {
 	*x = IssueIncarnationReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2690,7 +2744,7 @@ func (x *IssueIncarnationReply) String() string {
 func (*IssueIncarnationReply) ProtoMessage() {}
 
 func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[29]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2703,7 +2757,7 @@ func (x *IssueIncarnationReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IssueIncarnationReply.ProtoReflect.Descriptor instead.
 func (*IssueIncarnationReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *IssueIncarnationReply) GetIncarnation() uint64 {
@@ -2721,7 +2775,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2733,7 +2787,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[30]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2746,7 +2800,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 type NodeStatus struct {
@@ -2772,7 +2826,7 @@ type NodeStatus struct {
 
 func (x *NodeStatus) Reset() {
 	*x = NodeStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2838,7 @@ func (x *NodeStatus) String() string {
 func (*NodeStatus) ProtoMessage() {}
 
 func (x *NodeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[31]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2851,7 @@ func (x *NodeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
 func (*NodeStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NodeStatus) GetNode() *Node {
@@ -2919,7 +2973,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +2985,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[32]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +2998,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Problem) GetSeverity() Severity {
@@ -2993,7 +3047,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3059,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[33]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3072,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *JobStatus) GetJob() string {
@@ -3062,7 +3116,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3074,7 +3128,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[34]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3087,7 +3141,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StatusReply) GetMap() *Map {
@@ -3187,7 +3241,7 @@ type RestoredFrom struct {
 
 func (x *RestoredFrom) Reset() {
 	*x = RestoredFrom{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3253,7 @@ func (x *RestoredFrom) String() string {
 func (*RestoredFrom) ProtoMessage() {}
 
 func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[35]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3266,7 @@ func (x *RestoredFrom) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredFrom.ProtoReflect.Descriptor instead.
 func (*RestoredFrom) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RestoredFrom) GetId() string {
@@ -3258,7 +3312,7 @@ type TrainerStatus struct {
 
 func (x *TrainerStatus) Reset() {
 	*x = TrainerStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3324,7 @@ func (x *TrainerStatus) String() string {
 func (*TrainerStatus) ProtoMessage() {}
 
 func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[36]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3337,7 @@ func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrainerStatus.ProtoReflect.Descriptor instead.
 func (*TrainerStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *TrainerStatus) GetJob() string {
@@ -3337,7 +3391,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3403,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3362,7 +3416,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Move) GetId() uint64 {
@@ -3425,7 +3479,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3491,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[38]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3504,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Operation) GetId() uint64 {
@@ -3520,7 +3574,7 @@ type MoveStatus struct {
 
 func (x *MoveStatus) Reset() {
 	*x = MoveStatus{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3586,7 @@ func (x *MoveStatus) String() string {
 func (*MoveStatus) ProtoMessage() {}
 
 func (x *MoveStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[39]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3599,7 @@ func (x *MoveStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveStatus.ProtoReflect.Descriptor instead.
 func (*MoveStatus) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MoveStatus) GetMove() *Move {
@@ -3581,7 +3635,7 @@ type MoveReplicaRequest struct {
 
 func (x *MoveReplicaRequest) Reset() {
 	*x = MoveReplicaRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3647,7 @@ func (x *MoveReplicaRequest) String() string {
 func (*MoveReplicaRequest) ProtoMessage() {}
 
 func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[40]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3660,7 @@ func (x *MoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*MoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MoveReplicaRequest) GetShard() uint32 {
@@ -3647,7 +3701,7 @@ type MoveReplicaReply struct {
 
 func (x *MoveReplicaReply) Reset() {
 	*x = MoveReplicaReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3659,7 +3713,7 @@ func (x *MoveReplicaReply) String() string {
 func (*MoveReplicaReply) ProtoMessage() {}
 
 func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[41]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3672,7 +3726,7 @@ func (x *MoveReplicaReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveReplicaReply.ProtoReflect.Descriptor instead.
 func (*MoveReplicaReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MoveReplicaReply) GetMove() *Move {
@@ -3699,7 +3753,7 @@ type CancelMoveRequest struct {
 
 func (x *CancelMoveRequest) Reset() {
 	*x = CancelMoveRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3711,7 +3765,7 @@ func (x *CancelMoveRequest) String() string {
 func (*CancelMoveRequest) ProtoMessage() {}
 
 func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[42]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3724,7 +3778,7 @@ func (x *CancelMoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveRequest.ProtoReflect.Descriptor instead.
 func (*CancelMoveRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{42}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CancelMoveRequest) GetShard() uint32 {
@@ -3750,7 +3804,7 @@ type CancelMoveReply struct {
 
 func (x *CancelMoveReply) Reset() {
 	*x = CancelMoveReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +3816,7 @@ func (x *CancelMoveReply) String() string {
 func (*CancelMoveReply) ProtoMessage() {}
 
 func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[43]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +3829,7 @@ func (x *CancelMoveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelMoveReply.ProtoReflect.Descriptor instead.
 func (*CancelMoveReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{43}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CancelMoveReply) GetMove() *Move {
@@ -3800,7 +3854,7 @@ type ChangeNodeRequest struct {
 
 func (x *ChangeNodeRequest) Reset() {
 	*x = ChangeNodeRequest{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +3866,7 @@ func (x *ChangeNodeRequest) String() string {
 func (*ChangeNodeRequest) ProtoMessage() {}
 
 func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[44]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +3879,7 @@ func (x *ChangeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeRequest.ProtoReflect.Descriptor instead.
 func (*ChangeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{44}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ChangeNodeRequest) GetNode() string {
@@ -3891,7 +3945,7 @@ type ChangeNodeReply struct {
 
 func (x *ChangeNodeReply) Reset() {
 	*x = ChangeNodeReply{}
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3903,7 +3957,7 @@ func (x *ChangeNodeReply) String() string {
 func (*ChangeNodeReply) ProtoMessage() {}
 
 func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_cluster_proto_msgTypes[45]
+	mi := &file_rowraft_v1_cluster_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3916,7 +3970,7 @@ func (x *ChangeNodeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNodeReply.ProtoReflect.Descriptor instead.
 func (*ChangeNodeReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{45}
+	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ChangeNodeReply) GetNode() *Node {
@@ -4048,15 +4102,18 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\achanges\x18\x05 \x01(\x04R\achanges\"Y\n" +
 	"\x0eRemovedReplica\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.rowraft.v1.ReplicaR\areplica\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\x04R\aversion\"\xba\x02\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"7\n" +
+	"\tSlotRange\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\"\xd1\x02\n" +
 	"\x03Map\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12#\n" +
 	"\rslots_version\x18\x03 \x01(\x04R\fslotsVersion\x12&\n" +
 	"\x05nodes\x18\x04 \x03(\v2\x10.rowraft.v1.NodeR\x05nodes\x12)\n" +
-	"\x06shards\x18\x05 \x03(\v2\x11.rowraft.v1.ShardR\x06shards\x12\x14\n" +
-	"\x05slots\x18\x06 \x01(\fR\x05slots\x12/\n" +
+	"\x06shards\x18\x05 \x03(\v2\x11.rowraft.v1.ShardR\x06shards\x12+\n" +
+	"\x05slots\x18\x06 \x03(\v2\x15.rowraft.v1.SlotRangeR\x05slots\x12/\n" +
 	"\x06tables\x18\a \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x12\x14\n" +
 	"\x05epoch\x18\b \x01(\x04R\x05epoch\x12%\n" +
 	"\x0eformat_version\x18\t \x01(\rR\rformatVersion\"J\n" +
@@ -4362,7 +4419,7 @@ func file_rowraft_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_rowraft_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(NodeIntent)(0),                 // 0: rowraft.v1.NodeIntent
 	(Severity)(0),                   // 1: rowraft.v1.Severity
@@ -4381,41 +4438,42 @@ var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(*Replica)(nil),                 // 14: rowraft.v1.Replica
 	(*Shard)(nil),                   // 15: rowraft.v1.Shard
 	(*RemovedReplica)(nil),          // 16: rowraft.v1.RemovedReplica
-	(*Map)(nil),                     // 17: rowraft.v1.Map
-	(*LeaderHint)(nil),              // 18: rowraft.v1.LeaderHint
-	(*GetMapRequest)(nil),           // 19: rowraft.v1.GetMapRequest
-	(*GetMapReply)(nil),             // 20: rowraft.v1.GetMapReply
-	(*RegisterNodeRequest)(nil),     // 21: rowraft.v1.RegisterNodeRequest
-	(*RegisterNodeReply)(nil),       // 22: rowraft.v1.RegisterNodeReply
-	(*ReplicaStatus)(nil),           // 23: rowraft.v1.ReplicaStatus
-	(*MemberStatus)(nil),            // 24: rowraft.v1.MemberStatus
-	(*TableStats)(nil),              // 25: rowraft.v1.TableStats
-	(*HeartbeatRequest)(nil),        // 26: rowraft.v1.HeartbeatRequest
-	(*Slowness)(nil),                // 27: rowraft.v1.Slowness
-	(*Disk)(nil),                    // 28: rowraft.v1.Disk
-	(*HeartbeatReply)(nil),          // 29: rowraft.v1.HeartbeatReply
-	(*DropTableRequest)(nil),        // 30: rowraft.v1.DropTableRequest
-	(*DropTableReply)(nil),          // 31: rowraft.v1.DropTableReply
-	(*CreateTableRequest)(nil),      // 32: rowraft.v1.CreateTableRequest
-	(*CreateTableReply)(nil),        // 33: rowraft.v1.CreateTableReply
-	(*IssueIncarnationRequest)(nil), // 34: rowraft.v1.IssueIncarnationRequest
-	(*IssueIncarnationReply)(nil),   // 35: rowraft.v1.IssueIncarnationReply
-	(*StatusRequest)(nil),           // 36: rowraft.v1.StatusRequest
-	(*NodeStatus)(nil),              // 37: rowraft.v1.NodeStatus
-	(*Problem)(nil),                 // 38: rowraft.v1.Problem
-	(*JobStatus)(nil),               // 39: rowraft.v1.JobStatus
-	(*StatusReply)(nil),             // 40: rowraft.v1.StatusReply
-	(*RestoredFrom)(nil),            // 41: rowraft.v1.RestoredFrom
-	(*TrainerStatus)(nil),           // 42: rowraft.v1.TrainerStatus
-	(*Move)(nil),                    // 43: rowraft.v1.Move
-	(*Operation)(nil),               // 44: rowraft.v1.Operation
-	(*MoveStatus)(nil),              // 45: rowraft.v1.MoveStatus
-	(*MoveReplicaRequest)(nil),      // 46: rowraft.v1.MoveReplicaRequest
-	(*MoveReplicaReply)(nil),        // 47: rowraft.v1.MoveReplicaReply
-	(*CancelMoveRequest)(nil),       // 48: rowraft.v1.CancelMoveRequest
-	(*CancelMoveReply)(nil),         // 49: rowraft.v1.CancelMoveReply
-	(*ChangeNodeRequest)(nil),       // 50: rowraft.v1.ChangeNodeRequest
-	(*ChangeNodeReply)(nil),         // 51: rowraft.v1.ChangeNodeReply
+	(*SlotRange)(nil),               // 17: rowraft.v1.SlotRange
+	(*Map)(nil),                     // 18: rowraft.v1.Map
+	(*LeaderHint)(nil),              // 19: rowraft.v1.LeaderHint
+	(*GetMapRequest)(nil),           // 20: rowraft.v1.GetMapRequest
+	(*GetMapReply)(nil),             // 21: rowraft.v1.GetMapReply
+	(*RegisterNodeRequest)(nil),     // 22: rowraft.v1.RegisterNodeRequest
+	(*RegisterNodeReply)(nil),       // 23: rowraft.v1.RegisterNodeReply
+	(*ReplicaStatus)(nil),           // 24: rowraft.v1.ReplicaStatus
+	(*MemberStatus)(nil),            // 25: rowraft.v1.MemberStatus
+	(*TableStats)(nil),              // 26: rowraft.v1.TableStats
+	(*HeartbeatRequest)(nil),        // 27: rowraft.v1.HeartbeatRequest
+	(*Slowness)(nil),                // 28: rowraft.v1.Slowness
+	(*Disk)(nil),                    // 29: rowraft.v1.Disk
+	(*HeartbeatReply)(nil),          // 30: rowraft.v1.HeartbeatReply
+	(*DropTableRequest)(nil),        // 31: rowraft.v1.DropTableRequest
+	(*DropTableReply)(nil),          // 32: rowraft.v1.DropTableReply
+	(*CreateTableRequest)(nil),      // 33: rowraft.v1.CreateTableRequest
+	(*CreateTableReply)(nil),        // 34: rowraft.v1.CreateTableReply
+	(*IssueIncarnationRequest)(nil), // 35: rowraft.v1.IssueIncarnationRequest
+	(*IssueIncarnationReply)(nil),   // 36: rowraft.v1.IssueIncarnationReply
+	(*StatusRequest)(nil),           // 37: rowraft.v1.StatusRequest
+	(*NodeStatus)(nil),              // 38: rowraft.v1.NodeStatus
+	(*Problem)(nil),                 // 39: rowraft.v1.Problem
+	(*JobStatus)(nil),               // 40: rowraft.v1.JobStatus
+	(*StatusReply)(nil),             // 41: rowraft.v1.StatusReply
+	(*RestoredFrom)(nil),            // 42: rowraft.v1.RestoredFrom
+	(*TrainerStatus)(nil),           // 43: rowraft.v1.TrainerStatus
+	(*Move)(nil),                    // 44: rowraft.v1.Move
+	(*Operation)(nil),               // 45: rowraft.v1.Operation
+	(*MoveStatus)(nil),              // 46: rowraft.v1.MoveStatus
+	(*MoveReplicaRequest)(nil),      // 47: rowraft.v1.MoveReplicaRequest
+	(*MoveReplicaReply)(nil),        // 48: rowraft.v1.MoveReplicaReply
+	(*CancelMoveRequest)(nil),       // 49: rowraft.v1.CancelMoveRequest
+	(*CancelMoveReply)(nil),         // 50: rowraft.v1.CancelMoveReply
+	(*ChangeNodeRequest)(nil),       // 51: rowraft.v1.ChangeNodeRequest
+	(*ChangeNodeReply)(nil),         // 52: rowraft.v1.ChangeNodeReply
 }
 var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	13, // 0: rowraft.v1.HelloReply.founders:type_name -> rowraft.v1.Node
@@ -4430,71 +4488,72 @@ var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	14, // 9: rowraft.v1.RemovedReplica.replica:type_name -> rowraft.v1.Replica
 	13, // 10: rowraft.v1.Map.nodes:type_name -> rowraft.v1.Node
 	15, // 11: rowraft.v1.Map.shards:type_name -> rowraft.v1.Shard
-	8,  // 12: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
-	17, // 13: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
-	18, // 14: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
-	13, // 15: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
-	25, // 16: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
-	24, // 17: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
-	23, // 18: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
-	28, // 19: rowraft.v1.HeartbeatRequest.disk:type_name -> rowraft.v1.Disk
-	27, // 20: rowraft.v1.HeartbeatRequest.slowness:type_name -> rowraft.v1.Slowness
-	8,  // 21: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
-	8,  // 22: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
-	13, // 23: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
-	23, // 24: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
-	28, // 25: rowraft.v1.NodeStatus.disk:type_name -> rowraft.v1.Disk
-	27, // 26: rowraft.v1.NodeStatus.slowness:type_name -> rowraft.v1.Slowness
-	1,  // 27: rowraft.v1.Problem.severity:type_name -> rowraft.v1.Severity
-	17, // 28: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
-	37, // 29: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
-	39, // 30: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
-	45, // 31: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
-	43, // 32: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
-	44, // 33: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
-	41, // 34: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
-	42, // 35: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
-	38, // 36: rowraft.v1.StatusReply.findings:type_name -> rowraft.v1.Problem
-	14, // 37: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
-	14, // 38: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
-	2,  // 39: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
-	3,  // 40: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
-	4,  // 41: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
-	5,  // 42: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
-	43, // 43: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	43, // 44: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	43, // 45: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
-	0,  // 46: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
-	0,  // 47: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
-	13, // 48: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
-	44, // 49: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
-	6,  // 50: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	19, // 51: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	21, // 52: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	26, // 53: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	32, // 54: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	30, // 55: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
-	34, // 56: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	36, // 57: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	46, // 58: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	48, // 59: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	50, // 60: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
-	7,  // 61: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	20, // 62: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	22, // 63: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	29, // 64: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	33, // 65: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	31, // 66: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
-	35, // 67: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	40, // 68: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	47, // 69: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	49, // 70: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	51, // 71: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
-	61, // [61:72] is the sub-list for method output_type
-	50, // [50:61] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	17, // 12: rowraft.v1.Map.slots:type_name -> rowraft.v1.SlotRange
+	8,  // 13: rowraft.v1.Map.tables:type_name -> rowraft.v1.TableSchema
+	18, // 14: rowraft.v1.GetMapReply.map:type_name -> rowraft.v1.Map
+	19, // 15: rowraft.v1.GetMapReply.leaders:type_name -> rowraft.v1.LeaderHint
+	13, // 16: rowraft.v1.RegisterNodeRequest.node:type_name -> rowraft.v1.Node
+	26, // 17: rowraft.v1.ReplicaStatus.tables:type_name -> rowraft.v1.TableStats
+	25, // 18: rowraft.v1.ReplicaStatus.members:type_name -> rowraft.v1.MemberStatus
+	24, // 19: rowraft.v1.HeartbeatRequest.replicas:type_name -> rowraft.v1.ReplicaStatus
+	29, // 20: rowraft.v1.HeartbeatRequest.disk:type_name -> rowraft.v1.Disk
+	28, // 21: rowraft.v1.HeartbeatRequest.slowness:type_name -> rowraft.v1.Slowness
+	8,  // 22: rowraft.v1.CreateTableRequest.table:type_name -> rowraft.v1.TableSchema
+	8,  // 23: rowraft.v1.CreateTableReply.table:type_name -> rowraft.v1.TableSchema
+	13, // 24: rowraft.v1.NodeStatus.node:type_name -> rowraft.v1.Node
+	24, // 25: rowraft.v1.NodeStatus.replicas:type_name -> rowraft.v1.ReplicaStatus
+	29, // 26: rowraft.v1.NodeStatus.disk:type_name -> rowraft.v1.Disk
+	28, // 27: rowraft.v1.NodeStatus.slowness:type_name -> rowraft.v1.Slowness
+	1,  // 28: rowraft.v1.Problem.severity:type_name -> rowraft.v1.Severity
+	18, // 29: rowraft.v1.StatusReply.map:type_name -> rowraft.v1.Map
+	38, // 30: rowraft.v1.StatusReply.nodes:type_name -> rowraft.v1.NodeStatus
+	40, // 31: rowraft.v1.StatusReply.jobs:type_name -> rowraft.v1.JobStatus
+	46, // 32: rowraft.v1.StatusReply.moves:type_name -> rowraft.v1.MoveStatus
+	44, // 33: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
+	45, // 34: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
+	42, // 35: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
+	43, // 36: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
+	39, // 37: rowraft.v1.StatusReply.findings:type_name -> rowraft.v1.Problem
+	14, // 38: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
+	14, // 39: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
+	2,  // 40: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
+	3,  // 41: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
+	4,  // 42: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
+	5,  // 43: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
+	44, // 44: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	44, // 45: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	44, // 46: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	0,  // 47: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
+	0,  // 48: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
+	13, // 49: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
+	45, // 50: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
+	6,  // 51: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	20, // 52: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	22, // 53: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	27, // 54: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	33, // 55: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	31, // 56: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
+	35, // 57: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	37, // 58: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	47, // 59: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	49, // 60: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	51, // 61: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
+	7,  // 62: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	21, // 63: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	23, // 64: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	30, // 65: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	34, // 66: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	32, // 67: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
+	36, // 68: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	41, // 69: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	48, // 70: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	50, // 71: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	52, // 72: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
+	62, // [62:73] is the sub-list for method output_type
+	51, // [51:62] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }
@@ -4508,7 +4567,7 @@ func file_rowraft_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_cluster_proto_rawDesc), len(file_rowraft_v1_cluster_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

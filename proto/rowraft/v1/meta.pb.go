@@ -726,7 +726,7 @@ func (x *MetaPutNode) GetNode() *Node {
 type MetaCreateShards struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shards        []*Shard               `protobuf:"bytes,1,rep,name=shards,proto3" json:"shards,omitempty"`
-	Slots         []byte                 `protobuf:"bytes,2,opt,name=slots,proto3" json:"slots,omitempty"` // 4096 bytes: slot → shard
+	Slots         []*SlotRange           `protobuf:"bytes,2,rep,name=slots,proto3" json:"slots,omitempty"` // ascending; together all slots of the cluster
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -768,7 +768,7 @@ func (x *MetaCreateShards) GetShards() []*Shard {
 	return nil
 }
 
-func (x *MetaCreateShards) GetSlots() []byte {
+func (x *MetaCreateShards) GetSlots() []*SlotRange {
 	if x != nil {
 		return x.Slots
 	}
@@ -3462,10 +3462,10 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\"3\n" +
 	"\vMetaPutNode\x12$\n" +
-	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\"S\n" +
+	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\"j\n" +
 	"\x10MetaCreateShards\x12)\n" +
-	"\x06shards\x18\x01 \x03(\v2\x11.rowraft.v1.ShardR\x06shards\x12\x14\n" +
-	"\x05slots\x18\x02 \x01(\fR\x05slots\"d\n" +
+	"\x06shards\x18\x01 \x03(\v2\x11.rowraft.v1.ShardR\x06shards\x12+\n" +
+	"\x05slots\x18\x02 \x03(\v2\x15.rowraft.v1.SlotRangeR\x05slots\"d\n" +
 	"\x0fMetaCreateTable\x12-\n" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\"\n" +
 	"\rif_not_exists\x18\x02 \x01(\bR\vifNotExists\"3\n" +
@@ -3739,28 +3739,29 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaForgetCheckpoint)(nil), // 43: rowraft.v1.MetaForgetCheckpoint
 	(*Node)(nil),                 // 44: rowraft.v1.Node
 	(*Shard)(nil),                // 45: rowraft.v1.Shard
-	(*TableSchema)(nil),          // 46: rowraft.v1.TableSchema
-	(*JobIdentity)(nil),          // 47: rowraft.v1.JobIdentity
-	(*Replica)(nil),              // 48: rowraft.v1.Replica
-	(MoveReason)(0),              // 49: rowraft.v1.MoveReason
-	(NodeIntent)(0),              // 50: rowraft.v1.NodeIntent
-	(OperationKind)(0),           // 51: rowraft.v1.OperationKind
-	(*JoinToken)(nil),            // 52: rowraft.v1.JoinToken
-	(*JoinUse)(nil),              // 53: rowraft.v1.JoinUse
-	(MovePhase)(0),               // 54: rowraft.v1.MovePhase
-	(*EnterRequest)(nil),         // 55: rowraft.v1.EnterRequest
-	(MemberState)(0),             // 56: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 57: rowraft.v1.PartReached
-	(*PartSettled)(nil),          // 58: rowraft.v1.PartSettled
-	(*JobSetting)(nil),           // 59: rowraft.v1.JobSetting
-	(JobState)(0),                // 60: rowraft.v1.JobState
-	(*RunMember)(nil),            // 61: rowraft.v1.RunMember
-	(*JobData)(nil),              // 62: rowraft.v1.JobData
-	(*Map)(nil),                  // 63: rowraft.v1.Map
-	(*Move)(nil),                 // 64: rowraft.v1.Move
-	(*Operation)(nil),            // 65: rowraft.v1.Operation
-	(*CheckpointPolicy)(nil),     // 66: rowraft.v1.CheckpointPolicy
-	(*PolicyRecord)(nil),         // 67: rowraft.v1.PolicyRecord
+	(*SlotRange)(nil),            // 46: rowraft.v1.SlotRange
+	(*TableSchema)(nil),          // 47: rowraft.v1.TableSchema
+	(*JobIdentity)(nil),          // 48: rowraft.v1.JobIdentity
+	(*Replica)(nil),              // 49: rowraft.v1.Replica
+	(MoveReason)(0),              // 50: rowraft.v1.MoveReason
+	(NodeIntent)(0),              // 51: rowraft.v1.NodeIntent
+	(OperationKind)(0),           // 52: rowraft.v1.OperationKind
+	(*JoinToken)(nil),            // 53: rowraft.v1.JoinToken
+	(*JoinUse)(nil),              // 54: rowraft.v1.JoinUse
+	(MovePhase)(0),               // 55: rowraft.v1.MovePhase
+	(*EnterRequest)(nil),         // 56: rowraft.v1.EnterRequest
+	(MemberState)(0),             // 57: rowraft.v1.MemberState
+	(*PartReached)(nil),          // 58: rowraft.v1.PartReached
+	(*PartSettled)(nil),          // 59: rowraft.v1.PartSettled
+	(*JobSetting)(nil),           // 60: rowraft.v1.JobSetting
+	(JobState)(0),                // 61: rowraft.v1.JobState
+	(*RunMember)(nil),            // 62: rowraft.v1.RunMember
+	(*JobData)(nil),              // 63: rowraft.v1.JobData
+	(*Map)(nil),                  // 64: rowraft.v1.Map
+	(*Move)(nil),                 // 65: rowraft.v1.Move
+	(*Operation)(nil),            // 66: rowraft.v1.Operation
+	(*CheckpointPolicy)(nil),     // 67: rowraft.v1.CheckpointPolicy
+	(*PolicyRecord)(nil),         // 68: rowraft.v1.PolicyRecord
 }
 var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.MetaCommand.init:type_name -> rowraft.v1.MetaInit
@@ -3800,52 +3801,53 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	8,  // 34: rowraft.v1.MetaCommand.raise_version:type_name -> rowraft.v1.MetaRaiseVersion
 	44, // 35: rowraft.v1.MetaPutNode.node:type_name -> rowraft.v1.Node
 	45, // 36: rowraft.v1.MetaCreateShards.shards:type_name -> rowraft.v1.Shard
-	46, // 37: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
-	47, // 38: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
-	48, // 39: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
-	49, // 40: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
-	50, // 41: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
-	50, // 42: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
-	51, // 43: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
-	52, // 44: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
-	13, // 45: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
-	53, // 46: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
-	54, // 47: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
-	54, // 48: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
-	55, // 49: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
-	47, // 50: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
-	56, // 51: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	57, // 52: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	47, // 53: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	47, // 54: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	58, // 55: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
-	59, // 56: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
-	60, // 57: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
-	61, // 58: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
-	62, // 59: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	63, // 60: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	64, // 61: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	64, // 62: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	31, // 63: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	32, // 64: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	33, // 65: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	38, // 66: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 67: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	28, // 68: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	65, // 69: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
-	13, // 70: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
-	46, // 71: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	36, // 72: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	32, // 73: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	33, // 74: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	66, // 75: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	67, // 76: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	66, // 77: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	78, // [78:78] is the sub-list for method output_type
-	78, // [78:78] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	46, // 37: rowraft.v1.MetaCreateShards.slots:type_name -> rowraft.v1.SlotRange
+	47, // 38: rowraft.v1.MetaCreateTable.table:type_name -> rowraft.v1.TableSchema
+	48, // 39: rowraft.v1.MetaIssueIncarnation.member:type_name -> rowraft.v1.JobIdentity
+	49, // 40: rowraft.v1.MetaStartMove.to:type_name -> rowraft.v1.Replica
+	50, // 41: rowraft.v1.MetaStartMove.reason:type_name -> rowraft.v1.MoveReason
+	51, // 42: rowraft.v1.MetaSetIntent.from:type_name -> rowraft.v1.NodeIntent
+	51, // 43: rowraft.v1.MetaSetIntent.to:type_name -> rowraft.v1.NodeIntent
+	52, // 44: rowraft.v1.MetaSetIntent.kind:type_name -> rowraft.v1.OperationKind
+	53, // 45: rowraft.v1.MetaToken.token:type_name -> rowraft.v1.JoinToken
+	13, // 46: rowraft.v1.MetaCreateToken.token:type_name -> rowraft.v1.MetaToken
+	54, // 47: rowraft.v1.MetaUseToken.use:type_name -> rowraft.v1.JoinUse
+	55, // 48: rowraft.v1.MetaAdvanceMove.from:type_name -> rowraft.v1.MovePhase
+	55, // 49: rowraft.v1.MetaAdvanceMove.to:type_name -> rowraft.v1.MovePhase
+	56, // 50: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
+	48, // 51: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
+	57, // 52: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
+	58, // 53: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
+	48, // 54: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
+	48, // 55: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
+	59, // 56: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
+	60, // 57: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
+	61, // 58: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
+	62, // 59: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
+	63, // 60: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
+	64, // 61: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	65, // 62: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	65, // 63: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	31, // 64: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	32, // 65: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	33, // 66: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
+	38, // 67: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 68: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	28, // 69: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	66, // 70: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	13, // 71: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
+	47, // 72: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	36, // 73: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	32, // 74: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	33, // 75: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
+	67, // 76: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	68, // 77: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	67, // 78: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	79, // [79:79] is the sub-list for method output_type
+	79, // [79:79] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
