@@ -119,7 +119,7 @@ type Config struct {
 	// stops in order and returns the error.
 	Fatal func(error)
 
-	// tamper changes what a replica applies; nil but in tests and canaries.
+	// tamper changes the entries that a replica applies. It is nil except in tests and canaries.
 	tamper func(r *replica, index rowraft.Index, entry []byte) []byte
 
 	memoryUse func() admit.MemoryUse // nil but in tests

@@ -13,5 +13,6 @@
 //  3. The node follows the cluster map: it runs the replicas that the map gives it, and deletes a replica only when the
 //     map says that the replica has left.
 //
-// Run owns every goroutine of the process and returns when all have ended.
+// Run owns every goroutine of the process and returns when all have ended. DESIGN.md describes the parts of a server, the
+// paths of a write and a read, the locks, and the decisions with their reasons.
 package node

@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/steps"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
@@ -19,53 +20,53 @@ func (s *tableService) PushStep(ctx context.Context, req *rowraftv1.PushStepRequ
 	if err != nil {
 		return nil, err
 	}
-	if err := r.mayChange(ctx, p.payload); err != nil {
+	if err := r.mayChange(ctx, p.Payload); err != nil {
 		return nil, err
 	}
-	answer, err := r.pushStep(ctx, p)
+	result, err := r.pushStep(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	return &rowraftv1.PushStepReply{
 		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(r.machine.AppliedIndex()),
-		Outcome: rowraftv1.StepOutcome(answer.outcome), WaitingFor: uint64(answer.waitingFor),
+		Outcome: rowraftv1.StepOutcome(result.Outcome), WaitingFor: uint64(result.WaitingFor),
 	}, nil
 }
 
-func stepPushOf(req *rowraftv1.PushStepRequest) (*stepPush, error) {
+func stepPushOf(req *rowraftv1.PushStepRequest) (*steps.Push, error) {
 	job, err := jobID(req.Job)
 	if err != nil {
 		return nil, err
 	}
-	p := &stepPush{
+	p := &steps.Push{
 		StepPart: shard.StepPart{
 			Job: job, Generation: rowraft.Generation(req.Generation), Rank: rowraft.Rank(req.Rank),
 			Incarnation: rowraft.Incarnation(req.Incarnation), Step: rowraft.Step(req.Step),
 		},
-		fragment: int(req.Fragment), fragments: int(req.Fragments), payload: req.Payload, probe: req.Probe, idle: req.Idle,
+		Fragment: int(req.Fragment), Fragments: int(req.Fragments), Payload: req.Payload, Probe: req.Probe, Idle: req.Idle,
 	}
 	switch {
 	case p.Rank >= rowraft.MaxRanks, p.Step == 0, p.Generation == 0, p.Incarnation == 0:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "rank %d, incarnation %d, step %d, generation %d: ranks are less than %d, the others count from 1", p.Rank, p.Incarnation, p.Step, p.Generation, rowraft.MaxRanks)
-	case p.fragments < 1 || p.fragments > maxFragments || p.fragment >= p.fragments:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fragment %d of %d: want at most %d, counted from 0", p.fragment, p.fragments, maxFragments)
+	case p.Fragments < 1 || p.Fragments > steps.MaxFragments || p.Fragment >= p.Fragments:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fragment %d of %d: want at most %d, counted from 0", p.Fragment, p.Fragments, steps.MaxFragments)
 	case len(req.Positions) > wire.MaxPushPositions:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d positions: want at most %d", len(req.Positions), wire.MaxPushPositions)
-	case p.idle && len(p.payload) > 0:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker with nothing to read has gradients")
-	case p.probe && len(p.payload) > 0:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a probe with a payload")
+	case p.Idle && len(p.Payload) > 0:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "an idle worker pushes %d bytes of gradients: an idle worker has none", len(p.Payload))
+	case p.Probe && len(p.Payload) > 0:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a probe with a payload of %d bytes: a probe has none", len(p.Payload))
 	}
 	for i, at := range req.Positions {
 		if i > 0 && at.Part <= req.Positions[i-1].Part {
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "data parts must be strictly ascending")
 		}
-		p.positions = append(p.positions, rowraft.Position{Part: rowraft.DataPart(at.Part), Offset: at.Offset})
+		p.Positions = append(p.Positions, rowraft.Position{Part: rowraft.DataPart(at.Part), Offset: at.Offset})
 	}
 	return p, nil
 }
 
-// replicaOfJob is replicaFor a call that names a job.
+// replicaOfJob is replicaFor for a call that names a job.
 func (n *Node) replicaOfJob(shard uint32, epoch uint64, job []byte) (r *replica, id rowraft.JobID, err error) {
 	if r, err = n.replicaFor(shard, anyMapVersion, epoch); err == nil {
 		id, err = jobID(job)
@@ -81,15 +82,15 @@ func jobID(b []byte) (id rowraft.JobID, err error) {
 }
 
 // pushStep accepts a part of a step as the leader.
-func (r *replica) pushStep(ctx context.Context, p *stepPush) (stepAnswer, error) {
-	var answer stepAnswer
+func (r *replica) pushStep(ctx context.Context, p *steps.Push) (steps.Result, error) {
+	var result steps.Result
 	try := func() error {
 		err := r.mustServe()
-		if err == nil && !p.probe {
-			err = r.machine.Validate(wire.OpPush, p.payload)
+		if err == nil && !p.Probe {
+			err = r.machine.Validate(wire.OpPush, p.Payload)
 		}
 		if err == nil {
-			answer, err = r.steps.push(ctx, p)
+			result, err = r.steps.Push(ctx, p)
 		}
 		return err
 	}
@@ -98,11 +99,11 @@ func (r *replica) pushStep(ctx context.Context, p *stepPush) (stepAnswer, error)
 	case rowraft.CodeNotFound, rowraft.CodeNotMember, rowraft.CodeTableNotFound:
 		// The error is final for the worker, so the state must be the newest: see checkPart.
 		if err := r.confirm(ctx); err != nil {
-			return answer, err
+			return result, err
 		}
 		err = try()
 	}
-	return answer, err
+	return result, err
 }
 
 func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
@@ -113,12 +114,12 @@ func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRe
 	if err := r.mustServe(); err != nil {
 		return nil, err
 	}
-	slowest, err := r.steps.waitClock(ctx, job, req.AtLeast)
+	slowest, err := r.steps.WaitClock(ctx, job, req.AtLeast)
 	if rowraft.CodeOf(err) == rowraft.CodeNotFound {
 		if err := r.confirm(ctx); err != nil {
 			return nil, err
 		}
-		slowest, err = r.steps.waitClock(ctx, job, req.AtLeast)
+		slowest, err = r.steps.WaitClock(ctx, job, req.AtLeast)
 	}
 	if err != nil {
 		return nil, err
@@ -169,8 +170,8 @@ func (r *replica) ensureJob(ctx context.Context, w *wire.Membership, epoch rowra
 	if err := r.machine.CheckMembership(w); err != nil {
 		return 0, err
 	}
-	return r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
-		if err := r.steps.mayBegin(w); err != nil {
+	return r.steps.ChangeMembers(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
+		if err := r.steps.CheckNotEnded(w); err != nil {
 			return 0, err
 		}
 		return r.logMembership(ctx, w, epoch)
@@ -194,13 +195,13 @@ func (s *replicaService) EndJob(ctx context.Context, req *rowraftv1.EndJobReques
 		return nil, err
 	}
 	w := &wire.Membership{Job: job}
-	index, err := r.steps.change(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
+	index, err := r.steps.ChangeMembers(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
 		plan, err := r.machine.JobPlan(job)
 		// A delayed call must not end the job of workers that have entered since.
 		if err == nil && req.Generation != 0 && uint64(plan.Generation) > req.Generation {
 			return 0, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: job %x is at generation %d, not at %d", r.shard, job[:4], plan.Generation, req.Generation)
 		}
-		r.steps.endUpTo(job, rowraft.Generation(req.Generation))
+		r.steps.MarkEnded(job, rowraft.Generation(req.Generation))
 		if err != nil {
 			return r.machine.AppliedIndex(), nil // the shard never had the job, or has forgotten it
 		}
@@ -224,7 +225,7 @@ func (s *replicaService) JobState(ctx context.Context, req *rowraftv1.JobStateRe
 	if err != nil {
 		return nil, err
 	}
-	highest, missing := r.steps.highestOpen(id)
+	highest, missing := r.steps.Progress(id)
 	reply := &rowraftv1.JobStateReply{
 		AppliedIndex: uint64(r.machine.AppliedIndex()), Generation: uint64(j.Generation), FirstStep: uint64(j.First),
 		LastClosed: uint64(j.LastClosed), HighestOpen: uint64(highest), Quorum: uint32(j.Quorum), DeadlineNs: j.Deadline,
@@ -237,4 +238,20 @@ func (s *replicaService) JobState(ctx context.Context, req *rowraftv1.JobStateRe
 		reply.WaitingFor = append(reply.WaitingFor, uint32(rank))
 	}
 	return reply, nil
+}
+
+// stepLeader is a replica as package steps uses it.
+type stepLeader struct{ r *replica }
+
+func (l stepLeader) RoomForRows() error { return l.r.admit.RoomForRows() }
+
+func (l stepLeader) Enter(sizeBytes int) error { return l.r.gate.enter(l.r.ctx, sizeBytes) }
+
+func (l stepLeader) Leave() { l.r.gate.leave() }
+
+func (l stepLeader) Propose(step *wire.Step) (applied func() (*shard.Applied, error)) {
+	buf := rpc.Pool.Get(step.Size())
+	defer rpc.Pool.Put(buf)
+	f := l.r.group.Propose(wire.AppendStepEntry((*buf)[:0], l.r.header(), step))
+	return func() (*shard.Applied, error) { return l.r.answer(context.Background(), f) }
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/wire"
 )
 
 // A shard with the maximum number of jobs refuses one more without a log entry, for any number of requests.
@@ -111,27 +110,6 @@ func TestALateMembershipBringsNoJobBack(t *testing.T) {
 	late(1, 9)
 	end(2, 0) // no entry of this generation has arrived here
 	late(2, 1)
-}
-
-// A leader remembers a bounded number of ended jobs; it forgets the oldest first.
-func TestEndedJobsAreBounded(t *testing.T) {
-	s := newSteps(&replica{})
-	membership := func(n int) *wire.Membership {
-		return &wire.Membership{Job: rowraft.JobID{14: byte(n >> 8), 15: byte(n)}, Generation: 3}
-	}
-	for n := range maxEndedJobs + 1 {
-		for range 2 {
-			s.endUpTo(membership(n).Job, 3)
-		}
-	}
-	if len(s.ended.upTo) != maxEndedJobs || len(s.ended.order) != maxEndedJobs {
-		t.Errorf("%d and %d ended jobs are known, want %d", len(s.ended.upTo), len(s.ended.order), maxEndedJobs)
-	}
-	for n, known := range map[int]bool{0: false, 1: true, maxEndedJobs: true} {
-		if err := s.mayBegin(membership(n)); known != (rowraft.CodeOf(err) == rowraft.CodeStaleGeneration) {
-			t.Errorf("job %d: %v", n, err)
-		}
-	}
 }
 
 // A run without trainers is in no shard. Workers that continue it begin after its last step, and with new

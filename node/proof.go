@@ -104,7 +104,7 @@ type prover struct {
 
 // applied counts the applied bytes, and notices when the machine was fenced.
 func (r *replica) applied(entry []byte, a *shard.Applied) {
-	r.steps.changed()
+	r.steps.EntryApplied()
 	h, _, err := wire.ParseEntryHeader(entry)
 	have := r.machine.Epoch()
 	if err == nil && h.Kind == wire.EntryRestoreClose && rowraft.CodeOf(a.Parts[0].Err) == rowraft.CodeCorrupt {

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/steps"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
@@ -30,7 +31,7 @@ type replica struct {
 	batch   *batcher
 	clock   logClock
 	gate    gate // a checkpoint holds pushes back before they reach batch
-	steps   *steps
+	steps   *steps.Aggregator
 	fresh   *freshness
 	admit   *admit.Admission // of the server
 	log     *slog.Logger
@@ -49,7 +50,6 @@ type replica struct {
 
 	// written counts the bytes of applied entries, without the entries of comparisons.
 	written atomic.Uint64
-	tamper  func(r *replica, index rowraft.Index, entry []byte) []byte // nil but in tests and canaries
 	proof   prover
 	fenced  chan struct{} // closed by noticeFence
 	// rolledBack is why the group found that its disk was rolled back; nil: it was not.
@@ -73,9 +73,6 @@ type stateMachine struct {
 }
 
 func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
-	if m.r.tamper != nil {
-		entry = m.r.tamper(m.r, index, entry)
-	}
 	result := m.Machine.Apply(index, entry)
 	switch a := result.(type) {
 	case *shard.FatalError:
@@ -106,13 +103,13 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 		return nil, err
 	}
 	r := &replica{
-		shard: s.ID, node: n.self.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), tamper: n.cfg.tamper, mayLogVersion: n.mayLog,
+		shard: s.ID, node: n.self.ID, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), mayLogVersion: n.mayLog,
 		admit: n.admission,
 		proof: prover{round: make(chan struct{}, 1)},
 		log:   n.log.With("shard", uint32(s.ID), "replica", string(self.ID)),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.steps = newSteps(r)
+	r.steps = steps.New(s.ID, machine, stepLeader{r})
 	// Only the replicas of the first map write the first entry of the group's log; a later
 	// replica is added to it. After a change of the members no replica may write a first entry,
 	// also not one of the first map that never ran.
@@ -125,7 +122,7 @@ func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	r.group, err = n.store.StartGroup(raftstore.GroupConfig{
 		ID:        groupName(s.ID),
 		Replica:   self.ID,
-		Machine:   stateMachine{machine, r},
+		Machine:   n.stateMachine(r),
 		Bootstrap: founders,
 		OnLeader:  r.onLeader,
 		OnRolledBack: func(err error) {
@@ -171,7 +168,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 		return // raftstore may report a term twice
 	}
 	r.leading.Store(0)
-	r.steps.drop(rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: this server has lost the lead", r.shard))
+	r.steps.Drop(rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: this server has lost the lead", r.shard))
 	if !leader {
 		r.log.Info("stopped leading", "term", uint64(term))
 		return
@@ -184,7 +181,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 		return
 	}
 	r.clock.restart(r.machine.LogTime())
-	r.steps.lead()
+	r.steps.Lead()
 	r.leading.Store(uint64(term))
 	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(r.machine.AppliedIndex()), "after", time.Since(start).String())
 }
@@ -193,7 +190,7 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 func (r *replica) close() error {
 	r.cancel()
 	r.fresh.close()
-	r.steps.stop()
+	r.steps.Stop()
 	r.batch.close()
 	return errors.Join(r.group.Close(), r.machine.Close())
 }

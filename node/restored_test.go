@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/node/steps"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -55,7 +56,7 @@ func watched(t *testing.T) (*replica, stateMachine) {
 	}
 	t.Cleanup(func() { machine.Close() })
 	r := &replica{machine: machine, fenced: make(chan struct{})}
-	r.steps = newSteps(r)
+	r.steps = steps.New(0, machine, stepLeader{r})
 	return r, stateMachine{machine, r}
 }
 

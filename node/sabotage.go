@@ -6,10 +6,31 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/wire"
 )
 
-// sabotage returns what canaries do to the entries that a replica applies; nil in every other build.
+// stateMachine returns the state machine that raftstore drives for r. Only tests and canaries change the entries that it
+// applies.
+func (n *Node) stateMachine(r *replica) raftstore.StateMachine {
+	m := stateMachine{r.machine, r}
+	if n.cfg.tamper == nil {
+		return m
+	}
+	return tampered{m, n.cfg.tamper}
+}
+
+// tampered is a stateMachine that applies other entries than those of the log.
+type tampered struct {
+	stateMachine
+	tamper func(r *replica, index rowraft.Index, entry []byte) []byte
+}
+
+func (m tampered) Apply(index rowraft.Index, entry []byte) any {
+	return m.stateMachine.Apply(index, m.tamper(m.r, index, entry))
+}
+
+// sabotage returns the change that a canary build makes to the entries that a replica applies; nil in other builds.
 func sabotage() func(*replica, rowraft.Index, []byte) []byte {
 	if canary.Is(canary.KeepDeleted) {
 		return func(r *replica, _ rowraft.Index, entry []byte) []byte {

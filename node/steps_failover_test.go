@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/node/steps"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -42,7 +43,7 @@ func (c *stepCluster) firstPiece(table *client.Table, workers int) (last rowraft
 	c.mu.Lock()
 	r := c.replica
 	c.mu.Unlock()
-	m := mean{divisor: float32(workers), limit: rowraft.TargetEntryBytes - 4096}
+	m := steps.Mean{Divisor: float32(workers)}
 	first := wire.Step{Job: testJob, Generation: 1, Step: 1}
 	for rank := range rowraft.Rank(workers) {
 		first.Contributors.Add(rank)
@@ -54,18 +55,18 @@ func (c *stepCluster) firstPiece(table *client.Table, workers int) (last rowraft
 			body.Keys[8*i], body.Keys[8*i+1], body.Keys[8*i+2] = byte(k), byte(k>>8), byte(k>>16)
 		}
 		wire.PutFloats(body.Values, rowraft.Float32, values)
-		if err := m.add(payload, int(rank)); err != nil {
+		if err := m.Add(payload, int(rank)); err != nil {
 			c.t.Fatal(err)
 		}
 	}
-	err := m.pieces(func(p meanPiece) error {
+	err := m.Pieces(func(p steps.Piece) error {
 		if pieces++; pieces > 1 {
 			if pieces == 2 {
-				last = p.afterKey
+				last = p.AfterKey
 			}
 			return nil
 		}
-		first.Payload = p.payload
+		first.Payload = p.Payload
 		_, err := r.propose(c.ctx, wire.AppendStepEntry(nil, r.header(), &first))
 		return err
 	})

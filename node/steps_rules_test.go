@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -359,4 +360,51 @@ func TestAStepWaitsForIdleWorkers(t *testing.T) {
 	c.want(zero, true, 2)
 	c.want(one, true, 2)
 	c.row(-3)
+}
+
+// Parts that wait for others do not delay a checkpoint's cut, and no step is closed while the cut holds the
+// gate.
+func TestAHoldWaitsForNoOpenStep(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
+	cl0, j0 := c.worker(1, 0, 1)
+	cl1, j1 := c.worker(1, 1, 1)
+	a := c.push(cl0, j0, 1, 2)
+	c.heldFrom(1, 1)
+	c.mu.Lock()
+	r := c.replica
+	c.mu.Unlock()
+	hold, err := r.gate.close(c.ctx, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := c.push(cl1, j1, 1, 2)
+	eventually(t, c.ctx, "the step is whole", func() bool { return c.state().HighestOpen == 1 && len(c.state().WaitingFor) == 0 })
+	if s := c.state(); s.LastClosed != 0 {
+		t.Errorf("a step was closed under a hold: %v", s)
+	}
+	hold.release()
+	c.want(a, true, 2)
+	c.want(b, true, 2)
+	c.row(-2)
+}
+
+// A part that never becomes complete does not delay workers that continue.
+func TestHalfAPartHoldsUpNobody(t *testing.T) {
+	c := startStepCluster(t)
+	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
+	_, err := c.table().PushStep(c.ctx, &rowraftv1.PushStepRequest{
+		MapVersion: uint64(c.dial().Map().SlotsVersion), Job: testJob[:], Generation: 1, Rank: 1, Incarnation: 1, Step: 1, Fragments: 2,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl0, j0 := c.worker(1, 0, 1)
+	cl1, j1 := c.worker(1, 1, 1)
+	a, b := c.push(cl0, j0, 2, 2), c.push(cl1, j1, 2, 2)
+	c.want(a, true, 3)
+	c.want(b, true, 3)
+	c.want(c.push(cl1, j1, 1, 2), false, 3)
+	c.row(-2)
+	eventually(t, c.ctx, "no step is open", func() bool { return c.state().HighestOpen == 0 })
 }

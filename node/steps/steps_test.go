@@ -1,15 +1,20 @@
-package node
+package steps
 
 import (
 	"runtime"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
+
+var testJob = rowraft.JobID{7, 1, 2, 3, 15: 9}
+
+// roomy is a leader with memory for rows. The tests here log nothing.
+type roomy struct{ Leader }
+
+func (roomy) RoomForRows() error { return nil }
 
 // segmentOf returns a payload of n rows of dim 4; the keys are every second one from first on.
 func segmentOf(n, first int) []byte {
@@ -23,17 +28,16 @@ func segmentOf(n, first int) []byte {
 	return payload
 }
 
-// The bytes that a leader holds are bounded, for one step and for all. Steps that are not the lowest get
-// half of them.
+// The bytes that a leader holds are bounded, for one step and for all. Steps that are not the lowest one get half.
 func TestHeldPartsAreBounded(t *testing.T) {
-	s := newSteps(&replica{shard: 3})
-	j := &jobSteps{id: testJob, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
+	s := New(3, nil, roomy{})
+	j := newJob(testJob)
 	s.jobs[testJob] = j
 	payload := segmentOf(170_000, 0) // some 3.9 MiB; all parts share it
 	push := func(step rowraft.Step, rank rowraft.Rank) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		_, err := s.addLocked(j, &stepPush{StepPart: shard.StepPart{Job: testJob, Generation: 1, Rank: rank, Incarnation: 1, Step: step}, fragments: 1, payload: payload})
+		_, err := s.addLocked(j, &Push{StepPart: shard.StepPart{Job: testJob, Generation: 1, Rank: rank, Incarnation: 1, Step: step}, Fragments: 1, Payload: payload})
 		return err
 	}
 	fill := func(step rowraft.Step) (n rowraft.Rank, err error) {
@@ -49,7 +53,7 @@ func TestHeldPartsAreBounded(t *testing.T) {
 		t.Errorf("a step that is not the lowest: %v after %d parts", err, n)
 	}
 	if n, err := fill(4); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || int(n) != maxStepBytes/len(payload) {
-		t.Errorf("one below: %v after %d parts", err, n)
+		t.Errorf("a step below the lowest one: %v after %d parts", err, n)
 	}
 	if s.held > maxHeldBytes+1<<20 || s.held < maxHeldBytes-2*len(payload) {
 		t.Errorf("%d bytes are held, want about %d", s.held, maxHeldBytes)
@@ -60,23 +64,23 @@ func TestHeldPartsAreBounded(t *testing.T) {
 	}
 	s.mu.Unlock()
 	if s.held != 0 {
-		t.Errorf("%d bytes are held of no step", s.held)
+		t.Errorf("%d bytes are held after all steps ended", s.held)
 	}
 }
 
-// However many jobs fill the room for open steps, the job that began first continues, then the next one.
-func TestTheOldestOfManyStepsIsLetIn(t *testing.T) {
-	s := newSteps(&replica{shard: 3})
+// If many jobs fill the room for open steps, the job that began first continues, then the next one.
+func TestTheOldestOfManyStepsIsAdmitted(t *testing.T) {
+	s := New(3, nil, roomy{})
 	payload := segmentOf(170_000, 0) // some 3.9 MiB; all parts share it
-	var jobs []*jobSteps
+	var jobs []*job
 	for i := range 4 {
-		j := &jobSteps{id: rowraft.JobID{byte(i)}, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
+		j := newJob(rowraft.JobID{byte(i)})
 		jobs, s.jobs[j.id] = append(jobs, j), j
 	}
-	push := func(j *jobSteps, step rowraft.Step, rank rowraft.Rank, payload []byte) error {
+	push := func(j *job, step rowraft.Step, rank rowraft.Rank, payload []byte) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		_, err := s.addLocked(j, &stepPush{StepPart: shard.StepPart{Job: j.id, Generation: 1, Rank: rank, Incarnation: 1, Step: step}, fragments: 1, payload: payload})
+		_, err := s.addLocked(j, &Push{StepPart: shard.StepPart{Job: j.id, Generation: 1, Rank: rank, Incarnation: 1, Step: step}, Fragments: 1, Payload: payload})
 		return err
 	}
 	const workers = 30 // together some 117 MiB
@@ -85,7 +89,7 @@ func TestTheOldestOfManyStepsIsLetIn(t *testing.T) {
 		t.Helper()
 		for again := true; again; {
 			again = false
-			for i, j := range jobs { // in turns, so that all are in the middle when there is no room
+			for i, j := range jobs { // one part each, so that all are incomplete when there is no room
 				if j.open[1] == nil && reached[i] > 0 || reached[i] == workers {
 					continue
 				}
@@ -104,22 +108,22 @@ func TestTheOldestOfManyStepsIsLetIn(t *testing.T) {
 	for i, j := range jobs {
 		full()
 		if reached[i] != workers {
-			t.Fatalf("job %d of 4 stands at part %d of %d, and the others at %d", i, reached[i], workers, reached)
+			t.Fatalf("job %d of 4 has %d of %d parts; all jobs: %d", i, reached[i], workers, reached)
 		}
 		s.mu.Lock()
 		s.endLocked(j, j.open[1], nil)
 		s.mu.Unlock()
 	}
 	if s.held != 0 {
-		t.Errorf("%d bytes are held of no step", s.held)
+		t.Errorf("%d bytes are held after all steps ended", s.held)
 	}
 
-	// Parts without rows take room, too.
+	// Parts without rows use memory, too.
 	n := rowraft.Step(1)
 	for ; push(jobs[0], n, 0, nil) == nil && n < 2*maxOpenSteps; n++ {
 	}
 	if n != maxOpenSteps+1 || s.held < maxOpenSteps*(stepHeadBytes+partHeadBytes) {
-		t.Errorf("%d empty steps of a job are held, and take %d bytes", n-1, s.held)
+		t.Errorf("%d empty steps of a job are held, with %d bytes", n-1, s.held)
 	}
 }
 
@@ -135,7 +139,7 @@ func TestPositionsOfAStepAreBounded(t *testing.T) {
 		o.parts[r] = part
 		with.Add(r)
 	}
-	read, err := o.gather(&mean{}, &with)
+	read, err := o.addTo(&Mean{}, &with)
 	if err != nil || len(read) != wire.MaxJobPositions || read[0].Part != wire.MaxPushPositions {
 		t.Fatalf("%d positions, %v; want the highest %d parts", len(read), err, wire.MaxJobPositions)
 	}
@@ -151,13 +155,13 @@ func TestPositionsOfAStepAreBounded(t *testing.T) {
 
 // A worker that learns of the next generation sends its part of a step that is open in the log again,
 // fragment by fragment, in place of a complete one. The step is not closed without that part meanwhile.
-func TestAPartThatIsBeingSentAgainIsWaitedFor(t *testing.T) {
-	s := newSteps(&replica{shard: 3})
-	j := &jobSteps{id: testJob, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
+func TestAStepWaitsForAPartThatIsSentAgain(t *testing.T) {
+	s := New(3, nil, roomy{})
+	j := newJob(testJob)
 	send := func(rank rowraft.Rank, generation rowraft.Generation, fragment int) *openStep {
 		t.Helper()
-		o, err := s.addLocked(j, &stepPush{
-			StepPart: shard.StepPart{Job: testJob, Generation: generation, Rank: rank, Incarnation: 1, Step: 1}, fragment: fragment, fragments: 2, payload: segmentOf(5, 10*fragment),
+		o, err := s.addLocked(j, &Push{
+			StepPart: shard.StepPart{Job: testJob, Generation: generation, Rank: rank, Incarnation: 1, Step: 1}, Fragment: fragment, Fragments: 2, Payload: segmentOf(5, 10*fragment),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -171,16 +175,16 @@ func TestAPartThatIsBeingSentAgainIsWaitedFor(t *testing.T) {
 		with.Add(rank)
 	}
 	gather := func(o *openStep) error {
-		_, err := o.gather(&mean{divisor: 2}, &with)
+		_, err := o.addTo(&Mean{Divisor: 2}, &with)
 		return err
 	}
 	if err := gather(send(1, 2, 0)); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
-		t.Errorf("with half a part of rank 1: %v, want to wait", err)
+		t.Errorf("with half a part of rank 1: %v, want CodeOverloaded", err)
 	}
 	o := send(1, 2, 1)
 	with.Add(2) // it has left, without a part here
 	if err := gather(o); err != nil {
-		t.Errorf("with all of it: %v", err)
+		t.Errorf("with the whole part: %v", err)
 	}
 }
 
@@ -192,16 +196,16 @@ func TestMeanAllocatesNothingPerRow(t *testing.T) {
 		payloads[i] = segmentOf(rows, i)
 	}
 	got := 0
-	m := mean{divisor: parts, limit: rowraft.TargetEntryBytes}
+	m := Mean{Divisor: parts}
 	for i, p := range payloads {
-		if err := m.add(p, i); err != nil {
+		if err := m.Add(p, i); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	err := m.pieces(func(p meanPiece) error {
-		for rest := p.payload; len(rest) > 0; {
+	err := m.Pieces(func(p Piece) error {
+		for rest := p.Payload; len(rest) > 0; {
 			seg, _, next, err := wire.ParseSegment(rest)
 			if err != nil {
 				return err
@@ -219,49 +223,23 @@ func TestMeanAllocatesNothingPerRow(t *testing.T) {
 	}
 }
 
-// Parts that wait for others do not delay a checkpoint's cut, and no step is closed while the cut holds the
-// gate.
-func TestAHoldWaitsForNoOpenStep(t *testing.T) {
-	c := startStepCluster(t)
-	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
-	cl0, j0 := c.worker(1, 0, 1)
-	cl1, j1 := c.worker(1, 1, 1)
-	a := c.push(cl0, j0, 1, 2)
-	c.heldFrom(1, 1)
-	c.mu.Lock()
-	r := c.replica
-	c.mu.Unlock()
-	hold, err := r.gate.close(c.ctx, time.Minute)
-	if err != nil {
-		t.Fatal(err)
+// A leader remembers a bounded number of ended jobs; it forgets the oldest first.
+func TestEndedJobsAreBounded(t *testing.T) {
+	s := New(0, nil, nil)
+	membership := func(n int) *wire.Membership {
+		return &wire.Membership{Job: rowraft.JobID{14: byte(n >> 8), 15: byte(n)}, Generation: 3}
 	}
-	b := c.push(cl1, j1, 1, 2)
-	eventually(t, c.ctx, "the step is whole", func() bool { return c.state().HighestOpen == 1 && len(c.state().WaitingFor) == 0 })
-	if s := c.state(); s.LastClosed != 0 {
-		t.Errorf("a step was closed under a hold: %v", s)
+	for n := range maxEndedJobs + 1 {
+		for range 2 {
+			s.MarkEnded(membership(n).Job, 3)
+		}
 	}
-	hold.release()
-	c.want(a, true, 2)
-	c.want(b, true, 2)
-	c.row(-2)
-}
-
-// A part that never becomes complete does not delay workers that continue.
-func TestHalfAPartHoldsUpNobody(t *testing.T) {
-	c := startStepCluster(t)
-	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
-	_, err := c.table().PushStep(c.ctx, &rowraftv1.PushStepRequest{
-		MapVersion: uint64(c.dial().Map().SlotsVersion), Job: testJob[:], Generation: 1, Rank: 1, Incarnation: 1, Step: 1, Fragments: 2,
-	})
-	if err != nil {
-		t.Fatal(err)
+	if len(s.ended.upTo) != maxEndedJobs || len(s.ended.order) != maxEndedJobs {
+		t.Errorf("%d and %d ended jobs are known, want %d", len(s.ended.upTo), len(s.ended.order), maxEndedJobs)
 	}
-	cl0, j0 := c.worker(1, 0, 1)
-	cl1, j1 := c.worker(1, 1, 1)
-	a, b := c.push(cl0, j0, 2, 2), c.push(cl1, j1, 2, 2)
-	c.want(a, true, 3)
-	c.want(b, true, 3)
-	c.want(c.push(cl1, j1, 1, 2), false, 3)
-	c.row(-2)
-	eventually(t, c.ctx, "no step is open", func() bool { return c.state().HighestOpen == 0 })
+	for n, known := range map[int]bool{0: false, 1: true, maxEndedJobs: true} {
+		if err := s.CheckNotEnded(membership(n)); known != (rowraft.CodeOf(err) == rowraft.CodeStaleGeneration) {
+			t.Errorf("job %d: %v", n, err)
+		}
+	}
 }

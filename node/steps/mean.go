@@ -1,4 +1,4 @@
-package node
+package steps
 
 import (
 	"cmp"
@@ -10,18 +10,19 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// mean averages the parts of a step (docs/formats/steps.md). For each key it adds the gradients in the
-// order of the parts and divides by the number of contributors. It emits pieces of limit bytes as they
-// fill, and allocates nothing per row.
-type mean struct {
-	divisor float32 // number of contributors
-	limit   int     // bytes of a piece
-	// afterTable and afterKey are the last row that an earlier piece contains; table 0: none.
-	afterTable rowraft.TableID
-	afterKey   rowraft.Key
+// pieceBytes is the size from which a piece ends. The rest of an entry is for its header and for the positions.
+const pieceBytes = rowraft.TargetEntryBytes - 4096
 
-	segments []meanSegment
-	heap     []meanSegment // of one table, those with rows left; a heap by key
+// Mean averages the parts of a step. For each key it adds the gradients in the order of the parts and divides by the
+// number of contributors. It emits pieces as they fill, and allocates nothing per row.
+type Mean struct {
+	Divisor float32 // number of contributors
+	// AfterTable and AfterKey are the last row that an earlier piece contains; table 0: none.
+	AfterTable rowraft.TableID
+	AfterKey   rowraft.Key
+
+	segments []cursor
+	heap     []cursor // of one table, those with rows left; a heap by key
 
 	payload []byte          // complete segments of the current piece
 	open    wire.Segment    // the segment after them, with keys and values below
@@ -32,8 +33,8 @@ type mean struct {
 	lastKey rowraft.Key
 }
 
-// meanSegment is a segment of a part, with the position of the next row.
-type meanSegment struct {
+// cursor is a position in a segment of a part: the next row to add.
+type cursor struct {
 	wire.Segment
 	body  wire.Body
 	order int // position of the part in the order of addition: by rank, then fragment
@@ -41,17 +42,16 @@ type meanSegment struct {
 	key   rowraft.Key
 }
 
-// meanPiece is the content of one entry. The payload is valid until the next piece.
-type meanPiece struct {
-	payload    []byte
-	last       bool
-	afterTable rowraft.TableID
-	afterKey   rowraft.Key
+// Piece is the content of one entry: the rows after (AfterTable, AfterKey). Payload is valid until the next piece.
+type Piece struct {
+	Payload    []byte
+	Last       bool
+	AfterTable rowraft.TableID
+	AfterKey   rowraft.Key
 }
 
-// add adds the next part, in the order of addition. It keeps payload, whose segments have the form of a
-// push.
-func (m *mean) add(payload []byte, order int) error {
+// Add adds the next payload, in the order of addition. It keeps payload, whose segments have the form of a push.
+func (m *Mean) Add(payload []byte, order int) error {
 	for len(payload) > 0 {
 		seg, body, rest, err := wire.ParseSegment(payload)
 		if err != nil {
@@ -59,18 +59,18 @@ func (m *mean) add(payload []byte, order int) error {
 		}
 		payload = rest
 		if seg.N > 0 {
-			m.segments = append(m.segments, meanSegment{Segment: seg, body: body, order: order, key: body.Key(0)})
+			m.segments = append(m.segments, cursor{Segment: seg, body: body, order: order, key: body.Key(0)})
 		}
 	}
 	return nil
 }
 
-// pieces calls emit for each piece. The last piece may be empty.
-func (m *mean) pieces(emit func(meanPiece) error) error {
-	slices.SortFunc(m.segments, func(a, b meanSegment) int {
+// Pieces calls emit for each piece. The last piece may be empty.
+func (m *Mean) Pieces(emit func(Piece) error) error {
+	slices.SortFunc(m.segments, func(a, b cursor) int {
 		return cmp.Or(cmp.Compare(a.Table, b.Table), cmp.Compare(a.order, b.order))
 	})
-	m.lastTab, m.lastKey = m.afterTable, m.afterKey
+	m.lastTab, m.lastKey = m.AfterTable, m.AfterKey
 	for from := 0; from < len(m.segments); {
 		to := from + 1
 		for to < len(m.segments) && m.segments[to].Table == m.segments[from].Table {
@@ -85,7 +85,7 @@ func (m *mean) pieces(emit func(meanPiece) error) error {
 }
 
 // table merges the segments of one table.
-func (m *mean) table(segments []meanSegment, emit func(meanPiece) error) error {
+func (m *Mean) table(segments []cursor, emit func(Piece) error) error {
 	m.open = wire.Segment{Table: segments[0].Table, Dim: segments[0].Dim, DType: rowraft.Float32, Flags: segments[0].Flags, LR: segments[0].LR}
 	m.heap = m.heap[:0]
 	for i := range segments {
@@ -98,7 +98,7 @@ func (m *mean) table(segments []meanSegment, emit func(meanPiece) error) error {
 	}
 	m.row = slices.Grow(m.row[:0], m.open.Dim)[:m.open.Dim]
 	for len(m.heap) > 0 {
-		if size := len(m.payload) + m.openSize(1); size > m.limit && (len(m.keys) > 0 || len(m.payload) > 0) || len(m.keys) >= rowraft.MaxKeysPerPart {
+		if size := len(m.payload) + m.openSize(1); size > pieceBytes && (len(m.keys) > 0 || len(m.payload) > 0) || len(m.keys) >= rowraft.MaxKeysPerPart {
 			if err := m.flush(false, emit); err != nil {
 				return err
 			}
@@ -110,14 +110,14 @@ func (m *mean) table(segments []meanSegment, emit func(meanPiece) error) error {
 }
 
 // skip moves past the rows of earlier pieces and reports whether rows are left.
-func (m *mean) skip(s *meanSegment) bool {
+func (m *Mean) skip(s *cursor) bool {
 	switch {
-	case s.Table > m.afterTable:
+	case s.Table > m.AfterTable:
 		return true
-	case s.Table < m.afterTable:
+	case s.Table < m.AfterTable:
 		return false
 	}
-	for s.at < s.N && s.body.Key(s.at) <= m.afterKey {
+	for s.at < s.N && s.body.Key(s.at) <= m.AfterKey {
 		s.at++
 	}
 	if s.at == s.N {
@@ -128,7 +128,7 @@ func (m *mean) skip(s *meanSegment) bool {
 }
 
 // putRow moves the lowest key of the heap into the open segment.
-func (m *mean) putRow() {
+func (m *Mean) putRow() {
 	key, first := m.heap[0].key, true
 	at := len(m.values)
 	m.values = slices.Grow(m.values, m.open.Dim)[:at+m.open.Dim]
@@ -155,7 +155,7 @@ func (m *mean) putRow() {
 		case v < -math.MaxFloat32:
 			sum[i] = -math.MaxFloat32
 		default:
-			sum[i] = v / m.divisor
+			sum[i] = v / m.Divisor
 		}
 	}
 	m.keys = append(m.keys, key)
@@ -163,7 +163,7 @@ func (m *mean) putRow() {
 }
 
 // advance moves the first segment of the heap to its next row.
-func (m *mean) advance() {
+func (m *Mean) advance() {
 	s := &m.heap[0]
 	if s.at++; s.at < s.N {
 		s.key = s.body.Key(s.at)
@@ -176,8 +176,8 @@ func (m *mean) advance() {
 }
 
 // sift moves the segment at i down to its place in the heap.
-func (m *mean) sift(i int) {
-	less := func(a, b *meanSegment) bool { return a.key < b.key || a.key == b.key && a.order < b.order }
+func (m *Mean) sift(i int) {
+	less := func(a, b *cursor) bool { return a.key < b.key || a.key == b.key && a.order < b.order }
 	for {
 		low := i
 		for child := 2*i + 1; child <= 2*i+2 && child < len(m.heap); child++ {
@@ -194,14 +194,14 @@ func (m *mean) sift(i int) {
 }
 
 // openSize returns the size of the open segment with the given number of additional rows.
-func (m *mean) openSize(more int) int {
+func (m *Mean) openSize(more int) int {
 	s := m.open
 	s.N = len(m.keys) + more
 	return s.Size()
 }
 
 // endSegment appends the open segment to the current piece.
-func (m *mean) endSegment() {
+func (m *Mean) endSegment() {
 	if len(m.keys) == 0 {
 		return
 	}
@@ -217,10 +217,10 @@ func (m *mean) endSegment() {
 }
 
 // flush emits the current piece.
-func (m *mean) flush(last bool, emit func(meanPiece) error) error {
+func (m *Mean) flush(last bool, emit func(Piece) error) error {
 	m.endSegment()
-	p := meanPiece{payload: m.payload, last: last, afterTable: m.afterTable, afterKey: m.afterKey}
+	p := Piece{Payload: m.payload, Last: last, AfterTable: m.AfterTable, AfterKey: m.AfterKey}
 	m.payload = m.payload[:0]
-	m.afterTable, m.afterKey = m.lastTab, m.lastKey
+	m.AfterTable, m.AfterKey = m.lastTab, m.lastKey
 	return emit(p)
 }

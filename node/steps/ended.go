@@ -1,4 +1,4 @@
-package node
+package steps
 
 import (
 	"math"
@@ -12,17 +12,17 @@ const maxEndedJobs = 1024
 
 // endedJobs are the jobs that this leader has ended recently, each with the highest ended generation.
 //
-// A call that sets a membership may arrive after its job was ended: the network delayed it, or it waited
-// for a step. The machine has no such job any more, so the call would create the job again, and no later
-// call would end it. This state is soft: the next leader does not have it. Only a caller that still took
-// the next leader for the leader before can send it such a call.
+// A call that sets a membership may arrive after its job was ended: the network delayed it, or it waited for a step. The
+// machine has no such job any more, so the call would create the job again, and no later call would end it. This state
+// is soft: the next leader does not have it. Only a call that was sent to the next leader before the job
+// ended can create the job again there.
 type endedJobs struct {
 	upTo  map[rowraft.JobID]rowraft.Generation
 	order []rowraft.JobID // oldest first
 }
 
-// endUpTo records that a job is ended up to a generation; 0: for good.
-func (s *steps) endUpTo(job rowraft.JobID, generation rowraft.Generation) {
+// MarkEnded records that a job is ended up to a generation; 0: forever. The caller proposes the end in ChangeMembers.
+func (s *Aggregator) MarkEnded(job rowraft.JobID, generation rowraft.Generation) {
 	if generation == 0 {
 		generation = math.MaxUint64
 	}
@@ -43,12 +43,12 @@ func (s *steps) endUpTo(job rowraft.JobID, generation rowraft.Generation) {
 	}
 }
 
-// mayBegin refuses a membership of a job that has ended since.
-func (s *steps) mayBegin(w *wire.Membership) error {
+// CheckNotEnded refuses a membership of a job that has ended.
+func (s *Aggregator) CheckNotEnded(w *wire.Membership) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if upTo, known := s.ended.upTo[w.Job]; known && w.Generation <= upTo {
-		return rowraft.Errorf(rowraft.CodeStaleGeneration, "shard %d: job %x was ended, and generation %d with it: the call comes too late", s.r.shard, w.Job[:4], w.Generation)
+		return rowraft.Errorf(rowraft.CodeStaleGeneration, "shard %d: job %x was ended, and generation %d with it: this call is older", s.shard, w.Job[:4], w.Generation)
 	}
 	return nil
 }

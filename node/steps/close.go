@@ -1,4 +1,4 @@
-package node
+package steps
 
 import (
 	"context"
@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/rpc"
-	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -19,8 +17,8 @@ const piecesAhead = 4
 
 // kickLocked starts to close the steps of j that can be closed, unless another goroutine does that.
 // REQUIRES: s.mu is held.
-func (s *steps) kickLocked(j *jobSteps) {
-	plan, err := s.r.machine.JobPlan(j.id)
+func (s *Aggregator) kickLocked(j *job) {
+	plan, err := s.machine.JobPlan(j.id)
 	if err != nil || !s.leads {
 		return
 	}
@@ -28,17 +26,15 @@ func (s *steps) kickLocked(j *jobSteps) {
 	if o, _ := j.ready(&plan); o == nil {
 		return
 	}
-	select {
-	case j.token <- struct{}{}:
-	default:
+	if !j.token.TryAcquire(1) {
 		return // the holder of the token checks again
 	}
 	s.wg.Go(func() { s.closeReady(j) })
 }
 
-// startTimersLocked starts the deadline of each step that has a whole part, if a worker with data to read
-// has a whole part of that step or a later one.
-func (s *steps) startTimersLocked(j *jobSteps, plan *shard.JobPlan) {
+// startTimersLocked starts the deadline of each step that has a whole part, if a worker with data to read has a whole
+// part of that step or a later one. REQUIRES: s.mu is held.
+func (s *Aggregator) startTimersLocked(j *job, plan *shard.JobPlan) {
 	if plan.Deadline == 0 {
 		return
 	}
@@ -62,7 +58,7 @@ func (s *steps) startTimersLocked(j *jobSteps, plan *shard.JobPlan) {
 
 // enough reports whether the workers that have passed a step close it. Without a quorum all members must
 // have passed it; with a quorum, that share of the members that are not idle.
-func (j *jobSteps) enough(step rowraft.Step, plan *shard.JobPlan) bool {
+func (j *job) enough(step rowraft.Step, plan *shard.JobPlan) bool {
 	passed, members := j.passed(step, plan), plan.Members.Len()
 	if plan.Needed >= members || passed.Len() == members {
 		return passed.Len() >= plan.Needed
@@ -73,9 +69,9 @@ func (j *jobSteps) enough(step rowraft.Step, plan *shard.JobPlan) bool {
 }
 
 // ready returns the lowest step, and the ranks whose parts close it, if it can be closed now.
-func (j *jobSteps) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
+func (j *job) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	if plan.Open.NextPiece > 0 {
-		return j.readyAgain(plan)
+		return j.readyOpenInLog(plan)
 	}
 	var o *openStep
 	var with wire.RankSet
@@ -94,12 +90,11 @@ func (j *jobSteps) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	return o, with
 }
 
-// readyAgain is ready for a step that is open in the log: its leader died in the middle. It waits for
-// exactly the contributors that the log names. A contributor that has pushed a later step does not send
-// this one again.
-func (j *jobSteps) readyAgain(plan *shard.JobPlan) (*openStep, wire.RankSet) {
+// readyOpenInLog is ready for a step that is open in the log: its leader died after the first piece. It waits for exactly
+// the contributors that the log names. A contributor that has pushed a later step does not send this one again.
+func (j *job) readyOpenInLog(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	o := j.open[plan.Open.Step]
-	if o == nil { // no worker has sent it again
+	if o == nil { // no worker has sent its part again
 		o = &openStep{step: plan.Open.Step}
 	}
 	with, gone := o.whole(plan.Generation, &plan.Members), j.passed(o.step+1, plan)
@@ -116,16 +111,16 @@ func (j *jobSteps) readyAgain(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 }
 
 // closeReady closes steps as long as one can be closed. It has j's token.
-func (s *steps) closeReady(j *jobSteps) {
+func (s *Aggregator) closeReady(j *job) {
 	for {
 		s.mu.Lock()
-		plan, err := s.r.machine.JobPlan(j.id)
+		plan, err := s.machine.JobPlan(j.id)
 		o, with := (*openStep)(nil), wire.RankSet{}
 		if err == nil && s.leads && s.jobs[j.id] == j {
 			o, with = j.ready(&plan)
 		}
 		if o == nil {
-			<-j.token // under mu: a part that arrives now finds the token free
+			j.token.Release(1) // under mu: a part that arrives now finds the token free
 			s.mu.Unlock()
 			return
 		}
@@ -140,9 +135,9 @@ func (s *steps) closeReady(j *jobSteps) {
 	}
 }
 
-// endBelowLocked answers the parts of steps that a later step has closed.
+// endBelowLocked ends the steps that a later step has closed.
 // REQUIRES: s.mu is held.
-func (s *steps) endBelowLocked(j *jobSteps, closed rowraft.Step) {
+func (s *Aggregator) endBelowLocked(j *job, closed rowraft.Step) {
 	for step, o := range j.open {
 		if step <= closed {
 			s.endLocked(j, o, nil)
@@ -150,54 +145,51 @@ func (s *steps) endBelowLocked(j *jobSteps, closed rowraft.Step) {
 	}
 }
 
-// closeStep logs a step with the parts of some ranks and waits until it is applied. REQUIRES: j's token;
-// the parts are whole.
-func (s *steps) closeStep(j *jobSteps, o *openStep, plan *shard.JobPlan, with wire.RankSet) error {
+// closeStep logs a step with the parts of some ranks and waits until it is applied. REQUIRES: j's token; the parts are
+// whole.
+func (s *Aggregator) closeStep(j *job, o *openStep, plan *shard.JobPlan, with wire.RankSet) error {
 	s.mu.Lock()
 	size := o.bytes // late parts may still arrive
 	s.mu.Unlock()
-	if err := s.r.gate.enter(s.r.ctx, size); err != nil {
+	if err := s.leader.Enter(size); err != nil {
 		return err
 	}
-	defer s.r.gate.leave()
-	m := mean{divisor: float32(with.Len()), limit: rowraft.TargetEntryBytes - 4096, afterTable: plan.Open.Table, afterKey: plan.Open.Key}
+	defer s.leader.Leave()
+	m := Mean{Divisor: float32(with.Len()), AfterTable: plan.Open.Table, AfterKey: plan.Open.Key}
 	base := wire.Step{Job: j.id, Generation: plan.Generation, Step: o.step, Piece: plan.Open.NextPiece, Contributors: with}
 	s.mu.Lock()
-	positions, err := o.gather(&m, &with)
+	positions, err := o.addTo(&m, &with)
 	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	var ahead []*raftstore.Future
-	await := func(n int) (err error) { // waits until at most n futures are left
+	var ahead []func() (*shard.Applied, error)
+	await := func(n int) (err error) { // waits until at most n pieces are not applied
 		for ; len(ahead) > n; ahead = ahead[1:] {
 			err = errors.Join(err, s.pieceApplied(ahead[0]))
 		}
 		return err
 	}
-	err = m.pieces(func(p meanPiece) error {
+	err = m.Pieces(func(p Piece) error {
 		step := base
 		base.Piece++
-		step.Payload, step.Last, step.AfterTable, step.AfterKey = p.payload, p.last, p.afterTable, p.afterKey
-		if p.last {
+		step.Payload, step.Last, step.AfterTable, step.AfterKey = p.Payload, p.Last, p.AfterTable, p.AfterKey
+		if p.Last {
 			step.Positions = positions
 		}
 		if err := await(piecesAhead - 1); err != nil {
 			return err
 		}
-		buf := rpc.Pool.Get(step.Size())
-		defer rpc.Pool.Put(buf)
-		ahead = append(ahead, s.r.group.Propose(wire.AppendStepEntry((*buf)[:0], s.r.header(), &step)))
+		ahead = append(ahead, s.leader.Propose(&step))
 		return nil
 	})
 	return errors.Join(err, await(0))
 }
 
-// gather adds the parts of some ranks to m, in the order of the ranks, and returns the positions that the
-// workers have read. A rank without a part here contributes nothing. A part that was whole may be replaced
-// meanwhile by one of a later generation that is not complete yet: gather then returns an error, because
-// its worker counts as a contributor.
-func (o *openStep) gather(m *mean, with *wire.RankSet) (read []rowraft.Position, err error) {
+// addTo adds the parts of some ranks to m, in the order of the ranks, and returns the positions that the workers have
+// read. A rank without a part here contributes nothing. A part that was whole may be replaced meanwhile by one of a
+// later generation that is not complete yet: addTo then returns an error, because its worker counts as a contributor.
+func (o *openStep) addTo(m *Mean, with *wire.RankSet) (read []rowraft.Position, err error) {
 	order := 0
 	for r := range rowraft.Rank(rowraft.MaxRanks) {
 		part := o.parts[r]
@@ -208,7 +200,7 @@ func (o *openStep) gather(m *mean, with *wire.RankSet) (read []rowraft.Position,
 			return nil, &rowraft.OverloadedError{What: fmt.Sprintf("step %d: rank %d is sending its part again", o.step, r), RetryAfter: 20 * time.Millisecond}
 		}
 		for _, f := range part.fragments {
-			if err := m.add(f, order); err != nil {
+			if err := m.Add(f, order); err != nil {
 				return nil, err
 			}
 			order++
@@ -229,41 +221,39 @@ func (o *openStep) gather(m *mean, with *wire.RankSet) (read []rowraft.Position,
 }
 
 // pieceApplied waits until a piece is applied.
-func (s *steps) pieceApplied(f *raftstore.Future) error {
-	a, err := s.r.answer(context.Background(), f)
+func (s *Aggregator) pieceApplied(applied func() (*shard.Applied, error)) error {
+	a, err := applied()
 	if err != nil {
 		return err
 	}
 	if a.Parts[0].Duplicate { // another leader has logged the piece
-		return rowraft.Errorf(rowraft.CodeLeadershipLost, "shard %d: another leader closes the step", s.r.shard)
+		return rowraft.Errorf(rowraft.CodeLeadershipLost, "shard %d: another leader closes the step", s.shard)
 	}
 	return a.Parts[0].Err
 }
 
-// change logs a membership. Before that, it closes the steps below the membership's first step with the
-// parts that are here.
-func (s *steps) change(ctx context.Context, w *wire.Membership, propose func(context.Context) (rowraft.Index, error)) (rowraft.Index, error) {
+// ChangeMembers logs a membership by propose. Before that, it closes the steps below the membership's first step with
+// the parts that are here.
+func (s *Aggregator) ChangeMembers(ctx context.Context, w *wire.Membership, propose func(context.Context) (rowraft.Index, error)) (rowraft.Index, error) {
 	s.mu.Lock()
 	j := s.jobs[w.Job]
 	if j == nil {
-		j = &jobSteps{id: w.Job, token: make(chan struct{}, 1), open: make(map[rowraft.Step]*openStep)}
+		j = newJob(w.Job)
 		s.jobs[w.Job] = j
 	}
 	s.mu.Unlock()
-	select {
-	case j.token <- struct{}{}:
-	case <-ctx.Done():
-		return 0, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a step of the job is being closed: %w", s.r.shard, ctx.Err())
+	if err := j.token.Acquire(ctx, 1); err != nil {
+		return 0, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a step of the job is being closed: %w", s.shard, err)
 	}
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		<-j.token
+		j.token.Release(1)
 		if s.jobs[w.Job] == j {
 			s.kickLocked(j)
 		}
 	}()
-	if err := s.closeAgain(j, w); err != nil {
+	if err := s.closeOpenInLog(j, w); err != nil {
 		return 0, err
 	}
 	if err := s.closeBelow(j, w); err != nil {
@@ -277,17 +267,16 @@ func (s *steps) change(ctx context.Context, w *wire.Membership, propose func(con
 	return index, nil
 }
 
-// closeAgain closes the step that is open in the log, if there is one, before a membership ends it. The
-// contributors of that step do not know its outcome. If they were told that it was closed without them,
-// they would push gradients again, to a later step, that its first pieces already contain. So the
-// membership waits until all contributors among its members have sent their parts here. closeAgain has j's
-// token.
-func (s *steps) closeAgain(j *jobSteps, w *wire.Membership) error {
-	now, err := s.r.machine.Job(j.id)
+// closeOpenInLog closes the step that is open in the log, if there is one, before a membership ends it. The contributors
+// of that step do not know its outcome. If they learned that it was closed without them, they would push gradients
+// again, to a later step, that its first pieces already contain. So the membership waits until all contributors among
+// its members have sent their parts here. closeOpenInLog has j's token.
+func (s *Aggregator) closeOpenInLog(j *job, w *wire.Membership) error {
+	now, err := s.machine.Job(j.id)
 	if err != nil || now.Open == nil || len(w.Members) == 0 {
 		return nil
 	}
-	plan, err := s.r.machine.JobPlan(j.id)
+	plan, err := s.machine.JobPlan(j.id)
 	if err != nil {
 		return err
 	}
@@ -301,12 +290,12 @@ func (s *steps) closeAgain(j *jobSteps, w *wire.Membership) error {
 	for _, m := range now.Members {
 		if slices.Contains(w.Members, m.Member) && plan.Open.Contributors.Has(m.Rank) && !with.Has(m.Rank) && !gone.Has(m.Rank) {
 			return &rowraft.OverloadedError{
-				What:       fmt.Sprintf("shard %d: step %d of job %x has pieces in the log, and rank %d has not sent its part again", s.r.shard, o.step, j.id[:4], m.Rank),
+				What:       fmt.Sprintf("shard %d: step %d of job %x has pieces in the log, and rank %d has not sent its part again", s.shard, o.step, j.id[:4], m.Rank),
 				RetryAfter: 50 * time.Millisecond,
 			}
 		}
 	}
-	if with.Len() == 0 { // all contributors have left, and ask no more
+	if with.Len() == 0 { // all contributors have left; no worker waits for the step
 		return nil
 	}
 	err = s.closeStep(j, o, &plan, with)
@@ -320,9 +309,9 @@ func (s *steps) closeAgain(j *jobSteps, w *wire.Membership) error {
 }
 
 // closeBelow closes the open steps below the first step of the coming membership. It has j's token.
-func (s *steps) closeBelow(j *jobSteps, w *wire.Membership) error {
+func (s *Aggregator) closeBelow(j *job, w *wire.Membership) error {
 	for {
-		plan, err := s.r.machine.JobPlan(j.id)
+		plan, err := s.machine.JobPlan(j.id)
 		if err != nil {
 			return nil // a new job
 		}
@@ -331,8 +320,8 @@ func (s *steps) closeBelow(j *jobSteps, w *wire.Membership) error {
 		with := wire.RankSet{}
 		if o != nil && o.step < w.First {
 			with = o.whole(plan.Generation, &plan.Members)
-			if with.Len() == 0 || plan.Open.NextPiece > 0 { // no member of the membership waits for this step (see closeAgain)
-				s.endLocked(j, o, &rowraft.StepClosedError{Shard: s.r.shard, Step: o.step, Next: w.First})
+			if with.Len() == 0 || plan.Open.NextPiece > 0 { // no member of the membership waits for this step (see closeOpenInLog)
+				s.endLocked(j, o, &rowraft.StepClosedError{Shard: s.shard, Step: o.step, Next: w.First})
 				s.mu.Unlock()
 				continue
 			}
@@ -351,13 +340,13 @@ func (s *steps) closeBelow(j *jobSteps, w *wire.Membership) error {
 	}
 }
 
-// endStale answers the parts of generations other than the current one.
-func (s *steps) endStale(j *jobSteps) {
-	plan, err := s.r.machine.JobPlan(j.id)
+// endStale ends the steps whose parts belong to generations other than the current one.
+func (s *Aggregator) endStale(j *job) {
+	plan, err := s.machine.JobPlan(j.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && s.jobs[j.id] == j {
-		delete(s.jobs, j.id) // the id never comes back
+		delete(s.jobs, j.id) // no later job has this id
 	}
 	for step, o := range j.open {
 		switch {
@@ -371,7 +360,7 @@ func (s *steps) endStale(j *jobSteps) {
 				have = p.generation
 			}
 			if have != plan.Generation {
-				s.endLocked(j, o, &rowraft.StaleGenerationError{Shard: s.r.shard, Have: have, Want: plan.Generation, Next: plan.LastClosed + 1})
+				s.endLocked(j, o, &rowraft.StaleGenerationError{Shard: s.shard, Have: have, Want: plan.Generation, Next: plan.LastClosed + 1})
 			}
 		}
 	}
