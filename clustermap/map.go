@@ -1,6 +1,7 @@
 package clustermap
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -224,4 +225,10 @@ func (m *Map) KeyInShard(table rowraft.TableID, shard rowraft.ShardID) (rowraft.
 		}
 	}
 	return 0, fmt.Errorf("shard %d holds no slot", shard)
+}
+
+// NameOf returns the name of a node for messages, or its id if it has no name or is not in the map.
+func (m *Map) NameOf(id rowraft.NodeID) string {
+	n, _ := m.Node(id)
+	return cmp.Or(n.Name, string(id))
 }

@@ -478,10 +478,6 @@ func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
 	return nil
 }
 
-func hasTable(tables []rowraft.Schema, id rowraft.TableID) bool {
-	return slices.ContainsFunc(tables, func(t rowraft.Schema) bool { return t.ID == id })
-}
-
 // hasTable reports whether a finished shard file has the table.
 func (p *partWriter) hasTable(id rowraft.TableID) bool {
 	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool { return rowraft.TableID(t.GetTable().GetId()) == id })

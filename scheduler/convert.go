@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -49,4 +50,8 @@ func describe(s rowraft.Schema) string {
 		text += fmt.Sprintf(", capacity %d rows evict %s", c.Rows, c.Evict)
 	}
 	return text
+}
+
+func hasTable(tables []rowraft.Schema, id rowraft.TableID) bool {
+	return slices.ContainsFunc(tables, func(t rowraft.Schema) bool { return t.ID == id })
 }

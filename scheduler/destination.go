@@ -99,11 +99,3 @@ func (c *Checkpoints) mayChange(caller *rpc.Caller, name string) error {
 	}
 	return notOwner(p.GetPolicy(), caller.String())
 }
-
-func notOwner(p *rowraftv1.CheckpointPolicy, have string) error {
-	owner := "those that run the cluster"
-	if p.GetOwner() != "" {
-		owner = "trainer " + p.GetOwner()
-	}
-	return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which " + owner + " set,", Need: "admin or operator, or its owner's name", Have: have}
-}

@@ -262,3 +262,25 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 		return g.size() == 3
 	})
 }
+
+// A new leader of the metadata group whose machine lags would answer from an old
+// map, and drive a move that has ended: it does neither.
+func TestANewLeaderReadsBeforeItAnswers(t *testing.T) {
+	s, l := newLeader(t, 1, 1)
+	reconcile(t, s)
+	l.elect(s.opts.Self.ID)
+	l.behind = true
+	_, err := s.Status(t.Context(), &rowraftv1.StatusRequest{})
+	wantError(t, err, rowraft.CodeStarting, "still reads")
+	_, err = s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{})
+	wantError(t, err, rowraft.CodeStarting)
+	_, err = s.CancelMove(t.Context(), &rowraftv1.CancelMoveRequest{})
+	wantError(t, err, rowraft.CodeStarting)
+	if _, term, _ := s.leading(); s.driver.begin(t.Context(), l, term) {
+		t.Error("it would drive moves")
+	}
+	l.behind = false
+	if _, err := s.Status(t.Context(), &rowraftv1.StatusRequest{}); err != nil {
+		t.Error(err)
+	}
+}

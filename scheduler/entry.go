@@ -81,6 +81,7 @@ func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 	return nil
 }
 
-func encodeCommand(c *rowraftv1.MetaCommand) ([]byte, error) {
-	return encodeFrame(entryMagic, requiredVersion(c), c)
+// encodeEntry encodes a command as an entry of the metadata group's log.
+func encodeEntry(version rowraft.FormatVersion, c *rowraftv1.MetaCommand) ([]byte, error) {
+	return encodeFrame(entryMagic, version, c)
 }

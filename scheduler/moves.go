@@ -271,7 +271,7 @@ func without(list []clustermap.Replica, id rowraft.ReplicaID) []clustermap.Repli
 
 // nodeName returns the name of a node for messages.
 func (s *state) nodeName(id rowraft.NodeID) string {
-	return labelOf(&s.cluster, id)
+	return s.cluster.NameOf(id)
 }
 
 // phaseName returns the name of a phase for messages.

@@ -32,14 +32,14 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "intent %d is unknown", req.GetIntent())
 	}
 	if n.NoShards && to == clustermap.Drain {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", labelOf(m, n.ID))
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", m.NameOf(n.ID))
 	}
 	runs := s.runningOn(n.ID)
 	if id := req.GetOperation(); id != 0 && (runs == nil || runs.id != id) {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "operation %d does not run on %s", id, labelOf(m, n.ID))
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "operation %d does not run on %s", id, m.NameOf(n.ID))
 	}
 	if !req.GetExpectAny() && n.Intent != clustermap.Intent(req.GetExpect()) && n.Intent != to {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s is %s", labelOf(m, n.ID), intentName(n.Intent))
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s is %s", m.NameOf(n.ID), intentName(n.Intent))
 	}
 	reply := &rowraftv1.ChangeNodeReply{Plan: s.planFor(m, &n, to), Risks: s.risksOf(m, &n, to), Accepted: true}
 	switch {
@@ -50,12 +50,12 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 		kind := map[clustermap.Intent]rowraftv1.OperationKind{clustermap.Drain: opDrain, clustermap.Decommission: opDecommission}[to]
 		o, err := s.setIntent(ctx, m, n.ID, n.Intent, to, kind)
 		if err != nil {
-			return nil, fmt.Errorf("server %s: %w", labelOf(m, n.ID), err)
+			return nil, fmt.Errorf("server %s: %w", m.NameOf(n.ID), err)
 		}
 		if runs = nil; o.id != 0 {
 			runs = &o
 		}
-		s.logger.Info("a server was told what to do", "server", labelOf(m, n.ID), "intent", intentName(to), "before", intentName(n.Intent), "operation", o.id)
+		s.logger.Info("a server was told what to do", "server", m.NameOf(n.ID), "intent", intentName(to), "before", intentName(n.Intent), "operation", o.id)
 		n.Intent = to
 	}
 	reply.Node, reply.MapVersion = rpc.NodeToProto(n), s.mapVersion()
@@ -67,7 +67,7 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 
 // planFor describes what follows when n gets intent to, one sentence each.
 func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) []string {
-	name := labelOf(m, n.ID)
+	name := m.NameOf(n.ID)
 	leads, replicas := s.leadsOf(m, n.ID), m.ShardsOn(n.ID)
 	if n.Intent == to {
 		return []string{fmt.Sprintf("%s is %s already.", name, intentName(to))}
@@ -116,7 +116,7 @@ func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap
 			risks = append(risks, fmt.Sprintf("The replica of shard %d cannot move: every other server that is up has one already, or is to leave. It stays until another server joins.", r.Shard))
 			continue
 		}
-		risks = append(risks, fmt.Sprintf("Shard %d would have no majority without %s: %d of its %d other replicas are up and not drained.", r.Shard, labelOf(m, n.ID), r.Good, r.Others))
+		risks = append(risks, fmt.Sprintf("Shard %d would have no majority without %s: %d of its %d other replicas are up and not drained.", r.Shard, m.NameOf(n.ID), r.Good, r.Others))
 	}
 	return risks
 }

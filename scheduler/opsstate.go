@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"slices"
@@ -200,4 +201,15 @@ func (s *state) operationsFromProto(p *rowraftv1.MetaState) error {
 		}
 	}
 	return nil
+}
+
+// quiet reports whether no restore runs: during one, replicas do not move for balance.
+func (m *machine) quiet() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.restore == nil && len(m.state.begun) == 0
+}
+
+func containsBytes(list [][]byte, b []byte) bool {
+	return slices.ContainsFunc(list, func(o []byte) bool { return bytes.Equal(o, b) })
 }

@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,7 +153,7 @@ func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *placement
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("shard %d: transfer the leadership from %s to %s: %w", next.Shard, labelOf(m, next.From), labelOf(m, next.To), err)
+			return fmt.Errorf("shard %d: transfer the leadership from %s to %s: %w", next.Shard, m.NameOf(next.From), m.NameOf(next.To), err)
 		}
 		s.logger.Info("a leadership was transferred", "shard", uint32(next.Shard), "from", string(next.From), "to", string(next.To))
 		s.soft.forgetLead(next.Shard, next.From)
@@ -171,7 +170,7 @@ func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *placement
 	if err != nil {
 		return err
 	}
-	s.logger.Info("a replica begins to move", "move", mv.id, "shard", uint32(mv.shard), "from", labelOf(m, mv.from.Node), "to", labelOf(m, mv.to.Node), "reason", reasonName(mv.reason))
+	s.logger.Info("a replica begins to move", "move", mv.id, "shard", uint32(mv.shard), "from", m.NameOf(mv.from.Node), "to", m.NameOf(mv.to.Node), "reason", reasonName(mv.reason))
 	return nil
 }
 
@@ -329,13 +328,6 @@ func leaderIn(sh *clustermap.Shard, alive map[rowraft.NodeID]*liveness) (leader 
 	return leader
 }
 
-// quiet reports whether no restore runs: during one, replicas do not move for balance.
-func (m *machine) quiet() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.state.restore == nil && len(m.state.begun) == 0
-}
-
 // replaceDead begins an operation for each dead server that has replicas and no running operation.
 func (s *Scheduler) replaceDead(ctx context.Context) error {
 	m := s.view.Map()
@@ -348,7 +340,7 @@ func (s *Scheduler) replaceDead(ctx context.Context) error {
 		if n.Intent == clustermap.Decommission || !s.isDead(&l) || s.runningOn(n.ID) != nil || len(m.ShardsOn(n.ID)) == 0 {
 			continue
 		}
-		s.logger.Warn("a server is silent for too long; its replicas are rebuilt on other servers", "server", labelOf(m, n.ID), "silent", l.silence.Round(time.Second).String())
+		s.logger.Warn("a server is silent for too long; its replicas are rebuilt on other servers", "server", m.NameOf(n.ID), "silent", l.silence.Round(time.Second).String())
 		_, err := s.setIntent(ctx, m, n.ID, n.Intent, n.Intent, opReplace)
 		errs = append(errs, err)
 	}
@@ -403,11 +395,11 @@ func (s *Scheduler) endOperations(ctx context.Context) error {
 		n, _ := m.Node(o.node)
 		switch {
 		case o.kind == opReplace && l.seen && l.state == stateUp && len(m.ShardsOn(o.node)) > 0:
-			s.logger.Info("a server that was being replaced is back", "server", labelOf(m, o.node), "operation", o.id)
+			s.logger.Info("a server that was being replaced is back", "server", m.NameOf(o.node), "operation", o.id)
 			_, err := s.setIntent(ctx, m, o.node, n.Intent, n.Intent, 0)
 			errs = append(errs, err)
 		case s.left(m, &o) == 0 && (o.kind != opDrain || l.seen || l.state != stateUp):
-			s.logger.Info("an operation is done", "operation", o.id, "kind", operationName(o.kind), "server", labelOf(m, o.node))
+			s.logger.Info("an operation is done", "operation", o.id, "kind", operationName(o.kind), "server", m.NameOf(o.node))
 			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: o.id}}}))
 		}
 	}
@@ -434,7 +426,7 @@ func (s *Scheduler) retireNodes(ctx context.Context) error {
 			continue
 		}
 		if l := s.liveness(n.ID); l.state == stateDown {
-			s.logger.Info("a decommissioned server is down; it is removed from the map", "server", labelOf(m, n.ID))
+			s.logger.Info("a decommissioned server is down; it is removed from the map", "server", m.NameOf(n.ID))
 			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
 		}
 	}
@@ -454,15 +446,9 @@ func (s *Scheduler) cancelLost(ctx context.Context) error {
 		l, n := s.liveness(mv.to.Node), clustermap.Node{}
 		n, _ = m.Node(mv.to.Node)
 		if s.isDead(&l) || mv.reason != 0 && (n.Intent == clustermap.Decommission || l.state == stateDown) {
-			s.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.id, "shard", uint32(mv.shard), "to", labelOf(m, mv.to.Node))
+			s.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.id, "shard", uint32(mv.shard), "to", m.NameOf(mv.to.Node))
 			errs = append(errs, s.advance(ctx, &mv, phaseCancel))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// labelOf returns the name of a node for messages, or its id.
-func labelOf(m *clustermap.Map, id rowraft.NodeID) string {
-	n, _ := m.Node(id)
-	return cmp.Or(n.Name, string(id))
 }

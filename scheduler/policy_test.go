@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -21,153 +19,6 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
-
-func nightly(to string, keep uint32) *rowraftv1.CheckpointPolicy {
-	return &rowraftv1.CheckpointPolicy{Name: "nightly", Destination: to, EveryNs: uint64(10 * time.Minute), Keep: keep}
-}
-
-func cmdSetPolicy(p *rowraftv1.CheckpointPolicy, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: at}}}
-}
-
-func cmdBeginRun(name, made string, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: made, AtNs: at}}}
-}
-
-func cmdEndRun(name, made, failure string, delta bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{Name: name, Checkpoint: made, Error: failure, Delta: delta}}}
-}
-
-func cmdForgetMade(name, made, failure string) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{Name: name, Checkpoint: made, Error: failure}}}
-}
-
-func madeNames(p *policy) (names []string) {
-	for _, m := range p.GetRecord().GetMade() {
-		names = append(names, m.GetName())
-	}
-	return names
-}
-
-// One run after the other, each begun and ended in the log; a snapshot in between
-// changes nothing.
-func TestRunsOfAPolicy(t *testing.T) {
-	m := withShards(t)
-	index := rowraft.Index(10)
-	step := func(what string, c *rowraftv1.MetaCommand, want rowraft.Code) {
-		t.Helper()
-		index++
-		after := reloaded(t, m)
-		for _, one := range []*machine{m, after} {
-			if err := applyTo(t, one, index, c); rowraft.CodeOf(err) != want {
-				t.Errorf("%s: %v, want %v", what, err, want)
-			}
-		}
-		if !bytes.Equal(snapshotBytes(t, m), snapshotBytes(t, after)) {
-			t.Errorf("%s: another state after a snapshot", what)
-		}
-	}
-	none := rowraft.CodeUnknown
-	step("of a policy that is not", cmdBeginRun("nightly", "a", 1), rowraft.CodeNotFound)
-	step("set", cmdSetPolicy(nightly("/mnt", 2), 5), none)
-	step("ended before it began", cmdEndRun("nightly", "a", "", false), rowraft.CodePrecondition)
-	step("begun", cmdBeginRun("nightly", "a", 6), none)
-	step("a second one", cmdBeginRun("nightly", "b", 7), rowraft.CodeOverloaded)
-	step("another destination meanwhile", cmdSetPolicy(nightly("/other", 2), 8), rowraft.CodeOverloaded)
-	step("another interval", cmdSetPolicy(nightly("/mnt", 3), 8), none)
-	step("another one ends", cmdEndRun("nightly", "b", "", false), rowraft.CodePrecondition)
-	step("it ends", cmdEndRun("nightly", "a", "", false), none)
-	step("again", cmdEndRun("nightly", "a", "", false), rowraft.CodePrecondition)
-	for i, name := range []string{"b", "c"} {
-		step("the next", cmdBeginRun("nightly", name, 10), none)
-		step("it fails", cmdEndRun("nightly", name, strings.Repeat("disk full ", 500), false), none)
-		r := m.policy("nightly").GetRecord()
-		if r.GetFailures() != uint32(i+1) || len(r.GetError()) != maxPolicyText || r.GetRunning() != "" {
-			t.Errorf("after %d failures: %d, an error of %d bytes, running %q", i+1, r.GetFailures(), len(r.GetError()), r.GetRunning())
-		}
-	}
-	step("the next", cmdBeginRun("nightly", "d", 11), none)
-	step("it succeeds", cmdEndRun("nightly", "d", "", true), none)
-	p := m.policy("nightly")
-	if got := madeNames(p); !slices.Equal(got, []string{"a", "d"}) || p.GetRecord().GetFailures() != 0 || p.GetRecord().GetError() != "" || p.GetPolicy().GetKeep() != 3 || p.GetRecord().GetSetNs() != 5 {
-		t.Errorf("%v", p)
-	}
-	step("one could not be removed", cmdForgetMade("nightly", "a", "no"), none)
-	if p := m.policy("nightly"); p.GetRecord().GetRetentionError() != "no" || len(madeNames(p)) != 2 {
-		t.Errorf("%v", p)
-	}
-	step("it is removed", cmdForgetMade("nightly", "a", ""), none)
-	if p := m.policy("nightly"); p.GetRecord().GetRetentionError() != "" || !slices.Equal(madeNames(p), []string{"d"}) {
-		t.Errorf("%v", p)
-	}
-	step("another destination", cmdSetPolicy(nightly("/other", 2), 20), none)
-	if p := m.policy("nightly"); len(madeNames(p)) != 0 || p.GetRecord().GetSetNs() != 20 {
-		t.Errorf("what lies at the old destination is nobody's: %v", p)
-	}
-	for what, change := range map[string]func(*rowraftv1.CheckpointPolicy){
-		"no name":                func(p *rowraftv1.CheckpointPolicy) { p.Name = "" },
-		"a name with /":          func(p *rowraftv1.CheckpointPolicy) { p.Name = "a/b" },
-		"keep none":              func(p *rowraftv1.CheckpointPolicy) { p.Keep = 0 },
-		"all the time":           func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 },
-		"never":                  func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 << 63 },
-		"nowhere":                func(p *rowraftv1.CheckpointPolicy) { p.Destination = "" },
-		"keep too many":          func(p *rowraftv1.CheckpointPolicy) { p.KeepWithinNs = uint64(maxPolicyEvery) },
-		"endless deltas":         func(p *rowraftv1.CheckpointPolicy) { p.FullEvery = 1000 },
-		"an owner without a job": func(p *rowraftv1.CheckpointPolicy) { p.Owner = "tom" },
-		"a long owner":           func(p *rowraftv1.CheckpointPolicy) { p.Owner, p.Job = strings.Repeat("x", 200), "ctr" },
-		"an impossible job":      func(p *rowraftv1.CheckpointPolicy) { p.Job = strings.Repeat("x", 200) },
-	} {
-		bad := nightly("/mnt", 2)
-		change(bad)
-		step(what, cmdSetPolicy(bad, 1), rowraft.CodeInvalidArgument)
-	}
-	of := func(owner, name string) *rowraftv1.MetaCommand {
-		p := nightly("/mnt", 2)
-		p.Name, p.Owner, p.Job = name, owner, "ctr"
-		return cmdSetPolicy(p, 1)
-	}
-	step("a trainer takes that of an operator", of("tom", "nightly"), rowraft.CodeDenied)
-	for i := range maxPoliciesOfOwner {
-		step("a trainer sets its own", of("tom", fmt.Sprintf("tom-%d", i)), none)
-	}
-	step("a trainer changes its own", of("tom", "tom-0"), none)
-	step("a trainer takes that of another", of("ann", "tom-0"), rowraft.CodeDenied)
-	step("a trainer sets too many", of("tom", "tom-more"), rowraft.CodeInvalidArgument)
-	step("another trainer sets one", of("ann", "ann-0"), none)
-	step("an operator takes that of a trainer", of("", "ann-0"), none)
-	del := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: "nightly"}}}
-	step("deleted", del, none)
-	step("deleted again", del, rowraft.CodeNotFound)
-}
-
-func TestGoldenBytesOfPolicies(t *testing.T) {
-	spec := nightly("/mnt", 5)
-	spec.Job, spec.Owner = "ctr", "tom"
-	for name, c := range map[string]*rowraftv1.MetaCommand{"set_policy": cmdSetPolicy(spec, 7), "begin_policy_run": cmdBeginRun("nightly", "nightly-2", 9)} {
-		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := encodeCommand(c); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s encodes to %x (%v), want %x", name, got, err, want)
-		}
-	}
-	want, err := os.ReadFile(filepath.Join("testdata", "policies.snapshot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := newMachine(NewView())
-	if err := m.Restore(bytes.NewReader(want)); err != nil {
-		t.Fatal(err)
-	}
-	record := &rowraftv1.PolicyRecord{SetNs: 7, BegunNs: 9, Running: "nightly-2", Made: []*rowraftv1.PolicyCheckpoint{{Name: "nightly-1", BegunNs: 8}}, Error: "full", Failures: 1}
-	if p := m.policy("nightly"); p == nil || !proto.Equal(p.GetPolicy(), spec) || !proto.Equal(p.GetRecord(), record) {
-		t.Errorf("read: %v", p)
-	}
-	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {
-		t.Errorf("written again: %x, want %x", got, want)
-	}
-}
 
 func TestWhenAPolicyIsDue(t *testing.T) {
 	s, _, c := served(t)

@@ -202,3 +202,11 @@ func (m *machine) policy(name string) *policy {
 	}
 	return nil
 }
+
+func notOwner(p *rowraftv1.CheckpointPolicy, have string) error {
+	owner := "those that run the cluster"
+	if p.GetOwner() != "" {
+		owner = "trainer " + p.GetOwner()
+	}
+	return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which " + owner + " set,", Need: "admin or operator, or its owner's name", Have: have}
+}

@@ -195,7 +195,3 @@ func (s *Scheduler) reportedStages() (ids [][]byte) {
 	}
 	return ids
 }
-
-func containsBytes(list [][]byte, b []byte) bool {
-	return slices.ContainsFunc(list, func(o []byte) bool { return bytes.Equal(o, b) })
-}

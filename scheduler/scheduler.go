@@ -324,7 +324,7 @@ func (s *Scheduler) proposeVersion(ctx context.Context, version rowraft.FormatVe
 	if err := s.mayLog(version); err != nil {
 		return nil, err
 	}
-	entry, err := encodeFrame(entryMagic, version, c)
+	entry, err := encodeEntry(version, c)
 	if err != nil {
 		return nil, err
 	}

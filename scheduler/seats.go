@@ -90,7 +90,7 @@ func (s *Scheduler) keepSeats(ctx context.Context) error {
 	c := nextSeat(len(s.opts.Identity.Identity().Founders), now.Members, s.lostSeat, s.standbys(m, &now))
 	switch {
 	case c.add != "":
-		s.logger.Info("a standby gets the seat of a lost member of the scheduler", "server", labelOf(m, c.add))
+		s.logger.Info("a standby gets the seat of a lost member of the scheduler", "server", m.NameOf(c.add))
 		now, err = l.AddLearner(ctx, raftstore.Member{Replica: identity.MetaReplicaOf(c.add), Node: c.add}, now.Index)
 	case c.promote != "":
 		now, err = l.Promote(ctx, c.promote, now.Index)
@@ -183,7 +183,7 @@ func (s *Scheduler) isStandby() bool {
 func (s *Scheduler) seatLabel(id rowraft.NodeID) string {
 	if m := s.view.Map(); m != nil {
 		if _, known := m.Node(id); known {
-			return labelOf(m, id)
+			return m.NameOf(id)
 		}
 	}
 	f, _ := s.opts.Identity.Identity().FindFounder(id)

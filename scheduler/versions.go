@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -31,10 +29,6 @@ func FormatVersion(m *clustermap.Map) rowraft.FormatVersion {
 	}
 	return max(m.FormatVersion, wire.FirstVersion)
 }
-
-// requiredVersion returns the lowest version that can express m. A later version adds
-// its commands and fields here.
-func requiredVersion(proto.Message) rowraft.FormatVersion { return wire.FirstVersion }
 
 // announced converts the version that a server sent. This leader logs nothing that it
 // does not understand itself, so a higher one counts as its own.
@@ -146,17 +140,4 @@ func (s *Scheduler) awaitVersions(ctx context.Context, m *clustermap.Map) (wait 
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
 	return !known && time.Since(s.soft.since) < versionsWait, err
-}
-
-// raiseVersion applies the command. The version never goes down.
-func (s *state) raiseVersion(c *rowraftv1.MetaRaiseVersion) error {
-	v := c.GetFormatVersion()
-	if v > 1<<15 {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "format version %d: want at most %d", v, 1<<15)
-	}
-	if next := rowraft.FormatVersion(v); next > s.cluster.FormatVersion {
-		s.cluster.FormatVersion = next
-		s.cluster.Version++
-	}
-	return nil
 }

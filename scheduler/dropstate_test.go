@@ -1,0 +1,96 @@
+package scheduler
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+func cmdDrop(name string, id uint64) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: name, Id: id}}}
+}
+
+func (a *applier) done(c *rowraftv1.MetaCommand) {
+	a.t.Helper()
+	if err, ok := a.do(c).(error); ok {
+		a.t.Fatalf("%v: %v", c, err)
+	}
+}
+
+func TestDropTakesATableOffTheMap(t *testing.T) {
+	a := formed(t)
+	version := a.m.view.Map().Version
+	a.refused(cmdDrop("u", 9), rowraft.CodeTableNotFound, "does not exist")
+	a.refused(cmdDrop("t", 8), rowraft.CodeTableNotFound, "another table")
+	a.done(cmdDrop("t", 9))
+	if m := a.m.view.Map(); len(m.Tables) != 0 || m.Version != version+1 {
+		t.Errorf("version %d after %d, tables %v", m.Version, version, m.Tables)
+	}
+	a.done(cmdDrop("t", 9)) // a copy
+	a.do(cmdTable(sgd("t", 8), 10, false))
+	a.done(cmdDrop("t", 9)) // a late one does not meet the new table of the name
+	if m := a.m.view.Map(); len(m.Tables) != 1 || m.Tables[0].ID != 10 {
+		t.Errorf("tables %v, want the new one", m.Tables)
+	}
+	if got := reloaded(t, a.m).droppedTables(); len(got) != 1 || got[0] != (droppedTable{9, 1, "t"}) {
+		t.Errorf("after a restart: dropped %v", got)
+	}
+	// The list is bounded, and what is in it stays in order.
+	for i := range uint64(maxDropped + 3) {
+		a.do(cmdTable(sgd("x", 1), 100+i, false))
+		a.done(cmdDrop("x", 100+i))
+	}
+	if got := a.m.droppedTables(); len(got) != maxDropped || got[0].id != 103 || got[maxDropped-1].id != 100+maxDropped+2 {
+		t.Errorf("%d dropped tables, from %v to %v", len(got), got[0], got[len(got)-1])
+	}
+}
+
+// TestDropAndRestore: none while a restore may be decided; and one that brings a
+// dropped table back forgets that it was dropped.
+func TestDropAndRestore(t *testing.T) {
+	a := formed(t)
+	a.do(cmdTable(sgd("u", 4), 10, false))
+	a.done(cmdDrop("t", 9))
+	a.done(begin(1))
+	a.refused(cmdDrop("u", 10), rowraft.CodeOverloaded, "restore")
+	back := sgd("t", 4)
+	back.ID = 9
+	a.done(decide(restoreOf(1, 2, 2, back)))
+	a.refused(cmdDrop("t", 9), rowraft.CodeOverloaded, "restore")
+	a.done(end(1, true))
+	if got := a.m.droppedTables(); len(got) != 0 {
+		t.Errorf("dropped %v, of an epoch that is over", got)
+	}
+	a.done(cmdDrop("t", 9))
+	if got := a.m.droppedTables(); len(got) != 1 || got[0].epoch != 2 {
+		t.Errorf("dropped %v, want table 9 of epoch 2", got)
+	}
+}
+
+func TestGoldenDrop(t *testing.T) {
+	entry, err := os.ReadFile(filepath.Join("testdata", "drop_table.entry"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := encodeCommand(cmdDrop("ads", 7)); err != nil || !bytes.Equal(got, entry) {
+		t.Errorf("the entry encodes to %x (%v), want %x", got, err, entry)
+	}
+	snap, err := os.ReadFile(filepath.Join("testdata", "dropped.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(NewView())
+	if err := m.Restore(bytes.NewReader(snap)); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.droppedTables(); len(got) != 1 || got[0] != (droppedTable{7, 1, "ads"}) {
+		t.Errorf("the snapshot reads %v", got)
+	}
+	if !bytes.Equal(snapshotBytes(t, m), snap) {
+		t.Errorf("the snapshot encodes to %x, want %x", snapshotBytes(t, m), snap)
+	}
+}
