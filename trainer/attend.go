@@ -215,7 +215,7 @@ func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.A
 // attend is Attend. It calls onStop when an operator stops the job, and onMembers when its members change; both may
 // be nil.
 func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func(), onMembers func(client.Members)) (*client.Attending, error) {
-	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.pausePoint.pace.per > 0, Destinations: j.cfg.Checkpoint.whenParked()}
+	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.pausePoint.Paced(), Destinations: j.cfg.Checkpoint.whenParked()}
 	for _, t := range j.ownTables() {
 		a.Tables = append(a.Tables, t.ID)
 	}
@@ -247,21 +247,18 @@ func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop fun
 
 // pauseFor is the Pause function of the client.
 func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused, error) {
-	p, release, err := j.pause(ctx, agree)
+	p, release, err := j.pausePoint.Request(ctx, agree)
 	if err != nil {
 		return nil, err
 	}
-	s, parts := p.state, j.parts.reached()
+	s, parts := p.State, j.parts.Reached()
 	for i := range parts { // what was read ahead is not trained
 		parts[i].Read = parts[i].Acknowledged
 	}
-	out := &client.Paused{Step: s.Step, Size: s.Size(), Parts: parts, Release: release, Write: func(w io.Writer) error {
+	out := &client.Paused{Step: s.Step, Size: s.Size(), Parts: parts, Boundary: p.Boundary(), Release: release, Write: func(w io.Writer) error {
 		_, err := s.WriteTo(w)
 		return err
 	}}
-	if p.joint {
-		out.Boundary = p.stoppedAt
-	}
 	return out, nil
 }
 

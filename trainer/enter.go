@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/mode"
 )
 
@@ -272,7 +273,7 @@ func (j *Job) leave(ctx context.Context, r *Result, failure error) {
 	case r.Interrupted:
 		why = client.LeaveStopped
 	}
-	parts := j.parts.reached()
+	parts := j.parts.Reached()
 	for i := range parts {
 		if failure == nil { // what was read ahead is not trained
 			parts[i].Read = parts[i].Acknowledged
@@ -301,7 +302,7 @@ func (j *Job) beat() client.Beat {
 		Step: p.Step, Examples: p.Examples, BatchesSkipped: p.BatchesSkipped,
 		Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
 		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: float64(p.StalenessSteps), Waiting: nan,
-		Parts: j.parts.reached(),
+		Parts: j.parts.Reached(),
 	}
 	now := time.Now()
 	waited := j.report.waiting(now)
@@ -375,4 +376,45 @@ func (j *Job) join(ctx context.Context, m *membership) error {
 		s.JoinAt(m.newest.FirstStep)
 	}
 	return err
+}
+
+// splitsPerTrainer is the number of splits per trainer and epoch. After a death other workers read at most one
+// split again, and the last splits of an epoch keep every trainer busy.
+const splitsPerTrainer = 8
+
+// partPlan returns the splits of the training examples. All trainers of a job compute the same plan.
+func (c *Config) partPlan(examples int64) client.PartPlan {
+	share := (examples + int64(c.Trainers)*splitsPerTrainer - 1) / (int64(c.Trainers) * splitsPerTrainer)
+	batch := int64(c.Batch)
+	p := client.PartPlan{
+		Examples: examples, PartExamples: (share + batch - 1) / batch * batch, Epochs: int64(c.Epochs),
+		ByRank: c.Mode == Sync && c.Quorum == 1 && c.Deadline == 0, InLog: c.usesSteps(),
+	}
+	if c.Epochs == 0 && c.Steps == 0 {
+		p.Epochs = 1
+	}
+	return p
+}
+
+// usesSteps reports whether every shard knows the job's workers.
+func (c *Config) usesSteps() bool { return c.Mode == Sync || c.Mode == SSP }
+
+// usesSplits reports whether the scheduler divides the data of the job. Each trainer reads a fixed share if it did
+// so in the checkpoint that the run resumes from, and if the examples have no numbers.
+func (c *Config) usesSplits(set data.Set, saved savedSplits) (bool, error) {
+	_, ranger := set.(data.Ranger)
+	able := ranger && set.TrainSize() > 0
+	switch {
+	case c.Parts == nil && saved.found:
+		return able && saved.parts != nil, nil
+	case c.Parts == nil:
+		return able && c.Trainers > 1, nil
+	case *c.Parts && !able:
+		return false, invalid("parts: %s cannot be divided by the scheduler, which needs a bounded data set that can "+
+			"be read from any position", set.Name())
+	case saved.found && *c.Parts != (saved.parts != nil):
+		return *c.Parts, invalid("the data was divided differently when the checkpoint was made: parts is %v now",
+			*c.Parts)
+	}
+	return *c.Parts, nil
 }

@@ -1,10 +1,47 @@
 package trainer
 
 import (
+	"context"
 	"io"
 
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/member"
 )
+
+// feed is the source of the loop's batches. One goroutine uses it.
+type feed interface {
+	// next fills w with the next batch. It returns io.EOF at the end, and data.ErrNoneYet if more may come
+	// later: a stream has nothing new, or other trainers have the remaining data and may give it up.
+	next(w *work) error
+	// count returns how many batches the feed has given, in this process and those before.
+	count() int64
+	close()
+}
+
+// feed opens the source of the run's batches.
+func (j *Job) feed(ctx context.Context) feed {
+	if j.parts != nil {
+		j.parts.Open(ctx, j.step)
+		return splitFeed{j.parts}
+	}
+	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step,
+		at: j.at}
+}
+
+// splitFeed reads the splits of the data that the scheduler gives to this trainer.
+type splitFeed struct{ *member.Splits }
+
+func (f splitFeed) count() int64 { return f.Batches() }
+
+func (f splitFeed) close() { f.Close() }
+
+func (f splitFeed) next(w *work) error {
+	r, err := f.Next(w.data)
+	if err == nil {
+		w.Idle, w.Place, w.Step, w.after = r.Idle, r.Range, r.Batch, position{epoch: r.Epoch}
+	}
+	return err
+}
 
 // repeated reads the training examples of a set epoch after epoch, beginning at position at.
 type repeated struct {

@@ -1,7 +1,6 @@
 package trainer
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"sync"
@@ -110,15 +109,6 @@ func (j *Job) openWindows() {
 				w.From.Format(time.TimeOnly), w.To.Format(time.TimeOnly), w.Examples, w.Steps, w.Loss, w.AUC)
 		})
 	}}
-}
-
-// pollData translates the error of a stream that has nothing new, and lets the windows close in time.
-func (j *Job) pollData(err error) error {
-	if !errors.Is(err, data.ErrNoneYet) {
-		return err
-	}
-	j.windows.close(false)
-	return errNotYet
 }
 
 // openTrain opens the training examples at r.at.

@@ -107,7 +107,7 @@ func newHybrid(j *Job) (*hybrid, error) {
 		return nil, nil
 	}
 	if j.cfg.Mode == Async && j.cfg.Trainers > 1 {
-		j.pausePoint.pace.per = int64(j.cfg.Average.every())
+		j.pausePoint.SetPace(int64(j.cfg.Average.every()))
 	}
 	o, err := j.cfg.Dense.optimizer()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -54,9 +55,9 @@ type Job struct {
 
 	windows *windows // windows of a followed stream; nil without a stream
 
-	pausePoint pausePoint
+	pausePoint *member.PausePoint
 	report     report
-	parts      *dataSplits // nil: each trainer reads a fixed share
+	parts      *member.Splits // nil: each trainer reads a fixed share
 
 	beats    beatRates   // owned by the goroutine that calls beat
 	stopping atomic.Bool // the job or this trainer got a stop request
@@ -75,7 +76,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Obser
 	}
 	j := &Job{
 		cfg: cfg, tables: tables, report: report{rank: cfg.rank(), observe: observe},
-		pausePoint: pausePoint{busy: semaphore.NewWeighted(1)},
+		pausePoint: member.NewPausePoint(),
 	}
 	var err error
 	if j.set = cfg.set; j.set == nil {
@@ -86,9 +87,6 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Obser
 	if f, ok := j.set.(*data.Follow); ok {
 		f.OnNote(func(text string) { j.note("%s", text) })
 	}
-	if cfg.splitData {
-		j.parts = &dataSplits{set: j.set, source: cfg.member, plan: cfg.member.Parts}
-	}
 	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
 	if err := j.openModel(); err != nil {
 		return nil, err
@@ -96,8 +94,10 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Obser
 	if err := j.openTables(ctx); err != nil {
 		return nil, err
 	}
-	if j.parts != nil { // without splits no trainer waits for an idle one
-		j.parts.sendsIdleSteps = cfg.usesSteps() || j.hybrid != nil && cfg.Trainers > 1
+	if cfg.splitData {
+		// Without splits no trainer waits for an idle one.
+		idleSteps := cfg.usesSteps() || j.hybrid != nil && cfg.Trainers > 1
+		j.parts = member.NewSplits(j.set, cfg.member, cfg.member.Parts, idleSteps)
 	}
 	j.mode, err = j.newSyncMode()
 	return j, err
@@ -234,12 +234,12 @@ func (j *Job) train(ctx context.Context) error {
 		return err
 	}
 	err = j.mode.Finish(pushes, func() (bool, error) {
-		return j.begin(ctx, func(p *pause) error { return j.boundary(ctx, pushes, p) })
+		return j.pausePoint.Begin(ctx, func(p *member.Pause) error { return j.boundary(ctx, pushes, p) })
 	})
 	if err != nil {
 		return err
 	}
-	return j.parts.flush(ctx)
+	return j.parts.Flush(ctx)
 }
 
 func (j *Job) epochs() int {
@@ -252,16 +252,16 @@ func (j *Job) epochs() int {
 // trainInStep trains one batch after the other, with staleness 0.
 func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 	w := j.newWork()
-	stand := func(p *pause) error { return j.boundary(ctx, pushes, p) }
+	stand := func(p *member.Pause) error { return j.boundary(ctx, pushes, p) }
 	for {
-		if ok, err := j.begin(ctx, stand); !ok {
+		if ok, err := j.pausePoint.Begin(ctx, stand); !ok {
 			return err
 		}
 		err := j.read(src, w)
 		switch {
 		case err == io.EOF:
 			return nil
-		case err == errNotYet:
+		case errors.Is(err, data.ErrNoneYet):
 			if err := j.mode.Idle(pushes); err != nil {
 				return err
 			}
@@ -346,14 +346,14 @@ func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, 
 		case <-ctx.Done():
 			return nil
 		}
-		stand := func(p *pause) error {
+		stand := func(p *member.Pause) error {
 			return j.drained(ctx, free, func() error { return j.boundary(ctx, pushes, p) })
 		}
-		if ok, err := j.begin(ctx, stand); !ok {
+		if ok, err := j.pausePoint.Begin(ctx, stand); !ok {
 			return err // nil: ctx has ended, and the state stays in the items
 		}
 		switch err := j.read(src, w); {
-		case err == errNotYet:
+		case errors.Is(err, data.ErrNoneYet):
 			free <- w
 			if err := j.mode.Idle(pushes); err != nil {
 				return err
@@ -404,14 +404,17 @@ func stopped(ctx context.Context, err error) error {
 func (j *Job) read(src feed, w *work) (err error) {
 	defer func() {
 		if err != nil {
-			j.pausePoint.undo()
+			j.pausePoint.Undo()
 		}
 	}()
 	if j.steps > 0 && src.count() >= j.steps || j.mode.Done() {
 		return io.EOF
 	}
 	if err := src.next(w); err != nil {
-		return j.pollData(err)
+		if errors.Is(err, data.ErrNoneYet) {
+			j.windows.close(false)
+		}
+		return err
 	}
 	if w.Idle {
 		return nil
@@ -421,7 +424,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 }
 
 // pull fills w with the weights. While it waits for other workers it calls stand if a checkpoint wants the state.
-func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error {
+func (j *Job) pull(ctx context.Context, w *work, stand func(*member.Pause) error) error {
 	w.Segs = nil
 	if !w.Idle {
 		w.Segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
@@ -431,7 +434,7 @@ func (j *Job) pull(ctx context.Context, w *work, stand func(*pause) error) error
 		if err != mode.ErrBoundary {
 			return err
 		}
-		if p := j.pausePoint.current(); p != nil {
+		if p := j.pausePoint.Current(); p != nil {
 			if err := stand(p); err != nil {
 				return err
 			}

@@ -2,7 +2,9 @@ package trainer
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -20,4 +22,28 @@ func (j *Job) push(ctx context.Context, w *work) error {
 	}
 	j.setRates(w.Segs, w.Step)
 	return j.mode.Push(ctx, &w.Batch)
+}
+
+// batchDone records that a batch without a push is over.
+func (j *Job) batchDone(p mode.Place) error {
+	if p == nil {
+		return nil
+	}
+	if err := p.Done(); err != nil {
+		return j.report.Fail(err)
+	}
+	return nil
+}
+
+// idleStep takes part in a step without a batch.
+func (j *Job) idleStep(w *work) (push bool, err error) {
+	w.Empty = true
+	if err := j.hybrid.learn(w); err != nil {
+		return false, fmt.Errorf("step %d: %w", w.Step, err)
+	}
+	j.step++
+	if push = j.mode.PushesEmpty(); !push {
+		j.report.batchEnded()
+	}
+	return push, nil
 }

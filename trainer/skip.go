@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/models"
 )
 
@@ -54,8 +55,8 @@ func countFrom(s []float32, infinite uint32) (n int) {
 // skip counts a batch that is not finite, and ends a run with too many of them in a row.
 func (j *Job) skip(w *work, s Skipped) error {
 	s.Epoch, s.Part, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.N)
-	if p, ok := w.Place.(splitRange); ok && p.part != nil {
-		s.Epoch, s.Part, s.Offset = p.part.Epoch, p.part.Part.Part, p.from
+	if r, ok := w.Place.(member.Range); ok {
+		s.Epoch, s.Part, s.Offset, _ = r.Split()
 	}
 	s.Examples, s.First = w.data.N, w.data.First
 	j.report.skipped()

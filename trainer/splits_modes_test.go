@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -136,7 +137,8 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*Res
 				t.Error(err)
 				return
 			}
-			j.parts.source, j.cfg.member = hand{d, rank}, nil
+			j.cfg.member = nil
+			j.parts = member.NewSplits(j.set, hand{d, rank}, d.plan, cfg.usesSteps())
 			if results[rank], err = j.Run(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -215,27 +217,6 @@ func TestSyncOnPartsIsReproducible(t *testing.T) {
 	}
 }
 
-// The push of a step, or with a clock, stores how far all of this trainer's splits are acknowledged, and where the
-// batch ends in its own.
-func TestPushesCarryPositions(t *testing.T) {
-	plan := client.PartPlan{Examples: 300, PartExamples: 100, Epochs: 2, InLog: true}
-	one := &heldSplit{Part: client.Part{Part: 1, Reading: 1}, acked: 32}
-	two := &heldSplit{Part: client.Part{Epoch: 1, Reading: 1}, acked: 0}
-	d := &dataSplits{plan: plan, held: []*heldSplit{two, one}}
-	want := []rowraft.Position{{Part: 514, Offset: 32}, {Part: 515, Offset: 64}, {Part: 1538, Offset: 0}}
-	if got := d.positions(splitRange{d, one, 32, 64}); !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
-	want = []rowraft.Position{{Part: 514, Offset: 32}, {Part: 1538, Offset: 0}}
-	if got := d.positions(splitRange{}); !slices.Equal(got, want) {
-		t.Errorf("without a batch: %v, want %v", got, want)
-	}
-	d.plan.InLog = false
-	if got := d.positions(splitRange{d, one, 32, 64}); got != nil {
-		t.Errorf("a job that the shards do not know: %v", got)
-	}
-}
-
 // lateAt closes a step without half of the rows of the first table, once.
 type lateAt struct {
 	*tables.Local
@@ -281,7 +262,9 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		j.parts.source, j.cfg.member, j.pausePoint.pace.per = hand{d, 0}, nil, 1
+		j.cfg.member = nil
+		j.parts = member.NewSplits(j.set, hand{d, 0}, d.plan, true)
+		j.pausePoint.SetPace(1)
 		r, err := j.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -296,9 +279,8 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 				steps)
 		}
 		// Else it could stop at no boundary with the others.
-		if p := j.pausePoint.pace; p.ahead != 0 || p.done != steps[len(steps)-1] {
-			t.Errorf("quorum %v: it counts %d steps done and %d begun, after the steps %v", quorum, p.done, p.ahead,
-				steps)
+		if at := j.pausePoint.Begun(); at != steps[len(steps)-1] {
+			t.Errorf("quorum %v: its first boundary is %d, after the steps %v", quorum, at, steps)
 		}
 		if quorum == 1 && !(tables.rows[2] > 0 && tables.rows[2] < tables.rows[1]/2+1) {
 			t.Errorf("rows in each step: %v, want half of those of step 2 in step 4", tables.rows)

@@ -1,55 +1,17 @@
 package trainer
 
 import (
-	"context"
-	"errors"
-	"io"
+	"math"
 	"os"
 	"path/filepath"
-	"slices"
-	"sync"
 	"testing"
 
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
-
-// giver gives the splits of a plan to one trainer, and holds back the last until the test releases it.
-type giver struct {
-	plan   client.PartPlan
-	offset int64 // of the first part
-	mu     sync.Mutex
-	held   bool // the last part is another worker's
-	ended  []int64
-}
-
-func (g *giver) NextPart(_ context.Context, take int64, _ int) (client.Part, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	parts := (g.plan.Examples + g.plan.PartExamples - 1) / g.plan.PartExamples
-	if take > parts*g.plan.Epochs {
-		return client.Part{}, client.ErrNoParts
-	}
-	if g.held && take == parts*g.plan.Epochs {
-		return client.Part{}, client.ErrPartsHeld
-	}
-	p := client.Part{Epoch: (take - 1) / parts, Part: (take - 1) % parts}
-	p.From = p.Part * g.plan.PartExamples
-	p.To = min(p.From+g.plan.PartExamples, g.plan.Examples)
-	if take == 1 {
-		p.Offset = g.offset
-	}
-	return p, nil
-}
-
-func (g *giver) EndPart(_ context.Context, p client.Part) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.ended = append(g.ended, p.Epoch*100+p.Part)
-	return nil
-}
 
 func testGenerator(t *testing.T, examples int64) *data.Generator {
 	t.Helper()
@@ -60,97 +22,6 @@ func testGenerator(t *testing.T, examples int64) *data.Generator {
 		t.Fatal(err)
 	}
 	return set
-}
-
-// A trainer reads splits one after the other, from their offsets, and ends one when all of its batches are
-// acknowledged, in any order.
-func TestPartsAreReadAndEnded(t *testing.T) {
-	set := testGenerator(t, 250)
-	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 40, held: true}
-	d := &dataSplits{set: set, source: g, ctx: t.Context()}
-	defer d.close()
-	var list []splitRange
-	var first []int64
-	w := &work{data: data.NewBatch(32, set.Shape())}
-	for len(list) < 6 {
-		if err := d.next(w); err != nil {
-			t.Fatal(err)
-		}
-		list, first = append(list, w.Place.(splitRange)), append(first, w.data.First)
-	}
-	if want := []int64{40, 72, 100, 132, 164, 196}; !slices.Equal(first, want) {
-		t.Fatalf("the batches begin at %v, want %v", first, want)
-	}
-	if err := d.next(w); !errors.Is(err, errNotYet) {
-		t.Fatalf("while another worker has the last part: %v", err)
-	}
-	ack := func(i int) {
-		t.Helper()
-		if err := d.batchDone(list[i]); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ack(1)
-	ack(5)
-	ack(3)
-	if got := d.reached(); len(got) != 2 || got[0].Acknowledged != 40 || got[0].Read != 100 ||
-		got[1].Acknowledged != 0 || got[1].Read != 100 {
-		t.Errorf("reached %v", got)
-	}
-	ack(2)
-	if got := d.reached(); got[1].Acknowledged != 64 {
-		t.Errorf("with three of its batches acknowledged, the part is at %v", got[1])
-	}
-	ack(4)
-	if err := d.flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(g.ended, []int64{1}) {
-		t.Errorf("ended: %v, want part 1", g.ended)
-	}
-	if err := d.flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	g.mu.Lock()
-	g.held = false
-	g.mu.Unlock()
-	err := d.next(w)
-	for err == errNotYet {
-		err = d.next(w)
-	}
-	if err != nil || w.data.First != 200 || w.Step != 7 {
-		t.Fatalf("the last part: step %d from %d, %v", w.Step, w.data.First, err)
-	}
-	list = append(list, w.Place.(splitRange))
-	if err := d.next(w); err != nil || w.data.N != 18 {
-		t.Fatalf("its end: %d examples, %v", w.data.N, err)
-	}
-	list = append(list, w.Place.(splitRange))
-	if err := d.next(w); err != io.EOF {
-		t.Fatalf("at the end: %v", err)
-	}
-	for _, i := range []int{7, 6, 0} {
-		ack(i)
-	}
-	if err := d.flush(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(g.ended, []int64{1, 2, 0}) || len(d.reached()) != 0 {
-		t.Errorf("ended: %v, still held: %v", g.ended, d.reached())
-	}
-}
-
-// A trainer ends a split of which nothing is left, because its last reader died before it could report the end.
-func TestAPartThatIsReadIsEnded(t *testing.T) {
-	set := testGenerator(t, 250)
-	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 100}
-	d := &dataSplits{set: set, source: g, ctx: t.Context()}
-	defer d.close()
-	w := &work{data: data.NewBatch(32, set.Shape())}
-	if err := errors.Join(d.next(w), d.flush(t.Context())); err != nil || w.data.First != 100 ||
-		!slices.Equal(g.ended, []int64{0}) {
-		t.Errorf("the first batch begins at %d, ended are %v, %v", w.data.First, g.ended, err)
-	}
 }
 
 // A run in splits trains the same as a single trainer.
@@ -171,17 +42,18 @@ func TestARunInParts(t *testing.T) {
 		}
 		j.steps = 0
 		plan := cfg.partPlan(1000)
-		g := &giver{plan: plan}
-		j.parts = &dataSplits{set: j.set, source: g}
+		d := newDealer(plan, 1)
+		d.counted, d.batch = func() float32 { return math.MaxFloat32 }, int64(cfg.Batch)
+		j.parts = member.NewSplits(j.set, hand{d, 0}, plan, false)
 		r, err := j.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		parts := int((plan.Examples + plan.PartExamples - 1) / plan.PartExamples)
-		if r.Examples != 2000 || r.PushesAcknowledged != r.Steps || len(g.ended) != 2*parts ||
+		if r.Examples != 2000 || r.PushesAcknowledged != r.Steps || len(d.ended) != 2*parts ||
 			plan.PartExamples%int64(cfg.Batch) != 0 {
 			t.Errorf("in_flight %d: %d examples in %d steps, %d acknowledged, parts ended %v of %+v", inFlight,
-				r.Examples, r.Steps, r.PushesAcknowledged, g.ended, plan)
+				r.Examples, r.Steps, r.PushesAcknowledged, d.ended, plan)
 		}
 	}
 }

@@ -40,15 +40,15 @@ func (j *Job) newSyncMode() (syncMode, error) {
 		}
 		if j.cfg.Mode == SSP {
 			return mode.NewSSP(o, mode.SSPOptions{
-				Stepper: stepper, Pauses: &j.pausePoint, Staleness: j.cfg.Staleness,
+				Stepper: stepper, Pauses: j.pausePoint, Staleness: j.cfg.Staleness,
 			}), nil
 		}
 		if j.cfg.Trainers > 1 {
-			j.pausePoint.pace.per = 1
+			j.pausePoint.SetPace(1)
 		}
 		strict := j.cfg.Quorum == 1 && j.cfg.Deadline == 0
 		return mode.NewSyncStep(o, mode.StepOptions{
-			Stepper: stepper, Pauses: &j.pausePoint, SetRates: j.setRates, LastStep: j.cfg.lastStep(j.set.TrainSize()),
+			Stepper: stepper, Pauses: j.pausePoint, SetRates: j.setRates, LastStep: j.cfg.lastStep(j.set.TrainSize()),
 			Strict: strict, PushAgain: strict && j.cfg.splitData,
 		}), nil
 	}

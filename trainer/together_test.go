@@ -101,7 +101,7 @@ func (r *run) pause(meet *meeting) (states []*state.State, release func(), err e
 	for rank, j := range r.jobs {
 		all.Go(func() {
 			said := false
-			p, release, err := j.pause(ctx, func(ctx context.Context, boundary int64) (int64, error) {
+			p, release, err := j.pausePoint.Request(ctx, func(ctx context.Context, boundary int64) (int64, error) {
 				said = true
 				return meet.agree(ctx, boundary)
 			})
@@ -112,7 +112,7 @@ func (r *run) pause(meet *meeting) (states []*state.State, release func(), err e
 				cancel() // the others wait for it
 				return
 			}
-			states[rank], releases[rank] = p.state, release
+			states[rank], releases[rank] = p.State, release
 		})
 	}
 	all.Wait()
@@ -385,7 +385,7 @@ func TestAPauseThatFailsHoldsNoTrainer(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		failed := make(chan error, 1)
 		go func() {
-			_, _, err := j.pause(ctx, func(ctx context.Context, boundary int64) (int64, error) {
+			_, _, err := j.pausePoint.Request(ctx, func(ctx context.Context, boundary int64) (int64, error) {
 				if boundary != 6 { // one in the push, one in the model, one that waits for its turn, one pulled
 					t.Errorf("it could stand behind step %d first, want 6", boundary)
 				}
@@ -400,7 +400,7 @@ func TestAPauseThatFailsHoldsNoTrainer(t *testing.T) {
 			t.Errorf("withdrawn: %v", err)
 		}
 		go func() {
-			_, _, err := j.pause(t.Context(), func(context.Context, int64) (int64, error) { return 6, nil })
+			_, _, err := j.pausePoint.Request(t.Context(), func(context.Context, int64) (int64, error) { return 6, nil })
 			failed <- err
 		}()
 		synctest.Wait()

@@ -1,4 +1,4 @@
-package trainer
+package member
 
 import (
 	"cmp"
@@ -13,66 +13,11 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
-	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/wire"
 )
 
-// feed is the source of the loop's batches. One goroutine uses it.
-type feed interface {
-	// next fills w with the next batch. It returns io.EOF at the end, and errNotYet if more may come later.
-	next(w *work) error
-	// count returns how many batches the feed has given, in this process and those before.
-	count() int64
-	close()
-}
-
-// errNotYet means that other trainers have the remaining data, and may give it up, or that a stream has nothing
-// new.
-var errNotYet = errors.New("no split of the data is free")
-
-// splitsPerTrainer is the number of splits per trainer and epoch. After a death other workers read at most one
-// split again, and the last splits of an epoch keep every trainer busy.
-const splitsPerTrainer = 8
-
-// partPlan returns the splits of the training examples. All trainers of a job compute the same plan.
-func (c *Config) partPlan(examples int64) client.PartPlan {
-	share := (examples + int64(c.Trainers)*splitsPerTrainer - 1) / (int64(c.Trainers) * splitsPerTrainer)
-	batch := int64(c.Batch)
-	p := client.PartPlan{
-		Examples: examples, PartExamples: (share + batch - 1) / batch * batch, Epochs: int64(c.Epochs),
-		ByRank: c.Mode == Sync && c.Quorum == 1 && c.Deadline == 0, InLog: c.usesSteps(),
-	}
-	if c.Epochs == 0 && c.Steps == 0 {
-		p.Epochs = 1
-	}
-	return p
-}
-
-// usesSteps reports whether every shard knows the job's workers.
-func (c *Config) usesSteps() bool { return c.Mode == Sync || c.Mode == SSP }
-
-// usesSplits reports whether the scheduler divides the data of the job. Each trainer reads a fixed share if it did
-// so in the checkpoint that the run resumes from, and if the examples have no numbers.
-func (c *Config) usesSplits(set data.Set, saved savedSplits) (bool, error) {
-	_, ranger := set.(data.Ranger)
-	able := ranger && set.TrainSize() > 0
-	switch {
-	case c.Parts == nil && saved.found:
-		return able && saved.parts != nil, nil
-	case c.Parts == nil:
-		return able && c.Trainers > 1, nil
-	case *c.Parts && !able:
-		return false, invalid("parts: %s cannot be divided by the scheduler, which needs a bounded data set that can "+
-			"be read from any position", set.Name())
-	case saved.found && *c.Parts != (saved.parts != nil):
-		return *c.Parts, invalid("the data was divided differently when the checkpoint was made: parts is %v now",
-			*c.Parts)
-	}
-	return *c.Parts, nil
-}
-
-// splitSource is the registry, for reading data.
-type splitSource interface {
+// Source is the registry of the job, which hands out splits.
+type Source interface {
 	// NextPart asks for a split. ahead is the number of splits that the trainer holds and has not begun.
 	NextPart(ctx context.Context, take int64, ahead int) (client.Part, error)
 	EndPart(ctx context.Context, p client.Part) error
@@ -91,27 +36,25 @@ const (
 	splitAheadRetry = time.Second
 )
 
-// dataSplits reads the splits of the data that the scheduler gives to this trainer, and reports the trained ones.
+// Splits reads the splits of the data that the scheduler gives to this trainer, and reports the trained ones.
 //
-// Goroutines: the loop calls next; any goroutine calls batchDone, reached and positions. A goroutine of its own,
-// from the first next to close, makes all calls to the scheduler: it takes splits ahead and ends trained ones. It
+// Goroutines: the loop calls Next; any goroutine calls Reached, and Done and Positions of a Range. A goroutine of its own,
+// from the first Next to Close, makes all calls to the scheduler: it takes splits ahead and ends trained ones. It
 // waits without limit for a scheduler that is away, and the loop waits for it only when no split is left. One
 // goroutine for all calls keeps the order of take and end, and lets training continue during a call.
-type dataSplits struct {
-	set    data.Set
-	source splitSource
-	plan   client.PartPlan
-	ctx    context.Context // of the run
-	// sendsIdleSteps: while other trainers have the remaining data, next returns idle batches, because they wait for
-	// this trainer's steps.
-	sendsIdleSteps bool
+type Splits struct {
+	set       data.Set
+	source    Source
+	plan      client.PartPlan
+	ctx       context.Context // of the run
+	idleSteps bool            // Next returns idle batches
 
 	// The goroutine that reads owns these fields.
 	src     data.Source // the source of the split that is read; nil between splits
 	reading *heldSplit
 	batches int64
-	after   position
-	running bool // the goroutine that calls the scheduler is running
+	epoch   int64 // of the last batch
+	running bool  // the goroutine that calls the scheduler is running
 	end     context.CancelFunc
 	ended   chan struct{}
 
@@ -137,23 +80,43 @@ type heldSplit struct {
 	ahead map[int64]int64 // acknowledged batches behind a gap: begin → end
 }
 
-// splitRange is the place of a batch in a split; without a split, that of a batch without data. It implements
+// Range is the place of a batch in a split; without a split, that of a batch without data. It implements
 // [mode.Place].
-type splitRange struct {
-	splits   *dataSplits
-	part     *heldSplit
+type Range struct {
+	splits   *Splits
+	split    *heldSplit
 	from, to int64
 }
 
+// Split returns where the batch is: in which split, and behind how many of its examples. It returns false for a batch
+// without data.
+func (r Range) Split() (epoch, split, offset int64, ok bool) {
+	if r.split == nil {
+		return 0, 0, 0, false
+	}
+	return r.split.Epoch, r.split.Part.Part, r.from, true
+}
+
 // Done implements [mode.Place].
-func (r splitRange) Done() error { return r.splits.batchDone(r) }
+func (r Range) Done() error { return r.splits.batchDone(r) }
 
 // Positions implements [mode.Place].
-func (r splitRange) Positions() []rowraft.Position { return r.splits.positions(r) }
+func (r Range) Positions() []rowraft.Position { return r.splits.positions(r) }
 
-func (d *dataSplits) count() int64 { return d.batches }
+// NewSplits returns the splits of set that source hands out to this trainer, by the job's plan. With idleSteps, Next
+// returns idle batches while other trainers have the remaining data, because they wait for this trainer's steps.
+func NewSplits(set data.Set, source Source, plan client.PartPlan, idleSteps bool) *Splits {
+	return &Splits{set: set, source: source, plan: plan, idleSteps: idleSteps}
+}
 
-func (d *dataSplits) close() {
+// Open begins a run, which ends with ctx, after so many batches.
+func (d *Splits) Open(ctx context.Context, batches int64) { d.ctx, d.batches = ctx, batches }
+
+// Batches returns how many batches the run has read, in this process and those before.
+func (d *Splits) Batches() int64 { return d.batches }
+
+// Close ends the calls to the scheduler.
+func (d *Splits) Close() {
 	if d.src != nil {
 		d.src.Close()
 		d.src = nil
@@ -165,7 +128,7 @@ func (d *dataSplits) close() {
 }
 
 // start starts the goroutine that calls the scheduler.
-func (d *dataSplits) start() {
+func (d *Splits) start() {
 	if d.running {
 		return
 	}
@@ -178,44 +141,51 @@ func (d *dataSplits) start() {
 	}()
 }
 
-// next implements feed.
-func (d *dataSplits) next(w *work) error {
+// Read is a batch that was read.
+type Read struct {
+	Range Range
+	Batch int64 // its number, from 1
+	Epoch int64
+	Idle  bool // no data: this trainer only takes part in the step
+}
+
+// Next fills b with the next batch. It returns io.EOF if no split is left, and data.ErrNoneYet if other trainers have
+// the remaining ones, and may give them up. One goroutine may call it.
+func (d *Splits) Next(b *data.Batch) (Read, error) {
 	d.start()
 	for {
 		for d.src == nil {
 			idle, err := d.begin()
 			if err != nil {
-				return err
+				return Read{}, err
 			}
 			if idle {
 				d.batches++
-				w.Idle, w.Place, w.Step, w.after = true, splitRange{splits: d}, d.batches, d.after
-				return nil
+				return Read{Range: Range{splits: d}, Batch: d.batches, Epoch: d.epoch, Idle: true}, nil
 			}
 		}
-		err := d.src.Next(w.data)
+		err := d.src.Next(b)
 		if err == io.EOF {
 			d.src.Close()
 			d.src = nil
 			continue
 		} else if err != nil {
-			return err
+			return Read{}, err
 		}
 		d.batches++
 		d.mu.Lock()
 		p := d.reading
-		w.Place = splitRange{d, p, p.read, p.read + int64(w.data.N)}
-		p.read += int64(w.data.N)
+		r := Range{d, p, p.read, p.read + int64(b.N)}
+		p.read = r.to
 		d.mu.Unlock()
-		d.after = position{epoch: p.Epoch}
-		w.Idle, w.Step, w.after = false, d.batches, d.after
-		return nil
+		d.epoch = p.Epoch
+		return Read{Range: r, Batch: d.batches, Epoch: p.Epoch}, nil
 	}
 }
 
-// begin opens the next split. It returns errNotYet if there is none yet, io.EOF if none is left, and idle if the
+// begin opens the next split. It returns data.ErrNoneYet if there is none yet, io.EOF if none is left, and idle if the
 // trainer must take part in a step without data.
-func (d *dataSplits) begin() (idle bool, err error) {
+func (d *Splits) begin() (idle bool, err error) {
 	poll := time.NewTimer(splitPoll)
 	defer poll.Stop()
 	asked := time.Now()
@@ -232,19 +202,19 @@ func (d *dataSplits) begin() (idle bool, err error) {
 		d.mu.Unlock()
 		switch {
 		case d.ctx.Err() != nil:
-			return false, errNotYet // ctx ended: the loop ends
+			return false, data.ErrNoneYet // ctx ended: the loop ends
 		case err != nil:
 			return false, err
 		case done:
 			return false, io.EOF
-		case d.sendsIdleSteps && held:
+		case d.idleSteps && held:
 			return true, nil
 		}
 		d.wakeCaller()
 		select {
 		case <-changed:
 		case <-poll.C:
-			return false, errNotYet
+			return false, data.ErrNoneYet
 		case <-d.ctx.Done():
 		}
 	}
@@ -252,7 +222,7 @@ func (d *dataSplits) begin() (idle bool, err error) {
 
 // openLocked begins to read the split that was taken first.
 // REQUIRES: d.mu is held, and a split was taken.
-func (d *dataSplits) openLocked() (err error) {
+func (d *Splits) openLocked() (err error) {
 	p := d.ahead[0]
 	d.ahead, d.starved = d.ahead[1:], false
 	h := &heldSplit{Part: p, read: p.Offset, acked: p.Offset, ahead: make(map[int64]int64)}
@@ -267,7 +237,7 @@ func (d *dataSplits) openLocked() (err error) {
 }
 
 // wakeCaller makes the goroutine that calls the scheduler look for work.
-func (d *dataSplits) wakeCaller() {
+func (d *Splits) wakeCaller() {
 	select {
 	case d.wake <- struct{}{}:
 	default:
@@ -275,7 +245,7 @@ func (d *dataSplits) wakeCaller() {
 }
 
 // callScheduler makes the calls to the scheduler, one at a time, until one is refused finally or ctx ends.
-func (d *dataSplits) callScheduler(ctx context.Context) {
+func (d *Splits) callScheduler(ctx context.Context) {
 	for taken := int64(0); ctx.Err() == nil; {
 		d.mu.Lock()
 		var end *heldSplit
@@ -335,7 +305,7 @@ func (d *dataSplits) callScheduler(ctx context.Context) {
 
 // nextCallLocked returns how long to wait before asking for the next split.
 // REQUIRES: d.mu is held.
-func (d *dataSplits) nextCallLocked(now time.Time) time.Duration {
+func (d *Splits) nextCallLocked(now time.Time) time.Duration {
 	const never = time.Hour
 	every := splitAheadRetry
 	switch {
@@ -343,7 +313,7 @@ func (d *dataSplits) nextCallLocked(now time.Time) time.Duration {
 		return never
 	case d.refusedAt.IsZero():
 		return 0
-	case d.starved && d.sendsIdleSteps:
+	case d.starved && d.idleSteps:
 		every = splitRetry
 	case d.starved:
 		every = splitPoll
@@ -353,13 +323,13 @@ func (d *dataSplits) nextCallLocked(now time.Time) time.Duration {
 
 // batchDone records that a batch is trained and acknowledged, or was skipped. The calling goroutine reports a fully
 // trained split later. Safe for concurrent use.
-func (d *dataSplits) batchDone(at splitRange) error {
+func (d *Splits) batchDone(at Range) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if at.part == nil {
+	if at.split == nil {
 		return d.err
 	}
-	p := at.part
+	p := at.split
 	p.ahead[at.from] = at.to
 	for to, ok := p.ahead[p.acked]; ok; to, ok = p.ahead[p.acked] {
 		delete(p.ahead, p.acked)
@@ -372,9 +342,9 @@ func (d *dataSplits) batchDone(at splitRange) error {
 	return d.err
 }
 
-// flush returns when the scheduler knows all trained splits, or ctx ends. It waits without limit for a scheduler
+// Flush returns when the scheduler knows all trained splits, or ctx ends. It waits without limit for a scheduler
 // that is away.
-func (d *dataSplits) flush(ctx context.Context) error {
+func (d *Splits) Flush(ctx context.Context) error {
 	if d == nil || !d.running {
 		return nil
 	}
@@ -392,8 +362,8 @@ func (d *dataSplits) flush(ctx context.Context) error {
 	}
 }
 
-// reached returns how far this trainer is in the splits that it holds, those included that it has not begun.
-func (d *dataSplits) reached() (out []client.PartReached) {
+// Reached returns how far this trainer is in the splits that it holds, those included that it has not begun.
+func (d *Splits) Reached() (out []client.PartReached) {
 	if d == nil {
 		return nil
 	}
@@ -408,30 +378,9 @@ func (d *dataSplits) reached() (out []client.PartReached) {
 	return out
 }
 
-// feed opens the source of the run's batches.
-func (j *Job) feed(ctx context.Context) feed {
-	if j.parts != nil {
-		j.parts.ctx, j.parts.batches = ctx, j.step
-		return j.parts
-	}
-	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step,
-		at: j.at}
-}
-
-// batchDone records that a batch without a push is over.
-func (j *Job) batchDone(p mode.Place) error {
-	if p == nil {
-		return nil
-	}
-	if err := p.Done(); err != nil {
-		return j.report.Fail(err)
-	}
-	return nil
-}
-
 // positions returns what the push of a batch stores about this trainer's splits: how far each is acknowledged, and
 // where the batch ends in its own. If the trainer dies, another one continues from there.
-func (d *dataSplits) positions(at splitRange) (out []rowraft.Position) {
+func (d *Splits) positions(at Range) (out []rowraft.Position) {
 	if d == nil || !d.plan.InLog {
 		return nil
 	}
@@ -439,7 +388,7 @@ func (d *dataSplits) positions(at splitRange) (out []rowraft.Position) {
 	defer d.mu.Unlock()
 	for _, p := range d.held {
 		both := p.Reached(&d.plan, p.acked, at.to)
-		if p != at.part {
+		if p != at.split {
 			out = append(out, both[0])
 			continue
 		}
@@ -447,17 +396,4 @@ func (d *dataSplits) positions(at splitRange) (out []rowraft.Position) {
 	}
 	slices.SortFunc(out, func(a, b rowraft.Position) int { return cmp.Compare(a.Part, b.Part) })
 	return out[:min(len(out), wire.MaxPushPositions)]
-}
-
-// idleStep takes part in a step without a batch.
-func (j *Job) idleStep(w *work) (push bool, err error) {
-	w.Empty = true
-	if err := j.hybrid.learn(w); err != nil {
-		return false, fmt.Errorf("step %d: %w", w.Step, err)
-	}
-	j.step++
-	if push = j.mode.PushesEmpty(); !push {
-		j.report.batchEnded()
-	}
-	return push, nil
 }

@@ -1,10 +1,10 @@
-package trainer
+package member
 
 import "context"
 
 // pace counts the progress of a trainer that other trainers of its job wait for, so that all of them can stop at
 // one boundary. Boundaries lie between steps of the job in mode sync, and between rounds of averaging where
-// trainers keep weights in mode async. pausePoint.mu guards its fields.
+// trainers keep weights in mode async. PausePoint.mu guards its fields.
 type pace struct {
 	per   int64 // batches from one boundary to the next; 0: no trainer waits for another
 	done  int64 // finished batches, counted as all trainers count them
@@ -19,9 +19,16 @@ func (p *pace) begun() int64 {
 	return (p.done + p.ahead) / p.per
 }
 
+// Begun returns the first boundary at which the loop could stop: behind all batches that it has begun.
+func (g *PausePoint) Begun() int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.pace.begun()
+}
+
 // begin reports whether the loop may begin a batch. It may if begin returns neither a request to stop for nor a
 // channel to wait on.
-func (g *pausePoint) begin() (stand *pause, wait <-chan struct{}) {
+func (g *PausePoint) begin() (stop *Pause, wait <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	p := g.request
@@ -42,15 +49,15 @@ func (p *pace) count(n int64) {
 	}
 }
 
-// undo takes back a begun batch that had no data.
-func (g *pausePoint) undo() {
+// Undo takes back a begun batch that had no data.
+func (g *PausePoint) Undo() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.pace.count(-1)
 }
 
 // Finish implements [mode.Pauses].
-func (g *pausePoint) Finish(done int64) {
+func (g *PausePoint) Finish(done int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.pace.count(-1)
@@ -58,14 +65,14 @@ func (g *pausePoint) Finish(done int64) {
 }
 
 // Advance implements [mode.Pauses]: all begun batches remain begun.
-func (g *pausePoint) Advance(done int64) {
+func (g *PausePoint) Advance(done int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.pace.done = max(g.pace.done, done)
 }
 
 // AgreedBefore implements [mode.Pauses].
-func (g *pausePoint) AgreedBefore(ctx context.Context, step int64) (boundary int64, refuse func(error)) {
+func (g *PausePoint) AgreedBefore(ctx context.Context, step int64) (boundary int64, refuse func(error)) {
 	for {
 		g.mu.Lock()
 		p, behind, agreed := g.request, false, false
@@ -87,14 +94,20 @@ func (g *pausePoint) AgreedBefore(ctx context.Context, step int64) (boundary int
 	}
 }
 
-// begin waits until the loop may begin a batch, and calls stand when a checkpoint wants the state. It returns false
-// if ctx ends before.
-func (j *Job) begin(ctx context.Context, stand func(*pause) error) (bool, error) {
+// SetPace sets how many batches lie between two boundaries of the job, whose trainers wait for each other.
+func (g *PausePoint) SetPace(batches int64) { g.pace.per = batches }
+
+// Paced reports whether the job's trainers wait for each other, and can stop at a common boundary only.
+func (g *PausePoint) Paced() bool { return g.pace.per > 0 }
+
+// Begin waits until the loop may begin a batch, and calls stop when a checkpoint wants the state. It returns false if
+// ctx ends before.
+func (g *PausePoint) Begin(ctx context.Context, stop func(*Pause) error) (bool, error) {
 	for ctx.Err() == nil {
-		p, wait := j.pausePoint.begin()
+		p, wait := g.begin()
 		switch {
 		case p != nil:
-			if err := stand(p); err != nil {
+			if err := stop(p); err != nil {
 				return false, err
 			}
 		case wait != nil:

@@ -1,4 +1,4 @@
-package trainer
+package member
 
 import (
 	"context"
@@ -57,15 +57,15 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 		g.here <- struct{}{}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		d := &dataSplits{set: set, source: g, ctx: ctx}
-		w := &work{data: data.NewBatch(batch, set.Shape())}
+		d := newSplits(ctx, set, g)
+		b := data.NewBatch(batch, set.Shape())
 		var first []int64
 		train := func() error { // one batch, which takes a second
-			err := d.next(w)
+			r, err := d.Next(b)
 			if err == nil {
-				first = append(first, w.data.First)
+				first = append(first, b.First)
 				time.Sleep(time.Second)
-				err = w.Place.Done()
+				err = r.Range.Done()
 			}
 			return err
 		}
@@ -76,7 +76,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 		}
 		<-g.here // the scheduler dies in the middle of the first part
 		for begun := time.Now(); time.Since(begun) < time.Hour; {
-			if err := train(); err != nil && err != errNotYet {
+			if err := train(); err != nil && err != data.ErrNoneYet {
 				t.Fatal(err)
 			}
 		}
@@ -84,20 +84,20 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 			t.Errorf("%d batches were trained without the scheduler, parts %v were ended; want the first and %d ahead",
 				len(first), g.ended, splitsAhead)
 		}
-		reached := d.reached()
+		reached := d.Reached()
 		if len(reached) != 1+splitsAhead || slices.ContainsFunc(reached,
 			func(p client.PartReached) bool { return p.Acknowledged != batch*perPart }) {
 			t.Errorf("what others would go on from, if it died: %v, want the end of each", reached)
 		}
 		g.here <- struct{}{}
-		err := errNotYet
-		for err == nil || err == errNotYet {
+		err := data.ErrNoneYet
+		for err == nil || err == data.ErrNoneYet {
 			err = train()
 		}
 		if err != io.EOF {
 			t.Fatal(err)
 		}
-		if err := d.flush(ctx); err != nil {
+		if err := d.Flush(ctx); err != nil {
 			t.Fatal(err)
 		}
 		if slices.Sort(first); len(first) != 10*perPart || len(slices.Compact(first)) != len(first) {
@@ -106,7 +106,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 		if slices.Sort(g.ended); !slices.Equal(g.ended, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
 			t.Errorf("parts %v were ended, want each once", g.ended)
 		}
-		d.close()
+		d.Close()
 	})
 }
 
@@ -120,14 +120,15 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 			g.here <- struct{}{}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			d := &dataSplits{set: set, source: g, ctx: ctx}
-			w := &work{data: data.NewBatch(20, set.Shape())}
-			if err := d.next(w); err != nil {
+			d := newSplits(ctx, set, g)
+			b := data.NewBatch(20, set.Shape())
+			r, err := d.Next(b)
+			if err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
 			<-g.here
-			if err := w.Place.Done(); err != nil {
+			if err := r.Range.Done(); err != nil {
 				t.Fatal(err)
 			}
 			begun := time.Now()
@@ -138,10 +139,10 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 				}
 				g.here <- struct{}{}
 			})
-			if err := d.flush(ctx); err != nil || time.Since(begun) != time.Hour || stopped != (len(g.ended) == 0) {
+			if err := d.Flush(ctx); err != nil || time.Since(begun) != time.Hour || stopped != (len(g.ended) == 0) {
 				t.Errorf("stopped %v: %v after %v, parts %v ended", stopped, err, time.Since(begun), g.ended)
 			}
-			d.close()
+			d.Close()
 		})
 	}
 }
@@ -234,19 +235,19 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 						To: (part + 1) * plan.PartExamples})
 				}
 				var first []int64
-				start := func(name string) (d *dataSplits, train func() error, kill func()) {
+				start := func(name string) (d *Splits, train func() error, kill func()) {
 					ctx, cancel := context.WithCancel(t.Context())
-					d = &dataSplits{set: set, source: &sharer{s, name, &awayGiver{here: here}}, ctx: ctx}
-					w := &work{data: data.NewBatch(batch, set.Shape())}
+					d = newSplits(ctx, set, &sharer{s, name, &awayGiver{here: here}})
+					b := data.NewBatch(batch, set.Shape())
 					return d, func() error {
-						err := d.next(w)
+						r, err := d.Next(b)
 						if err == nil {
-							first = append(first, w.data.First)
+							first = append(first, b.First)
 							time.Sleep(time.Second) //tidy:allow sleep virtual time
-							err = w.Place.Done()
+							err = r.Range.Done()
 						}
 						return err
-					}, func() { cancel(); d.close() }
+					}, func() { cancel(); d.Close() }
 				}
 				one, trainOne, kill := start("one")
 				two, trainTwo, end := start("two")
@@ -261,27 +262,27 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				}
 				must(trainOne, perPart/2)
 				must(trainTwo, perPart/2)
-				known := one.reached()
+				known := one.Reached()
 				<-here
 				must(trainOne, perPart+perPart/2)
 				must(trainTwo, (splitsAhead+1)*perPart-perPart/2)
-				if err := trainTwo(); err != errNotYet || len(s.ended) > 0 {
+				if err := trainTwo(); err != data.ErrNoneYet || len(s.ended) > 0 {
 					t.Fatalf("without the scheduler: %v, parts %v ended", err, s.ended)
 				}
 				if tc.exact {
-					known = one.reached()
+					known = one.Reached()
 				}
 				kill()
 				here <- struct{}{}
 				s.lost("one", plan, known)
-				err := errNotYet
-				for err == nil || err == errNotYet {
+				err := data.ErrNoneYet
+				for err == nil || err == data.ErrNoneYet {
 					err = trainTwo()
 				}
 				if err != io.EOF {
 					t.Fatal(err)
 				}
-				if err := two.flush(t.Context()); err != nil {
+				if err := two.Flush(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				slices.Sort(first)
@@ -313,26 +314,27 @@ func (g *refusingGiver) EndPart(context.Context, client.Part) error {
 func TestARefusedEndOfAPartEndsTheRun(t *testing.T) {
 	set := testGenerator(t, 100)
 	synctest.Test(t, func(t *testing.T) {
-		d := &dataSplits{set: set,
-			source: &refusingGiver{giver: giver{plan: client.PartPlan{Examples: 100, PartExamples: 20,
-				Epochs: 1}}}, ctx: t.Context()}
-		defer d.close()
-		w := &work{data: data.NewBatch(20, set.Shape())}
-		if err := d.next(w); err != nil {
+		plan := client.PartPlan{Examples: 100, PartExamples: 20, Epochs: 1}
+		d := newSplits(t.Context(), set, &refusingGiver{giver: giver{plan: plan}})
+		defer d.Close()
+		b := data.NewBatch(20, set.Shape())
+		r, err := d.Next(b)
+		if err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait() // it has taken parts ahead
-		if err := w.Place.Done(); err != nil {
+		if err := r.Range.Done(); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
 		for range splitsAhead {
-			if err := d.next(w); err != nil {
+			if _, err := d.Next(b); err != nil {
 				t.Fatalf("a part that it has: %v", err)
 			}
 		}
-		for name, err := range map[string]error{"next": d.next(w), "covered": w.Place.Done(),
-			"flush": d.flush(t.Context())} {
+		_, err = d.Next(b)
+		for name, err := range map[string]error{"next": err, "covered": r.Range.Done(),
+			"flush": d.Flush(t.Context())} {
 			if rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 				t.Errorf("%s: %v, want SessionExpired", name, err)
 			}

@@ -1,0 +1,184 @@
+package member
+
+import (
+	"go.uber.org/goleak"
+
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/data"
+)
+
+// giver gives the splits of a plan to one trainer, and holds back the last until the test releases it.
+type giver struct {
+	plan   client.PartPlan
+	offset int64 // of the first part
+	mu     sync.Mutex
+	held   bool // the last part is another worker's
+	ended  []int64
+}
+
+func (g *giver) NextPart(_ context.Context, take int64, _ int) (client.Part, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	parts := (g.plan.Examples + g.plan.PartExamples - 1) / g.plan.PartExamples
+	if take > parts*g.plan.Epochs {
+		return client.Part{}, client.ErrNoParts
+	}
+	if g.held && take == parts*g.plan.Epochs {
+		return client.Part{}, client.ErrPartsHeld
+	}
+	p := client.Part{Epoch: (take - 1) / parts, Part: (take - 1) % parts}
+	p.From = p.Part * g.plan.PartExamples
+	p.To = min(p.From+g.plan.PartExamples, g.plan.Examples)
+	if take == 1 {
+		p.Offset = g.offset
+	}
+	return p, nil
+}
+
+func (g *giver) EndPart(_ context.Context, p client.Part) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.ended = append(g.ended, p.Epoch*100+p.Part)
+	return nil
+}
+
+func testGenerator(t *testing.T, examples int64) *data.Generator {
+	t.Helper()
+	cfg := data.DefaultGenerator()
+	cfg.Examples, cfg.Held = examples, 10
+	set, err := data.NewGenerator(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func newSplits(ctx context.Context, set data.Set, source Source) *Splits {
+	d := NewSplits(set, source, client.PartPlan{}, false)
+	d.Open(ctx, 0)
+	return d
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A trainer reads splits one after the other, from their offsets, and ends one when all of its batches are
+// acknowledged, in any order.
+func TestPartsAreReadAndEnded(t *testing.T) {
+	set := testGenerator(t, 250)
+	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 40, held: true}
+	d := newSplits(t.Context(), set, g)
+	defer d.Close()
+	var list []Range
+	var first []int64
+	b := data.NewBatch(32, set.Shape())
+	for len(list) < 6 {
+		r, err := d.Next(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, first = append(list, r.Range), append(first, b.First)
+	}
+	if want := []int64{40, 72, 100, 132, 164, 196}; !slices.Equal(first, want) {
+		t.Fatalf("the batches begin at %v, want %v", first, want)
+	}
+	if _, err := d.Next(b); !errors.Is(err, data.ErrNoneYet) {
+		t.Fatalf("while another worker has the last part: %v", err)
+	}
+	ack := func(i int) {
+		t.Helper()
+		if err := list[i].Done(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ack(1)
+	ack(5)
+	ack(3)
+	if got := d.Reached(); len(got) != 2 || got[0].Acknowledged != 40 || got[0].Read != 100 ||
+		got[1].Acknowledged != 0 || got[1].Read != 100 {
+		t.Errorf("reached %v", got)
+	}
+	ack(2)
+	if got := d.Reached(); got[1].Acknowledged != 64 {
+		t.Errorf("with three of its batches acknowledged, the part is at %v", got[1])
+	}
+	ack(4)
+	if err := d.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(g.ended, []int64{1}) {
+		t.Errorf("ended: %v, want part 1", g.ended)
+	}
+	if err := d.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.mu.Lock()
+	g.held = false
+	g.mu.Unlock()
+	r, err := d.Next(b)
+	for err == data.ErrNoneYet {
+		r, err = d.Next(b)
+	}
+	if err != nil || b.First != 200 || r.Batch != 7 {
+		t.Fatalf("the last part: batch %d from %d, %v", r.Batch, b.First, err)
+	}
+	list = append(list, r.Range)
+	if r, err = d.Next(b); err != nil || b.N != 18 {
+		t.Fatalf("its end: %d examples, %v", b.N, err)
+	}
+	list = append(list, r.Range)
+	if _, err := d.Next(b); err != io.EOF {
+		t.Fatalf("at the end: %v", err)
+	}
+	for _, i := range []int{7, 6, 0} {
+		ack(i)
+	}
+	if err := d.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(g.ended, []int64{1, 2, 0}) || len(d.Reached()) != 0 {
+		t.Errorf("ended: %v, still held: %v", g.ended, d.Reached())
+	}
+}
+
+// A trainer ends a split of which nothing is left, because its last reader died before it could report the end.
+func TestAPartThatIsReadIsEnded(t *testing.T) {
+	set := testGenerator(t, 250)
+	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 100}
+	d := newSplits(t.Context(), set, g)
+	defer d.Close()
+	b := data.NewBatch(32, set.Shape())
+	_, err := d.Next(b)
+	if err := errors.Join(err, d.Flush(t.Context())); err != nil || b.First != 100 ||
+		!slices.Equal(g.ended, []int64{0}) {
+		t.Errorf("the first batch begins at %d, ended are %v, %v", b.First, g.ended, err)
+	}
+}
+
+// The push of a step, or with a clock, stores how far all of this trainer's splits are acknowledged, and where the
+// batch ends in its own.
+func TestPushesCarryPositions(t *testing.T) {
+	plan := client.PartPlan{Examples: 300, PartExamples: 100, Epochs: 2, InLog: true}
+	one := &heldSplit{Part: client.Part{Part: 1, Reading: 1}, acked: 32}
+	two := &heldSplit{Part: client.Part{Epoch: 1, Reading: 1}, acked: 0}
+	d := &Splits{plan: plan, held: []*heldSplit{two, one}}
+	want := []rowraft.Position{{Part: 514, Offset: 32}, {Part: 515, Offset: 64}, {Part: 1538, Offset: 0}}
+	if got := d.positions(Range{d, one, 32, 64}); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	want = []rowraft.Position{{Part: 514, Offset: 32}, {Part: 1538, Offset: 0}}
+	if got := d.positions(Range{}); !slices.Equal(got, want) {
+		t.Errorf("without a batch: %v, want %v", got, want)
+	}
+	d.plan.InLog = false
+	if got := d.positions(Range{d, one, 32, 64}); got != nil {
+		t.Errorf("a job that the shards do not know: %v", got)
+	}
+}
