@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -208,15 +207,6 @@ func (ch *chain) run() error {
 	}
 }
 
-// slowest returns the longest push since it was asked last.
-func (ch *chain) slowest() time.Duration {
-	ch.mu.Lock()
-	defer ch.mu.Unlock()
-	d := ch.slow
-	ch.slow = 0
-	return d
-}
-
 func (ch *chain) end(t testing.TB) {
 	t.Helper()
 	close(ch.stop)
@@ -242,53 +232,6 @@ func (ch *chain) check(t testing.TB, rows map[rowraft.Key][]float32) {
 			t.Errorf("the cut has %v pushes along the shards: one that came after another one's acknowledgement is in it, and that is not", counts)
 			return
 		}
-	}
-}
-
-func TestCheckpointUnderLoad(t *testing.T) {
-	c := start(t, localcluster.Options{})
-	rng := seed(t)
-	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 2000, perPush: 200})
-	var chains []*chain
-	for i := range 8 {
-		chains = append(chains, startChain(c, fmt.Sprintf("chain%d", i)))
-	}
-	dest := t.TempDir()
-	for i := range 5 {
-		l.more(20)
-		chains[0].slowest()
-		name := fmt.Sprintf("c%d", i)
-		m := c.createCheckpoint(dest, name)
-		t.Logf("pushes were held for %v, the slowest of the chain took %v", m.HeldFor, chains[0].slowest())
-		if m.HeldFor <= 0 || m.HeldFor > time.Minute { // the lease is 1 s, and a process may stand still
-			t.Errorf("pushes were held for %v", m.HeldFor)
-		}
-		if code, out := verifies(t, dest+"/"+name); code != 0 {
-			t.Errorf("verify: exit code %d: %s", code, out)
-		}
-		for i, ch := range chains {
-			ch.check(t, savedRows(t, dest, name, fmt.Sprintf("chain%d", i)))
-		}
-	}
-	for _, ch := range chains {
-		ch.end(t)
-	}
-	l.more(20) // training goes on
-	l.end()
-
-	// With nobody pushing, a checkpoint has what the shards have, row by row.
-	m := c.createCheckpoint(dest, "last")
-	saved := savedRows(t, dest, "last", counters)
-	if n := l.pushed(); len(saved) != n || m.Rows() != uint64(n+len(chains)*len(chains[0].keys)) {
-		t.Errorf("the checkpoint has %d rows of the load's %d, %d in all", len(saved), n, m.Rows())
-	}
-	l.compare(t, saved)
-	var sum checkpoint.Digest
-	for _, p := range m.Parts {
-		sum = sum.Add(p.Digest)
-	}
-	if got := c.digestOfAll(); got != sum {
-		t.Errorf("the shards have digest %x, the checkpoint %x", got, sum)
 	}
 }
 
@@ -363,33 +306,4 @@ func listed(t testing.TB, dest string) map[string]string {
 		states[c.Name] = c.State
 	}
 	return states
-}
-
-func TestCreateRefuses(t *testing.T) {
-	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
-	dest := t.TempDir()
-	c.createCheckpoint(dest, "a")
-	file := filepath.Join(dest, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, tc := range []struct {
-		args []string
-		code int
-		says string
-	}{
-		{[]string{dest, "--name", "a"}, 1, "checkpoint a exists"},
-		{[]string{dest, "--name", "../a"}, 2, "checkpoint name"},
-		{[]string{"relative"}, 2, "absolute path"},
-		{[]string{"s3://bucket/x"}, 2, "AWS_ACCESS_KEY_ID"},
-		{[]string{file}, 1, "not a directory"},
-	} {
-		_, errout, code := c.patiently(append([]string{"checkpoint", "create"}, tc.args...)...)
-		if code != tc.code || !strings.Contains(errout, tc.says) {
-			t.Errorf("create %v: exit code %d, %q; want %d and %q", tc.args, code, errout, tc.code, tc.says)
-		}
-	}
-	if got := listed(t, dest); len(got) != 1 || got["a"] != "complete" {
-		t.Errorf("list: %v", got)
-	}
 }

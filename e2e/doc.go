@@ -1,6 +1,5 @@
-// Package e2e tests clusters of real server processes, from outside: what
-// survives kill −9, whether a run on a cluster has the bits of a run without one,
-// what a person reads who does something wrong.
+// Package e2e tests clusters of real server processes from outside: kill −9, signals, certificates, full disks, the
+// commands, and whether a run on a cluster has the bits of a run without one.
 //
 //	go test ./e2e/...                       all of it; skipped by -short
 //	ROWRAFT_E2E_SEED=7 go test ./e2e/...    the random moments of seed 7

@@ -99,6 +99,35 @@ func (c *cluster) even(shards int, names ...string) func(map[string]listedNode) 
 	}
 }
 
+// pulse pushes to one shard all the time.
+type pulse struct {
+	mu     sync.Mutex
+	last   time.Time
+	gap    time.Duration
+	pushed int
+}
+
+func (p *pulse) beat() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	p.gap, p.last, p.pushed = max(p.gap, now.Sub(p.last)), now, p.pushed+1
+}
+
+// reset begins a new measurement.
+func (p *pulse) reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.gap, p.last = 0, time.Now()
+}
+
+// longest is the longest pause since reset, the present one included.
+func (p *pulse) longest() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(p.gap, time.Since(p.last))
+}
+
 // pusher counts in a row of each shard until it is stopped.
 type pusher struct {
 	tables []*client.Table

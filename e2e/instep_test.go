@@ -357,20 +357,3 @@ func TestAWorkerInStepLeavesAtASignal(t *testing.T) {
 		}
 	}
 }
-
-// TestAQuorumGoesOnWithoutTheDead: two of three workers are a quorum, so nobody waits for
-// the lease of one that is killed inside a step.
-func TestAQuorumGoesOnWithoutTheDead(t *testing.T) {
-	beforeRelease(t)
-	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
-	w := inStepJob(c, "most", "quorum: 0.66\nlease: 1h\nsteps: 1000000000\n")
-	all := []*running{w.start("a"), w.start("b"), w.start("dies")}
-	w.until("all train", func(v jobView) bool { return v.Training == 3 })
-	w.farther("dies", 5)
-	all[2].kill()
-	after := w.farther("a", 20)
-	if state, _ := after.member("dies"); state != "training" {
-		t.Errorf("before its lease has run out the dead worker is %s", state)
-	}
-	w.farther("b", 20)
-}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
-	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
@@ -66,30 +64,6 @@ func (c *cluster) mustRestore(path string, args ...string) restored {
 	return c.wasRestored(out)
 }
 
-// slotSums reads what each slot of each table holds, wherever its shard was.
-func slotSums(t testing.TB, dest, name string) map[string]checkpoint.SlotSum {
-	t.Helper()
-	d, err := depot.Open(dest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := checkpoint.ReadManifest(t.Context(), depot.At(d, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := make(map[string]checkpoint.SlotSum)
-	for i := range m.Parts {
-		sums, err := checkpoint.ReadSums(t.Context(), depot.At(d, name), &m.Parts[i], nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range sums {
-			out[fmt.Sprintf("%x/%d", uint64(s.Table), s.Slot)] = s
-		}
-	}
-	return out
-}
-
 // filled starts a cluster with rows of two optimizers and returns the checkpoint
 // "a" of it.
 func filled(t testing.TB, opts localcluster.Options, rows int) (c *cluster, dest string, m *checkpoint.Manifest) {
@@ -136,72 +110,6 @@ func filled(t testing.TB, opts localcluster.Options, rows int) (c *cluster, dest
 	}
 	dest = t.TempDir()
 	return c, dest, c.createCheckpoint(dest, "a")
-}
-
-// shrunk is what `table shrink -o json` says.
-type shrunk struct{ Removed, Candidates uint64 }
-
-func (c *cluster) sweepDryRun(table string, args ...string) (out shrunk) {
-	c.t.Helper()
-	args = append([]string{"table", "shrink", table, "--dry-run", "-o", "json"}, args...)
-	stdout := c.must(args...)
-	if err := json.Unmarshal([]byte(stdout), &out); err != nil {
-		c.t.Fatalf("%v: %v\n%s", args, err, stdout)
-	}
-	return out
-}
-
-func TestRestoreIntoOtherNumbersOfShards(t *testing.T) {
-	beforeRelease(t)
-	const rows = 3000
-	_, dest, m := filled(t, localcluster.Options{}, rows)
-	want := slotSums(t, dest, "a")
-	for _, opts := range []localcluster.Options{{Servers: 3, Shards: 4}, {Servers: 1, Shards: 16}, {Servers: 1, Shards: 64}} {
-		t.Run(fmt.Sprintf("%d shards", opts.Shards), func(t *testing.T) {
-			c := start(t, opts)
-			if v := c.mustRestore(dest+"/a", "--dry-run"); v.Epoch != 1 || v.Tables[0].Restored != rows {
-				t.Errorf("dry run: %+v", v)
-			}
-			v := c.mustRestore(dest + "/a")
-			if v.Epoch < 2 || len(v.Shards) != opts.Shards || len(v.Tables) != 3 {
-				t.Errorf("%+v", v)
-			}
-			for _, s := range v.Tables {
-				if s.Written != rows || s.Restored != rows || s.Filtered != 0 || s.Failed != 0 {
-					t.Errorf("%+v, want %d written and restored", s, rows)
-				}
-			}
-			sum := checkpoint.Digest{}
-			for _, p := range m.Parts {
-				sum = sum.Add(p.Digest)
-			}
-			if got := c.digestOfAll(); got != sum {
-				t.Errorf("the shards have digest %x, the checkpoint %x", got, sum)
-			}
-			if opts.Servers == 3 {
-				c.sameDigests()
-			}
-			again := c.createCheckpoint(dest, fmt.Sprintf("again-%d", opts.Shards))
-			if got := slotSums(t, dest, fmt.Sprintf("again-%d", opts.Shards)); !maps.Equal(got, want) || again.Rows() != m.Rows() || uint64(again.Epoch) != v.Epoch {
-				t.Errorf("slot by slot the restored cluster differs from the checkpoint: %d slots, %d rows; want %d, %d", len(got), again.Rows(), len(want), m.Rows())
-			}
-			// Keys that waited for a row still do: one more push, and they have it.
-			if n := c.sweepDryRun("stream", "--count-below", "2"); n.Removed != 0 || n.Candidates != 500 {
-				t.Errorf("%d rows and %d candidates were pushed once, want 0 and 500", n.Removed, n.Candidates)
-			}
-			if n := c.sweepDryRun("stream", "--unseen", "1h"); n.Removed != 0 || n.Candidates != 0 {
-				t.Errorf("%d rows and %d candidates seem unseen for an hour", n.Removed, n.Candidates)
-			}
-			// It trains on.
-			table, err := c.dial(client.Options{}).Table(deadline(t, patience), "emb")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := table.Push(deadline(t, patience), []rowraft.Key{1, 2, 7919}, make([]float32, 24)); err != nil {
-				t.Errorf("a push after the restore: %v", err)
-			}
-		})
-	}
 }
 
 // TestRestoreInPlace: rows, sessions and read positions of the time before are gone
@@ -340,14 +248,21 @@ func TestKillsDuringRestore(t *testing.T) {
 	}
 }
 
-// TestKillsDuringCreate: a checkpoint whose servers die is absent or whole, and
-// the cluster trains on.
+// TestKillsDuringCreate: a checkpoint whose servers are killed is absent or complete. A complete one is one cut: it holds
+// every push that was acknowledged before any push that it holds. The last one, without load, is what the shards hold.
 func TestKillsDuringCreate(t *testing.T) {
 	c := start(t, localcluster.Options{})
 	rng := seed(t)
 	l := startLoad(c, rng, loadOptions{clients: 2, workers: 2, keys: 3000, perPush: 300})
+	var chains []*chain
+	for i := range 4 {
+		chains = append(chains, startChain(c, fmt.Sprintf("chain%d", i)))
+	}
 	l.more(20)
 	dest := t.TempDir()
+	if m := c.createCheckpoint(dest, "first"); m.HeldFor <= 0 || m.HeldFor > time.Minute { // the lease is 1 s, and a process may stand still
+		t.Errorf("pushes were held for %v", m.HeldFor)
+	}
 	const most = 20 // checkpoints of a round
 	made := 0
 	for round := range rounds(4) {
@@ -376,16 +291,31 @@ func TestKillsDuringCreate(t *testing.T) {
 			if code, out := verifies(t, dest+"/"+name); code != 0 {
 				t.Errorf("verify %s: exit code %d: %s", name, code, out)
 			}
+			for i, ch := range chains {
+				ch.check(t, savedRows(t, dest, name, fmt.Sprintf("chain%d", i)))
+			}
 		} else if state != "incomplete" {
 			t.Errorf("%s is %s", name, state)
 		}
 	}
-	t.Logf("%d checkpoints, all whole", made)
-	c.createCheckpoint(dest, "last")
-	l.check(c)
+	t.Logf("%d checkpoints, all complete", made)
+	for _, ch := range chains {
+		ch.end(t)
+	}
+	l.end()
+	c.sameDigests()
+	m := c.createCheckpoint(dest, "last")
+	l.compare(t, savedRows(t, dest, "last", counters))
+	var sum checkpoint.Digest
+	for _, p := range m.Parts {
+		sum = sum.Add(p.Digest)
+	}
+	if got := c.digestOfAll(); got != sum {
+		t.Errorf("the shards have digest %x, the checkpoint %x", got, sum)
+	}
 }
 
-// TestDamageIsFoundBeforeItIsRestored flips one bit in each file of a checkpoint.
+// TestDamageIsFoundBeforeItIsRestored flips one bit in each file of a checkpoint. Wrong names and destinations are refused.
 func TestDamageIsFoundBeforeItIsRestored(t *testing.T) {
 	c, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 300)
 	before := c.digestOfAll()
@@ -421,6 +351,22 @@ func TestDamageIsFoundBeforeItIsRestored(t *testing.T) {
 		t.Error("a restore that was refused has changed rows")
 	}
 	c.mustRestore(dest+"/a", "--replace")
+	for _, tc := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{dest, "--name", "a"}, 1, "checkpoint a exists"},
+		{[]string{dest, "--name", "../a"}, 2, "checkpoint name"},
+		{[]string{"relative"}, 2, "absolute path"},
+		{[]string{"s3://bucket/x"}, 2, "AWS_ACCESS_KEY_ID"},
+		{[]string{filepath.Join(dest, "a", "MANIFEST")}, 1, "not a directory"},
+	} {
+		_, errout, code := c.patiently(append([]string{"checkpoint", "create"}, tc.args...)...)
+		if code != tc.code || !strings.Contains(errout, tc.says) {
+			t.Errorf("create %v: exit code %d, %q; want %d and %q", tc.args, code, errout, tc.code, tc.says)
+		}
+	}
 }
 
 // TestCheckpointOnAFullDisk fills the disk of the destination.

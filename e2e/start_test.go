@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -226,50 +225,4 @@ func givesUp(t testing.TB, start func(timeout string) *running, notSoFar ...stri
 		t.Logf("again, with more time than %s: %s", timeout, &p.stderr)
 	}
 	return p
-}
-
-// What cannot be is refused before anything is made, by the name of the variable.
-func TestBadEnvironmentsStartNothing(t *testing.T) {
-	needBinaries(t)
-	const ms, paddle = "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=1 MS_SERVER_NUM=1 MS_WORKER_NUM=1 ", "PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:1,127.0.0.1:2 PADDLE_TRAINERS_NUM=1 "
-	for _, tc := range []struct{ name, binary, env, want string }{
-		{"no role", "rowraft", "", "MS_ROLE"},
-		{"an unknown role", "rowraft", ms + "MS_ROLE=MS_LEADER", "MS_ROLE"},
-		{"a bad port", "rowraft", "MS_ROLE=MS_SCHED MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=80000 MS_SERVER_NUM=1 MS_WORKER_NUM=1", "MS_SCHED_PORT"},
-		{"a worker", "rowraft", ms + "MS_ROLE=MS_WORKER", "rowraft-trainer start"},
-		{"an endpoint twice", "rowraft", "TRAINING_ROLE=PSERVER POD_IP=a PADDLE_PORT=1 PADDLE_PSERVERS_IP_PORT_LIST=a:1,a:1", "PADDLE_PSERVERS_IP_PORT_LIST"},
-		{"not in the list", "rowraft", paddle + "TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT=3", "POD_IP:PADDLE_PORT"},
-		{"no plaintext beyond loopback", "rowraft", "TRAINING_ROLE=PSERVER POD_IP=0.0.0.0 PADDLE_PORT=1 PADDLE_PSERVERS_IP_PORT_LIST=0.0.0.0:1", "insecure"},
-		{"a server that trains", "rowraft-trainer", ms + "MS_ROLE=MS_PSERVER", "rowraft start"},
-		{"a rank beyond the number", "rowraft-trainer", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=1", "PADDLE_TRAINER_ID"},
-		{"a missing number", "rowraft-trainer", "MS_ROLE=MS_WORKER MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=1", "MS_WORKER_NUM"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "root")
-			p := spawnRole(t, tc.binary, tc.env+" ROWRAFT_INSECURE=true ROWRAFT_DATA_ROOT="+dir)
-			if code := p.code(t, patience); code != 2 || !strings.Contains(p.stderr.String(), tc.want) {
-				t.Errorf("exit code %d, want 2 and %q:\n%s", code, tc.want, &p.stderr)
-			}
-			if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("%s was made: %v", dir, err)
-			}
-		})
-	}
-}
-
-// A flag wins over its ROWRAFT_ variable, and that over those of frameworks.
-func TestOrderOfTheSources(t *testing.T) {
-	needBinaries(t)
-	addrs := freePorts(t, 3)
-	env := "MS_ROLE=MS_WORKER MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addrs[0]) + " MS_WORKER_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_START_TIMEOUT=1ms "
-	job := filepath.Join("examples", "three-roles", "job.yaml")
-	asks := func(addr string, p *running) {
-		t.Helper()
-		if code := p.code(t, patience); code != 4 || !strings.Contains(p.stderr.String(), "not ready endpoints:['"+addr+"']") {
-			t.Errorf("exit code %d, want 4 and that it asked %s:\n%s", code, addr, &p.stderr)
-		}
-	}
-	asks(addrs[0], spawnRole(t, "rowraft-trainer", env, "--config", job))
-	asks(addrs[1], spawnRole(t, "rowraft-trainer", env+"ROWRAFT_SCHEDULER="+addrs[1], "--config", job))
-	asks(addrs[2], spawnRole(t, "rowraft-trainer", env+"ROWRAFT_SCHEDULER="+addrs[1], "--config", job, "--scheduler", addrs[2]))
 }

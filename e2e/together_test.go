@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,11 +15,11 @@ import (
 )
 
 // runTogether runs a trainer for each rank of a job on c. watch is told of each event.
-func runTogether(t *testing.T, c *cluster, cfg trainer.Config, watch func(e trainer.Event), beside func()) []*trainer.Result {
+func runTogether(t *testing.T, c *cluster, cfg trainer.Config, watch func(e trainer.Event), f func()) []*trainer.Result {
 	t.Helper()
 	return inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*trainer.Result, error) {
 		return enterAndRun(ctx, c, cfg, watch)
-	}, beside)
+	}, f)
 }
 
 // enterAndRun is what a trainer's process does.
@@ -78,105 +77,6 @@ func (m *midway) make(c *cluster, dest string) {
 	defer close(m.over)
 	<-m.reached
 	m.made = c.createCheckpoint(dest, "midway")
-}
-
-// TestTrainersInStepGoOnExactly: two trainers in step, with a checkpoint in the middle and
-// one at their end; what goes on from the first in a cluster with another number of shards ends in the
-// same bits. Pushes of others wait at most 200 ms for the cut.
-func TestTrainersInStepGoOnExactly(t *testing.T) {
-	beforeRelease(t)
-	dest := t.TempDir()
-	a := start(t, localcluster.Options{Servers: 1, Shards: 3})
-	cfg := smallJob("pairs", "adagrad", 0)
-	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit = trainer.Sync, 2, time.Minute, false
-	cfg.Generator.Examples, cfg.Epochs, cfg.Batch = 1500, 3, 32 // 24 or so batches an epoch
-	cfg.Checkpoint.AtEnd = dest
-	pause := newMidway(20)
-	straight := runTogether(t, a, cfg, pause.watch, func() { pause.make(a, dest) })
-	made := pause.made
-	want := a.digestOfAll()
-	var blobs []string
-	for _, b := range made.Blobs {
-		blobs = append(blobs, b.Name)
-	}
-	for _, name := range []string{"trainer/pairs/0", "trainer/pairs/1"} {
-		if !slices.Contains(blobs, name) {
-			t.Errorf("the checkpoint has the blobs %q, want those of two trainers", blobs)
-		}
-	}
-	t.Logf("pushes waited %v for the cut; blobs %q", made.HeldFor, blobs)
-	var steps []int64
-	for rank, r := range straight {
-		s, err := trainer.ReadSaved(t.Context(), dest+"/midway", "pairs", rank)
-		if err != nil {
-			t.Fatal(err)
-		}
-		steps = append(steps, s.State.JobStep)
-		end, err := trainer.ReadSaved(t.Context(), r.Checkpoint, "pairs", rank)
-		if err != nil || !end.State.Ended || end.State.JobStep != r.JobSteps || r.Checkpoint != straight[0].Checkpoint {
-			t.Errorf("trainer %d: the checkpoint at the end, %q: %+v, %v", rank, r.Checkpoint, end, err)
-		}
-	}
-	if steps[0] != steps[1] || steps[0] < 20 || steps[0] >= straight[0].JobSteps {
-		t.Fatalf("the trainers stood behind the steps %v, of %d", steps, straight[0].JobSteps)
-	}
-
-	b := start(t, localcluster.Options{Servers: 1, Shards: 7})
-	b.mustRestore(dest+"/midway", "--replace")
-	cfg.Checkpoint.AtEnd, cfg.Resume = "", "auto"
-	for rank, r := range runTogether(t, b, cfg, nil, func() {}) {
-		if r.ResumedFrom != dest+"/midway" || r.PushesAcknowledged != straight[rank].PushesAcknowledged || r.Examples != straight[rank].Examples {
-			t.Errorf("trainer %d went on as %+v, the straight run was %+v", rank, r, straight[rank])
-		}
-	}
-	if got := b.digestOfAll(); got != want {
-		t.Errorf("digest %x after going on from step %d, %x without", got, steps[0], want)
-	}
-	b.mustRestore(straight[0].Checkpoint, "--replace")
-	if got := b.digestOfAll(); got != want {
-		t.Errorf("digest %x of the checkpoint at the end, want %x", got, want)
-	}
-}
-
-// TestPartsGoOnExactly: trainers who are handed the data out stop in the middle of parts of
-// theirs for a checkpoint, and go on from it: each batch is trained once.
-func TestPartsGoOnExactly(t *testing.T) {
-	beforeRelease(t)
-	dest := t.TempDir()
-	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
-	yes := true
-	cfg := smallJob("handed", "adagrad", 0)
-	cfg.Trainers, cfg.Lease, cfg.Parts, cfg.InFlight = 2, time.Minute, &yes, 2
-	cfg.Generator.Examples, cfg.Epochs, cfg.Batch = 64*120, 2, 32
-	const batches = 2 * 240
-	pause := newMidway(40)
-	runTogether(t, c, cfg, pause.watch, func() { pause.make(c, dest) })
-	made := pause.made
-	if !slices.ContainsFunc(made.Blobs, func(b checkpoint.Blob) bool { return b.Name == "job/handed" }) {
-		t.Fatalf("the checkpoint has no position in the data: %+v", made.Blobs)
-	}
-	check := func(what string) {
-		t.Helper()
-		for shard, n := range auditCounts(c, "handed.audit", 2) {
-			if n[0]+n[1] != batches {
-				t.Errorf("%s: shard %d counts %v batches of the two trainers, want %d together", what, shard, n, batches)
-			}
-		}
-	}
-	check("without a stop")
-	c.mustRestore(dest+"/midway", "--replace")
-	cfg.Resume = "auto"
-	var steps int64
-	for rank, r := range runTogether(t, c, cfg, nil, func() {}) {
-		steps += r.Steps
-		if r.ResumedFrom != dest+"/midway" || r.ReadAgainAtMost == nil || *r.ReadAgainAtMost != 0 {
-			t.Errorf("trainer %d: %+v, want that it goes on from the checkpoint, with no example read again", rank, r)
-		}
-	}
-	if steps != batches {
-		t.Errorf("the trainers have done %d steps, want %d", steps, batches)
-	}
-	check("after the stop")
 }
 
 // TestAWorkerThatRestartsKnowsTheStepsOfItsJob: a job in step goes on from a checkpoint, and then one of its
@@ -287,4 +187,28 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	if got := c.digestOfAll(); got != want {
 		t.Errorf("digest %x after the stop behind step %d, %x without", got, steps[0], want)
 	}
+}
+
+// inStep runs a trainer for each rank of a job, concurrently with f, and returns their results.
+func inStep(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*trainer.Result, error), f func()) []*trainer.Result {
+	t.Helper()
+	ctx := deadline(t, patience)
+	results := make([]*trainer.Result, cfg.Trainers)
+	var all sync.WaitGroup
+	for rank := range results {
+		cfg := cfg
+		cfg.Rank = &rank
+		all.Go(func() {
+			var err error
+			if results[rank], err = run(ctx, cfg); err != nil {
+				t.Errorf("trainer %d: %v", rank, err)
+			}
+		})
+	}
+	all.Go(f)
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return results
 }

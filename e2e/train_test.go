@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -67,48 +66,5 @@ func readJSON(t testing.TB, path string, v any) {
 	}
 	if err := json.Unmarshal(b, v); err != nil {
 		t.Fatalf("%s: %v\n%s", path, err, b)
-	}
-}
-
-// The demo, shorter than `make demo` runs it: its exit code, and the fields that
-// programs read. Mode async is `make demo` itself.
-func TestDemo(t *testing.T) {
-	beforeRelease(t)
-	needBinaries(t)
-	for mode, steps := range map[string]int{"sync": 250, "ssp": 250, "geo": 350} {
-		t.Run(mode, func(t *testing.T) { demo(t, mode, steps) })
-	}
-}
-
-func demo(t *testing.T, mode string, steps int) {
-	out := filepath.Join(t.TempDir(), "demo.json")
-	p := spawn(t, "rowraft", "demo", "--mode", mode, "--steps", fmt.Sprint(steps), "--json", out)
-	if code := p.code(t, 3*patience); code != 0 { // its own patience is minutes a step
-		t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
-	}
-	var r map[string]any
-	readJSON(t, out, &r)
-	for field, want := range map[string]func(v any) bool{
-		"auc":                 func(v any) bool { x, ok := v.(float64); return ok && x > 0.7 && x < 0.85 },
-		"best_auc":            func(v any) bool { x, ok := v.(float64); return ok && x > 0.75 && x < 0.85 },
-		"examples_per_second": func(v any) bool { x, ok := v.(float64); return ok && x > 0 },
-		"failover_seconds":    func(v any) bool { x, ok := v.(float64); return ok && x > 0 && x < 60 },
-		"pushes_acknowledged": func(v any) bool { return v == float64(2*steps) },
-		"pushes_lost":         func(v any) bool { return v == 0.0 },
-		"pushes_duplicated":   func(v any) bool { return v == 0.0 },
-		"replicas_identical":  func(v any) bool { return v == true },
-	} {
-		if v, ok := r[field]; !ok || !want(v) {
-			t.Errorf("%s is %v", field, v)
-		}
-	}
-	text := p.stdout.String() + p.stderr.String()
-	for _, want := range []string{"kill −9 of server", "first push acknowledged", "has caught up", "best possible AUC", "lost", "applied twice", "replicas that agree"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the demo does not say %q:\n%s", want, text)
-		}
-	}
-	if left := leftovers(bin); len(left) > 0 {
-		t.Errorf("the demo leaves processes: %v", left)
 	}
 }

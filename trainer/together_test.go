@@ -208,6 +208,9 @@ func TestSyncGoesOnExactly(t *testing.T) {
 				t.Errorf("stopped behind step %d: trainer %d: %+v, want %d batches in %d steps", states[0].JobStep,
 					rank, got, want, last)
 			}
+			if got := r.jobs[rank].state(true).JobStep; got != last {
+				t.Errorf("stopped behind step %d: the next state of trainer %d stands behind step %d, want %d", states[0].JobStep, rank, got, last)
+			}
 		}
 		r.cancel()
 	}

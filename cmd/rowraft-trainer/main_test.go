@@ -111,6 +111,38 @@ func TestGenThenTrain(t *testing.T) {
 	}
 }
 
+// TestStartReadsItsEnvironment: a flag wins over its ROWRAFT_ variable, and that over the variables of frameworks. A wrong
+// environment is refused by the name of the variable.
+func TestStartReadsItsEnvironment(t *testing.T) {
+	job := file(t, "job.yaml", "generator: {}\n")
+	const ms, paddle = "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=1 ", "PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:1 PADDLE_TRAINERS_NUM=1 "
+	for _, tc := range []struct {
+		name, env string
+		args      []string
+		code      int
+		want      string
+	}{
+		{"variables of a framework", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1", nil, 4, "not ready endpoints:['127.0.0.1:1']"},
+		{"a variable of rowraft", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1 ROWRAFT_SCHEDULER=127.0.0.1:2", nil, 4, "not ready endpoints:['127.0.0.1:2']"},
+		{"a flag", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1 ROWRAFT_SCHEDULER=127.0.0.1:2", []string{"--scheduler", "127.0.0.1:3"}, 4,
+			"not ready endpoints:['127.0.0.1:3']"},
+		{"a server that trains", ms + "MS_ROLE=MS_PSERVER MS_SERVER_NUM=1 MS_WORKER_NUM=1", nil, 2, "rowraft start"},
+		{"a rank beyond the number", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=1", nil, 2, "PADDLE_TRAINER_ID"},
+		{"a missing number", ms + "MS_ROLE=MS_WORKER", nil, 2, "MS_WORKER_NUM"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, v := range append(strings.Fields(tc.env), "ROWRAFT_INSECURE=true", "ROWRAFT_START_TIMEOUT=1ms") {
+				name, value, _ := strings.Cut(v, "=")
+				t.Setenv(name, value)
+			}
+			_, code, err := command(t, append([]string{"start", "--config", job}, tc.args...)...)
+			if code != tc.code || err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("exit code %d, %v; want %d and %q", code, err, tc.code, tc.want)
+			}
+		})
+	}
+}
+
 func TestBadDataLineEndsTheRun(t *testing.T) {
 	clicks := file(t, "clicks.csv", "label,c1,c2\n1,a,b\n0,a\n")
 	schema := file(t, "clicks.yaml", "label: {column: label}\ncategorical: [{column: c1}, {column: c2}]\n")

@@ -377,18 +377,6 @@ func TestConfigurationOrder(t *testing.T) {
 	}
 }
 
-func TestServerRefusesAPortInUse(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	got := rowraftCmd(t, "server", "--insecure", "--data-dir", t.TempDir(), "--listen", l.Addr().String())
-	if got.code != cli.ExitFailed || !strings.Contains(got.errout, l.Addr().String()) || !strings.Contains(got.errout, "--listen") {
-		t.Errorf("%+v", got)
-	}
-}
-
 func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	dir := t.TempDir()
 	ready := filepath.Join(dir, "ready.json")
