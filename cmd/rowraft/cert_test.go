@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/cert"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -19,7 +21,7 @@ import (
 func TestCertLab(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "certs")
 	got := rowraftCmd(t, "cert", "lab", "--dir", dir, "--cluster", "here", "-o", "json")
-	var made []certView
+	var made []cert.Certificate
 	if err := json.Unmarshal([]byte(got.out), &made); got.code != cli.ExitDone || err != nil {
 		t.Fatalf("%v: %+v", err, got)
 	}
@@ -28,7 +30,7 @@ func TestCertLab(t *testing.T) {
 		t.Fatalf("made %+v", made)
 	}
 	for i, v := range made {
-		if v.Role != want[i].role || v.Name != want[i].name || v.Cluster != "here" || time.Until(v.Expires) < 80*day {
+		if v.Role != want[i].role || v.Name != want[i].name || v.Cluster != "here" || time.Until(v.Expires) < 80*cert.Day {
 			t.Errorf("certificate %d is %+v, want %v", i, v, want[i])
 		}
 	}
@@ -44,17 +46,17 @@ func TestCertLab(t *testing.T) {
 	}
 
 	// A client finds its own, a server the servers'; the commands that make them need none.
-	var g globals
+	var g remote.Flags
 	root := newRoot(&g)
-	g.certs = dir
+	g.Certs = dir
 	for command, want := range map[string]string{"server": "node.pem", "cluster": "client.pem", "cert": "", "demo": ""} {
 		cmd, _, err := root.Find([]string{command})
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.tls = rpc.TLSFiles{}
-		if err := g.useCerts(cmd); err != nil || want != "" && g.tls.Cert != filepath.Join(dir, want) || want == "" && !g.tls.IsZero() {
-			t.Errorf("%s takes %+v, %v; want %s", command, g.tls, err, want)
+		g.TLS = rpc.TLSFiles{}
+		if err := g.UseCerts(cmd); err != nil || want != "" && g.TLS.Cert != filepath.Join(dir, want) || want == "" && !g.TLS.IsZero() {
+			t.Errorf("%s takes %+v, %v; want %s", command, g.TLS, err, want)
 		}
 	}
 
@@ -123,7 +125,7 @@ func TestCertClientAndInspect(t *testing.T) {
 	if got := rowraftCmd(t, "cert", "inspect", files.Cert); got.code != cli.ExitVerdict || !strings.Contains(got.out, "EXPIRED") {
 		t.Errorf("inspect of an expired one: %+v", got)
 	}
-	// Whoever calls with it is told at once, whatever the servers would say.
+	// The caller is told at once, before any server is asked.
 	tls := []string{"--cert", files.Cert, "--key", files.Key, "--cacert", files.CA, "--endpoints", unusedAddr(t)}
 	for _, call := range []string{"cluster status", "row get users 1", "cert renew --now"} {
 		got := rowraftCmd(t, append(strings.Fields(call), tls...)...)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -15,20 +16,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/table"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files again")
 
 // fakeCluster answers like the leader of a cluster of three.
 type fakeCluster struct {
@@ -179,13 +181,31 @@ type outcome struct {
 
 func rowraftCmd(t *testing.T, args ...string) outcome {
 	t.Helper()
+	return runWith(t, patient(), args...)
+}
+
+// runWith runs a command line with limits of its own.
+func runWith(t *testing.T, g *remote.Flags, args ...string) outcome {
+	t.Helper()
 	var out, errout bytes.Buffer
-	code := run(t.Context(), args, &out, &errout)
+	code := cli.Run(t.Context(), newRoot(g), args, &out, &errout)
 	return outcome{code, out.String(), errout.String()}
 }
 
+// run executes a command line and returns its exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	return cli.Run(ctx, newRoot(patient()), args, stdout, stderr)
+}
+
+// patient returns flags whose limits a suspended test keeps.
+func patient() *remote.Flags {
+	g := remote.NewFlags("test", os.Exit)
+	g.LeaderLimit, g.CompletionLimit = time.Minute, time.Minute
+	return g
+}
+
 // TestGoldenOutput compares what people and programs read with testdata/*.txt;
-// `go test ./cmd/rowraft -run Golden -update` writes them anew.
+// `go test ./cmd/rowraft -run Golden -update` writes them again.
 func TestGoldenOutput(t *testing.T) {
 	addr := start(t, &fakeCluster{status: sample()})
 	for name, args := range map[string][]string{
@@ -255,7 +275,7 @@ func TestWrongUsage(t *testing.T) {
 		{"a forecast of another dim", "", []string{"table", "forecast", "t", "--dim", "4", "--rows", "15"}, []string{"t's own"}},
 		{"a forecast for too few servers", "", []string{"table", "forecast", "--dim", "4", "--rows", "15", "--nodes", "2"}, []string{"more replicas than servers"}},
 		{"an unknown storage", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--storage", "bfloat"}, []string{"--storage", "did you mean", "bfloat16"}},
-		{"an admission nobody knows", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--admit", "often"}, []string{"--admit", "count:3"}},
+		{"an unknown admission", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--admit", "often"}, []string{"--admit", "count:3"}},
 		{"half a second", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--expire", "500ms"}, []string{"--expire", "whole seconds"}},
 		{"a capacity and no eviction", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--capacity", "100000"}, []string{"--evict lru"}},
 		{"an eviction and no capacity", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--evict", "lru"}, []string{"--capacity"}},
@@ -353,30 +373,6 @@ func TestTableCreateIsRepeatedOnlyWhereThatIsSafe(t *testing.T) {
 	}
 }
 
-func TestConfigurationOrder(t *testing.T) {
-	t.Setenv("ROWRAFT_NAME", "from-env")
-	file := filepath.Join(t.TempDir(), "c.yaml")
-	text := "name: from-file\nprofile: from-file\njoin: [a:1, b:2]\nlog-backend: from-file\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := newServerCmd(&globals{})
-	if err := cmd.ParseFlags([]string{"--profile", "from-flag"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := cli.FromEnvironment(cmd.Flags()); err != nil {
-		t.Fatal(err)
-	}
-	if err := fromFile(cmd.Flags(), file); err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]string{"name": "from-env", "profile": "from-flag", "log-backend": "from-file", "join": "[a:1,b:2]", "log-level": "info"} {
-		if got := cmd.Flags().Lookup(name).Value.String(); got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
-		}
-	}
-}
-
 func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	dir := t.TempDir()
 	ready := filepath.Join(dir, "ready.json")
@@ -425,7 +421,7 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 func checkTableDelete(t *testing.T, addr string) {
 	t.Helper()
 	at := []string{"--insecure", "--endpoints", addr}
-	// Nobody types anything here.
+	// Standard input is empty here.
 	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != cli.ExitUsage || !strings.Contains(got.errout, "nothing was deleted") {
 		t.Errorf("table delete without an answer: %+v", got)
 	}
@@ -434,35 +430,23 @@ func checkTableDelete(t *testing.T, addr string) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	table, err := c.Table(t.Context(), "t")
+	users, err := c.Table(t.Context(), "t")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := rowraftCmd(t, append([]string{"table", "delete", "t", "--yes"}, at...)...); got.code != cli.ExitDone || !strings.Contains(got.out, "table t deleted") {
 		t.Errorf("table delete: %+v", got)
 	}
-	if _, err := table.Assign(t.Context(), []rowraft.Key{1}, make([]float32, 4)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if _, err := users.Assign(t.Context(), []rowraft.Key{1}, make([]float32, 4)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("an assign to the table that was deleted: %v, want TableNotFound", err)
 	}
-	if err := c.DropTable(t.Context(), table); err != nil {
+	if err := c.DropTable(t.Context(), users); err != nil {
 		t.Errorf("deleted again: %v", err)
 	}
 	for _, args := range [][]string{{"table", "create", "t", "--dim", "9"}, {"row", "get", "t", "7", "-o", "json"}} {
 		got := rowraftCmd(t, append(args, at...)...)
 		if got.code != cli.ExitDone || args[0] == "row" && !strings.Contains(got.out, `"exists": false`) {
 			t.Errorf("%v after the delete: %+v", args, got)
-		}
-	}
-}
-
-func TestConfirmWantsTheName(t *testing.T) {
-	for answer, ok := range map[string]bool{"users\n": true, " users \r\n": true, "users": true, "user\n": false, "yes\n": false, "\n": false, "": false} {
-		cmd := &cobra.Command{}
-		cmd.SetIn(strings.NewReader(answer))
-		var asked strings.Builder
-		cmd.SetErr(&asked)
-		if err := confirm(cmd, "really? ", "users"); (err == nil) != ok || !strings.HasPrefix(asked.String(), "really? ") {
-			t.Errorf("%q: %v after %q, want it accepted: %v", answer, err, asked.String(), ok)
 		}
 	}
 }
@@ -475,14 +459,14 @@ func checkRows(t *testing.T, addr string) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	table, err := c.Table(t.Context(), "t")
+	users, err := c.Table(t.Context(), "t")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := table.Assign(t.Context(), []rowraft.Key{7, 1 << 63}, []float32{1, 2, 3, 4, 5, 6, 7, 8}); err != nil {
+	if _, err := users.Assign(t.Context(), []rowraft.Key{7, 1 << 63}, []float32{1, 2, 3, 4, 5, 6, 7, 8}); err != nil {
 		t.Fatal(err)
 	}
-	rows := func() (r rowsJSON) {
+	rows := func() (r table.Rows) {
 		t.Helper()
 		got := rowraftCmd(t, "row", "get", "t", "9223372036854775808", "0x7", "-o", "json", "--insecure", "--endpoints", addr)
 		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != cli.ExitDone || len(r.Rows) != 2 || r.Rows[0].Key != "7" || r.Rows[1].Key != "9223372036854775808" {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -10,12 +11,11 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
-
-func init() { patience = time.Minute } // a test may stand still for longer than it is otherwise
 
 // well is sample with its third server at work.
 func well() *rowraftv1.StatusReply {
@@ -79,7 +79,7 @@ func TestGoldenOutputOfClusters(t *testing.T) {
 	}
 }
 
-// TestNotesAreNoProblem: work that runs, and a server that somebody has drained, leave a
+// TestNotesAreNoProblem: work that runs, and a server that an operator has drained, leave a
 // cluster healthy.
 func TestNotesAreNoProblem(t *testing.T) {
 	r := well()
@@ -116,8 +116,11 @@ func (h *headless) NodeStatus(context.Context, *rowraftv1.NodeStatusRequest) (*r
 
 // TestClusterStatusWithoutAScheduler: the servers are asked one by one.
 func TestClusterStatusWithoutAScheduler(t *testing.T) {
-	defer func(p, h time.Duration) { patience, askLimit = p, h }(patience, askLimit)
-	patience, askLimit = 100*time.Millisecond, time.Minute
+	status := func(addr string) outcome {
+		g := remote.NewFlags("test", os.Exit)
+		g.LeaderLimit, g.AskLimit = 100*time.Millisecond, time.Minute
+		return runWith(t, g, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s")
+	}
 	h := &headless{fakeCluster: fakeCluster{status: well()}}
 	addr := startHeadless(t, h)
 	gone := unusedAddr(t)
@@ -126,7 +129,7 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 			n.Addr = addr
 		}
 	}
-	got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s")
+	got := status(addr)
 	if got.code != cli.ExitVerdict || !strings.HasPrefix(got.out, "critical: ") {
 		t.Fatalf("%+v", got)
 	}
@@ -135,13 +138,13 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 			t.Errorf("it does not say %q:\n%s", says, got.out)
 		}
 	}
-	h.silent.Store(1) // until patience ends: it may only be slow, and is asked itself
-	if got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s"); got.code != cli.ExitVerdict {
+	h.silent.Store(1) // until LeaderLimit ends: it may only be slow, and is asked itself
+	if got := status(addr); got.code != cli.ExitVerdict {
 		t.Errorf("a server that says hello late: %+v", got)
 	}
 	h.silent.Store(0)
 	h.refuses = rowraft.Errorf(rowraft.CodeDenied, "trainers may not")
-	if got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", addr, "--timeout", "60s"); got.code != cli.ExitUnavailable || got.out != "" {
+	if got := status(addr); got.code != cli.ExitUnavailable || got.out != "" {
 		t.Errorf("who may not ask: %+v", got)
 	}
 }
@@ -167,7 +170,7 @@ func listenLocal(t *testing.T) net.Listener {
 	return l
 }
 
-// unusedAddr is an address at which nobody answers: who connects is sent away.
+// unusedAddr returns an address without a listener: the kernel refuses connections.
 func unusedAddr(t *testing.T) string {
 	l := listenLocal(t)
 	done := make(chan struct{})

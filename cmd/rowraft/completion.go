@@ -4,17 +4,18 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/view"
 	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 var shells = []string{"bash", "zsh", "fish", "powershell"}
 
-func newCompletionCmd(*globals) *cobra.Command {
+func newCompletionCmd(*remote.Flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Write a script that completes commands, flags and names of the cluster in a shell",
@@ -44,23 +45,20 @@ the other variables, name; where it does not answer at once there are none.`,
 	}
 }
 
-// completionPatience bounds the time of one completion. Tests use a longer time.
-var completionPatience = 2 * time.Second
-
 // namer returns the names in a status that can be completed.
 type namer func(*rowraftv1.StatusReply) []string
 
 func shardNames(r *rowraftv1.StatusReply) (out []string) {
-	leaders := leaderOfEach(r)
+	leaders := view.Leaders(r)
 	for _, s := range r.GetMap().GetShards() {
-		out = append(out, fmt.Sprintf("%d\tled by %s", s.GetId(), dash(nameIn(r.GetMap(), leaders[s.GetId()]))))
+		out = append(out, fmt.Sprintf("%d\tled by %s", s.GetId(), view.Dash(view.NodeName(r.GetMap(), leaders[s.GetId()]))))
 	}
 	return out
 }
 
 func nodeNames(r *rowraftv1.StatusReply) (out []string) {
 	for _, n := range r.GetNodes() {
-		out = append(out, nameOr(n.GetNode().GetName(), n.GetNode().GetId())+"\t"+n.GetState())
+		out = append(out, view.NameOr(n.GetNode().GetName(), n.GetNode().GetId())+"\t"+n.GetState())
 	}
 	return out
 }
@@ -80,7 +78,7 @@ func jobNames(r *rowraftv1.StatusReply) (out []string) {
 }
 
 func operationNames(r *rowraftv1.StatusReply) (out []string) {
-	for _, o := range newOperationsJSON(r, false).Operations {
+	for _, o := range view.NewOperationList(r, false).Operations {
 		out = append(out, o.ID+"\t"+o.Kind+" "+o.Node)
 	}
 	return out
@@ -106,19 +104,19 @@ var flagValues = []struct {
 
 // completeNames adds completion of the cluster's names to the commands under root. It panics if one of them does not
 // exist.
-func completeNames(g *globals, root *cobra.Command) {
+func completeNames(g *remote.Flags, root *cobra.Command) {
 	for path, names := range argNames {
 		cmd := commandAt(root, path)
 		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 && cmd.Name() != "digest" { // digest takes any number of arguments
 				return nil, cobra.ShellCompDirectiveDefault
 			}
-			return g.names(cmd, names), cobra.ShellCompDirectiveNoFileComp
+			return askNames(g, cmd, names), cobra.ShellCompDirectiveNoFileComp
 		}
 	}
 	for _, f := range flagValues {
 		complete(commandAt(root, f.path), f.flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return g.names(cmd, f.names), cobra.ShellCompDirectiveNoFileComp
+			return askNames(g, cmd, f.names), cobra.ShellCompDirectiveNoFileComp
 		})
 	}
 	complete(root, "output", cobra.FixedCompletions([]string{cli.FormatTable, cli.FormatWide, cli.FormatJSON, cli.FormatYAML}, cobra.ShellCompDirectiveNoFileComp))
@@ -138,20 +136,20 @@ func complete(cmd *cobra.Command, flag string, fn cobra.CompletionFunc) {
 	}
 }
 
-// names asks the cluster of the flags and the environment for names. It returns none if the cluster does not answer
+// askNames asks the cluster of the flags and the environment for names. It returns none if the cluster does not answer
 // quickly.
-func (g *globals) names(cmd *cobra.Command, of namer) []string {
+func askNames(g *remote.Flags, cmd *cobra.Command, of namer) []string {
 	if err := cli.FromEnvironment(cmd.Flags()); err != nil {
 		return nil
 	}
-	if g.tls.IsZero() {
-		if err := g.useCerts(cmd); err != nil {
+	if g.TLS.IsZero() {
+		if err := g.UseCerts(cmd); err != nil {
 			return nil
 		}
 	}
-	ctx, cancel := context.WithTimeout(cmd.Root().Context(), completionPatience)
+	ctx, cancel := context.WithTimeout(cmd.Root().Context(), g.CompletionLimit)
 	defer cancel()
-	reply, err := g.status(ctx)
+	reply, err := g.Status(ctx)
 	if err != nil {
 		return nil
 	}

@@ -3,15 +3,12 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // TestCompletion: a shell is offered commands, flags, and the names that the cluster has.
 func TestCompletion(t *testing.T) {
-	defer func(p time.Duration) { completionPatience = p }(completionPatience)
-	completionPatience = time.Minute
 	addr := start(t, &fakeCluster{status: leaving()})
 	at := "--insecure --endpoints " + addr
 	for _, tc := range []struct {

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
-	"go.yaml.in/yaml/v3"
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft/internal/cli"
@@ -67,47 +65,6 @@ func TestDebugZip(t *testing.T) {
 	}
 	if got := rowraftCmd(t, args...); got.code != cli.ExitFailed || !strings.Contains(got.errout, "exists") {
 		t.Errorf("a file that is there: %+v", got)
-	}
-}
-
-// TestPagesOfAServer: what its configuration is, without the secrets in it, and what it
-// has logged last, as JSON whatever the log itself is.
-func TestPagesOfAServer(t *testing.T) {
-	var f serverFlags
-	fl := pflag.NewFlagSet("server", pflag.ContinueOnError)
-	f.processFlags(fl)
-	if err := fl.Parse([]string{"--name", "n1", "--token", "hush", "--token-file", "/etc/token", "--log-format", "text", "--log-level", "warn"}); err != nil {
-		t.Fatal(err)
-	}
-	f.effective = configPage(fl)
-	log, err := f.logger(io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	log.With("node", "n1").Warn("the disk is slow", "took", "3s")
-	log.Info("nobody asked")
-	page := func(name string) string {
-		var b strings.Builder
-		if err := f.pages()[name](&b); err != nil {
-			t.Fatal(err)
-		}
-		return b.String()
-	}
-	config := page("config")
-	for _, line := range []string{"name: \"n1\"  # given\n", "token: \"(not shown)\"  # given\n", "token-file: \"/etc/token\"  # given\n", "profile: \"auto\"\n"} {
-		if !strings.Contains(config, line) {
-			t.Errorf("the configuration lacks %q:\n%s", line, config)
-		}
-	}
-	if strings.Contains(config, "hush") {
-		t.Errorf("the configuration tells the token:\n%s", config)
-	}
-	var parsed map[string]string
-	if err := yaml.Unmarshal([]byte(config), &parsed); err != nil || parsed["name"] != "n1" {
-		t.Errorf("it is no YAML: %v", err)
-	}
-	if text := page("log"); !strings.Contains(text, `"msg":"the disk is slow","node":"n1","took":"3s"`) || strings.Contains(text, "nobody asked") {
-		t.Errorf("the log has %q", text)
 	}
 }
 

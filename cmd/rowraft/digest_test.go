@@ -122,21 +122,24 @@ func TestDigestTellsDifferences(t *testing.T) {
 	})
 }
 
-// TestDigestWaitsForAMap: a server that says nothing for a moment is asked again, and where
-// nobody listens that is said at once.
+// TestDigestWaitsForAMap: a server that says nothing for a moment is asked again, and an
+// address without a listener is reported at once.
 func TestDigestWaitsForAMap(t *testing.T) {
-	defer func(h time.Duration) { askLimit = h }(askLimit)
-	askLimit = 200 * time.Millisecond
+	digest := func(addr, timeout string) outcome {
+		g := patient()
+		g.AskLimit = 200 * time.Millisecond
+		return runWith(t, g, "shard", "digest", "--all", "--insecure", "--endpoints", addr, "--timeout", timeout)
+	}
 	f := &fakeLeader{proofs: []*rowraftv1.ProveReply{{Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED}}}
 	f.silent.Store(1)
-	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != cli.ExitDone {
+	if got := digest(f.start(t), "60s"); got.code != cli.ExitDone {
 		t.Errorf("%+v", got)
 	}
 	f.still = rpc.ConnectTimeout + 500*time.Millisecond
-	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", f.start(t), "--timeout", "60s"); got.code != cli.ExitDone {
+	if got := digest(f.start(t), "60s"); got.code != cli.ExitDone {
 		t.Errorf("of a server that takes no connection for %v: %+v", f.still, got)
 	}
-	if got := rowraftCmd(t, "shard", "digest", "--all", "--insecure", "--endpoints", unusedAddr(t), "--timeout", "24h"); got.code != cli.ExitUnavailable {
+	if got := digest(unusedAddr(t), "24h"); got.code != cli.ExitUnavailable {
 		t.Errorf("without a server: %+v, want exit code %d", got, cli.ExitUnavailable)
 	}
 }

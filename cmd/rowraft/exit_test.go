@@ -117,10 +117,10 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 	})
 	gone := start(t, &fakeCluster{leader: unusedAddr(t)})
 	for says, args := range map[string][]string{
-		lostCreate:             {"checkpoint", "create", t.TempDir()},
-		lostRestore:            {"checkpoint", "restore", t.TempDir() + "/a"},
-		"run the same command": {"table", "shrink", "t", "--norm-below", "1"},
-		"policy run-now":       {"checkpoint", "policy", "run-now", "p"},
+		"the server that led the checkpoint is gone": {"checkpoint", "create", t.TempDir()},
+		"the server that led the restore is gone":    {"checkpoint", "restore", t.TempDir() + "/a"},
+		"run the same command":                       {"table", "shrink", "t", "--norm-below", "1"},
+		"policy run-now":                             {"checkpoint", "policy", "run-now", "p"},
 	} {
 		got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
 		if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, "keepalive ping failed") || !strings.Contains(got.errout, says) {

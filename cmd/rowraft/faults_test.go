@@ -33,7 +33,7 @@ func faultSymbols(t *testing.T, bin string) int {
 	}
 	n := 0
 	for line := range strings.Lines(string(out)) {
-		if strings.Contains(line, "internal/vfs.(*Faulty)") || strings.Contains(line, "internal/vfs.(*Mem)") || strings.Contains(line, "main.(*faultFile)") {
+		if strings.Contains(line, "internal/vfs.(*Faulty)") || strings.Contains(line, "internal/vfs.(*Mem)") || strings.Contains(line, "server.(*faultFile)") {
 			n++
 		}
 	}

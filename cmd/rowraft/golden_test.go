@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -52,7 +53,7 @@ func (policies) ListPolicies(context.Context, *rowraftv1.ListPoliciesRequest) (*
 	}}, nil
 }
 
-// tokens are one that nobody has used yet, and one that has expired.
+// tokens are an unused one and an expired one.
 type tokens struct {
 	rowraftv1.UnimplementedCertificatesServer
 }
@@ -129,7 +130,7 @@ func TestGoldenListOfCheckpoints(t *testing.T) {
 // TestWhatPeopleReadIsGolden: whatever lists, describes or tells a state has its output
 // kept, as people and as programs read it.
 func TestWhatPeopleReadIsGolden(t *testing.T) {
-	everyCommand(newRoot(&globals{}), func(cmd *cobra.Command) {
+	everyCommand(newRoot(&remote.Flags{}), func(cmd *cobra.Command) {
 		if !slices.Contains([]string{"list", "describe", "status"}, cmd.Name()) {
 			return
 		}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 )
 
 // everyCommand calls look for each command that people see.
@@ -22,7 +24,7 @@ func everyCommand(cmd *cobra.Command, look func(*cobra.Command)) {
 // TestEveryCommandExplainsItself: what it does, an example of it, what each flag means.
 func TestEveryCommandExplainsItself(t *testing.T) {
 	seen := 0
-	everyCommand(newRoot(&globals{}), func(cmd *cobra.Command) {
+	everyCommand(newRoot(&remote.Flags{}), func(cmd *cobra.Command) {
 		seen++
 		path := cmd.CommandPath()
 		if cmd.Short == "" || strings.HasSuffix(cmd.Short, ".") {

@@ -10,13 +10,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/job"
 	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -99,7 +98,7 @@ func inStep() *rowraftv1.JobInfo {
 	}
 }
 
-// ended is runOfTwo when nobody trains in it any more.
+// ended is runOfTwo after its last worker has left.
 func ended(state rowraftv1.JobState, reason string) *rowraftv1.JobInfo {
 	j := proto.CloneOf(runOfTwo())
 	j.State, j.Reason = state, reason
@@ -139,7 +138,7 @@ func TestGoldenOutputOfJobs(t *testing.T) {
 	}
 }
 
-// The watch goes on while somebody trains, and ends when the job has.
+// The watch continues while a worker trains, and ends when the job has ended.
 func TestAWatchEndsWithItsJob(t *testing.T) {
 	running := []*rowraftv1.JobInfo{runOfTwo()}
 	for _, tc := range []struct {
@@ -160,7 +159,7 @@ func TestAWatchEndsWithItsJob(t *testing.T) {
 			}
 			var states []string
 			for line := range strings.Lines(got.out) {
-				var v struct{ Job trainingJSON }
+				var v struct{ Job job.Job }
 				if err := json.Unmarshal([]byte(line), &v); err != nil {
 					t.Fatalf("%q: %v", line, err)
 				}
@@ -208,18 +207,6 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// Who has not left when the time is up is named.
-func TestAStopThatNobodyAnswers(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // the time is up
-	cmd := &cobra.Command{}
-	cmd.SetContext(t.Context())
-	_, err := (&globals{timeout: time.Minute}).awaitStop(ctx, cmd, runOfTwo())
-	if rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "job ctr: no answer within 1m0s from w0 (rank 0); `rowraft job describe ctr`") {
-		t.Error(err)
-	}
-}
-
 // What cannot be done says so.
 func TestJobErrors(t *testing.T) {
 	addr, _ := startJobs(t, []*rowraftv1.JobInfo{runOfTwo()})
@@ -245,7 +232,7 @@ func TestJobErrors(t *testing.T) {
 	}
 }
 
-// golden compares with testdata/NAME.txt; -update writes it anew.
+// golden compares with testdata/NAME.txt; -update writes it again.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	file := filepath.Join("testdata", name+".txt")

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/logs"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/raftstore"
-	"github.com/rowraft/rowraft/raftstore/offline"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -67,7 +67,7 @@ func TestLogCommands(t *testing.T) {
 		return out.String() + errs.String()
 	}
 	if says := rowraftSays(cli.ExitFailed, "log", "dump", dir); !strings.Contains(says, "running server") || !strings.Contains(says, "stop the server") {
-		t.Errorf("beside a running server: %s", says)
+		t.Errorf("next to a running server: %s", says)
 	}
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestLogCommands(t *testing.T) {
 	if says := rowraftSays(cli.ExitDone, "log", "dump", dir, "--group", "shard-0"); !strings.Contains(says, "client ab000000, incarnation 3") {
 		t.Errorf("dump: %s", says)
 	}
-	var v logsJSON
+	var v logs.Dump
 	if err := json.Unmarshal([]byte(rowraftSays(cli.ExitDone, "log", "dump", dir, "-o", "json")), &v); err != nil || len(v.Groups) != 1 {
 		t.Fatalf("dump as JSON: %+v, %v", v, err)
 	}
@@ -98,27 +98,4 @@ func TestLogCommands(t *testing.T) {
 		t.Errorf("verify after damage: %s", says)
 	}
 	rowraftSays(cli.ExitUsage, "log", "verify")
-}
-
-// TestLogDumpKnowsEveryKind: a mark, a proof or a step of a restore is no error.
-func TestLogDumpKnowsEveryKind(t *testing.T) {
-	h := wire.EntryHeader{Version: 1, Epoch: 1}
-	for _, tc := range []struct {
-		kind, what string
-		entry      []byte
-	}{
-		{"mark", "of a checkpoint, 0700", wire.MarkEntry(h, wire.MarkID{7})},
-		{"proof", "every replica notes", wire.ProofEntry(h, &wire.Proof{Step: wire.ProofMark})},
-		{"proof", "at mark 9 most replicas have 3 rows, digest 0a00", wire.ProofEntry(h, &wire.Proof{Step: wire.ProofAgreed, Mark: 9, Rows: 3, Digest: [16]byte{10}})},
-		{"proof", "at mark 9 no majority", wire.ProofEntry(h, &wire.Proof{Step: wire.ProofDivided, Mark: 9})},
-		{"restore-begin", "to table epoch 2, 0 tables", wire.RestoreBeginEntry(h, &wire.RestoreBegin{ID: wire.RestoreID{1}, Epoch: 2})},
-		{"restore-rows", "chunk 5", wire.RestoreRowsEntry(h, wire.RestoreID{1}, 5, nil)},
-		{"restore-close", "to table epoch 2, 8 rows", wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: wire.RestoreID{1}, Epoch: 2, Rows: 8})},
-		{"restore-drop", "restore 0100", wire.RestoreDropEntry(h, wire.RestoreID{1})},
-	} {
-		e := newLogEntryJSON("shard-0", offline.Entry{Kind: offline.KindCommand, Data: tc.entry}, nil)
-		if lines := e.lines(false); e.Kind != tc.kind || e.Error != "" || len(lines) != 1 || !strings.Contains(lines[0], tc.what) {
-			t.Errorf("kind %q, error %q, %q; want %q and %q", e.Kind, e.Error, lines, tc.kind, tc.what)
-		}
-	}
 }

@@ -5,12 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/tidy"
 )
 
 // Each call of rowraft in README.md, docs and docs/ops is one that it takes.
 func TestManualShowsCommandsThatExist(t *testing.T) {
-	n, wrong, err := tidy.CheckManual("../..", func() *cobra.Command { return newRoot(&globals{}) })
+	n, wrong, err := tidy.CheckManual("../..", func() *cobra.Command { return newRoot(&remote.Flags{}) })
 	if err != nil {
 		t.Fatal(err)
 	}

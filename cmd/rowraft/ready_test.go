@@ -6,10 +6,12 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/server"
 )
 
 // waitReady returns what the server wrote once it served.
-func waitReady(t *testing.T, file string, done <-chan int, log *bytes.Buffer) readyJSON {
+func waitReady(t *testing.T, file string, done <-chan int, log *bytes.Buffer) server.Ready {
 	t.Helper()
 	poll := time.NewTicker(20 * time.Millisecond)
 	defer poll.Stop()
@@ -26,7 +28,7 @@ func waitReady(t *testing.T, file string, done <-chan int, log *bytes.Buffer) re
 		if err != nil {
 			continue
 		}
-		var info readyJSON
+		var info server.Ready
 		if err := json.Unmarshal(raw, &info); err != nil {
 			t.Fatalf("ready file %q: %v", raw, err)
 		}

@@ -1,53 +1,24 @@
 package main
 
 import (
-	"context"
-	"time"
-
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/cert"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/checkpoint"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/cluster"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/debug"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/demo"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/job"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/logs"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/node"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/server"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/shard"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/table"
 	"github.com/rowraft/rowraft/internal/cli"
-	"github.com/rowraft/rowraft/internal/rpc"
 )
 
-// globals are the flags of every command.
-type globals struct {
-	endpoints []string
-	output    string
-	timeout   time.Duration
-	tls       rpc.TLSFiles
-	insecure  bool
-	certs     string // directory of a lab's certificates
-}
-
-const (
-	defaultEndpoint = "127.0.0.1:7070"
-	defaultTimeout  = 30 * time.Second
-)
-
-// commands is the list of commands; each file adds its own.
-var commands = []func(*globals) *cobra.Command{
-	newServerCmd,
-	newSchedulerCmd,
-	newStartCmd,
-	newClusterCmd,
-	newNodeCmd,
-	newTableCmd,
-	newRowCmd,
-	newShardCmd,
-	newOperationCmd,
-	newLogCmd,
-	newCheckpointCmd,
-	newJobCmd,
-	newCertCmd,
-	newTokenCmd,
-	newDemoCmd,
-	newDebugCmd,
-	newVersionCmd,
-	newCompletionCmd,
-}
-
-func newRoot(g *globals) *cobra.Command {
+func newRoot(g *remote.Flags) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "rowraft",
 		Short: "Embedding tables of recommender models, replicated by Raft",
@@ -62,7 +33,7 @@ Exit codes, of every command:
     1  failed
     2  wrong command line or configuration
     3  a verdict: it ran, and found something wrong (an unhealthy cluster, files that do not verify, replicas that differ)
-    4  nobody answers, there is no leader, or --timeout has passed; trying again may help
+    4  no server answers, there is no leader, or --timeout has passed; trying again may help
     5  refused, because of what could be lost; the message names the flag that insists
     6  of a server: its data is damaged, or newer than this binary; a restart would find the same
   130  interrupted; what runs in the cluster goes on`,
@@ -72,31 +43,43 @@ Exit codes, of every command:
 			if err := cli.FromEnvironment(cmd.Flags()); err != nil {
 				return err
 			}
-			if err := cli.CheckFormat(g.output); err != nil {
+			if err := cli.CheckFormat(g.Output); err != nil {
 				return err
 			}
-			return g.useCerts(cmd)
+			return g.UseCerts(cmd)
 		},
 	}
 	f := root.PersistentFlags()
-	f.StringSliceVar(&g.endpoints, "endpoints", []string{defaultEndpoint}, "servers to ask, host:port, comma-separated; one that is up is enough")
-	f.StringVarP(&g.output, "output", "o", cli.FormatTable, "table, wide, json or yaml; the field names of json and yaml are stable")
-	f.DurationVar(&g.timeout, "timeout", defaultTimeout, "give up after this time, with exit code 4")
-	f.StringVar(&g.tls.Cert, "cert", "", "certificate of this side, a PEM file")
-	f.StringVar(&g.tls.Key, "key", "", "private key of the certificate, a PEM file")
-	f.StringVar(&g.tls.CA, "cacert", "", "certificate of the CA that signed the other side's, a PEM file")
-	f.StringVar(&g.certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as `rowraft cert lab` makes it; instead of the three above")
-	f.BoolVar(&g.insecure, "insecure", false, "plaintext instead of TLS; a server then serves loopback addresses only")
+	f.StringSliceVar(&g.Endpoints, "endpoints", []string{remote.DefaultEndpoint}, "servers to ask, host:port, comma-separated; one that is up is enough")
+	f.StringVarP(&g.Output, "output", "o", cli.FormatTable, "table, wide, json or yaml; the field names of json and yaml are stable")
+	f.DurationVar(&g.Timeout, "timeout", remote.DefaultTimeout, "give up after this time, with exit code 4")
+	f.StringVar(&g.TLS.Cert, "cert", "", "certificate of this side, a PEM file")
+	f.StringVar(&g.TLS.Key, "key", "", "private key of the certificate, a PEM file")
+	f.StringVar(&g.TLS.CA, "cacert", "", "certificate of the CA that signed the other side's, a PEM file")
+	f.StringVar(&g.Certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as `rowraft cert lab` makes it; instead of the three above")
+	f.BoolVar(&g.Insecure, "insecure", false, "plaintext instead of TLS; a server then serves loopback addresses only")
 	root.SetFlagErrorFunc(cli.FlagError)
-	for _, newCmd := range commands {
-		root.AddCommand(newCmd(g))
-	}
+	root.AddCommand(
+		server.NewServerCmd(g),
+		server.NewSchedulerCmd(g),
+		server.NewStartCmd(g),
+		cluster.NewCmd(g),
+		node.NewCmd(g),
+		table.NewCmd(g),
+		table.NewRowCmd(g),
+		shard.NewCmd(g),
+		node.NewOperationCmd(g),
+		logs.NewCmd(g),
+		checkpoint.NewCmd(g),
+		job.NewCmd(g),
+		cert.NewCmd(g),
+		cert.NewTokenCmd(g),
+		demo.NewCmd(g),
+		debug.NewCmd(g),
+		newVersionCmd(g),
+		newCompletionCmd(g),
+	)
 	cli.MakeGroup(root)
 	completeNames(g, root)
 	return root
-}
-
-// withTimeout returns the context of one short command.
-func (g *globals) withTimeout(cmd *cobra.Command) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(cmd.Context(), g.timeout)
 }

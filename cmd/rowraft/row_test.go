@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/table"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
@@ -26,7 +27,7 @@ func checkRowModes(t *testing.T, addr string) {
 		for deadline := t.Context(); got.code == cli.ExitUnavailable && mode == "bounded" && deadline.Err() == nil; {
 			got = rowraftCmd(t, args...)
 		}
-		var r rowsJSON
+		var r table.Rows
 		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != cli.ExitDone || len(r.Rows) != 2 {
 			t.Errorf("--mode %s: %+v, %v", mode, got, err)
 			continue
@@ -52,14 +53,5 @@ func checkRowModes(t *testing.T, addr string) {
 		if got := rowraftCmd(t, append(tc.args, at...)...); got.code != cli.ExitUsage || !strings.Contains(got.errout, tc.want) {
 			t.Errorf("%v: %+v, want %q", tc.args, got, tc.want)
 		}
-	}
-}
-
-func TestRowsOfABoundedReadSayTheirAge(t *testing.T) {
-	age, lag := 1.25, uint64(1)
-	v := rowsJSON{AgeSeconds: &age, LagEntries: &lag, Rows: []rowJSON{{"7", true, []float32{1}}}}
-	var b strings.Builder
-	if err := v.print(&b, false); err != nil || !strings.Contains(b.String(), "at most 1.250 s old; their replicas lacked 1 entry of the log") {
-		t.Errorf("%v\n%s", err, b.String())
 	}
 }

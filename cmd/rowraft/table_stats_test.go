@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/table"
 	"github.com/rowraft/rowraft/internal/cli"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -25,11 +26,11 @@ func TestStatsOfAStreamingTable(t *testing.T) {
 	}
 	addr := start(t, &fakeCluster{status: s})
 	got := rowraftCmd(t, "table", "stats", "user_emb", "-o", "json", "--insecure", "--endpoints", addr)
-	var v tableDetailJSON
+	var v table.Detail
 	if err := json.Unmarshal([]byte(got.out), &v); err != nil || got.code != cli.ExitDone {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	if want := (streamJSON{2, 4, 6, 8, 10}); v.Stream == nil || *v.Stream != want || v.RowBytes != 214.7 {
+	if want := (table.Stream{Admitted: 2, Rejected: 4, Evicted: 6, Expired: 8, Candidates: 10}); v.Stream == nil || *v.Stream != want || v.RowBytes != 214.7 {
 		t.Errorf("stream %+v, %v bytes a row; want %+v and 214.7", v.Stream, v.RowBytes, want)
 	}
 }

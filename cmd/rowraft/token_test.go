@@ -10,12 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/cert"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/server"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // serve runs `rowraft server` with args until the test ends, and returns what it wrote once
 // it served.
-func serve(t *testing.T, args ...string) readyJSON {
+func serve(t *testing.T, args ...string) server.Ready {
 	t.Helper()
 	dir := t.TempDir()
 	ready := filepath.Join(dir, "ready")
@@ -38,7 +40,7 @@ func serve(t *testing.T, args ...string) readyJSON {
 }
 
 // TestCertificatesOfAConfigurationFile: a server takes certs from its file, as docs/ops/install.md
-// has it, beside what the command line says.
+// has it, in addition to the command line.
 func TestCertificatesOfAConfigurationFile(t *testing.T) {
 	dir := t.TempDir()
 	if got := rowraftCmd(t, "cert", "lab", "--dir", dir); got.code != cli.ExitDone {
@@ -91,8 +93,8 @@ func TestAServerJoinsByAToken(t *testing.T) {
 
 	// A token for a trainer's machine, and how each is told of.
 	var made struct {
-		Token  tokenJSON `json:"token"`
-		Secret string    `json:"secret"`
+		Token  cert.Token `json:"token"`
+		Secret string     `json:"secret"`
 	}
 	if err := json.Unmarshal([]byte(call("token", "create", "--role", "trainer", "--name", "ctr", "--tables", "user,item_*", "-o", "json").out), &made); err != nil {
 		t.Fatal(err)
@@ -107,7 +109,7 @@ func TestAServerJoinsByAToken(t *testing.T) {
 	}
 	serial := func() string {
 		got := rowraftCmd(t, "cert", "inspect", filepath.Join(client, "client.pem"), "-o", "json")
-		var v []certView
+		var v []cert.Certificate
 		if err := json.Unmarshal([]byte(got.out), &v); err != nil || len(v) != 1 {
 			t.Fatalf("%+v: %v", got, err)
 		}
@@ -135,13 +137,13 @@ func TestAServerJoinsByAToken(t *testing.T) {
 		t.Errorf("delete of a token that is gone: %+v", got)
 	}
 	for what, bad := range map[string][]string{
-		"no token":      {"cert", "join", "--certs", filepath.Join(here, "x")},
-		"a damaged one": {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", "rowraft-join-1.x"},
-		"two":           {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", made.Secret, "--token-file", token},
-		"plaintext":     {"server", "--insecure", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
-		"no place":      {"server", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
-		"nobody to ask": {"server", "--certs", filepath.Join(here, "x"), "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
-		"an admin's":    append([]string{"token", "create", "--role", "admin", "--name", "eve"}, admin...),
+		"no token":         {"cert", "join", "--certs", filepath.Join(here, "x")},
+		"a damaged one":    {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", "rowraft-join-1.x"},
+		"two":              {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", made.Secret, "--token-file", token},
+		"plaintext":        {"server", "--insecure", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
+		"no place":         {"server", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
+		"no server to ask": {"server", "--certs", filepath.Join(here, "x"), "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
+		"an admin's":       append([]string{"token", "create", "--role", "admin", "--name", "eve"}, admin...),
 	} {
 		if got := rowraftCmd(t, bad...); got.code != cli.ExitUsage {
 			t.Errorf("%s: %+v, want a usage error", what, got)

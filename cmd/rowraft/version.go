@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
@@ -40,7 +41,7 @@ func buildVersion() versionJSON {
 	return v
 }
 
-func newVersionCmd(g *globals) *cobra.Command {
+func newVersionCmd(g *remote.Flags) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version of this binary",
@@ -48,7 +49,7 @@ func newVersionCmd(g *globals) *cobra.Command {
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := buildVersion()
-			return cli.Show(cmd.OutOrStdout(), g.output, v, func(w io.Writer, _ bool) error {
+			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
 				revision := ""
 				if v.Revision != "" {
 					revision = " " + v.Revision

@@ -1,0 +1,2 @@
+// Package job holds the commands `rowraft job`, for training jobs.
+package job

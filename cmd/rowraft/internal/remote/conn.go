@@ -1,0 +1,111 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/route"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Conn calls a cluster through any of its servers.
+type Conn struct {
+	route.Cluster
+	TLS *certs.Source // certificates of the calls; nil: plaintext
+}
+
+// Connect prepares calls to the cluster of --endpoints. It sends nothing.
+func (g *Flags) Connect() (*Conn, error) {
+	if len(g.Endpoints) == 0 {
+		return nil, cli.Usagef("no endpoints: give --endpoints or ROWRAFT_ENDPOINTS")
+	}
+	conf, err := g.clientTLS()
+	if err != nil {
+		return nil, err
+	}
+	return &Conn{TLS: conf, Cluster: route.Cluster{Pool: route.NewPool(conf, nil, 1), Endpoints: slices.Clone(g.Endpoints), AskLimit: g.AskLimit}}, nil
+}
+
+// clientTLS returns the certificates for calls; nil: plaintext.
+func (g *Flags) clientTLS() (*certs.Source, error) {
+	switch {
+	case g.Insecure && !g.TLS.IsZero():
+		return nil, cli.Usagef("both certificates and --insecure are given: want one of them")
+	case !g.Insecure && g.TLS.IsZero():
+		return nil, cli.Usagef("no certificates: give --cert, --key and --cacert, or --insecure for servers that run with it")
+	}
+	return g.TLS.OpenToCall(nil)
+}
+
+// Close closes the connections.
+func (c *Conn) Close() error { return c.Pool.Close() }
+
+// DialClient connects a client of the data plane.
+func (g *Flags) DialClient(ctx context.Context) (*client.Client, error) {
+	if len(g.Endpoints) == 0 {
+		return nil, cli.Usagef("no endpoints: give --endpoints or ROWRAFT_ENDPOINTS")
+	}
+	if _, err := g.clientTLS(); err != nil {
+		return nil, err
+	}
+	return client.Dial(ctx, client.Options{Endpoints: g.Endpoints, TLS: g.TLS})
+}
+
+// Call calls the leader of the metadata group within --timeout. layer says which failed attempts are repeated.
+func Call[C any](ctx context.Context, g *Flags, layer route.Layer, service func(grpc.ClientConnInterface) C, do func(context.Context, C) error) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, g.Timeout)
+	defer cancel()
+	c, err := g.Connect()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	return c.Call(ctx, layer, func(ctx context.Context, conn *grpc.ClientConn) error { return do(ctx, service(conn)) })
+}
+
+// CallLong finds the leader of the metadata group within --timeout and calls it one time, without a limit on the call's time.
+func CallLong[C any](ctx context.Context, g *Flags, service func(grpc.ClientConnInterface) C, do func(context.Context, C) error) (err error) {
+	c, err := g.Connect()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	search, cancelSearch := context.WithTimeout(ctx, g.Timeout)
+	defer cancelSearch()
+	leader, err := c.AwaitLeader(search)
+	if err != nil {
+		return err
+	}
+	conn, err := c.Pool.Get(leader)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return do(ctx, service(conn))
+}
+
+// Status fetches the state of the whole cluster within --timeout.
+func (g *Flags) Status(ctx context.Context) (reply *rowraftv1.StatusReply, err error) {
+	err = Call(ctx, g, route.Control, rowraftv1.NewClusterClient, func(ctx context.Context, c rowraftv1.ClusterClient) (err error) {
+		reply, err = c.Status(ctx, &rowraftv1.StatusRequest{})
+		return err
+	})
+	return reply, err
+}
+
+// HintIfBroken adds hint to an error of a call that no server returned.
+func HintIfBroken(err error, hint string) error {
+	if rpc.Broken(err) || rowraft.CodeOf(err) == rowraft.CodeLeadershipLost {
+		return cli.Hint(err, hint)
+	}
+	return err
+}

@@ -1,0 +1,2 @@
+// Package shard holds the commands `rowraft shard`.
+package shard

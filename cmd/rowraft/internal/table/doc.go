@@ -1,0 +1,2 @@
+// Package table holds the commands `rowraft table` and `rowraft row`.
+package table

@@ -1,0 +1,79 @@
+package table
+
+import (
+	"math"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+)
+
+// forecast holds the size of one row of a table in one replica.
+type forecast struct {
+	recordBytes int     // of a row in a snapshot and a checkpoint
+	rowBytes    int     // of a row in memory, without the index
+	indexBytes  float64 // a row, on average over the slots
+}
+
+// Constants of the layout of package rowstore.
+const (
+	minSegment = 16
+	maxSegment = 8192
+	indexEntry = 8
+	limits     = 16                 // loads at which segments grow, see fullAt
+	fullMean   = (51 - 15.0/2) / 64 // their mean
+)
+
+// fullAt returns the load at which a sixteenth of the segments grow.
+func fullAt(salt int) float64 { return float64(51-salt) / 64 }
+
+// chunksOver is the measured average of unused bytes in the last chunks of rows and index: memory is allocated in
+// chunks of 2 MiB.
+const chunksOver = 5 << 19
+
+// memoryBytes returns the memory of rows rows in shards shards.
+func (f forecast) memoryBytes(rows float64, shards int) float64 {
+	return rows*(float64(f.rowBytes)+f.indexBytes) + chunksOver*float64(shards)
+}
+
+// newForecast says what a table with schema s takes when it holds rows rows,
+// whose keys spread over the slots by their hashes.
+//
+// A slot has a segment of a power of two entries, twice as long when it is
+// full, at one of limits loads; how many rows each slot has is random, about normal.
+// What is longer than maxSegment is cut at such limits, too, so that all fill
+// grades are there at once: an entry is then used by f·ln 2 of a row, with f the
+// mean of the limits.
+//
+// Errors: CodeInvalidArgument if s is not valid.
+func newForecast(s rowraft.Schema, rows float64) (forecast, error) {
+	if err := s.Validate(); err != nil {
+		return forecast{}, err
+	}
+	record, err := checkpoint.RecordBytes(&s)
+	if err != nil {
+		return forecast{}, err
+	}
+	f := forecast{recordBytes: record, rowBytes: (record + 7) &^ 7}
+	if rows < 1 {
+		return f, nil
+	}
+	mean := rows / rowraft.NumSlots
+	// below is the share of slots with at most n rows.
+	below := func(n float64) float64 {
+		return (1 + math.Erf((n+0.5-mean)/math.Sqrt(2*mean))) / 2
+	}
+	const perRow = 1 / (fullMean * math.Ln2)
+	for salt := range limits {
+		entries, from := 0.0, math.Exp(-mean) // an empty slot has no segment
+		if mean > 50 {
+			from = 0
+		}
+		for n := minSegment; n <= maxSegment; n *= 2 {
+			to := max(from, below(math.Floor(float64(n)*fullAt(salt))))
+			entries += float64(n) * (to - from)
+			from = to
+		}
+		f.indexBytes += indexEntry * (entries/mean + (1-from)*perRow) / limits
+	}
+	return f, nil
+}

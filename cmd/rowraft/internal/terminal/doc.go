@@ -1,0 +1,2 @@
+// Package terminal talks to the person at the terminal: it shows progress and asks for confirmation.
+package terminal
