@@ -37,14 +37,14 @@ type checkpointResult struct {
 	Op     string `json:"op"`
 
 	// LostSeconds is the training that one checkpoint costs: the rows that were not
-	// pushed in a window with one in it, over the rate in the windows beside. Median.
+	// pushed in a window with one in it, over the rate in the neighbouring windows. Median.
 	LostSeconds float64   `json:"lost_seconds"`
 	EachLost    []float64 `json:"lost_seconds_of_each"`
 	Interval    float64   `json:"interval_seconds"`
 	Overhead    float64   `json:"overhead"` // LostSeconds / Interval
 	Bar         float64   `json:"bar"`
 	Passed      bool      `json:"passed"`
-	// Noise is the same computed for windows without one, by the windows beside them: the
+	// Noise is the same computed for windows without one, by their neighbouring windows: the
 	// largest. What is lost is known no better.
 	Noise float64 `json:"noise_seconds"`
 

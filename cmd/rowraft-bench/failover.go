@@ -28,7 +28,7 @@ const (
 )
 
 const (
-	// failoverMaxAge is the bound of the reads that go on beside the faults; one that has
+	// failoverMaxAge is the bound of the reads during the faults; one that has
 	// no answer after failoverReadLimit counts as not served.
 	failoverMaxAge    = 10 * time.Second
 	failoverReadLimit = time.Second
@@ -67,7 +67,7 @@ type failoverResult struct {
 	Failed  []string `json:"failed,omitempty"`  // which bars
 	Skipped []string `json:"skipped,omitempty"` // what could not be measured, and why
 
-	// Gone are servers that ended by themselves beside the faults, such as for a disk that
+	// Gone are servers that ended without a fault of the run, for example because of a disk that
 	// others on this machine kept busy. They were started again.
 	Gone int `json:"servers_gone"`
 
@@ -108,7 +108,7 @@ func timesOf(all []time.Duration) *failoverTimes {
 	return t
 }
 
-// failoverReads are the bounded reads beside all faults.
+// failoverReads are the bounded reads during all faults.
 type failoverReads struct {
 	MaxAge  float64 `json:"max_age_seconds"`
 	Reads   int64   `json:"reads"`

@@ -190,7 +190,7 @@ func (d *disturber) move(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		// A try whose answer was lost may have begun it: nobody else moves anything here.
+		// A try whose answer was lost may have begun it: no other process moves replicas here.
 		st, serr := c.Status(ctx, &rowraftv1.StatusRequest{})
 		if serr != nil {
 			return err

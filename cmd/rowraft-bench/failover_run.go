@@ -28,7 +28,7 @@ const (
 	failoverAfter = time.Second
 )
 
-// disturber is a cluster under load, and whoever breaks it.
+// disturber injects faults into a cluster under load.
 type disturber struct {
 	cluster  *localcluster.Cluster
 	load     *failoverLoad

@@ -97,7 +97,7 @@ the time until it serves again and has what the leaders had.`,
 		},
 	},
 	{
-		name: "checkpoint", short: "Measure what checkpoints cost beside training", run: as(benchCheckpoint),
+		name: "checkpoint", short: "Measure what checkpoints cost during training", run: as(benchCheckpoint),
 		example: "  rowraft-bench checkpoint --shards 4",
 		long: `Push in windows of --seconds, every second one with a checkpoint in it, and print what share of the
 throughput one checkpoint every 10 minutes costs.`,

@@ -72,7 +72,7 @@ type overloadResult struct {
 	GoVersion     string     `json:"go_version"`
 }
 
-// overloadModestResult is one client beside the load.
+// overloadModestResult is one client that pushes little during the load.
 type overloadModestResult struct {
 	Calm     int     `json:"calm_pushes"`
 	CalmP99  float64 `json:"calm_p99_seconds"`
@@ -224,7 +224,7 @@ func (r *overloadResult) print(w io.Writer) error {
 		"pushes", fmt.Sprintf("%s acknowledged, %s applied", cli.Count(uint64(r.Acknowledged)), cli.Count(uint64(r.Applied))),
 	}
 	for i, m := range r.Modest {
-		pairs = append(pairs, fmt.Sprintf("modest client %d", i+1), fmt.Sprintf("%d pushes beside it, p50 %.3f s, p99 %.3f s, max %.3f s (calm: p99 %.3f s)", m.Loaded, m.P50, m.P99, m.Max, m.CalmP99))
+		pairs = append(pairs, fmt.Sprintf("modest client %d", i+1), fmt.Sprintf("%d pushes during the load, p50 %.3f s, p99 %.3f s, max %.3f s (calm: p99 %.3f s)", m.Loaded, m.P50, m.P99, m.Max, m.CalmP99))
 	}
 	if !r.Passed {
 		pairs = append(pairs, "FAILED", strings.Join(r.Failed, "; "))

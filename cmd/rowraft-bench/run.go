@@ -178,7 +178,7 @@ func benchCluster(ctx context.Context, cfg benchConfig, progress io.Writer) (*lo
 }
 
 // startServers starts the servers of a benchmark within patience; with says what else they
-// are given. Whoever stops them removes dir.
+// are given. The caller stops them and removes dir.
 func startServers(ctx context.Context, cfg benchConfig, patience time.Duration, with func(dir string, o *localcluster.Options)) (c *localcluster.Cluster, dir string, err error) {
 	binary, err := localcluster.FindBinary("rowraft", cfg.serverBinary)
 	if err != nil {

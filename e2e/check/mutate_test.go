@@ -10,7 +10,7 @@ import (
 // mutation makes a good history wrong by changing one op.
 type mutation struct {
 	name string
-	rule Rule // that must find it, beside others; "" where that depends
+	rule Rule // that must find it; others may, too; "" where that depends
 	make func(*mutator) bool
 }
 

@@ -166,7 +166,7 @@ func (r *rowCheck) tooMany(rd *read, c int) {
 		})
 		s := fmt.Sprintf("%s shows %d pushes of client %d, which had called %d", r.name(rd), rd.v[c], c, called)
 		if n := r.refused(c, rd.ret); n > 0 {
-			s += fmt.Sprintf(" beside %d that were refused", n)
+			s += fmt.Sprintf(" and %d that were refused", n)
 		}
 		return s + ": one was applied twice, or though it was refused, or before it was sent"
 	}, int(rd.op))

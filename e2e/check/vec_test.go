@@ -244,7 +244,7 @@ func TestAMillionOpsInSeconds(t *testing.T) {
 	if len(vs) > 0 || c.Lost+c.Doubled > 0 {
 		t.Fatalf("%d ops: %v %v", len(ops), vs[:min(len(vs), 5)], c)
 	}
-	if took > 60*time.Second { // 1 to 2 s beside other work
+	if took > 60*time.Second { // 1 to 2 s next to other work
 		t.Errorf("%d ops took %s", len(ops), took)
 	}
 	t.Logf("%d ops in %s: %s", len(ops), took, c)

@@ -208,7 +208,7 @@ func (a Admins) Proved(ctx context.Context) (wrong []string, err error) {
 	return wrong, err
 }
 
-// prove asks whoever leads to compare the replicas of shards: one that came back by a
+// prove asks the leader to compare the replicas of shards: one that came back by a
 // snapshot has not been compared since.
 func (a Admins) prove(ctx context.Context, shards []rowraft.ShardID) {
 	for _, shard := range shards {

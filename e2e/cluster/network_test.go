@@ -253,7 +253,7 @@ func TestOwners(t *testing.T) {
 	defer l.Close()
 	var o owners
 	me := func() map[string]int { return map[string]int{"me": os.Getpid()} }
-	nobody := func() map[string]int { return nil }
+	noClients := func() map[string]int { return nil }
 	for i := range 3 {
 		c, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
@@ -264,7 +264,7 @@ func TestOwners(t *testing.T) {
 		if from := o.of(addr, me); from != "me" {
 			t.Errorf("connection %d: owner %q, want this process", i, from)
 		}
-		if from := o.of(addr, nobody); from != Client {
+		if from := o.of(addr, noClients); from != Client {
 			t.Errorf("connection %d: owner %q without servers, want %q", i, from, Client)
 		}
 	}

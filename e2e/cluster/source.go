@@ -32,7 +32,7 @@ func (c *Cluster) peerSource(in *net.TCPConn) (from string, head []byte, err err
 		return "", nil, err
 	}
 	if string(head[:4]) != preambleMagic {
-		return Client, head, nil // nobody of ours: let the server judge it
+		return Client, head, nil // no client of the harness: let the server judge it
 	}
 	body := int(binary.LittleEndian.Uint16(head[6:]))
 	if body > maxPreambleBody {

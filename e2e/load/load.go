@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/history"
 )
 
-// Guests are client numbers, from Options.Clients on, for whoever pushes beside the
+// Guests are client numbers, from Options.Clients on, for goroutines that push in addition to the
 // load: each has a dimension of its own.
 const Guests = 4
 

@@ -375,7 +375,7 @@ func resetStorm(ctx context.Context, a *act) error {
 }
 
 // clientCut cuts all clients from a leader: wholly, or only its answers to them, so
-// that pushes are applied and nobody is told.
+// that pushes are applied without an answer.
 func clientCut(wholly bool) func(context.Context, *act) error {
 	return func(ctx context.Context, a *act) error {
 		_, l, err := a.leader(ctx)

@@ -57,7 +57,7 @@ func install(ctx context.Context, a *act) error {
 	return nil
 }
 
-// fillLogs pushes until the logs begin anew. If a second fault does not let it, the
+// fillLogs pushes until the logs begin again. If a second fault does not let it, the
 // follower will catch up without a snapshot, and the fault was none.
 func (a *act) fillLogs(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, ballastLimit)

@@ -73,7 +73,7 @@ func move(middle disturbance) func(context.Context, *act) error {
 		defer cancel()
 		mv, err := m.AwaitMove(wait, id)
 		if err != nil || !mv.Done() && middle != aCancel {
-			a.observed = nil // somebody may be dead, but nobody has moved
+			a.observed = nil // a server may be dead, but no replica has moved
 			return nil
 		}
 		a.saw("shard %d: %s after %.2f s", shard, mv.Phase, time.Since(began).Seconds())

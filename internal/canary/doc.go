@@ -12,7 +12,7 @@ package canary
 // Name is one promise that is broken.
 type Name string
 
-// Each is caught by what stands beside it in scripts/canaries.sh.
+// Each is caught by the tests that scripts/canaries.sh names with it.
 const (
 	AckBeforeCommit    Name = "ack-before-commit"   // a push is acknowledged once it is proposed
 	ForgetSessions     Name = "forget-sessions"     // snapshots leave the sessions out

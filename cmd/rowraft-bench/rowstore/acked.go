@@ -20,7 +20,7 @@ import (
 const ackedInFlight = 8 // entries that are proposed and not yet applied
 
 // acked measures what a snapshot costs pushes that are acknowledged: through the log of
-// a shard with one replica, synced, with the snapshot store beside it on the same disk.
+// a shard with one replica, synced, with the snapshot store on the same disk.
 // There a snapshot waits for the log while it can.
 func acked(c config, report func(figure)) error {
 	// Entries are on the Go heap, each a new one.
@@ -173,7 +173,7 @@ func ackedBeside(dim, rounds int, report func(figure)) (err error) {
 		if err != nil {
 			return err
 		}
-		during, t, err := g.beside()
+		during, t, err := g.during()
 		if err != nil {
 			return err
 		}
@@ -199,8 +199,8 @@ func ackedBeside(dim, rounds int, report func(figure)) (err error) {
 	return nil
 }
 
-// beside is run for as long as a snapshot takes.
-func (g *group) beside() (rows float64, took time.Duration, err error) {
+// during runs for as long as a snapshot takes.
+func (g *group) during() (rows float64, took time.Duration, err error) {
 	done := make(chan struct{})
 	result := make(chan error, 1)
 	go func() {

@@ -22,7 +22,7 @@ const firstRows = rowraft.NumSlots
 //
 // Growth stops for the same rows in each round, the machine for others. So the time
 // of a chunk is the median of its rounds, and the pause is the longest of these
-// beyond the median chunk; but the first rows are told apart. Beside them are the figures of single rounds, of chunks
+// beyond the median chunk; but the first rows are told apart. Next to them are the figures of single rounds, of chunks
 // and of as many stretches of arithmetic, as long as the median chunk, that are run
 // in between: what the machine itself stops for.
 func growth(c config, report func(figure)) error {

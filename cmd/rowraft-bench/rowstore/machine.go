@@ -18,8 +18,8 @@ import (
 // machineRows is the size of the shard that is pulled from while it applies.
 const machineRows = 1_000_000
 
-// machine measures a shard: applies with and without two pullers beside them, by
-// the CPU time of the applying thread and by how often it had to wait for somebody
+// machine measures a shard: applies with and without two concurrent pullers, by
+// the CPU time of the applying thread and by how often it had to wait for another goroutine
 // else; and pulls with and without applies, by the clock.
 func machine(c config, report func(figure)) error {
 	m, err := newBenchMachine(16, machineRows, 1)

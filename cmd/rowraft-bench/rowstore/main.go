@@ -84,8 +84,8 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rowstore",
 		Short: "Measure the row store by itself, in this process and on one core",
-		Long: `Measure the row store by itself, in this process and on one core: gathering rows beside Go's map,
-applying gradients, creating rows, bytes a row, the pauses of growth, and pulls beside applies of a shard.
+		Long: `Measure the row store by itself, in this process and on one core: gathering rows compared with Go's map,
+applying gradients, creating rows, bytes a row, the pauses of growth, and pulls concurrently with applies of a shard.
 
 Rows per second are per second of the measuring thread's CPU time, so that what else runs on the
 machine counts as little as possible; figures of several goroutines are per second of the clock.

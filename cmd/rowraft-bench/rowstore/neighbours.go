@@ -4,7 +4,7 @@ import "time"
 
 // neighbours measures what pushes lose to the machine alone while its other core works,
 // as long as a snapshot took: at arithmetic in registers, and at copying as many bytes
-// as a snapshot has, row by row, out of memory that is nobody else's.
+// as a snapshot has, row by row, out of memory that no other goroutine uses.
 func neighbours(c config, m *benchMachine, took time.Duration, report func(figure)) error {
 	s, err := m.Snapshot()
 	if err != nil {
@@ -24,14 +24,14 @@ func neighbours(c config, m *benchMachine, took time.Duration, report func(figur
 	} {
 		var pushes, cpu []float64
 		for range c.rounds {
-			r, err := m.beside(func() (neighbour, error) { return neighbour{n.run, func() float64 { return 0 }}, nil })
+			r, err := m.slowedBy(func() (neighbour, error) { return neighbour{n.run, func() float64 { return 0 }}, nil })
 			if err != nil {
 				return err
 			}
 			pushes, cpu = append(pushes, r.byClock), append(cpu, r.applied)
 		}
-		report(free("snapshot/pushes/dim=64/uniform/beside-"+n.name, median(pushes), "×"))
-		report(free("snapshot/pushes-cpu/dim=64/uniform/beside-"+n.name, median(cpu), "×"))
+		report(free("snapshot/pushes/dim=64/uniform/with-"+n.name, median(pushes), "×"))
+		report(free("snapshot/pushes-cpu/dim=64/uniform/with-"+n.name, median(cpu), "×"))
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func snapshot(c config, report func(figure)) error {
 	}{{"memory", io.Discard}, {"disk", f}} {
 		var pushes, cpu, images, seconds []float64
 		for range c.rounds {
-			r, err := m.beside(m.snapshotTo(to.w))
+			r, err := m.slowedBy(m.snapshotTo(to.w))
 			if err != nil {
 				return err
 			}
@@ -112,22 +112,22 @@ func beginTime(rows, tables, sessions int) (us float64, err error) {
 	return median(times), nil
 }
 
-// neighbour runs beside pushes.
+// neighbour is work that runs concurrently with pushes.
 type neighbour struct {
 	run func() error
 	end func() (images float64) // over the state; runs when the pushes were counted
 }
 
-// besides is what pushes are beside a neighbour, over what they are alone.
-type besides struct {
+// slowdown is the speed of pushes concurrently with a neighbour, over their speed alone.
+type slowdown struct {
 	byClock, applied float64 // rates of the clock, and of the applying thread's CPU time
 	images           float64
 	took             time.Duration
 }
 
-// beside applies flat out beside a neighbour that start returns, and for as long before
+// slowedBy applies at full speed concurrently with a neighbour that start returns, and for as long before
 // and after without it.
-func (b *benchMachine) beside(start func() (neighbour, error)) (r besides, err error) {
+func (b *benchMachine) slowedBy(start func() (neighbour, error)) (r slowdown, err error) {
 	before, err := b.run(0, true, 300*time.Millisecond)
 	if err != nil {
 		return r, err
