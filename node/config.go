@@ -17,8 +17,8 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node/admit"
-	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/timers"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -213,14 +213,14 @@ func (c *Config) setDefaults() error {
 	return nil
 }
 
-func profileOf(name string) (raftstore.Profile, error) {
+func profileOf(name string) (timers.Profile, error) {
 	switch name {
 	case "fast", profileAuto: // until there is a map
-		return raftstore.ProfileFast, nil
+		return timers.Fast, nil
 	case "", "default":
-		return raftstore.ProfileDefault, nil
+		return timers.Default, nil
 	case "dense":
-		return raftstore.ProfileDense, nil
+		return timers.Dense, nil
 	}
-	return raftstore.Profile{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "profile %q: want auto, fast, default or dense", name)
+	return timers.Profile{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "profile %q: want auto, fast, default or dense", name)
 }

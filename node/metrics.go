@@ -100,7 +100,7 @@ var tableMetrics = []struct {
 var (
 	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "node")
 	readyDesc = desc("ready", "1: /readyz says ok.")
-	timers    = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
+	profile   = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
 	certDesc  = desc("certificate_expiry_timestamp_seconds", "When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
 	fsyncDesc = desc("disk_fsync_seconds", "How long a write to a log takes on this server's disk with its fsync: the third worst second of the last two minutes.")
 	lateDesc  = desc("timer_lateness_seconds", "How late timers of this server fire for lack of CPU: the third worst second of the last two minutes.")
@@ -112,7 +112,7 @@ var (
 
 // Describe and Collect implement prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{buildInfo, timers, fsyncDesc, lateDesc, needDesc, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
+	for _, d := range []*prometheus.Desc{buildInfo, profile, fsyncDesc, lateDesc, needDesc, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
 		ch <- d
 	}
 	for _, d := range admit.Descs {
@@ -149,7 +149,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
 	m.n.admission.Collect(ch)
-	ch <- prometheus.MustNewConstMetric(timers, prometheus.GaugeValue, 1, m.n.profile())
+	ch <- prometheus.MustNewConstMetric(profile, prometheus.GaugeValue, 1, m.n.profile())
 	nodes, tables := m.names()
 	for _, r := range replicas {
 		shard := strconv.Itoa(int(r.Shard))

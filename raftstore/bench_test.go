@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // sinkMachine applies nothing: what is measured is the log and the network.
@@ -36,7 +37,7 @@ func BenchmarkPropose(b *testing.B) {
 			b.Run(fmt.Sprintf("log=%s/entryKiB=%d/proposers=%d", backend, tc.kib, tc.proposers), func(b *testing.B) {
 				c := newTestCluster(b, 3, func(o *Options) {
 					o.Backend = backend
-					o.Profile = ProfileDense
+					o.Profile = timers.Dense
 					o.SegmentSizeBytes = 64 << 20
 					o.SnapshotEveryBytes = 512 << 20
 					o.Logger = slog.New(slog.DiscardHandler)

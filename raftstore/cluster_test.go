@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 func TestMain(m *testing.M) {
@@ -212,7 +213,7 @@ func startedCluster(t testing.TB, n int, opts func(*Options)) *testCluster {
 
 // patient are timers of a group whose leader stays where it is, on however busy a machine;
 // who leads is said with elect.
-var patient = Profile{10 * time.Second, 10 * time.Second, 10 * time.Millisecond}
+var patient = timers.Profile{Heartbeat: 10 * time.Second, LeaderLease: 10 * time.Second, Commit: 10 * time.Millisecond}
 
 // patientCluster is a started cluster whose first node leads, until another one is elected.
 func patientCluster(t testing.TB, n int, opts func(*Options)) *testCluster {
@@ -308,7 +309,7 @@ func testOptions(t testing.TB, dir string, id rowraft.NodeID, fatal chan error) 
 	}
 	return Options{
 		Dir: filepath.Join(dir, "raft"), Cluster: testCluID, Node: id, Listener: ln,
-		Profile:          ProfileFast,
+		Profile:          timers.Fast,
 		SegmentSizeBytes: 1 << 20,
 		DiskStallLimit:   time.Minute, // shared, noisy disks
 		DiskReserveBytes: -1,

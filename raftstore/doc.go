@@ -29,7 +29,7 @@
 // one at a time.
 //
 // Packages below this one: raftlog is the log of a group on disk, snapstore are its snapshots, entry is the format of one
-// log entry, frame is the envelope of small files, registry lists the groups and starts of the directory, marks is what a
+// log entry, frame is the envelope of small files, timers chooses Raft's timers, registry lists the groups and starts of the directory, marks is what a
 // server remembers of other replicas, offline reads the files of a stopped node, and hclogger passes hashicorp's log
 // messages to slog.
 //

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"golang.org/x/sync/semaphore"
 )
 
 // Raft forgets what waits in its queues when it stops. Whoever waits for that must
@@ -38,20 +39,16 @@ func TestQueuedProposalsEndWithAFailedLog(t *testing.T) {
 	}
 }
 
-// What is held across waits must let virtual time go on.
-func TestLatchIsDurable(t *testing.T) {
+// A goroutine that waits for Group.life must let virtual time advance: the simulated cluster runs on it.
+func TestWaitingForLifeIsDurable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := make(latch, 1)
-		l.Lock()
-		if l.TryLock() {
-			t.Error("TryLock took what is held")
+		life := semaphore.NewWeighted(1)
+		if !life.TryAcquire(1) || life.TryAcquire(1) {
+			t.Error("TryAcquire took twice what is there once")
 		}
-		time.AfterFunc(time.Hour, l.Unlock)
-		l.Lock() // waits for an hour
-		unlock := l.Unlock
-		unlock()
-		if !l.TryLock() {
-			t.Error("TryLock of what is free")
+		time.AfterFunc(time.Hour, func() { life.Release(1) })
+		if err := life.Acquire(t.Context(), 1); err != nil { // waits for an hour
+			t.Error(err)
 		}
 	})
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 func FuzzPreamble(f *testing.F) {
@@ -246,19 +247,19 @@ func FuzzPeerStream(f *testing.F) {
 
 // FuzzTimers: timers that are read are written the same way, and within their bounds.
 func FuzzTimers(f *testing.F) {
-	f.Add(joinSender([]byte("n1"), "r2", timers{want: 2 * time.Second, now: time.Second, started: 250 * time.Millisecond, restart: true}))
+	f.Add(joinSender([]byte("n1"), "r2", timers.Report{Want: 2 * time.Second, Now: time.Second, Started: 250 * time.Millisecond, Restart: true}))
 	f.Add([]byte("n1"))
 	f.Add([]byte("n1\x00r2\x00short"))
 	f.Fuzz(func(t *testing.T, addr []byte) {
 		node, to, raw := splitSender(addr)
-		said, ok := readTimers(raw)
+		said, ok := timers.ParseReport(raw)
 		if !ok {
 			return
 		}
 		if got := joinSender(node, to, said); !bytes.Equal(got, addr) {
 			t.Errorf("%q came back as %q", addr, got)
 		}
-		for _, d := range []time.Duration{said.want, said.now, said.started} {
+		for _, d := range []time.Duration{said.Want, said.Now, said.Started} {
 			if d <= 0 || d > time.Minute {
 				t.Errorf("%q: a heartbeat of %v", addr, d)
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // unwillingTransport lets the first voter of each round that is told to take the lead
@@ -42,7 +43,7 @@ func unwillingCluster(t *testing.T) (c *testCluster, u *unwillingTransport) {
 	u = &unwillingTransport{unwilling: &atomic.Value{}, refused: &atomic.Int64{}, hold: &atomic.Bool{}}
 	u.unwilling.Store(raft.ServerID(""))
 	c = startedCluster(t, 3, func(o *Options) {
-		o.Profile = ProfileDefault
+		o.Profile = timers.Default
 		o.WedgeTimeout = time.Minute // entries are held back on purpose
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
 			return &unwillingTransport{tr.(*appendTransport), u.unwilling, u.refused, u.hold}

@@ -18,12 +18,14 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/registry"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
+	"github.com/rowraft/rowraft/raftstore/timers"
+	"golang.org/x/sync/semaphore"
 )
 
 // Group is one replica of one Raft group. All methods are safe for concurrent use.
 //
 // Lock order: life before leadership.mu or an instance's mu. life is held across I/O, but only start, restart and close
-// wait for it. The supervisor uses TryLock, because Close holds life while it waits for the supervisor.
+// wait for it. The supervisor uses TryAcquire, because Close holds life while it waits for the supervisor.
 type Group struct {
 	store   *Store
 	cfg     GroupConfig
@@ -40,7 +42,9 @@ type Group struct {
 
 	waiters *waiters
 
-	life     latch
+	// life is held by start, restart and Close. A semaphore of 1, not a mutex: its waiters wait on a channel, which lets
+	// virtual time advance (testing/synctest).
+	life     *semaphore.Weighted
 	closed   bool                     // guarded by life
 	closeErr error                    // guarded by life
 	run      atomic.Pointer[instance] // nil while raft does not run
@@ -53,7 +57,7 @@ type Group struct {
 
 	asked chan struct{} // closed by askPeers: from then on this replica may vote
 
-	timers        groupTimers
+	timers        timers.Group
 	leadership    leadership
 	snapshotAt    atomic.Uint64 // raft index of the last snapshot of this replica
 	snapshotBytes atomic.Int64  // its size
@@ -67,22 +71,6 @@ type Group struct {
 	installs atomic.Int64 // snapshots from the leader that replaced older state
 }
 
-// latch is a mutex that is held across waits. Its waiters wait on a channel, which lets virtual time advance
-// (testing/synctest). Its capacity is 1.
-type latch chan struct{}
-
-func (l latch) Lock()   { l <- struct{}{} }
-func (l latch) Unlock() { <-l }
-
-func (l latch) TryLock() bool {
-	select {
-	case l <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
 // openGroup opens the log and the snapshots and starts raft. fresh means that the directory was just created.
 // REQUIRES: the group is claimed.
 func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh bool) (_ *Group, err error) {
@@ -94,7 +82,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		logRate:     hclogger.NewRate(),
 		dead:        make(chan struct{}),
 		asked:       make(chan struct{}),
-		life:        make(latch, 1),
+		life:        semaphore.NewWeighted(1),
 		stop:        make(chan struct{}),
 		wantRestart: make(chan string, 1),
 	}
@@ -118,7 +106,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	g.glog = &guardedLog{
 		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
 		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log, writing: &s.writing,
-		took: &s.logWrites, slow: s.slowness, stall: s.stallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
+		took: &s.logWrites, slow: s.timers.Delays, stall: s.timers.StallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
 	}
 	defer func() {
 		if err != nil {
@@ -185,7 +173,7 @@ func (g *Group) bootstrap() error {
 			Suffrage: raft.Voter, ID: raft.ServerID(m.Replica), Address: raft.ServerAddress(m.Node),
 		})
 	}
-	return raft.BootstrapCluster(g.raftConfig(g.store.Profile().Heartbeat, g.store.Profile().Heartbeat, nil), g.glog, g.glog, g.snaps, nil, conf)
+	return raft.BootstrapCluster(g.raftConfig(g.store.timers.Profile().Heartbeat, g.store.timers.Profile().Heartbeat, nil), g.glog, g.glog, g.snaps, nil, conf)
 }
 
 // reconcile completes an install of a leader's snapshot that a crash interrupted between the write of the snapshot and
@@ -245,7 +233,7 @@ const sentEntries = 32
 // raftConfig returns the configuration for a heartbeat. The lease is that of the heartbeat started, because raft cannot
 // change it while it runs. heartbeat must not be less than that lease.
 func (g *Group) raftConfig(heartbeat, started time.Duration, notify chan<- bool) *raft.Config {
-	p := g.store.Profile().stretched(started)
+	p := g.store.timers.Profile().Stretched(started)
 	c := raft.DefaultConfig()
 	c.LocalID = raft.ServerID(g.cfg.Replica)
 	c.HeartbeatTimeout = heartbeat
@@ -267,7 +255,7 @@ func (g *Group) raftConfig(heartbeat, started time.Duration, notify chan<- bool)
 // startRaft starts a new raft instance on the group's stores and machine.
 // REQUIRES: life is held, or the group is not published yet.
 func (g *Group) startRaft() (err error) {
-	heartbeat, started := g.startTimers()
+	heartbeat, started := g.timers.StartWith(g.store.timers.Heartbeat())
 	n := newInstance(g, heartbeat)
 	defer func() {
 		if p := recover(); p != nil { // NewRaft panics when it cannot read a log entry
@@ -303,7 +291,7 @@ func (g *Group) startRaft() (err error) {
 	if snap, err := g.snaps.List(); err == nil && len(snap) > 0 {
 		g.noteSnapshot(snap[0])
 	}
-	g.timers.start(heartbeat, started)
+	g.timers.Started(heartbeat, started)
 	n.start()
 	g.run.Store(n)
 	return nil
@@ -312,10 +300,10 @@ func (g *Group) startRaft() (err error) {
 // restart replaces the raft instance with a new one on the same stores and machine. level is the level of the log
 // message: Error for restarts that should never be necessary.
 func (g *Group) restart(level slog.Level, reason string) {
-	if !g.life.TryLock() { // Close holds life and waits for the supervisor, which may call this
+	if !g.life.TryAcquire(1) { // Close holds life and waits for the supervisor, which may call this
 		return
 	}
-	defer g.life.Unlock()
+	defer g.life.Release(1)
 	old := g.run.Load()
 	if g.closed || old == nil || g.failure.Load() != nil {
 		return
@@ -369,8 +357,8 @@ func (g *Group) ID() string { return g.cfg.ID }
 
 // Close stops the group. Running proposals get a short time to finish.
 func (g *Group) Close() error {
-	g.life.Lock()
-	defer g.life.Unlock()
+	_ = g.life.Acquire(context.Background(), 1) // its only error is that of the context
+	defer g.life.Release(1)
 	if g.closed {
 		return g.closeErr
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // guardedLog is between raft and a raftlog.Log. It caches recent entries, detects a disk that hangs, checks the CRC of
@@ -37,7 +38,7 @@ type guardedLog struct {
 	// May be nil.
 	committed func() uint64
 
-	slow     *slowness // of the store
+	slow     *timers.Delays // of the server
 	stall    func() time.Duration
 	isLeader func() bool
 	fatal    func(error)
@@ -293,7 +294,7 @@ const stallChecks = 10
 // blamed.
 func (g *guardedLog) watch(what string) (stop func()) {
 	begin := time.Now()
-	begun := g.slow.begin(begin)
+	begun := g.slow.Begin(begin)
 	var expired atomic.Int32
 	var ended atomic.Bool
 	var t *time.Timer
@@ -319,8 +320,7 @@ func (g *guardedLog) watch(what string) (stop func()) {
 	return func() {
 		ended.Store(true) // a check may be running
 		t.Stop()
-		d := g.slow.took(begun, time.Now())
-		g.slow.wrote(d)
+		d := g.slow.End(begun, time.Now())
 		if d > slowStore {
 			g.log.Warn("slow disk: heartbeats wait behind log writes", "op", what+" the log", "took", d, "dir", g.dir)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // #695: no fast path for heartbeats. The handler that raft sets must never see one.
@@ -366,7 +367,7 @@ func TestPendingBytesAreBounded(t *testing.T) {
 // strangerReceiver is that of a replica that holds nothing.
 func strangerReceiver(backlogFull bool) receiver {
 	return receiver{
-		timers: &groupTimers{}, timeout: rpcTimeout,
+		timers: &timers.Group{}, timeout: rpcTimeout,
 		replica:     "r",
 		backlogFull: func() bool { return backlogFull },
 		applied:     func() uint64 { return 0 },

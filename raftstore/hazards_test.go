@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // Traps of the libraries that guards_test.go, logfaults_test.go and install_test.go do not cover;
@@ -26,7 +27,7 @@ import (
 func TestRaftSettings(t *testing.T) {
 	c := startedCluster(t, 1, nil)
 	g := c.nodes[0].group
-	got := g.raftConfig(ProfileFast.Heartbeat, ProfileFast.Heartbeat, nil)
+	got := g.raftConfig(timers.Fast.Heartbeat, timers.Fast.Heartbeat, nil)
 	for _, tc := range []struct {
 		name      string
 		got, want any
@@ -37,10 +38,10 @@ func TestRaftSettings(t *testing.T) {
 		{"TrailingLogs: set by bytes before each snapshot", got.TrailingLogs, uint64(0)},
 		{"BatchApplyCh: proposals share an fsync", got.BatchApplyCh, true},
 		{"ShutdownOnRemove: the group closes itself", got.ShutdownOnRemove, false},
-		{"HeartbeatTimeout", got.HeartbeatTimeout, ProfileFast.Heartbeat},
-		{"ElectionTimeout", got.ElectionTimeout, ProfileFast.Heartbeat},
-		{"LeaderLeaseTimeout", got.LeaderLeaseTimeout, ProfileFast.LeaderLease},
-		{"CommitTimeout: how stale an idle follower is", got.CommitTimeout, ProfileFast.Commit},
+		{"HeartbeatTimeout", got.HeartbeatTimeout, timers.Fast.Heartbeat},
+		{"ElectionTimeout", got.ElectionTimeout, timers.Fast.Heartbeat},
+		{"LeaderLeaseTimeout", got.LeaderLeaseTimeout, timers.Fast.LeaderLease},
+		{"CommitTimeout: how stale an idle follower is", got.CommitTimeout, timers.Fast.Commit},
 		{"an RPC: raft's 10 s block heartbeats for as long after a one-way cut", rpcTimeout, time.Second},
 	} {
 		if tc.got != tc.want {

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // join starts the group on n in join mode, as replica id.
@@ -360,8 +361,8 @@ func interruptTransfer(t *testing.T) bool {
 	var held atomic.Int64
 	wedged.Store(raft.ServerID(""))
 	c := startedCluster(t, 3, func(o *Options) {
-		o.WedgeTimeout = time.Minute                                         // not what is tested here
-		o.Profile = Profile{time.Second, time.Second, 10 * time.Millisecond} // a transfer takes as long to fail
+		o.WedgeTimeout = time.Minute                                                                                // not what is tested here
+		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // a transfer takes as long to fail
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
 			return &wedgingTransport{appendTransport: tr.(*appendTransport), wedged: &wedged, held: &held}

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // StateMachine is the state that a group replicates.
@@ -48,20 +49,6 @@ type FatalError struct{ Err error }
 func (e *FatalError) Error() string { return e.Err.Error() }
 func (e *FatalError) Unwrap() error { return e.Err }
 
-// Profile is a set of Raft timers.
-type Profile struct {
-	Heartbeat   time.Duration // also the election timeout
-	LeaderLease time.Duration // how long a leader without answers of a majority continues to lead
-	Commit      time.Duration // bounds how stale an idle follower is
-}
-
-// The measured profiles, by the number of replicas on a node.
-var (
-	ProfileFast    = Profile{250 * time.Millisecond, 200 * time.Millisecond, 10 * time.Millisecond}   // ≤ 24, on cores of their own
-	ProfileDefault = Profile{500 * time.Millisecond, 400 * time.Millisecond, 20 * time.Millisecond}   // ≤ 100
-	ProfileDense   = Profile{1000 * time.Millisecond, 800 * time.Millisecond, 200 * time.Millisecond} // above
-)
-
 // Options configure the store of one node. A zero value means the default in the comment.
 type Options struct {
 	Dir     string // all files of the store are below it
@@ -82,8 +69,8 @@ type Options struct {
 	// Resolve returns the current peer address of a node. It is called for each dial.
 	Resolve func(rowraft.NodeID) (string, error)
 
-	Backend string  // raftlog.Row
-	Profile Profile // ProfileDefault
+	Backend string         // raftlog.Row
+	Profile timers.Profile // timers.Default
 
 	SegmentSizeBytes int   // of a file of the log: 16 MiB
 	EntryCacheBytes  int64 // recent entries of all groups kept in memory: 128 MiB
@@ -136,7 +123,7 @@ const minSegment = raftlog.MinSegmentBytes
 func (o *Options) setDefaults() {
 	o.FS = vfs.OrOS(o.FS)
 	setDefault(&o.Backend, raftlog.Row)
-	setDefault(&o.Profile, ProfileDefault)
+	setDefault(&o.Profile, timers.Default)
 	setDefault(&o.SegmentSizeBytes, 16<<20)
 	setDefault(&o.EntryCacheBytes, 128<<20)
 	setDefault(&o.TrailingLogBytes, 64<<20)
@@ -171,7 +158,7 @@ func invalidOptions(format string, args ...any) error {
 
 func (o *Options) validate() error {
 	bad := invalidOptions
-	if err := o.Profile.validate(); err != nil {
+	if err := o.Profile.Validate(); err != nil {
 		return err
 	}
 	switch {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // oneWay decides about the AppendEntries that one node sends.
@@ -61,7 +62,7 @@ func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
 			return &oneWayTransport{tr.(*appendTransport), way}
 		}
-		o.Profile = Profile{time.Second, time.Second, 10 * time.Millisecond} // leads for long after a cut
+		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // leads for long after a cut
 		if more != nil {
 			more(o)
 		}
@@ -143,7 +144,7 @@ func TestReadNeedsVoters(t *testing.T) {
 func TestReadLooksAtTheTermAgain(t *testing.T) {
 	var after atomic.Pointer[func()]
 	c, ways := oneWayCluster(t, func(o *Options) {
-		o.Profile = ProfileFast
+		o.Profile = timers.Fast
 		o.hooks.verified = func() {
 			if f := after.Load(); f != nil {
 				(*f)()

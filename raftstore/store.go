@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/registry"
+	"github.com/rowraft/rowraft/raftstore/timers"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 )
 
@@ -33,11 +36,8 @@ type Store struct {
 	marks     *marks.Store
 	marksKept chan struct{} // closed when keepMarks has ended
 
-	profile    atomic.Pointer[Profile] // timers while nothing is slow
-	slowness   *slowness
-	heartbeat  atomic.Int64  // heartbeat that this server needs, by its profile and slowness (a time.Duration)
-	probing    latch         // held by a running probe
-	restarting chan struct{} // capacity 1: held by a group that restarts for its timers
+	timers     *timers.Server
+	restarting *semaphore.Weighted // of 1: held by a group that restarts for its timers
 
 	// diskFull is true while less than DiskReserveBytes are free.
 	diskFull atomic.Bool
@@ -45,7 +45,7 @@ type Store struct {
 
 	// snapshots bounds the groups that write a snapshot at the same time. pace bounds the rate at which all groups send
 	// snapshots.
-	snapshots chan struct{}
+	snapshots *semaphore.Weighted
 	writing   atomic.Int32 // number of logs that are being written
 	pace      *rate.Limiter
 
@@ -94,22 +94,22 @@ func Open(opts Options) (*Store, error) {
 	s := &Store{
 		opts: opts, lock: lock, marks: known, marksKept: make(chan struct{}),
 		cache:     newEntryCache(opts.EntryCacheBytes),
-		snapshots: make(chan struct{}, 2),
+		snapshots: semaphore.NewWeighted(2),
 		pace:      rate.NewLimiter(rate.Limit(opts.SnapshotSendBytesPerSecond), paceBytes),
 		stop:      make(chan struct{}),
-		slowness:  newSlowness(time.Now()), probing: make(latch, 1), restarting: make(chan struct{}, 1),
+		timers: timers.NewServer(timers.ServerOptions{
+			FS: opts.FS, Dir: opts.Dir, Profile: opts.Profile, StallLimit: opts.DiskStallLimit, Logger: opts.Logger, Fixed: opts.hooks.steady,
+		}),
+		restarting: semaphore.NewWeighted(1),
 	}
-	s.profile.Store(&opts.Profile)
-	s.fitHeartbeat()
 	s.mu.registry = reg
 	s.starts.Store(reg.Starts())
 	s.mu.groups = map[string]*Group{}
 	s.freeDisk.Store(-1)
 	s.checkDisk()
 	s.port = newPeerPort(&s.opts, s.marks)
-	s.wg.Add(2)
-	go s.watchDisk()
-	go s.watchSlowness()
+	s.wg.Go(s.watchDisk)
+	s.wg.Go(func() { s.timers.Run(s.stop) })
 	go s.keepMarks()
 	return s, nil
 }
@@ -357,7 +357,9 @@ func (s *Store) Close() error {
 	close(s.stop)
 	errs[len(groups)] = s.port.Close()
 	s.wg.Wait()
-	s.endProbe()
+	probed, cancel := context.WithTimeout(context.Background(), shutdownLimit)
+	defer cancel()
+	s.timers.Close(probed)
 	waitFor(s.marksKept, shutdownLimit/5) // longer only if the disk hangs
 	errs[len(groups)+1] = s.lock.Close()
 	return errors.Join(errs...)
@@ -366,7 +368,6 @@ func (s *Store) Close() error {
 // watchDisk makes the store refuse proposals before the disk is full: a log that cannot be written stops the process,
 // but a refused push is only late.
 func (s *Store) watchDisk() {
-	defer s.wg.Done()
 	t := time.NewTicker(s.opts.hooks.tick)
 	defer t.Stop()
 	for {
@@ -422,3 +423,12 @@ func (s *Store) checkDisk() {
 		}
 	}
 }
+
+// Profile returns the timers of the store's groups while nothing is slow.
+func (s *Store) Profile() timers.Profile { return s.timers.Profile() }
+
+// SetProfile changes these timers. Running groups follow, as they do when a disk becomes slow.
+func (s *Store) SetProfile(p timers.Profile) error { return s.timers.SetProfile(p) }
+
+// Slowness returns the measurements of the server's disk and timers over the last two minutes.
+func (s *Store) Slowness() timers.Slowness { return s.timers.Slowness() }

@@ -53,10 +53,10 @@ func (g *Group) supervise() {
 
 // stopFailed ends raft after a failure, so that the replica neither votes nor answers.
 func (g *Group) stopFailed() {
-	if !g.life.TryLock() {
+	if !g.life.TryAcquire(1) {
 		return // Close is doing it
 	}
-	defer g.life.Unlock()
+	defer g.life.Release(1)
 	if n := g.run.Swap(nil); n != nil {
 		if err := n.shutdown(false); err != nil {
 			g.log.Error("stopping a failed group", "err", err)
@@ -75,16 +75,14 @@ func (g *Group) maybeSnapshot(n *instance) {
 	if !g.snapBusy.CompareAndSwap(false, true) {
 		return
 	}
-	select {
-	case g.store.snapshots <- struct{}{}:
-	default: // enough groups are taking one
+	if !g.store.snapshots.TryAcquire(1) { // enough groups are taking one
 		g.snapBusy.Store(false)
 		return
 	}
 	g.snapHurry.Store(wanted)
 	g.snapWanted.Store(false)
 	done := func() {
-		<-g.store.snapshots
+		g.store.snapshots.Release(1)
 		g.snapBusy.Store(false)
 	}
 	n.mu.Lock()
@@ -146,7 +144,7 @@ func (n *instance) snapshot() error {
 	if err != nil {
 		return err
 	}
-	if err := n.change(func(rc *raft.ReloadableConfig) {
+	if err := n.reconfigure(func(rc *raft.ReloadableConfig) {
 		rc.TrailingLogs = g.ledger.trailing(g.store.opts.TrailingLogBytes, first)
 	}); err != nil {
 		return err

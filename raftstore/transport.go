@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
 	"github.com/rowraft/rowraft/raftstore/marks"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // rpcTimeout bounds one RPC, unless the heartbeat is longer: a vote is three log writes. With raft's 10 s, a cut in one
@@ -74,7 +75,7 @@ type receiver struct {
 	applied     func() uint64    // index through which the machine has seen the log
 	boundary    func() *boundary // newest snapshot of the machine, or nil
 	term        func() uint64    // 0: raft does not run yet
-	timers      *groupTimers
+	timers      *timers.Group
 	timeout     time.Duration // of an RPC
 	leads       func(term uint64) bool
 	recall      *recall // nil in tests of the transport alone
@@ -402,7 +403,7 @@ func (t *transport) pass(rpc raft.RPC) bool {
 		return true
 	}
 	if header != nil {
-		t.receiver.timers.hear(raft.ServerID(header.ID), said, time.Now())
+		t.receiver.timers.Receive(raft.ServerID(header.ID), said, time.Now())
 	}
 	if r != nil {
 		if len(marks) > 0 {
@@ -474,20 +475,20 @@ func (t *transport) holdVote(rpc raft.RPC, r *recall) {
 // of this replica, and the marks of a heartbeat. Raft's own messages name only their sender.
 func (t *transport) addressed(h raft.RPCHeader, to raft.ServerID, marks []byte) raft.RPCHeader {
 	node, _, _ := splitSender(h.Addr)
-	h.Addr = append(joinSender(node, to, t.receiver.timers.say(to)), marks...)
+	h.Addr = append(joinSender(node, to, t.receiver.timers.ReportTo(to)), marks...)
 	return h
 }
 
 // EncodePeer adds this replica's timers to the sender in the header of an answer.
 func (t *transport) EncodePeer(id raft.ServerID, addr raft.ServerAddress) []byte {
-	return joinSender(t.Transport.EncodePeer(id, addr), "", t.receiver.timers.say(""))
+	return joinSender(t.Transport.EncodePeer(id, addr), "", t.receiver.timers.ReportTo(""))
 }
 
 // heard records the timers in the header of an answer of replica id.
 func (t *transport) heard(id raft.ServerID, h raft.RPCHeader, err error) {
 	if err == nil {
 		_, _, said := splitSender(h.Addr)
-		t.receiver.timers.hear(id, said, time.Now())
+		t.receiver.timers.Receive(id, said, time.Now())
 	}
 }
 
@@ -509,7 +510,7 @@ func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, said, marks []byte) {
 		return nil, "", nil, nil
 	}
 	h.Addr, to, said = splitSender(h.Addr)
-	n := min(len(said), timersBytes)
+	n := min(len(said), timers.ReportBytes)
 	return h, to, said[:n], said[n:]
 }
 

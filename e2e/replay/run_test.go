@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/raftstore/timers"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -97,7 +98,7 @@ func start(t *testing.T, backend string, spoil func(server int) spoiler) *run {
 		r.shards = append(r.shards, m)
 		s, err := raftstore.Open(raftstore.Options{
 			Dir: filepath.Join(r.dir, nodeName(i), "raft"), Cluster: "c", Node: members[i].Node, Listener: ln, Backend: backend,
-			Profile: raftstore.ProfileDense, SegmentSizeBytes: 1 << 20, DiskStallLimit: 2 * patience, DiskReserveBytes: -1,
+			Profile: timers.Dense, SegmentSizeBytes: 1 << 20, DiskStallLimit: 2 * patience, DiskReserveBytes: -1,
 			SnapshotEveryBytes: 8 << 10, TrailingLogBytes: 64 << 10,
 			Logger: slog.New(slog.DiscardHandler),
 			Fatal:  func(err error) { t.Errorf("server %d: %v", i, err) },

@@ -49,7 +49,7 @@ var decoders = map[string]string{
 	"raftstore/marks.DecodeMembers":         "raftstore/marks.FuzzMembers",
 	"raftstore/raftlog.decodeMeta":          "raftstore/raftlog.FuzzMetaDecode",
 	"raftstore/registry.Read":               "raftstore/registry.FuzzRegistry",
-	"raftstore.readTimers":                  "raftstore.FuzzTimers",
+	"raftstore/timers.ParseReport":          "raftstore.FuzzTimers",
 	"raftstore/snapstore.ReadStateHeader":   "raftstore.FuzzMachineSnapshot",
 	"raftstore/raftlog.parseBatchHead":      "raftstore/raftlog.FuzzRowLog",
 	"raftstore/entry.ParseHead":             "raftstore/raftlog.FuzzRowLog",

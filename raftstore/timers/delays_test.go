@@ -1,22 +1,23 @@
-package raftstore
+package timers
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 )
 
-// clocked beats a slowness by a clock of its own.
+// clocked beats Delays by a clock of its own.
 type clocked struct {
-	*slowness
+	*Delays
 	now time.Time
 }
 
 func newClocked() *clocked {
 	now := time.Unix(1, 0)
-	return &clocked{newSlowness(now), now}
+	return &clocked{newDelays(now), now}
 }
 
-// second lets a second pass, in which the writes took so long.
+// second lets a second pass, with writes of these durations.
 func (c *clocked) second(writes ...time.Duration) {
 	for _, d := range writes {
 		c.wrote(d)
@@ -37,7 +38,7 @@ func near(got, want time.Duration) bool { return (got - want).Abs() < time.Micro
 func TestThreeSlowSecondsAreASlowDisk(t *testing.T) {
 	const slow = 210 * time.Millisecond
 	c := newClocked()
-	for range slownessOutliers {
+	for range outliers {
 		c.second(slow)
 		c.second(time.Millisecond, time.Millisecond)
 		if got := c.fsync(); got > time.Millisecond {
@@ -45,7 +46,7 @@ func TestThreeSlowSecondsAreASlowDisk(t *testing.T) {
 		}
 	}
 	c.second(slow)
-	for i := range slownessWindow - 5 {
+	for i := range window - 5 {
 		if got := c.fsync(); !near(got, slow) {
 			t.Fatalf("%d s after the last slow write: %v, want %v", i, got, slow)
 		}
@@ -57,14 +58,14 @@ func TestThreeSlowSecondsAreASlowDisk(t *testing.T) {
 	}
 }
 
-// The figure of a second is what a heartbeat meets that comes at a random moment.
+// The figure of a second is the duration of the write that a heartbeat meets at a random moment.
 func TestManyFastWritesDoNotHideASlowOne(t *testing.T) {
 	c := newClocked()
 	writes := []time.Duration{900 * time.Millisecond}
 	for range 100 {
 		writes = append(writes, time.Millisecond)
 	}
-	for range slownessOutliers + 1 {
+	for range outliers + 1 {
 		c.second(writes...)
 	}
 	if got, want := c.fsync(), 810*time.Millisecond; (got - want).Abs() > time.Millisecond { // (900² + 100) / 1000
@@ -74,7 +75,7 @@ func TestManyFastWritesDoNotHideASlowOne(t *testing.T) {
 
 func TestLateTimersAreMeasured(t *testing.T) {
 	c := newClocked()
-	for range slownessOutliers + 1 {
+	for range outliers + 1 {
 		c.now = c.now.Add(beatEvery + 300*time.Millisecond)
 		c.beat(c.now)
 		c.second()
@@ -91,13 +92,13 @@ func TestLateTimersAreMeasured(t *testing.T) {
 	}
 }
 
-// A process that was suspended has neither a slow disk nor late timers, whether the write or the beat sees
-// first that time has passed.
+// A suspended process has neither a slow disk nor late timers, no matter whether the write or the beat is first to see
+// that time has passed.
 func TestASuspendedProcessIsNoSlowDisk(t *testing.T) {
 	for _, beatFirst := range []bool{false, true} {
 		c := newClocked()
-		for range slownessOutliers + 1 {
-			begun := c.begin(c.now)
+		for range outliers + 1 {
+			begun := c.Begin(c.now)
 			c.now = c.now.Add(beatEvery + 3*time.Second) // SIGSTOP, SIGCONT
 			suspended := time.Duration(0)
 			if beatFirst {
@@ -108,7 +109,7 @@ func TestASuspendedProcessIsNoSlowDisk(t *testing.T) {
 				_, suspended = c.beat(c.now)
 			}
 			if suspended != 3*time.Second {
-				t.Errorf("beat first %v: stood still for %v, want 3s", beatFirst, suspended)
+				t.Errorf("beat first %v: suspended for %v, want 3s", beatFirst, suspended)
 			}
 			c.second()
 		}
@@ -118,10 +119,10 @@ func TestASuspendedProcessIsNoSlowDisk(t *testing.T) {
 	}
 }
 
-// The disk of a process that runs is measured as it is, also while the beat is late by less.
+// The time by which a beat was late does not count as time of the disk.
 func TestStarvationIsTakenOffTheDisk(t *testing.T) {
 	c := newClocked()
-	begun := c.begin(c.now)
+	begun := c.Begin(c.now)
 	c.now = c.now.Add(beatEvery + 80*time.Millisecond)
 	c.beat(c.now)
 	c.now = c.now.Add(20 * time.Millisecond)
@@ -132,7 +133,7 @@ func TestStarvationIsTakenOffTheDisk(t *testing.T) {
 
 func TestHeartbeatsFollowWithHysteresis(t *testing.T) {
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
-	p := ProfileFast
+	p := Fast
 	now := p.nextHeartbeat(0, 0)
 	for _, step := range []struct{ fsync, want int }{
 		{0, 250}, {50, 250}, {51, 500}, {99, 500}, {100, 500}, {210, 2000}, {400, 2000},
@@ -145,27 +146,41 @@ func TestHeartbeatsFollowWithHysteresis(t *testing.T) {
 			t.Fatalf("fsync %d ms: heartbeat %v, want %d ms", step.fsync, now, step.want)
 		}
 	}
-	dense := ProfileDense
+	dense := Dense
 	if got := dense.nextHeartbeat(now, 0); got != dense.Heartbeat {
 		t.Errorf("another profile: heartbeat %v, want %v", got, dense.Heartbeat)
 	}
-	slow := p.stretched(ms(2000))
-	if slow.LeaderLease != ms(1600) || slow.Commit != p.Commit || slow.validate() != nil {
+	slow := p.Stretched(ms(2000))
+	if slow.LeaderLease != ms(1600) || slow.Commit != p.Commit || slow.Validate() != nil {
 		t.Errorf("fast timers with a heartbeat of 2s are %+v, want a lease of 1.6s", slow)
 	}
 }
 
-// A slow disk is no hung one; a hung one ends the process all the same, after 5 s at the latest.
+// A slow disk does not count as hung. A hung disk ends the process after 5 s at the latest.
 func TestTheStallLimitHasACap(t *testing.T) {
-	c := newTestCluster(t, 1, func(o *Options) { o.DiskStallLimit = 0 })
-	c.open(c.nodes[0])
-	s := c.nodes[0].store
+	s := NewServer(ServerOptions{Logger: slog.New(slog.DiscardHandler), Profile: Fast})
 	for _, tc := range []struct{ heartbeat, want time.Duration }{
 		{250 * time.Millisecond, 500 * time.Millisecond}, {time.Second, 2 * time.Second}, {2 * time.Second, 4 * time.Second}, {4 * time.Second, 5 * time.Second},
 	} {
 		s.heartbeat.Store(int64(tc.heartbeat))
-		if got := s.stallLimit(); got != tc.want {
+		if got := s.StallLimit(); got != tc.want {
 			t.Errorf("heartbeat %v: a leader's disk may hang for %v, want %v", tc.heartbeat, got, tc.want)
 		}
+	}
+}
+
+// A leader's disk may hang for as long as an election takes, unless a limit is given.
+func TestTheStallLimitFollowsTheTimers(t *testing.T) {
+	s := NewServer(ServerOptions{Logger: slog.New(slog.DiscardHandler), Profile: Fast})
+	for _, p := range []Profile{Default, Dense, Fast} {
+		if err := s.SetProfile(p); err != nil {
+			t.Fatal(err)
+		}
+		if want := 2 * p.Heartbeat; s.StallLimit() != want {
+			t.Errorf("the disk of a leader may hang for %v, want %v", s.StallLimit(), want)
+		}
+	}
+	if s := NewServer(ServerOptions{Logger: slog.New(slog.DiscardHandler), Profile: Fast, StallLimit: time.Minute}); s.StallLimit() != time.Minute {
+		t.Errorf("the disk of a leader may hang for %v, want the minute that was given", s.StallLimit())
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
 // Groups that run take other timers, their leases too, and go on: no replica restarts but as planned, and pushes are
@@ -15,7 +16,7 @@ func TestTimersChangeWhileGroupsRun(t *testing.T) {
 	c := startedCluster(t, 3, nil)
 	c.propose("fast")
 	var last rowraft.Index
-	for _, p := range []Profile{ProfileDense, ProfileFast} {
+	for _, p := range []timers.Profile{timers.Dense, timers.Fast} {
 		for _, n := range c.nodes {
 			if err := n.store.SetProfile(p); err != nil {
 				t.Fatal(err)
@@ -43,22 +44,7 @@ func TestTimersChangeWhileGroupsRun(t *testing.T) {
 			t.Errorf("node %s: %d restarts count as unplanned", n.id, got)
 		}
 	}
-	if err := c.nodes[0].store.SetProfile(Profile{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if err := c.nodes[0].store.SetProfile(timers.Profile{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("no timers at all: %v", err)
-	}
-}
-
-// A leader's disk may hang for as long as an election takes, unless a time was given.
-func TestTheStallLimitFollowsTheTimers(t *testing.T) {
-	c := newTestCluster(t, 1, func(o *Options) { o.DiskStallLimit = 0 })
-	n := c.nodes[0]
-	c.open(n) // and no group, whose disk could hang
-	for _, p := range []Profile{ProfileDefault, ProfileDense, ProfileFast} {
-		if err := n.store.SetProfile(p); err != nil {
-			t.Fatal(err)
-		}
-		if want := 2 * p.Heartbeat; n.store.stallLimit() != want {
-			t.Errorf("the disk of a leader may hang for %v, want %v", n.store.stallLimit(), want)
-		}
 	}
 }

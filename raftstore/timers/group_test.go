@@ -1,7 +1,6 @@
-package raftstore
+package timers
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -10,38 +9,38 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// timersModel is a group whose replicas exchange nothing but what they say of their timers.
-type timersModel struct {
+// model is a group whose replicas exchange nothing but their reports.
+type model struct {
 	t        *testing.T
 	now      time.Duration
 	leader   int // -1: none
 	replicas []*modelReplica
-	handed   int // leads
+	handed   int // transfers of the leadership
 }
 
 type modelReplica struct {
-	id       raft.ServerID
-	dead     bool
-	need     time.Duration
-	mine     timers
-	heard    map[int]heardAt
-	down     time.Duration // until then it restarts
-	let      raft.ServerID
-	letAt    time.Duration
-	moved    time.Duration
-	restarts int
+	id          raft.ServerID
+	dead        bool
+	need        time.Duration
+	mine        Report
+	heard       map[int]heardAt
+	down        time.Duration // until then it restarts
+	permitted   raft.ServerID
+	permittedAt time.Duration
+	moved       time.Duration
+	restarts    int
 }
 
 type heardAt struct {
-	timers
+	Report
 	at time.Duration
 }
 
-func newTimersModel(t *testing.T, n int, heartbeat time.Duration) *timersModel {
-	m := &timersModel{t: t, now: time.Hour}
+func newModel(t *testing.T, n int, heartbeat time.Duration) *model {
+	m := &model{t: t, now: time.Hour}
 	for i := range n {
 		m.replicas = append(m.replicas, &modelReplica{
-			id: raft.ServerID(fmt.Sprint(i)), need: heartbeat, mine: timers{want: heartbeat, now: heartbeat, started: heartbeat}, heard: map[int]heardAt{},
+			id: raft.ServerID(fmt.Sprint(i)), need: heartbeat, mine: Report{Want: heartbeat, Now: heartbeat, Started: heartbeat}, heard: map[int]heardAt{},
 		})
 	}
 	return m
@@ -49,37 +48,37 @@ func newTimersModel(t *testing.T, n int, heartbeat time.Duration) *timersModel {
 
 const modelTick = 250 * time.Millisecond
 
-func (m *timersModel) up(i int) bool { return !m.replicas[i].dead && m.replicas[i].down <= m.now }
+func (m *model) up(i int) bool { return !m.replicas[i].dead && m.replicas[i].down <= m.now }
 
-// tell sends what from says to to.
-func (m *timersModel) tell(from, to int) {
+// tell sends the report of from to to.
+func (m *model) tell(from, to int) {
 	if !m.up(from) || !m.up(to) {
 		return
 	}
 	said := m.replicas[from].mine
-	said.restart = from == m.leader && m.replicas[from].let == m.replicas[to].id
+	said.Restart = from == m.leader && m.replicas[from].permitted == m.replicas[to].id
 	m.replicas[to].heard[from] = heardAt{said, m.now}
 }
 
-func (m *timersModel) view(i int) timersView {
+func (m *model) view(i int) View {
 	r := m.replicas[i]
-	v := timersView{
-		need: r.need, now: r.mine.now, started: r.mine.started, lease: r.mine.started * 4 / 5, leads: i == m.leader,
-		voter: true, voters: len(m.replicas), let: r.let, letSince: m.now - r.letAt, lastMoved: m.now - r.moved,
+	v := View{
+		Need: r.need, Now: r.mine.Now, Started: r.mine.Started, Lease: r.mine.Started * 4 / 5, Leads: i == m.leader,
+		voter: true, voters: len(m.replicas), permitted: r.permitted, permittedFor: m.now - r.permittedAt, sinceMove: m.now - r.moved,
 	}
 	if m.leader >= 0 {
-		v.leader = m.replicas[m.leader].id
+		v.Leader = m.replicas[m.leader].id
 	}
 	for j, other := range m.replicas {
 		if h, ok := r.heard[j]; ok {
-			v.members = append(v.members, memberTimers{other.id, true, h.timers, m.now - h.at})
+			v.members = append(v.members, member{other.id, true, h.Report, m.now - h.at})
 		}
 	}
 	return v
 }
 
 // tick lets a moment pass, and checks what must hold at every one.
-func (m *timersModel) tick() {
+func (m *model) tick() {
 	m.now += modelTick
 	for i := range m.replicas {
 		for j := range m.replicas {
@@ -93,19 +92,19 @@ func (m *timersModel) tick() {
 			continue
 		}
 		v := m.view(i)
-		s := v.step()
-		r.mine.want, r.mine.now = s.want, s.heartbeat
-		if s.let != r.let {
-			r.let, r.letAt = s.let, m.now
+		s := v.Decide()
+		r.mine.Want, r.mine.Now = s.want, s.Heartbeat
+		if s.permitted != r.permitted {
+			r.permitted, r.permittedAt = s.permitted, m.now
 		}
 		switch {
-		case s.restart && i == m.leader:
+		case s.Restart && i == m.leader:
 			m.t.Fatalf("%v: the leader restarts", m.now)
-		case s.restart:
-			r.moved, r.mine.started, r.down = m.now, s.group, m.now+time.Second
-			r.mine.now = max(s.group, s.heartbeat)
+		case s.Restart:
+			r.moved, r.mine.Started, r.down = m.now, s.group, m.now+time.Second
+			r.mine.Now = max(s.group, s.Heartbeat)
 			r.restarts++
-		case s.handOver && i == m.leader:
+		case s.Transfer && i == m.leader:
 			r.moved = m.now
 			m.leader = (i + 1) % len(m.replicas)
 			for m.replicas[m.leader].dead {
@@ -115,21 +114,21 @@ func (m *timersModel) tick() {
 		}
 	}
 	for i, r := range m.replicas {
-		if r.mine.now < r.mine.started*4/5 {
-			m.t.Fatalf("%v: replica %d has a heartbeat of %v below its lease of %v", m.now, i, r.mine.now, r.mine.started*4/5)
+		if r.mine.Now < r.mine.Started*4/5 {
+			m.t.Fatalf("%v: replica %d has a heartbeat of %v below its lease of %v", m.now, i, r.mine.Now, r.mine.Started*4/5)
 		}
 	}
 }
 
 // ordered fails when a follower that is up has a shorter heartbeat than the leader, or no majority is up.
-func (m *timersModel) ordered() {
+func (m *model) ordered() {
 	away := 0
 	for i, r := range m.replicas {
 		if !m.up(i) {
 			away++
 		}
-		if lead := m.replicas[m.leader]; i != m.leader && m.up(i) && r.mine.now < lead.mine.now {
-			m.t.Fatalf("%v: the follower %d has a heartbeat of %v, the leader %d of %v", m.now, i, r.mine.now, m.leader, lead.mine.now)
+		if lead := m.replicas[m.leader]; i != m.leader && m.up(i) && r.mine.Now < lead.mine.Now {
+			m.t.Fatalf("%v: the follower %d has a heartbeat of %v, the leader %d of %v", m.now, i, r.mine.Now, m.leader, lead.mine.Now)
 		}
 	}
 	if away > (len(m.replicas)-1)/2 {
@@ -138,16 +137,16 @@ func (m *timersModel) ordered() {
 }
 
 // settled reports whether all replicas have the heartbeat, and its lease.
-func (m *timersModel) settled(heartbeat time.Duration) bool {
+func (m *model) settled(heartbeat time.Duration) bool {
 	for i, r := range m.replicas {
-		if !r.dead && (!m.up(i) || r.mine.now != heartbeat || r.mine.started != heartbeat) {
+		if !r.dead && (!m.up(i) || r.mine.Now != heartbeat || r.mine.Started != heartbeat) {
 			return false
 		}
 	}
 	return true
 }
 
-func (m *timersModel) settle(heartbeat, limit time.Duration) (took time.Duration) {
+func (m *model) settle(heartbeat, limit time.Duration) (took time.Duration) {
 	m.t.Helper()
 	begun := m.now
 	for !m.settled(heartbeat) {
@@ -169,7 +168,7 @@ func (m *timersModel) settle(heartbeat, limit time.Duration) (took time.Duration
 func TestTimersChangeInOrder(t *testing.T) {
 	const fast, slow = 250 * time.Millisecond, 2 * time.Second
 	for _, who := range []int{0, 1} { // the leader's disk, or a follower's
-		m := newTimersModel(t, 3, fast)
+		m := newModel(t, 3, fast)
 		for range 20 {
 			m.tick()
 		}
@@ -179,7 +178,7 @@ func TestTimersChangeInOrder(t *testing.T) {
 			t.Errorf("the lead changed hands %d times, want once", m.handed)
 		}
 		m.replicas[who].need = fast
-		t.Logf("replica %d is well again: %v", who, m.settle(fast, 2*time.Minute))
+		t.Logf("replica %d is fast again: %v", who, m.settle(fast, 2*time.Minute))
 		for i, r := range m.replicas {
 			if r.restarts != 2 {
 				t.Errorf("replica %d restarted %d times, want once for each change", i, r.restarts)
@@ -191,39 +190,39 @@ func TestTimersChangeInOrder(t *testing.T) {
 	}
 }
 
-// Without a leader the replicas follow their own disks, and what others ask for in votes.
+// Without a leader the replicas follow their own disks, and the reports in votes of others.
 func TestTimersRiseWithoutALeader(t *testing.T) {
 	const fast, slow = 250 * time.Millisecond, time.Second
-	m := newTimersModel(t, 3, fast)
+	m := newModel(t, 3, fast)
 	m.leader = -1
 	m.replicas[1].need, m.replicas[2].need = slow, slow
 	if took := m.settle(slow, 10*time.Second); took > 3*time.Second {
-		t.Errorf("took %v, want no turns without a leader", took)
+		t.Errorf("took %v, want no order of restarts without a leader", took)
 	}
 }
 
 // With a voter away no other one restarts, so the leases wait until it is back. The heartbeats do not.
 func TestNoRestartForTimersTakesTheMajority(t *testing.T) {
 	const fast, slow = 250 * time.Millisecond, time.Second
-	m := newTimersModel(t, 3, fast)
+	m := newModel(t, 3, fast)
 	m.replicas[2].dead = true
 	m.replicas[0].need = slow
 	for range 200 {
 		m.tick()
 		m.ordered()
 	}
-	if r := m.replicas[1]; r.restarts != 0 || r.mine.now != slow || m.replicas[0].mine.now != slow {
+	if r := m.replicas[1]; r.restarts != 0 || r.mine.Now != slow || m.replicas[0].mine.Now != slow {
 		t.Fatalf("leader %+v, follower %+v: want the heartbeat %v and no restart", m.replicas[0].mine, r.mine, slow)
 	}
 	m.replicas[2].dead = false
 	m.settle(slow, time.Minute)
 }
 
-// Whatever changes on the way, the timers settle.
+// The timers become equal after any sequence of changes.
 func TestTimersSettleWhateverFails(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		m := newTimersModel(t, 3+2*rng.IntN(2), 250*time.Millisecond)
+		m := newModel(t, 3+2*rng.IntN(2), 250*time.Millisecond)
 		for range 400 {
 			switch r := m.replicas[rng.IntN(len(m.replicas))]; rng.IntN(20) {
 			case 0:
@@ -254,7 +253,7 @@ func TestTimersSettleWhateverFails(t *testing.T) {
 	}
 }
 
-func (m *timersModel) settleAnyhow(heartbeat, limit time.Duration) {
+func (m *model) settleAnyhow(heartbeat, limit time.Duration) {
 	m.t.Helper()
 	for begun := m.now; !m.settled(heartbeat); m.tick() {
 		if m.now-begun > limit {
@@ -262,27 +261,6 @@ func (m *timersModel) settleAnyhow(heartbeat, limit time.Duration) {
 				m.t.Logf("replica %d (leader %d): %+v", i, m.leader, r)
 			}
 			m.t.Fatalf("the group has not the timers of %v within %v", heartbeat, limit)
-		}
-	}
-}
-
-// Bytes made by hand from docs/formats/peer.md.
-func TestTimersGoldenBytes(t *testing.T) {
-	said := timers{want: 2 * time.Second, now: time.Second, started: 250 * time.Millisecond, restart: true}
-	want := []byte("n1\x00r2\x00" + "\x80\x84\x1e\x00" + "\x40\x42\x0f\x00" + "\x90\xd0\x03\x00" + "\x01")
-	got := joinSender([]byte("n1"), "r2", said)
-	if !bytes.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
-	node, to, raw := splitSender(want)
-	back, ok := readTimers(raw)
-	if string(node) != "n1" || to != "r2" || !ok || back != said {
-		t.Errorf("read %q, %q, %+v, %v", node, to, back, ok)
-	}
-	for _, bad := range []string{"", "n1", "n1\x00r2", "n1\x00r2\x00", "n1\x00r2\x00" + string(make([]byte, timersBytes))} {
-		node, _, raw := splitSender([]byte(bad))
-		if _, ok := readTimers(raw); ok || len(bad) > 0 && string(node) != "n1" {
-			t.Errorf("%q: node %q, timers %v", bad, node, ok)
 		}
 	}
 }

@@ -1,48 +1,42 @@
-package raftstore
+package timers
 
 import (
 	"sync"
 	"time"
 )
 
-// How slow disks and starved processes are measured
-//
-// A log write blocks raft's main goroutine, and with it heartbeats and votes. An election makes up to six writes, one
-// after the other: term and vote of the candidate, then of the voter. With timers shorter than that, no election
-// succeeds. A process without enough CPU sends and answers heartbeats late, with the same effect. So a server measures
-// both, and the slower one determines the shortest timers that the server can keep.
 const (
 	// fsyncShare: a log write may take 1/fsyncShare of a heartbeat timeout, for six writes and the part of the lease.
 	fsyncShare = 5
 	// latenessShare: a timer may be late by 1/latenessShare of a heartbeat timeout, on the leader and on the follower.
 	latenessShare = 2
 
-	// beatEvery is the interval of slowness.beat.
+	// beatEvery is the interval of Delays.beat.
 	beatEvery = 50 * time.Millisecond
-	// standstill is the lateness from which on the process counts as suspended (SIGSTOP, a paused machine). Timers must
+	// suspension is the lateness from which on the process counts as suspended (SIGSTOP, a paused machine). Timers must
 	// not follow that.
-	standstill = time.Second
+	suspension = time.Second
 
-	// slownessWindow is the number of seconds that are kept. The worst slownessOutliers of them are ignored, so short
+	// window is the number of seconds that are kept. The worst outliers of them are ignored, so short
 	// hiccups change nothing. Three slow seconds count, for two minutes.
-	slownessWindow   = 120
-	slownessOutliers = 2
+	window   = 120
+	outliers = 2
 )
 
 // worstSeconds holds one figure for each of the last seconds.
 type worstSeconds struct {
-	seconds [slownessWindow]time.Duration
+	seconds [window]time.Duration
 	next    int
 }
 
 func (w *worstSeconds) add(d time.Duration) {
 	w.seconds[w.next] = d
-	w.next = (w.next + 1) % slownessWindow
+	w.next = (w.next + 1) % window
 }
 
-// figure returns the worst second after slownessOutliers worse ones.
+// figure returns the worst second after outliers worse ones.
 func (w *worstSeconds) figure() time.Duration {
-	var worst [slownessOutliers + 1]time.Duration // descending
+	var worst [outliers + 1]time.Duration // descending
 	for _, d := range w.seconds {
 		for i := range worst {
 			if d > worst[i] {
@@ -50,15 +44,16 @@ func (w *worstSeconds) figure() time.Duration {
 			}
 		}
 	}
-	return worst[slownessOutliers]
+	return worst[outliers]
 }
 
-// slowness measures what delays the raft groups of a server: log writes with their fsyncs, and timers that fire late.
+// Delays measures what delays the raft groups of a server: log writes with their fsyncs, and timers that fire late.
 // Safe for concurrent use, except that one goroutine calls beat.
-type slowness struct {
-	mu      sync.Mutex
+type Delays struct {
+	mu sync.Mutex // guards all fields below
+
 	beaten  time.Time     // last call of beat
-	still   time.Duration // total time for which the process was suspended: the lateness of the beats
+	still   time.Duration // total time for which the process was suspended: the lateness of all beats; never decreases
 	elapsed time.Duration // the time measured in the present second, without suspensions
 
 	// Log writes of the present second. Their figure is the mean by time, Σd² / Σd: the duration of the write that a
@@ -70,38 +65,46 @@ type slowness struct {
 	quiet           bool // no log write in the last second
 }
 
-func newSlowness(now time.Time) *slowness { return &slowness{beaten: now} }
+// newDelays returns Delays that have measured nothing before now.
+func newDelays(now time.Time) *Delays { return &Delays{beaten: now} }
 
-// moment is the start of a write.
-type moment struct {
+// Moment is the start of a write.
+type Moment struct {
 	at    time.Time
 	still time.Duration
 }
 
-// begin records the start of a write.
-func (s *slowness) begin(now time.Time) moment {
+// Begin returns the start of a log write, for End.
+func (s *Delays) Begin(now time.Time) Moment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return moment{now, s.stillLocked(now)}
+	return Moment{now, s.stillLocked(now)}
 }
 
 // stillLocked returns how long the process has been suspended until now. A write that ends just after a suspension may
 // call it before beat runs.
 // REQUIRES: s.mu is held.
-func (s *slowness) stillLocked(now time.Time) time.Duration {
+func (s *Delays) stillLocked(now time.Time) time.Duration {
 	return s.still + max(0, now.Sub(s.beaten)-beatEvery)
+}
+
+// End counts a log write that began at m, and returns how long the disk took for it.
+func (s *Delays) End(m Moment, now time.Time) time.Duration {
+	d := s.took(m, now)
+	s.wrote(d)
+	return d
 }
 
 // took returns the time since m without the time for which the process was suspended or without CPU: that is not the
 // disk's fault.
-func (s *slowness) took(m moment, now time.Time) time.Duration {
+func (s *Delays) took(m Moment, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return max(0, now.Sub(m.at)-(s.stillLocked(now)-m.still))
 }
 
 // wrote counts a log write that took d.
-func (s *slowness) wrote(d time.Duration) {
+func (s *Delays) wrote(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sum += d.Seconds()
@@ -110,13 +113,13 @@ func (s *slowness) wrote(d time.Duration) {
 
 // beat is called every beatEvery, as far as the process can. It reports whether a second is over, and how long the
 // process was suspended since the last call; 0: it was not.
-func (s *slowness) beat(now time.Time) (second bool, suspended time.Duration) {
+func (s *Delays) beat(now time.Time) (second bool, suspended time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	late := max(0, now.Sub(s.beaten)-beatEvery)
 	s.beaten = now
 	s.still += late
-	if late >= standstill {
+	if late >= suspension {
 		suspended = late
 		late = 0
 	}
@@ -136,14 +139,14 @@ func (s *slowness) beat(now time.Time) (second bool, suspended time.Duration) {
 }
 
 // figures returns how long a log write takes and how late timers fire.
-func (s *slowness) figures() (fsync, lateness time.Duration) {
+func (s *Delays) figures() (fsync, lateness time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fsync.figure(), s.lateness.figure()
 }
 
 // isQuiet reports whether there was no log write in the last second.
-func (s *slowness) isQuiet() bool {
+func (s *Delays) isQuiet() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.quiet
