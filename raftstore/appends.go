@@ -180,7 +180,7 @@ func (t *transport) serveAppends(c net.Conn) {
 		case a := <-answer:
 			resp, _ := a.Response.(*raft.AppendEntriesResponse)
 			if resp == nil && a.Error == nil {
-				a.Error = errFailed
+				a.Error = errEnded
 			}
 			if _, err := c.Write(marshalAppendReply(resp, a.Error)); err != nil {
 				return

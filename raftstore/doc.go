@@ -1,7 +1,7 @@
 // Package raftstore runs the Raft groups of one node: snapshots, the peer transport, proposals and linearizable reads.
 // An entry is opaque bytes; only the StateMachine of the group interprets it.
 //
-//	node ──Propose──► Group ──► hashicorp/raft ──► guardedLog ──► raftlog.Log
+//	node ──Propose──► Group ──► hashicorp/raft ──► logstore.Log ──► raftlog.Log
 //	                    │              │
 //	                    │              ├──► transport ──► peer port ──► other nodes
 //	                    │              └──► fsm ──► StateMachine (shard, scheduler)
@@ -28,10 +28,18 @@
 // hashicorp/raft. Group.Close returns when all have ended. The StateMachine's Apply, Snapshot and Restore are called
 // one at a time.
 //
-// Packages below this one: raftlog is the log of a group on disk, snapstore are its snapshots, entry is the format of one
-// log entry, frame is the envelope of small files, timers chooses Raft's timers, registry lists the groups and starts of the directory, marks is what a
-// server remembers of other replicas, offline reads the files of a stopped node, and hclogger passes hashicorp's log
-// messages to slog.
+// # Packages below this one
+//
+//	raftlog    the log of a group on disk, with term and vote
+//	logstore   the log as raft sees it: guards, cache, sizes
+//	snapstore  the snapshots of a group on disk
+//	registry   the groups and starts of a data directory
+//	marks      what a server remembers of other servers and replicas
+//	timers     Raft's timers: what a server needs, and how a group agrees
+//	offline    reads the files of a stopped node
+//	entry      the bytes of one log entry
+//	frame      the envelope of small files
+//	hclogger   passes the log messages of hashicorp's libraries to slog
 //
 // DESIGN.md has the guards around hashicorp/raft and the reason for each. The bytes: docs/formats/peer.md and
 // docs/formats/snapshot-store.md.

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
@@ -23,7 +24,7 @@ import (
 // applied, and the fsm ignores them.
 type fsm struct {
 	machine StateMachine
-	ledger  *ledger
+	ledger  *logstore.Ledger
 	fatal   func(error)
 	// restored is called with the index and term of a snapshot when the machine holds it.
 	restored func(index, term uint64)
@@ -67,7 +68,7 @@ func (f *fsm) configured(index uint64, c raft.Configuration) {
 // fsmFailure is the response for entries that were not applied.
 type fsmFailure struct{}
 
-func newFSM(m StateMachine, l *ledger, fatal func(error), restored func(index, term uint64)) *fsm {
+func newFSM(m StateMachine, l *logstore.Ledger, fatal func(error), restored func(index, term uint64)) *fsm {
 	f := &fsm{machine: m, ledger: l, fatal: fatal, restored: restored, moved: func() {}}
 	f.applied.Store(uint64(m.AppliedIndex()))
 	return f
@@ -95,7 +96,7 @@ func (f *fsm) applyOne(l *raft.Log) any {
 		return fsmFailure{}
 	case l.Index <= applied:
 		return nil
-	case !f.ledger.advance(applied, l.Index):
+	case !f.ledger.Advance(applied, l.Index):
 		if f.stopping.Load() {
 			return fsmFailure{} // raft has dropped the entries before this one
 		}

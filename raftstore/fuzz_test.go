@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/internal/allocs"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
+	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
@@ -107,7 +108,7 @@ func FuzzMachineSnapshot(f *testing.F) {
 		}
 		defer r.Close()
 		m := &fuzzMachine{}
-		fsm := newFSM(m, &ledger{}, func(error) {}, func(uint64, uint64) {})
+		fsm := newFSM(m, logstore.NewLedger(nil), func(error) {}, func(uint64, uint64) {})
 		err = fsm.Restore(r)
 		switch good := len(b) >= 16 && string(b[:8]) == "rowraftS" && binary.LittleEndian.Uint64(b[8:]) == 0; {
 		case good != (err == nil):
@@ -222,7 +223,7 @@ func FuzzPeerStream(f *testing.F) {
 				if rpc.Reader != nil {
 					io.Copy(io.Discard, rpc.Reader)
 				}
-				rpc.Respond(nil, errFailed)
+				rpc.Respond(nil, errEnded)
 			case <-stop:
 				return
 			}

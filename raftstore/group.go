@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
+	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/registry"
@@ -34,8 +35,8 @@ type Group struct {
 	logRate *hclogger.Rate
 
 	inner  raftlog.Log
-	glog   *guardedLog
-	ledger *ledger
+	glog   *logstore.Log
+	ledger *logstore.Ledger
 	snaps  *snapstore.Store
 	watch  *snapstore.Watch
 	fsm    *fsm
@@ -77,7 +78,6 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	g := &Group{
 		store: s, cfg: cfg, dir: dir,
 		log:         s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
-		ledger:      &ledger{},
 		waiters:     newWaiters(),
 		logRate:     hclogger.NewRate(),
 		dead:        make(chan struct{}),
@@ -92,7 +92,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		return nil, err
 	}
 	g.watch = snapstore.NewWatch(g.snaps, s.opts.WedgeTimeout/2, func() {
-		if g.glog.started.Load() { // a start may find no snapshot
+		if g.glog.IsStarted() { // a start may find no snapshot
 			g.snapWanted.Store(true)
 		}
 	}, g.noteSnapshot)
@@ -103,11 +103,13 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	if s.opts.hooks.wrapLog != nil {
 		g.inner = s.opts.hooks.wrapLog(cfg.ID, g.inner)
 	}
-	g.glog = &guardedLog{
-		inner: g.inner, cache: s.cache.group(), ledger: g.ledger,
-		disk: s.opts.FS, dir: filepath.Join(dir, "log"), log: g.log, writing: &s.writing,
-		took: &s.logWrites, slow: s.timers.Delays, stall: s.timers.StallLimit, isLeader: g.isRaftLeader, fatal: g.fail, restart: g.requestRestart, compactable: g.compactable,
-	}
+	g.ledger = logstore.NewLedger(g.moved)
+	g.glog = logstore.New(logstore.Options{
+		Inner: g.inner, Ledger: g.ledger, Shared: s.logs, Timers: s.timers,
+		FS: s.opts.FS, Dir: filepath.Join(dir, "log"), Logger: g.log,
+		IsLeader: g.isRaftLeader, Fatal: g.fail, Restart: g.requestRestart, Compactable: g.compactable,
+		Committed: func() uint64 { return max(g.fsm.applied.Load(), s.marks.Of(cfg.ID, cfg.Replica).Index) },
+	})
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, g.glog.Close())
@@ -116,11 +118,8 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	if err := g.prepare(s, rec, fresh); err != nil {
 		return nil, err
 	}
-	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.raise)
-	g.glog.committed = func() uint64 {
-		return max(g.fsm.applied.Load(), s.marks.Of(cfg.ID, cfg.Replica).Index)
-	}
-	g.fsm.yield, g.fsm.moved, g.ledger.noticed = g.newYield, g.moved, g.moved
+	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.Raise)
+	g.fsm.yield, g.fsm.moved = g.newYield, g.moved
 	g.fsm.installed = func(from, to uint64) {
 		g.installs.Add(1)
 		g.log.Info("installed a snapshot: the leader's log begins behind this replica", "applied", from, "index", to)
@@ -265,8 +264,7 @@ func (g *Group) startRaft() (err error) {
 			n.trans.Close()
 		}
 	}()
-	g.glog.started.Store(false)
-	g.glog.failed.Store(false)
+	g.glog.Prepare()
 	g.snaps.SetStopping(false)
 	g.fsm.stopping.Store(false)
 	g.fsm.restarted()
@@ -279,7 +277,7 @@ func (g *Group) startRaft() (err error) {
 		}
 		return err
 	}
-	g.glog.started.Store(true)
+	g.glog.Start()
 	g.watch.Succeeded()
 	newest, err := g.snaps.NewestIndex()
 	if err == nil && n.raft.LastIndex() < newest {

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
@@ -371,7 +372,7 @@ func strangerReceiver(backlogFull bool) receiver {
 		replica:     "r",
 		backlogFull: func() bool { return backlogFull },
 		applied:     func() uint64 { return 0 },
-		boundary:    func() *boundary { return nil },
+		boundary:    func() *entry.Position { return nil },
 		term:        func() uint64 { return 0 },
 		leads:       func(uint64) bool { return false },
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
@@ -333,14 +334,14 @@ func TestCutLogServesNothingWrong(t *testing.T) {
 func TestGapStopsTheMachine(t *testing.T) {
 	var fatal error
 	m := &listMachine{}
-	led := &ledger{}
+	led := logstore.NewLedger(nil)
 	f := newFSM(m, led, func(err error) { fatal = err }, func(uint64, uint64) {})
 	entry := func(i uint64) *raft.Log {
 		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: entry.Seal([]byte("x"))}
 		if err := entry.Place(l); err != nil {
 			t.Fatal(err)
 		}
-		led.observe(l)
+		led.Observe(l)
 		return l
 	}
 	one, _, three := entry(1), entry(2), entry(3)
@@ -364,7 +365,7 @@ func TestGapStopsTheMachine(t *testing.T) {
 // what lies behind the gap comes again after a restart in place.
 func TestGapWhileRaftEnds(t *testing.T) {
 	m := &listMachine{}
-	led := &ledger{}
+	led := logstore.NewLedger(nil)
 	f := newFSM(m, led, func(err error) { t.Error(err) }, func(uint64, uint64) {})
 	var logs []*raft.Log
 	for i := uint64(1); i <= 4; i++ {
@@ -372,7 +373,7 @@ func TestGapWhileRaftEnds(t *testing.T) {
 		if err := entry.Place(l); err != nil {
 			t.Fatal(err)
 		}
-		led.observe(l)
+		led.Observe(l)
 		logs = append(logs, l)
 	}
 	f.ApplyBatch(logs[:1])
@@ -389,24 +390,6 @@ func TestGapWhileRaftEnds(t *testing.T) {
 	f.ApplyBatch(logs)
 	if n, _ := m.state(); n != 4 {
 		t.Errorf("%d entries after the restart, want 4", n)
-	}
-}
-
-// holedLog lost an entry in its middle.
-type holedLog struct{ raftlog.Log }
-
-func (holedLog) FirstIndex() (uint64, error)          { return 5, nil }
-func (holedLog) LastIndex() (uint64, error)           { return 9, nil }
-func (holedLog) GetLog(i uint64, out *raft.Log) error { return raft.ErrLogNotFound }
-
-// A hole in the log is no compacted entry: raft would send a snapshot, or panic.
-func TestHoleInTheLogIsCorrupt(t *testing.T) {
-	g := &guardedLog{inner: holedLog{}, disk: vfs.OS, cache: newEntryCache(0).group(), ledger: &ledger{}}
-	for i, hole := range map[uint64]bool{4: false, 5: true, 7: true, 9: true, 10: false} {
-		err := g.GetLog(i, &raft.Log{})
-		if hole && rowraft.CodeOf(err) != rowraft.CodeCorrupt || !hole && !errors.Is(err, raft.ErrLogNotFound) {
-			t.Errorf("entry %d of a log from 5 to 9: %v", i, err)
-		}
 	}
 }
 
@@ -451,7 +434,7 @@ func TestSnapshotBeyondItsOwnIndexIsRefused(t *testing.T) {
 	}
 	defer r.Close()
 	m := &listMachine{}
-	f := newFSM(m, &ledger{}, func(error) {}, func(uint64, uint64) {})
+	f := newFSM(m, logstore.NewLedger(nil), func(error) {}, func(uint64, uint64) {})
 	if err := f.Restore(r); rowraft.CodeOf(err) != rowraft.CodeCorrupt || m.restored() != 0 || f.applied.Load() != 0 {
 		t.Errorf("restored %d times to index %d, %v; want CodeCorrupt", m.restored(), f.applied.Load(), err)
 	}

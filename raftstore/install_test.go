@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
@@ -88,7 +89,7 @@ func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
 
 // Entries below the snapshot of a follower are cut from what a leader sends.
 func TestEntriesBelowSnapshotAreCut(t *testing.T) {
-	r := receiver{boundary: func() *boundary { return &boundary{10, 3} }}
+	r := receiver{boundary: func() *entry.Position { return &entry.Position{Index: 10, Term: 3} }}
 	for _, tc := range []struct {
 		name     string
 		prev     uint64
@@ -131,7 +132,7 @@ func TestEntriesBelowSnapshotDoNotReachRaft(t *testing.T) {
 	}
 	a := c.transport(c.nodes[0])
 	rcv := strangerReceiver(false)
-	rcv.boundary = func() *boundary { return &boundary{10, 3} }
+	rcv.boundary = func() *entry.Position { return &entry.Position{Index: 10, Term: 3} }
 	o := &c.nodes[1].store.opts
 	b := newTransport(c.nodes[1].store.port.layer("g", nil), o, c.nodes[1].store.pace, "g", o.Logger, rcv)
 	t.Cleanup(func() { b.Close() })

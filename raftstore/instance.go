@@ -66,7 +66,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		replica:     raft.ServerID(g.cfg.Replica),
 		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
 		applied:     g.fsm.applied.Load,
-		boundary:    g.glog.boundary.Load,
+		boundary:    g.glog.Boundary,
 		term:        n.currentTerm,
 		timers:      &g.timers, timeout: max(rpcTimeout, heartbeat),
 		leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },

@@ -30,7 +30,7 @@ func (g *Group) compactable(first, want uint64) uint64 {
 		return want
 	}
 	o := &g.store.opts
-	if kept := g.ledger.between(needed-1, want) + o.TrailingLogBytes; kept > keepFactor*g.snapshotEvery() {
+	if kept := g.ledger.Between(needed-1, want) + o.TrailingLogBytes; kept > keepFactor*g.snapshotEvery() {
 		g.log.Warn("the log is cut before a follower has caught up", "follower", string(replica), "from", needed, "to", want, "kept_bytes", kept)
 		return want
 	}

@@ -101,7 +101,7 @@ func (n *instance) members(servers []raft.Server) []MemberStatus {
 			p, known := n.trans.progress(srv.ID, term)
 			m.MatchIndex, m.LastContact = rowraft.Index(p.match), p.contact
 			if p.match < last {
-				m.LagEntries, m.LagBytes = last-p.match, n.g.ledger.between(p.match, last)
+				m.LagEntries, m.LagBytes = last-p.match, n.g.ledger.Between(p.match, last)
 			}
 			m.CaughtUp = known && time.Since(p.proved) < 2*n.heartbeatTimeout() &&
 				m.LagEntries <= maxTransferLag && m.LagBytes <= maxCaughtUpBytes

@@ -160,7 +160,7 @@ func (g *Group) AppliedIndex() rowraft.Index {
 	// What raft counts as applied it has at least queued for the machine; entries
 	// of its own need no more than that.
 	//tidy:allow raftconfig an upper bound only: throughOwn passes over nothing that the machine must see
-	return rowraft.Index(g.ledger.throughOwn(applied, n.raft.AppliedIndex()))
+	return rowraft.Index(g.ledger.ThroughOwn(applied, n.raft.AppliedIndex()))
 }
 
 // Read calls fn, which reads the machine, at a linearizable point: ReadIndex, WaitApplied, then fn.

@@ -8,12 +8,13 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/logstore"
 )
 
 // After a restart in place raft gives a snapshot the index it has come to itself;
 // the machine is further.
 func TestNoSnapshotWhileRaftReplays(t *testing.T) {
-	led := &ledger{}
+	led := logstore.NewLedger(nil)
 	f := newFSM(&listMachine{}, led, func(err error) { t.Error(err) }, func(uint64, uint64) {})
 	var logs []*raft.Log
 	for i := range uint64(100) {
@@ -22,7 +23,7 @@ func TestNoSnapshotWhileRaftReplays(t *testing.T) {
 		if err := entry.Place(l); err != nil {
 			t.Fatal(err)
 		}
-		led.observe(l)
+		led.Observe(l)
 		logs = append(logs, l)
 	}
 	f.ApplyBatch(logs)

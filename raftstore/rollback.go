@@ -99,8 +99,8 @@ func (g *Group) recall(from rowraft.NodeID, s *marks.Statement) error {
 		return rowraft.Errorf(rowraft.CodeStarting, "group %s does not run yet", g.cfg.ID)
 	}
 	last, term := n.raft.LastIndex(), n.raft.CurrentTerm()
-	if b := g.glog.boundary.Load(); b != nil {
-		last = max(last, b.index) // a snapshot that is being installed is on disk a moment before raft counts it
+	if b := g.glog.Boundary(); b != nil {
+		last = max(last, b.Index) // a snapshot that is being installed is on disk a moment before raft counts it
 	}
 	switch {
 	case last < s.Mark.Index:
@@ -114,7 +114,7 @@ func (g *Group) recall(from rowraft.NodeID, s *marks.Statement) error {
 // rolledBack stops the group forever. From here on it neither votes nor answers.
 func (g *Group) rolledBack(format string, args ...any) error {
 	err := rowraft.Errorf(rowraft.CodeFenced, RolledBack+": "+format, args...)
-	g.glog.failed.Store(true) // from here on no vote is stored
+	g.glog.Fence() // from here on no vote is stored
 	g.failWith(err, func(err error) {
 		if g.cfg.OnRolledBack != nil {
 			g.cfg.OnRolledBack(err)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // A bit that flips in the log, of the data or of its place, is found before it
@@ -44,25 +43,5 @@ func TestFlippedBitInLogIsFatal(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// What arrives damaged is not stored, let alone acknowledged.
-func TestDamagedEntryIsNotStored(t *testing.T) {
-	l := &raft.Log{Index: 5, Term: 2, Type: raft.LogCommand, Data: []byte("data"), Extensions: entry.Seal([]byte("data"))}
-	if err := entry.Place(l); err != nil { // as the leader does
-		t.Fatal(err)
-	}
-	for name, change := range map[string]func(*raft.Log){
-		"nothing": func(*raft.Log) {},
-		"data":    func(l *raft.Log) { l.Data = []byte("dat\x00") },
-		"index":   func(l *raft.Log) { l.Index = 6 },
-		"seal":    func(l *raft.Log) { l.Extensions = l.Extensions[:5] },
-	} {
-		got := *l
-		change(&got)
-		if err := entry.Place(&got); (rowraft.CodeOf(err) == rowraft.CodeCorrupt) != (name != "nothing") {
-			t.Errorf("%s changed: %v", name, err)
-		}
 	}
 }

@@ -65,9 +65,9 @@ func (g *Group) Status() GroupStatus {
 		Err:           g.Err(),
 		AppliedIndex:  g.AppliedIndex(),
 		SnapshotIndex: rowraft.Index(g.snapshotAt.Load()),
-		LogBytes:      g.ledger.bytes(),
+		LogBytes:      g.ledger.Bytes(),
 		BacklogBytes:  g.backlogBytes(),
-		LogWrites:     g.glog.stores.Load(),
+		LogWrites:     g.glog.Writes(),
 		Restarts:      g.restarts.Load(), Installs: g.installs.Load(),
 	}
 	n := g.run.Load()

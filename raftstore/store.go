@@ -15,6 +15,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/registry"
@@ -25,12 +26,10 @@ import (
 
 // Store holds the groups of one node. Safe for concurrent use.
 type Store struct {
-	opts  Options
-	lock  io.Closer
-	port  *peerPort
-	cache *entryCache
-
-	logWrites durations // of all groups
+	opts Options
+	lock io.Closer
+	port *peerPort
+	logs *logstore.Shared
 
 	starts    atomic.Pointer[registry.Starts] // of the data directory
 	marks     *marks.Store
@@ -46,7 +45,6 @@ type Store struct {
 	// snapshots bounds the groups that write a snapshot at the same time. pace bounds the rate at which all groups send
 	// snapshots.
 	snapshots *semaphore.Weighted
-	writing   atomic.Int32 // number of logs that are being written
 	pace      *rate.Limiter
 
 	stop chan struct{}
@@ -93,7 +91,7 @@ func Open(opts Options) (*Store, error) {
 	}
 	s := &Store{
 		opts: opts, lock: lock, marks: known, marksKept: make(chan struct{}),
-		cache:     newEntryCache(opts.EntryCacheBytes),
+		logs:      logstore.NewShared(opts.EntryCacheBytes),
 		snapshots: semaphore.NewWeighted(2),
 		pace:      rate.NewLimiter(rate.Limit(opts.SnapshotSendBytesPerSecond), paceBytes),
 		stop:      make(chan struct{}),
@@ -432,3 +430,6 @@ func (s *Store) SetProfile(p timers.Profile) error { return s.timers.SetProfile(
 
 // Slowness returns the measurements of the server's disk and timers over the last two minutes.
 func (s *Store) Slowness() timers.Slowness { return s.timers.Slowness() }
+
+// LogWrites returns the durations of the log writes of all groups, including the fsync.
+func (s *Store) LogWrites() logstore.Histogram { return s.logs.WriteDurations() }

@@ -67,7 +67,7 @@ func (g *Group) stopFailed() {
 // maybeSnapshot takes a snapshot on its own goroutine if enough log was applied since the last one.
 func (g *Group) maybeSnapshot(n *instance) {
 	applied := g.fsm.applied.Load()
-	grown := g.ledger.between(g.snapshotAt.Load(), applied)
+	grown := g.ledger.Between(g.snapshotAt.Load(), applied)
 	wanted := g.snapWanted.Load()
 	if grown < g.snapshotEvery() && !wanted || applied == 0 || time.Now().UnixNano() < g.snapRetryAt.Load() {
 		return
@@ -145,7 +145,7 @@ func (n *instance) snapshot() error {
 		return err
 	}
 	if err := n.reconfigure(func(rc *raft.ReloadableConfig) {
-		rc.TrailingLogs = g.ledger.trailing(g.store.opts.TrailingLogBytes, first)
+		rc.TrailingLogs = g.ledger.Trailing(g.store.opts.TrailingLogBytes, first)
 	}); err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (n *instance) snapshot() error {
 		return err
 	}
 	if len(list) > 0 {
-		g.glog.raise(list[0].Index, list[0].Term)
+		g.glog.Raise(list[0].Index, list[0].Term)
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func (g *Group) backlogBytes() int64 {
 		return 0
 	}
 	//tidy:allow raftconfig what was sent and not applied is what is asked for
-	return g.ledger.between(g.fsm.applied.Load(), n.raft.AppliedIndex())
+	return g.ledger.Between(g.fsm.applied.Load(), n.raft.AppliedIndex())
 }
 
 func (g *Group) isRaftLeader() bool {

@@ -101,7 +101,7 @@ func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 		select {
 		case <-tick.C:
 		case <-n.over:
-			return errFailed
+			return errEnded
 		case <-ctx.Done():
 			return rowraft.Errorf(rowraft.CodeNoLeader, "replica %s has not caught up within %v", target.Replica, limit)
 		}
@@ -140,7 +140,7 @@ func (g *Group) GiveUpLead(ctx context.Context) (tries int, err error) {
 		case <-t.C:
 		case <-n.over:
 			t.Stop()
-			return tries, errFailed
+			return tries, errEnded
 		case <-ctx.Done():
 			t.Stop()
 			return tries, cmp.Or(err, context.Cause(ctx))

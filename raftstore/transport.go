@@ -13,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/hclogger"
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/timers"
@@ -24,6 +25,9 @@ const rpcTimeout = time.Second
 
 // raftEntryBytes is more than raft's own entries need.
 const raftEntryBytes = 1 << 20
+
+// errEnded is the answer for a message that arrives after the group has stopped.
+var errEnded = rowraft.Errorf(rowraft.CodeInternal, "the group has stopped")
 
 // transport is raft's network transport with these changes:
 //
@@ -71,10 +75,10 @@ type toldMarks struct {
 // receiver is what the transport knows of this replica.
 type receiver struct {
 	replica     raft.ServerID
-	backlogFull func() bool      // the machine must catch up first
-	applied     func() uint64    // index through which the machine has seen the log
-	boundary    func() *boundary // newest snapshot of the machine, or nil
-	term        func() uint64    // 0: raft does not run yet
+	backlogFull func() bool            // the machine must catch up first
+	applied     func() uint64          // index through which the machine has seen the log
+	boundary    func() *entry.Position // newest snapshot of the machine, or nil
+	term        func() uint64          // 0: raft does not run yet
 	timers      *timers.Group
 	timeout     time.Duration // of an RPC
 	leads       func(term uint64) bool
@@ -193,7 +197,7 @@ func (t *transport) mayAskForVotes() error {
 		return errClosing
 	}
 	if r.ended() {
-		return errFailed
+		return errEnded
 	}
 	return nil
 }
@@ -315,7 +319,7 @@ func (t *transport) awaitContact(id raft.ServerID, term uint64) bool {
 func (t *transport) limit(args *raft.AppendEntriesRequest) {
 	var sum int64
 	for i, e := range args.Entries {
-		sum += int64(len(e.Data)) + entryOverheadBytes
+		sum += int64(len(e.Data)) + entry.OverheadBytes
 		if i > 0 && sum > t.maxRPCBytes {
 			args.Entries = args.Entries[:i]
 			break
@@ -462,7 +466,7 @@ func (t *transport) holdVote(rpc raft.RPC, r *recall) {
 		return
 	}
 	if r.ended() {
-		rpc.Respond(nil, errFailed)
+		rpc.Respond(nil, errEnded)
 		return
 	}
 	select {
@@ -527,13 +531,13 @@ func (t *transport) refuse(rpc raft.RPC, to raft.ServerID) {
 // ones, but the log of this replica may not have them any more.
 func (r *receiver) cut(a *raft.AppendEntriesRequest) {
 	b := r.boundary()
-	if b == nil || a.PrevLogEntry >= b.index || a.PrevLogEntry == 0 && len(a.Entries) == 0 {
+	if b == nil || a.PrevLogEntry >= b.Index || a.PrevLogEntry == 0 && len(a.Entries) == 0 {
 		return
 	}
-	for len(a.Entries) > 0 && a.Entries[0].Index <= b.index {
+	for len(a.Entries) > 0 && a.Entries[0].Index <= b.Index {
 		a.Entries = a.Entries[1:]
 	}
-	a.PrevLogEntry, a.PrevLogTerm = b.index, b.term
+	a.PrevLogEntry, a.PrevLogTerm = b.Index, b.Term
 }
 
 // has reports whether this replica has already applied everything in the snapshot. It is true only for the leader of

@@ -152,7 +152,7 @@ func (g *Group) moved() {
 // awaitsOwn reports whether, up to the first waiter's entry, the machine lacks only entries of raft's own.
 func (g *Group) awaitsOwn() bool {
 	first := g.waiters.first.Load()
-	return first != math.MaxUint64 && g.ledger.throughOwn(g.fsm.applied.Load(), first) >= first
+	return first != math.MaxUint64 && g.ledger.ThroughOwn(g.fsm.applied.Load(), first) >= first
 }
 
 // pollOwn wakes the waiters of raft's own entries.

@@ -11,13 +11,15 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/logstore"
 )
 
 // waitingGroup is a group of which nothing runs but what waits for applied entries.
 func waitingGroup(t *testing.T) *Group {
-	g := &Group{ledger: &ledger{}, waiters: newWaiters(), stop: make(chan struct{}), dead: make(chan struct{})}
+	g := &Group{waiters: newWaiters(), stop: make(chan struct{}), dead: make(chan struct{})}
+	g.ledger = logstore.NewLedger(g.moved)
 	g.fsm = newFSM(&listMachine{}, g.ledger, g.fail, func(uint64, uint64) {})
-	g.fsm.moved, g.ledger.noticed = g.moved, g.moved
+	g.fsm.moved = g.moved
 	g.wg.Go(g.pollOwn)
 	t.Cleanup(func() { close(g.stop); g.wg.Wait() })
 	return g
@@ -110,8 +112,8 @@ func TestNoWakeIsLost(t *testing.T) {
 func TestNobodyPollsForTheMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := waitingGroup(t)
-		for _, l := range []raft.LogType{raft.LogCommand, raft.LogNoop, raft.LogNoop, raft.LogCommand} {
-			g.ledger.observe(&raft.Log{Index: uint64(len(g.ledger.cum)) + 1, Type: l})
+		for i, l := range []raft.LogType{raft.LogCommand, raft.LogNoop, raft.LogNoop, raft.LogCommand} {
+			g.ledger.Observe(&raft.Log{Index: uint64(i) + 1, Type: l})
 		}
 		done := make(chan uint64, 4)
 		for _, index := range []uint64{2, 3, 4} {

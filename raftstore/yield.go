@@ -56,8 +56,8 @@ func (g *Group) newYield(s Snapshot, index uint64) *yield {
 		snap: m,
 		// Only few groups write at the same time, and every group must get its turn.
 		budget:  g.snapshotEvery() / max(yieldShare, groups),
-		log:     func() int64 { return g.ledger.between(index, g.fsm.applied.Load()) },
-		writing: func() bool { return g.store.writing.Load() > 0 },
+		log:     func() int64 { return g.ledger.Between(index, g.fsm.applied.Load()) },
+		writing: func() bool { return g.store.logs.IsWriting() },
 		hurry: func() bool {
 			return g.snapHurry.Load() || g.snapWanted.Load() || g.snaps.IsStopping()
 		},

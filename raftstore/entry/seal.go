@@ -10,6 +10,13 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// OverheadBytes is what an entry costs in addition to its data, for limits in bytes: otherwise many tiny entries would cost
+// nothing.
+const OverheadBytes = 64
+
+// Position identifies an entry of a log.
+type Position struct{ Index, Term uint64 }
+
 // Bytes of a head and of a seal.
 const (
 	dataSealBytes = 4 // until the entry has its place in the log

@@ -1,4 +1,4 @@
-package raftstore
+package logstore
 
 import (
 	"sync"
@@ -12,9 +12,9 @@ import (
 type entryCache struct {
 	limitBytes int64
 
-	mu    sync.Mutex
+	mu    sync.Mutex // guards all fields below, and the maps of the groups
 	bytes int64
-	stamp uint64      // the stamp of the newest entry
+	stamp uint64      // stamp of the newest entry
 	fifo  []cacheItem // ring of the entries put, oldest at head
 	head  int
 	n     int
@@ -34,10 +34,10 @@ type cached struct {
 	stamp uint64
 }
 
-// groupCache is the part of one group. entryCache.mu guards its map.
+// groupCache is the part of one group.
 type groupCache struct {
 	all  *entryCache
-	logs map[uint64]*cached
+	logs map[uint64]*cached // guarded by all.mu
 }
 
 // cacheOverheadBytes is the cost of an entry in addition to its data: raft.Log, map and ring.

@@ -1,4 +1,4 @@
-package raftstore
+package logstore
 
 import (
 	"sync/atomic"
@@ -43,6 +43,3 @@ func (d *durations) histogram() Histogram {
 	}
 	return h
 }
-
-// LogWrites returns the durations of the log writes of all groups, including the fsync.
-func (s *Store) LogWrites() Histogram { return s.logWrites.histogram() }

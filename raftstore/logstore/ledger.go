@@ -1,4 +1,4 @@
-package raftstore
+package logstore
 
 import (
 	"math"
@@ -7,17 +7,18 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// entryOverheadBytes is added to the data size of each entry, so that many tiny entries also trigger snapshots.
-const entryOverheadBytes = 64
+// NewLedger returns an empty ledger. It calls noticed when an entry of raft's own is in the log; nil: it does not.
+func NewLedger(noticed func()) *Ledger { return &Ledger{noticed: noticed} }
 
-// ledger holds the size of each log entry that was stored or read since the group started, and which entries are raft's
+// Ledger holds the size of each log entry that was stored or read since the group started, and which entries are raft's
 // own. All limits of raft count entries and ours count bytes; the ledger converts between them.
-type ledger struct {
-	noticed func() // called when an entry of raft's own is in the log; may be nil
+type Ledger struct {
+	noticed func() // called, without mu, when an entry of raft's own is in the log; may be nil
 
-	mu sync.Mutex
+	mu sync.Mutex // guards all fields below
 	// own holds, ascending, the indices above the applied index of entries that never reach the state machine (no-ops
 	// and barriers).
 	own []uint64
@@ -27,9 +28,9 @@ type ledger struct {
 	cum       []int64
 }
 
-// observe records entry l. Entries are observed in log order; known entries are ignored. An entry after a gap (a
+// Observe records entry l. Entries are observed in log order; known entries are ignored. An entry after a gap (a
 // snapshot was installed) or below the first one (NewRaft reads the last entry, then all of them) restarts the count.
-func (g *ledger) observe(l *raft.Log) {
+func (g *Ledger) Observe(l *raft.Log) {
 	if g.noticed != nil && !reachesMachine(l.Type) {
 		defer g.noticed() // after mu is unlocked
 	}
@@ -41,7 +42,7 @@ func (g *ledger) observe(l *raft.Log) {
 	case len(g.cum) == 0 || l.Index != next:
 		g.base, g.baseTotal, g.cum = l.Index-1, g.lastTotalLocked(), g.cum[:0]
 	}
-	g.cum = append(g.cum, g.lastTotalLocked()+int64(len(l.Data))+entryOverheadBytes)
+	g.cum = append(g.cum, g.lastTotalLocked()+int64(len(l.Data))+entry.OverheadBytes)
 	if reachesMachine(l.Type) {
 		return
 	}
@@ -55,14 +56,14 @@ func reachesMachine(t raft.LogType) bool {
 	return t == raft.LogCommand || t == raft.LogConfiguration
 }
 
-func (g *ledger) lastTotalLocked() int64 {
+func (g *Ledger) lastTotalLocked() int64 {
 	if n := len(g.cum); n > 0 {
 		return g.cum[n-1]
 	}
 	return g.baseTotal
 }
 
-func (g *ledger) totalLocked(index uint64) int64 {
+func (g *Ledger) totalLocked(index uint64) int64 {
 	if index <= g.base || len(g.cum) == 0 {
 		return g.baseTotal
 	}
@@ -71,7 +72,7 @@ func (g *ledger) totalLocked(index uint64) int64 {
 
 // removed records that the log deleted the entries from min to max: a prefix after a snapshot, or a suffix that
 // conflicts with the leader's log.
-func (g *ledger) removed(min, max uint64) {
+func (g *Ledger) removed(min, max uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	last := g.base + uint64(len(g.cum))
@@ -92,25 +93,25 @@ func (g *ledger) removed(min, max uint64) {
 	}
 }
 
-// between returns the bytes of the entries above from, up to and including to.
-func (g *ledger) between(from, to uint64) int64 {
+// Between returns the bytes of the entries above from, up to and including to.
+func (g *Ledger) Between(from, to uint64) int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.totalLocked(to) - g.totalLocked(from)
 }
 
-// bytes returns the size of the log, as far as it is known.
-func (g *ledger) bytes() int64 {
+// Bytes returns the size of the log, as far as it is known.
+func (g *Ledger) Bytes() int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.lastTotalLocked() - g.baseTotal
 }
 
-// trailing returns the smallest number of newest entries with at least want bytes, for a log that begins at entry first
+// Trailing returns the smallest number of newest entries with at least want bytes, for a log that begins at entry first
 // (0: the log is empty). If all entries together have fewer, it returns math.MaxUint64, because the log grows while a
 // snapshot is taken. Entries from before the start of the group are not counted and do not stay: otherwise each start
 // would keep more of them.
-func (g *ledger) trailing(want int64, first uint64) uint64 {
+func (g *Ledger) Trailing(want int64, first uint64) uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	end := g.lastTotalLocked()
@@ -121,9 +122,9 @@ func (g *ledger) trailing(want int64, first uint64) uint64 {
 	return uint64(len(g.cum) - i)
 }
 
-// throughOwn returns the highest index, at most limit, that follows applied over raft's own entries only. The machine
+// ThroughOwn returns the highest index, at most limit, that follows applied over raft's own entries only. The machine
 // has seen everything up to there.
-func (g *ledger) throughOwn(applied, limit uint64) uint64 {
+func (g *Ledger) ThroughOwn(applied, limit uint64) uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i, _ := slices.BinarySearch(g.own, applied+1)
@@ -133,9 +134,9 @@ func (g *ledger) throughOwn(applied, limit uint64) uint64 {
 	return applied
 }
 
-// advance checks that all entries between applied and index are raft's own, and deletes those up to index from own. It
+// Advance checks that all entries between applied and index are raft's own, and deletes those up to index from own. It
 // returns false if an entry was skipped.
-func (g *ledger) advance(applied, index uint64) bool {
+func (g *Ledger) Advance(applied, index uint64) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	lo, _ := slices.BinarySearch(g.own, applied+1)

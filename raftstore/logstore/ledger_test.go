@@ -1,4 +1,4 @@
-package raftstore
+package logstore
 
 import (
 	"math/rand/v2"
@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/hashicorp/raft"
+	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
 // The ledger against a plain list of entries, through appends, conflicts,
@@ -13,13 +14,13 @@ import (
 func TestLedgerModel(t *testing.T) {
 	const seed = 7
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	var g ledger
-	type entry struct {
+	var g Ledger
+	type known struct {
 		index uint64
 		bytes int64
 		own   bool
 	}
-	var model []entry
+	var model []known
 	last, applied := uint64(0), uint64(0)
 	for step := range 5000 {
 		switch rnd.IntN(10) {
@@ -29,8 +30,8 @@ func TestLedgerModel(t *testing.T) {
 			if rnd.IntN(4) == 0 {
 				l.Type = raft.LogNoop
 			}
-			g.observe(l)
-			model = append(model, entry{last, int64(len(l.Data)) + entryOverheadBytes, l.Type == raft.LogNoop})
+			g.Observe(l)
+			model = append(model, known{last, int64(len(l.Data)) + entry.OverheadBytes, l.Type == raft.LogNoop})
 		case 0: // conflict: cut above applied
 			if last > applied {
 				cut := applied + 1 + rnd.Uint64N(last-applied)
@@ -56,7 +57,7 @@ func TestLedgerModel(t *testing.T) {
 							t.Fatal("model")
 						}
 					}
-					if !g.advance(applied, e.index) {
+					if !g.Advance(applied, e.index) {
 						t.Fatalf("seed %d, step %d: advance(%d, %d) found a gap", seed, step, applied, e.index)
 					}
 					applied = e.index
@@ -79,10 +80,10 @@ func TestLedgerModel(t *testing.T) {
 				above += e.bytes
 			}
 		}
-		if got := g.bytes(); got != total {
+		if got := g.Bytes(); got != total {
 			t.Fatalf("seed %d, step %d: %d bytes, want %d", seed, step, got, total)
 		}
-		if got := g.between(applied, last); got != above {
+		if got := g.Between(applied, last); got != above {
 			t.Fatalf("seed %d, step %d: %d bytes above %d, want %d", seed, step, got, applied, above)
 		}
 		through := applied
@@ -91,7 +92,7 @@ func TestLedgerModel(t *testing.T) {
 				through++
 			}
 		}
-		if got := g.throughOwn(applied, last); got != through {
+		if got := g.ThroughOwn(applied, last); got != through {
 			t.Fatalf("seed %d, step %d: through %d, want %d", seed, step, got, through)
 		}
 		want := total / 2
@@ -99,44 +100,44 @@ func TestLedgerModel(t *testing.T) {
 		for sum := int64(0); sum < want; n++ {
 			sum += model[len(model)-1-int(n)].bytes
 		}
-		if got := g.trailing(want, 1); got != n {
+		if got := g.Trailing(want, 1); got != n {
 			t.Fatalf("seed %d, step %d: %d trailing entries hold %d bytes, want %d", seed, step, got, want, n)
 		}
 	}
 }
 
 func TestLedgerFindsGap(t *testing.T) {
-	var g ledger
+	var g Ledger
 	for i := uint64(1); i <= 5; i++ {
 		l := &raft.Log{Index: i}
 		if i == 2 {
 			l.Type = raft.LogBarrier
 		}
-		g.observe(l)
+		g.Observe(l)
 	}
-	if !g.advance(1, 3) {
+	if !g.Advance(1, 3) {
 		t.Error("a barrier counts as a gap")
 	}
-	if g.advance(3, 5) {
+	if g.Advance(3, 5) {
 		t.Error("a left out command is no gap")
 	}
 }
 
 // NewRaft reads the last entry first, then all from the snapshot on.
 func TestLedgerScanOrder(t *testing.T) {
-	var g ledger
+	var g Ledger
 	entries := []*raft.Log{{Index: 4}, {Index: 5, Type: raft.LogNoop}, {Index: 6}, {Index: 7, Type: raft.LogNoop}}
-	g.observe(entries[3])
+	g.Observe(entries[3])
 	for _, l := range entries {
-		g.observe(l)
+		g.Observe(l)
 	}
-	if got := g.bytes(); got != 4*entryOverheadBytes {
-		t.Errorf("%d bytes, want %d", got, 4*entryOverheadBytes)
+	if got := g.Bytes(); got != 4*entry.OverheadBytes {
+		t.Errorf("%d bytes, want %d", got, 4*entry.OverheadBytes)
 	}
-	if got := g.throughOwn(6, 7); got != 7 {
+	if got := g.ThroughOwn(6, 7); got != 7 {
 		t.Errorf("through %d, want 7", got)
 	}
-	if !g.advance(4, 6) {
+	if !g.Advance(4, 6) {
 		t.Error("entry 5 is raft's own")
 	}
 }
