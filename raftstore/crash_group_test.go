@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
@@ -40,7 +41,7 @@ func crashOptions(disk vfs.FS) Options {
 	return Options{
 		FS: disk, Dir: "/node/raft", Cluster: testCluID, Node: "n1", Listener: &noListener{closed: make(chan struct{})},
 		Resolve: func(rowraft.NodeID) (string, error) { return "", errors.New("alone") },
-		Profile: timers.Fast, SegmentSizeBytes: minSegment, DiskReserveBytes: -1, DiskStallLimit: time.Hour,
+		Profile: timers.Fast, SegmentSizeBytes: raftlog.MinSegmentBytes, DiskReserveBytes: -1, DiskStallLimit: time.Hour,
 		Fatal: func(error) {}, Logger: slog.New(slog.DiscardHandler),
 	}
 }

@@ -37,7 +37,7 @@ func (l *installLife) install(disk vfs.FS) (err error) {
 	if err != nil {
 		return err
 	}
-	b, err := raftlog.Open(disk, raftlog.Row, dir+"/log", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0", Replica: "r-shard-0"}, minSegment, quiet)
+	b, err := raftlog.Open(disk, raftlog.Row, dir+"/log", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0", Replica: "r-shard-0"}, raftlog.MinSegmentBytes, quiet)
 	if err != nil {
 		return err
 	}

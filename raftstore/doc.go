@@ -34,6 +34,8 @@
 //	logstore   the log as raft sees it: guards, cache, sizes
 //	snapstore  the snapshots of a group on disk
 //	registry   the groups and starts of a data directory
+//	peer       connections between nodes
+//	transport  the messages of a group over them
 //	marks      what a server remembers of other servers and replicas
 //	timers     Raft's timers: what a server needs, and how a group agrees
 //	offline    reads the files of a stopped node

@@ -11,12 +11,13 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/timers"
+	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // unwillingTransport lets the first voter of each round that is told to take the lead
 // refuse it, again and again, and holds entries back while it is told to.
 type unwillingTransport struct {
-	*appendTransport
+	*transport.Network
 	unwilling *atomic.Value // raft.ServerID; "": the next that is told
 	refused   *atomic.Int64
 	hold      *atomic.Bool
@@ -28,7 +29,7 @@ func (u *unwillingTransport) TimeoutNow(id raft.ServerID, to raft.ServerAddress,
 		u.refused.Add(1)
 		return errors.New("injected: it does not take the lead")
 	}
-	return u.appendTransport.TimeoutNow(id, to, a, r)
+	return u.Network.TimeoutNow(id, to, a, r)
 }
 
 func (u *unwillingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
@@ -36,7 +37,7 @@ func (u *unwillingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddre
 		//tidy:allow sleep polls a switch of the test, which lets go of it in the end
 		time.Sleep(2 * time.Millisecond)
 	}
-	return u.appendTransport.AppendEntries(id, to, a, r)
+	return u.Network.AppendEntries(id, to, a, r)
 }
 
 func unwillingCluster(t *testing.T) (c *testCluster, u *unwillingTransport) {
@@ -46,7 +47,7 @@ func unwillingCluster(t *testing.T) (c *testCluster, u *unwillingTransport) {
 		o.Profile = timers.Default
 		o.WedgeTimeout = time.Minute // entries are held back on purpose
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &unwillingTransport{tr.(*appendTransport), u.unwilling, u.refused, u.hold}
+			return &unwillingTransport{tr.(*transport.Network), u.unwilling, u.refused, u.hold}
 		}
 	})
 	t.Cleanup(func() { u.hold.Store(false) })

@@ -132,7 +132,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		return nil, err
 	}
 	g.wg.Go(g.pollOwn)
-	if err := g.recall(s.opts.Node, &marks.Statement{Replica: cfg.Replica, Mark: s.marks.Of(cfg.ID, cfg.Replica)}); err != nil {
+	if err := g.Compare(s.opts.Node, &marks.Statement{Replica: cfg.Replica, Mark: s.marks.Of(cfg.ID, cfg.Replica)}); err != nil {
 		g.log.Warn("this server itself remembers more than the replica has", "err", err)
 	}
 	n := g.run.Load()

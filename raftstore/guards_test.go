@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,82 +14,8 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
-	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
-	"github.com/rowraft/rowraft/raftstore/timers"
 )
-
-// #695: no fast path for heartbeats. The handler that raft sets must never see one.
-func TestHeartbeatsTakeTheMainPath(t *testing.T) {
-	c := newTestCluster(t, 2, nil)
-	for _, n := range c.nodes {
-		c.open(n)
-	}
-	a, b := c.transport(c.nodes[0]), c.transport(c.nodes[1])
-	b.SetHeartbeatHandler(func(rpc raft.RPC) {
-		t.Error("the heartbeat took the fast path")
-		rpc.Respond(&raft.AppendEntriesResponse{Term: 7, Success: true}, nil)
-	})
-	answered(t, b, func(rpc raft.RPC) { rpc.Respond(&raft.AppendEntriesResponse{Term: 7, Success: true}, nil) })
-	heartbeat := &raft.AppendEntriesRequest{Term: 7, RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}}
-	var resp raft.AppendEntriesResponse
-	sent(t, func() error { return a.AppendEntries("r", raft.ServerAddress(c.nodes[1].id), heartbeat, &resp) })
-	if resp.Term != 7 {
-		t.Fatalf("heartbeat answered %+v", resp)
-	}
-}
-
-// answered answers what comes in through tr until the test ends.
-func answered(t *testing.T, tr *transport, answer func(raft.RPC)) {
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			select {
-			case rpc := <-tr.Consumer():
-				answer(rpc)
-			case <-stop:
-				return
-			}
-		}
-	})
-	t.Cleanup(func() {
-		close(stop)
-		wg.Wait()
-	})
-}
-
-// sent calls until there is an answer: a machine may stand still for longer than a call may
-// take.
-func sent(t *testing.T, call func() error) {
-	t.Helper()
-	var err error
-	eventually(t, "a call is answered", func() bool {
-		if err = call(); err != nil {
-			t.Log(err)
-		}
-		return err == nil
-	})
-}
-
-// transport opens the transport of a group that runs no raft.
-func (c *testCluster) transport(n *testNode) *transport {
-	tr := newTransport(n.store.port.layer("g", nil), &n.store.opts, n.store.pace, "g", n.store.opts.Logger, strangerReceiver(false))
-	c.t.Cleanup(func() { tr.Close() })
-	return tr
-}
-
-// #612: no pipelining, neither through our transport nor below it.
-func TestReplicationIsNotPipelined(t *testing.T) {
-	c := newTestCluster(t, 1, nil)
-	c.open(c.nodes[0])
-	tr := c.transport(c.nodes[0])
-	for _, tr := range []raft.Transport{tr, tr.net} {
-		if _, err := tr.AppendEntriesPipeline("r", "node-0"); !errors.Is(err, raft.ErrPipelineReplicationNotSupported) {
-			t.Errorf("%T: AppendEntriesPipeline: %v, want refusal", tr, err)
-		}
-	}
-}
 
 // flakyTransport fails AppendEntries with entries now and then, before or after
 // the follower has seen them.
@@ -362,19 +287,6 @@ func TestPendingBytesAreBounded(t *testing.T) {
 	}
 	if s := n.group.Status(); s.PendingBytes != 0 {
 		t.Errorf("%d bytes still count as pending", s.PendingBytes)
-	}
-}
-
-// strangerReceiver is that of a replica that holds nothing.
-func strangerReceiver(backlogFull bool) receiver {
-	return receiver{
-		timers: &timers.Group{}, timeout: rpcTimeout,
-		replica:     "r",
-		backlogFull: func() bool { return backlogFull },
-		applied:     func() uint64 { return 0 },
-		boundary:    func() *entry.Position { return nil },
-		term:        func() uint64 { return 0 },
-		leads:       func(uint64) bool { return false },
 	}
 }
 

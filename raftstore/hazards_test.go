@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/timers"
+	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // Traps of the libraries that guards_test.go, logfaults_test.go and install_test.go do not cover;
@@ -43,7 +44,7 @@ func TestRaftSettings(t *testing.T) {
 		{"ElectionTimeout", got.ElectionTimeout, timers.Fast.Heartbeat},
 		{"LeaderLeaseTimeout", got.LeaderLeaseTimeout, timers.Fast.LeaderLease},
 		{"CommitTimeout: how stale an idle follower is", got.CommitTimeout, timers.Fast.Commit},
-		{"an RPC: raft's 10 s block heartbeats for as long after a one-way cut", rpcTimeout, time.Second},
+		{"an RPC: raft's 10 s block heartbeats for as long after a one-way cut", transport.RPCTimeout, time.Second},
 	} {
 		if tc.got != tc.want {
 			t.Errorf("%s is %v, want %v", tc.name, tc.got, tc.want)
@@ -97,7 +98,7 @@ func TestContactIsNoProgress(t *testing.T) {
 	c := patientCluster(t, 3, func(o *Options) {
 		o.WedgeTimeout = time.Hour
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &wedgingTransport{appendTransport: tr.(*appendTransport), wedged: &wedged}
+			return &wedgingTransport{Network: tr.(*transport.Network), wedged: &wedged}
 		}
 	})
 	c.converged(c.propose("before"))

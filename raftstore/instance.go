@@ -8,6 +8,8 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/peer"
+	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // maxPendingEntries bounds the proposals of a group, in addition to MaxPendingBytes.
@@ -26,7 +28,8 @@ type instance struct {
 	started   time.Duration
 	heartbeat atomic.Int64
 	reload    sync.Mutex // held while raft's configuration is read, changed and set
-	trans     *transport
+	layer     *peer.Layer
+	trans     *transport.Transport
 	notify    chan bool     // raft's leadership, buffered; watched until over is closed
 	over      chan struct{} // closed when raft has ended: unresolved outcomes stay unknown
 
@@ -62,18 +65,23 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 	}
 	o := &g.store.opts
 	n.heartbeat.Store(int64(heartbeat))
-	n.trans = newTransport(g.store.port.layer(g.cfg.ID, g), o, g.store.pace, g.cfg.ID, g.log, receiver{
-		replica:     raft.ServerID(g.cfg.Replica),
-		backlogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
-		applied:     g.fsm.applied.Load,
-		boundary:    g.glog.Boundary,
-		term:        n.currentTerm,
-		timers:      &g.timers, timeout: max(rpcTimeout, heartbeat),
-		leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
-		recall: &recall{
-			asked: g.asked,
-			ended: func() bool { return g.failure.Load() != nil },
-			voted: g.voted, tell: n.tellMarks, learn: g.learn,
+	n.layer = g.store.port.Layer(g.cfg.ID, g)
+	to := transport.Options{MaxRPCBytes: o.MaxRPCBytes, MaxEntryBytes: int64(o.MaxEntryBytes), Pace: g.store.pace, Logger: g.log}
+	if wrap := o.hooks.wrapTransport; wrap != nil {
+		to.Wrap = func(t raft.Transport) raft.Transport { return wrap(g.cfg.ID, t) }
+	}
+	n.trans = transport.New(n.layer, to, transport.Replica{
+		ID:          raft.ServerID(g.cfg.Replica),
+		BacklogFull: func() bool { return g.backlogBytes() > o.MaxBacklogBytes },
+		Applied:     g.fsm.applied.Load,
+		Boundary:    g.glog.Boundary,
+		Term:        n.currentTerm,
+		Timers:      &g.timers, Timeout: max(transport.RPCTimeout, heartbeat),
+		Leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
+		Guard: &transport.RollbackGuard{
+			MayVote: g.asked,
+			Stopped: func() bool { return g.failure.Load() != nil },
+			Voted:   g.voted, Marks: n.tellMarks, Learn: g.learn,
 		},
 	})
 	return n
@@ -147,7 +155,7 @@ func (n *instance) shutdown(graceful bool) error {
 	n.g.snaps.SetStopping(true)
 	n.g.fsm.stopping.Store(true)
 	done := n.raft.Shutdown()
-	n.trans.interrupt()
+	n.trans.Interrupt()
 	ended := make(chan error, 1)
 	go func() { ended <- done.Error() }()
 	t := time.NewTimer(shutdownLimit)

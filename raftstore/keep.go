@@ -44,11 +44,11 @@ func (g *Group) compactable(first, want uint64) uint64 {
 func (n *instance) neededFrom(first uint64, now time.Time) (needed uint64, who raft.ServerID) {
 	term := n.raft.CurrentTerm()
 	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
-		p, ok := n.trans.progress(s.ID, term)
-		if !ok || p.recovering == 0 || !p.installing && now.Sub(p.contact) > n.g.store.opts.WedgeTimeout {
+		p, ok := n.trans.Progress(s.ID, term)
+		if !ok || p.Recovering == 0 || !p.Installing && now.Sub(p.Contact) > n.g.store.opts.WedgeTimeout {
 			continue
 		}
-		has := max(p.match, p.recovering)
+		has := max(p.Match, p.Recovering)
 		if has >= first && (needed == 0 || has < needed) {
 			needed, who = has, s.ID
 		}

@@ -6,11 +6,9 @@ import (
 	"io"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
-	"golang.org/x/time/rate"
 )
 
 // slowInstalls holds the snapshots that a leader sends after their first half until
@@ -160,49 +158,4 @@ func TestALogDoesNotGrowWithEachStart(t *testing.T) {
 		}
 		c.stop(n)
 	}
-}
-
-// TestSnapshotsAreSentAtAPace: all that a node sends share the rate, nothing waits
-// that is below it, and the end of the transport ends the wait.
-func TestSnapshotsAreSentAtAPace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, stop := rate.NewLimiter(1<<20, paceBytes), make(chan struct{})
-		begin := time.Now()
-		var wg sync.WaitGroup
-		for range 2 {
-			wg.Go(func() {
-				n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, &pacedReader{bytes.NewReader(make([]byte, 4<<20)), p, stop}, make([]byte, 32<<10))
-				if n != 4<<20 || err != nil {
-					t.Errorf("read %d bytes, %v", n, err)
-				}
-			})
-		}
-		wg.Wait()
-		if took := time.Since(begin); took < 7900*time.Millisecond || took > 8*time.Second {
-			t.Errorf("two times 4 MiB at 1 MiB/s took %v", took)
-		}
-		time.Sleep(time.Hour) //tidy:allow sleep virtual time
-		late := &pacedReader{bytes.NewReader(make([]byte, 64<<20)), p, stop}
-		read := func() time.Duration {
-			begin := time.Now()
-			if _, err := io.ReadFull(late, make([]byte, paceBytes)); err != nil {
-				t.Error(err)
-			}
-			return time.Since(begin)
-		}
-		if took := read(); took != 0 {
-			t.Errorf("the first bytes after a pause took %v", took)
-		}
-		if took, want := read(), time.Second*paceBytes/(1<<20); took < want-time.Millisecond { // the pause is not saved up
-			t.Errorf("the next bytes after a pause took %v, want %v", took, want)
-		}
-		close(stop)
-		begin = time.Now()
-		if _, err := io.Copy(io.Discard, late); err != nil {
-			t.Error(err)
-		}
-		if took := time.Since(begin); took != 0 {
-			t.Errorf("after the end it took %v", took)
-		}
-	})
 }

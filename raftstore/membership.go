@@ -98,12 +98,12 @@ func (n *instance) members(servers []raft.Server) []MemberStatus {
 		case m.Replica == n.g.cfg.Replica:
 			m.CaughtUp = true
 		default:
-			p, known := n.trans.progress(srv.ID, term)
-			m.MatchIndex, m.LastContact = rowraft.Index(p.match), p.contact
-			if p.match < last {
-				m.LagEntries, m.LagBytes = last-p.match, n.g.ledger.Between(p.match, last)
+			p, known := n.trans.Progress(srv.ID, term)
+			m.MatchIndex, m.LastContact = rowraft.Index(p.Match), p.Contact
+			if p.Match < last {
+				m.LagEntries, m.LagBytes = last-p.Match, n.g.ledger.Between(p.Match, last)
 			}
-			m.CaughtUp = known && time.Since(p.proved) < 2*n.heartbeatTimeout() &&
+			m.CaughtUp = known && time.Since(p.Proved) < 2*n.heartbeatTimeout() &&
 				m.LagEntries <= maxTransferLag && m.LagBytes <= maxCaughtUpBytes
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/timers"
+	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // join starts the group on n in join mode, as replica id.
@@ -365,7 +366,7 @@ func interruptTransfer(t *testing.T) bool {
 		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // a transfer takes as long to fail
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &wedgingTransport{appendTransport: tr.(*appendTransport), wedged: &wedged, held: &held}
+			return &wedgingTransport{Network: tr.(*transport.Network), wedged: &wedged, held: &held}
 		}
 	})
 	defer func() { // or the next try has it beside it

@@ -117,9 +117,6 @@ type hooks struct {
 // minSendRate is four times the rate that raft's transport expects for a snapshot.
 const minSendRate = 1 << 20
 
-// Bounds of SegmentSizeBytes.
-const minSegment = raftlog.MinSegmentBytes
-
 func (o *Options) setDefaults() {
 	o.FS = vfs.OrOS(o.FS)
 	setDefault(&o.Backend, raftlog.Row)
@@ -164,10 +161,10 @@ func (o *Options) validate() error {
 	switch {
 	case o.Dir == "":
 		return bad("Dir is empty")
-	case o.Cluster == "" || len(o.Cluster) > maxNameBytes:
-		return bad("Cluster %q: want 1 to %d bytes", o.Cluster, maxNameBytes)
-	case o.Node == "" || len(o.Node) > maxNameBytes:
-		return bad("Node %q: want 1 to %d bytes", o.Node, maxNameBytes)
+	case o.Cluster == "" || len(o.Cluster) > raftlog.MaxNameBytes:
+		return bad("Cluster %q: want 1 to %d bytes", o.Cluster, raftlog.MaxNameBytes)
+	case o.Node == "" || len(o.Node) > raftlog.MaxNameBytes:
+		return bad("Node %q: want 1 to %d bytes", o.Node, raftlog.MaxNameBytes)
 	case o.Listener == nil:
 		return bad("Listener is nil")
 	case o.Resolve == nil:

@@ -110,7 +110,7 @@ func (n *instance) confirmedSince(term uint64, begin time.Time) bool {
 		voters++
 		if s.ID == raft.ServerID(n.g.cfg.Replica) {
 			confirmed++
-		} else if p, ok := n.trans.progress(s.ID, term); ok && p.confirmed.After(begin) {
+		} else if p, ok := n.trans.Progress(s.ID, term); ok && p.Confirmed.After(begin) {
 			confirmed++
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/timers"
+	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // oneWay decides about the AppendEntries that one node sends.
@@ -32,7 +33,7 @@ func (o *oneWay) cutOff(from *testNode, to ...*testNode) {
 }
 
 type oneWayTransport struct {
-	*appendTransport
+	*transport.Network
 	*oneWay
 }
 
@@ -43,7 +44,7 @@ func (o *oneWayTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress,
 	if cut {
 		return errors.New("injected: cut off")
 	}
-	err := o.appendTransport.AppendEntries(id, to, a, r)
+	err := o.Network.AppendEntries(id, to, a, r)
 	if hold != nil && a.PrevLogEntry == 0 && len(a.Entries) == 0 {
 		o.held.Add(1)
 		<-hold
@@ -60,7 +61,7 @@ func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft
 	return newTestCluster(t, 3, func(o *Options) {
 		way := ways[o.Node]
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
-			return &oneWayTransport{tr.(*appendTransport), way}
+			return &oneWayTransport{tr.(*transport.Network), way}
 		}
 		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // leads for long after a cut
 		if more != nil {

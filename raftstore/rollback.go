@@ -11,21 +11,14 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/marks"
+	"github.com/rowraft/rowraft/raftstore/peer"
+	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // DESIGN.md, "Rolled back disks", describes how a replica whose disk was rolled back is found.
 
 // RolledBack begins the error of a replica whose disk is older than what other replicas remember of it.
 const RolledBack = "rolled back disk"
-
-// member is the replica of a streamLayer.
-type member interface {
-	// statementFor returns the statement for the replica on node. CodeStarting while raft does not run.
-	statementFor(node rowraft.NodeID) (marks.Statement, error)
-	// recall compares what another server remembers of this replica with what the replica has. An error ends the
-	// replica.
-	recall(from rowraft.NodeID, s *marks.Statement) error
-}
 
 const copied = "a copy of a data directory is no backup"
 
@@ -61,9 +54,9 @@ func (s *Store) lineage(g *Group, from rowraft.NodeID, says *marks.Statement) (w
 	return why, false
 }
 
-func (g *Group) statementFor(node rowraft.NodeID) (marks.Statement, error) {
+func (g *Group) Statement(node rowraft.NodeID) (marks.Statement, error) {
 	s := marks.Statement{Self: g.store.starts.Load().Process(), About: g.store.marks.Process(node)}
-	s.Answers = g.store.port.answers(node, s.About)
+	s.Answers = g.store.port.Answers(node, s.About)
 	n := g.run.Load()
 	if n == nil {
 		return s, rowraft.Errorf(rowraft.CodeStarting, "group %s does not run yet", g.cfg.ID)
@@ -77,9 +70,9 @@ func (g *Group) statementFor(node rowraft.NodeID) (marks.Statement, error) {
 	return s, nil
 }
 
-// recall needs no lock. The other end read its mark before this replica reads its own state, and on an honest disk the
+// Compare needs no lock. The other end read its mark before this replica reads its own state, and on an honest disk the
 // committed entries that a replica confirmed, its term and its start never decrease.
-func (g *Group) recall(from rowraft.NodeID, s *marks.Statement) error {
+func (g *Group) Compare(from rowraft.NodeID, s *marks.Statement) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
@@ -133,24 +126,20 @@ const askRetry = 50 * time.Millisecond
 // nothing. Until then this replica neither votes nor requests votes.
 func (g *Group) askPeers(n *instance) {
 	defer close(g.asked)
-	ctx, cancel := context.WithTimeout(n.trans.layer.ctx, 2*time.Duration(n.heartbeat.Load()))
+	ctx, cancel := context.WithTimeout(n.layer.Context(), 2*time.Duration(n.heartbeat.Load()))
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, srv := range n.raft.GetConfiguration().Configuration().Servers {
 		if srv.ID != raft.ServerID(g.cfg.Replica) {
-			wg.Go(func() { g.askPeer(ctx, n.trans.layer, srv.Address) })
+			wg.Go(func() { g.askPeer(ctx, n.layer, srv.Address) })
 		}
 	}
 	wg.Wait()
 }
 
-func (g *Group) askPeer(ctx context.Context, layer *streamLayer, peer raft.ServerAddress) {
+func (g *Group) askPeer(ctx context.Context, layer *peer.Layer, peer raft.ServerAddress) {
 	for ctx.Err() == nil && g.failure.Load() == nil {
-		c, err := layer.dialContext(ctx, peer, rpcTimeout, raftChannel)
-		if err == nil {
-			if err := c.Close(); err != nil {
-				g.log.Debug("close the connection of a question", "peer", peer, "err", err)
-			}
+		if layer.Exchange(ctx, peer, transport.RPCTimeout) == nil {
 			return
 		}
 		select {
@@ -172,8 +161,8 @@ func (n *instance) tellMarks(term uint64) []byte {
 	servers := n.raft.GetConfiguration().Configuration().Servers
 	match := make([]uint64, len(servers))
 	for i, srv := range servers {
-		if p, ok := n.trans.progress(srv.ID, term); ok {
-			match[i] = p.match
+		if p, ok := n.trans.Progress(srv.ID, term); ok {
+			match[i] = p.Match
 		}
 	}
 	if n.raft.State() != raft.Leader || n.raft.CurrentTerm() != term {
@@ -202,7 +191,7 @@ func (g *Group) learn(from rowraft.NodeID, payload []byte) {
 	for _, t := range list {
 		if t.Replica == g.cfg.Replica {
 			// Keep this replica's own mark too: it says how much of the log is committed.
-			if g.recall(from, &marks.Statement{Replica: t.Replica, Mark: t.Mark}) != nil {
+			if g.Compare(from, &marks.Statement{Replica: t.Replica, Mark: t.Mark}) != nil {
 				return
 			}
 		} else if t.Node != g.store.opts.Node {

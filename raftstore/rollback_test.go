@@ -6,12 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/marks"
+	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
 // diskCluster is a testCluster of three on simulated disks, whose states can be kept and put back.
@@ -23,7 +23,7 @@ type diskCluster struct {
 func newDiskCluster(t *testing.T) *diskCluster {
 	c := &diskCluster{disks: map[rowraft.NodeID]*vfs.Mem{}}
 	c.testCluster = newTestCluster(t, 3, func(o *Options) {
-		o.FS, o.Dir, o.SegmentSizeBytes = c.disks[o.Node], "/raft", minSegment
+		o.FS, o.Dir, o.SegmentSizeBytes = c.disks[o.Node], "/raft", raftlog.MinSegmentBytes
 	})
 	for _, n := range c.nodes {
 		c.disks[n.id] = vfs.NewMem()
@@ -176,7 +176,7 @@ func TestARolledBackReplicaIsRefused(t *testing.T) {
 			c.told(r, last)
 			c.stop(r)
 			//tidy:allow sleep a process that ended a moment ago would be taken for one that still runs
-			time.Sleep(2 * answersFor)
+			time.Sleep(2 * 500 * time.Millisecond)
 			tc.back(c, r, kept)
 			c.start(r)
 			if why := c.refused(r); !strings.Contains(why, tc.why) {
@@ -347,7 +347,7 @@ func replaceRefused(t *testing.T, back func(*diskCluster, *testNode, *vfs.Mem)) 
 	c.told(r, last)
 	c.stop(r)
 	//tidy:allow sleep a process that ended a moment ago would be taken for one that still runs
-	time.Sleep(2 * answersFor)
+	time.Sleep(2 * 500 * time.Millisecond)
 	back(c, r, kept)
 	c.start(r)
 	c.refused(r)
@@ -396,7 +396,7 @@ func TestTwoProcessesOfOneNode(t *testing.T) {
 	c.converged(c.propose("y"))
 	fatal := make(chan error, 16)
 	o := testOptions(t, "", r.id, fatal)
-	o.FS, o.Dir, o.SegmentSizeBytes, o.Resolve = kept.Kill(), "/raft", minSegment, c.resolve
+	o.FS, o.Dir, o.SegmentSizeBytes, o.Resolve = kept.Kill(), "/raft", raftlog.MinSegmentBytes, c.resolve
 	twin, err := Open(o)
 	if err != nil {
 		t.Fatal(err)
@@ -417,43 +417,6 @@ func TestTwoProcessesOfOneNode(t *testing.T) {
 	if err := r.group.Err(); err != nil {
 		t.Errorf("the first process: %v", err)
 	}
-}
-
-// A start that is not above the last one is refused; a higher one waits until the earlier process
-// has fallen silent.
-func TestStartsAreAcceptedInOrder(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, err := marks.Open(vfs.NewMem(), "/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := &peerPort{marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{}}
-		meet := func(start, nonce uint64, want rowraft.Code) *heardFrom {
-			t.Helper()
-			h, err := p.meet("n", marks.Process{Start: start, Nonce: nonce})
-			if rowraft.CodeOf(err) != want && (want != 0 || err != nil) {
-				t.Errorf("start %d with nonce %d: %v, want code %v", start, nonce, err, want)
-			}
-			return h
-		}
-		first := meet(5, 1, 0)
-		meet(5, 1, 0)
-		meet(5, 2, rowraft.CodeIdentity)
-		meet(4, 3, rowraft.CodeIdentity)
-		meet(6, 4, rowraft.CodeOverloaded)
-		time.Sleep(answersFor - time.Millisecond) //tidy:allow sleep virtual time
-		meet(6, 4, rowraft.CodeOverloaded)
-		first.at.Store(int64(time.Since(p.begun))) // it sends something
-		time.Sleep(answersFor - time.Millisecond)  //tidy:allow sleep virtual time
-		meet(6, 4, rowraft.CodeOverloaded)
-		time.Sleep(2 * time.Millisecond) //tidy:allow sleep virtual time
-		meet(6, 4, 0)
-		meet(5, 1, rowraft.CodeIdentity)
-		again := &peerPort{marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{}}
-		if _, err := again.meet("n", marks.Process{Start: 7, Nonce: 9}); err != nil {
-			t.Errorf("a peer that has just started itself has heard no process: %v", err)
-		}
-	})
 }
 
 // A replica does not drop what it knows to be committed, whatever a leader wants.

@@ -157,28 +157,6 @@ func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 	c.propose("y")
 }
 
-// A leader that looks for a snapshot to send and finds none sends no entries meanwhile. It
-// is not restarted in place for that: raft would not begin without the snapshot.
-func TestLookingForASnapshotIsNoWedge(t *testing.T) {
-	c := patientCluster(t, 3, nil)
-	c.converged(c.propose("x"))
-	g := c.nodes[0].group
-	n := g.run.Load()
-	var lastFailure time.Time
-	stands := func() string {
-		now := time.Now().Add(time.Minute) // raft's own sends are older
-		for _, f := range c.nodes[1:] {
-			n.trans.note(raft.ServerID(replicaOf(f.id)), n.raft.CurrentTerm(), func(p *peerProgress) { p.match, p.contact = 0, now })
-		}
-		return n.wedged(10*time.Second, now, lastFailure)
-	}
-	eventually(t, "a follower that gets nothing is seen", func() bool { return stands() != "" })
-	lastFailure = time.Now().Add(time.Minute)
-	if why := stands(); why != "" {
-		t.Errorf("the leader looks for a snapshot, and is to be restarted: %s", why)
-	}
-}
-
 // A crash after a snapshot from the leader was stored and before the log was
 // cleared leaves a log that ends too early, or that disagrees: it is cleared.
 func TestInterruptedInstallIsFinished(t *testing.T) {

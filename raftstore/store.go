@@ -17,9 +17,11 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/marks"
+	"github.com/rowraft/rowraft/raftstore/peer"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/registry"
 	"github.com/rowraft/rowraft/raftstore/timers"
+	"github.com/rowraft/rowraft/raftstore/transport"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 )
@@ -28,7 +30,7 @@ import (
 type Store struct {
 	opts Options
 	lock io.Closer
-	port *peerPort
+	port *peer.Port
 	logs *logstore.Shared
 
 	starts    atomic.Pointer[registry.Starts] // of the data directory
@@ -93,7 +95,7 @@ func Open(opts Options) (*Store, error) {
 		opts: opts, lock: lock, marks: known, marksKept: make(chan struct{}),
 		logs:      logstore.NewShared(opts.EntryCacheBytes),
 		snapshots: semaphore.NewWeighted(2),
-		pace:      rate.NewLimiter(rate.Limit(opts.SnapshotSendBytesPerSecond), paceBytes),
+		pace:      transport.NewPace(opts.SnapshotSendBytesPerSecond),
 		stop:      make(chan struct{}),
 		timers: timers.NewServer(timers.ServerOptions{
 			FS: opts.FS, Dir: opts.Dir, Profile: opts.Profile, StallLimit: opts.DiskStallLimit, Logger: opts.Logger, Fixed: opts.hooks.steady,
@@ -105,7 +107,10 @@ func Open(opts Options) (*Store, error) {
 	s.mu.groups = map[string]*Group{}
 	s.freeDisk.Store(-1)
 	s.checkDisk()
-	s.port = newPeerPort(&s.opts, s.marks)
+	s.port = peer.Listen(peer.Options{
+		Cluster: opts.Cluster, Node: opts.Node, Listener: opts.Listener, DialTLS: opts.DialTLS, Dial: opts.Dial,
+		Authorize: opts.Authorize, Resolve: opts.Resolve, DialTimeout: opts.DialTimeout, Logger: opts.Logger,
+	}, s.marks)
 	s.wg.Go(s.watchDisk)
 	s.wg.Go(func() { s.timers.Run(s.stop) })
 	go s.keepMarks()
@@ -158,8 +163,8 @@ func (s *Store) validateGroup(cfg *GroupConfig) error {
 	switch {
 	case !groupName.MatchString(cfg.ID):
 		return bad("the name must match %s", groupName)
-	case cfg.Replica == "" || len(cfg.Replica) > maxNameBytes:
-		return bad("the replica ID %q: want 1 to %d bytes", cfg.Replica, maxNameBytes)
+	case cfg.Replica == "" || len(cfg.Replica) > raftlog.MaxNameBytes:
+		return bad("the replica ID %q: want 1 to %d bytes", cfg.Replica, raftlog.MaxNameBytes)
 	case cfg.Machine == nil:
 		return bad("the state machine is nil")
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // snapshotRetry is the pause after a failed snapshot.
@@ -44,7 +45,7 @@ func (g *Group) supervise() {
 			}
 			if reason := g.stuckTransfer(n); reason != "" {
 				g.restart(slog.LevelWarn, reason) // #696: a cut during a transfer is enough
-			} else if reason := n.wedged(g.store.opts.WedgeTimeout, time.Now(), g.watch.LastFailure()); reason != "" {
+			} else if reason := n.wedge().reason(); reason != "" {
 				g.restart(slog.LevelError, reason)
 			}
 		}
@@ -179,39 +180,50 @@ func (g *Group) stuckTransfer(n *instance) string {
 	return fmt.Sprintf("raft has refused proposals for %v because of a leadership transfer that ended", limit)
 }
 
-// wedged returns why the group must be restarted, or "". A wedged leader no longer replicates to a follower that still
+// wedge is what decides whether a leader is wedged.
+type wedge struct {
+	leads      bool
+	last       uint64    // index of the leader's log
+	noSnapshot time.Time // last failure to read a snapshot
+	progress   map[raft.ServerID]transport.Progress
+	limit      time.Duration
+	now        time.Time
+}
+
+// reason returns why the group must be restarted, or "". A wedged leader no longer replicates to a follower that still
 // answers heartbeats (#612 and similar bugs). A leader that finds no snapshot to send is not wedged and must not be
 // restarted: raft could not start without the snapshot either.
-func (n *instance) wedged(limit time.Duration, now, lastFailure time.Time) string {
-	last := n.raft.LastIndex()
-	if n.raft.State() != raft.Leader || now.Sub(lastFailure) <= limit {
+func (w *wedge) reason() string {
+	if !w.leads || w.now.Sub(w.noSnapshot) <= w.limit {
 		return ""
 	}
-	term := n.raft.CurrentTerm()
-	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
-		if s.ID == raft.ServerID(n.g.cfg.Replica) {
+	for id, p := range w.progress {
+		if p.Installing || p.Match >= w.last {
 			continue
 		}
-		p, ok := n.trans.progress(s.ID, term)
-		if !ok || p.installing || p.match >= last {
-			continue
-		}
-		alive := now.Sub(p.contact) < limit/2
-		still := now.Sub(p.matchSince) > limit && now.Sub(p.attempt) > limit+p.backoff()
+		alive := w.now.Sub(p.Contact) < w.limit/2
+		still := w.now.Sub(p.MatchSince) > w.limit && w.now.Sub(p.Attempt) > w.limit+p.Backoff()
 		if alive && still {
-			return fmt.Sprintf("replication to replica %s stands still at entry %d of %d for %v while it answers heartbeats", s.ID, p.match, last, now.Sub(p.matchSince).Round(time.Millisecond))
+			return fmt.Sprintf("replication to replica %s has not advanced from entry %d of %d for %v, although it answers heartbeats", id, p.Match, w.last, w.now.Sub(p.MatchSince).Round(time.Millisecond))
 		}
 	}
 	return ""
 }
 
-// backoff returns how long raft may pause after failures of a follower, by the formula of its replicateTo. Such a pause
-// is not a wedge.
-func (p *peerProgress) backoff() time.Duration {
-	if p.failures == 0 {
-		return 0
+// wedge returns the present state of n.
+func (n *instance) wedge() *wedge {
+	w := &wedge{
+		last:  n.raft.LastIndex(), // before the positions of the followers, or an up-to-date follower would look behind
+		leads: n.raft.State() == raft.Leader, noSnapshot: n.g.watch.LastFailure(), limit: n.g.store.opts.WedgeTimeout, now: time.Now(),
+		progress: map[raft.ServerID]transport.Progress{},
 	}
-	return 10 * time.Millisecond << min(max(p.failures, 2)-2, 10)
+	term := n.raft.CurrentTerm()
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
+		if p, ok := n.trans.Progress(s.ID, term); ok && s.ID != raft.ServerID(n.g.cfg.Replica) {
+			w.progress[s.ID] = p
+		}
+	}
+	return w
 }
 
 // backlogBytes returns the bytes that were committed and passed to the machine but not applied.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
 // TransferLeadership hands the leadership to the voter to or, if to is "", to the voter with the
@@ -95,13 +96,13 @@ func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 	defer tick.Stop()
 	for {
 		last := n.raft.LastIndex()
-		if p, ok := n.trans.progress(raft.ServerID(target.Replica), n.raft.CurrentTerm()); ok && p.match >= last {
+		if p, ok := n.trans.Progress(raft.ServerID(target.Replica), n.raft.CurrentTerm()); ok && p.Match >= last {
 			return nil
 		}
 		select {
 		case <-tick.C:
 		case <-n.over:
-			return errEnded
+			return transport.ErrStopped
 		case <-ctx.Done():
 			return rowraft.Errorf(rowraft.CodeNoLeader, "replica %s has not caught up within %v", target.Replica, limit)
 		}
@@ -140,7 +141,7 @@ func (g *Group) GiveUpLead(ctx context.Context) (tries int, err error) {
 		case <-t.C:
 		case <-n.over:
 			t.Stop()
-			return tries, errEnded
+			return tries, transport.ErrStopped
 		case <-ctx.Done():
 			t.Stop()
 			return tries, cmp.Or(err, context.Cause(ctx))
@@ -156,7 +157,7 @@ func (n *instance) anyVoterAnswers() bool {
 		if s.Suffrage != raft.Voter || s.ID == raft.ServerID(n.g.cfg.Replica) {
 			continue
 		}
-		if p, ok := n.trans.progress(s.ID, term); ok && time.Since(p.contact) < 4*n.heartbeatTimeout() {
+		if p, ok := n.trans.Progress(s.ID, term); ok && time.Since(p.Contact) < 4*n.heartbeatTimeout() {
 			return true
 		}
 	}

@@ -26,8 +26,8 @@ restore-in-place      shard        TestLiesWithGoodSums|TestPullsDuringRestores
 follower-misapplies   node         TestNoReplicaIsFenced
 leader-misapplies     node         TestNoReplicaIsFenced
 memory-rots           node         TestNoReplicaIsFenced
-pipelined-appends     raftstore    TestReplicationIsNotPipelined|TestReplicationHealsAfterErrors
-heartbeat-fast-path   raftstore    TestHeartbeatsTakeTheMainPath
+pipelined-appends     raftstore/transport TestReplicationIsNotPipelined
+heartbeat-fast-path   raftstore/transport TestHeartbeatsTakeTheMainPath
 '
 # chosen prints the lines of the canaries that the arguments name, or all.
 chosen() {

@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// sealedEntry is an entry as it reaches a backend.
+// transport.sealedEntry is an entry as it reaches a backend.
 func sealedEntry(t testing.TB, index, term uint64, data []byte) *raft.Log {
 	t.Helper()
 	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: entry.Seal(data)}

@@ -1,4 +1,4 @@
-package raftstore
+package transport
 
 import (
 	"bufio"
@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"hash/crc32"
 	"io"
 	"reflect"
@@ -131,21 +130,6 @@ func TestAppendLimits(t *testing.T) {
 	a.Entries[2].Extensions = nil
 	if _, ok := marshalAppend(nil, a); ok {
 		t.Error("an entry without a seal was taken")
-	}
-}
-
-// Entries go over connections of their own.
-func TestEntriesTravelOnTheirOwnConnections(t *testing.T) {
-	c := startedCluster(t, 3, nil)
-	for i := range 20 {
-		c.propose(fmt.Sprint(i))
-	}
-	tr := c.leader().group.run.Load().trans.net
-	tr.mu.Lock()
-	open := len(tr.idle)
-	tr.mu.Unlock()
-	if open == 0 {
-		t.Error("no entry connection is open")
 	}
 }
 

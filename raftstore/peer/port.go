@@ -1,10 +1,11 @@
-package raftstore
+package peer
 
 import (
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -28,9 +29,31 @@ const (
 	maxConnsPerPeer = 16
 )
 
-// peerPort accepts the connections of all groups of a node. It checks the preamble of each and passes it to its group.
-type peerPort struct {
-	opts *Options
+// Options configure a Port.
+type Options struct {
+	Cluster rowraft.ClusterID
+	Node    rowraft.NodeID
+
+	// Listener is the peer port, plain or TLS. Close closes it.
+	Listener net.Listener
+	// DialTLS returns the TLS configuration for an outgoing connection; nil means plain TCP. An empty ServerName is set
+	// to the host that is dialled.
+	DialTLS func() *tls.Config
+	// Dial connects to a peer's address, below TLS.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+	// Authorize is called after the preamble and decides whether conn may act as the node that it names; nil permits
+	// all.
+	Authorize func(conn net.Conn, from rowraft.NodeID) error
+	// Resolve returns the current peer address of a node. It is called for each dial.
+	Resolve func(rowraft.NodeID) (string, error)
+	// DialTimeout bounds a dial including its handshakes.
+	DialTimeout time.Duration
+	Logger      *slog.Logger
+}
+
+// Port accepts the connections of all groups of a node. It checks the preamble of each and passes it to its group.
+type Port struct {
+	opts Options
 	ctx  context.Context // ends with Close
 	stop context.CancelFunc
 	wg   sync.WaitGroup
@@ -39,45 +62,46 @@ type peerPort struct {
 	refusals   *hclogger.Rate // by status
 
 	marks *marks.Store
-	begun time.Time // heardFrom.at is relative to this
+	begun time.Time // remote.at is relative to this: a monotonic clock, so that a clock that jumps refuses no peer
 
-	mu     sync.Mutex
-	groups map[string]*streamLayer
-	heard  map[rowraft.NodeID]*heardFrom
-	early  map[net.Conn]bool // connections in a handshake
-	closed bool
+	// mu guards the fields below. Lock order: mu before a Layer's mu. It is not held across I/O.
+	mu          sync.Mutex
+	groups      map[string]*Layer
+	remotes     map[rowraft.NodeID]*remote // newest process of each node that this process has spoken with
+	handshaking map[net.Conn]bool          // connections in a handshake, for Close
+	closed      bool
 }
 
-// heardFrom is the newest process of a server that this process has spoken with.
-type heardFrom struct {
+// remote is a process of another server.
+type remote struct {
 	process marks.Process
-	at      atomic.Int64 // when the process last sent something
+	at      atomic.Int64 // when the process last sent bytes, in ns since Port.begun
 }
 
 // answersFor is how long after its last bytes a process counts as running.
 const answersFor = 500 * time.Millisecond
 
-func newPeerPort(o *Options, m *marks.Store) *peerPort {
-	p := &peerPort{
-		opts: o, marks: m, begun: time.Now(), heard: map[rowraft.NodeID]*heardFrom{},
-		handshakes: quota.NewConns(maxHandshakes, maxHandshakesPerHost),
-		refusals:   hclogger.NewRate(),
-		groups:     map[string]*streamLayer{},
-		early:      map[net.Conn]bool{},
+// Listen accepts connections until Close. m remembers the processes of other servers.
+func Listen(o Options, m *marks.Store) *Port {
+	p := &Port{
+		opts: o, marks: m, begun: time.Now(), remotes: map[rowraft.NodeID]*remote{},
+		handshakes:  quota.NewConns(maxHandshakes, maxHandshakesPerHost),
+		refusals:    hclogger.NewRate(),
+		groups:      map[string]*Layer{},
+		handshaking: map[net.Conn]bool{},
 	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
-	p.wg.Add(1)
-	go p.accept()
+	p.wg.Go(p.accept)
 	return p
 }
 
 // Close closes the port. The groups close their layers.
-func (p *peerPort) Close() error {
+func (p *Port) Close() error {
 	p.stop()
 	err := p.opts.Listener.Close()
 	p.mu.Lock()
 	p.closed = true
-	for c := range p.early {
+	for c := range p.handshaking {
 		c.Close()
 	}
 	p.mu.Unlock()
@@ -85,8 +109,7 @@ func (p *peerPort) Close() error {
 	return err
 }
 
-func (p *peerPort) accept() {
-	defer p.wg.Done()
+func (p *Port) accept() {
 	for {
 		c, err := p.opts.Listener.Accept()
 		if err != nil {
@@ -105,14 +128,12 @@ func (p *peerPort) accept() {
 			c.Close()
 			continue
 		}
-		p.wg.Add(1)
-		go p.handshake(c, place)
+		p.wg.Go(func() { p.handshake(c, place) })
 	}
 }
 
 // handshake reads the preamble of c, replies, and passes c to its group.
-func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
-	defer p.wg.Done()
+func (p *Port) handshake(c net.Conn, place *quota.Place) {
 	defer place.Leave()
 	p.mu.Lock()
 	if p.closed {
@@ -120,17 +141,17 @@ func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 		c.Close()
 		return
 	}
-	p.early[c] = true
+	p.handshaking[c] = true
 	p.mu.Unlock()
 	defer func() {
 		p.mu.Lock()
-		delete(p.early, c)
+		delete(p.handshaking, c)
 		p.mu.Unlock()
 	}()
 
 	c.SetDeadline(time.Now().Add(p.opts.DialTimeout))
 	pre, status, err := readPreamble(c)
-	var layer *streamLayer
+	var layer *Layer
 	if err == nil {
 		layer, status, err = p.admit(c, &pre)
 	}
@@ -143,7 +164,7 @@ func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 	place.Leave() // from here on no other handshake closes it
 	reply, peer, err := p.greet(layer, &pre)
 	if err != nil {
-		p.logRefusal(c.RemoteAddr(), &pre, peerStatus(reply[0]), err)
+		p.logRefusal(c.RemoteAddr(), &pre, statusCode(reply[0]), err)
 	}
 	if _, werr := c.Write(reply); werr != nil || err != nil {
 		c.Close()
@@ -159,50 +180,50 @@ func (p *peerPort) handshake(c net.Conn, place *quota.Place) {
 
 // greet compares what the two ends of an accepted connection remember of each other. It returns the reply to pre. With
 // an error the connection is refused.
-func (p *peerPort) greet(layer *streamLayer, pre *preamble) (reply []byte, peer *heardFrom, err error) {
+func (p *Port) greet(layer *Layer, pre *preamble) (reply []byte, peer *remote, err error) {
 	if layer.member == nil {
-		return marshalStatement(peerOK, &marks.Statement{}), nil, nil
+		return marshalStatement(statusOK, &marks.Statement{}), nil, nil
 	}
-	refuse := func(err error) ([]byte, *heardFrom, error) {
-		status := peerBusy
+	refuse := func(err error) ([]byte, *remote, error) {
+		status := statusBusy
 		switch rowraft.CodeOf(err) {
 		case rowraft.CodeFenced:
-			status = peerRolledBack
+			status = statusRolledBack
 		case rowraft.CodeStarting:
-			status = peerUnknownGroup
+			status = statusUnknownGroup
 		case rowraft.CodeIdentity:
-			status = peerDenied
+			status = statusDenied
 		}
 		return marshalReply(status, err.Error()), nil, err
 	}
-	if err := layer.member.recall(pre.from, &pre.says); err != nil {
+	if err := layer.member.Compare(pre.from, &pre.statement); err != nil {
 		return refuse(err)
 	}
-	says, err := layer.member.statementFor(pre.from)
+	says, err := layer.member.Statement(pre.from)
 	if err != nil {
 		return refuse(err)
 	}
-	peer, err = p.meet(pre.from, pre.says.Self)
+	peer, err = p.recordProcess(pre.from, pre.statement.Self)
 	if rowraft.CodeOf(err) == rowraft.CodeIdentity { // the caller's own comparison gives it a better error
-		return marshalStatement(peerStale, &says), nil, err
+		return marshalStatement(statusStale, &says), nil, err
 	}
 	if err != nil {
 		return refuse(err)
 	}
-	return marshalStatement(peerOK, &says), peer, nil
+	return marshalStatement(statusOK, &says), peer, nil
 }
 
-// meet records the running process of node, and closes the connections of earlier processes.
+// recordProcess records the running process of node, and closes the connections of earlier processes.
 //
 // Errors: CodeIdentity if a later process is known; CodeOverloaded while an earlier one still answers.
-func (p *peerPort) meet(node rowraft.NodeID, now marks.Process) (*heardFrom, error) {
+func (p *Port) recordProcess(node rowraft.NodeID, now marks.Process) (*remote, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	known := p.marks.Process(node)
 	if now.Start < known.Start || now.Start == known.Start && now != known {
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s comes after its start %d: this process runs on an older copy of the data directory, or another process runs on a copy", now.Start, node, known.Start)
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s dials after its start %d: this process runs on an older copy of the data directory, or another process runs on a copy", now.Start, node, known.Start)
 	}
-	h := p.heard[node]
+	h := p.remotes[node]
 	if h != nil && h.process != now {
 		if ago := p.since(h); ago < answersFor {
 			return nil, rowraft.Errorf(rowraft.CodeOverloaded, "start %d of node %s answered %v ago: start %d must wait until it does not", h.process.Start, node, ago.Round(time.Millisecond), now.Start)
@@ -213,31 +234,31 @@ func (p *peerPort) meet(node rowraft.NodeID, now marks.Process) (*heardFrom, err
 		h = nil
 	}
 	if h == nil {
-		h = &heardFrom{process: now}
-		p.heard[node] = h
+		h = &remote{process: now}
+		p.remotes[node] = h
 		p.marks.RecordProcess(node, now)
 	}
 	h.at.Store(int64(time.Since(p.begun)))
 	return h, nil
 }
 
-func (p *peerPort) since(h *heardFrom) time.Duration {
+func (p *Port) since(h *remote) time.Duration {
 	return time.Since(p.begun) - time.Duration(h.at.Load())
 }
 
-// answers reports whether a process of node sent something a moment ago.
-func (p *peerPort) answers(node rowraft.NodeID, which marks.Process) bool {
+// Answers reports whether process which of node sent something within answersFor.
+func (p *Port) Answers(node rowraft.NodeID, which marks.Process) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	h := p.heard[node]
+	h := p.remotes[node]
 	return h != nil && h.process == which && p.since(h) < answersFor
 }
 
 // logRefusal logs each status once per hclogger.pause: a peer with an old map, or one that must not run, dials many times a
 // second in every group.
-func (p *peerPort) logRefusal(remote net.Addr, pre *preamble, status peerStatus, err error) {
+func (p *Port) logRefusal(remote net.Addr, pre *preamble, status statusCode, err error) {
 	args := []any{"remote", remote, "from", pre.from, "group", pre.group, "err", err}
-	if status == peerUnknownGroup { // the group is starting, or was removed
+	if status == statusUnknownGroup { // the group is starting, or was removed
 		p.opts.Logger.DebugContext(p.ctx, "peer connection refused", args...)
 		return
 	}
@@ -247,37 +268,37 @@ func (p *peerPort) logRefusal(remote net.Addr, pre *preamble, status peerStatus,
 }
 
 // admit finds the group of a preamble and takes one of the connections of its sender. deliver or Close releases it.
-func (p *peerPort) admit(c net.Conn, pre *preamble) (*streamLayer, peerStatus, error) {
+func (p *Port) admit(c net.Conn, pre *preamble) (*Layer, statusCode, error) {
 	switch {
 	case pre.cluster != p.opts.Cluster:
-		return nil, peerWrongCluster, fmt.Errorf("this node is of cluster %s, the connection is for cluster %s", p.opts.Cluster, pre.cluster)
+		return nil, statusWrongCluster, fmt.Errorf("this node is of cluster %s, the connection is for cluster %s", p.opts.Cluster, pre.cluster)
 	case pre.to != p.opts.Node:
-		return nil, peerWrongNode, fmt.Errorf("this is node %s, the connection is for node %s", p.opts.Node, pre.to)
+		return nil, statusWrongNode, fmt.Errorf("this is node %s, the connection is for node %s", p.opts.Node, pre.to)
 	}
 	if p.opts.Authorize != nil {
 		if err := p.opts.Authorize(c, pre.from); err != nil {
-			return nil, peerDenied, err
+			return nil, statusDenied, err
 		}
 	}
 	p.mu.Lock()
 	layer := p.groups[pre.group]
 	p.mu.Unlock()
 	if layer == nil {
-		return nil, peerUnknownGroup, fmt.Errorf("node %s runs no group %s", p.opts.Node, pre.group)
+		return nil, statusUnknownGroup, fmt.Errorf("node %s runs no group %s", p.opts.Node, pre.group)
 	}
 	if !layer.perPeer.Take(pre.from) {
-		return nil, peerBusy, fmt.Errorf("%d connections of node %s to group %s are open already", maxConnsPerPeer, pre.from, pre.group)
+		return nil, statusBusy, fmt.Errorf("%d connections of node %s to group %s are open already", maxConnsPerPeer, pre.from, pre.group)
 	}
-	return layer, peerOK, nil
+	return layer, statusOK, nil
 }
 
-// layer creates the stream layer of a group. m may be nil in tests.
-func (p *peerPort) layer(group string, m member) *streamLayer {
-	l := &streamLayer{
+// Layer creates the stream layer of a group. m may be nil in tests.
+func (p *Port) Layer(group string, m Member) *Layer {
+	l := &Layer{
 		port: p, group: group, member: m,
 		incoming: make(chan net.Conn),
 		entries:  make(chan net.Conn),
-		conns:    map[*trackedConn]bool{},
+		conns:    map[*conn]bool{},
 		perPeer:  quota.New[rowraft.NodeID](maxConnsPerPeer),
 	}
 	l.ctx, l.stop = context.WithCancel(p.ctx)
@@ -287,39 +308,47 @@ func (p *peerPort) layer(group string, m member) *streamLayer {
 	return l
 }
 
-// streamLayer is the peer port for one raft instance of one group. It knows all its connections, so its Close ends
+// Member is the replica of a Layer.
+type Member interface {
+	// Statement returns the statement for the replica on node. CodeStarting while raft does not run.
+	Statement(node rowraft.NodeID) (marks.Statement, error)
+	// Compare compares what another server remembers of this replica with what the replica has. An error ends the
+	// replica.
+	Compare(from rowraft.NodeID, s *marks.Statement) error
+}
+
+// Layer is the peer port for one raft instance of one group. It knows all its connections, so its Close ends
 // every goroutine that waits on one. Raft's own transport forgets its connections.
-type streamLayer struct {
-	port   *peerPort
+type Layer struct {
+	port   *Port
 	group  string
-	member member // nil: what the two ends remember of each other is not compared
+	member Member // nil: what the two ends remember of each other is not compared
 
 	ctx      context.Context
 	stop     context.CancelFunc
 	incoming chan net.Conn                // for raft
-	entries  chan net.Conn                // for appendTransport
+	entries  chan net.Conn                // for transport.Network
 	perPeer  *quota.Quota[rowraft.NodeID] // accepted connections
 
-	mu     sync.Mutex
-	conns  map[*trackedConn]bool
+	open sync.WaitGroup // accepted connections that raft has not closed
+
+	mu     sync.Mutex // guards the fields below, and conn.Conn and conn.peer; not held across I/O that can wait
+	conns  map[*conn]bool
 	closed bool
-	open   sync.WaitGroup // accepted connections that raft has not closed
 }
 
-var _ raft.StreamLayer = (*streamLayer)(nil)
+var _ raft.StreamLayer = (*Layer)(nil)
 
-func (l *streamLayer) deliver(c net.Conn, pre *preamble, peer *heardFrom) {
+func (l *Layer) deliver(c net.Conn, pre *preamble, peer *remote) {
 	t := l.track(c, func() {
 		l.perPeer.Give(pre.from)
 		l.open.Done()
 	}, true)
-	if t != nil {
-		l.from(t, peer)
-	}
 	if t == nil {
 		l.perPeer.Give(pre.from)
 		return
 	}
+	l.setRemote(t, peer)
 	to := l.incoming
 	if pre.channel == entryChannel {
 		to = l.entries
@@ -332,7 +361,7 @@ func (l *streamLayer) deliver(c net.Conn, pre *preamble, peer *heardFrom) {
 }
 
 // track registers c. If the layer is closed, it closes c and returns nil.
-func (l *streamLayer) track(c net.Conn, done func(), accepted bool) *trackedConn {
+func (l *Layer) track(c net.Conn, done func(), accepted bool) *conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -342,20 +371,20 @@ func (l *streamLayer) track(c net.Conn, done func(), accepted bool) *trackedConn
 	if accepted {
 		l.open.Add(1)
 	}
-	t := &trackedConn{Conn: c, layer: l, done: done}
+	t := &conn{Conn: c, layer: l, done: done}
 	l.conns[t] = true
 	return t
 }
 
-// from records the process at the other end of t.
-func (l *streamLayer) from(t *trackedConn, peer *heardFrom) {
+// setRemote records the process at the other end of t.
+func (l *Layer) setRemote(t *conn, peer *remote) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t.peer = peer
 }
 
 // cutPeer closes the connections of a process.
-func (l *streamLayer) cutPeer(peer *heardFrom) {
+func (l *Layer) cutPeer(peer *remote) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.conns {
@@ -366,7 +395,7 @@ func (l *streamLayer) cutPeer(peer *heardFrom) {
 }
 
 // Accept is called by raft's transport.
-func (l *streamLayer) Accept() (net.Conn, error) {
+func (l *Layer) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.incoming:
 		return c, nil
@@ -376,7 +405,7 @@ func (l *streamLayer) Accept() (net.Conn, error) {
 }
 
 // Close closes the layer and its connections. It does not wait.
-func (l *streamLayer) Close() error {
+func (l *Layer) Close() error {
 	l.stop()
 	p := l.port
 	p.mu.Lock()
@@ -394,7 +423,7 @@ func (l *streamLayer) Close() error {
 }
 
 // Addr returns the node ID, which is the address of this node in raft.
-func (l *streamLayer) Addr() net.Addr { return nodeAddr(l.port.opts.Node) }
+func (l *Layer) Addr() net.Addr { return nodeAddr(l.port.opts.Node) }
 
 type nodeAddr rowraft.NodeID
 
@@ -402,15 +431,35 @@ func (nodeAddr) Network() string  { return "node" }
 func (a nodeAddr) String() string { return string(a) }
 
 // Dial connects to the group on the node whose ID is address.
-func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
-	return l.dial(address, timeout, raftChannel)
+func (l *Layer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	return l.dial(l.ctx, address, timeout, raftChannel)
 }
 
-func (l *streamLayer) dial(address raft.ServerAddress, timeout time.Duration, speak channel) (net.Conn, error) {
-	return l.dialContext(l.ctx, address, timeout, speak)
+// DialEntries connects to the group on the node whose ID is address, for requests with entries.
+func (l *Layer) DialEntries(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	return l.dial(l.ctx, address, timeout, entryChannel)
 }
 
-func (l *streamLayer) dialContext(ctx context.Context, address raft.ServerAddress, timeout time.Duration, speak channel) (net.Conn, error) {
+// Exchange connects to the group on the node whose ID is address, so that both ends compare what they remember of each
+// other, and closes the connection.
+func (l *Layer) Exchange(ctx context.Context, address raft.ServerAddress, timeout time.Duration) error {
+	c, err := l.dial(ctx, address, timeout, raftChannel)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// EntryConns are the accepted connections for requests with entries.
+func (l *Layer) EntryConns() <-chan net.Conn { return l.entries }
+
+// Context returns a context that ends with Close.
+func (l *Layer) Context() context.Context { return l.ctx }
+
+// Wait waits until raft has closed all accepted connections.
+func (l *Layer) Wait() { l.open.Wait() }
+
+func (l *Layer) dial(ctx context.Context, address raft.ServerAddress, timeout time.Duration, speak channel) (net.Conn, error) {
 	o := l.port.opts
 	to := rowraft.NodeID(address)
 	host, err := o.Resolve(to)
@@ -438,7 +487,7 @@ func (l *streamLayer) dialContext(ctx context.Context, address raft.ServerAddres
 }
 
 // introduce performs the TLS handshake and exchanges the preambles.
-func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string, to rowraft.NodeID, speak channel) error {
+func (l *Layer) introduce(ctx context.Context, t *conn, host string, to rowraft.NodeID, speak channel) error {
 	o := l.port.opts
 	if o.DialTLS != nil {
 		conf := o.DialTLS().Clone()
@@ -460,7 +509,7 @@ func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string
 	pre := preamble{cluster: o.Cluster, from: o.Node, to: to, group: l.group, channel: speak}
 	if l.member != nil {
 		var err error
-		if pre.says, err = l.member.statementFor(to); err != nil {
+		if pre.statement, err = l.member.Statement(to); err != nil {
 			return err
 		}
 	}
@@ -471,29 +520,29 @@ func (l *streamLayer) introduce(ctx context.Context, t *trackedConn, host string
 	if err != nil || l.member == nil {
 		return err
 	}
-	if err := l.member.recall(to, &says); err != nil {
+	if err := l.member.Compare(to, &says); err != nil {
 		return err
 	}
-	if status == peerStale {
-		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d", says.About.Start, pre.says.Self.Start)
+	if status == statusStale {
+		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d", says.About.Start, pre.statement.Self.Start)
 	}
-	peer, err := l.port.meet(to, says.Self)
+	peer, err := l.port.recordProcess(to, says.Self)
 	if err == nil {
-		l.from(t, peer)
+		l.setRemote(t, peer)
 	}
 	return err
 }
 
-// trackedConn removes itself from its layer when raft closes it.
-type trackedConn struct {
+// conn removes itself from its layer when raft closes it.
+type conn struct {
 	net.Conn
-	layer *streamLayer
-	peer  *heardFrom // nil: not known yet
+	layer *Layer
+	peer  *remote // nil: not known yet
 	once  sync.Once
 	done  func()
 }
 
-func (t *trackedConn) Read(b []byte) (int, error) {
+func (t *conn) Read(b []byte) (int, error) {
 	n, err := t.Conn.Read(b)
 	if n > 0 && t.peer != nil {
 		t.peer.at.Store(int64(time.Since(t.layer.port.begun)))
@@ -503,7 +552,7 @@ func (t *trackedConn) Read(b []byte) (int, error) {
 
 // cutLocked closes the connection below TLS, because the close message of TLS could wait for a peer that does not read.
 // REQUIRES: t.layer.mu is held.
-func (t *trackedConn) cutLocked() {
+func (t *conn) cutLocked() {
 	lowest := t.Conn
 	for {
 		above, ok := lowest.(interface{ NetConn() net.Conn })
@@ -516,7 +565,7 @@ func (t *trackedConn) cutLocked() {
 }
 
 // Close sends the close message of TLS. Until that is sent, the layer can still cut the connection.
-func (t *trackedConn) Close() error {
+func (t *conn) Close() error {
 	err := t.Conn.Close()
 	t.layer.mu.Lock()
 	delete(t.layer.conns, t)

@@ -1,4 +1,4 @@
-package raftstore
+package transport
 
 import (
 	"bufio"
@@ -12,19 +12,21 @@ import (
 	"github.com/rowraft/rowraft/raftstore/entry"
 )
 
-// What travels on an entry connection; docs/formats/peer.md is the authority.
+// Bounds of the messages on an entry connection; docs/formats/peer.md is the specification.
 const (
 	appendHeadBytes  = 64
 	appendReplyBytes = 32
 	maxAppendNames   = 1 << 10
 	maxAppendEntries = 1 << 10
 	maxAppendText    = 1 << 10
-	// readStep bounds what is allocated for bytes that have not come yet.
+	// readStep bounds the memory that is allocated before its bytes have arrived.
 	readStep = 1 << 20
 )
 
-// marshalAppend returns everything of a request but the data of its entries. ok is
-// false for what this form cannot carry.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// marshalAppend returns a request without the data of its entries. ok is false for a request that this encoding cannot
+// carry.
 func marshalAppend(buf []byte, a *raft.AppendEntriesRequest) (b []byte, ok bool) {
 	le := binary.LittleEndian
 	b = append(buf[:0], make([]byte, appendHeadBytes)...)
@@ -52,8 +54,8 @@ func marshalAppend(buf []byte, a *raft.AppendEntriesRequest) (b []byte, ok bool)
 	return b, true
 }
 
-// readAppend reads a request. An entry is at most maxEntry bytes, all of them at
-// most maxBytes and one entry. io.EOF: the peer is done.
+// readAppend reads a request. It refuses an entry of more than maxEntry bytes, and an entry after maxBytes of entries.
+// io.EOF: the connection ended between two requests.
 func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesRequest, error) {
 	le := binary.LittleEndian
 	b := make([]byte, appendHeadBytes, appendHeadBytes+4*entry.HeadBytes+128)
@@ -62,7 +64,7 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesR
 	}
 	entries, names := int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
 	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || le.Uint32(b[4:]) != 0 || le.Uint32(b[52:]) != 0 || le.Uint64(b[56:]) != 0 {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message with %d entries and %d bytes of names is impossible", entries, names)
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message has %d entries and %d bytes of names, at most %d and %d, or a byte that must be zero", entries, names, maxAppendEntries, maxAppendNames)
 	}
 	b = append(b, make([]byte, names+entries*entry.HeadBytes)...)
 	if _, err := io.ReadFull(r, b[appendHeadBytes:]); err != nil {
@@ -78,7 +80,7 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesR
 	rest := b[appendHeadBytes : appendHeadBytes+names]
 	for _, to := range []*[]byte{&a.ID, &a.Addr} {
 		if len(rest) < 2 || int(le.Uint16(rest)) > len(rest)-2 {
-			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the names of a message do not fit")
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the names of a message are longer than its head says")
 		}
 		n := 2 + int(le.Uint16(rest))
 		*to, rest = rest[2:n:n], rest[n:]
@@ -98,10 +100,10 @@ func checkAppendSizes(heads []byte, maxEntry, maxBytes int64) error {
 	for ; len(heads) > 0; heads = heads[entry.HeadBytes:] {
 		n := int64(entry.ParseHead(heads).Length)
 		if heads[25]|heads[26]|heads[27] != 0 {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "the head of an entry is impossible")
+			return rowraft.Errorf(rowraft.CodeCorrupt, "the head of an entry has a byte that must be zero")
 		}
 		if n > maxEntry || sum > maxBytes {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "an entry of %d bytes behind %d bytes of entries: at most %d and %d", n, sum, maxEntry, maxBytes)
+			return rowraft.Errorf(rowraft.CodeCorrupt, "an entry of %d bytes after %d bytes of entries: at most %d and %d", n, sum, maxEntry, maxBytes)
 		}
 		sum += n
 	}
@@ -142,7 +144,7 @@ func readData(r io.Reader, n int) ([]byte, error) {
 	}
 }
 
-// noEOF: the end of the stream within a message is no end.
+// noEOF converts the end of the stream within a message to io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -150,7 +152,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// marshalAppendReply returns the answer to a request; failure is for people.
+// marshalAppendReply returns the answer to a request. If failure is set, the answer has only its text.
 func marshalAppendReply(a *raft.AppendEntriesResponse, failure error) []byte {
 	le := binary.LittleEndian
 	b := make([]byte, appendReplyBytes)
@@ -176,8 +178,7 @@ func bit(v bool) byte {
 	return 0
 }
 
-// readAppendReply reads an answer. whole is false if the connection is of no use
-// any more.
+// readAppendReply reads an answer. whole is false if the connection cannot be used again.
 func readAppendReply(r io.Reader, a *raft.AppendEntriesResponse) (whole bool, err error) {
 	le := binary.LittleEndian
 	b := make([]byte, appendReplyBytes)
@@ -186,7 +187,7 @@ func readAppendReply(r io.Reader, a *raft.AppendEntriesResponse) (whole bool, er
 	}
 	n := le.Uint32(b[28:])
 	if n > maxAppendText || b[4] > 1 || b[5] > 1 || b[6] > 1 || b[7] != 0 || b[4] == 0 && n > 0 {
-		return false, rowraft.Errorf(rowraft.CodeCorrupt, "the answer to a message is impossible")
+		return false, rowraft.Errorf(rowraft.CodeCorrupt, "the head of an answer has a field out of its range")
 	}
 	b = append(b, make([]byte, n)...)
 	if _, err := io.ReadFull(r, b[appendReplyBytes:]); err != nil {

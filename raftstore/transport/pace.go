@@ -1,4 +1,4 @@
-package raftstore
+package transport
 
 import (
 	"io"
@@ -10,7 +10,7 @@ import (
 // paceBytes bounds one read of a pacedReader, and with it the burst of all readers together.
 const paceBytes = 64 << 10
 
-// pacedReader limits the rate of all readers of the node together, so that snapshots leave disk and network to pushes.
+// pacedReader limits the rate of all readers of the node together, because pushes need the same disk and network.
 // limit has a burst of paceBytes.
 type pacedReader struct {
 	r     io.Reader

@@ -1,4 +1,4 @@
-package raftstore
+package transport
 
 import (
 	"bufio"
@@ -9,41 +9,45 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft/raftstore/peer"
 )
 
-// appendTransport is raft's network transport with entries on connections of their
-// own: raft's encoding copies each of them twice at the receiving end, a tenth of all that a
-// follower does. Everything else, heartbeats too, goes raft's way.
-type appendTransport struct {
+// Network is raft's network transport, but entries travel on their own connections: raft's encoding copies each entry
+// twice at the receiving end, which is a tenth of all work of a follower. All other messages, heartbeats included, travel
+// on raft's connections.
+type Network struct {
 	*raft.NetworkTransport
-	layer   *streamLayer
+	layer   *peer.Layer
 	timeout time.Duration // of one request
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards idle and closed; not held across I/O except Close of a connection
 	idle   map[raft.ServerAddress][]*appendConn
-	closed bool
+	closed bool // no connection becomes idle any more
 }
 
 // appendConn carries one request at a time.
 type appendConn struct {
 	net.Conn
-	buf []byte
+	buf []byte // scratch: the head of a request and small data
 }
 
 const (
+	// idleAppendConns bounds the idle connections to one node. Raft sends entries to a follower one request at a time; a
+	// second connection serves a request after a time-out.
 	idleAppendConns = 2
-	// directData is from what size on data is written from where it is.
-	directData = 16 << 10
+	// directDataBytes is the size from which on data is written without a copy into buf.
+	directDataBytes = 16 << 10
 )
 
-func newAppendTransport(n *raft.NetworkTransport, layer *streamLayer, timeout time.Duration) *appendTransport {
-	return &appendTransport{
+func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, timeout time.Duration) *Network {
+	return &Network{
 		NetworkTransport: n, layer: layer, timeout: timeout,
 		idle: map[raft.ServerAddress][]*appendConn{},
 	}
 }
 
-func (t *appendTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
 	if len(args.Entries) == 0 {
 		return t.NetworkTransport.AppendEntries(id, target, args, resp)
 	}
@@ -59,21 +63,21 @@ func (t *appendTransport) AppendEntries(id raft.ServerID, target raft.ServerAddr
 	}
 	whole, err := c.call(args, resp, t.timeout)
 	if !whole {
-		t.drop(target) // what ended one connection most likely ended all
+		t.drop(target) // the cause most likely ended the idle connections too
 		return errors.Join(err, c.Close())
 	}
 	t.put(target, c)
 	return err
 }
 
-// call sends the request whose head is in c.buf, and reads the answer. whole is
-// false if the connection is of no use any more.
+// call sends the request whose head is in c.buf, and reads the answer. whole is false if the connection cannot be used
+// again.
 func (c *appendConn) call(args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse, timeout time.Duration) (whole bool, err error) {
 	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return false, err
 	}
 	for _, l := range args.Entries {
-		if len(l.Data) < directData {
+		if len(l.Data) < directDataBytes {
 			c.buf = append(c.buf, l.Data...)
 			continue
 		}
@@ -92,7 +96,8 @@ func (c *appendConn) call(args *raft.AppendEntriesRequest, resp *raft.AppendEntr
 	return readAppendReply(c, resp)
 }
 
-func (t *appendTransport) conn(target raft.ServerAddress) (*appendConn, error) {
+// conn returns an idle connection to target, or a new one.
+func (t *Network) conn(target raft.ServerAddress) (*appendConn, error) {
 	t.mu.Lock()
 	if idle := t.idle[target]; len(idle) > 0 {
 		c := idle[len(idle)-1]
@@ -101,14 +106,15 @@ func (t *appendTransport) conn(target raft.ServerAddress) (*appendConn, error) {
 		return c, nil
 	}
 	t.mu.Unlock()
-	c, err := t.layer.dial(target, t.timeout, entryChannel)
+	c, err := t.layer.DialEntries(target, t.timeout)
 	if err != nil {
 		return nil, err
 	}
 	return &appendConn{Conn: c}, nil
 }
 
-func (t *appendTransport) put(target raft.ServerAddress, c *appendConn) {
+// put makes c idle, or closes it.
+func (t *Network) put(target raft.ServerAddress, c *appendConn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed || len(t.idle[target]) >= idleAppendConns {
@@ -119,21 +125,23 @@ func (t *appendTransport) put(target raft.ServerAddress, c *appendConn) {
 }
 
 // drop closes the idle connections to target.
-func (t *appendTransport) drop(target raft.ServerAddress) {
+func (t *Network) drop(target raft.ServerAddress) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.dropLocked(target)
 }
 
-func (t *appendTransport) dropLocked(target raft.ServerAddress) {
+// dropLocked is drop.
+// REQUIRES: t.mu is held.
+func (t *Network) dropLocked(target raft.ServerAddress) {
 	for _, c := range t.idle[target] {
 		c.Close()
 	}
 	delete(t.idle, target)
 }
 
-// closeIdle closes the connections that carry nothing.
-func (t *appendTransport) closeIdle() {
+// closeIdle closes the idle connections, for good.
+func (t *Network) closeIdle() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
@@ -142,15 +150,13 @@ func (t *appendTransport) closeIdle() {
 	}
 }
 
-// acceptAppends serves the entry connections that others open.
-func (t *transport) acceptAppends() {
-	defer t.wg.Done()
+// acceptAppends serves the entry connections that other nodes open.
+func (t *Transport) acceptAppends() {
 	for {
 		select {
-		case c := <-t.layer.entries:
-			t.wg.Add(1)
-			go t.serveAppends(c)
-		case <-t.layer.ctx.Done():
+		case c := <-t.layer.EntryConns():
+			t.wg.Go(func() { t.serveAppends(c) })
+		case <-t.layer.Context().Done():
 			return
 		case <-t.stop:
 			return
@@ -158,21 +164,19 @@ func (t *transport) acceptAppends() {
 	}
 }
 
-// serveAppends answers the requests of one connection, one after the other, until
-// it ends.
-func (t *transport) serveAppends(c net.Conn) {
-	defer t.wg.Done()
+// serveAppends answers the requests of one connection, one after the other, until it ends.
+func (t *Transport) serveAppends(c net.Conn) {
 	defer c.Close()
 	r := bufio.NewReaderSize(c, 64<<10)
 	for {
 		req, err := readAppend(r, t.maxEntryBytes, t.maxRPCBytes)
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-				t.log.Warn("an entry connection ends", "remote", c.RemoteAddr(), "err", err)
+				t.log.Warn("closing an entry connection", "remote", c.RemoteAddr(), "err", err)
 			}
 			return
 		}
-		answer := make(chan raft.RPCResponse, 1)
+		answer := make(chan raft.RPCResponse, 1) // so that raft does not wait if the connection has ended
 		if !t.pass(raft.RPC{Command: req, RespChan: answer}) {
 			return
 		}
@@ -180,7 +184,7 @@ func (t *transport) serveAppends(c net.Conn) {
 		case a := <-answer:
 			resp, _ := a.Response.(*raft.AppendEntriesResponse)
 			if resp == nil && a.Error == nil {
-				a.Error = errEnded
+				a.Error = ErrStopped
 			}
 			if _, err := c.Write(marshalAppendReply(resp, a.Error)); err != nil {
 				return

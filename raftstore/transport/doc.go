@@ -1,0 +1,13 @@
+// Package transport carries the messages of one Raft group between its replicas.
+//
+//	raft ──► Transport ──► Network ──► peer.Layer ──► other nodes
+//	raft ◄── Consumer ◄── Transport ◄── peer.Layer ◄── other nodes
+//
+// Transport is raft's network transport with guards (raftstore/DESIGN.md). It sees every answer, so it knows the position
+// of each follower: Progress.
+//
+// A Transport has a goroutine for raft's own messages, one for the connections with entries, one for each such
+// connection, and one for each message that waits. Close returns after all have ended.
+//
+// The bytes: docs/formats/peer.md.
+package transport

@@ -1,0 +1,202 @@
+package transport
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/raftstore/entry"
+	"github.com/rowraft/rowraft/raftstore/timers"
+)
+
+// Replica is what the transport knows of this replica. Its functions may be called on any goroutine and do not wait.
+type Replica struct {
+	ID          raft.ServerID
+	BacklogFull func() bool            // the machine must catch up first
+	Applied     func() uint64          // index through which the machine has seen the log
+	Boundary    func() *entry.Position // newest snapshot of the machine, or nil
+	Term        func() uint64          // 0: raft does not run yet
+	Timers      *timers.Group
+	Timeout     time.Duration // of an RPC
+	Leads       func(term uint64) bool
+	Guard       *RollbackGuard // nil in tests of this package
+}
+
+// RollbackGuard is what the transport does with the marks of replicas.
+type RollbackGuard struct {
+	MayVote <-chan struct{}                           // closed when this replica may vote and request votes
+	Stopped func() bool                               // the group has stopped forever
+	Voted   func(id raft.ServerID, term uint64)       // a replica has voted in term
+	Marks   func(term uint64) []byte                  // marks for a heartbeat; nil: this replica does not lead
+	Learn   func(from rowraft.NodeID, payload []byte) // receives the marks of a heartbeat
+}
+
+func (t *Transport) Consumer() <-chan raft.RPC { return t.consume }
+
+// forward passes RPCs from raft's own connections to pass.
+func (t *Transport) forward() {
+	for {
+		select {
+		case rpc := <-t.Transport.Consumer():
+			if !t.pass(rpc) {
+				return
+			}
+		case <-t.stop:
+			return
+		}
+	}
+}
+
+// pass passes an RPC to raft, or answers it. It returns false when the transport ends. While the machine lags too far,
+// RPCs with entries wait in their own goroutines and do not delay heartbeats and votes. After half the sender's timeout
+// they pass in any case, so that a follower that lags does not look dead.
+func (t *Transport) pass(rpc raft.RPC) bool {
+	header, to, report, payload := open(rpc.Command)
+	r := t.replica.Guard
+	if to != t.replica.ID || r != nil && r.Stopped() {
+		t.wg.Go(func() { t.refuse(rpc, to) })
+		return true
+	}
+	if header != nil {
+		t.replica.Timers.Receive(raft.ServerID(header.ID), report, time.Now())
+	}
+	if r != nil {
+		if len(payload) > 0 {
+			r.Learn(rowraft.NodeID(header.Addr), payload)
+		}
+		if isVote(rpc.Command) {
+			select {
+			case <-r.MayVote:
+			default:
+				t.wg.Go(func() { t.holdVote(rpc, r) })
+				return true
+			}
+		}
+		if cmd, ok := rpc.Command.(*raft.RequestVoteRequest); ok {
+			r.Voted(raft.ServerID(cmd.ID), cmd.Term) // the term was durable before the candidate asked
+		}
+	}
+	switch cmd := rpc.Command.(type) {
+	case *raft.AppendEntriesRequest:
+		t.replica.cut(cmd)
+		if len(cmd.Entries) > 0 && t.replica.BacklogFull() {
+			t.wg.Go(func() { t.hold(rpc) })
+			return true
+		}
+	case *raft.InstallSnapshotRequest:
+		if t.replica.has(cmd) {
+			t.wg.Go(func() { t.decline(rpc, cmd) })
+			return true
+		}
+	}
+	return t.deliver(rpc)
+}
+
+// deliver waits until raft takes an RPC. It returns false when the transport ends.
+func (t *Transport) deliver(rpc raft.RPC) bool {
+	select {
+	case t.consume <- rpc:
+		return true
+	case <-t.stop:
+		return false
+	}
+}
+
+func isVote(cmd any) bool {
+	switch cmd.(type) {
+	case *raft.RequestVoteRequest, *raft.RequestPreVoteRequest:
+		return true
+	}
+	return false
+}
+
+// holdVote passes a vote request to raft when this replica may vote.
+func (t *Transport) holdVote(rpc raft.RPC, r *RollbackGuard) {
+	select {
+	case <-r.MayVote:
+	case <-t.stop:
+		return
+	}
+	if r.Stopped() {
+		rpc.Respond(nil, ErrStopped)
+		return
+	}
+	t.deliver(rpc)
+}
+
+// open removes what addressed added to the header of cmd. It returns the header (nil if cmd has none), the replica that
+// the message is for, the timers of its sender, and the marks.
+func open(cmd any) (h *raft.RPCHeader, to raft.ServerID, report, marks []byte) {
+	switch cmd := cmd.(type) {
+	case *raft.AppendEntriesRequest:
+		h = &cmd.RPCHeader
+	case *raft.RequestVoteRequest:
+		h = &cmd.RPCHeader
+	case *raft.RequestPreVoteRequest:
+		h = &cmd.RPCHeader
+	case *raft.InstallSnapshotRequest:
+		h = &cmd.RPCHeader
+	case *raft.TimeoutNowRequest:
+		h = &cmd.RPCHeader
+	default:
+		return nil, "", nil, nil
+	}
+	h.Addr, to, report = splitSender(h.Addr)
+	n := min(len(report), timers.ReportBytes)
+	return h, to, report[:n], report[n:]
+}
+
+// refuse answers a message for another replica with an error.
+func (t *Transport) refuse(rpc raft.RPC, to raft.ServerID) {
+	if rpc.Reader != nil {
+		io.Copy(io.Discard, rpc.Reader)
+	}
+	rpc.Respond(nil, fmt.Errorf("the message is for replica %q, this is replica %q", to, t.replica.ID))
+}
+
+// cut drops the entries of a that the snapshot of this replica covers. They are committed, so every leader has the same
+// ones, but the log of this replica may not have them any more.
+func (r *Replica) cut(a *raft.AppendEntriesRequest) {
+	b := r.Boundary()
+	if b == nil || a.PrevLogEntry >= b.Index || a.PrevLogEntry == 0 && len(a.Entries) == 0 {
+		return
+	}
+	for len(a.Entries) > 0 && a.Entries[0].Index <= b.Index {
+		a.Entries = a.Entries[1:]
+	}
+	a.PrevLogEntry, a.PrevLogTerm = b.Index, b.Term
+}
+
+// has reports whether this replica has already applied everything in the snapshot. It is true only for the leader of
+// the current term; raft answers all others.
+func (r *Replica) has(s *raft.InstallSnapshotRequest) bool {
+	return s.LastLogIndex <= r.Applied() && s.Term == r.Term()
+}
+
+// decline reads a snapshot off the connection and answers that this replica has it. The log after it stays, as in the
+// Raft paper.
+func (t *Transport) decline(rpc raft.RPC, s *raft.InstallSnapshotRequest) {
+	_, err := io.Copy(io.Discard, rpc.Reader)
+	t.log.Info("declined a snapshot of what is applied already", "index", s.LastLogIndex, "bytes", s.Size)
+	rpc.Respond(&raft.InstallSnapshotResponse{
+		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax},
+		Term:      s.Term, Success: err == nil,
+	}, err)
+}
+
+// hold passes an RPC with entries to raft when the machine has caught up, or after half of RPCTimeout.
+func (t *Transport) hold(rpc raft.RPC) {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(RPCTimeout / 2); time.Now().Before(end) && t.replica.BacklogFull(); {
+		select {
+		case <-tick.C:
+		case <-t.stop:
+			return
+		}
+	}
+	t.deliver(rpc)
+}
