@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -28,10 +27,9 @@ const (
 
 // Attendance describes a trainer that takes part in checkpoints.
 type Attendance struct {
-	Job            string
-	Rank, Trainers int
-	Checkpoint     string            // id of the checkpoint that it resumes from; "": none
-	Tables         []rowraft.TableID // tables that it trains
+	Member     *Member           // the trainer's membership in its job; required
+	Checkpoint string            // id of the checkpoint that it resumes from; "": none
+	Tables     []rowraft.TableID // tables that it trains
 	// Pause stops the training at the next batch boundary, after every push is acknowledged, until Release
 	// is called. Goroutines of the client call it, one at a time, also after the training has ended; then
 	// Pause returns the last state.
@@ -46,11 +44,9 @@ type Attendance struct {
 	// this trainer may not write checkpoints to one of them.
 	Destinations []string
 
-	// Member is the trainer's membership in its job; nil if it entered none. While the call is open, the
-	// client calls Beat about once a second and sends the result, which renews the member's lease. It calls
-	// OnMembers for each new generation, from the member's own on, and OnStop once, when the job is
-	// stopped. All may be nil; none may block.
-	Member    *Member
+	// While the call is open, the client calls Beat about once a second and sends the result, which renews
+	// the member's lease. It calls OnMembers for each new generation, from the member's own on, and OnStop
+	// once, when the job is stopped. All may be nil; none may block.
 	Beat      func() Beat
 	OnMembers func(Members)
 	OnStop    func()
@@ -96,13 +92,12 @@ type Parking struct {
 // There is one more while the client waits for Pause, and one for each state that the client sends. All end
 // in Close, and when the client closes.
 type Attending struct {
-	c        *Client
-	a        Attendance
-	instance [16]byte
-	ctx      context.Context
-	cancel   context.CancelFunc
-	ended    chan struct{} // closed when the call has ended for good
-	wake     chan struct{} // signals that park is set; capacity 1
+	c      *Client
+	a      Attendance
+	ctx    context.Context
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when the call has ended for good
+	wake   chan struct{} // signals that park is set; capacity 1
 
 	mu     sync.Mutex
 	epoch  uint64 // of the tables; 0 before the first welcome
@@ -115,15 +110,16 @@ type Attending struct {
 	stopped bool // OnStop was called; only the goroutine of the call uses it
 }
 
-// Attend makes a trainer take part in checkpoints. It returns when the scheduler has logged the trainer, or
-// when ctx ends before a scheduler answers.
+// Attend makes a member of a job take part in checkpoints. It returns when the scheduler has logged that, or
+// when ctx ends before a scheduler answers. A trainer without other trainers enters a job of one worker first
+// (EnterJob).
 //
 // Errors: CodePrecondition if the cluster's tables are not those of the checkpoint that the trainer resumes
-// from, or were trained since.
+// from, or were trained since; CodeSessionExpired if it is no longer a member of its job.
 func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
 	t := &Attending{c: c, a: a, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
-	if t.instance = a.instance(); a.Member == nil {
-		_, _ = rand.Read(t.instance[:]) // never fails (crypto/rand)
+	if a.Member == nil {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a trainer without Member: enter a job first")
 	}
 	t.ctx, t.cancel = context.WithCancel(c.ctx)
 	welcomed := make(chan struct{})
@@ -132,9 +128,7 @@ func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
 	}
 	select {
 	case <-welcomed:
-		if a.Member != nil {
-			a.Member.attended()
-		}
+		a.Member.attended()
 		return t, nil
 	case <-t.ended:
 	case <-ctx.Done():
@@ -146,14 +140,7 @@ func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
 	if err == nil {
 		err = ctx.Err()
 	}
-	return nil, fmt.Errorf("trainer %d of job %s: %w", a.Rank, a.Job, err)
-}
-
-func (a *Attendance) instance() (id [16]byte) {
-	if a.Member != nil {
-		id = a.Member.instance
-	}
-	return id
+	return nil, fmt.Errorf("trainer %d of job %s: %w", a.Member.Rank(), a.Member.Job(), err)
 }
 
 // Close ends the call. The scheduler still expects the trainer, unless it has parked and left.
@@ -264,11 +251,8 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	epoch := t.epoch
 	t.mu.Unlock()
 	hello := &rowraftv1.AttendHello{
-		Job: t.a.Job, Rank: uint32(t.a.Rank), Trainers: uint32(t.a.Trainers), Instance: t.instance[:], Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
+		Member: t.a.Member.identity, Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
 		Announces: t.a.Announces, Tables: t.a.tables(), Destinations: t.a.Destinations,
-	}
-	if t.a.Member != nil {
-		hello.Member = t.a.Member.identity
 	}
 	// Send returns no cause; Recv does.
 	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
@@ -366,7 +350,7 @@ func (c *attendCall) serve(broken <-chan error) error {
 	defer c.end()
 	defer c.goOn()
 	welcome := false
-	beats := time.NewTicker(c.t.a.beatEvery())
+	beats := time.NewTicker(c.t.a.Member.beatEvery())
 	defer beats.Stop()
 	for {
 		if welcome && !c.parked {
@@ -401,7 +385,7 @@ func (c *attendCall) serve(broken <-chan error) error {
 				}
 			}
 		case <-beats.C:
-			if welcome && c.t.a.Member != nil {
+			if welcome {
 				c.beat()
 			}
 		case a := <-c.announced:
@@ -419,18 +403,11 @@ func (c *attendCall) serve(broken <-chan error) error {
 	}
 }
 
-func (a *Attendance) beatEvery() time.Duration {
-	if a.Member == nil {
-		return time.Second
-	}
-	return a.Member.beatEvery()
-}
-
 func (a *Attendance) members(m *rowraftv1.AttendMembers) {
 	if a.OnMembers == nil {
 		return
 	}
-	if a.Member != nil && m.GetGeneration() < a.Member.Generation {
+	if m.GetGeneration() < a.Member.Generation {
 		return // the shards do not have the member's own generation yet, and refuse it in this one
 	}
 	out := Members{Generation: m.GetGeneration(), FirstStep: int64(m.GetFirstStep())}

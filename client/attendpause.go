@@ -139,7 +139,7 @@ func (c *attendCall) upload(p *pausing) {
 	if err != nil {
 		return
 	}
-	w := &stateWriter{stream: stream, head: &rowraftv1.SendStateRequest{Id: p.id, Job: c.t.a.Job, Rank: uint32(c.t.a.Rank), Instance: c.t.instance[:]}}
+	w := &stateWriter{stream: stream, head: &rowraftv1.SendStateRequest{Id: p.id, Member: c.t.a.Member.identity}}
 	if p.at.Write(w) == nil && w.flush(true) == nil {
 		_, _ = stream.CloseAndRecv()
 	}

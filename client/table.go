@@ -146,17 +146,17 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	return c.handle(home, rpc.SchemaFromProto(reply.Table)), nil
 }
 
-// Restored describes the checkpoints that a cluster's tables come from, and its trainers since.
+// Restored describes the checkpoints that a cluster's tables come from.
 type Restored struct {
 	Sources  []Source  // the last restore first
-	Trained  []Trainer // trainers since the last restore, connected or not
-	Training []Trainer // connected trainers
+	Training []Trainer // trainers that are connected to the scheduler
 }
 
 // Source is a checkpoint that tables come from.
 type Source struct {
 	ID, Destination, Name string
 	Tables                []string
+	Trained               []Trainer // trainers that may have changed these tables since the restore
 }
 
 // Of returns the checkpoint that a table comes from; the zero Source if there is none.
@@ -181,17 +181,19 @@ func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
 		reply, err := stub.Status(ctx, &rowraftv1.StatusRequest{})
 		r = Restored{}
 		for _, from := range reply.GetRestored() {
-			r.Sources = append(r.Sources, Source{from.GetId(), from.GetDestination(), from.GetName(), from.GetTables()})
+			r.Sources = append(r.Sources, Source{from.GetId(), from.GetDestination(), from.GetName(), from.GetTables(), trainersFromProto(from.GetTrained())})
 		}
-		for _, t := range reply.GetTrainers() {
-			r.Trained = append(r.Trained, Trainer{t.GetJob(), int(t.GetRank())})
-			if t.GetConnected() {
-				r.Training = append(r.Training, Trainer{t.GetJob(), int(t.GetRank())})
-			}
-		}
+		r.Training = trainersFromProto(reply.GetTrainers())
 		return err
 	})
 	return r, err
+}
+
+func trainersFromProto(list []*rowraftv1.TrainerId) (out []Trainer) {
+	for _, t := range list {
+		out = append(out, Trainer{t.GetJob(), int(t.GetRank())})
+	}
+	return out
 }
 
 // DropTable removes the table with all its rows and returns when no shard has it. The id is never used

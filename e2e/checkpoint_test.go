@@ -80,7 +80,7 @@ func (c *cluster) mustCreate(dest, name string, flags ...string) string {
 		// after that, where the leader only stood still. A trainer may be on its way to a
 		// new leader for longer than a checkpoint waits for it.
 		left := again && strings.Contains(errout, name+" exists")
-		if code != 4 && !(code == 1 && (left || strings.Contains(errout, "is not here: without its state"))) {
+		if code != 4 && !(code == 1 && (left || strings.Contains(errout, "is not connected to the scheduler"))) {
 			return nil
 		}
 		again = true

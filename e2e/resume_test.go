@@ -20,10 +20,18 @@ import (
 )
 
 // runJob trains on c and takes part in its checkpoints.
-func runJob(c *cluster, cfg trainer.Config, observe trainer.Observer) (*trainer.Result, error) {
+func runJob(c *cluster, cfg trainer.Config, observe trainer.Observer) (r *trainer.Result, err error) {
 	c.t.Helper()
 	ctx := deadline(c.t, patience)
 	cl := c.dial(client.Options{})
+	if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			trainer.Abandon(ctx, &cfg, err)
+		}
+	}()
 	j, err := trainer.NewJob(ctx, cfg, tables.NewCluster(cl), observe)
 	if err != nil {
 		c.t.Fatal(err)

@@ -171,10 +171,14 @@ func unlessDenied(err error) error {
 	return nil
 }
 
-// parks attends as the one trainer of a job and parks. It returns the checkpoint that was made.
+// parks enters a job of one worker, attends and parks. It returns the checkpoint that was made.
 func (l *checkpointLab) parks(cl *client.Client, job, to string, destinations ...string) (string, error) {
 	l.t.Helper()
-	at, err := cl.Attend(l.ctx, client.Attendance{Job: job, Trainers: 1, Destinations: destinations, Pause: func(context.Context, client.Agree) (*client.Paused, error) {
+	m, err := cl.EnterJob(l.ctx, client.Entry{Job: job, Worker: "w", Workers: 1})
+	if err != nil {
+		return "", err
+	}
+	at, err := cl.Attend(l.ctx, client.Attendance{Member: m, Destinations: destinations, Pause: func(context.Context, client.Agree) (*client.Paused, error) {
 		write := func(w io.Writer) error { _, err := io.WriteString(w, "state"); return err }
 		return &client.Paused{Step: 1, Size: 5, Write: write, Release: func() {}}, nil
 	}})

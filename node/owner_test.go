@@ -38,18 +38,22 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 	jobs := func(role certs.Role, name string, tables ...string) rowraftv1.JobsClient {
 		return rowraftv1.NewJobsClient(open(role, name, tables...))
 	}
+	var identity *rowraftv1.JobIdentity // of alice's first worker
 	attend := func(name string) error {
 		stream, err := rowraftv1.NewCheckpointsClient(open(certs.Trainer, name, "*")).Attend(ctx)
 		if err != nil {
 			return err
 		}
-		_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Job: "ctr", Trainers: 2, Instance: make([]byte, 16)}}})
+		_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Member: identity}}})
 		_, err = stream.Recv()
 		return rpc.FromStatus(err)
 	}
-	if _, err := enter("alice", "w0"); err != nil {
+	first, err := enter("alice", "w0")
+	if err != nil {
 		t.Fatal(err)
 	}
+	run := first.Run()
+	identity = &rowraftv1.JobIdentity{Job: "ctr", Run: run[:], Incarnation: uint64(first.Incarnation())}
 	if _, err := enter("alice", "w1"); err != nil {
 		t.Errorf("a second worker of alice: %v", err)
 	}
@@ -79,7 +83,7 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 		t.Fatalf("bob lists %v, %v", list, err)
 	}
 	for _, job := range []*rowraftv1.JobInfo{seen.GetJob(), list.GetJobs()[0]} {
-		if m := job.GetMembers()[0].GetMember(); len(job.GetRun()) > 0 || m.GetIncarnation() != 0 || len(m.GetInstance()) > 0 {
+		if m := job.GetMembers()[0].GetMember(); len(job.GetRun()) > 0 || m.GetIncarnation() != 0 || m.GetAttending() != 0 || len(m.GetInstance()) > 0 {
 			t.Errorf("bob learns what lets him act as alice's worker: %v", job)
 		}
 	}

@@ -34,8 +34,7 @@ func (s *Scheduler) assemble(ctx context.Context, need string, skip bool, left m
 		}
 		there := need == "" || slices.ContainsFunc(who, func(a *attendee) bool { return a.id.job == need })
 		for _, id := range absent {
-			err := rowraft.Errorf(rowraft.CodePrecondition,
-				"%s is not here: without its state the job could not go on exactly (--skip-absent makes the checkpoint without it; a job that nobody hears of counts as dead after %v)", id, forgetJobAfter)
+			err := s.absentError(id)
 			switch {
 			case skip && there:
 				s.logger.Warn("a checkpoint goes on without a trainer", "job", id.job, "rank", id.rank)
@@ -50,30 +49,38 @@ func (s *Scheduler) assemble(ctx context.Context, need string, skip bool, left m
 	}
 }
 
-// rollCall returns the connected trainers and the expected ones that are absent. The cluster expects a trainer that, by
-// the log, has begun and not left. It expects all ranks of need, which must be in the checkpoint. It does not expect a
-// trainer that another worker may replace, nor one of a job that still waits for its first trainers: such a job has
-// pushed nothing yet.
+// absentError says why a checkpoint cannot pause an expected trainer.
+func (s *Scheduler) absentError(id trainerID) error {
+	if s.attendance.has(id) {
+		return claimedError(id.job)
+	}
+	return rowraft.Errorf(rowraft.CodePrecondition,
+		"%s is not connected to the scheduler, and its job cannot resume exactly from a checkpoint without its state: start it again, or make the checkpoint without it (--skip-absent)", id)
+}
+
+// claimedError is the temporary error of a checkpoint that needs the trainers of a job while another muster has them.
+func claimedError(job string) error {
+	return rowraft.Errorf(rowraft.CodeNoLeader, "the trainers of job %s are paused for another checkpoint, or are told to stop; try again", job)
+}
+
+// rollCall returns the connected trainers and the expected ones that are absent. A connected trainer whose job another
+// muster has claimed counts as absent.
 func (s *Scheduler) rollCall(need string, left map[string]error) (who []*attendee, absent []trainerID) {
 	out := func(job string) bool { return left[job] != nil || job != need && s.jobWaits(job) }
 	who = slices.DeleteFunc(s.attendance.list(), func(a *attendee) bool { return out(a.id.job) })
-	ought := make(map[trainerID]bool)
+	connected := make(map[string]bool)
 	for _, a := range who {
-		for rank := range a.trainers {
-			if a.id.job == need {
-				ought[trainerID{a.id.job, rank}] = true
+		connected[a.id.job] = true
+	}
+	ought := make(map[trainerID]bool)
+	for _, r := range s.machine.allRuns() {
+		if job := r.GetJob(); !out(job) {
+			for _, rank := range expectedRanks(r, job == need, connected[job]) {
+				ought[trainerID{job, rank}] = true
 			}
 		}
 	}
-	for _, t := range s.machine.atWork() {
-		if id := idOf(t); !out(id.job) && !s.dead(id.job) {
-			ought[id] = true
-		}
-	}
-	for _, id := range s.replaceable() {
-		delete(ought, id)
-	}
-	if need != "" && !slices.ContainsFunc(who, func(a *attendee) bool { return a.id.job == need }) {
+	if need != "" && !connected[need] {
 		ought[trainerID{need, 0}] = true
 	}
 	claimed := s.attendance.allClaimed()
@@ -91,44 +98,6 @@ func (s *Scheduler) jobWaits(job string) bool {
 	return r != nil && (r.GetGeneration() == 0 || r.GetGathering())
 }
 
-// replaceable returns the lost and failed trainers of jobs whose data the scheduler assigns. The other workers read
-// their data parts, and a replacement starts from the shared state, so a checkpoint does not need these trainers.
-func (s *Scheduler) replaceable() (out []trainerID) {
-	for _, r := range s.machine.allRuns() {
-		for _, m := range r.GetMembers() {
-			lost := m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST || m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
-			if lost && r.GetData().GetExamples() > 0 {
-				out = append(out, trainerID{r.GetJob(), m.GetRank()})
-			}
-		}
-	}
-	return out
-}
-
-// dead reports whether no trainer of the job has been connected for forgetJobAfter, counted from the start of this
-// leader at the earliest.
-func (s *Scheduler) dead(job string) bool {
-	since := s.leadsSince()
-	s.attendance.mu.Lock()
-	defer s.attendance.mu.Unlock()
-	for id := range s.attendance.trainers {
-		if id.job == job {
-			return false
-		}
-	}
-	if last, ok := s.attendance.heard[job]; ok && last.After(since) {
-		since = last
-	}
-	return time.Since(since) > forgetJobAfter
-}
-
-// leadsSince returns when this server began to lead the metadata group.
-func (s *Scheduler) leadsSince() time.Time {
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	return s.soft.since
-}
-
 // attended describes the trainers of the muster for the reply of CreateCheckpoint.
 func (m *muster) attended() (out []*rowraftv1.AttendedTrainer) {
 	for _, p := range m.members {
@@ -137,20 +106,7 @@ func (m *muster) attended() (out []*rowraftv1.AttendedTrainer) {
 	return out
 }
 
-// forgetDead logs that the trainers of dead jobs have left.
-func (s *Scheduler) forgetDead(ctx context.Context) error {
-	for _, t := range s.machine.atWork() {
-		if id := idOf(t); s.dead(id.job) {
-			if err := s.logLeave(ctx, id, t.GetInstance()); err != nil {
-				return err
-			}
-			s.logger.Info("nothing was heard of a trainer, and of its job, for long: it does not count any more", "job", id.job, "rank", id.rank)
-		}
-	}
-	return nil
-}
-
-// addTrainers adds the trainers and the restored checkpoints to the status.
+// addTrainers adds the connected trainers and the restored checkpoints to the status.
 func (s *Scheduler) addTrainers(reply *rowraftv1.StatusReply) {
 	sources, _ := s.machine.restored()
 	for _, from := range sources {
@@ -160,15 +116,12 @@ func (s *Scheduler) addTrainers(reply *rowraftv1.StatusReply) {
 				r.Tables = append(r.Tables, t.Name)
 			}
 		}
+		for _, t := range from.GetTrained() {
+			r.Trained = append(r.Trained, &rowraftv1.TrainerId{Job: t.GetJob(), Rank: t.GetRank()})
+		}
 		reply.Restored = append(reply.Restored, r)
 	}
-	there := make(map[trainerID]bool)
 	for _, a := range s.attendance.list() {
-		there[a.id] = true
-	}
-	for _, t := range s.machine.allTrainers() {
-		reply.Trainers = append(reply.Trainers, &rowraftv1.TrainerStatus{
-			Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Left: t.GetLeft(), Connected: there[idOf(t)],
-		})
+		reply.Trainers = append(reply.Trainers, &rowraftv1.TrainerId{Job: a.id.job, Rank: a.id.rank})
 	}
 }

@@ -27,9 +27,6 @@ const (
 	// done stays connected until each other trainer has reported, after this time, that it is not stopping: a trainer
 	// that stops needs a checkpoint with the state of all.
 	stopGrace = 2 * time.Second
-	// forgetJobAfter is the silence of all of a job's trainers after which the job counts as dead. Checkpoints no
-	// longer wait for a dead job.
-	forgetJobAfter = time.Minute
 	// endingPatience bounds the retries of the checkpoint of leaving trainers after temporary errors, such as an
 	// election.
 	endingPatience = 2 * time.Minute
@@ -38,38 +35,36 @@ const (
 	maxDestinations = 8
 )
 
-// attendance holds the trainers that are connected to this leader. The log holds the trainers that the cluster expects
-// (attendstate.go).
+// attendance holds the trainers that are connected to this leader. The log holds the members whose state checkpoints
+// need (attendstate.go).
 type attendance struct {
 	patience patience // the constants, except in tests
 
 	mu        sync.Mutex
 	trainers  map[trainerID]*attendee
-	heard     map[string]time.Time // by job: when the last trainer disconnected
-	endings   map[string]*ending   // by job: the newest checkpoint of leaving trainers
-	halts     map[string]*halt     // by job: the newest stop request
-	claimed   map[string]bool      // jobs whose trainers are paused by a muster
-	changed   chan struct{}        // closed and replaced at each change
+	endings   map[string]*ending // by job: the newest checkpoint of leaving trainers
+	halts     map[string]*halt   // by job: the newest stop request
+	claimed   map[string]bool    // jobs whose trainers are paused by a muster
+	changed   chan struct{}      // closed and replaced at each change
 	lastPause uint64
 }
 
 func newAttendance() *attendance {
 	return &attendance{
 		patience: patience{absent: absentPatience, pause: pausePatience, ignored: ignoredPatience, quick: quickPatience, announce: announcePatience, release: releasePatience, state: statePatience},
-		trainers: make(map[trainerID]*attendee), heard: make(map[string]time.Time), endings: make(map[string]*ending), halts: make(map[string]*halt), claimed: make(map[string]bool), changed: make(chan struct{}),
+		trainers: make(map[trainerID]*attendee), endings: make(map[string]*ending), halts: make(map[string]*halt), claimed: make(map[string]bool), changed: make(chan struct{}),
 	}
 }
 
 // attendee is one connected trainer: one call of Attend.
 type attendee struct {
 	id        trainerID
+	member    *rowraftv1.JobIdentity
 	trainers  uint32 // number of trainers of its job
 	announces bool   // the trainer agrees on a common boundary with the others of its job
-	instance  []byte
 	caller    *rpc.Caller
-	member    *rowraftv1.JobIdentity // nil: the trainer has not entered a job
-	gone      chan struct{}          // closed when the call ends
-	replaced  chan struct{}          // closed when another process takes this rank
+	gone      chan struct{} // closed when the call ends
+	replaced  chan struct{} // closed when another call of a trainer with this rank begins
 
 	send struct {
 		turn   turn // held while a message is sent
@@ -144,19 +139,27 @@ func (t *attendance) remove(a *attendee) {
 	}
 	if t.trainers[a.id] == a {
 		delete(t.trainers, a.id)
-		t.heard[a.id.job] = time.Now()
 		t.changeLocked()
 	}
 }
 
-// find returns the trainer with this id and process instance, nil if it is not connected.
-func (t *attendance) find(id trainerID, instance []byte) *attendee {
+// find returns the connected trainer of a member, nil if there is none.
+func (t *attendance) find(member *rowraftv1.JobIdentity) *attendee {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if a := t.trainers[id]; a != nil && bytes.Equal(a.instance, instance) {
+	// The id of the run is the secret here: an incarnation can be guessed.
+	a := t.trainers[trainerID{member.GetJob(), member.GetRank()}]
+	if a != nil && a.member.GetIncarnation() == member.GetIncarnation() && bytes.Equal(a.member.GetRun(), member.GetRun()) {
 		return a
 	}
 	return nil
+}
+
+// has reports whether a trainer is connected.
+func (t *attendance) has(id trainerID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.trainers[id] != nil
 }
 
 // claim reserves the trainers of a job for one muster, because a trainer answers one pause at a time. It returns false
@@ -209,14 +212,15 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 		return err
 	}
 	hello := first.GetHello()
-	if hello == nil {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a trainer says who it is before anything else")
+	id := trainerID{hello.GetMember().GetJob(), hello.GetMember().GetRank()}
+	if id.job == "" {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the first message of Attend must name the member of a job: enter a job first")
 	}
-	if err := c.s.jobs.checkOwner(stream.Context(), hello.GetJob()); err != nil {
+	if err := c.s.jobs.checkOwner(stream.Context(), id.job); err != nil {
 		return err
 	}
 	if n := len(hello.GetDestinations()); n > maxDestinations {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer %d of job %s names %d checkpoint destinations, at most %d", hello.GetRank(), hello.GetJob(), n, maxDestinations)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s names %d checkpoint destinations, at most %d", id, n, maxDestinations)
 	}
 	for _, d := range hello.GetDestinations() { // check now, not at the end of the training
 		if err := c.s.mayWrite(stream.Context(), rpc.CallerOf(stream.Context()), d); err != nil {
@@ -224,9 +228,8 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 		}
 	}
 	a := &attendee{
-		caller: rpc.CallerOf(stream.Context()),
-		id:     trainerID{hello.GetJob(), hello.GetRank()}, trainers: hello.GetTrainers(), announces: hello.GetAnnounces(), instance: hello.GetInstance(),
-		member: hello.GetMember(), gone: make(chan struct{}), replaced: make(chan struct{}),
+		id: id, member: hello.GetMember(), announces: hello.GetAnnounces(), caller: rpc.CallerOf(stream.Context()),
+		gone: make(chan struct{}), replaced: make(chan struct{}),
 	}
 	if err := c.s.welcomeMember(stream.Context(), a); err != nil {
 		return err
@@ -282,28 +285,24 @@ func (s *Scheduler) welcome() *rowraftv1.AttendReply {
 	return &rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Welcome{Welcome: &rowraftv1.AttendWelcome{TableEpoch: uint64(epoch)}}}
 }
 
-// logAttend logs a trainer that the machine does not know yet, so that the next leader expects it too.
+// logAttend logs that checkpoints need the state of a trainer, unless that is logged already.
 func (s *Scheduler) logAttend(ctx context.Context, h *rowraftv1.AttendHello) error {
-	t := &rowraftv1.MetaTrainer{Job: h.GetJob(), Rank: h.GetRank(), Trainers: h.GetTrainers(), Instance: h.GetInstance(), Tables: h.GetTables()}
-	if caller := rpc.CallerOf(ctx); caller != nil {
-		t.Owner = caller.Name
-	}
-	if _, epoch := s.machine.restored(); s.machine.knows(t) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
+	id := h.GetMember()
+	if _, epoch := s.machine.restored(); s.machine.attends(id) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
 		return nil // the trainer reconnects
 	}
 	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{
-		Trainer: t, Checkpoint: h.GetCheckpoint(), TableEpoch: h.GetTableEpoch(),
+		Identity: id, Checkpoint: h.GetCheckpoint(), TableEpoch: h.GetTableEpoch(), Tables: h.GetTables(),
 	}}})
 	if err == nil {
-		s.logger.Info("a trainer begins", "job", t.Job, "rank", t.Rank, "of", t.Trainers, "checkpoint", h.GetCheckpoint())
+		s.logger.Info("a trainer begins", "job", id.GetJob(), "rank", id.GetRank(), "checkpoint", h.GetCheckpoint())
 	}
 	return err
 }
 
-func (s *Scheduler) logLeave(ctx context.Context, id trainerID, instance []byte) error {
-	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Leave{Leave: &rowraftv1.MetaLeave{
-		Job: id.job, Rank: id.rank, Instance: instance,
-	}}})
+// logDetach logs that checkpoints no longer need the state of a member.
+func (s *Scheduler) logDetach(ctx context.Context, id *rowraftv1.JobIdentity) error {
+	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Detach{Detach: &rowraftv1.MetaDetach{Identity: id}}})
 	return err
 }
 
@@ -315,9 +314,7 @@ func (s *Scheduler) listen(a *attendee) error {
 		if err != nil {
 			return err
 		}
-		if a.member != nil {
-			s.workers.heard(a.member.GetIncarnation(), req.GetBeat())
-		}
+		s.workers.heard(a.member.GetIncarnation(), req.GetBeat())
 		if park := req.GetPark(); park != nil {
 			s.attendance.mu.Lock()
 			if a.park == nil {
@@ -346,7 +343,7 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 			return err
 		}
 		if leave := c.mayLeave(ctx, a); leave != nil {
-			if err := c.s.logLeave(ctx, a.id, a.instance); err != nil {
+			if err := c.s.logDetach(ctx, a.member); err != nil {
 				return err
 			}
 			c.s.attendance.remove(a) // before the message: a checkpoint must not ask a process that exits
@@ -356,7 +353,7 @@ func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan erro
 		case <-changed:
 		case <-tick.C:
 		case <-a.replaced:
-			return rowraft.Errorf(rowraft.CodeAlreadyExists, "another process has become %s", a.id)
+			return rowraft.Errorf(rowraft.CodeAlreadyExists, "another call of %s has begun", a.id)
 		case err := <-broken:
 			return err
 		case <-ctx.Done():

@@ -71,7 +71,7 @@ type fakeTrainer struct {
 	stands   int64 // not 0: the boundary at which it stands, whatever was agreed
 	told     int64 // what was agreed
 	parts    []client.PartReached
-	member   *client.Member // of its job; may be nil
+	member   *client.Member
 	stopped  chan stoppedAt // not nil: gets how it stands when it is told to stop
 }
 
@@ -132,6 +132,17 @@ func (f *fakeTrainer) isStill() bool {
 	return f.standing > 0
 }
 
+// expectedTrainers returns the trainers for which a checkpoint of no job waits if none of them is connected.
+func expectedTrainers(s *Scheduler) (out []trainerID) {
+	for _, r := range s.machine.allRuns() {
+		for _, rank := range expectedRanks(r, false, false) {
+			out = append(out, trainerID{r.GetJob(), rank})
+		}
+	}
+	return out
+}
+
+// attend registers a trainer. It enters the job first, unless change sets its membership.
 func attend(t *testing.T, c *client.Client, job string, rank, trainers int, change func(*fakeTrainer)) *fakeTrainer {
 	t.Helper()
 	f := &fakeTrainer{content: strings.Repeat(fmt.Sprintf("state of %s/%d ", job, rank), 40000), step: int64(100 + rank), asked: make(chan struct{}, 16)}
@@ -139,7 +150,13 @@ func attend(t *testing.T, c *client.Client, job string, rank, trainers int, chan
 		change(f)
 	}
 	var err error
-	a := client.Attendance{Job: job, Rank: rank, Trainers: trainers, Pause: f.pause, Announces: f.boundary != 0, Member: f.member}
+	if f.member == nil {
+		f.member, err = enter(t, c, fmt.Sprint("rank-", rank), trainers, func(e *client.Entry) { e.Job, e.Rank = job, &rank })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := client.Attendance{Member: f.member, Pause: f.pause, Announces: f.boundary != 0}
 	if f.stopped != nil {
 		a.OnStop = f.onStop
 	}
@@ -261,7 +278,7 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				at, err := c.Attend(t.Context(), client.Attendance{Job: "ctr", Rank: rank, Trainers: 2, Member: members[rank], Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause})
+				at, err := c.Attend(t.Context(), client.Attendance{Member: members[rank], Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -295,7 +312,45 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 	}
 }
 
-// The log knows of a trainer of which nothing else is left, until its job counts as dead.
+// TestOnlyAMemberSendsItsState: a caller that does not know the run cannot send a state for a trainer.
+func TestOnlyAMemberSendsItsState(t *testing.T) {
+	id := func(run byte, incarnation uint64) *rowraftv1.JobIdentity {
+		return &rowraftv1.JobIdentity{Job: "ctr", Run: id16(run), Rank: 1, Incarnation: incarnation}
+	}
+	list := newAttendance()
+	a := &attendee{id: trainerID{"ctr", 1}, member: id(1, 7), gone: make(chan struct{})}
+	list.add(a)
+	if list.find(id(1, 7)) != a {
+		t.Error("the member is not found")
+	}
+	for _, other := range []*rowraftv1.JobIdentity{id(2, 7), id(1, 8), {Job: "ctr", Rank: 1, Incarnation: 7}} {
+		if list.find(other) != nil {
+			t.Errorf("%v is taken for the member", other)
+		}
+	}
+}
+
+// TestAJobThatAnotherCheckpointPauses: its trainers are there, so the error is temporary and says what has them.
+func TestAJobThatAnotherCheckpointPauses(t *testing.T) {
+	s, _, c := served(t)
+	s.attendance.patience.absent = 50 * time.Millisecond
+	attend(t, c, "a", 0, 1, nil)
+	if !s.attendance.claim("a") {
+		t.Fatal("the job is claimed")
+	}
+	_, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error))
+	if !rowraft.CodeOf(err).Retryable() || !strings.Contains(err.Error(), "trainers of job a are paused for another checkpoint") {
+		t.Errorf("%v, want a temporary error that says that another checkpoint has them", err)
+	}
+	s.attendance.unclaim("a")
+	m, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error))
+	if err != nil {
+		t.Errorf("when the other checkpoint is over: %v", err)
+	}
+	m.letGo()
+}
+
+// A checkpoint waits for a trainer that disconnects without a word, until its lease has ended.
 func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s, _, c := served(t)
 	s.attendance.patience.absent = 50 * time.Millisecond
@@ -305,17 +360,18 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	if _, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("%v, want Precondition", err)
 	}
-	s.attendance.mu.Lock()
-	s.attendance.heard["a"] = time.Now().Add(-2 * forgetJobAfter)
-	s.attendance.mu.Unlock()
-	s.soft.mu.Lock()
-	s.soft.since = time.Now().Add(-2 * forgetJobAfter)
-	s.soft.mu.Unlock()
-	if err := s.forgetDead(t.Context()); err != nil {
-		t.Fatal(err)
+	left := make(map[string]error)
+	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || left["a"] == nil {
+		t.Errorf("%v, left out: %v; want a checkpoint without the job, which may still train", err, left)
 	}
-	if _, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error)); err != nil || len(s.machine.atWork()) > 0 {
-		t.Errorf("%v; at work: %v; its job is dead", err, s.machine.atWork())
+	s.keepJobs(t.Context()) // begins the leader's term
+	s.workers.mu.Lock()
+	s.workers.list[uint64(f.member.Incarnation())] = heardOf{heard: time.Now().Add(-time.Hour)}
+	s.workers.mu.Unlock()
+	s.keepJobs(t.Context())
+	left = make(map[string]error)
+	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || len(left) > 0 {
+		t.Errorf("%v, left out: %v; want a checkpoint that does not wait for the job, in which no worker trains", err, left)
 	}
 }
 
@@ -374,16 +430,16 @@ func TestTrainersLeaveTogether(t *testing.T) {
 	if err := <-left; err != nil {
 		t.Fatal(err)
 	}
-	if got := s.machine.atWork(); len(got) != 1 || got[0].GetJob() != "b" {
-		t.Errorf("at work: %v", got)
+	if got := expectedTrainers(s); len(got) != 1 || got[0].job != "b" {
+		t.Errorf("%v attend, want the trainer of b", got)
 	}
 	if _, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error)); err != nil {
 		t.Errorf("those who have left are not waited for: %v", err)
 	}
 	attend(t, c, "b", 0, 1, nil)
 	<-other.Ended()
-	if err := other.Err(); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
-		t.Errorf("replaced: %v", err)
+	if code := rowraft.CodeOf(other.Err()); code != rowraft.CodeAlreadyExists && code != rowraft.CodeSessionExpired {
+		t.Errorf("replaced: %v", other.Err())
 	}
 }
 
@@ -409,7 +465,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 					t.Fatal(err)
 				}
 				here[rank], err = clients[rank].Attend(t.Context(), client.Attendance{
-					Job: "ctr", Rank: rank, Trainers: 2, Member: m, Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause,
+					Member: m, Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause,
 					Beat: func() client.Beat { return client.Beat{Stopping: rank == 1 && tc.signal} },
 				})
 				if err != nil {
@@ -501,8 +557,8 @@ func TestTrainersFindTheNextLeader(t *testing.T) {
 		t.Error(err)
 	}
 	m.end()
-	if got := s.machine.atWork(); len(got) != 1 {
-		t.Errorf("at work: %v", got)
+	if got := expectedTrainers(s); len(got) != 1 {
+		t.Errorf("%v attend, want the trainer", got)
 	}
 
 	// A trainer of tables that are no more does not come back.

@@ -1,19 +1,23 @@
 package scheduler
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"slices"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// maxTrainers bounds the trainers in the state.
-const maxTrainers = 1 << 16
-
-// maxOwnerTrainers bounds the trainers of one owner, so that one owner cannot use up maxTrainers.
-const maxOwnerTrainers = maxTrainers / 4
+const (
+	// maxTrained bounds the entries of all lists MetaRestored.trained.
+	maxTrained = 1 << 16
+	// maxOwnerTrained bounds the entries of one owner, so that one owner cannot use up maxTrained.
+	maxOwnerTrained = maxTrained / 4
+)
 
 // trainerID identifies a trainer.
 type trainerID struct {
@@ -27,64 +31,130 @@ func (t trainerID) compare(o trainerID) int {
 	return cmp.Or(cmp.Compare(t.job, o.job), cmp.Compare(t.rank, o.rank))
 }
 
-func idOf(t *rowraftv1.MetaTrainer) trainerID { return trainerID{t.GetJob(), t.GetRank()} }
-
-func (s *state) findTrainer(id trainerID) (int, bool) {
-	return slices.BinarySearchFunc(s.trainers, id, func(t *rowraftv1.MetaTrainer, id trainerID) int { return idOf(t).compare(id) })
-}
-
-// attend records that a trainer has begun. From here on checkpoints need its state. It refuses a trainer that begins
-// from a restored checkpoint if its tables do not come from that checkpoint, or if it has trained since the restore.
+// attend records that checkpoints need the state of a member. It refuses a member that resumes from a restored
+// checkpoint if its tables do not come from that checkpoint, or if another worker with its rank has trained them since
+// the restore.
 func (s *state) attend(a *rowraftv1.MetaAttend) error {
-	t := a.GetTrainer()
-	if err := checkTrainer(t); err != nil {
+	old, i, err := s.member(a.GetIdentity())
+	if err != nil {
 		return err
 	}
-	if e := a.GetTableEpoch(); e != 0 && e != uint64(s.cluster.Epoch) {
-		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains on tables of epoch %d, those of the cluster are of %d: a checkpoint was restored; start it again", idOf(t), e, s.cluster.Epoch)
+	m := old.GetMembers()[i]
+	id := trainerID{old.GetJob(), m.GetRank()}
+	if n := len(a.GetTables()); n > MaxTables {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s trains %d tables, the limit is %d", id, n, MaxTables)
 	}
-	for _, id := range t.GetTables() {
-		if !hasTable(s.cluster.Tables, rowraft.TableID(id)) {
-			return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains table %#x, which is not in the cluster any more: it was dropped, or a checkpoint of it was restored; start it again", idOf(t), id)
+	if e := a.GetTableEpoch(); e != 0 && e != uint64(s.cluster.Epoch) {
+		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains on tables of epoch %d, those of the cluster are of %d: a checkpoint was restored; start it again", id, e, s.cluster.Epoch)
+	}
+	for _, table := range a.GetTables() {
+		if !hasTable(s.cluster.Tables, rowraft.TableID(table)) {
+			return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains table %#x, which is not in the cluster any more: it was dropped, or a checkpoint of it was restored; start it again", id, table)
 		}
 	}
-	i, found := s.findTrainer(idOf(t))
-	if same := found && slices.Equal(s.trainers[i].GetInstance(), t.GetInstance()); a.GetCheckpoint() != "" && !same {
+	if a.GetCheckpoint() != "" && m.GetAttending() != m.GetIncarnation() {
 		from, err := s.comesFrom(a)
 		if err != nil {
 			return err
 		}
-		if found {
-			return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", idOf(t), from.GetName())
+		if at, found := findTrained(from, id); found && from.GetTrained()[at].GetIncarnation() != m.GetIncarnation() {
+			return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", id, from.GetName())
 		}
 	}
-	if !found {
-		if err := s.roomForTrainer(t); err != nil {
-			return err
-		}
-		s.trainers = slices.Insert(s.trainers, i, nil)
+	if err := s.noteTrained(&rowraftv1.MetaTrained{Job: id.job, Rank: id.rank, Incarnation: m.GetIncarnation(), Owner: ownerOf(old)}, a.GetTables()); err != nil {
+		return err
 	}
-	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables(), Owner: t.GetOwner()}
-	s.noteAttended(t)
+	r := proto.CloneOf(old)
+	r.Members[i].Attending, r.Attended = m.GetIncarnation(), true
+	r.Tables = slices.DeleteFunc(append(r.Tables, a.GetTables()...), func(id uint64) bool { return !hasTable(s.cluster.Tables, rowraft.TableID(id)) })
+	slices.Sort(r.Tables)
+	r.Tables = slices.Compact(r.Tables)
+	s.putRun(r)
 	return nil
 }
 
-// roomForTrainer refuses a trainer beyond the limit of its owner or of the cluster.
-func (s *state) roomForTrainer(t *rowraftv1.MetaTrainer) error {
-	if len(s.trainers) >= maxTrainers {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster knows %d trainers, the limit; stop some, or restore a checkpoint of all tables, which forgets those that have stopped", idOf(t), maxTrainers)
-	}
-	if t.GetOwner() == "" {
+// detach records that checkpoints no longer need the state of a member. It does nothing for a member that another
+// worker has replaced in attend.
+func (s *state) detach(d *rowraftv1.MetaDetach) error {
+	id := d.GetIdentity()
+	old := s.run(id.GetJob())
+	i, found := memberAt(old, id.GetRank())
+	if !found || !bytes.Equal(old.GetRun(), id.GetRun()) || old.GetMembers()[i].GetAttending() != id.GetIncarnation() {
 		return nil
 	}
-	n := 0
-	for _, o := range s.trainers {
-		if o.GetOwner() == t.GetOwner() {
-			n++
+	r := proto.CloneOf(old)
+	r.Members[i].Attending = 0
+	s.putRun(r)
+	return nil
+}
+
+// detachRuns detaches all members of the runs for which replaced returns true, because a restore has replaced their
+// tables: their workers must be started again.
+func (s *state) detachRuns(replaced func(*rowraftv1.MetaRun) bool) {
+	s.runs = slices.Clone(s.runs)
+	for i, old := range s.runs {
+		if !replaced(old) {
+			continue
+		}
+		r := proto.CloneOf(old)
+		r.Tables = nil
+		for _, m := range r.GetMembers() {
+			m.Attending = 0
+		}
+		s.runs[i] = r
+	}
+}
+
+func findTrained(from *rowraftv1.MetaRestored, id trainerID) (int, bool) {
+	return slices.BinarySearchFunc(from.GetTrained(), id, func(t *rowraftv1.MetaTrained, id trainerID) int {
+		return trainerID{t.GetJob(), t.GetRank()}.compare(id)
+	})
+}
+
+// noteTrained records, at each restored checkpoint with one of these tables, that t may train them from now on. A later
+// worker with this rank must not resume from such a checkpoint. A trainer that names no tables may train any.
+func (s *state) noteTrained(t *rowraftv1.MetaTrained, tables []uint64) error {
+	next := slices.Clone(s.restored)
+	added := 0
+	for i, from := range next {
+		if len(tables) > 0 && !slices.ContainsFunc(from.GetTables(), func(id uint64) bool { return slices.Contains(tables, id) }) {
+			continue
+		}
+		list := slices.Clone(from.GetTrained())
+		at, found := findTrained(from, trainerID{t.GetJob(), t.GetRank()})
+		if !found {
+			added++
+			list = slices.Insert(list, at, nil)
+		}
+		list[at] = t
+		next[i] = &rowraftv1.MetaRestored{Id: from.GetId(), Destination: from.GetDestination(), Name: from.GetName(), Tables: from.GetTables(), Trained: list}
+	}
+	if added > 0 {
+		if err := s.roomForTrained(t, added); err != nil {
+			return err
 		}
 	}
-	if n >= maxOwnerTrainers {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster knows %d trainers of %s, the limit for one name; stop some, or restore the tables of those that have stopped, which forgets them", idOf(t), n, t.GetOwner())
+	s.restored = next
+	return nil
+}
+
+// roomForTrained refuses more entries than the limit of the owner or of the cluster.
+func (s *state) roomForTrained(t *rowraftv1.MetaTrained, added int) error {
+	all, own := 0, 0
+	for _, from := range s.restored {
+		all += len(from.GetTrained())
+		for _, o := range from.GetTrained() {
+			if t.GetOwner() != "" && o.GetOwner() == t.GetOwner() {
+				own++
+			}
+		}
+	}
+	id := trainerID{t.GetJob(), t.GetRank()}
+	switch {
+	case all+added > maxTrained:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables, the limit is %d; restore a checkpoint of all tables, which forgets them", id, all, maxTrained)
+	case t.GetOwner() != "" && own+added > maxOwnerTrained:
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables of %s, the limit for one name is %d; restore or drop the tables of those that have stopped, which forgets them", id, own, t.GetOwner(), maxOwnerTrained)
 	}
 	return nil
 }
@@ -99,7 +169,7 @@ func (s *state) comesFrom(a *rowraftv1.MetaAttend) (*rowraftv1.MetaRestored, err
 			continue
 		}
 		for _, t := range s.cluster.Tables {
-			if id := uint64(t.ID); slices.Contains(a.GetTrainer().GetTables(), id) && !slices.Contains(from.GetTables(), id) {
+			if id := uint64(t.ID); slices.Contains(a.GetTables(), id) && !slices.Contains(from.GetTables(), id) {
 				return nil, rowraft.Errorf(rowraft.CodePrecondition, "table %s does not come from checkpoint %s/%s", t.Name, from.GetDestination(), from.GetName())
 			}
 		}
@@ -109,73 +179,50 @@ func (s *state) comesFrom(a *rowraftv1.MetaAttend) (*rowraftv1.MetaRestored, err
 	return nil, rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one", last.GetDestination(), last.GetName())
 }
 
-func checkTrainer(t *rowraftv1.MetaTrainer) error {
-	if n := len(t.GetJob()); n < 1 || n > maxNameLength || len(t.GetOwner()) > maxNameLength || t.GetTrainers() > MaxWorkers || t.GetRank() >= t.GetTrainers() || len(t.GetInstance()) != 16 || len(t.GetTables()) > MaxTables {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "trainer %d of %d, a job's name of %d bytes, an instance of %d: want a rank below the number of trainers, at most %d, 1 to %d bytes, and 16",
-			t.GetRank(), t.GetTrainers(), len(t.GetJob()), len(t.GetInstance()), MaxWorkers, maxNameLength)
-	}
-	return nil
-}
-
-// leave records that a trainer has left. It does nothing for a trainer that another process has replaced.
-func (s *state) leave(l *rowraftv1.MetaLeave) error {
-	i, found := s.findTrainer(trainerID{l.GetJob(), l.GetRank()})
-	if !found || !slices.Equal(s.trainers[i].GetInstance(), l.GetInstance()) {
-		return nil
-	}
-	t := s.trainers[i]
-	if !s.trainsRestored(t) {
-		s.trainers = slices.Delete(slices.Clone(s.trainers), i, i+1)
-		return nil
-	}
-	s.trainers[i] = &rowraftv1.MetaTrainer{Job: t.GetJob(), Rank: t.GetRank(), Trainers: t.GetTrainers(), Instance: t.GetInstance(), Tables: t.GetTables(), Owner: t.GetOwner(), Left: true}
-	return nil
-}
-
-// trainsRestored reports whether a trainer may train a table that comes from a checkpoint; a trainer that names no
-// tables may train any. Only such a trainer stays in the state after it left: a later process with its rank must not
-// resume from that checkpoint.
-func (s *state) trainsRestored(t *rowraftv1.MetaTrainer) bool {
-	return slices.ContainsFunc(s.restored, func(from *rowraftv1.MetaRestored) bool {
-		return len(t.GetTables()) == 0 || slices.ContainsFunc(from.GetTables(), func(id uint64) bool { return slices.Contains(t.GetTables(), id) })
-	})
-}
-
-// trainersFromProto loads the trainers of a snapshot and checks them.
-func (s *state) trainersFromProto(p *rowraftv1.MetaState) error {
-	s.restored, s.trainers, s.lastRestore = p.GetRestored(), p.GetTrainers(), uint16(p.GetLastRestore())
-	for i, t := range s.trainers {
-		if err := checkTrainer(t); err != nil {
-			return err
+// expectedRanks returns the ranks of a run whose trainers a checkpoint waits for: those that attend by the log, also if
+// they have ended their training. If the run is needed, these are all ranks except those that another worker may replace.
+// A checkpoint waits for no trainer of an idle run, in which no worker trains and of which none is connected: its trainers
+// may be dead, and only training workers have leases.
+func expectedRanks(r *rowraftv1.MetaRun, needed, connected bool) (ranks []uint32) {
+	idle := !connected && len(trainingRanks(r)) == 0
+	for rank := range r.GetWorkers() {
+		var m *rowraftv1.RunMember
+		if i, found := memberAt(r, rank); found {
+			m = r.GetMembers()[i]
 		}
-		if i > 0 && idOf(s.trainers[i-1]).compare(idOf(t)) >= 0 {
-			return fmt.Errorf("trainers are out of order")
+		if needed && !replaceable(r, m) || m.GetAttending() != 0 && !idle {
+			ranks = append(ranks, rank)
 		}
 	}
-	if len(s.trainers) > maxTrainers {
-		return fmt.Errorf("%d trainers", len(s.trainers))
+	return ranks
+}
+
+// restoredFromProto loads the restored checkpoints of a snapshot and checks them.
+func (s *state) restoredFromProto(p *rowraftv1.MetaState) error {
+	s.restored, s.lastRestore = p.GetRestored(), uint16(p.GetLastRestore())
+	all := 0
+	for _, from := range s.restored {
+		for i, t := range from.GetTrained() {
+			id := trainerID{t.GetJob(), t.GetRank()}
+			if n := len(id.job); n < 1 || n > maxNameLength || id.rank >= MaxWorkers || len(t.GetOwner()) > maxNameLength {
+				return fmt.Errorf("trainer %d of a job whose name has %d bytes", id.rank, n)
+			}
+			if last := from.GetTrained()[max(i-1, 0)]; i > 0 && id.compare(trainerID{last.GetJob(), last.GetRank()}) <= 0 {
+				return fmt.Errorf("trainers are out of order")
+			}
+		}
+		all += len(from.GetTrained())
+	}
+	if all > maxTrained {
+		return fmt.Errorf("%d trainers of restored tables, the limit is %d", all, maxTrained)
 	}
 	return nil
 }
 
-// allTrainers returns the trainers in the state, by job and rank.
-func (m *machine) allTrainers() []*rowraftv1.MetaTrainer {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.state.trainers)
-}
-
-// atWork returns the trainers that have begun and not left, by job and rank.
-func (m *machine) atWork() []*rowraftv1.MetaTrainer {
-	return slices.DeleteFunc(m.allTrainers(), (*rowraftv1.MetaTrainer).GetLeft)
-}
-
-// knows reports whether the state has this process as the trainer, and it has not left.
-func (m *machine) knows(t *rowraftv1.MetaTrainer) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	i, found := m.state.findTrainer(idOf(t))
-	return found && slices.Equal(m.state.trainers[i].GetInstance(), t.GetInstance()) && !m.state.trainers[i].GetLeft()
+// attends reports whether the state has the member as one whose state checkpoints need.
+func (m *machine) attends(id *rowraftv1.JobIdentity) bool {
+	_, member := m.memberOf(id)
+	return member != nil && member.GetAttending() == id.GetIncarnation()
 }
 
 // restored returns the checkpoints that tables come from, the last restore first, and the table epoch.

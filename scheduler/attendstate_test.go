@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,147 +15,232 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-func instanceOf(b byte) []byte { return bytes.Repeat([]byte{b}, 16) }
-
-func cmdAttend(job string, rank, trainers uint32, instance byte, checkpoint string, epoch uint64) *rowraftv1.MetaCommand {
+func cmdAttend(id *rowraftv1.JobIdentity, checkpoint string, epoch uint64, tables ...uint64) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{
-		Trainer:    &rowraftv1.MetaTrainer{Job: job, Rank: rank, Trainers: trainers, Instance: instanceOf(instance)},
-		Checkpoint: checkpoint, TableEpoch: epoch,
+		Identity: id, Checkpoint: checkpoint, TableEpoch: epoch, Tables: tables,
 	}}}
 }
 
-func cmdLeave(job string, rank uint32, instance byte) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Leave{Leave: &rowraftv1.MetaLeave{Job: job, Rank: rank, Instance: instanceOf(instance)}}}
+func cmdDetach(id *rowraftv1.JobIdentity) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Detach{Detach: &rowraftv1.MetaDetach{Identity: id}}}
 }
 
-// Who may go on from a checkpoint, step by step; each step is decided alike after a
-// snapshot.
-func TestATrainerGoesOnFromTheRestoredCheckpointOnce(t *testing.T) {
-	m := withShards(t)
-	index := rowraft.Index(10)
-	step := func(what string, c *rowraftv1.MetaCommand, want rowraft.Code) {
-		t.Helper()
-		index++
-		after := reloaded(t, m)
-		for _, one := range []*machine{m, after} {
-			if err := applyTo(t, one, index, c); rowraft.CodeOf(err) != want {
-				t.Errorf("%s: %v, want %v", what, err, want)
-			}
-		}
-		if !bytes.Equal(snapshotBytes(t, m), snapshotBytes(t, after)) {
-			t.Errorf("%s: another state after a snapshot", what)
+// expected returns the trainers for which a checkpoint of no job waits if none of them is connected.
+func (m *machine) expected() (out []trainerID) {
+	for _, r := range m.allRuns() {
+		for _, rank := range expectedRanks(r, false, false) {
+			out = append(out, trainerID{r.GetJob(), rank})
 		}
 	}
-	none := rowraft.CodeUnknown
-	step("a trainer begins", cmdAttend("ctr", 0, 2, 1, "", 0), none)
-	step("nothing was restored", cmdAttend("ctr", 1, 2, 2, "A", 0), rowraft.CodePrecondition)
-	step("it comes back", cmdAttend("ctr", 0, 2, 1, "", 1), none)
-	if got := m.atWork(); len(got) != 1 || got[0].GetRank() != 0 {
-		t.Errorf("at work: %v", got)
-	}
-	step("it leaves", cmdLeave("ctr", 0, 1), none)
-	if got := m.allTrainers(); len(got) != 0 {
-		t.Errorf("nobody will ask for %v", got)
-	}
-	step("another one begins", cmdAttend("ctr", 1, 2, 3, "", 0), none)
+	return out
+}
 
-	step("a restore begins", begin(1), none)
+// remembered returns the trainers of the restored tables.
+func (m *machine) remembered() (out []trainerID) {
+	sources, _ := m.restored()
+	for _, from := range sources {
+		for _, t := range from.GetTrained() {
+			out = append(out, trainerID{t.GetJob(), t.GetRank()})
+		}
+	}
+	return out
+}
+
+// history applies commands to a machine, and each one also to a copy that was reloaded from a snapshot.
+type history struct {
+	t     *testing.T
+	m     *machine
+	index rowraft.Index
+}
+
+func (h *history) step(what string, c *rowraftv1.MetaCommand, want rowraft.Code) (result any) {
+	h.t.Helper()
+	h.index++
+	after := reloaded(h.t, h.m)
+	for _, one := range []*machine{after, h.m} {
+		entry, err := encodeCommand(c)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		result = one.Apply(h.index, entry)
+		if err, _ := result.(error); rowraft.CodeOf(err) != want {
+			h.t.Errorf("%s: %v, want %v", what, err, want)
+		}
+	}
+	if !bytes.Equal(snapshotBytes(h.t, h.m), snapshotBytes(h.t, after)) {
+		h.t.Errorf("%s: another state after a snapshot", what)
+	}
+	return result
+}
+
+// enter returns the identity of a process that enters a job of two workers.
+func (h *history) enter(job string, rank uint32, process byte) *rowraftv1.JobIdentity {
+	h.t.Helper()
+	c := cmdEnter(fmt.Sprint("w", rank), process, func(q *rowraftv1.EnterRequest) { q.Job, q.WantRank = job, rank+1 })
+	return h.step("it enters", c, rowraft.CodeUnknown).(*entered).identity
+}
+
+// TestATrainerGoesOnFromTheRestoredCheckpointOnce: which trainers may resume from a checkpoint, step by step.
+func TestATrainerGoesOnFromTheRestoredCheckpointOnce(t *testing.T) {
+	h := &history{t: t, m: withShards(t), index: 10}
+	wantTrainers := func(what string, got []trainerID, want ...trainerID) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+	}
+	zero, one := trainerID{"ctr", 0}, trainerID{"ctr", 1}
+	none := rowraft.CodeUnknown
+	first, second := h.enter("ctr", 0, 1), h.enter("ctr", 1, 2)
+	wantTrainers("before they attend", h.m.expected())
+	h.step("it attends", cmdAttend(first, "", 0), none)
+	h.step("nothing was restored", cmdAttend(second, "A", 0), rowraft.CodePrecondition)
+	h.step("it calls again", cmdAttend(first, "", 1), none)
+	wantTrainers("one attends", h.m.expected(), zero)
+	h.step("it detaches", cmdDetach(first), none)
+	wantTrainers("it has detached", h.m.expected())
+	wantTrainers("no table comes from a checkpoint", h.m.remembered())
+	h.step("the other one attends", cmdAttend(second, "", 0), none)
+
+	h.step("a restore begins", begin(1), none)
 	r := restoreOf(1, 2, 2, restoredTable(7, "fresh"))
 	r.Source = &rowraftv1.MetaRestored{Id: "A", Destination: "/mnt", Name: "a"}
-	step("it is decided", decide(r), none)
-	if got := m.allTrainers(); len(got) != 0 {
-		t.Errorf("%v have trained since the restore", got)
-	}
-	step("of the old epoch", cmdAttend("ctr", 1, 2, 3, "", 1), rowraft.CodeSessionExpired)
-	step("from another checkpoint", cmdAttend("ctr", 0, 2, 4, "B", 0), rowraft.CodePrecondition)
-	step("from this one", cmdAttend("ctr", 0, 2, 4, "A", 0), none)
-	step("its call broke", cmdAttend("ctr", 0, 2, 4, "A", 2), none)
-	step("another process", cmdAttend("ctr", 0, 2, 5, "A", 0), rowraft.CodePrecondition)
-	step("the other trainer", cmdAttend("ctr", 1, 2, 6, "A", 0), none)
-	step("one process after another, from where the tables are", cmdAttend("ctr", 0, 2, 7, "", 0), none)
-	step("the old one leaves late", cmdLeave("ctr", 0, 4), none)
-	if got := m.atWork(); len(got) != 2 {
-		t.Errorf("at work: %v, want both", got)
-	}
-	step("it leaves", cmdLeave("ctr", 0, 7), none)
-	if got := m.atWork(); len(got) != 1 || got[0].GetRank() != 1 {
-		t.Errorf("at work: %v, want trainer 1", got)
-	}
-	step("who has left has trained all the same", cmdAttend("ctr", 0, 2, 8, "A", 0), rowraft.CodePrecondition)
-	step("somebody who leaves twice", cmdLeave("ctr", 0, 7), none)
-	step("somebody nobody knows", cmdLeave("x", 0, 7), none)
+	h.step("it is decided", decide(r), none)
+	wantTrainers("a restore detaches all", h.m.expected())
+	h.step("of the old epoch", cmdAttend(second, "", 1), rowraft.CodeSessionExpired)
+	h.step("from another checkpoint", cmdAttend(first, "B", 0), rowraft.CodePrecondition)
+	h.step("from this one", cmdAttend(first, "A", 0), none)
+	h.step("its call broke", cmdAttend(first, "A", 2), none)
+	next := h.enter("ctr", 0, 3)
+	wantTrainers("its state is needed until its successor attends", h.m.expected(), zero)
+	h.step("another process", cmdAttend(next, "A", 0), rowraft.CodePrecondition)
+	h.step("the process before", cmdAttend(first, "A", 0), rowraft.CodeSessionExpired)
+	h.step("the other trainer", cmdAttend(second, "A", 0), none)
+	h.step("another process, from where the tables are", cmdAttend(next, "", 0), none)
+	h.step("the process before detaches late", cmdDetach(first), none)
+	wantTrainers("both attend", h.m.expected(), zero, one)
+	h.step("it detaches", cmdDetach(next), none)
+	wantTrainers("one has detached", h.m.expected(), one)
+	h.step("it attends again: its call broke before it knew", cmdAttend(next, "A", 2), none)
+	h.step("it detaches twice", cmdDetach(next), none)
+	h.step("it detaches twice", cmdDetach(next), none)
+	h.step("a member of no job detaches", cmdDetach(&rowraftv1.JobIdentity{Job: "x", Run: id16(1), Incarnation: 7}), none)
+	wantTrainers("both have trained", h.m.remembered(), zero, one)
 
-	step("the first is closed", end(1, true), none)
-	step("another restore begins", begin(2), none)
-	step("it is decided, of no checkpoint", decide(restoreOf(2, 3, 2)), none)
-	step("the tables come from no checkpoint now", cmdAttend("ctr", 0, 2, 9, "A", 0), rowraft.CodePrecondition)
+	// The run is done, and another run of the job does not make its trainers forgotten.
+	h.step("it ends", cmdLeaveJob(next, ended), none)
+	h.step("it ends", cmdLeaveJob(second, ended), none)
+	wantTrainers("the run is idle", h.m.expected())
+	later := h.enter("ctr", 0, 4)
+	if bytes.Equal(later.GetRun(), next.GetRun()) {
+		t.Error("the run that was done goes on")
+	}
+	h.step("a trainer of another run", cmdAttend(later, "A", 0), rowraft.CodePrecondition)
+	h.step("the job is stopped", cmdLeaveJob(later, stopped), none)
+	h.step("it is deleted", cmdForgetJob("ctr", later.GetRun(), 0, true), none)
+	later = h.enter("ctr", 0, 5)
+	h.step("a trainer of a deleted job", cmdAttend(later, "A", 0), rowraft.CodePrecondition)
 
-	for what, c := range map[string]*rowraftv1.MetaCommand{
-		"a rank beyond the trainers": cmdAttend("ctr", 2, 2, 1, "", 0),
-		"no job":                     cmdAttend("", 0, 2, 1, "", 0),
-		"no trainer":                 {Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{}}},
+	h.step("the first is closed", end(1, true), none)
+	h.step("another restore begins", begin(2), none)
+	h.step("it is decided, of no checkpoint", decide(restoreOf(2, 3, 2)), none)
+	h.step("the tables come from no checkpoint now", cmdAttend(later, "A", 0), rowraft.CodePrecondition)
+	wantTrainers("no table comes from a checkpoint", h.m.remembered())
+
+	h.step("a member of no job", cmdAttend(nil, "", 0), rowraft.CodeSessionExpired)
+	h.step("too many tables", cmdAttend(later, "", 0, make([]uint64, MaxTables+1)...), rowraft.CodeInvalidArgument)
+}
+
+// TestWhoseStateACheckpointNeeds: a checkpoint waits for members that attend, and for none of a run in which nothing
+// happens any more.
+func TestWhoseStateACheckpointNeeds(t *testing.T) {
+	const training = rowraftv1.MemberState_MEMBER_STATE_TRAINING
+	type member struct {
+		rank     uint32
+		state    rowraftv1.MemberState
+		attached bool
+	}
+	for _, tc := range []struct {
+		name      string
+		members   []member
+		divided   bool
+		needed    bool // the checkpoint must have the job
+		connected bool // at least one of its trainers
+		want      []uint32
+	}{
+		{name: "both train", members: []member{{0, training, true}, {1, training, true}}, want: []uint32{0, 1}},
+		{name: "one has not attended yet", members: []member{{0, training, true}, {1, training, false}}, want: []uint32{0}},
+		{name: "one has ended, its call broke", members: []member{{0, ended, true}, {1, training, true}}, want: []uint32{0, 1}},
+		{name: "one was stopped and has detached", members: []member{{0, stopped, false}, {1, training, true}}, want: []uint32{1}},
+		{name: "one was lost with its share", members: []member{{0, lost, true}, {1, training, true}}, want: []uint32{0, 1}},
+		{name: "all have ended, one is connected", members: []member{{0, ended, true}, {1, ended, true}}, connected: true, want: []uint32{0, 1}},
+		{name: "all were lost", members: []member{{0, lost, true}, {1, lost, true}}},
+		{name: "one has ended and died, one was lost", members: []member{{0, ended, true}, {1, lost, true}}},
+		{name: "needed, and nobody is there", members: []member{{0, lost, true}}, needed: true, want: []uint32{0, 1}},
+		{name: "needed, one has detached", members: []member{{0, stopped, false}, {1, training, true}}, needed: true, connected: true, want: []uint32{0, 1}},
+		{name: "needed, one was lost, others read its parts", members: []member{{0, lost, false}, {1, training, true}}, divided: true, needed: true, connected: true, want: []uint32{1}},
 	} {
-		step(what, c, rowraft.CodeInvalidArgument)
+		r := &rowraftv1.MetaRun{Job: "ctr", Workers: 2, Data: &rowraftv1.JobData{}}
+		if tc.divided {
+			r.Data.Examples = 100
+		}
+		for _, m := range tc.members {
+			one := &rowraftv1.RunMember{Rank: m.rank, State: m.state, Incarnation: 1}
+			if m.attached {
+				one.Attending = 1
+			}
+			r.Members = append(r.Members, one)
+		}
+		if got := expectedRanks(r, tc.needed, tc.connected); !slices.Equal(got, tc.want) {
+			t.Errorf("%s: ranks %v, want %v", tc.name, got, tc.want)
+		}
 	}
 }
 
-// TestOneOwnerCannotFillTheTrainers: the trainers of one name leave room for those of others, and
-// those that leave are forgotten unless they have trained tables that come from a checkpoint.
+// TestOneOwnerCannotFillTheTrainers: what is remembered of the trainers of one owner leaves room for those of others, and
+// only trainers of tables that come from a checkpoint are remembered.
 func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
-	m := withShards(t)
+	h := &history{t: t, m: withShards(t), index: 10}
 	for i, name := range []string{"fresh", "restored"} { // tables 0x50000 and 0x50001
-		table := restoredTable(rowraft.TableID(0x50000+i), name)
-		m.state.cluster.Tables = append(m.state.cluster.Tables, table)
+		h.m.state.cluster.Tables = append(h.m.state.cluster.Tables, restoredTable(rowraft.TableID(0x50000+i), name))
 	}
-	attend := func(owner, job string, rank uint32, tables ...uint64) *rowraftv1.MetaCommand {
-		c := cmdAttend(job, rank, MaxWorkers, 1, "", 0)
-		c.GetAttend().Trainer.Owner, c.GetAttend().Trainer.Tables = owner, tables
-		return c
+	old := &rowraftv1.MetaRestored{Id: "A", Tables: []uint64{0x50001}}
+	for i := range uint32(maxOwnerTrained) {
+		old.Trained = append(old.Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("job-%d", i/MaxWorkers), Rank: i % MaxWorkers, Incarnation: 1, Owner: "tom"})
 	}
-	index := rowraft.Index(10)
-	step := func(c *rowraftv1.MetaCommand) error {
-		index++
-		return applyTo(t, m, index, c)
+	h.m.state.restored = []*rowraftv1.MetaRestored{old}
+	enter := func(owner, job string, process byte) *rowraftv1.JobIdentity {
+		c := enterAs(owner, job)
+		c.GetEnterJob().Request.Instance = id16(process)
+		return h.step("it enters", c, rowraft.CodeUnknown).(*entered).identity
 	}
-	for i := range uint32(maxOwnerTrainers) {
-		if err := m.state.attend(attend("tom", fmt.Sprintf("job-%d", i/MaxWorkers), i%MaxWorkers, 0x50000).GetAttend()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := step(attend("tom", "more", 0)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "16384 trainers of tom") {
+	more := enter("tom", "more", 2)
+	err, _ := h.step("one more of tom", cmdAttend(more, "", 0, 0x50001), rowraft.CodeInvalidArgument).(error)
+	if !strings.Contains(fmt.Sprint(err), "16384 trainers of restored tables of tom") {
 		t.Errorf("one more of tom: %v", err)
 	}
-	if err := step(attend("ann", "hers", 0)); err != nil {
-		t.Errorf("one of ann: %v", err)
+	h.step("one more of tom, of other tables", cmdAttend(more, "", 0, 0x50000), rowraft.CodeUnknown)
+	h.step("one of tom that is remembered", cmdAttend(enter("tom", "job-0", 3), "", 0, 0x50001), rowraft.CodeUnknown)
+	h.step("one of ann", cmdAttend(enter("ann", "hers", 4), "", 0, 0x50001), rowraft.CodeUnknown)
+	if n := len(h.m.remembered()); n != maxOwnerTrained+1 {
+		t.Errorf("%d trainers are remembered, want those of tom and one of ann", n)
 	}
-	if err := step(attend("tom", "job-0", 7, 0x50000)); err != nil {
-		t.Errorf("one of tom that comes back: %v", err)
+	for len(h.m.state.restored[0].Trained) < maxTrained {
+		i := len(h.m.state.restored[0].Trained)
+		h.m.state.restored[0].Trained = append(h.m.state.restored[0].Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
 	}
-	m.state.restored = []*rowraftv1.MetaRestored{{Id: "A", Tables: []uint64{0x50001}}}
-	if err := step(cmdLeave("job-0", 7, 1)); err != nil {
-		t.Fatal(err)
-	}
-	if err := step(attend("tom", "more", 0, 0x50001)); err != nil {
-		t.Errorf("one of tom has left, and another comes: %v", err)
-	}
-	if err := step(cmdLeave("more", 0, 1)); err != nil {
-		t.Fatal(err)
-	}
-	if err := step(attend("tom", "more", 1)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
-		t.Errorf("a trainer of restored tables has left, and must be remembered: %v", err)
-	}
-	after := reloaded(t, m)
-	if !bytes.Equal(snapshotBytes(t, m), snapshotBytes(t, after)) {
-		t.Error("another state after a snapshot")
-	}
+	h.step("one more of any owner", cmdAttend(enter("bob", "his", 5), "", 0, 0x50001), rowraft.CodeInvalidArgument)
 }
 
 func TestGoldenBytesOfTrainers(t *testing.T) {
-	id := []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
-	trainer := &rowraftv1.MetaTrainer{Job: "ctr", Rank: 1, Trainers: 2, Instance: id, Owner: "tom"}
+	run := make([]byte, 16)
+	for i := range run {
+		run[i] = byte(17 + i)
+	}
+	id := &rowraftv1.JobIdentity{Job: "ctr", Run: run, Rank: 1, Incarnation: 6}
 	for name, c := range map[string]*rowraftv1.MetaCommand{
-		"attend": {Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{Trainer: trainer, Checkpoint: "ckpt", TableEpoch: 2}}},
-		"leave":  {Command: &rowraftv1.MetaCommand_Leave{Leave: &rowraftv1.MetaLeave{Job: "ctr", Rank: 1, Instance: id}}},
+		"attend": cmdAttend(id, "ckpt", 2, 7, 9),
+		"detach": cmdDetach(id),
 	} {
 		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
 		if err != nil {
@@ -181,9 +267,13 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 		t.Fatalf("read: %v", sources)
 	}
 	from := sources[0]
-	if all := m.allTrainers(); from.GetId() != "ckpt" || from.GetDestination() != "/mnt" || from.GetName() != "nightly" || epoch != 2 ||
-		len(all) != 1 || !all[0].GetLeft() || all[0].GetTrainers() != 2 || !bytes.Equal(all[0].GetInstance(), id) {
-		t.Errorf("read: %v in epoch %d, %v", from, epoch, m.allTrainers())
+	trained := &rowraftv1.MetaTrained{Job: "ctr", Rank: 1, Incarnation: 6, Owner: "tom"}
+	if from.GetId() != "ckpt" || from.GetDestination() != "/mnt" || from.GetName() != "nightly" || epoch != 2 ||
+		len(from.GetTrained()) != 1 || !proto.Equal(from.GetTrained()[0], trained) {
+		t.Errorf("read: %v in epoch %d", from, epoch)
+	}
+	if got := m.expected(); !slices.Equal(got, []trainerID{{"ctr", 1}}) || !slices.Equal(m.runOf("ctr").GetTables(), []uint64{7, 9}) {
+		t.Errorf("read: %v attend, %v", got, m.runOf("ctr"))
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {
 		t.Errorf("written again: %x, want %x", got, want)

@@ -35,7 +35,7 @@ func (m *muster) readData(ctx context.Context) error {
 // of returns the members of a run that are in the muster, by incarnation; nil if there is none.
 func (m *muster) of(r *rowraftv1.MetaRun) (out map[uint64]*paused) {
 	for _, p := range m.members {
-		if id := p.a.member; id != nil && bytes.Equal(id.GetRun(), r.GetRun()) {
+		if id := p.a.member; bytes.Equal(id.GetRun(), r.GetRun()) {
 			if out == nil {
 				out = make(map[uint64]*paused)
 			}

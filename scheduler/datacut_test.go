@@ -40,7 +40,7 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, parts := range [][]client.PartReached{{{Part: first.Part, Acknowledged: 64, Read: 64}}, {{Part: lost.Part, Acknowledged: 16, Read: 16}}} {
-		at, err := c.Attend(t.Context(), client.Attendance{Job: "ctr", Rank: i, Trainers: 2, Member: members[i], Pause: (&fakeTrainer{
+		at, err := c.Attend(t.Context(), client.Attendance{Member: members[i], Pause: (&fakeTrainer{
 			parts: parts, asked: make(chan struct{}, 1),
 		}).pause})
 		if err != nil {

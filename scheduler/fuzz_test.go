@@ -43,11 +43,12 @@ func formed(t tb) *applier {
 // FuzzEntry: two members answer alike, one that must stop changes nothing, and
 // what one accepted survives a snapshot.
 func FuzzEntry(f *testing.F) {
+	worker := &rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1} // of formed
 	for _, c := range []*rowraftv1.MetaCommand{
 		cmdInit("c2"), cmdNode("n3", "c", "h:3"), cmdShards(4, "n1", "n2"),
 		cmdTable(sgd("u", 1<<20), 10, true), cmdIncarnation(), cmdDrop("t", 9),
 		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true), cmdForgetMade("nightly", "a", ""),
-		cmdAttend("job", 1, 2, 3, "", 0), cmdAttend("job", 0, 2, 4, "x", 1), cmdLeave("job", 0, 4),
+		cmdAttend(worker, "", 0, 9), cmdAttend(worker, "x", 1), cmdDetach(worker),
 		cmdEnter("a", 1, nil), cmdEnter("a", 1, divided(1000, 100, 1)), cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 1),
 		cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 2), cmdEnter("w0", 7, nil),
 		cmdLeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, lost, &rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(id16(107)),

@@ -30,7 +30,15 @@ func rawTrainer(t *testing.T, s *Scheduler, job string, rank, trainers uint32, r
 	if err != nil {
 		t.Fatal(err)
 	}
-	hello := &rowraftv1.AttendHello{Job: job, Rank: rank, Trainers: trainers, Instance: []byte(fmt.Sprintf("%-16.16s", fmt.Sprint(job, rank, time.Now().UnixNano())))}
+	m, err := s.Jobs().Enter(t.Context(), &rowraftv1.EnterRequest{
+		Job: job, Worker: fmt.Sprint("rank-", rank), WantRank: rank + 1, Workers: trainers, LeaseNs: uint64(time.Minute),
+		Settings: []*rowraftv1.JobSetting{{Name: "mode", Value: "async"}}, // those of enter
+		Instance: []byte(fmt.Sprintf("%-16.16s", fmt.Sprint(rank, time.Now().UnixNano()))),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello := &rowraftv1.AttendHello{Member: m.GetIdentity()}
 	if err := stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}}); err != nil {
 		t.Fatal(err)
 	}

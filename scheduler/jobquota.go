@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -62,19 +60,6 @@ func fullOf(job, whose string, most int, runs []*rowraftv1.MetaRun) error {
 		more = fmt.Sprintf(" and %d more", n)
 	}
 	return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %s has %d jobs, the most there can be: %s%s; delete one in which nobody trains with `rowraft job delete NAME`", job, whose, most, strings.Join(names, ", "), more)
-}
-
-// noteAttended records that a member of a job has called Attend.
-func (s *state) noteAttended(t *rowraftv1.MetaTrainer) {
-	old := s.run(t.GetJob())
-	if old == nil || old.GetAttended() {
-		return
-	}
-	if i, found := memberAt(old, t.GetRank()); found && bytes.Equal(old.GetMembers()[i].GetInstance(), t.GetInstance()) {
-		r := proto.CloneOf(old)
-		r.Attended = true
-		s.putRun(r)
-	}
 }
 
 // keptFor returns how long the registry keeps a run without training workers.

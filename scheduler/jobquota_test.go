@@ -126,7 +126,7 @@ func TestTheRegistryForgetsIdleJobs(t *testing.T) {
 			a := newApplier(t)
 			e := a.enter(enterAs("alice", "ctr"))
 			if tc.attended {
-				a.ok(&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{Trainer: &rowraftv1.MetaTrainer{Job: "ctr", Trainers: 1, Instance: id16(1)}}}})
+				a.ok(cmdAttend(e.identity, "", 0))
 			}
 			a.ok(leftAt(e.identity, tc.how, begun))
 			r := a.m.runOf("ctr")
@@ -196,7 +196,7 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 			t.Fatal(err)
 		}
 		if attended {
-			if _, err := s.propose(t.Context(), &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{Trainer: &rowraftv1.MetaTrainer{Job: "ctr", Trainers: 1, Instance: id16(1)}}}}); err != nil {
+			if _, err := s.propose(t.Context(), cmdAttend(e.identity, "", 0)); err != nil {
 				t.Fatal(err)
 			}
 		}

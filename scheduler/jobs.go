@@ -204,9 +204,7 @@ func (s *Scheduler) jobInfo(r *rowraftv1.MetaRun) *rowraftv1.JobInfo {
 	}
 	connected := make(map[uint64]bool)
 	for _, a := range s.attendance.list() {
-		if a.member != nil {
-			connected[a.member.GetIncarnation()] = true
-		}
+		connected[a.member.GetIncarnation()] = true
 	}
 	for _, m := range r.GetMembers() {
 		one := &rowraftv1.MemberInfo{Member: m, Connected: connected[m.GetIncarnation()]}

@@ -80,7 +80,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	}
 	told := make(chan client.Members, 16)
 	at, err := c.Attend(t.Context(), client.Attendance{
-		Job: "ctr", Rank: alive.Rank(), Trainers: 2, Member: alive, OnMembers: func(m client.Members) { told <- m },
+		Member: alive, OnMembers: func(m client.Members) { told <- m },
 		Beat: func() client.Beat { return client.Beat{Step: 7, Loss: 0.5} },
 	})
 	if err != nil {
@@ -127,7 +127,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 			t.Errorf("the zombie's %s: %v", what, err)
 		}
 	}
-	if _, err := another(t, s).Attend(t.Context(), client.Attendance{Job: "ctr", Rank: 1, Trainers: 2, Member: silent}); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+	if _, err := another(t, s).Attend(t.Context(), client.Attendance{Member: silent}); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("the zombie attends: %v", err)
 	}
 	eventually(t, "the job is described as it is", func() bool {
@@ -148,7 +148,7 @@ func TestAFollowedWorkerEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at, err := c.Attend(t.Context(), client.Attendance{Job: "ctr", Trainers: 1, Member: old})
+	at, err := c.Attend(t.Context(), client.Attendance{Member: old})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestAJobIsStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := make(chan struct{}, 4)
-	at, err := c.Attend(t.Context(), client.Attendance{Job: "ctr", Trainers: 1, Member: w, OnStop: func() { told <- struct{}{} }})
+	at, err := c.Attend(t.Context(), client.Attendance{Member: w, OnStop: func() { told <- struct{}{} }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func firstTold(t *testing.T, s *Scheduler, c *client.Client, rank int, member *c
 	t.Helper()
 	told, stopped := make(chan client.Members, 4), make(chan struct{})
 	at, err := c.Attend(t.Context(), client.Attendance{
-		Job: "ctr", Rank: rank, Trainers: 2, Member: member, OnMembers: func(m client.Members) { told <- m }, OnStop: func() { close(stopped) },
+		Member: member, OnMembers: func(m client.Members) { told <- m }, OnStop: func() { close(stopped) },
 	})
 	if err != nil {
 		t.Fatal(err)

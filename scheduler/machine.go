@@ -114,8 +114,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.endRestore(c.EndRestore)
 	case *rowraftv1.MetaCommand_Attend:
 		return nil, s.attend(c.Attend)
-	case *rowraftv1.MetaCommand_Leave:
-		return nil, s.leave(c.Leave)
+	case *rowraftv1.MetaCommand_Detach:
+		return nil, s.detach(c.Detach)
 	case *rowraftv1.MetaCommand_SetPolicy:
 		return nil, s.setPolicy(c.SetPolicy)
 	case *rowraftv1.MetaCommand_DeletePolicy:
@@ -239,7 +239,7 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		return nil, err
 	}
 	p := &rowraftv1.MetaState{LastRestore: uint32(s.lastRestore), AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), LastIncarnation: uint64(s.lastIncarnation), Restore: s.restore, BegunRestore: s.begun,
-		Restored: s.restored, Trainers: slices.Clone(s.trainers), Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs), EndedRuns: s.endedRuns, Tokens: s.tokens}
+		Restored: s.restored, Policies: slices.Clone(s.policies), Runs: slices.Clone(s.runs), EndedRuns: s.endedRuns, Tokens: s.tokens}
 	if s.slots == nil {
 		p.Map.Slots = nil
 	}
@@ -283,7 +283,7 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 	if !slices.IsSortedFunc(s.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
 		return nil, fmt.Errorf("nodes are out of order")
 	}
-	if err := errors.Join(s.trainersFromProto(p), s.policiesFromProto(p), s.runsFromProto(p), s.tokensFromProto(p)); err != nil {
+	if err := errors.Join(s.restoredFromProto(p), s.policiesFromProto(p), s.runsFromProto(p), s.tokensFromProto(p)); err != nil {
 		return nil, err
 	}
 	if err := s.movesFromProto(p); err != nil {

@@ -4,24 +4,18 @@ import (
 	"context"
 	"slices"
 
-	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// welcomeMember refuses a trainer that is not a member of the job it names.
+// welcomeMember refuses a trainer that is not a member of the run it names, and renews its lease.
 func (s *Scheduler) welcomeMember(ctx context.Context, a *attendee) error {
-	if a.member == nil {
-		return nil
-	}
-	if a.member.GetJob() != a.id.job || a.member.GetRank() != a.id.rank {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s calls as rank %d of job %s", a.id, a.member.GetRank(), a.member.GetJob())
-	}
 	if _, err := s.leadingInSync(ctx); err != nil { // the trainer may have entered under an earlier leader
 		return err
 	}
 	if err := s.machine.isMember(a.member); err != nil {
 		return err
 	}
+	a.trainers = s.machine.runOf(a.id.job).GetWorkers()
 	s.workers.heard(a.member.GetIncarnation(), nil)
 	return nil
 }
@@ -29,9 +23,6 @@ func (s *Scheduler) welcomeMember(ctx context.Context, a *attendee) error {
 // tellMember sends the trainer a new generation of its job, or a stop request. It returns an error if the trainer is no
 // longer a member.
 func (s *Scheduler) tellMember(ctx context.Context, a *attendee) error {
-	if a.member == nil {
-		return nil
-	}
 	if err := s.machine.isMember(a.member); err != nil {
 		s.attendance.mu.Lock()
 		defer s.attendance.mu.Unlock()

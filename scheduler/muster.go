@@ -237,7 +237,7 @@ func (m *muster) stop(ctx context.Context, who []*attendee) error {
 		}
 		if !m.claims[job] {
 			if !m.s.attendance.claim(job) {
-				err := rowraft.Errorf(rowraft.CodeNoLeader, "the trainers of job %s are being stopped", job)
+				err := claimedError(job)
 				if !m.mayLeaveOut(ctx, job, err) {
 					return err
 				}

@@ -68,7 +68,7 @@ func (j *Jobs) infoFor(ctx context.Context, r *rowraftv1.MetaRun) *rowraftv1.Job
 	info = proto.CloneOf(info)
 	info.Run = nil
 	for _, m := range info.GetMembers() {
-		m.Member.Incarnation, m.Member.Instance = 0, nil
+		m.Member.Incarnation, m.Member.Attending, m.Member.Instance = 0, 0, nil
 	}
 	return info
 }

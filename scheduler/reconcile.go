@@ -92,9 +92,6 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	if err := s.reconcileRestore(ctx, m); err != nil {
 		return err
 	}
-	if err := s.forgetDead(ctx); err != nil {
-		return err
-	}
 	return errors.Join(s.ensureTables(ctx, m.Tables), s.ensureDrops(ctx))
 }
 

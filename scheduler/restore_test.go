@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -368,32 +369,15 @@ func TestAgesFromTheFirstSecond(t *testing.T) {
 // TestARestoreOfOneTableIsItsOwnAffair: other tables, their trainers and their runs stay; those of the
 // table that gives way begin again.
 func TestARestoreOfOneTableIsItsOwnAffair(t *testing.T) {
-	m := withShards(t)
-	index := rowraft.Index(10)
-	step := func(what string, c *rowraftv1.MetaCommand, want rowraft.Code) {
-		t.Helper()
-		index++
-		after := reloaded(t, m)
-		for _, one := range []*machine{m, after} {
-			if err := applyTo(t, one, index, c); rowraft.CodeOf(err) != want {
-				t.Errorf("%s: %v, want %v", what, err, want)
-			}
-		}
-		if !bytes.Equal(snapshotBytes(t, m), snapshotBytes(t, after)) {
-			t.Errorf("%s: another state after a snapshot", what)
-		}
-	}
-	trains := func(job string, instance byte, checkpoint string, tables ...uint64) *rowraftv1.MetaCommand {
-		c := cmdAttend(job, 0, 1, instance, checkpoint, 0)
-		c.GetAttend().GetTrainer().Tables = tables
-		return c
-	}
+	h := &history{t: t, m: withShards(t), index: 10}
+	m, step := h.m, h.step
+	old, b, c := h.enter("old", 0, 1), h.enter("b", 0, 2), h.enter("c", 0, 3)
 	none := rowraft.CodeUnknown
 	other := restoredTable(9, "b.dense")
 	step("a table", &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&other)}}}, none)
-	step("a trainer of the first", trains("old", 1, "", 1), none)
-	step("a trainer of the other", trains("b", 2, "", 9), none)
-	step("a trainer of a table that is not", trains("c", 3, "", 8), rowraft.CodeSessionExpired)
+	step("a trainer of the first", cmdAttend(old, "", 0, 1), none)
+	step("a trainer of the other", cmdAttend(b, "", 0, 9), none)
+	step("a trainer of a table that is not", cmdAttend(c, "", 0, 8), rowraft.CodeSessionExpired)
 
 	again := restoredTable(rowraft.TableID(1).RestoredBy(1), "old")
 	step("a restore begins", begin(1), none)
@@ -411,13 +395,13 @@ func TestARestoreOfOneTableIsItsOwnAffair(t *testing.T) {
 		t.Errorf("epoch %d, tables %+v", now.Epoch, now.Tables)
 	}
 	step("it is closed", end(1, true), none)
-	if got := m.atWork(); len(got) != 1 || got[0].GetJob() != "b" {
-		t.Errorf("at work: %v, want the trainer of the other table", got)
+	if got := m.expected(); len(got) != 1 || got[0].job != "b" {
+		t.Errorf("%v attend, want the trainer of the other table", got)
 	}
-	step("the trainer of the other comes back", trains("b", 2, "", 9), none)
-	step("the trainer of the table as it was", trains("old", 1, "", 1), rowraft.CodeSessionExpired)
-	step("the other did not come from the checkpoint", trains("b", 4, "A", 9), rowraft.CodePrecondition)
-	step("it goes on from the checkpoint", trains("old", 5, "A", uint64(again.ID)), none)
+	step("the trainer of the other comes back", cmdAttend(b, "", 0, 9), none)
+	step("the trainer of the table as it was", cmdAttend(old, "", 0, 1), rowraft.CodeSessionExpired)
+	step("the other did not come from the checkpoint", cmdAttend(h.enter("b", 0, 4), "A", 0, 9), rowraft.CodePrecondition)
+	step("it goes on from the checkpoint", cmdAttend(h.enter("old", 0, 5), "A", 0, uint64(again.ID)), none)
 
 	// A second one, of the other table, from another checkpoint.
 	step("a second restore begins", begin(2), none)
@@ -429,7 +413,10 @@ func TestARestoreOfOneTableIsItsOwnAffair(t *testing.T) {
 	if from, _ := m.restored(); len(from) != 2 || from[0].GetId() != "B" || from[1].GetId() != "A" {
 		t.Errorf("the tables come from %v, want B and A", from)
 	}
-	step("the other goes on", trains("b", 6, "B", uint64(second.ID)), none)
+	step("the other goes on", cmdAttend(h.enter("b", 0, 6), "B", 0, uint64(second.ID)), none)
+	if got := m.remembered(); !slices.Equal(got, []trainerID{{"b", 0}, {"old", 0}}) {
+		t.Errorf("remembered: %v", got)
+	}
 	step("the first table is dropped", &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: "old", Id: uint64(again.ID)}}}, none)
 	if from, _ := m.restored(); len(from) != 1 || from[0].GetId() != "B" {
 		t.Errorf("the tables come from %v, want B", from)

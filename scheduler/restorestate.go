@@ -69,8 +69,9 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 		return s.replaceTables(r, tables)
 	}
 	s.restore, s.begun = r, nil
-	s.restored, s.trainers = nil, nil         // every trainer has to begin again
-	s.cluster.Tables, s.dropped = tables, nil // a checkpoint may bring a dropped table back
+	s.restored = nil
+	s.detachRuns(func(*rowraftv1.MetaRun) bool { return true }) // every trainer must be started again
+	s.cluster.Tables, s.dropped = tables, nil                   // a checkpoint may bring a dropped table back
 	s.comeFrom(r, tables)
 	for _, t := range tables {
 		s.lastRestore = max(s.lastRestore, t.ID.Restore())
@@ -80,8 +81,8 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 	return nil
 }
 
-// replaceTables decides a restore of single tables. Trainers of the replaced tables have to begin again. Other trainers
-// continue without interruption.
+// replaceTables decides a restore of single tables. Trainers of runs with a replaced table must be started again. Other
+// trainers continue without interruption.
 func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema) error {
 	var kept, gone []rowraft.Schema
 	for _, t := range s.cluster.Tables {
@@ -99,8 +100,8 @@ func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema)
 	for _, t := range gone {
 		s.forgetSource(t.ID)
 	}
-	s.trainers = slices.DeleteFunc(slices.Clone(s.trainers), func(t *rowraftv1.MetaTrainer) bool {
-		return slices.ContainsFunc(t.GetTables(), func(id uint64) bool { return hasTable(gone, rowraft.TableID(id)) })
+	s.detachRuns(func(r *rowraftv1.MetaRun) bool {
+		return slices.ContainsFunc(r.GetTables(), func(id uint64) bool { return hasTable(gone, rowraft.TableID(id)) })
 	})
 	s.cluster.Tables = append(kept, tables...)
 	s.comeFrom(r, tables)
@@ -123,7 +124,7 @@ func (s *state) comeFrom(r *rowraftv1.MetaRestore, tables []rowraft.Schema) {
 		return
 	}
 	from := proto.CloneOf(r.GetSource())
-	from.Tables = nil
+	from.Tables, from.Trained = nil, nil
 	for _, t := range tables {
 		from.Tables = append(from.Tables, uint64(t.ID))
 	}

@@ -113,7 +113,7 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 		giveBack(r.GetData(), m.GetIncarnation(), nil)
 		m = &rowraftv1.RunMember{
 			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(s.issueIncarnation()),
-			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING,
+			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Attending: m.GetAttending(),
 		}
 		if r.GetGather() && r.GetState() == rowraftv1.JobState_JOB_STATE_STOPPED {
 			r.Gathering = true
@@ -381,9 +381,8 @@ func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	m := r.Members[i]
 	m.State, m.Reason = l.GetState(), cut(l.GetReason(), maxReasonBytes)
 	giveBack(r.GetData(), m.GetIncarnation(), l.GetParts())
-	if m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST && r.GetData().GetExamples() > 0 {
-		// Other workers read its parts, so checkpoints do not need its state.
-		_ = s.leave(&rowraftv1.MetaLeave{Job: r.GetJob(), Rank: m.GetRank(), Instance: m.GetInstance()})
+	if replaceable(r, m) {
+		m.Attending = 0
 	}
 	nextGeneration(r)
 	if len(trainingRanks(r)) == 0 {
@@ -433,6 +432,13 @@ func (s *state) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.Me
 	r.Started, r.FirstStep = c.GetGeneration(), c.GetFirstStep()
 	s.putRun(r)
 	return r, nil
+}
+
+// replaceable reports whether a member is lost or failed in a run whose data the scheduler assigns. The other workers
+// read its parts, and a replacement starts from the shared state, so no checkpoint needs its state.
+func replaceable(r *rowraftv1.MetaRun, m *rowraftv1.RunMember) bool {
+	gone := m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST || m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
+	return gone && r.GetData().GetExamples() > 0
 }
 
 // cut returns at most n bytes of s, as valid UTF-8.
@@ -512,6 +518,9 @@ func (s *state) runsFromProto(p *rowraftv1.MetaState) error {
 			if m.GetRank() >= r.GetWorkers() || k > 0 && r.GetMembers()[k-1].GetRank() >= m.GetRank() {
 				return fmt.Errorf("rank %d of job %s is out of order", m.GetRank(), r.GetJob())
 			}
+		}
+		if n := len(r.GetTables()); n > MaxTables {
+			return fmt.Errorf("job %s: %d tables, the limit is %d", r.GetJob(), n, MaxTables)
 		}
 		if err := checkSettings(r.GetSettings()); err != nil {
 			return fmt.Errorf("job %s: %w", r.GetJob(), err)

@@ -34,7 +34,6 @@ type state struct {
 	begun           []byte                    // id of the restore that may be decided; immutable
 	restored        []*rowraftv1.MetaRestored // sources of the tables, last restore first; immutable
 	lastRestore     uint16                    // number of the last restore of single tables
-	trainers        []*rowraftv1.MetaTrainer  // by job and rank, each immutable
 	dropped         []droppedTable            // since the last restore, oldest first; at most maxDropped
 	policies        []*policy                 // checkpoint policies, by name
 	runs            []*rowraftv1.MetaRun      // by job, each immutable
@@ -51,7 +50,7 @@ func (s *state) clone() *state {
 	c.cluster.Shards = slices.Clone(s.cluster.Shards) // replica lists never change in place
 	c.cluster.Tables = slices.Clone(s.cluster.Tables)
 	c.moves, c.finished = slices.Clone(s.moves), slices.Clone(s.finished)
-	c.trainers, c.policies = slices.Clone(s.trainers), slices.Clone(s.policies)
+	c.policies = slices.Clone(s.policies)
 	c.dropped, c.runs = slices.Clone(s.dropped), slices.Clone(s.runs)
 	return &c
 }

@@ -103,7 +103,7 @@ func (s *Scheduler) haltOnce(ctx context.Context, r *rowraftv1.MetaRun) error {
 func (s *Scheduler) trainersOf(r *rowraftv1.MetaRun) (out []*attendee) {
 	who := trainingIncarnations(r)
 	for _, a := range s.attendance.list() {
-		if a.member != nil && slices.Contains(who, a.member.GetIncarnation()) {
+		if slices.Contains(who, a.member.GetIncarnation()) {
 			out = append(out, a)
 		}
 	}
@@ -137,9 +137,6 @@ func (s *Scheduler) ends(a *attendee) bool {
 	if a.toldToStop.Load() {
 		return true
 	}
-	if a.member == nil {
-		return false
-	}
 	if w, known := s.workers.get(a.member.GetIncarnation()); known && w.beat.GetStopping() {
 		return true
 	}
@@ -152,11 +149,8 @@ func (s *Scheduler) ends(a *attendee) bool {
 // trainer that reports nothing loses its lease and then its place in attendance.
 func (s *Scheduler) mayEnd(a *attendee, over time.Time) bool {
 	told := over.Add(stopGrace)
-	switch {
-	case s.ends(a):
+	if s.ends(a) {
 		return true
-	case a.member == nil: // it sends no beats
-		return time.Now().Before(told)
 	}
 	w, known := s.workers.get(a.member.GetIncarnation())
 	return !known || !w.spoke.After(told)

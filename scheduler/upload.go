@@ -36,12 +36,12 @@ func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.Send
 	if err != nil {
 		return err
 	}
-	id := trainerID{first.GetJob(), first.GetRank()}
+	id := trainerID{first.GetMember().GetJob(), first.GetMember().GetRank()}
 	if err := c.s.jobs.checkOwner(stream.Context(), id.job); err != nil {
 		return err
 	}
 	var p *paused
-	if a := c.s.attendance.find(id, first.GetInstance()); a != nil {
+	if a := c.s.attendance.find(first.GetMember()); a != nil {
 		c.s.attendance.mu.Lock()
 		p = a.sending[first.GetId()]
 		c.s.attendance.mu.Unlock()

@@ -152,7 +152,7 @@ func FindSaved(ctx context.Context, cfg *Config, c *client.Client) (*Saved, erro
 		return nil, err
 	}
 	source := from.Of(cfg.mainTable())
-	if source.ID == "" || slices.Contains(from.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
+	if source.ID == "" || slices.Contains(source.Trained, client.Trainer{Job: cfg.Job, Rank: cfg.rank()}) {
 		return nil, cfg.canStart(&from, holdsRows(ctx, c))
 	}
 	s, err := ReadSaved(ctx, source.Destination+"/"+source.Name, cfg.Job, cfg.rank())
@@ -204,35 +204,22 @@ func holdsRows(ctx context.Context, c *client.Client) func(string) (bool, error)
 	}
 }
 
-// Attend registers the run for the checkpoints of c's cluster; it resumes from s unless s is nil. Call it before
-// Run, and Park of the result afterwards.
+// attend registers the run for the checkpoints of c's cluster; it resumes from s unless s is nil. It calls onStop
+// when an operator stops the job, and onMembers when its members change.
 //
 // Errors: CodePrecondition if the cluster's tables are not those of the checkpoint.
-func (j *Job) Attend(ctx context.Context, c *client.Client, s *Saved) (*client.Attending, error) {
-	return j.attend(ctx, c, s, nil, nil)
-}
-
-// attend is Attend. It calls onStop when an operator stops the job, and onMembers when its members change; both may
-// be nil.
 func (j *Job) attend(ctx context.Context, c *client.Client, s *Saved, onStop func(), onMembers func(client.Members)) (*client.Attending, error) {
-	a := client.Attendance{Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Pause: j.pauseFor, Announces: j.pausePoint.Paced(), Destinations: j.cfg.Checkpoint.whenParked()}
+	a := client.Attendance{Member: j.cfg.member, Pause: j.pauseFor, Beat: j.beat, Announces: j.pausePoint.Paced(), Destinations: j.cfg.Checkpoint.whenParked()}
 	for _, t := range j.ownTables() {
 		a.Tables = append(a.Tables, t.ID)
 	}
-	if j.cfg.member != nil {
-		a.Member, a.Beat = j.cfg.member, j.beat
-		a.OnMembers = func(m client.Members) {
-			if j.hybrid != nil {
-				j.hybrid.begin(m, &j.cfg)
-			}
-			if onMembers != nil {
-				onMembers(m)
-			}
+	a.OnMembers = func(m client.Members) {
+		if j.hybrid != nil {
+			j.hybrid.begin(m, &j.cfg)
 		}
+		onMembers(m)
 	}
-	if onStop != nil {
-		a.OnStop = func() { j.stopping.Store(true); onStop() }
-	}
+	a.OnStop = func() { j.stopping.Store(true); onStop() }
 	if s != nil {
 		a.Checkpoint = s.ID
 	}
@@ -262,9 +249,9 @@ func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused,
 	return out, nil
 }
 
-// RunOn is Run on a cluster: it resumes from s unless s is nil, takes part in the cluster's checkpoints, and makes
-// those of the configuration. At the end it waits for the other trainers of its job, whose checkpoints need its
-// state.
+// RunOn is Run on a cluster. It requires that [Enter] has entered the job. It resumes from s unless s is nil, takes
+// part in the cluster's checkpoints, and makes those of the configuration. At the end it waits for the other trainers
+// of its job, whose checkpoints need its state.
 func (j *Job) RunOn(ctx context.Context, c *client.Client, s *Saved) (*Result, error) {
 	if s != nil {
 		if err := errors.Join(j.Resume(s.State), j.checkTables(s)); err != nil {

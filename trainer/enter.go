@@ -144,7 +144,7 @@ func (c *Config) findSplits(ctx context.Context, cl *client.Client) (s savedSpli
 	if c.Resume == "auto" && rowraft.CodeOf(err) == rowraft.CodeNotFound { // the checkpoint was deleted since
 		return savedSplits{id: source.ID}, nil
 	}
-	trained := slices.ContainsFunc(from.Trained, func(t client.Trainer) bool { return t.Job == c.Job })
+	trained := slices.ContainsFunc(source.Trained, func(t client.Trainer) bool { return t.Job == c.Job })
 	s.resumes = s.parts != nil && !trained
 	if err == nil && s.found && !trained && c.Mode == Sync {
 		s.step, err = readJobStep(ctx, path, c.Job)

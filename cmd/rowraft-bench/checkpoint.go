@@ -95,12 +95,16 @@ func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (
 		return nil, err
 	}
 	defer closeWorkers(workers)
+	member, err := workers[0].c.EnterJob(ctx, client.Entry{Job: "bench", Worker: "bench", Workers: 1}) // before its first push
+	if err != nil {
+		return nil, err
+	}
 	fmt.Fprintf(progress, "loading %d rows …\n", cfg.rows)
 	if err := benchLoad(ctx, cfg, workers); err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
 	b := &checkpointBench{cfg: cfg, dest: dest, workers: workers}
-	attending, err := workers[0].c.Attend(ctx, client.Attendance{Job: "bench", Rank: 0, Trainers: 1, Pause: b.pause})
+	attending, err := workers[0].c.Attend(ctx, client.Attendance{Member: member, Pause: b.pause})
 	if err != nil {
 		return nil, err
 	}

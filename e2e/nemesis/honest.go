@@ -66,7 +66,7 @@ func enter(ctx context.Context, c *client.Client, e client.Entry, pause func(con
 	if err != nil {
 		return nil, nil, err
 	}
-	at, err := c.Attend(ctx, client.Attendance{Job: e.Job, Rank: m.Rank(), Trainers: e.Workers, Member: m, Pause: pause, Beat: func() client.Beat { return client.Beat{} }})
+	at, err := c.Attend(ctx, client.Attendance{Member: m, Pause: pause})
 	return m, at, err
 }
 

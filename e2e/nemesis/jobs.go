@@ -44,8 +44,8 @@ func inventedJobs(ctx context.Context, a *act) (err error) {
 	limited, cancel := context.WithTimeout(ctx, guestPatience)
 	defer cancel()
 	name := fmt.Sprintf("invented-%08x-", a.rng.Uint32())
-	attend := func(job string, rank, trainers int) error {
-		_, err := c.Attend(limited, client.Attendance{Job: name + job, Rank: rank, Trainers: trainers, Pause: neverStands})
+	attend := func(job string, rank, workers int) error {
+		_, _, err := enter(limited, c, client.Entry{Job: name + job, Worker: "w", Workers: workers, Rank: &rank}, neverStands)
 		return err
 	}
 	_, _, err = enter(limited, c, client.Entry{Job: name + "waits", Worker: "w", Workers: 2, Gather: true}, neverStands)

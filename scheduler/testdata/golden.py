@@ -65,14 +65,19 @@ open(os.path.join(here, "create_extended.entry"), "wb").write(frame(b"RRME", dat
 cmap = data(1, b"c-1") + num(2, 3) + data(7, table) + num(8, 1)
 open(os.path.join(here, "extended.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap)))
 
-# Trainers.
-trainer = data(1, b"ctr") + num(2, 1) + num(3, 2) + data(4, begun)
-owner = data(7, b"tom")
-open(os.path.join(here, "attend.entry"), "wb").write(frame(b"RRME", data(30, data(1, trainer + owner) + data(2, b"ckpt") + num(3, 2))))
-open(os.path.join(here, "leave.entry"), "wb").write(frame(b"RRME", data(31, data(1, b"ctr") + num(2, 1) + data(3, begun))))
+# Trainers. Rank 1 of a job of tom attends with the tables 7 and 9; table 7 comes from a checkpoint. Lists of numbers are packed.
+tables = data(4, varint(7) + varint(9))
+run = bytes(range(17, 33))
+me = data(1, b"ctr") + data(2, run) + num(3, 1) + num(4, 6)
+open(os.path.join(here, "attend.entry"), "wb").write(frame(b"RRME", data(30, data(1, me) + data(2, b"ckpt") + num(3, 2) + tables)))
+open(os.path.join(here, "detach.entry"), "wb").write(frame(b"RRME", data(31, data(1, me))))
 cmap = data(1, b"c-1") + num(2, 2) + num(8, 2)
-source = data(1, b"ckpt") + data(2, b"/mnt") + data(3, b"nightly")
-open(os.path.join(here, "trainers.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(30, source) + data(31, trainer + num(5, 1) + owner)))
+trained = data(1, b"ctr") + num(2, 1) + num(3, 6) + data(4, b"tom")
+source = data(1, b"ckpt") + data(2, b"/mnt") + data(3, b"nightly") + data(4, varint(7)) + data(5, trained)
+attends = num(1, 1) + data(2, b"w-1") + num(3, 6) + data(4, begun) + num(5, 1) + num(8, 6)
+state = (data(1, b"ctr") + data(2, run) + num(3, 2) + data(4, data(1, b"owner") + data(2, b"tom")) + num(5, 1) + num(7, 10 * 10**9) + num(8, 1)
+         + num(12, 2) + data(13, attends) + data(14, b"") + num(23, 1) + data(24, varint(7) + varint(9)))
+open(os.path.join(here, "trainers.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + num(3, 6) + data(30, source) + data(50, state)))
 drop = data(1, b"ads") + num(2, 7)
 open(os.path.join(here, "drop_table.entry"), "wb").write(frame(b"RRME", data(40, drop)))
 cmap = data(1, b"c-1") + num(2, 4) + num(8, 1)
@@ -102,10 +107,8 @@ open(os.path.join(here, "ftrl.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) +
 # Runs of jobs. Two workers are expected, one trains and has part 1 of epoch 0, part 0 came back at its example 7.
 settings = data(5, data(1, b"batch") + data(2, b"512")) + data(5, data(1, b"mode") + data(2, b"async"))
 plan = num(1, 1000) + num(2, 100) + num(3, 2)
-run = bytes(range(17, 33))
 enter = data(1, b"ctr") + data(2, b"w-0") + data(3, begun) + num(4, 2) + settings + data(7, plan) + num(8, 10 * 10**9)
 open(os.path.join(here, "enter_job.entry"), "wb").write(frame(b"RRME", data(50, data(1, enter) + data(2, run))))
-me = data(1, b"ctr") + data(2, run) + num(3, 1) + num(4, 6)
 reached = num(2, 1) + num(3, 40) + num(4, 50)  # epoch 0 is left out
 leave = data(1, me) + num(2, 4) + data(3, b"silent") + data(4, reached)
 open(os.path.join(here, "leave_job.entry"), "wb").write(frame(b"RRME", data(51, leave)))

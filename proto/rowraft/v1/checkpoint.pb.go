@@ -868,16 +868,12 @@ func (*AttendRequest_Announced) isAttendRequest_Step() {}
 
 type AttendHello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
-	Trainers      uint32                 `protobuf:"varint,3,opt,name=trainers,proto3" json:"trainers,omitempty"`                       // of the job
-	Instance      []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`                        // 16 bytes, of this process
-	Checkpoint    string                 `protobuf:"bytes,5,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
-	TableEpoch    uint64                 `protobuf:"varint,6,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // that it trains in, as it was told before; 0: it begins
-	Member        *JobIdentity           `protobuf:"bytes,7,opt,name=member,proto3" json:"member,omitempty"`                            // of the run that it entered; unset: it entered none
-	Announces     bool                   `protobuf:"varint,8,opt,name=announces,proto3" json:"announces,omitempty"`                     // it waits for others of its job: asked to, it announces before it pauses
-	Tables        []uint64               `protobuf:"varint,9,rep,packed,name=tables,proto3" json:"tables,omitempty"`                    // ids of those that it trains, ascending
-	Destinations  []string               `protobuf:"bytes,10,rep,name=destinations,proto3" json:"destinations,omitempty"`               // at most 8, of checkpoints that it may ask for as it parks; refused now if it may not
+	Member        *JobIdentity           `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`                            // of the run that it entered
+	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the checkpoint that it resumes from; "": none
+	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // from the welcome of its previous call; 0: this is its first call
+	Announces     bool                   `protobuf:"varint,4,opt,name=announces,proto3" json:"announces,omitempty"`                     // it synchronizes with others of its job: if asked, it announces a boundary before it pauses
+	Tables        []uint64               `protobuf:"varint,5,rep,packed,name=tables,proto3" json:"tables,omitempty"`                    // ids of the tables that it trains, ascending
+	Destinations  []string               `protobuf:"bytes,6,rep,name=destinations,proto3" json:"destinations,omitempty"`                // at most 8, of checkpoints that it may request when it parks; refused now if it may not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -912,30 +908,9 @@ func (*AttendHello) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{13}
 }
 
-func (x *AttendHello) GetJob() string {
+func (x *AttendHello) GetMember() *JobIdentity {
 	if x != nil {
-		return x.Job
-	}
-	return ""
-}
-
-func (x *AttendHello) GetRank() uint32 {
-	if x != nil {
-		return x.Rank
-	}
-	return 0
-}
-
-func (x *AttendHello) GetTrainers() uint32 {
-	if x != nil {
-		return x.Trainers
-	}
-	return 0
-}
-
-func (x *AttendHello) GetInstance() []byte {
-	if x != nil {
-		return x.Instance
+		return x.Member
 	}
 	return nil
 }
@@ -952,13 +927,6 @@ func (x *AttendHello) GetTableEpoch() uint64 {
 		return x.TableEpoch
 	}
 	return 0
-}
-
-func (x *AttendHello) GetMember() *JobIdentity {
-	if x != nil {
-		return x.Member
-	}
-	return nil
 }
 
 func (x *AttendHello) GetAnnounces() bool {
@@ -1237,15 +1205,13 @@ func (x *AttendReleased) GetPausedNs() uint64 {
 	return 0
 }
 
-// SendStateRequest is one piece of a trainer's state. Only the first piece of a call needs job, rank, instance and id.
+// SendStateRequest is one chunk of a trainer's state. Only the first chunk of a call needs member and id.
 type SendStateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
 	Content       []byte                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
 	Last          bool                   `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
-	Job           string                 `protobuf:"bytes,4,opt,name=job,proto3" json:"job,omitempty"`
-	Rank          uint32                 `protobuf:"varint,5,opt,name=rank,proto3" json:"rank,omitempty"`
-	Instance      []byte                 `protobuf:"bytes,6,opt,name=instance,proto3" json:"instance,omitempty"` // as in the hello of Attend
+	Member        *JobIdentity           `protobuf:"bytes,4,opt,name=member,proto3" json:"member,omitempty"` // as in the hello of Attend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1301,23 +1267,9 @@ func (x *SendStateRequest) GetLast() bool {
 	return false
 }
 
-func (x *SendStateRequest) GetJob() string {
+func (x *SendStateRequest) GetMember() *JobIdentity {
 	if x != nil {
-		return x.Job
-	}
-	return ""
-}
-
-func (x *SendStateRequest) GetRank() uint32 {
-	if x != nil {
-		return x.Rank
-	}
-	return 0
-}
-
-func (x *SendStateRequest) GetInstance() []byte {
-	if x != nil {
-		return x.Instance
+		return x.Member
 	}
 	return nil
 }
@@ -4135,22 +4087,17 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x04park\x18\x06 \x01(\v2\x16.rowraft.v1.AttendParkH\x00R\x04park\x12,\n" +
 	"\x04beat\x18\a \x01(\v2\x16.rowraft.v1.WorkerBeatH\x00R\x04beat\x12;\n" +
 	"\tannounced\x18\b \x01(\v2\x1b.rowraft.v1.AttendAnnouncedH\x00R\tannouncedB\x06\n" +
-	"\x04stepJ\x04\b\x05\x10\x06\"\xb7\x02\n" +
-	"\vAttendHello\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
-	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x1a\n" +
-	"\binstance\x18\x04 \x01(\fR\binstance\x12\x1e\n" +
+	"\x04stepJ\x04\b\x05\x10\x06\"\xd9\x01\n" +
+	"\vAttendHello\x12/\n" +
+	"\x06member\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\x12\x1e\n" +
 	"\n" +
-	"checkpoint\x18\x05 \x01(\tR\n" +
+	"checkpoint\x18\x02 \x01(\tR\n" +
 	"checkpoint\x12\x1f\n" +
-	"\vtable_epoch\x18\x06 \x01(\x04R\n" +
-	"tableEpoch\x12/\n" +
-	"\x06member\x18\a \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\x12\x1c\n" +
-	"\tannounces\x18\b \x01(\bR\tannounces\x12\x16\n" +
-	"\x06tables\x18\t \x03(\x04R\x06tables\x12\"\n" +
-	"\fdestinations\x18\n" +
-	" \x03(\tR\fdestinations\"\x93\x01\n" +
+	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
+	"tableEpoch\x12\x1c\n" +
+	"\tannounces\x18\x04 \x01(\bR\tannounces\x12\x16\n" +
+	"\x06tables\x18\x05 \x03(\x04R\x06tables\x12\"\n" +
+	"\fdestinations\x18\x06 \x03(\tR\fdestinations\"\x93\x01\n" +
 	"\fAttendPaused\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x14\n" +
@@ -4167,14 +4114,12 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x0eAttendReleased\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\bR\x04held\x12\x1b\n" +
-	"\tpaused_ns\x18\x03 \x01(\x04R\bpausedNs\"\x92\x01\n" +
+	"\tpaused_ns\x18\x03 \x01(\x04R\bpausedNs\"\x81\x01\n" +
 	"\x10SendStateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
-	"\x04last\x18\x03 \x01(\bR\x04last\x12\x10\n" +
-	"\x03job\x18\x04 \x01(\tR\x03job\x12\x12\n" +
-	"\x04rank\x18\x05 \x01(\rR\x04rank\x12\x1a\n" +
-	"\binstance\x18\x06 \x01(\fR\binstance\"\x10\n" +
+	"\x04last\x18\x03 \x01(\bR\x04last\x12/\n" +
+	"\x06member\x18\x04 \x01(\v2\x17.rowraft.v1.JobIdentityR\x06member\"\x10\n" +
 	"\x0eSendStateReply\"e\n" +
 	"\n" +
 	"AttendPark\x12\x14\n" +
@@ -4482,59 +4427,60 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	15, // 14: rowraft.v1.AttendRequest.announced:type_name -> rowraft.v1.AttendAnnounced
 	60, // 15: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
 	61, // 16: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
-	25, // 17: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
-	26, // 18: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
-	28, // 19: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
-	29, // 20: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
-	22, // 21: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
-	23, // 22: rowraft.v1.AttendReply.members:type_name -> rowraft.v1.AttendMembers
-	24, // 23: rowraft.v1.AttendReply.stop:type_name -> rowraft.v1.AttendStop
-	27, // 24: rowraft.v1.AttendReply.target:type_name -> rowraft.v1.AttendTarget
-	32, // 25: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
-	30, // 26: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
-	35, // 27: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
-	36, // 28: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
-	37, // 29: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
-	39, // 30: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
-	40, // 31: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
-	41, // 32: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
-	42, // 33: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
-	43, // 34: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
-	44, // 35: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
-	44, // 36: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
-	45, // 37: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	62, // 38: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
-	49, // 39: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
-	50, // 40: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
-	48, // 41: rowraft.v1.RestoreCheckpointReply.changes:type_name -> rowraft.v1.RestoreChange
-	52, // 42: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	53, // 43: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	54, // 44: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	55, // 45: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	56, // 46: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	62, // 47: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	57, // 48: rowraft.v1.RestorePartReply.tables:type_name -> rowraft.v1.ShardTable
-	31, // 49: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
-	46, // 50: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
-	12, // 51: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
-	18, // 52: rowraft.v1.Checkpoints.SendState:input_type -> rowraft.v1.SendStateRequest
-	4,  // 53: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
-	5,  // 54: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
-	7,  // 55: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
-	8,  // 56: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
-	33, // 57: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
-	47, // 58: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
-	21, // 59: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
-	19, // 60: rowraft.v1.Checkpoints.SendState:output_type -> rowraft.v1.SendStateReply
-	9,  // 61: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
-	6,  // 62: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
-	10, // 63: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
-	11, // 64: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
-	57, // [57:65] is the sub-list for method output_type
-	49, // [49:57] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	60, // 17: rowraft.v1.SendStateRequest.member:type_name -> rowraft.v1.JobIdentity
+	25, // 18: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
+	26, // 19: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
+	28, // 20: rowraft.v1.AttendReply.release:type_name -> rowraft.v1.AttendRelease
+	29, // 21: rowraft.v1.AttendReply.leave:type_name -> rowraft.v1.AttendLeave
+	22, // 22: rowraft.v1.AttendReply.beat:type_name -> rowraft.v1.AttendBeat
+	23, // 23: rowraft.v1.AttendReply.members:type_name -> rowraft.v1.AttendMembers
+	24, // 24: rowraft.v1.AttendReply.stop:type_name -> rowraft.v1.AttendStop
+	27, // 25: rowraft.v1.AttendReply.target:type_name -> rowraft.v1.AttendTarget
+	32, // 26: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
+	30, // 27: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
+	35, // 28: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
+	36, // 29: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
+	37, // 30: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
+	39, // 31: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
+	40, // 32: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
+	41, // 33: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
+	42, // 34: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
+	43, // 35: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
+	44, // 36: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
+	44, // 37: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
+	45, // 38: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
+	62, // 39: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	49, // 40: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
+	50, // 41: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
+	48, // 42: rowraft.v1.RestoreCheckpointReply.changes:type_name -> rowraft.v1.RestoreChange
+	52, // 43: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
+	53, // 44: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
+	54, // 45: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
+	55, // 46: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
+	56, // 47: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
+	62, // 48: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
+	57, // 49: rowraft.v1.RestorePartReply.tables:type_name -> rowraft.v1.ShardTable
+	31, // 50: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
+	46, // 51: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
+	12, // 52: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
+	18, // 53: rowraft.v1.Checkpoints.SendState:input_type -> rowraft.v1.SendStateRequest
+	4,  // 54: rowraft.v1.Checkpoints.SetPolicy:input_type -> rowraft.v1.SetPolicyRequest
+	5,  // 55: rowraft.v1.Checkpoints.ListPolicies:input_type -> rowraft.v1.ListPoliciesRequest
+	7,  // 56: rowraft.v1.Checkpoints.DeletePolicy:input_type -> rowraft.v1.DeletePolicyRequest
+	8,  // 57: rowraft.v1.Checkpoints.RunPolicy:input_type -> rowraft.v1.RunPolicyRequest
+	33, // 58: rowraft.v1.Checkpoints.CreateCheckpoint:output_type -> rowraft.v1.CreateCheckpointReply
+	47, // 59: rowraft.v1.Checkpoints.RestoreCheckpoint:output_type -> rowraft.v1.RestoreCheckpointReply
+	21, // 60: rowraft.v1.Checkpoints.Attend:output_type -> rowraft.v1.AttendReply
+	19, // 61: rowraft.v1.Checkpoints.SendState:output_type -> rowraft.v1.SendStateReply
+	9,  // 62: rowraft.v1.Checkpoints.SetPolicy:output_type -> rowraft.v1.SetPolicyReply
+	6,  // 63: rowraft.v1.Checkpoints.ListPolicies:output_type -> rowraft.v1.ListPoliciesReply
+	10, // 64: rowraft.v1.Checkpoints.DeletePolicy:output_type -> rowraft.v1.DeletePolicyReply
+	11, // 65: rowraft.v1.Checkpoints.RunPolicy:output_type -> rowraft.v1.RunPolicyReply
+	58, // [58:66] is the sub-list for method output_type
+	50, // [50:58] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_checkpoint_proto_init() }

@@ -3108,7 +3108,7 @@ type StatusReply struct {
 	Operations      []*Operation           `protobuf:"bytes,8,rep,name=operations,proto3" json:"operations,omitempty"`                                   // by id: those that run, and the last that ended
 	ReplaceAfterNs  uint64                 `protobuf:"varint,9,opt,name=replace_after_ns,json=replaceAfterNs,proto3" json:"replace_after_ns,omitempty"`  // silence after which a server's replicas are rebuilt elsewhere; 0: never
 	Restored        []*RestoredFrom        `protobuf:"bytes,20,rep,name=restored,proto3" json:"restored,omitempty"`                                      // where tables come from that come from checkpoints, the last restore first
-	Trainers        []*TrainerStatus       `protobuf:"bytes,21,rep,name=trainers,proto3" json:"trainers,omitempty"`                                      // by job and rank
+	Trainers        []*TrainerId           `protobuf:"bytes,21,rep,name=trainers,proto3" json:"trainers,omitempty"`                                      // that are connected to the scheduler, by job and rank
 	Findings        []*Problem             `protobuf:"bytes,22,rep,name=findings,proto3" json:"findings,omitempty"`                                      // the worst first; problems are the texts of those above notes
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -3214,7 +3214,7 @@ func (x *StatusReply) GetRestored() []*RestoredFrom {
 	return nil
 }
 
-func (x *StatusReply) GetTrainers() []*TrainerStatus {
+func (x *StatusReply) GetTrainers() []*TrainerId {
 	if x != nil {
 		return x.Trainers
 	}
@@ -3234,7 +3234,8 @@ type RestoredFrom struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // of its manifest
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	Tables        []string               `protobuf:"bytes,4,rep,name=tables,proto3" json:"tables,omitempty"` // names of the tables that come from it
+	Tables        []string               `protobuf:"bytes,4,rep,name=tables,proto3" json:"tables,omitempty"`   // names of the tables that come from it
+	Trained       []*TrainerId           `protobuf:"bytes,5,rep,name=trained,proto3" json:"trained,omitempty"` // trainers that may have changed its tables since the restore, by job and rank
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3297,33 +3298,36 @@ func (x *RestoredFrom) GetTables() []string {
 	return nil
 }
 
-// TrainerStatus is a trainer that is at work, or has been since the tables were
-// restored.
-type TrainerStatus struct {
+func (x *RestoredFrom) GetTrained() []*TrainerId {
+	if x != nil {
+		return x.Trained
+	}
+	return nil
+}
+
+// TrainerId names a trainer of a job.
+type TrainerId struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
-	Trainers      uint32                 `protobuf:"varint,3,opt,name=trainers,proto3" json:"trainers,omitempty"` // of the job
-	Left          bool                   `protobuf:"varint,4,opt,name=left,proto3" json:"left,omitempty"`
-	Connected     bool                   `protobuf:"varint,5,opt,name=connected,proto3" json:"connected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *TrainerStatus) Reset() {
-	*x = TrainerStatus{}
+func (x *TrainerId) Reset() {
+	*x = TrainerId{}
 	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *TrainerStatus) String() string {
+func (x *TrainerId) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*TrainerStatus) ProtoMessage() {}
+func (*TrainerId) ProtoMessage() {}
 
-func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
+func (x *TrainerId) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3335,44 +3339,23 @@ func (x *TrainerStatus) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use TrainerStatus.ProtoReflect.Descriptor instead.
-func (*TrainerStatus) Descriptor() ([]byte, []int) {
+// Deprecated: Use TrainerId.ProtoReflect.Descriptor instead.
+func (*TrainerId) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
-func (x *TrainerStatus) GetJob() string {
+func (x *TrainerId) GetJob() string {
 	if x != nil {
 		return x.Job
 	}
 	return ""
 }
 
-func (x *TrainerStatus) GetRank() uint32 {
+func (x *TrainerId) GetRank() uint32 {
 	if x != nil {
 		return x.Rank
 	}
 	return 0
-}
-
-func (x *TrainerStatus) GetTrainers() uint32 {
-	if x != nil {
-		return x.Trainers
-	}
-	return 0
-}
-
-func (x *TrainerStatus) GetLeft() bool {
-	if x != nil {
-		return x.Left
-	}
-	return false
-}
-
-func (x *TrainerStatus) GetConnected() bool {
-	if x != nil {
-		return x.Connected
-	}
-	return false
 }
 
 // Move takes a replica of a shard from one server to another: under a new id, which
@@ -4271,7 +4254,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\tJobStatus\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\amembers\x18\x03 \x03(\tR\amembers\"\xb6\x04\n" +
+	"\amembers\x18\x03 \x03(\tR\amembers\"\xb2\x04\n" +
 	"\vStatusReply\x12!\n" +
 	"\x03map\x18\x01 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12,\n" +
 	"\x05nodes\x18\x02 \x03(\v2\x16.rowraft.v1.NodeStatusR\x05nodes\x12\x1a\n" +
@@ -4284,20 +4267,18 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"operations\x18\b \x03(\v2\x15.rowraft.v1.OperationR\n" +
 	"operations\x12(\n" +
 	"\x10replace_after_ns\x18\t \x01(\x04R\x0ereplaceAfterNs\x124\n" +
-	"\brestored\x18\x14 \x03(\v2\x18.rowraft.v1.RestoredFromR\brestored\x125\n" +
-	"\btrainers\x18\x15 \x03(\v2\x19.rowraft.v1.TrainerStatusR\btrainers\x12/\n" +
-	"\bfindings\x18\x16 \x03(\v2\x13.rowraft.v1.ProblemR\bfindings\"l\n" +
+	"\brestored\x18\x14 \x03(\v2\x18.rowraft.v1.RestoredFromR\brestored\x121\n" +
+	"\btrainers\x18\x15 \x03(\v2\x15.rowraft.v1.TrainerIdR\btrainers\x12/\n" +
+	"\bfindings\x18\x16 \x03(\v2\x13.rowraft.v1.ProblemR\bfindings\"\x9d\x01\n" +
 	"\fRestoredFrom\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
-	"\x06tables\x18\x04 \x03(\tR\x06tables\"\x83\x01\n" +
-	"\rTrainerStatus\x12\x10\n" +
+	"\x06tables\x18\x04 \x03(\tR\x06tables\x12/\n" +
+	"\atrained\x18\x05 \x03(\v2\x15.rowraft.v1.TrainerIdR\atrained\"1\n" +
+	"\tTrainerId\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
-	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x12\n" +
-	"\x04left\x18\x04 \x01(\bR\x04left\x12\x1c\n" +
-	"\tconnected\x18\x05 \x01(\bR\tconnected\"\xd7\x01\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xd7\x01\n" +
 	"\x04Move\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12'\n" +
@@ -4464,7 +4445,7 @@ var file_rowraft_v1_cluster_proto_goTypes = []any{
 	(*JobStatus)(nil),               // 40: rowraft.v1.JobStatus
 	(*StatusReply)(nil),             // 41: rowraft.v1.StatusReply
 	(*RestoredFrom)(nil),            // 42: rowraft.v1.RestoredFrom
-	(*TrainerStatus)(nil),           // 43: rowraft.v1.TrainerStatus
+	(*TrainerId)(nil),               // 43: rowraft.v1.TrainerId
 	(*Move)(nil),                    // 44: rowraft.v1.Move
 	(*Operation)(nil),               // 45: rowraft.v1.Operation
 	(*MoveStatus)(nil),              // 46: rowraft.v1.MoveStatus
@@ -4512,48 +4493,49 @@ var file_rowraft_v1_cluster_proto_depIdxs = []int32{
 	44, // 33: rowraft.v1.StatusReply.finished_moves:type_name -> rowraft.v1.Move
 	45, // 34: rowraft.v1.StatusReply.operations:type_name -> rowraft.v1.Operation
 	42, // 35: rowraft.v1.StatusReply.restored:type_name -> rowraft.v1.RestoredFrom
-	43, // 36: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerStatus
+	43, // 36: rowraft.v1.StatusReply.trainers:type_name -> rowraft.v1.TrainerId
 	39, // 37: rowraft.v1.StatusReply.findings:type_name -> rowraft.v1.Problem
-	14, // 38: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
-	14, // 39: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
-	2,  // 40: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
-	3,  // 41: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
-	4,  // 42: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
-	5,  // 43: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
-	44, // 44: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
-	44, // 45: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
-	44, // 46: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
-	0,  // 47: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
-	0,  // 48: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
-	13, // 49: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
-	45, // 50: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
-	6,  // 51: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
-	20, // 52: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
-	22, // 53: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
-	27, // 54: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
-	33, // 55: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
-	31, // 56: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
-	35, // 57: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
-	37, // 58: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
-	47, // 59: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
-	49, // 60: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
-	51, // 61: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
-	7,  // 62: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
-	21, // 63: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
-	23, // 64: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
-	30, // 65: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
-	34, // 66: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
-	32, // 67: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
-	36, // 68: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
-	41, // 69: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
-	48, // 70: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
-	50, // 71: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
-	52, // 72: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
-	62, // [62:73] is the sub-list for method output_type
-	51, // [51:62] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	43, // 38: rowraft.v1.RestoredFrom.trained:type_name -> rowraft.v1.TrainerId
+	14, // 39: rowraft.v1.Move.from:type_name -> rowraft.v1.Replica
+	14, // 40: rowraft.v1.Move.to:type_name -> rowraft.v1.Replica
+	2,  // 41: rowraft.v1.Move.phase:type_name -> rowraft.v1.MovePhase
+	3,  // 42: rowraft.v1.Move.reason:type_name -> rowraft.v1.MoveReason
+	4,  // 43: rowraft.v1.Operation.kind:type_name -> rowraft.v1.OperationKind
+	5,  // 44: rowraft.v1.Operation.state:type_name -> rowraft.v1.OperationState
+	44, // 45: rowraft.v1.MoveStatus.move:type_name -> rowraft.v1.Move
+	44, // 46: rowraft.v1.MoveReplicaReply.move:type_name -> rowraft.v1.Move
+	44, // 47: rowraft.v1.CancelMoveReply.move:type_name -> rowraft.v1.Move
+	0,  // 48: rowraft.v1.ChangeNodeRequest.intent:type_name -> rowraft.v1.NodeIntent
+	0,  // 49: rowraft.v1.ChangeNodeRequest.expect:type_name -> rowraft.v1.NodeIntent
+	13, // 50: rowraft.v1.ChangeNodeReply.node:type_name -> rowraft.v1.Node
+	45, // 51: rowraft.v1.ChangeNodeReply.operation:type_name -> rowraft.v1.Operation
+	6,  // 52: rowraft.v1.Cluster.Hello:input_type -> rowraft.v1.HelloRequest
+	20, // 53: rowraft.v1.Cluster.GetMap:input_type -> rowraft.v1.GetMapRequest
+	22, // 54: rowraft.v1.Cluster.RegisterNode:input_type -> rowraft.v1.RegisterNodeRequest
+	27, // 55: rowraft.v1.Cluster.Heartbeat:input_type -> rowraft.v1.HeartbeatRequest
+	33, // 56: rowraft.v1.Cluster.CreateTable:input_type -> rowraft.v1.CreateTableRequest
+	31, // 57: rowraft.v1.Cluster.DropTable:input_type -> rowraft.v1.DropTableRequest
+	35, // 58: rowraft.v1.Cluster.IssueIncarnation:input_type -> rowraft.v1.IssueIncarnationRequest
+	37, // 59: rowraft.v1.Cluster.Status:input_type -> rowraft.v1.StatusRequest
+	47, // 60: rowraft.v1.Cluster.MoveReplica:input_type -> rowraft.v1.MoveReplicaRequest
+	49, // 61: rowraft.v1.Cluster.CancelMove:input_type -> rowraft.v1.CancelMoveRequest
+	51, // 62: rowraft.v1.Cluster.ChangeNode:input_type -> rowraft.v1.ChangeNodeRequest
+	7,  // 63: rowraft.v1.Cluster.Hello:output_type -> rowraft.v1.HelloReply
+	21, // 64: rowraft.v1.Cluster.GetMap:output_type -> rowraft.v1.GetMapReply
+	23, // 65: rowraft.v1.Cluster.RegisterNode:output_type -> rowraft.v1.RegisterNodeReply
+	30, // 66: rowraft.v1.Cluster.Heartbeat:output_type -> rowraft.v1.HeartbeatReply
+	34, // 67: rowraft.v1.Cluster.CreateTable:output_type -> rowraft.v1.CreateTableReply
+	32, // 68: rowraft.v1.Cluster.DropTable:output_type -> rowraft.v1.DropTableReply
+	36, // 69: rowraft.v1.Cluster.IssueIncarnation:output_type -> rowraft.v1.IssueIncarnationReply
+	41, // 70: rowraft.v1.Cluster.Status:output_type -> rowraft.v1.StatusReply
+	48, // 71: rowraft.v1.Cluster.MoveReplica:output_type -> rowraft.v1.MoveReplicaReply
+	50, // 72: rowraft.v1.Cluster.CancelMove:output_type -> rowraft.v1.CancelMoveReply
+	52, // 73: rowraft.v1.Cluster.ChangeNode:output_type -> rowraft.v1.ChangeNodeReply
+	63, // [63:74] is the sub-list for method output_type
+	52, // [52:63] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_cluster_proto_init() }

@@ -277,14 +277,17 @@ func (x *JobSetting) GetValue() string {
 
 // RunMember is a worker of a job.
 type RunMember struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Rank          uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
-	Worker        string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`            // name that a restarted worker keeps
-	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // above all that were issued before it
-	Instance      []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`        // 16 bytes, of its process
-	State         MemberState            `protobuf:"varint,5,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"`
-	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"` // why it is lost or failed
-	Taken         uint64                 `protobuf:"varint,7,opt,name=taken,proto3" json:"taken,omitempty"`  // parts that this incarnation was given
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Rank        uint32                 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
+	Worker      string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`            // name that a restarted worker keeps
+	Incarnation uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // above all that were issued before it
+	Instance    []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`        // 16 bytes, of its process
+	State       MemberState            `protobuf:"varint,5,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"`
+	Reason      string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"` // why it is lost or failed
+	Taken       uint64                 `protobuf:"varint,7,opt,name=taken,proto3" json:"taken,omitempty"`  // parts that this incarnation was given
+	// Incarnation of the worker with this rank that attended last and has not detached; 0: none.
+	// Checkpoints need the state of the rank while it is set.
+	Attending     uint64 `protobuf:"varint,8,opt,name=attending,proto3" json:"attending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -364,6 +367,13 @@ func (x *RunMember) GetReason() string {
 func (x *RunMember) GetTaken() uint64 {
 	if x != nil {
 		return x.Taken
+	}
+	return 0
+}
+
+func (x *RunMember) GetAttending() uint64 {
+	if x != nil {
+		return x.Attending
 	}
 	return 0
 }
@@ -2090,7 +2100,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\n" +
 	"JobSetting\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xd2\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xf0\x01\n" +
 	"\tRunMember\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12 \n" +
@@ -2098,7 +2108,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\binstance\x18\x04 \x01(\fR\binstance\x12-\n" +
 	"\x05state\x18\x05 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05taken\x18\a \x01(\x04R\x05taken\"\xa5\x02\n" +
+	"\x05taken\x18\a \x01(\x04R\x05taken\x12\x1c\n" +
+	"\tattending\x18\b \x01(\x04R\tattending\"\xa5\x02\n" +
 	"\aJobData\x12\x1a\n" +
 	"\bexamples\x18\x01 \x01(\x04R\bexamples\x12#\n" +
 	"\rpart_examples\x18\x02 \x01(\x04R\fpartExamples\x12\x16\n" +

@@ -38,7 +38,7 @@ type MetaCommand struct {
 	//	*MetaCommand_EndRestore
 	//	*MetaCommand_BeginRestore
 	//	*MetaCommand_Attend
-	//	*MetaCommand_Leave
+	//	*MetaCommand_Detach
 	//	*MetaCommand_DropTable
 	//	*MetaCommand_SetPolicy
 	//	*MetaCommand_DeletePolicy
@@ -211,10 +211,10 @@ func (x *MetaCommand) GetAttend() *MetaAttend {
 	return nil
 }
 
-func (x *MetaCommand) GetLeave() *MetaLeave {
+func (x *MetaCommand) GetDetach() *MetaDetach {
 	if x != nil {
-		if x, ok := x.Command.(*MetaCommand_Leave); ok {
-			return x.Leave
+		if x, ok := x.Command.(*MetaCommand_Detach); ok {
+			return x.Detach
 		}
 	}
 	return nil
@@ -470,8 +470,8 @@ type MetaCommand_Attend struct {
 	Attend *MetaAttend `protobuf:"bytes,30,opt,name=attend,proto3,oneof"`
 }
 
-type MetaCommand_Leave struct {
-	Leave *MetaLeave `protobuf:"bytes,31,opt,name=leave,proto3,oneof"`
+type MetaCommand_Detach struct {
+	Detach *MetaDetach `protobuf:"bytes,31,opt,name=detach,proto3,oneof"`
 }
 
 type MetaCommand_DropTable struct {
@@ -586,7 +586,7 @@ func (*MetaCommand_BeginRestore) isMetaCommand_Command() {}
 
 func (*MetaCommand_Attend) isMetaCommand_Command() {}
 
-func (*MetaCommand_Leave) isMetaCommand_Command() {}
+func (*MetaCommand_Detach) isMetaCommand_Command() {}
 
 func (*MetaCommand_DropTable) isMetaCommand_Command() {}
 
@@ -2153,7 +2153,8 @@ type MetaRun struct {
 	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                          // it was stopped, and the next generation wants all workers
 	BaseStep      uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`            // steps of the job before it
 	IdleSinceNs   uint64                 `protobuf:"varint,22,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"` // Unix time at which its last member left; 0: somebody trains
-	Attended      bool                   `protobuf:"varint,23,opt,name=attended,proto3" json:"attended,omitempty"`                            // a member has had a call of Attend
+	Attended      bool                   `protobuf:"varint,23,opt,name=attended,proto3" json:"attended,omitempty"`                            // a member has called Attend
+	Tables        []uint64               `protobuf:"varint,24,rep,packed,name=tables,proto3" json:"tables,omitempty"`                         // ids of the tables that its members train, as they said in Attend; ascending
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2349,6 +2350,13 @@ func (x *MetaRun) GetAttended() bool {
 	return false
 }
 
+func (x *MetaRun) GetTables() []uint64 {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
 // MetaState is the payload of a snapshot: all that the metadata group knows.
 type MetaState struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -2361,7 +2369,6 @@ type MetaState struct {
 	Restore         *MetaRestore           `protobuf:"bytes,20,opt,name=restore,proto3" json:"restore,omitempty"`                                 // decided and not yet closed in every shard
 	Restored        []*MetaRestored        `protobuf:"bytes,30,rep,name=restored,proto3" json:"restored,omitempty"`                               // tables come from these checkpoints, the last restore first; no table stands twice
 	LastRestore     uint32                 `protobuf:"varint,22,opt,name=last_restore,json=lastRestore,proto3" json:"last_restore,omitempty"`     // number of the last restore of single tables
-	Trainers        []*MetaTrainer         `protobuf:"bytes,31,rep,name=trainers,proto3" json:"trainers,omitempty"`                               // by job and rank
 	Policies        []*MetaPolicy          `protobuf:"bytes,32,rep,name=policies,proto3" json:"policies,omitempty"`                               // by name
 	BegunRestore    []byte                 `protobuf:"bytes,21,opt,name=begun_restore,json=begunRestore,proto3" json:"begun_restore,omitempty"`   // id of the restore that may be decided; empty: none
 	Dropped         []*MetaDroppedTable    `protobuf:"bytes,40,rep,name=dropped,proto3" json:"dropped,omitempty"`                                 // the last 64 since a restore, oldest first
@@ -2465,13 +2472,6 @@ func (x *MetaState) GetLastRestore() uint32 {
 		return x.LastRestore
 	}
 	return 0
-}
-
-func (x *MetaState) GetTrainers() []*MetaTrainer {
-	if x != nil {
-		return x.Trainers
-	}
-	return nil
 }
 
 func (x *MetaState) GetPolicies() []*MetaPolicy {
@@ -2662,6 +2662,7 @@ type MetaRestored struct {
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	Tables        []uint64               `protobuf:"varint,4,rep,packed,name=tables,proto3" json:"tables,omitempty"` // ids, as they are in the cluster, ascending
+	Trained       []*MetaTrained         `protobuf:"bytes,5,rep,name=trained,proto3" json:"trained,omitempty"`       // trainers that have attended with one of its tables since the restore, by job and rank
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2724,34 +2725,38 @@ func (x *MetaRestored) GetTables() []uint64 {
 	return nil
 }
 
-// MetaTrainer is a trainer that is at work, or has been since the tables were restored.
-type MetaTrainer struct {
+func (x *MetaRestored) GetTrained() []*MetaTrained {
+	if x != nil {
+		return x.Trained
+	}
+	return nil
+}
+
+// MetaTrained is a trainer that may have changed the tables of a restored checkpoint.
+type MetaTrained struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
-	Trainers      uint32                 `protobuf:"varint,3,opt,name=trainers,proto3" json:"trainers,omitempty"` // of the job
-	Instance      []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`  // 16 bytes, of its process
-	Left          bool                   `protobuf:"varint,5,opt,name=left,proto3" json:"left,omitempty"`
-	Tables        []uint64               `protobuf:"varint,6,rep,packed,name=tables,proto3" json:"tables,omitempty"` // ids of those that it trains, ascending
-	Owner         string                 `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`           // name in the certificate of its process; "": none. The server writes it
+	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the last worker with this rank that attended
+	Owner         string                 `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`              // of its job; "": none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MetaTrainer) Reset() {
-	*x = MetaTrainer{}
+func (x *MetaTrained) Reset() {
+	*x = MetaTrained{}
 	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MetaTrainer) String() string {
+func (x *MetaTrained) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MetaTrainer) ProtoMessage() {}
+func (*MetaTrained) ProtoMessage() {}
 
-func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
+func (x *MetaTrained) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_meta_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2763,67 +2768,48 @@ func (x *MetaTrainer) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MetaTrainer.ProtoReflect.Descriptor instead.
-func (*MetaTrainer) Descriptor() ([]byte, []int) {
+// Deprecated: Use MetaTrained.ProtoReflect.Descriptor instead.
+func (*MetaTrained) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{33}
 }
 
-func (x *MetaTrainer) GetJob() string {
+func (x *MetaTrained) GetJob() string {
 	if x != nil {
 		return x.Job
 	}
 	return ""
 }
 
-func (x *MetaTrainer) GetRank() uint32 {
+func (x *MetaTrained) GetRank() uint32 {
 	if x != nil {
 		return x.Rank
 	}
 	return 0
 }
 
-func (x *MetaTrainer) GetTrainers() uint32 {
+func (x *MetaTrained) GetIncarnation() uint64 {
 	if x != nil {
-		return x.Trainers
+		return x.Incarnation
 	}
 	return 0
 }
 
-func (x *MetaTrainer) GetInstance() []byte {
-	if x != nil {
-		return x.Instance
-	}
-	return nil
-}
-
-func (x *MetaTrainer) GetLeft() bool {
-	if x != nil {
-		return x.Left
-	}
-	return false
-}
-
-func (x *MetaTrainer) GetTables() []uint64 {
-	if x != nil {
-		return x.Tables
-	}
-	return nil
-}
-
-func (x *MetaTrainer) GetOwner() string {
+func (x *MetaTrained) GetOwner() string {
 	if x != nil {
 		return x.Owner
 	}
 	return ""
 }
 
-// MetaAttend says that a trainer begins. One that goes on from a checkpoint is
-// refused unless the tables come from it and the trainer has not trained since.
+// MetaAttend records that checkpoints need the state of a member of a run. A member that
+// resumes from a checkpoint is refused unless its tables come from that checkpoint and no
+// other worker with its rank has trained them since.
 type MetaAttend struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Trainer       *MetaTrainer           `protobuf:"bytes,1,opt,name=trainer,proto3" json:"trainer,omitempty"`
-	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
-	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // refused if the tables are of another one
+	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
+	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the checkpoint that it resumes from; "": none
+	TableEpoch    uint64                 `protobuf:"varint,3,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // refused if the tables are of another epoch; 0: any
+	Tables        []uint64               `protobuf:"varint,4,rep,packed,name=tables,proto3" json:"tables,omitempty"`                    // ids of the tables that it trains; empty: it may train any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2858,9 +2844,9 @@ func (*MetaAttend) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{34}
 }
 
-func (x *MetaAttend) GetTrainer() *MetaTrainer {
+func (x *MetaAttend) GetIdentity() *JobIdentity {
 	if x != nil {
-		return x.Trainer
+		return x.Identity
 	}
 	return nil
 }
@@ -2879,30 +2865,35 @@ func (x *MetaAttend) GetTableEpoch() uint64 {
 	return 0
 }
 
-// MetaLeave says that a trainer trains no more.
-type MetaLeave struct {
+func (x *MetaAttend) GetTables() []uint64 {
+	if x != nil {
+		return x.Tables
+	}
+	return nil
+}
+
+// MetaDetach records that checkpoints no longer need the state of a member.
+type MetaDetach struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Rank          uint32                 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
-	Instance      []byte                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
+	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MetaLeave) Reset() {
-	*x = MetaLeave{}
+func (x *MetaDetach) Reset() {
+	*x = MetaDetach{}
 	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MetaLeave) String() string {
+func (x *MetaDetach) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MetaLeave) ProtoMessage() {}
+func (*MetaDetach) ProtoMessage() {}
 
-func (x *MetaLeave) ProtoReflect() protoreflect.Message {
+func (x *MetaDetach) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_meta_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2914,28 +2905,14 @@ func (x *MetaLeave) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MetaLeave.ProtoReflect.Descriptor instead.
-func (*MetaLeave) Descriptor() ([]byte, []int) {
+// Deprecated: Use MetaDetach.ProtoReflect.Descriptor instead.
+func (*MetaDetach) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{35}
 }
 
-func (x *MetaLeave) GetJob() string {
+func (x *MetaDetach) GetIdentity() *JobIdentity {
 	if x != nil {
-		return x.Job
-	}
-	return ""
-}
-
-func (x *MetaLeave) GetRank() uint32 {
-	if x != nil {
-		return x.Rank
-	}
-	return 0
-}
-
-func (x *MetaLeave) GetInstance() []byte {
-	if x != nil {
-		return x.Instance
+		return x.Identity
 	}
 	return nil
 }
@@ -3412,7 +3389,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xb3\x11\n" +
+	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xb6\x11\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -3427,8 +3404,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\vend_restore\x18\x15 \x01(\v2\x1a.rowraft.v1.MetaEndRestoreH\x00R\n" +
 	"endRestore\x12C\n" +
 	"\rbegin_restore\x18\x16 \x01(\v2\x1c.rowraft.v1.MetaBeginRestoreH\x00R\fbeginRestore\x120\n" +
-	"\x06attend\x18\x1e \x01(\v2\x16.rowraft.v1.MetaAttendH\x00R\x06attend\x12-\n" +
-	"\x05leave\x18\x1f \x01(\v2\x15.rowraft.v1.MetaLeaveH\x00R\x05leave\x12:\n" +
+	"\x06attend\x18\x1e \x01(\v2\x16.rowraft.v1.MetaAttendH\x00R\x06attend\x120\n" +
+	"\x06detach\x18\x1f \x01(\v2\x16.rowraft.v1.MetaDetachH\x00R\x06detach\x12:\n" +
 	"\n" +
 	"drop_table\x18( \x01(\v2\x19.rowraft.v1.MetaDropTableH\x00R\tdropTable\x12:\n" +
 	"\n" +
@@ -3553,7 +3530,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x0fMetaSettleParts\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12-\n" +
-	"\x05parts\x18\x03 \x03(\v2\x17.rowraft.v1.PartSettledR\x05parts\"\xd3\x05\n" +
+	"\x05parts\x18\x03 \x03(\v2\x17.rowraft.v1.PartSettledR\x05parts\"\xeb\x05\n" +
 	"\aMetaRun\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -3585,7 +3562,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\tgathering\x18\x14 \x01(\bR\tgathering\x12\x1b\n" +
 	"\tbase_step\x18\x15 \x01(\x04R\bbaseStep\x12\"\n" +
 	"\ridle_since_ns\x18\x16 \x01(\x04R\vidleSinceNs\x12\x1a\n" +
-	"\battended\x18\x17 \x01(\bR\battended\"\x96\x06\n" +
+	"\battended\x18\x17 \x01(\bR\battended\x12\x16\n" +
+	"\x06tables\x18\x18 \x03(\x04R\x06tables\"\xe1\x05\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -3595,8 +3573,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\tlast_move\x18\a \x01(\x04R\blastMove\x121\n" +
 	"\arestore\x18\x14 \x01(\v2\x17.rowraft.v1.MetaRestoreR\arestore\x124\n" +
 	"\brestored\x18\x1e \x03(\v2\x18.rowraft.v1.MetaRestoredR\brestored\x12!\n" +
-	"\flast_restore\x18\x16 \x01(\rR\vlastRestore\x123\n" +
-	"\btrainers\x18\x1f \x03(\v2\x17.rowraft.v1.MetaTrainerR\btrainers\x122\n" +
+	"\flast_restore\x18\x16 \x01(\rR\vlastRestore\x122\n" +
 	"\bpolicies\x18  \x03(\v2\x16.rowraft.v1.MetaPolicyR\bpolicies\x12#\n" +
 	"\rbegun_restore\x18\x15 \x01(\fR\fbegunRestore\x126\n" +
 	"\adropped\x18( \x03(\v2\x1c.rowraft.v1.MetaDroppedTableR\adropped\x12'\n" +
@@ -3616,32 +3593,30 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"tableEpoch\x12/\n" +
 	"\x06tables\x18\x03 \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x124\n" +
 	"\x06shards\x18\x04 \x03(\v2\x1c.rowraft.v1.MetaRestoreShardR\x06shards\x120\n" +
-	"\x06source\x18\x05 \x01(\v2\x18.rowraft.v1.MetaRestoredR\x06source\"l\n" +
+	"\x06source\x18\x05 \x01(\v2\x18.rowraft.v1.MetaRestoredR\x06source\"\x9f\x01\n" +
 	"\fMetaRestored\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
-	"\x06tables\x18\x04 \x03(\x04R\x06tables\"\xad\x01\n" +
-	"\vMetaTrainer\x12\x10\n" +
+	"\x06tables\x18\x04 \x03(\x04R\x06tables\x121\n" +
+	"\atrained\x18\x05 \x03(\v2\x17.rowraft.v1.MetaTrainedR\atrained\"k\n" +
+	"\vMetaTrained\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
-	"\btrainers\x18\x03 \x01(\rR\btrainers\x12\x1a\n" +
-	"\binstance\x18\x04 \x01(\fR\binstance\x12\x12\n" +
-	"\x04left\x18\x05 \x01(\bR\x04left\x12\x16\n" +
-	"\x06tables\x18\x06 \x03(\x04R\x06tables\x12\x14\n" +
-	"\x05owner\x18\a \x01(\tR\x05owner\"\x80\x01\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\tR\x05owner\"\x9a\x01\n" +
 	"\n" +
-	"MetaAttend\x121\n" +
-	"\atrainer\x18\x01 \x01(\v2\x17.rowraft.v1.MetaTrainerR\atrainer\x12\x1e\n" +
+	"MetaAttend\x123\n" +
+	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x1e\n" +
 	"\n" +
 	"checkpoint\x18\x02 \x01(\tR\n" +
 	"checkpoint\x12\x1f\n" +
 	"\vtable_epoch\x18\x03 \x01(\x04R\n" +
-	"tableEpoch\"M\n" +
-	"\tMetaLeave\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x1a\n" +
-	"\binstance\x18\x03 \x01(\fR\binstance\"l\n" +
+	"tableEpoch\x12\x16\n" +
+	"\x06tables\x18\x04 \x03(\x04R\x06tables\"A\n" +
+	"\n" +
+	"MetaDetach\x123\n" +
+	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\"l\n" +
 	"\x10MetaRestoreShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x16\n" +
 	"\x06chunks\x18\x02 \x01(\x04R\x06chunks\x12\x12\n" +
@@ -3726,9 +3701,9 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaBeginRestore)(nil),     // 30: rowraft.v1.MetaBeginRestore
 	(*MetaRestore)(nil),          // 31: rowraft.v1.MetaRestore
 	(*MetaRestored)(nil),         // 32: rowraft.v1.MetaRestored
-	(*MetaTrainer)(nil),          // 33: rowraft.v1.MetaTrainer
+	(*MetaTrained)(nil),          // 33: rowraft.v1.MetaTrained
 	(*MetaAttend)(nil),           // 34: rowraft.v1.MetaAttend
-	(*MetaLeave)(nil),            // 35: rowraft.v1.MetaLeave
+	(*MetaDetach)(nil),           // 35: rowraft.v1.MetaDetach
 	(*MetaRestoreShard)(nil),     // 36: rowraft.v1.MetaRestoreShard
 	(*MetaEndRestore)(nil),       // 37: rowraft.v1.MetaEndRestore
 	(*MetaPolicy)(nil),           // 38: rowraft.v1.MetaPolicy
@@ -3776,7 +3751,7 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	37, // 9: rowraft.v1.MetaCommand.end_restore:type_name -> rowraft.v1.MetaEndRestore
 	30, // 10: rowraft.v1.MetaCommand.begin_restore:type_name -> rowraft.v1.MetaBeginRestore
 	34, // 11: rowraft.v1.MetaCommand.attend:type_name -> rowraft.v1.MetaAttend
-	35, // 12: rowraft.v1.MetaCommand.leave:type_name -> rowraft.v1.MetaLeave
+	35, // 12: rowraft.v1.MetaCommand.detach:type_name -> rowraft.v1.MetaDetach
 	5,  // 13: rowraft.v1.MetaCommand.drop_table:type_name -> rowraft.v1.MetaDropTable
 	39, // 14: rowraft.v1.MetaCommand.set_policy:type_name -> rowraft.v1.MetaSetPolicy
 	40, // 15: rowraft.v1.MetaCommand.delete_policy:type_name -> rowraft.v1.MetaDeletePolicy
@@ -3830,24 +3805,25 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	65, // 63: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
 	31, // 64: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
 	32, // 65: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	33, // 66: rowraft.v1.MetaState.trainers:type_name -> rowraft.v1.MetaTrainer
-	38, // 67: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 68: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	28, // 69: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	66, // 70: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
-	13, // 71: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
-	47, // 72: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	36, // 73: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	32, // 74: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	33, // 75: rowraft.v1.MetaAttend.trainer:type_name -> rowraft.v1.MetaTrainer
-	67, // 76: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	68, // 77: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	67, // 78: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	79, // [79:79] is the sub-list for method output_type
-	79, // [79:79] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	38, // 66: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 67: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	28, // 68: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	66, // 69: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	13, // 70: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
+	47, // 71: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	36, // 72: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	32, // 73: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	33, // 74: rowraft.v1.MetaRestored.trained:type_name -> rowraft.v1.MetaTrained
+	48, // 75: rowraft.v1.MetaAttend.identity:type_name -> rowraft.v1.JobIdentity
+	48, // 76: rowraft.v1.MetaDetach.identity:type_name -> rowraft.v1.JobIdentity
+	67, // 77: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	68, // 78: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	67, // 79: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	80, // [80:80] is the sub-list for method output_type
+	80, // [80:80] is the sub-list for method input_type
+	80, // [80:80] is the sub-list for extension type_name
+	80, // [80:80] is the sub-list for extension extendee
+	0,  // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }
@@ -3872,7 +3848,7 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_EndRestore)(nil),
 		(*MetaCommand_BeginRestore)(nil),
 		(*MetaCommand_Attend)(nil),
-		(*MetaCommand_Leave)(nil),
+		(*MetaCommand_Detach)(nil),
 		(*MetaCommand_DropTable)(nil),
 		(*MetaCommand_SetPolicy)(nil),
 		(*MetaCommand_DeletePolicy)(nil),
