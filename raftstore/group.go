@@ -19,7 +19,6 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/registry"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
-	"github.com/rowraft/rowraft/raftstore/timers"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -56,17 +55,12 @@ type Group struct {
 	stop     chan struct{}         // closed by Close
 	wg       sync.WaitGroup        // supervisor, leadership
 
-	asked chan struct{} // closed by askPeers: from then on this replica may vote
+	rollback rollbackGuard
 
-	timers        timers.Group
-	leadership    leadership
-	snapshotAt    atomic.Uint64 // raft index of the last snapshot of this replica
-	snapshotBytes atomic.Int64  // its size
-	snapRetryAt   atomic.Int64  // no snapshot before this time, Unix ns
-	snapWanted    atomic.Bool   // a new snapshot must replace a damaged one
-	snapHurry     atomic.Bool   // the running snapshot replaces a damaged one, so it must not yield
-	snapBusy      atomic.Bool
-	wantRestart   chan string // capacity 1; read by the supervisor
+	timers      groupTimers
+	leadership  leadership
+	snapshots   snapshotter
+	wantRestart chan string // capacity 1; read by the supervisor
 
 	restarts atomic.Int64
 	installs atomic.Int64 // snapshots from the leader that replaced older state
@@ -78,24 +72,24 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	g := &Group{
 		store: s, cfg: cfg, dir: dir,
 		log:         s.opts.Logger.With("group", cfg.ID, "replica", string(cfg.Replica)),
-		waiters:     newWaiters(),
 		logRate:     hclogger.NewRate(),
 		dead:        make(chan struct{}),
-		asked:       make(chan struct{}),
 		life:        semaphore.NewWeighted(1),
 		stop:        make(chan struct{}),
 		wantRestart: make(chan string, 1),
 	}
+	g.waiters, g.timers.g, g.snapshots.g = newGroupWaiters(g), g, g
+	g.rollback = rollbackGuard{g, make(chan struct{})}
 	owner := raftlog.Owner{Cluster: s.opts.Cluster, Node: s.opts.Node, Group: cfg.ID, Replica: cfg.Replica}
-	g.snaps, err = snapstore.Open(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) { g.snapWanted.Store(true) })
+	g.snaps, err = snapstore.Open(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) { g.snapshots.wanted.Store(true) })
 	if err != nil {
 		return nil, err
 	}
 	g.watch = snapstore.NewWatch(g.snaps, s.opts.WedgeTimeout/2, func() {
 		if g.glog.IsStarted() { // a start may find no snapshot
-			g.snapWanted.Store(true)
+			g.snapshots.wanted.Store(true)
 		}
-	}, g.noteSnapshot)
+	}, g.snapshots.note)
 	g.inner, err = raftlog.Open(s.opts.FS, cfg.Backend, filepath.Join(dir, "log"), owner, cfg.SegmentSizeBytes, g.log)
 	if err != nil {
 		return nil, err
@@ -103,11 +97,11 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	if s.opts.hooks.wrapLog != nil {
 		g.inner = s.opts.hooks.wrapLog(cfg.ID, g.inner)
 	}
-	g.ledger = logstore.NewLedger(g.moved)
+	g.ledger = logstore.NewLedger(g.waiters.moved)
 	g.glog = logstore.New(logstore.Options{
 		Inner: g.inner, Ledger: g.ledger, Shared: s.logs, Timers: s.timers,
 		FS: s.opts.FS, Dir: filepath.Join(dir, "log"), Logger: g.log,
-		IsLeader: g.isRaftLeader, Fatal: g.fail, Restart: g.requestRestart, Compactable: g.compactable,
+		IsLeader: g.isRaftLeader, Fatal: g.fail, Restart: g.requestRestart, Compactable: g.snapshots.compactable,
 		Committed: func() uint64 { return max(g.fsm.applied.Load(), s.marks.Of(cfg.ID, cfg.Replica).Index) },
 	})
 	defer func() {
@@ -119,24 +113,24 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		return nil, err
 	}
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.Raise)
-	g.fsm.yield, g.fsm.moved = g.newYield, g.moved
+	g.fsm.yield, g.fsm.moved = g.snapshots.newYield, g.waiters.moved
 	g.fsm.installed = func(from, to uint64) {
 		g.installs.Add(1)
 		g.log.Info("installed a snapshot: the leader's log begins behind this replica", "applied", from, "index", to)
 		if list, err := g.snaps.List(); err == nil && len(list) > 0 {
-			g.noteSnapshot(list[0])
+			g.snapshots.note(list[0])
 		}
 	}
 	g.leadership.init() // before startRaft: raft may elect this replica before it returns
 	if err := g.startRaft(); err != nil {
 		return nil, err
 	}
-	g.wg.Go(g.pollOwn)
-	if err := g.Compare(s.opts.Node, &marks.Statement{Replica: cfg.Replica, Mark: s.marks.Of(cfg.ID, cfg.Replica)}); err != nil {
+	g.wg.Go(func() { g.waiters.pollOwn(g.stop) })
+	if err := g.rollback.Compare(s.opts.Node, &marks.Statement{Replica: cfg.Replica, Mark: s.marks.Of(cfg.ID, cfg.Replica)}); err != nil {
 		g.log.Warn("this server itself remembers more than the replica has", "err", err)
 	}
 	n := g.run.Load()
-	g.wg.Go(func() { g.askPeers(n) })
+	g.wg.Go(func() { g.rollback.askPeers(n) })
 	g.wg.Add(2)
 	go g.supervise()
 	go g.deliverLeadership()
@@ -287,7 +281,7 @@ func (g *Group) startRaft() (err error) {
 		return errors.Join(err, n.raft.Shutdown().Error())
 	}
 	if snap, err := g.snaps.List(); err == nil && len(snap) > 0 {
-		g.noteSnapshot(snap[0])
+		g.snapshots.note(snap[0])
 	}
 	g.timers.Started(heartbeat, started)
 	n.start()

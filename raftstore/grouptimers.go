@@ -10,8 +10,15 @@ import (
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
-// fitTimers applies the timers of the group. The supervisor calls it at each tick.
-func (g *Group) fitTimers(n *instance) {
+// groupTimers are the timers of a group and the raft that they are applied to.
+type groupTimers struct {
+	timers.Group
+	g *Group
+}
+
+// fit applies the timers of the group. The supervisor calls it at each tick.
+func (t *groupTimers) fit(n *instance) {
+	g := t.g
 	now := time.Now()
 	rc := n.raft.ReloadableConfig()
 	v := timers.View{
@@ -19,7 +26,7 @@ func (g *Group) fitTimers(n *instance) {
 		Leads: n.raft.State() == raft.Leader,
 	}
 	_, v.Leader = n.raft.LeaderWithID()
-	g.timers.Complete(&v, raft.ServerID(g.cfg.Replica), n.raft.GetConfiguration().Configuration().Servers, now)
+	t.Complete(&v, raft.ServerID(g.cfg.Replica), n.raft.GetConfiguration().Configuration().Servers, now)
 	d := v.Decide()
 	n.heartbeat.Store(int64(d.Heartbeat))
 	if d.Heartbeat != v.Now {
@@ -29,25 +36,26 @@ func (g *Group) fitTimers(n *instance) {
 			return
 		}
 	}
-	g.timers.Applied(&v, &d, now) // after raft uses them: the leader relies on the reports of its followers
+	t.Applied(&v, &d, now) // after raft uses them: the leader relies on the reports of its followers
 	switch {
 	case d.Restart:
-		g.restartForTimers(n, v.Leader != "")
+		t.restart(n, v.Leader != "")
 	case d.Transfer:
-		g.transferForTimers(n)
+		t.transfer(n)
 	}
 }
 
-// restartForTimers restarts raft in place to change its lease. While the group has a leader, only one group of the
+// restart restarts raft in place to change its lease. While the group has a leader, only one group of the
 // store at a time does this. Only the supervisor calls it.
-func (g *Group) restartForTimers(n *instance, paced bool) {
-	if g.snapBusy.Load() || n.raft.State() == raft.Leader {
-		g.timers.NotMoved()
+func (t *groupTimers) restart(n *instance, paced bool) {
+	g := t.g
+	if g.snapshots.busy.Load() || n.raft.State() == raft.Leader {
+		t.NotMoved()
 		return
 	}
 	if paced {
 		if !g.store.restarting.TryAcquire(1) {
-			g.timers.NotMoved()
+			t.NotMoved()
 			return
 		}
 		defer g.store.restarting.Release(1)
@@ -55,8 +63,9 @@ func (g *Group) restartForTimers(n *instance, paced bool) {
 	g.restart(slog.LevelInfo, "its lease changes with the timers of the group")
 }
 
-// transferForTimers transfers the leadership to a member that has the lease of the group.
-func (g *Group) transferForTimers(n *instance) {
+// transfer transfers the leadership to a member that has the lease of the group.
+func (t *groupTimers) transfer(n *instance) {
+	g := t.g
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mu.stopping {

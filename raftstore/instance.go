@@ -65,7 +65,7 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 	}
 	o := &g.store.opts
 	n.heartbeat.Store(int64(heartbeat))
-	n.layer = g.store.port.Layer(g.cfg.ID, g)
+	n.layer = g.store.port.Layer(g.cfg.ID, &g.rollback)
 	to := transport.Options{MaxRPCBytes: o.MaxRPCBytes, MaxEntryBytes: int64(o.MaxEntryBytes), Pace: g.store.pace, Logger: g.log}
 	if wrap := o.hooks.wrapTransport; wrap != nil {
 		to.Wrap = func(t raft.Transport) raft.Transport { return wrap(g.cfg.ID, t) }
@@ -76,12 +76,12 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 		Applied:     g.fsm.applied.Load,
 		Boundary:    g.glog.Boundary,
 		Term:        n.currentTerm,
-		Timers:      &g.timers, Timeout: max(transport.RPCTimeout, heartbeat),
+		Timers:      &g.timers.Group, Timeout: max(transport.RPCTimeout, heartbeat),
 		Leads: func(term uint64) bool { return n.currentTerm() == term && n.raft.State() == raft.Leader },
 		Guard: &transport.RollbackGuard{
-			MayVote: g.asked,
+			MayVote: g.rollback.asked,
 			Stopped: func() bool { return g.failure.Load() != nil },
-			Voted:   g.voted, Marks: n.tellMarks, Learn: g.learn,
+			Voted:   g.rollback.voted, Marks: n.tellMarks, Learn: g.rollback.learn,
 		},
 	})
 	return n

@@ -20,6 +20,12 @@ import (
 // RolledBack begins the error of a replica whose disk is older than what other replicas remember of it.
 const RolledBack = "rolled back disk"
 
+// rollbackGuard compares this replica with what other servers remember of it. It implements peer.Member.
+type rollbackGuard struct {
+	g     *Group
+	asked chan struct{} // closed by askPeers: from then on this replica may vote
+}
+
 const copied = "a copy of a data directory is no backup"
 
 // lineage returns why g must stop because the directory is a copy, or "". After such a discovery no replica of the
@@ -54,7 +60,9 @@ func (s *Store) lineage(g *Group, from rowraft.NodeID, says *marks.Statement) (w
 	return why, false
 }
 
-func (g *Group) Statement(node rowraft.NodeID) (marks.Statement, error) {
+// Statement implements peer.Member.
+func (r *rollbackGuard) Statement(node rowraft.NodeID) (marks.Statement, error) {
+	g := r.g
 	s := marks.Statement{Self: g.store.starts.Load().Process(), About: g.store.marks.Process(node)}
 	s.Answers = g.store.port.Answers(node, s.About)
 	n := g.run.Load()
@@ -70,9 +78,10 @@ func (g *Group) Statement(node rowraft.NodeID) (marks.Statement, error) {
 	return s, nil
 }
 
-// Compare needs no lock. The other end read its mark before this replica reads its own state, and on an honest disk the
+// Compare implements peer.Member. It needs no lock. The other end read its mark before this replica reads its own state, and on an honest disk the
 // committed entries that a replica confirmed, its term and its start never decrease.
-func (g *Group) Compare(from rowraft.NodeID, s *marks.Statement) error {
+func (r *rollbackGuard) Compare(from rowraft.NodeID, s *marks.Statement) error {
+	g := r.g
 	if err := g.Err(); err != nil {
 		return err
 	}
@@ -122,22 +131,24 @@ func (g *Group) rolledBack(format string, args ...any) error {
 const askRetry = 50 * time.Millisecond
 
 // askPeers connects to every other member, so that each one compares its mark with this replica and learns which
-// process runs now. It closes g.asked after all have answered, or after two heartbeats: a peer that is down blocks
+// process runs now. It closes asked after all have answered, or after two heartbeats: a peer that is down blocks
 // nothing. Until then this replica neither votes nor requests votes.
-func (g *Group) askPeers(n *instance) {
-	defer close(g.asked)
+func (r *rollbackGuard) askPeers(n *instance) {
+	g := r.g
+	defer close(r.asked)
 	ctx, cancel := context.WithTimeout(n.layer.Context(), 2*time.Duration(n.heartbeat.Load()))
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, srv := range n.raft.GetConfiguration().Configuration().Servers {
 		if srv.ID != raft.ServerID(g.cfg.Replica) {
-			wg.Go(func() { g.askPeer(ctx, n.layer, srv.Address) })
+			wg.Go(func() { r.askPeer(ctx, n.layer, srv.Address) })
 		}
 	}
 	wg.Wait()
 }
 
-func (g *Group) askPeer(ctx context.Context, layer *peer.Layer, peer raft.ServerAddress) {
+func (r *rollbackGuard) askPeer(ctx context.Context, layer *peer.Layer, peer raft.ServerAddress) {
+	g := r.g
 	for ctx.Err() == nil && g.failure.Load() == nil {
 		if layer.Exchange(ctx, peer, transport.RPCTimeout) == nil {
 			return
@@ -182,7 +193,8 @@ func (n *instance) tellMarks(term uint64) []byte {
 }
 
 // learn stores the marks that a leader sent.
-func (g *Group) learn(from rowraft.NodeID, payload []byte) {
+func (r *rollbackGuard) learn(from rowraft.NodeID, payload []byte) {
+	g := r.g
 	list, err := marks.DecodeMembers(payload)
 	if err != nil {
 		g.log.Warn("marks that a leader sent are ignored", "from", from, "err", err)
@@ -191,7 +203,7 @@ func (g *Group) learn(from rowraft.NodeID, payload []byte) {
 	for _, t := range list {
 		if t.Replica == g.cfg.Replica {
 			// Keep this replica's own mark too: it says how much of the log is committed.
-			if g.Compare(from, &marks.Statement{Replica: t.Replica, Mark: t.Mark}) != nil {
+			if r.Compare(from, &marks.Statement{Replica: t.Replica, Mark: t.Mark}) != nil {
 				return
 			}
 		} else if t.Node != g.store.opts.Node {
@@ -202,8 +214,8 @@ func (g *Group) learn(from rowraft.NodeID, payload []byte) {
 }
 
 // voted records that a replica voted in term.
-func (g *Group) voted(id raft.ServerID, term uint64) {
-	g.store.marks.Raise(g.cfg.ID, rowraft.ReplicaID(id), marks.Mark{Term: term})
+func (r *rollbackGuard) voted(id raft.ServerID, term uint64) {
+	r.g.store.marks.Raise(r.g.cfg.ID, rowraft.ReplicaID(id), marks.Mark{Term: term})
 }
 
 // keepMarks writes the file every marks.WriteEvery until the store closes, and once more at the end.

@@ -141,7 +141,7 @@ func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 		if list, err := w.List(); err != nil || len(list) > 0 { // as raft does for a follower
 			t.Fatalf("List = %v, %v", list, err)
 		}
-		return n.group.Err() != nil || w.Check() != nil && n.group.snapBusy.Load()
+		return n.group.Err() != nil || w.Check() != nil && n.group.snapshots.busy.Load()
 	})
 	for range 20 { // so often the supervisor looks
 		time.Sleep(5 * time.Millisecond) //tidy:allow sleep nothing is to happen

@@ -64,7 +64,7 @@ func (g *Group) Status() GroupStatus {
 		ID: g.cfg.ID, Replica: g.cfg.Replica, Backend: g.cfg.Backend, Role: RoleStopped,
 		Err:           g.Err(),
 		AppliedIndex:  g.AppliedIndex(),
-		SnapshotIndex: rowraft.Index(g.snapshotAt.Load()),
+		SnapshotIndex: rowraft.Index(g.snapshots.at.Load()),
 		LogBytes:      g.ledger.Bytes(),
 		BacklogBytes:  g.backlogBytes(),
 		LogWrites:     g.glog.Writes(),

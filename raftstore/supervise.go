@@ -1,7 +1,6 @@
 package raftstore
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -10,9 +9,6 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
-
-// snapshotRetry is the pause after a failed snapshot.
-const snapshotRetry = 10 * time.Second
 
 // supervise watches the group until it closes. It takes snapshots by bytes of log, restarts a wedged raft, fits the
 // timers, and ends raft when the group has failed.
@@ -35,9 +31,9 @@ func (g *Group) supervise() {
 			if n == nil || g.failure.Load() != nil {
 				continue
 			}
-			g.fitTimers(n)
-			g.maybeSnapshot(n)
-			if !g.replacing() { // before check: a snapshot that was just taken ends the failure
+			g.timers.fit(n)
+			g.snapshots.takeIfDue(n)
+			if !g.snapshots.replacing() { // before Check: a snapshot that was just taken ends the failure
 				if err := g.watch.Check(); err != nil {
 					g.fail(err)
 					continue
@@ -63,108 +59,6 @@ func (g *Group) stopFailed() {
 			g.log.Error("stopping a failed group", "err", err)
 		}
 	}
-}
-
-// maybeSnapshot takes a snapshot on its own goroutine if enough log was applied since the last one.
-func (g *Group) maybeSnapshot(n *instance) {
-	applied := g.fsm.applied.Load()
-	grown := g.ledger.Between(g.snapshotAt.Load(), applied)
-	wanted := g.snapWanted.Load()
-	if grown < g.snapshotEvery() && !wanted || applied == 0 || time.Now().UnixNano() < g.snapRetryAt.Load() {
-		return
-	}
-	if !g.snapBusy.CompareAndSwap(false, true) {
-		return
-	}
-	if !g.store.snapshots.TryAcquire(1) { // enough groups are taking one
-		g.snapBusy.Store(false)
-		return
-	}
-	g.snapHurry.Store(wanted)
-	g.snapWanted.Store(false)
-	done := func() {
-		g.store.snapshots.Release(1)
-		g.snapBusy.Store(false)
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.mu.stopping {
-		done()
-		return
-	}
-	n.watcher.Go(func() {
-		defer done()
-		if err := n.snapshot(); err != nil {
-			g.snapRetryAt.Store(time.Now().Add(snapshotRetry).UnixNano())
-			g.log.Warn("snapshot failed, the log goes on growing", "err", err)
-		}
-	})
-}
-
-// replacing reports whether a snapshot is being taken, or will be as soon as possible. For a large state that takes
-// longer than the limit of snapstore.Watch.
-func (g *Group) replacing() bool {
-	return g.snapBusy.Load() || g.snapWanted.Load() && time.Now().UnixNano() >= g.snapRetryAt.Load()
-}
-
-// minSnapshotEvery is the least log between two snapshots if SnapshotEveryBytes is 0: for a small state it is not worth
-// cutting the log more often.
-const minSnapshotEvery = 512 << 20
-
-// snapshotEvery returns how much log the group applies between two snapshots. A snapshot has the whole state. If the
-// interval did not grow with the state, snapshots of a large state would write many times as much as the log.
-func (g *Group) snapshotEvery() int64 {
-	o := &g.store.opts
-	if o.SnapshotEveryBytes > 0 {
-		return o.SnapshotEveryBytes
-	}
-	return min(max(minSnapshotEvery, g.snapshotBytes.Load()), o.SnapshotMaxBytes)
-}
-
-// noteSnapshot records a snapshot of this replica if it is the newest.
-func (g *Group) noteSnapshot(m *raft.SnapshotMeta) {
-	if m.Index < g.snapshotAt.Load() {
-		return
-	}
-	g.snapshotAt.Store(m.Index)
-	g.snapshotBytes.Store(m.Size)
-}
-
-// Snapshot takes a snapshot now and returns when it is on disk.
-func (g *Group) Snapshot() error {
-	n, err := g.running()
-	if err != nil {
-		return err
-	}
-	return n.snapshot()
-}
-
-func (n *instance) snapshot() error {
-	g := n.g
-	first, err := g.inner.FirstIndex()
-	if err != nil {
-		return err
-	}
-	if err := n.reconfigure(func(rc *raft.ReloadableConfig) {
-		rc.TrailingLogs = g.ledger.Trailing(g.store.opts.TrailingLogBytes, first)
-	}); err != nil {
-		return err
-	}
-	f := n.raft.Snapshot()
-	if err := n.await(f); err != nil {
-		if errors.Is(err, raft.ErrNothingNewToSnapshot) {
-			return nil
-		}
-		return fmt.Errorf("group %s: %w", g.cfg.ID, err)
-	}
-	list, err := g.snaps.List()
-	if err != nil {
-		return err
-	}
-	if len(list) > 0 {
-		g.glog.Raise(list[0].Index, list[0].Term)
-	}
-	return nil
 }
 
 // stuckTransfer reports a leadership transfer that ended but whose flag in raft stayed set (#696).

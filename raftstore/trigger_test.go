@@ -24,8 +24,9 @@ func TestSnapshotsFollowTheStateInSize(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := &Group{store: &Store{opts: Options{SnapshotEveryBytes: tc.every, SnapshotMaxBytes: tc.max}}}
-			g.snapshotBytes.Store(tc.has)
-			if got := g.snapshotEvery(); got != tc.want {
+			g.snapshots.g = g
+			g.snapshots.bytes.Store(tc.has)
+			if got := g.snapshots.every(); got != tc.want {
 				t.Errorf("a snapshot every %d bytes of log, want %d", got, tc.want)
 			}
 		})
@@ -65,12 +66,12 @@ func TestSnapshotSizeIsKnown(t *testing.T) {
 	c.start(slow)
 	c.converged(c.propose("last"))
 	for _, n := range []*testNode{l, slow} {
-		if got, want := n.group.snapshotBytes.Load(), size(n); got != want || want < 64*4<<10 {
+		if got, want := n.group.snapshots.bytes.Load(), size(n); got != want || want < 64*4<<10 {
 			t.Errorf("the snapshot of %s is thought to have %d bytes, and has %d", n.id, got, want)
 		}
 		c.stop(n)
 		c.start(n)
-		if got, want := n.group.snapshotBytes.Load(), size(n); got != want {
+		if got, want := n.group.snapshots.bytes.Load(), size(n); got != want {
 			t.Errorf("after a restart the snapshot of %s is thought to have %d bytes, and has %d", n.id, got, want)
 		}
 	}

@@ -28,8 +28,11 @@ type waiters struct {
 	first atomic.Uint64
 	kick  chan struct{} // capacity 1: wakes pollOwn
 
+	applied func() uint64           // index through which the machine has seen the log
+	onlyOwn func(index uint64) bool // the machine lacks only entries of raft's own up to index
+
 	mu  sync.Mutex
-	all waiterHeap
+	all waiterHeap // guarded by mu
 }
 
 type waiter struct {
@@ -38,8 +41,8 @@ type waiter struct {
 	done  chan struct{} // closed when index is applied
 }
 
-func newWaiters() *waiters {
-	w := &waiters{kick: make(chan struct{}, 1)}
+func newWaiters(applied func() uint64, onlyOwn func(index uint64) bool) *waiters {
+	w := &waiters{kick: make(chan struct{}, 1), applied: applied, onlyOwn: onlyOwn}
 	w.first.Store(math.MaxUint64)
 	return w
 }
@@ -109,6 +112,14 @@ func (h *waiterHeap) Pop() any {
 	return one
 }
 
+// newGroupWaiters returns the waiters of g.
+func newGroupWaiters(g *Group) *waiters {
+	return newWaiters(
+		func() uint64 { return uint64(g.AppliedIndex()) },
+		func(index uint64) bool { return g.ledger.ThroughOwn(g.fsm.applied.Load(), index) >= index },
+	)
+}
+
 // WaitApplied returns when the machine has seen the log through index.
 //
 // Errors: CodeOverloaded if maxWaiters calls are waiting; CodeClosing if the group stops first; the error of ctx.
@@ -121,7 +132,7 @@ func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
 		return &rowraft.OverloadedError{What: fmt.Sprintf("group %s: %d calls wait for entries to be applied, as many as can", g.cfg.ID, maxWaiters), RetryAfter: 100 * time.Millisecond}
 	}
 	defer g.waiters.remove(w)
-	g.moved() // an entry that was applied before add has not woken w
+	g.waiters.moved() // an entry that was applied before add has not woken w
 	select {
 	case <-w.done:
 		return nil
@@ -136,38 +147,38 @@ func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
 
 // moved wakes the waiters of applied entries, and pollOwn if the first waiter waits only for raft's own entries. It is
 // called after the applied index has changed, and after an entry of raft's own is in the log.
-func (g *Group) moved() {
-	if g.waiters.first.Load() == math.MaxUint64 {
+func (w *waiters) moved() {
+	if w.first.Load() == math.MaxUint64 {
 		return
 	}
-	g.waiters.wake(uint64(g.AppliedIndex()))
-	if g.awaitsOwn() {
+	w.wake(w.applied())
+	if w.awaitsOwn() {
 		select {
-		case g.waiters.kick <- struct{}{}:
+		case w.kick <- struct{}{}:
 		default:
 		}
 	}
 }
 
 // awaitsOwn reports whether, up to the first waiter's entry, the machine lacks only entries of raft's own.
-func (g *Group) awaitsOwn() bool {
-	first := g.waiters.first.Load()
-	return first != math.MaxUint64 && g.ledger.ThroughOwn(g.fsm.applied.Load(), first) >= first
+func (w *waiters) awaitsOwn() bool {
+	first := w.first.Load()
+	return first != math.MaxUint64 && w.onlyOwn(first)
 }
 
-// pollOwn wakes the waiters of raft's own entries.
-func (g *Group) pollOwn() {
+// pollOwn wakes the waiters of raft's own entries until stop is closed.
+func (w *waiters) pollOwn(stop <-chan struct{}) {
 	for {
 		select {
-		case <-g.waiters.kick:
-		case <-g.stop:
+		case <-w.kick:
+		case <-stop:
 			return
 		}
-		for t := time.NewTimer(ownPoll); g.awaitsOwn(); t.Reset(ownPoll) {
-			g.waiters.wake(uint64(g.AppliedIndex()))
+		for t := time.NewTimer(ownPoll); w.awaitsOwn(); t.Reset(ownPoll) {
+			w.wake(w.applied())
 			select {
 			case <-t.C:
-			case <-g.stop:
+			case <-stop:
 				return
 			}
 		}

@@ -16,11 +16,12 @@ import (
 
 // waitingGroup is a group of which nothing runs but what waits for applied entries.
 func waitingGroup(t *testing.T) *Group {
-	g := &Group{waiters: newWaiters(), stop: make(chan struct{}), dead: make(chan struct{})}
-	g.ledger = logstore.NewLedger(g.moved)
+	g := &Group{stop: make(chan struct{}), dead: make(chan struct{})}
+	g.waiters = newGroupWaiters(g)
+	g.ledger = logstore.NewLedger(g.waiters.moved)
 	g.fsm = newFSM(&listMachine{}, g.ledger, g.fail, func(uint64, uint64) {})
-	g.fsm.moved = g.moved
-	g.wg.Go(g.pollOwn)
+	g.fsm.moved = g.waiters.moved
+	g.wg.Go(func() { g.waiters.pollOwn(g.stop) })
 	t.Cleanup(func() { close(g.stop); g.wg.Wait() })
 	return g
 }

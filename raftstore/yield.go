@@ -44,7 +44,8 @@ type yield struct {
 }
 
 // newYield returns nil for a snapshot without a known size.
-func (g *Group) newYield(s Snapshot, index uint64) *yield {
+func (p *snapshotter) newYield(s Snapshot, index uint64) *yield {
+	g := p.g
 	m, ok := s.(measuredSnapshot)
 	if !ok || m.Bytes() == 0 {
 		return nil
@@ -55,11 +56,11 @@ func (g *Group) newYield(s Snapshot, index uint64) *yield {
 	return &yield{
 		snap: m,
 		// Only few groups write at the same time, and every group must get its turn.
-		budget:  g.snapshotEvery() / max(yieldShare, groups),
+		budget:  p.every() / max(yieldShare, groups),
 		log:     func() int64 { return g.ledger.Between(index, g.fsm.applied.Load()) },
 		writing: func() bool { return g.store.logs.IsWriting() },
 		hurry: func() bool {
-			return g.snapHurry.Load() || g.snapWanted.Load() || g.snaps.IsStopping()
+			return p.hurry.Load() || p.wanted.Load() || g.snaps.IsStopping()
 		},
 	}
 }
