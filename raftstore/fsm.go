@@ -15,35 +15,36 @@ import (
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
-// fsm is the raft.FSM of a group: it passes committed entries with their indices to the machine,
-// keeps the index through which the machine has seen the log, and stops the group at the first
-// sign that machine and log disagree.
+// fsm is the raft.FSM of a group. It passes committed entries with their indices to the machine, keeps the index through
+// which the machine has seen the log, and stops the group at the first sign that machine and log disagree.
 //
-// Raft calls ApplyBatch, Snapshot and Restore on one goroutine. An fsm outlives the raft instances
-// of its group: after a restart in place raft replays entries that the machine has already
-// applied, and the fsm ignores them.
+// Raft calls ApplyBatch, Snapshot and Restore on one goroutine. An fsm outlives the raft instances of its group: after a
+// restart in place raft replays entries that the machine has already applied, and the fsm ignores them.
 type fsm struct {
 	machine StateMachine
 	ledger  *logstore.Ledger
 	fatal   func(error)
 	// restored is called with the index and term of a snapshot when the machine holds it.
 	restored func(index, term uint64)
-	// installed is called when a snapshot took a running machine forward, because the leader's log
-	// no longer began before this replica's end. May be nil.
+	// installed is called when a snapshot of the leader has replaced the state of a running machine, because the
+	// leader's log began after the end of this replica's log. May be nil.
 	installed func(from, to uint64)
 	// yield returns the limiter that slows the writing of a snapshot down. May be nil.
 	yield func(s Snapshot, index uint64) *yield
 
-	applied atomic.Uint64 // raft index; ≥ the machine's AppliedIndex
-	// passed is the index through which the present raft instance has passed entries, ignored ones
-	// included; it is below applied while raft replays. The goroutine of ApplyBatch owns it.
+	// applied is the raft index through which the machine has seen the log; it is at least the machine's AppliedIndex.
+	// The goroutine of ApplyBatch stores it after the machine has changed. Invariant: it never decreases.
+	applied atomic.Uint64
+	// passed is the index through which the present raft instance has passed entries, ignored entries included. It is
+	// below applied while raft replays. Owned by the goroutine of ApplyBatch.
 	passed uint64
-	// members is the newest committed configuration with its index; nil before the first one. It is
-	// kept here because raft reports that index nowhere else.
+	// members is the newest committed configuration with its index; nil before the first one. Raft returns this index
+	// nowhere else: GetConfiguration().Index() is always 0.
 	members atomic.Pointer[configuration]
-	failed  atomic.Bool
+	// failed is set before fatal is called. From then on nothing is applied.
+	failed atomic.Bool
 	// stopping is set before raft is asked to end. While it ends, raft may drop a batch and pass the
-	// next one (processLogs, raft 1.7.3); the fsm applies nothing behind such a gap.
+	// next one (processLogs, raft 1.7.3). The fsm applies nothing after such a gap.
 	stopping atomic.Bool
 
 	// moved is called after applied has changed.
@@ -52,7 +53,7 @@ type fsm struct {
 
 var _ raft.BatchingFSM = (*fsm)(nil)
 
-// configuration is the list of members as one log entry set it.
+// configuration is the list of members that a log entry set, with the index of the entry.
 type configuration struct {
 	index   uint64
 	servers []raft.Server
@@ -146,7 +147,7 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	// During a replay raft would label the snapshot with passed and cut the log there, but the state is that of
 	// applied.
 	if applied := f.applied.Load(); f.passed < applied {
-		return nil, fmt.Errorf("raft replays entry %d of %d after a restart in place: there is no state to save in between", f.passed, applied)
+		return nil, fmt.Errorf("raft replays entry %d of %d after a restart in place: the state in between cannot be saved", f.passed, applied)
 	}
 	s, err := f.machine.Snapshot()
 	if err != nil {

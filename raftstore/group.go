@@ -116,7 +116,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	g.fsm.yield, g.fsm.moved = g.snapshots.newYield, g.waiters.moved
 	g.fsm.installed = func(from, to uint64) {
 		g.installs.Add(1)
-		g.log.Info("installed a snapshot: the leader's log begins behind this replica", "applied", from, "index", to)
+		g.log.Info("installed a snapshot: the leader's log begins after the end of this replica's log", "applied", from, "index", to)
 		if list, err := g.snaps.List(); err == nil && len(list) > 0 {
 			g.snapshots.note(list[0])
 		}
@@ -325,14 +325,14 @@ func (g *Group) requestRestart(reason string) {
 // fail stops the group forever. It may run on any goroutine of raft, so it leaves the shutdown to the supervisor.
 func (g *Group) fail(err error) { g.failWith(err, g.store.opts.Fatal) }
 
-// failWith is fail with another function in the place of Options.Fatal.
-func (g *Group) failWith(err error, tell func(error)) {
+// failWith is fail with another function instead of Options.Fatal.
+func (g *Group) failWith(err error, report func(error)) {
 	g.failOnce.Do(func() {
 		err = fmt.Errorf("group %s, replica %s: %w", g.cfg.ID, g.cfg.Replica, err)
 		g.failure.Store(&err)
 		close(g.dead)
-		g.log.Error("the group stops for good", "err", err)
-		tell(err)
+		g.log.Error("the group has stopped forever", "err", err)
+		report(err)
 	})
 }
 

@@ -44,7 +44,7 @@ type instance struct {
 		stopping        bool
 		pendingBytes    int64
 		pending         int
-		readers         []chan<- readAnswer // waiters for the next read round
+		readers         []chan<- readResult // callers that wait for the next read round
 		reading         bool                // a read round is running
 		barrierTerm     uint64              // term whose leadership a barrier has confirmed
 		transferBusy    time.Time           // since when raft refuses proposals for a transfer; 0: it does not

@@ -6,13 +6,13 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// leadership carries changes from raft, which must never wait, to OnLeader, which may take long:
-// only the newest state is kept. The term is read after the change and so may be that of a later
-// change. Then OnLeader is called twice with that term.
+// leadership passes changes from raft, which must never wait, to OnLeader, which may take long. It keeps only the newest
+// state. The term is read after the change, so it may belong to a later change. Then OnLeader is called twice with that
+// term.
 type leadership struct {
 	signal chan struct{} // capacity 1
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards the newest state
 	term   rowraft.Term
 	leader bool
 }

@@ -13,12 +13,11 @@ import (
 
 // How replicas join and leave
 //
-// A new replica joins as a learner (AddLearner): it gets the log and has no vote, so it cannot
-// delay a commit. When it has caught up it becomes a voter (Promote). Then an old one is taken
-// out (Remove), after handing over the leadership if it leads. Each step names the index of the
-// configuration that its caller has read, and is refused if another change came between.
-// hashicorp/raft alone makes a voter of an empty replica at once, and removes a replica without
-// which the others cannot commit.
+// A new replica joins as a learner (AddLearner): it gets the log and has no vote, so it cannot delay a commit. When it has
+// caught up, it becomes a voter (Promote). Then the old replica is removed (Remove), after it has transferred the
+// leadership if it leads. Each step names the index of the configuration that its caller has read, and is refused if
+// another change came between. hashicorp/raft alone makes a voter of an empty replica at once, and removes a replica
+// without which the others cannot commit.
 
 const (
 	// maxTransferLag is the number of entries by which a replica that counts as caught up may be behind. Raft accepts
@@ -34,7 +33,7 @@ const (
 
 // Membership is a committed configuration of a group.
 type Membership struct {
-	Index   rowraft.Index // the index of the log entry that made it; a change names it as prev
+	Index   rowraft.Index // of the log entry with this configuration; a change names it as prev
 	Members []MemberStatus
 }
 
@@ -110,14 +109,12 @@ func (n *instance) members(servers []raft.Server) []MemberStatus {
 	return out
 }
 
-// AddLearner adds a replica that receives the log and has no vote. prev is the
-// Index of the Membership that the caller has read. AddLearner returns the membership after the
-// change; adding a member again changes nothing.
+// AddLearner adds a replica that receives the log and has no vote. prev is the Index of the Membership that the caller
+// has read. AddLearner returns the membership after the change. Adding a member again changes nothing.
 //
-// Errors without effect: CodeNotLeader; CodeNoLeader, CodeStarting, CodeClosing;
-// CodePrecondition if the configuration is not that of prev, another change or a
-// transfer runs, or the node has a replica of the group; CodeInvalidArgument.
-// After CodeLeadershipLost and CodeDeadline the outcome is unknown: read Members.
+// Errors without effect: CodeNotLeader; CodeNoLeader, CodeStarting, CodeClosing; CodePrecondition if the configuration is
+// not that of prev, if another change or a transfer is running, or if the node has a replica of the group;
+// CodeInvalidArgument. After CodeLeadershipLost and CodeDeadline the outcome is unknown: read Members.
 func (g *Group) AddLearner(ctx context.Context, m Member, prev rowraft.Index) (Membership, error) {
 	if m.Replica == "" || m.Node == "" {
 		return Membership{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: learner %+v: want a replica and a node", g.cfg.ID, m)
@@ -138,8 +135,8 @@ func (g *Group) AddLearner(ctx context.Context, m Member, prev rowraft.Index) (M
 	})
 }
 
-// Promote makes a learner that has caught up a voter. Errors as for AddLearner; CodePrecondition
-// also if it has not caught up, or if no majority of the voters, itself included, has.
+// Promote makes a learner a voter. Errors as for AddLearner; CodePrecondition also if the learner has not caught up, or if
+// no majority of the voters, the learner included, has.
 func (g *Group) Promote(ctx context.Context, id rowraft.ReplicaID, prev rowraft.Index) (Membership, error) {
 	var node rowraft.NodeID
 	return g.change(ctx, prev, fmt.Sprintf("make replica %s a voter", id), func(now *Membership) (bool, error) {
@@ -159,9 +156,9 @@ func (g *Group) Promote(ctx context.Context, id rowraft.ReplicaID, prev rowraft.
 	})
 }
 
-// Remove takes a replica out of the group; its ID must never be used again. Errors as for
-// AddLearner; CodePrecondition also if it is this replica, which leads, or if no majority of the
-// remaining voters has caught up. Removing a replica that is no member changes nothing.
+// Remove removes a replica from the group. Its ID must never be used again. Errors as for AddLearner; CodePrecondition
+// also if it is this replica, which leads, or if no majority of the remaining voters has caught up. Removing a replica
+// that is not a member changes nothing.
 func (g *Group) Remove(ctx context.Context, id rowraft.ReplicaID, prev rowraft.Index) (Membership, error) {
 	return g.change(ctx, prev, fmt.Sprintf("remove replica %s", id), func(now *Membership) (bool, error) {
 		m, ok := now.Find(id)
@@ -179,8 +176,8 @@ func (g *Group) Remove(ctx context.Context, id rowraft.ReplicaID, prev rowraft.I
 	})
 }
 
-// quorumOf refuses a set of voters of which no majority has caught up: it could not commit the
-// next entry at once.
+// quorumOf refuses a set of voters without a majority that has caught up: such a set could not commit the next entry at
+// once.
 func (m *Membership) quorumOf(voter func(*MemberStatus) bool) error {
 	voters, good := 0, 0
 	for i := range m.Members {
@@ -192,13 +189,13 @@ func (m *Membership) quorumOf(voter func(*MemberStatus) bool) error {
 		}
 	}
 	if good < voters/2+1 {
-		return rowraft.Errorf(rowraft.CodePrecondition, "of the %d voters there would be, %d have caught up, and it takes %d to commit", voters, good, voters/2+1)
+		return rowraft.Errorf(rowraft.CodePrecondition, "only %[2]d of the %[1]d voters after the change have caught up, and %[3]d are needed to commit", voters, good, voters/2+1)
 	}
 	return nil
 }
 
-// change makes one change of the members. check compares it with the present membership: done
-// means that nothing is left to do. start asks raft for it.
+// change makes one change of the members. check compares it with the present membership; done means that the change is
+// already made. start requests it from raft.
 func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, check func(*Membership) (done bool, err error), start func(*raft.Raft) raft.IndexFuture) (Membership, error) {
 	wrap := func(err error) error { return fmt.Errorf("group %s: %s: %w", g.cfg.ID, what, err) }
 	n, err := g.running()
@@ -218,7 +215,7 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, che
 	}
 	now, err := n.membership()
 	if err == nil && (prev == 0 || now.Index != prev) {
-		err = rowraft.Errorf(rowraft.CodePrecondition, "it was decided on configuration %d, the group has %d", prev, now.Index)
+		err = rowraft.Errorf(rowraft.CodePrecondition, "it was decided on configuration %d, the group has configuration %d: read Members again", prev, now.Index)
 	}
 	done := false
 	if err == nil {
@@ -231,7 +228,7 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, che
 		}
 		return now, nil
 	}
-	answer := make(chan error, 1)
+	result := make(chan error, 1)
 	var index uint64
 	n.mu.Lock()
 	if n.mu.stopping {
@@ -250,15 +247,15 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, che
 			index = f.Index()
 		}
 		ended()
-		answer <- err
+		result <- err
 	})
 	n.mu.Unlock()
 	select {
-	case err = <-answer:
+	case err = <-result:
 	case <-n.over:
 		err = raft.ErrRaftShutdown
 	case <-ctx.Done():
-		return Membership{}, wrap(fmt.Errorf("whether it happened is unknown: %w", context.Cause(ctx)))
+		return Membership{}, wrap(fmt.Errorf("outcome unknown: %w", context.Cause(ctx)))
 	}
 	if err != nil {
 		return Membership{}, wrap(n.changeError(err))
@@ -305,9 +302,9 @@ func (n *instance) beginChange() error {
 	case n.mu.stopping:
 		return rowraft.Errorf(rowraft.CodeClosing, "the group is stopping")
 	case n.mu.transfer != nil:
-		return rowraft.Errorf(rowraft.CodePrecondition, "the leadership is being handed over")
+		return rowraft.Errorf(rowraft.CodePrecondition, "the leadership is being transferred")
 	case n.mu.changing:
-		return rowraft.Errorf(rowraft.CodePrecondition, "another change of the members runs")
+		return rowraft.Errorf(rowraft.CodePrecondition, "another change of the members is running")
 	}
 	n.mu.changing = true
 	return nil
@@ -320,7 +317,7 @@ func (n *instance) changeError(err error) error {
 		return n.g.notLeader(n)
 	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		n.noteTransfer(true)
-		return rowraft.Errorf(rowraft.CodeNoLeader, "leadership is being handed over")
+		return rowraft.Errorf(rowraft.CodeNoLeader, "the leadership is being transferred")
 	case errors.Is(err, raft.ErrEnqueueTimeout):
 		return rowraft.Errorf(rowraft.CodeNoLeader, "an earlier change of the members is not committed yet")
 	case errors.Is(err, raft.ErrLeadershipLost), errors.Is(err, raft.ErrRaftShutdown):

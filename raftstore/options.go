@@ -74,7 +74,7 @@ type Options struct {
 
 	SegmentSizeBytes int   // of a file of the log: 16 MiB
 	EntryCacheBytes  int64 // recent entries of all groups kept in memory: 128 MiB
-	TrailingLogBytes int64 // log kept behind a snapshot, per group: 64 MiB
+	TrailingLogBytes int64 // log kept before a snapshot, per group: 64 MiB
 	// SnapshotEveryBytes of log are applied between two snapshots, per group. 0: the size of the newest snapshot, so
 	// that snapshots write no more than the log does, but at least 512 MiB and at most SnapshotMaxBytes.
 	SnapshotEveryBytes int64
@@ -170,7 +170,7 @@ func (o *Options) validate() error {
 	case o.Resolve == nil:
 		return bad("Resolve is nil")
 	case o.Fatal == nil:
-		return bad("Fatal is nil: nobody would stop the process when the log fails")
+		return bad("Fatal is nil: a server must end its process when the log fails")
 	case o.MaxEntryBytes < 1 || o.MaxEntryBytes > 32<<20:
 		return bad("MaxEntryBytes %d: want 1 to 32 MiB", o.MaxEntryBytes)
 	case o.MaxPendingBytes < int64(o.MaxEntryBytes):

@@ -42,16 +42,15 @@ type Future struct {
 	err    error
 }
 
-// Done returns a channel that is closed when Wait would return at once. After the group has
-// ended, Wait may return although the channel stays open.
+// Done returns a channel that is closed when the outcome is known. After the group has ended, Wait may return although the
+// channel stays open.
 func (f *Future) Done() <-chan struct{} { return f.done }
 
 // Wait returns the state machine's result for the entry, and the entry's index. Several goroutines may call it, also
 // repeatedly.
 //
-// Errors without effect: CodeNotLeader, CodeNoLeader, CodeOverloaded, CodeClosing,
-// CodeInvalidArgument. Errors after which the entry may still be applied:
-// CodeLeadershipLost, CodeInternal, and CodeDeadline when ctx ends.
+// Errors without effect: CodeNotLeader, CodeNoLeader, CodeOverloaded, CodeClosing, CodeInvalidArgument. Errors after which
+// the entry may still be applied: CodeLeadershipLost, CodeInternal, and CodeDeadline when ctx ends.
 func (f *Future) Wait(ctx context.Context) (any, rowraft.Index, error) {
 	select {
 	case <-f.done:
@@ -71,7 +70,7 @@ func (f *Future) Wait(ctx context.Context) (any, rowraft.Index, error) {
 			return nil, 0, rowraft.Errorf(rowraft.CodeLeadershipLost, "group %s stopped before the outcome was known", f.n.g.cfg.ID)
 		}
 	case <-ctx.Done():
-		return nil, 0, rowraft.Errorf(rowraft.CodeDeadline, "gave up waiting for a proposal: %w", context.Cause(ctx))
+		return nil, 0, rowraft.Errorf(rowraft.CodeDeadline, "waiting for a proposal: %w", context.Cause(ctx))
 	}
 	return f.result, f.index, f.err
 }
@@ -88,11 +87,10 @@ func refused(err error) *Future {
 	return f
 }
 
-// Propose asks the group to replicate and apply a copy of entry. It does not wait: the Future
-// has the outcome. Entries proposed by one goroutine enter the log in that order, but a change of
-// leadership may lose any of them.
+// Propose requests that the group replicates and applies a copy of entry. It does not wait: the Future has the outcome.
+// Entries proposed by one goroutine enter the log in that order, but a change of the leadership may lose any of them.
 //
-// propose puts the entry into a queue, dispatch gives it to raft, and complete takes its result.
+// propose puts the entry into a queue, dispatch passes it to raft, and complete receives its result.
 func (g *Group) Propose(entry []byte) *Future {
 	o := &g.store.opts
 	switch {
@@ -137,7 +135,7 @@ func (g *Group) notLeader(n *instance) error {
 	addr, _ := n.raft.LeaderWithID()
 	leader := rowraft.NodeID(addr)
 	if leader == g.store.opts.Node {
-		leader = "" // it has just stepped down; a hint to this server would make the caller ask it again
+		leader = "" // it has just stepped down; with a hint to this server, the caller would ask it again
 	}
 	return &NotLeaderError{Group: g.cfg.ID, Term: rowraft.Term(n.raft.CurrentTerm()), Leader: leader}
 }
@@ -153,7 +151,7 @@ func (n *instance) propose(entry []byte) *Future {
 	}
 	if n.mu.pendingBytes+size > limit || n.mu.pending >= maxPendingEntries {
 		return refused(&rowraft.OverloadedError{
-			What:       fmt.Sprintf("group %s has %d bytes in %d entries proposed and not applied, at most %d in %d", n.g.cfg.ID, n.mu.pendingBytes, n.mu.pending, limit, maxPendingEntries),
+			What:       fmt.Sprintf("group %s has %d bytes in %d entries that are proposed and not applied, the limit is %d in %d", n.g.cfg.ID, n.mu.pendingBytes, n.mu.pending, limit, maxPendingEntries),
 			RetryAfter: 20 * time.Millisecond,
 		})
 	}
@@ -172,8 +170,8 @@ func (n *instance) finish(f *Future, result any, index rowraft.Index, err error)
 	f.resolve(result, index, err)
 }
 
-// awaitTransfer waits until no transfer of the leadership runs, because raft refuses entries
-// during one. It reports whether the group is stopping.
+// awaitTransfer waits until no transfer of the leadership is running, because raft refuses entries during a transfer. It
+// reports whether the group is stopping.
 func (n *instance) awaitTransfer() (stopping bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -185,8 +183,8 @@ func (n *instance) awaitTransfer() (stopping bool) {
 	return n.mu.stopping
 }
 
-// dispatch gives proposals to raft, in the order of Propose. ApplyLog blocks while raft writes its
-// log, so that raft's next write takes all entries that came meanwhile.
+// dispatch passes proposals to raft, in the order of Propose. ApplyLog blocks while raft writes its log, so raft's next
+// write contains all entries that arrived in between.
 func (n *instance) dispatch() {
 	defer close(n.inflight)
 	for f := range n.queue {
@@ -199,8 +197,7 @@ func (n *instance) dispatch() {
 	}
 }
 
-// complete takes the results of dispatched proposals from raft and resolves their futures, in the
-// same order.
+// complete receives the results of dispatched proposals from raft and resolves their futures, in the same order.
 func (n *instance) complete() {
 	defer close(n.drained)
 	for f := range n.inflight {
@@ -219,23 +216,22 @@ func (n *instance) complete() {
 	}
 }
 
-// outcome translates an error of raft's future. The entry has no effect only if raft refused it
-// before it appended it.
+// outcome converts an error of raft's future. The entry has no effect only if raft refused it before the append.
 func (n *instance) outcome(err error) error {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader):
 		return n.g.notLeader(n)
 	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		n.noteTransfer(true)
-		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: leadership is being handed over", n.g.cfg.ID)
+		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: the leadership is being transferred", n.g.cfg.ID)
 	}
 	// ErrLeadershipLost, ErrRaftShutdown (raft may have taken the entry just before) and errors of the log store (the
 	// entry may be on disk).
 	return rowraft.Errorf(rowraft.CodeLeadershipLost, "group %s: outcome unknown: %w", n.g.cfg.ID, err)
 }
 
-// noteTransfer notes since when raft has refused entries because of a leadership transfer (#696:
-// the flag of an interrupted transfer may stay set, and stuckTransfer looks for that).
+// noteTransfer records since when raft has refused entries because of a leadership transfer. The flag of an interrupted
+// transfer may stay set (#696); stuckTransfer detects that.
 func (n *instance) noteTransfer(refusing bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

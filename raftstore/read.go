@@ -10,17 +10,15 @@ import (
 	"github.com/rowraft/rowraft/internal/canary"
 )
 
-type readAnswer struct {
+type readResult struct {
 	index rowraft.Index
 	err   error
 }
 
-// ReadIndex returns an index i such that a read of the machine after WaitApplied(i)
-// is linearizable. Only the leader returns one. Calls that come while a round of heartbeats runs
-// share the next round.
+// ReadIndex returns an index i such that a read of the machine after WaitApplied(i) is linearizable. Only the leader
+// returns one. Calls that arrive while a round of heartbeats is running share the next round.
 //
-// Errors: CodeNotLeader; CodeNoLeader if leadership was lost during the call; CodeClosing, CodeStarting; CodeDeadline.
-// CodeClosing, CodeStarting; CodeDeadline.
+// Errors: CodeNotLeader; CodeNoLeader if the leadership was lost during the call; CodeClosing, CodeStarting; CodeDeadline.
 func (g *Group) ReadIndex(ctx context.Context) (rowraft.Index, error) {
 	n, err := g.running()
 	if err != nil {
@@ -29,21 +27,21 @@ func (g *Group) ReadIndex(ctx context.Context) (rowraft.Index, error) {
 	if n.raft.State() != raft.Leader {
 		return 0, g.notLeader(n)
 	}
-	answer := make(chan readAnswer, 1)
+	result := make(chan readResult, 1)
 	n.mu.Lock()
 	if n.mu.stopping {
 		n.mu.Unlock()
 		return 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", g.cfg.ID)
 	}
-	n.mu.readers = append(n.mu.readers, answer)
+	n.mu.readers = append(n.mu.readers, result)
 	if !n.mu.reading {
 		n.mu.reading = true
 		n.reads.Go(n.readRounds)
 	}
 	n.mu.Unlock()
 	select {
-	case a := <-answer:
-		return a.index, a.err
+	case r := <-result:
+		return r.index, r.err
 	case <-n.over:
 		return 0, rowraft.Errorf(rowraft.CodeNoLeader, "group %s stopped", g.cfg.ID)
 	case <-ctx.Done():
@@ -63,15 +61,14 @@ func (n *instance) readRounds() {
 			return
 		}
 		index, err := n.readRound()
-		for _, a := range batch {
-			a <- readAnswer{index, err}
+		for _, reader := range batch {
+			reader <- readResult{index, err}
 		}
 	}
 }
 
-// readRound reads the commit index and then asks the followers whether this replica still leads.
-// The order matters: if a leader verified first and stalled before it read the index, another
-// replica might lead in between (hashicorp/raft #603).
+// readRound reads the commit index and then asks the followers whether this replica still leads. The order matters: if a
+// leader verified first and stalled before it read the index, another replica might lead in between (hashicorp/raft #603).
 func (n *instance) readRound() (rowraft.Index, error) {
 	term := n.raft.CurrentTerm()
 	if err := n.barrier(term); err != nil {
@@ -96,11 +93,10 @@ func (n *instance) readRound() (rowraft.Index, error) {
 	return rowraft.Index(index), nil
 }
 
-// confirmedSince reports whether a majority of the voters, this replica included, answered in
-// term a message that was sent after begin. VerifyLeader alone proves less: it also counts the
-// answer to a heartbeat that was sent before the call, and so may be older than the next leader,
-// and the answers of non-voters. readRound calls VerifyLeader again until enough answers are new;
-// each call waits for at least one more.
+// confirmedSince reports whether a majority of the voters, this replica included, answered in term a message that was sent
+// after begin. VerifyLeader alone proves less: it also counts the answers of non-voters, and the answer to a heartbeat
+// that was sent before the call, which may be older than the next leader. readRound calls VerifyLeader again until enough
+// answers are new; each call waits for at least one more.
 func (n *instance) confirmedSince(term uint64, begin time.Time) bool {
 	voters, confirmed := 0, 0
 	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
@@ -149,17 +145,16 @@ func (n *instance) readError(err error) error {
 	return rowraft.Errorf(rowraft.CodeNoLeader, "group %s: leadership could not be confirmed: %w", n.g.cfg.ID, err)
 }
 
-// AppliedIndex is the raft index through which the machine has seen the log. It may be above the
-// machine's own AppliedIndex, because raft has entries of its own, which the machine does not see.
+// AppliedIndex returns the raft index through which the machine has seen the log. It may be above the machine's own
+// AppliedIndex, because the machine does not see raft's own entries.
 func (g *Group) AppliedIndex() rowraft.Index {
 	applied := g.fsm.applied.Load()
 	n := g.run.Load()
 	if n == nil {
 		return rowraft.Index(applied)
 	}
-	// What raft counts as applied it has at least queued for the machine; entries
-	// of its own need no more than that.
-	//tidy:allow raftconfig an upper bound only: throughOwn passes over nothing that the machine must see
+	// Raft has at least queued for the machine what it counts as applied. Its own entries need no more than that.
+	//tidy:allow raftconfig an upper bound only: ThroughOwn stops at an entry that the machine must see
 	return rowraft.Index(g.ledger.ThroughOwn(applied, n.raft.AppliedIndex()))
 }
 

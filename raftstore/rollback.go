@@ -32,23 +32,23 @@ const copied = "a copy of a data directory is no backup"
 // directory may run, and the store continues its count of starts after those of the other copy. So peers accept the
 // replicas that this node gets instead, under new IDs. If the other copy still runs, lineage sets twin and changes
 // nothing.
-func (s *Store) lineage(g *Group, from rowraft.NodeID, says *marks.Statement) (why string, twin bool) {
-	if why = s.starts.Load().Contradicts(says.About); why == "" { // before s.mu, which may be held for long
+func (s *Store) lineage(g *Group, from rowraft.NodeID, statement *marks.Statement) (why string, twin bool) {
+	if why = s.starts.Load().Contradicts(statement.About); why == "" { // before s.mu, which may be held for long
 		return "", false
 	}
-	why = fmt.Sprintf("%s, as node %s says", why, from)
-	if says.Answers {
+	why = fmt.Sprintf("%s, as node %s remembers", why, from)
+	if statement.Answers {
 		return why, true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	reg := s.mu.registry
-	if reg.Starts().Contradicts(says.About) == "" { // another group has done it
+	if reg.Starts().Contradicts(statement.About) == "" { // another group has done it
 		rec, _ := reg.Group(g.cfg.ID)
 		return rec.RolledBack, false
 	}
-	if err := reg.BeginAfter(says.About, why); err != nil {
-		s.opts.Logger.Error("that the data directory is a copy could not be noted", "err", err)
+	if err := reg.BeginAfter(statement.About, why); err != nil {
+		s.opts.Logger.Error("cannot record that the data directory is a copy", "err", err)
 		return why, false
 	}
 	s.starts.Store(reg.Starts())
@@ -202,7 +202,7 @@ func (r *rollbackGuard) learn(from rowraft.NodeID, payload []byte) {
 	}
 	for _, t := range list {
 		if t.Replica == g.cfg.Replica {
-			// Keep this replica's own mark too: it says how much of the log is committed.
+			// Keep this replica's own mark too: it shows how much of the log is committed.
 			if r.Compare(from, &marks.Statement{Replica: t.Replica, Mark: t.Mark}) != nil {
 				return
 			}

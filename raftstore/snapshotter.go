@@ -9,7 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// snapshotter decides when a group takes a snapshot and how much log stays behind it.
+// snapshotter decides when a group takes a snapshot and how much of the log before it stays.
 type snapshotter struct {
 	g *Group
 
@@ -56,7 +56,7 @@ func (p *snapshotter) takeIfDue(n *instance) {
 		defer done()
 		if err := n.snapshot(); err != nil {
 			p.retryAt.Store(time.Now().Add(snapshotRetry).UnixNano())
-			g.log.Warn("snapshot failed, the log goes on growing", "err", err)
+			g.log.Warn("snapshot failed, so the log continues to grow", "err", err)
 		}
 	})
 }

@@ -126,7 +126,7 @@ func (g *Group) backlogBytes() int64 {
 	if n == nil {
 		return 0
 	}
-	//tidy:allow raftconfig what was sent and not applied is what is asked for
+	//tidy:allow raftconfig the entries that raft has sent to the machine are wanted
 	return g.ledger.Between(g.fsm.applied.Load(), n.raft.AppliedIndex())
 }
 

@@ -12,14 +12,13 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// TransferLeadership hands the leadership to the voter to or, if to is "", to the voter with the
-// longest log, and returns when this replica has stepped down. The successor must have caught up,
-// because the group takes no proposals during a transfer. After an interrupted transfer raft may
-// refuse proposals forever (#696); then the supervisor restarts the group.
+// TransferLeadership transfers the leadership to the voter to or, if to is "", to the voter with the longest log. It
+// returns when this replica has stepped down. The successor must have caught up, because the group accepts no proposals
+// during a transfer. After an interrupted transfer raft may refuse proposals forever (#696); then the supervisor restarts
+// the group.
 //
-// Errors: CodeNotLeader; CodePrecondition if to has no vote; CodeNoLeader if to (or every other
-// voter, if to is "") has not caught up, if a change of the members runs, or if the transfer
-// failed: then this replica usually still leads.
+// Errors: CodeNotLeader; CodePrecondition if to has no vote; CodeNoLeader if to (or every other voter, if to is "") has not
+// caught up, if a change of the members is running, or if the transfer failed: then this replica usually still leads.
 func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) error {
 	n, err := g.running()
 	if err != nil {
@@ -38,14 +37,14 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 	n.mu.Lock()
 	if n.mu.stopping || n.mu.transfer != nil || n.mu.changing {
 		n.mu.Unlock()
-		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s is stopping, changing its members or handing over already", g.cfg.ID)
+		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s is stopping, changing its members or transferring the leadership already", g.cfg.ID)
 	}
-	g.log.Info("hands over the lead", "to", string(target.Node), "behind", target.LagEntries)
+	g.log.Info("transferring the leadership", "to", string(target.Node), "behind", target.LagEntries)
 	over := make(chan struct{})
 	n.mu.transfer = over
 	done := make(chan error, 1)
 	n.reads.Go(func() {
-		err := n.settle(ctx, target)
+		err := n.catchUp(ctx, target)
 		if err == nil {
 			err = n.await(n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)))
 		}
@@ -70,16 +69,16 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 	}
 }
 
-// settleLimit is the least limit of settle. If the heartbeat timeout is longer, that is the limit:
-// it is set so that the writes to the log fit.
-const settleLimit = 250 * time.Millisecond
+// catchUpLimit is the least limit of catchUp. A longer heartbeat timeout is the limit itself: it is long enough for the
+// writes to the log.
+const catchUpLimit = 250 * time.Millisecond
 
-// settle waits until target has the whole log, while the dispatcher holds proposals back.
-// Without it raft sends target the rest itself. If the leader steps down during that time, two of
-// raft's goroutines wait for each other forever, and raft refuses proposals until it is restarted
-// (raft.go, leadershipTransfer: a send to triggerDeferErrorCh without a receiver; #696).
-func (n *instance) settle(ctx context.Context, target MemberStatus) error {
-	limit := max(settleLimit, n.heartbeatTimeout())
+// catchUp waits until target has the whole log, while the dispatcher holds back proposals. Without it raft sends target
+// the rest itself. If the leader steps down during that time, two of raft's goroutines wait for each other forever, and
+// raft refuses proposals until it is restarted (raft.go, leadershipTransfer: a send to triggerDeferErrorCh without a
+// receiver; #696).
+func (n *instance) catchUp(ctx context.Context, target MemberStatus) error {
+	limit := max(catchUpLimit, n.heartbeatTimeout())
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	dispatched := make(chan error, 1) // everything dispatched before is in the log
@@ -89,8 +88,8 @@ func (n *instance) settle(ctx context.Context, target MemberStatus) error {
 		if err != nil {
 			return err
 		}
-	case <-ctx.Done(): // a majority does not answer
-		return rowraft.Errorf(rowraft.CodeNoLeader, "what was proposed before is not committed within %v", limit)
+	case <-ctx.Done(): // no majority answers
+		return rowraft.Errorf(rowraft.CodeNoLeader, "the earlier proposals are not committed within %v", limit)
 	}
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -149,8 +148,7 @@ func (g *Group) GiveUpLead(ctx context.Context) (tries int, err error) {
 	}
 }
 
-// anyVoterAnswers reports whether another voter has answered within the last four heartbeat
-// timeouts.
+// anyVoterAnswers reports whether another voter has answered within the last four heartbeat timeouts.
 func (n *instance) anyVoterAnswers() bool {
 	term := n.raft.CurrentTerm()
 	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
@@ -164,8 +162,8 @@ func (n *instance) anyVoterAnswers() bool {
 	return false
 }
 
-// successor returns the voter to or, if to is "", the voter with the longest log that is not in
-// but. It returns an error if that voter has not caught up.
+// successor returns the voter to or, if to is "", the voter with the longest log that is not in but. It returns an error
+// if that voter has not caught up.
 func (n *instance) successor(to rowraft.ReplicaID, but []rowraft.ReplicaID) (best MemberStatus, err error) {
 	m := Membership{Members: n.members(n.raft.GetConfiguration().Configuration().Servers)}
 	if to != "" {

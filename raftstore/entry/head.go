@@ -7,7 +7,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Head is what stands before the data of an entry.
+// Head is the fixed part of an encoded entry, before its data.
 type Head struct {
 	Index, Term uint64
 	appended    int64
@@ -40,7 +40,7 @@ func ParseHead(b []byte) Head {
 	}
 }
 
-// Put makes l the entry whose head and data are b, which it keeps.
+// Put sets l to the entry whose head and data are b. l keeps b.
 func (h Head) Put(l *raft.Log, b []byte) {
 	*l = raft.Log{Index: h.Index, Term: h.Term, Type: raft.LogType(h.typ), Data: b[HeadBytes:], Extensions: b[32:40:40]}
 	if h.appended != 0 {

@@ -24,25 +24,24 @@ const (
 	HeadBytes     = 32 + SealBytes
 )
 
-// Seal returns the first half of the seal, which Propose computes.
+// Seal returns the first half of the seal, the checksum of the data. Propose computes it.
 func Seal(data []byte) []byte {
 	return binary.LittleEndian.AppendUint32(make([]byte, 0, SealBytes), crc32.Checksum(data, castagnoli))
 }
 
-// placeSeal is the second half.
+// placeSeal returns the second half, the checksum of the place in the log and of the first half.
 func placeSeal(l *raft.Log, data []byte) uint32 {
 	var b [25 + dataSealBytes]byte
 	binary.LittleEndian.PutUint64(b[0:], l.Index)
 	binary.LittleEndian.PutUint64(b[8:], l.Term)
 	b[16] = byte(l.Type)
-	binary.LittleEndian.PutUint64(b[17:], uint64(len(l.Data))) // zeros behind ff ff ff ff have no effect on a CRC
+	binary.LittleEndian.PutUint64(b[17:], uint64(len(l.Data))) // the length, because zeros after ff ff ff ff have no effect on a CRC
 	copy(b[25:], data)
 	return crc32.Checksum(b[:], castagnoli)
 }
 
-// Place completes the seal of an entry that is stored for the first time,
-// and checks that of one which came from the leader. Raft's own entries have
-// none before.
+// Place completes the seal of an entry that is stored for the first time, and checks the seal of an entry that came from
+// the leader. Raft's own entries have no seal before.
 func Place(l *raft.Log) error {
 	switch {
 	case len(l.Extensions) == SealBytes:
@@ -58,7 +57,7 @@ func Place(l *raft.Log) error {
 
 // BadSeal returns the error for an entry whose seal has another length than SealBytes.
 func BadSeal(l *raft.Log) error {
-	return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d carries %d bytes of checksum, want %d", l.Index, len(l.Extensions), SealBytes)
+	return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d has %d bytes of checksum, want %d", l.Index, len(l.Extensions), SealBytes)
 }
 
 func checkPlace(l *raft.Log) error {

@@ -49,8 +49,7 @@ func Open(b []byte, magic string, version uint16) ([]byte, error) {
 	return body, nil
 }
 
-// Reader takes numbers off the front of Rest. After the first one that is not there OK is false, and all others
-// are 0.
+// Reader reads numbers from the front of Rest. After a read beyond the end, OK is false and all numbers are 0.
 type Reader struct {
 	Rest []byte
 	OK   bool
@@ -82,5 +81,5 @@ func (r *Reader) Uint32() uint32 { return binary.LittleEndian.Uint32(r.Bytes(4))
 // Uint64 returns the next eight bytes.
 func (r *Reader) Uint64() uint64 { return binary.LittleEndian.Uint64(r.Bytes(8)) }
 
-// End reports whether everything was there, and nothing is left.
+// End reports whether all reads succeeded and nothing is left.
 func (r *Reader) End() bool { return r.OK && len(r.Rest) == 0 }

@@ -152,7 +152,7 @@ func (g *Log) GetLog(index uint64, out *raft.Log) error {
 	}
 	if err == nil {
 		if err = entry.Check(out); err == nil && out.Index != index {
-			err = rowraft.Errorf(rowraft.CodeCorrupt, "entry %d stands in the place of entry %d", out.Index, index)
+			err = rowraft.Errorf(rowraft.CodeCorrupt, "the log has entry %d at the place of entry %d", out.Index, index)
 		}
 	}
 	if err := g.check(fmt.Sprintf("read entry %d of", index), err); err != nil {

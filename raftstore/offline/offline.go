@@ -230,7 +230,7 @@ func (g *Group) Entry(i rowraft.Index) (Entry, error) {
 		e.Kind = fmt.Sprintf("type %d", l.Type)
 	}
 	if e.Index != i {
-		return e, rowraft.Errorf(rowraft.CodeCorrupt, "entry %d stands in the place of %d", e.Index, i)
+		return e, rowraft.Errorf(rowraft.CodeCorrupt, "the log has entry %d at the place of entry %d", e.Index, i)
 	}
 	return e, entry.Check(&l)
 }

@@ -199,18 +199,18 @@ func (p *Port) greet(layer *Layer, pre *preamble) (reply []byte, peer *remote, e
 	if err := layer.member.Compare(pre.from, &pre.statement); err != nil {
 		return refuse(err)
 	}
-	says, err := layer.member.Statement(pre.from)
+	statement, err := layer.member.Statement(pre.from)
 	if err != nil {
 		return refuse(err)
 	}
 	peer, err = p.recordProcess(pre.from, pre.statement.Self)
 	if rowraft.CodeOf(err) == rowraft.CodeIdentity { // the caller's own comparison gives it a better error
-		return marshalStatement(statusStale, &says), nil, err
+		return marshalStatement(statusStale, &statement), nil, err
 	}
 	if err != nil {
 		return refuse(err)
 	}
-	return marshalStatement(statusOK, &says), peer, nil
+	return marshalStatement(statusOK, &statement), peer, nil
 }
 
 // recordProcess records the running process of node, and closes the connections of earlier processes.
@@ -516,17 +516,17 @@ func (l *Layer) introduce(ctx context.Context, t *conn, host string, to rowraft.
 	if _, err := t.Write(pre.marshal()); err != nil {
 		return err
 	}
-	says, status, err := readReply(t)
+	statement, status, err := readReply(t)
 	if err != nil || l.member == nil {
 		return err
 	}
-	if err := l.member.Compare(to, &says); err != nil {
+	if err := l.member.Compare(to, &statement); err != nil {
 		return err
 	}
 	if status == statusStale {
-		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d", says.About.Start, pre.statement.Self.Start)
+		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d", statement.About.Start, pre.statement.Self.Start)
 	}
-	peer, err := l.port.recordProcess(to, says.Self)
+	peer, err := l.port.recordProcess(to, statement.Self)
 	if err == nil {
 		l.setRemote(t, peer)
 	}
