@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
-// sinkMachine applies nothing: what is measured is the log and the network.
+// sinkMachine applies nothing: the benchmark measures the log and the network.
 type sinkMachine struct{ index atomic.Uint64 }
 
 func (m *sinkMachine) Apply(i rowraft.Index, _ []byte) any { m.index.Store(uint64(i)); return nil }

@@ -26,14 +26,13 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// What #696 leaves behind, once in TestInterruptedTransferDoesNotStopTheGroup:
-		// two goroutines of a raft that has ended wait for each other.
+		// #696 leaves two goroutines of a raft that has ended, which wait for each other
+		// (TestInterruptedTransferDoesNotStopTheGroup).
 		goleak.IgnoreTopFunction("github.com/hashicorp/raft.(*Raft).leadershipTransfer"),
 		goleak.IgnoreTopFunction("github.com/hashicorp/raft.(*Raft).leaderLoop.func2"))
 }
 
-// listMachine appends entries to a list and returns its length. hooks change what
-// it does.
+// listMachine appends entries to a list and returns its length. Its functions inject behaviour.
 type listMachine struct {
 	mu      sync.Mutex
 	index   rowraft.Index
@@ -211,8 +210,7 @@ func startedCluster(t testing.TB, n int, opts func(*Options)) *testCluster {
 	return c
 }
 
-// patient are timers of a group whose leader stays where it is, on however busy a machine;
-// who leads is said with elect.
+// patient are timers with which the leader does not change, even on a busy machine. Tests choose the leader with elect.
 var patient = timers.Profile{Heartbeat: 10 * time.Second, LeaderLease: 10 * time.Second, Commit: 10 * time.Millisecond}
 
 // patientCluster is a started cluster whose first node leads, until another one is elected.
@@ -236,7 +234,7 @@ func (c *testCluster) elect(n *testNode) {
 			return c.leader() == n
 		}
 		who := n
-		if n.group.Status().Role == RoleCandidate { // nobody has heard it; that lasts, unless there is another one
+		if n.group.Status().Role == RoleCandidate { // it got no votes, and would not get them without another candidate
 			for _, other := range c.nodes {
 				if other != n && other.running() {
 					who = other
@@ -255,11 +253,11 @@ func (c *testCluster) elect(n *testNode) {
 	})
 }
 
-// handOver transfers the lead until from has lost it. A transfer fails when the answer of the
-// successor is late, and that one may lead all the same.
+// handOver transfers the leadership until from has lost it. A transfer fails when the answer of the successor is late,
+// although the successor may lead.
 func (c *testCluster) handOver(from *testNode, to rowraft.ReplicaID) {
 	c.t.Helper()
-	eventually(c.t, fmt.Sprintf("node %s hands over the lead", from.id), func() bool {
+	eventually(c.t, fmt.Sprintf("node %s transfers the leadership", from.id), func() bool {
 		err := from.group.TransferLeadership(testContext(c.t), to)
 		return err == nil || rowraft.CodeOf(err) == rowraft.CodeNotLeader
 	})
@@ -320,7 +318,7 @@ func testOptions(t testing.TB, dir string, id rowraft.NodeID, fatal chan error) 
 	}
 }
 
-// open opens the store of n; the machine is new, as after a process start.
+// open opens the store of n with a new machine, as after a process start.
 func (c *testCluster) open(n *testNode) {
 	c.t.Helper()
 	n.fatal = make(chan error, 16)
@@ -384,7 +382,7 @@ func testContext(t testing.TB) context.Context {
 	return ctx
 }
 
-// eventually polls: raft offers no event for most of what tests wait for.
+// eventually polls ok: raft has no events for most conditions that tests wait for.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	end := time.Now().Add(2 * time.Minute)
@@ -433,8 +431,8 @@ func (c *testCluster) followers() []*testNode {
 	return out
 }
 
-// propose proposes until it is known to be applied: what a client with sequence
-// numbers does. It may so apply an entry twice.
+// propose proposes entry until a proposal is known to be applied, as a client with sequence numbers does. The entry may be
+// applied twice.
 func (c *testCluster) propose(entry string) rowraft.Index {
 	c.t.Helper()
 	var index rowraft.Index
@@ -448,9 +446,8 @@ func (c *testCluster) propose(entry string) rowraft.Index {
 	return index
 }
 
-// outrun proposes more than one message to a follower has. One that was on its way to a
-// follower that stopped is sent again when it is back, though the log is cut by then: after
-// fewer entries it might need no snapshot.
+// outrun proposes more entries than one message has. A message to a follower that stopped is sent again when the follower
+// returns, even if the log was cut: after fewer entries the follower might need no snapshot.
 func (c *testCluster) outrun(pad string) {
 	c.t.Helper()
 	for i := range sentEntries + 8 {
@@ -458,8 +455,7 @@ func (c *testCluster) outrun(pad string) {
 	}
 }
 
-// converged waits until all running nodes have applied index and checks that they
-// hold the same state.
+// converged waits until all running nodes have applied index and checks that they have the same state.
 func (c *testCluster) converged(index rowraft.Index) {
 	c.t.Helper()
 	var first *testNode

@@ -19,7 +19,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
-// noListener is a peer port that nobody dials.
+// noListener is a peer port without connections.
 type noListener struct {
 	once   sync.Once
 	closed chan struct{}
@@ -29,7 +29,7 @@ func (l *noListener) Accept() (net.Conn, error) { <-l.closed; return nil, net.Er
 func (l *noListener) Close() error              { l.once.Do(func() { close(l.closed) }); return nil }
 func (l *noListener) Addr() net.Addr            { return &net.TCPAddr{} }
 
-// groupLife is what a store of two groups was told is durable.
+// groupLife has what a store of two groups reported as durable.
 type groupLife struct {
 	entries []string // of shard-0, acknowledged, in order
 	pending string   // proposed, answer unknown
@@ -46,7 +46,7 @@ func crashOptions(disk vfs.FS) Options {
 	}
 }
 
-// live opens the store, starts both groups, checks what is there, and goes on.
+// live opens the store, starts both groups, checks their state, and proposes more.
 func (l *groupLife) live(disk vfs.FS, entries int, last bool) (err error) {
 	if err := vfs.MkdirAll(disk, "/node"); err != nil {
 		return err
@@ -84,7 +84,7 @@ func crashGroup(id string, m StateMachine) GroupConfig {
 	return GroupConfig{ID: id, Replica: rowraft.ReplicaID("r-" + id), Machine: m, Bootstrap: []Member{{rowraft.ReplicaID("r-" + id), "n1"}}}
 }
 
-// second starts another group and, if last, removes it for good.
+// second starts another group and, if last, removes it.
 func (l *groupLife) second(s *Store, last bool) error {
 	_, err := s.StartGroup(crashGroup("shard-1", &listMachine{}))
 	switch {
@@ -126,8 +126,7 @@ func (l *groupLife) propose(g *Group, entry string) error {
 	}
 }
 
-// compare wants all that was acknowledged, in order, and of the rest only what was
-// proposed.
+// compare fails unless the machine has all acknowledged entries in order, and at most the pending one in addition.
 func (l *groupLife) compare(found []string) error {
 	want := l.entries[:len(l.entries)-1] // the last is this life's own
 	rest := found

@@ -17,7 +17,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
-// installLife is a replica that is sent a snapshot of its leader.
+// installLife is a replica that installs a snapshot of its leader.
 type installLife struct {
 	groupLife
 	installed bool // the snapshot was acknowledged, or seen
@@ -28,8 +28,8 @@ const (
 	installTerm  = 9
 )
 
-// install does to the files of shard-0 what raft does when its leader sends a
-// snapshot far ahead of the log: term, snapshot, an empty log, the entry after it.
+// install changes the files of shard-0 as raft does when its leader sends a snapshot far ahead of the log: term, snapshot,
+// an empty log, the entry after the snapshot.
 func (l *installLife) install(disk vfs.FS) (err error) {
 	quiet := slog.New(slog.DiscardHandler)
 	dir := "/node/raft/groups/shard-0"
@@ -76,7 +76,7 @@ func (l *installLife) install(disk vfs.FS) (err error) {
 	return errors.Join(entry.Place(next), b.StoreLogs([]*raft.Log{next}))
 }
 
-// restart starts the group on what is there and looks.
+// restart starts the group on these files and checks its state.
 func (l *installLife) restart(disk vfs.FS) (err error) {
 	s, err := Open(crashOptions(disk))
 	if err != nil {
@@ -99,7 +99,7 @@ func (l *installLife) restart(disk vfs.FS) (err error) {
 		}
 		return l.compare(found)
 	}
-	if !l.installed { // it came in the crash, and takes the place of what was there
+	if !l.installed { // the crash came after it was stored, and it replaces the earlier state
 		l.entries = l.entries[len(before):]
 	}
 	l.installed = true

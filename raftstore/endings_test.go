@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Raft forgets what waits in its queues when it stops. Whoever waits for that must
-// not wait for ever: proposals end, and no goroutine stays (TestMain).
+// When raft stops, it forgets the requests in its queues. Their callers must not wait forever: proposals end, and no
+// goroutine remains (TestMain).
 func TestQueuedProposalsEndWithAFailedLog(t *testing.T) {
 	var logs sync.Map
 	c := patientCluster(t, 3, faultyLogs(&logs, nil))
@@ -22,7 +22,7 @@ func TestQueuedProposalsEndWithAFailedLog(t *testing.T) {
 	faultyOf(&logs, l).change(func(f *faultyLog) {
 		f.store = func() error { <-gate; return syscall.EIO }
 	})
-	// More than raft takes into one write, and than its own queue holds.
+	// More than raft takes into one write, and more than its queue has places for.
 	var futures []*Future
 	for range 4 * raft.DefaultConfig().MaxAppendEntries {
 		futures = append(futures, l.group.Propose([]byte("x")))

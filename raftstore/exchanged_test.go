@@ -28,8 +28,8 @@ func wantOwners(t *testing.T, err error, owners ...raftlog.Owner) {
 	}
 }
 
-// Two groups of a server whose logs or snapshots were exchanged do not start, and their
-// data is as it was: exchanged back, they serve.
+// Two groups of a server whose logs or snapshots were exchanged do not start, and their files do not change: after they
+// are exchanged back, the groups serve.
 func TestGroupsWithExchangedLogsDoNotStart(t *testing.T) {
 	for _, tc := range [][2]string{{raftlog.Row, "log"}, {raftlog.Bolt, "log"}, {raftlog.Row, "snapshots"}} {
 		backend, what := tc[0], tc[1]

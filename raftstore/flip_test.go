@@ -16,14 +16,12 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// TestAFlippedBitInAnyFileIsFound flips a bit in every file of a store with log and
-// snapshots, at many places. Whatever comes of it, no other state is served than the
-// one that was acknowledged: the start or the group fails with a code that says why,
-// or the bit did not matter (padding, copies, a snapshot that the log covers).
+// TestAFlippedBitInAnyFileIsFound flips a bit in every file of a store with log and snapshots, at many places. The group
+// then serves the acknowledged state, or its start fails with a code that names the reason. A bit may have no effect:
+// padding, copies, a snapshot that the log covers.
 //
-// What cannot be told from a power cut, which leaves the end of the log half written,
-// is damage to its last batches: they go, and the other replicas have them. Of what
-// lies before them nothing may be missing.
+// Damage to the last batches of the log looks like a power cut, which leaves the end of the log half written. They are
+// dropped, and the other replicas have them. No earlier entry may be missing.
 func TestAFlippedBitInAnyFileIsFound(t *testing.T) {
 	const entries, inTail = 12, 2
 	options := func(disk vfs.FS) Options {
@@ -68,8 +66,7 @@ func TestAFlippedBitInAnyFileIsFound(t *testing.T) {
 	}
 }
 
-// flipLife writes entries with two snapshots among them, and returns what a machine
-// holds then.
+// flipLife writes entries and takes two snapshots, and returns the state of the machine.
 func flipLife(t *testing.T, disk vfs.FS, options func(vfs.FS) Options, entries int) []string {
 	if err := vfs.MkdirAll(disk, "/node"); err != nil {
 		t.Fatal(err)
@@ -99,7 +96,7 @@ func flipLife(t *testing.T, disk vfs.FS, options func(vfs.FS) Options, entries i
 	return m.list()
 }
 
-// lookAtFlipped starts the store and returns what the group serves.
+// lookAtFlipped starts the store and returns the state that the group serves.
 func lookAtFlipped(disk vfs.FS, options func(vfs.FS) Options) (got []string, err error) {
 	s, err := Open(options(disk))
 	if err != nil {
@@ -148,8 +145,7 @@ func filesOf(t *testing.T, disk vfs.FS, dir string) (out []fileOnDisk) {
 	return out
 }
 
-// placesIn are the offsets that are tried: the beginning and the end of what is
-// written, places in between, and one behind.
+// placesIn returns the offsets to try: the beginning and the end of the written part, places in between, and one after it.
 func placesIn(b []byte) (out []int) {
 	end := len(bytes.TrimRight(b, "\x00"))
 	stride := max(1, end/150)

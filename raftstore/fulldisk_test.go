@@ -34,10 +34,9 @@ func (b *lockedBuffer) String() string {
 	return b.b.String()
 }
 
-// TestADiskThatFillsDuringASnapshot lets the disk of the snapshots be full from each
-// step of one on. Entries are acknowledged all the same, the log says why there is
-// no snapshot and keeps what one would have replaced, nothing half written stays, a
-// restart has all of it, and the next snapshot is taken by itself once there is room.
+// TestADiskThatFillsDuringASnapshot fills the disk of the snapshots at each step of a snapshot. The group still acknowledges
+// entries, logs why there is no snapshot, and keeps the log that the snapshot would have replaced. No unfinished file
+// remains, a restart has all entries, and the group takes the next snapshot when there is space.
 func TestADiskThatFillsDuringASnapshot(t *testing.T) {
 	const steps = 20 // more than a snapshot has
 	hit := 0
@@ -93,13 +92,13 @@ func TestADiskThatFillsDuringASnapshot(t *testing.T) {
 			if serr != nil && !errors.Is(serr, syscall.ENOSPC) && !strings.Contains(serr.Error(), "no space left") {
 				t.Errorf("step %d: the snapshot failed with %v: want that there is no space", step, serr)
 			}
-			// The next one comes by itself, and all is there.
+			// The group takes the next one, and has all entries.
 			if err := disk.Set(vfs.DiskFault{Name: "for a while", Path: "snapshots/*", Err: "ENOSPC"}); err != nil {
 				t.Fatal(err)
 			}
 			push(40)
 			time.Sleep(2 * time.Second) //tidy:allow sleep virtual time
-			if !strings.Contains(log.String(), "snapshot failed, the log goes on growing") {
+			if !strings.Contains(log.String(), "snapshot failed, the log continues to grow") {
 				t.Errorf("step %d: nothing is said of the full disk", step)
 			}
 			disk.Clear()
@@ -143,7 +142,7 @@ func checkNoTmp(t *testing.T, disk vfs.FS) {
 	}
 }
 
-// lookAfter returns what the machine holds after a restart.
+// lookAfter returns the state of the machine after a restart.
 func lookAfter(t *testing.T, disk vfs.FS) []string {
 	t.Helper()
 	got, err := lookAtFlipped(disk, crashOptions)

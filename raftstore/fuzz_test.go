@@ -24,7 +24,7 @@ func (m *fuzzMachine) Restore(r io.Reader) (err error) {
 	return err
 }
 
-// FuzzMachineSnapshot: the header before the machine's own bytes.
+// FuzzMachineSnapshot restores a machine from snapshots with any header.
 func FuzzMachineSnapshot(f *testing.F) {
 	f.Add([]byte("rowraftS\x00\x00\x00\x00\x00\x00\x00\x00state"), uint64(7))
 	f.Add([]byte("rowraftS\x09\x00\x00\x00\x00\x00\x00\x00state"), uint64(7))

@@ -14,11 +14,10 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// unwillingTransport lets the first voter of each round that is told to take the lead
-// refuse it, again and again, and holds entries back while it is told to.
+// unwillingTransport makes the first voter of each round refuse the leadership, and holds entries back while hold is set.
 type unwillingTransport struct {
 	*transport.Network
-	unwilling *atomic.Value // raft.ServerID; "": the next that is told
+	unwilling *atomic.Value // raft.ServerID; "": the next voter
 	refused   *atomic.Int64
 	hold      *atomic.Bool
 }
@@ -54,8 +53,8 @@ func unwillingCluster(t *testing.T) (c *testCluster, u *unwillingTransport) {
 	return c, u
 }
 
-// A server that stops has one voter after the other asked to take the lead.
-func TestALeadIsGivenToWhoTakesIt(t *testing.T) {
+// A server that stops tries to transfer the leadership to one voter after the other.
+func TestGivingUpTheLeadTriesEveryVoter(t *testing.T) {
 	c, u := unwillingCluster(t)
 	eventually(t, "a lead that one voter refuses goes to the other", func() bool {
 		c.propose("x")
@@ -66,7 +65,7 @@ func TestALeadIsGivenToWhoTakesIt(t *testing.T) {
 		defer cancel()
 		tries, err := l.group.GiveUpLead(ctx)
 		if err != nil || tries < 2 || u.refused.Load() == 0 {
-			t.Logf("again: %d tries, %d refused, %v", tries, u.refused.Load(), err) // the lead moved by itself
+			t.Logf("again: %d tries, %d refused, %v", tries, u.refused.Load(), err) // the leadership moved without a transfer
 			return false
 		}
 		_, _, leads := l.group.Leader()
@@ -74,8 +73,8 @@ func TestALeadIsGivenToWhoTakesIt(t *testing.T) {
 	})
 }
 
-// Where nobody is left to take the lead, the server does not wait for one.
-func TestALeadThatNobodyCanTakeIsKept(t *testing.T) {
+// If no other voter answers, the server does not wait for one.
+func TestALeadThatNoVoterCanTakeIsKept(t *testing.T) {
 	c := startedCluster(t, 1, nil)
 	tries, err := c.leader().group.GiveUpLead(context.Background())
 	if tries != 0 || rowraft.CodeOf(err) != rowraft.CodeNoLeader {
@@ -83,8 +82,7 @@ func TestALeadThatNobodyCanTakeIsKept(t *testing.T) {
 	}
 }
 
-// Proposals wait while a lead is handed over, so a transfer to followers that answer
-// heartbeats and take no entries is given up.
+// Proposals wait during a transfer, so a transfer to followers that answer heartbeats and take no entries ends early.
 func TestATransferDoesNotWaitForACommit(t *testing.T) {
 	c, u := unwillingCluster(t)
 	eventually(t, "a transfer is given up because nothing is committed", func() bool {

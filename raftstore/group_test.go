@@ -89,14 +89,14 @@ func TestFarBehindFollowerGetsSnapshot(t *testing.T) {
 			for i := range 64 {
 				c.propose(fmt.Sprint(i, pad))
 			}
-			for _, n := range c.nodes { // whoever will lead
+			for _, n := range c.nodes { // any of them may lead
 				if n != slow {
 					eventually(t, "the logs are compacted", func() bool {
 						var e raft.Log
 						if errors.Is(n.group.inner.GetLog(sentEntries+8, &e), raft.ErrLogNotFound) { // see outrun
 							return true
 						}
-						c.propose(pad) // what is kept for the slow one goes with a later snapshot
+						c.propose(pad) // a later snapshot deletes the log that is kept for the slow one
 						return false
 					})
 				}
@@ -106,7 +106,7 @@ func TestFarBehindFollowerGetsSnapshot(t *testing.T) {
 			if n := slow.machine.restored(); n == 0 {
 				t.Error("the follower caught up without a snapshot")
 			}
-			// The log begins anew behind the snapshot, and survives a restart.
+			// The log begins again after the snapshot, and survives a restart.
 			c.stop(slow)
 			c.start(slow)
 			c.converged(c.propose("after restart"))
@@ -186,7 +186,7 @@ func TestLeadershipIsHandedOver(t *testing.T) {
 	c.propose("x")
 	old := c.leader()
 	seen := map[change]bool{}
-	told := func(want ...change) { // each before the next: of two at once only the later one is told
+	delivered := func(want ...change) { // each before the next: of two at once OnLeader sees only the later one
 		t.Helper()
 		eventually(t, fmt.Sprintf("OnLeader told of %v", want), func() bool {
 			select {
@@ -197,14 +197,14 @@ func TestLeadershipIsHandedOver(t *testing.T) {
 			return !slices.ContainsFunc(want, func(ch change) bool { return !seen[ch] })
 		})
 	}
-	told(change{old.id, true})
+	delivered(change{old.id, true})
 	c.handOver(old, "")
 	next := c.leader()
 	if next == old {
 		t.Fatalf("node %s still leads", old.id)
 	}
 	c.converged(c.propose("y"))
-	told(change{old.id, false}, change{next.id, true})
+	delivered(change{old.id, false}, change{next.id, true})
 }
 
 func TestJoiningReplicaStartsEmpty(t *testing.T) {

@@ -17,8 +17,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
-// flakyTransport fails AppendEntries with entries now and then, before or after
-// the follower has seen them.
+// flakyTransport fails some AppendEntries with entries, before or after the follower has received them.
 type flakyTransport struct {
 	raft.Transport
 	raft.WithPreVote
@@ -194,7 +193,7 @@ func TestIdentityIsChecked(t *testing.T) {
 	if _, err = n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: "new", Machine: &listMachine{}}); err != nil {
 		t.Errorf("StartGroup as a new replica: %v", err)
 	}
-	// One that never ran here can be removed too, and then it stays away; who runs is not touched.
+	// A replica that never ran here can be removed too, and then cannot start. The running one is not affected.
 	for range 2 {
 		if err := n.store.RemoveReplica("shard-0", "never-here"); err != nil {
 			t.Fatal(err)
@@ -218,7 +217,7 @@ func TestIdentityIsChecked(t *testing.T) {
 	}
 }
 
-// smallDisk has as many free bytes as the test says.
+// smallDisk has free bytes that the test sets.
 type smallDisk struct {
 	vfs.FS
 	free *atomic.Int64
@@ -290,11 +289,10 @@ func TestPendingBytesAreBounded(t *testing.T) {
 	}
 }
 
-// A follower that was away long enough for raft to back off by seconds gets
-// entries as soon as it answers heartbeats.
+// A follower that was down for so long that raft backs off by seconds gets entries as soon as it answers heartbeats.
 func TestReturningFollowerCatchesUpAtOnce(t *testing.T) {
 	t.Parallel()
-	c := startedCluster(t, 3, func(o *Options) { o.WedgeTimeout = time.Minute }) // or it restarts a group for that
+	c := startedCluster(t, 3, func(o *Options) { o.WedgeTimeout = time.Minute }) // otherwise it restarts the group
 	for try := 0; ; try++ {
 		c.propose("before")
 		f := c.followers()[0]
@@ -302,7 +300,7 @@ func TestReturningFollowerCatchesUpAtOnce(t *testing.T) {
 		for i := range 10 {
 			c.propose(fmt.Sprint(i))
 		}
-		// Raft's pauses double from 10 ms: the one that begins after 5.1 s lasts as long.
+		// Raft's pauses double from 10 ms: the pause that begins after 5.1 s lasts 5.1 s.
 		//tidy:allow sleep raft's own pause is what this waits for, and nothing shows it
 		time.Sleep(5400 * time.Millisecond)
 		last := c.propose("last")
@@ -314,7 +312,7 @@ func TestReturningFollowerCatchesUpAtOnce(t *testing.T) {
 			break
 		}
 		t.Logf("the follower caught up after %v", took)
-		if try == 4 { // a pause lasts as long on an idle machine, too
+		if try == 4 { // on an idle machine the pause would be as long
 			t.Fatal("it never catches up at once")
 		}
 	}

@@ -22,8 +22,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// Traps of the libraries that guards_test.go, logfaults_test.go and install_test.go do not cover;
-// docs/testing.md has the table of all of them.
+// Traps of the libraries that guards_test.go, logfaults_test.go and install_test.go do not cover. docs/testing.md has the
+// table of all traps.
 
 // Settings whose defaults are wrong for us, and one whose default is right.
 func TestRaftSettings(t *testing.T) {
@@ -55,7 +55,7 @@ func TestRaftSettings(t *testing.T) {
 	}
 }
 
-// What raft calls applied, it sent to the machine. A read waits for the machine.
+// Raft counts an entry as applied when it has sent it to the machine. A read waits for the machine.
 func TestWaitAppliedWaitsForTheMachine(t *testing.T) {
 	c := newTestCluster(t, 1, nil)
 	n := c.nodes[0]
@@ -90,8 +90,7 @@ func TestWaitAppliedWaitsForTheMachine(t *testing.T) {
 	}
 }
 
-// Any answer of a follower renews its contact; how far it is comes from the
-// entries that it took.
+// Any answer of a follower renews its contact. Its position comes only from the entries that it took.
 func TestContactIsNoProgress(t *testing.T) {
 	var wedged atomic.Value
 	wedged.Store(raft.ServerID(""))
@@ -123,7 +122,7 @@ func TestContactIsNoProgress(t *testing.T) {
 }
 
 // #522: a leader that cannot read its snapshots while a follower needs one stops.
-// One that can write a new one goes on.
+// A leader that can write a new one continues.
 func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -154,7 +153,7 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 				}
 			}
 			c.propose("beyond")
-			// Of both, since a busy machine may move the lead.
+			// Both, because the leadership may move on a busy machine.
 			fatal := make(chan error, 2)
 			for _, n := range c.nodes {
 				if n.group != nil {
@@ -181,14 +180,13 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 					t.Errorf("Fatal(%v), want the snapshots and their directory", err)
 				}
 			case <-time.After(2 * time.Minute):
-				t.Error("the leader leads on")
+				t.Error("the leader still leads")
 			}
 		})
 	}
 }
 
-// rqlite #2759: an install whose restore fails changes neither machine nor index,
-// and the next try does all of it.
+// rqlite #2759: an install whose restore fails changes neither machine nor index, and the next install succeeds.
 func TestFailedRestoreChangesNothing(t *testing.T) {
 	c := patientCluster(t, 3, func(o *Options) {
 		o.Backend = raftlog.Bolt
@@ -233,8 +231,7 @@ func TestFailedRestoreChangesNothing(t *testing.T) {
 	}
 }
 
-// A log that cannot begin its next segment ends: proposals end while each group can
-// begin two.
+// A log that cannot create its next segment fails. So proposals are refused while each group can still create two.
 func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 	var free atomic.Int64
 	free.Store(1 << 40)
@@ -261,8 +258,8 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 	c.propose("after")
 }
 
-// What a log still serves of a prefix that was cut off is what stood there;
-// of a suffix or of the whole, nothing: a conflicting entry must not come back.
+// After a cut of a prefix a log returns the right entries or none. After a cut of a suffix or of the whole it returns
+// none: a conflicting entry must not return.
 func TestCutLogServesNothingWrong(t *testing.T) {
 	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
@@ -326,12 +323,12 @@ func TestCutLogServesNothingWrong(t *testing.T) {
 			clear(want)
 			check("after all was cut")
 			put(3, 250, 260)
-			check("behind a snapshot")
+			check("after a snapshot")
 		})
 	}
 }
 
-// An entry that raft left out stops the group: the machine must see all of them.
+// A skipped entry stops the group: the machine must see all entries.
 func TestGapStopsTheMachine(t *testing.T) {
 	var fatal error
 	m := &listMachine{}
@@ -362,8 +359,8 @@ func TestGapStopsTheMachine(t *testing.T) {
 	}
 }
 
-// Raft may drop a batch when it ends, and hand on the next one. That stops nobody:
-// what lies behind the gap comes again after a restart in place.
+// When raft ends, it may drop a batch and pass the next one. That does not stop the group: after a restart in place raft
+// passes all of them again.
 func TestGapWhileRaftEnds(t *testing.T) {
 	m := &listMachine{}
 	led := logstore.NewLedger(nil)
@@ -381,7 +378,7 @@ func TestGapWhileRaftEnds(t *testing.T) {
 	f.stopping.Store(true)
 	for _, l := range logs[2:] {
 		if out := f.ApplyBatch([]*raft.Log{l}); out[0] != (fsmFailure{}) {
-			t.Errorf("entry %d behind a gap answered %v", l.Index, out[0])
+			t.Errorf("entry %d after a gap answered %v", l.Index, out[0])
 		}
 	}
 	if n, _ := m.state(); n != 1 {
@@ -394,7 +391,7 @@ func TestGapWhileRaftEnds(t *testing.T) {
 	}
 }
 
-// The registry knows what the directories of groups cannot tell.
+// The registry has what the directories of groups do not show.
 func TestStoreWithoutItsRegistryDoesNotOpen(t *testing.T) {
 	c := startedCluster(t, 1, nil)
 	n := c.nodes[0]
@@ -412,8 +409,7 @@ func TestStoreWithoutItsRegistryDoesNotOpen(t *testing.T) {
 	}
 }
 
-// rqlite #2747: state of a later index than the snapshot that holds it would take
-// entries twice.
+// rqlite #2747: with a state of a later index than its snapshot, entries would be applied twice.
 func TestSnapshotBeyondItsOwnIndexIsRefused(t *testing.T) {
 	s := testSnapshots(t)
 	donor := &listMachine{index: 9}

@@ -15,11 +15,10 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// Three defects of hashicorp/raft 1.7.3 meet after InstallSnapshot with a
-// monotonic log: a follower whose log begins right after its snapshot refuses
-// entries that a leader repeats from there; it is sent the snapshot again and
-// drops the entries behind it, acknowledged ones too; and it keeps their last
-// index in memory. Seen as an endless loop of installs, then as a panic.
+// Three defects of hashicorp/raft 1.7.3 combine after InstallSnapshot with a monotonic log. A follower whose log begins
+// right after its snapshot refuses the entries that a leader repeats from there. The leader sends the snapshot again, and
+// the follower drops the entries after it, acknowledged ones too. It keeps their last index in memory. The effect was an
+// endless loop of installs, then a panic.
 
 // lossyTransport loses the answers to AppendEntries with entries while lose is set.
 type lossyTransport struct {
@@ -78,15 +77,15 @@ func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
 				return lost.Load() == 4 && installs.Load() > 0
 			})
 			c.converged(c.propose("after"))
-			if n := installed.Load(); n > 3 { // and not only began to be, on a busy machine
+			if n := installed.Load(); n > 3 { // installs that began and failed on a busy machine do not count
 				t.Errorf("the snapshot was sent %d times", n)
 			}
 		})
 	}
 }
 
-// A snapshot that replaces a log with entries beyond it makes raft start anew: it
-// would go on with a last index that its log does not have.
+// After a snapshot that replaces a log with later entries raft is restarted: it would continue with a last index that its
+// log does not have.
 func TestInstallBelowLastIndexRestartsRaft(t *testing.T) {
 	c := patientCluster(t, 3, func(o *Options) { o.hooks.tick = 10 * time.Millisecond })
 	c.converged(c.propose("x"))
@@ -108,7 +107,7 @@ func TestInstallBelowLastIndexRestartsRaft(t *testing.T) {
 	}()
 	<-done
 	eventually(t, "the group restarts", func() bool { return f.group.Status().Restarts == 1 })
-	// Here all of what was cleared had been confirmed, so that the replica is one less for good.
+	// All cleared entries had been confirmed, so this replica must be refused.
 	eventually(t, "the replica finds that it has less than it confirmed", func() bool {
 		return rowraft.CodeOf(f.group.Err()) == rowraft.CodeFenced
 	})

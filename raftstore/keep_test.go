@@ -11,8 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// slowInstalls holds the snapshots that a leader sends after their first half until
-// goOn is closed.
+// slowInstalls holds the snapshots that a leader sends, after their first half, until goOn is closed.
 type slowInstalls struct {
 	raft.Transport
 	began func()
@@ -35,9 +34,9 @@ func (s *slowInstalls) InstallSnapshot(id raft.ServerID, target raft.ServerAddre
 
 const keepEvery = 64 << 10 // bytes of log between two snapshots
 
-// TestTheLogWaitsForASnapshotThatIsSent: what is written while a follower is sent a
-// snapshot is still there when it has it, so that under load it needs one snapshot
-// and not one after the other; unless it is so much that the disk must be thought of.
+// TestTheLogWaitsForASnapshotThatIsSent: entries that are written while a leader sends a snapshot stay in the log until the
+// follower has them, so under load the follower needs only one snapshot. Too many entries are cut, because they would
+// fill the disk.
 func TestTheLogWaitsForASnapshotThatIsSent(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -61,8 +60,8 @@ func TestTheLogWaitsForASnapshotThatIsSent(t *testing.T) {
 	}
 }
 
-// snapshotIsSentWhile proposes so many entries while a follower is sent a snapshot, and reports
-// how many it restored and whether one node led all the time.
+// snapshotIsSentWhile proposes entries while a follower receives a snapshot. It returns how many snapshots the follower
+// restored and whether one node led all the time.
 func snapshotIsSentWhile(t *testing.T, entries int) (restored int, ok bool) {
 	began, goOn := make(chan struct{}), make(chan struct{})
 	var once sync.Once
@@ -107,8 +106,8 @@ func snapshotIsSentWhile(t *testing.T, entries int) (restored int, ok bool) {
 	return slow.machine.restored(), c.leader() == leader
 }
 
-// TestAShortLogIsNotCut: a log that holds less than should stay behind a snapshot stays whole,
-// though it grows while the snapshot is taken.
+// TestAShortLogIsNotCut: a log with fewer bytes than should stay before a snapshot is not cut, although it grows while the
+// snapshot is taken.
 func TestAShortLogIsNotCut(t *testing.T) {
 	c := newTestCluster(t, 1, nil)
 	n := c.nodes[0]
@@ -135,8 +134,8 @@ func TestAShortLogIsNotCut(t *testing.T) {
 	}
 }
 
-// TestALogDoesNotGrowWithEachStart: of what a log holds from before a start nobody knows the
-// size, so that it stays behind no snapshot that comes after it.
+// TestALogDoesNotGrowWithEachStart: the size of entries from before a start is unknown, so the first snapshot after the
+// start deletes them.
 func TestALogDoesNotGrowWithEachStart(t *testing.T) {
 	c := newTestCluster(t, 1, func(o *Options) { o.TrailingLogBytes = 64 << 10 })
 	n := c.nodes[0]

@@ -7,10 +7,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// A replica that leads term 5, loses it, and leads term 6 has a term of 6 when the
-// first change is noted. OnLeader then finds that it does not lead, and must be
-// told of the second change, though it says the same.
-func TestLeadershipIsToldAgainInTheSameTerm(t *testing.T) {
+// A replica that leads in term 5, loses the leadership and leads in term 6 may have term 6 when the first change is
+// recorded. OnLeader may then find that it does not lead, so it must be called for the second change, with equal arguments.
+func TestOnLeaderIsCalledAgainInTheSameTerm(t *testing.T) {
 	told := make(chan rowraft.Term)
 	g := &Group{stop: make(chan struct{})}
 	g.cfg.OnLeader = func(term rowraft.Term, leader bool) {

@@ -18,7 +18,7 @@ type faultyLog struct {
 	raftlog.Log
 	mu    sync.Mutex
 	store func() error           // runs before each StoreLogs; an error is returned instead
-	get   func(l *raft.Log)      // may change what was read
+	get   func(l *raft.Log)      // may change the entry that was read
 	set   func(key []byte) error // runs before each Set and SetUint64
 }
 
@@ -105,13 +105,13 @@ func TestLogStoresAreMonotonic(t *testing.T) {
 	}
 }
 
-// #503: a leader whose disk hangs stops, and the others go on.
+// #503: a leader whose disk hangs stops, and the other nodes continue.
 func TestWatchdogStopsLeaderWithHungDisk(t *testing.T) {
 	var logs sync.Map
-	disks := map[rowraft.NodeID]vfs.FS{} // that do not hang by themselves
+	disks := map[rowraft.NodeID]vfs.FS{} // without the hang
 	c := patientCluster(t, 3, faultyLogs(&logs, func(o *Options) {
 		if disks[o.Node] == nil {
-			if o.Node == "node-0" { // the leader, as long as it lives
+			if o.Node == "node-0" { // the leader until it stops
 				o.DiskStallLimit = time.Second
 			}
 			disks[o.Node] = vfs.NewMem()

@@ -26,8 +26,7 @@ func (c *testCluster) join(n *testNode, id rowraft.ReplicaID) {
 	}
 }
 
-// spareCluster is a cluster of three nodes with one more that is not a member, and
-// not started.
+// spareCluster is a cluster of three nodes and a spare node that is neither a member nor started.
 func spareCluster(t *testing.T, opts func(*Options)) (c *testCluster, spare *testNode) {
 	c = newTestCluster(t, 4, opts)
 	spare = c.nodes[3]
@@ -39,8 +38,8 @@ func spareCluster(t *testing.T, opts func(*Options)) (c *testCluster, spare *tes
 	return c, spare
 }
 
-// moveStep does what is next in moving a replica from one node to another, by what
-// the leader says of the members; true when there is nothing left to do.
+// moveStep makes the next step of a move of a replica, according to the leader's list of members. It returns true when the
+// move is complete.
 func (c *testCluster) moveStep(from, to Member) (done bool, err error) {
 	l := c.leader()
 	ctx := testContext(c.t)
@@ -65,8 +64,8 @@ func (c *testCluster) moveStep(from, to Member) (done bool, err error) {
 	return false, err
 }
 
-// A replica moves to a new node while entries are proposed: the leader's, to a node
-// that gets a snapshot first, because the log is cut.
+// The leader's replica moves to a new node while entries are proposed. The new node gets a snapshot first, because the log
+// is cut.
 func TestReplicaMovesUnderLoad(t *testing.T) {
 	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
@@ -76,9 +75,9 @@ func TestReplicaMovesUnderLoad(t *testing.T) {
 			for i := range 50 {
 				last = c.propose(fmt.Sprint("before ", i))
 			}
-			c.converged(last) // or a snapshot has less, and the log more
+			c.converged(last) // otherwise a snapshot has fewer entries, and the log more
 			source := c.leader()
-			for _, n := range c.nodes[:3] { // whoever will lead
+			for _, n := range c.nodes[:3] { // any of them may lead
 				if err := n.group.Snapshot(); err != nil {
 					t.Fatal(err)
 				}
@@ -140,7 +139,7 @@ func TestReplicaMovesUnderLoad(t *testing.T) {
 	}
 }
 
-// Whoever stops between any two steps, the move goes on from what the group says.
+// If any node stops between two steps, the move continues from the membership of the group.
 func TestMoveGoesOnAfterACrashInAnyPhase(t *testing.T) {
 	for phase := range 4 {
 		for _, victim := range []string{"source", "target", "leader"} {
@@ -213,7 +212,7 @@ func TestChangesAreComparedAndSet(t *testing.T) {
 	_, err = l.group.Promote(ctx, learner.Replica, m.Index)
 	refused("promoting a stranger", err)
 
-	// Of changes that were decided on the same configuration one happens.
+	// Only one of several changes that were decided on the same configuration is made.
 	var won atomic.Int32
 	var wg sync.WaitGroup
 	for i := range 4 {
@@ -231,7 +230,7 @@ func TestChangesAreComparedAndSet(t *testing.T) {
 	if err != nil || after.Index <= m.Index || len(after.Members) != 4 {
 		t.Fatalf("members %+v, %v, want one more than three", after, err)
 	}
-	// Repeating what is done changes nothing.
+	// Repeating a change has no effect.
 	have := after.Members[3].Member
 	if again, err := l.group.AddLearner(ctx, have, after.Index); err != nil || again.Index != after.Index {
 		t.Errorf("adding a learner again: %+v, %v", again, err)
@@ -256,7 +255,7 @@ func TestRemovalBelowQuorumIsRefused(t *testing.T) {
 	eventually(t, "a leader that misses the stopped replica refuses to remove the other one", func() bool {
 		l, alive := c.leader(), c.followers()[0]
 		m, err := l.group.Members()
-		if err != nil || l == alive { // it has just come to lead, or does not any more
+		if err != nil || l == alive { // the leadership has just changed
 			return false
 		}
 		s, _ := m.Find(replicaOf(dead.id))
@@ -281,9 +280,8 @@ func TestRemovalBelowQuorumIsRefused(t *testing.T) {
 	c.propose("two members")
 }
 
-// A removed replica that never heard of it stays alone: nobody votes for it, its
-// campaign does not disturb the leader, and it serves nothing. Its node refuses
-// what is meant for it once it has another replica of the group.
+// A removed replica that missed its removal stays alone: it gets no votes, its campaign does not disturb the leader, and it
+// serves nothing. When its node has another replica of the group, the node refuses messages for the removed one.
 func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 	c, _ := spareCluster(t, nil)
 	c.propose("x")
@@ -301,7 +299,7 @@ func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 		_ = l.group.TransferLeadership(testContext(t), "")
 		return c.leader() != l
 	})
-	c.stop(l) // and nobody goes on telling it
+	c.stop(l) // the only node that would still send to it
 	c.start(l)
 	l = c.leader()
 	c.propose("without it")
@@ -343,10 +341,10 @@ func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 	eventually(t, "the replica itself votes (or the check above would prove nothing)", func() bool { return vote("second-life") == nil })
 }
 
-// hashicorp/raft #696: a transfer whose follower stopped taking entries ends
-// without clearing the flag that makes raft refuse proposals.
+// hashicorp/raft #696: a transfer to a follower that stopped taking entries ends without clearing the flag that makes raft
+// refuse proposals.
 func TestInterruptedTransferDoesNotStopTheGroup(t *testing.T) {
-	for range 50 { // a process that stands still now and then changes the leader in most of them
+	for range 50 { // in a process that is often suspended, the leader changes in most tries
 		if interruptTransfer(t) {
 			return
 		}
@@ -355,21 +353,20 @@ func TestInterruptedTransferDoesNotStopTheGroup(t *testing.T) {
 	t.Error("no leader kept its place for long enough, or no transfer left the flag set")
 }
 
-// interruptTransfer is false if another one came to lead before the guard acted, and nothing
-// was refused.
+// interruptTransfer returns false if the leader changed before the guard acted, and no proposal was refused.
 func interruptTransfer(t *testing.T) bool {
 	var wedged atomic.Value
 	var held atomic.Int64
 	wedged.Store(raft.ServerID(""))
 	c := startedCluster(t, 3, func(o *Options) {
-		o.WedgeTimeout = time.Minute                                                                                // not what is tested here
+		o.WedgeTimeout = time.Minute                                                                                // another guard
 		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // a transfer takes as long to fail
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
 			return &wedgingTransport{Network: tr.(*transport.Network), wedged: &wedged, held: &held}
 		}
 	})
-	defer func() { // or the next try has it beside it
+	defer func() { // before the next try
 		wedged.Store(raft.ServerID(""))
 		for _, n := range c.nodes {
 			c.stop(n)
@@ -381,7 +378,7 @@ func interruptTransfer(t *testing.T) bool {
 	wedged.Store(raft.ServerID(replicaOf(f.id)))
 	c.propose("not on the follower")
 	_, term, _ := l.group.Leader()
-	deposed := func() bool { // raft has not ended; it may lead again
+	deposed := func() bool { // raft has not ended and may lead again
 		_, now, leads := l.group.Leader()
 		return (!leads || now != term) && l.group.Status().Restarts == 0
 	}
@@ -389,9 +386,8 @@ func interruptTransfer(t *testing.T) bool {
 	if deposed() {
 		return false
 	}
-	// The first transfer leaves its question in the queue of the wedged replication,
-	// the second one waits for a place in it for ever. TransferLeadership refuses such
-	// a target; a follower may come to lag after it was asked.
+	// The first transfer leaves its request in the queue of the wedged replication, and the second one waits forever for
+	// a place in that queue. TransferLeadership refuses such a target, but a follower may begin to lag after the check.
 	r, moved := l.group.run.Load().raft, false
 	for range 2 {
 		eventually(t, "a transfer is tried and fails", func() bool {

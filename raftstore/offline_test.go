@@ -17,8 +17,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
-// stoppedCluster runs three nodes until each has a snapshot, and stops them. marks
-// is the index of each entry.
+// stoppedCluster runs three nodes until each has a snapshot, and stops them. marks has the entries by index.
 func stoppedCluster(t *testing.T, backend string) (c *testCluster, marks map[rowraft.Index]string) {
 	c = startedCluster(t, 3, func(o *Options) {
 		o.Backend = backend
@@ -98,8 +97,7 @@ func TestAStoppedStoreIsReadAndNotChanged(t *testing.T) {
 	}
 }
 
-// checkEntries wants the commands of a log to be marks, and its entries those seen
-// in other logs.
+// checkEntries fails unless the commands of a log are marks, and its entries are equal to those seen in other logs.
 func checkEntries(t *testing.T, g *offline.Group, marks map[rowraft.Index]string, seen map[rowraft.Index]offline.Entry) {
 	t.Helper()
 	known, found := map[string]bool{}, map[string]bool{}
@@ -112,7 +110,7 @@ func checkEntries(t *testing.T, g *offline.Group, marks map[rowraft.Index]string
 		if err != nil {
 			t.Fatal(err)
 		}
-		// An entry may stand twice: propose tries again when a leader falls.
+		// An entry may be in the log twice: propose tries again after a change of the leader.
 		if want, ok := marks[i]; ok && (e.Kind != offline.KindCommand || string(e.Data) != want) || e.Kind == offline.KindCommand && !known[string(e.Data)] {
 			t.Errorf("entry %d of kind %s: %.10q, want %.10q", i, e.Kind, e.Data, want)
 		}
@@ -124,7 +122,7 @@ func checkEntries(t *testing.T, g *offline.Group, marks map[rowraft.Index]string
 		}
 		seen[i] = e
 	}
-	// Of a replica that was behind and got a snapshot of all of them the log has none.
+	// The log of a replica that got a snapshot of all entries has none of them.
 	if len(found) == len(marks) || len(found) == 0 && g.Snapshots[0].Index < newest {
 		t.Errorf("%d of %d commands are in the log, want some: a snapshot has the others", len(found), len(marks))
 	}
@@ -133,7 +131,7 @@ func checkEntries(t *testing.T, g *offline.Group, marks map[rowraft.Index]string
 	}
 }
 
-// checkState wants the newest snapshot to be what the machine wrote.
+// checkState fails unless the newest snapshot is what the machine wrote.
 func checkState(t *testing.T, g *offline.Group, marks map[rowraft.Index]string) {
 	t.Helper()
 	newest := g.Snapshots[0]
@@ -156,7 +154,7 @@ func checkState(t *testing.T, g *offline.Group, marks map[rowraft.Index]string) 
 	}
 }
 
-// contentOf names every file of a directory with its mode, time and checksum.
+// contentOf lists every file of a directory with its mode, time and checksum.
 func contentOf(t *testing.T, dir string) string {
 	var b strings.Builder
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -182,8 +180,8 @@ func contentOf(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// TestDamageOfAStoppedStoreIsTold flips a byte of an entry and one of a snapshot.
-func TestDamageOfAStoppedStoreIsTold(t *testing.T) {
+// TestDamageOfAStoppedStoreIsReported flips a byte of an entry and one of a snapshot.
+func TestDamageOfAStoppedStoreIsReported(t *testing.T) {
 	c, _ := stoppedCluster(t, raftlog.Bolt)
 	var dir, last string
 	copies := 0
@@ -235,8 +233,8 @@ func openStopped(t *testing.T, dir string) (*offline.Store, *offline.Group) {
 	return o, g
 }
 
-// lastCommand returns the newest command in the log of a stopped store, and how often it
-// stands there: propose tries again when a leader falls.
+// lastCommand returns the newest command in the log of a stopped store, and how often it is there: propose tries again
+// after a change of the leader.
 func lastCommand(t *testing.T, dir string) (data string, copies int) {
 	o, g := openStopped(t, dir)
 	defer o.Close()
@@ -253,7 +251,7 @@ func lastCommand(t *testing.T, dir string) (data string, copies int) {
 	return data, copies
 }
 
-// flipIn changes a byte within each place where text stands in the file.
+// flipIn changes a byte of each occurrence of text in the file.
 func flipIn(t *testing.T, path, text string) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -271,7 +269,7 @@ func flipIn(t *testing.T, path, text string) {
 	}
 }
 
-// The logs of a stopped cluster are sound and agree.
+// The logs of a stopped cluster are good and agree.
 func TestLogsOfAStoppedClusterMatch(t *testing.T) {
 	c := startedCluster(t, 3, nil)
 	for i := range 10 {

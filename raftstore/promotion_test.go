@@ -81,7 +81,7 @@ func (n *pipeNet) dial(ctx context.Context, name string) (net.Conn, error) {
 }
 
 // dispatchPause is a sink of raft's metrics. While it is armed, each append of the leader waits at the
-// end of raft's dispatchLogs: the replicators have been woken, and the caller goes on later. It is the
+// end of raft's dispatchLogs: the replicators have been woken, and the caller continues later. It is the
 // only place between the two at which a test can stop raft.
 type dispatchPause struct {
 	metrics.BlackholeSink

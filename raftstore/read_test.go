@@ -14,10 +14,10 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// oneWay decides about the AppendEntries that one node sends.
+// oneWay controls the AppendEntries that one node sends.
 type oneWay struct {
 	mu   sync.Mutex
-	cut  map[raft.ServerAddress]bool // to whom it fails
+	cut  map[raft.ServerAddress]bool // nodes to which it fails
 	hold chan struct{}               // not nil: answers to heartbeats wait for its end
 	held atomic.Int64                // answers that wait, or waited
 }
@@ -63,14 +63,14 @@ func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
 			return &oneWayTransport{tr.(*transport.Network), way}
 		}
-		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // leads for long after a cut
+		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // a leader that is cut off leads for a second
 		if more != nil {
 			more(o)
 		}
 	}), ways
 }
 
-// readRefused wants a read on l to fail.
+// readRefused fails the test unless a read on l fails.
 func readRefused(t *testing.T, l *testNode) {
 	t.Helper()
 	index, err := l.group.ReadIndex(testContext(t))
@@ -81,16 +81,15 @@ func readRefused(t *testing.T, l *testNode) {
 	}
 }
 
-// A leader that nobody hears still has State() == Leader until its lease ends. It
-// must not answer reads meanwhile, whatever answers to older heartbeats come in:
-// the followers may have another leader since.
+// A leader that is cut off has State() == Leader until its lease ends. It must not serve reads during that time, even if
+// answers to older heartbeats arrive: the followers may have another leader.
 func TestReadNeedsNewAnswersOfAMajority(t *testing.T) {
 	c, ways := oneWayCluster(t, nil)
 	for _, n := range c.nodes {
 		c.start(n)
 	}
 	c.propose("x")
-	for range 3 { // what is held is let go too early or too late in some
+	for range 3 { // in some tries the held answers are released too early or too late
 		l := c.leader()
 		way := ways[l.id]
 		hold := make(chan struct{})
@@ -114,7 +113,7 @@ func TestReadNeedsNewAnswersOfAMajority(t *testing.T) {
 	}
 }
 
-// Non-voters do not count: raft's own check takes their answers for votes.
+// Non-voters do not count. Raft's own check counts their answers as those of voters.
 func TestReadNeedsVoters(t *testing.T) {
 	c, ways := oneWayCluster(t, nil)
 	c.conf = func(g *GroupConfig) {
@@ -140,8 +139,8 @@ func TestReadNeedsVoters(t *testing.T) {
 	readRefused(t, l)
 }
 
-// Between the answers of the majority and the end of a read round the leader may
-// be deposed: it looks at its term again.
+// Another leader may be elected between the answers of the majority and the end of a read round, so the leader checks its
+// term again.
 func TestReadLooksAtTheTermAgain(t *testing.T) {
 	var after atomic.Pointer[func()]
 	c, ways := oneWayCluster(t, func(o *Options) {

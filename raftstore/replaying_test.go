@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/logstore"
 )
 
-// After a restart in place raft gives a snapshot the index it has come to itself;
-// the machine is further.
+// During the replay after a restart in place raft would give a snapshot the index that it has replayed, but the machine is
+// at a later index.
 func TestNoSnapshotWhileRaftReplays(t *testing.T) {
 	led := logstore.NewLedger(nil)
 	f := newFSM(&listMachine{}, led, func(err error) { t.Error(err) }, func(uint64, uint64) {})
@@ -43,8 +43,7 @@ func TestNoSnapshotWhileRaftReplays(t *testing.T) {
 	s.Release()
 }
 
-// A group that was restarted in place and asked for snapshots all the while must
-// start again.
+// A group that was restarted in place, and took snapshots during the replay, must be able to start again.
 func TestSnapshotsDuringAReplayCanBeRestored(t *testing.T) {
 	c := startedCluster(t, 1, func(o *Options) { o.EntryCacheBytes = 1 })
 	var last rowraft.Index

@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
-// diskCluster is a testCluster of three on simulated disks, whose states can be kept and put back.
+// diskCluster is a testCluster of three on simulated disks, whose content can be saved and restored.
 type diskCluster struct {
 	*testCluster
 	disks map[rowraft.NodeID]*vfs.Mem
@@ -32,17 +32,17 @@ func newDiskCluster(t *testing.T) *diskCluster {
 	return c
 }
 
-// copyDisk returns the disk of n, which does not run, as it is; n goes on with another copy.
+// copyDisk returns the disk of n, which does not run, as it is. n continues with another copy.
 func (c *diskCluster) copyDisk(n *testNode) *vfs.Mem {
 	kept := c.disks[n.id]
 	c.disks[n.id] = kept.Kill()
 	return kept
 }
 
-// rollBack puts a copy back in the place of the disk of n, which does not run.
+// rollBack replaces the disk of n, which does not run, by a copy.
 func (c *diskCluster) rollBack(n *testNode, kept *vfs.Mem) { c.disks[n.id] = kept.Kill() }
 
-// rollBackGroup puts the files of the group back, and what the server remembers.
+// rollBackGroup restores the files of the group and the file of marks.
 func (c *diskCluster) rollBackGroup(n *testNode, kept *vfs.Mem) {
 	c.t.Helper()
 	old, now := kept.Kill(), c.disks[n.id].Kill()
@@ -63,7 +63,7 @@ func (c *diskCluster) rollBackGroup(n *testNode, kept *vfs.Mem) {
 	c.disks[n.id] = now
 }
 
-// A server whose other files are whole finds by itself that those of a group are older.
+// A server whose other files are current detects without other servers that the files of a group are older.
 func TestARolledBackGroupIsFoundAlone(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("before"))
@@ -131,7 +131,7 @@ func (c *diskCluster) told(n *testNode, index rowraft.Index) {
 	}
 }
 
-// refused waits until n has stopped because of its disk, and says why.
+// refused waits until n has stopped because of its disk, and returns the reason.
 func (c *diskCluster) refused(n *testNode) string {
 	c.t.Helper()
 	eventually(c.t, fmt.Sprintf("node %s finds that its disk was rolled back", n.id), func() bool { return n.group.Err() != nil })
@@ -153,8 +153,8 @@ func (c *diskCluster) others(n *testNode) (a, b *testNode) {
 	return out[0], out[1]
 }
 
-// A replica that returns with an older disk is refused, however much of the disk is old, and the
-// others go on with all that was acknowledged.
+// A replica that returns with an older disk is refused, no matter how much of the disk is old. The other replicas continue
+// with all acknowledged entries.
 func TestARolledBackReplicaIsRefused(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -201,9 +201,8 @@ func TestARolledBackReplicaIsRefused(t *testing.T) {
 	}
 }
 
-// The worst order: the replica with the newest log is down, and the one that was rolled back and
-// one that lags are up. They must not elect a leader that lacks what was acknowledged. All were
-// down in between, so that only the files of the marks know.
+// The worst case: the replica with the newest log is down, and the rolled-back one and a lagging one are up. They must not
+// elect a leader without acknowledged entries. All were down in between, so only the files of marks have the evidence.
 func TestARolledBackReplicaElectsNoLeader(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("before"))
@@ -243,7 +242,7 @@ func TestARolledBackReplicaElectsNoLeader(t *testing.T) {
 	}
 }
 
-// A vote is remembered like an entry: who voted in a term does not return to an earlier one.
+// A vote is remembered like an entry: a replica that voted in a term does not return to an earlier term.
 func TestAForgottenVoteIsRefused(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("x"))
@@ -268,7 +267,7 @@ func TestAForgottenVoteIsRefused(t *testing.T) {
 	}
 }
 
-// What a replica did not confirm, or was not committed, may go.
+// Entries that were not confirmed, or not committed, may be lost.
 func TestAnUnconfirmedSuffixMayGo(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("x"))
@@ -303,7 +302,7 @@ func TestAnUnconfirmedSuffixMayGo(t *testing.T) {
 	c.converged(c.propose("and after another start"))
 }
 
-// Marks that are gone block nothing, and neither does a peer that is down.
+// Lost marks block nothing, and neither does a peer that is down.
 func TestMissingMarksBlockNothing(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("x"))
@@ -321,8 +320,8 @@ func TestMissingMarksBlockNothing(t *testing.T) {
 	c.converged(c.propose("all"))
 }
 
-// A replica that was refused is removed and comes back under a new ID, which has no mark, in the
-// same process; with the whole directory its starts are older ones, too.
+// A refused replica is removed and replaced under a new ID, which has no mark, in the same process. If the whole directory
+// is a copy, its starts are older too.
 func TestARefusedReplicaIsReplaced(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -385,7 +384,7 @@ func replaceRefused(t *testing.T, back func(*diskCluster, *testNode, *vfs.Mem)) 
 	})
 }
 
-// Of two processes on copies of one directory the second one ends, and the first one goes on.
+// With two processes on copies of one directory the second one ends, and the first one continues.
 func TestTwoProcessesOfOneNode(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("x"))
@@ -406,12 +405,12 @@ func TestTwoProcessesOfOneNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	select {
-	case err := <-fatal: // by which of the two the process ends depends on which peer it asked first
+	case err := <-fatal: // the kind of error depends on the peer that it connected to first
 		if code := rowraft.CodeOf(err); code != rowraft.CodeIdentity && code != rowraft.CodeFenced {
 			t.Errorf("the second process ends with %v", err)
 		}
 	case <-testContext(t).Done():
-		t.Fatal("the second process goes on")
+		t.Fatal("the second process continues")
 	}
 	c.converged(c.propose("z"))
 	if err := r.group.Err(); err != nil {
@@ -419,7 +418,7 @@ func TestTwoProcessesOfOneNode(t *testing.T) {
 	}
 }
 
-// A replica does not drop what it knows to be committed, whatever a leader wants.
+// A replica does not delete entries that it knows to be committed, even if a leader requests it.
 func TestCommittedEntriesAreNotReplaced(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("x"))

@@ -9,8 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// A bit that flips in the log, of the data or of its place, is found before it
-// reaches a machine.
+// A flipped bit in the log, in the data or in the place of an entry, is detected before the entry reaches a machine.
 func TestFlippedBitInLogIsFatal(t *testing.T) {
 	for name, flip := range map[string]func(*raft.Log){
 		"data":     func(e *raft.Log) { e.Data = []byte("flip mE") },

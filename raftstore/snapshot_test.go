@@ -19,8 +19,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
-// A node starts from the older snapshot when the newest is damaged only if its
-// log covers the difference; otherwise it would forget what it acknowledged.
+// If the newest snapshot is damaged, a node starts from the older one only if its log covers the difference. Otherwise it
+// would forget acknowledged entries.
 func TestDamagedSnapshotAtStart(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
@@ -75,8 +75,7 @@ func TestDamagedSnapshotAtStart(t *testing.T) {
 	}
 }
 
-// A leader that finds its snapshot damaged while it sends it takes a new one: its
-// machine is whole.
+// A leader that finds its snapshot damaged while it sends it takes a new one, because its machine is good.
 func TestDamagedSnapshotIsReplaced(t *testing.T) {
 	c := startedCluster(t, 1, func(o *Options) { o.hooks.tick = 5 * time.Millisecond })
 	n := c.nodes[0]
@@ -109,8 +108,8 @@ func TestDamagedSnapshotIsReplaced(t *testing.T) {
 	})
 }
 
-// A leader that lost its snapshots takes a new one, and goes on however long that takes:
-// of a large state it is longer than the follower that needs one is let wait otherwise.
+// A leader that lost its snapshots takes a new one, and continues no matter how long that takes: for a large state it takes
+// longer than the limit of snapstore.Watch.
 func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 	c := newTestCluster(t, 1, func(o *Options) {
 		o.WedgeTimeout = 400 * time.Millisecond
@@ -143,7 +142,7 @@ func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 		}
 		return n.group.Err() != nil || w.Check() != nil && n.group.snapshots.busy.Load()
 	})
-	for range 20 { // so often the supervisor looks
+	for range 20 { // several ticks of the supervisor
 		time.Sleep(5 * time.Millisecond) //tidy:allow sleep nothing is to happen
 	}
 	if err := n.group.Err(); err != nil {
@@ -157,8 +156,8 @@ func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 	c.propose("y")
 }
 
-// A crash after a snapshot from the leader was stored and before the log was
-// cleared leaves a log that ends too early, or that disagrees: it is cleared.
+// A crash after a snapshot from the leader was stored and before the log was cleared leaves a log that ends too early or
+// conflicts. The next start clears it.
 func TestInterruptedInstallIsFinished(t *testing.T) {
 	for _, backend := range raftlog.Backends {
 		for name, place := range map[string]func(last, term uint64) (uint64, uint64){
@@ -225,8 +224,8 @@ func TestSnapshotIsReleasedOnce(t *testing.T) {
 	})
 }
 
-// The worst case of a damaged snapshot: the log was cleared when it was installed,
-// an older one is good, and nothing shows the hole but the directory's name.
+// The worst case of a damaged snapshot: the log was cleared when it was installed, an older snapshot is good, and only the
+// name of the directory shows the hole.
 func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	c := startedCluster(t, 1, nil)
 	n := c.nodes[0]

@@ -11,10 +11,9 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// TestGroupsStartBesideEachOther: the restore of one group holds up neither the
-// start of another nor what the store says of others, but the end of the store; and
-// nobody starts or removes a group that is being started.
-func TestGroupsStartBesideEachOther(t *testing.T) {
+// TestGroupsStartConcurrently: while one group restores its snapshot, other groups start and the store answers calls about
+// them. Close waits for it, and no call starts or removes a group that is being started.
+func TestGroupsStartConcurrently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := vfs.NewMem()
 		if err := vfs.MkdirAll(disk, "/node"); err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
-// Groups that run take other timers, their leases too, and go on: no replica restarts but as planned, and pushes are
-// taken all the time.
+// Running groups change their timers, their leases included, without an unplanned restart, and accept proposals all the
+// time.
 func TestTimersChangeWhileGroupsRun(t *testing.T) {
 	t.Parallel() // it waits for the pauses between restarts
 	c := startedCluster(t, 3, nil)

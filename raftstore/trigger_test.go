@@ -6,8 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestSnapshotsFollowTheStateInSize: of a large state a snapshot every 512 MiB would
-// write many times what the log does.
+// TestSnapshotsFollowTheStateInSize: with a large state, a snapshot every 512 MiB would write many times as much as the log.
 func TestSnapshotsFollowTheStateInSize(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
@@ -33,8 +32,7 @@ func TestSnapshotsFollowTheStateInSize(t *testing.T) {
 	}
 }
 
-// TestSnapshotSizeIsKnown: after a snapshot, after a restart, and at a follower that
-// was sent one.
+// TestSnapshotSizeIsKnown: after a snapshot, after a restart, and on a follower that received one.
 func TestSnapshotSizeIsKnown(t *testing.T) {
 	c := startedCluster(t, 3, func(o *Options) {
 		o.SegmentSizeBytes, o.TrailingLogBytes = 64<<10, 1
@@ -53,9 +51,9 @@ func TestSnapshotSizeIsKnown(t *testing.T) {
 	for range 64 {
 		last = c.propose(pad)
 	}
-	c.converged(last) // or a snapshot has less
+	c.converged(last) // otherwise a snapshot has fewer entries
 	l := c.leader()
-	for _, n := range c.nodes { // whichever leads in the end has no log for the slow one
+	for _, n := range c.nodes { // so that no leader has the log for the slow one
 		if n == slow {
 			continue
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore/logstore"
 )
 
-// waitingGroup is a group of which nothing runs but what waits for applied entries.
+// waitingGroup is a group of which only the part that waits for applied entries runs.
 func waitingGroup(t *testing.T) *Group {
 	g := &Group{stop: make(chan struct{}), dead: make(chan struct{})}
 	g.waiters = newGroupWaiters(g)
@@ -26,8 +26,8 @@ func waitingGroup(t *testing.T) *Group {
 	return g
 }
 
-// TestApplyWakesThoseItHasReached: each of many waiters returns when its entry is applied, not
-// before and without any clock; one that leaves is forgotten; one too many is refused.
+// TestApplyWakesThoseItHasReached: each of many waiters returns when its entry is applied, not earlier and without a timer.
+// A waiter that leaves is forgotten. One waiter too many is refused.
 func TestApplyWakesThoseItHasReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := waitingGroup(t)
@@ -108,9 +108,9 @@ func TestNoWakeIsLost(t *testing.T) {
 	wg.Wait()
 }
 
-// TestNobodyPollsForTheMachine: while waiters wait for entries that reach the machine no timer
-// runs; only if raft's own entries are all that is missing does one look, for all of them.
-func TestNobodyPollsForTheMachine(t *testing.T) {
+// TestNoTimerRunsForTheMachine: while waiters wait for entries that reach the machine, no timer runs. One timer runs for
+// all waiters if only raft's own entries are missing.
+func TestNoTimerRunsForTheMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := waitingGroup(t)
 		for i, l := range []raft.LogType{raft.LogCommand, raft.LogNoop, raft.LogNoop, raft.LogCommand} {
@@ -124,7 +124,7 @@ func TestNobodyPollsForTheMachine(t *testing.T) {
 				}
 			}()
 		}
-		// at has the machine stand at an entry of which nothing tells, and returns how many waiters a poller wakes.
+		// at sets the applied index without an event, and returns how many waiters a poller wakes.
 		at := func(applied uint64) int {
 			g.fsm.applied.Store(applied)
 			time.Sleep(3 * ownPoll) //tidy:allow sleep virtual time
@@ -139,7 +139,7 @@ func TestNobodyPollsForTheMachine(t *testing.T) {
 		g.fsm.applied.Store(1)
 		g.fsm.moved()
 		synctest.Wait()
-		if n := at(3); n != 2 { // as raft tells, once it has committed its own
+		if n := at(3); n != 2 { // as raft does after it has committed its own entries
 			t.Errorf("only raft's own entries are missing, and the poller woke %d waiters, want those for 2 and 3", n)
 		}
 		if n := at(4); n != 2 {

@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// wedgingTransport stops sending entries to one follower while heartbeats pass. A call
-// that was stopped ends with its transport, or when the follower is wedged no more.
+// wedgingTransport stops sending entries to one follower while heartbeats pass. A stopped call ends with its transport, or
+// when the follower is no longer wedged.
 type wedgingTransport struct {
 	*transport.Network
 	wedged *atomic.Value // raft.ServerID
@@ -56,8 +56,8 @@ func TestWedgedGroupIsRestartedInPlace(t *testing.T) {
 	}
 	wedged.Store(raft.ServerID(replicaOf(f.id)))
 	c.propose("while wedged")
-	eventually(t, "the leader, whoever that is by now, restarts the group", func() bool {
-		if _, _, leads := f.group.Leader(); leads { // nobody is wedged
+	eventually(t, "the present leader restarts the group", func() bool {
+		if _, _, leads := f.group.Leader(); leads { // no follower is wedged
 			f = c.followers()[0]
 			wedged.Store(raft.ServerID(replicaOf(f.id)))
 			c.propose("while another one is wedged")

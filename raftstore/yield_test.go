@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// fakeYield is a snapshot of 64 MiB beside a log that grows by so much a millisecond.
+// fakeYield is a snapshot of 64 MiB and a log that grows by perMs bytes per millisecond.
 type fakeYield struct {
 	begin   time.Time
 	perMs   int64
@@ -35,20 +35,20 @@ func (f *fakeYield) write() (took time.Duration) {
 	return time.Since(f.begin)
 }
 
-// TestSnapshotsYield: who writes a snapshot waits for those who push, but neither
-// longer than the log may get nor than images fit, and not when nobody pushes.
+// TestSnapshotsYield: the writer of a snapshot waits while a log is written, unless the log or the old images become too
+// large, and never while no log is written.
 func TestSnapshotsYield(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		fake     fakeYield
 		from, to time.Duration
 	}{
-		{"nobody pushes", fakeYield{}, 0, 0},
+		{"no pushes", fakeYield{}, 0, 0},
 		{"little is pushed", fakeYield{perMs: 1 << 10, writing: true}, 5 * time.Second, 5200 * time.Millisecond},
 		{"much is pushed: a third of the log between two", fakeYield{perMs: 200 << 10, writing: true}, 830 * time.Millisecond, 880 * time.Millisecond},
 		{"the images take a tenth of the state", fakeYield{perMs: 1 << 10, images: 0.11, writing: true}, 0, 10 * time.Millisecond},
 		{"half of that: the first part hurries", fakeYield{perMs: 1 << 10, images: 0.05, writing: true}, 4200 * time.Millisecond, 4600 * time.Millisecond},
-		{"somebody waits for it", fakeYield{perMs: 1 << 10, writing: true, hurried: true}, 0, 0},
+		{"a follower waits for it", fakeYield{perMs: 1 << 10, writing: true, hurried: true}, 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// What arrives damaged is not stored, let alone acknowledged.
+// An entry that arrives damaged is not stored, so it is not acknowledged.
 func TestDamagedEntryIsNotStored(t *testing.T) {
 	l := &raft.Log{Index: 5, Term: 2, Type: raft.LogCommand, Data: []byte("data"), Extensions: Seal([]byte("data"))}
 	if err := Place(l); err != nil { // as the leader does

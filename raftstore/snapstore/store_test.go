@@ -322,7 +322,7 @@ func TestSnapshotIsCheckedAsItIsSent(t *testing.T) {
 }
 
 // Sending a snapshot holds up no new one, and goes on when newer ones replace it.
-func TestSnapshotIsSentBesideNewerOnes(t *testing.T) {
+func TestSnapshotIsSentWhileNewerOnesAreWritten(t *testing.T) {
 	s, _ := testStore(t)
 	payload := randomBytes(2, 3*chunkBytes)
 	_, r, err := s.Open(writeSnapshot(t, s, 5, 2, payload))
