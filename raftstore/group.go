@@ -33,11 +33,12 @@ type Group struct {
 	log     *slog.Logger
 	logRate *hclogger.Rate
 
-	inner  raftlog.Log
+	// The stores and the machine outlive the raft instances: a restart in place costs an election, not a reload.
+	inner  raftlog.Log // for reads that must not stop the group; raft uses glog
 	glog   *logstore.Log
 	ledger *logstore.Ledger
 	snaps  *snapstore.Store
-	watch  *snapstore.Watch
+	watch  *snapstore.Watch // snaps as raft uses it
 	fsm    *fsm
 
 	waiters *waiters
@@ -50,19 +51,19 @@ type Group struct {
 	run      atomic.Pointer[instance] // nil while raft does not run
 
 	failOnce sync.Once
-	failure  atomic.Pointer[error] // error that stopped the group forever
+	failure  atomic.Pointer[error] // error that stopped the group forever; set before dead is closed
 	dead     chan struct{}         // closed with failure
 	stop     chan struct{}         // closed by Close
-	wg       sync.WaitGroup        // supervisor, leadership
+	wg       sync.WaitGroup        // supervisor, leadership, pollOwn, askPeers
 
 	rollback rollbackGuard
 
 	timers      groupTimers
 	leadership  leadership
 	snapshots   snapshotter
-	wantRestart chan string // capacity 1; read by the supervisor
+	wantRestart chan string // capacity 1, so that a goroutine of raft can request a restart without a wait
 
-	restarts atomic.Int64
+	restarts atomic.Int64 // in place, unplanned
 	installs atomic.Int64 // snapshots from the leader that replaced older state
 }
 

@@ -27,23 +27,26 @@ type instance struct {
 	// started is the heartbeat whose lease raft has. heartbeat is the one that raft uses now (a time.Duration).
 	started   time.Duration
 	heartbeat atomic.Int64
-	reload    sync.Mutex // held while raft's configuration is read, changed and set
-	layer     *peer.Layer
-	trans     *transport.Transport
-	notify    chan bool     // raft's leadership, buffered; watched until over is closed
-	over      chan struct{} // closed when raft has ended: unresolved outcomes stay unknown
+	// reload is held while raft's configuration is read, changed and set: snapshots change the trailing logs, and the
+	// supervisor changes the timers.
+	reload sync.Mutex
+	layer  *peer.Layer
+	trans  *transport.Transport
+	notify chan bool     // raft's leadership; buffered, because raft's main goroutine blocks on it
+	over   chan struct{} // closed when raft has ended: unresolved outcomes stay unknown
 
-	queue    chan *Future // read by the dispatcher; closed by shutdown
-	inflight chan *Future // read by the completer; closed by the dispatcher
-	drained  chan struct{}
-	reads    sync.WaitGroup // read rounds
+	queue    chan *Future   // read by the dispatcher; closed by shutdown
+	inflight chan *Future   // read by the completer; closed by the dispatcher
+	drained  chan struct{}  // closed by the completer at its end
+	reads    sync.WaitGroup // read rounds, transfers, changes of the members
 	watcher  sync.WaitGroup // goroutines that end with raft: leadership, snapshots
 
+	// mu is held for short updates only: each proposal takes it twice.
 	mu struct {
 		sync.Mutex
-		stopping        bool
-		pendingBytes    int64
-		pending         int
+		stopping        bool                // no goroutine may be added to reads and watcher, and queue is closed
+		pendingBytes    int64               // of the proposals that are not resolved; ≤ MaxPendingBytes
+		pending         int                 // their number; ≤ the capacity of queue, so that a send to queue never blocks
 		readers         []chan<- readResult // callers that wait for the next read round
 		reading         bool                // a read round is running
 		barrierTerm     uint64              // term whose leadership a barrier has confirmed

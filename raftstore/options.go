@@ -63,9 +63,6 @@ type Options struct {
 	DialTLS func() *tls.Config
 	// Dial opens a TCP connection to a peer's address, below TLS; nil: net.Dialer.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Authorize is called after the preamble and decides whether conn may act as the node that it names; nil permits
-	// all.
-	Authorize func(conn net.Conn, from rowraft.NodeID) error
 	// Resolve returns the current peer address of a node. It is called for each dial.
 	Resolve func(rowraft.NodeID) (string, error)
 

@@ -142,6 +142,25 @@ func (c *diskCluster) refused(n *testNode) string {
 	return err.Error()
 }
 
+// refusedAfter returns a follower that confirmed an entry, lost it from its disk by back, and was refused, and the reason.
+func (c *diskCluster) refusedAfter(back func(*diskCluster, *testNode, *vfs.Mem)) (r *testNode, why string) {
+	c.t.Helper()
+	c.converged(c.propose("before"))
+	r = c.followers()[0]
+	c.stop(r)
+	kept := c.copyDisk(r)
+	c.start(r)
+	last := c.propose("after")
+	c.converged(last)
+	c.told(r, last)
+	c.stop(r)
+	//tidy:allow sleep for half a second after its end, other nodes count a process as running
+	time.Sleep(time.Second)
+	back(c, r, kept)
+	c.start(r)
+	return r, c.refused(r)
+}
+
 // others are all nodes but n.
 func (c *diskCluster) others(n *testNode) (a, b *testNode) {
 	var out []*testNode
@@ -166,24 +185,12 @@ func TestARolledBackReplicaIsRefused(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := newDiskCluster(t)
-			c.converged(c.propose("before"))
-			r := c.followers()[0]
-			c.stop(r)
-			kept := c.copyDisk(r)
-			c.start(r)
-			last := c.propose("after")
-			c.converged(last)
-			c.told(r, last)
-			c.stop(r)
-			//tidy:allow sleep a process that ended a moment ago would be taken for one that still runs
-			time.Sleep(2 * 500 * time.Millisecond)
-			tc.back(c, r, kept)
-			c.start(r)
-			if why := c.refused(r); !strings.Contains(why, tc.why) {
+			r, why := c.refusedAfter(tc.back)
+			if !strings.Contains(why, tc.why) {
 				t.Errorf("refused because of %q, want %q", why, tc.why)
 			}
 			for range 3 {
-				c.propose("the others go on")
+				c.propose("the others continue")
 			}
 			if l := c.leader(); l == r {
 				t.Error("it leads")
@@ -336,20 +343,7 @@ func TestARefusedReplicaIsReplaced(t *testing.T) {
 
 func replaceRefused(t *testing.T, back func(*diskCluster, *testNode, *vfs.Mem)) {
 	c := newDiskCluster(t)
-	c.converged(c.propose("x"))
-	r := c.followers()[0]
-	c.stop(r)
-	kept := c.copyDisk(r)
-	c.start(r)
-	last := c.propose("y")
-	c.converged(last)
-	c.told(r, last)
-	c.stop(r)
-	//tidy:allow sleep a process that ended a moment ago would be taken for one that still runs
-	time.Sleep(2 * 500 * time.Millisecond)
-	back(c, r, kept)
-	c.start(r)
-	c.refused(r)
+	r, _ := c.refusedAfter(back)
 	change := func(what string, f func(*Group, Membership) error) {
 		t.Helper()
 		eventually(t, what, func() bool {

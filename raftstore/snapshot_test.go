@@ -50,15 +50,8 @@ func TestDamagedSnapshotAtStart(t *testing.T) {
 				t.Fatalf("%v, %v", list, err)
 			}
 			c.stop(n)
-			path := filepath.Join(n.dir, "raft", "groups", "shard-0", "snapshots", list[0].ID, "data")
-			b, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b[len(b)-1] ^= 1
-			if err := os.WriteFile(path, b, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			path := filepath.Join(n.snapshotDir(), list[0].ID, "data")
+			flipLastByte(t, path)
 			if err := c.tryStart(n); rowraft.CodeOf(err) != tc.want {
 				t.Fatalf("start: %v, want %v", err, tc.want)
 			}
@@ -86,14 +79,7 @@ func TestDamagedSnapshotIsReplaced(t *testing.T) {
 	c.propose("y")
 	list, _ := n.group.snaps.List()
 	path := filepath.Join(n.snapshotDir(), list[0].ID, "data")
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b[len(b)-1] ^= 1
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	flipLastByte(t, path)
 	_, r, err := n.group.snaps.Open(list[0].ID)
 	if err != nil {
 		t.Fatal(err)
@@ -251,14 +237,7 @@ func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	if err := errors.Join(w.DeleteRange(first, last), w.Close()); err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b[len(b)-1] ^= 1
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	flipLastByte(t, path)
 	c.stop(n)
 	if err := c.tryStart(n); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 		t.Errorf("start: %v, want CodeCorrupt", err)
@@ -289,4 +268,17 @@ func saveSnapshot(t testing.TB, s *snapstore.Store, index, term uint64, payload 
 		t.Fatal(err)
 	}
 	return sink.ID()
+}
+
+// flipLastByte flips a bit of the last byte of a file.
+func flipLastByte(t testing.TB, path string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)-1] ^= 1
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
 }

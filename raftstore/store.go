@@ -27,38 +27,42 @@ import (
 )
 
 // Store holds the groups of one node. Safe for concurrent use.
+//
+// Lock order: mu before the locks of marks. mu is held while the registry is written, so the callbacks of a group do not
+// take it: what they need is in an atomic.
 type Store struct {
 	opts Options
 	lock io.Closer
 	port *peer.Port
 	logs *logstore.Shared
 
-	starts    atomic.Pointer[registry.Starts] // of the data directory
+	// starts are those of the data directory. An atomic, because peers ask for them while mu may be held for a write.
+	starts    atomic.Pointer[registry.Starts]
 	marks     *marks.Store
 	marksKept chan struct{} // closed when keepMarks has ended
 
 	timers     *timers.Server
-	restarting *semaphore.Weighted // of 1: held by a group that restarts for its timers
+	restarting *semaphore.Weighted // of 1: held by a group that restarts for its timers, so that one at a time has no leader
 
-	// diskFull is true while less than DiskReserveBytes are free.
+	// diskFull is true while less than the reserve is free. Propose reads it, so it is not under mu.
 	diskFull atomic.Bool
 	freeDisk atomic.Int64 // bytes; negative: unknown
 
-	// snapshots bounds the groups that write a snapshot at the same time. pace bounds the rate at which all groups send
-	// snapshots.
+	// snapshots bounds the groups that write a snapshot at the same time, because each takes disk from the logs of all.
+	// pace bounds the rate at which all groups send snapshots.
 	snapshots *semaphore.Weighted
 	pace      *rate.Limiter
 
 	stop chan struct{}
 	wg   sync.WaitGroup
 
-	// opening counts the groups that StartGroup is opening.
+	// opening counts the groups that StartGroup is opening. Close waits for them, because they are not in groups yet.
 	opening sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
 		registry *registry.Registry
-		groups   map[string]*Group // nil: the group is being opened
+		groups   map[string]*Group // nil: the group is being opened, so no other call may start or remove it
 		closed   bool
 	}
 }
@@ -109,7 +113,7 @@ func Open(opts Options) (*Store, error) {
 	s.checkDisk()
 	s.port = peer.Listen(peer.Options{
 		Cluster: opts.Cluster, Node: opts.Node, Listener: opts.Listener, DialTLS: opts.DialTLS, Dial: opts.Dial,
-		Authorize: opts.Authorize, Resolve: opts.Resolve, DialTimeout: opts.DialTimeout, Logger: opts.Logger,
+		Resolve: opts.Resolve, DialTimeout: opts.DialTimeout, Logger: opts.Logger,
 	}, s.marks)
 	s.wg.Go(s.watchDisk)
 	s.wg.Go(func() { s.timers.Run(s.stop) })

@@ -41,9 +41,6 @@ type Options struct {
 	DialTLS func() *tls.Config
 	// Dial connects to a peer's address, below TLS.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
-	// Authorize is called after the preamble and decides whether conn may act as the node that it names; nil permits
-	// all.
-	Authorize func(conn net.Conn, from rowraft.NodeID) error
 	// Resolve returns the current peer address of a node. It is called for each dial.
 	Resolve func(rowraft.NodeID) (string, error)
 	// DialTimeout bounds a dial including its handshakes.
@@ -153,7 +150,7 @@ func (p *Port) handshake(c net.Conn, place *quota.Place) {
 	pre, status, err := readPreamble(c)
 	var layer *Layer
 	if err == nil {
-		layer, status, err = p.admit(c, &pre)
+		layer, status, err = p.admit(&pre)
 	}
 	if err != nil {
 		p.logRefusal(c.RemoteAddr(), &pre, status, err)
@@ -268,17 +265,12 @@ func (p *Port) logRefusal(remote net.Addr, pre *preamble, status statusCode, err
 }
 
 // admit finds the group of a preamble and takes one of the connections of its sender. deliver or Close releases it.
-func (p *Port) admit(c net.Conn, pre *preamble) (*Layer, statusCode, error) {
+func (p *Port) admit(pre *preamble) (*Layer, statusCode, error) {
 	switch {
 	case pre.cluster != p.opts.Cluster:
 		return nil, statusWrongCluster, fmt.Errorf("this node is of cluster %s, the connection is for cluster %s", p.opts.Cluster, pre.cluster)
 	case pre.to != p.opts.Node:
 		return nil, statusWrongNode, fmt.Errorf("this is node %s, the connection is for node %s", p.opts.Node, pre.to)
-	}
-	if p.opts.Authorize != nil {
-		if err := p.opts.Authorize(c, pre.from); err != nil {
-			return nil, statusDenied, err
-		}
 	}
 	p.mu.Lock()
 	layer := p.groups[pre.group]
