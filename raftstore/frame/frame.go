@@ -35,7 +35,7 @@ func Open(b []byte, magic string, version uint16) ([]byte, error) {
 	}
 	body, sum := b[HeadBytes:len(b)-SumBytes], b[len(b)-SumBytes:]
 	if n := binary.LittleEndian.Uint32(b[12:]); uint64(n) != uint64(len(body)) {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "length field says %d bytes, there are %d", n, len(body))
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "length field is %d bytes, the body has %d", n, len(body))
 	}
 	if got, want := crc32.Checksum(b[:len(b)-SumBytes], castagnoli), binary.LittleEndian.Uint32(sum); got != want {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checksum is %08x, want %08x", got, want)

@@ -142,8 +142,8 @@ func TestLedgerScanOrder(t *testing.T) {
 	}
 }
 
-// A quiet group's entry stays at the head of the ring; what a busy one has compacted
-// away behind it must not stay in memory.
+// The entry of an idle group stays at the head of the ring. Compacted entries of a busy group after it must not stay in
+// memory.
 func TestEntryCacheLetsGoOfRemovedEntries(t *testing.T) {
 	const size = 1 << 20
 	c := newEntryCache(4 * size)

@@ -25,7 +25,7 @@ import (
 const goldenPreamble = "52575052" + "0100" + "4200" + "00" + "026331" + "0161" + "0162" + "046d657461" +
 	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "01" + "03722d62" + "e803000000000000" + "0c00000000000000" + "2aaa5373"
 
-// goldenReply carries the same statement, but for the byte that says that the process answers.
+// goldenReply has the same statement, with answers = 0.
 const goldenReply = "00" + "3900" + "a420ca63" +
 	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "00" + "03722d62" + "e803000000000000" + "0c00000000000000"
 
@@ -44,12 +44,12 @@ func TestReplyGoldenBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	says := goldenStatement
-	says.Answers = false
-	if got := marshalStatement(statusOK, &says); !bytes.Equal(got, want) {
-		t.Errorf("marshalStatement(%+v)\n got %x\nwant %x", says, got, want)
+	statement := goldenStatement
+	statement.Answers = false
+	if got := marshalStatement(statusOK, &statement); !bytes.Equal(got, want) {
+		t.Errorf("marshalStatement(%+v)\n got %x\nwant %x", statement, got, want)
 	}
-	if got, status, err := readReply(bytes.NewReader(want)); got != says || status != statusOK || err != nil {
+	if got, status, err := readReply(bytes.NewReader(want)); got != statement || status != statusOK || err != nil {
 		t.Errorf("readReply = %+v, %v, %v", got, status, err)
 	}
 	for i := range want {

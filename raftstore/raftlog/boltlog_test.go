@@ -106,7 +106,7 @@ func TestBoltDoesNotStartWithoutADurableCopy(t *testing.T) {
 		{Ops: []vfs.Op{vfs.OpSync}, Path: boltTemp, Err: "EIO"},
 		{Ops: []vfs.Op{vfs.OpWrite}, Path: boltTemp, Err: "ENOSPC"},
 		{Ops: []vfs.Op{vfs.OpRename}, Path: boltName, Err: "EIO"},
-		{Ops: []vfs.Op{vfs.OpSyncDir}, After: 1, Err: "EIO"}, // the one behind that of META
+		{Ops: []vfs.Op{vfs.OpSyncDir}, After: 1, Err: "EIO"}, // the one after that of META
 	} {
 		disk := vfs.NewFaulty(vfs.OS)
 		if err := disk.Set(fault); err != nil {

@@ -133,7 +133,7 @@ func logScript() vfstest.Script[logLife] {
 }
 
 // lifeOfALog votes, appends over several segments, cuts both ends, clears the log
-// as the installation of a snapshot does, and goes on behind the gap.
+// as the installation of a snapshot does, and continues after the gap.
 func lifeOfALog(w logWriter) error {
 	for _, step := range []func() error{
 		func() error { return w.set("CurrentTerm", "1") },

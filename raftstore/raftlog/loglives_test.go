@@ -70,7 +70,7 @@ func newMortal(mem *vfs.Mem, r *rand.Rand) *mortal {
 	return m
 }
 
-// logOfChance opens the log, checks it, and does what r says until the disk goes down.
+// logOfChance opens the log, checks it, and makes random operations of r until the disk fails.
 // It returns what is left of the disk.
 func logOfChance(mem *vfs.Mem, acked *logLife, term uint64, r *rand.Rand) (*vfs.Mem, error) {
 	disk := newMortal(mem, r)

@@ -125,7 +125,7 @@ func (l *rowLog) GetLog(index uint64, out *raft.Log) error {
 	}
 	h := entry.ParseHead(b)
 	if h.Index != index || h.Length != at.length {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: entry %d of %d bytes stands where entry %d of %d was written", s.file.Name(), h.Index, h.Length, index, at.length)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: entry %d of %d bytes is at the place of entry %d of %d bytes", s.file.Name(), h.Index, h.Length, index, at.length)
 	}
 	h.Put(out, b)
 	return nil

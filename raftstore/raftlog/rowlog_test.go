@@ -185,7 +185,7 @@ func TestRowLogRefusesWhatLeavesAGap(t *testing.T) {
 		{{Index: last + 1, Data: []byte("without a seal")}},
 	} {
 		if err := l.StoreLogs(logs); err == nil {
-			t.Errorf("entry %d was taken behind %d", logs[len(logs)-1].Index, last)
+			t.Errorf("entry %d was accepted after %d", logs[len(logs)-1].Index, last)
 		}
 	}
 	if err := l.DeleteRange(15, 16); err == nil {
@@ -269,8 +269,8 @@ func TestRowLogGoldenBytes(t *testing.T) {
 	}
 }
 
-// FuzzRowLog: whatever a segment holds behind its header, the log opens with whole
-// entries or says that it is damaged, and what opens can be written on and opened again.
+// FuzzRowLog: with any bytes after the header of a segment, the log opens with whole entries or returns that it is damaged.
+// A log that opens can be written and opened again.
 func FuzzRowLog(f *testing.F) {
 	golden, err := os.ReadFile("testdata/rowlog/0000000000000003.seg")
 	if err != nil {
@@ -322,7 +322,7 @@ func FuzzRowLog(f *testing.F) {
 }
 
 // fixBatches gives what looks like batches the CRCs that fit, so that what lies
-// behind them is reached.
+// after them is reached.
 func fixBatches(b []byte, salt uint64) []byte {
 	b = bytes.Clone(b)
 	for at := 0; at+batchHeadBytes <= len(b); {
@@ -353,7 +353,7 @@ func sumOfHeads(b []byte, h batchHead, salt uint64) uint32 {
 	return sum
 }
 
-// A torn append leaves nothing behind, even when the next one goes to a segment of
+// A torn append leaves no bytes, even when the next one goes to a segment of
 // its own.
 func TestRowLogForgetsATornAppend(t *testing.T) {
 	disk := vfs.NewMem()

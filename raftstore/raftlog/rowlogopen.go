@@ -27,7 +27,7 @@ type recovery struct {
 	}
 }
 
-// recover reads the segments in the directory. META says that all segments up to newest were begun.
+// recover reads the segments in the directory. META records that all segments up to newest were begun.
 func (l *rowLog) recover(newest uint64) error {
 	numbers, err := l.listSegments()
 	if err != nil {
@@ -208,7 +208,7 @@ func (r *recovery) batches(newest bool) error {
 	}
 	later, err := in.laterBatch(r.end, s.salt, l.write.batch)
 	if err == nil && later > 0 {
-		err = rowraft.Errorf(rowraft.CodeCorrupt, "batch %d at %d cannot be read, and batch %d behind it can: damaged", l.write.batch, r.end, later)
+		err = rowraft.Errorf(rowraft.CodeCorrupt, "batch %d at %d is damaged: it cannot be read, but batch %d after it can", l.write.batch, r.end, later)
 	}
 	return err
 }

@@ -31,10 +31,10 @@ func TestRegistryCountsStarts(t *testing.T) {
 			t.Errorf("a peer that saw none: %s", why)
 		}
 		if r.Starts().Contradicts(marks.Process{Start: p.Start, Nonce: p.Nonce + 1}) == "" || r.Starts().Contradicts(marks.Process{Start: p.Start + 1, Nonce: 5}) == "" {
-			t.Errorf("start %d: a peer that saw another process is believed to have seen this one", p.Start)
+			t.Errorf("start %d: a peer that saw another process is not contradicted", p.Start)
 		}
 		if i > 0 && r.Starts().Contradicts(marks.Process{Start: p.Start - 1, Nonce: seen[i-1].Nonce + 1}) == "" {
-			t.Errorf("start %d: a peer that saw another start %d is believed", p.Start, p.Start-1)
+			t.Errorf("start %d: a peer that saw another start %d is not contradicted", p.Start, p.Start-1)
 		}
 		seen = append(seen, p)
 	}
@@ -51,7 +51,7 @@ func TestRegistryCountsStarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if why := r.Starts().Contradicts(other); why != "" || r.Starts().Process().Start != 101 {
-		t.Errorf("after it began behind start 100: start %d, %q", r.Starts().Process().Start, why)
+		t.Errorf("after BeginAfter start 100: start %d, %q", r.Starts().Process().Start, why)
 	}
 	if g := r.content.Groups; g["a"].RolledBack == "" || g["b"].RolledBack != "" {
 		t.Errorf("groups %+v: want all given up that were not removed", g)

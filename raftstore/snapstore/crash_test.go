@@ -14,15 +14,14 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
 )
 
-// snapLife is the index of the newest snapshot whose Close returned, and of the one
-// under way.
+// snapLife has the index of the newest snapshot whose Close returned, and of the one that is being written.
 type snapLife struct{ done, pending uint64 }
 
 func stateAt(index uint64) []byte {
 	return bytes.Repeat(fmt.Appendf(nil, "%8d", index), 300)
 }
 
-// open returns the store, once all snapshots that it lists were read to the end.
+// open returns the store after it has read all snapshots that it lists.
 func (l *snapLife) open(disk vfs.FS) (*Store, error) {
 	var bad error
 	s, err := Open(disk, "/g/snapshots", testOwner, slog.New(slog.DiscardHandler), func(id string, err error) {
@@ -51,7 +50,7 @@ func (l *snapLife) open(disk vfs.FS) (*Store, error) {
 		}
 	}
 	if newest != l.done && newest != l.pending {
-		bad = errors.Join(bad, fmt.Errorf("the newest snapshot is of entry %d, acknowledged is %d, under way %d", newest, l.done, l.pending))
+		bad = errors.Join(bad, fmt.Errorf("the newest snapshot is of entry %d, acknowledged is %d, being written is %d", newest, l.done, l.pending))
 	}
 	if bad == nil {
 		l.done = newest
@@ -99,7 +98,7 @@ func snapshotScript() vfstest.Script[snapLife] {
 		Check: func(disk vfs.FS, acked snapLife) (snapLife, error) {
 			was := acked.done
 			s, err := acked.open(disk)
-			if err == nil && acked.done == was { // else look whether the one found here stays
+			if err == nil && acked.done == was { // otherwise check that the snapshot that was found remains
 				err = acked.take(s, 1)
 			}
 			return acked, err

@@ -53,8 +53,7 @@ func FuzzSnapshotMeta(f *testing.F) {
 	})
 }
 
-// FuzzSnapshotData reads a data file that belongs to fuzzed numbers of chunks and
-// bytes, with the checksums of its chunks set right.
+// FuzzSnapshotData reads a data file with any number of chunks and bytes in its meta file, and with correct checksums.
 func FuzzSnapshotData(f *testing.F) {
 	golden, err := os.ReadFile("testdata/00000000000000000007-0000000003-0001/data")
 	if err != nil {

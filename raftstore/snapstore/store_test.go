@@ -40,7 +40,7 @@ func writeSnapshot(t testing.TB, s *Store, index, term uint64, payload []byte) s
 	if err != nil {
 		t.Fatal(err)
 	}
-	for b := payload; len(b) > 0; { // in odd pieces
+	for b := payload; len(b) > 0; { // in writes of odd sizes
 		n := min(len(b), 70001)
 		if _, err := k.Write(b[:n]); err != nil {
 			t.Fatal(err)
@@ -72,15 +72,15 @@ func randomBytes(seed uint64, n int) []byte {
 	return b
 }
 
-// removingDisk lets something happen behind each listing of a directory.
+// removingDisk calls a function after each listing of a directory.
 type removingDisk struct {
 	vfs.FS
-	behind func()
+	after func()
 }
 
 func (d removingDisk) ReadDir(dir string) ([]fs.DirEntry, error) {
 	entries, err := d.FS.ReadDir(dir)
-	d.behind()
+	d.after()
 	return entries, err
 }
 
@@ -93,7 +93,7 @@ func TestSnapshotGoesWhileOthersAreListed(t *testing.T) {
 	s.disk = removingDisk{vfs.OS, func() {
 		go func() { gone <- s.hide([]string{old}) }()
 		select {
-		case err := <-gone: // it must not get in between
+		case err := <-gone: // it must not run during the listing
 			gone <- err
 		case <-time.After(50 * time.Millisecond):
 		}
@@ -105,7 +105,7 @@ func TestSnapshotGoesWhileOthersAreListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.isBad(old) {
-		t.Error("the snapshot that went away is taken for corrupt")
+		t.Error("the snapshot that went away counts as corrupt")
 	}
 }
 
@@ -125,8 +125,7 @@ func TestSnapshotRoundTrip(t *testing.T) {
 	}
 }
 
-// Snapshots of all formats, built from docs/formats/snapshot-store.md by another
-// program: the last is the one that is written.
+// goldenSnapshot was built from docs/formats/snapshot-store.md by another program (testdata/snapshot.py).
 const goldenSnapshot = "00000000000000000007-0000000003-0001"
 
 func TestSnapshotGoldenBytes(t *testing.T) {
@@ -201,8 +200,8 @@ func snapshotOnMem(t testing.TB, id string, files map[string][]byte) (*Store, *[
 	return s, bad
 }
 
-// A meta file of a later version stops everything, for an older snapshot would bring
-// back older state; one whose version is damaged is skipped.
+// A meta file of a later version is an error, because an older snapshot would bring back older state. A meta file whose
+// version is damaged is skipped.
 func TestSnapshotMetaOfALaterVersion(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -271,7 +270,7 @@ func TestSnapshotsAreReaped(t *testing.T) {
 	if err != nil || len(list) != 2 || list[0].ID != ids[3] || list[1].ID != ids[2] {
 		t.Errorf("List = %v, %v; want the newest two of %v", list, err, ids)
 	}
-	// Unfinished ones are not listed, and removed at the next start.
+	// Unfinished snapshots are not listed, and the next start removes them.
 	k, err := s.Create(1, 99, 1, testConfiguration, 1, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -284,7 +283,7 @@ func TestSnapshotsAreReaped(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(s.dir, "*.tmp")); len(left) != 0 {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("files remain: %v", left)
 	}
 	if err := k.Close(); err == nil {
 		t.Error("a sink whose directory vanished closed without error")
@@ -295,8 +294,8 @@ const testOwner = "replica r-shard-0 of group shard-0 on server n1 of cluster c-
 
 var testConfiguration = raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: "r1", Address: "n1"}}}
 
-// Opening a snapshot does not read it: the reader checks each chunk as it comes,
-// so a leader need not read 10 GB twice.
+// Open does not read the whole snapshot: the reader checks each chunk when it reads it, so a leader does not read 10 GB
+// twice.
 func TestSnapshotIsCheckedAsItIsSent(t *testing.T) {
 	s, _ := testStore(t)
 	payload := randomBytes(1, 3*chunkBytes)
@@ -321,7 +320,7 @@ func TestSnapshotIsCheckedAsItIsSent(t *testing.T) {
 	}
 }
 
-// Sending a snapshot holds up no new one, and goes on when newer ones replace it.
+// A reader of a snapshot delays no new snapshot, and continues when newer ones replace its snapshot.
 func TestSnapshotIsSentWhileNewerOnesAreWritten(t *testing.T) {
 	s, _ := testStore(t)
 	payload := randomBytes(2, 3*chunkBytes)
@@ -346,15 +345,14 @@ func TestSnapshotIsSentWhileNewerOnesAreWritten(t *testing.T) {
 	}
 }
 
-// A disk that cannot be asked whether a name is free is an error, not a name that is
-// taken: the search for a free one would not end.
+// A disk error during the search for a free name is an error, not a name in use: the search would not end.
 func TestSnapshotOnADiskThatCannotBeRead(t *testing.T) {
 	disk := vfs.NewFaulty(vfs.NewMem())
 	s, err := Open(disk, "/snapshots", testOwner, slog.New(slog.DiscardHandler), func(string, error) {})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not for ever: else the test would not end either.
+	// Once only: otherwise the test would not end either.
 	if err := disk.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpList}, Times: 1, Err: "EIO"}); err != nil {
 		t.Fatal(err)
 	}

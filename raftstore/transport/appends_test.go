@@ -141,7 +141,7 @@ func FuzzAppendRequest(f *testing.F) {
 	small.Entries = small.Entries[:1]
 	f.Add(wireOf(f, small))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) >= appendHeadBytes { // so that what is behind the checksum is tested too
+		if len(b) >= appendHeadBytes { // set the checksum, so that the bytes after it are tested too
 			b = bytes.Clone(b)
 			end := appendHeadBytes + uint64(binary.LittleEndian.Uint32(b[44:])) + entry.HeadBytes*uint64(binary.LittleEndian.Uint32(b[40:]))
 			binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:min(end, uint64(len(b)))], castagnoli))

@@ -43,8 +43,7 @@ func answered(t *testing.T, tr *Transport, answer func(raft.RPC)) {
 	})
 }
 
-// sent calls until there is an answer: a machine may stand still for longer than a call may
-// take.
+// sent repeats a call until it succeeds: a busy machine may be slower than the timeout of a call.
 func sent(t *testing.T, call func() error) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; {
@@ -137,8 +136,7 @@ func emptyReplica(backlogFull bool) Replica {
 	}
 }
 
-// An AppendEntries is cut by bytes, keeps at least one entry, and never tells the
-// follower to commit what was not in it.
+// An AppendEntries is cut by bytes, keeps at least one entry, and its commit index never exceeds its last entry.
 func TestAppendEntriesIsCutByBytes(t *testing.T) {
 	entries := func(sizes ...int) (out []*raft.Log) {
 		for i, s := range sizes {
@@ -169,7 +167,7 @@ func TestAppendEntriesIsCutByBytes(t *testing.T) {
 	}
 }
 
-// The same on its way: raft hands over more than fits, the follower gets what does.
+// The same with two transports: raft sends more than fits, and the follower gets the part that fits.
 func TestAppendEntriesOnTheWireIsCutByBytes(t *testing.T) {
 	peers := newTestNet(t, "node-0", "node-1")
 	a, b := peers.transport("node-0", emptyReplica(false)), peers.transport("node-1", emptyReplica(false))
@@ -190,12 +188,11 @@ func TestAppendEntriesOnTheWireIsCutByBytes(t *testing.T) {
 		return a.AppendEntries("r", "node-1", &again, &raft.AppendEntriesResponse{})
 	})
 	if n := <-got; n != 3 {
-		t.Errorf("%d entries of 20 KiB travelled in one RPC of 64 KiB, want 3", n)
+		t.Errorf("%d entries of 20 KiB are in one RPC of 64 KiB, want 3", n)
 	}
 }
 
-// A follower whose machine lags holds entries back, but not heartbeats, and not
-// for ever.
+// A follower whose machine lags holds back entries for a limited time, but not heartbeats.
 func TestBacklogHoldsEntriesNotHeartbeats(t *testing.T) {
 	peers := newTestNet(t, "node-0", "node-1")
 	a := peers.transport("node-0", emptyReplica(false))
@@ -232,7 +229,7 @@ func TestBacklogHoldsEntriesNotHeartbeats(t *testing.T) {
 		for first := range arrivals {
 			if first.term == term {
 				if first.entries != 0 {
-					t.Error("the heartbeat waited behind the entries")
+					t.Error("the heartbeat waited for the entries")
 				}
 				return
 			}
@@ -241,7 +238,7 @@ func TestBacklogHoldsEntriesNotHeartbeats(t *testing.T) {
 	t.Error("the heartbeat is never answered at once, or the entries are held for ever")
 }
 
-// Entries below the snapshot of a follower are cut from what a leader sends.
+// Entries below the snapshot of a follower are dropped from the messages of a leader.
 func TestEntriesBelowSnapshotAreCut(t *testing.T) {
 	r := Replica{Boundary: func() *entry.Position { return &entry.Position{Index: 10, Term: 3} }}
 	for _, tc := range []struct {
@@ -278,7 +275,7 @@ func TestEntriesBelowSnapshotAreCut(t *testing.T) {
 	}
 }
 
-// The same on its way into raft.
+// The same with two transports.
 func TestEntriesBelowSnapshotDoNotReachRaft(t *testing.T) {
 	peers := newTestNet(t, "node-0", "node-1")
 	a := peers.transport("node-0", emptyReplica(false))
@@ -308,8 +305,7 @@ func TestEntriesBelowSnapshotDoNotReachRaft(t *testing.T) {
 	}
 }
 
-// A snapshot of what a replica has applied is read off the connection and answered
-// without reaching raft, which would drop the log behind it.
+// A snapshot of applied entries is read from the connection and answered without raft, which would delete the log after it.
 func TestRedundantSnapshotIsDeclined(t *testing.T) {
 	peers := newTestNet(t, "node-0", "node-1")
 	a := peers.transport("node-0", emptyReplica(false))
@@ -343,8 +339,8 @@ func TestRedundantSnapshotIsDeclined(t *testing.T) {
 	}
 }
 
-// TestSnapshotsAreSentAtAPace: all that a node sends share the rate, nothing waits
-// that is below it, and the end of the transport ends the wait.
+// TestSnapshotsAreSentAtAPace: all snapshots that a node sends share the rate, a slower reader does not wait, and the end
+// of the transport ends the wait.
 func TestSnapshotsAreSentAtAPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, stop := NewPace(1<<20), make(chan struct{})
@@ -374,7 +370,7 @@ func TestSnapshotsAreSentAtAPace(t *testing.T) {
 		if took := read(); took != 0 {
 			t.Errorf("the first bytes after a pause took %v", took)
 		}
-		if took, want := read(), time.Second*paceBytes/(1<<20); took < want-time.Millisecond { // the pause is not saved up
+		if took, want := read(), time.Second*paceBytes/(1<<20); took < want-time.Millisecond { // the limiter saves only one burst
 			t.Errorf("the next bytes after a pause took %v, want %v", took, want)
 		}
 		close(stop)
