@@ -26,13 +26,14 @@ type rollbackGuard struct {
 	asked chan struct{} // closed by askPeers: from then on this replica may vote
 }
 
+// copied ends the messages about a copied directory.
 const copied = "a copy of a data directory is no backup"
 
-// lineage returns why g must stop because the directory is a copy, or "". After such a discovery no replica of the
+// checkCopy returns why g must stop because the directory is a copy, or "". After such a discovery no replica of the
 // directory may run, and the store continues its count of starts after those of the other copy. So peers accept the
-// replicas that this node gets instead, under new IDs. If the other copy still runs, lineage sets twin and changes
+// replicas that this node gets instead, under new IDs. If the other copy still runs, checkCopy sets twin and changes
 // nothing.
-func (s *Store) lineage(g *Group, from rowraft.NodeID, statement *marks.Statement) (why string, twin bool) {
+func (s *Store) checkCopy(g *Group, from rowraft.NodeID, statement *marks.Statement) (why string, twin bool) {
 	if why = s.starts.Load().Contradicts(statement.About); why == "" { // before s.mu, which may be held for long
 		return "", false
 	}
@@ -85,7 +86,7 @@ func (r *rollbackGuard) Compare(from rowraft.NodeID, s *marks.Statement) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
-	if why, twin := g.store.lineage(g, from, s); why != "" {
+	if why, twin := g.store.checkCopy(g, from, s); why != "" {
 		if twin {
 			err := rowraft.Errorf(rowraft.CodeIdentity, "two processes run as node %s, on copies of one data directory: %s; stop one of them (%s)", g.store.opts.Node, why, copied)
 			g.fail(err)
