@@ -95,11 +95,10 @@ func filesIn(dirs ...string) func(*File) bool {
 
 var borders = []border{
 	{
-		why:     "generated types stop at client, node, scheduler, internal/rpc, internal/route, internal/localcluster, raftstore's transport, cmd and e2e: convert at the border",
+		why:     "generated types stop at client, node, scheduler, internal/rpc, internal/route, internal/localcluster, cmd and e2e: convert at the border",
 		library: under(Module + "/proto"),
 		inside: func(f *File) bool {
-			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "internal/route", "internal/localcluster", "cmd", "e2e")(f) ||
-				f.Dir == "raftstore" && strings.Contains(f.Path, "transport")
+			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "internal/route", "internal/localcluster", "cmd", "e2e")(f)
 		},
 	},
 	{

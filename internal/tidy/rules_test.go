@@ -111,10 +111,9 @@ var examples = []struct {
 		want:    "convert at the border",
 	},
 	{
-		name: "generated types in raftstore but its transport", rule: "imports",
+		name: "generated types in raftstore", rule: "imports",
 		sources: map[string]string{
-			"raftstore/group.go":     imp("raftstore", Module+"/proto/rowraft/v1"),
-			"raftstore/transport.go": imp("raftstore", Module+"/proto/rowraft/v1"),
+			"raftstore/group.go": imp("raftstore", Module+"/proto/rowraft/v1"),
 		},
 		want: "raftstore/group.go",
 	},
