@@ -60,7 +60,7 @@ func TestSnapshotOnAFullDisk(t *testing.T) {
 	dir = filepath.Join(victim.DataDir, "raft", "groups", "shard-0", "snapshots")
 	mount("256k")
 	l.more(100) // 135 kB each
-	const failed, reason = "snapshot failed, the log goes on growing", "no space left on device"
+	const failed, reason = "snapshot failed, so the log continues to grow", "no space left on device"
 	if err := poll(deadline(t, patience), func() error {
 		if !logHas(t, victim, failed) || !logHas(t, victim, reason) {
 			return errors.New("the server says nothing of the snapshot that failed")

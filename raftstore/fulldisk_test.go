@@ -98,8 +98,8 @@ func TestADiskThatFillsDuringASnapshot(t *testing.T) {
 			}
 			push(40)
 			time.Sleep(2 * time.Second) //tidy:allow sleep virtual time
-			if !strings.Contains(log.String(), "snapshot failed, the log continues to grow") {
-				t.Errorf("step %d: nothing is said of the full disk", step)
+			if !strings.Contains(log.String(), "snapshot failed, so the log continues to grow") {
+				t.Errorf("step %d: the log does not mention the full disk", step)
 			}
 			disk.Clear()
 			time.Sleep(snapshotRetry + time.Second) //tidy:allow sleep virtual time

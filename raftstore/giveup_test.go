@@ -94,7 +94,7 @@ func TestATransferDoesNotWaitForACommit(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		err := l.group.TransferLeadership(ctx, "")
-		return err != nil && strings.Contains(err.Error(), "is not committed")
+		return err != nil && strings.Contains(err.Error(), "are not committed")
 	})
 	c.converged(c.propose("after"))
 }

@@ -267,7 +267,7 @@ func TestRemovalBelowQuorumIsRefused(t *testing.T) {
 		if err == nil {
 			t.Fatal("one of the two that are left of three was removed")
 		}
-		return rowraft.CodeOf(err) == rowraft.CodePrecondition && strings.Contains(err.Error(), "it takes")
+		return rowraft.CodeOf(err) == rowraft.CodePrecondition && strings.Contains(err.Error(), "are needed to commit")
 	})
 	c.propose("still writable")
 	eventually(t, "the dead one is removed", func() bool {

@@ -119,7 +119,7 @@ func TestPhasesOfAGap(t *testing.T) {
 		return `{"time":"` + begin.Add(time.Duration(ms)*time.Millisecond).Format(time.RFC3339Nano) + `",` + rest + "}\n"
 	}
 	log := line(-500, `"msg":"leads the shard","shard":1`) + "panic: no JSON\n" +
-		line(10, `"msg":"hands over the lead","group":"shard-1","to":"b"`) + line(15, `"msg":"is elected","shard":2`) +
+		line(10, `"msg":"transferring the leadership","group":"shard-1","to":"b"`) + line(15, `"msg":"is elected","shard":2`) +
 		line(30, `"msg":"is elected","shard":1`) + line(60, `"msg":"leads the shard","shard":1,"after":"30ms"`) + line(90, `"msg":"leads the shard","shard":1`)
 	events := eventsIn(strings.NewReader(log), "n1", 1, begin, begin.Add(70*time.Millisecond))
 	if len(events) != 3 || events[0].More != "b" || events[2].More != "30ms" || events[2].Who != "n1" {

@@ -20,7 +20,7 @@ import (
 
 // What servers and client log of a lead that changes hands.
 const (
-	logHandsOver = "hands over the lead"
+	logHandsOver = "transferring the leadership"
 	logElected   = "is elected"
 	logServes    = "leads the shard"
 )
