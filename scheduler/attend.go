@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 const (
@@ -41,7 +42,7 @@ type attendance struct {
 	patience patience // the constants, except in tests
 
 	mu        sync.Mutex
-	trainers  map[trainerID]*attendee
+	trainers  map[meta.TrainerID]*attendee
 	endings   map[string]*ending // by job: the newest checkpoint of leaving trainers
 	halts     map[string]*halt   // by job: the newest stop request
 	claimed   map[string]bool    // jobs whose trainers are paused by a muster
@@ -52,13 +53,13 @@ type attendance struct {
 func newAttendance() *attendance {
 	return &attendance{
 		patience: patience{absent: absentPatience, pause: pausePatience, ignored: ignoredPatience, quick: quickPatience, announce: announcePatience, release: releasePatience, state: statePatience},
-		trainers: make(map[trainerID]*attendee), endings: make(map[string]*ending), halts: make(map[string]*halt), claimed: make(map[string]bool), changed: make(chan struct{}),
+		trainers: make(map[meta.TrainerID]*attendee), endings: make(map[string]*ending), halts: make(map[string]*halt), claimed: make(map[string]bool), changed: make(chan struct{}),
 	}
 }
 
 // attendee is one connected trainer: one call of Attend.
 type attendee struct {
-	id        trainerID
+	id        meta.TrainerID
 	member    *rowraftv1.JobIdentity
 	trainers  uint32 // number of trainers of its job
 	announces bool   // the trainer agrees on a common boundary with the others of its job
@@ -148,7 +149,7 @@ func (t *attendance) find(member *rowraftv1.JobIdentity) *attendee {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// The id of the run is the secret here: an incarnation can be guessed.
-	a := t.trainers[trainerID{member.GetJob(), member.GetRank()}]
+	a := t.trainers[meta.TrainerID{Job: member.GetJob(), Rank: member.GetRank()}]
 	if a != nil && a.member.GetIncarnation() == member.GetIncarnation() && bytes.Equal(a.member.GetRun(), member.GetRun()) {
 		return a
 	}
@@ -156,7 +157,7 @@ func (t *attendance) find(member *rowraftv1.JobIdentity) *attendee {
 }
 
 // has reports whether a trainer is connected.
-func (t *attendance) has(id trainerID) bool {
+func (t *attendance) has(id meta.TrainerID) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.trainers[id] != nil
@@ -196,7 +197,7 @@ func (t *attendance) list() (out []*attendee) {
 	for _, a := range t.trainers {
 		out = append(out, a)
 	}
-	slices.SortFunc(out, func(a, b *attendee) int { return a.id.compare(b.id) })
+	slices.SortFunc(out, func(a, b *attendee) int { return a.id.Compare(b.id) })
 	return out
 }
 
@@ -212,11 +213,11 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 		return err
 	}
 	hello := first.GetHello()
-	id := trainerID{hello.GetMember().GetJob(), hello.GetMember().GetRank()}
-	if id.job == "" {
+	id := meta.TrainerID{Job: hello.GetMember().GetJob(), Rank: hello.GetMember().GetRank()}
+	if id.Job == "" {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the first message of Attend must name the member of a job: enter a job first")
 	}
-	if err := c.s.jobs.checkOwner(stream.Context(), id.job); err != nil {
+	if err := c.s.jobs.checkOwner(stream.Context(), id.Job); err != nil {
 		return err
 	}
 	if n := len(hello.GetDestinations()); n > maxDestinations {
@@ -281,14 +282,14 @@ func (s *Scheduler) beat(ctx context.Context, lost context.CancelCauseFunc, a *a
 }
 
 func (s *Scheduler) welcome() *rowraftv1.AttendReply {
-	_, epoch := s.machine.restored()
+	_, epoch := s.machine.Sources()
 	return &rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Welcome{Welcome: &rowraftv1.AttendWelcome{TableEpoch: uint64(epoch)}}}
 }
 
 // logAttend logs that checkpoints need the state of a trainer, unless that is logged already.
 func (s *Scheduler) logAttend(ctx context.Context, h *rowraftv1.AttendHello) error {
 	id := h.GetMember()
-	if _, epoch := s.machine.restored(); s.machine.attends(id) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
+	if _, epoch := s.machine.Sources(); s.machine.Attends(id) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
 		return nil // the trainer reconnects
 	}
 	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{
@@ -393,11 +394,11 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 		return nil // a checkpoint is storing its state
 	}
 	park, parkedAt := a.park, a.parkedAt
-	last := t.endings[a.id.job]
+	last := t.endings[a.id.Job]
 	var train []*attendee
 	waiting, there := 0, uint32(0) // number of parked trainers whose checkpoint is not made yet
 	for _, o := range t.trainers {
-		if o.id.job != a.id.job {
+		if o.id.Job != a.id.Job {
 			continue
 		}
 		if there++; o.park == nil {
@@ -439,7 +440,7 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1.AttendPark, parkedAt time.Time) *rowraftv1.AttendLeave {
 	t := c.s.attendance
 	t.mu.Lock()
-	e := t.endings[a.id.job]
+	e := t.endings[a.id.Job]
 	mine := e == nil
 	if !mine {
 		select {
@@ -450,7 +451,7 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 	}
 	if mine {
 		e = &ending{done: make(chan struct{})}
-		t.endings[a.id.job] = e
+		t.endings[a.id.Job] = e
 	}
 	t.mu.Unlock()
 	if !mine {
@@ -464,7 +465,7 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 		return nil
 	}
 	e.leave = &rowraftv1.AttendLeave{}
-	name, err := c.createFor(ctx, a.id.job, park, func() { e.begun = time.Now() })
+	name, err := c.createFor(ctx, a.id.Job, park, func() { e.begun = time.Now() })
 	switch {
 	case err == nil:
 		e.leave.Checkpoint = name

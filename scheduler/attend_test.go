@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // served is a scheduler that leads a cluster of one server and answers on a port.
@@ -133,10 +134,10 @@ func (f *fakeTrainer) isStill() bool {
 }
 
 // expectedTrainers returns the trainers for which a checkpoint of no job waits if none of them is connected.
-func expectedTrainers(s *Scheduler) (out []trainerID) {
-	for _, r := range s.machine.allRuns() {
-		for _, rank := range expectedRanks(r, false, false) {
-			out = append(out, trainerID{r.GetJob(), rank})
+func expectedTrainers(s *Scheduler) (out []meta.TrainerID) {
+	for _, r := range s.machine.Runs() {
+		for _, rank := range meta.ExpectedRanks(r, false, false) {
+			out = append(out, meta.TrainerID{Job: r.GetJob(), Rank: rank})
 		}
 	}
 	return out
@@ -200,7 +201,7 @@ func TestTrainersStandStillForACut(t *testing.T) {
 	for _, p := range m.members {
 		names = append(names, p.blob.Name)
 		b, err := checkpoint.ReadFile(t.Context(), depot.At(d, "x"), p.blob.File, nil)
-		want := strings.Repeat(fmt.Sprintf("state of %s/%d ", p.a.id.job, p.a.id.rank), 40000)
+		want := strings.Repeat(fmt.Sprintf("state of %s/%d ", p.a.id.Job, p.a.id.Rank), 40000)
 		if err != nil || string(b) != want {
 			t.Errorf("%s: %d bytes, %v", p.blob.Name, len(b), err)
 		}
@@ -244,7 +245,7 @@ func TestAnAbsentTrainer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(m.members) != 1 || m.members[0].a.id.rank != 0 {
+			if len(m.members) != 1 || m.members[0].a.id.Rank != 0 {
 				t.Errorf("members: %v, want trainer 0", m.attended())
 			}
 			if err := m.release(t.Context()); err != nil {
@@ -291,7 +292,7 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 					<-changed
 				}
 			}
-			gone := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.runOf("ctr").GetRun(), Incarnation: uint64(members[0].Incarnation())}
+			gone := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.RunOf("ctr").GetRun(), Incarnation: uint64(members[0].Incarnation())}
 			if err := s.leave(t.Context(), gone, how, "it died", nil); err != nil {
 				t.Fatal(err)
 			}
@@ -318,7 +319,7 @@ func TestOnlyAMemberSendsItsState(t *testing.T) {
 		return &rowraftv1.JobIdentity{Job: "ctr", Run: id16(run), Rank: 1, Incarnation: incarnation}
 	}
 	list := newAttendance()
-	a := &attendee{id: trainerID{"ctr", 1}, member: id(1, 7), gone: make(chan struct{})}
+	a := &attendee{id: meta.TrainerID{Job: "ctr", Rank: 1}, member: id(1, 7), gone: make(chan struct{})}
 	list.add(a)
 	if list.find(id(1, 7)) != a {
 		t.Error("the member is not found")
@@ -430,7 +431,7 @@ func TestTrainersLeaveTogether(t *testing.T) {
 	if err := <-left; err != nil {
 		t.Fatal(err)
 	}
-	if got := expectedTrainers(s); len(got) != 1 || got[0].job != "b" {
+	if got := expectedTrainers(s); len(got) != 1 || got[0].Job != "b" {
 		t.Errorf("%v attend, want the trainer of b", got)
 	}
 	if _, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error)); err != nil {
@@ -486,7 +487,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 			s.attendance.endings["ctr"] = made
 			s.attendance.mu.Unlock()
 			eventually(t, "the other one has spoken", func() bool {
-				w, known := s.workers.get(s.machine.runOf("ctr").GetMembers()[1].GetIncarnation())
+				w, known := s.workers.get(s.machine.RunOf("ctr").GetMembers()[1].GetIncarnation())
 				return known && w.beat != nil
 			})
 			left := make(chan string, 2)
@@ -499,7 +500,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 			eventually(t, "the first has parked, or has left", func() bool {
 				s.attendance.mu.Lock()
 				defer s.attendance.mu.Unlock()
-				first = s.attendance.trainers[trainerID{"ctr", 0}]
+				first = s.attendance.trainers[meta.TrainerID{Job: "ctr", Rank: 0}]
 				return first != nil && first.park != nil || len(left) > 0
 			})
 			if tc.waits && len(left) > 0 {

@@ -22,6 +22,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 const (
@@ -281,7 +282,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if m == nil || len(m.Shards) == 0 {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
-	if op.s.machine.pendingRestore() != nil {
+	if op.s.machine.PendingRestore() != nil {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "a restore is being finished")
 	}
 	var parts []*partWriter // not a result: a failed cut closes them and returns none
@@ -467,7 +468,7 @@ func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
 	for _, p := range parts {
 		for _, t := range p.done.GetTables() {
 			id, name := rowraft.TableID(t.GetTable().GetId()), t.GetTable().GetName()
-			if !hasTable(was, id) && hasTable(now, id) {
+			if !meta.HasTable(was, id) && meta.HasTable(now, id) {
 				continue
 			}
 			if i := slices.IndexFunc(parts, func(o *partWriter) bool { return !o.hasTable(id) }); i >= 0 {
@@ -478,7 +479,7 @@ func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
 	return nil
 }
 
-// hasTable reports whether a finished shard file has the table.
+// HasTable reports whether a finished shard file has the table.
 func (p *partWriter) hasTable(id rowraft.TableID) bool {
 	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool { return rowraft.TableID(t.GetTable().GetId()) == id })
 }

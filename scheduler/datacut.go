@@ -11,12 +11,13 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // readData records, for each job whose data the scheduler assigns, the position in the data. REQUIRES: the trainers
 // have stopped.
 func (m *muster) readData(ctx context.Context) error {
-	for _, r := range m.s.machine.allRuns() {
+	for _, r := range m.s.machine.Runs() {
 		if r.GetData().GetExamples() == 0 || m.of(r) == nil {
 			continue
 		}
@@ -62,7 +63,7 @@ func (m *muster) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 		} else if heard, known := m.s.workers.get(w.GetIncarnation()); known {
 			reached = heard.beat.GetParts()
 		}
-		giveBack(d, w.GetIncarnation(), reached)
+		meta.ReturnParts(d, w.GetIncarnation(), reached)
 	}
 	out := &checkpoint.Parts{
 		Job: r.GetJob(), Examples: d.GetExamples(), PartExamples: d.GetPartExamples(), Epochs: d.GetEpochs(),

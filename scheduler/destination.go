@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // runsCluster reports whether a caller is an admin or an operator, or has no certificate because TLS is off.
@@ -60,7 +61,7 @@ func (s *Scheduler) mayRun(ctx context.Context, p *rowraftv1.CheckpointPolicy) e
 	}
 	trains := false
 	for _, a := range s.attendance.list() {
-		if a.id.job != p.GetJob() || a.caller == nil || a.caller.Name != p.GetOwner() {
+		if a.id.Job != p.GetJob() || a.caller == nil || a.caller.Name != p.GetOwner() {
 			continue
 		}
 		trains = true
@@ -93,9 +94,9 @@ func (c *Checkpoints) maySet(ctx context.Context, caller *rpc.Caller, p *rowraft
 
 // mayChange refuses a change of a policy unless the caller owns it or runs the cluster.
 func (c *Checkpoints) mayChange(caller *rpc.Caller, name string) error {
-	p := c.s.machine.policy(name)
+	p := c.s.machine.PolicyOf(name)
 	if p == nil || runsCluster(caller) || p.GetPolicy().GetOwner() == caller.Name {
 		return nil
 	}
-	return notOwner(p.GetPolicy(), caller.String())
+	return meta.NotOwnerError(p.GetPolicy(), caller.String())
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 func callerOf(role certs.Role, name string, tables ...string) *rpc.Caller {
@@ -116,20 +117,20 @@ func TestEachRunOfAPolicyIsCheckedAgain(t *testing.T) {
 	attend := func(callers ...*rpc.Caller) {
 		s.attendance = newAttendance()
 		for i, c := range callers {
-			s.attendance.add(&attendee{id: trainerID{"ctr", uint32(i)}, caller: c, gone: make(chan struct{}), replaced: make(chan struct{})})
+			s.attendance.add(&attendee{id: meta.TrainerID{Job: "ctr", Rank: uint32(i)}, caller: c, gone: make(chan struct{}), replaced: make(chan struct{})})
 		}
 	}
 	all, some := callerOf(certs.Trainer, "t", "*"), callerOf(certs.Trainer, "t", "a_*")
 	run := func(name string, want rowraft.Code) {
 		t.Helper()
-		err := s.mayRun(t.Context(), s.machine.policy("nightly").GetPolicy())
+		err := s.mayRun(t.Context(), s.machine.PolicyOf("nightly").GetPolicy())
 		if rowraft.CodeOf(err) != want {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
 		if want == rowraft.CodeUnknown {
 			return
 		}
-		if _, err := s.makeFor(t.Context(), s.machine.policy("nightly"), "n"); rowraft.CodeOf(err) != want {
+		if _, err := s.makeFor(t.Context(), s.machine.PolicyOf("nightly"), "n"); rowraft.CodeOf(err) != want {
 			t.Errorf("%s: the run says %v, want %v", name, err, want)
 		}
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
@@ -393,7 +394,7 @@ func (d *diagnosis) work() {
 			way = "off " + d.label(mv.GetFrom().GetNode())
 		}
 		d.add(aNote, "move-runs", fmt.Sprintf("shard %d", mv.GetShard()), fmt.Sprintf("rowraft operation watch %d", mv.GetId()),
-			"Shard %d: a replica moves, %s, in phase %s%s.", mv.GetShard(), way, phaseName(mv.GetPhase()), waits(m.GetWaitingFor()))
+			"Shard %d: a replica moves, %s, in phase %s%s.", mv.GetShard(), way, meta.PhaseName(mv.GetPhase()), waits(m.GetWaitingFor()))
 	}
 }
 
@@ -435,7 +436,7 @@ func (d *diagnosis) job(j *rowraftv1.JobInfo) {
 }
 
 // policy reports a policy that fails.
-func (d *diagnosis) policy(p *policy) {
+func (d *diagnosis) policy(p *meta.Policy) {
 	name, r := p.GetPolicy().GetName(), p.GetRecord()
 	if n := r.GetFailures(); n > 0 {
 		last := "none was ever made"

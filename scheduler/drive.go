@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 const (
@@ -74,12 +75,12 @@ func (s *Scheduler) driveOnce(ctx context.Context, wg *sync.WaitGroup) {
 	if err != nil || !s.driver.begin(ctx, l, term) {
 		return
 	}
-	running, _ := s.machine.moves()
+	running, _ := s.machine.Moves()
 	for _, m := range running {
-		if s.driver.take(m.id) {
+		if s.driver.take(m.ID) {
 			wg.Go(func() {
-				defer s.driver.release(m.id)
-				s.turn(ctx, term, m.id)
+				defer s.driver.release(m.ID)
+				s.turn(ctx, term, m.ID)
 			})
 		}
 	}
@@ -171,8 +172,8 @@ func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	for ctx.Err() == nil {
-		running, _ := s.machine.moves()
-		i := slices.IndexFunc(running, func(m move) bool { return m.id == id })
+		running, _ := s.machine.Moves()
+		i := slices.IndexFunc(running, func(m meta.Move) bool { return m.ID == id })
 		if i < 0 {
 			return
 		}
@@ -184,7 +185,7 @@ func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
 		if err == nil && next != 0 {
 			err = s.advance(ctx, &m, next)
 			if err == nil {
-				s.logger.Info("a replica moves", "move", m.id, "shard", uint32(m.shard), "from", string(m.from.Node), "to", string(m.to.Node), "phase", phaseName(next))
+				s.logger.Info("a replica moves", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to", string(m.To.Node), "phase", meta.PhaseName(next))
 				s.driver.write(id, note{})
 				continue
 			}
@@ -193,7 +194,7 @@ func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
 			wait.waitingFor = err.Error()
 		}
 		if s.driver.write(id, wait) && err != nil && ctx.Err() == nil {
-			s.logger.Warn("a move waits; trying again", "move", m.id, "shard", uint32(m.shard), "phase", phaseName(m.phase), "err", err)
+			s.logger.Warn("a move waits; trying again", "move", m.ID, "shard", uint32(m.Shard), "phase", meta.PhaseName(m.Phase), "err", err)
 		}
 		if err != nil || wait.waitingFor != "" {
 			return
@@ -204,15 +205,15 @@ func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
 // step reads the members of the shard's group and does one thing for m. It returns the next
 // phase if the group has reached what the present one is for, or what the move waits for. If
 // it returns neither, it has made a change, and the caller looks again.
-func (s *Scheduler) step(ctx context.Context, m *move) (next phase, wait note, err error) {
-	sh := s.view.Map().Shards[m.shard]
+func (s *Scheduler) step(ctx context.Context, m *meta.Move) (next meta.Phase, wait note, err error) {
+	sh := s.view.Map().Shards[m.Shard]
 	leader, members, err := s.members(ctx, sh)
 	if err != nil {
 		return 0, wait, err
 	}
-	to, from := memberOf(members, m.to.ID), memberOf(members, m.from.ID)
+	to, from := memberOf(members, m.To.ID), memberOf(members, m.From.ID)
 	change := func(c *rowraftv1.ChangeMembersRequest) error {
-		c.Shard, c.PrevIndex = uint32(m.shard), members.ConfigIndex
+		c.Shard, c.PrevIndex = uint32(m.Shard), members.ConfigIndex
 		return s.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.ChangeMembers(ctx, c)
 			return err
@@ -220,47 +221,47 @@ func (s *Scheduler) step(ctx context.Context, m *move) (next phase, wait note, e
 	}
 	remove := func(r clustermap.Replica, heir rowraft.NodeID) error {
 		if r.Node == leader {
-			return s.handOver(ctx, m.shard, leader, heir)
+			return s.handOver(ctx, m.Shard, leader, heir)
 		}
 		return change(&rowraftv1.ChangeMembersRequest{Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(r.ID)}})
 	}
-	switch m.phase {
-	case phaseLearn, phasePromote:
+	switch m.Phase {
+	case meta.PhaseLearn, meta.PhasePromote:
 		switch {
 		case to == nil:
 			return 0, wait, change(&rowraftv1.ChangeMembersRequest{Change: &rowraftv1.ChangeMembersRequest_AddLearner{
-				AddLearner: &rowraftv1.Replica{Id: string(m.to.ID), Node: string(m.to.Node)},
+				AddLearner: &rowraftv1.Replica{Id: string(m.To.ID), Node: string(m.To.Node)},
 			}})
-		case m.phase == phasePromote && to.Voter:
-			return phaseRemove, wait, nil
+		case m.Phase == meta.PhasePromote && to.Voter:
+			return meta.PhaseRemove, wait, nil
 		case !to.CaughtUp:
 			wait.lag = to.LagEntries
 			if wait.waitingFor = fmt.Sprintf("the learner is %d entries behind", to.LagEntries); to.MatchIndex == 0 {
 				wait.waitingFor = "the learner has no entry yet: its server starts it, or loads a snapshot"
 			}
 			return 0, wait, nil
-		case m.phase == phaseLearn:
-			return phasePromote, wait, nil
+		case m.Phase == meta.PhaseLearn:
+			return meta.PhasePromote, wait, nil
 		}
-		return 0, wait, change(&rowraftv1.ChangeMembersRequest{Change: &rowraftv1.ChangeMembersRequest_Promote{Promote: string(m.to.ID)}})
-	case phaseRemove:
+		return 0, wait, change(&rowraftv1.ChangeMembersRequest{Change: &rowraftv1.ChangeMembersRequest_Promote{Promote: string(m.To.ID)}})
+	case meta.PhaseRemove:
 		if from == nil {
-			return phaseDone, wait, nil
+			return meta.PhaseDone, wait, nil
 		}
-		return 0, wait, remove(m.from, m.to.Node)
-	case phaseCancel:
+		return 0, wait, remove(m.From, m.To.Node)
+	case meta.PhaseCancel:
 		if to == nil {
-			return phaseCancelled, wait, nil
+			return meta.PhaseCancelled, wait, nil
 		}
-		return 0, wait, remove(m.to, "")
+		return 0, wait, remove(m.To, "")
 	}
-	return 0, wait, rowraft.Errorf(rowraft.CodeInternal, "move %d is in phase %v", m.id, m.phase)
+	return 0, wait, rowraft.Errorf(rowraft.CodeInternal, "move %d is in phase %v", m.ID, m.Phase)
 }
 
 // advance logs the next phase of m.
-func (s *Scheduler) advance(ctx context.Context, m *move, next phase) error {
+func (s *Scheduler) advance(ctx context.Context, m *meta.Move, next meta.Phase) error {
 	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{AdvanceMove: &rowraftv1.MetaAdvanceMove{
-		MoveId: m.id, From: m.phase, To: next,
+		MoveId: m.ID, From: m.Phase, To: next,
 	}}})
 	return err
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // fakeGroup is the Raft group of one shard: its members, who leads, and a
@@ -149,7 +150,7 @@ func TestAMoveSurvivesANewDriverInEveryStep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
+	driveTurns(t, s, l, func() bool { _, finished := s.machine.Moves(); return len(finished) == 1 })
 	if got, want := strings.Join(g.changes, ", "), "add d, promote, transfer to d, remove a"; got != want {
 		t.Errorf("the group went through %q, want %q, each once", got, want)
 	}
@@ -157,7 +158,7 @@ func TestAMoveSurvivesANewDriverInEveryStep(t *testing.T) {
 	if on(sh.Replicas) != "dbc" || len(sh.Learners) != 0 || len(sh.Removed) != 1 || g.leader != "d" {
 		t.Errorf("in the end %+v, led by %s", sh, g.leader)
 	}
-	if _, finished := s.machine.moves(); finished[0].id != reply.Move.Id || finished[0].phase != phaseDone {
+	if _, finished := s.machine.Moves(); finished[0].ID != reply.Move.Id || finished[0].Phase != meta.PhaseDone {
 		t.Errorf("finished %+v", finished)
 	}
 }
@@ -169,7 +170,7 @@ func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {
 	if _, err := s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "b", ToNode: "d"}); err != nil {
 		t.Fatal(err)
 	}
-	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
+	driveTurns(t, s, l, func() bool { _, finished := s.machine.Moves(); return len(finished) == 1 })
 	sh := s.view.Map().Shards[0]
 	left := sh.Removed[0]
 	g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(left.ID), Node: "b"})
@@ -204,7 +205,7 @@ func TestAReplicaIsForgottenOnALateReportOnly(t *testing.T) {
 	if _, err := s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "b", ToNode: "d"}); err != nil {
 		t.Fatal(err)
 	}
-	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
+	driveTurns(t, s, l, func() bool { _, finished := s.machine.Moves(); return len(finished) == 1 })
 	sh := s.view.Map().Shards[0]
 	left, now := sh.Removed[0], s.soft.now()
 	known := now.Add(-2 * forgetAfter)
@@ -240,7 +241,7 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 	if _, err := s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "b", ToNode: "d"}); err != nil {
 		t.Fatal(err)
 	}
-	driveTurns(t, s, l, func() bool { _, finished := s.machine.moves(); return len(finished) == 1 })
+	driveTurns(t, s, l, func() bool { _, finished := s.machine.Moves(); return len(finished) == 1 })
 	var wg sync.WaitGroup
 	s.driveOnce(t.Context(), &wg) // from now on it is known
 	wg.Wait()

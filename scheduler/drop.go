@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // DropTable logs the drop of a table and returns after every shard has dropped it.
@@ -50,14 +51,14 @@ func (s *Scheduler) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest
 
 // mayForget returns an error if a drop of table id would remove a table from the list that a shard may still have.
 func (s *Scheduler) mayForget(id rowraft.TableID) error {
-	m, dropped := s.view.Map(), s.machine.droppedTables()
-	if len(dropped) < maxDropped || m == nil || slices.ContainsFunc(dropped, func(d droppedTable) bool { return d.id == id }) {
+	m, dropped := s.view.Map(), s.machine.DroppedTables()
+	if len(dropped) < meta.MaxDropped || m == nil || slices.ContainsFunc(dropped, func(d meta.DroppedTable) bool { return d.ID == id }) {
 		return nil
 	}
 	d := dropped[0]
 	for _, sh := range m.Shards {
-		if !s.isEnsured(ensuredKey{d.id, sh.ID, true}) || s.reports(sh, d.id) {
-			return &rowraft.OverloadedError{RetryAfter: time.Second, What: fmt.Sprintf("%d tables were dropped, and shard %d may still have the first of them, %s: the scheduler goes on with it as soon as the shard has a leader; then drop more", len(dropped), sh.ID, d.name)}
+		if !s.isEnsured(ensuredKey{d.ID, sh.ID, true}) || s.reports(sh, d.ID) {
+			return &rowraft.OverloadedError{RetryAfter: time.Second, What: fmt.Sprintf("%d tables were dropped, and shard %d may still have the first of them, %s: the scheduler goes on with it as soon as the shard has a leader; then drop more", len(dropped), sh.ID, d.Name)}
 		}
 	}
 	return nil
@@ -74,9 +75,9 @@ func (s *Scheduler) ensureDrops(ctx context.Context) error {
 	g.SetLimit(maxEnsureCalls)
 	waited := false
 	for _, sh := range m.Shards {
-		for _, d := range s.machine.droppedTables() {
-			key := ensuredKey{d.id, sh.ID, true}
-			if s.isEnsured(key) && !s.reports(sh, d.id) {
+		for _, d := range s.machine.DroppedTables() {
+			key := ensuredKey{d.ID, sh.ID, true}
+			if s.isEnsured(key) && !s.reports(sh, d.ID) {
 				continue
 			}
 			if !waited {
@@ -119,7 +120,7 @@ func (s *Scheduler) reports(sh clustermap.Shard, id rowraft.TableID) bool {
 
 // ensureDrop asks the leader of one shard to drop one table, until the shard has done it or ctx ends. SessionExpired
 // means that the shard has another table epoch: its tables are those of a restore.
-func (s *Scheduler) ensureDrop(ctx context.Context, sh clustermap.Shard, d droppedTable, key ensuredKey) error {
+func (s *Scheduler) ensureDrop(ctx context.Context, sh clustermap.Shard, d meta.DroppedTable, key ensuredKey) error {
 	_, term, err := s.leading()
 	if err != nil {
 		return err
@@ -127,19 +128,19 @@ func (s *Scheduler) ensureDrop(ctx context.Context, sh clustermap.Shard, d dropp
 	for w := s.walk(sh); ; {
 		node := rowraft.NodeID(w.Addr())
 		err := s.callReplicas(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
-			_, err := a.DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(d.id), TableEpoch: uint64(d.epoch)})
+			_, err := a.DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(d.ID), TableEpoch: uint64(d.Epoch)})
 			return err
 		})
 		if err == nil || rowraft.CodeOf(err) == rowraft.CodeSessionExpired {
 			s.markEnsured(term, key)
 			return nil
 		}
-		err = fmt.Errorf("shard %d: drop table %s: node %s: %w", sh.ID, d.name, node, err)
+		err = fmt.Errorf("shard %d: drop table %s: node %s: %w", sh.ID, d.Name, node, err)
 		if !w.Again(ctx, err) {
 			return err
 		}
 		if _, now, lerr := s.leading(); lerr != nil || now != term {
-			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was dropped from shard %d", d.name, sh.ID)
+			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was dropped from shard %d", d.Name, sh.ID)
 		}
 	}
 }

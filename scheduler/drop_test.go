@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // DropShardTable makes shardServer a shard that has what EnsureTable brought.
@@ -106,22 +107,22 @@ func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 		_, err = s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: schema.Name, Id: made.Table.Id})
 		return err
 	}
-	for i := range maxDropped {
+	for i := range meta.MaxDropped {
 		wantError(t, drop(i), rowraft.CodeInternal, "not yet in every shard")
 	}
-	first := s.machine.droppedTables()[0]
-	wantError(t, drop(maxDropped), rowraft.CodeOverloaded, "shard 0", "t0")
-	if got := s.machine.droppedTables(); len(got) != maxDropped || got[0] != first {
-		t.Fatalf("%d dropped tables from %v, want %d from %v", len(got), got[0], maxDropped, first)
+	first := s.machine.DroppedTables()[0]
+	wantError(t, drop(meta.MaxDropped), rowraft.CodeOverloaded, "shard 0", "t0")
+	if got := s.machine.DroppedTables(); len(got) != meta.MaxDropped || got[0] != first {
+		t.Fatalf("%d dropped tables from %v, want %d from %v", len(got), got[0], meta.MaxDropped, first)
 	}
 	stuck.Store(false)
 	if err := s.ensureDrops(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := drop(maxDropped + 1); err != nil {
+	if err := drop(meta.MaxDropped + 1); err != nil {
 		t.Errorf("after every shard has done all drops: %v", err)
 	}
-	if got := s.machine.droppedTables(); len(got) != maxDropped || got[0] == first {
+	if got := s.machine.DroppedTables(); len(got) != meta.MaxDropped || got[0] == first {
 		t.Errorf("%d dropped tables from %v", len(got), got[0])
 	}
 }
@@ -210,7 +211,7 @@ func TestADropWaitsForNoRestoreThatNobodyGoesOnWith(t *testing.T) {
 	running := &task{what: "the restore"} // of this leader
 	s.checkpoints.ops.try(running, restores)
 	reconcile(t, s)
-	if s.machine.begunRestore() == nil {
+	if s.machine.BegunRestore() == nil {
 		t.Error("a restore that somebody is at was given up")
 	}
 	s.checkpoints.ops.leave(running)

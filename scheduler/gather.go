@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // putNode logs a server. With Options.Exact it refuses a server beyond Options.Servers.
@@ -40,7 +41,7 @@ func (s *Scheduler) tellConnected() {
 		return
 	}
 	servers, workers := len(m.Servers()), 0
-	for _, r := range s.machine.allRuns() {
+	for _, r := range s.machine.Runs() {
 		for _, w := range r.GetMembers() {
 			if w.GetState() == rowraftv1.MemberState_MEMBER_STATE_TRAINING {
 				workers++
@@ -64,11 +65,11 @@ type lastRanks struct {
 func (l *lastRanks) before(jobs []*rowraftv1.JobStatus, job, worker string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ranks == nil || len(l.ranks) > MaxJobs {
+	if l.ranks == nil || len(l.ranks) > meta.MaxJobs {
 		l.ranks = make(map[string]map[string]int)
 	}
 	known := l.ranks[job]
-	if known == nil || len(known) > 2*MaxWorkers {
+	if known == nil || len(known) > 2*meta.MaxWorkers {
 		known = make(map[string]int)
 		l.ranks[job] = known
 	}

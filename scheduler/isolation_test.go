@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // rawTrainer makes the calls of a trainer by hand. It answers a pause with what replies returns, and sends no state.
@@ -85,7 +86,9 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 				return nil
 			})
 		},
-		"most of them never come":  func(t *testing.T, s *Scheduler, honest *fakeTrainer) { rawTrainer(t, s, "a", 7, MaxWorkers, silent) },
+		"most of them never come": func(t *testing.T, s *Scheduler, honest *fakeTrainer) {
+			rawTrainer(t, s, "a", 7, meta.MaxWorkers, silent)
+		},
 		"it did not stand still":   func(t *testing.T, s *Scheduler, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(false)) },
 		"it never sends its state": func(t *testing.T, s *Scheduler, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(true)) },
 		"one of two went, one stands": func(t *testing.T, s *Scheduler, honest *fakeTrainer) {
@@ -133,7 +136,7 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 						t.Fatal(err)
 					}
 					m.end()
-					if left["a"] == nil || len(m.members) != 1 || m.members[0].a.id.job != "honest" {
+					if left["a"] == nil || len(m.members) != 1 || m.members[0].a.id.Job != "honest" {
 						t.Errorf("round %d: states of %v, left out: %v; want the honest job's alone", round, m.attended(), left)
 					}
 				}
@@ -289,7 +292,7 @@ func (s blockedStream) Send(*rowraftv1.AttendReply) error {
 func TestATrainerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := make(chan struct{})
-		a := &attendee{id: trainerID{"a", 0}}
+		a := &attendee{id: meta.TrainerID{Job: "a", Rank: 0}}
 		a.send.stream, a.send.turn = blockedStream{over: over}, newTurn()
 		for range 2 {
 			begun := time.Now()
@@ -361,7 +364,7 @@ func TestAJobThatHangsLaterStopsNoOther(t *testing.T) {
 			eventually(t, "the other job trains", func() bool { return !honest.isStill() })
 			s.attendance.mu.Lock()
 			for id, a := range s.attendance.trainers {
-				if id.job == "honest" { // on a busy machine it may have been slow
+				if id.Job == "honest" { // on a busy machine it may have been slow
 					a.stood, a.ignored, a.took = true, false, 0
 				}
 			}

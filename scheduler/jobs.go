@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // DefaultLease is the silence after which a worker counts as dead, unless the worker requests another lease.
@@ -30,7 +31,7 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	if q.GetLeaseNs() == 0 {
 		q.LeaseNs = uint64(DefaultLease)
 	}
-	own(rpc.CallerOf(ctx), q)
+	meta.SetOwner(rpc.CallerOf(ctx), q)
 	slices.SortFunc(q.Settings, func(a, b *rowraftv1.JobSetting) int { return strings.Compare(a.GetName(), b.GetName()) })
 	var run [16]byte
 	_, _ = rand.Read(run[:]) // never fails (crypto/rand)
@@ -40,7 +41,7 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	if err := j.s.machine.roomForJob(q); err != nil {
+	if err := j.s.machine.CheckRoom(q); err != nil {
 		return nil, err
 	}
 	if q.GetInShards() {
@@ -48,21 +49,21 @@ func (j *Jobs) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraftv1
 			return nil, err
 		}
 	}
-	before := j.s.ranks.before(j.s.machine.jobStatuses(), q.GetJob(), q.GetWorker())
-	e, err := proposeFor[*entered](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
+	before := j.s.ranks.before(j.s.machine.JobStatuses(), q.GetJob(), q.GetWorker())
+	e, err := proposeFor[*meta.EnterResult](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}})
 	if err != nil {
 		return nil, err
 	}
-	if e.done {
+	if e.Done {
 		return &rowraftv1.EnterReply{Done: true}, nil
 	}
-	id := e.identity
+	id := e.Identity
 	j.s.workers.renew(id)
 	j.s.wakeJobs()
-	j.s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "generation", e.generation, "new", e.began)
+	j.s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "generation", e.Generation, "new", e.Began)
 	j.s.tellRank(ctx, q.GetWorker(), before, int(id.GetRank()))
 	j.s.tellConnected()
-	return &rowraftv1.EnterReply{Identity: id, Generation: e.generation, Began: e.began, Data: e.data, BaseStep: e.baseStep}, nil
+	return &rowraftv1.EnterReply{Identity: id, Generation: e.Generation, Began: e.Began, Data: e.Data, BaseStep: e.BaseStep}, nil
 }
 
 // Leave removes a member from its job.
@@ -99,7 +100,7 @@ func (j *Jobs) Renew(ctx context.Context, q *rowraftv1.RenewRequest) (*rowraftv1
 	if err := j.checkOwner(ctx, q.GetIdentity().GetJob()); err != nil {
 		return nil, err
 	}
-	if err := j.s.machine.isMember(q.GetIdentity()); err != nil {
+	if err := j.s.machine.CheckMember(q.GetIdentity()); err != nil {
 		return nil, err
 	}
 	j.s.workers.renew(q.GetIdentity())
@@ -114,17 +115,17 @@ func (j *Jobs) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*row
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	if j.s.machine.mustWait(q) { // the worker asks again, so the call need not be logged
+	if j.s.machine.MustWait(q) { // the worker asks again, so the call need not be logged
 		return &rowraftv1.NextPartReply{Wait: true}, nil
 	}
-	t, err := proposeFor[*taken](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{
+	t, err := proposeFor[*meta.TakeResult](ctx, j.s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{
 		Identity: q.GetIdentity(), Take: q.GetTake(),
 	}}})
 	if err != nil {
 		return nil, err
 	}
 	return &rowraftv1.NextPartReply{
-		Wait: t.wait, Done: t.done, Epoch: t.part.GetEpoch(), Part: t.part.GetPart(), Offset: t.part.GetOffset(), From: t.from, To: t.to, Reading: t.part.GetReading(),
+		Wait: t.Wait, Done: t.Done, Epoch: t.Part.GetEpoch(), Part: t.Part.GetPart(), Offset: t.Part.GetOffset(), From: t.From, To: t.To, Reading: t.Part.GetReading(),
 	}, nil
 }
 
@@ -148,7 +149,7 @@ func (j *Jobs) ListJobs(ctx context.Context, _ *rowraftv1.ListJobsRequest) (*row
 		return nil, err
 	}
 	reply := &rowraftv1.ListJobsReply{}
-	for _, r := range j.s.machine.allRuns() {
+	for _, r := range j.s.machine.Runs() {
 		reply.Jobs = append(reply.Jobs, j.infoFor(ctx, r))
 	}
 	return reply, nil
@@ -167,7 +168,7 @@ func (j *Jobs) find(ctx context.Context, job string) (*rowraftv1.MetaRun, error)
 	if _, err := j.s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	r := j.s.machine.runOf(job)
+	r := j.s.machine.RunOf(job)
 	if r == nil {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no job %s; `rowraft job list` names those that there are", job)
 	}
@@ -188,8 +189,8 @@ func (j *Jobs) StopJob(ctx context.Context, q *rowraftv1.StopJobRequest) (*rowra
 		return nil, err
 	}
 	j.s.wakeJobs()
-	j.s.logger.Info("a job is to stop", "job", r.GetJob(), "training", len(trainingRanks(r)))
-	return &rowraftv1.StopJobReply{Job: j.s.jobInfo(j.s.machine.runOf(q.GetJob()))}, nil
+	j.s.logger.Info("a job is to stop", "job", r.GetJob(), "training", len(meta.TrainingRanks(r)))
+	return &rowraftv1.StopJobReply{Job: j.s.jobInfo(j.s.machine.RunOf(q.GetJob()))}, nil
 }
 
 // jobInfo describes a run for ListJobs and DescribeJob.
@@ -208,7 +209,7 @@ func (s *Scheduler) jobInfo(r *rowraftv1.MetaRun) *rowraftv1.JobInfo {
 	}
 	for _, m := range r.GetMembers() {
 		one := &rowraftv1.MemberInfo{Member: m, Connected: connected[m.GetIncarnation()]}
-		if w, known := s.workers.get(m.GetIncarnation()); known && training(m) {
+		if w, known := s.workers.get(m.GetIncarnation()); known && meta.IsTraining(m) {
 			one.SinceHeardNs, one.Beat = uint64(time.Since(w.heard)), w.beat
 		}
 		info.Members = append(info.Members, one)

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // enter makes a worker a member of job "ctr".
@@ -65,7 +66,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 func memberState(s *Scheduler, rank int) rowraftv1.MemberState {
-	return s.machine.runOf("ctr").GetMembers()[rank].GetState()
+	return s.machine.RunOf("ctr").GetMembers()[rank].GetState()
 }
 
 // A worker with a call keeps its lease, one without loses it: the others are told of the
@@ -108,7 +109,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	if memberState(s, 0) != rowraftv1.MemberState_MEMBER_STATE_TRAINING {
 		t.Error("the worker with a call is lost, too")
 	}
-	zombie := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.runOf("ctr").GetRun(), Rank: 1, Incarnation: uint64(silent.Incarnation())}
+	zombie := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.RunOf("ctr").GetRun(), Rank: 1, Incarnation: uint64(silent.Incarnation())}
 	for what, call := range map[string]func() error{
 		"next part": func() (err error) {
 			_, err = s.Jobs().NextPart(t.Context(), &rowraftv1.NextPartRequest{Identity: zombie, Take: 1})
@@ -173,7 +174,7 @@ func TestTheNextLeaderGivesFreshLeases(t *testing.T) {
 	if _, err := s.Jobs().Enter(t.Context(), cmdEnter("w", 1, nil).GetEnterJob().GetRequest()); err != nil {
 		t.Fatal(err)
 	}
-	m := s.machine.runOf("ctr").GetMembers()[0]
+	m := s.machine.RunOf("ctr").GetMembers()[0]
 	s.keepJobs(t.Context())
 	s.workers.mu.Lock()
 	s.workers.list[m.GetIncarnation()] = heardOf{heard: time.Now().Add(-time.Hour)}
@@ -231,7 +232,7 @@ func TestAJobIsStopped(t *testing.T) {
 	if err := w.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
 		t.Fatal(err)
 	}
-	if r := s.machine.runOf("ctr"); r.GetState() != jobStopped {
+	if r := s.machine.RunOf("ctr"); r.GetState() != jobStopped {
 		t.Errorf("the job is %v", r.GetState())
 	}
 	if _, err := at.Park(t.Context(), client.Parking{}); err != nil { // its answer comes behind all that it was told
@@ -248,7 +249,7 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	var driven []uint64
 	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
-		driven = append(driven, r.GetGeneration(), uint64(len(trainingRanks(r))))
+		driven = append(driven, r.GetGeneration(), uint64(len(meta.TrainingRanks(r))))
 		return 41, refuse
 	}
 	m, err := enter(t, c, "w", 1, func(e *client.Entry) { e.InShards = true })
@@ -347,9 +348,7 @@ func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
 // While shards cannot be told that runs are over, a turn waits for one of them only.
 func TestEndedRunsDoNotHoldUpATurn(t *testing.T) {
 	s, _, _ := served(t)
-	s.machine.mu.Lock()
-	s.machine.state.endedRuns = [][]byte{id16(1), id16(2), id16(3)}
-	s.machine.mu.Unlock()
+	editState(t, s, func(p *rowraftv1.MetaState) { p.EndedRuns = [][]byte{id16(1), id16(2), id16(3)} })
 	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	tried := 0
 	s.generations.end = func(context.Context, []byte) error { tried++; return refuse }
@@ -357,8 +356,8 @@ func TestEndedRunsDoNotHoldUpATurn(t *testing.T) {
 		t.Errorf("%d runs were tried in a turn", tried)
 	}
 	refuse = nil
-	if s.keepJobs(t.Context()); tried != 4 || len(s.machine.endedRuns()) != 0 {
-		t.Errorf("%d runs were tried, %d are left", tried, len(s.machine.endedRuns()))
+	if s.keepJobs(t.Context()); tried != 4 || len(s.machine.EndedRuns()) != 0 {
+		t.Errorf("%d runs were tried, %d are left", tried, len(s.machine.EndedRuns()))
 	}
 }
 

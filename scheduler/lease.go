@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // unattendedLease bounds the lease of a worker whose job has not called Attend. Such a worker renews every second.
@@ -53,9 +54,9 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 	s.workers.startTerm(term)
 	s.generations.startTerm(term)
 	present := make(map[uint64]bool)
-	for _, r := range s.machine.allRuns() {
+	for _, r := range s.machine.Runs() {
 		for _, m := range r.GetMembers() {
-			if !training(m) {
+			if !meta.IsTraining(m) {
 				continue
 			}
 			present[m.GetIncarnation()] = true
@@ -65,17 +66,17 @@ func (s *Scheduler) keepJobs(ctx context.Context) {
 		}
 	}
 	s.workers.keep(present)
-	for _, r := range s.machine.allRuns() { // read again: the checks above may have changed them
+	for _, r := range s.machine.Runs() { // read again: the checks above may have changed them
 		if err := s.driveGeneration(ctx, r); err != nil && ctx.Err() == nil {
 			s.logger.Warn("the members of a job are not known to all shards yet; trying again", "job", r.GetJob(), "generation", r.GetGeneration(), "err", err)
 		}
 	}
-	for _, r := range s.machine.allRuns() {
+	for _, r := range s.machine.Runs() {
 		if err := s.settleParts(ctx, r); err != nil && ctx.Err() == nil {
 			s.logger.Warn("how far a worker was in its data is not known yet; trying again", "job", r.GetJob(), "err", err)
 		}
 	}
-	for _, run := range s.machine.endedRuns() {
+	for _, run := range s.machine.EndedRuns() {
 		if err := s.endInShards(ctx, run); err != nil && ctx.Err() == nil {
 			s.logger.Debug("a run that is over is not forgotten by all shards yet", "err", err)
 			break // the remaining runs wait for the same shards, and the next check of the leases waits for this round
@@ -121,7 +122,7 @@ type generations struct {
 	// generation.
 	drive func(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error)
 	// positions asks every shard for the positions in a run's data.
-	positions func(ctx context.Context, run []byte) ([]shardRead, error)
+	positions func(ctx context.Context, run []byte) ([]meta.ShardPositions, error)
 	// end lets every shard forget a run.
 	end func(ctx context.Context, run []byte) error
 	// rest lets every shard forget a run in which no worker trains, until a worker enters it again.
@@ -159,8 +160,8 @@ const restsAtOnce = 8
 // restRuns lets the shards forget the runs in which no worker trains.
 func (s *Scheduler) restRuns(ctx context.Context) {
 	n := 0
-	for _, r := range s.machine.allRuns() {
-		if !r.GetInShards() || r.GetGeneration() == 0 || r.GetState() == rowraftv1.JobState_JOB_STATE_DONE || len(trainingRanks(r)) > 0 || unsettled(r) || s.generations.rests(r) {
+	for _, r := range s.machine.Runs() {
+		if !r.GetInShards() || r.GetGeneration() == 0 || r.GetState() == rowraftv1.JobState_JOB_STATE_DONE || len(meta.TrainingRanks(r)) > 0 || meta.HasUnsettled(r) || s.generations.rests(r) {
 			continue
 		}
 		if n++; n > restsAtOnce {
@@ -196,11 +197,11 @@ func (s *Scheduler) rest(ctx context.Context, r *rowraftv1.MetaRun) error {
 // roomInShards refuses a job if the shards already hold MaxJobs other jobs with training workers.
 func (s *Scheduler) roomInShards(job string) error {
 	others := 0
-	for _, r := range s.machine.allRuns() {
-		if r.GetJob() == job && len(trainingRanks(r)) > 0 {
+	for _, r := range s.machine.Runs() {
+		if r.GetJob() == job && len(meta.TrainingRanks(r)) > 0 {
 			return nil
 		}
-		if r.GetInShards() && len(trainingRanks(r)) > 0 {
+		if r.GetInShards() && len(meta.TrainingRanks(r)) > 0 {
 			others++
 		}
 	}
@@ -213,8 +214,8 @@ func (s *Scheduler) roomInShards(job string) error {
 // driveGeneration sends the current generation of a run first to the shards. Only then do workers learn of it, so that
 // no worker pushes with members that a shard does not know.
 func (s *Scheduler) driveGeneration(ctx context.Context, r *rowraftv1.MetaRun) error {
-	g := generation{number: r.GetGeneration(), ranks: trainingRanks(r)}
-	toSettle := len(g.ranks) == 0 && unsettled(r)
+	g := generation{number: r.GetGeneration(), ranks: meta.TrainingRanks(r)}
+	toSettle := len(g.ranks) == 0 && meta.HasUnsettled(r)
 	if g.number == 0 || r.GetGathering() && !toSettle || s.generations.of(r.GetRun()).number >= g.number {
 		return nil
 	}

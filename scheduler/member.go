@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // welcomeMember refuses a trainer that is not a member of the run it names, and renews its lease.
@@ -12,10 +13,10 @@ func (s *Scheduler) welcomeMember(ctx context.Context, a *attendee) error {
 	if _, err := s.leadingInSync(ctx); err != nil { // the trainer may have entered under an earlier leader
 		return err
 	}
-	if err := s.machine.isMember(a.member); err != nil {
+	if err := s.machine.CheckMember(a.member); err != nil {
 		return err
 	}
-	a.trainers = s.machine.runOf(a.id.job).GetWorkers()
+	a.trainers = s.machine.RunOf(a.id.Job).GetWorkers()
 	s.workers.heard(a.member.GetIncarnation(), nil)
 	return nil
 }
@@ -23,7 +24,7 @@ func (s *Scheduler) welcomeMember(ctx context.Context, a *attendee) error {
 // tellMember sends the trainer a new generation of its job, or a stop request. It returns an error if the trainer is no
 // longer a member.
 func (s *Scheduler) tellMember(ctx context.Context, a *attendee) error {
-	if err := s.machine.isMember(a.member); err != nil {
+	if err := s.machine.CheckMember(a.member); err != nil {
 		s.attendance.mu.Lock()
 		defer s.attendance.mu.Unlock()
 		if a.park != nil {
@@ -31,7 +32,7 @@ func (s *Scheduler) tellMember(ctx context.Context, a *attendee) error {
 		}
 		return err
 	}
-	r := s.machine.runOf(a.member.GetJob())
+	r := s.machine.RunOf(a.member.GetJob())
 	if g := s.generations.of(a.member.GetRun()); g.number > a.told && g.has(r, a.member.GetRank()) {
 		a.told = g.number
 		err := a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Members{Members: &rowraftv1.AttendMembers{
@@ -50,6 +51,6 @@ func (s *Scheduler) tellMember(ctx context.Context, a *attendee) error {
 // has reports whether generation g may be sent to a rank. A training rank must be a member of g: a worker that returns
 // to a stopped job waits for the others, while the current generation is still the empty one.
 func (g generation) has(r *rowraftv1.MetaRun, rank uint32) bool {
-	i, found := memberAt(r, rank)
-	return !found || !training(r.GetMembers()[i]) || slices.Contains(g.ranks, rank)
+	i, found := meta.FindMember(r, rank)
+	return !found || !meta.IsTraining(r.GetMembers()[i]) || slices.Contains(g.ranks, rank)
 }

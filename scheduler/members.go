@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // eachShard calls fn for the leader of every shard, for maxEnsureCalls shards concurrently.
@@ -55,7 +56,7 @@ func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (fir
 		Job: r.GetRun(), Generation: r.GetGeneration(), FirstStep: r.GetFirstStep(), DeadlineNs: r.GetDeadlineNs(),
 	}
 	for _, w := range r.GetMembers() {
-		if training(w) {
+		if meta.IsTraining(w) {
 			q.Members = append(q.Members, &rowraftv1.JobMember{Rank: w.GetRank(), Incarnation: w.GetIncarnation()})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // startAttempts bounds how often MoveReplica starts again because the map changed
@@ -26,35 +27,35 @@ func (s *Scheduler) MoveReplica(ctx context.Context, req *rowraftv1.MoveReplicaR
 		if err != nil {
 			return nil, err
 		}
-		s.logger.Info("a replica begins to move", "move", m.id, "shard", uint32(m.shard), "from", string(m.from.Node), "to", string(m.to.Node))
-		return &rowraftv1.MoveReplicaReply{Move: m.toProto(), MapVersion: s.mapVersion()}, nil
+		s.logger.Info("a replica begins to move", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to", string(m.To.Node))
+		return &rowraftv1.MoveReplicaReply{Move: m.ToProto(), MapVersion: s.mapVersion()}, nil
 	}
 }
 
-func (s *Scheduler) startMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (move, error) {
+func (s *Scheduler) startMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (meta.Move, error) {
 	if _, err := s.leadingInSync(ctx); err != nil {
-		return move{}, err
+		return meta.Move{}, err
 	}
 	m := s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
-		return move{}, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet: %s", s.waitingFor())
+		return meta.Move{}, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet: %s", s.waitingFor())
 	}
 	from, err := m.FindNode(req.GetFromNode())
 	if err != nil {
-		return move{}, err
+		return meta.Move{}, err
 	}
 	to, err := m.FindNode(req.GetToNode())
 	if err != nil {
-		return move{}, err
+		return meta.Move{}, err
 	}
 	if err := s.mustBeUp(to); err != nil {
-		return move{}, err
+		return meta.Move{}, err
 	}
 	version := req.GetMapVersion()
 	if version == 0 {
 		version = uint64(m.Version)
 	}
-	return proposeFor[move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{
+	return proposeFor[meta.Move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{
 		Shard: req.GetShard(), FromNode: string(from.ID), To: &rowraftv1.Replica{Id: uuid.NewString(), Node: string(to.ID)}, MapVersion: version,
 	}}})
 }
@@ -73,34 +74,34 @@ func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveReq
 	if _, err := s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	running, _ := s.machine.moves()
+	running, _ := s.machine.Moves()
 	for _, m := range running {
-		if uint32(m.shard) != req.GetShard() || req.GetMoveId() != 0 && m.id != req.GetMoveId() {
+		if uint32(m.Shard) != req.GetShard() || req.GetMoveId() != 0 && m.ID != req.GetMoveId() {
 			continue
 		}
-		if m.phase == phaseRemove {
-			return nil, rowraft.Errorf(rowraft.CodePrecondition, "move %d of shard %d cannot be cancelled any more: the new replica votes and the old one is leaving; move it back afterwards", m.id, m.shard)
+		if m.Phase == meta.PhaseRemove {
+			return nil, rowraft.Errorf(rowraft.CodePrecondition, "move %d of shard %d cannot be cancelled any more: the new replica votes and the old one is leaving; move it back afterwards", m.ID, m.Shard)
 		}
-		if m.phase != phaseCancel {
-			if err := s.advance(ctx, &m, phaseCancel); err != nil {
-				return nil, fmt.Errorf("cancel move %d of shard %d: %w", m.id, m.shard, err)
+		if m.Phase != meta.PhaseCancel {
+			if err := s.advance(ctx, &m, meta.PhaseCancel); err != nil {
+				return nil, fmt.Errorf("cancel move %d of shard %d: %w", m.ID, m.Shard, err)
 			}
-			m.phase = phaseCancel
+			m.Phase = meta.PhaseCancel
 		}
-		s.logger.Info("a move is cancelled", "move", m.id, "shard", uint32(m.shard))
-		return &rowraftv1.CancelMoveReply{Move: m.toProto()}, nil
+		s.logger.Info("a move is cancelled", "move", m.ID, "shard", uint32(m.Shard))
+		return &rowraftv1.CancelMoveReply{Move: m.ToProto()}, nil
 	}
 	return nil, rowraft.Errorf(rowraft.CodeNotFound, "no replica of shard %d moves, or none by that move id", req.GetShard())
 }
 
 // addMoves adds the moves that run, and the last that ended, to a status.
 func (s *Scheduler) addMoves(reply *rowraftv1.StatusReply) {
-	running, finished := s.machine.moves()
+	running, finished := s.machine.Moves()
 	for _, m := range running {
-		n := s.driver.read(m.id)
-		reply.Moves = append(reply.Moves, &rowraftv1.MoveStatus{Move: m.toProto(), WaitingFor: n.waitingFor, LagEntries: n.lag})
+		n := s.driver.read(m.ID)
+		reply.Moves = append(reply.Moves, &rowraftv1.MoveStatus{Move: m.ToProto(), WaitingFor: n.waitingFor, LagEntries: n.lag})
 	}
 	for _, m := range finished {
-		reply.FinishedMoves = append(reply.FinishedMoves, m.toProto())
+		reply.FinishedMoves = append(reply.FinishedMoves, m.ToProto())
 	}
 }

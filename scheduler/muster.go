@@ -143,8 +143,8 @@ func (s *Scheduler) newMuster(need string, left map[string]error) *muster {
 func (s *Scheduler) proveTrainers(ctx context.Context, need string) {
 	jobs := make(map[string][]*attendee)
 	for _, a := range s.attendance.list() {
-		if a.id.job != need && !s.jobWaits(a.id.job) {
-			jobs[a.id.job] = append(jobs[a.id.job], a)
+		if a.id.Job != need && !s.jobWaits(a.id.Job) {
+			jobs[a.id.Job] = append(jobs[a.id.Job], a)
 		}
 	}
 	s.attendance.mu.Lock()
@@ -190,21 +190,21 @@ func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
 	class := make(map[string]int)
 	m.s.attendance.mu.Lock()
 	for _, a := range who {
-		c, found := class[a.id.job]
+		c, found := class[a.id.Job]
 		if !found {
 			c = quick
 		}
 		switch {
-		case a.id.job != m.need && (a.ignored || !a.stood):
+		case a.id.Job != m.need && (a.ignored || !a.stood):
 			c = unproved
 		case !a.stood || a.took > quickPause:
 			c = min(c, slow)
 		}
-		class[a.id.job] = c
+		class[a.id.Job] = c
 	}
 	m.s.attendance.mu.Unlock()
 	for _, a := range who {
-		rounds[class[a.id.job]] = append(rounds[class[a.id.job]], a)
+		rounds[class[a.id.Job]] = append(rounds[class[a.id.Job]], a)
 	}
 	for c, round := range rounds {
 		patience := m.s.attendance.patience.pause
@@ -231,7 +231,7 @@ func (m *muster) stop(ctx context.Context, who []*attendee) error {
 	barriers := make(map[string]*barrier)
 	var round []*paused
 	for _, a := range who {
-		job := a.id.job
+		job := a.id.Job
 		if _, out := m.left[job]; out {
 			continue
 		}
@@ -258,7 +258,7 @@ func (m *muster) stop(ctx context.Context, who []*attendee) error {
 	}
 	m.members = append(m.members, round...)
 	return m.each(ctx, round, func(ctx context.Context, p *paused) error {
-		b := barriers[p.a.id.job]
+		b := barriers[p.a.id.Job]
 		begun := time.Now()
 		err := p.stop(ctx, b)
 		m.s.attendance.mu.Lock()
@@ -338,7 +338,7 @@ func (p *paused) follow(ctx context.Context, b *barrier) error {
 	case <-p.a.gone:
 		return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone", p.a.id)
 	case <-ctx.Done():
-		return rowraft.Errorf(rowraft.CodeDeadline, "the trainers of job %s do not agree where to stand: %w", p.a.id.job, ctx.Err())
+		return rowraft.Errorf(rowraft.CodeDeadline, "the trainers of job %s do not agree where to stand: %w", p.a.id.Job, ctx.Err())
 	}
 	return p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Target{Target: &rowraftv1.AttendTarget{Id: p.id, Boundary: b.target}}})
 }
@@ -369,7 +369,7 @@ func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context
 	jobs := make(map[string]context.Context)
 	cancels := make(map[string]context.CancelFunc)
 	for _, p := range who {
-		if job := p.a.id.job; jobs[job] == nil {
+		if job := p.a.id.Job; jobs[job] == nil {
 			jobs[job], cancels[job] = context.WithCancel(all)
 			defer cancels[job]()
 		}
@@ -380,7 +380,7 @@ func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context
 	out := make(map[string]error)
 	var wg sync.WaitGroup
 	for _, p := range who {
-		job := p.a.id.job
+		job := p.a.id.Job
 		wg.Go(func() {
 			err := f(jobs[job], p)
 			mu.Lock()
@@ -397,7 +397,7 @@ func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context
 				cancel()
 			}
 			if skipped[p] {
-				m.s.logger.Warn("a checkpoint goes on without a trainer", "job", job, "rank", p.a.id.rank, "err", err)
+				m.s.logger.Warn("a checkpoint goes on without a trainer", "job", job, "rank", p.a.id.Rank, "err", err)
 			}
 		})
 	}
@@ -426,7 +426,7 @@ func (m *muster) leaveOut(job string, why error) {
 	m.left[job] = why
 	m.s.logger.Warn("a checkpoint leaves a job out: no run of the job can go on from it", "job", job, "err", why)
 	m.members = slices.DeleteFunc(m.members, func(p *paused) bool {
-		if p.a.id.job != job {
+		if p.a.id.Job != job {
 			return false
 		}
 		m.dismiss(p)
@@ -455,7 +455,7 @@ func (m *muster) done(p *paused) {
 
 // unclaim releases the muster's claim on the job of p, if it still has it.
 func (m *muster) unclaim(p *paused) {
-	if job := p.a.id.job; m.claims[job] {
+	if job := p.a.id.Job; m.claims[job] {
 		delete(m.claims, job)
 		m.s.attendance.unclaim(job)
 	}
@@ -494,10 +494,10 @@ func (m *muster) release(ctx context.Context) error {
 	// state.
 	for a := m.newcomer(); a != nil && !m.skip; a = m.newcomer() {
 		err := rowraft.Errorf(rowraft.CodeNoLeader, "%s began during the cut", a.id)
-		if !m.mayLeaveOut(ctx, a.id.job, err) {
+		if !m.mayLeaveOut(ctx, a.id.Job, err) {
 			return err
 		}
-		m.leaveOut(a.id.job, err)
+		m.leaveOut(a.id.Job, err)
 	}
 	err := m.each(ctx, m.members, func(ctx context.Context, p *paused) error {
 		m.s.attendance.mu.Lock()
@@ -529,8 +529,8 @@ func (m *muster) release(ctx context.Context) error {
 // none.
 func (m *muster) newcomer() *attendee {
 	for _, a := range m.s.attendance.list() {
-		_, out := m.left[a.id.job]
-		if !out && !m.s.jobWaits(a.id.job) && !slices.ContainsFunc(m.members, func(p *paused) bool { return p.a == a }) {
+		_, out := m.left[a.id.Job]
+		if !out && !m.s.jobWaits(a.id.Job) && !slices.ContainsFunc(m.members, func(p *paused) bool { return p.a == a }) {
 			return a
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
@@ -28,18 +29,18 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 		return nil, err
 	}
 	to := clustermap.Intent(req.GetIntent())
-	if !knownIntent(req.GetIntent()) {
+	if !meta.KnownIntent(req.GetIntent()) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "intent %d is unknown", req.GetIntent())
 	}
 	if n.NoShards && to == clustermap.Drain {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", m.NameOf(n.ID))
 	}
 	runs := s.runningOn(n.ID)
-	if id := req.GetOperation(); id != 0 && (runs == nil || runs.id != id) {
+	if id := req.GetOperation(); id != 0 && (runs == nil || runs.ID != id) {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "operation %d does not run on %s", id, m.NameOf(n.ID))
 	}
 	if !req.GetExpectAny() && n.Intent != clustermap.Intent(req.GetExpect()) && n.Intent != to {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s is %s", m.NameOf(n.ID), intentName(n.Intent))
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s is %s", m.NameOf(n.ID), meta.IntentName(n.Intent))
 	}
 	reply := &rowraftv1.ChangeNodeReply{Plan: s.planFor(m, &n, to), Risks: s.risksOf(m, &n, to), Accepted: true}
 	switch {
@@ -47,15 +48,15 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 		reply.Accepted = false
 	case req.GetDryRun() || n.Intent == to:
 	default:
-		kind := map[clustermap.Intent]rowraftv1.OperationKind{clustermap.Drain: opDrain, clustermap.Decommission: opDecommission}[to]
+		kind := map[clustermap.Intent]rowraftv1.OperationKind{clustermap.Drain: meta.OpDrain, clustermap.Decommission: meta.OpDecommission}[to]
 		o, err := s.setIntent(ctx, m, n.ID, n.Intent, to, kind)
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", m.NameOf(n.ID), err)
 		}
-		if runs = nil; o.id != 0 {
+		if runs = nil; o.ID != 0 {
 			runs = &o
 		}
-		s.logger.Info("a server was told what to do", "server", m.NameOf(n.ID), "intent", intentName(to), "before", intentName(n.Intent), "operation", o.id)
+		s.logger.Info("a server was told what to do", "server", m.NameOf(n.ID), "intent", meta.IntentName(to), "before", meta.IntentName(n.Intent), "operation", o.ID)
 		n.Intent = to
 	}
 	reply.Node, reply.MapVersion = rpc.NodeToProto(n), s.mapVersion()
@@ -70,7 +71,7 @@ func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap
 	name := m.NameOf(n.ID)
 	leads, replicas := s.leadsOf(m, n.ID), m.ShardsOn(n.ID)
 	if n.Intent == to {
-		return []string{fmt.Sprintf("%s is %s already.", name, intentName(to))}
+		return []string{fmt.Sprintf("%s is %s already.", name, meta.IntentName(to))}
 	}
 	var plan []string
 	if to == clustermap.Serve {
@@ -123,32 +124,32 @@ func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap
 
 // addOperations adds the operations to a status.
 func (s *Scheduler) addOperations(m *clustermap.Map, reply *rowraftv1.StatusReply) {
-	for _, o := range s.machine.operations() {
+	for _, o := range s.machine.Operations() {
 		reply.Operations = append(reply.Operations, s.tell(m, &o))
 	}
 }
 
 // tell describes an operation for the user.
-func (s *Scheduler) tell(m *clustermap.Map, o *operation) *rowraftv1.Operation {
-	p := o.toProto()
-	if o.state != opRunning {
+func (s *Scheduler) tell(m *clustermap.Map, o *meta.Operation) *rowraftv1.Operation {
+	p := o.ToProto()
+	if o.State != meta.OpRunning {
 		return p
 	}
 	left := s.left(m, o)
 	p.Left, p.Total = uint64(left), max(p.Total, uint64(left))
-	running, _ := s.machine.moves()
+	running, _ := s.machine.Moves()
 	moving := 0
 	for _, mv := range running {
-		if mv.from.Node != o.node {
+		if mv.From.Node != o.Node {
 			continue
 		}
 		moving++
-		if n := s.driver.read(mv.id); p.WaitingFor == "" && n.waitingFor != "" {
-			p.WaitingFor = fmt.Sprintf("shard %d: %s", mv.shard, n.waitingFor)
+		if n := s.driver.read(mv.ID); p.WaitingFor == "" && n.waitingFor != "" {
+			p.WaitingFor = fmt.Sprintf("shard %d: %s", mv.Shard, n.waitingFor)
 		}
 	}
 	if p.WaitingFor == "" && left > 0 && moving == 0 {
-		if p.WaitingFor = "a replica that can take the lead"; o.kind != opDrain {
+		if p.WaitingFor = "a replica that can take the lead"; o.Kind != meta.OpDrain {
 			p.WaitingFor = "a server that can take a replica"
 		}
 	}
@@ -187,7 +188,7 @@ func (s *Scheduler) takeName(ctx context.Context, n *rowraftv1.Node) (taken bool
 	}
 	s.logger.Warn("a server comes in the place of one that is silent, whose data is taken for lost", "name", old.Name, "new", n.GetId(), "old", string(old.ID), "silent", l.silence.Round(time.Second).String())
 	if old.Intent != clustermap.Decommission {
-		if _, err := s.setIntent(ctx, m, old.ID, old.Intent, clustermap.Decommission, opReplace); err != nil {
+		if _, err := s.setIntent(ctx, m, old.ID, old.Intent, clustermap.Decommission, meta.OpReplace); err != nil {
 			return false, err
 		}
 	}

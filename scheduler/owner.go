@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"context"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -10,36 +9,15 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
-
-// ownerSetting is the setting of a run that names its owner. The server writes it, from the name in the certificate.
-// All workers of a run must have the same settings, so a worker with another name cannot become a member. Without TLS
-// there is no owner.
-const ownerSetting = "owner"
-
-// own writes the caller's name into the settings of an entering worker.
-func own(caller *rpc.Caller, q *rowraftv1.EnterRequest) {
-	q.Settings = slices.DeleteFunc(q.Settings, func(x *rowraftv1.JobSetting) bool { return x.GetName() == ownerSetting })
-	if caller != nil {
-		q.Settings = append(q.Settings, &rowraftv1.JobSetting{Name: ownerSetting, Value: caller.Name})
-	}
-}
-
-func ownerOf(r *rowraftv1.MetaRun) string {
-	for _, x := range r.GetSettings() {
-		if x.GetName() == ownerSetting {
-			return x.GetValue()
-		}
-	}
-	return ""
-}
 
 // owns reports whether the caller may act in a run: as its owner, or as one who runs the cluster.
 func owns(caller *rpc.Caller, r *rowraftv1.MetaRun) bool {
 	if caller == nil || caller.Role == certs.Admin || caller.Role == certs.Operator {
 		return true
 	}
-	owner := ownerOf(r)
+	owner := meta.OwnerOf(r)
 	return owner == "" || owner == caller.Name
 }
 
@@ -52,11 +30,11 @@ func (j *Jobs) checkOwner(ctx context.Context, job string) error {
 	if _, err := j.s.leadingInSync(ctx); err != nil { // an old state may have an old owner
 		return err
 	}
-	r := j.s.machine.runOf(job)
+	r := j.s.machine.RunOf(job)
 	if r == nil || owns(caller, r) {
 		return nil // the caller of checkOwner reports an absent job
 	}
-	return &rowraft.DeniedError{What: "job " + job + ", which is of " + ownerOf(r) + ",", Need: "admin or operator, or its owner's name", Have: caller.String()}
+	return &rowraft.DeniedError{What: "job " + job + ", which is of " + meta.OwnerOf(r) + ",", Need: "admin or operator, or its owner's name", Have: caller.String()}
 }
 
 // infoFor describes a run. For a caller that does not own the run it omits the ids with which one can act in the run.

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
@@ -163,14 +164,14 @@ func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *placement
 	if next.To != "" {
 		c.To = &rowraftv1.Replica{Id: uuid.NewString(), Node: string(next.To)}
 	}
-	mv, err := proposeFor[move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
+	mv, err := proposeFor[meta.Move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
 	if rowraft.CodeOf(err) == rowraft.CodePrecondition {
 		return nil // the map has changed: decide again in the next round
 	}
 	if err != nil {
 		return err
 	}
-	s.logger.Info("a replica begins to move", "move", mv.id, "shard", uint32(mv.shard), "from", m.NameOf(mv.from.Node), "to", m.NameOf(mv.to.Node), "reason", reasonName(mv.reason))
+	s.logger.Info("a replica begins to move", "move", mv.ID, "shard", uint32(mv.Shard), "from", m.NameOf(mv.From.Node), "to", m.NameOf(mv.To.Node), "reason", reasonName(mv.Reason))
 	return nil
 }
 
@@ -237,8 +238,8 @@ func (s *Scheduler) isOver(silent time.Duration) bool {
 
 // world returns the present input of placement.Next.
 func (s *Scheduler) world(m *clustermap.Map, p *placer) *placement.World {
-	w := &placement.World{Balance: !s.opts.NoRebalance && s.machine.quiet()}
-	running, _ := s.machine.moves()
+	w := &placement.World{Balance: !s.opts.NoRebalance && s.machine.NoRestore()}
+	running, _ := s.machine.Moves()
 	s.feelPulse()
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
@@ -274,12 +275,12 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *placement.World {
 			}
 		}
 		for _, mv := range running {
-			if mv.shard == sh.ID {
-				ws.Moving, ws.Leaving = true, mv.from.Node
-				if !slices.Contains(ws.Replicas, mv.to.Node) {
-					ws.Joining = mv.to.Node
+			if mv.Shard == sh.ID {
+				ws.Moving, ws.Leaving = true, mv.From.Node
+				if !slices.Contains(ws.Replicas, mv.To.Node) {
+					ws.Joining = mv.To.Node
 				}
-				if mv.phase == phaseCancel {
+				if mv.Phase == meta.PhaseCancel {
 					ws.Leaving = ""
 				}
 			}
@@ -341,16 +342,16 @@ func (s *Scheduler) replaceDead(ctx context.Context) error {
 			continue
 		}
 		s.logger.Warn("a server is silent for too long; its replicas are rebuilt on other servers", "server", m.NameOf(n.ID), "silent", l.silence.Round(time.Second).String())
-		_, err := s.setIntent(ctx, m, n.ID, n.Intent, n.Intent, opReplace)
+		_, err := s.setIntent(ctx, m, n.ID, n.Intent, n.Intent, meta.OpReplace)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
 // runningOn returns the running operation of a node, or nil.
-func (s *Scheduler) runningOn(id rowraft.NodeID) *operation {
-	for _, o := range s.machine.operations() {
-		if o.node == id && o.state == opRunning {
+func (s *Scheduler) runningOn(id rowraft.NodeID) *meta.Operation {
+	for _, o := range s.machine.Operations() {
+		if o.Node == id && o.State == meta.OpRunning {
 			return &o
 		}
 	}
@@ -358,12 +359,12 @@ func (s *Scheduler) runningOn(id rowraft.NodeID) *operation {
 }
 
 // setIntent logs the intent of a server and starts the operation that follows from it.
-func (s *Scheduler) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent, kind rowraftv1.OperationKind) (operation, error) {
+func (s *Scheduler) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent, kind rowraftv1.OperationKind) (meta.Operation, error) {
 	total := len(m.ShardsOn(id))
-	if kind == opDrain {
+	if kind == meta.OpDrain {
 		total = len(s.leadsOf(m, id))
 	}
-	return proposeFor[operation](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
+	return proposeFor[meta.Operation](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
 		Node: string(id), From: rowraftv1.NodeIntent(from), To: rowraftv1.NodeIntent(to), Kind: kind, Total: uint64(total),
 	}}})
 }
@@ -387,31 +388,31 @@ func (s *Scheduler) leadsOf(m *clustermap.Map, id rowraft.NodeID) (out []rowraft
 func (s *Scheduler) endOperations(ctx context.Context) error {
 	m := s.view.Map()
 	var errs []error
-	for _, o := range s.machine.operations() {
-		if o.state != opRunning || m == nil {
+	for _, o := range s.machine.Operations() {
+		if o.State != meta.OpRunning || m == nil {
 			continue
 		}
-		l := s.liveness(o.node)
-		n, _ := m.Node(o.node)
+		l := s.liveness(o.Node)
+		n, _ := m.Node(o.Node)
 		switch {
-		case o.kind == opReplace && l.seen && l.state == stateUp && len(m.ShardsOn(o.node)) > 0:
-			s.logger.Info("a server that was being replaced is back", "server", m.NameOf(o.node), "operation", o.id)
-			_, err := s.setIntent(ctx, m, o.node, n.Intent, n.Intent, 0)
+		case o.Kind == meta.OpReplace && l.seen && l.state == stateUp && len(m.ShardsOn(o.Node)) > 0:
+			s.logger.Info("a server that was being replaced is back", "server", m.NameOf(o.Node), "operation", o.ID)
+			_, err := s.setIntent(ctx, m, o.Node, n.Intent, n.Intent, 0)
 			errs = append(errs, err)
-		case s.left(m, &o) == 0 && (o.kind != opDrain || l.seen || l.state != stateUp):
-			s.logger.Info("an operation is done", "operation", o.id, "kind", operationName(o.kind), "server", m.NameOf(o.node))
-			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: o.id}}}))
+		case s.left(m, &o) == 0 && (o.Kind != meta.OpDrain || l.seen || l.state != stateUp):
+			s.logger.Info("an operation is done", "operation", o.ID, "kind", operationName(o.Kind), "server", m.NameOf(o.Node))
+			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: o.ID}}}))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // left returns how many replicas or leaders an operation has still to move.
-func (s *Scheduler) left(m *clustermap.Map, o *operation) int {
-	if o.kind == opDrain {
-		return len(s.leadsOf(m, o.node))
+func (s *Scheduler) left(m *clustermap.Map, o *meta.Operation) int {
+	if o.Kind == meta.OpDrain {
+		return len(s.leadsOf(m, o.Node))
 	}
-	return len(m.ShardsOn(o.node))
+	return len(m.ShardsOn(o.Node))
 }
 
 // retireNodes deletes servers from the map that are decommissioned, hold no replicas, and are down.
@@ -437,17 +438,17 @@ func (s *Scheduler) retireNodes(ctx context.Context) error {
 // being decommissioned.
 func (s *Scheduler) cancelLost(ctx context.Context) error {
 	m := s.view.Map()
-	running, _ := s.machine.moves()
+	running, _ := s.machine.Moves()
 	var errs []error
 	for _, mv := range running {
-		if mv.phase != phaseLearn && mv.phase != phasePromote || m == nil {
+		if mv.Phase != meta.PhaseLearn && mv.Phase != meta.PhasePromote || m == nil {
 			continue
 		}
-		l, n := s.liveness(mv.to.Node), clustermap.Node{}
-		n, _ = m.Node(mv.to.Node)
-		if s.isDead(&l) || mv.reason != 0 && (n.Intent == clustermap.Decommission || l.state == stateDown) {
-			s.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.id, "shard", uint32(mv.shard), "to", m.NameOf(mv.to.Node))
-			errs = append(errs, s.advance(ctx, &mv, phaseCancel))
+		l, n := s.liveness(mv.To.Node), clustermap.Node{}
+		n, _ = m.Node(mv.To.Node)
+		if s.isDead(&l) || mv.Reason != 0 && (n.Intent == clustermap.Decommission || l.state == stateDown) {
+			s.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.ID, "shard", uint32(mv.Shard), "to", m.NameOf(mv.To.Node))
+			errs = append(errs, s.advance(ctx, &mv, meta.PhaseCancel))
 		}
 	}
 	return errors.Join(errs...)

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -57,7 +58,7 @@ func placeTurns(t *testing.T, s *Scheduler, l *fakeLog, g *fakeGroup, up []strin
 			t.Fatal(err)
 		}
 	}
-	t.Fatalf("it does not end: group %v; operations %+v", g.changes, s.machine.operations())
+	t.Fatalf("it does not end: group %v; operations %+v", g.changes, s.machine.Operations())
 }
 
 func change(t *testing.T, s *Scheduler, req *rowraftv1.ChangeNodeRequest) *rowraftv1.ChangeNodeReply {
@@ -71,7 +72,7 @@ func change(t *testing.T, s *Scheduler, req *rowraftv1.ChangeNodeRequest) *rowra
 }
 
 func (s *Scheduler) ended(id uint64) bool {
-	return slices.ContainsFunc(s.machine.operations(), func(o operation) bool { return o.id == id && o.state == opDone })
+	return slices.ContainsFunc(s.machine.Operations(), func(o meta.Operation) bool { return o.ID == id && o.State == meta.OpDone })
 }
 
 func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
@@ -85,8 +86,8 @@ func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
 	if sh := s.view.Map().Shards[0]; on(sh.Replicas) != "dbc" || g.leader == "a" {
 		t.Errorf("in the end %+v, led by %s", sh, g.leader)
 	}
-	_, finished := s.machine.moves()
-	if len(finished) != 1 || finished[0].reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION {
+	_, finished := s.machine.Moves()
+	if len(finished) != 1 || finished[0].Reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION {
 		t.Errorf("moves %+v, want one", finished)
 	}
 	if n := count(g.changes, func(c string) bool { return c == "add d" || c == "promote" || c == "remove a" }); n != 3 {
@@ -117,7 +118,7 @@ func TestADecommissionIsUndone(t *testing.T) {
 	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
 		t.Fatal(err)
 	}
-	running, _ := s.machine.moves()
+	running, _ := s.machine.Moves()
 	if len(running) != 1 {
 		t.Fatalf("moves %+v", running)
 	}
@@ -127,11 +128,11 @@ func TestADecommissionIsUndone(t *testing.T) {
 	wantError(t, err, rowraft.CodePrecondition, "b is decommissioned")
 	change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b", Operation: op.Id})
 	if n, _ := s.view.Map().Node("b"); n.Intent != clustermap.Serve {
-		t.Errorf("it is %s", intentName(n.Intent))
+		t.Errorf("it is %s", meta.IntentName(n.Intent))
 	}
 	// The move that has begun ends or goes back; nothing else follows.
-	placeTurns(t, s, l, g, []string{"a", "b", "c", "d"}, nil, func() bool { running, _ := s.machine.moves(); return len(running) == 0 })
-	if o := s.machine.operations(); len(o) != 1 || o[0].state != opCancelled {
+	placeTurns(t, s, l, g, []string{"a", "b", "c", "d"}, nil, func() bool { running, _ := s.machine.Moves(); return len(running) == 0 })
+	if o := s.machine.Operations(); len(o) != 1 || o[0].State != meta.OpCancelled {
 		t.Errorf("operations %+v", o)
 	}
 }
@@ -150,14 +151,14 @@ func TestADeadServerIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if ops := s.machine.operations(); len(ops) != 0 {
+	if ops := s.machine.Operations(); len(ops) != 0 {
 		t.Fatalf("operations %+v before it counts as dead", ops)
 	}
 	dead := func() { silence(s, DefaultReplaceAfter) }
-	placeTurns(t, s, l, g, up, dead, func() bool { return len(s.machine.operations()) == 1 && s.ended(s.machine.operations()[0].id) })
+	placeTurns(t, s, l, g, up, dead, func() bool { return len(s.machine.Operations()) == 1 && s.ended(s.machine.Operations()[0].ID) })
 	sh := s.view.Map().Shards[0]
-	if on(sh.Replicas) != "abd" || s.machine.operations()[0].kind != opReplace {
-		t.Errorf("in the end %+v, operations %+v", sh, s.machine.operations())
+	if on(sh.Replicas) != "abd" || s.machine.Operations()[0].Kind != meta.OpReplace {
+		t.Errorf("in the end %+v, operations %+v", sh, s.machine.Operations())
 	}
 	if _, known := s.view.Map().Node("c"); !known {
 		t.Error("it is forgotten; it may come back")
@@ -182,7 +183,7 @@ func TestAFencedReplicaIsReplacedLate(t *testing.T) {
 		if err := s.placeOnce(t.Context(), &p); err != nil {
 			t.Fatal(err)
 		}
-		running, _ := s.machine.moves()
+		running, _ := s.machine.Moves()
 		return len(running)
 	}
 	if n := place(); n != 0 || len(p.fenced) != 1 {
@@ -200,8 +201,8 @@ func TestAFencedReplicaIsReplacedLate(t *testing.T) {
 	if n := place(); n != 1 {
 		t.Fatalf("%d moves in the end, want 1", n)
 	}
-	running, _ := s.machine.moves()
-	if m := running[0]; m.from.Node != "b" || m.to.Node != "d" || m.reason != rowraftv1.MoveReason_MOVE_REASON_FENCED {
+	running, _ := s.machine.Moves()
+	if m := running[0]; m.From.Node != "b" || m.To.Node != "d" || m.Reason != rowraftv1.MoveReason_MOVE_REASON_FENCED {
 		t.Errorf("move %+v", m)
 	}
 }
@@ -292,8 +293,8 @@ func TestADeadServerThatIsBackKeepsItsReplicas(t *testing.T) {
 	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
 		t.Fatal(err)
 	}
-	ops := s.machine.operations()
-	if len(ops) != 1 || ops[0].node != "c" || ops[0].state != opRunning {
+	ops := s.machine.Operations()
+	if len(ops) != 1 || ops[0].Node != "c" || ops[0].State != meta.OpRunning {
 		t.Fatalf("operations %+v", ops)
 	}
 	st := &rowraftv1.StatusReply{}
@@ -305,7 +306,7 @@ func TestADeadServerThatIsBackKeepsItsReplicas(t *testing.T) {
 	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
 		t.Fatal(err)
 	}
-	if ops := s.machine.operations(); ops[0].state != opCancelled || len(ops) != 1 {
+	if ops := s.machine.Operations(); ops[0].State != meta.OpCancelled || len(ops) != 1 {
 		t.Errorf("operations %+v", ops)
 	}
 	if sh := s.view.Map().Shards[0]; on(sh.Replicas) != "abc" {
@@ -357,7 +358,7 @@ func TestRisksAreTold(t *testing.T) {
 				t.Errorf("risks %q, want %q", risks, tc.risk)
 			}
 			if n.Intent != tc.intent || reply.Accepted != (tc.risk == "" || tc.req.Force) {
-				t.Errorf("accepted: %v, it is %s", reply.Accepted, intentName(n.Intent))
+				t.Errorf("accepted: %v, it is %s", reply.Accepted, meta.IntentName(n.Intent))
 			}
 			if changed := s.view.Map().Version != version; changed != (tc.intent != clustermap.Serve) {
 				t.Errorf("the map changed: %v", changed)

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 const (
@@ -55,24 +56,24 @@ func (s *Scheduler) runPolicies(ctx context.Context) {
 }
 
 // runOfPolicy returns the task that excludes policies with the same destination.
-func runOfPolicy(p *policy) *task {
+func runOfPolicy(p *meta.Policy) *task {
 	return &task{what: p.GetPolicy().GetName(), destination: p.GetPolicy().GetDestination()}
 }
 
 // duePolicies returns the policies that are due, the longest overdue first.
-func (s *Scheduler) duePolicies(now time.Time) []*policy {
-	at := make(map[*policy]time.Time)
-	for _, p := range s.machine.policies() {
+func (s *Scheduler) duePolicies(now time.Time) []*meta.Policy {
+	at := make(map[*meta.Policy]time.Time)
+	for _, p := range s.machine.Policies() {
 		if next, due := s.due(p, now); due && !next.After(now) {
 			at[p] = next
 		}
 	}
-	return slices.SortedFunc(maps.Keys(at), func(a, b *policy) int { return at[a].Compare(at[b]) })
+	return slices.SortedFunc(maps.Keys(at), func(a, b *meta.Policy) int { return at[a].Compare(at[b]) })
 }
 
 // runIfDue is runPolicy if the policy is still due: a run may have ended since the caller checked.
 func (s *Scheduler) runIfDue(ctx context.Context, name string) error {
-	p := s.machine.policy(name)
+	p := s.machine.PolicyOf(name)
 	if p == nil {
 		return nil
 	}
@@ -83,13 +84,13 @@ func (s *Scheduler) runIfDue(ctx context.Context, name string) error {
 }
 
 // due returns the time of a policy's next run; false while no trainer of its job is connected.
-func (s *Scheduler) due(p *policy, now time.Time) (next time.Time, ok bool) {
+func (s *Scheduler) due(p *meta.Policy, now time.Time) (next time.Time, ok bool) {
 	spec, r := p.GetPolicy(), p.GetRecord()
 	every := time.Duration(spec.GetEveryNs())
 	last := int64(max(r.GetSetNs(), r.GetBegunNs()))
 	wait := every
 	if n := r.GetFailures(); n > 0 {
-		wait = min(every, policyRetry<<min(n-1, uint32(bits.Len64(uint64(maxPolicyEvery/policyRetry)))))
+		wait = min(every, policyRetry<<min(n-1, uint32(bits.Len64(uint64(meta.MaxPolicyEvery/policyRetry)))))
 	}
 	next = time.Unix(0, last).Add(wait)
 	if next.After(now.Add(every)) {
@@ -103,22 +104,22 @@ func (s *Scheduler) due(p *policy, now time.Time) (next time.Time, ok bool) {
 
 // trains reports whether a trainer of the job is connected and does not wait for others to begin.
 func (s *Scheduler) trains(job string) bool {
-	return !s.jobWaits(job) && slices.ContainsFunc(s.attendance.list(), func(a *attendee) bool { return a.id.job == job })
+	return !s.jobWaits(job) && slices.ContainsFunc(s.attendance.list(), func(a *attendee) bool { return a.id.Job == job })
 }
 
 // runPolicyNow runs a policy on request, after the running policy with the same destination. If it first ends the run
 // of an earlier leader, it still makes a checkpoint of its own.
 func (s *Scheduler) runPolicyNow(ctx context.Context, name string) error {
-	p := s.machine.policy(name)
+	p := s.machine.PolicyOf(name)
 	if p == nil {
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
 	run := runOfPolicy(p)
-	if err := s.policyRuns.enter(ctx, maxPolicyEvery, run, opens); err != nil {
+	if err := s.policyRuns.enter(ctx, meta.MaxPolicyEvery, run, opens); err != nil {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint policy is still running: %w", err)
 	}
 	defer s.policyRuns.leave(run)
-	if s.machine.policy(name).GetRecord().GetRunning() != "" {
+	if s.machine.PolicyOf(name).GetRecord().GetRunning() != "" {
 		if err := s.runPolicy(ctx, name); err != nil {
 			return err
 		}
@@ -129,7 +130,7 @@ func (s *Scheduler) runPolicyNow(ctx context.Context, name string) error {
 // runPolicy makes the next checkpoint of a policy and then deletes those that the policy need not keep. It logs the run
 // before and after, so that the next leader can end a run that was interrupted. REQUIRES: policyRuns holds the run.
 func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
-	p := s.machine.policy(name)
+	p := s.machine.PolicyOf(name)
 	if p == nil {
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
@@ -158,7 +159,7 @@ func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
 }
 
 // makeFor makes one checkpoint. It makes a delta to the policy's last checkpoint if the policy permits that.
-func (s *Scheduler) makeFor(ctx context.Context, p *policy, name string) (delta bool, err error) {
+func (s *Scheduler) makeFor(ctx context.Context, p *meta.Policy, name string) (delta bool, err error) {
 	spec := p.GetPolicy()
 	if err := s.mayRun(ctx, spec); err != nil {
 		return false, err
@@ -180,7 +181,7 @@ func (s *Scheduler) makeFor(ctx context.Context, p *policy, name string) (delta 
 }
 
 // deltaTo returns the checkpoint that is the base of the policy's next one; "" if the next one is full.
-func deltaTo(p *policy) string {
+func deltaTo(p *meta.Policy) string {
 	made := p.GetRecord().GetMade()
 	if p.GetPolicy().GetFullEvery() < 2 || len(made) == 0 {
 		return ""

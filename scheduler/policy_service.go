@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // States of a policy in PolicyStatus.
@@ -22,7 +23,7 @@ const (
 // SetPolicy creates or changes a checkpoint policy.
 func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest) (*rowraftv1.SetPolicyReply, error) {
 	p := req.GetPolicy()
-	if err := checkPolicy(p); err != nil {
+	if err := meta.CheckPolicy(p); err != nil {
 		return nil, err
 	}
 	d, err := depot.Open(p.GetDestination())
@@ -54,7 +55,7 @@ func (c *Checkpoints) ListPolicies(ctx context.Context, _ *rowraftv1.ListPolicie
 		return nil, err
 	}
 	reply := &rowraftv1.ListPoliciesReply{}
-	for _, p := range c.s.machine.policies() {
+	for _, p := range c.s.machine.Policies() {
 		reply.Policies = append(reply.Policies, c.s.policyStatus(p))
 	}
 	return reply, nil
@@ -88,14 +89,14 @@ func (c *Checkpoints) RunPolicy(ctx context.Context, req *rowraftv1.RunPolicyReq
 }
 
 func (c *Checkpoints) policyNamed(name string) (*rowraftv1.PolicyStatus, error) {
-	p := c.s.machine.policy(name)
+	p := c.s.machine.PolicyOf(name)
 	if p == nil {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
 	return c.s.policyStatus(p), nil
 }
 
-func (s *Scheduler) policyStatus(p *policy) *rowraftv1.PolicyStatus {
+func (s *Scheduler) policyStatus(p *meta.Policy) *rowraftv1.PolicyStatus {
 	st := &rowraftv1.PolicyStatus{Policy: p.GetPolicy(), Record: p.GetRecord(), State: policyWaiting}
 	next, ok := s.due(p, time.Now())
 	switch {

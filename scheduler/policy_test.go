@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 func TestWhenAPolicyIsDue(t *testing.T) {
@@ -38,12 +39,12 @@ func TestWhenAPolicyIsDue(t *testing.T) {
 		{"the clock was set back", &rowraftv1.PolicyRecord{BegunNs: at(24 * time.Hour)}, 0},
 		{"begun by an earlier leader: at once", &rowraftv1.PolicyRecord{BegunNs: at(0), Running: "x"}, 0},
 	} {
-		next, ok := s.due(&policy{Policy: nightly("/mnt", 1), Record: tc.record}, now)
+		next, ok := s.due(&meta.Policy{Policy: nightly("/mnt", 1), Record: tc.record}, now)
 		if got := next.Sub(now); got != tc.want || !ok {
 			t.Errorf("%s: due in %v (%v), want %v", tc.name, got, ok, tc.want)
 		}
 	}
-	p := &policy{Policy: nightly("/mnt", 1), Record: &rowraftv1.PolicyRecord{SetNs: at(0)}}
+	p := &meta.Policy{Policy: nightly("/mnt", 1), Record: &rowraftv1.PolicyRecord{SetNs: at(0)}}
 	p.Policy.Job = "ctr"
 	if _, ok := s.due(p, now); ok {
 		t.Error("due, though its job does not train")
@@ -60,7 +61,7 @@ func TestWhatADeltaStandsOn(t *testing.T) {
 		made      string // f: full, d: delta
 		want      bool
 	}{{0, "f", false}, {1, "f", false}, {3, "", false}, {3, "f", true}, {3, "fd", true}, {3, "fdd", false}, {3, "fddf", true}, {2, "fd", false}} {
-		p := &policy{Policy: &rowraftv1.CheckpointPolicy{FullEvery: tc.fullEvery}, Record: &rowraftv1.PolicyRecord{}}
+		p := &meta.Policy{Policy: &rowraftv1.CheckpointPolicy{FullEvery: tc.fullEvery}, Record: &rowraftv1.PolicyRecord{}}
 		for i, k := range tc.made {
 			p.Record.Made = append(p.Record.Made, &rowraftv1.PolicyCheckpoint{Name: fmt.Sprint(i), Delta: k == 'd'})
 		}
@@ -179,14 +180,12 @@ func TestRetention(t *testing.T) {
 					last = nil
 				}
 				last = putDelta(t, d, name, last)
-				s.machine.mu.Lock()
 				if name == tc.restored {
-					s.machine.state.restored = []*rowraftv1.MetaRestored{{Id: last.ID}}
+					editState(t, s, func(p *rowraftv1.MetaState) { p.Restored = []*rowraftv1.MetaRestored{{Id: last.ID}} })
 				}
 				if name == tc.resumed {
-					s.machine.state.runs = []*rowraftv1.MetaRun{{Job: "j", Checkpoint: last.ID}}
+					must(cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) { q.Checkpoint = last.ID }))
 				}
-				s.machine.mu.Unlock()
 				must(cmdBeginRun("nightly", name, uint64(time.Now().Add(-tc.age*time.Duration(len(names)-1-i)).UnixNano())))
 				must(cmdEndRun("nightly", name, "", false))
 			}
@@ -201,13 +200,13 @@ func TestRetention(t *testing.T) {
 				if got := strings.Join(lying(t, d), " "); got != tc.want {
 					t.Errorf("%s lie there, want %s", got, tc.want)
 				}
-				if got := strings.Join(madeNames(s.machine.policy("nightly")), " "); got != tc.made {
+				if got := strings.Join(madeNames(s.machine.PolicyOf("nightly")), " "); got != tc.made {
 					t.Errorf("the policy knows of %s, want %s", got, tc.made)
 				}
 			}
 			damaged := strings.Contains(tc.name, "damaged")
 			var found diagnosis
-			found.policy(s.machine.policy("nightly"))
+			found.policy(s.machine.PolicyOf("nightly"))
 			if (len(found.out) > 0) != damaged {
 				t.Errorf("problems: %v", found.out)
 			}
@@ -261,7 +260,7 @@ func TestARunThatTheNextLeaderEnds(t *testing.T) {
 			if err := s.runPolicy(t.Context(), "nightly"); err != nil {
 				t.Fatal(err)
 			}
-			p := s.machine.policy("nightly")
+			p := s.machine.PolicyOf("nightly")
 			if made := len(p.GetRecord().GetMade()) == 1; made != tc.want || p.GetRecord().GetRunning() != "" || (p.GetRecord().GetFailures() > 0) == tc.want {
 				t.Errorf("%v", p.GetRecord())
 			}
@@ -281,7 +280,7 @@ func TestRunNowIsNotTheEndOfAForeignRun(t *testing.T) {
 		}
 	}
 	err := s.runPolicyNow(t.Context(), "nightly") // there are no shards to make one of
-	if r := s.machine.policy("nightly").GetRecord(); err == nil || r.GetRunning() != "" || r.GetFailures() != 2 || r.GetBegunNs() <= 2 {
+	if r := s.machine.PolicyOf("nightly").GetRecord(); err == nil || r.GetRunning() != "" || r.GetFailures() != 2 || r.GetBegunNs() <= 2 {
 		t.Errorf("%v; %v; want the failures of both", err, r)
 	}
 }
@@ -296,7 +295,7 @@ func TestRunNowWaitsForTheRunUnderWay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	runs := runOfPolicy(s.machine.policy("p"))
+	runs := runOfPolicy(s.machine.PolicyOf("p"))
 	s.policyRuns.try(runs, opens)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
@@ -103,7 +104,7 @@ func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(servers)), "replicas", n, "servers", len(servers))
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
-		Shards: shardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(len(shards), rowraft.DefaultSlots)),
+		Shards: meta.ShardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(len(shards), rowraft.DefaultSlots)),
 	}}}
 	if _, err := s.propose(ctx, c); err != nil {
 		return fmt.Errorf("make the shards: %w", err)
@@ -195,7 +196,7 @@ func (s *Scheduler) markEnsured(term rowraft.Term, key ensuredKey) {
 
 // comesByRestore reports whether a decided restore of single tables brings the table. No shard may create an empty one.
 func (s *Scheduler) comesByRestore(id rowraft.TableID) bool {
-	return slices.ContainsFunc(s.machine.pendingRestore().GetTables(), func(t *rowraftv1.TableSchema) bool { return rowraft.TableID(t.GetId()) == id })
+	return slices.ContainsFunc(s.machine.PendingRestore().GetTables(), func(t *rowraftv1.TableSchema) bool { return rowraft.TableID(t.GetId()) == id })
 }
 
 const ensureCallTimeout = 2 * time.Second
@@ -205,7 +206,7 @@ const ensureCallTimeout = 2 * time.Second
 func (s *Scheduler) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema, epoch rowraft.TableEpoch) (there bool, err error) {
 	s.driving.RLock()
 	defer s.driving.RUnlock()
-	if m := s.view.Map(); !hasTable(m.Tables, t.ID) || s.comesByRestore(t.ID) {
+	if m := s.view.Map(); !meta.HasTable(m.Tables, t.ID) || s.comesByRestore(t.ID) {
 		return false, nil
 	}
 	return true, s.callReplicas(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {

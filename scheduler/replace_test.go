@@ -180,7 +180,7 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 				}
 				return
 			}
-			if rowraft.CodeOf(err) != tc.code || p.closed > 0 || len(p.staged) > 0 || s.machine.pendingRestore() != nil {
+			if rowraft.CodeOf(err) != tc.code || p.closed > 0 || len(p.staged) > 0 || s.machine.PendingRestore() != nil {
 				t.Errorf("%v, want %v; closed %d times, %d stages left", err, tc.code, p.closed, len(p.staged))
 			}
 		})

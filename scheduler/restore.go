@@ -137,7 +137,7 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 	if op.cluster = op.s.view.Map(); op.cluster == nil || len(op.cluster.Shards) == 0 {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
-	if op.s.machine.pendingRestore() != nil {
+	if op.s.machine.PendingRestore() != nil {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "the restore before is being finished")
 	}
 	if err := op.choose(); err != nil {

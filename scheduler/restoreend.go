@@ -127,7 +127,7 @@ func (s *Scheduler) noteEnded(id []byte) {
 func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) error {
 	// Read the stages first: the stage of a restore that begins in between must not look abandoned.
 	staged := s.reportedStages()
-	r, begun := s.machine.pendingRestore(), s.machine.begunRestore()
+	r, begun := s.machine.PendingRestore(), s.machine.BegunRestore()
 	for _, id := range staged {
 		if bytes.Equal(id, begun) || bytes.Equal(id, r.GetId()) {
 			continue
@@ -144,7 +144,7 @@ func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) err
 		return nil // or an operation of this leader works on it
 	}
 	defer s.checkpoints.ops.leave(running)
-	if r = s.machine.pendingRestore(); r != nil {
+	if r = s.machine.PendingRestore(); r != nil {
 		_, err := s.finishRestore(ctx, r)
 		if err != nil {
 			return fmt.Errorf("finish a restore: %w", err)
@@ -157,11 +157,11 @@ func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) err
 
 // giveUpBegun ends a restore that was begun and not decided. The call that began it has ended.
 func (s *Scheduler) giveUpBegun(ctx context.Context, m *clustermap.Map, staged [][]byte) error {
-	begun := s.machine.begunRestore()
+	begun := s.machine.BegunRestore()
 	switch {
 	case begun == nil:
 		return nil
-	case containsBytes(staged, begun):
+	case slices.ContainsFunc(staged, func(id []byte) bool { return bytes.Equal(id, begun) }):
 		if err := s.dropStages(m, begun); err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (s *Scheduler) reportedStages() (ids [][]byte) {
 	for _, b := range s.soft.beats {
 		for _, r := range b.replicas {
 			id := r.GetStagedRestore()
-			if len(id) != 16 || containsBytes(ids, id) {
+			if len(id) != 16 || slices.ContainsFunc(ids, func(o []byte) bool { return bytes.Equal(o, id) }) {
 				continue
 			}
 			if ended, ok := s.soft.ended[[16]byte(id)]; ok && b.at.Before(ended.Add(strayGrace)) {

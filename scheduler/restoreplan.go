@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // alone reports whether the restore changes only the tables that the request names.
@@ -37,7 +38,7 @@ func matchesTable(pattern, table string) bool {
 func (op *restoration) choose() error {
 	asked, found := op.req.GetTables(), make(map[string]bool)
 	op.rowMemory, op.targets = make(map[rowraft.TableID]uint64), make(map[rowraft.TableID]rowraft.TableID)
-	restore := nextRestore(op.s.machine.lastRestore())
+	restore := meta.NextRestore(op.s.machine.LastRestore())
 	for _, t := range op.manifest.Tables {
 		wanted := !op.alone()
 		for _, pattern := range asked {

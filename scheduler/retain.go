@@ -19,7 +19,7 @@ import (
 // that, every byte was read. retain neither counts nor deletes an incomplete checkpoint, and deletes nothing while the
 // newest one is incomplete. It also keeps the checkpoints that tables come from, because jobs resume from those.
 func (s *Scheduler) retain(ctx context.Context, name string) error {
-	p := s.machine.policy(name)
+	p := s.machine.PolicyOf(name)
 	if p == nil {
 		return nil // the policy was deleted
 	}
@@ -78,7 +78,7 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 	if len(broken) > 0 {
 		why = fmt.Errorf("%d of %d checkpoints cannot be restored: %w", len(broken), len(made), errors.Join(broken...))
 	}
-	if why == nil && s.machine.policy(name).GetRecord().GetRetentionError() == "" {
+	if why == nil && s.machine.PolicyOf(name).GetRecord().GetRetentionError() == "" {
 		return nil
 	}
 	return s.logForgotten(ctx, name, "", why)
@@ -86,9 +86,9 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 
 // resumesFrom reports whether tables of the cluster come from the checkpoint with this id, or a run began from it.
 func (s *Scheduler) resumesFrom(id string) bool {
-	sources, _ := s.machine.restored()
+	sources, _ := s.machine.Sources()
 	return slices.ContainsFunc(sources, func(r *rowraftv1.MetaRestored) bool { return r.GetId() == id }) ||
-		slices.ContainsFunc(s.machine.allRuns(), func(r *rowraftv1.MetaRun) bool { return r.GetCheckpoint() == id })
+		slices.ContainsFunc(s.machine.Runs(), func(r *rowraftv1.MetaRun) bool { return r.GetCheckpoint() == id })
 }
 
 // logForgotten logs that a checkpoint of a policy is deleted, if made is not empty, and the error of the retention.

@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // GroupID names the metadata group in raftstore.
@@ -100,8 +101,8 @@ type Scheduler struct {
 
 	opts    Options
 	logger  *slog.Logger
-	view    *View
-	machine *machine
+	view    *meta.View
+	machine *meta.Machine
 	conns   *route.Pool
 	log     atomic.Pointer[Log] // nil until Attach
 	kick    chan struct{}       // capacity 1: wakes Run
@@ -203,15 +204,15 @@ func New(opts Options) (*Scheduler, error) {
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "scheduler without a data directory")
 	case opts.Shards < 1 || opts.Shards > clustermap.MaxShards:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want 1 to %d", opts.Shards, clustermap.MaxShards)
-	case opts.Servers < 1 || opts.Servers > MaxNodes:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d servers: want 1 to %d", opts.Servers, MaxNodes)
+	case opts.Servers < 1 || opts.Servers > meta.MaxNodes:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d servers: want 1 to %d", opts.Servers, meta.MaxNodes)
 	}
 	opts.Self.ID = opts.Identity.Identity().Node
-	view := NewView()
+	view := meta.NewView()
 	s := &Scheduler{
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout, helloTimeout: helloTimeout,
-		view: view, machine: newMachine(view), conns: route.NewPool(opts.TLS, opts.Dial, 1), kick: make(chan struct{}, 1),
+		view: view, machine: meta.New(view), conns: route.NewPool(opts.TLS, opts.Dial, 1), kick: make(chan struct{}, 1),
 		registering: newTurn(), dropping: newTurn(), attendance: newAttendance(), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
@@ -230,7 +231,7 @@ func (s *Scheduler) Machine() raftstore.StateMachine { return s.machine }
 
 // View returns the newest map that this server knows. Members of the metadata group update it in Apply; on other
 // servers package node sets it.
-func (s *Scheduler) View() *View { return s.view }
+func (s *Scheduler) View() *meta.View { return s.view }
 
 // Attach gives the scheduler its metadata group.
 func (s *Scheduler) Attach(l Log) {
@@ -312,7 +313,7 @@ func (s *Scheduler) addrOf(id rowraft.NodeID) string {
 
 // propose logs c. It returns the result of Apply, or the error with which Apply or the group refused c.
 func (s *Scheduler) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
-	return s.proposeVersion(ctx, requiredVersion(c), c)
+	return s.proposeVersion(ctx, meta.RequiredVersion(c), c)
 }
 
 // proposeVersion is propose with an explicit format version for the entry.
@@ -324,7 +325,7 @@ func (s *Scheduler) proposeVersion(ctx context.Context, version rowraft.FormatVe
 	if err := s.mayLog(version); err != nil {
 		return nil, err
 	}
-	entry, err := encodeEntry(version, c)
+	entry, err := meta.EncodeEntry(version, c)
 	if err != nil {
 		return nil, err
 	}

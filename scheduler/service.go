@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // Hello returns the identity, the addresses and the founders of this server. It needs no metadata group, so a server
@@ -206,18 +207,18 @@ func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableR
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{
 		Table: rpc.SchemaToProto(&schema), IfNotExists: req.GetIfNotExists(),
 	}}}
-	result, err := proposeFor[tableResult](ctx, s, c)
+	result, err := proposeFor[meta.TableResult](ctx, s, c)
 	if err != nil {
 		return nil, fmt.Errorf("create table: %w", err)
 	}
-	if err := s.ensureTables(ctx, []rowraft.Schema{result.schema}); err != nil {
+	if err := s.ensureTables(ctx, []rowraft.Schema{result.Schema}); err != nil {
 		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name, err)
 		if rowraft.CodeOf(err) == rowraft.CodeNotLeader { // NotLeader would mean that nothing was created
 			err = rowraft.Errorf(rowraft.CodeLeadershipLost, "%w", err)
 		}
 		return nil, err
 	}
-	return &rowraftv1.CreateTableReply{Table: rpc.SchemaToProto(&result.schema), Created: result.created, MapVersion: s.mapVersion()}, nil
+	return &rowraftv1.CreateTableReply{Table: rpc.SchemaToProto(&result.Schema), Created: result.Created, MapVersion: s.mapVersion()}, nil
 }
 
 func newTableID() (rowraft.TableID, error) {

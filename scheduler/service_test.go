@@ -21,13 +21,14 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/wire"
 )
 
 // fakeLog applies to one machine what is proposed, while it leads.
 type fakeLog struct {
 	mu     sync.Mutex
-	m      *machine
+	m      *meta.Machine
 	index  rowraft.Index
 	leader rowraft.NodeID
 	self   rowraft.NodeID

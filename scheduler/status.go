@@ -41,7 +41,7 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 	if err != nil {
 		return nil, err
 	}
-	reply := &rowraftv1.StatusReply{Map: rpc.MapToProto(m), Jobs: s.machine.jobStatuses(), ExpectedServers: uint32(s.opts.Servers)}
+	reply := &rowraftv1.StatusReply{Map: rpc.MapToProto(m), Jobs: s.machine.JobStatuses(), ExpectedServers: uint32(s.opts.Servers)}
 	for _, n := range m.Nodes {
 		alive := s.liveness(n.ID)
 		reply.Nodes = append(reply.Nodes, &rowraftv1.NodeStatus{
@@ -96,10 +96,10 @@ func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*ro
 			}
 		}
 	}
-	for _, p := range s.machine.policies() {
+	for _, p := range s.machine.Policies() {
 		d.policy(p)
 	}
-	for _, r := range s.machine.allRuns() {
+	for _, r := range s.machine.Runs() {
 		d.job(s.jobInfo(r))
 	}
 	Worst(d.out)

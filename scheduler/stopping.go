@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 const (
@@ -33,11 +34,11 @@ func (s *Scheduler) mayStop(ctx context.Context, a *attendee, r *rowraftv1.MetaR
 	}
 	t := s.attendance
 	t.mu.Lock()
-	h := t.halts[a.id.job]
+	h := t.halts[a.id.Job]
 	mine := h == nil || !slices.Contains(h.who, a.member.GetIncarnation()) // otherwise h is of an earlier stop
 	if mine {
 		h = &halt{who: who}
-		t.halts[a.id.job] = h
+		t.halts[a.id.Job] = h
 	}
 	over := h.over
 	t.mu.Unlock()
@@ -46,12 +47,12 @@ func (s *Scheduler) mayStop(ctx context.Context, a *attendee, r *rowraftv1.MetaR
 	}
 	err := s.haltTogether(ctx, r)
 	if err != nil {
-		s.logger.Warn("the trainers of a job that is stopped do not stand at one step: each ends where it is", "job", a.id.job, "err", err)
+		s.logger.Warn("the trainers of a job that is stopped do not stand at one step: each ends where it is", "job", a.id.Job, "err", err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if h.over = true; ctx.Err() != nil && err != nil && t.halts[a.id.job] == h {
-		delete(t.halts, a.id.job) // the call of another trainer tries again
+	if h.over = true; ctx.Err() != nil && err != nil && t.halts[a.id.Job] == h {
+		delete(t.halts, a.id.Job) // the call of another trainer tries again
 	}
 	return true
 }
@@ -75,7 +76,7 @@ func (s *Scheduler) haltTogether(ctx context.Context, r *rowraftv1.MetaRun) erro
 }
 
 func (s *Scheduler) haltOnce(ctx context.Context, r *rowraftv1.MetaRun) error {
-	now := s.machine.runOf(r.GetJob())
+	now := s.machine.RunOf(r.GetJob())
 	if !bytes.Equal(now.GetRun(), r.GetRun()) || !now.GetStopping() {
 		return nil // the run has stopped
 	}
@@ -116,7 +117,7 @@ func (s *Scheduler) trainersOf(r *rowraftv1.MetaRun) (out []*attendee) {
 // trainingIncarnations returns the incarnations of the present generation. An incarnation is unique across all jobs.
 func trainingIncarnations(r *rowraftv1.MetaRun) (out []uint64) {
 	for _, m := range r.GetMembers() {
-		if training(m) {
+		if meta.IsTraining(m) {
 			out = append(out, m.GetIncarnation())
 		}
 	}
@@ -140,8 +141,8 @@ func (s *Scheduler) ends(a *attendee) bool {
 	if w, known := s.workers.get(a.member.GetIncarnation()); known && w.beat.GetStopping() {
 		return true
 	}
-	r, m := s.machine.memberOf(a.member)
-	return m != nil && (r.GetStopping() || !training(m))
+	r, m := s.machine.MemberOf(a.member)
+	return m != nil && (r.GetStopping() || !meta.IsTraining(m))
 }
 
 // mayEnd reports whether a trainer may have received the stop signal of other trainers, whose checkpoint was finished
@@ -159,7 +160,7 @@ func (s *Scheduler) mayEnd(a *attendee, over time.Time) bool {
 // stopPatience returns how long a stopped trainer waits for the trainers of its job that will park soon.
 func (s *Scheduler) stopPatience(a *attendee) time.Duration {
 	lease := DefaultLease
-	if r := s.machine.runOf(a.id.job); r != nil {
+	if r := s.machine.RunOf(a.id.Job); r != nil {
 		lease = time.Duration(r.GetLeaseNs())
 	}
 	return lease + leavePatience

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 func announcing(boundary int64) func(*fakeTrainer) {
@@ -86,7 +87,7 @@ func TestTrainersOfAJobStopAtOneBoundary(t *testing.T) {
 			}
 			clients[rank] = another(t, s)
 		}
-		if r := s.machine.runOf("ctr"); r.GetState() != jobStopped || len(stopped) > 0 {
+		if r := s.machine.RunOf("ctr"); r.GetState() != jobStopped || len(stopped) > 0 {
 			t.Errorf("round %d: the job is %v, and %d were told twice", round, r.GetState(), len(stopped))
 		}
 	}
@@ -145,7 +146,7 @@ func (goneStream) Send(*rowraftv1.AttendReply) error { return io.EOF }
 // The others do not wait for the word of one that has gone before it could be asked: where
 // absent trainers are skipped, the checkpoint goes on with the others.
 func TestNobodyWaitsForTheWordOfWhoHasGone(t *testing.T) {
-	a := &attendee{id: trainerID{"a", 1}, announces: true, gone: make(chan struct{})}
+	a := &attendee{id: meta.TrainerID{Job: "a", Rank: 1}, announces: true, gone: make(chan struct{})}
 	a.send.stream, a.send.turn = goneStream{}, newTurn()
 	p := &paused{id: 1, a: a, in: make(chan *rowraftv1.AttendRequest), done: make(chan struct{})}
 	b := &barrier{all: make(chan struct{}), left: 1}
@@ -171,7 +172,7 @@ func TestAPauseTellsWhatEndedIt(t *testing.T) {
 	s, _ := newLeader(t, 1, 1)
 	var who []*attendee
 	for rank := range uint32(64) {
-		a := &attendee{id: trainerID{"a", rank}, gone: make(chan struct{})}
+		a := &attendee{id: meta.TrainerID{Job: "a", Rank: rank}, gone: make(chan struct{})}
 		a.send.stream, a.send.turn = heldStream{}, newTurn()
 		who = append(who, a)
 	}

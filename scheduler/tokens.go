@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // Defaults of a request for a token.
@@ -65,8 +66,8 @@ func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTok
 	if ttl == 0 {
 		ttl = defaultTokenTTL
 	}
-	if ttl < 0 || ttl > maxTokenTTL {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a token that is good for %v: want %v to %v", ttl, minTokenTTL, maxTokenTTL)
+	if ttl < 0 || ttl > meta.MaxTokenTTL {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a token that is good for %v: want %v to %v", ttl, meta.MinTokenTTL, meta.MaxTokenTTL)
 	}
 	now := time.Now()
 	t := &rowraftv1.JoinToken{
@@ -80,8 +81,8 @@ func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTok
 		t.CreatedBy = caller.String()
 	}
 	hash := certs.TokenHash(secret.ID, secret.Secret[:])
-	m := &joinToken{Token: t, SecretSha256: hash[:]}
-	if err := checkToken(m); err != nil {
+	m := &meta.JoinToken{Token: t, SecretSha256: hash[:]}
+	if err := meta.CheckToken(m); err != nil {
 		return nil, err
 	}
 	if err := c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}); err != nil {
@@ -97,7 +98,7 @@ func (c *Certificates) ListTokens(ctx context.Context, _ *rowraftv1.ListTokensRe
 		return nil, err
 	}
 	reply := &rowraftv1.ListTokensReply{}
-	for _, t := range c.s.machine.tokens() {
+	for _, t := range c.s.machine.Tokens() {
 		reply.Tokens = append(reply.Tokens, t.GetToken())
 	}
 	return reply, nil
@@ -109,7 +110,7 @@ func (c *Certificates) DeleteToken(ctx context.Context, req *rowraftv1.DeleteTok
 		return nil, err
 	}
 	reply := &rowraftv1.DeleteTokenReply{}
-	for _, t := range c.s.machine.tokens() {
+	for _, t := range c.s.machine.Tokens() {
 		if t.GetToken().GetId() == req.GetId() {
 			reply.Token = t.GetToken()
 		}
@@ -140,7 +141,7 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	if err != nil {
 		return nil, err
 	}
-	t := c.s.machine.tokenOf(req.GetToken(), req.GetSecret())
+	t := c.s.machine.TokenOf(req.GetToken(), req.GetSecret())
 	if t == nil {
 		c.s.logger.Warn("a machine with a wrong token was refused", "remote", stranger, "name", asked.Name)
 		return nil, errToken()

@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 const (
@@ -36,8 +37,8 @@ func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.Send
 	if err != nil {
 		return err
 	}
-	id := trainerID{first.GetMember().GetJob(), first.GetMember().GetRank()}
-	if err := c.s.jobs.checkOwner(stream.Context(), id.job); err != nil {
+	id := meta.TrainerID{Job: first.GetMember().GetJob(), Rank: first.GetMember().GetRank()}
+	if err := c.s.jobs.checkOwner(stream.Context(), id.Job); err != nil {
 		return err
 	}
 	var p *paused
@@ -81,7 +82,7 @@ func (m *muster) store(ctx context.Context, d depot.Depot, name string, tag []by
 		w := &summed{hash: sha256.New()}
 		err := d.Write(ctx, name+"/"+p.blob.File.Name, func(dst io.Writer) error {
 			w.dst = dst
-			return p.receive(ctx, w, m.s.attendance.patience.state, p.a.id.job != m.need)
+			return p.receive(ctx, w, m.s.attendance.patience.state, p.a.id.Job != m.need)
 		})
 		if err != nil {
 			err = fmt.Errorf("state of %s: %w", p.a.id, err)
@@ -111,7 +112,7 @@ func ofDestination(err error) bool {
 }
 
 // blobOf returns the name of a trainer's state in a checkpoint (docs/formats/trainer-state.md).
-func blobOf(id trainerID) string { return fmt.Sprintf("trainer/%s/%d", id.job, id.rank) }
+func blobOf(id meta.TrainerID) string { return fmt.Sprintf("trainer/%s/%d", id.Job, id.Rank) }
 
 // receive receives the chunks of a state until the last. If bounded is set, the state must arrive at minStateRate.
 func (p *paused) receive(ctx context.Context, w io.Writer, patience time.Duration, bounded bool) error {

@@ -9,13 +9,6 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// invent adds a version to those that this binary understands, until the test ends.
-func invent(t *testing.T) rowraft.FormatVersion {
-	next, forget := wire.InventVersion()
-	t.Cleanup(forget)
-	return next
-}
-
 // A leader that has not sent its version to itself yet counts as what it announces.
 func TestALeaderCountsAsWhatItAnnounces(t *testing.T) {
 	next := invent(t)

@@ -34,7 +34,7 @@ type MoveList struct {
 	Moves  []Move `json:"moves"`
 }
 
-// phaseText describes the phases of a move, in scheduler/moves.go, for people.
+// phaseText describes the phases of a move, for people (scheduler/meta/moves.go).
 var phaseText = map[string]string{
 	"learn":     "the new replica joins and catches up",
 	"promote":   "the new replica becomes a voter",

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"fmt"
@@ -18,7 +18,8 @@ func shardsFromProto(in []*rowraftv1.Shard) []clustermap.Shard {
 	return out
 }
 
-func shardsToProto(in []clustermap.Shard) []*rowraftv1.Shard {
+// ShardsToProto converts shards for a command.
+func ShardsToProto(in []clustermap.Shard) []*rowraftv1.Shard {
 	out := make([]*rowraftv1.Shard, len(in))
 	for i, s := range in {
 		out[i] = rpc.ShardToProto(s)
@@ -52,6 +53,7 @@ func describe(s rowraft.Schema) string {
 	return text
 }
 
-func hasTable(tables []rowraft.Schema, id rowraft.TableID) bool {
+// HasTable reports whether a table with this id is in the list.
+func HasTable(tables []rowraft.Schema, id rowraft.TableID) bool {
 	return slices.ContainsFunc(tables, func(t rowraft.Schema) bool { return t.ID == id })
 }

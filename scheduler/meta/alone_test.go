@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ func cmdAlone(id string) *rowraftv1.MetaCommand {
 	return c
 }
 
-// A scheduler that is a process of its own gets no replica, whoever asks for it.
+// A scheduler that is a process of its own gets no replica, by any command.
 func TestASchedulerOfItsOwnGetsNoReplicas(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
@@ -60,7 +60,7 @@ func TestGoldenSchedulerOfItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.state.init("c-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestGoldenSchedulerOfItsOwn(t *testing.T) {
 	if got := snapshotBytes(t, m); !bytes.Equal(got, golden) {
 		t.Errorf("the snapshot encodes to %x, want %x", got, golden)
 	}
-	again := newMachine(NewView())
+	again := New(NewView())
 	if err := again.Restore(bytes.NewReader(golden)); err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"cmp"
@@ -35,67 +35,68 @@ import (
 // a driver may die at any point: the next leader of the metadata group reads the members
 // and continues (drive.go).
 
-type phase = rowraftv1.MovePhase
+type Phase = rowraftv1.MovePhase
 
 const (
-	phaseLearn     = rowraftv1.MovePhase_MOVE_PHASE_LEARN
-	phasePromote   = rowraftv1.MovePhase_MOVE_PHASE_PROMOTE
-	phaseRemove    = rowraftv1.MovePhase_MOVE_PHASE_REMOVE
-	phaseCancel    = rowraftv1.MovePhase_MOVE_PHASE_CANCEL
-	phaseDone      = rowraftv1.MovePhase_MOVE_PHASE_DONE
-	phaseCancelled = rowraftv1.MovePhase_MOVE_PHASE_CANCELLED
+	PhaseLearn     = rowraftv1.MovePhase_MOVE_PHASE_LEARN
+	PhasePromote   = rowraftv1.MovePhase_MOVE_PHASE_PROMOTE
+	PhaseRemove    = rowraftv1.MovePhase_MOVE_PHASE_REMOVE
+	PhaseCancel    = rowraftv1.MovePhase_MOVE_PHASE_CANCEL
+	PhaseDone      = rowraftv1.MovePhase_MOVE_PHASE_DONE
+	PhaseCancelled = rowraftv1.MovePhase_MOVE_PHASE_CANCELLED
 )
 
 // maxFinished bounds the moves that the state keeps after their end, for people.
 const maxFinished = 32
 
-// move is the move of one replica of a shard; see "How a replica moves".
-type move struct {
-	id       uint64 // from 1, in log order
-	shard    rowraft.ShardID
-	from, to clustermap.Replica // from is empty for an addition, to for a removal
-	phase    phase
-	reason   rowraftv1.MoveReason
+// Move is the move of one replica of a shard; see "How a replica moves".
+type Move struct {
+	ID       uint64 // from 1, in log order
+	Shard    rowraft.ShardID
+	From, To clustermap.Replica // from is empty for an addition, to for a removal
+	Phase    Phase
+	Reason   rowraftv1.MoveReason
 }
 
-func (m *move) toProto() *rowraftv1.Move {
-	p := &rowraftv1.Move{Id: m.id, Shard: uint32(m.shard), Phase: m.phase, Reason: m.reason}
-	if m.from.ID != "" {
-		p.From = rpc.ReplicaToProto(m.from)
+// ToProto converts the move for a reply or a snapshot.
+func (m *Move) ToProto() *rowraftv1.Move {
+	p := &rowraftv1.Move{Id: m.ID, Shard: uint32(m.Shard), Phase: m.Phase, Reason: m.Reason}
+	if m.From.ID != "" {
+		p.From = rpc.ReplicaToProto(m.From)
 	}
-	if m.to.ID != "" {
-		p.To = rpc.ReplicaToProto(m.to)
+	if m.To.ID != "" {
+		p.To = rpc.ReplicaToProto(m.To)
 	}
 	return p
 }
 
-func moveFromProto(p *rowraftv1.Move) move {
-	return move{
-		id: p.GetId(), shard: rowraft.ShardID(p.GetShard()), phase: p.GetPhase(), reason: p.GetReason(),
-		from: rpc.ReplicaFromProto(p.GetFrom()), to: rpc.ReplicaFromProto(p.GetTo()),
+func moveFromProto(p *rowraftv1.Move) Move {
+	return Move{
+		ID: p.GetId(), Shard: rowraft.ShardID(p.GetShard()), Phase: p.GetPhase(), Reason: p.GetReason(),
+		From: rpc.ReplicaFromProto(p.GetFrom()), To: rpc.ReplicaFromProto(p.GetTo()),
 	}
 }
 
 // startMove adds a move to the state and lists its new replica as a learner in the map.
-func (s *state) startMove(c *rowraftv1.MetaStartMove) (move, error) {
+func (s *state) startMove(c *rowraftv1.MetaStartMove) (Move, error) {
 	shard, from, to := rowraft.ShardID(c.GetShard()), rowraft.NodeID(c.GetFromNode()), rpc.ReplicaFromProto(c.GetTo())
 	if int(shard) >= len(s.cluster.Shards) {
-		return move{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "move a replica of shard %d: the cluster has %d shards", shard, len(s.cluster.Shards))
+		return Move{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "move a replica of shard %d: the cluster has %d shards", shard, len(s.cluster.Shards))
 	}
 	sh := s.cluster.Shards[shard]
-	m := move{shard: shard, to: to, phase: phaseLearn, reason: c.GetReason()}
+	m := Move{Shard: shard, To: to, Phase: PhaseLearn, Reason: c.GetReason()}
 	i := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.Node == from })
 	if i >= 0 {
-		m.from = sh.Replicas[i]
+		m.From = sh.Replicas[i]
 	}
 	if err := s.checkMove(c, &m, sh); err != nil {
-		return move{}, fmt.Errorf("move a replica of shard %d: %w", shard, err)
+		return Move{}, fmt.Errorf("move a replica of shard %d: %w", shard, err)
 	}
 	s.lastMove++
-	m.id = s.lastMove
+	m.ID = s.lastMove
 	at, _ := s.moveOf(shard)
 	if to.ID == "" {
-		m.phase = phaseRemove
+		m.Phase = PhaseRemove
 		s.moves = slices.Insert(s.moves, at, m)
 		return m, nil
 	}
@@ -107,9 +108,9 @@ func (s *state) startMove(c *rowraftv1.MetaStartMove) (move, error) {
 
 // checkMove refuses a move that cannot begin. The map version must be the current one, because the move was decided on
 // it.
-func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *move, sh clustermap.Shard) error {
+func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.Shard) error {
 	from := rowraft.NodeID(c.GetFromNode())
-	adds, removes := from == "" && c.GetReason() != 0, m.to == clustermap.Replica{} && c.GetReason() != 0
+	adds, removes := from == "" && c.GetReason() != 0, m.To == clustermap.Replica{} && c.GetReason() != 0
 	if version := rowraft.MapVersion(c.GetMapVersion()); version != s.cluster.Version {
 		return rowraft.Errorf(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again", version, s.cluster.Version)
 	}
@@ -117,26 +118,26 @@ func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *move, sh clustermap.Sha
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "reason %d, without a source: %v, without a target: %v: want a known reason, and a source or a target", c.GetReason(), adds, removes)
 	}
 	if !removes {
-		if err := s.checkTarget(m.to); err != nil {
+		if err := s.checkTarget(m.To); err != nil {
 			return err
 		}
 	}
-	if m.from.ID == "" && !adds {
+	if m.From.ID == "" && !adds {
 		return rowraft.Errorf(rowraft.CodeNotFound, "server %s has no replica of the shard", s.nodeName(from))
 	}
-	if j, found := s.moveOf(m.shard); found {
+	if j, found := s.moveOf(m.Shard); found {
 		what := "another change of its replicas runs"
-		if other := s.moves[j]; other.from.ID != "" && other.to.ID != "" {
-			what = fmt.Sprintf("the replica on %s is moving to %s already", s.nodeName(other.from.Node), s.nodeName(other.to.Node))
+		if other := s.moves[j]; other.From.ID != "" && other.To.ID != "" {
+			what = fmt.Sprintf("the replica on %s is moving to %s already", s.nodeName(other.From.Node), s.nodeName(other.To.Node))
 		}
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s; one replica of a shard moves at a time", what)
 	}
-	_, has := sh.On(m.to.Node)
+	_, has := sh.On(m.To.Node)
 	switch {
 	case removes && len(sh.Replicas) < 2:
 		return rowraft.Errorf(rowraft.CodePrecondition, "it is the only replica of the shard")
 	case !removes && has:
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has a replica of the shard already", s.nodeName(m.to.Node))
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has a replica of the shard already", s.nodeName(m.To.Node))
 	case adds && len(sh.Replicas) >= placement.ReplicasPerShard:
 		return rowraft.Errorf(rowraft.CodePrecondition, "the shard has %d replicas, the limit is %d", len(sh.Replicas), placement.ReplicasPerShard)
 	}
@@ -154,7 +155,7 @@ func (s *state) checkTarget(to clustermap.Replica) error {
 	case target.NoShards:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", s.nodeName(to.Node))
 	case target.Intent != clustermap.Serve:
-		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s and gets no replicas", s.nodeName(to.Node), intentName(target.Intent))
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s and gets no replicas", s.nodeName(to.Node), IntentName(target.Intent))
 	}
 	return nil
 }
@@ -173,7 +174,7 @@ func (s *state) hasReplica(id rowraft.ReplicaID) bool {
 
 // moveOf returns the index of a shard's move in s.moves, or where it belongs.
 func (s *state) moveOf(shard rowraft.ShardID) (int, bool) {
-	return slices.BinarySearchFunc(s.moves, shard, func(m move, id rowraft.ShardID) int { return cmp.Compare(m.shard, id) })
+	return slices.BinarySearchFunc(s.moves, shard, func(m Move, id rowraft.ShardID) int { return cmp.Compare(m.Shard, id) })
 }
 
 // putShard replaces a shard and increments the version of the map. The caller must have cloned the lists in sh that it
@@ -185,56 +186,56 @@ func (s *state) putShard(sh clustermap.Shard) {
 }
 
 // nextPhases lists the phases that may follow one; a phase without a row ends the move.
-var nextPhases = map[phase][]phase{
-	phaseLearn:   {phasePromote, phaseCancel},
-	phasePromote: {phaseRemove, phaseCancel},
-	phaseRemove:  {phaseDone},
-	phaseCancel:  {phaseCancelled},
+var nextPhases = map[Phase][]Phase{
+	PhaseLearn:   {PhasePromote, PhaseCancel},
+	PhasePromote: {PhaseRemove, PhaseCancel},
+	PhaseRemove:  {PhaseDone},
+	PhaseCancel:  {PhaseCancelled},
 }
 
 // advanceMove takes move id from one phase to the next and changes the map as the new phase
 // needs. Repeating it changes nothing.
-func (s *state) advanceMove(id uint64, from, to phase) (move, error) {
+func (s *state) advanceMove(id uint64, from, to Phase) (Move, error) {
 	for _, m := range s.finished {
-		if m.id == id && m.phase == to {
+		if m.ID == id && m.Phase == to {
 			return m, nil
 		}
 	}
-	i := slices.IndexFunc(s.moves, func(m move) bool { return m.id == id })
+	i := slices.IndexFunc(s.moves, func(m Move) bool { return m.ID == id })
 	if i < 0 {
-		return move{}, rowraft.Errorf(rowraft.CodePrecondition, "move %d is not running", id)
+		return Move{}, rowraft.Errorf(rowraft.CodePrecondition, "move %d is not running", id)
 	}
 	m := s.moves[i]
-	if m.phase == to {
+	if m.Phase == to {
 		return m, nil
 	}
-	if m.phase != from || !slices.Contains(nextPhases[from], to) {
-		return move{}, rowraft.Errorf(rowraft.CodePrecondition, "move %d is in phase %s: it cannot go from %s to %s", id, phaseName(m.phase), phaseName(from), phaseName(to))
+	if m.Phase != from || !slices.Contains(nextPhases[from], to) {
+		return Move{}, rowraft.Errorf(rowraft.CodePrecondition, "move %d is in phase %s: it cannot go from %s to %s", id, PhaseName(m.Phase), PhaseName(from), PhaseName(to))
 	}
-	m.phase = to
-	sh := s.cluster.Shards[m.shard]
+	m.Phase = to
+	sh := s.cluster.Shards[m.Shard]
 	switch to {
-	case phaseRemove:
-		sh.Learners = without(sh.Learners, m.to.ID)
-		at := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.ID == m.from.ID })
+	case PhaseRemove:
+		sh.Learners = without(sh.Learners, m.To.ID)
+		at := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.ID == m.From.ID })
 		if at < 0 { // the move only adds a replica: it becomes the last one
 			at = len(sh.Replicas) - 1
 		}
-		sh.Replicas = slices.Insert(slices.Clone(sh.Replicas), at+1, m.to)
+		sh.Replicas = slices.Insert(slices.Clone(sh.Replicas), at+1, m.To)
 		sh.Changes++
 		s.putShard(sh)
-	case phaseDone:
-		if m.from.ID == "" {
+	case PhaseDone:
+		if m.From.ID == "" {
 			break
 		}
-		sh.Replicas = without(sh.Replicas, m.from.ID)
+		sh.Replicas = without(sh.Replicas, m.From.ID)
 		sh.Changes++
-		s.listRemoved(sh, m.from)
-	case phaseCancelled:
-		sh.Learners = without(sh.Learners, m.to.ID)
-		s.listRemoved(sh, m.to)
+		s.listRemoved(sh, m.From)
+	case PhaseCancelled:
+		sh.Learners = without(sh.Learners, m.To.ID)
+		s.listRemoved(sh, m.To)
 	}
-	if to == phaseDone || to == phaseCancelled {
+	if to == PhaseDone || to == PhaseCancelled {
 		s.moves = slices.Delete(slices.Clone(s.moves), i, i+1)
 		s.finished = append(slices.Clone(s.finished), m)
 		s.finished = s.finished[max(0, len(s.finished)-maxFinished):]
@@ -274,8 +275,8 @@ func (s *state) nodeName(id rowraft.NodeID) string {
 	return s.cluster.NameOf(id)
 }
 
-// phaseName returns the name of a phase for messages.
-func phaseName(p phase) string {
+// PhaseName returns the name of a phase for messages.
+func PhaseName(p Phase) string {
 	return strings.ToLower(strings.TrimPrefix(p.String(), "MOVE_PHASE_"))
 }
 
@@ -284,15 +285,15 @@ func (s *state) movesFromProto(p *rowraftv1.MetaState) error {
 	s.lastMove = p.GetLastMove()
 	for _, pm := range p.GetMoves() {
 		m := moveFromProto(pm)
-		if int(m.shard) >= len(s.cluster.Shards) || nextPhases[m.phase] == nil || m.id == 0 || m.id > s.lastMove || m.to.ID == "" && m.phase != phaseRemove {
-			return fmt.Errorf("move %d of shard %d is in phase %v, the last move was %d", m.id, m.shard, m.phase, s.lastMove)
+		if int(m.Shard) >= len(s.cluster.Shards) || nextPhases[m.Phase] == nil || m.ID == 0 || m.ID > s.lastMove || m.To.ID == "" && m.Phase != PhaseRemove {
+			return fmt.Errorf("move %d of shard %d is in phase %v, the last move was %d", m.ID, m.Shard, m.Phase, s.lastMove)
 		}
 		s.moves = append(s.moves, m)
 	}
 	for _, pm := range p.GetFinishedMoves() {
 		s.finished = append(s.finished, moveFromProto(pm))
 	}
-	if len(s.finished) > maxFinished || !slices.IsSortedFunc(s.moves, func(a, b move) int { return cmp.Compare(a.shard, b.shard) }) {
+	if len(s.finished) > maxFinished || !slices.IsSortedFunc(s.moves, func(a, b Move) int { return cmp.Compare(a.Shard, b.Shard) }) {
 		return fmt.Errorf("moves are out of order, or %d finished ones are too many", len(s.finished))
 	}
 	return nil

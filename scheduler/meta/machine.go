@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -17,11 +17,11 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// machine is the state machine of the metadata group.
+// Machine is the state machine of the metadata group.
 //
 // Goroutines: the apply goroutine of the group calls Apply, Snapshot and Restore. Any goroutine may read. mu is held
 // only for the access to the state.
-type machine struct {
+type Machine struct {
 	view    *View
 	applied atomic.Uint64
 
@@ -29,21 +29,22 @@ type machine struct {
 	state *state
 }
 
-var _ raftstore.StateMachine = (*machine)(nil)
+var _ raftstore.StateMachine = (*Machine)(nil)
 
 // Results of commands.
 type (
-	tableResult struct {
-		schema  rowraft.Schema
-		created bool
+	TableResult struct {
+		Schema  rowraft.Schema
+		Created bool
 	}
 )
 
-func newMachine(v *View) *machine { return &machine{view: v, state: &state{}} }
+// New returns an empty state machine that publishes its maps in v.
+func New(v *View) *Machine { return &Machine{view: v, state: &state{}} }
 
 // Apply applies one command. It returns the command's result or the error with which it refuses the command. Every
 // member refuses the same commands.
-func (m *machine) Apply(index rowraft.Index, entry []byte) any {
+func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 	var c rowraftv1.MetaCommand
 	r := bytes.NewReader(entry)
 	if err := decodeFrame(r, entryMagic, &c); err != nil {
@@ -89,7 +90,7 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.createShards(shardsFromProto(c.CreateShards.GetShards()), slots)
 	case *rowraftv1.MetaCommand_CreateTable:
 		schema, created, err := s.createTable(rpc.SchemaFromProto(c.CreateTable.GetTable()), c.CreateTable.GetIfNotExists())
-		return tableResult{schema, created}, err
+		return TableResult{schema, created}, err
 	case *rowraftv1.MetaCommand_DropTable:
 		return nil, s.dropTable(c.DropTable.GetName(), rowraft.TableID(c.DropTable.GetId()))
 	case *rowraftv1.MetaCommand_IssueIncarnation:
@@ -164,10 +165,10 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 }
 
 // AppliedIndex returns the index of the last entry that reads see.
-func (m *machine) AppliedIndex() rowraft.Index { return rowraft.Index(m.applied.Load()) }
+func (m *Machine) AppliedIndex() rowraft.Index { return rowraft.Index(m.applied.Load()) }
 
 // Snapshot copies the state, which is small (see the limits in state.go).
-func (m *machine) Snapshot() (raftstore.Snapshot, error) {
+func (m *Machine) Snapshot() (raftstore.Snapshot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &snapshot{m.state.clone()}, nil
@@ -180,7 +181,7 @@ func (s *snapshot) WriteTo(w io.Writer) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	b, err := encodeFrame(snapshotMagic, requiredVersion(p), p)
+	b, err := encodeFrame(snapshotMagic, RequiredVersion(p), p)
 	if err != nil {
 		return 0, err
 	}
@@ -191,7 +192,7 @@ func (s *snapshot) WriteTo(w io.Writer) (int64, error) {
 func (*snapshot) Release() {}
 
 // Restore replaces the state with that of a snapshot.
-func (m *machine) Restore(r io.Reader) error {
+func (m *Machine) Restore(r io.Reader) error {
 	var p rowraftv1.MetaState
 	if err := decodeFrame(r, snapshotMagic, &p); err != nil {
 		return err
@@ -212,8 +213,8 @@ func (m *machine) Restore(r io.Reader) error {
 	return nil
 }
 
-// jobStatuses returns all jobs, by name.
-func (m *machine) jobStatuses() (out []*rowraftv1.JobStatus) {
+// JobStatuses returns all jobs, by name.
+func (m *Machine) JobStatuses() (out []*rowraftv1.JobStatus) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range m.state.runs {
@@ -226,8 +227,8 @@ func (m *machine) jobStatuses() (out []*rowraftv1.JobStatus) {
 	return out
 }
 
-// moves returns the running moves and the last finished ones.
-func (m *machine) moves() (running, finished []move) {
+// Moves returns the running moves and the last finished ones.
+func (m *Machine) Moves() (running, finished []Move) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.state.moves), slices.Clone(m.state.finished)
@@ -244,20 +245,20 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 		p.Map.Slots = nil
 	}
 	for i := range s.moves {
-		p.Moves = append(p.Moves, s.moves[i].toProto())
+		p.Moves = append(p.Moves, s.moves[i].ToProto())
 	}
 	for i := range s.finished {
-		p.FinishedMoves = append(p.FinishedMoves, s.finished[i].toProto())
+		p.FinishedMoves = append(p.FinishedMoves, s.finished[i].ToProto())
 	}
 	p.LastMove = s.lastMove
 	for i := range s.operations {
-		p.Operations = append(p.Operations, s.operations[i].toProto())
+		p.Operations = append(p.Operations, s.operations[i].ToProto())
 	}
 	for _, id := range s.retired {
 		p.Retired = append(p.Retired, string(id))
 	}
 	for _, d := range s.dropped {
-		p.Dropped = append(p.Dropped, &rowraftv1.MetaDroppedTable{Id: uint64(d.id), TableEpoch: uint64(d.epoch), Name: d.name})
+		p.Dropped = append(p.Dropped, &rowraftv1.MetaDroppedTable{Id: uint64(d.ID), TableEpoch: uint64(d.Epoch), Name: d.Name})
 	}
 	return p, nil
 }
@@ -275,7 +276,7 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 		s.slots = m.Slots()
 	}
 	for _, d := range p.GetDropped() {
-		s.dropped = append(s.dropped, droppedTable{rowraft.TableID(d.GetId()), rowraft.TableEpoch(d.GetTableEpoch()), d.GetName()})
+		s.dropped = append(s.dropped, DroppedTable{rowraft.TableID(d.GetId()), rowraft.TableEpoch(d.GetTableEpoch()), d.GetName()})
 	}
 	if err := s.checkDropped(); err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -24,9 +24,9 @@ func (s *state) beginRestore(b *rowraftv1.MetaBeginRestore) error {
 	return nil
 }
 
-// nextRestore returns the number of the next restore of single tables, from 1 to 65,535. After that the numbers start
+// NextRestore returns the number of the next restore of single tables, from 1 to 65,535. After that the numbers start
 // again: ids that old are no longer in use.
-func nextRestore(last uint16) uint16 { return max(1, last+1) }
+func NextRestore(last uint16) uint16 { return max(1, last+1) }
 
 // decideRestore makes a restore irrevocable. The tables of the restore become the tables of the cluster, and the shards
 // follow. In the next epoch they replace all tables. In the present epoch (a restore of single tables) they replace
@@ -60,7 +60,7 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 		if t.ID == 0 || slices.ContainsFunc(tables, func(o rowraft.Schema) bool { return o.ID == t.ID || o.Name == t.Name }) {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s stands twice, or has no id", t.Name)
 		}
-		if n := nextRestore(s.lastRestore); alone && (t.ID.Restore() != n || hasTable(s.cluster.Tables, t.ID)) {
+		if n := NextRestore(s.lastRestore); alone && (t.ID.Restore() != n || HasTable(s.cluster.Tables, t.ID)) {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s alone has id %#x, want one of restore %d that is not in use", t.Name, uint64(t.ID), n)
 		}
 		tables = append(tables, t)
@@ -96,12 +96,12 @@ func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema)
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: the cluster would have %d tables, at most %d are possible: drop some first", n, MaxTables)
 	}
 	s.restore, s.begun = r, nil
-	s.lastRestore = nextRestore(s.lastRestore)
+	s.lastRestore = NextRestore(s.lastRestore)
 	for _, t := range gone {
 		s.forgetSource(t.ID)
 	}
 	s.detachRuns(func(r *rowraftv1.MetaRun) bool {
-		return slices.ContainsFunc(r.GetTables(), func(id uint64) bool { return hasTable(gone, rowraft.TableID(id)) })
+		return slices.ContainsFunc(r.GetTables(), func(id uint64) bool { return HasTable(gone, rowraft.TableID(id)) })
 	})
 	s.cluster.Tables = append(kept, tables...)
 	s.comeFrom(r, tables)
@@ -161,22 +161,22 @@ func (s *state) endRestore(e *rowraftv1.MetaEndRestore) error {
 	return nil
 }
 
-// pendingRestore returns the decided restore that not all shards have closed, or nil.
-func (m *machine) pendingRestore() *rowraftv1.MetaRestore {
+// PendingRestore returns the decided restore that not all shards have closed, or nil.
+func (m *Machine) PendingRestore() *rowraftv1.MetaRestore {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.restore
 }
 
-// begunRestore returns the id of the restore that may be decided, or nil.
-func (m *machine) begunRestore() []byte {
+// BegunRestore returns the id of the restore that may be decided, or nil.
+func (m *Machine) BegunRestore() []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.begun
 }
 
-// lastRestore returns the number of the last restore of single tables.
-func (m *machine) lastRestore() uint16 {
+// LastRestore returns the number of the last restore of single tables.
+func (m *Machine) LastRestore() uint16 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.lastRestore

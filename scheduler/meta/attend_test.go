@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -26,21 +26,21 @@ func cmdDetach(id *rowraftv1.JobIdentity) *rowraftv1.MetaCommand {
 }
 
 // expected returns the trainers for which a checkpoint of no job waits if none of them is connected.
-func (m *machine) expected() (out []trainerID) {
-	for _, r := range m.allRuns() {
-		for _, rank := range expectedRanks(r, false, false) {
-			out = append(out, trainerID{r.GetJob(), rank})
+func (m *Machine) expected() (out []TrainerID) {
+	for _, r := range m.Runs() {
+		for _, rank := range ExpectedRanks(r, false, false) {
+			out = append(out, TrainerID{r.GetJob(), rank})
 		}
 	}
 	return out
 }
 
 // remembered returns the trainers of the restored tables.
-func (m *machine) remembered() (out []trainerID) {
-	sources, _ := m.restored()
+func (m *Machine) remembered() (out []TrainerID) {
+	sources, _ := m.Sources()
 	for _, from := range sources {
 		for _, t := range from.GetTrained() {
-			out = append(out, trainerID{t.GetJob(), t.GetRank()})
+			out = append(out, TrainerID{t.GetJob(), t.GetRank()})
 		}
 	}
 	return out
@@ -49,7 +49,7 @@ func (m *machine) remembered() (out []trainerID) {
 // history applies commands to a machine, and each one also to a copy that was reloaded from a snapshot.
 type history struct {
 	t     *testing.T
-	m     *machine
+	m     *Machine
 	index rowraft.Index
 }
 
@@ -57,7 +57,7 @@ func (h *history) step(what string, c *rowraftv1.MetaCommand, want rowraft.Code)
 	h.t.Helper()
 	h.index++
 	after := reloaded(h.t, h.m)
-	for _, one := range []*machine{after, h.m} {
+	for _, one := range []*Machine{after, h.m} {
 		entry, err := encodeCommand(c)
 		if err != nil {
 			h.t.Fatal(err)
@@ -77,19 +77,19 @@ func (h *history) step(what string, c *rowraftv1.MetaCommand, want rowraft.Code)
 func (h *history) enter(job string, rank uint32, process byte) *rowraftv1.JobIdentity {
 	h.t.Helper()
 	c := cmdEnter(fmt.Sprint("w", rank), process, func(q *rowraftv1.EnterRequest) { q.Job, q.WantRank = job, rank+1 })
-	return h.step("it enters", c, rowraft.CodeUnknown).(*entered).identity
+	return h.step("it enters", c, rowraft.CodeUnknown).(*EnterResult).Identity
 }
 
 // TestATrainerGoesOnFromTheRestoredCheckpointOnce: which trainers may resume from a checkpoint, step by step.
 func TestATrainerGoesOnFromTheRestoredCheckpointOnce(t *testing.T) {
 	h := &history{t: t, m: withShards(t), index: 10}
-	wantTrainers := func(what string, got []trainerID, want ...trainerID) {
+	wantTrainers := func(what string, got []TrainerID, want ...TrainerID) {
 		t.Helper()
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", what, got, want)
 		}
 	}
-	zero, one := trainerID{"ctr", 0}, trainerID{"ctr", 1}
+	zero, one := TrainerID{"ctr", 0}, TrainerID{"ctr", 1}
 	none := rowraft.CodeUnknown
 	first, second := h.enter("ctr", 0, 1), h.enter("ctr", 1, 2)
 	wantTrainers("before they attend", h.m.expected())
@@ -176,7 +176,7 @@ func TestWhoseStateACheckpointNeeds(t *testing.T) {
 		{name: "all have ended, one is connected", members: []member{{0, ended, true}, {1, ended, true}}, connected: true, want: []uint32{0, 1}},
 		{name: "all were lost", members: []member{{0, lost, true}, {1, lost, true}}},
 		{name: "one has ended and died, one was lost", members: []member{{0, ended, true}, {1, lost, true}}},
-		{name: "needed, and nobody is there", members: []member{{0, lost, true}}, needed: true, want: []uint32{0, 1}},
+		{name: "needed, and no trainer is connected", members: []member{{0, lost, true}}, needed: true, want: []uint32{0, 1}},
 		{name: "needed, one has detached", members: []member{{0, stopped, false}, {1, training, true}}, needed: true, connected: true, want: []uint32{0, 1}},
 		{name: "needed, one was lost, others read its parts", members: []member{{0, lost, false}, {1, training, true}}, divided: true, needed: true, connected: true, want: []uint32{1}},
 	} {
@@ -191,7 +191,7 @@ func TestWhoseStateACheckpointNeeds(t *testing.T) {
 			}
 			r.Members = append(r.Members, one)
 		}
-		if got := expectedRanks(r, tc.needed, tc.connected); !slices.Equal(got, tc.want) {
+		if got := ExpectedRanks(r, tc.needed, tc.connected); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: ranks %v, want %v", tc.name, got, tc.want)
 		}
 	}
@@ -212,7 +212,7 @@ func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 	enter := func(owner, job string, process byte) *rowraftv1.JobIdentity {
 		c := enterAs(owner, job)
 		c.GetEnterJob().Request.Instance = id16(process)
-		return h.step("it enters", c, rowraft.CodeUnknown).(*entered).identity
+		return h.step("it enters", c, rowraft.CodeUnknown).(*EnterResult).Identity
 	}
 	more := enter("tom", "more", 2)
 	err, _ := h.step("one more of tom", cmdAttend(more, "", 0, 0x50001), rowraft.CodeInvalidArgument).(error)
@@ -258,11 +258,11 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.Restore(bytes.NewReader(want)); err != nil {
 		t.Fatal(err)
 	}
-	sources, epoch := m.restored()
+	sources, epoch := m.Sources()
 	if len(sources) != 1 {
 		t.Fatalf("read: %v", sources)
 	}
@@ -272,8 +272,8 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 		len(from.GetTrained()) != 1 || !proto.Equal(from.GetTrained()[0], trained) {
 		t.Errorf("read: %v in epoch %d", from, epoch)
 	}
-	if got := m.expected(); !slices.Equal(got, []trainerID{{"ctr", 1}}) || !slices.Equal(m.runOf("ctr").GetTables(), []uint64{7, 9}) {
-		t.Errorf("read: %v attend, %v", got, m.runOf("ctr"))
+	if got := m.expected(); !slices.Equal(got, []TrainerID{{"ctr", 1}}) || !slices.Equal(m.RunOf("ctr").GetTables(), []uint64{7, 9}) {
+		t.Errorf("read: %v attend, %v", got, m.RunOf("ctr"))
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {
 		t.Errorf("written again: %x, want %x", got, want)

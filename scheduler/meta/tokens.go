@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"cmp"
@@ -20,22 +20,22 @@ const (
 	maxTokens     = 64
 	maxTokenUses  = 256
 	maxTokenNames = 64 // tables
-	minTokenTTL   = time.Minute
-	maxTokenTTL   = 30 * 24 * time.Hour
+	MinTokenTTL   = time.Minute
+	MaxTokenTTL   = 30 * 24 * time.Hour
 	minCertLife   = 4 * time.Hour // a connection lives as long as its certificate, and renewal begins with a third left
 	maxCertLife   = 366 * 24 * time.Hour
 )
 
-// joinToken is a token with the hash of its secret. It is immutable.
-type joinToken = rowraftv1.MetaToken
+// JoinToken is a token with the hash of its secret. It is immutable.
+type JoinToken = rowraftv1.MetaToken
 
 func (s *state) findToken(id string) (int, bool) {
-	return slices.BinarySearchFunc(s.tokens, id, func(t *joinToken, id string) int { return cmp.Compare(t.GetToken().GetId(), id) })
+	return slices.BinarySearchFunc(s.tokens, id, func(t *JoinToken, id string) int { return cmp.Compare(t.GetToken().GetId(), id) })
 }
 
-// checkToken refuses an invalid token. Every member must get the same result, in every version:
+// CheckToken refuses an invalid token. Every member must get the same result, in every version:
 // docs/formats/metadata.md has the rules.
-func checkToken(m *joinToken) error {
+func CheckToken(m *JoinToken) error {
 	t := m.GetToken()
 	bad := func(format string, args ...any) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %.16q: "+format, append([]any{t.GetId()}, args...)...)
@@ -47,13 +47,13 @@ func checkToken(m *joinToken) error {
 	case !certs.IsTokenID(t.GetId()) || len(m.GetSecretSha256()) != sha256.Size:
 		return bad("an id, or a hash of %d bytes, as no token has", len(m.GetSecretSha256()))
 	case role == certs.Admin:
-		return bad("nobody becomes an admin by a token: make the certificate with `rowraft cert client --role admin`, where the CA's key is")
+		return bad("a token cannot make an admin: make the certificate with `rowraft cert client --role admin`, where the CA's key is")
 	case t.GetName() == "" && role != certs.Node:
 		return bad("whose name is a %s to have? Give --name: jobs and sessions belong to names", role)
 	case t.GetUses() < 1 || t.GetUses() > maxTokenUses:
 		return bad("%d uses: want 1 to %d", t.GetUses(), maxTokenUses)
-	case t.GetCreatedNs() > t.GetExpiresNs() || ttl < minTokenTTL || ttl > maxTokenTTL:
-		return bad("good for %v: want %v to %v", ttl, minTokenTTL, maxTokenTTL)
+	case t.GetCreatedNs() > t.GetExpiresNs() || ttl < MinTokenTTL || ttl > MaxTokenTTL:
+		return bad("good for %v: want %v to %v", ttl, MinTokenTTL, MaxTokenTTL)
 	case life < minCertLife || life > maxCertLife:
 		return bad("certificates for %v: want %v to %v", life, minCertLife, maxCertLife)
 	case len(t.GetCreatedBy()) > maxNameLength || len(t.GetTables()) > maxTokenNames:
@@ -65,18 +65,18 @@ func checkToken(m *joinToken) error {
 // createToken adds a token and deletes those that have expired at its creation time.
 func (s *state) createToken(c *rowraftv1.MetaCreateToken) error {
 	t := c.GetToken()
-	if err := checkToken(t); err != nil {
+	if err := CheckToken(t); err != nil {
 		return err
 	}
 	now := t.GetToken().GetCreatedNs()
-	live := slices.DeleteFunc(slices.Clone(s.tokens), func(o *joinToken) bool { return o.GetToken().GetExpiresNs() <= now })
+	live := slices.DeleteFunc(slices.Clone(s.tokens), func(o *JoinToken) bool { return o.GetToken().GetExpiresNs() <= now })
 	switch _, found := s.findToken(t.GetToken().GetId()); {
 	case found:
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "there is a join token %s already", t.GetToken().GetId())
 	case len(t.GetToken().GetUsed()) > 0:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a new one has been used by nobody", t.GetToken().GetId())
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a new token must list no uses", t.GetToken().GetId())
 	case len(live) >= maxTokens:
-		return rowraft.Errorf(rowraft.CodeOverloaded, "there are %d join tokens, the most there can be: delete one, or wait until one expires", maxTokens)
+		return rowraft.Errorf(rowraft.CodeOverloaded, "there are %d join tokens, the limit: delete one, or wait until one expires", maxTokens)
 	}
 	s.tokens = live
 	i, _ := s.findToken(t.GetToken().GetId())
@@ -126,7 +126,7 @@ func (s *state) deleteToken(id string) error {
 func (s *state) tokensFromProto(p *rowraftv1.MetaState) error {
 	s.tokens = p.GetTokens()
 	for i, t := range s.tokens {
-		if err := checkToken(t); err != nil {
+		if err := CheckToken(t); err != nil {
 			return err
 		}
 		if i > 0 && s.tokens[i-1].GetToken().GetId() >= t.GetToken().GetId() {
@@ -145,19 +145,19 @@ func (s *state) tokensFromProto(p *rowraftv1.MetaState) error {
 	return nil
 }
 
-// tokens returns all tokens by id.
-func (m *machine) tokens() []*joinToken {
+// Tokens returns all tokens by id.
+func (m *Machine) Tokens() []*JoinToken {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.tokens // never changed in place
 }
 
-// tokenOf returns the token with this id and secret, nil if there is none. It takes the same time for an unknown id as
+// TokenOf returns the token with this id and secret, nil if there is none. It takes the same time for an unknown id as
 // for a wrong secret, so that a caller cannot find out which ids exist.
-func (m *machine) tokenOf(id string, secret []byte) *rowraftv1.JoinToken {
+func (m *Machine) TokenOf(id string, secret []byte) *rowraftv1.JoinToken {
 	var none [sha256.Size]byte
 	want, token := none[:], (*rowraftv1.JoinToken)(nil)
-	for _, t := range m.tokens() {
+	for _, t := range m.Tokens() {
 		if t.GetToken().GetId() == id {
 			want, token = t.GetSecretSha256(), t.GetToken()
 		}

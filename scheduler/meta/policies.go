@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"cmp"
@@ -22,15 +22,15 @@ const (
 	maxPolicyKeep      = 1000
 	maxPolicyText      = 1024 // bytes of a destination, or of an error
 	minPolicyEvery     = time.Second
-	maxPolicyEvery     = 366 * 24 * time.Hour
+	MaxPolicyEvery     = 366 * 24 * time.Hour
 	maxPolicyRecords   = 2 * maxPolicyKeep // includes checkpoints that could not be deleted
 )
 
-// policy is a checkpoint policy with its record. Both are immutable.
-type policy = rowraftv1.MetaPolicy
+// Policy is a checkpoint policy with its record. Both are immutable.
+type Policy = rowraftv1.MetaPolicy
 
 func (s *state) findPolicy(name string) (int, bool) {
-	return slices.BinarySearchFunc(s.policies, name, func(p *policy, name string) int { return cmp.Compare(p.GetPolicy().GetName(), name) })
+	return slices.BinarySearchFunc(s.policies, name, func(p *Policy, name string) int { return cmp.Compare(p.GetPolicy().GetName(), name) })
 }
 
 func (s *state) policyNamed(name string) (int, error) {
@@ -41,7 +41,8 @@ func (s *state) policyNamed(name string) (int, error) {
 	return i, nil
 }
 
-func checkPolicy(p *rowraftv1.CheckpointPolicy) error {
+// CheckPolicy refuses an invalid policy. Every member must get the same result.
+func CheckPolicy(p *rowraftv1.CheckpointPolicy) error {
 	bad := func(format string, args ...any) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %q: "+format, append([]any{p.GetName()}, args...)...)
 	}
@@ -51,8 +52,8 @@ func checkPolicy(p *rowraftv1.CheckpointPolicy) error {
 		return bad("want a letter or digit, then up to %d letters, digits, '_', '.' or '-'", maxPolicyName-1)
 	case len(p.GetDestination()) > maxPolicyText || p.GetDestination() == "":
 		return bad("a destination of %d bytes, want 1 to %d", len(p.GetDestination()), maxPolicyText)
-	case every < minPolicyEvery || every > maxPolicyEvery:
-		return bad("every %v: want %v to %v", every, minPolicyEvery, maxPolicyEvery)
+	case every < minPolicyEvery || every > MaxPolicyEvery:
+		return bad("every %v: want %v to %v", every, minPolicyEvery, MaxPolicyEvery)
 	case p.GetKeep() < 1 || p.GetKeep() > maxPolicyKeep:
 		return bad("keep %d: want 1 to %d", p.GetKeep(), maxPolicyKeep)
 	case time.Duration(p.GetKeepWithinNs()) < 0 || time.Duration(p.GetKeepWithinNs())/every > maxPolicyKeep:
@@ -72,21 +73,21 @@ func checkPolicy(p *rowraftv1.CheckpointPolicy) error {
 // setPolicy creates or changes a policy. The record stays if the destination stays.
 func (s *state) setPolicy(c *rowraftv1.MetaSetPolicy) error {
 	p := c.GetPolicy()
-	if err := checkPolicy(p); err != nil {
+	if err := CheckPolicy(p); err != nil {
 		return err
 	}
 	i, found := s.findPolicy(p.GetName())
 	record := &rowraftv1.PolicyRecord{SetNs: c.GetAtNs()}
-	owns := func(q *policy) bool { return q.GetPolicy().GetOwner() == p.GetOwner() }
+	owns := func(q *Policy) bool { return q.GetPolicy().GetOwner() == p.GetOwner() }
 	switch {
 	case found && p.GetOwner() != "" && !owns(s.policies[i]):
-		return notOwner(s.policies[i].GetPolicy(), "trainer "+p.GetOwner())
+		return NotOwnerError(s.policies[i].GetPolicy(), "trainer "+p.GetOwner())
 	case found && s.policies[i].GetPolicy().GetDestination() == p.GetDestination():
 		record = s.policies[i].GetRecord()
 	case found && s.policies[i].GetRecord().GetRunning() != "":
 		return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes a checkpoint at the old destination just now", p.GetName())
 	case !found && len(s.policies) >= MaxPolicies:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: there are %d already, the most there can be", p.GetName(), MaxPolicies)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: there are %d already, the limit; delete one first", p.GetName(), MaxPolicies)
 	case !found && p.GetOwner() != "":
 		n := 0
 		for _, q := range s.policies {
@@ -95,13 +96,13 @@ func (s *state) setPolicy(c *rowraftv1.MetaSetPolicy) error {
 			}
 		}
 		if n >= maxPoliciesOfOwner {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: trainer %s owns %d already, the most there can be of one owner: delete one", p.GetName(), p.GetOwner(), n)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: trainer %s owns %d already, the limit of one owner; delete one first", p.GetName(), p.GetOwner(), n)
 		}
 	}
 	if !found {
 		s.policies = slices.Insert(s.policies, i, nil)
 	}
-	s.policies[i] = &policy{Policy: p, Record: record}
+	s.policies[i] = &Policy{Policy: p, Record: record}
 	return nil
 }
 
@@ -124,7 +125,7 @@ func (s *state) changeRecord(name string, change func(*rowraftv1.CheckpointPolic
 	if err := change(s.policies[i].GetPolicy(), record); err != nil {
 		return err
 	}
-	s.policies[i] = &policy{Policy: s.policies[i].GetPolicy(), Record: record}
+	s.policies[i] = &Policy{Policy: s.policies[i].GetPolicy(), Record: record}
 	return nil
 }
 
@@ -173,7 +174,7 @@ func (s *state) forgetCheckpoint(c *rowraftv1.MetaForgetCheckpoint) error {
 func (s *state) policiesFromProto(p *rowraftv1.MetaState) error {
 	s.policies = p.GetPolicies()
 	for i, q := range s.policies {
-		if err := checkPolicy(q.GetPolicy()); err != nil {
+		if err := CheckPolicy(q.GetPolicy()); err != nil {
 			return err
 		}
 		if q.Record == nil {
@@ -186,15 +187,15 @@ func (s *state) policiesFromProto(p *rowraftv1.MetaState) error {
 	return nil
 }
 
-// policies returns all policies by name.
-func (m *machine) policies() []*policy {
+// Policies returns all policies by name.
+func (m *Machine) Policies() []*Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.state.policies)
 }
 
-// policy returns the policy of that name, nil if there is none.
-func (m *machine) policy(name string) *policy {
+// PolicyOf returns the policy of that name, nil if there is none.
+func (m *Machine) PolicyOf(name string) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if i, found := m.state.findPolicy(name); found {
@@ -203,7 +204,8 @@ func (m *machine) policy(name string) *policy {
 	return nil
 }
 
-func notOwner(p *rowraftv1.CheckpointPolicy, have string) error {
+// NotOwnerError returns the refusal for a caller that does not own the policy.
+func NotOwnerError(p *rowraftv1.CheckpointPolicy, have string) error {
 	owner := "those that run the cluster"
 	if p.GetOwner() != "" {
 		owner = "trainer " + p.GetOwner()

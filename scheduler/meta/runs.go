@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -51,48 +51,49 @@ func (s *state) putRun(r *rowraftv1.MetaRun) {
 	s.runs[i] = r
 }
 
-// training reports whether a member is in the current generation.
-func training(m *rowraftv1.RunMember) bool {
+// IsTraining reports whether a member is in the current generation.
+func IsTraining(m *rowraftv1.RunMember) bool {
 	return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_TRAINING
 }
 
-// trainingRanks returns the ranks of the current generation, ascending.
-func trainingRanks(r *rowraftv1.MetaRun) (ranks []uint32) {
+// TrainingRanks returns the ranks of the current generation, ascending.
+func TrainingRanks(r *rowraftv1.MetaRun) (ranks []uint32) {
 	for _, m := range r.GetMembers() {
-		if training(m) {
+		if IsTraining(m) {
 			ranks = append(ranks, m.GetRank())
 		}
 	}
 	return ranks
 }
 
-func memberAt(r *rowraftv1.MetaRun, rank uint32) (int, bool) {
+// FindMember returns the position of a rank in the members of a run, and whether it is there.
+func FindMember(r *rowraftv1.MetaRun, rank uint32) (int, bool) {
 	return slices.BinarySearchFunc(r.GetMembers(), rank, func(m *rowraftv1.RunMember, rank uint32) int { return cmp.Compare(m.GetRank(), rank) })
 }
 
-// entered is the result of the command enter_job.
-type entered struct {
-	identity   *rowraftv1.JobIdentity
-	generation uint64
-	began      bool
-	data       *rowraftv1.JobData
-	baseStep   uint64 // of the run
-	done       bool   // the run ended without this worker, which is no member
+// EnterResult is the result of the command enter_job.
+type EnterResult struct {
+	Identity   *rowraftv1.JobIdentity
+	Generation uint64
+	Began      bool
+	Data       *rowraftv1.JobData
+	BaseStep   uint64 // of the run
+	Done       bool   // the run ended without this worker, which is no member
 }
 
 // enterJob makes a worker a member of the job's run. It begins a new run if there is none that the worker can enter
 // (beginsRun).
-func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
+func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*EnterResult, error) {
 	q := c.GetRequest()
 	if err := checkEnter(c); err != nil {
 		return nil, err
 	}
 	old := s.run(q.GetJob())
 	if hasLeft(old, q.GetInstance()) {
-		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "this process of worker %s has left job %s: the call comes too late", q.GetWorker(), q.GetJob())
+		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "this process of worker %s has left job %s: this call is older than the leave", q.GetWorker(), q.GetJob())
 	}
 	if s.endedWithout(old, q) {
-		return &entered{done: true}, nil
+		return &EnterResult{Done: true}, nil
 	}
 	begins := s.beginsRun(old, q)
 	r := proto.CloneOf(old)
@@ -109,8 +110,8 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 		return nil, err
 	}
 	m := r.Members[at]
-	if !training(m) || !bytes.Equal(m.GetInstance(), q.GetInstance()) {
-		giveBack(r.GetData(), m.GetIncarnation(), nil)
+	if !IsTraining(m) || !bytes.Equal(m.GetInstance(), q.GetInstance()) {
+		ReturnParts(r.GetData(), m.GetIncarnation(), nil)
 		m = &rowraftv1.RunMember{
 			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(s.issueIncarnation()),
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Attending: m.GetAttending(),
@@ -127,13 +128,13 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*entered, error) {
 	}
 	s.putRun(r)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
-	return &entered{identity: id, generation: r.GetGeneration(), began: begins, data: r.GetData(), baseStep: r.GetBaseStep()}, nil
+	return &EnterResult{Identity: id, Generation: r.GetGeneration(), Began: begins, Data: r.GetData(), BaseStep: r.GetBaseStep()}, nil
 }
 
 // hasLeft reports whether a process was a member of a run and has left it.
 func hasLeft(r *rowraftv1.MetaRun, instance []byte) bool {
 	return slices.ContainsFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool {
-		return bytes.Equal(m.GetInstance(), instance) && !training(m)
+		return bytes.Equal(m.GetInstance(), instance) && !IsTraining(m)
 	})
 }
 
@@ -188,7 +189,7 @@ func (s *state) beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool 
 	switch {
 	case r == nil:
 		return true
-	case len(trainingRanks(r)) > 0:
+	case len(TrainingRanks(r)) > 0:
 		return false
 	case r.GetState() == rowraftv1.JobState_JOB_STATE_DONE, r.GetTableEpoch() != uint64(s.cluster.Epoch), agrees(r, q) != nil:
 		return true
@@ -210,7 +211,7 @@ func (s *state) endedWithout(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bo
 	}
 	at := slices.IndexFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool { return m.GetWorker() == q.GetWorker() })
 	if at < 0 && q.GetWantRank() > 0 {
-		i, found := memberAt(r, q.GetWantRank()-1)
+		i, found := FindMember(r, q.GetWantRank()-1)
 		if !found {
 			return false
 		}
@@ -276,17 +277,17 @@ func agrees(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) error {
 // placeOf returns the index in r.Members of the worker's rank. It inserts the member if the rank is new. Order: the
 // requested rank, the rank with the worker's name, a rank never used, a lost or failed member, a member that left.
 func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error) {
-	if r.GetStopping() && len(trainingRanks(r)) > 0 {
+	if r.GetStopping() && len(TrainingRanks(r)) > 0 {
 		return 0, rowraft.Errorf(rowraft.CodePrecondition, "job %s is being stopped; worker %s may begin when it has", q.GetJob(), q.GetWorker())
 	}
 	named := slices.IndexFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool { return m.GetWorker() == q.GetWorker() })
 	if q.GetWantRank() > 0 {
 		rank := q.GetWantRank() - 1
-		i, found := memberAt(r, rank)
+		i, found := FindMember(r, rank)
 		switch {
-		case named >= 0 && named != i && training(r.GetMembers()[named]):
+		case named >= 0 && named != i && IsTraining(r.GetMembers()[named]):
 			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists, "worker %s of job %s has rank %d, and cannot have rank %d too", q.GetWorker(), q.GetJob(), r.GetMembers()[named].GetRank(), rank)
-		case found && training(r.GetMembers()[i]) && i != named:
+		case found && IsTraining(r.GetMembers()[i]) && i != named:
 			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists, "rank %d of job %s is that of worker %s, which trains; it cannot be %s's too", rank, q.GetJob(), r.GetMembers()[i].GetWorker(), q.GetWorker())
 		case !found:
 			r.Members = slices.Insert(r.Members, i, &rowraftv1.RunMember{Rank: rank})
@@ -304,7 +305,7 @@ func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error
 	}
 	for _, gone := range []func(*rowraftv1.RunMember) bool{func(m *rowraftv1.RunMember) bool {
 		return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST || m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
-	}, func(m *rowraftv1.RunMember) bool { return !training(m) }} {
+	}, func(m *rowraftv1.RunMember) bool { return !IsTraining(m) }} {
 		if i := slices.IndexFunc(r.GetMembers(), gone); i >= 0 {
 			return i, nil
 		}
@@ -323,12 +324,12 @@ func nextGeneration(r *rowraftv1.MetaRun) {
 				left++
 			}
 		}
-		if len(trainingRanks(r))+left < int(r.GetWorkers()) {
+		if len(TrainingRanks(r))+left < int(r.GetWorkers()) {
 			return
 		}
 		r.Gathering = false
 	}
-	if r.GetGeneration() > 0 || !r.GetGather() || len(trainingRanks(r)) == int(r.GetWorkers()) {
+	if r.GetGeneration() > 0 || !r.GetGather() || len(TrainingRanks(r)) == int(r.GetWorkers()) {
 		r.Generation++
 	}
 }
@@ -337,12 +338,12 @@ func nextGeneration(r *rowraftv1.MetaRun) {
 func (s *state) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
 	r := s.run(id.GetJob())
 	if r == nil {
-		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "the cluster knows no job %s (any more)", id.GetJob())
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s does not exist, or was deleted", id.GetJob())
 	}
 	if !bytes.Equal(r.GetRun(), id.GetRun()) {
-		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s has begun anew without worker %d of incarnation %d", id.GetJob(), id.GetRank(), id.GetIncarnation())
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "a new run of job %s has begun without worker %d of incarnation %d", id.GetJob(), id.GetRank(), id.GetIncarnation())
 	}
-	i, found := memberAt(r, id.GetRank())
+	i, found := FindMember(r, id.GetRank())
 	if !found {
 		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s has no worker of rank %d", id.GetJob(), id.GetRank())
 	}
@@ -351,7 +352,7 @@ func (s *state) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, erro
 	case m.GetIncarnation() != id.GetIncarnation():
 		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "rank %d of job %s is worker %s of incarnation %d by now, this one is of incarnation %d", id.GetRank(), id.GetJob(), m.GetWorker(), m.GetIncarnation(), id.GetIncarnation())
 	case m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST:
-		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s is no member of job %s any more: %s; start it again", m.GetWorker(), id.GetJob(), m.GetReason())
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s has left job %s: %s; start it again", m.GetWorker(), id.GetJob(), m.GetReason())
 	}
 	return r, i, nil
 }
@@ -359,7 +360,7 @@ func (s *state) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, erro
 // trainingMember is member for calls that require a training member.
 func (s *state) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
 	r, i, err := s.member(id)
-	if err == nil && !training(r.GetMembers()[i]) {
+	if err == nil && !IsTraining(r.GetMembers()[i]) {
 		err = rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s has left job %s", r.GetMembers()[i].GetWorker(), id.GetJob())
 	}
 	return r, i, err
@@ -380,12 +381,12 @@ func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	r := proto.CloneOf(old)
 	m := r.Members[i]
 	m.State, m.Reason = l.GetState(), cut(l.GetReason(), maxReasonBytes)
-	giveBack(r.GetData(), m.GetIncarnation(), l.GetParts())
+	ReturnParts(r.GetData(), m.GetIncarnation(), l.GetParts())
 	if replaceable(r, m) {
 		m.Attending = 0
 	}
 	nextGeneration(r)
-	if len(trainingRanks(r)) == 0 {
+	if len(TrainingRanks(r)) == 0 {
 		settle(r)
 		r.IdleSinceNs = l.GetAtNs()
 	}
@@ -411,7 +412,7 @@ func (s *state) endRun(r *rowraftv1.MetaRun) {
 	}
 }
 
-// forgetRun records that no shard knows a run any more.
+// forgetRun records that every shard has forgotten a run.
 func (s *state) forgetRun(run []byte) {
 	s.endedRuns = slices.DeleteFunc(slices.Clone(s.endedRuns), func(id []byte) bool { return bytes.Equal(id, run) })
 }
@@ -480,7 +481,7 @@ func (s *state) stopJob(c *rowraftv1.MetaStopJob) error {
 	}
 	r := proto.CloneOf(old)
 	r.Stopping = true
-	if len(trainingRanks(r)) == 0 {
+	if len(TrainingRanks(r)) == 0 {
 		settle(r)
 	}
 	s.putRun(r)
@@ -490,7 +491,7 @@ func (s *state) stopJob(c *rowraftv1.MetaStopJob) error {
 // forgetRuns deletes the runs of a dropped table in which no worker trains: these runs cannot resume.
 func (s *state) forgetRuns(table string) {
 	s.runs = slices.DeleteFunc(slices.Clone(s.runs), func(r *rowraftv1.MetaRun) bool {
-		forget := strings.HasPrefix(table, r.GetJob()+".") && len(trainingRanks(r)) == 0
+		forget := strings.HasPrefix(table, r.GetJob()+".") && len(TrainingRanks(r)) == 0
 		if forget {
 			s.endRun(r)
 		}
@@ -532,44 +533,44 @@ func (s *state) runsFromProto(p *rowraftv1.MetaState) error {
 	return nil
 }
 
-// allRuns returns the runs, ordered by job. The caller must not change them.
-func (m *machine) allRuns() []*rowraftv1.MetaRun {
+// Runs returns the runs, ordered by job. The caller must not change them.
+func (m *Machine) Runs() []*rowraftv1.MetaRun {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.state.runs)
 }
 
-// endedRuns returns the runs that the shards must still forget.
-func (m *machine) endedRuns() [][]byte {
+// EndedRuns returns the runs that the shards must still forget.
+func (m *Machine) EndedRuns() [][]byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.endedRuns
 }
 
-// runOf returns the run of a job, nil if there is none.
-func (m *machine) runOf(job string) *rowraftv1.MetaRun {
+// RunOf returns the run of a job, nil if there is none.
+func (m *Machine) RunOf(job string) *rowraftv1.MetaRun {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.run(job)
 }
 
-// memberOf returns the run and the entry of a member. It returns nil if the caller is no longer a member.
-func (m *machine) memberOf(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, *rowraftv1.RunMember) {
+// MemberOf returns the run and the entry of a member. It returns nil if the caller is no longer a member.
+func (m *Machine) MemberOf(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, *rowraftv1.RunMember) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r := m.state.run(id.GetJob())
 	if !bytes.Equal(r.GetRun(), id.GetRun()) {
 		return nil, nil
 	}
-	i, found := memberAt(r, id.GetRank())
+	i, found := FindMember(r, id.GetRank())
 	if !found || r.GetMembers()[i].GetIncarnation() != id.GetIncarnation() {
 		return nil, nil
 	}
 	return r, r.GetMembers()[i]
 }
 
-// isMember returns an error if the worker is not, or no longer, a member of its run.
-func (m *machine) isMember(id *rowraftv1.JobIdentity) error {
+// CheckMember returns an error if the worker is not, or no longer, a member of its run.
+func (m *Machine) CheckMember(id *rowraftv1.JobIdentity) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	_, _, err := m.state.member(id)

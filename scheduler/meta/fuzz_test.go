@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -35,7 +35,7 @@ func formed(t tb) *applier {
 	a.do(cmdNode("n2", "b", "h:2"))
 	a.do(cmdShards(2, "n1", "n2"))
 	a.do(cmdTable(sgd("t", 4), 9, false))
-	id := a.enter(cmdEnter("w0", 7, divided(1000, 100, 1))).identity
+	id := a.enter(cmdEnter("w0", 7, divided(1000, 100, 1))).Identity
 	a.do(cmdTake(id, 1))
 	return a
 }
@@ -91,7 +91,7 @@ func FuzzEntry(f *testing.F) {
 			if !bytes.Equal(snapshotBytes(t, one.m), snapshotBytes(t, two.m)) {
 				t.Fatal("the members differ")
 			}
-			three := newMachine(NewView())
+			three := New(NewView())
 			if err := three.Restore(bytes.NewReader(snapshotBytes(t, one.m))); err != nil || !bytes.Equal(snapshotBytes(t, three), snapshotBytes(t, one.m)) {
 				t.Errorf("the state does not survive a snapshot: %v", err)
 			}
@@ -129,7 +129,7 @@ func FuzzRestore(f *testing.F) {
 				}
 				continue
 			}
-			again := newMachine(NewView())
+			again := New(NewView())
 			if err := again.Restore(bytes.NewReader(after)); err != nil || !bytes.Equal(snapshotBytes(t, again), after) {
 				t.Errorf("the state does not survive a snapshot: %v", err)
 			}

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -58,7 +58,7 @@ func cmdShards(n int, nodes ...string) *rowraftv1.MetaCommand {
 	i := 0
 	shards := placement.NewShards(ns, n, func() string { i++; return fmt.Sprintf("r%d-of-%d", i, n) })
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
-		Shards: shardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(n, rowraft.DefaultSlots)),
+		Shards: ShardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(n, rowraft.DefaultSlots)),
 	}}}
 }
 
@@ -72,11 +72,11 @@ type tb interface {
 
 type applier struct {
 	t     tb
-	m     *machine
+	m     *Machine
 	index rowraft.Index
 }
 
-func newApplier(t tb) *applier { return &applier{t: t, m: newMachine(NewView())} }
+func newApplier(t tb) *applier { return &applier{t: t, m: New(NewView())} }
 
 // do applies c at the next index; every third index is raft's own.
 func (a *applier) do(c *rowraftv1.MetaCommand) any {
@@ -114,7 +114,7 @@ func (a *applier) refused(c *rowraftv1.MetaCommand, code rowraft.Code, words ...
 }
 
 // stateBytes is the state without its index.
-func stateBytes(t tb, m *machine) []byte {
+func stateBytes(t tb, m *Machine) []byte {
 	t.Helper()
 	p, err := m.state.toProto()
 	if err != nil {
@@ -128,7 +128,7 @@ func stateBytes(t tb, m *machine) []byte {
 	return b
 }
 
-func snapshotBytes(t tb, m *machine) []byte {
+func snapshotBytes(t tb, m *Machine) []byte {
 	t.Helper()
 	s, err := m.Snapshot()
 	if err != nil {
@@ -155,7 +155,7 @@ func TestCommandsAreCheckedBeforeTheyChangeAnything(t *testing.T) {
 	a.refused(cmdTable(sgd("user", 16), 8, true), rowraft.CodeTableExists, "dim 8", "dim 16")
 	a.refused(cmdTable(sgd("item", 8), 7, false), rowraft.CodeInternal, "user")
 	a.refused(cmdTable(sgd("item", 0), 9, false), rowraft.CodeInvalidArgument, "dim 0")
-	if got := a.do(cmdTable(sgd("user", 8), 99, true)).(tableResult); got.created || got.schema.ID != 7 {
+	if got := a.do(cmdTable(sgd("user", 8), 99, true)).(TableResult); got.Created || got.Schema.ID != 7 {
 		t.Errorf("creating an existing table if it does not exist gave %+v", got)
 	}
 }
@@ -217,11 +217,11 @@ func TestMachineMatchesModel(t *testing.T) {
 					s.ID = rowraft.TableID(nextTable)
 					md.tables[s.Name] = s
 					md.version++
-					if got != any(tableResult{s, true}) {
+					if got != any(TableResult{s, true}) {
 						t.Fatalf("new table: %v", got)
 					}
 				case cond && have.SameShape(s):
-					if got != any(tableResult{have, false}) {
+					if got != any(TableResult{have, false}) {
 						t.Fatalf("existing table: %v, want %v", got, have)
 					}
 				default:
@@ -258,13 +258,13 @@ func TestMachineMatchesModel(t *testing.T) {
 					md.jobs[j] = append(md.jobs[j], w)
 				}
 				md.last++
-				if id := got.(*entered).identity; id.GetRank() != uint32(rank) || id.GetIncarnation() != md.last {
+				if id := got.(*EnterResult).Identity; id.GetRank() != uint32(rank) || id.GetIncarnation() != md.last {
 					t.Fatalf("job %s worker %s: %v, want rank %d, incarnation %d", j, w, id, rank, md.last)
 				}
 			},
 			"restart from a snapshot": func(t *rapid.T) {
 				b := snapshotBytes(t, a.m)
-				a.m = newMachine(NewView())
+				a.m = New(NewView())
 				if err := a.m.Restore(bytes.NewReader(b)); err != nil {
 					t.Fatal(err)
 				}
@@ -321,7 +321,7 @@ func TestUnknownEntriesStopTheMember(t *testing.T) {
 		{"an unknown command", unknownField, rowraft.CodeVersionTooNew},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			m := newMachine(NewView())
+			m := New(NewView())
 			fatal, ok := m.Apply(1, tc.entry).(*raftstore.FatalError)
 			if !ok || rowraft.CodeOf(fatal) != tc.code {
 				t.Errorf("Apply answered %v, want a fatal error of code %v", fatal, tc.code)
@@ -377,7 +377,7 @@ func TestGoldenBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.Restore(bytes.NewReader(snap)); err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -45,7 +45,7 @@ func TestRunsOfAPolicy(t *testing.T) {
 		t.Helper()
 		index++
 		after := reloaded(t, m)
-		for _, one := range []*machine{m, after} {
+		for _, one := range []*Machine{m, after} {
 			if err := applyTo(t, one, index, c); rowraft.CodeOf(err) != want {
 				t.Errorf("%s: %v, want %v", what, err, want)
 			}
@@ -68,28 +68,28 @@ func TestRunsOfAPolicy(t *testing.T) {
 	for i, name := range []string{"b", "c"} {
 		step("the next", cmdBeginRun("nightly", name, 10), none)
 		step("it fails", cmdEndRun("nightly", name, strings.Repeat("disk full ", 500), false), none)
-		r := m.policy("nightly").GetRecord()
+		r := m.PolicyOf("nightly").GetRecord()
 		if r.GetFailures() != uint32(i+1) || len(r.GetError()) != maxPolicyText || r.GetRunning() != "" {
 			t.Errorf("after %d failures: %d, an error of %d bytes, running %q", i+1, r.GetFailures(), len(r.GetError()), r.GetRunning())
 		}
 	}
 	step("the next", cmdBeginRun("nightly", "d", 11), none)
 	step("it succeeds", cmdEndRun("nightly", "d", "", true), none)
-	p := m.policy("nightly")
+	p := m.PolicyOf("nightly")
 	if got := madeNames(p); !slices.Equal(got, []string{"a", "d"}) || p.GetRecord().GetFailures() != 0 || p.GetRecord().GetError() != "" || p.GetPolicy().GetKeep() != 3 || p.GetRecord().GetSetNs() != 5 {
 		t.Errorf("%v", p)
 	}
 	step("one could not be removed", cmdForgetMade("nightly", "a", "no"), none)
-	if p := m.policy("nightly"); p.GetRecord().GetRetentionError() != "no" || len(madeNames(p)) != 2 {
+	if p := m.PolicyOf("nightly"); p.GetRecord().GetRetentionError() != "no" || len(madeNames(p)) != 2 {
 		t.Errorf("%v", p)
 	}
 	step("it is removed", cmdForgetMade("nightly", "a", ""), none)
-	if p := m.policy("nightly"); p.GetRecord().GetRetentionError() != "" || !slices.Equal(madeNames(p), []string{"d"}) {
+	if p := m.PolicyOf("nightly"); p.GetRecord().GetRetentionError() != "" || !slices.Equal(madeNames(p), []string{"d"}) {
 		t.Errorf("%v", p)
 	}
 	step("another destination", cmdSetPolicy(nightly("/other", 2), 20), none)
-	if p := m.policy("nightly"); len(madeNames(p)) != 0 || p.GetRecord().GetSetNs() != 20 {
-		t.Errorf("what lies at the old destination is nobody's: %v", p)
+	if p := m.PolicyOf("nightly"); len(madeNames(p)) != 0 || p.GetRecord().GetSetNs() != 20 {
+		t.Errorf("the record keeps checkpoints of the old destination: %v", p)
 	}
 	for what, change := range map[string]func(*rowraftv1.CheckpointPolicy){
 		"no name":                func(p *rowraftv1.CheckpointPolicy) { p.Name = "" },
@@ -98,7 +98,7 @@ func TestRunsOfAPolicy(t *testing.T) {
 		"all the time":           func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 },
 		"never":                  func(p *rowraftv1.CheckpointPolicy) { p.EveryNs = 1 << 63 },
 		"nowhere":                func(p *rowraftv1.CheckpointPolicy) { p.Destination = "" },
-		"keep too many":          func(p *rowraftv1.CheckpointPolicy) { p.KeepWithinNs = uint64(maxPolicyEvery) },
+		"keep too many":          func(p *rowraftv1.CheckpointPolicy) { p.KeepWithinNs = uint64(MaxPolicyEvery) },
 		"endless deltas":         func(p *rowraftv1.CheckpointPolicy) { p.FullEvery = 1000 },
 		"an owner without a job": func(p *rowraftv1.CheckpointPolicy) { p.Owner = "tom" },
 		"a long owner":           func(p *rowraftv1.CheckpointPolicy) { p.Owner, p.Job = strings.Repeat("x", 200), "ctr" },
@@ -143,12 +143,12 @@ func TestGoldenBytesOfPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.Restore(bytes.NewReader(want)); err != nil {
 		t.Fatal(err)
 	}
 	record := &rowraftv1.PolicyRecord{SetNs: 7, BegunNs: 9, Running: "nightly-2", Made: []*rowraftv1.PolicyCheckpoint{{Name: "nightly-1", BegunNs: 8}}, Error: "full", Failures: 1}
-	if p := m.policy("nightly"); p == nil || !proto.Equal(p.GetPolicy(), spec) || !proto.Equal(p.GetRecord(), record) {
+	if p := m.PolicyOf("nightly"); p == nil || !proto.Equal(p.GetPolicy(), spec) || !proto.Equal(p.GetRecord(), record) {
 		t.Errorf("read: %v", p)
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {
@@ -156,7 +156,7 @@ func TestGoldenBytesOfPolicies(t *testing.T) {
 	}
 }
 
-func madeNames(p *policy) (names []string) {
+func madeNames(p *Policy) (names []string) {
 	for _, m := range p.GetRecord().GetMade() {
 		names = append(names, m.GetName())
 	}

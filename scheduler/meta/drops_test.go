@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -36,15 +36,15 @@ func TestDropTakesATableOffTheMap(t *testing.T) {
 	if m := a.m.view.Map(); len(m.Tables) != 1 || m.Tables[0].ID != 10 {
 		t.Errorf("tables %v, want the new one", m.Tables)
 	}
-	if got := reloaded(t, a.m).droppedTables(); len(got) != 1 || got[0] != (droppedTable{9, 1, "t"}) {
+	if got := reloaded(t, a.m).DroppedTables(); len(got) != 1 || got[0] != (DroppedTable{9, 1, "t"}) {
 		t.Errorf("after a restart: dropped %v", got)
 	}
 	// The list is bounded, and what is in it stays in order.
-	for i := range uint64(maxDropped + 3) {
+	for i := range uint64(MaxDropped + 3) {
 		a.do(cmdTable(sgd("x", 1), 100+i, false))
 		a.done(cmdDrop("x", 100+i))
 	}
-	if got := a.m.droppedTables(); len(got) != maxDropped || got[0].id != 103 || got[maxDropped-1].id != 100+maxDropped+2 {
+	if got := a.m.DroppedTables(); len(got) != MaxDropped || got[0].ID != 103 || got[MaxDropped-1].ID != 100+MaxDropped+2 {
 		t.Errorf("%d dropped tables, from %v to %v", len(got), got[0], got[len(got)-1])
 	}
 }
@@ -62,11 +62,11 @@ func TestDropAndRestore(t *testing.T) {
 	a.done(decide(restoreOf(1, 2, 2, back)))
 	a.refused(cmdDrop("t", 9), rowraft.CodeOverloaded, "restore")
 	a.done(end(1, true))
-	if got := a.m.droppedTables(); len(got) != 0 {
+	if got := a.m.DroppedTables(); len(got) != 0 {
 		t.Errorf("dropped %v, of an epoch that is over", got)
 	}
 	a.done(cmdDrop("t", 9))
-	if got := a.m.droppedTables(); len(got) != 1 || got[0].epoch != 2 {
+	if got := a.m.DroppedTables(); len(got) != 1 || got[0].Epoch != 2 {
 		t.Errorf("dropped %v, want table 9 of epoch 2", got)
 	}
 }
@@ -83,11 +83,11 @@ func TestGoldenDrop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.Restore(bytes.NewReader(snap)); err != nil {
 		t.Fatal(err)
 	}
-	if got := m.droppedTables(); len(got) != 1 || got[0] != (droppedTable{7, 1, "ads"}) {
+	if got := m.DroppedTables(); len(got) != 1 || got[0] != (DroppedTable{7, 1, "ads"}) {
 		t.Errorf("the snapshot reads %v", got)
 	}
 	if !bytes.Equal(snapshotBytes(t, m), snap) {

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -49,7 +49,7 @@ func checkData(d *rowraftv1.JobData) error {
 	for i, p := range d.GetOpen() {
 		from, to := partRange(d, p.GetPart())
 		if p.GetUnsettled() != 0 && (p.GetIncarnation() != 0 || !d.GetInLog()) {
-			return fmt.Errorf("part %d of epoch %d is somebody's, and unsettled", p.GetPart(), p.GetEpoch())
+			return fmt.Errorf("part %d of epoch %d has both a reader and an unsettled position", p.GetPart(), p.GetEpoch())
 		}
 		if comparePart(p, next) >= 0 || p.GetPart() >= parts(d) || p.GetOffset() > to-from || i > 0 && comparePart(d.GetOpen()[i-1], p) >= 0 {
 			return fmt.Errorf("part %d of epoch %d, read up to %d, is open", p.GetPart(), p.GetEpoch(), p.GetOffset())
@@ -64,16 +64,16 @@ func exhausted(d *rowraftv1.JobData) bool { return d.GetEpochs() > 0 && d.GetEpo
 // allRead reports whether every part was read to its end.
 func allRead(d *rowraftv1.JobData) bool { return exhausted(d) && len(d.GetOpen()) == 0 }
 
-// taken is the result of the command take_part.
-type taken struct {
-	wait, done bool
-	part       *rowraftv1.JobPart
-	from, to   uint64
+// TakeResult is the result of the command take_part.
+type TakeResult struct {
+	Wait, Done bool
+	Part       *rowraftv1.JobPart
+	From, To   uint64
 }
 
 // takePart assigns a part to a member. Take counts the member's requests: a repeated request gets the same part,
 // because its reply was lost.
-func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
+func (s *state) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
 	old, i, err := s.trainingMember(c.GetIdentity())
 	if err != nil {
 		return nil, err
@@ -81,9 +81,9 @@ func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
 	if old.GetData().GetExamples() == 0 {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "job %s does not have its data divided by the scheduler", old.GetJob())
 	}
-	answer := func(d *rowraftv1.JobData, p *rowraftv1.JobPart) *taken {
+	answer := func(d *rowraftv1.JobData, p *rowraftv1.JobPart) *TakeResult {
 		from, to := partRange(d, p.GetPart())
-		return &taken{part: p, from: from, to: to}
+		return &TakeResult{Part: p, From: from, To: to}
 	}
 	had, id := old.GetMembers()[i].GetTaken(), c.GetIdentity().GetIncarnation()
 	if c.GetTake() != had+1 {
@@ -99,7 +99,7 @@ func (s *state) takePart(c *rowraftv1.MetaTakePart) (*taken, error) {
 	p := freePart(r, m.GetRank())
 	if p == nil {
 		others := slices.ContainsFunc(d.GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() != id })
-		return &taken{wait: others, done: !others}, nil
+		return &TakeResult{Wait: others, Done: !others}, nil
 	}
 	m.Taken++
 	p.Incarnation, p.Take = id, m.GetTaken()
@@ -139,8 +139,8 @@ func isFor(r *rowraftv1.MetaRun, p *rowraftv1.JobPart, rank uint32) bool {
 		return true
 	}
 	owner := uint32((p.GetEpoch()*parts(r.GetData()) + p.GetPart()) % uint64(r.GetWorkers()))
-	i, found := memberAt(r, owner)
-	return owner == rank || !found || !training(r.GetMembers()[i])
+	i, found := FindMember(r, owner)
+	return owner == rank || !found || !IsTraining(r.GetMembers()[i])
 }
 
 // endPart records that a part was read to its end. It does nothing if the member does not have the part: the call is a
@@ -162,10 +162,10 @@ func (s *state) endPart(c *rowraftv1.MetaEndPart) error {
 	return nil
 }
 
-// giveBack makes the parts of a member that left available to others, from the last known position, and counts the
-// examples that will be read again. If the shards know the position (InLog), giveBack marks the parts as unsettled, and
+// ReturnParts makes the parts of a member that left available to others, from the last known position, and counts the
+// examples that will be read again. If the shards know the position (InLog), ReturnParts marks the parts as unsettled, and
 // settleParts does the rest.
-func giveBack(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.PartReached) {
+func ReturnParts(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.PartReached) {
 	for i := 0; incarnation != 0 && i < len(d.GetOpen()); i++ {
 		p := d.Open[i]
 		if p.GetIncarnation() != incarnation {
@@ -227,16 +227,16 @@ func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
 	return nil
 }
 
-// mustWait reports whether a member must wait: take_part would return that, or the member requests in advance one of
+// MustWait reports whether a member must wait: take_part would return that, or the member requests in advance one of
 // the last parts, which the other workers need to stay busy.
-func (m *machine) mustWait(q *rowraftv1.NextPartRequest) bool {
+func (m *Machine) MustWait(q *rowraftv1.NextPartRequest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r, i, err := m.state.trainingMember(q.GetIdentity())
 	if err != nil || q.GetTake() != r.GetMembers()[i].GetTaken()+1 {
 		return false
 	}
-	if q.GetAhead() > 0 && !r.GetData().GetByRank() && freeParts(r.GetData()) <= uint64(len(trainingRanks(r))) {
+	if q.GetAhead() > 0 && !r.GetData().GetByRank() && freeParts(r.GetData()) <= uint64(len(TrainingRanks(r))) {
 		return true
 	}
 	r = proto.CloneOf(r)
@@ -258,4 +258,35 @@ func freeParts(d *rowraftv1.JobData) (n uint64) {
 		}
 	}
 	return n
+}
+
+// HasUnsettled reports whether a run has parts whose last reader left and whose position is not known yet.
+func HasUnsettled(r *rowraftv1.MetaRun) bool {
+	return slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetUnsettled() != 0 })
+}
+
+// ShardPositions is what one shard knows of the positions in a run's data.
+type ShardPositions struct {
+	Full bool // the shard may have forgotten some positions
+	Read map[rowraft.DataPart]uint64
+}
+
+// SettledParts returns the position of each unsettled part. A batch counts as applied if at least one shard has applied its
+// share.
+func SettledParts(d *rowraftv1.JobData, shards []ShardPositions) (out []*rowraftv1.PartSettled) {
+	for _, p := range d.GetOpen() {
+		if p.GetUnsettled() == 0 {
+			continue
+		}
+		at := &rowraftv1.PartSettled{Epoch: p.GetEpoch(), Part: p.GetPart(), Incarnation: p.GetUnsettled()}
+		for _, s := range shards {
+			acknowledged, applied := rowraft.ReadParts(p.GetEpoch()*parts(d)+p.GetPart(), p.GetReading())
+			at.Acknowledged = max(at.Acknowledged, s.Read[acknowledged])
+			offset, here := s.Read[applied]
+			at.Applied = max(at.Applied, offset)
+			at.Unknown = at.Unknown || s.Full && !here
+		}
+		out = append(out, at)
+	}
+	return out
 }

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"google.golang.org/protobuf/proto"
@@ -8,9 +8,9 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// requiredVersion returns the lowest version that can express m. A later version adds
+// RequiredVersion returns the lowest version that can express m. A later version adds
 // its commands and fields here.
-func requiredVersion(proto.Message) rowraft.FormatVersion { return wire.FirstVersion }
+func RequiredVersion(proto.Message) rowraft.FormatVersion { return wire.FirstVersion }
 
 // raiseVersion applies the command. The version never goes down.
 func (s *state) raiseVersion(c *rowraftv1.MetaRaiseVersion) error {

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -27,7 +27,7 @@ func TestGoldenVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.state.init("c-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestGoldenVersions(t *testing.T) {
 	if got := snapshotBytes(t, m); !bytes.Equal(got, golden) {
 		t.Errorf("the snapshot encodes to %x, want %x", got, golden)
 	}
-	again := newMachine(NewView())
+	again := New(NewView())
 	if err := again.Restore(bytes.NewReader(golden)); err != nil || !bytes.Equal(snapshotBytes(t, again), golden) {
 		t.Errorf("the snapshot is read and written otherwise (%v)", err)
 	}
@@ -73,7 +73,7 @@ func TestAMemberStopsAtWhatItDoesNotUnderstand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	of := newMachine(NewView())
+	of := New(NewView())
 	if err := of.state.init("c"); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestAMemberStopsAtWhatItDoesNotUnderstand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := newMachine(NewView())
+	old := New(NewView())
 	if fatal, ok := old.Apply(1, entry).(*raftstore.FatalError); !ok || rowraft.CodeOf(fatal) != rowraft.CodeVersionTooNew || old.view.Map() != nil {
 		t.Errorf("an entry of version %d: %v, want a fatal VersionTooNew, and no map", next, fatal)
 	}
@@ -93,11 +93,18 @@ func TestAMemberStopsAtWhatItDoesNotUnderstand(t *testing.T) {
 		t.Errorf("a snapshot of version %d: %v, want VersionTooNew", next, err)
 	}
 	invent(t)
-	m := newMachine(NewView())
+	m := New(NewView())
 	if got := m.Apply(1, entry); got != nil {
 		t.Errorf("an entry of version %d that it understands: %v", next, got)
 	}
 	if err := m.Restore(bytes.NewReader(snapshot)); err != nil {
 		t.Errorf("a snapshot of version %d that it understands: %v", next, err)
 	}
+}
+
+// invent adds a version to those that this binary understands, until the test ends.
+func invent(t *testing.T) rowraft.FormatVersion {
+	next, forget := wire.InventVersion()
+	t.Cleanup(forget)
+	return next
 }

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"slices"
@@ -27,19 +27,19 @@ type state struct {
 	cluster         clustermap.Map // without the slots
 	slots           []uint16       // slot → shard; nil until the shards are made; immutable
 	lastIncarnation rowraft.Incarnation
-	moves           []move                    // running, by shard; at most one per shard
-	finished        []move                    // the last maxFinished, oldest first
+	moves           []Move                    // running, by shard; at most one per shard
+	finished        []Move                    // the last maxFinished, oldest first
 	lastMove        uint64                    // highest id of a move or an operation
 	restore         *rowraftv1.MetaRestore    // decided, not yet closed in every shard; immutable
 	begun           []byte                    // id of the restore that may be decided; immutable
 	restored        []*rowraftv1.MetaRestored // sources of the tables, last restore first; immutable
 	lastRestore     uint16                    // number of the last restore of single tables
-	dropped         []droppedTable            // since the last restore, oldest first; at most maxDropped
-	policies        []*policy                 // checkpoint policies, by name
+	dropped         []DroppedTable            // since the last restore, oldest first; at most MaxDropped
+	policies        []*Policy                 // checkpoint policies, by name
 	runs            []*rowraftv1.MetaRun      // by job, each immutable
 	endedRuns       [][]byte                  // runs that shards must forget, oldest first; immutable
-	operations      []operation               // by id: running, and the last that ended; immutable
-	tokens          []*joinToken              // join tokens, by id; immutable
+	operations      []Operation               // by id: running, and the last that ended; immutable
+	tokens          []*JoinToken              // join tokens, by id; immutable
 	retired         []rowraft.NodeID          // retired servers, oldest first; immutable
 }
 
@@ -109,7 +109,7 @@ func (s *state) putNode(n clustermap.Node) error {
 	case found:
 		s.cluster.Nodes[i] = n
 	case len(s.cluster.Nodes) >= MaxNodes:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: the cluster has %d nodes already, the most there can be", n.ID, MaxNodes)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: the cluster has %d nodes already, the limit", n.ID, MaxNodes)
 	default:
 		s.cluster.Nodes = slices.Insert(s.cluster.Nodes, i, n)
 	}
@@ -182,7 +182,7 @@ func (s *state) createTable(t rowraft.Schema, ifNotExists bool) (rowraft.Schema,
 	case t.ID == 0:
 		return t, false, rowraft.Errorf(rowraft.CodeInternal, "table %s was proposed without an id", t.Name)
 	case len(s.cluster.Tables) >= MaxTables:
-		return t, false, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: the cluster has %d tables already, the most there can be", t.Name, MaxTables)
+		return t, false, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: the cluster has %d tables already, the limit; drop one first", t.Name, MaxTables)
 	}
 	s.cluster.Tables = append(s.cluster.Tables, t)
 	s.cluster.Version++

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -19,46 +19,47 @@ const (
 )
 
 const (
-	opRunning   = rowraftv1.OperationState_OPERATION_STATE_RUNNING
-	opDone      = rowraftv1.OperationState_OPERATION_STATE_DONE
-	opCancelled = rowraftv1.OperationState_OPERATION_STATE_CANCELLED
+	OpRunning   = rowraftv1.OperationState_OPERATION_STATE_RUNNING
+	OpDone      = rowraftv1.OperationState_OPERATION_STATE_DONE
+	OpCancelled = rowraftv1.OperationState_OPERATION_STATE_CANCELLED
 
-	opDrain        = rowraftv1.OperationKind_OPERATION_KIND_DRAIN
-	opDecommission = rowraftv1.OperationKind_OPERATION_KIND_DECOMMISSION
-	opReplace      = rowraftv1.OperationKind_OPERATION_KIND_REPLACE
+	OpDrain        = rowraftv1.OperationKind_OPERATION_KIND_DRAIN
+	OpDecommission = rowraftv1.OperationKind_OPERATION_KIND_DECOMMISSION
+	OpReplace      = rowraftv1.OperationKind_OPERATION_KIND_REPLACE
 )
 
-// operation is long work on one server: a drain, a decommission or a replacement. The work to do follows from the map
+// Operation is long work on one server: a drain, a decommission or a replacement. The work to do follows from the map
 // and the server's intent, so a new leader needs nothing else to continue. The leader that sees the end logs it.
-type operation struct {
-	id    uint64
-	kind  rowraftv1.OperationKind
-	node  rowraft.NodeID
+type Operation struct {
+	ID    uint64
+	Kind  rowraftv1.OperationKind
+	Node  rowraft.NodeID
 	name  string
-	state rowraftv1.OperationState
+	State rowraftv1.OperationState
 	total uint64
 }
 
-func (o *operation) toProto() *rowraftv1.Operation {
-	return &rowraftv1.Operation{Id: o.id, Kind: o.kind, Node: string(o.node), Name: o.name, State: o.state, Total: o.total}
+// ToProto converts the operation for a reply or a snapshot.
+func (o *Operation) ToProto() *rowraftv1.Operation {
+	return &rowraftv1.Operation{Id: o.ID, Kind: o.Kind, Node: string(o.Node), Name: o.name, State: o.State, Total: o.total}
 }
 
 // setIntent stores what a server is to do. It cancels the running operation of the server and begins one of the given
 // kind, which it returns; the zero operation if the kind is 0.
-func (s *state) setIntent(c *rowraftv1.MetaSetIntent) (operation, error) {
+func (s *state) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
 	id, from, to := rowraft.NodeID(c.GetNode()), c.GetFrom(), c.GetTo()
 	i, found := s.findNode(id)
 	switch {
 	case !found:
-		return operation{}, rowraft.Errorf(rowraft.CodeNotFound, "there is no server %s", id)
-	case !knownIntent(from) || !knownIntent(to) || c.GetKind() < 0 || c.GetKind() > opReplace:
-		return operation{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s: intent %d to %d, operation %d: unknown", s.nodeName(id), from, to, c.GetKind())
+		return Operation{}, rowraft.Errorf(rowraft.CodeNotFound, "there is no server %s", id)
+	case !KnownIntent(from) || !KnownIntent(to) || c.GetKind() < 0 || c.GetKind() > OpReplace:
+		return Operation{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s: intent %d to %d, operation %d: unknown", s.nodeName(id), from, to, c.GetKind())
 	case s.cluster.Nodes[i].Intent != clustermap.Intent(from):
-		return operation{}, rowraft.Errorf(rowraft.CodePrecondition, "server %s is %s, not %s: look again", s.nodeName(id), intentName(s.cluster.Nodes[i].Intent), intentName(clustermap.Intent(from)))
+		return Operation{}, rowraft.Errorf(rowraft.CodePrecondition, "server %s is %s, not %s: look again", s.nodeName(id), IntentName(s.cluster.Nodes[i].Intent), IntentName(clustermap.Intent(from)))
 	}
 	for _, o := range s.operations {
-		if o.node == id && o.state == opRunning {
-			s.endOperationAs(o.id, opCancelled)
+		if o.Node == id && o.State == OpRunning {
+			s.endOperationAs(o.ID, OpCancelled)
 		}
 	}
 	if from != to {
@@ -67,20 +68,21 @@ func (s *state) setIntent(c *rowraftv1.MetaSetIntent) (operation, error) {
 		s.cluster.Version++
 	}
 	if c.GetKind() == 0 {
-		return operation{}, nil
+		return Operation{}, nil
 	}
 	s.lastMove++
-	o := operation{id: s.lastMove, kind: c.GetKind(), node: id, name: s.cluster.Nodes[i].Name, state: opRunning, total: c.GetTotal()}
+	o := Operation{ID: s.lastMove, Kind: c.GetKind(), Node: id, name: s.cluster.Nodes[i].Name, State: OpRunning, total: c.GetTotal()}
 	s.operations = append(slices.Clone(s.operations), o)
 	return o, nil
 }
 
-func knownIntent(i rowraftv1.NodeIntent) bool {
+// KnownIntent reports whether this binary knows the intent.
+func KnownIntent(i rowraftv1.NodeIntent) bool {
 	return i >= 0 && i <= rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION
 }
 
-// intentName returns the name of an intent for messages.
-func intentName(i clustermap.Intent) string {
+// IntentName returns the name of an intent for messages.
+func IntentName(i clustermap.Intent) string {
 	switch i {
 	case clustermap.Drain:
 		return "drained"
@@ -102,18 +104,18 @@ func (s *state) endOperation(id uint64) error {
 	if id == 0 || id > s.lastMove {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "operation %d: the last one was %d", id, s.lastMove)
 	}
-	s.endOperationAs(id, opDone)
+	s.endOperationAs(id, OpDone)
 	return nil
 }
 
 func (s *state) endOperationAs(id uint64, as rowraftv1.OperationState) {
-	i := slices.IndexFunc(s.operations, func(o operation) bool { return o.id == id && o.state == opRunning })
+	i := slices.IndexFunc(s.operations, func(o Operation) bool { return o.ID == id && o.State == OpRunning })
 	if i < 0 {
 		return
 	}
 	s.operations = slices.Clone(s.operations)
-	s.operations[i].state = as
-	ended := func(o operation) bool { return o.state != opRunning }
+	s.operations[i].State = as
+	ended := func(o Operation) bool { return o.State != OpRunning }
 	for n := count(s.operations, ended); n > maxEnded; n-- {
 		at := slices.IndexFunc(s.operations, ended)
 		s.operations = slices.Delete(s.operations, at, at+1)
@@ -142,7 +144,7 @@ func (s *state) retireNode(id rowraft.NodeID) error {
 	case s.cluster.Nodes[i].Scheduler:
 		return rowraft.Errorf(rowraft.CodePrecondition, "%s is a member of the scheduler, which stays", s.nodeName(id))
 	case s.cluster.Nodes[i].Intent != clustermap.Decommission:
-		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s, not decommissioned", s.nodeName(id), intentName(s.cluster.Nodes[i].Intent))
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s, not decommissioned", s.nodeName(id), IntentName(s.cluster.Nodes[i].Intent))
 	}
 	for _, sh := range s.cluster.Shards {
 		if _, has := sh.On(id); has {
@@ -158,8 +160,8 @@ func (s *state) retireNode(id rowraft.NodeID) error {
 		}
 	}
 	for _, o := range s.operations {
-		if o.node == id && o.state == opRunning {
-			s.endOperationAs(o.id, opDone)
+		if o.Node == id && o.State == OpRunning {
+			s.endOperationAs(o.ID, OpDone)
 		}
 	}
 	s.cluster.Nodes = slices.Delete(slices.Clone(s.cluster.Nodes), i, i+1)
@@ -169,8 +171,8 @@ func (s *state) retireNode(id rowraft.NodeID) error {
 	return nil
 }
 
-// operations returns the operations, by id.
-func (m *machine) operations() []operation {
+// Operations returns the operations, by id.
+func (m *Machine) Operations() []Operation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.operations // never changed in place
@@ -179,14 +181,14 @@ func (m *machine) operations() []operation {
 // operationsFromProto loads the operations and the retired servers of a snapshot and checks them.
 func (s *state) operationsFromProto(p *rowraftv1.MetaState) error {
 	for _, po := range p.GetOperations() {
-		o := operation{id: po.GetId(), kind: po.GetKind(), node: rowraft.NodeID(po.GetNode()), name: po.GetName(), state: po.GetState(), total: po.GetTotal()}
-		if o.id == 0 || o.id > s.lastMove || o.kind < opDrain || o.kind > opReplace || o.state < opRunning || o.state > opCancelled || po.GetLeft() != 0 || po.GetWaitingFor() != "" {
-			return fmt.Errorf("operation %d, of kind %v, is %v; the last one was %d", o.id, o.kind, o.state, s.lastMove)
+		o := Operation{ID: po.GetId(), Kind: po.GetKind(), Node: rowraft.NodeID(po.GetNode()), name: po.GetName(), State: po.GetState(), total: po.GetTotal()}
+		if o.ID == 0 || o.ID > s.lastMove || o.Kind < OpDrain || o.Kind > OpReplace || o.State < OpRunning || o.State > OpCancelled || po.GetLeft() != 0 || po.GetWaitingFor() != "" {
+			return fmt.Errorf("operation %d, of kind %v, is %v; the last one was %d", o.ID, o.Kind, o.State, s.lastMove)
 		}
 		s.operations = append(s.operations, o)
 	}
-	if !slices.IsSortedFunc(s.operations, func(a, b operation) int { return cmp.Compare(a.id, b.id) }) ||
-		count(s.operations, func(o operation) bool { return o.state != opRunning }) > maxEnded {
+	if !slices.IsSortedFunc(s.operations, func(a, b Operation) int { return cmp.Compare(a.ID, b.ID) }) ||
+		count(s.operations, func(o Operation) bool { return o.State != OpRunning }) > maxEnded {
 		return fmt.Errorf("operations are out of order, or too many")
 	}
 	for _, id := range p.GetRetired() {
@@ -203,8 +205,8 @@ func (s *state) operationsFromProto(p *rowraftv1.MetaState) error {
 	return nil
 }
 
-// quiet reports whether no restore runs: during one, replicas do not move for balance.
-func (m *machine) quiet() bool {
+// NoRestore reports whether no restore runs: during one, replicas do not move for balance.
+func (m *Machine) NoRestore() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.restore == nil && len(m.state.begun) == 0

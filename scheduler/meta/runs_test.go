@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -46,9 +46,9 @@ const (
 	failed  = rowraftv1.MemberState_MEMBER_STATE_FAILED
 )
 
-func (a *applier) enter(c *rowraftv1.MetaCommand) *entered {
+func (a *applier) enter(c *rowraftv1.MetaCommand) *EnterResult {
 	a.t.Helper()
-	e, ok := a.do(c).(*entered)
+	e, ok := a.do(c).(*EnterResult)
 	if !ok {
 		a.t.Fatalf("%v was refused", c)
 	}
@@ -64,9 +64,9 @@ func (a *applier) ok(c *rowraftv1.MetaCommand) {
 
 func (a *applier) wantJob(st rowraftv1.JobState, generation uint64, ranks ...uint32) {
 	a.t.Helper()
-	r := a.m.runOf("ctr")
-	if r.GetState() != st || r.GetGeneration() != generation || !slices.Equal(trainingRanks(r), ranks) {
-		a.t.Fatalf("the job is %v in generation %d with ranks %v, want %v, %d, %v", r.GetState(), r.GetGeneration(), trainingRanks(r), st, generation, ranks)
+	r := a.m.RunOf("ctr")
+	if r.GetState() != st || r.GetGeneration() != generation || !slices.Equal(TrainingRanks(r), ranks) {
+		a.t.Fatalf("the job is %v in generation %d with ranks %v, want %v, %d, %v", r.GetState(), r.GetGeneration(), TrainingRanks(r), st, generation, ranks)
 	}
 }
 
@@ -83,36 +83,36 @@ func TestWorkersEnterAndLeave(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	one := a.enter(cmdEnter("a", 1, nil))
-	if !one.began || one.generation != 1 || one.identity.Rank != 0 {
+	if !one.Began || one.Generation != 1 || one.Identity.Rank != 0 {
 		t.Errorf("the first worker has %v", one)
 	}
 	two := a.enter(cmdEnter("b", 2, nil))
-	if two.began || two.generation != 2 || two.identity.Rank != 1 || two.identity.Incarnation <= one.identity.Incarnation {
+	if two.Began || two.Generation != 2 || two.Identity.Rank != 1 || two.Identity.Incarnation <= one.Identity.Incarnation {
 		t.Errorf("the second worker has %v after %v", two, one)
 	}
 	a.refused(cmdEnter("c", 3, nil), rowraft.CodeInvalidArgument, "all of its 2 workers", "c would be number 3")
-	if again := a.enter(cmdEnter("a", 1, nil)); !proto.Equal(again.identity, one.identity) || again.generation != 2 {
+	if again := a.enter(cmdEnter("a", 1, nil)); !proto.Equal(again.Identity, one.Identity) || again.Generation != 2 {
 		t.Errorf("asked again it has %v, was %v", again, one)
 	}
 	back := a.enter(cmdEnter("a", 4, nil))
-	if back.identity.Rank != 0 || back.identity.Incarnation <= two.identity.Incarnation || back.generation != 3 {
+	if back.Identity.Rank != 0 || back.Identity.Incarnation <= two.Identity.Incarnation || back.Generation != 3 {
 		t.Errorf("a worker that returned has %v", back)
 	}
-	if err := a.m.isMember(one.identity); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+	if err := a.m.CheckMember(one.Identity); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("the zombie is told %v", err)
 	}
-	a.ok(cmdLeaveJob(one.identity, failed)) // the zombie has no say
+	a.ok(cmdLeaveJob(one.Identity, failed)) // the zombie has no say
 	a.wantJob(running, 3, 0, 1)
-	a.ok(cmdLeaveJob(back.identity, lost))
+	a.ok(cmdLeaveJob(back.Identity, lost))
 	a.wantJob(running, 4, 1)
-	if err := a.m.isMember(back.identity); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+	if err := a.m.CheckMember(back.Identity); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("a worker that was lost is told %v", err)
 	}
-	if next := a.enter(cmdEnter("c", 5, nil)); next.identity.Rank != 0 || next.generation != 5 {
+	if next := a.enter(cmdEnter("c", 5, nil)); next.Identity.Rank != 0 || next.Generation != 5 {
 		t.Errorf("who takes the place of a lost one has %v", next)
 	}
-	a.ok(cmdLeaveJob(two.identity, ended))
-	if err := a.m.isMember(two.identity); err != nil {
+	a.ok(cmdLeaveJob(two.Identity, ended))
+	if err := a.m.CheckMember(two.Identity); err != nil {
 		t.Errorf("a worker that has ended is told %v", err)
 	}
 	a.wantJob(running, 6, 0)
@@ -128,14 +128,14 @@ func TestARunKnowsItsBaseStep(t *testing.T) {
 	}
 	one := a.enter(cmdEnter("a", 1, base(500)))
 	two := a.enter(cmdEnter("b", 2, base(0)))
-	a.ok(cmdLeaveJob(two.identity, lost))
-	if back := a.enter(cmdEnter("b", 3, base(7))); one.baseStep != 500 || two.baseStep != 500 || back.baseStep != 500 {
-		t.Errorf("the workers are told %d, %d and, after a restart, %d, want 500", one.baseStep, two.baseStep, back.baseStep)
+	a.ok(cmdLeaveJob(two.Identity, lost))
+	if back := a.enter(cmdEnter("b", 3, base(7))); one.BaseStep != 500 || two.BaseStep != 500 || back.BaseStep != 500 {
+		t.Errorf("the workers are told %d, %d and, after a restart, %d, want 500", one.BaseStep, two.BaseStep, back.BaseStep)
 	}
 	a.refused(cmdEnter("c", 4, base(1<<62+1)), rowraft.CodeInvalidArgument, "at most 2^62")
 }
 
-// What a run has come to when nobody trains any more, and who begins the next one.
+// The state of a run without training workers, and the entries that begin the next one.
 func TestRunsEnd(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -159,28 +159,28 @@ func TestRunsEnd(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			a := newApplier(t)
 			a.do(cmdInit("c"))
-			ids := []*rowraftv1.JobIdentity{a.enter(cmdEnter("a", 1, nil)).identity}
+			ids := []*rowraftv1.JobIdentity{a.enter(cmdEnter("a", 1, nil)).Identity}
 			if tc.leave[1] != 0 {
-				ids = append(ids, a.enter(cmdEnter("b", 2, nil)).identity)
+				ids = append(ids, a.enter(cmdEnter("b", 2, nil)).Identity)
 			}
 			if tc.stop {
 				a.ok(cmdStopJob(ids[0].Run))
 				a.refused(cmdEnter("b", 9, nil), rowraft.CodePrecondition, "being stopped")
 			}
 			for i, id := range ids {
-				if a.m.runOf("ctr").GetState() != running {
+				if a.m.RunOf("ctr").GetState() != running {
 					t.Fatalf("it has ended before worker %d has", i)
 				}
 				a.ok(cmdLeaveJob(id, tc.leave[i]))
 			}
-			if r := a.m.runOf("ctr"); r.GetState() != tc.want || r.GetStopping() || (r.GetReason() != "") != (tc.want == jobFailed) {
+			if r := a.m.RunOf("ctr"); r.GetState() != tc.want || r.GetStopping() || (r.GetReason() != "") != (tc.want == jobFailed) {
 				t.Fatalf("the job is %v (%q), want %v", r.GetState(), r.GetReason(), tc.want)
 			}
 			next := a.enter(cmdEnter("a", 7, tc.restart))
-			if next.began != tc.begins || next.began == bytes.Equal(next.identity.Run, ids[0].Run) {
-				t.Errorf("who enters then begins another run: %v, want %v", next.began, tc.begins)
+			if next.Began != tc.begins || next.Began == bytes.Equal(next.Identity.Run, ids[0].Run) {
+				t.Errorf("who enters then begins another run: %v, want %v", next.Began, tc.begins)
 			}
-			if r := a.m.runOf("ctr"); r.GetState() != running || r.GetReason() != "" {
+			if r := a.m.RunOf("ctr"); r.GetState() != running || r.GetReason() != "" {
 				t.Errorf("then the job is %v (%q)", r.GetState(), r.GetReason())
 			}
 		})
@@ -231,8 +231,8 @@ func TestWorkersMustAgree(t *testing.T) {
 	}
 	a.refused(cmdEnter("b", 2, rank(0)), rowraft.CodeAlreadyExists, "rank 0 of job ctr is that of worker a")
 	a.refused(cmdEnter("a", 2, rank(1)), rowraft.CodeAlreadyExists, "worker a of job ctr has rank 0")
-	if b := a.enter(cmdEnter("b", 2, rank(1))); b.identity.Rank != 1 {
-		t.Errorf("it has rank %d", b.identity.Rank)
+	if b := a.enter(cmdEnter("b", 2, rank(1))); b.Identity.Rank != 1 {
+		t.Errorf("it has rank %d", b.Identity.Rank)
 	}
 }
 
@@ -242,13 +242,13 @@ func TestGatheringWaitsForAll(t *testing.T) {
 	gather := func(q *rowraftv1.EnterRequest) { q.Gather = true }
 	first := a.enter(cmdEnter("a", 1, gather))
 	a.wantJob(running, 0, 0)
-	a.ok(cmdLeaveJob(first.identity, lost))
+	a.ok(cmdLeaveJob(first.Identity, lost))
 	a.wantJob(jobFailed, 0)
 	a.enter(cmdEnter("a", 2, gather))
-	if e := a.enter(cmdEnter("b", 3, gather)); e.generation != 1 {
-		t.Errorf("with all workers there the generation is %d", e.generation)
+	if e := a.enter(cmdEnter("b", 3, gather)); e.Generation != 1 {
+		t.Errorf("with all workers there the generation is %d", e.Generation)
 	}
-	a.ok(cmdLeaveJob(a.enter(cmdEnter("b", 3, gather)).identity, lost))
+	a.ok(cmdLeaveJob(a.enter(cmdEnter("b", 3, gather)).Identity, lost))
 	a.wantJob(running, 2, 0)
 }
 
@@ -261,9 +261,9 @@ func TestDroppedTablesForgetRuns(t *testing.T) {
 	e := a.enter(cmdEnter("a", 1, nil))
 	a.ok(cmdDrop("ctr.dense", 8))
 	a.wantJob(running, 1, 0)
-	a.ok(cmdLeaveJob(e.identity, stopped))
+	a.ok(cmdLeaveJob(e.Identity, stopped))
 	a.ok(cmdDrop("ctr.embeddings", 7))
-	if r := a.m.runOf("ctr"); r != nil {
+	if r := a.m.RunOf("ctr"); r != nil {
 		t.Errorf("the job is still %v", r)
 	}
 }
@@ -277,18 +277,18 @@ func TestRegistryModel(t *testing.T) {
 		var known []*rowraftv1.JobIdentity
 		instance := byte(0)
 		for range rapid.IntRange(1, 40).Draw(t, "commands") {
-			before := a.m.runOf("ctr")
+			before := a.m.RunOf("ctr")
 			switch rapid.IntRange(0, 5).Draw(t, "what") {
 			case 0, 1, 2:
 				instance++
 				worker := fmt.Sprint("w", rapid.IntRange(0, 4).Draw(t, "worker"))
 				last := a.m.state.lastIncarnation
-				if e, ok := a.do(cmdEnter(worker, instance, nil)).(*entered); ok {
-					if e.identity.GetIncarnation() <= uint64(last) {
-						t.Fatalf("incarnation %d after %d", e.identity.GetIncarnation(), last)
+				if e, ok := a.do(cmdEnter(worker, instance, nil)).(*EnterResult); ok {
+					if e.Identity.GetIncarnation() <= uint64(last) {
+						t.Fatalf("incarnation %d after %d", e.Identity.GetIncarnation(), last)
 					}
-					known = append(known, e.identity)
-				} else if len(trainingRanks(before)) < 2 && !before.GetStopping() {
+					known = append(known, e.Identity)
+				} else if len(TrainingRanks(before)) < 2 && !before.GetStopping() {
 					t.Fatal("a worker was refused although there is a place")
 				}
 			case 3, 4:
@@ -301,25 +301,25 @@ func TestRegistryModel(t *testing.T) {
 					a.ok(cmdStopJob(before.GetRun()))
 				}
 			}
-			r := a.m.runOf("ctr")
-			if len(trainingRanks(r)) > 2 || r.GetGeneration() < before.GetGeneration() && bytes.Equal(r.GetRun(), before.GetRun()) {
+			r := a.m.RunOf("ctr")
+			if len(TrainingRanks(r)) > 2 || r.GetGeneration() < before.GetGeneration() && bytes.Equal(r.GetRun(), before.GetRun()) {
 				t.Fatalf("%v after %v", r, before)
 			}
-			if before != nil && bytes.Equal(r.GetRun(), before.GetRun()) && r.GetGeneration() == before.GetGeneration() && !slices.Equal(trainingRanks(r), trainingRanks(before)) {
-				t.Fatalf("generation %d had %v, and has %v", r.GetGeneration(), trainingRanks(before), trainingRanks(r))
+			if before != nil && bytes.Equal(r.GetRun(), before.GetRun()) && r.GetGeneration() == before.GetGeneration() && !slices.Equal(TrainingRanks(r), TrainingRanks(before)) {
+				t.Fatalf("generation %d had %v, and has %v", r.GetGeneration(), TrainingRanks(before), TrainingRanks(r))
 			}
 			for _, m := range r.GetMembers() {
-				if !training(m) {
+				if !IsTraining(m) {
 					continue
 				}
 				for _, id := range known {
 					newest := bytes.Equal(id.GetRun(), r.GetRun()) && id.GetRank() == m.GetRank() && id.GetIncarnation() == m.GetIncarnation()
-					if err := a.m.isMember(id); id.GetRank() == m.GetRank() && (err == nil) != newest {
+					if err := a.m.CheckMember(id); id.GetRank() == m.GetRank() && (err == nil) != newest {
 						t.Fatalf("%v is a member: %v; the member is %v", id, err, m)
 					}
 				}
 			}
-			b := newMachine(NewView())
+			b := New(NewView())
 			if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || !bytes.Equal(snapshotBytes(t, b), snapshotBytes(t, a.m)) {
 				t.Fatalf("the state does not survive a snapshot: %v", err)
 			}
@@ -337,7 +337,7 @@ func TestGenerationsBeginOnce(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	inShards := func(q *rowraftv1.EnterRequest) { q.InShards = true }
-	one := a.enter(cmdEnter("a", 1, inShards)).identity
+	one := a.enter(cmdEnter("a", 1, inShards)).Identity
 	a.refused(cmdBeginGeneration(one.Run, 2, 5), rowraft.CodePrecondition)
 	a.refused(cmdBeginGeneration(id16(9), 1, 5), rowraft.CodePrecondition)
 	for _, first := range []uint64{5, 7} {
@@ -347,18 +347,18 @@ func TestGenerationsBeginOnce(t *testing.T) {
 	}
 	a.ok(cmdLeaveJob(one, lost))
 	a.refused(cmdBeginGeneration(one.Run, 2, 4), rowraft.CodeInvalidArgument, "begins at step 4")
-	if got := a.m.endedRuns(); len(got) != 0 {
+	if got := a.m.EndedRuns(); len(got) != 0 {
 		t.Errorf("to be forgotten: %x, and it can go on", got)
 	}
-	next := a.enter(cmdEnter("a", 2, func(q *rowraftv1.EnterRequest) { q.InShards, q.Restart = true, true })).identity
-	other := a.enter(cmdEnter("b", 3, inShards)).identity
-	if got := a.m.endedRuns(); len(got) != 1 || !bytes.Equal(got[0], one.Run) {
+	next := a.enter(cmdEnter("a", 2, func(q *rowraftv1.EnterRequest) { q.InShards, q.Restart = true, true })).Identity
+	other := a.enter(cmdEnter("b", 3, inShards)).Identity
+	if got := a.m.EndedRuns(); len(got) != 1 || !bytes.Equal(got[0], one.Run) {
 		t.Errorf("to be forgotten: %x, want %x", got, one.Run)
 	}
 	a.ok(cmdLeaveJob(next, ended))
 	a.ok(cmdLeaveJob(other, ended))
 	a.ok(&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: one.Run}}})
-	if got := a.m.endedRuns(); len(got) != 1 || !bytes.Equal(got[0], next.Run) {
+	if got := a.m.EndedRuns(); len(got) != 1 || !bytes.Equal(got[0], next.Run) {
 		t.Errorf("to be forgotten: %x, want %x", got, next.Run)
 	}
 }
@@ -408,9 +408,9 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newMachine(NewView())
-	if err := b.Restore(bytes.NewReader(over)); err != nil || len(b.endedRuns()) != 1 || !bytes.Equal(b.endedRuns()[0], run) || !bytes.Equal(snapshotBytes(t, b), over) {
-		t.Errorf("ended runs: %x, %v", b.endedRuns(), err)
+	b := New(NewView())
+	if err := b.Restore(bytes.NewReader(over)); err != nil || len(b.EndedRuns()) != 1 || !bytes.Equal(b.EndedRuns()[0], run) || !bytes.Equal(snapshotBytes(t, b), over) {
+		t.Errorf("ended runs: %x, %v", b.EndedRuns(), err)
 	}
 	wantRunOf(t, "dealt.snapshot", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1, Gathering: true,
@@ -449,11 +449,11 @@ func wantRunOf(t *testing.T, name string, want *rowraftv1.MetaRun) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.Restore(bytes.NewReader(snap)); err != nil {
 		t.Fatal(err)
 	}
-	if got := m.runOf("ctr"); !proto.Equal(got, want) {
+	if got := m.RunOf("ctr"); !proto.Equal(got, want) {
 		t.Errorf("read: %v, want %v", got, want)
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, snap) {
@@ -469,10 +469,10 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	plan := func(q *rowraftv1.EnterRequest) {
 		divided(10, 10, 1)(q)
 	}
-	one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
+	one, two := a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity
 	a.ok(cmdLeaveJob(one, lost))
 	p := a.take(two, 1)
-	a.ok(cmdEndPart(two, p.part))
+	a.ok(cmdEndPart(two, p.Part))
 	a.ok(cmdLeaveJob(two, ended))
 	a.wantJob(done, 4)
 	before := a.m.state.runs
@@ -480,14 +480,14 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 		"by its name": plan,
 		"by its rank": func(q *rowraftv1.EnterRequest) { plan(q); q.Worker, q.WantRank = "another", 1 },
 	} {
-		if e := a.enter(cmdEnter("a", 3, change)); !e.done || e.identity != nil {
+		if e := a.enter(cmdEnter("a", 3, change)); !e.Done || e.Identity != nil {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}
 	a.wantJob(done, 4)
-	anew := a.enter(cmdEnter("b", 4, plan)) // who comes a moment after another one has begun it anew takes part
-	if e := a.enter(cmdEnter("a", 5, plan)); e.done || e.began || !bytes.Equal(e.identity.GetRun(), anew.identity.GetRun()) {
-		t.Errorf("in a run that was begun anew it is %+v", e)
+	next := a.enter(cmdEnter("b", 4, plan)) // a worker that enters after another one began the next run takes part
+	if e := a.enter(cmdEnter("a", 5, plan)); e.Done || e.Began || !bytes.Equal(e.Identity.GetRun(), next.Identity.GetRun()) {
+		t.Errorf("in the next run it is %+v", e)
 	}
 	a.m.state.runs = before
 	for name, c := range map[string]*rowraftv1.MetaCommand{
@@ -495,7 +495,7 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 		"another batch":     cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Settings[0].Value = "8" }),
 		"from a checkpoint": cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Checkpoint = "x" }),
 	} {
-		if e := a.enter(c); e.done || !e.began {
+		if e := a.enter(c); e.Done || !e.Began {
 			t.Errorf("%s: %+v", name, e)
 		}
 		a.m.state.runs = before
@@ -503,7 +503,7 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 }
 
 // A call to enter that comes when its process has left, since an earlier try of it has got through,
-// neither makes that process a member again nor begins the job anew.
+// neither makes that process a member again nor begins the job again.
 func TestACallToEnterThatComesTooLateChangesNothing(t *testing.T) {
 	for name, leaves := range map[string]rowraftv1.MemberState{"it ended": ended, "it was lost": lost} {
 		t.Run(name, func(t *testing.T) {
@@ -512,16 +512,16 @@ func TestACallToEnterThatComesTooLateChangesNothing(t *testing.T) {
 			alone := func(q *rowraftv1.EnterRequest) { q.Workers = 1 }
 			call := cmdEnter("a", 1, alone)
 			one := a.enter(call)
-			if again := a.enter(call); !proto.Equal(again.identity, one.identity) {
-				t.Errorf("while it trains the call is answered %v, want %v", again.identity, one.identity)
+			if again := a.enter(call); !proto.Equal(again.Identity, one.Identity) {
+				t.Errorf("while it trains the call is answered %v, want %v", again.Identity, one.Identity)
 			}
-			a.ok(cmdLeaveJob(one.identity, leaves))
-			was := a.m.runOf("ctr")
-			a.refused(call, rowraft.CodeSessionExpired, "comes too late")
-			if now := a.m.runOf("ctr"); !proto.Equal(now, was) {
+			a.ok(cmdLeaveJob(one.Identity, leaves))
+			was := a.m.RunOf("ctr")
+			a.refused(call, rowraft.CodeSessionExpired, "older than the leave")
+			if now := a.m.RunOf("ctr"); !proto.Equal(now, was) {
 				t.Errorf("after the late call the run is %v, was %v", now, was)
 			}
-			if other := a.enter(cmdEnter("a", 2, alone)); len(trainingRanks(a.m.runOf("ctr"))) != 1 || other.identity.GetIncarnation() <= one.identity.GetIncarnation() {
+			if other := a.enter(cmdEnter("a", 2, alone)); len(TrainingRanks(a.m.RunOf("ctr"))) != 1 || other.Identity.GetIncarnation() <= one.Identity.GetIncarnation() {
 				t.Errorf("another process enters as %v", other)
 			}
 		})
@@ -534,25 +534,25 @@ func TestAStoppedJobGathersAgain(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	gathers := func(q *rowraftv1.EnterRequest) { q.Gather = true }
-	one, two := a.enter(cmdEnter("a", 1, gathers)).identity, a.enter(cmdEnter("b", 2, gathers)).identity
+	one, two := a.enter(cmdEnter("a", 1, gathers)).Identity, a.enter(cmdEnter("b", 2, gathers)).Identity
 	a.wantJob(running, 1, 0, 1)
 	a.ok(cmdStopJob(one.GetRun()))
 	a.ok(cmdLeaveJob(one, stopped))
 	a.ok(cmdLeaveJob(two, stopped))
 	a.wantJob(jobStopped, 3)
-	one = a.enter(cmdEnter("a", 3, gathers)).identity
+	one = a.enter(cmdEnter("a", 3, gathers)).Identity
 	a.wantJob(running, 3, 0)
-	if again := newMachine(NewView()); again.Restore(bytes.NewReader(snapshotBytes(t, a.m))) != nil || !again.runOf("ctr").GetGathering() {
+	if again := New(NewView()); again.Restore(bytes.NewReader(snapshotBytes(t, a.m))) != nil || !again.RunOf("ctr").GetGathering() {
 		t.Error("a snapshot does not hold that the job gathers")
 	}
 	a.ok(cmdLeaveJob(one, lost)) // on its way
 	a.wantJob(jobFailed, 3)
 	a.enter(cmdEnter("a", 4, gathers))
-	two = a.enter(cmdEnter("b", 5, gathers)).identity
+	two = a.enter(cmdEnter("b", 5, gathers)).Identity
 	a.wantJob(running, 4, 0, 1)
 	a.ok(cmdLeaveJob(two, ended)) // from here on who comes counts at once
 	a.wantJob(running, 5, 0)
-	one = a.enter(cmdEnter("a", 6, gathers)).identity
+	one = a.enter(cmdEnter("a", 6, gathers)).Identity
 	a.wantJob(running, 6, 0)
 	a.ok(cmdStopJob(one.GetRun()))
 	a.ok(cmdLeaveJob(one, stopped))

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"encoding/binary"
@@ -81,7 +81,7 @@ func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 	return nil
 }
 
-// encodeEntry encodes a command as an entry of the metadata group's log.
-func encodeEntry(version rowraft.FormatVersion, c *rowraftv1.MetaCommand) ([]byte, error) {
+// EncodeEntry encodes a command as an entry of the metadata group's log.
+func EncodeEntry(version rowraft.FormatVersion, c *rowraftv1.MetaCommand) ([]byte, error) {
 	return encodeFrame(entryMagic, version, c)
 }

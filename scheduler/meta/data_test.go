@@ -1,9 +1,7 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
-	"context"
-	"fmt"
 	"slices"
 	"testing"
 
@@ -31,14 +29,14 @@ func divided(examples, part, epochs uint64) func(*rowraftv1.EnterRequest) {
 	}
 }
 
-func (a *applier) take(id *rowraftv1.JobIdentity, take uint64) *taken {
+func (a *applier) take(id *rowraftv1.JobIdentity, take uint64) *TakeResult {
 	a.t.Helper()
 	return a.taken(cmdTake(id, take))
 }
 
-func (a *applier) taken(c *rowraftv1.MetaCommand) *taken {
+func (a *applier) taken(c *rowraftv1.MetaCommand) *TakeResult {
 	a.t.Helper()
-	got, ok := a.do(c).(*taken)
+	got, ok := a.do(c).(*TakeResult)
 	if !ok {
 		a.t.Fatalf("part number %d was refused", c.GetTakePart().GetTake())
 	}
@@ -59,37 +57,37 @@ func (r reading) push(d *rowraftv1.JobData, p *rowraftv1.JobPart, acknowledged, 
 func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	one, two := a.enter(cmdEnter("a", 1, divided(250, 100, 1))).identity, a.enter(cmdEnter("b", 2, divided(250, 100, 1))).identity
+	one, two := a.enter(cmdEnter("a", 1, divided(250, 100, 1))).Identity, a.enter(cmdEnter("b", 2, divided(250, 100, 1))).Identity
 	p := a.take(one, 1)
-	if p.part.GetPart() != 0 || p.from != 0 || p.to != 100 {
-		t.Fatalf("the first part is %v from %d to %d", p.part, p.from, p.to)
+	if p.Part.GetPart() != 0 || p.From != 0 || p.To != 100 {
+		t.Fatalf("the first part is %v from %d to %d", p.Part, p.From, p.To)
 	}
-	if again := a.take(one, 1); again.part.GetPart() != 0 {
-		t.Errorf("asked again it is part %d", again.part.GetPart())
+	if again := a.take(one, 1); again.Part.GetPart() != 0 {
+		t.Errorf("asked again it is part %d", again.Part.GetPart())
 	}
 	a.refused(cmdTake(one, 3), rowraft.CodeInvalidArgument, "part number 3", "has had 1")
 	q, r := a.take(two, 1), a.take(two, 2)
-	if q.part.GetPart() != 1 || r.part.GetPart() != 2 || r.from != 200 || r.to != 250 {
-		t.Fatalf("the next are %v and %v, to %d", q.part, r.part, r.to)
+	if q.Part.GetPart() != 1 || r.Part.GetPart() != 2 || r.From != 200 || r.To != 250 {
+		t.Fatalf("the next are %v and %v, to %d", q.Part, r.Part, r.To)
 	}
-	a.ok(cmdEndPart(two, q.part))
-	a.ok(cmdEndPart(two, q.part)) // its answer was lost
-	a.ok(cmdEndPart(two, r.part))
-	if w := a.take(two, 3); !w.wait || w.done {
+	a.ok(cmdEndPart(two, q.Part))
+	a.ok(cmdEndPart(two, q.Part)) // its answer was lost
+	a.ok(cmdEndPart(two, r.Part))
+	if w := a.take(two, 3); !w.Wait || w.Done {
 		t.Errorf("with one part open it is told %v", w)
 	}
 	a.ok(cmdLeaveJob(one, lost, &rowraftv1.PartReached{Part: 0, Acknowledged: 30, Read: 45}))
 	a.refused(cmdTake(one, 2), rowraft.CodeSessionExpired, "start it again")
-	a.refused(cmdEndPart(one, p.part), rowraft.CodeSessionExpired)
-	if d := a.m.runOf("ctr").GetData(); d.GetAgainKnown() != 15 || d.GetAgainMost() != 70 {
+	a.refused(cmdEndPart(one, p.Part), rowraft.CodeSessionExpired)
+	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 15 || d.GetAgainMost() != 70 {
 		t.Errorf("read again: %d to %d, want 15 to 70", d.GetAgainKnown(), d.GetAgainMost())
 	}
 	back := a.take(two, 3)
-	if back.part.GetPart() != 0 || back.part.GetOffset() != 30 || back.to != 100 {
-		t.Fatalf("what came back is %v", back.part)
+	if back.Part.GetPart() != 0 || back.Part.GetOffset() != 30 || back.To != 100 {
+		t.Fatalf("what came back is %v", back.Part)
 	}
-	a.ok(cmdEndPart(two, back.part))
-	if w := a.take(two, 4); !w.done {
+	a.ok(cmdEndPart(two, back.Part))
+	if w := a.take(two, 4); !w.Done {
 		t.Errorf("at the end it is told %v", w)
 	}
 	a.ok(cmdLeaveJob(two, ended))
@@ -101,23 +99,23 @@ func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 func TestPartsOfTheStoppedGoOn(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	one := a.enter(cmdEnter("a", 1, divided(250, 100, 1))).identity
+	one := a.enter(cmdEnter("a", 1, divided(250, 100, 1))).Identity
 	a.take(one, 1)
 	a.ok(cmdLeaveJob(one, stopped, &rowraftv1.PartReached{Acknowledged: 64, Read: 64, Exact: true}))
 	a.wantJob(jobStopped, 2)
 	next := a.enter(cmdEnter("a", 2, divided(250, 100, 1)))
-	if next.began {
-		t.Fatal("it begins anew")
+	if next.Began {
+		t.Fatal("it begins again")
 	}
-	if p := a.take(next.identity, 1); p.part.GetPart() != 0 || p.part.GetOffset() != 64 {
-		t.Errorf("it goes on at %v", p.part)
+	if p := a.take(next.Identity, 1); p.Part.GetPart() != 0 || p.Part.GetOffset() != 64 {
+		t.Errorf("it goes on at %v", p.Part)
 	}
-	if d := a.m.runOf("ctr").GetData(); d.GetAgainKnown() != 0 || d.GetAgainMost() != 0 {
+	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 0 || d.GetAgainMost() != 0 {
 		t.Errorf("read again: %d to %d", d.GetAgainKnown(), d.GetAgainMost())
 	}
 }
 
-// Whoever dies, and whatever was known of it: each example of each epoch is read to its
+// Each example of each epoch is read to its
 // end at least once, and how many were read again lies within what the run says; where the
 // shards know what was read, it is that.
 func TestEpochsAreCovered(t *testing.T) {
@@ -133,9 +131,9 @@ func TestEpochsAreCovered(t *testing.T) {
 		type worker struct {
 			id    *rowraftv1.JobIdentity
 			had   uint64
-			part  *taken // nil: none
-			at    uint64 // next example of the part
-			acked uint64 // reported
+			part  *TakeResult // nil: none
+			at    uint64      // next example of the part
+			acked uint64      // reported
 		}
 		pushed := make(reading)
 		acked, read := make([][]int, epochs), make([][]int, epochs)
@@ -152,8 +150,8 @@ func TestEpochsAreCovered(t *testing.T) {
 			i := rapid.IntRange(0, 1).Draw(t, "worker")
 			w := workers[i]
 			if inLog && rapid.IntRange(0, 3).Draw(t, "the shards are asked") == 0 {
-				r := a.m.runOf("ctr")
-				settle := cmdSettle(r.GetRun(), settled(r.GetData(), []shardRead{{read: pushed}})...)
+				r := a.m.RunOf("ctr")
+				settle := cmdSettle(r.GetRun(), SettledParts(r.GetData(), []ShardPositions{{Read: pushed}})...)
 				a.ok(settle)
 				if rapid.Bool().Draw(t, "twice") {
 					a.ok(settle)
@@ -163,40 +161,40 @@ func TestEpochsAreCovered(t *testing.T) {
 			case w == nil:
 				instance++
 				e := a.enter(cmdEnter([]string{"a", "b"}[i], instance, plan))
-				workers[i] = &worker{id: e.identity}
+				workers[i] = &worker{id: e.Identity}
 			case dies:
 				var reached []*rowraftv1.PartReached
 				if w.part != nil && rapid.Bool().Draw(t, "known") {
 					back := rapid.Uint64Range(0, w.at-w.acked).Draw(t, "unreported")
-					reached = append(reached, &rowraftv1.PartReached{Epoch: w.part.part.GetEpoch(), Part: w.part.part.GetPart(), Acknowledged: w.acked, Read: w.at - back})
+					reached = append(reached, &rowraftv1.PartReached{Epoch: w.part.Part.GetEpoch(), Part: w.part.Part.GetPart(), Acknowledged: w.acked, Read: w.at - back})
 				}
 				if rapid.Bool().Draw(t, "followed at once") { // by a process of its name
 					instance++
-					workers[i] = &worker{id: a.enter(cmdEnter([]string{"a", "b"}[i], instance, plan)).identity}
+					workers[i] = &worker{id: a.enter(cmdEnter([]string{"a", "b"}[i], instance, plan)).Identity}
 				} else {
 					a.ok(cmdLeaveJob(w.id, lost, reached...))
 					workers[i] = nil
 				}
 			case w.part == nil:
 				got := a.take(w.id, w.had+1)
-				if over = got.done; !got.done && !got.wait {
+				if over = got.Done; !got.Done && !got.Wait {
 					w.had++
-					at := got.part.GetOffset()
+					at := got.Part.GetOffset()
 					w.part, w.at, w.acked = got, at, at
 				}
-			case w.part.from+w.at == w.part.to:
-				for x := w.part.from + w.acked; x < w.part.to; x++ {
-					acked[w.part.part.GetEpoch()][x]++
+			case w.part.From+w.at == w.part.To:
+				for x := w.part.From + w.acked; x < w.part.To; x++ {
+					acked[w.part.Part.GetEpoch()][x]++
 				}
-				a.ok(cmdEndPart(w.id, w.part.part))
+				a.ok(cmdEndPart(w.id, w.part.Part))
 				w.part = nil
 			default:
-				read[w.part.part.GetEpoch()][w.part.from+w.at]++
+				read[w.part.Part.GetEpoch()][w.part.From+w.at]++
 				w.at++
-				pushed.push(a.m.runOf("ctr").GetData(), w.part.part, w.acked, w.at)
+				pushed.push(a.m.RunOf("ctr").GetData(), w.part.Part, w.acked, w.at)
 				if rapid.Bool().Draw(t, "acknowledged") {
-					for x := w.part.from + w.acked; x < w.part.from+w.at; x++ {
-						acked[w.part.part.GetEpoch()][x]++
+					for x := w.part.From + w.acked; x < w.part.From+w.at; x++ {
+						acked[w.part.Part.GetEpoch()][x]++
 					}
 					w.acked = w.at
 				}
@@ -211,7 +209,7 @@ func TestEpochsAreCovered(t *testing.T) {
 				again += uint64(read[e][x] - 1)
 			}
 		}
-		if d := a.m.runOf("ctr").GetData(); again < d.GetAgainKnown() || again > d.GetAgainMost() {
+		if d := a.m.RunOf("ctr").GetData(); again < d.GetAgainKnown() || again > d.GetAgainMost() {
 			t.Fatalf("%d examples were read again, the run says %d to %d", again, d.GetAgainKnown(), d.GetAgainMost())
 		} else if inLog && d.GetAgainKnown() != d.GetAgainMost() {
 			t.Fatalf("%d examples were read again, the run says %d to %d, and the shards knew", again, d.GetAgainKnown(), d.GetAgainMost())
@@ -230,18 +228,18 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 	}
 	pushed := make(reading)
 	settle := func() {
-		r := a.m.runOf("ctr")
-		a.ok(cmdSettle(r.GetRun(), settled(r.GetData(), []shardRead{{read: pushed}})...))
+		r := a.m.RunOf("ctr")
+		a.ok(cmdSettle(r.GetRun(), SettledParts(r.GetData(), []ShardPositions{{Read: pushed}})...))
 	}
-	one := a.enter(cmdEnter("a", 1, plan)).identity
+	one := a.enter(cmdEnter("a", 1, plan)).Identity
 	first := a.take(one, 1)
-	data := func() *rowraftv1.JobData { return a.m.runOf("ctr").GetData() }
-	pushed.push(data(), first.part, 16, 24)
+	data := func() *rowraftv1.JobData { return a.m.RunOf("ctr").GetData() }
+	pushed.push(data(), first.Part, 16, 24)
 	a.ok(cmdLeaveJob(one, lost))
 	settle()
-	two := a.enter(cmdEnter("a", 2, plan)).identity
-	if p := a.take(two, 1); p.part.GetOffset() != 16 {
-		t.Fatalf("the second reader begins at %v", p.part)
+	two := a.enter(cmdEnter("a", 2, plan)).Identity
+	if p := a.take(two, 1); p.Part.GetOffset() != 16 {
+		t.Fatalf("the second reader begins at %v", p.Part)
 	}
 	a.ok(cmdLeaveJob(two, lost))
 	settle()
@@ -249,22 +247,22 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 		t.Errorf("read again: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), 8)
 	}
 	// The third one reads what the first has, and dies, too.
-	three := a.enter(cmdEnter("a", 3, plan)).identity
+	three := a.enter(cmdEnter("a", 3, plan)).Identity
 	p := a.take(three, 1)
-	pushed.push(data(), p.part, 16, 24)
+	pushed.push(data(), p.Part, 16, 24)
 	a.ok(cmdLeaveJob(three, lost))
 	settle()
 	if d := data(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
 		t.Errorf("read again by a third one: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), 16)
 	}
-	again := newMachine(NewView())
-	if err := again.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || again.runOf("ctr").GetData().GetOpen()[0].GetReading() != p.part.GetReading() {
-		t.Errorf("a snapshot has reading %v, %v; want %d", again.runOf("ctr").GetData().GetOpen(), err, p.part.GetReading())
+	again := New(NewView())
+	if err := again.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || again.RunOf("ctr").GetData().GetOpen()[0].GetReading() != p.Part.GetReading() {
+		t.Errorf("a snapshot has reading %v, %v; want %d", again.RunOf("ctr").GetData().GetOpen(), err, p.Part.GetReading())
 	}
 }
 
-// Parts that are dealt by rank are read by the same workers whoever asks first; those of
-// a worker that does not train by whoever asks.
+// Parts that are dealt by rank are read by the same workers in any order of requests; those of
+// a worker that does not train by the next worker that asks.
 func TestPartsAreDealtByRank(t *testing.T) {
 	plan := func(q *rowraftv1.EnterRequest) {
 		divided(50, 10, 2)(q)
@@ -273,16 +271,16 @@ func TestPartsAreDealtByRank(t *testing.T) {
 	whose := func(order []int) (had [2][]uint64) {
 		a := newApplier(t)
 		a.do(cmdInit("c"))
-		ids := []*rowraftv1.JobIdentity{a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity}
+		ids := []*rowraftv1.JobIdentity{a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity}
 		for _, i := range order {
 			p := a.take(ids[i], uint64(len(had[i])+1))
-			if p.part == nil {
+			if p.Part == nil {
 				t.Fatalf("%v: worker %d is told %+v", order, i, p)
 			}
-			had[i] = append(had[i], 10*p.part.GetEpoch()+p.part.GetPart())
-			a.ok(cmdEndPart(ids[i], p.part))
+			had[i] = append(had[i], 10*p.Part.GetEpoch()+p.Part.GetPart())
+			a.ok(cmdEndPart(ids[i], p.Part))
 		}
-		if last := a.take(ids[1], 6); !last.done {
+		if last := a.take(ids[1], 6); !last.Done {
 			t.Errorf("%v: at the end it is told %+v", order, last)
 		}
 		return had
@@ -296,17 +294,17 @@ func TestPartsAreDealtByRank(t *testing.T) {
 
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
-	if p := a.take(two, 1); p.part.GetPart() != 1 {
-		t.Fatalf("rank 1 has %v", p.part)
+	one, two := a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity
+	if p := a.take(two, 1); p.Part.GetPart() != 1 {
+		t.Fatalf("rank 1 has %v", p.Part)
 	}
 	a.ok(cmdLeaveJob(one, lost))
-	if p := a.take(two, 2); p.part.GetPart() != 0 {
-		t.Errorf("without rank 0, rank 1 has %v", p.part)
+	if p := a.take(two, 2); p.Part.GetPart() != 0 {
+		t.Errorf("without rank 0, rank 1 has %v", p.Part)
 	}
 }
 
-// What a worker that is gone has read is given to nobody before the shards were asked, and
+// What a worker that is gone has read is given to no worker before the shards were asked, and
 // it is read from where they say.
 func TestPartsAreSettledFirst(t *testing.T) {
 	a := newApplier(t)
@@ -315,28 +313,28 @@ func TestPartsAreSettledFirst(t *testing.T) {
 		divided(100, 100, 1)(q)
 		q.Data.InLog = true
 	}
-	one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
+	one, two := a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity
 	a.take(one, 1)
 	a.ok(cmdLeaveJob(one, lost, &rowraftv1.PartReached{Acknowledged: 20, Read: 30}))
-	if w := a.take(two, 1); !w.wait {
+	if w := a.take(two, 1); !w.Wait {
 		t.Fatalf("before it is settled it is told %+v", w)
 	}
 	at := &rowraftv1.PartSettled{Incarnation: one.GetIncarnation() + 100, Acknowledged: 90, Applied: 90}
-	a.ok(cmdSettle(one.GetRun(), at)) // of somebody else
-	if w := a.take(two, 1); !w.wait {
+	a.ok(cmdSettle(one.GetRun(), at)) // of another run
+	if w := a.take(two, 1); !w.Wait {
 		t.Fatalf("with another one settled it is told %+v", w)
 	}
 	at.Incarnation, at.Acknowledged, at.Applied = one.GetIncarnation(), 48, 64
 	a.ok(cmdSettle(one.GetRun(), at))
-	if p := a.take(two, 1); p.part.GetOffset() != 48 {
-		t.Errorf("it goes on at %v, want 48", p.part)
+	if p := a.take(two, 1); p.Part.GetOffset() != 48 {
+		t.Errorf("it goes on at %v, want 48", p.Part)
 	}
-	if d := a.m.runOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
+	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
 		t.Errorf("read again: %d to %d, want 16", d.GetAgainKnown(), d.GetAgainMost())
 	}
 	a.ok(cmdLeaveJob(two, lost))
 	a.ok(cmdSettle(two.GetRun(), &rowraftv1.PartSettled{Incarnation: two.GetIncarnation(), Unknown: true}))
-	if d := a.m.runOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16+52 {
+	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16+52 {
 		t.Errorf("read again: %d to %d, want 16 to 68", d.GetAgainKnown(), d.GetAgainMost())
 	}
 }
@@ -345,66 +343,27 @@ func TestPartsAreSettledFirst(t *testing.T) {
 // as applied, and what one shard may have forgotten is not known.
 func TestABatchThatOneShardHasCountsAsRead(t *testing.T) {
 	d := &rowraftv1.JobData{Examples: 100, PartExamples: 100, Open: []*rowraftv1.JobPart{{Unsettled: 7, Reading: 2}}}
-	at := func(acknowledged, applied uint64) shardRead {
-		s := shardRead{read: make(reading)}
-		reading(s.read).push(d, d.Open[0], acknowledged, applied)
+	at := func(acknowledged, applied uint64) ShardPositions {
+		s := ShardPositions{Read: make(reading)}
+		reading(s.Read).push(d, d.Open[0], acknowledged, applied)
 		return s
 	}
-	none, forgot := shardRead{}, shardRead{full: true}
+	none, forgot := ShardPositions{}, ShardPositions{Full: true}
 	for name, tc := range map[string]struct {
-		shards                []shardRead
+		shards                []ShardPositions
 		acknowledged, applied uint64
 		unknown               bool
 	}{
-		"all shards have it":              {[]shardRead{at(8, 16), at(8, 16)}, 8, 16, false},
-		"one shard alone has it":          {[]shardRead{at(8, 16), at(16, 24), at(8, 16)}, 16, 24, false},
-		"none has heard of the part":      {[]shardRead{none, none}, 0, 0, false},
-		"one has no rows of it":           {[]shardRead{none, at(0, 8)}, 0, 8, false},
-		"one may have forgotten the part": {[]shardRead{at(8, 16), forgot}, 8, 16, true},
+		"all shards have it":              {[]ShardPositions{at(8, 16), at(8, 16)}, 8, 16, false},
+		"one shard alone has it":          {[]ShardPositions{at(8, 16), at(16, 24), at(8, 16)}, 16, 24, false},
+		"none has heard of the part":      {[]ShardPositions{none, none}, 0, 0, false},
+		"one has no rows of it":           {[]ShardPositions{none, at(0, 8)}, 0, 8, false},
+		"one may have forgotten the part": {[]ShardPositions{at(8, 16), forgot}, 8, 16, true},
 	} {
-		got := settled(d, tc.shards)
+		got := SettledParts(d, tc.shards)
 		if len(got) != 1 || got[0].GetAcknowledged() != tc.acknowledged || got[0].GetApplied() != tc.applied || got[0].GetUnknown() != tc.unknown {
 			t.Errorf("%s: %v", name, got)
 		}
-	}
-}
-
-// Before the shards are asked how far the workers were that have gone, they refuse what these
-// still push, also when nobody trains in the run any more.
-func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
-	s, _, _ := served(t)
-	var calls []string
-	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
-	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
-		calls = append(calls, fmt.Sprintf("generation %d of %d", r.GetGeneration(), len(trainingRanks(r))))
-		return 1, refuse
-	}
-	s.generations.positions = func(context.Context, []byte) ([]shardRead, error) {
-		calls = append(calls, "positions")
-		return []shardRead{{}}, nil
-	}
-	s.generations.rest = func(context.Context, *rowraftv1.MetaRun) error {
-		calls = append(calls, "rest")
-		return nil
-	}
-	e, err := proposeFor[*entered](t.Context(), s, cmdEnter("w", 1, func(q *rowraftv1.EnterRequest) {
-		divided(100, 100, 1)(q)
-		q.InShards, q.Workers, q.Data.InLog = true, 1, true
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, cmd := range []*rowraftv1.MetaCommand{cmdTake(e.identity, 1), cmdLeaveJob(e.identity, lost)} {
-		if _, err := s.propose(t.Context(), cmd); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.keepJobs(t.Context())
-	refuse = nil
-	s.keepJobs(t.Context())
-	want := []string{"generation 2 of 0", "generation 2 of 0", "positions", "rest"}
-	if !slices.Equal(calls, want) {
-		t.Errorf("the shards were told and asked %q, want %q", calls, want)
 	}
 }
 
@@ -430,13 +389,13 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				divided(500, 100, 1)(q)
 				q.Data.InLog = tc.inLog
 			}
-			one, two := a.enter(cmdEnter("a", 1, plan)).identity, a.enter(cmdEnter("b", 2, plan)).identity
+			one, two := a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity
 			var had []*rowraftv1.JobPart
 			for take := range uint64(3) { // it reads the first
-				had = append(had, a.taken(cmdTake(one, take+1)).part)
+				had = append(had, a.taken(cmdTake(one, take+1)).Part)
 			}
-			meanwhile := []*rowraftv1.JobPart{a.taken(cmdTake(two, 1)).part, a.taken(cmdTake(two, 2)).part}
-			data := func() *rowraftv1.JobData { return a.m.runOf("ctr").GetData() }
+			meanwhile := []*rowraftv1.JobPart{a.taken(cmdTake(two, 1)).Part, a.taken(cmdTake(two, 2)).Part}
+			data := func() *rowraftv1.JobData { return a.m.RunOf("ctr").GetData() }
 			trained, pushed := []uint64{100, 100, 50}, make(reading)
 			for i, p := range had {
 				pushed.push(data(), p, []uint64{100, 100, 48}[i], trained[i])
@@ -448,24 +407,24 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				a.ok(cmdEndPart(two, p))
 			}
 			if tc.inLog {
-				if w := a.taken(cmdTake(two, 3)); !w.wait {
+				if w := a.taken(cmdTake(two, 3)); !w.Wait {
 					t.Errorf("before the shards are asked the other one is told %v", w)
 				}
-				a.ok(cmdSettle(one.GetRun(), settled(data(), []shardRead{{read: pushed}})...))
+				a.ok(cmdSettle(one.GetRun(), SettledParts(data(), []ShardPositions{{Read: pushed}})...))
 			}
 			again := uint64(0)
 			for i, want := range tc.want {
 				p := a.taken(cmdTake(two, uint64(i)+3))
-				if p.part.GetPart() != uint64(i) || p.part.GetOffset() != want {
-					t.Fatalf("the other one goes on at %v, want part %d from %d", p.part, i, want)
+				if p.Part.GetPart() != uint64(i) || p.Part.GetOffset() != want {
+					t.Fatalf("the other one goes on at %v, want part %d from %d", p.Part, i, want)
 				}
-				again += trained[i] - min(trained[i], p.part.GetOffset())
-				a.ok(cmdEndPart(two, p.part))
+				again += trained[i] - min(trained[i], p.Part.GetOffset())
+				a.ok(cmdEndPart(two, p.Part))
 			}
 			if d := data(); d.GetAgainKnown() != tc.known || d.GetAgainMost() != tc.most || again < tc.known || again > tc.most {
 				t.Errorf("%d examples are read again, the run says %d to %d, want %d to %d", again, d.GetAgainKnown(), d.GetAgainMost(), tc.known, tc.most)
 			}
-			if w := a.taken(cmdTake(two, 6)); !w.done {
+			if w := a.taken(cmdTake(two, 6)); !w.Done {
 				t.Errorf("at the end it is told %v", w)
 			}
 		})
@@ -478,7 +437,7 @@ func TestTheLastPartsAreNotTakenAhead(t *testing.T) {
 	for _, tc := range []struct {
 		epoch, epochs uint64
 		byRank        bool
-		open          int // parts that somebody left
+		open          int // parts whose reader left
 		ahead         uint32
 		want          bool
 	}{
@@ -499,9 +458,9 @@ func TestTheLastPartsAreNotTakenAhead(t *testing.T) {
 		for part := range uint64(tc.open) {
 			r.Data.Open = append(r.Data.Open, &rowraftv1.JobPart{Part: part})
 		}
-		m := &machine{state: &state{}}
+		m := &Machine{state: &state{}}
 		m.state.putRun(r)
-		if got := m.mustWait(&rowraftv1.NextPartRequest{Identity: id, Take: 1, Ahead: tc.ahead}); got != tc.want {
+		if got := m.MustWait(&rowraftv1.NextPartRequest{Identity: id, Take: 1, Ahead: tc.ahead}); got != tc.want {
 			t.Errorf("%+v: must wait %v", tc, got)
 		}
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -24,7 +24,7 @@ func cmdStart(shard uint32, from, to, replica string, version rowraft.MapVersion
 	}}}
 }
 
-func cmdAdvance(id uint64, from, to phase) *rowraftv1.MetaCommand {
+func cmdAdvance(id uint64, from, to Phase) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{AdvanceMove: &rowraftv1.MetaAdvanceMove{MoveId: id, From: from, To: to}}}
 }
 
@@ -58,8 +58,8 @@ func TestAMoveChangesTheMapPhaseByPhase(t *testing.T) {
 	a := fourNodes(t)
 	slots := a.m.view.Map().SlotsVersion
 	before := a.m.view.Map()
-	started, ok := a.do(cmdStart(0, "a", "d", "new", before.Version)).(move)
-	if !ok || started.id != 1 || started.phase != phaseLearn {
+	started, ok := a.do(cmdStart(0, "a", "d", "new", before.Version)).(Move)
+	if !ok || started.ID != 1 || started.Phase != PhaseLearn {
 		t.Fatalf("started %+v", started)
 	}
 	want := func(replicas, learners string, removed int, changes uint64) {
@@ -71,17 +71,17 @@ func TestAMoveChangesTheMapPhaseByPhase(t *testing.T) {
 	}
 	want("abc", "d", 0, 0)
 	for _, step := range []struct {
-		from, to           phase
+		from, to           Phase
 		replicas, learners string
 		removed            int
 		changes            uint64
 	}{
-		{phaseLearn, phasePromote, "abc", "d", 0, 0},
-		{phasePromote, phaseRemove, "adbc", "", 0, 1},
-		{phaseRemove, phaseDone, "dbc", "", 1, 2},
+		{PhaseLearn, PhasePromote, "abc", "d", 0, 0},
+		{PhasePromote, PhaseRemove, "adbc", "", 0, 1},
+		{PhaseRemove, PhaseDone, "dbc", "", 1, 2},
 	} {
 		for range 2 { // again changes nothing
-			if m, ok := a.do(cmdAdvance(1, step.from, step.to)).(move); !ok || m.phase != step.to {
+			if m, ok := a.do(cmdAdvance(1, step.from, step.to)).(Move); !ok || m.Phase != step.to {
 				t.Fatalf("to %v: %+v", step.to, m)
 			}
 			want(step.replicas, step.learners, step.removed, step.changes)
@@ -99,20 +99,20 @@ func TestAMoveChangesTheMapPhaseByPhase(t *testing.T) {
 	}
 	a.do(cmdForget(0, string(after.Shards[0].Removed[0].ID)))
 	want("dbc", "", 0, 2)
-	if running, finished := a.m.moves(); len(running) != 0 || len(finished) != 1 {
+	if running, finished := a.m.Moves(); len(running) != 0 || len(finished) != 1 {
 		t.Errorf("running %v, finished %v", running, finished)
 	}
 }
 
 func TestAMoveIsCancelled(t *testing.T) {
-	for _, last := range []phase{phaseLearn, phasePromote} {
+	for _, last := range []Phase{PhaseLearn, PhasePromote} {
 		a := fourNodes(t)
 		a.do(cmdStart(0, "a", "d", "new", a.m.view.Map().Version))
-		if last == phasePromote {
-			a.do(cmdAdvance(1, phaseLearn, phasePromote))
+		if last == PhasePromote {
+			a.do(cmdAdvance(1, PhaseLearn, PhasePromote))
 		}
-		a.do(cmdAdvance(1, last, phaseCancel))
-		if m := a.do(cmdAdvance(1, phaseCancel, phaseCancelled)).(move); m.phase != phaseCancelled {
+		a.do(cmdAdvance(1, last, PhaseCancel))
+		if m := a.do(cmdAdvance(1, PhaseCancel, PhaseCancelled)).(Move); m.Phase != PhaseCancelled {
 			t.Fatalf("%+v", m)
 		}
 		sh := a.shard(0)
@@ -134,15 +134,15 @@ func TestMovesAreRefused(t *testing.T) {
 	a.do(cmdStart(0, "a", "d", "new", v))
 	v++
 	a.refused(cmdStart(0, "b", "d", "newer", v), rowraft.CodeAlreadyExists, "moving to d already")
-	a.refused(cmdAdvance(1, phaseLearn, phaseRemove), rowraft.CodePrecondition, "cannot go")
-	a.refused(cmdAdvance(1, phasePromote, phaseRemove), rowraft.CodePrecondition, "phase learn")
-	a.refused(cmdAdvance(2, phaseLearn, phasePromote), rowraft.CodePrecondition, "not running")
+	a.refused(cmdAdvance(1, PhaseLearn, PhaseRemove), rowraft.CodePrecondition, "cannot go")
+	a.refused(cmdAdvance(1, PhasePromote, PhaseRemove), rowraft.CodePrecondition, "phase learn")
+	a.refused(cmdAdvance(2, PhaseLearn, PhasePromote), rowraft.CodePrecondition, "not running")
 	a.do(cmdStart(1, "b", "a", "other", v)) // of another shard
-	a.do(cmdAdvance(1, phaseLearn, phasePromote))
-	a.do(cmdAdvance(1, phasePromote, phaseRemove))
-	a.refused(cmdAdvance(1, phaseRemove, phaseCancel), rowraft.CodePrecondition, "cannot go")
-	a.do(cmdAdvance(1, phaseRemove, phaseDone))
-	a.refused(cmdAdvance(1, phaseRemove, phaseCancelled), rowraft.CodePrecondition, "not running")
+	a.do(cmdAdvance(1, PhaseLearn, PhasePromote))
+	a.do(cmdAdvance(1, PhasePromote, PhaseRemove))
+	a.refused(cmdAdvance(1, PhaseRemove, PhaseCancel), rowraft.CodePrecondition, "cannot go")
+	a.do(cmdAdvance(1, PhaseRemove, PhaseDone))
+	a.refused(cmdAdvance(1, PhaseRemove, PhaseCancelled), rowraft.CodePrecondition, "not running")
 	a.refused(cmdForget(7, "x"), rowraft.CodeInvalidArgument)
 }
 
@@ -152,7 +152,7 @@ func TestMovesKeepTheShardsWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := fourNodes(t)
 		nodes := []string{"a", "b", "c", "d", "z"}
-		phases := []phase{phaseLearn, phasePromote, phaseRemove, phaseCancel, phaseDone, phaseCancelled}
+		phases := []Phase{PhaseLearn, PhasePromote, PhaseRemove, PhaseCancel, PhaseDone, PhaseCancelled}
 		born := 0
 		seen := make(map[rowraft.ReplicaID]bool) // that left
 		for range 60 {
@@ -166,12 +166,12 @@ func TestMovesKeepTheShardsWhole(t *testing.T) {
 					a.do(cmdForget(uint32(sh.ID), string(sh.Removed[0].ID)))
 				}
 			default:
-				running, _ := a.m.moves()
+				running, _ := a.m.Moves()
 				if len(running) == 0 {
 					continue
 				}
 				mv := rapid.SampledFrom(running).Draw(t, "move")
-				a.do(cmdAdvance(mv.id, mv.phase, rapid.SampledFrom(phases).Draw(t, "to phase")))
+				a.do(cmdAdvance(mv.ID, mv.Phase, rapid.SampledFrom(phases).Draw(t, "to phase")))
 			}
 			for _, sh := range a.m.view.Map().Shards {
 				on := make(map[rowraft.NodeID]bool)
@@ -188,7 +188,7 @@ func TestMovesKeepTheShardsWhole(t *testing.T) {
 					t.Fatalf("shard %+v", sh)
 				}
 			}
-			b := newMachine(NewView())
+			b := New(NewView())
 			if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil {
 				t.Fatal(err)
 			}
@@ -202,15 +202,15 @@ func TestMovesKeepTheShardsWhole(t *testing.T) {
 func TestFinishedMovesAreBounded(t *testing.T) {
 	a := fourNodes(t)
 	for i := range maxFinished + 5 {
-		m, ok := a.do(cmdStart(0, "a", "d", fmt.Sprint("new", i), a.m.view.Map().Version)).(move)
+		m, ok := a.do(cmdStart(0, "a", "d", fmt.Sprint("new", i), a.m.view.Map().Version)).(Move)
 		if !ok {
 			t.Fatal("not started")
 		}
-		a.do(cmdAdvance(m.id, phaseLearn, phaseCancel))
-		a.do(cmdAdvance(m.id, phaseCancel, phaseCancelled))
+		a.do(cmdAdvance(m.ID, PhaseLearn, PhaseCancel))
+		a.do(cmdAdvance(m.ID, PhaseCancel, PhaseCancelled))
 	}
-	if _, finished := a.m.moves(); len(finished) != maxFinished || finished[0].id != 6 {
-		t.Errorf("%d finished moves from %d on, want %d from 6 on", len(finished), finished[0].id, maxFinished)
+	if _, finished := a.m.Moves(); len(finished) != maxFinished || finished[0].ID != 6 {
+		t.Errorf("%d finished moves from %d on, want %d from 6 on", len(finished), finished[0].ID, maxFinished)
 	}
 }
 
@@ -233,7 +233,7 @@ func goldenCommand(t *testing.T, name string, want *rowraftv1.MetaCommand) {
 func TestGoldenBytesOfMoves(t *testing.T) {
 	for name, want := range map[string]*rowraftv1.MetaCommand{
 		"start_move":     cmdStart(0, "n-1", "n-3", "r-3", 9),
-		"advance_move":   cmdAdvance(4, phaseLearn, phasePromote),
+		"advance_move":   cmdAdvance(4, PhaseLearn, PhasePromote),
 		"forget_replica": cmdForget(0, "r-4"),
 	} {
 		goldenCommand(t, name, want)
@@ -242,7 +242,7 @@ func TestGoldenBytesOfMoves(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.Restore(bytes.NewReader(raw)); err != nil {
 		t.Fatal(err)
 	}
@@ -255,8 +255,8 @@ func TestGoldenBytesOfMoves(t *testing.T) {
 	if got := m.view.Map().Shards; len(got) != 1 || !reflect.DeepEqual(got[0], wantShard) {
 		t.Errorf("the snapshot's shards are %+v, want %+v", got, wantShard)
 	}
-	running, finished := m.moves()
-	if !slices.Equal(running, []move{{id: 4, from: rep(1), to: rep(3), phase: phaseLearn}}) || !slices.Equal(finished, []move{{id: 3, from: rep(4), to: rep(2), phase: phaseDone}}) || m.state.lastMove != 4 {
+	running, finished := m.Moves()
+	if !slices.Equal(running, []Move{{ID: 4, From: rep(1), To: rep(3), Phase: PhaseLearn}}) || !slices.Equal(finished, []Move{{ID: 3, From: rep(4), To: rep(2), Phase: PhaseDone}}) || m.state.lastMove != 4 {
 		t.Errorf("the snapshot's moves are %+v and %+v", running, finished)
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {
@@ -266,5 +266,5 @@ func TestGoldenBytesOfMoves(t *testing.T) {
 
 // encodeCommand encodes c as an entry of the first version.
 func encodeCommand(c *rowraftv1.MetaCommand) ([]byte, error) {
-	return encodeEntry(wire.FirstVersion, c)
+	return EncodeEntry(wire.FirstVersion, c)
 }

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -42,8 +42,8 @@ func (a *applier) intent(id string) clustermap.Intent {
 
 func (a *applier) moveAll(id uint64) {
 	a.t.Helper()
-	for _, p := range [][2]phase{{phaseLearn, phasePromote}, {phasePromote, phaseRemove}, {phaseRemove, phaseDone}} {
-		if _, ok := a.do(cmdAdvance(id, p[0], p[1])).(move); !ok {
+	for _, p := range [][2]Phase{{PhaseLearn, PhasePromote}, {PhasePromote, PhaseRemove}, {PhaseRemove, PhaseDone}} {
+		if _, ok := a.do(cmdAdvance(id, p[0], p[1])).(Move); !ok {
 			a.t.Fatalf("move %d does not go from %v to %v", id, p[0], p[1])
 		}
 	}
@@ -51,8 +51,8 @@ func (a *applier) moveAll(id uint64) {
 
 func TestAServerIsToldWhatToDo(t *testing.T) {
 	a := fourNodes(t)
-	o, ok := a.do(cmdIntent("a", clustermap.Serve, clustermap.Decommission, opDecommission)).(operation)
-	if !ok || o.id != 1 || o.state != opRunning || a.intent("a") != clustermap.Decommission {
+	o, ok := a.do(cmdIntent("a", clustermap.Serve, clustermap.Decommission, OpDecommission)).(Operation)
+	if !ok || o.ID != 1 || o.State != OpRunning || a.intent("a") != clustermap.Decommission {
 		t.Fatalf("operation %+v, intent %v", o, a.intent("a"))
 	}
 	a.do(cmdNode("a", "", "elsewhere:1")) // it registers again
@@ -61,16 +61,16 @@ func TestAServerIsToldWhatToDo(t *testing.T) {
 	}
 	v := a.m.view.Map().Version
 	a.refused(cmdStart(1, "b", "a", "x", v), rowraft.CodePrecondition, "gets no replicas")
-	a.refused(cmdIntent("a", clustermap.Serve, clustermap.Drain, opDrain), rowraft.CodePrecondition, "decommissioned, not serving")
-	a.refused(cmdIntent("z", clustermap.Serve, clustermap.Drain, opDrain), rowraft.CodeNotFound)
-	a.refused(cmdIntent("a", clustermap.Decommission, 7, opDrain), rowraft.CodeInvalidArgument)
+	a.refused(cmdIntent("a", clustermap.Serve, clustermap.Drain, OpDrain), rowraft.CodePrecondition, "decommissioned, not serving")
+	a.refused(cmdIntent("z", clustermap.Serve, clustermap.Drain, OpDrain), rowraft.CodeNotFound)
+	a.refused(cmdIntent("a", clustermap.Decommission, 7, OpDrain), rowraft.CodeInvalidArgument)
 	a.refused(cmdIntent("a", clustermap.Decommission, clustermap.Serve, 9), rowraft.CodeInvalidArgument)
 	a.refused(cmdRetire("a"), rowraft.CodePrecondition, "a replica of shard 0")
 	a.refused(cmdRetire("b"), rowraft.CodePrecondition, "serving, not decommissioned")
 	a.refused(cmdEndOperation(2), rowraft.CodeInvalidArgument)
 
-	moved, ok := a.do(cmdStart(0, "a", "d", "new", v)).(move)
-	if !ok || moved.id != 2 { // one count
+	moved, ok := a.do(cmdStart(0, "a", "d", "new", v)).(Move)
+	if !ok || moved.ID != 2 { // one count
 		t.Fatalf("move %+v", moved)
 	}
 	a.moveAll(2)
@@ -82,7 +82,7 @@ func TestAServerIsToldWhatToDo(t *testing.T) {
 	if _, known := m.Node("a"); known || len(m.Shards[0].Removed) != 0 || on(m.Shards[0].Replicas) != "dbc" {
 		t.Errorf("after it was retired: %+v", m.Shards[0])
 	}
-	if ops := a.m.operations(); len(ops) != 1 || ops[0].state != opDone {
+	if ops := a.m.Operations(); len(ops) != 1 || ops[0].State != OpDone {
 		t.Errorf("operations %+v", ops)
 	}
 	a.refused(cmdNode("a", "", "a:1"), rowraft.CodeIdentity, "was decommissioned", "empty data directory")
@@ -90,18 +90,18 @@ func TestAServerIsToldWhatToDo(t *testing.T) {
 
 func TestAnOperationIsCancelledByTheNext(t *testing.T) {
 	a := fourNodes(t)
-	a.do(cmdIntent("a", clustermap.Serve, clustermap.Drain, opDrain))
-	a.do(cmdIntent("a", clustermap.Drain, clustermap.Decommission, opDecommission))
+	a.do(cmdIntent("a", clustermap.Serve, clustermap.Drain, OpDrain))
+	a.do(cmdIntent("a", clustermap.Drain, clustermap.Decommission, OpDecommission))
 	a.do(cmdIntent("a", clustermap.Decommission, clustermap.Serve, 0))
-	ops := a.m.operations()
-	if len(ops) != 2 || ops[0].state != opCancelled || ops[1].state != opCancelled || a.intent("a") != clustermap.Serve {
+	ops := a.m.Operations()
+	if len(ops) != 2 || ops[0].State != OpCancelled || ops[1].State != OpCancelled || a.intent("a") != clustermap.Serve {
 		t.Errorf("operations %+v, intent %v", ops, a.intent("a"))
 	}
 	for range maxEnded + 5 {
-		a.do(cmdIntent("b", clustermap.Serve, clustermap.Serve, opReplace))
+		a.do(cmdIntent("b", clustermap.Serve, clustermap.Serve, OpReplace))
 	}
-	if ops := a.m.operations(); len(ops) != maxEnded+1 || ops[maxEnded].state != opRunning || ops[0].id != 7 {
-		t.Errorf("%d operations from %d on, want %d and one that runs, from 7 on", len(ops), ops[0].id, maxEnded)
+	if ops := a.m.Operations(); len(ops) != maxEnded+1 || ops[maxEnded].State != OpRunning || ops[0].ID != 7 {
+		t.Errorf("%d operations from %d on, want %d and one that runs, from 7 on", len(ops), ops[0].ID, maxEnded)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestReplicasAreAddedAndRemoved(t *testing.T) {
 	}
 	a.do(cmdShards(1, "a", "b"))
 	version := func() rowraft.MapVersion { return a.m.view.Map().Version }
-	a.refused(cmdPlace(0, "", "c", "r-c", version(), 0), rowraft.CodeNotFound) // nobody who asks means this
+	a.refused(cmdPlace(0, "", "c", "r-c", version(), 0), rowraft.CodeNotFound) // a user who names no source makes a mistake
 	a.refused(cmdPlace(0, "a", "", "", version(), 0), rowraft.CodeInternal)
 	a.refused(cmdPlace(0, "", "", "", version(), missing), rowraft.CodeInvalidArgument)
 	a.refused(cmdPlace(0, "", "b", "r-b", version(), missing), rowraft.CodeAlreadyExists)
@@ -124,14 +124,14 @@ func TestReplicasAreAddedAndRemoved(t *testing.T) {
 	if sh := a.shard(0); on(sh.Replicas) != "abc" || sh.Changes != 1 || len(sh.Removed) != 0 || len(sh.Learners) != 0 {
 		t.Errorf("after one was added: %+v", sh)
 	}
-	if m, ok := a.do(cmdPlace(0, "b", "", "", version(), fenced)).(move); !ok || m.phase != phaseRemove {
+	if m, ok := a.do(cmdPlace(0, "b", "", "", version(), fenced)).(Move); !ok || m.Phase != PhaseRemove {
 		t.Fatalf("%+v", m)
 	}
-	b := newMachine(NewView())
+	b := New(NewView())
 	if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || !bytes.Equal(stateBytes(t, a.m), stateBytes(t, b)) {
 		t.Errorf("a snapshot does not hold it: %v", err)
 	}
-	a.do(cmdAdvance(2, phaseRemove, phaseDone))
+	a.do(cmdAdvance(2, PhaseRemove, PhaseDone))
 	if sh := a.shard(0); on(sh.Replicas) != "ac" || len(sh.Removed) != 1 || sh.Removed[0].Node != "b" {
 		t.Errorf("after one was removed: %+v", sh)
 	}
@@ -147,7 +147,7 @@ func TestGoldenBytesOfPlacement(t *testing.T) {
 	labelled.GetPutNode().Node.PeerAddr, labelled.GetPutNode().Node.Labels = "p:1", "rack=r1,zone=a"
 	for name, want := range map[string]*rowraftv1.MetaCommand{
 		"put_labels":    labelled,
-		"set_intent":    cmdIntent("n-1", clustermap.Serve, clustermap.Decommission, opDecommission),
+		"set_intent":    cmdIntent("n-1", clustermap.Serve, clustermap.Decommission, OpDecommission),
 		"end_operation": cmdEndOperation(5),
 		"retire_node":   cmdRetire("n-1"),
 		"add_replica":   cmdPlace(0, "", "n-2", "r-2", 9, rowraftv1.MoveReason_MOVE_REASON_MISSING),
@@ -158,7 +158,7 @@ func TestGoldenBytesOfPlacement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.Restore(bytes.NewReader(raw)); err != nil {
 		t.Fatal(err)
 	}
@@ -169,12 +169,12 @@ func TestGoldenBytesOfPlacement(t *testing.T) {
 	if zone := n.Label(clustermap.ZoneLabel); zone != "a" {
 		t.Errorf("zone %q", zone)
 	}
-	want := []operation{{id: 4, kind: opDrain, node: "n-9", name: "nine", state: opCancelled, total: 2}, {id: 5, kind: opDecommission, node: "n-1", state: opRunning, total: 1}}
-	if got := m.operations(); fmt.Sprint(got) != fmt.Sprint(want) {
+	want := []Operation{{ID: 4, Kind: OpDrain, Node: "n-9", name: "nine", State: OpCancelled, total: 2}, {ID: 5, Kind: OpDecommission, Node: "n-1", State: OpRunning, total: 1}}
+	if got := m.Operations(); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("operations %+v, want %+v", got, want)
 	}
-	running, _ := m.moves()
-	if len(running) != 1 || running[0].reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION || len(m.state.retired) != 1 || m.state.retired[0] != "n-0" {
+	running, _ := m.Moves()
+	if len(running) != 1 || running[0].Reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION || len(m.state.retired) != 1 || m.state.retired[0] != "n-0" {
 		t.Errorf("moves %+v, retired %v", running, m.state.retired)
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -21,8 +21,8 @@ const (
 )
 
 // testToken is that of the golden files, changed.
-func testToken(change func(*joinToken)) *joinToken {
-	m := &joinToken{Token: &rowraftv1.JoinToken{
+func testToken(change func(*JoinToken)) *JoinToken {
+	m := &JoinToken{Token: &rowraftv1.JoinToken{
 		Id: testTokenID, Role: "node", Uses: 2, CreatedNs: 1000 * second, ExpiresNs: 4600 * second, ValidNs: uint64(24 * time.Hour), CreatedBy: "admin ann",
 	}, SecretSha256: upTo(0, 32)}
 	if change != nil {
@@ -39,7 +39,7 @@ func upTo(from, to int) (b []byte) {
 	return b
 }
 
-func cmdCreateToken(m *joinToken) *rowraftv1.MetaCommand {
+func cmdCreateToken(m *JoinToken) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}
 }
 
@@ -63,7 +63,7 @@ func TestGoldenTokens(t *testing.T) {
 		}
 		return raw
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.state.init("c-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -82,13 +82,13 @@ func TestGoldenTokens(t *testing.T) {
 			if got := snapshotBytes(t, m); !bytes.Equal(got, golden) {
 				t.Errorf("the snapshot encodes to %x, want %x", got, golden)
 			}
-			again := newMachine(NewView())
+			again := New(NewView())
 			if err := again.Restore(bytes.NewReader(golden)); err != nil || !bytes.Equal(snapshotBytes(t, again), golden) {
 				t.Errorf("the snapshot is read and written otherwise (%v)", err)
 			}
 		}
 	}
-	if left := m.tokens(); len(left) != 0 {
+	if left := m.Tokens(); len(left) != 0 {
 		t.Errorf("after it was deleted there are %v", left)
 	}
 }
@@ -111,54 +111,54 @@ func TestTokensAreUsedSoOften(t *testing.T) {
 	a.do(cmdUseToken("n2", 2, 4599))
 	a.refused(cmdUseToken("n3", 3, 4599), rowraft.CodePrecondition, "is used up")
 	a.do(cmdUseToken("n1", 1, 4599))
-	if used := a.m.tokens()[0].GetToken().GetUsed(); len(used) != 2 || used[0].GetName() != "n1" || used[1].GetName() != "n2" {
+	if used := a.m.Tokens()[0].GetToken().GetUsed(); len(used) != 2 || used[0].GetName() != "n1" || used[1].GetName() != "n2" {
 		t.Errorf("used by %v", used)
 	}
 	// The next one drops it once it has expired, not before.
 	other := func(id string, created uint64) *rowraftv1.MetaCommand {
-		return cmdCreateToken(testToken(func(m *joinToken) {
+		return cmdCreateToken(testToken(func(m *JoinToken) {
 			m.Token.Id, m.Token.CreatedNs, m.Token.ExpiresNs = id, created*second, (created+3600)*second
 		}))
 	}
 	a.do(other("ffffffffffffffff", 4599))
-	if n := len(a.m.tokens()); n != 2 {
+	if n := len(a.m.Tokens()); n != 2 {
 		t.Errorf("%d tokens before the first one has expired", n)
 	}
 	a.do(other("0000000000000000", 4600))
-	if all := a.m.tokens(); len(all) != 2 || all[0].GetToken().GetId() != "0000000000000000" {
+	if all := a.m.Tokens(); len(all) != 2 || all[0].GetToken().GetId() != "0000000000000000" {
 		t.Errorf("after it has expired there are %v", all)
 	}
 
 	named := newApplier(t)
-	named.do(cmdCreateToken(testToken(func(m *joinToken) { m.Token.Name = "n1" })))
+	named.do(cmdCreateToken(testToken(func(m *JoinToken) { m.Token.Name = "n1" })))
 	named.refused(cmdUseToken("n2", 1, 1001), rowraft.CodePrecondition, "is for n1, not for n2")
 	named.do(cmdUseToken("n1", 1, 1001))
 }
 
 func TestWhatNoTokenCanBe(t *testing.T) {
 	a := newApplier(t)
-	for name, change := range map[string]func(*joinToken){
-		"its id":         func(m *joinToken) { m.Token.Id = "0123" },
-		"its hash":       func(m *joinToken) { m.SecretSha256 = upTo(0, 31) },
-		"an admin's":     func(m *joinToken) { m.Token.Role, m.Token.Name = "admin", "ann" },
-		"a king's":       func(m *joinToken) { m.Token.Role, m.Token.Name = "king", "ann" },
-		"any trainer's":  func(m *joinToken) { m.Token.Role, m.Token.Tables = "trainer", []string{"*"} },
-		"no table":       func(m *joinToken) { m.Token.Role, m.Token.Name = "trainer", "tom" },
-		"a node's table": func(m *joinToken) { m.Token.Tables = []string{"*"} },
-		"no use":         func(m *joinToken) { m.Token.Uses = 0 },
-		"too many uses":  func(m *joinToken) { m.Token.Uses = maxTokenUses + 1 },
-		"used before":    func(m *joinToken) { m.Token.Used = []*rowraftv1.JoinUse{{Key: upTo(0, 32)}} },
-		"a second":       func(m *joinToken) { m.Token.ExpiresNs = 1001 * second },
-		"backwards":      func(m *joinToken) { m.Token.ExpiresNs = 999 * second },
-		"a year":         func(m *joinToken) { m.Token.ExpiresNs = 1000*second + uint64(365*24*time.Hour) },
-		"a short life":   func(m *joinToken) { m.Token.ValidNs = uint64(time.Hour) },
-		"a long life":    func(m *joinToken) { m.Token.ValidNs = 1 << 63 },
-		"a long name":    func(m *joinToken) { m.Token.CreatedBy = strings.Repeat("x", 200) },
+	for name, change := range map[string]func(*JoinToken){
+		"its id":         func(m *JoinToken) { m.Token.Id = "0123" },
+		"its hash":       func(m *JoinToken) { m.SecretSha256 = upTo(0, 31) },
+		"an admin's":     func(m *JoinToken) { m.Token.Role, m.Token.Name = "admin", "ann" },
+		"a king's":       func(m *JoinToken) { m.Token.Role, m.Token.Name = "king", "ann" },
+		"any trainer's":  func(m *JoinToken) { m.Token.Role, m.Token.Tables = "trainer", []string{"*"} },
+		"no table":       func(m *JoinToken) { m.Token.Role, m.Token.Name = "trainer", "tom" },
+		"a node's table": func(m *JoinToken) { m.Token.Tables = []string{"*"} },
+		"no use":         func(m *JoinToken) { m.Token.Uses = 0 },
+		"too many uses":  func(m *JoinToken) { m.Token.Uses = maxTokenUses + 1 },
+		"used before":    func(m *JoinToken) { m.Token.Used = []*rowraftv1.JoinUse{{Key: upTo(0, 32)}} },
+		"a second":       func(m *JoinToken) { m.Token.ExpiresNs = 1001 * second },
+		"backwards":      func(m *JoinToken) { m.Token.ExpiresNs = 999 * second },
+		"a year":         func(m *JoinToken) { m.Token.ExpiresNs = 1000*second + uint64(365*24*time.Hour) },
+		"a short life":   func(m *JoinToken) { m.Token.ValidNs = uint64(time.Hour) },
+		"a long life":    func(m *JoinToken) { m.Token.ValidNs = 1 << 63 },
+		"a long name":    func(m *JoinToken) { m.Token.CreatedBy = strings.Repeat("x", 200) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			a.t = t
 			a.refused(cmdCreateToken(testToken(change)), rowraft.CodeInvalidArgument)
-			bad := &rowraftv1.MetaState{Tokens: []*joinToken{testToken(change)}}
+			bad := &rowraftv1.MetaState{Tokens: []*JoinToken{testToken(change)}}
 			if err := new(state).tokensFromProto(bad); (err == nil) != (name == "used before") {
 				t.Errorf("in a snapshot: %v", err)
 			}
@@ -166,18 +166,18 @@ func TestWhatNoTokenCanBe(t *testing.T) {
 	}
 	a.t = t
 	for i := range maxTokens {
-		a.do(cmdCreateToken(testToken(func(m *joinToken) {
+		a.do(cmdCreateToken(testToken(func(m *JoinToken) {
 			m.Token.Id = testTokenID[:14] + string("0123456789abcdef"[i/16]) + string("0123456789abcdef"[i%16])
 		})))
 	}
-	a.refused(cmdCreateToken(testToken(func(m *joinToken) { m.Token.Id = "ffffffffffffffff" })), rowraft.CodeOverloaded)
-	two := &rowraftv1.MetaState{Tokens: []*joinToken{testToken(nil), testToken(nil)}}
+	a.refused(cmdCreateToken(testToken(func(m *JoinToken) { m.Token.Id = "ffffffffffffffff" })), rowraft.CodeOverloaded)
+	two := &rowraftv1.MetaState{Tokens: []*JoinToken{testToken(nil), testToken(nil)}}
 	if err := new(state).tokensFromProto(two); err == nil {
 		t.Error("a snapshot with one token twice is read")
 	}
 	over := testToken(nil)
 	over.Token.Used = []*rowraftv1.JoinUse{{Key: upTo(0, 32)}, {Key: upTo(1, 33)}, {Key: upTo(2, 34)}}
-	if err := new(state).tokensFromProto(&rowraftv1.MetaState{Tokens: []*joinToken{over}}); err == nil {
+	if err := new(state).tokensFromProto(&rowraftv1.MetaState{Tokens: []*JoinToken{over}}); err == nil {
 		t.Error("a snapshot with a token that is used too often is read")
 	}
 }
@@ -187,19 +187,19 @@ func TestTokenSecrets(t *testing.T) {
 	a := newApplier(t)
 	secret := upTo(0, 16)
 	hash := certs.TokenHash(testTokenID, secret)
-	a.do(cmdCreateToken(testToken(func(m *joinToken) { m.SecretSha256 = hash[:] })))
-	if a.m.tokenOf(testTokenID, secret) == nil {
+	a.do(cmdCreateToken(testToken(func(m *JoinToken) { m.SecretSha256 = hash[:] })))
+	if a.m.TokenOf(testTokenID, secret) == nil {
 		t.Error("the right secret is refused")
 	}
 	for name, got := range map[string]*rowraftv1.JoinToken{
-		"another secret": a.m.tokenOf(testTokenID, upTo(1, 17)), "none": a.m.tokenOf(testTokenID, nil), "another id": a.m.tokenOf("ffffffffffffffff", secret), "nothing": a.m.tokenOf("", nil),
+		"another secret": a.m.TokenOf(testTokenID, upTo(1, 17)), "none": a.m.TokenOf(testTokenID, nil), "another id": a.m.TokenOf("ffffffffffffffff", secret), "nothing": a.m.TokenOf("", nil),
 	} {
 		if got != nil {
 			t.Errorf("%s opens %v", name, got)
 		}
 	}
 	// What a member told us does not change under us.
-	before := a.m.tokens()[0]
+	before := a.m.Tokens()[0]
 	copied := proto.CloneOf(before)
 	a.do(cmdUseToken("n1", 1, 1001))
 	if !proto.Equal(before, copied) {

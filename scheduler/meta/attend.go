@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -19,16 +19,17 @@ const (
 	maxOwnerTrained = maxTrained / 4
 )
 
-// trainerID identifies a trainer.
-type trainerID struct {
-	job  string
-	rank uint32
+// TrainerID identifies a trainer.
+type TrainerID struct {
+	Job  string
+	Rank uint32
 }
 
-func (t trainerID) String() string { return fmt.Sprintf("trainer %d of job %s", t.rank, t.job) }
+func (t TrainerID) String() string { return fmt.Sprintf("trainer %d of job %s", t.Rank, t.Job) }
 
-func (t trainerID) compare(o trainerID) int {
-	return cmp.Or(cmp.Compare(t.job, o.job), cmp.Compare(t.rank, o.rank))
+// Compare orders trainers by job, then by rank.
+func (t TrainerID) Compare(o TrainerID) int {
+	return cmp.Or(cmp.Compare(t.Job, o.Job), cmp.Compare(t.Rank, o.Rank))
 }
 
 // attend records that checkpoints need the state of a member. It refuses a member that resumes from a restored
@@ -40,7 +41,7 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 		return err
 	}
 	m := old.GetMembers()[i]
-	id := trainerID{old.GetJob(), m.GetRank()}
+	id := TrainerID{old.GetJob(), m.GetRank()}
 	if n := len(a.GetTables()); n > MaxTables {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s trains %d tables, the limit is %d", id, n, MaxTables)
 	}
@@ -48,8 +49,8 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains on tables of epoch %d, those of the cluster are of %d: a checkpoint was restored; start it again", id, e, s.cluster.Epoch)
 	}
 	for _, table := range a.GetTables() {
-		if !hasTable(s.cluster.Tables, rowraft.TableID(table)) {
-			return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains table %#x, which is not in the cluster any more: it was dropped, or a checkpoint of it was restored; start it again", id, table)
+		if !HasTable(s.cluster.Tables, rowraft.TableID(table)) {
+			return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains table %#x, which was dropped, or replaced by a restore; start it again", id, table)
 		}
 	}
 	if a.GetCheckpoint() != "" && m.GetAttending() != m.GetIncarnation() {
@@ -61,12 +62,12 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 			return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", id, from.GetName())
 		}
 	}
-	if err := s.noteTrained(&rowraftv1.MetaTrained{Job: id.job, Rank: id.rank, Incarnation: m.GetIncarnation(), Owner: ownerOf(old)}, a.GetTables()); err != nil {
+	if err := s.noteTrained(&rowraftv1.MetaTrained{Job: id.Job, Rank: id.Rank, Incarnation: m.GetIncarnation(), Owner: OwnerOf(old)}, a.GetTables()); err != nil {
 		return err
 	}
 	r := proto.CloneOf(old)
 	r.Members[i].Attending, r.Attended = m.GetIncarnation(), true
-	r.Tables = slices.DeleteFunc(append(r.Tables, a.GetTables()...), func(id uint64) bool { return !hasTable(s.cluster.Tables, rowraft.TableID(id)) })
+	r.Tables = slices.DeleteFunc(append(r.Tables, a.GetTables()...), func(id uint64) bool { return !HasTable(s.cluster.Tables, rowraft.TableID(id)) })
 	slices.Sort(r.Tables)
 	r.Tables = slices.Compact(r.Tables)
 	s.putRun(r)
@@ -78,7 +79,7 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 func (s *state) detach(d *rowraftv1.MetaDetach) error {
 	id := d.GetIdentity()
 	old := s.run(id.GetJob())
-	i, found := memberAt(old, id.GetRank())
+	i, found := FindMember(old, id.GetRank())
 	if !found || !bytes.Equal(old.GetRun(), id.GetRun()) || old.GetMembers()[i].GetAttending() != id.GetIncarnation() {
 		return nil
 	}
@@ -105,9 +106,9 @@ func (s *state) detachRuns(replaced func(*rowraftv1.MetaRun) bool) {
 	}
 }
 
-func findTrained(from *rowraftv1.MetaRestored, id trainerID) (int, bool) {
-	return slices.BinarySearchFunc(from.GetTrained(), id, func(t *rowraftv1.MetaTrained, id trainerID) int {
-		return trainerID{t.GetJob(), t.GetRank()}.compare(id)
+func findTrained(from *rowraftv1.MetaRestored, id TrainerID) (int, bool) {
+	return slices.BinarySearchFunc(from.GetTrained(), id, func(t *rowraftv1.MetaTrained, id TrainerID) int {
+		return TrainerID{t.GetJob(), t.GetRank()}.Compare(id)
 	})
 }
 
@@ -121,7 +122,7 @@ func (s *state) noteTrained(t *rowraftv1.MetaTrained, tables []uint64) error {
 			continue
 		}
 		list := slices.Clone(from.GetTrained())
-		at, found := findTrained(from, trainerID{t.GetJob(), t.GetRank()})
+		at, found := findTrained(from, TrainerID{t.GetJob(), t.GetRank()})
 		if !found {
 			added++
 			list = slices.Insert(list, at, nil)
@@ -149,7 +150,7 @@ func (s *state) roomForTrained(t *rowraftv1.MetaTrained, added int) error {
 			}
 		}
 	}
-	id := trainerID{t.GetJob(), t.GetRank()}
+	id := TrainerID{t.GetJob(), t.GetRank()}
 	switch {
 	case all+added > maxTrained:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables, the limit is %d; restore a checkpoint of all tables, which forgets them", id, all, maxTrained)
@@ -179,15 +180,15 @@ func (s *state) comesFrom(a *rowraftv1.MetaAttend) (*rowraftv1.MetaRestored, err
 	return nil, rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one", last.GetDestination(), last.GetName())
 }
 
-// expectedRanks returns the ranks of a run whose trainers a checkpoint waits for: those that attend by the log, also if
+// ExpectedRanks returns the ranks of a run whose trainers a checkpoint waits for: those that attend by the log, also if
 // they have ended their training. If the run is needed, these are all ranks except those that another worker may replace.
 // A checkpoint waits for no trainer of an idle run, in which no worker trains and of which none is connected: its trainers
 // may be dead, and only training workers have leases.
-func expectedRanks(r *rowraftv1.MetaRun, needed, connected bool) (ranks []uint32) {
-	idle := !connected && len(trainingRanks(r)) == 0
+func ExpectedRanks(r *rowraftv1.MetaRun, needed, connected bool) (ranks []uint32) {
+	idle := !connected && len(TrainingRanks(r)) == 0
 	for rank := range r.GetWorkers() {
 		var m *rowraftv1.RunMember
-		if i, found := memberAt(r, rank); found {
+		if i, found := FindMember(r, rank); found {
 			m = r.GetMembers()[i]
 		}
 		if needed && !replaceable(r, m) || m.GetAttending() != 0 && !idle {
@@ -203,11 +204,11 @@ func (s *state) restoredFromProto(p *rowraftv1.MetaState) error {
 	all := 0
 	for _, from := range s.restored {
 		for i, t := range from.GetTrained() {
-			id := trainerID{t.GetJob(), t.GetRank()}
-			if n := len(id.job); n < 1 || n > maxNameLength || id.rank >= MaxWorkers || len(t.GetOwner()) > maxNameLength {
-				return fmt.Errorf("trainer %d of a job whose name has %d bytes", id.rank, n)
+			id := TrainerID{t.GetJob(), t.GetRank()}
+			if n := len(id.Job); n < 1 || n > maxNameLength || id.Rank >= MaxWorkers || len(t.GetOwner()) > maxNameLength {
+				return fmt.Errorf("trainer %d of a job whose name has %d bytes", id.Rank, n)
 			}
-			if last := from.GetTrained()[max(i-1, 0)]; i > 0 && id.compare(trainerID{last.GetJob(), last.GetRank()}) <= 0 {
+			if last := from.GetTrained()[max(i-1, 0)]; i > 0 && id.Compare(TrainerID{last.GetJob(), last.GetRank()}) <= 0 {
 				return fmt.Errorf("trainers are out of order")
 			}
 		}
@@ -219,14 +220,14 @@ func (s *state) restoredFromProto(p *rowraftv1.MetaState) error {
 	return nil
 }
 
-// attends reports whether the state has the member as one whose state checkpoints need.
-func (m *machine) attends(id *rowraftv1.JobIdentity) bool {
-	_, member := m.memberOf(id)
+// Attends reports whether the state has the member as one whose state checkpoints need.
+func (m *Machine) Attends(id *rowraftv1.JobIdentity) bool {
+	_, member := m.MemberOf(id)
 	return member != nil && member.GetAttending() == id.GetIncarnation()
 }
 
-// restored returns the checkpoints that tables come from, the last restore first, and the table epoch.
-func (m *machine) restored() ([]*rowraftv1.MetaRestored, rowraft.TableEpoch) {
+// Sources returns the checkpoints that tables come from, the last restore first, and the table epoch.
+func (m *Machine) Sources() ([]*rowraftv1.MetaRestored, rowraft.TableEpoch) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.restored, m.state.cluster.Epoch

@@ -1,4 +1,4 @@
-package scheduler
+package meta
 
 import (
 	"bytes"
@@ -45,7 +45,7 @@ func goldenTable(t *testing.T, entryFile, snapshotFile string, want rowraft.Sche
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMachine(NewView())
+	m := New(NewView())
 	if err := m.Restore(bytes.NewReader(snap)); err != nil {
 		t.Fatal(err)
 	}

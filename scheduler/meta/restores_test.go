@@ -1,0 +1,267 @@
+package meta
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+func restoreOf(id byte, epoch uint64, shards int, tables ...rowraft.Schema) *rowraftv1.MetaRestore {
+	r := &rowraftv1.MetaRestore{Id: bytes.Repeat([]byte{id}, 16), TableEpoch: epoch}
+	for i := range shards {
+		r.Shards = append(r.Shards, &rowraftv1.MetaRestoreShard{Shard: uint32(i), Digest: make([]byte, 16)})
+	}
+	for _, t := range tables {
+		r.Tables = append(r.Tables, rpc.SchemaToProto(&t))
+	}
+	return r
+}
+
+func restoredTable(id rowraft.TableID, name string) rowraft.Schema {
+	return rowraft.Schema{
+		ID: id, Name: name, Kind: rowraft.Sparse, Dim: 2,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+	}
+}
+
+// withShards is a machine of two shards and one table.
+func withShards(t *testing.T) *Machine {
+	t.Helper()
+	m := New(NewView())
+	old := restoredTable(1, "old")
+	shards := []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "a", Node: "n"}}}, {ID: 1, Replicas: []clustermap.Replica{{ID: "b", Node: "n"}}}}
+	for i, c := range []*rowraftv1.MetaCommand{
+		{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: "c"}}},
+		{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: &rowraftv1.Node{Id: "n", Addr: "a", PeerAddr: "p"}}}},
+		{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{Shards: ShardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(2, rowraft.DefaultSlots))}}},
+		{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&old)}}},
+	} {
+		if err := applyTo(t, m, rowraft.Index(i+1), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m
+}
+
+func applyTo(t *testing.T, m *Machine, index rowraft.Index, c *rowraftv1.MetaCommand) error {
+	t.Helper()
+	entry, err := encodeCommand(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := m.Apply(index, entry)
+	if fatal, ok := result.(*raftstore.FatalError); ok {
+		t.Fatal(fatal)
+	}
+	err, _ = result.(error)
+	return err
+}
+
+func decide(r *rowraftv1.MetaRestore) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: r}}
+}
+
+func end(id byte, closed bool) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: bytes.Repeat([]byte{id}, 16), Closed: closed}}}
+}
+
+func TestADecidedRestoreIsThePlaceOfAllTables(t *testing.T) {
+	m := withShards(t)
+	fresh := restoredTable(7, "fresh")
+	index := rowraft.Index(10)
+	step := func(c *rowraftv1.MetaCommand) error { index++; return applyTo(t, m, index, c) }
+	if err := step(begin(1)); err != nil {
+		t.Fatal(err)
+	}
+	for name, bad := range map[string]*rowraftv1.MetaRestore{
+		"two epochs on":      restoreOf(1, 3, 2, fresh),
+		"the present epoch":  restoreOf(1, 1, 2, fresh),
+		"a shard too few":    restoreOf(1, 2, 1, fresh),
+		"a table twice":      restoreOf(1, 2, 2, fresh, fresh),
+		"a table without id": restoreOf(1, 2, 2, restoredTable(0, "x")),
+	} {
+		if err := step(decide(bad)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+			t.Errorf("%s: %v, want InvalidArgument", name, err)
+		}
+	}
+	if err := step(end(1, false)); err != nil || m.PendingRestore() != nil {
+		t.Errorf("a restore that is not decided: %v", err)
+	}
+	if err := step(begin(1)); err != nil {
+		t.Fatal(err)
+	}
+	good := restoreOf(1, 2, 2, fresh)
+	for range 2 { // a copy changes nothing
+		if err := step(decide(good)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if now := m.view.Map(); now.Epoch != 2 || len(now.Tables) != 1 || now.Tables[0] != fresh {
+		t.Errorf("epoch %d, tables %+v", now.Epoch, now.Tables)
+	}
+	if err := step(decide(restoreOf(2, 3, 2, fresh))); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("another restore meanwhile: %v, want Overloaded", err)
+	}
+	if err := step(end(1, false)); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
+		t.Errorf("may its stages be dropped? %v, want AlreadyExists", err)
+	}
+	// It outlives a restart by snapshot.
+	if r := reloaded(t, m).PendingRestore(); !bytes.Equal(r.GetId(), good.Id) || len(r.GetShards()) != 2 {
+		t.Errorf("after a restart: %v", r)
+	}
+	if err := step(end(9, true)); err != nil || m.PendingRestore() == nil {
+		t.Errorf("the end of another restore ended this one: %v", err)
+	}
+	if err := step(end(1, true)); err != nil || m.PendingRestore() != nil {
+		t.Errorf("it ended: %v, pending %v", err, m.PendingRestore())
+	}
+}
+
+func begin(id byte) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
+}
+
+// TestARestoreThatWasGivenUpIsNeverDecided: its stages may be dropped already.
+func TestARestoreThatWasGivenUpIsNeverDecided(t *testing.T) {
+	fresh := restoredTable(7, "fresh")
+	for name, before := range map[string][]*rowraftv1.MetaCommand{
+		"never begun":      nil,
+		"ended":            {begin(1), end(1, false)},
+		"another one came": {begin(1), begin(2)},
+		"decided, closed":  {begin(1), decide(restoreOf(1, 2, 2, fresh)), end(1, true)},
+	} {
+		m := withShards(t)
+		for i, c := range before {
+			if err := applyTo(t, m, rowraft.Index(10+i), c); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		m = reloaded(t, m)
+		epoch := uint64(m.view.Map().Epoch) + 1
+		if err := applyTo(t, m, 20, decide(restoreOf(1, epoch, 2, fresh))); rowraft.CodeOf(err) != rowraft.CodeLeadershipLost || m.PendingRestore() != nil {
+			t.Errorf("%s: %v, want LeadershipLost", name, err)
+		}
+	}
+	m := withShards(t)
+	for i, c := range []*rowraftv1.MetaCommand{begin(1), end(2, false), end(3, true)} {
+		if err := applyTo(t, m, rowraft.Index(10+i), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m = reloaded(t, m)
+	if err := applyTo(t, m, 20, decide(restoreOf(1, 2, 2, fresh))); err != nil {
+		t.Errorf("begun, and others ended: %v", err)
+	}
+	if err := applyTo(t, m, 21, begin(2)); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		t.Errorf("another begins before this one is closed: %v, want Overloaded", err)
+	}
+	short := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: []byte{1}}}}
+	if err := applyTo(t, withShards(t), 10, short); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		t.Errorf("an id of one byte: %v", err)
+	}
+}
+
+// reloaded is m after a restart by snapshot.
+func reloaded(t *testing.T, m *Machine) *Machine {
+	t.Helper()
+	again := New(NewView())
+	if err := again.Restore(bytes.NewReader(snapshotBytes(t, m))); err != nil {
+		t.Fatal(err)
+	}
+	return again
+}
+
+func TestGoldenBytesOfRestores(t *testing.T) {
+	entry, err := os.ReadFile(filepath.Join("testdata", "begin_restore.entry"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	want := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: id}}}
+	if again, err := encodeCommand(want); err != nil || !bytes.Equal(again, entry) {
+		t.Errorf("begin_restore encodes to %x (%v), want %x", again, err, entry)
+	}
+	m := New(NewView())
+	if err := applyTo(t, m, 12, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: "c-1"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if fatal := m.Apply(12, entry); fatal != nil {
+		t.Fatal(fatal)
+	}
+	golden, err := os.ReadFile(filepath.Join("testdata", "begun.snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := snapshotBytes(t, m); !bytes.Equal(got, golden) {
+		t.Errorf("a restore that is begun encodes to %x, want %x", got, golden)
+	}
+	again := New(NewView())
+	if err := again.Restore(bytes.NewReader(golden)); err != nil || !bytes.Equal(again.state.begun, id) {
+		t.Errorf("the snapshot reads %x, %v", again.state.begun, err)
+	}
+}
+
+// TestARestoreOfOneTableIsItsOwnAffair: other tables, their trainers and their runs stay; those of the
+// table that gives way begin again.
+func TestARestoreOfOneTableIsItsOwnAffair(t *testing.T) {
+	h := &history{t: t, m: withShards(t), index: 10}
+	m, step := h.m, h.step
+	old, b, c := h.enter("old", 0, 1), h.enter("b", 0, 2), h.enter("c", 0, 3)
+	none := rowraft.CodeUnknown
+	other := restoredTable(9, "b.dense")
+	step("a table", &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&other)}}}, none)
+	step("a trainer of the first", cmdAttend(old, "", 0, 1), none)
+	step("a trainer of the other", cmdAttend(b, "", 0, 9), none)
+	step("a trainer of a table that is not", cmdAttend(c, "", 0, 8), rowraft.CodeSessionExpired)
+
+	again := restoredTable(rowraft.TableID(1).RestoredBy(1), "old")
+	step("a restore begins", begin(1), none)
+	for what, bad := range map[string]*rowraftv1.MetaRestore{
+		"the id of the table as it was": restoreOf(1, 1, 2, restoredTable(1, "old")),
+		"of another restore":            restoreOf(1, 1, 2, restoredTable(rowraft.TableID(1).RestoredBy(2), "old")),
+		"no table":                      restoreOf(1, 1, 2),
+	} {
+		step(what, decide(bad), rowraft.CodeInvalidArgument)
+	}
+	r := restoreOf(1, 1, 2, again)
+	r.Source = &rowraftv1.MetaRestored{Id: "A", Destination: "/mnt", Name: "a"}
+	step("it is decided", decide(r), none)
+	if now := m.view.Map(); now.Epoch != 1 || len(now.Tables) != 2 || now.Tables[0] != other || now.Tables[1] != again {
+		t.Errorf("epoch %d, tables %+v", now.Epoch, now.Tables)
+	}
+	step("it is closed", end(1, true), none)
+	if got := m.expected(); len(got) != 1 || got[0].Job != "b" {
+		t.Errorf("%v attend, want the trainer of the other table", got)
+	}
+	step("the trainer of the other comes back", cmdAttend(b, "", 0, 9), none)
+	step("the trainer of the table as it was", cmdAttend(old, "", 0, 1), rowraft.CodeSessionExpired)
+	step("the other did not come from the checkpoint", cmdAttend(h.enter("b", 0, 4), "A", 0, 9), rowraft.CodePrecondition)
+	step("it goes on from the checkpoint", cmdAttend(h.enter("old", 0, 5), "A", 0, uint64(again.ID)), none)
+
+	// A second one, of the other table, from another checkpoint.
+	step("a second restore begins", begin(2), none)
+	second := restoredTable(rowraft.TableID(9).RestoredBy(2), "b.dense")
+	r = restoreOf(2, 1, 2, second)
+	r.Source = &rowraftv1.MetaRestored{Id: "B", Destination: "/mnt", Name: "b"}
+	step("it is decided", decide(r), none)
+	step("it is closed", end(2, true), none)
+	if from, _ := m.Sources(); len(from) != 2 || from[0].GetId() != "B" || from[1].GetId() != "A" {
+		t.Errorf("the tables come from %v, want B and A", from)
+	}
+	step("the other goes on", cmdAttend(h.enter("b", 0, 6), "B", 0, uint64(second.ID)), none)
+	if got := m.remembered(); !slices.Equal(got, []TrainerID{{"b", 0}, {"old", 0}}) {
+		t.Errorf("remembered: %v", got)
+	}
+	step("the first table is dropped", &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: "old", Id: uint64(again.ID)}}}, none)
+	if from, _ := m.Sources(); len(from) != 1 || from[0].GetId() != "B" {
+		t.Errorf("the tables come from %v, want B", from)
+	}
+}

@@ -1,0 +1,51 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
+)
+
+// Before the shards are asked how far the workers were that have gone, they refuse what these
+// still push, also when nobody trains in the run any more.
+func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
+	s, _, _ := served(t)
+	var calls []string
+	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
+	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
+		calls = append(calls, fmt.Sprintf("generation %d of %d", r.GetGeneration(), len(meta.TrainingRanks(r))))
+		return 1, refuse
+	}
+	s.generations.positions = func(context.Context, []byte) ([]meta.ShardPositions, error) {
+		calls = append(calls, "positions")
+		return []meta.ShardPositions{{}}, nil
+	}
+	s.generations.rest = func(context.Context, *rowraftv1.MetaRun) error {
+		calls = append(calls, "rest")
+		return nil
+	}
+	e, err := proposeFor[*meta.EnterResult](t.Context(), s, cmdEnter("w", 1, func(q *rowraftv1.EnterRequest) {
+		divided(100, 100, 1)(q)
+		q.InShards, q.Workers, q.Data.InLog = true, 1, true
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cmd := range []*rowraftv1.MetaCommand{cmdTake(e.Identity, 1), cmdLeaveJob(e.Identity, lost)} {
+		if _, err := s.propose(t.Context(), cmd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.keepJobs(t.Context())
+	refuse = nil
+	s.keepJobs(t.Context())
+	want := []string{"generation 2 of 0", "generation 2 of 0", "positions", "rest"}
+	if !slices.Equal(calls, want) {
+		t.Errorf("the shards were told and asked %q, want %q", calls, want)
+	}
+}
