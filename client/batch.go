@@ -40,6 +40,8 @@ type batch struct {
 	index   rowraft.Index
 	slowest uint64 // for an OpClocked: the clock of the slowest worker of the job
 
+	first *firstTry[rowraftv1.WriteRequest, rowraftv1.WriteReply] // nil: no other batch is sent with it
+
 	// after are the batches that must be acknowledged before this one is sent.
 	after []*batch
 
@@ -63,17 +65,26 @@ const (
 // start gives the batch a number and starts the goroutine that sends it. It waits until the
 // session may give a number (shardSession.take) or ctx ends. If ctx ends first and mayQueue is
 // set, the goroutine takes the number later. It also does that for a batch with batches before it.
-func (c *Client) start(ctx context.Context, b *batch, mayQueue bool) error {
+//
+// A batch that gets its number now is sent together with the others of its push. Before start waits for a
+// number, it lets those be sent.
+func (c *Client) start(ctx context.Context, b *batch, mayQueue bool, together *sharedWrites) error {
 	ss := c.shards.at(b.shard).session.Load()
 	if ss == nil || ss.cluster != b.cluster { // the client has left the cluster
 		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", c.replaced(b.cluster))
 	}
 	if len(b.after) > 0 {
 		ss.queue(b)
-	} else if err := ss.take(ctx, b); err != nil && (err == errClosed || !mayQueue) {
-		return err
-	} else if err != nil {
-		ss.queue(b)
+	} else if !ss.tryTake(b) {
+		together.start()
+		if err := ss.take(ctx, b); err != nil && (err == errClosed || !mayQueue) {
+			return err
+		} else if err != nil {
+			ss.queue(b)
+		}
+	}
+	if !b.queued {
+		b.first = together.add()
 	}
 	err := c.spawn(func() { c.live(ss, b) })
 	switch {
@@ -83,6 +94,9 @@ func (c *Client) start(ctx context.Context, b *batch, mayQueue bool) error {
 	default:
 		ss.answered(b.seq) // it was not sent
 	}
+	if err != nil {
+		b.first.leave()
+	}
 	return err
 }
 
@@ -91,6 +105,7 @@ func (c *Client) start(ctx context.Context, b *batch, mayQueue bool) error {
 func (c *Client) live(ss *shardSession, b *batch) {
 	l := life{c: c, ss: ss, b: b, ctx: c.ctx, cancel: func() {}}
 	defer func() { l.cancel() }()
+	defer b.first.leave()
 	state := sending
 	if b.queued {
 		state = waiting
@@ -158,21 +173,23 @@ func (l *life) wait() batchState {
 	return sending
 }
 
-// send sends the batch to the leader of its shard until an answer is not for shardCall to
+// send sends the batch to the leader of its shard until an answer is not for onLeader to
 // handle (route.Table), and returns the state that this answer leads to (route.Batch).
 func (l *life) send() batchState {
 	c, b := l.c, l.b
 	l.sent = true
 	var index uint64
 	m := c.cluster.Load()
-	maybe, err := c.shardCall(l.ctx, b.cluster, b.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
-		l.tries++
-		var err error
-		index, err = c.sendOnce(ctx, stub, l.ss, b, uint64(m.SlotsVersion))
-		if err != nil && rowraft.CodeOf(err).MaybeApplied() && !sessionEnded(err) {
-			l.risky = true
-		}
-		return c.retryUntilTableKnown(err, b.segments())
+	maybe, err := c.onLeader(l.ctx, b.cluster, b.shard, callKind{}, func(at server) error {
+		defer b.first.leave()
+		return c.try(l.ctx, b.shard, at, func(ctx context.Context, stub stub) (err error) {
+			l.tries++
+			index, err = c.sendOnce(ctx, stub, l.ss, b, uint64(m.SlotsVersion))
+			if err != nil && rowraft.CodeOf(err).MaybeApplied() && !sessionEnded(err) {
+				l.risky = true
+			}
+			return c.retryUntilTableKnown(err, b.segments())
+		})
 	})
 	l.maybe = l.maybe || maybe
 	if l.err = err; err == nil {
@@ -280,12 +297,9 @@ func opName(op wire.Op) string {
 }
 
 // sendOnce is one try on one server.
-func (c *Client) sendOnce(ctx context.Context, stub rowraftv1.TableClient, ss *shardSession, b *batch, slotsVersion uint64) (uint64, error) {
-	if len(b.payload) >= announceMinBytes {
-		ctx = rpc.WithPartSize(ctx, rpc.PartSize{Shard: uint32(b.shard), Bytes: len(b.payload), Delete: b.op == wire.OpDelete})
-	}
+func (c *Client) sendOnce(ctx context.Context, stub stub, ss *shardSession, b *batch, slotsVersion uint64) (uint64, error) {
 	inc, floor := ss.present()
-	reply, err := stub.Write(ctx, &rowraftv1.WriteRequest{
+	reply, err := writes.send(ctx, b.first, stub, &rowraftv1.WriteRequest{
 		MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(b.shard), ClientId: c.opts.ClientID[:],
 		Incarnation: inc, Seq: uint64(b.seq), Floor: floor, Op: rowraftv1.WriteOp(b.op), Payload: b.payload,
 	})

@@ -24,7 +24,9 @@ type fakeServer struct {
 	m    *clustermap.Map
 	news func() *clustermap.Map // returns the current map; nil: m
 
-	issued atomic.Uint64 // incarnations
+	issued atomic.Uint64         // incarnations
+	shared atomic.Int64          // calls with several batches
+	table  rowraftv1.TableServer // serves in place of the fakeServer; nil: none
 	close  func(context.Context, *rowraftv1.CloseSessionRequest) error
 	open   func(context.Context, *rowraftv1.OpenSessionRequest) error
 	push   func(context.Context, *rowraftv1.WriteRequest) error
@@ -85,6 +87,16 @@ func (s *fakeServer) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*r
 	return &rowraftv1.WriteReply{AppliedIndex: 1}, nil
 }
 
+func (s *fakeServer) WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
+	s.shared.Add(1)
+	return rpc.WriteMany(req, stream, s.Write)
+}
+
+func (s *fakeServer) PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+	s.shared.Add(1)
+	return rpc.PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) { return s.Pull(ctx, q) })
+}
+
 func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
 	return s.step(ctx, req)
 }
@@ -138,7 +150,10 @@ func (s *fakeServer) serve(t *testing.T, shards int) {
 	}
 	server := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(server, s)
-	rowraftv1.RegisterTableServer(server, s)
+	if s.table == nil {
+		s.table = s
+	}
+	rowraftv1.RegisterTableServer(server, s.table)
 	if s.jobs != nil {
 		rowraftv1.RegisterJobsServer(server, s.jobs)
 	}

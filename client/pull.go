@@ -63,7 +63,7 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 			return Freshness{}, err
 		}
 		reqs := c.planPull(m, segs)
-		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, &how, &reqs[i]) })
+		err := c.pullShards(ctx, m, &how, reqs)
 		if err == nil {
 			return tellApplied(segs, reqs), nil
 		}
@@ -127,8 +127,26 @@ func each(n int, f func(int) error) error {
 	return nil
 }
 
+// pullShards sends reqs, in one call per server, and returns the first error in the order of reqs.
+func (c *Client) pullShards(ctx context.Context, m *clustermap.Map, how *Read, reqs []request) error {
+	if len(reqs) == 1 {
+		return c.pullShard(ctx, m, how, &reqs[0], nil)
+	}
+	together := sharing[rowraftv1.PullRequest, rowraftv1.PullReply]{c: c, calls: &pulls}
+	first := make([]*firstPull, len(reqs))
+	for i := range first {
+		first[i] = together.add()
+	}
+	together.start()
+	return each(len(reqs), func(i int) error { return c.pullShard(ctx, m, how, &reqs[i], first[i]) })
+}
+
+// firstPull is the first try of a request.
+type firstPull = firstTry[rowraftv1.PullRequest, rowraftv1.PullReply]
+
 // pullShard sends r in the mode of how and copies the reply into the caller's segments.
-func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r *request) error {
+func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r *request, first *firstPull) error {
+	defer first.leave()
 	size, presence := 0, false
 	for i := range r.pieces {
 		size += c.pullSegment(&r.pieces[i]).Size()
@@ -148,7 +166,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 	if how.Mode == Bounded {
 		ask = c.pullAny
 	}
-	reply, tries, err := ask(ctx, m.Cluster, r.shard, req)
+	reply, tries, err := ask(ctx, m.Cluster, r.shard, req, first)
 	if err != nil {
 		return fmt.Errorf("pull from shard %d: %w", r.shard, err)
 	}
@@ -163,11 +181,12 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 }
 
 // pullLeader asks the leader of a shard and returns the number of tries.
-func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
+func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
 	_, err = c.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
-		return c.try(ctx, shard, at, func(ctx context.Context, stub rowraftv1.TableClient) (err error) {
+		defer first.leave()
+		return c.try(ctx, shard, at, func(ctx context.Context, stub stub) (err error) {
 			tries++
-			reply, err = stub.Pull(ctx, req)
+			reply, err = pulls.send(ctx, first, stub, req)
 			return c.retryUntilTableKnown(err, req.Payload)
 		})
 	})

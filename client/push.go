@@ -86,11 +86,17 @@ func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error)
 	if err := c.openSessions(ctx, batches); err != nil {
 		return Ack{}, err
 	}
+	var together *sharedWrites
+	if len(batches) > 1 {
+		together = &sharedWrites{c: c, calls: &writes}
+	}
 	for i, p := range batches {
-		if err := c.start(ctx, p, i > 0); err != nil {
+		if err := c.start(ctx, p, i > 0, together); err != nil {
+			together.start()
 			return Ack{}, c.partial(ctx, batches[:i], err)
 		}
 	}
+	together.start()
 	return c.await(ctx, batches)
 }
 

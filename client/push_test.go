@@ -251,24 +251,22 @@ func TestAResentCreationFindsItsOwnTable(t *testing.T) {
 	}
 }
 
-// A server without room for a large batch refuses it by the size in the header.
+// A server without room for large batches refuses them by the sizes in the header.
 func TestPartsSayTheirSize(t *testing.T) {
 	var said atomic.Int32
-	check := func(ctx context.Context, shard uint32, payload []byte) error {
-		if p, ok := rpc.PartSizeOf(ctx); ok != (len(payload) >= announceMinBytes) || ok && (p.Shard != shard || p.Bytes != len(payload)) {
-			t.Errorf("a part of %d bytes to shard %d says %+v, %v", len(payload), shard, p, ok)
+	check := func(ctx context.Context, req *rowraftv1.WriteRequest) error {
+		announced := rpc.PartSizesOf(ctx)
+		if large := len(req.Payload) >= announceMinBytes; large != (announced != nil) {
+			t.Errorf("a part of %d bytes: %+v is announced", len(req.Payload), announced)
+		}
+		p := rpc.PartSize{Shard: req.Shard, Bytes: len(req.Payload), Delete: req.Op == rowraftv1.WriteOp_WRITE_OP_DELETE}
+		if announced != nil && !slices.Contains(announced, p) {
+			t.Errorf("%+v is sent, %+v is announced", p, announced)
 		}
 		said.Add(1)
 		return nil
 	}
-	s := fakeServer{
-		push: func(ctx context.Context, req *rowraftv1.WriteRequest) error {
-			return check(ctx, req.Shard, req.Payload)
-		},
-		remove: func(ctx context.Context, req *rowraftv1.WriteRequest) error {
-			return check(ctx, req.Shard, req.Payload)
-		},
-	}
+	s := fakeServer{push: check, remove: check}
 	s.serve(t, 2)
 	_, table := s.dial(t, nil)
 	for _, n := range []int{10, 10_000} {

@@ -101,7 +101,7 @@ func (c *Client) reopen(ss *shardSession) (rowraft.Incarnation, error) {
 // two calls: the first returns a ticket, the second opens the session with it.
 func (c *Client) openAs(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, inc rowraft.Incarnation) (_ rowraft.Incarnation, epoch uint64, err error) {
 	for tries := 0; ; tries++ {
-		_, err := c.shardCall(ctx, home, shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+		_, err := c.shardCall(ctx, home, shard, func(ctx context.Context, stub stub) error {
 			q := &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: c.opts.ClientID[:], Incarnation: uint64(inc)}
 			reply, err := stub.OpenSession(ctx, q)
 			if err != nil {

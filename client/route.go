@@ -14,7 +14,7 @@ import (
 )
 
 // attempt is one try of a call on one server.
-type attempt func(context.Context, rowraftv1.TableClient) error
+type attempt func(context.Context, stub) error
 
 // server is where a try goes.
 type server struct {
@@ -183,7 +183,7 @@ func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call
 	if at.forwards() {
 		ctx = rpc.AskForward(ctx)
 	}
-	err = call(ctx, rowraftv1.NewTableClient(conn))
+	err = call(ctx, stub{rowraftv1.NewTableClient(conn), at})
 	if cause := context.Cause(ctx); err != nil && (cause == errSilent || cause == errCut) {
 		return rowraft.Errorf(rowraft.CodeDeadline, "server %s: %w", at.addr, cause)
 	}

@@ -169,20 +169,9 @@ func (c *Client) allSessions() (out []*shardSession) {
 	return append(out, c.session.left...)
 }
 
-// take waits until the session may give a number, and gives p the next one: fewer than
-// maxInFlight batches are without a result, and the number is within window.
+// take waits until the session may give a number, and gives p the next one.
 func (ss *shardSession) take(ctx context.Context, p *batch) error {
-	err := ss.await(ctx, func() bool {
-		if ss.renewal.stalled > 0 || ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
-			return false
-		}
-		ss.numberLocked(p)
-		ss.pending++
-		if p.queued {
-			ss.queued--
-		}
-		return true
-	})
+	err := ss.await(ctx, func() bool { return ss.takeLocked(p) })
 	if err == errClosed {
 		return err
 	}
@@ -190,6 +179,28 @@ func (ss *shardSession) take(ctx context.Context, p *batch) error {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: too many unacknowledged pushes: %w", p.shard, err)
 	}
 	return nil
+}
+
+// tryTake is take that does not wait. It reports whether p has a number.
+func (ss *shardSession) tryTake(p *batch) bool {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	return ss.takeLocked(p)
+}
+
+// takeLocked gives p a number if fewer than maxInFlight batches are without a result and the number is
+// within window.
+// REQUIRES: ss.mu is held.
+func (ss *shardSession) takeLocked(p *batch) bool {
+	if ss.renewal.stalled > 0 || ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
+		return false
+	}
+	ss.numberLocked(p)
+	ss.pending++
+	if p.queued {
+		ss.queued--
+	}
+	return true
 }
 
 // queue counts a batch that gets its number later.

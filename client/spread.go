@@ -110,14 +110,15 @@ func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
 // pullAny asks the replicas of a shard until one replies. It ends early with an error that every replica
 // would return, or when all replicas have been asked and one of them cannot meet the bound. tries is the
 // number of requests sent.
-func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest) (reply *rowraftv1.PullReply, tries int, err error) {
+func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
 	b, retries := route.Backoff{}, c.budget.NewCall(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
 		if err := c.replaced(home); err != nil {
 			return nil, tries, err
 		}
-		round := round{c: c, home: home, shard: shard, req: req}
+		round := round{c: c, home: home, shard: shard, req: req, first: first}
 		reply, err = round.run(ctx)
+		first.leave()
 		tries += round.tries
 		if err == nil {
 			retries.Succeeded()
@@ -146,6 +147,7 @@ type round struct {
 	home  rowraft.ClusterID
 	shard rowraft.ShardID
 	req   *rowraftv1.PullRequest
+	first *firstPull
 
 	left    []rowraft.NodeID // not asked yet
 	asked   []rowraft.NodeID // asked, without an answer yet
@@ -216,7 +218,7 @@ func (r *round) ask(ctx context.Context) {
 	r.asked = append(r.asked, node)
 	answers := r.answers
 	err := r.c.spawn(func() {
-		reply, err := r.c.pullFrom(ctx, node, r.req)
+		reply, err := r.c.pullFrom(ctx, node, r.req, r.first)
 		answers <- tried{node, reply, err}
 	})
 	if err != nil {
@@ -225,7 +227,8 @@ func (r *round) ask(ctx context.Context) {
 }
 
 // pullFrom sends the request to one server.
-func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest, first *firstPull) (*rowraftv1.PullReply, error) {
+	defer first.leave()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
@@ -237,7 +240,8 @@ func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraft
 	if err != nil {
 		return nil, err
 	}
-	reply, err := rowraftv1.NewTableClient(conn).Pull(ctx, req)
+	to := stub{rowraftv1.NewTableClient(conn), server{node: node, addr: addr, leader: node}}
+	reply, err := pulls.send(ctx, first, to, req)
 	if err != nil {
 		return nil, fmt.Errorf("server %s: %w", addr, c.retryUntilTableKnown(err, req.Payload))
 	}

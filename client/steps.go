@@ -245,7 +245,7 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 	if fragment == 0 && !probe {
 		req.Positions = rpc.PositionsToProto(p.read)
 	}
-	_, err = p.j.c.shardCall(ctx, p.j.cluster, p.shard, func(ctx context.Context, stub rowraftv1.TableClient) error {
+	_, err = p.j.c.shardCall(ctx, p.j.cluster, p.shard, func(ctx context.Context, stub stub) error {
 		reply, err := stub.PushStep(ctx, req)
 		outcome, p.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
 		p.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
@@ -338,7 +338,7 @@ func (j *Job) clockShard() rowraft.ShardID {
 // Errors: CodeNotFound if the job has ended; CodeDeadline when ctx ends.
 func (j *Job) WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error) {
 	for {
-		_, err := j.c.shardCall(ctx, j.cluster, j.clockShard(), func(ctx context.Context, stub rowraftv1.TableClient) error {
+		_, err := j.c.shardCall(ctx, j.cluster, j.clockShard(), func(ctx context.Context, stub stub) error {
 			reply, err := stub.WaitClock(ctx, &rowraftv1.WaitClockRequest{Shard: uint32(j.clockShard()), Job: j.opts.ID[:], AtLeast: atLeast, TableEpoch: j.tableEpoch()})
 			slowest = reply.GetSlowest()
 			j.epoch.CompareAndSwap(0, reply.GetTableEpoch())

@@ -11,16 +11,23 @@ import (
 // refusals returns functions that refuse calls of the table service before their bodies are read.
 // Under overload a server refuses most calls, and reading a batch takes longer than refusing it.
 func (n *Node) refusals() map[string]func(context.Context) error {
-	return map[string]func(context.Context) error{"Write": n.refuseWrite}
+	return map[string]func(context.Context) error{"Write": n.refuseWrite, "WriteMany": n.refuseWrite}
 }
 
-// refuseWrite refuses a write that announced its size if admission would refuse it now. A write that passes
-// goes through admission again with its true size, after its body is read.
-func (n *Node) refuseWrite(ctx context.Context) error {
-	said, ok := rpc.PartSizeOf(ctx)
-	if !ok {
-		return nil
+// refuseWrite refuses a call that announced the sizes of its batches if admission would refuse each of them
+// now. The batches of a call that passes go through admission again with their true sizes, after the body is
+// read.
+func (n *Node) refuseWrite(ctx context.Context) (refused error) {
+	for _, batch := range rpc.PartSizesOf(ctx) {
+		if refused = n.refuseBatch(ctx, batch); refused == nil {
+			return nil
+		}
 	}
+	return refused
+}
+
+// refuseBatch returns the error with which admission would refuse a batch now; nil if it would not.
+func (n *Node) refuseBatch(ctx context.Context, said rpc.PartSize) error {
 	shard := rowraft.ShardID(said.Shard)
 	if r := n.replica(shard); r == nil || r.leading.Load() == 0 {
 		return nil // replica.push names the leader, which may have room

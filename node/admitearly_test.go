@@ -34,7 +34,7 @@ func (c *testCluster) newPusher(ctx context.Context, id byte, payload []byte, sa
 
 func (p *pusher) push(ctx context.Context) error {
 	if p.says {
-		ctx = rpc.WithPartSize(ctx, rpc.PartSize{Bytes: len(p.payload)})
+		ctx = rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: len(p.payload)})
 	}
 	_, err := p.stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, ClientId: p.id[:], Incarnation: 1 << 40, Seq: p.seq.Add(1), Payload: p.payload})
 	return err
@@ -127,7 +127,7 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 		})
 		// The server refuses a write without a client id for that reason, after it has read the part.
 		nobody := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Payload: payload}
-		_, err := greedy.stub.Write(rpc.WithPartSize(ctx, rpc.PartSize{Bytes: len(payload)}), nobody)
+		_, err := greedy.stub.Write(rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: len(payload)}), nobody)
 		_, late := greedy.stub.Write(ctx, nobody)
 		if rowraft.CodeOf(err) != rowraft.CodeOverloaded || rowraft.CodeOf(late) != rowraft.CodeInvalidArgument {
 			t.Errorf("a part whose size is said is answered %v before it is read, another one %v", err, late)
@@ -181,6 +181,17 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_DELETE, MapVersion: anyMapVersion})
 			return err
 		},
+		"shared call": func(ctx context.Context, s rowraftv1.TableClient) error {
+			stream, err := s.WriteMany(ctx, &rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion}}})
+			if err != nil {
+				return err
+			}
+			reply, err := stream.Recv()
+			if err != nil {
+				return rpc.FromStatus(err)
+			}
+			return rpc.FromDetail(reply.Error)
+		},
 	}
 	early := func(ctx context.Context, name string) (overloaded int) {
 		for _, s := range stubs {
@@ -194,8 +205,8 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 		}
 		return overloaded
 	}
-	says := rpc.WithPartSize(ctx, rpc.PartSize{Bytes: 1000})
-	saysDelete := rpc.WithPartSize(ctx, rpc.PartSize{Bytes: 1000, Delete: true})
+	says := rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: 1000})
+	saysDelete := rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: 1000, Delete: true})
 	for name := range calls {
 		if n := early(says, name); n != 0 {
 			t.Errorf("%s with memory: %d servers refuse it early", name, n)
@@ -205,13 +216,17 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	for _, n := range c.nodes {
 		n.awaitMetric(t, "rowraft_memory_full", func(v float64) bool { return v == 1 })
 	}
-	for _, name := range []string{"push", "assign"} {
+	for _, name := range []string{"push", "assign", "shared call"} {
 		eventually(t, ctx, "the leader, and nobody else, refuses early: "+name, func() bool { return early(says, name) == 1 })
 	}
 	if n := early(saysDelete, "delete"); n != 0 {
 		t.Errorf("%d servers refuse a delete that gives memory back", n)
 	}
-	for name, ctx := range map[string]context.Context{"nothing": ctx, "a part of a shard that is not there": rpc.WithPartSize(ctx, rpc.PartSize{Shard: 5, Bytes: 1000})} {
+	mixed := rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: 1000}, rpc.PartSize{Bytes: 1000, Delete: true})
+	if n := early(mixed, "shared call"); n != 0 {
+		t.Errorf("%d servers refuse a call of which one batch has room", n)
+	}
+	for name, ctx := range map[string]context.Context{"nothing": ctx, "a part of a shard that is not there": rpc.WithPartSizes(ctx, rpc.PartSize{Shard: 5, Bytes: 1000})} {
 		if n := early(ctx, "push"); n != 0 {
 			t.Errorf("who says %s is refused early by %d servers", name, n)
 		}

@@ -3,8 +3,11 @@ package node
 import (
 	"context"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -41,6 +44,18 @@ func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (
 		reply.SlowestClock, _ = r.machine.SlowestClock(clock.Job) // 0: the job has ended since
 	}
 	return reply, nil
+}
+
+// PullMany answers each batch as Pull does.
+func (s *tableService) PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+	return rpc.PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
+		return admit.CountReply(ctx, func(ctx context.Context) (any, error) { return s.Pull(ctx, q) })
+	})
+}
+
+// WriteMany applies each batch as Write does.
+func (s *tableService) WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
+	return rpc.WriteMany(req, stream, s.Write)
 }
 
 // numbered checks the caller and the tables of a write, and applies it under its number.

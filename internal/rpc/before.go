@@ -12,9 +12,10 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// partHeader announces the payload of a Write before its body: SHARD/BYTES, both decimal, then
-// /delete if the write only removes rows. A server that has no room for the payload refuses the
-// call without reading it. A call without the header is refused once its body has been read.
+// partHeader announces the payloads of a Write or WriteMany before its body: for each batch SHARD/BYTES,
+// both decimal, then /delete if the batch only removes rows; a comma between two batches. A server that
+// has no room for the payloads refuses the call without reading it. A call without the header is refused
+// once its body has been read.
 const partHeader = "rowraft-part"
 
 // PartSize is the content of partHeader.
@@ -24,28 +25,44 @@ type PartSize struct {
 	Delete bool // the write makes no rows
 }
 
-// WithPartSize returns ctx for a call whose body is the given part.
-func WithPartSize(ctx context.Context, p PartSize) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, partHeader, p.String())
+// WithPartSizes returns ctx for a call whose body has the given parts.
+func WithPartSizes(ctx context.Context, parts ...PartSize) context.Context {
+	b := make([]byte, 0, 24*len(parts))
+	for i, p := range parts {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = p.append(b)
+	}
+	return metadata.AppendToOutgoingContext(ctx, partHeader, string(b))
 }
 
-func (p PartSize) String() string {
-	b := strconv.AppendUint(make([]byte, 0, 24), uint64(p.Shard), 10)
+func (p PartSize) String() string { return string(p.append(nil)) }
+
+func (p PartSize) append(b []byte) []byte {
+	b = strconv.AppendUint(b, uint64(p.Shard), 10)
 	b = strconv.AppendUint(append(b, '/'), uint64(p.Bytes), 10)
 	if p.Delete {
 		b = append(b, deleteSuffix...)
 	}
-	return string(b)
+	return b
 }
 
-// PartSizeOf returns the part that the caller of ctx has announced. ok is false if there is none, or it is
+// PartSizesOf returns the parts that the caller of ctx has announced; nil if there are none, or one is
 // impossible.
-func PartSizeOf(ctx context.Context) (p PartSize, ok bool) {
+func PartSizesOf(ctx context.Context) (parts []PartSize) {
 	said := metadata.ValueFromIncomingContext(ctx, partHeader)
 	if len(said) != 1 {
-		return p, false
+		return nil
 	}
-	return parsePartSize(said[0])
+	for one := range strings.SplitSeq(said[0], ",") {
+		p, ok := parsePartSize(one)
+		if !ok || len(parts) == MaxBatches {
+			return nil
+		}
+		parts = append(parts, p)
+	}
+	return parts
 }
 
 const deleteSuffix = "/delete"
@@ -86,7 +103,7 @@ func CheckCluster(ctx context.Context, id rowraft.ClusterID) error {
 	return nil
 }
 
-// BeforeBodies returns desc with a check before each unary call. It calls refuse[name] before the body of a
+// BeforeBodies returns desc with a check before each call with one request. It calls refuse[name] before the body of a
 // call is read; if that returns an error, the body is not read. A caller that may not make the call gets
 // the error of authorize instead.
 func BeforeBodies(desc *grpc.ServiceDesc, refuse map[string]func(context.Context) error) *grpc.ServiceDesc {
@@ -108,6 +125,20 @@ func BeforeBodies(desc *grpc.ServiceDesc, refuse map[string]func(context.Context
 				return nil, ToStatus(err)
 			}
 			return handle(srv, ctx, read, in)
+		}
+	}
+	out.Streams = slices.Clone(desc.Streams)
+	for i := range out.Streams {
+		s := &out.Streams[i]
+		check, handle := refuse[s.StreamName], s.Handler
+		if check == nil {
+			continue
+		}
+		s.Handler = func(srv any, stream grpc.ServerStream) error { // the interceptors have authorized the call
+			if err := check(stream.Context()); err != nil {
+				return err
+			}
+			return handle(srv, stream)
 		}
 	}
 	return &out

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -37,8 +39,21 @@ func TestPartSizesAreSaid(t *testing.T) {
 		}
 	}
 	twice := metadata.NewIncomingContext(t.Context(), metadata.Pairs(partHeader, "1/1", partHeader, "1/1"))
-	if p, ok := PartSizeOf(twice); ok {
+	if p := PartSizesOf(twice); p != nil {
 		t.Errorf("two headers: %+v", p)
+	}
+	for said, want := range map[string][]PartSize{
+		"1/10,2/20/delete,3/30": {{Shard: 1, Bytes: 10}, {Shard: 2, Bytes: 20, Delete: true}, {Shard: 3, Bytes: 30}},
+		"1/10,":                 nil, ",1/10": nil, "1/10, 2/20": nil,
+		strings.Repeat("1/10,", MaxBatches) + "1/10": nil,
+	} {
+		got := PartSizesOf(metadata.NewIncomingContext(t.Context(), metadata.Pairs(partHeader, said)))
+		if !slices.Equal(got, want) {
+			t.Errorf("%q is read as %+v, want %+v", said, got, want)
+		}
+		if sent, _ := metadata.FromOutgoingContext(WithPartSizes(t.Context(), want...)); want != nil && sent.Get(partHeader)[0] != said {
+			t.Errorf("%+v is written as %q", want, sent.Get(partHeader))
+		}
 	}
 }
 
@@ -69,7 +84,7 @@ func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 		t.Fatal(err)
 	}
 	refuse := func(ctx context.Context) error {
-		if p, ok := PartSizeOf(ctx); ok && p == (PartSize{Shard: 7, Bytes: 99}) {
+		if slices.Equal(PartSizesOf(ctx), []PartSize{{Shard: 7, Bytes: 99}}) {
 			return &rowraft.OverloadedError{What: "busy", RetryAfter: 40 * time.Millisecond}
 		}
 		return nil
@@ -88,7 +103,7 @@ func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	refused := WithPartSize(ctx, PartSize{Shard: 7, Bytes: 99})
+	refused := WithPartSizes(ctx, PartSize{Shard: 7, Bytes: 99})
 	body := make([]byte, MaxRequestBytes/2)
 	for i := range body {
 		body[i] = 0xff

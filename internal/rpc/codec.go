@@ -9,6 +9,7 @@ import (
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec for all other messages
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -59,15 +60,38 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	case *Counted:
 		return withPayload(pullReplyHead(nil, m.Reply), 3, counted(&m.Reply.Payload, m.Taken)), nil
 	case *rowraftv1.PullRequest:
-		return withPayload(pullRequestHead(nil, m), 6, mem.SliceBuffer(m.Payload)), nil
+		return pullRequest(m), nil
 	case *rowraftv1.PullReply:
 		return withPayload(pullReplyHead(nil, m), 3, mem.NewBuffer(&m.Payload, Pool)), nil
 	case *rowraftv1.ScanReply:
 		return scanReply(m), nil
 	case *rowraftv1.WriteRequest:
-		return withPayload(writeRequestHead(m), 8, mem.SliceBuffer(m.Payload)), nil
+		return writeRequest(m), nil
+	case *rowraftv1.PullManyRequest:
+		return listed(m.Batches, pullRequest), nil
+	case *rowraftv1.WriteManyRequest:
+		return listed(m.Batches, writeRequest), nil
 	}
 	return c.std.Marshal(v)
+}
+
+// listed encodes a message whose only field, number 1, is a list of messages.
+func listed[T any](list []*T, encode func(*T) mem.BufferSlice) (out mem.BufferSlice) {
+	for _, m := range list {
+		b := encode(m)
+		head := protowire.AppendTag(nil, 1, protowire.BytesType)
+		out = append(out, mem.SliceBuffer(protowire.AppendVarint(head, uint64(b.Len()))))
+		out = append(out, b...)
+	}
+	return out
+}
+
+func pullRequest(m *rowraftv1.PullRequest) mem.BufferSlice {
+	return withPayload(pullRequestHead(nil, m), 6, mem.SliceBuffer(m.Payload))
+}
+
+func writeRequest(m *rowraftv1.WriteRequest) mem.BufferSlice {
+	return withPayload(writeRequestHead(m), 8, mem.SliceBuffer(m.Payload))
 }
 
 // withPayload appends the payload field to a message. It does not copy the payload.
@@ -108,7 +132,13 @@ func pullRequestHead(b []byte, m *rowraftv1.PullRequest) []byte {
 
 func pullReplyHead(b []byte, m *rowraftv1.PullReply) []byte {
 	b = appendUint(appendUint(b, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex())
-	return appendUint(appendUint(b, 4, m.GetAgeNs()), 5, m.GetLag())
+	b = appendUint(appendUint(b, 4, m.GetAgeNs()), 5, m.GetLag())
+	b = appendUint(b, 6, uint64(m.GetBatch()))
+	if m.Error == nil {
+		return b
+	}
+	detail, _ := proto.Marshal(m.Error) // fails only for text that is not UTF-8; see Detail
+	return protowire.AppendBytes(protowire.AppendTag(b, 7, protowire.BytesType), detail)
 }
 
 func writeRequestHead(m *rowraftv1.WriteRequest) []byte {
@@ -135,6 +165,10 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		fields = scanReplyField(m)
 	case *rowraftv1.WriteRequest:
 		fields = writeRequestField(m)
+	case *rowraftv1.PullManyRequest:
+		fields = listField(&m.Batches, pullRequestField)
+	case *rowraftv1.WriteManyRequest:
+		fields = listField(&m.Batches, writeRequestField)
 	default:
 		return c.std.Unmarshal(data, v)
 	}
@@ -273,6 +307,47 @@ func setBytes(r *reader, typ protowire.Type, dst *[]byte) (bool, error) {
 	return true, err
 }
 
+// setDetail reads an ErrorDetail. As in protobuf, a second one is merged into the first.
+func setDetail(r *reader, typ protowire.Type, dst **rowraftv1.ErrorDetail) (bool, error) {
+	if typ != protowire.BytesType {
+		return false, nil
+	}
+	b, err := r.bytes()
+	if err != nil {
+		return true, err
+	}
+	if *dst == nil {
+		*dst = new(rowraftv1.ErrorDetail)
+	}
+	err = proto.UnmarshalOptions{Merge: true}.Unmarshal(b, *dst)
+	Pool.Release(b)
+	return true, err
+}
+
+// listField reads the messages of a list, which is field 1.
+func listField[T any](dst *[]*T, fields func(*T) func(*reader, protowire.Number, protowire.Type) (bool, error),
+) func(*reader, protowire.Number, protowire.Type) (bool, error) {
+	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
+		if num != 1 || typ != protowire.BytesType {
+			return false, nil
+		}
+		if len(*dst) == MaxBatches {
+			return true, fmt.Errorf("more than %d batches in one request", MaxBatches)
+		}
+		n, err := r.length()
+		if err != nil {
+			return true, err
+		}
+		m, in := new(T), reader{r: r.r, left: n}
+		if err := in.message(fields(m)); err != nil {
+			return true, err
+		}
+		r.left -= n
+		*dst = append(*dst, m)
+		return true, nil
+	}
+}
+
 func pullRequestField(m *rowraftv1.PullRequest) func(*reader, protowire.Number, protowire.Type) (bool, error) {
 	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
 		switch num {
@@ -315,6 +390,10 @@ func pullReplyField(m *rowraftv1.PullReply) func(*reader, protowire.Number, prot
 			return setNumber(r, typ, &m.AgeNs)
 		case 5:
 			return setNumber(r, typ, &m.Lag)
+		case 6:
+			return setNumber(r, typ, &m.Batch)
+		case 7:
+			return setDetail(r, typ, &m.Error)
 		}
 		return false, nil
 	}

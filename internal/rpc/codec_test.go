@@ -29,6 +29,11 @@ func hotMessages() []proto.Message {
 		&rowraftv1.HelloRequest{ClusterId: "c"},
 		&rowraftv1.ScanReply{TableEpoch: 2, AppliedIndex: 9, Payload: payload, NextSlot: 4096, NextKey: 1<<64 - 1},
 		&rowraftv1.ScanReply{}, &rowraftv1.ScanReply{NextSlot: 1},
+		&rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{pull, {}, {Shard: 2, Payload: payload[:3000]}}},
+		&rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{push, {Shard: 7}}},
+		&rowraftv1.PullManyRequest{}, &rowraftv1.WriteManyRequest{},
+		&rowraftv1.PullReply{TableEpoch: 1, AppliedIndex: 4, Payload: payload, Batch: 63},
+		&rowraftv1.PullReply{Batch: 3, Error: &rowraftv1.ErrorDetail{Code: 5, Message: "shard 3", Leader: "n2", Term: 9}},
 	}
 }
 

@@ -13,7 +13,7 @@
 //
 // # Payload memory
 //
-// The payloads of PullReply, PullRequest and WriteRequest bypass protobuf's own copying. Received
+// The payloads of PullReply, PullRequest and WriteRequest, alone or in a list, bypass protobuf's own copying. Received
 // payloads are in memory of Pool: the last holder of the message frees the payload
 // with Pool.Release, or leaves it to the garbage collector. A PullReply's
 // payload belongs to gRPC once a handler returns or sends the message.

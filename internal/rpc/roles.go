@@ -34,8 +34,10 @@ var (
 // to every caller, and fails TestEveryCallDeclaresItsRoles.
 var roles = map[string][]certs.Role{
 	"/rowraft.v1.Table/Pull":         readers,
+	"/rowraft.v1.Table/PullMany":     readers,
 	"/rowraft.v1.Table/Scan":         readers,
 	"/rowraft.v1.Table/Write":        trainers,
+	"/rowraft.v1.Table/WriteMany":    trainers,
 	"/rowraft.v1.Table/PushStep":     trainers,
 	"/rowraft.v1.Table/WaitClock":    trainers,
 	"/rowraft.v1.Table/OpenSession":  trainers,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -50,9 +51,9 @@ var grpcCodes = map[rowraft.Code]codes.Code{
 	rowraft.CodeNotSent: codes.Unavailable, // made by clients; no server returns it
 }
 
-// Detail converts an error to the message that carries all its fields.
+// Detail converts an error to the message that carries all its fields. Its text is UTF-8, as protobuf requires.
 func Detail(err error) *rowraftv1.ErrorDetail {
-	d := &rowraftv1.ErrorDetail{Code: uint32(rowraft.CodeOf(err)), Message: err.Error()}
+	d := &rowraftv1.ErrorDetail{Code: uint32(rowraft.CodeOf(err)), Message: strings.ToValidUTF8(err.Error(), "\uFFFD")}
 	if e, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
 		d.Shard, d.Leader, d.Term = uint32(e.Shard), string(e.Leader), uint64(e.Term)
 	}

@@ -32,8 +32,13 @@ func CountReplies(ctx context.Context, req any, info *grpc.UnaryServerInfo, h gr
 	if info.FullMethod != rowraftv1.Table_Pull_FullMethodName {
 		return h(ctx, req)
 	}
+	return CountReply(ctx, func(ctx context.Context) (any, error) { return h(ctx, req) })
+}
+
+// CountReply calls pull, and returns its reply as an [rpc.Counted] if pull has a ticket for it.
+func CountReply(ctx context.Context, pull func(context.Context) (any, error)) (any, error) {
 	slot := &replyTicket{}
-	reply, err := h(context.WithValue(ctx, replyTicketKey{}, slot), req)
+	reply, err := pull(context.WithValue(ctx, replyTicketKey{}, slot))
 	if slot.t == nil || err != nil {
 		slot.t.Release()
 		return reply, err

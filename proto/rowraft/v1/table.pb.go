@@ -307,8 +307,10 @@ type PullReply struct {
 	Payload      []byte                 `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`                                // segments with values and no keys, in the request's order
 	// BOUNDED: what was met. The values have everything that had been acknowledged age_ns
 	// before the reply was made; lag entries of the log were known and not applied.
-	AgeNs         uint64 `protobuf:"varint,4,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"`
-	Lag           uint64 `protobuf:"varint,5,opt,name=lag,proto3" json:"lag,omitempty"`
+	AgeNs         uint64       `protobuf:"varint,4,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"`
+	Lag           uint64       `protobuf:"varint,5,opt,name=lag,proto3" json:"lag,omitempty"`
+	Batch         uint32       `protobuf:"varint,6,opt,name=batch,proto3" json:"batch,omitempty"` // PullMany: index of the batch in the request
+	Error         *ErrorDetail `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`  // PullMany: the batch failed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +380,64 @@ func (x *PullReply) GetLag() uint64 {
 	return 0
 }
 
+func (x *PullReply) GetBatch() uint32 {
+	if x != nil {
+		return x.Batch
+	}
+	return 0
+}
+
+func (x *PullReply) GetError() *ErrorDetail {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+type PullManyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Batches       []*PullRequest         `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"` // at most 64
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullManyRequest) Reset() {
+	*x = PullManyRequest{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullManyRequest) ProtoMessage() {}
+
+func (x *PullManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullManyRequest.ProtoReflect.Descriptor instead.
+func (*PullManyRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PullManyRequest) GetBatches() []*PullRequest {
+	if x != nil {
+		return x.Batches
+	}
+	return nil
+}
+
 type WriteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
@@ -395,7 +455,7 @@ type WriteRequest struct {
 
 func (x *WriteRequest) Reset() {
 	*x = WriteRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[2]
+	mi := &file_rowraft_v1_table_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +467,7 @@ func (x *WriteRequest) String() string {
 func (*WriteRequest) ProtoMessage() {}
 
 func (x *WriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[2]
+	mi := &file_rowraft_v1_table_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +480,7 @@ func (x *WriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteRequest.ProtoReflect.Descriptor instead.
 func (*WriteRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{2}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WriteRequest) GetMapVersion() uint64 {
@@ -492,13 +552,15 @@ type WriteReply struct {
 	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"` // index at or after which the write is visible
 	Duplicate     bool                   `protobuf:"varint,3,opt,name=duplicate,proto3" json:"duplicate,omitempty"`                           // had been applied before; nothing was applied now
 	SlowestClock  uint64                 `protobuf:"varint,4,opt,name=slowest_clock,json=slowestClock,proto3" json:"slowest_clock,omitempty"` // CLOCKED: lowest clock of the job's members
+	Batch         uint32                 `protobuf:"varint,5,opt,name=batch,proto3" json:"batch,omitempty"`                                   // WriteMany: index of the batch in the request
+	Error         *ErrorDetail           `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`                                    // WriteMany: the batch failed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WriteReply) Reset() {
 	*x = WriteReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[3]
+	mi := &file_rowraft_v1_table_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +572,7 @@ func (x *WriteReply) String() string {
 func (*WriteReply) ProtoMessage() {}
 
 func (x *WriteReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[3]
+	mi := &file_rowraft_v1_table_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +585,7 @@ func (x *WriteReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteReply.ProtoReflect.Descriptor instead.
 func (*WriteReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{3}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WriteReply) GetTableEpoch() uint64 {
@@ -554,6 +616,64 @@ func (x *WriteReply) GetSlowestClock() uint64 {
 	return 0
 }
 
+func (x *WriteReply) GetBatch() uint32 {
+	if x != nil {
+		return x.Batch
+	}
+	return 0
+}
+
+func (x *WriteReply) GetError() *ErrorDetail {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+type WriteManyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Batches       []*WriteRequest        `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"` // at most 64
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteManyRequest) Reset() {
+	*x = WriteManyRequest{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteManyRequest) ProtoMessage() {}
+
+func (x *WriteManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteManyRequest.ProtoReflect.Descriptor instead.
+func (*WriteManyRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *WriteManyRequest) GetBatches() []*WriteRequest {
+	if x != nil {
+		return x.Batches
+	}
+	return nil
+}
+
 // DataPosition tells how far one part of a job's data was read.
 type DataPosition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -565,7 +685,7 @@ type DataPosition struct {
 
 func (x *DataPosition) Reset() {
 	*x = DataPosition{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[4]
+	mi := &file_rowraft_v1_table_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +697,7 @@ func (x *DataPosition) String() string {
 func (*DataPosition) ProtoMessage() {}
 
 func (x *DataPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[4]
+	mi := &file_rowraft_v1_table_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +710,7 @@ func (x *DataPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPosition.ProtoReflect.Descriptor instead.
 func (*DataPosition) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{4}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DataPosition) GetPart() uint64 {
@@ -631,7 +751,7 @@ type PushStepRequest struct {
 
 func (x *PushStepRequest) Reset() {
 	*x = PushStepRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	mi := &file_rowraft_v1_table_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +763,7 @@ func (x *PushStepRequest) String() string {
 func (*PushStepRequest) ProtoMessage() {}
 
 func (x *PushStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[5]
+	mi := &file_rowraft_v1_table_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +776,7 @@ func (x *PushStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStepRequest.ProtoReflect.Descriptor instead.
 func (*PushStepRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{5}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PushStepRequest) GetMapVersion() uint64 {
@@ -770,7 +890,7 @@ type PushStepReply struct {
 
 func (x *PushStepReply) Reset() {
 	*x = PushStepReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	mi := &file_rowraft_v1_table_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +902,7 @@ func (x *PushStepReply) String() string {
 func (*PushStepReply) ProtoMessage() {}
 
 func (x *PushStepReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[6]
+	mi := &file_rowraft_v1_table_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +915,7 @@ func (x *PushStepReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushStepReply.ProtoReflect.Descriptor instead.
 func (*PushStepReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PushStepReply) GetTableEpoch() uint64 {
@@ -838,7 +958,7 @@ type WaitClockRequest struct {
 
 func (x *WaitClockRequest) Reset() {
 	*x = WaitClockRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +970,7 @@ func (x *WaitClockRequest) String() string {
 func (*WaitClockRequest) ProtoMessage() {}
 
 func (x *WaitClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[7]
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +983,7 @@ func (x *WaitClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitClockRequest.ProtoReflect.Descriptor instead.
 func (*WaitClockRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{7}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WaitClockRequest) GetShard() uint32 {
@@ -905,7 +1025,7 @@ type WaitClockReply struct {
 
 func (x *WaitClockReply) Reset() {
 	*x = WaitClockReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1037,7 @@ func (x *WaitClockReply) String() string {
 func (*WaitClockReply) ProtoMessage() {}
 
 func (x *WaitClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[8]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1050,7 @@ func (x *WaitClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitClockReply.ProtoReflect.Descriptor instead.
 func (*WaitClockReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{8}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WaitClockReply) GetSlowest() uint64 {
@@ -971,7 +1091,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1103,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1116,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ScanRequest) GetMapVersion() uint64 {
@@ -1077,7 +1197,7 @@ type ScanReply struct {
 
 func (x *ScanReply) Reset() {
 	*x = ScanReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1209,7 @@ func (x *ScanReply) String() string {
 func (*ScanReply) ProtoMessage() {}
 
 func (x *ScanReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1222,7 @@ func (x *ScanReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanReply.ProtoReflect.Descriptor instead.
 func (*ScanReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ScanReply) GetTableEpoch() uint64 {
@@ -1153,7 +1273,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1285,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1298,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OpenSessionRequest) GetShard() uint32 {
@@ -1220,7 +1340,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1352,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1365,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OpenSessionReply) GetAppliedIndex() uint64 {
@@ -1280,7 +1400,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1412,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1425,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CloseSessionRequest) GetShard() uint32 {
@@ -1337,7 +1457,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1349,7 +1469,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1362,7 +1482,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
 }
 
 // ErrorDetail is attached to every status this project makes. A status without
@@ -1396,7 +1516,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1408,7 +1528,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1421,7 +1541,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1589,14 +1709,18 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\bpresence\x18\a \x01(\bR\bpresence\x12\x1c\n" +
 	"\n" +
 	"max_age_ns\x18\b \x01(\x04R\bmaxAgeNs\x12\x17\n" +
-	"\amax_lag\x18\t \x01(\x04R\x06maxLag\"\x94\x01\n" +
+	"\amax_lag\x18\t \x01(\x04R\x06maxLag\"\xd9\x01\n" +
 	"\tPullReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x18\n" +
 	"\apayload\x18\x03 \x01(\fR\apayload\x12\x15\n" +
 	"\x06age_ns\x18\x04 \x01(\x04R\x05ageNs\x12\x10\n" +
-	"\x03lag\x18\x05 \x01(\x04R\x03lag\"\x8c\x02\n" +
+	"\x03lag\x18\x05 \x01(\x04R\x03lag\x12\x14\n" +
+	"\x05batch\x18\x06 \x01(\rR\x05batch\x12-\n" +
+	"\x05error\x18\a \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"D\n" +
+	"\x0fPullManyRequest\x121\n" +
+	"\abatches\x18\x01 \x03(\v2\x17.rowraft.v1.PullRequestR\abatches\"\x8c\x02\n" +
 	"\fWriteRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
 	"mapVersion\x12\x14\n" +
@@ -1608,14 +1732,18 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x03seq\x18\x06 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05floor\x18\a \x01(\x04R\x05floor\x12\x18\n" +
 	"\apayload\x18\b \x01(\fR\apayload\x12#\n" +
-	"\x02op\x18\t \x01(\x0e2\x13.rowraft.v1.WriteOpR\x02op\"\x95\x01\n" +
+	"\x02op\x18\t \x01(\x0e2\x13.rowraft.v1.WriteOpR\x02op\"\xda\x01\n" +
 	"\n" +
 	"WriteReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x12\x1c\n" +
 	"\tduplicate\x18\x03 \x01(\bR\tduplicate\x12#\n" +
-	"\rslowest_clock\x18\x04 \x01(\x04R\fslowestClock\":\n" +
+	"\rslowest_clock\x18\x04 \x01(\x04R\fslowestClock\x12\x14\n" +
+	"\x05batch\x18\x05 \x01(\rR\x05batch\x12-\n" +
+	"\x05error\x18\x06 \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"F\n" +
+	"\x10WriteManyRequest\x122\n" +
+	"\abatches\x18\x01 \x03(\v2\x18.rowraft.v1.WriteRequestR\abatches\":\n" +
 	"\fDataPosition\x12\x12\n" +
 	"\x04part\x18\x01 \x01(\x04R\x04part\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x9b\x03\n" +
@@ -1731,10 +1859,12 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +
 	"\x11STEP_OUTCOME_HELD\x10\x02\x12\x18\n" +
-	"\x14STEP_OUTCOME_MISSING\x10\x032\xdc\x03\n" +
+	"\x14STEP_OUTCOME_MISSING\x10\x032\xe3\x04\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x129\n" +
-	"\x05Write\x12\x18.rowraft.v1.WriteRequest\x1a\x16.rowraft.v1.WriteReply\x128\n" +
+	"\x05Write\x12\x18.rowraft.v1.WriteRequest\x1a\x16.rowraft.v1.WriteReply\x12@\n" +
+	"\bPullMany\x12\x1b.rowraft.v1.PullManyRequest\x1a\x15.rowraft.v1.PullReply0\x01\x12C\n" +
+	"\tWriteMany\x12\x1c.rowraft.v1.WriteManyRequest\x1a\x16.rowraft.v1.WriteReply0\x01\x128\n" +
 	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12B\n" +
 	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12E\n" +
 	"\tWaitClock\x12\x1c.rowraft.v1.WaitClockRequest\x1a\x1a.rowraft.v1.WaitClockReply\x12K\n" +
@@ -1754,52 +1884,62 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_rowraft_v1_table_proto_goTypes = []any{
 	(ReadMode)(0),               // 0: rowraft.v1.ReadMode
 	(WriteOp)(0),                // 1: rowraft.v1.WriteOp
 	(StepOutcome)(0),            // 2: rowraft.v1.StepOutcome
 	(*PullRequest)(nil),         // 3: rowraft.v1.PullRequest
 	(*PullReply)(nil),           // 4: rowraft.v1.PullReply
-	(*WriteRequest)(nil),        // 5: rowraft.v1.WriteRequest
-	(*WriteReply)(nil),          // 6: rowraft.v1.WriteReply
-	(*DataPosition)(nil),        // 7: rowraft.v1.DataPosition
-	(*PushStepRequest)(nil),     // 8: rowraft.v1.PushStepRequest
-	(*PushStepReply)(nil),       // 9: rowraft.v1.PushStepReply
-	(*WaitClockRequest)(nil),    // 10: rowraft.v1.WaitClockRequest
-	(*WaitClockReply)(nil),      // 11: rowraft.v1.WaitClockReply
-	(*ScanRequest)(nil),         // 12: rowraft.v1.ScanRequest
-	(*ScanReply)(nil),           // 13: rowraft.v1.ScanReply
-	(*OpenSessionRequest)(nil),  // 14: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),    // 15: rowraft.v1.OpenSessionReply
-	(*CloseSessionRequest)(nil), // 16: rowraft.v1.CloseSessionRequest
-	(*CloseSessionReply)(nil),   // 17: rowraft.v1.CloseSessionReply
-	(*ErrorDetail)(nil),         // 18: rowraft.v1.ErrorDetail
+	(*PullManyRequest)(nil),     // 5: rowraft.v1.PullManyRequest
+	(*WriteRequest)(nil),        // 6: rowraft.v1.WriteRequest
+	(*WriteReply)(nil),          // 7: rowraft.v1.WriteReply
+	(*WriteManyRequest)(nil),    // 8: rowraft.v1.WriteManyRequest
+	(*DataPosition)(nil),        // 9: rowraft.v1.DataPosition
+	(*PushStepRequest)(nil),     // 10: rowraft.v1.PushStepRequest
+	(*PushStepReply)(nil),       // 11: rowraft.v1.PushStepReply
+	(*WaitClockRequest)(nil),    // 12: rowraft.v1.WaitClockRequest
+	(*WaitClockReply)(nil),      // 13: rowraft.v1.WaitClockReply
+	(*ScanRequest)(nil),         // 14: rowraft.v1.ScanRequest
+	(*ScanReply)(nil),           // 15: rowraft.v1.ScanReply
+	(*OpenSessionRequest)(nil),  // 16: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),    // 17: rowraft.v1.OpenSessionReply
+	(*CloseSessionRequest)(nil), // 18: rowraft.v1.CloseSessionRequest
+	(*CloseSessionReply)(nil),   // 19: rowraft.v1.CloseSessionReply
+	(*ErrorDetail)(nil),         // 20: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
-	1,  // 1: rowraft.v1.WriteRequest.op:type_name -> rowraft.v1.WriteOp
-	7,  // 2: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
-	2,  // 3: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
-	3,  // 4: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
-	5,  // 5: rowraft.v1.Table.Write:input_type -> rowraft.v1.WriteRequest
-	12, // 6: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
-	8,  // 7: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
-	10, // 8: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
-	14, // 9: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	16, // 10: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
-	4,  // 11: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	6,  // 12: rowraft.v1.Table.Write:output_type -> rowraft.v1.WriteReply
-	13, // 13: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
-	9,  // 14: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
-	11, // 15: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
-	15, // 16: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	17, // 17: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
-	11, // [11:18] is the sub-list for method output_type
-	4,  // [4:11] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	20, // 1: rowraft.v1.PullReply.error:type_name -> rowraft.v1.ErrorDetail
+	3,  // 2: rowraft.v1.PullManyRequest.batches:type_name -> rowraft.v1.PullRequest
+	1,  // 3: rowraft.v1.WriteRequest.op:type_name -> rowraft.v1.WriteOp
+	20, // 4: rowraft.v1.WriteReply.error:type_name -> rowraft.v1.ErrorDetail
+	6,  // 5: rowraft.v1.WriteManyRequest.batches:type_name -> rowraft.v1.WriteRequest
+	9,  // 6: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
+	2,  // 7: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
+	3,  // 8: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
+	6,  // 9: rowraft.v1.Table.Write:input_type -> rowraft.v1.WriteRequest
+	5,  // 10: rowraft.v1.Table.PullMany:input_type -> rowraft.v1.PullManyRequest
+	8,  // 11: rowraft.v1.Table.WriteMany:input_type -> rowraft.v1.WriteManyRequest
+	14, // 12: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
+	10, // 13: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
+	12, // 14: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
+	16, // 15: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
+	18, // 16: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
+	4,  // 17: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	7,  // 18: rowraft.v1.Table.Write:output_type -> rowraft.v1.WriteReply
+	4,  // 19: rowraft.v1.Table.PullMany:output_type -> rowraft.v1.PullReply
+	7,  // 20: rowraft.v1.Table.WriteMany:output_type -> rowraft.v1.WriteReply
+	15, // 21: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
+	11, // 22: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
+	13, // 23: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
+	17, // 24: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	19, // 25: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
+	17, // [17:26] is the sub-list for method output_type
+	8,  // [8:17] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_table_proto_init() }
@@ -1813,7 +1953,7 @@ func file_rowraft_v1_table_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,8 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Table_Pull_FullMethodName         = "/rowraft.v1.Table/Pull"
 	Table_Write_FullMethodName        = "/rowraft.v1.Table/Write"
+	Table_PullMany_FullMethodName     = "/rowraft.v1.Table/PullMany"
+	Table_WriteMany_FullMethodName    = "/rowraft.v1.Table/WriteMany"
 	Table_Scan_FullMethodName         = "/rowraft.v1.Table/Scan"
 	Table_PushStep_FullMethodName     = "/rowraft.v1.Table/PushStep"
 	Table_WaitClock_FullMethodName    = "/rowraft.v1.Table/WaitClock"
@@ -35,13 +37,14 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Table is the data plane of a server. One request addresses one shard; the
-// client splits by the cluster map and merges.
+// Table is the data plane of a server. One batch addresses one shard; the client splits
+// by the cluster map and merges. PullMany and WriteMany carry batches for several shards.
 //
 // Errors are gRPC statuses with an ErrorDetail.
 //
-// Write may have the header rowraft-part, SHARD/BYTES of the payload in decimal, then
-// /delete if its op is that: a leader without room for it refuses before it reads it.
+// Write and WriteMany may have the header rowraft-part: for each batch SHARD/BYTES of the
+// payload in decimal, then /delete if its op is that; a comma between two batches. A leader
+// without room for any of them refuses the call before it reads the body.
 type TableClient interface {
 	// Pull reads weights. Never creates a row.
 	Pull(ctx context.Context, in *PullRequest, opts ...grpc.CallOption) (*PullReply, error)
@@ -49,6 +52,13 @@ type TableClient interface {
 	// incarnation, shard, seq). The reply comes after the entry is on a majority of disks
 	// and applied here.
 	Write(ctx context.Context, in *WriteRequest, opts ...grpc.CallOption) (*WriteReply, error)
+	// PullMany makes several pulls in one call. Each batch is checked and admitted as a Pull of
+	// its own. Its answer is sent when it is ready: answers come in any order. An answer names
+	// its batch, and has an error in place of rows if the batch failed. The call itself fails
+	// only before the first answer, or when the connection breaks. Servers do not forward it.
+	PullMany(ctx context.Context, in *PullManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullReply], error)
+	// WriteMany is to Write what PullMany is to Pull.
+	WriteMany(ctx context.Context, in *WriteManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WriteReply], error)
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
 	// are of different moments, all of them after the call. Leader only, who proves
@@ -96,9 +106,47 @@ func (c *tableClient) Write(ctx context.Context, in *WriteRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *tableClient) PullMany(ctx context.Context, in *PullManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PullReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[0], Table_PullMany_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PullManyRequest, PullReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Table_PullManyClient = grpc.ServerStreamingClient[PullReply]
+
+func (c *tableClient) WriteMany(ctx context.Context, in *WriteManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WriteReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[1], Table_WriteMany_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WriteManyRequest, WriteReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Table_WriteManyClient = grpc.ServerStreamingClient[WriteReply]
+
 func (c *tableClient) Scan(ctx context.Context, in *ScanRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScanReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[0], Table_Scan_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[2], Table_Scan_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -159,13 +207,14 @@ func (c *tableClient) CloseSession(ctx context.Context, in *CloseSessionRequest,
 // All implementations must embed UnimplementedTableServer
 // for forward compatibility.
 //
-// Table is the data plane of a server. One request addresses one shard; the
-// client splits by the cluster map and merges.
+// Table is the data plane of a server. One batch addresses one shard; the client splits
+// by the cluster map and merges. PullMany and WriteMany carry batches for several shards.
 //
 // Errors are gRPC statuses with an ErrorDetail.
 //
-// Write may have the header rowraft-part, SHARD/BYTES of the payload in decimal, then
-// /delete if its op is that: a leader without room for it refuses before it reads it.
+// Write and WriteMany may have the header rowraft-part: for each batch SHARD/BYTES of the
+// payload in decimal, then /delete if its op is that; a comma between two batches. A leader
+// without room for any of them refuses the call before it reads the body.
 type TableServer interface {
 	// Pull reads weights. Never creates a row.
 	Pull(context.Context, *PullRequest) (*PullReply, error)
@@ -173,6 +222,13 @@ type TableServer interface {
 	// incarnation, shard, seq). The reply comes after the entry is on a majority of disks
 	// and applied here.
 	Write(context.Context, *WriteRequest) (*WriteReply, error)
+	// PullMany makes several pulls in one call. Each batch is checked and admitted as a Pull of
+	// its own. Its answer is sent when it is ready: answers come in any order. An answer names
+	// its batch, and has an error in place of rows if the batch failed. The call itself fails
+	// only before the first answer, or when the connection breaks. Servers do not forward it.
+	PullMany(*PullManyRequest, grpc.ServerStreamingServer[PullReply]) error
+	// WriteMany is to Write what PullMany is to Pull.
+	WriteMany(*WriteManyRequest, grpc.ServerStreamingServer[WriteReply]) error
 	// Scan reads the rows of one table in a run of slots of one shard, in the order of
 	// (slot, key). A slot is of one moment unless it is very large; different slots
 	// are of different moments, all of them after the call. Leader only, who proves
@@ -205,6 +261,12 @@ func (UnimplementedTableServer) Pull(context.Context, *PullRequest) (*PullReply,
 }
 func (UnimplementedTableServer) Write(context.Context, *WriteRequest) (*WriteReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Write not implemented")
+}
+func (UnimplementedTableServer) PullMany(*PullManyRequest, grpc.ServerStreamingServer[PullReply]) error {
+	return status.Error(codes.Unimplemented, "method PullMany not implemented")
+}
+func (UnimplementedTableServer) WriteMany(*WriteManyRequest, grpc.ServerStreamingServer[WriteReply]) error {
+	return status.Error(codes.Unimplemented, "method WriteMany not implemented")
 }
 func (UnimplementedTableServer) Scan(*ScanRequest, grpc.ServerStreamingServer[ScanReply]) error {
 	return status.Error(codes.Unimplemented, "method Scan not implemented")
@@ -277,6 +339,28 @@ func _Table_Write_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Table_PullMany_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PullManyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(TableServer).PullMany(m, &grpc.GenericServerStream[PullManyRequest, PullReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Table_PullManyServer = grpc.ServerStreamingServer[PullReply]
+
+func _Table_WriteMany_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WriteManyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(TableServer).WriteMany(m, &grpc.GenericServerStream[WriteManyRequest, WriteReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Table_WriteManyServer = grpc.ServerStreamingServer[WriteReply]
 
 func _Table_Scan_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ScanRequest)
@@ -394,6 +478,16 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "PullMany",
+			Handler:       _Table_PullMany_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WriteMany",
+			Handler:       _Table_WriteMany_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "Scan",
 			Handler:       _Table_Scan_Handler,

@@ -1,0 +1,242 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// manyServer answers batches. The ones of shard 0 wait until all others have their answers.
+type manyServer struct {
+	rowraftv1.UnimplementedTableServer
+	release chan struct{}
+	taken   atomic.Int64
+}
+
+func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+	return PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
+		switch q.Shard {
+		case 0:
+			select {
+			case <-s.release:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		case 1:
+			return nil, &rowraft.NotLeaderError{Shard: 1, Term: 4, Leader: "n2"}
+		case 2:
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "not UTF-8: \xff")
+		}
+		reply := &rowraftv1.PullReply{AppliedIndex: uint64(q.Shard), Payload: Pool.Bytes(5000)}
+		return &Counted{Reply: reply, Taken: func() { s.taken.Add(1) }}, nil
+	})
+}
+
+func (s *manyServer) WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
+	return WriteMany(req, stream, func(_ context.Context, q *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
+		if q.Shard == 1 {
+			return nil, &rowraft.NotLeaderError{Shard: 1, Term: 4, Leader: "n2"}
+		}
+		return &rowraftv1.WriteReply{AppliedIndex: q.Seq}, nil
+	})
+}
+
+func (s *manyServer) Pull(_ context.Context, q *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	return &rowraftv1.PullReply{AppliedIndex: uint64(q.Shard), Payload: Pool.Bytes(5000)}, nil
+}
+
+func (s *manyServer) serve(t testing.TB, refuse map[string]func(context.Context) error) rowraftv1.TableClient {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(ServerOptions(nil)...)
+	server.RegisterService(BeforeBodies(&rowraftv1.Table_ServiceDesc, refuse), s)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+	conn, err := Dial(l.Addr().String(), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return rowraftv1.NewTableClient(conn)
+}
+
+func shards(n int) (out []*rowraftv1.PullRequest) {
+	for i := range n {
+		out = append(out, &rowraftv1.PullRequest{Shard: uint32(i)})
+	}
+	return out
+}
+
+func TestAnswersAreSentWhenTheyAreReady(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	s := &manyServer{release: make(chan struct{})}
+	stream, err := s.serve(t, nil).PullMany(ctx, &rowraftv1.PullManyRequest{Batches: shards(5)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[uint32]rowraft.Code{0: 0, 1: rowraft.CodeNotLeader, 2: rowraft.CodeCorrupt, 3: 0, 4: 0}
+	for len(want) > 0 {
+		if len(want) == 1 {
+			close(s.release) // only batch 0 is left
+		}
+		reply, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, expected := want[reply.Batch]
+		if !expected || code != rowraft.Code(reply.Error.GetCode()) || code == 0 && (reply.AppliedIndex != uint64(reply.Batch) || len(reply.Payload) != 5000) {
+			t.Errorf("batch %d: %v at index %d with %d bytes, want code %v", reply.Batch, reply.Error, reply.AppliedIndex, len(reply.Payload), code)
+		}
+		if reply.Batch == 1 && (reply.Error.GetLeader() != "n2" || reply.Error.GetTerm() != 4) {
+			t.Errorf("batch 1: %v, want the leader's name", reply.Error)
+		}
+		delete(want, reply.Batch)
+	}
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("after all answers: %v, want EOF", err)
+	}
+	for s.taken.Load() != 3 { // the transport frees a reply after the client has it
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("%d replies were taken, want 3", s.taken.Load())
+		}
+	}
+}
+
+func TestWritesAreAnsweredByBatch(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	stream, err := new(manyServer).serve(t, nil).WriteMany(ctx, &rowraftv1.WriteManyRequest{
+		Batches: []*rowraftv1.WriteRequest{{Shard: 3, Seq: 30}, {Shard: 1, Seq: 10}, {Shard: 2, Seq: 20}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[uint32]uint64{}
+	for range 3 {
+		reply, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (rowraft.Code(reply.Error.GetCode()) == rowraft.CodeNotLeader) != (reply.Batch == 1) {
+			t.Errorf("batch %d: %v", reply.Batch, reply.Error)
+		}
+		got[reply.Batch] = reply.AppliedIndex
+	}
+	if got[0] != 30 || got[1] != 0 || got[2] != 20 {
+		t.Errorf("indices by batch are %v, want 30, none, 20", got)
+	}
+}
+
+// A caller that leaves ends the batches that wait.
+func TestACallerThatLeavesEndsItsBatches(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &manyServer{release: make(chan struct{})}
+	stub := s.serve(t, nil) // its cleanup waits for the handler
+	stream, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: shards(2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if reply, err := stream.Recv(); err != nil || reply.Batch != 1 {
+		t.Errorf("%v, %v, want the answer to batch 1", reply, err)
+	}
+	cancel()
+	if _, err := stream.Recv(); err == nil {
+		t.Error("an answer to a batch that waits forever")
+	}
+}
+
+func TestTooManyBatchesAreRefused(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	s := &manyServer{release: make(chan struct{})}
+	close(s.release)
+	stub := s.serve(t, nil)
+	for n, ok := range map[int]bool{MaxBatches: true, MaxBatches + 1: false} {
+		stream, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: shards(n)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); (err == nil) != ok {
+			t.Errorf("%d batches: %v", n, err)
+		}
+	}
+}
+
+// A stream is refused before its body is read, as a unary call is.
+func TestSharedCallsAreRefusedBeforeTheirBodies(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	stub := new(manyServer).serve(t, map[string]func(context.Context) error{"WriteMany": func(ctx context.Context) error {
+		if len(PartSizesOf(ctx)) == 2 {
+			return &rowraft.OverloadedError{What: "busy", RetryAfter: 40 * time.Millisecond}
+		}
+		return nil
+	}})
+	for n := 1; n <= 2; n++ {
+		stream, err := stub.WriteMany(WithPartSizes(ctx, make([]PartSize, n)...), &rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{{}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = stream.Recv()
+		o, refused := errors.AsType[*rowraft.OverloadedError](FromStatus(err))
+		if refused != (n == 2) || refused && o.RetryAfter != 40*time.Millisecond {
+			t.Errorf("%d announced batches: %v", n, err)
+		}
+	}
+}
+
+// BenchmarkPullMany compares one shared call with as many unary calls as it has batches.
+func BenchmarkPullMany(b *testing.B) {
+	stub := new(manyServer).serve(b, nil)
+	for _, n := range []int{1, 4} {
+		var batches []*rowraftv1.PullRequest
+		for range n {
+			batches = append(batches, &rowraftv1.PullRequest{Shard: 3})
+		}
+		b.Run(fmt.Sprintf("unary/batches=%d", n), func(b *testing.B) {
+			for b.Loop() {
+				var wg sync.WaitGroup
+				for _, q := range batches {
+					wg.Go(func() {
+						reply, err := stub.Pull(b.Context(), q)
+						if err != nil {
+							b.Error(err)
+						}
+						Pool.Release(reply.GetPayload())
+					})
+				}
+				wg.Wait()
+			}
+		})
+		b.Run(fmt.Sprintf("shared/batches=%d", n), func(b *testing.B) {
+			for b.Loop() {
+				stream, err := stub.PullMany(b.Context(), &rowraftv1.PullManyRequest{Batches: batches})
+				for err == nil {
+					var reply *rowraftv1.PullReply
+					if reply, err = stream.Recv(); err == nil {
+						Pool.Release(reply.Payload)
+					}
+				}
+				if !errors.Is(err, io.EOF) {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

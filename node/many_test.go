@@ -1,0 +1,122 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// TestSharedCallsKeepBatchesApart: shard 0 applies nothing, as without a quorum. The other batches of a
+// WriteMany are answered, each with its own code. A caller that leaves frees all that its call holds, and
+// a batch that is sent again under its number is applied once.
+func TestSharedCallsKeepBatchesApart(t *testing.T) {
+	const shards = 3
+	var held atomic.Pointer[chan struct{}] // until it is closed, shard 0 applies nothing
+	c := startClusterWith(t, 1, shards, func(cfg *Config) {
+		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
+			if h := held.Load(); h != nil && r.shard == 0 {
+				<-*h
+			}
+			return entry
+		}
+	})
+	ctx, n, cl, id := testContext(t), c.nodes[0], c.dial(), rowraft.ClientID{1}
+	table, err := cl.CreateTable(ctx, counterSchema("shared"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stub := rowraftv1.NewTableClient(connect(t, n.addr, nil))
+	keys := map[uint32]uint64{}
+	for k := uint64(0); len(keys) < shards; k++ {
+		keys[uint32(cl.Map().ShardOf(table.Slot(rowraft.Key(k))))] = k
+	}
+	for shard := range uint32(shards) {
+		if _, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: shard, ClientId: id[:], Incarnation: 1 << 40, Ticket: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seg := wire.Segment{Table: table.Schema().ID, N: 1, Dim: 4, DType: rowraft.Float32}
+	write := func(shard uint32, seq uint64, gradient float32) *rowraftv1.WriteRequest {
+		return &rowraftv1.WriteRequest{
+			Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Shard: shard, ClientId: id[:], Incarnation: 1 << 40, Seq: seq,
+			Payload: segment(seg, []uint64{keys[shard]}, []float32{gradient, 0, 0, 0}),
+		}
+	}
+	release := func() func() {
+		h := make(chan struct{})
+		held.Store(&h)
+		return func() { held.Store(nil); close(h) }
+	}
+
+	letGo := release()
+	stale := write(1, 2, -1)
+	stale.MapVersion = 0
+	call, leave := context.WithCancel(ctx)
+	stream, err := stub.WriteMany(call, &rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{
+		write(0, 1, -1), write(1, 1, -1), write(2, 1, float32(math.NaN())), write(9, 1, -1), stale,
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[uint32]rowraft.Code{}
+	for range 4 {
+		reply, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[reply.Batch] = rowraft.Code(reply.Error.GetCode())
+	}
+	if want := map[uint32]rowraft.Code{1: 0, 2: rowraft.CodeInvalidArgument, 3: rowraft.CodeInvalidArgument, 4: rowraft.CodeWrongShard}; !maps.Equal(got, want) {
+		t.Errorf("while shard 0 hangs the batches end with %v, want %v", got, want)
+	}
+	leave()
+	if _, err := stream.Recv(); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("a call that was left ends with %v", err)
+	}
+	letGo()
+	n.awaitMetric(t, `rowraft_in_flight_bytes{op="push"}`, func(v float64) bool { return v == 0 })
+	again, err := stub.Write(ctx, write(0, 1, -1))
+	if err != nil || !again.Duplicate {
+		t.Errorf("the batch that shard 0 had in its log: %v, %v, want a duplicate", again, err)
+	}
+
+	ask := func(shard uint32, minIndex uint64) *rowraftv1.PullRequest {
+		q := seg
+		q.Flags = wire.FlagNoValues
+		return &rowraftv1.PullRequest{MapVersion: anyMapVersion, Shard: shard, MinIndex: minIndex, Payload: segment(q, []uint64{keys[shard]}, nil)}
+	}
+	pull, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{ask(0, 0), ask(1, 1<<60), ask(2, 0), ask(1, 0)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := map[uint32][]byte{}
+	for {
+		reply, err := pull.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if code := rowraft.Code(reply.Error.GetCode()); (code == rowraft.CodeTooStale) != (reply.Batch == 1) {
+			t.Errorf("batch %d: %v", reply.Batch, reply.Error)
+		}
+		rows[reply.Batch] = reply.Payload
+	}
+	one := wire.Segment{Table: seg.Table, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoKeys}
+	for batch, want := range map[uint32]float32{0: 1, 2: 0, 3: 1} { // counterSchema subtracts gradients
+		if row := segment(one, nil, []float32{want, 0, 0, 0}); !slices.Equal(rows[batch], row) {
+			t.Errorf("batch %d reads %x, want %x", batch, rows[batch], row)
+		}
+	}
+	n.awaitMetric(t, `rowraft_in_flight_bytes{op="pull"}`, func(v float64) bool { return v == 0 })
+}
