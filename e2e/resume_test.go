@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -68,7 +69,7 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 		t.Fatalf("the checkpoint has the blobs %+v, want that of the trainer", m.Blobs)
 	}
 	want := a.digestOfAll()
-	end, err := trainer.ReadSaved(t.Context(), straight.Checkpoint, "exact", 0)
+	end, err := member.ReadSaved(t.Context(), straight.Checkpoint, "exact", 0)
 	if err != nil || !end.State.Ended || end.State.Step != 80 {
 		t.Fatalf("the checkpoint at the end, %q: %+v, %v", straight.Checkpoint, end, err)
 	}

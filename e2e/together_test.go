@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -169,7 +170,7 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	made := stopped[0].Checkpoint
 	var steps []int64
 	for rank, r := range stopped {
-		s, err := trainer.ReadSaved(t.Context(), made, "halts", rank)
+		s, err := member.ReadSaved(t.Context(), made, "halts", rank)
 		if err != nil || !r.Stopped || r.Checkpoint != made {
 			t.Fatalf("trainer %d was stopped: %+v; its state in %q: %v", rank, r, made, err)
 		}

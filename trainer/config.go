@@ -1,15 +1,16 @@
 package trainer
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -56,7 +57,7 @@ type Config struct {
 	Parameters []ParameterConfig `yaml:"parameters"`
 	Average    AverageConfig     `yaml:"average"` // averaging of the weights that the trainers keep
 
-	Checkpoint CheckpointConfig `yaml:"checkpoint"`
+	Checkpoint member.CheckpointConfig `yaml:"checkpoint"`
 	// Resume names the checkpoint to resume from: DESTINATION/NAME of a checkpoint whose tables the cluster has;
 	// "auto": the one that its tables come from, if this trainer has not trained since; "": none, begin with the
 	// data.
@@ -137,65 +138,6 @@ type TableConfig struct {
 type CapacityConfig struct {
 	Rows  uint64 `yaml:"rows"`
 	Evict string `yaml:"evict"` // lru or lfu
-}
-
-// CheckpointConfig configures the checkpoints that a job makes.
-type CheckpointConfig struct {
-	To string `yaml:"to"` // destination
-	// Every is the interval of checkpoints in To while the job trains, by a policy that the first trainer sets and
-	// deletes when the job is done; 0: never. The policy keeps Keep of them, 5 by default, and those younger than
-	// KeepWithin. With FullEvery > 1 the others are deltas.
-	Every      time.Duration `yaml:"every"`
-	Keep       int           `yaml:"keep"`
-	KeepWithin time.Duration `yaml:"keep_within"`
-	FullEvery  int           `yaml:"full_every"`
-	// AtEnd is "true" for a checkpoint in To when all trainers are done, or another destination. OnStop makes one
-	// in To when a trainer gets a stop request.
-	AtEnd      string `yaml:"at_end"`
-	OnStop     bool   `yaml:"on_stop"`
-	SkipAbsent bool   `yaml:"skip_absent"` // make checkpoints without trainers that do not answer
-}
-
-// atEnd returns the destination of the checkpoint at the end, "" for none.
-func (c *CheckpointConfig) atEnd() string {
-	switch c.AtEnd {
-	case "", "false":
-		return ""
-	case "true":
-		return c.To
-	}
-	return c.AtEnd
-}
-
-// whenParked returns the destinations of the checkpoints that a trainer may request when it parks.
-func (c *CheckpointConfig) whenParked() (out []string) {
-	if d := c.atEnd(); d != "" {
-		out = append(out, d)
-	}
-	if c.OnStop {
-		out = append(out, c.To)
-	}
-	return out
-}
-
-func (c *CheckpointConfig) validate() error {
-	if c.Every < 0 || c.Keep < 0 || c.KeepWithin < 0 || c.FullEvery < 0 {
-		return invalid("checkpoint: every %v, keep %d, keep_within %v, full_every %d: want ≥ 0", c.Every, c.Keep,
-			c.KeepWithin, c.FullEvery)
-	}
-	if c.To == "" && (c.OnStop || c.AtEnd == "true" || c.Every > 0) {
-		return invalid("checkpoint: to is missing: set it to the destination, an absolute path that all servers share " +
-			"or s3://bucket/prefix")
-	}
-	for _, to := range []string{c.To, c.atEnd()} {
-		if to == "" {
-			continue
-		}
-		if _, err := depot.Open(to); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // MaxAuditTrainers is the largest number of trainers in an audit row.
@@ -301,7 +243,7 @@ func (c *Config) Validate() error {
 	if err := c.TensorBoard.validate(); err != nil {
 		return err
 	}
-	if err := c.Checkpoint.validate(); err != nil {
+	if err := c.Checkpoint.Validate(); err != nil {
 		return err
 	}
 	for _, t := range []*TableConfig{&c.Embeddings, &c.Dense} {
@@ -348,8 +290,22 @@ func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 	return err
 }
 
-// mainTable returns the name of a table that every job has.
-func (c *Config) mainTable() string { return c.Job + ".dense" }
+// resume returns what a trainer of the job may resume from.
+func (c *Config) resume() *member.Resume {
+	q := &member.Resume{
+		From: c.Resume, Job: c.Job, Rank: c.rank(), Table: c.Job + ".dense", Splits: c.splitData, Steps: c.Mode == Sync,
+		Patience: c.Patience,
+	}
+	for _, t := range c.schemas() {
+		q.Tables = append(q.Tables, t.Name)
+	}
+	return q
+}
+
+// FindSaved reads the state that c.Resume names, or nil if there is none to resume from.
+func FindSaved(ctx context.Context, c *Config, cl *client.Client) (*member.Saved, error) {
+	return c.resume().State(ctx, cl)
+}
 
 // schemas returns the tables of the job: embeddings, if its model has any, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/models"
@@ -99,21 +100,20 @@ func (c *Config) serverTable(p models.Param) rowraft.Schema {
 	return s
 }
 
-// openDense creates the missing tables of single parameters, and makes sure that a worker has written the weights
-// that it must initialize.
-func (j *Job) openDense(ctx context.Context) error {
-	j.layout.tables[0].schema = j.dense
-	for i := range j.layout.tables[1:] {
-		d := &j.layout.tables[1+i]
-		ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
-		have, err := j.tables.EnsureTable(ctx, d.schema)
+// open creates the missing tables of single parameters; dense is the table of the others.
+func (l *denseLayout) open(ctx context.Context, t tables.Tables, dense rowraft.Schema, patience time.Duration) error {
+	l.tables[0].schema = dense
+	for i := range l.tables[1:] {
+		d := &l.tables[1+i]
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		have, err := t.EnsureTable(ctx, d.schema)
 		cancel()
 		if err != nil {
 			return fmt.Errorf("table %s: %w", d.schema.Name, err)
 		}
 		d.schema = have
 	}
-	return j.initialize(ctx)
+	return nil
 }
 
 // segments appends the segments of the dense tables; values are the rows of all of them.

@@ -6,17 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 
-	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
-	"github.com/rowraft/rowraft/trainer/mode"
+	"github.com/rowraft/rowraft/trainer/member"
 )
 
 // defaultLease is how long a worker may be silent before its job continues without it.
@@ -35,7 +31,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if err != nil {
 		return err
 	}
-	saved, err := c.findSplits(ctx, cl)
+	saved, err := c.resume().FindSplits(ctx, cl)
 	if err != nil {
 		return err
 	}
@@ -65,91 +61,28 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 			e.Quorum = c.Quorum
 		}
 	}
-	e.BaseStep = saved.step
-	if e.Checkpoint = saved.id; c.Resume == "" {
+	e.BaseStep = saved.Step
+	if e.Checkpoint = saved.ID; c.Resume == "" {
 		e.Restart = !parted
 	}
-	if parted && saved.resumes {
-		if e.From = saved.parts; e.From.Examples != uint64(e.Parts.Examples) ||
+	if parted && saved.Resumes {
+		if e.From = saved.Parts; e.From.Examples != uint64(e.Parts.Examples) ||
 			e.From.PartExamples != uint64(e.Parts.PartExamples) {
 			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint "+
 				"was made: resume with the same data, trainers and batch",
 				e.Parts.Examples, e.Parts.PartExamples, e.From.Examples, e.From.PartExamples)
 		}
 	}
-	m, err := c.enterRestarted(ctx, func(ctx context.Context) (*client.Member, error) { return cl.EnterJob(ctx, e) })
+	m, err := member.Enter(ctx, c.lease(), c.again, func(ctx context.Context) (*client.Member,
+		error) {
+		return cl.EnterJob(ctx, e)
+	})
 	if err != nil {
 		return err
 	}
 	rank := m.Rank()
 	c.Rank, c.member, c.set, c.splitData = &rank, m, set, parted
 	return nil
-}
-
-// restartPoll is how often a worker whose job is done without it checks whether other workers have started the job
-// again.
-const restartPoll = 250 * time.Millisecond
-
-// enterRestarted calls enter. If the job is done without this worker it tries again for a lease: other workers that
-// start the job once more may come a moment later. A process that was lost from that run itself does not wait.
-func (c *Config) enterRestarted(ctx context.Context,
-	enter func(context.Context) (*client.Member, error)) (*client.Member, error) {
-	over := time.NewTimer(c.lease())
-	defer over.Stop()
-	tick := time.NewTicker(restartPoll)
-	defer tick.Stop()
-	for {
-		m, err := enter(ctx)
-		if !errors.Is(err, client.ErrJobDone) || c.again {
-			return m, err
-		}
-		select {
-		case <-tick.C:
-		case <-over.C:
-			return m, err
-		case <-ctx.Done():
-			return m, err
-		}
-	}
-}
-
-// savedSplits is what a checkpoint has about data that the scheduler divides.
-type savedSplits struct {
-	id      string            // the checkpoint that the cluster's tables come from; "": none, or not needed
-	found   bool              // a checkpoint has the division of the data
-	parts   *checkpoint.Parts // nil: the trainers read fixed shares
-	resumes bool              // a new run resumes there
-	step    int64             // the job's step in that checkpoint, in mode sync
-}
-
-// findSplits reads them if the configuration resumes from a checkpoint.
-func (c *Config) findSplits(ctx context.Context, cl *client.Client) (s savedSplits, err error) {
-	if c.Resume == "" {
-		return s, nil
-	}
-	from, err := cl.Restored(ctx)
-	if err != nil {
-		return s, err
-	}
-	source := from.Of(c.mainTable())
-	s.id = source.ID
-	path := c.Resume
-	if path == "auto" {
-		if source.ID == "" {
-			return s, nil
-		}
-		path = source.Destination + "/" + source.Name
-	}
-	s.parts, s.found, err = readParts(ctx, path, c.Job)
-	if c.Resume == "auto" && rowraft.CodeOf(err) == rowraft.CodeNotFound { // the checkpoint was deleted since
-		return savedSplits{id: source.ID}, nil
-	}
-	trained := slices.ContainsFunc(source.Trained, func(t client.Trainer) bool { return t.Job == c.Job })
-	s.resumes = s.parts != nil && !trained
-	if err == nil && s.found && !trained && c.Mode == Sync {
-		s.step, err = readJobStep(ctx, path, c.Job)
-	}
-	return s, err
 }
 
 func (c *Config) lease() time.Duration {
@@ -217,7 +150,7 @@ func Abandon(ctx context.Context, c *Config, err error) {
 	if c.member == nil || c.member.Left() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), member.LeavePatience)
 	defer cancel()
 	_ = c.member.Leave(ctx, client.LeaveFailed, err.Error(), nil)
 }
@@ -251,41 +184,6 @@ func Again(c, entered Config) Config {
 // errJobStopped ends a run whose job was stopped.
 var errJobStopped = errors.New("the job was stopped")
 
-// leave tells the registry that this trainer has ended, and why.
-func (j *Job) leave(ctx context.Context, r *Result, failure error) {
-	m := j.cfg.member
-	if m == nil || m.Left() {
-		return
-	}
-	patience := j.cfg.Patience
-	switch {
-	case failure != nil:
-		patience = min(patience, leavePatience)
-	case r.Interrupted: // the others wait for it as long as its lease
-		patience = min(patience, max(leavePatience, j.cfg.lease()))
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	defer cancel()
-	why, reason := client.LeaveEnded, ""
-	switch {
-	case failure != nil:
-		why, reason = client.LeaveFailed, failure.Error()
-	case r.Interrupted:
-		why = client.LeaveStopped
-	}
-	parts := j.parts.Reached()
-	for i := range parts {
-		if failure == nil { // what was read ahead is not trained
-			parts[i].Read = parts[i].Acknowledged
-		}
-	}
-	err := m.Leave(ctx, why, reason, parts)
-	// If the call fails the lease expires; nothing else depends on it.
-	if err != nil && failure == nil && rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
-		j.note("left without telling the scheduler: %v", err)
-	}
-}
-
 // beatRates turns counters into rates between two beats.
 type beatRates struct {
 	at             time.Time
@@ -316,68 +214,6 @@ func (j *Job) beat() client.Beat {
 	return b
 }
 
-// stepTables are tables whose workers depend on each other through the shards.
-type stepTables interface {
-	Join(client.JobOptions) error
-	// Adopt installs a later generation.
-	Adopt(rowraft.Generation)
-}
-
-// membership is the newest state of the job's members from the scheduler.
-type membership struct {
-	mu     sync.Mutex
-	newest client.Members
-	joined stepTables    // nil before join
-	first  chan struct{} // closed at the first update
-}
-
-func (m *membership) update(now client.Members) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.newest.Generation == 0 {
-		close(m.first)
-	}
-	m.newest = now
-	if m.joined != nil {
-		m.joined.Adopt(rowraft.Generation(now.Generation))
-	}
-}
-
-// join waits for the first generation that every shard knows, and joins it, if the workers of this mode depend on
-// each other.
-func (j *Job) join(ctx context.Context, m *membership) error {
-	tables, ok := j.tables.(stepTables)
-	if j.cfg.member == nil || !j.cfg.member.InShards() || !ok {
-		return nil
-	}
-	if j.cfg.Trainers > 1 {
-		j.note("waiting for the job's other trainers")
-	}
-	patience := time.NewTimer(j.cfg.Patience)
-	defer patience.Stop()
-	select {
-	case <-m.first:
-	case <-patience.C:
-		return rowraft.Errorf(rowraft.CodeDeadline,
-			"not all of the job's %d trainers registered within %v; `rowraft job describe %s` lists those that did",
-			j.cfg.Trainers, j.cfg.Patience, j.cfg.Job)
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	me := j.cfg.member
-	err := tables.Join(client.JobOptions{
-		ID: rowraft.JobID(me.Run()), Generation: rowraft.Generation(m.newest.Generation),
-		Rank: rowraft.Rank(me.Rank()), Incarnation: me.Incarnation(),
-	})
-	m.joined = tables
-	if s, ok := j.mode.(*mode.SyncStep); ok {
-		s.JoinAt(m.newest.FirstStep)
-	}
-	return err
-}
-
 // splitsPerTrainer is the number of splits per trainer and epoch. After a death other workers read at most one
 // split again, and the last splits of an epoch keep every trainer busy.
 const splitsPerTrainer = 8
@@ -401,18 +237,18 @@ func (c *Config) usesSteps() bool { return c.Mode == Sync || c.Mode == SSP }
 
 // usesSplits reports whether the scheduler divides the data of the job. Each trainer reads a fixed share if it did
 // so in the checkpoint that the run resumes from, and if the examples have no numbers.
-func (c *Config) usesSplits(set data.Set, saved savedSplits) (bool, error) {
+func (c *Config) usesSplits(set data.Set, saved member.SavedSplits) (bool, error) {
 	_, ranger := set.(data.Ranger)
 	able := ranger && set.TrainSize() > 0
 	switch {
-	case c.Parts == nil && saved.found:
-		return able && saved.parts != nil, nil
+	case c.Parts == nil && saved.Found:
+		return able && saved.Parts != nil, nil
 	case c.Parts == nil:
 		return able && c.Trainers > 1, nil
 	case *c.Parts && !able:
 		return false, invalid("parts: %s cannot be divided by the scheduler, which needs a bounded data set that can "+
 			"be read from any position", set.Name())
-	case saved.found && *c.Parts != (saved.parts != nil):
+	case saved.Found && *c.Parts != (saved.Parts != nil):
 		return *c.Parts, invalid("the data was divided differently when the checkpoint was made: parts is %v now",
 			*c.Parts)
 	}

@@ -72,15 +72,15 @@ func (j *Job) result() *Result {
 		Accelerator: j.accel.Backend,
 		Steps:       j.step, Examples: j.examples, Seconds: Number(seconds),
 		ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds), ResumedAtStep: j.before.step,
-		TrainingLoss: Number(j.running.meanLoss()), TrainingAUC: Number(j.running.auc()),
-		FirstLoss: nan, TrainingAccuracy: Number(j.accuracy.share()),
+		TrainingLoss: Number(j.quality.running.meanLoss()), TrainingAUC: Number(j.quality.running.auc()),
+		FirstLoss: nan, TrainingAccuracy: Number(j.quality.accuracy.share()),
 		AUC: nan, LogLoss: nan, Accuracy: nan, BestAUC: nan, BestLogLoss: nan,
 		PushesSent: c.sent, PushesAcknowledged: c.acknowledged, PushesUnknown: c.unknown,
 		BatchesSkipped: c.skipped, BatchesLate: c.late, JobSteps: c.jobStep,
 		FinishedAt: time.Now(),
 	}
-	if j.losses > 0 {
-		r.FirstLoss = Number(j.firstLoss)
+	if j.quality.losses > 0 {
+		r.FirstLoss = Number(j.quality.firstLoss)
 	}
 	if j.cfg.Audit {
 		r.AuditTable = j.audit.Name

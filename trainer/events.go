@@ -61,7 +61,8 @@ func (j *Job) emit(kind string, change func(*Event)) {
 	seconds := time.Since(j.started).Seconds()
 	j.report.emit(kind, &Event{
 		Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
-		Loss: Number(j.running.meanLoss()), AUC: Number(j.running.auc()), Accuracy: Number(j.accuracy.share()),
+		Loss: Number(j.quality.running.meanLoss()), AUC: Number(j.quality.running.auc()),
+		Accuracy:          Number(j.quality.accuracy.share()),
 		ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds),
 		StepsPerSecond:    Number(float64(j.step-j.before.step) / seconds),
 	}, change)

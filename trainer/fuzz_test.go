@@ -97,7 +97,7 @@ func FuzzEssence(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	mine := j.fingerprint()
+	mine := j.cfg.fingerprint(j.set.TrainSize())
 	f.Add(mine)
 	f.Add([]byte(`{"batch":1,"model":7}`))
 	f.Add([]byte(`{"model":{"dim":{}}}`))

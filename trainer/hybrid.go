@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/trainer/average"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/state"
 )
@@ -217,7 +218,7 @@ func (h *hybrid) close(err error) error {
 	ctx := h.ctx
 	if err != nil || ctx.Err() != nil { // a trainer that stops or fails leaves without waiting
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), leavePatience)
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), member.LeavePatience)
 		defer cancel()
 	}
 	if cerr := h.group.Close(ctx); cerr != nil && err == nil && h.ctx.Err() == nil {
@@ -271,7 +272,7 @@ func (h *hybrid) average(values []float32) (behind bool, err error) {
 	}
 	h.rounds = int64(r.Round)
 	if r.Behind {
-		h.j.note("took the dense weights of another trainer, before round %d", r.Round)
+		h.j.report.note("took the dense weights of another trainer, before round %d", r.Round)
 	}
 	return r.Behind, nil
 }

@@ -33,13 +33,23 @@ func (r *initialRows) Push(context.Context, []rowraft.Key, []float32) error {
 // lookEvery is how often a trainer checks for initial weights that another one writes.
 const lookEvery = 200 * time.Millisecond
 
-// initialize makes sure that the weights which a worker initializes exist. Trainer 0 writes them unless every row
-// exists. If only some exist, an earlier trainer 0 died while it wrote, and no trainer has trained on them, because
-// all wait for the last row. The claim fences that earlier one, so all rows come from one worker and none is
-// written late.
-func (j *Job) initialize(ctx context.Context) error {
+// initializer writes the dense weights that a trainer initializes, or waits for them.
+type initializer struct {
+	layout *denseLayout
+	tables tables.Tables
+	job    string
+	rank   int
+	seed   uint64
+	note   func(format string, args ...any)
+}
+
+// run makes sure that the weights which a trainer initializes exist. Trainer 0 writes them unless every row exists. If
+// only some exist, an earlier trainer 0 died while it wrote, and no trainer has trained on them, because all wait for
+// the last row. The claim fences that earlier one, so all rows come from one trainer and none is written late.
+func (n *initializer) run(ctx context.Context) error {
+	l := n.layout
 	var wanted []int
-	for i, conf := range j.layout.configs {
+	for i, conf := range l.configs {
 		if conf.Init == InitWorker && conf.Placement == PlaceServers {
 			wanted = append(wanted, i)
 		}
@@ -47,57 +57,58 @@ func (j *Job) initialize(ctx context.Context) error {
 	if len(wanted) == 0 {
 		return nil
 	}
-	in, ok := j.tables.(tables.Initializer)
+	in, ok := n.tables.(tables.Initializer)
 	if !ok {
-		return invalid("parameters: a worker cannot write these tables: set init to %s or %s", InitSeed, InitServer)
+		return invalid("parameters: a trainer cannot write these tables: set init to %s or %s", InitSeed, InitServer)
 	}
-	look := &initialRows{in: in, table: j.layout.tables[0].schema.ID}
-	if j.cfg.rank() != 0 {
-		return j.awaitWeights(ctx, look, wanted)
+	look := &initialRows{in: in, table: l.tables[0].schema.ID}
+	if n.rank != 0 {
+		return n.await(ctx, look, wanted)
 	}
-	if done, err := j.complete(ctx, look, wanted); err != nil || done {
+	if done, err := l.complete(ctx, look, wanted); err != nil || done {
 		return err
 	}
-	write, err := in.Claim(ctx, j.cfg.Job+".dense")
+	write, err := in.Claim(ctx, n.job+".dense")
 	if err != nil {
 		return fmt.Errorf("first weights: %w", err)
 	}
 	defer write.Close()
 	// An earlier trainer 0 may have written until the claim.
-	if done, err := j.complete(ctx, look, wanted); err != nil || done {
+	if done, err := l.complete(ctx, look, wanted); err != nil || done {
 		return err
 	}
-	values := make([]float32, len(j.layout.initial))
-	models.Initial(values, j.layout.params, j.cfg.Seed)
+	values := make([]float32, len(l.initial))
+	models.Initial(values, l.params, n.seed)
 	to := &initialRows{in: in, write: write, table: look.table}
 	for _, p := range wanted {
-		mine := values[j.layout.places[p]:][:j.layout.sizes[p]]
+		mine := values[l.places[p]:][:l.sizes[p]]
 		fill := func(from int64, dst []float32) { copy(dst, mine[from:]) }
-		if err := j.layout.tensors[p].Fill(ctx, to, fill); err != nil {
+		if err := l.tensors[p].Fill(ctx, to, fill); err != nil {
 			return fmt.Errorf("first weights: %w", err)
 		}
 	}
 	return nil
 }
 
-func (j *Job) complete(ctx context.Context, r tensor.Rows, wanted []int) (bool, error) {
-	for _, p := range wanted {
-		if done, err := j.layout.tensors[p].Complete(ctx, r); err != nil || !done {
+// complete reports whether every row of some parameters exists.
+func (l *denseLayout) complete(ctx context.Context, r tensor.Rows, params []int) (bool, error) {
+	for _, p := range params {
+		if done, err := l.tensors[p].Complete(ctx, r); err != nil || !done {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
-// awaitWeights waits until trainer 0 has written all of them, or ctx ends.
-func (j *Job) awaitWeights(ctx context.Context, look tensor.Rows, wanted []int) error {
+// await waits until trainer 0 has written all of them, or ctx ends.
+func (n *initializer) await(ctx context.Context, look tensor.Rows, wanted []int) error {
 	for first := true; ; first = false {
-		done, err := j.complete(ctx, look, wanted)
+		done, err := n.layout.complete(ctx, look, wanted)
 		if err != nil || done {
 			return err
 		}
 		if first {
-			j.note("waiting for trainer 0, which initializes the dense weights")
+			n.note("waiting for trainer 0, which initializes the dense weights")
 		}
 		select {
 		case <-time.After(lookEvery):

@@ -42,15 +42,12 @@ type Job struct {
 
 	// The goroutine of Run owns the following fields, but for those that are safe for concurrent use.
 	started  time.Time
-	running  running
+	quality  quality
 	step     int64
 	examples int64
 	at       position // position behind the last computed batch
 	before   counters // counters of the processes before this one
 
-	accuracy      accuracy
-	firstLoss     float64
-	losses        int64 // batches with a loss
 	skippedInARow int
 
 	windows *windows // windows of a followed stream; nil without a stream
@@ -85,7 +82,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Obser
 		}
 	}
 	if f, ok := j.set.(*data.Follow); ok {
-		f.OnNote(func(text string) { j.note("%s", text) })
+		f.OnNote(func(text string) { j.report.note("%s", text) })
 	}
 	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
 	if err := j.openModel(); err != nil {
@@ -110,7 +107,7 @@ func (j *Job) openModel() error {
 	}
 	j.accel = report
 	model, err := models.NewThreads(j.cfg.Threads, j.cfg.Batch, j.cfg.Model.Dim, func(batch int) (models.Model, error) {
-		return j.newModel(backend, batch)
+		return j.cfg.newModel(backend, j.shape, batch)
 	})
 	if err != nil {
 		return err
@@ -134,7 +131,13 @@ func (j *Job) openTables(ctx context.Context) error {
 		}
 		*places[strings.TrimPrefix(s.Name, j.cfg.Job)] = have
 	}
-	if err := j.openDense(ctx); err != nil {
+	if err := j.layout.open(ctx, j.tables, j.dense, j.cfg.Patience); err != nil {
+		return err
+	}
+	first := initializer{
+		layout: j.layout, tables: j.tables, job: j.cfg.Job, rank: j.cfg.rank(), seed: j.cfg.Seed, note: j.report.note,
+	}
+	if err := first.run(ctx); err != nil {
 		return err
 	}
 	if !j.cfg.Audit {
@@ -163,7 +166,7 @@ func (j *Job) Run(ctx context.Context) (*Result, error) { return j.run(ctx, nil)
 // run is trainAndScore, and writes an event file if the job has one.
 func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, error) {
 	j.started = time.Now()
-	b, err := j.openTensorboard()
+	b, err := j.cfg.openTensorboard(j.step + 1)
 	if err != nil {
 		j.endPausePoint(err, false)
 		return j.result(), err
@@ -173,7 +176,7 @@ func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, er
 	}
 	r, err := j.trainAndScore(ctx, trained)
 	if unwritten := j.report.endBoard(r); unwritten != nil {
-		j.note("the event file for TensorBoard is incomplete: %v", unwritten)
+		j.report.note("the event file for TensorBoard is incomplete: %v", unwritten)
 	}
 	return r, err
 }
@@ -484,7 +487,8 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.skippedInARow = 0
 	j.examples += int64(w.batch.N)
-	j.countLearned(w)
+	j.quality.add(&w.batch, &w.result)
+	j.windows.add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
 	j.layout.gradients(w.denseGrads, w.result.ParamGrads)
 	j.emit(EventStep, nil)
 	return true, nil

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft/trainer/accel"
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -66,17 +67,17 @@ func (m ModelConfig) fingerprint() ModelConfig {
 func (c *Config) embedded() bool { return c.Model.Kind != LeNet }
 
 // newModel returns the model of the job for batches of the given size.
-func (j *Job) newModel(backend *accel.Backend, batch int) (models.Model, error) {
-	if j.cfg.Model.Sleep > 0 {
-		return &models.Sleep{Time: j.cfg.Model.Sleep}, nil
+func (c *Config) newModel(backend *accel.Backend, shape data.Shape, batch int) (models.Model, error) {
+	if c.Model.Sleep > 0 {
+		return &models.Sleep{Time: c.Model.Sleep}, nil
 	}
-	if j.cfg.Model.Kind == LeNet {
-		return models.NewLeNet(backend, models.LeNetConfig{Batch: batch, Height: j.shape.Height, Width: j.shape.Width,
-			Classes: j.shape.Classes})
+	if c.Model.Kind == LeNet {
+		return models.NewLeNet(backend, models.LeNetConfig{Batch: batch, Height: shape.Height, Width: shape.Width,
+			Classes: shape.Classes})
 	}
 	return models.NewDLRM(backend, models.DLRMConfig{
-		Batch: batch, Dense: j.shape.Dense, Categorical: j.shape.Categorical,
-		Dim: j.cfg.Model.Dim, Bottom: j.cfg.Model.Bottom, Top: j.cfg.Model.Top,
+		Batch: batch, Dense: shape.Dense, Categorical: shape.Categorical,
+		Dim: c.Model.Dim, Bottom: c.Model.Bottom, Top: c.Model.Top,
 	})
 }
 
@@ -108,19 +109,26 @@ func (a *accuracy) add(classes []int32, labels []float32) (right int) {
 // share returns NaN if there are no classes.
 func (a *accuracy) share() float64 { return a.right / a.all }
 
-// countLearned adds the model's loss and predictions for w to the progress.
-func (j *Job) countLearned(w *work) {
-	if j.losses == 0 {
-		j.firstLoss = w.result.Loss
+// quality is how well the model predicts recent batches, before it learns from them.
+type quality struct {
+	running   running
+	accuracy  accuracy
+	firstLoss float64
+	losses    int64 // batches with a loss
+}
+
+// add counts the model's loss and predictions for a batch.
+func (q *quality) add(b *models.Batch, r *models.Result) {
+	if q.losses == 0 {
+		q.firstLoss = r.Loss
 	}
-	j.losses++
-	j.windows.add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
-	if w.result.Classes == nil {
-		j.running.add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
+	q.losses++
+	if r.Classes == nil {
+		q.running.add(r.Predictions, b.Labels[:b.N], r.Loss)
 		return
 	}
-	j.running.add(nil, nil, w.result.Loss)
-	j.accuracy.add(w.result.Classes, w.batch.Labels)
+	q.running.add(nil, nil, r.Loss)
+	q.accuracy.add(r.Classes, b.Labels)
 }
 
 // classScore is the quality of a classifier on a set of examples.

@@ -10,7 +10,7 @@ import (
 )
 
 // quality trains on Local tables and returns the score of the held-out examples.
-func quality(t testing.TB, cfg Config) *Result {
+func qualityOf(t testing.TB, cfg Config) *Result {
 	t.Helper()
 	tables, err := tables.NewLocal(4, nil)
 	if err != nil {
@@ -47,13 +47,13 @@ func example(t testing.TB, name string) Config {
 }
 
 func TestAdult(t *testing.T) {
-	if r := quality(t, example(t, "train-adult.yaml")); !(r.AUC >= 0.885) {
+	if r := qualityOf(t, example(t, "train-adult.yaml")); !(r.AUC >= 0.885) {
 		t.Errorf("AUC %.4f after one pass, want ≥ 0.885", r.AUC)
 	}
 }
 
 func TestCriteo(t *testing.T) {
-	if r := quality(t, example(t, "train-criteo.yaml")); !(r.AUC >= 0.70) {
+	if r := qualityOf(t, example(t, "train-criteo.yaml")); !(r.AUC >= 0.70) {
 		t.Errorf("AUC %.4f after %d steps, want ≥ 0.70", r.AUC, r.Steps)
 	}
 }
@@ -69,7 +69,7 @@ func TestGenerated(t *testing.T) {
 	}
 	cfg.InFlight, cfg.Trainers = 0, 1
 	cfg.Generator.Examples, cfg.Generator.Held = 100_000, 20_000
-	if r := quality(t, cfg); !(r.AUC >= r.BestAUC-0.03) || r.AUC > r.BestAUC+0.005 {
+	if r := qualityOf(t, cfg); !(r.AUC >= r.BestAUC-0.03) || r.AUC > r.BestAUC+0.005 {
 		t.Errorf("AUC %.4f, best %.4f: want within 0.03", r.AUC, r.BestAUC)
 	}
 }

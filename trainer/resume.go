@@ -46,11 +46,11 @@ type configFingerprint struct {
 	Audit      bool                  `json:"audit"`
 }
 
-func (j *Job) fingerprint() []byte {
-	c := &j.cfg
+// fingerprint returns the JSON of the configFingerprint of a job with so many training examples.
+func (c *Config) fingerprint(examples int64) []byte {
 	e := configFingerprint{
 		Job: c.Job, DType: c.DType, Mode: c.Mode, Seed: c.Seed, Trainers: c.Trainers, Batch: c.Batch,
-		Examples:  j.set.TrainSize(),
+		Examples:  examples,
 		Generator: c.Generator, Model: c.Model.fingerprint(), Embeddings: c.Embeddings, Dense: c.Dense,
 		Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
 		Follow: c.Data.followed(),
@@ -78,7 +78,7 @@ func (j *Job) state(ended bool) *state.State {
 	s := &state.State{
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Ended: ended,
 		Step: j.step, Examples: j.examples, Skipped: c.skipped, Acknowledged: c.acknowledged,
-		Config: j.fingerprint(),
+		Config: j.cfg.fingerprint(j.set.TrainSize()),
 		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch,
 			Offset: j.at.offset}},
 		Place: placeOf(j.at.place),
@@ -109,7 +109,7 @@ func (j *Job) Resume(s *state.State) error {
 		return invalid("this is trainer %d of %d of job %s, the state is that of trainer %d of %d of job %s",
 			j.cfg.rank(), j.cfg.Trainers, j.cfg.Job, s.Rank, s.Trainers, s.Job)
 	}
-	if err := sameFingerprint(s.Config, j.fingerprint()); err != nil {
+	if err := sameFingerprint(s.Config, j.cfg.fingerprint(j.set.TrainSize())); err != nil {
 		return err
 	}
 	if parted := j.parts != nil; parted != (len(s.Positions) == 0) {

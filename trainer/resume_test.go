@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/state"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -289,7 +290,7 @@ func TestResumeWantsTheTablesOfTheCheckpoint(t *testing.T) {
 	for i, gone := range all {
 		again := gone
 		again.ID++
-		saved := &Saved{Path: "/mnt/a", State: j.state(false),
+		saved := &member.Saved{Path: "/mnt/a", State: j.state(false),
 			Tables: append(slices.Delete(slices.Clone(all), i, i+1), again)}
 		_, err := j.RunOn(t.Context(), nil, saved)
 		if rowraft.CodeOf(err) != rowraft.CodePrecondition ||
@@ -297,7 +298,7 @@ func TestResumeWantsTheTablesOfTheCheckpoint(t *testing.T) {
 			t.Errorf("another %s: %v, want Precondition", gone.Name, err)
 		}
 	}
-	if err := j.checkTables(&Saved{Tables: all}); err != nil {
+	if err := (&member.Saved{Tables: all}).CheckTables(cfg.Job, j.ownTables()); err != nil {
 		t.Errorf("the tables of the checkpoint: %v", err)
 	}
 }

@@ -2,8 +2,6 @@ package trainer
 
 import (
 	"math"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/rowraft/rowraft/checkpoint"
@@ -82,32 +80,37 @@ func TestWhoDividesTheData(t *testing.T) {
 	set := testGenerator(t, 1000)
 	endless := testGenerator(t, 0)
 	yes, no, rank := true, false, 1
-	divided, strided := savedSplits{found: true, parts: &checkpoint.Parts{}}, savedSplits{found: true}
+	divided, strided := member.SavedSplits{Found: true, Parts: &checkpoint.Parts{}}, member.SavedSplits{Found: true}
 	for name, tc := range map[string]struct {
 		set    data.Set
 		change func(*Config)
 		want   bool
 		fails  bool
-		saved  savedSplits
+		saved  member.SavedSplits
 	}{
-		"several trainers":     {set, func(c *Config) { c.Trainers = 2 }, true, false, savedSplits{}},
-		"one":                  {set, func(*Config) {}, false, false, savedSplits{}},
-		"one that wants parts": {set, func(c *Config) { c.Parts = &yes }, true, false, savedSplits{}},
-		"ranks are given":      {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false, savedSplits{}},
-		"they want none":       {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false, savedSplits{}},
-		"mode sync":            {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false, savedSplits{}},
-		"mode ssp":             {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, true, false, savedSplits{}},
+		"several trainers":     {set, func(c *Config) { c.Trainers = 2 }, true, false, member.SavedSplits{}},
+		"one":                  {set, func(*Config) {}, false, false, member.SavedSplits{}},
+		"one that wants parts": {set, func(c *Config) { c.Parts = &yes }, true, false, member.SavedSplits{}},
+		"ranks are given": {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false,
+			member.SavedSplits{}},
+		"they want none": {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false,
+			member.SavedSplits{}},
+		"mode sync": {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false,
+			member.SavedSplits{}},
+		"mode ssp": {set, func(c *Config) { c.Trainers, c.Mode = 2, SSP }, true, false,
+			member.SavedSplits{}},
 		"with checkpoints": {set, func(c *Config) { c.Trainers, c.Checkpoint.To = 2, "/mnt" }, true, false,
-			savedSplits{}},
+			member.SavedSplits{}},
 		"it may resume": {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, true, false,
-			savedSplits{}},
+			member.SavedSplits{}},
 		"it goes on in parts":     {set, func(c *Config) { c.Trainers = 2 }, true, false, divided},
 		"it goes on with a share": {set, func(c *Config) { c.Trainers = 2 }, false, false, strided},
 		"it had parts before":     {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, true, divided},
 		"it had none before":      {set, func(c *Config) { c.Trainers, c.Parts = 2, &yes }, true, true, strided},
-		"mode geo":                {set, func(c *Config) { c.Trainers, c.Mode = 2, Geo }, true, false, savedSplits{}},
-		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false, savedSplits{}},
-		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true, savedSplits{}},
+		"mode geo": {set, func(c *Config) { c.Trainers, c.Mode = 2, Geo }, true, false,
+			member.SavedSplits{}},
+		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false, member.SavedSplits{}},
+		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true, member.SavedSplits{}},
 	} {
 		c := DefaultConfig()
 		tc.change(&c)
@@ -139,26 +142,6 @@ func TestWhoMayEnterAgain(t *testing.T) {
 		}
 		if tc.hasShare && Lost(t.Context(), &c) { // it asks no server
 			t.Errorf("%s: it would enter again", name)
-		}
-	}
-}
-
-// A checkpoint without a job does not decide how the job's data is divided.
-func TestACheckpointOfAnotherJob(t *testing.T) {
-	dir := t.TempDir()
-	manifest, err := os.ReadFile("../checkpoint/testdata/manifest.txt") // of job ctr, which was trained in shares
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "one"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "one", checkpoint.ManifestFile), manifest, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for job, want := range map[string]bool{"ctr": true, "another": false, "ct": false} {
-		if p, trained, err := readParts(t.Context(), dir+"/one", job); p != nil || trained != want || err != nil {
-			t.Errorf("job %s: %v, %v, %v", job, p, trained, err)
 		}
 	}
 }

@@ -34,21 +34,20 @@ type tensorboardLog struct {
 	last  Event // the last event with a point in the file
 }
 
-// openTensorboard returns nil if the job writes no event file.
-func (j *Job) openTensorboard() (*tensorboardLog, error) {
-	c := &j.cfg.TensorBoard
-	if c.Dir == "" {
+// openTensorboard opens the event file of a run that begins with a step; nil if the job writes none.
+func (c *Config) openTensorboard(step int64) (*tensorboardLog, error) {
+	dir := c.TensorBoard.Dir
+	if dir == "" {
 		return nil, nil
 	}
-	dir := c.Dir
-	if j.cfg.Trainers > 1 {
-		dir = filepath.Join(dir, fmt.Sprintf("trainer-%d", j.cfg.rank()))
+	if c.Trainers > 1 {
+		dir = filepath.Join(dir, fmt.Sprintf("trainer-%d", c.rank()))
 	}
-	w, err := tensorboard.Create(dir, j.step+1, time.Now())
+	w, err := tensorboard.Create(dir, step, time.Now())
 	if err != nil {
 		return nil, invalid("tensorboard: %w", err)
 	}
-	b := &tensorboardLog{w: w, every: c.Every}
+	b := &tensorboardLog{w: w, every: c.TensorBoard.Every}
 	if b.every == 0 {
 		b.every = defaultBoardEvery
 	}

@@ -148,7 +148,7 @@ func TestTensorBoardFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := j.openTensorboard()
+	b, err := j.cfg.openTensorboard(1)
 	if err != nil {
 		t.Fatal(err)
 	}

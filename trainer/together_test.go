@@ -403,7 +403,10 @@ func TestAPauseThatFailsHoldsNoTrainer(t *testing.T) {
 			t.Errorf("withdrawn: %v", err)
 		}
 		go func() {
-			_, _, err := j.pausePoint.Request(t.Context(), func(context.Context, int64) (int64, error) { return 6, nil })
+			_, _, err := j.pausePoint.Request(t.Context(), func(context.Context, int64) (int64, error) {
+				return 6,
+					nil
+			})
 			failed <- err
 		}()
 		synctest.Wait()

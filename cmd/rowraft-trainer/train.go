@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -180,7 +181,7 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // check it now rather than after the run
 		return cfg, cli.Usagef("--json %s: %w", o.json, err)
 	}
-	if o.local && (cfg.Resume != "" || cfg.Checkpoint != trainer.CheckpointConfig{}) {
+	if o.local && (cfg.Resume != "" || cfg.Checkpoint != member.CheckpointConfig{}) {
 		return cfg, cli.Usagef("--local: tables in this process have no checkpoints")
 	}
 	if !o.local && len(cfg.Endpoints) == 0 {

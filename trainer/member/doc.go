@@ -1,10 +1,12 @@
-// Package member is a trainer's membership in its job: what it has of the job's data, where it stops for the job's
-// checkpoints, and the state from which it resumes.
+// Package member is a trainer's membership in its job: how it enters and leaves, what it has of the job's data, where
+// it stops for the job's checkpoints, and the state from which it resumes.
 //
 //	scheduler ──splits──► Splits ──batches──► loop (package trainer) ──► PausePoint ──state──► scheduler
 //
-// The loop reads batches from [Splits] and asks [PausePoint] before each batch whether it may begin. A mode records
-// through a [Range] that the tables have a batch. Package client makes the calls to the scheduler.
+// [Resume] finds what a checkpoint has of the job, [Enter] enters the job, and [Membership] is the trainer in it until
+// Leave and Park. The loop reads batches from [Splits] and asks [PausePoint] before each batch whether it may begin. A
+// mode records through a [Range] that the tables have a batch. Package client makes the calls to the scheduler; this
+// package knows neither the loop nor the configuration of a job.
 //
 // # Invariants
 //

@@ -38,7 +38,7 @@ const (
 
 // Splits reads the splits of the data that the scheduler gives to this trainer, and reports the trained ones.
 //
-// Goroutines: the loop calls Next; any goroutine calls Reached, and Done and Positions of a Range. A goroutine of its own,
+// Goroutines: the loop calls Next; any goroutine calls Reached, and Done and Positions of a Range. One goroutine more,
 // from the first Next to Close, makes all calls to the scheduler: it takes splits ahead and ends trained ones. It
 // waits without limit for a scheduler that is away, and the loop waits for it only when no split is left. One
 // goroutine for all calls keeps the order of take and end, and lets training continue during a call.

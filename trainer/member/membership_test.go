@@ -1,4 +1,4 @@
-package trainer
+package member
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 // A worker that finds its job done without it waits a while for other workers that start the job again, and then
 // takes part. A worker that was lost from the run itself does not wait.
 func TestALateWorkerWaitsForAJobThatRestarts(t *testing.T) {
+	const lease = 10 * time.Second
 	other := errors.New("another error")
 	for name, tc := range map[string]struct {
 		again  bool
@@ -23,15 +24,14 @@ func TestALateWorkerWaitsForAJobThatRestarts(t *testing.T) {
 	}{
 		"others begin it a moment later": {after: 3 * time.Second, err: client.ErrJobDone, takes: 3 * time.Second,
 			member: true},
-		"no worker starts it":             {err: client.ErrJobDone, takes: defaultLease},
+		"no worker starts it":             {err: client.ErrJobDone, takes: lease},
 		"it was lost from this very run":  {again: true, after: 3 * time.Second, err: client.ErrJobDone},
 		"it is refused for another cause": {after: 3 * time.Second, err: other},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began, tries, member := time.Now(), 0, &client.Member{}
-				c := Config{again: tc.again}
-				m, err := c.enterRestarted(t.Context(), func(context.Context) (*client.Member, error) {
+				m, err := Enter(t.Context(), lease, tc.again, func(context.Context) (*client.Member, error) {
 					if tries++; tc.after > 0 && time.Since(began) >= tc.after {
 						return member, nil
 					}
