@@ -125,7 +125,7 @@ func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 		t.Errorf("the push that had a number: %v", err)
 	}
 	if err := push(); err != nil {
-		t.Errorf("a new push when nobody waits: %v", err)
+		t.Errorf("a new push when no other waits: %v", err)
 	}
 	if err := c.Flush(patience(t)); err != nil {
 		t.Error(err)

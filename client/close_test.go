@@ -26,7 +26,7 @@ func TestCloseBesidePush(t *testing.T) {
 					}
 					if err != nil {
 						if code := rowraft.CodeOf(err); code != rowraft.CodeClosing && code != rowraft.CodeUnknown {
-							t.Errorf("push beside Close: %v", err)
+							t.Errorf("push concurrent with Close: %v", err)
 						}
 						return
 					}

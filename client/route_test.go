@@ -123,7 +123,7 @@ type slowLog struct{ slog.Handler }
 func (slowLog) Enabled(context.Context, slog.Level) bool { return true }
 
 func (slowLog) Handle(context.Context, slog.Record) error {
-	time.Sleep(100 * time.Millisecond) //tidy:allow sleep who logs is still there when nobody waits for it
+	time.Sleep(100 * time.Millisecond) //tidy:allow sleep the goroutine that logs outlives its caller
 	return nil
 }
 
@@ -139,7 +139,7 @@ func TestCloseEndsASilentTry(t *testing.T) {
 	go func() { pulled <- c.Pull(ctx, segment) }()
 	for !c.shards.at(0).asking.Load() {
 		if ctx.Err() != nil {
-			t.Fatal("nobody looks for another leader")
+			t.Fatal("no goroutine looks for another leader")
 		}
 		time.Sleep(time.Millisecond) //tidy:allow sleep polls
 	}
@@ -148,7 +148,7 @@ func TestCloseEndsASilentTry(t *testing.T) {
 		t.Error("Close waited for the try")
 	}
 	if c.shards.at(0).asking.Load() {
-		t.Error("Close returned, and somebody looks for another leader")
+		t.Error("Close returned, and a goroutine looks for another leader")
 	}
 	if err := <-pulled; rowraft.CodeOf(err) != rowraft.CodeClosing {
 		t.Errorf("the pull ended with %v, want CodeClosing", err)
@@ -174,7 +174,7 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody := &rowraft.NotLeaderError{}
+	unnamed := &rowraft.NotLeaderError{}
 	named := &rowraft.NotLeaderError{Leader: "c", Term: 2}
 	gone := rowraft.Errorf(rowraft.CodeUnknown, "connection refused")
 	for _, tc := range []struct {
@@ -183,10 +183,10 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 		answers []error // the errors of the tries in order; then the call succeeds
 		want    string
 	}{
-		{"a new leader at once", nil, []error{nobody, named}, "abc"},
-		{"a leader that is not ready", nil, []error{nobody, named, rowraft.Errorf(rowraft.CodeStarting, "not yet"), named}, "abcac"},
-		{"a leader that is gone", nil, []error{nobody, named, gone, named, named}, "abcaab"},
-		{"a leader that is back", nil, []error{nobody, named, gone, named, named, named, nobody, named}, "abcaabcac"},
+		{"a new leader at once", nil, []error{unnamed, named}, "abc"},
+		{"a leader that is not ready", nil, []error{unnamed, named, rowraft.Errorf(rowraft.CodeStarting, "not yet"), named}, "abcac"},
+		{"a leader that is gone", nil, []error{unnamed, named, gone, named, named}, "abcaab"},
+		{"a leader that is back", nil, []error{unnamed, named, gone, named, named, named, unnamed, named}, "abcaabcac"},
 		// The client's process was suspended: it learns of the new leader first, and then reads an answer
 		// that the old leader gave before.
 		{"a leader that was taken for the next one", func(c *Client) { c.learnLeader(0, "c", 2); c.confirmLeader(0, "a") }, []error{gone, named}, "abc"},

@@ -68,7 +68,7 @@ func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused,
 func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*Result, error) {
 	if s != nil {
 		if err := errors.Join(j.Resume(s.State), s.CheckTables(j.cfg.Job, j.ownTables())); err != nil {
-			return nil, fmt.Errorf("go on from checkpoint %s: %w", s.Path, err)
+			return nil, fmt.Errorf("resume from checkpoint %s: %w", s.Path, err)
 		}
 	}
 	if j.cfg.Mode == Sync && j.cfg.member != nil {

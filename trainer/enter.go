@@ -15,15 +15,15 @@ import (
 	"github.com/rowraft/rowraft/trainer/member"
 )
 
-// defaultLease is how long a worker may be silent before its job continues without it.
+// defaultLease is how long a trainer may be silent before its job continues without it.
 const defaultLease = 10 * time.Second
 
 // Enter registers this process as a member of the job under the name worker, and sets its rank in c. Call it before
 // [NewJob], and then [Job.RunOn], which leaves the job. An empty name means the name of the rank, if the rank is
 // known.
 //
-// Errors: CodeInvalidArgument, with both values, if another worker of the job has another configuration, or if all
-// workers are there; CodePrecondition while the job is being stopped.
+// Errors: CodeInvalidArgument, with both values, if another trainer of the job has another configuration, or if all
+// trainers are there; CodePrecondition while the job is being stopped.
 func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
@@ -92,7 +92,7 @@ func (c *Config) lease() time.Duration {
 	return c.Lease
 }
 
-// settings returns what all workers of the job must agree on, by the names in the job's file.
+// settings returns what all trainers of the job must agree on, by the names in the job's file.
 func (c *Config) settings() map[string]string {
 	text, err := json.Marshal(c.terms())
 	if err != nil {
@@ -214,7 +214,7 @@ func (j *Job) beat() client.Beat {
 	return b
 }
 
-// splitsPerTrainer is the number of splits per trainer and epoch. After a death other workers read at most one
+// splitsPerTrainer is the number of splits per trainer and epoch. After a death other trainers read at most one
 // split again, and the last splits of an epoch keep every trainer busy.
 const splitsPerTrainer = 8
 
@@ -232,7 +232,7 @@ func (c *Config) partPlan(examples int64) client.PartPlan {
 	return p
 }
 
-// usesSteps reports whether every shard knows the job's workers.
+// usesSteps reports whether every shard knows the job's trainers.
 func (c *Config) usesSteps() bool { return c.Mode == Sync || c.Mode == SSP }
 
 // usesSplits reports whether the scheduler divides the data of the job. Each trainer reads a fixed share if it did

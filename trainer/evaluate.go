@@ -44,7 +44,7 @@ type Result struct {
 	BatchesLate        int64 `json:"batches_late"` // mode sync: the job continued without them
 	JobSteps           int64 `json:"job_steps"`    // mode sync: closed steps
 
-	// Examples of the job's data that a worker read again after another worker; null if the scheduler did not
+	// Examples of the job's data that a trainer read again after another trainer; null if the scheduler did not
 	// divide the data, or the run did not end.
 	ReadAgainAtLeast *int64 `json:"read_again_at_least"`
 	ReadAgainAtMost  *int64 `json:"read_again_at_most"`

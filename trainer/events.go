@@ -37,7 +37,7 @@ type Event struct {
 	PushesAcknowledged int64     `json:"pushes_acknowledged"`
 	BatchesSkipped     int64     `json:"batches_skipped"`
 	// StalenessSteps is an upper bound of how many steps the weights of recent batches lagged: unacknowledged
-	// pushes of this trainer; in mode ssp also its lead over the slowest worker, in mode geo the batches since it
+	// pushes of this trainer; in mode ssp also its lead over the slowest trainer, in mode geo the batches since it
 	// last read the others' changes.
 	StalenessSteps Number `json:"staleness_steps"`
 	WaitingSeconds Number `json:"waiting_seconds"`        // time during which the model had nothing to compute

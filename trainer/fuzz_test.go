@@ -90,8 +90,8 @@ func FuzzNumber(f *testing.F) {
 	})
 }
 
-// FuzzEssence: a configuration in a state is compared or refused, with the same result in both directions.
-func FuzzEssence(f *testing.F) {
+// FuzzFingerprint: a configuration in a state is compared or refused, with the same result in both directions.
+func FuzzFingerprint(f *testing.F) {
 	cfg := tinyConfig(1, 0)
 	j, err := NewJob(f.Context(), cfg, newLocal(f), nil)
 	if err != nil {

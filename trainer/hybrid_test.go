@@ -138,7 +138,7 @@ func TestATrainerThatJoinsTakesOver(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	mustRun(t, configs[1], l, nil) // it ends, and says farewell
+	mustRun(t, configs[1], l, nil) // it ends, and sends its farewell
 	again := configs[1]
 	var err error
 	if again.Average.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {

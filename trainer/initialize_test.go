@@ -200,7 +200,7 @@ func TestWhatParametersAreRefused(t *testing.T) {
 		{"no name", ParameterConfig{Init: InitWorker}, "a pattern with *"},
 		{"no such parameter", ParameterConfig{Name: "conv1.*"},
 			"the model has no parameter conv1.*; it has bottom.0.weights"},
-		{"tables that cannot", ParameterConfig{Name: "*", Init: InitWorker}, "a worker cannot write these tables"},
+		{"tables that cannot", ParameterConfig{Name: "*", Init: InitWorker}, "a trainer cannot write these tables"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := NewJob(t.Context(), placed(1, tc.p), readOnly{newLocal(t)}, nil)

@@ -255,9 +255,9 @@ func (j *Job) epochs() int {
 // trainInStep trains one batch after the other, with staleness 0.
 func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 	w := j.newWork()
-	stand := func(p *member.Pause) error { return j.boundary(ctx, pushes, p) }
+	stop := func(p *member.Pause) error { return j.boundary(ctx, pushes, p) }
 	for {
-		if ok, err := j.pausePoint.Begin(ctx, stand); !ok {
+		if ok, err := j.pausePoint.Begin(ctx, stop); !ok {
 			return err
 		}
 		err := j.read(src, w)
@@ -272,7 +272,7 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 		case err != nil:
 			return err
 		}
-		if err := j.pull(ctx, w, stand); err != nil {
+		if err := j.pull(ctx, w, stop); err != nil {
 			return stopped(ctx, err)
 		}
 		push, err := j.compute(w)
@@ -349,10 +349,10 @@ func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, 
 		case <-ctx.Done():
 			return nil
 		}
-		stand := func(p *member.Pause) error {
+		stop := func(p *member.Pause) error {
 			return j.drained(ctx, free, func() error { return j.boundary(ctx, pushes, p) })
 		}
-		if ok, err := j.pausePoint.Begin(ctx, stand); !ok {
+		if ok, err := j.pausePoint.Begin(ctx, stop); !ok {
 			return err // nil: ctx has ended, and the state stays in the items
 		}
 		switch err := j.read(src, w); {
@@ -365,7 +365,7 @@ func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, 
 		case err != nil:
 			return err
 		}
-		if err := j.pull(ctx, w, stand); err != nil {
+		if err := j.pull(ctx, w, stop); err != nil {
 			return stopped(ctx, err)
 		}
 		select {
@@ -426,8 +426,8 @@ func (j *Job) read(src feed, w *work) (err error) {
 	return nil
 }
 
-// pull fills w with the weights. While it waits for other workers it calls stand if a checkpoint wants the state.
-func (j *Job) pull(ctx context.Context, w *work, stand func(*member.Pause) error) error {
+// pull fills w with the weights. While it waits for other trainers it calls stop if a checkpoint wants the state.
+func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error) error {
 	w.Segs = nil
 	if !w.Idle {
 		w.Segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
@@ -438,7 +438,7 @@ func (j *Job) pull(ctx context.Context, w *work, stand func(*member.Pause) error
 			return err
 		}
 		if p := j.pausePoint.Current(); p != nil {
-			if err := stand(p); err != nil {
+			if err := stop(p); err != nil {
 				return err
 			}
 		}

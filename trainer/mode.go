@@ -8,7 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Modes: how the workers of a job work together.
+// Modes: how the trainers of a job work together.
 const (
 	Async = "async" // a push is applied at once; no worker waits for another
 	Sync  = "sync"  // a step is applied once, as the mean of the workers' pushes
@@ -23,9 +23,9 @@ var modes = []string{Async, Sync, SSP, Geo}
 type GeoConfig struct {
 	// Every is the number of batches between two rounds; 0: 50. The first rounds come sooner.
 	Every int `yaml:"every" json:"every,omitempty"`
-	// Scale of the changes that a worker sends: "mean", a share of 1/trainers, or "sum", all of them; "": mean.
+	// Scale of the changes that a trainer sends: "mean", a share of 1/trainers, or "sum", all of them; "": mean.
 	Scale string `yaml:"scale" json:"scale,omitempty"`
-	// Rows limits the embedding rows in a worker's copy; 0: 1,000,000.
+	// Rows limits the embedding rows in a trainer's copy; 0: 1,000,000.
 	Rows int `yaml:"rows" json:"-"`
 }
 
@@ -65,7 +65,7 @@ func (c *Config) tableHint(err error) string {
 }
 
 // auditWeight returns what a batch adds to an audit row, so that the row counts one batch: mode sync divides a push
-// by the number of workers.
+// by the number of trainers.
 func (c *Config) auditWeight() float32 {
 	if c.Mode == Sync {
 		return float32(c.Trainers)
@@ -73,7 +73,7 @@ func (c *Config) auditWeight() float32 {
 	return 1
 }
 
-// maxStaleness limits staleness: a worker that may be so far ahead practically never waits.
+// maxStaleness limits staleness: a trainer that may be so far ahead practically never waits.
 const maxStaleness = 1 << 20
 
 // validateMode returns an error for the first setting that is invalid or belongs to another mode.
@@ -108,7 +108,7 @@ func (c *Config) validateMode() error {
 	return nil
 }
 
-// terms are the settings that all workers of a job must agree on; the registry compares them. How a worker
+// terms are the settings that all trainers of a job must agree on; the registry compares them. How a trainer
 // computes, where its data lies and how long it waits may differ.
 type terms struct {
 	Mode       string            `json:"mode"`

@@ -136,13 +136,13 @@ func TestThreadsAreReproducible(t *testing.T) {
 }
 
 // A state of a job with default settings omits threads, modes, later optimizers and schedules.
-func TestEssenceOfAnAsyncJobIsUnchanged(t *testing.T) {
+func TestFingerprintOfAnAsyncJobIsUnchanged(t *testing.T) {
 	j := newJob(t, twoPasses(1, 0), newLocal(t), nil)
-	essence := string(j.cfg.fingerprint(j.set.TrainSize()))
+	fingerprint := string(j.cfg.fingerprint(j.set.TrainSize()))
 	for _, field := range []string{"threads", "quorum", "deadline", "staleness", "geo", "Momentum", "L1", "L2", "Beta",
 		"WeightDecay", "Bound", "Schedule"} {
-		if strings.Contains(essence, `"`+field+`"`) {
-			t.Errorf("%s stands in %s", field, essence)
+		if strings.Contains(fingerprint, `"`+field+`"`) {
+			t.Errorf("%s is in %s", field, fingerprint)
 		}
 	}
 }

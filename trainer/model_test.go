@@ -65,7 +65,7 @@ func TestLeNetJob(t *testing.T) {
 			r.FirstLoss, r.Accuracy, r.LogLoss, r.AUC, r.HeldExamples)
 	}
 	if !(last.Accuracy > 0.9) || last.AUC == last.AUC || !(r.TrainingAccuracy == last.Accuracy) {
-		t.Errorf("the last step says accuracy %v, AUC %v; the result %v", last.Accuracy, last.AUC, r.TrainingAccuracy)
+		t.Errorf("the last step has accuracy %v, AUC %v; the result %v", last.Accuracy, last.AUC, r.TrainingAccuracy)
 	}
 	for _, table := range l.Schemas() {
 		if strings.HasSuffix(table.Name, ".embeddings") {

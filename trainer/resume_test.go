@@ -159,7 +159,7 @@ func TestNoBatchIsLostOrTrainedTwice(t *testing.T) {
 					inFlight, tables.pushing, tables.pushes, s)
 			}
 			tables.strict.mu.Unlock()
-			cancel() // while it stands there
+			cancel() // while it is paused
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
@@ -344,7 +344,7 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 		cfg := twoPasses(20, 0)
 		config(&cfg)
 		if err := newJob(t, cfg, newLocal(t), nil).Resume(s()); err != nil {
-			t.Errorf("%s: %v, want to go on", name, err)
+			t.Errorf("%s: %v, want to resume", name, err)
 		}
 	}
 	cfg, gone := twoPasses(20, 0), s()

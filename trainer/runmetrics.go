@@ -17,7 +17,7 @@ type runMetrics struct {
 }
 
 // beginWait marks that the model has nothing to compute: it waits for data, rows, acknowledgements or other
-// workers.
+// trainers.
 func (m *runMetrics) beginWait() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

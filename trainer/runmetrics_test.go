@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
-func TestMeterOfWaiting(t *testing.T) {
+func TestWaitingIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m runMetrics
 		pass := func(seconds time.Duration) { time.Sleep(seconds * time.Second) } //tidy:allow sleep virtual time
@@ -138,7 +138,7 @@ func TestStalenessOfModeSSP(t *testing.T) {
 	}
 	all.Wait()
 	if !slices.Equal(got.each, []int{0, 1, 2}) {
-		t.Errorf("%v, want 0 1 2 before a worker that stands still", got.each)
+		t.Errorf("%v, want 0 1 2 before a trainer that is paused", got.each)
 	}
 }
 

@@ -36,7 +36,7 @@ func (j *Job) newSyncMode() (syncMode, error) {
 				"use a cluster or trainers: 1", j.cfg.Mode, j.cfg.Trainers)
 		}
 		if !ok {
-			stepper = tables.ForOneWorker(j.tables)
+			stepper = tables.ForOneTrainer(j.tables)
 		}
 		if j.cfg.Mode == SSP {
 			return mode.NewSSP(o, mode.SSPOptions{

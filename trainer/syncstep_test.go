@@ -138,7 +138,7 @@ func (m *team) closeLocked(ctx context.Context) {
 
 // wake makes every waiting worker check again.
 func (m *team) wake() {
-	m.mu.Lock() // who has looked, and not begun to wait, would miss it
+	m.mu.Lock() // a worker that has looked, and not begun to wait, would miss it
 	defer m.mu.Unlock()
 	m.change.Broadcast()
 }

@@ -188,7 +188,7 @@ func TestSyncGoesOnExactly(t *testing.T) {
 				want = min(want, 8)
 			}
 			if s.JobStep != stop || s.Step != want {
-				t.Errorf("stopped at step %d: trainer %d stands behind step %d, after %d batches", stop, rank,
+				t.Errorf("stop at step %d: trainer %d stopped behind step %d, after %d batches", stop, rank,
 					s.JobStep, s.Step)
 			}
 		}
@@ -209,7 +209,8 @@ func TestSyncGoesOnExactly(t *testing.T) {
 					rank, got, want, last)
 			}
 			if got := r.jobs[rank].state(true).JobStep; got != last {
-				t.Errorf("stopped behind step %d: the next state of trainer %d stands behind step %d, want %d", states[0].JobStep, rank, got, last)
+				t.Errorf("stopped behind step %d: the next state of trainer %d is behind step %d, want %d",
+					states[0].JobStep, rank, got, last)
 			}
 		}
 		r.cancel()
@@ -218,7 +219,7 @@ func TestSyncGoesOnExactly(t *testing.T) {
 
 // With pushes in flight, and in every mode, all trainers stop together repeatedly; no push is lost, doubled or late
 // because of that.
-func TestTrainersStandTogether(t *testing.T) {
+func TestTrainersPauseTogether(t *testing.T) {
 	const workers, steps = 3, 30
 	for _, mode := range []string{Async, Sync, SSP, Geo} {
 		for _, inFlight := range []int{0, 3} {
@@ -243,7 +244,7 @@ func TestTrainersStandTogether(t *testing.T) {
 				}
 				for rank, s := range states {
 					if s.Acknowledged != s.Step || mode == Sync && s.Step != states[0].Step {
-						t.Errorf("mode %s, in_flight %d: trainer %d stands at %+v, trainer 0 at step %d", mode,
+						t.Errorf("mode %s, in_flight %d: trainer %d stopped at %+v, trainer 0 at step %d", mode,
 							inFlight, rank, s, states[0].Step)
 					}
 				}
@@ -262,7 +263,7 @@ func TestTrainersStandTogether(t *testing.T) {
 
 // Trainers that average weights they keep stop behind one round; in mode sync they resume exactly: each state has
 // weights and optimizer state.
-func TestTrainersThatAverageStandTogether(t *testing.T) {
+func TestTrainersThatAveragePauseTogether(t *testing.T) {
 	for _, tc := range []struct {
 		mode  string
 		every int
@@ -289,7 +290,7 @@ func TestTrainersThatAverageStandTogether(t *testing.T) {
 		r.stop(release)
 		if a, b := states[0].Step, states[1].Step; tc.mode == Sync && (a != 9 || b != 9) ||
 			tc.mode == Async && a/4 != b/4 {
-			t.Errorf("mode %s: they stand at steps %d and %d", tc.mode, states[0].Step, states[1].Step)
+			t.Errorf("mode %s: they stopped at steps %d and %d", tc.mode, states[0].Step, states[1].Step)
 		}
 		next := m.again()
 		r = next.start(configs(), states, nil)
@@ -317,7 +318,7 @@ func TestTrainersThatAverageStandTogether(t *testing.T) {
 
 // With a quorum a late worker has batches for steps behind the one at which the others stop: these are late, too,
 // and hold no trainer.
-func TestALateWorkerStandsWithTheOthers(t *testing.T) {
+func TestALateTrainerPausesWithTheOthers(t *testing.T) {
 	m := newTeam(t, 3)
 	m.quorum = 2
 	cfg := modeConfig(Sync, 40, 3)
@@ -338,7 +339,7 @@ func TestALateWorkerStandsWithTheOthers(t *testing.T) {
 	for range 3 {
 		select {
 		case <-late:
-		case <-ended: // before anybody else was late
+		case <-ended: // before another was late
 		}
 		states, release, err := r.pause(nil)
 		if err != nil {
@@ -346,7 +347,7 @@ func TestALateWorkerStandsWithTheOthers(t *testing.T) {
 		}
 		for rank, s := range states {
 			if s.JobStep != states[0].JobStep {
-				t.Errorf("trainer %d stands behind step %d, trainer 0 behind step %d", rank, s.JobStep,
+				t.Errorf("trainer %d stopped behind step %d, trainer 0 behind step %d", rank, s.JobStep,
 					states[0].JobStep)
 			}
 		}
@@ -390,7 +391,7 @@ func TestAPauseThatFailsHoldsNoTrainer(t *testing.T) {
 		go func() {
 			_, _, err := j.pausePoint.Request(ctx, func(ctx context.Context, boundary int64) (int64, error) {
 				if boundary != 6 { // one in the push, one in the model, one that waits for its turn, one pulled
-					t.Errorf("it could stand behind step %d first, want 6", boundary)
+					t.Errorf("it could stop behind step %d first, want 6", boundary)
 				}
 				<-ctx.Done()
 				return 0, ctx.Err()

@@ -152,7 +152,7 @@ func TestInFlight(t *testing.T) {
 			t.Errorf("in_flight %d: %d pushes at once", n, s.most)
 		}
 	}
-	t.Run("as many pushes as allowed wait while training goes on", func(t *testing.T) {
+	t.Run("as many pushes as allowed wait while training continues", func(t *testing.T) {
 		const n = 3
 		s := &strict{Local: newLocal(t), t: t, inFlight: n, hold: make(chan struct{})}
 		// Released when n pushes wait and the step after the n-th went through the model.

@@ -16,7 +16,6 @@ var oldWords = regexp.MustCompile(`(?i)\b(?:nobody|somebody|everybody|whoever|an
 var unswept = []string{
 	"checkpoint",
 	"checkpoint/depot",
-	"client",
 	"e2e",
 	"e2e/reference",
 	"e2e/sim",

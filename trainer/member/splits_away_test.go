@@ -87,7 +87,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 		reached := d.Reached()
 		if len(reached) != 1+splitsAhead || slices.ContainsFunc(reached,
 			func(p client.PartReached) bool { return p.Acknowledged != batch*perPart }) {
-			t.Errorf("what others would go on from, if it died: %v, want the end of each", reached)
+			t.Errorf("where others would continue, if it died: %v, want the end of each", reached)
 		}
 		g.here <- struct{}{}
 		err := data.ErrNoneYet
@@ -110,7 +110,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 	})
 }
 
-// The end of a run waits until the scheduler knows the last splits; a run that is told to stop does not.
+// The end of a run waits until the scheduler knows the last splits; a run with a stop request does not.
 func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 	set := testGenerator(t, 20)
 	for _, stopped := range []bool{false, true} {

@@ -8,24 +8,24 @@ import (
 	"github.com/rowraft/rowraft/client"
 )
 
-// Stepper is Tables whose workers depend on each other: modes sync and ssp need one.
+// Stepper is Tables whose trainers depend on each other: modes sync and ssp need one.
 type Stepper interface {
 	Tables
-	// PushStep adds this worker's gradients to a step of the job, counted from 1, and returns when every shard has
+	// PushStep adds this trainer's gradients to a step of the job, counted from 1, and returns when every shard has
 	// closed the step with the mean of its contributors. Without segments it contributes zeros. read are positions
 	// in the data that the job's clock shard stores.
 	PushStep(ctx context.Context, step int64, read []rowraft.Position, segs []Segment) (StepResult, error)
-	// PushIdle is PushStep of a worker that has nothing to read: it does not count for closing a step.
+	// PushIdle is PushStep of a trainer that has nothing to read: it does not count for closing a step.
 	PushIdle(ctx context.Context, step int64, read []rowraft.Position) (StepResult, error)
-	// PushClock applies gradients at once and raises this worker's clock, which never falls; read is as for
+	// PushClock applies gradients at once and raises this trainer's clock, which never falls; read is as for
 	// PushStep.
 	PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs []Segment) error
-	// WaitClock waits until the slowest worker's clock is at least atLeast, or ctx ends, and returns the slowest
+	// WaitClock waits until the slowest trainer's clock is at least atLeast, or ctx ends, and returns the slowest
 	// clock.
 	WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error)
 }
 
-// StepResult is the result of a worker's gradients in a step.
+// StepResult is the result of a trainer's gradients in a step.
 type StepResult struct {
 	Late   int   // number of shards that closed the step without them
 	Unsure int   // number of shards that no longer know the result
@@ -36,7 +36,7 @@ type StepResult struct {
 
 var _ Stepper = (*Cluster)(nil)
 
-// Join makes c the tables of a worker of a job, for modes sync and ssp. Call it before [NewJob].
+// Join makes c the tables of a trainer of a job, for modes sync and ssp. Call it before training begins.
 func (c *Cluster) Join(o client.JobOptions) (err error) {
 	c.job, err = c.client.Job(o)
 	return err
@@ -123,25 +123,25 @@ func (c *Cluster) WaitClock(ctx context.Context, atLeast uint64) (uint64, error)
 	return job.WaitClock(ctx, atLeast)
 }
 
-// ForOneWorker returns t as the Stepper of a job with one worker.
-func ForOneWorker(t Tables) Stepper { return singleWorker{t} }
+// ForOneTrainer returns t as the Stepper of a job with one trainer.
+func ForOneTrainer(t Tables) Stepper { return onlyTrainer{t} }
 
-// singleWorker is a Stepper for the only worker of a job, which waits for no other.
-type singleWorker struct{ Tables }
+// onlyTrainer is a Stepper for the only trainer of a job, which waits for no other.
+type onlyTrainer struct{ Tables }
 
-func (a singleWorker) PushStep(ctx context.Context, step int64, _ []rowraft.Position,
+func (a onlyTrainer) PushStep(ctx context.Context, step int64, _ []rowraft.Position,
 	segs []Segment) (StepResult, error) {
 	return StepResult{Next: step + 1}, a.Push(ctx, segs)
 }
 
-func (a singleWorker) PushIdle(_ context.Context, step int64, _ []rowraft.Position) (StepResult, error) {
+func (a onlyTrainer) PushIdle(_ context.Context, step int64, _ []rowraft.Position) (StepResult, error) {
 	return StepResult{Next: step + 1}, nil
 }
 
-func (a singleWorker) PushClock(ctx context.Context, _ uint64, _ []rowraft.Position, segs []Segment) error {
+func (a onlyTrainer) PushClock(ctx context.Context, _ uint64, _ []rowraft.Position, segs []Segment) error {
 	return a.Push(ctx, segs)
 }
 
-func (a singleWorker) WaitClock(_ context.Context, atLeast uint64) (uint64, error) {
+func (a onlyTrainer) WaitClock(_ context.Context, atLeast uint64) (uint64, error) {
 	return atLeast, nil
 }

@@ -37,7 +37,7 @@ type Tables interface {
 	KeyPerShard(ctx context.Context, table rowraft.TableID) ([]rowraft.Key, error)
 }
 
-// Initializer is the extension of Tables that lets a worker write initial weights.
+// Initializer is the extension of Tables that lets a trainer write initial weights.
 type Initializer interface {
 	// Present fills seg.Values and reports which of its keys have a row. It sees every push and assign that was
 	// acknowledged before the call.
