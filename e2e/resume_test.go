@@ -17,11 +17,12 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/member"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // runJob trains on c and takes part in its checkpoints.
-func runJob(c *cluster, cfg trainer.Config, observe trainer.Observer) (r *trainer.Result, err error) {
+func runJob(c *cluster, cfg trainer.Config, observe report.Observer) (r *report.Result, err error) {
 	c.t.Helper()
 	ctx := deadline(c.t, patience)
 	cl := c.dial(client.Options{})
@@ -139,7 +140,7 @@ func (tr *trainers) progress(rank int) string {
 }
 
 // last is the last event of a trainer; every event has all counters.
-func (tr *trainers) last(rank int) (e trainer.Event, err error) {
+func (tr *trainers) last(rank int) (e report.Event, err error) {
 	f, err := os.Open(tr.progress(rank))
 	if err != nil {
 		return e, err

@@ -12,19 +12,20 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/member"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // runTogether runs a trainer for each rank of a job on c. watch is told of each event.
-func runTogether(t *testing.T, c *cluster, cfg trainer.Config, watch func(e trainer.Event), f func()) []*trainer.Result {
+func runTogether(t *testing.T, c *cluster, cfg trainer.Config, watch func(e report.Event), f func()) []*report.Result {
 	t.Helper()
-	return inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*trainer.Result, error) {
+	return inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*report.Result, error) {
 		return enterAndRun(ctx, c, cfg, watch)
 	}, f)
 }
 
 // enterAndRun is what a trainer's process does.
-func enterAndRun(ctx context.Context, c *cluster, cfg trainer.Config, watch func(e trainer.Event)) (*trainer.Result, error) {
+func enterAndRun(ctx context.Context, c *cluster, cfg trainer.Config, watch func(e report.Event)) (*report.Result, error) {
 	cl := c.dial(client.Options{})
 	if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
 		return nil, err
@@ -57,8 +58,8 @@ func newMidway(step int64) *midway {
 	return m
 }
 
-func (m *midway) watch(e trainer.Event) {
-	if e.Event != trainer.EventStep || e.Step < m.step {
+func (m *midway) watch(e report.Event) {
+	if e.Event != report.EventStep || e.Step < m.step {
 		return
 	}
 	m.reach()
@@ -98,26 +99,26 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 
 	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
 	back := make(chan struct{}) // rank 1 has come again
-	results := inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*trainer.Result, error) {
+	results := inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*report.Result, error) {
 		if *cfg.Rank == 0 {
-			return enterAndRun(ctx, c, cfg, func(e trainer.Event) {
-				if e.Event == trainer.EventAck && e.JobStep >= before+4 {
+			return enterAndRun(ctx, c, cfg, func(e report.Event) {
+				if e.Event == report.EventAck && e.JobStep >= before+4 {
 					<-back
 				}
 			})
 		}
 		once, stop := context.WithCancel(ctx)
 		defer stop()
-		first, err := enterAndRun(once, c, cfg, func(e trainer.Event) {
-			if e.Event == trainer.EventAck && e.JobStep >= before+2 {
+		first, err := enterAndRun(once, c, cfg, func(e report.Event) {
+			if e.Event == report.EventAck && e.JobStep >= before+2 {
 				stop()
 			}
 		})
 		if err != nil || first.ResumedFrom != made || !first.Interrupted {
 			t.Errorf("its first process: %+v, %v", first, err)
 		}
-		return enterAndRun(ctx, c, cfg, func(e trainer.Event) {
-			if e.Event == trainer.EventStart {
+		return enterAndRun(ctx, c, cfg, func(e report.Event) {
+			if e.Event == report.EventStart {
 				close(back)
 			}
 		})
@@ -152,8 +153,8 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	cfg.Checkpoint.To, cfg.Checkpoint.OnStop = dest, true
 	reached, told := make(chan struct{}), make(chan struct{})
 	reach := sync.OnceFunc(func() { close(reached) })
-	stopped := runTogether(t, c, cfg, func(e trainer.Event) {
-		if e.Event != trainer.EventStep || e.Step < from {
+	stopped := runTogether(t, c, cfg, func(e report.Event) {
+		if e.Event != report.EventStep || e.Step < from {
 			return
 		}
 		reach()
@@ -191,10 +192,10 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 }
 
 // inStep runs a trainer for each rank of a job, concurrently with f, and returns their results.
-func inStep(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*trainer.Result, error), f func()) []*trainer.Result {
+func inStep(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*report.Result, error), f func()) []*report.Result {
 	t.Helper()
 	ctx := deadline(t, patience)
-	results := make([]*trainer.Result, cfg.Trainers)
+	results := make([]*report.Result, cfg.Trainers)
 	var all sync.WaitGroup
 	for rank := range results {
 		cfg := cfg

@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/mode"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // attend registers the run for the checkpoints of c's cluster; it resumes from s unless s is nil. It calls onStop when
@@ -51,7 +52,7 @@ func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused,
 	if err != nil {
 		return nil, err
 	}
-	s, parts := p.State, j.parts.Reached()
+	s, parts := p.State, j.splits.Reached()
 	for i := range parts { // what was read ahead is not trained
 		parts[i].Read = parts[i].Acknowledged
 	}
@@ -65,7 +66,7 @@ func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused,
 // RunOn is Run on a cluster. It requires that [Enter] has entered the job. It resumes from s unless s is nil, takes
 // part in the cluster's checkpoints, and makes those of the configuration. At the end it waits for the other trainers
 // of its job, whose checkpoints need its state.
-func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*Result, error) {
+func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*report.Result, error) {
 	if s != nil {
 		if err := errors.Join(j.Resume(s.State), s.CheckTables(j.cfg.Job, j.ownTables())); err != nil {
 			return nil, fmt.Errorf("resume from checkpoint %s: %w", s.Path, err)
@@ -78,7 +79,7 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*Re
 	defer cancel(nil)
 	ms := member.New(member.Options{
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Patience: j.cfg.Patience, Lease: j.cfg.lease(),
-		Checkpoint: j.cfg.Checkpoint, Note: j.report.note, Reached: j.parts.Reached,
+		Checkpoint: j.cfg.Checkpoint, Note: j.report.Note, Reached: j.splits.Reached,
 	}, c, j.cfg.member)
 	at, err := j.attend(ctx, c, s, func() { cancel(errJobStopped) }, ms.Update)
 	if err != nil {
@@ -105,15 +106,15 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*Re
 		return nil, err
 	}
 	if s == nil && j.cfg.Resume == "auto" {
-		j.report.note("RESUME AUTO FOUND NO CHECKPOINT TO RESUME FROM: this trainer begins at step 1, or where its running job is")
+		j.report.Note("RESUME AUTO FOUND NO CHECKPOINT TO RESUME FROM: this trainer begins at step 1, or where its running job is")
 	}
 	if s != nil {
-		j.report.note("resuming from checkpoint %s after step %d", s.Path, s.State.Step)
+		j.report.Note("resuming from checkpoint %s after step %d", s.Path, s.State.Step)
 	}
-	r, err := j.run(train, func(r *Result) error {
+	r, err := j.run(train, func(r *report.Result) error {
 		r.Stopped = context.Cause(train) == errJobStopped
 		ms.Leave(ctx, r.Interrupted, nil)
-		if j.parts != nil && !r.Interrupted {
+		if j.splits != nil && !r.Interrupted {
 			if least, most, ok := ms.RepeatedExamples(ctx); ok {
 				r.ReadAgainAtLeast, r.ReadAgainAtMost = &least, &most
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -66,7 +67,7 @@ type Config struct {
 	// MaxSkipped ends the run after so many batches in a row that are not finite; 0: 100.
 	MaxSkipped int `yaml:"max_skipped"`
 
-	TensorBoard TensorBoardConfig `yaml:"tensorboard"`
+	TensorBoard report.TensorBoardConfig `yaml:"tensorboard"`
 
 	Audit       bool   `yaml:"audit"`       // change audit rows with each push
 	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out examples at the end; default true
@@ -240,7 +241,7 @@ func (c *Config) Validate() error {
 	if err := c.validateModel(); err != nil {
 		return err
 	}
-	if err := c.TensorBoard.validate(); err != nil {
+	if err := c.TensorBoard.Validate(); err != nil {
 		return err
 	}
 	if err := c.Checkpoint.Validate(); err != nil {

@@ -35,7 +35,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if err != nil {
 		return err
 	}
-	parted, err := c.usesSplits(set, saved)
+	divided, err := c.usesSplits(set, saved)
 	if err != nil {
 		return err
 	}
@@ -47,12 +47,12 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if e.Worker == "" && e.Rank != nil {
 		e.Worker = fmt.Sprintf("rank-%d", *e.Rank)
 	}
-	e.Settings["parts"] = fmt.Sprint(parted)
+	e.Settings["parts"] = fmt.Sprint(divided)
 	if n := set.TrainSize(); n > 0 {
 		e.Settings["data.examples"] = fmt.Sprint(n)
 	}
-	if parted {
-		e.Parts = c.partPlan(set.TrainSize())
+	if divided {
+		e.Parts = c.splitPlan(set.TrainSize())
 		e.Settings["epochs"] = fmt.Sprint(e.Parts.Epochs)
 	}
 	if c.usesSteps() {
@@ -63,9 +63,9 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	}
 	e.BaseStep = saved.Step
 	if e.Checkpoint = saved.ID; c.Resume == "" {
-		e.Restart = !parted
+		e.Restart = !divided
 	}
-	if parted && saved.Resumes {
+	if divided && saved.Resumes {
 		if e.From = saved.Parts; e.From.Examples != uint64(e.Parts.Examples) ||
 			e.From.PartExamples != uint64(e.Parts.PartExamples) {
 			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint "+
@@ -81,7 +81,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		return err
 	}
 	rank := m.Rank()
-	c.Rank, c.member, c.set, c.splitData = &rank, m, set, parted
+	c.Rank, c.member, c.set, c.splitData = &rank, m, set, divided
 	return nil
 }
 
@@ -176,8 +176,8 @@ func (c *Config) hasFixedShare() bool {
 // Again returns the configuration with which a lost trainer registers again: c as it was before it registered, with
 // the data divided as in the job. It does not resume from a checkpoint twice.
 func Again(c, entered Config) Config {
-	parted := entered.splitData
-	c.Resume, c.Parts, c.again = "", &parted, true
+	divided := entered.splitData
+	c.Resume, c.Parts, c.again = "", &divided, true
 	return c
 }
 
@@ -195,15 +195,15 @@ var nan = math.NaN()
 
 // beat returns the progress of this trainer for the scheduler. One goroutine at a time may call it.
 func (j *Job) beat() client.Beat {
-	p := j.report.now()
+	p := j.report.Now()
 	b := client.Beat{
 		Step: p.Step, Examples: p.Examples, BatchesSkipped: p.BatchesSkipped,
 		Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
 		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: float64(p.StalenessSteps), Waiting: nan,
-		Parts: j.parts.Reached(),
+		Parts: j.splits.Reached(),
 	}
 	now := time.Now()
-	waited := j.report.waiting(now)
+	waited := j.report.Waiting(now)
 	if last := j.beats; !last.at.IsZero() && now.After(last.at) {
 		seconds := now.Sub(last.at).Seconds()
 		b.StepsPerSecond = float64(p.Step-last.step) / seconds
@@ -218,8 +218,8 @@ func (j *Job) beat() client.Beat {
 // split again, and the last splits of an epoch keep every trainer busy.
 const splitsPerTrainer = 8
 
-// partPlan returns the splits of the training examples. All trainers of a job compute the same plan.
-func (c *Config) partPlan(examples int64) client.PartPlan {
+// splitPlan returns the splits of the training examples. All trainers of a job compute the same plan.
+func (c *Config) splitPlan(examples int64) client.PartPlan {
 	share := (examples + int64(c.Trainers)*splitsPerTrainer - 1) / (int64(c.Trainers) * splitsPerTrainer)
 	batch := int64(c.Batch)
 	p := client.PartPlan{

@@ -20,9 +20,9 @@ type feed interface {
 
 // feed opens the source of the run's batches.
 func (j *Job) feed(ctx context.Context) feed {
-	if j.parts != nil {
-		j.parts.Open(ctx, j.step)
-		return splitFeed{j.parts}
+	if j.splits != nil {
+		j.splits.Open(ctx, j.step)
+		return splitFeed{j.splits}
 	}
 	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step,
 		at: j.at}

@@ -6,81 +6,26 @@ import (
 	"io"
 	"math"
 	"time"
+
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
-// Result is the result of a run. Its JSON form is a contract: later versions may add fields, but rename none.
-type Result struct {
-	Job         string `json:"job"`
-	Mode        string `json:"mode"`
-	Data        string `json:"data"`
-	Rank        int    `json:"rank"`
-	Trainers    int    `json:"trainers"`
-	Accelerator string `json:"accelerator"`
-
-	Steps             int64  `json:"steps"`           // of all processes, those before a resume included
-	ResumedAtStep     int64  `json:"resumed_at_step"` // 0: the run began at step 1
-	Examples          int64  `json:"examples"`
-	Seconds           Number `json:"seconds"`
-	ExamplesPerSecond Number `json:"examples_per_second"`
-	TrainingLoss      Number `json:"training_loss"` // mean of the last batches, nats
-	TrainingAUC       Number `json:"training_auc"`  // of the last batches, predicted before the update
-
-	FirstLoss        Number `json:"first_loss"`        // the loss of the first batch of this process
-	TrainingAccuracy Number `json:"training_accuracy"` // also of the last batches; null without classes
-
-	// The held-out examples; null if they were not scored.
-	HeldExamples int    `json:"held_examples"`
-	AUC          Number `json:"auc"`
-	LogLoss      Number `json:"log_loss"`
-	Accuracy     Number `json:"accuracy"` // null without classes
-	// The score of the true probabilities; null if they are unknown.
-	BestAUC     Number `json:"best_auc"`
-	BestLogLoss Number `json:"best_log_loss"`
-
-	PushesSent         int64 `json:"pushes_sent"`
-	PushesAcknowledged int64 `json:"pushes_acknowledged"`
-	PushesUnknown      int64 `json:"pushes_unknown"` // sent, with unknown outcome
-	BatchesSkipped     int64 `json:"batches_skipped"`
-	BatchesLate        int64 `json:"batches_late"` // mode sync: the job continued without them
-	JobSteps           int64 `json:"job_steps"`    // mode sync: closed steps
-
-	// Examples of the job's data that a trainer read again after another trainer; null if the scheduler did not
-	// divide the data, or the run did not end.
-	ReadAgainAtLeast *int64 `json:"read_again_at_least"`
-	ReadAgainAtMost  *int64 `json:"read_again_at_most"`
-
-	// AuditTable has the number of this trainer's applied pushes in dimension Rank of each of AuditKeys; "" without
-	// audit.
-	AuditTable string   `json:"audit_table,omitempty"`
-	AuditKeys  []string `json:"audit_keys,omitempty"` // decimal: JSON numbers end at 2^53
-
-	ResumedFrom string `json:"resumed_from,omitempty"` // checkpoint, DESTINATION/NAME
-	Checkpoint  string `json:"checkpoint,omitempty"`   // checkpoint made at the end or on stop
-
-	Interrupted bool      `json:"interrupted"`
-	Stopped     bool      `json:"stopped,omitempty"` // by rowraft job stop
-	FinishedAt  time.Time `json:"finished_at"`
-}
-
 // result returns the result after training, without scores.
-func (j *Job) result() *Result {
+func (j *Job) result() *report.Result {
 	seconds := time.Since(j.started).Seconds()
-	nan := Number(math.NaN())
-	c := j.report.counted()
-	r := &Result{
+	nan := report.Number(math.NaN())
+	c := j.report.Counted()
+	r := &report.Result{
 		Job: j.cfg.Job, Mode: j.cfg.Mode, Data: j.set.Name(), Rank: j.cfg.rank(), Trainers: j.cfg.Trainers,
 		Accelerator: j.accel.Backend,
-		Steps:       j.step, Examples: j.examples, Seconds: Number(seconds),
-		ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds), ResumedAtStep: j.before.step,
-		TrainingLoss: Number(j.quality.running.meanLoss()), TrainingAUC: Number(j.quality.running.auc()),
-		FirstLoss: nan, TrainingAccuracy: Number(j.quality.accuracy.share()),
+		Steps:       j.step, Examples: j.examples, Seconds: report.Number(seconds),
+		ExamplesPerSecond: report.Number(float64(j.examples-j.before.examples) / seconds), ResumedAtStep: j.before.step,
+		TrainingLoss: j.quality.Loss(), TrainingAUC: j.quality.AUC(),
+		FirstLoss: j.quality.FirstLoss(), TrainingAccuracy: j.quality.Accuracy(),
 		AUC: nan, LogLoss: nan, Accuracy: nan, BestAUC: nan, BestLogLoss: nan,
-		PushesSent: c.sent, PushesAcknowledged: c.acknowledged, PushesUnknown: c.unknown,
-		BatchesSkipped: c.skipped, BatchesLate: c.late, JobSteps: c.jobStep,
+		PushesSent: c.Sent, PushesAcknowledged: c.Acknowledged, PushesUnknown: c.Unknown,
+		BatchesSkipped: c.Skipped, BatchesLate: c.Late, JobSteps: c.JobStep,
 		FinishedAt: time.Now(),
-	}
-	if j.quality.losses > 0 {
-		r.FirstLoss = Number(j.quality.firstLoss)
 	}
 	if j.cfg.Audit {
 		r.AuditTable = j.audit.Name
@@ -92,7 +37,7 @@ func (j *Job) result() *Result {
 }
 
 // Evaluate scores the held-out examples with the present weights of the tables, without training.
-func (j *Job) Evaluate(ctx context.Context) (*Result, error) {
+func (j *Job) Evaluate(ctx context.Context) (*report.Result, error) {
 	if j.hybrid != nil {
 		return nil, errElsewhere
 	}
@@ -102,15 +47,15 @@ func (j *Job) Evaluate(ctx context.Context) (*Result, error) {
 }
 
 // score adds the scores of the held-out examples to r. One pull of the dense weights serves all of them.
-func (j *Job) score(ctx context.Context, r *Result) error {
+func (j *Job) score(ctx context.Context, r *report.Result) error {
 	src, err := j.set.Held()
 	if err != nil {
 		return err
 	}
 	defer src.Close()
 	w := j.newWork()
-	var examples, truth []scored
-	var classes classScore
+	var examples, truth report.Predictions
+	var classes report.ClassScore
 	for batches := int64(0); ; batches++ {
 		if err := src.Next(w.data); err == io.EOF {
 			break
@@ -124,25 +69,27 @@ func (j *Job) score(ctx context.Context, r *Result) error {
 		if err := j.model.Predict(&w.batch, w.rows, w.flat, &w.result); err != nil {
 			return err
 		}
-		classes.add(w)
+		classes.Add(&w.batch, &w.result)
 		for i, p := range w.result.Predictions {
 			positive := w.batch.Labels[i] > 0.5
-			examples = append(examples, scored{p, positive})
+			examples.Add(p, positive)
 			if j.shape.Truth {
-				truth = append(truth, scored{w.data.Truth[i], positive})
+				truth.Add(w.data.Truth[i], positive)
 			}
 		}
-		j.emit(EventHeld, func(e *Event) { e.Step, e.Steps, e.Examples = batches+1, 0, int64(len(examples)) })
+		j.emit(report.EventHeld, func(e *report.Event) {
+			e.Step, e.Steps, e.Examples = batches+1, 0,
+				int64(len(examples))
+		})
 	}
-	if classes.examples > 0 {
-		classes.report(r)
+	if classes.Fill(r) {
 		return nil
 	}
-	s := score(examples)
-	r.HeldExamples, r.AUC, r.LogLoss = s.Examples, Number(s.AUC), Number(s.LogLoss)
+	s := examples.Score()
+	r.HeldExamples, r.AUC, r.LogLoss = s.Examples, report.Number(s.AUC), report.Number(s.LogLoss)
 	if j.shape.Truth {
-		s := score(truth)
-		r.BestAUC, r.BestLogLoss = Number(s.AUC), Number(s.LogLoss)
+		s := truth.Score()
+		r.BestAUC, r.BestLogLoss = report.Number(s.AUC), report.Number(s.LogLoss)
 	}
 	r.FinishedAt = time.Now()
 	return nil

@@ -3,95 +3,15 @@ package trainer
 import (
 	"fmt"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
 // defaultWindow is the length of a window of a followed stream.
 const defaultWindow = time.Minute
-
-// Window summarizes the training in a period of a followed stream. The model predicts every example before it
-// learns from it.
-type Window struct {
-	From     time.Time `json:"from"`
-	To       time.Time `json:"to"`
-	Steps    int64     `json:"steps"`
-	Examples int64     `json:"examples"`
-	Loss     Number    `json:"loss"` // mean over examples, nats
-	AUC      Number    `json:"auc"`  // in 1,024 bins
-}
-
-// windows divides the run into windows. The goroutine that computes adds batches; the goroutine that reads closes a
-// window in which no batch comes any more. A nil *windows does nothing.
-type windows struct {
-	length time.Duration
-	now    func() time.Time
-	tell   func(Window)
-
-	mu       sync.Mutex
-	from     time.Time // zero: no window is open
-	pos, neg [aucBins]int64
-	steps    int64
-	examples int64
-	loss     float64
-}
-
-// add counts a batch.
-func (w *windows) add(predictions, labels []float32, loss float64) {
-	if w == nil {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.closeLocked(false)
-	if w.from.IsZero() {
-		w.from = w.now()
-	}
-	w.steps++
-	w.examples += int64(len(labels))
-	w.loss += loss * float64(len(labels))
-	for i, p := range predictions {
-		bin := min(int(p*aucBins), aucBins-1)
-		if labels[i] > 0.5 {
-			w.pos[bin]++
-		} else {
-			w.neg[bin]++
-		}
-	}
-}
-
-// close reports the open window if its time is over, or if end is set.
-func (w *windows) close(end bool) {
-	if w == nil {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.closeLocked(end)
-}
-
-// REQUIRES: w.mu is held.
-func (w *windows) closeLocked(end bool) {
-	if w.from.IsZero() || !end && w.now().Sub(w.from) < w.length {
-		return
-	}
-	r := running{loss: w.loss, weight: float64(w.examples)}
-	for i := range w.pos {
-		r.pos[i], r.neg[i] = float64(w.pos[i]), float64(w.neg[i])
-	}
-	to := w.from.Add(w.length)
-	if now := w.now(); now.Before(to) {
-		to = now
-	}
-	w.tell(Window{From: w.from, To: to, Steps: w.steps, Examples: w.examples, Loss: Number(r.meanLoss()),
-		AUC: Number(r.auc())})
-	clear(w.pos[:])
-	clear(w.neg[:])
-	w.from, w.steps, w.examples, w.loss = time.Time{}, 0, 0, 0
-}
 
 // openWindows creates the windows of a job that follows a stream.
 func (j *Job) openWindows() {
@@ -102,13 +22,13 @@ func (j *Job) openWindows() {
 	if length == 0 {
 		length = defaultWindow
 	}
-	j.windows = &windows{length: length, now: time.Now, tell: func(w Window) {
-		j.report.emit(EventWindow, nil, func(e *Event) {
+	j.windows = report.NewWindows(length, func(w report.Window) {
+		j.report.Emit(report.EventWindow, nil, func(e *report.Event) {
 			e.Window = &w
 			e.Message = fmt.Sprintf("%s to %s: %d examples in %d steps, loss %.4f, AUC %.4f",
 				w.From.Format(time.TimeOnly), w.To.Format(time.TimeOnly), w.Examples, w.Steps, w.Loss, w.AUC)
 		})
-	}}
+	})
 }
 
 // openTrain opens the training examples at r.at.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/state"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -56,18 +56,18 @@ type streamRun struct {
 	t     *testing.T
 	job   *Job
 	stop  context.CancelFunc
-	ended chan *Result
+	ended chan *report.Result
 
 	mu      sync.Mutex
 	changed chan struct{} // capacity 1
-	now     Event
-	windows []Window
+	now     report.Event
+	windows []report.Window
 }
 
 func runStream(t *testing.T, cfg Config, tables tables.Tables, from *state.State) *streamRun {
 	t.Helper()
-	r := &streamRun{t: t, ended: make(chan *Result, 1), changed: make(chan struct{}, 1)}
-	r.job = newJob(t, cfg, tables, func(e Event) {
+	r := &streamRun{t: t, ended: make(chan *report.Result, 1), changed: make(chan struct{}, 1)}
+	r.job = newJob(t, cfg, tables, func(e report.Event) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.now = e
@@ -219,41 +219,6 @@ func pushedOnce(t *testing.T, j *Job, local *tables.Local, ad []byte) bool {
 		}
 	}
 	return false
-}
-
-func TestWindowsAreCutByTime(t *testing.T) {
-	now := time.Unix(1000, 0)
-	var got []Window
-	w := &windows{length: time.Minute, now: func() time.Time { return now },
-		tell: func(w Window) { got = append(got, w) }}
-	w.close(false)
-	w.add([]float32{0.9, 0.1}, []float32{1, 0}, 0.5)
-	now = now.Add(30 * time.Second)
-	w.add([]float32{0.2}, []float32{0}, 2)
-	w.close(false)
-	if len(got) != 0 {
-		t.Fatalf("a window of half a minute is over: %+v", got)
-	}
-	now = now.Add(40 * time.Second)
-	w.add([]float32{0.1, 0.9}, []float32{1, 0}, 3) // of the next
-	now = now.Add(time.Second)
-	w.close(true)
-	w.close(true)
-	if len(got) != 2 {
-		t.Fatalf("windows %+v, want 2", got)
-	}
-	a, b := got[0], got[1]
-	if a.Examples != 3 || a.Steps != 2 || a.Loss != 1 || a.AUC != 1 || a.To.Sub(a.From) != time.Minute {
-		t.Errorf("the first: %+v, want 3 examples in a minute, loss (2·0.5 + 2)/3 = 1, AUC 1", a)
-	}
-	if b.Examples != 2 || b.AUC != 0 || b.To.Sub(b.From) != time.Second || !b.From.Equal(time.Unix(1070, 0)) {
-		t.Errorf("the second: %+v", b)
-	}
-	w.add([]float32{0.5}, []float32{1}, 1)
-	w.close(true)
-	if last := got[2]; !math.IsNaN(float64(last.AUC)) {
-		t.Errorf("AUC %v of one label, want NaN", last.AUC)
-	}
 }
 
 func TestWhatAStreamCannotHave(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -17,7 +18,7 @@ func geoConfig(steps int64, inFlight, every int) Config {
 
 // A single worker learns the same as in mode async, but for the rounding of the differences that it sends.
 func TestGeoOfOneTrainerIsAsync(t *testing.T) {
-	rows := func(cfg Config) (*Result, []float32) {
+	rows := func(cfg Config) (*report.Result, []float32) {
 		l := newLocal(t)
 		r := mustRun(t, cfg, l, nil)
 		var all []float32
@@ -75,8 +76,8 @@ func TestGeoIsSettledAtABoundary(t *testing.T) {
 			}
 		}
 		at := make(chan struct{})
-		j := newJob(t, cfg, l, func(e Event) {
-			if e.Event == EventStep && e.Step == 11 {
+		j := newJob(t, cfg, l, func(e report.Event) {
+			if e.Event == report.EventStep && e.Step == 11 {
 				close(at)
 			}
 		})

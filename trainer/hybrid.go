@@ -264,15 +264,15 @@ func (h *hybrid) average(values []float32) (behind bool, err error) {
 	if h.group == nil {
 		return false, nil
 	}
-	h.j.report.beginWait()
+	h.j.report.BeginWait()
 	r, err := h.group.Average(h.ctx, values)
-	h.j.report.endWait()
+	h.j.report.EndWait()
 	if err != nil {
 		return false, fmt.Errorf("average with the other trainers: %w", err)
 	}
 	h.rounds = int64(r.Round)
 	if r.Behind {
-		h.j.report.note("took the dense weights of another trainer, before round %d", r.Round)
+		h.j.report.Note("took the dense weights of another trainer, before round %d", r.Round)
 	}
 	return r.Behind, nil
 }

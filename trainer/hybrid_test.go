@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // kept is tinyConfig whose dense weights the trainers keep.
@@ -145,7 +146,7 @@ func TestATrainerThatJoinsTakesOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	took := false
-	mustRun(t, again, l, func(e Event) { took = took || strings.Contains(e.Message, "took the dense weights") })
+	mustRun(t, again, l, func(e report.Event) { took = took || strings.Contains(e.Message, "took the dense weights") })
 	if !took {
 		t.Error("the trainer that came back did not take over what the other one has")
 	}

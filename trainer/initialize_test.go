@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -112,7 +113,7 @@ func TestOneWorkersWeightsWin(t *testing.T) {
 		for _, rank := range []int{2, 1} {
 			all.Go(func() {
 				defer once.Do(func() { close(waited) }) // whatever became of it
-				j, err := NewJob(t.Context(), config(rank, 7), l, func(e Event) {
+				j, err := NewJob(t.Context(), config(rank, 7), l, func(e report.Event) {
 					if strings.Contains(e.Message, "waiting for trainer 0") {
 						once.Do(func() { close(waited) })
 					}
@@ -217,7 +218,7 @@ func TestWaitingForWeightsEnds(t *testing.T) {
 	cfg := placed(1, ParameterConfig{Name: "*", Init: InitWorker})
 	cfg.Trainers, cfg.Rank = 2, &rank
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := NewJob(ctx, cfg, newLocal(t), func(Event) { cancel() })
+	_, err := NewJob(ctx, cfg, newLocal(t), func(report.Event) { cancel() })
 	if rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "trainer 0 has not initialized") {
 		t.Errorf("NewJob = %v, want a deadline that names trainer 0", err)
 	}

@@ -10,14 +10,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
-	"golang.org/x/sync/semaphore"
 )
 
 // grace is how long a run that must stop waits for the pushes it has sent.
@@ -42,7 +44,7 @@ type Job struct {
 
 	// The goroutine of Run owns the following fields, but for those that are safe for concurrent use.
 	started  time.Time
-	quality  quality
+	quality  report.Quality
 	step     int64
 	examples int64
 	at       position // position behind the last computed batch
@@ -50,11 +52,11 @@ type Job struct {
 
 	skippedInARow int
 
-	windows *windows // windows of a followed stream; nil without a stream
+	windows *report.Windows // windows of a followed stream; nil without a stream
 
 	pausePoint *member.PausePoint
-	report     report
-	parts      *member.Splits // nil: each trainer reads a fixed share
+	report     *report.Report
+	splits     *member.Splits // nil: each trainer reads a fixed share
 
 	beats    beatRates   // owned by the goroutine that calls beat
 	stopping atomic.Bool // the job or this trainer got a stop request
@@ -64,15 +66,15 @@ type Job struct {
 //
 // Errors: CodeInvalidArgument for a bad configuration or data; CodeTableExists if a table of the job has another
 // shape; those of tables.
-func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Observer) (*Job, error) {
+func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe report.Observer) (*Job, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	if observe == nil {
-		observe = func(Event) {}
+		observe = func(report.Event) {}
 	}
 	j := &Job{
-		cfg: cfg, tables: tables, report: report{rank: cfg.rank(), observe: observe},
+		cfg: cfg, tables: tables, report: report.NewReport(cfg.rank(), observe),
 		pausePoint: member.NewPausePoint(),
 	}
 	var err error
@@ -82,7 +84,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Obser
 		}
 	}
 	if f, ok := j.set.(*data.Follow); ok {
-		f.OnNote(func(text string) { j.report.note("%s", text) })
+		f.OnNote(func(text string) { j.report.Note("%s", text) })
 	}
 	j.shape, j.steps = j.set.Shape(), cfg.steps(j.set)
 	if err := j.openModel(); err != nil {
@@ -94,7 +96,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe Obser
 	if cfg.splitData {
 		// Without splits no trainer waits for an idle one.
 		idleSteps := cfg.usesSteps() || j.hybrid != nil && cfg.Trainers > 1
-		j.parts = member.NewSplits(j.set, cfg.member, cfg.member.Parts, idleSteps)
+		j.splits = member.NewSplits(j.set, cfg.member, cfg.member.Parts, idleSteps)
 	}
 	j.mode, err = j.newSyncMode()
 	return j, err
@@ -135,7 +137,7 @@ func (j *Job) openTables(ctx context.Context) error {
 		return err
 	}
 	first := initializer{
-		layout: j.layout, tables: j.tables, job: j.cfg.Job, rank: j.cfg.rank(), seed: j.cfg.Seed, note: j.report.note,
+		layout: j.layout, tables: j.tables, job: j.cfg.Job, rank: j.cfg.rank(), seed: j.cfg.Seed, note: j.report.Note,
 	}
 	if err := first.run(ctx); err != nil {
 		return err
@@ -161,32 +163,36 @@ func (j *Job) Accelerator() *accel.Report { return j.accel }
 // Run trains until the data or the steps end, or ctx does. Then it scores the held-out examples, unless the
 // configuration disables that. When ctx ends it stops reading, waits up to 20 s for the pushes it has sent, and
 // returns the result so far with Interrupted set. With an error the result holds the counters at that time.
-func (j *Job) Run(ctx context.Context) (*Result, error) { return j.run(ctx, nil) }
+func (j *Job) Run(ctx context.Context) (*report.Result, error) { return j.run(ctx, nil) }
 
 // run is trainAndScore, and writes an event file if the job has one.
-func (j *Job) run(ctx context.Context, trained func(*Result) error) (*Result, error) {
+func (j *Job) run(ctx context.Context, trained func(*report.Result) error) (*report.Result, error) {
 	j.started = time.Now()
-	b, err := j.cfg.openTensorboard(j.step + 1)
+	folder := ""
+	if j.cfg.Trainers > 1 {
+		folder = fmt.Sprintf("trainer-%d", j.cfg.rank())
+	}
+	b, err := j.cfg.TensorBoard.Open(folder, j.step+1)
 	if err != nil {
 		j.endPausePoint(err, false)
 		return j.result(), err
 	}
 	if b != nil {
-		j.report.watch(b)
+		j.report.SetFile(b)
 	}
 	r, err := j.trainAndScore(ctx, trained)
-	if unwritten := j.report.endBoard(r); unwritten != nil {
-		j.report.note("the event file for TensorBoard is incomplete: %v", unwritten)
+	if unwritten := j.report.EndFile(r); unwritten != nil {
+		j.report.Note("the event file for TensorBoard is incomplete: %v", unwritten)
 	}
 	return r, err
 }
 
 // trainAndScore trains, calls trained unless it is nil, and scores.
-func (j *Job) trainAndScore(ctx context.Context, trained func(*Result) error) (*Result, error) {
-	j.emit(EventStart, func(e *Event) { e.Message = j.set.Name() })
+func (j *Job) trainAndScore(ctx context.Context, trained func(*report.Result) error) (*report.Result, error) {
+	j.emit(report.EventStart, func(e *report.Event) { e.Message = j.set.Name() })
 	err := j.train(ctx)
 	j.endPausePoint(err, ctx.Err() == nil)
-	j.emit(EventDone, func(e *Event) {
+	j.emit(report.EventDone, func(e *report.Event) {
 		if err != nil {
 			e.Message = err.Error()
 		}
@@ -207,13 +213,13 @@ func (j *Job) trainAndScore(ctx context.Context, trained func(*Result) error) (*
 
 func (j *Job) train(ctx context.Context) error {
 	j.openWindows()
-	defer j.windows.close(true)
+	defer j.windows.Close(true)
 	j.mode.Begin(j.before.step, j.before.jobStep)
 	src := j.feed(ctx)
 	defer src.close()
 	defer j.mode.Wait()
-	j.report.beginWait()
-	defer j.report.endWait()
+	j.report.BeginWait()
+	defer j.report.EndWait()
 	// Pushes outlive ctx by the grace period, so that their results are counted.
 	pushes, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -242,7 +248,7 @@ func (j *Job) train(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return j.parts.Flush(ctx)
+	return j.splits.Flush(ctx)
 }
 
 func (j *Job) epochs() int {
@@ -415,7 +421,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 	}
 	if err := src.next(w); err != nil {
 		if errors.Is(err, data.ErrNoneYet) {
-			j.windows.close(false)
+			j.windows.Close(false)
 		}
 		return err
 	}
@@ -463,8 +469,8 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	if w.Idle {
 		return j.idleStep(w)
 	}
-	j.report.endWait()
-	defer j.report.beginWait()
+	j.report.EndWait()
+	defer j.report.BeginWait()
 	j.mode.Refresh(&w.Batch)
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)
@@ -478,18 +484,18 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.step++
 	j.at = w.after
-	j.report.addStaleness(w.Stale)
+	j.report.AddStaleness(w.Stale)
 	if skip {
 		if push = j.mode.PushesEmpty(); !push {
-			j.report.batchEnded()
+			j.report.BatchEnded()
 		}
 		return push, j.skip(w, bad)
 	}
 	j.skippedInARow = 0
 	j.examples += int64(w.batch.N)
-	j.quality.add(&w.batch, &w.result)
-	j.windows.add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
+	j.quality.Add(&w.batch, &w.result)
+	j.windows.Add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
 	j.layout.gradients(w.denseGrads, w.result.ParamGrads)
-	j.emit(EventStep, nil)
+	j.emit(report.EventStep, nil)
 	return true, nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // Validate refuses every setting of a mode outside its range, and in a mode without it.
@@ -117,7 +118,7 @@ func TestSettings(t *testing.T) {
 
 // Two runs on several threads have the same bits, and nearly those of one thread.
 func TestThreadsAreReproducible(t *testing.T) {
-	run := func(threads int) (*Result, []uint32) {
+	run := func(threads int) (*report.Result, []uint32) {
 		l, cfg := newLocal(t), tinyConfig(12, 0)
 		cfg.Threads = threads
 		return mustRun(t, cfg, l, nil), bits(l)

@@ -1,8 +1,6 @@
 package trainer
 
 import (
-	"time"
-
 	"github.com/rowraft/rowraft/trainer/accel"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
@@ -89,65 +87,4 @@ func (j *Job) rowSegments(w *work, values []float32) []tables.Segment {
 			Values: values})
 	}
 	return w.Segs
-}
-
-// accuracy counts correctly predicted classes: each batch weighs decay times as much as the next one.
-type accuracy struct{ right, all float64 }
-
-// add counts a batch, and returns the number of correct predictions in it.
-func (a *accuracy) add(classes []int32, labels []float32) (right int) {
-	for i, class := range classes {
-		if float32(class) == labels[i] {
-			right++
-		}
-	}
-	a.right = a.right*decay + float64(right)
-	a.all = a.all*decay + float64(len(classes))
-	return right
-}
-
-// share returns NaN if there are no classes.
-func (a *accuracy) share() float64 { return a.right / a.all }
-
-// quality is how well the model predicts recent batches, before it learns from them.
-type quality struct {
-	running   running
-	accuracy  accuracy
-	firstLoss float64
-	losses    int64 // batches with a loss
-}
-
-// add counts the model's loss and predictions for a batch.
-func (q *quality) add(b *models.Batch, r *models.Result) {
-	if q.losses == 0 {
-		q.firstLoss = r.Loss
-	}
-	q.losses++
-	if r.Classes == nil {
-		q.running.add(r.Predictions, b.Labels[:b.N], r.Loss)
-		return
-	}
-	q.running.add(nil, nil, r.Loss)
-	q.accuracy.add(r.Classes, b.Labels)
-}
-
-// classScore is the quality of a classifier on a set of examples.
-type classScore struct {
-	examples, right int
-	loss            float64 // sum over examples, nats
-}
-
-func (s *classScore) add(w *work) {
-	if w.result.Classes == nil {
-		return
-	}
-	s.right += new(accuracy).add(w.result.Classes, w.batch.Labels)
-	s.loss += w.result.Loss * float64(w.batch.N)
-	s.examples += w.batch.N
-}
-
-func (s *classScore) report(r *Result) {
-	r.HeldExamples = s.examples
-	r.Accuracy, r.LogLoss = Number(float64(s.right)/float64(s.examples)), Number(s.loss/float64(s.examples))
-	r.FinishedAt = time.Now()
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // squares writes images of 16 × 16 pixels, a bright square in one of three places,
@@ -52,9 +53,9 @@ func squares(t testing.TB, count int) Config {
 func TestLeNetJob(t *testing.T) {
 	cfg, l := squares(t, 400), newLocal(t)
 	cfg.Audit, cfg.Epochs = true, 4
-	var last Event
-	r := mustRun(t, cfg, l, func(e Event) {
-		if e.Event == EventStep {
+	var last report.Event
+	r := mustRun(t, cfg, l, func(e report.Event) {
+		if e.Event == report.EventStep {
 			last = e
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // TestOptimizersOfAJob: unset constants have the defaults of their rule, and constants of other rules are refused.
@@ -99,8 +100,8 @@ func TestLaterOptimizersLearn(t *testing.T) {
 			c.Embeddings = table
 			var losses []float64
 			got := newLocal(t)
-			r := mustRun(t, c, got, func(e Event) {
-				if e.Event == EventStep {
+			r := mustRun(t, c, got, func(e report.Event) {
+				if e.Event == report.EventStep {
 					losses = append(losses, float64(e.Loss))
 				}
 			})

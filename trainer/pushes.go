@@ -3,14 +3,16 @@ package trainer
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/rowraft/rowraft/trainer/mode"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // push hands the gradients of w to the job's mode.
 func (j *Job) push(ctx context.Context, w *work) error {
-	defer j.report.batchEnded()
+	defer j.report.BatchEnded()
 	if w.Empty {
 		w.Segs = w.Segs[:0]
 		return j.mode.Push(ctx, &w.Batch)
@@ -43,7 +45,23 @@ func (j *Job) idleStep(w *work) (push bool, err error) {
 	}
 	j.step++
 	if push = j.mode.PushesEmpty(); !push {
-		j.report.batchEnded()
+		j.report.BatchEnded()
 	}
 	return push, nil
 }
+
+// emit sends an event of the goroutine of Run, which owns the progress.
+func (j *Job) emit(kind string, change func(*report.Event)) {
+	seconds := time.Since(j.started).Seconds()
+	j.report.Emit(kind, &report.Event{
+		Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
+		Loss: j.quality.Loss(), AUC: j.quality.AUC(),
+		Accuracy:          j.quality.Accuracy(),
+		ExamplesPerSecond: report.Number(float64(j.examples-j.before.examples) / seconds),
+		StepsPerSecond:    report.Number(float64(j.step-j.before.step) / seconds),
+	}, change)
+}
+
+// Now returns the present counters, in an event without a kind. Rates and qualities are those of the last step.
+// Safe for concurrent use.
+func (j *Job) Now() report.Event { return j.report.Now() }

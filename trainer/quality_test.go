@@ -6,11 +6,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // quality trains on Local tables and returns the score of the held-out examples.
-func qualityOf(t testing.TB, cfg Config) *Result {
+func qualityOf(t testing.TB, cfg Config) *report.Result {
 	t.Helper()
 	tables, err := tables.NewLocal(4, nil)
 	if err != nil {

@@ -74,10 +74,10 @@ func (c *Config) fingerprint(examples int64) []byte {
 // state returns the state at a batch boundary.
 // REQUIRES: no push is under way.
 func (j *Job) state(ended bool) *state.State {
-	c := j.report.counted()
+	c := j.report.Counted()
 	s := &state.State{
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Ended: ended,
-		Step: j.step, Examples: j.examples, Skipped: c.skipped, Acknowledged: c.acknowledged,
+		Step: j.step, Examples: j.examples, Skipped: c.Skipped, Acknowledged: c.Acknowledged,
 		Config: j.cfg.fingerprint(j.set.TrainSize()),
 		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch,
 			Offset: j.at.offset}},
@@ -86,7 +86,7 @@ func (j *Job) state(ended bool) *state.State {
 	if m, ok := j.mode.(*mode.SyncStep); ok {
 		s.JobStep = j.before.jobStep + m.Step() - 1
 	}
-	if j.parts != nil { // the checkpoint stores the job's positions once
+	if j.splits != nil { // the checkpoint stores the job's positions once
 		s.Positions = nil
 	}
 	at := 0
@@ -112,10 +112,10 @@ func (j *Job) Resume(s *state.State) error {
 	if err := sameFingerprint(s.Config, j.cfg.fingerprint(j.set.TrainSize())); err != nil {
 		return err
 	}
-	if parted := j.parts != nil; parted != (len(s.Positions) == 0) {
-		return invalid("the data was divided differently when the checkpoint was made: parts is %v now", parted)
+	if divided := j.splits != nil; divided != (len(s.Positions) == 0) {
+		return invalid("the data was divided differently when the checkpoint was made: parts is %v now", divided)
 	}
-	if j.parts == nil && (len(s.Positions) != 1 || s.Positions[0].Part != s.Rank ||
+	if j.splits == nil && (len(s.Positions) != 1 || s.Positions[0].Part != s.Rank ||
 		s.Positions[0].Parts != s.Trainers) {
 		return invalid("the state has positions in another share of the data: %v", s.Positions)
 	}
@@ -136,7 +136,7 @@ func (j *Job) Resume(s *state.State) error {
 		return invalid("the state has %d tensors, the model %d", len(s.Tensors), len(j.layout.params)+kept)
 	}
 	j.layout.initial = initial
-	if j.parts == nil {
+	if j.splits == nil {
 		j.at = position{s.Positions[0].Epoch, s.Positions[0].Offset, resumePlace(s.Place)}
 	}
 	j.step, j.examples = s.Step, s.Examples
@@ -144,7 +144,7 @@ func (j *Job) Resume(s *state.State) error {
 	if j.cfg.Mode == Sync {
 		j.before.jobStep = s.JobStep
 	}
-	j.report.resume(s.Acknowledged, s.Skipped)
+	j.report.Resume(s.Acknowledged, s.Skipped)
 	return nil
 }
 

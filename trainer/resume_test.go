@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/member"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/state"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -37,7 +38,7 @@ func through(t testing.TB, s *state.State) *state.State {
 	return s
 }
 
-func newJob(t testing.TB, cfg Config, tables tables.Tables, observe Observer) *Job {
+func newJob(t testing.TB, cfg Config, tables tables.Tables, observe report.Observer) *Job {
 	t.Helper()
 	j, err := NewJob(t.Context(), cfg, tables, observe)
 	if err != nil {
@@ -135,8 +136,8 @@ func TestNoBatchIsLostOrTrainedTwice(t *testing.T) {
 			tables := run(inFlight)
 			ctx, cancel := context.WithCancel(t.Context())
 			at := make(chan struct{})
-			j := newJob(t, twoPasses(steps, inFlight), tables, func(e Event) {
-				if e.Event == EventStep && e.Step == 11 {
+			j := newJob(t, twoPasses(steps, inFlight), tables, func(e report.Event) {
+				if e.Event == report.EventStep && e.Step == 11 {
 					if interrupted {
 						cancel()
 					}
@@ -224,8 +225,8 @@ func TestAPauseEnds(t *testing.T) {
 		tables := &strict{Local: newLocal(t), t: t, inFlight: inFlight}
 		started := make(chan struct{})
 		var once sync.Once
-		j := newJob(t, twoPasses(200, inFlight), tables, func(e Event) {
-			if e.Event == EventStep {
+		j := newJob(t, twoPasses(200, inFlight), tables, func(e report.Event) {
+			if e.Event == report.EventStep {
 				once.Do(func() { close(started) })
 			}
 		})

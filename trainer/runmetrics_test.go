@@ -7,36 +7,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
-
-func TestWaitingIsMeasured(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var m runMetrics
-		pass := func(seconds time.Duration) { time.Sleep(seconds * time.Second) } //tidy:allow sleep virtual time
-		pass(1)
-		m.beginWait()
-		pass(2)
-		m.beginWait() // still does
-		pass(4)
-		if got := m.waiting(time.Now()); got != 6*time.Second {
-			t.Errorf("with a wait of 6 s: %v", got)
-		}
-		m.endWait()
-		pass(8)
-		m.endWait()
-		m.beginWait()
-		pass(16)
-		m.endWait()
-		if got := m.waiting(time.Now()); got != 22*time.Second {
-			t.Errorf("after waits of 6 and 16 s: %v", got)
-		}
-	})
-}
 
 // staleness returns the staleness of each batch, computed from the means in events.
 type staleness struct {
@@ -44,10 +19,11 @@ type staleness struct {
 	each          []int
 }
 
-func (s *staleness) observe(e Event) {
-	if e.Event != EventStep {
+func (s *staleness) observe(e report.Event) {
+	if e.Event != report.EventStep {
 		return
 	}
+	const decay = 0.98 // of the means in events
 	weight := s.weight*decay + 1
 	steps := float64(e.StalenessSteps) * weight
 	s.each = append(s.each, int(math.Round(steps-s.steps*decay)))
@@ -84,9 +60,9 @@ func TestStalenessAfterASkippedBatch(t *testing.T) {
 			segs[0].Values[0] = float32(math.NaN())
 		}
 	}}
-	var last Event
-	mustRun(t, tinyConfig(5, 0), s, func(e Event) {
-		if e.Event == EventStep {
+	var last report.Event
+	mustRun(t, tinyConfig(5, 0), s, func(e report.Event) {
+		if e.Event == report.EventStep {
 			last = e
 		}
 	})
@@ -116,10 +92,10 @@ func TestStalenessOfModeSSP(t *testing.T) {
 	for rank := range 2 {
 		cfg, w := cfg, &worker{team: m, rank: rank}
 		cfg.Rank = &rank
-		observe := func(Event) {}
+		observe := func(report.Event) {}
 		if rank == 0 {
-			observe = func(e Event) {
-				if got.observe(e); e.Event == EventStep && e.Step == 3 {
+			observe = func(e report.Event) {
+				if got.observe(e); e.Event == report.EventStep && e.Step == 3 {
 					close(ahead)
 				}
 			}
@@ -178,15 +154,15 @@ func TestNotFiniteIsCounted(t *testing.T) {
 	for _, tc := range []struct {
 		dtype string
 		r     models.Result
-		want  Skipped
+		want  report.Skipped
 		text  string
 	}{
-		{"float32", models.Result{RowGrads: []float32{0, math.MaxFloat32}}, Skipped{}, ""},
-		{"float32", models.Result{Loss: math.NaN()}, Skipped{Loss: true}, "the loss is"},
+		{"float32", models.Result{RowGrads: []float32{0, math.MaxFloat32}}, report.Skipped{}, ""},
+		{"float32", models.Result{Loss: math.NaN()}, report.Skipped{Loss: true}, "the loss is"},
 		{"float32", models.Result{Loss: math.Inf(1), RowGrads: []float32{inf, 1, nan}, ParamGrads: []float32{nan, 2}},
-			Skipped{Loss: true, Rows: 2, Dense: 1},
+			report.Skipped{Loss: true, Rows: 2, Dense: 1},
 			"the loss, 2 of 3 gradients of embeddings, 1 of 2 gradients of dense weights are"},
-		{"bfloat16", models.Result{ParamGrads: []float32{3.3e38, -math.MaxFloat32}}, Skipped{Dense: 1},
+		{"bfloat16", models.Result{ParamGrads: []float32{3.3e38, -math.MaxFloat32}}, report.Skipped{Dense: 1},
 			"1 of 2 gradients of dense weights is"}, // rounds to infinity
 	} {
 		cfg.DType = tc.dtype
@@ -194,8 +170,8 @@ func TestNotFiniteIsCounted(t *testing.T) {
 		if got != tc.want || bad != (tc.text != "") {
 			t.Errorf("%s %+v: %+v, %v, want %+v", tc.dtype, tc.r, got, bad, tc.want)
 		}
-		if bad && got.describe(len(tc.r.RowGrads), len(tc.r.ParamGrads)) != tc.text {
-			t.Errorf("%q, want %q", got.describe(len(tc.r.RowGrads), len(tc.r.ParamGrads)), tc.text)
+		if bad && got.Describe(len(tc.r.RowGrads), len(tc.r.ParamGrads)) != tc.text {
+			t.Errorf("%q, want %q", got.Describe(len(tc.r.RowGrads), len(tc.r.ParamGrads)), tc.text)
 		}
 	}
 }
@@ -211,9 +187,9 @@ func TestSkippedBatchIsNamed(t *testing.T) {
 			segs[0].Values[0] = float32(math.NaN())
 		}
 	}}
-	var got *Event
-	mustRun(t, cfg, s, func(e Event) {
-		if e.Event == EventSkipped {
+	var got *report.Event
+	mustRun(t, cfg, s, func(e report.Event) {
+		if e.Event == report.EventSkipped {
 			got = &e
 		}
 	})
@@ -221,7 +197,7 @@ func TestSkippedBatchIsNamed(t *testing.T) {
 		t.Fatal("no event of a skipped batch")
 	}
 	got.Skipped.Rows, got.Skipped.Dense = min(got.Skipped.Rows, 1), min(got.Skipped.Dense, 1)
-	if want := (Skipped{Epoch: 1, Part: 1, Offset: 32, Examples: 18, First: 65, Loss: true, Rows: 1,
+	if want := (report.Skipped{Epoch: 1, Part: 1, Offset: 32, Examples: 18, First: 65, Loss: true, Rows: 1,
 		Dense: 1}); *got.Skipped != want {
 		t.Errorf("%+v, want %+v", *got.Skipped, want)
 	}

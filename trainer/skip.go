@@ -3,26 +3,14 @@ package trainer
 import (
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // defaultMaxSkipped ends a run that no longer computes finite numbers.
 const defaultMaxSkipped = 100
-
-// Skipped names a skipped batch, and counts the numbers in it that were not finite.
-type Skipped struct {
-	Epoch    int64 `json:"epoch"`
-	Part     int64 `json:"part"`     // split of the data; this trainer's rank if it reads a fixed share
-	Offset   int64 `json:"offset"`   // examples before it in the split
-	Examples int   `json:"examples"` // examples in the batch
-	First    int64 `json:"first"`    // number of its first example in the data
-	Loss     bool  `json:"loss"`     // the loss was not finite
-	Rows     int   `json:"rows"`     // gradients of embeddings that were not finite, in numbers
-	Dense    int   `json:"dense"`    // gradients of dense weights that were not finite
-}
 
 // The bits, without sign, of the first number that a push refuses: as float32, and as bfloat16, to which the client
 // rounds.
@@ -32,7 +20,7 @@ const (
 )
 
 // notFinite returns what a push would refuse in r.
-func (c *Config) notFinite(r *models.Result) (s Skipped, bad bool) {
+func (c *Config) notFinite(r *models.Result) (s report.Skipped, bad bool) {
 	infinite := uint32(infinite32)
 	if c.DType == "bfloat16" {
 		infinite = infinite16
@@ -53,43 +41,26 @@ func countFrom(s []float32, infinite uint32) (n int) {
 }
 
 // skip counts a batch that is not finite, and ends a run with too many of them in a row.
-func (j *Job) skip(w *work, s Skipped) error {
+func (j *Job) skip(w *work, s report.Skipped) error {
 	s.Epoch, s.Part, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.N)
 	if r, ok := w.Place.(member.Range); ok {
-		s.Epoch, s.Part, s.Offset, _ = r.Split()
+		if epoch, split, offset, ok := r.Split(); ok {
+			s.Epoch, s.Part, s.Offset = epoch, split, offset
+		}
 	}
 	s.Examples, s.First = w.data.N, w.data.First
-	j.report.skipped()
+	j.report.Skipped()
 	j.skippedInARow++
 	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, part %d, offset %d: %d examples, "+
 		"the first is number %d of %s",
-		w.Step, s.describe(len(w.result.RowGrads),
+		w.Step, s.Describe(len(w.result.RowGrads),
 			len(w.result.ParamGrads)), s.Epoch, s.Part, s.Offset, s.Examples, s.First, j.set.Name())
-	j.emit(EventSkipped, func(e *Event) { e.Message, e.Skipped = message, &s })
+	j.emit(report.EventSkipped, func(e *report.Event) { e.Message, e.Skipped = message, &s })
 	if j.skippedInARow >= j.cfg.maxSkipped() {
 		return invalid("%d batches in a row were not finite, as many as max_skipped allows: check the model and the "+
 			"data, or lower the learning rate; the last: %s", j.skippedInARow, message)
 	}
 	return nil
-}
-
-// describe names the numbers that were not finite, with the totals.
-func (s *Skipped) describe(rows, dense int) string {
-	var parts []string
-	if s.Loss {
-		parts = append(parts, "the loss")
-	}
-	if s.Rows > 0 {
-		parts = append(parts, fmt.Sprintf("%d of %d gradients of embeddings", s.Rows, rows))
-	}
-	if s.Dense > 0 {
-		parts = append(parts, fmt.Sprintf("%d of %d gradients of dense weights", s.Dense, dense))
-	}
-	verb := " are"
-	if len(parts) == 1 && s.Rows+s.Dense <= 1 {
-		verb = " is"
-	}
-	return strings.Join(parts, ", ") + verb
 }
 
 func (c *Config) maxSkipped() int {

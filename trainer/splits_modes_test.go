@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/trainer/member"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -116,13 +117,13 @@ func (m *team) batches(t *testing.T) (sum float32) {
 }
 
 // trainParts runs all workers on data that is handed out; change may change the tables of each.
-func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*Result {
+func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*report.Result {
 	t.Helper()
 	workers := len(m.clocks)
 	cfg.Trainers, cfg.splitData = workers, true
-	d := newDealer(cfg.partPlan(cfg.Generator.Examples), workers)
+	d := newDealer(cfg.splitPlan(cfg.Generator.Examples), workers)
 	d.counted, d.batch = func() float32 { return m.batches(t) }, int64(cfg.Batch)
-	results := make([]*Result, workers)
+	results := make([]*report.Result, workers)
 	var all sync.WaitGroup
 	for rank := range results {
 		all.Go(func() {
@@ -138,7 +139,7 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*Res
 				return
 			}
 			j.cfg.member = nil
-			j.parts = member.NewSplits(j.set, hand{d, rank}, d.plan, cfg.usesSteps())
+			j.splits = member.NewSplits(j.set, hand{d, rank}, d.plan, cfg.usesSteps())
 			if results[rank], err = j.Run(t.Context()); err != nil {
 				t.Error(err)
 			}
@@ -254,7 +255,7 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 		cfg := modeConfig(Sync, 0, 0)
 		cfg.Generator.Examples, cfg.Epochs, cfg.Batch = 96, 1, 24
 		cfg.Audit, cfg.splitData, cfg.Quorum = false, true, quorum
-		d := newDealer(cfg.partPlan(96), 1)
+		d := newDealer(cfg.splitPlan(96), 1)
 		d.counted, d.batch = func() float32 { return 100 }, 24
 		cfg.member = &client.Member{Parts: d.plan}
 		tables := &lateAt{Local: newLocal(t), step: 2}
@@ -263,7 +264,7 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		j.cfg.member = nil
-		j.parts = member.NewSplits(j.set, hand{d, 0}, d.plan, true)
+		j.splits = member.NewSplits(j.set, hand{d, 0}, d.plan, true)
 		j.pausePoint.SetPace(1)
 		r, err := j.Run(t.Context())
 		if err != nil {

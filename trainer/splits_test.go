@@ -39,10 +39,10 @@ func TestARunInParts(t *testing.T) {
 			t.Fatal(err)
 		}
 		j.steps = 0
-		plan := cfg.partPlan(1000)
+		plan := cfg.splitPlan(1000)
 		d := newDealer(plan, 1)
 		d.counted, d.batch = func() float32 { return math.MaxFloat32 }, int64(cfg.Batch)
-		j.parts = member.NewSplits(j.set, hand{d, 0}, plan, false)
+		j.splits = member.NewSplits(j.set, hand{d, 0}, plan, false)
 		r, err := j.Run(t.Context())
 		if err != nil {
 			t.Fatal(err)

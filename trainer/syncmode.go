@@ -25,7 +25,7 @@ type syncMode interface {
 
 // newSyncMode returns the mode of the job.
 func (j *Job) newSyncMode() (syncMode, error) {
-	o := mode.Options{Tables: j.tables, Run: &j.report, Patience: j.cfg.Patience}
+	o := mode.Options{Tables: j.tables, Run: j.report, Patience: j.cfg.Patience}
 	switch j.cfg.Mode {
 	case Geo:
 		return mode.NewGeo(o, j.geoOptions())

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/state"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -21,18 +22,18 @@ type team struct {
 	t      *testing.T
 	quorum int
 
-	mu     sync.Mutex
-	change sync.Cond
-	closed int64
-	parts  map[int64]map[int][]tables.Segment // of open steps, by rank
-	who    map[int64][]int                    // contributors of closed steps
-	clocks []uint64
-	lead   uint64 // the most that a clock was above the slowest
+	mu           sync.Mutex
+	change       sync.Cond
+	closed       int64
+	parts        map[int64]map[int][]tables.Segment // of open steps, by rank
+	contributors map[int64][]int                    // contributors of closed steps
+	clocks       []uint64
+	lead         uint64 // the most that a clock was above the slowest
 }
 
 func newTeam(t *testing.T, workers int) *team {
 	m := &team{Local: newLocal(t), t: t, quorum: workers, parts: map[int64]map[int][]tables.Segment{},
-		who: map[int64][]int{}, clocks: make([]uint64, workers)}
+		contributors: map[int64][]int{}, clocks: make([]uint64, workers)}
 	m.change.L = &m.mu
 	return m
 }
@@ -82,7 +83,7 @@ func (m *worker) PushStep(ctx context.Context, step int64, read []rowraft.Positi
 		}
 		m.change.Wait()
 	}
-	if !slices.Contains(m.who[step], m.rank) {
+	if !slices.Contains(m.contributors[step], m.rank) {
 		return tables.StepResult{Late: 1, Next: m.closed + 1, Rest: segs}, nil
 	}
 	return tables.StepResult{Next: step + 1}, nil
@@ -97,7 +98,7 @@ func (m *team) closeLocked(ctx context.Context) {
 		var out []tables.Segment
 		for rank := range m.clocks {
 			if _, ok := parts[rank]; ok {
-				m.who[m.closed] = append(m.who[m.closed], rank)
+				m.contributors[m.closed] = append(m.contributors[m.closed], rank)
 			}
 			for _, s := range parts[rank] {
 				if i := slices.IndexFunc(out, func(o tables.Segment) bool { return o.Table == s.Table }); i >= 0 &&
@@ -180,9 +181,9 @@ func (m *worker) WaitClock(ctx context.Context, atLeast uint64) (uint64, error) 
 
 // train runs all workers and returns their results; change may change configuration and
 // tables of each.
-func (m *team) train(t *testing.T, cfg Config, change func(*Config, *worker)) []*Result {
+func (m *team) train(t *testing.T, cfg Config, change func(*Config, *worker)) []*report.Result {
 	t.Helper()
-	results := make([]*Result, len(m.clocks))
+	results := make([]*report.Result, len(m.clocks))
 	var all sync.WaitGroup
 	for rank := range results {
 		all.Go(func() {
@@ -234,7 +235,7 @@ func TestSyncIsOneLargeBatch(t *testing.T) {
 	const workers = 3
 	small := modeConfig(Sync, 12, 0)
 	small.Audit = false
-	run := func() (*team, []*Result) {
+	run := func() (*team, []*report.Result) {
 		m := newTeam(t, workers)
 		return m, m.train(t, small, nil)
 	}

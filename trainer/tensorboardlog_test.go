@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // points decodes the one event file of dir, by the format page and without code of the writer.
@@ -88,10 +90,10 @@ func fields(b []byte, f func(field int, number uint64, bytes []byte)) {
 func TestTensorBoardOfARun(t *testing.T) {
 	dir := t.TempDir()
 	cfg := tinyConfig(10, 2)
-	cfg.TensorBoard = TensorBoardConfig{Dir: dir, Every: 4}
+	cfg.TensorBoard = report.TensorBoardConfig{Dir: dir, Every: 4}
 	losses := map[int64]float32{}
-	r := mustRun(t, cfg, newLocal(t), func(e Event) {
-		if e.Event == EventStep {
+	r := mustRun(t, cfg, newLocal(t), func(e report.Event) {
+		if e.Event == report.EventStep {
 			losses[e.Step] = float32(e.Loss)
 		}
 	})
@@ -138,27 +140,29 @@ func TestTensorBoardFolders(t *testing.T) {
 // A disk error ends the event file and not the run.
 func TestTensorBoardFails(t *testing.T) {
 	cfg := tinyConfig(5, 0)
-	cfg.TensorBoard = TensorBoardConfig{Dir: t.TempDir(), Every: 1}
+	cfg.TensorBoard = report.TensorBoardConfig{Dir: t.TempDir(), Every: 1}
 	notes := 0
-	j, err := NewJob(t.Context(), cfg, newLocal(t), func(e Event) {
-		if e.Event == EventNote && strings.Contains(e.Message, "TensorBoard") {
+	j, err := NewJob(t.Context(), cfg, newLocal(t), func(e report.Event) {
+		if e.Event == report.EventNote && strings.Contains(e.Message, "TensorBoard") {
 			notes++
 		}
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := j.cfg.openTensorboard(1)
+	b, err := j.cfg.TensorBoard.Open("", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.w.Close() // every write fails
-	j.report.watch(b)
+	if err := b.End(&report.Result{}); err != nil { // the file is closed, so every write fails
+		t.Fatal(err)
+	}
+	j.report.SetFile(b)
 	j.cfg.TensorBoard.Dir = ""
 	if r, err := j.Run(t.Context()); err != nil || r.Steps != 5 || notes != 1 {
 		t.Errorf("%+v, %v, %d notes, want a whole run and one note", r, err, notes)
 	}
-	if err := b.end(&Result{}); err != nil {
+	if err := b.End(&report.Result{}); err != nil {
 		t.Error(err)
 	}
 }

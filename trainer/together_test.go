@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/state"
 )
 
@@ -52,19 +53,19 @@ type run struct {
 	t       *testing.T
 	jobs    []*Job
 	cancel  context.CancelFunc
-	results []*Result
+	results []*report.Result
 	all     sync.WaitGroup
 }
 
 // start begins to train with workers of m, from states unless they are nil. watch gets each event; it may be nil.
-func (m *team) start(configs []Config, from []*state.State, watch func(rank int, e Event)) *run {
+func (m *team) start(configs []Config, from []*state.State, watch func(rank int, e report.Event)) *run {
 	m.t.Helper()
-	r := &run{t: m.t, results: make([]*Result, len(configs))}
+	r := &run{t: m.t, results: make([]*report.Result, len(configs))}
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancel(m.t.Context())
 	for rank, cfg := range configs {
 		cfg.Trainers, cfg.Rank = len(configs), &rank
-		j := newJob(m.t, cfg, &worker{team: m, rank: rank}, func(e Event) {
+		j := newJob(m.t, cfg, &worker{team: m, rank: rank}, func(e report.Event) {
 			if watch != nil {
 				watch(rank, e)
 			}
@@ -152,10 +153,10 @@ func repeat(cfg Config, n int) (out []Config) {
 }
 
 // stopAt reports when a trainer has done so many steps, and holds it there until all have met.
-func stopAt(rank int, step int64, meet *meeting) (reached chan struct{}, watch func(int, Event)) {
+func stopAt(rank int, step int64, meet *meeting) (reached chan struct{}, watch func(int, report.Event)) {
 	reached = make(chan struct{})
-	return reached, func(r int, e Event) {
-		if r == rank && e.Event == EventStep && e.Step == step {
+	return reached, func(r int, e report.Event) {
+		if r == rank && e.Event == report.EventStep && e.Step == step {
 			close(reached)
 			<-meet.all
 		}
@@ -324,8 +325,8 @@ func TestALateTrainerPausesWithTheOthers(t *testing.T) {
 	cfg := modeConfig(Sync, 40, 3)
 	cfg.Audit, cfg.Quorum = false, 0.6
 	late, ended := make(chan struct{}, 1), make(chan struct{})
-	r := m.start(repeat(cfg, 3), nil, func(_ int, e Event) {
-		if e.Event == EventLate {
+	r := m.start(repeat(cfg, 3), nil, func(_ int, e report.Event) {
+		if e.Event == report.EventLate {
 			select {
 			case late <- struct{}{}:
 			default:

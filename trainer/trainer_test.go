@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/models"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -42,7 +43,7 @@ func newLocal(t testing.TB) *tables.Local {
 	return l
 }
 
-func mustRun(t testing.TB, cfg Config, tables tables.Tables, observe Observer) *Result {
+func mustRun(t testing.TB, cfg Config, tables tables.Tables, observe report.Observer) *report.Result {
 	t.Helper()
 	j, err := NewJob(t.Context(), cfg, tables, observe)
 	if err != nil {
@@ -161,8 +162,8 @@ func TestInFlight(t *testing.T) {
 		s.held = func() { release.Done() }
 		go func() { release.Wait(); close(s.hold) }()
 		computed := 0
-		mustRun(t, tinyConfig(8, n), s, func(e Event) {
-			if e.Event == EventStep {
+		mustRun(t, tinyConfig(8, n), s, func(e report.Event) {
+			if e.Event == report.EventStep {
 				if computed++; computed == n+1 {
 					release.Done()
 				}
@@ -177,7 +178,7 @@ func TestInFlight(t *testing.T) {
 // The audit rows hold exactly the acknowledged pushes, per trainer and shard.
 func TestAudit(t *testing.T) {
 	l := newLocal(t)
-	var results [3]*Result
+	var results [3]*report.Result
 	var all sync.WaitGroup
 	for rank := range results {
 		all.Go(func() {
@@ -273,8 +274,8 @@ func (f *failingPull) Pull(ctx context.Context, segs []tables.Segment) error {
 func TestInterruptKeepsWhatWasPushed(t *testing.T) {
 	for _, n := range []int{0, 2} {
 		ctx, cancel := context.WithCancel(t.Context())
-		j, err := NewJob(ctx, tinyConfig(0, n), newLocal(t), func(e Event) {
-			if e.Event == EventAck && e.PushesAcknowledged == 5 {
+		j, err := NewJob(ctx, tinyConfig(0, n), newLocal(t), func(e report.Event) {
+			if e.Event == report.EventAck && e.PushesAcknowledged == 5 {
 				cancel()
 			}
 		})
@@ -305,8 +306,8 @@ func TestNotFiniteBatchesAreSkipped(t *testing.T) {
 				}
 			}}
 			var messages []string
-			r := mustRun(t, tinyConfig(6, 0), s, func(e Event) {
-				if e.Event == EventSkipped {
+			r := mustRun(t, tinyConfig(6, 0), s, func(e report.Event) {
+				if e.Event == report.EventSkipped {
 					messages = append(messages, e.Message)
 				}
 			})
@@ -387,34 +388,6 @@ func TestDenseLayout(t *testing.T) {
 		if back[i] != flat[i]+l.initial[i] {
 			t.Fatalf("weight %d = %v, want initial %v + delta %v", i, back[i], l.initial[i], flat[i])
 		}
-	}
-}
-
-func TestScore(t *testing.T) {
-	for _, tc := range []struct {
-		name     string
-		examples []scored
-		auc      float64
-	}{
-		{"perfect", []scored{{0.9, true}, {0.1, false}}, 1},
-		{"reversed", []scored{{0.1, true}, {0.9, false}}, 0},
-		{"ties count half", []scored{{0.5, true}, {0.5, false}, {0.5, false}}, 0.5},
-		{"three of four pairs", []scored{{0.8, true}, {0.4, true}, {0.6, false}, {0.2, false}}, 0.75},
-		{"one label only", []scored{{0.8, true}}, math.NaN()},
-		{"nothing", nil, math.NaN()},
-	} {
-		if got := score(tc.examples).AUC; got != tc.auc && !(math.IsNaN(got) && math.IsNaN(tc.auc)) {
-			t.Errorf("%s: AUC %v, want %v", tc.name, got, tc.auc)
-		}
-	}
-	want := -(math.Log(0.8) + math.Log(0.6)) / 2
-	if got := score([]scored{{0.8, true}, {0.4, false}}).LogLoss; math.Abs(got-want) > 1e-7 {
-		t.Errorf("log loss %v, want %v", got, want)
-	}
-	var r running
-	r.add([]float32{0.8, 0.4, 0.6, 0.2, 1, 0}, []float32{1, 1, 0, 0, 1, 0}, 0.5)
-	if got := r.auc(); math.Abs(got-8.0/9) > 1e-9 || r.meanLoss() != 0.5 {
-		t.Errorf("running AUC %v loss %v, want 8/9 and 0.5", got, r.meanLoss())
 	}
 }
 
@@ -503,27 +476,28 @@ func TestStepsAndEpochs(t *testing.T) {
 
 // A progress display needs the last event only, of any kind.
 func TestEventsCarryAllCounters(t *testing.T) {
-	var last Event
+	var last report.Event
 	kinds := map[string]int{}
-	r := mustRun(t, tinyConfig(10, 2), newLocal(t), func(e Event) {
+	r := mustRun(t, tinyConfig(10, 2), newLocal(t), func(e report.Event) {
 		kinds[e.Event]++
 		if e.Step < last.Step || e.Examples < last.Examples || e.PushesSent < last.PushesSent ||
 			e.PushesAcknowledged < last.PushesAcknowledged {
-			if e.Event != EventHeld {
+			if e.Event != report.EventHeld {
 				t.Errorf("%+v follows %+v: counters went back", e, last)
 			}
 		}
-		if e.Event == EventAck && (e.Step == 0 || e.Examples == 0 || e.Loss != e.Loss || e.Sent == nil ||
+		if e.Event == report.EventAck && (e.Step == 0 || e.Examples == 0 || e.Loss != e.Loss || e.Sent == nil ||
 			e.Time.Before(*e.Sent)) {
 			t.Errorf("an acknowledgement without counters or times: %+v", e)
 		}
-		if e.Steps != 10 && e.Event != EventHeld {
+		if e.Steps != 10 && e.Event != report.EventHeld {
 			t.Errorf("%s: %d steps planned, want 10", e.Event, e.Steps)
 		}
 		last = e
 	})
-	if kinds[EventStart] != 1 || kinds[EventStep] != 10 || kinds[EventAck] != 10 || kinds[EventDone] != 1 ||
-		kinds[EventHeld] == 0 {
+	if kinds[report.EventStart] != 1 || kinds[report.EventStep] != 10 || kinds[report.EventAck] != 10 ||
+		kinds[report.EventDone] != 1 ||
+		kinds[report.EventHeld] == 0 {
 		t.Errorf("events %v", kinds)
 	}
 	if r.Steps != 10 {

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft/internal/cli"
-	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // command runs rowraft-trainer in this process.
@@ -86,7 +86,7 @@ func TestGenThenTrain(t *testing.T) {
 	if code != 0 {
 		t.Fatal(err)
 	}
-	var r trainer.Result
+	var r report.Result
 	text, err := os.ReadFile(in("result.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -100,13 +100,13 @@ func TestGenThenTrain(t *testing.T) {
 	if text, err = os.ReadFile(in("events.json")); err != nil {
 		t.Fatal(err)
 	}
-	var last trainer.Event
+	var last report.Event
 	for _, line := range bytes.Split(bytes.TrimSpace(text), []byte("\n")) {
 		if err := json.Unmarshal(line, &last); err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}
 	}
-	if last.Event != trainer.EventHeld || last.PushesAcknowledged != 24 {
+	if last.Event != report.EventHeld || last.PushesAcknowledged != 24 {
 		t.Errorf("last event %+v, want the end of the held-out part", last)
 	}
 }
@@ -185,7 +185,7 @@ func TestHelpHasExamples(t *testing.T) {
 // Who trained under a quorum is told what became of the batches that came late.
 func TestResultTellsOfLateBatches(t *testing.T) {
 	var b strings.Builder
-	printResult(&b, &trainer.Result{Steps: 32, PushesSent: 32, PushesAcknowledged: 17, BatchesLate: 15})
+	printResult(&b, &report.Result{Steps: 32, PushesSent: 32, PushesAcknowledged: 17, BatchesLate: 15})
 	if !strings.Contains(b.String(), "15, the others went on without them") {
 		t.Errorf("the result is told as\n%s", &b)
 	}

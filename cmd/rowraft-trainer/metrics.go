@@ -14,7 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
-	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // Limits of the metrics port: it expects few scrapers, some of them slow.
@@ -28,21 +28,21 @@ const (
 var workerMetrics = []struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
-	of   func(*trainer.Event) float64
+	of   func(*report.Event) float64
 }{
-	{workerDesc("loss", "Mean loss of recent batches, nats."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.Loss) }},
-	{workerDesc("auc", "AUC of recent batches, predicted before the update."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.AUC) }},
-	{workerDesc("accuracy", "Accuracy of recent batches, before the update; NaN but for classes."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.Accuracy) }},
-	{workerDesc("epoch", "Passes over the data that are finished."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.Epoch) }},
-	{workerDesc("examples_total", "Examples trained, those before a resume too."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.Examples) }},
-	{workerDesc("steps_total", "Batches trained or skipped."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.Step) }},
-	{workerDesc("skipped_total", "Batches whose loss or gradients were not finite."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.BatchesSkipped) }},
-	{workerDesc("late_total", "Batches that others went on without."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.BatchesLate) }},
-	{workerDesc("acknowledged_total", "Pushes that were acknowledged."), prometheus.CounterValue, func(e *trainer.Event) float64 { return float64(e.PushesAcknowledged) }},
+	{workerDesc("loss", "Mean loss of recent batches, nats."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.Loss) }},
+	{workerDesc("auc", "AUC of recent batches, predicted before the update."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.AUC) }},
+	{workerDesc("accuracy", "Accuracy of recent batches, before the update; NaN but for classes."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.Accuracy) }},
+	{workerDesc("epoch", "Passes over the data that are finished."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.Epoch) }},
+	{workerDesc("examples_total", "Examples trained, those before a resume too."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.Examples) }},
+	{workerDesc("steps_total", "Batches trained or skipped."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.Step) }},
+	{workerDesc("skipped_total", "Batches whose loss or gradients were not finite."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.BatchesSkipped) }},
+	{workerDesc("late_total", "Batches that others went on without."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.BatchesLate) }},
+	{workerDesc("acknowledged_total", "Pushes that were acknowledged."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.PushesAcknowledged) }},
 	{workerDesc("waiting_seconds_total", "Time in which the model had nothing to compute: it waited for data, rows, acknowledgements or other workers."), prometheus.CounterValue,
-		func(e *trainer.Event) float64 { return float64(e.WaitingSeconds) }},
-	{workerDesc("staleness_steps", "Steps that the weights of recent batches lagged, at most."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.StalenessSteps) }},
-	{workerDesc("in_flight", "Pushes without an answer yet."), prometheus.GaugeValue, func(e *trainer.Event) float64 { return float64(e.InFlight) }},
+		func(e *report.Event) float64 { return float64(e.WaitingSeconds) }},
+	{workerDesc("staleness_steps", "Steps that the weights of recent batches lagged, at most."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.StalenessSteps) }},
+	{workerDesc("in_flight", "Pushes without an answer yet."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.InFlight) }},
 }
 
 func workerDesc(name, help string) *prometheus.Desc {
@@ -52,7 +52,7 @@ func workerDesc(name, help string) *prometheus.Desc {
 // run is the source of a run's metrics.
 type run struct {
 	job string
-	now func() trainer.Event
+	now func() report.Event
 }
 
 // metrics serves /metrics. A nil *metrics does nothing.
@@ -97,7 +97,7 @@ func listenMetrics(addr string, files *rpc.TLSFiles) (*metrics, error) {
 }
 
 // setRun makes the port serve the metrics of a run from now on.
-func (m *metrics) setRun(job string, now func() trainer.Event) {
+func (m *metrics) setRun(job string, now func() report.Event) {
 	if m != nil {
 		m.run.Store(&run{job, now})
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft/internal/rpc"
-	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 func scrape(t *testing.T, m *metrics) string {
@@ -34,8 +34,8 @@ func TestMetrics(t *testing.T) {
 	if text := scrape(t, m); strings.Contains(text, "rowraft_worker_") || !strings.Contains(text, "go_goroutines") {
 		t.Errorf("before a run:\n%s", text)
 	}
-	m.setRun("ctr", func() trainer.Event {
-		return trainer.Event{Rank: 3, Loss: 0.5, AUC: 0.75, Examples: 640, Step: 20, BatchesSkipped: 2, BatchesLate: 1, WaitingSeconds: 1.5, StalenessSteps: 2.5, InFlight: 4, PushesAcknowledged: 13}
+	m.setRun("ctr", func() report.Event {
+		return report.Event{Rank: 3, Loss: 0.5, AUC: 0.75, Examples: 640, Step: 20, BatchesSkipped: 2, BatchesLate: 1, WaitingSeconds: 1.5, StalenessSteps: 2.5, InFlight: 4, PushesAcknowledged: 13}
 	})
 	text := scrape(t, m)
 	for name, want := range map[string]string{

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft/internal/cli"
-	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 // lineEvery is the interval of progress lines when the output is no terminal.
@@ -21,7 +21,7 @@ const lineEvery = 5 * time.Second
 
 // progress shows the events of a run. Calls of observe do not overlap.
 type progress struct {
-	observe trainer.Observer
+	observe report.Observer
 	close   func() // may be called twice
 }
 
@@ -48,9 +48,9 @@ func newProgress(kind, file string) (*progress, error) {
 		p = stepProgress(out)
 	case "json":
 		enc := json.NewEncoder(out)
-		p = &progress{observe: func(e trainer.Event) { _ = enc.Encode(&e) }, close: func() {}}
+		p = &progress{observe: func(e report.Event) { _ = enc.Encode(&e) }, close: func() {}}
 	case "none":
-		p = &progress{observe: func(trainer.Event) {}, close: func() {}}
+		p = &progress{observe: func(report.Event) {}, close: func() {}}
 	default:
 		closeFile()
 		return nil, cli.Usagef("progress %q: want auto, plain, steps, json or none", kind)
@@ -64,19 +64,19 @@ func newProgress(kind, file string) (*progress, error) {
 func lineProgress(out io.Writer) *progress {
 	last := time.Now()
 	began := last
-	return &progress{close: func() {}, observe: func(e trainer.Event) {
+	return &progress{close: func() {}, observe: func(e report.Event) {
 		switch e.Event {
-		case trainer.EventStart:
+		case report.EventStart:
 			last, began = e.Time, e.Time
 			fmt.Fprintf(out, "training on %s\n", e.Message)
-		case trainer.EventSkipped, trainer.EventNote, trainer.EventWindow:
+		case report.EventSkipped, report.EventNote, report.EventWindow:
 			fmt.Fprintln(out, e.Message)
-		case trainer.EventStep:
+		case report.EventStep:
 			if e.Time.Sub(last) >= lineEvery {
 				last = e.Time
 				fmt.Fprintln(out, stepLine(e, began))
 			}
-		case trainer.EventHeld:
+		case report.EventHeld:
 			if e.Time.Sub(last) >= lineEvery {
 				last = e.Time
 				fmt.Fprintf(out, "held-out examples: %d scored\n", e.Examples)
@@ -86,7 +86,7 @@ func lineProgress(out io.Writer) *progress {
 }
 
 // quality returns the present accuracy or AUC of the model.
-func quality(e trainer.Event) string {
+func quality(e report.Event) string {
 	if e.Accuracy == e.Accuracy { // NaN for models without classes
 		return fmt.Sprintf("accuracy %.4f", e.Accuracy)
 	}
@@ -94,7 +94,7 @@ func quality(e trainer.Event) string {
 }
 
 // stepLine describes a run that began at began. Rates and waiting are averages since then.
-func stepLine(e trainer.Event, began time.Time) string {
+func stepLine(e report.Event, began time.Time) string {
 	s := fmt.Sprintf("step %d", e.Step)
 	if e.Steps > 0 {
 		s += fmt.Sprintf("/%d", e.Steps)
@@ -108,7 +108,7 @@ func stepLine(e trainer.Event, began time.Time) string {
 }
 
 // waiting returns the share of the time in which the model had nothing to compute.
-func waiting(e trainer.Event, began time.Time) string {
+func waiting(e report.Event, began time.Time) string {
 	return fmt.Sprintf("%.0f %%", 100*float64(e.WaitingSeconds)/max(e.Time.Sub(began).Seconds(), 1e-3))
 }
 
@@ -123,19 +123,19 @@ func barProgress(out io.Writer) *progress {
 	closed := false
 	var began time.Time
 	return &progress{
-		observe: func(e trainer.Event) {
+		observe: func(e report.Event) {
 			switch e.Event {
-			case trainer.EventStart:
+			case report.EventStart:
 				began = e.Time
 				bar = bars.AddBar(e.Steps, mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d ")),
 					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
-			case trainer.EventStep:
+			case report.EventStep:
 				set(fmt.Sprintf(" loss %.4f  %s  %.0f/s  %.1f steps/s  stale %.1f  waiting %s  %d skipped  ", e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond,
 					e.StalenessSteps, waiting(e, began), e.BatchesSkipped))
 				bar.SetCurrent(e.Step)
-			case trainer.EventSkipped, trainer.EventNote, trainer.EventWindow:
+			case report.EventSkipped, report.EventNote, report.EventWindow:
 				fmt.Fprintln(bars, e.Message)
-			case trainer.EventHeld:
+			case report.EventHeld:
 				set(fmt.Sprintf(" scoring the held-out examples: %d done", e.Examples))
 			}
 		},

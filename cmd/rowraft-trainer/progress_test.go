@@ -6,24 +6,24 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 func TestProgressLines(t *testing.T) {
 	var out bytes.Buffer
 	p := lineProgress(&out)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	nan := trainer.Number(math.NaN())
-	step := trainer.Event{
-		Event: trainer.EventStep, Time: at.Add(lineEvery), Step: 120, Steps: 4000, Loss: 0.4321, AUC: 0.78125, Accuracy: nan,
+	nan := report.Number(math.NaN())
+	step := report.Event{
+		Event: report.EventStep, Time: at.Add(lineEvery), Step: 120, Steps: 4000, Loss: 0.4321, AUC: 0.78125, Accuracy: nan,
 		ExamplesPerSecond: 51234.4, StepsPerSecond: 100.06, StalenessSteps: 1.96, WaitingSeconds: 0.6, BatchesSkipped: 3, PushesAcknowledged: 118,
 	}
 	late := step
 	late.Time, late.Step, late.Steps, late.Accuracy, late.BatchesLate = at.Add(2*lineEvery), 240, 0, 0.5, 7
-	for _, e := range []trainer.Event{
-		{Event: trainer.EventStart, Time: at, Message: "clicks.csv"},
-		{Event: trainer.EventSkipped, Time: at, Message: "step 3 skipped: the loss is not finite"},
-		{Event: trainer.EventStep, Time: at.Add(lineEvery - 1), Step: 119}, // too early
+	for _, e := range []report.Event{
+		{Event: report.EventStart, Time: at, Message: "clicks.csv"},
+		{Event: report.EventSkipped, Time: at, Message: "step 3 skipped: the loss is not finite"},
+		{Event: report.EventStep, Time: at.Add(lineEvery - 1), Step: 119}, // too early
 		step, late,
 	} {
 		p.observe(e)

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/launch"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/report"
 )
 
 const (
@@ -182,8 +183,8 @@ func (f *startFlags) endpoints() []string {
 // stepProgress prints a line every few steps, in the wording of other frameworks.
 func stepProgress(out io.Writer) *progress {
 	lines := lineProgress(out)
-	return &progress{close: func() {}, observe: func(e trainer.Event) {
-		if e.Event != trainer.EventStep {
+	return &progress{close: func() {}, observe: func(e report.Event) {
+		if e.Event != report.EventStep {
 			lines.observe(e)
 		} else if e.Step%stepLineEvery == 0 {
 			fmt.Fprintf(out, "epoch: %d, step: %d, loss is %.6f\n", e.Epoch, e.Step, e.Loss)

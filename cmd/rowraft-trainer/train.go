@@ -19,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/trainer"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
+	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -253,7 +254,7 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 }
 
 // trainOrScore trains, or only scores; c is nil without a cluster.
-func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *trainer.Config, c *client.Client) (*trainer.Result, error) {
+func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *trainer.Config, c *client.Client) (*report.Result, error) {
 	switch {
 	case o.mustExist:
 		return job.Evaluate(ctx)
@@ -313,7 +314,7 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tabl
 	return t, c, nil
 }
 
-func printResult(w io.Writer, r *trainer.Result) {
+func printResult(w io.Writer, r *report.Result) {
 	t := table.NewWriter()
 	t.SetOutputMirror(w)
 	t.SetStyle(table.StyleLight)
@@ -358,7 +359,7 @@ func printResult(w io.Writer, r *trainer.Result) {
 	t.Render()
 }
 
-func withBest(v, best trainer.Number) string {
+func withBest(v, best report.Number) string {
 	s := fmt.Sprintf("%.4f", v)
 	if best == best {
 		s += fmt.Sprintf(" (best possible %.4f)", best)

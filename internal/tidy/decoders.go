@@ -86,7 +86,7 @@ var decoders = map[string]string{
 	"tablefile.readTensors":                 "tablefile.FuzzSafetensors",
 	"tablefile.skipThrift":                  "tablefile.FuzzParquet",
 	"trainer.LoadConfig":                    "trainer.FuzzConfig",
-	"trainer.Number.UnmarshalJSON":          "trainer.FuzzNumber",
+	"trainer/report.Number.UnmarshalJSON":   "trainer/report.FuzzNumber",
 	"trainer/average.frameCodec.read":       "trainer/average.FuzzFrame",
 	"trainer/average.parseHead":             "trainer/average.FuzzFrame",
 	"trainer/data.DecodeYAML":               "trainer.FuzzConfig",

@@ -65,11 +65,11 @@ func (c *Cluster) PushStep(ctx context.Context, step int64, read []rowraft.Posit
 		return StepResult{}, err
 	}
 	r, err := job.PushStep(ctx, rowraft.Step(step), read, s...)
-	answer := StepResult{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}
+	result := StepResult{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}
 	if len(r.Late) > 0 {
-		answer.Rest = c.of(r.Late, s, segs)
+		result.Rest = c.inShards(r.Late, s, segs)
 	}
-	return answer, err
+	return result, err
 }
 
 // PushIdle implements [Stepper].
@@ -82,8 +82,8 @@ func (c *Cluster) PushIdle(ctx context.Context, step int64, read []rowraft.Posit
 	return StepResult{Late: len(r.Late), Unsure: len(r.Unsure), Next: int64(r.Next)}, err
 }
 
-// of returns the gradients for some shards; s are the same segments as the client has them.
-func (c *Cluster) of(shards []rowraft.ShardID, s []client.Segment, segs []Segment) (out []Segment) {
+// inShards returns the gradients for some shards; s are the same segments as the client has them.
+func (c *Cluster) inShards(shards []rowraft.ShardID, s []client.Segment, segs []Segment) (out []Segment) {
 	m := c.client.Map()
 	for i := range segs {
 		part := Segment{Table: segs[i].Table, Dim: segs[i].Dim, LR: segs[i].LR}

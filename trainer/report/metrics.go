@@ -1,4 +1,4 @@
-package trainer
+package report
 
 import (
 	"cmp"
@@ -14,15 +14,21 @@ type Score struct {
 	LogLoss  float64 // nats
 }
 
+// Predictions are predictions with their labels.
+type Predictions []scored
+
+// Add adds a prediction.
+func (s *Predictions) Add(p float32, positive bool) { *s = append(*s, scored{p, positive}) }
+
 // scored is one prediction with its label.
 type scored struct {
 	p   float32
 	pos bool
 }
 
-// score computes the exact AUC, with ties counted half, and the log loss with predictions limited to [1e-7, 1 −
+// Score computes the exact AUC, with ties counted half, and the log loss with predictions limited to [1e-7, 1 −
 // 1e-7].
-func score(examples []scored) Score {
+func (examples Predictions) Score() Score {
 	s := Score{Examples: len(examples), AUC: math.NaN()}
 	if len(examples) == 0 {
 		s.LogLoss = math.NaN()

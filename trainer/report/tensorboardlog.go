@@ -1,10 +1,10 @@
-package trainer
+package report
 
 import (
-	"fmt"
 	"path/filepath"
 	"time"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/tensorboard"
 )
 
@@ -17,37 +17,36 @@ type TensorBoardConfig struct {
 
 const defaultBoardEvery = 10
 
-func (c *TensorBoardConfig) validate() error {
+// Validate returns the first problem of c, with CodeInvalidArgument.
+func (c *TensorBoardConfig) Validate() error {
 	if c.Every < 0 {
-		return invalid("tensorboard: every is %d: want 0 or more steps", c.Every)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "tensorboard: every is %d: want 0 or more steps", c.Every)
 	}
 	if c.Dir == "" && c.Every != 0 {
-		return invalid("tensorboard: every is %d without a dir: set dir, or remove every", c.Every)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"tensorboard: every is %d without a dir: set dir, or remove every", c.Every)
 	}
 	return nil
 }
 
-// tensorboardLog writes an event file during a run. REQUIRES, for all methods: report.mu is held.
-type tensorboardLog struct {
+// EventFile writes an event file during a run. REQUIRES, for all methods: report.mu is held.
+type EventFile struct {
 	w     *tensorboard.Writer
 	every int64
 	last  Event // the last event with a point in the file
 }
 
-// openTensorboard opens the event file of a run that begins with a step; nil if the job writes none.
-func (c *Config) openTensorboard(step int64) (*tensorboardLog, error) {
-	dir := c.TensorBoard.Dir
-	if dir == "" {
+// Open opens the event file of a run that begins with a step, in a folder within that of the job; nil if the job writes
+// none.
+func (c *TensorBoardConfig) Open(folder string, step int64) (*EventFile, error) {
+	if c.Dir == "" {
 		return nil, nil
 	}
-	if c.Trainers > 1 {
-		dir = filepath.Join(dir, fmt.Sprintf("trainer-%d", c.rank()))
-	}
-	w, err := tensorboard.Create(dir, step, time.Now())
+	w, err := tensorboard.Create(filepath.Join(c.Dir, folder), step, time.Now())
 	if err != nil {
-		return nil, invalid("tensorboard: %w", err)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "tensorboard: %w", err)
 	}
-	b := &tensorboardLog{w: w, every: c.TensorBoard.Every}
+	b := &EventFile{w: w, every: c.Every}
 	if b.every == 0 {
 		b.every = defaultBoardEvery
 	}
@@ -56,7 +55,7 @@ func (c *Config) openTensorboard(step int64) (*tensorboardLog, error) {
 
 // observe writes a point if one is due, with rates since the previous point. The run reports the first error as a
 // note, and training continues.
-func (b *tensorboardLog) observe(e Event) error {
+func (b *EventFile) observe(e Event) error {
 	if b == nil || b.w == nil {
 		return nil
 	}
@@ -90,7 +89,7 @@ func (b *tensorboardLog) observe(e Event) error {
 	return err
 }
 
-func (b *tensorboardLog) write(now time.Time, step int64, scalars ...tensorboard.Scalar) error {
+func (b *EventFile) write(now time.Time, step int64, scalars ...tensorboard.Scalar) error {
 	err := b.w.Write(now, step, scalars...)
 	if err != nil {
 		b.w.Close()
@@ -99,8 +98,8 @@ func (b *tensorboardLog) write(now time.Time, step int64, scalars ...tensorboard
 	return err
 }
 
-// end writes the score of the held-out examples, if there is one, and closes the file.
-func (b *tensorboardLog) end(r *Result) error {
+// End writes the score of the held-out examples, if there is one, and closes the file.
+func (b *EventFile) End(r *Result) error {
 	if b == nil || b.w == nil {
 		return nil
 	}

@@ -1,7 +1,9 @@
-package trainer
+package report
 
 import (
+	"fmt"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -56,18 +58,33 @@ type Observer func(Event)
 
 func jsonFloat(f float64) []byte { return strconv.AppendFloat(nil, f, 'g', 9, 64) }
 
-// emit sends an event of the goroutine of Run, which owns the progress.
-func (j *Job) emit(kind string, change func(*Event)) {
-	seconds := time.Since(j.started).Seconds()
-	j.report.emit(kind, &Event{
-		Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
-		Loss: Number(j.quality.running.meanLoss()), AUC: Number(j.quality.running.auc()),
-		Accuracy:          Number(j.quality.accuracy.share()),
-		ExamplesPerSecond: Number(float64(j.examples-j.before.examples) / seconds),
-		StepsPerSecond:    Number(float64(j.step-j.before.step) / seconds),
-	}, change)
+// Skipped names a skipped batch, and counts the numbers in it that were not finite.
+type Skipped struct {
+	Epoch    int64 `json:"epoch"`
+	Part     int64 `json:"part"`     // split of the data; this trainer's rank if it reads a fixed share
+	Offset   int64 `json:"offset"`   // examples before it in the split
+	Examples int   `json:"examples"` // examples in the batch
+	First    int64 `json:"first"`    // number of its first example in the data
+	Loss     bool  `json:"loss"`     // the loss was not finite
+	Rows     int   `json:"rows"`     // gradients of embeddings that were not finite, in numbers
+	Dense    int   `json:"dense"`    // gradients of dense weights that were not finite
 }
 
-// Now returns the present counters, in an event without a kind. Rates and qualities are those of the last step.
-// Safe for concurrent use.
-func (j *Job) Now() Event { return j.report.now() }
+// Describe names the numbers that were not finite, with the totals.
+func (s *Skipped) Describe(rows, dense int) string {
+	var parts []string
+	if s.Loss {
+		parts = append(parts, "the loss")
+	}
+	if s.Rows > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d gradients of embeddings", s.Rows, rows))
+	}
+	if s.Dense > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d gradients of dense weights", s.Dense, dense))
+	}
+	verb := " are"
+	if len(parts) == 1 && s.Rows+s.Dense <= 1 {
+		verb = " is"
+	}
+	return strings.Join(parts, ", ") + verb
+}

@@ -1,4 +1,4 @@
-package trainer
+package report
 
 import (
 	"math"
@@ -16,9 +16,9 @@ type runMetrics struct {
 	weight float64       // decayed number of them: each weighs decay times as much as the next one
 }
 
-// beginWait marks that the model has nothing to compute: it waits for data, rows, acknowledgements or other
+// BeginWait marks that the model has nothing to compute: it waits for data, rows, acknowledgements or other
 // trainers.
-func (m *runMetrics) beginWait() {
+func (m *runMetrics) BeginWait() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.since.IsZero() {
@@ -26,15 +26,15 @@ func (m *runMetrics) beginWait() {
 	}
 }
 
-// endWait ends the wait that beginWait began.
-func (m *runMetrics) endWait() {
+// EndWait ends the wait that BeginWait began.
+func (m *runMetrics) EndWait() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.waited, m.since = m.waitedLocked(time.Now()), time.Time{}
 }
 
-// waiting returns how long the model has had nothing to compute, up to now.
-func (m *runMetrics) waiting(now time.Time) time.Duration {
+// Waiting returns how long the model has had nothing to compute, up to now.
+func (m *runMetrics) Waiting(now time.Time) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.waitedLocked(now)
@@ -48,8 +48,8 @@ func (m *runMetrics) waitedLocked(now time.Time) time.Duration {
 	return m.waited + max(now.Sub(m.since), 0)
 }
 
-// batchEnded counts a batch that is pushed or that has no gradients.
-func (m *runMetrics) batchEnded() {
+// BatchEnded counts a batch that is pushed or that has no gradients.
+func (m *runMetrics) BatchEnded() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.ended++
@@ -62,8 +62,8 @@ func (m *runMetrics) Unfinished(first int64) int64 {
 	return max(first-m.ended, 0)
 }
 
-// addStaleness counts the staleness of a batch: an upper bound of the steps that its weights lag.
-func (m *runMetrics) addStaleness(steps int64) {
+// AddStaleness counts the staleness of a batch: an upper bound of the steps that its weights lag.
+func (m *runMetrics) AddStaleness(steps int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.steps, m.weight = m.steps*decay+float64(steps), m.weight*decay+1

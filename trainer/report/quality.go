@@ -1,0 +1,92 @@
+package report
+
+import (
+	"math"
+	"time"
+
+	"github.com/rowraft/rowraft/trainer/models"
+)
+
+// accuracy counts correctly predicted classes: each batch weighs decay times as much as the next one.
+type accuracy struct{ right, all float64 }
+
+// add counts a batch, and returns the number of correct predictions in it.
+func (a *accuracy) add(classes []int32, labels []float32) (right int) {
+	for i, class := range classes {
+		if float32(class) == labels[i] {
+			right++
+		}
+	}
+	a.right = a.right*decay + float64(right)
+	a.all = a.all*decay + float64(len(classes))
+	return right
+}
+
+// share returns NaN if there are no classes.
+func (a *accuracy) share() float64 { return a.right / a.all }
+
+// Quality is how well the model predicts recent batches, before it learns from them.
+type Quality struct {
+	running   running
+	accuracy  accuracy
+	firstLoss float64
+	losses    int64 // batches with a loss
+}
+
+// Add counts the model's loss and predictions for a batch.
+func (q *Quality) Add(b *models.Batch, r *models.Result) {
+	if q.losses == 0 {
+		q.firstLoss = r.Loss
+	}
+	q.losses++
+	if r.Classes == nil {
+		q.running.add(r.Predictions, b.Labels[:b.N], r.Loss)
+		return
+	}
+	q.running.add(nil, nil, r.Loss)
+	q.accuracy.add(r.Classes, b.Labels)
+}
+
+// Loss returns the mean loss of recent batches.
+func (q *Quality) Loss() Number { return Number(q.running.meanLoss()) }
+
+// AUC returns the AUC of recent batches.
+func (q *Quality) AUC() Number { return Number(q.running.auc()) }
+
+// Accuracy returns the share of correct classes in recent batches.
+func (q *Quality) Accuracy() Number { return Number(q.accuracy.share()) }
+
+// FirstLoss returns the loss of the first batch, NaN before it.
+func (q *Quality) FirstLoss() Number {
+	if q.losses == 0 {
+		return Number(math.NaN())
+	}
+	return Number(q.firstLoss)
+}
+
+// ClassScore is the quality of a classifier on a set of examples.
+type ClassScore struct {
+	examples, right int
+	loss            float64 // sum over examples, nats
+}
+
+// Add counts a batch, unless the model predicts no classes.
+func (s *ClassScore) Add(b *models.Batch, r *models.Result) {
+	if r.Classes == nil {
+		return
+	}
+	s.right += new(accuracy).add(r.Classes, b.Labels)
+	s.loss += r.Loss * float64(b.N)
+	s.examples += b.N
+}
+
+// Fill sets the score in r, and reports whether there is one.
+func (s *ClassScore) Fill(r *Result) bool {
+	if s.examples == 0 {
+		return false
+	}
+	r.HeldExamples = s.examples
+	r.Accuracy, r.LogLoss = Number(float64(s.right)/float64(s.examples)), Number(s.loss/float64(s.examples))
+	r.FinishedAt = time.Now()
+	return true
+}

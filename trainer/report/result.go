@@ -1,0 +1,57 @@
+package report
+
+import "time"
+
+// Result is the result of a run. Its JSON form is a contract: later versions may add fields, but rename none.
+type Result struct {
+	Job         string `json:"job"`
+	Mode        string `json:"mode"`
+	Data        string `json:"data"`
+	Rank        int    `json:"rank"`
+	Trainers    int    `json:"trainers"`
+	Accelerator string `json:"accelerator"`
+
+	Steps             int64  `json:"steps"`           // of all processes, those before a resume included
+	ResumedAtStep     int64  `json:"resumed_at_step"` // 0: the run began at step 1
+	Examples          int64  `json:"examples"`
+	Seconds           Number `json:"seconds"`
+	ExamplesPerSecond Number `json:"examples_per_second"`
+	TrainingLoss      Number `json:"training_loss"` // mean of the last batches, nats
+	TrainingAUC       Number `json:"training_auc"`  // of the last batches, predicted before the update
+
+	FirstLoss        Number `json:"first_loss"`        // the loss of the first batch of this process
+	TrainingAccuracy Number `json:"training_accuracy"` // also of the last batches; null without classes
+
+	// The held-out examples; null if they were not scored.
+	HeldExamples int    `json:"held_examples"`
+	AUC          Number `json:"auc"`
+	LogLoss      Number `json:"log_loss"`
+	Accuracy     Number `json:"accuracy"` // null without classes
+	// The score of the true probabilities; null if they are unknown.
+	BestAUC     Number `json:"best_auc"`
+	BestLogLoss Number `json:"best_log_loss"`
+
+	PushesSent         int64 `json:"pushes_sent"`
+	PushesAcknowledged int64 `json:"pushes_acknowledged"`
+	PushesUnknown      int64 `json:"pushes_unknown"` // sent, with unknown outcome
+	BatchesSkipped     int64 `json:"batches_skipped"`
+	BatchesLate        int64 `json:"batches_late"` // mode sync: the job continued without them
+	JobSteps           int64 `json:"job_steps"`    // mode sync: closed steps
+
+	// Examples of the job's data that a trainer read again after another trainer; null if the scheduler did not
+	// divide the data, or the run did not end.
+	ReadAgainAtLeast *int64 `json:"read_again_at_least"`
+	ReadAgainAtMost  *int64 `json:"read_again_at_most"`
+
+	// AuditTable has the number of this trainer's applied pushes in dimension Rank of each of AuditKeys; "" without
+	// audit.
+	AuditTable string   `json:"audit_table,omitempty"`
+	AuditKeys  []string `json:"audit_keys,omitempty"` // decimal: JSON numbers end at 2^53
+
+	ResumedFrom string `json:"resumed_from,omitempty"` // checkpoint, DESTINATION/NAME
+	Checkpoint  string `json:"checkpoint,omitempty"`   // checkpoint made at the end or on stop
+
+	Interrupted bool      `json:"interrupted"`
+	Stopped     bool      `json:"stopped,omitempty"` // by rowraft job stop
+	FinishedAt  time.Time `json:"finished_at"`
+}
