@@ -203,7 +203,7 @@ func (t *attendance) list() (out []*attendee) {
 
 // Attend serves one trainer. It returns when the trainer leaves, its call breaks, or this server loses the leadership
 // of the metadata group.
-func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]) error {
+func (c *trainers) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]) error {
 	_, term, err := c.s.leading()
 	if err != nil {
 		return err
@@ -224,7 +224,7 @@ func (c *Checkpoints) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReq
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s names %d checkpoint destinations, at most %d", id, n, maxDestinations)
 	}
 	for _, d := range hello.GetDestinations() { // check now, not at the end of the training
-		if err := c.s.mayWrite(stream.Context(), rpc.CallerOf(stream.Context()), d); err != nil {
+		if err := c.s.checkpoints.CheckDestination(stream.Context(), rpc.CallerOf(stream.Context()), d); err != nil {
 			return err
 		}
 	}
@@ -335,7 +335,7 @@ func (s *Scheduler) listen(a *attendee) error {
 }
 
 // serve sends the trainer new members and stop requests, and lets a parked trainer leave when mayLeave permits it.
-func (c *Checkpoints) serve(ctx context.Context, a *attendee, broken <-chan error) error {
+func (c *trainers) serve(ctx context.Context, a *attendee, broken <-chan error) error {
 	tick := time.NewTicker(attendBeat)
 	defer tick.Stop()
 	for {
@@ -386,7 +386,7 @@ func (e *ending) covers(parkedAt time.Time) bool {
 
 // mayLeave returns the message with which a parked trainer may leave. It returns nil while the trainer trains or must
 // wait: for other trainers of its job, or for a checkpoint. mayLeave itself makes that checkpoint.
-func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.AttendLeave {
+func (c *trainers) mayLeave(ctx context.Context, a *attendee) *rowraftv1.AttendLeave {
 	t := c.s.attendance
 	t.mu.Lock()
 	if len(a.sending) > 0 {
@@ -437,7 +437,7 @@ func (c *Checkpoints) mayLeave(ctx context.Context, a *attendee) *rowraftv1.Atte
 // endingOf makes the checkpoint that a requests. If another trainer of the job already makes one, endingOf waits for it
 // and uses it if it covers a. It returns nil if the caller must try again: the other checkpoint does not cover a, it
 // failed with a temporary error, or the call of the trainer that requested it ended.
-func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1.AttendPark, parkedAt time.Time) *rowraftv1.AttendLeave {
+func (c *trainers) endingOf(ctx context.Context, a *attendee, park *rowraftv1.AttendPark, parkedAt time.Time) *rowraftv1.AttendLeave {
 	t := c.s.attendance
 	t.mu.Lock()
 	e := t.endings[a.id.Job]
@@ -465,7 +465,7 @@ func (c *Checkpoints) endingOf(ctx context.Context, a *attendee, park *rowraftv1
 		return nil
 	}
 	e.leave = &rowraftv1.AttendLeave{}
-	name, err := c.createFor(ctx, a.id.Job, park, func() { e.begun = time.Now() })
+	name, err := c.s.checkpoints.CreateForJob(ctx, a.id.Job, park, func() { e.begun = time.Now() })
 	switch {
 	case err == nil:
 		e.leave.Checkpoint = name

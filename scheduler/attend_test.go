@@ -507,7 +507,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 				t.Fatalf("while the other one trains it has left: %s", <-left)
 			}
 			if first != nil {
-				if leave := s.Checkpoints().mayLeave(t.Context(), first); tc.waits != (leave == nil) {
+				if leave := (&trainers{s}).mayLeave(t.Context(), first); tc.waits != (leave == nil) {
 					t.Fatalf("while the other one trains it is told %v", leave)
 				}
 			}
@@ -532,7 +532,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 func TestTheCheckpointOfWhoLeavesIsTriedAgain(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 16), ended: make(chan struct{}, 16)}
 	_, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
-	f := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.notNow, f.fail = cutAttempts, fmt.Errorf("it has none") })
+	f := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.notNow, f.fail = 5, fmt.Errorf("it has none") })
 	_, err := f.Park(t.Context(), client.Parking{Destination: t.TempDir()})
 	if !strings.Contains(fmt.Sprint(err), "no state to give: it has none") {
 		t.Errorf("it left with %v, want the failure of the second try", err)

@@ -7,13 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -97,18 +97,6 @@ func cmdLeaveJob(id *rowraftv1.JobIdentity, how rowraftv1.MemberState, parts ...
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id, State: how, Reason: "because", Parts: parts}}}
 }
 
-func cmdSetPolicy(p *rowraftv1.CheckpointPolicy, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: at}}}
-}
-
-func cmdBeginRun(name, made string, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: made, AtNs: at}}}
-}
-
-func cmdEndRun(name, made, failure string, delta bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{Name: name, Checkpoint: made, Error: failure, Delta: delta}}}
-}
-
 func cmdDrop(name string, id uint64) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: name, Id: id}}}
 }
@@ -128,17 +116,6 @@ func leftAt(id *rowraftv1.JobIdentity, how rowraftv1.MemberState, at time.Durati
 	c := cmdLeaveJob(id, how)
 	c.GetLeaveJob().AtNs = uint64(at)
 	return c
-}
-
-func nightly(to string, keep uint32) *rowraftv1.CheckpointPolicy {
-	return &rowraftv1.CheckpointPolicy{Name: "nightly", Destination: to, EveryNs: uint64(10 * time.Minute), Keep: keep}
-}
-
-func madeNames(p *meta.Policy) (names []string) {
-	for _, m := range p.GetRecord().GetMade() {
-		names = append(names, m.GetName())
-	}
-	return names
 }
 
 func begin(id byte) *rowraftv1.MetaCommand {
@@ -189,4 +166,23 @@ func on(rs []clustermap.Replica) string {
 		out += string(r.Node)
 	}
 	return out
+}
+
+// preparedParts is a shard that is prepared for a cut, and waits for it.
+type preparedParts struct {
+	rowraftv1.UnimplementedReplicasServer
+	prepared, ended chan struct{}
+}
+
+func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]) error {
+	if _, err := stream.Recv(); err != nil {
+		return err
+	}
+	if err := stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{Prepared: &rowraftv1.WritePartPrepared{TableEpoch: 1}}}); err != nil {
+		return err
+	}
+	f.prepared <- struct{}{}
+	_, err := stream.Recv()
+	f.ended <- struct{}{}
+	return err
 }

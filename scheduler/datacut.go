@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -75,15 +76,19 @@ func (m *muster) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 	return out, nil
 }
 
-// storeData writes the positions of readData to the destination and returns them as blobs.
-func (op *creation) storeData(ctx context.Context, m *muster) (out []checkpoint.Blob, err error) {
+// blobs returns the states of the trainers, which store wrote. It also writes the positions of readData to the
+// destination and returns them.
+func (m *muster) blobs(ctx context.Context, d depot.Depot, name string, tag []byte) (out []checkpoint.Blob, err error) {
+	for _, p := range m.members {
+		out = append(out, p.blob)
+	}
 	for i, p := range m.data {
 		b, err := p.Encode()
 		if err != nil {
 			return nil, err
 		}
-		f := checkpoint.File{Name: fmt.Sprintf("job-%04d-%x", i, op.tag()), Bytes: int64(len(b)), SHA256: sha256.Sum256(b)}
-		if err := op.depot.Put(ctx, op.name+"/"+f.Name, b); err != nil {
+		f := checkpoint.File{Name: fmt.Sprintf("job-%04d-%x", i, tag), Bytes: int64(len(b)), SHA256: sha256.Sum256(b)}
+		if err := d.Put(ctx, name+"/"+f.Name, b); err != nil {
 			return nil, err
 		}
 		out = append(out, checkpoint.Blob{Name: checkpoint.PartsBlob(p.Job), File: f})

@@ -8,6 +8,7 @@ import (
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // TestJobsThatDoNotGoOn: what is said of a training job, and of those that are well nothing.
@@ -187,5 +188,20 @@ func TestTheSeatOfARolledBackMemberIsLost(t *testing.T) {
 	l := s.liveness(id)
 	if n, _ := m.Node(id); s.standby(&raftstore.Membership{}, &n, &l) {
 		t.Error("it is a standby")
+	}
+}
+
+// The record of a policy says what is wrong with it, and the diagnosis reports that.
+func TestFailuresOfAPolicyAreFound(t *testing.T) {
+	for want, record := range map[string]*rowraftv1.PolicyRecord{
+		"":                       {},
+		"policy-fails":           {Failures: 2, Error: "no disk"},
+		"policy-retention-fails": {RetentionError: "1 of 2 checkpoints cannot be restored"},
+	} {
+		var d diagnosis
+		d.policy(&meta.Policy{Policy: &rowraftv1.CheckpointPolicy{Name: "nightly"}, Record: record})
+		if got := len(d.out); got != min(1, len(want)) || got > 0 && d.out[0].GetKind() != want {
+			t.Errorf("%v: found %v, want %q", record, d.out, want)
+		}
 	}
 }

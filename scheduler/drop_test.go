@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
@@ -127,41 +126,6 @@ func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 	}
 }
 
-// TestACheckpointWantsTablesWhole: one that a drop has divided is no checkpoint.
-func TestACheckpointWantsTablesWhole(t *testing.T) {
-	a, b := sgd("a", 1), sgd("b", 1)
-	a.ID, b.ID = 1, 2
-	part := func(id rowraft.ShardID, tables ...rowraft.Schema) *partWriter {
-		p := &partWriter{cluster: &clustermap.Map{Tables: []rowraft.Schema{a, b}}, shard: clustermap.Shard{ID: id}, done: &rowraftv1.WritePartDone{}}
-		for _, s := range tables {
-			p.done.Tables = append(p.done.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&s)})
-		}
-		return p
-	}
-	for name, parts := range map[string][]*partWriter{
-		"all have both": {part(0, a, b), part(1, a, b)}, "all have one": {part(0, b), part(1, b)}, "nobody has any": {part(0), part(1)},
-	} {
-		if err := checkWhole(parts, []rowraft.Schema{a, b}); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	err := checkWhole([]*partWriter{part(0, a, b), part(1, a), part(2, a, b)}, []rowraft.Schema{a, b})
-	wantError(t, err, rowraft.CodePrecondition, "table b was dropped", "shard 1")
-
-	// Of a table that the map did not have when the cut began: it was made since, and
-	// nobody can have pushed to it, or its drop has not reached every shard yet.
-	c := sgd("c", 1)
-	c.ID = 3
-	some := []*partWriter{part(0, a, b, c), part(1, a, b)}
-	if err := checkWhole(some, []rowraft.Schema{a, b, c}); err != nil {
-		t.Errorf("a table is being made: %v", err)
-	}
-	wantError(t, checkWhole(some, []rowraft.Schema{a, b}), rowraft.CodePrecondition, "table c was dropped", "shard 1")
-	if err := checkWhole([]*partWriter{part(0, a, b, c), part(1, a, b, c)}, []rowraft.Schema{a, b}); err != nil {
-		t.Errorf("a dropped table that no shard has lost yet: %v", err)
-	}
-}
-
 // TestNoTableComesBackBehindItsDrop: a call that is to bring a table into a shard
 // is under way when the table is dropped, fails, and is not made again.
 func TestNoTableComesBackBehindItsDrop(t *testing.T) {
@@ -208,13 +172,6 @@ func TestADropWaitsForNoRestoreThatNobodyGoesOnWith(t *testing.T) {
 	if err := s.proposeCommand(t.Context(), begin(1)); err != nil {
 		t.Fatal(err)
 	}
-	running := &task{what: "the restore"} // of this leader
-	s.checkpoints.ops.try(running, restores)
-	reconcile(t, s)
-	if s.machine.BegunRestore() == nil {
-		t.Error("a restore that somebody is at was given up")
-	}
-	s.checkpoints.ops.leave(running)
 	reconcile(t, s)
 	if err := s.proposeCommand(t.Context(), cmdDrop("t", 9)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("drop of a table that there is not: %v, want TableNotFound", err)

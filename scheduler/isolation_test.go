@@ -187,7 +187,7 @@ func TestAJobThatWaitsForAPeerIsNotInACheckpoint(t *testing.T) {
 	if err != nil || len(left) > 0 || len(m.members) != 1 || len(waits.asked) > 0 {
 		t.Fatalf("%v; states of %v, left out: %v, asked %d times", err, m.attended(), left, len(waits.asked))
 	}
-	if s.trains("ctr") {
+	if (&trainers{s}).Trains("ctr") {
 		t.Error("the policy of the job runs while it waits")
 	}
 	if _, err := enter(t, another(t, s), "w1", 2, gathered); err != nil {
@@ -197,7 +197,7 @@ func TestAJobThatWaitsForAPeerIsNotInACheckpoint(t *testing.T) {
 		t.Errorf("released: %v, though the job trains", err)
 	}
 	m.letGo()
-	if !s.trains("ctr") {
+	if !(&trainers{s}).Trains("ctr") {
 		t.Error("the policy of the job does not run while it trains")
 	}
 }

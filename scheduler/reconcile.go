@@ -30,7 +30,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 	wg.Go(func() { s.beatPulse(ctx) })
 	wg.Go(func() { s.drive(ctx) })
 	wg.Go(func() { s.place(ctx) })
-	wg.Go(func() { s.runPolicies(ctx) })
+	wg.Go(func() { s.checkpoints.RunPolicies(ctx) })
 	wg.Go(func() { s.runJobs(ctx) })
 	var lastErr string
 	for {
@@ -90,7 +90,7 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	if _, err := s.raiseVersion(ctx, m); err != nil {
 		return err
 	}
-	if err := s.reconcileRestore(ctx, m); err != nil {
+	if err := s.checkpoints.Reconcile(ctx, m); err != nil {
 		return err
 	}
 	return errors.Join(s.ensureTables(ctx, m.Tables), s.ensureDrops(ctx))

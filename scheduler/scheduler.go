@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/checkpoints"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
@@ -120,7 +121,7 @@ type Scheduler struct {
 	// dropping is held while the scheduler logs the drop of a table.
 	dropping turn
 
-	checkpoints  *Checkpoints
+	checkpoints  *checkpoints.Service
 	jobs         *Jobs
 	certificates *Certificates
 
@@ -128,7 +129,6 @@ type Scheduler struct {
 	generations generations
 	jobKick     chan struct{} // capacity 1: wakes runJobs
 	attendance  *attendance
-	policyRuns  tasks // running policies; a policy excludes other policies to its destination
 
 	waiting     atomic.Pointer[string] // the condition that Form waits for, for messages
 	registering turn                   // held while a server is counted, added or marked
@@ -148,7 +148,6 @@ type soft struct {
 	since   time.Time // when this leader first saw that it leads
 	beats   map[rowraft.NodeID]beat
 	ensured map[ensuredKey]struct{}
-	ended   map[[16]byte]time.Time // when the staged tables of a restore were dropped or closed
 
 	versions map[rowraft.NodeID]rowraft.FormatVersion // newest format version that each server supports
 	oldest   string                                   // server with the lowest version, for messages; "": all are equal
@@ -218,7 +217,11 @@ func New(opts Options) (*Scheduler, error) {
 	s.hello = s.helloTo
 	s.generations.drive, s.generations.positions, s.generations.end = s.driveMembers, s.positionsOf, s.endMembers
 	s.generations.rest = s.restMembers
-	s.checkpoints, s.jobs = &Checkpoints{s: s}, &Jobs{s: s}
+	s.jobs = &Jobs{s: s}
+	s.checkpoints = checkpoints.New(checkpoints.Options{
+		Leader: leader{s}, Trainers: &trainers{s}, Machine: s.machine, View: view, Logger: s.logger,
+		Version: opts.Version, Destinations: opts.CheckpointDestinations,
+	})
 	s.certificates = &Certificates{s: s, strangers: rpc.Throttle{Burst: 20, Every: 3 * time.Second}}
 	return s, nil
 }
@@ -228,6 +231,9 @@ func (s *Scheduler) Close() error { return s.conns.Close() }
 
 // Machine returns the state machine of the metadata group. The caller starts the group with it.
 func (s *Scheduler) Machine() raftstore.StateMachine { return s.machine }
+
+// Checkpoints returns the service that makes and restores checkpoints.
+func (s *Scheduler) Checkpoints() *checkpoints.Service { return s.checkpoints }
 
 // View returns the newest map that this server knows. Members of the metadata group update it in Apply; on other
 // servers package node sets it.
@@ -293,7 +299,6 @@ func (s *Scheduler) startTerm(term rowraft.Term) {
 	s.soft.term, s.soft.since = term, s.soft.now()
 	s.soft.beats = make(map[rowraft.NodeID]beat)
 	s.soft.ensured = make(map[ensuredKey]struct{})
-	s.soft.ended = make(map[[16]byte]time.Time)
 	s.soft.versions, s.soft.oldest = make(map[rowraft.NodeID]rowraft.FormatVersion), ""
 }
 

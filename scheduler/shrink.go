@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -75,7 +76,7 @@ func (op *shrinking) sofar() *rowraftv1.ShrinkTableReply {
 
 // run sweeps all shards and reports progress.
 func (op *shrinking) run(ctx context.Context) error {
-	defer reporting(func() error { return op.stream.Send(op.sofar()) })()
+	defer rpc.Report(func() error { return op.stream.Send(op.sofar()) })()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxEnsureCalls)
 	for _, sh := range op.m.Shards {

@@ -32,7 +32,7 @@ type upload struct {
 }
 
 // SendState forwards the state of a trainer to the checkpoint that requested it.
-func (c *Checkpoints) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
+func (c *trainers) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -24,9 +24,9 @@ const (
 	policyPatience = time.Minute
 )
 
-// runPolicies is the control loop of checkpoint policies. While this member leads the metadata group, it makes the
+// RunPolicies is the control loop of checkpoint policies. While this member leads the metadata group, it makes the
 // checkpoints that are due, one at a time for each destination.
-func (s *Scheduler) runPolicies(ctx context.Context) {
+func (c *Service) RunPolicies(ctx context.Context) {
 	tick := time.NewTicker(policyTick)
 	defer tick.Stop()
 	var wg sync.WaitGroup
@@ -37,18 +37,18 @@ func (s *Scheduler) runPolicies(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if _, _, err := s.leading(); err != nil {
+		if _, err := c.lead.Leading(); err != nil {
 			continue
 		}
-		for _, p := range s.duePolicies(time.Now()) {
+		for _, p := range c.duePolicies(time.Now()) {
 			run := runOfPolicy(p)
-			if s.policyRuns.try(run, opens) != nil {
+			if c.policyRuns.try(run, opens) != nil {
 				continue // a policy with the same destination is running
 			}
 			wg.Go(func() {
-				defer s.policyRuns.leave(run)
-				if err := s.runIfDue(ctx, run.what); err != nil && ctx.Err() == nil {
-					s.logger.Warn("a checkpoint policy failed", "policy", run.what, "err", err)
+				defer c.policyRuns.leave(run)
+				if err := c.runIfDue(ctx, run.what); err != nil && ctx.Err() == nil {
+					c.logger.Warn("a checkpoint policy failed", "policy", run.what, "err", err)
 				}
 			})
 		}
@@ -61,10 +61,10 @@ func runOfPolicy(p *meta.Policy) *task {
 }
 
 // duePolicies returns the policies that are due, the longest overdue first.
-func (s *Scheduler) duePolicies(now time.Time) []*meta.Policy {
+func (c *Service) duePolicies(now time.Time) []*meta.Policy {
 	at := make(map[*meta.Policy]time.Time)
-	for _, p := range s.machine.Policies() {
-		if next, due := s.due(p, now); due && !next.After(now) {
+	for _, p := range c.machine.Policies() {
+		if next, due := c.due(p, now); due && !next.After(now) {
 			at[p] = next
 		}
 	}
@@ -72,19 +72,19 @@ func (s *Scheduler) duePolicies(now time.Time) []*meta.Policy {
 }
 
 // runIfDue is runPolicy if the policy is still due: a run may have ended since the caller checked.
-func (s *Scheduler) runIfDue(ctx context.Context, name string) error {
-	p := s.machine.PolicyOf(name)
+func (c *Service) runIfDue(ctx context.Context, name string) error {
+	p := c.machine.PolicyOf(name)
 	if p == nil {
 		return nil
 	}
-	if next, due := s.due(p, time.Now()); !due || next.After(time.Now()) {
+	if next, due := c.due(p, time.Now()); !due || next.After(time.Now()) {
 		return nil
 	}
-	return s.runPolicy(ctx, name)
+	return c.runPolicy(ctx, name)
 }
 
 // due returns the time of a policy's next run; false while no trainer of its job is connected.
-func (s *Scheduler) due(p *meta.Policy, now time.Time) (next time.Time, ok bool) {
+func (c *Service) due(p *meta.Policy, now time.Time) (next time.Time, ok bool) {
 	spec, r := p.GetPolicy(), p.GetRecord()
 	every := time.Duration(spec.GetEveryNs())
 	last := int64(max(r.GetSetNs(), r.GetBegunNs()))
@@ -99,74 +99,69 @@ func (s *Scheduler) due(p *meta.Policy, now time.Time) (next time.Time, ok bool)
 	if r.GetRunning() != "" {
 		next = now // an earlier leader began the run, and this one must end it
 	}
-	return next, spec.GetJob() == "" || s.trains(spec.GetJob()) || r.GetRunning() != ""
-}
-
-// trains reports whether a trainer of the job is connected and does not wait for others to begin.
-func (s *Scheduler) trains(job string) bool {
-	return !s.jobWaits(job) && slices.ContainsFunc(s.attendance.list(), func(a *attendee) bool { return a.id.Job == job })
+	return next, spec.GetJob() == "" || c.trainers.Trains(spec.GetJob()) || r.GetRunning() != ""
 }
 
 // runPolicyNow runs a policy on request, after the running policy with the same destination. If it first ends the run
 // of an earlier leader, it still makes a checkpoint of its own.
-func (s *Scheduler) runPolicyNow(ctx context.Context, name string) error {
-	p := s.machine.PolicyOf(name)
+func (c *Service) runPolicyNow(ctx context.Context, name string) error {
+	p := c.machine.PolicyOf(name)
 	if p == nil {
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
 	run := runOfPolicy(p)
-	if err := s.policyRuns.enter(ctx, meta.MaxPolicyEvery, run, opens); err != nil {
+	if err := c.policyRuns.enter(ctx, meta.MaxPolicyEvery, run, opens); err != nil {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint policy is still running: %w", err)
 	}
-	defer s.policyRuns.leave(run)
-	if s.machine.PolicyOf(name).GetRecord().GetRunning() != "" {
-		if err := s.runPolicy(ctx, name); err != nil {
+	defer c.policyRuns.leave(run)
+	if c.machine.PolicyOf(name).GetRecord().GetRunning() != "" {
+		if err := c.runPolicy(ctx, name); err != nil {
 			return err
 		}
 	}
-	return s.runPolicy(ctx, name)
+	return c.runPolicy(ctx, name)
 }
 
 // runPolicy makes the next checkpoint of a policy and then deletes those that the policy need not keep. It logs the run
 // before and after, so that the next leader can end a run that was interrupted. REQUIRES: policyRuns holds the run.
-func (s *Scheduler) runPolicy(ctx context.Context, name string) error {
-	p := s.machine.PolicyOf(name)
+func (c *Service) runPolicy(ctx context.Context, name string) error {
+	p := c.machine.PolicyOf(name)
 	if p == nil {
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
 	if running := p.GetRecord().GetRunning(); running != "" {
-		return s.endForeignRun(ctx, p.GetPolicy(), running)
+		return c.endForeignRun(ctx, p.GetPolicy(), running)
 	}
 	begun := time.Now()
 	made := fmt.Sprintf("%s-%s", name, begun.UTC().Format("20060102T150405.000Z"))
-	err := s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{
+	err := c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{
 		Name: name, Checkpoint: made, AtNs: uint64(begun.UnixNano()),
 	}}})
 	if err != nil {
 		return err
 	}
-	delta, err := s.makeFor(ctx, p, made)
+	delta, err := c.makeFor(ctx, p, made)
 	if ctx.Err() != nil {
 		return ctx.Err() // this server stops: the next leader ends the run
 	}
-	if lerr := s.logRun(ctx, name, made, delta, err); lerr != nil {
+	if lerr := c.logRun(ctx, name, made, delta, err); lerr != nil {
 		return lerr
 	}
 	if err != nil {
 		return err
 	}
-	return s.retain(ctx, name)
+	return c.retain(ctx, name)
 }
 
 // makeFor makes one checkpoint. It makes a delta to the policy's last checkpoint if the policy permits that.
-func (s *Scheduler) makeFor(ctx context.Context, p *meta.Policy, name string) (delta bool, err error) {
+func (c *Service) makeFor(ctx context.Context, p *meta.Policy, name string) (delta bool, err error) {
 	spec := p.GetPolicy()
-	if err := s.mayRun(ctx, spec); err != nil {
+	if err := c.mayRun(ctx, spec); err != nil {
 		return false, err
 	}
 	req := &rowraftv1.CreateCheckpointRequest{Destination: spec.GetDestination(), Name: name, Job: spec.GetJob(), SkipAbsent: spec.GetSkipAbsent()}
 	create := func() error {
-		_, err := s.checkpoints.create(ctx, policyPatience, &creation{req: req, report: func(*rowraftv1.CreateCheckpointReply) error { return nil }})
+		_, err := c.create(ctx, policyPatience, &creation{req: req, report: func(*rowraftv1.CreateCheckpointReply) error { return nil }})
 		return err
 	}
 	if req.Base = deltaTo(p); req.Base != "" {
@@ -174,7 +169,7 @@ func (s *Scheduler) makeFor(ctx context.Context, p *meta.Policy, name string) (d
 		if err == nil || rowraft.CodeOf(err).Retryable() || rowraft.CodeOf(err) == rowraft.CodePrecondition {
 			return true, err
 		}
-		s.logger.Info("a checkpoint policy makes a full checkpoint where a delta was due", "policy", spec.GetName(), "err", err)
+		c.logger.Info("a checkpoint policy makes a full checkpoint where a delta was due", "policy", spec.GetName(), "err", err)
 		req.Base = ""
 	}
 	return false, create()
@@ -196,22 +191,22 @@ func deltaTo(p *meta.Policy) string {
 	return made[len(made)-1].GetName()
 }
 
-func (s *Scheduler) logRun(ctx context.Context, name, made string, delta bool, failure error) error {
-	return s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{
-		Name: name, Checkpoint: made, Delta: delta, Error: errorText(failure),
+func (c *Service) logRun(ctx context.Context, name, made string, delta bool, failure error) error {
+	return c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{
+		Name: name, Checkpoint: made, Delta: delta, Error: failureText(failure),
 	}}})
 }
 
 // endForeignRun ends a run that an earlier leader began. If the checkpoint exists, it counts as made; otherwise its
 // files are deleted.
-func (s *Scheduler) endForeignRun(ctx context.Context, spec *rowraftv1.CheckpointPolicy, running string) error {
+func (c *Service) endForeignRun(ctx context.Context, spec *rowraftv1.CheckpointPolicy, running string) error {
 	d, err := depot.Open(spec.GetDestination())
 	if err != nil {
 		return err
 	}
 	m, err := checkpoint.ReadManifest(ctx, depot.At(d, running))
 	if err == nil {
-		return s.logRun(ctx, spec.GetName(), running, m.Parent != nil, nil)
+		return c.logRun(ctx, spec.GetName(), running, m.Parent != nil, nil)
 	}
 	failure := rowraft.Errorf(rowraft.CodeLeadershipLost, "the scheduler's leader changed while checkpoint %s was made", running)
 	if rowraft.CodeOf(err) != rowraft.CodeNotFound {
@@ -219,5 +214,13 @@ func (s *Scheduler) endForeignRun(ctx context.Context, spec *rowraftv1.Checkpoin
 	} else if _, _, err := depot.Delete(ctx, d, running, false); err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
 		failure = fmt.Errorf("%w; its leavings stay: %w", failure, err)
 	}
-	return s.logRun(ctx, spec.GetName(), running, false, failure)
+	return c.logRun(ctx, spec.GetName(), running, false, failure)
+}
+
+// failureText returns the text of an error for a record; "" for nil.
+func failureText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }

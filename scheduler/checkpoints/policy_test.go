@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -17,12 +17,13 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 func TestWhenAPolicyIsDue(t *testing.T) {
-	s, _, c := served(t)
+	s, _, trainers := newSolo(t, 0, nil)
 	now := time.Unix(1_000_000, 0)
 	at := func(d time.Duration) uint64 { return uint64(now.Add(d).UnixNano()) }
 	for _, tc := range []struct {
@@ -49,7 +50,7 @@ func TestWhenAPolicyIsDue(t *testing.T) {
 	if _, ok := s.due(p, now); ok {
 		t.Error("due, though its job does not train")
 	}
-	attend(t, c, "ctr", 0, 1, nil)
+	trainers.callers["ctr"] = []*rpc.Caller{nil}
 	if _, ok := s.due(p, now); !ok {
 		t.Error("not due, though its job trains")
 	}
@@ -136,7 +137,7 @@ func TestRetention(t *testing.T) {
 		{name: "the oldest go", keep: 2, want: "d e x", made: "d e"},
 		{name: "younger ones stay, too", keep: 1, age: time.Hour, within: 150 * time.Minute, want: "c d e x", made: "c d e"},
 		{name: "all are to be kept", keep: 9, want: "a b c d e x", made: "a b c d e"},
-		{name: "one that somebody removed is forgotten", keep: 2, spoil: func(dir string) { _ = os.RemoveAll(dir + "/e") }, want: "c d x", made: "c d"},
+		{name: "one that an operator removed is forgotten", keep: 2, spoil: func(dir string) { _ = os.RemoveAll(dir + "/e") }, want: "c d x", made: "c d"},
 		{name: "one without a manifest does not count", keep: 2, spoil: func(dir string) { _ = os.Remove(dir + "/d/MANIFEST") }, want: "c d e x", made: "c e"},
 		{name: "a damaged one does not count, and stays", keep: 2, spoil: func(dir string) { _ = os.WriteFile(dir+"/d/MANIFEST", []byte("?"), 0o600) }, want: "c d e x", made: "c d e"},
 		{name: "the newest is damaged: nothing goes", keep: 1, spoil: func(dir string) { _ = os.WriteFile(dir+"/e/MANIFEST", []byte("?"), 0o600) }, want: "a b c d e x", made: "a b c d e"},
@@ -157,7 +158,7 @@ func TestRetention(t *testing.T) {
 		{name: "a run began with an old one", keep: 2, resumed: "a", want: "a d e x", made: "a d e"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s, _ := newLeader(t, 1, 1)
+			s, _, _ := newSolo(t, 1, nil)
 			dir := t.TempDir()
 			d, err := depot.Open(dir)
 			if err != nil {
@@ -168,7 +169,7 @@ func TestRetention(t *testing.T) {
 			spec.KeepWithinNs = uint64(tc.within)
 			must := func(c *rowraftv1.MetaCommand) {
 				t.Helper()
-				if err := s.proposeCommand(t.Context(), c); err != nil {
+				if err := s.lead.Propose(t.Context(), c); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -181,7 +182,11 @@ func TestRetention(t *testing.T) {
 				}
 				last = putDelta(t, d, name, last)
 				if name == tc.restored {
-					editState(t, s, func(p *rowraftv1.MetaState) { p.Restored = []*rowraftv1.MetaRestored{{Id: last.ID}} })
+					r := restoreOf(1, 2, 1)
+					r.Source = &rowraftv1.MetaRestored{Id: last.ID, Destination: dir, Name: name}
+					for _, c := range []*rowraftv1.MetaCommand{begin(1), decide(r), end(1, true)} {
+						must(c)
+					}
 				}
 				if name == tc.resumed {
 					must(cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) { q.Checkpoint = last.ID }))
@@ -205,10 +210,8 @@ func TestRetention(t *testing.T) {
 				}
 			}
 			damaged := strings.Contains(tc.name, "damaged")
-			var found diagnosis
-			found.policy(s.machine.PolicyOf("nightly"))
-			if (len(found.out) > 0) != damaged {
-				t.Errorf("problems: %v", found.out)
+			if why := s.machine.PolicyOf("nightly").GetRecord().GetRetentionError(); (why != "") != damaged {
+				t.Errorf("the retention reports %q", why)
 			}
 		})
 	}
@@ -230,7 +233,7 @@ func cutShort(dir string) {
 	}
 }
 
-// The next leader finds out what came of a run.
+// The next leader ends a run that an earlier leader began, by what it finds in the destination.
 func TestARunThatTheNextLeaderEnds(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -246,13 +249,13 @@ func TestARunThatTheNextLeaderEnds(t *testing.T) {
 		{"nothing was made", func(*testing.T, depot.Depot) {}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s, _ := newLeader(t, 1, 1)
+			s, _, _ := newSolo(t, 0, nil)
 			d, err := depot.Open(t.TempDir())
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, c := range []*rowraftv1.MetaCommand{cmdSetPolicy(nightly(d.String(), 2), 1), cmdBeginRun("nightly", "a", 2)} {
-				if err := s.proposeCommand(t.Context(), c); err != nil {
+				if err := s.lead.Propose(t.Context(), c); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -271,11 +274,11 @@ func TestARunThatTheNextLeaderEnds(t *testing.T) {
 	}
 }
 
-// Who asks for a checkpoint gets one, or an error, and not the end of what an earlier leader began.
+// A call of RunPolicy makes a checkpoint, or fails. To end the run of an earlier leader is not enough.
 func TestRunNowIsNotTheEndOfAForeignRun(t *testing.T) {
-	s, _ := newLeader(t, 1, 1)
+	s, _, _ := newSolo(t, 0, nil)
 	for _, c := range []*rowraftv1.MetaCommand{cmdSetPolicy(nightly(t.TempDir(), 2), 1), cmdBeginRun("nightly", "a", 2)} {
-		if err := s.proposeCommand(t.Context(), c); err != nil {
+		if err := s.lead.Propose(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -285,13 +288,13 @@ func TestRunNowIsNotTheEndOfAForeignRun(t *testing.T) {
 	}
 }
 
-// Who asks for a run waits for the one that is under way, for as long as he likes.
+// A call of RunPolicy waits for the running policy with the same destination, until its context ends.
 func TestRunNowWaitsForTheRunUnderWay(t *testing.T) {
-	s, _ := newLeader(t, 1, 1)
+	s, _, _ := newSolo(t, 0, nil)
 	for name, dest := range map[string]string{"p": "/a", "other": "/b"} {
 		spec := nightly(dest, 2)
 		spec.Name = name
-		if err := s.proposeCommand(t.Context(), cmdSetPolicy(spec, 1)); err != nil {
+		if err := s.lead.Propose(t.Context(), cmdSetPolicy(spec, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -36,32 +37,133 @@ const (
 	maxBlobBytes = 4 << 20
 	maxBlobs     = 4096
 	// busyPatience bounds the wait for another operation. It is longer than a checkpoint waits for absent trainers.
-	busyPatience = absentPatience + 4*time.Second
+	busyPatience = 10 * time.Second
 	// leavingPatience is busyPatience for the checkpoint of leaving trainers.
 	leavingPatience = 10 * time.Minute
 )
 
-// Checkpoints is the service that makes and restores checkpoints. An operation lives as long as its call. What must
+// Service is the service that makes and restores checkpoints. An operation lives as long as its call. What must
 // outlive the call is in the logs of the metadata group and of the shards.
-type Checkpoints struct {
+//
+// Goroutines: RunPolicies blocks; every other goroutine ends with the call that started it. ended.mu is held alone.
+type Service struct {
 	rowraftv1.UnimplementedCheckpointsServer
-	s   *Scheduler
-	ops tasks
+	lead         Leader
+	trainers     Trainers
+	machine      *meta.Machine
+	view         *meta.View
+	logger       *slog.Logger
+	version      string
+	destinations []string
+
+	ops        tasks
+	policyRuns tasks // running policies; a policy excludes other policies to its destination
+
+	ended struct { // restores whose stages were dropped or closed a moment ago
+		mu sync.Mutex
+		at map[[16]byte]time.Time
+	}
 }
 
-// Checkpoints returns the service.
-func (s *Scheduler) Checkpoints() *Checkpoints { return s.checkpoints }
+// Options are what a Service needs.
+type Options struct {
+	Leader       Leader
+	Trainers     Trainers
+	Machine      *meta.Machine
+	View         *meta.View
+	Logger       *slog.Logger
+	Version      string   // of the binary
+	Destinations []string // below which trainers may request checkpoints
+}
+
+// New returns the service.
+func New(o Options) *Service {
+	return &Service{
+		lead: o.Leader, trainers: o.Trainers, machine: o.Machine, view: o.View, logger: o.Logger,
+		version: o.Version, destinations: o.Destinations,
+	}
+}
+
+// Leader is the leader of the metadata group, as checkpoints need it.
+type Leader interface {
+	// Leading returns the term in which this member leads the metadata group, or an error that redirects the caller.
+	Leading() (rowraft.Term, error)
+	// InSync returns nil after this leader has applied what earlier leaders committed.
+	InSync(ctx context.Context) error
+	// Propose logs a command and returns the error with which the state machine or the group refuses it.
+	Propose(ctx context.Context, c *rowraftv1.MetaCommand) error
+	// OnLeader calls fn with a connection to the leader of sh. It follows hints and waits for elections, and starts no
+	// attempt after patience.
+	OnLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error
+	// Staged returns the restores that the last heartbeats report as staged, with the times of these heartbeats.
+	Staged() []StagedRestore
+	// Now is the clock of Staged.
+	Now() time.Time
+}
+
+// StagedRestore is a report of a server that a shard holds a stage of a restore.
+type StagedRestore struct {
+	ID []byte
+	At time.Time
+}
+
+// Trainers are the connected trainers and their jobs, as checkpoints need them.
+type Trainers interface {
+	// Await waits until the trainers that a checkpoint needs are connected. left receives the jobs that are left out.
+	Await(ctx context.Context, need string, skip bool, left map[string]error) error
+	// Prove finds out which jobs answer, before the cut.
+	Prove(ctx context.Context, need string)
+	// Pause stops the trainers at a batch boundary. See pauseTrainers.
+	Pause(ctx context.Context, need string, skip, again bool, left map[string]error) (Pause, error)
+	// Trains reports whether a trainer of the job is connected and does not wait for others to begin.
+	Trains(job string) bool
+	// Callers returns the certificates of the connected trainers of a job; nil stands for a caller without TLS.
+	Callers(job string) []*rpc.Caller
+	// CheckOwner refuses a caller that does not own the job.
+	CheckOwner(ctx context.Context, job string) error
+	// Attend and SendState serve the calls of this name of the service: the stream of a trainer, and a state.
+	Attend(grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]) error
+	SendState(grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error
+}
+
+// Pause is one round in which trainers are paused for a cut. The caller must call End or Cancel.
+type Pause interface {
+	// ReadData records the positions of the jobs in their data. The trainers have stopped.
+	ReadData(ctx context.Context) error
+	// Release lets the trainers continue. It returns an error if one of them was not stopped until then.
+	Release(ctx context.Context) error
+	// Store receives the states of the trainers and writes them to the destination.
+	Store(ctx context.Context, d depot.Depot, name string, tag []byte) error
+	// Blobs returns the states that Store wrote. It also writes the positions of ReadData and returns them.
+	Blobs(ctx context.Context, d depot.Depot, name string, tag []byte) ([]checkpoint.Blob, error)
+	// Attended returns the trainers whose states are in the checkpoint.
+	Attended() []*rowraftv1.AttendedTrainer
+	// End ends the round after the states were received.
+	End()
+	// Cancel lets the trainers continue after a failure.
+	Cancel()
+}
+
+// Attend serves the stream of a trainer.
+func (c *Service) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]) error {
+	return c.trainers.Attend(stream)
+}
+
+// SendState receives the state of a trainer for a checkpoint.
+func (c *Service) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
+	return c.trainers.SendState(stream)
+}
 
 // CreateCheckpoint makes one checkpoint of all shards and reports its progress.
-func (c *Checkpoints) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
+func (c *Service) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
 	_, err := c.create(stream.Context(), busyPatience, &creation{req: req, report: stream.Send})
 	return err
 }
 
 // create runs op and returns the final reply. It waits at most patience for each operation that excludes op. It checks
 // the destination first, in the phase opens: a destination that does not answer delays no operation on another one.
-func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *creation) (*rowraftv1.CreateCheckpointReply, error) {
-	_, term, err := c.s.leading()
+func (c *Service) create(ctx context.Context, patience time.Duration, op *creation) (*rowraftv1.CreateCheckpointReply, error) {
+	term, err := c.lead.Leading()
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +175,7 @@ func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *cr
 		return nil, err
 	}
 	defer c.ops.leave(op.running)
-	op.s, op.term, op.id, op.created, op.left = c.s, term, uuid.New(), time.Now().UTC(), make(map[string]error)
+	op.c, op.term, op.id, op.created, op.left = c, term, uuid.New(), time.Now().UTC(), make(map[string]error)
 	if err := op.open(ctx); err != nil {
 		return nil, err
 	}
@@ -82,15 +184,15 @@ func (c *Checkpoints) create(ctx context.Context, patience time.Duration, op *cr
 		done, err = op.run(ctx)
 	}
 	if err != nil {
-		c.s.logger.Warn("a checkpoint failed", "checkpoint", op.name, "destination", op.depot.String(), "err", err)
+		c.logger.Warn("a checkpoint failed", "checkpoint", op.name, "destination", op.depot.String(), "err", err)
 		return nil, errors.Join(fmt.Errorf("checkpoint %s: %w", op.name, err), op.cleanUp())
 	}
 	return done, op.report(done)
 }
 
-// createFor makes the checkpoint that a leaving trainer of job requests. It calls paused before it pauses the trainers.
-func (c *Checkpoints) createFor(ctx context.Context, job string, park *rowraftv1.AttendPark, paused func()) (string, error) {
-	if err := c.s.mayWrite(ctx, rpc.CallerOf(ctx), park.GetDestination()); err != nil {
+// CreateForJob makes the checkpoint that a leaving trainer of job requests. It calls paused before it pauses the trainers.
+func (c *Service) CreateForJob(ctx context.Context, job string, park *rowraftv1.AttendPark, paused func()) (string, error) {
+	if err := c.CheckDestination(ctx, rpc.CallerOf(ctx), park.GetDestination()); err != nil {
 		return "", err
 	}
 	prefix := job[:min(len(job), 60)] + "-stop-"
@@ -110,7 +212,7 @@ func (c *Checkpoints) createFor(ctx context.Context, job string, park *rowraftv1
 
 // creation is the state of one CreateCheckpoint.
 type creation struct {
-	s       *Scheduler
+	c       *Service
 	term    rowraft.Term
 	req     *rowraftv1.CreateCheckpointRequest
 	report  func(*rowraftv1.CreateCheckpointReply) error // an error ends the operation
@@ -169,7 +271,7 @@ func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
 
 func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, error) {
 	var parts []*partWriter
-	var trainers *muster
+	var trainers Pause
 	for attempt := 1; ; attempt++ {
 		var err error
 		if parts, trainers, err = op.cut(ctx, attempt == 1); err == nil {
@@ -178,7 +280,7 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 		if attempt == cutAttempts || ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() {
 			return nil, err
 		}
-		op.s.logger.Info("the cut of a checkpoint is tried again", "checkpoint", op.name, "err", err)
+		op.c.logger.Info("the cut of a checkpoint is tried again", "checkpoint", op.name, "err", err)
 		select {
 		case <-time.After(cutRetry):
 		case <-ctx.Done():
@@ -186,7 +288,7 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 		}
 	}
 	defer closeAll(parts)
-	defer trainers.end()
+	defer trainers.End()
 	if err := op.write(ctx, parts, trainers); err != nil {
 		return nil, err
 	}
@@ -199,7 +301,7 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 		return nil, err
 	}
 	// Another leader may lead now, and may restore: the manifest would then name files of two states.
-	if _, term, err := op.s.leading(); err != nil || term != op.term {
+	if term, err := op.c.lead.Leading(); err != nil || term != op.term {
 		return nil, rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the checkpoint was written")
 	}
 	if err := op.depot.PutNew(ctx, op.name+"/"+checkpoint.ManifestFile, raw); err != nil {
@@ -208,9 +310,9 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 	if err := op.stands(ctx, m); err != nil {
 		return nil, err
 	}
-	op.s.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(), "bytes", m.Bytes(), "held", m.HeldFor.String())
+	op.c.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(), "bytes", m.Bytes(), "held", m.HeldFor.String())
 	return &rowraftv1.CreateCheckpointReply{
-		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw, Note: op.notes(), Trainers: trainers.attended(),
+		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw, Note: op.notes(), Trainers: trainers.Attended(),
 	}, nil
 }
 
@@ -227,10 +329,10 @@ func (op *creation) notes() string {
 }
 
 // write returns when the rows of all shards and the states of all trainers are stored.
-func (op *creation) write(ctx context.Context, parts []*partWriter, trainers *muster) error {
+func (op *creation) write(ctx context.Context, parts []*partWriter, trainers Pause) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return op.collect(ctx, parts) })
-	g.Go(func() error { return trainers.store(ctx, op.depot, op.name, op.tag()) })
+	g.Go(func() error { return trainers.Store(ctx, op.depot, op.name, op.tag()) })
 	return g.Wait()
 }
 
@@ -277,12 +379,12 @@ func (op *creation) cleanUp() error {
 //
 // Without an error every shard is writing its file when cut returns. again means that another attempt follows a
 // temporary error.
-func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, trainers *muster, err error) {
-	m := op.s.view.Map()
+func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, trainers Pause, err error) {
+	m := op.c.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
-	if op.s.machine.PendingRestore() != nil {
+	if op.c.machine.PendingRestore() != nil {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "a restore is being finished")
 	}
 	var parts []*partWriter // not a result: a failed cut closes them and returns none
@@ -292,13 +394,15 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	defer func() {
 		if err != nil {
 			closeAll(parts)
-			trainers.letGo()
+			if trainers != nil {
+				trainers.Cancel()
+			}
 		}
 	}()
-	if _, err := op.s.assemble(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), op.left); err != nil {
+	if err := op.c.trainers.Await(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), op.left); err != nil {
 		return nil, nil, err // before anything is opened
 	}
-	op.s.proveTrainers(ctx, op.req.GetJob())
+	op.c.trainers.Prove(ctx, op.req.GetJob())
 	mark := uuid.New()
 	copy(mark[:], op.tag()) // the tag is in the names of the shard files
 	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })
@@ -312,15 +416,15 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 		}
 	}
 	deadline.Stop()
-	if err := op.s.checkpoints.ops.enter(ctx, cutTimeout, op.running, cuts); err != nil {
+	if err := op.c.ops.enter(ctx, cutTimeout, op.running, cuts); err != nil {
 		return nil, nil, err
 	}
-	defer op.s.checkpoints.ops.back(op.running)
+	defer op.c.ops.back(op.running)
 	deadline = time.AfterFunc(cutTimeout, func() { closeAll(parts) })
 	if op.paused != nil {
 		op.paused()
 	}
-	if trainers, err = op.s.pauseTrainers(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), again, op.left); err != nil {
+	if trainers, err = op.c.trainers.Pause(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), again, op.left); err != nil {
 		return nil, nil, err
 	}
 	for _, step := range []func(*partWriter) error{(*partWriter).hold, (*partWriter).mark} {
@@ -328,10 +432,10 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 			return nil, trainers, err
 		}
 	}
-	if err := trainers.readData(ctx); err != nil {
+	if err := trainers.ReadData(ctx); err != nil {
 		return nil, trainers, err
 	}
-	return parts, trainers, trainers.release(ctx)
+	return parts, trainers, trainers.Release(ctx)
 }
 
 // all calls f for all shard files concurrently.
@@ -357,7 +461,7 @@ func closeAll(parts []*partWriter) {
 // collect waits until all shard files are written and reports progress. The first failure, or the end of ctx, ends all
 // of them; collect returns that error.
 func (op *creation) collect(ctx context.Context, parts []*partWriter) error {
-	defer reporting(func() error { return op.progress(parts) })()
+	defer rpc.Report(func() error { return op.progress(parts) })()
 	defer context.AfterFunc(ctx, func() { closeAll(parts) })()
 	var wg sync.WaitGroup
 	var once sync.Once
@@ -388,9 +492,9 @@ func (op *creation) progress(parts []*partWriter) error {
 }
 
 // manifest stores the blobs, checks that this server can read every file, and sums the tables of all shards.
-func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers *muster) (*checkpoint.Manifest, error) {
+func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers Pause) (*checkpoint.Manifest, error) {
 	m := &checkpoint.Manifest{
-		ID: op.id.String(), Created: op.created, Binary: op.s.opts.Version, HashVers: clustermap.HashVersion,
+		ID: op.id.String(), Created: op.created, Binary: op.c.version, HashVers: clustermap.HashVersion,
 		Cluster: parts[0].cluster.Cluster, Epoch: parts[0].epoch, Map: parts[0].cluster.Version, Parent: op.base.parent(),
 	}
 	if op.base != nil && op.base.epoch != m.Epoch {
@@ -407,7 +511,7 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers 
 			return nil, fmt.Errorf("shard %d: %w", p.shard.ID, err)
 		}
 	}
-	if err := checkWhole(parts, op.s.view.Map().Tables); err != nil {
+	if err := checkWhole(parts, op.c.view.Map().Tables); err != nil {
 		return nil, err
 	}
 	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int { return strings.Compare(a.GetName(), b.GetName()) })
@@ -418,14 +522,11 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers 
 		}
 		m.Blobs = append(m.Blobs, checkpoint.Blob{Name: b.GetName(), File: f})
 	}
-	for _, p := range trainers.members {
-		m.Blobs = append(m.Blobs, p.blob)
-	}
-	data, err := op.storeData(ctx, trainers)
+	stored, err := trainers.Blobs(ctx, op.depot, op.name, op.tag())
 	if err != nil {
 		return nil, err
 	}
-	m.Blobs = append(m.Blobs, data...)
+	m.Blobs = append(m.Blobs, stored...)
 	slices.SortFunc(m.Blobs, func(a, b checkpoint.Blob) int { return strings.Compare(a.Name, b.Name) })
 	return m, op.checkFiles(ctx, m)
 }

@@ -1,4 +1,4 @@
-package scheduler
+package rpc
 
 import (
 	"sync"
@@ -7,10 +7,10 @@ import (
 
 const reportEvery = 200 * time.Millisecond
 
-// reporting calls send every reportEvery with the progress of a long operation, until the caller calls stop or send
-// fails. When send fails the client has disconnected, and its context ends the operation. No send runs after stop has
+// Report calls send every reportEvery with the progress of a long operation, until the caller calls stop or
+// send fails. When send fails the client has disconnected, and its context ends the operation. No send runs after stop has
 // returned.
-func reporting(send func() error) (stop func()) {
+func Report(send func() error) (stop func()) {
 	end := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {

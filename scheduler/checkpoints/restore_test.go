@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"bytes"
@@ -15,7 +15,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// partsServer is the shards of one server, which are told of restores.
+// partsServer serves the shards of one server in a restore.
 type partsServer struct {
 	rowraftv1.UnimplementedReplicasServer
 	mu    sync.Mutex
@@ -41,63 +41,60 @@ func (p *partsServer) dropped() int {
 	return len(p.drops)
 }
 
-// withParts is a scheduler that leads a cluster of one shard, on server a.
-func withParts(t *testing.T) (*Scheduler, *partsServer) {
-	t.Helper()
-	p := &partsServer{}
-	s, _ := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, p) }))
-	return s, p
-}
-
 // TestAnOrphanedStageIsDropped: a shard with a stage takes no snapshot, so none may stay
-// of a restore that is over, whatever this leader is busy with.
+// of a restore that is over, also while this leader makes a checkpoint.
 func TestAnOrphanedStageIsDropped(t *testing.T) {
-	s, p := withParts(t)
+	p := &partsServer{}
+	s, l, _ := newSolo(t, 1, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, p) })
 	id := bytes.Repeat([]byte{7}, 16)
-	told := func(id []byte) {
-		heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, Role: roleLeader, LeaderNode: "a", Term: 1, StagedRestore: id})
+	told := func(id []byte) { l.report(StagedRestore{ID: id, At: time.Now()}) }
+	reconcile := func() {
+		t.Helper()
+		if err := s.Reconcile(t.Context(), s.view.Map()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	long := &task{what: "a checkpoint that takes hours"}
-	s.checkpoints.ops.try(long, writes)
+	s.ops.try(long, writes)
 	told(id)
-	reconcile(t, s)
+	reconcile()
 	if n := p.dropped(); n != 1 || !bytes.Equal(p.drops[0], id) {
-		t.Fatalf("%d drops of a stage that no restore goes on with, want one: %x", n, p.drops)
+		t.Fatalf("%d drops of a stage of no restore, want one: %x", n, p.drops)
 	}
 	ended := func(at time.Time) {
-		s.soft.mu.Lock()
-		defer s.soft.mu.Unlock()
-		if _, ok := s.soft.ended[[16]byte(id)]; !ok {
+		s.ended.mu.Lock()
+		defer s.ended.mu.Unlock()
+		if _, ok := s.ended.at[[16]byte(id)]; !ok {
 			t.Error("the drop was not noted")
 		}
-		s.soft.ended[[16]byte(id)] = at
+		s.ended.at[[16]byte(id)] = at
 	}
-	// Heartbeats of before the drop may still tell of it.
-	ended(s.soft.now().Add(time.Hour))
+	// Heartbeats from before the drop may still report it.
+	ended(time.Now().Add(time.Hour))
 	told(id)
-	reconcile(t, s)
+	reconcile()
 	if n := p.dropped(); n != 1 {
 		t.Errorf("%d drops, want one: the heartbeat may be older than the drop", n)
 	}
-	// Later ones tell of a begin that came behind the drop.
-	ended(s.soft.now().Add(-strayGrace))
+	// Later ones report a begin that arrived after the drop.
+	ended(time.Now().Add(-strayGrace))
 	told(id)
-	reconcile(t, s)
+	reconcile()
 	if n := p.dropped(); n != 2 {
-		t.Errorf("%d drops of a stage that came behind the first, want 2", n)
+		t.Errorf("%d drops of a stage that was made after the first, want 2", n)
 	}
-	// That of a restore which somebody is at stays.
+	// The stage of a running restore stays.
 	live := bytes.Repeat([]byte{8}, 16)
-	if err := s.proposeCommand(t.Context(), begin(8)); err != nil {
+	if err := s.lead.Propose(t.Context(), begin(8)); err != nil {
 		t.Fatal(err)
 	}
 	told(live)
-	reconcile(t, s)
+	reconcile()
 	if n := p.dropped(); n != 2 {
 		t.Errorf("the stage of a restore that is under way was dropped: %x", p.drops)
 	}
-	s.checkpoints.ops.leave(long) // its call is gone
-	reconcile(t, s)
+	s.ops.leave(long) // its call is gone
+	reconcile()
 	if n := p.dropped(); n != 3 || s.machine.BegunRestore() != nil {
 		t.Errorf("%d drops, begun %x; want 3, and nothing begun", n, s.machine.BegunRestore())
 	}
@@ -109,18 +106,18 @@ func TestARestoreWhoseLeaderIsLostMayBeRunAgain(t *testing.T) {
 	for _, shard := range []rowraft.Code{rowraft.CodeNotFound, rowraft.CodeCorrupt} {
 		for _, lost := range []bool{false, true} {
 			p := &partsServer{}
-			s, l := leaderOfShards(t, 1, serveServices(t, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, p) }))
+			s, l, _ := newSolo(t, 1, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, p) })
 			p.begin = func() error {
 				if lost {
-					l.elect("b")
+					l.lose()
 				}
 				return rowraft.Errorf(shard, "no restore is under way")
 			}
-			_, term, err := s.leading()
+			term, err := s.lead.Leading()
 			if err != nil {
 				t.Fatal(err)
 			}
-			op := &restoration{s: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(), cluster: s.view.Map(), manifest: &checkpoint.Manifest{}}
+			op := &restoration{c: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(), cluster: s.view.Map(), manifest: &checkpoint.Manifest{}}
 			for _, sh := range op.cluster.Shards {
 				op.feeds = append(op.feeds, &feed{op: op, shard: sh})
 			}
@@ -137,12 +134,9 @@ func TestARestoreWhoseLeaderIsLostMayBeRunAgain(t *testing.T) {
 
 func TestReportedStages(t *testing.T) {
 	id := func(b byte) []byte { return bytes.Repeat([]byte{b}, 16) }
-	s := &Scheduler{}
+	s, l, _ := newSolo(t, 0, nil)
 	now := time.Now()
-	s.soft.beats = map[rowraft.NodeID]beat{
-		"a": {at: now, replicas: []*rowraftv1.ReplicaStatus{{StagedRestore: id(1)}, {}}},
-		"b": {at: now, replicas: []*rowraftv1.ReplicaStatus{{StagedRestore: id(1)}, {StagedRestore: id(2)}, {StagedRestore: []byte("short")}}},
-	}
+	l.report(StagedRestore{id(1), now}, StagedRestore{id(1), now}, StagedRestore{id(2), now}, StagedRestore{[]byte("short"), now})
 	s.noteEnded(id(2))
 	if got := s.reportedStages(); len(got) != 1 || !bytes.Equal(got[0], id(1)) {
 		t.Errorf("staged: %x", got)
@@ -162,5 +156,24 @@ func TestAgesFromTheFirstSecond(t *testing.T) {
 		if got := op.tickOf(i, plain.ID); got != 0 {
 			t.Errorf("part %d: a table that keeps no ages has tick %d", i, got)
 		}
+	}
+}
+
+// A restore that was begun ends if no operation of this leader works on it, though no shard has a stage of it.
+func TestABegunRestoreIsGivenUp(t *testing.T) {
+	s, _, _ := newSolo(t, 1, nil)
+	if err := s.lead.Propose(t.Context(), begin(1)); err != nil {
+		t.Fatal(err)
+	}
+	running := &task{what: "the restore"} // of this leader
+	s.ops.try(running, restores)
+	for _, want := range []bool{true, false} {
+		if err := s.Reconcile(t.Context(), s.view.Map()); err != nil {
+			t.Fatal(err)
+		}
+		if begun := s.machine.BegunRestore() != nil; begun != want {
+			t.Errorf("begun: %v, want %v", begun, want)
+		}
+		s.ops.leave(running)
 	}
 }

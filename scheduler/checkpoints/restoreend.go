@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"bytes"
@@ -20,18 +20,18 @@ import (
 
 // finishRestore closes a decided restore in all shards and then logs its end. Any leader of the metadata group may call
 // it, also several times.
-func (s *Scheduler) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) ([]*rowraftv1.RestoredShard, error) {
-	m := s.view.Map()
+func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) ([]*rowraftv1.RestoredShard, error) {
+	m := c.view.Map()
 	if m == nil || len(m.Shards) != len(r.GetShards()) {
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "a restore into %d shards, the map has other ones", len(r.GetShards()))
 	}
 	out := make([]*rowraftv1.RestoredShard, len(m.Shards))
 	var g errgroup.Group
-	g.SetLimit(maxEnsureCalls)
+	g.SetLimit(maxShardCalls)
 	for i, sh := range m.Shards {
 		want := r.GetShards()[i]
 		g.Go(func() error {
-			reply, err := s.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: r.GetId(), Step: &rowraftv1.RestorePartRequest_Close{
+			reply, err := c.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: r.GetId(), Step: &rowraftv1.RestorePartRequest_Close{
 				Close: &rowraftv1.RestorePartClose{TableEpoch: r.GetTableEpoch(), Chunks: want.GetChunks(), Rows: want.GetRows(), Digest: want.GetDigest()},
 			}})
 			if err == nil {
@@ -47,8 +47,8 @@ func (s *Scheduler) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore)
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: r.GetId(), Closed: true}}})
-	s.noteEnded(r.GetId())
+	err := c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: r.GetId(), Closed: true}}})
+	c.noteEnded(r.GetId())
 	return out, err
 }
 
@@ -63,12 +63,12 @@ func bringsAll(shard rowraft.ShardID, r *rowraftv1.MetaRestore, reply *rowraftv1
 }
 
 // dropStages gives up a restore that is not decided, and lets the shards drop its stages.
-func (s *Scheduler) dropStages(m *clustermap.Map, id []byte) error {
+func (c *Service) dropStages(m *clustermap.Map, id []byte) error {
 	ctx, cancel := context.WithTimeout(context.Background(), dropPatience)
 	defer cancel()
 	// Log the end before the shards drop anything. When the entry is applied, this leader knows every decision of
 	// earlier leaders, and a restore that is not decided by then never will be.
-	if _, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: id}}}); err != nil {
+	if err := c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: id}}}); err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 			return rowraft.Errorf(rowraft.CodeInternal, "the restore is decided all the same, and the scheduler finishes it")
 		}
@@ -79,7 +79,7 @@ func (s *Scheduler) dropStages(m *clustermap.Map, id []byte) error {
 	var wg sync.WaitGroup
 	for _, sh := range m.Shards {
 		wg.Go(func() {
-			if _, err := s.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: id, Step: &rowraftv1.RestorePartRequest_Drop{Drop: &rowraftv1.RestorePartDrop{}}}); err != nil {
+			if _, err := c.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: id, Step: &rowraftv1.RestorePartRequest_Drop{Drop: &rowraftv1.RestorePartDrop{}}}); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				errs = append(errs, fmt.Errorf("drop what was staged: %w", err))
@@ -88,110 +88,108 @@ func (s *Scheduler) dropStages(m *clustermap.Map, id []byte) error {
 	}
 	wg.Wait()
 	if len(errs) == 0 {
-		s.noteEnded(id)
+		c.noteEnded(id)
 	}
 	return errors.Join(errs...)
 }
 
 // dropOther ends the restore whose stage prevents that of req: an abandoned one, or one of an earlier leader.
-func (s *Scheduler) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc.ClientConn, req *rowraftv1.RestorePartRequest) error {
+func (c *Service) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc.ClientConn, req *rowraftv1.RestorePartRequest) error {
 	look := &rowraftv1.RestorePartRequest{Shard: req.GetShard(), Restore: req.GetRestore(), Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}}
 	reply, err := restoreCall(ctx, conn, look)
 	if err != nil || len(reply.GetOther()) == 0 {
 		return err
 	}
-	s.logger.Info("dropping what another restore had staged", "shard", req.GetShard())
-	return s.dropStages(m, reply.GetOther())
+	c.logger.Info("dropping what another restore had staged", "shard", req.GetShard())
+	return c.dropStages(m, reply.GetOther())
 }
 
 // strayGrace is the time after the drop of a stage in which late heartbeats may still report it.
-const strayGrace = SuspectAfter
+const strayGrace = 2 * time.Second
 
 // noteEnded records a restore whose stages are dropped or closed, so that late heartbeats do not bring it up again.
-func (s *Scheduler) noteEnded(id []byte) {
+func (c *Service) noteEnded(id []byte) {
 	if len(id) != 16 {
 		return
 	}
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	if s.soft.ended == nil {
-		s.soft.ended = make(map[[16]byte]time.Time)
+	now := c.lead.Now()
+	c.ended.mu.Lock()
+	defer c.ended.mu.Unlock()
+	if c.ended.at == nil {
+		c.ended.at = make(map[[16]byte]time.Time)
 	}
-	now := s.soft.now()
-	maps.DeleteFunc(s.soft.ended, func(_ [16]byte, at time.Time) bool { return now.Sub(at) > 2*strayGrace })
-	s.soft.ended[[16]byte(id)] = now
+	maps.DeleteFunc(c.ended.at, func(_ [16]byte, at time.Time) bool { return now.Sub(at) > 2*strayGrace })
+	c.ended.at[[16]byte(id)] = now
 }
 
-// reconcileRestore finishes a decided restore and drops the stages of abandoned ones. A shard with a stage takes no
+// Reconcile finishes a decided restore and drops the stages of abandoned ones. A shard with a stage takes no
 // snapshot, so its log grows.
-func (s *Scheduler) reconcileRestore(ctx context.Context, m *clustermap.Map) error {
+func (c *Service) Reconcile(ctx context.Context, m *clustermap.Map) error {
 	// Read the stages first: the stage of a restore that begins in between must not look abandoned.
-	staged := s.reportedStages()
-	r, begun := s.machine.PendingRestore(), s.machine.BegunRestore()
+	staged := c.reportedStages()
+	r, begun := c.machine.PendingRestore(), c.machine.BegunRestore()
 	for _, id := range staged {
 		if bytes.Equal(id, begun) || bytes.Equal(id, r.GetId()) {
 			continue
 		}
 		// No entry can decide this restore any more, so no running call needs the stage. A late call created it after
 		// the drop of its restore.
-		if err := s.dropStages(m, id); err != nil {
+		if err := c.dropStages(m, id); err != nil {
 			return err
 		}
-		s.logger.Info("dropped what a restore had staged that is over")
+		c.logger.Info("dropped what a restore had staged that is over")
 	}
 	running := &task{what: "the end of a restore"}
-	if r == nil && begun == nil || s.checkpoints.ops.try(running, restores) != nil {
+	if r == nil && begun == nil || c.ops.try(running, restores) != nil {
 		return nil // or an operation of this leader works on it
 	}
-	defer s.checkpoints.ops.leave(running)
-	if r = s.machine.PendingRestore(); r != nil {
-		_, err := s.finishRestore(ctx, r)
+	defer c.ops.leave(running)
+	if r = c.machine.PendingRestore(); r != nil {
+		_, err := c.finishRestore(ctx, r)
 		if err != nil {
 			return fmt.Errorf("finish a restore: %w", err)
 		}
-		s.logger.Info("finished a restore that an earlier call had begun", "epoch", r.GetTableEpoch())
+		c.logger.Info("finished a restore that an earlier call had begun", "epoch", r.GetTableEpoch())
 		return nil
 	}
-	return s.giveUpBegun(ctx, m, staged)
+	return c.giveUpBegun(ctx, m, staged)
 }
 
 // giveUpBegun ends a restore that was begun and not decided. The call that began it has ended.
-func (s *Scheduler) giveUpBegun(ctx context.Context, m *clustermap.Map, staged [][]byte) error {
-	begun := s.machine.BegunRestore()
+func (c *Service) giveUpBegun(ctx context.Context, m *clustermap.Map, staged [][]byte) error {
+	begun := c.machine.BegunRestore()
 	switch {
 	case begun == nil:
 		return nil
 	case slices.ContainsFunc(staged, func(id []byte) bool { return bytes.Equal(id, begun) }):
-		if err := s.dropStages(m, begun); err != nil {
+		if err := c.dropStages(m, begun); err != nil {
 			return err
 		}
-		s.logger.Info("dropped what a restore had staged that nobody went on with")
+		c.logger.Info("dropped the stages of an abandoned restore")
 		return nil
 	}
 	// No shard has a stage of this restore. End it, because no table can be dropped while it may be decided.
 	end := &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: begun}}
-	if _, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: end}); err != nil {
+	if err := c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: end}); err != nil {
 		return fmt.Errorf("give up a restore: %w", err)
 	}
-	s.logger.Info("gave up a restore that nobody went on with")
+	c.logger.Info("ended an abandoned restore")
 	return nil
 }
 
 // reportedStages returns the restores that servers report as staged.
-func (s *Scheduler) reportedStages() (ids [][]byte) {
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	for _, b := range s.soft.beats {
-		for _, r := range b.replicas {
-			id := r.GetStagedRestore()
-			if len(id) != 16 || slices.ContainsFunc(ids, func(o []byte) bool { return bytes.Equal(o, id) }) {
-				continue
-			}
-			if ended, ok := s.soft.ended[[16]byte(id)]; ok && b.at.Before(ended.Add(strayGrace)) {
-				continue
-			}
-			ids = append(ids, id)
+func (c *Service) reportedStages() (ids [][]byte) {
+	staged := c.lead.Staged()
+	c.ended.mu.Lock()
+	defer c.ended.mu.Unlock()
+	for _, r := range staged {
+		if len(r.ID) != 16 || slices.ContainsFunc(ids, func(o []byte) bool { return bytes.Equal(o, r.ID) }) {
+			continue
 		}
+		if ended, ok := c.ended.at[[16]byte(r.ID)]; ok && r.At.Before(ended.Add(strayGrace)) {
+			continue
+		}
+		ids = append(ids, r.ID)
 	}
 	return ids
 }

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"os"
@@ -10,7 +10,6 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 func callerOf(role certs.Role, name string, tables ...string) *rpc.Caller {
@@ -21,7 +20,7 @@ func callerOf(role certs.Role, name string, tables ...string) *rpc.Caller {
 // that the scheduler does not allow.
 func TestCheckpointsOfTrainers(t *testing.T) {
 	dir := t.TempDir()
-	s, _ := newLeader(t, 1, 1)
+	s, _, _ := newSolo(t, 0, nil)
 	all, some := callerOf(certs.Trainer, "t", "*"), callerOf(certs.Trainer, "t", "a_*", "b")
 	for _, tc := range []struct {
 		name        string
@@ -39,8 +38,8 @@ func TestCheckpointsOfTrainers(t *testing.T) {
 		{name: "a trainer of some", caller: some, allowed: []string{dir}, destination: dir, refused: []string{dir, "all tables", "a_*, b", "trainer t"}},
 		{name: "a reader of all", caller: callerOf(certs.Reader, "r", "*"), allowed: nil, destination: dir, refused: []string{"reader r"}},
 	} {
-		s.opts.CheckpointDestinations = tc.allowed
-		err := s.mayWrite(t.Context(), tc.caller, tc.destination)
+		s.destinations = tc.allowed
+		err := s.CheckDestination(t.Context(), tc.caller, tc.destination)
 		if (rowraft.CodeOf(err) == rowraft.CodeDenied) != (tc.refused != nil) || (err == nil) != (tc.refused == nil) {
 			t.Errorf("%s: %v", tc.name, err)
 		}
@@ -55,13 +54,13 @@ func TestCheckpointsOfTrainers(t *testing.T) {
 // TestPoliciesHaveAnOwner: a trainer sets policies of its own job, and changes its own only.
 func TestPoliciesHaveAnOwner(t *testing.T) {
 	dir := t.TempDir()
-	s, _ := newLeader(t, 1, 1)
-	s.opts.CheckpointDestinations = []string{dir}
+	s, _, _ := newSolo(t, 0, nil)
+	s.destinations = []string{dir}
 	for _, p := range []*rowraftv1.CheckpointPolicy{nightly(dir, 2), {Name: "operators", Destination: dir, EveryNs: 1e9, Keep: 1}} {
 		if p.Name == "nightly" {
 			p.Owner, p.Job = "t", "ctr"
 		}
-		if err := s.proposeCommand(t.Context(), cmdSetPolicy(p, 1)); err != nil {
+		if err := s.lead.Propose(t.Context(), cmdSetPolicy(p, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,7 +80,7 @@ func TestPoliciesHaveAnOwner(t *testing.T) {
 		{"a trainer, an operator's", callerOf(certs.Trainer, "t", "*"), "operators", "ctr", true},
 		{"a trainer, a new one", callerOf(certs.Trainer, "u", "*"), "new", "ctr2", false},
 	} {
-		err := s.checkpoints.maySet(t.Context(), tc.caller, &rowraftv1.CheckpointPolicy{Name: tc.policy, Destination: dir, Job: tc.job})
+		err := s.maySet(t.Context(), tc.caller, &rowraftv1.CheckpointPolicy{Name: tc.policy, Destination: dir, Job: tc.job})
 		if (rowraft.CodeOf(err) == rowraft.CodeDenied) != tc.refused || (err != nil) != tc.refused {
 			t.Errorf("%s: %v, want it refused: %v", tc.name, err, tc.refused)
 		}
@@ -92,7 +91,7 @@ func TestPoliciesHaveAnOwner(t *testing.T) {
 	}{
 		"plaintext": {nil, false}, "an operator": {callerOf(certs.Operator, "o"), false}, "its owner": {callerOf(certs.Trainer, "t", "a_*"), false}, "another": {callerOf(certs.Trainer, "u", "*"), true},
 	} {
-		if err := s.checkpoints.mayChange(tc.caller, "nightly"); (rowraft.CodeOf(err) == rowraft.CodeDenied) != tc.refused {
+		if err := s.mayChange(tc.caller, "nightly"); (rowraft.CodeOf(err) == rowraft.CodeDenied) != tc.refused {
 			t.Errorf("%s deletes it: %v", name, err)
 		}
 	}
@@ -108,18 +107,13 @@ func TestEachRunOfAPolicyIsCheckedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, _ := newLeader(t, 1, 1)
+	s, _, trainers := newSolo(t, 0, nil)
 	p := nightly(dir+"/t", 2)
 	p.Owner, p.Job = "t", "ctr"
-	if err := s.proposeCommand(t.Context(), cmdSetPolicy(p, 1)); err != nil {
+	if err := s.lead.Propose(t.Context(), cmdSetPolicy(p, 1)); err != nil {
 		t.Fatal(err)
 	}
-	attend := func(callers ...*rpc.Caller) {
-		s.attendance = newAttendance()
-		for i, c := range callers {
-			s.attendance.add(&attendee{id: meta.TrainerID{Job: "ctr", Rank: uint32(i)}, caller: c, gone: make(chan struct{}), replaced: make(chan struct{})})
-		}
-	}
+	attend := func(callers ...*rpc.Caller) { trainers.callers["ctr"] = callers }
 	all, some := callerOf(certs.Trainer, "t", "*"), callerOf(certs.Trainer, "t", "a_*")
 	run := func(name string, want rowraft.Code) {
 		t.Helper()
@@ -137,7 +131,7 @@ func TestEachRunOfAPolicyIsCheckedAgain(t *testing.T) {
 			t.Errorf("%s: it left %v in the destination, %v", name, left, err)
 		}
 	}
-	s.opts.CheckpointDestinations = []string{dir}
+	s.destinations = []string{dir}
 	attend(all, all)
 	run("allowed", rowraft.CodeUnknown)
 	attend(all, some)
@@ -147,11 +141,11 @@ func TestEachRunOfAPolicyIsCheckedAgain(t *testing.T) {
 	attend()
 	run("no trainer attends", rowraft.CodePrecondition)
 	attend(all)
-	s.opts.CheckpointDestinations = []string{evil}
+	s.destinations = []string{evil}
 	run("the servers were started with another destination", rowraft.CodeDenied)
-	s.opts.CheckpointDestinations = nil
+	s.destinations = nil
 	run("the servers were started without a destination", rowraft.CodeDenied)
-	s.opts.CheckpointDestinations = []string{dir}
+	s.destinations = []string{dir}
 	if err := os.Symlink(evil, dir+"/t"); err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -18,16 +18,16 @@ func runsCluster(caller *rpc.Caller) bool {
 	return caller == nil || caller.Role == certs.Admin || caller.Role == certs.Operator
 }
 
-// mayWrite refuses a checkpoint that a trainer requests unless it is permitted. A checkpoint holds all tables, so the
+// CheckDestination refuses a checkpoint that a trainer requests unless it is permitted. A checkpoint holds all tables, so the
 // trainer must have read access to all of them, and --checkpoint-destination must permit the destination.
-func (s *Scheduler) mayWrite(ctx context.Context, caller *rpc.Caller, destination string) error {
+func (c *Service) CheckDestination(ctx context.Context, caller *rpc.Caller, destination string) error {
 	if runsCluster(caller) {
 		return nil
 	}
 	if err := readsAll(caller, destination); err != nil {
 		return err
 	}
-	return s.allowed(ctx, destination, caller.String())
+	return c.allowed(ctx, destination, caller.String())
 }
 
 // readsAll refuses a caller without read access to all tables.
@@ -42,12 +42,12 @@ func readsAll(caller *rpc.Caller, destination string) error {
 }
 
 // allowed refuses a destination that --checkpoint-destination does not permit to trainers.
-func (s *Scheduler) allowed(ctx context.Context, destination, who string) error {
-	if ok, err := depot.Within(ctx, s.opts.CheckpointDestinations, destination); ok || err != nil {
+func (c *Service) allowed(ctx context.Context, destination, who string) error {
+	if ok, err := depot.Within(ctx, c.destinations, destination); ok || err != nil {
 		return err
 	}
 	list := "none"
-	if l := s.opts.CheckpointDestinations; len(l) > 0 {
+	if l := c.destinations; len(l) > 0 {
 		list = fmt.Sprintf("%q and what is below", l)
 	}
 	return &rowraft.DeniedError{What: fmt.Sprintf("checkpoint destination %q (trainers may use, by --checkpoint-destination of the scheduler: %s)", destination, list), Need: "admin or operator", Have: who}
@@ -55,46 +55,46 @@ func (s *Scheduler) allowed(ctx context.Context, destination, who string) error 
 
 // mayRun refuses a run of a trainer's policy if the destination is no longer permitted, or if the owner no longer has
 // read access to all tables. The certificates of the owner are those of its connected trainers.
-func (s *Scheduler) mayRun(ctx context.Context, p *rowraftv1.CheckpointPolicy) error {
+func (c *Service) mayRun(ctx context.Context, p *rowraftv1.CheckpointPolicy) error {
 	if p.GetOwner() == "" {
 		return nil
 	}
 	trains := false
-	for _, a := range s.attendance.list() {
-		if a.id.Job != p.GetJob() || a.caller == nil || a.caller.Name != p.GetOwner() {
+	for _, caller := range c.trainers.Callers(p.GetJob()) {
+		if caller == nil || caller.Name != p.GetOwner() {
 			continue
 		}
 		trains = true
-		if err := readsAll(a.caller, p.GetDestination()); err != nil {
+		if err := readsAll(caller, p.GetDestination()); err != nil {
 			return err
 		}
 	}
 	if !trains {
 		return rowraft.Errorf(rowraft.CodePrecondition, "no trainer of job %s attends with a certificate of %s, the owner of checkpoint policy %s: start the job, or have an operator set the policy", p.GetJob(), p.GetOwner(), p.GetName())
 	}
-	return s.allowed(ctx, p.GetDestination(), "trainer "+p.GetOwner())
+	return c.allowed(ctx, p.GetDestination(), "trainer "+p.GetOwner())
 }
 
 // maySet refuses a policy that a trainer sets for something else than its own job.
-func (c *Checkpoints) maySet(ctx context.Context, caller *rpc.Caller, p *rowraftv1.CheckpointPolicy) error {
+func (c *Service) maySet(ctx context.Context, caller *rpc.Caller, p *rowraftv1.CheckpointPolicy) error {
 	if runsCluster(caller) {
 		return nil
 	}
 	if p.GetJob() == "" {
 		return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which names no job,", Need: "admin or operator", Have: caller.String()}
 	}
-	if err := c.s.jobs.checkOwner(ctx, p.GetJob()); err != nil {
+	if err := c.trainers.CheckOwner(ctx, p.GetJob()); err != nil {
 		return err
 	}
 	if err := c.mayChange(caller, p.GetName()); err != nil {
 		return err
 	}
-	return c.s.mayWrite(ctx, caller, p.GetDestination())
+	return c.CheckDestination(ctx, caller, p.GetDestination())
 }
 
 // mayChange refuses a change of a policy unless the caller owns it or runs the cluster.
-func (c *Checkpoints) mayChange(caller *rpc.Caller, name string) error {
-	p := c.s.machine.PolicyOf(name)
+func (c *Service) mayChange(caller *rpc.Caller, name string) error {
+	p := c.machine.PolicyOf(name)
 	if p == nil || runsCluster(caller) || p.GetPolicy().GetOwner() == caller.Name {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -133,9 +134,9 @@ func TestACheckpointTellsWhatEndedIt(t *testing.T) {
 // a shard that expects one takes part in no other.
 func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 1), ended: make(chan struct{}, 1)}
-	s, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
-	attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.fail = fmt.Errorf("it has none") })
-	op := &creation{s: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "a", Job: "a"}, left: make(map[string]error), running: &task{}}
+	s, _, trainers := newSolo(t, 1, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
+	trainers.pause = fmt.Errorf("a trainer has no state to give")
+	op := &creation{c: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "a", Job: "a"}, left: make(map[string]error), running: &task{}}
 	var err error
 	if op.depot, err = depot.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
@@ -151,5 +152,40 @@ func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 	case <-parts.ended:
 	case <-time.After(time.Minute):
 		t.Error("the shard still waits for the cut")
+	}
+}
+
+// TestACheckpointWantsTablesWhole: one that a drop has divided is no checkpoint.
+func TestACheckpointWantsTablesWhole(t *testing.T) {
+	a, b := sgd("a", 1), sgd("b", 1)
+	a.ID, b.ID = 1, 2
+	part := func(id rowraft.ShardID, tables ...rowraft.Schema) *partWriter {
+		p := &partWriter{cluster: &clustermap.Map{Tables: []rowraft.Schema{a, b}}, shard: clustermap.Shard{ID: id}, done: &rowraftv1.WritePartDone{}}
+		for _, s := range tables {
+			p.done.Tables = append(p.done.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&s)})
+		}
+		return p
+	}
+	for name, parts := range map[string][]*partWriter{
+		"all have both": {part(0, a, b), part(1, a, b)}, "all have one": {part(0, b), part(1, b)}, "no shard has any": {part(0), part(1)},
+	} {
+		if err := checkWhole(parts, []rowraft.Schema{a, b}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	err := checkWhole([]*partWriter{part(0, a, b), part(1, a), part(2, a, b)}, []rowraft.Schema{a, b})
+	wantRefusal(t, err, rowraft.CodePrecondition, "table b was dropped", "shard 1")
+
+	// Of a table that the map did not have when the cut began: it was made since, and
+	// no client can have pushed to it, or its drop has not reached every shard yet.
+	c := sgd("c", 1)
+	c.ID = 3
+	some := []*partWriter{part(0, a, b, c), part(1, a, b)}
+	if err := checkWhole(some, []rowraft.Schema{a, b, c}); err != nil {
+		t.Errorf("a table is being made: %v", err)
+	}
+	wantRefusal(t, checkWhole(some, []rowraft.Schema{a, b}), rowraft.CodePrecondition, "table c was dropped", "shard 1")
+	if err := checkWhole([]*partWriter{part(0, a, b, c), part(1, a, b, c)}, []rowraft.Schema{a, b}); err != nil {
+		t.Errorf("a dropped table that no shard has lost yet: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -43,7 +43,7 @@ func (op *creation) chooseBase(ctx context.Context) error {
 	if !op.req.GetDelta() && op.req.GetBase() == "" {
 		return nil
 	}
-	cluster := op.s.view.Map()
+	cluster := op.c.view.Map()
 	if cluster == nil {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
@@ -131,7 +131,7 @@ func (op *creation) stands(ctx context.Context, m *checkpoint.Manifest) error {
 		return err
 	}
 	if f, ok := missing(op.name, m, found); ok {
-		return rowraft.Errorf(rowraft.CodeNotFound, "somebody deleted file %s while the checkpoint was made", f)
+		return rowraft.Errorf(rowraft.CodeNotFound, "file %s was deleted while the checkpoint was made", f)
 	}
 	if op.base == nil {
 		return nil

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -21,7 +21,7 @@ const (
 )
 
 // SetPolicy creates or changes a checkpoint policy.
-func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest) (*rowraftv1.SetPolicyReply, error) {
+func (c *Service) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest) (*rowraftv1.SetPolicyReply, error) {
 	p := req.GetPolicy()
 	if err := meta.CheckPolicy(p); err != nil {
 		return nil, err
@@ -35,13 +35,13 @@ func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyReq
 	if !runsCluster(caller) {
 		p.Owner = caller.Name
 	}
-	if _, err := c.s.leadingInSync(ctx); err != nil { // an old state may have an old owner
+	if err := c.lead.InSync(ctx); err != nil { // an old state may have an old owner
 		return nil, err
 	}
 	if err := c.maySet(ctx, caller, p); err != nil {
 		return nil, err
 	}
-	err = c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: uint64(time.Now().UnixNano())}}})
+	err = c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: uint64(time.Now().UnixNano())}}})
 	if err != nil {
 		return nil, err
 	}
@@ -50,20 +50,20 @@ func (c *Checkpoints) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyReq
 }
 
 // ListPolicies returns all policies and their records.
-func (c *Checkpoints) ListPolicies(ctx context.Context, _ *rowraftv1.ListPoliciesRequest) (*rowraftv1.ListPoliciesReply, error) {
-	if _, err := c.s.leadingInSync(ctx); err != nil {
+func (c *Service) ListPolicies(ctx context.Context, _ *rowraftv1.ListPoliciesRequest) (*rowraftv1.ListPoliciesReply, error) {
+	if err := c.lead.InSync(ctx); err != nil {
 		return nil, err
 	}
 	reply := &rowraftv1.ListPoliciesReply{}
-	for _, p := range c.s.machine.Policies() {
-		reply.Policies = append(reply.Policies, c.s.policyStatus(p))
+	for _, p := range c.machine.Policies() {
+		reply.Policies = append(reply.Policies, c.policyStatus(p))
 	}
 	return reply, nil
 }
 
 // DeletePolicy deletes a policy. Its checkpoints stay.
-func (c *Checkpoints) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePolicyRequest) (*rowraftv1.DeletePolicyReply, error) {
-	if _, err := c.s.leadingInSync(ctx); err != nil {
+func (c *Service) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePolicyRequest) (*rowraftv1.DeletePolicyReply, error) {
+	if err := c.lead.InSync(ctx); err != nil {
 		return nil, err
 	}
 	st, err := c.policyNamed(req.GetName())
@@ -73,32 +73,32 @@ func (c *Checkpoints) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePol
 	if err := c.mayChange(rpc.CallerOf(ctx), req.GetName()); err != nil {
 		return nil, err
 	}
-	return &rowraftv1.DeletePolicyReply{Policy: st}, c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})
+	return &rowraftv1.DeletePolicyReply{Policy: st}, c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})
 }
 
 // RunPolicy makes the next checkpoint of a policy now.
-func (c *Checkpoints) RunPolicy(ctx context.Context, req *rowraftv1.RunPolicyRequest) (*rowraftv1.RunPolicyReply, error) {
-	if _, err := c.s.leadingInSync(ctx); err != nil {
+func (c *Service) RunPolicy(ctx context.Context, req *rowraftv1.RunPolicyRequest) (*rowraftv1.RunPolicyReply, error) {
+	if err := c.lead.InSync(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.s.runPolicyNow(ctx, req.GetName()); err != nil {
+	if err := c.runPolicyNow(ctx, req.GetName()); err != nil {
 		return nil, fmt.Errorf("checkpoint policy %s: %w", req.GetName(), err)
 	}
 	st, err := c.policyNamed(req.GetName())
 	return &rowraftv1.RunPolicyReply{Policy: st}, err
 }
 
-func (c *Checkpoints) policyNamed(name string) (*rowraftv1.PolicyStatus, error) {
-	p := c.s.machine.PolicyOf(name)
+func (c *Service) policyNamed(name string) (*rowraftv1.PolicyStatus, error) {
+	p := c.machine.PolicyOf(name)
 	if p == nil {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
-	return c.s.policyStatus(p), nil
+	return c.policyStatus(p), nil
 }
 
-func (s *Scheduler) policyStatus(p *meta.Policy) *rowraftv1.PolicyStatus {
+func (c *Service) policyStatus(p *meta.Policy) *rowraftv1.PolicyStatus {
 	st := &rowraftv1.PolicyStatus{Policy: p.GetPolicy(), Record: p.GetRecord(), State: policyWaiting}
-	next, ok := s.due(p, time.Now())
+	next, ok := c.due(p, time.Now())
 	switch {
 	case p.GetRecord().GetRunning() != "":
 		st.State = policyRunning

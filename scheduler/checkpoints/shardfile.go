@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -54,7 +54,7 @@ func (p *partWriter) close() {
 
 // prepare finds the shard's leader and opens the stream.
 func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
-	return p.op.s.onLeader(ctx, p.shard, findPatience, func(conn *grpc.ClientConn) error {
+	return p.op.c.lead.OnLeader(ctx, p.shard, findPatience, func(conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithCancel(ctx)
 		p.mu.Lock()
 		if p.cancel != nil {

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"cmp"
@@ -38,7 +38,7 @@ func matchesTable(pattern, table string) bool {
 func (op *restoration) choose() error {
 	asked, found := op.req.GetTables(), make(map[string]bool)
 	op.rowMemory, op.targets = make(map[rowraft.TableID]uint64), make(map[rowraft.TableID]rowraft.TableID)
-	restore := meta.NextRestore(op.s.machine.LastRestore())
+	restore := meta.NextRestore(op.c.machine.LastRestore())
 	for _, t := range op.manifest.Tables {
 		wanted := !op.alone()
 		for _, pattern := range asked {
@@ -87,7 +87,7 @@ func (op *restoration) changes(rows liveRows) (out []*rowraftv1.RestoreChange) {
 			brings[t.Schema.Name] = t.Rows
 		}
 	}
-	for _, t := range op.s.view.Map().Tables {
+	for _, t := range op.c.view.Map().Tables {
 		n, comes := brings[t.Name]
 		if comes || !op.alone() {
 			out = append(out, &rowraftv1.RestoreChange{Name: t.Name, Id: uint64(t.ID), Rows: rows[t.ID], Comes: comes, Brings: n})
@@ -169,7 +169,7 @@ func (op *restoration) checkMemory(ctx context.Context) error {
 	}
 	for _, node := range slices.Sorted(maps.Keys(free)) {
 		if need[node] > free[node] {
-			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of memory left, and what is to be restored there takes %d beside what serves: give it more, or restore fewer tables or into an empty cluster", node, free[node], need[node])
+			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of free memory, the rows to restore need %d next to the live rows: give it more memory, or restore fewer tables, or restore into an empty cluster", node, free[node], need[node])
 		}
 	}
 	return nil
@@ -178,7 +178,7 @@ func (op *restoration) checkMemory(ctx context.Context) error {
 // stillEmpty checks again before the decision: staging may have taken minutes, in which a client created a table or
 // pushed. Pushes between this check and the close of a shard, some milliseconds, are dropped.
 func (op *restoration) stillEmpty(ctx context.Context) error {
-	if !op.req.GetReplace() && !op.alone() && !slices.Equal(op.s.view.Map().Tables, op.cluster.Tables) {
+	if !op.req.GetReplace() && !op.alone() && !slices.Equal(op.c.view.Map().Tables, op.cluster.Tables) {
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables were made while the restore was staged, which it drops: allow that with --replace")
 	}
 	return op.checkEmpty(ctx)

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"strings"
@@ -57,10 +57,9 @@ func TestPickBase(t *testing.T) {
 	}
 }
 
-// TestWhatIsDeletedWhileItIsMade: the manifest is written, and what it speaks of is
-// not there any more; or the base is not.
+// TestWhatIsDeletedWhileItIsMade: after the manifest is written, a file that it names is absent, or the base is.
 func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
-	s, _ := restoringCluster(t)
+	s, _, _ := newSolo(t, 1, nil)
 	for _, tc := range []struct {
 		name string
 		do   func(d depot.Depot) error
@@ -91,7 +90,7 @@ func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		op := &creation{s: s, depot: d, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "b", Delta: true}}
+		op := &creation{c: s, depot: d, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "b", Delta: true}}
 		if err := op.open(t.Context()); err != nil || op.base.getName() != "a" {
 			t.Fatalf("base %q, %v", op.base.getName(), err)
 		}

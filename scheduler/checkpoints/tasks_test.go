@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -12,13 +12,11 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // hangingManifest is a destination whose checkpoint name has a manifest that is opened
-// and never read: a pipe to which nobody writes. reading waits until somebody reads it,
-// and it answers when the test ends.
+// and never read: a pipe without a writer. reading waits until the manifest is read. The pipe closes when the test ends.
 func hangingManifest(t *testing.T, dest, name string) (reading func()) {
 	t.Helper()
 	file := filepath.Join(dest, name, checkpoint.ManifestFile)
@@ -36,13 +34,13 @@ func hangingManifest(t *testing.T, dest, name string) (reading func()) {
 				t.Cleanup(func() { _ = w.Close() })
 				return
 			}
-			if !errors.Is(err, syscall.ENXIO) { // nobody reads
+			if !errors.Is(err, syscall.ENXIO) { // no reader
 				t.Fatal(err)
 			}
 			select {
 			case <-tick.C:
 			case <-end:
-				t.Fatal("nobody reads the manifest")
+				t.Fatal("the manifest is not read")
 			}
 		}
 	}
@@ -51,11 +49,11 @@ func hangingManifest(t *testing.T, dest, name string) (reading func()) {
 // TestACheckpointWhoseDestinationHangsEndsWithItsCaller: until then a second one to the destination learns what is in
 // its way, and tasks on other destinations do not wait.
 func TestACheckpointWhoseDestinationHangsEndsWithItsCaller(t *testing.T) {
-	s, _ := withParts(t)
+	s, _, _ := newSolo(t, 1, nil)
 	dest := t.TempDir()
 	reading := hangingManifest(t, dest, "base")
 	create := func(ctx context.Context, dest string) error {
-		_, err := s.checkpoints.create(ctx, 0, &creation{
+		_, err := s.create(ctx, 0, &creation{
 			req:    &rowraftv1.CreateCheckpointRequest{Destination: dest, Name: "delta", Base: "base"},
 			report: func(*rowraftv1.CreateCheckpointReply) error { return nil },
 		})
@@ -76,10 +74,10 @@ func TestACheckpointWhoseDestinationHangsEndsWithItsCaller(t *testing.T) {
 	}
 	for _, phase := range []taskPhase{writes, cuts, restores} {
 		other := &task{what: "another"}
-		if in := s.checkpoints.ops.try(other, phase); in != nil {
+		if in := s.ops.try(other, phase); in != nil {
 			t.Errorf("phase %d of another task waits for %s", phase, in.what)
 		}
-		s.checkpoints.ops.leave(other)
+		s.ops.leave(other)
 	}
 	cancel()
 	select {
@@ -95,32 +93,23 @@ func TestACheckpointWhoseDestinationHangsEndsWithItsCaller(t *testing.T) {
 	}
 }
 
-// TestARestoreWhoseSourceHangsKeepsNobodyWaiting until it has begun.
-func TestARestoreWhoseSourceHangsKeepsNobodyWaiting(t *testing.T) {
-	s, _, _ := served(t)
+// TestARestoreWhoseSourceHangsDelaysNoTask: a restore excludes other tasks only after it has begun.
+func TestARestoreWhoseSourceHangsDelaysNoTask(t *testing.T) {
+	s, _, _ := newSolo(t, 1, nil)
 	dest := t.TempDir()
 	reading := hangingManifest(t, dest, "old")
-	conn, err := rpc.Dial(s.opts.Self.Addr, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		stream, err := rowraftv1.NewCheckpointsClient(conn).RestoreCheckpoint(ctx, &rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "old"})
-		if err == nil {
-			_, err = stream.Recv()
-		}
-		ended <- err
+		ended <- s.RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "old"}, openStream{ctx: ctx})
 	}()
 	reading()
 	for _, phase := range []taskPhase{writes, cuts, restores} {
 		other := &task{what: "another"}
-		if in := s.checkpoints.ops.try(other, phase); in != nil {
+		if in := s.ops.try(other, phase); in != nil {
 			t.Errorf("phase %d of another task waits for %s", phase, in.what)
 		}
-		s.checkpoints.ops.leave(other)
+		s.ops.leave(other)
 	}
 	cancel()
 	if err := <-ended; err == nil {

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"bytes"
@@ -29,6 +29,7 @@ const (
 	restoreReaders  = 2                        // shard files read concurrently
 	restoreChunk    = rowraft.TargetEntryBytes // bytes of rows in one entry
 	dropPatience    = 10 * time.Second
+	maxShardCalls   = 16 // shards called concurrently
 	// indexMemory is the memory that the index uses for a row: entries of 8 bytes, of which two fifths are in use just
 	// after the index has grown.
 	indexMemory = 20
@@ -40,8 +41,8 @@ const (
 // RestoreCheckpoint stages a checkpoint in all shards, logs the decision in the metadata group, and then lets the
 // shards switch to the staged tables. Before the decision a failure drops the stages; after it every leader finishes
 // the restore.
-func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
-	_, term, err := c.s.leading()
+func (c *Service) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
+	term, err := c.lead.Leading()
 	if err != nil {
 		return err
 	}
@@ -54,7 +55,7 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 		return err
 	}
 	defer c.ops.leave(running)
-	op := &restoration{s: c.s, term: term, req: req, stream: stream, id: uuid.New()}
+	op := &restoration{c: c, term: term, req: req, stream: stream, id: uuid.New()}
 	if err := op.plan(stream.Context()); err != nil {
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
@@ -62,7 +63,7 @@ func (c *Checkpoints) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 		return op.sendPlan(stream.Context())
 	}
 	if err := op.run(stream.Context()); err != nil {
-		c.s.logger.Warn("a restore failed", "checkpoint", req.GetName(), "destination", op.depot.String(), "err", err)
+		c.logger.Warn("a restore failed", "checkpoint", req.GetName(), "destination", op.depot.String(), "err", err)
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
 	return nil
@@ -83,7 +84,7 @@ func readable(ctx context.Context, req *rowraftv1.RestoreCheckpointRequest) erro
 
 // restoration is the state of one RestoreCheckpoint.
 type restoration struct {
-	s      *Scheduler
+	c      *Service
 	term   rowraft.Term
 	req    *rowraftv1.RestoreCheckpointRequest
 	stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]
@@ -134,10 +135,10 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 		return err
 	}
 	op.manifest = op.chain.Manifest()
-	if op.cluster = op.s.view.Map(); op.cluster == nil || len(op.cluster.Shards) == 0 {
+	if op.cluster = op.c.view.Map(); op.cluster == nil || len(op.cluster.Shards) == 0 {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
-	if op.s.machine.PendingRestore() != nil {
+	if op.c.machine.PendingRestore() != nil {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "the restore before is being finished")
 	}
 	if err := op.choose(); err != nil {
@@ -197,12 +198,12 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if !op.req.GetDryRun() {
 		defer func() {
 			if err != nil && !decided {
-				dropped := op.s.dropStages(op.cluster, op.id[:])
+				dropped := op.c.dropStages(op.cluster, op.id[:])
 				err = errors.Join(op.blame(err), dropped) // blame after the drop: it then knows the leader
 			}
 		}()
 		begin := &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: op.id[:]}}
-		if _, err := op.s.propose(ctx, &rowraftv1.MetaCommand{Command: begin}); err != nil {
+		if err := op.c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: begin}); err != nil {
 			return err
 		}
 		if err := op.each(func(f *feed) error { return f.begin(ctx) }); err != nil {
@@ -225,13 +226,13 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if err := errors.Join(op.stillLeads(), op.stillEmpty(ctx)); err != nil {
 		return err
 	}
-	if _, err := op.s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: decision}}); err != nil {
+	if err := op.c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: decision}}); err != nil {
 		return err
 	}
 	decided = true
-	op.s.logger.Info("a restore is decided", "checkpoint", op.req.GetName(), "destination", op.depot.String(), "epoch", decision.GetTableEpoch())
+	op.c.logger.Info("a restore is decided", "checkpoint", op.req.GetName(), "destination", op.depot.String(), "epoch", decision.GetTableEpoch())
 	// From here on reconcile would finish the restore too.
-	shards, err := op.s.finishRestore(ctx, decision)
+	shards, err := op.c.finishRestore(ctx, decision)
 	if err != nil {
 		return fmt.Errorf("the restore is decided and the scheduler goes on with it: %w", err)
 	}
@@ -241,7 +242,7 @@ func (op *restoration) run(ctx context.Context) (err error) {
 // stillLeads returns an error if the term has ended in which the restore was requested. The check only saves work: the
 // log excludes a late decision (state.decideRestore).
 func (op *restoration) stillLeads() error {
-	if _, term, err := op.s.leading(); err != nil || term != op.term {
+	if term, err := op.c.lead.Leading(); err != nil || term != op.term {
 		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the restore was staged")
 	}
 	return nil
@@ -258,10 +259,10 @@ func (op *restoration) blame(err error) error {
 	return err
 }
 
-// each calls f for all shards, for maxEnsureCalls concurrently.
+// each calls f for all shards, for maxShardCalls concurrently.
 func (op *restoration) each(f func(*feed) error) error {
 	var g errgroup.Group
-	g.SetLimit(maxEnsureCalls)
+	g.SetLimit(maxShardCalls)
 	for _, feed := range op.feeds {
 		g.Go(func() error { return f(feed) })
 	}
@@ -271,12 +272,12 @@ func (op *restoration) each(f func(*feed) error) error {
 // step sends one step to the current leader of the shard until a leader accepts it.
 func (f *feed) step(ctx context.Context, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
 	req.Restore = f.op.id[:]
-	return f.op.s.restoreStep(ctx, f.shard, req)
+	return f.op.c.restoreStep(ctx, f.shard, req)
 }
 
-func (s *Scheduler) restoreStep(ctx context.Context, sh clustermap.Shard, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
+func (c *Service) restoreStep(ctx context.Context, sh clustermap.Shard, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
 	req.Shard = uint32(sh.ID)
-	err = s.onLeader(ctx, sh, restorePatience, func(conn *grpc.ClientConn) error {
+	err = c.lead.OnLeader(ctx, sh, restorePatience, func(conn *grpc.ClientConn) error {
 		reply, err = restoreCall(ctx, conn, req)
 		return err
 	})
@@ -302,7 +303,7 @@ func (f *feed) begin(ctx context.Context) error {
 	}
 	req := &rowraftv1.RestorePartRequest{Shard: uint32(f.shard.ID), Restore: f.op.id[:], Step: &rowraftv1.RestorePartRequest_Begin{Begin: begin}}
 	var lost error
-	err := f.op.s.onLeader(ctx, f.shard, restorePatience, func(conn *grpc.ClientConn) error {
+	err := f.op.c.lead.OnLeader(ctx, f.shard, restorePatience, func(conn *grpc.ClientConn) error {
 		if lost = f.op.stillLeads(); lost != nil {
 			return nil // no more attempts
 		}
@@ -310,7 +311,7 @@ func (f *feed) begin(ctx context.Context) error {
 		if rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 			return err
 		}
-		if dropped := f.op.s.dropOther(ctx, f.op.cluster, conn, req); dropped != nil {
+		if dropped := f.op.c.dropOther(ctx, f.op.cluster, conn, req); dropped != nil {
 			return fmt.Errorf("%w; %v", err, dropped)
 		}
 		return err
@@ -381,7 +382,7 @@ func (f *feed) flushLocked(ctx context.Context) error {
 // stage reads every shard file and sends its rows to the shards that own their slots now. It returns after every byte
 // of the checkpoint was checked.
 func (op *restoration) stage(ctx context.Context) error {
-	defer reporting(op.report)()
+	defer rpc.Report(op.report)()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(restoreReaders)
 	for i := range op.manifest.Parts {

@@ -1,4 +1,4 @@
-package scheduler
+package checkpoints
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 // whole chain exist with the sizes in the manifests, no verification has found damage, and, if the policy asks for
 // that, every byte was read. retain neither counts nor deletes an incomplete checkpoint, and deletes nothing while the
 // newest one is incomplete. It also keeps the checkpoints that tables come from, because jobs resume from those.
-func (s *Scheduler) retain(ctx context.Context, name string) error {
-	p := s.machine.PolicyOf(name)
+func (c *Service) retain(ctx context.Context, name string) error {
+	p := c.machine.PolicyOf(name)
 	if p == nil {
 		return nil // the policy was deleted
 	}
@@ -33,14 +33,14 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 	}
 	there, err := depot.Scan(ctx, d)
 	if err != nil {
-		return s.logForgotten(ctx, name, "", err)
+		return c.logForgotten(ctx, name, "", err)
 	}
 	var broken []error
 	whole := uint32(0)
 	for i := len(made) - 1; i >= 0; i-- { // newest first: a delta is deleted before its base
 		at := slices.IndexFunc(there, func(f depot.Found) bool { return f.Name == made[i].GetName() })
 		if at < 0 || there[at].Manifest == nil && there[at].Err == nil { // another tool or user deleted it
-			if err := s.logForgotten(ctx, name, made[i].GetName(), nil); err != nil {
+			if err := c.logForgotten(ctx, name, made[i].GetName(), nil); err != nil {
 				return err
 			}
 			continue
@@ -59,7 +59,7 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 			}
 			continue
 		}
-		if whole++; stays || s.resumesFrom(f.Manifest.ID) {
+		if whole++; stays || c.resumesFrom(f.Manifest.ID) {
 			continue
 		}
 		_, _, err := depot.Delete(ctx, d, f.Name, false)
@@ -67,10 +67,10 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 			continue // the base of a delta
 		}
 		if err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
-			return s.logForgotten(ctx, name, "", err)
+			return c.logForgotten(ctx, name, "", err)
 		}
-		s.logger.Info("a checkpoint policy removed a checkpoint", "policy", name, "checkpoint", f.Name)
-		if err := s.logForgotten(ctx, name, f.Name, nil); err != nil {
+		c.logger.Info("a checkpoint policy removed a checkpoint", "policy", name, "checkpoint", f.Name)
+		if err := c.logForgotten(ctx, name, f.Name, nil); err != nil {
 			return err
 		}
 	}
@@ -78,22 +78,22 @@ func (s *Scheduler) retain(ctx context.Context, name string) error {
 	if len(broken) > 0 {
 		why = fmt.Errorf("%d of %d checkpoints cannot be restored: %w", len(broken), len(made), errors.Join(broken...))
 	}
-	if why == nil && s.machine.PolicyOf(name).GetRecord().GetRetentionError() == "" {
+	if why == nil && c.machine.PolicyOf(name).GetRecord().GetRetentionError() == "" {
 		return nil
 	}
-	return s.logForgotten(ctx, name, "", why)
+	return c.logForgotten(ctx, name, "", why)
 }
 
 // resumesFrom reports whether tables of the cluster come from the checkpoint with this id, or a run began from it.
-func (s *Scheduler) resumesFrom(id string) bool {
-	sources, _ := s.machine.Sources()
+func (c *Service) resumesFrom(id string) bool {
+	sources, _ := c.machine.Sources()
 	return slices.ContainsFunc(sources, func(r *rowraftv1.MetaRestored) bool { return r.GetId() == id }) ||
-		slices.ContainsFunc(s.machine.Runs(), func(r *rowraftv1.MetaRun) bool { return r.GetCheckpoint() == id })
+		slices.ContainsFunc(c.machine.Runs(), func(r *rowraftv1.MetaRun) bool { return r.GetCheckpoint() == id })
 }
 
 // logForgotten logs that a checkpoint of a policy is deleted, if made is not empty, and the error of the retention.
-func (s *Scheduler) logForgotten(ctx context.Context, name, made string, why error) error {
-	return s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{
-		Name: name, Checkpoint: made, Error: errorText(why),
+func (c *Service) logForgotten(ctx context.Context, name, made string, why error) error {
+	return c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{
+		Name: name, Checkpoint: made, Error: failureText(why),
 	}}})
 }
