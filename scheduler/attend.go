@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
@@ -68,7 +69,7 @@ type attendee struct {
 	replaced  chan struct{} // closed when another call of a trainer with this rank begins
 
 	send struct {
-		turn   turn // held while a message is sent
+		mutex  *semaphore.Weighted // of 1, held while a message is sent; its waiters honour their context
 		stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]
 	}
 	pause atomic.Pointer[paused] // the current pause, which receives the trainer's answers
@@ -90,12 +91,12 @@ type attendee struct {
 func (a *attendee) tell(r *rowraftv1.AttendReply) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tellPatience)
 	defer cancel()
-	if a.send.turn.take(ctx) != nil {
+	if a.send.mutex.Acquire(ctx, 1) != nil {
 		return rowraft.Errorf(rowraft.CodeDeadline, "%s has read nothing for %v", a.id, tellPatience)
 	}
 	sent := make(chan error, 1)
 	go func() { // ends with the call at the latest
-		defer a.send.turn.give()
+		defer a.send.mutex.Release(1)
 		sent <- a.send.stream.Send(r)
 	}()
 	select {
@@ -235,7 +236,7 @@ func (c *trainers) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReques
 	if err := c.s.welcomeMember(stream.Context(), a); err != nil {
 		return err
 	}
-	a.send.stream, a.send.turn = stream, newTurn()
+	a.send.stream, a.send.mutex = stream, semaphore.NewWeighted(1)
 	if err := c.s.logAttend(stream.Context(), hello); err != nil {
 		return err
 	}

@@ -37,10 +37,10 @@ func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableReque
 // logDrop logs a drop. It refuses if the drop would remove a table from the full list that a shard may still have: that
 // shard would keep the rows forever.
 func (s *Scheduler) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) error {
-	if err := s.dropping.take(ctx); err != nil { // or two calls would check the same oldest table and remove two
-		return err
+	if err := s.dropping.Acquire(ctx, 1); err != nil { // or two calls would check the same oldest table and remove two
+		return fmt.Errorf("waiting for another call: %w", err)
 	}
-	defer s.dropping.give()
+	defer s.dropping.Release(1)
 	if err := s.mayForget(rowraft.TableID(req.GetId())); err != nil {
 		return err
 	}

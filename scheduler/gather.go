@@ -16,10 +16,10 @@ import (
 // putNode logs a server. With Options.Exact it refuses a server beyond Options.Servers.
 func (s *Scheduler) putNode(ctx context.Context, n *rowraftv1.Node) error {
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: n}}}
-	if err := s.registering.take(ctx); err != nil {
-		return err
+	if err := s.registering.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("waiting for another call: %w", err)
 	}
-	defer s.registering.give()
+	defer s.registering.Release(1)
 	if !s.opts.Exact || n.GetNoShards() {
 		return s.proposeCommand(ctx, c)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
@@ -293,7 +294,7 @@ func TestATrainerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := make(chan struct{})
 		a := &attendee{id: meta.TrainerID{Job: "a", Rank: 0}}
-		a.send.stream, a.send.turn = blockedStream{over: over}, newTurn()
+		a.send.stream, a.send.mutex = blockedStream{over: over}, semaphore.NewWeighted(1)
 		for range 2 {
 			begun := time.Now()
 			if err := a.tell(&rowraftv1.AttendReply{}); rowraft.CodeOf(err) != rowraft.CodeDeadline || time.Since(begun) != tellPatience {

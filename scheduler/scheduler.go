@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/scheduler/checkpoints"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"golang.org/x/sync/semaphore"
 )
 
 // GroupID names the metadata group in raftstore.
@@ -119,7 +120,7 @@ type Scheduler struct {
 	// these calls have ended.
 	driving sync.RWMutex
 	// dropping is held while the scheduler logs the drop of a table.
-	dropping turn
+	dropping *semaphore.Weighted // of 1: a mutex whose waiters honour their context
 
 	checkpoints  *checkpoints.Service
 	jobs         *Jobs
@@ -131,7 +132,7 @@ type Scheduler struct {
 	attendance  *attendance
 
 	waiting     atomic.Pointer[string] // the condition that Form waits for, for messages
-	registering turn                   // held while a server is counted, added or marked
+	registering *semaphore.Weighted    // of 1; held while a server is counted, added or marked
 	connected   atomic.Uint64          // number of servers and workers at the last log message
 	ranks       lastRanks
 
@@ -212,7 +213,7 @@ func New(opts Options) (*Scheduler, error) {
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout, helloTimeout: helloTimeout,
 		view: view, machine: meta.New(view), conns: route.NewPool(opts.TLS, opts.Dial, 1), kick: make(chan struct{}, 1),
-		registering: newTurn(), dropping: newTurn(), attendance: newAttendance(), jobKick: make(chan struct{}, 1),
+		registering: semaphore.NewWeighted(1), dropping: semaphore.NewWeighted(1), attendance: newAttendance(), jobKick: make(chan struct{}, 1),
 	}
 	s.hello = s.helloTo
 	s.generations.drive, s.generations.positions, s.generations.end = s.driveMembers, s.positionsOf, s.endMembers

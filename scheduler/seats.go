@@ -139,10 +139,10 @@ func (s *Scheduler) standby(now *raftstore.Membership, n *clustermap.Node, l *li
 
 // markSeats updates the marks of schedulers in the map.
 func (s *Scheduler) markSeats(ctx context.Context, now *raftstore.Membership) error {
-	if err := s.registering.take(ctx); err != nil { // or markSeats would undo a concurrent change of an address
-		return err
+	if err := s.registering.Acquire(ctx, 1); err != nil { // or markSeats would undo a concurrent change of an address
+		return fmt.Errorf("waiting for another call: %w", err)
 	}
-	defer s.registering.give()
+	defer s.registering.Release(1)
 	for _, n := range s.view.Map().Nodes {
 		seat := now.HasVoter(n.ID)
 		if n.Scheduler == seat || n.NoShards && !s.lostSeat(n.ID) { // a node without shards has the mark from the start

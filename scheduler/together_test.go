@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
@@ -147,7 +148,7 @@ func (goneStream) Send(*rowraftv1.AttendReply) error { return io.EOF }
 // absent trainers are skipped, the checkpoint goes on with the others.
 func TestNobodyWaitsForTheWordOfWhoHasGone(t *testing.T) {
 	a := &attendee{id: meta.TrainerID{Job: "a", Rank: 1}, announces: true, gone: make(chan struct{})}
-	a.send.stream, a.send.turn = goneStream{}, newTurn()
+	a.send.stream, a.send.mutex = goneStream{}, semaphore.NewWeighted(1)
 	p := &paused{id: 1, a: a, in: make(chan *rowraftv1.AttendRequest), done: make(chan struct{})}
 	b := &barrier{all: make(chan struct{}), left: 1}
 	if err := p.stop(t.Context(), b); rowraft.CodeOf(err) != rowraft.CodeNoLeader {
@@ -173,7 +174,7 @@ func TestAPauseTellsWhatEndedIt(t *testing.T) {
 	var who []*attendee
 	for rank := range uint32(64) {
 		a := &attendee{id: meta.TrainerID{Job: "a", Rank: rank}, gone: make(chan struct{})}
-		a.send.stream, a.send.turn = heldStream{}, newTurn()
+		a.send.stream, a.send.mutex = heldStream{}, semaphore.NewWeighted(1)
 		who = append(who, a)
 	}
 	who[40].send.stream = goneStream{}
