@@ -80,7 +80,7 @@ RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
 
 # Tests of one goroutine: the detector has nothing to find in them, and they would take minutes under it. Decoders and
 # damaged bytes first, then long computations of shard, raftstore, scheduler and e2e/check. verify-full skips none.
-RACE_SKIP ?= ^Fuzz|Golden|FlippedBit|Impossible|^TestAWeekOfRetraining|^TestARestoredClusterGoesOnAsItsSource|^TestDeltasMergeToTheState|^TestSessionsThatMakeRoom|^TestDelayedCopiesApplyNothing|^TestASessionThatIsOverNeverOpensAgain|^TestASilentSessionIsEvictedLast|^TestNothingDependsOnTheSecret|^TestCheckSlotInSteps|^TestTableAgainstModel|^TestChosenKeys|^TestEqualTags|^TestTagsOfChosenKeys|^TestFormation|^TestPlacementSettles|^TestRegistryModel|^TestMachineMatchesModel|^TestEpochsAreCovered|^TestVec|^TestPorcupine|^TestGoodHistories|^TestEveryMutationIsCaught|^TestReducedSearch
+RACE_SKIP ?= ^Fuzz|Golden|FlippedBit|Impossible|^TestAWeekOfRetraining|^TestARestoredClusterGoesOnAsItsSource|^TestDeltasMergeToTheState|^TestSessionScripts|^TestDelayedCopiesApplyNothing|^TestASessionThatIsOverNeverOpensAgain|^TestNothingDependsOnTheSecret|^TestCheckSlotInSteps|^TestTableAgainstModel|^TestChosenKeys|^TestEqualTags|^TestTagsOfChosenKeys|^TestFormation|^TestPlacementSettles|^TestRegistryModel|^TestMachineMatchesModel|^TestEpochsAreCovered|^TestVec|^TestPorcupine|^TestGoodHistories|^TestEveryMutationIsCaught|^TestReducedSearch
 
 # The packages with concurrency of their own, and whole clusters in one process (one seed of e2e/sim). The processes
 # that e2e starts are built without the detector.

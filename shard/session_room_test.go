@@ -78,81 +78,6 @@ func (p *pusher) endMany(inc rowraft.Incarnation) {
 	}
 }
 
-// TestSessionsThatMakeRoom: a full shard refuses a new session until others can be evicted. It evicts first
-// sessions that were never used, then those without a gap, then those with one. In each class the least
-// recently used comes first, and of two the lower client.
-func TestSessionsThatMakeRoom(t *testing.T) {
-	p := newPusher(t)
-	unused := []rowraft.ClientID{crowd(9, 1), crowd(3, 1), crowd(5, 1)} // in the order of eviction
-	idle, silent := crowd(1, 1), crowd(0, 1)
-	p.mustOpenNow(silent, 1)
-	p.parts(p.of(silent, 1, 2)) // number 1 is missing
-	p.mustOpenNow(idle, 1)
-	p.parts(p.of(idle, 1, 1), p.of(idle, 1, 2))
-	p.mustOpenNow(unused[0], 1)
-	p.now++
-	p.mustOpenNow(unused[2], 1)
-	p.mustOpenNow(unused[1], 1)
-	p.now++
-	for n := uint64(1 << 40); p.Sessions() < MaxSessions; n++ {
-		p.mustOpenNow(crowd(n, 0), 1)
-		p.parts(p.of(crowd(n, 0), 1, 1))
-	}
-	next := uint32(0)
-	refused := func() {
-		t.Helper()
-		err := p.openNow(crowd(2, 1<<30+next), 1)
-		o, ok := errors.AsType[*rowraft.OverloadedError](err)
-		if !ok || o.RetryAfter <= 0 {
-			t.Fatalf("a full shard returns %v", err)
-		}
-	}
-	makesRoom := func(c rowraft.ClientID) {
-		t.Helper()
-		if !p.has(c) {
-			t.Fatalf("client %x was evicted too early", c)
-		}
-		next++
-		p.mustOpenNow(crowd(2, next), 1)
-		p.parts(p.of(crowd(2, next), 1, 1))
-		if p.has(c) || p.Sessions() != MaxSessions {
-			t.Fatalf("client %x still has a session, %d sessions", c, p.Sessions())
-		}
-		if _, ended := errors.AsType[*rowraft.SessionEndedError](p.CheckSession(c, 1)); !ended {
-			t.Errorf("the session of client %x: %v", c, p.CheckSession(c, 1))
-		}
-	}
-	refused()
-	if err := p.openNow(idle, 1); err != nil {
-		t.Errorf("a known client: %v", err)
-	}
-	p.now += uint64(UnusedAfter)
-	for _, c := range unused {
-		makesRoom(c)
-	}
-	refused()
-	p.now += uint64(IdleAfter - UnusedAfter) // more than a minute for idle, but not for the filling ones
-	refused()
-	p.now++
-	makesRoom(idle)
-	p.now += uint64(IdleAfter)
-	for range MaxSessions - 6 { // the sessions that filled the shard
-		next++
-		p.mustOpenNow(crowd(uint64(2)<<32|uint64(next), next), 1)
-		p.parts(p.of(crowd(uint64(2)<<32|uint64(next), next), 1, 1))
-	}
-	if !p.has(silent) {
-		t.Error("a session with an unanswered number made room for others that were used later")
-	}
-	if got := p.EvictedSessions(); got < MaxSessions-10 {
-		t.Errorf("%d sessions are counted as evicted", got)
-	}
-	if other := newReplica(t, Config{}); other.Restore(bytes.NewReader(p.snapshot())) != nil ||
-		!sameState(other, p.replica) {
-		t.Error("a replica restored from a snapshot differs")
-	}
-}
-
 // TestTheIdlestSessionIsEvicted: of several sessions that can be evicted, an expired one goes first, then
 // one that was never used, then one without a gap, then one with a gap, however recently each was used.
 func TestTheIdlestSessionIsEvicted(t *testing.T) {
@@ -179,45 +104,6 @@ func TestTheIdlestSessionIsEvicted(t *testing.T) {
 	}
 	if i := sessions(used).idlest(now); i >= 0 {
 		t.Errorf("client %x is in use and is evicted", used[i].Client)
-	}
-}
-
-// TestASilentSessionIsEvictedLast: its client may still wait for a result.
-func TestASilentSessionIsEvictedLast(t *testing.T) {
-	p := newPusher(t)
-	for n := uint64(0); p.Sessions() < MaxSessions; n++ {
-		p.mustOpenNow(crowd(n, 0), 1)
-		p.parts(p.of(crowd(n, 0), 1, 2))
-	}
-	p.now += uint64(SilentAfter)
-	wantCode(t, p.openNow(crowd(1<<40, 0), 1), rowraft.CodeOverloaded)
-	p.now++
-	p.mustOpenNow(crowd(1<<40, 0), 1)
-	if p.has(crowd(0, 0)) || !p.has(crowd(1, 0)) {
-		t.Error("another session than the lowest client's made room")
-	}
-}
-
-// TestAnOwnerHasAQuota: an owner at its limit evicts its own sessions, and those of other owners stay.
-func TestAnOwnerHasAQuota(t *testing.T) {
-	p := newPusher(t)
-	p.mustOpenNow(crowd(1, 0), 1)
-	p.mustOpenNow(crowd(3, 0), 1)
-	p.now++
-	for n := range uint32(MaxOwnerSessions) {
-		p.mustOpenNow(crowd(2, n), 1)
-	}
-	wantCode(t, p.openNow(crowd(2, MaxOwnerSessions), 1), rowraft.CodeOverloaded)
-	p.mustOpenNow(crowd(2, 5), 2) // a known client
-	p.mustOpenNow(crowd(4, 0), 1) // another owner
-	p.now += uint64(UnusedAfter) + 1
-	for n := range uint32(10) {
-		p.mustOpenNow(crowd(2, MaxOwnerSessions+n), 1)
-	}
-	if from, to := p.mu.sessions.ofOwner(crowd(2, 0)); to-from != MaxOwnerSessions || !p.has(crowd(1, 0)) ||
-		!p.has(crowd(3, 0)) || !p.has(crowd(4, 0)) {
-		t.Errorf("the owner has %d sessions; those of others: %v, %v, %v",
-			to-from, p.has(crowd(1, 0)), p.has(crowd(3, 0)), p.has(crowd(4, 0)))
 	}
 }
 

@@ -3,19 +3,15 @@ package placement
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/cockroachdb/datadriven"
 	"pgregory.net/rapid"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
-
-// fenceLong marks the replica on a server as fenced for so long that it is to be replaced.
-func (sh *Shard) fenceLong(node rowraft.NodeID) {
-	sh.Fenced, sh.FencedLong = append(sh.Fenced, node), append(sh.FencedLong, node)
-}
 
 // fill gives a server a full disk.
 func (n *Node) fill() { n.Full, n.NearlyFull = true, true }
@@ -101,133 +97,131 @@ func spread(w *World, of map[rowraft.NodeID]int) (least, most int) {
 	return least, most
 }
 
-func TestPlacement(t *testing.T) {
-	const (
-		dead, gone    = rowraftv1.MoveReason_MOVE_REASON_DEAD, rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION
-		missing, zone = rowraftv1.MoveReason_MOVE_REASON_MISSING, rowraftv1.MoveReason_MOVE_REASON_ZONE
-		balance, fenc = rowraftv1.MoveReason_MOVE_REASON_BALANCE, rowraftv1.MoveReason_MOVE_REASON_FENCED
-	)
-	for _, tc := range []struct {
-		name  string
-		world func() *World
-		want  Step
-		none  bool
-	}{
-		{name: "three servers with all replicas need no step", world: func() *World { return newWorld(3, 6, "") }, none: true},
-		{name: "a server that joins gets replicas", world: func() *World { w := newWorld(3, 2, ""); w.join(""); return w }, want: Step{From: "n01", To: "n03", Reason: balance}},
-		{name: "no move for balance while a server is down", world: func() *World { w := newWorld(3, 2, ""); w.join(""); w.Balance = false; return w }, none: true},
-		{name: "the lead of a drained server moves first", world: func() *World {
-			w := newWorld(4, 4, "")
-			w.Nodes[1].Intent = clustermap.Drain
-			w.Nodes[2].Dead, w.Nodes[2].Up = true, false
-			return w
-		},
-			want: Step{Shard: 1, From: "n01", To: "n03", Transfer: true}},
-		{name: "the lead of a server that stops moves", world: func() *World { w := newWorld(3, 1, ""); w.Nodes[0].Stopping = true; return w }, want: Step{From: "n00", To: "n01", Transfer: true}},
-		{name: "the lead of a server with a full disk moves", world: func() *World { w := newWorld(3, 1, ""); w.Nodes[0].fill(); return w }, want: Step{From: "n00", To: "n01", Transfer: true}},
-		{name: "a lead moves to the server with room on the disk", world: func() *World { w := newWorld(3, 1, ""); w.Nodes[0].fill(); w.Nodes[1].NearlyFull = true; return w }, want: Step{From: "n00", To: "n02", Transfer: true}},
-		{name: "no lead moves from a full disk to a nearly full one", world: func() *World {
-			w := newWorld(3, 1, "")
-			w.Nodes[0].fill()
-			w.Nodes[1].NearlyFull, w.Nodes[2].NearlyFull = true, true
-			return w
-		}, none: true},
-		{name: "the lead stays when two of three disks are full", world: func() *World { w := newWorld(3, 1, ""); w.Nodes[0].fill(); w.Nodes[1].fill(); return w }, none: true},
-		{name: "the lead stays when one disk is full and one server is down", world: func() *World { w := newWorld(3, 1, ""); w.Nodes[0].fill(); w.Nodes[1].Up = false; return w }, none: true},
-		{name: "the lead of a drained server moves even to a full disk", world: func() *World {
-			w := newWorld(3, 1, "")
-			w.Nodes[0].Intent, w.Nodes[1].Up = clustermap.Drain, false
-			w.Nodes[2].fill()
-			return w
-		}, want: Step{From: "n00", To: "n02", Transfer: true}},
-		{name: "a full server receives no replica", world: func() *World {
-			w := newWorld(4, 1, "")
-			w.Nodes[2].Dead, w.Nodes[2].Up = true, false
-			w.Nodes[3].fill()
-			return w
-		}, none: true},
-		{name: "a full server receives no lead for balance", world: func() *World {
-			w := newWorld(3, 3, "")
-			w.Shards[1].Leader, w.Shards[2].Leader = "n00", "n00"
-			w.Nodes[1].fill()
-			w.Nodes[2].NearlyFull = true
-			return w
-		}, none: true},
-		{name: "no second transfer a moment later", world: func() *World {
-			w := newWorld(3, 1, "")
-			w.Nodes[0].Stopping, w.Shards[0].LeadTried = true, true
-			return w
-		}, none: true},
-		{name: "a dead server's replica is rebuilt", world: func() *World { w := newWorld(4, 1, ""); w.Nodes[2].Dead, w.Nodes[2].Up = true, false; return w }, want: Step{From: "n02", To: "n03", Reason: dead}},
-		{name: "a shard without a leader is not changed", world: func() *World {
-			w := newWorld(4, 1, "")
-			w.Nodes[2].Dead, w.Nodes[2].Up, w.Shards[0].Leader = true, false, ""
-			return w
-		}, none: true},
-		{name: "a silent server is not dead yet", world: func() *World { w := newWorld(4, 1, ""); w.Nodes[2].Up, w.Balance = false, false; return w }, none: true},
-		{name: "a replica stays if no server can receive it", world: func() *World { w := newWorld(3, 1, ""); w.Nodes[2].Dead, w.Nodes[2].Up = true, false; return w }, none: true},
-		{name: "a drained server receives no replica", world: func() *World {
-			w := newWorld(4, 1, "")
-			w.Nodes[2].Dead, w.Nodes[2].Up, w.Nodes[3].Intent = true, false, clustermap.Drain
-			return w
-		}, none: true},
-		{name: "a decommissioned server is emptied", world: func() *World { w := newWorld(4, 1, ""); w.Nodes[1].Intent = clustermap.Decommission; return w }, want: Step{From: "n01", To: "n03", Reason: gone}},
-		{name: "the dead come before the decommissioned", world: func() *World {
-			w := newWorld(5, 1, "")
-			w.Nodes[1].Intent, w.Nodes[2].Dead, w.Nodes[2].Up = clustermap.Decommission, true, false
-			return w
-		},
-			want: Step{From: "n02", To: "n03", Reason: dead}},
-		{name: "a shard with two replicas gets a third", world: func() *World { w := newWorld(2, 1, ""); w.join(""); return w }, want: Step{To: "n02", Reason: missing}},
-		{name: "two replicas in one zone are separated", world: func() *World {
-			w := newWorld(2, 1, "a", "b")
-			w.join("b")
-			w.join("c")
-			w.Shards[0].Replicas = append(w.Shards[0].Replicas, "n02")
-			return w
-		},
-			want: Step{From: "n01", To: "n03", Reason: zone}},
-		{name: "a replica is rebuilt in a zone of its own", world: func() *World {
-			w := newWorld(3, 1, "a", "b", "c")
-			w.join("a")
-			w.join("c")
-			w.Nodes[2].Dead, w.Nodes[2].Up = true, false
-			return w
-		},
-			want: Step{From: "n02", To: "n04", Reason: dead}},
-		{name: "a fenced replica moves", world: func() *World { w := newWorld(4, 1, ""); w.Shards[0].fenceLong("n01"); return w }, want: Step{From: "n01", To: "n03", Reason: fenc}},
-		{name: "a fenced replica is removed if no other server is there", world: func() *World { w := newWorld(3, 1, ""); w.Shards[0].fenceLong("n01"); return w }, want: Step{From: "n01", Reason: fenc}},
-		{name: "a fenced replica stays while another replica is down", world: func() *World {
-			w := newWorld(3, 1, "")
-			w.Shards[0].fenceLong("n01")
-			w.Nodes[2].Up, w.Balance = false, false
-			return w
-		}, none: true},
-		{name: "a fenced replica stays while its disk is kept for inspection", world: func() *World {
-			w := newWorld(4, 1, "")
-			w.Shards[0].Fenced = []rowraft.NodeID{"n01"}
-			return w
-		}, none: true},
-		{name: "leads are balanced", world: func() *World {
-			w := newWorld(3, 3, "")
-			w.Shards[1].Leader = "n00"
-			w.Shards[2].Leader = "n00"
-			return w
-		}, want: Step{From: "n00", To: "n01", Transfer: true}},
-		{name: "a lead that is new stays", world: func() *World {
-			w := newWorld(3, 3, "")
-			w.Shards[1], w.Shards[2] = Shard{ID: 1, Leader: "n00", Replicas: w.Shards[1].Replicas}, Shard{ID: 2, Leader: "n00", Replicas: w.Shards[2].Replicas}
-			w.Shards[0].LedLong = false
-			return w
-		}, none: true},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			got, ok := Next(tc.world())
-			if ok == tc.none || got != tc.want {
-				t.Errorf("step %+v (%v), want %+v", got, ok, tc.want)
+// TestPlacementScripts runs the scripts of testdata/placement. A script has one command: next, or settle, which carries out all
+// steps. Servers are n00, n01 …; `go test ./scheduler/placement -run TestPlacementScripts -rewrite` replaces the output.
+//
+//	next|settle servers=N shards=N [zones=(a,b)]   the steps of a new cluster after these changes:
+//	n03 joins [ZONE]
+//	n01 is CONDITION ...                           dead, down, drained, decommissioned, stopping, full, nearly-full
+//	shard 1 CONDITION ...                          leader=n00, leader=none, new-leader, was-tried, fenced=n01 (kept for inspection),
+//	                                               fenced-long=n01, replica=n03 (one more)
+//	a server is down                               and so nothing is moved for balance
+func TestPlacementScripts(t *testing.T) {
+	datadriven.Walk(t, "testdata/placement", func(t *testing.T, path string) {
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			var servers, shards int
+			zones := []string{""}
+			d.ScanArgs(t, "servers", &servers)
+			d.ScanArgs(t, "shards", &shards)
+			if arg, ok := d.Arg("zones"); ok {
+				zones = arg.Vals
 			}
+			w := newWorld(servers, shards, zones...)
+			for line := range strings.Lines(d.Input) {
+				if !w.change(strings.Fields(line)) {
+					d.Fatalf(t, "unknown line %q", line)
+				}
+			}
+			var out strings.Builder
+			for range 100 {
+				s, ok := Next(w)
+				if !ok {
+					fmt.Fprintln(&out, "no step")
+					break
+				}
+				fmt.Fprintln(&out, describe(s))
+				if d.Cmd == "next" {
+					break
+				}
+				w.carryOut(s)
+			}
+			return out.String()
 		})
+	})
+}
+
+// change applies a line of a script; false if it is none.
+func (w *World) change(f []string) bool {
+	if len(f) < 2 {
+		return false
 	}
+	if strings.Join(f, " ") == "a server is down" {
+		w.Balance = false
+		return true
+	}
+	if f[1] == "joins" {
+		w.join(strings.Join(f[2:], ""))
+		return true
+	}
+	if f[0] == "shard" {
+		var i int
+		fmt.Sscan(f[1], &i)
+		sh := &w.Shards[i]
+		for _, c := range f[2:] {
+			what, server, _ := strings.Cut(c, "=")
+			node := rowraft.NodeID(server)
+			switch what {
+			case "leader":
+				if sh.Leader = node; server == "none" {
+					sh.Leader = ""
+				}
+			case "new-leader":
+				sh.LedLong = false
+			case "was-tried":
+				sh.LeadTried = true
+			case "fenced":
+				sh.Fenced = append(sh.Fenced, node)
+			case "fenced-long":
+				sh.Fenced, sh.FencedLong = append(sh.Fenced, node), append(sh.FencedLong, node)
+			case "replica":
+				sh.Replicas = append(sh.Replicas, node)
+			default:
+				return false
+			}
+		}
+		return true
+	}
+	i := slices.IndexFunc(w.Nodes, func(n Node) bool { return string(n.ID) == f[0] })
+	if i < 0 {
+		return false
+	}
+	n := &w.Nodes[i]
+	for _, c := range f[2:] {
+		switch c {
+		case "dead":
+			n.Dead, n.Up = true, false
+		case "down":
+			n.Up = false
+		case "drained":
+			n.Intent = clustermap.Drain
+		case "decommissioned":
+			n.Intent = clustermap.Decommission
+		case "stopping":
+			n.Stopping = true
+		case "full":
+			n.fill()
+		case "nearly-full":
+			n.NearlyFull = true
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// describe prints a step as a script does.
+func describe(s Step) string {
+	if s.Transfer {
+		return fmt.Sprintf("shard %d: %s hands the lead to %s", s.Shard, s.From, s.To)
+	}
+	reason := strings.ToLower(strings.TrimPrefix(s.Reason.String(), "MOVE_REASON_"))
+	switch {
+	case s.From == "":
+		return fmt.Sprintf("shard %d: a replica for %s (%s)", s.Shard, s.To, reason)
+	case s.To == "":
+		return fmt.Sprintf("shard %d: no replica on %s any more (%s)", s.Shard, s.From, reason)
+	}
+	return fmt.Sprintf("shard %d: the replica of %s moves to %s (%s)", s.Shard, s.From, s.To, reason)
 }
 
 // From any world the steps end, no replica or lead is left that must move and can, and replicas and leads are as even
