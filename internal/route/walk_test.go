@@ -5,65 +5,65 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
+
 	"github.com/rowraft/rowraft"
 )
 
-// TestWalk gives a walk over the places a, b and c the answers of a call, and checks which
-// addresses it asks. A number before an address is a pause before that try, in rounds of
-// the back-off.
-func TestWalk(t *testing.T) {
-	code := func(c rowraft.Code) error { return rowraft.Errorf(c, "refused") }
-	leader := func(node string) error { return &rowraft.NotLeaderError{Leader: rowraft.NodeID(node)} }
-	busy := &rowraft.OverloadedError{What: "busy", RetryAfter: time.Hour}
-	for _, tc := range []struct {
-		name    string
-		layer   Layer
-		answers []error
-		want    []string // the last is "end" if the walk is over
-	}{
-		{"a round without a pause, then another", Control, []error{code(rowraft.CodeNoLeader), code(rowraft.CodeStarting), code(rowraft.CodeUnknown), code(rowraft.CodeDeadline)}, []string{"a", "b", "c", "5ms a", "b"}},
-		{"a hint is followed at once", Control, []error{leader("c"), code(rowraft.CodeNoLeader)}, []string{"a", "c", "b"}},
-		{"a hint to a server without an address", Control, []error{leader("x")}, []string{"a", "b"}},
-		{"no hint, and a hint to the server itself", Control, []error{leader(""), leader("b")}, []string{"a", "b", "c"}},
-		{"servers that name each other", Control, []error{leader("b"), leader("a"), leader("b"), leader("a"), leader("a"), leader("b"), leader("a"), leader("b")}, []string{"a", "b", "a", "b", "5ms b", "a", "b", "a", "5ms c"}},
-		{"an overloaded server is asked again when it says", Control, []error{busy, code(rowraft.CodeNoLeader)}, []string{"a", "1h0m0s a", "b"}},
-		{"a final error", Control, []error{code(rowraft.CodeNoLeader), code(rowraft.CodeInvalidArgument)}, []string{"a", "b", "end"}},
-		{"an error of a call that may not be made twice", Once, []error{code(rowraft.CodeNoLeader), code(rowraft.CodeDeadline)}, []string{"a", "b", "end"}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := Walk{Layer: tc.layer, Places: func() []string { return []string{"a", "b", "c"} }, AddrOf: func(n rowraft.NodeID) string {
-					if n == "x" {
-						return ""
-					}
-					return string(n)
-				}}
-				got := []string{w.Addr()}
-				for _, err := range tc.answers {
-					begin := time.Now()
-					if !w.Again(t.Context(), err) {
-						got = append(got, "end")
-						break
-					}
-					addr := w.Addr()
-					switch d := time.Since(begin); {
-					case d >= time.Hour:
-						addr = "1h0m0s " + addr
-					case d > 0:
-						addr = "5ms " + addr
-					}
-					got = append(got, addr)
+// TestWalkScripts runs the script testdata/walk: the answers of the servers a, b and c to a call, and the server that is asked next.
+// An answer is a code, leader=SERVER, or busy=DURATION. `go test ./internal/route -run TestWalkScripts -rewrite` replaces the output.
+func TestWalkScripts(t *testing.T) {
+	layers := map[string]Layer{"control": Control, "once": Once}
+	datadriven.RunTest(t, "testdata/walk", func(t *testing.T, d *datadriven.TestData) (out string) {
+		synctest.Test(t, func(t *testing.T) {
+			w := Walk{Layer: layers[d.Cmd], Places: func() []string { return []string{"a", "b", "c"} }, AddrOf: func(n rowraft.NodeID) string {
+				return strings.Trim(string(n), "x") // x has no address
+			}}
+			for line := range strings.Lines(d.Input) {
+				answer := strings.TrimSpace(line)
+				asked, begin := w.Addr(), time.Now()
+				again := w.Again(t.Context(), answerOf(t, answer))
+				pause := ""
+				switch took := time.Since(begin); {
+				case took >= time.Hour:
+					pause = "after an hour "
+				case took > 0:
+					pause = "after a pause "
 				}
-				if !slices.Equal(got, tc.want) {
-					t.Errorf("asked %q, want %q", got, tc.want)
+				if !again {
+					out += fmt.Sprintf("%s: %s, the call ends\n", asked, answer)
+					return
 				}
-			})
+				out += fmt.Sprintf("%s: %s, %snext %s\n", asked, answer, pause, w.Addr())
+			}
 		})
+		return out
+	})
+}
+
+// answerOf returns the error that a line of a script names.
+func answerOf(t *testing.T, line string) error {
+	what, value, _ := strings.Cut(line, "=")
+	switch what {
+	case "leader":
+		return &rowraft.NotLeaderError{Leader: rowraft.NodeID(value)}
+	case "busy":
+		after, err := time.ParseDuration(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &rowraft.OverloadedError{What: "busy", RetryAfter: after}
 	}
+	i := slices.IndexFunc(codes(), func(c rowraft.Code) bool { return c.String() == what })
+	if i < 0 {
+		t.Fatalf("unknown code %q", what)
+	}
+	return rowraft.Errorf(codes()[i], "refused")
 }
 
 func TestAWalkEndsWithItsContext(t *testing.T) {

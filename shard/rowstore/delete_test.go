@@ -4,7 +4,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"unsafe"
 
 	"github.com/rowraft/rowraft"
 )
@@ -48,54 +47,6 @@ func TestPlacesAndIndexAreReused(t *testing.T) {
 	}
 	if mapped := table.rows.Stats().MappedBytes; mapped > int64(8*live*table.slabRecordBytes()) {
 		t.Errorf("%d bytes are mapped for %d rows of %d", mapped, live, table.slabRecordBytes())
-	}
-}
-
-// TestPlaceInAWalkedSegment: a snapshot walks a segment that its slot has outgrown. Rows of the segment are
-// removed, and their places go to another slot, where versions are low. The snapshot of the first slot
-// includes none of these rows.
-func TestPlaceInAWalkedSegment(t *testing.T) {
-	table := evenTable(t, rowraft.Dense, 2)
-	old, more, other := make([]rowraft.Key, 12), make([]rowraft.Key, 12), make([]rowraft.Key, 12)
-	for i := range old {
-		old[i], more[i], other[i] = rowraft.DenseKey(1, uint64(i)), rowraft.DenseKey(1, uint64(100+i)),
-			rowraft.DenseKey(2, uint64(i))
-	}
-	zeros := make([]float32, 2*len(old))
-	for range 3 {
-		mustUpdate(t, table, old, zeros) // versions 1 to 36
-	}
-	snap, err := table.BeginSnapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer snap.End()
-	slot, _ := table.locate(old[0])
-	out, done := snap.AppendSlot(nil, slot, 1)
-	if done {
-		t.Fatal("one entry was the whole slot")
-	}
-	mustUpdate(t, table, more, zeros) // the slot outgrows the segment
-	mustDelete(t, table, old...)
-	mustDelete(t, table, old...) // frees the places
-	mustDelete(t, table, old...)
-	mustUpdate(t, table, other, zeros)
-	out, done = snap.AppendSlot(out, slot, 1<<20)
-	if !done {
-		t.Fatal("the slot is not done")
-	}
-	seen := map[rowraft.Key]int{}
-	for n := table.RecordBytes(); len(out) > 0; out = out[n:] {
-		seen[rowraft.Key(record{unsafe.Pointer(&out[0])}.key())]++
-	}
-	for _, k := range old {
-		if seen[k] != 1 {
-			t.Errorf("row %d is %d times in the snapshot, want once", k, seen[k])
-		}
-		delete(seen, k)
-	}
-	if len(seen) > 0 {
-		t.Errorf("rows of another slot in the snapshot: %v", seen)
 	}
 }
 
