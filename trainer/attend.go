@@ -41,7 +41,8 @@ func (j *Job) attend(ctx context.Context, c *client.Client, s *member.Saved, onS
 	defer cancel()
 	at, err := c.Attend(ctx, a)
 	if err != nil && s != nil && rowraft.CodeOf(err) == rowraft.CodePrecondition {
-		return nil, fmt.Errorf("%w; to resume from the checkpoint, put the job's tables in place first, with its trainers stopped: %s", err, s.RestoreCommand(j.cfg.Job))
+		return nil, fmt.Errorf("%w; to resume from the checkpoint, put the job's tables in place first, with its trainers "+
+			"stopped: %s", err, s.RestoreCommand(j.cfg.Job))
 	}
 	return at, err
 }
@@ -106,7 +107,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 		return nil, err
 	}
 	if s == nil && j.cfg.Resume == "auto" {
-		j.report.Note("RESUME AUTO FOUND NO CHECKPOINT TO RESUME FROM: this trainer begins at step 1, or where its running job is")
+		j.report.Note("RESUME AUTO FOUND NO CHECKPOINT TO RESUME FROM: this trainer begins at step 1, " +
+			"or where its running job is")
 	}
 	if s != nil {
 		j.report.Note("resuming from checkpoint %s after step %d", s.Path, s.State.Step)
@@ -128,7 +130,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 		}
 		return ms.DeletePolicy(ctx)
 	})
-	if cause := context.Cause(train); ctx.Err() == nil && cause != nil && cause != errJobStopped { // the registration ended with an error
+	// The registration may have ended with an error.
+	if cause := context.Cause(train); ctx.Err() == nil && cause != nil && cause != errJobStopped {
 		err = errors.Join(err, cause)
 	}
 	if err != nil {

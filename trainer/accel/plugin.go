@@ -13,7 +13,8 @@ import (
 const PluginVariable = "ROWRAFT_PJRT_PLUGIN"
 
 // errNoPlugin: the environment names no plugin, and no JAX installation has one.
-var errNoPlugin = errors.New("no CUDA plugin: $" + PluginVariable + " is not set, and no jax_plugins/xla_cuda*/xla_cuda_plugin.so in the Python site-packages")
+var errNoPlugin = errors.New("no CUDA plugin: $" + PluginVariable + " is not set, " +
+	"and no jax_plugins/xla_cuda*/xla_cuda_plugin.so in the Python site-packages")
 
 func errorsIsNoPlugin(err error) bool { return errors.Is(err, errNoPlugin) }
 

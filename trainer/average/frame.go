@@ -110,17 +110,20 @@ func parseHead(b []byte, limit int) (f *frame, values int, err error) {
 		return nil, 0, rowraft.Errorf(rowraft.CodeCorrupt, "a frame begins with %x, want %x", b[:4], magic)
 	}
 	if v := le.Uint16(b[4:]); v > Version {
-		return nil, 0, rowraft.Errorf(rowraft.CodeVersionTooNew, "the other trainer averages in version %d, this one in version %d: use one version of rowraft-trainer", v, Version)
+		return nil, 0, rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"the other trainer averages in version %d, this one in version %d: use one version of rowraft-trainer", v, Version)
 	} else if v < Version {
 		return nil, 0, rowraft.Errorf(rowraft.CodeCorrupt, "a frame of version %d", v)
 	}
-	f = &frame{kind: kind(le.Uint16(b[6:])), generation: le.Uint64(b[8:]), round: le.Uint64(b[16:]), who: le.Uint32(b[24:])}
+	f = &frame{kind: kind(le.Uint16(b[6:])), generation: le.Uint64(b[8:]), round: le.Uint64(b[16:]),
+		who: le.Uint32(b[24:])}
 	if f.kind < hello || f.kind > refused {
 		return nil, 0, rowraft.Errorf(rowraft.CodeCorrupt, "a frame of kind %d", f.kind)
 	}
 	n := le.Uint32(b[28:])
 	if uint64(n) > uint64(limit) {
-		return nil, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "a frame has %d numbers, and the limit is %d", n, limit)
+		return nil, 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "a frame has %d numbers, and the limit is %d", n,
+			limit)
 	}
 	return f, int(n), nil
 }

@@ -128,11 +128,14 @@ const retryAfter = 50 * time.Millisecond
 // Open makes this trainer a member. It returns at once; the first Average waits.
 func Open(opts Options) (*Group, error) {
 	if opts.Listener == nil || opts.Registry == nil || opts.Keeper == nil || opts.Limit < 4 {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "averaging needs a listener, a registry, a keeper and a limit of 4 or more")
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"averaging needs a listener, a registry, a keeper and a limit of 4 or more")
 	}
 	if opts.Dial == nil {
 		d := &net.Dialer{}
-		opts.Dial = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+		opts.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return d.DialContext(ctx, "tcp", address)
+		}
 	}
 	g := &Group{opts: opts, changed: make(chan struct{})}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -149,8 +152,10 @@ func (g *Group) watch() {
 		if g.ctx.Err() != nil {
 			return
 		}
-		if err == nil && (len(next.Ranks) == 0 || len(next.Ranks) != len(next.Addresses) || !slices.IsSorted(next.Ranks) || next.Generation <= m.Generation) {
-			err = rowraft.Errorf(rowraft.CodeInternal, "the registry says that generation %d has members %v at %v", next.Generation, next.Ranks, next.Addresses)
+		if err == nil && (len(next.Ranks) == 0 || len(next.Ranks) != len(next.Addresses) ||
+			!slices.IsSorted(next.Ranks) || next.Generation <= m.Generation) {
+			err = rowraft.Errorf(rowraft.CodeInternal, "the registry says that generation %d has members %v at %v",
+				next.Generation, next.Ranks, next.Addresses)
 		}
 		g.mu.Lock()
 		if m = next; err == nil {
@@ -233,7 +238,8 @@ func (g *Group) readHello(conn net.Conn) {
 // longer a member; those of the Keeper and the registry; that of ctx. After an error the Group can only be closed.
 func (g *Group) Average(ctx context.Context, values []float32) (Result, error) {
 	if len(values) > g.opts.Limit {
-		return Result{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d numbers to average: at most %d", len(values), g.opts.Limit)
+		return Result{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d numbers to average: at most %d", len(values),
+			g.opts.Limit)
 	}
 	for {
 		if g.link == nil {
@@ -264,7 +270,8 @@ func (g *Group) Average(ctx context.Context, values []float32) (Result, error) {
 // final reports whether another attempt is useless.
 func final(ctx context.Context, err error) bool {
 	code := rowraft.CodeOf(err)
-	return ctx.Err() != nil || code == rowraft.CodeInvalidArgument || code == rowraft.CodeVersionTooNew || code == rowraft.CodePrecondition
+	return ctx.Err() != nil || code == rowraft.CodeInvalidArgument || code == rowraft.CodeVersionTooNew ||
+		code == rowraft.CodePrecondition
 }
 
 // exchange sends this trainer's share and reads the result into values.
@@ -272,7 +279,8 @@ func (g *Group) exchange(ctx context.Context, values []float32) (contributors in
 	l := g.link
 	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if err := l.convey.write(l.conn, &frame{kind: part, generation: l.generation, round: g.round, who: uint32(g.opts.Rank), values: values}); err != nil {
+	if err := l.convey.write(l.conn, &frame{kind: part, generation: l.generation, round: g.round,
+		who: uint32(g.opts.Rank), values: values}); err != nil {
 		// A hub that refuses stops reading; its refusal can still be read.
 		if f, rerr := l.convey.read(l.conn, 0, nil); rerr == nil && f.kind == refused {
 			return 0, refusal(f)
@@ -284,7 +292,8 @@ func (g *Group) exchange(ctx context.Context, values []float32) (contributors in
 		return 0, err
 	}
 	if got.round != g.round || len(got.values) != len(values) {
-		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "a result of round %d with %d numbers, want round %d with %d", got.round, len(got.values), g.round, len(values))
+		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "a result of round %d with %d numbers, want round %d with %d",
+			got.round, len(got.values), g.round, len(values))
 	}
 	copy(values, got.values)
 	return int(got.who), nil
@@ -301,7 +310,8 @@ func (g *Group) receive(l *link, kinds ...kind) (*frame, error) {
 		return nil, refusal(f)
 	}
 	if !slices.Contains(kinds, f.kind) || f.generation != l.generation {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "a frame of kind %d, generation %d: want kinds %d, generation %d", f.kind, f.generation, kinds, l.generation)
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt,
+			"a frame of kind %d, generation %d: want kinds %d, generation %d", f.kind, f.generation, kinds, l.generation)
 	}
 	return f, nil
 }
@@ -342,7 +352,8 @@ func (g *Group) join(ctx context.Context) (behind bool, err error) {
 func (g *Group) await(ctx context.Context, m Members, changed chan struct{}) error {
 	now, err := g.opts.Registry.Next(ctx, 0)
 	if err == nil && now.Generation <= m.Generation {
-		err = rowraft.Errorf(rowraft.CodePrecondition, "rank %d is not a member of generation %d, which has ranks %v", g.opts.Rank, m.Generation, m.Ranks)
+		err = rowraft.Errorf(rowraft.CodePrecondition, "rank %d is not a member of generation %d, which has ranks %v",
+			g.opts.Rank, m.Generation, m.Ranks)
 	}
 	if err != nil {
 		return err
@@ -401,7 +412,8 @@ func (g *Group) enter(ctx context.Context, m Members, changed chan struct{}) (be
 
 // greetHub sends the hello and answers the hub until a round begins.
 func (g *Group) greetHub(l *link) (behind bool, err error) {
-	h := &frame{kind: hello, generation: l.generation, round: g.round, who: uint32(g.opts.Rank), values: jobFloats(g.opts.Job)}
+	h := &frame{kind: hello, generation: l.generation, round: g.round, who: uint32(g.opts.Rank),
+		values: jobFloats(g.opts.Job)}
 	if err := l.convey.write(l.conn, h); err != nil {
 		return false, err
 	}
@@ -414,14 +426,17 @@ func (g *Group) greetHub(l *link) (behind bool, err error) {
 		case f.kind == wanted:
 			saved := g.opts.Keeper.Save()
 			if len(saved) > g.opts.Limit {
-				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d numbers to hand over: at most %d", len(saved), g.opts.Limit)
+				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d numbers to hand over: at most %d",
+					len(saved), g.opts.Limit)
 			}
-			if err := l.convey.write(l.conn, &frame{kind: state, generation: l.generation, round: g.round, who: uint32(g.opts.Rank), values: saved}); err != nil {
+			if err := l.convey.write(l.conn, &frame{kind: state, generation: l.generation, round: g.round,
+				who: uint32(g.opts.Rank), values: saved}); err != nil {
 				return false, err
 			}
 		case f.kind == state:
 			if err := g.opts.Keeper.Load(f.values); err != nil {
-				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "load the numbers of another trainer: %w", err)
+				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "load the numbers of another trainer: %w",
+					err)
 			}
 			g.round = f.round
 			return true, nil
@@ -477,7 +492,8 @@ func (g *Group) Close(ctx context.Context) error {
 // leave sends a farewell and reports whether the hub has received it.
 func (g *Group) leave() bool {
 	l := g.link
-	if l == nil || l.convey.write(l.conn, &frame{kind: farewell, generation: l.generation, round: g.round, who: uint32(g.opts.Rank)}) != nil {
+	if l == nil || l.convey.write(l.conn, &frame{kind: farewell, generation: l.generation, round: g.round,
+		who: uint32(g.opts.Rank)}) != nil {
 		return false
 	}
 	_, err := g.receive(l, farewell)

@@ -37,7 +37,8 @@ type received struct {
 }
 
 func newHub(ctx context.Context, opts Options, m Members) *hub {
-	h := &hub{opts: opts, members: m, hellos: make(chan *memberConn), drained: make(chan struct{}), left: map[int]bool{}}
+	h := &hub{opts: opts, members: m, hellos: make(chan *memberConn), drained: make(chan struct{}),
+		left: map[int]bool{}}
 	h.ctx, h.end = context.WithCancel(ctx)
 	return h
 }

@@ -96,7 +96,8 @@ func (h *Hasher) Key(value []byte) rowraft.Key {
 
 func (p Part) validate() error {
 	if p.Trainers < 1 || p.Rank < 0 || p.Rank >= p.Trainers {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "rank %d of %d trainers: want a rank from 0 to %d", p.Rank, p.Trainers, max(p.Trainers, 1)-1)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "rank %d of %d trainers: want a rank from 0 to %d", p.Rank,
+			p.Trainers, max(p.Trainers, 1)-1)
 	}
 	return nil
 }

@@ -173,7 +173,8 @@ func (s *fileSource) position(c Column, names []string) (int, error) {
 		return c.Position - 1, nil
 	}
 	if names == nil {
-		return 0, invalid("%s: the schema names column %q in a file without a header: use position", s.lines.path, c.Column)
+		return 0, invalid("%s: the schema names column %q in a file without a header: use position", s.lines.path,
+			c.Column)
 	}
 	at := slices.Index(names, c.Column)
 	if at < 0 {

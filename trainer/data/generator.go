@@ -63,7 +63,8 @@ func NewGenerator(cfg GeneratorConfig) (*Generator, error) {
 	case cfg.Examples < 0 || cfg.Held < 0:
 		return nil, invalid("generator: examples %d, held %d: want ≥ 0", cfg.Examples, cfg.Held)
 	case cfg.Dense < 0 || cfg.Categorical < 1 || cfg.Keys < 1:
-		return nil, invalid("generator: dense %d, categorical %d, keys %d: want dense ≥ 0, categorical and keys ≥ 1", cfg.Dense, cfg.Categorical, cfg.Keys)
+		return nil, invalid("generator: dense %d, categorical %d, keys %d: want dense ≥ 0, categorical and keys ≥ 1",
+			cfg.Dense, cfg.Categorical, cfg.Keys)
 	}
 	for _, v := range []float64{cfg.Bias, cfg.Signal, cfg.Interaction} {
 		if math.IsNaN(v) || math.IsInf(v, 0) {

@@ -145,7 +145,8 @@ func names(folder string) ([]string, error) {
 	}
 	var out []string
 	for _, e := range entries {
-		if n := e.Name(); e.Type().IsRegular() && n[0] != '.' && !strings.HasSuffix(n, ".tmp") && filepath.Ext(n) != ".gz" {
+		if n := e.Name(); e.Type().IsRegular() && n[0] != '.' && !strings.HasSuffix(n, ".tmp") &&
+			filepath.Ext(n) != ".gz" {
 			out = append(out, n)
 		}
 	}
@@ -182,7 +183,8 @@ func (s *Stream) resume(from Place) error {
 		s.file = g
 		return s.reparse()
 	}
-	f.note(fmt.Sprintf("%s is missing or has changed since it was read up to byte %d: later lines of it may be lost", from.Name, from.Bytes))
+	f.note(fmt.Sprintf("%s is missing or has changed since it was read up to byte %d: later lines of it may be lost",
+		from.Name, from.Bytes))
 	s.place = Place{}
 	if f.folder {
 		s.place.Name = from.Name // files before it count as read
@@ -271,7 +273,8 @@ func (s *Stream) moveOn() (bool, error) {
 	}
 	unread := s.file.offer + int64(len(s.file.buf)-s.file.at)
 	if mine.Size() < unread || !s.file.same(s.file.file) {
-		s.follow.note(fmt.Sprintf("%s was truncated after %d bytes were read: reading it from its beginning", s.file.name, s.file.offer))
+		s.follow.note(fmt.Sprintf("%s was truncated after %d bytes were read: reading it from its beginning",
+			s.file.name, s.file.offer))
 		return true, s.open(filepath.Base(s.file.name))
 	}
 	if mine.Size() > unread {
@@ -296,7 +299,8 @@ func (s *Stream) moveOn() (bool, error) {
 		return true, nil
 	}
 	if !s.follow.folder {
-		s.follow.note(fmt.Sprintf("%s was replaced after %d bytes were read: continuing with the new one", s.follow.path, s.file.offer))
+		s.follow.note(fmt.Sprintf("%s was replaced after %d bytes were read: continuing with the new one",
+			s.follow.path, s.file.offer))
 	}
 	return true, s.open(next)
 }

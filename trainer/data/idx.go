@@ -147,7 +147,8 @@ func (p *imagePair) open(part Part) (*imageSource, error) {
 		images.close()
 		return nil, err
 	}
-	if images.sizes[0] != p.count || labels.sizes[0] != p.count || images.sizes[1] != int64(p.height) || images.sizes[2] != int64(p.width) {
+	if images.sizes[0] != p.count || labels.sizes[0] != p.count || images.sizes[1] != int64(p.height) ||
+		images.sizes[2] != int64(p.width) {
 		images.close()
 		labels.close()
 		return nil, invalid("%s: the file has changed since it was opened", p.images)
@@ -288,7 +289,8 @@ func (f *idxFile) head(sizes int) error {
 			continue
 		}
 		if n < 1 || n > maxPixels/bytes {
-			return invalid("%s: images of %v pixels: want at least one, and at most %d in all", f.path, binary.BigEndian.Uint32(b[4+4*i:]), maxPixels)
+			return invalid("%s: images of %v pixels: want at least one, and at most %d in all", f.path,
+				binary.BigEndian.Uint32(b[4+4*i:]), maxPixels)
 		}
 		bytes *= n
 	}

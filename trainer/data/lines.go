@@ -97,7 +97,8 @@ type splitter struct {
 	unquoted     []byte // scratch for values with doubled quotes
 }
 
-var errQuote = errors.New(`a quote is not closed, or something follows the closing one: want "value", with quotes inside doubled, on one line`)
+var errQuote = errors.New(`a quote is not closed, or something follows the closing one: ` +
+	`want "value", with quotes inside doubled, on one line`)
 
 // split returns the values of line; they point into it, or into scratch, and are valid until the next call.
 func (s *splitter) split(line []byte) ([][]byte, error) {

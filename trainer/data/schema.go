@@ -93,7 +93,8 @@ func DecodeYAML(file string, text []byte, v any) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s:%s: unknown key %q", file, m[1], m[2])
 	}
 	if m := notDuration.FindStringSubmatch(err.Error()); m != nil {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s:%s: %q is not a duration: want a number with its unit, for example 500ms, 10s or 2h", file, m[1], m[2])
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"%s:%s: %q is not a duration: want a number with its unit, for example 500ms, 10s or 2h", file, m[1], m[2])
 	}
 	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: %w", file, err)
 }
@@ -184,7 +185,8 @@ func (s *Schema) completeCriteo() error {
 		s.Dense = append(s.Dense, Dense{Column: Column{Position: 1 + i}, Transform: "log1p"})
 	}
 	for i := 1; i <= 26; i++ {
-		s.Categorical = append(s.Categorical, Categorical{Column: Column{Position: 14 + i}, Name: "C" + strconv.Itoa(i)})
+		s.Categorical = append(s.Categorical, Categorical{Column: Column{Position: 14 + i},
+			Name: "C" + strconv.Itoa(i)})
 	}
 	return nil
 }
@@ -215,7 +217,8 @@ func (d *Dense) complete() error {
 	switch d.Transform {
 	case "", "log1p":
 		if d.Std < 0 || d.Std == 0 && d.Mean != 0 || d.Transform == "" && d.Std != 0 {
-			return invalid("dense feature %s: mean and std need transform: standardize, or log1p with std > 0", d.Column)
+			return invalid("dense feature %s: mean and std need transform: standardize, or log1p with std > 0",
+				d.Column)
 		}
 	case "standardize":
 		if d.Std <= 0 {

@@ -55,7 +55,8 @@ func NewLeNet(backend compute.Backend, cfg LeNetConfig) (*LeNet, error) {
 	for _, n := range []int{cfg.Height, cfg.Width} {
 		// Both maxima take the cells of a layer two by two.
 		if n < 16 || n > 1<<10 || (n-kernel+1)%4 != 0 {
-			return nil, invalid("images of %d × %d: a LeNet takes 16, 20, 24, 28 … to %d pixels each way", cfg.Height, cfg.Width, 1<<10)
+			return nil, invalid("images of %d × %d: a LeNet takes 16, 20, 24, 28 … to %d pixels each way", cfg.Height,
+				cfg.Width, 1<<10)
 		}
 	}
 	m := &LeNet{cfg: cfg, params: cfg.params(), places: cfg.places()}
@@ -222,7 +223,8 @@ func (m *LeNet) inner(pooled *Node) *Node {
 	for row := range from {
 		for column := range from[row] {
 			parity, y, x0 := row%2*2+column%2, row/2, column/2
-			from[row][column] = Slice(x, AxisRange(), AxisRange(parity, parity+1), AxisRange(), AxisRange(y, y+h-2), AxisRange(x0, x0+w-2))
+			from[row][column] = Slice(x, AxisRange(), AxisRange(parity, parity+1), AxisRange(), AxisRange(y, y+h-2),
+				AxisRange(x0, x0+w-2))
 		}
 	}
 	var parts []*Node

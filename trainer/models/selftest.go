@@ -18,7 +18,8 @@ func SelfTest(backend compute.Backend) error {
 	}
 	rows := []float32{1, 2, 3, -1}
 	params := []float32{0.5, -1, 0.25, 0.75, 2, 3, 0.1, 0.2, 0.3, -0.4}
-	b := &Batch{N: 4, Labels: []float32{1, 0, 0, 1}, Dense: []float32{2, 1, 0, -1}, Index: []int32{0, 1, 1, 0, 0, 0, 1, 1}}
+	b := &Batch{N: 4, Labels: []float32{1, 0, 0, 1}, Dense: []float32{2, 1, 0, -1},
+		Index: []int32{0, 1, 1, 0, 0, 0, 1, 1}}
 	var r Result
 	if err := m.Step(b, rows, params, &r); err != nil {
 		return err

@@ -29,7 +29,8 @@ type threadPart struct {
 // of threads; dim is that of its rows. Errors: CodeInvalidArgument unless threads divides batch; those of open.
 func NewThreads(threads, batch, dim int, open func(batch int) (Model, error)) (Model, error) {
 	if threads < 1 || dim < 1 || batch%threads != 0 {
-		return nil, invalid("%d threads for batches of %d examples of rows of %d: want a number that divides the batch, and rows", threads, batch, dim)
+		return nil, invalid("%d threads for batches of %d examples of rows of %d: want a number that divides the batch, "+
+			"and rows", threads, batch, dim)
 	}
 	if threads == 1 {
 		return open(batch)

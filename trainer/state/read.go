@@ -59,7 +59,8 @@ func Read(src io.Reader) (*State, error) {
 			return nil, err
 		}
 		s.Positions = append(s.Positions, Position{
-			Part: int(le.Uint32(b)), Parts: int(le.Uint32(b[4:])), Epoch: int64(le.Uint64(b[8:])), Offset: int64(le.Uint64(b[16:])),
+			Part: int(le.Uint32(b)), Parts: int(le.Uint32(b[4:])),
+			Epoch: int64(le.Uint64(b[8:])), Offset: int64(le.Uint64(b[16:])),
 		})
 	}
 	if s.Place != nil {
@@ -113,7 +114,8 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 		return nil, 0, 0, corrupt("magic %q, want %q", b[:8], magic)
 	}
 	if v := le.Uint16(b[8:]); v > Version {
-		return nil, 0, 0, rowraft.Errorf(rowraft.CodeVersionTooNew, "trainer state: format %d, this binary knows %d", v, Version)
+		return nil, 0, 0, rowraft.Errorf(rowraft.CodeVersionTooNew, "trainer state: format %d, this binary knows %d", v,
+			Version)
 	} else if v < 1 {
 		return nil, 0, 0, corrupt("format 0")
 	}
@@ -128,12 +130,15 @@ func (r *reader) header() (s *State, positions, tensors uint32, err error) {
 	flags, job, config := le.Uint16(b[10:]), le.Uint32(b[56:]), le.Uint32(b[60:])
 	positions, tensors = le.Uint32(b[20:]), le.Uint32(b[64:])
 	hasPlace, hasStep := flags&flagPlace != 0, flags&flagJobStep != 0
-	if flags&^(flagEnded|flagPlace|flagJobStep) != 0 || job > maxJob || config > maxConfig || positions > maxPositions || tensors > maxTensors {
-		return nil, 0, 0, corrupt("flags %x, %d and %d bytes of text, %d positions, %d tensors", flags, job, config, positions, tensors)
+	if flags&^(flagEnded|flagPlace|flagJobStep) != 0 || job > maxJob || config > maxConfig ||
+		positions > maxPositions || tensors > maxTensors {
+		return nil, 0, 0, corrupt("flags %x, %d and %d bytes of text, %d positions, %d tensors", flags, job, config,
+			positions, tensors)
 	}
 	s = &State{
 		Rank: int(le.Uint32(b[12:])), Trainers: int(le.Uint32(b[16:])), Ended: flags&flagEnded != 0,
-		Step: int64(le.Uint64(b[24:])), Examples: int64(le.Uint64(b[32:])), Skipped: int64(le.Uint64(b[40:])), Acknowledged: int64(le.Uint64(b[48:])),
+		Step: int64(le.Uint64(b[24:])), Examples: int64(le.Uint64(b[32:])),
+		Skipped: int64(le.Uint64(b[40:])), Acknowledged: int64(le.Uint64(b[48:])),
 	}
 	if hasPlace {
 		s.Place = new(Place)
@@ -154,7 +159,8 @@ func (r *reader) place(p *Place) error {
 	if err != nil {
 		return err
 	}
-	*p = Place{Bytes: int64(le.Uint64(b)), Lines: int64(le.Uint64(b[8:])), HeadBytes: le.Uint32(b[16:]), HeadSum: le.Uint32(b[20:])}
+	*p = Place{Bytes: int64(le.Uint64(b)), Lines: int64(le.Uint64(b[8:])), HeadBytes: le.Uint32(b[16:]),
+		HeadSum: le.Uint32(b[20:])}
 	name := le.Uint32(b[24:])
 	if name > maxPlace || le.Uint32(b[28:]) != 0 {
 		return corrupt("a place with a name of %d bytes", name)

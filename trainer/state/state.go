@@ -204,17 +204,21 @@ func (s *State) check() error {
 	case len(s.Job) < 1 || len(s.Job) > maxJob:
 		return fmt.Errorf("a job's name of %d bytes, want 1 to %d", len(s.Job), maxJob)
 	case len(s.Config) > maxConfig || len(s.Positions) > maxPositions || len(s.Tensors) > maxTensors:
-		return fmt.Errorf("%d bytes of configuration, %d positions, %d tensors", len(s.Config), len(s.Positions), len(s.Tensors))
+		return fmt.Errorf("%d bytes of configuration, %d positions, %d tensors", len(s.Config), len(s.Positions),
+			len(s.Tensors))
 	case s.Step < 0 || s.JobStep < 0 || s.Examples < 0 || s.Skipped < 0 || s.Acknowledged < 0 || s.Skipped > s.Step:
-		return fmt.Errorf("%d steps, %d examples, %d batches skipped, %d pushes", s.Step, s.Examples, s.Skipped, s.Acknowledged)
+		return fmt.Errorf("%d steps, %d examples, %d batches skipped, %d pushes", s.Step, s.Examples, s.Skipped,
+			s.Acknowledged)
 	}
 	for _, p := range s.Positions {
 		if p.Part < 0 || p.Part >= p.Parts || p.Parts > math.MaxInt32 || p.Epoch < 0 || p.Offset < 0 {
 			return fmt.Errorf("position %d of epoch %d in part %d of %d", p.Offset, p.Epoch, p.Part, p.Parts)
 		}
 	}
-	if p := s.Place; p != nil && (p.Name == "" || len(p.Name) > maxPlace || p.Bytes < 0 || p.Lines < 0 || int64(p.HeadBytes) > p.Bytes) {
-		return fmt.Errorf("a place in %q behind %d bytes, %d lines, %d bytes of head", p.Name, p.Bytes, p.Lines, p.HeadBytes)
+	if p := s.Place; p != nil && (p.Name == "" || len(p.Name) > maxPlace || p.Bytes < 0 || p.Lines < 0 ||
+		int64(p.HeadBytes) > p.Bytes) {
+		return fmt.Errorf("a place in %q behind %d bytes, %d lines, %d bytes of head", p.Name, p.Bytes, p.Lines,
+			p.HeadBytes)
 	}
 	for i := range s.Tensors {
 		t := &s.Tensors[i]
@@ -231,8 +235,10 @@ func (s *State) check() error {
 
 // size returns the number of values of the shape.
 func (t *Tensor) size() (int64, error) {
-	if t.Kind < InitialWeights || t.Kind > OptimizerState || len(t.Name) < 1 || len(t.Name) > maxTensor || len(t.Shape) > maxDims {
-		return 0, fmt.Errorf("a tensor of kind %d with %d dimensions and a name of %d bytes", t.Kind, len(t.Shape), len(t.Name))
+	if t.Kind < InitialWeights || t.Kind > OptimizerState || len(t.Name) < 1 || len(t.Name) > maxTensor ||
+		len(t.Shape) > maxDims {
+		return 0, fmt.Errorf("a tensor of kind %d with %d dimensions and a name of %d bytes", t.Kind, len(t.Shape),
+			len(t.Name))
 	}
 	n := int64(1)
 	for _, d := range t.Shape {

@@ -29,7 +29,8 @@ type Tensor struct {
 func New(name string, number uint32, width int, shape ...int64) (*Tensor, error) {
 	t := &Tensor{name: name, number: number, shape: append([]int64(nil), shape...), width: int64(width), size: 1}
 	if number >= MaxTensors || width < 1 || width > rowraft.MaxDim {
-		return nil, invalid("tensor %s: number %d, rows of %d: want a number below %d, and 1 to %d weights a row", name, number, width, MaxTensors, rowraft.MaxDim)
+		return nil, invalid("tensor %s: number %d, rows of %d: want a number below %d, and 1 to %d weights a row", name,
+			number, width, MaxTensors, rowraft.MaxDim)
 	}
 	for _, d := range shape {
 		if d < 1 {
