@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/rowraft/rowraft/e2e/check"
+	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/replay"
 	"github.com/rowraft/rowraft/e2e/verdict"
 	"github.com/rowraft/rowraft/internal/cli"
@@ -21,13 +21,13 @@ func newCheckCmd() *cobra.Command {
 		Short: "Check the records of an earlier run again",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			raw, err := os.ReadFile(filepath.Join(args[0], configFile))
+			raw, err := os.ReadFile(filepath.Join(args[0], chaos.ConfigFile))
 			if err != nil {
 				return cli.Usagef("the directory is not that of a run: %w", err)
 			}
-			var cfg config
+			var cfg chaos.Config
 			if err := json.Unmarshal(raw, &cfg); err != nil {
-				return fmt.Errorf("%s: %w", configFile, err)
+				return fmt.Errorf("%s: %w", chaos.ConfigFile, err)
 			}
 			ops, seen, err := verdict.Read(args[0])
 			if err != nil {
@@ -57,28 +57,4 @@ func newCheckCmd() *cobra.Command {
 			return nil
 		},
 	}
-}
-
-// checkRecords checks the records of the run.
-func (r *chaos) checkRecords() error {
-	ops, seen, err := verdict.Read(r.cfg.dir)
-	if err != nil {
-		return err
-	}
-	r.res.Checked = len(ops)
-	r.res.Terms = verdict.Terms(seen.Leads)
-	var tally check.Tally
-	tally, r.res.Verdicts = verdict.Judge(ops, seen, r.cfg.Clients, r.cfg.For)
-	r.res.Lost, r.res.Doubled = max(r.res.Lost, tally.Lost), max(r.res.Doubled, tally.Doubled)
-	replayed, err := replay.OfRun(r.cfg.dir, r.cfg.Shards, ops, seen)
-	if err != nil {
-		return err
-	}
-	r.res.Verdicts = append(r.res.Verdicts, replayed)
-	for _, v := range r.res.Verdicts {
-		for _, p := range v.Wrong {
-			r.wrong("%s: %s", v.Checker, p)
-		}
-	}
-	return nil
 }

@@ -7,11 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/e2e/cluster"
 	"github.com/rowraft/rowraft/e2e/history"
 	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/nemesis"
+	"github.com/rowraft/rowraft/e2e/verdict"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
@@ -24,7 +26,7 @@ func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
 
 func TestUsageErrors(t *testing.T) {
 	full := t.TempDir()
-	if err := writeJSON(filepath.Join(full, "x"), 1); err != nil {
+	if err := chaos.WriteJSON(filepath.Join(full, "x"), 1); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
@@ -63,13 +65,13 @@ func TestFaultsAreListed(t *testing.T) {
 func record(t *testing.T, pushes int, read int64, index uint64, seen cluster.Sights) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	if err := writeJSON(filepath.Join(dir, configFile), config{Clients: 1, Seed: 5, For: time.Minute}); err != nil {
+	if err := chaos.WriteJSON(filepath.Join(dir, chaos.ConfigFile), chaos.Config{Clients: 1, Seed: 5, For: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeJSON(filepath.Join(dir, seenFile), seen); err != nil {
+	if err := chaos.WriteJSON(filepath.Join(dir, verdict.SeenFile), seen); err != nil {
 		t.Fatal(err)
 	}
-	rec, err := history.Create(filepath.Join(dir, historyFile))
+	rec, err := history.Create(filepath.Join(dir, verdict.HistoryFile))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,14 +7,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/nemesis"
 )
 
 func TestLedgerLine(t *testing.T) {
 	r := result{
-		Config:  config{Tier: "B", Seed: 7, Backend: "rowlog", Servers: 3, Shards: 2, Clients: 24, Version: "abc"},
-		Seconds: 90, Faults: map[string]nemesis.Count{"a": {Tried: 3, Observed: 2}, "b": {Tried: 1}},
-		Observed: 1002, Acks: 1234567, Pulls: 999, Terms: 4, Doubled: 5, Problems: []string{"x"},
+		Config:  chaos.Config{Tier: "B", Seed: 7, Backend: "rowlog", Servers: 3, Shards: 2, Clients: 24, Version: "abc"},
+		Seconds: 90,
+		Result: chaos.Result{
+			Faults:   map[string]nemesis.Count{"a": {Tried: 3, Observed: 2}, "b": {Tried: 1}},
+			Observed: 1002, Acks: 1234567, Pulls: 999, Terms: 4, Doubled: 5, Problems: []string{"x"},
+		},
 	}
 	got := r.ledgerLine(time.Date(2026, 11, 21, 23, 0, 0, 0, time.UTC), "3.1")
 	for _, want := range []string{

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/cluster"
 )
 
@@ -29,33 +30,28 @@ const (
 	moreRSSBytes  = 96 << 20 // the heap grows to its goal and does not shrink
 	moreDataBytes = 32 << 20 // log and snapshots of all shards, between two snapshots
 	settleLimit   = 20 * time.Second
+	warmUp        = 2 * time.Second
 )
 
-// baseline lets the clients run for a moment and measures every server.
-func (r *chaos) baseline(ctx context.Context) (map[string]cluster.Usage, error) {
-	r.phase("warm-up")
-	r.load.Start()
-	select {
-	case <-time.After(warmUp):
-	case <-ctx.Done():
+// BeforeFaults lets the clients run for a moment and measures every server.
+func (p *processes) BeforeFaults(ctx context.Context, r *chaos.Run) error {
+	if err := r.WarmUp(ctx, warmUp); err != nil {
+		return err
 	}
-	quiet, cancel := context.WithTimeout(ctx, finalLimit)
+	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
-	if err := r.load.Quiesce(quiet); err != nil {
-		return nil, err
-	}
-	var used map[string]cluster.Usage
-	err := cluster.Poll(quiet, func() (err error) { // a server may not respond for a moment
-		used, err = r.usage(quiet)
+	err := cluster.Poll(ctx, func() (err error) { // a server may not respond for a moment
+		p.before, err = p.usage(ctx)
 		return err
 	})
-	return used, err
+	p.most = most(p.before)
+	return err
 }
 
-func (r *chaos) usage(ctx context.Context) (map[string]cluster.Usage, error) {
+func (p *processes) usage(ctx context.Context) (map[string]cluster.Usage, error) {
 	out := make(map[string]cluster.Usage)
-	for _, name := range r.cluster.Names() {
-		u, err := r.cluster.Usage(ctx, name)
+	for _, name := range p.cluster.Names() {
+		u, err := p.cluster.Usage(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -64,29 +60,27 @@ func (r *chaos) usage(ctx context.Context) (map[string]cluster.Usage, error) {
 	return out, nil
 }
 
-// backToNormal waits until every server uses about as many resources as before the faults.
-func (r *chaos) backToNormal(ctx context.Context, before map[string]cluster.Usage) {
+// AfterFaults waits until every server uses about as many resources as before the faults.
+func (p *processes) AfterFaults(ctx context.Context, r *chaos.Run) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settleLimit, fmt.Errorf("%v after the faults", settleLimit))
 	defer cancel()
-	var after map[string]cluster.Usage
 	var much error // the excess at the last time when all servers responded
 	err := cluster.Poll(ctx, func() error {
-		now, err := r.usage(ctx)
+		after, err := p.usage(ctx)
 		if err != nil {
 			return errors.Join(much, err)
 		}
-		after, much = now, nil
+		p.mostNow, much = most(after), nil
 		for _, name := range slices.Sorted(maps.Keys(after)) {
-			if err := grown(before[name], after[name], int64(r.cfg.Shards)); err != nil {
+			if err := grown(p.before[name], after[name], int64(r.Config.Shards)); err != nil {
 				much = fmt.Errorf("server %s has %w", name, err)
 			}
 		}
 		return much
 	})
 	if err != nil {
-		r.wrong("resources: %v", err)
+		r.Wrong("resources: %v", err)
 	}
-	r.res.Before, r.res.After = most(before), most(after)
 }
 
 // grown returns an error if a number of b is far above that of a.
@@ -135,14 +129,14 @@ const (
 	viewGoroutines = 2 // goroutines of the bar, which is drawn until the end
 )
 
-// nothingLeft waits until nothing of the run remains: no process, no listening port, no goroutine and no
-// open file of this process.
-func (r *chaos) nothingLeft(before own) {
+// nothingLeft waits until nothing of a run in dir remains: no process, no listening port, no goroutine and no open file
+// of this process. The error says what is left.
+func nothingLeft(dir string, before own) error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), ownLimit,
 		fmt.Errorf("%v after everything was closed", ownLimit))
 	defer cancel()
 	err := cluster.Poll(ctx, func() error {
-		left, err := cluster.Leftovers(filepath.Join(r.cfg.dir, serversDir))
+		left, err := cluster.Leftovers(filepath.Join(dir, serversDir))
 		if err != nil {
 			return err
 		}
@@ -155,12 +149,13 @@ func (r *chaos) nothingLeft(before own) {
 		}
 		return nil
 	})
-	if err != nil {
-		var stacks bytes.Buffer
-		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
-		_ = os.WriteFile(filepath.Join(r.cfg.dir, stacksFile), stacks.Bytes(), 0o644)
-		r.wrong("left behind: %v", err)
+	if err == nil {
+		return nil
 	}
+	var stacks bytes.Buffer
+	_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+	_ = os.WriteFile(filepath.Join(dir, stacksFile), stacks.Bytes(), 0o644)
+	return fmt.Errorf("left behind: %w", err)
 }
 
 const stacksFile = "goroutines.txt"

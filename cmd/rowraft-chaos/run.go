@@ -1,331 +1,351 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 
-	"github.com/rowraft/rowraft"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/cluster"
-	"github.com/rowraft/rowraft/e2e/history"
-	"github.com/rowraft/rowraft/e2e/load"
 	"github.com/rowraft/rowraft/e2e/nemesis"
-	"github.com/rowraft/rowraft/e2e/verdict"
-	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// Files in the directory of a run.
-const (
-	configFile  = "config.json"
-	historyFile = verdict.HistoryFile
-	seenFile    = verdict.SeenFile
-	resultFile  = "result.json"
-	serversDir  = "servers"
-	healthyDir  = "checkpoints"
-)
+// config is the configuration of a run.
+type config struct {
+	chaos.Config
 
-// Durations and limits of a run, and the least that a run must do.
-const (
-	roundLength  = 30 * time.Second
-	warmUp       = 2 * time.Second
-	startLimit   = time.Minute
-	finalLimit   = time.Minute
-	pushPatience = 90 * time.Second // longer than any fault: after that a push counts as stuck
-
-	// A log frees dropped entries segment by segment.
-	snapshotEvery = 256 << 10
-	trailingLog   = 64 << 10
-	logSegment    = 256 << 10
-	shortLog      = 2*snapshotEvery + trailingLog + 2*logSegment
-
-	minAcksPerSecond = 10
-)
-
-// chaos is a run in progress.
-type chaos struct {
-	cfg     *config
-	view    *view
-	res     *result
-	cluster *cluster.Cluster
-	watch   *cluster.Watch
-	load    *load.Load
-	rec     *history.Recorder
-	world   *nemesis.World
-	hung    *nemesis.HungStore
+	jsonPath, ledger, binary string
+	keep                     bool
 }
 
-// runChaos does a whole run. An error means that the run could not complete; violations are in the result.
-func runChaos(ctx context.Context, cfg *config, v *view) (*result, error) {
-	r := &chaos{cfg: cfg, view: v, res: &result{Schema: jsonSchema, Reproduce: cfg.reproduce(), Dir: cfg.dir}}
-	began := time.Now()
-	if err := writeJSON(filepath.Join(cfg.dir, configFile), cfg); err != nil {
-		return nil, err
-	}
-	v.event("seed %d, directory %s", cfg.Seed, cfg.dir)
-	before := ownUsage()
-	err := r.run(ctx)
-	if err == nil {
-		r.nothingLeft(before)
-	}
-	r.res.Config = *cfg
-	r.res.Seconds = time.Since(began).Seconds()
-	if err != nil {
-		return nil, fmt.Errorf("%w; everything is kept in %s; again: %s", err, cfg.dir, cfg.reproduce())
-	}
-	r.res.OK = len(r.res.Problems) == 0
-	if r.res.OK && !cfg.keep {
-		r.res.Dir = ""
-		return r.res, os.RemoveAll(cfg.dir)
-	}
-	return r.res, writeJSON(filepath.Join(cfg.dir, resultFile), r.res)
-}
+func newRunCmd() *cobra.Command {
+	c := config{Config: chaos.Config{Version: version}}
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run clients and faults against a new cluster, then check",
+		Long: `Start servers behind proxies, let clients push counters and read them, and inject faults drawn from the
+seed, one at a time and two at once. A round takes about half a minute. First come the faults (safety).
+Then all faults end, every client must have a push acknowledged, and every replica must catch up (liveness).
+Then all rows and the digests of all replicas are compared.
 
-func (r *chaos) run(ctx context.Context) (err error) {
-	if r.rec, err = history.Create(filepath.Join(r.cfg.dir, historyFile)); err != nil {
-		return err
-	}
-	err = r.withCluster(ctx)
-	err = errors.Join(err, r.rec.Close())
-	if err != nil {
-		return err
-	}
-	return r.checkRecords()
-}
+With --tier A the servers are nodes in this process, on a network in memory and in virtual time.
 
-// withCluster runs the phases that need the servers.
-func (r *chaos) withCluster(ctx context.Context) (err error) {
-	if err := r.start(ctx); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.hung.Close()) }()
-	defer func() {
-		r.watch.Close()
-		err = errors.Join(err, r.load.Close())
-		if cerr := r.cluster.Close(); cerr != nil {
-			r.wrong("servers do not stop: %v", cerr)
-		}
-		r.sum()
-		seen := r.watch.Seen()
-		seen.Leads = append(seen.Leads, r.readLogs()...)
-		err = errors.Join(err, writeJSON(filepath.Join(r.cfg.dir, seenFile), seen))
-	}()
-	kinds, err := nemesis.Pick(r.cfg.Faults, false)
-	if err != nil {
-		return err
-	}
-	before, err := r.baseline(ctx)
-	if err != nil {
-		return err
-	}
-	schedule := nemesis.NewSchedule(r.cfg.Seed, kinds)
-	end := time.Now().Add(r.cfg.For)
-	for time.Now().Before(end) && ctx.Err() == nil && len(r.res.Problems) == 0 {
-		until := time.Now().Add(roundLength)
-		if end.Sub(until) < roundLength/2 {
-			until = end
-		}
-		if err := r.round(ctx, schedule, until); err != nil {
-			return err
-		}
-		r.res.Rounds++
-	}
-	r.backToNormal(ctx, before)
-	return context.Cause(ctx)
-}
-
-func (r *chaos) start(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, startLimit)
-	defer cancel()
-	dir := filepath.Join(r.cfg.dir, serversDir)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
-	}
-	opts := localcluster.Options{
-		Binary: r.cfg.binary, Dir: dir, Servers: r.cfg.Servers, Shards: r.cfg.Shards, Backend: r.cfg.Backend,
-		Profile: r.cfg.Profile,
-		Args: []string{
-			// A server whose disk hangs because of a fault must end. A server whose disk is only busy should not.
-			"--disk-reserve-bytes", "1", "--disk-stall-limit", "10s",
-			// Frequent snapshots, and replicas that need them.
-			"--proof-every", "500ms", "--snapshot-every-bytes", fmt.Sprint(snapshotEvery), "--trailing-log-bytes",
-			fmt.Sprint(trailingLog),
-			"--log-segment-bytes", fmt.Sprint(logSegment),
-			// Replicas with a rolled back disk are replaced during the run.
-			"--replace-after", "20s",
+The exit code is 0 only if there is no violation and enough faults had an effect. Otherwise it is 3, and the
+directory is kept.`,
+		Example: `  rowraft-chaos run --seed 7 --for 60s
+  rowraft-chaos run --seed 7 --for 60s --faults kill-leader,deaf-leader
+  rowraft-chaos run --tier A --seed 7 --for 10m`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if c.Tier == "A" {
+				c.lighten(cmd.Flags().Changed)
+			}
+			if err := c.check(); err != nil {
+				return err
+			}
+			stderr := cmd.ErrOrStderr()
+			f, isFile := stderr.(*os.File)
+			v := newView(stderr, isFile && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb")
+			res, err := run(cmd.Context(), &c, v)
+			v.done()
+			if err != nil {
+				return err
+			}
+			if c.jsonPath != "" {
+				if err := chaos.WriteJSON(c.jsonPath, res); err != nil {
+					return err
+				}
+			}
+			if c.ledger != "" {
+				if err := res.appendLedger(c.ledger); err != nil {
+					return err
+				}
+			}
+			res.print(cmd.OutOrStdout())
+			if !res.OK {
+				return errVerdict
+			}
+			return nil
 		},
 	}
-	if r.cfg.Backend != "bolt" { // bolt maps its file into memory, where faults have no effect
-		cluster.WithDiskFaults(&opts)
+	fl := cmd.Flags()
+	fl.StringVar(&c.Tier, "tier", "B", "B: real processes and proxies; A: whole nodes in this process, in virtual time")
+	fl.Uint64Var(&c.Seed, "seed", 0, "seed of the schedule; 0: from the clock")
+	fl.DurationVar(&c.For, "for", time.Minute, "how long faults are done; in virtual time with tier A")
+	fl.StringVar(&c.Faults, "faults", "all", "all, or kinds separated by commas (`rowraft-chaos faults` lists them)")
+	fl.IntVar(&c.Clients, "clients", 8, "clients that push, 1 to 64")
+	fl.IntVar(&c.Rows, "rows", 16, "rows they push to, 1 to 4096")
+	fl.IntVar(&c.Servers, "servers", 3, "servers, 3 to 5")
+	fl.IntVar(&c.Shards, "shards", 2, "shards, 1 to 16")
+	fl.IntVar(&c.Rate, "rate", 100, "calls a second of each client at most; 0: as fast as it goes")
+	fl.StringVar(&c.Backend, "log-backend", "", "rowlog or bolt; default: by the seed")
+	fl.StringVar(&c.Profile, "profile", "fast", "Raft timers: fast, default or dense")
+	fl.StringVar(&c.Dir, "dir", "",
+		"new directory for data, logs and history, kept; default: a temporary one, kept on failure")
+	fl.StringVar(&c.jsonPath, "json", "", "also write the result as JSON to this file")
+	fl.StringVar(&c.ledger, "ledger", "", "append the run as a line to this page (docs/reliability-ledger.md)")
+	fl.StringVar(&c.binary, "binary", "",
+		"server binary; default: rowraft-faults in the directory of this program, which can inject disk faults (make "+
+			"chaos builds it), or rowraft")
+	return cmd
+}
+
+// run does a whole run and judges it. An error means that the run could not complete; violations are in the result.
+func run(ctx context.Context, cfg *config, v *view) (*result, error) {
+	res := &result{Schema: jsonSchema, Config: cfg.Config, Reproduce: cfg.reproduce(), Dir: cfg.Dir}
+	began := time.Now()
+	v.event("seed %d, directory %s", cfg.Seed, cfg.Dir)
+	do := res.runProcesses
+	if cfg.Tier == "A" {
+		do = res.runSim
 	}
-	healthy := filepath.Join(r.cfg.dir, healthyDir)
-	if err := os.Mkdir(healthy, 0o755); err != nil {
-		return err
+	err := do(ctx, cfg, v)
+	res.Seconds = time.Since(began).Seconds()
+	if err == nil {
+		err = res.Judge(cfg.Config)
 	}
-	if r.hung, err = nemesis.NewHungStore(); err != nil {
-		return err
+	if ctx.Err() != nil && cfg.Tier == "A" {
+		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, r.hung.Close())
-		}
-	}()
-	opts.Env = append(opts.Env, r.hung.Env()...)
-	if r.cluster, err = cluster.Start(ctx, opts); err != nil {
-		return err
-	}
-	r.load, err = load.New(ctx, load.Options{
-		Endpoints: r.cluster.Endpoints(), Clients: r.cfg.Clients, Rows: r.cfg.Rows, Seed: r.cfg.Seed,
-		PerSecond: r.cfg.Rate, Recorder: r.rec, PushPatience: pushPatience,
-	})
 	if err != nil {
-		return errors.Join(err, r.cluster.Close())
+		return nil, fmt.Errorf("%w; everything is kept in %s; again: %s", err, cfg.Dir, cfg.reproduce())
 	}
-	r.watch = r.cluster.NewWatch(r.rec.Now)
-	r.world = &nemesis.World{
-		Cluster: r.cluster, Net: r.cluster.Net, Watch: r.watch, Load: r.load, Recorder: r.rec, Shards: r.cfg.Shards,
-		Log: r.view.event, ShortLogBytes: shortLog,
-		Checkpoints: healthy, Hung: r.hung,
+	res.OK = len(res.Problems) == 0
+	if res.OK && !cfg.keep {
+		res.Dir = ""
+		return res, os.RemoveAll(cfg.Dir)
 	}
-	disks := "that cannot be told to fail"
-	if r.cluster.CanDisk() {
-		disks = "that can be told to fail"
+	return res, chaos.WriteJSON(filepath.Join(cfg.Dir, resultFile), res)
+}
+
+// resultFile is the result, in the directory of a run.
+const resultFile = "result.json"
+
+func (r *result) runSim(ctx context.Context, cfg *config, v *view) error {
+	c := cfg.Config
+	c.Log = func(line string) { v.line(line + " (virtual)") }
+	out, err := startSim(ctx, c)
+	if err != nil {
+		return err
 	}
-	r.view.event("%d servers serve, log backend %s, disks %s, %d clients",
-		r.cfg.Servers, r.cfg.Backend, disks, r.cfg.Clients)
+	r.Result, r.Virtual = *out, out.Took.Seconds()
 	return nil
 }
 
-// round is a safety phase, the end of the faults, a liveness phase and final reads. The last faults of the
-// safety phase stay until the heal.
-func (r *chaos) round(ctx context.Context, s *nemesis.Schedule, until time.Time) error {
-	r.phase("safety")
-	r.load.Start()
-	shown, stop := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	wg.Go(func() { r.showProgress(shown) })
-	r.world.Run(ctx, s, until)
-	heal, ended := r.world.Stand(ctx, s)
-	stop()
-	wg.Wait()
-	r.phase("heal")
-	healed := time.Now()
-	heal()
-	r.cluster.Net.Heal()
-	r.phase("liveness")
-	r.liveness(ctx, healed, ended)
-	quiet, cancel := context.WithTimeout(ctx, finalLimit)
-	defer cancel()
-	if err := r.load.Quiesce(quiet); err != nil {
-		r.wrong("%v", err)
-		return context.Cause(ctx)
-	}
-	r.phase("final")
-	return r.final(ctx)
-}
-
-func (r *chaos) phase(name string) {
-	now := r.rec.Now()
-	r.rec.Add(history.Op{Kind: history.Phase, Client: -1, Fault: name, Call: now, Return: now, Outcome: history.OK})
-}
-
-func (r *chaos) showProgress(ctx context.Context) {
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	began := r.view.start
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		c := r.load.Counts()
-		tried, observed := totals(r.world.Counts())
-		r.view.progress(time.Since(began), r.cfg.For,
-			fmt.Sprintf("%d acks  %d reads  %d faults, %d observed  %d terms",
-				c.Acks, c.Pulls, tried, observed, r.watch.Terms()))
-	}
-}
-
-// final compares all rows with the acknowledged pushes, and all replicas with each other.
-func (r *chaos) final(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, finalLimit)
-	defer cancel()
-	f, err := r.load.Final(ctx)
+func (r *result) runProcesses(ctx context.Context, cfg *config, v *view) error {
+	c := cfg.Config
+	c.Log = v.line
+	c.Progress = func(elapsed time.Duration, text string) { v.progress(elapsed, cfg.For, text) }
+	before, p := ownUsage(), &processes{binary: cfg.binary}
+	out, err := chaos.Start(ctx, c, p)
 	if err != nil {
-		r.wrong("%v", err)
+		return err
+	}
+	r.Result, r.Before, r.After = *out, p.most, p.mostNow
+	if err := nothingLeft(cfg.Dir, before); err != nil {
+		r.Problems = append(r.Problems, err.Error())
+	}
+	return nil
+}
+
+func (c *config) check() error {
+	switch {
+	case c.Tier != "A" && c.Tier != "B":
+		return cli.Usagef("--tier %q: want A or B", c.Tier)
+	case c.For < 5*time.Second:
+		return cli.Usagef("--for %v: want 5s or more", c.For)
+	case c.Clients < 1 || c.Clients > 64:
+		return cli.Usagef("--clients %d: want 1 to 64", c.Clients)
+	case c.Rows < c.Shards || c.Rows > 4096:
+		return cli.Usagef("--rows %d: want one for each shard at least, and 4096 at most", c.Rows)
+	case c.Servers < 3 || c.Servers > 5:
+		return cli.Usagef("--servers %d: want 3 to 5", c.Servers)
+	case c.Shards < 1 || c.Shards > 16:
+		return cli.Usagef("--shards %d: want 1 to 16", c.Shards)
+	case c.Rate < 0:
+		return cli.Usagef("--rate %d: want 0 or more", c.Rate)
+	}
+	if _, err := nemesis.Pick(c.Faults, c.Tier == "A"); err != nil {
+		return err
+	}
+	if c.ledger != "" {
+		if _, err := os.Stat(c.ledger); err != nil {
+			return cli.Usagef("--ledger: %w", err)
+		}
+	}
+	if c.Seed == 0 {
+		c.Seed = uint64(time.Now().UnixNano()) % 1_000_000
+	}
+	if c.Tier == "A" {
+		if c.Backend == "bolt" {
+			return cli.Usagef("--log-backend bolt: the disks of tier A are in memory, and bolt maps its file")
+		}
+		c.Backend = cmp.Or(c.Backend, "rowlog")
+	}
+	if c.Backend == "" {
+		c.Backend = []string{"rowlog", "bolt"}[c.Seed%2]
+	}
+	if err := c.findBinary(); err != nil {
+		return err
+	}
+	c.keep = c.Dir != ""
+	if c.Dir == "" {
+		dir, err := os.MkdirTemp(c.tempDir(), "rowraft-chaos-")
+		if err != nil {
+			return err
+		}
+		c.Dir = dir
+	} else if err := makeEmpty(c.Dir); err != nil {
+		return err
+	}
+	return nil
+}
+
+// lighten replaces defaults that the user has not set by values that are fast in virtual time, where only
+// processor time matters.
+func (c *config) lighten(set func(flag string) bool) {
+	for name, f := range map[string]func(){
+		"clients": func() { c.Clients = 4 }, "rows": func() { c.Rows = 8 }, "rate": func() { c.Rate = 20 },
+	} {
+		if !set(name) {
+			f()
+		}
+	}
+}
+
+// tempDir returns the parent directory for runs: in memory for tier A, if possible, since a disk does not
+// follow virtual time.
+func (c *config) tempDir() string {
+	const memory = "/dev/shm"
+	if _, err := os.Stat(memory); c.Tier == "A" && err == nil {
+		return memory
+	}
+	return ""
+}
+
+// findBinary finds the server binary, which tier A does not need.
+func (c *config) findBinary() error {
+	if c.Tier == "A" {
 		return nil
 	}
-	r.res.Lost, r.res.Doubled = f.Lost, f.Doubled // of all rounds: the counters are cumulative
-	for _, d := range f.Details {
-		r.wrong("%s", d)
-	}
-	if err := r.cluster.AwaitWhole(ctx, min(3, r.cfg.Servers)); err != nil {
-		r.wrong("%v", err)
-	}
-	fenced, err := r.cluster.Proved(ctx)
-	if err != nil {
-		r.wrong("proof: %v", err)
-	}
-	for _, f := range fenced {
-		r.wrong("proof: %s", f)
-	}
-	rows := uint64(0)
-	for shard := range r.cfg.Shards {
-		digests, err := r.cluster.Digests(ctx, rowraft.ShardID(shard))
+	if c.binary == "" {
+		self, err := os.Executable()
 		if err != nil {
-			r.wrong("digests: %v", err)
-			continue
+			return err
 		}
-		names := slices.Sorted(maps.Keys(digests))
-		first := digests[names[0]]
-		rows += first.Rows
-		for _, name := range names[1:] {
-			if digests[name] != first {
-				r.res.Diverged++
-				r.wrong("shard %d has diverged: %s holds %+v, %s %+v", shard, names[0], first, name, digests[name])
-			}
-		}
-		if want := min(3, r.cfg.Servers); len(names) != want {
-			r.wrong("shard %d has %d replicas, want %d", shard, len(names), want)
+		c.binary = filepath.Join(filepath.Dir(self), "rowraft")
+		if faulty := c.binary + "-faults"; exists(faulty) {
+			c.binary = faulty
 		}
 	}
-	if least, most := r.load.Rows(); rows < uint64(least) || rows > uint64(most) {
-		r.wrong("the shards hold %d rows, want %d to %d", rows, least, most)
+	if _, err := os.Stat(c.binary); err != nil {
+		return cli.Usagef("no rowraft binary: %w: run `make build`, or give --binary", err)
 	}
-	refused, err := r.cluster.WronglyRefused()
-	if err != nil {
-		r.wrong("%v", err)
-	}
-	for _, p := range refused {
-		r.wrong("%s", p)
-	}
-	for _, p := range r.cluster.Dead() {
-		r.wrong("server %s has ended by itself; its log: %s", p, r.cluster.Server(p).LogFile)
-	}
-	r.view.event("round %d: %d pushes checked, %d updates lost, %d doubled, %d shards of one digest",
-		r.res.Rounds+1, r.load.Counts().Acks, f.Lost, f.Doubled, r.cfg.Shards-r.res.Diverged)
 	return nil
 }
 
-// wrong adds a violation.
-func (r *chaos) wrong(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	if len(r.res.Problems) < shownProblems {
-		r.view.event("WRONG: %s", text)
-	}
-	r.res.Problems = append(r.res.Problems, text)
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
-func totals(counts map[string]nemesis.Count) (tried, observed int) {
-	for _, c := range counts {
-		tried += c.Tried
-		observed += c.Observed
+// makeEmpty creates dir; if it exists, it must be empty.
+func makeEmpty(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
 	}
-	return tried, observed
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) > 0 {
+		return cli.Usagef("--dir %s is not empty", dir)
+	}
+	return err
+}
+
+// reproduce returns the command line that runs the same schedule again.
+func (c *config) reproduce() string {
+	return fmt.Sprintf("rowraft-chaos run --tier %s --seed %d --for %v --faults %s --clients %d --rows %d --servers "+
+		"%d --shards %d --rate %d --log-backend %s --profile %s",
+		c.Tier, c.Seed, c.For, c.Faults, c.Clients, c.Rows, c.Servers, c.Shards, c.Rate, c.Backend, c.Profile)
+}
+
+func newFaultsCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "faults",
+		Short: "List the kinds of faults",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			kinds := nemesis.Kinds()
+			for _, k := range slices.Sorted(maps.Keys(kinds)) {
+				fmt.Fprintf(cmd.OutOrStdout(), "%-20s %s\n", k, kinds[k])
+			}
+			return nil
+		},
+	}
+}
+
+// result is the contract of --json.
+type result struct {
+	Schema  string       `json:"schema"`
+	Config  chaos.Config `json:"config"`
+	OK      bool         `json:"ok"`
+	Seconds float64      `json:"seconds"`
+	Virtual float64      `json:"virtual_seconds,omitempty"` // tier A
+	chaos.Result
+	Before    cluster.Usage `json:"usage_before"` // the largest values of any server; tier B
+	After     cluster.Usage `json:"usage_after"`
+	Dir       string        `json:"dir,omitempty"`
+	Reproduce string        `json:"reproduce"`
+}
+
+const jsonSchema = "rowraft/v1"
+
+func (r *result) print(w io.Writer) {
+	const row = "%-20s %6d %9d %11d\n"
+	fmt.Fprintf(w, "%-20s %6s %9s %11s\n", "fault", "tried", "observed", "until heal")
+	stood := 0
+	for _, k := range slices.Sorted(maps.Keys(r.Faults)) {
+		n := r.Faults[k]
+		fmt.Fprintf(w, row, k, n.Tried, n.Observed, n.Stood)
+		stood += n.Stood
+	}
+	fmt.Fprintf(w, row+"\n", "all", r.Tried, r.Observed, stood)
+	fmt.Fprintf(w, "seed %d, log backend %s, %d rounds, %.0f s: %d pushes, %d acknowledged, %d reads, %d terms\n",
+		r.Config.Seed, r.Config.Backend, r.Rounds, r.Seconds, r.Pushes, r.Acks, r.Pulls, r.Terms)
+	fmt.Fprintf(w, "after the heal, p50: first push of a shard %v; of every client %v; replicas caught up %v; servers "+
+		"serve %v\n", r.Recovery.FirstPush, r.Recovery.AllClients, r.Recovery.CatchUp, r.Recovery.Serving)
+	fmt.Fprintf(w, "longest time without an acknowledged push %.2f s\n", r.Gap)
+	if r.Virtual > 0 {
+		fmt.Fprintf(w, "%.0f s of virtual time in %.1f s: %.0f times as fast\n\n", r.Virtual, r.Seconds, r.Virtual/r.Seconds)
+	} else {
+		fmt.Fprintf(w, "a server before: %s; after: %s\n\n", usageLine(r.Before), usageLine(r.After))
+	}
+	for _, v := range r.Verdicts {
+		fmt.Fprintln(w, v)
+	}
+	fmt.Fprintf(w, "checked %d operations: %d updates lost, %d doubled, %d shards diverged, %d violations\n",
+		r.Checked, r.Lost, r.Doubled, r.Diverged, len(r.Problems))
+	for i, p := range r.Problems {
+		if i == chaos.ShownProblems {
+			fmt.Fprintf(w, "WRONG: %d more in result.json\n", len(r.Problems)-i)
+			break
+		}
+		fmt.Fprintf(w, "WRONG: %s\n", strings.TrimSpace(p))
+	}
+	if r.Dir != "" {
+		fmt.Fprintf(w, "kept: %s\n", r.Dir)
+	}
+	if !r.OK {
+		fmt.Fprintf(w, "again: %s\n", r.Reproduce)
+	}
 }

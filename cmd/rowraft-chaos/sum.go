@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/nemesis"
 	"github.com/rowraft/rowraft/internal/cli"
 )
@@ -71,7 +72,7 @@ type total struct {
 func (t *total) add(r *result) {
 	t.Runs++
 	t.Violations += len(r.Problems)
-	for _, p := range r.Problems[:min(len(r.Problems), shownProblems)] {
+	for _, p := range r.Problems[:min(len(r.Problems), chaos.ShownProblems)] {
 		t.Wrong = append(t.Wrong, fmt.Sprintf("WRONG: tier %s, seed %d: %s",
 			r.Config.Tier, r.Config.Seed, strings.TrimSpace(p)))
 	}
@@ -91,7 +92,7 @@ func (t *total) add(r *result) {
 
 // observed returns the number of faults that had an effect; kinds returns the number of their kinds.
 func (t *total) observed() int {
-	_, n := totals(t.Faults)
+	_, n := chaos.Totals(t.Faults)
 	return n
 }
 
@@ -105,7 +106,7 @@ func (t *total) kinds() (n int) {
 }
 
 func (t *total) print(w io.Writer) {
-	tried, observed := totals(t.Faults)
+	tried, observed := chaos.Totals(t.Faults)
 	fmt.Fprintf(w, "\n%-20s %6s %9s\n", "fault", "tried", "observed")
 	for _, k := range slices.Sorted(maps.Keys(t.Faults)) {
 		n := t.Faults[k]

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/nemesis"
 	"github.com/rowraft/rowraft/internal/cli"
 )
@@ -13,18 +14,18 @@ func TestSum(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, r result) string {
 		path := filepath.Join(dir, name)
-		if err := writeJSON(path, &r); err != nil {
+		if err := chaos.WriteJSON(path, &r); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
-	a := write("a", result{Acks: 1000, Seconds: 60,
-		Faults: map[string]nemesis.Count{"x": {Tried: 3, Observed: 2}, "y": {Tried: 1}}})
-	b := write("b", result{Acks: 2000, Seconds: 30, Virtual: 300,
-		Faults: map[string]nemesis.Count{"x": {Tried: 1, Observed: 1}, "z": {Tried: 1, Observed: 1}}})
-	bad := write("bad", result{Config: config{Tier: "B", Seed: 7}, Lost: 1, Problems: []string{"one lost"},
+	a := write("a", result{Seconds: 60, Result: chaos.Result{Acks: 1000,
+		Faults: map[string]nemesis.Count{"x": {Tried: 3, Observed: 2}, "y": {Tried: 1}}}})
+	b := write("b", result{Seconds: 30, Virtual: 300, Result: chaos.Result{Acks: 2000,
+		Faults: map[string]nemesis.Count{"x": {Tried: 1, Observed: 1}, "z": {Tried: 1, Observed: 1}}}})
+	bad := write("bad", result{Config: chaos.Config{Tier: "B", Seed: 7}, Result: chaos.Result{Lost: 1, Problems: []string{"one lost"}},
 		Reproduce: "rowraft-chaos run --seed 7"})
-	idle := write("idle", result{Faults: map[string]nemesis.Count{"y": {Tried: 3}}})
+	idle := write("idle", result{Result: chaos.Result{Faults: map[string]nemesis.Count{"y": {Tried: 3}}}})
 	for _, tc := range []struct {
 		name string
 		args []string

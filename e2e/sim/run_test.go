@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rowraft/rowraft/e2e/chaos"
 )
 
 // More than CI runs:
@@ -50,38 +52,36 @@ func tempDir(t *testing.T) string {
 }
 
 // runSeed does one run in a bubble of its own.
-func runSeed(t *testing.T, cfg Config) *Result {
+func runSeed(t *testing.T, cfg chaos.Config) {
 	t.Helper()
-	cfg.Dir = tempDir(t)
-	var res *Result
+	cfg.Tier, cfg.Rate, cfg.Dir = "A", 20, tempDir(t)
+	var res *chaos.Result
 	began := time.Now()
 	synctest.Test(t, func(t *testing.T) {
 		if *verbose {
-			cfg.Log = t.Logf
+			cfg.Log = func(line string) { t.Log(line) }
 		}
 		var err error
-		if res, err = Run(context.Background(), cfg); err != nil {
+		if res, err = chaos.Start(context.Background(), cfg, Driver{}); err != nil {
 			t.Error(err)
 		}
 	})
 	took := time.Since(began)
+	if res == nil {
+		return
+	}
 	if err := res.Judge(cfg); err != nil {
 		t.Error(err)
 	}
 	for _, p := range res.Problems {
 		t.Errorf("WRONG: %s", p)
 	}
-	observed := 0
-	for _, n := range res.Faults {
-		observed += n.Observed
-	}
 	t.Logf("seed %d: %v virtual in %v (%.0f×), %d rounds, %d faults of %d kinds, %d pushes acknowledged, %d reads, %d terms, %d checked, %d violations",
-		cfg.Seed, res.Virtual.Round(time.Second), took.Round(time.Millisecond), res.Virtual.Seconds()/took.Seconds(),
-		res.Rounds, observed, len(res.Faults), res.Acks, res.Pulls, res.Terms, res.Checked, len(res.Problems))
+		cfg.Seed, res.Took.Round(time.Second), took.Round(time.Millisecond), res.Took.Seconds()/took.Seconds(),
+		res.Rounds, res.Observed, len(res.Faults), res.Acks, res.Pulls, res.Terms, res.Checked, len(res.Problems))
 	if t.Failed() {
 		t.Logf("again: go test ./e2e/sim -run TestSeeds -sim.seeds 1 -sim.seed %d -sim.for %v -sim.faults %s -sim.servers %d -sim.v", cfg.Seed, cfg.For, cfg.Faults, cfg.Servers)
 	}
-	return res
 }
 
 func TestSeeds(t *testing.T) {
@@ -96,7 +96,7 @@ func TestSeeds(t *testing.T) {
 		seed := *firstSeed + uint64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			cfg := Config{Seed: seed, For: *faultsFor, Faults: *faultKinds, Servers: *servers}
+			cfg := chaos.Config{Seed: seed, For: *faultsFor, Faults: *faultKinds, Servers: *servers}
 			if cfg.Servers == 0 && seed%4 == 0 { // one of the seeds that make test runs
 				cfg.Servers = 5
 			}

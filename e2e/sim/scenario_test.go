@@ -3,6 +3,8 @@ package sim
 import (
 	"testing"
 	"time"
+
+	"github.com/rowraft/rowraft/e2e/chaos"
 )
 
 // scenarios are faults that go for one promise each, so that whoever breaks it on
@@ -34,7 +36,7 @@ func TestScenarios(t *testing.T) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			cfg := Config{Seed: *firstSeed, For: 20 * time.Second, Faults: s.faults, Servers: *servers}
+			cfg := chaos.Config{Seed: *firstSeed, For: 20 * time.Second, Faults: s.faults, Servers: *servers}
 			if *faultsFor != defaultFor {
 				cfg.For = *faultsFor
 			}
