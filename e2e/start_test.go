@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rowraft/rowraft/internal/flagenv"
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
@@ -43,7 +43,7 @@ func portOf(t testing.TB, addr string) string {
 // this one's that could decide its role. The disk and the cores of a test machine are shared: a leader must
 // not give up over them.
 func roleEnv(env string) []string {
-	clean := slices.DeleteFunc(flagenv.Without(os.Environ()), func(v string) bool {
+	clean := slices.DeleteFunc(cli.WithoutFlags(os.Environ()), func(v string) bool {
 		return strings.HasPrefix(v, "MS_") || strings.HasPrefix(v, "PADDLE_") || strings.HasPrefix(v, "TRAINING_ROLE=") || strings.HasPrefix(v, "POD_IP=")
 	})
 	return append(append(clean, "ROWRAFT_DISK_STALL_LIMIT=60s", "ROWRAFT_PROFILE=default"), strings.Fields(env)...)

@@ -6,8 +6,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/rowraft/rowraft/internal/flagenv"
 )
 
 // MakeGroup makes cmd, and all group commands below it, refuse an unknown command name and suggest the nearest one.
@@ -117,12 +115,4 @@ func OneArg(what string) cobra.PositionalArgs {
 		}
 		return nil
 	}
-}
-
-// FromEnvironment sets each flag that is not on the command line and whose environment variable is set.
-func FromEnvironment(flags *pflag.FlagSet) error {
-	if err := flagenv.Set(flags); err != nil {
-		return &usageError{err}
-	}
-	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/flagenv"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // Options of a cluster. Binary, Dir and Servers are required.
@@ -208,7 +208,7 @@ func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 	cmd := exec.Command(c.opts.Binary, c.args(s)...)
 	cmd.ExtraFiles = files // descriptors 3 and 4
 	cmd.Stdout, cmd.Stderr = logFile, logFile
-	cmd.Env = flagenv.Without(os.Environ()) // the flags of this command are not for the server
+	cmd.Env = cli.WithoutFlags(os.Environ()) // the flags of this command are not for the server
 	for _, e := range c.opts.Env {
 		cmd.Env = append(cmd.Env, strings.ReplaceAll(e, serverName, s.Name))
 	}

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/rowraft/rowraft/internal/flagenv"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // Trainers are the trainer processes on this machine. Their events arrive on Events, which is closed when
@@ -54,7 +54,7 @@ func StartTrainers(binary, dir string, config func(rank int) string, endpoints [
 			"--rank", fmt.Sprint(rank), "--trainers", fmt.Sprint(n), "--progress", "json", "--json", p.result)
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 		// Each trainer's model runs on one goroutine; the trainers share the cores with the servers.
-		p.cmd.Env = append(flagenv.Without(os.Environ()), "GOMAXPROCS=1")
+		p.cmd.Env = append(cli.WithoutFlags(os.Environ()), "GOMAXPROCS=1")
 		stderr, err := p.cmd.StderrPipe()
 		if err == nil {
 			err = p.cmd.Start()

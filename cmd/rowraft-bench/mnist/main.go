@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/internal/cli"
-	"github.com/rowraft/rowraft/internal/flagenv"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
@@ -102,7 +101,7 @@ func train(ctx context.Context, c config, trainer, dir string, endpoints []strin
 	file := filepath.Join(dir, "result.json")
 	cmd := exec.CommandContext(ctx, trainer, "train", "--config", c.job, "--epochs", fmt.Sprint(c.epochs),
 		"--endpoints", strings.Join(endpoints, ","), "--insecure", "--progress", "plain", "--json", file)
-	cmd.Env = flagenv.Without(os.Environ())
+	cmd.Env = cli.WithoutFlags(os.Environ())
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Run(); err != nil {

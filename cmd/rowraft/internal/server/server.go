@@ -23,7 +23,6 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/cert"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
-	"github.com/rowraft/rowraft/internal/recentlog"
 	"github.com/rowraft/rowraft/node"
 	"github.com/rowraft/rowraft/node/admit"
 )
@@ -53,8 +52,8 @@ type serverFlags struct {
 	cpuProfile               string
 	readyFile                string
 	logLevel, logFormat      string
-	recent                   *recentlog.Log // its last lines
-	effective                string         // the configuration, from configPage
+	recent                   *recentLog // its last lines
+	effective                string     // the configuration, from configPage
 
 	placementFlags
 	tokens    cert.TokenFlags
@@ -263,7 +262,7 @@ func (f *serverFlags) logger(w io.Writer) (*slog.Logger, error) {
 		return nil, cli.Usagef("--log-format %q: want text, json or auto", f.logFormat)
 	}
 	if f.recent == nil {
-		f.recent = recentlog.New(recentLogBytes)
+		f.recent = newRecentLog(recentLogBytes)
 	}
 	return slog.New(slog.NewMultiHandler(out, slog.NewJSONHandler(f.recent, &slog.HandlerOptions{Level: level}))), nil
 }

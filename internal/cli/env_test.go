@@ -1,4 +1,4 @@
-package flagenv
+package cli
 
 import (
 	"slices"
@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func TestSet(t *testing.T) {
+func TestFromEnvironment(t *testing.T) {
 	t.Setenv("ROWRAFT_LOG_LEVEL", "debug")
 	t.Setenv("ROWRAFT_LISTEN", "from the environment")
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -17,7 +17,7 @@ func TestSet(t *testing.T) {
 	if err := flags.Parse([]string{"--listen", "from the command line"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := Set(flags); err != nil {
+	if err := FromEnvironment(flags); err != nil {
 		t.Fatal(err)
 	}
 	if *level != "debug" || *listen != "from the command line" || *shards != 4 {
@@ -25,14 +25,14 @@ func TestSet(t *testing.T) {
 	}
 
 	t.Setenv("ROWRAFT_SHARDS", "many")
-	if err := Set(flags); err == nil || !strings.Contains(err.Error(), "ROWRAFT_SHARDS") {
+	if err := FromEnvironment(flags); err == nil || !strings.Contains(err.Error(), "ROWRAFT_SHARDS") {
 		t.Errorf("ROWRAFT_SHARDS=many: %v, want an error that names the variable", err)
 	}
 }
 
-func TestWithout(t *testing.T) {
-	got := Without([]string{"HOME=/root", "ROWRAFT_JOIN=a:1", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFT_TARDY_SEED=1", "ROWRAFTX=1"})
+func TestWithoutFlags(t *testing.T) {
+	got := WithoutFlags([]string{"HOME=/root", "ROWRAFT_JOIN=a:1", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFT_TARDY_SEED=1", "ROWRAFTX=1"})
 	if want := []string{"HOME=/root", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFT_TARDY_SEED=1", "ROWRAFTX=1"}; !slices.Equal(got, want) {
-		t.Errorf("Without = %q, want %q", got, want)
+		t.Errorf("WithoutFlags = %q, want %q", got, want)
 	}
 }

@@ -1,4 +1,4 @@
-package recentlog
+package server
 
 import (
 	"fmt"
@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-func text(l *Log) string {
+func recentText(l *recentLog) string {
 	var b strings.Builder
 	_, _ = l.WriteTo(&b) // a Builder takes everything
 	return b.String()
 }
 
 func TestTheLastLinesStay(t *testing.T) {
-	l := New(20)
+	l := newRecentLog(20)
 	for _, step := range []struct{ write, want string }{
 		{"", ""},
 		{"one\n", "one\n"},
@@ -28,7 +28,7 @@ func TestTheLastLinesStay(t *testing.T) {
 		if n, err := l.Write([]byte(step.write)); n != len(step.write) || err != nil {
 			t.Fatalf("Write(%q) = %d, %v", step.write, n, err)
 		}
-		if got := text(l); got != step.want {
+		if got := recentText(l); got != step.want {
 			t.Fatalf("after %q it holds %q, want %q", step.write, got, step.want)
 		}
 	}
@@ -36,13 +36,13 @@ func TestTheLastLinesStay(t *testing.T) {
 
 // TestLinesStayWhole: concurrent writers and readers never see a part of a line.
 func TestLinesStayWhole(t *testing.T) {
-	l := New(1000)
+	l := newRecentLog(1000)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
 			for j := range 500 {
 				fmt.Fprintf(l, "writer %d line %03d\n", i, j)
-				for line := range strings.Lines(text(l)) {
+				for line := range strings.Lines(recentText(l)) {
 					if len(line) != len("writer 0 line 000\n") {
 						t.Errorf("a broken line %q", line)
 					}
@@ -51,7 +51,7 @@ func TestLinesStayWhole(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := len(text(l)); n > 1000 || n < 900 {
+	if n := len(recentText(l)); n > 1000 || n < 900 {
 		t.Errorf("it holds %d bytes of 1000", n)
 	}
 }

@@ -1,4 +1,4 @@
-package recentlog
+package server
 
 import (
 	"bytes"
@@ -7,8 +7,9 @@ import (
 	"sync"
 )
 
-// Log holds the last lines that were written to it, up to a number of bytes. Safe for concurrent use.
-type Log struct {
+// recentLog keeps the last lines that were written to it, up to a number of bytes, so that an operator can see what a
+// process did before a problem was noticed. Safe for concurrent use.
+type recentLog struct {
 	limitBytes int
 
 	mu    sync.Mutex
@@ -16,12 +17,12 @@ type Log struct {
 	bytes int      // size of lines, with their line ends
 }
 
-// New returns a log of up to limitBytes.
-func New(limitBytes int) *Log { return &Log{limitBytes: limitBytes} }
+// newRecentLog returns a log of up to limitBytes.
+func newRecentLog(limitBytes int) *recentLog { return &recentLog{limitBytes: limitBytes} }
 
 // Write appends one or more whole lines, as slog's handlers write them. Of a line that is longer than the
 // limit it keeps the beginning. It never fails.
-func (l *Log) Write(b []byte) (int, error) {
+func (l *recentLog) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for line := range bytes.Lines(b) {
@@ -39,7 +40,7 @@ func (l *Log) Write(b []byte) (int, error) {
 }
 
 // WriteTo writes the lines, the oldest first.
-func (l *Log) WriteTo(w io.Writer) (int64, error) {
+func (l *recentLog) WriteTo(w io.Writer) (int64, error) {
 	l.mu.Lock()
 	text := bytes.Join(l.lines, []byte("\n"))
 	l.mu.Unlock()
