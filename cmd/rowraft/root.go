@@ -36,7 +36,7 @@ Exit codes, of every command:
     4  no server answers, there is no leader, or --timeout has passed; trying again may help
     5  refused, because of what could be lost; the message names the flag that insists
     6  of a server: its data is damaged, or newer than this binary; a restart would find the same
-  130  interrupted; what runs in the cluster goes on`,
+  130  interrupted; work in the cluster continues`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {

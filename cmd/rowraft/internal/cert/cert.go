@@ -33,7 +33,7 @@ func NewCmd(g *remote.Flags) *cobra.Command {
 		Long: `Make a CA and the certificates that servers, trainers and people show each other. A certificate says of
 which cluster its owner is, in which role, and which tables a trainer or reader may touch. Nothing is
 overwritten; files are readable by their owner only. The owner of ca.key can make any certificate: keep the key off the
-servers. A CA of your own works too: docs/formats/certificate.md says what stands in a certificate.
+servers. A CA of your own works too: docs/formats/certificate.md describes the contents of a certificate.
 
 Servers and clients read their files again when they change: to renew one, remove it and make it again.`,
 		Example: `  rowraft cert lab --dir certs                  # all that a lab on this machine needs
@@ -193,7 +193,7 @@ reader    reads the rows of --tables`,
 	}
 	f.flags(cmd, 365)
 	cmd.Flags().StringVar(&role, "role", string(certs.Reader), "admin, operator, trainer or reader")
-	cmd.Flags().StringVar(&f.req.Name, "name", "client", "who it is: sessions and jobs belong to this name")
+	cmd.Flags().StringVar(&f.req.Name, "name", "client", "name of the owner: sessions and jobs belong to it")
 	cmd.Flags().StringSliceVar(&f.req.Tables, "tables", nil, "tables of a trainer or reader: names, beginnings with * behind them, or * for all")
 	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", nil, "addresses and names at which it listens: trainers that average, --metrics-listen")
 	cmd.Flags().StringVar(&f.out, "out", "", "path of the files without .pem and .key; default: DIR/NAME")

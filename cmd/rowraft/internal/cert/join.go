@@ -70,7 +70,7 @@ func newCertJoinCmd(g *remote.Flags) *cobra.Command {
 		Short: "Get a certificate from the cluster by a token",
 		Long: `Get a certificate from the cluster by a token: make a key, which stays here, ask a server with a scheduler and --ca-key
 for a certificate, and write OUT.key, OUT.pem and ca.pem in the same directory, readable by their owner only. The server must show
-the CA whose fingerprint is in the token, else it is told nothing.
+the CA whose fingerprint is in the token; to another one nothing is sent.
 
 Servers do this by themselves: ` + "`rowraft server --token …`" + `.`,
 		Example: `  rowraft cert join --token-file token --endpoints 10.0.0.1:7070,10.0.0.2:7070 --certs certs --host 10.0.0.9`,
@@ -95,7 +95,7 @@ Servers do this by themselves: ` + "`rowraft server --token …`" + `.`,
 	}
 	f.Register(cmd.Flags())
 	cmd.Flags().StringVar(&out, "out", "", "path of the files without .pem and .key; default: CERTS/client")
-	cmd.Flags().StringVar(&name, "name", "", "who it is; default: as the token says")
+	cmd.Flags().StringVar(&name, "name", "", "name of the owner; default: the name in the token")
 	cmd.Flags().StringSliceVar(&hosts, "host", nil, "addresses and names at which it listens: trainers that average, --metrics-listen")
 	return cmd
 }

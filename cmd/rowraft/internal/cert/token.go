@@ -24,7 +24,7 @@ func NewTokenCmd(g *remote.Flags) *cobra.Command {
 		Short: "Let machines without a certificate join",
 		Long: `Let machines without a certificate join. A token is a secret for a time and a number of machines: a machine that shows it gets
 a certificate of the token's role, made by the leader of the scheduler, which must have been started with --ca-key. The
-token holds the fingerprint of the cluster's CA, too, so that a machine tells its secret to no other cluster.
+token holds the fingerprint of the cluster's CA, too, so that a machine sends its secret to no other cluster.
 
 A machine uses it with ` + "`rowraft server --join … --token …`" + ` or ` + "`rowraft cert join`" + `. A token is not needed any more
 when the machine has its certificate, which it renews with that.`,
@@ -103,7 +103,7 @@ password: best in a file, for --token-file.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&ask.Role, "role", "node", "of the certificates: node, operator, trainer or reader")
-	f.StringVar(&ask.Name, "name", "", "who has them: jobs and sessions belong to names; of servers any, unless given")
+	f.StringVar(&ask.Name, "name", "", "name in the certificates: jobs and sessions belong to names; servers may have any, unless this is given")
 	f.StringSliceVar(&ask.Tables, "tables", nil, "tables of a trainer or reader: names, beginnings with * behind them, or * for all")
 	f.Uint32Var(&ask.Uses, "uses", 1, "machines that it lets in, up to 256")
 	f.DurationVar(&ttl, "ttl", time.Hour, "how long it is good for, 1m to 720h")
@@ -126,8 +126,8 @@ func forWhom(t *Token) string {
 func newTokenListCmd(g *remote.Flags) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
-		Short:   "List the tokens, and who has used them",
-		Long:    "List the tokens, and who has used them. One that has expired is listed until the next one is made.",
+		Short:   "List the tokens, and the machines that used them",
+		Long:    "List the tokens, and the machines that used them. An expired token is listed until the next one is made.",
 		Example: "  rowraft token list",
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -18,7 +18,7 @@ import (
 )
 
 const destinationHelp = `A destination is an absolute path that all servers share, or s3://bucket/prefix. For S3 the environment
-names the service and who asks, on the servers too: AWS_ENDPOINT_URL (if it is not AWS), AWS_REGION,
+names the service and the account, on the servers too: AWS_ENDPOINT_URL (if it is not AWS), AWS_REGION,
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN.`
 
 // NewCmd returns the command `rowraft checkpoint`.
@@ -159,7 +159,7 @@ func newCheckpointVerifyCmd(g *remote.Flags) *cobra.Command {
 		Short: "Read every byte of a checkpoint and check all of it",
 		Long: `Read every byte of a checkpoint and check all of it: checksums, the slot of each row, the digest of
 each slot recomputed from its rows and compared with what the shard counted, row counts. It needs no cluster.
-A delta is read with all that it stands on, and its slots are checked as they come out of all of them.
+A delta is read with all checkpoints that it depends on, and its slots are checked as they result from all of them.
 The result is written to the checkpoint's directory, as VERIFIED or DAMAGED, which ` + "`checkpoint list`" + ` and policies read.
 
 Exit code 3 says that the checkpoint is damaged.

@@ -23,12 +23,12 @@ func newCheckpointCreateCmd(g *remote.Flags) *cobra.Command {
 		Short: "Write all tables at one cut through all shards, while training goes on",
 		Long: `Write all tables at one cut through all shards, while training goes on. Pushes wait for the cut, some
 milliseconds, and not for the writing. Trainers that take part (rowraft-trainer does) stop at their next
-batch boundary, and their state is in the checkpoint: their jobs go on from it exactly. The servers write; this command shows how far they are. When it is
+batch boundary, and their state is in the checkpoint: their jobs resume from it exactly. The servers write; this command shows the progress. When it is
 interrupted, or anything fails, there is no checkpoint and nothing else has changed. A trainer that is at work and does
 not answer is such a failure, unless --skip-absent is given.
 
 A delta has the rows that changed since another checkpoint at the destination, and restores with it: keep both.
-With --delta that is the newest of this cluster; if no delta can stand on it (the tables were restored since, or 16 deltas
+With --delta that is the newest of this cluster; if no delta can depend on it (the tables were restored since, or 16 deltas
 are in a row) a full checkpoint is made, and the command says why. With --base it is the one you name, or an error.
 
 --timeout bounds the search for the cluster's leader, not the writing.
@@ -58,10 +58,10 @@ are in a row) a full checkpoint is made, and the command says why. With --base i
 	}
 	f := cmd.Flags()
 	f.StringVar(&req.Name, "name", "", "name of the checkpoint; by default the time and four digits")
-	f.BoolVar(&req.Delta, "delta", false, "write what changed since the newest checkpoint there, if a delta can stand on it")
+	f.BoolVar(&req.Delta, "delta", false, "write what changed since the newest checkpoint there, if a delta can depend on it")
 	f.StringVar(&req.Base, "base", "", "write what changed since the checkpoint of this name")
 	f.StringVar(&req.Job, "job", "", "fail unless all trainers of this job take part")
-	f.BoolVar(&req.SkipAbsent, "skip-absent", false, "go on without trainers that do not answer; their job cannot go on exactly from it")
+	f.BoolVar(&req.SkipAbsent, "skip-absent", false, "continue without trainers that do not answer; their job cannot resume exactly from the checkpoint")
 	return cmd
 }
 

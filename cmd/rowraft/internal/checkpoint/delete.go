@@ -37,7 +37,7 @@ A checkpoint that a delta needs is refused, and so is one to which a delta is be
 		},
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be deleted, and delete nothing")
-	cmd.Flags().BoolVar(&cascade, "cascade", false, "delete the deltas that stand on it, too")
+	cmd.Flags().BoolVar(&cascade, "cascade", false, "delete the deltas that depend on it, too")
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return cmd
 }

@@ -104,7 +104,7 @@ func newPolicySetCmd(g *remote.Flags) *cobra.Command {
 again after 30 seconds, a minute, and so on up to --every.
 
 After each success the policy removes, of the checkpoints that it made itself, those beyond the newest --keep that are older than
---keep-within. A checkpoint whose manifest cannot be read does not count as kept, and one that a delta stands on stays.
+--keep-within. A checkpoint whose manifest cannot be read does not count as kept, and one that a delta depends on stays.
 
 ` + destinationHelp,
 		Example: `  rowraft checkpoint policy set nightly --to s3://models/ctr --every 10m --keep 5 --keep-within 24h
@@ -137,7 +137,7 @@ After each success the policy removes, of the checkpoints that it made itself, t
 	f.Uint32Var(&p.Keep, "keep", 5, "checkpoints to keep, at least 1")
 	f.DurationVar(&keepWithin, "keep-within", 0, "keep younger ones, too")
 	f.StringVar(&p.Job, "job", "", "only while this job trains, and with all its trainers")
-	f.BoolVar(&p.SkipAbsent, "skip-absent", false, "go on without trainers that do not answer; their job cannot go on exactly from it")
+	f.BoolVar(&p.SkipAbsent, "skip-absent", false, "continue without trainers that do not answer; their job cannot resume exactly from the checkpoint")
 	f.BoolVar(&p.Verify, "verify", false, "read every byte of the checkpoints that stay, once each, before one is removed")
 	f.Uint32Var(&p.FullEvery, "full-every", 1, "every so many checkpoints one is full, the others are deltas; 1: all are full")
 	return cmd

@@ -88,7 +88,7 @@ func (c *config) check() error {
 	case c.servers < 1 || c.servers > 9:
 		return cli.Usagef("--servers %d: want 1 to 9", c.servers)
 	case c.servers < 3 && c.kill:
-		return cli.Usagef("--servers %d: a cluster of fewer than 3 cannot go on without its leader: add --no-kill", c.servers)
+		return cli.Usagef("--servers %d: a cluster of fewer than 3 cannot continue without its leader: add --no-kill", c.servers)
 	case c.shards < 1 || c.shards > 64:
 		return cli.Usagef("--shards %d: want 1 to 64", c.shards)
 	case c.trainers < 1 || c.trainers > 16:

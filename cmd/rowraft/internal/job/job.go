@@ -22,7 +22,7 @@ import (
 func NewCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "job",
-		Short: "Training jobs: who trains in them, how far they are, how to stop them",
+		Short: "Training jobs: their workers, their progress, how to stop them",
 	}
 	cmd.AddCommand(newJobListCmd(g), newJobDescribeCmd(g), newJobWatchCmd(g), newJobStopCmd(g), newJobDeleteCmd(g))
 	return cmd

@@ -27,7 +27,7 @@ func newJobStopCmd(g *remote.Flags) *cobra.Command {
 		Short: "Have the workers of a job end in order",
 		Long: `Have the workers of a job end in order: each trains the batch that it has, waits for its pushes, makes the checkpoint that
 its job asks for (on_stop), and leaves. The command waits for that until --timeout and then names those that have not answered.
-A job that was stopped goes on where it was when its workers are started again.`,
+A job that was stopped continues where it was when its workers are started again.`,
 		Example: "  rowraft job stop ctr",
 		Args:    cli.OneArg("the NAME of the job"),
 		RunE: func(cmd *cobra.Command, args []string) error {

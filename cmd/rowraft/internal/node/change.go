@@ -38,7 +38,7 @@ vote: drain a server before its machine is worked on. It is refused when a shard
 	},
 	{
 		use: "decommission", short: "Move everything away from a server, for good",
-		long: `Move all replicas of a server to others, one after the other, while pushes and pulls go on. When it is empty its process
+		long: `Move all replicas of a server to others, one after the other, while pushes and pulls continue. When it is empty its process
 can be stopped; it is forgotten then, and its data directory is refused from then on. Until it has ended it can be taken back with
 ` + "`rowraft node recommission`" + `. A server that is down is replaced at once.`,
 		intent: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION, anyway: true,

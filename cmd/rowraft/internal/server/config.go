@@ -40,7 +40,7 @@ func fromFile(flags *pflag.FlagSet, path string) error {
 		case f == nil || key.Value == "help" || key.Value == "config":
 			return cli.Usagef("%s: unknown key %q%s", at, key.Value, cli.DidYouMean("", key.Value, flagNames(flags)))
 		case seen[key.Value]:
-			return cli.Usagef("%s: key %q stands there twice", at, key.Value)
+			return cli.Usagef("%s: key %q is given twice", at, key.Value)
 		}
 		seen[key.Value] = true
 		text, err := scalarText(value)

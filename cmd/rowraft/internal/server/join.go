@@ -27,7 +27,7 @@ func (f *serverFlags) joinCluster(ctx context.Context, g *remote.Flags, logger *
 	}
 	f.renewCert = true
 	if g.TLS.IsZero() {
-		return cli.Usagef("--token: say with --certs DIR where the certificate is to be kept")
+		return cli.Usagef("--token needs --certs DIR, the directory for the certificate")
 	}
 	var hosts []string
 	note := func(addr string) {
@@ -45,7 +45,7 @@ func (f *serverFlags) joinCluster(ctx context.Context, g *remote.Flags, logger *
 		name, _ = os.Hostname()
 	}
 	if len(f.join) == 0 {
-		return cli.Usagef("--token: say with --join whom to ask: servers with a scheduler and --ca-key")
+		return cli.Usagef("--token needs --join: servers with a scheduler and --ca-key")
 	}
 	for {
 		attempt, cancel := context.WithTimeout(ctx, joinNotice)

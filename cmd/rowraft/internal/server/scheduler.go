@@ -15,9 +15,9 @@ func NewSchedulerCmd(g *remote.Flags) *cobra.Command {
 		Short: "Run the scheduler as a process of its own",
 		Long: `Run the scheduler in a process that holds no shards: the authority on nodes, the shard map, tables and
 jobs. Its servers are started with --scheduler. One process is enough to try it; three, each with the same
---join, go on without any one of them. Training goes on while the scheduler is away, too.
+--join, continue without any one of them. Training continues while the scheduler is down.
 
-It stops cleanly on SIGTERM or SIGINT, and after any end it goes on from its data directory.`,
+It stops cleanly on SIGTERM or SIGINT, and continues from its data directory when it is started again.`,
 		Example: `  # one scheduler, which makes the shards once three servers are there
   rowraft scheduler --data-dir /var/lib/rowraft-scheduler --servers 3 --listen 10.0.0.9:7070 --peer-listen 10.0.0.9:7071 \
     --cert node.pem --key node.key --cacert ca.pem

@@ -37,7 +37,7 @@ func NewStartCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start",
 		Short: "Run a server or the scheduler, whichever the environment asks for",
-		Long: `Run a server or the scheduler of a cluster whose processes are told apart by environment variables, as the scripts of
+		Long: `Run a server or the scheduler of a cluster whose processes get their roles from environment variables, as the scripts of
 other parameter servers set them. Start them in any order; workers are started with ` + "`rowraft-trainer start`" + `.
 
 MindSpore's: MS_ROLE (MS_SCHED, MS_PSERVER), MS_SCHED_HOST, MS_SCHED_PORT, MS_SERVER_NUM, MS_WORKER_NUM; MS_NODE_ID, MS_WORKER_IP

@@ -26,9 +26,9 @@ func newDigestCmd(g *remote.Flags) *cobra.Command {
 		Short: "Compare the replicas of shards: rows and digest of each, at one index",
 		Long: `Compare the replicas of shards: rows and digest of each, at one index.
 
-The leader of each shard marks an index in its log, and every replica tells what it had there, while pushes
-go on. A replica that differs from the majority is fenced by it, as it would be by the comparisons that
-leaders make all the time. Where not all are seen to be equal, the exit code is 3.`,
+The leader of each shard marks an index in its log, and every replica reports its digest there, while pushes
+continue. A replica that differs from the majority is fenced, as by the comparisons that
+leaders make all the time. The exit code is 3 unless all are equal.`,
 		Example: `  rowraft shard digest 2
   rowraft shard digest --all -o json`,
 		RunE: func(cmd *cobra.Command, args []string) error {

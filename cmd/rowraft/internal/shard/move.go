@@ -20,7 +20,7 @@ func newMoveCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "move SHARD --from SERVER --to SERVER",
 		Short: "Move a replica of a shard to another server",
-		Long: `Move a replica of a shard to another server, while pushes and pulls go on.
+		Long: `Move a replica of a shard to another server, while pushes and pulls continue.
 
 The new replica joins without a vote and catches up, then it votes, then the old one hands over the
 lead if it has it, leaves, and is deleted. The scheduler drives the move: it continues when this command

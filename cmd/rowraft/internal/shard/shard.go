@@ -12,7 +12,7 @@ import (
 
 // NewCmd returns the command `rowraft shard`.
 func NewCmd(g *remote.Flags) *cobra.Command {
-	cmd := &cobra.Command{Use: "shard", Short: "Look at the shards and their replicas, compare and move them, and say who leads"}
+	cmd := &cobra.Command{Use: "shard", Short: "Look at the shards and their replicas, compare and move them, transfer leads"}
 	tableName := ""
 	list := &cobra.Command{
 		Use:   "list",

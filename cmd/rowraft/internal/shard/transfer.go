@@ -25,7 +25,7 @@ func newTransferLeaderCmd(g *remote.Flags) *cobra.Command {
 		Long: `Hand the lead of a shard to another of its replicas.
 
 Only a replica with a vote whose log is at the leader's end can take it. Pushes and pulls of the shard
-wait for some milliseconds; nothing is lost. It works while the scheduler is away.`,
+wait for some milliseconds; nothing is lost. It works while the scheduler is down.`,
 		Example: `  rowraft shard transfer-leader 2 --to n3
   rowraft shard transfer-leader 2              # to the replica with the longest log`,
 		Args: cli.OneArg("the SHARD, a number from `rowraft shard list`"),

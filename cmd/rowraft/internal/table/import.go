@@ -38,7 +38,7 @@ func newTableImportCmd(g *remote.Flags) *cobra.Command {
   parquet      columns "id" (int64 or uint64) and "embedding" (list of float or double)
 
 All of the file is read and checked before anything changes: that it is whole, that its vectors are as long as the
-table's rows, that every number is finite, and that no id stands twice. Signed ids keep their bits: -1 is 18446744073709551615.
+table's rows, that every number is finite, and that no id occurs twice. Signed ids keep their bits: -1 is 18446744073709551615.
 
 Rows that exist keep their optimizer state and get the new weights; other rows of the table stay as they are. Rows
 are assigned in the order of the file, some batches at once, each exactly once. An import that was interrupted is

@@ -141,7 +141,7 @@ than --max-age, also while a shard has no leader; if none can, the command fails
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.mode, "mode", "leader", "who answers: leader, linearizable or bounded")
+	fl.StringVar(&f.mode, "mode", "leader", "read mode: leader, linearizable or bounded")
 	fl.DurationVar(&f.maxAge, "max-age", 10*time.Second, "of --mode bounded: how old the rows may be")
 	fl.Uint64Var(&f.maxLag, "max-lag", 0, "of --mode bounded: how many entries of the log they may lack; 0: any number")
 	return cmd

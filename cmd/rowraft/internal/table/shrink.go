@@ -33,7 +33,7 @@ func newTableShrinkCmd(g *remote.Flags) *cobra.Command {
 		Short: "Remove the rows of a table that training no longer uses",
 		Long: `Remove the rows that meet all conditions given, in all shards, while training goes on. The leaders of the shards look
 at some thousand rows at a time and log what they remove; this command shows how far they are. When it is interrupted,
-what was removed stays so, and the rest stays too: the same command goes on.
+the rows removed so far stay removed: run the same command again for the rest.
 
 --unseen and --count-below need a table that keeps track of pushes: one created with --admit, --expire or --capacity. Time is that of
 the shards' logs, which stands still while a shard is down. With --evict lfu counts fade, as streaming.md says.
