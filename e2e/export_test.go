@@ -15,8 +15,8 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/cmd/rowraft/tablefile"
 	"github.com/rowraft/rowraft/internal/localcluster"
-	"github.com/rowraft/rowraft/tablefile"
 )
 
 // rowsOf is a table in memory.
