@@ -141,7 +141,7 @@ const MaxCapacityRows = 1 << 44
 // Capacity bounds the rows of the whole table. Each slot has an equal share of
 // it, so a table holds somewhat fewer rows when its first slot is full.
 type Capacity struct {
-	Rows  uint64    // 0: no bound; else NumSlots … MaxCapacityRows
+	Rows  uint64    // 0: no bound; else DefaultSlots … MaxCapacityRows, and at least the slots of the cluster
 	Evict EvictKind // what makes room; 0 only without a bound
 }
 
@@ -151,8 +151,8 @@ func (c *Capacity) validate() error {
 		return Errorf(CodeInvalidArgument, "capacity: evict %s without a number of rows", c.Evict)
 	case c.Rows == 0:
 		return nil
-	case c.Rows < NumSlots || c.Rows > MaxCapacityRows:
-		return Errorf(CodeInvalidArgument, "capacity of %d rows: want %d (one in each slot) to %d", c.Rows, NumSlots, uint64(MaxCapacityRows))
+	case c.Rows < DefaultSlots || c.Rows > MaxCapacityRows:
+		return Errorf(CodeInvalidArgument, "capacity of %d rows: want %d (one in each slot) to %d", c.Rows, DefaultSlots, uint64(MaxCapacityRows))
 	case c.Evict != EvictLRU && c.Evict != EvictLFU:
 		return Errorf(CodeInvalidArgument, "capacity of %d rows: which row makes room? want evict lru or lfu, got %s", c.Rows, c.Evict)
 	}

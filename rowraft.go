@@ -39,8 +39,6 @@ type SlotCount uint32
 const (
 	DefaultSlots = 4096    // also the smallest SlotCount
 	MaxSlots     = 1 << 16 // the largest: formats have 16 bits for a slot
-
-	NumSlots = DefaultSlots
 )
 
 // Check returns an error if a cluster cannot have n slots. Errors: CodeInvalidArgument.

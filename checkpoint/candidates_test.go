@@ -87,8 +87,9 @@ func TestCandidateDigestIsOfKeyAndCount(t *testing.T) {
 func TestCandidatesOfAChain(t *testing.T) {
 	schema := rowraft.Schema{Dim: 4, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD}} // records of 40 bytes
 	link := func(rows, candidates uint64) Link {
-		bytes := int64(rows*40 + candidates*CandidateBytes + rowraft.NumSlots*slotHeaders)
+		bytes := int64(rows*40 + candidates*CandidateBytes + rowraft.DefaultSlots*slotHeaders)
 		return Link{Manifest: &Manifest{
+			Slots:  rowraft.DefaultSlots,
 			Tables: []TableSum{{Schema: schema, Rows: 1 << 40, Written: rows}},
 			Parts:  []Part{{Stream: File{Bytes: bytes / 3}}, {Stream: File{Bytes: bytes - bytes/3}}},
 		}}
@@ -101,7 +102,7 @@ func TestCandidatesOfAChain(t *testing.T) {
 		{Chain{link(9, 0)}, 0},
 		{Chain{link(5, 3), link(9, 700)}, 700},
 		{Chain{link(5, 900), link(9, 700)}, 900},
-		{Chain{{Manifest: &Manifest{Tables: []TableSum{{Schema: schema, Written: 9}}, Parts: []Part{{Stream: File{Bytes: 500}}}}}}, 0}, // few slots
+		{Chain{{Manifest: &Manifest{Slots: rowraft.DefaultSlots, Tables: []TableSum{{Schema: schema, Written: 9}}, Parts: []Part{{Stream: File{Bytes: 500}}}}}}, 0}, // few slots
 	} {
 		if n, err := tc.chain.Candidates(); err != nil || n != tc.want {
 			t.Errorf("%d links: %d, %v; want %d", len(tc.chain), n, err, tc.want)

@@ -50,8 +50,8 @@ func OpenChain(ctx context.Context, at func(name string) Files, name string) (Ch
 		if m.ID != parent.ID {
 			return nil, rowraft.Errorf(rowraft.CodeNotFound, "checkpoint %s is a delta to %s with id %s, which is missing: the one of that name has id %s", delta.Name, parent.Name, parent.ID, m.ID)
 		}
-		if d := delta.Manifest; m.Cluster != d.Cluster || m.Epoch != d.Epoch {
-			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s is of cluster %s, table epoch %d, and its parent %s of %s, %d", delta.Name, d.Cluster, d.Epoch, parent.Name, m.Cluster, m.Epoch)
+		if d := delta.Manifest; m.Cluster != d.Cluster || m.Epoch != d.Epoch || m.Slots != d.Slots {
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s is of cluster %s, table epoch %d, with %d slots, and its parent %s of %s, %d, with %d", delta.Name, d.Cluster, d.Epoch, d.Slots, parent.Name, m.Cluster, m.Epoch, m.Slots)
 		}
 		c = append(c, Link{parent.Name, files, m})
 	}
@@ -97,7 +97,7 @@ func (c Chain) Candidates() (n uint64, err error) {
 			if err != nil {
 				return 0, err
 			}
-			all -= int64(t.Written)*int64(size) + rowraft.NumSlots*slotHeaders
+			all -= int64(t.Written)*int64(size) + int64(l.Manifest.Slots)*slotHeaders
 		}
 		n = max(n, uint64(max(all, 0))/CandidateBytes)
 	}
@@ -124,22 +124,37 @@ func (c Chain) plan(i int) []planned {
 		for _, k := range out[j].streams {
 			checked = append(checked, l.Manifest.Parts[k].Slots...)
 		}
+		slices.Sort(checked)
 	}
 	return out
 }
 
-// partsOf lists the parts that hold any of slots.
+// partsOf lists the parts that hold any of slots, which ascend.
 func (m *Manifest) partsOf(slots []rowraft.Slot) (parts []int) {
-	var asked [rowraft.NumSlots]bool
-	for _, s := range slots {
-		asked[s] = true
-	}
 	for i := range m.Parts {
-		if slices.ContainsFunc(m.Parts[i].Slots, func(s rowraft.Slot) bool { return asked[s] }) {
+		if overlap(m.Parts[i].Slots, slots) {
 			parts = append(parts, i)
 		}
 	}
 	return parts
+}
+
+// overlap reports whether two ascending lists have a slot in common. Slots of a shard are mostly consecutive, so the
+// ranges of most lists do not meet, and the check takes constant time.
+func overlap(a, b []rowraft.Slot) bool {
+	for len(a) > 0 && len(b) > 0 {
+		switch {
+		case a[len(a)-1] < b[0], b[len(b)-1] < a[0]:
+			return false
+		case a[0] == b[0]:
+			return true
+		case a[0] < b[0]:
+			a = a[1:]
+		default:
+			b = b[1:]
+		}
+	}
+	return false
 }
 
 // ReadPart reads part i of the newest, merged with what it stands on, and calls

@@ -91,7 +91,7 @@ func (w *world) drop() {
 // save makes a checkpoint of as many shards; parent is "" for a full one.
 func (w *world) save(tb rapid.TB, name, parent string, shards int) *Manifest {
 	tb.Helper()
-	m := &Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1}
+	m := &Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots}
 	if parent != "" {
 		m.Parent = &Parent{Name: parent, ID: "id-" + parent}
 	}
@@ -101,7 +101,7 @@ func (w *world) save(tb rapid.TB, name, parent string, shards int) *Manifest {
 	files := memFiles{}
 	w.depot[name], w.made[name] = files, maps.Clone(w.counter)
 	for shard := range shards {
-		from, to := shard*rowraft.NumSlots/shards, (shard+1)*rowraft.NumSlots/shards
+		from, to := shard*rowraft.DefaultSlots/shards, (shard+1)*rowraft.DefaultSlots/shards
 		w.savePart(tb, m, files, rowraft.ShardID(shard), slotRange(from, to-1))
 	}
 	b, err := m.Encode()

@@ -1,6 +1,8 @@
 package checkpoint
 
 import (
+	"slices"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 )
@@ -13,9 +15,9 @@ type partCheck struct {
 	delta  bool
 	parent sumsOf // of a delta
 	tables map[rowraft.TableID]tableCheck
-	held   [rowraft.NumSlots]bool
-	sums   []SlotSum // not yet begun
-	slot   SlotSum   // counted of the present one
+	slots  rowraft.SlotCount // of the cluster
+	sums   []SlotSum         // not yet begun
+	slot   SlotSum           // counted of the present one
 	want   SlotSum
 	since  uint64 // versions of the present slot are above it
 	whole  bool   // the present slot has all its rows
@@ -46,12 +48,9 @@ func (m sumsOf) add(sums []SlotSum) {
 // newPartCheck takes what the slots of the parent held, which is nil of a full
 // checkpoint.
 func newPartCheck(m *Manifest, p *Part, sums []SlotSum, parent sumsOf) (*partCheck, error) {
-	c := &partCheck{p: p, delta: m.Parent != nil, parent: parent, tables: make(map[rowraft.TableID]tableCheck), sums: sums}
+	c := &partCheck{p: p, delta: m.Parent != nil, parent: parent, tables: make(map[rowraft.TableID]tableCheck), sums: sums, slots: m.Slots}
 	for _, t := range m.Tables {
 		c.tables[t.Schema.ID] = tableCheck{schema: t.Schema, seed: clustermap.TableSeed(t.Schema.ID)}
-	}
-	for _, s := range p.Slots {
-		c.held[s] = true
 	}
 	if !c.delta {
 		return c, nil
@@ -68,6 +67,12 @@ func newPartCheck(m *Manifest, p *Part, sums []SlotSum, parent sumsOf) (*partChe
 		}
 	}
 	return c, nil
+}
+
+// holds reports whether slot is one of the slots of p.
+func (p *Part) holds(slot rowraft.Slot) bool {
+	_, ok := slices.BinarySearch(p.Slots, slot)
+	return ok
 }
 
 func (c *partCheck) header(rd *Reader) error {
@@ -91,7 +96,7 @@ func (c *partCheck) block(b *Block) error {
 	}
 	t := c.tables[b.Table]
 	for w := b.Candidates; len(w) > 0; w = w[candidateSize:] {
-		if slot := clustermap.SlotOfHash(clustermap.Mix64(le.Uint64(w)^t.seed), rowraft.DefaultSlots); slot != b.Slot.Slot {
+		if slot := clustermap.SlotOfHash(clustermap.Mix64(le.Uint64(w)^t.seed), c.slots); slot != b.Slot.Slot {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: candidate %d belongs in slot %d and stands in slot %d", t.schema.Name, le.Uint64(w), slot, b.Slot.Slot)
 		}
 		c.slot.Digest = c.slot.Digest.Add(CandidateDigest(w[:candidateSize]))
@@ -99,7 +104,7 @@ func (c *partCheck) block(b *Block) error {
 	c.hashes = c.hashes[:0]
 	for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
 		key, version := rowraft.Key(le.Uint64(rec[recordKey:])), le.Uint64(rec[recordVersion:])
-		slot := clustermap.SlotOfHash(clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key))^t.seed), rowraft.DefaultSlots)
+		slot := clustermap.SlotOfHash(clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key))^t.seed), c.slots)
 		if slot != b.Slot.Slot || version <= c.since || version > b.Counter {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d, version %d, belongs in slot %d and stands in slot %d, whose versions are %d to %d",
 				t.schema.Name, key, version, slot, b.Slot.Slot, c.since+1, b.Counter)
@@ -123,7 +128,7 @@ func (c *partCheck) begin(s Slot) error {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "it has rows of table %#x, which the manifest does not name", uint64(s.Table))
 	case s.RecordBytes < recordNumbers+t.schema.WeightBytes():
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: records of %d bytes are too short for dim %d", t.schema.Name, s.RecordBytes, t.schema.Dim)
-	case !c.held[s.Slot]:
+	case !c.p.holds(s.Slot):
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d is not one of shard %d", t.schema.Name, s.Slot, c.p.Shard)
 	case len(c.sums) == 0 || c.sums[0].Table != s.Table || c.sums[0].Slot != s.Slot || c.sums[0].Counter != s.Counter:
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d with counter %d is not what %s names next", t.schema.Name, s.Slot, s.Counter, c.p.Sums.Name)

@@ -352,7 +352,7 @@ func TestImpossibleFieldsWithGoodSums(t *testing.T) {
 		{"reserved bytes of a session", session + 44, 1}, {"more refusals than bytes", session + 40, 2},
 		{"a refusal of a number not answered", session + 176, 9}, {"a refusal below the floor", session + 176, 4}, {"a refusal beyond the window", session + 177, 4},
 		{"a code of nine bits", session + 185, 1},
-		{"slot 4096", rows + 9, 0x10}, {"reserved bytes of rows", rows + 10, 1}, {"a part without the one before", rows + 12, 1},
+		{"a slot above the next one", rows + 9, 0x10}, {"reserved bytes of rows", rows + 10, 1}, {"a part without the one before", rows + 12, 1},
 		{"a row more", rows + 24, 3}, {"records of 27 bytes", rows + 28, 27}, {"records of no bytes", empty + 28, 0},
 		{"the slot before", empty + 8, 4}, {"the same slot", empty + 8, 5}, {"the table before", empty, 9},
 		{"a row less in the trailer", trailer, 1}, {"a chunk more in the trailer", trailer + 8, 3},

@@ -25,8 +25,8 @@ const ManifestVersion = 1
 // It is written last.
 const ManifestFile = "MANIFEST"
 
-// maxManifest is what a reader accepts: 1,024 tables, 256 parts and 4,096 blobs
-// take a tenth of it.
+// maxManifest is what a reader accepts: 1,024 tables, 4,096 parts and 4,096 blobs
+// take a third of it.
 const maxManifest = 16 << 20
 
 // Manifest describes a checkpoint: a cut through all shards of a cluster
@@ -44,6 +44,7 @@ type Manifest struct {
 	Parts    []Part        // ascending by shard
 	Blobs    []Blob        // ascending by name
 	HashVers uint16
+	Slots    rowraft.SlotCount // of the source cluster
 }
 
 // Parent names the checkpoint that a delta is a delta to. It lies beside it.
@@ -136,6 +137,7 @@ type (
 		Epoch       uint64      `json:"epoch"`
 		MapVersion  uint64      `json:"map_version"`
 		HashVersion uint16      `json:"hash_version"`
+		SlotCount   uint32      `json:"slot_count"`
 		HeldNs      int64       `json:"held_ns"`
 		Parent      string      `json:"parent"`
 		ParentID    string      `json:"parent_id,omitempty"`
@@ -177,7 +179,7 @@ type (
 func (m *Manifest) Encode() ([]byte, error) {
 	j := manifestJSON{
 		ID: m.ID, Created: m.Created.UTC().Format(time.RFC3339Nano), Binary: m.Binary, Cluster: string(m.Cluster), Epoch: uint64(m.Epoch),
-		MapVersion: uint64(m.Map), HashVersion: m.HashVers, HeldNs: int64(m.HeldFor),
+		MapVersion: uint64(m.Map), HashVersion: m.HashVers, SlotCount: uint32(m.Slots), HeldNs: int64(m.HeldFor),
 		Tables: []tableJSON{}, Parts: []partJSON{}, Blobs: []blobJSON{},
 	}
 	written := func(uint64) *uint64 { return nil }
@@ -274,7 +276,10 @@ func (j *manifestJSON) manifest() (*Manifest, error) {
 	}
 	m := &Manifest{
 		ID: j.ID, Created: created.UTC(), Binary: j.Binary, Cluster: rowraft.ClusterID(j.Cluster), Epoch: rowraft.TableEpoch(j.Epoch),
-		Map: rowraft.MapVersion(j.MapVersion), HashVers: j.HashVersion, HeldFor: time.Duration(j.HeldNs),
+		Map: rowraft.MapVersion(j.MapVersion), HashVers: j.HashVersion, Slots: rowraft.SlotCount(j.SlotCount), HeldFor: time.Duration(j.HeldNs),
+	}
+	if err := m.Slots.Check(); err != nil {
+		return nil, err
 	}
 	if j.Parent != "" || j.ParentID != "" {
 		if err := CheckName(j.Parent); err != nil || j.ParentID == "" || j.ParentID == j.ID {
@@ -348,7 +353,7 @@ func (m *Manifest) addTable(t tableJSON) error {
 }
 
 func (m *Manifest) addPart(p partJSON) error {
-	if int(p.Shard) != len(m.Parts) || len(m.Parts) >= clustermap.MaxShards {
+	if int(p.Shard) != len(m.Parts) || len(m.Parts) >= clustermap.ShardLimit(m.Slots) {
 		return fmt.Errorf("stands at place %d", len(m.Parts))
 	}
 	out := Part{Shard: rowraft.ShardID(p.Shard), Applied: rowraft.Index(p.Applied), Rows: p.Rows}
@@ -359,7 +364,7 @@ func (m *Manifest) addPart(p partJSON) error {
 	if out.Digest, err = parseDigest(p.Digest); err != nil {
 		return err
 	}
-	if out.Slots, err = parseSlots(p.Slots); err != nil {
+	if out.Slots, err = parseSlots(p.Slots, m.Slots); err != nil {
 		return err
 	}
 	if out.Stream, err = p.Stream.file(); err != nil {
@@ -369,6 +374,13 @@ func (m *Manifest) addPart(p partJSON) error {
 		return err
 	}
 	m.Parts = append(m.Parts, out)
+	slots := 0 // of all parts; each part names up to 65,536 slots in a few bytes
+	for _, p := range m.Parts {
+		slots += len(p.Slots)
+	}
+	if slots > int(m.Slots) {
+		return fmt.Errorf("with it the parts hold %d slots of %d", slots, m.Slots)
+	}
 	return nil
 }
 
@@ -385,7 +397,7 @@ func (m *Manifest) written(n *uint64, rows uint64) (uint64, error) {
 
 // checkSums compares what stands twice, and that each slot stands once.
 func (m *Manifest) checkSums() error {
-	var held [rowraft.NumSlots]bool
+	held := make([]bool, m.Slots)
 	var rows, tableRows, tableWritten uint64
 	var sum, tableSum Digest
 	slots := 0
@@ -412,8 +424,8 @@ func (m *Manifest) checkSums() error {
 		tableWritten += t.Written
 		tableSum = tableSum.Add(t.Digest)
 	}
-	if slots != rowraft.NumSlots {
-		return fmt.Errorf("its parts hold %d slots of %d", slots, rowraft.NumSlots)
+	if slots != int(m.Slots) {
+		return fmt.Errorf("its parts hold %d slots of %d", slots, m.Slots)
 	}
 	if rows != tableRows || sum != tableSum || m.Written() != tableWritten {
 		return fmt.Errorf("its parts hold %d rows (digest %x) and have %d, its tables %d (digest %x) and %d", rows, sum, m.Written(), tableRows, tableSum, tableWritten)
@@ -464,8 +476,8 @@ func formatSlots(slots []rowraft.Slot) string {
 	return b.String()
 }
 
-// parseSlots takes what formatSlots writes, and nothing else.
-func parseSlots(s string) ([]rowraft.Slot, error) {
+// parseSlots takes what formatSlots writes of slots of a cluster of n, and nothing else.
+func parseSlots(s string, n rowraft.SlotCount) ([]rowraft.Slot, error) {
 	var out []rowraft.Slot
 	for word := range strings.SplitSeq(s, ",") {
 		if s == "" {
@@ -475,16 +487,16 @@ func parseSlots(s string) ([]rowraft.Slot, error) {
 		if !ranged {
 			high = low
 		}
-		from, err1 := strconv.ParseUint(low, 10, 12)
-		to, err2 := strconv.ParseUint(high, 10, 12)
-		if err1 != nil || err2 != nil || from > to {
+		from, err1 := strconv.ParseUint(low, 10, 16)
+		to, err2 := strconv.ParseUint(high, 10, 16)
+		if err1 != nil || err2 != nil || from > to || to >= uint64(n) {
 			return nil, fmt.Errorf("%q is no list of slots", s)
 		}
-		for n := from; n <= to; n++ {
-			if len(out) > 0 && rowraft.Slot(n) <= out[len(out)-1] {
+		for slot := from; slot <= to; slot++ {
+			if len(out) > 0 && rowraft.Slot(slot) <= out[len(out)-1] {
 				return nil, fmt.Errorf("slots %q are not in ascending order", s)
 			}
-			out = append(out, rowraft.Slot(n))
+			out = append(out, rowraft.Slot(slot))
 		}
 	}
 	if formatSlots(out) != s {

@@ -106,7 +106,7 @@ func (m *merge) slot(want SlotSum) error {
 // tells that older ones do not count.
 func (m *merge) slotOf(j int) (done bool, err error) {
 	for _, s := range m.links[j] {
-		if !s.check.held[m.cur.Slot] {
+		if !s.check.p.holds(m.cur.Slot) {
 			continue
 		}
 		there, err := s.seek(m.ctx, m.cur.Table, m.cur.Slot)

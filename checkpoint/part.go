@@ -125,6 +125,9 @@ func ReadSums(ctx context.Context, files Files, p *Part, read func(int)) ([]Slot
 	var rows uint64
 	var sum Digest
 	for _, s := range sums {
+		if !p.holds(s.Slot) {
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "file %s: slot %d is not one of shard %d", p.Sums.Name, s.Slot, p.Shard)
+		}
 		rows += uint64(s.Rows)
 		sum = sum.Add(s.Digest)
 	}
@@ -137,8 +140,14 @@ func ReadSums(ctx context.Context, files Files, p *Part, read func(int)) ([]Slot
 // Counters tells the counter that a slot of a table had at a checkpoint; 0 if none.
 type Counters func(rowraft.TableID, rowraft.Slot) uint64
 
-// ReadCounters reads what a delta to m must know of slots.
-func ReadCounters(ctx context.Context, files Files, m *Manifest, slots []rowraft.Slot) (Counters, error) {
+// ReadCounters reads the counters that a delta to m needs for slots (ascending) of a cluster of n slots.
+//
+// Errors: CodePrecondition if the cluster of m has another number of slots.
+func ReadCounters(ctx context.Context, files Files, m *Manifest, n rowraft.SlotCount, slots []rowraft.Slot) (Counters, error) {
+	if m.Slots != n {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition,
+			"a delta of a cluster of %d slots to a checkpoint of %d slots: write a full checkpoint", n, m.Slots)
+	}
 	all := make(sumsOf)
 	for _, i := range m.partsOf(slots) {
 		sums, err := ReadSums(ctx, files, &m.Parts[i], nil)

@@ -54,7 +54,7 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 			records[at] = append(records[at], rec)
 		}
 	}
-	m := &Manifest{ID: "id", Cluster: "c", Epoch: 1, HashVers: 1, Created: time.Unix(1, 0).UTC()}
+	m := &Manifest{ID: "id", Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots, Created: time.Unix(1, 0).UTC()}
 	for _, s := range schemas {
 		m.Tables = append(m.Tables, TableSum{Schema: s})
 	}

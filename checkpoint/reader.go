@@ -134,7 +134,7 @@ func (r *Reader) block() (Block, error) {
 	part := le.Uint32(b[12:])
 	blk.First = part == 0
 	switch {
-	case blk.Slot.Slot >= rowraft.NumSlots, flags&^(flagWhole|flagRemoved) != 0, blk.Whole && !r.header.Delta, blk.RecordBytes < 8, blk.Removed > blk.Counter, flags&flagRemoved != 0 && blk.Removed == 0,
+	case flags&^(flagWhole|flagRemoved) != 0, blk.Whole && !r.header.Delta, blk.RecordBytes < 8, blk.Removed > blk.Counter, flags&flagRemoved != 0 && blk.Removed == 0,
 		uint64(blk.Rows)*uint64(blk.RecordBytes) != uint64(len(blk.Records)):
 		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot, blk.Rows, blk.RecordBytes, len(blk.Records))
 	case part == 0 && r.started && !r.last.before(blk.Slot),

@@ -18,7 +18,7 @@ import (
 
 // tableOf is a table in memory, by slot.
 type tableOf struct {
-	keys [rowraft.NumSlots][]rowraft.Key
+	keys [rowraft.DefaultSlots][]rowraft.Key
 	n    int
 }
 
@@ -224,7 +224,7 @@ func FuzzScanReply(f *testing.F) {
 			}
 			return nil
 		}
-		err := s.take(&rowraftv1.ScanReply{TableEpoch: 1, Payload: payload, NextSlot: nextSlot, NextKey: nextKey}, rowraft.NumSlots-1)
+		err := s.take(&rowraftv1.ScanReply{TableEpoch: 1, Payload: payload, NextSlot: nextSlot, NextKey: nextKey}, rowraft.DefaultSlots-1)
 		if err != nil {
 			if rowraft.CodeOf(err) != rowraft.CodeCorrupt || total > 0 || s.slot != 1 {
 				t.Errorf("%v (%v) after %d rows", err, rowraft.CodeOf(err), total)

@@ -105,6 +105,8 @@ type Map struct {
 	FormatVersion rowraft.FormatVersion
 
 	slots []uint16 // slot → shard
+	// within has for each shard the first of its slots and the one after the last.
+	within [][2]rowraft.Slot
 }
 
 // New checks m, sets its slots and returns it. slots has the shard of each slot, and its length is the number of slots of
@@ -134,7 +136,16 @@ func New(m Map, slots []uint16) (*Map, error) {
 				"cluster map: slot %d belongs to shard %d, but there are %d shards", slot, shard, len(m.Shards))
 		}
 	}
-	m.slots = slots
+	m.slots, m.within = slots, make([][2]rowraft.Slot, len(m.Shards))
+	for slot, shard := range slots {
+		if len(m.Shards) > 0 {
+			w := &m.within[shard]
+			if w[1] == 0 {
+				w[0] = rowraft.Slot(slot)
+			}
+			w[1] = rowraft.Slot(slot) + 1
+		}
+	}
 	return &m, nil
 }
 
@@ -163,9 +174,11 @@ func (m *Map) Slots() []uint16 { return slices.Clone(m.slots) }
 // SlotsOf returns the slots of one shard in ascending order.
 func (m *Map) SlotsOf(shard rowraft.ShardID) []rowraft.Slot {
 	var out []rowraft.Slot
-	for s, owner := range m.slots {
-		if rowraft.ShardID(owner) == shard {
-			out = append(out, rowraft.Slot(s))
+	if int(shard) < len(m.within) {
+		for s := m.within[shard][0]; s < m.within[shard][1]; s++ {
+			if m.ShardOf(s) == shard {
+				out = append(out, s)
+			}
 		}
 	}
 	return out

@@ -45,6 +45,7 @@ type Config struct {
 	Join          []string // gRPC addresses of the founders; empty: a cluster of one
 	Servers       int      // the scheduler creates the shards once this many servers have registered; 0: len(Join)
 	Shards        int      // of a new cluster; 0: 4
+	Slots         int      // of a new cluster; 0: rowraft.DefaultSlots
 	Exact         bool     // refuse servers beyond Servers
 	Workers       int      // number of workers of every job; 0: any
 

@@ -187,7 +187,7 @@ func (n *Node) openScheduler(source *certs.Source, ca *certs.CA) (err error) {
 	}
 	n.log = n.log.With("node", string(n.self.ID))
 	n.sched, err = scheduler.New(scheduler.Options{
-		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Announce: n.cfg.announce, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards,
+		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Announce: n.cfg.announce, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards, Slots: rowraft.SlotCount(n.cfg.Slots),
 		Exact: n.cfg.Exact, Workers: n.cfg.Workers, ReplaceAfter: n.cfg.ReplaceAfter, NoRebalance: n.cfg.NoRebalance, CheckpointDestinations: n.cfg.CheckpointDestinations,
 		TLS: source, CA: ca, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
@@ -339,6 +339,11 @@ func (n *Node) followMap(ctx context.Context) error {
 			return ctx.Err()
 		}
 		known = m.Version
+		if n.cfg.Slots > 0 && len(m.Shards) > 0 && m.SlotCount() != rowraft.SlotCount(n.cfg.Slots) {
+			return rowraft.Errorf(rowraft.CodePrecondition,
+				"the cluster has %d slots, chosen when it formed, and this server was started for %d: start it without --slots, or with --slots %d",
+				m.SlotCount(), n.cfg.Slots, m.SlotCount())
+		}
 		if err := n.fitProfile(m); err != nil {
 			return err
 		}

@@ -24,7 +24,7 @@ func TestCallsForAnotherClusterAreRefused(t *testing.T) {
 	if reply, err := r.stub.Write(own, push); err != nil || reply.Duplicate {
 		t.Errorf("the same push for this cluster: %v, %v", reply, err)
 	}
-	stream, err := r.stub.Scan(other, &rowraftv1.ScanRequest{MapVersion: uint64(r.m.SlotsVersion), Table: uint64(r.table.ID), LastSlot: rowraft.NumSlots - 1})
+	stream, err := r.stub.Scan(other, &rowraftv1.ScanRequest{MapVersion: uint64(r.m.SlotsVersion), Table: uint64(r.table.ID), LastSlot: rowraft.DefaultSlots - 1})
 	if err == nil {
 		_, err = stream.Recv()
 	}

@@ -117,7 +117,7 @@ func (p *part) readBase(ctx context.Context, step *rowraftv1.WritePartPrepare) e
 		err = rowraft.Errorf(rowraft.CodeNotFound, "its id is %s, and not %s", m.ID, step.GetBaseId())
 	}
 	if err == nil {
-		p.base, err = checkpoint.ReadCounters(ctx, files, m, p.r.machine.Slots())
+		p.base, err = checkpoint.ReadCounters(ctx, files, m, p.r.machine.SlotCount(), p.r.machine.Slots())
 	}
 	if err != nil {
 		return fmt.Errorf("base %s: %w", step.GetBase(), err)

@@ -98,7 +98,7 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 
 // openReplica starts the group of one shard as the map describes it.
 func (n *Node) openReplica(m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int) (*replica, error) {
-	machine, err := shard.New(shard.Config{Shard: s.ID, Slots: m.SlotsOf(s.ID)})
+	machine, err := shard.New(shard.Config{Shard: s.ID, SlotCount: m.SlotCount(), Slots: m.SlotsOf(s.ID)})
 	if err != nil {
 		return nil, err
 	}

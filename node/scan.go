@@ -19,12 +19,12 @@ const scanMessageBytes = 512 << 10
 // Scan streams the rows of some slots. It holds one message at a time: gRPC's flow control sends no faster
 // than the client reads.
 func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStreamingServer[rowraftv1.ScanReply]) error {
-	if req.FirstSlot > req.LastSlot || req.LastSlot >= rowraft.NumSlots {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "scan of slots %d to %d: want them ascending and below %d", req.FirstSlot, req.LastSlot, rowraft.NumSlots)
-	}
 	r, err := s.n.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
 	if err != nil {
 		return err
+	}
+	if n := r.machine.SlotCount(); req.FirstSlot > req.LastSlot || req.LastSlot >= uint32(n) {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "scan of slots %d to %d: want them ascending and below %d", req.FirstSlot, req.LastSlot, n)
 	}
 	if err := r.readyToScan(stream.Context(), rowraft.Index(req.MinIndex)); err != nil {
 		return err

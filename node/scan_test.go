@@ -31,7 +31,7 @@ func (r *raw) scan(ctx context.Context, req *rowraftv1.ScanRequest, each func(*r
 func TestBadScansAreRefused(t *testing.T) {
 	r, _ := openRaw(t)
 	good := func(change func(*rowraftv1.ScanRequest)) *rowraftv1.ScanRequest {
-		req := &rowraftv1.ScanRequest{MapVersion: 1 << 30, Table: uint64(r.table.ID), Dtype: uint32(rowraft.Float32), LastSlot: rowraft.NumSlots - 1}
+		req := &rowraftv1.ScanRequest{MapVersion: 1 << 30, Table: uint64(r.table.ID), Dtype: uint32(rowraft.Float32), LastSlot: rowraft.DefaultSlots - 1}
 		change(req)
 		return req
 	}
@@ -68,7 +68,7 @@ func TestBadScansAreRefused(t *testing.T) {
 			payload = rest
 		}
 	})
-	if err != nil || rows != 2 || next != rowraft.NumSlots {
+	if err != nil || rows != 2 || next != rowraft.DefaultSlots {
 		t.Errorf("a good scan: %d rows up to slot %d, %v", rows, next, err)
 	}
 }

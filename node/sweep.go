@@ -52,7 +52,7 @@ func (r *replica) sweepExpired(ctx context.Context) error {
 			continue
 		}
 		w := wire.Sweep{Table: s.ID, Conditions: wire.SweepExpire}
-		for w.First < rowraft.NumSlots {
+		for w.First < rowraft.Slot(r.machine.SlotCount()) {
 			p, _, err := r.sweepPiece(ctx, w, false)
 			if err != nil {
 				return err

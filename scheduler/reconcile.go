@@ -104,7 +104,7 @@ func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(servers)), "replicas", n, "servers", len(servers))
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
-		Shards: meta.ShardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(len(shards), rowraft.DefaultSlots)),
+		Shards: meta.ShardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(len(shards), s.opts.Slots)),
 	}}}
 	if _, err := s.propose(ctx, c); err != nil {
 		return fmt.Errorf("make the shards: %w", err)

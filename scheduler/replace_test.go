@@ -85,13 +85,13 @@ func emptyCheckpoint(t *testing.T, dest, name string, rows uint32) {
 // whose stream is what fill writes.
 func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, rows uint32, fill func(*checkpoint.Writer) error) {
 	t.Helper()
-	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Created: time.Unix(1, 0), Tables: []checkpoint.TableSum{{Schema: schema, Rows: uint64(rows)}}}
+	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots, Created: time.Unix(1, 0), Tables: []checkpoint.TableSum{{Schema: schema, Rows: uint64(rows)}}}
 	part := checkpoint.Part{Applied: 7, Rows: uint64(rows)}
 	var sums []checkpoint.SlotSum
 	if rows > 0 {
 		sums = append(sums, checkpoint.SlotSum{Table: schema.ID, Slot: 1, Rows: rows, Counter: uint64(rows)})
 	}
-	for s := range rowraft.NumSlots {
+	for s := range rowraft.DefaultSlots {
 		part.Slots = append(part.Slots, rowraft.Slot(s))
 	}
 	var stream bytes.Buffer
@@ -203,8 +203,8 @@ func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
 		{"rows", 52_000, rowraft.CodeCorrupt},
 		{"rows", 0, rowraft.CodeCorrupt},
 		// 16 · 4096 of at most 40 bytes, counted by the size of a file with more in it.
-		{"candidates", 16 * rowraft.NumSlots * 40, rowraft.CodePrecondition},
-		{"candidates", 16*rowraft.NumSlots*40 + 4096, rowraft.CodeCorrupt},
+		{"candidates", 16 * rowraft.DefaultSlots * 40, rowraft.CodePrecondition},
+		{"candidates", 16*rowraft.DefaultSlots*40 + 4096, rowraft.CodeCorrupt},
 	} {
 		s, p := restoringCluster(t)
 		p.free = tc.free
@@ -223,7 +223,7 @@ func appendCandidates(w *checkpoint.Writer, schema rowraft.Schema, n int) error 
 	if err != nil {
 		return err
 	}
-	for slot := range rowraft.NumSlots {
+	for slot := range rowraft.DefaultSlots {
 		err := w.BeginSlot(checkpoint.Slot{Table: schema.ID, Slot: rowraft.Slot(slot), Counter: 1, RecordBytes: size})
 		var b []byte
 		for key := range n {

@@ -69,6 +69,7 @@ type Options struct {
 	Join     []string              // addresses of the founders, including this server; empty: a cluster of one server
 	Servers  int                   // number of registered servers at which the shards are created; 0: the number of founders
 	Shards   int                   // number of shards of a new cluster; 0: DefaultShards
+	Slots    rowraft.SlotCount     // number of slots of a new cluster; 0: rowraft.DefaultSlots
 	Exact    bool                  // refuse registrations beyond Servers
 	Workers  int                   // number of workers that every job must have; 0: any number
 	TLS      *certs.Source         // for calls to other servers; nil: plaintext
@@ -190,6 +191,9 @@ func New(opts Options) (*Scheduler, error) {
 	if opts.Shards == 0 {
 		opts.Shards = DefaultShards
 	}
+	if opts.Slots == 0 {
+		opts.Slots = rowraft.DefaultSlots
+	}
 	if opts.Servers == 0 {
 		opts.Servers = max(len(opts.Join), 1)
 	}
@@ -202,8 +206,11 @@ func New(opts Options) (*Scheduler, error) {
 	switch {
 	case opts.Identity == nil:
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "scheduler without a data directory")
-	case opts.Shards < 1 || opts.Shards > clustermap.MaxShards:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want 1 to %d", opts.Shards, clustermap.MaxShards)
+	case opts.Slots.Check() != nil:
+		return nil, opts.Slots.Check()
+	case opts.Shards < 1 || opts.Shards > clustermap.ShardLimit(opts.Slots):
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want 1 to %d, one for %d of the cluster's %d slots",
+			opts.Shards, clustermap.ShardLimit(opts.Slots), clustermap.SlotsPerShard, opts.Slots)
 	case opts.Servers < 1 || opts.Servers > meta.MaxNodes:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d servers: want 1 to %d", opts.Servers, meta.MaxNodes)
 	}

@@ -71,7 +71,7 @@ type shrinking struct {
 }
 
 func (op *shrinking) sofar() *rowraftv1.ShrinkTableReply {
-	return &rowraftv1.ShrinkTableReply{Slots: op.slots.Load(), Rows: op.rows.Load(), Removed: op.removed.Load(), Candidates: op.candidates.Load()}
+	return &rowraftv1.ShrinkTableReply{Slots: op.slots.Load(), SlotsTotal: uint64(op.m.SlotCount()), Rows: op.rows.Load(), Removed: op.removed.Load(), Candidates: op.candidates.Load()}
 }
 
 // run sweeps all shards and reports progress.
@@ -93,7 +93,7 @@ func (op *shrinking) run(ctx context.Context) error {
 // shard sweeps the slots of one shard.
 func (op *shrinking) shard(ctx context.Context, sh clustermap.Shard) error {
 	slots := op.m.SlotsOf(sh.ID)
-	for next := uint32(0); next < rowraft.NumSlots; {
+	for next := uint32(0); next < uint32(op.m.SlotCount()); {
 		reply, err := op.piece(ctx, sh, next)
 		if err != nil {
 			return err

@@ -23,6 +23,7 @@ import (
 // deltaCluster is two shards that are saved while they are trained.
 type deltaCluster struct {
 	rt      *rapid.T
+	count   rowraft.SlotCount
 	shards  []*replica
 	slots   [][]rowraft.Slot
 	tables  []rowraft.Schema
@@ -49,7 +50,7 @@ type slotOf struct {
 
 func newDeltaCluster(t *testing.T, rt *rapid.T) *deltaCluster {
 	c := &deltaCluster{
-		rt: rt, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
+		rt: rt, count: rapid.SampledFrom([]rowraft.SlotCount{rowraft.DefaultSlots, 16384, rowraft.MaxSlots}).Draw(rt, "slots"), saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
 		tables: []rowraft.Schema{testTable(1, "a", 2, adagrad), testTable(2, "b", 1, sgd)},
 	}
 	c.tables[1].Kind = rowraft.Dense // many rows share a slot
@@ -66,10 +67,10 @@ func newDeltaCluster(t *testing.T, rt *rapid.T) *deltaCluster {
 func (c *deltaCluster) addShards(t *testing.T, n int) {
 	for shard := range n {
 		var slots []rowraft.Slot
-		for s := shard; s < rowraft.NumSlots; s += n {
+		for s := shard; s < int(c.count); s += n {
 			slots = append(slots, rowraft.Slot(s))
 		}
-		m, err := New(Config{Shard: rowraft.ShardID(shard), Slots: slots})
+		m, err := New(Config{Shard: rowraft.ShardID(shard), SlotCount: c.count, Slots: slots})
 		if err != nil {
 			c.rt.Fatal(err)
 		}
@@ -98,7 +99,7 @@ func (c *deltaCluster) change(op wire.Op, keys []int) {
 				if s.Kind == rowraft.Dense {
 					key = rowraft.DenseKey(uint32(k%5), uint64(k))
 				}
-				if _, ok := slices.BinarySearch(c.slots[i], clustermap.SlotOf(s.ID, s.Kind, key, rowraft.DefaultSlots)); ok {
+				if _, ok := slices.BinarySearch(c.slots[i], clustermap.SlotOf(s.ID, s.Kind, key, c.count)); ok {
 					seg.keys = append(seg.keys, key)
 				}
 			}
@@ -131,7 +132,7 @@ func (d *during) Write(b []byte) (int, error) {
 
 // save writes a checkpoint. Pushes during the write are not in it.
 func (c *deltaCluster) save(name, parent string, meanwhile func()) {
-	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1}
+	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Slots: c.count}
 	var base func(rowraft.TableID, rowraft.Slot) uint64
 	if parent != "" {
 		m.Parent = &checkpoint.Parent{Name: parent, ID: "id-" + parent}

@@ -22,10 +22,10 @@ import (
 var streamTables = func() []rowraft.Schema {
 	drawn := testTable(61, "drawn", 3, sgd)
 	drawn.Admission = rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.4}
-	drawn.Capacity, drawn.Storage = rowraft.Capacity{Rows: 9 * rowraft.NumSlots, Evict: rowraft.EvictLRU}, rowraft.BFloat16
+	drawn.Capacity, drawn.Storage = rowraft.Capacity{Rows: 9 * rowraft.DefaultSlots, Evict: rowraft.EvictLRU}, rowraft.BFloat16
 	frequent := testTable(62, "frequent", 3, adagrad)
 	frequent.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
-	frequent.Capacity = rowraft.Capacity{Rows: 3 * rowraft.NumSlots, Evict: rowraft.EvictLFU}
+	frequent.Capacity = rowraft.Capacity{Rows: 3 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
 	frequent.Expire, frequent.Storage = 40, rowraft.BFloat16
 	passing := testTable(63, "passing", 2, adam)
 	passing.Admission, passing.Expire = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}, 20
@@ -64,7 +64,7 @@ func drawAct(rt *rapid.T) act {
 	}
 	if a.op == 0 {
 		s := rapid.SampledFrom(streamTables).Draw(rt, "table")
-		a.sweep = wire.Sweep{Table: s.ID, Slots: rowraft.NumSlots, Conditions: wire.SweepUnseen,
+		a.sweep = wire.Sweep{Table: s.ID, Slots: rowraft.DefaultSlots, Conditions: wire.SweepUnseen,
 			Unseen: rapid.Uint32Range(0, 30).Draw(rt, "unseen")}
 		if s.Expire > 0 {
 			a.sweep.Conditions, a.sweep.Unseen = wire.SweepExpire, 0
@@ -165,10 +165,10 @@ func (c *deltaCluster) same(o *deltaCluster, when string) {
 	c.rt.Fatalf("%s: %d entries, want %d", when, len(got), len(want))
 }
 
-// restored returns a cluster of n shards into which a checkpoint of c was restored when the log time of the
-// cluster was now.
-func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *deltaCluster {
-	to := &deltaCluster{rt: c.rt, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
+// restored returns a cluster of count slots and n shards into which a checkpoint of c was restored when the log time of
+// the cluster was now.
+func (c *deltaCluster) restored(t *testing.T, name string, count rowraft.SlotCount, n int, now uint64) *deltaCluster {
+	to := &deltaCluster{rt: c.rt, count: count, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
 		tables: c.tables}
 	to.addShards(t, n)
 	ctx := context.Background()
@@ -199,7 +199,7 @@ func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *d
 	}
 	piece := rapid.IntRange(1, 9).Draw(c.rt, "rows of a chunk")
 	for i := range chain.Manifest().Parts {
-		sums, err := chain.ReadPart(ctx, i, nil, func(b *checkpoint.Block) error {
+		route := func(b *checkpoint.Block) error {
 			shard := int(b.Slot.Slot) % n
 			block := wire.RestoreBlock{Table: b.Table, Slot: b.Slot.Slot, Counter: b.Counter, RecordBytes: b.RecordBytes}
 			if at := slices.IndexFunc(c.tables, func(s rowraft.Schema) bool { return s.ID == b.Table }); c.tables[at].Tracked() {
@@ -210,6 +210,15 @@ func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *d
 				block.Candidates, block.RecordBytes, records, size = true, checkpoint.CandidateBytes, b.Candidates,
 					len(b.Candidates)
 			}
+			w := &closes[shard]
+			w.Rows += uint64(b.Rows)
+			for rec := records; len(rec) > 0; rec = rec[block.RecordBytes:] {
+				digest := checkpoint.RecordDigest
+				if block.Candidates {
+					digest = checkpoint.CandidateDigest
+				}
+				w.Digest = checkpoint.Digest(w.Digest).Add(digest(rec[:block.RecordBytes]))
+			}
 			for first := true; first || len(records) > 0; first = false {
 				block.Records = records[:min(size, len(records))]
 				records = records[len(block.Records):]
@@ -219,14 +228,13 @@ func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *d
 					wire.AppendRestoreBlock(nil, &block)))
 			}
 			return nil
+		}
+		_, err := chain.ReadPart(ctx, i, nil, func(b *checkpoint.Block) error {
+			at := slices.IndexFunc(c.tables, func(s rowraft.Schema) bool { return s.ID == b.Table })
+			return checkpoint.Regroup(b, &c.tables[at], c.count, count, route)
 		})
 		if err != nil {
 			c.rt.Fatal(err)
-		}
-		for _, s := range sums {
-			w := &closes[int(s.Slot)%n]
-			w.Rows += uint64(s.Rows)
-			w.Digest = checkpoint.Digest(w.Digest).Add(s.Digest)
 		}
 	}
 	for shard, r := range to.shards {
@@ -243,7 +251,7 @@ func (c *deltaCluster) restored(t *testing.T, name string, n int, now uint64) *d
 // candidates.
 func TestARestoredClusterGoesOnAsItsSource(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		c := &deltaCluster{rt: rt, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
+		c := &deltaCluster{rt: rt, count: rowraft.DefaultSlots, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
 			tables: streamTables}
 		c.addShards(t, 2)
 		for i, r := range c.shards { // each shard has a different time
@@ -260,7 +268,7 @@ func TestARestoredClusterGoesOnAsItsSource(t *testing.T) {
 			c.save(name, parent, func() {})
 		}
 		shards := rapid.SampledFrom([]int{1, 2, 3}).Draw(rt, "shards")
-		to := c.restored(t, name, shards, uint64(rapid.SampledFrom([]int{1, 60, 1000}).Draw(rt, "restored at"))*1_000_000_000)
+		to := c.restored(t, name, c.count, shards, uint64(rapid.SampledFrom([]int{1, 60, 1000}).Draw(rt, "restored at"))*1_000_000_000)
 		c.same(to, "restored")
 		var later []act
 		for range rapid.IntRange(1, 8).Draw(rt, "later acts") {

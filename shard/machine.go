@@ -1,6 +1,7 @@
 package shard
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -19,7 +20,9 @@ const MaxTables = 1024
 // Config is the arguments of New.
 type Config struct {
 	Shard rowraft.ShardID
-	Slots []rowraft.Slot // slots of this shard; nil means all
+	// SlotCount is the number of slots of the cluster; 0: rowraft.DefaultSlots. Like Epoch, it is not in the log.
+	SlotCount rowraft.SlotCount
+	Slots     []rowraft.Slot // slots of this shard; nil means all
 	// Epoch is the table epoch before the first entry; 0 means 1. The log does not contain it,
 	// so all replicas must be given the same value, at every start.
 	Epoch rowraft.TableEpoch
@@ -137,12 +140,41 @@ type table struct {
 	rows   *rowstore.Table
 }
 
-// ownedSlots is a set of slots.
-type ownedSlots [rowraft.NumSlots / 64]uint64
+// ownedSlots is the set of the slots of a shard.
+type ownedSlots struct {
+	count       rowraft.SlotCount // of the cluster
+	first, past rowraft.Slot      // the set is within first … past − 1
+	words       []uint64          // a bit for each slot from first on
+}
+
+// newOwned returns the set of slots, or of all slots if slots is nil.
+func newOwned(count rowraft.SlotCount, slots []rowraft.Slot) *ownedSlots {
+	o := &ownedSlots{count: count, past: rowraft.Slot(count)}
+	if slots != nil && len(slots) == 0 {
+		o.past = 0
+	} else if slots != nil {
+		o.first, o.past = slices.Min(slots), slices.Max(slots)+1
+	}
+	o.words = make([]uint64, (o.past-o.first+63)/64)
+	for s := o.first; slots == nil && s < o.past; s++ {
+		o.add(s)
+	}
+	for _, s := range slots {
+		o.add(s)
+	}
+	return o
+}
+
+func (o *ownedSlots) add(s rowraft.Slot) { o.words[(s-o.first)/64] |= 1 << ((s - o.first) % 64) }
+
+func (o *ownedSlots) has(s rowraft.Slot) bool {
+	i := s - o.first
+	return s >= o.first && s < o.past && o.words[i/64]>>(i%64)&1 != 0
+}
 
 // Slots returns the slots of this shard, ascending.
 func (m *Machine) Slots() (slots []rowraft.Slot) {
-	for s := range rowraft.Slot(rowraft.NumSlots) {
+	for s := m.owned.first; s < m.owned.past; s++ {
 		if m.owned.has(s) {
 			slots = append(slots, s)
 		}
@@ -150,25 +182,24 @@ func (m *Machine) Slots() (slots []rowraft.Slot) {
 	return slots
 }
 
-func (o *ownedSlots) has(s rowraft.Slot) bool { return o[s/64]>>(s%64)&1 != 0 }
+// SlotCount returns the number of slots of the cluster.
+func (m *Machine) SlotCount() rowraft.SlotCount { return m.owned.count }
 
 // New returns a Machine without tables at index 0.
 //
-// Errors: CodeInvalidArgument if a slot does not exist.
+// Errors: CodeInvalidArgument if a slot does not exist, or the cluster cannot have this number of slots.
 func New(c Config) (*Machine, error) {
-	m := &Machine{shard: c.Shard, owned: &ownedSlots{}}
+	count := cmp.Or(c.SlotCount, rowraft.DefaultSlots)
+	if err := count.Check(); err != nil {
+		return nil, fmt.Errorf("shard %d: %w", c.Shard, err)
+	}
 	for _, s := range c.Slots {
-		if s >= rowraft.NumSlots {
+		if s >= rowraft.Slot(count) {
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: slot %d does not exist: want less than %d",
-				c.Shard, s, rowraft.NumSlots)
-		}
-		m.owned[s/64] |= 1 << (s % 64)
-	}
-	if c.Slots == nil {
-		for i := range m.owned {
-			m.owned[i] = ^uint64(0)
+				c.Shard, s, count)
 		}
 	}
+	m := &Machine{shard: c.Shard, owned: newOwned(count, c.Slots)}
 	m.mu.state = &state{}
 	m.publishLocked()
 	m.epoch.Store(uint64(max(c.Epoch, 1)))
@@ -334,7 +365,7 @@ func findTable(tables []*table, id rowraft.TableID) *table {
 
 // addTable adds an empty table. REQUIRES: neither its ID nor its name is taken.
 func (st *state) addTable(s rowraft.Schema, owned *ownedSlots) (*table, error) {
-	rows, err := rowstore.New(rowstore.Options{Schema: s, Owned: owned.has})
+	rows, err := rowstore.New(rowstore.Options{Schema: s, Slots: owned.count, Owned: owned.has})
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", s.Name, err)
 	}

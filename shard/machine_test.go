@@ -360,7 +360,7 @@ func TestSnapshotTakesMicroseconds(t *testing.T) {
 }
 
 func TestNewRefusesASlotThatDoesNotExist(t *testing.T) {
-	_, err := New(Config{Slots: []rowraft.Slot{rowraft.NumSlots}})
+	_, err := New(Config{Slots: []rowraft.Slot{rowraft.DefaultSlots}})
 	wantCode(t, err, rowraft.CodeInvalidArgument)
 }
 

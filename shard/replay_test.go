@@ -112,7 +112,7 @@ func answerText(p PartResult) string {
 
 // replaySlots is three of every four slots.
 func replaySlots() (slots []rowraft.Slot) {
-	for s := range rowraft.Slot(rowraft.NumSlots) {
+	for s := range rowraft.Slot(rowraft.DefaultSlots) {
 		if s%4 != 1 {
 			slots = append(slots, s)
 		}

@@ -127,6 +127,9 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 		if err := st.addRows(&b); err != nil {
 			return st, err
 		}
+		if err := st.table(b.Table).rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed); err != nil {
+			return st, err
+		}
 	}
 	want := rowstore.DigestOf(rd.Trailer().Digest)
 	if sum, _ := st.digest(); sum != want {
@@ -135,14 +138,11 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 	return st, nil
 }
 
-// addRows adds the rows of one block.
+// addRows adds the rows or the candidates of one block. The caller then sets the counter of the slot.
 func (st *state) addRows(b *checkpoint.Block) error {
 	t := st.table(b.Table)
 	if t != nil && b.Candidates != nil {
-		if err := t.rows.RestoreCandidates(b.Slot.Slot, b.Candidates); err != nil {
-			return err
-		}
-		return t.rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed)
+		return t.rows.RestoreCandidates(b.Slot.Slot, b.Candidates)
 	}
 	if t == nil || b.RecordBytes != t.rows.RecordBytes() {
 		return rowraft.Errorf(rowraft.CodeCorrupt,
@@ -159,5 +159,5 @@ func (st *state) addRows(b *checkpoint.Block) error {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: only %d of the %d rows of slot %d belong to it",
 			t.schema.Name, got, b.Rows, b.Slot.Slot)
 	}
-	return t.rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed)
+	return nil
 }

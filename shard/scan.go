@@ -69,7 +69,7 @@ func (m *Machine) NewScan(table rowraft.TableID, dtype rowraft.DType) (*Scan, er
 func (s *Scan) Append(
 	dst []byte, slot rowraft.Slot, from rowraft.Key,
 ) (out []byte, next rowraft.Key, done bool, err error) {
-	if slot >= rowraft.NumSlots || !s.m.owned.has(slot) {
+	if !s.m.owned.has(slot) {
 		return dst, from, false, rowraft.Errorf(rowraft.CodeWrongShard, "shard %d does not hold slot %d", s.m.shard, slot)
 	}
 	if len(s.keys) == 0 || s.slot != slot || s.keys[0] != from {

@@ -86,8 +86,8 @@ func TestScanReadsEveryRowOnce(t *testing.T) {
 			}
 			keys = slices.DeleteFunc(keys, func(k rowraft.Key) bool { _, is := slices.BinarySearch(gone, k); return is })
 			for _, dtype := range []rowraft.DType{rowraft.Float32, rowraft.BFloat16} {
-				got := scanSlots(t, r.Machine, table, dtype, 0, rowraft.NumSlots, nil)
-				if got.calls != rowraft.NumSlots {
+				got := scanSlots(t, r.Machine, table, dtype, 0, rowraft.DefaultSlots, nil)
+				if got.calls != rowraft.DefaultSlots {
 					t.Errorf("%d calls for small slots", got.calls)
 				}
 				sorted := slices.Clone(got.keys)
@@ -332,7 +332,7 @@ func TestScanRefuses(t *testing.T) {
 	}
 	_, _, _, err = s.Append(nil, 3, 0)
 	wantCode(t, err, rowraft.CodeWrongShard)
-	_, _, _, err = s.Append(nil, rowraft.NumSlots, 0)
+	_, _, _, err = s.Append(nil, rowraft.DefaultSlots, 0)
 	wantCode(t, err, rowraft.CodeWrongShard)
 	stream := r.snapshot()
 	if err := r.Restore(bytes.NewReader(stream)); err != nil {

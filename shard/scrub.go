@@ -82,7 +82,7 @@ func (m *Machine) scrubSlots() (read int, where string, err error) {
 			return read, "", nil
 		}
 		if t.schema.ID != c.table {
-			c.table, c.slot = t.schema.ID, 0
+			c.table, c.slot = t.schema.ID, m.owned.first
 		}
 		n, done, ok := t.rows.CheckSlot(c.slot, scrubBytes-read)
 		if !ok {
@@ -92,8 +92,8 @@ func (m *Machine) scrubSlots() (read int, where string, err error) {
 		if !done {
 			return read, "", nil
 		}
-		if c.slot++; c.slot == rowraft.NumSlots {
-			c.table, c.slot = c.table+1, 0
+		if c.slot++; c.slot >= m.owned.past {
+			c.table, c.slot = c.table+1, m.owned.first
 		}
 		if read >= scrubBytes {
 			break

@@ -212,7 +212,7 @@ func (s *Snapshot) Sums() ([]checkpoint.SlotSum, error) {
 	}
 	var out []checkpoint.SlotSum
 	for _, t := range s.tables {
-		for slot := range rowraft.Slot(rowraft.NumSlots) {
+		for slot := s.m.owned.first; slot < s.m.owned.past; slot++ {
 			if c := t.snap.Slot(slot); c.Version > 0 {
 				out = append(out, checkpoint.SlotSum{
 					Table: t.schema.ID, Slot: slot, Rows: uint32(c.Rows), Counter: c.Version, Digest: c.Digest.Bytes(),
@@ -335,8 +335,8 @@ type slotChunk struct {
 }
 
 func (s *Snapshot) writeTable(out *checkpoint.Writer, t *tableSnapshot, wk *walk) error {
-	next, inside, missing := rowraft.Slot(0), false, 0
-	for next < rowraft.NumSlots {
+	next, inside, missing := s.m.owned.first, false, 0
+	for next < s.m.owned.past {
 		var err error
 		if next, inside, err = s.walk(t, wk, next, inside); err != nil {
 			return err
@@ -382,7 +382,7 @@ func (s *Snapshot) walk(t *tableSnapshot, wk *walk, next rowraft.Slot, inside bo
 	if err := s.usable(); err != nil {
 		return next, inside, err
 	}
-	for ; next < rowraft.NumSlots && len(wk.buf)+len(wk.candidates) < walkBytes; next++ {
+	for ; next < s.m.owned.past && len(wk.buf)+len(wk.candidates) < walkBytes; next++ {
 		c := t.snap.Slot(next)
 		p := slotChunk{
 			slot: checkpoint.Slot{Table: t.schema.ID, Slot: next, Counter: c.Version, RecordBytes: recordBytes,

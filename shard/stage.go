@@ -221,6 +221,9 @@ func (g *stage) add(blocks []byte) (rows uint64, err error) {
 		if err := g.state.addRows(&block); err != nil {
 			return rows, err
 		}
+		if err := g.state.table(b.Table).rows.RaiseSlotVersion(b.Slot, b.Counter); err != nil {
+			return rows, err
+		}
 		rows += uint64(block.Rows)
 	}
 	return rows, nil

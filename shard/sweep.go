@@ -54,7 +54,7 @@ func (m *Machine) sweepSlot(w *wire.Sweep, slot rowraft.Slot, a *Applied) error 
 
 // SweepPreview is the result of PreviewSweep for some slots.
 type SweepPreview struct {
-	Next   rowraft.Slot // first slot that was not read; NumSlots if all were read
+	Next   rowraft.Slot // first slot that was not read; the number of slots if all were read
 	Looked uint64       // rows and candidates read
 	Found  Swept
 
@@ -70,7 +70,7 @@ type SweepPreview struct {
 // Errors: CodeTableNotFound; CodeInvalidArgument if the conditions of w do not apply to the
 // table; *FatalError; CodeClosing.
 func (m *Machine) PreviewSweep(w *wire.Sweep, tick uint32, most uint64) (p SweepPreview, err error) {
-	for p.Next = w.First; p.Next < rowraft.NumSlots && p.Looked < most; p.Next++ {
+	for p.Next = w.First; p.Next < rowraft.Slot(m.owned.count) && p.Looked < most; p.Next++ {
 		if !m.owned.has(p.Next) {
 			continue
 		}

@@ -186,7 +186,7 @@ func (m *Machine) checkSlots(t *table, body wire.Body) error {
 	for i := range len(body.Keys) / 8 {
 		key := body.Key(i)
 		hash := clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key)) ^ t.seed)
-		if slot := clustermap.SlotOfHash(hash, rowraft.DefaultSlots); !m.owned.has(slot) {
+		if slot := clustermap.SlotOfHash(hash, m.owned.count); !m.owned.has(slot) {
 			return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which shard %d does not hold",
 				t.schema.Name, key, slot, m.shard)
 		}

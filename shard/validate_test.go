@@ -14,7 +14,7 @@ import (
 // halfShard returns a replica with the even slots, and a key of a slot that it does not hold.
 func halfShard(t *testing.T) (r *replica, table rowraft.Schema, own []rowraft.Key, foreign rowraft.Key) {
 	c := Config{Shard: 3}
-	for s := rowraft.Slot(0); s < rowraft.NumSlots; s += 2 {
+	for s := rowraft.Slot(0); s < rowraft.DefaultSlots; s += 2 {
 		c.Slots = append(c.Slots, s)
 	}
 	r = newReplica(t, c)

@@ -31,7 +31,7 @@ type RestoreBegin struct {
 type RestoreBlock struct {
 	Table       rowraft.TableID
 	Slot        rowraft.Slot
-	Counter     uint64 // version counter of the slot
+	Counter     uint64 // version counter of the slot, at least; other blocks of the slot may have another one
 	Rows        int
 	RecordBytes int
 	Records     []byte // Rows × RecordBytes
@@ -163,7 +163,7 @@ func ParseRestoreBlock(b []byte, r *RestoreBlock) (rest []byte, err error) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have a block with candidates of %d bytes, want %d", r.RecordBytes, candidateSize)
 	}
 	size := uint64(r.Rows) * uint64(r.RecordBytes)
-	if r.Slot >= rowraft.NumSlots || le.Uint16(b[10:]) > 1 || r.RecordBytes < 24 && !r.Candidates ||
+	if le.Uint16(b[10:]) > 1 || r.RecordBytes < 24 && !r.Candidates ||
 		size > uint64(len(b)-restoreBlockFixed) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt,
 			"restore rows have an impossible block: slot %d, %d rows of %d bytes in %d bytes",

@@ -75,7 +75,6 @@ func TestGoldenRestoreRows(t *testing.T) {
 	for name, change := range map[string]func(b []byte) []byte{
 		"cut in a block":         func(b []byte) []byte { return b[:40] },
 		"cut in the padding":     func(b []byte) []byte { return b[:60] },
-		"a slot that is none":    func(b []byte) []byte { b[9] = 0x10; return b },
 		"records that are short": func(b []byte) []byte { b[24] = 23; return b },
 		"too many rows":          func(b []byte) []byte { b[12] = 9; return b },
 		"rows beyond all":        func(b []byte) []byte { copy(b[12:], "\xff\xff\xff\xff"); copy(b[24:], "\xff\xff\xff\xff"); return b },

@@ -60,9 +60,9 @@ func (s *Sweep) String() string {
 func (s *Sweep) Validate() error {
 	has := func(c uint32) bool { return s.Conditions&c != 0 }
 	switch {
-	case int(s.First) >= rowraft.NumSlots || s.Slots < 1 || s.Slots > rowraft.NumSlots-int(s.First):
+	case s.First >= rowraft.MaxSlots || s.Slots < 1 || s.Slots > rowraft.MaxSlots-int(s.First):
 		return rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"sweep of %d slots from slot %d: want at least 1 of the %d slots", s.Slots, s.First, rowraft.NumSlots)
+			"sweep of %d slots from slot %d: want at least 1, and none above %d", s.Slots, s.First, rowraft.MaxSlots-1)
 	case s.Conditions == 0 || s.Conditions > sweepAll:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"sweep with conditions %#x: want some of expire, unseen, count, norm", s.Conditions)
@@ -86,7 +86,7 @@ func SweepEntry(h EntryHeader, s *Sweep) []byte {
 	PutEntryHeader(b, h)
 	b = le.AppendUint64(b, uint64(s.Table))
 	b = le.AppendUint16(b, uint16(s.First))
-	b = le.AppendUint16(b, uint16(s.Slots))
+	b = le.AppendUint16(b, uint16(int(s.First)+s.Slots-1))
 	b = le.AppendUint32(b, s.Conditions)
 	b = le.AppendUint32(b, s.Unseen)
 	b = le.AppendUint32(b, s.Count)
@@ -100,7 +100,7 @@ func ParseSweep(b []byte) (s Sweep, err error) {
 		return s, rowraft.Errorf(rowraft.CodeCorrupt, "sweep entry has %d bytes, want %d", len(b), SweepSize)
 	}
 	s = Sweep{
-		Table: rowraft.TableID(le.Uint64(b)), First: rowraft.Slot(le.Uint16(b[8:])), Slots: int(le.Uint16(b[10:])),
+		Table: rowraft.TableID(le.Uint64(b)), First: rowraft.Slot(le.Uint16(b[8:])), Slots: int(le.Uint16(b[10:])) - int(le.Uint16(b[8:])) + 1,
 		Conditions: le.Uint32(b[12:]), Unseen: le.Uint32(b[16:]), Count: le.Uint32(b[20:]),
 		Norm: math.Float32frombits(le.Uint32(b[24:])),
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/replay"
 	"github.com/rowraft/rowraft/e2e/verdict"
@@ -34,7 +35,7 @@ func newCheckCmd() *cobra.Command {
 				return err
 			}
 			_, verdicts := verdict.Judge(ops, seen, cfg.Clients, cfg.For)
-			replayed, err := replay.OfRun(args[0], cfg.Shards, ops, seen)
+			replayed, err := replay.OfRun(args[0], cfg.Shards, rowraft.SlotCount(cfg.Slots), ops, seen)
 			switch {
 			case errors.Is(err, replay.ErrNoData):
 				fmt.Fprintf(cmd.OutOrStdout(), "replay     left out       %v\n", err)

@@ -56,7 +56,7 @@ func (p *processes) Start(ctx context.Context, cfg *chaos.Config, rec *history.R
 		return nil, err
 	}
 	opts := localcluster.Options{
-		Binary: p.binary, Dir: dir, Servers: cfg.Servers, Shards: cfg.Shards, Backend: cfg.Backend, Profile: cfg.Profile,
+		Binary: p.binary, Dir: dir, Servers: cfg.Servers, Shards: cfg.Shards, Slots: cfg.Slots, Backend: cfg.Backend, Profile: cfg.Profile,
 		Args: []string{
 			// A server whose disk hangs because of a fault must end. A server whose disk is only busy should not.
 			"--disk-reserve-bytes", "1", "--disk-stall-limit", "10s",

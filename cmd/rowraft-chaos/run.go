@@ -88,6 +88,7 @@ directory is kept.`,
 	fl.IntVar(&c.Rows, "rows", 16, "rows they push to, 1 to 4096")
 	fl.IntVar(&c.Servers, "servers", 3, "servers, 3 to 5")
 	fl.IntVar(&c.Shards, "shards", 2, "shards, 1 to 16")
+	fl.IntVar(&c.Slots, "slots", 0, "slots of the cluster; 0: by the seed, 4096, 16384 or 65536")
 	fl.IntVar(&c.Rate, "rate", 100, "calls a second of each client at most; 0: as fast as it goes")
 	fl.StringVar(&c.Backend, "log-backend", "", "rowlog or bolt; default: by the seed")
 	fl.StringVar(&c.Profile, "profile", "fast", "Raft timers: fast, default or dense")
@@ -187,6 +188,9 @@ func (c *config) check() error {
 	if c.Seed == 0 {
 		c.Seed = uint64(time.Now().UnixNano()) % 1_000_000
 	}
+	if c.Slots == 0 {
+		c.Slots = chaos.SlotsOf(c.Seed)
+	}
 	if c.Tier == "A" {
 		if c.Backend == "bolt" {
 			return cli.Usagef("--log-backend bolt: the disks of tier A are in memory, and bolt maps its file")
@@ -275,8 +279,8 @@ func makeEmpty(dir string) error {
 // reproduce returns the command line that runs the same schedule again.
 func (c *config) reproduce() string {
 	return fmt.Sprintf("rowraft-chaos run --tier %s --seed %d --for %v --faults %s --clients %d --rows %d --servers "+
-		"%d --shards %d --rate %d --log-backend %s --profile %s",
-		c.Tier, c.Seed, c.For, c.Faults, c.Clients, c.Rows, c.Servers, c.Shards, c.Rate, c.Backend, c.Profile)
+		"%d --shards %d --slots %d --rate %d --log-backend %s --profile %s",
+		c.Tier, c.Seed, c.For, c.Faults, c.Clients, c.Rows, c.Servers, c.Shards, c.Slots, c.Rate, c.Backend, c.Profile)
 }
 
 func newFaultsCmd() *cobra.Command {

@@ -20,6 +20,7 @@ type Config struct {
 	Rows    int           `json:"rows"`    // 8
 	Servers int           `json:"servers"` // 3
 	Shards  int           `json:"shards"`  // 2
+	Slots   int           `json:"slots"`   // by the seed: 4096, 16384 or 65536
 	Rate    int           `json:"rate"`    // calls a second of each client at most; 0: no limit
 	Backend string        `json:"log_backend"`
 	Profile string        `json:"profile"` // of the Raft timers: "fast"
@@ -32,9 +33,13 @@ type Config struct {
 	Progress func(elapsed time.Duration, text string) `json:"-"`
 }
 
+// SlotsOf returns the number of slots of the cluster of a run with this seed. One seed in two has the default number.
+func SlotsOf(seed uint64) int { return [...]int{4096, 16384, 4096, 65536}[seed%4] }
+
 func (c *Config) setDefaults() {
 	c.For, c.Faults, c.Profile = cmp.Or(c.For, time.Minute), cmp.Or(c.Faults, "all"), cmp.Or(c.Profile, "fast")
 	c.Clients, c.Rows, c.Servers, c.Shards = cmp.Or(c.Clients, 4), cmp.Or(c.Rows, 8), cmp.Or(c.Servers, 3), cmp.Or(c.Shards, 2)
+	c.Slots = cmp.Or(c.Slots, SlotsOf(c.Seed))
 	if c.Log == nil {
 		c.Log = func(string) {}
 	}

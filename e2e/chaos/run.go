@@ -405,7 +405,7 @@ func (res *Result) Judge(cfg Config) error {
 	var t check.Tally
 	t, res.Verdicts = verdict.Judge(ops, seen, cfg.Clients, cfg.For)
 	res.Lost, res.Doubled = max(res.Lost, t.Lost), max(res.Doubled, t.Doubled)
-	replayed, err := replay.OfRun(cfg.Dir, cfg.Shards, ops, seen)
+	replayed, err := replay.OfRun(cfg.Dir, cfg.Shards, rowraft.SlotCount(cfg.Slots), ops, seen)
 	if err != nil {
 		return err
 	}

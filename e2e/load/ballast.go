@@ -58,5 +58,5 @@ func (l *Load) Ballast(ctx context.Context, bytesPerShard int64) error {
 func (l *Load) Rows() (least, most int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.opts.Rows, len(l.keys) + l.ballastRows + streamRows
+	return l.opts.Rows, len(l.keys) + l.ballastRows + streamKeys
 }

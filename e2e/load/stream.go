@@ -15,7 +15,7 @@ import (
 // others and expire while the load runs; replicas, snapshots and the replay of logs
 // must agree on all of it.
 const (
-	streamRows  = rowraft.NumSlots // its capacity: one row a slot
+	streamRows  = rowraft.DefaultSlots // its capacity in a cluster of so many slots: one row a slot
 	streamKeys  = 3 * streamRows / 2
 	streamBatch = 60
 	streamPause = 200 * time.Millisecond
@@ -40,7 +40,7 @@ func (l *Load) dialStream(ctx context.Context) (*stream, error) {
 		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 5, A: -1, B: 1},
 		Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1, Epsilon: 1e-8},
 		Admission:   rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}, Expire: 3,
-		Capacity: rowraft.Capacity{Rows: streamRows, Evict: rowraft.EvictLFU},
+		Capacity: rowraft.Capacity{Rows: uint64(c.Map().SlotCount()), Evict: rowraft.EvictLFU},
 	}, true)
 	if err != nil {
 		c.Close()

@@ -287,7 +287,7 @@ func (m *Machine) checkPayload(op byte, b []byte) ([]segment, rowraft.Code) {
 			}
 		}
 		for _, k := range seg.keys {
-			if m.Owned != nil && !m.Owned[slotOf(&t.Schema, k)] {
+			if !m.owns(t.slotOf(k)) {
 				return nil, rowraft.CodeWrongShard
 			}
 		}

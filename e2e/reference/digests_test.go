@@ -152,7 +152,7 @@ func (c *goldenCase) digest(t *testing.T) string {
 		t.Fatal(err)
 	}
 	defer own.Close()
-	ref := New(6, nil)
+	ref := New(6, 0, nil)
 	for i, entry := range c.entries() {
 		index := rowraft.Index(i + 1)
 		want, err := ref.Apply(index, entry)

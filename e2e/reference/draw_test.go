@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -40,9 +41,18 @@ var schemas = func() []rowraft.Schema {
 		wider}
 }()
 
+// drawConfig draws the number of slots of the cluster. With 4,096 slots the shard holds three of four, else all.
+func drawConfig(t *rapid.T) shard.Config {
+	c := shard.Config{Shard: 1, SlotCount: rapid.SampledFrom([]rowraft.SlotCount{4096, 4096, 4096, 4096, 4096, 8192}).Draw(t, "slots of the cluster")}
+	if c.SlotCount == rowraft.DefaultSlots {
+		c.Slots = someSlots()
+	}
+	return c
+}
+
 // someSlots is three slots of four.
 func someSlots() (slots []rowraft.Slot) {
-	for s := range rowraft.Slot(rowraft.NumSlots) {
+	for s := range rowraft.Slot(rowraft.DefaultSlots) {
 		if s%4 != 1 {
 			slots = append(slots, s)
 		}
@@ -253,7 +263,7 @@ func drawFew(t *rapid.T, m *Machine, s rowraft.Schema, foreign bool) (keys []row
 		if s.Kind == rowraft.Dense {
 			key = rowraft.DenseKey(uint32(k/8), k%8)
 		}
-		if m.Owned[clustermap.SlotOf(s.ID, s.Kind, key, rowraft.DefaultSlots)] || foreign {
+		if m.owns(clustermap.SlotOf(s.ID, s.Kind, key, rowraft.SlotCount(m.Slots))) || foreign {
 			keys = append(keys, key)
 		}
 	}

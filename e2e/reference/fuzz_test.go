@@ -90,9 +90,9 @@ func FuzzApply(f *testing.F) {
 		wire.AppendRestoreBlock(nil, &wire.RestoreBlock{Table: 1, Counter: 1, RecordBytes: 28})))
 	f.Add(wire.RestoreCloseEntry(h, &wire.RestoreClose{ID: wire.RestoreID{1}, Epoch: 2}))
 	f.Add(wire.RestoreDropEntry(h, wire.RestoreID{1}))
-	f.Add(wire.SweepEntry(h, &wire.Sweep{Table: streamTables[0].ID, Slots: rowraft.NumSlots,
+	f.Add(wire.SweepEntry(h, &wire.Sweep{Table: streamTables[0].ID, Slots: rowraft.DefaultSlots,
 		Conditions: wire.SweepCount | wire.SweepUnseen, Count: 2, Unseen: 1}))
-	block := wire.RestoreBlock{Table: streamTables[0].ID, Slot: slotOf(&streamTables[0], 1), Counter: 2, Rows: 1,
+	block := wire.RestoreBlock{Table: streamTables[0].ID, Slot: slotOf(&streamTables[0], 4096, 1), Counter: 2, Rows: 1,
 		RecordBytes: 16, Tick: 7, Candidates: true, Records: make([]byte, 16)}
 	block.Records[0], block.Records[8] = 1, 1
 	f.Add(wire.RestoreRowsEntry(h, wire.RestoreID{1}, 1, wire.AppendRestoreBlock(nil, &block)))
@@ -118,7 +118,7 @@ func FuzzApply(f *testing.F) {
 	}
 	f.Cleanup(func() { m.Close() })
 	f.Fuzz(func(t *testing.T, entry []byte) {
-		ref, err := Load(nil, stream)
+		ref, err := Load(0, nil, stream)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +163,7 @@ func loaded(t *testing.T, m *shard.Machine) *Machine {
 	if _, err := s.WriteTo(&b); err != nil {
 		t.Fatal(err)
 	}
-	got, err := Load(nil, b.Bytes())
+	got, err := Load(0, nil, b.Bytes())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func FuzzLoad(f *testing.F) {
 	f.Cleanup(func() { m.Close() })
 	f.Fuzz(func(t *testing.T, in []byte) {
 		in = withSums(bytes.Clone(in))
-		want, refused := Load(nil, in)
+		want, refused := Load(0, nil, in)
 		if refused == nil && want.Shard != 6 {
 			return // of another shard: only the Machine knows which it is
 		}

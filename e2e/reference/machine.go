@@ -2,6 +2,7 @@ package reference
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -33,6 +34,7 @@ var le = binary.LittleEndian
 // calls.
 type Machine struct {
 	Shard   rowraft.ShardID
+	Slots   uint64                // of the cluster
 	Owned   map[rowraft.Slot]bool // slots held here; nil: all
 	Applied rowraft.Index
 	LogTime uint64 // nanoseconds
@@ -59,11 +61,13 @@ type Table struct {
 	Removed  map[rowraft.Slot]uint64 // the counter when a row last left the slot
 
 	Candidates map[rowraft.Key]Candidate
+
+	slots uint64 // of the cluster
 }
 
-func newTable(s rowraft.Schema) *Table {
+func (m *Machine) newTable(s rowraft.Schema) *Table {
 	return &Table{
-		Schema: s, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}, Removed: map[rowraft.Slot]uint64{},
+		Schema: s, slots: m.Slots, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}, Removed: map[rowraft.Slot]uint64{},
 		Candidates: map[rowraft.Key]Candidate{},
 	}
 }
@@ -92,10 +96,10 @@ func (a Answer) String() string {
 	return a.Code.String()
 }
 
-// New returns a shard without tables at index 0, in the first epoch. slots nil
+// New returns a shard without tables at index 0, in the first epoch, of a cluster of count slots; 0: 4096. slots nil
 // means all.
-func New(shard rowraft.ShardID, slots []rowraft.Slot) *Machine {
-	m := &Machine{Shard: shard, Epoch: 1, Tables: map[rowraft.TableID]*Table{},
+func New(shard rowraft.ShardID, count rowraft.SlotCount, slots []rowraft.Slot) *Machine {
+	m := &Machine{Shard: shard, Slots: uint64(cmp.Or(count, 4096)), Epoch: 1, Tables: map[rowraft.TableID]*Table{},
 		Sessions: map[rowraft.ClientID]*Session{}, Jobs: map[rowraft.JobID]*Job{}}
 	if slots != nil {
 		m.Owned = make(map[rowraft.Slot]bool)
@@ -105,6 +109,9 @@ func New(shard rowraft.ShardID, slots []rowraft.Slot) *Machine {
 	}
 	return m
 }
+
+// owns reports whether the shard holds slot s.
+func (m *Machine) owns(s rowraft.Slot) bool { return m.Owned == nil || m.Owned[s] }
 
 // Apply applies entry, whose index must be above Applied, and returns its answers. An error stops the
 // replica: the entry and all later ones are refused, and nothing has changed.
@@ -188,7 +195,7 @@ func (m *Machine) create(s rowraft.Schema) rowraft.Code {
 	if len(m.Tables) == maxTables {
 		return rowraft.CodeInvalidArgument
 	}
-	m.Tables[s.ID] = newTable(s)
+	m.Tables[s.ID] = m.newTable(s)
 	return rowraft.CodeUnknown
 }
 

@@ -11,7 +11,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -35,8 +34,8 @@ func FuzzAgainstReference(f *testing.F) {
 }
 
 func againstReference(rt *rapid.T) {
-	c := shard.Config{Shard: 1, Slots: someSlots()}
-	d := &duel{t: rt, config: c, ref: New(1, c.Slots), restarted: newMachine(rt, c), plain: newMachine(rt, c)}
+	c := drawConfig(rt)
+	d := &duel{t: rt, config: c, ref: New(1, c.SlotCount, c.Slots), restarted: newMachine(rt, c), plain: newMachine(rt, c)}
 	defer func() { d.restarted.Close(); d.plain.Close() }()
 	h := wire.EntryHeader{Version: 1, Epoch: 1}
 	for _, s := range pushed {
@@ -117,7 +116,7 @@ func (d *duel) same(index rowraft.Index, want []Answer, result any) {
 // the replica back by a snapshot from before.
 func (d *duel) stop(index rowraft.Index, entry []byte) {
 	before := d.stream(d.restarted)
-	_, want := New(1, nil).Apply(index, entry)
+	_, want := New(1, 0, nil).Apply(index, entry)
 	got, ok := d.restarted.Apply(index, entry).(error)
 	var fatal *shard.FatalError
 	if !ok || !errors.As(got, &fatal) || rowraft.CodeOf(fatal.Err) != rowraft.CodeOf(want) {
@@ -157,7 +156,7 @@ func (d *duel) compareAll() {
 }
 
 func (d *duel) compareStream(stream []byte, want *Machine) {
-	got, err := Load(d.config.Slots, stream)
+	got, err := Load(d.config.SlotCount, d.config.Slots, stream)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -170,7 +169,7 @@ func (d *duel) compareStream(stream []byte, want *Machine) {
 func (d *duel) comparePull(m *shard.Machine, t *Table) {
 	ask := rows{schema: t.Schema, flags: wire.FlagNoValues}
 	for k := range rowraft.Key(70) {
-		if d.ref.Owned[clustermap.SlotOf(t.Schema.ID, t.Schema.Kind, k, rowraft.DefaultSlots)] {
+		if d.ref.owns(t.slotOf(k)) {
 			ask.keys = append(ask.keys, k)
 		}
 	}
@@ -259,7 +258,7 @@ func (d *duel) snapshotWhile(step func()) {
 	if _, err := s.WriteTo(w); err != nil {
 		d.t.Fatal(err)
 	}
-	then := New(d.config.Shard, d.config.Slots)
+	then := New(d.config.Shard, d.config.SlotCount, d.config.Slots)
 	for _, l := range d.log[:entries] {
 		if _, err := then.Apply(l.index, l.entry); err != nil {
 			d.t.Fatal(err)

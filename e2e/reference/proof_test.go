@@ -28,7 +28,7 @@ func TestMinorityIsFenced(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer own.Close()
-			ref, index := New(6, nil), rowraft.Index(0)
+			ref, index := New(6, 0, nil), rowraft.Index(0)
 			apply := func(entry []byte) Answer {
 				index++
 				want, err := ref.Apply(index, entry)

@@ -33,7 +33,7 @@ func TestOldLogReplays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := New(0, someSlots())
+	m := New(0, 0, someSlots())
 	for line := range strings.Lines(string(text)) {
 		if strings.HasPrefix(line, "#") {
 			continue
@@ -69,7 +69,7 @@ func replayLine(t *testing.T, m *Machine, entry []byte) string {
 
 // writeReplayFile asks the reference, not shard, what each entry does.
 func writeReplayFile(t *testing.T) {
-	m := New(0, someSlots())
+	m := New(0, 0, someSlots())
 	rng := rand.New(rand.NewPCG(1, 1))
 	var out strings.Builder
 	out.WriteString("# entry (hexadecimal), its answers, digest, rows and log time after it; written by -write-replay " +
@@ -135,7 +135,7 @@ func replayRows(m *Machine, rng *rand.Rand, op wire.Op) (segs []rows) {
 			if s.Kind == rowraft.Dense {
 				key = rowraft.DenseKey(uint32(k/4), k%4)
 			}
-			if rng.IntN(3) == 0 && (m.Owned[clustermap.SlotOf(s.ID, s.Kind, key, rowraft.DefaultSlots)] || fault == 1) {
+			if rng.IntN(3) == 0 && (m.owns(clustermap.SlotOf(s.ID, s.Kind, key, rowraft.SlotCount(m.Slots))) || fault == 1) {
 				seg.keys = append(seg.keys, key)
 				for range s.Dim {
 					seg.values = append(seg.values, float32(rng.NormFloat64()))

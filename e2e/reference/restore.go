@@ -111,7 +111,7 @@ func (r *restore) decodeBlock(b []byte) (rest []byte, err error) {
 	if k.candidates && k.size != 16 || !k.candidates && k.size < 24 {
 		return nil, corrupt("an impossible block")
 	}
-	if k.slot > 4095 || b[10] > 1 || b[11] != 0 || n > len(b)/16 || n*k.size > len(b)-32 {
+	if b[10] > 1 || b[11] != 0 || n > len(b)/16 || n*k.size > len(b)-32 {
 		return nil, corrupt("an impossible block")
 	}
 	b = b[32:]
@@ -173,7 +173,7 @@ func (m *Machine) beginStage(r *restore) rowraft.Code {
 	if m.Stage != nil {
 		return rowraft.CodeOverloaded
 	}
-	next := New(m.Shard, nil)
+	next := New(m.Shard, rowraft.SlotCount(m.Slots), nil)
 	next.Owned = m.Owned
 	names := map[string]bool{}
 	for _, s := range r.tables {
@@ -181,7 +181,7 @@ func (m *Machine) beginStage(r *restore) rowraft.Code {
 			return rowraft.CodeInvalidArgument
 		}
 		names[s.Name] = true
-		next.Tables[s.ID] = newTable(s)
+		next.Tables[s.ID] = m.newTable(s)
 	}
 	if len(names) != len(r.tables) || len(r.tables) > maxTables {
 		return rowraft.CodeInvalidArgument
@@ -202,17 +202,16 @@ func (m *Machine) stageBlock(k block, base uint32) rowraft.Code {
 	if t == nil || k.size != recordSize(&t.Schema) {
 		return rowraft.CodeCorrupt
 	}
-	owned := func(s rowraft.Slot) bool { return m.Owned == nil || m.Owned[s] }
 	strangers := false
 	for _, rec := range k.records {
 		key, r := parseRecord(&t.Schema, rec)
-		slot := slotOf(&t.Schema, key)
+		slot := t.slotOf(key)
 		switch {
 		case r == nil || r.Version == 0:
 			return rowraft.CodeCorrupt
-		case !owned(slot):
+		case !m.owns(slot):
 			return rowraft.CodeWrongShard
-		case t.Rows[key] != nil, len(t.candidatesOf(slot)) > 0:
+		case t.Rows[key] != nil, t.Candidates[key].Count > 0:
 			return rowraft.CodeCorrupt
 		}
 		if tracked(&t.Schema) {
@@ -226,31 +225,34 @@ func (m *Machine) stageBlock(k block, base uint32) rowraft.Code {
 	switch {
 	case strangers:
 		return rowraft.CodeCorrupt
-	case !owned(k.slot):
+	case !m.owns(k.slot):
 		return rowraft.CodeWrongShard
-	case k.counter < t.Counters[k.slot]:
-		return rowraft.CodeCorrupt
 	}
-	t.Counters[k.slot] = k.counter
-	return rowraft.CodeUnknown
+	return t.raise(k)
 }
 
 // stageCandidates adds the candidates of one block.
 func (m *Machine) stageCandidates(t *Table, k block, base uint32) rowraft.Code {
-	if m.Owned != nil && !m.Owned[k.slot] {
+	if !m.owns(k.slot) {
 		return rowraft.CodeWrongShard
 	}
 	if code := m.addCandidates(t, k.slot, bytes.Join(k.records, nil)); code != rowraft.CodeUnknown {
 		return code
 	}
-	for _, key := range t.candidatesOf(k.slot) {
+	for _, rec := range k.records {
+		key := rowraft.Key(le.Uint64(rec))
 		c := t.Candidates[key]
 		t.Candidates[key] = Candidate{c.Count, k.aged(c.Tick, base)}
 	}
-	if k.counter < t.Counters[k.slot] {
+	return t.raise(k)
+}
+
+// raise raises the counter of the slot of k.
+func (t *Table) raise(k block) rowraft.Code {
+	if k.counter>>63 != 0 {
 		return rowraft.CodeCorrupt
 	}
-	t.Counters[k.slot] = k.counter
+	t.Counters[k.slot] = max(t.Counters[k.slot], k.counter)
 	return rowraft.CodeUnknown
 }
 

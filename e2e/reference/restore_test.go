@@ -8,7 +8,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -17,8 +16,8 @@ import (
 func TestRestoresAgainstReference(t *testing.T) { rapid.Check(t, restoresAgainstReference) }
 
 func restoresAgainstReference(rt *rapid.T) {
-	c := shard.Config{Shard: 1, Slots: someSlots()}
-	d := &duel{t: rt, config: c, ref: New(1, c.Slots), restarted: newMachine(rt, c), plain: newMachine(rt, c)}
+	c := drawConfig(rt)
+	d := &duel{t: rt, config: c, ref: New(1, c.SlotCount, c.Slots), restarted: newMachine(rt, c), plain: newMachine(rt, c)}
 	defer func() { d.restarted.Close(); d.plain.Close() }()
 	h := wire.EntryHeader{Version: 1, Epoch: 1}
 	for _, s := range schemas[:3] {
@@ -111,13 +110,13 @@ func drawBlock(t *rapid.T, m *Machine) wire.RestoreBlock {
 	b := wire.RestoreBlock{Table: s.ID, RecordBytes: 24 + 4*(s.Dim+stateLength(&s)),
 		Counter: 100 - uint64(rapid.IntRange(0, 1).Draw(t, "lower"))}
 	key := rowraft.Key(rapid.IntRange(0, 200).Draw(t, "key"))
-	for m.Owned != nil && !m.Owned[slotOf(&s, key)] && rapid.IntRange(0, 300).Draw(t, "foreign") > 0 {
+	for m.Owned != nil && !m.Owned[slotOf(&s, m.Slots, key)] && rapid.IntRange(0, 300).Draw(t, "foreign") > 0 {
 		key++
 	}
-	b.Slot = slotOf(&s, key)
+	b.Slot = slotOf(&s, m.Slots, key)
 	fault := rapid.IntRange(0, 40).Draw(t, "fault")
 	if fault == 0 {
-		b.Slot = (b.Slot + 1) % 4096
+		b.Slot = (b.Slot + 1) % rowraft.Slot(m.Slots)
 	}
 	if fault == 1 {
 		b.RecordBytes += 4

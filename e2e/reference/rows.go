@@ -63,11 +63,13 @@ func mix64(z uint64) uint64 {
 
 const gamma = 0x9E3779B97F4A7C15
 
-func slotOf(s *rowraft.Schema, key rowraft.Key) rowraft.Slot {
+func (t *Table) slotOf(key rowraft.Key) rowraft.Slot { return slotOf(&t.Schema, t.slots, key) }
+
+func slotOf(s *rowraft.Schema, slots uint64, key rowraft.Key) rowraft.Slot {
 	if s.Kind == rowraft.Dense {
 		key = key >> 40 << 40
 	}
-	return rowraft.Slot(mix64(uint64(key)^mix64(uint64(s.ID)%(1<<48)+gamma)) >> 52)
+	return rowraft.Slot(mix64(uint64(key)^mix64(uint64(s.ID)%(1<<48)+gamma)) / (1 << 63 / slots * 2))
 }
 
 // InitialWeights returns the weights of a key that was never pushed:
@@ -131,7 +133,7 @@ func (m *Machine) applySegment(op byte, seg segment) {
 	}
 	for i, key := range seg.keys {
 		r := t.Rows[key]
-		slot := slotOf(&t.Schema, key)
+		slot := t.slotOf(key)
 		if op == opDelete {
 			if r != nil {
 				m.remove(t, key)
@@ -171,7 +173,7 @@ func (m *Machine) applySegment(op byte, seg segment) {
 
 // remove removes the row of key from t.
 func (m *Machine) remove(t *Table, key rowraft.Key) {
-	slot := slotOf(&t.Schema, key)
+	slot := t.slotOf(key)
 	m.sum = m.sum.minus(t.Rows[key].hash(key))
 	delete(t.Rows, key)
 	t.Counters[slot]++

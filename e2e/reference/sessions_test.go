@@ -81,8 +81,8 @@ func TestSessionsAgainstReference(t *testing.T) {
 	}
 	full := fullShard()
 	rapid.Check(t, func(rt *rapid.T) {
-		c := shard.Config{Shard: 1, Slots: someSlots()}
-		ref, err := Load(c.Slots, full)
+		c := drawConfig(rt)
+		ref, err := Load(c.SlotCount, c.Slots, full)
 		if err != nil {
 			rt.Fatal(err)
 		}

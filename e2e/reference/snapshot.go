@@ -7,13 +7,13 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Load reads a snapshot (docs/formats/snapshot.md) of a shard that holds slots (nil: all). It makes all
-// checks of the page, including the digest.
+// Load reads a snapshot (docs/formats/snapshot.md) of a shard that holds slots (nil: all) of count (0: 4096). It makes
+// all checks of the page, including the digest.
 //
 // Errors: CodeCorrupt, CodeVersionTooNew.
-func Load(slots []rowraft.Slot, stream []byte) (*Machine, error) {
+func Load(count rowraft.SlotCount, slots []rowraft.Slot, stream []byte) (*Machine, error) {
 	l := &loader{all: stream, rest: stream}
-	n, err := l.header(slots)
+	n, err := l.header(count, slots)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func sum32c(parts ...[]byte) uint32 {
 	return crc32.Checksum(bytes.Join(parts, nil), crc32.MakeTable(crc32.Castagnoli))
 }
 
-func (l *loader) header(slots []rowraft.Slot) (n counts, err error) {
+func (l *loader) header(count rowraft.SlotCount, slots []rowraft.Slot) (n counts, err error) {
 	h := l.rest
 	switch {
 	case len(h) < 64 || string(h[:8]) != "ROWRSNAP":
@@ -80,7 +80,7 @@ func (l *loader) header(slots []rowraft.Slot) (n counts, err error) {
 	case le.Uint32(h[60:]) != sum32c(h[:60]), le.Uint16(h[8:]) == 0, le.Uint16(h[10:]) == 0, !zero(h[48:52]):
 		return n, corrupt("snapshot: impossible header")
 	}
-	l.m = New(rowraft.ShardID(le.Uint32(h[12:])), slots)
+	l.m = New(rowraft.ShardID(le.Uint32(h[12:])), count, slots)
 	l.m.Applied = rowraft.Index(le.Uint64(h[16:]))
 	l.m.LogTime = le.Uint64(h[24:])
 	l.m.Epoch = rowraft.TableEpoch(le.Uint64(h[32:]))
@@ -142,7 +142,7 @@ func (l *loader) schemas(want int) error {
 				return n, corrupt("snapshot: an impossible table")
 			}
 			last, names[s.Name] = s.ID, true
-			l.m.Tables[s.ID] = newTable(s)
+			l.m.Tables[s.ID] = l.m.newTable(s)
 		}
 		return n, nil
 	})
@@ -244,10 +244,10 @@ func (l *loader) rows(b []byte) error {
 	id, slot, part := rowraft.TableID(le.Uint64(b)), int(le.Uint16(b[8:])), int(le.Uint32(b[12:]))
 	counter, n, size := le.Uint64(b[16:]), int(le.Uint32(b[24:])), int(le.Uint32(b[28:]))
 	t := l.m.Tables[id]
-	if t == nil || slot > 4095 || b[10] != 0 && b[10] != 2 || b[11] != 0 || size != recordSize(&t.Schema) || len(b)-head != n*size {
+	if t == nil || b[10] != 0 && b[10] != 2 || b[11] != 0 || size != recordSize(&t.Schema) || len(b)-head != n*size {
 		return corrupt("snapshot: impossible rows")
 	}
-	if l.m.Owned != nil && !l.m.Owned[rowraft.Slot(slot)] {
+	if !l.m.owns(rowraft.Slot(slot)) {
 		return rowraft.Errorf(rowraft.CodeWrongShard, "snapshot: rows of slot %d", slot)
 	}
 	next := l.chunks == 0 || id > l.table || id == l.table && slot > l.slot
@@ -273,7 +273,7 @@ func (l *loader) rows(b []byte) error {
 	}
 	for rec := b[head:]; len(rec) > 0; rec = rec[size:] {
 		key, r := parseRecord(&t.Schema, rec[:size])
-		if r == nil || int(slotOf(&t.Schema, key)) != slot || t.Rows[key] != nil || r.Version < 1 || r.Version > counter {
+		if r == nil || int(t.slotOf(key)) != slot || t.Rows[key] != nil || r.Version < 1 || r.Version > counter {
 			return corrupt("snapshot: a row that cannot be here")
 		}
 		t.Rows[key] = r

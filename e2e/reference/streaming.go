@@ -41,11 +41,11 @@ func decodeSweep(b []byte) (*sweep, error) {
 		table: rowraft.TableID(le.Uint64(b)), first: int(le.Uint16(b[8:])), conditions: le.Uint32(b[12:]),
 		unseen: le.Uint32(b[16:]), count: le.Uint32(b[20:]), norm: float(b[24:]),
 	}
-	s.past = s.first + int(le.Uint16(b[10:]))
+	s.past = int(le.Uint16(b[10:])) + 1
 	unasked := s.conditions&condUnseen == 0 && !zero(b[16:20]) || s.conditions&condCount == 0 && !zero(b[20:24]) ||
 		s.conditions&condNorm == 0 && !zero(b[24:28])
 	switch {
-	case s.past <= s.first || s.past > 4096, s.conditions < 1 || s.conditions > 15, unasked,
+	case s.past <= s.first, s.conditions < 1 || s.conditions > 15, unasked,
 		s.conditions&condCount != 0 && s.count == 0,
 		s.conditions&condNorm != 0 && (!(s.norm > 0) || math.IsInf(float64(s.norm), 0)):
 		return nil, corrupt("impossible sweep")
@@ -61,21 +61,21 @@ func tracked(s *rowraft.Schema) bool {
 }
 
 // perSlot is m of the page; 0: no capacity.
-func perSlot(s *rowraft.Schema) uint64 { return (s.Capacity.Rows + 4095) / 4096 }
+func (t *Table) perSlot() uint64 { return (t.Schema.Capacity.Rows + t.slots - 1) / t.slots }
 
-func maxCandidates(s *rowraft.Schema) int {
-	if s.Capacity.Rows == 0 {
+func (t *Table) maxCandidates() int {
+	if t.Schema.Capacity.Rows == 0 {
 		return 4096
 	}
-	return int(min(4096, max(64, 4*perSlot(s))))
+	return int(min(4096, max(64, 4*t.perSlot())))
 }
 
 // countNow returns the count of r when the counter of its slot is c.
-func countNow(s *rowraft.Schema, r *Row, c uint64) uint32 {
-	if s.Capacity.Evict != rowraft.EvictLFU {
+func (t *Table) countNow(r *Row, c uint64) uint32 {
+	if t.Schema.Capacity.Evict != rowraft.EvictLFU {
 		return r.Count
 	}
-	period := 8 * perSlot(s)
+	period := 8 * t.perSlot()
 	halvings := c/period - r.Version/period
 	if halvings >= 32 {
 		return 0
@@ -99,7 +99,7 @@ func (m *Machine) admits(t *Table, slot rowraft.Slot, key rowraft.Key) bool {
 		if before.Count+1 >= s.Admission.Count {
 			return true
 		}
-		if !known && len(t.candidatesOf(slot)) >= maxCandidates(s) {
+		if !known && len(t.candidatesOf(slot)) >= t.maxCandidates() {
 			m.thin(t, slot)
 		}
 		m.setCandidate(t, key, Candidate{before.Count + 1, m.tick()})
@@ -115,7 +115,7 @@ func (t *Table) touch(r *Row, v uint64, tick uint32) {
 	if !tracked(&t.Schema) {
 		return
 	}
-	r.Recency, r.Count = tick, countNow(&t.Schema, r, v)
+	r.Recency, r.Count = tick, t.countNow(r, v)
 	if r.Count < math.MaxUint32 {
 		r.Count++
 	}
@@ -124,7 +124,7 @@ func (t *Table) touch(r *Row, v uint64, tick uint32) {
 // candidatesOf returns the candidates of one slot in the order in which they leave.
 func (t *Table) candidatesOf(slot rowraft.Slot) (keys []rowraft.Key) {
 	for k := range t.Candidates {
-		if slotOf(&t.Schema, k) == slot {
+		if t.slotOf(k) == slot {
 			keys = append(keys, k)
 		}
 	}
@@ -137,7 +137,7 @@ func (t *Table) candidatesOf(slot rowraft.Slot) (keys []rowraft.Key) {
 
 // thin makes room for a candidate.
 func (m *Machine) thin(t *Table, slot rowraft.Slot) {
-	most := maxCandidates(&t.Schema)
+	most := t.maxCandidates()
 	keys := t.candidatesOf(slot)
 	for _, k := range keys[:len(keys)-(most-most/8)] {
 		m.setCandidate(t, k, Candidate{})
@@ -166,7 +166,7 @@ func (c Candidate) hash(key rowraft.Key) Sum {
 
 // evict removes rows of a full slot.
 func (m *Machine) evict(t *Table, slot rowraft.Slot) {
-	most := perSlot(&t.Schema)
+	most := t.perSlot()
 	if most == 0 {
 		return
 	}
@@ -178,9 +178,9 @@ func (m *Machine) evict(t *Table, slot rowraft.Slot) {
 	slices.SortFunc(keys, func(a, b rowraft.Key) int {
 		x, y := t.Rows[a], t.Rows[b]
 		if t.Schema.Capacity.Evict == rowraft.EvictLFU {
-			return cmp.Or(cmp.Compare(countNow(&t.Schema, x, c), countNow(&t.Schema, y, c)), cmp.Compare(x.Version, y.Version))
+			return cmp.Or(cmp.Compare(t.countNow(x, c), t.countNow(y, c)), cmp.Compare(x.Version, y.Version), cmp.Compare(a, b))
 		}
-		return cmp.Compare(x.Version, y.Version)
+		return cmp.Or(cmp.Compare(x.Version, y.Version), cmp.Compare(a, b))
 	})
 	stay := most - max(1, most/8)
 	for _, k := range keys[:uint64(len(keys))-stay] {
@@ -190,7 +190,7 @@ func (m *Machine) evict(t *Table, slot rowraft.Slot) {
 
 func (t *Table) rowsOf(slot rowraft.Slot) (keys []rowraft.Key) {
 	for k := range t.Rows {
-		if slotOf(&t.Schema, k) == slot {
+		if t.slotOf(k) == slot {
 			keys = append(keys, k)
 		}
 	}
@@ -210,13 +210,13 @@ func (m *Machine) applySweep(w *sweep) rowraft.Code {
 	}
 	var rows, candidates []rowraft.Key
 	for k, r := range t.Rows {
-		slot := slotOf(&t.Schema, k)
-		if m.meets(t, w, slot, r.Recency, countNow(&t.Schema, r, t.Counters[slot]), r.Weights) {
+		slot := t.slotOf(k)
+		if m.meets(t, w, slot, r.Recency, t.countNow(r, t.Counters[slot]), r.Weights) {
 			rows = append(rows, k)
 		}
 	}
 	for k, c := range t.Candidates {
-		if m.meets(t, w, slotOf(&t.Schema, k), c.Tick, c.Count, nil) {
+		if m.meets(t, w, t.slotOf(k), c.Tick, c.Count, nil) {
 			candidates = append(candidates, k)
 		}
 	}
@@ -225,7 +225,7 @@ func (m *Machine) applySweep(w *sweep) rowraft.Code {
 	}
 	for _, k := range candidates {
 		m.setCandidate(t, k, Candidate{})
-		t.Counters[slotOf(&t.Schema, k)]++
+		t.Counters[t.slotOf(k)]++
 	}
 	return rowraft.CodeUnknown
 }
@@ -253,14 +253,13 @@ func (m *Machine) meets(t *Table, w *sweep, slot rowraft.Slot, recency, count ui
 
 // addCandidates adds the candidates of one slot from their bytes. After an error the state is not usable.
 func (m *Machine) addCandidates(t *Table, slot rowraft.Slot, b []byte) rowraft.Code {
-	if t.Schema.Admission.Kind != rowraft.AdmitCount || len(b) == 0 || len(b) > 16*maxCandidates(&t.Schema) ||
-		len(t.candidatesOf(slot)) > 0 {
+	if t.Schema.Admission.Kind != rowraft.AdmitCount || len(b) == 0 || len(b)/16+len(t.candidatesOf(slot)) > 65536 {
 		return rowraft.CodeCorrupt
 	}
 	last, first := rowraft.Key(0), true
 	for ; len(b) > 0; b = b[16:] {
 		key, c := rowraft.Key(le.Uint64(b)), Candidate{le.Uint32(b[8:]), le.Uint32(b[12:])}
-		if slotOf(&t.Schema, key) != slot || t.Rows[key] != nil || c.Count < 1 || c.Count >= t.Schema.Admission.Count ||
+		if t.slotOf(key) != slot || t.Rows[key] != nil || t.Candidates[key].Count > 0 || c.Count < 1 || c.Count >= t.Schema.Admission.Count ||
 			!first && key <= last {
 			return rowraft.CodeCorrupt
 		}

@@ -28,7 +28,7 @@ func TestOldStreamsReplay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := New(0, someSlots())
+	m := New(0, 0, someSlots())
 	for line := range strings.Lines(string(text)) {
 		if strings.HasPrefix(line, "#") {
 			continue
@@ -49,7 +49,7 @@ func TestOldStreamsReplay(t *testing.T) {
 
 // writeStreamsFile asks the reference, not shard, what each entry does.
 func writeStreamsFile(t *testing.T) {
-	m := New(0, someSlots())
+	m := New(0, 0, someSlots())
 	rng := rand.New(rand.NewPCG(2, 2))
 	var out strings.Builder
 	out.WriteString("# entry (hexadecimal), its answers, digest, rows and log time after it; written by " +
@@ -66,7 +66,7 @@ func writeStreamsFile(t *testing.T) {
 	for range 110 {
 		s := streamTables[rng.IntN(len(streamTables))]
 		if rng.IntN(6) == 0 {
-			w := wire.Sweep{Table: s.ID, Slots: rowraft.NumSlots, Conditions: 1 << rng.IntN(4)}
+			w := wire.Sweep{Table: s.ID, Slots: rowraft.DefaultSlots, Conditions: 1 << rng.IntN(4)}
 			switch w.Conditions {
 			case wire.SweepUnseen:
 				w.Unseen = uint32(rng.IntN(900))

@@ -7,7 +7,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -19,13 +18,13 @@ var streamTables = func() []rowraft.Schema {
 	drawn := testTable(61, "drawn", 1, sgd)
 	drawn.Admission = rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.4}
 	recent := testTable(62, "recent", 1, sgd)
-	recent.Capacity = rowraft.Capacity{Rows: 20 * rowraft.NumSlots, Evict: rowraft.EvictLRU}
+	recent.Capacity = rowraft.Capacity{Rows: 20 * rowraft.DefaultSlots, Evict: rowraft.EvictLRU}
 	frequent := testTable(63, "frequent", 3, adagrad)
 	frequent.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
-	frequent.Capacity = rowraft.Capacity{Rows: 3*rowraft.NumSlots - 1, Evict: rowraft.EvictLFU}
+	frequent.Capacity = rowraft.Capacity{Rows: 3*rowraft.DefaultSlots - 1, Evict: rowraft.EvictLFU}
 	frequent.Expire, frequent.Storage = 1500, rowraft.BFloat16
 	one := testTable(64, "one", 1, sgd)
-	one.Capacity = rowraft.Capacity{Rows: rowraft.NumSlots, Evict: rowraft.EvictLFU}
+	one.Capacity = rowraft.Capacity{Rows: rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
 	passing := testTable(65, "passing", 2, adam)
 	passing.Expire = 400
 	return []rowraft.Schema{counted, drawn, recent, frequent, one, passing}
@@ -39,7 +38,7 @@ var crowd = func() map[rowraft.TableID][]rowraft.Key {
 	for _, s := range streamTables {
 		keys := []rowraft.Key{}
 		for k := rowraft.Key(0); len(keys) < 190; k++ {
-			slot := slotOf(&s, k)
+			slot := slotOf(&s, 4096, k)
 			if slot == held[5] || slot == held[9] || k < 60 && slices.Contains(held, slot) {
 				keys = append(keys, k)
 			}
@@ -73,8 +72,8 @@ func TestStreamsAgainstReference(t *testing.T) {
 }
 
 func streamsAgainstReference(rt *rapid.T) {
-	c := shard.Config{Shard: 1, Slots: someSlots()}
-	d := &duel{t: rt, config: c, ref: New(1, c.Slots), restarted: newMachine(rt, c), plain: newMachine(rt, c)}
+	c := drawConfig(rt)
+	d := &duel{t: rt, config: c, ref: New(1, c.SlotCount, c.Slots), restarted: newMachine(rt, c), plain: newMachine(rt, c)}
 	defer func() { d.restarted.Close(); d.plain.Close() }()
 	for _, s := range streamTables {
 		d.take(wire.CreateTableEntry(wire.EntryHeader{Version: 1, Epoch: 1}, &s))
@@ -135,9 +134,9 @@ func drawSweep(t *rapid.T, h wire.EntryHeader) []byte {
 	w := wire.Sweep{Conditions: rapid.Uint32Range(1, 15).Draw(t, "conditions")}
 	w.Table = rapid.SampledFrom(append(slices.Clone(streamTables), schemas[0], schemas[3])).Draw(t, "of").ID
 	w.First = rowraft.Slot(rapid.IntRange(0, 12).Draw(t, "first slot"))
-	w.Slots = rapid.IntRange(1, rowraft.NumSlots-int(w.First)).Draw(t, "slots")
+	w.Slots = rapid.IntRange(1, rowraft.DefaultSlots-int(w.First)).Draw(t, "slots")
 	if rapid.Bool().Draw(t, "all slots") {
-		w.First, w.Slots = 0, rowraft.NumSlots
+		w.First, w.Slots = 0, rowraft.DefaultSlots
 	}
 	if w.Conditions&wire.SweepUnseen != 0 {
 		w.Unseen = rapid.Uint32Range(0, 3000).Draw(t, "unseen")

@@ -49,7 +49,7 @@ func (r *Report) compareCounts(ops []history.Op, last []*reference.Machine) {
 		r.Problems = append(r.Problems, fmt.Sprintf("the logs hold no table %q", load.TableName))
 		return
 	}
-	keys := load.Keys(table.ID, clustermap.EvenSlots(len(last), rowraft.DefaultSlots), len(last), rows)
+	keys := load.Keys(table.ID, clustermap.EvenSlots(len(last), rowraft.SlotCount(last[0].Slots)), len(last), rows)
 	pushed, held, shown := 0, 0, 0
 	for _, m := range last {
 		if t := m.Tables[table.ID]; t != nil {

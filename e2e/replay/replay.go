@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -20,7 +21,8 @@ import (
 // Options are the logs and the other records of the run.
 type Options struct {
 	Servers []Server
-	Shards  int // number of shards in the cluster; the slots are divided evenly
+	Shards  int               // number of shards in the cluster; the slots are divided evenly
+	Slots   rowraft.SlotCount // number of slots in the cluster; 0: rowraft.DefaultSlots
 	// Digests are the digests that replicas reported, each for an applied index.
 	Digests []check.DigestAt
 	// Ops are the operations of a load (package load): the counters must agree with them. Empty: the rows
@@ -40,12 +42,12 @@ var ErrNoData = errors.New("no data directories of servers")
 
 // OfRun checks the data that a run of a load has left below dir: data directories in dir or in its
 // directory servers. It returns ErrNoData if there are none.
-func OfRun(dir string, shards int, ops []history.Op, seen cluster.Sights) (verdict.Verdict, error) {
+func OfRun(dir string, shards int, slots rowraft.SlotCount, ops []history.Op, seen cluster.Sights) (verdict.Verdict, error) {
 	servers, err := findServers(dir)
 	if err != nil {
 		return verdict.Verdict{}, err
 	}
-	return Judge(Options{Servers: servers, Shards: shards, Digests: seen.Digests, Ops: ops})
+	return Judge(Options{Servers: servers, Shards: shards, Slots: slots, Digests: seen.Digests, Ops: ops})
 }
 
 // Judge is Check, with the report in the form of a checker's verdict.
@@ -113,10 +115,11 @@ func Check(o Options) (*Report, error) {
 		stores = append(stores, store)
 	}
 	r := &Report{}
-	slots := clustermap.EvenSlots(o.Shards, rowraft.DefaultSlots)
+	count := cmp.Or(o.Slots, rowraft.DefaultSlots)
+	slots := clustermap.EvenSlots(o.Shards, count)
 	last := make([]*reference.Machine, o.Shards)
 	for shard := range o.Shards {
-		c := &shardCheck{report: r, shard: rowraft.ShardID(shard), digests: map[rowraft.Index][]check.DigestAt{}}
+		c := &shardCheck{report: r, shard: rowraft.ShardID(shard), slotCount: count, digests: map[rowraft.Index][]check.DigestAt{}}
 		for s, owner := range slots {
 			if int(owner) == shard {
 				c.slots = append(c.slots, rowraft.Slot(s))

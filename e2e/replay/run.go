@@ -87,15 +87,15 @@ func (c *shardCheck) replay() *reference.Machine {
 
 // fresh returns new machines with the state of a snapshot, or empty ones.
 func (c *shardCheck) fresh(state []byte) (*machines, error) {
-	own, err := shard.New(shard.Config{Shard: c.shard, Slots: c.slots})
+	own, err := shard.New(shard.Config{Shard: c.shard, SlotCount: c.slotCount, Slots: c.slots})
 	if err != nil {
 		return nil, err
 	}
-	m := &machines{ref: reference.New(c.shard, c.slots), own: own}
+	m := &machines{ref: reference.New(c.shard, c.slotCount, c.slots), own: own}
 	if state == nil {
 		return m, nil
 	}
-	if m.ref, err = reference.Load(c.slots, state); err == nil {
+	if m.ref, err = reference.Load(c.slotCount, c.slots, state); err == nil {
 		err = own.Restore(bytes.NewReader(state))
 	}
 	if err != nil {
@@ -162,7 +162,7 @@ func (m *machines) apply(e offline.Entry) error {
 
 // sameAs compares a retained snapshot with the state from the log.
 func (c *shardCheck) sameAs(m *machines, state []byte) error {
-	loaded, err := reference.Load(c.slots, state)
+	loaded, err := reference.Load(c.slotCount, c.slots, state)
 	if err != nil {
 		return err
 	}

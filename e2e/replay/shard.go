@@ -10,10 +10,11 @@ import (
 
 // shardCheck is the check of one shard.
 type shardCheck struct {
-	report  *Report
-	shard   rowraft.ShardID
-	slots   []rowraft.Slot
-	digests map[rowraft.Index][]check.DigestAt
+	report    *Report
+	shard     rowraft.ShardID
+	slots     []rowraft.Slot
+	slotCount rowraft.SlotCount // of the cluster
+	digests   map[rowraft.Index][]check.DigestAt
 
 	replicas []*replica
 	// committed is the highest index that is known to be committed; why is the reason.

@@ -33,6 +33,7 @@ type Options struct {
 	Dir     string // logs of the servers; their disks are in memory
 	Servers int    // 0: 3
 	Shards  int    // 0: 2
+	Slots   int    // 0: the node's default
 	Profile string // "fast" (default), "default", "dense"
 	Backend string // of the logs; "": the node's default
 
@@ -257,7 +258,7 @@ func (c *Cluster) config(s *server, life *life) (node.Config, error) {
 	return node.Config{
 		FS: life.disk, DataDir: dataDir, Name: s.name, Version: "sim",
 		Listener: l, PeerListener: p, Dial: h.Dial,
-		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards, NoRebalance: true, // faults move replicas themselves
+		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards, Slots: o.Slots, NoRebalance: true, // faults move replicas themselves
 		ReplaceAfter: replaceAfter,
 		LogBackend:   o.Backend, Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, ProofEvery: proofEvery, SweepEvery: time.Second, SnapshotEveryBytes: o.SnapshotEveryBytes,
 		TrailingLogBytes: o.TrailingLogBytes, LogSegmentBytes: o.LogSegmentBytes,

@@ -14,7 +14,7 @@ type Driver struct{}
 // Start starts the nodes.
 func (Driver) Start(ctx context.Context, cfg *chaos.Config, _ *history.Recorder) (*chaos.System, error) {
 	c, err := Start(ctx, Options{
-		Dir: cfg.Dir, Servers: cfg.Servers, Shards: cfg.Shards, Profile: cfg.Profile, Backend: cfg.Backend,
+		Dir: cfg.Dir, Servers: cfg.Servers, Shards: cfg.Shards, Slots: cfg.Slots, Profile: cfg.Profile, Backend: cfg.Backend,
 		DiskStallLimit: 2 * time.Second,
 		// Frequent snapshots, and replicas that need them.
 		SnapshotEveryBytes: 20_000, TrailingLogBytes: 5_000, LogSegmentBytes: 64 << 10,

@@ -29,6 +29,7 @@ type Options struct {
 	// Schedulers is the number of scheduler processes, 1 or 3; 0: the scheduler runs in the servers.
 	Schedulers int
 	Shards     int      // 0: the server's default
+	Slots      int      // 0: the server's default
 	Backend    string   // "rowlog" or "bolt"; empty: the server's default
 	Profile    string   // "auto", "fast", "dense"; empty: "default"
 	Args       []string // more flags of `rowraft server`
@@ -251,6 +252,9 @@ func (c *Cluster) args(s *Server) []string {
 	}
 	if c.opts.Shards > 0 {
 		args = append(args, "--shards", fmt.Sprint(c.opts.Shards))
+	}
+	if c.opts.Slots > 0 {
+		args = append(args, "--slots", fmt.Sprint(c.opts.Slots))
 	}
 	if c.opts.Backend != "" {
 		args = append(args, "--log-backend", c.opts.Backend)

@@ -132,6 +132,7 @@ var noDecoders = map[string]string{
 	"checkpoint.merge.block":                     "likewise",
 	"trainer/average.jobFloats":                  "an id, its own or 16 bytes of a frame",
 	"checkpoint.Digest.Add":                      "a sum, of any 16 bytes",
+	"checkpoint.Regroup":                         "its bytes are those that Reader has checked",
 	"clustermap.JobSlot":                         "16 bytes, whatever they are",
 	"wire.Body.Key":                              "a place in what ParseSegment has measured",
 	"wire.GetFloats":                             "as many numbers as ParseSegment has measured",

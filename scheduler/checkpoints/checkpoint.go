@@ -494,7 +494,7 @@ func (op *creation) progress(parts []*partWriter) error {
 // manifest stores the blobs, checks that this server can read every file, and sums the tables of all shards.
 func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers Pause) (*checkpoint.Manifest, error) {
 	m := &checkpoint.Manifest{
-		ID: op.id.String(), Created: op.created, Binary: op.c.version, HashVers: clustermap.HashVersion,
+		ID: op.id.String(), Created: op.created, Binary: op.c.version, HashVers: clustermap.HashVersion, Slots: parts[0].cluster.SlotCount(),
 		Cluster: parts[0].cluster.Cluster, Epoch: parts[0].epoch, Map: parts[0].cluster.Version, Parent: op.base.parent(),
 	}
 	if op.base != nil && op.base.epoch != m.Epoch {

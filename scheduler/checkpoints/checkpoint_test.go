@@ -36,7 +36,7 @@ func TestAFailedCheckpointLeavesAnotherOfItsName(t *testing.T) {
 		}
 	}
 	files := func(op *creation, content string) *checkpoint.Manifest {
-		m := &checkpoint.Manifest{ID: op.id.String(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion}
+		m := &checkpoint.Manifest{ID: op.id.String(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion, Slots: rowraft.DefaultSlots}
 		for _, kind := range []string{"rows", "sums"} {
 			f := checkpoint.File{Name: fmt.Sprintf("shard-0000-%x01020304.%s", op.tag(), kind), Bytes: int64(len(content)), SHA256: sha256.Sum256([]byte(content))}
 			m.Blobs = append(m.Blobs, checkpoint.Blob{Name: kind, File: f})

@@ -75,9 +75,9 @@ func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := s.view.Map()
-		base := &checkpoint.Manifest{ID: "id-a", Cluster: m.Cluster, Epoch: m.Epoch, HashVers: 1, Created: time.Unix(1, 0)}
+		base := &checkpoint.Manifest{ID: "id-a", Cluster: m.Cluster, Epoch: m.Epoch, HashVers: 1, Slots: rowraft.DefaultSlots, Created: time.Unix(1, 0)}
 		part := checkpoint.Part{Stream: checkpoint.File{Name: "r"}, Sums: checkpoint.File{Name: "s"}}
-		for slot := range rowraft.NumSlots {
+		for slot := range rowraft.DefaultSlots {
 			part.Slots = append(part.Slots, rowraft.Slot(slot))
 		}
 		base.Parts = []checkpoint.Part{part}

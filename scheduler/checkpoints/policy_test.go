@@ -85,10 +85,10 @@ func putDelta(t *testing.T, d depot.Depot, name string, parent *checkpoint.Paren
 	t.Helper()
 	m := &checkpoint.Manifest{
 		Parent: parent,
-		ID:     uuid.NewString(), Created: time.Now().UTC(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion,
+		ID:     uuid.NewString(), Created: time.Now().UTC(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion, Slots: rowraft.DefaultSlots,
 		Parts: []checkpoint.Part{{Applied: 1}},
 	}
-	for slot := range rowraft.NumSlots {
+	for slot := range rowraft.DefaultSlots {
 		m.Parts[0].Slots = append(m.Parts[0].Slots, rowraft.Slot(slot))
 	}
 	for kind, f := range map[string]*checkpoint.File{"rows": &m.Parts[0].Stream, "sums": &m.Parts[0].Sums} {

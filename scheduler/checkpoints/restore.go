@@ -118,9 +118,12 @@ type feed struct {
 	seq    uint64 // of the last chunk sent
 	failed error
 
-	wantRows   uint64 // rows, according to the sums of the checkpoint
-	wantBytes  uint64 // memory of these rows and of the keys that wait for a row
+	// wantRows and wantDigest come from the sums of the checkpoint. For a slot of the checkpoint whose slots in this
+	// cluster are in several shards, they come from the rows that were sent, which were compared with the sums. Then mu
+	// guards them.
+	wantRows   uint64
 	wantDigest checkpoint.Digest
+	wantBytes  uint64 // memory of these rows and of the keys that wait for a row
 }
 
 // plan reads the manifest and the sums, and computes what each shard must hold after the restore.
@@ -153,10 +156,16 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 			return err
 		}
 		for _, s := range sums {
-			if op.wants(s.Table) {
-				f := op.feeds[op.cluster.ShardOf(s.Slot)]
+			if !op.wants(s.Table) {
+				continue
+			}
+			shards := op.shardsOf(s.Slot)
+			for _, id := range shards {
+				op.feeds[id].wantBytes += uint64(s.Rows) * op.rowMemory[s.Table] / uint64(len(shards))
+			}
+			if len(shards) == 1 {
+				f := op.feeds[shards[0]]
 				f.wantRows += uint64(s.Rows)
-				f.wantBytes += uint64(s.Rows) * op.rowMemory[s.Table]
 				f.wantDigest = f.wantDigest.Add(s.Digest)
 			}
 		}
@@ -182,9 +191,24 @@ func (op *restoration) countCandidates() error {
 		return err
 	}
 	for _, f := range op.feeds {
-		f.wantBytes += n * candidateMemory * uint64(len(op.cluster.SlotsOf(f.shard.ID))) / rowraft.NumSlots
+		f.wantBytes += n * candidateMemory * uint64(len(op.cluster.SlotsOf(f.shard.ID))) / uint64(op.cluster.SlotCount())
 	}
 	return nil
+}
+
+// shardsOf returns the shards of this cluster that get the rows of a slot of the checkpoint.
+func (op *restoration) shardsOf(slot rowraft.Slot) (shards []rowraft.ShardID) {
+	from, to := op.manifest.Slots, op.cluster.SlotCount()
+	first, n := slot*rowraft.Slot(to/min(from, to)), to/min(from, to)
+	if to < from {
+		first = slot / rowraft.Slot(from/to)
+	}
+	for s := first; s < first+rowraft.Slot(n); s++ {
+		if id := op.cluster.ShardOf(s); !slices.Contains(shards, id) {
+			shards = append(shards, id)
+		}
+	}
+	return shards
 }
 
 func (op *restoration) run(ctx context.Context) (err error) {
@@ -322,16 +346,23 @@ func (f *feed) begin(ctx context.Context) error {
 	return nil
 }
 
-// add appends the records of one slot to the chunk, in blocks that fit, and sends each full chunk.
-func (f *feed) add(ctx context.Context, b *checkpoint.Block, tick uint32) error {
+// add appends the records of one slot to the chunk, in blocks that fit, and sends each full chunk. divided means that
+// add counts them in wantRows and wantDigest.
+func (f *feed) add(ctx context.Context, b *checkpoint.Block, tick uint32, divided bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.failed != nil {
 		return f.failed
 	}
-	records, size := b.Records, b.RecordBytes
+	records, size, digest := b.Records, b.RecordBytes, checkpoint.RecordDigest
 	if b.Candidates != nil {
-		records, size = b.Candidates, checkpoint.CandidateBytes
+		records, size, digest = b.Candidates, checkpoint.CandidateBytes, checkpoint.CandidateDigest
+	}
+	if divided {
+		f.wantRows += uint64(b.Rows)
+		for rec := records; len(rec) > 0; rec = rec[size:] {
+			f.wantDigest = f.wantDigest.Add(digest(rec[:size]))
+		}
 	}
 	for {
 		n := len(records) / size
@@ -431,7 +462,7 @@ func (op *restoration) tickOf(i int, id rowraft.TableID) uint32 {
 	return max(1, op.ticks[i])
 }
 
-// route sends rows of shard file i to the shard that owns their slot.
+// route sends rows of shard file i to the shards that own their slots in this cluster.
 func (op *restoration) route(ctx context.Context, i int, b *checkpoint.Block) error {
 	if !op.wants(b.Table) {
 		return nil
@@ -443,9 +474,13 @@ func (op *restoration) route(ctx context.Context, i int, b *checkpoint.Block) er
 		return nil
 	}
 	tick := op.tickOf(i, b.Table)
-	here := *b
-	here.Table = op.targets[b.Table]
-	return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, &here, tick)
+	divided := len(op.shardsOf(b.Slot.Slot)) > 1
+	at := slices.IndexFunc(op.manifest.Tables, func(t checkpoint.TableSum) bool { return t.Schema.ID == b.Table })
+	return checkpoint.Regroup(b, &op.manifest.Tables[at].Schema, op.manifest.Slots, op.cluster.SlotCount(), func(b *checkpoint.Block) error {
+		here := *b
+		here.Table = op.targets[b.Table]
+		return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, &here, tick, divided)
+	})
 }
 
 func (op *restoration) report() error {

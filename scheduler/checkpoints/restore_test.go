@@ -117,7 +117,7 @@ func TestARestoreWhoseLeaderIsLostMayBeRunAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			op := &restoration{c: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(), cluster: s.view.Map(), manifest: &checkpoint.Manifest{}}
+			op := &restoration{c: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(), cluster: s.view.Map(), manifest: &checkpoint.Manifest{Slots: rowraft.DefaultSlots}}
 			for _, sh := range op.cluster.Shards {
 				op.feeds = append(op.feeds, &feed{op: op, shard: sh})
 			}

@@ -166,6 +166,9 @@ func (s *state) createTable(t rowraft.Schema, ifNotExists bool) (rowraft.Schema,
 	if err := t.Validate(); err != nil {
 		return t, false, err
 	}
+	if rows, slots := t.Capacity.Rows, uint64(len(s.slots)); rows > 0 && rows < slots {
+		return t, false, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: capacity of %d rows: want at least %d, one in each slot", t.Name, rows, slots)
+	}
 	for _, have := range s.cluster.Tables {
 		switch {
 		case have.Name == t.Name && !have.SameShape(t):

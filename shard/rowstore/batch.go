@@ -199,7 +199,7 @@ func (t *Table) store(r record, w []float32) {
 
 // seal ends a change: it gives r the next version of its slot and adds its hash to the digest.
 func (t *Table) seal(slot rowraft.Slot, tag uint32, r record) {
-	s := &t.slots[slot]
+	s := t.slot(slot)
 	s.version++
 	r.setVersion(s.version)
 	h := t.rowHash(r)
@@ -211,7 +211,7 @@ func (t *Table) seal(slot rowraft.Slot, tag uint32, r record) {
 
 // subtract removes the hash of r from the digest. The caller then changes or removes r.
 func (t *Table) subtract(slot rowraft.Slot, tag uint32, r record) {
-	s, h := &t.slots[slot], t.rowHash(r)
+	s, h := t.slot(slot), t.rowHash(r)
 	s.digest = s.digest.Sub(h)
 	if t.slotCheck.active && t.slotCheck.slot == slot && t.checked(tag, r) {
 		t.slotCheck.sum = t.slotCheck.sum.Sub(h)

@@ -191,14 +191,14 @@ func BenchmarkUpdateDuringSnapshot(b *testing.B) {
 					b.Fatal(err)
 				}
 				updating += time.Since(start)
-				for goal := saved + benchBatch; saved < goal && slot < rowraft.NumSlots; slot++ {
+				for goal := saved + benchBatch; saved < goal && slot < rowraft.DefaultSlots; slot++ {
 					var done bool
 					if buf, done = snap.AppendSlot(buf[:0], slot, 1<<20); !done {
 						b.Fatal("a slot was not done")
 					}
 					saved += int64(len(buf) / t.RecordBytes())
 				}
-				if slot == rowraft.NumSlots {
+				if slot == rowraft.DefaultSlots {
 					images += snap.ImageBytes()
 					rounds++
 					if err := snap.End(); err != nil {

@@ -122,7 +122,8 @@ func (c candidate) digest() Digest {
 // writer copies them to kept. A slot has few candidates, so it copies all of them.
 type candidateCut struct {
 	kept     map[rowraft.Slot][]uint64
-	saved    [rowraft.NumSlots / 64]uint64
+	saved    []uint64 // a bit for each slot from first on
+	first    rowraft.Slot
 	words    int // size of kept now
 	maxWords int // largest value of words so far
 }
@@ -143,7 +144,10 @@ func (c *candidateCut) mostBytes() int64 {
 	return 8 * int64(c.maxWords)
 }
 
-func (c *candidateCut) isSaved(slot rowraft.Slot) bool { return c.saved[slot/64]>>(slot%64)&1 != 0 }
+func (c *candidateCut) isSaved(slot rowraft.Slot) bool {
+	i := slot - c.first
+	return c.saved[i/64]>>(i%64)&1 != 0
+}
 
 // keepCandidates must be called before the candidates of slot change. It includes prepareSlot.
 func (t *Table) keepCandidates(slot rowraft.Slot) {
@@ -152,7 +156,7 @@ func (t *Table) keepCandidates(slot rowraft.Slot) {
 		s.kept.Lock()
 		c := s.kept.candidates
 		if _, kept := c.kept[slot]; !kept && !c.isSaved(slot) {
-			was := slices.Clone(t.track.slots[slot].words)
+			was := slices.Clone(t.candidatesOf(slot).words)
 			c.kept[slot], c.words = was, c.words+len(was)
 			c.maxWords = max(c.maxWords, c.words)
 		}
@@ -164,6 +168,9 @@ func (t *Table) keepCandidates(slot rowraft.Slot) {
 // ascending by key, CandidateBytes each, and returns the longer slice. It may be called at most
 // once per slot, under the rules of AppendSlot.
 func (s *Snapshot) AppendCandidates(dst []byte, slot rowraft.Slot) []byte {
+	if !s.t.Owns(slot) {
+		return dst
+	}
 	s.enter(slot)
 	defer s.exit()
 	s.kept.Lock()
@@ -172,13 +179,13 @@ func (s *Snapshot) AppendCandidates(dst []byte, slot rowraft.Slot) []byte {
 	if c == nil || c.isSaved(slot) {
 		return dst
 	}
-	c.saved[slot/64] |= 1 << (slot % 64)
+	c.saved[(slot-c.first)/64] |= 1 << ((slot - c.first) % 64)
 	words, kept := c.kept[slot]
 	if kept {
 		delete(c.kept, slot)
 		c.words -= len(words)
 	} else {
-		words = s.t.track.slots[slot].words
+		words = s.t.candidatesOf(slot).words
 	}
 	from := candidates{words: words}
 	all := make([]candidate, 0, len(from.words)/2)

@@ -30,7 +30,7 @@ func (t *Table) Delete(keys []rowraft.Key) error {
 				return err
 			}
 		} else if t.track != nil && t.forgetCandidate(slot, tag, key) {
-			t.slots[slot].version++
+			t.slot(slot).version++
 		}
 	}
 	return nil
@@ -61,7 +61,7 @@ func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uin
 // more: the place may soon hold a row of another slot, whose versions have no meaning in this
 // slot. So remove also erases the entry from those segments.
 func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
-	s := &t.slots[slot]
+	s := t.slot(slot)
 	b := s.bucket(tag)
 	seg := b.root.load()
 	e := seg[at]

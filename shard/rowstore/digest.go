@@ -46,16 +46,14 @@ func DigestOf(b [16]byte) Digest {
 // String returns 32 hexadecimal digits.
 func (d Digest) String() string { return fmt.Sprintf("%016x%016x", d.Hi, d.Lo) }
 
-// SlotDigest returns the digest of the rows of slot s.
-func (t *Table) SlotDigest(s rowraft.Slot) Digest { return t.slots[s].digest }
+// SlotDigest returns the digest of the rows of slot s. REQUIRES: the slot is owned.
+func (t *Table) SlotDigest(s rowraft.Slot) Digest { return t.slot(s).digest }
 
 // Digest returns the digest of all rows.
 func (t *Table) Digest() Digest {
 	var d Digest
-	for s := range rowraft.NumSlots {
-		if t.Owns(rowraft.Slot(s)) {
-			d = d.Add(t.slots[s].digest)
-		}
+	for s := range t.ownedSlots() {
+		d = d.Add(t.slot(s).digest)
 	}
 	return d
 }

@@ -87,10 +87,10 @@ func (s *slotState) bucket(tag uint32) *bucket {
 // segment returns the segment of slot for rows with tag. Readers may call it too: t.roots has
 // the segment while the slot has no directory.
 func (t *Table) segment(slot rowraft.Slot, tag uint32) segment {
-	if seg := t.roots[slot%rowraft.NumSlots].load(); len(seg) > 0 {
+	if seg := t.roots[slot-t.first].load(); len(seg) > 0 {
 		return seg
 	}
-	return t.slots[slot].bucket(tag).root.load()
+	return t.slot(slot).bucket(tag).root.load()
 }
 
 // buckets yields all buckets, in the order of their tags.
@@ -128,7 +128,7 @@ func (s *slotState) entries() iter.Seq[uint64] {
 // grow makes room for one more row with tag. It rebuilds the segment without tombstones, at most
 // half full, or splits the bucket in two if that segment would be too long.
 func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
-	s := &t.slots[slot]
+	s := t.slot(slot)
 	b := s.bucket(tag)
 	size := minSegment
 	for uint64(size) < 2*uint64(b.rows+1) {
@@ -150,7 +150,7 @@ func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
 	b.root.store(seg)
 	if b == &s.whole {
 		b.salt = saltOf(uint32(slot))
-		t.roots[slot].store(seg)
+		t.roots[slot-t.first].store(seg)
 	}
 	b.tombstones = 0
 	if len(old) > 0 {
@@ -189,7 +189,7 @@ func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 			halves[e>>32>>next&1].root.load().put(e)
 		}
 	}
-	s := &t.slots[slot]
+	s := t.slot(slot)
 	d := s.directory.Load()
 	switch {
 	case d == nil:
@@ -200,7 +200,7 @@ func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 	d.set(prefix, halves[0])
 	d.set(prefix|1<<next, halves[1])
 	s.directory.Store(d)
-	t.roots[slot].p.Store(nil) // readers look into the directory now
+	t.roots[slot-t.first].p.Store(nil) // readers look into the directory now
 	t.outgrow(slot, old)
 	return nil
 }

@@ -165,7 +165,7 @@ func TestPullsDuringSplits(t *testing.T) {
 // TestSlotsDoNotAllGrowAtOnce: of the slots with an equal number of rows, some have grown and some have not.
 func TestSlotsDoNotAllGrowAtOnce(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
-	for k := rowraft.Key(0); k < 11*rowraft.NumSlots; k++ {
+	for k := rowraft.Key(0); k < 11*rowraft.DefaultSlots; k++ {
 		mustUpdate(t, table, []rowraft.Key{k}, []float32{1})
 	}
 	lengths := map[uint32]map[int]bool{} // of segments, by rows

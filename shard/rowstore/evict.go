@@ -25,7 +25,7 @@ func (t *Table) each(slot rowraft.Slot, touched int, do func(e uint64, r record)
 		}
 		n = 0
 	}
-	for e := range t.slots[slot].entries() {
+	for e := range t.slot(slot).entries() {
 		entry[n], addr[n] = e, t.rows.At(slab.Place(uint32(e)-1))
 		if n++; n == scanRecords {
 			flush()
@@ -39,7 +39,7 @@ func (t *Table) each(slot rowraft.Slot, touched int, do func(e uint64, r record)
 // removeEntry removes the row of the index entry e of slot.
 func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
 	tag := uint32(e >> 32)
-	seg := t.slots[slot].bucket(tag).root.load()
+	seg := t.slot(slot).bucket(tag).root.load()
 	mask := uint32(len(seg) - 1)
 	at := tag & mask
 	for seg[at] != e {
@@ -50,7 +50,7 @@ func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
 
 // makeRoom removes rows of slot if the slot is full, and reports whether it removed any.
 func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
-	k, s := t.track, &t.slots[slot]
+	k, s := t.track, t.slot(slot)
 	if k.maxRows == 0 || uint64(s.rows) < k.maxRows {
 		return false, nil
 	}
@@ -70,7 +70,7 @@ func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 		}
 	})
 	stay := k.maxRows - max(1, k.maxRows/evictShare)
-	gone := lowest(k.ranks, len(k.ranks)-int(stay))
+	gone := t.lowest(k.ranks, len(k.ranks)-int(stay))
 	for _, r := range gone {
 		if err := t.removeEntry(slot, r.ref); err != nil {
 			return true, err
@@ -151,7 +151,7 @@ func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, cand
 	})
 	for _, key := range keys {
 		t.forgetCandidate(slot, t.secret.tag(key), key)
-		t.slots[slot].version++
+		t.slot(slot).version++
 	}
 	if t.track != nil {
 		t.track.counters.expired.Add(uint64(len(found)))
@@ -175,7 +175,7 @@ type condition struct {
 func (t *Table) condition(slot rowraft.Slot, w *wire.Sweep, tick uint32) condition {
 	c := condition{
 		conditions: w.Conditions, tick: tick, count: w.Count, square: float32(w.Norm * w.Norm),
-		counter: t.slots[slot].version, track: t.track, touched: headerBytes,
+		counter: t.slot(slot).version, track: t.track, touched: headerBytes,
 	}
 	if w.Conditions&wire.SweepExpire != 0 {
 		c.unseen = uint64(t.schema.Expire)
@@ -219,7 +219,7 @@ func (t *Table) eachCandidate(slot rowraft.Slot, do func(at uint32, c candidate)
 	if t.SlotCandidates(slot) == 0 {
 		return
 	}
-	set := &t.track.slots[slot]
+	set := t.candidatesOf(slot)
 	for i := range uint32(len(set.words) / 2) {
 		if c := set.at(i); c.count != 0 {
 			do(i, c)

@@ -43,7 +43,7 @@ func TestSnapshotWhileTheSystemCannotFence(t *testing.T) {
 				defer read.Store(true)
 				rows, sum := 0, Digest{}
 				var b []byte
-				for slot := range rowraft.Slot(rowraft.NumSlots) {
+				for slot := range rowraft.Slot(rowraft.DefaultSlots) {
 					for done := false; !done; {
 						b, done = snap.AppendSlot(b[:0], slot, 64)
 						rows += len(b) / table.RecordBytes()

@@ -178,7 +178,7 @@ func everything(t *testing.T, table *Table) string {
 	out := fmt.Sprintf("%d rows, %d candidates, digest %v, %+v\n",
 		table.Rows(), snap.Candidates(), table.Digest(), table.Counters())
 	size := table.RecordBytes()
-	for slot := range rowraft.Slot(rowraft.NumSlots) {
+	for slot := range rowraft.Slot(rowraft.DefaultSlots) {
 		var b []byte
 		for done := false; !done; {
 			b, done = snap.AppendSlot(b, slot, 100)
@@ -209,10 +209,10 @@ func everything(t *testing.T, table *Table) string {
 func TestNothingDependsOnTheSecret(t *testing.T) {
 	base := testSchema(rowraft.Sparse, rowraft.Adagrad, 2)
 	lru, lfu, counted, drawn, dense := base, base, base, base, base
-	lru.Capacity = rowraft.Capacity{Rows: 30 * rowraft.NumSlots, Evict: rowraft.EvictLRU}
-	lfu.Capacity = rowraft.Capacity{Rows: 30 * rowraft.NumSlots, Evict: rowraft.EvictLFU}
+	lru.Capacity = rowraft.Capacity{Rows: 30 * rowraft.DefaultSlots, Evict: rowraft.EvictLRU}
+	lfu.Capacity = rowraft.Capacity{Rows: 30 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
 	counted.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
-	counted.Capacity = rowraft.Capacity{Rows: 8 * rowraft.NumSlots, Evict: rowraft.EvictLFU}
+	counted.Capacity = rowraft.Capacity{Rows: 8 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
 	drawn.Admission, drawn.Expire = rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.5}, 3
 	dense.Kind = rowraft.Dense
 	for name, schema := range map[string]rowraft.Schema{"plain": base, "lru": lru, "lfu": lfu, "counted": counted,
@@ -250,7 +250,7 @@ func TestNothingDependsOnTheSecret(t *testing.T) {
 					case what == 0:
 						mustDelete(t, table, keys[:len(keys)/4]...)
 					case what == 1 && schema.Kind == rowraft.Sparse:
-						for slot := range rowraft.Slot(rowraft.NumSlots) {
+						for slot := range rowraft.Slot(rowraft.DefaultSlots) {
 							l := table.List(slot)
 							wouldRows, wouldWait, _ := table.CountSweep(l, slot, &sweep, uint32(step), 1<<30)
 							l.End()

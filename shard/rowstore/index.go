@@ -22,7 +22,7 @@ func (t *Table) slotOf(key rowraft.Key) rowraft.Slot {
 	if t.dense {
 		key = rowraft.Dense.PlacementKey(key)
 	}
-	return clustermap.SlotOfHash(clustermap.Mix64(uint64(key)^t.hashSeed), rowraft.DefaultSlots)
+	return clustermap.SlotOfHash(clustermap.Mix64(uint64(key)^t.hashSeed), t.slotCount)
 }
 
 // secret makes the tags of one table in one process unpredictable. The hash of a key is public. If
@@ -145,7 +145,7 @@ func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bo
 // insert makes a busy, uninitialized record for key and enters it into the index. REQUIRES: key
 // has no row.
 func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, error) {
-	s := &t.slots[slot]
+	s := t.slot(slot)
 	b := s.bucket(tag)
 	if b.full() {
 		if err := t.grow(slot, tag); err != nil {

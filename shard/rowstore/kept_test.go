@@ -35,7 +35,7 @@ func TestKeptCandidatesAreCounted(t *testing.T) {
 		t.Errorf("%d bytes after a second change, %d after the first", again, kept)
 	}
 	read := 0
-	for slot := range rowraft.Slot(rowraft.NumSlots) {
+	for slot := range rowraft.Slot(rowraft.DefaultSlots) {
 		for done := false; !done; {
 			_, done = snap.AppendSlot(nil, slot, 512)
 		}

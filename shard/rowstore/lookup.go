@@ -82,13 +82,13 @@ func (c *chunks) prefetchRecords(t *Table, i int) {
 func (t *Table) prefetchSlots(c *chunk, n int) {
 	var addr [chunkKeys]unsafe.Pointer
 	for i, slot := range c.slot[:n] {
-		addr[i] = unsafe.Pointer(&t.slots[slot])
+		addr[i] = unsafe.Pointer(t.slot(slot))
 	}
 	prefetch(&addr[0], n, 0, int(unsafe.Sizeof(slotState{})))
 	for _, s := range t.snaps {
 		for i, slot := range c.slot[:n] {
 			addr[i] = unsafe.Pointer(&noRow)
-			if page := s.cuts[slot/cutsPerPage].Load(); page != nil {
+			if page := s.cutPage(slot).Load(); page != nil {
 				addr[i] = unsafe.Pointer(&page[slot%cutsPerPage])
 			}
 		}

@@ -346,7 +346,7 @@ func TestTableAgainstModel(t *testing.T) {
 					if done {
 						s.slot++
 					}
-					if s.slot == rowraft.NumSlots {
+					if s.slot == rowraft.DefaultSlots {
 						if len(s.base) == 0 {
 							checkSnapshot(rt, s.Snapshot, s.bytes, s.begin)
 						} else {

@@ -1,40 +1,53 @@
 package rowstore
 
 import (
-	"cmp"
 	"math/bits"
 	"slices"
+
+	"github.com/rowraft/rowraft/internal/slab"
 )
 
-// rank orders rows or candidates for removal from a slot: the lowest leave first. No two are
-// equal in (hi, lo), so the result does not depend on the order of the input.
+// rank orders rows or candidates for removal from a slot: the lowest leave first. Two rows may be equal in (hi, lo):
+// rows of different slots of a checkpoint, which a restore into fewer slots has put into one. The smaller key then leaves
+// first, so the result never depends on the order of the input.
 type rank struct {
 	hi, lo uint64
-	ref    uint64 // the index entry of the row
+	ref    uint64 // the index entry of the row; 0 for a candidate, whose lo is its key
 }
 
-func compareRanks(a, b rank) int {
-	if c := cmp.Compare(a.hi, b.hi); c != 0 {
-		return c
+func (t *Table) compareRanks(a, b rank) int {
+	switch {
+	case t.less(a, b):
+		return -1
+	case t.less(b, a):
+		return 1
 	}
-	return cmp.Compare(a.lo, b.lo)
+	return 0
 }
 
-func (a rank) less(b rank) bool { return a.hi < b.hi || a.hi == b.hi && a.lo < b.lo }
+func (t *Table) less(a, b rank) bool {
+	return a.hi < b.hi || a.hi == b.hi && (a.lo < b.lo || a.lo == b.lo && t.smallerKey(a, b))
+}
+
+// smallerKey compares rows of equal rank.
+func (t *Table) smallerKey(a, b rank) bool {
+	key := func(r rank) uint64 { return t.at(slab.Place(uint32(r.ref) - 1)).key() }
+	return a.ref != b.ref && key(a) < key(b)
+}
 
 // lowest moves the n lowest of r to its front, in no order, and returns them (quickselect). It
 // takes linear time: a tenth of the time of sorting.
-func lowest(r []rank, n int) []rank {
+func (t *Table) lowest(r []rank, n int) []rank {
 	if n <= 0 {
 		return r[:0]
 	}
 	from, to := 0, len(r)
 	for tries := 2 * bits.Len(uint(len(r))); from < n && n < to; tries-- {
 		if tries == 0 { // bad pivots; never observed
-			slices.SortFunc(r[from:to], compareRanks)
+			slices.SortFunc(r[from:to], t.compareRanks)
 			break
 		}
-		if p := partition(r[from:to]) + from; p < n {
+		if p := t.partition(r[from:to]) + from; p < n {
 			from = p + 1
 		} else {
 			to = p
@@ -45,21 +58,21 @@ func lowest(r []rank, n int) []rank {
 
 // partition moves the median of three to its sorted position, lower ranks before it and higher
 // ranks after it, and returns that position. REQUIRES: r is not empty.
-func partition(r []rank) int {
+func (t *Table) partition(r []rank) int {
 	last := len(r) - 1
 	mid := last / 2
-	if r[last].less(r[0]) {
+	if t.less(r[last], r[0]) {
 		r[0], r[last] = r[last], r[0]
 	}
-	if r[mid].less(r[0]) {
+	if t.less(r[mid], r[0]) {
 		r[0], r[mid] = r[mid], r[0]
 	}
-	if r[mid].less(r[last]) {
+	if t.less(r[mid], r[last]) {
 		r[mid], r[last] = r[last], r[mid]
 	}
 	pivot, at := r[last], 0
 	for i := range last {
-		if r[i].less(pivot) {
+		if t.less(r[i], pivot) {
 			r[i], r[at] = r[at], r[i]
 			at++
 		}

@@ -34,8 +34,9 @@ func (t *Table) RestoreRow(rec []byte) error {
 		return t.notOwned(key, slot)
 	}
 	if t.SlotCandidates(slot) > 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt,
-			"table %s: a row of slot %d comes after the slot's candidates: want all rows first", t.schema.Name, slot)
+		if _, ok := t.candidatesOf(slot).find(key, tag); ok {
+			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d has a row and is a candidate", t.schema.Name, key)
+		}
 	}
 	if _, ok := t.find(slot, tag, key); ok {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: the snapshot has key %d twice", t.schema.Name, key)
@@ -50,7 +51,7 @@ func (t *Table) RestoreRow(rec []byte) error {
 	if t.track != nil {
 		*r.recency() = t.track.restored(*r.recency())
 	}
-	s := &t.slots[slot]
+	s := t.slot(slot)
 	s.version = max(s.version, version)
 	s.digest = s.digest.Add(t.rowHash(r))
 	return nil
@@ -66,7 +67,7 @@ func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 	if !t.Owns(slot) {
 		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
 	}
-	if s := &t.slots[slot]; v < s.version {
+	if s := t.slot(slot); v < s.version {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d, below its row of version %d",
 			t.schema.Name, slot, v, s.version)
 	}
@@ -79,6 +80,17 @@ func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 			"table %s: slot %d has version counter %d, below its removal of version %d",
 			t.schema.Name, slot, v, removed)
 	}
-	t.slots[slot].version, t.slots[slot].removed = v, removed
+	t.slot(slot).version, t.slot(slot).removed = v, removed
 	return nil
+}
+
+// RaiseSlotVersion raises the version counter of slot to v if it is lower, after a restore has added rows of a slot with
+// this counter: several slots of a checkpoint may lie in slot.
+//
+// Errors: CodeCorrupt if v is impossible; CodeWrongShard if the slot is not owned.
+func (t *Table) RaiseSlotVersion(slot rowraft.Slot, v uint64) error {
+	if !t.Owns(slot) {
+		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
+	}
+	return t.RestoreSlotVersion(slot, max(v, t.SlotVersion(slot)), 0)
 }

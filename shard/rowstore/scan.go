@@ -23,7 +23,7 @@ type Listing struct {
 // for a million rows.
 func (t *Table) List(slot rowraft.Slot) *Listing {
 	l := &Listing{t: t, epoch: t.grace.enter()}
-	l.walk.begin(&t.slots[slot])
+	l.walk.begin(t.slot(slot))
 	return l
 }
 

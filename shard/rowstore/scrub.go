@@ -57,12 +57,15 @@ func (t *Table) checked(tag uint32, r record) bool {
 // check runs at a time.
 func (t *Table) CheckSlot(s rowraft.Slot, most int) (size int, done, ok bool) {
 	c := &t.slotCheck
+	if !t.Owns(s) {
+		return 0, true, true
+	}
 	if c.active && c.slot != s {
 		t.endCheck()
 	}
 	if !c.active {
 		c.active, c.slot, c.sum = true, s, Digest{}
-		c.walk.begin(&t.slots[s])
+		c.walk.begin(t.slot(s))
 	}
 	size, ok = t.checkRows(most)
 	if ok && c.walk.at < len(c.walk.segs) {
@@ -74,7 +77,7 @@ func (t *Table) CheckSlot(s rowraft.Slot, most int) (size int, done, ok bool) {
 		size += CandidateBytes
 		waiting++
 	})
-	ok = ok && waiting == t.SlotCandidates(s) && c.sum == t.slots[s].digest
+	ok = ok && waiting == t.SlotCandidates(s) && c.sum == t.slot(s).digest
 	t.endCheck()
 	return size, true, ok
 }

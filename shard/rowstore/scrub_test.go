@@ -36,7 +36,7 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 			return ok
 		}
 		rows := 0
-		for s := range rowraft.Slot(rowraft.NumSlots) {
+		for s := range rowraft.Slot(rowraft.DefaultSlots) {
 			if !clean(s) {
 				t.Fatalf("CheckSlot reports damage in slot %d, which is not damaged", s)
 			}

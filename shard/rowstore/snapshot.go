@@ -34,8 +34,8 @@ const MaxSnapshots = 5
 type Snapshot struct {
 	t       *Table
 	rows    int
-	waiting int                                                     // number of candidates
-	cuts    [rowraft.NumSlots / cutsPerPage]atomic.Pointer[cutPage] // by slot; nil until a cut of the page is taken
+	waiting int                       // number of candidates
+	cuts    []atomic.Pointer[cutPage] // by page of slots; nil until a cut of the page is taken
 
 	nearPage  atomic.Int32 // 1 + the page of slots where the reader is or was last; 0: it has not begun
 	reading   atomic.Int32 // 1 + the slot that is read; 0: none
@@ -106,11 +106,11 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
 	t.chooseClaims()
-	s := &Snapshot{t: t, rows: t.Rows()}
+	s := &Snapshot{t: t, rows: t.Rows(), cuts: make([]atomic.Pointer[cutPage], (len(t.slots)+cutsPerPage-1)/cutsPerPage)}
 	s.kept.images = images
 	if t.track != nil && t.track.slots != nil {
 		s.waiting = int(t.track.total.Load())
-		s.kept.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64)}
+		s.kept.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64), saved: make([]uint64, len(t.owned)), first: t.first}
 	}
 	t.snaps = append(t.snaps, s)
 	return s, nil
@@ -144,27 +144,32 @@ func (s *Snapshot) End() error {
 	return nil
 }
 
+// cutPage returns the page with the cut of slot.
+func (s *Snapshot) cutPage(slot rowraft.Slot) *atomic.Pointer[cutPage] {
+	return &s.cuts[(slot-s.t.first)/cutsPerPage]
+}
+
 // peek returns the cut of slot without taking it.
 // REQUIRES: the slot is entered or claimed, as for take.
 func (s *Snapshot) peek(slot rowraft.Slot) cut {
-	if p := s.cuts[slot/cutsPerPage].Load(); p != nil && p[slot%cutsPerPage].taken {
+	if p := s.cutPage(slot).Load(); p != nil && p[slot%cutsPerPage].taken {
 		return p[slot%cutsPerPage]
 	}
-	now := &s.t.slots[slot]
+	now := s.t.slot(slot)
 	return cut{rows: now.rows, version: now.version, removed: now.removed, digest: now.digest}
 }
 
 // take takes the cut of slot, unless it was taken before. REQUIRES: the slot has not changed
 // since the begin, or its cut was taken; the slot is entered or claimed.
 func (s *Snapshot) take(slot rowraft.Slot) *cut {
-	if p := s.cuts[slot/cutsPerPage].Load(); p != nil && p[slot%cutsPerPage].taken {
+	if p := s.cutPage(slot).Load(); p != nil && p[slot%cutsPerPage].taken {
 		return &p[slot%cutsPerPage]
 	}
 	return s.takeNow(slot)
 }
 
 func (s *Snapshot) takeNow(slot rowraft.Slot) *cut {
-	page := &s.cuts[slot/cutsPerPage]
+	page := s.cutPage(slot)
 	if page.Load() == nil { // the writer and the reader may both be here, for different slots of the page
 		if p := cutPages.Get().(*cutPage); !page.CompareAndSwap(nil, p) {
 			cutPages.Put(p)
@@ -194,10 +199,8 @@ func (s *Snapshot) Candidates() int { return s.waiting }
 
 // Digest returns the digest of all rows at the begin.
 func (s *Snapshot) Digest() (d Digest) {
-	for slot := range rowraft.Slot(rowraft.NumSlots) {
-		if s.t.Owns(slot) {
-			d = d.Add(s.at(slot).digest)
-		}
+	for slot := range s.t.ownedSlots() {
+		d = d.Add(s.at(slot).digest)
 	}
 	return d
 }
@@ -240,6 +243,9 @@ func (s *Snapshot) AppendSlot(dst []byte, slot rowraft.Slot, maxEntries int) (ou
 // must pass the same since.
 func (s *Snapshot) AppendSlotSince(dst []byte, slot rowraft.Slot, since uint64, maxEntries int) (out []byte,
 	done bool) {
+	if !s.t.Owns(slot) {
+		return dst, true
+	}
 	for tries := 1; ; tries++ {
 		out, done, whole := s.tryAppend(dst, slot, since, maxEntries, tries > maxDisturbed)
 		if whole {
@@ -305,7 +311,7 @@ func (s *Snapshot) begin(slot rowraft.Slot) (*cut, walk) {
 	}
 	if !s.walking {
 		s.walking, s.slot, c.walking = true, slot, true
-		s.walk.begin(&s.t.slots[slot])
+		s.walk.begin(s.t.slot(slot))
 	}
 	if s.slot != slot {
 		panic(fmt.Sprintf("rowstore: snapshot reads slot %d while slot %d is not done: finish that slot first", slot, s.slot))
@@ -417,7 +423,7 @@ func (t *Table) saveImage(slot rowraft.Slot, tag uint32, r record) error {
 
 // saved reports whether the snapshot reads nothing more of slot.
 func (s *Snapshot) saved(slot rowraft.Slot) bool {
-	p := s.cuts[slot/cutsPerPage].Load()
+	p := s.cutPage(slot).Load()
 	return p != nil && p[slot%cutsPerPage].isSaved()
 }
 

@@ -73,10 +73,10 @@ func TestSnapshotsDuringChanges(t *testing.T) {
 		"plain":           func(*rowraft.Schema) {},
 		"images in lines": func(s *rowraft.Schema) { s.Dim = 64 },
 		"LFU": func(s *rowraft.Schema) {
-			s.Capacity = rowraft.Capacity{Rows: 9 * rowraft.NumSlots, Evict: rowraft.EvictLFU}
+			s.Capacity = rowraft.Capacity{Rows: 9 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
 		},
 		"LRU, candidates": func(s *rowraft.Schema) {
-			s.Capacity = rowraft.Capacity{Rows: 20 * rowraft.NumSlots, Evict: rowraft.EvictLRU}
+			s.Capacity = rowraft.Capacity{Rows: 20 * rowraft.DefaultSlots, Evict: rowraft.EvictLRU}
 			s.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
 		},
 		"expiry, candidates": func(s *rowraft.Schema) {

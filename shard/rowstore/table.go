@@ -1,8 +1,10 @@
 package rowstore
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"sync/atomic"
 	"unsafe"
 
@@ -15,6 +17,7 @@ import (
 // Options are the arguments of New.
 type Options struct {
 	Schema rowraft.Schema
+	Slots  rowraft.SlotCount // slots of the cluster; 0: rowraft.DefaultSlots
 	// Owned reports which slots this shard holds; nil means all. Only New calls it.
 	Owned func(rowraft.Slot) bool
 }
@@ -37,10 +40,14 @@ type Table struct {
 	rows   *slab.Slab
 	blocks slab.Blocks // index segments
 	// copies of the roots of slots without a directory; dense, because lookups load them first
-	roots *[rowraft.NumSlots]root
-	slots []slotState // indexed by rowraft.Slot; pages of slots not owned are never touched
-	owned [rowraft.NumSlots / 64]uint64
-	count atomic.Int64
+	roots []root
+	// slots and roots have the slots from first to the last one that the shard holds. A shard's slots are consecutive, or
+	// nearly so, and a cluster has up to 65,536: arrays of all of them would take 6 MiB for each table of each shard.
+	slots     []slotState
+	owned     []uint64 // a bit for each of slots
+	first     rowraft.Slot
+	slotCount rowraft.SlotCount // of the cluster
+	count     atomic.Int64
 
 	longest int // maxSegment; smaller in tests
 
@@ -100,10 +107,7 @@ func New(o Options) (*Table, error) {
 		hashSeed: clustermap.TableSeed(o.Schema.ID),
 		secret:   newSecret(),
 		dense:    o.Schema.Kind == rowraft.Dense,
-		track:    newTrack(&o.Schema),
-		slots:    make([]slotState, rowraft.NumSlots),
 		longest:  maxSegment,
-		roots:    new([rowraft.NumSlots]root),
 		scratch:  make([]float32, o.Schema.Dim),
 		wide:     make([]float32, o.Schema.Dim),
 	}
@@ -113,12 +117,30 @@ func New(o Options) (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", o.Schema.Name, err)
 	}
-	for s := range rowraft.NumSlots {
-		if o.Owned == nil || o.Owned(rowraft.Slot(s)) {
-			t.owned[s/64] |= 1 << (s % 64)
+	t.own(o)
+	t.track = newTrack(&o.Schema, t.slotCount, len(t.slots))
+	return t, nil
+}
+
+// own makes the arrays of the slots that the shard holds.
+func (t *Table) own(o Options) {
+	t.slotCount = cmp.Or(o.Slots, rowraft.DefaultSlots)
+	owned := func(s rowraft.Slot) bool { return o.Owned == nil || o.Owned(s) }
+	first, past := rowraft.Slot(0), rowraft.Slot(t.slotCount)
+	for first < past && !owned(first) {
+		first++
+	}
+	for first < past && !owned(past-1) {
+		past--
+	}
+	t.first = first &^ (cutsPerPage - 1) // the pages of slots are those of claim.go
+	n := int(past - t.first)
+	t.slots, t.roots, t.owned = make([]slotState, n), make([]root, n), make([]uint64, (n+63)/64)
+	for s := first; s < past; s++ {
+		if i := s - t.first; owned(s) {
+			t.owned[i/64] |= 1 << (i % 64)
 		}
 	}
-	return t, nil
 }
 
 // Close unmaps the table's memory. The table must not be used afterwards.
@@ -149,21 +171,44 @@ func (t *Table) Schema() rowraft.Schema { return t.schema }
 
 // Owns reports whether the table holds slot s.
 func (t *Table) Owns(s rowraft.Slot) bool {
-	return s < rowraft.NumSlots && t.owned[s/64]>>(s%64)&1 != 0
+	i := s - t.first
+	return uint(i) < uint(len(t.slots)) && t.owned[i/64]>>(i%64)&1 != 0
+}
+
+// slot returns the state of slot s. REQUIRES: s is in the range of t.slots.
+func (t *Table) slot(s rowraft.Slot) *slotState { return &t.slots[s-t.first] }
+
+// candidatesOf returns the candidates of slot s. REQUIRES: the table has admission by count.
+func (t *Table) candidatesOf(s rowraft.Slot) *candidates { return &t.track.slots[s-t.first] }
+
+// ownedSlots yields the slots that the shard holds, in ascending order.
+func (t *Table) ownedSlots() iter.Seq[rowraft.Slot] {
+	return func(yield func(rowraft.Slot) bool) {
+		for i := range t.slots {
+			if s := t.first + rowraft.Slot(i); t.Owns(s) && !yield(s) {
+				return
+			}
+		}
+	}
 }
 
 // Rows returns the number of rows.
 func (t *Table) Rows() int { return int(t.count.Load()) }
 
-// SlotRows returns the number of rows of slot s.
-func (t *Table) SlotRows(s rowraft.Slot) int { return int(t.slots[s].rows) }
+// SlotRows returns the number of rows of slot s, 0 if it is not owned.
+func (t *Table) SlotRows(s rowraft.Slot) int {
+	if !t.Owns(s) {
+		return 0
+	}
+	return int(t.slot(s).rows)
+}
 
-// SlotVersion returns the version of the last change in slot s, 0 if there was none.
-func (t *Table) SlotVersion(s rowraft.Slot) uint64 { return t.slots[s].version }
+// SlotVersion returns the version of the last change in slot s, 0 if there was none. REQUIRES: the slot is owned.
+func (t *Table) SlotVersion(s rowraft.Slot) uint64 { return t.slot(s).version }
 
 // SlotRemoved returns the version counter that slot s had when a row was last
-// removed from it, 0 if none was.
-func (t *Table) SlotRemoved(s rowraft.Slot) uint64 { return t.slots[s].removed }
+// removed from it, 0 if none was. REQUIRES: the slot is owned.
+func (t *Table) SlotRemoved(s rowraft.Slot) uint64 { return t.slot(s).removed }
 
 // Bytes returns the memory mapped for rows, candidates, index and running snapshots.
 func (t *Table) Bytes() int64 {

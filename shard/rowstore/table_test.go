@@ -180,7 +180,7 @@ func TestPullsDuringSnapshot(t *testing.T) {
 		}
 	})
 	var records []byte
-	for slot := range rowraft.Slot(rowraft.NumSlots) {
+	for slot := range rowraft.Slot(rowraft.DefaultSlots) {
 		for done := false; !done; {
 			records, done = snap.AppendSlot(records, slot, 4)
 		}
@@ -379,7 +379,7 @@ func TestRefusals(t *testing.T) {
 		{"slot version that no slot can reach",
 			func() error { return table.RestoreSlotVersion(slot, 1<<63, 0) }, rowraft.CodeCorrupt},
 		{"slot version of a foreign slot",
-			func() error { return table.RestoreSlotVersion((slot+1)%rowraft.NumSlots, 9, 0) }, rowraft.CodeWrongShard},
+			func() error { return table.RestoreSlotVersion((slot+1)%rowraft.DefaultSlots, 9, 0) }, rowraft.CodeWrongShard},
 		{"a table of dim 0", func() error {
 			_, err := New(Options{Schema: testSchema(rowraft.Sparse, rowraft.SGD, 0)})
 			return err
@@ -478,7 +478,7 @@ func FuzzRestoreRow(f *testing.F) {
 			t.Fatal(err)
 		}
 		var out []byte
-		for slot := range rowraft.Slot(rowraft.NumSlots) {
+		for slot := range rowraft.Slot(rowraft.DefaultSlots) {
 			for done := false; !done; {
 				out, done = snap.AppendSlot(out, slot, 64)
 			}

@@ -18,6 +18,7 @@ const (
 	// format version (docs/formats/streaming.md).
 	maxCandidates = 4096
 	minRoom       = 64
+	maxRestored   = maxCandidates * rowraft.MaxSlots / rowraft.DefaultSlots // limit of candidates in a restored slot
 	roomPerRow    = 4
 	evictShare    = 8 // a full slot evicts one of this many rows at a time
 	agingRounds   = 8 // length of an LFU period: this many pushes for each row of a full slot
@@ -54,8 +55,8 @@ type Counters struct {
 	Candidates uint64 // keys that wait for a row now
 }
 
-// newTrack returns nil for a table that is not tracked.
-func newTrack(s *rowraft.Schema) *track {
+// newTrack returns nil for a table that is not tracked. The table stores here of the slots of a cluster.
+func newTrack(s *rowraft.Schema, slots rowraft.SlotCount, here int) *track {
 	if !s.Tracked() {
 		return nil
 	}
@@ -64,11 +65,11 @@ func newTrack(s *rowraft.Schema) *track {
 		draws: clustermap.Mix64(clustermap.Mix64(s.Initializer.Seed+gamma+gamma) ^ uint64(s.ID)),
 	}
 	if s.Capacity.Rows > 0 {
-		k.maxRows = (s.Capacity.Rows-1)/rowraft.NumSlots + 1
+		k.maxRows = (s.Capacity.Rows-1)/uint64(slots) + 1
 		k.room = int(min(maxCandidates, max(minRoom, roomPerRow*k.maxRows)))
 	}
 	if s.Admission.Kind == rowraft.AdmitCount {
-		k.slots = make([]candidates, rowraft.NumSlots)
+		k.slots = make([]candidates, here)
 	}
 	return k
 }
@@ -165,7 +166,7 @@ func (t *Table) changeTracked(
 			if err != nil {
 				return err
 			}
-			t.track.countPush(r, t.slots[c.slot[i]].version)
+			t.track.countPush(r, t.slot(c.slot[i]).version)
 			w := floats(t.weights(r), t.storage, t.wide)
 			do(w, t.state(r), values)
 			t.store(r, w)
@@ -203,7 +204,7 @@ func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, er
 // admit decides whether a push of a key without a row creates the row. If not, admit has applied
 // all effects of the push.
 func (t *Table) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, error) {
-	k, s := t.track, &t.slots[slot]
+	k, s := t.track, t.slot(slot)
 	switch k.admission.Kind {
 	case rowraft.AdmitProbability:
 		if k.draw(key, s.version+1) {
@@ -226,7 +227,7 @@ func (t *Table) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, err
 // countCandidate counts a push of a key without a row, and returns the number of its pushes. It does not
 // store the push that reaches the admission limit.
 func (t *Table) countCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) (uint32, error) {
-	k, s, set := t.track, &t.slots[slot], &t.track.slots[slot]
+	k, s, set := t.track, t.slot(slot), t.candidatesOf(slot)
 	c := candidate{key: key, count: 1, tick: k.tick}
 	at, known := uint32(0), false
 	if set.n > 0 {
@@ -258,10 +259,10 @@ func (t *Table) countCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) (
 // forgetCandidate removes the candidate key, and reports whether there was one. The caller increments the
 // slot's counter.
 func (t *Table) forgetCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
-	if t.track.slots == nil || t.track.slots[slot].n == 0 {
+	if t.track.slots == nil || t.candidatesOf(slot).n == 0 {
 		return false
 	}
-	at, ok := t.track.slots[slot].find(key, tag)
+	at, ok := t.candidatesOf(slot).find(key, tag)
 	if ok {
 		t.keepCandidates(slot)
 		t.dropCandidate(slot, at)
@@ -271,7 +272,7 @@ func (t *Table) forgetCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) 
 
 // dropCandidate removes one entry. The caller increments the slot's counter.
 func (t *Table) dropCandidate(slot rowraft.Slot, at uint32) {
-	s, set := &t.slots[slot], &t.track.slots[slot]
+	s, set := t.slot(slot), t.candidatesOf(slot)
 	s.digest = s.digest.Sub(set.at(at).digest())
 	set.remove(at, &t.secret)
 	t.track.total.Add(-1)
@@ -280,19 +281,19 @@ func (t *Table) dropCandidate(slot rowraft.Slot, at uint32) {
 // thinCandidates makes room in a slot that is full of candidates: it removes those that were pushed
 // least recently.
 func (t *Table) thinCandidates(slot rowraft.Slot) {
-	k, set := t.track, &t.track.slots[slot]
+	k, set := t.track, t.candidatesOf(slot)
 	k.ranks = k.ranks[:0]
 	for i := range uint32(len(set.words) / 2) {
 		if c := set.at(i); c.count != 0 {
 			k.ranks = append(k.ranks, rank{hi: uint64(c.tick)<<32 | uint64(c.count), lo: uint64(c.key)})
 		}
 	}
-	gone := lowest(k.ranks, set.n-k.room+k.room/evictShare)
+	gone := t.lowest(k.ranks, set.n-k.room+k.room/evictShare)
 	for _, r := range gone {
 		at, _ := set.find(rowraft.Key(r.lo), t.secret.tag(rowraft.Key(r.lo)))
 		t.dropCandidate(slot, at)
 	}
-	t.slots[slot].version += uint64(len(gone))
+	t.slot(slot).version += uint64(len(gone))
 }
 
 // SlotCandidates returns how many keys of slot wait for a row.
@@ -300,12 +301,12 @@ func (t *Table) SlotCandidates(slot rowraft.Slot) int {
 	if t.track == nil || t.track.slots == nil {
 		return 0
 	}
-	return t.track.slots[slot].n
+	return t.candidatesOf(slot).n
 }
 
-// RestoreCandidates adds the candidates of one slot from their bytes, as
-// Snapshot.AppendCandidates wrote them: strictly ascending by key. It keeps no
-// part of b.
+// RestoreCandidates adds candidates of one slot from their bytes, as Snapshot.AppendCandidates wrote them: strictly
+// ascending by key. It keeps no part of b. After a restore from a cluster with more slots, a slot has the candidates of
+// several, perhaps more than its room; the next new candidate removes those that are too many.
 //
 // Errors: CodeCorrupt, before anything changes, if the table has no candidates
 // or cannot have these; CodeWrongShard if the slot is not owned; CodeOverloaded.
@@ -319,17 +320,22 @@ func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
 	case t.track == nil || t.track.slots == nil:
 		return bad("in a table that has no admission by count")
-	case n == 0 || len(b)%CandidateBytes != 0 || n > t.track.room:
-		return bad(fmt.Sprintf("of %d bytes: want 1 to %d of %d bytes", len(b), t.track.room, CandidateBytes))
-	case t.track.slots[slot].n != 0:
-		return bad("come twice")
+	case n == 0 || len(b)%CandidateBytes != 0 || n+t.SlotCandidates(slot) > maxRestored:
+		return bad(fmt.Sprintf("of %d bytes after %d others: want 1 to %d of %d bytes in all",
+			len(b), t.SlotCandidates(slot), maxRestored, CandidateBytes))
 	}
 	last := rowraft.Key(0)
 	for i := range n {
 		c := parseCandidate(b[CandidateBytes*i:])
 		at, tag := t.locate(c.key)
-		_, row := t.find(at, tag, c.key)
-		if at != slot || row || c.count == 0 || c.count >= t.track.admission.Count || i > 0 && c.key <= last {
+		if at != slot {
+			return bad(fmt.Sprintf("include key %d, which is in slot %d", c.key, at))
+		}
+		_, twice := t.find(at, tag, c.key)
+		if set := t.candidatesOf(slot); set.n > 0 && !twice {
+			_, twice = set.find(c.key, tag)
+		}
+		if twice || c.count == 0 || c.count >= t.track.admission.Count || i > 0 && c.key <= last {
 			return bad(fmt.Sprintf("include key %d, which cannot be there", c.key))
 		}
 		last = c.key
@@ -337,11 +343,11 @@ func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
 	for ; len(b) > 0; b = b[CandidateBytes:] {
 		c := parseCandidate(b)
 		c.tick = t.track.restored(c.tick)
-		if err := t.track.slots[slot].put(&t.track.blocks, &t.secret, c, t.secret.tag(c.key)); err != nil {
+		if err := t.candidatesOf(slot).put(&t.track.blocks, &t.secret, c, t.secret.tag(c.key)); err != nil {
 			return err
 		}
 		t.track.total.Add(1)
-		t.slots[slot].digest = t.slots[slot].digest.Add(c.digest())
+		t.slot(slot).digest = t.slot(slot).digest.Add(c.digest())
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func flood(c config, report func(figure)) error {
 	plain := schema(rowraft.Sparse, 1)
 	counted, full := plain, plain
 	counted.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
-	full.Capacity = rowraft.Capacity{Rows: 256 * rowraft.NumSlots, Evict: rowraft.EvictLFU}
+	full.Capacity = rowraft.Capacity{Rows: 256 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
 	for _, n := range []int{32 << 10, rowraft.MaxKeysPerPart} {
 		for _, table := range []struct {
 			name string

@@ -14,7 +14,7 @@ const growthRounds = 3
 
 // firstRows make the first pages of a table, above all those of the slots, and are
 // counted by themselves.
-const firstRows = rowraft.NumSlots
+const firstRows = rowraft.DefaultSlots
 
 // growth creates rows in chunks of 64 and of 1024 (what one hold of a shard's
 // lock changes) and reports the CPU time of a chunk: the rows of a sparse table, in

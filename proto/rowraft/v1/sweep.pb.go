@@ -144,11 +144,12 @@ func (x *ShrinkTableRequest) GetDryRun() bool {
 
 type ShrinkTableReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Slots         uint64                 `protobuf:"varint,1,opt,name=slots,proto3" json:"slots,omitempty"`           // looked at so far, of 4096
+	Slots         uint64                 `protobuf:"varint,1,opt,name=slots,proto3" json:"slots,omitempty"`           // looked at so far
 	Rows          uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`             // looked at so far
 	Removed       uint64                 `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"`       // rows removed so far, or found by a dry run
 	Candidates    uint64                 `protobuf:"varint,4,opt,name=candidates,proto3" json:"candidates,omitempty"` // keys without a row that were forgotten
 	Done          bool                   `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`
+	SlotsTotal    uint64                 `protobuf:"varint,6,opt,name=slots_total,json=slotsTotal,proto3" json:"slots_total,omitempty"` // of the cluster
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -216,6 +217,13 @@ func (x *ShrinkTableReply) GetDone() bool {
 		return x.Done
 	}
 	return false
+}
+
+func (x *ShrinkTableReply) GetSlotsTotal() uint64 {
+	if x != nil {
+		return x.SlotsTotal
+	}
+	return 0
 }
 
 type SweepSlotsRequest struct {
@@ -304,7 +312,7 @@ func (x *SweepSlotsRequest) GetDryRun() bool {
 
 type SweepSlotsReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	NextSlot      uint32                 `protobuf:"varint,1,opt,name=next_slot,json=nextSlot,proto3" json:"next_slot,omitempty"` // first that was not looked at; 4096: all were
+	NextSlot      uint32                 `protobuf:"varint,1,opt,name=next_slot,json=nextSlot,proto3" json:"next_slot,omitempty"` // first that was not looked at; the number of slots: all were
 	Rows          uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`                         // looked at
 	Removed       uint64                 `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"`
 	Candidates    uint64                 `protobuf:"varint,4,opt,name=candidates,proto3" json:"candidates,omitempty"`
@@ -388,7 +396,7 @@ const file_rowraft_v1_sweep_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\x02 \x01(\v2\x1b.rowraft.v1.SweepConditionsR\n" +
 	"conditions\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"\x8a\x01\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"\xab\x01\n" +
 	"\x10ShrinkTableReply\x12\x14\n" +
 	"\x05slots\x18\x01 \x01(\x04R\x05slots\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x18\n" +
@@ -396,7 +404,9 @@ const file_rowraft_v1_sweep_proto_rawDesc = "" +
 	"\n" +
 	"candidates\x18\x04 \x01(\x04R\n" +
 	"candidates\x12\x12\n" +
-	"\x04done\x18\x05 \x01(\bR\x04done\"\xd5\x01\n" +
+	"\x04done\x18\x05 \x01(\bR\x04done\x12\x1f\n" +
+	"\vslots_total\x18\x06 \x01(\x04R\n" +
+	"slotsTotal\"\xd5\x01\n" +
 	"\x11SweepSlotsRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x14\n" +
 	"\x05table\x18\x02 \x01(\x04R\x05table\x12\x1f\n" +

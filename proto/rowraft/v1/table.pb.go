@@ -191,7 +191,7 @@ func (StepOutcome) EnumDescriptor() ([]byte, []int) {
 type PullRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // cluster map the keys were split by
-	Shard      uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`                             // 0 … 255
+	Shard      uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`                             // 0 … 4095
 	Mode       ReadMode               `protobuf:"varint,3,opt,name=mode,proto3,enum=rowraft.v1.ReadMode" json:"mode,omitempty"`
 	TableEpoch uint64                 `protobuf:"varint,4,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // 0: any
 	MinIndex   uint64                 `protobuf:"varint,5,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`       // the answer reflects at least this applied index; 0: any
@@ -1084,7 +1084,7 @@ type ScanRequest struct {
 	Dtype         uint32                 `protobuf:"varint,6,opt,name=dtype,proto3" json:"dtype,omitempty"`                             // of the values: 1 float32, 2 bfloat16
 	FirstSlot     uint32                 `protobuf:"varint,7,opt,name=first_slot,json=firstSlot,proto3" json:"first_slot,omitempty"`    // the slots from here to last_slot all belong to the shard
 	FirstKey      uint64                 `protobuf:"varint,8,opt,name=first_key,json=firstKey,proto3" json:"first_key,omitempty"`       // rows of first_slot with smaller keys are left out
-	LastSlot      uint32                 `protobuf:"varint,9,opt,name=last_slot,json=lastSlot,proto3" json:"last_slot,omitempty"`       // inclusive, less than 4096
+	LastSlot      uint32                 `protobuf:"varint,9,opt,name=last_slot,json=lastSlot,proto3" json:"last_slot,omitempty"`       // inclusive, less than the number of slots of the cluster
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

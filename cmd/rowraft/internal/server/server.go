@@ -40,7 +40,7 @@ type serverFlags struct {
 	withScheduler            bool
 	schedulerOnly            bool
 	join, schedulers         []string
-	servers, shards          int
+	servers, shards, slots   int
 	logBackend, profile      string
 	diskStall                time.Duration
 	diskReserve              int64
@@ -128,7 +128,8 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	f.tokens.Register(fl)
 	fl.StringVar(&f.caKey, "ca-key", "", "of a scheduler: private key of a CA in --cacert, to sign for machines with a join token, and to renew; default: it signs nothing")
 	fl.BoolVar(&f.renewCert, "renew-cert", false, "ask the scheduler for a new certificate when two thirds of this one's time are over, and write it to --cert; with --token always")
-	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, 1 to 256, fixed for ever; default 4")
+	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, at most one for 16 slots; fixed forever; default 4")
+	fl.IntVar(&f.slots, "slots", 0, "slots of a new cluster, a power of two from 4096 to 65536; fixed forever; default 4096, enough for 256 shards")
 	fl.StringVar(&f.logBackend, "log-backend", "rowlog", "log of the Raft groups: rowlog or bolt (slower)")
 	fl.StringVar(&f.profile, "profile", "auto", "Raft timers: fast (up to 24 replicas a server), default (100), dense, or auto: by how many replicas the fullest server has")
 	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
@@ -192,7 +193,7 @@ func (f *serverFlags) run(ctx context.Context, g *remote.Flags, stderr io.Writer
 	}
 	cfg := node.Config{
 		DataDir: f.dataDir, FS: disk, Name: f.name, Version: g.Version, Listener: listener, PeerListener: peers,
-		WithScheduler: f.withScheduler, SchedulerOnly: f.schedulerOnly, Join: f.join, Servers: f.servers, Shards: f.shards,
+		WithScheduler: f.withScheduler, SchedulerOnly: f.schedulerOnly, Join: f.join, Servers: f.servers, Shards: f.shards, Slots: f.slots,
 		Exact: f.exact, Workers: f.workers, StartTimeout: f.startTimeout,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
 		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,

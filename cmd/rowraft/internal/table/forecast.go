@@ -185,12 +185,12 @@ func (v *forecastJSON) fill(s rowraft.Schema) error {
 	v.Dim, v.Storage, v.Rule = s.Dim, s.StorageType().String(), s.Optimizer.Kind.String()
 	one := f.memoryBytes(rows, v.Shards) // one replica of every shard
 	stream := rows * float64(f.recordBytes)
-	stream += chunkHead * (stream/chunkFill + math.Min(rows, rowraft.NumSlots))
+	stream += chunkHead * (stream/chunkFill + math.Min(rows, rowraft.DefaultSlots))
 	perNode := func(n float64) uint64 { return uint64(math.Ceil(n * float64(v.Replicas) / float64(v.Nodes))) }
 	v.RowBytes = math.Round(10*one/rows) / 10
 	v.NodeBytes, v.PeakBytes = perNode(one), perNode(one+imageShare*rows*float64(f.rowBytes))
 	v.TotalBytes = uint64(one) * uint64(v.Replicas)
-	v.Snapshot, v.Checkpoint = perNode(stream), uint64(stream+slotSum*math.Min(rows, rowraft.NumSlots))
+	v.Snapshot, v.Checkpoint = perNode(stream), uint64(stream+slotSum*math.Min(rows, rowraft.DefaultSlots))
 	v.LogFloat32, v.LogBFloat16 = keyBytes+4*s.Dim, keyBytes+2*s.Dim
 	return nil
 }

@@ -57,7 +57,7 @@ func newForecast(s rowraft.Schema, rows float64) (forecast, error) {
 	if rows < 1 {
 		return f, nil
 	}
-	mean := rows / rowraft.NumSlots
+	mean := rows / rowraft.DefaultSlots
 	// below is the share of slots with at most n rows.
 	below := func(n float64) float64 {
 		return (1 + math.Erf((n+0.5-mean)/math.Sqrt(2*mean))) / 2

@@ -35,7 +35,7 @@ func TestForecastIsWhatIsMeasured(t *testing.T) {
 			fillTo(t, table, rows)
 			slots := 1.0
 			if schema.Kind == rowraft.Dense { // one tensor is in one slot of so many
-				slots = rowraft.NumSlots
+				slots = rowraft.DefaultSlots
 			}
 			f, err := newForecast(schema, float64(rows)*slots)
 			if err != nil {

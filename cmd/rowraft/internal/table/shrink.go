@@ -116,7 +116,7 @@ func receiveShrink(stream grpc.ServerStreamingClient[rowraftv1.ShrinkTableReply]
 			return nil, remote.HintIfBroken(err, "run the same command again: it goes on with the rows that are left")
 		}
 		last = reply
-		bar.Set(int64(reply.GetSlots()), rowraft.NumSlots)
+		bar.Set(int64(reply.GetSlots()), int64(reply.GetSlotsTotal()))
 	}
 }
 

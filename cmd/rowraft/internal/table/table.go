@@ -84,7 +84,7 @@ func (f *tableFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.storage, "storage", "float32", "float32 or bfloat16: how weights are stored; bfloat16 takes half the memory and rounds each result")
 	fl.StringVar(&f.admit, "admit", "all", "which keys get a row: all, count:N (with the N-th push) or probability:P (with each push)")
 	fl.StringVar(&f.expire, "expire", "", "rows that get no push for so long are removed: a duration (168h) or a number of seconds; default never")
-	fl.Uint64Var(&f.capacity, "capacity", 0, "most rows of the whole table, shared equally by its 4096 slots; 0 for no bound")
+	fl.Uint64Var(&f.capacity, "capacity", 0, "most rows of the whole table, shared equally by its slots, 4096 by default; 0 for no bound")
 	fl.StringVar(&f.evict, "evict", "", "which row makes room in a full slot: lru (longest without a push) or lfu (fewest pushes)")
 }
 

@@ -21,6 +21,7 @@ type Cluster struct {
 	ClusterID       string    `json:"cluster_id"`
 	MapVersion      uint64    `json:"map_version"`
 	Shards          int       `json:"shards"`
+	Slots           int       `json:"slots"` // 0 until the shards exist
 	Tables          int       `json:"tables"`
 	ExpectedServers uint32    `json:"expected_servers"`
 	Verdict         string    `json:"verdict"` // healthy, degraded, critical
@@ -74,6 +75,9 @@ func NewCluster(r *rowraftv1.StatusReply) *Cluster {
 			held[rep.GetNode()]++
 		}
 	}
+	for _, s := range r.GetMap().GetSlots() {
+		v.Slots += int(s.GetCount())
+	}
 	leads := leadersOf(r)
 	for _, n := range r.GetNodes() {
 		s := Server{
@@ -117,7 +121,7 @@ func (v *Cluster) Print(w io.Writer, wide bool) error {
 	if err := cli.Facts(w,
 		"CLUSTER", v.ClusterID,
 		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, all, v.ExpectedServers),
-		"MAP", fmt.Sprintf("version %d, %s, %s", v.MapVersion, cli.Plural(v.Shards, "shard"), cli.Plural(v.Tables, "table")),
+		"MAP", fmt.Sprintf("version %d, %s of %s, %s", v.MapVersion, cli.Plural(v.Shards, "shard"), cli.Plural(v.Slots, "slot"), cli.Plural(v.Tables, "table")),
 	); err != nil {
 		return err
 	}
