@@ -338,7 +338,10 @@ func (c *sharedCall[Q, R]) exchange(ctx context.Context, to rowraftv1.TableClien
 		if d := c.calls.err(reply); d != nil {
 			r = shared[R]{err: rpc.FromDetail(d)}
 		}
-		c.markOver(int(i))
+		last := c.markOver(int(i))
 		c.batches[i].result <- r
+		if last && slices.Contains(answered, false) { // the server still works on a batch whose try has ended
+			c.cancel()
+		}
 	}
 }

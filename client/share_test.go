@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -227,6 +228,40 @@ func TestTheLastCallerEndsASharedCall(t *testing.T) {
 	<-ended
 	if err := <-results[1]; rowraft.CodeOf(err) != rowraft.CodeDeadline {
 		t.Errorf("the second caller: %v, want CodeDeadline", err)
+	}
+}
+
+// A call whose last batch is answered ends if the try of another batch has ended without its answer.
+func TestTheLastAnswerEndsASharedCall(t *testing.T) {
+	arrived, ended, answer := make(chan struct{}, 2), make(chan error, 1), make(chan struct{})
+	s := fakeServer{}
+	s.pull = func(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+		arrived <- struct{}{}
+		select {
+		case <-answer:
+			if req.GetShard() == 1 {
+				return &rowraftv1.PullReply{}, nil
+			}
+		case <-ctx.Done():
+		}
+		<-ctx.Done()
+		ended <- ctx.Err()
+		return nil, ctx.Err()
+	}
+	s.serve(t, 2)
+	c, _ := s.dial(t, nil)
+	first, leave := context.WithCancel(patience(t))
+	results := sendTwo(t, c, s.m.Nodes[0].Addr, first, patience(t))
+	<-arrived
+	<-arrived
+	leave()
+	<-results[0]
+	close(answer)
+	if err := <-results[1]; err != nil {
+		t.Errorf("the second caller: %v", err)
+	}
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the server works on the batch whose caller has left until %v", err)
 	}
 }
 

@@ -73,10 +73,12 @@ func (s *Scheduler) rollCall(need string, left map[string]error) (who []*attende
 	for _, a := range who {
 		connected[a.id.Job] = true
 	}
+	// The trainers of a run in which no worker trains may still be about to connect to a new leader.
+	young := s.soft.leadsFor() < 2*s.attendance.patience.absent
 	ought := make(map[meta.TrainerID]bool)
 	for _, r := range s.machine.Runs() {
 		if job := r.GetJob(); !out(job) {
-			for _, rank := range meta.ExpectedRanks(r, job == need, connected[job]) {
+			for _, rank := range meta.ExpectedRanks(r, job == need, connected[job] || young) {
 				ought[meta.TrainerID{Job: job, Rank: rank}] = true
 			}
 		}

@@ -351,6 +351,35 @@ func TestAJobThatAnotherCheckpointPauses(t *testing.T) {
 	m.letGo()
 }
 
+// leadsFor makes s a leader that has led for d.
+func leadsFor(s *Scheduler, d time.Duration) {
+	s.soft.mu.Lock()
+	defer s.soft.mu.Unlock()
+	s.soft.since = time.Now().Add(-d)
+}
+
+// A new leader waits for trainers that have ended their training and are not connected yet. Later it does not.
+func TestANewLeaderWaitsForTrainersThatHaveEnded(t *testing.T) {
+	s, _, c := served(t)
+	s.attendance.patience.absent = 50 * time.Millisecond
+	f := attend(t, c, "a", 0, 1, nil)
+	if err := f.member.Leave(t.Context(), client.LeaveEnded, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 0 })
+	for _, test := range []struct {
+		leads  time.Duration
+		leftIn bool
+	}{{-time.Hour, true}, {time.Hour, false}} { // -1 h: the test may be slow
+		leadsFor(s, test.leads)
+		left := make(map[string]error)
+		if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || (left["a"] != nil) != test.leftIn {
+			t.Errorf("leads for %v: %v, left out: %v", test.leads, err, left)
+		}
+	}
+}
+
 // A checkpoint waits for a trainer that disconnects without a word, until its lease has ended.
 func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s, _, c := served(t)
@@ -370,6 +399,7 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s.workers.list[uint64(f.member.Incarnation())] = heardOf{heard: time.Now().Add(-time.Hour)}
 	s.workers.mu.Unlock()
 	s.keepJobs(t.Context())
+	leadsFor(s, time.Hour)
 	left = make(map[string]error)
 	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || len(left) > 0 {
 		t.Errorf("%v, left out: %v; want a checkpoint that does not wait for the job, in which no worker trains", err, left)

@@ -155,6 +155,13 @@ type soft struct {
 	oldest   string                                   // server with the lowest version, for messages; "": all are equal
 }
 
+// leadsFor returns for how long this leader has led.
+func (s *soft) leadsFor() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now().Sub(s.since)
+}
+
 type beat struct {
 	at         time.Time
 	since      time.Time // first heartbeat of the current series without a gap

@@ -243,6 +243,11 @@ func (s *Aggregator) ChangeMembers(ctx context.Context, w *wire.Membership, prop
 	}
 	s.mu.Unlock()
 	if err := j.token.Acquire(ctx, 1); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.jobs[w.Job] == j { // Acquire may have had the token for a moment, in which kickLocked did nothing
+			s.kickLocked(j)
+		}
 		return 0, rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: a step of the job is being closed: %w", s.shard, err)
 	}
 	defer func() {
