@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -233,7 +232,7 @@ func TestTheLastCallerEndsASharedCall(t *testing.T) {
 
 // A call whose last batch is answered ends if the try of another batch has ended without its answer.
 func TestTheLastAnswerEndsASharedCall(t *testing.T) {
-	arrived, ended, answer := make(chan struct{}, 2), make(chan error, 1), make(chan struct{})
+	arrived, ended, answer := make(chan struct{}, 2), make(chan struct{}), make(chan struct{})
 	s := fakeServer{}
 	s.pull = func(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 		arrived <- struct{}{}
@@ -245,7 +244,7 @@ func TestTheLastAnswerEndsASharedCall(t *testing.T) {
 		case <-ctx.Done():
 		}
 		<-ctx.Done()
-		ended <- ctx.Err()
+		close(ended)
 		return nil, ctx.Err()
 	}
 	s.serve(t, 2)
@@ -260,8 +259,10 @@ func TestTheLastAnswerEndsASharedCall(t *testing.T) {
 	if err := <-results[1]; err != nil {
 		t.Errorf("the second caller: %v", err)
 	}
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("the server works on the batch whose caller has left until %v", err)
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second): // the deadline of the call is a minute and more later
+		t.Error("the server still works on the batch whose caller has left")
 	}
 }
 
