@@ -358,7 +358,8 @@ func leadsFor(s *Scheduler, d time.Duration) {
 	s.soft.since = time.Now().Add(-d)
 }
 
-// A new leader waits for trainers that have ended their training and are not connected yet. Later it does not.
+// A new leader waits for trainers that have ended their training and are not connected yet. Later it does not. The
+// checkpoint lacks their state and says so in both cases.
 func TestANewLeaderWaitsForTrainersThatHaveEnded(t *testing.T) {
 	s, _, c := served(t)
 	s.attendance.patience.absent = 50 * time.Millisecond
@@ -369,18 +370,19 @@ func TestANewLeaderWaitsForTrainersThatHaveEnded(t *testing.T) {
 	f.Close()
 	eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 0 })
 	for _, test := range []struct {
-		leads  time.Duration
-		leftIn bool
-	}{{-time.Hour, true}, {time.Hour, false}} { // -1 h: the test may be slow
+		leads time.Duration
+		want  string
+	}{{-time.Hour, "trainer 0 of job a is not connected"}, {time.Hour, "no worker of job a trains"}} { // -1 h: the test may be slow
 		leadsFor(s, test.leads)
 		left := make(map[string]error)
-		if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || (left["a"] != nil) != test.leftIn {
-			t.Errorf("leads for %v: %v, left out: %v", test.leads, err, left)
+		if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || !strings.Contains(fmt.Sprint(left["a"]), test.want) {
+			t.Errorf("leads for %v: %v, left out: %v; want %q", test.leads, err, left, test.want)
 		}
 	}
 }
 
-// A checkpoint waits for a trainer that disconnects without a word, until its lease has ended.
+// A checkpoint waits for a trainer that disconnects without a word, until its lease has ended. Each checkpoint without its
+// state says so.
 func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s, _, c := served(t)
 	s.attendance.patience.absent = 50 * time.Millisecond
@@ -401,8 +403,8 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s.keepJobs(t.Context())
 	leadsFor(s, time.Hour)
 	left = make(map[string]error)
-	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || len(left) > 0 {
-		t.Errorf("%v, left out: %v; want a checkpoint that does not wait for the job, in which no worker trains", err, left)
+	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || !strings.Contains(fmt.Sprint(left["a"]), "no worker of job a trains") {
+		t.Errorf("%v, left out: %v; want a checkpoint that does not wait for the job, in which no worker trains, and says that it lacks its state", err, left)
 	}
 }
 

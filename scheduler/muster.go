@@ -126,7 +126,21 @@ func (s *Scheduler) pauseTrainers(ctx context.Context, need string, skip, again 
 		m.letGo()
 		return nil, err
 	}
+	m.leaveIdleOut()
 	return m, nil
+}
+
+// leaveIdleOut leaves out the jobs that have trained, whose trainers' state a checkpoint needs, and of which no trainer
+// has stopped for it. No worker of them trains, and assemble did not wait for them.
+func (m *muster) leaveIdleOut() {
+	for _, r := range m.s.machine.Runs() {
+		job := r.GetJob()
+		stopped := slices.ContainsFunc(m.members, func(p *paused) bool { return p.a.id.Job == job })
+		needed := slices.ContainsFunc(r.GetMembers(), func(w *rowraftv1.RunMember) bool { return w.GetAttending() != 0 })
+		if r.GetGeneration() > 0 && job != m.need && needed && !stopped && m.left[job] == nil {
+			m.leaveOut(job, rowraft.Errorf(rowraft.CodePrecondition, "no worker of job %s trains, and none of its trainers is connected", job))
+		}
+	}
 }
 
 // newMuster returns a muster with a new pause id.
