@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
@@ -375,52 +373,6 @@ func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term ro
 			return
 		}
 	}
-}
-
-// schedulerCall calls the leader of the metadata group. It returns when a server has given a definite
-// answer, or when ctx ends.
-func (c *Client) schedulerCall(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
-	return c.schedulerConn(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
-		return call(ctx, rowraftv1.NewClusterClient(conn))
-	})
-}
-
-// schedulerConn is schedulerCall for any service of the metadata leader.
-func (c *Client) schedulerConn(ctx context.Context, what string, call func(context.Context, grpc.ClientConnInterface) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(c.ctx, cancel)()
-	for w := c.schedulerWalk(); ; {
-		conn, err := c.conns.Get(w.Addr())
-		if err == nil {
-			attempt, cancel := context.WithTimeout(ctx, 5*c.opts.AttemptTimeout)
-			err = call(attempt, conn)
-			cancel()
-		}
-		if err == nil {
-			return nil
-		}
-		if !w.Again(ctx, err) {
-			return fmt.Errorf("%s: %w", what, c.ended(err))
-		}
-	}
-}
-
-// schedulerWalk visits the members of the metadata group, or all servers while the map names no member.
-func (c *Client) schedulerWalk() *route.Walk {
-	return &route.Walk{Layer: route.Control, AddrOf: c.addrOf, Places: func() (addrs []string) {
-		if m := c.cluster.Load(); m != nil {
-			for _, n := range m.Nodes {
-				if n.Scheduler {
-					addrs = append(addrs, n.Addr)
-				}
-			}
-		}
-		if len(addrs) == 0 {
-			addrs = c.addrs()
-		}
-		return addrs
-	}}
 }
 
 // addrOf returns the address of a server; "" if the map does not have the server.

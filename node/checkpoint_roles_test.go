@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -174,19 +175,19 @@ func unlessDenied(err error) error {
 // parks enters a job of one worker, attends and parks. It returns the checkpoint that was made.
 func (l *checkpointLab) parks(cl *client.Client, job, to string, destinations ...string) (string, error) {
 	l.t.Helper()
-	m, err := cl.EnterJob(l.ctx, client.Entry{Job: job, Worker: "w", Workers: 1})
+	m, err := jobs.Enter(l.ctx, cl, jobs.Entry{Job: job, Worker: "w", Workers: 1})
 	if err != nil {
 		return "", err
 	}
-	at, err := cl.Attend(l.ctx, client.Attendance{Member: m, Destinations: destinations, Pause: func(context.Context, client.Agree) (*client.Paused, error) {
+	at, err := m.Register(l.ctx, jobs.Registration{Destinations: destinations, Pause: func(context.Context, jobs.Agree) (*jobs.Paused, error) {
 		write := func(w io.Writer) error { _, err := io.WriteString(w, "state"); return err }
-		return &client.Paused{Step: 1, Size: 5, Write: write, Release: func() {}}, nil
+		return &jobs.Paused{Step: 1, Size: 5, Write: write, Release: func() {}}, nil
 	}})
 	if err != nil {
 		return "", err
 	}
 	defer at.Close()
-	return at.Park(l.ctx, client.Parking{Ended: true, Destination: to})
+	return at.Park(l.ctx, jobs.Parking{Ended: true, Destination: to})
 }
 
 // TestParkingOfACertificate: a trainer that parks cannot have tables written that it may not read, nor

@@ -6,6 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -120,10 +121,10 @@ func TestARunThatRestsIsInNoShard(t *testing.T) {
 	state := func(run [16]byte, shard uint32) (*rowraftv1.JobStateReply, error) {
 		return admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: shard, Job: run[:]})
 	}
-	enter := func() (*client.Member, *client.Job) {
+	enter := func() (*jobs.Member, *client.Job) {
 		t.Helper()
 		cl := c.dial()
-		m, err := cl.EnterJob(ctx, client.Entry{Job: "ctr", Worker: "w", Workers: 1, InShards: true})
+		m, err := jobs.Enter(ctx, cl, jobs.Entry{Job: "ctr", Worker: "w", Workers: 1, InShards: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +151,7 @@ func TestARunThatRestsIsInNoShard(t *testing.T) {
 	if _, err := j.PushClock(ctx, 1<<64-1, nil); err != nil { // it has read all of its data
 		t.Fatal(err)
 	}
-	if err := m.Leave(ctx, client.LeaveStopped, "", nil); err != nil {
+	if err := m.Leave(ctx, jobs.LeaveStopped, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	for shard := range uint32(2) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -357,7 +358,7 @@ func TestTrainersGetRanksAndZombiesAreFenced(t *testing.T) {
 		{other, "c", 2, 0, rowraft.CodeInvalidArgument},
 		{other, "b", 3, 0, rowraft.CodeInvalidArgument},
 	} {
-		m, err := join.c.EnterJob(ctx, client.Entry{Job: "job", Worker: join.worker, Workers: join.workers})
+		m, err := jobs.Enter(ctx, join.c, jobs.Entry{Job: "job", Worker: join.worker, Workers: join.workers})
 		if join.code != 0 {
 			if rowraft.CodeOf(err) != join.code {
 				t.Errorf("join %d: %v, want %v", i, err, join.code)

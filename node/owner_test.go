@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -20,13 +21,13 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
 	ctx := testContext(t)
 	addr := c.nodes[0].addr
-	enter := func(name, worker string) (*client.Member, error) {
+	enter := func(name, worker string) (*jobs.Member, error) {
 		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}, TLS: l.files(certs.Trainer, name, "*")})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { cl.Close() })
-		return cl.EnterJob(ctx, client.Entry{Job: "ctr", Worker: worker, Workers: 2, Settings: map[string]string{"mode": "async", "owner": "bob"}})
+		return jobs.Enter(ctx, cl, jobs.Entry{Job: "ctr", Worker: worker, Workers: 2, Settings: map[string]string{"mode": "async", "owner": "bob"}})
 	}
 	open := func(role certs.Role, name string, tables ...string) *grpc.ClientConn {
 		source, err := l.files(role, name, tables...).Open(nil)

@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
@@ -59,7 +60,7 @@ func servedBeside(t *testing.T, more func(*grpc.Server)) (*Scheduler, *fakeLog, 
 
 // fakeTrainer answers pauses.
 type fakeTrainer struct {
-	*client.Attending
+	*jobs.Stream
 	mu       sync.Mutex
 	content  string
 	step     int64
@@ -71,8 +72,8 @@ type fakeTrainer struct {
 	boundary int64 // not 0: it announces this one
 	stands   int64 // not 0: the boundary at which it stands, whatever was agreed
 	told     int64 // what was agreed
-	parts    []client.PartReached
-	member   *client.Member
+	parts    []jobs.SplitReached
+	member   *jobs.Member
 	stopped  chan stoppedAt // not nil: gets how it stands when it is told to stop
 }
 
@@ -88,7 +89,7 @@ func (f *fakeTrainer) onStop() {
 	f.stopped <- stoppedAt{f.standing, f.told}
 }
 
-func (f *fakeTrainer) pause(ctx context.Context, agree client.Agree) (*client.Paused, error) {
+func (f *fakeTrainer) pause(ctx context.Context, agree jobs.Agree) (*jobs.Paused, error) {
 	f.asked <- struct{}{}
 	if f.hold != nil {
 		select {
@@ -111,13 +112,13 @@ func (f *fakeTrainer) pause(ctx context.Context, agree client.Agree) (*client.Pa
 	}
 	if f.notNow > 0 {
 		f.notNow--
-		return nil, client.ErrNotNow
+		return nil, jobs.ErrNotNow
 	}
 	if f.fail != nil {
 		return nil, f.fail
 	}
 	f.standing++
-	return &client.Paused{Step: f.step, Boundary: target, Parts: f.parts, Size: int64(len(f.content)), Release: func() {
+	return &jobs.Paused{Step: f.step, Boundary: target, Splits: f.parts, Size: int64(len(f.content)), Release: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.standing--
@@ -152,16 +153,16 @@ func attend(t *testing.T, c *client.Client, job string, rank, trainers int, chan
 	}
 	var err error
 	if f.member == nil {
-		f.member, err = enter(t, c, fmt.Sprint("rank-", rank), trainers, func(e *client.Entry) { e.Job, e.Rank = job, &rank })
+		f.member, err = enter(t, c, fmt.Sprint("rank-", rank), trainers, func(e *jobs.Entry) { e.Job, e.Rank = job, &rank })
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	a := client.Attendance{Member: f.member, Pause: f.pause, Announces: f.boundary != 0}
+	a := jobs.Registration{Pause: f.pause, Announces: f.boundary != 0}
 	if f.stopped != nil {
 		a.OnStop = f.onStop
 	}
-	if f.Attending, err = c.Attend(t.Context(), a); err != nil {
+	if f.Stream, err = f.member.Register(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Close)
@@ -264,22 +265,22 @@ func TestAnAbsentTrainer(t *testing.T) {
 func TestACutWithoutWhoWasLost(t *testing.T) {
 	for _, how := range []rowraftv1.MemberState{rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED} {
 		for _, divided := range []bool{true, false} {
-			s, _, c := served(t)
+			s, _, _ := served(t)
 			if !divided {
 				s.attendance.patience.absent = 50 * time.Millisecond
 			}
-			var members [2]*client.Member
+			var members [2]*jobs.Member
 			for rank := range members {
 				var err error
-				members[rank], err = enter(t, another(t, s), fmt.Sprint("w", rank), 2, func(e *client.Entry) {
+				members[rank], err = enter(t, another(t, s), fmt.Sprint("w", rank), 2, func(e *jobs.Entry) {
 					if divided {
-						e.Parts = client.PartPlan{Examples: 100, PartExamples: 10, Epochs: 1}
+						e.Splits = jobs.SplitPlan{Examples: 100, SplitExamples: 10, Epochs: 1}
 					}
 				})
 				if err != nil {
 					t.Fatal(err)
 				}
-				at, err := c.Attend(t.Context(), client.Attendance{Member: members[rank], Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause})
+				at, err := members[rank].Register(t.Context(), jobs.Registration{Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -364,7 +365,7 @@ func TestANewLeaderWaitsForTrainersThatHaveEnded(t *testing.T) {
 	s, _, c := served(t)
 	s.attendance.patience.absent = 50 * time.Millisecond
 	f := attend(t, c, "a", 0, 1, nil)
-	if err := f.member.Leave(t.Context(), client.LeaveEnded, "", nil); err != nil {
+	if err := f.member.Leave(t.Context(), jobs.LeaveEnded, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	f.Close()
@@ -443,7 +444,7 @@ func TestTrainersLeaveTogether(t *testing.T) {
 	left := make(chan error, 2)
 	changed := s.attendance.watch()
 	go func() {
-		_, err := first.Park(t.Context(), client.Parking{Ended: true})
+		_, err := first.Park(t.Context(), jobs.Parking{Ended: true})
 		left <- err
 	}()
 	<-changed // it is known to have parked
@@ -457,7 +458,7 @@ func TestTrainersLeaveTogether(t *testing.T) {
 		t.Fatalf("it left while the other trains: %v", err)
 	default:
 	}
-	if _, err := second.Park(t.Context(), client.Parking{Ended: true}); err != nil {
+	if _, err := second.Park(t.Context(), jobs.Parking{Ended: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-left; err != nil {
@@ -491,15 +492,15 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, _, c := served(t)
 			clients := []*client.Client{c, another(t, s)}
-			var here [2]*client.Attending
+			var here [2]*jobs.Stream
 			for rank := range here {
 				m, err := enter(t, clients[rank], fmt.Sprint("w", rank), 2, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
-				here[rank], err = clients[rank].Attend(t.Context(), client.Attendance{
-					Member: m, Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause,
-					Beat: func() client.Beat { return client.Beat{Stopping: rank == 1 && tc.signal} },
+				here[rank], err = m.Register(t.Context(), jobs.Registration{
+					Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause,
+					Beat:  func() jobs.Beat { return jobs.Beat{Stopping: rank == 1 && tc.signal} },
 				})
 				if err != nil {
 					t.Fatal(err)
@@ -523,11 +524,11 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 				return known && w.beat != nil
 			})
 			left := make(chan string, 2)
-			park := func(rank int, p client.Parking) {
+			park := func(rank int, p jobs.Parking) {
 				path, err := here[rank].Park(t.Context(), p)
 				left <- fmt.Sprint(rank, " ", path, " ", err)
 			}
-			go park(0, client.Parking{Destination: t.TempDir()})
+			go park(0, jobs.Parking{Destination: t.TempDir()})
 			var first *attendee // on its present call
 			eventually(t, "the first has parked, or has left", func() bool {
 				s.attendance.mu.Lock()
@@ -545,7 +546,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 			}
 			want := []string{"0 made <nil>"}
 			if tc.waits {
-				go park(1, client.Parking{})
+				go park(1, jobs.Parking{})
 				want = append(want, "1 made <nil>")
 			}
 			var got []string
@@ -565,7 +566,7 @@ func TestTheCheckpointOfWhoLeavesIsTriedAgain(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 16), ended: make(chan struct{}, 16)}
 	_, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
 	f := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.notNow, f.fail = 5, fmt.Errorf("it has none") })
-	_, err := f.Park(t.Context(), client.Parking{Destination: t.TempDir()})
+	_, err := f.Park(t.Context(), jobs.Parking{Destination: t.TempDir()})
 	if !strings.Contains(fmt.Sprint(err), "no state to give: it has none") {
 		t.Errorf("it left with %v, want the failure of the second try", err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint/depot"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
@@ -176,7 +176,7 @@ func TestAJobThatWaitsForAPeerIsNotInACheckpoint(t *testing.T) {
 	s, _, c := served(t)
 	runJobs(t, s)
 	attend(t, c, "honest", 0, 1, nil)
-	gathered := func(e *client.Entry) { e.Gather = true }
+	gathered := func(e *jobs.Entry) { e.Gather = true }
 	c0 := another(t, s)
 	m0, err := enter(t, c0, "w0", 2, gathered)
 	if err != nil {
@@ -228,7 +228,7 @@ func (w hungWriter) Write([]byte) (int, error) {
 // train on, and take part in the next checkpoint.
 func TestAHungDestinationKeepsNoTrainerFromItsLease(t *testing.T) {
 	s, _, c := served(t)
-	member, err := enter(t, c, "w0", 1, func(e *client.Entry) { e.Lease = time.Second }) // so it beats five times a second
+	member, err := enter(t, c, "w0", 1, func(e *jobs.Entry) { e.Lease = time.Second }) // so it beats five times a second
 	if err != nil {
 		t.Fatal(err)
 	}

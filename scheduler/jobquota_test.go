@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -29,7 +29,7 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 	if err := remove(); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("delete a job that trains: %v", err)
 	}
-	if err := m.Leave(t.Context(), client.LeaveEnded, "", nil); err != nil {
+	if err := m.Leave(t.Context(), jobs.LeaveEnded, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	if s.machine.RunOf("ctr").GetIdleSinceNs() == 0 {

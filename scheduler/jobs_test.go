@@ -12,18 +12,19 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // enter makes a worker a member of job "ctr".
-func enter(t *testing.T, c *client.Client, worker string, workers int, change func(*client.Entry)) (*client.Member, error) {
+func enter(t *testing.T, c *client.Client, worker string, workers int, change func(*jobs.Entry)) (*jobs.Member, error) {
 	t.Helper()
-	e := client.Entry{Job: "ctr", Worker: worker, Workers: workers, Settings: map[string]string{"mode": "async"}, Lease: time.Minute}
+	e := jobs.Entry{Job: "ctr", Worker: worker, Workers: workers, Settings: map[string]string{"mode": "async"}, Lease: time.Minute}
 	if change != nil {
 		change(&e)
 	}
-	return c.EnterJob(t.Context(), e)
+	return jobs.Enter(t.Context(), c, e)
 }
 
 // another is one more client of the cluster that c has: each worker has its own.
@@ -74,15 +75,15 @@ func memberState(s *Scheduler, rank int) rowraftv1.MemberState {
 func TestASilentWorkerIsLost(t *testing.T) {
 	s, _, c := served(t)
 	runJobs(t, s)
-	brief := func(e *client.Entry) { e.Lease = 8 * time.Second }
+	brief := func(e *jobs.Entry) { e.Lease = 8 * time.Second }
 	alive, err := enter(t, c, "alive", 2, brief)
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := make(chan client.Members, 16)
-	at, err := c.Attend(t.Context(), client.Attendance{
-		Member: alive, OnMembers: func(m client.Members) { told <- m },
-		Beat: func() client.Beat { return client.Beat{Step: 7, Loss: 0.5} },
+	told := make(chan jobs.Members, 16)
+	at, err := alive.Register(t.Context(), jobs.Registration{
+		OnMembers: func(m jobs.Members) { told <- m },
+		Beat:      func() jobs.Beat { return jobs.Beat{Step: 7, Loss: 0.5} },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +96,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	}
 	other.Close() // its process dies
 	eventually(t, "the silent worker is lost", func() bool { return memberState(s, 1) == lost })
-	var last client.Members
+	var last jobs.Members
 	eventually(t, "the generation without it is told", func() bool {
 		select {
 		case last = <-told:
@@ -128,7 +129,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 			t.Errorf("the zombie's %s: %v", what, err)
 		}
 	}
-	if _, err := another(t, s).Attend(t.Context(), client.Attendance{Member: silent}); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+	if _, err := silent.Register(t.Context(), jobs.Registration{}); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("the zombie attends: %v", err)
 	}
 	eventually(t, "the job is described as it is", func() bool {
@@ -149,7 +150,7 @@ func TestAFollowedWorkerEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at, err := c.Attend(t.Context(), client.Attendance{Member: old})
+	at, err := old.Register(t.Context(), jobs.Registration{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +206,7 @@ func TestAJobIsStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := make(chan struct{}, 4)
-	at, err := c.Attend(t.Context(), client.Attendance{Member: w, OnStop: func() { told <- struct{}{} }})
+	at, err := w.Register(t.Context(), jobs.Registration{OnStop: func() { told <- struct{}{} }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,13 +230,13 @@ func TestAJobIsStopped(t *testing.T) {
 		here := s.attendance.list()
 		return len(here) == 1 && here[0].toldToStop.Load()
 	})
-	if err := w.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+	if err := w.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	if r := s.machine.RunOf("ctr"); r.GetState() != jobStopped {
 		t.Errorf("the job is %v", r.GetState())
 	}
-	if _, err := at.Park(t.Context(), client.Parking{}); err != nil { // its answer comes behind all that it was told
+	if _, err := at.Park(t.Context(), jobs.Parking{}); err != nil { // its answer comes behind all that it was told
 		t.Error(err)
 	}
 	if len(told) > 0 {
@@ -252,7 +253,7 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 		driven = append(driven, r.GetGeneration(), uint64(len(meta.TrainingRanks(r))))
 		return 41, refuse
 	}
-	m, err := enter(t, c, "w", 1, func(e *client.Entry) { e.InShards = true })
+	m, err := enter(t, c, "w", 1, func(e *jobs.Entry) { e.InShards = true })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,11 +272,11 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 
 // firstTold attends as a member whose generation the shards do not have yet, and returns
 // what it is told of the members once they have it. Before, it must be told of none.
-func firstTold(t *testing.T, s *Scheduler, c *client.Client, rank int, member *client.Member) client.Members {
+func firstTold(t *testing.T, s *Scheduler, c *client.Client, rank int, member *jobs.Member) jobs.Members {
 	t.Helper()
-	told, stopped := make(chan client.Members, 4), make(chan struct{})
-	at, err := c.Attend(t.Context(), client.Attendance{
-		Member: member, OnMembers: func(m client.Members) { told <- m }, OnStop: func() { close(stopped) },
+	told, stopped := make(chan jobs.Members, 4), make(chan struct{})
+	at, err := member.Register(t.Context(), jobs.Registration{
+		OnMembers: func(m jobs.Members) { told <- m }, OnStop: func() { close(stopped) },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -298,7 +299,7 @@ func firstTold(t *testing.T, s *Scheduler, c *client.Client, rank int, member *c
 func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
 	s, _, c := served(t)
 	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) { return 7 * r.GetGeneration(), nil }
-	inShards := func(e *client.Entry) { e.InShards = true }
+	inShards := func(e *jobs.Entry) { e.InShards = true }
 	if _, err := enter(t, c, "first", 2, inShards); err != nil {
 		t.Fatal(err)
 	}
@@ -319,8 +320,8 @@ func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
 	s, _, c := served(t)
 	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) { return 7 * r.GetGeneration(), nil }
 	s.generations.rest = func(context.Context, *rowraftv1.MetaRun) error { return nil }
-	gather := func(e *client.Entry) { e.InShards, e.Gather = true, true }
-	both := func(first *client.Client) (list [2]*client.Member) {
+	gather := func(e *jobs.Entry) { e.InShards, e.Gather = true, true }
+	both := func(first *client.Client) (list [2]*jobs.Member) {
 		t.Helper()
 		for i, c := range []*client.Client{first, another(t, s)} {
 			var err error
@@ -333,7 +334,7 @@ func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
 	were := both(c)
 	s.keepJobs(t.Context())
 	for _, m := range were {
-		if err := m.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+		if err := m.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -376,7 +377,7 @@ func TestAPausedSchedulerLosesNobody(t *testing.T) {
 		standStill(s, asleep)
 		return 0, rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	}
-	if _, err := enter(t, c, "w", 1, func(e *client.Entry) { e.InShards = true }); err != nil {
+	if _, err := enter(t, c, "w", 1, func(e *jobs.Entry) { e.InShards = true }); err != nil {
 		t.Fatal(err)
 	}
 	silent = time.Hour
@@ -407,13 +408,13 @@ func TestARunIsPutToRestOnce(t *testing.T) {
 		}
 		return refuse
 	}
-	inShards := func(e *client.Entry) { e.InShards, e.Workers = true, 1 }
+	inShards := func(e *jobs.Entry) { e.InShards, e.Workers = true, 1 }
 	m, err := enter(t, c, "w", 1, inShards)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.keepJobs(t.Context())
-	if err := m.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+	if err := m.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	s.keepJobs(t.Context())
@@ -428,7 +429,7 @@ func TestARunIsPutToRestOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.keepJobs(t.Context())
-	if err := m.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+	if err := m.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	s.keepJobs(t.Context())
@@ -447,7 +448,7 @@ func TestTooManyJobsInShards(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	inShards := func(e *client.Entry) { e.InShards = true }
+	inShards := func(e *jobs.Entry) { e.InShards = true }
 	if _, err := enter(t, c, "w", 1, inShards); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "rowraft job stop") {
 		t.Errorf("job %d in the shards: %v, want a refusal that says what to do", checkpoint.MaxJobs+1, err)
 	}

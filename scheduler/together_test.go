@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -54,7 +55,7 @@ func TestTrainersOfAJobStopAtOneBoundary(t *testing.T) {
 	for round := range 2 {
 		var list []*fakeTrainer
 		for rank := range clients {
-			m, err := enter(t, clients[rank], fmt.Sprintf("w%d", rank), 2, func(e *client.Entry) { e.Gather = true })
+			m, err := enter(t, clients[rank], fmt.Sprintf("w%d", rank), 2, func(e *jobs.Entry) { e.Gather = true })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +84,7 @@ func TestTrainersOfAJobStopAtOneBoundary(t *testing.T) {
 		}
 		for rank, f := range list {
 			f.Close()
-			if err := f.member.Leave(t.Context(), client.LeaveStopped, "", nil); err != nil {
+			if err := f.member.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
 				t.Fatal(err)
 			}
 			clients[rank] = another(t, s)
@@ -109,8 +110,8 @@ func TestAPauseEndsWithOneOfItsTrainers(t *testing.T) {
 			want:   "trainer 1 of job a has gone",
 		},
 		"the others are ahead of it": {
-			change: func(f *fakeTrainer) { f.boundary, f.fail = 7, fmt.Errorf("%w: too late", client.ErrNotNow) },
-			want:   "trainer 1 of job a: the trainer cannot stand still now: too late",
+			change: func(f *fakeTrainer) { f.boundary, f.fail = 7, fmt.Errorf("%w: too late", jobs.ErrNotNow) },
+			want:   "trainer 1 of job a: the trainer cannot pause now: too late",
 		},
 		"it stands elsewhere": {
 			change: func(f *fakeTrainer) { f.boundary, f.stands = 7, 11 },

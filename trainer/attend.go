@@ -9,25 +9,26 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/mode"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
-// attend registers the run for the checkpoints of c's cluster; it resumes from s unless s is nil. It calls onStop when
+// attend registers the run for the checkpoints of the cluster; it resumes from s unless s is nil. It calls onStop when
 // an operator stops the job, and onMembers when its members change.
 //
 // Errors: CodePrecondition if the cluster's tables are not those of the checkpoint.
-func (j *Job) attend(ctx context.Context, c *client.Client, s *member.Saved, onStop func(),
-	onMembers func(client.Members)) (*client.Attending, error) {
-	a := client.Attendance{
-		Member: j.cfg.member, Pause: j.pauseFor, Beat: j.beat, Announces: j.pausePoint.Paced(),
+func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
+	onMembers func(jobs.Members)) (*jobs.Stream, error) {
+	a := jobs.Registration{
+		Pause: j.pauseFor, Beat: j.beat, Announces: j.pausePoint.Paced(),
 		Destinations: j.cfg.Checkpoint.WhenParked(),
 	}
 	for _, t := range j.ownTables() {
 		a.Tables = append(a.Tables, t.ID)
 	}
-	a.OnMembers = func(m client.Members) {
+	a.OnMembers = func(m jobs.Members) {
 		if j.hybrid != nil {
 			j.hybrid.begin(m, &j.cfg)
 		}
@@ -39,7 +40,7 @@ func (j *Job) attend(ctx context.Context, c *client.Client, s *member.Saved, onS
 	}
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
-	at, err := c.Attend(ctx, a)
+	at, err := j.cfg.member.Register(ctx, a)
 	if err != nil && s != nil && rowraft.CodeOf(err) == rowraft.CodePrecondition {
 		return nil, fmt.Errorf("%w; to resume from the checkpoint, put the job's tables in place first, with its trainers "+
 			"stopped: %s", err, s.RestoreCommand(j.cfg.Job))
@@ -48,7 +49,7 @@ func (j *Job) attend(ctx context.Context, c *client.Client, s *member.Saved, onS
 }
 
 // pauseFor is the Pause function of the client.
-func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused, error) {
+func (j *Job) pauseFor(ctx context.Context, agree jobs.Agree) (*jobs.Paused, error) {
 	p, release, err := j.pausePoint.Request(ctx, agree)
 	if err != nil {
 		return nil, err
@@ -57,7 +58,7 @@ func (j *Job) pauseFor(ctx context.Context, agree client.Agree) (*client.Paused,
 	for i := range parts { // what was read ahead is not trained
 		parts[i].Read = parts[i].Acknowledged
 	}
-	return &client.Paused{Step: s.Step, Size: s.Size(), Parts: parts, Boundary: p.Boundary(), Release: release,
+	return &jobs.Paused{Step: s.Step, Size: s.Size(), Splits: parts, Boundary: p.Boundary(), Release: release,
 		Write: func(w io.Writer) error {
 			_, err := s.WriteTo(w)
 			return err
@@ -82,7 +83,7 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Patience: j.cfg.Patience, Lease: j.cfg.lease(),
 		Checkpoint: j.cfg.Checkpoint, Note: j.report.Note, Reached: j.splits.Reached,
 	}, c, j.cfg.member)
-	at, err := j.attend(ctx, c, s, func() { cancel(errJobStopped) }, ms.Update)
+	at, err := j.attend(ctx, s, func() { cancel(errJobStopped) }, ms.Update)
 	if err != nil {
 		ms.Leave(ctx, false, err)
 		return nil, err

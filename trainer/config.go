@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
@@ -73,10 +74,10 @@ type Config struct {
 	Evaluate    *bool  `yaml:"evaluate"`    // score the held-out examples at the end; default true
 	Accelerator string `yaml:"accelerator"` // auto, go or cuda
 
-	member    *client.Member // the membership of the job, after registration
-	set       data.Set       // opened for registration
-	splitData bool           // the scheduler divides the data
-	again     bool           // it was lost, and registers once more
+	member    *jobs.Member // the membership of the job, after registration
+	set       data.Set     // opened for registration
+	splitData bool         // the scheduler divides the data
+	again     bool         // it was lost, and registers once more
 }
 
 // DataConfig is a data set in a file or a stream, or images with labels in idx files.

@@ -11,6 +11,7 @@ import (
 	"unicode"
 
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
 )
@@ -39,7 +40,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if err != nil {
 		return err
 	}
-	e := client.Entry{Job: c.Job, Worker: worker, Workers: c.Trainers, Settings: c.settings(), Rank: c.Rank,
+	e := jobs.Entry{Job: c.Job, Worker: worker, Workers: c.Trainers, Settings: c.settings(), Rank: c.Rank,
 		Lease: c.lease()}
 	if c.Rank == nil && c.Trainers == 1 {
 		e.Rank = new(int)
@@ -52,8 +53,8 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		e.Settings["data.examples"] = fmt.Sprint(n)
 	}
 	if divided {
-		e.Parts = c.splitPlan(set.TrainSize())
-		e.Settings["epochs"] = fmt.Sprint(e.Parts.Epochs)
+		e.Splits = c.splitPlan(set.TrainSize())
+		e.Settings["epochs"] = fmt.Sprint(e.Splits.Epochs)
 	}
 	if c.usesSteps() {
 		e.InShards, e.Gather, e.Deadline = true, true, c.Deadline
@@ -66,16 +67,16 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		e.Restart = !divided
 	}
 	if divided && saved.Resumes {
-		if e.From = saved.Parts; e.From.Examples != uint64(e.Parts.Examples) ||
-			e.From.PartExamples != uint64(e.Parts.PartExamples) {
+		if e.From = saved.Parts; e.From.Examples != uint64(e.Splits.Examples) ||
+			e.From.PartExamples != uint64(e.Splits.SplitExamples) {
 			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint "+
 				"was made: resume with the same data, trainers and batch",
-				e.Parts.Examples, e.Parts.PartExamples, e.From.Examples, e.From.PartExamples)
+				e.Splits.Examples, e.Splits.SplitExamples, e.From.Examples, e.From.PartExamples)
 		}
 	}
-	m, err := member.Enter(ctx, c.lease(), c.again, func(ctx context.Context) (*client.Member,
+	m, err := member.Enter(ctx, c.lease(), c.again, func(ctx context.Context) (*jobs.Member,
 		error) {
-		return cl.EnterJob(ctx, e)
+		return jobs.Enter(ctx, cl, e)
 	})
 	if err != nil {
 		return err
@@ -152,7 +153,7 @@ func Abandon(ctx context.Context, c *Config, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), member.LeavePatience)
 	defer cancel()
-	_ = c.member.Leave(ctx, client.LeaveFailed, err.Error(), nil)
+	_ = c.member.Leave(ctx, jobs.LeaveFailed, err.Error(), nil)
 }
 
 // Lost reports whether the job continues without this trainer because it was silent for longer than its lease, and
@@ -194,13 +195,13 @@ type beatRates struct {
 var nan = math.NaN()
 
 // beat returns the progress of this trainer for the scheduler. One goroutine at a time may call it.
-func (j *Job) beat() client.Beat {
+func (j *Job) beat() jobs.Beat {
 	p := j.report.Now()
-	b := client.Beat{
+	b := jobs.Beat{
 		Step: p.Step, Examples: p.Examples, BatchesSkipped: p.BatchesSkipped,
 		Loss: float64(p.Loss), AUC: float64(p.AUC), Stopping: j.stopping.Load(),
 		StepsPerSecond: nan, ExamplesPerSecond: nan, StalenessSteps: float64(p.StalenessSteps), Waiting: nan,
-		Parts: j.splits.Reached(),
+		Splits: j.splits.Reached(),
 	}
 	now := time.Now()
 	waited := j.report.Waiting(now)
@@ -219,11 +220,11 @@ func (j *Job) beat() client.Beat {
 const splitsPerTrainer = 8
 
 // splitPlan returns the splits of the training examples. All trainers of a job compute the same plan.
-func (c *Config) splitPlan(examples int64) client.PartPlan {
+func (c *Config) splitPlan(examples int64) jobs.SplitPlan {
 	share := (examples + int64(c.Trainers)*splitsPerTrainer - 1) / (int64(c.Trainers) * splitsPerTrainer)
 	batch := int64(c.Batch)
-	p := client.PartPlan{
-		Examples: examples, PartExamples: (share + batch - 1) / batch * batch, Epochs: int64(c.Epochs),
+	p := jobs.SplitPlan{
+		Examples: examples, SplitExamples: (share + batch - 1) / batch * batch, Epochs: int64(c.Epochs),
 		ByRank: c.Mode == Sync && c.Quorum == 1 && c.Deadline == 0, InLog: c.usesSteps(),
 	}
 	if c.Epochs == 0 && c.Steps == 0 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/trainer/average"
@@ -168,7 +169,7 @@ func (h *hybrid) open(ctx context.Context) error {
 		return nil
 	}
 	if c.member == nil { // without a registry all trainers take part from the beginning
-		h.begin(client.Members{Generation: 1}, c)
+		h.begin(jobs.Members{Generation: 1}, c)
 	}
 	listener, dial, err := c.Average.network(c.rank())
 	if err != nil {
@@ -336,7 +337,7 @@ func (h *hybrid) resume(s *state.State) (int, error) {
 }
 
 // begin announces a generation of the job to the averaging group. Without ranks it has all trainers.
-func (h *hybrid) begin(m client.Members, c *Config) {
+func (h *hybrid) begin(m jobs.Members, c *Config) {
 	next := average.Members{Generation: m.Generation, Ranks: slices.Clone(m.Ranks)}
 	for rank := range c.Average.Addresses {
 		if m.Ranks == nil {

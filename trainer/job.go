@@ -96,7 +96,7 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 	if cfg.splitData {
 		// Without splits no trainer waits for an idle one.
 		idleSteps := cfg.usesSteps() || j.hybrid != nil && cfg.Trainers > 1
-		j.splits = member.NewSplits(j.set, cfg.member, cfg.member.Parts, idleSteps)
+		j.splits = member.NewSplits(j.set, cfg.member, cfg.member.Splits, idleSteps)
 	}
 	j.mode, err = j.newSyncMode()
 	return j, err

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -16,7 +16,7 @@ import (
 
 // dealer gives the splits of a plan to several trainers, none of which dies, as the scheduler does.
 type dealer struct {
-	plan    client.PartPlan
+	plan    jobs.SplitPlan
 	workers int64
 
 	mu    sync.Mutex
@@ -29,7 +29,7 @@ type dealer struct {
 	batch   int64
 }
 
-func newDealer(plan client.PartPlan, workers int) *dealer {
+func newDealer(plan jobs.SplitPlan, workers int) *dealer {
 	d := &dealer{plan: plan, workers: int64(workers), next: make([]int64, workers), open: map[int64]int{}}
 	for rank := range d.next {
 		d.next[rank] = int64(rank)
@@ -43,42 +43,42 @@ type hand struct {
 	rank int
 }
 
-func (h hand) NextPart(_ context.Context, _ int64, _ int) (p client.Part, err error) {
+func (h hand) NextSplit(_ context.Context, _ int64, _ int) (p jobs.Split, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	at, by := &h.next[0], int64(1)
 	if h.plan.ByRank {
 		at, by = &h.next[h.rank], h.workers
 	}
-	parts := (h.plan.Examples + h.plan.PartExamples - 1) / h.plan.PartExamples
+	parts := (h.plan.Examples + h.plan.SplitExamples - 1) / h.plan.SplitExamples
 	if *at >= parts*h.plan.Epochs {
 		for _, rank := range h.open {
 			if rank != h.rank {
-				return p, client.ErrPartsHeld
+				return p, jobs.ErrSplitsHeld
 			}
 		}
 		for rank, n := range h.next { // dealt, and not asked for
 			if h.plan.ByRank && rank != h.rank && n < parts*h.plan.Epochs {
-				return p, client.ErrPartsHeld
+				return p, jobs.ErrSplitsHeld
 			}
 		}
-		return p, client.ErrNoParts
+		return p, jobs.ErrNoSplits
 	}
 	n := *at
 	*at += by
 	h.open[n] = h.rank
-	p = client.Part{Epoch: n / parts, Part: n % parts}
-	p.From = p.Part * h.plan.PartExamples
-	p.To = min(p.From+h.plan.PartExamples, h.plan.Examples)
+	p = jobs.Split{Epoch: n / parts, Number: n % parts}
+	p.From = p.Number * h.plan.SplitExamples
+	p.To = min(p.From+h.plan.SplitExamples, h.plan.Examples)
 	return p, nil
 }
 
-func (h hand) EndPart(_ context.Context, p client.Part) error {
+func (h hand) EndSplit(_ context.Context, p jobs.Split) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n := p.Epoch*((h.plan.Examples+h.plan.PartExamples-1)/h.plan.PartExamples) + p.Part
+	n := p.Epoch*((h.plan.Examples+h.plan.SplitExamples-1)/h.plan.SplitExamples) + p.Number
 	if rank, ok := h.open[n]; !ok || rank != h.rank {
-		return fmt.Errorf("trainer %d ends part %d of epoch %d, which it does not have", h.rank, p.Part, p.Epoch)
+		return fmt.Errorf("trainer %d ends part %d of epoch %d, which it does not have", h.rank, p.Number, p.Epoch)
 	}
 	delete(h.open, n)
 	h.ended = append(h.ended, n)
@@ -132,7 +132,7 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*rep
 			if change != nil {
 				change(w)
 			}
-			cfg.member = &client.Member{Parts: d.plan}
+			cfg.member = &jobs.Member{Splits: d.plan}
 			j, err := NewJob(t.Context(), cfg, w, nil)
 			if err != nil {
 				t.Error(err)
@@ -147,7 +147,7 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*rep
 		})
 	}
 	all.Wait()
-	parts := (d.plan.Examples + d.plan.PartExamples - 1) / d.plan.PartExamples
+	parts := (d.plan.Examples + d.plan.SplitExamples - 1) / d.plan.SplitExamples
 	if slices.Sort(d.ended); int64(len(d.ended)) != parts*d.plan.Epochs ||
 		len(slices.Compact(d.ended)) != len(d.ended) {
 		t.Errorf("the parts %v were ended, want each of %d once", d.ended, parts*d.plan.Epochs)
@@ -257,7 +257,7 @@ func TestWhatAStepDidNotTakeIsPushedAgain(t *testing.T) {
 		cfg.Audit, cfg.splitData, cfg.Quorum = false, true, quorum
 		d := newDealer(cfg.splitPlan(96), 1)
 		d.counted, d.batch = func() float32 { return 100 }, 24
-		cfg.member = &client.Member{Parts: d.plan}
+		cfg.member = &jobs.Member{Splits: d.plan}
 		tables := &lateAt{Local: newLocal(t), step: 2}
 		j, err := NewJob(t.Context(), cfg, tables, nil)
 		if err != nil {

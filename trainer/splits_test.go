@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft/checkpoint"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -47,9 +47,9 @@ func TestARunInParts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		parts := int((plan.Examples + plan.PartExamples - 1) / plan.PartExamples)
+		parts := int((plan.Examples + plan.SplitExamples - 1) / plan.SplitExamples)
 		if r.Examples != 2000 || r.PushesAcknowledged != r.Steps || len(d.ended) != 2*parts ||
-			plan.PartExamples%int64(cfg.Batch) != 0 {
+			plan.SplitExamples%int64(cfg.Batch) != 0 {
 			t.Errorf("in_flight %d: %d examples in %d steps, %d acknowledged, parts ended %v of %+v", inFlight,
 				r.Examples, r.Steps, r.PushesAcknowledged, d.ended, plan)
 		}
@@ -135,7 +135,7 @@ func TestWhoMayEnterAgain(t *testing.T) {
 		"not known": {nil, func(*Config) {}, true},
 	} {
 		c := DefaultConfig()
-		c.set, c.member = tc.set, &client.Member{}
+		c.set, c.member = tc.set, &jobs.Member{}
 		tc.change(&c)
 		if got := c.hasFixedShare(); got != tc.hasShare {
 			t.Errorf("%s: %v", name, got)

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/state"
 )
@@ -416,7 +416,7 @@ func TestAPauseThatFailsHoldsNoTrainer(t *testing.T) {
 		m.closed = 4 // without it
 		m.mu.Unlock()
 		close(hold)
-		if err := <-failed; !errors.Is(err, client.ErrNotNow) {
+		if err := <-failed; !errors.Is(err, jobs.ErrNotNow) {
 			t.Errorf("left behind: %v, want ErrNotNow", err)
 		}
 		if err := <-done; err != nil {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -95,7 +95,7 @@ func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (
 		return nil, err
 	}
 	defer closeWorkers(workers)
-	member, err := workers[0].c.EnterJob(ctx, client.Entry{Job: "bench", Worker: "bench", Workers: 1}) // before its first push
+	member, err := jobs.Enter(ctx, workers[0].c, jobs.Entry{Job: "bench", Worker: "bench", Workers: 1}) // before its first push
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (
 		return nil, fmt.Errorf("load: %w", err)
 	}
 	b := &checkpointBench{cfg: cfg, dest: dest, workers: workers}
-	attending, err := workers[0].c.Attend(ctx, client.Attendance{Member: member, Pause: b.pause})
+	attending, err := member.Register(ctx, jobs.Registration{Pause: b.pause})
 	if err != nil {
 		return nil, err
 	}
@@ -124,9 +124,9 @@ type checkpointBench struct {
 	result  checkpointResult
 }
 
-func (b *checkpointBench) pause(context.Context, client.Agree) (*client.Paused, error) {
+func (b *checkpointBench) pause(context.Context, jobs.Agree) (*jobs.Paused, error) {
 	b.gate.Lock()
-	return &client.Paused{Size: 1, Release: b.gate.Unlock, Write: func(w io.Writer) error {
+	return &jobs.Paused{Size: 1, Release: b.gate.Unlock, Write: func(w io.Writer) error {
 		_, err := w.Write([]byte{0})
 		return err
 	}}, nil

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer"
 )
 
@@ -21,7 +21,7 @@ func (o *options) run(ctx context.Context, cfg trainer.Config, out io.Writer) er
 	for {
 		entered := cfg
 		err := o.once(ctx, &entered)
-		if errors.Is(err, client.ErrJobDone) {
+		if errors.Is(err, jobs.ErrDone) {
 			fmt.Fprintf(out, "job %s is done: worker %s was lost, and the others have trained its share; to train the job once more start all of its workers together\n", cfg.Job, o.worker)
 			return nil
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -34,8 +35,8 @@ const (
 type honest struct {
 	a       *act
 	job     string
-	member  *client.Member
-	at      *client.Attending
+	member  *jobs.Member
+	at      *jobs.Stream
 	c       *client.Client
 	stop    context.CancelFunc
 	stalled atomic.Bool // this process was late
@@ -51,7 +52,7 @@ func (a *act) honestJob(ctx context.Context) (*honest, error) {
 	if h.c, err = a.Load.Client(ctx); err != nil {
 		return nil, err
 	}
-	if h.member, h.at, err = enter(ctx, h.c, client.Entry{Job: h.job, Worker: "w", Workers: 1, Lease: honestLease}, h.stand); err != nil {
+	if h.member, h.at, err = enter(ctx, h.c, jobs.Entry{Job: h.job, Worker: "w", Workers: 1, Lease: honestLease}, h.stand); err != nil {
 		return nil, errors.Join(err, h.c.Close())
 	}
 	watched, stop := context.WithCancel(context.Background())
@@ -61,17 +62,17 @@ func (a *act) honestJob(ctx context.Context) (*honest, error) {
 }
 
 // enter brings a worker into a job and into the checkpoints.
-func enter(ctx context.Context, c *client.Client, e client.Entry, pause func(context.Context, client.Agree) (*client.Paused, error)) (*client.Member, *client.Attending, error) {
-	m, err := c.EnterJob(ctx, e)
+func enter(ctx context.Context, c *client.Client, e jobs.Entry, pause func(context.Context, jobs.Agree) (*jobs.Paused, error)) (*jobs.Member, *jobs.Stream, error) {
+	m, err := jobs.Enter(ctx, c, e)
 	if err != nil {
 		return nil, nil, err
 	}
-	at, err := c.Attend(ctx, client.Attendance{Member: m, Pause: pause})
+	at, err := m.Register(ctx, jobs.Registration{Pause: pause})
 	return m, at, err
 }
 
-func (h *honest) stand(context.Context, client.Agree) (*client.Paused, error) {
-	return &client.Paused{Step: 1, Size: honestState, Release: func() {}, Write: func(w io.Writer) error {
+func (h *honest) stand(context.Context, jobs.Agree) (*jobs.Paused, error) {
+	return &jobs.Paused{Step: 1, Size: honestState, Release: func() {}, Write: func(w io.Writer) error {
 		_, err := io.Copy(w, bytes.NewReader(make([]byte, honestState)))
 		return err
 	}}, nil
@@ -160,9 +161,9 @@ func (h *honest) end(ctx context.Context) error {
 	if gone {
 		return nil
 	}
-	if _, err := h.at.Park(ctx, client.Parking{Ended: true, Patience: guestPatience}); err != nil && h.a.alone() {
+	if _, err := h.at.Park(ctx, jobs.Parking{Ended: true, Patience: guestPatience}); err != nil && h.a.alone() {
 		return fmt.Errorf("the trainer of %s cannot end its work: %w", h.job, err)
 	}
-	_ = h.member.Leave(ctx, client.LeaveEnded, "", nil)
+	_ = h.member.Leave(ctx, jobs.LeaveEnded, "", nil)
 	return nil
 }

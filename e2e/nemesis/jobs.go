@@ -6,14 +6,14 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 )
 
 // inventedFor is how long invented jobs are there at least: longer than the lease of the honest one.
 const inventedFor = honestLease + 2*time.Second
 
 // neverStands is a trainer that does not answer a pause.
-func neverStands(ctx context.Context, _ client.Agree) (*client.Paused, error) {
+func neverStands(ctx context.Context, _ jobs.Agree) (*jobs.Paused, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
@@ -45,10 +45,10 @@ func inventedJobs(ctx context.Context, a *act) (err error) {
 	defer cancel()
 	name := fmt.Sprintf("invented-%08x-", a.rng.Uint32())
 	attend := func(job string, rank, workers int) error {
-		_, _, err := enter(limited, c, client.Entry{Job: name + job, Worker: "w", Workers: workers, Rank: &rank}, neverStands)
+		_, _, err := enter(limited, c, jobs.Entry{Job: name + job, Worker: "w", Workers: workers, Rank: &rank}, neverStands)
 		return err
 	}
-	_, _, err = enter(limited, c, client.Entry{Job: name + "waits", Worker: "w", Workers: 2, Gather: true}, neverStands)
+	_, _, err = enter(limited, c, jobs.Entry{Job: name + "waits", Worker: "w", Workers: 2, Gather: true}, neverStands)
 	err = errors.Join(err, attend("absent", 7, 100))
 	jobs := 2
 	if a.Machines != nil && a.rng.IntN(4) == 0 {

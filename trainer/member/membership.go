@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 )
 
 // restartPoll is how often a trainer whose job is done without it checks whether other trainers have started the job
@@ -18,14 +19,14 @@ const restartPoll = 250 * time.Millisecond
 // Enter calls enter. If the job is done without this trainer, it tries again for a lease: other trainers that start the
 // job once more may come a moment later. It does not try again for a process that was lost from that run itself.
 func Enter(ctx context.Context, lease time.Duration, lost bool,
-	enter func(context.Context) (*client.Member, error)) (*client.Member, error) {
+	enter func(context.Context) (*jobs.Member, error)) (*jobs.Member, error) {
 	over := time.NewTimer(lease)
 	defer over.Stop()
 	tick := time.NewTicker(restartPoll)
 	defer tick.Stop()
 	for {
 		m, err := enter(ctx)
-		if !errors.Is(err, client.ErrJobDone) || lost {
+		if !errors.Is(err, jobs.ErrDone) || lost {
 			return m, err
 		}
 		select {
@@ -52,28 +53,28 @@ type Options struct {
 	Patience, Lease time.Duration
 	Checkpoint      CheckpointConfig
 	Note            func(format string, args ...any) // reports a text for people
-	Reached         func() []client.PartReached      // how far the trainer is in its splits
+	Reached         func() []jobs.SplitReached       // how far the trainer is in its splits
 }
 
 // Membership is a trainer in its job, while it trains. Safe for concurrent use.
 type Membership struct {
 	Options
 	client *client.Client
-	member *client.Member // nil if the trainer entered no job
+	member *jobs.Member // nil if the trainer entered no job
 
 	mu     sync.Mutex
-	newest client.Members // from the scheduler
-	joined StepTables     // nil before Join
-	first  chan struct{}  // closed at the first update
+	newest jobs.Members  // from the scheduler
+	joined StepTables    // nil before Join
+	first  chan struct{} // closed at the first update
 }
 
 // New returns the membership of a trainer that entered its job as m; m is nil if it entered none.
-func New(o Options, c *client.Client, m *client.Member) *Membership {
+func New(o Options, c *client.Client, m *jobs.Member) *Membership {
 	return &Membership{Options: o, client: c, member: m, first: make(chan struct{})}
 }
 
 // Update takes a new generation of the job's members from the scheduler.
-func (m *Membership) Update(now client.Members) {
+func (m *Membership) Update(now jobs.Members) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.newest.Generation == 0 {
@@ -130,12 +131,12 @@ func (m *Membership) Leave(ctx context.Context, interrupted bool, failure error)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	why, reason := client.LeaveEnded, ""
+	why, reason := jobs.LeaveEnded, ""
 	switch {
 	case failure != nil:
-		why, reason = client.LeaveFailed, failure.Error()
+		why, reason = jobs.LeaveFailed, failure.Error()
 	case interrupted:
-		why = client.LeaveStopped
+		why = jobs.LeaveStopped
 	}
 	parts := m.Reached()
 	for i := range parts {
@@ -155,7 +156,7 @@ func (m *Membership) Leave(ctx context.Context, interrupted bool, failure error)
 func (m *Membership) RepeatedExamples(ctx context.Context) (least, most int64, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, m.Patience)
 	defer cancel()
-	least, most, err := m.client.RepeatedExamples(ctx, m.Job)
+	least, most, err := jobs.RepeatedExamples(ctx, m.client, m.Job)
 	if err != nil {
 		m.Note("the number of examples that were read more than once is unknown: %v", err)
 		return 0, 0, false
@@ -186,7 +187,7 @@ func (m *Membership) SetPolicy(ctx context.Context) error {
 	if keep == 0 {
 		keep = 5
 	}
-	return m.client.SetCheckpointPolicy(ctx, client.CheckpointPolicy{
+	return jobs.SetPolicy(ctx, m.client, jobs.Policy{
 		Name: m.policyName(), Destination: conf.To, Every: conf.Every, Keep: keep, KeepWithin: conf.KeepWithin,
 		Job: m.Job, SkipAbsent: conf.SkipAbsent, FullEvery: conf.FullEvery,
 	})
@@ -199,7 +200,7 @@ func (m *Membership) DeletePolicy(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Patience)
 	defer cancel()
-	err := m.client.DeleteCheckpointPolicy(ctx, m.policyName())
+	err := jobs.DeletePolicy(ctx, m.client, m.policyName())
 	if rowraft.CodeOf(err) == rowraft.CodeNotFound { // an operator has deleted it
 		return nil
 	}
@@ -213,9 +214,9 @@ const stopPatience = 10 * time.Minute
 // Park waits until the cluster no longer needs the state of a trainer that is done, or was interrupted, and for the
 // checkpoint at the end or on stop. It returns the path of that checkpoint, "" without one, and whether the trainer was
 // interrupted.
-func (m *Membership) Park(ctx context.Context, at *client.Attending, interrupted bool) (string, bool, error) {
+func (m *Membership) Park(ctx context.Context, at *jobs.Stream, interrupted bool) (string, bool, error) {
 	conf := &m.Checkpoint
-	p := client.Parking{Ended: !interrupted, Destination: conf.atEnd(), SkipAbsent: conf.SkipAbsent,
+	p := jobs.Parking{Ended: !interrupted, Destination: conf.atEnd(), SkipAbsent: conf.SkipAbsent,
 		Patience: m.Patience}
 	if interrupted {
 		patience := LeavePatience

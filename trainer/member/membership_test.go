@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 )
 
 // A worker that finds its job done without it waits a while for other workers that start the job again, and then
@@ -22,16 +22,16 @@ func TestALateWorkerWaitsForAJobThatRestarts(t *testing.T) {
 		takes  time.Duration // at least
 		member bool
 	}{
-		"others begin it a moment later": {after: 3 * time.Second, err: client.ErrJobDone, takes: 3 * time.Second,
+		"others begin it a moment later": {after: 3 * time.Second, err: jobs.ErrDone, takes: 3 * time.Second,
 			member: true},
-		"no worker starts it":             {err: client.ErrJobDone, takes: lease},
-		"it was lost from this very run":  {again: true, after: 3 * time.Second, err: client.ErrJobDone},
+		"no worker starts it":             {err: jobs.ErrDone, takes: lease},
+		"it was lost from this very run":  {again: true, after: 3 * time.Second, err: jobs.ErrDone},
 		"it is refused for another cause": {after: 3 * time.Second, err: other},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				began, tries, member := time.Now(), 0, &client.Member{}
-				m, err := Enter(t.Context(), lease, tc.again, func(context.Context) (*client.Member, error) {
+				began, tries, member := time.Now(), 0, &jobs.Member{}
+				m, err := Enter(t.Context(), lease, tc.again, func(context.Context) (*jobs.Member, error) {
 					if tries++; tc.after > 0 && time.Since(began) >= tc.after {
 						return member, nil
 					}

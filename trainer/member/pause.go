@@ -5,9 +5,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rowraft/rowraft/client"
-	"github.com/rowraft/rowraft/trainer/state"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/rowraft/rowraft/client/jobs"
+	"github.com/rowraft/rowraft/trainer/state"
 )
 
 // PausePoint is where the loop stops between two batches when a checkpoint asks for its state. It serves one
@@ -56,7 +57,7 @@ func NewPausePoint() *PausePoint { return &PausePoint{busy: semaphore.NewWeighte
 // nil and the job's trainers wait for each other, the loop stops at the boundary that agree returns.
 //
 // The error is that of the run, if it failed, that of agree, or that of ctx.
-func (g *PausePoint) Request(ctx context.Context, agree client.Agree) (p *Pause, release func(), err error) {
+func (g *PausePoint) Request(ctx context.Context, agree jobs.Agree) (p *Pause, release func(), err error) {
 	if err := g.busy.Acquire(ctx, 1); err != nil {
 		return nil, nil, err
 	}
@@ -117,7 +118,7 @@ func (g *PausePoint) UntilRequested(ctx context.Context, atMost time.Duration) (
 }
 
 // agree moves p to the boundary that all trainers have agreed on.
-func (g *PausePoint) agree(ctx context.Context, p *Pause, agree client.Agree) error {
+func (g *PausePoint) agree(ctx context.Context, p *Pause, agree jobs.Agree) error {
 	if !p.joint {
 		return nil
 	}

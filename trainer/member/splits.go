@@ -11,16 +11,16 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/wire"
 )
 
 // Source is the registry of the job, which hands out splits.
 type Source interface {
-	// NextPart asks for a split. ahead is the number of splits that the trainer holds and has not begun.
-	NextPart(ctx context.Context, take int64, ahead int) (client.Part, error)
-	EndPart(ctx context.Context, p client.Part) error
+	// NextSplit asks for a split. ahead is the number of splits that the trainer holds and has not begun.
+	NextSplit(ctx context.Context, take int64, ahead int) (jobs.Split, error)
+	EndSplit(ctx context.Context, p jobs.Split) error
 }
 
 const (
@@ -45,7 +45,7 @@ const (
 type Splits struct {
 	set       data.Set
 	source    Source
-	plan      client.PartPlan
+	plan      jobs.SplitPlan
 	ctx       context.Context // of the run
 	idleSteps bool            // Next returns idle batches
 
@@ -62,7 +62,7 @@ type Splits struct {
 
 	mu        sync.Mutex
 	changed   chan struct{} // closed at the next change of the scheduler's answers
-	ahead     []client.Part // taken and not begun
+	ahead     []jobs.Split  // taken and not begun
 	held      []*heldSplit  // begun, in the order they were taken
 	toEnd     []*heldSplit  // those of held that are trained and not yet reported
 	starved   bool          // the loop waits for a split
@@ -74,7 +74,7 @@ type Splits struct {
 
 // heldSplit is a split that is not fully trained. Offsets count its examples.
 type heldSplit struct {
-	client.Part
+	jobs.Split
 	read  int64
 	acked int64           // all examples before it are acknowledged
 	ahead map[int64]int64 // acknowledged batches behind a gap: begin → end
@@ -94,7 +94,7 @@ func (r Range) Split() (epoch, split, offset int64, ok bool) {
 	if r.split == nil {
 		return 0, 0, 0, false
 	}
-	return r.split.Epoch, r.split.Part.Part, r.from, true
+	return r.split.Epoch, r.split.Number, r.from, true
 }
 
 // Done implements [mode.Place].
@@ -105,7 +105,7 @@ func (r Range) Positions() []rowraft.Position { return r.splits.positions(r) }
 
 // NewSplits returns the splits of set that source hands out to this trainer, by the job's plan. With idleSteps, Next
 // returns idle batches while other trainers have the remaining data, because they wait for this trainer's steps.
-func NewSplits(set data.Set, source Source, plan client.PartPlan, idleSteps bool) *Splits {
+func NewSplits(set data.Set, source Source, plan jobs.SplitPlan, idleSteps bool) *Splits {
 	return &Splits{set: set, source: source, plan: plan, idleSteps: idleSteps}
 }
 
@@ -225,7 +225,7 @@ func (d *Splits) begin() (idle bool, err error) {
 func (d *Splits) openLocked() (err error) {
 	p := d.ahead[0]
 	d.ahead, d.starved = d.ahead[1:], false
-	h := &heldSplit{Part: p, read: p.Offset, acked: p.Offset, ahead: make(map[int64]int64)}
+	h := &heldSplit{Split: p, read: p.Offset, acked: p.Offset, ahead: make(map[int64]int64)}
 	d.held = append(d.held, h)
 	if p.From+p.Offset >= p.To { // its last reader ended before it could report the end
 		d.toEnd = append(d.toEnd, h)
@@ -258,7 +258,7 @@ func (d *Splits) callScheduler(ctx context.Context) {
 		var err error
 		switch {
 		case end != nil:
-			err = d.source.EndPart(ctx, end.Part)
+			err = d.source.EndSplit(ctx, end.Split)
 		case wait > 0:
 			timer := time.NewTimer(wait)
 			select {
@@ -269,9 +269,9 @@ func (d *Splits) callScheduler(ctx context.Context) {
 			timer.Stop()
 			continue
 		}
-		var p client.Part
+		var p jobs.Split
 		if end == nil {
-			p, err = d.source.NextPart(ctx, taken+1, ahead)
+			p, err = d.source.NextSplit(ctx, taken+1, ahead)
 		}
 		if ctx.Err() != nil && err != nil {
 			return
@@ -282,13 +282,13 @@ func (d *Splits) callScheduler(ctx context.Context) {
 			d.toEnd = d.toEnd[1:]
 			d.held = slices.DeleteFunc(d.held, func(q *heldSplit) bool { return q == end })
 		case end != nil:
-			d.err = fmt.Errorf("end part %d of epoch %d of the data: %w", end.Part.Part, end.Epoch, err)
+			d.err = fmt.Errorf("end part %d of epoch %d of the data: %w", end.Number, end.Epoch, err)
 		case err == nil:
 			taken++
 			d.ahead, d.refusedAt, d.allTaken = append(d.ahead, p), time.Time{}, false
-		case errors.Is(err, client.ErrNoParts):
+		case errors.Is(err, jobs.ErrNoSplits):
 			d.done = true
-		case errors.Is(err, client.ErrPartsHeld):
+		case errors.Is(err, jobs.ErrSplitsHeld):
 			d.refusedAt, d.allTaken = time.Now(), ahead == 0
 		default:
 			d.err = err
@@ -363,17 +363,17 @@ func (d *Splits) Flush(ctx context.Context) error {
 }
 
 // Reached returns how far this trainer is in the splits that it holds, those included that it has not begun.
-func (d *Splits) Reached() (out []client.PartReached) {
+func (d *Splits) Reached() (out []jobs.SplitReached) {
 	if d == nil {
 		return nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range d.held {
-		out = append(out, client.PartReached{Epoch: p.Epoch, Part: p.Part.Part, Acknowledged: p.acked, Read: p.read})
+		out = append(out, jobs.SplitReached{Epoch: p.Epoch, Number: p.Number, Acknowledged: p.acked, Read: p.read})
 	}
 	for _, p := range d.ahead {
-		out = append(out, client.PartReached{Epoch: p.Epoch, Part: p.Part, Acknowledged: p.Offset, Read: p.Offset})
+		out = append(out, jobs.SplitReached{Epoch: p.Epoch, Number: p.Number, Acknowledged: p.Offset, Read: p.Offset})
 	}
 	return out
 }

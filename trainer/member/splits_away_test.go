@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
@@ -31,18 +31,18 @@ func (g *awayGiver) wait(ctx context.Context) error {
 	}
 }
 
-func (g *awayGiver) NextPart(ctx context.Context, take int64, ahead int) (client.Part, error) {
+func (g *awayGiver) NextSplit(ctx context.Context, take int64, ahead int) (jobs.Split, error) {
 	if err := g.wait(ctx); err != nil {
-		return client.Part{}, err
+		return jobs.Split{}, err
 	}
-	return g.giver.NextPart(ctx, take, ahead)
+	return g.giver.NextSplit(ctx, take, ahead)
 }
 
-func (g *awayGiver) EndPart(ctx context.Context, p client.Part) error {
+func (g *awayGiver) EndSplit(ctx context.Context, p jobs.Split) error {
 	if err := g.wait(ctx); err != nil {
 		return err
 	}
-	return g.giver.EndPart(ctx, p)
+	return g.giver.EndSplit(ctx, p)
 }
 
 // While the scheduler is away for longer than a split takes, a trainer reads the splits that it has ahead, then
@@ -52,8 +52,8 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 	const batch, perPart = 10, 10 // examples a batch, batches a part
 	set := testGenerator(t, 10*batch*perPart)
 	synctest.Test(t, func(t *testing.T) {
-		g := &awayGiver{giver: giver{plan: client.PartPlan{Examples: 10 * batch * perPart,
-			PartExamples: batch * perPart, Epochs: 1}}, here: make(chan struct{}, 1)}
+		g := &awayGiver{giver: giver{plan: jobs.SplitPlan{Examples: 10 * batch * perPart,
+			SplitExamples: batch * perPart, Epochs: 1}}, here: make(chan struct{}, 1)}
 		g.here <- struct{}{}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -86,7 +86,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 		}
 		reached := d.Reached()
 		if len(reached) != 1+splitsAhead || slices.ContainsFunc(reached,
-			func(p client.PartReached) bool { return p.Acknowledged != batch*perPart }) {
+			func(p jobs.SplitReached) bool { return p.Acknowledged != batch*perPart }) {
 			t.Errorf("where others would continue, if it died: %v, want the end of each", reached)
 		}
 		g.here <- struct{}{}
@@ -115,7 +115,7 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 	set := testGenerator(t, 20)
 	for _, stopped := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			g := &awayGiver{giver: giver{plan: client.PartPlan{Examples: 20, PartExamples: 20, Epochs: 1}},
+			g := &awayGiver{giver: giver{plan: jobs.SplitPlan{Examples: 20, SplitExamples: 20, Epochs: 1}},
 				here: make(chan struct{}, 1)}
 			g.here <- struct{}{}
 			ctx, cancel := context.WithCancel(t.Context())
@@ -150,13 +150,13 @@ func TestARunEndsWhenTheSchedulerKnowsItsParts(t *testing.T) {
 // sharedParts are the splits of a job of several trainers, as the scheduler stores them.
 type sharedParts struct {
 	mu    sync.Mutex
-	free  []client.Part
+	free  []jobs.Split
 	taken map[int64]string // by whom
 	ended map[int64]string
 }
 
 // lost frees the splits of a trainer for others, from the positions that the scheduler knows.
-func (s *sharedParts) lost(name string, plan client.PartPlan, known []client.PartReached) {
+func (s *sharedParts) lost(name string, plan jobs.SplitPlan, known []jobs.SplitReached) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for part, by := range s.taken {
@@ -164,9 +164,9 @@ func (s *sharedParts) lost(name string, plan client.PartPlan, known []client.Par
 			continue
 		}
 		delete(s.taken, part)
-		p := client.Part{Part: part, From: part * plan.PartExamples, To: (part + 1) * plan.PartExamples}
+		p := jobs.Split{Number: part, From: part * plan.SplitExamples, To: (part + 1) * plan.SplitExamples}
 		for _, r := range known {
-			if r.Part == part {
+			if r.Number == part {
 				p.Offset = r.Acknowledged
 			}
 		}
@@ -181,36 +181,36 @@ type sharer struct {
 	away *awayGiver
 }
 
-func (g *sharer) NextPart(ctx context.Context, _ int64, _ int) (client.Part, error) {
+func (g *sharer) NextSplit(ctx context.Context, _ int64, _ int) (jobs.Split, error) {
 	if err := g.away.wait(ctx); err != nil {
-		return client.Part{}, err
+		return jobs.Split{}, err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.free) == 0 {
 		for _, by := range g.taken {
 			if by != g.name {
-				return client.Part{}, client.ErrPartsHeld
+				return jobs.Split{}, jobs.ErrSplitsHeld
 			}
 		}
-		return client.Part{}, client.ErrNoParts
+		return jobs.Split{}, jobs.ErrNoSplits
 	}
 	p := g.free[0]
-	g.free, g.taken[p.Part] = g.free[1:], g.name
+	g.free, g.taken[p.Number] = g.free[1:], g.name
 	return p, nil
 }
 
-func (g *sharer) EndPart(ctx context.Context, p client.Part) error {
+func (g *sharer) EndSplit(ctx context.Context, p jobs.Split) error {
 	if err := g.away.wait(ctx); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.taken[p.Part] != g.name {
+	if g.taken[p.Number] != g.name {
 		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s is no member any more", g.name)
 	}
-	delete(g.taken, p.Part)
-	g.ended[p.Part] = g.name
+	delete(g.taken, p.Number)
+	g.ended[p.Number] = g.name
 	return nil
 }
 
@@ -219,7 +219,7 @@ func (g *sharer) EndPart(ctx context.Context, p client.Part) error {
 // Each example is trained, and trained again only if the scheduler did not know it.
 func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 	const batch, perPart, parts = 10, 10, 8
-	plan := client.PartPlan{Examples: parts * batch * perPart, PartExamples: batch * perPart, Epochs: 1}
+	plan := jobs.SplitPlan{Examples: parts * batch * perPart, SplitExamples: batch * perPart, Epochs: 1}
 	set := testGenerator(t, plan.Examples)
 	for name, tc := range map[string]struct {
 		exact bool // the shards know how far it was; else its last beat, before the scheduler went
@@ -231,8 +231,8 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				here <- struct{}{}
 				s := &sharedParts{taken: make(map[int64]string), ended: make(map[int64]string)}
 				for part := range int64(parts) {
-					s.free = append(s.free, client.Part{Part: part, From: part * plan.PartExamples,
-						To: (part + 1) * plan.PartExamples})
+					s.free = append(s.free, jobs.Split{Number: part, From: part * plan.SplitExamples,
+						To: (part + 1) * plan.SplitExamples})
 				}
 				var first []int64
 				start := func(name string) (d *Splits, train func() error, kill func()) {
@@ -306,7 +306,7 @@ type refusingGiver struct {
 	giver
 }
 
-func (g *refusingGiver) EndPart(context.Context, client.Part) error {
+func (g *refusingGiver) EndSplit(context.Context, jobs.Split) error {
 	return rowraft.Errorf(rowraft.CodeSessionExpired, "it is no member any more")
 }
 
@@ -314,7 +314,7 @@ func (g *refusingGiver) EndPart(context.Context, client.Part) error {
 func TestARefusedEndOfAPartEndsTheRun(t *testing.T) {
 	set := testGenerator(t, 100)
 	synctest.Test(t, func(t *testing.T) {
-		plan := client.PartPlan{Examples: 100, PartExamples: 20, Epochs: 1}
+		plan := jobs.SplitPlan{Examples: 100, SplitExamples: 20, Epochs: 1}
 		d := newSplits(t.Context(), set, &refusingGiver{giver: giver{plan: plan}})
 		defer d.Close()
 		b := data.NewBatch(20, set.Shape())

@@ -11,42 +11,42 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
 // giver gives the splits of a plan to one trainer, and holds back the last until the test releases it.
 type giver struct {
-	plan   client.PartPlan
+	plan   jobs.SplitPlan
 	offset int64 // of the first part
 	mu     sync.Mutex
 	held   bool // the last part is another worker's
 	ended  []int64
 }
 
-func (g *giver) NextPart(_ context.Context, take int64, _ int) (client.Part, error) {
+func (g *giver) NextSplit(_ context.Context, take int64, _ int) (jobs.Split, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	parts := (g.plan.Examples + g.plan.PartExamples - 1) / g.plan.PartExamples
+	parts := (g.plan.Examples + g.plan.SplitExamples - 1) / g.plan.SplitExamples
 	if take > parts*g.plan.Epochs {
-		return client.Part{}, client.ErrNoParts
+		return jobs.Split{}, jobs.ErrNoSplits
 	}
 	if g.held && take == parts*g.plan.Epochs {
-		return client.Part{}, client.ErrPartsHeld
+		return jobs.Split{}, jobs.ErrSplitsHeld
 	}
-	p := client.Part{Epoch: (take - 1) / parts, Part: (take - 1) % parts}
-	p.From = p.Part * g.plan.PartExamples
-	p.To = min(p.From+g.plan.PartExamples, g.plan.Examples)
+	p := jobs.Split{Epoch: (take - 1) / parts, Number: (take - 1) % parts}
+	p.From = p.Number * g.plan.SplitExamples
+	p.To = min(p.From+g.plan.SplitExamples, g.plan.Examples)
 	if take == 1 {
 		p.Offset = g.offset
 	}
 	return p, nil
 }
 
-func (g *giver) EndPart(_ context.Context, p client.Part) error {
+func (g *giver) EndSplit(_ context.Context, p jobs.Split) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.ended = append(g.ended, p.Epoch*100+p.Part)
+	g.ended = append(g.ended, p.Epoch*100+p.Number)
 	return nil
 }
 
@@ -62,7 +62,7 @@ func testGenerator(t *testing.T, examples int64) *data.Generator {
 }
 
 func newSplits(ctx context.Context, set data.Set, source Source) *Splits {
-	d := NewSplits(set, source, client.PartPlan{}, false)
+	d := NewSplits(set, source, jobs.SplitPlan{}, false)
 	d.Open(ctx, 0)
 	return d
 }
@@ -73,7 +73,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // acknowledged, in any order.
 func TestPartsAreReadAndEnded(t *testing.T) {
 	set := testGenerator(t, 250)
-	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 40, held: true}
+	g := &giver{plan: jobs.SplitPlan{Examples: 250, SplitExamples: 100, Epochs: 1}, offset: 40, held: true}
 	d := newSplits(t.Context(), set, g)
 	defer d.Close()
 	var list []Range
@@ -151,7 +151,7 @@ func TestPartsAreReadAndEnded(t *testing.T) {
 // A trainer ends a split of which nothing is left, because its last reader died before it could report the end.
 func TestAPartThatIsReadIsEnded(t *testing.T) {
 	set := testGenerator(t, 250)
-	g := &giver{plan: client.PartPlan{Examples: 250, PartExamples: 100, Epochs: 1}, offset: 100}
+	g := &giver{plan: jobs.SplitPlan{Examples: 250, SplitExamples: 100, Epochs: 1}, offset: 100}
 	d := newSplits(t.Context(), set, g)
 	defer d.Close()
 	b := data.NewBatch(32, set.Shape())
@@ -165,9 +165,9 @@ func TestAPartThatIsReadIsEnded(t *testing.T) {
 // The push of a step, or with a clock, stores how far all of this trainer's splits are acknowledged, and where the
 // batch ends in its own.
 func TestPushesCarryPositions(t *testing.T) {
-	plan := client.PartPlan{Examples: 300, PartExamples: 100, Epochs: 2, InLog: true}
-	one := &heldSplit{Part: client.Part{Part: 1, Reading: 1}, acked: 32}
-	two := &heldSplit{Part: client.Part{Epoch: 1, Reading: 1}, acked: 0}
+	plan := jobs.SplitPlan{Examples: 300, SplitExamples: 100, Epochs: 2, InLog: true}
+	one := &heldSplit{Split: jobs.Split{Number: 1, Reading: 1}, acked: 32}
+	two := &heldSplit{Split: jobs.Split{Epoch: 1, Reading: 1}, acked: 0}
 	d := &Splits{plan: plan, held: []*heldSplit{two, one}}
 	want := []rowraft.Position{{Part: 514, Offset: 32}, {Part: 515, Offset: 64}, {Part: 1538, Offset: 0}}
 	if got := d.positions(Range{d, one, 32, 64}); !slices.Equal(got, want) {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
@@ -85,7 +85,7 @@ func (m *SyncStep) pushOnce(ctx context.Context, b *Batch, sent time.Time) (agai
 				boundary))
 			return false, m.placeDone(b.Place)
 		}
-		refuse(fmt.Errorf("%w: steps up to %d were closed without it", client.ErrNotNow, step-1))
+		refuse(fmt.Errorf("%w: steps up to %d were closed without it", jobs.ErrNotNow, step-1))
 	}
 	m.SetRates(b.Segs, m.jobDone+step) // the rates of the job's step, as the other trainers have them
 	r, err := m.pushStep(ctx, step, b.Idle, b.positions(), b.Segs)

@@ -1,4 +1,4 @@
-package client
+package jobs
 
 import (
 	"context"
@@ -33,8 +33,8 @@ type reached struct {
 	err error
 }
 
-// goOn ends the current pause, whether or not the trainer has reached it.
-func (c *attendCall) goOn() {
+// endPause ends the current pause, whether or not the trainer has reached it.
+func (c *streamCall) endPause() {
 	p := c.pausing
 	if p == nil {
 		return
@@ -47,8 +47,8 @@ func (c *attendCall) goOn() {
 }
 
 // pause ends the previous pause, if there is one, and begins the requested one.
-func (c *attendCall) pause(wg *sync.WaitGroup, q *rowraftv1.AttendPause) {
-	c.goOn()
+func (c *streamCall) pause(wg *sync.WaitGroup, q *rowraftv1.AttendPause) {
+	c.endPause()
 	ctx, cancel := context.WithCancel(c.ctx)
 	p := &pausing{id: q.GetId(), begun: time.Now(), cancel: cancel, target: make(chan int64, 1)}
 	c.pausing = p
@@ -69,7 +69,7 @@ func (c *attendCall) pause(wg *sync.WaitGroup, q *rowraftv1.AttendPause) {
 }
 
 // agree is the [Agree] of the pause p.
-func (c *attendCall) agree(ctx context.Context, p *pausing, boundary int64) (int64, error) {
+func (c *streamCall) agree(ctx context.Context, p *pausing, boundary int64) (int64, error) {
 	select {
 	case c.announced <- announced{p, boundary}:
 	case <-ctx.Done():
@@ -84,7 +84,7 @@ func (c *attendCall) agree(ctx context.Context, p *pausing, boundary int64) (int
 }
 
 // target passes the agreed boundary to the current pause.
-func (c *attendCall) target(t *rowraftv1.AttendTarget) {
+func (c *streamCall) target(t *rowraftv1.AttendTarget) {
 	if p := c.pausing; p != nil && p.id == t.GetId() {
 		select {
 		case p.target <- int64(t.GetBoundary()):
@@ -94,32 +94,32 @@ func (c *attendCall) target(t *rowraftv1.AttendTarget) {
 }
 
 // paused reports the result of Pause to the scheduler.
-func (c *attendCall) paused(r reached) {
+func (c *streamCall) paused(r reached) {
 	switch {
 	case r.of != c.pausing, c.ctx.Err() != nil: // the pause was cancelled meanwhile, or the call is over
 		if r.err == nil {
 			r.at.Release()
 		}
 	case r.err != nil:
-		c.goOn()
+		c.endPause()
 		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Failed{Failed: &rowraftv1.AttendFailed{
 			Id: r.of.id, Reason: r.err.Error(), Again: errors.Is(r.err, ErrNotNow),
 		}}})
 	default:
 		c.pausing.at = r.at
 		c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{Paused: &rowraftv1.AttendPaused{
-			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size), Parts: reachedToProto(r.at.Parts, true), Boundary: uint64(r.at.Boundary),
+			Id: r.of.id, Step: uint64(r.at.Step), Bytes: uint64(r.at.Size), Parts: reachedToProto(r.at.Splits, true), Boundary: uint64(r.at.Boundary),
 		}}})
 	}
 }
 
 // release lets the trainer continue. If the scheduler wants the trainer's state, release starts to send it.
-func (c *attendCall) release(r *rowraftv1.AttendRelease) {
+func (c *streamCall) release(r *rowraftv1.AttendRelease) {
 	p := c.pausing
 	if p == nil || p.id != r.GetId() {
 		return
 	}
-	c.goOn()
+	c.endPause()
 	if p.at == nil || !r.GetSend() {
 		return
 	}
@@ -130,16 +130,16 @@ func (c *attendCall) release(r *rowraftv1.AttendRelease) {
 }
 
 // upload sends the state of a pause on a separate stream: a slow destination must not delay the beats on
-// the stream of Attend. The scheduler notices an upload that fails, and ends one that it does not need any
+// the trainer's Stream. The scheduler notices an upload that fails, and ends one that it does not need any
 // more.
-func (c *attendCall) upload(p *pausing) {
+func (c *streamCall) upload(p *pausing) {
 	ctx, cancel := context.WithCancel(c.ctx) // frees the stream after a failure
 	defer cancel()
 	stream, err := rowraftv1.NewCheckpointsClient(c.conn).SendState(ctx)
 	if err != nil {
 		return
 	}
-	w := &stateWriter{stream: stream, head: &rowraftv1.SendStateRequest{Id: p.id, Member: c.t.a.Member.identity}}
+	w := &stateWriter{stream: stream, head: &rowraftv1.SendStateRequest{Id: p.id, Member: c.t.member.identity}}
 	if p.at.Write(w) == nil && w.flush(true) == nil {
 		_, _ = stream.CloseAndRecv()
 	}

@@ -1,4 +1,4 @@
-package client
+package jobs
 
 import (
 	"context"
@@ -18,16 +18,15 @@ import (
 )
 
 const (
-	// attendSilence is how long the scheduler may send nothing before the client ends the call. The
+	// maxSilence is how long the scheduler may send nothing before the client ends the call. The
 	// scheduler sends a beat twice a second.
-	attendSilence = 3 * time.Second
-	silenceTicks  = 6 // ticks in attendSilence
-	stateChunk    = 256 << 10
+	maxSilence   = 3 * time.Second
+	silenceTicks = 6 // ticks in maxSilence
+	stateChunk   = 256 << 10
 )
 
-// Attendance describes a trainer that takes part in checkpoints.
-type Attendance struct {
-	Member     *Member           // the trainer's membership in its job; required
+// Registration describes a trainer that takes part in checkpoints.
+type Registration struct {
 	Checkpoint string            // id of the checkpoint that it resumes from; "": none
 	Tables     []rowraft.TableID // tables that it trains
 	// Pause stops the training at the next batch boundary, after every push is acknowledged, until Release
@@ -53,7 +52,7 @@ type Attendance struct {
 }
 
 // tables returns the ids in the form of the message: ascending, each one once.
-func (a *Attendance) tables() (ids []uint64) {
+func (a *Registration) tables() (ids []uint64) {
 	for _, id := range a.Tables {
 		ids = append(ids, uint64(id))
 	}
@@ -66,14 +65,14 @@ func (a *Attendance) tables() (ids []uint64) {
 type Agree func(ctx context.Context, boundary int64) (target int64, err error)
 
 // ErrNotNow means that a trainer cannot pause now and continues to train. A later pause may succeed.
-var ErrNotNow = errors.New("the trainer cannot stand still now")
+var ErrNotNow = errors.New("the trainer cannot pause now")
 
 // Paused is a trainer that has paused.
 type Paused struct {
 	Step     int64
 	Boundary int64                 // at which it paused; 0 if it did not announce one
 	Size     int64                 // bytes that Write writes
-	Parts    []PartReached         // the parts of the data that it holds
+	Splits   []SplitReached        // the splits of the data that it holds
 	Write    func(io.Writer) error // writes the state; called after Release, concurrently with the training
 	Release  func()
 }
@@ -86,18 +85,19 @@ type Parking struct {
 	Patience    time.Duration // how long to try when no scheduler answers; 0: forever
 }
 
-// Attending is a trainer's stream to the scheduler, from Attend to Close.
+// Stream is a trainer's stream to the scheduler, from Register to Close.
 //
 // Goroutines: one keeps the call to the scheduler open, through elections, with two that listen to it.
 // There is one more while the client waits for Pause, and one for each state that the client sends. All end
 // in Close, and when the client closes.
-type Attending struct {
-	c      *Client
-	a      Attendance
-	ctx    context.Context
-	cancel context.CancelFunc
-	ended  chan struct{} // closed when the call has ended for good
-	wake   chan struct{} // signals that park is set; capacity 1
+type Stream struct {
+	member  *Member
+	control control
+	a       Registration
+	ctx     context.Context
+	cancel  context.CancelFunc
+	ended   chan struct{} // closed when the call has ended for good
+	wake    chan struct{} // signals that park is set; capacity 1
 
 	mu     sync.Mutex
 	epoch  uint64 // of the tables; 0 before the first welcome
@@ -110,25 +110,22 @@ type Attending struct {
 	stopped bool // OnStop was called; only the goroutine of the call uses it
 }
 
-// Attend makes a member of a job take part in checkpoints. It returns when the scheduler has logged that, or
+// Register makes a member of a job take part in checkpoints. It returns when the scheduler has logged that, or
 // when ctx ends before a scheduler answers. A trainer without other trainers enters a job of one worker first
-// (EnterJob).
+// ([Enter]).
 //
 // Errors: CodePrecondition if the cluster's tables are not those of the checkpoint that the trainer resumes
 // from, or were trained since; CodeSessionExpired if it is no longer a member of its job.
-func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
-	t := &Attending{c: c, a: a, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
-	if a.Member == nil {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a trainer without Member: enter a job first")
-	}
-	t.ctx, t.cancel = context.WithCancel(c.ctx)
+func (m *Member) Register(ctx context.Context, a Registration) (*Stream, error) {
+	t := &Stream{member: m, control: m.control, a: a, ended: make(chan struct{}), wake: make(chan struct{}, 1)}
+	t.ctx, t.cancel = context.WithCancel(m.control.Context())
 	welcomed := make(chan struct{})
-	if err := c.spawn(func() { t.run(sync.OnceFunc(func() { close(welcomed) })) }); err != nil {
+	if err := m.control.Go(func() { t.run(sync.OnceFunc(func() { close(welcomed) })) }); err != nil {
 		return nil, err
 	}
 	select {
 	case <-welcomed:
-		a.Member.attended()
+		m.stopKeeping()
 		return t, nil
 	case <-t.ended:
 	case <-ctx.Done():
@@ -140,11 +137,11 @@ func (c *Client) Attend(ctx context.Context, a Attendance) (*Attending, error) {
 	if err == nil {
 		err = ctx.Err()
 	}
-	return nil, fmt.Errorf("trainer %d of job %s: %w", a.Member.Rank(), a.Member.Job(), err)
+	return nil, fmt.Errorf("trainer %d of job %s: %w", m.Rank(), m.Job(), err)
 }
 
 // Close ends the call. The scheduler still expects the trainer, unless it has parked and left.
-func (t *Attending) Close() {
+func (t *Stream) Close() {
 	t.mu.Lock()
 	t.closed = true
 	t.mu.Unlock()
@@ -152,15 +149,15 @@ func (t *Attending) Close() {
 	<-t.ended
 }
 
-// Ended is closed when the scheduler has ended the trainer's part for good. Either the trainer has left or,
+// Ended is closed when the scheduler has ended the trainer's stream for good. Either the trainer has left or,
 // if Err is not nil, another process has taken its place or a restore has replaced the tables.
-func (t *Attending) Ended() <-chan struct{} { return t.ended }
+func (t *Stream) Ended() <-chan struct{} { return t.ended }
 
-// Err returns why the trainer's part ended; nil if the trainer left or closed it.
-func (t *Attending) Err() error {
+// Err returns why the trainer's stream ended; nil if the trainer left or closed it.
+func (t *Stream) Err() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.leave != nil || t.closed || t.c.ctx.Err() != nil {
+	if t.leave != nil || t.closed || t.control.Context().Err() != nil {
 		return nil
 	}
 	return t.err
@@ -169,7 +166,7 @@ func (t *Attending) Err() error {
 // Park reports that the training has ended. It waits until the trainer's state is not needed any more: the
 // job's other trainers have ended too, if p.Ended is set, and the requested checkpoint exists. It returns
 // the place of that checkpoint.
-func (t *Attending) Park(ctx context.Context, p Parking) (checkpoint string, err error) {
+func (t *Stream) Park(ctx context.Context, p Parking) (checkpoint string, err error) {
 	t.mu.Lock()
 	t.park = &rowraftv1.AttendPark{Ended: p.Ended, Destination: p.Destination, SkipAbsent: p.SkipAbsent}
 	t.mu.Unlock()
@@ -184,7 +181,7 @@ func (t *Attending) Park(ctx context.Context, p Parking) (checkpoint string, err
 	defer t.mu.Unlock()
 	switch {
 	case t.leave == nil && t.err == nil:
-		return "", errClosed
+		return "", rowraft.Errorf(rowraft.CodeClosing, "the client is closed")
 	case t.leave == nil:
 		return "", t.err
 	case t.leave.GetError() != "":
@@ -193,9 +190,9 @@ func (t *Attending) Park(ctx context.Context, p Parking) (checkpoint string, err
 	return t.leave.GetCheckpoint(), nil
 }
 
-// awaitEnd waits until the trainer's part has ended. It returns an error if no call was open for patience.
-func (t *Attending) awaitEnd(ctx context.Context, patience time.Duration) error {
-	tick := time.NewTicker(attendSilence / 3)
+// awaitEnd waits until the stream has ended for good. It returns an error if no call was open for patience.
+func (t *Stream) awaitEnd(ctx context.Context, patience time.Duration) error {
+	tick := time.NewTicker(maxSilence / 3)
 	defer tick.Stop()
 	for {
 		select {
@@ -217,11 +214,11 @@ func (t *Attending) awaitEnd(ctx context.Context, patience time.Duration) error 
 // errLeft ends a call after the scheduler asked the trainer to leave.
 var errLeft = errors.New("left")
 
-// run keeps a call to the leader of the metadata group open until the trainer's part has ended for good.
-func (t *Attending) run(welcomed func()) {
+// run keeps a call to the leader of the metadata group open until the trainer has left or lost its place.
+func (t *Stream) run(welcomed func()) {
 	defer close(t.ended)
 	defer t.cancel()
-	for w := t.c.schedulerWalk(); t.ctx.Err() == nil; {
+	for w := t.control.Walk(); t.ctx.Err() == nil; {
 		err := t.call(w.Addr(), func() { welcomed(); w.Answered() })
 		t.mu.Lock()
 		t.err = err
@@ -236,8 +233,8 @@ func (t *Attending) run(welcomed func()) {
 }
 
 // call is one call to the server at addr, until it breaks.
-func (t *Attending) call(addr string, welcomed func()) error {
-	conn, err := t.c.conns.Get(addr)
+func (t *Stream) call(addr string, welcomed func()) error {
+	conn, err := t.control.Conn(addr)
 	if err != nil {
 		return err
 	}
@@ -251,12 +248,12 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	epoch := t.epoch
 	t.mu.Unlock()
 	hello := &rowraftv1.AttendHello{
-		Member: t.a.Member.identity, Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
+		Member: t.member.identity, Checkpoint: t.a.Checkpoint, TableEpoch: epoch,
 		Announces: t.a.Announces, Tables: t.a.tables(), Destinations: t.a.Destinations,
 	}
 	// Send returns no cause; Recv does.
 	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
-	call := &attendCall{t: t, conn: conn, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
+	call := &streamCall{t: t, conn: conn, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
 	broken := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -266,9 +263,9 @@ func (t *Attending) call(addr string, welcomed func()) error {
 	return call.serve(broken)
 }
 
-// attendCall is one call. The goroutine of serve owns every field except the channels and silence.
-type attendCall struct {
-	t         *Attending
+// streamCall is one call. The goroutine of serve owns every field except the channels and silence.
+type streamCall struct {
+	t         *Stream
 	conn      grpc.ClientConnInterface
 	stream    grpc.BidiStreamingClient[rowraftv1.AttendRequest, rowraftv1.AttendReply]
 	ctx       context.Context
@@ -294,7 +291,7 @@ type silence struct {
 	quiet int // ticks; only the caller of tick uses it
 }
 
-// tick reports whether the scheduler has sent nothing for attendSilence.
+// tick reports whether the scheduler has sent nothing for maxSilence.
 func (s *silence) tick() bool {
 	if s.quiet++; s.heard.Swap(false) {
 		s.quiet = 0
@@ -303,8 +300,8 @@ func (s *silence) tick() bool {
 }
 
 // endInSilence ends the call when the scheduler is silent.
-func (c *attendCall) endInSilence() {
-	tick := time.NewTicker(attendSilence / silenceTicks)
+func (c *streamCall) endInSilence() {
+	tick := time.NewTicker(maxSilence / silenceTicks)
 	defer tick.Stop()
 	for {
 		select {
@@ -319,12 +316,12 @@ func (c *attendCall) endInSilence() {
 }
 
 // receive passes the scheduler's messages to serve.
-func (c *attendCall) receive() error {
+func (c *streamCall) receive() error {
 	for {
 		r, err := c.stream.Recv()
 		if err != nil {
 			if c.ctx.Err() != nil && c.t.ctx.Err() == nil {
-				return rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler has said nothing for %v", attendSilence)
+				return rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler has said nothing for %v", maxSilence)
 			}
 			if errors.Is(err, io.EOF) {
 				return rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler has ended the call")
@@ -343,18 +340,18 @@ func (c *attendCall) receive() error {
 }
 
 // serve handles the scheduler's messages until the call breaks.
-func (c *attendCall) serve(broken <-chan error) error {
+func (c *streamCall) serve(broken <-chan error) error {
 	var wg sync.WaitGroup // counts the goroutines that wait for Pause
 	defer wg.Wait()
 	defer c.uploads.Wait()
 	defer c.end()
-	defer c.goOn()
+	defer c.endPause()
 	welcome := false
-	beats := time.NewTicker(c.t.a.Member.beatEvery())
+	beats := time.NewTicker(c.t.member.beatEvery())
 	defer beats.Stop()
 	for {
 		if welcome && !c.parked {
-			c.sayPark()
+			c.sendPark()
 		}
 		select {
 		case r := <-c.replies:
@@ -377,7 +374,7 @@ func (c *attendCall) serve(broken <-chan error) error {
 				c.t.mu.Unlock()
 				return errLeft
 			case *rowraftv1.AttendReply_Members:
-				c.t.a.members(step.Members)
+				c.t.members(step.Members)
 			case *rowraftv1.AttendReply_Stop:
 				if c.t.a.OnStop != nil && !c.t.stopped { // each new call repeats the message
 					c.t.stopped = true
@@ -403,21 +400,21 @@ func (c *attendCall) serve(broken <-chan error) error {
 	}
 }
 
-func (a *Attendance) members(m *rowraftv1.AttendMembers) {
-	if a.OnMembers == nil {
+func (t *Stream) members(m *rowraftv1.AttendMembers) {
+	if t.a.OnMembers == nil {
 		return
 	}
-	if m.GetGeneration() < a.Member.Generation {
+	if m.GetGeneration() < t.member.Generation {
 		return // the shards do not have the member's own generation yet, and refuse it in this one
 	}
 	out := Members{Generation: m.GetGeneration(), FirstStep: int64(m.GetFirstStep())}
 	for _, r := range m.GetRanks() {
 		out.Ranks = append(out.Ranks, int(r))
 	}
-	a.OnMembers(out)
+	t.a.OnMembers(out)
 }
 
-func (c *attendCall) beat() {
+func (c *streamCall) beat() {
 	b := Beat{}
 	if c.t.a.Beat != nil {
 		b = c.t.a.Beat()
@@ -425,9 +422,9 @@ func (c *attendCall) beat() {
 	c.send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Beat{Beat: b.toProto()}})
 }
 
-func (c *attendCall) send(r *rowraftv1.AttendRequest) { _ = c.stream.Send(r) } // Recv returns the error
+func (c *streamCall) send(r *rowraftv1.AttendRequest) { _ = c.stream.Send(r) } // Recv returns the error
 
-func (c *attendCall) sayPark() {
+func (c *streamCall) sendPark() {
 	c.t.mu.Lock()
 	park := c.t.park
 	c.t.mu.Unlock()

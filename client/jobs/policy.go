@@ -1,4 +1,4 @@
-package client
+package jobs
 
 import (
 	"context"
@@ -7,11 +7,12 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rowraft/rowraft/client"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// CheckpointPolicy defines checkpoints that the cluster makes by itself.
-type CheckpointPolicy struct {
+// Policy defines checkpoints that the cluster makes by itself.
+type Policy struct {
 	Name        string
 	Destination string
 	Every       time.Duration
@@ -22,21 +23,21 @@ type CheckpointPolicy struct {
 	FullEvery   int // one of this many checkpoints is full, the others are deltas; 0 or 1: all are full
 }
 
-// SetCheckpointPolicy creates the policy p.Name, or changes it if it exists.
-func (c *Client) SetCheckpointPolicy(ctx context.Context, p CheckpointPolicy) error {
+// SetPolicy creates the policy p.Name, or changes it if it exists.
+func SetPolicy(ctx context.Context, c *client.Client, p Policy) error {
 	req := &rowraftv1.SetPolicyRequest{Policy: &rowraftv1.CheckpointPolicy{
 		Name: p.Name, Destination: p.Destination, EveryNs: uint64(max(p.Every, 0)), Keep: uint32(max(p.Keep, 0)), KeepWithinNs: uint64(max(p.KeepWithin, 0)),
 		Job: p.Job, SkipAbsent: p.SkipAbsent, FullEvery: uint32(max(p.FullEvery, 0)),
 	}}
-	return c.schedulerConn(ctx, fmt.Sprintf("set checkpoint policy %s", p.Name), func(ctx context.Context, conn grpc.ClientConnInterface) error {
+	return c.Control().Call(ctx, fmt.Sprintf("set checkpoint policy %s", p.Name), func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		_, err := rowraftv1.NewCheckpointsClient(conn).SetPolicy(ctx, req)
 		return err
 	})
 }
 
-// DeleteCheckpointPolicy deletes a policy; its checkpoints stay.
-func (c *Client) DeleteCheckpointPolicy(ctx context.Context, name string) error {
-	return c.schedulerConn(ctx, fmt.Sprintf("delete checkpoint policy %s", name), func(ctx context.Context, conn grpc.ClientConnInterface) error {
+// DeletePolicy deletes a policy; its checkpoints stay.
+func DeletePolicy(ctx context.Context, c *client.Client, name string) error {
+	return c.Control().Call(ctx, fmt.Sprintf("delete checkpoint policy %s", name), func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		_, err := rowraftv1.NewCheckpointsClient(conn).DeletePolicy(ctx, &rowraftv1.DeletePolicyRequest{Name: name})
 		return err
 	})

@@ -1,4 +1,4 @@
-package client
+package jobs
 
 import (
 	"context"
@@ -6,14 +6,14 @@ import (
 )
 
 // TestAPauseThatIsReachedWhenTheCallIsOver: the client releases a trainer that pauses after the call has
-// ended. No other code would release it, and the trainer would take part in no later pause.
+// ended. No other code would release it, and the trainer would join no later pause.
 func TestAPauseThatIsReachedWhenTheCallIsOver(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
-	c := &attendCall{ctx: ctx, pausing: &pausing{cancel: func() {}}}
+	c := &streamCall{ctx: ctx, pausing: &pausing{cancel: func() {}}}
 	end()
 	released := 0
 	c.paused(reached{of: c.pausing, at: &Paused{Release: func() { released++ }}})
-	c.goOn() // as at the end of the call
+	c.endPause() // as at the end of the call
 	if released != 1 {
 		t.Errorf("it was released %d times, want once", released)
 	}

@@ -1,0 +1,93 @@
+package client
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/route"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// Control makes a client's calls to the scheduler. Package client/jobs uses it; a program that pulls and
+// pushes does not need it.
+type Control struct{ c *Client }
+
+// Control returns the client's calls to the scheduler.
+func (c *Client) Control() *Control { return &Control{c} }
+
+// Context ends when the client closes.
+func (k *Control) Context() context.Context { return k.c.ctx }
+
+// Go runs f on a goroutine that Client.Close waits for, or reports that Close has begun.
+func (k *Control) Go(f func()) error { return k.c.spawn(f) }
+
+// Conn returns a connection of the client to the server at addr.
+func (k *Control) Conn(addr string) (grpc.ClientConnInterface, error) { return k.c.conns.Get(addr) }
+
+// Call calls the leader of the metadata group. It returns when a server has given a definite answer, or
+// when ctx ends.
+func (k *Control) Call(ctx context.Context, what string, call func(context.Context, grpc.ClientConnInterface) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(k.c.ctx, cancel)()
+	for w := k.Walk(); ; {
+		conn, err := k.Conn(w.Addr())
+		if err == nil {
+			attempt, cancel := context.WithTimeout(ctx, 5*k.c.opts.AttemptTimeout)
+			err = call(attempt, conn)
+			cancel()
+		}
+		if err == nil {
+			return nil
+		}
+		if !w.Again(ctx, err) {
+			return fmt.Errorf("%s: %w", what, k.c.ended(err))
+		}
+	}
+}
+
+// Walk visits the members of the metadata group, or all servers while the map names no member.
+func (k *Control) Walk() *route.Walk {
+	return &route.Walk{Layer: route.Control, AddrOf: k.c.addrOf, Places: func() (addrs []string) {
+		if m := k.c.cluster.Load(); m != nil {
+			for _, n := range m.Nodes {
+				if n.Scheduler {
+					addrs = append(addrs, n.Addr)
+				}
+			}
+		}
+		if len(addrs) == 0 {
+			addrs = k.c.addrs()
+		}
+		return addrs
+	}}
+}
+
+// Adopt makes the client open its sessions as the member id of a job, under the client id as. A worker that
+// waits for other workers enters its job several times and adopts a newer identity each time. A client that
+// has pushed cannot adopt an identity any more.
+func (k *Control) Adopt(ctx context.Context, as rowraft.ClientID, id *rowraftv1.JobIdentity) error {
+	c := k.c
+	if err := c.lock(ctx, c.session.naming); err != nil {
+		return err
+	}
+	defer c.session.naming.unlock()
+	for _, st := range c.shards.all() {
+		if c.session.underway.Load() > 0 || st.session.Load() != nil {
+			return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
+		}
+	}
+	c.opts.ClientID, c.session.inc, c.session.cluster = own(c.tls, as), rowraft.Incarnation(id.GetIncarnation()), c.cluster.Load().Cluster
+	c.session.member.Store(id)
+	return nil
+}
+
+// schedulerCall is Control.Call for the service Cluster.
+func (c *Client) schedulerCall(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
+	return c.Control().Call(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		return call(ctx, rowraftv1.NewClusterClient(conn))
+	})
+}
