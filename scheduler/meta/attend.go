@@ -54,12 +54,8 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 		}
 	}
 	if a.GetCheckpoint() != "" && m.GetAttending() != m.GetIncarnation() {
-		from, err := s.comesFrom(a)
-		if err != nil {
+		if err := s.checkResume(a, id, m.GetIncarnation()); err != nil {
 			return err
-		}
-		if at, found := findTrained(from, id); found && from.GetTrained()[at].GetIncarnation() != m.GetIncarnation() {
-			return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", id, from.GetName())
 		}
 	}
 	if err := s.noteTrained(&rowraftv1.MetaTrained{Job: id.Job, Rank: id.Rank, Incarnation: m.GetIncarnation(), Owner: OwnerOf(old)}, a.GetTables()); err != nil {
@@ -112,72 +108,100 @@ func findTrained(from *rowraftv1.MetaRestored, id TrainerID) (int, bool) {
 	})
 }
 
+// mayTrain reports whether a trainer of these tables may train tables that come from a restored checkpoint. A trainer
+// that names no tables may train any.
+func mayTrain(tables []uint64, from *rowraftv1.MetaRestored) bool {
+	return len(tables) == 0 || slices.ContainsFunc(from.GetTables(), func(id uint64) bool { return slices.Contains(tables, id) })
+}
+
 // noteTrained records, at each restored checkpoint with one of these tables, that t may train them from now on. A later
-// worker with this rank must not resume from such a checkpoint. A trainer that names no tables may train any.
+// worker with this rank must not resume from such a checkpoint.
 func (s *state) noteTrained(t *rowraftv1.MetaTrained, tables []uint64) error {
 	next := slices.Clone(s.restored)
-	added := 0
+	var added []*rowraftv1.MetaTrained
 	for i, from := range next {
-		if len(tables) > 0 && !slices.ContainsFunc(from.GetTables(), func(id uint64) bool { return slices.Contains(tables, id) }) {
+		if !mayTrain(tables, from) {
 			continue
 		}
 		list := slices.Clone(from.GetTrained())
 		at, found := findTrained(from, TrainerID{t.GetJob(), t.GetRank()})
 		if !found {
-			added++
+			added = append(added, t)
 			list = slices.Insert(list, at, nil)
 		}
 		list[at] = t
 		next[i] = &rowraftv1.MetaRestored{Id: from.GetId(), Destination: from.GetDestination(), Name: from.GetName(), Tables: from.GetTables(), Trained: list}
 	}
-	if added > 0 {
-		if err := s.roomForTrained(t, added); err != nil {
-			return err
-		}
+	if err := s.roomForTrained(added); err != nil {
+		return err
 	}
 	s.restored = next
 	return nil
 }
 
-// roomForTrained refuses more entries than the limit of the owner or of the cluster.
-func (s *state) roomForTrained(t *rowraftv1.MetaTrained, added int) error {
-	all, own := 0, 0
+// roomForTrained refuses more entries than the limit of an owner or of the cluster.
+func (s *state) roomForTrained(added []*rowraftv1.MetaTrained) error {
+	all, own := 0, make(map[string]int)
 	for _, from := range s.restored {
-		all += len(from.GetTrained())
-		for _, o := range from.GetTrained() {
-			if t.GetOwner() != "" && o.GetOwner() == t.GetOwner() {
-				own++
-			}
+		for _, t := range from.GetTrained() {
+			all++
+			own[t.GetOwner()]++
 		}
 	}
-	id := TrainerID{t.GetJob(), t.GetRank()}
-	switch {
-	case all+added > maxTrained:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables, the limit is %d; restore a checkpoint of all tables, which forgets them", id, all, maxTrained)
-	case t.GetOwner() != "" && own+added > maxOwnerTrained:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables of %s, the limit for one name is %d; restore or drop the tables of those that have stopped, which forgets them", id, own, t.GetOwner(), maxOwnerTrained)
+	for _, t := range added {
+		id, owner := TrainerID{t.GetJob(), t.GetRank()}, t.GetOwner()
+		switch {
+		case all >= maxTrained:
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables, the limit is %d; restore a checkpoint of all tables, which forgets them", id, all, maxTrained)
+		case owner != "" && own[owner] >= maxOwnerTrained:
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables of %s, the limit for one name is %d; restore or drop the tables of those that have stopped, which forgets them", id, own[owner], owner, maxOwnerTrained)
+		}
+		all++
+		own[owner]++
 	}
 	return nil
 }
 
-// comesFrom returns the checkpoint from which a trainer resumes, if the trainer's tables come from it.
-func (s *state) comesFrom(a *rowraftv1.MetaAttend) (*rowraftv1.MetaRestored, error) {
-	if len(s.restored) == 0 {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s, nor from any other", a.GetCheckpoint())
-	}
-	for _, from := range s.restored {
-		if from.GetId() != a.GetCheckpoint() {
-			continue
-		}
-		for _, t := range s.cluster.Tables {
-			if id := uint64(t.ID); slices.Contains(a.GetTables(), id) && !slices.Contains(from.GetTables(), id) {
-				return nil, rowraft.Errorf(rowraft.CodePrecondition, "table %s does not come from checkpoint %s/%s", t.Name, from.GetDestination(), from.GetName())
+// trainersOfAll returns the trainers that checkpoints need and that name no tables, so that they may train any.
+func (s *state) trainersOfAll() (all []*rowraftv1.MetaTrained) {
+	for _, r := range s.runs {
+		for _, m := range r.GetMembers() {
+			if len(r.GetTables()) == 0 && m.GetAttending() != 0 {
+				all = append(all, &rowraftv1.MetaTrained{Job: r.GetJob(), Rank: m.GetRank(), Incarnation: m.GetAttending(), Owner: OwnerOf(r)})
 			}
 		}
-		return from, nil
 	}
-	last := s.restored[0]
-	return nil, rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one", last.GetDestination(), last.GetName())
+	return all
+}
+
+// checkResume refuses a trainer that resumes from a checkpoint if its tables do not all come from that checkpoint, or if
+// another worker with its rank has trained one of them since the restore. The tables may come from several restores of
+// the checkpoint.
+func (s *state) checkResume(a *rowraftv1.MetaAttend, id TrainerID, incarnation uint64) error {
+	if len(s.restored) == 0 {
+		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s, nor from any other", a.GetCheckpoint())
+	}
+	var restored []uint64 // tables that come from the checkpoint
+	var from *rowraftv1.MetaRestored
+	for _, r := range s.restored {
+		if r.GetId() != a.GetCheckpoint() {
+			continue
+		}
+		from, restored = r, append(restored, r.GetTables()...)
+		if at, found := findTrained(r, id); found && r.GetTrained()[at].GetIncarnation() != incarnation && mayTrain(a.GetTables(), r) {
+			return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", id, r.GetName())
+		}
+	}
+	if from == nil {
+		last := s.restored[0]
+		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one", last.GetDestination(), last.GetName())
+	}
+	for _, t := range s.cluster.Tables {
+		if id := uint64(t.ID); slices.Contains(a.GetTables(), id) && !slices.Contains(restored, id) {
+			return rowraft.Errorf(rowraft.CodePrecondition, "table %s does not come from checkpoint %s/%s", t.Name, from.GetDestination(), from.GetName())
+		}
+	}
+	return nil
 }
 
 // ExpectedRanks returns the ranks of a run whose trainers a checkpoint waits for: those that attend by the log, also if

@@ -147,7 +147,7 @@ func TestMovesAreRefused(t *testing.T) {
 }
 
 // Whatever is asked in whatever order: replicas of a shard are on distinct nodes and
-// never fewer than at first, ids do not come back, and a snapshot holds it all.
+// never fewer than at first, each change of them is counted, ids do not come back, and a snapshot holds it all.
 func TestMovesKeepTheShardsWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := fourNodes(t)
@@ -173,7 +173,14 @@ func TestMovesKeepTheShardsWhole(t *testing.T) {
 				mv := rapid.SampledFrom(running).Draw(t, "move")
 				a.do(cmdAdvance(mv.ID, mv.Phase, rapid.SampledFrom(phases).Draw(t, "to phase")))
 			}
-			for _, sh := range a.m.view.Map().Shards {
+			for i, sh := range a.m.view.Map().Shards {
+				changes := m.Shards[i].Changes
+				if !slices.Equal(sh.Replicas, m.Shards[i].Replicas) {
+					changes++
+				}
+				if sh.Changes != changes {
+					t.Fatalf("shard %+v: its replicas were %v, want %d changes", sh, m.Shards[i].Replicas, changes)
+				}
 				on := make(map[rowraft.NodeID]bool)
 				for _, r := range slices.Concat(sh.Replicas, sh.Learners) {
 					if on[r.Node] || seen[r.ID] {

@@ -2,6 +2,7 @@ package meta
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -72,7 +73,7 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 	s.restored = nil
 	s.detachRuns(func(*rowraftv1.MetaRun) bool { return true }) // every trainer must be started again
 	s.cluster.Tables, s.dropped = tables, nil                   // a checkpoint may bring a dropped table back
-	s.comeFrom(r, tables)
+	s.comeFrom(r, tables, nil)
 	for _, t := range tables {
 		s.lastRestore = max(s.lastRestore, t.ID.Restore())
 	}
@@ -95,6 +96,13 @@ func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema)
 	if n := len(kept) + len(tables); n > MaxTables {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: the cluster would have %d tables, at most %d are possible: drop some first", n, MaxTables)
 	}
+	var trained []*rowraftv1.MetaTrained
+	if r.GetSource() != nil {
+		trained = s.trainersOfAll() // they continue, and may train the new tables
+	}
+	if err := s.roomForTrained(trained); err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
 	s.restore, s.begun = r, nil
 	s.lastRestore = NextRestore(s.lastRestore)
 	for _, t := range gone {
@@ -104,7 +112,7 @@ func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema)
 		return slices.ContainsFunc(r.GetTables(), func(id uint64) bool { return HasTable(gone, rowraft.TableID(id)) })
 	})
 	s.cluster.Tables = append(kept, tables...)
-	s.comeFrom(r, tables)
+	s.comeFrom(r, tables, trained)
 	for _, t := range tables {
 		s.forgetRuns(t.Name)
 		for i, run := range s.runs {
@@ -118,13 +126,13 @@ func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema)
 	return nil
 }
 
-// comeFrom records the checkpoint that tables come from.
-func (s *state) comeFrom(r *rowraftv1.MetaRestore, tables []rowraft.Schema) {
+// comeFrom records the checkpoint that tables come from, and the trainers that may train them already.
+func (s *state) comeFrom(r *rowraftv1.MetaRestore, tables []rowraft.Schema, trained []*rowraftv1.MetaTrained) {
 	if r.GetSource() == nil {
 		return
 	}
 	from := proto.CloneOf(r.GetSource())
-	from.Tables, from.Trained = nil, nil
+	from.Tables, from.Trained = nil, trained
 	for _, t := range tables {
 		from.Tables = append(from.Tables, uint64(t.ID))
 	}

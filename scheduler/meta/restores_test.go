@@ -2,6 +2,7 @@ package meta
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -264,4 +265,49 @@ func TestARestoreOfOneTableIsItsOwnAffair(t *testing.T) {
 	if from, _ := m.Sources(); len(from) != 1 || from[0].GetId() != "B" {
 		t.Errorf("the tables come from %v, want B", from)
 	}
+}
+
+// TestAResumeAfterRestoresOfSingleTables: a checkpoint that was restored in parts is one source, and a trainer that names
+// no tables has trained the tables that a restore brings while it trains.
+func TestAResumeAfterRestoresOfSingleTables(t *testing.T) {
+	h := &history{t: t, m: withShards(t), index: 10}
+	none := rowraft.CodeUnknown
+	other := restoredTable(9, "other")
+	h.step("a table", cmdTable(other, 9, false), none)
+	restore := func(number uint16, from rowraft.TableID, name, checkpoint string) uint64 {
+		t.Helper()
+		table := restoredTable(from.RestoredBy(number), name)
+		r := restoreOf(byte(number), 1, 2, table)
+		r.Source = &rowraftv1.MetaRestored{Id: checkpoint, Destination: "/mnt", Name: checkpoint}
+		h.step("a restore begins", begin(byte(number)), none)
+		h.step("it is decided", decide(r), none)
+		h.step("it is closed", end(byte(number), true), none)
+		return uint64(table.ID)
+	}
+	one, two := restore(1, 1, "old", "A"), restore(2, 9, "other", "A")
+	h.step("of both tables", cmdAttend(h.enter("both", 0, 1), "A", 0, one, two), none)
+	h.step("of the table of the first restore", cmdAttend(h.enter("first", 0, 2), "A", 0, one), none)
+	h.step("the same, another process", cmdAttend(h.enter("first", 0, 3), "A", 0, one), rowraft.CodePrecondition)
+	h.step("of the table of the second restore", cmdAttend(h.enter("second", 0, 4), "A", 0, two), none)
+	h.step("the same, another process", cmdAttend(h.enter("second", 0, 5), "A", 0, two), rowraft.CodePrecondition)
+	h.step("both, after it trained the first alone", cmdAttend(h.enter("first", 0, 6), "A", 0, one, two), rowraft.CodePrecondition)
+	h.step("the second, which its job has not trained", cmdAttend(h.enter("first", 0, 7), "A", 0, two), none)
+
+	h.step("a trainer that names no tables", cmdAttend(h.enter("all", 0, 8), "", 0), none)
+	three := restore(3, 1, "old", "B")
+	h.step("another process", cmdAttend(h.enter("all", 0, 9), "B", 0), rowraft.CodePrecondition)
+	h.step("another process that names the table", cmdAttend(h.enter("all", 0, 10), "B", 0, three), rowraft.CodePrecondition)
+	h.step("from where the tables are", cmdAttend(h.enter("all", 0, 11), "", 0), none)
+	if from, _ := h.m.Sources(); len(from) != 2 || len(from[0].GetTrained()) != 1 || from[0].GetTrained()[0].GetJob() != "all" {
+		t.Errorf("the tables come from %v, want B with the trainer of no table, and A", from)
+	}
+
+	h.m.state.restored[1].Trained = nil
+	for i := range uint32(maxTrained - 1) {
+		h.m.state.restored[1].Trained = append(h.m.state.restored[1].Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
+	}
+	h.step("a restore begins", begin(4), none)
+	r := restoreOf(4, 1, 2, restoredTable(rowraft.TableID(1).RestoredBy(4), "old"))
+	r.Source = &rowraftv1.MetaRestored{Id: "C"}
+	h.step("more trainers than the limit", decide(r), rowraft.CodeInvalidArgument)
 }
