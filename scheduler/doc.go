@@ -9,8 +9,8 @@
 // metadata group attaches no Log and refuses all other calls; its node sets the View.
 //
 // Package meta is the state machine and decides. Package placement computes where replicas belong. Package
-// checkpoints makes and restores checkpoints. This package has the other services and the control loops, which propose
-// commands and carry decisions out.
+// jobs keeps the training jobs and the connected trainers. Package checkpoints makes and restores checkpoints. This
+// package has the other services and the control loops, which propose commands and carry decisions out.
 //
 // DESIGN.md describes the loops, the life of a checkpoint, a move and a restore, and the decisions with their reasons.
 //

@@ -74,8 +74,8 @@ func (s *Scheduler) place(ctx context.Context) {
 	}
 }
 
-// stoodStill subtracts the time for which this process was suspended from the silence of every server.
-func (s *soft) stoodStill(lost time.Duration) {
+// discountPause subtracts the time for which this process was suspended from the silence of every server.
+func (s *soft) discountPause(lost time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()

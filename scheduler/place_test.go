@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -226,6 +227,27 @@ func standStill(s *Scheduler, d time.Duration) {
 	s.pulse.mu.Lock()
 	defer s.pulse.mu.Unlock()
 	s.pulse.last = time.Now().Add(-d - pulseInterval)
+}
+
+// A worker does not lose its lease because the scheduler was suspended.
+func TestASuspensionDoesNotCountAsSilenceOfAWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := newLeader(t, 1, 1)
+		reconcile(t, s)
+		register(t, s, "n0", "n0:1")
+		if _, err := s.Jobs().Enter(t.Context(), &rowraftv1.EnterRequest{
+			Job: "ctr", Worker: "w", Instance: make([]byte, 16), Workers: 1, Data: &rowraftv1.JobData{},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		s.pulse.begin()
+		time.Sleep(time.Hour)
+		leader{s}.CheckPause()
+		info := s.Jobs().Info(s.machine.RunOf("ctr"))
+		if silence := time.Duration(info.GetMembers()[0].GetSinceHeardNs()); silence != pulseInterval {
+			t.Errorf("after an hour of suspension the worker is silent for %v, want %v", silence, pulseInterval)
+		}
+	})
 }
 
 // What a busy machine does takes nothing off a silence.

@@ -47,8 +47,8 @@ func (s *Scheduler) feelPulse() {
 	s.pulse.mu.Lock()
 	defer s.pulse.mu.Unlock()
 	if lost := s.pulse.beat(time.Now()); lost > 0 {
-		s.workers.stoodStill(lost)
-		s.soft.stoodStill(lost)
+		s.jobs.DiscountPause(lost)
+		s.soft.discountPause(lost)
 	}
 }
 

@@ -31,7 +31,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 	wg.Go(func() { s.drive(ctx) })
 	wg.Go(func() { s.place(ctx) })
 	wg.Go(func() { s.checkpoints.RunPolicies(ctx) })
-	wg.Go(func() { s.runJobs(ctx) })
+	wg.Go(func() { s.jobs.Run(ctx) })
 	var lastErr string
 	for {
 		err := s.reconcile(ctx)

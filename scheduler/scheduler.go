@@ -19,6 +19,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/scheduler/checkpoints"
+	"github.com/rowraft/rowraft/scheduler/jobs"
 	"github.com/rowraft/rowraft/scheduler/meta"
 	"golang.org/x/sync/semaphore"
 )
@@ -97,8 +98,8 @@ type Options struct {
 //
 // Goroutines: New starts none. Run blocks, starts the control loops, and waits for them before it returns.
 //
-// Lock order: pulse.mu before soft.mu or workers.mu. Otherwise soft.mu, workers.mu, driver.mu, generations.mu and
-// attendance.mu are each held alone. No call leaves the package under any of them.
+// Lock order: pulse.mu before soft.mu and the locks of package jobs. Otherwise soft.mu and driver.mu are each held alone.
+// No call leaves the package under them.
 type Scheduler struct {
 	rowraftv1.UnimplementedClusterServer
 
@@ -124,18 +125,12 @@ type Scheduler struct {
 	dropping *semaphore.Weighted // of 1: a mutex whose waiters honour their context
 
 	checkpoints  *checkpoints.Service
-	jobs         *Jobs
+	jobs         *jobs.Service
 	certificates *Certificates
-
-	workers     workers
-	generations generations
-	jobKick     chan struct{} // capacity 1: wakes runJobs
-	attendance  *attendance
 
 	waiting     atomic.Pointer[string] // the condition that Form waits for, for messages
 	registering *semaphore.Weighted    // of 1; held while a server is counted, added or marked
 	connected   atomic.Uint64          // number of servers and workers at the last log message
-	ranks       lastRanks
 
 	// hello sends Hello to one address. Tests replace it with their own network.
 	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
@@ -227,16 +222,17 @@ func New(opts Options) (*Scheduler, error) {
 		opts: opts, logger: opts.Logger.With("component", "scheduler"),
 		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout, helloTimeout: helloTimeout,
 		view: view, machine: meta.New(view), conns: route.NewPool(opts.TLS, opts.Dial, 1), kick: make(chan struct{}, 1),
-		registering: semaphore.NewWeighted(1), dropping: semaphore.NewWeighted(1), attendance: newAttendance(), jobKick: make(chan struct{}, 1),
+		registering: semaphore.NewWeighted(1), dropping: semaphore.NewWeighted(1),
 	}
 	s.hello = s.helloTo
-	s.generations.drive, s.generations.positions, s.generations.end = s.driveMembers, s.positionsOf, s.endMembers
-	s.generations.rest = s.restMembers
-	s.jobs = &Jobs{s: s}
+	s.jobs = jobs.New(jobs.Options{
+		Leader: leader{s}, Machine: s.machine, View: view, Logger: s.logger, Workers: opts.Workers, Entered: s.tellConnected,
+	})
 	s.checkpoints = checkpoints.New(checkpoints.Options{
-		Leader: leader{s}, Trainers: &trainers{s}, Machine: s.machine, View: view, Logger: s.logger,
+		Leader: leader{s}, Trainers: s.jobs.Trainers(), Machine: s.machine, View: view, Logger: s.logger,
 		Version: opts.Version, Destinations: opts.CheckpointDestinations,
 	})
+	s.jobs.Trainers().Serve(s.checkpoints)
 	s.certificates = &Certificates{s: s, strangers: rpc.Throttle{Burst: 20, Every: 3 * time.Second}}
 	return s, nil
 }
@@ -246,6 +242,9 @@ func (s *Scheduler) Close() error { return s.conns.Close() }
 
 // Machine returns the state machine of the metadata group. The caller starts the group with it.
 func (s *Scheduler) Machine() raftstore.StateMachine { return s.machine }
+
+// Jobs returns the service of training jobs.
+func (s *Scheduler) Jobs() *jobs.Service { return s.jobs }
 
 // Checkpoints returns the service that makes and restores checkpoints.
 func (s *Scheduler) Checkpoints() *checkpoints.Service { return s.checkpoints }

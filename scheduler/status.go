@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,7 +101,7 @@ func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*ro
 		d.policy(p)
 	}
 	for _, r := range s.machine.Runs() {
-		d.job(s.jobInfo(r))
+		d.job(s.jobs.Info(r))
 	}
 	Worst(d.out)
 	return d.out
@@ -138,4 +139,22 @@ func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.Replica
 // nodeLabel returns the name of a node for messages, or its id.
 func nodeLabel(n *rowraftv1.Node) string {
 	return cmp.Or(n.GetName(), n.GetId())
+}
+
+// addTrainers adds the connected trainers and the restored checkpoints to the status.
+func (s *Scheduler) addTrainers(reply *rowraftv1.StatusReply) {
+	sources, _ := s.machine.Sources()
+	for _, from := range sources {
+		r := &rowraftv1.RestoredFrom{Id: from.GetId(), Destination: from.GetDestination(), Name: from.GetName()}
+		for _, t := range s.view.Map().Tables {
+			if slices.Contains(from.GetTables(), uint64(t.ID)) {
+				r.Tables = append(r.Tables, t.Name)
+			}
+		}
+		for _, t := range from.GetTrained() {
+			r.Trained = append(r.Trained, &rowraftv1.TrainerId{Job: t.GetJob(), Rank: t.GetRank()})
+		}
+		reply.Restored = append(reply.Restored, r)
+	}
+	reply.Trainers = s.jobs.Trainers().Connected()
 }

@@ -148,6 +148,7 @@ var noDecoders = map[string]string{
 	"cmd/rowraft/tablefile.number.get":           "likewise of numbers",
 	"raftstore/raftlog.Owner.tag":                "of a hash that it computes",
 	"raftstore/raftlog.metaStore.GetUint64":      "eight bytes that decodeMeta has measured",
+	"scheduler/metatest.Leader.EditState":        "a snapshot that it has just written",
 	"scheduler.newTableID":                       "random bytes, its own",
 	"trainer.Config.settings":                    "what Fingerprint has just made",
 	"cmd/rowraft/internal/server.faultFile.read": "what a test wrote, in builds for tests only",

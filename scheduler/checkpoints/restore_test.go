@@ -109,7 +109,7 @@ func TestARestoreWhoseLeaderIsLostMayBeRunAgain(t *testing.T) {
 			s, l, _ := newSolo(t, 1, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, p) })
 			p.begin = func() error {
 				if lost {
-					l.lose()
+					l.Elect(false)
 				}
 				return rowraft.Errorf(shard, "no restore is under way")
 			}

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"context"
@@ -9,22 +9,29 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// eachShard calls fn for the leader of every shard, for maxEnsureCalls shards concurrently.
-func (s *Scheduler) eachShard(ctx context.Context, fn func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error) error {
+// maxShardCalls bounds the shards that are called concurrently.
+const maxShardCalls = 16
+
+// shards calls the shards for the runs. It has no state.
+type shards struct{ env }
+
+// each calls fn for the leader of every shard, for maxShardCalls shards concurrently.
+func (s shards) each(ctx context.Context, fn func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error) error {
 	m := s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(maxEnsureCalls)
+	g.SetLimit(maxShardCalls)
 	for _, sh := range m.Shards {
 		g.Go(func() error {
-			return s.onLeader(ctx, sh, repairTimeout, func(conn *grpc.ClientConn) error {
+			return s.lead.OnLeader(ctx, sh, shardTimeout, func(conn *grpc.ClientConn) error {
 				return rpc.FromStatus(fn(ctx, sh.ID, rowraftv1.NewReplicasClient(conn)))
 			})
 		})
@@ -36,12 +43,12 @@ func (s *Scheduler) eachShard(ctx context.Context, fn func(ctx context.Context, 
 // shard refuses late pushes of the previous members and keeps their positions until the scheduler has read them.
 const noWorker = math.MaxUint64
 
-// driveMembers sends the current generation of a run to every shard. A generation without members goes only to the
+// drive sends the current generation of a run to every shard. A generation without members goes only to the
 // shards that know the run.
 //
 // The first step of the generation is greater than every step that a shard has closed or begun. It is logged before the
 // first shard receives it, so that the next leader sends the same step.
-func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error) {
+func (s shards) drive(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error) {
 	if r.GetStarted() != r.GetGeneration() {
 		first, err := s.beyondOpenSteps(ctx, r)
 		if err != nil {
@@ -65,7 +72,7 @@ func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (fir
 	if none {
 		q.Members = []*rowraftv1.JobMember{{Incarnation: noWorker}}
 	}
-	return r.GetFirstStep(), s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
+	return r.GetFirstStep(), s.each(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
 		if none {
 			_, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: q.Job})
 			if rowraft.CodeOf(rpc.FromStatus(err)) == rowraft.CodeNotFound {
@@ -81,10 +88,10 @@ func (s *Scheduler) driveMembers(ctx context.Context, r *rowraftv1.MetaRun) (fir
 
 // startGeneration logs the first step of the run's current generation. It returns the run with the step that was logged
 // first, which may be that of an earlier leader.
-func (s *Scheduler) startGeneration(ctx context.Context, r *rowraftv1.MetaRun, first uint64) (*rowraftv1.MetaRun, error) {
-	return proposeFor[*rowraftv1.MetaRun](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{StartGeneration: &rowraftv1.MetaStartGeneration{
+func (s shards) startGeneration(ctx context.Context, r *rowraftv1.MetaRun, first uint64) (*rowraftv1.MetaRun, error) {
+	return resultOf[*rowraftv1.MetaRun](s.lead.ProposeResult(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{StartGeneration: &rowraftv1.MetaStartGeneration{
 		Job: r.GetJob(), Run: r.GetRun(), Generation: r.GetGeneration(), FirstStep: first,
-	}}})
+	}}}))
 }
 
 // quorumOf returns the smallest number of members that is at least share of n. 0 means all.
@@ -96,10 +103,10 @@ func quorumOf(share float64, n int) uint32 {
 }
 
 // beyondOpenSteps returns a step to which no worker of the run has pushed yet.
-func (s *Scheduler) beyondOpenSteps(ctx context.Context, r *rowraftv1.MetaRun) (uint64, error) {
+func (s shards) beyondOpenSteps(ctx context.Context, r *rowraftv1.MetaRun) (uint64, error) {
 	first := max(r.GetFirstStep(), 1)
 	var mu sync.Mutex
-	err := s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
+	err := s.each(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
 		st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: r.GetRun()})
 		if err = rpc.FromStatus(err); rowraft.CodeOf(err) == rowraft.CodeNotFound {
 			return nil // the shard does not know the run
@@ -114,10 +121,10 @@ func (s *Scheduler) beyondOpenSteps(ctx context.Context, r *rowraftv1.MetaRun) (
 	return first, err
 }
 
-// restMembers lets every shard forget a run in which no worker trains. It first logs the step at which the run can
+// rest lets every shard forget a run in which no worker trains. It first logs the step at which the run can
 // resume. So a worker that returns finds no steps and no clocks of earlier workers, and an abandoned run uses no memory
 // in the shards.
-func (s *Scheduler) restMembers(ctx context.Context, r *rowraftv1.MetaRun) error {
+func (s shards) rest(ctx context.Context, r *rowraftv1.MetaRun) error {
 	if r.GetStarted() != r.GetGeneration() {
 		first, err := s.beyondOpenSteps(ctx, r)
 		if err != nil {
@@ -130,17 +137,38 @@ func (s *Scheduler) restMembers(ctx context.Context, r *rowraftv1.MetaRun) error
 	return s.endUpTo(ctx, r.GetRun(), r.GetGeneration())
 }
 
-// endMembers lets every shard forget a run.
-func (s *Scheduler) endMembers(ctx context.Context, run []byte) error { return s.endUpTo(ctx, run, 0) }
+// end lets every shard forget a run.
+func (s shards) end(ctx context.Context, run []byte) error { return s.endUpTo(ctx, run, 0) }
 
 // endUpTo lets every shard forget a run if the shard's generation is at most generation; 0: any generation.
-func (s *Scheduler) endUpTo(ctx context.Context, run []byte, generation uint64) error {
+func (s shards) endUpTo(ctx context.Context, run []byte, generation uint64) error {
 	epoch := uint64(0)
 	if m := s.view.Map(); m != nil {
 		epoch = uint64(m.Epoch)
 	}
-	return s.eachShard(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
+	return s.each(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
 		_, err := admin.EndJob(ctx, &rowraftv1.EndJobRequest{Shard: uint32(shard), TableEpoch: epoch, Job: run, Generation: generation})
 		return err
 	})
+}
+
+// positions asks every shard for the positions in a run's data.
+func (s shards) positions(ctx context.Context, run []byte) (out []meta.ShardPositions, err error) {
+	var mu sync.Mutex
+	err = s.each(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
+		one := meta.ShardPositions{Read: make(map[rowraft.DataPart]uint64)}
+		st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: run})
+		if err = rpc.FromStatus(err); err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
+			return err
+		}
+		for _, p := range st.GetPositions() {
+			one.Read[rowraft.DataPart(p.GetPart())] = p.GetOffset()
+		}
+		one.Full = err != nil || len(st.GetPositions()) >= checkpoint.JobPositions
+		mu.Lock()
+		defer mu.Unlock()
+		out = append(out, one)
+		return nil
+	})
+	return out, err
 }

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/checkpoints"
 )
 
 const (
@@ -33,28 +34,28 @@ const (
 // patience holds the time limits of a checkpoint with trainers.
 type patience struct{ absent, pause, ignored, quick, announce, release, state time.Duration }
 
-// muster is one round that pauses the trainers for one cut.
+// pauseRound is one round that pauses the trainers for one cut.
 //
 // The checkpoint must have the trainer states of one job, need. Every other job is left out as a whole if one of its
 // trainers is absent, does not answer or fails. So no job can prevent the checkpoints of another one. The checkpoint
 // then has the rows of a left-out job but no trainer states, and a run of that job cannot resume from it.
-type muster struct {
-	s       *Scheduler
+type pauseRound struct {
+	c       *Trainers
 	id      uint64
 	need    string           // job whose trainers must be in the checkpoint; "": none
 	skip    bool             // leave out single trainers that do not answer, also those of need
 	again   bool             // another attempt follows: a temporary error fails this attempt and leaves no job out
 	left    map[string]error // jobs that are left out, with the reason; kept across the attempts of one checkpoint
 	hurried bool             // the trainers paused now get only quickPatience
-	claims  map[string]bool  // jobs that this muster has claimed
-	members []*paused
+	claims  map[string]bool  // jobs that this pauseRound has claimed
+	members []*pausedTrainer
 	data    []*checkpoint.Parts // data positions that the scheduler assigns, by job
 }
 
-// paused is one trainer in a muster.
-type paused struct {
+// pausedTrainer is one trainer in a pauseRound.
+type pausedTrainer struct {
 	id    uint64
-	a     *attendee
+	a     *trainer
 	in    chan *rowraftv1.AttendRequest
 	state chan upload
 	done  chan struct{} // closed when no goroutine receives from in and state any more
@@ -62,7 +63,7 @@ type paused struct {
 
 	together    bool   // the trainer has announced a boundary
 	boundary    uint64 // the announced boundary, then the boundary at which the trainer stopped
-	stands      bool
+	arrived     bool
 	step, bytes uint64
 	parts       []*rowraftv1.PartReached // data parts that the trainer has, with its positions in them
 	pausedFor   time.Duration
@@ -71,7 +72,7 @@ type paused struct {
 
 // take forwards an answer and drops answers to other pauses. It never waits, because the same goroutine renews the
 // trainer's lease. A trainer sends at most three answers to a pause, so they fit in the channel.
-func (p *paused) take(req *rowraftv1.AttendRequest) {
+func (p *pausedTrainer) take(req *rowraftv1.AttendRequest) {
 	id := uint64(0)
 	switch step := req.GetStep().(type) {
 	case *rowraftv1.AttendRequest_Paused:
@@ -93,7 +94,7 @@ func (p *paused) take(req *rowraftv1.AttendRequest) {
 }
 
 // next waits for one answer.
-func (p *paused) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
+func (p *pausedTrainer) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
 	select {
 	case req := <-p.in:
 		if f := req.GetFailed(); f.GetAgain() {
@@ -103,27 +104,27 @@ func (p *paused) next(ctx context.Context) (*rowraftv1.AttendRequest, error) {
 		}
 		return req, nil
 	case <-p.a.gone:
-		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone", p.a.id)
+		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "%s has disconnected", p.a.id)
 	case <-ctx.Done():
 		return nil, rowraft.Errorf(rowraft.CodeDeadline, "%s does not answer: %w", p.a.id, ctx.Err())
 	}
 }
 
-// pauseTrainers stops every trainer of the training jobs at its next batch boundary. Trainers of one job that
-// synchronize stop at the same boundary. need is the job that must be in the checkpoint.
+// Pause stops every trainer of the training jobs at its next batch boundary. Trainers of one job that synchronize stop
+// at the same boundary. need is the job that must be in the checkpoint.
 //
-// If a trainer of need is absent or does not answer, pauseTrainers fails, unless skip is set. With skip the cut
-// continues without that trainer, and the job cannot resume exactly from the checkpoint. Failure is the default because
+// If a trainer of need is absent or does not answer, Pause fails, unless skip is set. With skip the cut continues
+// without that trainer, and the job cannot resume exactly from the checkpoint. Failure is the default because
 // it loses nothing: the previous checkpoint still exists. left receives the other jobs that are left out.
-func (s *Scheduler) pauseTrainers(ctx context.Context, need string, skip, again bool, left map[string]error) (*muster, error) {
-	who, err := s.assemble(ctx, need, skip, left)
+func (c *Trainers) Pause(ctx context.Context, need string, skip, again bool, left map[string]error) (checkpoints.Pause, error) {
+	trainers, err := c.waitForTrainers(ctx, need, skip, left)
 	if err != nil {
 		return nil, err
 	}
-	m := s.newMuster(need, left)
+	m := c.newRound(need, left)
 	m.skip, m.again = skip, again
-	if err := m.pauseAll(ctx, who); err != nil {
-		m.letGo()
+	if err := m.pauseAll(ctx, trainers); err != nil {
+		m.Cancel()
 		return nil, err
 	}
 	m.leaveIdleOut()
@@ -131,11 +132,11 @@ func (s *Scheduler) pauseTrainers(ctx context.Context, need string, skip, again 
 }
 
 // leaveIdleOut leaves out the jobs that have trained, whose trainers' state a checkpoint needs, and of which no trainer
-// has stopped for it. No worker of them trains, and assemble did not wait for them.
-func (m *muster) leaveIdleOut() {
-	for _, r := range m.s.machine.Runs() {
+// has stopped for it. No worker of them trains, and waitForTrainers did not wait for them.
+func (m *pauseRound) leaveIdleOut() {
+	for _, r := range m.c.machine.Runs() {
 		job := r.GetJob()
-		stopped := slices.ContainsFunc(m.members, func(p *paused) bool { return p.a.id.Job == job })
+		stopped := slices.ContainsFunc(m.members, func(p *pausedTrainer) bool { return p.a.id.Job == job })
 		needed := slices.ContainsFunc(r.GetMembers(), func(w *rowraftv1.RunMember) bool { return w.GetAttending() != 0 })
 		if r.GetGeneration() > 0 && job != m.need && needed && !stopped && m.left[job] == nil {
 			m.leaveOut(job, rowraft.Errorf(rowraft.CodePrecondition, "no worker of job %s trains, and none of its trainers is connected", job))
@@ -143,44 +144,44 @@ func (m *muster) leaveIdleOut() {
 	}
 }
 
-// newMuster returns a muster with a new pause id.
-func (s *Scheduler) newMuster(need string, left map[string]error) *muster {
-	s.attendance.mu.Lock()
-	defer s.attendance.mu.Unlock()
-	s.attendance.lastPause++
-	return &muster{s: s, id: s.attendance.lastPause, need: need, left: left, claims: make(map[string]bool)}
+// newRound returns a round with a new pause id.
+func (c *Trainers) newRound(need string, left map[string]error) *pauseRound {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lastPause++
+	return &pauseRound{c: c, id: c.lastPause, need: need, left: left, claims: make(map[string]bool)}
 }
 
-// proveTrainers finds out which jobs answer, before the cut. It pauses each job that has not answered yet, except need,
+// Prove finds out which jobs answer, before the cut. It pauses each job that has not answered yet, except need,
 // on its own and lets it continue as soon as its trainers have stopped. So no job waits for another one that does not
-// answer, and neither does the cut. The result is in attendee.stood and attendee.ignored.
-func (s *Scheduler) proveTrainers(ctx context.Context, need string) {
-	jobs := make(map[string][]*attendee)
-	for _, a := range s.attendance.list() {
-		if a.id.Job != need && !s.jobWaits(a.id.Job) {
+// answer, and neither does the cut. The result is in trainer.answered and trainer.ignored.
+func (c *Trainers) Prove(ctx context.Context, need string) {
+	jobs := make(map[string][]*trainer)
+	for _, a := range c.list() {
+		if a.id.Job != need && !c.jobWaits(a.id.Job) {
 			jobs[a.id.Job] = append(jobs[a.id.Job], a)
 		}
 	}
-	s.attendance.mu.Lock()
-	maps.DeleteFunc(jobs, func(_ string, who []*attendee) bool {
-		return !slices.ContainsFunc(who, func(a *attendee) bool { return !a.stood && !a.ignored })
+	c.mu.Lock()
+	maps.DeleteFunc(jobs, func(_ string, trainers []*trainer) bool {
+		return !slices.ContainsFunc(trainers, func(a *trainer) bool { return !a.answered && !a.ignored })
 	})
-	s.attendance.mu.Unlock()
-	limited, cancel := context.WithTimeout(ctx, s.attendance.patience.pause)
+	c.mu.Unlock()
+	limited, cancel := context.WithTimeout(ctx, c.patience.pause)
 	defer cancel()
 	var wg sync.WaitGroup
-	for job, who := range jobs {
+	for job, trainers := range jobs {
 		wg.Go(func() {
-			m := s.newMuster(job, make(map[string]error))
-			err := m.stop(limited, who)
-			m.letGo()
+			m := c.newRound(job, make(map[string]error))
+			err := m.stop(limited, trainers)
+			m.Cancel()
 			if rowraft.CodeOf(err) != rowraft.CodeDeadline || ctx.Err() != nil {
 				return
 			}
-			s.attendance.mu.Lock()
-			defer s.attendance.mu.Unlock()
-			for _, a := range who {
-				if !a.stood {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for _, a := range trainers {
+				if !a.answered {
 					a.ignored = true
 				}
 			}
@@ -191,42 +192,42 @@ func (s *Scheduler) proveTrainers(ctx context.Context, need string) {
 
 // pauseAll returns when all trainers have stopped, except those that are left out. It pauses the jobs in three rounds:
 //
-//  1. Jobs that have not answered yet, or did not answer the last pause. They get ignoredPatience; proveTrainers gave
+//  1. Jobs that have not answered yet, or did not answer the last pause. They get ignoredPatience; Prove gave
 //     them more time.
 //  2. Jobs that answered slowly the last time.
 //  3. Jobs that answered quickly the last time.
 //
 // So a quick job is stopped for at most quickPatience because of a job that does not answer. A quick job that misses
 // its limit can still answer in the next attempt, where it counts as slow.
-func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
+func (m *pauseRound) pauseAll(ctx context.Context, trainers []*trainer) error {
 	const unproved, slow, quick = 0, 1, 2
-	var rounds [3][]*attendee
+	var rounds [3][]*trainer
 	class := make(map[string]int)
-	m.s.attendance.mu.Lock()
-	for _, a := range who {
+	m.c.mu.Lock()
+	for _, a := range trainers {
 		c, found := class[a.id.Job]
 		if !found {
 			c = quick
 		}
 		switch {
-		case a.id.Job != m.need && (a.ignored || !a.stood):
+		case a.id.Job != m.need && (a.ignored || !a.answered):
 			c = unproved
-		case !a.stood || a.took > quickPause:
+		case !a.answered || a.took > quickPause:
 			c = min(c, slow)
 		}
 		class[a.id.Job] = c
 	}
-	m.s.attendance.mu.Unlock()
-	for _, a := range who {
+	m.c.mu.Unlock()
+	for _, a := range trainers {
 		rounds[class[a.id.Job]] = append(rounds[class[a.id.Job]], a)
 	}
 	for c, round := range rounds {
-		patience := m.s.attendance.patience.pause
+		patience := m.c.patience.pause
 		switch c {
 		case unproved:
-			patience = m.s.attendance.patience.ignored
+			patience = m.c.patience.ignored
 		case quick:
-			patience = m.s.attendance.patience.quick
+			patience = m.c.patience.quick
 		}
 		wait, cancel := context.WithTimeout(ctx, patience)
 		m.hurried = c == quick
@@ -240,17 +241,17 @@ func (m *muster) pauseAll(ctx context.Context, who []*attendee) error {
 	return nil
 }
 
-// stop returns when the trainers in who have stopped, except those of jobs that it leaves out.
-func (m *muster) stop(ctx context.Context, who []*attendee) error {
+// stop returns when the trainers in the list have stopped, except those of jobs that it leaves out.
+func (m *pauseRound) stop(ctx context.Context, trainers []*trainer) error {
 	barriers := make(map[string]*barrier)
-	var round []*paused
-	for _, a := range who {
+	var round []*pausedTrainer
+	for _, a := range trainers {
 		job := a.id.Job
 		if _, out := m.left[job]; out {
 			continue
 		}
 		if !m.claims[job] {
-			if !m.s.attendance.claim(job) {
+			if !m.c.claim(job) {
 				err := claimedError(job)
 				if !m.mayLeaveOut(ctx, job, err) {
 					return err
@@ -260,33 +261,33 @@ func (m *muster) stop(ctx context.Context, who []*attendee) error {
 			}
 			m.claims[job] = true
 		}
-		p := &paused{id: m.id, a: a, in: make(chan *rowraftv1.AttendRequest, 4), state: make(chan upload), done: make(chan struct{})}
+		p := &pausedTrainer{id: m.id, a: a, in: make(chan *rowraftv1.AttendRequest, 4), state: make(chan upload), done: make(chan struct{})}
 		a.pause.Store(p)
 		round = append(round, p)
 		if a.announces {
 			if barriers[job] == nil {
-				barriers[job] = &barrier{all: make(chan struct{}), patience: m.s.attendance.patience.announce}
+				barriers[job] = &barrier{all: make(chan struct{}), patience: m.c.patience.announce}
 			}
 			barriers[job].left++
 		}
 	}
 	m.members = append(m.members, round...)
-	return m.each(ctx, round, func(ctx context.Context, p *paused) error {
+	return m.each(ctx, round, func(ctx context.Context, p *pausedTrainer) error {
 		b := barriers[p.a.id.Job]
 		begun := time.Now()
 		err := p.stop(ctx, b)
-		m.s.attendance.mu.Lock()
+		m.c.mu.Lock()
 		p.a.took = time.Since(begun)
-		m.s.attendance.mu.Unlock()
+		m.c.mu.Unlock()
 		if err != nil {
 			return err
 		}
 		if p.together && p.boundary != b.target {
-			return rowraft.Errorf(rowraft.CodeNoLeader, "%s stands at boundary %d, others of its job at %d", p.a.id, p.boundary, b.target)
+			return rowraft.Errorf(rowraft.CodeNoLeader, "%s stopped at boundary %d, others of its job at %d", p.a.id, p.boundary, b.target)
 		}
-		m.s.attendance.mu.Lock()
-		defer m.s.attendance.mu.Unlock()
-		p.a.stood, p.a.ignored = true, false
+		m.c.mu.Lock()
+		defer m.c.mu.Unlock()
+		p.a.answered, p.a.ignored = true, false
 		return nil
 	})
 }
@@ -314,7 +315,7 @@ func (b *barrier) say(boundary uint64) {
 
 // stop tells the trainer to pause and returns when it has stopped. b is nil if the trainer does not agree on a boundary
 // with others.
-func (p *paused) stop(ctx context.Context, b *barrier) error {
+func (p *pausedTrainer) stop(ctx context.Context, b *barrier) error {
 	err := p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Pause{Pause: &rowraftv1.AttendPause{Id: p.id, Announce: p.a.announces}}})
 	if p.a.announces {
 		if err == nil {
@@ -325,40 +326,40 @@ func (p *paused) stop(ctx context.Context, b *barrier) error {
 			err = p.follow(ctx, b)
 		}
 	}
-	for err == nil && !p.stands {
-		err = p.hear(ctx)
+	for err == nil && !p.arrived {
+		err = p.recv(ctx)
 	}
 	return err
 }
 
-func (p *paused) tell(r *rowraftv1.AttendReply) error {
+func (p *pausedTrainer) tell(r *rowraftv1.AttendReply) error {
 	if err := p.a.tell(r); err != nil {
-		return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone: %w", p.a.id, err)
+		return rowraft.Errorf(rowraft.CodeNoLeader, "%s has disconnected: %w", p.a.id, err)
 	}
 	return nil
 }
 
 // announce receives the announcement of the trainer. A trainer that has finished answers that it has already stopped.
-func (p *paused) announce(ctx context.Context, patience time.Duration) error {
+func (p *pausedTrainer) announce(ctx context.Context, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return p.hear(ctx)
+	return p.recv(ctx)
 }
 
 // follow waits until the target boundary of the job is known, and sends it to the trainer.
-func (p *paused) follow(ctx context.Context, b *barrier) error {
+func (p *pausedTrainer) follow(ctx context.Context, b *barrier) error {
 	select {
 	case <-b.all:
 	case <-p.a.gone:
-		return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone", p.a.id)
+		return rowraft.Errorf(rowraft.CodeNoLeader, "%s has disconnected", p.a.id)
 	case <-ctx.Done():
-		return rowraft.Errorf(rowraft.CodeDeadline, "the trainers of job %s do not agree where to stand: %w", p.a.id.Job, ctx.Err())
+		return rowraft.Errorf(rowraft.CodeDeadline, "the trainers of job %s do not agree on a boundary: %w", p.a.id.Job, ctx.Err())
 	}
 	return p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Target{Target: &rowraftv1.AttendTarget{Id: p.id, Boundary: b.target}}})
 }
 
 // hear receives one answer to a pause.
-func (p *paused) hear(ctx context.Context) error {
+func (p *pausedTrainer) recv(ctx context.Context) error {
 	req, err := p.next(ctx)
 	if err != nil {
 		return err
@@ -368,21 +369,21 @@ func (p *paused) hear(ctx context.Context) error {
 		return nil
 	}
 	at := req.GetPaused()
-	p.stands, p.step, p.bytes, p.parts = true, at.GetStep(), at.GetBytes(), at.GetParts()
+	p.arrived, p.step, p.bytes, p.parts = true, at.GetStep(), at.GetBytes(), at.GetParts()
 	if p.together {
 		p.boundary = at.GetBoundary()
 	}
 	return nil
 }
 
-// each calls f for every trainer in who concurrently. An error that leaves a job out cancels the calls of that job
+// each calls f for every trainer in the list concurrently. An error that leaves a job out cancels the calls of that job
 // only. The first error that neither skips a trainer nor leaves a job out cancels all calls, and each returns it.
-func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context, *paused) error) error {
+func (m *pauseRound) each(ctx context.Context, trainers []*pausedTrainer, f func(context.Context, *pausedTrainer) error) error {
 	all, cancel := context.WithCancel(ctx)
 	defer cancel()
 	jobs := make(map[string]context.Context)
 	cancels := make(map[string]context.CancelFunc)
-	for _, p := range who {
+	for _, p := range trainers {
 		if job := p.a.id.Job; jobs[job] == nil {
 			jobs[job], cancels[job] = context.WithCancel(all)
 			defer cancels[job]()
@@ -390,10 +391,10 @@ func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context
 	}
 	var mu sync.Mutex
 	var failed error
-	skipped := make(map[*paused]bool)
+	skipped := make(map[*pausedTrainer]bool)
 	out := make(map[string]error)
 	var wg sync.WaitGroup
-	for _, p := range who {
+	for _, p := range trainers {
 		job := p.a.id.Job
 		wg.Go(func() {
 			err := f(jobs[job], p)
@@ -411,7 +412,7 @@ func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context
 				cancel()
 			}
 			if skipped[p] {
-				m.s.logger.Warn("a checkpoint goes on without a trainer", "job", job, "rank", p.a.id.Rank, "err", err)
+				m.c.logger.Warn("a checkpoint continues without a trainer", "job", job, "rank", p.a.id.Rank, "err", err)
 			}
 		})
 	}
@@ -422,61 +423,61 @@ func (m *muster) each(ctx context.Context, who []*paused, f func(context.Context
 	for p := range skipped {
 		m.dismiss(p)
 	}
-	m.members = slices.DeleteFunc(m.members, func(p *paused) bool { return skipped[p] })
+	m.members = slices.DeleteFunc(m.members, func(p *pausedTrainer) bool { return skipped[p] })
 	sortPaused(m.members)
 	return failed
 }
 
 // mayLeaveOut reports whether an error leaves the job out. It does unless the job is need, the error comes from the
 // destination, the checkpoint is cancelled, or another attempt follows and the error is temporary.
-func (m *muster) mayLeaveOut(ctx context.Context, job string, err error) bool {
+func (m *pauseRound) mayLeaveOut(ctx context.Context, job string, err error) bool {
 	code := rowraft.CodeOf(err)
 	passes := code.Retryable() && (code != rowraft.CodeDeadline || m.hurried)
 	return job != m.need && !ofDestination(err) && ctx.Err() != context.Canceled && !(m.again && passes)
 }
 
 // leaveOut removes all of a job from the checkpoint and lets its trainers continue.
-func (m *muster) leaveOut(job string, why error) {
+func (m *pauseRound) leaveOut(job string, why error) {
 	m.left[job] = why
-	m.s.logger.Warn("a checkpoint leaves a job out: no run of the job can go on from it", "job", job, "err", why)
-	m.members = slices.DeleteFunc(m.members, func(p *paused) bool {
+	m.c.logger.Warn("a checkpoint leaves a job out: no run of the job can resume from it", "job", job, "err", why)
+	m.members = slices.DeleteFunc(m.members, func(p *pausedTrainer) bool {
 		if p.a.id.Job != job {
 			return false
 		}
 		m.dismiss(p)
-		m.s.attendance.mu.Lock()
-		p.a.stood, p.a.ignored = false, rowraft.CodeOf(why) == rowraft.CodeDeadline
-		m.s.attendance.mu.Unlock()
+		m.c.mu.Lock()
+		p.a.answered, p.a.ignored = false, rowraft.CodeOf(why) == rowraft.CodeDeadline
+		m.c.mu.Unlock()
 		return true
 	})
 	m.data = slices.DeleteFunc(m.data, func(p *checkpoint.Parts) bool { return p.Job == job })
 }
 
-// dismiss lets one trainer continue and ends its part in the muster.
-func (m *muster) dismiss(p *paused) {
-	_ = p.goOn(false) // a trainer that disconnected continues without the message
+// dismiss lets one trainer continue and ends its part in the round.
+func (m *pauseRound) dismiss(p *pausedTrainer) {
+	_ = p.resume(false) // a trainer that disconnected continues without the message
 	m.done(p)
 }
 
-// done stops the receipt of a trainer's answers. Another muster may then pause its job.
-func (m *muster) done(p *paused) {
+// done stops the receipt of a trainer's answers. Another pauseRound may then pause its job.
+func (m *pauseRound) done(p *pausedTrainer) {
 	p.once.Do(func() { close(p.done) })
-	m.s.attendance.mu.Lock()
+	m.c.mu.Lock()
 	delete(p.a.sending, p.id)
-	m.s.attendance.mu.Unlock()
+	m.c.mu.Unlock()
 	m.unclaim(p)
 }
 
-// unclaim releases the muster's claim on the job of p, if it still has it.
-func (m *muster) unclaim(p *paused) {
+// unclaim releases the round's claim on the job of p, if it still has it.
+func (m *pauseRound) unclaim(p *pausedTrainer) {
 	if job := p.a.id.Job; m.claims[job] {
 		delete(m.claims, job)
-		m.s.attendance.unclaim(job)
+		m.c.unclaim(job)
 	}
 }
 
-// letGo cancels the muster: the trainers continue and send no state. m may be nil.
-func (m *muster) letGo() {
+// Cancel cancels the round: the trainers continue and send no state. m may be nil.
+func (m *pauseRound) Cancel() {
 	if m == nil {
 		return
 	}
@@ -485,8 +486,8 @@ func (m *muster) letGo() {
 	}
 }
 
-// end stops the receipt of all answers. m may be nil.
-func (m *muster) end() {
+// End stops the receipt of all answers. m may be nil.
+func (m *pauseRound) End() {
 	if m == nil {
 		return
 	}
@@ -495,40 +496,40 @@ func (m *muster) end() {
 	}
 }
 
-func (p *paused) goOn(send bool) error {
+func (p *pausedTrainer) resume(send bool) error {
 	return p.a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Release{Release: &rowraftv1.AttendRelease{Id: p.id, Send: send}}})
 }
 
-// release lets the trainers continue after the cut. Each trainer confirms that it was stopped the whole time. So the
+// Release lets the trainers continue after the cut. Each trainer confirms that it was stopped the whole time. So the
 // cut has everything that it pushed before its pause and nothing that it pushed later.
-func (m *muster) release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, m.s.attendance.patience.release)
+func (m *pauseRound) Release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, m.c.patience.release)
 	defer cancel()
 	// The cut may contain pushes of a trainer that connected during the cut, but the checkpoint does not have its
 	// state.
-	for a := m.newcomer(); a != nil && !m.skip; a = m.newcomer() {
+	for a := m.lateJoiner(); a != nil && !m.skip; a = m.lateJoiner() {
 		err := rowraft.Errorf(rowraft.CodeNoLeader, "%s began during the cut", a.id)
 		if !m.mayLeaveOut(ctx, a.id.Job, err) {
 			return err
 		}
 		m.leaveOut(a.id.Job, err)
 	}
-	err := m.each(ctx, m.members, func(ctx context.Context, p *paused) error {
-		m.s.attendance.mu.Lock()
+	err := m.each(ctx, m.members, func(ctx context.Context, p *pausedTrainer) error {
+		m.c.mu.Lock()
 		if p.a.sending == nil {
-			p.a.sending = make(map[uint64]*paused)
+			p.a.sending = make(map[uint64]*pausedTrainer)
 		}
 		p.a.sending[p.id] = p // before the message: the trainer may send its state at once
-		m.s.attendance.mu.Unlock()
-		if err := p.goOn(true); err != nil {
-			return rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone: %w", p.a.id, err)
+		m.c.mu.Unlock()
+		if err := p.resume(true); err != nil {
+			return rowraft.Errorf(rowraft.CodeNoLeader, "%s has disconnected: %w", p.a.id, err)
 		}
 		req, err := p.next(ctx)
 		if err != nil {
 			return err
 		}
 		if !req.GetReleased().GetHeld() {
-			return rowraft.Errorf(rowraft.CodeNoLeader, "%s did not stand still until the cut", p.a.id)
+			return rowraft.Errorf(rowraft.CodeNoLeader, "%s did not stay stopped until the cut", p.a.id)
 		}
 		p.pausedFor = time.Duration(req.GetReleased().GetPausedNs())
 		return nil
@@ -539,12 +540,12 @@ func (m *muster) release(ctx context.Context) error {
 	return err
 }
 
-// newcomer returns a connected trainer that is not in the muster, whose job trains and is not left out; nil if there is
-// none.
-func (m *muster) newcomer() *attendee {
-	for _, a := range m.s.attendance.list() {
+// lateJoiner returns a connected trainer that is not in the round, whose job trains and is not left out; nil if there
+// is none.
+func (m *pauseRound) lateJoiner() *trainer {
+	for _, a := range m.c.list() {
 		_, out := m.left[a.id.Job]
-		if !out && !m.s.jobWaits(a.id.Job) && !slices.ContainsFunc(m.members, func(p *paused) bool { return p.a == a }) {
+		if !out && !m.c.jobWaits(a.id.Job) && !slices.ContainsFunc(m.members, func(p *pausedTrainer) bool { return p.a == a }) {
 			return a
 		}
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"context"
@@ -32,20 +32,20 @@ type upload struct {
 }
 
 // SendState forwards the state of a trainer to the checkpoint that requested it.
-func (c *trainers) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
+func (c *Trainers) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
 	}
 	id := meta.TrainerID{Job: first.GetMember().GetJob(), Rank: first.GetMember().GetRank()}
-	if err := c.s.jobs.checkOwner(stream.Context(), id.Job); err != nil {
+	if err := c.CheckOwner(stream.Context(), id.Job); err != nil {
 		return err
 	}
-	var p *paused
-	if a := c.s.attendance.find(first.GetMember()); a != nil {
-		c.s.attendance.mu.Lock()
+	var p *pausedTrainer
+	if a := c.find(first.GetMember()); a != nil {
+		c.mu.Lock()
 		p = a.sending[first.GetId()]
-		c.s.attendance.mu.Unlock()
+		c.mu.Unlock()
 	}
 	if p == nil {
 		return rowraft.Errorf(rowraft.CodePrecondition, "no checkpoint wants the state of %s at pause %d (any more)", id, first.GetId())
@@ -71,18 +71,18 @@ func (c *trainers) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendSta
 	}
 }
 
-// store receives the states of the trainers and writes them to the destination.
-func (m *muster) store(ctx context.Context, d depot.Depot, name string, tag []byte) error {
+// Store receives the states of the trainers and writes them to the destination.
+func (m *pauseRound) Store(ctx context.Context, d depot.Depot, name string, tag []byte) error {
 	for i, p := range m.members {
 		p.blob = checkpoint.Blob{Name: blobOf(p.a.id), File: checkpoint.File{Name: fmt.Sprintf("trainer-%04d-%x", i, tag)}}
 	}
 	m.again = false // no other attempt follows
-	return m.each(ctx, m.members, func(ctx context.Context, p *paused) error {
+	return m.each(ctx, m.members, func(ctx context.Context, p *pausedTrainer) error {
 		defer m.done(p)
 		w := &summed{hash: sha256.New()}
 		err := d.Write(ctx, name+"/"+p.blob.File.Name, func(dst io.Writer) error {
 			w.dst = dst
-			return p.receive(ctx, w, m.s.attendance.patience.state, p.a.id.Job != m.need)
+			return p.receive(ctx, w, m.c.patience.state, p.a.id.Job != m.need)
 		})
 		if err != nil {
 			err = fmt.Errorf("state of %s: %w", p.a.id, err)
@@ -115,7 +115,7 @@ func ofDestination(err error) bool {
 func blobOf(id meta.TrainerID) string { return fmt.Sprintf("trainer/%s/%d", id.Job, id.Rank) }
 
 // receive receives the chunks of a state until the last. If bounded is set, the state must arrive at minStateRate.
-func (p *paused) receive(ctx context.Context, w io.Writer, patience time.Duration, bounded bool) error {
+func (p *pausedTrainer) receive(ctx context.Context, w io.Writer, patience time.Duration, bounded bool) error {
 	if bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, patience+time.Duration(p.bytes/minStateRate)*time.Second)
@@ -139,7 +139,7 @@ func (p *paused) receive(ctx context.Context, w io.Writer, patience time.Duratio
 }
 
 // nextPiece waits for the next chunk of a state.
-func (p *paused) nextPiece(ctx context.Context, patience time.Duration) (*rowraftv1.SendStateRequest, error) {
+func (p *pausedTrainer) nextPiece(ctx context.Context, patience time.Duration) (*rowraftv1.SendStateRequest, error) {
 	quiet := time.NewTimer(patience)
 	defer quiet.Stop()
 	var why error
@@ -150,7 +150,7 @@ func (p *paused) nextPiece(ctx context.Context, patience time.Duration) (*rowraf
 		}
 		why = rowraft.Errorf(rowraft.CodeNoLeader, "the trainer sends no more: %w", u.err)
 	case <-p.a.gone:
-		why = rowraft.Errorf(rowraft.CodeNoLeader, "%s has gone", p.a.id)
+		why = rowraft.Errorf(rowraft.CodeNoLeader, "%s has disconnected", p.a.id)
 	case <-quiet.C:
 		why = rowraft.Errorf(rowraft.CodeDeadline, "the trainer has sent nothing for %v", patience)
 	case <-ctx.Done():

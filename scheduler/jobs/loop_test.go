@@ -1,11 +1,10 @@
-package scheduler
+package jobs
 
 import (
 	"context"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,64 +16,11 @@ import (
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// enter makes a worker a member of job "ctr".
-func enter(t *testing.T, c *client.Client, worker string, workers int, change func(*jobs.Entry)) (*jobs.Member, error) {
-	t.Helper()
-	e := jobs.Entry{Job: "ctr", Worker: worker, Workers: workers, Settings: map[string]string{"mode": "async"}, Lease: time.Minute}
-	if change != nil {
-		change(&e)
-	}
-	return jobs.Enter(t.Context(), c, e)
-}
-
-// another is one more client of the cluster that c has: each worker has its own.
-func another(t *testing.T, s *Scheduler) *client.Client {
-	t.Helper()
-	self, _ := s.view.Map().Node(s.opts.Self.ID)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	c, err := client.Dial(ctx, client.Options{Endpoints: []string{self.Addr}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	return c
-}
-
-// runJobs has the scheduler look at leases as its control loop does.
-func runJobs(t *testing.T, s *Scheduler) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var ended sync.WaitGroup
-	s.pulse.begin()
-	ended.Go(func() { s.beatPulse(ctx) })
-	ended.Go(func() { s.runJobs(ctx) })
-	t.Cleanup(func() { cancel(); ended.Wait() })
-}
-
-// eventually polls what another goroutine brings about.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(3 * time.Minute)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-deadline:
-			t.Fatalf("not within three minutes: %s", what)
-		case <-tick.C:
-		}
-	}
-}
-
-func memberState(s *Scheduler, rank int) rowraftv1.MemberState {
-	return s.machine.RunOf("ctr").GetMembers()[rank].GetState()
-}
-
 // A worker with a call keeps its lease, one without loses it: the others are told of the
 // generation without it, and it is refused from then on.
 func TestASilentWorkerIsLost(t *testing.T) {
-	s, _, c := served(t)
-	runJobs(t, s)
+	s, c := served(t)
+	runLoop(t, s)
 	brief := func(e *jobs.Entry) { e.Lease = 8 * time.Second }
 	alive, err := enter(t, c, "alive", 2, brief)
 	if err != nil {
@@ -113,15 +59,15 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	zombie := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.RunOf("ctr").GetRun(), Rank: 1, Incarnation: uint64(silent.Incarnation())}
 	for what, call := range map[string]func() error{
 		"next part": func() (err error) {
-			_, err = s.Jobs().NextPart(t.Context(), &rowraftv1.NextPartRequest{Identity: zombie, Take: 1})
+			_, err = s.NextPart(t.Context(), &rowraftv1.NextPartRequest{Identity: zombie, Take: 1})
 			return err
 		},
 		"end of a part": func() (err error) {
-			_, err = s.Jobs().EndPart(t.Context(), &rowraftv1.EndPartRequest{Identity: zombie})
+			_, err = s.EndPart(t.Context(), &rowraftv1.EndPartRequest{Identity: zombie})
 			return err
 		},
 		"renewal": func() (err error) {
-			_, err = s.Jobs().Renew(t.Context(), &rowraftv1.RenewRequest{Identity: zombie})
+			_, err = s.Renew(t.Context(), &rowraftv1.RenewRequest{Identity: zombie})
 			return err
 		},
 	} {
@@ -133,7 +79,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 		t.Errorf("the zombie attends: %v", err)
 	}
 	eventually(t, "the job is described as it is", func() bool {
-		info, err := s.Jobs().DescribeJob(t.Context(), &rowraftv1.DescribeJobRequest{Job: "ctr"})
+		info, err := s.DescribeJob(t.Context(), &rowraftv1.DescribeJobRequest{Job: "ctr"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,8 +90,8 @@ func TestASilentWorkerIsLost(t *testing.T) {
 
 // A worker that was followed by another process of its name learns it on its call.
 func TestAFollowedWorkerEnds(t *testing.T) {
-	s, _, c := served(t)
-	runJobs(t, s)
+	s, c := served(t)
+	runLoop(t, s)
 	old, err := enter(t, c, "w", 1, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -162,45 +108,45 @@ func TestAFollowedWorkerEnds(t *testing.T) {
 	select {
 	case <-at.Ended():
 	case <-time.After(time.Minute):
-		t.Fatal("nobody told it")
+		t.Fatal("it was not told")
 	}
 	if err := at.Err(); rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), "rank 0 of job ctr is worker w of incarnation") {
 		t.Errorf("it was told %v", err)
 	}
 }
 
-// The next leader gives everybody a fresh lease, and a call that finds it is kept.
+// The next leader gives every worker a fresh lease, and a call that finds it is kept.
 func TestTheNextLeaderGivesFreshLeases(t *testing.T) {
-	s, l, _ := served(t)
-	if _, err := s.Jobs().Enter(t.Context(), cmdEnter("w", 1, nil).GetEnterJob().GetRequest()); err != nil {
+	s, _ := served(t)
+	if _, err := s.Enter(t.Context(), cmdEnter("w", 1, nil).GetEnterJob().GetRequest()); err != nil {
 		t.Fatal(err)
 	}
 	m := s.machine.RunOf("ctr").GetMembers()[0]
-	s.keepJobs(t.Context())
-	s.workers.mu.Lock()
-	s.workers.list[m.GetIncarnation()] = heardOf{heard: time.Now().Add(-time.Hour)}
-	s.workers.mu.Unlock()
-	l.elect("somebody else")
-	s.keepJobs(t.Context())
-	l.elect(s.opts.Self.ID)
-	s.keepJobs(t.Context())
+	s.round(t.Context())
+	s.leases.mu.Lock()
+	s.leases.list[m.GetIncarnation()] = lastHeard{heard: time.Now().Add(-time.Hour)}
+	s.leases.mu.Unlock()
+	s.leader.Elect(false)
+	s.round(t.Context())
+	s.leader.Elect(true)
+	s.round(t.Context())
 	if st := memberState(s, 0); st != rowraftv1.MemberState_MEMBER_STATE_TRAINING {
 		t.Fatalf("under the next leader the worker is %v", st)
 	}
-	s.workers.mu.Lock()
-	s.workers.list[m.GetIncarnation()] = heardOf{heard: time.Now().Add(-time.Hour)}
-	s.workers.mu.Unlock()
-	s.keepJobs(t.Context())
+	s.leases.mu.Lock()
+	s.leases.list[m.GetIncarnation()] = lastHeard{heard: time.Now().Add(-time.Hour)}
+	s.leases.mu.Unlock()
+	s.round(t.Context())
 	if st := memberState(s, 0); st != lost {
 		t.Errorf("silent for an hour it is %v", st)
 	}
 }
 
-// Workers of a job that is stopped are told, once each, whoever leads, and the job is stopped
-// when they have left.
+// Each worker of a job that is stopped is told once per call, also by the next leader, and the job is stopped when they
+// have left.
 func TestAJobIsStopped(t *testing.T) {
-	s, l, c := served(t)
-	runJobs(t, s)
+	s, c := served(t)
+	runLoop(t, s)
 	w, err := enter(t, c, "w", 1, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -211,23 +157,23 @@ func TestAJobIsStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer at.Close()
-	if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "x"}); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+	if _, err := s.StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "x"}); rowraft.CodeOf(err) != rowraft.CodeNotFound {
 		t.Errorf("a job that is not there: %v", err)
 	}
-	reply, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"})
+	reply, err := s.StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"})
 	if err != nil || !reply.GetJob().GetStopping() {
 		t.Fatalf("%v, %v", reply, err)
 	}
 	select {
 	case <-told:
 	case <-time.After(time.Minute):
-		t.Fatal("nobody told it")
+		t.Fatal("it was not told")
 	}
-	l.elect("somebody")
-	eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 0 })
-	l.elect(s.opts.Self.ID)
+	s.leader.Elect(false)
+	eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
+	s.leader.Elect(true)
 	eventually(t, "the next leader has told it", func() bool {
-		here := s.attendance.list()
+		here := s.trainers.list()
 		return len(here) == 1 && here[0].toldToStop.Load()
 	})
 	if err := w.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
@@ -244,9 +190,9 @@ func TestAJobIsStopped(t *testing.T) {
 	}
 }
 
-// A generation that the shards need is told to nobody before they have it.
+// No worker learns of a generation that the shards need before the shards have it.
 func TestGenerationsReachTheShardsFirst(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	var driven []uint64
 	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
@@ -258,13 +204,13 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := m.Run()
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	if g := s.generations.of(run[:]); g.number != 0 {
 		t.Errorf("generation %d is told, and the shards do not have it", g.number)
 	}
 	refuse = nil
-	s.keepJobs(t.Context())
-	s.keepJobs(t.Context())
+	s.round(t.Context())
+	s.round(t.Context())
 	if g := s.generations.of(run[:]); g.number != 1 || g.firstStep != 41 || !slices.Equal(driven, []uint64{1, 1, 1, 1}) {
 		t.Errorf("generation %+v, driven %v", g, driven)
 	}
@@ -272,7 +218,7 @@ func TestGenerationsReachTheShardsFirst(t *testing.T) {
 
 // firstTold attends as a member whose generation the shards do not have yet, and returns
 // what it is told of the members once they have it. Before, it must be told of none.
-func firstTold(t *testing.T, s *Scheduler, c *client.Client, rank int, member *jobs.Member) jobs.Members {
+func firstTold(t *testing.T, s *cluster, c *client.Client, rank int, member *jobs.Member) jobs.Members {
 	t.Helper()
 	told, stopped := make(chan jobs.Members, 4), make(chan struct{})
 	at, err := member.Register(t.Context(), jobs.Registration{
@@ -283,27 +229,27 @@ func firstTold(t *testing.T, s *Scheduler, c *client.Client, rank int, member *j
 	}
 	defer at.Close()
 	// On the same call, behind what there was to tell when it began.
-	if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+	if _, err := s.StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
 		t.Fatal(err)
 	}
 	<-stopped
 	if len(told) > 0 {
 		t.Errorf("before the shards have its generation it is told of %+v", <-told)
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	return <-told
 }
 
 // A worker that joins is told of no generation before its own: it is no member of those
 // that the shards have until then.
 func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) { return 7 * r.GetGeneration(), nil }
 	inShards := func(e *jobs.Entry) { e.InShards = true }
 	if _, err := enter(t, c, "first", 2, inShards); err != nil {
 		t.Fatal(err)
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	c = another(t, s)
 	joins, err := enter(t, c, "joins", 2, inShards)
 	if err != nil {
@@ -317,7 +263,7 @@ func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
 // Who comes back to a stopped job first is told of no generation before the others are back:
 // the shards have forgotten the job, and would refuse what it pushes.
 func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) { return 7 * r.GetGeneration(), nil }
 	s.generations.rest = func(context.Context, *rowraftv1.MetaRun) error { return nil }
 	gather := func(e *jobs.Entry) { e.InShards, e.Gather = true, true }
@@ -332,13 +278,13 @@ func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
 		return list
 	}
 	were := both(c)
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	for _, m := range were {
 		if err := m.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	c = another(t, s)
 	back := both(c)
 	if m := firstTold(t, s, c, 0, back[0]); m.Generation != 4 || m.FirstStep != 28 || !slices.Equal(m.Ranks, []int{0, 1}) {
@@ -348,33 +294,35 @@ func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
 
 // While shards cannot be told that runs are over, a turn waits for one of them only.
 func TestEndedRunsDoNotHoldUpATurn(t *testing.T) {
-	s, _, _ := served(t)
-	editState(t, s, func(p *rowraftv1.MetaState) { p.EndedRuns = [][]byte{id16(1), id16(2), id16(3)} })
+	s, _ := served(t)
+	s.leader.EditState(t, func(p *rowraftv1.MetaState) { p.EndedRuns = [][]byte{id16(1), id16(2), id16(3)} })
 	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	tried := 0
 	s.generations.end = func(context.Context, []byte) error { tried++; return refuse }
-	if s.keepJobs(t.Context()); tried != 1 {
+	if s.round(t.Context()); tried != 1 {
 		t.Errorf("%d runs were tried in a turn", tried)
 	}
 	refuse = nil
-	if s.keepJobs(t.Context()); tried != 4 || len(s.machine.EndedRuns()) != 0 {
+	if s.round(t.Context()); tried != 4 || len(s.machine.EndedRuns()) != 0 {
 		t.Errorf("%d runs were tried, %d are left", tried, len(s.machine.EndedRuns()))
 	}
 }
 
-// A scheduler that stood still was silent itself: nobody loses his lease by that, also
-// where it was in the middle of a turn, and who trains has had no time to beat.
+// A scheduler that was suspended received nothing: no worker loses its lease by that, also if the suspension was in the
+// middle of a round, before a worker could send a beat.
 func TestAPausedSchedulerLosesNobody(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	var silent, asleep time.Duration
 	s.generations.drive = func(context.Context, *rowraftv1.MetaRun) (uint64, error) {
-		s.workers.mu.Lock()
-		for incarnation, w := range s.workers.list {
+		s.leases.mu.Lock()
+		for incarnation, w := range s.leases.list {
 			w.heard = time.Now().Add(-silent)
-			s.workers.list[incarnation] = w
+			s.leases.list[incarnation] = w
 		}
-		s.workers.mu.Unlock()
-		standStill(s, asleep)
+		s.leases.mu.Unlock()
+		s.mu.Lock()
+		s.pause = asleep
+		s.mu.Unlock()
 		return 0, rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	}
 	if _, err := enter(t, c, "w", 1, func(e *jobs.Entry) { e.InShards = true }); err != nil {
@@ -383,22 +331,21 @@ func TestAPausedSchedulerLosesNobody(t *testing.T) {
 	silent = time.Hour
 	asleep = time.Hour
 	for range 3 {
-		s.keepJobs(t.Context())
+		s.round(t.Context())
 	}
 	if st := memberState(s, 0); st != rowraftv1.MemberState_MEMBER_STATE_TRAINING {
-		t.Errorf("after an hour in which nobody could be heard the worker is %v", st)
+		t.Errorf("after an hour of suspension the worker is %v", st)
 	}
 	asleep = 0
 	eventually(t, "the worker is lost after an hour of silence", func() bool { // it beats in between
-		s.keepJobs(t.Context())
+		s.round(t.Context())
 		return memberState(s, 0) == lost
 	})
 }
 
-// The shards forget a run when nobody trains in it, once a generation, and learn of it
-// again when somebody does.
+// The shards forget a run without training workers once per generation, and learn of it again when a worker enters.
 func TestARunIsPutToRestOnce(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	var done []uint64
 	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	s.generations.drive = func(context.Context, *rowraftv1.MetaRun) (uint64, error) { return 1, nil }
@@ -413,14 +360,14 @@ func TestARunIsPutToRestOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	if err := m.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
 		t.Fatal(err)
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	refuse = nil
 	for range 3 {
-		s.keepJobs(t.Context())
+		s.round(t.Context())
 	}
 	if !slices.Equal(done, []uint64{2}) {
 		t.Errorf("put to rest in generations %d, want 2 alone", done)
@@ -428,11 +375,11 @@ func TestARunIsPutToRestOnce(t *testing.T) {
 	if m, err = enter(t, another(t, s), "w", 1, inShards); err != nil {
 		t.Fatal(err)
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	if err := m.Leave(t.Context(), jobs.LeaveStopped, "", nil); err != nil {
 		t.Fatal(err)
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	if !slices.Equal(done, []uint64{2, 4}) {
 		t.Errorf("put to rest in generations %d, want 2 and 4", done)
 	}
@@ -440,11 +387,11 @@ func TestARunIsPutToRestOnce(t *testing.T) {
 
 // A job that the shards have no place for is refused at the door, and says what to do.
 func TestTooManyJobsInShards(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	for i := range checkpoint.MaxJobs {
 		q := cmdEnter("w", byte(i), nil)
 		q.GetEnterJob().Request.Job, q.GetEnterJob().Request.InShards = fmt.Sprint("job", i), true
-		if _, err := s.propose(t.Context(), q); err != nil {
+		if _, err := s.leader.ProposeResult(t.Context(), q); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"fmt"
@@ -13,17 +13,17 @@ import (
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// The leader deletes a job in which nobody trains, forgets one by itself when its time is over and not before, and takes
-// a worker out early whose job has had no call of Attend.
+// The leader deletes a job without training workers on request, forgets one by itself when its time is over and not
+// before, and removes a silent worker early if its job has not called Attend.
 func TestTheLeaderKeepsTheRegistry(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	m, err := enter(t, c, "w0", 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := s.machine.RunOf("ctr")
 	remove := func() error {
-		_, err := s.Jobs().DeleteJob(t.Context(), &rowraftv1.DeleteJobRequest{Job: "ctr", Run: r.GetRun()})
+		_, err := s.DeleteJob(t.Context(), &rowraftv1.DeleteJobRequest{Job: "ctr", Run: r.GetRun()})
 		return err
 	}
 	if err := remove(); rowraft.CodeOf(err) != rowraft.CodePrecondition {
@@ -35,7 +35,7 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 	if s.machine.RunOf("ctr").GetIdleSinceNs() == 0 {
 		t.Error("the time of the leave is not in the log")
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	if s.machine.RunOf("ctr") == nil {
 		t.Error("it is forgotten at once")
 	}
@@ -44,27 +44,27 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 	}
 
 	for _, attended := range []bool{true, false} {
-		e, err := proposeFor[*meta.EnterResult](t.Context(), s, cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) {
+		e, err := resultOf[*meta.EnterResult](s.leader.ProposeResult(t.Context(), cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) {
 			q.Workers, q.LeaseNs = 1, uint64(time.Hour)
-		}))
+		})))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if attended {
-			if _, err := s.propose(t.Context(), cmdAttend(e.Identity, "", 0)); err != nil {
+			if _, err := s.leader.ProposeResult(t.Context(), cmdAttend(e.Identity, "", 0)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		s.keepJobs(t.Context())
-		s.workers.mu.Lock()
-		s.workers.list[e.Identity.GetIncarnation()] = heardOf{heard: time.Now().Add(-unattendedLease)}
-		s.workers.mu.Unlock()
-		s.keepJobs(t.Context())
+		s.round(t.Context())
+		s.leases.mu.Lock()
+		s.leases.list[e.Identity.GetIncarnation()] = lastHeard{heard: time.Now().Add(-unattendedLease)}
+		s.leases.mu.Unlock()
+		s.round(t.Context())
 		if left := s.machine.RunOf("ctr").GetIdleSinceNs() > 0; left == attended {
 			t.Errorf("a worker with a lease of an hour, silent for %v, attended %v: taken out %v", unattendedLease, attended, left)
 		}
 		if attended { // another run, of which no worker attends
-			if _, err := s.propose(t.Context(), leftAt(e.Identity, ended, time.Duration(time.Now().UnixNano()))); err != nil {
+			if _, err := s.leader.ProposeResult(t.Context(), leftAt(e.Identity, ended, time.Duration(time.Now().UnixNano()))); err != nil {
 				t.Fatal(err)
 			}
 			if r = s.machine.RunOf("ctr"); remove() != nil {
@@ -73,12 +73,12 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 		}
 	}
 	r = s.machine.RunOf("ctr")
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	if s.machine.RunOf("ctr") == nil {
 		t.Error("a job that was lost is forgotten at once")
 	}
-	editState(t, s, func(p *rowraftv1.MetaState) { p.Runs[0].IdleSinceNs -= uint64(time.Hour) })
-	s.keepJobs(t.Context())
+	s.leader.EditState(t, func(p *rowraftv1.MetaState) { p.Runs[0].IdleSinceNs -= uint64(time.Hour) })
+	s.round(t.Context())
 	if r := s.machine.RunOf("ctr"); r != nil {
 		t.Errorf("its time is over, and it is not forgotten: %v", r)
 	}
@@ -86,27 +86,22 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 
 // A member that knows that the registry is full refuses an entry without an entry of the log.
 func TestAFullRegistryCostsNoEntries(t *testing.T) {
-	leader, l, _ := served(t)
+	leader, _ := served(t)
 	q := cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) { q.Workers, q.LeaseNs = 1, uint64(time.Hour) })
-	if _, err := leader.propose(t.Context(), q); err != nil {
+	if _, err := leader.leader.ProposeResult(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
-	editState(t, leader, func(p *rowraftv1.MetaState) {
+	leader.leader.EditState(t, func(p *rowraftv1.MetaState) {
 		for i := range meta.MaxJobs - 1 {
 			r := proto.CloneOf(p.Runs[0])
 			r.Job, r.Run = fmt.Sprintf("j%04d", i), append(id16(9)[:12], byte(i>>24), byte(i>>16), byte(i>>8), byte(i))
 			p.Runs = append(p.Runs, r)
 		}
 	})
-	entries := func() rowraft.Index {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.index
-	}
 	request := q.GetEnterJob().GetRequest()
 	request.Job = "more"
-	before := entries()
-	if _, err := leader.Jobs().Enter(t.Context(), request); rowraft.CodeOf(err) != rowraft.CodePrecondition || entries() != before {
-		t.Errorf("%v, and %d entries in the log", err, entries()-before)
+	before := leader.leader.Entries()
+	if _, err := leader.Enter(t.Context(), request); rowraft.CodeOf(err) != rowraft.CodePrecondition || leader.leader.Entries() != before {
+		t.Errorf("%v, and %d entries in the log", err, leader.leader.Entries()-before)
 	}
 }

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"fmt"
@@ -21,10 +21,10 @@ func announcing(boundary int64) func(*fakeTrainer) {
 	return func(f *fakeTrainer) { f.boundary = boundary }
 }
 
-// Trainers that wait for each other stand at the greatest boundary that one of their job
-// has announced; another job's have their own, and who waits for nobody has none.
+// Trainers that synchronize stop at the highest boundary that one of their job has announced. Other jobs have their own,
+// and a trainer that announces none has none.
 func TestTrainersOfAJobAgreeWhereToStand(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	list := []*fakeTrainer{
 		attend(t, c, "a", 0, 3, announcing(5)), attend(t, c, "a", 1, 3, announcing(9)), attend(t, c, "a", 2, 3, announcing(7)),
 		attend(t, c, "b", 0, 1, announcing(2)), attend(t, c, "c", 0, 1, nil),
@@ -40,17 +40,17 @@ func TestTrainersOfAJobAgreeWhereToStand(t *testing.T) {
 		}
 		f.mu.Unlock()
 	}
-	if err := m.release(t.Context()); err != nil {
+	if err := m.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
-	m.end()
+	m.End()
 }
 
 // Trainers that wait for each other are told to stop when all of them stand at one boundary, and not
 // before, also if one of them is not here at first; a job that goes on can be stopped again.
 func TestTrainersOfAJobStopAtOneBoundary(t *testing.T) {
-	s, _, c := served(t)
-	runJobs(t, s)
+	s, c := served(t)
+	runLoop(t, s)
 	clients := []*client.Client{c, another(t, s)}
 	for round := range 2 {
 		var list []*fakeTrainer
@@ -64,7 +64,7 @@ func TestTrainersOfAJobStopAtOneBoundary(t *testing.T) {
 		stopped := make(chan stoppedAt, 4)
 		for rank, f := range list {
 			if rank == 1 {
-				if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+				if _, err := s.StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -79,7 +79,7 @@ func TestTrainersOfAJobStopAtOneBoundary(t *testing.T) {
 					t.Errorf("round %d: told to stop, a trainer stands %d times, at boundary %d, want once, at 9", round, at.standing, at.boundary)
 				}
 			case <-time.After(time.Minute):
-				t.Fatal("nobody told it")
+				t.Fatal("it was not told")
 			}
 		}
 		for rank, f := range list {
@@ -107,7 +107,7 @@ func TestAPauseEndsWithOneOfItsTrainers(t *testing.T) {
 		"it dies before it has announced": {
 			change: func(f *fakeTrainer) { f.boundary, f.hold = 7, make(chan struct{}) },
 			during: func(f *fakeTrainer) { <-f.asked; f.Close() },
-			want:   "trainer 1 of job a has gone",
+			want:   "trainer 1 of job a has disconnected",
 		},
 		"the others are ahead of it": {
 			change: func(f *fakeTrainer) { f.boundary, f.fail = 7, fmt.Errorf("%w: too late", jobs.ErrNotNow) },
@@ -115,11 +115,11 @@ func TestAPauseEndsWithOneOfItsTrainers(t *testing.T) {
 		},
 		"it stands elsewhere": {
 			change: func(f *fakeTrainer) { f.boundary, f.stands = 7, 11 },
-			want:   "stands at boundary 11",
+			want:   "stopped at boundary 11",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, _, c := served(t)
+			s, c := served(t)
 			first := attend(t, c, "a", 0, 2, announcing(5))
 			f := attend(t, c, "a", 1, 2, tc.change)
 			if tc.during != nil {
@@ -148,9 +148,9 @@ func (goneStream) Send(*rowraftv1.AttendReply) error { return io.EOF }
 // The others do not wait for the word of one that has gone before it could be asked: where
 // absent trainers are skipped, the checkpoint goes on with the others.
 func TestNobodyWaitsForTheWordOfWhoHasGone(t *testing.T) {
-	a := &attendee{id: meta.TrainerID{Job: "a", Rank: 1}, announces: true, gone: make(chan struct{})}
+	a := &trainer{id: meta.TrainerID{Job: "a", Rank: 1}, announces: true, gone: make(chan struct{})}
 	a.send.stream, a.send.mutex = goneStream{}, semaphore.NewWeighted(1)
-	p := &paused{id: 1, a: a, in: make(chan *rowraftv1.AttendRequest), done: make(chan struct{})}
+	p := &pausedTrainer{id: 1, a: a, in: make(chan *rowraftv1.AttendRequest), done: make(chan struct{})}
 	b := &barrier{all: make(chan struct{}), left: 1}
 	if err := p.stop(t.Context(), b); rowraft.CodeOf(err) != rowraft.CodeNoLeader {
 		t.Errorf("%v, want NoLeader", err)
@@ -171,35 +171,35 @@ func (heldStream) Send(*rowraftv1.AttendReply) error { return nil }
 
 // What ends a pause is told, and not what came of that for the others, who are not waited for any more.
 func TestAPauseTellsWhatEndedIt(t *testing.T) {
-	s, _ := newLeader(t, 1, 1)
-	var who []*attendee
+	s := newCluster(t, "a:1")
+	var who []*trainer
 	for rank := range uint32(64) {
-		a := &attendee{id: meta.TrainerID{Job: "a", Rank: rank}, gone: make(chan struct{})}
+		a := &trainer{id: meta.TrainerID{Job: "a", Rank: rank}, gone: make(chan struct{})}
 		a.send.stream, a.send.mutex = heldStream{}, semaphore.NewWeighted(1)
 		who = append(who, a)
 	}
 	who[40].send.stream = goneStream{}
 	for range 500 {
-		m := s.newMuster("a", make(map[string]error))
-		if err := m.stop(t.Context(), who); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 40 of job a has gone") {
+		m := s.trainers.newRound("a", make(map[string]error))
+		if err := m.stop(t.Context(), who); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 40 of job a has disconnected") {
 			t.Fatalf("%v, want NoLeader, and that trainer 40 has gone", err)
 		}
-		m.end()
+		m.End()
 	}
 }
 
 // A trainer that begins while the others stand may push what is in the cut, and its state
 // is not.
 func TestATrainerThatComesDuringTheCut(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	attend(t, c, "a", 0, 1, nil)
 	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
 	}
 	attend(t, c, "b", 0, 1, nil)
-	if err := m.release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 0 of job b began") {
+	if err := m.Release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 0 of job b began") {
 		t.Errorf("released: %v, though a trainer has come", err)
 	}
-	m.letGo()
+	m.Cancel()
 }

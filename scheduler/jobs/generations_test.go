@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// Before the shards are asked how far the workers were that have gone, they refuse what these
-// still push, also when nobody trains in the run any more.
+// Before the scheduler asks the shards for the positions of workers that left, the shards refuse later pushes of these
+// workers, also if no worker trains in the run any more.
 func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
-	s, _, _ := served(t)
+	s, _ := served(t)
 	var calls []string
 	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
@@ -29,21 +29,21 @@ func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
 		calls = append(calls, "rest")
 		return nil
 	}
-	e, err := proposeFor[*meta.EnterResult](t.Context(), s, cmdEnter("w", 1, func(q *rowraftv1.EnterRequest) {
+	e, err := resultOf[*meta.EnterResult](s.leader.ProposeResult(t.Context(), cmdEnter("w", 1, func(q *rowraftv1.EnterRequest) {
 		divided(100, 100, 1)(q)
 		q.InShards, q.Workers, q.Data.InLog = true, 1, true
-	}))
+	})))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, cmd := range []*rowraftv1.MetaCommand{cmdTake(e.Identity, 1), cmdLeaveJob(e.Identity, lost)} {
-		if _, err := s.propose(t.Context(), cmd); err != nil {
+		if _, err := s.leader.ProposeResult(t.Context(), cmd); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	refuse = nil
-	s.keepJobs(t.Context())
+	s.round(t.Context())
 	want := []string{"generation 2 of 0", "generation 2 of 0", "positions", "rest"}
 	if !slices.Equal(calls, want) {
 		t.Errorf("the shards were told and asked %q, want %q", calls, want)

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"testing"
@@ -26,7 +26,7 @@ func TestRanksOfTheLastRun(t *testing.T) {
 		{job("b", "a"), "c", -1}, // of another job only
 	} {
 		if got := l.before(step.jobs, "ctr", step.worker); got != step.want {
-			t.Errorf("worker %s beside %v: rank %d before, want %d", step.worker, step.jobs, got, step.want)
+			t.Errorf("worker %s, members %v: rank %d before, want %d", step.worker, step.jobs, got, step.want)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 // still, those that are ended not at all, and that of one which died from where it was
 // heard of last. A run that goes on from there is given exactly the rest.
 func TestACutHoldsThePositionOfTheData(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	plan := jobs.SplitPlan{Examples: 1000, SplitExamples: 96, Epochs: 2} // 11 parts an epoch, the last of 40
 	members := make([]*jobs.Member, 3)
 	for i := range members {
@@ -52,7 +52,7 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.readData(t.Context()); err != nil {
+	if err := m.ReadData(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	want := []*checkpoint.Parts{{Job: "ctr", Examples: 1000, PartExamples: 96, Epochs: 2, Part: 4, Open: []checkpoint.OpenPart{
@@ -61,7 +61,7 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	if !reflect.DeepEqual(m.data, want) {
 		t.Errorf("the cut has %+v, want %+v", m.data[0], want[0])
 	}
-	m.letGo()
+	m.Cancel()
 
 	from := m.data[0]
 	from.Job = "again"

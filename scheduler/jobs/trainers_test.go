@@ -1,10 +1,9 @@
-package scheduler
+package jobs
 
 import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -18,45 +17,9 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
-	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
-
-// served is a scheduler that leads a cluster of one server and answers on a port.
-func served(t *testing.T) (*Scheduler, *fakeLog, *client.Client) {
-	t.Helper()
-	return servedBeside(t, func(*grpc.Server) {})
-}
-
-// servedBeside is served with more services on the port.
-func servedBeside(t *testing.T, more func(*grpc.Server)) (*Scheduler, *fakeLog, *client.Client) {
-	t.Helper()
-	s, l := newLeader(t, 1, 1)
-	const long = 2 * time.Minute
-	s.attendance.patience = patience{absent: long, pause: long, ignored: long, quick: long, announce: long, release: long, state: long}
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.opts.Self.Addr = lis.Addr().String()
-	srv := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterClusterServer(srv, s)
-	rowraftv1.RegisterCheckpointsServer(srv, s.Checkpoints())
-	rowraftv1.RegisterJobsServer(srv, s.Jobs())
-	more(srv)
-	go func() { _ = srv.Serve(lis) }()
-	t.Cleanup(srv.Stop)
-	reconcile(t, s)
-	register(t, s, string(s.opts.Self.ID), lis.Addr().String())
-	reconcile(t, s)
-	c, err := client.Dial(t.Context(), client.Options{Endpoints: []string{lis.Addr().String()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	return s, l, c
-}
 
 // fakeTrainer answers pauses.
 type fakeTrainer struct {
@@ -135,7 +98,7 @@ func (f *fakeTrainer) isStill() bool {
 }
 
 // expectedTrainers returns the trainers for which a checkpoint of no job waits if none of them is connected.
-func expectedTrainers(s *Scheduler) (out []meta.TrainerID) {
+func expectedTrainers(s *cluster) (out []meta.TrainerID) {
 	for _, r := range s.machine.Runs() {
 		for _, rank := range meta.ExpectedRanks(r, false, false) {
 			out = append(out, meta.TrainerID{Job: r.GetJob(), Rank: rank})
@@ -172,7 +135,7 @@ func attend(t *testing.T, c *client.Client, job string, rank, trainers int, chan
 // A cut stops all trainers at once and lets them go on; their states follow, and are
 // what they were told to be.
 func TestTrainersStandStillForACut(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	list := []*fakeTrainer{attend(t, c, "b", 0, 1, nil), attend(t, c, "a", 1, 2, nil), attend(t, c, "a", 0, 2, nil)}
 	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
@@ -183,7 +146,7 @@ func TestTrainersStandStillForACut(t *testing.T) {
 			t.Errorf("trainer %d does not stand still", i)
 		}
 	}
-	if err := m.release(t.Context()); err != nil {
+	if err := m.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for i, f := range list {
@@ -195,7 +158,7 @@ func TestTrainersStandStillForACut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.store(t.Context(), d, "x", []byte{1, 2, 3, 4}); err != nil || len(m.left) > 0 {
+	if err := m.Store(t.Context(), d, "x", []byte{1, 2, 3, 4}); err != nil || len(m.left) > 0 {
 		t.Fatal(err, m.left)
 	}
 	var names []string
@@ -210,28 +173,27 @@ func TestTrainersStandStillForACut(t *testing.T) {
 	if got := strings.Join(names, " "); got != "trainer/a/0 trainer/a/1 trainer/b/0" {
 		t.Errorf("states of %s", got)
 	}
-	if told := m.attended(); len(told) != 3 || told[1].GetStep() != 101 || told[1].GetPausedNs() == 0 || told[1].GetBytes() == 0 {
+	if told := m.Attended(); len(told) != 3 || told[1].GetStep() != 101 || told[1].GetPausedNs() == 0 || told[1].GetBytes() == 0 {
 		t.Errorf("attended: %v", told)
 	}
-	m.end()
+	m.End()
 }
 
-// Without one that ought to be there a cut fails, unless it is told to go on; nobody
-// stands still afterwards.
+// Without an expected trainer a cut fails, unless absent trainers are skipped. No trainer is paused afterwards.
 func TestAnAbsentTrainer(t *testing.T) {
-	for name, absent := range map[string]func(t *testing.T, s *Scheduler, c *client.Client){
-		"it never came": func(*testing.T, *Scheduler, *client.Client) {},
-		"it went without a word": func(t *testing.T, s *Scheduler, c *client.Client) {
+	for name, absent := range map[string]func(t *testing.T, s *cluster, c *client.Client){
+		"it never came": func(*testing.T, *cluster, *client.Client) {},
+		"it went without a word": func(t *testing.T, s *cluster, c *client.Client) {
 			attend(t, c, "a", 1, 2, nil).Close()
-			eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 1 })
+			eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 1 })
 		},
-		"it has failed": func(t *testing.T, s *Scheduler, c *client.Client) {
+		"it has failed": func(t *testing.T, s *cluster, c *client.Client) {
 			attend(t, c, "a", 1, 2, func(f *fakeTrainer) { f.fail = rowraft.Errorf(rowraft.CodeSessionExpired, "its session is gone") })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, _, c := served(t)
-			s.attendance.patience.absent = 50 * time.Millisecond
+			s, c := served(t)
+			s.trainers.patience.absent = 50 * time.Millisecond
 			f := attend(t, c, "a", 0, 2, nil)
 			absent(t, s, c)
 			if _, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
@@ -247,12 +209,12 @@ func TestAnAbsentTrainer(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(m.members) != 1 || m.members[0].a.id.Rank != 0 {
-				t.Errorf("members: %v, want trainer 0", m.attended())
+				t.Errorf("members: %v, want trainer 0", m.Attended())
 			}
-			if err := m.release(t.Context()); err != nil {
+			if err := m.Release(t.Context()); err != nil {
 				t.Error(err)
 			}
-			m.end()
+			m.End()
 			if _, err := s.pauseTrainers(t.Context(), "other", true, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 				t.Errorf("a job that does not train, and must: %v", err)
 			}
@@ -260,14 +222,14 @@ func TestAnAbsentTrainer(t *testing.T) {
 	}
 }
 
-// Nobody waits for the state of one that was lost, or failed, where others read its part of
-// the data; where it had a share of its own it is needed.
+// A cut does not wait for the state of a trainer that was lost, or failed, if others read its part of the data. If it had
+// a share of its own, its state is needed.
 func TestACutWithoutWhoWasLost(t *testing.T) {
 	for _, how := range []rowraftv1.MemberState{rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED} {
 		for _, divided := range []bool{true, false} {
-			s, _, _ := served(t)
+			s, _ := served(t)
 			if !divided {
-				s.attendance.patience.absent = 50 * time.Millisecond
+				s.trainers.patience.absent = 50 * time.Millisecond
 			}
 			var members [2]*jobs.Member
 			for rank := range members {
@@ -289,7 +251,7 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 					continue
 				}
 				at.Close()
-				for changed := s.attendance.watch(); len(s.attendance.list()) > 0; changed = s.attendance.watch() {
+				for changed := s.trainers.watch(); len(s.trainers.list()) > 0; changed = s.trainers.watch() {
 					<-changed
 				}
 			}
@@ -302,13 +264,13 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 			if err != nil || divided != (left["ctr"] == nil) || divided != (len(m.members) == 1) {
 				t.Errorf("%v, divided %v: %v, left out: %v; want the job left out as a whole where it was not divided", how, divided, err, left)
 			}
-			m.letGo()
+			m.Cancel()
 			for _, job := range []string{"ctr"} {
 				m, err := s.pauseTrainers(t.Context(), job, false, true, make(map[string]error))
 				if divided != (err == nil) || !divided && rowraft.CodeOf(err) != rowraft.CodePrecondition {
 					t.Errorf("%v, divided %v, job %q: %v", how, divided, job, err)
 				}
-				m.letGo()
+				m.Cancel()
 			}
 		}
 	}
@@ -319,8 +281,8 @@ func TestOnlyAMemberSendsItsState(t *testing.T) {
 	id := func(run byte, incarnation uint64) *rowraftv1.JobIdentity {
 		return &rowraftv1.JobIdentity{Job: "ctr", Run: id16(run), Rank: 1, Incarnation: incarnation}
 	}
-	list := newAttendance()
-	a := &attendee{id: meta.TrainerID{Job: "ctr", Rank: 1}, member: id(1, 7), gone: make(chan struct{})}
+	list := newRegistry()
+	a := &trainer{id: meta.TrainerID{Job: "ctr", Rank: 1}, member: id(1, 7), gone: make(chan struct{})}
 	list.add(a)
 	if list.find(id(1, 7)) != a {
 		t.Error("the member is not found")
@@ -334,47 +296,40 @@ func TestOnlyAMemberSendsItsState(t *testing.T) {
 
 // TestAJobThatAnotherCheckpointPauses: its trainers are there, so the error is temporary and says what has them.
 func TestAJobThatAnotherCheckpointPauses(t *testing.T) {
-	s, _, c := served(t)
-	s.attendance.patience.absent = 50 * time.Millisecond
+	s, c := served(t)
+	s.trainers.patience.absent = 50 * time.Millisecond
 	attend(t, c, "a", 0, 1, nil)
-	if !s.attendance.claim("a") {
+	if !s.trainers.claim("a") {
 		t.Fatal("the job is claimed")
 	}
 	_, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error))
 	if !rowraft.CodeOf(err).Retryable() || !strings.Contains(err.Error(), "trainers of job a are paused for another checkpoint") {
 		t.Errorf("%v, want a temporary error that says that another checkpoint has them", err)
 	}
-	s.attendance.unclaim("a")
+	s.trainers.unclaim("a")
 	m, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error))
 	if err != nil {
 		t.Errorf("when the other checkpoint is over: %v", err)
 	}
-	m.letGo()
-}
-
-// leadsFor makes s a leader that has led for d.
-func leadsFor(s *Scheduler, d time.Duration) {
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	s.soft.since = time.Now().Add(-d)
+	m.Cancel()
 }
 
 // A new leader waits for trainers that have ended their training and are not connected yet. Later it does not. The
 // checkpoint lacks their state and says so in both cases.
 func TestANewLeaderWaitsForTrainersThatHaveEnded(t *testing.T) {
-	s, _, c := served(t)
-	s.attendance.patience.absent = 50 * time.Millisecond
+	s, c := served(t)
+	s.trainers.patience.absent = 50 * time.Millisecond
 	f := attend(t, c, "a", 0, 1, nil)
 	if err := f.member.Leave(t.Context(), jobs.LeaveEnded, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	f.Close()
-	eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 0 })
+	eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
 	for _, test := range []struct {
 		leads time.Duration
 		want  string
 	}{{-time.Hour, "trainer 0 of job a is not connected"}, {time.Hour, "no worker of job a trains"}} { // -1 h: the test may be slow
-		leadsFor(s, test.leads)
+		s.setLeadsFor(test.leads)
 		left := make(map[string]error)
 		if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || !strings.Contains(fmt.Sprint(left["a"]), test.want) {
 			t.Errorf("leads for %v: %v, left out: %v; want %q", test.leads, err, left, test.want)
@@ -385,11 +340,11 @@ func TestANewLeaderWaitsForTrainersThatHaveEnded(t *testing.T) {
 // A checkpoint waits for a trainer that disconnects without a word, until its lease has ended. Each checkpoint without its
 // state says so.
 func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
-	s, _, c := served(t)
-	s.attendance.patience.absent = 50 * time.Millisecond
+	s, c := served(t)
+	s.trainers.patience.absent = 50 * time.Millisecond
 	f := attend(t, c, "a", 0, 1, nil)
 	f.Close()
-	eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 0 })
+	eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
 	if _, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("%v, want Precondition", err)
 	}
@@ -397,12 +352,12 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || left["a"] == nil {
 		t.Errorf("%v, left out: %v; want a checkpoint without the job, which may still train", err, left)
 	}
-	s.keepJobs(t.Context()) // begins the leader's term
-	s.workers.mu.Lock()
-	s.workers.list[uint64(f.member.Incarnation())] = heardOf{heard: time.Now().Add(-time.Hour)}
-	s.workers.mu.Unlock()
-	s.keepJobs(t.Context())
-	leadsFor(s, time.Hour)
+	s.round(t.Context()) // begins the leader's term
+	s.leases.mu.Lock()
+	s.leases.list[uint64(f.member.Incarnation())] = lastHeard{heard: time.Now().Add(-time.Hour)}
+	s.leases.mu.Unlock()
+	s.round(t.Context())
+	s.setLeadsFor(time.Hour)
 	left = make(map[string]error)
 	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || !strings.Contains(fmt.Sprint(left["a"]), "no worker of job a trains") {
 		t.Errorf("%v, left out: %v; want a checkpoint that does not wait for the job, in which no worker trains, and says that it lacks its state", err, left)
@@ -411,17 +366,17 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 
 // A trainer that goes while it stands still is noticed: it may have gone on.
 func TestATrainerThatGoesDuringTheCut(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	f := attend(t, c, "a", 0, 1, nil)
 	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.Close()
-	if err := m.release(t.Context()); err == nil || !strings.Contains(err.Error(), "has gone") {
+	if err := m.Release(t.Context()); err == nil || !strings.Contains(err.Error(), "has disconnected") {
 		t.Errorf("released: %v, though the trainer has gone", err)
 	}
-	m.end()
+	m.End()
 	f2 := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.hold = make(chan struct{}) })
 	done := make(chan error, 1)
 	go func() {
@@ -430,7 +385,7 @@ func TestATrainerThatGoesDuringTheCut(t *testing.T) {
 	}()
 	<-f2.asked
 	f2.Close()
-	if err := <-done; !rowraft.CodeOf(err).Retryable() || !strings.Contains(fmt.Sprint(err), "has gone") {
+	if err := <-done; !rowraft.CodeOf(err).Retryable() || !strings.Contains(fmt.Sprint(err), "has disconnected") {
 		t.Errorf("it went before it stood still: %v, want one to try again after", err)
 	}
 }
@@ -438,11 +393,11 @@ func TestATrainerThatGoesDuringTheCut(t *testing.T) {
 // Trainers that are done wait for those of their job that are not; who takes another's
 // place ends it.
 func TestTrainersLeaveTogether(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	first, second := attend(t, c, "a", 0, 2, nil), attend(t, c, "a", 1, 2, nil)
 	other := attend(t, c, "b", 0, 1, nil)
 	left := make(chan error, 2)
-	changed := s.attendance.watch()
+	changed := s.trainers.watch()
 	go func() {
 		_, err := first.Park(t.Context(), jobs.Parking{Ended: true})
 		left <- err
@@ -452,7 +407,7 @@ func TestTrainersLeaveTogether(t *testing.T) {
 	if err != nil || len(m.members) != 3 {
 		t.Fatalf("%v: a parked trainer is part of the cut", err)
 	}
-	m.letGo()
+	m.Cancel()
 	select {
 	case err := <-left:
 		t.Fatalf("it left while the other trains: %v", err)
@@ -485,12 +440,12 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 		signal bool // the other one
 		waits  bool
 	}{
-		"the job is stopped":            {stop: true, waits: true},
-		"the other one got a signal":    {signal: true, waits: true},
-		"nobody has told the other one": {},
+		"the job is stopped":         {stop: true, waits: true},
+		"the other one got a signal": {signal: true, waits: true},
+		"the other one is not told":  {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, _, c := served(t)
+			s, c := served(t)
 			clients := []*client.Client{c, another(t, s)}
 			var here [2]*jobs.Stream
 			for rank := range here {
@@ -508,7 +463,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 				defer here[rank].Close()
 			}
 			if tc.stop {
-				if _, err := s.Jobs().StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
+				if _, err := s.StopJob(t.Context(), &rowraftv1.StopJobRequest{Job: "ctr"}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -516,11 +471,11 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 			over := time.Now().Add(-2 * stopGrace)
 			made := &ending{begun: time.Now().Add(time.Hour), over: over, done: make(chan struct{}), leave: &rowraftv1.AttendLeave{Checkpoint: "made"}}
 			close(made.done)
-			s.attendance.mu.Lock()
-			s.attendance.endings["ctr"] = made
-			s.attendance.mu.Unlock()
+			s.trainers.mu.Lock()
+			s.trainers.endings["ctr"] = made
+			s.trainers.mu.Unlock()
 			eventually(t, "the other one has spoken", func() bool {
-				w, known := s.workers.get(s.machine.RunOf("ctr").GetMembers()[1].GetIncarnation())
+				w, known := s.leases.get(s.machine.RunOf("ctr").GetMembers()[1].GetIncarnation())
 				return known && w.beat != nil
 			})
 			left := make(chan string, 2)
@@ -529,18 +484,18 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 				left <- fmt.Sprint(rank, " ", path, " ", err)
 			}
 			go park(0, jobs.Parking{Destination: t.TempDir()})
-			var first *attendee // on its present call
+			var first *trainer // on its present call
 			eventually(t, "the first has parked, or has left", func() bool {
-				s.attendance.mu.Lock()
-				defer s.attendance.mu.Unlock()
-				first = s.attendance.trainers[meta.TrainerID{Job: "ctr", Rank: 0}]
+				s.trainers.mu.Lock()
+				defer s.trainers.mu.Unlock()
+				first = s.trainers.trainers[meta.TrainerID{Job: "ctr", Rank: 0}]
 				return first != nil && first.park != nil || len(left) > 0
 			})
 			if tc.waits && len(left) > 0 {
 				t.Fatalf("while the other one trains it has left: %s", <-left)
 			}
 			if first != nil {
-				if leave := (&trainers{s}).mayLeave(t.Context(), first); tc.waits != (leave == nil) {
+				if leave := s.trainers.mayLeave(t.Context(), first); tc.waits != (leave == nil) {
 					t.Fatalf("while the other one trains it is told %v", leave)
 				}
 			}
@@ -564,7 +519,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 // not when it fails for good.
 func TestTheCheckpointOfWhoLeavesIsTriedAgain(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 16), ended: make(chan struct{}, 16)}
-	_, _, c := servedBeside(t, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
+	_, c := servedWith(t, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
 	f := attend(t, c, "a", 0, 1, func(f *fakeTrainer) { f.notNow, f.fail = 5, fmt.Errorf("it has none") })
 	_, err := f.Park(t.Context(), jobs.Parking{Destination: t.TempDir()})
 	if !strings.Contains(fmt.Sprint(err), "no state to give: it has none") {
@@ -574,12 +529,12 @@ func TestTheCheckpointOfWhoLeavesIsTriedAgain(t *testing.T) {
 
 // A trainer goes to the next leader by itself, which knows of it before it comes.
 func TestTrainersFindTheNextLeader(t *testing.T) {
-	s, l, c := served(t)
+	s, c := served(t)
 	f := attend(t, c, "a", 0, 1, nil)
-	changed := s.attendance.watch()
-	l.elect("somebody")
+	changed := s.trainers.watch()
+	s.leader.Elect(false)
 	<-changed // gone
-	l.elect(s.opts.Self.ID)
+	s.leader.Elect(true)
 	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
 	if err != nil {
 		t.Fatal(err)
@@ -587,24 +542,24 @@ func TestTrainersFindTheNextLeader(t *testing.T) {
 	if len(m.members) != 1 {
 		t.Error("the cut does not wait for the trainer")
 	}
-	if err := m.release(t.Context()); err != nil {
+	if err := m.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
-	m.end()
+	m.End()
 	if got := expectedTrainers(s); len(got) != 1 {
 		t.Errorf("%v attend, want the trainer", got)
 	}
 
 	// A trainer of tables that are no more does not come back.
 	for _, c := range []*rowraftv1.MetaCommand{begin(1), decide(restoreOf(1, 2, 1))} {
-		if _, err := s.propose(t.Context(), c); err != nil {
+		if _, err := s.leader.ProposeResult(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 	}
-	changed = s.attendance.watch()
-	l.elect("somebody")
+	changed = s.trainers.watch()
+	s.leader.Elect(false)
 	<-changed
-	l.elect(s.opts.Self.ID)
+	s.leader.Elect(true)
 	<-f.Ended()
 	if err := f.Err(); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("after a restore: %v, want SessionExpired", err)

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"bytes"
@@ -15,10 +15,10 @@ import (
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// readData records, for each job whose data the scheduler assigns, the position in the data. REQUIRES: the trainers
+// ReadData records, for each job whose data the scheduler assigns, the position in the data. REQUIRES: the trainers
 // have stopped.
-func (m *muster) readData(ctx context.Context) error {
-	for _, r := range m.s.machine.Runs() {
+func (m *pauseRound) ReadData(ctx context.Context) error {
+	for _, r := range m.c.machine.Runs() {
 		if r.GetData().GetExamples() == 0 || m.of(r) == nil {
 			continue
 		}
@@ -34,12 +34,12 @@ func (m *muster) readData(ctx context.Context) error {
 	return nil
 }
 
-// of returns the members of a run that are in the muster, by incarnation; nil if there is none.
-func (m *muster) of(r *rowraftv1.MetaRun) (out map[uint64]*paused) {
+// of returns the members of a run that are in the round, by incarnation; nil if there is none.
+func (m *pauseRound) of(r *rowraftv1.MetaRun) (out map[uint64]*pausedTrainer) {
 	for _, p := range m.members {
 		if id := p.a.member; bytes.Equal(id.GetRun(), r.GetRun()) {
 			if out == nil {
-				out = make(map[uint64]*paused)
+				out = make(map[uint64]*pausedTrainer)
 			}
 			out[id.GetIncarnation()] = p
 		}
@@ -49,19 +49,19 @@ func (m *muster) of(r *rowraftv1.MetaRun) (out map[uint64]*paused) {
 
 // partsOf returns the position of a run in its data. It uses the positions that the stopped trainers reported, and the
 // last beat of a trainer that is absent.
-func (m *muster) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
+func (m *pauseRound) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 	there, d := m.of(r), proto.CloneOf(r.GetData())
 	d.InLog = false // the trainers' answers are newer than the shards' positions
 	for _, p := range d.GetOpen() {
 		if p.GetUnsettled() != 0 {
-			return nil, rowraft.Errorf(rowraft.CodeNoLeader, "job %s: how far a trainer that has gone was in part %d is not settled yet", r.GetJob(), p.GetPart())
+			return nil, rowraft.Errorf(rowraft.CodeNoLeader, "job %s: how far a trainer that left was in part %d is not settled yet", r.GetJob(), p.GetPart())
 		}
 	}
 	for _, w := range r.GetMembers() {
 		reached := []*rowraftv1.PartReached(nil)
 		if p := there[w.GetIncarnation()]; p != nil {
 			reached = p.parts
-		} else if heard, known := m.s.workers.get(w.GetIncarnation()); known {
+		} else if heard, known := m.c.leases.get(w.GetIncarnation()); known {
 			reached = heard.beat.GetParts()
 		}
 		meta.ReturnParts(d, w.GetIncarnation(), reached)
@@ -76,9 +76,9 @@ func (m *muster) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 	return out, nil
 }
 
-// blobs returns the states of the trainers, which store wrote. It also writes the positions of readData to the
+// Blobs returns the states of the trainers, which store wrote. It also writes the positions of readData to the
 // destination and returns them.
-func (m *muster) blobs(ctx context.Context, d depot.Depot, name string, tag []byte) (out []checkpoint.Blob, err error) {
+func (m *pauseRound) Blobs(ctx context.Context, d depot.Depot, name string, tag []byte) (out []checkpoint.Blob, err error) {
 	for _, p := range m.members {
 		out = append(out, p.blob)
 	}

@@ -1,4 +1,4 @@
-package scheduler
+package jobs
 
 import (
 	"context"
@@ -21,9 +21,9 @@ import (
 )
 
 // rawTrainer makes the calls of a trainer by hand. It answers a pause with what replies returns, and sends no state.
-func rawTrainer(t *testing.T, s *Scheduler, job string, rank, trainers uint32, replies func(*rowraftv1.AttendReply) *rowraftv1.AttendRequest) {
+func rawTrainer(t *testing.T, s *cluster, job string, rank, trainers uint32, replies func(*rowraftv1.AttendReply) *rowraftv1.AttendRequest) {
 	t.Helper()
-	conn, err := rpc.Dial(s.opts.Self.Addr, nil, nil)
+	conn, err := rpc.Dial(s.addr, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func rawTrainer(t *testing.T, s *Scheduler, job string, rank, trainers uint32, r
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := s.Jobs().Enter(t.Context(), &rowraftv1.EnterRequest{
+	m, err := s.Enter(t.Context(), &rowraftv1.EnterRequest{
 		Job: job, Worker: fmt.Sprint("rank-", rank), WantRank: rank + 1, Workers: trainers, LeaseNs: uint64(time.Minute),
 		Settings: []*rowraftv1.JobSetting{{Name: "mode", Value: "async"}}, // those of enter
 		Instance: []byte(fmt.Sprintf("%-16.16s", fmt.Sprint(rank, time.Now().UnixNano()))),
@@ -78,8 +78,8 @@ func silent(*rowraftv1.AttendReply) *rowraftv1.AttendRequest { return nil }
 // A job of which nothing is known but what its trainers say cannot keep a checkpoint of the cluster, or of another
 // job, from being made, and stops no other job for longer than that job itself needs.
 func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
-	for name, invent := range map[string]func(t *testing.T, s *Scheduler, honest *fakeTrainer){
-		"its trainers never answer": func(t *testing.T, s *Scheduler, honest *fakeTrainer) {
+	for name, invent := range map[string]func(t *testing.T, s *cluster, honest *fakeTrainer){
+		"its trainers never answer": func(t *testing.T, s *cluster, honest *fakeTrainer) {
 			rawTrainer(t, s, "a", 0, 1, func(r *rowraftv1.AttendReply) *rowraftv1.AttendRequest {
 				if r.GetPause() != nil && honest.isStill() {
 					t.Error("the honest job stands still while this one is asked")
@@ -87,31 +87,31 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 				return nil
 			})
 		},
-		"most of them never come": func(t *testing.T, s *Scheduler, honest *fakeTrainer) {
+		"most of them never come": func(t *testing.T, s *cluster, honest *fakeTrainer) {
 			rawTrainer(t, s, "a", 7, meta.MaxWorkers, silent)
 		},
-		"it did not stand still":   func(t *testing.T, s *Scheduler, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(false)) },
-		"it never sends its state": func(t *testing.T, s *Scheduler, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(true)) },
-		"one of two went, one stands": func(t *testing.T, s *Scheduler, honest *fakeTrainer) {
+		"it did not stand still":   func(t *testing.T, s *cluster, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(false)) },
+		"it never sends its state": func(t *testing.T, s *cluster, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(true)) },
+		"one of two went, one stands": func(t *testing.T, s *cluster, honest *fakeTrainer) {
 			c := another(t, s)
 			attend(t, c, "a", 0, 2, nil).Close()
-			eventually(t, "its call is over", func() bool { return len(s.attendance.list()) == 1 })
+			eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 1 })
 			rawTrainer(t, s, "a", 1, 2, standing(true))
 		},
 	} {
 		for _, need := range []string{"", "honest"} {
 			t.Run(name+", for "+need, func(t *testing.T) {
 				t.Parallel()
-				s, _, c := served(t)
-				s.attendance.patience.absent, s.attendance.patience.ignored, s.attendance.patience.state = 50*time.Millisecond, time.Second, 5*time.Second
+				s, c := served(t)
+				s.trainers.patience.absent, s.trainers.patience.ignored, s.trainers.patience.state = 50*time.Millisecond, time.Second, 5*time.Second
 				honest := attend(t, c, "honest", 0, 1, nil)
 				once, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error)) // it has proved that it answers
 				if err != nil {
 					t.Fatal(err)
 				}
-				once.letGo()
+				once.Cancel()
 				<-honest.asked
-				s.attendance.patience.pause = 5 * time.Second
+				s.trainers.patience.pause = 5 * time.Second
 				invent(t, s, honest)
 				d, err := depot.Open(t.TempDir())
 				if err != nil {
@@ -120,28 +120,28 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 				for round := range 2 {
 					eventually(t, "the honest job goes on", func() bool { return !honest.isStill() })
 					left := make(map[string]error)
-					var m *muster
+					var m *pauseRound
 					for attempt := 1; ; attempt++ { // as creation.run
 						m, err = s.pauseTrainers(t.Context(), need, false, attempt == 1, left)
 						if err == nil {
-							if err = m.release(t.Context()); err == nil {
+							if err = m.Release(t.Context()); err == nil {
 								break
 							}
-							m.letGo()
+							m.Cancel()
 						}
 						if !rowraft.CodeOf(err).Retryable() || attempt == 2 {
 							t.Fatalf("round %d, attempt %d: %v", round, attempt, err)
 						}
 					}
-					if err := m.store(t.Context(), d, fmt.Sprint("x", round), []byte{1, 2, 3, 4}); err != nil {
+					if err := m.Store(t.Context(), d, fmt.Sprint("x", round), []byte{1, 2, 3, 4}); err != nil {
 						t.Fatal(err)
 					}
-					m.end()
+					m.End()
 					if left["a"] == nil || len(m.members) != 1 || m.members[0].a.id.Job != "honest" {
-						t.Errorf("round %d: states of %v, left out: %v; want the honest job's alone", round, m.attended(), left)
+						t.Errorf("round %d: states of %v, left out: %v; want the honest job's alone", round, m.Attended(), left)
 					}
 				}
-				if claimed := s.attendance.allClaimed(); len(claimed) > 0 {
+				if claimed := s.trainers.allClaimed(); len(claimed) > 0 {
 					t.Errorf("still claimed: %v", claimed)
 				}
 			})
@@ -151,7 +151,7 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 
 // Trainers that come during each cut fail the first attempt alone.
 func TestNewTrainersAtEachCutDoNotEndACheckpoint(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	attend(t, c, "honest", 0, 1, nil)
 	left := make(map[string]error)
 	for attempt, job := range []string{"a", "b"} {
@@ -160,10 +160,10 @@ func TestNewTrainersAtEachCutDoNotEndACheckpoint(t *testing.T) {
 			t.Fatal(err)
 		}
 		rawTrainer(t, s, job, 0, 1, standing(true))
-		if err := m.release(t.Context()); (attempt == 0) != (err != nil) {
+		if err := m.Release(t.Context()); (attempt == 0) != (err != nil) {
 			t.Errorf("attempt %d: %v", attempt, err)
 		}
-		m.letGo()
+		m.Cancel()
 	}
 	if left["b"] == nil {
 		t.Errorf("left out: %v, want b", left)
@@ -173,8 +173,8 @@ func TestNewTrainersAtEachCutDoNotEndACheckpoint(t *testing.T) {
 // A job whose workers are not all there has nothing in the tables: a checkpoint neither waits for its trainers nor
 // pauses them, its policy does not run, and once they train a cut without them is tried again.
 func TestAJobThatWaitsForAPeerIsNotInACheckpoint(t *testing.T) {
-	s, _, c := served(t)
-	runJobs(t, s)
+	s, c := served(t)
+	runLoop(t, s)
 	attend(t, c, "honest", 0, 1, nil)
 	gathered := func(e *jobs.Entry) { e.Gather = true }
 	c0 := another(t, s)
@@ -186,19 +186,19 @@ func TestAJobThatWaitsForAPeerIsNotInACheckpoint(t *testing.T) {
 	left := make(map[string]error)
 	m, err := s.pauseTrainers(t.Context(), "", false, true, left)
 	if err != nil || len(left) > 0 || len(m.members) != 1 || len(waits.asked) > 0 {
-		t.Fatalf("%v; states of %v, left out: %v, asked %d times", err, m.attended(), left, len(waits.asked))
+		t.Fatalf("%v; states of %v, left out: %v, asked %d times", err, m.Attended(), left, len(waits.asked))
 	}
-	if (&trainers{s}).Trains("ctr") {
+	if s.trainers.Trains("ctr") {
 		t.Error("the policy of the job runs while it waits")
 	}
 	if _, err := enter(t, another(t, s), "w1", 2, gathered); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 0 of job ctr began") {
+	if err := m.Release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 0 of job ctr began") {
 		t.Errorf("released: %v, though the job trains", err)
 	}
-	m.letGo()
-	if !(&trainers{s}).Trains("ctr") {
+	m.Cancel()
+	if !s.trainers.Trains("ctr") {
 		t.Error("the policy of the job does not run while it trains")
 	}
 }
@@ -227,17 +227,17 @@ func (w hungWriter) Write([]byte) (int, error) {
 // A destination that takes nothing fails its checkpoint. The trainers whose state it should take keep their leases,
 // train on, and take part in the next checkpoint.
 func TestAHungDestinationKeepsNoTrainerFromItsLease(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	member, err := enter(t, c, "w0", 1, func(e *jobs.Entry) { e.Lease = time.Second }) // so it beats five times a second
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := attend(t, c, "ctr", 0, 1, func(f *fakeTrainer) { f.member, f.content = member, strings.Repeat("state", 4<<20) })
-	pause := func() *muster {
+	pause := func() *pauseRound {
 		t.Helper()
 		m, err := s.pauseTrainers(t.Context(), "ctr", false, true, make(map[string]error))
 		if err == nil {
-			err = m.release(t.Context())
+			err = m.Release(t.Context())
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -249,10 +249,10 @@ func TestAHungDestinationKeepsNoTrainerFromItsLease(t *testing.T) {
 	defer cancel()
 	d := hungDepot{writing: make(chan struct{}, 1)}
 	stored := make(chan error, 1)
-	go func() { stored <- m.store(ctx, d, "x", []byte{1, 2, 3, 4}) }()
+	go func() { stored <- m.Store(ctx, d, "x", []byte{1, 2, 3, 4}) }()
 	<-d.writing
 	spoke := func() time.Time {
-		one, _ := s.workers.get(uint64(member.Incarnation()))
+		one, _ := s.leases.get(uint64(member.Incarnation()))
 		return one.spoke
 	}
 	for range 8 { // more than fit in any buffer that the state has not filled
@@ -266,16 +266,16 @@ func TestAHungDestinationKeepsNoTrainerFromItsLease(t *testing.T) {
 	if err := <-stored; err == nil {
 		t.Error("the checkpoint has succeeded")
 	}
-	m.end()
+	m.End()
 	m = pause()
 	good, err := depot.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.store(t.Context(), good, "x", []byte{1, 2, 3, 4}); err != nil || len(m.members) != 1 || m.members[0].blob.File.Bytes != 20<<20 {
-		t.Errorf("the next checkpoint: %v, states of %v", err, m.attended())
+	if err := m.Store(t.Context(), good, "x", []byte{1, 2, 3, 4}); err != nil || len(m.members) != 1 || m.members[0].blob.File.Bytes != 20<<20 {
+		t.Errorf("the next checkpoint: %v, states of %v", err, m.Attended())
 	}
-	m.end()
+	m.End()
 }
 
 // blockedStream is the call of a trainer that reads nothing.
@@ -293,7 +293,7 @@ func (s blockedStream) Send(*rowraftv1.AttendReply) error {
 func TestATrainerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		over := make(chan struct{})
-		a := &attendee{id: meta.TrainerID{Job: "a", Rank: 0}}
+		a := &trainer{id: meta.TrainerID{Job: "a", Rank: 0}}
 		a.send.stream, a.send.mutex = blockedStream{over: over}, semaphore.NewWeighted(1)
 		for range 2 {
 			begun := time.Now()
@@ -309,14 +309,14 @@ func TestATrainerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 // A job that answered before and hangs now stops no other job for longer than quickPatience, also if the checkpoint is
 // A job that has yet to answer for the first time is waited for while no other job stands, and then has little time.
 func TestJobsProveThatTheyAnswerAlone(t *testing.T) {
-	s, _, c := served(t)
+	s, c := served(t)
 	honest := attend(t, c, "honest", 0, 1, nil)
 	rawTrainer(t, s, "a", 0, 1, silent)
 	ctx, cancel := context.WithCancel(t.Context())
-	s.attendance.patience.pause, s.attendance.patience.ignored = time.Hour, 50*time.Millisecond
+	s.trainers.patience.pause, s.trainers.patience.ignored = time.Hour, 50*time.Millisecond
 	ended := make(chan struct{})
 	go func() {
-		s.proveTrainers(ctx, "")
+		s.trainers.Prove(ctx, "")
 		close(ended)
 	}()
 	<-honest.asked
@@ -328,7 +328,7 @@ func TestJobsProveThatTheyAnswerAlone(t *testing.T) {
 	}
 	cancel()
 	<-ended
-	if claimed := s.attendance.allClaimed(); len(claimed) > 0 {
+	if claimed := s.trainers.allClaimed(); len(claimed) > 0 {
 		t.Errorf("still claimed: %v", claimed)
 	}
 	left := make(map[string]error)
@@ -336,7 +336,7 @@ func TestJobsProveThatTheyAnswerAlone(t *testing.T) {
 	if err != nil || left["a"] == nil || len(m.members) != 1 {
 		t.Errorf("the cut: %v, left out: %v", err, left)
 	}
-	m.letGo()
+	m.Cancel()
 }
 
 // for it. Other attempts ask it while no quick job stands.
@@ -344,7 +344,7 @@ func TestAJobThatHangsLaterStopsNoOther(t *testing.T) {
 	for _, need := range []string{"", "a"} {
 		t.Run("for "+need, func(t *testing.T) {
 			t.Parallel()
-			s, _, c := served(t)
+			s, c := served(t)
 			honest := attend(t, c, "honest", 0, 1, nil)
 			hangs := attend(t, another(t, s), "a", 0, 1, func(f *fakeTrainer) {
 				f.hold = make(chan struct{}, 1)
@@ -354,29 +354,29 @@ func TestAJobThatHangsLaterStopsNoOther(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			once.letGo()
+			once.Cancel()
 			<-hangs.asked
 			eventually(t, "both train", func() bool { return !honest.isStill() && !hangs.isStill() })
-			s.attendance.patience.quick = quickPause + 200*time.Millisecond
+			s.trainers.patience.quick = quickPause + 200*time.Millisecond
 			if _, err := s.pauseTrainers(t.Context(), need, false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 				t.Fatalf("the first attempt: %v, want that the job does not answer", err)
 			}
 			<-hangs.asked
 			eventually(t, "the other job trains", func() bool { return !honest.isStill() })
-			s.attendance.mu.Lock()
-			for id, a := range s.attendance.trainers {
+			s.trainers.mu.Lock()
+			for id, a := range s.trainers.trainers {
 				if id.Job == "honest" { // on a busy machine it may have been slow
-					a.stood, a.ignored, a.took = true, false, 0
+					a.answered, a.ignored, a.took = true, false, 0
 				}
 			}
-			s.attendance.mu.Unlock()
+			s.trainers.mu.Unlock()
 			// The next attempt has time to ask it, for no other job waits.
-			s.attendance.patience.quick, s.attendance.patience.pause = 2*time.Minute, time.Second
+			s.trainers.patience.quick, s.trainers.patience.pause = 2*time.Minute, time.Second
 			left := make(map[string]error)
 			ended := make(chan error, 1)
 			go func() {
 				m, err := s.pauseTrainers(t.Context(), need, false, false, left)
-				m.letGo()
+				m.Cancel()
 				ended <- err
 			}()
 			<-hangs.asked

@@ -1,0 +1,100 @@
+package jobs
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/meta"
+)
+
+// unattendedLease bounds the lease of a worker whose job has not called Attend. Such a worker renews every second.
+const unattendedLease = time.Minute
+
+// loopInterval is the interval between two checks of the leases.
+const loopInterval = 200 * time.Millisecond
+
+// wake starts the next round of Run at once.
+func (s *Service) wake() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Run is the control loop of jobs. While this member leads the metadata group, the loop removes silent workers from
+// their jobs and sends each new generation to the shards. It returns when ctx ends.
+func (s *Service) Run(ctx context.Context) {
+	tick := time.NewTicker(loopInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-s.kick:
+		}
+		if err := s.lead.InSync(ctx); err != nil {
+			continue // another member leads, or this one has not applied all earlier entries yet
+		}
+		s.round(ctx)
+	}
+}
+
+// round is one round of Run.
+func (s *Service) round(ctx context.Context) {
+	term, err := s.lead.Leading()
+	if err != nil {
+		return
+	}
+	s.leases.startTerm(term)
+	s.generations.startTerm(term)
+	present := make(map[uint64]bool)
+	for _, r := range s.machine.Runs() {
+		for _, m := range r.GetMembers() {
+			if !meta.IsTraining(m) {
+				continue
+			}
+			present[m.GetIncarnation()] = true
+			if err := s.checkLease(ctx, r, m); err != nil && ctx.Err() == nil {
+				s.logger.Warn("a silent worker could not be taken out of its job", "job", r.GetJob(), "worker", m.GetWorker(), "err", err)
+			}
+		}
+	}
+	s.leases.keep(present)
+	s.generations.round(ctx)
+	s.forgetIdle(ctx)
+	s.trainers.wake() // each call checks for a message to its trainer
+}
+
+// checkLease removes a member from its job if the member's lease has expired.
+func (s *Service) checkLease(ctx context.Context, r *rowraftv1.MetaRun, m *rowraftv1.RunMember) error {
+	lease := time.Duration(r.GetLeaseNs())
+	if !r.GetAttended() {
+		lease = min(lease, unattendedLease)
+	}
+	s.lead.CheckPause()
+	silence, beat := s.leases.silence(m.GetIncarnation())
+	if silence < lease {
+		return nil
+	}
+	reason := fmt.Sprintf("it was silent for %v, and its lease is %v", silence.Round(100*time.Millisecond), lease)
+	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
+	return s.leave(ctx, id, rowraftv1.MemberState_MEMBER_STATE_LOST, reason, beat.GetParts())
+}
+
+// forgetIdle deletes the expired runs from the registry.
+func (s *Service) forgetIdle(ctx context.Context) {
+	now := uint64(time.Now().UnixNano())
+	for _, r := range s.machine.Runs() {
+		if !meta.IsExpired(r, now) {
+			continue
+		}
+		err := s.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{Job: r.GetJob(), Run: r.GetRun(), AtNs: now}}})
+		if err != nil {
+			return // the next round tries again
+		}
+		s.logger.Info("a job without training workers is forgotten", "job", r.GetJob(), "state", r.GetState().String())
+	}
+}
