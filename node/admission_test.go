@@ -12,114 +12,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
-
-// A push that waits for a new leader to begin uses memory: without room for it, the server refuses it at
-// once.
-func TestPushesThatWaitForTheLeadCount(t *testing.T) {
-	applies := make(chan *replica, 1)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.Limits = admit.Limits{InFlight: 1 << 20, Client: 1 << 10}
-		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
-			select {
-			case applies <- r:
-			default:
-			}
-			return entry
-		}
-	})
-	if _, err := c.dial().CreateTable(testContext(t), counterSchema("emb"), false); err != nil {
-		t.Fatal(err)
-	}
-	r := <-applies
-	push := func() error {
-		_, _, err := r.push(t.Context(), wire.Part{Op: wire.OpPush, Payload: rpc.Pool.Bytes(100)})
-		return err
-	}
-	held, err := r.admit.Admit(t.Context(), 0, admit.Push, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	term := r.leading.Swap(0)
-	if err := push(); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
-		t.Errorf("a push to a leader that has not begun, and has no room: %v", err)
-	}
-	held.Release()
-	if err := push(); err == nil { // it waits for its turn; then no caller waits for it
-		t.Error("a push of no session is taken")
-	}
-	r.leading.CompareAndSwap(0, term)
-	if used := r.admit.InFlight(admit.Push); used != 0 {
-		t.Errorf("%d bytes stay counted", used)
-	}
-}
-
-// TestPullsThatWaitCount: a pull that waits for a leader to begin uses memory for its keys and for the
-// requested reply. Without room for both, the server refuses it at once. The admission gets the bytes of a
-// waiting pull back in the end. The server also refuses at once a pull that waits for an entry that does
-// not exist.
-func TestPullsThatWaitCount(t *testing.T) {
-	applies := make(chan *replica, 1)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.Limits = admit.Limits{InFlight: 1 << 20, Client: 4 << 10}
-		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
-			select {
-			case applies <- r:
-			default:
-			}
-			return entry
-		}
-	})
-	ctx := testContext(t)
-	table, err := c.dial().CreateTable(ctx, counterSchema("emb"), false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := <-applies
-	conn := connect(t, c.nodes[0].addr, nil)
-	pull := func(minIndex uint64) error {
-		ids := make([]uint64, 100) // 800 bytes, and 1600 bytes of weights in the reply
-		seg := wire.Segment{Table: table.Schema().ID, N: len(ids), Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
-		_, err := rowraftv1.NewTableClient(conn).Pull(ctx, &rowraftv1.PullRequest{MapVersion: anyMapVersion, MinIndex: minIndex, Payload: segment(seg, ids, nil)})
-		return rpc.FromStatus(err)
-	}
-	if err := pull(0); err != nil {
-		t.Fatalf("a pull with room for it: %v", err)
-	}
-
-	term := r.leading.Swap(0) // pulls wait
-	waits := make(chan error, 1)
-	go func() { waits <- pull(0) }()
-	stillWaits := func() {
-		select {
-		case <-waits: // it has waited for one second
-			go func() { waits <- pull(0) }()
-		default:
-		}
-	}
-	eventually(t, ctx, "a pull that waits is counted, with its reply", func() bool {
-		stillWaits()
-		return r.admit.InFlight(admit.Pull) > 2400
-	})
-	eventually(t, ctx, "a pull next to one that waits has no room", func() bool {
-		stillWaits()
-		return rowraft.CodeOf(pull(0)) == rowraft.CodeOverloaded
-	})
-	r.leading.CompareAndSwap(0, term)
-	<-waits
-	eventually(t, ctx, "all is given back", func() bool { return r.admit.InFlight(admit.Pull) == 0 })
-
-	// Each of these calls would wait for a second.
-	for range 500 {
-		if err := pull(1 << 62); rowraft.CodeOf(err) != rowraft.CodeTooStale {
-			t.Fatalf("a pull that wants entry 2^62: %v, want TooStale", err)
-		}
-	}
-}
 
 // metric reads a metric without labels, or with exactly the given ones.
 func (n *testNode) metric(t testing.TB, name string) float64 {
@@ -211,11 +107,11 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	n.awaitMetric(t, `rowraft_admission_refused_total{reason="client"}`, func(v float64) bool { return v > 0 })
 	for range 5 {
 		if err := table.Pull(ctx, keys, make([]float32, len(keys)*256)); err != nil {
-			t.Errorf("beside it: %v", err)
+			t.Errorf("next to it: %v", err)
 		}
 	}
 	if held := n.metric(t, `rowraft_in_flight_bytes{op="pull"}`); held <= float64(limits.Client)-1<<20 {
-		t.Errorf("%v bytes are in flight, though nobody has taken them or left", held)
+		t.Errorf("%v bytes are in flight, though no client has taken them or left", held)
 	}
 	if err := greedy.Close(); err != nil {
 		t.Error(err)

@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -49,7 +50,7 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 	var held atomic.Pointer[chan struct{}] // until it is closed, no entry is applied, and admitted pushes stay in flight
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
 		cfg.Limits = limits
-		cfg.tamper = func(_ *replica, _ rowraft.Index, entry []byte) []byte {
+		cfg.tamper = func(_ replica.Applier, _ rowraft.Index, entry []byte) []byte {
 			if h := held.Load(); h != nil {
 				<-*h
 			}
@@ -121,14 +122,14 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 		}
 		eventually(t, ctx, "all pushes of the others are in flight", func() bool {
 			if len(served) > 0 {
-				t.Fatalf("a push within its client's share, beside the flood: %v", <-served)
+				t.Fatalf("a push within its client's share, next to the flood: %v", <-served)
 			}
 			return inFlight() == half+others*share*size
 		})
 		// The server refuses a write without a client id for that reason, after it has read the part.
-		nobody := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Payload: payload}
-		_, err := greedy.stub.Write(rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: len(payload)}), nobody)
-		_, late := greedy.stub.Write(ctx, nobody)
+		unknown := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Payload: payload}
+		_, err := greedy.stub.Write(rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: len(payload)}), unknown)
+		_, late := greedy.stub.Write(ctx, unknown)
 		if rowraft.CodeOf(err) != rowraft.CodeOverloaded || rowraft.CodeOf(late) != rowraft.CodeInvalidArgument {
 			t.Errorf("a part whose size is said is answered %v before it is read, another one %v", err, late)
 		}
@@ -217,7 +218,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 		n.awaitMetric(t, "rowraft_memory_full", func(v float64) bool { return v == 1 })
 	}
 	for _, name := range []string{"push", "assign", "shared call"} {
-		eventually(t, ctx, "the leader, and nobody else, refuses early: "+name, func() bool { return early(says, name) == 1 })
+		eventually(t, ctx, "only the leader refuses early: "+name, func() bool { return early(says, name) == 1 })
 	}
 	if n := early(saysDelete, "delete"); n != 0 {
 		t.Errorf("%d servers refuse a delete that gives memory back", n)

@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/replica"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/timers"
 	"github.com/rowraft/rowraft/wire"
@@ -121,7 +122,7 @@ type Config struct {
 	Fatal func(error)
 
 	// tamper changes the entries that a replica applies. It is nil except in tests and canaries.
-	tamper func(r *replica, index rowraft.Index, entry []byte) []byte
+	tamper func(at replica.Applier, index rowraft.Index, entry []byte) []byte
 
 	memoryUse func() admit.MemoryUse // nil but in tests
 
@@ -201,9 +202,6 @@ func (c *Config) setDefaults() error {
 	}
 	if c.announce == 0 {
 		c.announce = wire.NewestVersion()
-	}
-	if c.tamper == nil {
-		c.tamper = sabotage()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,19 +19,14 @@ import (
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/scheduler"
 )
-
-// roleLearner is the role that a follower without a vote reports.
-const roleLearner = "learner"
 
 // control is the connection of this server to the scheduler: it registers the server, reports its state
 // and, on servers without the metadata group, fetches the map.
 type control struct {
-	n     *Node
-	tls   *certs.Source
-	conns *route.Pool
+	n   *Node
+	tls *certs.Source
 
 	registered atomic.Bool // the scheduler has this server's current addresses
 
@@ -41,7 +35,7 @@ type control struct {
 }
 
 func newControl(n *Node, conf *certs.Source) *control {
-	return &control{n: n, tls: conf, conns: route.NewPool(conf, n.cfg.Dial, 1)}
+	return &control{n: n, tls: conf}
 }
 
 // schedulers lists addresses of the metadata group: its leader by the last answer, then all members.
@@ -83,7 +77,7 @@ func (c *control) ask(ctx context.Context, timeout time.Duration, f func(context
 	places := c.schedulers()
 	w := route.Walk{Layer: route.Control, Places: func() []string { return places }, AddrOf: c.addrOf, Rounds: 1}
 	for {
-		conn, err := c.conns.Get(w.Addr())
+		conn, err := c.n.conns.Get(w.Addr())
 		if err == nil {
 			attempt, cancel := context.WithTimeout(ctx, timeout)
 			err = f(attempt, conn)
@@ -181,10 +175,10 @@ func (c *control) registerOnce(ctx context.Context) error {
 func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().Cluster }
 
 func (c *control) heartbeat(ctx context.Context) error {
-	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.replicaStatus(),
+	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.host.Status(),
 		FormatVersion: uint32(c.n.cfg.announce), Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load(),
 		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), Slowness: c.n.slowness(), MetadataReplica: c.n.self.Scheduler, MetadataRolledBack: c.n.metaRolledBack()}
-	if m := c.n.cluster.Load(); m != nil {
+	if m := c.n.host.Map(); m != nil {
 		req.MapVersion = uint64(m.Version)
 	}
 	return c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) error {
@@ -229,7 +223,7 @@ func (c *control) followMap(ctx context.Context) {
 			known = uint64(m.Version)
 		}
 		err := func() error {
-			conn, err := c.conns.Get(addr)
+			conn, err := c.n.conns.Get(addr)
 			if err != nil {
 				return err
 			}
@@ -263,9 +257,7 @@ const founderPatience = 15
 
 // seated reports whether this server gets the map from its own member of the metadata group.
 func (n *Node) seated() bool {
-	n.mu.RLock()
-	g := n.meta
-	n.mu.RUnlock()
+	g := n.meta.Load()
 	if g == nil {
 		return false
 	}
@@ -287,11 +279,11 @@ func mapOf(cluster rowraft.ClusterID, reply *rowraftv1.GetMapReply) (*clustermap
 func (n *Node) status() *rowraftv1.NodeStatusReply {
 	st := &rowraftv1.NodeStatusReply{
 		ClusterId: string(n.identity.Identity().Cluster), NodeId: string(n.self.ID), NodeName: n.self.Name,
-		Version: n.cfg.Version, UptimeNs: uint64(time.Since(n.started)), Replicas: n.replicaStatus(),
+		Version: n.cfg.Version, UptimeNs: uint64(time.Since(n.started)), Replicas: n.host.Status(),
 		Goroutines: uint32(runtime.NumGoroutine()),
 		Disk:       n.disk(), CertificateEnds: n.certificateEnds(), Profile: n.profile(), Slowness: n.slowness(),
 	}
-	if m := n.cluster.Load(); m != nil {
+	if m := n.host.Map(); m != nil {
 		st.MapVersion = uint64(m.Version)
 	}
 	return st
@@ -331,48 +323,11 @@ func (n *Node) certificateEnds() uint64 {
 	return uint64(max(n.certs.NotAfter().Unix(), 0))
 }
 
-func (n *Node) replicaStatus() []*rowraftv1.ReplicaStatus {
-	replicas := n.runningReplicas()
-	slices.SortFunc(replicas, func(a, b *replica) int { return cmp.Compare(a.shard, b.shard) })
-	out := make([]*rowraftv1.ReplicaStatus, len(replicas))
-	for i, r := range replicas {
-		out[i] = r.status()
+// metaRolledBack returns why this server's member of the metadata group was found to be rolled back; "" if
+// it was not. Such a member has no vote, and the scheduler gives its seat to a standby.
+func (n *Node) metaRolledBack() string {
+	if why := n.metaLost.Load(); why != nil {
+		return (*why).Error()
 	}
-	return append(out, n.fencedStatus()...)
-}
-
-func (r *replica) status() *rowraftv1.ReplicaStatus {
-	g := r.group.Status()
-	st := &rowraftv1.ReplicaStatus{
-		Shard: uint32(r.shard), ReplicaId: string(g.Replica), Role: string(g.Role), Term: uint64(g.Term),
-		CommitIndex: uint64(g.CommitIndex), AppliedIndex: uint64(g.AppliedIndex), LastIndex: uint64(g.LastIndex),
-		LeaderNode: string(g.Leader), LogBytes: uint64(max(g.LogBytes, 0)), HeartbeatNs: uint64(g.Heartbeat),
-	}
-	if g.Err != nil {
-		st.Error = g.Err.Error()
-	}
-	for _, m := range g.Members {
-		if m.Replica == r.id && !m.Voter && st.Role == string(raftstore.RoleFollower) {
-			st.Role = roleLearner
-		}
-	}
-	st.ProvedIndex, st.DividedIndex = uint64(r.machine.AgreedAt()), uint64(r.machine.NoMajority())
-	if e := r.whyFenced(); e != nil {
-		st.Fenced, st.Error = e.Error(), e.Error()
-	}
-	r.reportMembers(st)
-	use := r.machine.SessionUse(r.logTime())
-	st.Sessions, st.SessionsInUse, st.OwnerSessionsInUse = uint32(use.All), uint32(use.InUse), uint32(use.OwnerInUse)
-	if id, ok := r.machine.StageID(); ok {
-		st.StagedRestore = id[:]
-	}
-	for _, t := range r.machine.Stats() {
-		st.Rows += t.Rows
-		st.MemoryBytes += t.Bytes
-		st.Tables = append(st.Tables, &rowraftv1.TableStats{
-			Table: uint64(t.ID), Rows: t.Rows, MemoryBytes: t.Bytes,
-			Admitted: t.Counters.Admitted, Rejected: t.Counters.Rejected, Evicted: t.Counters.Evicted, Expired: t.Counters.Expired, Candidates: t.Counters.Candidates,
-		})
-	}
-	return st
+	return ""
 }

@@ -7,7 +7,6 @@ import (
 
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 )
@@ -26,13 +25,7 @@ func (n *Node) leave() {
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
 	ctx, cancel := context.WithTimeout(context.Background(), leaveLimit)
 	defer cancel()
-	n.mu.RLock()
-	groups := make(map[rowraft.ShardID]*raftstore.Group, len(n.replicas))
-	for id, r := range n.replicas {
-		groups[id] = r.group
-	}
-	meta := n.meta
-	n.mu.RUnlock()
+	groups, meta := n.host.Groups(), n.meta.Load()
 	var wg sync.WaitGroup
 	if c := n.talk.Load(); c != nil { // otherwise the scheduler would move leaders back to this server
 		wg.Go(func() {
@@ -61,7 +54,7 @@ func (n *Node) giveUp(ctx context.Context, g *raftstore.Group, key string, what 
 	begin := time.Now()
 	tries, err := g.GiveUpLead(ctx)
 	if err != nil {
-		n.log.Info("stops as the leader: nobody takes the lead", key, what, "tries", tries, "err", err)
+		n.log.Info("stops as the leader: no server takes the lead", key, what, "tries", tries, "err", err)
 		return
 	}
 	n.log.Info("handed over the lead, to stop", key, what, "tries", tries, "took", time.Since(begin).String())

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -22,8 +23,9 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 	const shards = 3
 	var held atomic.Pointer[chan struct{}] // until it is closed, shard 0 applies nothing
 	c := startClusterWith(t, 1, shards, func(cfg *Config) {
-		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
-			if h := held.Load(); h != nil && r.shard == 0 {
+		cfg.tamper = func(r replica.Applier, _ rowraft.Index, entry []byte) []byte {
+			_, shard := r.Place()
+			if h := held.Load(); h != nil && shard == 0 {
 				<-*h
 			}
 			return entry

@@ -145,10 +145,10 @@ func TestTransferIsRefused(t *testing.T) {
 	if _, err := c.transfer(ctx, admins, 5, ""); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("of a shard that is not there: %v, want CodeInvalidArgument", err)
 	}
-	eventually(t, ctx, "whoever can takes the lead, and has it", func() bool {
+	eventually(t, ctx, "a server that can takes the lead, and has it", func() bool {
 		reply, err := c.transfer(ctx, admins, 0, "")
 		if err != nil {
-			t.Fatalf("to whoever can: %v", err)
+			t.Fatalf("to any server: %v", err)
 		}
 		return reply.FromNode != reply.ToNode // or no replica voted in time, and it was elected again
 	})

@@ -37,7 +37,7 @@ func bit(b bool) float64 {
 var replicaMetrics = []numberOf{
 	{desc("replica_fenced", "1: this replica differed from the majority and serves nothing any more (critical).", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Fenced != "") }},
-	{desc("replica_divided", "1: no majority of the replicas had the same rows, nobody serves the shard (critical).", "shard"), prometheus.GaugeValue,
+	{desc("replica_divided", "1: no majority of the replicas had the same rows, no replica serves the shard (critical).", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.DividedIndex != 0) }},
 	{desc("replica_failed", "1: this replica has stopped by an error.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Error != "") }},
@@ -98,16 +98,18 @@ var tableMetrics = []struct {
 }
 
 var (
-	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "node")
-	readyDesc = desc("ready", "1: /readyz says ok.")
-	profile   = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
-	certDesc  = desc("certificate_expiry_timestamp_seconds", "When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
-	fsyncDesc = desc("disk_fsync_seconds", "How long a write to a log takes on this server's disk with its fsync: the third worst second of the last two minutes.")
-	lateDesc  = desc("timer_lateness_seconds", "How late timers of this server fire for lack of CPU: the third worst second of the last two minutes.")
-	needDesc  = desc("raft_needed_heartbeat_seconds", "Heartbeat timeout that this server needs by its profile, its disk and its CPU; the shards take the longest that any of their servers needs.")
-	diskFree  = desc("disk_free_bytes", "Free where this server keeps its data, as seen every few seconds.")
-	diskKept  = desc("disk_reserve_bytes", "With less free, the shards that this server leads refuse pushes.")
-	lagDesc   = desc("raft_member_lag_entries", "Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
+	buildInfo    = desc("build_info", "1, with the version of the binary.", "version", "node")
+	readyDesc    = desc("ready", "1: /readyz says ok.")
+	profile      = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
+	certDesc     = desc("certificate_expiry_timestamp_seconds", "When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
+	fsyncDesc    = desc("disk_fsync_seconds", "How long a write to a log takes on this server's disk with its fsync: the third worst second of the last two minutes.")
+	lateDesc     = desc("timer_lateness_seconds", "How late timers of this server fire for lack of CPU: the third worst second of the last two minutes.")
+	needDesc     = desc("raft_needed_heartbeat_seconds", "Heartbeat timeout that this server needs by its profile, its disk and its CPU; the shards take the longest that any of their servers needs.")
+	diskFree     = desc("disk_free_bytes", "Free where this server keeps its data, as seen every few seconds.")
+	diskKept     = desc("disk_reserve_bytes", "With less free, the shards that this server leads refuse pushes.")
+	matchDesc    = desc("raft_member_match_index", "Last entry of the leader's log that a member is known to have; by the leader.", "shard", "member")
+	logWriteDesc = desc("raft_log_write_seconds", "Time of a log write with its fsync, of all shards of this server.")
+	lagDesc      = desc("raft_member_lag_entries", "Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
 )
 
 // Describe and Collect implement prometheus.Collector.
@@ -121,9 +123,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range replicaMetrics {
 		ch <- d.desc
 	}
-	for _, d := range insideMetrics {
-		ch <- d.desc
-	}
+	m.n.host.Describe(ch)
 	ch <- matchDesc
 	ch <- logWriteDesc
 	for _, d := range tableMetrics {
@@ -144,8 +144,12 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(diskFree, prometheus.GaugeValue, float64(d.FreeBytes))
 		ch <- prometheus.MustNewConstMetric(diskKept, prometheus.GaugeValue, float64(d.ReserveBytes))
 	}
-	m.inside(ch)
-	replicas := m.n.replicaStatus()
+	if store := m.n.opened.Load(); store != nil {
+		h := store.LogWrites()
+		ch <- prometheus.MustNewConstHistogram(logWriteDesc, h.Count, h.Sum.Seconds(), h.Buckets)
+	}
+	m.n.host.Collect(ch)
+	replicas := m.n.host.Status()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
 	m.n.admission.Collect(ch)
@@ -171,7 +175,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 // names returns functions that map ids to the names of servers and tables. A function returns the id if the
 // name is unknown.
 func (m *metrics) names() (node func(id string) string, table func(id uint64) string) {
-	cm := m.n.cluster.Load()
+	cm := m.n.host.Map()
 	node = func(id string) string {
 		if cm != nil {
 			if found, ok := cm.Node(rowraft.NodeID(id)); ok && found.Name != "" {

@@ -20,15 +20,14 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/scheduler"
 )
-
-// anyMapVersion marks calls that name a shard but were not split by a map.
-const anyMapVersion = ^uint64(0)
 
 // stopGrace is how long calls in progress may continue when the server stops.
 const stopGrace = 2 * time.Second
@@ -49,6 +48,8 @@ type Node struct {
 	entrance *grpc.Server // serves machines with a join token; nil: this server enrolls none
 	health   *health.Server
 	control  *control
+	host     *replica.Host
+	conns    *route.Pool // to the other servers
 
 	admission *admit.Admission
 
@@ -56,26 +57,20 @@ type Node struct {
 	stopping context.Context // ends when the services stop
 	stop     context.CancelFunc
 
-	mu       sync.RWMutex
-	replicas map[rowraft.ShardID]*replica
-	fenced   map[rowraft.ShardID]fencedReplica // replicas that do not run because they are fenced
-	ready    bool
-
-	watchers sync.WaitGroup // one per running replica
+	ready atomic.Bool // the server serves its replicas
 
 	metaLost atomic.Pointer[error] // why meta was found to be rolled back; nil: it was not
 
-	leaving atomic.Bool             // the server was told to stop
-	meta    *raftstore.Group        // under mu; nil if this server has no member of the metadata group
-	talk    atomic.Pointer[control] // nil before the server talks to the scheduler
+	leaving atomic.Bool                     // the server was told to stop
+	meta    atomic.Pointer[raftstore.Group] // nil if this server has no member of the metadata group
+	talk    atomic.Pointer[control]         // nil before the server talks to the scheduler
 
 	begun sync.Once
 	began func() // stops the timer of Config.StartTimeout
 
-	cluster     atomic.Pointer[clustermap.Map] // the map that the replicas follow
-	chosen      atomic.Value                   // string: the profile that was chosen for that map
-	oldest      atomic.Value                   // string: names the server that understands the lowest format version; empty if all are equal
-	keptVersion rowraft.MapVersion             // the version of the stored map; only the goroutine of followMap uses it
+	chosen      atomic.Value       // string: the profile that was chosen for that map
+	oldest      atomic.Value       // string: names the server that understands the lowest format version; empty if all are equal
+	keptVersion rowraft.MapVersion // the version of the stored map; only the goroutine of followMap uses it
 
 	// heard has the Raft addresses that other servers reported (NodeID → host:port). The server uses it
 	// while no map has them: all servers may have new addresses at once.
@@ -110,7 +105,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), admission: admit.New(cfg.Limits), fatal: make(chan error, 1), replicas: make(map[rowraft.ShardID]*replica), fenced: make(map[rowraft.ShardID]fencedReplica)}
+	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), admission: admit.New(cfg.Limits), fatal: make(chan error, 1)}
 	n.stopping, n.stop = context.WithCancel(context.Background())
 	defer n.stop()
 	if n.identity, err = identity.Open(cfg.FS, cfg.DataDir); err != nil {
@@ -120,6 +115,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := n.openScheduler(source, ca); err != nil {
 		return err
 	}
+	n.conns = route.NewPool(source, n.cfg.Dial, 1)
+	defer func() { err = errors.Join(err, n.conns.Close()) }()
+	n.host = n.newHost()
 	defer func() { err = errors.Join(err, n.sched.Close()) }()
 
 	// The services answer from here on: servers find each other through Hello.
@@ -194,6 +192,18 @@ func (n *Node) openScheduler(source *certs.Source, ca *certs.CA) (err error) {
 	return err
 }
 
+func (n *Node) newHost() *replica.Host {
+	return replica.New(replica.Options{
+		Node: n.self.ID, FS: n.cfg.FS, DataDir: n.cfg.DataDir, LogSegmentBytes: n.cfg.LogSegmentBytes,
+		ProofEvery: n.cfg.ProofEvery, SweepEvery: n.cfg.SweepEvery, ScrubBytesPerSecond: n.cfg.ScrubBytesPerSecond,
+		Admission: n.admission, Conns: n.conns, Stopping: n.stopping,
+		Cluster: func() rowraft.ClusterID { return n.identity.Identity().Cluster },
+		Map:     func() *clustermap.Map { return n.sched.View().Map() },
+		Meta:    n.meta.Load, MayLog: n.mayLog, NodeStatus: n.status,
+		Tamper: n.cfg.tamper, Logger: n.log,
+	})
+}
+
 // run joins the cluster and follows its map until ctx ends.
 func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	if err := checkLogDir(n.cfg.FS, n.cfg.DataDir, n.identity.Identity().Cluster); err != nil {
@@ -212,7 +222,7 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	defer func() {
 		cancel()
 		wg.Wait()
-		err = errors.Join(err, n.closeReplicas(), n.store.Close())
+		err = errors.Join(err, n.host.Close(), n.store.Close())
 	}()
 	kept, err := n.recallMap(id.Cluster)
 	if err != nil {
@@ -239,12 +249,10 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	}
 	n.control = newControl(n, source)
 	n.talk.Store(n.control)
-	defer func() { err = errors.Join(err, n.control.conns.Close()) }()
 	wg.Go(func() { n.control.followMap(ctx) })
 	wg.Go(func() { n.control.register(ctx) })
-	wg.Go(func() { n.scrub(ctx) })
+	wg.Go(func() { n.host.Run(ctx) })
 	wg.Go(func() { n.admission.GuardMemory(ctx, n.cfg.memoryUse, n.cfg.SetHeapLimit, n.log) })
-	wg.Go(func() { n.sweep(ctx) })
 	wg.Go(func() { n.control.hear(ctx) })
 	if source != nil && n.cfg.RenewCert {
 		wg.Go(func() { n.control.renewCert(ctx) })
@@ -269,6 +277,7 @@ func (n *Node) openStore(id identity.Identity, source *certs.Source) (err error)
 	})
 	if err == nil {
 		n.opened.Store(n.store)
+		n.host.Open(n.store)
 	}
 	return err
 }
@@ -312,9 +321,7 @@ func (n *Node) startMeta(id identity.Identity) error {
 	if err != nil {
 		return fmt.Errorf("metadata group: %w", err)
 	}
-	n.mu.Lock()
-	n.meta = g
-	n.mu.Unlock()
+	n.meta.Store(g)
 	n.sched.Attach(metaLog{g})
 	return nil
 }
@@ -324,11 +331,11 @@ type metaLog struct{ *raftstore.Group }
 
 func (l metaLog) Propose(ctx context.Context, entry []byte) (any, error) {
 	result, _, err := l.Group.Propose(entry).Wait(ctx)
-	return result, translate(0, err)
+	return result, replica.ShardError(0, err)
 }
 
 func (l metaLog) Barrier(ctx context.Context) error {
-	return translate(0, l.Read(ctx, func() error { return nil }))
+	return replica.ShardError(0, l.Read(ctx, func() error { return nil }))
 }
 
 // followMap runs the replicas that the map gives this node.
@@ -347,10 +354,9 @@ func (n *Node) followMap(ctx context.Context) error {
 		if err := n.fitProfile(m); err != nil {
 			return err
 		}
-		if err := n.followReplicas(m); err != nil {
+		if err := n.host.Follow(m); err != nil {
 			return err
 		}
-		n.cluster.Store(m)
 		if m.Cluster != "" {
 			n.keepMap(m)
 		}
@@ -378,11 +384,7 @@ func (n *Node) limitStart(cancel context.CancelCauseFunc) (stop func()) {
 }
 
 func (n *Node) becomeReady(m *clustermap.Map) {
-	n.mu.Lock()
-	was := n.ready
-	n.ready = true
-	n.mu.Unlock()
-	if was {
+	if n.ready.Swap(true) {
 		return
 	}
 	if n.self.NoShards {
@@ -396,74 +398,13 @@ func (n *Node) becomeReady(m *clustermap.Map) {
 	}
 }
 
-func (n *Node) replica(s rowraft.ShardID) *replica {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
-	return n.replicas[s]
-}
-
-// replicaFor returns the replica that a call is for, after a check of the versions that the call names.
-func (n *Node) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, error) {
-	id := rowraft.ShardID(shard)
-	m := n.cluster.Load()
-	// A server that restarts replays the metadata log: for a moment it follows a map from before the shards
-	// were created.
-	if m == nil || len(m.Shards) == 0 {
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map with shards yet")
-	}
-	if int(shard) >= len(m.Shards) {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d does not exist: the cluster has %d", shard, len(m.Shards))
-	}
-	if have := rowraft.MapVersion(mapVersion); have < m.SlotsVersion {
-		return nil, &rowraft.WrongShardError{Shard: id, Have: have, Want: m.SlotsVersion}
-	}
-	r := n.replica(id)
-	if r == nil {
-		if f, ok := n.fencedReplica(id); ok {
-			return nil, f.err()
-		}
-		return nil, &rowraft.NotLeaderError{Shard: id}
-	}
-	if epoch > uint64(r.machine.Epoch()) {
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d: the tables are of epoch %d, a restore to epoch %d is being finished", shard, r.machine.Epoch(), epoch)
-	}
-	if epoch != 0 && rowraft.TableEpoch(epoch) != r.machine.Epoch() {
-		return nil, &rowraft.RestoredError{Shard: id, Have: rowraft.TableEpoch(epoch), Want: r.machine.Epoch()}
-	}
-	return r, nil
-}
-
-func (n *Node) closeReplicas() error {
-	n.mu.Lock()
-	replicas := n.replicas
-	n.replicas = make(map[rowraft.ShardID]*replica)
-	n.mu.Unlock()
-	var (
-		wg   sync.WaitGroup
-		mu   sync.Mutex
-		errs []error
-	)
-	for _, r := range replicas {
-		wg.Go(func() {
-			err := r.close()
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, err)
-		})
-	}
-	wg.Wait()
-	n.watchers.Wait()
-	return errors.Join(errs...)
-}
-
 // serve starts the gRPC services. The channel receives their error if they end early.
 func (n *Node) serve(source *certs.Source) <-chan error {
-	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls, admit.CountReplies, n.forward), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
+	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls, admit.CountReplies, n.host.Forward), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
 	n.grpc = grpc.NewServer(append(opts, n.openEntrance(source)...)...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
-	n.grpc.RegisterService(rpc.BeforeBodies(&rowraftv1.Table_ServiceDesc, n.refusals()), &tableService{n: n})
-	rowraftv1.RegisterReplicasServer(n.grpc, &replicaService{n: n})
+	n.host.Register(n.grpc)
 	rowraftv1.RegisterSweepsServer(n.grpc, n.sched.Sweeps())
 	rowraftv1.RegisterClusterServer(n.grpc, n.sched)
 	rowraftv1.RegisterCheckpointsServer(n.grpc, n.sched.Checkpoints())
@@ -487,7 +428,7 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 
 // checkCluster refuses a call for another cluster.
 func (n *Node) checkCluster(ctx context.Context, req any, _ *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
-	if m := n.cluster.Load(); m != nil {
+	if m := n.host.Map(); m != nil {
 		if err := rpc.CheckCluster(ctx, m.Cluster); err != nil {
 			return nil, err
 		}
@@ -496,7 +437,7 @@ func (n *Node) checkCluster(ctx context.Context, req any, _ *grpc.UnaryServerInf
 }
 
 func (n *Node) checkStreamCluster(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-	if m := n.cluster.Load(); m != nil {
+	if m := n.host.Map(); m != nil {
 		if err := rpc.CheckCluster(stream.Context(), m.Cluster); err != nil {
 			return err
 		}
@@ -549,11 +490,9 @@ func (n *Node) stopServing() error {
 
 // leaderHints returns the shard leaders that this server's replicas know.
 func (n *Node) leaderHints() []scheduler.LeaderHint {
-	n.mu.RLock()
-	defer n.mu.RUnlock()
 	var out []scheduler.LeaderHint
-	for id, r := range n.replicas {
-		if node, term, _ := r.group.Leader(); node != "" {
+	for id, g := range n.host.Groups() {
+		if node, term, _ := g.Leader(); node != "" {
 			out = append(out, scheduler.LeaderHint{Shard: id, Node: node, Term: term})
 		}
 	}

@@ -25,6 +25,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// anyMapVersion marks calls that were not split by a map.
+const anyMapVersion = ^uint64(0)
+
 // testCluster is complete servers in this process, on loopback ports that the kernel chose.
 type testCluster struct {
 	t     testing.TB

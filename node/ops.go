@@ -69,7 +69,7 @@ func (n *Node) opsHandler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: opsScrapes}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := n.notReady(n.replicaStatus()); why != "" {
+		if why := n.notReady(n.host.Status()); why != "" {
 			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
@@ -93,10 +93,7 @@ func (n *Node) opsHandler() http.Handler {
 // notReady returns why this server should get no traffic; "" if it should. A ready server belongs to a
 // cluster with shards, and each of its replicas works and knows a leader.
 func (n *Node) notReady(replicas []*rowraftv1.ReplicaStatus) string {
-	n.mu.RLock()
-	ready := n.ready
-	n.mu.RUnlock()
-	if !ready {
+	if !n.ready.Load() {
 		return "the cluster is not formed, or its map not known here"
 	}
 	if n.leaving.Load() || n.stopping.Err() != nil {

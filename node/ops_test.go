@@ -100,7 +100,7 @@ func TestOpsPortIsForAll(t *testing.T) {
 	probe := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: other.DialContext}, Timeout: 2 * time.Minute}
 	resp, err := probe.Get("http://" + n.opsAddr + "/livez")
 	if err != nil {
-		t.Fatalf("a probe beside %d connections of another address: %v", opsConns, err)
+		t.Fatalf("a probe next to %d connections of another address: %v", opsConns, err)
 	}
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {

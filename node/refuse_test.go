@@ -173,7 +173,7 @@ func TestBadPullsAreRefused(t *testing.T) {
 		{"an index that is not there yet", &rowraftv1.PullRequest{MapVersion: 1 << 30, MinIndex: 1 << 40, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
 		{"the same, bounded", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: 1 << 40, MinIndex: 1 << 40, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
 		{"bounded by nothing", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, Payload: ask(r.table.ID, 4)}, rowraft.CodeInvalidArgument},
-		{"bounded by what nobody can prove", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: 1, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
+		{"a bound without a proof", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: 1, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := r.stub.Pull(testContext(t), tc.req); rowraft.CodeOf(err) != tc.want {

@@ -55,7 +55,7 @@ func strangers(t *testing.T, l *lab) []stranger {
 	out := []stranger{
 		{"plaintext", nil},
 		{"no certificate", &tls.Config{}},
-		{"no certificate, by the protocol of machines that join beside gRPC's", &tls.Config{NextProtos: []string{certs.JoinProtocol}}},
+		{"no certificate, by the protocol of machines that join, next to gRPC's", &tls.Config{NextProtos: []string{certs.JoinProtocol}}},
 		{"a certificate of another CA", load(newLab(t).files(certs.Admin, "ann"))},
 		{"an expired certificate", admin(func(r *certs.Request) { r.NotBefore = time.Now().Add(-2 * time.Hour) })},
 		{"a certificate of another cluster", admin(func(r *certs.Request) { r.Cluster = "there" })},

@@ -9,7 +9,6 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -70,24 +69,5 @@ func TestBadScansAreRefused(t *testing.T) {
 	})
 	if err != nil || rows != 2 || next != rowraft.DefaultSlots {
 		t.Errorf("a good scan: %d rows up to slot %d, %v", rows, next, err)
-	}
-}
-
-// TestScanStopsWhenItMust: a server that stops ends its scans, so that the client asks another server. A
-// scan never continues with other tables than those it began with.
-func TestScanStopsWhenItMust(t *testing.T) {
-	m, err := shard.New(shard.Config{Epoch: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	n, r := &Node{}, &replica{machine: m}
-	n.stopping, n.stop = context.WithCancel(t.Context())
-	if err := n.mayGoOn(r, 2); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
-		t.Errorf("tables of another epoch: %v", err)
-	}
-	n.stop()
-	if err := n.mayGoOn(r, 3); rowraft.CodeOf(err) != rowraft.CodeClosing {
-		t.Errorf("a server that stops: %v", err)
 	}
 }

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"crypto/tls"
 	"net"
 	"net/http"
@@ -16,7 +15,6 @@ import (
 	"github.com/rowraft/rowraft/internal/quota"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/wire"
 )
 
 // expiresSoon is how long before the end of its certificate a server begins to log a warning.
@@ -92,7 +90,7 @@ func opsRoles(next http.Handler) http.Handler {
 		case len(r.TLS.PeerCertificates) == 0:
 			w.Header().Set("Connection", "close")
 			if !slices.Contains(probes, r.URL.Path) {
-				denied := rowraft.DeniedError{What: "this page", Need: certs.Join(certs.Roles), Have: "nobody: there is no certificate"}
+				denied := rowraft.DeniedError{What: "this page", Need: certs.Join(certs.Roles), Have: "none: there is no certificate"}
 				http.Error(w, denied.Error(), http.StatusForbidden)
 				return
 			}
@@ -119,69 +117,3 @@ func opsRoles(next http.Handler) http.Handler {
 type mute struct{ http.ResponseWriter }
 
 func (m *mute) Write(b []byte) (int, error) { return len(b), nil }
-
-// mayTouch refuses segments of tables that the caller's certificate does not allow. It passes a
-// table that this replica does not know, and a malformed segment: the read itself refuses those.
-// A caller of mayTouch that waits before it reads calls mayTouch again, because the table may have
-// been created meanwhile.
-func (r *replica) mayTouch(ctx context.Context, segments []byte) error {
-	_, err := r.tablesOf(ctx, segments)
-	return err
-}
-
-// mayChange is mayTouch for segments that may be logged. Apply checks no identity, and a table
-// that is unknown now may exist when the entry is applied. So mayChange refuses a table that is
-// unknown in the newest state.
-func (r *replica) mayChange(ctx context.Context, segments []byte) error {
-	unknown, err := r.tablesOf(ctx, segments)
-	if err != nil || unknown == 0 {
-		return err
-	}
-	if err := r.mustServe(); err != nil {
-		return err
-	}
-	if err := r.confirm(ctx); err != nil {
-		return err
-	}
-	if unknown, err = r.tablesOf(ctx, segments); err == nil && unknown != 0 {
-		err = rowraft.Errorf(rowraft.CodeTableNotFound, "shard %d has no table %#x: create it first", r.shard, uint64(unknown))
-	}
-	return err
-}
-
-// tablesOf refuses segments of tables that the caller's certificate does not allow. If the caller
-// is limited to some tables, it returns one that this replica does not know, or 0.
-func (r *replica) tablesOf(ctx context.Context, segments []byte) (unknown rowraft.TableID, err error) {
-	caller := rpc.CallerOf(ctx)
-	if !caller.Limited() {
-		return 0, nil
-	}
-	for len(segments) > 0 {
-		seg, _, rest, err := wire.ParseSegment(segments)
-		if err != nil {
-			return 0, err
-		}
-		known, err := r.mayTouchTable(caller, seg.Table)
-		if err != nil {
-			return 0, err
-		}
-		if !known {
-			unknown = seg.Table
-		}
-		segments = rest
-	}
-	return unknown, nil
-}
-
-// mayTouchTable refuses a table that the caller's certificate does not allow. known is false for
-// a table that this replica does not know; the read itself reports that.
-func (r *replica) mayTouchTable(caller *rpc.Caller, id rowraft.TableID) (known bool, err error) {
-	if !caller.Limited() {
-		return true, nil
-	}
-	t, known := r.machine.Table(id)
-	if !known {
-		return false, nil
-	}
-	return true, caller.CheckTable(t.Name)
-}

@@ -67,7 +67,7 @@ func (c *stepCluster) firstPiece(table *client.Table, workers int) (last rowraft
 			return nil
 		}
 		first.Payload = p.Payload
-		_, err := r.propose(c.ctx, wire.AppendStepEntry(nil, r.header(), &first))
+		err := r.Propose(c.ctx, func(h wire.EntryHeader) []byte { return wire.AppendStepEntry(nil, h, &first) })
 		return err
 	})
 	if err != nil || pieces < 3 {
@@ -190,7 +190,7 @@ func TestAStepThatAllHaveGivenUp(t *testing.T) {
 	c.mu.Lock()
 	r := c.replica
 	c.mu.Unlock()
-	if _, err := r.propose(c.ctx, wire.AppendStepEntry(nil, r.header(), &first)); err != nil {
+	if err := r.Propose(c.ctx, func(h wire.EntryHeader) []byte { return wire.AppendStepEntry(nil, h, &first) }); err != nil {
 		t.Fatal(err)
 	}
 	cl0, j0 := c.worker(1, 0, 1)

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -20,7 +20,7 @@ type stepCluster struct {
 	ctx context.Context
 
 	mu      sync.Mutex
-	replica *replica
+	replica replica.Applier
 	steps   []int // bytes of the entries of steps
 }
 
@@ -28,7 +28,7 @@ func startStepCluster(t *testing.T) *stepCluster {
 	t.Helper()
 	c := &stepCluster{ctx: testContext(t)}
 	c.testCluster = startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
+		cfg.tamper = func(r replica.Applier, _ rowraft.Index, entry []byte) []byte {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.replica = r
@@ -374,7 +374,7 @@ func TestAHoldWaitsForNoOpenStep(t *testing.T) {
 	c.mu.Lock()
 	r := c.replica
 	c.mu.Unlock()
-	hold, err := r.gate.close(c.ctx, time.Minute)
+	release, err := r.Hold(c.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +383,7 @@ func TestAHoldWaitsForNoOpenStep(t *testing.T) {
 	if s := c.state(); s.LastClosed != 0 {
 		t.Errorf("a step was closed under a hold: %v", s)
 	}
-	hold.release()
+	release()
 	c.want(a, true, 2)
 	c.want(b, true, 2)
 	c.row(-2)

@@ -218,7 +218,7 @@ func TestShrinkATable(t *testing.T) {
 	}{
 		{"no such table", &rowraftv1.ShrinkTableRequest{Table: "other", Conditions: once}, 0, 1000, 1000, rowraft.CodeTableNotFound},
 		{"no condition", &rowraftv1.ShrinkTableRequest{Table: "tracked"}, 0, 1000, 1000, rowraft.CodeInvalidArgument},
-		{"counts that nobody keeps", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: once}, 0, 1000, 1000, rowraft.CodeInvalidArgument},
+		{"counts that no table keeps", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: once}, 0, 1000, 1000, rowraft.CodeInvalidArgument},
 		{"a dry run", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once, DryRun: true}, 700, 1000, 1000, 0},
 		{"pushed just now", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: &rowraftv1.SweepConditions{CountBelow: 2, UnseenTicks: &s.Expire}}, 0, 1000, 1000, 0},
 		{"by count", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once}, 700, 300, 1000, 0},

@@ -79,6 +79,6 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 		MapVersion: uint64(m.SlotsVersion), ClientId: append(tag[:], make([]byte, 8)...), Incarnation: 1, Seq: 1, Payload: segment(seg, []uint64{1}, make([]float32, 4)),
 	})
 	if err := rpc.FromStatus(err); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
-		t.Errorf("a push to a table whose owner nobody knows: %v", err)
+		t.Errorf("a push to a table without a known owner: %v", err)
 	}
 }

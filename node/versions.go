@@ -3,13 +3,12 @@ package node
 import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/scheduler"
-	"github.com/rowraft/rowraft/wire"
 )
 
 // mayLog refuses an entry for the log of a shard if some server of the cluster does not understand its
 // version: a replica with such an entry in its log stops.
 func (n *Node) mayLog(shard rowraft.ShardID, version rowraft.FormatVersion) error {
-	at := scheduler.FormatVersion(n.cluster.Load())
+	at := scheduler.FormatVersion(n.host.Map())
 	if version <= at {
 		return nil
 	}
@@ -19,15 +18,4 @@ func (n *Node) mayLog(shard rowraft.ShardID, version rowraft.FormatVersion) erro
 		return rowraft.Errorf(rowraft.CodeVersionTooNew, "shard %d: this needs a log entry of version %d, the cluster is at %d: %s", shard, version, at, oldest)
 	}
 	return rowraft.Errorf(rowraft.CodeStarting, "shard %d: this needs a log entry of version %d, the cluster is at %d as far as this server knows", shard, version, at)
-}
-
-// mayLogEntry is mayLog for an entry that this replica is about to propose. Pushes and steps skip it,
-// because they have the first version. An operation of a later version must be checked before it shares an
-// entry with others.
-func (r *replica) mayLogEntry(entry []byte) error {
-	h, _, err := wire.ParseEntryHeader(entry)
-	if err != nil || r.mayLogVersion == nil {
-		return err
-	}
-	return r.mayLogVersion(r.shard, h.Version)
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/node/replica"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -21,11 +21,12 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 		node  rowraft.NodeID
 		shard rowraft.ShardID
 	}
-	var replicas sync.Map // place → *replica, those that have applied an entry
+	var replicas sync.Map // place → replica.Applier, those that have applied an entry
 	i := 0
 	c := startClusterWith(t, 3, 2, func(cfg *Config) {
-		cfg.tamper = func(r *replica, _ rowraft.Index, entry []byte) []byte {
-			replicas.Store(place{r.node, r.shard}, r)
+		cfg.tamper = func(r replica.Applier, _ rowraft.Index, entry []byte) []byte {
+			node, shard := r.Place()
+			replicas.Store(place{node, shard}, r)
 			return entry
 		}
 		if cfg.Profile = "default"; i == 2 {
@@ -49,13 +50,14 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 		eventually(t, ctx, "the leader of a shard answers, and knows what all servers understand", func() bool {
 			final := false
 			replicas.Range(func(at, value any) bool {
-				r := value.(*replica)
-				if at.(place).shard != shard || r.mustLead() != nil {
+				r := value.(replica.Applier)
+				if at.(place).shard != shard || !r.Leads() {
 					return true
 				}
-				h := r.header()
-				h.Version = next
-				_, err = r.propose(ctx, wire.DropTableEntry(h, 12345))
+				err = r.Propose(ctx, func(h wire.EntryHeader) []byte {
+					h.Version = next
+					return wire.DropTableEntry(h, 12345)
+				})
 				final = err == nil || !rowraft.CodeOf(err).Retryable()
 				return !final
 			})
@@ -97,8 +99,7 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 // A server that knows no older server has an old map: the refusal is temporary, and a job does not end
 // because of it.
 func TestARefusalForAnOldMapIsNotFinal(t *testing.T) {
-	n := &Node{}
-	n.cluster.Store(&clustermap.Map{})
+	n := &Node{host: replica.New(replica.Options{})}
 	if err := n.mayLog(0, 2); rowraft.CodeOf(err) != rowraft.CodeStarting {
 		t.Errorf("before anything was heard: %v", err)
 	}

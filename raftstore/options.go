@@ -206,6 +206,10 @@ type GroupConfig struct {
 	// group never existed here. nil: the replica waits until another member adds it.
 	Bootstrap []Member
 
+	// Check, if set, is called with each entry that Propose gets. If it returns an error, the group does not propose
+	// the entry. Check must not wait, and must not keep the entry.
+	Check func(entry []byte) error
+
 	// OnLeader, if set, is called on its own goroutine when this replica becomes leader or stops being leader, never
 	// concurrently. Changes that are faster than OnLeader are merged: it may see term 5 true and then term 8 true, or
 	// the same true twice. The state may have changed again by then: Leader returns the current one. The last call

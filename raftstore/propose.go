@@ -104,6 +104,11 @@ func (g *Group) Propose(entry []byte) *Future {
 			RetryAfter: time.Second,
 		})
 	}
+	if g.cfg.Check != nil {
+		if err := g.cfg.Check(entry); err != nil {
+			return refused(err)
+		}
+	}
 	n, err := g.running()
 	if err != nil {
 		return refused(err)

@@ -1,0 +1,123 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// sizes records the size of an entry and ends the batcher: no future can be made here.
+type sizes struct{ entry []int }
+
+func (s *sizes) Propose(entry []byte) *raftstore.Future {
+	s.entry = append(s.entry, len(entry))
+	runtime.Goexit()
+	return nil
+}
+
+// Raft's limits count entries, so an entry is about half a MiB whatever the queue holds: 32 of them fill
+// one AppendEntries.
+func TestEntriesAreOfTheTargetSize(t *testing.T) {
+	for _, partBytes := range []int{100, 64 << 10, 300 << 10, 1 << 20} {
+		group := &sizes{}
+		b := &batcher{
+			group:  group,
+			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
+			queue:  make(chan *waiting, maxQueuedParts),
+			ahead:  make(chan proposed, maxEntriesAhead),
+			stop:   make(chan struct{}),
+		}
+		for range min(maxQueuedParts, 4<<20/partBytes) {
+			if _, err := b.submit(t.Context(), wire.Part{Payload: make([]byte, partBytes)}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		go b.pack()
+		<-b.ahead // closed
+		if len(group.entry) != 1 {
+			t.Fatalf("parts of %d bytes: %d entries", partBytes, len(group.entry))
+		}
+		want := rowraft.TargetEntryBytes
+		if partBytes > want {
+			want = partBytes + 1<<10 // in an entry alone
+		}
+		if got := group.entry[0]; got > want || got < want/2 && partBytes >= 64<<10 {
+			t.Errorf("parts of %d bytes make an entry of %d, want up to %d", partBytes, got, want)
+		}
+	}
+	if 32*rowraft.TargetEntryBytes > 16<<20 {
+		t.Errorf("32 entries of %d bytes do not fit an RPC of a second", rowraft.TargetEntryBytes)
+	}
+}
+
+// A client without an answer in time sends the same number again while the first copy still waits for the
+// log.
+func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
+	for _, stays := range []bool{false, true} {
+		group := &sizes{}
+		b := &batcher{
+			group:  group,
+			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
+			queue:  make(chan *waiting, maxQueuedParts),
+			ahead:  make(chan proposed, maxEntriesAhead),
+			stop:   make(chan struct{}),
+		}
+		part := func() wire.Part { return wire.Part{Seq: 7, Payload: make([]byte, 1000)} }
+		left, leave := context.WithCancel(t.Context())
+		for range 5 {
+			if _, err := b.submit(left, part(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		leave()
+		if stays {
+			if _, err := b.submit(t.Context(), part(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ended := make(chan struct{})
+		go func() { defer close(ended); b.pack() }()
+		for b.queuedBytes() > 0 {
+			runtime.Gosched()
+		}
+		close(b.stop)
+		<-ended
+		want := 0
+		if stays {
+			last := part()
+			want = wire.EntryHeaderSize + last.Size()
+		}
+		if got := slices.Concat(group.entry, []int{0})[0]; len(group.entry) > 1 || got != want {
+			t.Errorf("the last caller stays: %v; entries of %v bytes, want one of %d", stays, group.entry, want)
+		}
+	}
+}
+
+func (b *batcher) queuedBytes() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.queued
+}
+
+// Each group keeps free segments: with many groups the segments are small.
+func TestSegmentsOfAllGroupsAreBounded(t *testing.T) {
+	for _, tc := range []struct{ shards, want int }{{1, 64 << 20}, {8, 64 << 20}, {32, 16 << 20}, {64, 8 << 20}, {256, 8 << 20}} {
+		m := &clustermap.Map{}
+		for s := range tc.shards {
+			m.Shards = append(m.Shards, clustermap.Shard{Replicas: []clustermap.Replica{{Node: "a"}, {Node: rowraft.NodeID(fmt.Sprint(s))}}})
+		}
+		if got := segmentSize(m, "a"); got != tc.want {
+			t.Errorf("with %d replicas a segment has %d bytes, want %d", tc.shards, got, tc.want)
+		}
+		if got := segmentSize(m, "0"); got != 64<<20 {
+			t.Errorf("with one replica of %d shards a segment has %d bytes", tc.shards, got)
+		}
+	}
+}

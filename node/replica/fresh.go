@@ -1,0 +1,244 @@
+package replica
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/canary"
+)
+
+// bound is the maximum age of the rows of a read.
+type bound struct {
+	maxAge time.Duration
+	maxLag uint64 // 0: any
+}
+
+// proof shows that a replica has everything that was acknowledged before a moment.
+type proof struct {
+	sent moment // when the replica sent its probe; zero: there is no proof
+	lag  uint64 // entries known to be committed but not applied
+}
+
+// age returns the age of p; 0 if p proves nothing.
+func (p proof) age() time.Duration {
+	if a := p.sent.age(); a == 0 || !canary.Is(canary.YoungClaims) {
+		return a
+	}
+	return 1
+}
+
+func (p proof) young(maxAge time.Duration) bool { a := p.age(); return a > 0 && a <= maxAge }
+
+func (p proof) meets(b bound) bool {
+	return p.young(b.maxAge) && (b.maxLag == 0 || p.lag <= b.maxLag)
+}
+
+// freshness tracks how old the state of a replica may be, whichever replica leads.
+//
+// A replica sends the leader a probe: it requests an index that covers everything acknowledged. The leader
+// answers after a majority has confirmed, later than the request, that it leads. Once the replica has
+// applied that index, its state is as new as the moment at which it sent the probe. The replica counts the
+// age on its own clock from before the request. So neither the leader's clock, nor the delay of an answer,
+// nor a pause of either process makes the state look younger than it is. Raft's time of last contact proves
+// nothing: a leader may have been replaced, and a follower that gets no entries still gets heartbeats.
+//
+// The replica probes while reads arrive, and for keepFor afterwards. The interval is a quarter of the
+// requested age, so that reads find a proof that outlasts a change of leaders. All readers share the
+// probes.
+type freshness struct {
+	ctx     context.Context // ends with the replica
+	probe   func(context.Context) (rowraft.Index, error)
+	applied func() rowraft.Index
+	wait    func(context.Context, rowraft.Index) error // waits until the index is applied
+	boot    func() int64                               // clock of the kernel
+
+	urgent chan struct{} // a reader waits for the next probe; capacity 1
+	keeper sync.WaitGroup
+
+	mu      sync.Mutex
+	proved  moment
+	known   rowraft.Index // highest index that a probe has returned
+	open    []answered    // probes with an index above the applied one, ascending
+	ended   chan struct{} // closed at the end of the next probe
+	keeping bool          // the goroutine of keep runs
+	maxAge  time.Duration // the shortest age requested
+	askedAt time.Time     // last request of maxAge
+	closed  bool
+}
+
+// answered is a probe whose index is not applied yet.
+type answered struct {
+	sent  moment
+	index rowraft.Index
+}
+
+const (
+	// keepFor is how long a replica continues to probe after the last read.
+	keepFor = 30 * time.Second
+	// maxOpen limits the answered probes that a lagging replica remembers.
+	maxOpen = 8
+
+	probeTimeout  = time.Second
+	probeRetry    = 20 * time.Millisecond // pause after a failed probe; it grows up to probeRetryMax
+	probeRetryMax = 100 * time.Millisecond
+	minProbePause = 5 * time.Millisecond
+	maxProbePause = 2500 * time.Millisecond
+)
+
+func newFreshness(ctx context.Context, probe func(context.Context) (rowraft.Index, error), applied func() rowraft.Index, wait func(context.Context, rowraft.Index) error) *freshness {
+	return &freshness{
+		ctx: ctx, probe: probe, applied: applied, wait: wait, boot: bootTime,
+		urgent: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
+}
+
+// close waits for the goroutine of keep, which ends with ctx.
+func (f *freshness) close() {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	f.keeper.Wait()
+}
+
+// await returns a proof that meets b, for a state that reads see from now on. If ctx ends first, it returns
+// the best proof it has, and false.
+func (f *freshness) await(ctx context.Context, b bound) (proof, bool) {
+	for {
+		p, next := f.look(b)
+		if p.meets(b) {
+			return p, true
+		}
+		if next.index > 0 {
+			if f.wait(ctx, next.index) != nil {
+				return p, false
+			}
+			continue
+		}
+		select {
+		case <-next.ended:
+		case <-ctx.Done():
+			return p, false
+		case <-f.ctx.Done():
+			return p, false
+		}
+	}
+}
+
+// event is what a reader waits for: an applied index or, if index is 0, the end of a probe.
+type event struct {
+	index rowraft.Index
+	ended <-chan struct{}
+}
+
+// look returns the current proof, keeps the probes running, and returns the event to wait for if the proof
+// does not meet b.
+func (f *freshness) look(b bound) (proof, event) {
+	applied := f.applied()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.settleLocked(applied)
+	p := proof{sent: f.proved}
+	if f.known > applied {
+		p.lag = uint64(f.known - applied)
+	}
+	f.demandLocked(b.maxAge)
+	switch {
+	case p.meets(b):
+		return p, event{}
+	case p.young(b.maxAge):
+		return p, event{index: f.known - rowraft.Index(b.maxLag)}
+	}
+	for _, a := range f.open {
+		if a.sent.age() <= b.maxAge {
+			return p, event{index: a.index}
+		}
+	}
+	select {
+	case f.urgent <- struct{}{}:
+	default:
+	}
+	return p, event{ended: f.ended}
+}
+
+// settleLocked makes proofs of the answered probes whose index is applied.
+func (f *freshness) settleLocked(applied rowraft.Index) {
+	for len(f.open) > 0 && f.open[0].index <= applied {
+		f.proved = f.open[0].sent
+		f.open = f.open[1:]
+	}
+}
+
+// demandLocked records that a read requests maxAge, and starts keep if it does not run.
+func (f *freshness) demandLocked(maxAge time.Duration) {
+	t := time.Now()
+	if maxAge <= f.maxAge || t.Sub(f.askedAt) > keepFor {
+		f.maxAge, f.askedAt = maxAge, t
+	}
+	if !f.keeping && !f.closed {
+		f.keeping = true
+		f.keeper.Go(f.keep)
+	}
+}
+
+// keep probes until no read has arrived for keepFor.
+func (f *freshness) keep() {
+	retry := time.Duration(0)
+	for {
+		select {
+		case <-f.urgent: // this probe serves the reader that sent it
+		default:
+		}
+		err := f.probeOnce()
+		pause, on := f.pause()
+		if !on {
+			return
+		}
+		urgent := f.urgent
+		if err != nil { // after a failure, a waiting reader does not shorten the pause
+			retry = min(max(2*retry, probeRetry), probeRetryMax)
+			pause, urgent = min(pause, retry), nil
+		} else {
+			retry = 0
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-urgent:
+		case <-f.ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+// pause returns the time until the next probe; false ends keep.
+func (f *freshness) pause() (time.Duration, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ctx.Err() != nil || time.Since(f.askedAt) > keepFor {
+		f.keeping = false
+		return 0, false
+	}
+	return min(max(f.maxAge/4, minProbePause), maxProbePause), true
+}
+
+// probeOnce sends one probe to the leader and records the answer.
+func (f *freshness) probeOnce() error {
+	ctx, cancel := context.WithTimeout(f.ctx, probeTimeout)
+	defer cancel()
+	sent := moment{time.Now(), f.boot(), f.boot} // before the request: a later time would make the state look younger
+	index, err := f.probe(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		f.known = max(f.known, index)
+		if len(f.open) == maxOpen {
+			f.open = f.open[:maxOpen-1] // a replica that is this far behind can lose one answer
+		}
+		f.open = append(f.open, answered{sent, f.known})
+	}
+	close(f.ended)
+	f.ended = make(chan struct{})
+	return err
+}

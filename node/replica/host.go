@@ -1,0 +1,189 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/route"
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/vfs"
+	"github.com/rowraft/rowraft/node/admit"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// anyMapVersion marks calls that name a shard but were not split by a map.
+const anyMapVersion = ^uint64(0)
+
+// Options configures a Host.
+type Options struct {
+	Node    rowraft.NodeID // this server
+	FS      vfs.FS
+	DataDir string // the host records fences in it
+	// LogSegmentBytes is the size of a shard's log files; 0: by the number of replicas on the server.
+	LogSegmentBytes int
+
+	ProofEvery          time.Duration // see node.Config
+	SweepEvery          time.Duration
+	ScrubBytesPerSecond int
+
+	Admission *admit.Admission
+	Conns     *route.Pool     // connections to the other servers
+	Stopping  context.Context // ends when the services stop
+
+	Cluster func() rowraft.ClusterID                           // this server's cluster; "" before it belongs to one
+	Map     func() *clustermap.Map                             // the newest map that this server knows, maybe newer than that of Follow; or nil
+	Meta    func() *raftstore.Group                            // this server's member of the metadata group, or nil
+	MayLog  func(rowraft.ShardID, rowraft.FormatVersion) error // refuses a version that some server of the cluster does not understand
+
+	NodeStatus func() *rowraftv1.NodeStatusReply // describes the server, for the call of this name
+
+	// Tamper changes the entries that a replica applies. It is nil except in tests and canaries.
+	Tamper func(at Applier, index rowraft.Index, entry []byte) []byte
+
+	Logger *slog.Logger
+}
+
+// Host runs the replicas that the cluster map gives one server, and serves the calls for their shards.
+//
+// Open comes first, then Follow, Run and Close; the services answer from the beginning, and refuse until
+// Follow has started replicas. Goroutines: one watch per replica, and those of Run.
+type Host struct {
+	opts   Options
+	log    *slog.Logger
+	store  *raftstore.Store // set by Open
+	fences fences
+
+	// cluster is the map of the last Follow.
+	cluster atomic.Pointer[clustermap.Map]
+
+	watchers sync.WaitGroup // one per running replica
+
+	mu       sync.RWMutex
+	replicas map[rowraft.ShardID]*replica
+}
+
+// New returns a host without replicas.
+func New(opts Options) *Host {
+	if opts.Tamper == nil {
+		opts.Tamper = sabotage()
+	}
+	return &Host{
+		opts: opts, log: opts.Logger, replicas: make(map[rowraft.ShardID]*replica),
+		fences: fences{fs: opts.FS, log: opts.Logger, dir: filepath.Join(opts.DataDir, "fenced"), of: make(map[rowraft.ShardID]fencedReplica)},
+	}
+}
+
+// Open sets the store of the replicas' Raft groups.
+func (h *Host) Open(store *raftstore.Store) { h.store = store }
+
+// Register adds the services Table and Replicas to a gRPC server.
+func (h *Host) Register(s grpc.ServiceRegistrar) {
+	s.RegisterService(rpc.BeforeBodies(&rowraftv1.Table_ServiceDesc, h.refusals()), &tableService{h: h})
+	rowraftv1.RegisterReplicasServer(s, &replicaService{h: h})
+}
+
+// Map returns the map that the replicas follow; nil before the first one.
+func (h *Host) Map() *clustermap.Map { return h.cluster.Load() }
+
+// Run reads rows for damage and removes expired rows, until ctx ends.
+func (h *Host) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { h.scrub(ctx) })
+	wg.Go(func() { h.sweep(ctx) })
+	wg.Wait()
+}
+
+// Groups returns the Raft groups of the running replicas.
+func (h *Host) Groups() map[rowraft.ShardID]*raftstore.Group {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	groups := make(map[rowraft.ShardID]*raftstore.Group, len(h.replicas))
+	for id, r := range h.replicas {
+		groups[id] = r.group
+	}
+	return groups
+}
+
+func (h *Host) replica(s rowraft.ShardID) *replica {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.replicas[s]
+}
+
+// replicaFor returns the replica that a call is for, after a check of the versions that the call names.
+func (h *Host) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, error) {
+	id := rowraft.ShardID(shard)
+	m := h.cluster.Load()
+	// A server that restarts replays the metadata log: for a moment it follows a map from before the shards
+	// were created.
+	if m == nil || len(m.Shards) == 0 {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map with shards yet")
+	}
+	if int(shard) >= len(m.Shards) {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d does not exist: the cluster has %d", shard, len(m.Shards))
+	}
+	if have := rowraft.MapVersion(mapVersion); have < m.SlotsVersion {
+		return nil, &rowraft.WrongShardError{Shard: id, Have: have, Want: m.SlotsVersion}
+	}
+	r := h.replica(id)
+	if r == nil {
+		if f, ok := h.fences.get(id); ok {
+			return nil, f.err()
+		}
+		return nil, &rowraft.NotLeaderError{Shard: id}
+	}
+	if epoch > uint64(r.machine.Epoch()) {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d: the tables are of epoch %d, a restore to epoch %d is being finished", shard, r.machine.Epoch(), epoch)
+	}
+	if epoch != 0 && rowraft.TableEpoch(epoch) != r.machine.Epoch() {
+		return nil, &rowraft.RestoredError{Shard: id, Have: rowraft.TableEpoch(epoch), Want: r.machine.Epoch()}
+	}
+	return r, nil
+}
+
+// Close stops the replicas. Queued pushes get their results first.
+func (h *Host) Close() error {
+	h.mu.Lock()
+	replicas := h.replicas
+	h.replicas = make(map[rowraft.ShardID]*replica)
+	h.mu.Unlock()
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex
+		errs []error
+	)
+	for _, r := range replicas {
+		wg.Go(func() {
+			err := r.close()
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		})
+	}
+	wg.Wait()
+	h.watchers.Wait()
+	return errors.Join(errs...)
+}
+
+// conn returns a connection to another server.
+func (h *Host) conn(node rowraft.NodeID) (*grpc.ClientConn, error) {
+	m := h.opts.Map()
+	if m == nil {
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map yet")
+	}
+	to, ok := m.Node(node)
+	if !ok {
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not in the cluster map", node)
+	}
+	return h.opts.Conns.Get(to.Addr)
+}

@@ -1,0 +1,67 @@
+package replica
+
+import (
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rowraft/rowraft/raftstore"
+)
+
+// readCounts counts the bounded reads of a replica.
+type readCounts struct{ served, refused atomic.Uint64 }
+
+// replicaMetrics are numbers of a replica that its status message does not contain.
+var replicaMetrics = []struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(*replica, *raftstore.GroupStatus) float64
+}{
+	{desc("replica_unproved_entries", "Entries applied since the newest comparison at which this replica had the rows of the majority."), prometheus.GaugeValue,
+		func(r *replica, g *raftstore.GroupStatus) float64 {
+			return float64(max(g.AppliedIndex, r.machine.AgreedAt()) - r.machine.AgreedAt())
+		}},
+	{desc("replica_proof_age_seconds", "Time since that comparison; 0 if there was none since the server started. It grows while no row changes."), prometheus.GaugeValue,
+		func(r *replica, _ *raftstore.GroupStatus) float64 {
+			at := r.provedAt.Load()
+			if at == 0 {
+				return 0
+			}
+			return time.Since(time.Unix(0, at)).Seconds()
+		}},
+	{desc("shard_session_evictions_total", "Sessions of clients that made room for others."), prometheus.CounterValue,
+		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.machine.EvictedSessions()) }},
+	{desc("bounded_reads_total", "Bounded reads that this replica served."), prometheus.CounterValue,
+		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.reads.served.Load()) }},
+	{desc("bounded_reads_refused_total", "Bounded reads refused because this replica could not prove that its rows are as new as was asked."), prometheus.CounterValue,
+		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.reads.refused.Load()) }},
+	{desc("raft_snapshot_installs_total", "Snapshots of the leader that this replica took, because the leader's log began behind it."), prometheus.CounterValue,
+		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.Installs) }},
+	{desc("raft_restarts_total", "Restarts of the shard's raft in place, by its supervisor."), prometheus.CounterValue,
+		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.Restarts) }},
+	{desc("raft_backlog_bytes", "Entries committed and not applied here."), prometheus.GaugeValue,
+		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.BacklogBytes) }},
+}
+
+func desc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("rowraft_"+name, help, []string{"shard"}, nil)
+}
+
+// Describe sends the descriptions of what Collect sends.
+func (*Host) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range replicaMetrics {
+		ch <- d.desc
+	}
+}
+
+// Collect sends the metrics of the replicas that Status does not contain.
+func (h *Host) Collect(ch chan<- prometheus.Metric) {
+	for _, r := range h.runningReplicas() {
+		g := r.group.Status()
+		for _, d := range replicaMetrics {
+			ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(r, &g), strconv.Itoa(int(r.shard)))
+		}
+	}
+}

@@ -1,0 +1,290 @@
+package replica
+
+import (
+	"context"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/admit"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+)
+
+// leadReadTimeout is how long a pull waits for its minimum index.
+const leadReadTimeout = time.Second
+
+// boundedPatience bounds how long a replica waits to become fresh enough for a bounded read.
+// It is short, because another replica may be fresh enough already.
+const boundedPatience = 300 * time.Millisecond
+
+// maxAhead is how far beyond the log of a replica a bounded read may ask, in entries. A replica may lag,
+// but not by the writes of days: an index beyond that is an error of the caller.
+const maxAhead = 1 << 32
+
+// pulled is the result of a pull.
+type pulled struct {
+	payload []byte
+	index   rowraft.Index // the rows reflect this index or a later one
+	age     time.Duration // for a bounded read: the age and lag of the rows
+	lag     uint64
+}
+
+// Pull reads rows of one shard in the mode that the request names.
+func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	defer rpc.Pool.Release(req.Payload)
+	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
+	if err != nil {
+		return nil, err
+	}
+	t, err := r.admitPull(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	got, err := r.read(ctx, req, t)
+	if err == nil {
+		if err = r.mayTouch(ctx, req.Payload); err != nil { // again: admitPull may not have known the table
+			rpc.Pool.Release(got.payload)
+		}
+	}
+	if err != nil {
+		t.Release()
+		return nil, err
+	}
+	t.Shrink(len(got.payload)) // the request's bytes are released on return
+	admit.KeepUntilTaken(ctx, t)
+	return &rowraftv1.PullReply{
+		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age), Lag: got.lag,
+	}, nil
+}
+
+// admitPull checks a pull and counts the bytes of the request and of the reply. It does so on arrival,
+// because a pull may wait for a second and is in memory during that time. If this replica does not know
+// a table, which may be created while the pull waits, pullRows counts the reply.
+func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*admit.Ticket, error) {
+	if err := r.mayTouch(ctx, req.Payload); err != nil {
+		return nil, err
+	}
+	size, err := r.machine.ReplySize(req.Payload, req.Presence)
+	if err != nil && rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+		return nil, err
+	}
+	return r.admit.Admit(ctx, r.shard, admit.Pull, len(req.Payload)+size)
+}
+
+// read answers a pull in the requested mode.
+func (r *replica) read(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket) (pulled, error) {
+	minIndex := rowraft.Index(req.MinIndex)
+	switch req.Mode {
+	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:
+		return r.pull(ctx, req, t, false, minIndex)
+	case rowraftv1.ReadMode_READ_MODE_LINEARIZABLE:
+		return r.pull(ctx, req, t, true, minIndex)
+	case rowraftv1.ReadMode_READ_MODE_BOUNDED:
+		b, err := boundOf(req)
+		if err != nil {
+			return pulled{}, err
+		}
+		return r.pullBounded(ctx, req, t, b, minIndex)
+	}
+	return pulled{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded", req.Mode)
+}
+
+func boundOf(req *rowraftv1.PullRequest) (bound, error) {
+	b := bound{maxAge: time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge))), maxLag: req.MaxLag}
+	if b.maxAge == 0 {
+		return b, rowraft.Errorf(rowraft.CodeInvalidArgument, "a bounded read without max_age_ns: want 1 ns or more")
+	}
+	return b, nil
+}
+
+// maxMaxAge is a year: long enough for any age, and products of it do not overflow.
+const maxMaxAge = 365 * 24 * time.Hour
+
+// pull answers a read as the leader, not before minIndex is applied.
+func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
+	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {
+		return r.pullRows(req, t)
+	}
+	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
+	defer cancel()
+	if err := r.awaitServe(ctx); err != nil {
+		return got, err
+	}
+	if linearizable {
+		if minIndex, err = r.linearize(ctx, minIndex); err != nil {
+			return got, err
+		}
+	}
+	if r.machine.AppliedIndex() < minIndex {
+		// Every acknowledged push is in the log of the leader, so none is beyond its end: do not
+		// wait for one.
+		if last := r.group.LastIndex(); minIndex > last {
+			return got, &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex}
+		}
+		if err := r.awaitApplied(ctx, minIndex); err != nil {
+			return got, err
+		}
+	}
+	return r.pullRows(req, t)
+}
+
+// awaitApplied waits until entry index is applied. Errors: CodeTooStale; CodeOverloaded.
+func (r *replica) awaitApplied(ctx context.Context, index rowraft.Index) error {
+	err := r.group.WaitApplied(ctx, index)
+	if err == nil || rowraft.CodeOf(err) == rowraft.CodeOverloaded {
+		return err
+	}
+	return &rowraft.TooStaleError{Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: index}
+}
+
+// pullRows reads the rows of a pull that t admitted.
+func (r *replica) pullRows(req *rowraftv1.PullRequest, t *admit.Ticket) (got pulled, err error) {
+	var refused error
+	got.payload, got.index, err = r.machine.Pull(req.Payload, req.Presence, func(size int) []byte {
+		if refused = t.Grow(len(req.Payload) + size); refused != nil {
+			return nil
+		}
+		return rpc.Pool.Bytes(size)
+	})
+	if err != nil {
+		if refused != nil {
+			err = refused
+		}
+		return pulled{}, err
+	}
+	return got, nil
+}
+
+// knowsNoOtherLeader implements the sabotage canary.StaleReads: it proves no leadership.
+func (r *replica) knowsNoOtherLeader() bool {
+	node, _, me := r.group.Leader()
+	return me || node == ""
+}
+
+// linearize proves that this replica leads, waits until it has applied what was committed before
+// the call, and returns the index that a linearizable read needs, at least minIndex.
+func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraft.Index, error) {
+	index, err := readIndex(ctx, r.group, r.shard)
+	if err != nil {
+		return 0, err
+	}
+	if index > r.machine.AppliedIndex() {
+		index = 0 // it is of an entry of raft's own; readIndex has waited for all of ours before it
+	}
+	return max(index, minIndex), r.mustLead()
+}
+
+// pullBounded answers a read on any replica, if the replica can prove that its rows meet b when they are
+// read.
+func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, b bound, minIndex rowraft.Index) (pulled, error) {
+	if last := r.group.LastIndex(); minIndex > last && minIndex-last > maxAhead {
+		return pulled{}, r.tooStale(proof{}, b, minIndex)
+	}
+	ctx, cancel := context.WithTimeout(ctx, boundedPatience)
+	defer cancel()
+	for {
+		if err := r.maySpeak(); err != nil {
+			return pulled{}, err
+		}
+		p, ok := r.fresh.await(ctx, b)
+		if ok && r.machine.AppliedIndex() < minIndex {
+			ok = r.group.WaitApplied(ctx, minIndex) == nil
+		}
+		if !ok {
+			r.reads.refused.Add(1)
+			return pulled{}, r.tooStale(p, b, minIndex)
+		}
+		got, err := r.pullRows(req, t)
+		if err != nil {
+			return pulled{}, err
+		}
+		// The process may have been suspended since the proof.
+		if got.age, got.lag = p.age(), p.lag; got.age <= b.maxAge {
+			r.reads.served.Add(1)
+			return got, nil
+		}
+		rpc.Pool.Release(got.payload)
+		if ctx.Err() != nil {
+			r.reads.refused.Add(1)
+			return pulled{}, r.tooStale(p, b, minIndex)
+		}
+	}
+}
+
+func (r *replica) tooStale(p proof, b bound, minIndex rowraft.Index) error {
+	return &rowraft.TooStaleError{
+		Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex, Age: p.age(), MaxAge: b.maxAge, Lag: p.lag, MaxLag: b.maxLag,
+	}
+}
+
+// maySpeak reports why this replica may not answer for its shard, leader or not.
+func (r *replica) maySpeak() error {
+	select {
+	case <-r.fenced:
+		return r.whyFenced()
+	default:
+		return r.checkAgreed()
+	}
+}
+
+// leaderPoll is how often a probe without an answer checks whether another node leads.
+const leaderPoll = 50 * time.Millisecond
+
+// probe asks the leader of the shard of r for an index that covers all acknowledged pushes.
+func (h *Host) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
+	leader, _, me := r.group.Leader()
+	switch {
+	case me:
+		index, err := r.group.ReadIndex(ctx)
+		return index, ShardError(r.shard, err)
+	case leader == "":
+		return 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d has no leader", r.shard)
+	}
+	conn, err := h.conn(leader)
+	if err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// A leader that is suspended does not answer, and the shard soon has another one.
+	watch := time.AfterFunc(leaderPoll, func() { r.cancelWhenLedBy(ctx, cancel, leader) })
+	defer watch.Stop()
+	reply, err := rowraftv1.NewReplicasClient(conn).ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Shard: uint32(r.shard), Cluster: string(h.opts.Cluster())})
+	return rowraft.Index(reply.GetIndex()), err
+}
+
+// cancelWhenLedBy cancels ctx when a node other than notBy is known to lead. It returns when ctx ends.
+func (r *replica) cancelWhenLedBy(ctx context.Context, cancel context.CancelFunc, notBy rowraft.NodeID) {
+	t := time.NewTicker(leaderPoll)
+	defer t.Stop()
+	for ctx.Err() == nil {
+		if leader, _, _ := r.group.Leader(); leader != notBy && leader != "" {
+			cancel()
+			return
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// ReadIndex proves that this server leads a shard.
+func (s *replicaService) ReadIndex(ctx context.Context, req *rowraftv1.ReadIndexRequest) (*rowraftv1.ReadIndexReply, error) {
+	if have := s.h.opts.Cluster(); req.Cluster != string(have) {
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "this server is of cluster %s, the call is for cluster %q", have, req.Cluster)
+	}
+	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.maySpeak(); err != nil {
+		return nil, err
+	}
+	index, err := r.group.ReadIndex(ctx)
+	if err != nil {
+		return nil, ShardError(r.shard, err)
+	}
+	return &rowraftv1.ReadIndexReply{Index: uint64(index)}, nil
+}
