@@ -2,6 +2,7 @@ package replica
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -152,5 +153,21 @@ func TestDeletionIsFinished(t *testing.T) {
 	follow(t, h, left)
 	if _, err := os.Stat(crumbs); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("what a crash left is still there: %v", err)
+	}
+}
+
+// Each group keeps free segments: with many groups the segments are small.
+func TestSegmentsOfAllGroupsAreBounded(t *testing.T) {
+	for _, tc := range []struct{ shards, want int }{{1, 64 << 20}, {8, 64 << 20}, {32, 16 << 20}, {64, 8 << 20}, {256, 8 << 20}} {
+		m := &clustermap.Map{}
+		for s := range tc.shards {
+			m.Shards = append(m.Shards, clustermap.Shard{Replicas: []clustermap.Replica{{Node: "a"}, {Node: rowraft.NodeID(fmt.Sprint(s))}}})
+		}
+		if got := segmentSize(m, "a"); got != tc.want {
+			t.Errorf("with %d replicas a segment has %d bytes, want %d", tc.shards, got, tc.want)
+		}
+		if got := segmentSize(m, "0"); got != 64<<20 {
+			t.Errorf("with one replica of %d shards a segment has %d bytes", tc.shards, got)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/freshness"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -90,9 +91,9 @@ func (r *replica) read(ctx context.Context, req *rowraftv1.PullRequest, t *admit
 	return pulled{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded", req.Mode)
 }
 
-func boundOf(req *rowraftv1.PullRequest) (bound, error) {
-	b := bound{maxAge: time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge))), maxLag: req.MaxLag}
-	if b.maxAge == 0 {
+func boundOf(req *rowraftv1.PullRequest) (freshness.Bound, error) {
+	b := freshness.Bound{MaxAge: time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge))), MaxLag: req.MaxLag}
+	if b.MaxAge == 0 {
 		return b, rowraft.Errorf(rowraft.CodeInvalidArgument, "a bounded read without max_age_ns: want 1 ns or more")
 	}
 	return b, nil
@@ -177,9 +178,9 @@ func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraf
 
 // pullBounded answers a read on any replica, if the replica can prove that its rows meet b when they are
 // read.
-func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, b bound, minIndex rowraft.Index) (pulled, error) {
+func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, b freshness.Bound, minIndex rowraft.Index) (pulled, error) {
 	if last := r.group.LastIndex(); minIndex > last && minIndex-last > maxAhead {
-		return pulled{}, r.tooStale(proof{}, b, minIndex)
+		return pulled{}, r.tooStale(freshness.Lease{}, b, minIndex)
 	}
 	ctx, cancel := context.WithTimeout(ctx, boundedPatience)
 	defer cancel()
@@ -187,7 +188,7 @@ func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t
 		if err := r.maySpeak(); err != nil {
 			return pulled{}, err
 		}
-		p, ok := r.fresh.await(ctx, b)
+		p, ok := r.fresh.Await(ctx, b)
 		if ok && r.machine.AppliedIndex() < minIndex {
 			ok = r.group.WaitApplied(ctx, minIndex) == nil
 		}
@@ -200,7 +201,7 @@ func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t
 			return pulled{}, err
 		}
 		// The process may have been suspended since the proof.
-		if got.age, got.lag = p.age(), p.lag; got.age <= b.maxAge {
+		if got.age, got.lag = p.Age(), p.Lag; got.age <= b.MaxAge {
 			r.reads.served.Add(1)
 			return got, nil
 		}
@@ -212,9 +213,9 @@ func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t
 	}
 }
 
-func (r *replica) tooStale(p proof, b bound, minIndex rowraft.Index) error {
+func (r *replica) tooStale(p freshness.Lease, b freshness.Bound, minIndex rowraft.Index) error {
 	return &rowraft.TooStaleError{
-		Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex, Age: p.age(), MaxAge: b.maxAge, Lag: p.lag, MaxLag: b.maxLag,
+		Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex, Age: p.Age(), MaxAge: b.MaxAge, Lag: p.Lag, MaxLag: b.MaxLag,
 	}
 }
 

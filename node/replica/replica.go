@@ -14,6 +14,8 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/batch"
+	"github.com/rowraft/rowraft/node/freshness"
 	"github.com/rowraft/rowraft/node/steps"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
@@ -28,11 +30,11 @@ type replica struct {
 	id      rowraft.ReplicaID
 	machine *shard.Machine
 	group   *raftstore.Group
-	batch   *batcher
+	batch   *batch.Batcher
 	clock   logClock
 	gate    gate // a checkpoint holds pushes back before they reach batch
 	steps   *steps.Aggregator
-	fresh   *freshness
+	fresh   *freshness.Tracker
 	admit   *admit.Admission // of the server
 	log     *slog.Logger
 
@@ -137,8 +139,8 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 		r.cancel()
 		return nil, errors.Join(fmt.Errorf("shard %d: %w", s.ID, err), machine.Close())
 	}
-	r.fresh = newFreshness(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return h.probe(ctx, r) }, r.group.AppliedIndex, r.group.WaitApplied)
-	r.batch = newBatcher(r.group, r.header)
+	r.fresh = freshness.New(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return h.probe(ctx, r) }, r.group.AppliedIndex, r.group.WaitApplied)
+	r.batch = batch.New(r.group, r.header)
 	close(r.opened)
 	return r, nil
 }
@@ -190,9 +192,9 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 // close stops the replica. Queued pushes get their results first.
 func (r *replica) close() error {
 	r.cancel()
-	r.fresh.close()
+	r.fresh.Close()
 	r.steps.Stop()
-	r.batch.close()
+	r.batch.Close()
 	return errors.Join(r.group.Close(), r.machine.Close())
 }
 
@@ -255,12 +257,12 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 		rpc.Pool.Release(p.Payload)
 		return r.machine.AppliedIndex(), duplicate, err
 	}
-	done, err := r.batch.submit(ctx, p, t)
+	done, err := r.batch.Submit(ctx, p, t)
 	if err != nil {
 		t.Release()
 		return 0, false, err
 	}
-	result, err := wait(ctx, done)
+	result, err := batch.Wait(ctx, done)
 	if err != nil {
 		return 0, false, r.refused(ctx, err)
 	}

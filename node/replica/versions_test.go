@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/node/batch"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -29,12 +30,12 @@ func TestNothingPassesTheVersionCheck(t *testing.T) {
 			h.Version = version
 			return h
 		}
-		b := newBatcher(r.group, header)
-		done, err := b.submit(t.Context(), wire.Part{Op: wire.OpPush}, nil)
+		b := batch.New(r.group, header)
+		done, err := b.Submit(t.Context(), wire.Part{Op: wire.OpPush}, nil)
 		if err == nil {
-			_, err = wait(t.Context(), done)
+			_, err = batch.Wait(t.Context(), done)
 		}
-		b.close()
+		b.Close()
 		refused["a batch"] = err
 		if version == next { // apply cannot process this step
 			_, err = r.result(t.Context(), r.group.Propose(wire.AppendStepEntry(nil, header(), &wire.Step{Step: 1})))

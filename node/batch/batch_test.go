@@ -1,14 +1,12 @@
-package replica
+package batch
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -27,15 +25,15 @@ func (s *sizes) Propose(entry []byte) *raftstore.Future {
 func TestEntriesAreOfTheTargetSize(t *testing.T) {
 	for _, partBytes := range []int{100, 64 << 10, 300 << 10, 1 << 20} {
 		group := &sizes{}
-		b := &batcher{
+		b := &Batcher{
 			group:  group,
 			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
-			queue:  make(chan *waiting, maxQueuedParts),
+			queue:  make(chan *queuedPart, maxQueuedParts),
 			ahead:  make(chan proposed, maxEntriesAhead),
 			stop:   make(chan struct{}),
 		}
 		for range min(maxQueuedParts, 4<<20/partBytes) {
-			if _, err := b.submit(t.Context(), wire.Part{Payload: make([]byte, partBytes)}, nil); err != nil {
+			if _, err := b.Submit(t.Context(), wire.Part{Payload: make([]byte, partBytes)}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -62,23 +60,23 @@ func TestEntriesAreOfTheTargetSize(t *testing.T) {
 func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
 	for _, stays := range []bool{false, true} {
 		group := &sizes{}
-		b := &batcher{
+		b := &Batcher{
 			group:  group,
 			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
-			queue:  make(chan *waiting, maxQueuedParts),
+			queue:  make(chan *queuedPart, maxQueuedParts),
 			ahead:  make(chan proposed, maxEntriesAhead),
 			stop:   make(chan struct{}),
 		}
 		part := func() wire.Part { return wire.Part{Seq: 7, Payload: make([]byte, 1000)} }
 		left, leave := context.WithCancel(t.Context())
 		for range 5 {
-			if _, err := b.submit(left, part(), nil); err != nil {
+			if _, err := b.Submit(left, part(), nil); err != nil {
 				t.Fatal(err)
 			}
 		}
 		leave()
 		if stays {
-			if _, err := b.submit(t.Context(), part(), nil); err != nil {
+			if _, err := b.Submit(t.Context(), part(), nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -100,24 +98,8 @@ func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
 	}
 }
 
-func (b *batcher) queuedBytes() int {
+func (b *Batcher) queuedBytes() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.queued
-}
-
-// Each group keeps free segments: with many groups the segments are small.
-func TestSegmentsOfAllGroupsAreBounded(t *testing.T) {
-	for _, tc := range []struct{ shards, want int }{{1, 64 << 20}, {8, 64 << 20}, {32, 16 << 20}, {64, 8 << 20}, {256, 8 << 20}} {
-		m := &clustermap.Map{}
-		for s := range tc.shards {
-			m.Shards = append(m.Shards, clustermap.Shard{Replicas: []clustermap.Replica{{Node: "a"}, {Node: rowraft.NodeID(fmt.Sprint(s))}}})
-		}
-		if got := segmentSize(m, "a"); got != tc.want {
-			t.Errorf("with %d replicas a segment has %d bytes, want %d", tc.shards, got, tc.want)
-		}
-		if got := segmentSize(m, "0"); got != 64<<20 {
-			t.Errorf("with one replica of %d shards a segment has %d bytes", tc.shards, got)
-		}
-	}
 }

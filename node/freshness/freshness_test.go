@@ -1,4 +1,4 @@
-package replica
+package freshness
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 
 // probed is a replica whose log, and whose leader's log, a test moves.
 type probed struct {
-	*freshness
+	*Tracker
 	end     context.CancelFunc
 	at      atomic.Uint64 // applied index
 	commit  atomic.Uint64 // index that the leader answers
@@ -26,7 +26,7 @@ func newProbed(t *testing.T, takes time.Duration) *probed {
 	p := &probed{takes: takes}
 	ctx, end := context.WithCancel(t.Context())
 	p.end = end
-	p.freshness = newFreshness(ctx, func(ctx context.Context) (rowraft.Index, error) {
+	p.Tracker = New(ctx, func(ctx context.Context) (rowraft.Index, error) {
 		index := rowraft.Index(p.commit.Load())
 		select {
 		case <-time.After(p.takes):
@@ -58,13 +58,13 @@ func (p *probed) set(commit, at uint64) {
 	p.at.Store(at)
 }
 
-func (p *probed) stop() { p.end(); p.close() }
+func (p *probed) stop() { p.end(); p.Close() }
 
 // read waits for a proof for up to 300 ms, as a pull does.
-func (p *probed) read(t *testing.T, b bound) (proof, bool) {
-	ctx, cancel := context.WithTimeout(t.Context(), boundedPatience)
+func (p *probed) read(t *testing.T, b Bound) (Lease, bool) {
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	return p.await(ctx, b)
+	return p.Await(ctx, b)
 }
 
 // The age counts from the request to the leader, however late the answer arrives and however late its index
@@ -75,11 +75,11 @@ func TestAgeIsCountedFromTheQuestion(t *testing.T) {
 		defer p.stop()
 		p.set(10, 0)
 		time.AfterFunc(150*time.Millisecond, func() { p.at.Store(10) }) // the next probe is answered after 200 ms
-		got, ok := p.read(t, bound{maxAge: time.Second})
-		if !ok || got.age() < 150*time.Millisecond {
-			t.Fatalf("an index that was asked for 150 ms ago and applied now: age %v, %v", got.age(), ok)
+		got, ok := p.read(t, Bound{MaxAge: time.Second})
+		if !ok || got.Age() < 150*time.Millisecond {
+			t.Fatalf("an index that was asked for 150 ms ago and applied now: age %v, %v", got.Age(), ok)
 		}
-		if _, ok := p.read(t, bound{maxAge: 50 * time.Millisecond}); ok {
+		if _, ok := p.read(t, Bound{MaxAge: 50 * time.Millisecond}); ok {
 			t.Error("50 ms were proved by a leader who takes 100 ms to answer")
 		}
 	})
@@ -91,23 +91,23 @@ func TestAReplicaThatAppliesNothingGrowsOld(t *testing.T) {
 		p := newProbed(t, 0)
 		defer p.stop()
 		p.set(10, 10)
-		if got, ok := p.read(t, bound{maxAge: time.Second}); !ok || got.lag != 0 {
-			t.Fatalf("a replica that has everything: lag %d, %v", got.lag, ok)
+		if got, ok := p.read(t, Bound{MaxAge: time.Second}); !ok || got.Lag != 0 {
+			t.Fatalf("a replica that has everything: lag %d, %v", got.Lag, ok)
 		}
 		for i := range 20 {
 			p.commit.Add(5)
 			time.Sleep(200 * time.Millisecond) //tidy:allow sleep virtual time
-			got, ok := p.read(t, bound{maxAge: time.Second})
+			got, ok := p.read(t, Bound{MaxAge: time.Second})
 			if late := i >= 5; ok == late && i != 4 {
-				t.Errorf("%d × 200 ms after its last entry a replica proves %v for 1 s (age %v)", i+1, ok, got.age())
+				t.Errorf("%d × 200 ms after its last entry a replica proves %v for 1 s (age %v)", i+1, ok, got.Age())
 			}
 		}
-		if got, _ := p.read(t, bound{maxAge: time.Second}); got.lag != 100 || got.age() < 4*time.Second {
-			t.Errorf("100 entries and more than 4 s behind, it says %d and %v", got.lag, got.age())
+		if got, _ := p.read(t, Bound{MaxAge: time.Second}); got.Lag != 100 || got.Age() < 4*time.Second {
+			t.Errorf("100 entries and more than 4 s behind, it says %d and %v", got.Lag, got.Age())
 		}
 		p.at.Store(p.commit.Load())
-		if got, ok := p.read(t, bound{maxAge: time.Second}); !ok || got.lag != 0 {
-			t.Errorf("when it has caught up it says %d entries, %v, %v", got.lag, got.age(), ok)
+		if got, ok := p.read(t, Bound{MaxAge: time.Second}); !ok || got.Lag != 0 {
+			t.Errorf("when it has caught up it says %d entries, %v, %v", got.Lag, got.Age(), ok)
 		}
 	})
 }
@@ -117,16 +117,16 @@ func TestAReplicaGrowsOldInItsSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 0)
 		defer p.stop()
-		b := bound{maxAge: time.Minute}
+		b := Bound{MaxAge: time.Minute}
 		p.read(t, b)
 		p.gone.Store(true)
 		p.asleep.Add(int64(59 * time.Second))
-		if got, ok := p.read(t, b); !ok || got.age() < 59*time.Second {
-			t.Errorf("after 59 s of sleep: age %v, %v", got.age(), ok)
+		if got, ok := p.read(t, b); !ok || got.Age() < 59*time.Second {
+			t.Errorf("after 59 s of sleep: age %v, %v", got.Age(), ok)
 		}
 		p.asleep.Add(int64(2 * time.Second))
-		if got, ok := p.read(t, b); ok || got.age() < 61*time.Second {
-			t.Errorf("after 61 s of sleep: age %v, %v", got.age(), ok)
+		if got, ok := p.read(t, b); ok || got.Age() < 61*time.Second {
+			t.Errorf("after 61 s of sleep: age %v, %v", got.Age(), ok)
 		}
 	})
 }
@@ -137,7 +137,7 @@ func TestProofsOutlastALeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 0)
 		defer p.stop()
-		b := bound{maxAge: 2 * time.Second}
+		b := Bound{MaxAge: 2 * time.Second}
 		p.read(t, b)
 		p.gone.Store(true)
 		served := time.Duration(0)
@@ -151,7 +151,7 @@ func TestProofsOutlastALeader(t *testing.T) {
 		}
 		p.gone.Store(false)
 		if got, ok := p.read(t, b); !ok {
-			t.Errorf("with a leader again: age %v", got.age())
+			t.Errorf("with a leader again: age %v", got.Age())
 		}
 	})
 }
@@ -162,19 +162,19 @@ func TestLagIsBounded(t *testing.T) {
 		p := newProbed(t, 0)
 		defer p.stop()
 		p.set(10, 10)
-		p.read(t, bound{maxAge: time.Minute})
+		p.read(t, Bound{MaxAge: time.Minute})
 		p.set(30, 10)
 		time.Sleep(maxProbePause) //tidy:allow sleep virtual time
 		synctest.Wait()
-		if got, ok := p.read(t, bound{maxAge: time.Minute, maxLag: 20}); !ok || got.lag != 20 {
-			t.Errorf("20 entries behind, for a lag of 20: %d, %v", got.lag, ok)
+		if got, ok := p.read(t, Bound{MaxAge: time.Minute, MaxLag: 20}); !ok || got.Lag != 20 {
+			t.Errorf("20 entries behind, for a lag of 20: %d, %v", got.Lag, ok)
 		}
-		if got, ok := p.read(t, bound{maxAge: time.Minute, maxLag: 19}); ok || got.lag != 20 {
-			t.Errorf("20 entries behind, for a lag of 19: %d, %v", got.lag, ok)
+		if got, ok := p.read(t, Bound{MaxAge: time.Minute, MaxLag: 19}); ok || got.Lag != 20 {
+			t.Errorf("20 entries behind, for a lag of 19: %d, %v", got.Lag, ok)
 		}
 		time.AfterFunc(100*time.Millisecond, func() { p.at.Store(12) })
-		if got, ok := p.read(t, bound{maxAge: time.Minute, maxLag: 19}); !ok || got.lag != 18 {
-			t.Errorf("18 entries behind after 100 ms: %d, %v", got.lag, ok)
+		if got, ok := p.read(t, Bound{MaxAge: time.Minute, MaxLag: 19}); !ok || got.Lag != 18 {
+			t.Errorf("18 entries behind after 100 ms: %d, %v", got.Lag, ok)
 		}
 	})
 }
@@ -185,7 +185,7 @@ func TestProbesAreFewAndEnd(t *testing.T) {
 		p := newProbed(t, 0)
 		defer p.stop()
 		for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(time.Millisecond) { //tidy:allow sleep virtual time
-			if _, ok := p.read(t, bound{maxAge: 4 * time.Second}); !ok {
+			if _, ok := p.read(t, Bound{MaxAge: 4 * time.Second}); !ok {
 				t.Fatal("no proof")
 			}
 		}
@@ -198,7 +198,7 @@ func TestProbesAreFewAndEnd(t *testing.T) {
 		if n := p.answers.Load(); n != before {
 			t.Errorf("%d probes in an hour without a reader", n-before)
 		}
-		if _, ok := p.read(t, bound{maxAge: time.Second}); !ok {
+		if _, ok := p.read(t, Bound{MaxAge: time.Second}); !ok {
 			t.Error("no proof for the first read after an hour")
 		}
 	})

@@ -1,4 +1,4 @@
-package replica
+package batch
 
 import (
 	"context"
@@ -22,20 +22,20 @@ const (
 	maxEntriesAhead = 8 // entries proposed and not yet applied
 )
 
-// proposer is the part of a Raft group that the batcher needs.
-type proposer interface {
+// Proposer is the part of a Raft group that the batcher needs.
+type Proposer interface {
 	Propose(entry []byte) *raftstore.Future
 }
 
-// batcher packs the waiting pushes of a shard into one log entry, so that they share an fsync.
+// Batcher packs the waiting pushes of a shard into one log entry, so that they share an fsync.
 //
 // Goroutines: pack takes parts from queue and proposes entries; finish waits for the entries in log order
-// and gives the parts their results. close ends both after every part has a result.
-type batcher struct {
-	group  proposer
+// and gives the parts their results. Close ends both after every part has a result.
+type Batcher struct {
+	group  Proposer
 	header func() wire.EntryHeader // log time and epoch of the next entry
 
-	queue chan *waiting
+	queue chan *queuedPart
 	ahead chan proposed
 	stop  chan struct{}
 	wg    sync.WaitGroup
@@ -45,10 +45,10 @@ type batcher struct {
 	closed bool
 }
 
-// waiting is one part on its way into the log: the batch of a client, as an entry holds it.
+// queuedPart is one part on its way into the log: the batch of a client, as an entry holds it.
 // The batcher owns the part's payload and returns it to the pool once it is copied into the
 // entry.
-type waiting struct {
+type queuedPart struct {
 	ctx  context.Context // the caller's; if it ends before the part is proposed, the part is dropped
 	part wire.Part
 	done chan shard.PartResult // capacity 1: the caller may have stopped waiting
@@ -56,8 +56,8 @@ type waiting struct {
 	ticket *admit.Ticket // held until the part has a result, whether or not the caller waits
 }
 
-// answer gives the part its result.
-func (w *waiting) answer(r shard.PartResult) {
+// respond gives the part its result.
+func (w *queuedPart) respond(r shard.PartResult) {
 	w.ticket.Release()
 	w.done <- r
 }
@@ -65,14 +65,14 @@ func (w *waiting) answer(r shard.PartResult) {
 // proposed is an entry in the log or on its way there, with its parts in the entry's order.
 type proposed struct {
 	future *raftstore.Future
-	parts  []*waiting
+	parts  []*queuedPart
 }
 
-func newBatcher(group proposer, header func() wire.EntryHeader) *batcher {
-	b := &batcher{
+func New(group Proposer, header func() wire.EntryHeader) *Batcher {
+	b := &Batcher{
 		group:  group,
 		header: header,
-		queue:  make(chan *waiting, maxQueuedParts),
+		queue:  make(chan *queuedPart, maxQueuedParts),
 		ahead:  make(chan proposed, maxEntriesAhead),
 		stop:   make(chan struct{}),
 	}
@@ -81,11 +81,11 @@ func newBatcher(group proposer, header func() wire.EntryHeader) *batcher {
 	return b
 }
 
-// submit queues a part and returns the channel for its result; t is released before the
-// result is sent. submit never waits: if the queue is full it returns CodeOverloaded, and the
+// Submit queues a part and returns the channel for its result; t is released before the
+// result is sent. Submit never waits: if the queue is full it returns CodeOverloaded, and the
 // caller still owns t.
-func (b *batcher) submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-chan shard.PartResult, error) {
-	w := &waiting{ctx: ctx, part: p, done: make(chan shard.PartResult, 1), ticket: t}
+func (b *Batcher) Submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-chan shard.PartResult, error) {
+	w := &queuedPart{ctx: ctx, part: p, done: make(chan shard.PartResult, 1), ticket: t}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
@@ -103,9 +103,9 @@ func (b *batcher) submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-c
 	}
 }
 
-// close ends the parts in the queue with CodeClosing, and waits for the results of the entries
+// Close ends the parts in the queue with CodeClosing, and waits for the results of the entries
 // that are proposed.
-func (b *batcher) close() {
+func (b *Batcher) Close() {
 	b.mu.Lock()
 	closed := b.closed
 	b.closed = true
@@ -118,9 +118,9 @@ func (b *batcher) close() {
 
 // pack is the goroutine that builds entries: of all parts in the queue, up to TargetEntryBytes.
 // A part that is larger is an entry by itself.
-func (b *batcher) pack() {
+func (b *Batcher) pack() {
 	defer close(b.ahead)
-	var held *waiting // taken from the queue, too large for the last entry
+	var held *queuedPart // taken from the queue, too large for the last entry
 	for {
 		first := held
 		held = nil
@@ -132,7 +132,7 @@ func (b *batcher) pack() {
 				return
 			}
 		}
-		parts, size := []*waiting{first}, wire.EntryHeaderSize+first.part.Size()
+		parts, size := []*queuedPart{first}, wire.EntryHeaderSize+first.part.Size()
 		for held == nil {
 			next := b.poll()
 			if next == nil {
@@ -150,7 +150,7 @@ func (b *batcher) pack() {
 }
 
 // poll takes a part from the queue, nil if there is none.
-func (b *batcher) poll() *waiting {
+func (b *Batcher) poll() *queuedPart {
 	select {
 	case w := <-b.queue:
 		return w
@@ -160,7 +160,7 @@ func (b *batcher) poll() *waiting {
 }
 
 // propose makes one entry of parts and proposes it.
-func (b *batcher) propose(parts []*waiting, size int) {
+func (b *Batcher) propose(parts []*queuedPart, size int) {
 	parts = b.dropAbandoned(parts)
 	if len(parts) == 0 {
 		return
@@ -179,7 +179,7 @@ func (b *batcher) propose(parts []*waiting, size int) {
 	rpc.Pool.Put(buf)
 	if canary.Is(canary.AckBeforeCommit) {
 		for _, w := range parts {
-			w.answer(shard.PartResult{})
+			w.respond(shard.PartResult{})
 		}
 		parts = nil
 	}
@@ -191,13 +191,13 @@ func (b *batcher) propose(parts []*waiting, size int) {
 // dropAbandoned subtracts parts from the queued bytes and returns those whose caller still
 // waits. It ends the others: their client sends them again, so under overload each copy in the
 // queue would take room in the log for nothing.
-func (b *batcher) dropAbandoned(parts []*waiting) []*waiting {
+func (b *Batcher) dropAbandoned(parts []*queuedPart) []*queuedPart {
 	kept, bytes := parts[:0], 0
 	for _, w := range parts {
 		bytes += w.part.Size()
 		if w.ctx.Err() != nil {
 			rpc.Pool.Release(w.part.Payload)
-			w.answer(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline, "the caller stopped waiting before the push was proposed")})
+			w.respond(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline, "the caller stopped waiting before the push was proposed")})
 			continue
 		}
 		kept = append(kept, w)
@@ -209,42 +209,42 @@ func (b *batcher) dropAbandoned(parts []*waiting) []*waiting {
 }
 
 // drain refuses the parts that are still queued: none of them was proposed.
-func (b *batcher) drain() {
+func (b *Batcher) drain() {
 	for w := b.poll(); w != nil; w = b.poll() {
-		w.answer(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")})
+		w.respond(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")})
 	}
 }
 
 // finish is the goroutine that gives parts their results, in log order.
-func (b *batcher) finish() {
+func (b *Batcher) finish() {
 	for p := range b.ahead {
-		answer(p)
+		deliver(p)
 	}
 }
 
-// answer waits for the result of an entry and gives each part its own.
-func answer(p proposed) {
+// deliver waits for the result of an entry and gives each part its own.
+func deliver(p proposed) {
 	result, _, err := p.future.Wait(context.Background())
 	applied, ok := result.(*shard.Applied)
 	if err == nil && (!ok || len(applied.Parts) != len(p.parts)) {
 		if rerr, isErr := result.(error); isErr {
 			err = rerr
 		} else {
-			err = rowraft.Errorf(rowraft.CodeInternal, "apply answered %T for an entry of %d parts", result, len(p.parts))
+			err = rowraft.Errorf(rowraft.CodeInternal, "apply returned %T for an entry of %d parts", result, len(p.parts))
 		}
 	}
 	for i, w := range p.parts {
 		if err != nil {
-			w.answer(shard.PartResult{Err: err})
+			w.respond(shard.PartResult{Err: err})
 			continue
 		}
-		w.answer(applied.Parts[i])
+		w.respond(applied.Parts[i])
 	}
 }
 
-// wait returns the result of a submitted part, or CodeDeadline if ctx ends first: then the
+// Wait returns the result of a submitted part, or CodeDeadline if ctx ends first: then the
 // part may still be applied.
-func wait(ctx context.Context, done <-chan shard.PartResult) (shard.PartResult, error) {
+func Wait(ctx context.Context, done <-chan shard.PartResult) (shard.PartResult, error) {
 	select {
 	case r := <-done:
 		return r, r.Err

@@ -1,4 +1,4 @@
-package replica
+package freshness
 
 import (
 	"context"
@@ -9,33 +9,33 @@ import (
 	"github.com/rowraft/rowraft/internal/canary"
 )
 
-// bound is the maximum age of the rows of a read.
-type bound struct {
-	maxAge time.Duration
-	maxLag uint64 // 0: any
+// Bound is the maximum age of the rows of a read.
+type Bound struct {
+	MaxAge time.Duration
+	MaxLag uint64 // 0: any
 }
 
-// proof shows that a replica has everything that was acknowledged before a moment.
-type proof struct {
+// Lease shows that a replica has everything that was acknowledged before a moment.
+type Lease struct {
 	sent moment // when the replica sent its probe; zero: there is no proof
-	lag  uint64 // entries known to be committed but not applied
+	Lag  uint64 // entries known to be committed but not applied
 }
 
-// age returns the age of p; 0 if p proves nothing.
-func (p proof) age() time.Duration {
+// Age returns the age of p; 0 if p proves nothing.
+func (p Lease) Age() time.Duration {
 	if a := p.sent.age(); a == 0 || !canary.Is(canary.YoungClaims) {
 		return a
 	}
 	return 1
 }
 
-func (p proof) young(maxAge time.Duration) bool { a := p.age(); return a > 0 && a <= maxAge }
+func (p Lease) young(maxAge time.Duration) bool { a := p.Age(); return a > 0 && a <= maxAge }
 
-func (p proof) meets(b bound) bool {
-	return p.young(b.maxAge) && (b.maxLag == 0 || p.lag <= b.maxLag)
+func (p Lease) meets(b Bound) bool {
+	return p.young(b.MaxAge) && (b.MaxLag == 0 || p.Lag <= b.MaxLag)
 }
 
-// freshness tracks how old the state of a replica may be, whichever replica leads.
+// Tracker tracks how old the state of a replica may be, whichever replica leads.
 //
 // A replica sends the leader a probe: it requests an index that covers everything acknowledged. The leader
 // answers after a majority has confirmed, later than the request, that it leads. Once the replica has
@@ -47,7 +47,7 @@ func (p proof) meets(b bound) bool {
 // The replica probes while reads arrive, and for keepFor afterwards. The interval is a quarter of the
 // requested age, so that reads find a proof that outlasts a change of leaders. All readers share the
 // probes.
-type freshness struct {
+type Tracker struct {
 	ctx     context.Context // ends with the replica
 	probe   func(context.Context) (rowraft.Index, error)
 	applied func() rowraft.Index
@@ -60,7 +60,7 @@ type freshness struct {
 	mu      sync.Mutex
 	proved  moment
 	known   rowraft.Index // highest index that a probe has returned
-	open    []answered    // probes with an index above the applied one, ascending
+	open    []openProbe   // probes with an index above the applied one, ascending
 	ended   chan struct{} // closed at the end of the next probe
 	keeping bool          // the goroutine of keep runs
 	maxAge  time.Duration // the shortest age requested
@@ -68,8 +68,8 @@ type freshness struct {
 	closed  bool
 }
 
-// answered is a probe whose index is not applied yet.
-type answered struct {
+// openProbe is an answered probe whose index is not applied yet.
+type openProbe struct {
 	sent  moment
 	index rowraft.Index
 }
@@ -87,24 +87,24 @@ const (
 	maxProbePause = 2500 * time.Millisecond
 )
 
-func newFreshness(ctx context.Context, probe func(context.Context) (rowraft.Index, error), applied func() rowraft.Index, wait func(context.Context, rowraft.Index) error) *freshness {
-	return &freshness{
+func New(ctx context.Context, probe func(context.Context) (rowraft.Index, error), applied func() rowraft.Index, wait func(context.Context, rowraft.Index) error) *Tracker {
+	return &Tracker{
 		ctx: ctx, probe: probe, applied: applied, wait: wait, boot: bootTime,
 		urgent: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 }
 
-// close waits for the goroutine of keep, which ends with ctx.
-func (f *freshness) close() {
+// Close waits for the goroutine of keep, which ends with ctx.
+func (f *Tracker) Close() {
 	f.mu.Lock()
 	f.closed = true
 	f.mu.Unlock()
 	f.keeper.Wait()
 }
 
-// await returns a proof that meets b, for a state that reads see from now on. If ctx ends first, it returns
+// Await returns a proof that meets b, for a state that reads see from now on. If ctx ends first, it returns
 // the best proof it has, and false.
-func (f *freshness) await(ctx context.Context, b bound) (proof, bool) {
+func (f *Tracker) Await(ctx context.Context, b Bound) (Lease, bool) {
 	for {
 		p, next := f.look(b)
 		if p.meets(b) {
@@ -134,24 +134,24 @@ type event struct {
 
 // look returns the current proof, keeps the probes running, and returns the event to wait for if the proof
 // does not meet b.
-func (f *freshness) look(b bound) (proof, event) {
+func (f *Tracker) look(b Bound) (Lease, event) {
 	applied := f.applied()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.settleLocked(applied)
-	p := proof{sent: f.proved}
+	f.confirmLocked(applied)
+	p := Lease{sent: f.proved}
 	if f.known > applied {
-		p.lag = uint64(f.known - applied)
+		p.Lag = uint64(f.known - applied)
 	}
-	f.demandLocked(b.maxAge)
+	f.demandLocked(b.MaxAge)
 	switch {
 	case p.meets(b):
 		return p, event{}
-	case p.young(b.maxAge):
-		return p, event{index: f.known - rowraft.Index(b.maxLag)}
+	case p.young(b.MaxAge):
+		return p, event{index: f.known - rowraft.Index(b.MaxLag)}
 	}
 	for _, a := range f.open {
-		if a.sent.age() <= b.maxAge {
+		if a.sent.age() <= b.MaxAge {
 			return p, event{index: a.index}
 		}
 	}
@@ -162,8 +162,8 @@ func (f *freshness) look(b bound) (proof, event) {
 	return p, event{ended: f.ended}
 }
 
-// settleLocked makes proofs of the answered probes whose index is applied.
-func (f *freshness) settleLocked(applied rowraft.Index) {
+// confirmLocked makes the newest answered probe whose index is applied the proof.
+func (f *Tracker) confirmLocked(applied rowraft.Index) {
 	for len(f.open) > 0 && f.open[0].index <= applied {
 		f.proved = f.open[0].sent
 		f.open = f.open[1:]
@@ -171,7 +171,7 @@ func (f *freshness) settleLocked(applied rowraft.Index) {
 }
 
 // demandLocked records that a read requests maxAge, and starts keep if it does not run.
-func (f *freshness) demandLocked(maxAge time.Duration) {
+func (f *Tracker) demandLocked(maxAge time.Duration) {
 	t := time.Now()
 	if maxAge <= f.maxAge || t.Sub(f.askedAt) > keepFor {
 		f.maxAge, f.askedAt = maxAge, t
@@ -183,7 +183,7 @@ func (f *freshness) demandLocked(maxAge time.Duration) {
 }
 
 // keep probes until no read has arrived for keepFor.
-func (f *freshness) keep() {
+func (f *Tracker) keep() {
 	retry := time.Duration(0)
 	for {
 		select {
@@ -213,7 +213,7 @@ func (f *freshness) keep() {
 }
 
 // pause returns the time until the next probe; false ends keep.
-func (f *freshness) pause() (time.Duration, bool) {
+func (f *Tracker) pause() (time.Duration, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ctx.Err() != nil || time.Since(f.askedAt) > keepFor {
@@ -224,7 +224,7 @@ func (f *freshness) pause() (time.Duration, bool) {
 }
 
 // probeOnce sends one probe to the leader and records the answer.
-func (f *freshness) probeOnce() error {
+func (f *Tracker) probeOnce() error {
 	ctx, cancel := context.WithTimeout(f.ctx, probeTimeout)
 	defer cancel()
 	sent := moment{time.Now(), f.boot(), f.boot} // before the request: a later time would make the state look younger
@@ -236,7 +236,7 @@ func (f *freshness) probeOnce() error {
 		if len(f.open) == maxOpen {
 			f.open = f.open[:maxOpen-1] // a replica that is this far behind can lose one answer
 		}
-		f.open = append(f.open, answered{sent, f.known})
+		f.open = append(f.open, openProbe{sent, f.known})
 	}
 	close(f.ended)
 	f.ended = make(chan struct{})
