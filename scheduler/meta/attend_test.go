@@ -202,13 +202,13 @@ func TestWhoseStateACheckpointNeeds(t *testing.T) {
 func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 	h := &history{t: t, m: withShards(t), index: 10}
 	for i, name := range []string{"fresh", "restored"} { // tables 0x50000 and 0x50001
-		h.m.state.cluster.Tables = append(h.m.state.cluster.Tables, restoredTable(rowraft.TableID(0x50000+i), name))
+		h.m.state.catalog.tables = append(h.m.state.catalog.tables, restoredTable(rowraft.TableID(0x50000+i), name))
 	}
 	old := &rowraftv1.MetaRestored{Id: "A", Tables: []uint64{0x50001}}
 	for i := range uint32(maxOwnerTrained) {
 		old.Trained = append(old.Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("job-%d", i/MaxWorkers), Rank: i % MaxWorkers, Incarnation: 1, Owner: "tom"})
 	}
-	h.m.state.restored = []*rowraftv1.MetaRestored{old}
+	h.m.state.catalog.restored = []*rowraftv1.MetaRestored{old}
 	enter := func(owner, job string, process byte) *rowraftv1.JobIdentity {
 		c := enterAs(owner, job)
 		c.GetEnterJob().Request.Instance = id16(process)
@@ -225,9 +225,9 @@ func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 	if n := len(h.m.remembered()); n != maxOwnerTrained+1 {
 		t.Errorf("%d trainers are remembered, want those of tom and one of ann", n)
 	}
-	for len(h.m.state.restored[0].Trained) < maxTrained {
-		i := len(h.m.state.restored[0].Trained)
-		h.m.state.restored[0].Trained = append(h.m.state.restored[0].Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
+	for len(h.m.state.catalog.restored[0].Trained) < maxTrained {
+		i := len(h.m.state.catalog.restored[0].Trained)
+		h.m.state.catalog.restored[0].Trained = append(h.m.state.catalog.restored[0].Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
 	}
 	h.step("one more of any owner", cmdAttend(enter("bob", "his", 5), "", 0, 0x50001), rowraft.CodeInvalidArgument)
 }

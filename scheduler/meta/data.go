@@ -73,8 +73,8 @@ type TakeResult struct {
 
 // takePart assigns a part to a member. Take counts the member's requests: a repeated request gets the same part,
 // because its reply was lost.
-func (s *state) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
-	old, i, err := s.trainingMember(c.GetIdentity())
+func (g *registry) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
+	old, i, err := g.trainingMember(c.GetIdentity())
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (s *state) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
 	m.Taken++
 	p.Incarnation, p.Take = id, m.GetTaken()
 	p.Reading++
-	s.putRun(r)
+	g.putRun(r)
 	return answer(d, p), nil
 }
 
@@ -145,8 +145,8 @@ func isFor(r *rowraftv1.MetaRun, p *rowraftv1.JobPart, rank uint32) bool {
 
 // endPart records that a part was read to its end. It does nothing if the member does not have the part: the call is a
 // repetition.
-func (s *state) endPart(c *rowraftv1.MetaEndPart) error {
-	old, _, err := s.trainingMember(c.GetIdentity())
+func (g *registry) endPart(c *rowraftv1.MetaEndPart) error {
+	old, _, err := g.trainingMember(c.GetIdentity())
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (s *state) endPart(c *rowraftv1.MetaEndPart) error {
 	}
 	r := proto.CloneOf(old)
 	r.Data.Open = slices.Delete(r.Data.Open, i, i+1)
-	s.putRun(r)
+	g.putRun(r)
 	return nil
 }
 
@@ -197,8 +197,8 @@ func ReturnParts(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.
 
 // settleParts makes unsettled parts available to others, from the position that the shards know, and counts the
 // examples that will be read again.
-func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
-	old := s.run(c.GetJob())
+func (g *registry) settleParts(c *rowraftv1.MetaSettleParts) error {
+	old := g.run(c.GetJob())
 	if old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) {
 		return nil // the run is over
 	}
@@ -223,7 +223,7 @@ func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
 		again := min(max(at.GetApplied(), p.GetOffset()), size) - p.GetOffset()
 		d.AgainKnown, d.AgainMost = d.GetAgainKnown()+again, d.GetAgainMost()+again
 	}
-	s.putRun(r)
+	g.putRun(r)
 	return nil
 }
 
@@ -232,7 +232,7 @@ func (s *state) settleParts(c *rowraftv1.MetaSettleParts) error {
 func (m *Machine) MustWait(q *rowraftv1.NextPartRequest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r, i, err := m.state.trainingMember(q.GetIdentity())
+	r, i, err := m.state.registry.trainingMember(q.GetIdentity())
 	if err != nil || q.GetTake() != r.GetMembers()[i].GetTaken()+1 {
 		return false
 	}

@@ -459,7 +459,7 @@ func TestTheLastPartsAreNotTakenAhead(t *testing.T) {
 			r.Data.Open = append(r.Data.Open, &rowraftv1.JobPart{Part: part})
 		}
 		m := &Machine{state: &state{}}
-		m.state.putRun(r)
+		m.state.registry.putRun(r)
 		if got := m.MustWait(&rowraftv1.NextPartRequest{Identity: id, Take: 1, Ahead: tc.ahead}); got != tc.want {
 			t.Errorf("%+v: must wait %v", tc, got)
 		}

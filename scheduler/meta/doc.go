@@ -2,11 +2,16 @@
 // operations, restores, checkpoint policies and join tokens.
 //
 //	scheduler ──EncodeEntry──► the group's log ──► Machine.Apply ──► state ──► View (the newest map)
-//	scheduler ◄──Runs, Moves, Policies …── Machine
+//	scheduler ◄──Runs, Moves, Policies …── Machine                     │
+//	                                     topology · catalog · registry · policies · tokens
 //
-// A command is a method of state, in the file of its subject. It checks everything first and then changes, so an error
-// means that nothing changed, and every member returns the same error. A change of the map increments its version, and
-// Apply publishes an immutable copy in the View.
+// state routes a command to the part that it concerns; a command that concerns several is a method of state. The parts know
+// nothing of each other: topology (servers, shards, moves, operations), catalog (tables, restores, the checkpoints that
+// tables come from), registry (runs of jobs, members, data), policies and tokens. Each one owns its fields, saves them into a
+// snapshot, and loads and checks them.
+//
+// A command checks everything first and then changes, so an error means that nothing changed, and every member returns the
+// same error. A change of the map increments its version, and Apply publishes an immutable copy in the View.
 //
 // # Invariants
 //

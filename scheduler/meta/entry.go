@@ -85,3 +85,7 @@ func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 func EncodeEntry(version rowraft.FormatVersion, c *rowraftv1.MetaCommand) ([]byte, error) {
 	return encodeFrame(entryMagic, version, c)
 }
+
+// RequiredVersion returns the lowest version that can express m. A later version adds
+// its commands and fields here.
+func RequiredVersion(proto.Message) rowraft.FormatVersion { return wire.FirstVersion }

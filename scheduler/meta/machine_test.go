@@ -381,7 +381,7 @@ func TestGoldenBytes(t *testing.T) {
 	if err := m.Restore(bytes.NewReader(snap)); err != nil {
 		t.Fatal(err)
 	}
-	if m.AppliedIndex() != 300 || m.state.lastIncarnation != 5 || m.state.cluster.Cluster != "c-1" || m.view.Map().Version != 2 {
+	if m.AppliedIndex() != 300 || m.state.registry.lastIncarnation != 5 || m.state.topology.cluster.Cluster != "c-1" || m.view.Map().Version != 2 {
 		t.Errorf("snapshot reads %+v", m.state)
 	}
 	if !bytes.Equal(snapshotBytes(t, m), snap) {

@@ -78,57 +78,57 @@ func moveFromProto(p *rowraftv1.Move) Move {
 }
 
 // startMove adds a move to the state and lists its new replica as a learner in the map.
-func (s *state) startMove(c *rowraftv1.MetaStartMove) (Move, error) {
+func (t *topology) startMove(c *rowraftv1.MetaStartMove) (Move, error) {
 	shard, from, to := rowraft.ShardID(c.GetShard()), rowraft.NodeID(c.GetFromNode()), rpc.ReplicaFromProto(c.GetTo())
-	if int(shard) >= len(s.cluster.Shards) {
-		return Move{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "move a replica of shard %d: the cluster has %d shards", shard, len(s.cluster.Shards))
+	if int(shard) >= len(t.cluster.Shards) {
+		return Move{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "move a replica of shard %d: the cluster has %d shards", shard, len(t.cluster.Shards))
 	}
-	sh := s.cluster.Shards[shard]
+	sh := t.cluster.Shards[shard]
 	m := Move{Shard: shard, To: to, Phase: PhaseLearn, Reason: c.GetReason()}
 	i := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.Node == from })
 	if i >= 0 {
 		m.From = sh.Replicas[i]
 	}
-	if err := s.checkMove(c, &m, sh); err != nil {
+	if err := t.checkMove(c, &m, sh); err != nil {
 		return Move{}, fmt.Errorf("move a replica of shard %d: %w", shard, err)
 	}
-	s.lastMove++
-	m.ID = s.lastMove
-	at, _ := s.moveOf(shard)
+	t.lastMove++
+	m.ID = t.lastMove
+	at, _ := t.moveOf(shard)
 	if to.ID == "" {
 		m.Phase = PhaseRemove
-		s.moves = slices.Insert(s.moves, at, m)
+		t.moves = slices.Insert(t.moves, at, m)
 		return m, nil
 	}
-	s.moves = slices.Insert(s.moves, at, m)
+	t.moves = slices.Insert(t.moves, at, m)
 	sh.Learners = append(slices.Clone(sh.Learners), to)
-	s.putShard(sh)
+	t.putShard(sh)
 	return m, nil
 }
 
 // checkMove refuses a move that cannot begin. The map version must be the current one, because the move was decided on
 // it.
-func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.Shard) error {
+func (t *topology) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.Shard) error {
 	from := rowraft.NodeID(c.GetFromNode())
 	adds, removes := from == "" && c.GetReason() != 0, m.To == clustermap.Replica{} && c.GetReason() != 0
-	if version := rowraft.MapVersion(c.GetMapVersion()); version != s.cluster.Version {
-		return rowraft.Errorf(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again", version, s.cluster.Version)
+	if version := rowraft.MapVersion(c.GetMapVersion()); version != t.cluster.Version {
+		return rowraft.Errorf(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again", version, t.cluster.Version)
 	}
 	if c.GetReason() < 0 || c.GetReason() > rowraftv1.MoveReason_MOVE_REASON_FENCED || adds && removes {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "reason %d, without a source: %v, without a target: %v: want a known reason, and a source or a target", c.GetReason(), adds, removes)
 	}
 	if !removes {
-		if err := s.checkTarget(m.To); err != nil {
+		if err := t.checkTarget(m.To); err != nil {
 			return err
 		}
 	}
 	if m.From.ID == "" && !adds {
-		return rowraft.Errorf(rowraft.CodeNotFound, "server %s has no replica of the shard", s.nodeName(from))
+		return rowraft.Errorf(rowraft.CodeNotFound, "server %s has no replica of the shard", t.nodeName(from))
 	}
-	if j, found := s.moveOf(m.Shard); found {
+	if j, found := t.moveOf(m.Shard); found {
 		what := "another change of its replicas runs"
-		if other := s.moves[j]; other.From.ID != "" && other.To.ID != "" {
-			what = fmt.Sprintf("the replica on %s is moving to %s already", s.nodeName(other.From.Node), s.nodeName(other.To.Node))
+		if other := t.moves[j]; other.From.ID != "" && other.To.ID != "" {
+			what = fmt.Sprintf("the replica on %s is moving to %s already", t.nodeName(other.From.Node), t.nodeName(other.To.Node))
 		}
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s; one replica of a shard moves at a time", what)
 	}
@@ -137,7 +137,7 @@ func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.Sha
 	case removes && len(sh.Replicas) < 2:
 		return rowraft.Errorf(rowraft.CodePrecondition, "it is the only replica of the shard")
 	case !removes && has:
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has a replica of the shard already", s.nodeName(m.To.Node))
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has a replica of the shard already", t.nodeName(m.To.Node))
 	case adds && len(sh.Replicas) >= placement.ReplicasPerShard:
 		return rowraft.Errorf(rowraft.CodePrecondition, "the shard has %d replicas, the limit is %d", len(sh.Replicas), placement.ReplicasPerShard)
 	}
@@ -145,44 +145,24 @@ func (s *state) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.Sha
 }
 
 // checkTarget refuses a new replica that cannot be created.
-func (s *state) checkTarget(to clustermap.Replica) error {
-	target, known := s.cluster.Node(to.Node)
+func (t *topology) checkTarget(to clustermap.Replica) error {
+	target, known := t.cluster.Node(to.Node)
 	switch {
-	case to.ID == "" || len(to.ID) > maxNameLength || s.hasReplica(to.ID):
+	case to.ID == "" || len(to.ID) > maxNameLength || t.hasReplica(to.ID):
 		return rowraft.Errorf(rowraft.CodeInternal, "replica id %q is empty, too long or in use", to.ID)
 	case !known:
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no server %s", to.Node)
 	case target.NoShards:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", s.nodeName(to.Node))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", t.nodeName(to.Node))
 	case target.Intent != clustermap.Serve:
-		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s and gets no replicas", s.nodeName(to.Node), IntentName(target.Intent))
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s and gets no replicas", t.nodeName(to.Node), IntentName(target.Intent))
 	}
 	return nil
 }
 
-// hasReplica reports whether a shard has, or recently had, a replica of this id.
-func (s *state) hasReplica(id rowraft.ReplicaID) bool {
-	for _, sh := range s.cluster.Shards {
-		is := func(r clustermap.Replica) bool { return r.ID == id }
-		if slices.ContainsFunc(sh.Replicas, is) || slices.ContainsFunc(sh.Learners, is) ||
-			slices.ContainsFunc(sh.Removed, func(r clustermap.Removed) bool { return r.ID == id }) {
-			return true
-		}
-	}
-	return false
-}
-
-// moveOf returns the index of a shard's move in s.moves, or where it belongs.
-func (s *state) moveOf(shard rowraft.ShardID) (int, bool) {
-	return slices.BinarySearchFunc(s.moves, shard, func(m Move, id rowraft.ShardID) int { return cmp.Compare(m.Shard, id) })
-}
-
-// putShard replaces a shard and increments the version of the map. The caller must have cloned the lists in sh that it
-// changed: published maps share the old ones.
-func (s *state) putShard(sh clustermap.Shard) {
-	s.cluster.Shards = slices.Clone(s.cluster.Shards)
-	s.cluster.Shards[sh.ID] = sh
-	s.cluster.Version++
+// moveOf returns the index of a shard's move in t.moves, or where it belongs.
+func (t *topology) moveOf(shard rowraft.ShardID) (int, bool) {
+	return slices.BinarySearchFunc(t.moves, shard, func(m Move, id rowraft.ShardID) int { return cmp.Compare(m.Shard, id) })
 }
 
 // nextPhases lists the phases that may follow one; a phase without a row ends the move.
@@ -195,17 +175,17 @@ var nextPhases = map[Phase][]Phase{
 
 // advanceMove takes move id from one phase to the next and changes the map as the new phase
 // needs. Repeating it changes nothing.
-func (s *state) advanceMove(id uint64, from, to Phase) (Move, error) {
-	for _, m := range s.finished {
+func (t *topology) advanceMove(id uint64, from, to Phase) (Move, error) {
+	for _, m := range t.finished {
 		if m.ID == id && m.Phase == to {
 			return m, nil
 		}
 	}
-	i := slices.IndexFunc(s.moves, func(m Move) bool { return m.ID == id })
+	i := slices.IndexFunc(t.moves, func(m Move) bool { return m.ID == id })
 	if i < 0 {
 		return Move{}, rowraft.Errorf(rowraft.CodePrecondition, "move %d is not running", id)
 	}
-	m := s.moves[i]
+	m := t.moves[i]
 	if m.Phase == to {
 		return m, nil
 	}
@@ -213,7 +193,7 @@ func (s *state) advanceMove(id uint64, from, to Phase) (Move, error) {
 		return Move{}, rowraft.Errorf(rowraft.CodePrecondition, "move %d is in phase %s: it cannot go from %s to %s", id, PhaseName(m.Phase), PhaseName(from), PhaseName(to))
 	}
 	m.Phase = to
-	sh := s.cluster.Shards[m.Shard]
+	sh := t.cluster.Shards[m.Shard]
 	switch to {
 	case PhaseRemove:
 		sh.Learners = without(sh.Learners, m.To.ID)
@@ -223,46 +203,46 @@ func (s *state) advanceMove(id uint64, from, to Phase) (Move, error) {
 		}
 		sh.Replicas = slices.Insert(slices.Clone(sh.Replicas), at+1, m.To)
 		sh.Changes++
-		s.putShard(sh)
+		t.putShard(sh)
 	case PhaseDone:
 		if m.From.ID == "" {
 			break
 		}
 		sh.Replicas = without(sh.Replicas, m.From.ID)
 		sh.Changes++
-		s.listRemoved(sh, m.From)
+		t.listRemoved(sh, m.From)
 	case PhaseCancelled:
 		sh.Learners = without(sh.Learners, m.To.ID)
-		s.listRemoved(sh, m.To)
+		t.listRemoved(sh, m.To)
 	}
 	if to == PhaseDone || to == PhaseCancelled {
-		s.moves = slices.Delete(slices.Clone(s.moves), i, i+1)
-		s.finished = append(slices.Clone(s.finished), m)
-		s.finished = s.finished[max(0, len(s.finished)-maxFinished):]
+		t.moves = slices.Delete(slices.Clone(t.moves), i, i+1)
+		t.finished = append(slices.Clone(t.finished), m)
+		t.finished = t.finished[max(0, len(t.finished)-maxFinished):]
 	} else {
-		s.moves[i] = m
+		t.moves[i] = m
 	}
 	return m, nil
 }
 
 // listRemoved lists r among the removed replicas of sh, with the version of the map that does.
-func (s *state) listRemoved(sh clustermap.Shard, r clustermap.Replica) {
-	sh.Removed = append(slices.Clone(sh.Removed), clustermap.Removed{Replica: r, Version: s.cluster.Version + 1})
-	s.putShard(sh)
+func (t *topology) listRemoved(sh clustermap.Shard, r clustermap.Replica) {
+	sh.Removed = append(slices.Clone(sh.Removed), clustermap.Removed{Replica: r, Version: t.cluster.Version + 1})
+	t.putShard(sh)
 }
 
 // forgetReplica drops a removed replica, whose server has deleted it, from the map.
-func (s *state) forgetReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error {
-	if int(shard) >= len(s.cluster.Shards) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "forget a replica of shard %d: the cluster has %d shards", shard, len(s.cluster.Shards))
+func (t *topology) forgetReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error {
+	if int(shard) >= len(t.cluster.Shards) {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "forget a replica of shard %d: the cluster has %d shards", shard, len(t.cluster.Shards))
 	}
-	sh := s.cluster.Shards[shard]
+	sh := t.cluster.Shards[shard]
 	i := slices.IndexFunc(sh.Removed, func(r clustermap.Removed) bool { return r.ID == id })
 	if i < 0 {
 		return nil
 	}
 	sh.Removed = slices.Delete(slices.Clone(sh.Removed), i, i+1)
-	s.putShard(sh)
+	t.putShard(sh)
 	return nil
 }
 
@@ -270,31 +250,26 @@ func without(list []clustermap.Replica, id rowraft.ReplicaID) []clustermap.Repli
 	return slices.DeleteFunc(slices.Clone(list), func(r clustermap.Replica) bool { return r.ID == id })
 }
 
-// nodeName returns the name of a node for messages.
-func (s *state) nodeName(id rowraft.NodeID) string {
-	return s.cluster.NameOf(id)
-}
-
 // PhaseName returns the name of a phase for messages.
 func PhaseName(p Phase) string {
 	return strings.ToLower(strings.TrimPrefix(p.String(), "MOVE_PHASE_"))
 }
 
-// movesFromProto loads the moves of a snapshot and checks them.
-func (s *state) movesFromProto(p *rowraftv1.MetaState) error {
-	s.lastMove = p.GetLastMove()
+// loadMoves loads the moves of a snapshot and checks them.
+func (t *topology) loadMoves(p *rowraftv1.MetaState) error {
+	t.lastMove = p.GetLastMove()
 	for _, pm := range p.GetMoves() {
 		m := moveFromProto(pm)
-		if int(m.Shard) >= len(s.cluster.Shards) || nextPhases[m.Phase] == nil || m.ID == 0 || m.ID > s.lastMove || m.To.ID == "" && m.Phase != PhaseRemove {
-			return fmt.Errorf("move %d of shard %d is in phase %v, the last move was %d", m.ID, m.Shard, m.Phase, s.lastMove)
+		if int(m.Shard) >= len(t.cluster.Shards) || nextPhases[m.Phase] == nil || m.ID == 0 || m.ID > t.lastMove || m.To.ID == "" && m.Phase != PhaseRemove {
+			return fmt.Errorf("move %d of shard %d is in phase %v, the last move was %d", m.ID, m.Shard, m.Phase, t.lastMove)
 		}
-		s.moves = append(s.moves, m)
+		t.moves = append(t.moves, m)
 	}
 	for _, pm := range p.GetFinishedMoves() {
-		s.finished = append(s.finished, moveFromProto(pm))
+		t.finished = append(t.finished, moveFromProto(pm))
 	}
-	if len(s.finished) > maxFinished || !slices.IsSortedFunc(s.moves, func(a, b Move) int { return cmp.Compare(a.Shard, b.Shard) }) {
-		return fmt.Errorf("moves are out of order, or %d finished ones are too many", len(s.finished))
+	if len(t.finished) > maxFinished || !slices.IsSortedFunc(t.moves, func(a, b Move) int { return cmp.Compare(a.Shard, b.Shard) }) {
+		return fmt.Errorf("moves are out of order, or %d finished ones are too many", len(t.finished))
 	}
 	return nil
 }

@@ -263,7 +263,7 @@ func TestGoldenBytesOfMoves(t *testing.T) {
 		t.Errorf("the snapshot's shards are %+v, want %+v", got, wantShard)
 	}
 	running, finished := m.Moves()
-	if !slices.Equal(running, []Move{{ID: 4, From: rep(1), To: rep(3), Phase: PhaseLearn}}) || !slices.Equal(finished, []Move{{ID: 3, From: rep(4), To: rep(2), Phase: PhaseDone}}) || m.state.lastMove != 4 {
+	if !slices.Equal(running, []Move{{ID: 4, From: rep(1), To: rep(3), Phase: PhaseLearn}}) || !slices.Equal(finished, []Move{{ID: 3, From: rep(4), To: rep(2), Phase: PhaseDone}}) || m.state.topology.lastMove != 4 {
 		t.Errorf("the snapshot's moves are %+v and %+v", running, finished)
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {

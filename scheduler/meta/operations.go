@@ -1,11 +1,9 @@
 package meta
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -46,33 +44,33 @@ func (o *Operation) ToProto() *rowraftv1.Operation {
 
 // setIntent stores what a server is to do. It cancels the running operation of the server and begins one of the given
 // kind, which it returns; the zero operation if the kind is 0.
-func (s *state) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
+func (t *topology) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
 	id, from, to := rowraft.NodeID(c.GetNode()), c.GetFrom(), c.GetTo()
-	i, found := s.findNode(id)
+	i, found := t.findNode(id)
 	switch {
 	case !found:
 		return Operation{}, rowraft.Errorf(rowraft.CodeNotFound, "there is no server %s", id)
 	case !KnownIntent(from) || !KnownIntent(to) || c.GetKind() < 0 || c.GetKind() > OpReplace:
-		return Operation{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s: intent %d to %d, operation %d: unknown", s.nodeName(id), from, to, c.GetKind())
-	case s.cluster.Nodes[i].Intent != clustermap.Intent(from):
-		return Operation{}, rowraft.Errorf(rowraft.CodePrecondition, "server %s is %s, not %s: look again", s.nodeName(id), IntentName(s.cluster.Nodes[i].Intent), IntentName(clustermap.Intent(from)))
+		return Operation{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s: intent %d to %d, operation %d: unknown", t.nodeName(id), from, to, c.GetKind())
+	case t.cluster.Nodes[i].Intent != clustermap.Intent(from):
+		return Operation{}, rowraft.Errorf(rowraft.CodePrecondition, "server %s is %s, not %s: look again", t.nodeName(id), IntentName(t.cluster.Nodes[i].Intent), IntentName(clustermap.Intent(from)))
 	}
-	for _, o := range s.operations {
+	for _, o := range t.operations {
 		if o.Node == id && o.State == OpRunning {
-			s.endOperationAs(o.ID, OpCancelled)
+			t.endOperationAs(o.ID, OpCancelled)
 		}
 	}
 	if from != to {
-		s.cluster.Nodes = slices.Clone(s.cluster.Nodes)
-		s.cluster.Nodes[i].Intent = clustermap.Intent(to)
-		s.cluster.Version++
+		t.cluster.Nodes = slices.Clone(t.cluster.Nodes)
+		t.cluster.Nodes[i].Intent = clustermap.Intent(to)
+		t.cluster.Version++
 	}
 	if c.GetKind() == 0 {
 		return Operation{}, nil
 	}
-	s.lastMove++
-	o := Operation{ID: s.lastMove, Kind: c.GetKind(), Node: id, name: s.cluster.Nodes[i].Name, State: OpRunning, total: c.GetTotal()}
-	s.operations = append(slices.Clone(s.operations), o)
+	t.lastMove++
+	o := Operation{ID: t.lastMove, Kind: c.GetKind(), Node: id, name: t.cluster.Nodes[i].Name, State: OpRunning, total: c.GetTotal()}
+	t.operations = append(slices.Clone(t.operations), o)
 	return o, nil
 }
 
@@ -92,33 +90,26 @@ func IntentName(i clustermap.Intent) string {
 	return "serving"
 }
 
-// findNode returns the index of a node in the map, or where it belongs.
-func (s *state) findNode(id rowraft.NodeID) (int, bool) {
-	return slices.BinarySearchFunc(s.cluster.Nodes, id, func(a clustermap.Node, id rowraft.NodeID) int {
-		return strings.Compare(string(a.ID), string(id))
-	})
-}
-
 // endOperation records that an operation is done.
-func (s *state) endOperation(id uint64) error {
-	if id == 0 || id > s.lastMove {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "operation %d: the last one was %d", id, s.lastMove)
+func (t *topology) endOperation(id uint64) error {
+	if id == 0 || id > t.lastMove {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "operation %d: the last one was %d", id, t.lastMove)
 	}
-	s.endOperationAs(id, OpDone)
+	t.endOperationAs(id, OpDone)
 	return nil
 }
 
-func (s *state) endOperationAs(id uint64, as rowraftv1.OperationState) {
-	i := slices.IndexFunc(s.operations, func(o Operation) bool { return o.ID == id && o.State == OpRunning })
+func (t *topology) endOperationAs(id uint64, as rowraftv1.OperationState) {
+	i := slices.IndexFunc(t.operations, func(o Operation) bool { return o.ID == id && o.State == OpRunning })
 	if i < 0 {
 		return
 	}
-	s.operations = slices.Clone(s.operations)
-	s.operations[i].State = as
+	t.operations = slices.Clone(t.operations)
+	t.operations[i].State = as
 	ended := func(o Operation) bool { return o.State != OpRunning }
-	for n := count(s.operations, ended); n > maxEnded; n-- {
-		at := slices.IndexFunc(s.operations, ended)
-		s.operations = slices.Delete(s.operations, at, at+1)
+	for n := count(t.operations, ended); n > maxEnded; n-- {
+		at := slices.IndexFunc(t.operations, ended)
+		t.operations = slices.Delete(t.operations, at, at+1)
 	}
 }
 
@@ -133,41 +124,41 @@ func count[T any](list []T, is func(T) bool) (n int) {
 
 // retireNode deletes a server from the map and records its id, so that putNode refuses it from then on. A repeated call
 // does nothing.
-func (s *state) retireNode(id rowraft.NodeID) error {
-	if slices.Contains(s.retired, id) {
+func (t *topology) retireNode(id rowraft.NodeID) error {
+	if slices.Contains(t.retired, id) {
 		return nil
 	}
-	i, found := s.findNode(id)
+	i, found := t.findNode(id)
 	switch {
 	case !found:
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no server %s", id)
-	case s.cluster.Nodes[i].Scheduler:
-		return rowraft.Errorf(rowraft.CodePrecondition, "%s is a member of the scheduler, which stays", s.nodeName(id))
-	case s.cluster.Nodes[i].Intent != clustermap.Decommission:
-		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s, not decommissioned", s.nodeName(id), IntentName(s.cluster.Nodes[i].Intent))
+	case t.cluster.Nodes[i].Scheduler:
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s is a member of the scheduler, which stays", t.nodeName(id))
+	case t.cluster.Nodes[i].Intent != clustermap.Decommission:
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s, not decommissioned", t.nodeName(id), IntentName(t.cluster.Nodes[i].Intent))
 	}
-	for _, sh := range s.cluster.Shards {
+	for _, sh := range t.cluster.Shards {
 		if _, has := sh.On(id); has {
-			return rowraft.Errorf(rowraft.CodePrecondition, "%s has a replica of shard %d", s.nodeName(id), sh.ID)
+			return rowraft.Errorf(rowraft.CodePrecondition, "%s has a replica of shard %d", t.nodeName(id), sh.ID)
 		}
 	}
-	s.cluster.Shards = slices.Clone(s.cluster.Shards)
-	for j := range s.cluster.Shards { // the server will never report that these are deleted
-		sh := &s.cluster.Shards[j]
+	t.cluster.Shards = slices.Clone(t.cluster.Shards)
+	for j := range t.cluster.Shards { // the server will never report that these are deleted
+		sh := &t.cluster.Shards[j]
 		sh.Removed = slices.DeleteFunc(slices.Clone(sh.Removed), func(r clustermap.Removed) bool { return r.Node == id })
 		if len(sh.Removed) == 0 {
 			sh.Removed = nil
 		}
 	}
-	for _, o := range s.operations {
+	for _, o := range t.operations {
 		if o.Node == id && o.State == OpRunning {
-			s.endOperationAs(o.ID, OpDone)
+			t.endOperationAs(o.ID, OpDone)
 		}
 	}
-	s.cluster.Nodes = slices.Delete(slices.Clone(s.cluster.Nodes), i, i+1)
-	s.cluster.Version++
-	s.retired = append(slices.Clone(s.retired), id)
-	s.retired = s.retired[max(0, len(s.retired)-maxRetired):]
+	t.cluster.Nodes = slices.Delete(slices.Clone(t.cluster.Nodes), i, i+1)
+	t.cluster.Version++
+	t.retired = append(slices.Clone(t.retired), id)
+	t.retired = t.retired[max(0, len(t.retired)-maxRetired):]
 	return nil
 }
 
@@ -175,43 +166,32 @@ func (s *state) retireNode(id rowraft.NodeID) error {
 func (m *Machine) Operations() []Operation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state.operations // never changed in place
+	return m.state.topology.operations // never changed in place
 }
 
-// operationsFromProto loads the operations and the retired servers of a snapshot and checks them.
-func (s *state) operationsFromProto(p *rowraftv1.MetaState) error {
+// loadOperations loads the operations and the retired servers of a snapshot and checks them.
+func (t *topology) loadOperations(p *rowraftv1.MetaState) error {
 	for _, po := range p.GetOperations() {
 		o := Operation{ID: po.GetId(), Kind: po.GetKind(), Node: rowraft.NodeID(po.GetNode()), name: po.GetName(), State: po.GetState(), total: po.GetTotal()}
-		if o.ID == 0 || o.ID > s.lastMove || o.Kind < OpDrain || o.Kind > OpReplace || o.State < OpRunning || o.State > OpCancelled || po.GetLeft() != 0 || po.GetWaitingFor() != "" {
-			return fmt.Errorf("operation %d, of kind %v, is %v; the last one was %d", o.ID, o.Kind, o.State, s.lastMove)
+		if o.ID == 0 || o.ID > t.lastMove || o.Kind < OpDrain || o.Kind > OpReplace || o.State < OpRunning || o.State > OpCancelled || po.GetLeft() != 0 || po.GetWaitingFor() != "" {
+			return fmt.Errorf("operation %d, of kind %v, is %v; the last one was %d", o.ID, o.Kind, o.State, t.lastMove)
 		}
-		s.operations = append(s.operations, o)
+		t.operations = append(t.operations, o)
 	}
-	if !slices.IsSortedFunc(s.operations, func(a, b Operation) int { return cmp.Compare(a.ID, b.ID) }) ||
-		count(s.operations, func(o Operation) bool { return o.State != OpRunning }) > maxEnded {
+	if !slices.IsSortedFunc(t.operations, func(a, b Operation) int { return cmp.Compare(a.ID, b.ID) }) ||
+		count(t.operations, func(o Operation) bool { return o.State != OpRunning }) > maxEnded {
 		return fmt.Errorf("operations are out of order, or too many")
 	}
 	for _, id := range p.GetRetired() {
-		s.retired = append(s.retired, rowraft.NodeID(id))
+		t.retired = append(t.retired, rowraft.NodeID(id))
 	}
-	if len(s.retired) > maxRetired {
-		return fmt.Errorf("%d retired nodes", len(s.retired))
+	if len(t.retired) > maxRetired {
+		return fmt.Errorf("%d retired nodes", len(t.retired))
 	}
-	for _, n := range s.cluster.Nodes {
+	for _, n := range t.cluster.Nodes {
 		if n.Intent > clustermap.Decommission {
 			return fmt.Errorf("node %s has intent %d", n.ID, n.Intent)
 		}
 	}
 	return nil
-}
-
-// NoRestore reports whether no restore runs: during one, replicas do not move for balance.
-func (m *Machine) NoRestore() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.state.restore == nil && len(m.state.begun) == 0
-}
-
-func containsBytes(list [][]byte, b []byte) bool {
-	return slices.ContainsFunc(list, func(o []byte) bool { return bytes.Equal(o, b) })
 }

@@ -174,8 +174,8 @@ func TestGoldenBytesOfPlacement(t *testing.T) {
 		t.Errorf("operations %+v, want %+v", got, want)
 	}
 	running, _ := m.Moves()
-	if len(running) != 1 || running[0].Reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION || len(m.state.retired) != 1 || m.state.retired[0] != "n-0" {
-		t.Errorf("moves %+v, retired %v", running, m.state.retired)
+	if len(running) != 1 || running[0].Reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION || len(m.state.topology.retired) != 1 || m.state.topology.retired[0] != "n-0" {
+		t.Errorf("moves %+v, retired %v", running, m.state.topology.retired)
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {
 		t.Errorf("the snapshot encodes to %x, want %x", got, raw)

@@ -29,12 +29,15 @@ const (
 // Policy is a checkpoint policy with its record. Both are immutable.
 type Policy = rowraftv1.MetaPolicy
 
-func (s *state) findPolicy(name string) (int, bool) {
-	return slices.BinarySearchFunc(s.policies, name, func(p *Policy, name string) int { return cmp.Compare(p.GetPolicy().GetName(), name) })
+// policyList has the checkpoint policies, by name.
+type policyList []*Policy
+
+func (l policyList) find(name string) (int, bool) {
+	return slices.BinarySearchFunc(l, name, func(p *Policy, name string) int { return cmp.Compare(p.GetPolicy().GetName(), name) })
 }
 
-func (s *state) policyNamed(name string) (int, error) {
-	i, found := s.findPolicy(name)
+func (l policyList) named(name string) (int, error) {
+	i, found := l.find(name)
 	if !found {
 		return 0, rowraft.Errorf(rowraft.CodeNotFound, "there is no checkpoint policy %q", name)
 	}
@@ -70,27 +73,27 @@ func CheckPolicy(p *rowraftv1.CheckpointPolicy) error {
 	return nil
 }
 
-// setPolicy creates or changes a policy. The record stays if the destination stays.
-func (s *state) setPolicy(c *rowraftv1.MetaSetPolicy) error {
+// set creates or changes a policy. The record stays if the destination stays.
+func (l *policyList) set(c *rowraftv1.MetaSetPolicy) error {
 	p := c.GetPolicy()
 	if err := CheckPolicy(p); err != nil {
 		return err
 	}
-	i, found := s.findPolicy(p.GetName())
+	i, found := l.find(p.GetName())
 	record := &rowraftv1.PolicyRecord{SetNs: c.GetAtNs()}
 	owns := func(q *Policy) bool { return q.GetPolicy().GetOwner() == p.GetOwner() }
 	switch {
-	case found && p.GetOwner() != "" && !owns(s.policies[i]):
-		return NotOwnerError(s.policies[i].GetPolicy(), "trainer "+p.GetOwner())
-	case found && s.policies[i].GetPolicy().GetDestination() == p.GetDestination():
-		record = s.policies[i].GetRecord()
-	case found && s.policies[i].GetRecord().GetRunning() != "":
+	case found && p.GetOwner() != "" && !owns((*l)[i]):
+		return NotOwnerError((*l)[i].GetPolicy(), "trainer "+p.GetOwner())
+	case found && (*l)[i].GetPolicy().GetDestination() == p.GetDestination():
+		record = (*l)[i].GetRecord()
+	case found && (*l)[i].GetRecord().GetRunning() != "":
 		return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes a checkpoint at the old destination just now", p.GetName())
-	case !found && len(s.policies) >= MaxPolicies:
+	case !found && len(*l) >= MaxPolicies:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: there are %d already, the limit; delete one first", p.GetName(), MaxPolicies)
 	case !found && p.GetOwner() != "":
 		n := 0
-		for _, q := range s.policies {
+		for _, q := range *l {
 			if owns(q) {
 				n++
 			}
@@ -100,37 +103,37 @@ func (s *state) setPolicy(c *rowraftv1.MetaSetPolicy) error {
 		}
 	}
 	if !found {
-		s.policies = slices.Insert(s.policies, i, nil)
+		*l = slices.Insert(*l, i, nil)
 	}
-	s.policies[i] = &Policy{Policy: p, Record: record}
+	(*l)[i] = &Policy{Policy: p, Record: record}
 	return nil
 }
 
-func (s *state) deletePolicy(name string) error {
-	i, err := s.policyNamed(name)
+func (l *policyList) remove(name string) error {
+	i, err := l.named(name)
 	if err != nil {
 		return err
 	}
-	s.policies = slices.Delete(slices.Clone(s.policies), i, i+1)
+	*l = slices.Delete(slices.Clone(*l), i, i+1)
 	return nil
 }
 
-// changeRecord replaces the record of a policy with a changed copy.
-func (s *state) changeRecord(name string, change func(*rowraftv1.CheckpointPolicy, *rowraftv1.PolicyRecord) error) error {
-	i, err := s.policyNamed(name)
+// change replaces the record of a policy with a changed copy.
+func (l policyList) change(name string, f func(*rowraftv1.CheckpointPolicy, *rowraftv1.PolicyRecord) error) error {
+	i, err := l.named(name)
 	if err != nil {
 		return err
 	}
-	record := proto.CloneOf(s.policies[i].GetRecord())
-	if err := change(s.policies[i].GetPolicy(), record); err != nil {
+	record := proto.CloneOf(l[i].GetRecord())
+	if err := f(l[i].GetPolicy(), record); err != nil {
 		return err
 	}
-	s.policies[i] = &Policy{Policy: s.policies[i].GetPolicy(), Record: record}
+	l[i] = &Policy{Policy: l[i].GetPolicy(), Record: record}
 	return nil
 }
 
-func (s *state) beginPolicyRun(c *rowraftv1.MetaBeginPolicyRun) error {
-	return s.changeRecord(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
+func (l policyList) begin(c *rowraftv1.MetaBeginPolicyRun) error {
+	return l.change(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
 		switch {
 		case r.GetRunning() != "":
 			return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes checkpoint %s just now", c.GetName(), r.GetRunning())
@@ -144,8 +147,8 @@ func (s *state) beginPolicyRun(c *rowraftv1.MetaBeginPolicyRun) error {
 	})
 }
 
-func (s *state) endPolicyRun(c *rowraftv1.MetaEndPolicyRun) error {
-	return s.changeRecord(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
+func (l policyList) end(c *rowraftv1.MetaEndPolicyRun) error {
+	return l.change(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
 		if r.GetRunning() != c.GetCheckpoint() || c.GetCheckpoint() == "" {
 			return rowraft.Errorf(rowraft.CodePrecondition, "checkpoint policy %s does not make checkpoint %q", c.GetName(), c.GetCheckpoint())
 		}
@@ -160,8 +163,8 @@ func (s *state) endPolicyRun(c *rowraftv1.MetaEndPolicyRun) error {
 	})
 }
 
-func (s *state) forgetCheckpoint(c *rowraftv1.MetaForgetCheckpoint) error {
-	return s.changeRecord(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
+func (l policyList) forget(c *rowraftv1.MetaForgetCheckpoint) error {
+	return l.change(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
 		r.RetentionError = cut(c.GetError(), maxPolicyText)
 		if c.GetError() == "" {
 			r.Made = slices.DeleteFunc(r.Made, func(m *rowraftv1.PolicyCheckpoint) bool { return m.GetName() == c.GetCheckpoint() })
@@ -170,17 +173,17 @@ func (s *state) forgetCheckpoint(c *rowraftv1.MetaForgetCheckpoint) error {
 	})
 }
 
-// policiesFromProto loads the policies of a snapshot and checks them.
-func (s *state) policiesFromProto(p *rowraftv1.MetaState) error {
-	s.policies = p.GetPolicies()
-	for i, q := range s.policies {
+// load takes the policies of a snapshot and checks them.
+func (l *policyList) load(p *rowraftv1.MetaState) error {
+	*l = p.GetPolicies()
+	for i, q := range *l {
 		if err := CheckPolicy(q.GetPolicy()); err != nil {
 			return err
 		}
 		if q.Record == nil {
 			return fmt.Errorf("checkpoint policy %s has no record", q.GetPolicy().GetName())
 		}
-		if i > 0 && s.policies[i-1].GetPolicy().GetName() >= q.GetPolicy().GetName() {
+		if i > 0 && (*l)[i-1].GetPolicy().GetName() >= q.GetPolicy().GetName() {
 			return fmt.Errorf("checkpoint policies are out of order")
 		}
 	}
@@ -198,7 +201,7 @@ func (m *Machine) Policies() []*Policy {
 func (m *Machine) PolicyOf(name string) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if i, found := m.state.findPolicy(name); found {
+	if i, found := m.state.policies.find(name); found {
 		return m.state.policies[i]
 	}
 	return nil

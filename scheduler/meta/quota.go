@@ -25,19 +25,19 @@ const (
 	namedJobs = 8
 )
 
-// CheckRoom refuses a job beyond the limit of its owner or of the cluster, and names jobs to delete.
-func (s *state) roomForJob(q *rowraftv1.EnterRequest) error {
-	if s.run(q.GetJob()) != nil {
+// roomForJob refuses a job beyond the limit of its owner or of the cluster, and names jobs to delete.
+func (g *registry) roomForJob(q *rowraftv1.EnterRequest) error {
+	if g.run(q.GetJob()) != nil {
 		return nil
 	}
-	if len(s.runs) >= MaxJobs {
-		return fullOf(q.GetJob(), "the cluster", MaxJobs, s.runs)
+	if len(g.runs) >= MaxJobs {
+		return fullOf(q.GetJob(), "the cluster", MaxJobs, g.runs)
 	}
 	owner := OwnerOf(&rowraftv1.MetaRun{Settings: q.GetSettings()})
 	if owner == "" {
 		return nil
 	}
-	own := slices.DeleteFunc(slices.Clone(s.runs), func(r *rowraftv1.MetaRun) bool { return OwnerOf(r) != owner })
+	own := slices.DeleteFunc(slices.Clone(g.runs), func(r *rowraftv1.MetaRun) bool { return OwnerOf(r) != owner })
 	if len(own) >= maxOwnerJobs {
 		return fullOf(q.GetJob(), owner, maxOwnerJobs, own)
 	}
@@ -80,8 +80,8 @@ func IsExpired(r *rowraftv1.MetaRun, atNs uint64) bool {
 }
 
 // forgetJob deletes a run from the registry.
-func (s *state) forgetJob(c *rowraftv1.MetaForgetJob) error {
-	r := s.run(c.GetJob())
+func (g *registry) forgetJob(c *rowraftv1.MetaForgetJob) error {
+	r := g.run(c.GetJob())
 	switch {
 	case r == nil || !bytes.Equal(r.GetRun(), c.GetRun()):
 		if c.GetAsked() {
@@ -93,8 +93,8 @@ func (s *state) forgetJob(c *rowraftv1.MetaForgetJob) error {
 	case !c.GetAsked() && !IsExpired(r, c.GetAtNs()):
 		return nil // its members came back and left again in between
 	}
-	s.endRun(r)
-	s.runs = slices.DeleteFunc(slices.Clone(s.runs), func(o *rowraftv1.MetaRun) bool { return o == r })
+	g.endRun(r)
+	g.runs = slices.DeleteFunc(slices.Clone(g.runs), func(o *rowraftv1.MetaRun) bool { return o == r })
 	return nil
 }
 
@@ -102,7 +102,7 @@ func (s *state) forgetJob(c *rowraftv1.MetaForgetJob) error {
 func (m *Machine) CheckRoom(q *rowraftv1.EnterRequest) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state.roomForJob(q)
+	return m.state.registry.roomForJob(q)
 }
 
 // ownerSetting is the setting of a run that names its owner. The server writes it, from the name in the certificate.

@@ -72,20 +72,20 @@ func TestOneOwnerCannotFillTheRegistry(t *testing.T) {
 
 // The limit of all owners holds, too, for one that has no quota of its own: without certificates there are no owners.
 func TestTheRegistryIsBounded(t *testing.T) {
-	s := &state{}
+	g := &registry{}
 	for i := range MaxJobs {
-		s.runs = append(s.runs, &rowraftv1.MetaRun{Job: fmt.Sprintf("j%04d", i)})
+		g.runs = append(g.runs, &rowraftv1.MetaRun{Job: fmt.Sprintf("j%04d", i)})
 	}
 	for _, owner := range []string{"alice", ""} {
 		q := &rowraftv1.EnterRequest{Job: "more"}
 		if owner != "" {
 			q = enterAs(owner, "more").GetEnterJob().GetRequest()
 		}
-		if err := s.roomForJob(q); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "the cluster has 4096 jobs, the limit: j0000 ") {
+		if err := g.roomForJob(q); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "the cluster has 4096 jobs, the limit: j0000 ") {
 			t.Errorf("owner %q: %v, want a refusal", owner, err)
 		}
-		if q.Job = "j4095"; s.roomForJob(q) != nil {
-			t.Errorf("owner %q: a job that is there: %v", owner, s.roomForJob(q))
+		if q.Job = "j4095"; g.roomForJob(q) != nil {
+			t.Errorf("owner %q: a job that is there: %v", owner, g.roomForJob(q))
 		}
 	}
 }

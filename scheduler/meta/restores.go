@@ -4,24 +4,21 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
-	"strings"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// beginRestore makes a restore the only one that can be decided. It gives up a restore that was begun before.
-func (s *state) beginRestore(b *rowraftv1.MetaBeginRestore) error {
+// begin makes a restore the only one that can be decided. It gives up a restore that was begun before.
+func (c *catalog) begin(b *rowraftv1.MetaBeginRestore) error {
 	switch {
 	case len(b.GetId()) != 16:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore id of %d bytes, want 16", len(b.GetId()))
-	case s.restore != nil:
+	case c.restore != nil:
 		return rowraft.Errorf(rowraft.CodeOverloaded, "the restore before is being finished")
 	}
-	s.begun = b.GetId()
+	c.begun = b.GetId()
 	return nil
 }
 
@@ -29,64 +26,64 @@ func (s *state) beginRestore(b *rowraftv1.MetaBeginRestore) error {
 // again: ids that old are no longer in use.
 func NextRestore(last uint16) uint16 { return max(1, last+1) }
 
-// decideRestore makes a restore irrevocable. The tables of the restore become the tables of the cluster, and the shards
-// follow. In the next epoch they replace all tables. In the present epoch (a restore of single tables) they replace
-// only the tables of the same names.
-func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
+// decide makes a restore irrevocable. The tables of the restore become the tables of the cluster, and its shards follow.
+// In the next epoch they replace all tables. In the present epoch (a restore of single tables) they replace only the
+// tables of the same names; trainers that name no tables continue, and may train the new ones.
+//
+// decide returns a function that reports whether the restore has replaced one of a run's tables; nil if the restore was
+// decided already.
+func (c *catalog) decide(r *rowraftv1.MetaRestore, shards int, trainers []*rowraftv1.MetaTrained) (replaced func(tables []uint64) bool, err error) {
 	epoch := rowraft.TableEpoch(r.GetTableEpoch())
-	alone := epoch == s.cluster.Epoch
+	alone := epoch == c.epoch
 	switch {
-	case s.restore != nil && bytes.Equal(s.restore.GetId(), r.GetId()):
-		return nil
-	case s.restore != nil:
-		return rowraft.Errorf(rowraft.CodeOverloaded, "another restore is being finished")
-	case len(r.GetId()) != 16 || len(r.GetShards()) != len(s.cluster.Shards) || len(r.GetTables()) > MaxTables:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore of %d tables into %d shards: the cluster has %d", len(r.GetTables()), len(r.GetShards()), len(s.cluster.Shards))
-	case alone && len(r.GetTables()) == 0, !alone && epoch != s.cluster.Epoch+1:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore to table epoch %d, the tables are of %d", r.GetTableEpoch(), s.cluster.Epoch)
-	case !bytes.Equal(s.begun, r.GetId()):
-		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the restore was given up meanwhile, by another leader or another restore")
+	case c.restore != nil && bytes.Equal(c.restore.GetId(), r.GetId()):
+		return nil, nil
+	case c.restore != nil:
+		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "another restore is being finished")
+	case len(r.GetId()) != 16 || len(r.GetShards()) != shards || len(r.GetTables()) > MaxTables:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore of %d tables into %d shards: the cluster has %d", len(r.GetTables()), len(r.GetShards()), shards)
+	case alone && len(r.GetTables()) == 0, !alone && epoch != c.epoch+1:
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore to table epoch %d, the tables are of %d", r.GetTableEpoch(), c.epoch)
+	case !bytes.Equal(c.begun, r.GetId()):
+		return nil, rowraft.Errorf(rowraft.CodeLeadershipLost, "the restore was given up meanwhile, by another leader or another restore")
 	}
 	for i, sh := range r.GetShards() {
 		if int(sh.GetShard()) != i || len(sh.GetDigest()) != 16 {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: shard %d stands at place %d", sh.GetShard(), i)
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: shard %d stands at place %d", sh.GetShard(), i)
 		}
 	}
 	var tables []rowraft.Schema
 	for _, p := range r.GetTables() {
 		t := rpc.SchemaFromProto(p)
 		if err := t.Validate(); err != nil {
-			return err
+			return nil, err
 		}
 		if t.ID == 0 || slices.ContainsFunc(tables, func(o rowraft.Schema) bool { return o.ID == t.ID || o.Name == t.Name }) {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s stands twice, or has no id", t.Name)
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s stands twice, or has no id", t.Name)
 		}
-		if n := NextRestore(s.lastRestore); alone && (t.ID.Restore() != n || HasTable(s.cluster.Tables, t.ID)) {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s alone has id %#x, want one of restore %d that is not in use", t.Name, uint64(t.ID), n)
+		if n := NextRestore(c.lastRestore); alone && (t.ID.Restore() != n || HasTable(c.tables, t.ID)) {
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s alone has id %#x, want one of restore %d that is not in use", t.Name, uint64(t.ID), n)
 		}
 		tables = append(tables, t)
 	}
 	if alone {
-		return s.replaceTables(r, tables)
+		return c.replaceTables(r, tables, trainers)
 	}
-	s.restore, s.begun = r, nil
-	s.restored = nil
-	s.detachRuns(func(*rowraftv1.MetaRun) bool { return true }) // every trainer must be started again
-	s.cluster.Tables, s.dropped = tables, nil                   // a checkpoint may bring a dropped table back
-	s.comeFrom(r, tables, nil)
+	c.restore, c.begun = r, nil
+	c.restored = nil
+	c.tables, c.dropped = tables, nil // a checkpoint may bring a dropped table back
+	c.comeFrom(r, tables, nil)
 	for _, t := range tables {
-		s.lastRestore = max(s.lastRestore, t.ID.Restore())
+		c.lastRestore = max(c.lastRestore, t.ID.Restore())
 	}
-	s.cluster.Epoch++
-	s.cluster.Version++
-	return nil
+	c.epoch++
+	return func([]uint64) bool { return true }, nil
 }
 
-// replaceTables decides a restore of single tables. Trainers of runs with a replaced table must be started again. Other
-// trainers continue without interruption.
-func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema) error {
+// replaceTables decides a restore of single tables.
+func (c *catalog) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema, trainers []*rowraftv1.MetaTrained) (replaced func(tables []uint64) bool, err error) {
 	var kept, gone []rowraft.Schema
-	for _, t := range s.cluster.Tables {
+	for _, t := range c.tables {
 		if slices.ContainsFunc(tables, func(n rowraft.Schema) bool { return n.Name == t.Name }) {
 			gone = append(gone, t)
 		} else {
@@ -94,77 +91,37 @@ func (s *state) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema)
 		}
 	}
 	if n := len(kept) + len(tables); n > MaxTables {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: the cluster would have %d tables, at most %d are possible: drop some first", n, MaxTables)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: the cluster would have %d tables, at most %d are possible: drop some first", n, MaxTables)
 	}
-	var trained []*rowraftv1.MetaTrained
-	if r.GetSource() != nil {
-		trained = s.trainersOfAll() // they continue, and may train the new tables
-	}
-	if err := s.roomForTrained(trained); err != nil {
-		return fmt.Errorf("restore: %w", err)
-	}
-	s.restore, s.begun = r, nil
-	s.lastRestore = NextRestore(s.lastRestore)
-	for _, t := range gone {
-		s.forgetSource(t.ID)
-	}
-	s.detachRuns(func(r *rowraftv1.MetaRun) bool {
-		return slices.ContainsFunc(r.GetTables(), func(id uint64) bool { return HasTable(gone, rowraft.TableID(id)) })
-	})
-	s.cluster.Tables = append(kept, tables...)
-	s.comeFrom(r, tables, trained)
-	for _, t := range tables {
-		s.forgetRuns(t.Name)
-		for i, run := range s.runs {
-			if strings.HasPrefix(t.Name, run.GetJob()+".") { // it still has members; the next worker begins a new run
-				s.runs[i] = proto.CloneOf(run) // forgetRuns has copied the list, so the element may be replaced
-				s.runs[i].TableEpoch = 0
-			}
-		}
-	}
-	s.cluster.Version++
-	return nil
-}
-
-// comeFrom records the checkpoint that tables come from, and the trainers that may train them already.
-func (s *state) comeFrom(r *rowraftv1.MetaRestore, tables []rowraft.Schema, trained []*rowraftv1.MetaTrained) {
 	if r.GetSource() == nil {
-		return
+		trainers = nil // no trainer can resume from it
 	}
-	from := proto.CloneOf(r.GetSource())
-	from.Tables, from.Trained = nil, trained
-	for _, t := range tables {
-		from.Tables = append(from.Tables, uint64(t.ID))
+	if err := c.roomForTrained(trainers); err != nil {
+		return nil, fmt.Errorf("restore: %w", err)
 	}
-	slices.Sort(from.Tables)
-	s.restored = append([]*rowraftv1.MetaRestored{from}, s.restored...)
+	c.restore, c.begun = r, nil
+	c.lastRestore = NextRestore(c.lastRestore)
+	for _, t := range gone {
+		c.forgetSource(t.ID)
+	}
+	c.tables = append(kept, tables...)
+	c.comeFrom(r, tables, trainers)
+	return func(tables []uint64) bool {
+		return slices.ContainsFunc(tables, func(id uint64) bool { return HasTable(gone, rowraft.TableID(id)) })
+	}, nil
 }
 
-// forgetSource removes a dropped table from the record of its checkpoint. A record without tables is deleted.
-func (s *state) forgetSource(id rowraft.TableID) {
-	i := slices.IndexFunc(s.restored, func(r *rowraftv1.MetaRestored) bool { return slices.Contains(r.GetTables(), uint64(id)) })
-	if i < 0 {
-		return
-	}
-	from := proto.CloneOf(s.restored[i])
-	from.Tables = slices.DeleteFunc(from.Tables, func(t uint64) bool { return t == uint64(id) })
-	s.restored = slices.Clone(s.restored)
-	if s.restored[i] = from; len(from.Tables) == 0 {
-		s.restored = slices.Delete(s.restored, i, i+1)
-	}
-}
-
-// endRestore forgets a restore that every shard has closed, or gives one up. It refuses to give up a decided one: the
+// end forgets a restore that every shard has closed, or gives one up. It refuses to give up a decided one: the
 // stages of that one must not be dropped.
-func (s *state) endRestore(e *rowraftv1.MetaEndRestore) error {
-	mine := s.restore != nil && bytes.Equal(s.restore.GetId(), e.GetId())
+func (c *catalog) end(e *rowraftv1.MetaEndRestore) error {
+	mine := c.restore != nil && bytes.Equal(c.restore.GetId(), e.GetId())
 	switch {
 	case mine && e.GetClosed():
-		s.restore = nil
+		c.restore = nil
 	case mine:
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "the restore is decided")
-	case bytes.Equal(s.begun, e.GetId()):
-		s.begun = nil
+	case bytes.Equal(c.begun, e.GetId()):
+		c.begun = nil
 	}
 	return nil
 }
@@ -173,19 +130,26 @@ func (s *state) endRestore(e *rowraftv1.MetaEndRestore) error {
 func (m *Machine) PendingRestore() *rowraftv1.MetaRestore {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state.restore
+	return m.state.catalog.restore
 }
 
 // BegunRestore returns the id of the restore that may be decided, or nil.
 func (m *Machine) BegunRestore() []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state.begun
+	return m.state.catalog.begun
 }
 
 // LastRestore returns the number of the last restore of single tables.
 func (m *Machine) LastRestore() uint16 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state.lastRestore
+	return m.state.catalog.lastRestore
+}
+
+// NoRestore reports whether no restore runs: during one, replicas do not move for balance.
+func (m *Machine) NoRestore() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.catalog.restore == nil && len(m.state.catalog.begun) == 0
 }

@@ -205,8 +205,8 @@ func TestGoldenBytesOfRestores(t *testing.T) {
 		t.Errorf("a restore that is begun encodes to %x, want %x", got, golden)
 	}
 	again := New(NewView())
-	if err := again.Restore(bytes.NewReader(golden)); err != nil || !bytes.Equal(again.state.begun, id) {
-		t.Errorf("the snapshot reads %x, %v", again.state.begun, err)
+	if err := again.Restore(bytes.NewReader(golden)); err != nil || !bytes.Equal(again.state.catalog.begun, id) {
+		t.Errorf("the snapshot reads %x, %v", again.state.catalog.begun, err)
 	}
 }
 
@@ -302,9 +302,9 @@ func TestAResumeAfterRestoresOfSingleTables(t *testing.T) {
 		t.Errorf("the tables come from %v, want B with the trainer of no table, and A", from)
 	}
 
-	h.m.state.restored[1].Trained = nil
+	h.m.state.catalog.restored[1].Trained = nil
 	for i := range uint32(maxTrained - 1) {
-		h.m.state.restored[1].Trained = append(h.m.state.restored[1].Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
+		h.m.state.catalog.restored[1].Trained = append(h.m.state.catalog.restored[1].Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
 	}
 	h.step("a restore begins", begin(4), none)
 	r := restoreOf(4, 1, 2, restoredTable(rowraft.TableID(1).RestoredBy(4), "old"))

@@ -27,28 +27,41 @@ const (
 	MaxLease = time.Hour
 )
 
-// A run in state.runs is immutable: readers outside the lock hold it. A command replaces the run with a changed copy.
+// registry is the part of the state that has the runs of jobs with their members and their data.
+//
+// Invariants: a job has one run; an incarnation is issued once; a run in runs is immutable, because readers hold it outside
+// the lock, and a command replaces it with a changed copy.
+type registry struct {
+	runs            []*rowraftv1.MetaRun // by job
+	endedRuns       [][]byte             // runs that shards must forget, oldest first; immutable
+	lastIncarnation rowraft.Incarnation
+}
 
-func (s *state) findRun(job string) (int, bool) {
-	return slices.BinarySearchFunc(s.runs, job, func(r *rowraftv1.MetaRun, job string) int { return strings.Compare(r.GetJob(), job) })
+func (g *registry) issueIncarnation() rowraft.Incarnation {
+	g.lastIncarnation++
+	return g.lastIncarnation
+}
+
+func (g *registry) findRun(job string) (int, bool) {
+	return slices.BinarySearchFunc(g.runs, job, func(r *rowraftv1.MetaRun, job string) int { return strings.Compare(r.GetJob(), job) })
 }
 
 // run returns the run of a job, nil if there is none.
-func (s *state) run(job string) *rowraftv1.MetaRun {
-	if i, found := s.findRun(job); found {
-		return s.runs[i]
+func (g *registry) run(job string) *rowraftv1.MetaRun {
+	if i, found := g.findRun(job); found {
+		return g.runs[i]
 	}
 	return nil
 }
 
 // putRun replaces the run of a job, or adds it.
-func (s *state) putRun(r *rowraftv1.MetaRun) {
-	i, found := s.findRun(r.GetJob())
-	s.runs = slices.Clone(s.runs)
+func (g *registry) putRun(r *rowraftv1.MetaRun) {
+	i, found := g.findRun(r.GetJob())
+	g.runs = slices.Clone(g.runs)
 	if !found {
-		s.runs = slices.Insert(s.runs, i, nil)
+		g.runs = slices.Insert(g.runs, i, nil)
 	}
-	s.runs[i] = r
+	g.runs[i] = r
 }
 
 // IsTraining reports whether a member is in the current generation.
@@ -81,27 +94,27 @@ type EnterResult struct {
 	Done       bool   // the run ended without this worker, which is no member
 }
 
-// enterJob makes a worker a member of the job's run. It begins a new run if there is none that the worker can enter
-// (beginsRun).
-func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*EnterResult, error) {
+// enterJob makes a worker a member of the job's run. It begins a new run, of tables of that epoch, if there is none that
+// the worker can enter (beginsRun).
+func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch) (*EnterResult, error) {
 	q := c.GetRequest()
 	if err := checkEnter(c); err != nil {
 		return nil, err
 	}
-	old := s.run(q.GetJob())
+	old := g.run(q.GetJob())
 	if hasLeft(old, q.GetInstance()) {
 		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "this process of worker %s has left job %s: this call is older than the leave", q.GetWorker(), q.GetJob())
 	}
-	if s.endedWithout(old, q) {
+	if endedWithout(old, q, epoch) {
 		return &EnterResult{Done: true}, nil
 	}
-	begins := s.beginsRun(old, q)
+	begins := beginsRun(old, q, epoch)
 	r := proto.CloneOf(old)
 	if begins {
-		if err := s.roomForJob(q); err != nil {
+		if err := g.roomForJob(q); err != nil {
 			return nil, err
 		}
-		r = s.newRun(c)
+		r = newRun(c, epoch)
 	} else if err := agrees(r, q); err != nil {
 		return nil, err
 	}
@@ -113,7 +126,7 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*EnterResult, error) {
 	if !IsTraining(m) || !bytes.Equal(m.GetInstance(), q.GetInstance()) {
 		ReturnParts(r.GetData(), m.GetIncarnation(), nil)
 		m = &rowraftv1.RunMember{
-			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(s.issueIncarnation()),
+			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(g.issueIncarnation()),
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Attending: m.GetAttending(),
 		}
 		if r.GetGather() && r.GetState() == rowraftv1.JobState_JOB_STATE_STOPPED {
@@ -124,9 +137,9 @@ func (s *state) enterJob(c *rowraftv1.MetaEnterJob) (*EnterResult, error) {
 		nextGeneration(r)
 	}
 	if begins {
-		s.endRun(old)
+		g.endRun(old)
 	}
-	s.putRun(r)
+	g.putRun(r)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
 	return &EnterResult{Identity: id, Generation: r.GetGeneration(), Began: begins, Data: r.GetData(), BaseStep: r.GetBaseStep()}, nil
 }
@@ -185,13 +198,13 @@ func checkSettings(list []*rowraftv1.JobSetting) error {
 }
 
 // beginsRun reports whether a worker that enters begins a new run. A run with training members never ends in this way.
-func (s *state) beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool {
+func beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest, epoch rowraft.TableEpoch) bool {
 	switch {
 	case r == nil:
 		return true
 	case len(TrainingRanks(r)) > 0:
 		return false
-	case r.GetState() == rowraftv1.JobState_JOB_STATE_DONE, r.GetTableEpoch() != uint64(s.cluster.Epoch), agrees(r, q) != nil:
+	case r.GetState() == rowraftv1.JobState_JOB_STATE_DONE, r.GetTableEpoch() != uint64(epoch), agrees(r, q) != nil:
 		return true
 	case q.GetCheckpoint() != "" && q.GetCheckpoint() != r.GetCheckpoint():
 		return true
@@ -204,8 +217,8 @@ func (s *state) beginsRun(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool 
 
 // endedWithout reports whether the run is done and the entering worker is a member that was lost or failed before. The
 // other workers have then read its share of the data.
-func (s *state) endedWithout(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bool {
-	if r.GetState() != rowraftv1.JobState_JOB_STATE_DONE || r.GetTableEpoch() != uint64(s.cluster.Epoch) || agrees(r, q) != nil ||
+func endedWithout(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest, epoch rowraft.TableEpoch) bool {
+	if r.GetState() != rowraftv1.JobState_JOB_STATE_DONE || r.GetTableEpoch() != uint64(epoch) || agrees(r, q) != nil ||
 		q.GetCheckpoint() != "" && q.GetCheckpoint() != r.GetCheckpoint() {
 		return false
 	}
@@ -224,7 +237,7 @@ func (s *state) endedWithout(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) bo
 	return st == rowraftv1.MemberState_MEMBER_STATE_LOST || st == rowraftv1.MemberState_MEMBER_STATE_FAILED
 }
 
-func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
+func newRun(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch) *rowraftv1.MetaRun {
 	q := c.GetRequest()
 	data := proto.CloneOf(q.GetData())
 	if data == nil {
@@ -235,7 +248,7 @@ func (s *state) newRun(c *rowraftv1.MetaEnterJob) *rowraftv1.MetaRun {
 	}
 	return &rowraftv1.MetaRun{
 		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(), LeaseNs: q.GetLeaseNs(),
-		State: rowraftv1.JobState_JOB_STATE_RUNNING, Checkpoint: q.GetCheckpoint(), TableEpoch: uint64(s.cluster.Epoch), Data: data, InShards: q.GetInShards(),
+		State: rowraftv1.JobState_JOB_STATE_RUNNING, Checkpoint: q.GetCheckpoint(), TableEpoch: uint64(epoch), Data: data, InShards: q.GetInShards(),
 		Quorum: q.GetQuorum(), DeadlineNs: q.GetDeadlineNs(), BaseStep: q.GetBaseStep(),
 	}
 }
@@ -335,8 +348,8 @@ func nextGeneration(r *rowraftv1.MetaRun) {
 }
 
 // member returns the run and the index of a member. It refuses a caller that is not, or no longer, a member of the run.
-func (s *state) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
-	r := s.run(id.GetJob())
+func (g *registry) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
+	r := g.run(id.GetJob())
 	if r == nil {
 		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s does not exist, or was deleted", id.GetJob())
 	}
@@ -358,8 +371,8 @@ func (s *state) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, erro
 }
 
 // trainingMember is member for calls that require a training member.
-func (s *state) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
-	r, i, err := s.member(id)
+func (g *registry) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
+	r, i, err := g.member(id)
 	if err == nil && !IsTraining(r.GetMembers()[i]) {
 		err = rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s has left job %s", r.GetMembers()[i].GetWorker(), id.GetJob())
 	}
@@ -368,13 +381,13 @@ func (s *state) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, i
 
 // leaveJob removes a member from the run's next generation. It does nothing for a member that has left already or was
 // replaced by another process.
-func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
+func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	switch l.GetState() {
 	case rowraftv1.MemberState_MEMBER_STATE_ENDED, rowraftv1.MemberState_MEMBER_STATE_STOPPED, rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
 	default:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker of job %s leaves as %v", l.GetIdentity().GetJob(), l.GetState())
 	}
-	old, i, err := s.trainingMember(l.GetIdentity())
+	old, i, err := g.trainingMember(l.GetIdentity())
 	if err != nil {
 		return nil
 	}
@@ -391,9 +404,9 @@ func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 		r.IdleSinceNs = l.GetAtNs()
 	}
 	if r.GetState() == rowraftv1.JobState_JOB_STATE_DONE {
-		s.endRun(r)
+		g.endRun(r)
 	}
-	s.putRun(r)
+	g.putRun(r)
 	return nil
 }
 
@@ -402,25 +415,25 @@ func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 const maxEndedRuns = 256
 
 // endRun records that the shards must forget a run.
-func (s *state) endRun(r *rowraftv1.MetaRun) {
-	if !r.GetInShards() || containsBytes(s.endedRuns, r.GetRun()) {
+func (g *registry) endRun(r *rowraftv1.MetaRun) {
+	if !r.GetInShards() || slices.ContainsFunc(g.endedRuns, func(id []byte) bool { return bytes.Equal(id, r.GetRun()) }) {
 		return
 	}
-	s.endedRuns = append(slices.Clone(s.endedRuns), r.GetRun())
-	if n := len(s.endedRuns); n > maxEndedRuns {
-		s.endedRuns = s.endedRuns[n-maxEndedRuns:]
+	g.endedRuns = append(slices.Clone(g.endedRuns), r.GetRun())
+	if n := len(g.endedRuns); n > maxEndedRuns {
+		g.endedRuns = g.endedRuns[n-maxEndedRuns:]
 	}
 }
 
 // forgetRun records that every shard has forgotten a run.
-func (s *state) forgetRun(run []byte) {
-	s.endedRuns = slices.DeleteFunc(slices.Clone(s.endedRuns), func(id []byte) bool { return bytes.Equal(id, run) })
+func (g *registry) forgetRun(run []byte) {
+	g.endedRuns = slices.DeleteFunc(slices.Clone(g.endedRuns), func(id []byte) bool { return bytes.Equal(id, run) })
 }
 
 // startGeneration stores the first step of a run's current generation, unless it is stored already. It returns the run
 // with the stored step.
-func (s *state) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.MetaRun, error) {
-	old := s.run(c.GetJob())
+func (g *registry) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.MetaRun, error) {
+	old := g.run(c.GetJob())
 	switch {
 	case old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) || old.GetGeneration() != c.GetGeneration() || c.GetGeneration() == 0:
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "generation %d of job %s is not the present one", c.GetGeneration(), c.GetJob())
@@ -431,7 +444,7 @@ func (s *state) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.Me
 	}
 	r := proto.CloneOf(old)
 	r.Started, r.FirstStep = c.GetGeneration(), c.GetFirstStep()
-	s.putRun(r)
+	g.putRun(r)
 	return r, nil
 }
 
@@ -471,8 +484,8 @@ func settle(r *rowraftv1.MetaRun) {
 }
 
 // stopJob records that the members of a run must stop.
-func (s *state) stopJob(c *rowraftv1.MetaStopJob) error {
-	old := s.run(c.GetJob())
+func (g *registry) stopJob(c *rowraftv1.MetaStopJob) error {
+	old := g.run(c.GetJob())
 	if old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) {
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no such run of job %s", c.GetJob())
 	}
@@ -484,35 +497,52 @@ func (s *state) stopJob(c *rowraftv1.MetaStopJob) error {
 	if len(TrainingRanks(r)) == 0 {
 		settle(r)
 	}
-	s.putRun(r)
+	g.putRun(r)
 	return nil
 }
 
 // forgetRuns deletes the runs of a dropped table in which no worker trains: these runs cannot resume.
-func (s *state) forgetRuns(table string) {
-	s.runs = slices.DeleteFunc(slices.Clone(s.runs), func(r *rowraftv1.MetaRun) bool {
+func (g *registry) forgetRuns(table string) {
+	g.runs = slices.DeleteFunc(slices.Clone(g.runs), func(r *rowraftv1.MetaRun) bool {
 		forget := strings.HasPrefix(table, r.GetJob()+".") && len(TrainingRanks(r)) == 0
 		if forget {
-			s.endRun(r)
+			g.endRun(r)
 		}
 		return forget
 	})
 }
 
-// runsFromProto loads the runs of a snapshot and checks them.
-func (s *state) runsFromProto(p *rowraftv1.MetaState) error {
-	s.runs, s.endedRuns = p.GetRuns(), p.GetEndedRuns()
-	if len(s.endedRuns) > maxEndedRuns || slices.ContainsFunc(s.endedRuns, func(id []byte) bool { return len(id) != 16 }) {
-		return fmt.Errorf("%d runs are to be forgotten", len(s.endedRuns))
+// renewRuns deletes the runs of a restored table, like those of a dropped one. The next worker of a run that still trains
+// begins a new run.
+func (g *registry) renewRuns(table string) {
+	g.forgetRuns(table)
+	for i, r := range g.runs {
+		if strings.HasPrefix(table, r.GetJob()+".") {
+			g.runs[i] = proto.CloneOf(r) // forgetRuns has copied the list, so the element may be replaced
+			g.runs[i].TableEpoch = 0
+		}
 	}
-	if len(s.runs) > MaxJobs {
-		return fmt.Errorf("%d runs of jobs", len(s.runs))
+}
+
+// save adds the runs to a snapshot.
+func (g *registry) save(p *rowraftv1.MetaState) {
+	p.Runs, p.EndedRuns, p.LastIncarnation = slices.Clone(g.runs), g.endedRuns, uint64(g.lastIncarnation)
+}
+
+// load takes the runs of a snapshot and checks them.
+func (g *registry) load(p *rowraftv1.MetaState) error {
+	g.runs, g.endedRuns, g.lastIncarnation = p.GetRuns(), p.GetEndedRuns(), rowraft.Incarnation(p.GetLastIncarnation())
+	if len(g.endedRuns) > maxEndedRuns || slices.ContainsFunc(g.endedRuns, func(id []byte) bool { return len(id) != 16 }) {
+		return fmt.Errorf("%d runs are to be forgotten", len(g.endedRuns))
 	}
-	for i, r := range s.runs {
+	if len(g.runs) > MaxJobs {
+		return fmt.Errorf("%d runs of jobs", len(g.runs))
+	}
+	for i, r := range g.runs {
 		if n := len(r.GetJob()); n < 1 || n > maxNameLength || len(r.GetRun()) != 16 || r.GetWorkers() < 1 || r.GetWorkers() > MaxWorkers || r.GetData() == nil {
 			return fmt.Errorf("a run of job %q with %d workers", r.GetJob(), r.GetWorkers())
 		}
-		if i > 0 && s.runs[i-1].GetJob() >= r.GetJob() {
+		if i > 0 && g.runs[i-1].GetJob() >= r.GetJob() {
 			return fmt.Errorf("runs are out of order")
 		}
 		for k, m := range r.GetMembers() {
@@ -531,48 +561,4 @@ func (s *state) runsFromProto(p *rowraftv1.MetaState) error {
 		}
 	}
 	return nil
-}
-
-// Runs returns the runs, ordered by job. The caller must not change them.
-func (m *Machine) Runs() []*rowraftv1.MetaRun {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.state.runs)
-}
-
-// EndedRuns returns the runs that the shards must still forget.
-func (m *Machine) EndedRuns() [][]byte {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.state.endedRuns
-}
-
-// RunOf returns the run of a job, nil if there is none.
-func (m *Machine) RunOf(job string) *rowraftv1.MetaRun {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.state.run(job)
-}
-
-// MemberOf returns the run and the entry of a member. It returns nil if the caller is no longer a member.
-func (m *Machine) MemberOf(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, *rowraftv1.RunMember) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	r := m.state.run(id.GetJob())
-	if !bytes.Equal(r.GetRun(), id.GetRun()) {
-		return nil, nil
-	}
-	i, found := FindMember(r, id.GetRank())
-	if !found || r.GetMembers()[i].GetIncarnation() != id.GetIncarnation() {
-		return nil, nil
-	}
-	return r, r.GetMembers()[i]
-}
-
-// CheckMember returns an error if the worker is not, or no longer, a member of its run.
-func (m *Machine) CheckMember(id *rowraftv1.JobIdentity) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, _, err := m.state.member(id)
-	return err
 }

@@ -282,7 +282,7 @@ func TestRegistryModel(t *testing.T) {
 			case 0, 1, 2:
 				instance++
 				worker := fmt.Sprint("w", rapid.IntRange(0, 4).Draw(t, "worker"))
-				last := a.m.state.lastIncarnation
+				last := a.m.state.registry.lastIncarnation
 				if e, ok := a.do(cmdEnter(worker, instance, nil)).(*EnterResult); ok {
 					if e.Identity.GetIncarnation() <= uint64(last) {
 						t.Fatalf("incarnation %d after %d", e.Identity.GetIncarnation(), last)
@@ -475,7 +475,7 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	a.ok(cmdEndPart(two, p.Part))
 	a.ok(cmdLeaveJob(two, ended))
 	a.wantJob(done, 4)
-	before := a.m.state.runs
+	before := a.m.state.registry.runs
 	for name, change := range map[string]func(*rowraftv1.EnterRequest){
 		"by its name": plan,
 		"by its rank": func(q *rowraftv1.EnterRequest) { plan(q); q.Worker, q.WantRank = "another", 1 },
@@ -489,7 +489,7 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	if e := a.enter(cmdEnter("a", 5, plan)); e.Done || e.Began || !bytes.Equal(e.Identity.GetRun(), next.Identity.GetRun()) {
 		t.Errorf("in the next run it is %+v", e)
 	}
-	a.m.state.runs = before
+	a.m.state.registry.runs = before
 	for name, c := range map[string]*rowraftv1.MetaCommand{
 		"who ended":         cmdEnter("b", 4, plan),
 		"another batch":     cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Settings[0].Value = "8" }),
@@ -498,7 +498,7 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 		if e := a.enter(c); e.Done || !e.Began {
 			t.Errorf("%s: %+v", name, e)
 		}
-		a.m.state.runs = before
+		a.m.state.registry.runs = before
 	}
 }
 

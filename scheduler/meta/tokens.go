@@ -29,8 +29,11 @@ const (
 // JoinToken is a token with the hash of its secret. It is immutable.
 type JoinToken = rowraftv1.MetaToken
 
-func (s *state) findToken(id string) (int, bool) {
-	return slices.BinarySearchFunc(s.tokens, id, func(t *JoinToken, id string) int { return cmp.Compare(t.GetToken().GetId(), id) })
+// tokenList has the join tokens, by id. It is immutable: a command replaces it.
+type tokenList []*JoinToken
+
+func (l tokenList) find(id string) (int, bool) {
+	return slices.BinarySearchFunc(l, id, func(t *JoinToken, id string) int { return cmp.Compare(t.GetToken().GetId(), id) })
 }
 
 // CheckToken refuses an invalid token. Every member must get the same result, in every version:
@@ -62,15 +65,15 @@ func CheckToken(m *JoinToken) error {
 	return who.Check()
 }
 
-// createToken adds a token and deletes those that have expired at its creation time.
-func (s *state) createToken(c *rowraftv1.MetaCreateToken) error {
+// create adds a token and deletes those that have expired at its creation time.
+func (l *tokenList) create(c *rowraftv1.MetaCreateToken) error {
 	t := c.GetToken()
 	if err := CheckToken(t); err != nil {
 		return err
 	}
 	now := t.GetToken().GetCreatedNs()
-	live := slices.DeleteFunc(slices.Clone(s.tokens), func(o *JoinToken) bool { return o.GetToken().GetExpiresNs() <= now })
-	switch _, found := s.findToken(t.GetToken().GetId()); {
+	live := slices.DeleteFunc(slices.Clone(*l), func(o *JoinToken) bool { return o.GetToken().GetExpiresNs() <= now })
+	switch _, found := l.find(t.GetToken().GetId()); {
 	case found:
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "there is a join token %s already", t.GetToken().GetId())
 	case len(t.GetToken().GetUsed()) > 0:
@@ -78,15 +81,15 @@ func (s *state) createToken(c *rowraftv1.MetaCreateToken) error {
 	case len(live) >= maxTokens:
 		return rowraft.Errorf(rowraft.CodeOverloaded, "there are %d join tokens, the limit: delete one, or wait until one expires", maxTokens)
 	}
-	s.tokens = live
-	i, _ := s.findToken(t.GetToken().GetId())
-	s.tokens = slices.Insert(s.tokens, i, t)
+	*l = live
+	i, _ := l.find(t.GetToken().GetId())
+	*l = slices.Insert(*l, i, t)
 	return nil
 }
 
-// useToken records a use. Repeated uses by the same key count once.
-func (s *state) useToken(c *rowraftv1.MetaUseToken) error {
-	i, found := s.findToken(c.GetId())
+// use records a use. Repeated uses by the same key count once.
+func (l *tokenList) use(c *rowraftv1.MetaUseToken) error {
+	i, found := l.find(c.GetId())
 	use := c.GetUse()
 	switch {
 	case !found:
@@ -94,7 +97,7 @@ func (s *state) useToken(c *rowraftv1.MetaUseToken) error {
 	case len(use.GetKey()) != sha256.Size || len(use.GetName()) > maxNameLength:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a key's hash of %d bytes, a name of %d", c.GetId(), len(use.GetKey()), len(use.GetName()))
 	}
-	t := s.tokens[i].GetToken()
+	t := (*l)[i].GetToken()
 	again := slices.ContainsFunc(t.GetUsed(), func(u *rowraftv1.JoinUse) bool { return string(u.GetKey()) == string(use.GetKey()) })
 	switch {
 	case use.GetAtNs() >= t.GetExpiresNs():
@@ -106,30 +109,30 @@ func (s *state) useToken(c *rowraftv1.MetaUseToken) error {
 	case len(t.GetUsed()) >= int(t.GetUses()):
 		return rowraft.Errorf(rowraft.CodePrecondition, "join token %s is used up", c.GetId())
 	}
-	next := proto.CloneOf(s.tokens[i])
+	next := proto.CloneOf((*l)[i])
 	next.Token.Used = append(next.Token.Used, use)
-	s.tokens = slices.Clone(s.tokens)
-	s.tokens[i] = next
+	*l = slices.Clone(*l)
+	(*l)[i] = next
 	return nil
 }
 
-func (s *state) deleteToken(id string) error {
-	i, found := s.findToken(id)
+func (l *tokenList) remove(id string) error {
+	i, found := l.find(id)
 	if !found {
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no join token %.16q", id)
 	}
-	s.tokens = slices.Delete(slices.Clone(s.tokens), i, i+1)
+	*l = slices.Delete(slices.Clone(*l), i, i+1)
 	return nil
 }
 
-// tokensFromProto loads the tokens of a snapshot and checks them.
-func (s *state) tokensFromProto(p *rowraftv1.MetaState) error {
-	s.tokens = p.GetTokens()
-	for i, t := range s.tokens {
+// load takes the tokens of a snapshot and checks them.
+func (l *tokenList) load(p *rowraftv1.MetaState) error {
+	*l = p.GetTokens()
+	for i, t := range *l {
 		if err := CheckToken(t); err != nil {
 			return err
 		}
-		if i > 0 && s.tokens[i-1].GetToken().GetId() >= t.GetToken().GetId() {
+		if i > 0 && (*l)[i-1].GetToken().GetId() >= t.GetToken().GetId() {
 			return fmt.Errorf("join tokens are out of order")
 		}
 		used := t.GetToken().GetUsed()
@@ -139,8 +142,8 @@ func (s *state) tokensFromProto(p *rowraftv1.MetaState) error {
 			return fmt.Errorf("join token %s has uses that it cannot have", t.GetToken().GetId())
 		}
 	}
-	if len(s.tokens) > maxTokens {
-		return fmt.Errorf("%d join tokens", len(s.tokens))
+	if len(*l) > maxTokens {
+		return fmt.Errorf("%d join tokens", len(*l))
 	}
 	return nil
 }

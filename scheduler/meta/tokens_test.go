@@ -159,7 +159,7 @@ func TestWhatNoTokenCanBe(t *testing.T) {
 			a.t = t
 			a.refused(cmdCreateToken(testToken(change)), rowraft.CodeInvalidArgument)
 			bad := &rowraftv1.MetaState{Tokens: []*JoinToken{testToken(change)}}
-			if err := new(state).tokensFromProto(bad); (err == nil) != (name == "used before") {
+			if err := new(tokenList).load(bad); (err == nil) != (name == "used before") {
 				t.Errorf("in a snapshot: %v", err)
 			}
 		})
@@ -172,12 +172,12 @@ func TestWhatNoTokenCanBe(t *testing.T) {
 	}
 	a.refused(cmdCreateToken(testToken(func(m *JoinToken) { m.Token.Id = "ffffffffffffffff" })), rowraft.CodeOverloaded)
 	two := &rowraftv1.MetaState{Tokens: []*JoinToken{testToken(nil), testToken(nil)}}
-	if err := new(state).tokensFromProto(two); err == nil {
+	if err := new(tokenList).load(two); err == nil {
 		t.Error("a snapshot with one token twice is read")
 	}
 	over := testToken(nil)
 	over.Token.Used = []*rowraftv1.JoinUse{{Key: upTo(0, 32)}, {Key: upTo(1, 33)}, {Key: upTo(2, 34)}}
-	if err := new(state).tokensFromProto(&rowraftv1.MetaState{Tokens: []*JoinToken{over}}); err == nil {
+	if err := new(tokenList).load(&rowraftv1.MetaState{Tokens: []*JoinToken{over}}); err == nil {
 		t.Error("a snapshot with a token that is used too often is read")
 	}
 }
