@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -75,7 +76,14 @@ func TestASilentWorkerIsLost(t *testing.T) {
 			t.Errorf("the zombie's %s: %v", what, err)
 		}
 	}
-	if _, err := silent.Register(t.Context(), jobs.Registration{}); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
+	stream, err := rowraftv1.NewCheckpointsClient(s.leader.Conn).Attend(t.Context())
+	if err == nil {
+		err = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Member: zombie}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); rowraft.CodeOf(rpc.FromStatus(err)) != rowraft.CodeSessionExpired {
 		t.Errorf("the zombie attends: %v", err)
 	}
 	eventually(t, "the job is described as it is", func() bool {
