@@ -11,17 +11,16 @@ import (
 // TestAClientEntersUntilItPushes: a worker can enter its job again while it waits for the others,
 // but not after a shard knows its session.
 func TestAClientEntersUntilItPushes(t *testing.T) {
-	c := &Client{ctx: t.Context()}
-	c.session.naming = make(ctxMutex, 1)
+	c := newClient(Options{}, nil)
 	c.cluster.Store(&clustermap.Map{Cluster: "c"})
 	for i := range rowraft.Incarnation(3) {
 		id, as := &rowraftv1.JobIdentity{Incarnation: uint64(i) + 1}, rowraft.ClientID{byte(i)}
-		if err := c.Control().Adopt(t.Context(), as, id); err != nil || c.session.inc != i+1 || c.opts.ClientID != as {
-			t.Fatalf("entry %d: %v; incarnation %d of %x", i+1, err, c.session.inc, c.opts.ClientID)
+		if err := c.Control().Adopt(t.Context(), as, id); err != nil || c.sessions.inc != i+1 || c.sessions.client != as {
+			t.Fatalf("entry %d: %v; incarnation %d of %x", i+1, err, c.sessions.inc, c.sessions.client)
 		}
 	}
-	c.shards.at(7).session.Store(&shardSession{})
-	if err := c.Control().Adopt(t.Context(), rowraft.ClientID{}, &rowraftv1.JobIdentity{Incarnation: 9}); err == nil || c.session.inc != 3 {
-		t.Errorf("after a push: %v, incarnation %d", err, c.session.inc)
+	c.sessions.shards.at(7).session.Store(&shardSession{})
+	if err := c.Control().Adopt(t.Context(), rowraft.ClientID{}, &rowraftv1.JobIdentity{Incarnation: 9}); err == nil || c.sessions.inc != 3 {
+		t.Errorf("after a push: %v, incarnation %d", err, c.sessions.inc)
 	}
 }

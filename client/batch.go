@@ -24,7 +24,7 @@ const unsureTries = 5
 
 // batch is one message of a push, assign or delete to one shard. It takes effect at most
 // once: the shard applies a number of a session one time. Its own goroutine runs
-// [Client.live] and closes done at the end.
+// [delivery.run] and closes done at the end.
 type batch struct {
 	cluster rowraft.ClusterID
 	shard   rowraft.ShardID
@@ -69,9 +69,9 @@ const (
 // A batch that gets its number now is sent together with the others of its push. Before start waits for a
 // number, it lets those be sent.
 func (c *Client) start(ctx context.Context, b *batch, mayQueue bool, together *sharedWrites) error {
-	ss := c.shards.at(b.shard).session.Load()
+	ss := c.sessions.shards.at(b.shard).session.Load()
 	if ss == nil || ss.cluster != b.cluster { // the client has left the cluster
-		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", c.replaced(b.cluster))
+		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", c.cluster.replaced(b.cluster))
 	}
 	if len(b.after) > 0 {
 		ss.queue(b)
@@ -86,7 +86,7 @@ func (c *Client) start(ctx context.Context, b *batch, mayQueue bool, together *s
 	if !b.queued {
 		b.first = together.add()
 	}
-	err := c.spawn(func() { c.live(ss, b) })
+	err := c.spawn(func() { (&delivery{c: c, ss: ss, b: b}).run() })
 	switch {
 	case err == nil:
 	case b.queued:
@@ -100,48 +100,8 @@ func (c *Client) start(ctx context.Context, b *batch, mayQueue bool, together *s
 	return err
 }
 
-// live runs on the batch's goroutine: it takes the batch from state to state, records the
-// result, and tells the session that the number has one.
-func (c *Client) live(ss *shardSession, b *batch) {
-	l := life{c: c, ss: ss, b: b, ctx: c.ctx, cancel: func() {}}
-	defer func() { l.cancel() }()
-	defer b.first.leave()
-	state := sending
-	if b.queued {
-		state = waiting
-	}
-	for state != ended {
-		switch state {
-		case waiting:
-			state = l.wait()
-		case sending:
-			state = l.send()
-		case refreshing:
-			c.askForMap()
-			state = l.pause(c.ctx, new(route.Backoff))
-		case unsure:
-			state = l.pause(l.ctx, &l.backoff)
-		case renewing:
-			state = l.renew()
-		}
-	}
-	b.err = l.result()
-	if b.settled.Swap(true) {
-		c.deferError(b.err) // before ss.answered, after which Flush may return
-	}
-	switch {
-	case errors.Is(b.err, errClosed): // the shard has not answered: the number stays taken
-	case l.sent:
-		ss.answered(b.seq)
-	default:
-		rpc.Pool.Release(b.payload)
-		ss.unqueue()
-	}
-	close(b.done)
-}
-
-// life is the memory of [Client.live] for one batch, between its states.
-type life struct {
+// delivery is one batch on the way to its result. Only the batch's goroutine uses it.
+type delivery struct {
 	c  *Client
 	ss *shardSession
 	b  *batch
@@ -162,12 +122,56 @@ type life struct {
 	backoff   route.Backoff
 }
 
-// wait waits until the batches before this one are acknowledged, and for a number.
-func (l *life) wait() batchState {
-	if l.err = l.b.awaitBefore(); l.err == nil {
-		l.err = l.ss.take(context.Background(), l.b) // ends with the client
+// run takes the batch from state to state, records the result, and tells the session that the number has
+// one.
+func (d *delivery) run() {
+	c, ss, b := d.c, d.ss, d.b
+	d.ctx, d.cancel = c.ctx, func() {}
+	defer func() { d.cancel() }()
+	defer b.first.leave()
+	state := sending
+	if b.queued {
+		state = waiting
 	}
-	if l.err != nil {
+	for state != ended {
+		switch state {
+		case waiting:
+			state = d.wait()
+		case sending:
+			state = d.send()
+		case refreshing:
+			c.cluster.askForMap()
+			state = d.pause(c.ctx, new(route.Backoff))
+		case unsure:
+			state = d.pause(d.ctx, &d.backoff)
+		case renewing:
+			state = d.renew()
+		}
+	}
+	b.err = d.result()
+	if b.settled.Swap(true) {
+		c.deferred.put(b.err) // before ss.answered, after which Flush may return
+	}
+	switch {
+	case errors.Is(b.err, errClosed): // the shard has not answered: the number stays taken
+	case d.sent:
+		ss.answered(b.seq)
+	default:
+		rpc.Pool.Release(b.payload)
+		ss.unqueue()
+	}
+	close(b.done)
+}
+
+// wait waits until the batches before this one are acknowledged, and for a number.
+func (d *delivery) wait() batchState {
+	for _, before := range d.b.after {
+		if <-before.done; before.err != nil {
+			d.err = rowraft.Errorf(rowraft.CodeNotSent, "%s to shard %d was not sent, because an earlier batch of it failed: %w", opName(d.b.op), d.b.shard, before.err)
+			return ended
+		}
+	}
+	if d.err = d.ss.take(context.Background(), d.b); d.err != nil { // ends with the client
 		return ended
 	}
 	return sending
@@ -175,25 +179,35 @@ func (l *life) wait() batchState {
 
 // send sends the batch to the leader of its shard until an answer is not for onLeader to
 // handle (route.Table), and returns the state that this answer leads to (route.Batch).
-func (l *life) send() batchState {
-	c, b := l.c, l.b
-	l.sent = true
-	var index uint64
+func (d *delivery) send() batchState {
+	c, b := d.c, d.b
+	d.sent = true
+	var reply *rowraftv1.WriteReply
 	m := c.cluster.Load()
-	maybe, err := c.onLeader(l.ctx, b.cluster, b.shard, callKind{}, func(at server) error {
+	maybe, err := c.router.onLeader(d.ctx, b.cluster, b.shard, callKind{}, func(at server) error {
 		defer b.first.leave()
-		return c.try(l.ctx, b.shard, at, func(ctx context.Context, stub stub) (err error) {
-			l.tries++
-			index, err = c.sendOnce(ctx, stub, l.ss, b, uint64(m.SlotsVersion))
+		return c.router.try(d.ctx, b.shard, at, func(ctx context.Context, stub stub) (err error) {
+			d.tries++
+			inc, floor := d.ss.present()
+			reply, err = writes.send(ctx, b.first, stub, &rowraftv1.WriteRequest{
+				MapVersion: uint64(m.SlotsVersion), TableEpoch: c.sessions.epoch.Load(), Shard: uint32(b.shard), ClientId: c.sessions.client[:],
+				Incarnation: inc, Seq: uint64(b.seq), Floor: floor, Op: rowraftv1.WriteOp(b.op), Payload: b.payload,
+			})
 			if err != nil && rowraft.CodeOf(err).MaybeApplied() && !sessionEnded(err) {
-				l.risky = true
+				d.risky = true
 			}
-			return c.retryUntilTableKnown(err, b.segments())
+			return c.cluster.retryUntilTableKnown(err, b.segments())
 		})
 	})
-	l.maybe = l.maybe || maybe
-	if l.err = err; err == nil {
-		l.acknowledge(index)
+	d.maybe = d.maybe || maybe
+	if d.err = err; err == nil {
+		index := reply.GetAppliedIndex()
+		c.cluster.within(b.cluster, func() { c.acked.raise(b.shard, index) })
+		b.index, b.slowest = rowraft.Index(index), reply.GetSlowestClock()
+		if d.tries == 1 { // after a failed try the payload may still be in a transport's queue
+			rpc.Pool.Release(b.payload)
+		}
+		b.payload = nil
 		return ended
 	}
 	switch route.On(route.Batch, err) {
@@ -202,79 +216,57 @@ func (l *life) send() batchState {
 			return refreshing
 		}
 	case route.Resend:
-		if l.unsureErr == nil {
-			l.unsureErr = err
-			l.ctx, l.cancel = context.WithTimeout(c.ctx, unsureTries*c.opts.AttemptTimeout)
+		if d.unsureErr == nil {
+			d.unsureErr = err
+			d.ctx, d.cancel = context.WithTimeout(c.ctx, unsureTries*c.opts.AttemptTimeout)
 		}
 		return unsure
 	case route.Renew:
-		if sessionEnded(err) && !l.risky {
+		if sessionEnded(err) && !d.risky {
 			return renewing
 		}
 	}
 	return ended
 }
 
-// acknowledge records an index of the shard at which the batch is visible. Later reads of this
-// client name it.
-func (l *life) acknowledge(index uint64) {
-	l.c.inCluster(l.b.cluster, func() { l.c.raise(l.b.shard, index) })
-	l.b.index = rowraft.Index(index)
-	if l.tries == 1 {
-		// After a failed try the payload may still be in a transport's queue.
-		rpc.Pool.Release(l.b.payload)
-	}
-	l.b.payload = nil
-}
-
 // pause backs off before the batch is sent again. If ctx ends first, the error of the last
 // try stands.
-func (l *life) pause(ctx context.Context, b *route.Backoff) batchState {
-	if l.c.pause(ctx, b, 0) != nil {
+func (d *delivery) pause(ctx context.Context, b *route.Backoff) batchState {
+	if d.c.pause(ctx, b, 0) != nil {
 		return ended
 	}
 	return sending
 }
 
 // renew gives the batch a number in another session.
-func (l *life) renew() batchState {
-	switch err := l.c.renew(l.ss, l.b); err {
+func (d *delivery) renew() batchState {
+	switch err := d.c.sessions.renew(d.ss, d.b); err {
 	case nil:
-		l.maybe = false
+		d.maybe = false
 		return sending
 	case errClosed:
-		l.err = errClosed
+		d.err = errClosed
 	default:
-		l.err = fmt.Errorf("%w; another session could not be opened: %w", l.err, err)
+		d.err = fmt.Errorf("%w; another session could not be opened: %w", d.err, err)
 	}
 	return ended
 }
 
 // result returns the error with which the batch ends. Its code reports whether any try may have
 // applied the batch.
-func (l *life) result() error {
-	if l.err == nil || !l.sent {
-		return l.err
+func (d *delivery) result() error {
+	if d.err == nil || !d.sent {
+		return d.err
 	}
-	err := l.err
-	if l.unsureErr != nil && l.ctx.Err() != nil && l.c.ctx.Err() == nil {
-		err = l.unsureErr
+	err := d.err
+	if d.unsureErr != nil && d.ctx.Err() != nil && d.c.ctx.Err() == nil {
+		err = d.unsureErr
 	}
-	err = fmt.Errorf("%s to shard %d under number %d: %w", opName(l.b.op), l.b.shard, l.b.seq, err)
-	if l.maybe && !rowraft.CodeOf(err).MaybeApplied() {
+	err = fmt.Errorf("%s to shard %d under number %d: %w", opName(d.b.op), d.b.shard, d.b.seq, err)
+	if d.maybe && !rowraft.CodeOf(err).MaybeApplied() {
 		err = rowraft.Errorf(rowraft.CodeUnknown, "an earlier try may have been applied: %w", err)
 	}
 	return err
-}
-
-// awaitBefore waits until the batches that come before b are acknowledged.
-func (b *batch) awaitBefore() error {
-	for _, before := range b.after {
-		if <-before.done; before.err != nil {
-			return rowraft.Errorf(rowraft.CodeNotSent, "%s to shard %d was not sent, because an earlier batch of it failed: %w", opName(b.op), b.shard, before.err)
-		}
-	}
-	return nil
 }
 
 // segments returns the payload without a clock.
@@ -294,15 +286,4 @@ func opName(op wire.Op) string {
 		return "delete"
 	}
 	return "push"
-}
-
-// sendOnce is one try on one server.
-func (c *Client) sendOnce(ctx context.Context, stub stub, ss *shardSession, b *batch, slotsVersion uint64) (uint64, error) {
-	inc, floor := ss.present()
-	reply, err := writes.send(ctx, b.first, stub, &rowraftv1.WriteRequest{
-		MapVersion: slotsVersion, TableEpoch: c.session.epoch.Load(), Shard: uint32(b.shard), ClientId: c.opts.ClientID[:],
-		Incarnation: inc, Seq: uint64(b.seq), Floor: floor, Op: rowraftv1.WriteOp(b.op), Payload: b.payload,
-	})
-	b.slowest = reply.GetSlowestClock()
-	return reply.GetAppliedIndex(), err
 }

@@ -53,7 +53,7 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 	c, table := s.dial(t, func(o *Options) { o.FailWhenOverloaded = true })
 	s.refuse.Store(true)
 	begin := time.Now()
-	c.budget.Set(5)
+	c.router.budget.Set(5)
 	const calls = 300
 	var wg sync.WaitGroup
 	for range 10 {
@@ -78,7 +78,7 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 				tick.Stop()
 				return
 			}
-			for c.budget.Take(time.Now()) {
+			for c.router.budget.Take(time.Now()) {
 				taken++
 			}
 		}
@@ -102,11 +102,11 @@ func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.refuse.Store(true)
-	c.budget.Set(-1e9) // so low that the floor adds no token during the test
+	c.router.budget.Set(-1e9) // so low that the floor adds no token during the test
 	first := make(chan error, 1)
 	go func() { first <- push() }()
 	for deadline := time.Now().Add(time.Minute); ; {
-		if c.budget.Waiting() > 0 {
+		if c.router.budget.Waiting() > 0 {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -120,7 +120,7 @@ func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 		}
 	}
 	s.refuse.Store(false)
-	c.budget.Set(route.RetryBurst)
+	c.router.budget.Set(route.RetryBurst)
 	if err := <-first; err != nil {
 		t.Errorf("the push that had a number: %v", err)
 	}
@@ -147,7 +147,7 @@ func TestPatientCallsWaitForTheBudget(t *testing.T) {
 	s := newOverloaded(t)
 	c, table := s.dial(t, nil)
 	s.refuse.Store(true)
-	c.budget.Set(0)
+	c.router.budget.Set(0)
 	short, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
 	defer cancel()
 	if err := table.Pull(short, []rowraft.Key{1}, make([]float32, 2)); err == nil {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -15,7 +13,6 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
 // TLSFiles are paths of PEM files: the client's certificate and key, and the CA of the cluster. All empty
@@ -65,51 +62,21 @@ type Options struct {
 //
 // Goroutines: one watches the cluster map. Each unacknowledged batch has one that resends it. Short ones
 // look for the leader, or for a follower that forwards, while a server is silent. All end in Close.
+//
+// Each part uses only those before it: lifetime, cluster, router and Control, sessions.
 type Client struct {
-	opts  Options
-	tls   *certs.Source
-	log   *slog.Logger
-	conns *route.Pool
+	*lifetime
+	opts     Options
+	conns    *route.Pool
+	cluster  *cluster
+	router   *router
+	control  *Control
+	sessions *sessions
 
-	ctx    context.Context // canceled by Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup // spawn adds to it, under life, so that Close never waits while it grows
-	life   struct {
-		sync.Mutex
-		closed bool
-	}
-
-	cluster atomic.Pointer[clustermap.Map]
-	refresh chan struct{} // requests a new map from watchMap; capacity 1, so that requests merge
-
-	shards shardStates
-
-	spread spread       // of bounded reads
-	budget route.Budget // of retries
-
-	session   session
-	endpoints endpoints
-
-	// deferred is the first error of a batch that ended after its Push had returned. The next Push or Flush
-	// returns it.
-	deferred struct {
-		sync.Mutex
-		err error
-	}
-
-	tables struct {
-		sync.RWMutex
-		byID map[rowraft.TableID]*Table
-	}
-}
-
-type leaderHint struct {
-	node rowraft.NodeID
-	term rowraft.Term
-	// guessed means that node answered as the leader does, but its term is unknown: an answer does not
-	// carry the term. The answer may be old, so learnLeader replaces a guessed hint by any hint of the same
-	// term.
-	guessed bool
+	acked    ackedIndices
+	spread   spread // of bounded reads
+	deferred deferred
+	tables   tableHandles
 }
 
 // Dial connects to a cluster and fetches its map. It waits for a map that has shards until ctx ends.
@@ -143,244 +110,47 @@ func Dial(ctx context.Context, opts Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts.ClientID = own(conf, opts.ClientID)
-	c := &Client{
-		opts:    opts,
-		tls:     conf,
-		log:     opts.Logger,
-		conns:   route.NewPool(conf, opts.Dial, opts.ConnsPerNode),
-		refresh: make(chan struct{}, 1),
-	}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.tables.byID = make(map[rowraft.TableID]*Table)
-	c.session.naming = make(ctxMutex, 1)
-	if err := c.firstMap(ctx); err != nil {
+	c := newClient(opts, conf)
+	if err := c.cluster.first(ctx); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("connect to %v: %w", opts.Endpoints, err)
 	}
-	return c, c.spawn(c.watchMap)
+	return c, c.spawn(c.cluster.watch)
 }
 
-// own returns id with the first 8 bytes of the identity of source, so that servers accept it from the owner
-// of that certificate (docs/formats/certificate.md).
-func own(source *certs.Source, id rowraft.ClientID) rowraft.ClientID {
-	if source != nil {
-		me := source.Identity()
-		tag := me.Tag()
-		copy(id[:], tag[:])
+// newClient returns a client that has not made a call.
+func newClient(opts Options, conf *certs.Source) *Client {
+	life, conns := newLifetime(), route.NewPool(conf, opts.Dial, opts.ConnsPerNode)
+	c := &Client{lifetime: life, opts: opts, conns: conns}
+	c.cluster = &cluster{
+		lifetime: life, log: opts.Logger, conns: conns, given: opts.Endpoints, attempt: opts.AttemptTimeout,
+		refresh: make(chan struct{}, 1), leave: c.leave,
 	}
-	return id
+	c.router = &router{lifetime: life, log: opts.Logger, conns: conns, cluster: c.cluster, attempt: opts.AttemptTimeout}
+	c.cluster.learn = c.router.learnLeader
+	c.control = &Control{lifetime: life, conns: conns, cluster: c.cluster}
+	c.sessions = newSessions(c, conf)
+	c.control.sessions = c.sessions
+	return c
 }
 
-// errClosed is the error of calls that run while Close runs, or after it.
-var errClosed = rowraft.Errorf(rowraft.CodeClosing, "the client is closed")
+// leave drops what the client has of its cluster. REQUIRES: cluster.mu is held for writing.
+func (c *Client) leave() {
+	c.router.leave()
+	c.sessions.leave()
+	c.acked.leave()
+	c.tables.leave()
+}
 
 // Close stops resending and ends the calls in progress with CodeClosing. It then closes the client's
 // sessions, within one second, and after that the connections. The outcome of unacknowledged batches stays
 // unknown: call Flush first.
 func (c *Client) Close() error {
-	c.life.Lock()
-	first := !c.life.closed
-	c.life.closed = true
-	c.life.Unlock()
-	c.cancel()
-	c.wg.Wait()
-	if first {
-		c.closeSessions()
+	if first := c.end(); first {
+		c.sessions.closeAll()
 	}
 	return c.conns.Close()
 }
 
-// spawn runs f on a goroutine that Close waits for, or reports that Close has begun.
-func (c *Client) spawn(f func()) error {
-	c.life.Lock()
-	defer c.life.Unlock()
-	if c.life.closed {
-		return errClosed
-	}
-	c.wg.Go(f)
-	return nil
-}
-
-// ended returns the error of a call that stops trying: errClosed if the client is closed, else its last
-// answer.
-func (c *Client) ended(last error) error {
-	if c.ctx.Err() == nil {
-		return last
-	}
-	if last == nil {
-		return errClosed
-	}
-	return fmt.Errorf("%w; the last answer was: %v", errClosed, last)
-}
-
-// pause waits for the next delay of b, or for atLeast if that is longer. It returns the error of ctx, or
-// errClosed if the client closes first.
-func (c *Client) pause(ctx context.Context, b *route.Backoff, atLeast time.Duration) error {
-	t := time.NewTimer(b.Delay(atLeast))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-c.ctx.Done():
-		return errClosed
-	}
-}
-
 // Map returns the newest cluster map this client has seen.
 func (c *Client) Map() *clustermap.Map { return c.cluster.Load() }
-
-// firstMap asks the endpoints in turn until one returns a map with shards.
-func (c *Client) firstMap(ctx context.Context) error {
-	w := route.Walk{Layer: route.Control, Places: func() []string { return c.opts.Endpoints }, AddrOf: c.addrOf}
-	for {
-		err := c.fetchMap(ctx, w.Addr(), 0)
-		if err == nil {
-			if m := c.cluster.Load(); m != nil && len(m.Shards) > 0 {
-				return nil
-			}
-			err = rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet: it waits for more servers")
-		}
-		if !w.Again(ctx, err) {
-			return err
-		}
-	}
-}
-
-// fetchMap is askMap without the leader hints.
-func (c *Client) fetchMap(ctx context.Context, addr string, wait time.Duration) error {
-	_, err := c.askMap(ctx, addr, wait)
-	return err
-}
-
-// askMap asks addr for a map newer than the client's, and lets the server wait for one up to wait. It
-// stores the map and the leader hints of the reply, and returns the hints.
-func (c *Client) askMap(ctx context.Context, addr string, wait time.Duration) ([]*rowraftv1.LeaderHint, error) {
-	conn, err := c.conns.Get(addr)
-	if err != nil {
-		return nil, err
-	}
-	var known uint64
-	var home rowraft.ClusterID
-	if m := c.cluster.Load(); m != nil {
-		known, home = uint64(m.Version), m.Cluster
-	}
-	ctx, cancel := context.WithTimeout(ctx, wait+c.opts.AttemptTimeout)
-	defer cancel()
-	reply, err := rowraftv1.NewClusterClient(conn).GetMap(ctx, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(wait), ClusterId: string(home)})
-	if err != nil {
-		return nil, fmt.Errorf("cluster map from %s: %w", addr, err)
-	}
-	if reply.Map != nil {
-		m, err := rpc.MapFromProto(reply.Map)
-		if err != nil {
-			return nil, err
-		}
-		if err := c.takeMap(addr, m); err != nil {
-			return nil, err
-		}
-		home = m.Cluster
-	}
-	c.inCluster(home, func() {
-		for _, l := range reply.Leaders {
-			c.learnLeader(rowraft.ShardID(l.Shard), rowraft.NodeID(l.Node), rowraft.Term(l.Term))
-		}
-	})
-	c.heard(addr)
-	return reply.Leaders, nil
-}
-
-// takeMap makes m, from addr, the client's map if it is newer. A map of another cluster goes to heardOther
-// instead, because versions of two clusters cannot be compared.
-func (c *Client) takeMap(addr string, m *clustermap.Map) error {
-	for {
-		old := c.cluster.Load()
-		switch {
-		case old != nil && old.Cluster != m.Cluster:
-			if c.heardOther(addr, m) {
-				return nil
-			}
-			return rowraft.Errorf(rowraft.CodeIdentity, "server %s belongs to cluster %s, this client talks to %s", addr, m.Cluster, old.Cluster)
-		case old != nil && old.Version >= m.Version:
-			return nil
-		case c.cluster.CompareAndSwap(old, m):
-			return nil
-		}
-	}
-}
-
-// watchMap keeps the map fresh by long polls. A request in c.refresh ends the current poll.
-func (c *Client) watchMap() {
-	const poll = 10 * time.Second
-	var b route.Backoff
-	for i := 0; c.ctx.Err() == nil; i++ {
-		addrs := c.addrs()
-		ctx, cancel := context.WithCancel(c.ctx)
-		asked := make(chan struct{})
-		go func() {
-			defer close(asked)
-			select {
-			case <-c.refresh:
-				cancel() // the next poll asks another server
-			case <-ctx.Done():
-			}
-		}()
-		err := c.fetchMap(ctx, addrs[i%len(addrs)], poll)
-		cancel()
-		<-asked
-		if err != nil && c.ctx.Err() == nil {
-			c.log.Debug("cluster map", "err", err)
-			_ = c.pause(c.ctx, &b, 0)
-			continue
-		}
-		b = route.Backoff{}
-	}
-}
-
-// addrs lists the addresses to fetch the map from: the servers of the map, then the endpoints.
-func (c *Client) addrs() []string {
-	var out []string
-	if m := c.cluster.Load(); m != nil {
-		for _, n := range m.Nodes {
-			out = append(out, n.Addr)
-		}
-	}
-	return append(out, c.opts.Endpoints...)
-}
-
-func (c *Client) askForMap() {
-	select {
-	case c.refresh <- struct{}{}:
-	default:
-	}
-}
-
-// learnLeader stores the hint unless the current one has a higher term, or the same term and is not
-// guessed.
-func (c *Client) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term rowraft.Term) {
-	if shard >= clustermap.MaxShards || node == "" {
-		return
-	}
-	p := &c.shards.at(shard).leader
-	for {
-		old := p.Load()
-		if old != nil && (old.term > term || old.term == term && !old.guessed) {
-			return
-		}
-		if p.CompareAndSwap(old, &leaderHint{node: node, term: term}) {
-			return
-		}
-	}
-}
-
-// addrOf returns the address of a server; "" if the map does not have the server.
-func (c *Client) addrOf(id rowraft.NodeID) string {
-	if m := c.cluster.Load(); m != nil {
-		if n, ok := m.Node(id); ok {
-			return n.Addr
-		}
-	}
-	return ""
-}

@@ -13,30 +13,35 @@ import (
 
 // Control makes a client's calls to the scheduler. Package client/jobs uses it; a program that pulls and
 // pushes does not need it.
-type Control struct{ c *Client }
+type Control struct {
+	*lifetime
+	conns    *route.Pool
+	cluster  *cluster
+	sessions *sessions
+}
 
 // Control returns the client's calls to the scheduler.
-func (c *Client) Control() *Control { return &Control{c} }
+func (c *Client) Control() *Control { return c.control }
 
 // Context ends when the client closes.
-func (k *Control) Context() context.Context { return k.c.ctx }
+func (k *Control) Context() context.Context { return k.ctx }
 
 // Go runs f on a goroutine that Client.Close waits for, or reports that Close has begun.
-func (k *Control) Go(f func()) error { return k.c.spawn(f) }
+func (k *Control) Go(f func()) error { return k.spawn(f) }
 
 // Conn returns a connection of the client to the server at addr.
-func (k *Control) Conn(addr string) (grpc.ClientConnInterface, error) { return k.c.conns.Get(addr) }
+func (k *Control) Conn(addr string) (grpc.ClientConnInterface, error) { return k.conns.Get(addr) }
 
 // Call calls the leader of the metadata group. It returns when a server has given a definite answer, or
 // when ctx ends.
 func (k *Control) Call(ctx context.Context, what string, call func(context.Context, grpc.ClientConnInterface) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(k.c.ctx, cancel)()
+	defer context.AfterFunc(k.ctx, cancel)()
 	for w := k.Walk(); ; {
 		conn, err := k.Conn(w.Addr())
 		if err == nil {
-			attempt, cancel := context.WithTimeout(ctx, 5*k.c.opts.AttemptTimeout)
+			attempt, cancel := context.WithTimeout(ctx, 5*k.cluster.attempt)
 			err = call(attempt, conn)
 			cancel()
 		}
@@ -44,15 +49,15 @@ func (k *Control) Call(ctx context.Context, what string, call func(context.Conte
 			return nil
 		}
 		if !w.Again(ctx, err) {
-			return fmt.Errorf("%s: %w", what, k.c.ended(err))
+			return fmt.Errorf("%s: %w", what, k.ended(err))
 		}
 	}
 }
 
 // Walk visits the members of the metadata group, or all servers while the map names no member.
 func (k *Control) Walk() *route.Walk {
-	return &route.Walk{Layer: route.Control, AddrOf: k.c.addrOf, Places: func() (addrs []string) {
-		if m := k.c.cluster.Load(); m != nil {
+	return &route.Walk{Layer: route.Control, AddrOf: k.cluster.addrOf, Places: func() (addrs []string) {
+		if m := k.cluster.Load(); m != nil {
 			for _, n := range m.Nodes {
 				if n.Scheduler {
 					addrs = append(addrs, n.Addr)
@@ -60,7 +65,7 @@ func (k *Control) Walk() *route.Walk {
 			}
 		}
 		if len(addrs) == 0 {
-			addrs = k.c.addrs()
+			addrs = k.cluster.addrs()
 		}
 		return addrs
 	}}
@@ -70,24 +75,12 @@ func (k *Control) Walk() *route.Walk {
 // waits for other workers enters its job several times and adopts a newer identity each time. A client that
 // has pushed cannot adopt an identity any more.
 func (k *Control) Adopt(ctx context.Context, as rowraft.ClientID, id *rowraftv1.JobIdentity) error {
-	c := k.c
-	if err := c.lock(ctx, c.session.naming); err != nil {
-		return err
-	}
-	defer c.session.naming.unlock()
-	for _, st := range c.shards.all() {
-		if c.session.underway.Load() > 0 || st.session.Load() != nil {
-			return rowraft.Errorf(rowraft.CodeInternal, "a client that has pushed entered a job")
-		}
-	}
-	c.opts.ClientID, c.session.inc, c.session.cluster = own(c.tls, as), rowraft.Incarnation(id.GetIncarnation()), c.cluster.Load().Cluster
-	c.session.member.Store(id)
-	return nil
+	return k.sessions.adopt(ctx, as, id)
 }
 
-// schedulerCall is Control.Call for the service Cluster.
-func (c *Client) schedulerCall(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
-	return c.Control().Call(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+// callCluster is Call for the service Cluster.
+func (k *Control) callCluster(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
+	return k.Call(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		return call(ctx, rowraftv1.NewClusterClient(conn))
 	})
 }

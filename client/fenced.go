@@ -20,7 +20,7 @@ func (c *Client) Fenced(ctx context.Context, id rowraft.ClientID) (*Client, erro
 		return nil, err
 	}
 	for i := range f.Map().Shards {
-		if _, err := f.openSession(ctx, f.Map().Shards[i].ID); err != nil {
+		if _, err := f.sessions.open(ctx, f.Map().Shards[i].ID); err != nil {
 			f.Close()
 			return nil, fmt.Errorf("take over from an earlier client: %w", err)
 		}

@@ -45,12 +45,11 @@ func FuzzPullReply(f *testing.F) {
 			{Table: testTable(1, 2), Keys: make([]rowraft.Key, 4), Values: make([]float32, 8)},
 			{Table: testTable(2, 1), Keys: make([]rowraft.Key, 1), Values: make([]float32, 1)},
 		}
-		r := request{shard: 3, pieces: []piece{{&segs[0], []int32{0, 1, 3}}, {&segs[1], []int32{0}}}}
+		r := request{shard: 3, parts: []segmentRows{{&segs[0], []int32{0, 1, 3}}, {&segs[1], []int32{0}}}}
 		if presence {
 			segs[0].Present, segs[1].Present = make([]bool, 4), make([]bool, 1)
 		}
-		c := &Client{opts: Options{DType: rowraft.Float32}}
-		if err := c.scatter(&r, payload, presence); err != nil {
+		if err := r.scatter(payload, rowraft.Float32, presence); err != nil {
 			if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 				t.Errorf("%v has code %v", err, rowraft.CodeOf(err))
 			}

@@ -54,16 +54,16 @@ func (s *Segment) row(i int32) []float32 {
 	return s.Values[int(i)*d : (int(i)+1)*d]
 }
 
-// piece is the rows of one segment that go into one request, as indices into the segment.
-type piece struct {
+// segmentRows are the rows of one segment that go into one request, as indices into the segment.
+type segmentRows struct {
 	seg  *Segment
 	rows []int32
 }
 
 // request is one message to one shard.
 type request struct {
-	shard  rowraft.ShardID
-	pieces []piece
+	shard rowraft.ShardID
+	parts []segmentRows
 
 	applied rowraft.Index // of the reply to a pull
 	met     Freshness     // likewise
@@ -131,7 +131,7 @@ func plan(m *clustermap.Map, segs []Segment, perRow func(*Segment) load, limit l
 				}
 				n = min(n, len(mine))
 				r := &out[o.in-1]
-				r.pieces = append(r.pieces, piece{seg: s, rows: mine[:n:n]})
+				r.parts = append(r.parts, segmentRows{seg: s, rows: mine[:n:n]})
 				o.used = load{used.sent + n*per.sent, used.received + n*per.received}
 				o.rows += n
 				mine = mine[n:]
@@ -141,20 +141,14 @@ func plan(m *clustermap.Map, segs []Segment, perRow func(*Segment) load, limit l
 	return out
 }
 
-// ascending reports whether keys are strictly ascending, as a shard requires of a push.
-func ascending(keys []rowraft.Key) bool {
-	for i := 1; i < len(keys); i++ {
-		if keys[i] <= keys[i-1] {
-			return false
-		}
-	}
-	return true
-}
-
 // normalize returns s with strictly ascending keys. It sums the values of a repeated key in the order of
 // s.Keys or, for an assign, keeps the last one. The caller's slices do not change.
 func normalize(s Segment, op wire.Op) Segment {
-	if ascending(s.Keys) {
+	ascending := true
+	for i := 1; i < len(s.Keys) && ascending; i++ {
+		ascending = s.Keys[i] > s.Keys[i-1]
+	}
+	if ascending {
 		return s
 	}
 	if op == wire.OpDelete {
@@ -190,29 +184,27 @@ func normalize(s Segment, op wire.Op) Segment {
 	return out
 }
 
-// putKeys writes the keys of the piece's rows to dst.
-func (p *piece) putKeys(dst []byte) {
+// putKeys writes the keys of the rows to dst.
+func (p *segmentRows) putKeys(dst []byte) {
 	keys := p.seg.Keys
 	for j, i := range p.rows {
 		binary.LittleEndian.PutUint64(dst[8*j:], uint64(keys[i]))
 	}
 }
 
-// contiguous reports whether the rows are neighbours in the segment, so that one copy suffices.
-func (p *piece) contiguous() bool {
-	n := len(p.rows)
-	return int(p.rows[n-1]-p.rows[0]) == n-1 // rows ascend
-}
-
-// values returns the values of contiguous rows.
-func (p *piece) values() []float32 {
+// contiguous returns the values of the rows, if the rows are neighbours in the segment: one copy suffices then.
+func (p *segmentRows) contiguous() (values []float32, ok bool) {
+	first, last := int(p.rows[0]), int(p.rows[len(p.rows)-1])
+	if last-first != len(p.rows)-1 { // rows ascend
+		return nil, false
+	}
 	d := p.seg.Table.schema.Dim
-	return p.seg.Values[int(p.rows[0])*d : (int(p.rows[len(p.rows)-1])+1)*d]
+	return p.seg.Values[first*d : (last+1)*d], true
 }
 
-func (p *piece) putValues(dst []byte, dtype rowraft.DType) {
-	if p.contiguous() {
-		wire.PutFloats(dst, dtype, p.values())
+func (p *segmentRows) putValues(dst []byte, dtype rowraft.DType) {
+	if values, ok := p.contiguous(); ok {
+		wire.PutFloats(dst, dtype, values)
 		return
 	}
 	rowBytes := p.seg.Table.schema.Dim * dtype.Size()
@@ -221,9 +213,9 @@ func (p *piece) putValues(dst []byte, dtype rowraft.DType) {
 	}
 }
 
-func (p *piece) getValues(src []byte, dtype rowraft.DType) {
-	if p.contiguous() {
-		wire.GetFloats(p.values(), dtype, src)
+func (p *segmentRows) getValues(src []byte, dtype rowraft.DType) {
+	if values, ok := p.contiguous(); ok {
+		wire.GetFloats(values, dtype, src)
 		return
 	}
 	rowBytes := p.seg.Table.schema.Dim * dtype.Size()

@@ -48,7 +48,7 @@ func TestPlanPutsEveryRowOnce(t *testing.T) {
 		last := make(map[string]int32)
 		for _, r := range plan(cm, segs, per, limit) {
 			rows, used := 0, load{}
-			for _, p := range r.pieces {
+			for _, p := range r.parts {
 				for _, row := range p.rows {
 					if got := cm.ShardOf(p.seg.Table.Slot(p.seg.Keys[row])); got != r.shard {
 						t.Fatalf("row %d of shard %d went to shard %d", row, got, r.shard)
@@ -99,17 +99,16 @@ func TestPullsAreWithinAServersLimits(t *testing.T) {
 		{"a wide table", 1, rowraft.MaxDim, 4000},
 		{"many segments of one row", 200_000, 1, 1},
 	} {
-		c := &Client{opts: Options{DType: rowraft.Float32}}
 		keys := make([]rowraft.Key, tc.keys)
 		segs := make([]Segment, tc.segments)
 		for i := range segs {
 			segs[i] = Segment{Table: testTable(rowraft.TableID(i+1), tc.dim), Keys: keys}
 		}
 		rows := 0
-		for _, r := range c.planPull(cm, segs) {
+		for _, r := range planPull(cm, segs, rowraft.Float32) {
 			n, asked, given := 0, 0, 0
-			for i := range r.pieces {
-				s := c.pullSegment(&r.pieces[i])
+			for i := range r.parts {
+				s := r.parts[i].pullHeader(rowraft.Float32)
 				n += s.N
 				asked += s.Size()
 				s.Flags = wire.FlagNoKeys | wire.FlagPresence
@@ -177,8 +176,7 @@ func TestBadSegmentsAreRefusedHere(t *testing.T) {
 		{"negative learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: -1}, false},
 		{"NaN learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: float32(math.NaN())}, false},
 	} {
-		c := &Client{opts: Options{DType: tc.dtype}}
-		_, err := c.prepare(wire.OpPush, []Segment{tc.seg})
+		_, err := prepare(wire.OpPush, []Segment{tc.seg}, tc.dtype)
 		if tc.ok && err != nil || !tc.ok && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%s: %v", tc.name, err)
 		}
@@ -186,7 +184,7 @@ func TestBadSegmentsAreRefusedHere(t *testing.T) {
 			t.Fatalf("%v rounds to infinity", largest)
 		}
 	}
-	if err := distinctTables([]Segment{{Table: table}, {Table: testTable(2, 2)}, {Table: table}}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := prepare(wire.OpPush, []Segment{{Table: table}, {Table: testTable(2, 2)}, {Table: table}}, rowraft.Float32); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("a table in two segments: %v, want CodeInvalidArgument", err)
 	}
 }

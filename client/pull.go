@@ -19,8 +19,8 @@ import (
 // enough not to delay others on the connection.
 var pullLimit = load{sent: rowraft.MaxEntryBytes, received: 8 << 20}
 
-func (c *Client) planPull(m *clustermap.Map, segs []Segment) []request {
-	return plan(m, segs, func(s *Segment) load { return load{sent: 8, received: s.Table.schema.Dim * c.opts.DType.Size()} }, pullLimit)
+func planPull(m *clustermap.Map, segs []Segment, dtype rowraft.DType) []request {
+	return plan(m, segs, func(s *Segment) load { return load{sent: 8, received: s.Table.schema.Dim * dtype.Size()} }, pullLimit)
 }
 
 // Pull fills the Values (and Present) of all segments, as Table.Pull does for one. Each row is complete,
@@ -62,7 +62,7 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 		if err := ofCluster(m, segs); err != nil {
 			return Freshness{}, err
 		}
-		reqs := c.planPull(m, segs)
+		reqs := planPull(m, segs, c.opts.DType)
 		err := c.pullShards(ctx, m, &how, reqs)
 		if err == nil {
 			return tellApplied(segs, reqs), nil
@@ -72,7 +72,7 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 			return Freshness{}, err // a newer map would not help
 		}
 		// The map was old: wait for the newer one and split again.
-		c.askForMap()
+		c.cluster.askForMap()
 		if werr := c.pause(ctx, &b, 0); werr != nil {
 			return Freshness{}, fmt.Errorf("waiting for map version %d: %w", ws.Want, err)
 		}
@@ -86,7 +86,7 @@ func tellApplied(segs []Segment, reqs []request) (met Freshness) {
 	}
 	for _, r := range reqs {
 		met.join(r.met)
-		for _, p := range r.pieces {
+		for _, p := range r.parts {
 			if p.seg.Applied == nil {
 				continue
 			}
@@ -148,16 +148,16 @@ type firstPull = firstTry[rowraftv1.PullRequest, rowraftv1.PullReply]
 func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r *request, first *firstPull) error {
 	defer first.leave()
 	size, presence := 0, false
-	for i := range r.pieces {
-		size += c.pullSegment(&r.pieces[i]).Size()
-		presence = presence || r.pieces[i].seg.Present != nil
+	for i := range r.parts {
+		size += r.parts[i].pullHeader(c.opts.DType).Size()
+		presence = presence || r.parts[i].seg.Present != nil
 	}
 	payload := rpc.Pool.Bytes(size)
 	at := 0
-	for i := range r.pieces {
-		s := c.pullSegment(&r.pieces[i])
+	for i := range r.parts {
+		s := r.parts[i].pullHeader(c.opts.DType)
 		body := s.Put(payload[at : at+s.Size()])
-		r.pieces[i].putKeys(body.Keys)
+		r.parts[i].putKeys(body.Keys)
 		at += s.Size()
 	}
 	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload, Presence: presence}
@@ -175,46 +175,47 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 		rpc.Pool.Release(payload)
 	}
 	r.applied, r.met = rowraft.Index(reply.AppliedIndex), Freshness{time.Duration(reply.AgeNs), reply.Lag}
-	err = c.scatter(r, reply.Payload, presence)
+	err = r.scatter(reply.Payload, c.opts.DType, presence)
 	rpc.Pool.Release(reply.Payload)
 	return err
 }
 
 // pullLeader asks the leader of a shard and returns the number of tries.
 func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
-	_, err = c.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
+	_, err = c.router.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
 		defer first.leave()
-		return c.try(ctx, shard, at, func(ctx context.Context, stub stub) (err error) {
+		return c.router.try(ctx, shard, at, func(ctx context.Context, stub stub) (err error) {
 			tries++
 			reply, err = pulls.send(ctx, first, stub, req)
-			return c.retryUntilTableKnown(err, req.Payload)
+			return c.cluster.retryUntilTableKnown(err, req.Payload)
 		})
 	})
 	return reply, tries, err
 }
 
-func (c *Client) pullSegment(p *piece) wire.Segment {
+func (p *segmentRows) pullHeader(dtype rowraft.DType) wire.Segment {
 	return wire.Segment{
 		Table: p.seg.Table.schema.ID,
 		N:     len(p.rows),
 		Dim:   p.seg.Table.schema.Dim,
-		DType: c.opts.DType,
+		DType: dtype,
 		Flags: wire.FlagNoValues,
 	}
 }
 
 // scatter checks the reply and copies its rows into the caller's segments.
-func (c *Client) scatter(r *request, payload []byte, presence bool) error {
-	for i := range r.pieces {
-		p := &r.pieces[i]
-		want := c.pullSegment(p)
+func (r *request) scatter(payload []byte, dtype rowraft.DType, presence bool) error {
+	for i := range r.parts {
+		p := &r.parts[i]
+		want := p.pullHeader(dtype)
 		got, body, rest, err := wire.ParseSegment(payload)
 		if err != nil {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: %w", r.shard, err)
 		}
 		if got.Table != want.Table || got.N != want.N || got.Dim != want.Dim || got.DType != want.DType ||
 			got.Flags&^wire.FlagPresence != wire.FlagNoKeys || presence != (got.Flags&wire.FlagPresence != 0) {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: segment %+v does not answer %+v", r.shard, got, want)
+			return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: a segment has %d rows of table %d with %d %s and flags %#x, the request asks for %d rows of table %d with %d %s",
+				r.shard, got.N, got.Table, got.Dim, got.DType, got.Flags, want.N, want.Table, want.Dim, want.DType)
 		}
 		p.getValues(body.Values, got.DType)
 		if p.seg.Present != nil {

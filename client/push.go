@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/wire"
@@ -27,21 +29,21 @@ type Ack struct {
 // Push applies the gradients of all segments, as Table.Push does for one. Segments of different tables with
 // rows in one shard share a batch while it has room (1 MiB).
 func (c *Client) Push(ctx context.Context, segs ...Segment) (Ack, error) {
-	return c.send(ctx, wire.OpPush, segs)
+	return c.write(ctx, wire.OpPush, segs)
 }
 
 // Assign sets the weights of all segments, as Table.Assign does for one.
 func (c *Client) Assign(ctx context.Context, segs ...Segment) (Ack, error) {
-	return c.send(ctx, wire.OpAssign, segs)
+	return c.write(ctx, wire.OpAssign, segs)
 }
 
 // Delete removes the rows of all segments, as Table.Delete does for one. Their
 // Values must be empty.
 func (c *Client) Delete(ctx context.Context, segs ...Segment) (Ack, error) {
-	return c.send(ctx, wire.OpDelete, segs)
+	return c.write(ctx, wire.OpDelete, segs)
 }
 
-func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, error) {
+func (c *Client) write(ctx context.Context, op wire.Op, segs []Segment) (Ack, error) {
 	batches, err := c.batches(op, segs)
 	if err != nil {
 		return Ack{}, err
@@ -49,49 +51,57 @@ func (c *Client) send(ctx context.Context, op wire.Op, segs []Segment) (Ack, err
 	return c.sendBatches(ctx, batches)
 }
 
-// batches checks segs and cuts them into batches without numbers. It returns the deferred
-// error of an earlier push, if there is one, and then nothing is sent.
+// batches checks segs and cuts them into batches without numbers. It returns the deferred error of an
+// earlier push, if there is one, and then nothing is sent. If FailWhenOverloaded is set, it refuses the push
+// while batches of earlier pushes wait for the retry budget.
 func (c *Client) batches(op wire.Op, segs []Segment) ([]*batch, error) {
-	if err := c.takeDeferred(); err != nil {
+	if err := c.deferred.take(); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier push failed after its caller had returned: %w", opName(op), err)
 	}
-	if err := c.admitPush(); err != nil {
-		return nil, err
+	if waiting := c.router.budget.Waiting(); waiting > 0 && c.opts.FailWhenOverloaded {
+		return nil, route.SpentError(fmt.Errorf("%d batches of earlier pushes wait to be sent again, nothing of this one was sent", waiting))
 	}
-	ready, err := c.prepare(op, segs)
+	m := c.cluster.Load()
+	reqs, err := planPush(m, op, segs, c.opts.DType)
 	if err != nil {
 		return nil, err
 	}
-	m := c.cluster.Load()
+	batches := make([]*batch, len(reqs))
+	for i := range reqs {
+		batches[i] = &batch{cluster: m.Cluster, shard: reqs[i].shard, op: op, payload: reqs[i].encode(op, c.opts.DType), done: make(chan struct{})}
+	}
+	return batches, nil
+}
+
+// planPush checks segs and cuts them into requests with strictly ascending keys (see normalize).
+func planPush(m *clustermap.Map, op wire.Op, segs []Segment, dtype rowraft.DType) ([]request, error) {
+	ready, err := prepare(op, segs, dtype)
+	if err != nil {
+		return nil, err
+	}
 	if err := ofCluster(m, ready); err != nil {
 		return nil, err
 	}
-	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*c.opts.DType.Size()} }
+	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*dtype.Size()} }
 	if op == wire.OpDelete {
 		perRow = func(*Segment) load { return load{sent: 8} }
 	}
-	reqs := plan(m, ready, perRow, load{sent: batchBytes})
-	batches := make([]*batch, len(reqs))
-	for i := range reqs {
-		batches[i] = c.encode(op, &reqs[i])
-		batches[i].cluster = m.Cluster
-	}
-	return batches, nil
+	return plan(m, ready, perRow, load{sent: batchBytes}), nil
 }
 
 // sendBatches numbers and sends batches and waits for their results. Once the first one has
 // a number, every other one is sent too, so that no push is left half sent: if ctx ends before
 // a batch has a number, the batch is queued and gets its number later.
 func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error) {
-	if err := c.openSessions(ctx, batches); err != nil {
+	if err := c.sessions.openAll(ctx, batches); err != nil {
 		return Ack{}, err
 	}
 	var together *sharedWrites
 	if len(batches) > 1 {
 		together = &sharedWrites{c: c, calls: &writes}
 	}
-	for i, p := range batches {
-		if err := c.start(ctx, p, i > 0, together); err != nil {
+	for i, b := range batches {
+		if err := c.start(ctx, b, i > 0, together); err != nil {
 			together.start()
 			return Ack{}, c.partial(ctx, batches[:i], err)
 		}
@@ -100,28 +110,24 @@ func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error)
 	return c.await(ctx, batches)
 }
 
-// admitPush refuses a new push if FailWhenOverloaded is set and batches of earlier pushes wait for the
-// retry budget. Nothing of the new push was sent.
-func (c *Client) admitPush() error {
-	if waiting := c.budget.Waiting(); waiting > 0 && c.opts.FailWhenOverloaded {
-		return route.SpentError(fmt.Errorf("%d batches of earlier pushes wait to be sent again, nothing of this one was sent", waiting))
-	}
-	return nil
-}
-
-// prepare checks segs and returns them with strictly ascending keys (see normalize).
-func (c *Client) prepare(op wire.Op, segs []Segment) ([]Segment, error) {
+// prepare checks segs and returns them with strictly ascending keys.
+func prepare(op wire.Op, segs []Segment, dtype rowraft.DType) ([]Segment, error) {
 	ready := make([]Segment, len(segs))
 	for i := range segs {
 		if err := segs[i].check(op); err != nil {
 			return nil, err
 		}
 		ready[i] = normalize(segs[i], op)
-		if err := c.checkPush(&ready[i]); err != nil { // after normalize: a sum of finite gradients may be infinite
+		if err := ready[i].checkNumbers(dtype); err != nil { // after normalize: a sum of finite gradients may be infinite
 			return nil, err
 		}
+		for j := range i {
+			if segs[i].Table == segs[j].Table {
+				return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has two segments in one push: merge them", segs[i].Table.schema.Name)
+			}
+		}
 	}
-	return ready, distinctTables(ready)
+	return ready, nil
 }
 
 // infinite32 and infinite16 are the bits, without sign, of the smallest value that is not finite: as
@@ -131,16 +137,16 @@ const (
 	infinite16 = 0x7f7f8000
 )
 
-// checkPush refuses numbers that a shard would refuse. The shard would be too late: it refuses
-// one batch, while other batches of the push may be applied already.
-func (c *Client) checkPush(s *Segment) error {
+// checkNumbers refuses numbers that a shard would refuse. The shard would be too late: it refuses one batch,
+// while other batches of the push may be applied already.
+func (s *Segment) checkNumbers(dtype rowraft.DType) error {
 	d, infinite := s.Table.schema.Dim, uint32(infinite32)
-	if c.opts.DType == rowraft.BFloat16 {
+	if dtype == rowraft.BFloat16 {
 		infinite = infinite16
 	}
 	for i, v := range s.Values {
 		if math.Float32bits(v)&^(1<<31) >= infinite {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: key %d, dimension %d is %v: gradients and weights must be finite as %s", s.Table.schema.Name, s.Keys[i/d], i%d, v, c.opts.DType)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: key %d, dimension %d is %v: gradients and weights must be finite as %s", s.Table.schema.Name, s.Keys[i/d], i%d, v, dtype)
 		}
 	}
 	if !(s.LR >= 0) || s.LR-s.LR != 0 {
@@ -149,45 +155,28 @@ func (c *Client) checkPush(s *Segment) error {
 	return nil
 }
 
-func distinctTables(segs []Segment) error {
-	for i := range segs {
-		for j := range i {
-			if segs[i].Table == segs[j].Table {
-				return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has two segments in one push: merge them", segs[i].Table.schema.Name)
-			}
-		}
-	}
-	return nil
-}
-
-// encode writes the payload of a request (docs/formats/payload.md) into a batch.
-func (c *Client) encode(op wire.Op, r *request) *batch {
+// encode returns the payload of a write (docs/formats/payload.md).
+func (r *request) encode(op wire.Op, dtype rowraft.DType) []byte {
 	size := 0
-	for i := range r.pieces {
-		size += c.pushSegment(op, &r.pieces[i]).Size()
+	for i := range r.parts {
+		size += r.parts[i].pushHeader(op, dtype).Size()
 	}
-	p := &batch{shard: r.shard, op: op, payload: rpc.Pool.Bytes(size), done: make(chan struct{})}
+	payload := rpc.Pool.Bytes(size)
 	at := 0
-	for i := range r.pieces {
-		s := c.pushSegment(op, &r.pieces[i])
-		body := s.Put(p.payload[at : at+s.Size()])
-		r.pieces[i].putKeys(body.Keys)
+	for i := range r.parts {
+		s := r.parts[i].pushHeader(op, dtype)
+		body := s.Put(payload[at : at+s.Size()])
+		r.parts[i].putKeys(body.Keys)
 		if op != wire.OpDelete {
-			r.pieces[i].putValues(body.Values, s.DType)
+			r.parts[i].putValues(body.Values, dtype)
 		}
 		at += s.Size()
 	}
-	return p
+	return payload
 }
 
-func (c *Client) pushSegment(op wire.Op, p *piece) wire.Segment {
-	s := wire.Segment{
-		Table: p.seg.Table.schema.ID,
-		N:     len(p.rows),
-		Dim:   p.seg.Table.schema.Dim,
-		DType: c.opts.DType,
-		LR:    p.seg.LR,
-	}
+func (p *segmentRows) pushHeader(op wire.Op, dtype rowraft.DType) wire.Segment {
+	s := wire.Segment{Table: p.seg.Table.schema.ID, N: len(p.rows), Dim: p.seg.Table.schema.Dim, DType: dtype, LR: p.seg.LR}
 	if s.LR != 0 {
 		s.Flags |= wire.FlagLR
 	}
@@ -201,18 +190,18 @@ func (c *Client) pushSegment(op wire.Op, p *piece) wire.Segment {
 // to send the batches, and Flush returns the first error of one.
 func (c *Client) await(ctx context.Context, batches []*batch) (Ack, error) {
 	ack := Ack{Batches: len(batches), Index: make(map[rowraft.ShardID]rowraft.Index, len(batches))}
-	for _, p := range batches {
+	for _, b := range batches {
 		select {
-		case <-p.done:
+		case <-b.done:
 		case <-ctx.Done():
-			for _, p := range batches {
-				if p.settled.Swap(true) {
-					c.deferError(p.err)
+			for _, b := range batches {
+				if b.settled.Swap(true) {
+					c.deferred.put(b.err)
 				}
 			}
 			return Ack{}, rowraft.Errorf(rowraft.CodeDeadline, "push not acknowledged in time, the client continues to send it: %w", context.Cause(ctx))
 		}
-		ack.Index[p.shard] = max(ack.Index[p.shard], p.index)
+		ack.Index[b.shard] = max(ack.Index[b.shard], b.index)
 	}
 	if err := failure(batches); err != nil {
 		return Ack{}, err
@@ -225,14 +214,14 @@ func (c *Client) await(ctx context.Context, batches []*batch) (Ack, error) {
 func failure(batches []*batch) error {
 	var first error
 	applied := 0
-	for _, p := range batches {
+	for _, b := range batches {
 		switch {
-		case p.err == nil:
+		case b.err == nil:
 			applied++
-		case rowraft.CodeOf(p.err).MaybeApplied():
-			return p.err
+		case rowraft.CodeOf(b.err).MaybeApplied():
+			return b.err
 		case first == nil:
-			first = p.err
+			first = b.err
 		}
 	}
 	if first == nil || applied == 0 {
@@ -250,25 +239,31 @@ func (c *Client) partial(ctx context.Context, started []*batch, err error) error
 	return rowraft.Errorf(rowraft.CodeUnknown, "%d batches of the push were sent, the others were not: %w", len(started), err)
 }
 
-// deferError stores the error of a batch whose caller has returned, for Flush or the next
-// Push. errClosed is no result: Flush finds that the number still has none.
-func (c *Client) deferError(err error) {
+// deferred is the first error of a batch whose Push had returned before the result came. The next Push or
+// Flush returns it.
+type deferred struct {
+	mu  sync.Mutex
+	err error
+}
+
+// put stores err if it is the first. errClosed is no result: Flush finds that the number still has none.
+func (d *deferred) put(err error) {
 	if err == nil || errors.Is(err, errClosed) {
 		return
 	}
-	c.deferred.Lock()
-	defer c.deferred.Unlock()
-	if c.deferred.err == nil {
-		c.deferred.err = err
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err == nil {
+		d.err = err
 	}
 }
 
-// takeDeferred returns the stored error and clears it.
-func (c *Client) takeDeferred() error {
-	c.deferred.Lock()
-	defer c.deferred.Unlock()
-	err := c.deferred.err
-	c.deferred.err = nil
+// take returns the stored error and clears it.
+func (d *deferred) take() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := d.err
+	d.err = nil
 	return err
 }
 
@@ -279,12 +274,12 @@ func (c *Client) takeDeferred() error {
 // an earlier Flush or Push returned it; CodeDeadline when ctx ends;
 // CodeUnknown if the client was closed before every batch had ended.
 func (c *Client) Flush(ctx context.Context) error {
-	for _, ss := range c.allSessions() {
+	for _, ss := range c.sessions.all() {
 		if err := ss.idle(ctx); err == errClosed {
 			return rowraft.Errorf(rowraft.CodeUnknown, "shard %d: %w before every push was answered", ss.shard, err)
 		} else if err != nil {
 			return fmt.Errorf("shard %d still has unanswered pushes: %w", ss.shard, err)
 		}
 	}
-	return c.takeDeferred()
+	return c.deferred.take()
 }

@@ -202,7 +202,7 @@ func TestFlushTellsOfAPushThatWasRefusedAfterItsCallerLeft(t *testing.T) {
 func TestTheNextPushTellsOfOneThatWasRefusedAfterItsCallerLeft(t *testing.T) {
 	l := pushAndLeave(t)
 	l.answer <- rowraft.Errorf(rowraft.CodeSessionExpired, "a test")
-	if err := l.c.shards.at(0).session.Load().idle(patience(t)); err != nil {
+	if err := l.c.sessions.shards.at(0).session.Load().idle(patience(t)); err != nil {
 		t.Fatal(err)
 	}
 	err := l.push(patience(t))

@@ -74,11 +74,11 @@ type Position struct {
 // of p.
 func (c *Client) current(p *Position) error {
 	if p.Cluster != "" && len(p.Shards) > 0 {
-		if err := c.replaced(p.Cluster); err != nil {
+		if err := c.cluster.replaced(p.Cluster); err != nil {
 			return err
 		}
 	}
-	now := rowraft.TableEpoch(c.session.epoch.Load())
+	now := rowraft.TableEpoch(c.sessions.epoch.Load())
 	for shard := range p.Shards {
 		if p.Epoch != 0 && p.Epoch < now {
 			return &rowraft.RestoredError{Shard: shard, Have: p.Epoch, Want: now}
@@ -90,11 +90,11 @@ func (c *Client) current(p *Position) error {
 // Position returns the position of this client's acknowledged pushes. A read with AtLeast set to it sees
 // them all.
 func (c *Client) Position() Position {
-	c.endpoints.RLock()
-	defer c.endpoints.RUnlock()
-	p := Position{Cluster: c.cluster.Load().Cluster, Epoch: rowraft.TableEpoch(c.session.epoch.Load()), Shards: make(map[rowraft.ShardID]rowraft.Index)}
-	for shard, st := range c.shards.all() {
-		if i := st.acked.Load(); i > 0 {
+	c.cluster.mu.RLock() // the client stays in its cluster meanwhile
+	defer c.cluster.mu.RUnlock()
+	p := Position{Cluster: c.cluster.Load().Cluster, Epoch: rowraft.TableEpoch(c.sessions.epoch.Load()), Shards: make(map[rowraft.ShardID]rowraft.Index)}
+	for shard, index := range c.acked.all() {
+		if i := index.Load(); i > 0 {
 			p.Shards[shard] = rowraft.Index(i)
 		}
 	}
@@ -136,11 +136,11 @@ func (f *Freshness) join(g Freshness) {
 // askFor sets the fields of req that state which rows are new enough.
 func (c *Client) askFor(req *rowraftv1.PullRequest, how *Read, shard rowraft.ShardID) {
 	req.Mode = how.Mode.proto()
-	req.TableEpoch = max(c.session.epoch.Load(), uint64(how.AtLeast.Epoch)) // epoch of the indices below
+	req.TableEpoch = max(c.sessions.epoch.Load(), uint64(how.AtLeast.Epoch)) // epoch of the indices below
 	req.MinIndex = uint64(how.AtLeast.Shards[shard])
 	if how.Mode == Bounded {
 		req.MaxAgeNs, req.MaxLag = uint64(how.MaxAge), how.MaxLag
 		return
 	}
-	req.MinIndex = max(req.MinIndex, c.shards.at(shard).acked.Load())
+	req.MinIndex = max(req.MinIndex, c.acked.at(shard).Load())
 }

@@ -272,7 +272,7 @@ func TestPositionsJoin(t *testing.T) {
 // since. The index alone would not show that: the shard has reached it.
 func TestPositionsOfBeforeARestoreAreRefused(t *testing.T) {
 	_, c, seg := startReplicas(t, func(context.Context, int, *rowraftv1.PullRequest) error { return nil })
-	c.session.epoch.Store(3)
+	c.sessions.epoch.Store(3)
 	at := map[rowraft.ShardID]rowraft.Index{0: 5}
 	for _, mode := range []Read{{}, {Mode: Linearizable}, {Mode: Bounded, MaxAge: time.Second}} {
 		for _, tc := range []struct {

@@ -20,53 +20,54 @@ const relayProbe = time.Second
 type relay struct{ leader, node rowraft.NodeID }
 
 // relayBy makes node forward the calls of a shard for leader from now on.
-func (c *Client) relayBy(shard rowraft.ShardID, leader, node rowraft.NodeID) {
-	r, have := &relay{leader, node}, c.shards.at(shard).relay.Load()
-	if have != nil && *have == *r || !c.shards.at(shard).relay.CompareAndSwap(have, r) {
+func (r *router) relayBy(shard rowraft.ShardID, leader, node rowraft.NodeID) {
+	at := r.leaders.at(shard)
+	by, have := &relay{leader, node}, at.relay.Load()
+	if have != nil && *have == *by || !at.relay.CompareAndSwap(have, by) {
 		return
 	}
-	c.log.Info("the leader of the shard cannot be reached from here: a follower forwards", "shard", uint32(shard), "leader", string(leader), "by", string(node))
-	err := c.spawn(func() {
-		for c.shards.at(shard).relay.Load() == r {
-			if c.pause(c.ctx, new(route.Backoff), relayProbe) != nil {
+	r.log.Info("the leader of the shard cannot be reached from here: a follower forwards", "shard", uint32(shard), "leader", string(leader), "by", string(node))
+	err := r.spawn(func() {
+		for at.relay.Load() == by {
+			if r.pause(r.ctx, new(route.Backoff), relayProbe) != nil {
 				return
 			}
-			if _, err := c.askHint(c.ctx, leader, shard); err == nil {
-				c.shards.at(shard).relay.CompareAndSwap(r, nil)
+			if _, err := r.askHint(r.ctx, leader, shard); err == nil {
+				at.relay.CompareAndSwap(by, nil)
 			}
 		}
 	})
 	if err != nil { // the client is closed: no goroutine would end the relay
-		c.shards.at(shard).relay.Store(nil)
+		at.relay.Store(nil)
 	}
 }
 
 // relayOf returns the relay for the leader that hint names; nil if there is none.
-func (c *Client) relayOf(shard rowraft.ShardID, hint *leaderHint) *relay {
-	r := c.shards.at(shard).relay.Load()
-	if r != nil && r.leader != hint.node {
-		c.shards.at(shard).relay.CompareAndSwap(r, nil) // the relay of an earlier leader
+func (r *router) relayOf(shard rowraft.ShardID, hint *leaderHint) *relay {
+	by := r.leaders.at(shard).relay.Load()
+	if by != nil && by.leader != hint.node {
+		r.leaders.at(shard).relay.CompareAndSwap(by, nil) // the relay of an earlier leader
 		return nil
 	}
-	return r
+	return by
 }
 
 // endRelay removes the relay that target chose for at.
-func (c *Client) endRelay(shard rowraft.ShardID, at server) {
-	if r := c.shards.at(shard).relay.Load(); r != nil && r.leader == at.leader && r.node == at.node {
-		c.shards.at(shard).relay.CompareAndSwap(r, nil)
+func (r *router) endRelay(shard rowraft.ShardID, at server) {
+	if by := r.leaders.at(shard).relay.Load(); by != nil && by.leader == at.leader && by.node == at.node {
+		r.leaders.at(shard).relay.CompareAndSwap(by, nil)
 	}
 }
 
 // askHint asks a server for the leader of a shard; "" if the server does not know it.
-func (c *Client) askHint(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID) (rowraft.NodeID, error) {
-	addr := c.addrOf(node)
+func (r *router) askHint(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID) (rowraft.NodeID, error) {
+	addr := r.cluster.addrOf(node)
 	if addr == "" {
 		return "", rowraft.Errorf(rowraft.CodeNoLeader, "server %s is not in the cluster map", node)
 	}
 	ctx, cancel := context.WithTimeout(ctx, slowTry) // this server may be silent, too
 	defer cancel()
-	leaders, err := c.askMap(ctx, addr, 0)
+	leaders, err := r.cluster.ask(ctx, addr, 0)
 	for _, l := range leaders {
 		if l.Shard == uint32(shard) {
 			return rowraft.NodeID(l.Node), nil
@@ -78,24 +79,24 @@ func (c *Client) askHint(ctx context.Context, node rowraft.NodeID, shard rowraft
 // findRelay runs while a try at the leader is silent. It asks the leader for a hint; if the leader answers,
 // it is only slow. If it does not answer, and another replica still names it as the leader, that replica
 // becomes the relay. At most one goroutine per shard runs findRelay.
-func (c *Client) findRelay(shard rowraft.ShardID, leader rowraft.NodeID) {
-	if !c.shards.at(shard).probing.CompareAndSwap(false, true) {
+func (r *router) findRelay(shard rowraft.ShardID, leader rowraft.NodeID) {
+	if !r.leaders.at(shard).probing.CompareAndSwap(false, true) {
 		return
 	}
-	defer c.shards.at(shard).probing.Store(false)
-	if _, err := c.askHint(c.ctx, leader, shard); err == nil || c.ctx.Err() != nil {
+	defer r.leaders.at(shard).probing.Store(false)
+	if _, err := r.askHint(r.ctx, leader, shard); err == nil || r.ctx.Err() != nil {
 		return // the leader answers: it is slow
 	}
-	m := c.cluster.Load()
+	m := r.cluster.Load()
 	if int(shard) >= len(m.Shards) {
 		return
 	}
-	for _, r := range m.Shards[shard].Replicas {
-		if r.Node == leader {
+	for _, replica := range m.Shards[shard].Replicas {
+		if replica.Node == leader {
 			continue
 		}
-		if named, err := c.askHint(c.ctx, r.Node, shard); err == nil && named == leader {
-			c.relayBy(shard, leader, r.Node)
+		if named, err := r.askHint(r.ctx, replica.Node, shard); err == nil && named == leader {
+			r.relayBy(shard, leader, replica.Node)
 			return
 		}
 	}

@@ -122,7 +122,7 @@ func TestARenewalWaitsForAnswers(t *testing.T) {
 	go push()
 	<-arrived
 	go push()
-	ss := c.shards.at(0).session.Load()
+	ss := c.sessions.shards.at(0).session.Load()
 	if err := ss.await(patience(t), func() bool { return ss.renewal.stalled == 1 }); err != nil {
 		t.Fatal(err)
 	}

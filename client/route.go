@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/wire"
 )
 
 // attempt is one try of a call on one server.
@@ -31,11 +33,47 @@ type server struct {
 // forwards reports whether the server is to forward the call to the leader.
 func (at *server) forwards() bool { return at.node != at.leader }
 
-// shardCall runs call on the leader of shard of cluster home. It follows hints and tries the other replicas
-// until call succeeds or fails for good, ctx ends, or the client closes (errClosed). err is that of the
+// router finds the leader of each shard, and remembers it.
+type router struct {
+	*lifetime
+	log     *slog.Logger
+	conns   *route.Pool
+	cluster *cluster
+	attempt time.Duration // Options.AttemptTimeout
+	budget  route.Budget  // of retries
+	leaders perShard[leaderState]
+}
+
+// leaderState is what the router knows of the leader of one shard.
+type leaderState struct {
+	leader  atomic.Pointer[leaderHint]
+	relay   atomic.Pointer[relay]
+	probing atomic.Bool // at most one goroutine looks for a relay
+	asking  atomic.Bool // at most one goroutine asks the replicas for the leader
+}
+
+type leaderHint struct {
+	node rowraft.NodeID
+	term rowraft.Term
+	// guessed means that node answered as the leader does, but its term is unknown: an answer does not
+	// carry the term. The answer may be old, so learnLeader replaces a guessed hint by any hint of the same
+	// term.
+	guessed bool
+}
+
+// leave drops what the router knows of its cluster.
+func (r *router) leave() {
+	for _, st := range r.leaders.all() {
+		st.leader.Store(nil)
+		st.relay.Store(nil)
+	}
+}
+
+// call runs do on the leader of shard of cluster home. It follows hints and tries the other replicas
+// until do succeeds or fails for good, ctx ends, or the client closes (errClosed). err is that of the
 // last try; maybe reports whether any try may have taken effect.
-func (c *Client) shardCall(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, call attempt) (maybe bool, err error) {
-	return c.onLeader(ctx, home, shard, callKind{}, func(at server) error { return c.try(ctx, shard, at, call) })
+func (r *router) call(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, do attempt) (maybe bool, err error) {
+	return r.onLeader(ctx, home, shard, callKind{}, func(at server) error { return r.try(ctx, shard, at, do) })
 }
 
 // callKind holds the options of a call of onLeader.
@@ -46,17 +84,17 @@ type callKind struct {
 
 // onLeader chooses a server for each try and calls try with it, until try returns nil, an error
 // is for the caller (route.Return, route.Refresh), ctx ends, or the client is closed. The action
-// of layer route.Table decides what follows an error. Results as in shardCall.
-func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, kind callKind, try func(at server) error) (maybe bool, err error) {
-	b, retries, useHint := route.Backoff{}, c.budget.NewCall(kind.failFast), true
+// of layer route.Table decides what follows an error. Results as in call.
+func (r *router) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, kind callKind, try func(at server) error) (maybe bool, err error) {
+	b, retries, useHint := route.Backoff{}, r.budget.NewCall(kind.failFast), true
 	var last rowraft.NodeID // the node of the last try
 	var gone rowraft.NodeID // the leader that a try did not reach (route.Avoid)
 	mayRelay := !kind.direct
-	for c.ctx.Err() == nil {
-		if err := c.replaced(home); err != nil {
+	for r.ctx.Err() == nil {
+		if err := r.cluster.replaced(home); err != nil {
 			return maybe, err
 		}
-		at := c.target(shard, last, useHint, mayRelay)
+		at := r.target(shard, last, useHint, mayRelay)
 		at.home, at.mayRelay = home, mayRelay
 		node := at.node
 		last = node
@@ -64,13 +102,13 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		err = try(at)
 		if err == nil {
 			if !at.forwards() {
-				c.inCluster(home, func() { c.confirmLeader(shard, node) })
+				r.cluster.within(home, func() { r.confirmLeader(shard, node) })
 			}
 			retries.Succeeded()
 			return false, nil
 		}
 		code := rowraft.CodeOf(err)
-		c.log.Debug("a try failed", "shard", shard, "node", string(node), "code", code.String(), "err", err)
+		r.log.Debug("a try failed", "shard", shard, "node", string(node), "code", code.String(), "err", err)
 		maybe = maybe || code.MaybeApplied()
 		action := route.OnCode(route.Table, code)
 		if action == route.Return || action == route.Refresh {
@@ -82,7 +120,7 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		useHint = false
 		if at.forwards() && action != route.Wait && code != rowraft.CodeTooStale {
 			mayRelay = false // until the next call
-			c.endRelay(shard, at)
+			r.endRelay(shard, at)
 		}
 		if action == route.Avoid {
 			gone = at.leader
@@ -91,15 +129,15 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		}
 		var atLeast time.Duration
 		if nl, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
-			c.inCluster(home, func() { c.learnLeader(shard, nl.Leader, nl.Term) })
+			r.cluster.within(home, func() { r.learnLeader(shard, nl.Leader, nl.Term) })
 			// The named leader may be the server just asked, which could not serve yet: do not follow that
 			// hint at once.
-			hint := c.shards.at(shard).leader.Load()
+			hint := r.leaders.at(shard).leader.Load()
 			useHint = nl.Leader != "" && hint != nil && hint.node != at.leader && hint.node != gone
 			if mayRelay && gone != "" && nl.Leader == gone && hint != nil && hint.node == gone {
-				c.relayBy(shard, gone, node)
+				r.relayBy(shard, gone, node)
 			}
-			if mayRelay && hint != nil && c.relayOf(shard, hint) != nil {
+			if mayRelay && hint != nil && r.relayOf(shard, hint) != nil {
 				useHint = true
 				continue
 			}
@@ -108,54 +146,27 @@ func (c *Client) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 			useHint = true
 			continue
 		}
-		if c.leaderMoved(shard, at) {
+		if r.leaderMoved(shard, at) {
 			useHint = true
-			c.conns.Reach(ctx, c.hintedAddr(shard))
+			r.conns.Reach(ctx, r.hintedAddr(shard))
 			continue // follow a new hint at once
 		}
 		if action == route.Wait {
 			useHint, atLeast = true, route.RetryAfter(err)
-			if err := retries.Take(ctx, err, c.pause); err != nil {
-				return maybe, c.ended(err)
+			if err := retries.Take(ctx, err, r.pause); err != nil {
+				return maybe, r.ended(err)
 			}
 		} else {
-			c.askForMap()
+			r.cluster.askForMap()
 		}
 		if atLeast == 0 && time.Since(begin) >= route.Longest {
 			continue // the server held the call for as long as the longest pause
 		}
-		if c.pause(ctx, &b, atLeast) != nil {
+		if r.pause(ctx, &b, atLeast) != nil {
 			break
 		}
 	}
-	return maybe, c.ended(err)
-}
-
-// retryUntilTableKnown replaces CodeTableNotFound by CodeStarting, so that the call is tried
-// again, if the map has all tables of payload: the scheduler puts a table into the map first
-// and into every shard afterwards.
-func (c *Client) retryUntilTableKnown(err error, payload []byte) error {
-	if err == nil || rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
-		return err
-	}
-	for len(payload) > 0 {
-		s, _, rest, perr := wire.ParseSegment(payload)
-		if perr != nil || !c.named(s.Table) {
-			return err
-		}
-		payload = rest
-	}
-	return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)
-}
-
-// named reports whether the cluster map has the table.
-func (c *Client) named(id rowraft.TableID) bool {
-	for _, s := range c.cluster.Load().Tables {
-		if s.ID == id {
-			return true
-		}
-	}
-	return false
+	return maybe, r.ended(err)
 }
 
 // errSilent ends a try on a server that does not answer while the shard has another leader.
@@ -167,19 +178,19 @@ var errCut = errors.New("no answer, and another server reaches the leader")
 
 // try is one attempt of call on the server at, within AttemptTimeout. watchSlowAttempt may end
 // it earlier.
-func (c *Client) try(ctx context.Context, shard rowraft.ShardID, at server, call attempt) error {
+func (r *router) try(ctx context.Context, shard rowraft.ShardID, at server, call attempt) error {
 	if at.addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
 	}
-	conn, err := c.conns.Get(at.addr)
+	conn, err := r.conns.Get(at.addr)
 	if err != nil {
 		return err
 	}
-	ctx, timeout := context.WithTimeout(ctx, c.opts.AttemptTimeout)
+	ctx, timeout := context.WithTimeout(ctx, r.attempt)
 	defer timeout()
 	ctx, cancel := context.WithCancelCause(rpc.WithCluster(ctx, at.home))
 	defer cancel(nil)
-	defer c.watchSlowAttempt(ctx, cancel, shard, at).Stop()
+	defer r.watchSlowAttempt(ctx, cancel, shard, at).Stop()
 	if at.forwards() {
 		ctx = rpc.AskForward(ctx)
 	}
@@ -203,11 +214,11 @@ const (
 
 // watchSlowAttempt starts watchLeader when the try has taken slowTry. From then on Close ends the
 // try, and waits for the goroutine that watches.
-func (c *Client) watchSlowAttempt(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) *time.Timer {
+func (r *router) watchSlowAttempt(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) *time.Timer {
 	return time.AfterFunc(slowTry, func() {
-		_ = c.spawn(func() { // an error means that the client is closed, and the try ends anyway
-			defer context.AfterFunc(c.ctx, func() { cancel(errClosed) })()
-			c.watchLeader(ctx, cancel, shard, at)
+		_ = r.spawn(func() { // an error means that the client is closed, and the try ends anyway
+			defer context.AfterFunc(r.ctx, func() { cancel(errClosed) })()
+			r.watchLeader(ctx, cancel, shard, at)
 		})
 	})
 }
@@ -215,23 +226,23 @@ func (c *Client) watchSlowAttempt(ctx context.Context, cancel context.CancelCaus
 // watchLeader cancels a try when a hint has come, since the try's server was chosen, that another
 // server leads the shard. Hints are shared: if one of many tries on a silent leader finds the new
 // one, all end. watchLeader returns when ctx, that of the try, ends.
-func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) {
+func (r *router) watchLeader(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) {
 	t := time.NewTicker(leaderPoll)
 	defer t.Stop()
 	if at.mayRelay && !at.forwards() {
-		_ = c.spawn(func() { c.findRelay(shard, at.node) })
+		_ = r.spawn(func() { r.findRelay(shard, at.node) })
 	}
 	for ctx.Err() == nil {
-		if c.leaderMoved(shard, at) {
+		if r.leaderMoved(shard, at) {
 			cancel(errSilent)
 			return
 		}
-		if r := c.shards.at(shard).relay.Load(); at.mayRelay && r != nil && r.leader == at.node {
+		if by := r.leaders.at(shard).relay.Load(); at.mayRelay && by != nil && by.leader == at.node {
 			cancel(errCut)
 			return
 		}
-		c.askReplicas(ctx, shard, at.leader)
-		if c.leaderMoved(shard, at) {
+		r.askReplicas(ctx, shard, at.leader)
+		if r.leaderMoved(shard, at) {
 			continue
 		}
 		select {
@@ -243,36 +254,36 @@ func (c *Client) watchLeader(ctx context.Context, cancel context.CancelCauseFunc
 
 // askReplicas asks the shard's replicas other than node for their leader hints, unless another try already
 // does.
-func (c *Client) askReplicas(ctx context.Context, shard rowraft.ShardID, node rowraft.NodeID) {
-	if !c.shards.at(shard).asking.CompareAndSwap(false, true) {
+func (r *router) askReplicas(ctx context.Context, shard rowraft.ShardID, node rowraft.NodeID) {
+	if !r.leaders.at(shard).asking.CompareAndSwap(false, true) {
 		return
 	}
-	defer c.shards.at(shard).asking.Store(false)
-	m := c.cluster.Load()
+	defer r.leaders.at(shard).asking.Store(false)
+	m := r.cluster.Load()
 	if int(shard) >= len(m.Shards) {
 		return
 	}
-	for _, r := range m.Shards[shard].Replicas {
-		if r.Node == node {
+	for _, replica := range m.Shards[shard].Replicas {
+		if replica.Node == node {
 			continue
 		}
-		if _, err := c.askHint(ctx, r.Node, shard); err != nil {
-			c.log.Debug("leader hints", "err", err)
+		if _, err := r.askHint(ctx, replica.Node, shard); err != nil {
+			r.log.Debug("leader hints", "err", err)
 		}
 	}
 }
 
 // leaderMoved reports whether a hint that names another leader has come since the server of a try was
 // chosen.
-func (c *Client) leaderMoved(shard rowraft.ShardID, at server) bool {
-	after := c.shards.at(shard).leader.Load()
+func (r *router) leaderMoved(shard rowraft.ShardID, at server) bool {
+	after := r.leaders.at(shard).leader.Load()
 	return after != nil && after != at.before && after.node != at.leader
 }
 
 // hintedAddr returns the address of the shard's leader; "" if it is unknown.
-func (c *Client) hintedAddr(shard rowraft.ShardID) string {
-	if hint := c.shards.at(shard).leader.Load(); hint != nil {
-		return c.addrOf(hint.node)
+func (r *router) hintedAddr(shard rowraft.ShardID) string {
+	if hint := r.leaders.at(shard).leader.Load(); hint != nil {
+		return r.cluster.addrOf(hint.node)
 	}
 	return ""
 }
@@ -280,13 +291,13 @@ func (c *Client) hintedAddr(shard rowraft.ShardID) string {
 // target returns the server for the next try: the hinted leader if useHint is set and there is a hint, else
 // the replica after the last one tried, so that a server that hangs is not asked twice in a row. If
 // mayRelay is set and only a follower reaches the leader, target returns that follower.
-func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, mayRelay bool) server {
-	hint := c.shards.at(shard).leader.Load()
-	m := c.cluster.Load()
+func (r *router) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, mayRelay bool) server {
+	hint := r.leaders.at(shard).leader.Load()
+	m := r.cluster.Load()
 	if useHint && hint != nil {
 		to := hint.node
-		if r := c.relayOf(shard, hint); r != nil && mayRelay {
-			to = r.node
+		if by := r.relayOf(shard, hint); by != nil && mayRelay {
+			to = by.node
 		}
 		if n, ok := m.Node(to); ok {
 			return server{node: n.ID, addr: n.Addr, leader: hint.node, before: hint}
@@ -308,8 +319,8 @@ func (c *Client) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, may
 
 // confirmLeader stores that node answered as the leader. An answer has no term, so the hint
 // keeps the term of the one before.
-func (c *Client) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
-	p := &c.shards.at(shard).leader
+func (r *router) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
+	p := &r.leaders.at(shard).leader
 	old := p.Load()
 	if old != nil && old.node == node {
 		return
@@ -321,11 +332,19 @@ func (c *Client) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
 	p.CompareAndSwap(old, hint)
 }
 
-// raise raises the shard's highest acknowledged index, which later reads name as their minimum.
-func (c *Client) raise(shard rowraft.ShardID, index uint64) {
+// learnLeader stores the hint unless the current one has a higher term, or the same term and is not
+// guessed.
+func (r *router) learnLeader(shard rowraft.ShardID, node rowraft.NodeID, term rowraft.Term) {
+	if shard >= clustermap.MaxShards || node == "" {
+		return
+	}
+	p := &r.leaders.at(shard).leader
 	for {
-		old := c.shards.at(shard).acked.Load()
-		if old >= index || c.shards.at(shard).acked.CompareAndSwap(old, index) {
+		old := p.Load()
+		if old != nil && (old.term > term || old.term == term && !old.guessed) {
+			return
+		}
+		if p.CompareAndSwap(old, &leaderHint{node: node, term: term}) {
 			return
 		}
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
-	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -137,7 +136,7 @@ func TestCloseEndsASilentTry(t *testing.T) {
 	c, segment := hintServers(t, ctx, slog.New(slowLog{slog.DiscardHandler}), old, next)
 	pulled := make(chan error, 1)
 	go func() { pulled <- c.Pull(ctx, segment) }()
-	for !c.shards.at(0).asking.Load() {
+	for !c.router.leaders.at(0).asking.Load() {
 		if ctx.Err() != nil {
 			t.Fatal("no goroutine looks for another leader")
 		}
@@ -147,7 +146,7 @@ func TestCloseEndsASilentTry(t *testing.T) {
 	if ctx.Err() != nil {
 		t.Error("Close waited for the try")
 	}
-	if c.shards.at(0).asking.Load() {
+	if c.router.leaders.at(0).asking.Load() {
 		t.Error("Close returned, and a goroutine looks for another leader")
 	}
 	if err := <-pulled; rowraft.CodeOf(err) != rowraft.CodeClosing {
@@ -179,7 +178,7 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 	gone := rowraft.Errorf(rowraft.CodeUnknown, "connection refused")
 	for _, tc := range []struct {
 		name    string
-		before  func(*Client)
+		before  func(*router)
 		answers []error // the errors of the tries in order; then the call succeeds
 		want    string
 	}{
@@ -189,20 +188,19 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 		{"a leader that is back", nil, []error{unnamed, named, gone, named, named, named, unnamed, named}, "abcaabcac"},
 		// The client's process was suspended: it learns of the new leader first, and then reads an answer
 		// that the old leader gave before.
-		{"a leader that was taken for the next one", func(c *Client) { c.learnLeader(0, "c", 2); c.confirmLeader(0, "a") }, []error{gone, named}, "abc"},
-		{"a replica that does not know of the last leader", func(c *Client) { c.learnLeader(0, "a", 3) }, []error{gone, named}, "abc"},
+		{"a leader that was taken for the next one", func(r *router) { r.learnLeader(0, "c", 2); r.confirmLeader(0, "a") }, []error{gone, named}, "abc"},
+		{"a replica that does not know of the last leader", func(r *router) { r.learnLeader(0, "a", 3) }, []error{gone, named}, "abc"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := &Client{log: slog.New(slog.DiscardHandler), refresh: make(chan struct{}, 1), conns: route.NewPool(nil, nil, 1)}
-			c.ctx, c.cancel = context.WithCancel(patience(t))
-			defer c.cancel()
+			c := newClient(Options{Logger: slog.New(slog.DiscardHandler)}, nil)
+			defer c.Close()
 			c.cluster.Store(m)
-			c.learnLeader(0, "a", 1)
+			c.router.learnLeader(0, "a", 1)
 			if tc.before != nil {
-				tc.before(c)
+				tc.before(c.router)
 			}
 			var asked string
-			maybe, err := c.onLeader(c.ctx, m.Cluster, 0, callKind{}, func(at server) error {
+			maybe, err := c.router.onLeader(patience(t), m.Cluster, 0, callKind{}, func(at server) error {
 				asked += string(at.node)
 				if len(asked) <= len(tc.answers) {
 					return tc.answers[len(asked)-1]

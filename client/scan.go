@@ -23,7 +23,7 @@ import (
 // ends the scan, and Scan returns it.
 //
 // No key comes twice. Scan reads a slot at one moment; if its rows take more than 4 MiB, it reads each
-// piece of 1 MiB at one moment. Different slots are of different moments. So a scan concurrent with pushes
+// chunk of 1 MiB at one moment. Different slots are of different moments. So a scan concurrent with pushes
 // is not the table at one point in time; only a checkpoint is. A scan includes every push that was
 // acknowledged before the call. When a server fails, Scan continues at the next slot with the next leader.
 //
@@ -64,9 +64,9 @@ func (s *scan) run(ctx context.Context) error {
 		return err
 	}
 	shard, last := runOf(m, s.slot)
-	_, err := c.onLeader(ctx, m.Cluster, shard, callKind{direct: true}, func(at server) error {
+	_, err := c.router.onLeader(ctx, m.Cluster, shard, callKind{direct: true}, func(at server) error {
 		err := s.try(ctx, m, shard, last, at)
-		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound && c.named(s.t.schema.ID) {
+		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound && c.cluster.named(s.t.schema.ID) {
 			return rowraft.Errorf(rowraft.CodeStarting, "the shard does not have every table of the cluster map yet: %w", err)
 		}
 		return err
@@ -75,7 +75,7 @@ func (s *scan) run(ctx context.Context) error {
 		return s.told
 	}
 	if ws, ok := errors.AsType[*rowraft.WrongShardError](err); ok && m.SlotsVersion < ws.Want {
-		c.askForMap() // the loop of Scan splits by the new map
+		c.cluster.askForMap() // the loop of Scan splits by the new map
 		if c.pause(ctx, &s.b, 0) == nil {
 			return nil
 		}
@@ -116,7 +116,7 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 	patiently := func(f func() error) error {
 		quiet, answered := context.WithCancel(ctx)
 		defer answered()
-		defer c.watchSlowAttempt(quiet, cancel, shard, at).Stop()
+		defer c.router.watchSlowAttempt(quiet, cancel, shard, at).Stop()
 		defer time.AfterFunc(c.opts.AttemptTimeout, func() { cancel(errQuiet) }).Stop()
 		return rpc.FromStatus(f())
 	}
@@ -137,7 +137,7 @@ func (s *scan) read(ctx context.Context, stub rowraftv1.TableClient, m *clusterm
 	var stream grpc.ServerStreamingClient[rowraftv1.ScanReply]
 	err := patiently(func() (err error) {
 		stream, err = stub.Scan(ctx, &rowraftv1.ScanRequest{
-			MapVersion: uint64(m.SlotsVersion), Shard: uint32(shard), TableEpoch: s.epoch, MinIndex: c.shards.at(shard).acked.Load(),
+			MapVersion: uint64(m.SlotsVersion), Shard: uint32(shard), TableEpoch: s.epoch, MinIndex: c.acked.at(shard).Load(),
 			Table: uint64(s.t.schema.ID), Dtype: uint32(c.opts.DType), FirstSlot: s.slot, FirstKey: s.key, LastSlot: last,
 		})
 		return err
@@ -196,7 +196,7 @@ func (s *scan) parse(reply *rowraftv1.ScanReply) error {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan: %w", err)
 		}
 		if seg.Table != s.t.schema.ID || seg.Dim != dim || seg.DType != dtype || seg.Flags != 0 {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan has segment %+v", seg)
+			return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan has rows of table %d with %d %s and flags %#x: want table %d with %d %s", seg.Table, seg.Dim, seg.DType, seg.Flags, s.t.schema.ID, dim, dtype)
 		}
 		for i := range seg.N {
 			k := body.Key(i)

@@ -2,45 +2,10 @@ package client
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"sync"
-	"sync/atomic"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/rowraft/rowraft"
-	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
-
-// session is this client's incarnation and its state per shard.
-type session struct {
-	naming   ctxMutex // guards inc, cluster and the client id
-	inc      rowraft.Incarnation
-	cluster  rowraft.ClusterID                     // the cluster whose scheduler issued inc
-	member   atomic.Pointer[rowraftv1.JobIdentity] // the client's membership of a job; nil: none
-	left     []*shardSession                       // of clusters that the client has left; guarded by Client.endpoints
-	underway atomic.Int32                          // openings in progress: inc and the client id must not change then
-
-	epoch atomic.Uint64 // epoch of the tables that the session is for; 0: no session yet
-}
-
-// ctxMutex is a mutex of capacity 1 whose lock ends with a context.
-type ctxMutex chan struct{}
-
-// lock waits until m is free, ctx ends, or the client is closed (errClosed).
-func (c *Client) lock(ctx context.Context, m ctxMutex) error {
-	select {
-	case m <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-c.ctx.Done():
-		return errClosed
-	}
-}
-
-func (m ctxMutex) unlock() { <-m }
 
 // shardSession numbers the batches for one shard.
 type shardSession struct {
@@ -63,111 +28,6 @@ type shardSession struct {
 // window is how far a number may be above the floor. The shard remembers the results of 1,024
 // numbers above it and refuses a number beyond.
 const window = 1000
-
-// openSessions opens, concurrently, the sessions that batches need and the client does not
-// have. It runs before any batch is sent, so the code of its error says that nothing was
-// applied, also where the code of the failed call leaves that open.
-func (c *Client) openSessions(ctx context.Context, batches []*batch) error {
-	var missing []rowraft.ShardID
-	for _, p := range batches {
-		if c.shards.at(p.shard).session.Load() == nil && !slices.Contains(missing, p.shard) {
-			missing = append(missing, p.shard)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	g, opening := errgroup.WithContext(ctx)
-	for _, shard := range missing {
-		g.Go(func() error {
-			_, err := c.openSession(opening, shard)
-			return err
-		})
-	}
-	err := g.Wait()
-	switch code := rowraft.CodeOf(err); {
-	case err == nil || code == rowraft.CodeClosing:
-		return err
-	case ctx.Err() != nil || code.Retryable():
-		return rowraft.Errorf(rowraft.CodeNotSent, "nothing was sent, because the client had no session before the call ended; the call can be made again: %w", err)
-	case code.MaybeApplied(): // for example SessionExpired: another call cannot succeed either
-		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", err)
-	}
-	return err
-}
-
-// openSession returns the session of a shard. It opens the session at the first push: the scheduler issues
-// the incarnation, and an entry in the shard's log opens the session. Openings in different shards run
-// concurrently.
-func (c *Client) openSession(ctx context.Context, shard rowraft.ShardID) (*shardSession, error) {
-	at := c.shards.at(shard)
-	if ss := at.session.Load(); ss != nil {
-		return ss, nil
-	}
-	if err := c.lock(ctx, at.opening); err != nil {
-		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
-	}
-	defer at.opening.unlock()
-	if ss := at.session.Load(); ss != nil {
-		return ss, nil
-	}
-	home := c.cluster.Load().Cluster
-	inc, err := c.beginOpening(ctx, home)
-	if err != nil {
-		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
-	}
-	defer c.session.underway.Add(-1)
-	inc, epoch, err := c.openAs(ctx, home, shard, inc)
-	if err != nil {
-		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
-	}
-	ss := &shardSession{cluster: home, shard: shard, inc: inc, maxInFlight: c.opts.MaxInFlight, closed: c.ctx.Done(), next: 1, answers: make(map[rowraft.Seq]struct{})}
-	same := false
-	if !c.inCluster(home, func() {
-		if same = c.session.epoch.CompareAndSwap(0, epoch) || c.session.epoch.Load() == epoch; same {
-			at.session.Store(ss)
-		}
-	}) {
-		return nil, c.replaced(home)
-	}
-	if !same {
-		return nil, c.otherEpoch(shard, epoch)
-	}
-	return ss, nil
-}
-
-// beginOpening returns the client's incarnation in a cluster and counts an opening in underway. For the
-// first session, the cluster's scheduler issues the incarnation.
-func (c *Client) beginOpening(ctx context.Context, home rowraft.ClusterID) (rowraft.Incarnation, error) {
-	if err := c.lock(ctx, c.session.naming); err != nil {
-		return 0, err
-	}
-	defer c.session.naming.unlock()
-	if c.session.inc == 0 || c.session.cluster != home {
-		if c.session.cluster != home {
-			c.session.member.Store(nil) // it belonged to a job of another cluster
-		}
-		inc, err := c.issueIncarnation(ctx)
-		if err != nil {
-			return 0, err
-		}
-		c.session.inc, c.session.cluster = inc, home
-	}
-	c.session.underway.Add(1)
-	return c.session.inc, nil
-}
-
-// allSessions lists the sessions that may have batches without a result.
-func (c *Client) allSessions() (out []*shardSession) {
-	c.endpoints.RLock()
-	defer c.endpoints.RUnlock()
-	for _, st := range c.shards.all() {
-		if ss := st.session.Load(); ss != nil {
-			out = append(out, ss)
-		}
-	}
-	return append(out, c.session.left...)
-}
 
 // take waits until the session may give a number, and gives p the next one.
 func (ss *shardSession) take(ctx context.Context, p *batch) error {

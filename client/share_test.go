@@ -113,7 +113,7 @@ func TestAShardWithoutAQuorumDelaysNoOther(t *testing.T) {
 	}
 	for shard := range 4 {
 		if shard != 2 {
-			if err := c.shards.at(rowraft.ShardID(shard)).session.Load().idle(ctx); err != nil {
+			if err := c.sessions.shards.at(rowraft.ShardID(shard)).session.Load().idle(ctx); err != nil {
 				t.Errorf("shard %d waits: %v", shard, err)
 			}
 		}

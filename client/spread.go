@@ -111,9 +111,9 @@ func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
 // would return, or when all replicas have been asked and one of them cannot meet the bound. tries is the
 // number of requests sent.
 func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
-	b, retries := route.Backoff{}, c.budget.NewCall(c.opts.FailWhenOverloaded)
+	b, retries := route.Backoff{}, c.router.budget.NewCall(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
-		if err := c.replaced(home); err != nil {
+		if err := c.cluster.replaced(home); err != nil {
 			return nil, tries, err
 		}
 		round := round{c: c, home: home, shard: shard, req: req, first: first}
@@ -128,7 +128,7 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 		if endsRound(action) || action == route.Next || ctx.Err() != nil { // every replica was asked
 			return reply, tries, err
 		}
-		c.askForMap()
+		c.cluster.askForMap()
 		if action == route.Wait {
 			if err := retries.Take(ctx, err, c.pause); err != nil {
 				return nil, tries, c.ended(err)
@@ -232,7 +232,7 @@ func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraft
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
-	addr := c.addrOf(node)
+	addr := c.cluster.addrOf(node)
 	if addr == "" {
 		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "server %s is not in the cluster map", node)
 	}
@@ -243,7 +243,7 @@ func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraft
 	to := stub{rowraftv1.NewTableClient(conn), server{node: node, addr: addr, leader: node}}
 	reply, err := pulls.send(ctx, first, to, req)
 	if err != nil {
-		return nil, fmt.Errorf("server %s: %w", addr, c.retryUntilTableKnown(err, req.Payload))
+		return nil, fmt.Errorf("server %s: %w", addr, c.cluster.retryUntilTableKnown(err, req.Payload))
 	}
 	return reply, nil
 }

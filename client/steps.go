@@ -51,7 +51,7 @@ func (j *Job) Generation() rowraft.Generation { return rowraft.Generation(j.gene
 
 // tableEpoch returns the epoch of the tables that this worker began with; 0: not known yet. A restore ends
 // the job. Only the epoch distinguishes that case from a job that is over.
-func (j *Job) tableEpoch() uint64 { return max(j.epoch.Load(), j.c.session.epoch.Load()) }
+func (j *Job) tableEpoch() uint64 { return max(j.epoch.Load(), j.c.sessions.epoch.Load()) }
 
 // Adopt records a later generation that the scheduler has named. Replies of shards name it, too.
 func (j *Job) Adopt(g rowraft.Generation) {
@@ -101,22 +101,18 @@ func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read [
 	if step == 0 {
 		return StepResult{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "step 0: steps count from 1")
 	}
-	ready, err := j.c.prepare(wire.OpPush, segs)
+	m := j.c.cluster.Load()
+	reqs, err := planPush(m, wire.OpPush, segs, j.c.opts.DType)
 	if err != nil {
 		return StepResult{}, err
 	}
-	m := j.c.cluster.Load()
-	if err := ofCluster(m, ready); err != nil {
-		return StepResult{}, err
-	}
-	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*j.c.opts.DType.Size()} }
 	parts := make([]*stepPart, len(m.Shards))
 	for i := range parts {
 		parts[i] = &stepPart{j: j, shard: rowraft.ShardID(i), step: step, idle: idle, read: read}
 	}
-	for _, r := range plan(m, ready, perRow, load{sent: batchBytes}) {
+	for _, r := range reqs {
 		p := parts[r.shard]
-		p.fragments = append(p.fragments, j.c.encode(wire.OpPush, &r).payload)
+		p.fragments = append(p.fragments, r.encode(wire.OpPush, j.c.opts.DType))
 	}
 	return j.pushAll(ctx, step, parts)
 }
@@ -188,7 +184,7 @@ func (p *stepPart) push(ctx context.Context) error {
 			outcome, err = p.call(ctx, len(p.fragments)-1, true)
 		}
 		if err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED {
-			p.j.c.inCluster(p.j.cluster, func() { p.j.c.raise(p.shard, uint64(p.index)) })
+			p.j.c.cluster.within(p.j.cluster, func() { p.j.c.acked.raise(p.shard, uint64(p.index)) })
 			return nil
 		}
 		if err != nil { // without an error a new leader does not have the part: send it again
@@ -245,11 +241,11 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 	if fragment == 0 && !probe {
 		req.Positions = rpc.PositionsToProto(p.read)
 	}
-	_, err = p.j.c.shardCall(ctx, p.j.cluster, p.shard, func(ctx context.Context, stub stub) error {
+	_, err = p.j.c.router.call(ctx, p.j.cluster, p.shard, func(ctx context.Context, stub stub) error {
 		reply, err := stub.PushStep(ctx, req)
 		outcome, p.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
 		p.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
-		return p.j.c.retryUntilTableKnown(err, req.Payload)
+		return p.j.c.cluster.retryUntilTableKnown(err, req.Payload)
 	})
 	if err != nil {
 		err = fmt.Errorf("shard %d: %w", p.shard, err)
@@ -338,7 +334,7 @@ func (j *Job) clockShard() rowraft.ShardID {
 // Errors: CodeNotFound if the job has ended; CodeDeadline when ctx ends.
 func (j *Job) WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error) {
 	for {
-		_, err := j.c.shardCall(ctx, j.cluster, j.clockShard(), func(ctx context.Context, stub stub) error {
+		_, err := j.c.router.call(ctx, j.cluster, j.clockShard(), func(ctx context.Context, stub stub) error {
 			reply, err := stub.WaitClock(ctx, &rowraftv1.WaitClockRequest{Shard: uint32(j.clockShard()), Job: j.opts.ID[:], AtLeast: atLeast, TableEpoch: j.tableEpoch()})
 			slowest = reply.GetSlowest()
 			j.epoch.CompareAndSwap(0, reply.GetTableEpoch())

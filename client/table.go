@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -81,42 +82,58 @@ func (t *Table) Delete(ctx context.Context, keys []rowraft.Key) (Ack, error) {
 func (c *Client) Table(ctx context.Context, name string) (*Table, error) {
 	m := c.cluster.Load()
 	if s, err := m.Table(name); err == nil {
-		return c.handle(m, s), nil
+		return c.tables.of(c, m, s), nil
 	}
 	// This map may be older than the table, and so may the map of a server that has just restarted: ask all
 	// servers.
 	var errs []error
-	for _, addr := range c.addrs() {
-		if err := c.fetchMap(ctx, addr, 0); err != nil {
+	for _, addr := range c.cluster.addrs() {
+		if err := c.cluster.fetch(ctx, addr, 0); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	m = c.cluster.Load()
 	s, err := m.Table(name)
 	if err != nil {
-		if len(errs) == len(c.addrs()) {
+		if len(errs) == len(c.cluster.addrs()) {
 			return nil, errors.Join(errs...)
 		}
 		return nil, err
 	}
-	return c.handle(m, s), nil
+	return c.tables.of(c, m, s), nil
 }
 
-// handle returns the handle to a table of the cluster of m.
-func (c *Client) handle(m *clustermap.Map, s rowraft.Schema) *Table {
-	c.tables.RLock()
-	t := c.tables.byID[s.ID]
-	c.tables.RUnlock()
+// tableHandles has one handle for each table, so that equal handles mean the same table.
+type tableHandles struct {
+	mu   sync.RWMutex
+	byID map[rowraft.TableID]*Table // of the client's cluster
+}
+
+// leave drops the handles of the client's cluster.
+func (h *tableHandles) leave() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.byID)
+}
+
+// of returns the handle to a table of the cluster of m.
+func (h *tableHandles) of(c *Client, m *clustermap.Map, s rowraft.Schema) *Table {
+	h.mu.RLock()
+	t := h.byID[s.ID]
+	h.mu.RUnlock()
 	if t != nil && t.cluster == m.Cluster {
 		return t
 	}
-	c.tables.Lock()
-	defer c.tables.Unlock()
-	if t := c.tables.byID[s.ID]; t != nil && t.cluster == m.Cluster {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t := h.byID[s.ID]; t != nil && t.cluster == m.Cluster {
 		return t
 	}
+	if h.byID == nil {
+		h.byID = make(map[rowraft.TableID]*Table)
+	}
 	t = &Table{c: c, cluster: m.Cluster, schema: s, seed: clustermap.TableSeed(s.ID), slots: m.SlotCount()}
-	c.tables.byID[s.ID] = t
+	h.byID[s.ID] = t
 	return t
 }
 
@@ -130,7 +147,7 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	s.ID = 0
 	var reply *rowraftv1.CreateTableReply
 	retried, home := false, c.cluster.Load()
-	err := c.schedulerCall(ctx, fmt.Sprintf("create table %s", s.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
+	err := c.control.callCluster(ctx, fmt.Sprintf("create table %s", s.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
 		// A retry may find the table that an earlier try created. A table of another shape is refused in
 		// any case.
 		reply, err = stub.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists || retried})
@@ -143,7 +160,7 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	if err != nil {
 		return nil, err
 	}
-	return c.handle(home, rpc.SchemaFromProto(reply.Table)), nil
+	return c.tables.of(c, home, rpc.SchemaFromProto(reply.Table)), nil
 }
 
 // Restored describes the checkpoints that a cluster's tables come from.
@@ -177,7 +194,7 @@ type Trainer struct {
 
 // Restored returns the checkpoints that the cluster's tables come from.
 func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
-	err = c.schedulerCall(ctx, "status", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+	err = c.control.callCluster(ctx, "status", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		reply, err := stub.Status(ctx, &rowraftv1.StatusRequest{})
 		r = Restored{}
 		for _, from := range reply.GetRestored() {
@@ -200,7 +217,7 @@ func trainersFromProto(list []*rowraftv1.TrainerId) (out []Trainer) {
 // again: calls with it get CodeTableNotFound. A later table of the same name is another table. Errors:
 // CodeTableNotFound; CodeOverloaded if a restore runs until ctx ends.
 func (c *Client) DropTable(ctx context.Context, t *Table) error {
-	return c.schedulerCall(ctx, fmt.Sprintf("drop table %s", t.schema.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+	return c.control.callCluster(ctx, fmt.Sprintf("drop table %s", t.schema.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) error {
 		_, err := stub.DropTable(ctx, &rowraftv1.DropTableRequest{Name: t.schema.Name, Id: uint64(t.schema.ID)})
 		return err
 	})

@@ -35,7 +35,7 @@ var decoders = map[string]string{
 	"checkpoint.Job.parseSteps":             "checkpoint.FuzzReader",
 	"checkpoint.parseRankSet":               "checkpoint.FuzzReader",
 	"checkpoint.parseSession":               "checkpoint.FuzzReader",
-	"client.Client.scatter":                 "client.FuzzPullReply",
+	"client.request.scatter":                "client.FuzzPullReply",
 	"client.scan.parse":                     "client.FuzzScanReply",
 	"client.scan.take":                      "client.FuzzScanReply",
 	"cmd/rowraft/internal/server.fromFile":  "cmd/rowraft/internal/server.FuzzServerFile",

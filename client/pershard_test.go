@@ -2,20 +2,21 @@ package client
 
 import (
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// TestShardStates: all goroutines find the same state of a shard, and only used pages are visited.
-func TestShardStates(t *testing.T) {
-	var s shardStates
+// TestPerShard: all goroutines find the same state of a shard, and only used pages are visited.
+func TestPerShard(t *testing.T) {
+	var s perShard[atomic.Uint64]
 	used := []rowraft.ShardID{0, 255, 256, 1023, clustermap.MaxShards - 1}
 	var wg sync.WaitGroup
 	for range 8 {
 		for _, id := range used {
-			wg.Go(func() { s.at(id).acked.Add(uint64(id) + 1) })
+			wg.Go(func() { s.at(id).Add(uint64(id) + 1) })
 		}
 	}
 	wg.Wait()
@@ -24,8 +25,8 @@ func TestShardStates(t *testing.T) {
 		if int(id) <= last || st != s.at(id) {
 			t.Errorf("shard %d comes after shard %d, or with the state of another shard", id, last)
 		}
-		if n, last = n+1, int(id); st.acked.Load() != 0 && st.acked.Load() != 8*(uint64(id)+1) {
-			t.Errorf("shard %d has counted %d", id, st.acked.Load())
+		if n, last = n+1, int(id); st.Load() != 0 && st.Load() != 8*(uint64(id)+1) {
+			t.Errorf("shard %d has counted %d", id, st.Load())
 		}
 	}
 	if n != len(used)*shardsPerPage {

@@ -151,17 +151,16 @@ func TestAClientStaysWithMostOfItsEndpoints(t *testing.T) {
 		{"servers that were not given", []string{"a"}, map[string]rowraft.ClusterID{"x": "new", "y": "new"}, "old"},
 		{"the only one", []string{"a"}, map[string]rowraft.ClusterID{"a": "new"}, "new"},
 	} {
-		c := &Client{opts: Options{Endpoints: tc.given}, log: slog.New(slog.DiscardHandler)}
-		c.session.naming = make(ctxMutex, 1)
+		c := newClient(Options{Endpoints: tc.given, Logger: slog.New(slog.DiscardHandler)}, nil)
 		c.cluster.Store(&clustermap.Map{Cluster: "old", Version: 40, Shards: make([]clustermap.Shard, 1)})
 		for addr, id := range tc.says {
-			err := c.takeMap(addr, &clustermap.Map{Cluster: id, Version: 1}) // without shards yet
+			err := c.cluster.take(addr, &clustermap.Map{Cluster: id, Version: 1}) // without shards yet
 			if rowraft.CodeOf(err) != rowraft.CodeIdentity {
 				t.Errorf("%s: %s says %s: %v, want CodeIdentity", tc.name, addr, id, err)
 			}
 		}
 		for addr, id := range tc.says {
-			if err := c.takeMap(addr, &clustermap.Map{Cluster: id, Version: 2, Shards: make([]clustermap.Shard, 1)}); (err == nil) != (c.Map().Cluster == id) {
+			if err := c.cluster.take(addr, &clustermap.Map{Cluster: id, Version: 2, Shards: make([]clustermap.Shard, 1)}); (err == nil) != (c.Map().Cluster == id) {
 				t.Errorf("%s: %s says %s: %v, and the client is of %s", tc.name, addr, id, err, c.Map().Cluster)
 			}
 		}
