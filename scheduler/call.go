@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -14,8 +15,8 @@ import (
 )
 
 // leaderOf returns the node that probably leads sh.
-func (s *Scheduler) leaderOf(sh clustermap.Shard) rowraft.NodeID {
-	for _, h := range s.hints() {
+func (g *group) leaderOf(sh clustermap.Shard) rowraft.NodeID {
+	for _, h := range g.hints() {
 		if h.Shard == sh.ID {
 			return h.Node
 		}
@@ -25,8 +26,8 @@ func (s *Scheduler) leaderOf(sh clustermap.Shard) rowraft.NodeID {
 
 // walk returns the order in which to look for the leader of sh: the probable leader, then replicas and learners. Its
 // places are node ids.
-func (s *Scheduler) walk(sh clustermap.Shard) *route.Walk {
-	places := []string{string(s.leaderOf(sh))}
+func (g *group) walk(sh clustermap.Shard) *route.Walk {
+	places := []string{string(g.leaderOf(sh))}
 	for _, r := range slices.Concat(sh.Replicas, sh.Learners) {
 		if !slices.Contains(places, string(r.Node)) {
 			places = append(places, string(r.Node))
@@ -41,10 +42,10 @@ func (s *Scheduler) walk(sh clustermap.Shard) *route.Walk {
 // onLeader calls fn with a connection to the leader of sh. It follows hints and waits for elections. It ends when fn
 // returns nil or an error that another attempt would not change, when ctx ends, or when patience has passed at the end
 // of an attempt.
-func (s *Scheduler) onLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error {
+func (g *group) onLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error {
 	giveUp := time.Now().Add(patience)
-	for w := s.walk(sh); ; {
-		err := s.onNode(rowraft.NodeID(w.Addr()), fn)
+	for w := g.walk(sh); ; {
+		err := g.onNode(rowraft.NodeID(w.Addr()), fn)
 		if err == nil || time.Now().After(giveUp) || !w.Again(ctx, err) {
 			return err
 		}
@@ -52,12 +53,12 @@ func (s *Scheduler) onLeader(ctx context.Context, sh clustermap.Shard, patience 
 }
 
 // onNode calls fn with a connection to a node.
-func (s *Scheduler) onNode(node rowraft.NodeID, fn func(*grpc.ClientConn) error) error {
-	addr := s.addrOf(node)
+func (g *group) onNode(node rowraft.NodeID, fn func(*grpc.ClientConn) error) error {
+	addr := g.addrOf(node)
 	if addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the address of node %s is unknown", node)
 	}
-	conn, err := s.conns.Get(addr)
+	conn, err := g.conns.Get(addr)
 	if err != nil {
 		return err
 	}
@@ -65,10 +66,43 @@ func (s *Scheduler) onNode(node rowraft.NodeID, fn func(*grpc.ClientConn) error)
 }
 
 // callReplicas calls the Replicas service of a node.
-func (s *Scheduler) callReplicas(ctx context.Context, node rowraft.NodeID, limit time.Duration, fn func(context.Context, rowraftv1.ReplicasClient) error) error {
-	return s.onNode(node, func(conn *grpc.ClientConn) error {
+func (g *group) callReplicas(ctx context.Context, node rowraft.NodeID, limit time.Duration, fn func(context.Context, rowraftv1.ReplicasClient) error) error {
+	return g.onNode(node, func(conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		return fn(ctx, rowraftv1.NewReplicasClient(conn))
 	})
+}
+
+// hints merges the leaders from the heartbeats and from this server's own replicas. The hint with the highest term
+// wins.
+func (g *group) hints() []LeaderHint {
+	best := make(map[rowraft.ShardID]LeaderHint)
+	add := func(h LeaderHint) {
+		if old, ok := best[h.Shard]; h.Node != "" && (!ok || h.Term > old.Term) {
+			best[h.Shard] = h
+		}
+	}
+	g.soft.mu.Lock()
+	for node, b := range g.soft.beats {
+		for _, r := range b.replicas {
+			h := LeaderHint{Shard: rowraft.ShardID(r.GetShard()), Node: rowraft.NodeID(r.GetLeaderNode()), Term: rowraft.Term(r.GetTerm())}
+			if r.GetRole() == roleLeader {
+				h.Node = node
+			}
+			add(h)
+		}
+	}
+	g.soft.mu.Unlock()
+	if g.opts.Hints != nil {
+		for _, h := range g.opts.Hints() {
+			add(h)
+		}
+	}
+	out := make([]LeaderHint, 0, len(best))
+	for _, h := range best {
+		out = append(out, h)
+	}
+	slices.SortFunc(out, func(a, b LeaderHint) int { return cmp.Compare(a.Shard, b.Shard) })
+	return out
 }

@@ -179,14 +179,14 @@ func TestTheSeatOfARolledBackMemberIsLost(t *testing.T) {
 	say := func(why string) {
 		s.soft.heard(id, &rowraftv1.HeartbeatRequest{MetadataReplica: true, MetadataRolledBack: why})
 	}
-	if say(""); s.lostSeat(id) {
+	if say(""); s.placer.lostSeat(id) {
 		t.Error("the seat of a member that is well is lost")
 	}
-	if say("rolled back"); !s.lostSeat(id) {
+	if say("rolled back"); !s.placer.lostSeat(id) {
 		t.Error("the seat of a member whose disk was rolled back is not lost")
 	}
 	l := s.liveness(id)
-	if n, _ := m.Node(id); s.standby(&raftstore.Membership{}, &n, &l) {
+	if n, _ := m.Node(id); s.placer.standby(&raftstore.Membership{}, &n, &l) {
 		t.Error("it is a standby")
 	}
 }

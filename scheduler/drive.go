@@ -33,15 +33,29 @@ const (
 // ids of moves begin at 1.
 const collecting = 0
 
-// driver is the leader's memory of the moves that it drives. begin resets notes and removed in each new term; busy
-// stays, because goroutines of the last term may still run.
+// driver is the control loop of moves, and serves the calls for moves. startTerm resets notes and removed in each new
+// term; busy stays, because goroutines of the last term may still run.
 type driver struct {
+	*group
+
 	mu      sync.Mutex
 	term    rowraft.Term
-	synced  bool                            // what earlier terms logged is applied here
 	busy    map[uint64]bool                 // moves, and collecting, on which a goroutine works
 	notes   map[uint64]note                 // by move
 	removed map[rowraft.ReplicaID]time.Time // when this leader first saw that a replica was removed
+}
+
+func newDriver(g *group) *driver {
+	return &driver{group: g, busy: make(map[uint64]bool), notes: make(map[uint64]note), removed: make(map[rowraft.ReplicaID]time.Time)}
+}
+
+// startTerm clears the memory at the first call of a new term.
+func (d *driver) startTerm(term rowraft.Term) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.term != term {
+		d.term, d.notes, d.removed = term, make(map[uint64]note), make(map[rowraft.ReplicaID]time.Time)
+	}
 }
 
 // note is why a move does not advance.
@@ -50,16 +64,16 @@ type note struct {
 	lag        uint64 // the lag of the learner, in entries
 }
 
-// drive works on moves and on removed replicas while this member leads the metadata
+// run works on moves and on removed replicas while this member leads the metadata
 // group. It returns when ctx and all goroutines that it started have ended.
-func (s *Scheduler) drive(ctx context.Context) {
+func (d *driver) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	tick := time.NewTicker(driveInterval)
 	defer tick.Stop()
 	for {
-		_, changed := s.view.Changed()
-		s.driveOnce(ctx, &wg)
+		_, changed := d.view.Changed()
+		d.round(ctx, &wg)
 		select {
 		case <-ctx.Done():
 			return
@@ -69,69 +83,32 @@ func (s *Scheduler) drive(ctx context.Context) {
 	}
 }
 
-// driveOnce starts a turn of each move that has none running, and of collectRemoved.
-func (s *Scheduler) driveOnce(ctx context.Context, wg *sync.WaitGroup) {
-	l, term, err := s.leading()
-	if err != nil || !s.driver.begin(ctx, l, term) {
+// round starts a turn of each move that has none running, and of collectRemoved.
+func (d *driver) round(ctx context.Context, wg *sync.WaitGroup) {
+	l, term, err := d.leading()
+	if err != nil || !d.inSync(ctx, l, term) {
 		return
 	}
-	running, _ := s.machine.Moves()
+	d.startTerm(term)
+	running, _ := d.machine.Moves()
 	for _, m := range running {
-		if s.driver.take(m.ID) {
+		if d.take(m.ID) {
 			wg.Go(func() {
-				defer s.driver.release(m.ID)
-				s.turn(ctx, term, m.ID)
+				defer d.release(m.ID)
+				d.turn(ctx, term, m.ID)
 			})
 		}
 	}
-	if s.driver.take(collecting) {
+	if d.take(collecting) {
 		wg.Go(func() {
-			defer s.driver.release(collecting)
+			defer d.release(collecting)
 			ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 			defer cancel()
-			if err := s.collectRemoved(ctx); err != nil {
-				s.logger.Debug("removed replicas stay in the map for now", "err", err)
+			if err := d.collectRemoved(ctx); err != nil {
+				d.logger.Debug("removed replicas stay in the map for now", "err", err)
 			}
 		})
 	}
-}
-
-// leadingInSync is [Scheduler.leading], but it refuses until this leader has applied what
-// earlier ones logged: before that it would answer from an old map.
-func (s *Scheduler) leadingInSync(ctx context.Context) (Log, error) {
-	l, term, err := s.leading()
-	if err == nil && !s.driver.begin(ctx, l, term) {
-		err = rowraft.Errorf(rowraft.CodeStarting, "the new leader of the metadata group still reads what was logged before it")
-	}
-	return l, err
-}
-
-// begin makes sure, once in a term, that this leader has applied all that earlier ones
-// logged: it must not continue a move that another one has ended. It reports whether that
-// is so.
-func (d *driver) begin(ctx context.Context, l Log, term rowraft.Term) bool {
-	d.mu.Lock()
-	if d.term != term || d.busy == nil {
-		d.term, d.synced = term, false
-		if d.busy == nil {
-			d.busy = make(map[uint64]bool)
-		}
-		d.notes, d.removed = make(map[uint64]note), make(map[rowraft.ReplicaID]time.Time)
-	}
-	synced := d.synced
-	d.mu.Unlock()
-	if synced {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, membersTimeout)
-	defer cancel()
-	if l.Barrier(ctx) != nil {
-		return false
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.synced = d.term == term
-	return d.synced
 }
 
 // take marks id busy and reports whether it was not. The caller calls release.
@@ -168,33 +145,33 @@ func (d *driver) read(id uint64) note {
 
 // turn takes steps of a move until the move waits for something, ends, or fails a step.
 // The next turn, after driveInterval or a new map, continues.
-func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
+func (d *driver) turn(ctx context.Context, term rowraft.Term, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	for ctx.Err() == nil {
-		running, _ := s.machine.Moves()
+		running, _ := d.machine.Moves()
 		i := slices.IndexFunc(running, func(m meta.Move) bool { return m.ID == id })
 		if i < 0 {
 			return
 		}
-		if _, now, err := s.leading(); err != nil || now != term {
+		if _, now, err := d.leading(); err != nil || now != term {
 			return // another member drives the move now
 		}
 		m := running[i]
-		next, wait, err := s.step(ctx, &m)
+		next, wait, err := d.step(ctx, &m)
 		if err == nil && next != 0 {
-			err = s.advance(ctx, &m, next)
+			err = d.advance(ctx, &m, next)
 			if err == nil {
-				s.logger.Info("a replica moves", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to", string(m.To.Node), "phase", meta.PhaseName(next))
-				s.driver.write(id, note{})
+				d.logger.Info("a replica moves", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to", string(m.To.Node), "phase", meta.PhaseName(next))
+				d.write(id, note{})
 				continue
 			}
 		}
 		if err != nil {
 			wait.waitingFor = err.Error()
 		}
-		if s.driver.write(id, wait) && err != nil && ctx.Err() == nil {
-			s.logger.Warn("a move waits; trying again", "move", m.ID, "shard", uint32(m.Shard), "phase", meta.PhaseName(m.Phase), "err", err)
+		if d.write(id, wait) && err != nil && ctx.Err() == nil {
+			d.logger.Warn("a move waits; trying again", "move", m.ID, "shard", uint32(m.Shard), "phase", meta.PhaseName(m.Phase), "err", err)
 		}
 		if err != nil || wait.waitingFor != "" {
 			return
@@ -205,23 +182,23 @@ func (s *Scheduler) turn(ctx context.Context, term rowraft.Term, id uint64) {
 // step reads the members of the shard's group and does one thing for m. It returns the next
 // phase if the group has reached what the present one is for, or what the move waits for. If
 // it returns neither, it has made a change, and the caller looks again.
-func (s *Scheduler) step(ctx context.Context, m *meta.Move) (next meta.Phase, wait note, err error) {
-	sh := s.view.Map().Shards[m.Shard]
-	leader, members, err := s.members(ctx, sh)
+func (d *driver) step(ctx context.Context, m *meta.Move) (next meta.Phase, wait note, err error) {
+	sh := d.view.Map().Shards[m.Shard]
+	leader, members, err := d.members(ctx, sh)
 	if err != nil {
 		return 0, wait, err
 	}
 	to, from := memberOf(members, m.To.ID), memberOf(members, m.From.ID)
 	change := func(c *rowraftv1.ChangeMembersRequest) error {
 		c.Shard, c.PrevIndex = uint32(m.Shard), members.ConfigIndex
-		return s.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		return d.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.ChangeMembers(ctx, c)
 			return err
 		})
 	}
 	remove := func(r clustermap.Replica, heir rowraft.NodeID) error {
 		if r.Node == leader {
-			return s.handOver(ctx, m.Shard, leader, heir)
+			return d.handOver(ctx, m.Shard, leader, heir)
 		}
 		return change(&rowraftv1.ChangeMembersRequest{Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(r.ID)}})
 	}
@@ -259,8 +236,8 @@ func (s *Scheduler) step(ctx context.Context, m *meta.Move) (next meta.Phase, wa
 }
 
 // advance logs the next phase of m.
-func (s *Scheduler) advance(ctx context.Context, m *meta.Move, next meta.Phase) error {
-	_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{AdvanceMove: &rowraftv1.MetaAdvanceMove{
+func (d *driver) advance(ctx context.Context, m *meta.Move, next meta.Phase) error {
+	_, err := d.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{AdvanceMove: &rowraftv1.MetaAdvanceMove{
 		MoveId: m.ID, From: m.Phase, To: next,
 	}}})
 	return err
@@ -268,9 +245,9 @@ func (s *Scheduler) advance(ctx context.Context, m *meta.Move, next meta.Phase) 
 
 // handOver makes the leader of a shard transfer the leadership to heir or, if heir cannot
 // take it, to any other voter. An empty heir is any voter.
-func (s *Scheduler) handOver(ctx context.Context, shard rowraft.ShardID, leader, heir rowraft.NodeID) error {
+func (d *driver) handOver(ctx context.Context, shard rowraft.ShardID, leader, heir rowraft.NodeID) error {
 	call := func(to rowraft.NodeID) error {
-		return s.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		return d.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: string(to)})
 			return err
 		})
@@ -293,11 +270,11 @@ func memberOf(m *rowraftv1.MembersReply, id rowraft.ReplicaID) *rowraftv1.Member
 
 // members finds the leader of a shard and asks it for the members of the group. It asks the
 // replicas up to membersRounds times, so that a shard which elects a leader has time for it.
-func (s *Scheduler) members(ctx context.Context, sh clustermap.Shard) (leader rowraft.NodeID, reply *rowraftv1.MembersReply, err error) {
-	w := s.walk(sh)
+func (d *driver) members(ctx context.Context, sh clustermap.Shard) (leader rowraft.NodeID, reply *rowraftv1.MembersReply, err error) {
+	w := d.walk(sh)
 	for w.Rounds = membersRounds; ; {
 		leader = rowraft.NodeID(w.Addr())
-		err = s.callReplicas(ctx, leader, membersTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
+		err = d.callReplicas(ctx, leader, membersTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
 			reply, err = a.Members(ctx, &rowraftv1.MembersRequest{Shard: uint32(sh.ID)})
 			return err
 		})
@@ -313,26 +290,26 @@ func (s *Scheduler) members(ctx context.Context, sh clustermap.Shard) (leader ro
 // collectRemoved drops removed replicas from the map once their servers have reported
 // that the data is deleted. If a removed replica is still a member of its group, or a late
 // call of an earlier leader has added it again, collectRemoved takes it out of the group.
-func (s *Scheduler) collectRemoved(ctx context.Context) error {
-	m := s.view.Map()
+func (d *driver) collectRemoved(ctx context.Context) error {
+	m := d.view.Map()
 	if m == nil {
 		return nil
 	}
-	s.soft.mu.Lock()
-	beats := maps.Clone(s.soft.beats)
-	s.soft.mu.Unlock()
+	d.soft.mu.Lock()
+	beats := maps.Clone(d.soft.beats)
+	d.soft.mu.Unlock()
 	var errs []error
 	for _, sh := range m.Shards {
 		for _, r := range sh.Removed {
-			known := s.driver.knownSince(r.ID, s.soft.now())
+			known := d.knownSince(r.ID, d.soft.now())
 			report, at := leaderReport(sh, beats)
 			switch {
 			case report == nil || !at.After(known):
 			case reports(report.Members, r.ID):
-				errs = append(errs, s.evict(ctx, sh, r.ID))
+				errs = append(errs, d.evict(ctx, sh, r.ID))
 			case at.Sub(known) >= forgetAfter && gone(beats[r.Node], r):
 				c := &rowraftv1.MetaForgetReplica{Shard: uint32(sh.ID), ReplicaId: string(r.ID)}
-				_, err := s.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetReplica{ForgetReplica: c}})
+				_, err := d.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetReplica{ForgetReplica: c}})
 				errs = append(errs, err)
 			}
 		}
@@ -376,13 +353,13 @@ func gone(b beat, r clustermap.Removed) bool {
 }
 
 // evict takes a replica that the map lists as removed out of its group.
-func (s *Scheduler) evict(ctx context.Context, sh clustermap.Shard, id rowraft.ReplicaID) error {
-	leader, members, err := s.members(ctx, sh)
+func (d *driver) evict(ctx context.Context, sh clustermap.Shard, id rowraft.ReplicaID) error {
+	leader, members, err := d.members(ctx, sh)
 	if err != nil || memberOf(members, id) == nil {
 		return err
 	}
-	s.logger.Warn("a removed replica is a member of its group; taking it out", "shard", uint32(sh.ID), "replica", string(id))
-	return s.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+	d.logger.Warn("a removed replica is a member of its group; taking it out", "shard", uint32(sh.ID), "replica", string(id))
+	return d.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 		_, err := a.ChangeMembers(ctx, &rowraftv1.ChangeMembersRequest{
 			Shard: uint32(sh.ID), PrevIndex: members.ConfigIndex, Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(id)},
 		})

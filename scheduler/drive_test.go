@@ -137,7 +137,7 @@ func driveTurns(t *testing.T, s *Scheduler, l *fakeLog, until func() bool) {
 			return
 		}
 		var wg sync.WaitGroup
-		s.driveOnce(t.Context(), &wg)
+		s.driver.round(t.Context(), &wg)
 		wg.Wait()
 		l.elect(s.opts.Self.ID)
 	}
@@ -178,12 +178,12 @@ func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {
 	report := func() {
 		heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2, ConfigIndex: g.index, Members: g.members})
 	}
-	if err := s.collectRemoved(t.Context()); err != nil { // from now on it is known
+	if err := s.driver.collectRemoved(t.Context()); err != nil { // from now on it is known
 		t.Fatal(err)
 	}
 	report()
 	eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
-		if err := s.collectRemoved(t.Context()); err != nil {
+		if err := s.driver.collectRemoved(t.Context()); err != nil {
 			t.Log(err)
 		}
 		return g.size() == 3
@@ -222,7 +222,7 @@ func TestAReplicaIsForgottenOnALateReportOnly(t *testing.T) {
 		}}
 		s.soft.beats["b"] = beat{at: now, mapVersion: left.Version}
 		s.soft.mu.Unlock()
-		if err := s.collectRemoved(t.Context()); err != nil {
+		if err := s.driver.collectRemoved(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		return len(s.view.Map().Shards[0].Removed) == 0
@@ -243,14 +243,14 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 	}
 	driveTurns(t, s, l, func() bool { _, finished := s.machine.Moves(); return len(finished) == 1 })
 	var wg sync.WaitGroup
-	s.driveOnce(t.Context(), &wg) // from now on it is known
+	s.driver.round(t.Context(), &wg) // from now on it is known
 	wg.Wait()
 	sh := s.view.Map().Shards[0]
 	g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(sh.Removed[0].ID), Node: "b"})
 	heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2, ConfigIndex: g.index, Members: g.members})
 
 	g.mu.Lock() // it answers nobody
-	s.driveOnce(t.Context(), &wg)
+	s.driver.round(t.Context(), &wg)
 	waits := !s.driver.take(collecting)
 	g.mu.Unlock()
 	wg.Wait()
@@ -258,7 +258,7 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 		t.Error("the moves had to wait until the group had answered")
 	}
 	eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
-		s.driveOnce(t.Context(), &wg)
+		s.driver.round(t.Context(), &wg)
 		wg.Wait()
 		return g.size() == 3
 	})
@@ -277,7 +277,7 @@ func TestANewLeaderReadsBeforeItAnswers(t *testing.T) {
 	wantError(t, err, rowraft.CodeStarting)
 	_, err = s.CancelMove(t.Context(), &rowraftv1.CancelMoveRequest{})
 	wantError(t, err, rowraft.CodeStarting)
-	if _, term, _ := s.leading(); s.driver.begin(t.Context(), l, term) {
+	if _, term, _ := s.leading(); s.inSync(t.Context(), l, term) {
 		t.Error("it would drive moves")
 	}
 	l.behind = false

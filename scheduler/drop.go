@@ -14,8 +14,8 @@ import (
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// DropTable logs the drop of a table and returns after every shard has dropped it.
-func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableRequest) (*rowraftv1.DropTableReply, error) {
+// drop logs the drop of a table and returns after every shard has dropped it.
+func (ts *tables) drop(ctx context.Context, req *rowraftv1.DropTableRequest) (*rowraftv1.DropTableReply, error) {
 	if req.GetName() == "" || req.GetId() == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "drop table %q with id %d: want both", req.GetName(), req.GetId())
 	}
@@ -24,40 +24,40 @@ func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableReque
 		ctx, cancel = context.WithTimeout(ctx, createTableTimeout)
 		defer cancel()
 	}
-	if err := s.logDrop(ctx, req); err != nil {
+	if err := ts.logDrop(ctx, req); err != nil {
 		return nil, fmt.Errorf("drop table: %w", err)
 	}
-	s.logger.Info("table dropped", "table", req.GetName(), "id", req.GetId())
-	if err := s.ensureDrops(ctx); err != nil {
+	ts.logger.Info("table dropped", "table", req.GetName(), "id", req.GetId())
+	if err := ts.ensureDrops(ctx); err != nil {
 		return nil, fmt.Errorf("table %s is dropped, but not yet in every shard; the scheduler goes on with it: %w", req.GetName(), err)
 	}
-	return &rowraftv1.DropTableReply{MapVersion: s.mapVersion()}, nil
+	return &rowraftv1.DropTableReply{MapVersion: ts.mapVersion()}, nil
 }
 
 // logDrop logs a drop. It refuses if the drop would remove a table from the full list that a shard may still have: that
 // shard would keep the rows forever.
-func (s *Scheduler) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) error {
-	if err := s.dropping.Acquire(ctx, 1); err != nil { // or two calls would check the same oldest table and remove two
+func (ts *tables) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) error {
+	if err := ts.dropping.Acquire(ctx, 1); err != nil { // or two calls would check the same oldest table and remove two
 		return fmt.Errorf("waiting for another call: %w", err)
 	}
-	defer s.dropping.Release(1)
-	if err := s.mayForget(rowraft.TableID(req.GetId())); err != nil {
+	defer ts.dropping.Release(1)
+	if err := ts.mayForget(rowraft.TableID(req.GetId())); err != nil {
 		return err
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: req.GetName(), Id: req.GetId()}}}
-	_, err := s.propose(ctx, c)
+	_, err := ts.propose(ctx, c)
 	return err
 }
 
 // mayForget returns an error if a drop of table id would remove a table from the list that a shard may still have.
-func (s *Scheduler) mayForget(id rowraft.TableID) error {
-	m, dropped := s.view.Map(), s.machine.DroppedTables()
+func (ts *tables) mayForget(id rowraft.TableID) error {
+	m, dropped := ts.view.Map(), ts.machine.DroppedTables()
 	if len(dropped) < meta.MaxDropped || m == nil || slices.ContainsFunc(dropped, func(d meta.DroppedTable) bool { return d.ID == id }) {
 		return nil
 	}
 	d := dropped[0]
 	for _, sh := range m.Shards {
-		if !s.isEnsured(ensuredKey{d.ID, sh.ID, true}) || s.reports(sh, d.ID) {
+		if !ts.isEnsured(ensuredKey{d.ID, sh.ID, true}) || ts.reports(sh, d.ID) {
 			return &rowraft.OverloadedError{RetryAfter: time.Second, What: fmt.Sprintf("%d tables were dropped, and shard %d may still have the first of them, %s: the scheduler goes on with it as soon as the shard has a leader; then drop more", len(dropped), sh.ID, d.Name)}
 		}
 	}
@@ -66,8 +66,8 @@ func (s *Scheduler) mayForget(id rowraft.TableID) error {
 
 // ensureDrops returns after every shard has dropped all tables in the list. It asks a shard again that has confirmed a
 // drop only if the shard's leader reports the table.
-func (s *Scheduler) ensureDrops(ctx context.Context) error {
-	m := s.view.Map()
+func (ts *tables) ensureDrops(ctx context.Context) error {
+	m := ts.view.Map()
 	if m == nil {
 		return nil
 	}
@@ -75,38 +75,45 @@ func (s *Scheduler) ensureDrops(ctx context.Context) error {
 	g.SetLimit(maxEnsureCalls)
 	waited := false
 	for _, sh := range m.Shards {
-		for _, d := range s.machine.DroppedTables() {
+		for _, d := range ts.machine.DroppedTables() {
 			key := ensuredKey{d.ID, sh.ID, true}
-			if s.isEnsured(key) && !s.reports(sh, d.ID) {
+			if ts.isEnsured(key) && !ts.reports(sh, d.ID) {
 				continue
 			}
 			if !waited {
 				// A running call of callEnsureTable may still create the table in a shard. Wait for it. Later calls
 				// read the map, which no longer has the table.
-				s.driving.Lock()
-				s.driving.Unlock() //lint:ignore SA2001 it waits for those who hold it
+				ts.driving.Lock()
+				ts.driving.Unlock() //lint:ignore SA2001 it waits for those who hold it
 				waited = true
 			}
-			g.Go(func() error { return s.ensureDrop(ctx, sh, d, key) })
+			g.Go(func() error { return ts.ensureDrop(ctx, sh, d, key) })
 		}
 	}
 	return g.Wait()
 }
 
 // isEnsured reports whether a shard has confirmed, in this term, that it created a table, or dropped one.
-func (s *Scheduler) isEnsured(key ensuredKey) bool {
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	_, done := s.soft.ensured[key]
+func (ts *tables) isEnsured(key ensuredKey) bool {
+	_, term, err := ts.leading()
+	if err != nil {
+		return false
+	}
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if ts.term != term || ts.ensured == nil {
+		ts.term, ts.ensured = term, make(map[ensuredKey]struct{})
+	}
+	_, done := ts.ensured[key]
 	return done
 }
 
 // reports reports whether the last heartbeat of the shard's leader names the table.
-func (s *Scheduler) reports(sh clustermap.Shard, id rowraft.TableID) bool {
-	leader := s.leaderOf(sh)
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	for _, r := range s.soft.beats[leader].replicas {
+func (ts *tables) reports(sh clustermap.Shard, id rowraft.TableID) bool {
+	leader := ts.leaderOf(sh)
+	ts.soft.mu.Lock()
+	defer ts.soft.mu.Unlock()
+	for _, r := range ts.soft.beats[leader].replicas {
 		if rowraft.ShardID(r.GetShard()) == sh.ID {
 			for _, t := range r.GetTables() {
 				if rowraft.TableID(t.GetTable()) == id {
@@ -120,26 +127,26 @@ func (s *Scheduler) reports(sh clustermap.Shard, id rowraft.TableID) bool {
 
 // ensureDrop asks the leader of one shard to drop one table, until the shard has done it or ctx ends. SessionExpired
 // means that the shard has another table epoch: its tables are those of a restore.
-func (s *Scheduler) ensureDrop(ctx context.Context, sh clustermap.Shard, d meta.DroppedTable, key ensuredKey) error {
-	_, term, err := s.leading()
+func (ts *tables) ensureDrop(ctx context.Context, sh clustermap.Shard, d meta.DroppedTable, key ensuredKey) error {
+	_, term, err := ts.leading()
 	if err != nil {
 		return err
 	}
-	for w := s.walk(sh); ; {
+	for w := ts.walk(sh); ; {
 		node := rowraft.NodeID(w.Addr())
-		err := s.callReplicas(ctx, node, s.ensureCallTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		err := ts.callReplicas(ctx, node, ts.callTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(d.ID), TableEpoch: uint64(d.Epoch)})
 			return err
 		})
 		if err == nil || rowraft.CodeOf(err) == rowraft.CodeSessionExpired {
-			s.markEnsured(term, key)
+			ts.markEnsured(term, key)
 			return nil
 		}
 		err = fmt.Errorf("shard %d: drop table %s: node %s: %w", sh.ID, d.Name, node, err)
 		if !w.Again(ctx, err) {
 			return err
 		}
-		if _, now, lerr := s.leading(); lerr != nil || now != term {
+		if _, now, lerr := ts.leading(); lerr != nil || now != term {
 			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was dropped from shard %d", d.Name, sh.ID)
 		}
 	}

@@ -115,7 +115,7 @@ func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 		t.Fatalf("%d dropped tables from %v, want %d from %v", len(got), got[0], meta.MaxDropped, first)
 	}
 	stuck.Store(false)
-	if err := s.ensureDrops(ctx); err != nil {
+	if err := s.tables.ensureDrops(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if err := drop(meta.MaxDropped + 1); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -48,6 +49,22 @@ const (
 	formationReport = 5 * time.Second
 )
 
+// formation joins a cluster or forms one. Form runs before the metadata group exists.
+type formation struct {
+	*group
+	waiting      atomic.Pointer[string] // the condition that Form waits for, for messages
+	helloTimeout time.Duration          // the constant helloTimeout, except in tests
+
+	// hello sends Hello to one address. Tests replace it with their own network.
+	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
+}
+
+func newFormation(g *group) *formation {
+	f := &formation{group: g, helloTimeout: helloTimeout}
+	f.hello = f.helloTo
+	return f
+}
+
 // answer is the result of Hello to one address.
 type answer struct {
 	addr  string
@@ -60,33 +77,33 @@ type answer struct {
 //
 // Errors: CodeIdentity if this data directory and the servers at those addresses belong to different clusters;
 // CodeInvalidArgument if the servers were started with different lists; CodeDeadline when ctx ends first.
-func (s *Scheduler) Form(ctx context.Context) (identity.Identity, error) {
-	dir := s.opts.Identity
+func (f *formation) Form(ctx context.Context) (identity.Identity, error) {
+	dir := f.opts.Identity
 	if id := dir.Identity(); id.Cluster != "" {
-		return id, s.checkRestart(ctx, id)
+		return id, f.checkRestart(ctx, id)
 	}
-	if len(s.opts.Join) == 0 {
-		if !s.opts.Self.Scheduler {
+	if len(f.opts.Join) == 0 {
+		if !f.opts.Self.Scheduler {
 			return dir.Identity(), rowraft.Errorf(rowraft.CodeInvalidArgument, "a server without a scheduler needs --join with the addresses of the servers that have one")
 		}
-		if s.opts.Self.NoShards {
-			return s.found([]identity.Member{s.selfMember()})
+		if f.opts.Self.NoShards {
+			return f.found([]identity.Member{f.selfMember()})
 		}
-		s.logger.Warn("this server forms a cluster of its own (no --join): it has no replica elsewhere")
-		return s.found([]identity.Member{s.selfMember()})
+		f.logger.Warn("this server forms a cluster of its own (no --join): it has no replica elsewhere")
+		return f.found([]identity.Member{f.selfMember()})
 	}
 	poll := time.NewTicker(formationPoll)
 	defer poll.Stop()
 	var reported time.Time
 	for {
-		answers := s.helloAll(ctx)
-		done, waiting, err := s.formStep(answers)
-		s.waiting.Store(&waiting)
+		answers := f.helloAll(ctx)
+		done, waiting, err := f.formStep(answers)
+		f.waiting.Store(&waiting)
 		if err != nil || done {
 			return dir.Identity(), err
 		}
 		if now := time.Now(); now.Sub(reported) >= formationReport {
-			s.logger.Info("server not ready: the cluster is not formed yet", "waiting_for", waiting)
+			f.logger.Info("server not ready: the cluster is not formed yet", "waiting_for", waiting)
 			reported = now
 		}
 		select {
@@ -97,23 +114,23 @@ func (s *Scheduler) Form(ctx context.Context) (identity.Identity, error) {
 	}
 }
 
-func (s *Scheduler) selfMember() identity.Member {
-	n := s.opts.Self
+func (f *formation) selfMember() identity.Member {
+	n := f.opts.Self
 	return identity.Member{Node: n.ID, Name: n.Name, Addr: n.Addr, PeerAddr: n.PeerAddr}
 }
 
 // helloAll sends Hello to every address concurrently.
-func (s *Scheduler) helloAll(ctx context.Context) []answer {
-	id := s.opts.Identity.Identity()
-	req := &rowraftv1.HelloRequest{ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: s.opts.Self.Addr, PeerAddr: s.opts.Self.PeerAddr}
-	ctx, cancel := context.WithTimeout(ctx, s.helloTimeout)
+func (f *formation) helloAll(ctx context.Context) []answer {
+	id := f.opts.Identity.Identity()
+	req := &rowraftv1.HelloRequest{ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: f.opts.Self.Addr, PeerAddr: f.opts.Self.PeerAddr}
+	ctx, cancel := context.WithTimeout(ctx, f.helloTimeout)
 	defer cancel()
-	answers := make([]answer, len(s.opts.Join))
+	answers := make([]answer, len(f.opts.Join))
 	var g errgroup.Group
-	for i, addr := range s.opts.Join {
+	for i, addr := range f.opts.Join {
 		g.Go(func() error {
 			answers[i] = answer{addr: addr}
-			answers[i].reply, answers[i].err = s.hello(ctx, addr, req)
+			answers[i].reply, answers[i].err = f.hello(ctx, addr, req)
 			return nil
 		})
 	}
@@ -122,8 +139,8 @@ func (s *Scheduler) helloAll(ctx context.Context) []answer {
 }
 
 // helloTo sends Hello to one address.
-func (s *Scheduler) helloTo(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
-	conn, err := s.conns.Get(addr)
+func (f *formation) helloTo(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+	conn, err := f.conns.Get(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -131,8 +148,8 @@ func (s *Scheduler) helloTo(ctx context.Context, addr string, req *rowraftv1.Hel
 }
 
 // formStep evaluates one round of answers: it joins a cluster, forms one, or returns what this server waits for.
-func (s *Scheduler) formStep(answers []answer) (done bool, waiting string, err error) {
-	if joined, waiting, err := s.joinExisting(answers); err != nil || joined || waiting != "" {
+func (f *formation) formStep(answers []answer) (done bool, waiting string, err error) {
+	if joined, waiting, err := f.joinExisting(answers); err != nil || joined || waiting != "" {
 		return joined, waiting, err
 	}
 	var silent []string
@@ -147,24 +164,24 @@ func (s *Scheduler) formStep(answers []answer) (done bool, waiting string, err e
 	if len(silent) > 0 {
 		return false, "answers from " + strings.Join(silent, ", "), nil
 	}
-	if !s.opts.Self.Scheduler {
+	if !f.opts.Self.Scheduler {
 		return false, "the servers with a scheduler to form the cluster", nil
 	}
-	members, err := s.founders(answers)
+	members, err := f.founders(answers)
 	if err != nil {
 		return false, "", err
 	}
-	if members[0].Node != s.opts.Self.ID {
+	if members[0].Node != f.opts.Self.ID {
 		return false, fmt.Sprintf("%s at %s to form the cluster", members[0].Node, members[0].Addr), nil
 	}
-	_, err = s.found(members)
+	_, err = f.found(members)
 	return err == nil, "", err
 }
 
 // joinExisting joins the cluster that an answer names. A scheduler that did not found that cluster first waits for a
 // leader of it, which can make it a member. If the cluster has lost its scheduler forever, the directory of this server
 // thus stays empty and can form the next cluster.
-func (s *Scheduler) joinExisting(answers []answer) (joined bool, waiting string, err error) {
+func (f *formation) joinExisting(answers []answer) (joined bool, waiting string, err error) {
 	var found *answer
 	for i, a := range answers {
 		switch {
@@ -183,24 +200,24 @@ func (s *Scheduler) joinExisting(answers []answer) (joined bool, waiting string,
 	for _, f := range found.reply.GetFounders() {
 		members = append(members, identity.Member{Node: rowraft.NodeID(f.Id), Name: f.Name, Addr: f.Addr, PeerAddr: f.PeerAddr})
 	}
-	self := s.opts.Self
+	self := f.opts.Self
 	founder := slices.ContainsFunc(members, func(m identity.Member) bool { return m.Node == self.ID })
 	leads := slices.ContainsFunc(answers, func(a answer) bool { return a.err == nil && a.reply.GetSchedulerLeader() != "" })
 	if self.Scheduler && !founder && !leads {
 		return false, fmt.Sprintf("a leader of the scheduler of cluster %s, which was formed without this data directory (node %s)", found.reply.ClusterId, self.ID), nil
 	}
-	if err := s.opts.Identity.Join(rowraft.ClusterID(found.reply.ClusterId), members); err != nil {
+	if err := f.opts.Identity.Join(rowraft.ClusterID(found.reply.ClusterId), members); err != nil {
 		return false, "", err
 	}
-	s.logger.Info("joined the cluster", "cluster", found.reply.ClusterId, "through", found.addr)
-	s.tellStandby()
+	f.logger.Info("joined the cluster", "cluster", found.reply.ClusterId, "through", found.addr)
+	f.tellStandby()
 	return true, "", nil
 }
 
 // founders returns the founders of a new cluster, by node id, from the answers of all addresses. No answer names a
 // cluster.
-func (s *Scheduler) founders(answers []answer) ([]identity.Member, error) {
-	want := sortedCopy(s.opts.Join)
+func (f *formation) founders(answers []answer) ([]identity.Member, error) {
+	want := sortedCopy(f.opts.Join)
 	byNode := make(map[rowraft.NodeID]string)
 	var members []identity.Member
 	for _, a := range answers {
@@ -219,43 +236,43 @@ func (s *Scheduler) founders(answers []answer) ([]identity.Member, error) {
 		}
 		members = append(members, identity.Member{Node: id, Name: r.GetNodeName(), Addr: r.GetAddr(), PeerAddr: r.GetPeerAddr()})
 	}
-	if _, ok := byNode[s.opts.Self.ID]; !ok {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "none of the addresses in --join %s leads to this server, which is at %s", strings.Join(want, ","), s.opts.Self.Addr)
+	if _, ok := byNode[f.opts.Self.ID]; !ok {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "none of the addresses in --join %s leads to this server, which is at %s", strings.Join(want, ","), f.opts.Self.Addr)
 	}
 	slices.SortFunc(members, func(a, b identity.Member) int { return cmp.Compare(a.Node, b.Node) })
 	return members, nil
 }
 
 // tellStandby logs that this server is a standby if it did not found its cluster.
-func (s *Scheduler) tellStandby() {
-	if id := s.opts.Identity.Identity(); s.opts.Self.Scheduler && !id.Founder() {
-		s.logger.Info("this server did not found the cluster: unless it has a seat in the scheduler already, it is a standby and gets that of a member that is decommissioned and down", "cluster", string(id.Cluster))
+func (f *formation) tellStandby() {
+	if id := f.opts.Identity.Identity(); f.opts.Self.Scheduler && !id.Founder() {
+		f.logger.Info("this server did not found the cluster: unless it has a seat in the scheduler already, it is a standby and gets that of a member that is decommissioned and down", "cluster", string(id.Cluster))
 	}
 }
 
 // found creates a cluster of members; this server is one of them.
-func (s *Scheduler) found(members []identity.Member) (identity.Identity, error) {
+func (f *formation) found(members []identity.Member) (identity.Identity, error) {
 	cluster := rowraft.ClusterID(uuid.NewString())
-	if err := s.opts.Identity.Join(cluster, members); err != nil {
-		return s.opts.Identity.Identity(), err
+	if err := f.opts.Identity.Join(cluster, members); err != nil {
+		return f.opts.Identity.Identity(), err
 	}
-	s.logger.Info("formed the cluster", "cluster", cluster, "founders", len(members))
-	return s.opts.Identity.Identity(), nil
+	f.logger.Info("formed the cluster", "cluster", cluster, "founders", len(members))
+	return f.opts.Identity.Identity(), nil
 }
 
 // checkRestart sends Hello to the addresses once, and returns an error if one belongs to another cluster. It ignores
 // addresses that do not answer: those servers may be starting too.
-func (s *Scheduler) checkRestart(ctx context.Context, id identity.Identity) error {
-	s.tellStandby()
-	for _, a := range s.helloAll(ctx) {
+func (f *formation) checkRestart(ctx context.Context, id identity.Identity) error {
+	f.tellStandby()
+	for _, a := range f.helloAll(ctx) {
 		if a.err != nil {
 			if rowraft.CodeOf(a.err) == rowraft.CodeIdentity {
-				return fmt.Errorf("data directory %s: %w", s.opts.Identity.Path(), a.err)
+				return fmt.Errorf("data directory %s: %w", f.opts.Identity.Path(), a.err)
 			}
 			continue
 		}
 		if err := identity.CheckCluster(id.Cluster, rowraft.ClusterID(a.reply.GetClusterId())); err != nil {
-			return fmt.Errorf("data directory %s: server %s: %w", s.opts.Identity.Path(), a.addr, err)
+			return fmt.Errorf("data directory %s: server %s: %w", f.opts.Identity.Path(), a.addr, err)
 		}
 	}
 	return nil
@@ -263,11 +280,11 @@ func (s *Scheduler) checkRestart(ctx context.Context, id identity.Identity) erro
 
 // Peers sends Hello to the addresses of Options.Join and returns the servers of this cluster. After a restart under
 // other addresses the founders find each other in this way, because no map has the new addresses yet.
-func (s *Scheduler) Peers(ctx context.Context) ([]identity.Member, error) {
+func (f *formation) Peers(ctx context.Context) ([]identity.Member, error) {
 	var out []identity.Member
 	var errs []error
-	cluster := string(s.opts.Identity.Identity().Cluster)
-	for _, a := range s.helloAll(ctx) {
+	cluster := string(f.opts.Identity.Identity().Cluster)
+	for _, a := range f.helloAll(ctx) {
 		switch {
 		case a.err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w", a.addr, a.err))

@@ -12,33 +12,33 @@ import (
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// startAttempts bounds how often MoveReplica starts again because the map changed
+// startAttempts bounds how often start tries again because the map changed
 // concurrently.
 const startAttempts = 5
 
-// MoveReplica logs a move. From then on the leader of the metadata group drives it (drive.go).
+// start logs a move. From then on the leader of the metadata group drives it (drive.go).
 // Without a map version in the request it is compared with the newest map.
-func (s *Scheduler) MoveReplica(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
+func (d *driver) start(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
 	for attempt := 1; ; attempt++ {
-		m, err := s.startMove(ctx, req)
+		m, err := d.startMove(ctx, req)
 		if rowraft.CodeOf(err) == rowraft.CodePrecondition && req.GetMapVersion() == 0 && attempt < startAttempts {
 			continue // a server registered, or another move began
 		}
 		if err != nil {
 			return nil, err
 		}
-		s.logger.Info("a replica begins to move", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to", string(m.To.Node))
-		return &rowraftv1.MoveReplicaReply{Move: m.ToProto(), MapVersion: s.mapVersion()}, nil
+		d.logger.Info("a replica begins to move", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to", string(m.To.Node))
+		return &rowraftv1.MoveReplicaReply{Move: m.ToProto(), MapVersion: d.mapVersion()}, nil
 	}
 }
 
-func (s *Scheduler) startMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (meta.Move, error) {
-	if _, err := s.leadingInSync(ctx); err != nil {
+func (d *driver) startMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (meta.Move, error) {
+	if _, err := d.leadingInSync(ctx); err != nil {
 		return meta.Move{}, err
 	}
-	m := s.view.Map()
+	m := d.view.Map()
 	if m == nil || len(m.Shards) == 0 {
-		return meta.Move{}, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet: %s", s.waitingFor())
+		return meta.Move{}, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet: %s", d.waitingFor())
 	}
 	from, err := m.FindNode(req.GetFromNode())
 	if err != nil {
@@ -48,33 +48,33 @@ func (s *Scheduler) startMove(ctx context.Context, req *rowraftv1.MoveReplicaReq
 	if err != nil {
 		return meta.Move{}, err
 	}
-	if err := s.mustBeUp(to); err != nil {
+	if err := d.mustBeUp(to); err != nil {
 		return meta.Move{}, err
 	}
 	version := req.GetMapVersion()
 	if version == 0 {
 		version = uint64(m.Version)
 	}
-	return proposeFor[meta.Move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{
+	return proposeFor[meta.Move](ctx, d.group, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{
 		Shard: req.GetShard(), FromNode: string(from.ID), To: &rowraftv1.Replica{Id: uuid.NewString(), Node: string(to.ID)}, MapVersion: version,
 	}}})
 }
 
 // mustBeUp refuses a server that cannot take a replica now because it is not up.
-func (s *Scheduler) mustBeUp(n clustermap.Node) error {
-	if l := s.liveness(n.ID); l.seen && l.state == stateUp {
+func (d *driver) mustBeUp(n clustermap.Node) error {
+	if l := d.liveness(n.ID); l.seen && l.state == stateUp {
 		return nil
 	}
 	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v", nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)
 }
 
-// CancelMove takes the new replica of a move out of the group again, unless the move is in
+// cancel takes the new replica of a move out of the group again, unless the move is in
 // phase REMOVE: then the old replica may have left.
-func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
-	if _, err := s.leadingInSync(ctx); err != nil {
+func (d *driver) cancel(ctx context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
+	if _, err := d.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	running, _ := s.machine.Moves()
+	running, _ := d.machine.Moves()
 	for _, m := range running {
 		if uint32(m.Shard) != req.GetShard() || req.GetMoveId() != 0 && m.ID != req.GetMoveId() {
 			continue
@@ -83,22 +83,22 @@ func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveReq
 			return nil, rowraft.Errorf(rowraft.CodePrecondition, "move %d of shard %d cannot be cancelled any more: the new replica votes and the old one is leaving; move it back afterwards", m.ID, m.Shard)
 		}
 		if m.Phase != meta.PhaseCancel {
-			if err := s.advance(ctx, &m, meta.PhaseCancel); err != nil {
+			if err := d.advance(ctx, &m, meta.PhaseCancel); err != nil {
 				return nil, fmt.Errorf("cancel move %d of shard %d: %w", m.ID, m.Shard, err)
 			}
 			m.Phase = meta.PhaseCancel
 		}
-		s.logger.Info("a move is cancelled", "move", m.ID, "shard", uint32(m.Shard))
+		d.logger.Info("a move is cancelled", "move", m.ID, "shard", uint32(m.Shard))
 		return &rowraftv1.CancelMoveReply{Move: m.ToProto()}, nil
 	}
 	return nil, rowraft.Errorf(rowraft.CodeNotFound, "no replica of shard %d moves, or none by that move id", req.GetShard())
 }
 
 // addMoves adds the moves that run, and the last that ended, to a status.
-func (s *Scheduler) addMoves(reply *rowraftv1.StatusReply) {
-	running, finished := s.machine.Moves()
+func (d *driver) addMoves(reply *rowraftv1.StatusReply) {
+	running, finished := d.machine.Moves()
 	for _, m := range running {
-		n := s.driver.read(m.ID)
+		n := d.read(m.ID)
 		reply.Moves = append(reply.Moves, &rowraftv1.MoveStatus{Move: m.ToProto(), WaitingFor: n.waitingFor, LagEntries: n.lag})
 	}
 	for _, m := range finished {

@@ -15,12 +15,12 @@ import (
 	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
-// ChangeNode logs the intent of a server. Placement then does the work.
-func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
-	if _, err := s.leadingInSync(ctx); err != nil {
+// changeNode logs the intent of a server. Placement then does the work.
+func (pl *placeLoop) changeNode(ctx context.Context, req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
+	if _, err := pl.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	m := s.view.Map()
+	m := pl.view.Map()
 	if m == nil {
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no map yet")
 	}
@@ -35,41 +35,41 @@ func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeReq
 	if n.NoShards && to == clustermap.Drain {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", m.NameOf(n.ID))
 	}
-	runs := s.runningOn(n.ID)
+	runs := pl.runningOn(n.ID)
 	if id := req.GetOperation(); id != 0 && (runs == nil || runs.ID != id) {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "operation %d does not run on %s", id, m.NameOf(n.ID))
 	}
 	if !req.GetExpectAny() && n.Intent != clustermap.Intent(req.GetExpect()) && n.Intent != to {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "%s is %s", m.NameOf(n.ID), meta.IntentName(n.Intent))
 	}
-	reply := &rowraftv1.ChangeNodeReply{Plan: s.planFor(m, &n, to), Risks: s.risksOf(m, &n, to), Accepted: true}
+	reply := &rowraftv1.ChangeNodeReply{Plan: pl.planFor(m, &n, to), Risks: pl.risksOf(m, &n, to), Accepted: true}
 	switch {
 	case len(reply.Risks) > 0 && !req.GetForce():
 		reply.Accepted = false
 	case req.GetDryRun() || n.Intent == to:
 	default:
 		kind := map[clustermap.Intent]rowraftv1.OperationKind{clustermap.Drain: meta.OpDrain, clustermap.Decommission: meta.OpDecommission}[to]
-		o, err := s.setIntent(ctx, m, n.ID, n.Intent, to, kind)
+		o, err := pl.setIntent(ctx, m, n.ID, n.Intent, to, kind)
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", m.NameOf(n.ID), err)
 		}
 		if runs = nil; o.ID != 0 {
 			runs = &o
 		}
-		s.logger.Info("a server was told what to do", "server", m.NameOf(n.ID), "intent", meta.IntentName(to), "before", meta.IntentName(n.Intent), "operation", o.ID)
+		pl.logger.Info("a server was told what to do", "server", m.NameOf(n.ID), "intent", meta.IntentName(to), "before", meta.IntentName(n.Intent), "operation", o.ID)
 		n.Intent = to
 	}
-	reply.Node, reply.MapVersion = rpc.NodeToProto(n), s.mapVersion()
+	reply.Node, reply.MapVersion = rpc.NodeToProto(n), pl.mapVersion()
 	if runs != nil {
-		reply.Operation = s.tell(m, runs)
+		reply.Operation = pl.tell(m, runs)
 	}
 	return reply, nil
 }
 
 // planFor describes what follows when n gets intent to, one sentence each.
-func (s *Scheduler) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) []string {
+func (pl *placeLoop) planFor(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) []string {
 	name := m.NameOf(n.ID)
-	leads, replicas := s.leadsOf(m, n.ID), m.ShardsOn(n.ID)
+	leads, replicas := pl.leadsOf(m, n.ID), m.ShardsOn(n.ID)
 	if n.Intent == to {
 		return []string{fmt.Sprintf("%s is %s already.", name, meta.IntentName(to))}
 	}
@@ -107,12 +107,12 @@ func list(shards []rowraft.ShardID) string {
 
 // risksOf describes what could be lost when n gets intent to, one sentence each: shards that would have no majority if
 // its process ended now, and replicas for which no other server exists.
-func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) (risks []string) {
+func (pl *placeLoop) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap.Intent) (risks []string) {
 	if n.Intent == to || to == clustermap.Serve {
 		return nil
 	}
 	p := newPlacer(0)
-	for _, r := range placement.Risks(s.world(m, &p), n.ID, to) {
+	for _, r := range placement.Risks(pl.world(m, &p), n.ID, to) {
 		if r.NoTarget {
 			risks = append(risks, fmt.Sprintf("The replica of shard %d cannot move: every other server that is up has one already, or is to leave. It stays until another server joins.", r.Shard))
 			continue
@@ -123,28 +123,28 @@ func (s *Scheduler) risksOf(m *clustermap.Map, n *clustermap.Node, to clustermap
 }
 
 // addOperations adds the operations to a status.
-func (s *Scheduler) addOperations(m *clustermap.Map, reply *rowraftv1.StatusReply) {
-	for _, o := range s.machine.Operations() {
-		reply.Operations = append(reply.Operations, s.tell(m, &o))
+func (pl *placeLoop) addOperations(m *clustermap.Map, reply *rowraftv1.StatusReply) {
+	for _, o := range pl.machine.Operations() {
+		reply.Operations = append(reply.Operations, pl.tell(m, &o))
 	}
 }
 
 // tell describes an operation for the user.
-func (s *Scheduler) tell(m *clustermap.Map, o *meta.Operation) *rowraftv1.Operation {
+func (pl *placeLoop) tell(m *clustermap.Map, o *meta.Operation) *rowraftv1.Operation {
 	p := o.ToProto()
 	if o.State != meta.OpRunning {
 		return p
 	}
-	left := s.left(m, o)
+	left := pl.left(m, o)
 	p.Left, p.Total = uint64(left), max(p.Total, uint64(left))
-	running, _ := s.machine.Moves()
+	running, _ := pl.machine.Moves()
 	moving := 0
 	for _, mv := range running {
 		if mv.From.Node != o.Node {
 			continue
 		}
 		moving++
-		if n := s.driver.read(mv.ID); p.WaitingFor == "" && n.waitingFor != "" {
+		if n := pl.driver.read(mv.ID); p.WaitingFor == "" && n.waitingFor != "" {
 			p.WaitingFor = fmt.Sprintf("shard %d: %s", mv.Shard, n.waitingFor)
 		}
 	}
@@ -172,26 +172,26 @@ func reasonName(r rowraftv1.MoveReason) string {
 // takeName gives a server with an empty data directory the name of the server that it replaces. The old server must be
 // down, and must have had the same address or be dead. takeName decommissions the old one: its data are lost, and its
 // id must not return.
-func (s *Scheduler) takeName(ctx context.Context, n *rowraftv1.Node) (taken bool, err error) {
-	if _, err := s.leadingInSync(ctx); err != nil {
+func (pl *placeLoop) takeName(ctx context.Context, n *rowraftv1.Node) (taken bool, err error) {
+	if _, err := pl.leadingInSync(ctx); err != nil {
 		return false, err
 	}
-	m := s.view.Map()
+	m := pl.view.Map()
 	i := slices.IndexFunc(m.Nodes, func(old clustermap.Node) bool { return old.Name == n.GetName() && string(old.ID) != n.GetId() })
 	if i < 0 {
 		return false, nil
 	}
 	old := m.Nodes[i]
-	l := s.liveness(old.ID)
-	if l.state != stateDown || old.Addr != n.GetAddr() && !s.isDead(&l) {
+	l := pl.liveness(old.ID)
+	if l.state != stateDown || old.Addr != n.GetAddr() && !pl.isDead(&l) {
 		return false, nil
 	}
-	s.logger.Warn("a server comes in the place of one that is silent, whose data is taken for lost", "name", old.Name, "new", n.GetId(), "old", string(old.ID), "silent", l.silence.Round(time.Second).String())
+	pl.logger.Warn("a server comes in the place of one that is silent, whose data is taken for lost", "name", old.Name, "new", n.GetId(), "old", string(old.ID), "silent", l.silence.Round(time.Second).String())
 	if old.Intent != clustermap.Decommission {
-		if _, err := s.setIntent(ctx, m, old.ID, old.Intent, clustermap.Decommission, meta.OpReplace); err != nil {
+		if _, err := pl.setIntent(ctx, m, old.ID, old.Intent, clustermap.Decommission, meta.OpReplace); err != nil {
 			return false, err
 		}
 	}
 	old.Name = ""
-	return true, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(old)}}})
+	return true, pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(old)}}})
 }

@@ -29,13 +29,21 @@ const (
 	transferPause = 2 * time.Second
 )
 
-// placer is the leader's memory of placement. It is empty at the start of a term. Only the goroutine of place uses it.
+// placer is the leader's memory of placement. It is empty at the start of a term. Only the goroutine of placeLoop.run uses it.
 type placer struct {
 	term      rowraft.Term
 	leads     map[rowraft.ShardID]leadSince
 	transfers map[rowraft.ShardID]time.Time   // last transfer, by shard
 	fenced    map[rowraft.ReplicaID]time.Time // when this leader first saw the replica as fenced
 	told      string                          // the last error in the log
+}
+
+// placeLoop is the control loop of placement, and serves the calls for servers. It keeps no memory itself: run has the
+// placer of the term.
+type placeLoop struct {
+	*group
+	driver   *driver       // for the notes on moves
+	leadRest time.Duration // the constant leadRest, except in tests
 }
 
 func newPlacer(term rowraft.Term) placer {
@@ -48,18 +56,18 @@ type leadSince struct {
 	at   time.Time
 }
 
-// place is the control loop of placement. While this member leads the metadata group, it takes the steps of placement.Next.
+// run is the control loop of placement. While this member leads the metadata group, it takes the steps of placement.Next.
 // It returns when ctx ends.
-func (s *Scheduler) place(ctx context.Context) {
+func (pl *placeLoop) run(ctx context.Context) {
 	tick := time.NewTicker(placeInterval)
 	defer tick.Stop()
 	var p placer
 	for {
-		_, changed := s.view.Changed()
-		err := s.placeOnce(ctx, &p)
+		_, changed := pl.view.Changed()
+		err := pl.round(ctx, &p)
 		if msg := errorText(err); msg != p.told && ctx.Err() == nil {
 			if p.told = msg; err != nil {
-				s.logger.Warn("placement failed; the next round tries again", "err", err)
+				pl.logger.Warn("placement failed; the next round tries again", "err", err)
 			}
 		}
 		select {
@@ -104,12 +112,12 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// placeOnce is one round of place.
-func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
+// round is one round of run.
+func (pl *placeLoop) round(ctx context.Context, p *placer) error {
 	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
 	defer cancel()
-	l, term, err := s.leading()
-	if err != nil || !s.driver.begin(ctx, l, term) {
+	l, term, err := pl.leading()
+	if err != nil || !pl.inSync(ctx, l, term) {
 		return nil // another member's work
 	}
 	if p.term != term {
@@ -117,28 +125,28 @@ func (s *Scheduler) placeOnce(ctx context.Context, p *placer) error {
 		*p = newPlacer(term)
 		p.told = told
 	}
-	if err := errors.Join(s.replaceDead(ctx), s.endOperations(ctx), s.retireNodes(ctx), s.cancelLost(ctx)); err != nil {
+	if err := errors.Join(pl.replaceDead(ctx), pl.endOperations(ctx), pl.retireNodes(ctx), pl.cancelLost(ctx)); err != nil {
 		return err
 	}
-	return errors.Join(s.keepSeats(ctx), s.takeSteps(ctx, term, p))
+	return errors.Join(pl.keepSeats(ctx), pl.takeSteps(ctx, term, p))
 }
 
 // takeSteps takes the steps of placement.Next until there is none.
-func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer) error {
+func (pl *placeLoop) takeSteps(ctx context.Context, term rowraft.Term, p *placer) error {
 	for ctx.Err() == nil {
-		m := s.view.Map()
+		m := pl.view.Map()
 		if m == nil || len(m.Shards) == 0 {
 			return nil
 		}
-		w := s.world(m, p)
+		w := pl.world(m, p)
 		next, ok := placement.Next(w)
 		if !ok {
 			return nil
 		}
-		if _, now, err := s.leading(); err != nil || now != term {
+		if _, now, err := pl.leading(); err != nil || now != term {
 			return nil
 		}
-		if err := s.take(ctx, m, &next, p); err != nil {
+		if err := pl.take(ctx, m, &next, p); err != nil {
 			return err
 		}
 	}
@@ -146,32 +154,32 @@ func (s *Scheduler) takeSteps(ctx context.Context, term rowraft.Term, p *placer)
 }
 
 // take makes one step.
-func (s *Scheduler) take(ctx context.Context, m *clustermap.Map, next *placement.Step, p *placer) error {
+func (pl *placeLoop) take(ctx context.Context, m *clustermap.Map, next *placement.Step, p *placer) error {
 	if next.Transfer {
-		p.transfers[next.Shard] = s.soft.now()
-		err := s.callReplicas(ctx, next.From, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		p.transfers[next.Shard] = pl.soft.now()
+		err := pl.callReplicas(ctx, next.From, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(next.Shard), ToNode: string(next.To)})
 			return err
 		})
 		if err != nil {
 			return fmt.Errorf("shard %d: transfer the leadership from %s to %s: %w", next.Shard, m.NameOf(next.From), m.NameOf(next.To), err)
 		}
-		s.logger.Info("a leadership was transferred", "shard", uint32(next.Shard), "from", string(next.From), "to", string(next.To))
-		s.soft.forgetLead(next.Shard, next.From)
+		pl.logger.Info("a leadership was transferred", "shard", uint32(next.Shard), "from", string(next.From), "to", string(next.To))
+		pl.soft.forgetLead(next.Shard, next.From)
 		return nil
 	}
 	c := &rowraftv1.MetaStartMove{Shard: uint32(next.Shard), FromNode: string(next.From), MapVersion: uint64(m.Version), Reason: next.Reason}
 	if next.To != "" {
 		c.To = &rowraftv1.Replica{Id: uuid.NewString(), Node: string(next.To)}
 	}
-	mv, err := proposeFor[meta.Move](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
+	mv, err := proposeFor[meta.Move](ctx, pl.group, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
 	if rowraft.CodeOf(err) == rowraft.CodePrecondition {
 		return nil // the map has changed: decide again in the next round
 	}
 	if err != nil {
 		return err
 	}
-	s.logger.Info("a replica begins to move", "move", mv.ID, "shard", uint32(mv.Shard), "from", m.NameOf(mv.From.Node), "to", m.NameOf(mv.To.Node), "reason", reasonName(mv.Reason))
+	pl.logger.Info("a replica begins to move", "move", mv.ID, "shard", uint32(mv.Shard), "from", m.NameOf(mv.From.Node), "to", m.NameOf(mv.To.Node), "reason", reasonName(mv.Reason))
 	return nil
 }
 
@@ -200,11 +208,11 @@ type liveness struct {
 }
 
 // liveness returns the state of a node.
-func (s *Scheduler) liveness(id rowraft.NodeID) liveness {
-	s.feelPulse()
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	return s.soft.livenessLocked(id, s.soft.now())
+func (g *group) liveness(id rowraft.NodeID) liveness {
+	g.pulse.check()
+	g.soft.mu.Lock()
+	defer g.soft.mu.Unlock()
+	return g.soft.livenessLocked(id, g.soft.now())
 }
 
 // livenessLocked is liveness. REQUIRES: mu is held.
@@ -227,30 +235,30 @@ func (s *soft) livenessLocked(id rowraft.NodeID, now time.Time) (l liveness) {
 }
 
 // isDead reports whether the replicas of a silent server are to be rebuilt on other servers.
-func (s *Scheduler) isDead(l *liveness) bool {
-	return s.isOver(l.silence)
+func (g *group) isDead(l *liveness) bool {
+	return g.isOver(l.silence)
 }
 
 // isOver reports whether a replica that has served nothing for this time is to be replaced.
-func (s *Scheduler) isOver(silent time.Duration) bool {
-	return s.opts.ReplaceAfter > 0 && silent >= max(s.opts.ReplaceAfter, SuspectAfter)
+func (g *group) isOver(silent time.Duration) bool {
+	return g.opts.ReplaceAfter > 0 && silent >= max(g.opts.ReplaceAfter, SuspectAfter)
 }
 
 // world returns the present input of placement.Next.
-func (s *Scheduler) world(m *clustermap.Map, p *placer) *placement.World {
-	w := &placement.World{Balance: !s.opts.NoRebalance && s.machine.NoRestore()}
-	running, _ := s.machine.Moves()
-	s.feelPulse()
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	now := s.soft.now()
+func (pl *placeLoop) world(m *clustermap.Map, p *placer) *placement.World {
+	w := &placement.World{Balance: !pl.opts.NoRebalance && pl.machine.NoRestore()}
+	running, _ := pl.machine.Moves()
+	pl.pulse.check()
+	pl.soft.mu.Lock()
+	defer pl.soft.mu.Unlock()
+	now := pl.soft.now()
 	alive := make(map[rowraft.NodeID]*liveness)
 	for _, n := range m.Servers() {
-		l := s.soft.livenessLocked(n.ID, now)
+		l := pl.soft.livenessLocked(n.ID, now)
 		alive[n.ID] = &l
 		wn := placement.Node{ID: n.ID, Zone: n.Label(clustermap.ZoneLabel), Up: l.seen && l.state == stateUp, Stopping: l.beat.stopping, Intent: n.Intent}
 		wn.Full, wn.NearlyFull = room(l.beat.disk)
-		wn.Dead = s.isDead(&l) || !wn.Up && n.Intent == clustermap.Decommission && l.state == stateDown
+		wn.Dead = pl.isDead(&l) || !wn.Up && n.Intent == clustermap.Decommission && l.state == stateDown
 		if !wn.Dead && (!wn.Up || wn.Stopping) {
 			w.Balance = false
 		}
@@ -269,7 +277,7 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *placement.World {
 				if !known {
 					since, p.fenced[r.ID] = now, now
 				}
-				if s.isOver(now.Sub(since)) {
+				if pl.isOver(now.Sub(since)) {
 					ws.FencedLong = append(ws.FencedLong, r.Node)
 				}
 			}
@@ -289,7 +297,7 @@ func (s *Scheduler) world(m *clustermap.Map, p *placer) *placement.World {
 		if p.leads[sh.ID].node != ws.Leader {
 			p.leads[sh.ID] = leadSince{ws.Leader, now}
 		}
-		ws.LedLong = now.Sub(p.leads[sh.ID].at) >= s.leadRest
+		ws.LedLong = now.Sub(p.leads[sh.ID].at) >= pl.leadRest
 		ws.LeadTried = now.Sub(p.transfers[sh.ID]) < transferPause
 		w.Shards = append(w.Shards, ws)
 	}
@@ -330,27 +338,27 @@ func leaderIn(sh *clustermap.Shard, alive map[rowraft.NodeID]*liveness) (leader 
 }
 
 // replaceDead begins an operation for each dead server that has replicas and no running operation.
-func (s *Scheduler) replaceDead(ctx context.Context) error {
-	m := s.view.Map()
+func (pl *placeLoop) replaceDead(ctx context.Context) error {
+	m := pl.view.Map()
 	if m == nil {
 		return nil
 	}
 	var errs []error
 	for _, n := range m.Servers() {
-		l := s.liveness(n.ID)
-		if n.Intent == clustermap.Decommission || !s.isDead(&l) || s.runningOn(n.ID) != nil || len(m.ShardsOn(n.ID)) == 0 {
+		l := pl.liveness(n.ID)
+		if n.Intent == clustermap.Decommission || !pl.isDead(&l) || pl.runningOn(n.ID) != nil || len(m.ShardsOn(n.ID)) == 0 {
 			continue
 		}
-		s.logger.Warn("a server is silent for too long; its replicas are rebuilt on other servers", "server", m.NameOf(n.ID), "silent", l.silence.Round(time.Second).String())
-		_, err := s.setIntent(ctx, m, n.ID, n.Intent, n.Intent, meta.OpReplace)
+		pl.logger.Warn("a server is silent for too long; its replicas are rebuilt on other servers", "server", m.NameOf(n.ID), "silent", l.silence.Round(time.Second).String())
+		_, err := pl.setIntent(ctx, m, n.ID, n.Intent, n.Intent, meta.OpReplace)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
 // runningOn returns the running operation of a node, or nil.
-func (s *Scheduler) runningOn(id rowraft.NodeID) *meta.Operation {
-	for _, o := range s.machine.Operations() {
+func (pl *placeLoop) runningOn(id rowraft.NodeID) *meta.Operation {
+	for _, o := range pl.machine.Operations() {
 		if o.Node == id && o.State == meta.OpRunning {
 			return &o
 		}
@@ -359,19 +367,19 @@ func (s *Scheduler) runningOn(id rowraft.NodeID) *meta.Operation {
 }
 
 // setIntent logs the intent of a server and starts the operation that follows from it.
-func (s *Scheduler) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent, kind rowraftv1.OperationKind) (meta.Operation, error) {
+func (pl *placeLoop) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent, kind rowraftv1.OperationKind) (meta.Operation, error) {
 	total := len(m.ShardsOn(id))
 	if kind == meta.OpDrain {
-		total = len(s.leadsOf(m, id))
+		total = len(pl.leadsOf(m, id))
 	}
-	return proposeFor[meta.Operation](ctx, s, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
+	return proposeFor[meta.Operation](ctx, pl.group, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
 		Node: string(id), From: rowraftv1.NodeIntent(from), To: rowraftv1.NodeIntent(to), Kind: kind, Total: uint64(total),
 	}}})
 }
 
 // leadsOf returns the shards that a node reports to lead.
-func (s *Scheduler) leadsOf(m *clustermap.Map, id rowraft.NodeID) (out []rowraft.ShardID) {
-	l := s.liveness(id)
+func (pl *placeLoop) leadsOf(m *clustermap.Map, id rowraft.NodeID) (out []rowraft.ShardID) {
+	l := pl.liveness(id)
 	for _, sh := range m.Shards {
 		if r, has := sh.On(id); has {
 			for _, st := range l.reports(r.ID) {
@@ -385,39 +393,39 @@ func (s *Scheduler) leadsOf(m *clustermap.Map, id rowraft.NodeID) (out []rowraft
 }
 
 // endOperations ends the operations that are complete, and the replacement of a server that is up again.
-func (s *Scheduler) endOperations(ctx context.Context) error {
-	m := s.view.Map()
+func (pl *placeLoop) endOperations(ctx context.Context) error {
+	m := pl.view.Map()
 	var errs []error
-	for _, o := range s.machine.Operations() {
+	for _, o := range pl.machine.Operations() {
 		if o.State != meta.OpRunning || m == nil {
 			continue
 		}
-		l := s.liveness(o.Node)
+		l := pl.liveness(o.Node)
 		n, _ := m.Node(o.Node)
 		switch {
 		case o.Kind == meta.OpReplace && l.seen && l.state == stateUp && len(m.ShardsOn(o.Node)) > 0:
-			s.logger.Info("a server that was being replaced is back", "server", m.NameOf(o.Node), "operation", o.ID)
-			_, err := s.setIntent(ctx, m, o.Node, n.Intent, n.Intent, 0)
+			pl.logger.Info("a server that was being replaced is back", "server", m.NameOf(o.Node), "operation", o.ID)
+			_, err := pl.setIntent(ctx, m, o.Node, n.Intent, n.Intent, 0)
 			errs = append(errs, err)
-		case s.left(m, &o) == 0 && (o.Kind != meta.OpDrain || l.seen || l.state != stateUp):
-			s.logger.Info("an operation is done", "operation", o.ID, "kind", operationName(o.Kind), "server", m.NameOf(o.Node))
-			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: o.ID}}}))
+		case pl.left(m, &o) == 0 && (o.Kind != meta.OpDrain || l.seen || l.state != stateUp):
+			pl.logger.Info("an operation is done", "operation", o.ID, "kind", operationName(o.Kind), "server", m.NameOf(o.Node))
+			errs = append(errs, pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: o.ID}}}))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // left returns how many replicas or leaders an operation has still to move.
-func (s *Scheduler) left(m *clustermap.Map, o *meta.Operation) int {
+func (pl *placeLoop) left(m *clustermap.Map, o *meta.Operation) int {
 	if o.Kind == meta.OpDrain {
-		return len(s.leadsOf(m, o.Node))
+		return len(pl.leadsOf(m, o.Node))
 	}
 	return len(m.ShardsOn(o.Node))
 }
 
 // retireNodes deletes servers from the map that are decommissioned, hold no replicas, and are down.
-func (s *Scheduler) retireNodes(ctx context.Context) error {
-	m := s.view.Map()
+func (pl *placeLoop) retireNodes(ctx context.Context) error {
+	m := pl.view.Map()
 	if m == nil {
 		return nil
 	}
@@ -426,9 +434,9 @@ func (s *Scheduler) retireNodes(ctx context.Context) error {
 		if n.Intent != clustermap.Decommission || n.Scheduler || len(m.ShardsOn(n.ID)) > 0 {
 			continue
 		}
-		if l := s.liveness(n.ID); l.state == stateDown {
-			s.logger.Info("a decommissioned server is down; it is removed from the map", "server", m.NameOf(n.ID))
-			errs = append(errs, s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
+		if l := pl.liveness(n.ID); l.state == stateDown {
+			pl.logger.Info("a decommissioned server is down; it is removed from the map", "server", m.NameOf(n.ID))
+			errs = append(errs, pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
 		}
 	}
 	return errors.Join(errs...)
@@ -436,19 +444,19 @@ func (s *Scheduler) retireNodes(ctx context.Context) error {
 
 // cancelLost cancels moves to a dead server. It also cancels moves that placement began if their target is down or is
 // being decommissioned.
-func (s *Scheduler) cancelLost(ctx context.Context) error {
-	m := s.view.Map()
-	running, _ := s.machine.Moves()
+func (pl *placeLoop) cancelLost(ctx context.Context) error {
+	m := pl.view.Map()
+	running, _ := pl.machine.Moves()
 	var errs []error
 	for _, mv := range running {
 		if mv.Phase != meta.PhaseLearn && mv.Phase != meta.PhasePromote || m == nil {
 			continue
 		}
-		l, n := s.liveness(mv.To.Node), clustermap.Node{}
+		l, n := pl.liveness(mv.To.Node), clustermap.Node{}
 		n, _ = m.Node(mv.To.Node)
-		if s.isDead(&l) || mv.Reason != 0 && (n.Intent == clustermap.Decommission || l.state == stateDown) {
-			s.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.ID, "shard", uint32(mv.Shard), "to", m.NameOf(mv.To.Node))
-			errs = append(errs, s.advance(ctx, &mv, meta.PhaseCancel))
+		if pl.isDead(&l) || mv.Reason != 0 && (n.Intent == clustermap.Decommission || l.state == stateDown) {
+			pl.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.ID, "shard", uint32(mv.Shard), "to", m.NameOf(mv.To.Node))
+			errs = append(errs, pl.driver.advance(ctx, &mv, meta.PhaseCancel))
 		}
 	}
 	return errors.Join(errs...)

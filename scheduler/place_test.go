@@ -48,11 +48,11 @@ func placeTurns(t *testing.T, s *Scheduler, l *fakeLog, g *fakeGroup, up []strin
 			return
 		}
 		var p placer
-		if err := s.placeOnce(t.Context(), &p); err != nil {
+		if err := s.placer.round(t.Context(), &p); err != nil {
 			t.Log(err) // every second call is answered as if nobody knew
 		}
 		var wg sync.WaitGroup
-		s.driveOnce(t.Context(), &wg)
+		s.driver.round(t.Context(), &wg)
 		wg.Wait()
 		l.elect(s.opts.Self.ID)
 		if _, _, err := s.leading(); err != nil {
@@ -116,7 +116,7 @@ func TestADecommissionIsUndone(t *testing.T) {
 	s.opts.NoRebalance = true
 	g.report(t, s, "a", "b", "c", "d")
 	op := change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b", Intent: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION}).Operation
-	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+	if err := s.placer.round(t.Context(), &placer{}); err != nil {
 		t.Fatal(err)
 	}
 	running, _ := s.machine.Moves()
@@ -148,7 +148,7 @@ func TestADeadServerIsReplaced(t *testing.T) {
 		l.elect(s.opts.Self.ID)
 		g.report(t, s, up...)
 		late()
-		if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+		if err := s.placer.round(t.Context(), &placer{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -181,7 +181,7 @@ func TestAFencedReplicaIsReplacedLate(t *testing.T) {
 	var p placer
 	place := func() int {
 		t.Helper()
-		if err := s.placeOnce(t.Context(), &p); err != nil {
+		if err := s.placer.round(t.Context(), &p); err != nil {
 			t.Fatal(err)
 		}
 		running, _ := s.machine.Moves()
@@ -242,7 +242,7 @@ func TestASuspensionDoesNotCountAsSilenceOfAWorker(t *testing.T) {
 		}
 		s.pulse.begin()
 		time.Sleep(time.Hour)
-		leader{s}.CheckPause()
+		leader{s.group}.CheckPause()
 		info := s.Jobs().Info(s.machine.RunOf("ctr"))
 		if silence := time.Duration(info.GetMembers()[0].GetSinceHeardNs()); silence != pulseInterval {
 			t.Errorf("after an hour of suspension the worker is silent for %v, want %v", silence, pulseInterval)
@@ -312,7 +312,7 @@ func TestADeadServerThatIsBackKeepsItsReplicas(t *testing.T) {
 	l.elect(s.opts.Self.ID)
 	g.report(t, s, "a", "b")
 	silence(s, DefaultReplaceAfter) // c and d are dead: there is nowhere to go
-	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+	if err := s.placer.round(t.Context(), &placer{}); err != nil {
 		t.Fatal(err)
 	}
 	ops := s.machine.Operations()
@@ -320,12 +320,12 @@ func TestADeadServerThatIsBackKeepsItsReplicas(t *testing.T) {
 		t.Fatalf("operations %+v", ops)
 	}
 	st := &rowraftv1.StatusReply{}
-	s.addOperations(s.view.Map(), st)
+	s.placer.addOperations(s.view.Map(), st)
 	if w := st.Operations[0].GetWaitingFor(); !strings.Contains(w, "a server that can take a replica") {
 		t.Errorf("it waits for %q", w)
 	}
 	g.report(t, s, "a", "b", "c")
-	if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+	if err := s.placer.round(t.Context(), &placer{}); err != nil {
 		t.Fatal(err)
 	}
 	if ops := s.machine.Operations(); ops[0].State != meta.OpCancelled || len(ops) != 1 {

@@ -17,6 +17,8 @@ const (
 type pulse struct {
 	mu   sync.Mutex
 	last time.Time // zero before the first beat
+	// discount subtracts the time for which the process was suspended from every silence. It is called under mu.
+	discount func(lost time.Duration)
 }
 
 // begin records the first beat.
@@ -26,8 +28,8 @@ func (p *pulse) begin() {
 	p.last = time.Now()
 }
 
-// beatPulse calls feelPulse at each interval until ctx ends.
-func (s *Scheduler) beatPulse(ctx context.Context) {
+// run calls check at each interval until ctx ends.
+func (p *pulse) run(ctx context.Context) {
 	tick := time.NewTicker(pulseInterval)
 	defer tick.Stop()
 	for {
@@ -35,20 +37,19 @@ func (s *Scheduler) beatPulse(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.feelPulse()
+			p.check()
 		}
 	}
 }
 
-// feelPulse records a beat. If the process was suspended since the last one, it subtracts that time from the silence of
+// check records a beat. If the process was suspended since the last one, it subtracts that time from the silence of
 // servers and workers. Call it before each decision that a server or worker is dead: after a suspension, the goroutine
-// of that decision may run before the goroutine of beatPulse.
-func (s *Scheduler) feelPulse() {
-	s.pulse.mu.Lock()
-	defer s.pulse.mu.Unlock()
-	if lost := s.pulse.beat(time.Now()); lost > 0 {
-		s.jobs.DiscountPause(lost)
-		s.soft.discountPause(lost)
+// of that decision may run before the goroutine of run.
+func (p *pulse) check() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if lost := p.beat(time.Now()); lost > 0 {
+		p.discount(lost)
 	}
 }
 

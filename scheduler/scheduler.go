@@ -2,11 +2,8 @@ package scheduler
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -94,98 +91,26 @@ type Options struct {
 }
 
 // Scheduler implements the Cluster service of one server. While this server leads the metadata group, it also runs the
-// control plane.
+// control plane. Each control loop is a type of its own, with its own memory and lock.
 //
 // Goroutines: New starts none. Run blocks, starts the control loops, and waits for them before it returns.
 //
-// Lock order: pulse.mu before soft.mu and the locks of package jobs. Otherwise soft.mu and driver.mu are each held alone.
-// No call leaves the package under them.
+// Lock order: pulse.mu before soft.mu and jobs.leases.mu (pulse.discount). Every other mutex is held alone, and no call
+// leaves the package under it.
 type Scheduler struct {
 	rowraftv1.UnimplementedClusterServer
+	*group
+	*formation
 
-	opts    Options
-	logger  *slog.Logger
-	view    *meta.View
-	machine *meta.Machine
-	conns   *route.Pool
-	log     atomic.Pointer[Log] // nil until Attach
-	kick    chan struct{}       // capacity 1: wakes Run
-	soft    soft
-	pulse   pulse
-	driver  driver
+	kick      chan struct{} // capacity 1: wakes Run
+	connected atomic.Uint64 // number of servers and workers at the last log message
 
-	leadRest          time.Duration // the constant leadRest, except in tests
-	ensureCallTimeout time.Duration // the constant ensureCallTimeout, except in tests
-	helloTimeout      time.Duration // the constant helloTimeout, except in tests
-
-	// driving is held for reading while the scheduler creates a table in a shard. ensureDrops locks it to wait until
-	// these calls have ended.
-	driving sync.RWMutex
-	// dropping is held while the scheduler logs the drop of a table.
-	dropping *semaphore.Weighted // of 1: a mutex whose waiters honour their context
-
-	checkpoints  *checkpoints.Service
+	driver       *driver
+	placer       *placeLoop
+	tables       *tables
 	jobs         *jobs.Service
+	checkpoints  *checkpoints.Service
 	certificates *Certificates
-
-	waiting     atomic.Pointer[string] // the condition that Form waits for, for messages
-	registering *semaphore.Weighted    // of 1; held while a server is counted, added or marked
-	connected   atomic.Uint64          // number of servers and workers at the last log message
-
-	// hello sends Hello to one address. Tests replace it with their own network.
-	hello func(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error)
-}
-
-// soft is the memory of the metadata leader for one term. It is never logged: a new leader starts with an empty one.
-type soft struct {
-	clock func() time.Time // nil: time.Now; set before use
-
-	mu      sync.Mutex
-	term    rowraft.Term
-	since   time.Time // when this leader first saw that it leads
-	beats   map[rowraft.NodeID]beat
-	ensured map[ensuredKey]struct{}
-
-	versions map[rowraft.NodeID]rowraft.FormatVersion // newest format version that each server supports
-	oldest   string                                   // server with the lowest version, for messages; "": all are equal
-}
-
-// leadsFor returns for how long this leader has led.
-func (s *soft) leadsFor() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.now().Sub(s.since)
-}
-
-type beat struct {
-	at         time.Time
-	since      time.Time // first heartbeat of the current series without a gap
-	stopping   bool
-	version    string
-	uptime     time.Duration
-	mapVersion rowraft.MapVersion // version of the map that the server uses
-	replicas   []*rowraftv1.ReplicaStatus
-	disk       *rowraftv1.Disk     // nil: unknown
-	certEnds   uint64              // Unix seconds; 0: the server has no certificate
-	profile    string              // name of its profile of Raft timers
-	slowness   *rowraftv1.Slowness // nil: unknown
-
-	metaReplica    bool   // the server has a replica of the metadata group, as a member or not
-	metaRolledBack string // why the metadata replica found its disk rolled back; "": it found nothing
-}
-
-// now returns the time by which heartbeats are measured.
-func (s *soft) now() time.Time {
-	if s.clock != nil {
-		return s.clock()
-	}
-	return time.Now()
-}
-
-type ensuredKey struct {
-	table rowraft.TableID
-	shard rowraft.ShardID
-	gone  bool // true: the shard dropped the table; false: the shard created it
 }
 
 // New returns a scheduler that serves Hello and GetMap. The caller must call Close.
@@ -218,22 +143,25 @@ func New(opts Options) (*Scheduler, error) {
 	}
 	opts.Self.ID = opts.Identity.Identity().Node
 	view := meta.NewView()
-	s := &Scheduler{
-		opts: opts, logger: opts.Logger.With("component", "scheduler"),
-		leadRest: leadRest, ensureCallTimeout: ensureCallTimeout, helloTimeout: helloTimeout,
-		view: view, machine: meta.New(view), conns: route.NewPool(opts.TLS, opts.Dial, 1), kick: make(chan struct{}, 1),
-		registering: semaphore.NewWeighted(1), dropping: semaphore.NewWeighted(1),
+	g := &group{
+		opts: opts, logger: opts.Logger.With("component", "scheduler"), view: view, machine: meta.New(view),
+		conns: route.NewPool(opts.TLS, opts.Dial, 1), registering: semaphore.NewWeighted(1),
 	}
-	s.hello = s.helloTo
+	s := &Scheduler{group: g, formation: newFormation(g), kick: make(chan struct{}, 1), driver: newDriver(g), tables: newTables(g)}
+	s.placer = &placeLoop{group: g, driver: s.driver, leadRest: leadRest}
+	g.pulse.discount = func(lost time.Duration) {
+		s.jobs.DiscountPause(lost)
+		g.soft.discountPause(lost)
+	}
 	s.jobs = jobs.New(jobs.Options{
-		Leader: leader{s}, Machine: s.machine, View: view, Logger: s.logger, Workers: opts.Workers, Entered: s.tellConnected,
+		Leader: leader{g}, Machine: s.machine, View: view, Logger: s.logger, Workers: opts.Workers, Entered: s.tellConnected,
 	})
 	s.checkpoints = checkpoints.New(checkpoints.Options{
-		Leader: leader{s}, Trainers: s.jobs.Trainers(), Machine: s.machine, View: view, Logger: s.logger,
+		Leader: leader{g}, Trainers: s.jobs.Trainers(), Machine: s.machine, View: view, Logger: s.logger,
 		Version: opts.Version, Destinations: opts.CheckpointDestinations,
 	})
 	s.jobs.Trainers().Serve(s.checkpoints)
-	s.certificates = &Certificates{s: s, strangers: rpc.Throttle{Burst: 20, Every: 3 * time.Second}}
+	s.certificates = &Certificates{group: g, strangers: rpc.Throttle{Burst: 20, Every: 3 * time.Second}}
 	return s, nil
 }
 
@@ -265,119 +193,4 @@ func (s *Scheduler) wake() {
 	case s.kick <- struct{}{}:
 	default:
 	}
-}
-
-// notLeader is the error of a member that does not lead the metadata group. It unwraps to the hint for the client.
-type notLeader struct {
-	msg  string
-	hint rowraft.NotLeaderError
-}
-
-func (e *notLeader) Error() string { return e.msg }
-func (e *notLeader) Unwrap() error { return &e.hint }
-
-// leading returns the log and the term in which this member leads the metadata group. Otherwise it returns an error
-// that redirects the caller to the leader.
-func (s *Scheduler) leading() (Log, rowraft.Term, error) {
-	p := s.log.Load()
-	if p == nil {
-		if s.opts.Self.Scheduler {
-			return nil, 0, rowraft.Errorf(rowraft.CodeStarting, "the scheduler of this server is starting")
-		}
-		return nil, 0, &notLeader{msg: "this server runs no scheduler: ask another one"}
-	}
-	node, term, self := (*p).Leader()
-	switch {
-	case self:
-		s.startTerm(term)
-		return *p, term, nil
-	case node == "" && s.isStandby():
-		return nil, 0, &notLeader{msg: "this server is no member of the scheduler, but a standby: ask another one"}
-	case node == "":
-		return nil, 0, rowraft.Errorf(rowraft.CodeNoLeader, "the metadata group has no leader at present")
-	}
-	e := &notLeader{
-		msg:  fmt.Sprintf("this server does not lead the metadata group, node %s at %s does", node, s.addrOf(node)),
-		hint: rowraft.NotLeaderError{Leader: node, Term: term},
-	}
-	return nil, 0, e
-}
-
-// startTerm clears the soft state at the first call of a new term.
-func (s *Scheduler) startTerm(term rowraft.Term) {
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	if s.soft.beats != nil && s.soft.term == term {
-		return
-	}
-	s.soft.term, s.soft.since = term, s.soft.now()
-	s.soft.beats = make(map[rowraft.NodeID]beat)
-	s.soft.ensured = make(map[ensuredKey]struct{})
-	s.soft.versions, s.soft.oldest = make(map[rowraft.NodeID]rowraft.FormatVersion), ""
-}
-
-// addrOf returns the address of a node from the map or from the list of founders; "" if neither has it.
-func (s *Scheduler) addrOf(id rowraft.NodeID) string {
-	if id == s.opts.Self.ID {
-		return s.opts.Self.Addr
-	}
-	if m := s.view.Map(); m != nil {
-		if n, ok := m.Node(id); ok {
-			return n.Addr
-		}
-	}
-	f, _ := s.opts.Identity.Identity().FindFounder(id)
-	return f.Addr
-}
-
-// propose logs c. It returns the result of Apply, or the error with which Apply or the group refused c.
-func (s *Scheduler) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
-	return s.proposeVersion(ctx, meta.RequiredVersion(c), c)
-}
-
-// proposeVersion is propose with an explicit format version for the entry.
-func (s *Scheduler) proposeVersion(ctx context.Context, version rowraft.FormatVersion, c *rowraftv1.MetaCommand) (any, error) {
-	l, _, err := s.leading()
-	if err != nil {
-		return nil, err
-	}
-	if err := s.mayLog(version); err != nil {
-		return nil, err
-	}
-	entry, err := meta.EncodeEntry(version, c)
-	if err != nil {
-		return nil, err
-	}
-	result, err := l.Propose(ctx, entry)
-	if hint, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
-		// raftstore's message would name shard 0, which is the metadata group's number there and misleads the user.
-		return nil, &notLeader{msg: fmt.Sprintf("this server has just lost the lead of the metadata group (node %q may have it)", hint.Leader), hint: *hint}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("metadata group: %w", err)
-	}
-	if refused, ok := result.(error); ok {
-		return nil, refused
-	}
-	return result, nil
-}
-
-// proposeCommand is propose for commands without a result.
-func (s *Scheduler) proposeCommand(ctx context.Context, c *rowraftv1.MetaCommand) error {
-	_, err := s.propose(ctx, c)
-	return err
-}
-
-// proposeFor is propose for commands whose result is a T.
-func proposeFor[T any](ctx context.Context, s *Scheduler, c *rowraftv1.MetaCommand) (T, error) {
-	result, err := s.propose(ctx, c)
-	if err != nil {
-		var zero T
-		return zero, err
-	}
-	t, ok := result.(T)
-	if !ok {
-		return t, rowraft.Errorf(rowraft.CodeInternal, "metadata command %T answered %T, want %T", c.Command, result, t)
-	}
-	return t, nil
 }

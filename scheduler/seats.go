@@ -77,20 +77,20 @@ func nextSeat(seats int, members []raftstore.MemberStatus, lost func(rowraft.Nod
 }
 
 // keepSeats makes the change that nextSeat returns, and updates the marks in the map.
-func (s *Scheduler) keepSeats(ctx context.Context) error {
-	l, err := s.leadingInSync(ctx)
+func (pl *placeLoop) keepSeats(ctx context.Context) error {
+	l, err := pl.leadingInSync(ctx)
 	if err != nil {
 		return nil // another member's work
 	}
-	m := s.view.Map()
+	m := pl.view.Map()
 	now, err := l.Members()
 	if m == nil || err != nil {
 		return err
 	}
-	c := nextSeat(len(s.opts.Identity.Identity().Founders), now.Members, s.lostSeat, s.standbys(m, &now))
+	c := nextSeat(len(pl.opts.Identity.Identity().Founders), now.Members, pl.lostSeat, pl.standbys(m, &now))
 	switch {
 	case c.add != "":
-		s.logger.Info("a standby gets the seat of a lost member of the scheduler", "server", m.NameOf(c.add))
+		pl.logger.Info("a standby gets the seat of a lost member of the scheduler", "server", m.NameOf(c.add))
 		now, err = l.AddLearner(ctx, raftstore.Member{Replica: identity.MetaReplicaOf(c.add), Node: c.add}, now.Index)
 	case c.promote != "":
 		now, err = l.Promote(ctx, c.promote, now.Index)
@@ -100,14 +100,14 @@ func (s *Scheduler) keepSeats(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("members of the scheduler: %w", err)
 	}
-	return s.markSeats(ctx, &now)
+	return pl.markSeats(ctx, &now)
 }
 
 // lostSeat reports whether the member on a node is to be replaced.
-func (s *Scheduler) lostSeat(id rowraft.NodeID) bool {
-	m, l := s.view.Map(), s.liveness(id)
+func (pl *placeLoop) lostSeat(id rowraft.NodeID) bool {
+	m, l := pl.view.Map(), pl.liveness(id)
 	switch {
-	case id == s.opts.Self.ID:
+	case id == pl.opts.Self.ID:
 		return false
 	case l.seen && l.state == stateUp && l.beat.metaRolledBack != "":
 		return true
@@ -117,15 +117,15 @@ func (s *Scheduler) lostSeat(id rowraft.NodeID) bool {
 	if n, known := m.Node(id); known {
 		return n.Intent == clustermap.Decommission
 	}
-	f, founded := s.opts.Identity.Identity().FindFounder(id)
+	f, founded := pl.opts.Identity.Identity().FindFounder(id)
 	return founded && slices.ContainsFunc(m.Nodes, func(n clustermap.Node) bool { return n.Addr == f.Addr })
 }
 
 // standbys returns the servers that can take a seat now, by id.
-func (s *Scheduler) standbys(m *clustermap.Map, now *raftstore.Membership) (out []rowraft.NodeID) {
+func (pl *placeLoop) standbys(m *clustermap.Map, now *raftstore.Membership) (out []rowraft.NodeID) {
 	for _, n := range m.Nodes {
-		v, known := s.versionOf(n.ID)
-		if l := s.liveness(n.ID); s.standby(now, &n, &l) && l.state == stateUp && !l.beat.stopping && n.Intent == clustermap.Serve && known && v >= FormatVersion(m) {
+		v, known := pl.versionOf(n.ID)
+		if l := pl.liveness(n.ID); pl.standby(now, &n, &l) && l.state == stateUp && !l.beat.stopping && n.Intent == clustermap.Serve && known && v >= FormatVersion(m) {
 			out = append(out, n.ID)
 		}
 	}
@@ -133,34 +133,34 @@ func (s *Scheduler) standbys(m *clustermap.Map, now *raftstore.Membership) (out 
 }
 
 // standby reports whether a server waits for a seat.
-func (s *Scheduler) standby(now *raftstore.Membership, n *clustermap.Node, l *liveness) bool {
+func (pl *placeLoop) standby(now *raftstore.Membership, n *clustermap.Node, l *liveness) bool {
 	return l.seen && l.beat.metaReplica && l.beat.metaRolledBack == "" && !now.HasVoter(n.ID)
 }
 
 // markSeats updates the marks of schedulers in the map.
-func (s *Scheduler) markSeats(ctx context.Context, now *raftstore.Membership) error {
-	if err := s.registering.Acquire(ctx, 1); err != nil { // or markSeats would undo a concurrent change of an address
+func (pl *placeLoop) markSeats(ctx context.Context, now *raftstore.Membership) error {
+	if err := pl.registering.Acquire(ctx, 1); err != nil { // or markSeats would undo a concurrent change of an address
 		return fmt.Errorf("waiting for another call: %w", err)
 	}
-	defer s.registering.Release(1)
-	for _, n := range s.view.Map().Nodes {
+	defer pl.registering.Release(1)
+	for _, n := range pl.view.Map().Nodes {
 		seat := now.HasVoter(n.ID)
-		if n.Scheduler == seat || n.NoShards && !s.lostSeat(n.ID) { // a node without shards has the mark from the start
+		if n.Scheduler == seat || n.NoShards && !pl.lostSeat(n.ID) { // a node without shards has the mark from the start
 			continue
 		}
 		n.Scheduler, n.NoShards = seat, n.NoShards && seat
-		if err := s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(n)}}}); err != nil {
+		if err := pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(n)}}}); err != nil {
 			return fmt.Errorf("members of the scheduler: %w", err)
 		}
-		s.logger.Info("the members of the scheduler changed", "server", nodeLabel(rpc.NodeToProto(n)), "member", seat)
+		pl.logger.Info("the members of the scheduler changed", "server", nodeLabel(rpc.NodeToProto(n)), "member", seat)
 	}
 	return nil
 }
 
 // seated returns the nodes of the metadata group's members, including learners. It returns the founders while the
 // members are not known.
-func (s *Scheduler) seated() (out []rowraft.NodeID) {
-	if l := s.log.Load(); l != nil {
+func (g *group) seated() (out []rowraft.NodeID) {
+	if l := g.log.Load(); l != nil {
 		if now, err := (*l).Members(); err == nil {
 			for _, m := range now.Members {
 				out = append(out, m.Node)
@@ -168,24 +168,24 @@ func (s *Scheduler) seated() (out []rowraft.NodeID) {
 			return out
 		}
 	}
-	for _, f := range s.opts.Identity.Identity().Founders {
+	for _, f := range g.opts.Identity.Identity().Founders {
 		out = append(out, f.Node)
 	}
 	return out
 }
 
 // isStandby reports whether this server has a replica of the metadata group and is no member.
-func (s *Scheduler) isStandby() bool {
-	return !s.opts.Identity.Identity().Founder() && !slices.Contains(s.seated(), s.opts.Self.ID)
+func (g *group) isStandby() bool {
+	return !g.opts.Identity.Identity().Founder() && !slices.Contains(g.seated(), g.opts.Self.ID)
 }
 
 // seatLabel returns the name of a member of the metadata group for messages.
-func (s *Scheduler) seatLabel(id rowraft.NodeID) string {
-	if m := s.view.Map(); m != nil {
+func (g *group) seatLabel(id rowraft.NodeID) string {
+	if m := g.view.Map(); m != nil {
 		if _, known := m.Node(id); known {
 			return m.NameOf(id)
 		}
 	}
-	f, _ := s.opts.Identity.Identity().FindFounder(id)
+	f, _ := g.opts.Identity.Identity().FindFounder(id)
 	return cmp.Or(f.Name, string(id))
 }

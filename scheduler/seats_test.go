@@ -110,7 +110,7 @@ func testStandby(t *testing.T, only bool) {
 		t.Helper()
 		beat(up...)
 		silence(s, DownAfter)
-		if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+		if err := s.placer.round(t.Context(), &placer{}); err != nil {
 			t.Fatal(err)
 		}
 		l.elect(s.opts.Self.ID)
@@ -171,7 +171,7 @@ func TestTheSeatOfAFounderThatNeverRegistered(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := s.placeOnce(t.Context(), &placer{}); err != nil {
+		if err := s.placer.round(t.Context(), &placer{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -207,7 +207,7 @@ func TestAStandbyOfAnOlderVersionGetsNoSeat(t *testing.T) {
 		s.soft.versions[id] = v
 		s.soft.heard(id, &rowraftv1.HeartbeatRequest{MetadataReplica: true})
 	}
-	if got := s.standbys(m, &now); !slices.Equal(got, []rowraft.NodeID{"e"}) {
+	if got := s.placer.standbys(m, &now); !slices.Equal(got, []rowraft.NodeID{"e"}) {
 		t.Errorf("standbys %v, want e", got)
 	}
 }

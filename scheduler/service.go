@@ -1,10 +1,7 @@
 package scheduler
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,7 +13,6 @@ import (
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // Hello returns the identity, the addresses and the founders of this server. It needs no metadata group, so a server
@@ -96,7 +92,7 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	}
 	err = s.putNode(ctx, req.GetNode())
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
-		taken, terr := s.takeName(ctx, req.GetNode())
+		taken, terr := s.placer.takeName(ctx, req.GetNode())
 		if err = errors.Join(err, terr); taken && terr == nil {
 			err = s.putNode(ctx, req.GetNode())
 		}
@@ -168,71 +164,6 @@ func (s *Scheduler) checkMember(cluster, node string) error {
 	return nil
 }
 
-func (s *Scheduler) mapVersion() uint64 {
-	if m := s.view.Map(); m != nil {
-		return uint64(m.Version)
-	}
-	return 0
-}
-
-// CreateTable logs a table and returns after every shard has created it. The scheduler continues after an error: the
-// table is logged, and the control loop creates it in the remaining shards.
-func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
-	schema := rpc.SchemaFromProto(req.GetTable())
-	if schema.ID != 0 {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: the id is chosen by the scheduler, %d was given", schema.Name, schema.ID)
-	}
-	if err := schema.Validate(); err != nil {
-		return nil, err
-	}
-	if err := rpc.CallerOf(ctx).CheckTable(schema.Name); err != nil {
-		return nil, err
-	}
-	if _, _, err := s.leading(); err != nil {
-		return nil, err
-	}
-	m := s.view.Map()
-	if m == nil || len(m.Shards) == 0 {
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "table %s: the cluster has no shards yet: %s", schema.Name, s.waitingFor())
-	}
-	if _, hasDeadline := ctx.Deadline(); !hasDeadline {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, createTableTimeout)
-		defer cancel()
-	}
-	var err error
-	if schema.ID, err = newTableID(); err != nil {
-		return nil, err
-	}
-	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{
-		Table: rpc.SchemaToProto(&schema), IfNotExists: req.GetIfNotExists(),
-	}}}
-	result, err := proposeFor[meta.TableResult](ctx, s, c)
-	if err != nil {
-		return nil, fmt.Errorf("create table: %w", err)
-	}
-	if err := s.ensureTables(ctx, []rowraft.Schema{result.Schema}); err != nil {
-		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name, err)
-		if rowraft.CodeOf(err) == rowraft.CodeNotLeader { // NotLeader would mean that nothing was created
-			err = rowraft.Errorf(rowraft.CodeLeadershipLost, "%w", err)
-		}
-		return nil, err
-	}
-	return &rowraftv1.CreateTableReply{Table: rpc.SchemaToProto(&result.Schema), Created: result.Created, MapVersion: s.mapVersion()}, nil
-}
-
-func newTableID() (rowraft.TableID, error) {
-	for {
-		var b [8]byte
-		if _, err := rand.Read(b[:]); err != nil {
-			return 0, rowraft.Errorf(rowraft.CodeInternal, "table id: %w", err)
-		}
-		if id := rowraft.TableID(binary.LittleEndian.Uint64(b[:])).Origin(); id != 0 {
-			return id, nil
-		}
-	}
-}
-
 // IssueIncarnation returns a number greater than every number issued before. It refuses a caller that names a job but
 // is no longer a member of it (CodeSessionExpired).
 func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
@@ -244,42 +175,34 @@ func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIn
 		issue.Member = &rowraftv1.JobIdentity{Job: req.GetJob(), Run: req.GetRun(), Rank: req.GetRank(), Incarnation: req.GetIncarnation()}
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: issue}}
-	inc, err := proposeFor[rowraft.Incarnation](ctx, s, c)
+	inc, err := proposeFor[rowraft.Incarnation](ctx, s.group, c)
 	if err != nil {
 		return nil, fmt.Errorf("issue an incarnation: %w", err)
 	}
 	return &rowraftv1.IssueIncarnationReply{Incarnation: uint64(inc)}, nil
 }
 
-// hints merges the leaders from the heartbeats and from this server's own replicas. The hint with the highest term
-// wins.
-func (s *Scheduler) hints() []LeaderHint {
-	best := make(map[rowraft.ShardID]LeaderHint)
-	add := func(h LeaderHint) {
-		if old, ok := best[h.Shard]; h.Node != "" && (!ok || h.Term > old.Term) {
-			best[h.Shard] = h
-		}
-	}
-	s.soft.mu.Lock()
-	for node, b := range s.soft.beats {
-		for _, r := range b.replicas {
-			h := LeaderHint{Shard: rowraft.ShardID(r.GetShard()), Node: rowraft.NodeID(r.GetLeaderNode()), Term: rowraft.Term(r.GetTerm())}
-			if r.GetRole() == roleLeader {
-				h.Node = node
-			}
-			add(h)
-		}
-	}
-	s.soft.mu.Unlock()
-	if s.opts.Hints != nil {
-		for _, h := range s.opts.Hints() {
-			add(h)
-		}
-	}
-	out := make([]LeaderHint, 0, len(best))
-	for _, h := range best {
-		out = append(out, h)
-	}
-	slices.SortFunc(out, func(a, b LeaderHint) int { return cmp.Compare(a.Shard, b.Shard) })
-	return out
+// CreateTable creates a table in all shards.
+func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
+	return s.tables.create(ctx, req)
+}
+
+// DropTable drops a table from all shards.
+func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableRequest) (*rowraftv1.DropTableReply, error) {
+	return s.tables.drop(ctx, req)
+}
+
+// MoveReplica starts a move.
+func (s *Scheduler) MoveReplica(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
+	return s.driver.start(ctx, req)
+}
+
+// CancelMove cancels a move.
+func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
+	return s.driver.cancel(ctx, req)
+}
+
+// ChangeNode changes the intent of a server.
+func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
+	return s.placer.changeNode(ctx, req)
 }

@@ -84,7 +84,7 @@ func newLeader(t *testing.T, servers, shards int) (*Scheduler, *fakeLog) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	s.soft.clock, s.ensureCallTimeout = stillClock(), time.Minute // or a call that takes long is made again
+	s.soft.clock, s.tables.callTimeout = stillClock(), time.Minute // or a call that takes long is made again
 	if _, err := s.Form(t.Context()); err != nil {
 		t.Fatal(err)
 	}

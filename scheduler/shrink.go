@@ -27,18 +27,18 @@ const (
 // entry in the log of the shard, and rows that it removed stay removed when the call ends early.
 type Sweeps struct {
 	rowraftv1.UnimplementedSweepsServer
-	s *Scheduler
+	g *group
 }
 
 // Sweeps returns the service.
-func (s *Scheduler) Sweeps() *Sweeps { return &Sweeps{s: s} }
+func (s *Scheduler) Sweeps() *Sweeps { return &Sweeps{g: s.group} }
 
 // ShrinkTable sweeps all shards concurrently, some slots per call in each.
 func (w *Sweeps) ShrinkTable(req *rowraftv1.ShrinkTableRequest, stream grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
-	if _, _, err := w.s.leading(); err != nil {
+	if _, _, err := w.g.leading(); err != nil {
 		return err
 	}
-	m := w.s.view.Map()
+	m := w.g.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
 	}
@@ -46,10 +46,10 @@ func (w *Sweeps) ShrinkTable(req *rowraftv1.ShrinkTableRequest, stream grpc.Serv
 	if i < 0 {
 		return rowraft.Errorf(rowraft.CodeTableNotFound, "there is no table %q", req.GetTable())
 	}
-	op := &shrinking{s: w.s, m: m, table: m.Tables[i].ID, req: req, stream: stream}
+	op := &shrinking{g: w.g, m: m, table: m.Tables[i].ID, req: req, stream: stream}
 	err := op.run(stream.Context())
 	if !req.GetDryRun() {
-		w.s.logger.Info("shrank a table", "table", req.GetTable(), "removed", op.removed.Load(), "err", err)
+		w.g.logger.Info("shrank a table", "table", req.GetTable(), "removed", op.removed.Load(), "err", err)
 	}
 	if err != nil {
 		return fmt.Errorf("shrink table %s: %w", req.GetTable(), err)
@@ -61,7 +61,7 @@ func (w *Sweeps) ShrinkTable(req *rowraftv1.ShrinkTableRequest, stream grpc.Serv
 
 // shrinking is the state of one ShrinkTable.
 type shrinking struct {
-	s      *Scheduler
+	g      *group
 	m      *clustermap.Map
 	table  rowraft.TableID
 	req    *rowraftv1.ShrinkTableRequest
@@ -119,7 +119,7 @@ func (op *shrinking) piece(ctx context.Context, sh clustermap.Shard, first uint3
 		Shard: uint32(sh.ID), Table: uint64(op.table), TableEpoch: uint64(op.m.Epoch), FirstSlot: first,
 		Conditions: op.req.GetConditions(), DryRun: op.req.GetDryRun(),
 	}
-	err = op.s.onLeader(ctx, sh, sweepPatience, func(conn *grpc.ClientConn) (err error) {
+	err = op.g.onLeader(ctx, sh, sweepPatience, func(conn *grpc.ClientConn) (err error) {
 		call, cancel := context.WithTimeout(ctx, sweepTimeout)
 		defer cancel()
 		reply, err = rowraftv1.NewReplicasClient(conn).SweepSlots(call, req)

@@ -3,7 +3,6 @@ package scheduler
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -49,13 +48,13 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 			Node: rpc.NodeToProto(n), State: alive.state, SinceHeartbeatNs: uint64(alive.silence), InStateNs: uint64(alive.inState),
 			Replicas: alive.beat.replicas, MetadataLeader: n.ID == leader,
 			Stopping: alive.beat.stopping, Version: alive.beat.version, UptimeNs: uint64(alive.beat.uptime),
-			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds, Profile: alive.beat.profile, Slowness: alive.beat.slowness, MetadataStandby: s.standby(&seats, &n, &alive),
+			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds, Profile: alive.beat.profile, Slowness: alive.beat.slowness, MetadataStandby: s.placer.standby(&seats, &n, &alive),
 			MetadataRolledBack: alive.beat.metaRolledBack,
 		})
 	}
 	reply.ReplaceAfterNs = uint64(max(s.opts.ReplaceAfter, 0))
-	s.addMoves(reply)
-	s.addOperations(m, reply)
+	s.driver.addMoves(reply)
+	s.placer.addOperations(m, reply)
 	s.addTrainers(reply)
 	reply.Findings = s.findings(m, reply)
 	reply.Problems = textsOf(reply.Findings)
@@ -72,18 +71,6 @@ func stateAfter(silence time.Duration) string {
 	return stateUp
 }
 
-// waitingFor describes what a cluster without shards waits for.
-func (s *Scheduler) waitingFor() string {
-	n := 0
-	if m := s.view.Map(); m != nil {
-		n = len(m.Servers())
-	}
-	if n < s.opts.Servers {
-		return fmt.Sprintf("%d of %d servers have registered", n, s.opts.Servers)
-	}
-	return "they are being made"
-}
-
 // findings returns the problems of the cluster: those of the complete status, and those that only the scheduler knows.
 func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*rowraftv1.Problem {
 	d := &diagnosis{out: Diagnose(st, time.Now())}
@@ -91,7 +78,7 @@ func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*ro
 		d.add(critical, "no-shards", "", "start the servers that are missing, with the same --join or --scheduler", "The cluster has no shards yet: %s.", s.waitingFor())
 	} else {
 		for _, t := range m.Tables {
-			if missing := s.shardsWithout(m, t); len(missing) > 0 {
+			if missing := s.tables.shardsWithout(m, t); len(missing) > 0 {
 				d.add(warning, "table-missing", "table "+t.Name, "it ends by itself once those shards have a leader",
 					"Table %s is not yet known to be in shard(s) %s; the scheduler is driving it there.", t.Name, strings.Join(missing, ", "))
 			}
@@ -115,16 +102,6 @@ func textsOf(findings []*rowraftv1.Problem) (out []string) {
 		}
 	}
 	return out
-}
-
-func (s *Scheduler) shardsWithout(m *clustermap.Map, t rowraft.Schema) []string {
-	var missing []string
-	for _, sh := range m.Shards {
-		if len(s.notEnsured(sh.ID, []rowraft.Schema{t})) > 0 {
-			missing = append(missing, fmt.Sprint(sh.ID))
-		}
-	}
-	return missing
 }
 
 func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.ReplicaStatus {

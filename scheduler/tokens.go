@@ -28,7 +28,7 @@ const (
 type Certificates struct {
 	rowraftv1.UnimplementedCertificatesServer
 	rowraftv1.UnimplementedEntranceServer
-	s *Scheduler
+	*group
 
 	strangers rpc.Throttle
 }
@@ -43,15 +43,15 @@ func errToken() error {
 
 // signer returns the CA whose key this server has.
 func (c *Certificates) signer() (*certs.CA, error) {
-	if c.s.opts.CA == nil {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the leader of the scheduler (%s) has no key to sign certificates with: start each server with a scheduler with --ca-key, or make certificates with `rowraft cert` where the key is", c.s.opts.Self.Addr)
+	if c.opts.CA == nil {
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the leader of the scheduler (%s) has no key to sign certificates with: start each server with a scheduler with --ca-key, or make certificates with `rowraft cert` where the key is", c.opts.Self.Addr)
 	}
-	return c.s.opts.CA, nil
+	return c.opts.CA, nil
 }
 
 // CreateToken creates a token and returns it with its secret, which the cluster does not store.
 func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTokenRequest) (*rowraftv1.CreateTokenReply, error) {
-	if _, err := c.s.leadingInSync(ctx); err != nil {
+	if _, err := c.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
 	ca, err := c.signer()
@@ -85,20 +85,20 @@ func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTok
 	if err := meta.CheckToken(m); err != nil {
 		return nil, err
 	}
-	if err := c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}); err != nil {
+	if err := c.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}); err != nil {
 		return nil, err
 	}
-	c.s.logger.Info("a join token was made", "token", t.Id, "role", t.Role, "name", t.Name, "uses", t.Uses, "expires", now.Add(ttl), "by", t.CreatedBy)
+	c.logger.Info("a join token was made", "token", t.Id, "role", t.Role, "name", t.Name, "uses", t.Uses, "expires", now.Add(ttl), "by", t.CreatedBy)
 	return &rowraftv1.CreateTokenReply{Token: t, Secret: secret.String()}, nil
 }
 
 // ListTokens returns all tokens, without their secrets.
 func (c *Certificates) ListTokens(ctx context.Context, _ *rowraftv1.ListTokensRequest) (*rowraftv1.ListTokensReply, error) {
-	if _, err := c.s.leadingInSync(ctx); err != nil {
+	if _, err := c.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
 	reply := &rowraftv1.ListTokensReply{}
-	for _, t := range c.s.machine.Tokens() {
+	for _, t := range c.machine.Tokens() {
 		reply.Tokens = append(reply.Tokens, t.GetToken())
 	}
 	return reply, nil
@@ -106,16 +106,16 @@ func (c *Certificates) ListTokens(ctx context.Context, _ *rowraftv1.ListTokensRe
 
 // DeleteToken deletes a token.
 func (c *Certificates) DeleteToken(ctx context.Context, req *rowraftv1.DeleteTokenRequest) (*rowraftv1.DeleteTokenReply, error) {
-	if _, err := c.s.leadingInSync(ctx); err != nil {
+	if _, err := c.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
 	reply := &rowraftv1.DeleteTokenReply{}
-	for _, t := range c.s.machine.Tokens() {
+	for _, t := range c.machine.Tokens() {
 		if t.GetToken().GetId() == req.GetId() {
 			reply.Token = t.GetToken()
 		}
 	}
-	return reply, c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{DeleteToken: &rowraftv1.MetaDeleteToken{Id: req.GetId()}}})
+	return reply, c.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{DeleteToken: &rowraftv1.MetaDeleteToken{Id: req.GetId()}}})
 }
 
 // Join signs a certificate for a caller with a token. A server that does not lead forwards the call of a caller without
@@ -127,8 +127,8 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	}
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
-	if _, err := c.s.leadingInSync(ctx); err != nil {
-		if leader := c.leader(); stranger != nil && leader != "" {
+	if _, err := c.leadingInSync(ctx); err != nil {
+		if leader := c.leaderAddr(); stranger != nil && leader != "" {
 			return c.passOn(ctx, leader, req)
 		}
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "the scheduler has no leader that this server knows")
@@ -141,9 +141,9 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	if err != nil {
 		return nil, err
 	}
-	t := c.s.machine.TokenOf(req.GetToken(), req.GetSecret())
+	t := c.machine.TokenOf(req.GetToken(), req.GetSecret())
 	if t == nil {
-		c.s.logger.Warn("a machine with a wrong token was refused", "remote", stranger, "name", asked.Name)
+		c.logger.Warn("a machine with a wrong token was refused", "remote", stranger, "name", asked.Name)
 		return nil, errToken()
 	}
 	if asked.Name == "" {
@@ -161,21 +161,21 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	}
 	key := sha256.Sum256(der)
 	use := &rowraftv1.JoinUse{Name: asked.Name, AtNs: uint64(time.Now().UnixNano()), Key: key[:]}
-	err = c.s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_UseToken{UseToken: &rowraftv1.MetaUseToken{Id: t.GetId(), Use: use}}})
+	err = c.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_UseToken{UseToken: &rowraftv1.MetaUseToken{Id: t.GetId(), Use: use}}})
 	if code := rowraft.CodeOf(err); code == rowraft.CodePrecondition || code == rowraft.CodeNotFound {
-		c.s.logger.Warn("a machine with a token was refused", "remote", stranger, "name", asked.Name, "err", err)
+		c.logger.Warn("a machine with a token was refused", "remote", stranger, "name", asked.Name, "err", err)
 		return nil, errToken()
 	}
 	if err != nil {
 		return nil, err
 	}
-	who := certs.Identity{Cluster: c.s.opts.TLS.Identity().Cluster, Role: certs.Role(t.GetRole()), Name: asked.Name, Tables: t.GetTables()}
+	who := certs.Identity{Cluster: c.opts.TLS.Identity().Cluster, Role: certs.Role(t.GetRole()), Name: asked.Name, Tables: t.GetTables()}
 	cert, err := ca.Sign(certs.Request{Identity: who, Hosts: asked.Hosts, Valid: time.Duration(t.GetValidNs())}, asked.Key)
 	if err != nil {
 		return nil, err
 	}
-	c.s.logger.Info("a machine joined by a token", "token", t.GetId(), "identity", who.String(), "hosts", asked.Hosts, "remote", stranger)
-	return &rowraftv1.JoinReply{Certificate: cert, Ca: c.s.opts.TLS.CA()}, nil
+	c.logger.Info("a machine joined by a token", "token", t.GetId(), "identity", who.String(), "hosts", asked.Hosts, "remote", stranger)
+	return &rowraftv1.JoinReply{Certificate: cert, Ca: c.opts.TLS.CA()}, nil
 }
 
 // stranger returns the address of a caller without a certificate, nil for other callers.
@@ -188,19 +188,19 @@ func (c *Certificates) stranger(ctx context.Context) net.Addr {
 }
 
 // leader returns the address of the server that leads the scheduler; "" if it is unknown or this server.
-func (c *Certificates) leader() string {
-	l := c.s.log.Load()
+func (c *Certificates) leaderAddr() string {
+	l := c.log.Load()
 	if l == nil {
 		return ""
 	}
 	if node, _, self := (*l).Leader(); !self && node != "" {
-		return c.s.addrOf(node)
+		return c.addrOf(node)
 	}
 	return ""
 }
 
 func (c *Certificates) passOn(ctx context.Context, leader string, req *rowraftv1.JoinRequest) (*rowraftv1.JoinReply, error) {
-	conn, err := c.s.conns.Get(leader)
+	conn, err := c.conns.Get(leader)
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +209,7 @@ func (c *Certificates) passOn(ctx context.Context, leader string, req *rowraftv1
 
 // RenewCertificate signs a new certificate with the identity of the caller's present one.
 func (c *Certificates) RenewCertificate(ctx context.Context, _ *rowraftv1.RenewCertificateRequest) (*rowraftv1.RenewCertificateReply, error) {
-	if _, err := c.s.leadingInSync(ctx); err != nil {
+	if _, err := c.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
 	ca, err := c.signer()
@@ -224,6 +224,6 @@ func (c *Certificates) RenewCertificate(ctx context.Context, _ *rowraftv1.RenewC
 	if err != nil {
 		return nil, err
 	}
-	c.s.logger.Info("a certificate was renewed", "identity", rpc.CallerOf(ctx).String(), "hosts", old.DNSNames)
-	return &rowraftv1.RenewCertificateReply{Certificate: cert, Ca: c.s.opts.TLS.CA()}, nil
+	c.logger.Info("a certificate was renewed", "identity", rpc.CallerOf(ctx).String(), "hosts", old.DNSNames)
+	return &rowraftv1.RenewCertificateReply{Certificate: cert, Ca: c.opts.TLS.CA()}, nil
 }

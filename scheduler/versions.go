@@ -38,32 +38,32 @@ func announced(v uint32) rowraft.FormatVersion {
 
 // hear stores the version that a server understands, or refuses a server that
 // understands less than the cluster uses.
-func (s *Scheduler) hear(node rowraft.NodeID, label string, v rowraft.FormatVersion) error {
-	if at := FormatVersion(s.view.Map()); v < at {
+func (g *group) hear(node rowraft.NodeID, label string, v rowraft.FormatVersion) error {
+	if at := FormatVersion(g.view.Map()); v < at {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s understands formats up to version %d, the cluster uses version %d: upgrade its binary", label, v, at)
 	}
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	s.soft.versions[node] = v
+	g.soft.mu.Lock()
+	defer g.soft.mu.Unlock()
+	g.soft.versions[node] = v
 	return nil
 }
 
 // versionOf returns the version that a server has sent to this leader. This server's own
 // is known before it has sent it.
-func (s *Scheduler) versionOf(node rowraft.NodeID) (rowraft.FormatVersion, bool) {
-	s.soft.mu.Lock()
-	v, known := s.soft.versions[node]
-	s.soft.mu.Unlock()
-	if !known && node == s.opts.Self.ID {
-		return cmp.Or(s.opts.Announce, wire.NewestVersion()), true
+func (g *group) versionOf(node rowraft.NodeID) (rowraft.FormatVersion, bool) {
+	g.soft.mu.Lock()
+	v, known := g.soft.versions[node]
+	g.soft.mu.Unlock()
+	if !known && node == g.opts.Self.ID {
+		return cmp.Or(g.opts.Announce, wire.NewestVersion()), true
 	}
 	return v, known
 }
 
 // mayLog refuses what needs a higher version than the cluster uses. The refusal is
 // final (VersionTooNew) only if a server is known to understand less.
-func (s *Scheduler) mayLog(version rowraft.FormatVersion) error {
-	m := s.view.Map()
+func (g *group) mayLog(version rowraft.FormatVersion) error {
+	m := g.view.Map()
 	at := FormatVersion(m)
 	if version <= at {
 		return nil
@@ -71,7 +71,7 @@ func (s *Scheduler) mayLog(version rowraft.FormatVersion) error {
 	if m == nil {
 		return rowraft.Errorf(rowraft.CodeStarting, "this needs formats of version %d, and the scheduler has no map yet", version)
 	}
-	low, oldest, known := s.lowest(m)
+	low, oldest, known := g.lowest(m)
 	if !known || low >= version { // the version is about to rise
 		return rowraft.Errorf(rowraft.CodeStarting, "this needs formats of version %d, the cluster is at %d: %s", version, at, cmp.Or(oldest, "it is about to rise"))
 	}
@@ -83,7 +83,7 @@ func (s *Scheduler) mayLog(version rowraft.FormatVersion) error {
 //
 // A server counts if it has a replica, of a shard or of the scheduler. One that is away
 // and has none does not: it must register before it gets any.
-func (s *Scheduler) lowest(m *clustermap.Map) (low rowraft.FormatVersion, oldest string, known bool) {
+func (g *group) lowest(m *clustermap.Map) (low rowraft.FormatVersion, oldest string, known bool) {
 	low, known = wire.NewestVersion(), true
 	note := func(label string, v rowraft.FormatVersion, ok bool) {
 		switch {
@@ -95,15 +95,15 @@ func (s *Scheduler) lowest(m *clustermap.Map) (low rowraft.FormatVersion, oldest
 			oldest = fmt.Sprintf("server %s understands formats up to version %d: upgrade it", label, v)
 		}
 	}
-	seated := s.seated()
+	seated := g.seated()
 	for _, id := range seated {
 		if _, registered := m.Node(id); !registered {
-			v, ok := s.versionOf(id)
-			note(s.seatLabel(id), v, ok)
+			v, ok := g.versionOf(id)
+			note(g.seatLabel(id), v, ok)
 		}
 	}
 	for _, n := range m.Nodes {
-		v, ok := s.versionOf(n.ID)
+		v, ok := g.versionOf(n.ID)
 		if !ok && !slices.Contains(seated, n.ID) && len(m.ShardsOn(n.ID)) == 0 {
 			continue
 		}
@@ -114,30 +114,30 @@ func (s *Scheduler) lowest(m *clustermap.Map) (low rowraft.FormatVersion, oldest
 
 // raiseVersion logs the version that all servers understand, if the cluster uses a lower
 // one. It reports whether all servers have sent theirs.
-func (s *Scheduler) raiseVersion(ctx context.Context, m *clustermap.Map) (known bool, err error) {
-	low, oldest, known := s.lowest(m)
+func (g *group) raiseVersion(ctx context.Context, m *clustermap.Map) (known bool, err error) {
+	low, oldest, known := g.lowest(m)
 	if low == wire.NewestVersion() { // a silent server is not known to be old
 		oldest = ""
 	}
-	s.soft.mu.Lock()
-	s.soft.oldest = oldest
-	s.soft.mu.Unlock()
+	g.soft.mu.Lock()
+	g.soft.oldest = oldest
+	g.soft.mu.Unlock()
 	if !known || low <= FormatVersion(m) {
 		return known, nil
 	}
-	err = s.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersion{RaiseVersion: &rowraftv1.MetaRaiseVersion{FormatVersion: uint32(low)}}})
+	err = g.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersion{RaiseVersion: &rowraftv1.MetaRaiseVersion{FormatVersion: uint32(low)}}})
 	if err != nil {
 		return known, fmt.Errorf("raise the format version: %w", err)
 	}
-	s.logger.Info("all servers understand a newer format version", "format_version", low)
+	g.logger.Info("all servers understand a newer format version", "format_version", low)
 	return known, nil
 }
 
 // awaitVersions reports whether the shards of a new cluster wait for the versions of its
 // servers, so that the first calls of clients are not refused for a version that is about to rise.
-func (s *Scheduler) awaitVersions(ctx context.Context, m *clustermap.Map) (wait bool, err error) {
-	known, err := s.raiseVersion(ctx, m)
-	s.soft.mu.Lock()
-	defer s.soft.mu.Unlock()
-	return !known && time.Since(s.soft.since) < versionsWait, err
+func (g *group) awaitVersions(ctx context.Context, m *clustermap.Map) (wait bool, err error) {
+	known, err := g.raiseVersion(ctx, m)
+	g.soft.mu.Lock()
+	defer g.soft.mu.Unlock()
+	return !known && time.Since(g.soft.since) < versionsWait, err
 }
