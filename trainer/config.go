@@ -408,3 +408,11 @@ func (c *Config) String() string {
 	return fmt.Sprintf("job %s, mode %s, batch %d, in_flight %d, trainer %d of %d", c.Job, c.Mode, c.Batch, c.InFlight,
 		c.rank(), c.Trainers)
 }
+
+// epochs returns the number of epochs to train; 0: no end.
+func (c *Config) epochs() int {
+	if c.Epochs == 0 && c.Steps == 0 || c.Data.Follow != "" {
+		return 1
+	}
+	return c.Epochs
+}

@@ -24,7 +24,7 @@ func (j *Job) feed(ctx context.Context) feed {
 		j.splits.Open(ctx, j.step)
 		return splitFeed{j.splits}
 	}
-	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.epochs(), batches: j.step,
+	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.cfg.epochs(), batches: j.step,
 		at: j.at}
 }
 

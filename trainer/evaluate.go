@@ -63,7 +63,7 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 			return err
 		}
 		w.prepare(j.shape.Categorical, j.cfg.Model.Dim)
-		if err := j.pullForScore(ctx, w, batches == 0); err != nil {
+		if err := w.pullHeld(ctx, j, batches == 0); err != nil {
 			return err
 		}
 		if err := j.model.Predict(&w.batch, w.rows, w.flat, &w.result); err != nil {
@@ -95,7 +95,8 @@ func (j *Job) score(ctx context.Context, r *report.Result) error {
 	return nil
 }
 
-func (j *Job) pullForScore(ctx context.Context, w *work, dense bool) error {
+// pullHeld fills w with the weights of a batch of held-out examples and, if dense is set, with the dense weights.
+func (w *work) pullHeld(ctx context.Context, j *Job, dense bool) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 	defer cancel()
 	w.Segs = j.rowSegments(w, w.rows)

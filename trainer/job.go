@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sync/semaphore"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/accel"
@@ -225,14 +222,15 @@ func (j *Job) train(ctx context.Context) error {
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
 	defer stop()
-	train := j.trainAhead
-	if j.cfg.InFlight == 0 {
-		train = j.trainInStep
-	}
 	if err := j.hybrid.open(ctx); err != nil {
 		return err
 	}
-	err := train(ctx, pushes, src)
+	var err error
+	if j.cfg.InFlight == 0 {
+		err = j.trainInStep(ctx, pushes, src)
+	} else {
+		err = newPipeline(j, pushes, src).run(ctx)
+	}
 	if err = errors.Join(err, j.hybrid.close(err)); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // the stop request came while the trainers averaged
 			return nil
@@ -249,13 +247,6 @@ func (j *Job) train(ctx context.Context) error {
 		return err
 	}
 	return j.splits.Flush(ctx)
-}
-
-func (j *Job) epochs() int {
-	if j.cfg.Epochs == 0 && j.cfg.Steps == 0 || j.cfg.Data.Follow != "" {
-		return 1
-	}
-	return j.cfg.Epochs
 }
 
 // trainInStep trains one batch after the other, with staleness 0.
@@ -294,111 +285,6 @@ func (j *Job) trainInStep(ctx, pushes context.Context, src feed) error {
 			return err
 		}
 	}
-}
-
-// trainAhead reads and pulls the next batch while the model runs, and pushes concurrently.
-func (j *Job) trainAhead(ctx, pushes context.Context, src feed) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var all sync.WaitGroup
-	defer func() { cancel(); all.Wait() }()
-
-	// One item in the model, one being pulled, one per unacknowledged push.
-	items := j.cfg.InFlight + 2
-	free, ready := make(chan *work, items), make(chan *work)
-	for range items {
-		free <- j.newWork()
-	}
-	var readErr error // set before ready is closed
-	all.Go(func() {
-		defer close(ready)
-		readErr = j.readAhead(ctx, pushes, src, free, ready)
-	})
-	unacknowledged := semaphore.NewWeighted(int64(j.cfg.InFlight))
-	for w := range ready {
-		push, err := j.compute(w)
-		if err != nil {
-			return err
-		}
-		if !push {
-			if err := j.batchDone(w.Place); err != nil {
-				return err
-			}
-			free <- w
-			continue
-		}
-		// This waits until fewer than InFlight pushes are under way. Every push ends in time.
-		_ = unacknowledged.Acquire(context.Background(), 1)
-		if err := j.report.Failed(); err != nil {
-			return err
-		}
-		all.Go(func() {
-			_ = j.push(pushes, w) // the job stores the error
-			free <- w
-			unacknowledged.Release(1)
-		})
-	}
-	_ = unacknowledged.Acquire(context.Background(), int64(j.cfg.InFlight)) // all pushes have ended
-	if err := j.report.Failed(); err != nil {
-		return err
-	}
-	if readErr == io.EOF {
-		return nil
-	}
-	return readErr
-}
-
-func (j *Job) readAhead(ctx, pushes context.Context, src feed, free chan *work, ready chan<- *work) error {
-	for {
-		var w *work
-		select {
-		case w = <-free:
-		case <-ctx.Done():
-			return nil
-		}
-		stop := func(p *member.Pause) error {
-			return j.drained(ctx, free, func() error { return j.boundary(ctx, pushes, p) })
-		}
-		if ok, err := j.pausePoint.Begin(ctx, stop); !ok {
-			return err // nil: ctx has ended, and the state stays in the items
-		}
-		switch err := j.read(src, w); {
-		case errors.Is(err, data.ErrNoneYet):
-			free <- w
-			if err := j.mode.Idle(pushes); err != nil {
-				return err
-			}
-			continue
-		case err != nil:
-			return err
-		}
-		if err := j.pull(ctx, w, stop); err != nil {
-			return stopped(ctx, err)
-		}
-		select {
-		case ready <- w:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// drained calls f when every item but the caller's is free: every read batch is trained, and its push has ended. It
-// returns without calling f if ctx ends before.
-func (j *Job) drained(ctx context.Context, free chan *work, f func() error) error {
-	var idle []*work
-	for range cap(free) - 1 {
-		select {
-		case w := <-free:
-			idle = append(idle, w)
-		case <-ctx.Done():
-			return nil // the loop ends
-		}
-	}
-	err := f()
-	for _, w := range idle {
-		free <- w
-	}
-	return err
 }
 
 // stopped returns nil for an error that ctx caused by ending.
