@@ -101,6 +101,11 @@ func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepReques
 	return s.step(ctx, req)
 }
 
+func (s *fakeServer) PushStepMany(req *rowraftv1.PushStepManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
+	s.shared.Add(1)
+	return rpc.PushStepMany(req, stream, s.step)
+}
+
 func (s *fakeServer) WaitClock(_ context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
 	return s.clock(req)
 }

@@ -60,6 +60,18 @@ var writes = calls[rowraftv1.WriteRequest, rowraftv1.WriteReply]{
 	err:     (*rowraftv1.WriteReply).GetError,
 }
 
+var stepPushes = calls[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{
+	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+		return to.PushStep(ctx, q)
+	},
+	shared: func(ctx context.Context, to rowraftv1.TableClient, qs []*rowraftv1.PushStepRequest) (grpc.ServerStreamingClient[rowraftv1.PushStepReply], error) {
+		return to.PushStepMany(ctx, &rowraftv1.PushStepManyRequest{Batches: qs})
+	},
+	payload: (*rowraftv1.PushStepRequest).GetPayload,
+	batch:   (*rowraftv1.PushStepReply).GetBatch,
+	err:     (*rowraftv1.PushStepReply).GetError,
+}
+
 // announce returns ctx for a call with the given batches. If they are large, ctx announces them.
 func announce(ctx context.Context, qs ...*rowraftv1.WriteRequest) context.Context {
 	parts, bytes := make([]rpc.PartSize, len(qs)), 0
@@ -73,7 +85,7 @@ func announce(ctx context.Context, qs ...*rowraftv1.WriteRequest) context.Contex
 	return rpc.WithPartSizes(ctx, parts...)
 }
 
-// sharing puts the first tries of the batches of one pull or push into one call per server. A batch whose
+// sharing puts the first tries of the batches of one pull, push or step into one call per server. A batch whose
 // first try fails is sent again alone. A nil sharing sends each batch alone.
 //
 // One goroutine calls add and start. Each firstTry belongs to the goroutine of its batch.

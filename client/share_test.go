@@ -24,20 +24,29 @@ func (s *fakeServer) oneKeyPerShard(table *Table) (keys []rowraft.Key) {
 	return keys
 }
 
-// A pull and a push of several shards are one call each to a server that leads them all. A call for one
-// shard is unary.
+// A pull, a push and a step of several shards are one call each to a server that leads them all. A call for
+// one shard is unary. The batch with the clock of a clocked push waits for the others.
 func TestOneCallPerServer(t *testing.T) {
-	var pulled, pushed atomic.Int64
+	var pulled, pushed, stepped atomic.Int64
 	s := fakeServer{
 		pull: func(_ context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 			pulled.Add(1)
 			return zeros(req)
 		},
 		push: func(context.Context, *rowraftv1.WriteRequest) error { pushed.Add(1); return nil },
+		step: func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+			stepped.Add(1)
+			return &rowraftv1.PushStepReply{Outcome: rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED}, nil
+		},
 	}
 	s.serve(t, 5)
 	c, table := s.dial(t, nil)
 	ctx, keys := patience(t), s.oneKeyPerShard(table)
+	job, err := c.Job(JobOptions{ID: rowraft.JobID{1}, Generation: 1, Incarnation: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := Segment{Table: table, Keys: keys, Values: make([]float32, 10)}
 	for i, call := range []struct {
 		name    string
 		do      func() error
@@ -50,6 +59,8 @@ func TestOneCallPerServer(t *testing.T) {
 			return err
 		}, &pulled, 1},
 		{"push", func() error { _, err := table.Push(ctx, keys, make([]float32, 10)); return err }, &pushed, 1},
+		{"step", func() error { _, err := job.PushStep(ctx, 1, nil, all); return err }, &stepped, 1},
+		{"clocked push", func() error { _, err := job.PushClock(ctx, 1, nil, all); return err }, &pushed, 1},
 		{"pull of one shard", func() error { return table.Pull(ctx, keys[:1], make([]float32, 2)) }, &pulled, 0},
 		{"push of one shard", func() error { _, err := table.Push(ctx, keys[:1], make([]float32, 2)); return err }, &pushed, 0},
 	} {
@@ -59,7 +70,7 @@ func TestOneCallPerServer(t *testing.T) {
 			t.Errorf("%s: %v", call.name, err)
 		}
 		want := int64(5)
-		if i > 2 {
+		if i > 4 {
 			want = 1
 		}
 		if got := call.batches.Load(); got != want || s.shared.Load() != call.shared {

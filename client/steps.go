@@ -122,11 +122,17 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, parts []*stepPa
 	ctx, cancel := context.WithCancel(caller)
 	defer cancel()
 	var wg sync.WaitGroup
+	together := sharing[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{c: j.c, calls: &stepPushes}
 	for _, p := range parts {
 		if len(p.fragments) == 0 {
 			p.fragments = [][]byte{nil}
 		}
+		p.first = together.add()
+	}
+	together.start()
+	for _, p := range parts {
 		wg.Go(func() {
+			defer p.first.leave()
 			if p.err = p.push(ctx); p.err != nil {
 				cancel() // the others may wait for a step that will not close now
 			}
@@ -169,6 +175,7 @@ type stepPart struct {
 	idle      bool
 	fragments [][]byte
 	read      []rowraft.Position
+	first     *firstTry[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]
 
 	index rowraft.Index            // at which the step is visible in the shard
 	late  *rowraft.StepClosedError // the shard closed the step without this part
@@ -241,11 +248,15 @@ func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome 
 	if fragment == 0 && !probe {
 		req.Positions = rpc.PositionsToProto(p.read)
 	}
-	_, err = p.j.c.router.call(ctx, p.j.cluster, p.shard, func(ctx context.Context, stub stub) error {
-		reply, err := stub.PushStep(ctx, req)
-		outcome, p.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
-		p.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
-		return p.j.c.cluster.retryUntilTableKnown(err, req.Payload)
+	c := p.j.c
+	_, err = c.router.onLeader(ctx, p.j.cluster, p.shard, callKind{}, func(at server) error {
+		defer p.first.leave()
+		return c.router.try(ctx, p.shard, at, func(ctx context.Context, stub stub) error {
+			reply, err := stepPushes.send(ctx, p.first, stub, req)
+			outcome, p.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
+			p.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
+			return c.cluster.retryUntilTableKnown(err, req.Payload)
+		})
 	})
 	if err != nil {
 		err = fmt.Errorf("shard %d: %w", p.shard, err)

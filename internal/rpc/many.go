@@ -6,10 +6,11 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// MaxBatches limits the batches of one PullMany or WriteMany request. A server runs a goroutine for each.
+// MaxBatches limits the batches of one request. A server runs a goroutine for each.
 const MaxBatches = 64
 
 // PullMany answers the batches of req on stream. It calls pull for each batch concurrently, and sends each
@@ -44,6 +45,19 @@ func WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStream,
 	})
 }
 
+// PushStepMany is PullMany for steps.
+func PushStepMany(req *rowraftv1.PushStepManyRequest, stream grpc.ServerStream,
+	push func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error)) error {
+	return many(stream, req.Batches, func(ctx context.Context, batch uint32, q *rowraftv1.PushStepRequest) any {
+		reply, err := push(ctx, q)
+		if err != nil {
+			return &rowraftv1.PushStepReply{Batch: batch, Error: Detail(err)}
+		}
+		reply.Batch = batch
+		return reply
+	})
+}
+
 // many calls answer for all batches concurrently, the last one on this goroutine, and sends what it
 // returns. After an error of the stream it still passes each answer to the stream, which frees its memory.
 func many[Q any](stream grpc.ServerStream, batches []*Q, answer func(context.Context, uint32, *Q) any) error {
@@ -52,6 +66,9 @@ func many[Q any](stream grpc.ServerStream, batches []*Q, answer func(context.Con
 		first error
 		wg    sync.WaitGroup
 	)
+	if len(batches) > MaxBatches {
+		return ToStatus(rowraft.Errorf(rowraft.CodeInvalidArgument, "%d batches in one request: want at most %d", len(batches), MaxBatches))
+	}
 	one := func(i int) {
 		reply := answer(stream.Context(), uint32(i), batches[i])
 		mu.Lock()

@@ -39,6 +39,7 @@ var roles = map[string][]certs.Role{
 	"/rowraft.v1.Table/Write":        trainers,
 	"/rowraft.v1.Table/WriteMany":    trainers,
 	"/rowraft.v1.Table/PushStep":     trainers,
+	"/rowraft.v1.Table/PushStepMany": trainers,
 	"/rowraft.v1.Table/WaitClock":    trainers,
 	"/rowraft.v1.Table/OpenSession":  trainers,
 	"/rowraft.v1.Table/CloseSession": trainers,

@@ -3,6 +3,8 @@ package replica
 import (
 	"context"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/steps"
@@ -11,6 +13,12 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
+// PushStepMany handles each batch as PushStep does.
+func (s *tableService) PushStepMany(req *rowraftv1.PushStepManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
+	return rpc.PushStepMany(req, stream, s.PushStep)
+}
+
+// PushStep gives a worker's gradients to the step, and waits for its outcome.
 func (s *tableService) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
 	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
 	if err != nil {

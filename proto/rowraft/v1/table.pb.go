@@ -884,6 +884,8 @@ type PushStepReply struct {
 	AppliedIndex  uint64                 `protobuf:"varint,2,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"` // APPLIED: index at or after which the step is visible
 	Outcome       StepOutcome            `protobuf:"varint,3,opt,name=outcome,proto3,enum=rowraft.v1.StepOutcome" json:"outcome,omitempty"`
 	WaitingFor    uint64                 `protobuf:"varint,4,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // HELD: members that have not pushed the step
+	Batch         uint32                 `protobuf:"varint,5,opt,name=batch,proto3" json:"batch,omitempty"`                             // PushStepMany: index of the batch in the request
+	Error         *ErrorDetail           `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`                              // PushStepMany: the batch failed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -946,6 +948,64 @@ func (x *PushStepReply) GetWaitingFor() uint64 {
 	return 0
 }
 
+func (x *PushStepReply) GetBatch() uint32 {
+	if x != nil {
+		return x.Batch
+	}
+	return 0
+}
+
+func (x *PushStepReply) GetError() *ErrorDetail {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+type PushStepManyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Batches       []*PushStepRequest     `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"` // at most 64
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushStepManyRequest) Reset() {
+	*x = PushStepManyRequest{}
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushStepManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushStepManyRequest) ProtoMessage() {}
+
+func (x *PushStepManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushStepManyRequest.ProtoReflect.Descriptor instead.
+func (*PushStepManyRequest) Descriptor() ([]byte, []int) {
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PushStepManyRequest) GetBatches() []*PushStepRequest {
+	if x != nil {
+		return x.Batches
+	}
+	return nil
+}
+
 type WaitClockRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -958,7 +1018,7 @@ type WaitClockRequest struct {
 
 func (x *WaitClockRequest) Reset() {
 	*x = WaitClockRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1030,7 @@ func (x *WaitClockRequest) String() string {
 func (*WaitClockRequest) ProtoMessage() {}
 
 func (x *WaitClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[9]
+	mi := &file_rowraft_v1_table_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1043,7 @@ func (x *WaitClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitClockRequest.ProtoReflect.Descriptor instead.
 func (*WaitClockRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{9}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WaitClockRequest) GetShard() uint32 {
@@ -1025,7 +1085,7 @@ type WaitClockReply struct {
 
 func (x *WaitClockReply) Reset() {
 	*x = WaitClockReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1097,7 @@ func (x *WaitClockReply) String() string {
 func (*WaitClockReply) ProtoMessage() {}
 
 func (x *WaitClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[10]
+	mi := &file_rowraft_v1_table_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1110,7 @@ func (x *WaitClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitClockReply.ProtoReflect.Descriptor instead.
 func (*WaitClockReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{10}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WaitClockReply) GetSlowest() uint64 {
@@ -1091,7 +1151,7 @@ type ScanRequest struct {
 
 func (x *ScanRequest) Reset() {
 	*x = ScanRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1163,7 @@ func (x *ScanRequest) String() string {
 func (*ScanRequest) ProtoMessage() {}
 
 func (x *ScanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[11]
+	mi := &file_rowraft_v1_table_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1176,7 @@ func (x *ScanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanRequest.ProtoReflect.Descriptor instead.
 func (*ScanRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{11}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ScanRequest) GetMapVersion() uint64 {
@@ -1197,7 +1257,7 @@ type ScanReply struct {
 
 func (x *ScanReply) Reset() {
 	*x = ScanReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1269,7 @@ func (x *ScanReply) String() string {
 func (*ScanReply) ProtoMessage() {}
 
 func (x *ScanReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[12]
+	mi := &file_rowraft_v1_table_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1282,7 @@ func (x *ScanReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScanReply.ProtoReflect.Descriptor instead.
 func (*ScanReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{12}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ScanReply) GetTableEpoch() uint64 {
@@ -1273,7 +1333,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1285,7 +1345,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[13]
+	mi := &file_rowraft_v1_table_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1298,7 +1358,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{13}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *OpenSessionRequest) GetShard() uint32 {
@@ -1340,7 +1400,7 @@ type OpenSessionReply struct {
 
 func (x *OpenSessionReply) Reset() {
 	*x = OpenSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1412,7 @@ func (x *OpenSessionReply) String() string {
 func (*OpenSessionReply) ProtoMessage() {}
 
 func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[14]
+	mi := &file_rowraft_v1_table_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1425,7 @@ func (x *OpenSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionReply.ProtoReflect.Descriptor instead.
 func (*OpenSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{14}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *OpenSessionReply) GetAppliedIndex() uint64 {
@@ -1400,7 +1460,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1472,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[15]
+	mi := &file_rowraft_v1_table_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1485,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{15}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CloseSessionRequest) GetShard() uint32 {
@@ -1457,7 +1517,7 @@ type CloseSessionReply struct {
 
 func (x *CloseSessionReply) Reset() {
 	*x = CloseSessionReply{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1469,7 +1529,7 @@ func (x *CloseSessionReply) String() string {
 func (*CloseSessionReply) ProtoMessage() {}
 
 func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[16]
+	mi := &file_rowraft_v1_table_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1482,7 +1542,7 @@ func (x *CloseSessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionReply.ProtoReflect.Descriptor instead.
 func (*CloseSessionReply) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{16}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
 }
 
 // ErrorDetail is attached to every status this project makes. A status without
@@ -1516,7 +1576,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_rowraft_v1_table_proto_msgTypes[17]
+	mi := &file_rowraft_v1_table_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1528,7 +1588,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_rowraft_v1_table_proto_msgTypes[17]
+	mi := &file_rowraft_v1_table_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1541,7 +1601,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{17}
+	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1766,14 +1826,18 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\apayload\x18\v \x01(\fR\apayload\x126\n" +
 	"\tpositions\x18\f \x03(\v2\x18.rowraft.v1.DataPositionR\tpositions\x12\x14\n" +
 	"\x05probe\x18\r \x01(\bR\x05probe\x12\x12\n" +
-	"\x04idle\x18\x0e \x01(\bR\x04idle\"\xa9\x01\n" +
+	"\x04idle\x18\x0e \x01(\bR\x04idle\"\xee\x01\n" +
 	"\rPushStepReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12#\n" +
 	"\rapplied_index\x18\x02 \x01(\x04R\fappliedIndex\x121\n" +
 	"\aoutcome\x18\x03 \x01(\x0e2\x17.rowraft.v1.StepOutcomeR\aoutcome\x12\x1f\n" +
 	"\vwaiting_for\x18\x04 \x01(\x04R\n" +
-	"waitingFor\"v\n" +
+	"waitingFor\x12\x14\n" +
+	"\x05batch\x18\x05 \x01(\rR\x05batch\x12-\n" +
+	"\x05error\x18\x06 \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"L\n" +
+	"\x13PushStepManyRequest\x125\n" +
+	"\abatches\x18\x01 \x03(\v2\x1b.rowraft.v1.PushStepRequestR\abatches\"v\n" +
 	"\x10WaitClockRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\fR\x03job\x12\x19\n" +
@@ -1859,14 +1923,15 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x18STEP_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14STEP_OUTCOME_APPLIED\x10\x01\x12\x15\n" +
 	"\x11STEP_OUTCOME_HELD\x10\x02\x12\x18\n" +
-	"\x14STEP_OUTCOME_MISSING\x10\x032\xe3\x04\n" +
+	"\x14STEP_OUTCOME_MISSING\x10\x032\xb1\x05\n" +
 	"\x05Table\x126\n" +
 	"\x04Pull\x12\x17.rowraft.v1.PullRequest\x1a\x15.rowraft.v1.PullReply\x129\n" +
 	"\x05Write\x12\x18.rowraft.v1.WriteRequest\x1a\x16.rowraft.v1.WriteReply\x12@\n" +
 	"\bPullMany\x12\x1b.rowraft.v1.PullManyRequest\x1a\x15.rowraft.v1.PullReply0\x01\x12C\n" +
 	"\tWriteMany\x12\x1c.rowraft.v1.WriteManyRequest\x1a\x16.rowraft.v1.WriteReply0\x01\x128\n" +
 	"\x04Scan\x12\x17.rowraft.v1.ScanRequest\x1a\x15.rowraft.v1.ScanReply0\x01\x12B\n" +
-	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12E\n" +
+	"\bPushStep\x12\x1b.rowraft.v1.PushStepRequest\x1a\x19.rowraft.v1.PushStepReply\x12L\n" +
+	"\fPushStepMany\x12\x1f.rowraft.v1.PushStepManyRequest\x1a\x19.rowraft.v1.PushStepReply0\x01\x12E\n" +
 	"\tWaitClock\x12\x1c.rowraft.v1.WaitClockRequest\x1a\x1a.rowraft.v1.WaitClockReply\x12K\n" +
 	"\vOpenSession\x12\x1e.rowraft.v1.OpenSessionRequest\x1a\x1c.rowraft.v1.OpenSessionReply\x12N\n" +
 	"\fCloseSession\x12\x1f.rowraft.v1.CloseSessionRequest\x1a\x1d.rowraft.v1.CloseSessionReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
@@ -1884,7 +1949,7 @@ func file_rowraft_v1_table_proto_rawDescGZIP() []byte {
 }
 
 var file_rowraft_v1_table_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_rowraft_v1_table_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_rowraft_v1_table_proto_goTypes = []any{
 	(ReadMode)(0),               // 0: rowraft.v1.ReadMode
 	(WriteOp)(0),                // 1: rowraft.v1.WriteOp
@@ -1898,48 +1963,53 @@ var file_rowraft_v1_table_proto_goTypes = []any{
 	(*DataPosition)(nil),        // 9: rowraft.v1.DataPosition
 	(*PushStepRequest)(nil),     // 10: rowraft.v1.PushStepRequest
 	(*PushStepReply)(nil),       // 11: rowraft.v1.PushStepReply
-	(*WaitClockRequest)(nil),    // 12: rowraft.v1.WaitClockRequest
-	(*WaitClockReply)(nil),      // 13: rowraft.v1.WaitClockReply
-	(*ScanRequest)(nil),         // 14: rowraft.v1.ScanRequest
-	(*ScanReply)(nil),           // 15: rowraft.v1.ScanReply
-	(*OpenSessionRequest)(nil),  // 16: rowraft.v1.OpenSessionRequest
-	(*OpenSessionReply)(nil),    // 17: rowraft.v1.OpenSessionReply
-	(*CloseSessionRequest)(nil), // 18: rowraft.v1.CloseSessionRequest
-	(*CloseSessionReply)(nil),   // 19: rowraft.v1.CloseSessionReply
-	(*ErrorDetail)(nil),         // 20: rowraft.v1.ErrorDetail
+	(*PushStepManyRequest)(nil), // 12: rowraft.v1.PushStepManyRequest
+	(*WaitClockRequest)(nil),    // 13: rowraft.v1.WaitClockRequest
+	(*WaitClockReply)(nil),      // 14: rowraft.v1.WaitClockReply
+	(*ScanRequest)(nil),         // 15: rowraft.v1.ScanRequest
+	(*ScanReply)(nil),           // 16: rowraft.v1.ScanReply
+	(*OpenSessionRequest)(nil),  // 17: rowraft.v1.OpenSessionRequest
+	(*OpenSessionReply)(nil),    // 18: rowraft.v1.OpenSessionReply
+	(*CloseSessionRequest)(nil), // 19: rowraft.v1.CloseSessionRequest
+	(*CloseSessionReply)(nil),   // 20: rowraft.v1.CloseSessionReply
+	(*ErrorDetail)(nil),         // 21: rowraft.v1.ErrorDetail
 }
 var file_rowraft_v1_table_proto_depIdxs = []int32{
 	0,  // 0: rowraft.v1.PullRequest.mode:type_name -> rowraft.v1.ReadMode
-	20, // 1: rowraft.v1.PullReply.error:type_name -> rowraft.v1.ErrorDetail
+	21, // 1: rowraft.v1.PullReply.error:type_name -> rowraft.v1.ErrorDetail
 	3,  // 2: rowraft.v1.PullManyRequest.batches:type_name -> rowraft.v1.PullRequest
 	1,  // 3: rowraft.v1.WriteRequest.op:type_name -> rowraft.v1.WriteOp
-	20, // 4: rowraft.v1.WriteReply.error:type_name -> rowraft.v1.ErrorDetail
+	21, // 4: rowraft.v1.WriteReply.error:type_name -> rowraft.v1.ErrorDetail
 	6,  // 5: rowraft.v1.WriteManyRequest.batches:type_name -> rowraft.v1.WriteRequest
 	9,  // 6: rowraft.v1.PushStepRequest.positions:type_name -> rowraft.v1.DataPosition
 	2,  // 7: rowraft.v1.PushStepReply.outcome:type_name -> rowraft.v1.StepOutcome
-	3,  // 8: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
-	6,  // 9: rowraft.v1.Table.Write:input_type -> rowraft.v1.WriteRequest
-	5,  // 10: rowraft.v1.Table.PullMany:input_type -> rowraft.v1.PullManyRequest
-	8,  // 11: rowraft.v1.Table.WriteMany:input_type -> rowraft.v1.WriteManyRequest
-	14, // 12: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
-	10, // 13: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
-	12, // 14: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
-	16, // 15: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
-	18, // 16: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
-	4,  // 17: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
-	7,  // 18: rowraft.v1.Table.Write:output_type -> rowraft.v1.WriteReply
-	4,  // 19: rowraft.v1.Table.PullMany:output_type -> rowraft.v1.PullReply
-	7,  // 20: rowraft.v1.Table.WriteMany:output_type -> rowraft.v1.WriteReply
-	15, // 21: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
-	11, // 22: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
-	13, // 23: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
-	17, // 24: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
-	19, // 25: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
-	17, // [17:26] is the sub-list for method output_type
-	8,  // [8:17] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	21, // 8: rowraft.v1.PushStepReply.error:type_name -> rowraft.v1.ErrorDetail
+	10, // 9: rowraft.v1.PushStepManyRequest.batches:type_name -> rowraft.v1.PushStepRequest
+	3,  // 10: rowraft.v1.Table.Pull:input_type -> rowraft.v1.PullRequest
+	6,  // 11: rowraft.v1.Table.Write:input_type -> rowraft.v1.WriteRequest
+	5,  // 12: rowraft.v1.Table.PullMany:input_type -> rowraft.v1.PullManyRequest
+	8,  // 13: rowraft.v1.Table.WriteMany:input_type -> rowraft.v1.WriteManyRequest
+	15, // 14: rowraft.v1.Table.Scan:input_type -> rowraft.v1.ScanRequest
+	10, // 15: rowraft.v1.Table.PushStep:input_type -> rowraft.v1.PushStepRequest
+	12, // 16: rowraft.v1.Table.PushStepMany:input_type -> rowraft.v1.PushStepManyRequest
+	13, // 17: rowraft.v1.Table.WaitClock:input_type -> rowraft.v1.WaitClockRequest
+	17, // 18: rowraft.v1.Table.OpenSession:input_type -> rowraft.v1.OpenSessionRequest
+	19, // 19: rowraft.v1.Table.CloseSession:input_type -> rowraft.v1.CloseSessionRequest
+	4,  // 20: rowraft.v1.Table.Pull:output_type -> rowraft.v1.PullReply
+	7,  // 21: rowraft.v1.Table.Write:output_type -> rowraft.v1.WriteReply
+	4,  // 22: rowraft.v1.Table.PullMany:output_type -> rowraft.v1.PullReply
+	7,  // 23: rowraft.v1.Table.WriteMany:output_type -> rowraft.v1.WriteReply
+	16, // 24: rowraft.v1.Table.Scan:output_type -> rowraft.v1.ScanReply
+	11, // 25: rowraft.v1.Table.PushStep:output_type -> rowraft.v1.PushStepReply
+	11, // 26: rowraft.v1.Table.PushStepMany:output_type -> rowraft.v1.PushStepReply
+	14, // 27: rowraft.v1.Table.WaitClock:output_type -> rowraft.v1.WaitClockReply
+	18, // 28: rowraft.v1.Table.OpenSession:output_type -> rowraft.v1.OpenSessionReply
+	20, // 29: rowraft.v1.Table.CloseSession:output_type -> rowraft.v1.CloseSessionReply
+	20, // [20:30] is the sub-list for method output_type
+	10, // [10:20] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_table_proto_init() }
@@ -1953,7 +2023,7 @@ func file_rowraft_v1_table_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rowraft_v1_table_proto_rawDesc), len(file_rowraft_v1_table_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const (
 	Table_WriteMany_FullMethodName    = "/rowraft.v1.Table/WriteMany"
 	Table_Scan_FullMethodName         = "/rowraft.v1.Table/Scan"
 	Table_PushStep_FullMethodName     = "/rowraft.v1.Table/PushStep"
+	Table_PushStepMany_FullMethodName = "/rowraft.v1.Table/PushStepMany"
 	Table_WaitClock_FullMethodName    = "/rowraft.v1.Table/WaitClock"
 	Table_OpenSession_FullMethodName  = "/rowraft.v1.Table/OpenSession"
 	Table_CloseSession_FullMethodName = "/rowraft.v1.Table/CloseSession"
@@ -69,6 +70,8 @@ type TableClient interface {
 	// is applied, or, after some 0.4 s, that it holds the part: ask again with probe.
 	// The same part may be sent any number of times.
 	PushStep(ctx context.Context, in *PushStepRequest, opts ...grpc.CallOption) (*PushStepReply, error)
+	// PushStepMany is to PushStep what PullMany is to Pull.
+	PushStepMany(ctx context.Context, in *PushStepManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PushStepReply], error)
 	// WaitClock waits, some 0.4 s at most, until the slowest worker of a job has reached
 	// a clock; leader of the job's clock shard only.
 	WaitClock(ctx context.Context, in *WaitClockRequest, opts ...grpc.CallOption) (*WaitClockReply, error)
@@ -173,6 +176,25 @@ func (c *tableClient) PushStep(ctx context.Context, in *PushStepRequest, opts ..
 	return out, nil
 }
 
+func (c *tableClient) PushStepMany(ctx context.Context, in *PushStepManyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PushStepReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Table_ServiceDesc.Streams[3], Table_PushStepMany_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[PushStepManyRequest, PushStepReply]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Table_PushStepManyClient = grpc.ServerStreamingClient[PushStepReply]
+
 func (c *tableClient) WaitClock(ctx context.Context, in *WaitClockRequest, opts ...grpc.CallOption) (*WaitClockReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(WaitClockReply)
@@ -239,6 +261,8 @@ type TableServer interface {
 	// is applied, or, after some 0.4 s, that it holds the part: ask again with probe.
 	// The same part may be sent any number of times.
 	PushStep(context.Context, *PushStepRequest) (*PushStepReply, error)
+	// PushStepMany is to PushStep what PullMany is to Pull.
+	PushStepMany(*PushStepManyRequest, grpc.ServerStreamingServer[PushStepReply]) error
 	// WaitClock waits, some 0.4 s at most, until the slowest worker of a job has reached
 	// a clock; leader of the job's clock shard only.
 	WaitClock(context.Context, *WaitClockRequest) (*WaitClockReply, error)
@@ -273,6 +297,9 @@ func (UnimplementedTableServer) Scan(*ScanRequest, grpc.ServerStreamingServer[Sc
 }
 func (UnimplementedTableServer) PushStep(context.Context, *PushStepRequest) (*PushStepReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method PushStep not implemented")
+}
+func (UnimplementedTableServer) PushStepMany(*PushStepManyRequest, grpc.ServerStreamingServer[PushStepReply]) error {
+	return status.Error(codes.Unimplemented, "method PushStepMany not implemented")
 }
 func (UnimplementedTableServer) WaitClock(context.Context, *WaitClockRequest) (*WaitClockReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitClock not implemented")
@@ -391,6 +418,17 @@ func _Table_PushStep_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Table_PushStepMany_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(PushStepManyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(TableServer).PushStepMany(m, &grpc.GenericServerStream[PushStepManyRequest, PushStepReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Table_PushStepManyServer = grpc.ServerStreamingServer[PushStepReply]
+
 func _Table_WaitClock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(WaitClockRequest)
 	if err := dec(in); err != nil {
@@ -491,6 +529,11 @@ var Table_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Scan",
 			Handler:       _Table_Scan_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "PushStepMany",
+			Handler:       _Table_PushStepMany_Handler,
 			ServerStreams: true,
 		},
 	},
