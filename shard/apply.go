@@ -87,7 +87,7 @@ func (m *Machine) fail(index rowraft.Index, err error) error {
 // REQUIRES: m.applyMu is held.
 func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error) {
 	m.mu.RLock()
-	err := m.usableLocked()
+	err := m.mu.usable()
 	m.mu.RUnlock()
 	if err != nil {
 		return nil, err
@@ -105,20 +105,14 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 		if err != nil {
 			return nil, err
 		}
-		return a, m.change(h, a, func(st *state, now uint64) (error, error) {
-			evicted, err := st.open(&o, index, now)
-			if evicted {
-				m.evicted.Add(1)
-			}
-			return err, nil
-		})
+		return a, m.change(h, a, func(now uint64) (error, error) { return m.Sessions.open(&o, index, now), nil })
 	case wire.EntryCloseSession:
 		client, inc, err := wire.ParseCloseSession(body)
 		if err != nil {
 			return nil, err
 		}
-		return a, m.change(h, a, func(st *state, _ uint64) (error, error) {
-			st.closeSession(client, inc, index)
+		return a, m.change(h, a, func(uint64) (error, error) {
+			m.Sessions.table.close(client, inc, index)
 			return nil, nil
 		})
 	case wire.EntryCreateTable:
@@ -130,13 +124,17 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the schema of table %s: want none",
 				len(rest), s.Name)
 		}
-		return a, m.change(h, a, func(st *state, _ uint64) (error, error) { return st.createTable(s, m.owned) })
+		return a, m.change(h, a, func(uint64) (error, error) { return m.mu.tables.create(s, m.owned) })
 	case wire.EntryDropTable:
 		id, err := wire.ParseDropTable(body)
 		if err != nil {
 			return nil, err
 		}
-		return a, m.change(h, a, func(*state, uint64) (error, error) { m.dropTable(id); return nil, nil })
+		return a, m.change(h, a, func(uint64) (error, error) {
+			m.mu.tables.drop(id)
+			m.freeDroppedLocked()
+			return nil, nil
+		})
 	case wire.EntryMark:
 		return a, m.applyMark(h, body, a)
 	case wire.EntrySweep:
@@ -156,57 +154,17 @@ func (m *Machine) applyEntry(index rowraft.Index, entry []byte) (*Applied, error
 
 // change applies an entry that has one result. do returns the result, and an error
 // if the replica must stop.
-func (m *Machine) change(h wire.EntryHeader, a *Applied, do func(st *state, now uint64) (result, fatal error)) error {
+func (m *Machine) change(h wire.EntryHeader, a *Applied, do func(now uint64) (result, fatal error)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.tick(h)
-	result, fatal := m.checkEpoch(h), error(nil)
+	result, fatal := m.checkEpoch(m.shard, h), error(nil)
 	if result == nil {
-		result, fatal = do(m.mu.state, now)
+		result, fatal = do(now)
 	}
 	m.publishLocked() // the set of tables may have changed
 	a.Parts = []PartResult{{Err: result}}
 	return fatal
-}
-
-// tick advances log time to that of h and returns it. Log time never decreases.
-func (m *Machine) tick(h wire.EntryHeader) uint64 {
-	now := max(m.logTime.Load(), h.LogTime)
-	m.logTime.Store(now)
-	return now
-}
-
-// checkEpoch refuses an entry that was proposed for the tables of another epoch.
-func (m *Machine) checkEpoch(h wire.EntryHeader) error {
-	if have := m.Epoch(); h.Epoch != have {
-		return rowraft.Errorf(rowraft.CodeSessionExpired,
-			"shard %d: the entry is for table epoch %d, but the tables have epoch %d: open a new session",
-			m.shard, h.Epoch, have)
-	}
-	return nil
-}
-
-func (st *state) createTable(s rowraft.Schema, owned *ownedSlots) (result, fatal error) {
-	if s.ID == 0 {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has no id", s.Name), nil
-	}
-	for _, t := range st.tables {
-		switch {
-		case t.schema == s:
-			return nil, nil
-		case t.schema.ID == s.ID:
-			return rowraft.Errorf(rowraft.CodeTableExists, "table id %#x exists as %q with another schema",
-				uint64(s.ID), t.schema.Name), nil
-		case t.schema.Name == s.Name:
-			return rowraft.Errorf(rowraft.CodeTableExists, "table %q exists with id %#x", s.Name, uint64(t.schema.ID)), nil
-		}
-	}
-	if len(st.tables) >= MaxTables {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the shard has %d tables, the limit: drop one first", MaxTables),
-			nil
-	}
-	_, fatal = st.addTable(s, owned)
-	return nil, fatal
 }
 
 // applyParts parses the whole entry before it changes anything, so that a corrupt
@@ -226,7 +184,7 @@ func (m *Machine) applyParts(h wire.EntryHeader, body []byte, a *Applied) error 
 		return rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes follow the parts of a log entry: want none", len(rest))
 	}
 	now := m.tick(h)
-	wrongEpoch := m.checkEpoch(h)
+	wrongEpoch := m.checkEpoch(m.shard, h)
 	a.Parts = make([]PartResult, h.Parts)
 	rest = body
 	for i := range a.Parts {
@@ -244,34 +202,20 @@ func (m *Machine) applyParts(h wire.EntryHeader, body []byte, a *Applied) error 
 // only if the part's session is alive and its number is in the window.
 // The error is fatal.
 func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
-	m.mu.Lock()
-	s, err := m.mu.check(p.Client, p.Incarnation, now)
-	if err != nil {
-		m.mu.Unlock()
-		return PartResult{Err: err}, nil
-	}
-	s = m.mu.writable(s)
-	s.LastUsed = now
-	known, err := lookup(s, p)
+	s, known, err := m.Sessions.begin(p, now)
 	if known || err != nil {
-		m.mu.Unlock()
 		return PartResult{Err: err, Duplicate: err == nil}, nil
 	}
-	raiseFloor(s, p.Floor)
-	m.mu.Unlock()
-
 	refusal := m.Validate(p.Op, p.Payload)
 	if refusal == nil {
 		if err := m.applyRows(p); err != nil {
 			return PartResult{}, err
 		}
 		if p.Op == wire.OpClocked {
-			m.setClock(p.Payload)
+			m.Jobs.setClock(p.Payload)
 		}
 	}
-	m.mu.Lock()
-	record(s, p.Seq, refusal) // s is still valid: only this goroutine changes sessions
-	m.mu.Unlock()
+	m.Sessions.record(s, p.Seq, refusal)
 	return PartResult{Err: refusal}, nil
 }
 
@@ -297,18 +241,18 @@ func (m *Machine) applyRows(p *wire.Part) error {
 		if err != nil {
 			return err
 		}
-		lr := t.schema.Optimizer.LR
-		if seg.Flags&wire.FlagLR != 0 {
-			lr = seg.LR
-		}
-		if err := m.applySegment(op, t, seg, body, lr); err != nil {
-			return err
+		if err := m.applySegment(op, t, seg, body); err != nil {
+			return fmt.Errorf("table %s: %w", t.schema.Name, err)
 		}
 	}
 	return nil
 }
 
-func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire.Body, lr float32) error {
+func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire.Body) error {
+	lr := t.schema.Optimizer.LR
+	if seg.Flags&wire.FlagLR != 0 {
+		lr = seg.LR
+	}
 	var scratch [chunkRows]rowraft.Key
 	rowBytes := seg.Dim * seg.DType.Size()
 	for from := 0; from < seg.N; from += chunkRows {
@@ -318,26 +262,28 @@ func (m *Machine) applySegment(op wire.Op, t *table, seg wire.Segment, body wire
 		if op != wire.OpDelete {
 			values = body.Values[from*rowBytes : to*rowBytes]
 		}
-		if err := m.applyChunk(op, t, keys, values, seg.DType, lr); err != nil {
-			return fmt.Errorf("table %s: %w", t.schema.Name, err)
+		m.mu.Lock()
+		err := t.apply(op, keys, values, seg.DType, lr, rowraft.TickOf(m.logTime.Load()))
+		m.mu.Unlock()
+		if err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (m *Machine) applyChunk(op wire.Op, t *table, keys []rowraft.Key, values []byte, dt rowraft.DType,
-	lr float32) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	t.rows.SetTick(rowraft.TickOf(m.logTime.Load()))
-	if canary.Is(canary.MapOrder) && op == wire.OpPush {
-		return updateInMapOrder(t, keys, values, dt, lr)
-	}
-	switch op {
-	case wire.OpAssign:
+// apply runs the op on rows of t at tick. REQUIRES: Machine.mu is held for writing.
+func (t *table) apply(
+	op wire.Op, keys []rowraft.Key, values []byte, dt rowraft.DType, lr float32, tick uint32,
+) error {
+	t.rows.SetTick(tick)
+	switch {
+	case op == wire.OpAssign:
 		return t.rows.Assign(keys, values, dt)
-	case wire.OpDelete:
+	case op == wire.OpDelete:
 		return t.rows.Delete(keys)
+	case canary.Is(canary.MapOrder):
+		return updateInMapOrder(t, keys, values, dt, lr)
 	}
 	return t.rows.Update(keys, values, dt, lr)
 }

@@ -2,6 +2,8 @@ package shard
 
 import (
 	"fmt"
+	"sync"
+	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/wire"
@@ -29,6 +31,15 @@ func (n *digestHistory) at(mark rowraft.Index) (Digest, bool) {
 		}
 	}
 	return Digest{}, false
+}
+
+// DigestRounds are the results of digest rounds on this replica. They are not part of a snapshot, and Restore clears them.
+type DigestRounds struct {
+	agreedAt   atomic.Uint64 // newest mark at which this replica agreed with the majority
+	noMajority atomic.Uint64 // mark at which no majority agreed; 0: none
+
+	mu      *sync.RWMutex // of the Machine
+	history digestHistory // guarded by mu
 }
 
 // FencedError reports that this replica had other rows at a mark than the
@@ -64,19 +75,19 @@ func (m *Machine) Fenced() *FencedError {
 // NoMajority returns the mark at which no majority of the replicas had the same rows,
 // 0 if there is none. If it is not 0, nothing may be served: it is unknown which replica
 // is right.
-func (m *Machine) NoMajority() rowraft.Index { return rowraft.Index(m.noMajority.Load()) }
+func (r *DigestRounds) NoMajority() rowraft.Index { return rowraft.Index(r.noMajority.Load()) }
 
-// Noted returns the digest of this replica at a mark. ok is false if the replica has not applied
+// At returns the digest of this replica at a mark. ok is false if the replica has not applied
 // that mark since its start or its last restore, or has applied maxDigests marks since.
-func (m *Machine) Noted(mark rowraft.Index) (d Digest, ok bool) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	return m.mu.digests.at(mark)
+func (r *DigestRounds) At(mark rowraft.Index) (d Digest, ok bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.history.at(mark)
 }
 
 // AgreedAt returns the newest mark at which this replica had the rows
 // of the majority, 0 if there is none since its start or its last restore.
-func (m *Machine) AgreedAt() rowraft.Index { return rowraft.Index(m.agreedAt.Load()) }
+func (r *DigestRounds) AgreedAt() rowraft.Index { return rowraft.Index(r.agreedAt.Load()) }
 
 // applyProof applies an entry of a digest round at index.
 func (m *Machine) applyProof(h wire.EntryHeader, index rowraft.Index, body []byte, a *Applied) error {
@@ -84,48 +95,50 @@ func (m *Machine) applyProof(h wire.EntryHeader, index rowraft.Index, body []byt
 	if err != nil {
 		return err
 	}
-	return m.change(h, a, func(*state, uint64) (error, error) {
+	return m.change(h, a, func(uint64) (error, error) {
 		switch p.Step {
 		case wire.ProofMark:
-			m.recordDigestLocked(index)
+			m.Rounds.record(index, m.mu.tables)
 		case wire.ProofDivided:
-			m.noMajority.Store(uint64(p.Mark))
+			m.Rounds.noMajority.Store(uint64(p.Mark))
 		case wire.ProofAgreed:
-			return m.compareLocked(&p, index), nil
+			if own, majority, same := m.Rounds.compare(&p); !same {
+				m.mu.fenced = &FencedError{Shard: m.shard, Own: own, Majority: majority, AppliedTo: index}
+				return rowraft.Errorf(rowraft.CodeCorrupt, "%w", m.mu.fenced), nil
+			}
 		}
 		return nil, nil
 	})
 }
 
-// recordDigestLocked records the digest at index, the mark that is being applied.
-// REQUIRES: m.mu is held for writing.
-func (m *Machine) recordDigestLocked(index rowraft.Index) {
-	sum, rows := m.mu.digest()
-	m.mu.digests.add(Digest{Index: index, Sum: sum.Bytes(), Rows: rows})
+// record records the digest of tables at index, the mark that is being applied.
+// REQUIRES: mu is held for writing.
+func (r *DigestRounds) record(index rowraft.Index, tables *tableSet) {
+	sum, rows := tables.digest()
+	r.history.add(Digest{Index: index, Sum: sum.Bytes(), Rows: rows})
 }
 
-// compareLocked compares the digest of this replica at the mark with that of the majority. It
-// fences the replica if they differ.
-// REQUIRES: m.mu is held for writing.
-func (m *Machine) compareLocked(p *wire.Proof, index rowraft.Index) error {
-	own, noted := m.mu.digests.at(p.Mark)
+// compare compares the digest of this replica at the mark with that of the majority. A mark that is not in the history
+// counts as the same.
+// REQUIRES: mu is held for writing.
+func (r *DigestRounds) compare(p *wire.Proof) (own, majority Digest, same bool) {
+	own, noted := r.history.at(p.Mark)
 	if !noted {
-		return nil
+		return own, own, true
 	}
-	majority := Digest{Index: p.Mark, Sum: p.Digest, Rows: p.Rows}
+	majority = Digest{Index: p.Mark, Sum: p.Digest, Rows: p.Rows}
 	if own != majority {
-		m.mu.fenced = &FencedError{Shard: m.shard, Own: own, Majority: majority, AppliedTo: index}
-		return rowraft.Errorf(rowraft.CodeCorrupt, "%w", m.mu.fenced)
+		return own, majority, false
 	}
-	m.agreedAt.Store(uint64(p.Mark))
-	m.noMajority.Store(0)
-	return nil
+	r.agreedAt.Store(uint64(p.Mark))
+	r.noMajority.Store(0)
+	return own, majority, true
 }
 
-// resetDigestsLocked clears the results of digest rounds after a snapshot replaced the rows.
-// REQUIRES: m.mu is held for writing.
-func (m *Machine) resetDigestsLocked() {
-	m.mu.digests = digestHistory{}
-	m.agreedAt.Store(0)
-	m.noMajority.Store(0)
+// reset clears the results after a snapshot replaced the rows.
+// REQUIRES: mu is held for writing.
+func (r *DigestRounds) reset() {
+	r.history = digestHistory{}
+	r.agreedAt.Store(0)
+	r.noMajority.Store(0)
 }

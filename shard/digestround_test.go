@@ -12,7 +12,7 @@ import (
 func (r *replica) mark() Digest {
 	r.tb.Helper()
 	r.apply(wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofMark}))
-	d, ok := r.Noted(r.index)
+	d, ok := r.Rounds.At(r.index)
 	if now := r.digest(); !ok || d != now {
 		r.tb.Fatalf("noted %+v (%v) at the mark, the digest is %+v", d, ok, now)
 	}
@@ -138,19 +138,19 @@ func TestNoMajorityEnds(t *testing.T) {
 	divide := func() {
 		d := r.mark()
 		r.apply(wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofDivided, Mark: d.Index}))
-		if r.NoMajority() != d.Index || r.AgreedAt() == d.Index {
-			t.Fatalf("no majority at %d, agreed at %d; want no majority at %d", r.NoMajority(), r.AgreedAt(), d.Index)
+		if r.Rounds.NoMajority() != d.Index || r.Rounds.AgreedAt() == d.Index {
+			t.Fatalf("no majority at %d, agreed at %d; want no majority at %d", r.Rounds.NoMajority(), r.Rounds.AgreedAt(), d.Index)
 		}
 	}
 	divide()
 	d := r.mark()
 	r.agree(d)
-	if r.NoMajority() != 0 || r.AgreedAt() != d.Index {
-		t.Errorf("after agreement at %d: no majority at %d, agreed at %d", d.Index, r.NoMajority(), r.AgreedAt())
+	if r.Rounds.NoMajority() != 0 || r.Rounds.AgreedAt() != d.Index {
+		t.Errorf("after agreement at %d: no majority at %d, agreed at %d", d.Index, r.Rounds.NoMajority(), r.Rounds.AgreedAt())
 	}
 	divide()
-	if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil || r.NoMajority() != 0 || r.AgreedAt() != 0 {
-		t.Errorf("after a restore (%v): no majority at %d, agreed at %d", err, r.NoMajority(), r.AgreedAt())
+	if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil || r.Rounds.NoMajority() != 0 || r.Rounds.AgreedAt() != 0 {
+		t.Errorf("after a restore (%v): no majority at %d, agreed at %d", err, r.Rounds.NoMajority(), r.Rounds.AgreedAt())
 	}
 	if after := r.digest(); after.Sum != before.Sum || after.Rows != before.Rows {
 		t.Errorf("proof entries changed the rows: %+v to %+v", before, after)

@@ -5,12 +5,29 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/wire"
 )
+
+// Jobs are the training jobs of a shard (docs/formats/steps.md). Its exported methods are safe for concurrent use.
+type Jobs struct {
+	shard rowraft.ShardID
+	mu    *sync.RWMutex // of the Machine
+	table jobTable      // guarded by mu
+}
+
+// jobTable is the part of Jobs that a snapshot holds.
+//
+// Invariant: only the apply goroutine changes it, and a job that is not in private is changed only in a copy, unless
+// private is nil.
+type jobTable struct {
+	list    jobs
+	private map[*checkpoint.Job]bool // the jobs that no snapshot shares; nil means all of them
+}
 
 // jobs are the training jobs of the shard (docs/formats/steps.md), ascending
 // by id.
@@ -35,22 +52,22 @@ func (t jobs) get(id rowraft.JobID) (*checkpoint.Job, error) {
 		"job %x is unknown: it never existed, has ended, or a restore removed it", id[:4])
 }
 
-// shareJobs returns all jobs for a snapshot. From now on a change of a job copies it first.
-func (st *state) shareJobs() []*checkpoint.Job {
-	st.privateJobs = make(map[*checkpoint.Job]bool)
-	return slices.Clone(st.jobs)
+// share returns all jobs for a snapshot. From now on a change of a job copies it first.
+func (t *jobTable) share() []*checkpoint.Job {
+	t.private = make(map[*checkpoint.Job]bool)
+	return slices.Clone(t.list)
 }
 
-// ownJob returns the job at position at for a change. If a snapshot shares the job, ownJob first
+// own returns the job at position at for a change. If a snapshot shares the job, own first
 // replaces it by a copy.
-func (st *state) ownJob(at int) *checkpoint.Job {
-	j := st.jobs[at]
-	if st.privateJobs == nil || st.privateJobs[j] {
+func (t *jobTable) own(at int) *checkpoint.Job {
+	j := t.list[at]
+	if t.private == nil || t.private[j] {
 		return j
 	}
 	c := cloneJob(j)
-	st.jobs[at] = c
-	st.privateJobs[c] = true
+	t.list[at] = c
+	t.private[c] = true
 	return c
 }
 
@@ -107,22 +124,22 @@ func (m *Machine) applyMembership(h wire.EntryHeader, body []byte, a *Applied) e
 	if err != nil {
 		return err
 	}
-	return m.change(h, a, func(st *state, _ uint64) (error, error) { return st.setMembership(m.shard, &w), nil })
+	return m.change(h, a, func(uint64) (error, error) { return m.Jobs.table.set(m.shard, &w), nil })
 }
 
 // CheckMembership returns the error with which Apply would refuse w, or nil. Safe for concurrent use.
-func (m *Machine) CheckMembership(w *wire.Membership) error {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	_, j := m.mu.jobs.find(w.Job)
-	return m.mu.checkMembership(m.shard, j, w)
+func (t *Jobs) CheckMembership(w *wire.Membership) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	_, j := t.table.list.find(w.Job)
+	return t.table.check(t.shard, j, w)
 }
 
-// checkMembership refuses w if it cannot be the next membership of j. j is nil for a new job.
-func (st *state) checkMembership(shard rowraft.ShardID, j *checkpoint.Job, w *wire.Membership) error {
+// check refuses w if it cannot be the next membership of j. j is nil for a new job.
+func (t *jobTable) check(shard rowraft.ShardID, j *checkpoint.Job, w *wire.Membership) error {
 	switch {
 	case len(w.Members) == 0:
-	case j == nil && len(st.jobs) >= checkpoint.MaxJobs:
+	case j == nil && len(t.list) >= checkpoint.MaxJobs:
 		return &rowraft.OverloadedError{
 			What: fmt.Sprintf("shard %d has %d jobs with steps or clocks, the limit: end one first",
 				shard, checkpoint.MaxJobs),
@@ -139,27 +156,27 @@ func (st *state) checkMembership(shard rowraft.ShardID, j *checkpoint.Job, w *wi
 	return nil
 }
 
-func (st *state) setMembership(shard rowraft.ShardID, w *wire.Membership) error {
-	at, j := st.jobs.find(w.Job)
-	if err := st.checkMembership(shard, j, w); err != nil {
+func (t *jobTable) set(shard rowraft.ShardID, w *wire.Membership) error {
+	at, j := t.list.find(w.Job)
+	if err := t.check(shard, j, w); err != nil {
 		return err
 	}
 	switch {
 	case len(w.Members) == 0:
 		if j != nil {
-			st.jobs = slices.Delete(st.jobs, at, at+1)
+			t.list = slices.Delete(t.list, at, at+1)
 		}
 		return nil
 	case j == nil:
 		j = &checkpoint.Job{ID: w.Job}
-		if st.privateJobs != nil {
-			st.privateJobs[j] = true
+		if t.private != nil {
+			t.private[j] = true
 		}
-		st.jobs = slices.Insert(st.jobs, at, j)
+		t.list = slices.Insert(t.list, at, j)
 	case j.Generation == w.Generation:
 		return nil
 	}
-	j = st.ownJob(at)
+	j = t.own(at)
 	j.Members = newMembers(j, w.Members)
 	j.Generation, j.First, j.Deadline, j.Quorum = w.Generation, w.First, w.Deadline, w.Quorum
 	j.LastClosed = max(j.LastClosed, w.First-1)
@@ -220,10 +237,10 @@ func setPositions(j *checkpoint.Job, read []rowraft.Position) {
 }
 
 // checkClock returns the error with which Apply would refuse a clocked push, or nil. Safe for concurrent use.
-func (m *Machine) checkClock(c *wire.Clock) error {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	j, err := m.mu.jobs.get(c.Job)
+func (t *Jobs) checkClock(c *wire.Clock) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	j, err := t.table.list.get(c.Job)
 	if err == nil {
 		_, err = member(j, c.Rank, c.Incarnation)
 	}
@@ -231,40 +248,40 @@ func (m *Machine) checkClock(c *wire.Clock) error {
 }
 
 // setClock applies the clock of a push that checkClock has accepted.
-// REQUIRES: m.applyMu is held.
-func (m *Machine) setClock(payload []byte) {
+// Only the apply goroutine calls it.
+func (t *Jobs) setClock(payload []byte) {
 	c, _, err := wire.ParseClock(payload)
 	if err != nil {
 		return // unreachable: Validate has parsed it
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	at, found := m.mu.jobs.find(c.Job)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	at, found := t.table.list.find(c.Job)
 	if found == nil {
 		return // unreachable: checkClock has found it
 	}
-	j := m.mu.ownJob(at)
+	j := t.table.own(at)
 	if w, err := member(j, c.Rank, c.Incarnation); err == nil {
 		w.Clock = max(w.Clock, c.Clock)
 		setPositions(j, c.Positions)
 	}
 }
 
-// Jobs returns the ids of the jobs, ascending.
-func (m *Machine) Jobs() (ids []rowraft.JobID) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	for _, j := range m.mu.jobs {
+// IDs returns the ids of the jobs, ascending.
+func (t *Jobs) IDs() (ids []rowraft.JobID) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, j := range t.table.list {
 		ids = append(ids, j.ID)
 	}
 	return ids
 }
 
-// Job returns a copy of a job. Errors: CodeNotFound.
-func (m *Machine) Job(id rowraft.JobID) (*checkpoint.Job, error) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	j, err := m.mu.jobs.get(id)
+// Get returns a copy of a job. Errors: CodeNotFound.
+func (t *Jobs) Get(id rowraft.JobID) (*checkpoint.Job, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	j, err := t.table.list.get(id)
 	if err != nil {
 		return nil, err
 	}
@@ -272,10 +289,10 @@ func (m *Machine) Job(id rowraft.JobID) (*checkpoint.Job, error) {
 }
 
 // SlowestClock returns the lowest clock of a job's members. Errors: CodeNotFound.
-func (m *Machine) SlowestClock(id rowraft.JobID) (uint64, error) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	j, err := m.mu.jobs.get(id)
+func (t *Jobs) SlowestClock(id rowraft.JobID) (uint64, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	j, err := t.table.list.get(id)
 	if err != nil {
 		return 0, err
 	}

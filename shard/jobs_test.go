@@ -45,7 +45,7 @@ func (r *replica) step(s wire.Step, keys ...rowraft.Key) PartResult {
 
 func (r *replica) job(id byte) *checkpoint.Job {
 	r.tb.Helper()
-	j, err := r.Job(jobID(id))
+	j, err := r.Jobs.Get(jobID(id))
 	if err != nil {
 		r.tb.Fatal(err)
 	}
@@ -113,11 +113,11 @@ func TestANewMembershipKeepsClocks(t *testing.T) {
 	wantCode(t, r.membership(wire.Membership{Job: jobID(1), Generation: 4, First: 1, Members: members(1)}),
 		rowraft.CodeStaleGeneration)
 	again := wire.Membership{Job: jobID(1), Generation: 5, First: 1, Members: members(2, 1)}
-	if err := r.membership(again); err != nil || !r.HasMembership(&again) {
+	if err := r.membership(again); err != nil || !r.Jobs.HasMembership(&again) {
 		t.Errorf("the same membership again: %v", err)
 	}
 	again.Quorum = 1
-	if wantCode(t, r.membership(again), rowraft.CodeAlreadyExists); r.HasMembership(&again) {
+	if wantCode(t, r.membership(again), rowraft.CodeAlreadyExists); r.Jobs.HasMembership(&again) {
 		t.Error("a membership with another quorum is the present one")
 	}
 }
@@ -177,11 +177,11 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 		t.Errorf("the job is %+v", j)
 	}
 	part := StepPart{Job: jobID(1), Generation: 1, Rank: 0, Incarnation: 1, Step: 1}
-	if applied, err := r.CheckStep(&part); !applied || err != nil {
+	if applied, err := r.Jobs.CheckStep(&part); !applied || err != nil {
 		t.Errorf("CheckStep of a contributor: %v, %v", applied, err)
 	}
 	part.Rank = 1
-	if applied, err := r.CheckStep(&part); applied || rowraft.CodeOf(err) != rowraft.CodeStepClosed {
+	if applied, err := r.Jobs.CheckStep(&part); applied || rowraft.CodeOf(err) != rowraft.CodeStepClosed {
 		t.Errorf("CheckStep of a late worker: %v, %v", applied, err)
 	}
 
@@ -205,7 +205,7 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 		t.Errorf("after a membership from the open step on the job is %+v", j)
 	}
 	part = StepPart{Job: jobID(1), Generation: 3, Rank: 0, Incarnation: 1, Step: 5}
-	if applied, err := r.CheckStep(&part); applied || rowraft.CodeOf(err) != rowraft.CodeStepClosed {
+	if applied, err := r.Jobs.CheckStep(&part); applied || rowraft.CodeOf(err) != rowraft.CodeStepClosed {
 		t.Errorf("CheckStep of a contributor to the open step: %v, %v", applied, err)
 	}
 }
@@ -221,7 +221,7 @@ func TestContributorsAreForgotten(t *testing.T) {
 		step            rowraft.Step
 		applied, unsure bool
 	}{{0, 20, true, false}, {0, 5, true, false}, {0, 4, false, true}, {1, 5, false, false}, {1, 4, false, true}} {
-		applied, err := r.CheckStep(&StepPart{Job: jobID(1), Generation: 1, Rank: tc.rank, Incarnation: 1, Step: tc.step})
+		applied, err := r.Jobs.CheckStep(&StepPart{Job: jobID(1), Generation: 1, Rank: tc.rank, Incarnation: 1, Step: tc.step})
 		late, _ := err.(*rowraft.StepClosedError)
 		if applied != tc.applied || !applied && (late == nil || late.Unsure != tc.unsure || late.Next != 21) {
 			t.Errorf("rank %d, step %d: %v, %v", tc.rank, tc.step, applied, err)
@@ -242,8 +242,8 @@ func TestJobsAndPositionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := r.membership(wire.Membership{Job: rowraft.JobID{1, 9}}); err != nil ||
-		len(r.Jobs()) != checkpoint.MaxJobs-1 {
-		t.Errorf("%d jobs after one has ended, %v", len(r.Jobs()), err)
+		len(r.Jobs.IDs()) != checkpoint.MaxJobs-1 {
+		t.Errorf("%d jobs after one has ended, %v", len(r.Jobs.IDs()), err)
 	}
 	var read []rowraft.Position
 	for p := range rowraft.DataPart(checkpoint.JobPositions) {
@@ -291,7 +291,7 @@ func TestASnapshotHasTheJobsOfItsBegin(t *testing.T) {
 	if err := other.Restore(bytes.NewReader(stream.Bytes())); err != nil {
 		t.Fatal(err)
 	}
-	if got := other.job(1); !reflect.DeepEqual(got, want) || len(other.Jobs()) != 1 {
+	if got := other.job(1); !reflect.DeepEqual(got, want) || len(other.Jobs.IDs()) != 1 {
 		t.Errorf("the snapshot has %+v, want %+v", got, want)
 	}
 	other.index = index
@@ -321,11 +321,11 @@ func TestARestoreForgetsJobs(t *testing.T) {
 	for _, c := range chunks {
 		r.apply(c)
 	}
-	if len(r.Jobs()) != 1 {
+	if len(r.Jobs.IDs()) != 1 {
 		t.Error("the job is gone before the restore closes")
 	}
 	r.apply(end)
-	if len(r.Jobs()) != 0 {
+	if len(r.Jobs.IDs()) != 0 {
 		t.Error("a restore has left a job")
 	}
 	if got := r.step(wire.Step{Generation: 1, Step: 1, Last: true}); rowraft.CodeOf(got.Err) != rowraft.CodeNotFound {

@@ -81,6 +81,11 @@ type replica struct {
 	now   uint64
 }
 
+func (r *replica) hasTable(id rowraft.TableID) bool {
+	_, ok := r.Table(id)
+	return ok
+}
+
 func newReplica(tb testing.TB, c Config) *replica {
 	tb.Helper()
 	m, err := New(c)
@@ -204,7 +209,7 @@ func sameState(a, b *replica) bool {
 	db, errB := b.Digest()
 	return errA == nil && errB == nil && da == db && a.LogTime() == b.LogTime() && a.Epoch() == b.Epoch() &&
 		slices.Equal(a.Tables(), b.Tables()) &&
-		slices.EqualFunc(a.mu.sessions, b.mu.sessions, func(x, y *checkpoint.Session) bool {
+		slices.EqualFunc(a.Sessions.table.list, b.Sessions.table.list, func(x, y *checkpoint.Session) bool {
 			return x.Client == y.Client && x.Incarnation == y.Incarnation && x.Floor == y.Floor && x.LastUsed == y.LastUsed &&
 				x.Window == y.Window && slices.Equal(x.Refused, y.Refused)
 		})

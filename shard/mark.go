@@ -26,19 +26,19 @@ type ExpectedMark struct {
 func (m *Machine) ExpectMark(id wire.MarkID) (*ExpectedMark, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.usableLocked(); err != nil {
+	if err := m.mu.usable(); err != nil {
 		return nil, err
 	}
-	if err := m.snapshotBusyLocked(forCheckpoint); err != nil {
+	if err := m.mu.cuts.busy(forCheckpoint, m.shard, m.mu.stage); err != nil {
 		return nil, err
 	}
-	if n := len(m.mu.expected); n > 0 && n+m.snapshotsLocked(forCheckpoint) >= MaxParts {
+	if n := len(m.mu.cuts.expected); n > 0 && n+m.mu.cuts.count(forCheckpoint) >= MaxParts {
 		return nil, rowraft.Errorf(rowraft.CodeOverloaded,
 			"shard %d: %d checkpoints wait for their mark; the limit of checkpoints in progress is %d",
 			m.shard, n, MaxParts)
 	}
 	e := &ExpectedMark{m: m, id: id}
-	m.mu.expected = append(m.mu.expected, e)
+	m.mu.cuts.expected = append(m.mu.cuts.expected, e)
 	return e, nil
 }
 
@@ -64,7 +64,7 @@ func (e *ExpectedMark) Snapshot() (*Snapshot, error) {
 func (e *ExpectedMark) Cancel() {
 	e.m.mu.Lock()
 	defer e.m.mu.Unlock()
-	e.m.mu.expected = slices.DeleteFunc(e.m.mu.expected, func(o *ExpectedMark) bool { return o == e })
+	e.m.mu.cuts.expected = slices.DeleteFunc(e.m.mu.cuts.expected, func(o *ExpectedMark) bool { return o == e })
 	if e.snapshot != nil {
 		_ = e.snapshot.endLocked()
 		e.snapshot = nil
@@ -79,8 +79,8 @@ func (m *Machine) applyMark(h wire.EntryHeader, body []byte, a *Applied) error {
 		return err
 	}
 	a.mark = &id
-	return m.change(h, a, func(*state, uint64) (error, error) {
-		m.recordDigestLocked(a.Index)
+	return m.change(h, a, func(uint64) (error, error) {
+		m.Rounds.record(a.Index, m.mu.tables)
 		return nil, nil
 	})
 }
@@ -90,11 +90,11 @@ func (m *Machine) applyMark(h wire.EntryHeader, body []byte, a *Applied) error {
 func (m *Machine) takeMark(id wire.MarkID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i := slices.IndexFunc(m.mu.expected, func(e *ExpectedMark) bool { return e.id == id })
+	i := slices.IndexFunc(m.mu.cuts.expected, func(e *ExpectedMark) bool { return e.id == id })
 	if i < 0 {
 		return
 	}
-	e := m.mu.expected[i]
-	m.mu.expected = slices.Delete(m.mu.expected, i, i+1)
+	e := m.mu.cuts.expected[i]
+	m.mu.cuts.expected = slices.Delete(m.mu.cuts.expected, i, i+1)
 	e.snapshot, e.err = m.snapshotLocked(forCheckpoint)
 }

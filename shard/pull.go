@@ -1,12 +1,40 @@
 package shard
 
 import (
+	"sync"
+	"sync/atomic"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/wire"
 )
 
 // MaxPullBytes is the largest reply of one pull.
 const MaxPullBytes = 64 << 20
+
+// Reads is what pulls and scans read. They do not take Machine.mu, because Apply holds it while rows change.
+type Reads struct {
+	shard rowraft.ShardID
+	owned *ownedSlots // immutable
+	at    *position
+
+	// view is replaced under Machine.mu by a goroutine that changes the set of tables or the health.
+	view atomic.Pointer[view]
+
+	// readers is held for reading while a goroutine reads rows of a view or of a snapshot, one chunk
+	// at a time. It is held for writing to wait for such goroutines before rows or images are
+	// freed. A change of rows does not take it.
+	readers sync.RWMutex
+}
+
+// view is the tables that readers may use. It is immutable; the rows in it change.
+type view struct {
+	of   *tableSet // only for comparison; Machine.mu guards its fields
+	list []*table
+	err  error // the reason why nothing can be read, or nil
+}
+
+func (v *view) table(id rowraft.TableID) *table { return findTable(v.list, id) }
 
 // Pull reads the weights of keys.
 //
@@ -23,20 +51,20 @@ const MaxPullBytes = 64 << 20
 // Errors: CodeInvalidArgument, CodeTableNotFound, CodeWrongShard; CodeStarting
 // if a snapshot was restored during the pull; CodeClosing; CodeOverloaded if alloc returned nil.
 // On an error the caller frees the buffer that alloc returned.
-func (m *Machine) Pull(
+func (d *Reads) Pull(
 	payload []byte, presence bool, alloc func(size int) []byte,
 ) (reply []byte, applied rowraft.Index, err error) {
-	size, err := m.ReplySize(payload, presence)
+	size, err := d.ReplySize(payload, presence)
 	if err != nil {
 		return nil, 0, err
 	}
-	m.readers.RLock() // a restore replaces state and index together, and so the pull reads them together
-	st := m.view.Load().state
-	applied = m.AppliedIndex()
-	m.readers.RUnlock()
+	d.readers.RLock() // a restore replaces state and index together, and so the pull reads them together
+	of := d.view.Load().of
+	applied = d.at.AppliedIndex()
+	d.readers.RUnlock()
 	if reply = alloc(size); reply == nil {
 		return nil, 0, rowraft.Errorf(rowraft.CodeOverloaded,
-			"shard %d: no memory for a reply of %d bytes: try again later", m.shard, size)
+			"shard %d: no memory for a reply of %d bytes: try again later", d.shard, size)
 	}
 	reply = reply[:size]
 	out := reply
@@ -48,7 +76,7 @@ func (m *Machine) Pull(
 		payload = rest
 		give := replySegment(ask, presence)
 		n := give.Size()
-		if err := m.pullSegment(st, give, body, give.Put(out[:n:n])); err != nil {
+		if err := d.pullSegment(of, give, body, give.Put(out[:n:n])); err != nil {
 			return nil, 0, err
 		}
 		out = out[n:]
@@ -66,7 +94,7 @@ func replySegment(ask wire.Segment, presence bool) wire.Segment {
 }
 
 // ReplySize checks a pull and returns the size of its reply in bytes. Errors as in Pull.
-func (m *Machine) ReplySize(payload []byte, presence bool) (int, error) {
+func (d *Reads) ReplySize(payload []byte, presence bool) (int, error) {
 	size := 0
 	for keys := 0; len(payload) > 0; {
 		seg, body, rest, err := wire.ParseSegment(payload)
@@ -74,7 +102,7 @@ func (m *Machine) ReplySize(payload []byte, presence bool) (int, error) {
 			return 0, err
 		}
 		payload = rest
-		t, err := m.find(seg.Table)
+		t, err := d.find(seg.Table)
 		if err != nil {
 			return 0, err
 		}
@@ -92,16 +120,16 @@ func (m *Machine) ReplySize(payload []byte, presence bool) (int, error) {
 			return 0, rowraft.Errorf(rowraft.CodeInvalidArgument,
 				"the reply of one pull is larger than %d bytes, the limit: request fewer keys", MaxPullBytes)
 		}
-		if err := m.checkSlots(t, body); err != nil {
+		if err := d.checkSlots(t, body); err != nil {
 			return 0, err
 		}
 	}
 	return size, nil
 }
 
-// pullSegment fills out with the rows of ask's keys. It holds m.readers for chunkRows at a time, so that
+// pullSegment fills out with the rows of ask's keys. It holds readers for chunkRows at a time, so that
 // a restore can take it in between.
-func (m *Machine) pullSegment(st *state, seg wire.Segment, ask, out wire.Body) error {
+func (d *Reads) pullSegment(of *tableSet, seg wire.Segment, ask, out wire.Body) error {
 	var scratch [chunkRows]rowraft.Key
 	rowBytes := seg.Dim * seg.DType.Size()
 	for from := 0; from < seg.N; from += chunkRows {
@@ -111,26 +139,98 @@ func (m *Machine) pullSegment(st *state, seg wire.Segment, ask, out wire.Body) e
 		if len(out.Presence) > 0 {
 			present = out.Presence[from/8 : (to+7)/8]
 		}
-		if err := m.pullChunk(st, seg, keys, out.Values[from*rowBytes:to*rowBytes], present); err != nil {
+		if err := d.pullChunk(of, seg, keys, out.Values[from*rowBytes:to*rowBytes], present); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *Machine) pullChunk(st *state, seg wire.Segment, keys []rowraft.Key, values, present []byte) error {
-	m.readers.RLock()
-	defer m.readers.RUnlock()
-	v := m.view.Load()
+func (d *Reads) pullChunk(of *tableSet, seg wire.Segment, keys []rowraft.Key, values, present []byte) error {
+	d.readers.RLock()
+	defer d.readers.RUnlock()
+	v := d.view.Load()
 	if v.err != nil {
 		return v.err
 	}
-	if v.state != st {
-		return rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read: try again", m.shard)
+	if v.of != of {
+		return rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the read: try again", d.shard)
 	}
 	t := v.table(seg.Table)
 	if t == nil {
-		return m.notFound(seg.Table)
+		return d.notFound(seg.Table)
 	}
 	return t.rows.Pull(keys, values, seg.DType, present)
+}
+
+// Slots returns the slots of this shard, ascending.
+func (d *Reads) Slots() (slots []rowraft.Slot) {
+	for s := d.owned.first; s < d.owned.past; s++ {
+		if d.owned.has(s) {
+			slots = append(slots, s)
+		}
+	}
+	return slots
+}
+
+// SlotCount returns the number of slots of the cluster.
+func (d *Reads) SlotCount() rowraft.SlotCount { return d.owned.count }
+
+// find returns the table with id. Its rows may change only under d.mu.
+func (d *Reads) find(id rowraft.TableID) (*table, error) {
+	if t := d.view.Load().table(id); t != nil {
+		return t, nil
+	}
+	return nil, d.notFound(id)
+}
+
+func (d *Reads) notFound(id rowraft.TableID) error {
+	return rowraft.Errorf(rowraft.CodeTableNotFound, "shard %d has no table %#x: create it first", d.shard, uint64(id))
+}
+
+// checkSlots refuses a key whose slot this shard does not hold.
+func (d *Reads) checkSlots(t *table, body wire.Body) error {
+	for i := range len(body.Keys) / 8 {
+		key := body.Key(i)
+		hash := clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key)) ^ t.seed)
+		if slot := clustermap.SlotOfHash(hash, d.owned.count); !d.owned.has(slot) {
+			return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which shard %d does not hold",
+				t.schema.Name, key, slot, d.shard)
+		}
+	}
+	return nil
+}
+
+// checkSegment checks the fixed part of a segment that changes rows and returns
+// its table.
+func (d *Reads) checkSegment(op wire.Op, seg wire.Segment) (*table, error) {
+	t, err := d.find(seg.Table)
+	if err != nil {
+		return nil, err
+	}
+	allowed, wanted := wire.FlagLR, uint8(0)
+	switch op {
+	case wire.OpAssign:
+		allowed = 0
+	case wire.OpDelete:
+		allowed, wanted = wire.FlagNoValues, wire.FlagNoValues
+	}
+	if seg.Flags&^allowed != 0 || seg.Flags&wanted != wanted {
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: segment flags %#x are not allowed in this request",
+			t.schema.Name, seg.Flags)
+	}
+	return t, t.checkDim(seg)
+}
+
+func (t *table) checkDim(seg wire.Segment) error {
+	if seg.Dim != t.schema.Dim {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has dim %d, the request has %d",
+			t.schema.Name, t.schema.Dim, seg.Dim)
+	}
+	return nil
+}
+
+func tooManyKeys(n int) error {
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%d keys: want at most %d in one request: split it",
+		n, rowraft.MaxKeysPerPart)
 }

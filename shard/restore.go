@@ -34,9 +34,9 @@ func (m *Machine) Restore(r io.Reader) error {
 	if canary.Is(canary.RestoreInPlace) {
 		return m.restoreInPlace(rd)
 	}
-	st, err := m.build(rd)
+	st, err := build(rd, m.owned)
 	if err != nil {
-		return fmt.Errorf("restore shard %d: %w", m.shard, errors.Join(err, st.close()))
+		return fmt.Errorf("restore shard %d: %w", m.shard, errors.Join(err, st.tables.close()))
 	}
 
 	m.applyMu.Lock()
@@ -44,14 +44,14 @@ func (m *Machine) Restore(r io.Reader) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.closed {
-		return errors.Join(rowraft.Errorf(rowraft.CodeClosing, "shard %d is closed", m.shard), st.close())
+		return errors.Join(rowraft.Errorf(rowraft.CodeClosing, "shard %d is closed", m.shard), st.tables.close())
 	}
 	if m.mu.fenced != nil {
-		return errors.Join(m.mu.fenced, st.close()) // its disk and rows are kept as evidence
+		return errors.Join(m.mu.fenced, st.tables.close()) // its disk and rows are kept as evidence
 	}
-	_ = m.dropStageLocked() // the snapshot contains no stage: none is taken during a restore
-	m.resetDigestsLocked()
-	m.mu.snapshots, m.mu.failed = nil, nil
+	_ = m.mu.stage.close() // the snapshot contains no stage: none is taken during a restore
+	m.mu.stage, m.mu.failed = nil, nil
+	m.Rounds.reset()
 	// An error only means that the system did not take back memory. The new state is valid.
 	_ = m.replaceLocked(st, func() {
 		m.logTime.Store(h.LogTime)
@@ -67,10 +67,9 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 	m.applyMu.Lock()
 	defer m.applyMu.Unlock()
 	m.mu.Lock()
-	m.mu.snapshots = nil
-	closed := m.replaceLocked(&state{}, func() {})
+	closed := m.replaceLocked(state{tables: &tableSet{}}, func() {})
 	m.mu.Unlock()
-	st, err := m.build(rd)
+	st, err := build(rd, m.owned)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil {
@@ -90,19 +89,19 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 	return closed
 }
 
-// build reads all of rd into a new state. The state is not nil even if there is
-// an error, so that the caller can free it.
-func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
-	st := &state{}
+// build reads all of rd into a new state. The state has tables even if there is
+// an error, so that the caller can free them.
+func build(rd *checkpoint.Reader, owned *ownedSlots) (state, error) {
+	st := state{tables: &tableSet{}}
 	names := map[string]bool{}
 	for _, s := range rd.Tables() {
-		if s.ID == 0 || names[s.Name] || len(st.tables) >= MaxTables {
+		if s.ID == 0 || names[s.Name] || len(st.tables.list) >= MaxTables {
 			return st, rowraft.Errorf(rowraft.CodeCorrupt,
 				"the snapshot has an impossible table %q: its id is 0, its name is not unique, or it is beyond the limit of "+
 					"%d tables", s.Name, MaxTables)
 		}
 		names[s.Name] = true
-		if _, err := st.addTable(s, m.owned); err != nil {
+		if _, err := st.tables.add(s, owned); err != nil {
 			return st, err
 		}
 	}
@@ -110,11 +109,11 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot has %d sessions: want at most %d", n, MaxSessions)
 	}
 	for _, s := range rd.Sessions() {
-		st.sessions = append(st.sessions, &s) // rd has checked the order
+		st.sessions.list = append(st.sessions.list, &s) // rd has checked the order
 	}
-	st.ended.restore(rd.Ended())
+	st.sessions.ended.restore(rd.Ended())
 	for _, j := range rd.Jobs() {
-		st.jobs = append(st.jobs, &j) // rd has checked the order
+		st.jobs.list = append(st.jobs.list, &j) // rd has checked the order
 	}
 	for {
 		b, err := rd.Next()
@@ -124,40 +123,16 @@ func (m *Machine) build(rd *checkpoint.Reader) (*state, error) {
 		if err != nil {
 			return st, err
 		}
-		if err := st.addRows(&b); err != nil {
+		if err := st.tables.addRows(&b); err != nil {
 			return st, err
 		}
-		if err := st.table(b.Table).rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed); err != nil {
+		if err := st.tables.get(b.Table).rows.RestoreSlotVersion(b.Slot.Slot, b.Counter, b.Removed); err != nil {
 			return st, err
 		}
 	}
 	want := rowstore.DigestOf(rd.Trailer().Digest)
-	if sum, _ := st.digest(); sum != want {
+	if sum, _ := st.tables.digest(); sum != want {
 		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the rows have digest %s, but the snapshot states %s", sum, want)
 	}
 	return st, nil
-}
-
-// addRows adds the rows or the candidates of one block. The caller then sets the counter of the slot.
-func (st *state) addRows(b *checkpoint.Block) error {
-	t := st.table(b.Table)
-	if t != nil && b.Candidates != nil {
-		return t.rows.RestoreCandidates(b.Slot.Slot, b.Candidates)
-	}
-	if t == nil || b.RecordBytes != t.rows.RecordBytes() {
-		return rowraft.Errorf(rowraft.CodeCorrupt,
-			"slot %d has records of %d bytes for table %#x, which does not match the tables of the snapshot",
-			b.Slot.Slot, b.RecordBytes, uint64(b.Table))
-	}
-	before := t.rows.SlotRows(b.Slot.Slot)
-	for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
-		if err := t.rows.RestoreRow(rec[:b.RecordBytes]); err != nil {
-			return err
-		}
-	}
-	if got := t.rows.SlotRows(b.Slot.Slot) - before; got != b.Rows {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: only %d of the %d rows of slot %d belong to it",
-			t.schema.Name, got, b.Rows, b.Slot.Slot)
-	}
-	return nil
 }

@@ -25,7 +25,7 @@ const (
 // that were created since. One goroutine uses a Scan.
 type Scan struct {
 	m      *Machine
-	st     *state // state in which the scan began
+	of     *tableSet // tables at the begin of the scan
 	table  rowraft.TableID
 	dtype  rowraft.DType
 	schema rowraft.Schema
@@ -55,7 +55,7 @@ func (m *Machine) NewScan(table rowraft.TableID, dtype rowraft.DType) (*Scan, er
 	if t == nil {
 		return nil, m.notFound(table)
 	}
-	return &Scan{m: m, st: v.state, table: table, dtype: dtype, schema: t.schema}, nil
+	return &Scan{m: m, of: v.of, table: table, dtype: dtype, schema: t.schema}, nil
 }
 
 // Append appends to dst a segment with rows of slot whose keys are at least from. done means
@@ -143,7 +143,7 @@ func (s *Scan) readWhole(l *slotListing, slot rowraft.Slot, from rowraft.Key) (w
 	}
 	t := v.table(s.table)
 	s.m.readers.RLock()
-	rows := t.rows.SlotRows(slot)
+	rows := t.rows.SlotCounts(slot).Rows
 	l.begin(t, slot)
 	s.m.readers.RUnlock()
 	if rows*s.rowBytes() > wholeSlotBytes || l.rows.Entries() > 4*wholeSlotRows || rows > wholeSlotRows {
@@ -213,7 +213,7 @@ func (s *Scan) view() (*view, error) {
 	switch {
 	case v.err != nil:
 		return nil, v.err
-	case v.state != s.st:
+	case v.of != s.of:
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d restored a snapshot during the scan: start a new scan",
 			s.m.shard)
 	case v.table(s.table) == nil:
@@ -233,7 +233,7 @@ func (s *Scan) pull(keys []rowraft.Key, values, present []byte) error {
 		if present != nil {
 			some = present[from/8 : (to+7)/8]
 		}
-		if err := s.m.pullChunk(s.st, seg, keys[from:to], values[from*rowBytes:to*rowBytes], some); err != nil {
+		if err := s.m.pullChunk(s.of, seg, keys[from:to], values[from*rowBytes:to*rowBytes], some); err != nil {
 			return err
 		}
 	}

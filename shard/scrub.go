@@ -33,7 +33,15 @@ type scrubber struct {
 func (m *Machine) Scrub(bytes int) error {
 	bytes -= m.scrub.owed
 	for pass := m.scrub.passes; bytes > 0 && m.scrub.passes == pass; {
-		read, err := m.scrubSome()
+		m.mu.RLock()
+		err, where, read := m.mu.usable(), "", 0
+		if err == nil {
+			read, where = m.scrub.next(m.mu.tables, m.owned)
+		}
+		m.mu.RUnlock()
+		if where != "" {
+			err = m.Fence("the rows of " + where + " changed without a write: the memory of this server is damaged")
+		}
 		if err != nil {
 			return err
 		}
@@ -43,22 +51,13 @@ func (m *Machine) Scrub(bytes int) error {
 	return nil
 }
 
-// scrubSome checks some slots while it holds mu once.
-func (m *Machine) scrubSome() (read int, err error) {
-	read, where, err := m.scrubSlots()
-	if err != nil || where == "" {
-		return read, err
-	}
-	return read, m.Fence("the rows of " + where + " changed without a write: the memory of this server is damaged")
-}
-
 // Fence stops the replica for good, because its rows are wrong.
 //
 // Errors: *FencedError, of this call or an earlier one; *FatalError; CodeClosing.
 func (m *Machine) Fence(reason string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.usableLocked(); err != nil {
+	if err := m.mu.usable(); err != nil {
 		return err
 	}
 	m.mu.fenced = &FencedError{Shard: m.shard, Reason: reason, AppliedTo: m.AppliedIndex()}
@@ -66,57 +65,41 @@ func (m *Machine) Fence(reason string) error {
 	return m.mu.fenced
 }
 
-// scrubSlots checks the next slots. where names a slot with damage.
-func (m *Machine) scrubSlots() (read int, where string, err error) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	if err := m.usableLocked(); err != nil {
-		return 0, "", err
-	}
-	c := &m.scrub
+// next checks the next slots of tables. where names a slot with damage.
+func (c *scrubber) next(tables *tableSet, owned *ownedSlots) (read int, where string) {
 	for range scrubSlots {
-		t := m.mu.tableFrom(c.table)
+		t := tables.from(c.table)
 		if t == nil {
 			c.table, c.slot = 0, 0
 			c.passes++
-			return read, "", nil
+			return read, ""
 		}
 		if t.schema.ID != c.table {
-			c.table, c.slot = t.schema.ID, m.owned.first
+			c.table, c.slot = t.schema.ID, owned.first
 		}
 		n, done, ok := t.rows.CheckSlot(c.slot, scrubBytes-read)
 		if !ok {
-			return read, fmt.Sprintf("slot %d of table %s", c.slot, t.schema.Name), nil
+			return read, fmt.Sprintf("slot %d of table %s", c.slot, t.schema.Name)
 		}
 		read += n
 		if !done {
-			return read, "", nil
+			return read, ""
 		}
-		if c.slot++; c.slot >= m.owned.past {
-			c.table, c.slot = c.table+1, m.owned.first
+		if c.slot++; c.slot >= owned.past {
+			c.table, c.slot = c.table+1, owned.first
 		}
 		if read >= scrubBytes {
 			break
 		}
 	}
-	return read, "", nil
-}
-
-// tableFrom returns the first table whose id is at least id, or nil.
-func (st *state) tableFrom(id rowraft.TableID) *table {
-	for _, t := range st.tables {
-		if t.schema.ID >= id {
-			return t
-		}
-	}
-	return nil
+	return read, ""
 }
 
 // Rot implements the sabotage canary.MemoryRots.
 func (m *Machine) Rot() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, t := range m.mu.tables {
+	for _, t := range m.mu.tables.list {
 		if t.rows.Rot() {
 			return true
 		}

@@ -73,12 +73,12 @@ func TestScrubKeepsToItsBudget(t *testing.T) {
 	if err := r.parts(push(1, 1, payloadOf(rows{schema: table, keys: keys})))[0].Err; err != nil {
 		t.Fatal(err)
 	}
-	recordBytes := r.mu.tables[0].rows.RecordBytes()
+	recordBytes := r.mu.tables.list[0].rows.RecordBytes()
 	all, holds := len(keys)*recordBytes, 0
 	for read := 0; r.scrub.passes < 1; holds++ {
-		n, where, err := r.scrubSlots()
-		if read += n; err != nil || where != "" || n > scrubBytes+recordBytes {
-			t.Fatalf("%d bytes under one hold of the lock, %q, %v; want %d and a row at most", n, where, err, scrubBytes)
+		n, where := r.scrub.next(r.mu.tables, r.owned)
+		if read += n; where != "" || n > scrubBytes+recordBytes {
+			t.Fatalf("%d bytes under one hold of the lock, %q; want %d and a row at most", n, where, scrubBytes)
 		}
 		if r.scrub.passes == 1 && read != all {
 			t.Errorf("read %d bytes of %d", read, all)

@@ -6,6 +6,8 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -37,6 +39,120 @@ const (
 
 	sessionRetry = 2 * time.Second
 )
+
+// Sessions are the sessions of the clients of a shard. Its exported methods are safe for concurrent use.
+type Sessions struct {
+	at      *position
+	evicted atomic.Uint64 // since the start; not part of a snapshot
+
+	mu    *sync.RWMutex // of the Machine
+	table sessionTable  // guarded by mu
+}
+
+// sessionTable is the part of Sessions that a snapshot holds.
+//
+// Invariant: only the apply goroutine changes it, and a session that is not in private is changed only in a copy, unless
+// private is nil.
+type sessionTable struct {
+	list  sessions
+	ended ended
+	// private are the sessions that no snapshot shares; nil means all of them.
+	private map[*checkpoint.Session]bool
+}
+
+// begin begins a push: it checks the session of p and looks up its number. If the number is new, begin raises the floor of
+// the session and returns it for record; otherwise known and err are as in lookup.
+func (t *Sessions) begin(p *wire.Part, now uint64) (s *checkpoint.Session, known bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s, err = t.table.check(p.Client, p.Incarnation, now); err != nil {
+		return nil, false, err
+	}
+	s = t.table.writable(s)
+	s.LastUsed = now
+	if known, err = lookup(s, p); !known && err == nil {
+		raiseFloor(s, p.Floor)
+	}
+	return s, known, err
+}
+
+// record records the result of number n of s: err, or nil if n was applied.
+// REQUIRES: begin has returned s for n, and the same goroutine has changed no session since.
+func (t *Sessions) record(s *checkpoint.Session, n rowraft.Seq, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	record(s, n, err)
+}
+
+// lookup reports whether the number of p is known, and errors as in begin. It changes nothing.
+func (t *Sessions) lookup(p *wire.Part) (known bool, err error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	s, err := t.table.check(p.Client, p.Incarnation, t.at.LogTime())
+	if err != nil {
+		return false, err
+	}
+	return lookup(s, p)
+}
+
+// Evicted returns how many sessions this replica evicted for new ones since its start.
+func (t *Sessions) Evicted() uint64 { return t.evicted.Load() }
+
+// Check returns CodeSessionExpired unless (client, inc) has a session here now.
+func (t *Sessions) Check(client rowraft.ClientID, inc rowraft.Incarnation) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	_, err := t.table.check(client, inc, t.at.LogTime())
+	return err
+}
+
+// CheckOpen returns the error with which Apply would refuse to open o at log time now, or nil.
+//
+// Errors: CodeOverloaded if the shard, or the client's owner, has the largest number of sessions
+// and none can be evicted; CodeSessionExpired; CodeInvalidArgument.
+func (t *Sessions) CheckOpen(o *wire.Opening, now uint64) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	_, err := t.table.mayOpen(o, max(now, t.at.LogTime()))
+	return err
+}
+
+// SessionUse counts the sessions of a shard.
+type SessionUse struct {
+	All        int
+	InUse      int // sessions that cannot be evicted
+	OwnerInUse int // the largest number of these that one owner has
+}
+
+// Use counts the sessions at log time now.
+func (t *Sessions) Use(now uint64) (use SessionUse) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	use.All = len(t.table.list)
+	var owner []byte
+	own := 0
+	for _, s := range t.table.list { // sorted, so the sessions of one owner are adjacent
+		if !bytes.Equal(owner, s.Client[:len(s.Client)/2]) {
+			owner, own = s.Client[:len(s.Client)/2], 0
+		}
+		if evictionClass(s, now) == inUse {
+			use.InUse++
+			own++
+			use.OwnerInUse = max(use.OwnerInUse, own)
+		}
+	}
+	return use
+}
+
+// open opens the session o at index at and log time now.
+// REQUIRES: mu is held for writing.
+func (t *Sessions) open(o *wire.Opening, at rowraft.Index, now uint64) error {
+	evicted, err := t.table.open(o, at, now)
+	if evicted {
+		t.evicted.Add(1)
+	}
+	return err
+}
 
 // sessions are the clients that may push, each with its incarnation, its floor and the results of
 // numbers above the floor. They ascend by client, so that iteration is deterministic.
@@ -140,12 +256,12 @@ func (e *ended) refuse(o *wire.Opening) error {
 
 // mayOpen returns the error with which the shard refuses to open o at log time now, or nil.
 // evict is the position of the session that must be evicted for it, -1 if none.
-func (st *state) mayOpen(o *wire.Opening, now uint64) (evict int, err error) {
+func (t *sessionTable) mayOpen(o *wire.Opening, now uint64) (evict int, err error) {
 	if o.Incarnation == 0 {
 		return -1, rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"open a session of client %x: incarnation 0: want one that the scheduler issued, at least 1", o.Client[:4])
 	}
-	_, s := st.sessions.find(o.Client)
+	_, s := t.list.find(o.Client)
 	switch {
 	case s != nil && s.Incarnation > o.Incarnation:
 		return -1, fenced(o.Client, o.Incarnation, s.Incarnation)
@@ -154,17 +270,17 @@ func (st *state) mayOpen(o *wire.Opening, now uint64) (evict int, err error) {
 	case s != nil && s.Incarnation == o.Incarnation:
 		return -1, nil
 	}
-	if err := st.ended.refuse(o); err != nil || s != nil {
+	if err := t.ended.refuse(o); err != nil || s != nil {
 		return -1, err
 	}
-	from, to, limit, owner := 0, len(st.sessions), MaxSessions, "the shard"
-	if a, b := st.sessions.ofOwner(o.Client); b-a >= MaxOwnerSessions {
+	from, to, limit, owner := 0, len(t.list), MaxSessions, "the shard"
+	if a, b := t.list.ofOwner(o.Client); b-a >= MaxOwnerSessions {
 		from, to, limit, owner = a, b, MaxOwnerSessions, fmt.Sprintf("owner %x", o.Client[:8])
 	}
 	if to-from < limit {
 		return -1, nil
 	}
-	if evict = st.sessions[from:to].idlest(now); evict < 0 {
+	if evict = t.list[from:to].idlest(now); evict < 0 {
 		return -1, &rowraft.OverloadedError{
 			What: fmt.Sprintf("%s has %d sessions, the limit, and all are in use: run fewer clients, or close "+
 				"finished ones", owner, limit),
@@ -176,40 +292,40 @@ func (st *state) mayOpen(o *wire.Opening, now uint64) (evict int, err error) {
 
 // open opens the session o at index at and log time now, and reports
 // whether it evicted another session.
-func (st *state) open(o *wire.Opening, at rowraft.Index, now uint64) (evicted bool, err error) {
-	evict, err := st.mayOpen(o, now)
+func (t *sessionTable) open(o *wire.Opening, at rowraft.Index, now uint64) (evicted bool, err error) {
+	evict, err := t.mayOpen(o, now)
 	if err != nil {
 		return false, err
 	}
 	if evict >= 0 {
-		st.endSession(evict, at)
+		t.end(evict, at)
 	}
 	fresh := &checkpoint.Session{Client: o.Client, Incarnation: o.Incarnation, LastUsed: now}
-	i, s := st.sessions.find(o.Client)
+	i, s := t.list.find(o.Client)
 	switch {
 	case s == nil:
-		st.sessions = slices.Insert(st.sessions, i, fresh)
+		t.list = slices.Insert(t.list, i, fresh)
 	case s.Incarnation < o.Incarnation:
-		st.sessions[i] = fresh
+		t.list[i] = fresh
 	default: // a copy of the request that opened the session
 		used := *s // a snapshot may share s
 		used.LastUsed = now
-		st.sessions[i] = &used
+		t.list[i] = &used
 	}
 	return evict >= 0, nil
 }
 
-// closeSession ends the session of (client, inc), if there is one.
-func (st *state) closeSession(client rowraft.ClientID, inc rowraft.Incarnation, at rowraft.Index) {
-	if i, s := st.sessions.find(client); s != nil && s.Incarnation == inc {
-		st.endSession(i, at)
+// close ends the session of (client, inc), if there is one.
+func (t *sessionTable) close(client rowraft.ClientID, inc rowraft.Incarnation, at rowraft.Index) {
+	if i, s := t.list.find(client); s != nil && s.Incarnation == inc {
+		t.end(i, at)
 	}
 }
 
-func (st *state) endSession(i int, at rowraft.Index) {
-	s := st.sessions[i]
-	st.sessions = slices.Delete(st.sessions, i, i+1)
-	st.ended.add(s.Client, s.Incarnation, at)
+func (t *sessionTable) end(i int, at rowraft.Index) {
+	s := t.list[i]
+	t.list = slices.Delete(t.list, i, i+1)
+	t.ended.add(s.Client, s.Incarnation, at)
 }
 
 // idlest returns the position of the session to evict, -1 if all are in use: in the lowest class,
@@ -277,11 +393,11 @@ func hasGap(s *checkpoint.Session) bool {
 }
 
 // check returns the session of a part, read-only, or CodeSessionExpired.
-func (st *state) check(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) (*checkpoint.Session, error) {
-	_, s := st.sessions.find(client)
+func (t *sessionTable) check(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) (*checkpoint.Session, error) {
+	_, s := t.list.find(client)
 	switch {
-	case s == nil && st.ended.last[client] > inc:
-		return nil, fenced(client, inc, st.ended.last[client])
+	case s == nil && t.ended.last[client] > inc:
+		return nil, fenced(client, inc, t.ended.last[client])
 	case s == nil:
 		return nil, noSession(client, inc, "it was never opened in this shard, or it was closed, expired or evicted")
 	case s.Incarnation > inc:
@@ -387,22 +503,22 @@ func record(s *checkpoint.Session, n rowraft.Seq, err error) {
 // share returns e for a snapshot.
 func (e *ended) share() checkpoint.Ended { return checkpoint.Ended{Floor: e.floor, List: e.list} }
 
-// shareSessions returns all sessions for a snapshot. From now on a change of a session copies it
+// share returns all sessions for a snapshot. From now on a change of a session copies it
 // first.
-func (st *state) shareSessions() []*checkpoint.Session {
-	st.private = make(map[*checkpoint.Session]bool)
-	return slices.Clone(st.sessions)
+func (t *sessionTable) share() []*checkpoint.Session {
+	t.private = make(map[*checkpoint.Session]bool)
+	return slices.Clone(t.list)
 }
 
 // writable returns s for a change. If a snapshot shares s, it first replaces s by a copy.
-func (st *state) writable(s *checkpoint.Session) *checkpoint.Session {
-	if st.private == nil || st.private[s] {
+func (t *sessionTable) writable(s *checkpoint.Session) *checkpoint.Session {
+	if t.private == nil || t.private[s] {
 		return s
 	}
 	c := *s
 	c.Refused = slices.Clone(s.Refused)
-	at, _ := st.sessions.find(s.Client)
-	st.sessions[at] = &c
-	st.private[&c] = true
+	at, _ := t.list.find(s.Client)
+	t.list[at] = &c
+	t.private[&c] = true
 	return &c
 }

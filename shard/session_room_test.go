@@ -24,7 +24,7 @@ func crowd(owner uint64, n uint32) (c rowraft.ClientID) {
 // openNow opens a session of c with a ticket of the present index.
 func (p *pusher) openNow(c rowraft.ClientID, inc rowraft.Incarnation) error {
 	o := wire.Opening{Client: c, Incarnation: inc, Ticket: p.AppliedIndex()}
-	before := p.CheckOpen(&o, p.now)
+	before := p.Sessions.CheckOpen(&o, p.now)
 	err := p.apply(wire.OpenSessionEntry(p.header(), o)).Parts[0].Err
 	if rowraft.CodeOf(before) != rowraft.CodeOf(err) {
 		p.tb.Fatalf("CheckOpen returns %v, Apply %v", before, err)
@@ -54,16 +54,16 @@ func (p *pusher) of(c rowraft.ClientID, inc rowraft.Incarnation, seq rowraft.Seq
 }
 
 func (p *pusher) has(c rowraft.ClientID) bool {
-	_, s := p.mu.sessions.find(c)
+	_, s := p.Sessions.table.list.find(c)
 	return s != nil
 }
 
-func (p *pusher) Sessions() int { return p.SessionUse(p.now).All }
+func (p *pusher) all() int { return p.Sessions.Use(p.now).All }
 
 // fill opens sessions, each of a different owner, until the shard is full.
 func (p *pusher) fill() {
 	p.tb.Helper()
-	for n := uint64(1 << 40); p.Sessions() < MaxSessions; n++ {
+	for n := uint64(1 << 40); p.all() < MaxSessions; n++ {
 		p.mustOpenNow(crowd(n, 0), 1)
 	}
 }
@@ -286,7 +286,7 @@ func TestAWeekOfRetraining(t *testing.T) {
 							c = crowd(uint64(hour*workers+w), 0)
 						}
 						if err := p.openNow(c, 1); err != nil {
-							t.Fatalf("hour %d, worker %d, %d sessions: %v", hour, w, p.Sessions(), err)
+							t.Fatalf("hour %d, worker %d, %d sessions: %v", hour, w, p.all(), err)
 						}
 						for seq := range rowraft.Seq(2) {
 							part := p.of(c, 1, seq+1)
@@ -296,7 +296,7 @@ func TestAWeekOfRetraining(t *testing.T) {
 							}
 							pushes++
 						}
-						most = max(most, p.Sessions())
+						most = max(most, p.all())
 						p.now += uint64(time.Hour / workers / 2)
 						before := p.count()
 						end(p, c, w)
@@ -307,7 +307,7 @@ func TestAWeekOfRetraining(t *testing.T) {
 				if p.count() != pushes {
 					t.Errorf("%v pushes applied, want %v", p.count(), pushes)
 				}
-				t.Logf("at most %d sessions at a time, %d evicted", most, p.EvictedSessions())
+				t.Logf("at most %d sessions at a time, %d evicted", most, p.Sessions.Evicted())
 			})
 		}
 	}

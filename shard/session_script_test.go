@@ -119,7 +119,7 @@ func (s *sessionScript) run(t *testing.T, d *datadriven.TestData) string {
 		if d.HasArg("gap") {
 			first = 2
 		}
-		for d.MaybeScanArgs(t, "more", &times); s.Sessions() < MaxSessions || times > 1; times-- {
+		for d.MaybeScanArgs(t, "more", &times); s.all() < MaxSessions || times > 1; times-- {
 			s.owner++
 			c := crowd(1<<40+s.owner, 0)
 			s.mustOpenNow(c, 1)
@@ -129,7 +129,7 @@ func (s *sessionScript) run(t *testing.T, d *datadriven.TestData) string {
 	case "owner":
 		var owner uint64
 		fmt.Sscan(args[0], &owner)
-		from, to := s.mu.sessions.ofOwner(crowd(owner, 0))
+		from, to := s.Sessions.table.list.ofOwner(crowd(owner, 0))
 		return fmt.Sprintf("%d sessions", to-from)
 	case "create":
 		var id rowraft.TableID
@@ -137,7 +137,7 @@ func (s *sessionScript) run(t *testing.T, d *datadriven.TestData) string {
 		s.create(testTable(id, "late", 1, sgd))
 		return ""
 	case "check":
-		return outcome(s.CheckSession(s.client(t, args[0]), inc))
+		return outcome(s.Sessions.Check(s.client(t, args[0]), inc))
 	case "time":
 		return fmt.Sprint(time.Duration(s.LogTime()))
 	case "restore":
@@ -160,7 +160,7 @@ func (s *sessionScript) state(t *testing.T) (out string) {
 		}
 		return gone
 	})
-	return fmt.Sprintf("%s, %d sessions, %d evicted", out, s.Sessions(), s.EvictedSessions())
+	return fmt.Sprintf("%s, %d sessions, %d evicted", out, s.all(), s.Sessions.Evicted())
 }
 
 func (*sessionScript) client(t *testing.T, name string) rowraft.ClientID {

@@ -55,7 +55,7 @@ func TestAnEntryOfAnotherEpochIsNotApplied(t *testing.T) {
 		rowraft.CodeSessionExpired)
 	other := testTable(2, "other", 1, sgd)
 	wantCode(t, p.apply(wire.CreateTableEntry(h, &other)).Parts[0].Err, rowraft.CodeSessionExpired)
-	if p.count() != 0 || p.HasTable(2) || p.CheckSession(client(2), 1) == nil {
+	if p.count() != 0 || p.hasTable(2) || p.Sessions.Check(client(2), 1) == nil {
 		t.Error("an entry of another epoch had an effect")
 	}
 	if got := p.one(1, 1, 1, 0); got.Err != nil || got.Duplicate {

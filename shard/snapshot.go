@@ -38,7 +38,7 @@ const MaxParts = rowstore.MaxSnapshots - 1
 // write. Until then the Machine keeps the old image of each row that changes.
 type Snapshot struct {
 	m        *Machine
-	st       *state // the state that it reads
+	of       *tableSet // the tables that it reads
 	purpose  purpose
 	header   checkpoint.Header
 	sessions []*checkpoint.Session // immutable: changes copy them
@@ -69,26 +69,31 @@ func (m *Machine) Snapshot() (*Snapshot, error) {
 	return m.snapshotLocked(forLog)
 }
 
-// snapshotBusyLocked returns the reason why no snapshot for p can begin, or nil.
-// REQUIRES: m.mu is held.
-func (m *Machine) snapshotBusyLocked(p purpose) error {
+// cuts are the snapshots under way: those that are not yet released, and those that wait for their mark. Machine.mu guards
+// it. Invariant: at most one of running is for the log, and at most MaxParts are for checkpoints.
+type cuts struct {
+	running  []*Snapshot
+	expected []*ExpectedMark // the marks at which Apply takes a snapshot
+}
+
+// busy returns the reason why no snapshot for p can begin, or nil. stage is the running restore, or nil.
+func (c *cuts) busy(p purpose, shard rowraft.ShardID, stage *stage) error {
 	switch {
-	case p == forLog && m.snapshotsLocked(forLog) > 0:
-		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: another snapshot is being written", m.shard)
-	case p == forCheckpoint && m.snapshotsLocked(forCheckpoint) >= MaxParts:
+	case p == forLog && c.count(forLog) > 0:
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: another snapshot is being written", shard)
+	case p == forCheckpoint && c.count(forCheckpoint) >= MaxParts:
 		return rowraft.Errorf(rowraft.CodeOverloaded,
-			"shard %d: %d checkpoints are being written, the limit: try again later", m.shard, MaxParts)
-	case m.mu.stage != nil:
+			"shard %d: %d checkpoints are being written, the limit: try again later", shard, MaxParts)
+	case stage != nil:
 		return rowraft.Errorf(rowraft.CodeOverloaded,
-			"shard %d: a restore is running: no snapshot can be taken before it ends", m.shard)
+			"shard %d: a restore is running: no snapshot can be taken before it ends", shard)
 	}
 	return nil
 }
 
-// snapshotsLocked counts the snapshots for p.
-// REQUIRES: m.mu is held.
-func (m *Machine) snapshotsLocked(p purpose) (n int) {
-	for _, s := range m.mu.snapshots {
+// count counts the running snapshots for p.
+func (c *cuts) count(p purpose) (n int) {
+	for _, s := range c.running {
 		if s.purpose == p {
 			n++
 		}
@@ -99,17 +104,18 @@ func (m *Machine) snapshotsLocked(p purpose) (n int) {
 // snapshotLocked implements Snapshot.
 // REQUIRES: m.applyMu is held, and m.mu for writing.
 func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
-	if err := m.usableLocked(); err != nil {
+	if err := m.mu.usable(); err != nil {
 		return nil, err
 	}
-	if err := m.snapshotBusyLocked(p); err != nil {
+	if err := m.mu.cuts.busy(p, m.shard, m.mu.stage); err != nil {
 		return nil, err
 	}
 	s := &Snapshot{
-		m: m, st: m.mu.state, purpose: p, header: m.header(),
-		sessions: m.mu.shareSessions(), ended: m.mu.ended.share(), jobs: m.mu.shareJobs(),
+		m: m, of: m.mu.tables, purpose: p,
+		header:   checkpoint.Header{Shard: m.shard, Applied: m.AppliedIndex(), LogTime: m.LogTime(), Epoch: m.Epoch()},
+		sessions: m.Sessions.table.share(), ended: m.Sessions.table.ended.share(), jobs: m.Jobs.table.share(),
 	}
-	for _, t := range m.mu.tables {
+	for _, t := range m.mu.tables.list {
 		snap, err := t.rows.BeginSnapshot()
 		if err != nil {
 			return nil, errors.Join(err, s.endLocked())
@@ -119,7 +125,7 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 	if canary.Is(canary.ForgetSessions) {
 		s.sessions, s.ended = nil, checkpoint.Ended{}
 	}
-	m.mu.snapshots = append(m.mu.snapshots, s)
+	m.mu.cuts.running = append(m.mu.cuts.running, s)
 	return s, nil
 }
 
@@ -155,7 +161,7 @@ func (s *Snapshot) ImageBytes() (n int64) {
 // REQUIRES: m.readers is held.
 func (s *Snapshot) usable() error {
 	v := s.m.view.Load()
-	if v.err == nil && (s.released || v.state != s.st) {
+	if v.err == nil && (s.released || v.of != s.of) {
 		return rowraft.Errorf(rowraft.CodeStarting, "shard %d: the snapshot was released, or another state was restored",
 			s.m.shard)
 	}
@@ -240,10 +246,10 @@ func (s *Snapshot) endLocked() error {
 	s.m.readers.Lock()
 	defer s.m.readers.Unlock()
 	s.released = true
-	if s.m.mu.state != s.st || s.m.mu.closed {
+	if s.m.mu.tables != s.of || s.m.mu.closed {
 		return nil // the rows were freed, together with the images
 	}
-	s.m.mu.snapshots = slices.DeleteFunc(s.m.mu.snapshots, func(o *Snapshot) bool { return o == s })
+	s.m.mu.cuts.running = slices.DeleteFunc(s.m.mu.cuts.running, func(o *Snapshot) bool { return o == s })
 	var errs []error
 	for _, t := range s.tables {
 		errs = append(errs, t.snap.End())

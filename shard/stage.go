@@ -17,7 +17,7 @@ import (
 type stage struct {
 	id     wire.RestoreID
 	epoch  rowraft.TableEpoch
-	state  *state
+	tables *tableSet
 	base   uint32 // tick from which ages are subtracted
 	next   uint64 // number of the next chunk
 	rows   uint64
@@ -45,7 +45,7 @@ func (m *Machine) Stage() (s Stage, ok bool) {
 	if g == nil {
 		return s, false
 	}
-	sum, _ := g.state.digest()
+	sum, _ := g.tables.digest()
 	return Stage{ID: g.id, Epoch: g.epoch, Next: g.next, Rows: g.rows, Digest: sum.Bytes(), Err: g.broken}, true
 }
 
@@ -59,15 +59,12 @@ func (m *Machine) StageID() (id wire.RestoreID, ok bool) {
 	return m.mu.stage.id, true
 }
 
-// dropStageLocked removes the stage and frees it.
-// REQUIRES: m.mu is held for writing.
-func (m *Machine) dropStageLocked() error {
-	g := m.mu.stage
-	m.mu.stage = nil
+// close frees g, which may be nil.
+func (g *stage) close() error {
 	if g == nil {
 		return nil
 	}
-	return g.state.close()
+	return g.tables.close()
 }
 
 // applyRestore applies an entry of a restore.
@@ -79,7 +76,7 @@ func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) erro
 		if err != nil {
 			return err
 		}
-		return m.change(h, a, func(_ *state, now uint64) (error, error) { return m.beginStage(&b, now) })
+		return m.change(h, a, func(now uint64) (error, error) { return m.beginStage(&b, now) })
 	case wire.EntryRestoreRows:
 		return m.applyStageRows(h, body, a)
 	case wire.EntryRestoreClose:
@@ -87,15 +84,16 @@ func (m *Machine) applyRestore(h wire.EntryHeader, body []byte, a *Applied) erro
 		if err != nil {
 			return err
 		}
-		return m.change(h, a, func(*state, uint64) (error, error) { return m.closeStage(&c), nil })
+		return m.change(h, a, func(uint64) (error, error) { return m.closeStage(&c), nil })
 	}
 	id, err := wire.ParseRestoreDrop(body)
 	if err != nil {
 		return err
 	}
-	return m.change(h, a, func(*state, uint64) (error, error) {
+	return m.change(h, a, func(uint64) (error, error) {
 		if g := m.mu.stage; g != nil && g.id == id {
-			_ = m.dropStageLocked() // an error only means that the system did not take back memory
+			m.mu.stage = nil
+			_ = g.close() // an error only means that the system did not take back memory
 		}
 		return nil, nil
 	})
@@ -126,19 +124,19 @@ func (m *Machine) beginStage(b *wire.RestoreBegin, now uint64) (result, fatal er
 				m.shard, len(b.Tables), MaxTables, s.Name), nil
 		}
 		names[s.Name] = true
-		if b.Epoch == m.Epoch() && m.mu.table(s.ID) != nil {
+		if b.Epoch == m.Epoch() && m.mu.tables.get(s.ID) != nil {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument,
 				"shard %d: the restore of table %s uses id %#x, which another table has",
 				m.shard, s.Name, uint64(s.ID)), nil
 		}
 	}
-	g := &stage{id: b.ID, epoch: b.Epoch, state: &state{}, next: 1, base: max(b.Base, rowraft.TickOf(now))}
+	g := &stage{id: b.ID, epoch: b.Epoch, tables: &tableSet{}, next: 1, base: max(b.Base, rowraft.TickOf(now))}
 	if b.Epoch == m.Epoch() {
 		g.base = rowraft.TickOf(now) // the tables that stay use this log time, too
 	}
 	for _, s := range b.Tables {
-		if _, err := g.state.addTable(s, m.owned); err != nil {
-			return nil, errors.Join(err, g.state.close())
+		if _, err := g.tables.add(s, m.owned); err != nil {
+			return nil, errors.Join(err, g.tables.close())
 		}
 	}
 	m.mu.stage = g
@@ -160,11 +158,11 @@ func (m *Machine) applyStageRows(h wire.EntryHeader, body []byte, a *Applied) er
 	}
 	m.mu.Lock()
 	m.tick(h)
-	result := m.checkEpoch(h)
+	result := m.checkEpoch(m.shard, h)
 	g := m.mu.stage
 	m.mu.Unlock()
 	if result == nil {
-		result = m.checkChunk(g, id, seq)
+		result = g.check(m.shard, id, seq)
 	}
 	a.Parts = []PartResult{{Err: result}}
 	if result != nil || seq < g.next {
@@ -187,16 +185,16 @@ func (m *Machine) applyStageRows(h wire.EntryHeader, body []byte, a *Applied) er
 	return nil
 }
 
-// checkChunk returns the reason why chunk seq of the restore id does not belong to g, or nil.
-func (m *Machine) checkChunk(g *stage, id wire.RestoreID, seq uint64) error {
+// check returns the reason why chunk seq of the restore id does not belong to g, or nil. g may be nil.
+func (g *stage) check(shard rowraft.ShardID, id wire.RestoreID, seq uint64) error {
 	switch {
 	case g == nil || g.id != id:
-		return rowraft.Errorf(rowraft.CodeNotFound, "shard %d: no restore %x is running", m.shard, id[:4])
+		return rowraft.Errorf(rowraft.CodeNotFound, "shard %d: no restore %x is running", shard, id[:4])
 	case g.broken != nil:
 		return g.broken
 	case seq == 0 || seq > g.next:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"shard %d: chunk %d of the restore arrived, but chunk %d is next", m.shard, seq, g.next)
+			"shard %d: chunk %d of the restore arrived, but chunk %d is next", shard, seq, g.next)
 	}
 	return nil
 }
@@ -215,13 +213,13 @@ func (g *stage) add(blocks []byte) (rows uint64, err error) {
 		if b.Candidates {
 			block.Rows, block.Records, block.Candidates = 0, nil, b.Records
 		}
-		if t := g.state.table(b.Table); t != nil {
+		if t := g.tables.get(b.Table); t != nil {
 			t.rows.SetAges(g.base, b.Tick)
 		}
-		if err := g.state.addRows(&block); err != nil {
+		if err := g.tables.addRows(&block); err != nil {
 			return rows, err
 		}
-		if err := g.state.table(b.Table).rows.RaiseSlotVersion(b.Slot, b.Counter); err != nil {
+		if err := g.tables.get(b.Table).rows.RaiseSlotVersion(b.Slot, b.Counter); err != nil {
 			return rows, err
 		}
 		rows += uint64(block.Rows)
@@ -245,19 +243,19 @@ func (m *Machine) closeStage(c *wire.RestoreClose) error {
 	case g.broken != nil:
 		return g.broken
 	}
-	if sum, _ := g.state.digest(); g.next-1 != c.Chunks || g.rows != c.Rows || sum.Bytes() != c.Digest {
+	if sum, _ := g.tables.digest(); g.next-1 != c.Chunks || g.rows != c.Rows || sum.Bytes() != c.Digest {
 		return rowraft.Errorf(rowraft.CodeCorrupt,
 			"shard %d: the restore has %d chunks with %d rows of digest %x, want %d with %d of %x",
 			m.shard, g.next-1, g.rows, sum.Bytes(), c.Chunks, c.Rows, c.Digest)
 	}
 	m.mu.stage = nil
 	if g.epoch == m.Epoch() {
-		m.replaceTables(g.state.tables)
+		m.mu.tables.replace(g.tables.list)
+		m.freeDroppedLocked()
 		return nil
 	}
-	m.mu.snapshots = nil
 	// An error only means that the system did not take back memory.
-	_ = m.replaceLocked(g.state, func() {
+	_ = m.replaceLocked(state{tables: g.tables}, func() {
 		m.epoch.Store(uint64(g.epoch))
 		m.logTime.Store(max(m.logTime.Load(), uint64(g.base)*uint64(rowraft.Tick)))
 	})

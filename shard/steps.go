@@ -15,10 +15,10 @@ func (m *Machine) applyStep(h wire.EntryHeader, body []byte, a *Applied) error {
 	}
 	m.mu.Lock()
 	m.tick(h)
-	duplicate, result := false, m.checkEpoch(h)
+	duplicate, result := false, m.checkEpoch(m.shard, h)
 	var open checkpoint.OpenStep
 	if result == nil {
-		duplicate, open, result = m.mu.jobs.checkStep(m.shard, &s)
+		duplicate, open, result = m.Jobs.table.list.checkStep(m.shard, &s)
 	}
 	m.mu.Unlock()
 	if result == nil && !duplicate {
@@ -34,22 +34,28 @@ func (m *Machine) applyStep(h wire.EntryHeader, body []byte, a *Applied) error {
 	if err := m.applyRows(&wire.Part{Op: wire.OpPush, Payload: s.Payload}); err != nil {
 		return err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	at, _ := m.mu.jobs.find(s.Job)
-	j := m.mu.ownJob(at) // only this goroutine changes jobs
+	m.Jobs.advance(&s, &open)
+	return nil
+}
+
+// advance records that piece s of a step is applied. open is what the job has of the step with it.
+// Only the apply goroutine calls it.
+func (t *Jobs) advance(s *wire.Step, open *checkpoint.OpenStep) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	at, _ := t.table.list.find(s.Job)
+	j := t.table.own(at)
 	setPositions(j, s.Positions)
 	if !s.Last {
 		open.Step, open.NextPiece, open.Contributors = s.Step, s.Piece+1, s.Contributors
-		j.Open = &open
-		return nil
+		j.Open = open
+		return
 	}
 	j.Open, j.LastClosed = nil, s.Step
 	if n := len(j.Closed) - checkpoint.ClosedSteps + 1; n > 0 {
 		j.Closed = append(j.Closed[:0], j.Closed[n:]...)
 	}
 	j.Closed = append(j.Closed, checkpoint.ClosedStep{Step: s.Step, Contributors: s.Contributors})
-	return nil
 }
 
 // checkStep returns the reason why a piece is not the next one of its job, or nil. duplicate means
@@ -132,10 +138,10 @@ type StepPart struct {
 //
 // Errors: *StepClosedError; *StaleGenerationError; CodeNotMember; CodeNotFound;
 // CodeStarting if this replica has not yet applied the generation.
-func (m *Machine) CheckStep(p *StepPart) (applied bool, err error) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	j, err := m.mu.jobs.get(p.Job)
+func (t *Jobs) CheckStep(p *StepPart) (applied bool, err error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	j, err := t.table.list.get(p.Job)
 	if err != nil {
 		return false, err
 	}
@@ -143,17 +149,17 @@ func (m *Machine) CheckStep(p *StepPart) (applied bool, err error) {
 		return false, err
 	}
 	if p.Step <= j.LastClosed {
-		return closedWith(j, m.shard, p)
+		return closedWith(j, t.shard, p)
 	}
 	switch {
 	case p.Generation < j.Generation:
 		return false, &rowraft.StaleGenerationError{
-			Shard: m.shard, Have: p.Generation, Want: j.Generation, Next: j.LastClosed + 1,
+			Shard: t.shard, Have: p.Generation, Want: j.Generation, Next: j.LastClosed + 1,
 		}
 	case p.Generation > j.Generation && (j.Open == nil || p.Step != j.Open.Step || !j.Open.Contributors.Has(p.Rank)):
 		return false, rowraft.Errorf(rowraft.CodeStarting,
 			"shard %d: generation %d of job %x has not arrived; the shard has generation %d",
-			m.shard, p.Generation, p.Job[:4], j.Generation)
+			t.shard, p.Generation, p.Job[:4], j.Generation)
 	}
 	return false, nil
 }
@@ -171,10 +177,10 @@ func closedWith(j *checkpoint.Job, shard rowraft.ShardID, p *StepPart) (applied 
 }
 
 // HasMembership reports whether w is the present membership of its job.
-func (m *Machine) HasMembership(w *wire.Membership) bool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	_, j := m.mu.jobs.find(w.Job)
+func (t *Jobs) HasMembership(w *wire.Membership) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	_, j := t.table.list.find(w.Job)
 	return j != nil && sameMembership(j, w)
 }
 
@@ -188,11 +194,11 @@ type JobPlan struct {
 	Open       checkpoint.OpenStep
 }
 
-// JobPlan returns the plan of a job. Errors: CodeNotFound.
-func (m *Machine) JobPlan(id rowraft.JobID) (p JobPlan, err error) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	j, err := m.mu.jobs.get(id)
+// Plan returns the plan of a job. Errors: CodeNotFound.
+func (t *Jobs) Plan(id rowraft.JobID) (p JobPlan, err error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	j, err := t.table.list.get(id)
 	if err != nil {
 		return p, err
 	}

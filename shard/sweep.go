@@ -22,8 +22,8 @@ func (m *Machine) applySweep(h wire.EntryHeader, body []byte, a *Applied) error 
 	if err != nil {
 		return err
 	}
-	err = m.change(h, a, func(st *state, _ uint64) (answer, fatal error) {
-		t := st.table(w.Table)
+	err = m.change(h, a, func(uint64) (result, fatal error) {
+		t := m.mu.tables.get(w.Table)
 		if t == nil {
 			return m.notFound(w.Table), nil
 		}
@@ -46,7 +46,7 @@ func (m *Machine) applySweep(h wire.EntryHeader, body []byte, a *Applied) error 
 func (m *Machine) sweepSlot(w *wire.Sweep, slot rowraft.Slot, a *Applied) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	rows, candidates, err := m.mu.table(w.Table).rows.Sweep(slot, w, rowraft.TickOf(m.logTime.Load()))
+	rows, candidates, err := m.mu.tables.get(w.Table).rows.Sweep(slot, w, rowraft.TickOf(m.logTime.Load()))
 	a.Swept.Rows += uint64(rows)
 	a.Swept.Candidates += uint64(candidates)
 	return err
@@ -74,14 +74,18 @@ func (m *Machine) PreviewSweep(w *wire.Sweep, tick uint32, most uint64) (p Sweep
 		if !m.owned.has(p.Next) {
 			continue
 		}
-		looked, found, err := m.previewSlot(w, p.Next, tick)
+		var slot slotPreview
+		for done := false; !done && err == nil; {
+			done, err = slot.next(m, w, p.Next, tick)
+		}
+		slot.listing.end()
 		if err != nil {
 			return p, err
 		}
-		p.Looked += looked
-		p.Found.Rows += found.Rows
-		p.Found.Candidates += found.Candidates
-		if found != (Swept{}) {
+		p.Looked += slot.looked
+		p.Found.Rows += slot.found.Rows
+		p.Found.Candidates += slot.found.Candidates
+		if slot.found != (Swept{}) {
 			if p.Slots == 0 {
 				p.First = p.Next
 			}
@@ -91,41 +95,37 @@ func (m *Machine) PreviewSweep(w *wire.Sweep, tick uint32, most uint64) (p Sweep
 	return p, nil
 }
 
-// previewSlot counts one slot in several steps. Rows may change in between.
-func (m *Machine) previewSlot(w *wire.Sweep, slot rowraft.Slot, tick uint32) (looked uint64, found Swept, err error) {
-	var l slotListing
-	defer l.end()
-	for done := false; !done && err == nil; {
-		done, err = m.previewSome(&l, w, slot, tick, &looked, &found)
-	}
-	return looked, found, err
+// slotPreview counts what a sweep would remove from one slot, in several steps. Rows may change in between.
+type slotPreview struct {
+	listing slotListing
+	looked  uint64
+	found   Swept
 }
 
-func (m *Machine) previewSome(
-	l *slotListing, w *wire.Sweep, slot rowraft.Slot, tick uint32, looked *uint64, found *Swept,
-) (done bool, err error) {
+// next counts the next rows of slot.
+func (p *slotPreview) next(m *Machine, w *wire.Sweep, slot rowraft.Slot, tick uint32) (done bool, err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if err := m.usableLocked(); err != nil {
+	if err := m.mu.usable(); err != nil {
 		return false, err
 	}
-	t := m.mu.table(w.Table)
+	t := m.mu.tables.get(w.Table)
 	if t == nil {
 		return false, m.notFound(w.Table)
 	}
-	if l.table != t {
+	if p.listing.table != t {
 		if err := t.rows.CheckSweep(w); err != nil {
 			return false, err
 		}
-		*looked, *found = uint64(t.rows.SlotRows(slot)+t.rows.SlotCandidates(slot)), Swept{}
-		if *looked == 0 {
+		p.looked, p.found = uint64(t.rows.SlotCounts(slot).Rows+t.rows.SlotCandidates(slot)), Swept{}
+		if p.looked == 0 {
 			return true, nil
 		}
-		l.begin(t, slot)
+		p.listing.begin(t, slot)
 	}
-	rows, candidates, done := t.rows.CountSweep(l.rows, slot, w, tick, listEntries)
-	found.Rows += uint64(rows)
-	found.Candidates += uint64(candidates)
+	rows, candidates, done := t.rows.CountSweep(p.listing.rows, slot, w, tick, listEntries)
+	p.found.Rows += uint64(rows)
+	p.found.Candidates += uint64(candidates)
 	return done, nil
 }
 

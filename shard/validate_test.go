@@ -224,8 +224,8 @@ func TestCreateTable(t *testing.T) {
 	if got := r.Tables(); len(got) != 2 || got[0] != b || got[1] != a {
 		t.Errorf("tables %+v", got)
 	}
-	if !r.HasTable(7) || r.HasTable(8) {
-		t.Error("HasTable is wrong")
+	if !r.hasTable(7) || r.hasTable(8) {
+		t.Error("Table is wrong")
 	}
 	r.mustOpen(1, 1)
 	r.parts(push(1, 1, payloadOf(rows{schema: b, keys: []rowraft.Key{1, 2}})))

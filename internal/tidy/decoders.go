@@ -81,7 +81,7 @@ var decoders = map[string]string{
 	"scheduler/meta.decodeFrame":            "scheduler/meta.FuzzEntry",
 	"scheduler/meta.Machine.Restore":        "scheduler/meta.FuzzRestore",
 	"shard.Machine.Apply":                   "e2e/reference.FuzzApply",
-	"shard.Machine.Pull":                    "shard.FuzzPull",
+	"shard.Reads.Pull":                      "shard.FuzzPull",
 	"shard.Machine.Restore":                 "shard.FuzzRestore",
 	"shard/rowstore.DigestOf":               "shard.FuzzRestore",
 	"shard/rowstore.parseCandidate":         "e2e/reference.FuzzLoad",

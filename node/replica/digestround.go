@@ -128,7 +128,7 @@ func (r *replica) applied(entry []byte, a *shard.Applied) {
 		r.written.Add(uint64(len(entry)))
 		return
 	}
-	if proved := uint64(r.machine.AgreedAt()); r.lastProved.Swap(proved) != proved {
+	if proved := uint64(r.machine.Rounds.AgreedAt()); r.lastProved.Swap(proved) != proved {
 		r.provedAt.Store(time.Now().UnixNano())
 	}
 	r.noticeFence()
@@ -162,7 +162,7 @@ func (r *replica) mustServe() error {
 
 // checkAgreed refuses calls for the rows of the shard if no majority of its replicas agreed on them.
 func (r *replica) checkAgreed() error {
-	if at := r.machine.NoMajority(); at != 0 {
+	if at := r.machine.Rounds.NoMajority(); at != 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d no majority of its replicas had the same rows, so no replica serves it: see `rowraft shard digest %d`, then restore a checkpoint, or move away the replicas that you do not trust", r.shard, at, r.shard)
 	}
 	return nil
@@ -232,7 +232,7 @@ func (d *digestRounds) run(ctx context.Context, everyone bool) (*digestRound, er
 	switch {
 	case out.verdict == agreed:
 		p.Step = wire.ProofAgreed
-	case out.verdict == noMajority && r.machine.NoMajority() == 0:
+	case out.verdict == noMajority && r.machine.Rounds.NoMajority() == 0:
 		p.Step = wire.ProofDivided
 	default:
 		return out, nil
@@ -252,7 +252,7 @@ func (d *digestRounds) checkMark(ctx context.Context, mark rowraft.Index) error 
 		return ShardError(r.shard, err)
 	}
 	votes := d.collect(ctx, &members, mark, false)
-	own, noted := r.machine.Noted(mark)
+	own, noted := r.machine.Rounds.At(mark)
 	switch v, digest := tally(votes); {
 	case v == agreed && (!noted || digest == own), v == undecided && !differ(votes):
 		return nil
@@ -295,7 +295,7 @@ func (d *digestRounds) collect(ctx context.Context, members *raftstore.Membershi
 func (d *digestRounds) ask(ctx context.Context, m raftstore.Member, mark rowraft.Index) (v digestVote) {
 	if m.Replica == d.r.id {
 		v.leads = true
-		v.digest, v.noted = d.r.machine.Noted(mark)
+		v.digest, v.noted = d.r.machine.Rounds.At(mark)
 		return v
 	}
 	conn, err := d.conn(m.Node)
@@ -335,7 +335,7 @@ func (s *replicaService) NotedDigest(ctx context.Context, req *rowraftv1.NotedDi
 	if e := r.whyFenced(); e != nil {
 		reply.Fenced = e.Error()
 	}
-	if d, ok := r.machine.Noted(mark); ok {
+	if d, ok := r.machine.Rounds.At(mark); ok {
 		reply.Noted, reply.Rows, reply.Digest = true, d.Rows, d.Sum[:]
 	}
 	return reply, nil

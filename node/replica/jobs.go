@@ -155,7 +155,7 @@ func (s *replicaService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJob
 		return nil, err
 	}
 	reply := &rowraftv1.EnsureJobReply{AppliedIndex: uint64(index)}
-	if plan, err := r.machine.JobPlan(job); err == nil {
+	if plan, err := r.machine.Jobs.Plan(job); err == nil {
 		reply.LastClosed = uint64(plan.LastClosed)
 	}
 	return reply, nil
@@ -170,12 +170,12 @@ func (r *replica) ensureJob(ctx context.Context, w *wire.Membership, epoch rowra
 	if err := r.confirm(ctx); err != nil {
 		return 0, err
 	}
-	if r.machine.HasMembership(w) && (epoch == 0 || epoch == r.machine.Epoch()) {
+	if r.machine.Jobs.HasMembership(w) && (epoch == 0 || epoch == r.machine.Epoch()) {
 		return r.machine.AppliedIndex(), nil
 	}
 	// ensureJob does not log what apply would refuse: the caller tries repeatedly, and each try would add
 	// an entry.
-	if err := r.machine.CheckMembership(w); err != nil {
+	if err := r.machine.Jobs.CheckMembership(w); err != nil {
 		return 0, err
 	}
 	return r.steps.ChangeMembers(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
@@ -204,7 +204,7 @@ func (s *replicaService) EndJob(ctx context.Context, req *rowraftv1.EndJobReques
 	}
 	w := &wire.Membership{Job: job}
 	index, err := r.steps.ChangeMembers(ctx, w, func(ctx context.Context) (rowraft.Index, error) {
-		plan, err := r.machine.JobPlan(job)
+		plan, err := r.machine.Jobs.Plan(job)
 		// A delayed call must not end the job of workers that have entered since.
 		if err == nil && req.Generation != 0 && uint64(plan.Generation) > req.Generation {
 			return 0, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: job %x is at generation %d, not at %d", r.shard, job[:4], plan.Generation, req.Generation)
@@ -229,7 +229,7 @@ func (s *replicaService) JobState(ctx context.Context, req *rowraftv1.JobStateRe
 	if err := r.confirm(ctx); err != nil {
 		return nil, err
 	}
-	j, err := r.machine.Job(id)
+	j, err := r.machine.Jobs.Get(id)
 	if err != nil {
 		return nil, err
 	}

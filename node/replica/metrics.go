@@ -21,7 +21,7 @@ var replicaMetrics = []struct {
 }{
 	{desc("replica_unproved_entries", "Entries applied since the newest comparison at which this replica had the rows of the majority."), prometheus.GaugeValue,
 		func(r *replica, g *raftstore.GroupStatus) float64 {
-			return float64(max(g.AppliedIndex, r.machine.AgreedAt()) - r.machine.AgreedAt())
+			return float64(max(g.AppliedIndex, r.machine.Rounds.AgreedAt()) - r.machine.Rounds.AgreedAt())
 		}},
 	{desc("replica_proof_age_seconds", "Time since that comparison; 0 if there was none since the server started. It grows while no row changes."), prometheus.GaugeValue,
 		func(r *replica, _ *raftstore.GroupStatus) float64 {
@@ -32,7 +32,7 @@ var replicaMetrics = []struct {
 			return time.Since(time.Unix(0, at)).Seconds()
 		}},
 	{desc("shard_session_evictions_total", "Sessions of clients that made room for others."), prometheus.CounterValue,
-		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.machine.EvictedSessions()) }},
+		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.machine.Sessions.Evicted()) }},
 	{desc("bounded_reads_total", "Bounded reads that this replica served."), prometheus.CounterValue,
 		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.reads.served.Load()) }},
 	{desc("bounded_reads_refused_total", "Bounded reads refused because this replica could not prove that its rows are as new as was asked."), prometheus.CounterValue,

@@ -85,7 +85,7 @@ func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
 	return result
 }
 
-// Snapshot refuses while no majority of the replicas agrees (Machine.NoMajority). A snapshot
+// Snapshot refuses while no majority of the replicas agrees (DigestRounds.NoMajority). A snapshot
 // does not store that fact, so the entry that reports it must stay in the log.
 func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 	if err := m.r.checkAgreed(); err != nil {
@@ -344,12 +344,12 @@ func (r *replica) openSession(ctx context.Context, o wire.Opening) (rowraft.Inde
 	if err := r.awaitServe(ctx); err != nil {
 		return 0, err
 	}
-	err := r.machine.CheckOpen(&o, r.logTime())
+	err := r.machine.Sessions.CheckOpen(&o, r.logTime())
 	if rowraft.CodeOf(err) == rowraft.CodeSessionExpired { // final for the client: see checkPart
 		if err := r.confirm(ctx); err != nil {
 			return 0, err
 		}
-		err = r.machine.CheckOpen(&o, r.logTime())
+		err = r.machine.Sessions.CheckOpen(&o, r.logTime())
 	}
 	if err != nil {
 		return 0, err
@@ -362,7 +362,7 @@ func (r *replica) closeSession(ctx context.Context, client rowraft.ClientID, inc
 	if err := r.awaitServe(ctx); err != nil {
 		return err
 	}
-	if r.machine.CheckSession(client, inc) != nil {
+	if r.machine.Sessions.Check(client, inc) != nil {
 		return nil
 	}
 	_, err := r.propose(ctx, wire.CloseSessionEntry(r.header(), client, inc))
@@ -407,7 +407,7 @@ func (r *replica) dropTable(ctx context.Context, id rowraft.TableID, epoch rowra
 	if err := r.confirm(ctx); err != nil {
 		return 0, err
 	}
-	if !r.machine.HasTable(id) {
+	if _, ok := r.machine.Table(id); !ok {
 		return r.machine.AppliedIndex(), nil
 	}
 	h := r.header()

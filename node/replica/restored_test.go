@@ -109,7 +109,7 @@ func TestADividedShardTakesNoSnapshot(t *testing.T) {
 		t.Errorf("a snapshot while divided: %v, %v; want Corrupt", s, err)
 	}
 	proof(3, wire.Proof{Step: wire.ProofMark})
-	noted, _ := r.machine.Noted(3)
+	noted, _ := r.machine.Rounds.At(3)
 	proof(4, wire.Proof{Step: wire.ProofAgreed, Mark: 3, Rows: noted.Rows, Digest: noted.Sum})
 	s, err := m.Snapshot()
 	if err != nil {

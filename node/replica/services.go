@@ -41,7 +41,7 @@ func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (
 	}
 	reply := &rowraftv1.WriteReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}
 	if op == wire.OpClocked {
-		reply.SlowestClock, _ = r.machine.SlowestClock(clock.Job) // 0: the job has ended since
+		reply.SlowestClock, _ = r.machine.Jobs.SlowestClock(clock.Job) // 0: the job has ended since
 	}
 	return reply, nil
 }

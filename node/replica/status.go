@@ -37,12 +37,12 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 			st.Role = roleLearner
 		}
 	}
-	st.ProvedIndex, st.DividedIndex = uint64(r.machine.AgreedAt()), uint64(r.machine.NoMajority())
+	st.ProvedIndex, st.DividedIndex = uint64(r.machine.Rounds.AgreedAt()), uint64(r.machine.Rounds.NoMajority())
 	if e := r.whyFenced(); e != nil {
 		st.Fenced, st.Error = e.Error(), e.Error()
 	}
 	r.reportMembers(st)
-	use := r.machine.SessionUse(r.logTime())
+	use := r.machine.Sessions.Use(r.logTime())
 	st.Sessions, st.SessionsInUse, st.OwnerSessionsInUse = uint32(use.All), uint32(use.InUse), uint32(use.OwnerInUse)
 	if id, ok := r.machine.StageID(); ok {
 		st.StagedRestore = id[:]

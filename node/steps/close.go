@@ -18,7 +18,7 @@ const piecesAhead = 4
 // kickLocked starts to close the steps of j that can be closed, unless another goroutine does that.
 // REQUIRES: s.mu is held.
 func (s *Aggregator) kickLocked(j *job) {
-	plan, err := s.machine.JobPlan(j.id)
+	plan, err := s.machine.Jobs.Plan(j.id)
 	if err != nil || !s.leads {
 		return
 	}
@@ -114,7 +114,7 @@ func (j *job) readyOpenInLog(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 func (s *Aggregator) closeReady(j *job) {
 	for {
 		s.mu.Lock()
-		plan, err := s.machine.JobPlan(j.id)
+		plan, err := s.machine.Jobs.Plan(j.id)
 		o, with := (*openStep)(nil), wire.RankSet{}
 		if err == nil && s.leads && s.jobs[j.id] == j {
 			o, with = j.ready(&plan)
@@ -277,11 +277,11 @@ func (s *Aggregator) ChangeMembers(ctx context.Context, w *wire.Membership, prop
 // again, to a later step, that its first pieces already contain. So the membership waits until all contributors among
 // its members have sent their parts here. closeOpenInLog has j's token.
 func (s *Aggregator) closeOpenInLog(j *job, w *wire.Membership) error {
-	now, err := s.machine.Job(j.id)
+	now, err := s.machine.Jobs.Get(j.id)
 	if err != nil || now.Open == nil || len(w.Members) == 0 {
 		return nil
 	}
-	plan, err := s.machine.JobPlan(j.id)
+	plan, err := s.machine.Jobs.Plan(j.id)
 	if err != nil {
 		return err
 	}
@@ -316,7 +316,7 @@ func (s *Aggregator) closeOpenInLog(j *job, w *wire.Membership) error {
 // closeBelow closes the open steps below the first step of the coming membership. It has j's token.
 func (s *Aggregator) closeBelow(j *job, w *wire.Membership) error {
 	for {
-		plan, err := s.machine.JobPlan(j.id)
+		plan, err := s.machine.Jobs.Plan(j.id)
 		if err != nil {
 			return nil // a new job
 		}
@@ -347,7 +347,7 @@ func (s *Aggregator) closeBelow(j *job, w *wire.Membership) error {
 
 // endStale ends the steps whose parts belong to generations other than the current one.
 func (s *Aggregator) endStale(j *job) {
-	plan, err := s.machine.JobPlan(j.id)
+	plan, err := s.machine.Jobs.Plan(j.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && s.jobs[j.id] == j {

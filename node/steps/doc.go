@@ -8,7 +8,7 @@
 //
 // # Invariants
 //
-//  1. The parts are soft state. The log alone decides which steps are closed (shard.Machine.CheckStep), and a worker
+//  1. The parts are soft state. The log alone decides which steps are closed (shard.Jobs.CheckStep), and a worker
 //     sends a part again until it has a result.
 //  2. Steps close in order. The next step closes a step that no worker has pushed completely.
 //  3. A step that is open in the log, because its leader died after the first piece, is continued after its last

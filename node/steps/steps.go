@@ -185,7 +185,7 @@ func (s *Aggregator) endLocked(j *job, o *openStep, err error) {
 // Push accepts one fragment and waits until its step is closed, for at most stepHold.
 //
 // Errors: CodeStarting if this replica does not lead; CodeOverloaded if there is no room for the fragment;
-// CodeDeadline if ctx ends first; the errors of shard.Machine.CheckStep.
+// CodeDeadline if ctx ends first; the errors of shard.Jobs.CheckStep.
 func (s *Aggregator) Push(ctx context.Context, p *Push) (Result, error) {
 	o, result, err := s.take(p)
 	if err != nil || o == nil {
@@ -203,7 +203,7 @@ func (s *Aggregator) Push(ctx context.Context, p *Push) (Result, error) {
 	if o.err != nil {
 		return Result{}, o.err
 	}
-	applied, err := s.machine.CheckStep(&p.StepPart)
+	applied, err := s.machine.Jobs.CheckStep(&p.StepPart)
 	if err == nil && !applied {
 		err = rowraft.Errorf(rowraft.CodeLeadershipLost, "shard %d: step %d was closed here and the state machine does not have it: another leader has changed the log", s.shard, p.Step)
 	}
@@ -218,7 +218,7 @@ func (s *Aggregator) take(p *Push) (*openStep, Result, error) {
 		return nil, Result{}, rowraft.Errorf(rowraft.CodeStarting, "shard %d: this server does not lead, or not yet", s.shard)
 	}
 	// This check runs under mu: a step is closed in the machine before it ends here, so no part is lost between.
-	applied, err := s.machine.CheckStep(&p.StepPart)
+	applied, err := s.machine.Jobs.CheckStep(&p.StepPart)
 	if err != nil || applied {
 		return nil, Result{Outcome: Applied}, err
 	}
@@ -343,7 +343,7 @@ func (o *openStep) sameRates(payload []byte) error {
 }
 
 // whole lists the ranks of within that have complete parts of a generation. Parts of a later generation
-// belong to a step that is open in the log (shard.Machine.CheckStep).
+// belong to a step that is open in the log (shard.Jobs.CheckStep).
 func (o *openStep) whole(generation rowraft.Generation, within *wire.RankSet) (all wire.RankSet) {
 	for rank, part := range o.parts {
 		if part.missing == 0 && part.generation >= generation && within.Has(rank) {
@@ -355,7 +355,7 @@ func (o *openStep) whole(generation rowraft.Generation, within *wire.RankSet) (a
 
 // waitingFor returns the number of members that have not pushed o, or a later step.
 func (s *Aggregator) waitingFor(p *Push, o *openStep) int {
-	plan, err := s.machine.JobPlan(p.Job)
+	plan, err := s.machine.Jobs.Plan(p.Job)
 	if err != nil {
 		return 0
 	}
@@ -402,7 +402,7 @@ func (j *job) busy(step rowraft.Step, plan *shard.JobPlan) (all wire.RankSet) {
 // Progress returns the highest step of a job that has parts here or pieces in the log, and the ranks that have not
 // pushed the lowest step held.
 func (s *Aggregator) Progress(id rowraft.JobID) (highest rowraft.Step, missing []rowraft.Rank) {
-	plan, err := s.machine.JobPlan(id)
+	plan, err := s.machine.Jobs.Plan(id)
 	if err != nil {
 		return 0, nil
 	}
@@ -457,7 +457,7 @@ func (s *Aggregator) WaitClock(ctx context.Context, id rowraft.JobID, atLeast ui
 		s.mu.Lock()
 		changed := s.clocks
 		s.mu.Unlock()
-		slowest, err := s.machine.SlowestClock(id)
+		slowest, err := s.machine.Jobs.SlowestClock(id)
 		if err != nil || slowest >= atLeast {
 			return slowest, err
 		}

@@ -1,38 +1,25 @@
 package rowstore
 
 import (
+	"unsafe"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/optim"
 	"github.com/rowraft/rowraft/wire"
 )
 
-// check returns an error for keys of slots that the table does not own and for arguments of the wrong
+// checkArgs returns an error for keys of slots that the table does not own and for arguments of the wrong
 // length. It runs before anything changes.
-func (t *Table) check(keys []rowraft.Key, numBytes int, dt rowraft.DType) error {
+func (t *Table) checkArgs(keys []rowraft.Key, numBytes int, dt rowraft.DType) error {
 	if dt.Size() == 0 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %s: want float32 or bfloat16", t.schema.Name, dt)
 	}
-	if want := len(keys) * t.dim * dt.Size(); numBytes != want {
+	if want := len(keys) * t.index.dim * dt.Size(); numBytes != want {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"table %s: %d bytes of numbers for %d keys: want %d × dim %d × %d bytes = %d",
-			t.schema.Name, numBytes, len(keys), len(keys), t.dim, dt.Size(), want)
+			t.schema.Name, numBytes, len(keys), len(keys), t.index.dim, dt.Size(), want)
 	}
-	return t.checkSlots(keys)
-}
-
-func (t *Table) checkSlots(keys []rowraft.Key) error {
-	for _, key := range keys {
-		if slot := t.slotOf(key); !t.Owns(slot) {
-			return t.notOwned(key, slot)
-		}
-	}
-	return nil
-}
-
-// notOwned is the error for a key of a slot that the table does not own.
-func (t *Table) notOwned(key rowraft.Key, slot rowraft.Slot) error {
-	return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: key %d is in slot %d, which this shard does not hold",
-		t.schema.Name, key, slot)
+	return t.index.checkKeys(keys)
 }
 
 // Pull writes the weights of keys to dst: row i, dim numbers of type dt,
@@ -46,7 +33,7 @@ func (t *Table) notOwned(key rowraft.Key, slot rowraft.Slot) error {
 // Pull returns an error before it writes anything: CodeInvalidArgument if dst or present
 // does not fit the keys or dt is unknown; CodeWrongShard if a key's slot is not owned.
 func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present []byte) error {
-	if err := t.check(keys, len(dst), dt); err != nil {
+	if err := t.checkArgs(keys, len(dst), dt); err != nil {
 		return err
 	}
 	if present != nil {
@@ -59,10 +46,10 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 	}
 	t.lock.RLock()
 	defer t.lock.RUnlock()
-	defer t.grace.leave(t.grace.enter())
+	defer t.index.grace.leave(t.index.grace.enter())
 	var ahead chunks
-	ahead.start(t, keys, t.stateAt, false)
-	rowBytes := t.dim * dt.Size()
+	ahead.start(t, keys, t.index.stateAt, false)
+	rowBytes := t.index.dim * dt.Size()
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)
 		if n == 0 {
@@ -71,8 +58,8 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 		for i, key := range keys[base : base+n] {
 			out := dst[:rowBytes:rowBytes]
 			dst = dst[rowBytes:]
-			if !t.read(c, i, key, out, dt) {
-				t.putInitial(out, dt, key)
+			if !t.index.read(c, i, key, out, dt) {
+				t.index.putInitial(out, dt, key)
 				continue
 			}
 			if present != nil {
@@ -80,19 +67,6 @@ func (t *Table) Pull(keys []rowraft.Key, dst []byte, dt rowraft.DType, present [
 			}
 		}
 		base += n
-	}
-}
-
-// putInitial writes the weights of a key without a row.
-func (t *Table) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
-	var part [64]float32
-	for first := 0; first < t.dim; first += len(part) {
-		w := part[:min(len(part), t.dim-first)]
-		optim.InitFrom(t.schema.Initializer, t.schema.ID, key, first, w)
-		if t.storage == rowraft.BFloat16 {
-			roundAll(w)
-		}
-		wire.PutFloats(dst[first*dt.Size():], dt, w)
 	}
 }
 
@@ -125,19 +99,17 @@ func (t *Table) Assign(keys []rowraft.Key, values []byte, dt rowraft.DType) erro
 func (t *Table) change(
 	keys []rowraft.Key, arg []byte, dt rowraft.DType, assign bool, do func(w, state, arg []float32),
 ) error {
-	if err := t.check(keys, len(arg), dt); err != nil {
+	if err := t.checkArgs(keys, len(arg), dt); err != nil {
 		return err
 	}
-	t.lock.Lock()
-	defer t.lock.Unlock()
-	t.reclaim()
-	defer t.done()
+	t.beginChange()
+	defer t.endChange()
 	if t.track != nil {
 		return t.changeTracked(keys, arg, dt, assign, do)
 	}
 	var ahead chunks
-	ahead.start(t, keys, t.RecordBytes(), true)
-	rowBytes := t.dim * dt.Size()
+	ahead.start(t, keys, t.index.recordBytes(), true)
+	rowBytes := t.index.dim * dt.Size()
 	for base := 0; ; {
 		c, n := ahead.next(t, keys)
 		if n == 0 {
@@ -150,80 +122,122 @@ func (t *Table) change(
 			if err != nil {
 				return err
 			}
-			w := floats(t.weights(r), t.storage, t.wide)
-			do(w, t.state(r), values)
-			t.store(r, w)
-			t.seal(c.slot[i], c.tag[i], r)
+			w := floats(t.index.weights(r), t.index.storage, t.wide)
+			do(w, t.index.state(r), values)
+			t.index.store(r, w)
+			t.index.seal(c.slot[i], c.tag[i], r)
 		}
 		base += n
 	}
+}
+
+// changeTracked is change for a tracked table. docs/formats/streaming.md specifies the order of its
+// steps.
+func (t *Table) changeTracked(
+	keys []rowraft.Key, arg []byte, dt rowraft.DType, assign bool, do func(w, state, arg []float32),
+) error {
+	var c chunk
+	rowBytes := t.index.dim * dt.Size()
+	touched := t.index.recordBytes()
+	for base := 0; base < len(keys); base += chunkKeys {
+		chunkOf := keys[base:min(base+chunkKeys, len(keys))]
+		t.index.lookup(&c, chunkOf, touched)
+		t.snaps.prefetchSlots(&c, len(chunkOf))
+		for i, key := range chunkOf {
+			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
+			arg = arg[rowBytes:]
+			ok, err := t.mayPush(&c, i, key, assign)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				continue
+			}
+			r, err := t.open(&c, i, key)
+			if err != nil {
+				return err
+			}
+			t.track.countPush(r, t.index.slot(c.slot[i]).version)
+			w := floats(t.index.weights(r), t.index.storage, t.wide)
+			do(w, t.index.state(r), values)
+			t.index.store(r, w)
+			t.index.seal(c.slot[i], c.tag[i], r)
+		}
+	}
+	return nil
+}
+
+// mayPush reports whether keys[i] has a row or may get one. In the second case it makes room for it.
+func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, error) {
+	slot, tag := c.slot[i], c.tag[i]
+	if _, ok := t.index.record(c, i, key); ok {
+		return true, nil
+	}
+	if _, ok := t.index.find(slot, tag, key); ok { // an earlier key of the chunk created it
+		return true, nil
+	}
+	if !assign {
+		if ok, err := t.track.admit(slot, tag, key); !ok {
+			return false, err
+		}
+	}
+	t.track.forget(slot, tag, key)
+	t.track.counters.admitted.Add(1)
+	evicted, err := t.makeRoom(slot)
+	if evicted { // records that lookup found may have been removed
+		for j := i + 1; j < len(c.addr); j++ {
+			c.addr[j] = unsafe.Pointer(&noRow)
+		}
+	}
+	return true, err
 }
 
 // open prepares the record of keys[i] for a change and returns it. It subtracts the old hash
 // from the digest, saves an image for each snapshot that needs one, and marks the record busy,
 // so that readers wait until seal. It creates a missing row from the initializer.
 func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
-	r, ok := t.record(c, i, key)
+	r, ok := t.index.record(c, i, key)
 	if !ok {
 		// An earlier key of the chunk may have created this row after the lookup.
-		r, ok = t.find(c.slot[i], c.tag[i], key)
+		r, ok = t.index.find(c.slot[i], c.tag[i], key)
 	}
 	if ok {
-		if err := t.saveImage(c.slot[i], c.tag[i], r); err != nil {
+		if err := t.snaps.saveImage(c.slot[i], c.tag[i], r); err != nil {
 			return r, err
 		}
-		t.subtract(c.slot[i], c.tag[i], r)
+		t.index.subtract(c.slot[i], c.tag[i], r)
 		r.setBusy()
 		return r, nil
 	}
-	t.prepareSlot(c.slot[i])
+	t.snaps.prepareSlot(c.slot[i])
 	r, err := t.insert(c.slot[i], c.tag[i], key)
 	if err != nil {
 		return r, err
 	}
 	w := t.wide
 	optim.Init(t.schema.Initializer, t.schema.ID, key, w)
-	stored := t.weights(r)
+	stored := t.index.weights(r)
 	clear(stored[len(stored)-4:]) // a bfloat16 row of odd dim ends with padding
-	wire.PutFloats(stored, t.storage, w)
-	t.rule.InitState(floats(stored, t.storage, w), t.state(r))
+	wire.PutFloats(stored, t.index.storage, w)
+	t.rule.InitState(floats(stored, t.index.storage, w), t.index.state(r))
 	return r, nil
 }
 
-// store writes back the weights that floats returned for r.
-func (t *Table) store(r record, w []float32) {
-	if t.storage == rowraft.BFloat16 { // floats returns float32 weights in place
-		wire.PutFloats(t.weights(r), t.storage, w)
+// insert is index.insert, for a slot that prepareSlot has claimed.
+func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, error) {
+	r, old, err := t.index.insert(slot, tag, key)
+	if len(old) > 0 {
+		t.snaps.outgrow(slot, old)
 	}
-}
-
-// seal ends a change: it gives r the next version of its slot and adds its hash to the digest.
-func (t *Table) seal(slot rowraft.Slot, tag uint32, r record) {
-	s := t.slot(slot)
-	s.version++
-	r.setVersion(s.version)
-	h := t.rowHash(r)
-	s.digest = s.digest.Add(h)
-	if t.slotCheck.active && t.slotCheck.slot == slot && t.checked(tag, r) {
-		t.slotCheck.sum = t.slotCheck.sum.Add(h)
-	}
-}
-
-// subtract removes the hash of r from the digest. The caller then changes or removes r.
-func (t *Table) subtract(slot rowraft.Slot, tag uint32, r record) {
-	s, h := t.slot(slot), t.rowHash(r)
-	s.digest = s.digest.Sub(h)
-	if t.slotCheck.active && t.slotCheck.slot == slot && t.checked(tag, r) {
-		t.slotCheck.sum = t.slotCheck.sum.Sub(h)
-	}
+	return r, err
 }
 
 // Contains reports whether key has a row. The slot of key must be owned.
 func (t *Table) Contains(key rowraft.Key) bool {
 	t.lock.RLock()
 	defer t.lock.RUnlock()
-	defer t.grace.leave(t.grace.enter())
-	slot, tag := t.locate(key)
-	_, ok := t.find(slot, tag, key)
+	defer t.index.grace.leave(t.index.grace.enter())
+	slot, tag := t.index.locate(key)
+	_, ok := t.index.find(slot, tag, key)
 	return ok
 }

@@ -149,14 +149,14 @@ func (c *candidateCut) isSaved(slot rowraft.Slot) bool {
 	return c.saved[i/64]>>(i%64)&1 != 0
 }
 
-// keepCandidates must be called before the candidates of slot change. It includes prepareSlot.
-func (t *Table) keepCandidates(slot rowraft.Slot) {
-	t.prepareSlot(slot)
-	for _, s := range t.snaps {
+// keepCandidates must be called before set, the candidates of slot, changes. It includes prepareSlot.
+func (ss *snapshots) keepCandidates(slot rowraft.Slot, set *candidates) {
+	ss.prepareSlot(slot)
+	for _, s := range ss.running {
 		s.kept.Lock()
 		c := s.kept.candidates
 		if _, kept := c.kept[slot]; !kept && !c.isSaved(slot) {
-			was := slices.Clone(t.candidatesOf(slot).words)
+			was := slices.Clone(set.words)
 			c.kept[slot], c.words = was, c.words+len(was)
 			c.maxWords = max(c.maxWords, c.words)
 		}
@@ -185,7 +185,7 @@ func (s *Snapshot) AppendCandidates(dst []byte, slot rowraft.Slot) []byte {
 		delete(c.kept, slot)
 		c.words -= len(words)
 	} else {
-		words = s.t.candidatesOf(slot).words
+		words = s.t.track.of(slot).words
 	}
 	from := candidates{words: words}
 	all := make([]candidate, 0, len(from.words)/2)

@@ -2,12 +2,13 @@ package rowstore
 
 import (
 	"runtime"
+	"sync/atomic"
 
 	"github.com/rowraft/rowraft"
 )
 
 // The writer and the reader of a snapshot must never be in the same slot. The writer stores its
-// slot in Table.writing and then loads the slot of each reader. The reader stores its slot in
+// slot in snapshots.writing and then loads the slot of each reader. The reader stores its slot in
 // Snapshot.reading and then loads the slot of the writer. So at least one of them sees the other.
 // This requires that the writer's store is visible before its load. That costs the writer a full
 // barrier per row, and the barrier waits until every image that the writer has saved is in memory.
@@ -25,31 +26,55 @@ import (
 // change, when it holds no claim, the writer switches to strict claims and keeps them until no
 // snapshot is left. With strict claims the reader needs no fence.
 
-// looseClaim is set in Table.writing if the slot was claimed by a plain store.
+// looseClaim is set in snapshots.writing if the slot was claimed by a plain store.
 const looseClaim = int64(1) << 32
 
-// claim announces that the writer is in slot, until it claims another slot or calls done.
-func (t *Table) claim(slot rowraft.Slot) {
-	if t.claimed != int64(slot)+1 {
-		t.claimNow(slot)
+// snapshots are the running snapshots of a table and the claims of the writer. The writer owns the fields that are not
+// atomic; readers of a snapshot load the others.
+//
+// Invariant: the writer changes a slot only while claimed is 1 + that slot, or while running is empty.
+type snapshots struct {
+	index   *index
+	running []*Snapshot
+
+	writing    atomic.Int64 // 1 + the slot that the writer is in, perhaps with looseClaim; 0: none or no snapshots
+	claimed    int64        // the writer's copy of writing, without looseClaim
+	loose      atomic.Bool  // loose claims are allowed; only the writer stores it
+	wantStrict atomic.Bool  // a reader could not fence and needs strict claims
+	strict     bool         // the claim of claimed is strict although loose claims are allowed
+
+	outgrown []segment // segments that no slot has any more and a snapshot still walks
+}
+
+// beginChange begins a call of the writer. done ends it.
+func (ss *snapshots) beginChange() {
+	if ss.wantStrict.Load() {
+		ss.chooseClaims()
 	}
 }
 
-func (t *Table) claimNow(slot rowraft.Slot) {
-	t.claimed = int64(slot) + 1
-	if t.loose.Load() {
-		if t.strict {
-			t.writing.Store(t.claimed | looseClaim)
+// claim announces that the writer is in slot, until it claims another slot or calls done.
+func (ss *snapshots) claim(slot rowraft.Slot) {
+	if ss.claimed != int64(slot)+1 {
+		ss.claimNow(slot)
+	}
+}
+
+func (ss *snapshots) claimNow(slot rowraft.Slot) {
+	ss.claimed = int64(slot) + 1
+	if ss.loose.Load() {
+		if ss.strict {
+			ss.writing.Store(ss.claimed | looseClaim)
 		} else {
-			storeClaim(&t.writing, t.claimed|looseClaim)
+			storeClaim(&ss.writing, ss.claimed|looseClaim)
 		}
-		if t.strict = t.readerNear(slot); !t.strict {
+		if ss.strict = ss.readerNear(slot); !ss.strict {
 			return
 		}
 	}
-	t.writing.Store(t.claimed)
-	for _, s := range t.snaps {
-		if int64(s.reading.Load()) == t.claimed {
+	ss.writing.Store(ss.claimed)
+	for _, s := range ss.running {
+		if int64(s.reading.Load()) == ss.claimed {
 			s.slotMu.Lock()
 			s.disturbed = true
 			s.slotMu.Unlock()
@@ -58,8 +83,8 @@ func (t *Table) claimNow(slot rowraft.Slot) {
 }
 
 // readerNear reports whether a snapshot reads the page of slot.
-func (t *Table) readerNear(slot rowraft.Slot) bool {
-	for _, s := range t.snaps {
+func (ss *snapshots) readerNear(slot rowraft.Slot) bool {
+	for _, s := range ss.running {
 		if s.nearPage.Load() == int32(slot/cutsPerPage)+1 {
 			return true
 		}
@@ -68,38 +93,38 @@ func (t *Table) readerNear(slot rowraft.Slot) bool {
 }
 
 // done ends the claim. Every function that changes rows calls it at its end.
-func (t *Table) done() {
-	if t.claimed != 0 {
-		t.claimed, t.strict = 0, false
-		t.writing.Store(0)
+func (ss *snapshots) done() {
+	if ss.claimed != 0 {
+		ss.claimed, ss.strict = 0, false
+		ss.writing.Store(0)
 	}
 }
 
 // approach makes the writer's claims of slot, and of all slots on its page, strict.
 func (s *Snapshot) approach(slot rowraft.Slot) {
 	page := int32(slot/cutsPerPage) + 1
-	if !s.t.loose.Load() || s.nearPage.Load() == page {
+	if !s.t.snaps.loose.Load() || s.nearPage.Load() == page {
 		return
 	}
 	s.nearPage.Store(page)
 	for {
-		if !s.t.fence() {
+		if !s.t.snaps.fence() {
 			return
 		}
-		w := s.t.writing.Load()
+		w := s.t.snaps.writing.Load()
 		if w&looseClaim == 0 || int32((w&^looseClaim-1)/cutsPerPage)+1 != page {
 			break
 		}
 		runtime.Gosched()
 	}
-	s.t.fence()
+	s.t.snaps.fence()
 }
 
 // fence makes the writer execute a barrier. It returns false if the writer's claims are strict.
-func (t *Table) fence() bool {
+func (ss *snapshots) fence() bool {
 	for !fenceOthers() {
-		t.wantStrict.Store(true)
-		if !t.loose.Load() {
+		ss.wantStrict.Store(true)
+		if !ss.loose.Load() {
 			return false
 		}
 		pauseFence()
@@ -109,13 +134,13 @@ func (t *Table) fence() bool {
 
 // chooseClaims chooses between loose and strict claims. REQUIRES: the writer holds no claim. It is
 // called before a snapshot begins and before a change.
-func (t *Table) chooseClaims() {
+func (ss *snapshots) chooseClaims() {
 	switch {
-	case len(t.snaps) == 0:
-		t.wantStrict.Store(false)
-		t.loose.Store(canFence())
-	case t.wantStrict.Load() && t.loose.Load():
-		t.loose.Store(false)
+	case len(ss.running) == 0:
+		ss.wantStrict.Store(false)
+		ss.loose.Store(canFence())
+	case ss.wantStrict.Load() && ss.loose.Load():
+		ss.loose.Store(false)
 	}
 }
 
@@ -127,7 +152,7 @@ func (s *Snapshot) enter(slot rowraft.Slot) {
 	for {
 		s.slotMu.Lock()
 		s.reading.Store(int32(slot) + 1)
-		if s.t.writing.Load() != int64(slot)+1 {
+		if s.t.snaps.writing.Load() != int64(slot)+1 {
 			s.disturbed = false
 			return
 		}

@@ -119,10 +119,10 @@ func TestHeldReader(t *testing.T) {
 		ones[i] = 1
 	}
 	mustUpdate(t, table, keys, ones)
-	slot, tag := table.locate(keys[7])
+	slot, tag := table.index.locate(keys[7])
 
-	e := table.grace.enter()
-	seg := table.slots[slot].whole.root.load()
+	e := table.index.grace.enter()
+	seg := table.index.slots[slot].whole.root.load()
 	for n := range 20 { // the slot outgrows seg
 		more := make([]rowraft.Key, len(keys))
 		for i := range more {
@@ -131,27 +131,27 @@ func TestHeldReader(t *testing.T) {
 		mustUpdate(t, table, more, ones)
 		mustUpdate(t, table, keys, ones)
 	}
-	if table.slots[slot].directory.Load() == nil {
+	if table.index.slots[slot].directory.Load() == nil {
 		t.Fatal("the slot still has one segment")
 	}
 	p, _, ok := seg.next(tag, tag)
-	if !ok || table.at(p).key() != uint64(keys[7]) {
+	if !ok || table.index.at(p).key() != uint64(keys[7]) {
 		t.Fatal("the segment that the reader holds has lost an entry")
 	}
-	if w := floats(table.weights(table.at(p)), rowraft.Float32, table.wide)[0]; math.Abs(float64(w)+2.1) > 1e-5 {
+	if w := floats(table.index.weights(table.index.at(p)), rowraft.Float32, table.wide)[0]; math.Abs(float64(w)+2.1) > 1e-5 {
 		t.Errorf("the row that it points to is %v, want -2.1", w)
 	}
-	held := table.blocks.Stats().UsedBytes
+	held := table.index.blocks.Stats().UsedBytes
 	index := func() (n int64) {
-		for b := range table.slots[slot].buckets() {
+		for b := range table.index.slots[slot].buckets() {
 			n += int64(8 * len(b.root.load()))
 		}
 		return n
 	}
-	table.grace.leave(e)
+	table.index.grace.leave(e)
 	mustUpdate(t, table, keys, ones)
 	mustUpdate(t, table, keys, ones)
-	if used, want := table.blocks.Stats().UsedBytes, index(); used != want || held <= want {
+	if used, want := table.index.blocks.Stats().UsedBytes, index(); used != want || held <= want {
 		t.Errorf("index uses %d bytes, %d while the reader held the old segments; want %d at the end", used, held, want)
 	}
 }
@@ -161,25 +161,25 @@ func TestHeldReader(t *testing.T) {
 func TestRetiredPlaceReadsAsGone(t *testing.T) {
 	table := evenTable(t, rowraft.Sparse, 2)
 	mustUpdate(t, table, []rowraft.Key{5}, []float32{1, 1})
-	slot, tag := table.locate(5)
-	seg := table.slots[slot].whole.root.load()
+	slot, tag := table.index.locate(5)
+	seg := table.index.slots[slot].whole.root.load()
 	p, _, _ := seg.next(tag, tag)
 
-	e := table.grace.enter()
+	e := table.index.grace.enter()
 	var c chunk
-	table.lookup(&c, []rowraft.Key{5}, 8)
+	table.index.lookup(&c, []rowraft.Key{5}, 8)
 	mustDelete(t, table, 5)
-	if table.read(&c, 0, 5, make([]byte, 8), rowraft.Float32) {
+	if table.index.read(&c, 0, 5, make([]byte, 8), rowraft.Float32) {
 		t.Error("a row that was taken out was read")
 	}
 	mustUpdate(t, table, []rowraft.Key{6, 7}, []float32{1, 1, 1, 1})
-	if v := table.at(p).loadVersion(); v != gone {
+	if v := table.index.at(p).loadVersion(); v != gone {
 		t.Errorf("the place was reused, version %d, while a reader held it", v)
 	}
-	table.grace.leave(e)
-	table.reclaim()
-	table.reclaim()
-	if again, err := table.rows.Alloc(); err != nil || again != p {
+	table.index.grace.leave(e)
+	table.index.reclaim()
+	table.index.reclaim()
+	if again, err := table.index.slab.Alloc(); err != nil || again != p {
 		t.Errorf("next place is %d, %v; want the freed %d", again, err, p)
 	}
 }

@@ -16,29 +16,27 @@ import (
 // Errors: CodeWrongShard if a key's slot is not owned, before anything changes;
 // CodeOverloaded as in Update.
 func (t *Table) Delete(keys []rowraft.Key) error {
-	if err := t.checkSlots(keys); err != nil {
+	if err := t.index.checkKeys(keys); err != nil {
 		return err
 	}
-	t.lock.Lock()
-	defer t.lock.Unlock()
-	t.reclaim()
-	defer t.done()
+	t.beginChange()
+	defer t.endChange()
 	for _, key := range keys {
-		slot, tag := t.locate(key)
-		if at, ok := t.position(slot, tag, key); ok {
+		slot, tag := t.index.locate(key)
+		if at, ok := t.index.position(slot, tag, key); ok {
 			if err := t.remove(slot, tag, at); err != nil {
 				return err
 			}
-		} else if t.track != nil && t.forgetCandidate(slot, tag, key) {
-			t.slot(slot).version++
+		} else if t.track != nil && t.track.forget(slot, tag, key) {
+			t.index.slot(slot).version++
 		}
 	}
 	return nil
 }
 
 // position returns the position of the entry of key in the segment of its bucket.
-func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uint32, ok bool) {
-	seg := t.segment(slot, tag)
+func (x *index) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uint32, ok bool) {
+	seg := x.segment(slot, tag)
 	if len(seg) == 0 {
 		return 0, false
 	}
@@ -47,7 +45,7 @@ func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uin
 		if !ok {
 			return 0, false
 		}
-		if t.at(p).key() == uint64(key) {
+		if x.at(p).key() == uint64(key) {
 			return (after - 1) & uint32(len(seg)-1), true
 		}
 		i = after
@@ -61,31 +59,31 @@ func (t *Table) position(slot rowraft.Slot, tag uint32, key rowraft.Key) (at uin
 // more: the place may soon hold a row of another slot, whose versions have no meaning in this
 // slot. So remove also erases the entry from those segments.
 func (t *Table) remove(slot rowraft.Slot, tag, at uint32) error {
-	s := t.slot(slot)
+	s := t.index.slot(slot)
 	b := s.bucket(tag)
 	seg := b.root.load()
 	e := seg[at]
 	p := slab.Place(uint32(e) - 1)
-	r := t.at(p)
-	if err := t.saveImage(slot, tag, r); err != nil {
+	r := t.index.at(p)
+	if err := t.snaps.saveImage(slot, tag, r); err != nil {
 		return err
 	}
-	t.subtract(slot, tag, r)
-	for _, snap := range t.snaps {
+	t.index.subtract(slot, tag, r)
+	for _, snap := range t.snaps.running {
 		if snap.take(slot).walking {
 			snap.walk.erase(seg, tag, e)
 		}
 	}
-	if t.slotCheck.active && t.slotCheck.slot == slot {
-		t.slotCheck.walk.erase(seg, tag, e)
+	if t.index.check.active && t.index.check.slot == slot {
+		t.index.check.walk.erase(seg, tag, e)
 	}
 	atomic.StoreUint64(&seg[at], tombstone)
-	t.retirePlace(p)
+	t.index.retirePlace(&t.index.records, p)
 	b.tombstones++
 	b.rows--
 	s.rows--
 	s.version++
 	s.removed = s.version
-	t.count.Add(-1)
+	t.index.count.Add(-1)
 	return nil
 }

@@ -27,8 +27,8 @@ func TestPlacesAndIndexAreReused(t *testing.T) {
 			keys[i] = rowraft.Key(n*live + i)
 		}
 		mustUpdate(t, table, keys, zeros)
-		slot, _ := table.locate(0)
-		most = max(most, len(table.slots[slot].whole.root.load()))
+		slot, _ := table.index.locate(0)
+		most = max(most, len(table.index.slots[slot].whole.root.load()))
 		if n%2 == 0 { // delete some rows, then all
 			mustDelete(t, table, keys[:live/3]...)
 		}
@@ -39,14 +39,14 @@ func TestPlacesAndIndexAreReused(t *testing.T) {
 	}
 	mustDelete(t, table, 1) // two changes free the retired objects
 	mustDelete(t, table, 1)
-	if used := table.rows.Stats().UsedBytes; used != 0 {
+	if used := table.index.slab.Stats().UsedBytes; used != 0 {
 		t.Errorf("%d bytes of rows are in use without any", used)
 	}
 	if most > 4*live {
 		t.Errorf("the index of %d rows grew to %d entries", live, most)
 	}
-	if mapped := table.rows.Stats().MappedBytes; mapped > int64(8*live*table.slabRecordBytes()) {
-		t.Errorf("%d bytes are mapped for %d rows of %d", mapped, live, table.slabRecordBytes())
+	if mapped := table.index.slab.Stats().MappedBytes; mapped > int64(8*live*table.index.slabRecordBytes()) {
+		t.Errorf("%d bytes are mapped for %d rows of %d", mapped, live, table.index.slabRecordBytes())
 	}
 }
 
@@ -130,7 +130,7 @@ func TestDeleteOfAForeignKeyChangesNothing(t *testing.T) {
 	defer table.Close()
 	var mine, foreign rowraft.Key
 	for k := rowraft.Key(1); mine == 0 || foreign == 0; k++ {
-		if slot, _ := table.locate(k); slot%2 == 0 {
+		if slot, _ := table.index.locate(k); slot%2 == 0 {
 			mine = k
 		} else {
 			foreign = k
@@ -147,14 +147,14 @@ func TestDeleteOfAForeignKeyChangesNothing(t *testing.T) {
 func TestOneRowThatComesAndGoes(t *testing.T) {
 	table := evenTable(t, rowraft.Sparse, 1)
 	mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
-	slot, _ := table.locate(5)
-	seg := table.slots[slot].whole.root.load()
+	slot, _ := table.index.locate(5)
+	seg := table.index.slots[slot].whole.root.load()
 	for range 100 {
 		mustDelete(t, table, 5)
 		mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
 	}
-	if now := table.slots[slot].whole.root.load(); &now[0] != &seg[0] || table.slots[slot].whole.tombstones != 0 {
-		t.Errorf("the segment was rebuilt: %d entries, %d of them tombstones", len(now), table.slots[slot].whole.tombstones)
+	if now := table.index.slots[slot].whole.root.load(); &now[0] != &seg[0] || table.index.slots[slot].whole.tombstones != 0 {
+		t.Errorf("the segment was rebuilt: %d entries, %d of them tombstones", len(now), table.index.slots[slot].whole.tombstones)
 	}
 }
 
@@ -165,7 +165,7 @@ func TestDeleteInASlotThatASnapshotFoundEmpty(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slot, _ := table.locate(7)
+	slot, _ := table.index.locate(7)
 	snap.begin(slot) // the reader is at this point
 	snap.exit()
 	if err := table.Assign([]rowraft.Key{7}, make([]byte, 4), rowraft.Float32); err != nil {

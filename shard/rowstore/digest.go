@@ -4,10 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/bits"
-
-	"github.com/zeebo/xxh3"
-
-	"github.com/rowraft/rowraft"
 )
 
 // Digest is the sum of row hashes mod 2^128. It does not depend on the order of
@@ -46,20 +42,11 @@ func DigestOf(b [16]byte) Digest {
 // String returns 32 hexadecimal digits.
 func (d Digest) String() string { return fmt.Sprintf("%016x%016x", d.Hi, d.Lo) }
 
-// SlotDigest returns the digest of the rows of slot s. REQUIRES: the slot is owned.
-func (t *Table) SlotDigest(s rowraft.Slot) Digest { return t.slot(s).digest }
-
 // Digest returns the digest of all rows.
 func (t *Table) Digest() Digest {
 	var d Digest
-	for s := range t.ownedSlots() {
-		d = d.Add(t.slot(s).digest)
+	for s := range t.index.all() {
+		d = d.Add(t.index.slot(s).digest)
 	}
 	return d
-}
-
-// rowHash returns the hash of one row's key, version, weights and state.
-func (t *Table) rowHash(r record) Digest {
-	h := xxh3.Hash128(t.hashed(r))
-	return Digest{Hi: h.Hi, Lo: h.Lo}
 }

@@ -84,13 +84,13 @@ func (s *slotState) bucket(tag uint32) *bucket {
 	return &s.whole
 }
 
-// segment returns the segment of slot for rows with tag. Readers may call it too: t.roots has
+// segment returns the segment of slot for rows with tag. Readers may call it too: roots has
 // the segment while the slot has no directory.
-func (t *Table) segment(slot rowraft.Slot, tag uint32) segment {
-	if seg := t.roots[slot-t.first].load(); len(seg) > 0 {
+func (x *index) segment(slot rowraft.Slot, tag uint32) segment {
+	if seg := x.roots[slot-x.first].load(); len(seg) > 0 {
 		return seg
 	}
-	return t.slot(slot).bucket(tag).root.load()
+	return x.slot(slot).bucket(tag).root.load()
 }
 
 // buckets yields all buckets, in the order of their tags.
@@ -126,22 +126,23 @@ func (s *slotState) entries() iter.Seq[uint64] {
 }
 
 // grow makes room for one more row with tag. It rebuilds the segment without tombstones, at most
-// half full, or splits the bucket in two if that segment would be too long.
-func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
-	s := t.slot(slot)
+// half full, or splits the bucket in two if that segment would be too long. It returns the segment that the slot has
+// outgrown; the caller must pass it to snapshots.outgrow, if it is not empty.
+func (x *index) grow(slot rowraft.Slot, tag uint32) (old segment, err error) {
+	s := x.slot(slot)
 	b := s.bucket(tag)
 	size := minSegment
 	for uint64(size) < 2*uint64(b.rows+1) {
 		size *= 2
 	}
-	if size > t.longest {
-		return t.splitBucket(slot, b, tag)
+	if size > x.longest {
+		return x.splitBucket(slot, b, tag)
 	}
-	seg, err := t.blocks.Alloc(size)
+	seg, err := x.blocks.Alloc(size)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	old := b.root.load()
+	old = b.root.load()
 	for _, e := range old {
 		if isRow(e) {
 			segment(seg).put(e)
@@ -150,18 +151,15 @@ func (t *Table) grow(slot rowraft.Slot, tag uint32) error {
 	b.root.store(seg)
 	if b == &s.whole {
 		b.salt = saltOf(uint32(slot))
-		t.roots[slot-t.first].store(seg)
+		x.roots[slot-x.first].store(seg)
 	}
 	b.tombstones = 0
-	if len(old) > 0 {
-		t.outgrow(slot, old)
-	}
-	return nil
+	return old, nil
 }
 
-// splitBucket replaces b, the bucket of tag, by two buckets.
-func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
-	old := b.root.load()
+// splitBucket replaces b, the bucket of tag, by two buckets, and returns the segment of b.
+func (x *index) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) (old segment, err error) {
+	old = b.root.load()
 	next := 31 - b.bits // the bit that selects the half
 	prefix := tag &^ (1<<(next+1) - 1)
 	var halves [2]*bucket
@@ -178,9 +176,9 @@ func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 		for half.over(half.rows, size) {
 			size *= 2
 		}
-		seg, err := t.blocks.Alloc(size)
+		seg, err := x.blocks.Alloc(size)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		half.root.store(seg)
 	}
@@ -189,7 +187,7 @@ func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 			halves[e>>32>>next&1].root.load().put(e)
 		}
 	}
-	s := t.slot(slot)
+	s := x.slot(slot)
 	d := s.directory.Load()
 	switch {
 	case d == nil:
@@ -200,9 +198,8 @@ func (t *Table) splitBucket(slot rowraft.Slot, b *bucket, tag uint32) error {
 	d.set(prefix, halves[0])
 	d.set(prefix|1<<next, halves[1])
 	s.directory.Store(d)
-	t.roots[slot-t.first].p.Store(nil) // readers look into the directory now
-	t.outgrow(slot, old)
-	return nil
+	x.roots[slot-x.first].p.Store(nil) // readers look into the directory now
+	return old, nil
 }
 
 // walk is the segments of a slot at the time when a reader began to read it, and the position
@@ -253,7 +250,7 @@ func (w *walk) includes(seg segment) bool {
 
 // passed reports whether the walk has read the entry of r. The entry has the given tag and
 // existed when the walk began.
-func (t *Table) passed(w *walk, tag uint32, r record) bool {
+func (x *index) passed(w *walk, tag uint32, r record) bool {
 	i := w.segmentOf(tag)
 	if i != w.at {
 		return i < w.at
@@ -264,7 +261,7 @@ func (t *Table) passed(w *walk, tag uint32, r record) bool {
 		if !ok {
 			return false
 		}
-		if t.at(have) == r {
+		if x.at(have) == r {
 			return int((after-1)&uint32(len(seg)-1)) < w.pos
 		}
 		pos = after

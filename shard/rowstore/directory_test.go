@@ -12,7 +12,7 @@ import (
 // buckets are right.
 func checkDirectory(t *testing.T, table *Table, slot rowraft.Slot) {
 	t.Helper()
-	s := &table.slots[slot]
+	s := &table.index.slots[slot]
 	rows, tag := 0, uint64(0)
 	for b := range s.buckets() {
 		n, dead := 0, 0
@@ -42,8 +42,8 @@ func checkDirectory(t *testing.T, table *Table, slot rowraft.Slot) {
 func TestDirectory(t *testing.T) {
 	schema := testSchema(rowraft.Dense, rowraft.SGD, 1)
 	table, m := mustNew(t, schema), newModel(schema)
-	table.longest = 64
-	slot, _ := table.locate(0)
+	table.index.longest = 64
+	slot, _ := table.index.locate(0)
 	for k := rowraft.Key(0); k < 5000; k++ {
 		mustUpdate(t, table, []rowraft.Key{k}, []float32{float32(k)})
 		m.update(k, []float32{float32(k)}, 0.1)
@@ -52,7 +52,7 @@ func TestDirectory(t *testing.T) {
 		}
 	}
 	checkAgainst(t, table, m)
-	if d := table.slots[slot].directory.Load(); d == nil || len(d.buckets) < 5000/64 {
+	if d := table.index.slots[slot].directory.Load(); d == nil || len(d.buckets) < 5000/64 {
 		t.Fatalf("directory %v", d)
 	}
 	for k := rowraft.Key(0); k < 5000; k++ {
@@ -77,12 +77,12 @@ func TestDirectory(t *testing.T) {
 func TestEqualTagsDoNotSplitForever(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.SGD, 1)
 	table := mustNew(t, schema)
-	table.longest = 16
+	table.index.longest = 16
 	const slot = 5
 	keys := equalTags(table, slot, 3000)
 	mustUpdate(t, table, keys, make([]float32, len(keys)))
 	checkDirectory(t, table, slot)
-	d := table.slots[slot].directory.Load()
+	d := table.index.slots[slot].directory.Load()
 	if len(d.buckets) > len(keys) || len(d.at(77).root.load()) < len(keys) {
 		t.Errorf("%d positions, %d entries", len(d.buckets), len(d.at(77).root.load()))
 	}
@@ -96,8 +96,8 @@ func TestEqualTagsDoNotSplitForever(t *testing.T) {
 // TestHeldBucketKeepsItsRows: a reader that has loaded a bucket finds the bucket's rows in it after any split.
 func TestHeldBucketKeepsItsRows(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Dense, rowraft.SGD, 1))
-	table.longest = 16
-	defer table.grace.leave(table.grace.enter())
+	table.index.longest = 16
+	defer table.index.grace.leave(table.index.grace.enter())
 	type held struct {
 		key rowraft.Key
 		tag uint32
@@ -106,8 +106,8 @@ func TestHeldBucketKeepsItsRows(t *testing.T) {
 	var rows []held
 	for k := rowraft.Key(0); k < 300; k++ {
 		mustUpdate(t, table, []rowraft.Key{k}, []float32{1})
-		slot, tag := table.locate(k)
-		rows = append(rows, held{k, tag, table.slots[slot].bucket(tag)})
+		slot, tag := table.index.locate(k)
+		rows = append(rows, held{k, tag, table.index.slots[slot].bucket(tag)})
 		for _, h := range rows {
 			found := false
 			for i := h.tag; !found; {
@@ -115,7 +115,7 @@ func TestHeldBucketKeepsItsRows(t *testing.T) {
 				if !ok {
 					t.Fatalf("after %d rows: row %d is not in the bucket that it was put into", k+1, h.key)
 				}
-				found, i = table.at(p).key() == uint64(h.key), after
+				found, i = table.index.at(p).key() == uint64(h.key), after
 			}
 		}
 	}
@@ -125,7 +125,7 @@ func TestHeldBucketKeepsItsRows(t *testing.T) {
 func TestPullsDuringSplits(t *testing.T) {
 	for range 4 {
 		table := evenTable(t, rowraft.Dense, 2)
-		table.longest = 16
+		table.index.longest = 16
 		keys := make([]rowraft.Key, 200)
 		ones := make([]float32, 2*len(keys))
 		for i := range keys {
@@ -169,8 +169,8 @@ func TestSlotsDoNotAllGrowAtOnce(t *testing.T) {
 		mustUpdate(t, table, []rowraft.Key{k}, []float32{1})
 	}
 	lengths := map[uint32]map[int]bool{} // of segments, by rows
-	for i := range table.slots {
-		s := &table.slots[i]
+	for i := range table.index.slots {
+		s := &table.index.slots[i]
 		if lengths[s.rows] == nil {
 			lengths[s.rows] = map[int]bool{}
 		}

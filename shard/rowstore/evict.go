@@ -14,7 +14,7 @@ const scanRecords = 64
 
 // each calls do with the index entry and the record of every row of slot. It prefetches the first
 // touched bytes of each record. do must not change the index.
-func (t *Table) each(slot rowraft.Slot, touched int, do func(e uint64, r record)) {
+func (x *index) each(slot rowraft.Slot, touched int, do func(e uint64, r record)) {
 	var entry [scanRecords]uint64
 	var addr [scanRecords]unsafe.Pointer
 	n := 0
@@ -25,8 +25,8 @@ func (t *Table) each(slot rowraft.Slot, touched int, do func(e uint64, r record)
 		}
 		n = 0
 	}
-	for e := range t.slot(slot).entries() {
-		entry[n], addr[n] = e, t.rows.At(slab.Place(uint32(e)-1))
+	for e := range x.slot(slot).entries() {
+		entry[n], addr[n] = e, x.slab.At(slab.Place(uint32(e)-1))
 		if n++; n == scanRecords {
 			flush()
 		}
@@ -39,7 +39,7 @@ func (t *Table) each(slot rowraft.Slot, touched int, do func(e uint64, r record)
 // removeEntry removes the row of the index entry e of slot.
 func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
 	tag := uint32(e >> 32)
-	seg := t.slot(slot).bucket(tag).root.load()
+	seg := t.index.slot(slot).bucket(tag).root.load()
 	mask := uint32(len(seg) - 1)
 	at := tag & mask
 	for seg[at] != e {
@@ -50,27 +50,27 @@ func (t *Table) removeEntry(slot rowraft.Slot, e uint64) error {
 
 // makeRoom removes rows of slot if the slot is full, and reports whether it removed any.
 func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
-	k, s := t.track, t.slot(slot)
+	k, s := t.track, t.index.slot(slot)
 	if k.maxRows == 0 || uint64(s.rows) < k.maxRows {
 		return false, nil
 	}
-	k.ranks = k.ranks[:0]
+	k.ranks.list = k.ranks.list[:0]
 	period := agingRounds * k.maxRows
 	present := s.version / period * period // the version at which the current period began
-	t.each(slot, headerBytes, func(e uint64, r record) {
+	t.index.each(slot, headerBytes, func(e uint64, r record) {
 		v := *r.version()
 		if k.lfu {
 			count := *r.count()
 			if v < present { // a row changed in this period has not aged: skip two divisions
 				count = k.aged(count, v, s.version)
 			}
-			k.ranks = append(k.ranks, rank{hi: uint64(count), lo: v, ref: e})
+			k.ranks.list = append(k.ranks.list, rank{hi: uint64(count), lo: v, ref: e})
 		} else {
-			k.ranks = append(k.ranks, rank{hi: v, ref: e})
+			k.ranks.list = append(k.ranks.list, rank{hi: v, ref: e})
 		}
 	})
 	stay := k.maxRows - max(1, k.maxRows/evictShare)
-	gone := t.lowest(k.ranks, len(k.ranks)-int(stay))
+	gone := k.ranks.lowest(k.ranks.list, len(k.ranks.list)-int(stay))
 	for _, r := range gone {
 		if err := t.removeEntry(slot, r.ref); err != nil {
 			return true, err
@@ -85,7 +85,7 @@ func (t *Table) makeRoom(slot rowraft.Slot) (bool, error) {
 // Errors: CodeInvalidArgument.
 func (t *Table) CheckSweep(w *wire.Sweep) error {
 	switch {
-	case t.dense:
+	case t.index.dense:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s is dense: its tensors are whole", t.schema.Name)
 	case w.Conditions&wire.SweepExpire != 0 && t.schema.Expire == 0:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has no expiry", t.schema.Name)
@@ -111,7 +111,7 @@ func (t *Table) CountSweep(
 		}
 	})
 	if done {
-		t.eachCandidate(slot, func(_ uint32, k candidate) {
+		t.track.eachCandidate(slot, func(_ uint32, k candidate) {
 			if c.meetsCandidate(k) {
 				candidates++
 			}
@@ -127,13 +127,11 @@ func (t *Table) CountSweep(
 //
 // Errors: CodeOverloaded as for Update.
 func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, candidates int, err error) {
-	t.lock.Lock()
-	defer t.lock.Unlock()
-	t.reclaim()
-	defer t.done()
+	t.beginChange()
+	defer t.endChange()
 	c := t.condition(slot, w, tick)
 	var found []uint64
-	t.each(slot, c.touched, func(e uint64, r record) {
+	t.index.each(slot, c.touched, func(e uint64, r record) {
 		if c.meets(t, r) {
 			found = append(found, e)
 		}
@@ -144,14 +142,14 @@ func (t *Table) Sweep(slot rowraft.Slot, w *wire.Sweep, tick uint32) (rows, cand
 		}
 	}
 	var keys []rowraft.Key
-	t.eachCandidate(slot, func(_ uint32, k candidate) {
+	t.track.eachCandidate(slot, func(_ uint32, k candidate) {
 		if c.meetsCandidate(k) {
 			keys = append(keys, k.key)
 		}
 	})
 	for _, key := range keys {
-		t.forgetCandidate(slot, t.secret.tag(key), key)
-		t.slot(slot).version++
+		t.track.forget(slot, t.index.secret.tag(key), key)
+		t.index.slot(slot).version++
 	}
 	if t.track != nil {
 		t.track.counters.expired.Add(uint64(len(found)))
@@ -175,7 +173,7 @@ type condition struct {
 func (t *Table) condition(slot rowraft.Slot, w *wire.Sweep, tick uint32) condition {
 	c := condition{
 		conditions: w.Conditions, tick: tick, count: w.Count, square: float32(w.Norm * w.Norm),
-		counter: t.slot(slot).version, track: t.track, touched: headerBytes,
+		counter: t.index.slot(slot).version, track: t.track, touched: headerBytes,
 	}
 	if w.Conditions&wire.SweepExpire != 0 {
 		c.unseen = uint64(t.schema.Expire)
@@ -184,7 +182,7 @@ func (t *Table) condition(slot rowraft.Slot, w *wire.Sweep, tick uint32) conditi
 		c.unseen = max(c.unseen, uint64(w.Unseen))
 	}
 	if w.Conditions&wire.SweepNorm != 0 {
-		c.touched, c.wide = t.stateAt, make([]float32, t.dim)
+		c.touched, c.wide = t.index.stateAt, make([]float32, t.index.dim)
 	}
 	return c
 }
@@ -204,7 +202,7 @@ func (c *condition) meets(t *Table, r record) bool {
 		return true
 	}
 	sum := float32(0)
-	for _, w := range floats(t.weights(r), t.storage, c.wide) {
+	for _, w := range floats(t.index.weights(r), t.index.storage, c.wide) {
 		sum += float32(w * w)
 	}
 	return sum < c.square
@@ -214,12 +212,12 @@ func (c *condition) meetsCandidate(k candidate) bool {
 	return c.conditions&wire.SweepNorm == 0 && c.old(k.tick) && (c.conditions&wire.SweepCount == 0 || k.count < c.count)
 }
 
-// eachCandidate calls do with the candidates of slot. do must not change them.
-func (t *Table) eachCandidate(slot rowraft.Slot, do func(at uint32, c candidate)) {
-	if t.SlotCandidates(slot) == 0 {
+// eachCandidate calls do with the candidates of slot. k may be nil. do must not change them.
+func (k *track) eachCandidate(slot rowraft.Slot, do func(at uint32, c candidate)) {
+	if k.waiting(slot) == 0 {
 		return
 	}
-	set := t.candidatesOf(slot)
+	set := k.of(slot)
 	for i := range uint32(len(set.words) / 2) {
 		if c := set.at(i); c.count != 0 {
 			do(i, c)

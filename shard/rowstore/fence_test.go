@@ -62,7 +62,7 @@ func TestSnapshotWhileTheSystemCannotFence(t *testing.T) {
 				mustUpdate(t, table, keys[n%10*1000:][:1000], ones[:1000])
 			}
 			wg.Wait()
-			if left.Load() > 0 && table.loose.Load() {
+			if left.Load() > 0 && table.snaps.loose.Load() {
 				t.Error("claims are loose, and the system cannot fence")
 			}
 			if err := snap.End(); err != nil {

@@ -22,9 +22,9 @@ var (
 // equalTags sets a secret of table, which must be empty, with which n keys of slot have tag 77, and returns
 // these keys.
 func equalTags(table *Table, slot rowraft.Slot, n int) (keys []rowraft.Key) {
-	table.secret = lowHalf
+	table.index.secret = lowHalf
 	for i := uint64(0); len(keys) < n; i++ {
-		if k := rowraft.Key(i<<32 | 77); table.slotOf(k) == slot {
+		if k := rowraft.Key(i<<32 | 77); table.index.slotOf(k) == slot {
 			keys = append(keys, k)
 		}
 	}
@@ -54,8 +54,8 @@ func chosenKeys(table rowraft.TableID, n int, oneSlot, lowBits bool) []rowraft.K
 // probes returns the number of index entries that a lookup of a row reads, on average and at most.
 func probes(t *Table) (mean float64, most int) {
 	sum, rows := 0, 0
-	for i := range t.slots {
-		for b := range t.slots[i].buckets() {
+	for i := range t.index.slots {
+		for b := range t.index.slots[i].buckets() {
 			seg := b.root.load()
 			for at, e := range seg {
 				if isRow(e) {
@@ -73,8 +73,8 @@ func candidateProbes(t *Table) (mean float64, most int) {
 	sum, n := 0, 0
 	for i := range t.track.slots {
 		set := &t.track.slots[i]
-		t.eachCandidate(rowraft.Slot(i), func(at uint32, c candidate) {
-			far := 1 + int((at-t.secret.tag(c.key))&set.mask())
+		t.track.eachCandidate(rowraft.Slot(i), func(at uint32, c candidate) {
+			far := 1 + int((at-t.index.secret.tag(c.key))&set.mask())
 			sum, n, most = sum+far, n+1, max(most, far)
 		})
 	}
@@ -153,8 +153,8 @@ func TestTagsOfChosenKeysSpread(t *testing.T) {
 // TestSecretsDiffer: tables of one schema have different tags.
 func TestSecretsDiffer(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.SGD, 1)
-	if a, b := mustNew(t, schema), mustNew(t, schema); a.secret == b.secret {
-		t.Errorf("two tables have the secret %x", a.secret)
+	if a, b := mustNew(t, schema), mustNew(t, schema); a.index.secret == b.index.secret {
+		t.Errorf("two tables have the secret %x", a.index.secret)
 	}
 }
 
@@ -221,7 +221,7 @@ func TestNothingDependsOnTheSecret(t *testing.T) {
 			var tables []*Table
 			for _, s := range []secret{newSecret(), newSecret(), lowHalf, noTags} {
 				table := mustNew(t, schema)
-				table.secret, table.longest = s, 64
+				table.index.secret, table.index.longest = s, 64
 				tables = append(tables, table)
 			}
 			rng := rand.New(rand.NewPCG(1, uint64(len(name))))

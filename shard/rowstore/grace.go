@@ -52,6 +52,15 @@ func (g *grace) advance() (e uint64, ok bool) {
 	return e, true
 }
 
+// reclaimer frees segments and records when no reader can hold them any more. The writer owns retired.
+//
+// Invariant: retired[e&1] has what was taken out of the index in epoch e, or in an epoch with the same last bit from
+// which no reader is left.
+type reclaimer struct {
+	grace   grace
+	retired [2]retired
+}
+
 // retired is the objects that were taken out of the index in one epoch.
 type retired struct {
 	segs   []segment
@@ -60,38 +69,37 @@ type retired struct {
 
 func (r *retired) empty() bool { return len(r.segs)+len(r.places) == 0 }
 
+func (c *reclaimer) now() *retired { return &c.retired[c.grace.epoch.Load()&1] }
+
 // retire frees seg when no reader holds it. REQUIRES: new readers cannot find seg.
-func (t *Table) retire(seg segment) {
-	r := &t.retired[t.grace.epoch.Load()&1]
+func (c *reclaimer) retire(seg segment) {
+	r := c.now()
 	r.segs = append(r.segs, seg)
 }
 
 // retirePlace frees the record at p when no reader holds it. Until then the record reads as gone.
 // REQUIRES: new readers cannot find the record.
-func (t *Table) retirePlace(p slab.Place) {
-	t.at(p).setVersion(gone)
-	r := &t.retired[t.grace.epoch.Load()&1]
+func (c *reclaimer) retirePlace(rs *records, p slab.Place) {
+	rs.at(p).setVersion(gone)
+	r := c.now()
 	r.places = append(r.places, p)
 }
 
-// reclaim frees the retired objects that no reader holds any more. Every change of rows begins with it.
-func (t *Table) reclaim() {
-	if t.wantStrict.Load() {
-		t.chooseClaims()
-	}
-	if t.retired[0].empty() && t.retired[1].empty() {
+// reclaim frees the retired objects of x that no reader holds any more.
+func (x *index) reclaim() {
+	if x.retired[0].empty() && x.retired[1].empty() {
 		return
 	}
-	e, ok := t.grace.advance()
+	e, ok := x.grace.advance()
 	if !ok {
 		return
 	}
-	r := &t.retired[e&1] // from two epochs ago
+	r := &x.retired[e&1] // from two epochs ago
 	for _, seg := range r.segs {
-		t.blocks.Free(seg)
+		x.blocks.Free(seg)
 	}
 	for _, p := range r.places {
-		t.rows.Free(p)
+		x.slab.Free(p)
 	}
 	r.segs, r.places = r.segs[:0], r.places[:0]
 }

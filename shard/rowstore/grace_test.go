@@ -13,39 +13,39 @@ import (
 func TestGraceWaitsForReaders(t *testing.T) {
 	table := mustNew(t, testSchema(rowraft.Sparse, rowraft.SGD, 1))
 	retire := func() {
-		seg, err := table.blocks.Alloc(minSegment)
+		seg, err := table.index.blocks.Alloc(minSegment)
 		if err != nil {
 			t.Fatal(err)
 		}
-		table.retire(seg)
+		table.index.retire(seg)
 	}
-	held := func() int { return int(table.blocks.Stats().UsedBytes) / (8 * minSegment) }
+	held := func() int { return int(table.index.blocks.Stats().UsedBytes) / (8 * minSegment) }
 
 	retire()
-	table.reclaim()
-	table.reclaim()
+	table.index.reclaim()
+	table.index.reclaim()
 	if held() != 0 {
 		t.Fatalf("%d segments held without a reader, want 0", held())
 	}
-	old := table.grace.enter()
+	old := table.index.grace.enter()
 	retire()
 	for range 5 {
-		table.reclaim()
+		table.index.reclaim()
 	}
 	if held() != 1 {
 		t.Fatalf("%d segments held while a reader may use one, want 1", held())
 	}
-	young := table.grace.enter() // entered after one epoch ended
+	young := table.index.grace.enter() // entered after one epoch ended
 	retire()
-	table.grace.leave(old)
-	table.reclaim()
-	table.reclaim()
+	table.index.grace.leave(old)
+	table.index.reclaim()
+	table.index.reclaim()
 	if held() != 1 {
 		t.Fatalf("%d segments held while a reader may use the second, want 1", held())
 	}
-	table.grace.leave(young)
-	table.reclaim()
-	table.reclaim()
+	table.index.grace.leave(young)
+	table.index.reclaim()
+	table.index.reclaim()
 	if held() != 0 {
 		t.Fatalf("%d segments held after all readers have left, want 0", held())
 	}

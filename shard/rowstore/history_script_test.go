@@ -27,7 +27,7 @@ func TestHistoryScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/histories", func(t *testing.T, path string) {
 		table := evenTable(t, rowraft.Dense, 1)
 		snaps, records := make(map[string]*Snapshot), make(map[string][]byte)
-		slot, _ := table.locate(rowraft.DenseKey(1, 0))
+		slot, _ := table.index.locate(rowraft.DenseKey(1, 0))
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			var names []string
 			for _, a := range d.CmdArgs {
@@ -71,10 +71,10 @@ func TestHistoryScripts(t *testing.T) {
 					}
 				}
 			case "memory":
-				table.reclaim() // frees what no reader holds
-				table.reclaim()
-				used, one := table.blocks.Stats().UsedBytes, int64(len(table.slots[slot].whole.root.load())*8)
-				return fmt.Sprintf("%d segments are kept, one segment is left: %v", len(table.outgrown), used == one)
+				table.index.reclaim() // frees what no reader holds
+				table.index.reclaim()
+				used, one := table.index.blocks.Stats().UsedBytes, int64(len(table.index.slots[slot].whole.root.load())*8)
+				return fmt.Sprintf("%d segments are kept, one segment is left: %v", len(table.snaps.outgrown), used == one)
 			default:
 				t.Fatalf("unknown command %s", d.Cmd)
 			}

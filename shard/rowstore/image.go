@@ -10,8 +10,8 @@ const lineBytes = 64 // the size of a cache line
 
 // imageBytes is the size of an image: a record and a link. It is rounded up to whole cache lines
 // if that adds at most a sixteenth.
-func (t *Table) imageBytes() int {
-	n := t.slabRecordBytes() + 8
+func (rs *records) imageBytes() int {
+	n := rs.slabRecordBytes() + 8
 	if lines := (n + lineBytes - 1) &^ (lineBytes - 1); lines-n <= n/16 {
 		return lines
 	}
@@ -20,25 +20,25 @@ func (t *Table) imageBytes() int {
 
 // putImage saves the image of r and links it to the images of the slot of c.
 func (s *Snapshot) putImage(c *cut, r record) error {
-	t := s.t
+	rs := &s.t.index.records
 	p, at, err := s.newImage()
 	if err != nil {
 		return err
 	}
-	if t.imageLines {
-		streamImage(at, r.p, t.slabRecordBytes(), uint64(c.image))
+	if rs.imageLines {
+		streamImage(at, r.p, rs.slabRecordBytes(), uint64(c.image))
 	} else {
 		image := record{at}
-		copy(t.bytes(image), t.bytes(r))
-		*t.nextImage(image) = c.image
+		copy(rs.bytes(image), rs.bytes(r))
+		*rs.nextImage(image) = c.image
 	}
 	c.image = uint32(p) + 1
 	return nil
 }
 
 // nextImage is the link, which follows the image of the record.
-func (t *Table) nextImage(r record) *uint32 {
-	return (*uint32)(unsafe.Add(r.p, t.slabRecordBytes()))
+func (rs *records) nextImage(r record) *uint32 {
+	return (*uint32)(unsafe.Add(r.p, rs.slabRecordBytes()))
 }
 
 // readyImages are free places for the writer's next images, used from the last to the first. The
@@ -64,8 +64,8 @@ func (s *Snapshot) newImage() (slab.Place, unsafe.Pointer, error) {
 		}
 	}
 	f.n--
-	if next := f.n - imagesAhead; next >= 0 && !s.t.imageLines {
-		prefetch(&f.at[next], 1, 0, s.t.imageBytes())
+	if next := f.n - imagesAhead; next >= 0 && !s.t.index.imageLines {
+		prefetch(&f.at[next], 1, 0, s.t.index.imageBytes())
 	}
 	return f.place[f.n], f.at[f.n], nil
 }
@@ -92,8 +92,8 @@ func (s *Snapshot) readyMore() error {
 	for i := range f.n {
 		f.at[i] = images.At(f.place[i])
 	}
-	if first := max(0, f.n-imagesAhead); !s.t.imageLines {
-		prefetch(&f.at[first], f.n-first, 0, s.t.imageBytes())
+	if first := max(0, f.n-imagesAhead); !s.t.index.imageLines {
+		prefetch(&f.at[first], f.n-first, 0, s.t.index.imageBytes())
 	}
 	return nil
 }

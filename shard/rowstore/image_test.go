@@ -48,7 +48,7 @@ func TestImageBytes(t *testing.T) {
 		{120, 16 * 64}, // 992
 		{32, 24 + 8*32 + 8},
 	} {
-		if got := mustNew(t, testSchema(rowraft.Sparse, rowraft.Adagrad, tc.dim)).imageBytes(); got != tc.want {
+		if got := mustNew(t, testSchema(rowraft.Sparse, rowraft.Adagrad, tc.dim)).index.imageBytes(); got != tc.want {
 			t.Errorf("dim %d: %d, want %d", tc.dim, got, tc.want)
 		}
 	}

@@ -7,22 +7,59 @@ import (
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/slab"
 )
+
+// index finds the rows of the table by key, and counts the changes of each slot.
+//
+// Readers may look up keys at any time between grace.enter and grace.leave; the writer alone changes the index.
+type index struct {
+	records
+	ownedSlots
+	reclaimer
+	secret secret // of the tags
+
+	blocks slab.Blocks // index segments
+	// slots and roots have an element for each of ownedSlots, from its first slot on. roots are copies of the roots of slots
+	// without a directory; dense, because lookups load them first. Invariant: if a root is not nil, it has all rows of the
+	// slot.
+	slots []slotState
+	roots []root
+	count atomic.Int64 // number of rows
+
+	longest int       // maxSegment; smaller in tests
+	check   slotCheck // the running check of one slot against its digest
+}
+
+// slotState is one slot of the table.
+type slotState struct {
+	directory atomic.Pointer[directory]
+	whole     bucket // all rows while there is no directory; later for readers that loaded it before
+
+	rows    uint32
+	version uint64 // of the last change; every change of a row or a candidate raises it
+	removed uint64 // version at the last removal of a row; 0: none
+	digest  Digest // Invariant, between calls: the sum of the hashes of the slot's rows and candidates
+}
+
+// init prepares x, which must be zero, for the table o. s is the copy of its schema that the table keeps.
+func (x *index) init(s *rowraft.Schema, stateLen int, o Options) (err error) {
+	if x.records, err = newRecords(s, stateLen); err != nil {
+		return err
+	}
+	x.ownedSlots, x.secret, x.longest = newOwnedSlots(&o), newSecret(), maxSegment
+	x.slots, x.roots = make([]slotState, x.n), make([]root, x.n)
+	return nil
+}
+
+// slot returns the state of slot s. REQUIRES: s is in the range of x.slots.
+func (x *index) slot(s rowraft.Slot) *slotState { return &x.slots[s-x.first] }
 
 // locate returns the slot of key and its tag: the 32 bits where the probe of the slot's segment
 // starts. The slot is public; the tag depends on the table's secret. All rows of a
 // dense tensor share a slot, and their tags spread them within it.
-func (t *Table) locate(key rowraft.Key) (rowraft.Slot, uint32) {
-	return t.slotOf(key), t.secret.tag(key)
-}
-
-func (t *Table) slotOf(key rowraft.Key) rowraft.Slot {
-	if t.dense {
-		key = rowraft.Dense.PlacementKey(key)
-	}
-	return clustermap.SlotOfHash(clustermap.Mix64(uint64(key)^t.hashSeed), t.slotCount)
+func (x *index) locate(key rowraft.Key) (rowraft.Slot, uint32) {
+	return x.slotOf(key), x.secret.tag(key)
 }
 
 // secret makes the tags of one table in one process unpredictable. The hash of a key is public. If
@@ -124,8 +161,8 @@ func (s segment) erase(e uint64) {
 }
 
 // find returns the record of key in slot. ok is false if key has no row.
-func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bool) {
-	seg := t.segment(slot, tag)
+func (x *index) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bool) {
+	seg := x.segment(slot, tag)
 	if len(seg) == 0 {
 		return record{}, false
 	}
@@ -135,7 +172,7 @@ func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bo
 		if !ok {
 			return record{}, false
 		}
-		if r := t.at(p); r.key() == uint64(key) {
+		if r := x.at(p); r.key() == uint64(key) {
 			return r, true
 		}
 		i = after
@@ -143,21 +180,21 @@ func (t *Table) find(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, bo
 }
 
 // insert makes a busy, uninitialized record for key and enters it into the index. REQUIRES: key
-// has no row.
-func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, error) {
-	s := t.slot(slot)
+// has no row. old is as in grow, even if there is an error.
+func (x *index) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (r record, old segment, err error) {
+	s := x.slot(slot)
 	b := s.bucket(tag)
 	if b.full() {
-		if err := t.grow(slot, tag); err != nil {
-			return record{}, err
+		if old, err = x.grow(slot, tag); err != nil {
+			return record{}, nil, err
 		}
 		b = s.bucket(tag)
 	}
-	p, err := t.rows.Alloc()
+	p, err := x.slab.Alloc()
 	if err != nil {
-		return record{}, err
+		return record{}, old, err
 	}
-	r := t.at(p)
+	r = x.at(p)
 	*(*uint64)(r.p) = 0 // recency and count
 	r.setKey(key)
 	*r.version() = 0
@@ -167,6 +204,27 @@ func (t *Table) insert(slot rowraft.Slot, tag uint32, key rowraft.Key) (record, 
 	}
 	b.rows++
 	s.rows++
-	t.count.Add(1)
-	return r, nil
+	x.count.Add(1)
+	return r, old, nil
+}
+
+// seal ends a change: it gives r the next version of its slot and adds its hash to the digest.
+func (x *index) seal(slot rowraft.Slot, tag uint32, r record) {
+	s := x.slot(slot)
+	s.version++
+	r.setVersion(s.version)
+	h := x.rowHash(r)
+	s.digest = s.digest.Add(h)
+	if x.check.covers(x, slot, tag, r) {
+		x.check.sum = x.check.sum.Add(h)
+	}
+}
+
+// subtract removes the hash of r from the digest. The caller then changes or removes r.
+func (x *index) subtract(slot rowraft.Slot, tag uint32, r record) {
+	s, h := x.slot(slot), x.rowHash(r)
+	s.digest = s.digest.Sub(h)
+	if x.check.covers(x, slot, tag, r) {
+		x.check.sum = x.check.sum.Sub(h)
+	}
 }

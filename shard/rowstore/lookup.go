@@ -63,29 +63,29 @@ func (c *chunks) prefetchEntries(t *Table, keys []rowraft.Key, i int) {
 	n := min(chunkKeys, len(keys)-c.begun)
 	c.n[i] = n
 	if n > 0 {
-		t.prefetchEntries(&c.ring[i], keys[c.begun:c.begun+n])
+		t.index.prefetchEntries(&c.ring[i], keys[c.begun:c.begun+n])
 		c.begun += n
 	}
 }
 
 func (c *chunks) prefetchRecords(t *Table, i int) {
 	if c.n[i] > 0 {
-		t.prefetchRecords(&c.ring[i], c.n[i], c.touched)
+		t.index.prefetchRecords(&c.ring[i], c.n[i], c.touched)
 	}
 	if c.changes {
-		t.prefetchSlots(&c.ring[i], c.n[i])
+		t.snaps.prefetchSlots(&c.ring[i], c.n[i])
 	}
 }
 
 // prefetchSlots prefetches the state of the slots of c that a change needs: digest, counter, and
 // the cuts of running snapshots. Together they are larger than a near cache that rows pass through.
-func (t *Table) prefetchSlots(c *chunk, n int) {
+func (ss *snapshots) prefetchSlots(c *chunk, n int) {
 	var addr [chunkKeys]unsafe.Pointer
 	for i, slot := range c.slot[:n] {
-		addr[i] = unsafe.Pointer(t.slot(slot))
+		addr[i] = unsafe.Pointer(ss.index.slot(slot))
 	}
 	prefetch(&addr[0], n, 0, int(unsafe.Sizeof(slotState{})))
-	for _, s := range t.snaps {
+	for _, s := range ss.running {
 		for i, slot := range c.slot[:n] {
 			addr[i] = unsafe.Pointer(&noRow)
 			if page := s.cutPage(slot).Load(); page != nil {
@@ -97,16 +97,16 @@ func (t *Table) prefetchSlots(c *chunk, n int) {
 }
 
 // lookup runs prefetchEntries and then prefetchRecords, for callers that do not use chunks.
-func (t *Table) lookup(c *chunk, keys []rowraft.Key, touched int) {
-	t.prefetchEntries(c, keys)
-	t.prefetchRecords(c, len(keys), min(touched, maxPrefetch))
+func (x *index) lookup(c *chunk, keys []rowraft.Key, touched int) {
+	x.prefetchEntries(c, keys)
+	x.prefetchRecords(c, len(keys), min(touched, maxPrefetch))
 }
 
 // prefetchEntries prefetches the index entries of keys.
-func (t *Table) prefetchEntries(c *chunk, keys []rowraft.Key) {
+func (x *index) prefetchEntries(c *chunk, keys []rowraft.Key) {
 	for i, key := range keys {
-		slot, tag := t.locate(key)
-		seg := t.segment(slot, tag)
+		slot, tag := x.locate(key)
+		seg := x.segment(slot, tag)
 		c.slot[i], c.tag[i], c.seg[i] = slot, tag, seg
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(seg) > 0 {
@@ -118,26 +118,26 @@ func (t *Table) prefetchEntries(c *chunk, keys []rowraft.Key) {
 
 // prefetchRecords sets addr to the record of the first entry with the key's tag, or to noRow, and prefetches
 // the records. The record may belong to another key with the same tag; record checks that.
-func (t *Table) prefetchRecords(c *chunk, n, touched int) {
+func (x *index) prefetchRecords(c *chunk, n, touched int) {
 	for i := range n {
 		c.addr[i] = unsafe.Pointer(&noRow)
 		if len(c.seg[i]) == 0 {
 			continue
 		}
 		if p, _, ok := c.seg[i].next(c.tag[i], c.tag[i]); ok {
-			c.addr[i] = t.rows.At(p)
+			c.addr[i] = x.slab.At(p)
 		}
 	}
 	prefetch(&c.addr[0], n, keyOffset, touched)
 }
 
 // record returns the record of keys[i] after lookup. ok is false if the key has no row.
-func (t *Table) record(c *chunk, i int, key rowraft.Key) (record, bool) {
+func (x *index) record(c *chunk, i int, key rowraft.Key) (record, bool) {
 	if c.addr[i] == unsafe.Pointer(&noRow) {
 		return record{}, false
 	}
 	if r := (record{c.addr[i]}); r.key() == uint64(key) && r.loadVersion() != gone {
 		return r, true
 	}
-	return t.find(c.slot[i], c.tag[i], key)
+	return x.find(c.slot[i], c.tag[i], key)
 }

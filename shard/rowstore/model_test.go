@@ -210,12 +210,12 @@ func checkAgainst(tb rapid.TB, table *Table, m *model) {
 		tb.Fatalf("table has %d rows, want %d", table.Rows(), len(m.rows))
 	}
 	for key := range m.rows {
-		slot, tag := table.locate(key)
-		r, ok := table.find(slot, tag, key)
+		slot, tag := table.index.locate(key)
+		r, ok := table.index.find(slot, tag, key)
 		if !ok {
 			tb.Fatalf("key %d is not in the table", key)
 		}
-		if got, want := string(table.bytes(r)), string(m.record(key)); got != want {
+		if got, want := string(table.index.bytes(r)), string(m.record(key)); got != want {
 			tb.Fatalf("key %d: record %x, want %x", key, got, want)
 		}
 	}
@@ -225,7 +225,7 @@ func checkAgainst(tb rapid.TB, table *Table, m *model) {
 		digests[slot] = digests[slot].Add(Digest{}) // include slots without rows
 	}
 	for slot, want := range digests {
-		if got := table.SlotDigest(slot); got != want {
+		if got := table.SlotCounts(slot).Digest; got != want {
 			tb.Fatalf("slot %d: digest %v, want %v recomputed from its rows", slot, got, want)
 		}
 		sum = sum.Add(want)
@@ -250,7 +250,7 @@ func TestTableAgainstModel(t *testing.T) {
 			rt.Fatal(err)
 		}
 		defer table.Close()
-		table.longest = rapid.SampledFrom([]int{minSegment, 4 * minSegment, maxSegment}).Draw(rt, "longest segment")
+		table.index.longest = rapid.SampledFrom([]int{minSegment, 4 * minSegment, maxSegment}).Draw(rt, "longest segment")
 		m := newModel(schema)
 		// The dense keys of two tensors fall into two slots, so segments grow there.
 		keyGen := rapid.Custom(func(rt *rapid.T) rowraft.Key {
@@ -390,9 +390,9 @@ func checkSnapshot(rt rapid.TB, snap *Snapshot, records []byte, want *model) {
 		if err := into.RestoreSlotVersion(slot, snap.Slot(slot).Version, snap.Slot(slot).Removed); err != nil {
 			rt.Fatal(err)
 		}
-		if into.SlotVersion(slot) != v || into.SlotRemoved(slot) != want.removed[slot] {
+		if into.SlotCounts(slot).Version != v || into.SlotCounts(slot).Removed != want.removed[slot] {
 			rt.Fatalf("slot %d: version counter %d, removal %d restored, want %d and %d",
-				slot, into.SlotVersion(slot), into.SlotRemoved(slot), v, want.removed[slot])
+				slot, into.SlotCounts(slot).Version, into.SlotCounts(slot).Removed, v, want.removed[slot])
 		}
 	}
 }

@@ -28,18 +28,18 @@ func (r record) setBusy() {
 
 // read writes the weights of key to dst, all from one version, and reports whether key has
 // a row. It never blocks the writer. It waits while the writer changes the row.
-// REQUIRES: the caller has entered t.grace.
-func (t *Table) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DType) bool {
-	r, ok := t.record(c, i, key)
+// REQUIRES: the caller has entered t.index.grace.
+func (x *index) read(c *chunk, i int, key rowraft.Key, dst []byte, dt rowraft.DType) bool {
+	r, ok := x.record(c, i, key)
 	for tries := 1; ok; tries++ {
 		v := r.loadVersion()
 		if v == gone {
 			// The writer removed the row after the lookup. It may have created a new one since.
-			r, ok = t.find(c.slot[i], c.tag[i], key)
+			r, ok = x.find(c.slot[i], c.tag[i], key)
 			continue
 		}
 		if v&busy == 0 {
-			convert(dst, dt, t.weights(r), t.storage)
+			convert(dst, dt, x.weights(r), x.storage)
 			loadFence()
 			if r.loadVersion() == v {
 				return true

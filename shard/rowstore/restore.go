@@ -15,45 +15,43 @@ import (
 // CodeWrongShard if the slot of its key is not owned; CodeOverloaded if the
 // system has no memory.
 func (t *Table) RestoreRow(rec []byte) error {
-	if len(rec) != t.RecordBytes() {
+	if len(rec) != t.index.recordBytes() {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of %d bytes: want %d for dim %d with %s",
-			t.schema.Name, len(rec), t.RecordBytes(), t.dim, t.schema.Optimizer.Kind)
+			t.schema.Name, len(rec), t.index.recordBytes(), t.index.dim, t.schema.Optimizer.Kind)
 	}
-	if pad := 2 * t.dim; t.storage == rowraft.BFloat16 && t.dim%2 == 1 &&
+	if pad := 2 * t.index.dim; t.index.storage == rowraft.BFloat16 && t.index.dim%2 == 1 &&
 		rec[headerBytes+pad]|rec[headerBytes+pad+1] != 0 {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record has padding that is not 0", t.schema.Name)
 	}
 	key := rowraft.Key(binary.LittleEndian.Uint64(rec[keyOffset:]))
 	version := binary.LittleEndian.Uint64(rec[versionOffset:])
-	slot, tag := t.locate(key)
+	slot, tag := t.index.locate(key)
 	switch {
 	case version == 0 || version&busy != 0:
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: row record of key %d has version %d",
 			t.schema.Name, key, version)
 	case !t.Owns(slot):
-		return t.notOwned(key, slot)
+		return t.index.notOwned(key, slot)
 	}
-	if t.SlotCandidates(slot) > 0 {
-		if _, ok := t.candidatesOf(slot).find(key, tag); ok {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d has a row and is a candidate", t.schema.Name, key)
-		}
+	if t.track.waits(slot, tag, key) {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d has a row and is a candidate", t.schema.Name, key)
 	}
-	if _, ok := t.find(slot, tag, key); ok {
+	if _, ok := t.index.find(slot, tag, key); ok {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: the snapshot has key %d twice", t.schema.Name, key)
 	}
 	r, err := t.insert(slot, tag, key)
 	if err != nil {
 		return err
 	}
-	copy(t.bytes(r)[:versionOffset], rec)
-	copy(t.bytes(r)[headerBytes:], rec[headerBytes:])
+	copy(t.index.bytes(r)[:versionOffset], rec)
+	copy(t.index.bytes(r)[headerBytes:], rec[headerBytes:])
 	r.setVersion(version)
 	if t.track != nil {
 		*r.recency() = t.track.restored(*r.recency())
 	}
-	s := t.slot(slot)
+	s := t.index.slot(slot)
 	s.version = max(s.version, version)
-	s.digest = s.digest.Add(t.rowHash(r))
+	s.digest = s.digest.Add(t.index.rowHash(r))
 	return nil
 }
 
@@ -64,10 +62,10 @@ func (t *Table) RestoreRow(rec []byte) error {
 // Errors: CodeCorrupt if a row of the slot or removed is above v, or v is impossible;
 // CodeWrongShard if the slot is not owned.
 func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
-	if !t.Owns(slot) {
-		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
+	if err := t.index.checkSlot(slot); err != nil {
+		return err
 	}
-	if s := t.slot(slot); v < s.version {
+	if s := t.index.slot(slot); v < s.version {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d has version counter %d, below its row of version %d",
 			t.schema.Name, slot, v, s.version)
 	}
@@ -80,7 +78,7 @@ func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 			"table %s: slot %d has version counter %d, below its removal of version %d",
 			t.schema.Name, slot, v, removed)
 	}
-	t.slot(slot).version, t.slot(slot).removed = v, removed
+	t.index.slot(slot).version, t.index.slot(slot).removed = v, removed
 	return nil
 }
 
@@ -89,8 +87,8 @@ func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 //
 // Errors: CodeCorrupt if v is impossible; CodeWrongShard if the slot is not owned.
 func (t *Table) RaiseSlotVersion(slot rowraft.Slot, v uint64) error {
-	if !t.Owns(slot) {
-		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
+	if err := t.index.checkSlot(slot); err != nil {
+		return err
 	}
-	return t.RestoreSlotVersion(slot, max(v, t.SlotVersion(slot)), 0)
+	return t.RestoreSlotVersion(slot, max(v, t.index.slot(slot).version), 0)
 }

@@ -22,8 +22,8 @@ type Listing struct {
 // writer (see "Concurrency"). List takes time linear in the number of the slot's segments: some µs
 // for a million rows.
 func (t *Table) List(slot rowraft.Slot) *Listing {
-	l := &Listing{t: t, epoch: t.grace.enter()}
-	l.walk.begin(t.slot(slot))
+	l := &Listing{t: t, epoch: t.index.grace.enter()}
+	l.walk.begin(t.index.slot(slot))
 	return l
 }
 
@@ -37,7 +37,7 @@ func (l *Listing) Entries() (n int) {
 
 // End allows the table to reuse the memory of removed rows and segments. It may be called after the
 // table was closed.
-func (l *Listing) End() { l.t.grace.leave(l.epoch) }
+func (l *Listing) End() { l.t.index.grace.leave(l.epoch) }
 
 // AppendKeys looks at the next most (> 0) index entries and appends the keys of their rows to dst.
 // It may run concurrently with everything except Close, as a pull may. done means that no entries
@@ -74,7 +74,7 @@ func (l *Listing) next(most, touched int, do func(r record)) (done bool) {
 			if !isRow(e) {
 				continue
 			}
-			addr[n] = l.t.rows.At(slab.Place(uint32(e) - 1))
+			addr[n] = l.t.index.slab.At(slab.Place(uint32(e) - 1))
 			if n++; n == scanRecords {
 				flush()
 			}

@@ -22,12 +22,17 @@ type slotCheck struct {
 	outgrown []segment // segments that only this check still reads
 }
 
+// covers reports whether sum has row r of slot with tag.
+func (c *slotCheck) covers(x *index, slot rowraft.Slot, tag uint32, r record) bool {
+	return c.active && c.slot == slot && c.checked(x, tag, r)
+}
+
 func (c *slotCheck) includes(seg segment) bool { return c.active && c.walk.includes(seg) }
 
 // checked reports whether row r with tag is in the sum of the running check. It is also true for a
 // row that the check will not reach, because the row is in a segment that the check does not walk.
-func (t *Table) checked(tag uint32, r record) bool {
-	w := &t.slotCheck.walk
+func (c *slotCheck) checked(x *index, tag uint32, r record) bool {
+	w := &c.walk
 	if len(w.segs) == 0 {
 		return true
 	}
@@ -38,7 +43,7 @@ func (t *Table) checked(tag uint32, r record) bool {
 		if !ok {
 			return true
 		}
-		if t.at(have) == r {
+		if x.at(have) == r {
 			at := int((after - 1) & uint32(len(seg)-1))
 			return i < w.at || i == w.at && at < w.pos
 		}
@@ -56,64 +61,64 @@ func (t *Table) checked(tag uint32, r record) bool {
 // The caller must be a reader of the state between two calls of the writer (see "Concurrency"). One
 // check runs at a time.
 func (t *Table) CheckSlot(s rowraft.Slot, most int) (size int, done, ok bool) {
-	c := &t.slotCheck
+	c := &t.index.check
 	if !t.Owns(s) {
 		return 0, true, true
 	}
 	if c.active && c.slot != s {
-		t.endCheck()
+		c.end(&t.index)
 	}
 	if !c.active {
 		c.active, c.slot, c.sum = true, s, Digest{}
-		c.walk.begin(t.slot(s))
+		c.walk.begin(t.index.slot(s))
 	}
-	size, ok = t.checkRows(most)
+	size, ok = c.next(&t.index, most)
 	if ok && c.walk.at < len(c.walk.segs) {
 		return size, false, true
 	}
 	waiting := 0
-	t.eachCandidate(s, func(_ uint32, k candidate) {
+	t.track.eachCandidate(s, func(_ uint32, k candidate) {
 		c.sum = c.sum.Add(k.digest())
 		size += CandidateBytes
 		waiting++
 	})
-	ok = ok && waiting == t.SlotCandidates(s) && c.sum == t.slot(s).digest
-	t.endCheck()
+	ok = ok && waiting == t.track.waiting(s) && c.sum == t.index.slot(s).digest
+	c.end(&t.index)
 	return size, true, ok
 }
 
-// endCheck retires the segments that only the check has read.
-func (t *Table) endCheck() {
-	t.slotCheck.active = false
-	for _, seg := range t.slotCheck.outgrown {
-		t.retire(seg)
+// end stops the check and retires the segments that only the check has read.
+func (c *slotCheck) end(x *index) {
+	c.active = false
+	for _, seg := range c.outgrown {
+		x.retire(seg)
 	}
-	t.slotCheck.outgrown = t.slotCheck.outgrown[:0]
+	c.outgrown = c.outgrown[:0]
 }
 
-// checkRows adds the next rows to the sum. ok is false if an index entry is damaged.
-func (t *Table) checkRows(most int) (size int, ok bool) {
+// next adds the next rows to the sum. ok is false if an index entry is damaged.
+func (c *slotCheck) next(x *index, most int) (size int, ok bool) {
 	var tags [chunkKeys]uint32
 	var addr [chunkKeys]unsafe.Pointer
-	c, w := &t.slotCheck, &t.slotCheck.walk
-	atOnce := min(chunkKeys, max(1, most/t.RecordBytes()))
+	w := &c.walk
+	atOnce := min(chunkKeys, max(1, most/x.recordBytes()))
 	n, entries := 0, 0
 	hash := func() bool { // adds the records at addr
-		prefetch(&addr[0], n, keyOffset, min(t.RecordBytes(), maxPrefetch))
+		prefetch(&addr[0], n, keyOffset, min(x.recordBytes(), maxPrefetch))
 		for i := range n {
 			r := record{addr[i]}
-			size += t.RecordBytes()
-			if slot, tag := t.locate(rowraft.Key(r.key())); slot != c.slot || tag != tags[i] {
+			size += x.recordBytes()
+			if slot, tag := x.locate(rowraft.Key(r.key())); slot != c.slot || tag != tags[i] {
 				return false
 			}
-			c.sum = c.sum.Add(t.rowHash(r))
+			c.sum = c.sum.Add(x.rowHash(r))
 		}
 		n = 0
 		return true
 	}
 	for ; w.at < len(w.segs); w.at, w.pos = w.at+1, 0 {
 		for seg := w.segs[w.at]; w.pos < len(seg); {
-			if size+n*t.RecordBytes()+8*entries >= most {
+			if size+n*x.recordBytes()+8*entries >= most {
 				return size, n == 0 || hash()
 			}
 			e := seg[w.pos]
@@ -122,10 +127,10 @@ func (t *Table) checkRows(most int) (size int, ok bool) {
 				continue
 			}
 			p := slab.Place(uint32(e) - 1)
-			if !t.rows.Has(p) {
+			if !x.slab.Has(p) {
 				return size, false
 			}
-			addr[n], tags[n] = t.rows.At(p), uint32(e>>32)
+			addr[n], tags[n] = x.slab.At(p), uint32(e>>32)
 			if n++; n == atOnce && !hash() {
 				return size, false
 			}
@@ -140,9 +145,9 @@ func (t *Table) Rot() bool {
 	if !canary.Is(canary.MemoryRots) {
 		return false
 	}
-	for s := range t.slots {
-		for e := range t.slots[s].entries() {
-			t.weights(t.at(slab.Place(uint32(e) - 1)))[0] ^= 1
+	for s := range t.index.slots {
+		for e := range t.index.slots[s].entries() {
+			t.index.weights(t.index.at(slab.Place(uint32(e) - 1)))[0] ^= 1
 			return true
 		}
 	}

@@ -30,8 +30,8 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 		}
 		clean := func(s rowraft.Slot) bool {
 			n, _, ok := tb.CheckSlot(s, 1<<30)
-			if ok && n != tb.SlotRows(s)*tb.RecordBytes() {
-				t.Fatalf("slot %d: read %d bytes of %d rows", s, n, tb.SlotRows(s))
+			if ok && n != tb.SlotCounts(s).Rows*tb.RecordBytes() {
+				t.Fatalf("slot %d: read %d bytes of %d rows", s, n, tb.SlotCounts(s).Rows)
 			}
 			return ok
 		}
@@ -40,18 +40,18 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 			if !clean(s) {
 				t.Fatalf("CheckSlot reports damage in slot %d, which is not damaged", s)
 			}
-			rows += tb.SlotRows(s)
+			rows += tb.SlotCounts(s).Rows
 		}
 		if rows != 35 {
 			t.Fatalf("%d rows, want 35", rows)
 		}
 		key := keys[7]
-		slot, tag := tb.locate(key)
-		r, ok := tb.find(slot, tag, key)
+		slot, tag := tb.index.locate(key)
+		r, ok := tb.index.find(slot, tag, key)
 		if !ok {
 			t.Fatal("the row is gone")
 		}
-		b := tb.bytes(r)
+		b := tb.index.bytes(r)
 		for i := keyOffset; i < len(b); i++ {
 			for bit := range 8 {
 				b[i] ^= 1 << bit
@@ -61,7 +61,7 @@ func TestCheckSlotFindsEveryBit(t *testing.T) {
 				b[i] ^= 1 << bit
 			}
 		}
-		seg := tb.slots[slot].whole.root.load()
+		seg := tb.index.slots[slot].whole.root.load()
 		for i, e := range seg {
 			if e == 0 || e == tombstone {
 				continue
@@ -88,7 +88,7 @@ func TestCheckSlotFindsEveryBitOfCandidates(t *testing.T) {
 	schema.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
 	tb := mustNew(t, schema)
 	mustUpdate(t, tb, []rowraft.Key{5}, []float32{1})
-	slot, _ := tb.locate(5)
+	slot, _ := tb.index.locate(5)
 	if n, _, ok := tb.CheckSlot(slot, 1<<30); n != CandidateBytes || !ok {
 		t.Fatalf("read %d bytes, ok: %v", n, ok)
 	}
@@ -121,9 +121,9 @@ func TestCheckSlotInSteps(t *testing.T) {
 			schema.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}
 		}
 		table := mustNew(t, schema)
-		table.longest = 32
+		table.index.longest = 32
 		pool := chosenKeys(schema.ID, 3000, true, false)
-		slot := table.slotOf(pool[0])
+		slot := table.index.slotOf(pool[0])
 		live := 300
 		change := func() {
 			var keys []rowraft.Key
@@ -151,11 +151,11 @@ func TestCheckSlotInSteps(t *testing.T) {
 					for _, k := range listed(table, slot) {
 						key = k
 					}
-					_, tag := table.locate(key)
-					r, _ := table.find(slot, tag, key)
-					damaged = &table.weights(r)[0]
+					_, tag := table.index.locate(key)
+					r, _ := table.index.find(slot, tag, key)
+					damaged = &table.index.weights(r)[0]
 					// The next check finds damage in rows that this check has passed.
-					if table.checked(tag, r) && table.slotCheck.active {
+					if table.index.check.checked(&table.index, tag, r) && table.index.check.active {
 						damaged = nil
 					} else {
 						*damaged ^= 4
@@ -178,10 +178,10 @@ func TestCheckSlotInSteps(t *testing.T) {
 			}
 			change()
 		}
-		if calls < 3*checks || table.slots[slot].directory.Load() == nil {
+		if calls < 3*checks || table.index.slots[slot].directory.Load() == nil {
 			t.Errorf("%d calls in %d checks", calls, checks)
 		}
-		if n := len(table.slotCheck.outgrown); n > 0 {
+		if n := len(table.index.check.outgrown); n > 0 {
 			t.Errorf("%d segments are kept for a check that has ended", n)
 		}
 	}

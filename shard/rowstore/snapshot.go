@@ -93,26 +93,26 @@ const shortImages = 16 << 20
 //
 // Errors: CodeOverloaded if MaxSnapshots are running.
 func (t *Table) BeginSnapshot() (*Snapshot, error) {
-	if len(t.snaps) == MaxSnapshots {
+	if len(t.snaps.running) == MaxSnapshots {
 		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "table %s: %d snapshots are running, the limit; try again later",
-			t.schema.Name, len(t.snaps))
+			t.schema.Name, len(t.snaps.running))
 	}
 	newSlab := slab.New
-	if t.rows.Stats().MappedBytes > shortImages {
+	if t.index.slab.Stats().MappedBytes > shortImages {
 		newSlab = slab.NewShort
 	}
-	images, err := newSlab(t.imageBytes())
+	images, err := newSlab(t.index.imageBytes())
 	if err != nil {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
-	t.chooseClaims()
-	s := &Snapshot{t: t, rows: t.Rows(), cuts: make([]atomic.Pointer[cutPage], (len(t.slots)+cutsPerPage-1)/cutsPerPage)}
+	t.snaps.chooseClaims()
+	s := &Snapshot{t: t, rows: t.Rows(), cuts: make([]atomic.Pointer[cutPage], (len(t.index.slots)+cutsPerPage-1)/cutsPerPage)}
 	s.kept.images = images
 	if t.track != nil && t.track.slots != nil {
 		s.waiting = int(t.track.total.Load())
-		s.kept.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64), saved: make([]uint64, len(t.owned)), first: t.first}
+		s.kept.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64), saved: make([]uint64, len(t.index.bits)), first: t.index.first}
 	}
-	t.snaps = append(t.snaps, s)
+	t.snaps.running = append(t.snaps.running, s)
 	return s, nil
 }
 
@@ -120,16 +120,16 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 // used afterwards. A second call of End does nothing.
 func (s *Snapshot) End() error {
 	t := s.t
-	i := slices.Index(t.snaps, s)
+	i := slices.Index(t.snaps.running, s)
 	if i < 0 {
 		return nil
 	}
-	t.snaps = slices.Delete(t.snaps, i, i+1)
-	t.outgrown = slices.DeleteFunc(t.outgrown, func(seg segment) bool {
-		if slices.ContainsFunc(t.snaps, func(s *Snapshot) bool { return s.walking && s.walk.includes(seg) }) {
+	t.snaps.running = slices.Delete(t.snaps.running, i, i+1)
+	t.snaps.outgrown = slices.DeleteFunc(t.snaps.outgrown, func(seg segment) bool {
+		if slices.ContainsFunc(t.snaps.running, func(s *Snapshot) bool { return s.walking && s.walk.includes(seg) }) {
 			return false
 		}
-		t.retireUnlessChecked(seg)
+		t.index.retireUnlessChecked(seg)
 		return true
 	})
 	for i := range s.cuts {
@@ -146,7 +146,7 @@ func (s *Snapshot) End() error {
 
 // cutPage returns the page with the cut of slot.
 func (s *Snapshot) cutPage(slot rowraft.Slot) *atomic.Pointer[cutPage] {
-	return &s.cuts[(slot-s.t.first)/cutsPerPage]
+	return &s.cuts[(slot-s.t.index.first)/cutsPerPage]
 }
 
 // peek returns the cut of slot without taking it.
@@ -155,7 +155,7 @@ func (s *Snapshot) peek(slot rowraft.Slot) cut {
 	if p := s.cutPage(slot).Load(); p != nil && p[slot%cutsPerPage].taken {
 		return p[slot%cutsPerPage]
 	}
-	now := s.t.slot(slot)
+	now := s.t.index.slot(slot)
 	return cut{rows: now.rows, version: now.version, removed: now.removed, digest: now.digest}
 }
 
@@ -199,7 +199,7 @@ func (s *Snapshot) Candidates() int { return s.waiting }
 
 // Digest returns the digest of all rows at the begin.
 func (s *Snapshot) Digest() (d Digest) {
-	for slot := range s.t.ownedSlots() {
+	for slot := range s.t.index.all() {
 		d = d.Add(s.at(slot).digest)
 	}
 	return d
@@ -277,9 +277,9 @@ func (s *Snapshot) tryAppend(
 		dst, maxEntries = s.appendRows(dst, &to, since, c.version, maxEntries)
 	} else {
 		s.slotMu.Unlock()
-		epoch := s.t.grace.enter() // the memory that is read is not reused
+		epoch := s.t.index.grace.enter() // the memory that is read is not reused
 		dst, maxEntries = s.appendRows(dst, &to, since, c.version, maxEntries)
-		s.t.grace.leave(epoch)
+		s.t.index.grace.leave(epoch)
 		s.slotMu.Lock()
 	}
 	if !exclusive && s.disturbed {
@@ -311,7 +311,7 @@ func (s *Snapshot) begin(slot rowraft.Slot) (*cut, walk) {
 	}
 	if !s.walking {
 		s.walking, s.slot, c.walking = true, slot, true
-		s.walk.begin(s.t.slot(slot))
+		s.walk.begin(s.t.index.slot(slot))
 	}
 	if s.slot != slot {
 		panic(fmt.Sprintf("rowstore: snapshot reads slot %d while slot %d is not done: finish that slot first", slot, s.slot))
@@ -339,11 +339,11 @@ func (s *Snapshot) appendRows(dst []byte, w *walk, since, counter uint64, maxEnt
 // counter. It prefetches records recordsAhead before it reads them.
 func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter uint64) []byte {
 	var ring [recordsAhead]unsafe.Pointer
-	found, size := 0, s.t.slabRecordBytes()
+	found, size := 0, s.t.index.slabRecordBytes()
 	row := func(at unsafe.Pointer) {
 		r := record{at}
 		if v := r.loadVersion(); v <= counter && v > since {
-			dst = append(dst, s.t.bytes(r)...)
+			dst = append(dst, s.t.index.bytes(r)...)
 		}
 	}
 	for i := range entries {
@@ -355,7 +355,7 @@ func (s *Snapshot) appendEntries(dst []byte, entries []uint64, since, counter ui
 		if found >= recordsAhead {
 			row(*slot)
 		}
-		*slot = s.t.at(slab.Place(uint32(e) - 1)).p
+		*slot = s.t.index.at(slab.Place(uint32(e) - 1)).p
 		prefetch(slot, 1, 0, size)
 		found++
 	}
@@ -377,10 +377,10 @@ func (s *Snapshot) appendImages(dst []byte, c *cut, since uint64, maxEntries int
 		p := slab.Place(c.image - 1)
 		r := record{s.kept.images.At(p)}
 		if *r.version() > since {
-			dst = append(dst, s.t.bytes(r)...)
+			dst = append(dst, s.t.index.bytes(r)...)
 		}
 		s.read = append(s.read, p)
-		c.image = *s.t.nextImage(r)
+		c.image = *s.t.index.nextImage(r)
 	}
 	if len(s.read) > 0 {
 		s.kept.Lock()
@@ -392,30 +392,30 @@ func (s *Snapshot) appendImages(dst []byte, c *cut, since uint64, maxEntries int
 
 // prepareSlot must be called before slot changes: it claims the slot and takes the cuts of the
 // running snapshots. The caller must call done at its end.
-func (t *Table) prepareSlot(slot rowraft.Slot) {
-	if len(t.snaps) == 0 {
+func (ss *snapshots) prepareSlot(slot rowraft.Slot) {
+	if len(ss.running) == 0 {
 		return
 	}
-	t.claim(slot)
-	for _, s := range t.snaps {
+	ss.claim(slot)
+	for _, s := range ss.running {
 		s.take(slot)
 	}
 }
 
 // saveImage must be called before r changes: it saves the image of r for each running snapshot
 // that still needs it. It includes prepareSlot, except for snapshots that have saved the slot.
-func (t *Table) saveImage(slot rowraft.Slot, tag uint32, r record) error {
-	for _, s := range t.snaps {
+func (ss *snapshots) saveImage(slot rowraft.Slot, tag uint32, r record) error {
+	for _, s := range ss.running {
 		if s.saved(slot) {
 			continue
 		}
-		t.claim(slot)
+		ss.claim(slot)
 		c := s.take(slot)
-		if *r.version() > c.version || c.isSaved() || c.walking && t.passed(&s.walk, tag, r) {
+		if *r.version() > c.version || c.isSaved() || c.walking && ss.index.passed(&s.walk, tag, r) {
 			continue
 		}
 		if err := s.putImage(c, r); err != nil {
-			return fmt.Errorf("table %s: keep a row for a snapshot: %w", t.schema.Name, err)
+			return fmt.Errorf("table %s: keep a row for a snapshot: %w", ss.index.schema.Name, err)
 		}
 	}
 	return nil
@@ -429,22 +429,22 @@ func (s *Snapshot) saved(slot rowraft.Slot) bool {
 
 // outgrow retires a segment that slot has outgrown. If a snapshot or the check walks it, the
 // segment stays until they have ended. REQUIRES: slot is claimed.
-func (t *Table) outgrow(slot rowraft.Slot, seg segment) {
-	for _, s := range t.snaps {
+func (ss *snapshots) outgrow(slot rowraft.Slot, seg segment) {
+	for _, s := range ss.running {
 		if s.take(slot).walking && s.walk.includes(seg) {
-			t.outgrown = append(t.outgrown, seg)
+			ss.outgrown = append(ss.outgrown, seg)
 			return
 		}
 	}
-	t.retireUnlessChecked(seg)
+	ss.index.retireUnlessChecked(seg)
 }
 
-// retireUnlessChecked retires seg unless the check walks it. REQUIRES: no snapshot walks seg, and its
-// slot has outgrown it.
-func (t *Table) retireUnlessChecked(seg segment) {
-	if t.slotCheck.includes(seg) {
-		t.slotCheck.outgrown = append(t.slotCheck.outgrown, seg)
+// retireUnlessChecked retires seg. If the check walks it, the segment stays until the check has ended.
+// REQUIRES: no snapshot walks seg, and its slot has outgrown it.
+func (x *index) retireUnlessChecked(seg segment) {
+	if x.check.includes(seg) {
+		x.check.outgrown = append(x.check.outgrown, seg)
 		return
 	}
-	t.retire(seg)
+	x.retire(seg)
 }

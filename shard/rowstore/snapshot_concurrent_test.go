@@ -29,7 +29,7 @@ type streamWriter struct {
 
 func (w *streamWriter) run(tb testing.TB) {
 	r := rand.New(rand.NewPCG(1, 2))
-	batch, numbers := make([]rowraft.Key, 16), make([]byte, 4*w.table.dim*16)
+	batch, numbers := make([]rowraft.Key, 16), make([]byte, 4*w.table.index.dim*16)
 	for i := uint32(0); ; i++ {
 		select {
 		case <-w.stop:
@@ -57,7 +57,7 @@ func (w *streamWriter) change(r *rand.Rand, batch []rowraft.Key, numbers []byte,
 	case n == 0:
 		return w.table.Delete(batch[:3])
 	case n == 1:
-		return w.table.Assign(batch[:2], numbers[:8*w.table.dim], rowraft.Float32)
+		return w.table.Assign(batch[:2], numbers[:8*w.table.index.dim], rowraft.Float32)
 	case n == 2 && w.table.schema.Expire > 0:
 		_, _, err := w.table.Sweep(streamSlots[r.IntN(len(streamSlots))], &wire.Sweep{Conditions: wire.SweepExpire}, tick)
 		return err
@@ -88,7 +88,7 @@ func TestSnapshotsDuringChanges(t *testing.T) {
 			set(&schema)
 			w := &streamWriter{table: mustNew(t, schema), stop: make(chan struct{})}
 			for k := rowraft.Key(0); len(w.keys) < 400; k++ {
-				if slot, _ := w.table.locate(k); slices.Contains(streamSlots, slot) {
+				if slot, _ := w.table.index.locate(k); slices.Contains(streamSlots, slot) {
 					w.keys = append(w.keys, k)
 				}
 			}
@@ -188,20 +188,20 @@ func TestReaderAndWriterAreNeverInOneSlot(t *testing.T) {
 			if n%64 == 0 {
 				select {
 				case <-stop:
-					table.done()
+					table.snaps.done()
 					return
 				default:
 				}
 			}
-			table.claim(shared)
+			table.snaps.claim(shared)
 			begun = n
 			for i := range src {
 				src[i] = n
 			}
 			streamImage(image, unsafe.Pointer(&src[0]), 8*words, n)
 			ended = n
-			if table.claim(ofWriter); n%16 == 0 {
-				table.done()
+			if table.snaps.claim(ofWriter); n%16 == 0 {
+				table.snaps.done()
 			}
 		}
 	})

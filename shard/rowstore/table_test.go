@@ -57,7 +57,7 @@ func TestGrowth(t *testing.T) {
 				m.update(k, g[i*3:i*3+3], 0.1)
 			}
 			checkAgainst(t, table, m)
-			if kind == rowraft.Dense && table.SlotRows(clustermap.SlotOf(schema.ID, kind, 0, rowraft.DefaultSlots)) != n {
+			if kind == rowraft.Dense && table.SlotCounts(clustermap.SlotOf(schema.ID, kind, 0, rowraft.DefaultSlots)).Rows != n {
 				t.Errorf("a tensor's rows are not all in one slot")
 			}
 		})
@@ -211,7 +211,7 @@ func TestASlotThatIsChangedAllTheTimeIsSaved(t *testing.T) {
 		keys = append(keys, k)
 	}
 	mustUpdate(t, table, keys, someFloats(4, n*4))
-	slot, _ := table.locate(0)
+	slot, _ := table.index.locate(0)
 	for round := range 5 {
 		before, rows := table.Digest(), table.Rows()
 		snap, err := table.BeginSnapshot()
@@ -276,7 +276,7 @@ func TestUpdatesWithinASlotBeingSaved(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, uint64(entries)))
 			table, m := mustNew(t, schema), newModel(schema)
 			if entries > 1 {
-				table.longest = minSegment * entries / 4 // the slot has a directory
+				table.index.longest = minSegment * entries / 4 // the slot has a directory
 			}
 			next := rowraft.Key(0)
 			update := func(keys ...rowraft.Key) {
@@ -294,7 +294,7 @@ func TestUpdatesWithinASlotBeingSaved(t *testing.T) {
 				t.Fatal(err)
 			}
 			begin := m.clone()
-			slot, _ := table.locate(0)
+			slot, _ := table.index.locate(0)
 			var records []byte
 			for done := false; !done; {
 				update(rowraft.Key(rng.IntN(n)), next, rowraft.Key(rng.IntN(n)))
@@ -335,9 +335,9 @@ func TestRefusals(t *testing.T) {
 	mustUpdate(t, table, []rowraft.Key{key}, make([]float32, 4))
 	digest := table.Digest()
 	good := make([]byte, table.RecordBytes())
-	slot, tag := table.locate(key)
-	r, _ := table.find(slot, tag, key)
-	copy(good, table.bytes(r))
+	slot, tag := table.index.locate(key)
+	r, _ := table.index.find(slot, tag, key)
+	copy(good, table.index.bytes(r))
 	edit := func(f func(rec []byte)) []byte {
 		rec := append([]byte(nil), good...)
 		f(rec)
@@ -389,13 +389,13 @@ func TestRefusals(t *testing.T) {
 			if err := tc.do(); rowraft.CodeOf(err) != tc.want || err == nil {
 				t.Errorf("got %v, want code %v", err, tc.want)
 			}
-			if table.Digest() != digest || table.Rows() != 1 || table.SlotVersion(slot) != 1 {
+			if table.Digest() != digest || table.Rows() != 1 || table.SlotCounts(slot).Version != 1 {
 				t.Errorf("a refused call changed the table")
 			}
 		})
 	}
-	if err := table.RestoreSlotVersion(slot, 9, 0); err != nil || table.SlotVersion(slot) != 9 {
-		t.Errorf("RestoreSlotVersion(9): %v, counter %d", err, table.SlotVersion(slot))
+	if err := table.RestoreSlotVersion(slot, 9, 0); err != nil || table.SlotCounts(slot).Version != 9 {
+		t.Errorf("RestoreSlotVersion(9): %v, counter %d", err, table.SlotCounts(slot).Version)
 	}
 }
 
@@ -437,13 +437,13 @@ func TestRecordGolden(t *testing.T) {
 	if got := table.Digest().String(); got != fields[1] {
 		t.Errorf("digest %s of record %x, want %s", got, record, fields[1])
 	}
-	slot, tag := table.locate(0x0123456789ABCDEF)
-	r, ok := table.find(slot, tag, 0x0123456789ABCDEF)
+	slot, tag := table.index.locate(0x0123456789ABCDEF)
+	r, ok := table.index.find(slot, tag, 0x0123456789ABCDEF)
 	if !ok {
 		t.Fatal("the golden record's key is not in the table")
 	}
-	if got := fmt.Sprint(floats(table.weights(r), rowraft.Float32, make([]float32, 3)),
-		table.state(r)); *r.version() != 5 || got != "[1 -2 0.5] [4 9 16]" {
+	if got := fmt.Sprint(floats(table.index.weights(r), rowraft.Float32, make([]float32, 3)),
+		table.index.state(r)); *r.version() != 5 || got != "[1 -2 0.5] [4 9 16]" {
 		t.Errorf("golden record reads as version %d, numbers %s", *r.version(), got)
 	}
 	if b := table.Digest().Bytes(); DigestOf(b) != table.Digest() {

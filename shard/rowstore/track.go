@@ -26,7 +26,12 @@ const (
 
 // track is the policy and the state of a tracked table: one with admission, expiry or
 // capacity. Other tables have none, and do not pay for it.
+//
+// Invariants: a key with a row is no candidate; total is the number of candidates of all slots.
 type track struct {
+	index *index
+	snaps *snapshots
+
 	admission rowraft.Admission
 	draws     uint64 // the part of a draw that depends only on the table
 	expire    uint32 // ticks; 0: never
@@ -36,7 +41,7 @@ type track struct {
 
 	slots  []candidates // by slot; nil without count admission
 	blocks slab.Blocks  // memory of slots
-	ranks  []rank       // scratch
+	ranks  ranking      // of the rows or candidates of one slot
 	tick   uint32       // tick of the entry that is being applied
 
 	base, source uint32       // arguments of SetAges; source 0: ticks are restored unchanged
@@ -55,21 +60,23 @@ type Counters struct {
 	Candidates uint64 // keys that wait for a row now
 }
 
-// newTrack returns nil for a table that is not tracked. The table stores here of the slots of a cluster.
-func newTrack(s *rowraft.Schema, slots rowraft.SlotCount, here int) *track {
+// newTrack returns nil for a table that is not tracked.
+func newTrack(t *Table) *track {
+	s := &t.schema
 	if !s.Tracked() {
 		return nil
 	}
 	k := &track{
+		index: &t.index, snaps: &t.snaps, ranks: ranking{records: &t.index.records},
 		admission: s.Admission, expire: s.Expire, lfu: s.Capacity.Evict == rowraft.EvictLFU, room: maxCandidates,
 		draws: clustermap.Mix64(clustermap.Mix64(s.Initializer.Seed+gamma+gamma) ^ uint64(s.ID)),
 	}
 	if s.Capacity.Rows > 0 {
-		k.maxRows = (s.Capacity.Rows-1)/uint64(slots) + 1
+		k.maxRows = (s.Capacity.Rows-1)/uint64(t.index.slotCount) + 1
 		k.room = int(min(maxCandidates, max(minRoom, roomPerRow*k.maxRows)))
 	}
 	if s.Admission.Kind == rowraft.AdmitCount {
-		k.slots = make([]candidates, here)
+		k.slots = make([]candidates, t.index.n)
 	}
 	return k
 }
@@ -99,9 +106,6 @@ func (k *track) restored(tick uint32) uint32 {
 	age := k.source - min(tick, k.source)
 	return k.base - min(age, k.base)
 }
-
-// Tracked reports whether the table keeps recency and counts of its rows.
-func (t *Table) Tracked() bool { return t.track != nil }
 
 // Counters may be called concurrently with changes.
 func (t *Table) Counters() Counters {
@@ -140,80 +144,38 @@ func (k *track) countPush(r record, counter uint64) {
 	*c, *r.recency() = increased(k.aged(*c, *r.version()&^busy, counter+1)), k.tick
 }
 
-// changeTracked is change for a tracked table. docs/formats/streaming.md specifies the order of its
-// steps.
-func (t *Table) changeTracked(
-	keys []rowraft.Key, arg []byte, dt rowraft.DType, assign bool, do func(w, state, arg []float32),
-) error {
-	var c chunk
-	rowBytes := t.dim * dt.Size()
-	touched := t.RecordBytes()
-	for base := 0; base < len(keys); base += chunkKeys {
-		chunkOf := keys[base:min(base+chunkKeys, len(keys))]
-		t.lookup(&c, chunkOf, touched)
-		t.prefetchSlots(&c, len(chunkOf))
-		for i, key := range chunkOf {
-			values := floats(arg[:rowBytes:rowBytes], dt, t.scratch)
-			arg = arg[rowBytes:]
-			ok, err := t.mayPush(&c, i, key, assign)
-			if err != nil {
-				return err
-			}
-			if !ok {
-				continue
-			}
-			r, err := t.open(&c, i, key)
-			if err != nil {
-				return err
-			}
-			t.track.countPush(r, t.slot(c.slot[i]).version)
-			w := floats(t.weights(r), t.storage, t.wide)
-			do(w, t.state(r), values)
-			t.store(r, w)
-			t.seal(c.slot[i], c.tag[i], r)
-		}
+// of returns the candidates of slot s. REQUIRES: the table has admission by count.
+func (k *track) of(s rowraft.Slot) *candidates { return &k.slots[s-k.index.first] }
+
+// waiting returns the number of candidates of slot. k may be nil.
+func (k *track) waiting(slot rowraft.Slot) int {
+	if k == nil || k.slots == nil {
+		return 0
 	}
-	return nil
+	return k.of(slot).n
 }
 
-// mayPush reports whether keys[i] has a row or may get one. In the second case it makes room for it.
-func (t *Table) mayPush(c *chunk, i int, key rowraft.Key, assign bool) (bool, error) {
-	slot, tag := c.slot[i], c.tag[i]
-	if _, ok := t.record(c, i, key); ok {
-		return true, nil
+// waits reports whether key is a candidate. k may be nil.
+func (k *track) waits(slot rowraft.Slot, tag uint32, key rowraft.Key) (ok bool) {
+	if k.waiting(slot) > 0 {
+		_, ok = k.of(slot).find(key, tag)
 	}
-	if _, ok := t.find(slot, tag, key); ok { // an earlier key of the chunk created it
-		return true, nil
-	}
-	if !assign {
-		if ok, err := t.admit(slot, tag, key); !ok {
-			return false, err
-		}
-	}
-	t.forgetCandidate(slot, tag, key)
-	t.track.counters.admitted.Add(1)
-	evicted, err := t.makeRoom(slot)
-	if evicted { // records that lookup found may have been removed
-		for j := i + 1; j < len(c.addr); j++ {
-			c.addr[j] = unsafe.Pointer(&noRow)
-		}
-	}
-	return true, err
+	return ok
 }
 
 // admit decides whether a push of a key without a row creates the row. If not, admit has applied
 // all effects of the push.
-func (t *Table) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, error) {
-	k, s := t.track, t.slot(slot)
+func (k *track) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, error) {
+	s := k.index.slot(slot)
 	switch k.admission.Kind {
 	case rowraft.AdmitProbability:
 		if k.draw(key, s.version+1) {
 			return true, nil
 		}
-		t.prepareSlot(slot)
+		k.snaps.prepareSlot(slot)
 		s.version++
 	case rowraft.AdmitCount:
-		c, err := t.countCandidate(slot, tag, key)
+		c, err := k.count(slot, tag, key)
 		if err != nil || c >= k.admission.Count {
 			return true, err
 		}
@@ -224,10 +186,10 @@ func (t *Table) admit(slot rowraft.Slot, tag uint32, key rowraft.Key) (bool, err
 	return false, nil
 }
 
-// countCandidate counts a push of a key without a row, and returns the number of its pushes. It does not
+// count counts a push of a key without a row, and returns the number of its pushes. It does not
 // store the push that reaches the admission limit.
-func (t *Table) countCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) (uint32, error) {
-	k, s, set := t.track, t.slot(slot), t.candidatesOf(slot)
+func (k *track) count(slot rowraft.Slot, tag uint32, key rowraft.Key) (uint32, error) {
+	s, set := k.index.slot(slot), k.of(slot)
 	c := candidate{key: key, count: 1, tick: k.tick}
 	at, known := uint32(0), false
 	if set.n > 0 {
@@ -238,15 +200,15 @@ func (t *Table) countCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) (
 	if c.count >= k.admission.Count {
 		return c.count, nil
 	}
-	t.keepCandidates(slot)
+	k.snaps.keepCandidates(slot, k.of(slot))
 	if known {
 		s.digest = s.digest.Sub(set.at(at).digest())
 		set.set(at, c)
 	} else {
 		if set.n >= k.room {
-			t.thinCandidates(slot)
+			k.thin(slot)
 		}
-		if err := set.put(&k.blocks, &t.secret, c, tag); err != nil {
+		if err := set.put(&k.blocks, &k.index.secret, c, tag); err != nil {
 			return 0, err
 		}
 		k.total.Add(1)
@@ -256,53 +218,48 @@ func (t *Table) countCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) (
 	return c.count, nil
 }
 
-// forgetCandidate removes the candidate key, and reports whether there was one. The caller increments the
+// forget removes the candidate key, and reports whether there was one. The caller increments the
 // slot's counter.
-func (t *Table) forgetCandidate(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
-	if t.track.slots == nil || t.candidatesOf(slot).n == 0 {
+func (k *track) forget(slot rowraft.Slot, tag uint32, key rowraft.Key) bool {
+	if k.waiting(slot) == 0 {
 		return false
 	}
-	at, ok := t.candidatesOf(slot).find(key, tag)
+	at, ok := k.of(slot).find(key, tag)
 	if ok {
-		t.keepCandidates(slot)
-		t.dropCandidate(slot, at)
+		k.snaps.keepCandidates(slot, k.of(slot))
+		k.drop(slot, at)
 	}
 	return ok
 }
 
-// dropCandidate removes one entry. The caller increments the slot's counter.
-func (t *Table) dropCandidate(slot rowraft.Slot, at uint32) {
-	s, set := t.slot(slot), t.candidatesOf(slot)
+// drop removes one entry. The caller increments the slot's counter.
+func (k *track) drop(slot rowraft.Slot, at uint32) {
+	s, set := k.index.slot(slot), k.of(slot)
 	s.digest = s.digest.Sub(set.at(at).digest())
-	set.remove(at, &t.secret)
-	t.track.total.Add(-1)
+	set.remove(at, &k.index.secret)
+	k.total.Add(-1)
 }
 
-// thinCandidates makes room in a slot that is full of candidates: it removes those that were pushed
+// thin makes room in a slot that is full of candidates: it removes those that were pushed
 // least recently.
-func (t *Table) thinCandidates(slot rowraft.Slot) {
-	k, set := t.track, t.candidatesOf(slot)
-	k.ranks = k.ranks[:0]
+func (k *track) thin(slot rowraft.Slot) {
+	set := k.of(slot)
+	k.ranks.list = k.ranks.list[:0]
 	for i := range uint32(len(set.words) / 2) {
 		if c := set.at(i); c.count != 0 {
-			k.ranks = append(k.ranks, rank{hi: uint64(c.tick)<<32 | uint64(c.count), lo: uint64(c.key)})
+			k.ranks.list = append(k.ranks.list, rank{hi: uint64(c.tick)<<32 | uint64(c.count), lo: uint64(c.key)})
 		}
 	}
-	gone := t.lowest(k.ranks, set.n-k.room+k.room/evictShare)
+	gone := k.ranks.lowest(k.ranks.list, set.n-k.room+k.room/evictShare)
 	for _, r := range gone {
-		at, _ := set.find(rowraft.Key(r.lo), t.secret.tag(rowraft.Key(r.lo)))
-		t.dropCandidate(slot, at)
+		at, _ := set.find(rowraft.Key(r.lo), k.index.secret.tag(rowraft.Key(r.lo)))
+		k.drop(slot, at)
 	}
-	t.slot(slot).version += uint64(len(gone))
+	k.index.slot(slot).version += uint64(len(gone))
 }
 
 // SlotCandidates returns how many keys of slot wait for a row.
-func (t *Table) SlotCandidates(slot rowraft.Slot) int {
-	if t.track == nil || t.track.slots == nil {
-		return 0
-	}
-	return t.candidatesOf(slot).n
-}
+func (t *Table) SlotCandidates(slot rowraft.Slot) int { return t.track.waiting(slot) }
 
 // RestoreCandidates adds candidates of one slot from their bytes, as Snapshot.AppendCandidates wrote them: strictly
 // ascending by key. It keeps no part of b. After a restore from a cluster with more slots, a slot has the candidates of
@@ -311,43 +268,42 @@ func (t *Table) SlotCandidates(slot rowraft.Slot) int {
 // Errors: CodeCorrupt, before anything changes, if the table has no candidates
 // or cannot have these; CodeWrongShard if the slot is not owned; CodeOverloaded.
 func (t *Table) RestoreCandidates(slot rowraft.Slot, b []byte) error {
+	k := t.track
 	bad := func(what string) error {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s slot %d: candidates %s", t.schema.Name, slot, what)
 	}
-	n := len(b) / CandidateBytes
+	if err := t.index.checkSlot(slot); err != nil {
+		return err
+	}
+	n, waiting := len(b)/CandidateBytes, k.waiting(slot)
 	switch {
-	case !t.Owns(slot):
-		return rowraft.Errorf(rowraft.CodeWrongShard, "table %s: this shard does not hold slot %d", t.schema.Name, slot)
-	case t.track == nil || t.track.slots == nil:
+	case k == nil || k.slots == nil:
 		return bad("in a table that has no admission by count")
-	case n == 0 || len(b)%CandidateBytes != 0 || n+t.SlotCandidates(slot) > maxRestored:
+	case n == 0 || len(b)%CandidateBytes != 0 || n+waiting > maxRestored:
 		return bad(fmt.Sprintf("of %d bytes after %d others: want 1 to %d of %d bytes in all",
-			len(b), t.SlotCandidates(slot), maxRestored, CandidateBytes))
+			len(b), waiting, maxRestored, CandidateBytes))
 	}
 	last := rowraft.Key(0)
 	for i := range n {
 		c := parseCandidate(b[CandidateBytes*i:])
-		at, tag := t.locate(c.key)
+		at, tag := t.index.locate(c.key)
 		if at != slot {
 			return bad(fmt.Sprintf("include key %d, which is in slot %d", c.key, at))
 		}
-		_, twice := t.find(at, tag, c.key)
-		if set := t.candidatesOf(slot); set.n > 0 && !twice {
-			_, twice = set.find(c.key, tag)
-		}
-		if twice || c.count == 0 || c.count >= t.track.admission.Count || i > 0 && c.key <= last {
+		_, twice := t.index.find(at, tag, c.key)
+		if twice || k.waits(slot, tag, c.key) || c.count == 0 || c.count >= k.admission.Count || i > 0 && c.key <= last {
 			return bad(fmt.Sprintf("include key %d, which cannot be there", c.key))
 		}
 		last = c.key
 	}
 	for ; len(b) > 0; b = b[CandidateBytes:] {
 		c := parseCandidate(b)
-		c.tick = t.track.restored(c.tick)
-		if err := t.candidatesOf(slot).put(&t.track.blocks, &t.secret, c, t.secret.tag(c.key)); err != nil {
+		c.tick = k.restored(c.tick)
+		if err := k.of(slot).put(&k.blocks, &t.index.secret, c, t.index.secret.tag(c.key)); err != nil {
 			return err
 		}
-		t.track.total.Add(1)
-		t.slot(slot).digest = t.slot(slot).digest.Add(c.digest())
+		k.total.Add(1)
+		t.index.slot(slot).digest = t.index.slot(slot).digest.Add(c.digest())
 	}
 	return nil
 }

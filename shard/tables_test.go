@@ -34,7 +34,7 @@ func TestADroppedTableIsGone(t *testing.T) {
 		if err := r.apply(wire.DropTableEntry(r.header(), a.ID)).Parts[0].Err; err != nil {
 			t.Fatal(err)
 		}
-		if got, want := r.digest(), only.digest(); got.Sum != want.Sum || got.Rows != 2 || r.HasTable(a.ID) {
+		if got, want := r.digest(), only.digest(); got.Sum != want.Sum || got.Rows != 2 || r.hasTable(a.ID) {
 			t.Errorf("%d rows with digest %x, want 2 with %x", got.Rows, got.Sum, want.Sum)
 		}
 	}
@@ -62,7 +62,7 @@ func TestADropOfAnotherEpochIsRefused(t *testing.T) {
 	h := r.header()
 	h.Epoch++
 	wantCode(t, r.apply(wire.DropTableEntry(h, a.ID)).Parts[0].Err, rowraft.CodeSessionExpired)
-	if !r.HasTable(a.ID) {
+	if !r.hasTable(a.ID) {
 		t.Error("the table is gone")
 	}
 }
@@ -88,7 +88,7 @@ func TestASnapshotOutlivesADrop(t *testing.T) {
 	held := func() int {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return len(r.mu.dropped)
+		return len(r.mu.tables.dropped)
 	}
 	r.apply(wire.DropTableEntry(r.header(), a.ID))
 	if held() != 1 {

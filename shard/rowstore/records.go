@@ -1,0 +1,103 @@
+package rowstore
+
+import (
+	"unsafe"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/slab"
+	"github.com/rowraft/rowraft/optim"
+	"github.com/rowraft/rowraft/wire"
+)
+
+// records is the memory of the rows and the layout of a record in it. The layout never changes.
+//
+// Invariant: a record never moves, and its place holds one key until reclaimer frees the place.
+type records struct {
+	schema   *rowraft.Schema
+	dim      int
+	storage  rowraft.DType // of the weights
+	stateAt  int           // offset of the optimizer state in a record
+	stateLen int
+
+	imageLines bool // an image of a row is whole cache lines
+
+	slab *slab.Slab
+}
+
+func newRecords(s *rowraft.Schema, stateLen int) (rs records, err error) {
+	rs = records{
+		schema: s, dim: s.Dim, storage: s.StorageType(), stateAt: headerBytes + s.WeightBytes(), stateLen: stateLen,
+	}
+	rs.imageLines = rs.imageBytes()%lineBytes == 0
+	rs.slab, err = slab.New(rs.slabRecordBytes())
+	return rs, err
+}
+
+// recordBytes is the size of a record: what Snapshot appends per row and RestoreRow takes.
+func (rs *records) recordBytes() int { return rs.stateAt + 4*rs.stateLen }
+
+// slabRecordBytes is recordBytes rounded up, so that keys and versions stay aligned.
+func (rs *records) slabRecordBytes() int { return (rs.recordBytes() + 7) &^ 7 }
+
+// Offsets within a record; the package comment has the table.
+const (
+	countOffset   = 4
+	keyOffset     = 8
+	versionOffset = 16
+	headerBytes   = 24
+)
+
+// record is a row in a slab. It must not outlive the call that found it.
+type record struct{ p unsafe.Pointer }
+
+func (rs *records) at(p slab.Place) record { return record{rs.slab.At(p)} }
+
+func (r record) key() uint64          { return *(*uint64)(unsafe.Add(r.p, keyOffset)) }
+func (r record) setKey(k rowraft.Key) { *(*uint64)(unsafe.Add(r.p, keyOffset)) = uint64(k) }
+func (r record) version() *uint64     { return (*uint64)(unsafe.Add(r.p, versionOffset)) }
+
+// bytes returns the whole record as a snapshot stores it.
+func (rs *records) bytes(r record) []byte { return unsafe.Slice((*byte)(r.p), rs.recordBytes()) }
+
+// weights returns the weights as they are stored, padding included.
+func (rs *records) weights(r record) []byte {
+	return unsafe.Slice((*byte)(unsafe.Add(r.p, headerBytes)), rs.stateAt-headerBytes)
+}
+
+// state returns the optimizer state.
+func (rs *records) state(r record) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Add(r.p, rs.stateAt)), rs.stateLen)
+}
+
+// hashed returns what the digest covers: key, version, weights and state.
+func (rs *records) hashed(r record) []byte {
+	return unsafe.Slice((*byte)(unsafe.Add(r.p, keyOffset)), rs.recordBytes()-keyOffset)
+}
+
+// rowHash returns the hash of one row's key, version, weights and state.
+func (rs *records) rowHash(r record) Digest {
+	h := xxh3.Hash128(rs.hashed(r))
+	return Digest{Hi: h.Hi, Lo: h.Lo}
+}
+
+// store writes back the weights that floats returned for r.
+func (rs *records) store(r record, w []float32) {
+	if rs.storage == rowraft.BFloat16 { // floats returns float32 weights in place
+		wire.PutFloats(rs.weights(r), rs.storage, w)
+	}
+}
+
+// putInitial writes the weights of a key without a row.
+func (rs *records) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
+	var part [64]float32
+	for first := 0; first < rs.dim; first += len(part) {
+		w := part[:min(len(part), rs.dim-first)]
+		optim.InitFrom(rs.schema.Initializer, rs.schema.ID, key, first, w)
+		if rs.storage == rowraft.BFloat16 {
+			roundAll(w)
+		}
+		wire.PutFloats(dst[first*dt.Size():], dt, w)
+	}
+}
