@@ -128,7 +128,7 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	f.tokens.Register(fl)
 	fl.StringVar(&f.caKey, "ca-key", "", "of a scheduler: private key of a CA in --cacert, to sign for machines with a join token, and to renew; default: it signs nothing")
 	fl.BoolVar(&f.renewCert, "renew-cert", false, "ask the scheduler for a new certificate when two thirds of this one's time are over, and write it to --cert; with --token always")
-	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, at most one for 16 slots; fixed forever; default 4")
+	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, at most slots/16: 256 with 4096 slots, 4096 with 65536; fixed forever; default 4")
 	fl.IntVar(&f.slots, "slots", 0, "slots of a new cluster, a power of two from 4096 to 65536; fixed forever; default 4096, enough for 256 shards")
 	fl.StringVar(&f.logBackend, "log-backend", "rowlog", "log of the Raft groups: rowlog or bolt (slower)")
 	fl.StringVar(&f.profile, "profile", "auto", "Raft timers: fast (up to 24 replicas a server), default (100), dense, or auto: by how many replicas the fullest server has")

@@ -20,6 +20,7 @@ type forecastFlags struct {
 	dim                     int
 	optimizer, storage      string
 	rows                    string
+	slots                   int
 	replicas, shards, nodes int
 }
 
@@ -46,7 +47,7 @@ and the flags say what the table would be.`,
 			var schema rowraft.Schema
 			var err error
 			if len(args) == 1 {
-				for _, flag := range []string{"dim", "optimizer", "storage", "replicas", "shards", "nodes"} {
+				for _, flag := range []string{"dim", "optimizer", "storage", "replicas", "shards", "slots", "nodes"} {
 					if cmd.Flags().Changed(flag) {
 						return cli.Usagef("--%s has no meaning with the name of a table: it is %s's own", flag, args[0])
 					}
@@ -76,6 +77,7 @@ and the flags say what the table would be.`,
 	fl.StringVar(&f.rows, "rows", "", "rows of the whole table, such as 1e9")
 	fl.IntVar(&f.replicas, "replicas", 3, "replicas of each shard")
 	fl.IntVar(&f.shards, "shards", 4, "shards of the cluster")
+	fl.IntVar(&f.slots, "slots", int(rowraft.DefaultSlots), "slots of the cluster, a power of two from 4096 to 65536")
 	fl.IntVar(&f.nodes, "nodes", 3, "servers over which the replicas are spread")
 	return cmd
 }
@@ -97,6 +99,7 @@ type forecastJSON struct {
 	Storage  string `json:"storage"`
 	Rule     string `json:"optimizer"`
 	Rows     uint64 `json:"rows"`
+	Slots    int    `json:"slots"`
 	Shards   int    `json:"shards"`
 	Replicas int    `json:"replicas"`
 	Nodes    int    `json:"nodes"`
@@ -132,7 +135,10 @@ func (v *forecastJSON) fromFlags(f *forecastFlags) (rowraft.Schema, error) {
 	case f.replicas < 1 || f.shards < 1 || f.nodes < f.replicas:
 		return s, cli.Usagef("%d replicas of %d shards on %d servers: want at least one of each, and no more replicas than servers", f.replicas, f.shards, f.nodes)
 	}
-	v.Shards, v.Replicas, v.Nodes = f.shards, f.replicas, f.nodes
+	if err := rowraft.SlotCount(f.slots).Check(); err != nil {
+		return s, cli.Usagef("%v", err)
+	}
+	v.Slots, v.Shards, v.Replicas, v.Nodes = f.slots, f.shards, f.replicas, f.nodes
 	return s, nil
 }
 
@@ -152,6 +158,9 @@ func (v *forecastJSON) fromCluster(g *remote.Flags, cmd *cobra.Command, name str
 	m := status.GetMap()
 	v.Table, v.Rows = name, max(2*t.Rows, 1)
 	v.Shards, v.Nodes = len(m.GetShards()), view.ServersIn(m)
+	for _, r := range m.GetSlots() {
+		v.Slots += int(r.GetCount())
+	}
 	for _, sh := range m.GetShards() {
 		v.Replicas = max(v.Replicas, len(sh.GetReplicas()))
 	}
@@ -178,19 +187,20 @@ func (v *forecastJSON) fill(s rowraft.Schema) error {
 		v.Rows = min(v.Rows, c)
 	}
 	rows := float64(v.Rows)
-	f, err := newForecast(s, rows)
+	slots := float64(v.Slots)
+	f, err := newForecast(s, rows, slots)
 	if err != nil {
 		return err
 	}
 	v.Dim, v.Storage, v.Rule = s.Dim, s.StorageType().String(), s.Optimizer.Kind.String()
 	one := f.memoryBytes(rows, v.Shards) // one replica of every shard
 	stream := rows * float64(f.recordBytes)
-	stream += chunkHead * (stream/chunkFill + math.Min(rows, rowraft.DefaultSlots))
+	stream += chunkHead * (stream/chunkFill + math.Min(rows, slots))
 	perNode := func(n float64) uint64 { return uint64(math.Ceil(n * float64(v.Replicas) / float64(v.Nodes))) }
 	v.RowBytes = math.Round(10*one/rows) / 10
 	v.NodeBytes, v.PeakBytes = perNode(one), perNode(one+imageShare*rows*float64(f.rowBytes))
 	v.TotalBytes = uint64(one) * uint64(v.Replicas)
-	v.Snapshot, v.Checkpoint = perNode(stream), uint64(stream+slotSum*math.Min(rows, rowraft.DefaultSlots))
+	v.Snapshot, v.Checkpoint = perNode(stream), uint64(stream+slotSum*math.Min(rows, slots))
 	v.LogFloat32, v.LogBFloat16 = keyBytes+4*s.Dim, keyBytes+2*s.Dim
 	return nil
 }

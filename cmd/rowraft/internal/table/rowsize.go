@@ -35,17 +35,15 @@ func (f forecast) memoryBytes(rows float64, shards int) float64 {
 	return rows*(float64(f.rowBytes)+f.indexBytes) + chunksOver*float64(shards)
 }
 
-// newForecast says what a table with schema s takes when it holds rows rows,
-// whose keys spread over the slots by their hashes.
+// newForecast forecasts the size of a table with schema s that holds the given number of rows in a cluster with the given
+// number of slots. The hashes of the keys spread the rows over the slots.
 //
-// A slot has a segment of a power of two entries, twice as long when it is
-// full, at one of limits loads; how many rows each slot has is random, about normal.
-// What is longer than maxSegment is cut at such limits, too, so that all fill
-// grades are there at once: an entry is then used by f·ln 2 of a row, with f the
-// mean of the limits.
+// The segment of a slot has a power of two entries. It doubles when it is full, at one of several loads (limits). The
+// number of rows in a slot is random, about normal. A segment of more than maxSegment entries is split at the same loads,
+// so all loads occur at the same time: an entry then holds f·ln 2 of a row, where f is the mean of the limits.
 //
 // Errors: CodeInvalidArgument if s is not valid.
-func newForecast(s rowraft.Schema, rows float64) (forecast, error) {
+func newForecast(s rowraft.Schema, rows, slots float64) (forecast, error) {
 	if err := s.Validate(); err != nil {
 		return forecast{}, err
 	}
@@ -57,7 +55,7 @@ func newForecast(s rowraft.Schema, rows float64) (forecast, error) {
 	if rows < 1 {
 		return f, nil
 	}
-	mean := rows / rowraft.DefaultSlots
+	mean := rows / slots
 	// below is the share of slots with at most n rows.
 	below := func(n float64) float64 {
 		return (1 + math.Erf((n+0.5-mean)/math.Sqrt(2*mean))) / 2

@@ -1,6 +1,7 @@
 package table
 
 import (
+	"cmp"
 	"math"
 	"testing"
 
@@ -14,20 +15,23 @@ func TestForecastIsWhatIsMeasured(t *testing.T) {
 	for _, tc := range []struct {
 		flags tableFlags
 		rows  []int
+		slots rowraft.SlotCount // 0: rowraft.DefaultSlots
 	}{
-		{tableFlags{kind: "sparse", dim: 16, optimizer: "adagrad", storage: "float32"}, []int{300_000, 500_000, 750_000}},
-		{tableFlags{kind: "sparse", dim: 3, optimizer: "sgd", storage: "bfloat16"}, []int{700_000, 1_000_000}}, // a third is index
-		{tableFlags{kind: "sparse", dim: 33, optimizer: "adam", storage: "bfloat16"}, []int{200_000}},
-		{tableFlags{kind: "dense", dim: 2, optimizer: "sgd", storage: "float32"}, []int{1_000_000}},
-		{tableFlags{kind: "sparse", dim: 8, optimizer: "rowwise-adagrad", storage: "float32"}, []int{600_000}}, // a state of 4 bytes
-		{tableFlags{kind: "sparse", dim: 9, optimizer: "ftrl", storage: "bfloat16"}, []int{300_000}},
+		{tableFlags{kind: "sparse", dim: 16, optimizer: "adagrad", storage: "float32"}, []int{300_000, 500_000, 750_000}, 0},
+		{tableFlags{kind: "sparse", dim: 16, optimizer: "adagrad", storage: "float32"}, []int{200_000, 400_000}, rowraft.MaxSlots},
+		{tableFlags{kind: "sparse", dim: 3, optimizer: "sgd", storage: "bfloat16"}, []int{700_000, 1_000_000}, 0}, // a third is index
+		{tableFlags{kind: "sparse", dim: 33, optimizer: "adam", storage: "bfloat16"}, []int{200_000}, 0},
+		{tableFlags{kind: "dense", dim: 2, optimizer: "sgd", storage: "float32"}, []int{1_000_000}, 0},
+		{tableFlags{kind: "sparse", dim: 8, optimizer: "rowwise-adagrad", storage: "float32"}, []int{600_000}, 0}, // a state of 4 bytes
+		{tableFlags{kind: "sparse", dim: 9, optimizer: "ftrl", storage: "bfloat16"}, []int{300_000}, 0},
 	} {
 		tc.flags.init, tc.flags.admit = "zeros", "all"
 		schema, err := tc.flags.schema("t", func(string) bool { return false })
 		if err != nil {
 			t.Fatal(err)
 		}
-		table, err := rowstore.New(rowstore.Options{Schema: schema})
+		clusterSlots := cmp.Or(tc.slots, rowraft.DefaultSlots)
+		table, err := rowstore.New(rowstore.Options{Schema: schema, Slots: clusterSlots})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,9 +39,9 @@ func TestForecastIsWhatIsMeasured(t *testing.T) {
 			fillTo(t, table, rows)
 			slots := 1.0
 			if schema.Kind == rowraft.Dense { // one tensor is in one slot of so many
-				slots = rowraft.DefaultSlots
+				slots = float64(clusterSlots)
 			}
-			f, err := newForecast(schema, float64(rows)*slots)
+			f, err := newForecast(schema, float64(rows)*slots, float64(clusterSlots))
 			if err != nil {
 				t.Fatal(err)
 			}
