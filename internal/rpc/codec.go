@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
+	"sync"
 
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec for all other messages
@@ -14,8 +16,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// Codec is the protobuf codec with a zero-copy path for the hot messages. It
-// writes and reads the protobuf wire format.
+// Codec is the protobuf codec with a zero-copy path for payloads. It writes and reads the protobuf wire format.
 var Codec encoding.CodecV2 = codec{std: encoding.GetCodecV2("proto")}
 
 type codec struct{ std encoding.CodecV2 }
@@ -55,126 +56,172 @@ func counted(payload *[]byte, taken func()) mem.Buffer {
 	return mem.NewBuffer(payload, p)
 }
 
+// The rule of this codec: the payload of a message travels out of line. Payload and batches are the only fields
+// that the codec knows; package proto writes and reads all others, so a field that is added later travels too.
+var (
+	pullRequests = &carrier[rowraftv1.PullRequest, *rowraftv1.PullRequest]{num: 6,
+		payload: func(m *rowraftv1.PullRequest) *[]byte { return &m.Payload }}
+	writeRequests = &carrier[rowraftv1.WriteRequest, *rowraftv1.WriteRequest]{num: 8,
+		payload: func(m *rowraftv1.WriteRequest) *[]byte { return &m.Payload }}
+	pullReplies = &carrier[rowraftv1.PullReply, *rowraftv1.PullReply]{num: 3,
+		payload: func(m *rowraftv1.PullReply) *[]byte { return &m.Payload }}
+	scanReplies = &carrier[rowraftv1.ScanReply, *rowraftv1.ScanReply]{num: 3,
+		payload: func(m *rowraftv1.ScanReply) *[]byte { return &m.Payload }}
+	pullLists = &lister[rowraftv1.PullManyRequest, *rowraftv1.PullManyRequest, rowraftv1.PullRequest, *rowraftv1.PullRequest]{num: 1,
+		of: pullRequests, batches: func(m *rowraftv1.PullManyRequest) *[]*rowraftv1.PullRequest { return &m.Batches }}
+	writeLists = &lister[rowraftv1.WriteManyRequest, *rowraftv1.WriteManyRequest, rowraftv1.WriteRequest, *rowraftv1.WriteRequest]{num: 1,
+		of: writeRequests, batches: func(m *rowraftv1.WriteManyRequest) *[]*rowraftv1.WriteRequest { return &m.Batches }}
+)
+
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	switch m := v.(type) {
 	case *Counted:
-		return withPayload(pullReplyHead(nil, m.Reply), 3, counted(&m.Reply.Payload, m.Taken)), nil
-	case *rowraftv1.PullRequest:
-		return pullRequest(m), nil
+		return pullReplies.marshal(nil, m.Reply, counted(&m.Reply.Payload, m.Taken))
 	case *rowraftv1.PullReply:
-		return withPayload(pullReplyHead(nil, m), 3, mem.NewBuffer(&m.Payload, Pool)), nil
+		return pullReplies.marshal(nil, m, mem.NewBuffer(&m.Payload, Pool))
 	case *rowraftv1.ScanReply:
-		return scanReply(m), nil
+		return scanReplies.marshal(nil, m, mem.NewBuffer(&m.Payload, Pool))
+	case *rowraftv1.PullRequest:
+		return pullRequests.marshal(nil, m, mem.SliceBuffer(m.Payload))
 	case *rowraftv1.WriteRequest:
-		return writeRequest(m), nil
+		return writeRequests.marshal(nil, m, mem.SliceBuffer(m.Payload))
 	case *rowraftv1.PullManyRequest:
-		return listed(m.Batches, pullRequest), nil
+		return pullLists.marshal(m)
 	case *rowraftv1.WriteManyRequest:
-		return listed(m.Batches, writeRequest), nil
+		return writeLists.marshal(m)
 	}
 	return c.std.Marshal(v)
 }
 
-// listed encodes a message whose only field, number 1, is a list of messages.
-func listed[T any](list []*T, encode func(*T) mem.BufferSlice) (out mem.BufferSlice) {
-	for _, m := range list {
-		b := encode(m)
-		head := protowire.AppendTag(nil, 1, protowire.BytesType)
-		out = append(out, mem.SliceBuffer(protowire.AppendVarint(head, uint64(b.Len()))))
-		out = append(out, b...)
-	}
-	return out
-}
-
-func pullRequest(m *rowraftv1.PullRequest) mem.BufferSlice {
-	return withPayload(pullRequestHead(nil, m), 6, mem.SliceBuffer(m.Payload))
-}
-
-func writeRequest(m *rowraftv1.WriteRequest) mem.BufferSlice {
-	return withPayload(writeRequestHead(m), 8, mem.SliceBuffer(m.Payload))
-}
-
-// withPayload appends the payload field to a message. It does not copy the payload.
-func withPayload(head []byte, num protowire.Number, payload mem.Buffer) mem.BufferSlice {
-	if payload.Len() == 0 {
-		payload.Free()
-		return mem.BufferSlice{mem.SliceBuffer(head)}
-	}
-	head = protowire.AppendTag(head, num, protowire.BytesType)
-	head = protowire.AppendVarint(head, uint64(payload.Len()))
-	return mem.BufferSlice{mem.SliceBuffer(head), payload}
-}
-
-// scanReply has fields after its payload, because fields are in the order of their numbers.
-func scanReply(m *rowraftv1.ScanReply) mem.BufferSlice {
-	out := withPayload(appendUint(appendUint(nil, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex()), 3,
-		mem.NewBuffer(&m.Payload, Pool))
-	return append(out, mem.SliceBuffer(appendUint(appendUint(nil, 4, uint64(m.GetNextSlot())), 5, m.GetNextKey())))
-}
-
-func appendUint(b []byte, num protowire.Number, v uint64) []byte {
-	if v == 0 {
-		return b
-	}
-	return protowire.AppendVarint(protowire.AppendTag(b, num, protowire.VarintType), v)
-}
-
-func pullRequestHead(b []byte, m *rowraftv1.PullRequest) []byte {
-	b = appendUint(b, 1, m.GetMapVersion())
-	b = appendUint(b, 2, uint64(m.GetShard()))
-	b = appendUint(b, 3, uint64(m.GetMode()))
-	b = appendUint(b, 4, m.GetTableEpoch())
-	b = appendUint(b, 5, m.GetMinIndex())
-	b = appendUint(b, 7, protowire.EncodeBool(m.GetPresence()))
-	b = appendUint(b, 8, m.GetMaxAgeNs())
-	return appendUint(b, 9, m.GetMaxLag())
-}
-
-func pullReplyHead(b []byte, m *rowraftv1.PullReply) []byte {
-	b = appendUint(appendUint(b, 1, m.GetTableEpoch()), 2, m.GetAppliedIndex())
-	b = appendUint(appendUint(b, 4, m.GetAgeNs()), 5, m.GetLag())
-	b = appendUint(b, 6, uint64(m.GetBatch()))
-	if m.Error == nil {
-		return b
-	}
-	detail, _ := proto.Marshal(m.Error) // fails only for text that is not UTF-8; see Detail
-	return protowire.AppendBytes(protowire.AppendTag(b, 7, protowire.BytesType), detail)
-}
-
-func writeRequestHead(m *rowraftv1.WriteRequest) []byte {
-	b := appendUint(nil, 1, m.GetMapVersion())
-	b = appendUint(b, 2, uint64(m.GetShard()))
-	b = appendUint(b, 3, m.GetTableEpoch())
-	if id := m.GetClientId(); len(id) > 0 {
-		b = protowire.AppendBytes(protowire.AppendTag(b, 4, protowire.BytesType), id)
-	}
-	b = appendUint(b, 5, m.GetIncarnation())
-	b = appendUint(b, 6, m.GetSeq())
-	b = appendUint(b, 7, m.GetFloor())
-	return appendUint(b, 9, uint64(m.GetOp()))
-}
-
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	var fields func(*reader, protowire.Number, protowire.Type) (bool, error)
+	r := &reader{left: data.Len()}
+	read := func(own func(*reader, protowire.Number) (bool, error), m proto.Message) error {
+		r.r = data.Reader()
+		defer r.r.Close()
+		return r.message(m, own)
+	}
 	switch m := v.(type) {
 	case *rowraftv1.PullRequest:
-		fields = pullRequestField(m)
+		return read(pullRequests.field(m), m)
 	case *rowraftv1.PullReply:
-		fields = pullReplyField(m)
+		return read(pullReplies.field(m), m)
 	case *rowraftv1.ScanReply:
-		fields = scanReplyField(m)
+		return read(scanReplies.field(m), m)
 	case *rowraftv1.WriteRequest:
-		fields = writeRequestField(m)
+		return read(writeRequests.field(m), m)
 	case *rowraftv1.PullManyRequest:
-		fields = listField(&m.Batches, pullRequestField)
+		return read(pullLists.field(m), m)
 	case *rowraftv1.WriteManyRequest:
-		fields = listField(&m.Batches, writeRequestField)
-	default:
-		return c.std.Unmarshal(data, v)
+		return read(writeLists.field(m), m)
 	}
-	r := &reader{r: data.Reader(), left: data.Len()}
-	defer r.r.Close()
-	return r.message(fields)
+	return c.std.Unmarshal(data, v)
+}
+
+type message[T any] interface {
+	*T
+	proto.Message
+}
+
+// without appends m to b, except the field that clear clears. It leaves m unchanged, because another goroutine
+// may send m too: it clears the field in a shallow copy, which is from copies.
+func without[T any, M message[T]](b []byte, m M, copies *sync.Pool, clear func(M)) ([]byte, error) {
+	c, _ := copies.Get().(M)
+	if c == nil {
+		c = new(T)
+	}
+	*c = *m
+	clear(c)
+	b, err := proto.MarshalOptions{}.MarshalAppend(b, c)
+	*c = *new(T)
+	copies.Put(c)
+	return b, err
+}
+
+// carrier is the rule for a message with a payload in field num.
+type carrier[T any, M message[T]] struct {
+	num     protowire.Number
+	payload func(M) *[]byte
+	copies  sync.Pool
+}
+
+// headBytes is the usual size of a message without its payload.
+const headBytes = 80
+
+// marshal appends m to the messages in out. It does not copy the payload, and frees it on an error.
+func (c *carrier[T, M]) marshal(out mem.BufferSlice, m M, payload mem.Buffer) (mem.BufferSlice, error) {
+	head, err := without(make([]byte, 0, headBytes), m, &c.copies, func(m M) { *c.payload(m) = nil })
+	if err != nil || payload.Len() == 0 {
+		payload.Free()
+		return append(out, mem.SliceBuffer(head)), err
+	}
+	head = protowire.AppendTag(head, c.num, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(payload.Len()))
+	return append(out, mem.SliceBuffer(head), payload), nil
+}
+
+// field returns a function that reads field num into m, and reports for any other field that it does not know it.
+func (c *carrier[T, M]) field(m M) func(*reader, protowire.Number) (bool, error) {
+	return func(r *reader, num protowire.Number) (bool, error) {
+		if num != c.num {
+			return false, nil
+		}
+		dst := c.payload(m)
+		if len(*dst) > 0 { // the last value wins, as in protobuf
+			Pool.Release(*dst)
+		}
+		var err error
+		*dst, err = r.bytes()
+		return true, err
+	}
+}
+
+// lister is the rule for a message with a list of such messages in field num.
+type lister[T any, M message[T], E any, EM message[E]] struct {
+	num     protowire.Number
+	of      *carrier[E, EM]
+	batches func(M) *[]EM
+	copies  sync.Pool
+}
+
+func (l *lister[T, M, E, EM]) marshal(m M) (out mem.BufferSlice, err error) {
+	batches := *l.batches(m)
+	out = make(mem.BufferSlice, 0, 1+3*len(batches))
+	head, err := without(nil, m, &l.copies, func(m M) { *l.batches(m) = nil })
+	if len(head) > 0 {
+		out = append(out, mem.SliceBuffer(head))
+	}
+	for _, b := range batches {
+		at := len(out)
+		if out = append(out, nil); err == nil {
+			out, err = l.of.marshal(out, b, mem.SliceBuffer(*l.of.payload(b)))
+		}
+		prefix := protowire.AppendTag(nil, l.num, protowire.BytesType)
+		out[at] = mem.SliceBuffer(protowire.AppendVarint(prefix, uint64(out[at+1:].Len())))
+	}
+	return out, err
+}
+
+func (l *lister[T, M, E, EM]) field(m M) func(*reader, protowire.Number) (bool, error) {
+	return func(r *reader, num protowire.Number) (bool, error) {
+		if num != l.num {
+			return false, nil
+		}
+		dst := l.batches(m)
+		if len(*dst) == MaxBatches {
+			return true, fmt.Errorf("more than %d batches in one request", MaxBatches)
+		}
+		n, err := r.length()
+		if err != nil {
+			return true, err
+		}
+		b, in := EM(new(E)), reader{r: r.r, left: n}
+		if err := in.message(b, l.of.field(b)); err != nil {
+			return true, err
+		}
+		r.left -= n
+		*dst = append(*dst, b)
+		return true, nil
+	}
 }
 
 // reader decodes the protobuf wire format from the buffers of a message.
@@ -183,9 +230,12 @@ type reader struct {
 	left int // bytes left of the message
 }
 
-// message reads fields until the message ends. fields handles one field and reports whether it knows it;
-// message skips unknown fields.
-func (r *reader) message(fields func(*reader, protowire.Number, protowire.Type) (bool, error)) error {
+// message reads m until the message ends. own reads the length-delimited fields that it knows; package proto
+// reads the others.
+func (r *reader) message(m proto.Message, own func(*reader, protowire.Number) (bool, error)) error {
+	buf := Pool.Get(headBytes)
+	defer Pool.Put(buf)
+	rest := (*buf)[:0]
 	for r.left > 0 {
 		tag, err := r.varint()
 		if err != nil {
@@ -195,17 +245,18 @@ func (r *reader) message(fields func(*reader, protowire.Number, protowire.Type) 
 		if num < 1 || num > protowire.MaxValidNumber {
 			return fmt.Errorf("protobuf: impossible field number in tag %#x", tag)
 		}
-		known, err := fields(r, num, typ)
+		known := false
+		if typ == protowire.BytesType {
+			known, err = own(r, num)
+		}
+		if !known && err == nil {
+			rest, err = r.copy(protowire.AppendVarint(rest, tag), typ)
+		}
 		if err != nil {
 			return fmt.Errorf("protobuf field %d: %w", num, err)
 		}
-		if !known {
-			if err := r.skip(typ); err != nil {
-				return fmt.Errorf("protobuf field %d: %w", num, err)
-			}
-		}
 	}
-	return nil
+	return proto.UnmarshalOptions{Merge: true}.Unmarshal(rest, m)
 }
 
 func (r *reader) varint() (uint64, error) {
@@ -255,12 +306,13 @@ func (r *reader) bytes() ([]byte, error) {
 	return b, nil
 }
 
-func (r *reader) skip(typ protowire.Type) error {
+// copy appends the value of a field to b.
+func (r *reader) copy(b []byte, typ protowire.Type) ([]byte, error) {
 	n := 0
 	switch typ {
 	case protowire.VarintType:
-		_, err := r.varint()
-		return err
+		v, err := r.varint()
+		return protowire.AppendVarint(b, v), err
 	case protowire.Fixed32Type:
 		n = 4
 	case protowire.Fixed64Type:
@@ -268,177 +320,18 @@ func (r *reader) skip(typ protowire.Type) error {
 	case protowire.BytesType:
 		var err error
 		if n, err = r.length(); err != nil {
-			return err
+			return b, err
 		}
+		b = protowire.AppendVarint(b, uint64(n))
 	default:
-		return fmt.Errorf("wire type %d is not supported", typ)
+		return b, fmt.Errorf("wire type %d is not supported", typ)
 	}
 	if n > r.left {
-		return io.ErrUnexpectedEOF
+		return b, io.ErrUnexpectedEOF
 	}
-	if _, err := r.r.Discard(n); err != nil {
-		return err
-	}
+	at := len(b)
+	b = slices.Grow(b, n)[:at+n]
+	_, err := io.ReadFull(r.r, b[at:])
 	r.left -= n
-	return nil
-}
-
-// number is the integer type of a field.
-type number interface{ ~uint64 | ~uint32 | ~int32 }
-
-func setNumber[T number](r *reader, typ protowire.Type, dst *T) (bool, error) {
-	if typ != protowire.VarintType {
-		return false, nil
-	}
-	v, err := r.varint()
-	*dst = T(v)
-	return true, err
-}
-
-func setBytes(r *reader, typ protowire.Type, dst *[]byte) (bool, error) {
-	if typ != protowire.BytesType {
-		return false, nil
-	}
-	if len(*dst) > 0 { // the last value wins, as in protobuf
-		Pool.Release(*dst)
-	}
-	b, err := r.bytes()
-	*dst = b
-	return true, err
-}
-
-// setDetail reads an ErrorDetail. As in protobuf, a second one is merged into the first.
-func setDetail(r *reader, typ protowire.Type, dst **rowraftv1.ErrorDetail) (bool, error) {
-	if typ != protowire.BytesType {
-		return false, nil
-	}
-	b, err := r.bytes()
-	if err != nil {
-		return true, err
-	}
-	if *dst == nil {
-		*dst = new(rowraftv1.ErrorDetail)
-	}
-	err = proto.UnmarshalOptions{Merge: true}.Unmarshal(b, *dst)
-	Pool.Release(b)
-	return true, err
-}
-
-// listField reads the messages of a list, which is field 1.
-func listField[T any](dst *[]*T, fields func(*T) func(*reader, protowire.Number, protowire.Type) (bool, error),
-) func(*reader, protowire.Number, protowire.Type) (bool, error) {
-	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
-		if num != 1 || typ != protowire.BytesType {
-			return false, nil
-		}
-		if len(*dst) == MaxBatches {
-			return true, fmt.Errorf("more than %d batches in one request", MaxBatches)
-		}
-		n, err := r.length()
-		if err != nil {
-			return true, err
-		}
-		m, in := new(T), reader{r: r.r, left: n}
-		if err := in.message(fields(m)); err != nil {
-			return true, err
-		}
-		r.left -= n
-		*dst = append(*dst, m)
-		return true, nil
-	}
-}
-
-func pullRequestField(m *rowraftv1.PullRequest) func(*reader, protowire.Number, protowire.Type) (bool, error) {
-	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
-		switch num {
-		case 1:
-			return setNumber(r, typ, &m.MapVersion)
-		case 2:
-			return setNumber(r, typ, &m.Shard)
-		case 3:
-			return setNumber(r, typ, &m.Mode)
-		case 4:
-			return setNumber(r, typ, &m.TableEpoch)
-		case 5:
-			return setNumber(r, typ, &m.MinIndex)
-		case 6:
-			return setBytes(r, typ, &m.Payload)
-		case 7:
-			var v uint64
-			known, err := setNumber(r, typ, &v)
-			m.Presence = v != 0
-			return known, err
-		case 8:
-			return setNumber(r, typ, &m.MaxAgeNs)
-		case 9:
-			return setNumber(r, typ, &m.MaxLag)
-		}
-		return false, nil
-	}
-}
-
-func pullReplyField(m *rowraftv1.PullReply) func(*reader, protowire.Number, protowire.Type) (bool, error) {
-	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
-		switch num {
-		case 1:
-			return setNumber(r, typ, &m.TableEpoch)
-		case 2:
-			return setNumber(r, typ, &m.AppliedIndex)
-		case 3:
-			return setBytes(r, typ, &m.Payload)
-		case 4:
-			return setNumber(r, typ, &m.AgeNs)
-		case 5:
-			return setNumber(r, typ, &m.Lag)
-		case 6:
-			return setNumber(r, typ, &m.Batch)
-		case 7:
-			return setDetail(r, typ, &m.Error)
-		}
-		return false, nil
-	}
-}
-
-func scanReplyField(m *rowraftv1.ScanReply) func(*reader, protowire.Number, protowire.Type) (bool, error) {
-	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
-		switch num {
-		case 1:
-			return setNumber(r, typ, &m.TableEpoch)
-		case 2:
-			return setNumber(r, typ, &m.AppliedIndex)
-		case 3:
-			return setBytes(r, typ, &m.Payload)
-		case 4:
-			return setNumber(r, typ, &m.NextSlot)
-		case 5:
-			return setNumber(r, typ, &m.NextKey)
-		}
-		return false, nil
-	}
-}
-
-func writeRequestField(m *rowraftv1.WriteRequest) func(*reader, protowire.Number, protowire.Type) (bool, error) {
-	return func(r *reader, num protowire.Number, typ protowire.Type) (bool, error) {
-		switch num {
-		case 1:
-			return setNumber(r, typ, &m.MapVersion)
-		case 2:
-			return setNumber(r, typ, &m.Shard)
-		case 3:
-			return setNumber(r, typ, &m.TableEpoch)
-		case 4:
-			return setBytes(r, typ, &m.ClientId)
-		case 5:
-			return setNumber(r, typ, &m.Incarnation)
-		case 6:
-			return setNumber(r, typ, &m.Seq)
-		case 7:
-			return setNumber(r, typ, &m.Floor)
-		case 8:
-			return setBytes(r, typ, &m.Payload)
-		case 9:
-			return setNumber(r, typ, &m.Op)
-		}
-		return false, nil
-	}
+	return b, err
 }

@@ -8,6 +8,11 @@ import (
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/dynamicpb"
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -130,6 +135,104 @@ func TestCodecRefusesBrokenMessages(t *testing.T) {
 			if (errOurs == nil) != (errRef == nil) {
 				t.Fatalf("%T cut at %d of %d: our error %v, protobuf's %v", m, n, len(whole), errOurs, errRef)
 			}
+		}
+	}
+}
+
+// outOfLine returns one message of each type whose payload travels out of line, with every field set.
+func outOfLine() []proto.Message {
+	all := []proto.Message{
+		new(rowraftv1.PullRequest), new(rowraftv1.WriteRequest), new(rowraftv1.PullReply), new(rowraftv1.ScanReply),
+		new(rowraftv1.PullManyRequest), new(rowraftv1.WriteManyRequest),
+	}
+	for _, m := range all {
+		fill(m.ProtoReflect())
+	}
+	return all
+}
+
+// fill sets every field that m has, also the fields that are added to it later.
+func fill(m protoreflect.Message) {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		switch {
+		case f.IsList() && f.Message() != nil:
+			l := m.Mutable(f).List()
+			for range 2 {
+				e := l.NewElement()
+				fill(e.Message())
+				l.Append(e)
+			}
+		case f.Message() != nil:
+			fill(m.Mutable(f).Message())
+		case f.Kind() == protoreflect.BytesKind:
+			m.Set(f, protoreflect.ValueOfBytes(bytes.Repeat([]byte{byte(i + 1)}, 2000)))
+		case f.Kind() == protoreflect.StringKind:
+			m.Set(f, protoreflect.ValueOfString("text"))
+		case f.Kind() == protoreflect.BoolKind:
+			m.Set(f, protoreflect.ValueOfBool(true))
+		case f.Kind() == protoreflect.EnumKind:
+			m.Set(f, protoreflect.ValueOfEnum(1))
+		case f.Kind() == protoreflect.Uint32Kind:
+			m.Set(f, protoreflect.ValueOfUint32(1<<31+7))
+		case f.Kind() == protoreflect.Uint64Kind:
+			m.Set(f, protoreflect.ValueOfUint64(1<<63+9))
+		default:
+			panic(f.FullName() + " has a kind that fill does not know: add it")
+		}
+	}
+}
+
+// TestCodecCarriesEveryField: no field that a message has, now or later, is dropped.
+func TestCodecCarriesEveryField(t *testing.T) {
+	for _, want := range outOfLine() {
+		sent, err := Codec.Marshal(proto.Clone(want))
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, got := want.ProtoReflect().New().Interface(), want.ProtoReflect().New().Interface()
+		if err := proto.Unmarshal(sent.Materialize(), read); err != nil || !proto.Equal(read, want) {
+			t.Errorf("%T is sent as %v (%v), want %v", want, read, err, want)
+		}
+		if err := Codec.Unmarshal(sent, got); err != nil || !proto.Equal(got, want) {
+			t.Errorf("%T is read as %v (%v), want %v", want, got, err, want)
+		}
+	}
+}
+
+// TestCodecKeepsFieldsOfALaterVersion: a server that passes on a message keeps the fields that only a later binary
+// knows. The later binary's messages are dynamic: each type has one more field.
+func TestCodecKeepsFieldsOfALaterVersion(t *testing.T) {
+	file := protodesc.ToFileDescriptorProto(rowraftv1.File_rowraft_v1_table_proto)
+	for _, m := range file.MessageType {
+		m.Field = append(m.Field, &descriptorpb.FieldDescriptorProto{
+			Name: proto.String("later"), JsonName: proto.String("later"), Number: proto.Int32(1000),
+			Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(), Type: descriptorpb.FieldDescriptorProto_TYPE_STRING.Enum(),
+		})
+	}
+	later, err := protodesc.NewFile(file, protoregistry.GlobalFiles)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range outOfLine() {
+		want := dynamicpb.NewMessage(later.Messages().ByName(m.ProtoReflect().Descriptor().Name()))
+		fill(want)
+		raw, err := proto.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		proto.Reset(m)
+		if err := Codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}, m); err != nil {
+			t.Fatal(err)
+		}
+		sent, err := Codec.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := dynamicpb.NewMessage(want.Descriptor())
+		if err := proto.Unmarshal(sent.Materialize(), got); err != nil || !proto.Equal(got, want) {
+			t.Errorf("%T of a later binary is passed on as %v (%v), want %v", m, got, err, want)
 		}
 	}
 }

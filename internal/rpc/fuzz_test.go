@@ -52,7 +52,7 @@ func FuzzCodecUnmarshal(f *testing.F) {
 			if err != nil || errRef != nil {
 				continue
 			}
-			for _, m := range []proto.Message{m, ref} { // the codec keeps unknown fields of cold messages only
+			for _, m := range []proto.Message{m, ref} { // the codec writes the varints of unknown fields in their shortest form
 				m.ProtoReflect().SetUnknown(nil)
 				for _, b := range batches(m) {
 					b.ProtoReflect().SetUnknown(nil)

@@ -48,7 +48,7 @@ var decoders = map[string]string{
 	"internal/rpc.FromStatus":               "internal/rpc.FuzzErrorDetail",
 	"internal/rpc.MapFromProto":             "internal/rpc.FuzzMapFromProto",
 	"internal/rpc.codec.Unmarshal":          "internal/rpc.FuzzCodecUnmarshal",
-	"internal/rpc.setDetail":                "internal/rpc.FuzzCodecUnmarshal",
+	"internal/rpc.reader.message":           "internal/rpc.FuzzCodecUnmarshal",
 	"internal/rpc.parseBehalf":              "internal/rpc.FuzzBehalf",
 	"internal/rpc.parsePartSize":            "internal/rpc.FuzzPartSize",
 	"node.decodeKeptMap":                    "node.FuzzKeptMap",

@@ -133,7 +133,7 @@ const (
 	MovePhase_MOVE_PHASE_LEARN       MovePhase = 1 // the new replica joins as a learner and catches up
 	MovePhase_MOVE_PHASE_PROMOTE     MovePhase = 2 // it becomes a voter
 	MovePhase_MOVE_PHASE_REMOVE      MovePhase = 3 // the old one hands over the lead and leaves
-	MovePhase_MOVE_PHASE_CANCEL      MovePhase = 4 // the learner leaves again
+	MovePhase_MOVE_PHASE_CANCEL      MovePhase = 4 // the new replica leaves again
 	MovePhase_MOVE_PHASE_DONE        MovePhase = 5
 	MovePhase_MOVE_PHASE_CANCELLED   MovePhase = 6
 )

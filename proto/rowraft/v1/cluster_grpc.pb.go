@@ -60,7 +60,8 @@ type ClusterClient interface {
 	// MoveReplica logs that a replica of a shard is to move to another server, and
 	// returns at once; Status tells how far it is.
 	MoveReplica(ctx context.Context, in *MoveReplicaRequest, opts ...grpc.CallOption) (*MoveReplicaReply, error)
-	// CancelMove undoes a move whose learner has not been promoted.
+	// CancelMove undoes a move: it takes the new replica out of the group again, also after its promotion. It is
+	// refused from phase REMOVE on, in which the old replica may already have left.
 	CancelMove(ctx context.Context, in *CancelMoveRequest, opts ...grpc.CallOption) (*CancelMoveReply, error)
 	// ChangeNode says what a server is to do from now on, and returns at once: the
 	// operation that it begins goes on by itself. A dry run only tells the plan.
@@ -213,7 +214,8 @@ type ClusterServer interface {
 	// MoveReplica logs that a replica of a shard is to move to another server, and
 	// returns at once; Status tells how far it is.
 	MoveReplica(context.Context, *MoveReplicaRequest) (*MoveReplicaReply, error)
-	// CancelMove undoes a move whose learner has not been promoted.
+	// CancelMove undoes a move: it takes the new replica out of the group again, also after its promotion. It is
+	// refused from phase REMOVE on, in which the old replica may already have left.
 	CancelMove(context.Context, *CancelMoveRequest) (*CancelMoveReply, error)
 	// ChangeNode says what a server is to do from now on, and returns at once: the
 	// operation that it begins goes on by itself. A dry run only tells the plan.
