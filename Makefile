@@ -79,12 +79,13 @@ arm64: ## what must have the same bits on every processor, on arm64 under qemu-u
 RACE_FLAGS := -gcflags='github.com/gomlx/compute/...=-d=checkptr=0'
 
 # Tests of one goroutine: the detector has nothing to find in them, and they would take minutes under it. Decoders and
-# damaged bytes first, then long computations of shard, raftstore, scheduler and e2e/check. verify-full skips none.
-RACE_SKIP ?= ^Fuzz|Golden|FlippedBit|Impossible|^TestAWeekOfRetraining|^TestARestoredClusterGoesOnAsItsSource|^TestDeltasMergeToTheState|^TestSessionScripts|^TestDelayedCopiesApplyNothing|^TestASessionThatIsOverNeverOpensAgain|^TestNothingDependsOnTheSecret|^TestCheckSlotInSteps|^TestTableAgainstModel|^TestChosenKeys|^TestEqualTags|^TestTagsOfChosenKeys|^TestFormation|^TestPlacementSettles|^TestRegistryModel|^TestMachineMatchesModel|^TestEpochsAreCovered|^TestVec|^TestPorcupine|^TestGoodHistories|^TestEveryMutationIsCaught|^TestReducedSearch
+# damaged bytes first, then long computations of shard, checkpoint, raftstore, scheduler and e2e/check, then the data sets
+# of trainer, whose threads smaller tests run too (TestLeNetThreads, TestThreadsAreReproducible). verify-full skips none.
+RACE_SKIP ?= ^Fuzz|Golden|FlippedBit|Impossible|^TestAWeekOfRetraining|^TestARestoredClusterGoesOnAsItsSource|^TestRestoreIntoOtherNumbersOfSlots|^TestDeltasMergeToTheState|^TestADeltaAndTheEndOfItsParent|^TestADeltaAndManyEnds|^TestSessionScripts|^TestDelayedCopiesApplyNothing|^TestASessionThatIsOverNeverOpensAgain|^TestNothingDependsOnTheSecret|^TestCheckSlotInSteps|^TestTableAgainstModel|^TestChosenKeys|^TestEqualTags|^TestTagsOfChosenKeys|^TestFormation|^TestPlacementSettles|^TestRegistryModel|^TestMachineMatchesModel|^TestEpochsAreCovered|^TestVec|^TestPorcupine|^TestGoodHistories|^TestEveryMutationIsCaught|^TestReducedSearch|^TestBytesPerRow|^TestSnapshotTakesMicroseconds|^TestGrowth|^TestADamagedSnapshotChangesNothing|^TestLiesWithGoodSums|^TestDimsOfEveryKind|^TestChainsHoldWhatThereWas|^TestCriteo|^TestAdult|^TestLeNetJob
 
 # The packages with concurrency of their own, and whole clusters in one process (one seed of e2e/sim). The processes
 # that e2e starts are built without the detector.
-RACE_PKG ?= ./node/... ./raftstore/... ./e2e/sim ./scheduler/... ./shard/... ./trainer ./client ./checkpoint/... ./trainer/average ./trainer/data \
+RACE_PKG ?= ./node/... ./raftstore/... ./e2e/sim ./scheduler ./scheduler/checkpoints ./shard/... ./trainer ./client ./checkpoint/... ./trainer/average ./trainer/data \
 	./internal/certs ./internal/identity ./internal/quota ./internal/route ./internal/rpc ./internal/slab ./internal/vfs/... ./e2e/check
 
 .PHONY: race

@@ -458,25 +458,25 @@ func parseDigest(s string) (d Digest, err error) {
 
 // formatSlots writes ascending slots as ranges: "0-1023,2048".
 func formatSlots(slots []rowraft.Slot) string {
-	var b strings.Builder
+	var b []byte
 	for i := 0; i < len(slots); {
 		j := i
 		for j+1 < len(slots) && slots[j+1] == slots[j]+1 {
 			j++
 		}
-		if b.Len() > 0 {
-			b.WriteByte(',')
+		if len(b) > 0 {
+			b = append(b, ',')
 		}
-		fmt.Fprintf(&b, "%d", slots[i])
+		b = strconv.AppendUint(b, uint64(slots[i]), 10)
 		if j > i {
-			fmt.Fprintf(&b, "-%d", slots[j])
+			b = strconv.AppendUint(append(b, '-'), uint64(slots[j]), 10)
 		}
 		i = j + 1
 	}
-	return b.String()
+	return string(b)
 }
 
-// parseSlots takes what formatSlots writes of slots of a cluster of n, and nothing else.
+// parseSlots accepts exactly the texts that formatSlots writes, for slots below n.
 func parseSlots(s string, n rowraft.SlotCount) ([]rowraft.Slot, error) {
 	var out []rowraft.Slot
 	for word := range strings.SplitSeq(s, ",") {
@@ -492,6 +492,7 @@ func parseSlots(s string, n rowraft.SlotCount) ([]rowraft.Slot, error) {
 		if err1 != nil || err2 != nil || from > to || to >= uint64(n) {
 			return nil, fmt.Errorf("%q is no list of slots", s)
 		}
+		out = slices.Grow(out, int(to-from)+1)
 		for slot := from; slot <= to; slot++ {
 			if len(out) > 0 && rowraft.Slot(slot) <= out[len(out)-1] {
 				return nil, fmt.Errorf("slots %q are not in ascending order", s)

@@ -50,7 +50,7 @@ type slotOf struct {
 
 func newDeltaCluster(t *testing.T, rt *rapid.T) *deltaCluster {
 	c := &deltaCluster{
-		rt: rt, count: rapid.SampledFrom([]rowraft.SlotCount{rowraft.DefaultSlots, 16384, rowraft.MaxSlots}).Draw(rt, "slots"), saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
+		rt: rt, count: drawSlotCount(rt, "slots"), saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
 		tables: []rowraft.Schema{testTable(1, "a", 2, adagrad), testTable(2, "b", 1, sgd)},
 	}
 	c.tables[1].Kind = rowraft.Dense // many rows share a slot
@@ -63,12 +63,14 @@ func newDeltaCluster(t *testing.T, rt *rapid.T) *deltaCluster {
 	return c
 }
 
-// addShards adds n empty shards.
+// addShards adds n empty shards. Each owns one of n blocks of 64 slots: the list of its slots in a manifest is short.
 func (c *deltaCluster) addShards(t *testing.T, n int) {
 	for shard := range n {
 		var slots []rowraft.Slot
-		for s := shard; s < int(c.count); s += n {
-			slots = append(slots, rowraft.Slot(s))
+		for s := range c.count {
+			if int(s/64)%n == shard {
+				slots = append(slots, rowraft.Slot(s))
+			}
 		}
 		m, err := New(Config{Shard: rowraft.ShardID(shard), SlotCount: c.count, Slots: slots})
 		if err != nil {

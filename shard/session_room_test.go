@@ -296,18 +296,18 @@ func TestAWeekOfRetraining(t *testing.T) {
 							}
 							pushes++
 						}
-						most = max(most, p.all())
 						p.now += uint64(time.Hour / workers / 2)
 						before := p.count()
 						end(p, c, w)
 						pushes += p.count() - before
 						p.now += uint64(time.Hour / workers / 2)
 					}
+					most = max(most, p.all())
 				}
 				if p.count() != pushes {
 					t.Errorf("%v pushes applied, want %v", p.count(), pushes)
 				}
-				t.Logf("at most %d sessions at a time, %d evicted", most, p.Sessions.Evicted())
+				t.Logf("at most %d sessions at the end of an hour, %d evicted", most, p.Sessions.Evicted())
 			})
 		}
 	}

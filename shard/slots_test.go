@@ -31,7 +31,7 @@ func TestRestoreIntoOtherNumbersOfSlots(t *testing.T) {
 			name = next
 		}
 		for range 2 {
-			count := rapid.SampledFrom([]rowraft.SlotCount{rowraft.DefaultSlots, 8192, 16384, rowraft.MaxSlots}).Draw(rt, "other slots")
+			count := drawSlotCount(rt, "other slots")
 			next := c.restored(t, name, count, rapid.IntRange(1, 3).Draw(rt, "shards"), 1)
 			want, _ := c.read(name)
 			next.save("full", "", func() {})
@@ -46,6 +46,11 @@ func TestRestoreIntoOtherNumbersOfSlots(t *testing.T) {
 			c, name = next, "delta"
 		}
 	})
+}
+
+// drawSlotCount prefers small counts: the time that a checkpoint takes grows with the number of slots.
+func drawSlotCount(rt *rapid.T, label string) rowraft.SlotCount {
+	return rowraft.DefaultSlots << rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 4}).Draw(rt, label)
 }
 
 // digest returns the digest of all rows of a checkpoint.
