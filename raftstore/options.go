@@ -106,7 +106,6 @@ type Options struct {
 type hooks struct {
 	wrapLog       func(group string, s raftlog.Log) raftlog.Log
 	wrapTransport func(group string, t raft.Transport) raft.Transport
-	verified      func() // in a read round, after a majority answered
 	tick          time.Duration
 	steady        bool // the timers do not follow the disk and the CPU
 }

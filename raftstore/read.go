@@ -60,19 +60,33 @@ func (n *instance) readRounds() {
 		if len(batch) == 0 {
 			return
 		}
-		index, err := n.readRound()
+		index, err := n.readRound(n.confirmedIndex)
 		for _, reader := range batch {
 			reader <- readResult{index, err}
 		}
 	}
 }
 
-// readRound reads the commit index and then asks the followers whether this replica still leads. The order matters: if a
-// leader verified first and stalled before it read the index, another replica might lead in between (hashicorp/raft #603).
-func (n *instance) readRound() (rowraft.Index, error) {
+// readRound returns the index of confirm, which is confirmedIndex except in a test. It checks the term again: another
+// leader may be elected after the majority answered.
+func (n *instance) readRound(confirm func(term uint64) (rowraft.Index, error)) (rowraft.Index, error) {
 	term := n.raft.CurrentTerm()
-	if err := n.barrier(term); err != nil {
+	index, err := confirm(term)
+	if err == nil && !canary.Is(canary.StaleReads) && (n.raft.CurrentTerm() != term || n.raft.State() != raft.Leader) {
+		err = raft.ErrLeadershipLost
+	}
+	if err != nil {
 		return 0, n.readError(err)
+	}
+	return index, nil
+}
+
+// confirmedIndex reads the commit index and then asks the followers whether this replica still leads in term. The order
+// matters: if a leader verified first and stalled before it read the index, another replica might lead in between
+// (hashicorp/raft #603).
+func (n *instance) confirmedIndex(term uint64) (rowraft.Index, error) {
+	if err := n.barrier(term); err != nil {
+		return 0, err
 	}
 	begin := time.Now()
 	index := n.raft.CommitIndex()
@@ -81,21 +95,15 @@ func (n *instance) readRound() (rowraft.Index, error) {
 	}
 	for verified := false; !verified; verified = n.confirmedSince(term, begin) {
 		if err := n.await(n.raft.VerifyLeader()); err != nil {
-			return 0, n.readError(err)
+			return 0, err
 		}
-	}
-	if f := n.g.store.opts.hooks.verified; f != nil {
-		f()
-	}
-	if n.raft.CurrentTerm() != term || n.raft.State() != raft.Leader {
-		return 0, n.readError(raft.ErrLeadershipLost)
 	}
 	return rowraft.Index(index), nil
 }
 
 // confirmedSince reports whether a majority of the voters, this replica included, answered in term a message that was sent
 // after begin. VerifyLeader alone proves less: it also counts the answers of non-voters, and the answer to a heartbeat
-// that was sent before the call, which may be older than the next leader. readRound calls VerifyLeader again until enough
+// that was sent before the call, which may be older than the next leader. confirmedIndex calls VerifyLeader again until enough
 // answers are new; each call waits for at least one more.
 func (n *instance) confirmedSince(term uint64, begin time.Time) bool {
 	voters, confirmed := 0, 0

@@ -142,27 +142,23 @@ func TestReadNeedsVoters(t *testing.T) {
 // Another leader may be elected between the answers of the majority and the end of a read round, so the leader checks its
 // term again.
 func TestReadLooksAtTheTermAgain(t *testing.T) {
-	var after atomic.Pointer[func()]
-	c, ways := oneWayCluster(t, func(o *Options) {
-		o.Profile = timers.Fast
-		o.hooks.verified = func() {
-			if f := after.Load(); f != nil {
-				(*f)()
-			}
-		}
-	})
+	c, ways := oneWayCluster(t, func(o *Options) { o.Profile = timers.Fast })
 	for _, n := range c.nodes {
 		c.start(n)
 	}
 	c.propose("x")
 	l := c.leader()
 	n := l.group.run.Load()
-	deposed := func() {
+	index, err := n.readRound(func(term uint64) (rowraft.Index, error) {
+		index, err := n.confirmedIndex(term)
+		if err != nil {
+			t.Error(err)
+		}
 		ways[l.id].cutOff(l, c.nodes...)
 		eventually(t, "the leader steps down", func() bool { return n.raft.State() != raft.Leader })
-	}
-	after.Store(&deposed)
-	if index, err := l.group.ReadIndex(testContext(t)); err == nil {
+		return index, err
+	})
+	if err == nil {
 		t.Errorf("a leader that was deposed meanwhile read at index %d", index)
 	}
 }
