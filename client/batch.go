@@ -92,7 +92,7 @@ func (c *Client) start(ctx context.Context, b *batch, mayQueue bool, together *s
 	case b.queued:
 		ss.unqueue()
 	default:
-		ss.answered(b.seq) // it was not sent
+		ss.end(b.seq) // it was not sent
 	}
 	if err != nil {
 		b.first.leave()
@@ -155,7 +155,7 @@ func (d *delivery) run() {
 	switch {
 	case errors.Is(b.err, errClosed): // the shard has not answered: the number stays taken
 	case d.sent:
-		ss.answered(b.seq)
+		ss.end(b.seq)
 	default:
 		rpc.Pool.Release(b.payload)
 		ss.unqueue()

@@ -155,6 +155,10 @@ func TestNormalize(t *testing.T) {
 }
 
 func TestBadSegmentsAreRefusedHere(t *testing.T) {
+	cm, err := clustermap.New(clustermap.Map{Version: 1, Shards: []clustermap.Shard{{ID: 0}}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	table := testTable(1, 2)
 	largest := math.Float32frombits(infinite16 - 1) // largest number that rounds to a finite bfloat16
 	for _, tc := range []struct {
@@ -176,7 +180,7 @@ func TestBadSegmentsAreRefusedHere(t *testing.T) {
 		{"negative learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: -1}, false},
 		{"NaN learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: float32(math.NaN())}, false},
 	} {
-		_, err := prepare(wire.OpPush, []Segment{tc.seg}, tc.dtype)
+		_, err := planPush(cm, wire.OpPush, []Segment{tc.seg}, tc.dtype)
 		if tc.ok && err != nil || !tc.ok && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%s: %v", tc.name, err)
 		}
@@ -184,7 +188,7 @@ func TestBadSegmentsAreRefusedHere(t *testing.T) {
 			t.Fatalf("%v rounds to infinity", largest)
 		}
 	}
-	if _, err := prepare(wire.OpPush, []Segment{{Table: table}, {Table: testTable(2, 2)}, {Table: table}}, rowraft.Float32); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := planPush(cm, wire.OpPush, []Segment{{Table: table}, {Table: testTable(2, 2)}, {Table: table}}, rowraft.Float32); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("a table in two segments: %v, want CodeInvalidArgument", err)
 	}
 }

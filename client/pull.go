@@ -85,7 +85,7 @@ func tellApplied(segs []Segment, reqs []request) (met Freshness) {
 		clear(segs[i].Applied)
 	}
 	for _, r := range reqs {
-		met.join(r.met)
+		met.Age, met.Lag = max(met.Age, r.met.Age), max(met.Lag, r.met.Lag)
 		for _, p := range r.parts {
 			if p.seg.Applied == nil {
 				continue

@@ -73,22 +73,6 @@ func (c *Client) batches(op wire.Op, segs []Segment) ([]*batch, error) {
 	return batches, nil
 }
 
-// planPush checks segs and cuts them into requests with strictly ascending keys (see normalize).
-func planPush(m *clustermap.Map, op wire.Op, segs []Segment, dtype rowraft.DType) ([]request, error) {
-	ready, err := prepare(op, segs, dtype)
-	if err != nil {
-		return nil, err
-	}
-	if err := ofCluster(m, ready); err != nil {
-		return nil, err
-	}
-	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*dtype.Size()} }
-	if op == wire.OpDelete {
-		perRow = func(*Segment) load { return load{sent: 8} }
-	}
-	return plan(m, ready, perRow, load{sent: batchBytes}), nil
-}
-
 // sendBatches numbers and sends batches and waits for their results. Once the first one has
 // a number, every other one is sent too, so that no push is left half sent: if ctx ends before
 // a batch has a number, the batch is queued and gets its number later.
@@ -110,8 +94,8 @@ func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error)
 	return c.await(ctx, batches)
 }
 
-// prepare checks segs and returns them with strictly ascending keys.
-func prepare(op wire.Op, segs []Segment, dtype rowraft.DType) ([]Segment, error) {
+// planPush checks segs and cuts them into requests with strictly ascending keys (see normalize).
+func planPush(m *clustermap.Map, op wire.Op, segs []Segment, dtype rowraft.DType) ([]request, error) {
 	ready := make([]Segment, len(segs))
 	for i := range segs {
 		if err := segs[i].check(op); err != nil {
@@ -127,7 +111,14 @@ func prepare(op wire.Op, segs []Segment, dtype rowraft.DType) ([]Segment, error)
 			}
 		}
 	}
-	return ready, nil
+	if err := ofCluster(m, ready); err != nil {
+		return nil, err
+	}
+	perRow := func(s *Segment) load { return load{sent: 8 + s.Table.schema.Dim*dtype.Size()} }
+	if op == wire.OpDelete {
+		perRow = func(*Segment) load { return load{sent: 8} }
+	}
+	return plan(m, ready, perRow, load{sent: batchBytes}), nil
 }
 
 // infinite32 and infinite16 are the bits, without sign, of the smallest value that is not finite: as

@@ -38,16 +38,6 @@ const (
 	Bounded
 )
 
-func (m ReadMode) proto() rowraftv1.ReadMode {
-	switch m {
-	case Linearizable:
-		return rowraftv1.ReadMode_READ_MODE_LINEARIZABLE
-	case Bounded:
-		return rowraftv1.ReadMode_READ_MODE_BOUNDED
-	}
-	return rowraftv1.ReadMode_READ_MODE_LEADER
-}
-
 func (r *Read) check() error {
 	switch {
 	case r.Mode < Leader || r.Mode > Bounded:
@@ -129,14 +119,10 @@ type Freshness struct {
 	Lag uint64        // log entries that the replica knew of and had not applied
 }
 
-func (f *Freshness) join(g Freshness) {
-	f.Age, f.Lag = max(f.Age, g.Age), max(f.Lag, g.Lag)
-}
-
 // askFor sets the fields of req that state which rows are new enough.
 func (c *Client) askFor(req *rowraftv1.PullRequest, how *Read, shard rowraft.ShardID) {
-	req.Mode = how.Mode.proto()
-	req.TableEpoch = max(c.sessions.epoch.Load(), uint64(how.AtLeast.Epoch)) // epoch of the indices below
+	req.Mode = rowraftv1.ReadMode_READ_MODE_LEADER + rowraftv1.ReadMode(how.Mode) // both lists have one order
+	req.TableEpoch = max(c.sessions.epoch.Load(), uint64(how.AtLeast.Epoch))      // epoch of the indices below
 	req.MinIndex = uint64(how.AtLeast.Shards[shard])
 	if how.Mode == Bounded {
 		req.MaxAgeNs, req.MaxLag = uint64(how.MaxAge), how.MaxLag

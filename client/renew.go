@@ -13,13 +13,6 @@ type renewal struct {
 	err     error // the error of the last renewal
 }
 
-// numberLocked gives p the next number.
-// REQUIRES: ss.mu is held.
-func (ss *shardSession) numberLocked(p *batch) {
-	p.seq, p.renewals = ss.next, ss.renewal.count
-	ss.next++
-}
-
 // renew gives p a number in a session of another incarnation. It may do so because three things hold: the
 // shard refused p as its session is over, no other try of p may have been applied, and that session never
 // opens again. So no copy of p can be applied under its old number.
@@ -57,13 +50,14 @@ func (s *sessions) renew(ss *shardSession, p *batch) error {
 		r.count++
 		if err == nil {
 			ss.inc, ss.next, ss.floor = inc, 1, 0
-			clear(ss.answers)
+			clear(ss.ended)
 		}
 	}
 	if r.err != nil {
 		return r.err
 	}
-	ss.numberLocked(p)
+	p.seq, p.renewals = ss.next, r.count
+	ss.next++
 	return nil
 }
 

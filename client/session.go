@@ -19,7 +19,7 @@ type shardSession struct {
 	renewal renewal
 	next    rowraft.Seq
 	floor   rowraft.Seq              // every number up to it has a result
-	answers map[rowraft.Seq]struct{} // numbers above floor that have a result
+	ended   map[rowraft.Seq]struct{} // numbers above floor that have a result
 	pending int                      // batches with a number and without a result
 	queued  int                      // batches that take their number on their own goroutine
 	changed chan struct{}            // closed at the next change; nil if no goroutine waits in await
@@ -55,7 +55,8 @@ func (ss *shardSession) takeLocked(p *batch) bool {
 	if ss.renewal.stalled > 0 || ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
 		return false
 	}
-	ss.numberLocked(p)
+	p.seq, p.renewals = ss.next, ss.renewal.count
+	ss.next++
 	ss.pending++
 	if p.queued {
 		ss.queued--
@@ -103,16 +104,16 @@ func (ss *shardSession) await(ctx context.Context, ready func() bool) error {
 	}
 }
 
-// answered records that seq has a result and raises the floor.
-func (ss *shardSession) answered(seq rowraft.Seq) {
+// end records that seq has a result and raises the floor.
+func (ss *shardSession) end(seq rowraft.Seq) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	ss.answers[seq] = struct{}{}
+	ss.ended[seq] = struct{}{}
 	for {
-		if _, ok := ss.answers[ss.floor+1]; !ok {
+		if _, ok := ss.ended[ss.floor+1]; !ok {
 			break
 		}
-		delete(ss.answers, ss.floor+1)
+		delete(ss.ended, ss.floor+1)
 		ss.floor++
 	}
 	ss.pending--

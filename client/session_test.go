@@ -8,7 +8,7 @@ import (
 )
 
 func testSession(maxInFlight int) *shardSession {
-	return &shardSession{inc: 1, maxInFlight: maxInFlight, next: 1, answers: make(map[rowraft.Seq]struct{})}
+	return &shardSession{inc: 1, maxInFlight: maxInFlight, next: 1, ended: make(map[rowraft.Seq]struct{})}
 }
 
 func TestNumbersAreDenseAndTheFloorHasNoHoles(t *testing.T) {
@@ -20,7 +20,7 @@ func TestNumbersAreDenseAndTheFloorHasNoHoles(t *testing.T) {
 		}
 	}
 	for _, tc := range []struct{ answered, floor rowraft.Seq }{{2, 0}, {4, 0}, {1, 2}, {3, 4}} {
-		ss.answered(tc.answered)
+		ss.end(tc.answered)
 		if _, got := ss.present(); got != uint64(tc.floor) {
 			t.Errorf("after the answer to %d the floor is %d, want %d", tc.answered, got, tc.floor)
 		}
@@ -43,7 +43,7 @@ func TestTakeWaitsForAPlaceAndForTheWindow(t *testing.T) {
 	}
 	got := make(chan error, 1)
 	go func() { got <- ss.take(context.Background(), new(batch)) }()
-	ss.answered(p.seq)
+	ss.end(p.seq)
 	if err := <-got; err != nil {
 		t.Errorf("after an answer: %v", err)
 	}
@@ -58,7 +58,7 @@ func TestTakeWaitsForAPlaceAndForTheWindow(t *testing.T) {
 		if err := ss.take(ended, &q); err != nil {
 			break
 		}
-		ss.answered(q.seq)
+		ss.end(q.seq)
 	}
 	if ss.next != window+1 {
 		t.Errorf("with number 1 unanswered the next is %d, want %d: the shard remembers a bounded window", ss.next, window+1)

@@ -137,7 +137,7 @@ func (s *sessions) open(ctx context.Context, shard rowraft.ShardID) (*shardSessi
 	if err != nil {
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
-	ss := &shardSession{cluster: home, shard: shard, inc: inc, maxInFlight: s.maxInFlight, closed: s.ctx.Done(), next: 1, answers: make(map[rowraft.Seq]struct{})}
+	ss := &shardSession{cluster: home, shard: shard, inc: inc, maxInFlight: s.maxInFlight, closed: s.ctx.Done(), next: 1, ended: make(map[rowraft.Seq]struct{})}
 	same := false
 	if !s.cluster.within(home, func() {
 		if same = s.epoch.CompareAndSwap(0, epoch) || s.epoch.Load() == epoch; same {

@@ -275,7 +275,9 @@ func (k *calls[Q, R]) send(ctx context.Context, t *firstTry[Q, R], to stub, req 
 	call := b.call
 	t.wave.mu.Unlock()
 	if call != nil {
-		call.end(b.index)
+		if call.markOver(b.index) {
+			call.cancel() // no batch waits any more: the server stops its work
+		}
 	}
 	return nil, rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(ctx))
 }
@@ -289,14 +291,6 @@ type sharedCall[Q, R any] struct {
 	mu      sync.Mutex
 	over    []bool // by batch: it has its answer, or its try has ended
 	waiting int    // batches that are not over
-}
-
-// end records that the try of a batch has ended without its answer. After the last one the call ends, so
-// that the server stops its work.
-func (c *sharedCall[Q, R]) end(batch int) {
-	if c.markOver(batch) {
-		c.cancel()
-	}
 }
 
 // markOver records that a batch is over. It reports whether it was the last one.

@@ -151,7 +151,7 @@ type round struct {
 
 	left    []rowraft.NodeID // not asked yet
 	asked   []rowraft.NodeID // asked, without an answer yet
-	answers chan tried       // capacity: every replica, so that a late answer blocks no goroutine
+	results chan tried       // capacity: every replica, so that a late result blocks no goroutine
 	tries   int
 }
 
@@ -168,7 +168,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 	if len(r.left) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for shard %d", r.shard)
 	}
-	r.answers = make(chan tried, len(r.left))
+	r.results = make(chan tried, len(r.left))
 	whole := ctx
 	ctx, cancel := context.WithTimeout(rpc.WithCluster(ctx, r.home), r.c.opts.AttemptTimeout)
 	defer cancel()
@@ -185,7 +185,7 @@ func (r *round) run(ctx context.Context) (*rowraftv1.PullReply, error) {
 				}
 				r.ask(ctx)
 			}
-		case a := <-r.answers:
+		case a := <-r.results:
 			r.asked = slices.DeleteFunc(r.asked, func(n rowraft.NodeID) bool { return n == a.node })
 			if a.err == nil {
 				return a.reply, nil
@@ -216,13 +216,13 @@ func (r *round) ask(ctx context.Context) {
 	r.left = r.left[1:]
 	r.tries++
 	r.asked = append(r.asked, node)
-	answers := r.answers
+	results := r.results
 	err := r.c.spawn(func() {
 		reply, err := r.c.pullFrom(ctx, node, r.req, r.first)
-		answers <- tried{node, reply, err}
+		results <- tried{node, reply, err}
 	})
 	if err != nil {
-		answers <- tried{node, nil, err}
+		results <- tried{node, nil, err}
 	}
 }
 

@@ -106,31 +106,31 @@ func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read [
 	if err != nil {
 		return StepResult{}, err
 	}
-	parts := make([]*stepPart, len(m.Shards))
-	for i := range parts {
-		parts[i] = &stepPart{j: j, shard: rowraft.ShardID(i), step: step, idle: idle, read: read}
+	batches := make([]*stepBatch, len(m.Shards))
+	for i := range batches {
+		batches[i] = &stepBatch{j: j, shard: rowraft.ShardID(i), step: step, idle: idle, read: read}
 	}
 	for _, r := range reqs {
-		p := parts[r.shard]
+		p := batches[r.shard]
 		p.fragments = append(p.fragments, r.encode(wire.OpPush, j.c.opts.DType))
 	}
-	return j.pushAll(ctx, step, parts)
+	return j.pushAll(ctx, step, batches)
 }
 
-// pushAll sends the parts to their shards concurrently.
-func (j *Job) pushAll(caller context.Context, step rowraft.Step, parts []*stepPart) (StepResult, error) {
+// pushAll sends the batches to their shards concurrently.
+func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*stepBatch) (StepResult, error) {
 	ctx, cancel := context.WithCancel(caller)
 	defer cancel()
 	var wg sync.WaitGroup
 	together := sharing[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{c: j.c, calls: &stepPushes}
-	for _, p := range parts {
+	for _, p := range batches {
 		if len(p.fragments) == 0 {
 			p.fragments = [][]byte{nil}
 		}
 		p.first = together.add()
 	}
 	together.start()
-	for _, p := range parts {
+	for _, p := range batches {
 		wg.Go(func() {
 			defer p.first.leave()
 			if p.err = p.push(ctx); p.err != nil {
@@ -141,7 +141,7 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, parts []*stepPa
 	wg.Wait()
 	result := StepResult{Next: step + 1, Index: make(map[rowraft.ShardID]rowraft.Index)}
 	var first error
-	for _, p := range parts {
+	for _, p := range batches {
 		switch {
 		case p.err != nil:
 			if first == nil || rowraft.CodeOf(first).Retryable() { // it may come from cancel
@@ -167,8 +167,8 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, parts []*stepPa
 	return result, nil
 }
 
-// stepPart is one shard's share of a step.
-type stepPart struct {
+// stepBatch is a worker's gradients of a step for one shard.
+type stepBatch struct {
 	j         *Job
 	shard     rowraft.ShardID
 	step      rowraft.Step
@@ -178,40 +178,40 @@ type stepPart struct {
 	first     *firstTry[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]
 
 	index rowraft.Index            // at which the step is visible in the shard
-	late  *rowraft.StepClosedError // the shard closed the step without this part
+	late  *rowraft.StepClosedError // the shard closed the step without this batch
 	err   error
 }
 
-// push sends p until its outcome is known.
-func (p *stepPart) push(ctx context.Context) error {
-	var b route.Backoff
+// push sends b until its outcome is known.
+func (b *stepBatch) push(ctx context.Context) error {
+	var backoff route.Backoff
 	for {
-		outcome, err := p.send(ctx)
+		outcome, err := b.send(ctx)
 		for err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_HELD {
-			outcome, err = p.call(ctx, len(p.fragments)-1, true)
+			outcome, err = b.call(ctx, len(b.fragments)-1, true)
 		}
 		if err == nil && outcome == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED {
-			p.j.c.cluster.within(p.j.cluster, func() { p.j.c.acked.raise(p.shard, uint64(p.index)) })
+			b.j.c.cluster.within(b.j.cluster, func() { b.j.c.acked.raise(b.shard, uint64(b.index)) })
 			return nil
 		}
-		if err != nil { // without an error a new leader does not have the part: send it again
+		if err != nil { // without an error a new leader does not have the batch: send it again
 			switch route.On(route.Step, err) {
 			case route.Late:
 				late, ok := errors.AsType[*rowraft.StepClosedError](err)
 				if !ok {
 					return err
 				}
-				p.late = late
+				b.late = late
 				return nil
 			case route.Adopt:
 				stale, ok := errors.AsType[*rowraft.StaleGenerationError](err)
 				if !ok {
 					return err
 				}
-				p.j.Adopt(stale.Want)
+				b.j.Adopt(stale.Want)
 			case route.Resend:
 				// This server cannot tell the outcome; the next leader can.
-				if p.j.c.pause(ctx, &b, 0) != nil {
+				if b.j.c.pause(ctx, &backoff, 0) != nil {
 					return err
 				}
 			default:
@@ -225,9 +225,9 @@ func (p *stepPart) push(ctx context.Context) error {
 }
 
 // send sends all fragments and returns the outcome of the last one.
-func (p *stepPart) send(ctx context.Context) (outcome rowraftv1.StepOutcome, err error) {
-	for i := range p.fragments {
-		if outcome, err = p.call(ctx, i, false); err != nil {
+func (b *stepBatch) send(ctx context.Context) (outcome rowraftv1.StepOutcome, err error) {
+	for i := range b.fragments {
+		if outcome, err = b.call(ctx, i, false); err != nil {
 			return outcome, err
 		}
 	}
@@ -235,31 +235,31 @@ func (p *stepPart) send(ctx context.Context) (outcome rowraftv1.StepOutcome, err
 }
 
 // call sends one fragment, or asks for its outcome if probe is set, until a leader answers.
-func (p *stepPart) call(ctx context.Context, fragment int, probe bool) (outcome rowraftv1.StepOutcome, err error) {
-	o := &p.j.opts
+func (b *stepBatch) call(ctx context.Context, fragment int, probe bool) (outcome rowraftv1.StepOutcome, err error) {
+	o := &b.j.opts
 	req := &rowraftv1.PushStepRequest{
-		MapVersion: uint64(p.j.c.cluster.Load().SlotsVersion), Shard: uint32(p.shard), Job: o.ID[:], Rank: uint32(o.Rank),
-		Incarnation: uint64(o.Incarnation), Step: uint64(p.step), Generation: p.j.generation.Load(),
-		Fragment: uint32(fragment), Fragments: uint32(len(p.fragments)), Probe: probe, Idle: p.idle, TableEpoch: p.j.tableEpoch(),
+		MapVersion: uint64(b.j.c.cluster.Load().SlotsVersion), Shard: uint32(b.shard), Job: o.ID[:], Rank: uint32(o.Rank),
+		Incarnation: uint64(o.Incarnation), Step: uint64(b.step), Generation: b.j.generation.Load(),
+		Fragment: uint32(fragment), Fragments: uint32(len(b.fragments)), Probe: probe, Idle: b.idle, TableEpoch: b.j.tableEpoch(),
 	}
 	if !probe {
-		req.Payload = p.fragments[fragment]
+		req.Payload = b.fragments[fragment]
 	}
 	if fragment == 0 && !probe {
-		req.Positions = rpc.PositionsToProto(p.read)
+		req.Positions = rpc.PositionsToProto(b.read)
 	}
-	c := p.j.c
-	_, err = c.router.onLeader(ctx, p.j.cluster, p.shard, callKind{}, func(at server) error {
-		defer p.first.leave()
-		return c.router.try(ctx, p.shard, at, func(ctx context.Context, stub stub) error {
-			reply, err := stepPushes.send(ctx, p.first, stub, req)
-			outcome, p.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
-			p.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
+	c := b.j.c
+	_, err = c.router.onLeader(ctx, b.j.cluster, b.shard, callKind{}, func(at server) error {
+		defer b.first.leave()
+		return c.router.try(ctx, b.shard, at, func(ctx context.Context, stub stub) error {
+			reply, err := stepPushes.send(ctx, b.first, stub, req)
+			outcome, b.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
+			b.j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
 			return c.cluster.retryUntilTableKnown(err, req.Payload)
 		})
 	})
 	if err != nil {
-		err = fmt.Errorf("shard %d: %w", p.shard, err)
+		err = fmt.Errorf("shard %d: %w", b.shard, err)
 	}
 	return outcome, err
 }
@@ -290,12 +290,12 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 		return ClockResult{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d positions: want at most %d, data parts ascending", len(read), wire.MaxPushPositions)
 	}
 	c := wire.Clock{Job: j.opts.ID, Incarnation: j.opts.Incarnation, Rank: j.opts.Rank, Clock: clock, Positions: read}
-	parts, err := j.c.batches(wire.OpPush, segs)
+	batches, err := j.c.batches(wire.OpPush, segs)
 	if err != nil {
 		return ClockResult{}, err
 	}
-	clocked := j.clocked(&parts, &c)
-	before := slices.DeleteFunc(parts, func(p *batch) bool { return p == clocked })
+	clocked := j.clocked(&batches, &c)
+	before := slices.DeleteFunc(batches, func(p *batch) bool { return p == clocked })
 	worker := c
 	worker.Clock = 0 // these batches must not raise the clock
 	for _, p := range before {
@@ -310,17 +310,17 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 }
 
 // clocked puts c into the last batch for the clock shard, or adds a batch for it.
-func (j *Job) clocked(parts *[]*batch, c *wire.Clock) *batch {
+func (j *Job) clocked(batches *[]*batch, c *wire.Clock) *batch {
 	home := j.clockShard()
 	var p *batch
-	for _, have := range *parts {
+	for _, have := range *batches {
 		if have.shard == home {
 			p = have
 		}
 	}
 	if p == nil {
 		p = &batch{cluster: j.cluster, shard: home, done: make(chan struct{})}
-		*parts = append(*parts, p)
+		*batches = append(*batches, p)
 	}
 	p.prepend(c)
 	return p
