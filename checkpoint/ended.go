@@ -12,7 +12,7 @@ const (
 	chunkEnded chunkKind = 7 // after the sessions, if any has ended
 )
 
-// Ended is what a shard remembers of sessions that are over (docs/formats/entry.md, kind 2).
+// Ended is the record of the sessions that are over (docs/formats/entry.md, kind 2).
 type Ended struct {
 	// Floor is the index at which the last of those that List no longer holds ended; 0: List
 	// holds all. No session is opened by a request with a ticket below it.
@@ -20,8 +20,7 @@ type Ended struct {
 	List  []EndedSession // the newest, at most MaxEnded; ascending by Index
 }
 
-// EndedSession is a session that is over. None of its client with its incarnation, or a
-// lower one, is opened again.
+// EndedSession is the record of a session that is over.
 type EndedSession struct {
 	Client      rowraft.ClientID
 	Incarnation rowraft.Incarnation

@@ -67,7 +67,7 @@ type Header struct {
 // flagDelta stands in the header.
 const flagDelta = 1
 
-// Session is what a shard remembers of one pushing client.
+// Session is the record of one pushing client.
 type Session struct {
 	Client      rowraft.ClientID
 	Incarnation rowraft.Incarnation
@@ -77,7 +77,7 @@ type Session struct {
 	Refused     []Refusal               // those of the answered numbers without effect, ascending
 }
 
-// Refusal is a number that was answered with an error.
+// Refusal is the record of a number that was answered with an error.
 type Refusal struct {
 	Seq  rowraft.Seq
 	Code rowraft.Code

@@ -23,7 +23,7 @@ const (
 	chunkJobs chunkKind = 6 // after the sessions, if there are any
 )
 
-// Job is what a shard knows of a training job.
+// Job is the record of a training job.
 type Job struct {
 	ID         rowraft.JobID
 	Generation rowraft.Generation
@@ -34,28 +34,28 @@ type Job struct {
 
 	LastClosed rowraft.Step
 	Closed     []ClosedStep // the last ones, ascending
-	Open       *OpenStep    // of which some pieces are applied, or nil
+	Open       *OpenStep    // nil if there is none
 	Positions  []rowraft.Position
 }
 
-// JobMember is a worker of a job.
+// JobMember is the record of a worker of a job.
 type JobMember struct {
 	wire.Member
 	Clock uint64
 }
 
-// ClosedStep is a step that is applied, and with whom.
+// ClosedStep is the record of a step that is applied.
 type ClosedStep struct {
 	Step         rowraft.Step
 	Contributors wire.RankSet
 }
 
-// OpenStep is a step of which some pieces are applied.
+// OpenStep is the record of a step of which some pieces are applied.
 type OpenStep struct {
 	Step         rowraft.Step
 	NextPiece    uint32
 	Contributors wire.RankSet
-	// Table and Key are of the last row that was applied; Table 0: none was.
+	// Table and Key identify the last row that was applied. Table is 0 if none was.
 	Table rowraft.TableID
 	Key   rowraft.Key
 }

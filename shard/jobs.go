@@ -26,17 +26,54 @@ type Jobs struct {
 // private is nil.
 type jobTable struct {
 	list    jobs
-	private map[*checkpoint.Job]bool // the jobs that no snapshot shares; nil means all of them
+	private map[*Job]bool // the jobs that no snapshot shares; nil means all of them
+}
+
+// Job is what a shard knows of a training job.
+type Job struct {
+	ID         rowraft.JobID
+	Generation rowraft.Generation
+	First      rowraft.Step
+	Deadline   uint64 // nanoseconds; 0: none
+	Quorum     int    // 0: all
+	Members    []JobMember
+
+	LastClosed rowraft.Step
+	Closed     []ClosedStep // the last ones, ascending
+	Open       *OpenStep    // the step of which some pieces are applied, or nil
+	Positions  []rowraft.Position
+}
+
+// JobMember is a worker of a job.
+type JobMember struct {
+	wire.Member
+	Clock uint64
+}
+
+// ClosedStep is a step that is applied.
+type ClosedStep struct {
+	Step         rowraft.Step
+	Contributors wire.RankSet
+}
+
+// OpenStep is a step of which some pieces are applied.
+type OpenStep struct {
+	Step         rowraft.Step
+	NextPiece    uint32
+	Contributors wire.RankSet
+	// Table and Key identify the last row that was applied. Table is 0 if none was.
+	Table rowraft.TableID
+	Key   rowraft.Key
 }
 
 // jobs are the training jobs of the shard (docs/formats/steps.md), ascending
 // by id.
-type jobs []*checkpoint.Job
+type jobs []*Job
 
 // find returns the position of a job, or where to insert it, and the job or nil.
-func (t jobs) find(id rowraft.JobID) (at int, j *checkpoint.Job) {
+func (t jobs) find(id rowraft.JobID) (at int, j *Job) {
 	at, ok := slices.BinarySearchFunc(t, id,
-		func(j *checkpoint.Job, id rowraft.JobID) int { return bytes.Compare(j.ID[:], id[:]) })
+		func(j *Job, id rowraft.JobID) int { return bytes.Compare(j.ID[:], id[:]) })
 	if !ok {
 		return at, nil
 	}
@@ -44,7 +81,7 @@ func (t jobs) find(id rowraft.JobID) (at int, j *checkpoint.Job) {
 }
 
 // get returns a job, read-only, or CodeNotFound.
-func (t jobs) get(id rowraft.JobID) (*checkpoint.Job, error) {
+func (t jobs) get(id rowraft.JobID) (*Job, error) {
 	if _, j := t.find(id); j != nil {
 		return j, nil
 	}
@@ -53,14 +90,14 @@ func (t jobs) get(id rowraft.JobID) (*checkpoint.Job, error) {
 }
 
 // share returns all jobs for a snapshot. From now on a change of a job copies it first.
-func (t *jobTable) share() []*checkpoint.Job {
-	t.private = make(map[*checkpoint.Job]bool)
+func (t *jobTable) share() []*Job {
+	t.private = make(map[*Job]bool)
 	return slices.Clone(t.list)
 }
 
 // own returns the job at position at for a change. If a snapshot shares the job, own first
 // replaces it by a copy.
-func (t *jobTable) own(at int) *checkpoint.Job {
+func (t *jobTable) own(at int) *Job {
 	j := t.list[at]
 	if t.private == nil || t.private[j] {
 		return j
@@ -71,7 +108,7 @@ func (t *jobTable) own(at int) *checkpoint.Job {
 	return c
 }
 
-func cloneJob(j *checkpoint.Job) *checkpoint.Job {
+func cloneJob(j *Job) *Job {
 	c := *j
 	c.Members, c.Closed, c.Positions = slices.Clone(j.Members), slices.Clone(j.Closed), slices.Clone(j.Positions)
 	if j.Open != nil {
@@ -81,13 +118,13 @@ func cloneJob(j *checkpoint.Job) *checkpoint.Job {
 	return &c
 }
 
-func sameMembership(j *checkpoint.Job, w *wire.Membership) bool {
+func sameMembership(j *Job, w *wire.Membership) bool {
 	return j.Generation == w.Generation && j.First == w.First && j.Deadline == w.Deadline && j.Quorum == w.Quorum &&
-		slices.EqualFunc(j.Members, w.Members, func(a checkpoint.JobMember, b wire.Member) bool { return a.Member == b })
+		slices.EqualFunc(j.Members, w.Members, func(a JobMember, b wire.Member) bool { return a.Member == b })
 }
 
 // ranks returns the ranks of the members of j.
-func ranks(j *checkpoint.Job) (s wire.RankSet) {
+func ranks(j *Job) (s wire.RankSet) {
 	for _, w := range j.Members {
 		s.Add(w.Rank)
 	}
@@ -95,7 +132,7 @@ func ranks(j *checkpoint.Job) (s wire.RankSet) {
 }
 
 // member returns the member with this rank and incarnation, or CodeNotMember.
-func member(j *checkpoint.Job, rank rowraft.Rank, inc rowraft.Incarnation) (*checkpoint.JobMember, error) {
+func member(j *Job, rank rowraft.Rank, inc rowraft.Incarnation) (*JobMember, error) {
 	for i := range j.Members {
 		w := &j.Members[i]
 		if w.Rank == rank && w.Incarnation == inc {
@@ -110,7 +147,7 @@ func member(j *checkpoint.Job, rank rowraft.Rank, inc rowraft.Incarnation) (*che
 }
 
 // slowest returns the lowest clock of the members of j.
-func slowest(j *checkpoint.Job) uint64 {
+func slowest(j *Job) uint64 {
 	low := uint64(math.MaxUint64)
 	for i := range j.Members {
 		low = min(low, j.Members[i].Clock)
@@ -136,7 +173,7 @@ func (t *Jobs) CheckMembership(w *wire.Membership) error {
 }
 
 // check refuses w if it cannot be the next membership of j. j is nil for a new job.
-func (t *jobTable) check(shard rowraft.ShardID, j *checkpoint.Job, w *wire.Membership) error {
+func (t *jobTable) check(shard rowraft.ShardID, j *Job, w *wire.Membership) error {
 	switch {
 	case len(w.Members) == 0:
 	case j == nil && len(t.list) >= checkpoint.MaxJobs:
@@ -168,7 +205,7 @@ func (t *jobTable) set(shard rowraft.ShardID, w *wire.Membership) error {
 		}
 		return nil
 	case j == nil:
-		j = &checkpoint.Job{ID: w.Job}
+		j = &Job{ID: w.Job}
 		if t.private != nil {
 			t.private[j] = true
 		}
@@ -189,8 +226,8 @@ func (t *jobTable) set(shard rowraft.ShardID, w *wire.Membership) error {
 
 // newMembers returns the next members of j with their clocks. A member that stays
 // keeps its clock; a new member starts with the lowest clock of those that stay.
-func newMembers(j *checkpoint.Job, next []wire.Member) []checkpoint.JobMember {
-	out := make([]checkpoint.JobMember, len(next))
+func newMembers(j *Job, next []wire.Member) []JobMember {
+	out := make([]JobMember, len(next))
 	low, kept := uint64(math.MaxUint64), make([]bool, len(next))
 	for i, w := range next {
 		out[i].Member = w
@@ -214,7 +251,7 @@ func newMembers(j *checkpoint.Job, next []wire.Member) []checkpoint.JobMember {
 }
 
 // setPositions records how far trainers have read the data. REQUIRES: read is ascending by part.
-func setPositions(j *checkpoint.Job, read []rowraft.Position) {
+func setPositions(j *Job, read []rowraft.Position) {
 	for _, p := range read {
 		at, ok := slices.BinarySearchFunc(j.Positions, p.Part, func(p rowraft.Position, part rowraft.DataPart) int {
 			switch {
@@ -278,7 +315,7 @@ func (t *Jobs) IDs() (ids []rowraft.JobID) {
 }
 
 // Get returns a copy of a job. Errors: CodeNotFound.
-func (t *Jobs) Get(id rowraft.JobID) (*checkpoint.Job, error) {
+func (t *Jobs) Get(id rowraft.JobID) (*Job, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	j, err := t.table.list.get(id)

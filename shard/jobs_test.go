@@ -43,7 +43,7 @@ func (r *replica) step(s wire.Step, keys ...rowraft.Key) PartResult {
 	return r.apply(wire.AppendStepEntry(nil, r.header(), &s)).Parts[0]
 }
 
-func (r *replica) job(id byte) *checkpoint.Job {
+func (r *replica) job(id byte) *Job {
 	r.tb.Helper()
 	j, err := r.Jobs.Get(jobID(id))
 	if err != nil {
@@ -71,7 +71,7 @@ func (r *replica) clock(seq rowraft.Seq, c wire.Clock) error {
 	return r.parts(p)[0].Err
 }
 
-func clocks(j *checkpoint.Job) (all []uint64) {
+func clocks(j *Job) (all []uint64) {
 	for _, w := range j.Members {
 		all = append(all, w.Clock)
 	}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -209,7 +208,7 @@ func sameState(a, b *replica) bool {
 	db, errB := b.Digest()
 	return errA == nil && errB == nil && da == db && a.LogTime() == b.LogTime() && a.Epoch() == b.Epoch() &&
 		slices.Equal(a.Tables(), b.Tables()) &&
-		slices.EqualFunc(a.Sessions.table.list, b.Sessions.table.list, func(x, y *checkpoint.Session) bool {
+		slices.EqualFunc(a.Sessions.table.list, b.Sessions.table.list, func(x, y *session) bool {
 			return x.Client == y.Client && x.Incarnation == y.Incarnation && x.Floor == y.Floor && x.LastUsed == y.LastUsed &&
 				x.Window == y.Window && slices.Equal(x.Refused, y.Refused)
 		})

@@ -109,11 +109,11 @@ func build(rd *checkpoint.Reader, owned *ownedSlots) (state, error) {
 		return st, rowraft.Errorf(rowraft.CodeCorrupt, "the snapshot has %d sessions: want at most %d", n, MaxSessions)
 	}
 	for _, s := range rd.Sessions() {
-		st.sessions.list = append(st.sessions.list, &s) // rd has checked the order
+		st.sessions.list = append(st.sessions.list, liveSession(&s)) // rd has checked the order
 	}
 	st.sessions.ended.restore(rd.Ended())
 	for _, j := range rd.Jobs() {
-		st.jobs.list = append(st.jobs.list, &j) // rd has checked the order
+		st.jobs.list = append(st.jobs.list, liveJob(&j)) // rd has checked the order
 	}
 	for {
 		b, err := rd.Next()

@@ -57,12 +57,12 @@ type sessionTable struct {
 	list  sessions
 	ended ended
 	// private are the sessions that no snapshot shares; nil means all of them.
-	private map[*checkpoint.Session]bool
+	private map[*session]bool
 }
 
 // begin begins a push: it checks the session of p and looks up its number. If the number is new, begin raises the floor of
 // the session and returns it for record; otherwise known and err are as in lookup.
-func (t *Sessions) begin(p *wire.Part, now uint64) (s *checkpoint.Session, known bool, err error) {
+func (t *Sessions) begin(p *wire.Part, now uint64) (s *session, known bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s, err = t.table.check(p.Client, p.Incarnation, now); err != nil {
@@ -78,7 +78,7 @@ func (t *Sessions) begin(p *wire.Part, now uint64) (s *checkpoint.Session, known
 
 // record records the result of number n of s: err, or nil if n was applied.
 // REQUIRES: begin has returned s for n, and the same goroutine has changed no session since.
-func (t *Sessions) record(s *checkpoint.Session, n rowraft.Seq, err error) {
+func (t *Sessions) record(s *session, n rowraft.Seq, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	record(s, n, err)
@@ -154,13 +154,29 @@ func (t *Sessions) open(o *wire.Opening, at rowraft.Index, now uint64) error {
 	return err
 }
 
+// session is what the shard remembers of one pushing client.
+type session struct {
+	Client      rowraft.ClientID
+	Incarnation rowraft.Incarnation
+	Floor       rowraft.Seq         // every number ≤ Floor is answered
+	LastUsed    uint64              // log time, nanoseconds
+	Window      [Window / 64]uint64 // number n > Floor is answered if bit n mod Window is set
+	Refused     []refusal           // those of the answered numbers without effect, ascending
+}
+
+// refusal is a number that was answered with an error.
+type refusal struct {
+	Seq  rowraft.Seq
+	Code rowraft.Code
+}
+
 // sessions are the clients that may push, each with its incarnation, its floor and the results of
 // numbers above the floor. They ascend by client, so that iteration is deterministic.
-type sessions []*checkpoint.Session
+type sessions []*session
 
 // find returns the position of client, or where to insert it, and its session or nil.
-func (t sessions) find(client rowraft.ClientID) (at int, s *checkpoint.Session) {
-	at, ok := slices.BinarySearchFunc(t, client, func(s *checkpoint.Session, c rowraft.ClientID) int {
+func (t sessions) find(client rowraft.ClientID) (at int, s *session) {
+	at, ok := slices.BinarySearchFunc(t, client, func(s *session, c rowraft.ClientID) int {
 		return bytes.Compare(s.Client[:], c[:])
 	})
 	if !ok {
@@ -172,7 +188,7 @@ func (t sessions) find(client rowraft.ClientID) (at int, s *checkpoint.Session) 
 // ofOwner returns the range of the sessions of the owner of client.
 func (t sessions) ofOwner(client rowraft.ClientID) (from, to int) {
 	owner := func(c rowraft.ClientID) []byte { return c[:len(c)/2] }
-	from, _ = slices.BinarySearchFunc(t, client, func(s *checkpoint.Session, c rowraft.ClientID) int {
+	from, _ = slices.BinarySearchFunc(t, client, func(s *session, c rowraft.ClientID) int {
 		return bytes.Compare(owner(s.Client), owner(c))
 	})
 	for to = from; to < len(t) && bytes.Equal(owner(t[to].Client), owner(client)); {
@@ -205,9 +221,16 @@ func (t sessions) ofOwner(client rowraft.ClientID) (from, to int) {
 // a new one. A forged ticket harms only the client that sends it.
 type ended struct {
 	// list is only appended to and cut at its front, because snapshots share it.
-	list  []checkpoint.EndedSession
+	list  []endedSession
 	floor rowraft.Index
 	last  map[rowraft.ClientID]rowraft.Incarnation // the highest incarnation in list of each client; never iterated
+}
+
+// endedSession is a session that is over. None of its client with its incarnation, or a lower one, is opened again.
+type endedSession struct {
+	Client      rowraft.ClientID
+	Incarnation rowraft.Incarnation
+	Index       rowraft.Index // of the entry that ended it
 }
 
 // add records that the session of (client, inc) ended at index at, the one being applied.
@@ -222,13 +245,13 @@ func (e *ended) add(client rowraft.ClientID, inc rowraft.Incarnation, at rowraft
 	if e.last == nil {
 		e.last = make(map[rowraft.ClientID]rowraft.Incarnation)
 	}
-	e.list = append(e.list, checkpoint.EndedSession{Client: client, Incarnation: inc, Index: at})
+	e.list = append(e.list, endedSession{Client: client, Incarnation: inc, Index: at})
 	e.last[client] = inc
 }
 
 // restore replaces e by the content of a snapshot.
 func (e *ended) restore(from checkpoint.Ended) {
-	e.list, e.floor = from.List, from.Floor
+	e.list, e.floor = convert(from.List, func(s checkpoint.EndedSession) endedSession { return endedSession(s) }), from.Floor
 	e.last = make(map[rowraft.ClientID]rowraft.Incarnation, len(e.list))
 	for _, s := range e.list {
 		e.last[s.Client] = max(e.last[s.Client], s.Incarnation)
@@ -300,7 +323,7 @@ func (t *sessionTable) open(o *wire.Opening, at rowraft.Index, now uint64) (evic
 	if evict >= 0 {
 		t.end(evict, at)
 	}
-	fresh := &checkpoint.Session{Client: o.Client, Incarnation: o.Incarnation, LastUsed: now}
+	fresh := &session{Client: o.Client, Incarnation: o.Incarnation, LastUsed: now}
 	i, s := t.list.find(o.Client)
 	switch {
 	case s == nil:
@@ -356,7 +379,7 @@ const (
 	inUse // is not evicted
 )
 
-func evictionClass(s *checkpoint.Session, now uint64) class {
+func evictionClass(s *session, now uint64) class {
 	idle := time.Duration(0)
 	if now > s.LastUsed {
 		idle = time.Duration(min(now-s.LastUsed, math.MaxInt64))
@@ -377,10 +400,10 @@ func evictionClass(s *checkpoint.Session, now uint64) class {
 }
 
 // unused reports whether s never had a part.
-func unused(s *checkpoint.Session) bool { return s.Floor == 0 && s.Window == [Window / 64]uint64{} }
+func unused(s *session) bool { return s.Floor == 0 && s.Window == [Window / 64]uint64{} }
 
 // hasGap reports whether s has a result for some number, but none for a lower number above the floor.
-func hasGap(s *checkpoint.Session) bool {
+func hasGap(s *session) bool {
 	set := 0
 	for _, w := range s.Window {
 		set += bits.OnesCount64(w)
@@ -393,7 +416,7 @@ func hasGap(s *checkpoint.Session) bool {
 }
 
 // check returns the session of a part, read-only, or CodeSessionExpired.
-func (t *sessionTable) check(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) (*checkpoint.Session, error) {
+func (t *sessionTable) check(client rowraft.ClientID, inc rowraft.Incarnation, now uint64) (*session, error) {
 	_, s := t.list.find(client)
 	switch {
 	case s == nil && t.ended.last[client] > inc:
@@ -411,7 +434,7 @@ func (t *sessionTable) check(client rowraft.ClientID, inc rowraft.Incarnation, n
 	return s, nil
 }
 
-func expired(s *checkpoint.Session, now uint64) bool {
+func expired(s *session, now uint64) bool {
 	return now > s.LastUsed && now-s.LastUsed > uint64(SessionTTL)
 }
 
@@ -425,7 +448,7 @@ func noSession(client rowraft.ClientID, inc rowraft.Incarnation, why string) err
 		client[:4], inc, why)}
 }
 
-func tooOld(s *checkpoint.Session) error {
+func tooOld(s *session) error {
 	return noSession(s.Client, s.Incarnation, fmt.Sprintf("it expired, because it was not used for %v", SessionTTL))
 }
 
@@ -433,7 +456,7 @@ func tooOld(s *checkpoint.Session) error {
 // or is below the floor. An error is one of three: the recorded refusal of this number, with known;
 // CodeInvalidArgument for a number that no correct client sends; CodeOverloaded for a number too
 // far above the floor. The last two are not recorded.
-func lookup(s *checkpoint.Session, p *wire.Part) (known bool, err error) {
+func lookup(s *session, p *wire.Part) (known bool, err error) {
 	floor := max(s.Floor, p.Floor)
 	switch {
 	case p.Seq == 0:
@@ -459,7 +482,7 @@ func lookup(s *checkpoint.Session, p *wire.Part) (known bool, err error) {
 	return true, nil
 }
 
-func compareRefusal(r checkpoint.Refusal, n rowraft.Seq) int {
+func compareRefusal(r refusal, n rowraft.Seq) int {
 	switch {
 	case r.Seq < n:
 		return -1
@@ -470,7 +493,7 @@ func compareRefusal(r checkpoint.Refusal, n rowraft.Seq) int {
 }
 
 // raiseFloor raises the floor of s to floor and forgets the results at and below it.
-func raiseFloor(s *checkpoint.Session, floor rowraft.Seq) {
+func raiseFloor(s *session, floor rowraft.Seq) {
 	if floor <= s.Floor {
 		return
 	}
@@ -491,27 +514,27 @@ func raiseFloor(s *checkpoint.Session, floor rowraft.Seq) {
 
 // record records the result of n: err, or nil if n was applied.
 // REQUIRES: lookup(n) returned false and no error, and raiseFloor has been called.
-func record(s *checkpoint.Session, n rowraft.Seq, err error) {
+func record(s *session, n rowraft.Seq, err error) {
 	s.Window[n%Window/64] |= 1 << (n % 64)
 	if err == nil {
 		return
 	}
 	i, _ := slices.BinarySearchFunc(s.Refused, n, compareRefusal)
-	s.Refused = slices.Insert(s.Refused, i, checkpoint.Refusal{Seq: n, Code: rowraft.CodeOf(err)})
+	s.Refused = slices.Insert(s.Refused, i, refusal{Seq: n, Code: rowraft.CodeOf(err)})
 }
 
 // share returns e for a snapshot.
-func (e *ended) share() checkpoint.Ended { return checkpoint.Ended{Floor: e.floor, List: e.list} }
+func (e *ended) share() ended { return ended{list: e.list, floor: e.floor} }
 
 // share returns all sessions for a snapshot. From now on a change of a session copies it
 // first.
-func (t *sessionTable) share() []*checkpoint.Session {
-	t.private = make(map[*checkpoint.Session]bool)
+func (t *sessionTable) share() []*session {
+	t.private = make(map[*session]bool)
 	return slices.Clone(t.list)
 }
 
 // writable returns s for a change. If a snapshot shares s, it first replaces s by a copy.
-func (t *sessionTable) writable(s *checkpoint.Session) *checkpoint.Session {
+func (t *sessionTable) writable(s *session) *session {
 	if t.private == nil || t.private[s] {
 		return s
 	}

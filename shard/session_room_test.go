@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -82,21 +81,21 @@ func (p *pusher) endMany(inc rowraft.Incarnation) {
 // one that was never used, then one without a gap, then one with a gap, however recently each was used.
 func TestTheIdlestSessionIsEvicted(t *testing.T) {
 	now := uint64(100 * SessionTTL)
-	ago := func(n uint32, idle time.Duration, window uint64) *checkpoint.Session {
-		s := &checkpoint.Session{Client: crowd(1, n), Incarnation: 1, LastUsed: now - uint64(idle)}
+	ago := func(n uint32, idle time.Duration, window uint64) *session {
+		s := &session{Client: crowd(1, n), Incarnation: 1, LastUsed: now - uint64(idle)}
 		s.Window[0] = window
 		return s
 	}
 	const gap, noGap = 1 << 2, 1 << 1
-	list := []*checkpoint.Session{ // in the order of eviction
+	list := []*session{ // in the order of eviction
 		ago(8, SessionTTL+time.Second, gap), ago(7, UnusedAfter+time.Second, 0), ago(2, IdleAfter+2*time.Second, noGap),
 		ago(4, IdleAfter+time.Second, noGap),
 		ago(6, IdleAfter+time.Second, noGap), ago(3, SilentAfter+2*time.Second, gap), ago(5, SilentAfter+time.Second, gap),
 	}
-	used := []*checkpoint.Session{ago(0, UnusedAfter, 0), ago(1, IdleAfter, noGap), ago(9, SilentAfter, gap)}
+	used := []*session{ago(0, UnusedAfter, 0), ago(1, IdleAfter, noGap), ago(9, SilentAfter, gap)}
 	for len(list) > 0 {
 		all := sessions(slices.Concat(list, used))
-		slices.SortFunc(all, func(a, b *checkpoint.Session) int { return bytes.Compare(a.Client[:], b.Client[:]) })
+		slices.SortFunc(all, func(a, b *session) int { return bytes.Compare(a.Client[:], b.Client[:]) })
 		if i := all.idlest(now); i < 0 || all[i] != list[0] {
 			t.Errorf("%d of %d is evicted, want client %x", i, len(all), list[0].Client)
 		}

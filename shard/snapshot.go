@@ -41,10 +41,10 @@ type Snapshot struct {
 	of       *tableSet // the tables that it reads
 	purpose  purpose
 	header   checkpoint.Header
-	sessions []*checkpoint.Session // immutable: changes copy them
-	ended    checkpoint.Ended      // immutable
-	jobs     []*checkpoint.Job     // immutable: changes copy them
-	tables   []tableSnapshot       // ascending by ID
+	sessions []*session      // immutable: changes copy them
+	ended    ended           // immutable
+	jobs     []*Job          // immutable: changes copy them
+	tables   []tableSnapshot // ascending by ID
 	written  bool
 	released bool // guarded by m.mu and m.readers
 }
@@ -123,7 +123,7 @@ func (m *Machine) snapshotLocked(p purpose) (*Snapshot, error) {
 		s.tables = append(s.tables, tableSnapshot{schema: t.schema, rows: t.rows, snap: snap})
 	}
 	if canary.Is(canary.ForgetSessions) {
-		s.sessions, s.ended = nil, checkpoint.Ended{}
+		s.sessions, s.ended = nil, ended{}
 	}
 	m.mu.cuts.running = append(m.mu.cuts.running, s)
 	return s, nil
@@ -263,15 +263,7 @@ func (s *Snapshot) endLocked() error {
 // Errors: errors of w; CodeClosing; CodeStarting if the snapshot was released or another
 // state was restored during the write. In these cases the output is not a snapshot.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
-	sessions := make([]checkpoint.Session, len(s.sessions))
-	for i, p := range s.sessions {
-		sessions[i] = *p
-	}
-	jobs := make([]checkpoint.Job, len(s.jobs))
-	for i, j := range s.jobs {
-		jobs[i] = *j
-	}
-	return s.write(w, sessions, s.ended, jobs, nil)
+	return s.write(w, convert(s.sessions, storedSession), storedEnded(&s.ended), convert(s.jobs, storedJob), nil)
 }
 
 // WriteRows is WriteTo without sessions and jobs. It writes a part of a checkpoint: sessions and jobs

@@ -16,7 +16,7 @@ func (m *Machine) applyStep(h wire.EntryHeader, body []byte, a *Applied) error {
 	m.mu.Lock()
 	m.tick(h)
 	duplicate, result := false, m.checkEpoch(m.shard, h)
-	var open checkpoint.OpenStep
+	var open OpenStep
 	if result == nil {
 		duplicate, open, result = m.Jobs.table.list.checkStep(m.shard, &s)
 	}
@@ -40,7 +40,7 @@ func (m *Machine) applyStep(h wire.EntryHeader, body []byte, a *Applied) error {
 
 // advance records that piece s of a step is applied. open is what the job has of the step with it.
 // Only the apply goroutine calls it.
-func (t *Jobs) advance(s *wire.Step, open *checkpoint.OpenStep) {
+func (t *Jobs) advance(s *wire.Step, open *OpenStep) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	at, _ := t.table.list.find(s.Job)
@@ -55,12 +55,12 @@ func (t *Jobs) advance(s *wire.Step, open *checkpoint.OpenStep) {
 	if n := len(j.Closed) - checkpoint.ClosedSteps + 1; n > 0 {
 		j.Closed = append(j.Closed[:0], j.Closed[n:]...)
 	}
-	j.Closed = append(j.Closed, checkpoint.ClosedStep{Step: s.Step, Contributors: s.Contributors})
+	j.Closed = append(j.Closed, ClosedStep{Step: s.Step, Contributors: s.Contributors})
 }
 
 // checkStep returns the reason why a piece is not the next one of its job, or nil. duplicate means
 // that the piece was applied before. open is what the job already has of the step.
-func (t jobs) checkStep(shard rowraft.ShardID, s *wire.Step) (duplicate bool, open checkpoint.OpenStep, err error) {
+func (t jobs) checkStep(shard rowraft.ShardID, s *wire.Step) (duplicate bool, open OpenStep, err error) {
 	j, err := t.get(s.Job)
 	if err != nil {
 		return false, open, err
@@ -96,7 +96,7 @@ func (t jobs) checkStep(shard rowraft.ShardID, s *wire.Step) (duplicate bool, op
 // advanceRows sets the last row of open to the last row of payload. The rows of payload must follow
 // it in the order of (table, key).
 // REQUIRES: Validate(wire.OpPush, payload) == nil.
-func advanceRows(payload []byte, open *checkpoint.OpenStep) error {
+func advanceRows(payload []byte, open *OpenStep) error {
 	table := rowraft.TableID(0)
 	for len(payload) > 0 {
 		seg, body, rest, err := wire.ParseSegment(payload)
@@ -165,7 +165,7 @@ func (t *Jobs) CheckStep(p *StepPart) (applied bool, err error) {
 }
 
 // closedWith reports whether the step of p, which is closed, contains p.
-func closedWith(j *checkpoint.Job, shard rowraft.ShardID, p *StepPart) (applied bool, err error) {
+func closedWith(j *Job, shard rowraft.ShardID, p *StepPart) (applied bool, err error) {
 	late := &rowraft.StepClosedError{Shard: shard, Step: p.Step, Next: j.LastClosed + 1}
 	late.Unsure = len(j.Closed) == checkpoint.ClosedSteps && p.Step < j.Closed[0].Step
 	for i := range j.Closed {
@@ -191,7 +191,7 @@ type JobPlan struct {
 	Members    wire.RankSet
 	Needed     int    // number of members that close a step
 	Deadline   uint64 // nanoseconds; 0: none
-	Open       checkpoint.OpenStep
+	Open       OpenStep
 }
 
 // Plan returns the plan of a job. Errors: CodeNotFound.
