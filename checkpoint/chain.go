@@ -81,9 +81,8 @@ func (c Chain) Bytes() int64 {
 	return n
 }
 
-// Candidates is about how many keys wait for a row, by the sizes of the streams: what
-// they hold beside rows and the headers of slots. A delta has those of the slots that
-// changed, so that the link which has most tells.
+// Candidates estimates how many keys wait for a row: the bytes of a stream that are neither rows nor headers of slots. A
+// delta has the candidates of the slots that changed, so the link with the most candidates counts.
 //
 // Errors: as RecordBytes.
 func (c Chain) Candidates() (n uint64, err error) {

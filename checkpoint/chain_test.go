@@ -309,7 +309,7 @@ func TestEveryFlippedBitOfAChainIsFound(t *testing.T) {
 					_, err = c.Verify(t.Context(), nil)
 				}
 				if err == nil {
-					t.Fatalf("byte %d of %s/%s was changed, and nobody noticed", i, name, file)
+					t.Fatalf("byte %d of %s/%s was changed, and no check noticed", i, name, file)
 				}
 			}
 			files[file] = good
@@ -375,7 +375,7 @@ func TestChainsOfAFaultyWriter(t *testing.T) {
 				w.made["a"][at] = max(1, w.made["a"][at]-1)
 			}
 		}},
-		{"a removal that nobody noted", func(w *world) {
+		{"a removal that is not noted", func(w *world) {
 			w.remove(5)
 			w.removed = map[slotKey]uint64{}
 		}},

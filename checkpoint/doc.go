@@ -8,7 +8,7 @@
 // # Invariants
 //
 //  1. One cut. The applied index, the sessions and the digest stand inside the
-//     stream, never in a file name or beside it.
+//     stream, never in a file name or in another file.
 //  2. Everything is covered by a checksum, and what is missing, doubled or out
 //     of place is found by order and counts. A reader that reached io.EOF saw
 //     exactly what the writer wrote.

@@ -47,7 +47,7 @@ type Manifest struct {
 	Slots    rowraft.SlotCount // of the source cluster
 }
 
-// Parent names the checkpoint that a delta is a delta to. It lies beside it.
+// Parent names the checkpoint that a delta extends. Both lie in the same destination.
 type Parent struct {
 	Name string
 	ID   string

@@ -120,7 +120,7 @@ func TestEveryFlippedBitOfAManifestIsFound(t *testing.T) {
 			bad := slices.Clone(good)
 			bad[i] ^= 1 << bit
 			if _, err := ParseManifest(bad); err == nil {
-				t.Fatalf("bit %d of byte %d flipped, and nobody noticed", bit, i)
+				t.Fatalf("bit %d of byte %d flipped, and no check noticed", bit, i)
 			}
 		}
 	}
@@ -160,7 +160,7 @@ func TestManifestsThatContradictThemselves(t *testing.T) {
 		{"a shard out of place", `"shard": 1`, `"shard": 2`, rowraft.CodeCorrupt},
 		{"another name than its schema's", `"name": "t"`, `"name": "u"`, rowraft.CodeCorrupt},
 		{"no epoch", `"epoch": 2`, `"epoch": 0`, rowraft.CodeCorrupt},
-		{"a field nobody knows", `"parent": ""`, `"parents": ""`, rowraft.CodeCorrupt},
+		{"an unknown field", `"parent": ""`, `"parents": ""`, rowraft.CodeCorrupt},
 		{"upper-case hex", `"digest": "ffff`, `"digest": "FFFF`, rowraft.CodeCorrupt},
 		{"something behind the JSON", "\n}\n", "\n}\n{}\n", rowraft.CodeCorrupt},
 		{"a later hash", `"hash_version": 1`, `"hash_version": 2`, rowraft.CodeVersionTooNew},
@@ -239,7 +239,7 @@ func TestEveryFlippedBitOfSumsIsFound(t *testing.T) {
 			bad := slices.Clone(good)
 			bad[i] ^= 1 << bit
 			if _, _, _, err := ParseSums(bad); err == nil {
-				t.Fatalf("bit %d of byte %d flipped, and nobody noticed", bit, i)
+				t.Fatalf("bit %d of byte %d flipped, and no check noticed", bit, i)
 			}
 		}
 		if _, _, _, err := ParseSums(good[:i]); rowraft.CodeOf(err) != rowraft.CodeCorrupt {

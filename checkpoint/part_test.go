@@ -145,7 +145,7 @@ func TestEveryFlippedBitOfACheckpointIsFound(t *testing.T) {
 			bad[name] = slices.Clone(good)
 			bad[name][i] ^= 1 << (i % 8)
 			if _, err := verify(bad, nil); err == nil {
-				t.Fatalf("byte %d of %s was changed, and nobody noticed", i, name)
+				t.Fatalf("byte %d of %s was changed, and no check noticed", i, name)
 			}
 		}
 		for what, b := range map[string][]byte{"cut": good[:len(good)-1], "longer": append(slices.Clone(good), 0)} {

@@ -25,7 +25,7 @@ type Parts struct {
 	Job                    string
 	Examples, PartExamples uint64 // of an epoch, of a part
 	Epochs                 uint64 // 0: no end
-	Epoch, Part            uint64 // the next part that nobody has begun
+	Epoch, Part            uint64 // the next part that no worker has begun
 	AgainKnown, AgainMost  uint64 // examples that were read again: at least, at most
 	Open                   []OpenPart
 }

@@ -49,7 +49,7 @@ func TestImpossiblePartsAreRefused(t *testing.T) {
 		"a part behind the last":     func(p *Parts) { p.Part = 11 },
 		"an epoch behind the last":   func(p *Parts) { p.Epoch = 4 },
 		"a part behind the end":      func(p *Parts) { p.Epoch = 3 },
-		"open, and nobody's yet":     func(p *Parts) { p.Open[1].Part = 2 },
+		"open, and not begun":        func(p *Parts) { p.Open[1].Part = 2 },
 		"open twice":                 func(p *Parts) { p.Open[0] = p.Open[1] },
 		"read beyond its end":        func(p *Parts) { p.Open[0].Offset = 41 },
 		"more read again than there": func(p *Parts) { p.AgainKnown = 65 },

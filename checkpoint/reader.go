@@ -23,7 +23,7 @@ type Block struct {
 }
 
 // Reader reads one stream and checks all of it: NewReader, then Next until
-// io.EOF. Whoever stops earlier has not verified anything.
+// io.EOF. A caller that stops earlier has verified nothing.
 //
 // Errors: CodeCorrupt for anything that a writer would not have written, an
 // early end included; CodeVersionTooNew; or that of the source.

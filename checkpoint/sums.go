@@ -10,9 +10,8 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// The sums file of a part: what each slot holds, as the shard itself kept count
-// of it while it applied entries. Whoever reads the rows can so find out that
-// they are those.
+// The sums file of a part has the counts and the digest of each slot, which the shard kept up to date while it applied
+// entries. A reader of the rows compares them with the rows.
 const (
 	sumsMagic   = "ROWRSUMS"
 	sumsVersion = 1

@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
 )
 
-// kept is what somebody was told is a checkpoint.
+// kept is which checkpoints were acknowledged.
 type kept struct{ full, delta bool }
 
 // makeBoth makes a full checkpoint and a delta to it in a directory.
@@ -39,8 +39,8 @@ func makeBoth(t *testing.T, disk vfs.FS, acked *kept) error {
 	return nil
 }
 
-// lookAndDelete checks what is there, deletes it and makes it anew: what a crash left,
-// a claim of PutNew included, stands in nobody's way once it was deleted by name.
+// lookAndDelete checks the checkpoints, deletes them by name and makes them again: after the deletion, the remains of a
+// crash, such as a claim of PutNew, block no write.
 func lookAndDelete(t *testing.T, disk vfs.FS, acked kept) (kept, error) {
 	d, ctx := NewDir(disk, "/mnt/checkpoints"), context.Background()
 	found, err := Scan(ctx, d)
@@ -109,8 +109,7 @@ func TestCrashAtEachStepOfACheckpointAndADelta(t *testing.T) {
 	})
 }
 
-// TestAClaimThatACrashLeft: it stands in the way of nobody who reads, and of nobody
-// who writes once what is left was deleted.
+// TestAClaimThatACrashLeft: it blocks no reader, and no writer after the remains were deleted.
 func TestAClaimThatACrashLeft(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		d := NewDir(vfs.OS, t.TempDir())

@@ -68,7 +68,7 @@ func (c *Claim) Check(ctx context.Context) error {
 	case err != nil:
 		return err
 	case !kept:
-		return gone("is not kept any more: somebody deleted the delta meanwhile")
+		return gone("is not kept any more: the delta was deleted in the meantime")
 	}
 	return nil
 }

@@ -189,7 +189,7 @@ func TestDeltasWithoutTheirParent(t *testing.T) {
 			t.Errorf("%v, want %v", got, want)
 		}
 		if _, _, err := Delete(t.Context(), d, "a", false); err != nil {
-			t.Errorf("nobody needs it: %v", err)
+			t.Errorf("no delta needs it: %v", err)
 		}
 		if _, _, _, err := DeleteTree(t.Context(), d, "b", false); err != nil {
 			t.Error(err)

@@ -87,7 +87,7 @@ type call[T any] struct {
 	what     string // "list", "read a/MANIFEST"
 	patience time.Duration
 	f        func(context.Context, *watch) (T, error)
-	late     func(T, error) // gets what f returns once nobody waits for it; may be nil
+	late     func(T, error) // gets the result of f if its caller no longer waits; may be nil
 
 	ended, left bool // guarded by stuck
 }
@@ -124,7 +124,7 @@ func (c *call[T]) await(ctx context.Context) (T, error) {
 	return v, err
 }
 
-// end notes that f has returned, and reports whether somebody waits for it.
+// end records that f has returned, and reports whether its caller still waits.
 func (c *call[T]) end() bool {
 	stuck.Lock()
 	defer stuck.Unlock()

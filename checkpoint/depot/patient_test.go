@@ -118,7 +118,7 @@ func hangOnce(t *testing.T, cancelled bool, fault vfs.DiskFault, call func(conte
 	}
 }
 
-// TestASlowDepotIsWaitedFor, while it does something, and whoever fills a file, always.
+// TestASlowDepotIsWaitedFor: a call waits for a slow depot while it makes progress, and always for a caller that fills a file.
 func TestASlowDepotIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, disk, before := depotOf(t, "/slow")

@@ -79,7 +79,7 @@ func (s *S3) Write(ctx context.Context, name string, fill func(io.Writer) error)
 	done := make(chan error, 1)
 	go func() {
 		_, err := s.client.PutObject(ctx, s.bucket, s.prefix+name, r, -1, minio.PutObjectOptions{PartSize: s3PartBytes, ContentType: "application/octet-stream"})
-		r.CloseWithError(err) // whoever fills gets it
+		r.CloseWithError(err) // the goroutine that fills the file gets the error
 		done <- err
 	}()
 	fillErr := fill(w)
@@ -128,7 +128,7 @@ func (s *S3) PutNew(ctx context.Context, name string, content []byte) error {
 func (s *S3) Open(ctx context.Context, name string) (io.ReadCloser, error) {
 	o, err := s.client.GetObject(ctx, s.bucket, s.prefix+name, minio.GetObjectOptions{})
 	if err == nil {
-		_, err = o.Stat() // GetObject itself asks nobody
+		_, err = o.Stat() // GetObject itself sends no request
 	}
 	if err != nil {
 		return nil, s.explain(name, err)

@@ -17,14 +17,13 @@ import (
 type Found struct {
 	Name     string
 	Manifest *checkpoint.Manifest // nil if there is none or it cannot be read
-	// Err is why it cannot be restored: its manifest cannot be read, or, beside a Manifest,
-	// a file is missing or has another size, Verify has found damage, or this is so of what
-	// it is a delta to, or that is not there.
+	// Err is the reason why it cannot be restored. Its manifest cannot be read; or, with a Manifest, a file is missing or has
+	// another size, or Verify has found damage, or the checkpoint that it extends is missing or has such an error.
 	Err      error
 	Verified bool  // Verify has found it whole
 	Bytes    int64 // of all files that lie there
 	Deltas   int   // how many deltas it stands on, itself included
-	Deleting bool  // somebody began to delete it
+	Deleting bool  // its deletion has begun
 }
 
 // Usable reports whether it can be restored, as far as manifests, the sizes of files and

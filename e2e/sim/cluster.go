@@ -190,10 +190,10 @@ func (c *Cluster) Terminate(name string) error {
 	return l.err
 }
 
-// Pause keeps a server from the network, both ways, as if it stood still.
+// Pause cuts a server off the network in both directions, as if its process were suspended.
 func (c *Cluster) Pause(name string) error {
-	everybody := append(c.Others(name), cluster.Client)
-	lift := c.Net.Apply(cluster.LinkPolicy{Drop: true}, cluster.Between([]string{name}, everybody)...)
+	all := append(c.Others(name), cluster.Client)
+	lift := c.Net.Apply(cluster.LinkPolicy{Drop: true}, cluster.Between([]string{name}, all)...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.frozen[name] = lift

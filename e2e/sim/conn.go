@@ -179,7 +179,7 @@ func (c *conn) sendLocked(b []byte) {
 	c.out.queue = append(c.out.queue, piece{b: b, due: due})
 	c.out.size += len(b)
 	if c.peer.closed && !policy.Drop && len(b) > 0 {
-		n.resetLocked(c) // nobody reads any more
+		n.resetLocked(c) // the peer reads no more
 		return
 	}
 	c.peer.readable.Broadcast()

@@ -1,7 +1,7 @@
 // Package sim drives a cluster of whole nodes in one process and in virtual time:
 // node.Run as shipped, package client as shipped, on a network in memory that the
 // caller can cut, delay and reset. Inside a testing/synctest bubble time jumps when
-// everybody waits, so minutes of faults take seconds.
+// all goroutines wait, so minutes of faults take seconds.
 //
 //	node.Run ──Config.Listener, Dial──┐
 //	client.Dial ──Options.Dial────────┴─► Net
@@ -12,7 +12,7 @@
 // # Invariants
 //
 //  1. A goroutine that waits, waits on a channel, a condition or a timer of its
-//     bubble; nobody waits for a lock that a waiting goroutine holds. Otherwise
+//     bubble; no goroutine waits for a lock that a waiting goroutine holds. Otherwise
 //     virtual time stands still.
 //  2. A life of a server ends in one instant: what its goroutines do afterwards
 //     reaches neither the network nor the next life.

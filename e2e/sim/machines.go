@@ -49,8 +49,8 @@ func (c *Cluster) SlowLog(name string, late time.Duration) (undo func() (writes 
 // CanDisk reports that disks can be told to fail.
 func (c *Cluster) CanDisk() bool { return true }
 
-// SetDisk says what is wrong with a server's disk from now on. What is late or hangs
-// does so before a write to a log begins, where nobody waits for a lock.
+// SetDisk sets the faults of a server's disk from now on. A late or hanging write waits before it begins, where no
+// goroutine waits for a lock.
 func (c *Cluster) SetDisk(name string, faults ...vfs.DiskFault) error {
 	for i := range faults {
 		if f := &faults[i]; f.Hang || f.Delay > 0 {

@@ -7,8 +7,8 @@ import (
 	"github.com/rowraft/rowraft/e2e/chaos"
 )
 
-// scenarios are faults that go for one promise each, so that whoever breaks it on
-// purpose, or looks for a bug there, need not wait for all the others:
+// scenarios are faults that attack one promise each, so that a developer who breaks it on purpose, or looks for a bug
+// there, need not wait for all the others:
 //
 //	go test ./e2e/sim -run TestScenarios/power -sim.seed 7 -sim.for 2m
 var scenarios = []struct{ name, faults string }{

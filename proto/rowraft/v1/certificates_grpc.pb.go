@@ -26,8 +26,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Entrance is all that somebody without a certificate may call, on the port of the
-// other services, by the protocol that docs/formats/join-token.md names.
+// Entrance has all calls that a client without a certificate may make. It is on the port of the other services, and uses
+// the protocol of docs/formats/join-token.md.
 type EntranceClient interface {
 	// Join gives a certificate to who knows the secret of a token. What is wrong with a
 	// token is not told.
@@ -56,8 +56,8 @@ func (c *entranceClient) Join(ctx context.Context, in *JoinRequest, opts ...grpc
 // All implementations must embed UnimplementedEntranceServer
 // for forward compatibility.
 //
-// Entrance is all that somebody without a certificate may call, on the port of the
-// other services, by the protocol that docs/formats/join-token.md names.
+// Entrance has all calls that a client without a certificate may make. It is on the port of the other services, and uses
+// the protocol of docs/formats/join-token.md.
 type EntranceServer interface {
 	// Join gives a certificate to who knows the secret of a token. What is wrong with a
 	// token is not told.
@@ -150,8 +150,7 @@ type CertificatesClient interface {
 	ListTokens(ctx context.Context, in *ListTokensRequest, opts ...grpc.CallOption) (*ListTokensReply, error)
 	// DeleteToken ends a token; certificates that it gave stay.
 	DeleteToken(ctx context.Context, in *DeleteTokenRequest, opts ...grpc.CallOption) (*DeleteTokenReply, error)
-	// RenewCertificate gives the caller the certificate that it has anew: for the same key, of the
-	// same length.
+	// RenewCertificate issues the certificate of the caller again: for the same key, with the same lifetime.
 	RenewCertificate(ctx context.Context, in *RenewCertificateRequest, opts ...grpc.CallOption) (*RenewCertificateReply, error)
 }
 
@@ -216,8 +215,7 @@ type CertificatesServer interface {
 	ListTokens(context.Context, *ListTokensRequest) (*ListTokensReply, error)
 	// DeleteToken ends a token; certificates that it gave stay.
 	DeleteToken(context.Context, *DeleteTokenRequest) (*DeleteTokenReply, error)
-	// RenewCertificate gives the caller the certificate that it has anew: for the same key, of the
-	// same length.
+	// RenewCertificate issues the certificate of the caller again: for the same key, with the same lifetime.
 	RenewCertificate(context.Context, *RenewCertificateRequest) (*RenewCertificateReply, error)
 	mustEmbedUnimplementedCertificatesServer()
 }

@@ -1781,8 +1781,8 @@ func (x *AttendPause) GetAnnounce() bool {
 	return false
 }
 
-// AttendTarget answers announced: the greatest boundary that a trainer of the job has
-// announced, which all can reach, as nobody stands before it.
+// AttendTarget is the reply to announced: the highest boundary that a trainer of the job has announced. All trainers can
+// reach it, since none has passed it.
 type AttendTarget struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
@@ -1888,7 +1888,7 @@ func (x *AttendRelease) GetSend() bool {
 	return false
 }
 
-// AttendLeave tells a trainer that has parked that nobody needs it any more.
+// AttendLeave tells a parked trainer that no checkpoint needs it any more.
 type AttendLeave struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Checkpoint    string                 `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"` // DESTINATION/NAME, if one was made
@@ -2113,7 +2113,7 @@ func (x *CreateCheckpointRequest) GetJob() string {
 	return ""
 }
 
-// CheckpointBlob is kept with the rows and given back by whoever reads the checkpoint.
+// CheckpointBlob is stored with the rows; a reader of the checkpoint gets it back.
 type CheckpointBlob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2363,7 +2363,7 @@ type WritePartPrepare struct {
 	Mark          []byte                 `protobuf:"bytes,2,opt,name=mark,proto3" json:"mark,omitempty"` // 16 bytes, of the mark entry
 	Destination   string                 `protobuf:"bytes,3,opt,name=destination,proto3" json:"destination,omitempty"`
 	Name          string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
-	Base          string                 `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"` // checkpoint beside it that this is a delta to; "": all rows
+	Base          string                 `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"` // checkpoint of the same destination that this delta extends; "": all rows
 	BaseId        string                 `protobuf:"bytes,6,opt,name=base_id,json=baseId,proto3" json:"base_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

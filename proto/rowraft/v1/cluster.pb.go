@@ -187,11 +187,11 @@ func (MovePhase) EnumDescriptor() ([]byte, []int) {
 	return file_rowraft_v1_cluster_proto_rawDescGZIP(), []int{2}
 }
 
-// MoveReason says who wanted a move.
+// MoveReason is the cause of a move.
 type MoveReason int32
 
 const (
-	MoveReason_MOVE_REASON_UNSPECIFIED  MoveReason = 0 // somebody asked for it
+	MoveReason_MOVE_REASON_UNSPECIFIED  MoveReason = 0 // an operator requested it
 	MoveReason_MOVE_REASON_DEAD         MoveReason = 1 // the server of the old replica has been silent for too long
 	MoveReason_MOVE_REASON_DECOMMISSION MoveReason = 2 // it is decommissioned
 	MoveReason_MOVE_REASON_MISSING      MoveReason = 3 // the shard has too few replicas
@@ -2959,7 +2959,7 @@ func (x *NodeStatus) GetMetadataRolledBack() string {
 	return ""
 }
 
-// Problem is one thing that is wrong, or that somebody who looks should know.
+// Problem is one thing that is wrong, or that an operator should know.
 type Problem struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Severity      Severity               `protobuf:"varint,1,opt,name=severity,proto3,enum=rowraft.v1.Severity" json:"severity,omitempty"`

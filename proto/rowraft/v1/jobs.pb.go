@@ -28,7 +28,7 @@ const (
 	JobState_JOB_STATE_RUNNING     JobState = 1
 	JobState_JOB_STATE_STOPPED     JobState = 2 // it was asked to, and can go on
 	JobState_JOB_STATE_DONE        JobState = 3
-	JobState_JOB_STATE_FAILED      JobState = 4 // nobody is left, and not all is done
+	JobState_JOB_STATE_FAILED      JobState = 4 // no member is left, and some data is not read
 )
 
 // Enum value maps for JobState.
@@ -385,7 +385,7 @@ type JobData struct {
 	Examples     uint64                 `protobuf:"varint,1,opt,name=examples,proto3" json:"examples,omitempty"` // of an epoch; 0: the trainers divide the data among themselves
 	PartExamples uint64                 `protobuf:"varint,2,opt,name=part_examples,json=partExamples,proto3" json:"part_examples,omitempty"`
 	Epochs       uint64                 `protobuf:"varint,3,opt,name=epochs,proto3" json:"epochs,omitempty"` // 0: no end
-	Epoch        uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`   // of the next part that nobody has had
+	Epoch        uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`   // of the next part that no worker has had
 	Part         uint64                 `protobuf:"varint,5,opt,name=part,proto3" json:"part,omitempty"`     // its number
 	Open         []*JobPart             `protobuf:"bytes,6,rep,name=open,proto3" json:"open,omitempty"`      // given and not ended, by epoch and part
 	// Examples that were given again after a worker had, or may have, read them.
@@ -506,9 +506,9 @@ type JobPart struct {
 	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Part          uint64                 `protobuf:"varint,2,opt,name=part,proto3" json:"part,omitempty"`
 	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`           // of its examples trained and acknowledged
-	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of who has it; 0: nobody
+	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the worker that has it; 0: none
 	Take          uint64                 `protobuf:"varint,5,opt,name=take,proto3" json:"take,omitempty"`               // which of those that it was given, from 1
-	Unsettled     uint64                 `protobuf:"varint,6,opt,name=unsettled,proto3" json:"unsettled,omitempty"`     // incarnation of who had it, and of which the shards are to be asked; 0: nobody's
+	Unsettled     uint64                 `protobuf:"varint,6,opt,name=unsettled,proto3" json:"unsettled,omitempty"`     // incarnation of the worker that had it: the shards know what it applied; 0: none
 	Reading       uint64                 `protobuf:"varint,7,opt,name=reading,proto3" json:"reading,omitempty"`         // how many times it was given to a worker; the shards keep the readings apart
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -757,7 +757,7 @@ type EnterRequest struct {
 	WantRank      uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
 	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, part_examples, epochs
 	LeaseNs       uint64                 `protobuf:"varint,8,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
-	Gather        bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // nobody begins before all workers are there
+	Gather        bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // no worker begins before all are there
 	Restart       bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                         // it reads its share from the beginning: a run without members that knows it is over
 	Checkpoint    string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
 	InShards      bool                   `protobuf:"varint,12,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`       // every shard must know the members, for steps and clocks

@@ -54,7 +54,7 @@ type JobsClient interface {
 	DescribeJob(ctx context.Context, in *DescribeJobRequest, opts ...grpc.CallOption) (*DescribeJobReply, error)
 	// StopJob has the members of a job end in order; it returns at once.
 	StopJob(ctx context.Context, in *StopJobRequest, opts ...grpc.CallOption) (*StopJobReply, error)
-	// DeleteJob takes a job in which nobody trains out of the registry.
+	// DeleteJob removes a job without members from the registry.
 	DeleteJob(ctx context.Context, in *DeleteJobRequest, opts ...grpc.CallOption) (*DeleteJobReply, error)
 }
 
@@ -180,7 +180,7 @@ type JobsServer interface {
 	DescribeJob(context.Context, *DescribeJobRequest) (*DescribeJobReply, error)
 	// StopJob has the members of a job end in order; it returns at once.
 	StopJob(context.Context, *StopJobRequest) (*StopJobReply, error)
-	// DeleteJob takes a job in which nobody trains out of the registry.
+	// DeleteJob removes a job without members from the registry.
 	DeleteJob(context.Context, *DeleteJobRequest) (*DeleteJobReply, error)
 	mustEmbedUnimplementedJobsServer()
 }

@@ -1330,7 +1330,7 @@ func (x *MetaToken) GetSecretSha256() []byte {
 	return nil
 }
 
-// MetaCreateToken adds a token that nobody has used, and drops those that have expired.
+// MetaCreateToken adds an unused token, and drops those that have expired.
 type MetaCreateToken struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Token         *MetaToken             `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"` // created_ns is now
@@ -1718,7 +1718,7 @@ func (x *MetaLeaveJob) GetAtNs() uint64 {
 	return 0
 }
 
-// MetaForgetJob takes the run of a job out of the registry, in which nobody trains.
+// MetaForgetJob removes the run of a job without members from the registry.
 type MetaForgetJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2152,7 +2152,7 @@ type MetaRun struct {
 	FirstStep     uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`         // its
 	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                          // it was stopped, and the next generation wants all workers
 	BaseStep      uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`            // steps of the job before it
-	IdleSinceNs   uint64                 `protobuf:"varint,22,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"` // Unix time at which its last member left; 0: somebody trains
+	IdleSinceNs   uint64                 `protobuf:"varint,22,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"` // Unix time at which its last member left; 0: it has members
 	Attended      bool                   `protobuf:"varint,23,opt,name=attended,proto3" json:"attended,omitempty"`                            // a member has called Attend
 	Tables        []uint64               `protobuf:"varint,24,rep,packed,name=tables,proto3" json:"tables,omitempty"`                         // ids of the tables that its members train, as they said in Attend; ascending
 	unknownFields protoimpl.UnknownFields
@@ -3094,7 +3094,7 @@ func (x *MetaPolicy) GetRecord() *PolicyRecord {
 }
 
 // MetaSetPolicy makes a policy, or changes it. With another destination its record
-// starts afresh: what lies at the old one is nobody's.
+// starts empty: no policy owns the checkpoints at the old one.
 type MetaSetPolicy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Policy        *CheckpointPolicy      `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`

@@ -26,9 +26,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Sweeps removes rows that nobody needs any more. Answered by the leader of the
-// metadata group; the call is the operation: when its caller goes away it ends,
-// and the rows that were removed stay so.
+// Sweeps removes rows that are not needed any more. The leader of the metadata group serves it. The call is the operation:
+// it ends when its caller goes away, and the removed rows stay removed.
 type SweepsClient interface {
 	// ShrinkTable removes the rows of a table that meet all conditions, in all
 	// shards, piece by piece. The last message has done set.
@@ -66,9 +65,8 @@ type Sweeps_ShrinkTableClient = grpc.ServerStreamingClient[ShrinkTableReply]
 // All implementations must embed UnimplementedSweepsServer
 // for forward compatibility.
 //
-// Sweeps removes rows that nobody needs any more. Answered by the leader of the
-// metadata group; the call is the operation: when its caller goes away it ends,
-// and the rows that were removed stay so.
+// Sweeps removes rows that are not needed any more. The leader of the metadata group serves it. The call is the operation:
+// it ends when its caller goes away, and the removed rows stay removed.
 type SweepsServer interface {
 	// ShrinkTable removes the rows of a table that meet all conditions, in all
 	// shards, piece by piece. The last message has done set.
