@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
 
 // leaderOf returns the node that probably leads sh.
@@ -87,7 +88,7 @@ func (g *group) hints() []LeaderHint {
 	for node, b := range g.soft.beats {
 		for _, r := range b.replicas {
 			h := LeaderHint{Shard: rowraft.ShardID(r.GetShard()), Node: rowraft.NodeID(r.GetLeaderNode()), Term: rowraft.Term(r.GetTerm())}
-			if r.GetRole() == roleLeader {
+			if r.GetRole() == diagnosis.Leader {
 				h.Node = node
 			}
 			add(h)

@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
@@ -64,7 +65,7 @@ func TestDropReachesEveryShard(t *testing.T) {
 		t.Errorf("shards that are done were asked again: %v", a.drops)
 	}
 	// A late copy of the creation, say, has brought the table back.
-	zombie := &rowraftv1.ReplicaStatus{Shard: 1, Role: roleLeader, LeaderNode: "a", Term: 9, Tables: []*rowraftv1.TableStats{{Table: made.Table.Id}}}
+	zombie := &rowraftv1.ReplicaStatus{Shard: 1, Role: diagnosis.Leader, LeaderNode: "a", Term: 9, Tables: []*rowraftv1.TableStats{{Table: made.Table.Id}}}
 	heartbeat(t, s, "a", zombie)
 	reconcile(t, s)
 	if n := len(a.drops); n != 4 || a.drops[3] != fmt.Sprint(1, " ", made.Table.Id, " ", 1) {

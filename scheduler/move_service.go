@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
@@ -62,10 +63,10 @@ func (d *driver) startMove(ctx context.Context, req *rowraftv1.MoveReplicaReques
 
 // mustBeUp refuses a server that cannot take a replica now because it is not up.
 func (d *driver) mustBeUp(n clustermap.Node) error {
-	if l := d.liveness(n.ID); l.seen && l.state == stateUp {
+	if l := d.liveness(n.ID); l.seen && l.state == diagnosis.Up {
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v", nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)
+	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v", diagnosis.NodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)
 }
 
 // cancel takes the new replica of a move out of the group again, unless the move is in

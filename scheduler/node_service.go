@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/scheduler/placement"
 )
@@ -156,11 +157,6 @@ func (pl *placeLoop) tell(m *clustermap.Map, o *meta.Operation) *rowraftv1.Opera
 	return p
 }
 
-// operationName returns the name of an operation's kind for messages.
-func operationName(k rowraftv1.OperationKind) string {
-	return strings.ToLower(strings.TrimPrefix(k.String(), "OPERATION_KIND_"))
-}
-
 // reasonName returns the name of a move's reason for messages.
 func reasonName(r rowraftv1.MoveReason) string {
 	if r == 0 {
@@ -183,7 +179,7 @@ func (pl *placeLoop) takeName(ctx context.Context, n *rowraftv1.Node) (taken boo
 	}
 	old := m.Nodes[i]
 	l := pl.liveness(old.ID)
-	if l.state != stateDown || old.Addr != n.GetAddr() && !pl.isDead(&l) {
+	if l.state != diagnosis.Down || old.Addr != n.GetAddr() && !pl.isDead(&l) {
 		return false, nil
 	}
 	pl.logger.Warn("a server comes in the place of one that is silent, whose data is taken for lost", "name", old.Name, "new", n.GetId(), "old", string(old.ID), "silent", l.silence.Round(time.Second).String())

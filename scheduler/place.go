@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/scheduler/placement"
 )
@@ -193,7 +194,7 @@ func (s *soft) forgetLead(shard rowraft.ShardID, node rowraft.NodeID) {
 		return
 	}
 	b.replicas = slices.DeleteFunc(slices.Clone(b.replicas), func(r *rowraftv1.ReplicaStatus) bool {
-		return r.GetShard() == uint32(shard) && r.GetRole() == roleLeader
+		return r.GetShard() == uint32(shard) && r.GetRole() == diagnosis.Leader
 	})
 	s.beats[node] = b
 }
@@ -224,9 +225,9 @@ func (s *soft) livenessLocked(id rowraft.NodeID, now time.Time) (l liveness) {
 	}
 	l.silence = max(now.Sub(at), 0)
 	switch l.state = stateAfter(l.silence); l.state {
-	case stateUp:
+	case diagnosis.Up:
 		l.inState = max(now.Sub(since), 0)
-	case stateSuspect:
+	case diagnosis.Suspect:
 		l.inState = l.silence - SuspectAfter
 	default:
 		l.inState = l.silence - DownAfter
@@ -256,9 +257,9 @@ func (pl *placeLoop) world(m *clustermap.Map, p *placer) *placement.World {
 	for _, n := range m.Servers() {
 		l := pl.soft.livenessLocked(n.ID, now)
 		alive[n.ID] = &l
-		wn := placement.Node{ID: n.ID, Zone: n.Label(clustermap.ZoneLabel), Up: l.seen && l.state == stateUp, Stopping: l.beat.stopping, Intent: n.Intent}
+		wn := placement.Node{ID: n.ID, Zone: n.Label(clustermap.ZoneLabel), Up: l.seen && l.state == diagnosis.Up, Stopping: l.beat.stopping, Intent: n.Intent}
 		wn.Full, wn.NearlyFull = room(l.beat.disk)
-		wn.Dead = pl.isDead(&l) || !wn.Up && n.Intent == clustermap.Decommission && l.state == stateDown
+		wn.Dead = pl.isDead(&l) || !wn.Up && n.Intent == clustermap.Decommission && l.state == diagnosis.Down
 		if !wn.Dead && (!wn.Up || wn.Stopping) {
 			w.Balance = false
 		}
@@ -308,12 +309,12 @@ func (pl *placeLoop) world(m *clustermap.Map, p *placer) *placement.World {
 // unknown disk both are false.
 func room(d *rowraftv1.Disk) (full, nearly bool) {
 	free, reserve := d.GetFreeBytes(), d.GetReserveBytes()
-	return free < reserve, free < nearlyFull*reserve
+	return free < reserve, free < diagnosis.NearlyFull*reserve
 }
 
 // reports returns the last report of a replica, as a list of at most one; empty if the server is not up.
 func (l *liveness) reports(id rowraft.ReplicaID) []*rowraftv1.ReplicaStatus {
-	if l == nil || l.state != stateUp {
+	if l == nil || l.state != diagnosis.Up {
 		return nil
 	}
 	for i, r := range l.beat.replicas {
@@ -329,7 +330,7 @@ func leaderIn(sh *clustermap.Shard, alive map[rowraft.NodeID]*liveness) (leader 
 	term := uint64(0)
 	for _, r := range sh.Replicas {
 		for _, st := range alive[r.Node].reports(r.ID) {
-			if st.GetRole() == roleLeader && st.GetTerm() >= term {
+			if st.GetRole() == diagnosis.Leader && st.GetTerm() >= term {
 				leader, term = r.Node, st.GetTerm()
 			}
 		}
@@ -383,7 +384,7 @@ func (pl *placeLoop) leadsOf(m *clustermap.Map, id rowraft.NodeID) (out []rowraf
 	for _, sh := range m.Shards {
 		if r, has := sh.On(id); has {
 			for _, st := range l.reports(r.ID) {
-				if st.GetRole() == roleLeader {
+				if st.GetRole() == diagnosis.Leader {
 					out = append(out, sh.ID)
 				}
 			}
@@ -403,12 +404,12 @@ func (pl *placeLoop) endOperations(ctx context.Context) error {
 		l := pl.liveness(o.Node)
 		n, _ := m.Node(o.Node)
 		switch {
-		case o.Kind == meta.OpReplace && l.seen && l.state == stateUp && len(m.ShardsOn(o.Node)) > 0:
+		case o.Kind == meta.OpReplace && l.seen && l.state == diagnosis.Up && len(m.ShardsOn(o.Node)) > 0:
 			pl.logger.Info("a server that was being replaced is back", "server", m.NameOf(o.Node), "operation", o.ID)
 			_, err := pl.setIntent(ctx, m, o.Node, n.Intent, n.Intent, 0)
 			errs = append(errs, err)
-		case pl.left(m, &o) == 0 && (o.Kind != meta.OpDrain || l.seen || l.state != stateUp):
-			pl.logger.Info("an operation is done", "operation", o.ID, "kind", operationName(o.Kind), "server", m.NameOf(o.Node))
+		case pl.left(m, &o) == 0 && (o.Kind != meta.OpDrain || l.seen || l.state != diagnosis.Up):
+			pl.logger.Info("an operation is done", "operation", o.ID, "kind", diagnosis.OperationName(o.Kind), "server", m.NameOf(o.Node))
 			errs = append(errs, pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: o.ID}}}))
 		}
 	}
@@ -434,7 +435,7 @@ func (pl *placeLoop) retireNodes(ctx context.Context) error {
 		if n.Intent != clustermap.Decommission || n.Scheduler || len(m.ShardsOn(n.ID)) > 0 {
 			continue
 		}
-		if l := pl.liveness(n.ID); l.state == stateDown {
+		if l := pl.liveness(n.ID); l.state == diagnosis.Down {
 			pl.logger.Info("a decommissioned server is down; it is removed from the map", "server", m.NameOf(n.ID))
 			errs = append(errs, pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
 		}
@@ -454,7 +455,7 @@ func (pl *placeLoop) cancelLost(ctx context.Context) error {
 		}
 		l, n := pl.liveness(mv.To.Node), clustermap.Node{}
 		n, _ = m.Node(mv.To.Node)
-		if pl.isDead(&l) || mv.Reason != 0 && (n.Intent == clustermap.Decommission || l.state == stateDown) {
+		if pl.isDead(&l) || mv.Reason != 0 && (n.Intent == clustermap.Decommission || l.state == diagnosis.Down) {
 			pl.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.ID, "shard", uint32(mv.Shard), "to", m.NameOf(mv.To.Node))
 			errs = append(errs, pl.driver.advance(ctx, &mv, meta.PhaseCancel))
 		}

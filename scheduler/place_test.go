@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -26,7 +27,7 @@ func (g *fakeGroup) report(t *testing.T, s *Scheduler, nodes ...string) {
 			if m.Node == id {
 				st := &rowraftv1.ReplicaStatus{ReplicaId: m.ReplicaId, Role: "follower", Term: 2}
 				if g.leader == id {
-					st.Role = roleLeader
+					st.Role = diagnosis.Leader
 				}
 				reps = append(reps, st)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
 
 // How a member of the metadata group is replaced
@@ -109,9 +110,9 @@ func (pl *placeLoop) lostSeat(id rowraft.NodeID) bool {
 	switch {
 	case id == pl.opts.Self.ID:
 		return false
-	case l.seen && l.state == stateUp && l.beat.metaRolledBack != "":
+	case l.seen && l.state == diagnosis.Up && l.beat.metaRolledBack != "":
 		return true
-	case l.state != stateDown:
+	case l.state != diagnosis.Down:
 		return false
 	}
 	if n, known := m.Node(id); known {
@@ -125,7 +126,7 @@ func (pl *placeLoop) lostSeat(id rowraft.NodeID) bool {
 func (pl *placeLoop) standbys(m *clustermap.Map, now *raftstore.Membership) (out []rowraft.NodeID) {
 	for _, n := range m.Nodes {
 		v, known := pl.versionOf(n.ID)
-		if l := pl.liveness(n.ID); pl.standby(now, &n, &l) && l.state == stateUp && !l.beat.stopping && n.Intent == clustermap.Serve && known && v >= FormatVersion(m) {
+		if l := pl.liveness(n.ID); pl.standby(now, &n, &l) && l.state == diagnosis.Up && !l.beat.stopping && n.Intent == clustermap.Serve && known && v >= FormatVersion(m) {
 			out = append(out, n.ID)
 		}
 	}
@@ -152,7 +153,7 @@ func (pl *placeLoop) markSeats(ctx context.Context, now *raftstore.Membership) e
 		if err := pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(n)}}}); err != nil {
 			return fmt.Errorf("members of the scheduler: %w", err)
 		}
-		pl.logger.Info("the members of the scheduler changed", "server", nodeLabel(rpc.NodeToProto(n)), "member", seat)
+		pl.logger.Info("the members of the scheduler changed", "server", diagnosis.NodeLabel(rpc.NodeToProto(n)), "member", seat)
 	}
 	return nil
 }

@@ -261,3 +261,26 @@ func (l *fakeLog) Promote(_ context.Context, id rowraft.ReplicaID, prev rowraft.
 func (l *fakeLog) Remove(_ context.Context, id rowraft.ReplicaID, prev rowraft.Index) (raftstore.Membership, error) {
 	return l.changed(prev, "remove", func(i int) { l.members = slices.Delete(l.members, i, i+1) }, id)
 }
+
+// The seat of a member whose disk was rolled back is lost while its server is up, and it is no standby.
+func TestTheSeatOfARolledBackMemberIsLost(t *testing.T) {
+	s, _ := leaderOfShards(t, 1, "127.0.0.1:1")
+	m := s.view.Map()
+	id := m.Nodes[0].ID
+	if id == s.opts.Self.ID {
+		t.Fatalf("node %s is this one", id)
+	}
+	say := func(why string) {
+		s.soft.heard(id, &rowraftv1.HeartbeatRequest{MetadataReplica: true, MetadataRolledBack: why})
+	}
+	if say(""); s.placer.lostSeat(id) {
+		t.Error("the seat of a member that is well is lost")
+	}
+	if say("rolled back"); !s.placer.lostSeat(id) {
+		t.Error("the seat of a member whose disk was rolled back is not lost")
+	}
+	l := s.liveness(id)
+	if n, _ := m.Node(id); s.placer.standby(&raftstore.Membership{}, &n, &l) {
+		t.Error("it is a standby")
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
 
 // Hello returns the identity, the addresses and the founders of this server. It needs no metadata group, so a server
@@ -79,7 +80,7 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	if err != nil {
 		return nil, err
 	}
-	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), nodeLabel(req.GetNode()), announced(req.GetFormatVersion())); err != nil {
+	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), diagnosis.NodeLabel(req.GetNode()), announced(req.GetFormatVersion())); err != nil {
 		return nil, err
 	}
 	if !req.GetNode().GetNoShards() { // the group decides whether the node is a member, not the request
@@ -122,7 +123,7 @@ func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest
 	if !known {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not registered", id)
 	}
-	if err := s.hear(id, nodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}), announced(req.GetFormatVersion())); err != nil {
+	if err := s.hear(id, diagnosis.NodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}), announced(req.GetFormatVersion())); err != nil {
 		return nil, err
 	}
 	s.soft.heard(id, req)

@@ -21,6 +21,7 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -222,7 +223,7 @@ func TestGetMapWaitsForANewerOne(t *testing.T) {
 }
 
 func leads(shard uint32, replica rowraft.ReplicaID, term, index uint64) *rowraftv1.ReplicaStatus {
-	return &rowraftv1.ReplicaStatus{Shard: shard, ReplicaId: string(replica), Role: roleLeader, Term: term, CommitIndex: index, AppliedIndex: index}
+	return &rowraftv1.ReplicaStatus{Shard: shard, ReplicaId: string(replica), Role: diagnosis.Leader, Term: term, CommitIndex: index, AppliedIndex: index}
 }
 
 func follows(shard uint32, replica rowraft.ReplicaID, leader string, term, index uint64) *rowraftv1.ReplicaStatus {

@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -11,20 +10,8 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
-
-// Roles of a replica and states of a node in StatusReply.
-const (
-	roleLeader  = "leader"
-	roleStopped = "stopped"
-
-	stateUp      = "up"
-	stateSuspect = "suspect"
-	stateDown    = "down"
-)
-
-// maxLag is the number of entries by which a replica may be behind its leader without a finding.
-const maxLag = 1000
 
 // Status describes the whole cluster.
 func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*rowraftv1.StatusReply, error) {
@@ -64,58 +51,45 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 func stateAfter(silence time.Duration) string {
 	switch {
 	case silence >= DownAfter:
-		return stateDown
+		return diagnosis.Down
 	case silence >= SuspectAfter:
-		return stateSuspect
+		return diagnosis.Suspect
 	}
-	return stateUp
+	return diagnosis.Up
 }
 
 // findings returns the problems of the cluster: those of the complete status, and those that only the scheduler knows.
 func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*rowraftv1.Problem {
-	d := &diagnosis{out: Diagnose(st, time.Now())}
+	out := diagnosis.Of(st, time.Now())
 	if len(m.Shards) == 0 {
-		d.add(critical, "no-shards", "", "start the servers that are missing, with the same --join or --scheduler", "The cluster has no shards yet: %s.", s.waitingFor())
+		out = append(out, diagnosis.Problem(rowraftv1.Severity_SEVERITY_CRITICAL, "no-shards", "",
+			"start the servers that are missing, with the same --join or --scheduler", "The cluster has no shards yet: %s.", s.waitingFor()))
 	} else {
 		for _, t := range m.Tables {
 			if missing := s.tables.shardsWithout(m, t); len(missing) > 0 {
-				d.add(warning, "table-missing", "table "+t.Name, "it ends by itself once those shards have a leader",
-					"Table %s is not yet known to be in shard(s) %s; the scheduler is driving it there.", t.Name, strings.Join(missing, ", "))
+				out = append(out, diagnosis.Problem(rowraftv1.Severity_SEVERITY_WARNING, "table-missing", "table "+t.Name,
+					"it ends by itself once those shards have a leader", "Table %s is not yet known to be in shard(s) %s; the scheduler is driving it there.", t.Name, strings.Join(missing, ", ")))
 			}
 		}
 	}
 	for _, p := range s.machine.Policies() {
-		d.policy(p)
+		out = append(out, diagnosis.Policy(p)...)
 	}
 	for _, r := range s.machine.Runs() {
-		d.job(s.jobs.Info(r))
+		out = append(out, diagnosis.Job(s.jobs.Info(r))...)
 	}
-	Worst(d.out)
-	return d.out
+	diagnosis.Sort(out)
+	return out
 }
 
 // textsOf returns the texts of the findings above a note.
 func textsOf(findings []*rowraftv1.Problem) (out []string) {
 	for _, p := range findings {
-		if p.GetSeverity() > aNote {
+		if p.GetSeverity() > rowraftv1.Severity_SEVERITY_NOTE {
 			out = append(out, p.GetText())
 		}
 	}
 	return out
-}
-
-func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.ReplicaStatus {
-	for _, r := range n.GetReplicas() {
-		if r.GetReplicaId() == string(id) {
-			return r
-		}
-	}
-	return nil
-}
-
-// nodeLabel returns the name of a node for messages, or its id.
-func nodeLabel(n *rowraftv1.Node) string {
-	return cmp.Or(n.GetName(), n.GetId())
 }
 
 // addTrainers adds the connected trainers and the restored checkpoints to the status.

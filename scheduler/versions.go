@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -107,7 +108,7 @@ func (g *group) lowest(m *clustermap.Map) (low rowraft.FormatVersion, oldest str
 		if !ok && !slices.Contains(seated, n.ID) && len(m.ShardsOn(n.ID)) == 0 {
 			continue
 		}
-		note(nodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), v, ok)
+		note(diagnosis.NodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), v, ok)
 	}
 	return low, oldest, known
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/scheduler"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -63,8 +63,8 @@ func (f *fakeCluster) Status(context.Context, *rowraftv1.StatusRequest) (*rowraf
 	}
 	st := proto.CloneOf(f.status)
 	if !f.old {
-		st.Findings = append(st.Findings, scheduler.Diagnose(st, goldenTime)...)
-		scheduler.Worst(st.Findings)
+		st.Findings = append(st.Findings, diagnosis.Of(st, goldenTime)...)
+		diagnosis.Sort(st.Findings)
 	}
 	return st, nil
 }

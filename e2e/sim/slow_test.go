@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/scheduler"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
 
 // pushes are how long pushes took, by when they were acknowledged.
@@ -182,7 +182,7 @@ func TestTimersFollowTheDisks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, f := range scheduler.Diagnose(st, time.Now()) {
+			for _, f := range diagnosis.Of(st, time.Now()) {
 				if f.GetKind() == "disk-slow" && f.GetSubject() == "server n2" {
 					return f.GetText()
 				}

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/view"
 	"github.com/rowraft/rowraft/internal/route"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/scheduler"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
 
 // Status returns the status of the cluster. If the scheduler has no leader, it combines the reports of the servers.
@@ -64,10 +64,10 @@ func statusOfEach(ctx context.Context, g *remote.Flags) (reply *rowraftv1.Status
 	if err := errors.Join(denied...); err != nil {
 		return nil, err
 	}
-	reply.Findings = append(slices.DeleteFunc(scheduler.Diagnose(reply, time.Now()), func(p *rowraftv1.Problem) bool {
+	reply.Findings = append(slices.DeleteFunc(diagnosis.Of(reply, time.Now()), func(p *rowraftv1.Problem) bool {
 		return p.GetKind() == "scheduler-member-down" // leaderless reports it
 	}), leaderless(reply))
-	scheduler.Worst(reply.Findings)
+	diagnosis.Sort(reply.Findings)
 	return reply, nil
 }
 

@@ -1,4 +1,6 @@
-package scheduler
+// Package diagnosis finds the problems of a cluster in its status. It is pure. The leader of the scheduler uses it, and the
+// command line when no scheduler answers.
+package diagnosis
 
 import (
 	"cmp"
@@ -14,6 +16,19 @@ import (
 	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
+// Roles of a replica and states of a server in a status.
+const (
+	Leader  = "leader"
+	Stopped = "stopped"
+
+	Up      = "up"
+	Suspect = "suspect"
+	Down    = "down"
+)
+
+// maxLag is the number of entries by which a replica may be behind its leader without a finding.
+const maxLag = 1000
+
 // Severities of a problem.
 const (
 	aNote    = rowraftv1.Severity_SEVERITY_NOTE
@@ -21,18 +36,18 @@ const (
 	critical = rowraftv1.Severity_SEVERITY_CRITICAL
 )
 
-// CertificateSoon is the remaining life of a server's certificate below which it is a problem.
-const CertificateSoon = 14 * 24 * time.Hour
+// certificateSoon is the remaining life of a server's certificate below which it is a problem.
+const certificateSoon = 14 * 24 * time.Hour
 
-// A disk with less than nearlyFull times its reserve free is nearly full.
-const nearlyFull = 2
+// NearlyFull: a disk with less than NearlyFull times its reserve free is nearly full.
+const NearlyFull = 2
 
 // shownShards bounds the shards that one sentence names.
 const shownShards = 8
 
-// Diagnose returns the problems of a cluster that its status shows, the worst first. The leader of the scheduler adds
+// Of returns the problems of a cluster that its status shows, the worst first. The leader of the scheduler adds
 // those of tables, jobs and policies, which are not in the status.
-func Diagnose(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
+func Of(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
 	d := &diagnosis{st: st, nodes: make(map[string]*rowraftv1.NodeStatus, len(st.GetNodes()))}
 	for _, n := range st.GetNodes() {
 		d.nodes[n.GetNode().GetId()] = n
@@ -46,12 +61,12 @@ func Diagnose(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
 	d.majorities()
 	d.redundancy()
 	d.work()
-	Worst(d.out)
+	Sort(d.out)
 	return d.out
 }
 
-// Worst sorts problems by severity, the worst first, and keeps the order of equal ones.
-func Worst(problems []*rowraftv1.Problem) {
+// Sort sorts problems by severity, the worst first, and keeps the order of equal ones.
+func Sort(problems []*rowraftv1.Problem) {
 	slices.SortStableFunc(problems, func(a, b *rowraftv1.Problem) int { return cmp.Compare(b.GetSeverity(), a.GetSeverity()) })
 }
 
@@ -66,16 +81,21 @@ type diagnosis struct {
 }
 
 func (d *diagnosis) add(s rowraftv1.Severity, kind, subject, next, text string, args ...any) {
-	d.out = append(d.out, &rowraftv1.Problem{Severity: s, Kind: kind, Subject: subject, Next: next, Text: fmt.Sprintf(text, args...)})
+	d.out = append(d.out, Problem(s, kind, subject, next, text, args...))
+}
+
+// Problem returns a problem. next is what to do about it.
+func Problem(s rowraftv1.Severity, kind, subject, next, text string, args ...any) *rowraftv1.Problem {
+	return &rowraftv1.Problem{Severity: s, Kind: kind, Subject: subject, Next: next, Text: fmt.Sprintf(text, args...)}
 }
 
 // servers checks each server: heartbeats, disk, certificate, intent.
 func (d *diagnosis) servers(now time.Time) {
 	for _, n := range d.st.GetNodes() {
-		name, subject := nodeLabel(n.GetNode()), "server "+nodeLabel(n.GetNode())
+		name, subject := NodeLabel(n.GetNode()), "server "+NodeLabel(n.GetNode())
 		switch n.GetState() {
-		case stateUp:
-		case stateSuspect:
+		case Up:
+		case Suspect:
 			d.add(warning, "server-suspect", subject, "look at its process, its machine and its network",
 				"Server %s at %s is suspect, with %s: %s.", name, n.GetNode().GetAddr(), d.held(n), quietFor(n))
 		default:
@@ -113,19 +133,19 @@ func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
 	if n.GetDisk() == nil || reserve == 0 {
 		return
 	}
-	subject, name := "server "+nodeLabel(n.GetNode()), nodeLabel(n.GetNode())
+	subject, name := "server "+NodeLabel(n.GetNode()), NodeLabel(n.GetNode())
 	const next = "make room on its disk, or add servers (runbook full-disk)"
 	switch {
 	case free < reserve:
 		d.add(critical, "disk-full", subject, next, "The disk of server %s has %s free, less than its reserve of %s: the shards that it leads refuse pushes.", name, mebibytes(free), mebibytes(reserve))
-	case free < nearlyFull*reserve:
+	case free < NearlyFull*reserve:
 		d.add(warning, "disk-nearly-full", subject, next, "The disk of server %s has %s free; below %s the shards that it leads refuse pushes.", name, mebibytes(free), mebibytes(reserve))
 	}
 }
 
 // slow reports why the Raft timers of a server are longer than those of its profile.
 func (d *diagnosis) slow(n *rowraftv1.NodeStatus) {
-	s, name := n.GetSlowness(), nodeLabel(n.GetNode())
+	s, name := n.GetSlowness(), NodeLabel(n.GetNode())
 	profile := cmp.Or(n.GetProfile(), "default")
 	asks := ""
 	if s.GetHeartbeatNs() > 0 {
@@ -151,13 +171,13 @@ func (d *diagnosis) certificate(n *rowraftv1.NodeStatus, now time.Time) {
 	if n.GetCertificateEnds() == 0 {
 		return
 	}
-	subject, name := "server "+nodeLabel(n.GetNode()), nodeLabel(n.GetNode())
+	subject, name := "server "+NodeLabel(n.GetNode()), NodeLabel(n.GetNode())
 	const next = "put new files in the place of the old ones, no restart is needed (runbook certificates-expire)"
 	ends := time.Unix(int64(n.GetCertificateEnds()), 0)
 	switch left := ends.Sub(now); {
 	case left <= 0:
 		d.add(critical, "certificate-expired", subject, next, "The certificate of server %s expired at %s.", name, ends.UTC().Format(time.RFC3339))
-	case left < CertificateSoon:
+	case left < certificateSoon:
 		d.add(warning, "certificate-expires", subject, next, "The certificate of server %s expires in %d days, at %s.", name, int(left/(24*time.Hour)), ends.UTC().Format(time.RFC3339))
 	}
 }
@@ -167,22 +187,22 @@ func (d *diagnosis) schedulers() {
 	all, up, standby := 0, 0, ""
 	var down, lost []string
 	for _, n := range d.st.GetNodes() {
-		if why, name := n.GetMetadataRolledBack(), nodeLabel(n.GetNode()); why != "" && n.GetState() == stateUp {
+		if why, name := n.GetMetadataRolledBack(), NodeLabel(n.GetNode()); why != "" && n.GetState() == Up {
 			d.add(critical, "scheduler-member-rolled-back", "server "+name, "a standby takes its seat, if there is one; else start "+name+" with an empty data directory (runbook rolled-back-disk)",
 				"The scheduler's member on %s returned with an older disk and has no vote: %s.", name, strings.TrimSuffix(why, "."))
 		}
 	}
 	for _, n := range d.st.GetNodes() {
-		switch name := nodeLabel(n.GetNode()); {
+		switch name := NodeLabel(n.GetNode()); {
 		case n.GetMetadataStandby():
-			if n.GetState() == stateUp {
+			if n.GetState() == Up {
 				standby = name
 			}
 			continue
 		case !n.GetNode().GetScheduler():
 			continue
 		case n.GetMetadataRolledBack() != "":
-		case n.GetState() == stateUp:
+		case n.GetState() == Up:
 			up++
 		case n.GetNode().GetIntent() == rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION:
 			lost = append(lost, name)
@@ -214,13 +234,13 @@ func (d *diagnosis) versions() {
 	var order []string
 	for _, n := range d.st.GetNodes() {
 		v := n.GetVersion()
-		if v == "" || n.GetState() == stateDown {
+		if v == "" || n.GetState() == Down {
 			continue
 		}
 		if by[v] == nil {
 			order = append(order, v)
 		}
-		by[v] = append(by[v], nodeLabel(n.GetNode()))
+		by[v] = append(by[v], NodeLabel(n.GetNode()))
 	}
 	if len(order) < 2 {
 		return
@@ -255,10 +275,10 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 			add(warning, "replica-unreachable", describe, "the replica on %s is unreachable.", r.GetNode())
 			continue
 		}
-		if n.GetState() != stateUp {
+		if n.GetState() != Up {
 			continue // reported once per server, not for each of its replicas
 		}
-		name, st := nodeLabel(n.GetNode()), replicaOf(n, rowraft.ReplicaID(r.GetId()))
+		name, st := NodeLabel(n.GetNode()), replicaOf(n, rowraft.ReplicaID(r.GetId()))
 		switch {
 		case st == nil:
 			add(warning, "replica-silent", "it starts, or the server's log says why not", "the replica on %s has not reported yet.", name)
@@ -270,8 +290,8 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 				"replica hash mismatch (critical): the replica on %s is fenced, it serves nothing and has no vote: %s.", name, strings.TrimSuffix(st.Fenced, "."))
 		case st.DividedIndex != 0:
 			add(critical, "shard-divided", "restore a checkpoint, or choose a replica (runbook fenced-replica)",
-				"replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so nobody serves it (seen by %s).", st.DividedIndex, name)
-		case st.Error != "" || st.Role == roleStopped:
+				"replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so no replica serves it (seen by %s).", st.DividedIndex, name)
+		case st.Error != "" || st.Role == Stopped:
 			add(warning, "replica-stopped", "see to what it says, then restart server "+name, "the replica on %s has stopped: %s.", name, strings.TrimSuffix(st.Error, "."))
 		case leader != nil && leader.CommitIndex > st.AppliedIndex+maxLag:
 			works++
@@ -309,11 +329,11 @@ func (d *diagnosis) sessions(leader *rowraftv1.ReplicaStatus, add func(s rowraft
 func (d *diagnosis) leader(sh *rowraftv1.Shard) (leader *rowraftv1.ReplicaStatus, up []string) {
 	for _, r := range sh.GetReplicas() {
 		n := d.nodes[r.GetNode()]
-		if n.GetState() != stateUp {
+		if n.GetState() != Up {
 			continue
 		}
 		up = append(up, r.GetNode())
-		if st := replicaOf(n, rowraft.ReplicaID(r.GetId())); st.GetRole() == roleLeader && (leader == nil || st.GetTerm() > leader.GetTerm()) {
+		if st := replicaOf(n, rowraft.ReplicaID(r.GetId())); st.GetRole() == Leader && (leader == nil || st.GetTerm() > leader.GetTerm()) {
 			leader = st
 		}
 	}
@@ -382,7 +402,7 @@ func (d *diagnosis) work() {
 			continue
 		}
 		d.add(aNote, "operation-runs", fmt.Sprintf("operation %d", o.GetId()), fmt.Sprintf("rowraft operation watch %d", o.GetId()),
-			"Operation %d, %s of %s, has %d of %d left%s.", o.GetId(), operationName(o.GetKind()), cmp.Or(o.GetName(), o.GetNode()), o.GetLeft(), o.GetTotal(), waits(o.GetWaitingFor()))
+			"Operation %d, %s of %s, has %d of %d left%s.", o.GetId(), OperationName(o.GetKind()), cmp.Or(o.GetName(), o.GetNode()), o.GetLeft(), o.GetTotal(), waits(o.GetWaitingFor()))
 	}
 	for _, m := range d.st.GetMoves() {
 		mv := m.GetMove()
@@ -398,13 +418,14 @@ func (d *diagnosis) work() {
 	}
 }
 
-// job reports a training job with problems.
-func (d *diagnosis) job(j *rowraftv1.JobInfo) {
+// Job returns the problems of a training job.
+func Job(j *rowraftv1.JobInfo) []*rowraftv1.Problem {
+	d := &diagnosis{}
 	if j.GetState() != rowraftv1.JobState_JOB_STATE_RUNNING {
 		if j.GetState() == rowraftv1.JobState_JOB_STATE_FAILED {
 			d.add(aNote, "job-failed", "job "+j.GetJob(), "start its trainers again; it goes on from its last checkpoint if it has one", "Job %s has failed: %s.", j.GetJob(), strings.TrimSuffix(j.GetReason(), "."))
 		}
-		return
+		return d.out
 	}
 	var silent, lost []string
 	training, idle := 0, 0
@@ -433,10 +454,12 @@ func (d *diagnosis) job(j *rowraftv1.JobInfo) {
 	case training > 0 && idle == training:
 		add("job-stalled", describe+"; a shard without a leader, or a step that waits for a worker, holds it", "none of its %d workers makes steps.", training)
 	}
+	return d.out
 }
 
-// policy reports a policy that fails.
-func (d *diagnosis) policy(p *meta.Policy) {
+// Policy returns the problems of a checkpoint policy.
+func Policy(p *meta.Policy) []*rowraftv1.Problem {
+	d := &diagnosis{}
 	name, r := p.GetPolicy().GetName(), p.GetRecord()
 	if n := r.GetFailures(); n > 0 {
 		last := "none was ever made"
@@ -450,6 +473,7 @@ func (d *diagnosis) policy(p *meta.Policy) {
 		d.add(warning, "policy-retention-fails", "policy "+name, "see to what it says, with rowraft checkpoint list "+p.GetPolicy().GetDestination(),
 			"The retention of checkpoint policy %s reports: %s.", name, r.GetRetentionError())
 	}
+	return d.out
 }
 
 func waits(reason string) string {
@@ -461,7 +485,7 @@ func waits(reason string) string {
 
 func (d *diagnosis) label(id string) string {
 	if n := d.nodes[id]; n != nil {
-		return nodeLabel(n.GetNode())
+		return NodeLabel(n.GetNode())
 	}
 	return id
 }
@@ -491,3 +515,22 @@ func quietFor(n *rowraftv1.NodeStatus) string {
 }
 
 func rounded(ns uint64) time.Duration { return time.Duration(ns).Round(100 * time.Millisecond) }
+
+func replicaOf(n *rowraftv1.NodeStatus, id rowraft.ReplicaID) *rowraftv1.ReplicaStatus {
+	for _, r := range n.GetReplicas() {
+		if r.GetReplicaId() == string(id) {
+			return r
+		}
+	}
+	return nil
+}
+
+// NodeLabel returns the name of a node for messages, or its id.
+func NodeLabel(n *rowraftv1.Node) string {
+	return cmp.Or(n.GetName(), n.GetId())
+}
+
+// OperationName returns the name of an operation's kind for messages.
+func OperationName(k rowraftv1.OperationKind) string {
+	return strings.ToLower(strings.TrimPrefix(k.String(), "OPERATION_KIND_"))
+}

@@ -1,4 +1,4 @@
-package scheduler
+package diagnosis
 
 import (
 	"math"
@@ -31,22 +31,21 @@ func TestJobsThatDoNotGoOn(t *testing.T) {
 		says    string
 	}{
 		{"two at work", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", trains, time.Second, 0)}, "", ""},
-		{"nobody knows how fast", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, math.NaN())}, "", ""},
+		{"a speed that is not known", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, math.NaN())}, "", ""},
 		{"a silent one", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", trains, 6*time.Second, 5)}, "job-worker-silent", "nothing is heard of w1 (6s)"},
 		{"a lost one", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", lost, 0, 0)}, "job-short-of-workers", "1 of 2 workers train; gone: w1"},
-		{"nobody steps", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 0), worker("w1", trains, time.Second, 0)}, "job-stalled", "none of its 2 workers"},
+		{"no worker steps", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 0), worker("w1", trains, time.Second, 0)}, "job-stalled", "none of its 2 workers"},
 		{"failed", rowraftv1.JobState_JOB_STATE_FAILED, nil, "job-failed", "Job ctr has failed: out of memory."},
 		{"done", rowraftv1.JobState_JOB_STATE_DONE, []*rowraftv1.MemberInfo{worker("w0", lost, 0, 0)}, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := &diagnosis{}
-			d.job(&rowraftv1.JobInfo{Job: "ctr", Workers: 2, State: tc.state, Members: tc.members, LeaseNs: uint64(10 * time.Second), Reason: "out of memory."})
+			found := Job(&rowraftv1.JobInfo{Job: "ctr", Workers: 2, State: tc.state, Members: tc.members, LeaseNs: uint64(10 * time.Second), Reason: "out of memory."})
 			switch {
-			case tc.kind == "" && len(d.out) > 0:
-				t.Errorf("found %v, want nothing", d.out)
+			case tc.kind == "" && len(found) > 0:
+				t.Errorf("found %v, want nothing", found)
 			case tc.kind == "":
-			case len(d.out) != 1 || d.out[0].Kind != tc.kind || !strings.Contains(d.out[0].Text, tc.says) || d.out[0].Next == "" || d.out[0].Subject != "job ctr":
-				t.Errorf("found %v, want %s: %s", d.out, tc.kind, tc.says)
+			case len(found) != 1 || found[0].Kind != tc.kind || !strings.Contains(found[0].Text, tc.says) || found[0].Next == "" || found[0].Subject != "job ctr":
+				t.Errorf("found %v, want %s: %s", found, tc.kind, tc.says)
 			}
 		})
 	}
@@ -61,17 +60,17 @@ func TestDiskAndCertificateLimits(t *testing.T) {
 		ends time.Duration
 		want string
 	}{
-		{"room and time", 2000, CertificateSoon, ""},
-		{"nearly full", 1999, CertificateSoon, "disk-nearly-full"},
-		{"as much as the reserve", 1000, CertificateSoon, "disk-nearly-full"},
-		{"full", 999, CertificateSoon, "disk-full"},
-		{"two weeks less a second", 2000, CertificateSoon - time.Second, "certificate-expires"},
+		{"room and time", 2000, certificateSoon, ""},
+		{"nearly full", 1999, certificateSoon, "disk-nearly-full"},
+		{"as much as the reserve", 1000, certificateSoon, "disk-nearly-full"},
+		{"full", 999, certificateSoon, "disk-full"},
+		{"two weeks less a second", 2000, certificateSoon - time.Second, "certificate-expires"},
 		{"a second left", 2000, time.Second, "certificate-expires"},
 		{"over", 2000, 0, "certificate-expired"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			found := Diagnose(&rowraftv1.StatusReply{Nodes: []*rowraftv1.NodeStatus{{
-				Node: &rowraftv1.Node{Id: "a", Name: "n1"}, State: stateUp,
+			found := Of(&rowraftv1.StatusReply{Nodes: []*rowraftv1.NodeStatus{{
+				Node: &rowraftv1.Node{Id: "a", Name: "n1"}, State: Up,
 				Disk: &rowraftv1.Disk{FreeBytes: tc.free, ReserveBytes: 1000}, CertificateEnds: uint64(now.Add(tc.ends).Unix()),
 			}}}, now)
 			got := ""
@@ -98,8 +97,8 @@ func TestSlowDisksAndLateTimersAreFound(t *testing.T) {
 		{"little CPU", 0, 300, 1000, "cpu-starved", "Server n2 gets too little CPU: its timers fire 300 ms late, profile fast needs ≤ 125 ms. Its shards have Raft timers of 1s, so an election takes longer."},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			found := Diagnose(&rowraftv1.StatusReply{Nodes: []*rowraftv1.NodeStatus{{
-				Node: &rowraftv1.Node{Id: "b", Name: "n2"}, State: stateUp, Profile: "fast",
+			found := Of(&rowraftv1.StatusReply{Nodes: []*rowraftv1.NodeStatus{{
+				Node: &rowraftv1.Node{Id: "b", Name: "n2"}, State: Up, Profile: "fast",
 				Slowness: &rowraftv1.Slowness{FsyncNs: tc.fsync * ms, FsyncLimitNs: 50 * ms, LatenessNs: tc.late * ms, LatenessLimitNs: 125 * ms, HeartbeatNs: tc.heartbeat * ms},
 			}}}, time.Now())
 			switch {
@@ -129,12 +128,12 @@ func TestSessionsThatRunOut(t *testing.T) {
 		st := &rowraftv1.StatusReply{
 			Map: &rowraftv1.Map{Shards: []*rowraftv1.Shard{{Id: 3, Replicas: []*rowraftv1.Replica{{Id: "r", Node: "a"}}}}},
 			Nodes: []*rowraftv1.NodeStatus{{
-				Node: &rowraftv1.Node{Id: "a", Name: "n1"}, State: stateUp,
-				Replicas: []*rowraftv1.ReplicaStatus{{Shard: 3, ReplicaId: "r", Role: roleLeader, SessionsInUse: tc.used, OwnerSessionsInUse: tc.owner}},
+				Node: &rowraftv1.Node{Id: "a", Name: "n1"}, State: Up,
+				Replicas: []*rowraftv1.ReplicaStatus{{Shard: 3, ReplicaId: "r", Role: Leader, SessionsInUse: tc.used, OwnerSessionsInUse: tc.owner}},
 			}},
 		}
 		got := ""
-		for _, p := range Diagnose(st, time.Unix(0, 0)) {
+		for _, p := range Of(st, time.Unix(0, 0)) {
 			if strings.HasPrefix(p.GetKind(), "sessions-") {
 				got += p.GetKind()
 			}
@@ -150,14 +149,14 @@ func TestSessionsThatRunOut(t *testing.T) {
 func TestARolledBackDiskIsNamed(t *testing.T) {
 	const why = "group shard-0, replica r1: " + raftstore.RolledBack + ": its log ends at entry 3"
 	nodes := []*rowraftv1.NodeStatus{
-		{Node: &rowraftv1.Node{Id: "a", Name: "n1", Scheduler: true}, State: stateUp, MetadataRolledBack: why,
+		{Node: &rowraftv1.Node{Id: "a", Name: "n1", Scheduler: true}, State: Up, MetadataRolledBack: why,
 			Replicas: []*rowraftv1.ReplicaStatus{{Shard: 0, ReplicaId: "r1", Role: "fenced", Fenced: why}}},
-		{Node: &rowraftv1.Node{Id: "b", Name: "n2", Scheduler: true}, State: stateUp,
+		{Node: &rowraftv1.Node{Id: "b", Name: "n2", Scheduler: true}, State: Up,
 			Replicas: []*rowraftv1.ReplicaStatus{{Shard: 0, ReplicaId: "r2", Role: "leader", Term: 2, LeaderNode: "b"}}},
 	}
 	st := &rowraftv1.StatusReply{Nodes: nodes, Map: &rowraftv1.Map{Shards: []*rowraftv1.Shard{{Replicas: []*rowraftv1.Replica{{Id: "r1", Node: "a"}, {Id: "r2", Node: "b"}}}}}}
 	got := map[string]string{}
-	for _, p := range Diagnose(st, time.Now()) {
+	for _, p := range Of(st, time.Now()) {
 		got[p.Kind] = p.Text
 		if strings.Contains(p.Kind, "rolled-back") && (p.Severity != critical || !strings.Contains(p.Text, "n1") || !strings.Contains(p.Next, "runbook rolled-back-disk")) {
 			t.Errorf("found %v", p)
@@ -168,29 +167,6 @@ func TestARolledBackDiskIsNamed(t *testing.T) {
 	}
 }
 
-// The seat of a member whose disk was rolled back is lost while its server is up, and it is no standby.
-func TestTheSeatOfARolledBackMemberIsLost(t *testing.T) {
-	s, _ := leaderOfShards(t, 1, "127.0.0.1:1")
-	m := s.view.Map()
-	id := m.Nodes[0].ID
-	if id == s.opts.Self.ID {
-		t.Fatalf("node %s is this one", id)
-	}
-	say := func(why string) {
-		s.soft.heard(id, &rowraftv1.HeartbeatRequest{MetadataReplica: true, MetadataRolledBack: why})
-	}
-	if say(""); s.placer.lostSeat(id) {
-		t.Error("the seat of a member that is well is lost")
-	}
-	if say("rolled back"); !s.placer.lostSeat(id) {
-		t.Error("the seat of a member whose disk was rolled back is not lost")
-	}
-	l := s.liveness(id)
-	if n, _ := m.Node(id); s.placer.standby(&raftstore.Membership{}, &n, &l) {
-		t.Error("it is a standby")
-	}
-}
-
 // The record of a policy says what is wrong with it, and the diagnosis reports that.
 func TestFailuresOfAPolicyAreFound(t *testing.T) {
 	for want, record := range map[string]*rowraftv1.PolicyRecord{
@@ -198,10 +174,9 @@ func TestFailuresOfAPolicyAreFound(t *testing.T) {
 		"policy-fails":           {Failures: 2, Error: "no disk"},
 		"policy-retention-fails": {RetentionError: "1 of 2 checkpoints cannot be restored"},
 	} {
-		var d diagnosis
-		d.policy(&meta.Policy{Policy: &rowraftv1.CheckpointPolicy{Name: "nightly"}, Record: record})
-		if got := len(d.out); got != min(1, len(want)) || got > 0 && d.out[0].GetKind() != want {
-			t.Errorf("%v: found %v, want %q", record, d.out, want)
+		found := Policy(&meta.Policy{Policy: &rowraftv1.CheckpointPolicy{Name: "nightly"}, Record: record})
+		if got := len(found); got != min(1, len(want)) || got > 0 && found[0].GetKind() != want {
+			t.Errorf("%v: found %v, want %q", record, found, want)
 		}
 	}
 }
