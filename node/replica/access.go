@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -13,7 +14,7 @@ import (
 // A caller of mayTouch that waits before it reads calls mayTouch again, because the table may have
 // been created meanwhile.
 func (r *replica) mayTouch(ctx context.Context, segments []byte) error {
-	_, err := r.tablesOf(ctx, segments)
+	_, err := tablesOf(ctx, r.machine, segments)
 	return err
 }
 
@@ -21,7 +22,7 @@ func (r *replica) mayTouch(ctx context.Context, segments []byte) error {
 // that is unknown now may exist when the entry is applied. So mayChange refuses a table that is
 // unknown in the newest state.
 func (r *replica) mayChange(ctx context.Context, segments []byte) error {
-	unknown, err := r.tablesOf(ctx, segments)
+	unknown, err := tablesOf(ctx, r.machine, segments)
 	if err != nil || unknown == 0 {
 		return err
 	}
@@ -31,15 +32,15 @@ func (r *replica) mayChange(ctx context.Context, segments []byte) error {
 	if err := r.confirm(ctx); err != nil {
 		return err
 	}
-	if unknown, err = r.tablesOf(ctx, segments); err == nil && unknown != 0 {
+	if unknown, err = tablesOf(ctx, r.machine, segments); err == nil && unknown != 0 {
 		err = rowraft.Errorf(rowraft.CodeTableNotFound, "shard %d has no table %#x: create it first", r.shard, uint64(unknown))
 	}
 	return err
 }
 
 // tablesOf refuses segments of tables that the caller's certificate does not allow. If the caller
-// is limited to some tables, it returns one that this replica does not know, or 0.
-func (r *replica) tablesOf(ctx context.Context, segments []byte) (unknown rowraft.TableID, err error) {
+// is limited to some tables, it returns one that m does not know, or 0.
+func tablesOf(ctx context.Context, m *shard.Machine, segments []byte) (unknown rowraft.TableID, err error) {
 	caller := rpc.CallerOf(ctx)
 	if !caller.Limited() {
 		return 0, nil
@@ -49,7 +50,7 @@ func (r *replica) tablesOf(ctx context.Context, segments []byte) (unknown rowraf
 		if err != nil {
 			return 0, err
 		}
-		known, err := r.mayTouchTable(caller, seg.Table)
+		known, err := mayTouchTable(m, caller, seg.Table)
 		if err != nil {
 			return 0, err
 		}
@@ -63,11 +64,11 @@ func (r *replica) tablesOf(ctx context.Context, segments []byte) (unknown rowraf
 
 // mayTouchTable refuses a table that the caller's certificate does not allow. known is false for
 // a table that this replica does not know; the read itself reports that.
-func (r *replica) mayTouchTable(caller *rpc.Caller, id rowraft.TableID) (known bool, err error) {
+func mayTouchTable(m *shard.Machine, caller *rpc.Caller, id rowraft.TableID) (known bool, err error) {
 	if !caller.Limited() {
 		return true, nil
 	}
-	t, known := r.machine.Table(id)
+	t, known := m.Table(id)
 	if !known {
 		return false, nil
 	}

@@ -54,7 +54,7 @@ func (h *Host) Forward(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	defer t.Release()
 	out, cancel := context.WithCancel(h.onBehalf(ctx))
 	defer cancel()
-	watch := time.AfterFunc(leaderPoll, func() { r.cancelWhenLedBy(out, cancel, leader) })
+	watch := time.AfterFunc(leaderPoll, func() { cancelWhenLedBy(out, r.group, cancel, leader) })
 	defer watch.Stop()
 	if err := conn.Invoke(out, info.FullMethod, req, reply); err != nil {
 		return nil, err

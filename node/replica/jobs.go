@@ -253,9 +253,9 @@ type stepLeader struct{ r *replica }
 
 func (l stepLeader) RoomForRows() error { return l.r.admit.RoomForRows() }
 
-func (l stepLeader) Enter(sizeBytes int) error { return l.r.gate.enter(l.r.ctx, sizeBytes) }
+func (l stepLeader) Enter(sizeBytes int) error { return l.r.pushes.enter(l.r.ctx, sizeBytes) }
 
-func (l stepLeader) Leave() { l.r.gate.leave() }
+func (l stepLeader) Leave() { l.r.pushes.leave() }
 
 func (l stepLeader) Propose(step *wire.Step) (applied func() (*shard.Applied, error)) {
 	buf := rpc.Pool.Get(step.Size())

@@ -28,7 +28,7 @@ func (s *replicaService) TransferLeader(ctx context.Context, req *rowraftv1.Tran
 		if err != nil {
 			return nil, err
 		}
-		if to, err = r.replicaOn(node.ID); err != nil {
+		if to, err = replicaOn(r.group, r.shard, node.ID); err != nil {
 			return nil, err
 		}
 	}
@@ -36,7 +36,7 @@ func (s *replicaService) TransferLeader(ctx context.Context, req *rowraftv1.Tran
 	if err := r.group.TransferLeadership(ctx, to); err != nil {
 		return nil, ShardError(r.shard, err)
 	}
-	node, term, err := r.nextLeader(ctx, s.h.opts.Node, to)
+	node, term, err := nextLeader(ctx, r.group, r.shard, s.h.opts.Node, to)
 	if err != nil {
 		return nil, err
 	}
@@ -46,8 +46,8 @@ func (s *replicaService) TransferLeader(ctx context.Context, req *rowraftv1.Tran
 }
 
 // replicaOn returns the id of the group's member on node.
-func (r *replica) replicaOn(node rowraft.NodeID) (rowraft.ReplicaID, error) {
-	m, err := r.group.Members()
+func replicaOn(g *raftstore.Group, shard rowraft.ShardID, node rowraft.NodeID) (rowraft.ReplicaID, error) {
+	m, err := g.Members()
 	if err != nil {
 		return "", err
 	}
@@ -56,26 +56,26 @@ func (r *replica) replicaOn(node rowraft.NodeID) (rowraft.ReplicaID, error) {
 			return member.Replica, nil
 		}
 	}
-	return "", rowraft.Errorf(rowraft.CodePrecondition, "shard %d has no replica on node %s", r.shard, node)
+	return "", rowraft.Errorf(rowraft.CodePrecondition, "shard %d has no replica on node %s", shard, node)
 }
 
-// nextLeader waits until the group has a leader other than this replica, or this one if to is
-// this replica: then nothing was handed over. An empty to is any replica.
-func (r *replica) nextLeader(ctx context.Context, self rowraft.NodeID, to rowraft.ReplicaID) (rowraft.NodeID, rowraft.Term, error) {
+// nextLeader waits until the group has a leader other than the replica on self, or that one if to is
+// that replica: then nothing was handed over. An empty to is any replica.
+func nextLeader(ctx context.Context, g *raftstore.Group, shard rowraft.ShardID, self rowraft.NodeID, to rowraft.ReplicaID) (rowraft.NodeID, rowraft.Term, error) {
 	tick := time.NewTicker(newLeaderPoll)
 	defer tick.Stop()
 	for {
 		// A leader that has just stepped down may still name itself.
-		if node, term, me := r.group.Leader(); node != "" && me == (node == self) {
-			if at, err := r.replicaOn(node); err == nil && to != "" && at != to {
-				return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: node %s leads, not the one that the leadership was handed to", r.shard, node)
+		if node, term, me := g.Leader(); node != "" && me == (node == self) {
+			if at, err := replicaOn(g, shard, node); err == nil && to != "" && at != to {
+				return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: node %s leads, not the one that the leadership was handed to", shard, node)
 			}
 			return node, term, nil
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: this server handed over the leadership, and no other one leads yet: %w", r.shard, context.Cause(ctx))
+			return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: this server handed over the leadership, and no other one leads yet: %w", shard, context.Cause(ctx))
 		}
 	}
 }

@@ -32,7 +32,7 @@ const (
 
 type partStream = grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
 
-// WritePart writes a shard's part of a checkpoint. When the call ends, for any reason, the gate is open,
+// WritePart writes a shard's part of a checkpoint. When the call ends, for any reason, no push is held,
 // the snapshot is freed, and no incomplete part is left.
 func (s *replicaService) WritePart(stream partStream) error {
 	p, err := s.prepare(stream)
@@ -154,7 +154,7 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "hold comes after prepare")
 	}
 	_, term, _ := p.r.group.Leader()
-	h, err := p.r.gate.close(ctx, min(time.Duration(min(req.GetHold().GetLeaseNs(), uint64(maxHold))), maxHold))
+	h, err := p.r.pushes.hold(ctx, min(time.Duration(min(req.GetHold().GetLeaseNs(), uint64(maxHold))), maxHold))
 	if err != nil {
 		return nil, err
 	}

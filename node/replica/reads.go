@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/node/freshness"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
 )
 
 // leadReadTimeout is how long a pull waits for its minimum index.
@@ -104,7 +105,7 @@ const maxMaxAge = 365 * 24 * time.Hour
 
 // pull answers a read as the leader, not before minIndex is applied.
 func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
-	if canary.Is(canary.StaleReads) && r.knowsNoOtherLeader() {
+	if canary.Is(canary.StaleReads) && knowsNoOtherLeader(r.group) {
 		return r.pullRows(req, t)
 	}
 	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
@@ -158,8 +159,8 @@ func (r *replica) pullRows(req *rowraftv1.PullRequest, t *admit.Ticket) (got pul
 }
 
 // knowsNoOtherLeader implements the sabotage canary.StaleReads: it proves no leadership.
-func (r *replica) knowsNoOtherLeader() bool {
-	node, _, me := r.group.Leader()
+func knowsNoOtherLeader(g *raftstore.Group) bool {
+	node, _, me := g.Leader()
 	return me || node == ""
 }
 
@@ -249,18 +250,18 @@ func (h *Host) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// A leader that is suspended does not answer, and the shard soon has another one.
-	watch := time.AfterFunc(leaderPoll, func() { r.cancelWhenLedBy(ctx, cancel, leader) })
+	watch := time.AfterFunc(leaderPoll, func() { cancelWhenLedBy(ctx, r.group, cancel, leader) })
 	defer watch.Stop()
 	reply, err := rowraftv1.NewReplicasClient(conn).ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Shard: uint32(r.shard), Cluster: string(h.opts.Cluster())})
 	return rowraft.Index(reply.GetIndex()), err
 }
 
 // cancelWhenLedBy cancels ctx when a node other than notBy is known to lead. It returns when ctx ends.
-func (r *replica) cancelWhenLedBy(ctx context.Context, cancel context.CancelFunc, notBy rowraft.NodeID) {
+func cancelWhenLedBy(ctx context.Context, g *raftstore.Group, cancel context.CancelFunc, notBy rowraft.NodeID) {
 	t := time.NewTicker(leaderPoll)
 	defer t.Stop()
 	for ctx.Err() == nil {
-		if leader, _, _ := r.group.Leader(); leader != notBy && leader != "" {
+		if leader, _, _ := g.Leader(); leader != notBy && leader != "" {
 			cancel()
 			return
 		}

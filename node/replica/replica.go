@@ -32,7 +32,7 @@ type replica struct {
 	group   *raftstore.Group
 	batch   *batch.Batcher
 	clock   logClock
-	gate    gate // a checkpoint holds pushes back before they reach batch
+	pushes  pushHold // a checkpoint holds pushes back before they reach batch
 	steps   *steps.Aggregator
 	fresh   *freshness.Tracker
 	admit   *admit.Admission // of the server
@@ -226,7 +226,7 @@ func (r *replica) mustLead() error {
 // owns p.Payload.
 //
 // The order matters: a replica that does not lead refuses at once; admission counts the bytes
-// before the call waits for anything; the gate lets a checkpoint wait for the pushes behind it;
+// before the call waits for anything; a checkpoint can hold pushes from there on, and waits for those that passed;
 // checkPart keeps parts that apply would refuse out of the log.
 func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
 	now := r.mustServe()
@@ -243,14 +243,14 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 		err = r.awaitServe(ctx)
 	}
 	if err == nil {
-		err = r.gate.enter(ctx, p.Size())
+		err = r.pushes.enter(ctx, p.Size())
 	}
 	if err != nil {
 		t.Release()
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
-	defer r.gate.leave()
+	defer r.pushes.leave()
 	duplicate, err = checkPart(ctx, r.machine, &p, r.confirm)
 	if err != nil || duplicate {
 		t.Release()
@@ -316,11 +316,6 @@ func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, erro
 		}
 		return a.Index, a.Parts[0].Err
 	}
-}
-
-// proposeAny is propose that returns the whole result, which may be a refusal.
-func (r *replica) proposeAny(ctx context.Context, entry []byte) (*shard.Applied, error) {
-	return r.result(ctx, r.group.Propose(entry))
 }
 
 // result waits for the result of an entry.

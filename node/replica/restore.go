@@ -8,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -29,7 +30,7 @@ func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.Restore
 			return nil, err
 		}
 	}
-	entry, err := r.restoreEntry(id, req)
+	entry, err := restoreEntry(r.machine, r.header(), id, req)
 	if err != nil {
 		return nil, err
 	}
@@ -43,34 +44,34 @@ func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.Restore
 	if req.GetRows() != nil {
 		return &rowraftv1.RestorePartReply{TableEpoch: uint64(r.machine.Epoch()), Staged: true}, nil
 	}
-	reply := r.restoreReply(id)
+	reply := restoreReply(r.machine, id)
 	reply.Node, reply.FreeMemory = string(s.h.opts.Node), admit.FreeMemory(os.DirFS("/"))
 	return reply, nil
 }
 
 // restoreEntry returns the entry of a step; nil if the step is only a query, or is already done.
-func (r *replica) restoreEntry(id wire.RestoreID, req *rowraftv1.RestorePartRequest) ([]byte, error) {
+func restoreEntry(m *shard.Machine, h wire.EntryHeader, id wire.RestoreID, req *rowraftv1.RestorePartRequest) ([]byte, error) {
 	switch step := req.GetStep().(type) {
 	case *rowraftv1.RestorePartRequest_Begin:
 		b := wire.RestoreBegin{ID: id, Epoch: rowraft.TableEpoch(step.Begin.GetTableEpoch()), Base: step.Begin.GetBaseTick()}
 		for _, t := range step.Begin.GetTables() {
 			b.Tables = append(b.Tables, rpc.SchemaFromProto(t))
 		}
-		return checkedRestore(wire.RestoreBeginEntry(r.header(), &b))
+		return checkedRestore(wire.RestoreBeginEntry(h, &b))
 	case *rowraftv1.RestorePartRequest_Rows:
-		return checkedRestore(wire.RestoreRowsEntry(r.header(), id, step.Rows.GetSeq(), step.Rows.GetBlocks()))
+		return checkedRestore(wire.RestoreRowsEntry(h, id, step.Rows.GetSeq(), step.Rows.GetBlocks()))
 	case *rowraftv1.RestorePartRequest_Close:
 		c := wire.RestoreClose{ID: id, Epoch: rowraft.TableEpoch(step.Close.GetTableEpoch()), Chunks: step.Close.GetChunks(), Rows: step.Close.GetRows()}
 		if len(step.Close.GetDigest()) != len(c.Digest) {
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "digest of %d bytes, want %d", len(step.Close.GetDigest()), len(c.Digest))
 		}
 		c.Digest = [16]byte(step.Close.GetDigest())
-		if staged, ok := r.machine.StageID(); r.machine.Epoch() == c.Epoch && !(ok && staged == id) {
+		if staged, ok := m.StageID(); m.Epoch() == c.Epoch && !(ok && staged == id) {
 			return nil, nil
 		}
-		return checkedRestore(wire.RestoreCloseEntry(r.header(), &c))
+		return checkedRestore(wire.RestoreCloseEntry(h, &c))
 	case *rowraftv1.RestorePartRequest_Drop:
-		return wire.RestoreDropEntry(r.header(), id), nil
+		return wire.RestoreDropEntry(h, id), nil
 	case *rowraftv1.RestorePartRequest_Look:
 		return nil, nil
 	}
@@ -106,16 +107,16 @@ func checkBlocks(blocks []byte) (err error) {
 	return err
 }
 
-func (r *replica) restoreReply(id wire.RestoreID) *rowraftv1.RestorePartReply {
-	reply := &rowraftv1.RestorePartReply{TableEpoch: uint64(r.machine.Epoch())}
-	if d, err := r.machine.Digest(); err == nil {
+func restoreReply(m *shard.Machine, id wire.RestoreID) *rowraftv1.RestorePartReply {
+	reply := &rowraftv1.RestorePartReply{TableEpoch: uint64(m.Epoch())}
+	if d, err := m.Digest(); err == nil {
 		reply.LiveRows = d.Rows
 		reply.Digest = d.Sum[:]
 	}
-	for _, t := range r.machine.Stats() {
+	for _, t := range m.Stats() {
 		reply.Tables = append(reply.Tables, &rowraftv1.ShardTable{Id: uint64(t.ID), Rows: t.Rows})
 	}
-	switch s, ok := r.machine.Stage(); {
+	switch s, ok := m.Stage(); {
 	case ok && s.ID != id:
 		reply.Other = s.ID[:]
 	case ok:

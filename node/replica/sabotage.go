@@ -39,7 +39,7 @@ func (a Applier) Propose(ctx context.Context, build func(wire.EntryHeader) []byt
 
 // Hold holds pushes until release is called, as a checkpoint does.
 func (a Applier) Hold(ctx context.Context) (release func() time.Duration, err error) {
-	h, err := a.r.gate.close(ctx, time.Minute)
+	h, err := a.r.pushes.hold(ctx, time.Minute)
 	if err != nil {
 		return nil, err
 	}

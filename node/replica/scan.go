@@ -29,10 +29,10 @@ func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStream
 	if err := r.readyToScan(stream.Context(), rowraft.Index(req.MinIndex)); err != nil {
 		return err
 	}
-	if _, err := r.mayTouchTable(rpc.CallerOf(stream.Context()), rowraft.TableID(req.Table)); err != nil {
+	if _, err := mayTouchTable(r.machine, rpc.CallerOf(stream.Context()), rowraft.TableID(req.Table)); err != nil {
 		return err
 	}
-	c, err := r.newScan(req)
+	c, err := newScan(r.machine, req)
 	if err != nil {
 		return err
 	}
@@ -74,23 +74,23 @@ func (r *replica) readyToScan(ctx context.Context, minIndex rowraft.Index) error
 
 // scanCall is the state of a scan.
 type scanCall struct {
-	r     *replica
-	scan  *shard.Scan
-	epoch rowraft.TableEpoch
-	slot  uint32
-	key   rowraft.Key
+	machine *shard.Machine
+	scan    *shard.Scan
+	epoch   rowraft.TableEpoch
+	slot    uint32
+	key     rowraft.Key
 }
 
-func (r *replica) newScan(req *rowraftv1.ScanRequest) (*scanCall, error) {
-	c := &scanCall{r: r, epoch: r.machine.Epoch(), slot: req.FirstSlot, key: rowraft.Key(req.FirstKey)}
+func newScan(m *shard.Machine, req *rowraftv1.ScanRequest) (*scanCall, error) {
+	c := &scanCall{machine: m, epoch: m.Epoch(), slot: req.FirstSlot, key: rowraft.Key(req.FirstKey)}
 	var err error
-	c.scan, err = r.machine.NewScan(rowraft.TableID(req.Table), rowraft.DType(min(req.Dtype, 0xff)))
+	c.scan, err = m.NewScan(rowraft.TableID(req.Table), rowraft.DType(min(req.Dtype, 0xff)))
 	return c, err
 }
 
 // fill builds the next message, with slots up to last.
 func (c *scanCall) fill(last uint32) (*rowraftv1.ScanReply, error) {
-	reply := &rowraftv1.ScanReply{TableEpoch: uint64(c.epoch), AppliedIndex: uint64(c.r.machine.AppliedIndex())}
+	reply := &rowraftv1.ScanReply{TableEpoch: uint64(c.epoch), AppliedIndex: uint64(c.machine.AppliedIndex())}
 	payload := rpc.Pool.Bytes(2 * scanMessageBytes)[:0]
 	for c.slot <= last && len(payload) < scanMessageBytes {
 		out, next, done, err := c.scan.Append(payload, rowraft.Slot(c.slot), c.key)

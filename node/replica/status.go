@@ -41,7 +41,7 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 	if e := r.whyFenced(); e != nil {
 		st.Fenced, st.Error = e.Error(), e.Error()
 	}
-	r.reportMembers(st)
+	reportMembers(r.group, st)
 	use := r.machine.Sessions.Use(r.logTime())
 	st.Sessions, st.SessionsInUse, st.OwnerSessionsInUse = uint32(use.All), uint32(use.InUse), uint32(use.OwnerInUse)
 	if id, ok := r.machine.StageID(); ok {
@@ -59,11 +59,11 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 }
 
 // reportMembers adds the members to a leader's report.
-func (r *replica) reportMembers(st *rowraftv1.ReplicaStatus) {
-	if _, _, leads := r.group.Leader(); !leads {
+func reportMembers(g *raftstore.Group, st *rowraftv1.ReplicaStatus) {
+	if _, _, leads := g.Leader(); !leads {
 		return
 	}
-	m, err := r.group.Members()
+	m, err := g.Members()
 	if err != nil {
 		return // the leader has just started: the next report contains them
 	}

@@ -80,7 +80,7 @@ func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep, dryRun bool) (p 
 		return p, p.Found, err
 	}
 	w.First, w.Slots = p.First, p.Slots
-	a, err := r.proposeAny(ctx, wire.SweepEntry(h, &w))
+	a, err := r.result(ctx, r.group.Propose(wire.SweepEntry(h, &w)))
 	if err == nil {
 		err = a.Parts[0].Err
 	}

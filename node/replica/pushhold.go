@@ -8,44 +8,44 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// maxGateBytes is the number of bytes that may wait at a closed gate; above it pushes are refused.
-const maxGateBytes = 64 << 20
+// maxHeldBytes is the number of bytes that may wait for the end of a hold; above it pushes are refused.
+const maxHeldBytes = 64 << 20
 
-// gate holds back the pushes of one shard while a checkpoint makes its cut. While it is closed,
-// pushes that entered before get their results, and new ones wait in enter.
-type gate struct {
+// pushHold holds the pushes of one shard while a checkpoint makes its cut. During a hold the pushes that
+// entered before get their results, and new ones wait in enter.
+type pushHold struct {
 	mu      sync.Mutex
 	active  int           // pushes between enter and leave
 	waiting int           // bytes of pushes that wait in enter
-	held    *hold         // nil: open
+	held    *hold         // nil: no hold
 	drained chan struct{} // closed when active falls to 0 while held
 }
 
-// hold is one closing of the gate.
+// hold is one hold of the pushes.
 type hold struct {
-	g      *gate
-	since  time.Time
-	took   time.Duration // set once open
-	opened chan struct{}
-	lease  *time.Timer
-	open   bool
+	g     *pushHold
+	since time.Time
+	took  time.Duration // set once over
+	ended chan struct{}
+	lease *time.Timer
+	over  bool
 }
 
-// enter admits a push of size bytes, and waits while the gate is closed. Each enter without an error needs
+// enter admits a push of size bytes, and waits during a hold. Each enter without an error needs
 // one leave.
-func (g *gate) enter(ctx context.Context, size int) error {
+func (g *pushHold) enter(ctx context.Context, size int) error {
 	g.mu.Lock()
 	for g.held != nil {
-		if g.waiting+size > maxGateBytes {
+		if g.waiting+size > maxHeldBytes {
 			g.mu.Unlock()
 			return &rowraft.OverloadedError{What: "too many pushes wait for a checkpoint's cut", RetryAfter: 20 * time.Millisecond}
 		}
 		g.waiting += size
-		opened := g.held.opened
+		ended := g.held.ended
 		g.mu.Unlock()
 		var err error
 		select {
-		case <-opened:
+		case <-ended:
 		case <-ctx.Done():
 			// Refused before it was proposed.
 			err = rowraft.Errorf(rowraft.CodeClosing, "the caller stopped waiting while a checkpoint's cut held the push back")
@@ -62,7 +62,7 @@ func (g *gate) enter(ctx context.Context, size int) error {
 	return nil
 }
 
-func (g *gate) leave() {
+func (g *pushHold) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.active--; g.active == 0 && g.held != nil {
@@ -70,18 +70,18 @@ func (g *gate) leave() {
 	}
 }
 
-// close closes the gate for lease at most and returns when every push that entered has left.
+// hold begins a hold of lease at most and returns when every push that entered has left.
 // The caller releases the hold.
 //
-// Errors: CodeOverloaded if the gate is closed already; CodeDeadline if the pushes that
+// Errors: CodeOverloaded if a hold exists already; CodeDeadline if the pushes that
 // entered do not leave in time.
-func (g *gate) close(ctx context.Context, lease time.Duration) (*hold, error) {
+func (g *pushHold) hold(ctx context.Context, lease time.Duration) (*hold, error) {
 	g.mu.Lock()
 	if g.held != nil {
 		g.mu.Unlock()
 		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint holds the shard's pushes")
 	}
-	h := &hold{g: g, since: time.Now(), opened: make(chan struct{})}
+	h := &hold{g: g, since: time.Now(), ended: make(chan struct{})}
 	h.lease = time.AfterFunc(lease, h.expire)
 	g.held, g.drained = h, make(chan struct{})
 	if g.active == 0 {
@@ -92,7 +92,7 @@ func (g *gate) close(ctx context.Context, lease time.Duration) (*hold, error) {
 	select {
 	case <-drained:
 		return h, nil
-	case <-h.opened:
+	case <-h.ended:
 		return nil, rowraft.Errorf(rowraft.CodeDeadline, "the pushes under way were not acknowledged within %v", lease)
 	case <-ctx.Done():
 		h.release()
@@ -100,41 +100,40 @@ func (g *gate) close(ctx context.Context, lease time.Duration) (*hold, error) {
 	}
 }
 
-// expire opens the gate when the lease has ended.
+// expire ends the hold when the lease has ended.
 func (h *hold) expire() {
 	h.g.mu.Lock()
 	defer h.g.mu.Unlock()
-	h.openLocked()
+	h.endLocked()
 }
 
-// openLocked opens the gate unless it is open.
+// endLocked ends the hold unless it is over.
 // REQUIRES: g.mu is held.
-func (h *hold) openLocked() {
-	if h.open {
+func (h *hold) endLocked() {
+	if h.over {
 		return
 	}
-	h.open, h.took = true, time.Since(h.since)
+	h.over, h.took = true, time.Since(h.since)
 	h.g.held = nil
-	close(h.opened)
+	close(h.ended)
 }
 
-// through calls do if the gate has been closed since the hold began, and keeps it closed during
-// the call; do must not wait. It reports whether it called do.
+// through calls do if the hold is not over, and does not end during the call; do must not wait. It reports whether it called do.
 func (h *hold) through(do func()) bool {
 	h.g.mu.Lock()
 	defer h.g.mu.Unlock()
-	if h.open {
+	if h.over {
 		return false
 	}
 	do()
 	return true
 }
 
-// release opens the gate and returns how long it was closed. It may be called again.
+// release ends the hold and returns how long it was. It may be called again.
 func (h *hold) release() time.Duration {
 	h.lease.Stop()
 	h.g.mu.Lock()
 	defer h.g.mu.Unlock()
-	h.openLocked()
+	h.endLocked()
 	return h.took
 }

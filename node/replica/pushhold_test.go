@@ -11,7 +11,7 @@ import (
 
 func TestAClosedGateLetsPushesEndAndNoneIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var g gate
+		var g pushHold
 		if err := g.enter(t.Context(), 10); err != nil {
 			t.Fatal(err)
 		}
@@ -19,14 +19,14 @@ func TestAClosedGateLetsPushesEndAndNoneIn(t *testing.T) {
 		closed, entered := false, false
 		go func() {
 			var err error
-			if h, err = g.close(t.Context(), time.Second); err != nil {
+			if h, err = g.hold(t.Context(), time.Second); err != nil {
 				t.Error(err)
 			}
 			closed = true
 		}()
 		synctest.Wait()
 		if closed {
-			t.Fatal("the gate closed before the push that was in had its answer")
+			t.Fatal("the hold began before the push that was in had its result")
 		}
 		go func() {
 			if err := g.enter(t.Context(), 10); err != nil {
@@ -38,14 +38,14 @@ func TestAClosedGateLetsPushesEndAndNoneIn(t *testing.T) {
 		g.leave()
 		synctest.Wait()
 		if !closed || entered {
-			t.Fatalf("closed %v, entered %v; want a closed gate and no push in", closed, entered)
+			t.Fatalf("closed %v, entered %v; want a hold and no push in", closed, entered)
 		}
-		if _, err := g.close(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		if _, err := g.hold(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 			t.Errorf("closed twice: %v", err)
 		}
 		ran := false
 		if !h.through(func() { ran = true }) || !ran {
-			t.Error("a closed gate refused")
+			t.Error("a hold refused a push")
 		}
 		time.Sleep(200 * time.Millisecond) //tidy:allow sleep virtual time
 		if d := h.release(); d != 200*time.Millisecond || h.release() != d {
@@ -53,7 +53,7 @@ func TestAClosedGateLetsPushesEndAndNoneIn(t *testing.T) {
 		}
 		synctest.Wait()
 		if !entered {
-			t.Error("the gate is open, and the push still waits")
+			t.Error("the hold is over, and the push still waits")
 		}
 		g.leave()
 	})
@@ -61,8 +61,8 @@ func TestAClosedGateLetsPushesEndAndNoneIn(t *testing.T) {
 
 func TestALeaseOpensTheGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var g gate
-		h, err := g.close(t.Context(), time.Second)
+		var g pushHold
+		h, err := g.hold(t.Context(), time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,31 +71,31 @@ func TestALeaseOpensTheGate(t *testing.T) {
 			t.Errorf("entered after %v, %v; want 1s", time.Since(start), err)
 		}
 		if h.through(func() { t.Error("ran") }) {
-			t.Error("the gate was open for a moment, and a mark would still be logged")
+			t.Error("the hold was over for a moment, and a mark would still be logged")
 		}
 		// The push in progress does not end: a second cut gives up at the end of its lease.
-		if _, err := g.close(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+		if _, err := g.hold(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 			t.Errorf("close: %v, want Deadline", err)
 		}
 		if err := g.enter(t.Context(), 1); err != nil {
-			t.Errorf("the gate stayed closed: %v", err)
+			t.Errorf("the hold stays: %v", err)
 		}
 	})
 }
 
 func TestAPushThatLeavesOrIsTooMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var g gate
-		h, err := g.close(t.Context(), time.Minute)
+		var g pushHold
+		h, err := g.hold(t.Context(), time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := g.enter(ctx, maxGateBytes); rowraft.CodeOf(err) != rowraft.CodeClosing {
+		if err := g.enter(ctx, maxHeldBytes); rowraft.CodeOf(err) != rowraft.CodeClosing {
 			t.Errorf("enter: %v, want Closing: it was never proposed", err)
 		}
-		go func() { _ = g.enter(t.Context(), maxGateBytes) }()
+		go func() { _ = g.enter(t.Context(), maxHeldBytes) }()
 		synctest.Wait()
 		if err := g.enter(t.Context(), 1); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 			t.Errorf("enter: %v, want Overloaded", err)
@@ -104,11 +104,11 @@ func TestAPushThatLeavesOrIsTooMuch(t *testing.T) {
 		ended, end := context.WithCancel(t.Context())
 		end()
 		synctest.Wait()
-		if _, err := g.close(ended, time.Minute); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+		if _, err := g.hold(ended, time.Minute); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 			t.Errorf("close: %v, want Deadline", err)
 		}
 		if err := g.enter(t.Context(), 1); err != nil {
-			t.Errorf("a close that ended left the gate closed: %v", err)
+			t.Errorf("a hold whose caller left stays: %v", err)
 		}
 	})
 }
