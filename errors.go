@@ -48,7 +48,8 @@ const (
 var codeNames = [...]string{
 	"Unknown", "InvalidArgument", "TableNotFound", "TableExists", "NotLeader", "WrongShard",
 	"NoLeader", "Starting", "Closing", "TooStale", "Overloaded", "LeadershipLost", "Deadline",
-	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists", "Precondition", "Fenced",
+	"SessionExpired", "VersionTooNew", "Corrupt", "Internal", "Identity", "NotFound", "AlreadyExists", "Precondition",
+	"Fenced",
 	"StepClosed", "StaleGeneration", "NotMember", "Denied", "NotSent",
 }
 
@@ -141,7 +142,9 @@ type WrongShardError struct {
 }
 
 func (e *WrongShardError) Error() string {
-	return fmt.Sprintf("shard %d: the request was split by map version %d, this node has version %d: fetch the map and split again", e.Shard, e.Have, e.Want)
+	return fmt.Sprintf(
+		"shard %d: the request was split by map version %d, this node has version %d: fetch the map and split again", e.Shard,
+		e.Have, e.Want)
 }
 
 func (e *WrongShardError) Code() Code { return CodeWrongShard }
@@ -164,13 +167,15 @@ func (e *TooStaleError) Error() string {
 	case e.MaxAge == 0 || e.Applied < e.Wanted:
 		return fmt.Sprintf("shard %d: applied index %d, the read wants %d", e.Shard, e.Applied, e.Wanted)
 	case e.Age == 0:
-		return fmt.Sprintf("shard %d: this replica could not learn how old its rows are; the read wants at most %v", e.Shard, e.MaxAge)
+		return fmt.Sprintf("shard %d: this replica could not learn how old its rows are; the read wants at most %v", e.Shard,
+			e.MaxAge)
 	}
 	lag := ""
 	if e.MaxLag > 0 {
 		lag = fmt.Sprintf(" and %d entries", e.MaxLag)
 	}
-	return fmt.Sprintf("shard %d: the rows may be %v old and lack %d entries of the log; the read wants at most %v%s", e.Shard, e.Age.Round(time.Millisecond), e.Lag, e.MaxAge, lag)
+	return fmt.Sprintf("shard %d: the rows may be %v old and lack %d entries of the log; the read wants at most %v%s",
+		e.Shard, e.Age.Round(time.Millisecond), e.Lag, e.MaxAge, lag)
 }
 
 func (e *TooStaleError) Code() Code { return CodeTooStale }
@@ -184,7 +189,8 @@ type RestoredError struct {
 }
 
 func (e *RestoredError) Error() string {
-	return fmt.Sprintf("shard %d: the cluster was restored from a checkpoint: this began with the tables of epoch %d, those of epoch %d are there now: start it again to go on with them", e.Shard, e.Have, e.Want)
+	return fmt.Sprintf("shard %d: the cluster was restored from a checkpoint: this began with the tables of epoch %d, "+
+		"those of epoch %d are there now: start it again to go on with them", e.Shard, e.Have, e.Want)
 }
 
 func (e *RestoredError) Code() Code { return CodeSessionExpired }

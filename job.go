@@ -60,7 +60,8 @@ type StepClosedError struct {
 
 func (e *StepClosedError) Error() string {
 	if e.Unsure {
-		return fmt.Sprintf("shard %d: step %d is closed, and it is not known any more with whom: go on with step %d", e.Shard, e.Step, e.Next)
+		return fmt.Sprintf("shard %d: step %d is closed, and it is not known any more with whom: go on with step %d", e.Shard,
+			e.Step, e.Next)
 	}
 	return fmt.Sprintf("shard %d: step %d was closed without this gradient: go on with step %d", e.Shard, e.Step, e.Next)
 }
@@ -76,7 +77,8 @@ type StaleGenerationError struct {
 }
 
 func (e *StaleGenerationError) Error() string {
-	return fmt.Sprintf("shard %d: the call is of generation %d of its job, which is at generation %d and step %d", e.Shard, e.Have, e.Want, e.Next)
+	return fmt.Sprintf("shard %d: the call is of generation %d of its job, which is at generation %d and step %d", e.Shard,
+		e.Have, e.Want, e.Next)
 }
 
 func (e *StaleGenerationError) Code() Code { return CodeStaleGeneration }

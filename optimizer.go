@@ -38,7 +38,8 @@ func ParseOptimizerKind(name string) (OptimizerKind, error) {
 		return OptimizerKind(i), nil
 	}
 	last := len(optimizerNames) - 1
-	return 0, Errorf(CodeInvalidArgument, "optimizer %q: want %s or %s", name, strings.Join(optimizerNames[1:last], ", "), optimizerNames[last])
+	return 0, Errorf(CodeInvalidArgument, "optimizer %q: want %s or %s", name, strings.Join(optimizerNames[1:last], ", "),
+		optimizerNames[last])
 }
 
 // Optimizer is the update rule of a table with its constants. Constants that a
@@ -66,8 +67,10 @@ var optimizerConstants = []struct {
 	off   bool // what it does is not done if it is 0
 	rules []OptimizerKind
 }{
-	{"lr", func(o *Optimizer) *float32 { return &o.LR }, false, []OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad, FTRL}},
-	{"initial_accumulator", func(o *Optimizer) *float32 { return &o.InitialAccumulator }, false, []OptimizerKind{Adagrad, RowWiseAdagrad, FTRL}},
+	{"lr", func(o *Optimizer) *float32 { return &o.LR }, false,
+		[]OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad, FTRL}},
+	{"initial_accumulator", func(o *Optimizer) *float32 { return &o.InitialAccumulator }, false,
+		[]OptimizerKind{Adagrad, RowWiseAdagrad, FTRL}},
 	{"epsilon", func(o *Optimizer) *float32 { return &o.Epsilon }, false, []OptimizerKind{Adagrad, RowWiseAdagrad, Adam}},
 	{"beta1", func(o *Optimizer) *float32 { return &o.Beta1 }, false, []OptimizerKind{Adam}},
 	{"beta2", func(o *Optimizer) *float32 { return &o.Beta2 }, false, []OptimizerKind{Adam}},
@@ -75,8 +78,10 @@ var optimizerConstants = []struct {
 	{"l1", func(o *Optimizer) *float32 { return &o.L1 }, false, []OptimizerKind{FTRL}},
 	{"l2", func(o *Optimizer) *float32 { return &o.L2 }, false, []OptimizerKind{FTRL}},
 	{"beta", func(o *Optimizer) *float32 { return &o.Beta }, false, []OptimizerKind{FTRL}},
-	{"weight_decay", func(o *Optimizer) *float32 { return &o.WeightDecay }, true, []OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad}},
-	{"bound", func(o *Optimizer) *float32 { return &o.Bound }, true, []OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad, FTRL, Add}},
+	{"weight_decay", func(o *Optimizer) *float32 { return &o.WeightDecay }, true,
+		[]OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad}},
+	{"bound", func(o *Optimizer) *float32 { return &o.Bound }, true,
+		[]OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad, FTRL, Add}},
 }
 
 // Constant returns where o keeps a constant, or nil if there is none of this name.
@@ -122,7 +127,8 @@ func (o *Optimizer) extended() bool {
 
 func (o *Optimizer) validate() error {
 	if o.Kind < SGD || o.Kind > Add {
-		return Errorf(CodeInvalidArgument, "optimizer kind %d: want sgd, adagrad, adam, momentum, rowwise-adagrad, ftrl or add", o.Kind)
+		return Errorf(CodeInvalidArgument,
+			"optimizer kind %d: want sgd, adagrad, adam, momentum, rowwise-adagrad, ftrl or add", o.Kind)
 	}
 	for _, c := range optimizerConstants {
 		switch v := *c.at(o); {
@@ -135,7 +141,8 @@ func (o *Optimizer) validate() error {
 	switch o.Kind {
 	case Adagrad, RowWiseAdagrad:
 		if o.InitialAccumulator == 0 && o.Epsilon == 0 {
-			return Errorf(CodeInvalidArgument, "optimizer %s: initial accumulator and epsilon must not both be 0: a zero gradient would divide by zero", o.Kind)
+			return Errorf(CodeInvalidArgument,
+				"optimizer %s: initial accumulator and epsilon must not both be 0: a zero gradient would divide by zero", o.Kind)
 		}
 	case Adam:
 		if o.Beta1 >= 1 || o.Beta2 >= 1 {
@@ -150,10 +157,12 @@ func (o *Optimizer) validate() error {
 		}
 	case FTRL:
 		if o.LR == 0 {
-			return Errorf(CodeInvalidArgument, "optimizer ftrl: the learning rate of the table must be > 0: its rows start from it")
+			return Errorf(CodeInvalidArgument,
+				"optimizer ftrl: the learning rate of the table must be > 0: its rows start from it")
 		}
 		if o.Beta == 0 && o.L2 == 0 && o.InitialAccumulator == 0 {
-			return Errorf(CodeInvalidArgument, "optimizer ftrl: beta, l2 and initial accumulator must not all be 0: a new row would divide by zero")
+			return Errorf(CodeInvalidArgument,
+				"optimizer ftrl: beta, l2 and initial accumulator must not all be 0: a new row would divide by zero")
 		}
 	}
 	return nil

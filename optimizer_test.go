@@ -61,7 +61,8 @@ func TestOptimizersThatAreRefused(t *testing.T) {
 		{Optimizer{Kind: Adagrad, Epsilon: 1, L2: 1}, "no l2"},
 		{Optimizer{Kind: Adagrad, Epsilon: 1, Beta: 1}, "no beta"},
 	} {
-		if err := optimizerTable(tc.o).Validate(); CodeOf(err) != CodeInvalidArgument || !strings.Contains(err.Error(), tc.want) {
+		if err := optimizerTable(tc.o).Validate(); CodeOf(err) != CodeInvalidArgument ||
+			!strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%+v: %v, want %q", tc.o, err, tc.want)
 		}
 	}
@@ -76,8 +77,10 @@ func TestExtensionsOfOptimizers(t *testing.T) {
 		o    Optimizer
 		want int
 	}{
-		{Optimizer{Kind: SGD, LR: 1}, 0}, {Optimizer{Kind: Adagrad, InitialAccumulator: 1, Epsilon: 1}, 0}, {Optimizer{Kind: Adam, Epsilon: 1, Beta1: 0.5, Beta2: 0.5}, 0},
-		{Optimizer{Kind: Momentum}, 2}, {Optimizer{Kind: Add}, 2}, {Optimizer{Kind: SGD, Bound: 1}, 2}, {Optimizer{Kind: Adam, Epsilon: 1, WeightDecay: 1}, 2},
+		{Optimizer{Kind: SGD, LR: 1}, 0}, {Optimizer{Kind: Adagrad, InitialAccumulator: 1, Epsilon: 1}, 0},
+		{Optimizer{Kind: Adam, Epsilon: 1, Beta1: 0.5, Beta2: 0.5}, 0},
+		{Optimizer{Kind: Momentum}, 2}, {Optimizer{Kind: Add}, 2}, {Optimizer{Kind: SGD, Bound: 1}, 2},
+		{Optimizer{Kind: Adam, Epsilon: 1, WeightDecay: 1}, 2},
 	} {
 		s := optimizerTable(tc.o)
 		if got := s.Extension(); got != tc.want {

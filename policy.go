@@ -78,7 +78,9 @@ func ParseAdmission(s string) (Admission, error) {
 			return a, a.validate()
 		}
 	}
-	return a, Errorf(CodeInvalidArgument, "admission %q: want all, count:N (for example count:3) or probability:P (for example probability:0.1)", s)
+	return a,
+		Errorf(CodeInvalidArgument,
+			"admission %q: want all, count:N (for example count:3) or probability:P (for example probability:0.1)", s)
 }
 
 func (a *Admission) validate() error {
@@ -90,12 +92,14 @@ func (a *Admission) validate() error {
 		return nil
 	case AdmitCount:
 		if a.Count < 2 || a.Count > MaxAdmitCount || a.Probability != 0 {
-			return Errorf(CodeInvalidArgument, "admission by count: want 2 to %d pushes of a key before it gets a row, got %d", MaxAdmitCount, a.Count)
+			return Errorf(CodeInvalidArgument, "admission by count: want 2 to %d pushes of a key before it gets a row, got %d",
+				MaxAdmitCount, a.Count)
 		}
 		return nil
 	case AdmitProbability:
 		if !(a.Probability > 0 && a.Probability < 1) || a.Count != 0 {
-			return Errorf(CodeInvalidArgument, "admission by probability: want more than 0 and less than 1, got %v", a.Probability)
+			return Errorf(CodeInvalidArgument, "admission by probability: want more than 0 and less than 1, got %v",
+				a.Probability)
 		}
 		return nil
 	}
@@ -152,9 +156,11 @@ func (c *Capacity) validate() error {
 	case c.Rows == 0:
 		return nil
 	case c.Rows < DefaultSlots || c.Rows > MaxCapacityRows:
-		return Errorf(CodeInvalidArgument, "capacity of %d rows: want %d (one in each slot) to %d", c.Rows, DefaultSlots, uint64(MaxCapacityRows))
+		return Errorf(CodeInvalidArgument, "capacity of %d rows: want %d (one in each slot) to %d", c.Rows, DefaultSlots,
+			uint64(MaxCapacityRows))
 	case c.Evict != EvictLRU && c.Evict != EvictLFU:
-		return Errorf(CodeInvalidArgument, "capacity of %d rows: which row makes room? want evict lru or lfu, got %s", c.Rows, c.Evict)
+		return Errorf(CodeInvalidArgument, "capacity of %d rows: which row makes room? want evict lru or lfu, got %s", c.Rows,
+			c.Evict)
 	}
 	return nil
 }
@@ -213,7 +219,8 @@ func (s *Schema) validatePolicies() error {
 		return Errorf(CodeInvalidArgument, "storage %s: want float32 or bfloat16", s.Storage)
 	}
 	if s.Kind == Dense && (s.Admission != Admission{} || s.Expire != 0 || s.Capacity != Capacity{}) {
-		return Errorf(CodeInvalidArgument, "a dense table keeps all of its rows: admission, expiry and capacity are for sparse ones")
+		return Errorf(CodeInvalidArgument,
+			"a dense table keeps all of its rows: admission, expiry and capacity are for sparse ones")
 	}
 	if err := s.Admission.validate(); err != nil {
 		return err

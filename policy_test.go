@@ -6,7 +6,8 @@ import (
 )
 
 func TestPoliciesOfATable(t *testing.T) {
-	plain := Schema{Name: "t", Kind: Sparse, Dim: 3, Initializer: Initializer{Kind: InitZeros}, Optimizer: Optimizer{Kind: SGD, LR: 1}}
+	plain := Schema{Name: "t", Kind: Sparse, Dim: 3, Initializer: Initializer{Kind: InitZeros},
+		Optimizer: Optimizer{Kind: SGD, LR: 1}}
 	for _, tc := range []struct {
 		name   string
 		change func(*Schema)
@@ -19,16 +20,19 @@ func TestPoliciesOfATable(t *testing.T) {
 		{"the 2nd push", func(s *Schema) { s.Admission = Admission{Kind: AdmitCount, Count: 2} }, ""},
 		{"the 1st push", func(s *Schema) { s.Admission = Admission{Kind: AdmitCount, Count: 1} }, "want 2 to 65535"},
 		{"the 65536th push", func(s *Schema) { s.Admission = Admission{Kind: AdmitCount, Count: 65536} }, "want 2 to 65535"},
-		{"count and probability", func(s *Schema) { s.Admission = Admission{Kind: AdmitCount, Count: 2, Probability: 0.5} }, "by count"},
+		{"count and probability", func(s *Schema) { s.Admission = Admission{Kind: AdmitCount, Count: 2, Probability: 0.5} },
+			"by count"},
 		{"half of them", func(s *Schema) { s.Admission = Admission{Kind: AdmitProbability, Probability: 0.5} }, ""},
 		{"probability 1", func(s *Schema) { s.Admission = Admission{Kind: AdmitProbability, Probability: 1} }, "less than 1"},
 		{"a count without a kind", func(s *Schema) { s.Admission.Count = 2 }, "neither"},
 		{"an unknown admission", func(s *Schema) { s.Admission.Kind = 3 }, "want all, count or probability"},
 		{"a day", func(s *Schema) { s.Expire = 86400 }, ""},
 		{"a row in each slot", func(s *Schema) { s.Capacity = Capacity{Rows: DefaultSlots, Evict: EvictLRU} }, ""},
-		{"less than that", func(s *Schema) { s.Capacity = Capacity{Rows: DefaultSlots - 1, Evict: EvictLRU} }, "one in each slot"},
+		{"less than that", func(s *Schema) { s.Capacity = Capacity{Rows: DefaultSlots - 1, Evict: EvictLRU} },
+			"one in each slot"},
 		{"a full table and no way out", func(s *Schema) { s.Capacity = Capacity{Rows: 1 << 20} }, "which row makes room"},
-		{"a way out and no full table", func(s *Schema) { s.Capacity = Capacity{Evict: EvictLFU} }, "without a number of rows"},
+		{"a way out and no full table", func(s *Schema) { s.Capacity = Capacity{Evict: EvictLFU} },
+			"without a number of rows"},
 		{"dense in bfloat16", func(s *Schema) { s.Kind, s.Storage = Dense, BFloat16 }, ""},
 		{"dense that expires", func(s *Schema) { s.Kind, s.Expire = Dense, 1 }, "for sparse ones"},
 	} {
@@ -36,7 +40,8 @@ func TestPoliciesOfATable(t *testing.T) {
 			s := plain
 			tc.change(&s)
 			err := s.Validate()
-			if tc.want == "" && err != nil || tc.want != "" && (CodeOf(err) != CodeInvalidArgument || !strings.Contains(err.Error(), tc.want)) {
+			if tc.want == "" && err != nil || tc.want != "" &&
+				(CodeOf(err) != CodeInvalidArgument || !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("%+v: %v, want %q", s, err, tc.want)
 			}
 		})
@@ -62,7 +67,8 @@ func TestSameShapeWhateverFloat32IsCalled(t *testing.T) {
 
 func TestPoliciesInWords(t *testing.T) {
 	for text, want := range map[string]Admission{
-		"": {}, "all": {}, "count:3": {Kind: AdmitCount, Count: 3}, "probability:0.1": {Kind: AdmitProbability, Probability: 0.1},
+		"": {}, "all": {}, "count:3": {Kind: AdmitCount, Count: 3},
+		"probability:0.1": {Kind: AdmitProbability, Probability: 0.1},
 	} {
 		got, err := ParseAdmission(text)
 		if err != nil || got != want {
@@ -72,7 +78,8 @@ func TestPoliciesInWords(t *testing.T) {
 			t.Errorf("admission %q is written %q", text, got)
 		}
 	}
-	for _, bad := range []string{"count", "count:", "count:1", "count:-3", "count:3.5", "all:3", "probability:2", "probability:nan", "0.1"} {
+	for _, bad := range []string{"count", "count:", "count:1", "count:-3", "count:3.5", "all:3", "probability:2",
+		"probability:nan", "0.1"} {
 		if a, err := ParseAdmission(bad); CodeOf(err) != CodeInvalidArgument {
 			t.Errorf("admission %q: %+v, %v, want InvalidArgument", bad, a, err)
 		}

@@ -214,7 +214,8 @@ var tableName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,127}$`)
 func (s *Schema) Validate() error {
 	switch {
 	case !tableName.MatchString(s.Name):
-		return Errorf(CodeInvalidArgument, "table name %q: want a letter, then up to 127 letters, digits, '_', '.' or '-'", s.Name)
+		return Errorf(CodeInvalidArgument, "table name %q: want a letter, then up to 127 letters, digits, '_', '.' or '-'",
+			s.Name)
 	case s.Kind != Sparse && s.Kind != Dense:
 		return Errorf(CodeInvalidArgument, "table %s: kind %s: want sparse or dense", s.Name, s.Kind)
 	case s.Dim < 1 || s.Dim > MaxDim:

@@ -102,7 +102,9 @@ func TestCandidatesOfAChain(t *testing.T) {
 		{Chain{link(9, 0)}, 0},
 		{Chain{link(5, 3), link(9, 700)}, 700},
 		{Chain{link(5, 900), link(9, 700)}, 900},
-		{Chain{{Manifest: &Manifest{Slots: rowraft.DefaultSlots, Tables: []TableSum{{Schema: schema, Written: 9}}, Parts: []Part{{Stream: File{Bytes: 500}}}}}}, 0}, // few slots
+		// few slots
+		{Chain{{Manifest: &Manifest{Slots: rowraft.DefaultSlots, Tables: []TableSum{{Schema: schema, Written: 9}},
+			Parts: []Part{{Stream: File{Bytes: 500}}}}}}, 0},
 	} {
 		if n, err := tc.chain.Candidates(); err != nil || n != tc.want {
 			t.Errorf("%d links: %d, %v; want %d", len(tc.chain), n, err, tc.want)

@@ -43,15 +43,20 @@ func OpenChain(ctx context.Context, at func(name string) Files, name string) (Ch
 		delta, parent := c[len(c)-1], m.Parent
 		files = at(parent.Name)
 		if m, err = ReadManifest(ctx, files); rowraft.CodeOf(err) == rowraft.CodeNotFound {
-			return nil, rowraft.Errorf(rowraft.CodeNotFound, "checkpoint %s is a delta to %s, which is missing: %w", delta.Name, parent.Name, err)
+			return nil, rowraft.Errorf(rowraft.CodeNotFound, "checkpoint %s is a delta to %s, which is missing: %w", delta.Name,
+				parent.Name, err)
 		} else if err != nil {
 			return nil, fmt.Errorf("checkpoint %s is a delta to %s: %w", delta.Name, parent.Name, err)
 		}
 		if m.ID != parent.ID {
-			return nil, rowraft.Errorf(rowraft.CodeNotFound, "checkpoint %s is a delta to %s with id %s, which is missing: the one of that name has id %s", delta.Name, parent.Name, parent.ID, m.ID)
+			return nil, rowraft.Errorf(rowraft.CodeNotFound,
+				"checkpoint %s is a delta to %s with id %s, which is missing: the one of that name has id %s", delta.Name,
+				parent.Name, parent.ID, m.ID)
 		}
 		if d := delta.Manifest; m.Cluster != d.Cluster || m.Epoch != d.Epoch || m.Slots != d.Slots {
-			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s is of cluster %s, table epoch %d, with %d slots, and its parent %s of %s, %d, with %d", delta.Name, d.Cluster, d.Epoch, d.Slots, parent.Name, m.Cluster, m.Epoch, m.Slots)
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt,
+				"checkpoint %s is of cluster %s, table epoch %d, with %d slots, and its parent %s of %s, %d, with %d", delta.Name,
+				d.Cluster, d.Epoch, d.Slots, parent.Name, m.Cluster, m.Epoch, m.Slots)
 		}
 		c = append(c, Link{parent.Name, files, m})
 	}
@@ -81,8 +86,8 @@ func (c Chain) Bytes() int64 {
 	return n
 }
 
-// Candidates estimates how many keys wait for a row: the bytes of a stream that are neither rows nor headers of slots. A
-// delta has the candidates of the slots that changed, so the link with the most candidates counts.
+// Candidates estimates how many keys wait for a row: the bytes of a stream that are neither rows nor headers of slots.
+// A delta has the candidates of the slots that changed, so the link with the most candidates counts.
 //
 // Errors: as RecordBytes.
 func (c Chain) Candidates() (n uint64, err error) {
@@ -166,7 +171,8 @@ func overlap(a, b []rowraft.Slot) bool {
 // sums of the parts. read is told of each read of bytes and may be nil.
 //
 // Errors: CodeCorrupt, CodeVersionTooNew; those of files and of rows.
-func (c Chain) ReadPart(ctx context.Context, i int, read func(int), rows func(*Block) error) (sums []SlotSum, err error) {
+func (c Chain) ReadPart(ctx context.Context, i int, read func(int),
+	rows func(*Block) error) (sums []SlotSum, err error) {
 	m := &merge{ctx: ctx, want: c.Manifest(), rows: rows, seen: make(map[uint64]uint8)}
 	defer func() { err = errors.Join(err, m.close()) }()
 	if sums, err = m.open(c, i, read); err != nil {
@@ -216,7 +222,9 @@ func (c Chain) Verify(ctx context.Context, read func(int)) (TableRows, error) {
 	}
 	for _, t := range m.Tables {
 		if rows[t.Schema.ID] != t.Rows || digests[t.Schema.ID] != t.Digest {
-			return rows, rowraft.Errorf(rowraft.CodeCorrupt, "table %s: its parts hold %d rows with digest %x, the manifest names %d with %x", t.Schema.Name, rows[t.Schema.ID], digests[t.Schema.ID], t.Rows, t.Digest)
+			return rows, rowraft.Errorf(rowraft.CodeCorrupt,
+				"table %s: its parts hold %d rows with digest %x, the manifest names %d with %x", t.Schema.Name, rows[t.Schema.ID],
+				digests[t.Schema.ID], t.Rows, t.Digest)
 		}
 	}
 	for _, b := range m.Blobs {

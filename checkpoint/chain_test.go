@@ -119,7 +119,8 @@ func (w *world) savePart(tb rapid.TB, m *Manifest, files memFiles, shard rowraft
 	}
 	p := Part{Shard: shard, Applied: 7, Slots: slots}
 	var out bytes.Buffer
-	wr, err := NewWriter(&out, Header{Shard: shard, Applied: 7, Epoch: 1, Delta: m.Parent != nil}, w.schemas, nil, Ended{}, nil)
+	wr, err := NewWriter(&out, Header{Shard: shard, Applied: 7, Epoch: 1, Delta: m.Parent != nil}, w.schemas, nil, Ended{},
+		nil)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -135,7 +136,8 @@ func (w *world) savePart(tb rapid.TB, m *Manifest, files memFiles, shard rowraft
 			}
 			whole := w.removed[at] > base[at] || base[at] == 0
 			if sum.Counter > base[at] {
-				if err := wr.BeginSlot(Slot{Table: at.table, Slot: slot, Counter: sum.Counter, RecordBytes: 24 + 4*schema.Dim, Whole: whole && m.Parent != nil, Removed: w.removed[at]}); err != nil {
+				if err := wr.BeginSlot(Slot{Table: at.table, Slot: slot, Counter: sum.Counter, RecordBytes: 24 + 4*schema.Dim,
+					Whole: whole && m.Parent != nil, Removed: w.removed[at]}); err != nil {
 					tb.Fatal(err)
 				}
 			}
@@ -334,7 +336,8 @@ func TestBrokenChains(t *testing.T) {
 			m.Epoch = 2
 			w.depot["a"][ManifestFile], _ = m.Encode()
 		}, rowraft.CodeCorrupt},
-		{"a file of the base that is missing", func(w *world) { delete(w.depot["a"], "shard-0001.rows") }, rowraft.CodeNotFound},
+		{"a file of the base that is missing", func(w *world) { delete(w.depot["a"], "shard-0001.rows") },
+			rowraft.CodeNotFound},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := filledWorld(t)

@@ -48,7 +48,8 @@ func (m sumsOf) add(sums []SlotSum) {
 // newPartCheck takes what the slots of the parent held, which is nil of a full
 // checkpoint.
 func newPartCheck(m *Manifest, p *Part, sums []SlotSum, parent sumsOf) (*partCheck, error) {
-	c := &partCheck{p: p, delta: m.Parent != nil, parent: parent, tables: make(map[rowraft.TableID]tableCheck), sums: sums, slots: m.Slots}
+	c := &partCheck{p: p, delta: m.Parent != nil, parent: parent, tables: make(map[rowraft.TableID]tableCheck), sums: sums,
+		slots: m.Slots}
 	for _, t := range m.Tables {
 		c.tables[t.Schema.ID] = tableCheck{schema: t.Schema, seed: clustermap.TableSeed(t.Schema.ID)}
 	}
@@ -60,7 +61,8 @@ func newPartCheck(m *Manifest, p *Part, sums []SlotSum, parent sumsOf) (*partChe
 		was := parent[slotKey{s.Table, s.Slot}]
 		switch {
 		case was.Counter > s.Counter, was.Counter == s.Counter && was != s:
-			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "file %s: table %#x slot %d has %d rows, counter %d and digest %x, the parent %d, %d and %x",
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt,
+				"file %s: table %#x slot %d has %d rows, counter %d and digest %x, the parent %d, %d and %x",
 				p.Sums.Name, uint64(s.Table), s.Slot, s.Rows, s.Counter, s.Digest, was.Rows, was.Counter, was.Digest)
 		case was.Counter < s.Counter:
 			c.sums = append(c.sums, s)
@@ -78,7 +80,9 @@ func (p *Part) holds(slot rowraft.Slot) bool {
 func (c *partCheck) header(rd *Reader) error {
 	h := rd.Header()
 	if h.Shard != c.p.Shard || h.Applied != c.p.Applied || h.Delta != c.delta {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "it is shard %d at index %d, a delta: %v; the manifest names %d, %d and %v", h.Shard, h.Applied, h.Delta, c.p.Shard, c.p.Applied, c.delta)
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"it is shard %d at index %d, a delta: %v; the manifest names %d, %d and %v", h.Shard, h.Applied, h.Delta, c.p.Shard,
+			c.p.Applied, c.delta)
 	}
 	for _, s := range rd.Tables() {
 		if t, ok := c.tables[s.ID]; !ok || t.schema != s {
@@ -97,7 +101,8 @@ func (c *partCheck) block(b *Block) error {
 	t := c.tables[b.Table]
 	for w := b.Candidates; len(w) > 0; w = w[candidateSize:] {
 		if slot := clustermap.SlotOfHash(clustermap.Mix64(le.Uint64(w)^t.seed), c.slots); slot != b.Slot.Slot {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: candidate %d belongs in slot %d and stands in slot %d", t.schema.Name, le.Uint64(w), slot, b.Slot.Slot)
+			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: candidate %d belongs in slot %d and stands in slot %d",
+				t.schema.Name, le.Uint64(w), slot, b.Slot.Slot)
 		}
 		c.slot.Digest = c.slot.Digest.Add(CandidateDigest(w[:candidateSize]))
 	}
@@ -106,7 +111,8 @@ func (c *partCheck) block(b *Block) error {
 		key, version := rowraft.Key(le.Uint64(rec[recordKey:])), le.Uint64(rec[recordVersion:])
 		slot := clustermap.SlotOfHash(clustermap.Mix64(uint64(t.schema.Kind.PlacementKey(key))^t.seed), c.slots)
 		if slot != b.Slot.Slot || version <= c.since || version > b.Counter {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: key %d, version %d, belongs in slot %d and stands in slot %d, whose versions are %d to %d",
+			return rowraft.Errorf(rowraft.CodeCorrupt,
+				"table %s: key %d, version %d, belongs in slot %d and stands in slot %d, whose versions are %d to %d",
 				t.schema.Name, key, version, slot, b.Slot.Slot, c.since+1, b.Counter)
 		}
 		h := RecordDigest(rec[:b.RecordBytes])
@@ -125,13 +131,17 @@ func (c *partCheck) begin(s Slot) error {
 	t, ok := c.tables[s.Table]
 	switch {
 	case !ok:
-		return rowraft.Errorf(rowraft.CodeCorrupt, "it has rows of table %#x, which the manifest does not name", uint64(s.Table))
+		return rowraft.Errorf(rowraft.CodeCorrupt, "it has rows of table %#x, which the manifest does not name",
+			uint64(s.Table))
 	case s.RecordBytes < recordNumbers+t.schema.WeightBytes():
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: records of %d bytes are too short for dim %d", t.schema.Name, s.RecordBytes, t.schema.Dim)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: records of %d bytes are too short for dim %d", t.schema.Name,
+			s.RecordBytes, t.schema.Dim)
 	case !c.p.holds(s.Slot):
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d is not one of shard %d", t.schema.Name, s.Slot, c.p.Shard)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d is not one of shard %d", t.schema.Name, s.Slot,
+			c.p.Shard)
 	case len(c.sums) == 0 || c.sums[0].Table != s.Table || c.sums[0].Slot != s.Slot || c.sums[0].Counter != s.Counter:
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d with counter %d is not what %s names next", t.schema.Name, s.Slot, s.Counter, c.p.Sums.Name)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d with counter %d is not what %s names next",
+			t.schema.Name, s.Slot, s.Counter, c.p.Sums.Name)
 	}
 	c.want, c.sums, c.open = c.sums[0], c.sums[1:], true
 	c.slot = SlotSum{Table: s.Table, Slot: s.Slot, Counter: s.Counter}
@@ -140,7 +150,9 @@ func (c *partCheck) begin(s Slot) error {
 		c.since = c.parent[slotKey{s.Table, s.Slot}].Counter
 	}
 	if !c.whole && (c.since == 0 || s.Removed > c.since) {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %s: slot %d lacks rows; its parent has version %d of it, and rows were removed at %d", t.schema.Name, s.Slot, c.since, s.Removed)
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"table %s: slot %d lacks rows; its parent has version %d of it, and rows were removed at %d", t.schema.Name, s.Slot,
+			c.since, s.Removed)
 	}
 	return nil
 }
@@ -152,7 +164,8 @@ func (c *partCheck) close() error {
 	c.open = false
 	c.total = c.total.Add(c.slot.Digest)
 	if c.whole && c.slot != c.want {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d has %d rows with digest %x, the shard counted %d with %x",
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"table %#x slot %d has %d rows with digest %x, the shard counted %d with %x",
 			uint64(c.want.Table), c.want.Slot, c.slot.Rows, c.slot.Digest, c.want.Rows, c.want.Digest)
 	}
 	return nil
@@ -163,7 +176,8 @@ func (c *partCheck) end(t Trailer) error {
 		return err
 	}
 	if len(c.sums) > 0 || t.Rows != c.p.Written || t.Digest != c.total || !c.delta && t.Digest != c.p.Digest {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "it has %d rows with digest %x (its trailer says %x) and lacks %d slots; the manifest names %d rows, and %x of all",
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"it has %d rows with digest %x (its trailer says %x) and lacks %d slots; the manifest names %d rows, and %x of all",
 			t.Rows, c.total, t.Digest, len(c.sums), c.p.Written, c.p.Digest)
 	}
 	return nil

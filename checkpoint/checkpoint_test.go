@@ -205,7 +205,8 @@ func bigStream() stream {
 	const size = 3 * 4096 * 4 // the longest kind of record
 	record := bytes.Repeat([]byte("record: "), size/8)
 	for i, rows := range []int{0, 1, 9, 10, 11, 40} {
-		s.blocks = append(s.blocks, block{Slot{Table: 3, Slot: rowraft.Slot(100 * i), Counter: 99, RecordBytes: size}, rows, strings.Repeat(string(record), rows)})
+		s.blocks = append(s.blocks, block{Slot{Table: 3, Slot: rowraft.Slot(100 * i), Counter: 99, RecordBytes: size}, rows,
+			strings.Repeat(string(record), rows)})
 	}
 	return s
 }
@@ -286,7 +287,8 @@ func TestEveryFlippedBitAndEveryCutIsFound(t *testing.T) {
 		for bit := range 8 {
 			bad := bytes.Clone(good)
 			bad[at] ^= 1 << bit
-			if _, err := read(bytes.NewReader(bad)); rowraft.CodeOf(err) != rowraft.CodeCorrupt && rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
+			if _, err := read(bytes.NewReader(bad)); rowraft.CodeOf(err) != rowraft.CodeCorrupt &&
+				rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {
 				t.Fatalf("bit %d of byte %d: %v", bit, at, err)
 			}
 		}
@@ -350,9 +352,11 @@ func TestImpossibleFieldsWithGoodSums(t *testing.T) {
 		{"reserved bytes of a chunk", 65, 1}, {"an unknown kind", 352, 9}, {"a chunk longer than the rest", 359 + 3, 1},
 		{"table without dim", schema + 12, 0},
 		{"reserved bytes of a session", session + 44, 1}, {"more refusals than bytes", session + 40, 2},
-		{"a refusal of a number not answered", session + 176, 9}, {"a refusal below the floor", session + 176, 4}, {"a refusal beyond the window", session + 177, 4},
+		{"a refusal of a number not answered", session + 176, 9}, {"a refusal below the floor", session + 176, 4},
+		{"a refusal beyond the window", session + 177, 4},
 		{"a code of nine bits", session + 185, 1},
-		{"a slot above the next one", rows + 9, 0x10}, {"reserved bytes of rows", rows + 10, 1}, {"a part without the one before", rows + 12, 1},
+		{"a slot above the next one", rows + 9, 0x10}, {"reserved bytes of rows", rows + 10, 1},
+		{"a part without the one before", rows + 12, 1},
 		{"a row more", rows + 24, 3}, {"records of 27 bytes", rows + 28, 27}, {"records of no bytes", empty + 28, 0},
 		{"the slot before", empty + 8, 4}, {"the same slot", empty + 8, 5}, {"the table before", empty, 9},
 		{"a row less in the trailer", trailer, 1}, {"a chunk more in the trailer", trailer + 8, 3},
@@ -415,7 +419,8 @@ func TestErrorsOfTheStreamComeThrough(t *testing.T) {
 
 func TestVerify(t *testing.T) {
 	s, err := Verify(bytes.NewReader(golden(t)), nil)
-	if err != nil || s.Header != goldenStream.header || s.Sessions != 1 || len(s.Tables) != 1 || s.Trailer.Rows != 2 || s.Trailer.Digest != goldenStream.digest || s.Bytes != int64(len(golden(t))) {
+	if err != nil || s.Header != goldenStream.header || s.Sessions != 1 || len(s.Tables) != 1 || s.Trailer.Rows != 2 ||
+		s.Trailer.Digest != goldenStream.digest || s.Bytes != int64(len(golden(t))) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	digest := goldenStream.digest

@@ -157,15 +157,19 @@ func parseHeader(b []byte) (h Header, n counts, err error) {
 		Epoch:   rowraft.TableEpoch(le.Uint64(b[32:])),
 		Delta:   le.Uint32(b[48:]) == flagDelta,
 	}
-	n = counts{tables: int(le.Uint32(b[40:])), sessions: int(le.Uint32(b[44:])), jobs: int(le.Uint32(b[52:])), ended: int(le.Uint32(b[56:]))}
-	if version == 0 || hash == 0 || n.tables > maxTables || n.sessions > maxSessions || n.jobs > MaxJobs || n.ended > MaxEnded || le.Uint32(b[48:]) != 0 && !h.Delta {
+	n = counts{tables: int(le.Uint32(b[40:])), sessions: int(le.Uint32(b[44:])), jobs: int(le.Uint32(b[52:])),
+		ended: int(le.Uint32(b[56:]))}
+	if version == 0 || hash == 0 || n.tables > maxTables || n.sessions > maxSessions || n.jobs > MaxJobs ||
+		n.ended > MaxEnded || le.Uint32(b[48:]) != 0 && !h.Delta {
 		return h, n, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot: the header has impossible fields")
 	}
 	return h, n, nil
 }
 
 func tooNew(version, hash uint16) error {
-	return rowraft.Errorf(rowraft.CodeVersionTooNew, "snapshot has format %d, hash version %d; this binary knows up to %d and %d: upgrade it", version, hash, Version, clustermap.HashVersion)
+	return rowraft.Errorf(rowraft.CodeVersionTooNew,
+		"snapshot has format %d, hash version %d; this binary knows up to %d and %d: upgrade it", version, hash, Version,
+		clustermap.HashVersion)
 }
 
 func appendSession(dst []byte, s *Session) []byte {

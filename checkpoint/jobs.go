@@ -128,7 +128,8 @@ func parseJob(b []byte) (j Job, rest []byte, err error) {
 	members, closed, positions := int(le.Uint32(b[52:])), int(le.Uint32(b[56:])), int(le.Uint32(b[60:]))
 	piece, zero := le.Uint32(b[64:]), le.Uint32(b[68:])
 	b = b[jobFixed:]
-	if zero != 0 || members < 1 || members > rowraft.MaxRanks || closed > ClosedSteps || positions > JobPositions || j.First == 0 || j.LastClosed < j.First-1 {
+	if zero != 0 || members < 1 || members > rowraft.MaxRanks || closed > ClosedSteps || positions > JobPositions ||
+		j.First == 0 || j.LastClosed < j.First-1 {
 		return bad("has impossible fields")
 	}
 	open := 0
@@ -159,7 +160,8 @@ func parseJob(b []byte) (j Job, rest []byte, err error) {
 func (j *Job) parseMembers(b []byte, n int) []byte {
 	m := wire.Membership{Job: j.ID, Generation: j.Generation, First: j.First, Deadline: j.Deadline, Quorum: j.Quorum}
 	for range n {
-		w := JobMember{wire.Member{Rank: rowraft.Rank(le.Uint32(b)), Incarnation: rowraft.Incarnation(le.Uint64(b[8:]))}, le.Uint64(b[16:])}
+		w := JobMember{wire.Member{Rank: rowraft.Rank(le.Uint32(b)), Incarnation: rowraft.Incarnation(le.Uint64(b[8:]))},
+			le.Uint64(b[16:])}
 		if le.Uint32(b[4:]) != 0 {
 			return nil
 		}
@@ -195,7 +197,8 @@ func (j *Job) parseSteps(b []byte, closed int, piece uint32) []byte {
 	for _, m := range j.Members {
 		members.Add(m.Rank)
 	}
-	if o.Step <= j.LastClosed || o.Contributors == (wire.RankSet{}) || !o.Contributors.Within(&members) || o.Table == 0 && o.Key != 0 {
+	if o.Step <= j.LastClosed || o.Contributors == (wire.RankSet{}) || !o.Contributors.Within(&members) || o.Table == 0 &&
+		o.Key != 0 {
 		return nil
 	}
 	return b[openSize:]

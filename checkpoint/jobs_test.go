@@ -25,7 +25,8 @@ func goldenJobs() stream {
 		jobs: []Job{{
 			ID:         rowraft.JobID{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
 			Generation: 3, First: 17, Deadline: 1e9, Quorum: 1, LastClosed: 18,
-			Members:   []JobMember{{wire.Member{Rank: 1, Incarnation: 4}, 9}, {wire.Member{Rank: 1023, Incarnation: 5}, math.MaxUint64}},
+			Members: []JobMember{{wire.Member{Rank: 1, Incarnation: 4}, 9},
+				{wire.Member{Rank: 1023, Incarnation: 5}, math.MaxUint64}},
 			Closed:    []ClosedStep{{16, rankSet(0, 1)}, {18, rankSet(1023)}},
 			Open:      &OpenStep{Step: 19, NextPiece: 3, Contributors: rankSet(1), Table: 7, Key: 42},
 			Positions: []rowraft.Position{{Part: 6, Offset: 256}},

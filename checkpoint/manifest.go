@@ -178,7 +178,8 @@ type (
 // Errors: CodeInternal if m is not one that ParseManifest would take.
 func (m *Manifest) Encode() ([]byte, error) {
 	j := manifestJSON{
-		ID: m.ID, Created: m.Created.UTC().Format(time.RFC3339Nano), Binary: m.Binary, Cluster: string(m.Cluster), Epoch: uint64(m.Epoch),
+		ID: m.ID, Created: m.Created.UTC().Format(time.RFC3339Nano), Binary: m.Binary, Cluster: string(m.Cluster),
+		Epoch:      uint64(m.Epoch),
 		MapVersion: uint64(m.Map), HashVersion: m.HashVers, SlotCount: uint32(m.Slots), HeldNs: int64(m.HeldFor),
 		Tables: []tableJSON{}, Parts: []partJSON{}, Blobs: []blobJSON{},
 	}
@@ -195,7 +196,8 @@ func (m *Manifest) Encode() ([]byte, error) {
 	}
 	for _, p := range m.Parts {
 		j.Parts = append(j.Parts, partJSON{
-			Shard: uint32(p.Shard), Applied: uint64(p.Applied), Slots: formatSlots(p.Slots), Rows: p.Rows, Digest: hex.EncodeToString(p.Digest[:]),
+			Shard: uint32(p.Shard), Applied: uint64(p.Applied), Slots: formatSlots(p.Slots), Rows: p.Rows,
+			Digest:  hex.EncodeToString(p.Digest[:]),
 			Written: written(p.Written), Stream: fileToJSON(p.Stream), Sums: fileToJSON(p.Sums),
 		})
 	}
@@ -234,7 +236,8 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	}
 	v, _ := strconv.Atoi(string(start[1]))
 	if v > ManifestVersion {
-		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "manifest has format %d; this binary knows up to %d: upgrade it", v, ManifestVersion)
+		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"manifest has format %d; this binary knows up to %d: upgrade it", v, ManifestVersion)
 	}
 	line := manifestLine.FindSubmatch(b)
 	if line == nil {
@@ -242,7 +245,8 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	}
 	body := b[len(line[0]):]
 	if n, _ := strconv.Atoi(string(line[2])); n != len(body) || n > maxManifest {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: %d bytes follow the first line, which says %d", len(body), n)
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: %d bytes follow the first line, which says %d", len(body),
+			n)
 	}
 	if sum := fmt.Sprintf("%08x", crc32.Checksum(body, castagnoli)); sum != string(line[1]) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: checksum is %s, want %s", sum, line[1])
@@ -257,7 +261,8 @@ func ParseManifest(b []byte) (*Manifest, error) {
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "manifest: bytes follow its JSON")
 	}
 	if j.HashVersion > clustermap.HashVersion {
-		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "manifest: hash version %d: this binary knows up to %d: upgrade it", j.HashVersion, clustermap.HashVersion)
+		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"manifest: hash version %d: this binary knows up to %d: upgrade it", j.HashVersion, clustermap.HashVersion)
 	}
 	m, err := j.manifest()
 	if err != nil {
@@ -272,11 +277,14 @@ func (j *manifestJSON) manifest() (*Manifest, error) {
 		return nil, err
 	}
 	if j.ID == "" || j.Cluster == "" || j.Epoch == 0 || j.HashVersion == 0 || j.HeldNs < 0 {
-		return nil, fmt.Errorf("id %q, cluster %q, epoch %d, hash version %d, held %d ns: not all of them are possible", j.ID, j.Cluster, j.Epoch, j.HashVersion, j.HeldNs)
+		return nil, fmt.Errorf("id %q, cluster %q, epoch %d, hash version %d, held %d ns: not all of them are possible", j.ID,
+			j.Cluster, j.Epoch, j.HashVersion, j.HeldNs)
 	}
 	m := &Manifest{
-		ID: j.ID, Created: created.UTC(), Binary: j.Binary, Cluster: rowraft.ClusterID(j.Cluster), Epoch: rowraft.TableEpoch(j.Epoch),
-		Map: rowraft.MapVersion(j.MapVersion), HashVers: j.HashVersion, Slots: rowraft.SlotCount(j.SlotCount), HeldFor: time.Duration(j.HeldNs),
+		ID: j.ID, Created: created.UTC(), Binary: j.Binary, Cluster: rowraft.ClusterID(j.Cluster),
+		Epoch: rowraft.TableEpoch(j.Epoch),
+		Map:   rowraft.MapVersion(j.MapVersion), HashVers: j.HashVersion, Slots: rowraft.SlotCount(j.SlotCount),
+		HeldFor: time.Duration(j.HeldNs),
 	}
 	if err := m.Slots.Check(); err != nil {
 		return nil, err
@@ -312,7 +320,8 @@ var checkpointName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$`)
 // CheckName reports a name that no checkpoint can have, as CodeInvalidArgument.
 func CheckName(name string) error {
 	if !checkpointName.MatchString(name) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint name %q: want a letter or digit, then up to 99 letters, digits, '_', '.' or '-'", name)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"checkpoint name %q: want a letter or digit, then up to 99 letters, digits, '_', '.' or '-'", name)
 	}
 	return nil
 }
@@ -322,7 +331,8 @@ var blobName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,255}$`)
 // CheckBlobName reports a name that no blob can have, as CodeInvalidArgument.
 func CheckBlobName(name string) error {
 	if !blobName.MatchString(name) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob name %q: want a letter or digit, then up to 255 letters, digits, '.', '_', '-' or '/'", name)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"blob name %q: want a letter or digit, then up to 255 letters, digits, '.', '_', '-' or '/'", name)
 	}
 	return nil
 }
@@ -428,7 +438,8 @@ func (m *Manifest) checkSums() error {
 		return fmt.Errorf("its parts hold %d slots of %d", slots, m.Slots)
 	}
 	if rows != tableRows || sum != tableSum || m.Written() != tableWritten {
-		return fmt.Errorf("its parts hold %d rows (digest %x) and have %d, its tables %d (digest %x) and %d", rows, sum, m.Written(), tableRows, tableSum, tableWritten)
+		return fmt.Errorf("its parts hold %d rows (digest %x) and have %d, its tables %d (digest %x) and %d", rows, sum,
+			m.Written(), tableRows, tableSum, tableWritten)
 	}
 	return nil
 }

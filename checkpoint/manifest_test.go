@@ -45,8 +45,10 @@ func goldenManifest() *Manifest {
 		all[i] = 0xff
 	}
 	return &Manifest{
-		ID: "0b8ee3a2-5a43-4b53-9d31-6f4e0f3d8a11", Created: time.Date(2026, 11, 21, 6, 0, 0, 5e8, time.UTC), Binary: "v0.1.0",
-		Cluster: "048fe114-130c-4d26-b977-a06b494661e6", Epoch: 2, Map: 12, HashVers: 1, Slots: rowraft.DefaultSlots, HeldFor: 41 * time.Millisecond,
+		ID: "0b8ee3a2-5a43-4b53-9d31-6f4e0f3d8a11", Created: time.Date(2026, 11, 21, 6, 0, 0, 5e8, time.UTC),
+		Binary:  "v0.1.0",
+		Cluster: "048fe114-130c-4d26-b977-a06b494661e6", Epoch: 2, Map: 12, HashVers: 1, Slots: rowraft.DefaultSlots,
+		HeldFor: 41 * time.Millisecond,
 		Tables: []TableSum{{
 			Schema: rowraft.Schema{
 				ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1,
@@ -55,8 +57,10 @@ func goldenManifest() *Manifest {
 			Rows: 3, Digest: Digest{5}, Written: 3,
 		}},
 		Parts: []Part{
-			{Shard: 0, Applied: 7, Slots: slotRange(0, 2047), Rows: 1, Digest: all, Written: 1, Stream: File{"shard-0000.rows", 300, repeated(0)}, Sums: File{"shard-0000.sums", 76, repeated(0x11)}},
-			{Shard: 1, Applied: 9, Slots: slotRange(2048, 4095), Rows: 2, Digest: Digest{6}, Written: 2, Stream: File{"shard-0001.rows", 330, repeated(0x22)}, Sums: File{"shard-0001.sums", 116, repeated(0x33)}},
+			{Shard: 0, Applied: 7, Slots: slotRange(0, 2047), Rows: 1, Digest: all, Written: 1,
+				Stream: File{"shard-0000.rows", 300, repeated(0)}, Sums: File{"shard-0000.sums", 76, repeated(0x11)}},
+			{Shard: 1, Applied: 9, Slots: slotRange(2048, 4095), Rows: 2, Digest: Digest{6}, Written: 2,
+				Stream: File{"shard-0001.rows", 330, repeated(0x22)}, Sums: File{"shard-0001.sums", 116, repeated(0x33)}},
 		},
 		Blobs: []Blob{{"trainer/ctr/0", File{"blob-0000", 20, repeated(0x44)}}},
 	}
@@ -71,7 +75,8 @@ func goldenDeltaManifest() *Manifest {
 }
 
 func TestGoldenManifest(t *testing.T) {
-	for file, m := range map[string]*Manifest{"manifest.txt": goldenManifest(), "manifest-delta.txt": goldenDeltaManifest()} {
+	for file, m := range map[string]*Manifest{"manifest.txt": goldenManifest(),
+		"manifest-delta.txt": goldenDeltaManifest()} {
 		want, err := os.ReadFile("testdata/" + file)
 		if err != nil {
 			t.Fatal(err)
@@ -133,7 +138,8 @@ func TestEveryFlippedBitOfAManifestIsFound(t *testing.T) {
 
 // reseal gives a body its first line.
 func reseal(body string) []byte {
-	return fmt.Appendf(nil, "ROWRAFT-CHECKPOINT %d %08x %d\n%s", ManifestVersion, crc32.Checksum([]byte(body), castagnoli), len(body), body)
+	return fmt.Appendf(nil, "ROWRAFT-CHECKPOINT %d %08x %d\n%s", ManifestVersion, crc32.Checksum([]byte(body), castagnoli),
+		len(body), body)
 }
 
 func TestManifestsThatContradictThemselves(t *testing.T) {
@@ -278,7 +284,9 @@ func FuzzManifest(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(delta[bytes.IndexByte(delta, '\n')+1:])
-	f.Add([]byte(`{"id":"x","created":"2026-11-21T06:00:00Z","cluster":"c","epoch":1,"hash_version":1,"parts":[{"slots":"0-4095"}]}`))
+	f.Add(
+		[]byte(
+			`{"id":"x","created":"2026-11-21T06:00:00Z","cluster":"c","epoch":1,"hash_version":1,"parts":[{"slots":"0-4095"}]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if m, err := ParseManifest(body); err == nil {
 			t.Fatalf("a manifest without its first line was read: %+v", m)

@@ -89,7 +89,8 @@ func (m *merge) slot(want SlotSum) error {
 	}
 	switch {
 	case m.cur != want || m.size == 0:
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d has %d rows with digest %x, the shard counted %d with %x",
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"table %#x slot %d has %d rows with digest %x, the shard counted %d with %x",
 			uint64(want.Table), want.Slot, m.cur.Rows, m.cur.Digest, want.Rows, want.Digest)
 	case m.first: // no row is left; the counter is
 		if err := m.rows(&Block{Slot: m.slotNow(), First: true}); err != nil {
@@ -137,7 +138,8 @@ func (m *merge) slotOf(j int) (done bool, err error) {
 // block hands out the rows of b whose keys are new; hashes are those of its rows.
 func (m *merge) block(j int, b *Block, hashes []Digest) error {
 	if m.size != 0 && m.size != b.RecordBytes {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d: records of %d bytes in a delta, of %d in its parent", uint64(b.Table), b.Slot.Slot, m.size, b.RecordBytes)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d: records of %d bytes in a delta, of %d in its parent",
+			uint64(b.Table), b.Slot.Slot, m.size, b.RecordBytes)
 	}
 	m.size = b.RecordBytes
 	out := b.Records[:0]
@@ -145,7 +147,8 @@ func (m *merge) block(j int, b *Block, hashes []Digest) error {
 		if len(m.links) > 1 {
 			key := le.Uint64(rec[recordKey:])
 			if by, ok := m.seen[key]; ok && int(by) == j {
-				return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d: key %d stands twice in one stream", uint64(b.Table), b.Slot.Slot, key)
+				return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d: key %d stands twice in one stream", uint64(b.Table),
+					b.Slot.Slot, key)
 			} else if ok {
 				continue
 			}
@@ -210,7 +213,8 @@ type partStream struct {
 	done  bool  // there is none
 }
 
-func openPart(ctx context.Context, c Chain, j, k int, sums []SlotSum, parent sumsOf, read func(int)) (*partStream, error) {
+func openPart(ctx context.Context, c Chain, j, k int, sums []SlotSum, parent sumsOf,
+	read func(int)) (*partStream, error) {
 	m := c[j].Manifest
 	p := &m.Parts[k]
 	check, err := newPartCheck(m, p, sums, parent)

@@ -120,19 +120,24 @@ func ReadSums(ctx context.Context, files Files, p *Part, read func(int)) ([]Slot
 		return nil, fmt.Errorf("file %s: %w", p.Sums.Name, err)
 	}
 	if shard != p.Shard || applied != p.Applied {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "file %s: it is of shard %d at index %d, the manifest names %d and %d", p.Sums.Name, shard, applied, p.Shard, p.Applied)
+		return nil,
+			rowraft.Errorf(rowraft.CodeCorrupt, "file %s: it is of shard %d at index %d, the manifest names %d and %d",
+				p.Sums.Name, shard, applied, p.Shard, p.Applied)
 	}
 	var rows uint64
 	var sum Digest
 	for _, s := range sums {
 		if !p.holds(s.Slot) {
-			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "file %s: slot %d is not one of shard %d", p.Sums.Name, s.Slot, p.Shard)
+			return nil, rowraft.Errorf(rowraft.CodeCorrupt, "file %s: slot %d is not one of shard %d", p.Sums.Name, s.Slot,
+				p.Shard)
 		}
 		rows += uint64(s.Rows)
 		sum = sum.Add(s.Digest)
 	}
 	if rows != p.Rows || sum != p.Digest {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "file %s: its slots hold %d rows (digest %x), the manifest names %d (%x)", p.Sums.Name, rows, sum, p.Rows, p.Digest)
+		return nil,
+			rowraft.Errorf(rowraft.CodeCorrupt, "file %s: its slots hold %d rows (digest %x), the manifest names %d (%x)",
+				p.Sums.Name, rows, sum, p.Rows, p.Digest)
 	}
 	return sums, nil
 }
@@ -143,7 +148,8 @@ type Counters func(rowraft.TableID, rowraft.Slot) uint64
 // ReadCounters reads the counters that a delta to m needs for slots (ascending) of a cluster of n slots.
 //
 // Errors: CodePrecondition if the cluster of m has another number of slots.
-func ReadCounters(ctx context.Context, files Files, m *Manifest, n rowraft.SlotCount, slots []rowraft.Slot) (Counters, error) {
+func ReadCounters(ctx context.Context, files Files, m *Manifest, n rowraft.SlotCount,
+	slots []rowraft.Slot) (Counters, error) {
 	if m.Slots != n {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition,
 			"a delta of a cluster of %d slots to a checkpoint of %d slots: write a full checkpoint", n, m.Slots)

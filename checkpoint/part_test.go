@@ -36,8 +36,10 @@ func fileOf(name string, b []byte) File {
 func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 	tb.Helper()
 	schemas := []rowraft.Schema{
-		{ID: 10, Name: "s", Kind: rowraft.Sparse, Dim: 2, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
-		{ID: 11, Name: "d", Kind: rowraft.Dense, Dim: 3, Storage: rowraft.BFloat16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
+		{ID: 10, Name: "s", Kind: rowraft.Sparse, Dim: 2, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
+		{ID: 11, Name: "d", Kind: rowraft.Dense, Dim: 3, Storage: rowraft.BFloat16,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}},
 	}
 	records := map[SlotSum][][]byte{} // by table and slot alone
 	for i := range keys {
@@ -54,7 +56,8 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 			records[at] = append(records[at], rec)
 		}
 	}
-	m := &Manifest{ID: "id", Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots, Created: time.Unix(1, 0).UTC()}
+	m := &Manifest{ID: "id", Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots,
+		Created: time.Unix(1, 0).UTC()}
 	for _, s := range schemas {
 		m.Tables = append(m.Tables, TableSum{Schema: s})
 	}
@@ -79,7 +82,8 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 			}
 			recs := records[at]
 			sum := SlotSum{Table: at.Table, Slot: at.Slot, Rows: uint32(len(recs)), Counter: uint64(len(recs)) + 2}
-			if err := w.BeginSlot(Slot{Table: at.Table, Slot: at.Slot, Counter: sum.Counter, RecordBytes: len(recs[0])}); err != nil {
+			if err := w.BeginSlot(Slot{Table: at.Table, Slot: at.Slot, Counter: sum.Counter,
+				RecordBytes: len(recs[0])}); err != nil {
 				tb.Fatal(err)
 			}
 			for _, r := range recs {

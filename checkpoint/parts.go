@@ -70,7 +70,8 @@ func DecodeParts(b []byte) (*Parts, error) {
 		return bad("it does not begin as one")
 	}
 	if v := le.Uint16(b[8:]); v > PartsVersion {
-		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "position in the data: format %d, this binary knows %d", v, PartsVersion)
+		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "position in the data: format %d, this binary knows %d", v,
+			PartsVersion)
 	} else if v == 0 {
 		return bad("format 0")
 	}
@@ -78,7 +79,8 @@ func DecodeParts(b []byte) (*Parts, error) {
 		return bad("it ends too early")
 	}
 	open, name := le.Uint32(b[12:]), le.Uint32(b[72:])
-	if open > maxParts || name > maxPartsJob || le.Uint16(b[10:]) != 0 || le.Uint32(b[76:]) != 0 || len(b) != partsHeader+int(name)+24*int(open)+4 {
+	if open > maxParts || name > maxPartsJob || le.Uint16(b[10:]) != 0 || le.Uint32(b[76:]) != 0 ||
+		len(b) != partsHeader+int(name)+24*int(open)+4 {
 		return bad("%d open parts and a name of %d bytes in %d bytes", open, name, len(b))
 	}
 	if got, want := le.Uint32(b[len(b)-4:]), crc32.Checksum(b[:len(b)-4], castagnoli); got != want {
@@ -102,8 +104,10 @@ func (p *Parts) check() error {
 	if p.Job == "" || len(p.Job) > maxPartsJob || len(p.Open) > maxParts {
 		return fmt.Errorf("a job's name of %d bytes, %d open parts", len(p.Job), len(p.Open))
 	}
-	if p.Examples < 1 || p.Examples > maxExamples || p.PartExamples < 1 || p.PartExamples > maxExamples || p.Epochs > maxExamples || p.AgainKnown > p.AgainMost {
-		return fmt.Errorf("%d examples in parts of %d, %d epochs, %d to %d read again", p.Examples, p.PartExamples, p.Epochs, p.AgainKnown, p.AgainMost)
+	if p.Examples < 1 || p.Examples > maxExamples || p.PartExamples < 1 || p.PartExamples > maxExamples ||
+		p.Epochs > maxExamples || p.AgainKnown > p.AgainMost {
+		return fmt.Errorf("%d examples in parts of %d, %d epochs, %d to %d read again", p.Examples, p.PartExamples, p.Epochs,
+			p.AgainKnown, p.AgainMost)
 	}
 	parts := (p.Examples + p.PartExamples - 1) / p.PartExamples
 	if parts > maxParts || p.Part >= parts || p.Epochs > 0 && (p.Epoch > p.Epochs || p.Epoch == p.Epochs && p.Part > 0) {

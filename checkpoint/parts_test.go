@@ -30,7 +30,8 @@ func TestGoldenParts(t *testing.T) {
 		for _, flip := range []byte{1, 0x80} {
 			bad := bytes.Clone(file)
 			bad[i] ^= flip
-			if _, err := DecodeParts(bad); rowraft.CodeOf(err) != rowraft.CodeCorrupt && !(rowraft.CodeOf(err) == rowraft.CodeVersionTooNew && (i == 8 || i == 9)) {
+			if _, err := DecodeParts(bad); rowraft.CodeOf(err) != rowraft.CodeCorrupt &&
+				!(rowraft.CodeOf(err) == rowraft.CodeVersionTooNew && (i == 8 || i == 9)) {
 				t.Errorf("byte %d changed by %#x: %v", i, flip, err)
 			}
 		}

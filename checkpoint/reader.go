@@ -134,9 +134,11 @@ func (r *Reader) block() (Block, error) {
 	part := le.Uint32(b[12:])
 	blk.First = part == 0
 	switch {
-	case flags&^(flagWhole|flagRemoved) != 0, blk.Whole && !r.header.Delta, blk.RecordBytes < 8, blk.Removed > blk.Counter, flags&flagRemoved != 0 && blk.Removed == 0,
+	case flags&^(flagWhole|flagRemoved) != 0, blk.Whole && !r.header.Delta, blk.RecordBytes < 8, blk.Removed > blk.Counter,
+		flags&flagRemoved != 0 && blk.Removed == 0,
 		uint64(blk.Rows)*uint64(blk.RecordBytes) != uint64(len(blk.Records)):
-		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot, blk.Rows, blk.RecordBytes, len(blk.Records))
+		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot,
+			blk.Rows, blk.RecordBytes, len(blk.Records))
 	case part == 0 && r.started && !r.last.before(blk.Slot),
 		part > 0 && (!r.waiting || r.last != blk.Slot || part != r.part+1 || blk.Rows == 0):
 		return Block{}, r.corrupt("table %#x slot %d part %d is out of order", uint64(blk.Table), blk.Slot.Slot, part)
@@ -155,12 +157,15 @@ func (r *Reader) candidates() (Block, error) {
 	}
 	blk := Block{Slot: r.last, Candidates: b[candidatesHeaderSize:]}
 	n := uint64(le.Uint32(b[12:]))
-	if !r.waiting || rowraft.TableID(le.Uint64(b)) != blk.Table || rowraft.Slot(le.Uint16(b[8:])) != blk.Slot.Slot || le.Uint16(b[10:]) != 0 || n*candidateSize != uint64(len(blk.Candidates)) {
-		return Block{}, r.corrupt("candidates of table %#x slot %d stand where they do not belong", le.Uint64(b), le.Uint16(b[8:]))
+	if !r.waiting || rowraft.TableID(le.Uint64(b)) != blk.Table || rowraft.Slot(le.Uint16(b[8:])) != blk.Slot.Slot ||
+		le.Uint16(b[10:]) != 0 || n*candidateSize != uint64(len(blk.Candidates)) {
+		return Block{}, r.corrupt("candidates of table %#x slot %d stand where they do not belong", le.Uint64(b),
+			le.Uint16(b[8:]))
 	}
 	for c := blk.Candidates; len(c) > candidateSize; c = c[candidateSize:] {
 		if le.Uint64(c) >= le.Uint64(c[candidateSize:]) {
-			return Block{}, r.corrupt("candidates of table %#x slot %d are not in ascending order", uint64(blk.Table), blk.Slot.Slot)
+			return Block{}, r.corrupt("candidates of table %#x slot %d are not in ascending order", uint64(blk.Table),
+				blk.Slot.Slot)
 		}
 	}
 	r.waiting = false
@@ -176,7 +181,8 @@ func (r *Reader) finish(at int64) error {
 	}
 	rows, chunks, size := le.Uint64(b), le.Uint64(b[8:]), le.Uint64(b[16:])
 	if rows != r.total.Rows || chunks != r.total.Chunks || size != uint64(at) || le.Uint64(b[24:]) != r.total.Candidates {
-		return r.corrupt("the trailer names %d rows in %d chunks and %d bytes, there are %d in %d and %d", rows, chunks, size, r.total.Rows, r.total.Chunks, at)
+		return r.corrupt("the trailer names %d rows in %d chunks and %d bytes, there are %d in %d and %d", rows, chunks, size,
+			r.total.Rows, r.total.Chunks, at)
 	}
 	copy(r.total.Digest[:], b[32:])
 	var one [1]byte
@@ -322,5 +328,6 @@ func Verify(r io.Reader, sum func(*Block) (Digest, error)) (Summary, error) {
 	if sum != nil && got != rd.total.Digest {
 		return Summary{}, rd.corrupt("the digest of its rows is %x, the trailer says %x", got, rd.total.Digest)
 	}
-	return Summary{Header: rd.header, Tables: rd.tables, Sessions: len(rd.sessions), Trailer: rd.total, Bytes: rd.bytes}, nil
+	return Summary{Header: rd.header, Tables: rd.tables, Sessions: len(rd.sessions), Trailer: rd.total, Bytes: rd.bytes},
+		nil
 }

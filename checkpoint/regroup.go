@@ -5,11 +5,11 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// Regroup calls do with the rows or the candidates of b, a block of a checkpoint of from slots, as blocks of a cluster of
-// to slots. s is the schema of the table, whose id may be that of a later restore. Slots nest (docs/formats/hash.md):
-// with fewer slots, b lies in one of them; with more, b is divided, and slots without a row and without a candidate are
-// left out. Each block has the counter of b, which is at least the version of each of its rows. The blocks are valid
-// during the call of do.
+// Regroup calls do with the rows or the candidates of b, a block of a checkpoint of from slots, as blocks of a cluster
+// of to slots. s is the schema of the table, whose id may be that of a later restore. Slots nest
+// (docs/formats/hash.md): with fewer slots, b lies in one of them; with more, b is divided, and slots without a row and
+// without a candidate are left out. Each block has the counter of b, which is at least the version of each of its rows.
+// The blocks are valid during the call of do.
 func Regroup(b *Block, s *rowraft.Schema, from, to rowraft.SlotCount, do func(*Block) error) error {
 	out := *b
 	if to <= from {

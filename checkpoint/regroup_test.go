@@ -17,7 +17,8 @@ func TestRegroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		counts := []rowraft.SlotCount{4096, 8192, 16384, 65536}
 		from, to := rapid.SampledFrom(counts).Draw(t, "from"), rapid.SampledFrom(counts).Draw(t, "to")
-		s := rowraft.Schema{ID: 77 | rowraft.TableID(rapid.Uint64Range(0, 3).Draw(t, "restore"))<<48, Name: "t", Kind: rowraft.Sparse, Dim: 1}
+		s := rowraft.Schema{ID: 77 | rowraft.TableID(rapid.Uint64Range(0, 3).Draw(t, "restore"))<<48, Name: "t",
+			Kind: rowraft.Sparse, Dim: 1}
 		if rapid.Bool().Draw(t, "dense") {
 			s.Kind = rowraft.Dense
 		}
@@ -88,7 +89,8 @@ func TestRegroup(t *testing.T) {
 func TestRegroupRefusesKeysOfAnotherSlot(t *testing.T) {
 	s := rowraft.Schema{ID: 77, Name: "t", Kind: rowraft.Sparse, Dim: 1}
 	rec := make([]byte, 28)
-	b := Block{Slot: Slot{Table: s.ID, Slot: (clustermap.SlotOf(s.ID, s.Kind, 0, 4096) + 1) % 4096, RecordBytes: 28}, Rows: 1, Records: rec}
+	b := Block{Slot: Slot{Table: s.ID, Slot: (clustermap.SlotOf(s.ID, s.Kind, 0, 4096) + 1) % 4096, RecordBytes: 28},
+		Rows: 1, Records: rec}
 	err := Regroup(&b, &s, 4096, 8192, func(*Block) error { return nil })
 	wantCode(t, "a key of another slot", err, rowraft.CodeCorrupt)
 }

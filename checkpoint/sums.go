@@ -62,7 +62,9 @@ func ParseSums(b []byte) (shard rowraft.ShardID, applied rowraft.Index, sums []S
 		return 0, 0, nil, bad("they do not start with their magic")
 	}
 	if version, hash := le.Uint16(b[8:]), le.Uint16(b[10:]); version > sumsVersion || hash > clustermap.HashVersion {
-		return 0, 0, nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "slot sums have format %d, hash version %d; this binary knows up to %d and %d: upgrade it", version, hash, sumsVersion, clustermap.HashVersion)
+		return 0, 0, nil, rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"slot sums have format %d, hash version %d; this binary knows up to %d and %d: upgrade it", version, hash,
+			sumsVersion, clustermap.HashVersion)
 	} else if version == 0 || hash == 0 {
 		return 0, 0, nil, bad("they have version 0")
 	}

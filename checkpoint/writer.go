@@ -27,7 +27,8 @@ type Writer struct {
 
 // NewWriter writes everything that stands before the rows. tables and jobs must be
 // ascending by ID and sessions by Client.
-func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Session, ended Ended, jobs []Job) (*Writer, error) {
+func NewWriter(w io.Writer, h Header, tables []rowraft.Schema, sessions []Session, ended Ended,
+	jobs []Job) (*Writer, error) {
 	wr := &Writer{w: w, buf: make([]byte, 0, targetChunk+(64<<10))}
 	wr.buf = h.append(wr.buf, counts{len(tables), len(sessions), len(ended.List), len(jobs)})
 	if err := wr.flush(); err != nil {
@@ -75,10 +76,12 @@ func (w *Writer) BeginSlot(s Slot) error {
 		return err
 	}
 	if w.started && !w.slot.before(s) {
-		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d follows table %#x slot %d", uint64(s.Table), s.Slot, uint64(w.slot.Table), w.slot.Slot)
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d follows table %#x slot %d", uint64(s.Table),
+			s.Slot, uint64(w.slot.Table), w.slot.Slot)
 	}
 	if s.Removed > s.Counter {
-		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d: rows were removed at %d of %d", uint64(s.Table), s.Slot, s.Removed, s.Counter)
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: table %#x slot %d: rows were removed at %d of %d",
+			uint64(s.Table), s.Slot, s.Removed, s.Counter)
 	}
 	w.slot, w.open, w.started, w.part = s, true, true, 0
 	w.beginRows()
@@ -115,7 +118,8 @@ func (w *Writer) Append(records []byte) error {
 // and ends the slot. Without candidates it only does that.
 func (w *Writer) Candidates(b []byte) error {
 	if !w.open || len(b)%candidateSize != 0 || len(b) > maxChunk/2 {
-		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: %d bytes of candidates of table %#x slot %d", len(b), uint64(w.slot.Table), w.slot.Slot)
+		return rowraft.Errorf(rowraft.CodeInternal, "snapshot: %d bytes of candidates of table %#x slot %d", len(b),
+			uint64(w.slot.Table), w.slot.Slot)
 	}
 	if err := w.endSlot(); err != nil || len(b) == 0 {
 		return err

@@ -20,7 +20,8 @@ func TestAClientEntersUntilItPushes(t *testing.T) {
 		}
 	}
 	c.sessions.shards.at(7).session.Store(&shardSession{})
-	if err := c.Control().Adopt(t.Context(), rowraft.ClientID{}, &rowraftv1.JobIdentity{Incarnation: 9}); err == nil || c.sessions.inc != 3 {
+	if err := c.Control().Adopt(t.Context(), rowraft.ClientID{}, &rowraftv1.JobIdentity{Incarnation: 9}); err == nil ||
+		c.sessions.inc != 3 {
 		t.Errorf("after a push: %v, incarnation %d", err, c.sessions.inc)
 	}
 }

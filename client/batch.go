@@ -167,7 +167,8 @@ func (d *delivery) run() {
 func (d *delivery) wait() batchState {
 	for _, before := range d.b.after {
 		if <-before.done; before.err != nil {
-			d.err = rowraft.Errorf(rowraft.CodeNotSent, "%s to shard %d was not sent, because an earlier batch of it failed: %w", opName(d.b.op), d.b.shard, before.err)
+			d.err = rowraft.Errorf(rowraft.CodeNotSent, "%s to shard %d was not sent, because an earlier batch of it failed: %w",
+				opName(d.b.op), d.b.shard, before.err)
 			return ended
 		}
 	}
@@ -190,7 +191,8 @@ func (d *delivery) send() batchState {
 			d.tries++
 			inc, floor := d.ss.present()
 			reply, err = writes.send(ctx, b.first, stub, &rowraftv1.WriteRequest{
-				MapVersion: uint64(m.SlotsVersion), TableEpoch: c.sessions.epoch.Load(), Shard: uint32(b.shard), ClientId: c.sessions.client[:],
+				MapVersion: uint64(m.SlotsVersion), TableEpoch: c.sessions.epoch.Load(), Shard: uint32(b.shard),
+				ClientId:    c.sessions.client[:],
 				Incarnation: inc, Seq: uint64(b.seq), Floor: floor, Op: rowraftv1.WriteOp(b.op), Payload: b.payload,
 			})
 			if err != nil && rowraft.CodeOf(err).MaybeApplied() && !sessionEnded(err) {

@@ -60,7 +60,8 @@ func TestRetriesOfAnOverloadedServerAreBounded(t *testing.T) {
 		wg.Go(func() {
 			for range calls / 10 {
 				err := table.Pull(patience(t), []rowraft.Key{1}, make([]float32, 2))
-				if rowraft.CodeOf(err) != rowraft.CodeOverloaded || !strings.Contains(err.Error(), "retry budget") || !strings.Contains(err.Error(), "busy") {
+				if rowraft.CodeOf(err) != rowraft.CodeOverloaded || !strings.Contains(err.Error(), "retry budget") ||
+					!strings.Contains(err.Error(), "busy") {
 					t.Errorf("refused for good: %v, want CodeOverloaded that tells of the budget and the last answer", err)
 				}
 			}
@@ -115,7 +116,8 @@ func TestNumberedPushesWaitForTheBudget(t *testing.T) {
 		time.Sleep(time.Millisecond) //tidy:allow sleep polls
 	}
 	for range 20 {
-		if err := push(); rowraft.CodeOf(err) != rowraft.CodeOverloaded || !strings.Contains(err.Error(), "nothing of this one was sent") {
+		if err := push(); rowraft.CodeOf(err) != rowraft.CodeOverloaded ||
+			!strings.Contains(err.Error(), "nothing of this one was sent") {
 			t.Errorf("a new push: %v, want CodeOverloaded", err)
 		}
 	}

@@ -57,7 +57,10 @@ func TestCallsOnAClosedClientEnd(t *testing.T) {
 	}{
 		{"Pull", func() error { return table.Pull(ctx, []rowraft.Key{1}, make([]float32, 2)) }},
 		{"Push", func() error { _, err := table.Push(ctx, []rowraft.Key{1}, make([]float32, 2)); return err }},
-		{"Push without a session", func() error { _, err := other.Push(ctx, []rowraft.Key{1}, make([]float32, 2)); return err }},
+		{"Push without a session", func() error {
+			_, err := other.Push(ctx, []rowraft.Key{1}, make([]float32, 2))
+			return err
+		}},
 		{"CreateTable", func() error { _, err := c.CreateTable(ctx, table.Schema(), true); return err }},
 		{"Table", func() error { _, err := c.Table(ctx, "unknown"); return err }},
 	} {

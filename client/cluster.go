@@ -82,7 +82,8 @@ func (c *cluster) ask(ctx context.Context, addr string, wait time.Duration) ([]*
 	}
 	ctx, cancel := context.WithTimeout(ctx, wait+c.attempt)
 	defer cancel()
-	reply, err := rowraftv1.NewClusterClient(conn).GetMap(ctx, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(wait), ClusterId: string(home)})
+	reply, err := rowraftv1.NewClusterClient(conn).GetMap(ctx,
+		&rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(wait), ClusterId: string(home)})
 	if err != nil {
 		return nil, fmt.Errorf("cluster map from %s: %w", addr, err)
 	}
@@ -115,7 +116,8 @@ func (c *cluster) take(addr string, m *clustermap.Map) error {
 			if c.heardOther(addr, m) {
 				return nil
 			}
-			return rowraft.Errorf(rowraft.CodeIdentity, "server %s belongs to cluster %s, this client talks to %s", addr, m.Cluster, old.Cluster)
+			return rowraft.Errorf(rowraft.CodeIdentity, "server %s belongs to cluster %s, this client talks to %s", addr,
+				m.Cluster, old.Cluster)
 		case old != nil && old.Version >= m.Version:
 			return nil
 		case c.CompareAndSwap(old, m):
@@ -218,7 +220,8 @@ func (c *cluster) heardOther(addr string, m *clustermap.Map) bool {
 	if 2*votes <= len(given) || len(m.Shards) == 0 || old.Cluster == m.Cluster {
 		return false
 	}
-	c.log.Warn("the endpoints belong to a new cluster: sessions, read positions and table handles of the old one end", "old", string(old.Cluster), "new", string(m.Cluster))
+	c.log.Warn("the endpoints belong to a new cluster: sessions, read positions and table handles of the old one end",
+		"old", string(old.Cluster), "new", string(m.Cluster))
 	clear(c.foreign)
 	c.leave()
 	c.Store(m)
@@ -244,14 +247,16 @@ func (c *cluster) replaced(id rowraft.ClusterID) error {
 	if now == id {
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodeSessionExpired, "the servers form a new cluster %s now, and this began in cluster %s: what was not acknowledged there stays unknown; begin again, with table handles of Client.Table", now, id)
+	return rowraft.Errorf(rowraft.CodeSessionExpired, "the servers form a new cluster %s now, and this began in cluster "+
+		"%s: what was not acknowledged there stays unknown; begin again, with table handles of Client.Table", now, id)
 }
 
 // ofCluster refuses segments whose table handles belong to another cluster than m.
 func ofCluster(m *clustermap.Map, segs []Segment) error {
 	for i := range segs {
 		if t := segs[i].Table; t.cluster != m.Cluster {
-			return rowraft.Errorf(rowraft.CodePrecondition, "table %s: the handle is of cluster %s, and the servers form a new cluster %s now: nothing was sent, get a new handle with Client.Table", t.schema.Name, t.cluster, m.Cluster)
+			return rowraft.Errorf(rowraft.CodePrecondition, "table %s: the handle is of cluster %s, and the servers form a "+
+				"new cluster %s now: nothing was sent, get a new handle with Client.Table", t.schema.Name, t.cluster, m.Cluster)
 		}
 	}
 	return nil

@@ -25,7 +25,8 @@ func (s *fakeServer) recovered(t *testing.T) *clustermap.Map {
 	first, second := old.Tables[0], old.Tables[0]
 	first.Name, second.Name, second.ID = "other", "t", first.ID+1
 	m, err := clustermap.New(clustermap.Map{
-		Cluster: "recovered", Version: 1, SlotsVersion: 1, Epoch: 2, Tables: []rowraft.Schema{first, second}, Nodes: old.Nodes, Shards: old.Shards,
+		Cluster: "recovered", Version: 1, SlotsVersion: 1, Epoch: 2, Tables: []rowraft.Schema{first, second},
+		Nodes: old.Nodes, Shards: old.Shards,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -99,8 +100,10 @@ func TestAClientFindsTheClusterThatReplacesItsOwn(t *testing.T) {
 	}
 
 	replaced.Store(true)
-	if err := c.Flush(ctx); rowraft.CodeOf(err) != rowraft.CodeUnknown && rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), "recovered") {
-		t.Errorf("Flush after the cluster was replaced: %v (%v), want that the outcome is unknown, and why", err, rowraft.CodeOf(err))
+	if err := c.Flush(ctx); rowraft.CodeOf(err) != rowraft.CodeUnknown &&
+		rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), "recovered") {
+		t.Errorf("Flush after the cluster was replaced: %v (%v), want that the outcome is unknown, and why", err,
+			rowraft.CodeOf(err))
 	}
 	if got := c.Map().Cluster; got != "recovered" {
 		t.Fatalf("the client is of cluster %s", got)
@@ -145,9 +148,11 @@ func TestAClientStaysWithMostOfItsEndpoints(t *testing.T) {
 	}{
 		{"one of three", []string{"a", "b", "c"}, map[string]rowraft.ClusterID{"a": "new"}, "old"},
 		{"two of three", []string{"a", "b", "c"}, map[string]rowraft.ClusterID{"a": "new", "b": "new"}, "new"},
-		{"two of three, one named twice", []string{"a", "a", "b", "c"}, map[string]rowraft.ClusterID{"a": "new", "b": "new"}, "new"},
+		{"two of three, one named twice", []string{"a", "a", "b", "c"}, map[string]rowraft.ClusterID{"a": "new", "b": "new"},
+			"new"},
 		{"one of two", []string{"a", "b"}, map[string]rowraft.ClusterID{"a": "new"}, "old"},
-		{"two of three, of two clusters", []string{"a", "b", "c"}, map[string]rowraft.ClusterID{"a": "new", "b": "newer"}, "old"},
+		{"two of three, of two clusters", []string{"a", "b", "c"}, map[string]rowraft.ClusterID{"a": "new", "b": "newer"},
+			"old"},
 		{"servers that were not given", []string{"a"}, map[string]rowraft.ClusterID{"x": "new", "y": "new"}, "old"},
 		{"the only one", []string{"a"}, map[string]rowraft.ClusterID{"a": "new"}, "new"},
 	} {
@@ -160,7 +165,8 @@ func TestAClientStaysWithMostOfItsEndpoints(t *testing.T) {
 			}
 		}
 		for addr, id := range tc.says {
-			if err := c.cluster.take(addr, &clustermap.Map{Cluster: id, Version: 2, Shards: make([]clustermap.Shard, 1)}); (err == nil) != (c.Map().Cluster == id) {
+			if err := c.cluster.take(addr, &clustermap.Map{Cluster: id, Version: 2,
+				Shards: make([]clustermap.Shard, 1)}); (err == nil) != (c.Map().Cluster == id) {
 				t.Errorf("%s: %s says %s: %v, and the client is of %s", tc.name, addr, id, err, c.Map().Cluster)
 			}
 		}

@@ -34,7 +34,8 @@ func (k *Control) Conn(addr string) (grpc.ClientConnInterface, error) { return k
 
 // Call calls the leader of the metadata group. It returns when a server has given a definite answer, or
 // when ctx ends.
-func (k *Control) Call(ctx context.Context, what string, call func(context.Context, grpc.ClientConnInterface) error) error {
+func (k *Control) Call(ctx context.Context, what string,
+	call func(context.Context, grpc.ClientConnInterface) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(k.ctx, cancel)()
@@ -79,7 +80,8 @@ func (k *Control) Adopt(ctx context.Context, as rowraft.ClientID, id *rowraftv1.
 }
 
 // callCluster is Call for the service Cluster.
-func (k *Control) callCluster(ctx context.Context, what string, call func(context.Context, rowraftv1.ClusterClient) error) error {
+func (k *Control) callCluster(ctx context.Context, what string,
+	call func(context.Context, rowraftv1.ClusterClient) error) error {
 	return k.Call(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		return call(ctx, rowraftv1.NewClusterClient(conn))
 	})

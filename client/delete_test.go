@@ -35,7 +35,8 @@ func TestDeleteSendsKeysAlone(t *testing.T) {
 	if ack, err := table.Delete(patience(t), keys); err != nil || ack.Batches != 2 {
 		t.Fatalf("%+v, %v, want two parts", ack, err)
 	}
-	if !slices.Equal(got[0], []rowraft.Key{zero}) || !slices.Equal(got[1], []rowraft.Key{one}) || !slices.Equal(seqs, []uint64{1, 1}) {
+	if !slices.Equal(got[0], []rowraft.Key{zero}) || !slices.Equal(got[1], []rowraft.Key{one}) ||
+		!slices.Equal(seqs, []uint64{1, 1}) {
 		t.Errorf("keys %v under numbers %v", got, seqs)
 	}
 	if !slices.Equal(keys, []rowraft.Key{one, zero, one, one}) {

@@ -51,11 +51,13 @@ func (s *fakeServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (
 	return &rowraftv1.GetMapReply{Map: rpc.MapToProto(m)}, nil
 }
 
-func (s *fakeServer) IssueIncarnation(context.Context, *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
+func (s *fakeServer) IssueIncarnation(context.Context,
+	*rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
 	return &rowraftv1.IssueIncarnationReply{Incarnation: s.issued.Add(1)}, nil
 }
 
-func (s *fakeServer) OpenSession(ctx context.Context, req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+func (s *fakeServer) OpenSession(ctx context.Context,
+	req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
 	if req.Ticket == 0 {
 		return &rowraftv1.OpenSessionReply{AppliedIndex: 1, Ticket: 1}, nil
 	}
@@ -67,7 +69,8 @@ func (s *fakeServer) OpenSession(ctx context.Context, req *rowraftv1.OpenSession
 	return &rowraftv1.OpenSessionReply{AppliedIndex: 1}, nil
 }
 
-func (s *fakeServer) CloseSession(ctx context.Context, req *rowraftv1.CloseSessionRequest) (*rowraftv1.CloseSessionReply, error) {
+func (s *fakeServer) CloseSession(ctx context.Context,
+	req *rowraftv1.CloseSessionRequest) (*rowraftv1.CloseSessionReply, error) {
 	if s.close != nil {
 		return &rowraftv1.CloseSessionReply{}, s.close(ctx, req)
 	}
@@ -87,21 +90,26 @@ func (s *fakeServer) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*r
 	return &rowraftv1.WriteReply{AppliedIndex: 1}, nil
 }
 
-func (s *fakeServer) WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
+func (s *fakeServer) WriteMany(req *rowraftv1.WriteManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
 	s.shared.Add(1)
 	return rpc.WriteMany(req, stream, s.Write)
 }
 
-func (s *fakeServer) PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+func (s *fakeServer) PullMany(req *rowraftv1.PullManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
 	s.shared.Add(1)
-	return rpc.PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) { return s.Pull(ctx, q) })
+	return rpc.PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
+		return s.Pull(ctx, q)
+	})
 }
 
 func (s *fakeServer) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
 	return s.step(ctx, req)
 }
 
-func (s *fakeServer) PushStepMany(req *rowraftv1.PushStepManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
+func (s *fakeServer) PushStepMany(req *rowraftv1.PushStepManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
 	s.shared.Add(1)
 	return rpc.PushStepMany(req, stream, s.step)
 }
@@ -118,7 +126,8 @@ func (s *fakeServer) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStreamin
 	return s.scan(req, stream)
 }
 
-func (s *fakeServer) CreateTable(_ context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
+func (s *fakeServer) CreateTable(_ context.Context,
+	req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
 	return s.create(req)
 }
 
@@ -147,7 +156,8 @@ func (s *fakeServer) serve(t *testing.T, shards int) {
 		Nodes: []clustermap.Node{{ID: "n", Addr: l.Addr().String(), Scheduler: true}},
 	}
 	for i := range shards {
-		m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i), Replicas: []clustermap.Replica{{ID: "r", Node: "n"}}})
+		m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i),
+			Replicas: []clustermap.Replica{{ID: "r", Node: "n"}}})
 	}
 	var err error
 	if s.m, err = clustermap.New(m, nil); err != nil {

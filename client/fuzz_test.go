@@ -61,7 +61,8 @@ func FuzzPullReply(f *testing.F) {
 		}
 		for i, row := range []int{0, 1, 3} {
 			for j := range 2 {
-				if got, want := math.Float32bits(segs[0].Values[2*row+j]), binary.LittleEndian.Uint32(body.Values[4*(2*i+j):]); got != want {
+				if got, want := math.Float32bits(segs[0].Values[2*row+j]),
+					binary.LittleEndian.Uint32(body.Values[4*(2*i+j):]); got != want {
 					t.Errorf("row %d reads %08x, want %08x", row, got, want)
 				}
 			}

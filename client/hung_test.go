@@ -82,7 +82,8 @@ func (s *leadServer) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (
 	return &rowraftv1.GetMapReply{Map: rpc.MapToProto(s.m), Leaders: []*rowraftv1.LeaderHint{hint}}, nil
 }
 
-func (s *leadServer) IssueIncarnation(context.Context, *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
+func (s *leadServer) IssueIncarnation(context.Context,
+	*rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
 	return &rowraftv1.IssueIncarnationReply{Incarnation: 1}, nil
 }
 
@@ -116,7 +117,8 @@ func leadServers(t *testing.T, ctx context.Context) (table *Table, old *leadServ
 			ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 		}},
-		Nodes:  []clustermap.Node{{ID: "old", Name: "old", Addr: "old:1", Scheduler: true}, {ID: "new", Name: "new", Addr: "new:1"}},
+		Nodes: []clustermap.Node{{ID: "old", Name: "old", Addr: "old:1", Scheduler: true},
+			{ID: "new", Name: "new", Addr: "new:1"}},
 		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "r0", Node: "old"}, {ID: "r1", Node: "new"}}}},
 	}, nil)
 	if err != nil {
@@ -169,7 +171,8 @@ func TestPushesInFlightAtAHungLeaderMoveTogether(t *testing.T) {
 			pushing.Go(func() {
 				// Half of the goroutines push without a pause, the others pause: so pushes meet the hung
 				// leader at any time.
-				for time.Sleep(time.Duration(i) * 7 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Duration(i/2) * 40 * time.Millisecond) {
+				for time.Sleep(time.Duration(i) * 7 * time.Millisecond); time.Now().Before(end); time.Sleep(
+					time.Duration(i/2) * 40 * time.Millisecond) {
 					begin := time.Now()
 					if _, err := table.Push(ctx, []rowraft.Key{rowraft.Key(i)}, []float32{1, 1}); err != nil {
 						t.Error(err)
@@ -213,7 +216,8 @@ func TestAFollowerForwardsToALeaderThatCannotBeReached(t *testing.T) {
 		const writers = 16
 		for i := range writers {
 			pushing.Go(func() {
-				for time.Sleep(time.Duration(i) * 7 * time.Millisecond); time.Since(start) < end; time.Sleep(20 * time.Millisecond) {
+				for time.Sleep(time.Duration(i) * 7 * time.Millisecond); time.Since(start) < end; time.Sleep(
+					20 * time.Millisecond) {
 					begin := time.Now()
 					if _, err := table.Push(ctx, []rowraft.Key{rowraft.Key(i)}, []float32{1, 1}); err != nil {
 						t.Error(err)
@@ -231,7 +235,8 @@ func TestAFollowerForwardsToALeaderThatCannotBeReached(t *testing.T) {
 		pushing.Wait()
 		t.Logf("a cut of %v: the longest wait %v, %d pushes waited", healAt-cutAt, longest, slow)
 		if longest < 500*time.Millisecond || longest > 1500*time.Millisecond || slow > 2*writers {
-			t.Errorf("a cut of %v: the longest wait is %v, and %d pushes waited; want at most 1.5s, once a writer", healAt-cutAt, longest, slow)
+			t.Errorf("a cut of %v: the longest wait is %v, and %d pushes waited; want at most 1.5s, once a writer", healAt-cutAt,
+				longest, slow)
 		}
 		if old.pushed.Load() == 0 {
 			t.Error("after the cut the leader was not asked directly")

@@ -35,7 +35,8 @@ func (s *Segment) check(op wire.Op) error {
 	case s.Table == nil:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "segment without a table")
 	case op == wire.OpDelete && (len(s.Values) > 0 || s.LR != 0):
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: a delete takes keys only, no values and no learning rate", s.Table.schema.Name)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"table %s: a delete takes keys only, no values and no learning rate", s.Table.schema.Name)
 	case op == wire.OpDelete:
 		return nil
 	}
@@ -44,7 +45,8 @@ func (s *Segment) check(op wire.Op) error {
 			s.Table.schema.Name, len(s.Keys), s.Table.schema.Dim, len(s.Keys)*s.Table.schema.Dim, len(s.Values))
 	}
 	if s.Present != nil && len(s.Present) != len(s.Keys) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %d keys, Present has %d places", s.Table.schema.Name, len(s.Keys), len(s.Present))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: %d keys, Present has %d places", s.Table.schema.Name,
+			len(s.Keys), len(s.Present))
 	}
 	return nil
 }
@@ -164,7 +166,8 @@ func normalize(s Segment, op wire.Op) Segment {
 	slices.SortFunc(order, func(a, b int32) int {
 		return cmp.Or(cmp.Compare(s.Keys[a], s.Keys[b]), cmp.Compare(a, b))
 	})
-	out := Segment{Table: s.Table, LR: s.LR, Keys: make([]rowraft.Key, 0, len(s.Keys)), Values: make([]float32, 0, len(s.Values))}
+	out := Segment{Table: s.Table, LR: s.LR, Keys: make([]rowraft.Key, 0, len(s.Keys)),
+		Values: make([]float32, 0, len(s.Values))}
 	for _, i := range order {
 		k, row := s.Keys[i], s.row(i)
 		last := len(out.Keys) - 1

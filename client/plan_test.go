@@ -15,7 +15,8 @@ import (
 )
 
 func testTable(id rowraft.TableID, dim int) *Table {
-	return &Table{schema: rowraft.Schema{ID: id, Name: fmt.Sprintf("t%d", id), Kind: rowraft.Sparse, Dim: dim}, seed: clustermap.TableSeed(id), slots: rowraft.DefaultSlots}
+	return &Table{schema: rowraft.Schema{ID: id, Name: fmt.Sprintf("t%d", id), Kind: rowraft.Sparse, Dim: dim},
+		seed: clustermap.TableSeed(id), slots: rowraft.DefaultSlots}
 }
 
 // TestPlanPutsEveryRowOnce checks that a plan sends each row once, to its shard, in the caller's order, and
@@ -23,7 +24,8 @@ func testTable(id rowraft.TableID, dim int) *Table {
 func TestPlanPutsEveryRowOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		slots := rapid.SampledFrom([]rowraft.SlotCount{rowraft.DefaultSlots, 16384, rowraft.MaxSlots}).Draw(t, "slots")
-		shards := min(rapid.SampledFrom([]int{1, 2, 4, 16, 1024, clustermap.MaxShards}).Draw(t, "shards"), clustermap.ShardLimit(slots))
+		shards := min(rapid.SampledFrom([]int{1, 2, 4, 16, 1024, clustermap.MaxShards}).Draw(t, "shards"),
+			clustermap.ShardLimit(slots))
 		m := clustermap.Map{Version: 1}
 		for i := range shards {
 			m.Shards = append(m.Shards, clustermap.Shard{ID: rowraft.ShardID(i)})
@@ -135,17 +137,23 @@ func TestNormalize(t *testing.T) {
 		wantKeys   []rowraft.Key
 		wantValues []float32
 	}{
-		{"ascending keys stay as they are", wire.OpPush, []rowraft.Key{1, 5}, []float32{1, 2, 3, 4}, []rowraft.Key{1, 5}, []float32{1, 2, 3, 4}},
-		{"gradients of a key are summed", wire.OpPush, []rowraft.Key{9, 1, 9}, []float32{1, 2, 10, 20, 3, 4}, []rowraft.Key{1, 9}, []float32{10, 20, 4, 6}},
-		{"in the order they come", wire.OpPush, []rowraft.Key{7, 7, 7}, []float32{1e8, 0, 1, 0, -1e8, 0}, []rowraft.Key{7}, []float32{0, 0}},
-		{"of assigned values the last counts", wire.OpAssign, []rowraft.Key{9, 1, 9}, []float32{1, 2, 10, 20, 3, 4}, []rowraft.Key{1, 9}, []float32{10, 20, 3, 4}},
-		{"keys are unsigned", wire.OpPush, []rowraft.Key{math.MaxUint64, 0}, []float32{1, 1, 2, 2}, []rowraft.Key{0, math.MaxUint64}, []float32{2, 2, 1, 1}},
+		{"ascending keys stay as they are", wire.OpPush, []rowraft.Key{1, 5}, []float32{1, 2, 3, 4}, []rowraft.Key{1, 5},
+			[]float32{1, 2, 3, 4}},
+		{"gradients of a key are summed", wire.OpPush, []rowraft.Key{9, 1, 9}, []float32{1, 2, 10, 20, 3, 4},
+			[]rowraft.Key{1, 9}, []float32{10, 20, 4, 6}},
+		{"in the order they come", wire.OpPush, []rowraft.Key{7, 7, 7}, []float32{1e8, 0, 1, 0, -1e8, 0}, []rowraft.Key{7},
+			[]float32{0, 0}},
+		{"of assigned values the last counts", wire.OpAssign, []rowraft.Key{9, 1, 9}, []float32{1, 2, 10, 20, 3, 4},
+			[]rowraft.Key{1, 9}, []float32{10, 20, 3, 4}},
+		{"keys are unsigned", wire.OpPush, []rowraft.Key{math.MaxUint64, 0}, []float32{1, 1, 2, 2},
+			[]rowraft.Key{0, math.MaxUint64}, []float32{2, 2, 1, 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			keys, values := slices.Clone(tc.keys), slices.Clone(tc.values)
 			got := normalize(Segment{Table: table, Keys: keys, Values: values}, tc.op)
 			if !slices.Equal(got.Keys, tc.wantKeys) || !slices.Equal(got.Values, tc.wantValues) {
-				t.Errorf("normalize(%v, %v) = %v, %v, want %v, %v", tc.keys, tc.values, got.Keys, got.Values, tc.wantKeys, tc.wantValues)
+				t.Errorf("normalize(%v, %v) = %v, %v, want %v, %v", tc.keys, tc.values, got.Keys, got.Values, tc.wantKeys,
+					tc.wantValues)
 			}
 			if !slices.Equal(keys, tc.keys) || !slices.Equal(values, tc.values) {
 				t.Errorf("normalize changed the caller's slices")
@@ -169,16 +177,26 @@ func TestBadSegmentsAreRefusedHere(t *testing.T) {
 	}{
 		{"no table", rowraft.Float32, Segment{Keys: []rowraft.Key{1}, Values: []float32{1, 2}}, false},
 		{"too few values", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1}}, false},
-		{"NaN", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, float32(math.NaN())}}, false},
-		{"infinity", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{float32(math.Inf(1)), 0}}, false},
-		{"minus infinity as bfloat16", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{0, float32(math.Inf(-1))}}, false},
-		{"the largest number", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{-math.MaxFloat32, math.MaxFloat32}}, true},
-		{"a number that bfloat16 rounds to infinity", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{0, -math.MaxFloat32}}, false},
-		{"the smallest such number", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{0, math.Nextafter32(largest, math.MaxFloat32)}}, false},
-		{"the largest number for bfloat16", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{-largest, largest}}, true},
-		{"a sum that is infinite", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1, 1}, Values: []float32{3e38, 0, 3e38, 0}}, false},
-		{"negative learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: -1}, false},
-		{"NaN learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2}, LR: float32(math.NaN())}, false},
+		{"NaN", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, float32(math.NaN())}},
+			false},
+		{"infinity", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1},
+			Values: []float32{float32(math.Inf(1)), 0}}, false},
+		{"minus infinity as bfloat16", rowraft.BFloat16,
+			Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{0, float32(math.Inf(-1))}}, false},
+		{"the largest number", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1},
+			Values: []float32{-math.MaxFloat32, math.MaxFloat32}}, true},
+		{"a number that bfloat16 rounds to infinity", rowraft.BFloat16,
+			Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{0, -math.MaxFloat32}}, false},
+		{"the smallest such number", rowraft.BFloat16, Segment{Table: table, Keys: []rowraft.Key{1},
+			Values: []float32{0, math.Nextafter32(largest, math.MaxFloat32)}}, false},
+		{"the largest number for bfloat16", rowraft.BFloat16,
+			Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{-largest, largest}}, true},
+		{"a sum that is infinite", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1, 1},
+			Values: []float32{3e38, 0, 3e38, 0}}, false},
+		{"negative learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2},
+			LR: -1}, false},
+		{"NaN learning rate", rowraft.Float32, Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 2},
+			LR: float32(math.NaN())}, false},
 	} {
 		_, err := planPush(cm, wire.OpPush, []Segment{tc.seg}, tc.dtype)
 		if tc.ok && err != nil || !tc.ok && rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
@@ -188,7 +206,8 @@ func TestBadSegmentsAreRefusedHere(t *testing.T) {
 			t.Fatalf("%v rounds to infinity", largest)
 		}
 	}
-	if _, err := planPush(cm, wire.OpPush, []Segment{{Table: table}, {Table: testTable(2, 2)}, {Table: table}}, rowraft.Float32); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := planPush(cm, wire.OpPush, []Segment{{Table: table}, {Table: testTable(2, 2)}, {Table: table}},
+		rowraft.Float32); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("a table in two segments: %v, want CodeInvalidArgument", err)
 	}
 }

@@ -20,7 +20,8 @@ import (
 var pullLimit = load{sent: rowraft.MaxEntryBytes, received: 8 << 20}
 
 func planPull(m *clustermap.Map, segs []Segment, dtype rowraft.DType) []request {
-	return plan(m, segs, func(s *Segment) load { return load{sent: 8, received: s.Table.schema.Dim * dtype.Size()} }, pullLimit)
+	return plan(m, segs, func(s *Segment) load { return load{sent: 8, received: s.Table.schema.Dim * dtype.Size()} },
+		pullLimit)
 }
 
 // Pull fills the Values (and Present) of all segments, as Table.Pull does for one. Each row is complete,
@@ -160,7 +161,8 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 		r.parts[i].putKeys(body.Keys)
 		at += s.Size()
 	}
-	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload, Presence: presence}
+	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload,
+		Presence: presence}
 	c.askFor(req, how, r.shard)
 	ask := c.pullLeader
 	if how.Mode == Bounded {
@@ -181,7 +183,8 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 }
 
 // pullLeader asks the leader of a shard and returns the number of tries.
-func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
+func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID,
+	req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
 	_, err = c.router.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
 		defer first.leave()
 		return c.router.try(ctx, shard, at, func(ctx context.Context, stub stub) (err error) {
@@ -214,7 +217,8 @@ func (r *request) scatter(payload []byte, dtype rowraft.DType, presence bool) er
 		}
 		if got.Table != want.Table || got.N != want.N || got.Dim != want.Dim || got.DType != want.DType ||
 			got.Flags&^wire.FlagPresence != wire.FlagNoKeys || presence != (got.Flags&wire.FlagPresence != 0) {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: a segment has %d rows of table %d with %d %s and flags %#x, the request asks for %d rows of table %d with %d %s",
+			return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: a segment has %d rows of table %d with %d %s and "+
+				"flags %#x, the request asks for %d rows of table %d with %d %s",
 				r.shard, got.N, got.Table, got.Dim, got.DType, got.Flags, want.N, want.Table, want.Dim, want.DType)
 		}
 		p.getValues(body.Values, got.DType)
@@ -226,7 +230,8 @@ func (r *request) scatter(payload []byte, dtype rowraft.DType, presence bool) er
 		payload = rest
 	}
 	if len(payload) > 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: %d bytes follow the last segment: want none", r.shard, len(payload))
+		return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: %d bytes follow the last segment: want none", r.shard,
+			len(payload))
 	}
 	return nil
 }

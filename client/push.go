@@ -56,10 +56,13 @@ func (c *Client) write(ctx context.Context, op wire.Op, segs []Segment) (Ack, er
 // while batches of earlier pushes wait for the retry budget.
 func (c *Client) batches(op wire.Op, segs []Segment) ([]*batch, error) {
 	if err := c.deferred.take(); err != nil {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "nothing of this %s was sent, because an earlier push failed after its caller had returned: %w", opName(op), err)
+		return nil, rowraft.Errorf(rowraft.CodePrecondition,
+			"nothing of this %s was sent, because an earlier push failed after its caller had returned: %w", opName(op), err)
 	}
 	if waiting := c.router.budget.Waiting(); waiting > 0 && c.opts.FailWhenOverloaded {
-		return nil, route.SpentError(fmt.Errorf("%d batches of earlier pushes wait to be sent again, nothing of this one was sent", waiting))
+		return nil,
+			route.SpentError(fmt.Errorf("%d batches of earlier pushes wait to be sent again, nothing of this one was sent",
+				waiting))
 	}
 	m := c.cluster.Load()
 	reqs, err := planPush(m, op, segs, c.opts.DType)
@@ -68,7 +71,8 @@ func (c *Client) batches(op wire.Op, segs []Segment) ([]*batch, error) {
 	}
 	batches := make([]*batch, len(reqs))
 	for i := range reqs {
-		batches[i] = &batch{cluster: m.Cluster, shard: reqs[i].shard, op: op, payload: reqs[i].encode(op, c.opts.DType), done: make(chan struct{})}
+		batches[i] = &batch{cluster: m.Cluster, shard: reqs[i].shard, op: op, payload: reqs[i].encode(op, c.opts.DType),
+			done: make(chan struct{})}
 	}
 	return batches, nil
 }
@@ -107,7 +111,8 @@ func planPush(m *clustermap.Map, op wire.Op, segs []Segment, dtype rowraft.DType
 		}
 		for j := range i {
 			if segs[i].Table == segs[j].Table {
-				return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has two segments in one push: merge them", segs[i].Table.schema.Name)
+				return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has two segments in one push: merge them",
+					segs[i].Table.schema.Name)
 			}
 		}
 	}
@@ -137,11 +142,14 @@ func (s *Segment) checkNumbers(dtype rowraft.DType) error {
 	}
 	for i, v := range s.Values {
 		if math.Float32bits(v)&^(1<<31) >= infinite {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: key %d, dimension %d is %v: gradients and weights must be finite as %s", s.Table.schema.Name, s.Keys[i/d], i%d, v, dtype)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"table %s: key %d, dimension %d is %v: gradients and weights must be finite as %s", s.Table.schema.Name,
+				s.Keys[i/d], i%d, v, dtype)
 		}
 	}
 	if !(s.LR >= 0) || s.LR-s.LR != 0 {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: learning rate %v: want a finite number ≥ 0", s.Table.schema.Name, s.LR)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: learning rate %v: want a finite number ≥ 0",
+			s.Table.schema.Name, s.LR)
 	}
 	return nil
 }
@@ -167,7 +175,8 @@ func (r *request) encode(op wire.Op, dtype rowraft.DType) []byte {
 }
 
 func (p *segmentRows) pushHeader(op wire.Op, dtype rowraft.DType) wire.Segment {
-	s := wire.Segment{Table: p.seg.Table.schema.ID, N: len(p.rows), Dim: p.seg.Table.schema.Dim, DType: dtype, LR: p.seg.LR}
+	s := wire.Segment{Table: p.seg.Table.schema.ID, N: len(p.rows), Dim: p.seg.Table.schema.Dim, DType: dtype,
+		LR: p.seg.LR}
 	if s.LR != 0 {
 		s.Flags |= wire.FlagLR
 	}
@@ -190,7 +199,8 @@ func (c *Client) await(ctx context.Context, batches []*batch) (Ack, error) {
 					c.deferred.put(b.err)
 				}
 			}
-			return Ack{}, rowraft.Errorf(rowraft.CodeDeadline, "push not acknowledged in time, the client continues to send it: %w", context.Cause(ctx))
+			return Ack{}, rowraft.Errorf(rowraft.CodeDeadline,
+				"push not acknowledged in time, the client continues to send it: %w", context.Cause(ctx))
 		}
 		ack.Index[b.shard] = max(ack.Index[b.shard], b.index)
 	}
@@ -218,7 +228,8 @@ func failure(batches []*batch) error {
 	if first == nil || applied == 0 {
 		return first
 	}
-	return rowraft.Errorf(rowraft.CodeUnknown, "%d of %d batches were applied, the others were refused: %w", applied, len(batches), first)
+	return rowraft.Errorf(rowraft.CodeUnknown, "%d of %d batches were applied, the others were refused: %w", applied,
+		len(batches), first)
 }
 
 // partial returns the error of a push of which only the batches in started were sent, after
@@ -227,7 +238,8 @@ func (c *Client) partial(ctx context.Context, started []*batch, err error) error
 	if _, aerr := c.await(ctx, started); len(started) == 0 || aerr != nil && !rowraft.CodeOf(aerr).MaybeApplied() {
 		return err
 	}
-	return rowraft.Errorf(rowraft.CodeUnknown, "%d batches of the push were sent, the others were not: %w", len(started), err)
+	return rowraft.Errorf(rowraft.CodeUnknown, "%d batches of the push were sent, the others were not: %w", len(started),
+		err)
 }
 
 // deferred is the first error of a batch whose Push had returned before the result came. The next Push or

@@ -33,9 +33,11 @@ func TestAPushThatIsAppliedInPartMayHaveBeenApplied(t *testing.T) {
 	}{
 		{"one of two shards refuses", map[uint32]rowraft.Code{1: rowraft.CodeInvalidArgument}, rowraft.CodeUnknown},
 		{"the first of two shards refuses", map[uint32]rowraft.Code{0: rowraft.CodeInvalidArgument}, rowraft.CodeUnknown},
-		{"both refuse", map[uint32]rowraft.Code{0: rowraft.CodeInvalidArgument, 1: rowraft.CodeInvalidArgument}, rowraft.CodeInvalidArgument},
+		{"both refuse", map[uint32]rowraft.Code{0: rowraft.CodeInvalidArgument, 1: rowraft.CodeInvalidArgument},
+			rowraft.CodeInvalidArgument},
 		{"one does not know the session", map[uint32]rowraft.Code{1: rowraft.CodeSessionExpired}, rowraft.CodeSessionExpired},
-		{"one refuses, the other cannot say", map[uint32]rowraft.Code{0: rowraft.CodeInvalidArgument, 1: rowraft.CodeSessionExpired}, rowraft.CodeSessionExpired},
+		{"one refuses, the other cannot say", map[uint32]rowraft.Code{0: rowraft.CodeInvalidArgument,
+			1: rowraft.CodeSessionExpired}, rowraft.CodeSessionExpired},
 	} {
 		s := fakeServer{push: refuse(tc.refused)}
 		s.serve(t, 2)
@@ -81,10 +83,12 @@ func TestAShardThatDoesNotKnowTheTableYetIsAskedAgain(t *testing.T) {
 	pulls.Store(-1 << 20)
 	gone := &Table{c: c, cluster: table.cluster, schema: table.schema, seed: table.seed, slots: table.slots}
 	gone.schema.ID++
-	if _, err := gone.Push(patience(t), []rowraft.Key{1}, []float32{1, 1}); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if _, err := gone.Push(patience(t), []rowraft.Key{1},
+		[]float32{1, 1}); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("push to a table that is in no map: %v", err)
 	}
-	if err := gone.Pull(patience(t), []rowraft.Key{1}, make([]float32, 2)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if err := gone.Pull(patience(t), []rowraft.Key{1},
+		make([]float32, 2)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("pull from a table that is in no map: %v", err)
 	}
 }

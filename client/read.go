@@ -43,9 +43,11 @@ func (r *Read) check() error {
 	case r.Mode < Leader || r.Mode > Bounded:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want Leader, Linearizable or Bounded", r.Mode)
 	case r.Mode == Bounded && r.MaxAge <= 0:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a bounded read with a maximum age of %v: want more than 0", r.MaxAge)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a bounded read with a maximum age of %v: want more than 0",
+			r.MaxAge)
 	case r.Mode != Bounded && (r.MaxAge != 0 || r.MaxLag != 0):
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a maximum age or lag is for bounded reads: leader and linearizable reads have none")
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"a maximum age or lag is for bounded reads: leader and linearizable reads have none")
 	}
 	return nil
 }
@@ -82,7 +84,8 @@ func (c *Client) current(p *Position) error {
 func (c *Client) Position() Position {
 	c.cluster.mu.RLock() // the client stays in its cluster meanwhile
 	defer c.cluster.mu.RUnlock()
-	p := Position{Cluster: c.cluster.Load().Cluster, Epoch: rowraft.TableEpoch(c.sessions.epoch.Load()), Shards: make(map[rowraft.ShardID]rowraft.Index)}
+	p := Position{Cluster: c.cluster.Load().Cluster, Epoch: rowraft.TableEpoch(c.sessions.epoch.Load()),
+		Shards: make(map[rowraft.ShardID]rowraft.Index)}
 	for shard, index := range c.acked.all() {
 		if i := index.Load(); i > 0 {
 			p.Shards[shard] = rowraft.Index(i)

@@ -48,7 +48,8 @@ func (s *replicaServer) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*
 	return reply, err
 }
 
-func startReplicas(t *testing.T, answer func(ctx context.Context, server int, req *rowraftv1.PullRequest) error) (*replicas, *Client, Segment) {
+func startReplicas(t *testing.T,
+	answer func(ctx context.Context, server int, req *rowraftv1.PullRequest) error) (*replicas, *Client, Segment) {
 	t.Helper()
 	r := &replicas{answer: answer, asked: map[int]int{}}
 	m := clustermap.Map{
@@ -156,7 +157,8 @@ func TestBoundedReadsFallBack(t *testing.T) {
 			}
 			rounds := int(time.Since(begin) / shunFor) // after each one, the shunned replicas are asked again
 			if n := r.counts(); n[1] != 30 || max(n[0], n[2]) > 1+rounds {
-				t.Errorf("30 reads asked the servers %v times; only 1 can answer, want it 30 times, and the others %d at most", n, 1+rounds)
+				t.Errorf("30 reads asked the servers %v times; only 1 can answer, want it 30 times, and the others %d at most", n,
+					1+rounds)
 			}
 		})
 	}
@@ -217,7 +219,8 @@ func TestABadBoundedReadEnds(t *testing.T) {
 
 func TestReadsThatMakeNoSense(t *testing.T) {
 	_, c, seg := startReplicas(t, nil)
-	for _, read := range []Read{{Mode: Bounded}, {Mode: Bounded, MaxAge: -1}, {MaxAge: 1}, {Mode: Linearizable, MaxLag: 1}, {Mode: 9}} {
+	for _, read := range []Read{{Mode: Bounded}, {Mode: Bounded, MaxAge: -1}, {MaxAge: 1}, {Mode: Linearizable, MaxLag: 1},
+		{Mode: 9}} {
 		if _, err := c.PullWith(patience(t), read, seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%+v: %v, want CodeInvalidArgument", read, err)
 		}

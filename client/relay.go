@@ -26,7 +26,8 @@ func (r *router) relayBy(shard rowraft.ShardID, leader, node rowraft.NodeID) {
 	if have != nil && *have == *by || !at.relay.CompareAndSwap(have, by) {
 		return
 	}
-	r.log.Info("the leader of the shard cannot be reached from here: a follower forwards", "shard", uint32(shard), "leader", string(leader), "by", string(node))
+	r.log.Info("the leader of the shard cannot be reached from here: a follower forwards", "shard", uint32(shard),
+		"leader", string(leader), "by", string(node))
 	err := r.spawn(func() {
 		for at.relay.Load() == by {
 			if r.pause(r.ctx, new(route.Backoff), relayProbe) != nil {

@@ -72,7 +72,8 @@ func (r *router) leave() {
 // call runs do on the leader of shard of cluster home. It follows hints and tries the other replicas
 // until do succeeds or fails for good, ctx ends, or the client closes (errClosed). err is that of the
 // last try; maybe reports whether any try may have taken effect.
-func (r *router) call(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, do attempt) (maybe bool, err error) {
+func (r *router) call(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID,
+	do attempt) (maybe bool, err error) {
 	return r.onLeader(ctx, home, shard, callKind{}, func(at server) error { return r.try(ctx, shard, at, do) })
 }
 
@@ -85,7 +86,8 @@ type callKind struct {
 // onLeader chooses a server for each try and calls try with it, until try returns nil, an error
 // is for the caller (route.Return, route.Refresh), ctx ends, or the client is closed. The action
 // of layer route.Table decides what follows an error. Results as in call.
-func (r *router) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, kind callKind, try func(at server) error) (maybe bool, err error) {
+func (r *router) onLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, kind callKind,
+	try func(at server) error) (maybe bool, err error) {
 	b, retries, useHint := route.Backoff{}, r.budget.NewCall(kind.failFast), true
 	var last rowraft.NodeID // the node of the last try
 	var gone rowraft.NodeID // the leader that a try did not reach (route.Avoid)
@@ -214,7 +216,8 @@ const (
 
 // watchSlowAttempt starts watchLeader when the try has taken slowTry. From then on Close ends the
 // try, and waits for the goroutine that watches.
-func (r *router) watchSlowAttempt(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID, at server) *time.Timer {
+func (r *router) watchSlowAttempt(ctx context.Context, cancel context.CancelCauseFunc, shard rowraft.ShardID,
+	at server) *time.Timer {
 	return time.AfterFunc(slowTry, func() {
 		_ = r.spawn(func() { // an error means that the client is closed, and the try ends anyway
 			defer context.AfterFunc(r.ctx, func() { cancel(errClosed) })()

@@ -167,8 +167,9 @@ func listenLoopback(t *testing.T) net.Listener {
 func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 	m, err := clustermap.New(clustermap.Map{
 		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
-		Nodes:  []clustermap.Node{{ID: "a", Addr: "a:1", Scheduler: true}, {ID: "b", Addr: "b:1"}, {ID: "c", Addr: "c:1"}},
-		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "ra", Node: "a"}, {ID: "rb", Node: "b"}, {ID: "rc", Node: "c"}}}},
+		Nodes: []clustermap.Node{{ID: "a", Addr: "a:1", Scheduler: true}, {ID: "b", Addr: "b:1"}, {ID: "c", Addr: "c:1"}},
+		Shards: []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "ra", Node: "a"}, {ID: "rb", Node: "b"},
+			{ID: "rc", Node: "c"}}}},
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -183,13 +184,16 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 		want    string
 	}{
 		{"a new leader at once", nil, []error{unnamed, named}, "abc"},
-		{"a leader that is not ready", nil, []error{unnamed, named, rowraft.Errorf(rowraft.CodeStarting, "not yet"), named}, "abcac"},
+		{"a leader that is not ready", nil, []error{unnamed, named, rowraft.Errorf(rowraft.CodeStarting, "not yet"), named},
+			"abcac"},
 		{"a leader that is gone", nil, []error{unnamed, named, gone, named, named}, "abcaab"},
 		{"a leader that is back", nil, []error{unnamed, named, gone, named, named, named, unnamed, named}, "abcaabcac"},
 		// The client's process was suspended: it learns of the new leader first, and then reads an answer
 		// that the old leader gave before.
-		{"a leader that was taken for the next one", func(r *router) { r.learnLeader(0, "c", 2); r.confirmLeader(0, "a") }, []error{gone, named}, "abc"},
-		{"a replica that does not know of the last leader", func(r *router) { r.learnLeader(0, "a", 3) }, []error{gone, named}, "abc"},
+		{"a leader that was taken for the next one", func(r *router) { r.learnLeader(0, "c", 2); r.confirmLeader(0, "a") },
+			[]error{gone, named}, "abc"},
+		{"a replica that does not know of the last leader", func(r *router) { r.learnLeader(0, "a", 3) },
+			[]error{gone, named}, "abc"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := newClient(Options{Logger: slog.New(slog.DiscardHandler)}, nil)

@@ -132,7 +132,8 @@ func (s *scan) try(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID
 
 // read makes one Scan call and passes its rows on. patiently wraps each operation that waits for the
 // server.
-func (s *scan) read(ctx context.Context, stub rowraftv1.TableClient, m *clustermap.Map, shard rowraft.ShardID, last uint32, patiently func(func() error) error) error {
+func (s *scan) read(ctx context.Context, stub rowraftv1.TableClient, m *clustermap.Map, shard rowraft.ShardID,
+	last uint32, patiently func(func() error) error) error {
 	c := s.t.c
 	var stream grpc.ServerStreamingClient[rowraftv1.ScanReply]
 	err := patiently(func() (err error) {
@@ -165,11 +166,14 @@ func (s *scan) read(ctx context.Context, stub rowraftv1.TableClient, m *clusterm
 
 // take passes the rows of a message on and records where the next message begins.
 func (s *scan) take(reply *rowraftv1.ScanReply, last uint32) error {
-	if reply.NextSlot < s.slot || reply.NextSlot == s.slot && reply.NextKey <= s.key || reply.NextSlot > last+1 || reply.NextSlot == last+1 && reply.NextKey != 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "a scan went from slot %d key %d to slot %d key %d, of slots up to %d", s.slot, s.key, reply.NextSlot, reply.NextKey, last)
+	if reply.NextSlot < s.slot || reply.NextSlot == s.slot && reply.NextKey <= s.key || reply.NextSlot > last+1 ||
+		reply.NextSlot == last+1 && reply.NextKey != 0 {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "a scan went from slot %d key %d to slot %d key %d, of slots up to %d",
+			s.slot, s.key, reply.NextSlot, reply.NextKey, last)
 	}
 	if s.epoch != 0 && reply.TableEpoch != s.epoch {
-		return rowraft.Errorf(rowraft.CodeSessionExpired, "the scan began with the tables of epoch %d, a restore has brought those of %d", s.epoch, reply.TableEpoch)
+		return rowraft.Errorf(rowraft.CodeSessionExpired,
+			"the scan began with the tables of epoch %d, a restore has brought those of %d", s.epoch, reply.TableEpoch)
 	}
 	s.epoch = reply.TableEpoch
 	if err := s.parse(reply); err != nil {
@@ -196,12 +200,15 @@ func (s *scan) parse(reply *rowraftv1.ScanReply) error {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan: %w", err)
 		}
 		if seg.Table != s.t.schema.ID || seg.Dim != dim || seg.DType != dtype || seg.Flags != 0 {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan has rows of table %d with %d %s and flags %#x: want table %d with %d %s", seg.Table, seg.Dim, seg.DType, seg.Flags, s.t.schema.ID, dim, dtype)
+			return rowraft.Errorf(rowraft.CodeCorrupt,
+				"a message of a scan has rows of table %d with %d %s and flags %#x: want table %d with %d %s", seg.Table, seg.Dim,
+				seg.DType, seg.Flags, s.t.schema.ID, dim, dtype)
 		}
 		for i := range seg.N {
 			k := body.Key(i)
 			at := uint32(s.t.Slot(k))
-			if at < slot || at == slot && uint64(k) < key || at > reply.NextSlot || at == reply.NextSlot && uint64(k) >= reply.NextKey {
+			if at < slot || at == slot && uint64(k) < key || at > reply.NextSlot || at == reply.NextSlot &&
+				uint64(k) >= reply.NextKey {
 				return rowraft.Errorf(rowraft.CodeCorrupt, "a message of a scan has key %d of slot %d out of its order", k, at)
 			}
 			if slot, key = at, uint64(k)+1; key == 0 { // k was the largest key

@@ -62,12 +62,14 @@ func (o *tableOf) slotBySlot(req *rowraftv1.ScanRequest, stream scanStream, betw
 		keys := slices.DeleteFunc(slices.Clone(o.keys[slot]), func(k rowraft.Key) bool { return k < first })
 		first = 0
 		for len(keys) > 1 {
-			if err := errors.Join(between(), stream.Send(&rowraftv1.ScanReply{TableEpoch: 1, Payload: scanMessage(keys[0]), NextSlot: slot, NextKey: uint64(keys[1])})); err != nil {
+			if err := errors.Join(between(), stream.Send(&rowraftv1.ScanReply{TableEpoch: 1, Payload: scanMessage(keys[0]),
+				NextSlot: slot, NextKey: uint64(keys[1])})); err != nil {
 				return err
 			}
 			keys = keys[1:]
 		}
-		if err := errors.Join(between(), stream.Send(&rowraftv1.ScanReply{TableEpoch: 1, Payload: scanMessage(keys...), NextSlot: slot + 1})); err != nil {
+		if err := errors.Join(between(), stream.Send(&rowraftv1.ScanReply{TableEpoch: 1, Payload: scanMessage(keys...),
+			NextSlot: slot + 1})); err != nil {
 			return err
 		}
 	}
@@ -181,7 +183,10 @@ func TestScanEnds(t *testing.T) {
 			t.Fatal("choose a key of the first shard")
 		}
 		answer(r)
-		err := table.Scan(patience(t), func([]rowraft.Key, []float32) error { t.Errorf("%s: rows came through", name); return nil })
+		err := table.Scan(patience(t), func([]rowraft.Key, []float32) error {
+			t.Errorf("%s: rows came through", name)
+			return nil
+		})
 		if rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -224,7 +229,8 @@ func FuzzScanReply(f *testing.F) {
 			}
 			return nil
 		}
-		err := s.take(&rowraftv1.ScanReply{TableEpoch: 1, Payload: payload, NextSlot: nextSlot, NextKey: nextKey}, rowraft.DefaultSlots-1)
+		err := s.take(&rowraftv1.ScanReply{TableEpoch: 1, Payload: payload, NextSlot: nextSlot, NextKey: nextKey},
+			rowraft.DefaultSlots-1)
 		if err != nil {
 			if rowraft.CodeOf(err) != rowraft.CodeCorrupt || total > 0 || s.slot != 1 {
 				t.Errorf("%v (%v) after %d rows", err, rowraft.CodeOf(err), total)

@@ -50,7 +50,8 @@ type sessionState struct {
 
 func newSessions(c *Client, tls *certs.Source) *sessions {
 	s := &sessions{
-		lifetime: c.lifetime, cluster: c.cluster, router: c.router, control: c.control, maxInFlight: c.opts.MaxInFlight, tls: tls,
+		lifetime: c.lifetime, cluster: c.cluster, router: c.router, control: c.control, maxInFlight: c.opts.MaxInFlight,
+		tls:    tls,
 		naming: make(ctxMutex, 1), client: own(tls, c.opts.ClientID),
 	}
 	s.shards.init = func(st *sessionState) { st.opening = make(ctxMutex, 1) }
@@ -105,7 +106,8 @@ func (s *sessions) openAll(ctx context.Context, batches []*batch) error {
 	case err == nil || code == rowraft.CodeClosing:
 		return err
 	case ctx.Err() != nil || code.Retryable():
-		return rowraft.Errorf(rowraft.CodeNotSent, "nothing was sent, because the client had no session before the call ended; the call can be made again: %w", err)
+		return rowraft.Errorf(rowraft.CodeNotSent,
+			"nothing was sent, because the client had no session before the call ended; the call can be made again: %w", err)
 	case code.MaybeApplied(): // for example SessionExpired: another call cannot succeed either
 		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", err)
 	}
@@ -137,7 +139,8 @@ func (s *sessions) open(ctx context.Context, shard rowraft.ShardID) (*shardSessi
 	if err != nil {
 		return nil, fmt.Errorf("open session in shard %d: %w", shard, err)
 	}
-	ss := &shardSession{cluster: home, shard: shard, inc: inc, maxInFlight: s.maxInFlight, closed: s.ctx.Done(), next: 1, ended: make(map[rowraft.Seq]struct{})}
+	ss := &shardSession{cluster: home, shard: shard, inc: inc, maxInFlight: s.maxInFlight, closed: s.ctx.Done(), next: 1,
+		ended: make(map[rowraft.Seq]struct{})}
 	same := false
 	if !s.cluster.within(home, func() {
 		if same = s.epoch.CompareAndSwap(0, epoch) || s.epoch.Load() == epoch; same {
@@ -204,7 +207,8 @@ func (s *sessions) adopt(ctx context.Context, as rowraft.ClientID, id *rowraftv1
 // openAs opens the session of a shard under inc. If the session of that incarnation is already over there,
 // openAs uses a new incarnation. It returns the incarnation in use and the table epoch. OpenSession takes
 // two calls: the first returns a ticket, the second opens the session with it.
-func (s *sessions) openAs(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, inc rowraft.Incarnation) (_ rowraft.Incarnation, epoch uint64, err error) {
+func (s *sessions) openAs(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID,
+	inc rowraft.Incarnation) (_ rowraft.Incarnation, epoch uint64, err error) {
 	for tries := 0; ; tries++ {
 		_, err := s.router.call(ctx, home, shard, func(ctx context.Context, stub stub) error {
 			q := &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: s.client[:], Incarnation: uint64(inc)}
@@ -227,7 +231,8 @@ func (s *sessions) openAs(ctx context.Context, home rowraft.ClusterID, shard row
 }
 
 func (s *sessions) otherEpoch(shard rowraft.ShardID, epoch uint64) error {
-	return rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch %d, a restore has brought those of %d: connect again", shard, s.epoch.Load(), epoch)
+	return rowraft.Errorf(rowraft.CodeSessionExpired, "open session in shard %d: the session began with tables of epoch "+
+		"%d, a restore has brought those of %d: connect again", shard, s.epoch.Load(), epoch)
 }
 
 // sessionEnded reports whether err says that the shard has no session any more, for another reason than a
@@ -246,13 +251,14 @@ func (s *sessions) issueIncarnation(ctx context.Context) (inc rowraft.Incarnatio
 		q.Job, q.Run, q.Rank, q.Incarnation = id.GetJob(), id.GetRun(), id.GetRank(), id.GetIncarnation()
 	}
 	// Only other servers may be able to reach the scheduler's leader.
-	err = s.control.callCluster(rpc.AskForward(ctx), "get an incarnation", func(ctx context.Context, stub rowraftv1.ClusterClient) error {
-		ctx, cancel := context.WithTimeout(ctx, s.router.attempt)
-		defer cancel()
-		reply, err := stub.IssueIncarnation(ctx, q)
-		inc = rowraft.Incarnation(reply.GetIncarnation())
-		return err
-	})
+	err = s.control.callCluster(rpc.AskForward(ctx), "get an incarnation",
+		func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+			ctx, cancel := context.WithTimeout(ctx, s.router.attempt)
+			defer cancel()
+			reply, err := stub.IssueIncarnation(ctx, q)
+			inc = rowraft.Incarnation(reply.GetIncarnation())
+			return err
+		})
 	return inc, err
 }
 

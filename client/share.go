@@ -40,7 +40,8 @@ var pulls = calls[rowraftv1.PullRequest, rowraftv1.PullReply]{
 	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 		return to.Pull(ctx, q)
 	},
-	shared: func(ctx context.Context, to rowraftv1.TableClient, qs []*rowraftv1.PullRequest) (grpc.ServerStreamingClient[rowraftv1.PullReply], error) {
+	shared: func(ctx context.Context, to rowraftv1.TableClient,
+		qs []*rowraftv1.PullRequest) (grpc.ServerStreamingClient[rowraftv1.PullReply], error) {
 		return to.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: qs})
 	},
 	payload: (*rowraftv1.PullRequest).GetPayload,
@@ -52,7 +53,8 @@ var writes = calls[rowraftv1.WriteRequest, rowraftv1.WriteReply]{
 	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 		return to.Write(announce(ctx, q), q)
 	},
-	shared: func(ctx context.Context, to rowraftv1.TableClient, qs []*rowraftv1.WriteRequest) (grpc.ServerStreamingClient[rowraftv1.WriteReply], error) {
+	shared: func(ctx context.Context, to rowraftv1.TableClient,
+		qs []*rowraftv1.WriteRequest) (grpc.ServerStreamingClient[rowraftv1.WriteReply], error) {
 		return to.WriteMany(announce(ctx, qs...), &rowraftv1.WriteManyRequest{Batches: qs})
 	},
 	payload: (*rowraftv1.WriteRequest).GetPayload,
@@ -61,10 +63,12 @@ var writes = calls[rowraftv1.WriteRequest, rowraftv1.WriteReply]{
 }
 
 var stepPushes = calls[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{
-	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+	alone: func(ctx context.Context, to rowraftv1.TableClient, q *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply,
+		error) {
 		return to.PushStep(ctx, q)
 	},
-	shared: func(ctx context.Context, to rowraftv1.TableClient, qs []*rowraftv1.PushStepRequest) (grpc.ServerStreamingClient[rowraftv1.PushStepReply], error) {
+	shared: func(ctx context.Context, to rowraftv1.TableClient,
+		qs []*rowraftv1.PushStepRequest) (grpc.ServerStreamingClient[rowraftv1.PushStepReply], error) {
 		return to.PushStepMany(ctx, &rowraftv1.PushStepManyRequest{Batches: qs})
 	},
 	payload: (*rowraftv1.PushStepRequest).GetPayload,
@@ -337,7 +341,8 @@ func (c *sharedCall[Q, R]) exchange(ctx context.Context, to rowraftv1.TableClien
 		}
 		i := c.calls.batch(reply)
 		if int(i) >= len(answered) || answered[i] {
-			return rowraft.Errorf(rowraft.CodeUnknown, "the server answered batch %d of %d, or answered it twice", i, len(answered))
+			return rowraft.Errorf(rowraft.CodeUnknown, "the server answered batch %d of %d, or answered it twice", i,
+				len(answered))
 		}
 		answered[i] = true
 		r := shared[R]{reply: reply}

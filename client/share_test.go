@@ -62,7 +62,8 @@ func TestOneCallPerServer(t *testing.T) {
 		{"step", func() error { _, err := job.PushStep(ctx, 1, nil, all); return err }, &stepped, 1},
 		{"clocked push", func() error { _, err := job.PushClock(ctx, 1, nil, all); return err }, &pushed, 1},
 		{"pull of one shard", func() error { return table.Pull(ctx, keys[:1], make([]float32, 2)) }, &pulled, 0},
-		{"push of one shard", func() error { _, err := table.Push(ctx, keys[:1], make([]float32, 2)); return err }, &pushed, 0},
+		{"push of one shard", func() error { _, err := table.Push(ctx, keys[:1], make([]float32, 2)); return err }, &pushed,
+			0},
 	} {
 		call.batches.Store(0)
 		s.shared.Store(0)
@@ -179,8 +180,10 @@ func TestEachBatchKeepsItsCode(t *testing.T) {
 		if codes[uint32(b.shard)] != nil && b.shard != 1 {
 			sent = 2 // TableNotFound counts as Starting, because the map has the table
 		}
-		if b.err != nil != (want != 0) || b.err != nil && rowraft.CodeOf(b.err) != want || len(tries.seqs[uint32(b.shard)]) != sent {
-			t.Errorf("shard %d: %v after %d tries, want code %v after %d", b.shard, b.err, len(tries.seqs[uint32(b.shard)]), want, sent)
+		if b.err != nil != (want != 0) || b.err != nil && rowraft.CodeOf(b.err) != want ||
+			len(tries.seqs[uint32(b.shard)]) != sent {
+			t.Errorf("shard %d: %v after %d tries, want code %v after %d", b.shard, b.err, len(tries.seqs[uint32(b.shard)]),
+				want, sent)
 		}
 	}
 }
@@ -313,7 +316,8 @@ type wrongServer struct {
 	many func(grpc.ServerStreamingServer[rowraftv1.WriteReply]) error
 }
 
-func (s wrongServer) WriteMany(_ *rowraftv1.WriteManyRequest, stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
+func (s wrongServer) WriteMany(_ *rowraftv1.WriteManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
 	return s.many(stream)
 }
 
@@ -450,7 +454,8 @@ type countingServer struct {
 	sizes *sync.Map
 }
 
-func (s countingServer) PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+func (s countingServer) PullMany(req *rowraftv1.PullManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
 	s.sizes.Store(req, len(req.Batches))
 	return s.fakeServer.PullMany(req, stream)
 }

@@ -110,7 +110,8 @@ func (c *Client) readers(shard rowraft.ShardID) (nodes []rowraft.NodeID) {
 // pullAny asks the replicas of a shard until one replies. It ends early with an error that every replica
 // would return, or when all replicas have been asked and one of them cannot meet the bound. tries is the
 // number of requests sent.
-func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
+func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID, req *rowraftv1.PullRequest,
+	first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
 	b, retries := route.Backoff{}, c.router.budget.NewCall(c.opts.FailWhenOverloaded)
 	for c.ctx.Err() == nil {
 		if err := c.cluster.replaced(home); err != nil {
@@ -227,7 +228,8 @@ func (r *round) ask(ctx context.Context) {
 }
 
 // pullFrom sends the request to one server.
-func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest, first *firstPull) (*rowraftv1.PullReply, error) {
+func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest,
+	first *firstPull) (*rowraftv1.PullReply, error) {
 	defer first.leave()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -39,7 +39,9 @@ type Job struct {
 // Errors: CodeInvalidArgument.
 func (c *Client) Job(o JobOptions) (*Job, error) {
 	if o.ID == (rowraft.JobID{}) || o.Generation == 0 || o.Incarnation == 0 || o.Rank >= rowraft.MaxRanks {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x, generation %d, rank %d, incarnation %d: want an id, a rank below %d, and the others from 1", o.ID[:4], o.Generation, o.Rank, o.Incarnation, rowraft.MaxRanks)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"job %x, generation %d, rank %d, incarnation %d: want an id, a rank below %d, and the others from 1", o.ID[:4],
+			o.Generation, o.Rank, o.Incarnation, rowraft.MaxRanks)
 	}
 	j := &Job{c: c, cluster: c.cluster.Load().Cluster, opts: o}
 	j.generation.Store(uint64(o.Generation))
@@ -86,7 +88,8 @@ type StepResult struct {
 // Errors: *rowraft.RestoredError if a checkpoint was restored meanwhile; CodeNotMember if the worker is no
 // longer a member, or a later incarnation of it exists; CodeNotFound if the job has ended;
 // CodeInvalidArgument; CodeTableNotFound; CodeDeadline when ctx ends.
-func (j *Job) PushStep(ctx context.Context, step rowraft.Step, read []rowraft.Position, segs ...Segment) (StepResult, error) {
+func (j *Job) PushStep(ctx context.Context, step rowraft.Step, read []rowraft.Position,
+	segs ...Segment) (StepResult, error) {
 	return j.pushStep(ctx, step, false, read, segs)
 }
 
@@ -97,7 +100,8 @@ func (j *Job) PushIdle(ctx context.Context, step rowraft.Step, read []rowraft.Po
 	return j.pushStep(ctx, step, true, read, nil)
 }
 
-func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read []rowraft.Position, segs []Segment) (StepResult, error) {
+func (j *Job) pushStep(ctx context.Context, step rowraft.Step, idle bool, read []rowraft.Position,
+	segs []Segment) (StepResult, error) {
 	if step == 0 {
 		return StepResult{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "step 0: steps count from 1")
 	}
@@ -159,7 +163,8 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*step
 		}
 	}
 	if caller.Err() != nil && first != nil {
-		return StepResult{}, rowraft.Errorf(rowraft.CodeDeadline, "push of step %d: the outcome is not known: %w", step, first)
+		return StepResult{}, rowraft.Errorf(rowraft.CodeDeadline, "push of step %d: the outcome is not known: %w", step,
+			first)
 	}
 	if first != nil {
 		return StepResult{}, fmt.Errorf("push of step %d: %w", step, first)
@@ -240,7 +245,8 @@ func (b *stepBatch) call(ctx context.Context, fragment int, probe bool) (outcome
 	req := &rowraftv1.PushStepRequest{
 		MapVersion: uint64(b.j.c.cluster.Load().SlotsVersion), Shard: uint32(b.shard), Job: o.ID[:], Rank: uint32(o.Rank),
 		Incarnation: uint64(o.Incarnation), Step: uint64(b.step), Generation: b.j.generation.Load(),
-		Fragment: uint32(fragment), Fragments: uint32(len(b.fragments)), Probe: probe, Idle: b.idle, TableEpoch: b.j.tableEpoch(),
+		Fragment: uint32(fragment), Fragments: uint32(len(b.fragments)), Probe: probe, Idle: b.idle,
+		TableEpoch: b.j.tableEpoch(),
 	}
 	if !probe {
 		req.Payload = b.fragments[fragment]
@@ -280,14 +286,16 @@ type ClockResult struct {
 // longer a member, even if it does not know the worker's earlier batches.
 //
 // Errors: those of Push; CodeNotMember and CodeNotFound as for PushStep.
-func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Position, segs ...Segment) (ClockResult, error) {
+func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Position,
+	segs ...Segment) (ClockResult, error) {
 	if len(read) > wire.MaxPushPositions || !slices.IsSortedFunc(read, func(a, b rowraft.Position) int {
 		if a.Part < b.Part {
 			return -1
 		}
 		return 1
 	}) {
-		return ClockResult{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d positions: want at most %d, data parts ascending", len(read), wire.MaxPushPositions)
+		return ClockResult{}, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"%d positions: want at most %d, data parts ascending", len(read), wire.MaxPushPositions)
 	}
 	c := wire.Clock{Job: j.opts.ID, Incarnation: j.opts.Incarnation, Rank: j.opts.Rank, Clock: clock, Positions: read}
 	batches, err := j.c.batches(wire.OpPush, segs)
@@ -346,7 +354,8 @@ func (j *Job) clockShard() rowraft.ShardID {
 func (j *Job) WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, err error) {
 	for {
 		_, err := j.c.router.call(ctx, j.cluster, j.clockShard(), func(ctx context.Context, stub stub) error {
-			reply, err := stub.WaitClock(ctx, &rowraftv1.WaitClockRequest{Shard: uint32(j.clockShard()), Job: j.opts.ID[:], AtLeast: atLeast, TableEpoch: j.tableEpoch()})
+			reply, err := stub.WaitClock(ctx, &rowraftv1.WaitClockRequest{Shard: uint32(j.clockShard()), Job: j.opts.ID[:],
+				AtLeast: atLeast, TableEpoch: j.tableEpoch()})
 			slowest = reply.GetSlowest()
 			j.epoch.CompareAndSwap(0, reply.GetTableEpoch())
 			return err
@@ -355,7 +364,8 @@ func (j *Job) WaitClock(ctx context.Context, atLeast uint64) (slowest uint64, er
 			return slowest, err
 		}
 		if err := ctx.Err(); err != nil {
-			return slowest, rowraft.Errorf(rowraft.CodeDeadline, "the slowest worker is at %d, not at %d: %w", slowest, atLeast, err)
+			return slowest, rowraft.Errorf(rowraft.CodeDeadline, "the slowest worker is at %d, not at %d: %w", slowest, atLeast,
+				err)
 		}
 	}
 }

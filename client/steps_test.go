@@ -87,11 +87,14 @@ func pushStep(t *testing.T, ctx context.Context, f *fakeSteps, rows int) (StepRe
 func TestAStepIsPushedUntilItIsKnown(t *testing.T) {
 	const rows = 100_000 // of 16 bytes: two messages
 	f := &fakeSteps{answers: map[uint32][]stepReply{
-		0: {{outcome: held}, {outcome: held}, {outcome: held}, {outcome: missing}, {outcome: held}, {outcome: held}, {outcome: applied}},
-		1: {{err: &rowraft.OverloadedError{What: "x", RetryAfter: time.Millisecond}}, {err: rowraft.Errorf(rowraft.CodeLeadershipLost, "x")}, {outcome: applied}},
+		0: {{outcome: held}, {outcome: held}, {outcome: held}, {outcome: missing}, {outcome: held}, {outcome: held},
+			{outcome: applied}},
+		1: {{err: &rowraft.OverloadedError{What: "x", RetryAfter: time.Millisecond}},
+			{err: rowraft.Errorf(rowraft.CodeLeadershipLost, "x")}, {outcome: applied}},
 	}}
 	result, j, err := pushStep(t, patience(t), f, rows)
-	if err != nil || len(result.Late)+len(result.Unsure) > 0 || result.Next != 6 || result.Index[0] != 7 || result.Index[1] != 7 {
+	if err != nil || len(result.Late)+len(result.Unsure) > 0 || result.Next != 6 || result.Index[0] != 7 ||
+		result.Index[1] != 7 {
 		t.Fatalf("%+v, %v", result, err)
 	}
 	if got, want := f.of(0), []int{0, 1, -1, -1, 0, 1, -1}; !slices.Equal(got, want) {
@@ -146,8 +149,10 @@ func TestWhatAShardTellsOfAStep(t *testing.T) {
 		{name: "late", one: []stepReply{late(9, false)}, late: []rowraft.ShardID{1}, next: 9, calls: 1, adopted: 3},
 		{name: "unsure", one: []stepReply{late(40, true)}, unsure: []rowraft.ShardID{1}, next: 40, calls: 1, adopted: 3},
 		{name: "a newer generation is taken", one: []stepReply{stale, {outcome: applied}}, next: 6, calls: 2, adopted: 9},
-		{name: "no member", one: []stepReply{{err: rowraft.Errorf(rowraft.CodeNotMember, "x")}}, code: rowraft.CodeNotMember, calls: 1, adopted: 3},
-		{name: "the job has ended", one: []stepReply{{err: rowraft.Errorf(rowraft.CodeNotFound, "x")}}, code: rowraft.CodeNotFound, calls: 1, adopted: 3},
+		{name: "no member", one: []stepReply{{err: rowraft.Errorf(rowraft.CodeNotMember, "x")}}, code: rowraft.CodeNotMember,
+			calls: 1, adopted: 3},
+		{name: "the job has ended", one: []stepReply{{err: rowraft.Errorf(rowraft.CodeNotFound, "x")}},
+			code: rowraft.CodeNotFound, calls: 1, adopted: 3},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			zero := []stepReply{{outcome: applied}}
@@ -156,7 +161,8 @@ func TestWhatAShardTellsOfAStep(t *testing.T) {
 			}
 			f := &fakeSteps{answers: map[uint32][]stepReply{0: zero, 1: tc.one}}
 			result, j, err := pushStep(t, patience(t), f, 1)
-			if rowraft.CodeOf(err) != tc.code || !slices.Equal(result.Late, tc.late) || !slices.Equal(result.Unsure, tc.unsure) || result.Next != tc.next || j.Generation() != tc.adopted {
+			if rowraft.CodeOf(err) != tc.code || !slices.Equal(result.Late, tc.late) ||
+				!slices.Equal(result.Unsure, tc.unsure) || result.Next != tc.next || j.Generation() != tc.adopted {
 				t.Errorf("%+v, generation %d, %v", result, j.Generation(), err)
 			}
 			if got := f.of(1); len(got) != tc.calls {
@@ -202,7 +208,8 @@ func TestAClockRidesOnAPush(t *testing.T) {
 	for _, shard := range []rowraft.ShardID{home, 1 - home} {
 		got = nil
 		seg := Segment{Table: table, Keys: []rowraft.Key{s.keyOf(table, shard)}, Values: []float32{1, 1}}
-		if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{Part: 1, Offset: 2}, {Part: 3, Offset: 4}}, seg); err != nil {
+		if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{Part: 1, Offset: 2}, {Part: 3, Offset: 4}},
+			seg); err != nil {
 			t.Fatal(err)
 		}
 		clocked, rows := 0, 0
@@ -215,7 +222,8 @@ func TestAClockRidesOnAPush(t *testing.T) {
 					want = 9
 					clocked++
 				}
-				if err != nil || clock.Clock != want || clock.Rank != 1 || clock.Incarnation != 2 || clock.Job != testJob || len(clock.Positions) != 2 {
+				if err != nil || clock.Clock != want || clock.Rank != 1 || clock.Incarnation != 2 || clock.Job != testJob ||
+					len(clock.Positions) != 2 {
 					t.Errorf("shard %d: %+v, %v", req.Shard, clock, err)
 				}
 				payload = rest
@@ -227,13 +235,15 @@ func TestAClockRidesOnAPush(t *testing.T) {
 			}
 		}
 		if want := 1 + int(shard^home); clocked != 1 || rows != 1 || len(got) != want {
-			t.Errorf("rows for shard %d, clock in %d: %d messages, %d with a clock, %d with rows", shard, home, len(got), clocked, rows)
+			t.Errorf("rows for shard %d, clock in %d: %d messages, %d with a clock, %d with rows", shard, home, len(got),
+				clocked, rows)
 		}
 	}
 	if slowest, err := j.WaitClock(patience(t), 3); err != nil || slowest != 3 || asked != 3 {
 		t.Errorf("WaitClock = %d, %v after %d calls", slowest, err, asked)
 	}
-	if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{Part: 3}, {Part: 1}}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{Part: 3}, {Part: 1}}); rowraft.CodeOf(
+		err) != rowraft.CodeInvalidArgument {
 		t.Errorf("data parts that do not ascend: %v", err)
 	}
 }
@@ -268,7 +278,8 @@ func TestAClockWaitsForTheOtherParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	home := j.clockShard()
-	seg := Segment{Table: table, Keys: []rowraft.Key{s.keyOf(table, home), s.keyOf(table, 1-home)}, Values: []float32{1, 1, 1, 1}}
+	seg := Segment{Table: table, Keys: []rowraft.Key{s.keyOf(table, home), s.keyOf(table, 1-home)},
+		Values: []float32{1, 1, 1, 1}}
 	slices.Sort(seg.Keys)
 	r, err := j.PushClock(patience(t), 9, nil, seg)
 	if err != nil || r.Batches != 2 || len(r.Index) != 2 || len(clocked) != 1 {
@@ -276,7 +287,8 @@ func TestAClockWaitsForTheOtherParts(t *testing.T) {
 	}
 	<-clocked
 	refuse = rowraft.Errorf(rowraft.CodeInvalidArgument, "x")
-	if _, err := j.PushClock(patience(t), 10, nil, seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || len(clocked) != 0 {
+	if _, err := j.PushClock(patience(t), 10, nil, seg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+		len(clocked) != 0 {
 		t.Errorf("%v, and the clock was sent %d times", err, len(clocked))
 	}
 }

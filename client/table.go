@@ -147,16 +147,18 @@ func (c *Client) CreateTable(ctx context.Context, s rowraft.Schema, ifNotExists 
 	s.ID = 0
 	var reply *rowraftv1.CreateTableReply
 	retried, home := false, c.cluster.Load()
-	err := c.control.callCluster(ctx, fmt.Sprintf("create table %s", s.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
-		// A retry may find the table that an earlier try created. A table of another shape is refused in
-		// any case.
-		reply, err = stub.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists || retried})
-		// After the table is logged, a shard without a leader still makes the call fail.
-		if err != nil && rowraft.CodeOf(err) != rowraft.CodeNotLeader {
-			retried = true
-		}
-		return err
-	})
+	err := c.control.callCluster(ctx, fmt.Sprintf("create table %s", s.Name),
+		func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
+			// A retry may find the table that an earlier try created. A table of another shape is refused in
+			// any case.
+			reply, err = stub.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&s),
+				IfNotExists: ifNotExists || retried})
+			// After the table is logged, a shard without a leader still makes the call fail.
+			if err != nil && rowraft.CodeOf(err) != rowraft.CodeNotLeader {
+				retried = true
+			}
+			return err
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +200,8 @@ func (c *Client) Restored(ctx context.Context) (r Restored, err error) {
 		reply, err := stub.Status(ctx, &rowraftv1.StatusRequest{})
 		r = Restored{}
 		for _, from := range reply.GetRestored() {
-			r.Sources = append(r.Sources, Source{from.GetId(), from.GetDestination(), from.GetName(), from.GetTables(), trainersFromProto(from.GetTrained())})
+			r.Sources = append(r.Sources, Source{from.GetId(), from.GetDestination(), from.GetName(), from.GetTables(),
+				trainersFromProto(from.GetTrained())})
 		}
 		r.Training = trainersFromProto(reply.GetTrainers())
 		return err
@@ -217,8 +220,9 @@ func trainersFromProto(list []*rowraftv1.TrainerId) (out []Trainer) {
 // again: calls with it get CodeTableNotFound. A later table of the same name is another table. Errors:
 // CodeTableNotFound; CodeOverloaded if a restore runs until ctx ends.
 func (c *Client) DropTable(ctx context.Context, t *Table) error {
-	return c.control.callCluster(ctx, fmt.Sprintf("drop table %s", t.schema.Name), func(ctx context.Context, stub rowraftv1.ClusterClient) error {
-		_, err := stub.DropTable(ctx, &rowraftv1.DropTableRequest{Name: t.schema.Name, Id: uint64(t.schema.ID)})
-		return err
-	})
+	return c.control.callCluster(ctx, fmt.Sprintf("drop table %s", t.schema.Name),
+		func(ctx context.Context, stub rowraftv1.ClusterClient) error {
+			_, err := stub.DropTable(ctx, &rowraftv1.DropTableRequest{Name: t.schema.Name, Id: uint64(t.schema.ID)})
+			return err
+		})
 }

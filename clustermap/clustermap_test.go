@@ -99,7 +99,8 @@ func TestSlotsNest(t *testing.T) {
 }
 
 func TestSlotCounts(t *testing.T) {
-	for n, ok := range map[rowraft.SlotCount]bool{0: false, 1: false, 2048: false, 4095: false, 4096: true, 4097: false, 8192: true,
+	for n, ok := range map[rowraft.SlotCount]bool{0: false, 1: false, 2048: false, 4095: false, 4096: true, 4097: false,
+		8192:  true,
 		12288: false, 16384: true, 32768: true, 65536: true, 131072: false, 1 << 31: false} {
 		if err := n.Check(); (err == nil) != ok {
 			t.Errorf("%d slots: %v", n, err)
@@ -118,7 +119,8 @@ func TestEvenSlots(t *testing.T) {
 			for _, s := range slots {
 				size[s]++
 			}
-			if !slices.IsSorted(slots) || len(slots) != int(count) || slices.Max(size)-slices.Min(size) > 1 || slices.Min(size) < SlotsPerShard {
+			if !slices.IsSorted(slots) || len(slots) != int(count) || slices.Max(size)-slices.Min(size) > 1 ||
+				slices.Min(size) < SlotsPerShard {
 				t.Errorf("%d shards of %d slots: sorted %v, %d slots, sizes %d to %d",
 					n, count, slices.IsSorted(slots), len(slots), slices.Min(size), slices.Max(size))
 			}
@@ -225,8 +227,10 @@ func TestMapOfManyShards(t *testing.T) {
 			t.Fatal(err)
 		}
 		last := rowraft.ShardID(tc.shards - 1)
-		if own := m.SlotsOf(last); len(own) == 0 || own[len(own)-1] != rowraft.Slot(tc.slots-1) || m.ShardOfHash(1<<64-1) != last || m.ShardOfHash(0) != 0 {
-			t.Errorf("%d shards, %d slots: the last shard has %d slots, and the last hash is in shard %d", tc.shards, tc.slots, len(own), m.ShardOfHash(1<<64-1))
+		if own := m.SlotsOf(last); len(own) == 0 || own[len(own)-1] != rowraft.Slot(tc.slots-1) ||
+			m.ShardOfHash(1<<64-1) != last || m.ShardOfHash(0) != 0 {
+			t.Errorf("%d shards, %d slots: the last shard has %d slots, and the last hash is in shard %d", tc.shards, tc.slots,
+				len(own), m.ShardOfHash(1<<64-1))
 		}
 		for _, id := range []rowraft.ShardID{0, last / 2, last} {
 			if k, err := m.KeyInShard(7, id); err != nil || m.ShardOf(SlotOf(7, rowraft.Sparse, k, tc.slots)) != id {

@@ -27,7 +27,8 @@ import (
 // rowraft runs one command of the binary to its end.
 func (c *cluster) rowraft(ctx context.Context, args ...string) (stdout, stderr string, code int) {
 	c.t.Helper()
-	cmd := exec.CommandContext(ctx, filepath.Join(bin, "rowraft"), append(args, "--insecure", "--endpoints", strings.Join(c.Endpoints(), ","))...)
+	cmd := exec.CommandContext(ctx, filepath.Join(bin, "rowraft"),
+		append(args, "--insecure", "--endpoints", strings.Join(c.Endpoints(), ","))...)
 	var out, errout bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errout
 	err := cmd.Run()
@@ -98,7 +99,8 @@ func (c *cluster) mustCreate(dest, name string, flags ...string) string {
 // verifies runs `checkpoint verify`, which needs no cluster.
 func verifies(t testing.TB, path string) (code int, out string) {
 	t.Helper()
-	cmd := exec.CommandContext(deadline(t, patience), filepath.Join(bin, "rowraft"), "checkpoint", "verify", path, "-o", "json")
+	cmd := exec.CommandContext(deadline(t, patience), filepath.Join(bin, "rowraft"), "checkpoint", "verify", path, "-o",
+		"json")
 	b, err := cmd.CombinedOutput()
 	if err != nil && !errors.As(err, new(*exec.ExitError)) {
 		t.Fatal(err)
@@ -160,7 +162,8 @@ func startChain(c *cluster, name string) *chain {
 	c.t.Helper()
 	cl := c.dial(client.Options{})
 	table, err := cl.CreateTable(deadline(c.t, patience), rowraft.Schema{
-		Name: name, Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		Name: name, Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+		Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 	}, true)
 	if err != nil {
 		c.t.Fatal(err)
@@ -229,7 +232,8 @@ func (ch *chain) check(t testing.TB, rows map[rowraft.Key][]float32) {
 	}
 	for i := range counts {
 		if i > 0 && counts[i] > counts[i-1] || counts[i] < counts[0]-1 || counts[0] == 0 {
-			t.Errorf("the cut has %v pushes along the shards: one that came after another one's acknowledgement is in it, and that is not", counts)
+			t.Errorf("the cut has %v pushes along the shards: one that came after another one's acknowledgement is in it, and "+
+				"that is not", counts)
 			return
 		}
 	}
@@ -291,7 +295,8 @@ func (c *cluster) digestOfLeader(ctx context.Context, shard rowraft.ShardID) (*r
 // listed runs `checkpoint list` and returns state by name.
 func listed(t testing.TB, dest string) map[string]string {
 	t.Helper()
-	out, err := exec.CommandContext(deadline(t, patience), filepath.Join(bin, "rowraft"), "checkpoint", "list", dest, "-o", "json").Output()
+	out, err := exec.CommandContext(deadline(t, patience), filepath.Join(bin, "rowraft"), "checkpoint", "list", dest, "-o",
+		"json").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -66,7 +66,8 @@ func (c *cluster) finish() {
 			c.t.Error(err)
 		}
 		for line := range bytes.Lines(b) {
-			if bytes.Contains(line, []byte(`"level":"ERROR"`)) || bytes.HasPrefix(line, []byte("panic:")) || bytes.Contains(line, []byte("DATA RACE")) {
+			if bytes.Contains(line, []byte(`"level":"ERROR"`)) || bytes.HasPrefix(line, []byte("panic:")) ||
+				bytes.Contains(line, []byte("DATA RACE")) {
 				c.t.Errorf("log of server %s: %s", s.Name, line)
 			}
 		}
@@ -175,7 +176,8 @@ func (c *cluster) leaders(ctx context.Context) ([]*localcluster.Server, error) {
 
 // greatest is, by shard, the greatest figure that any server but one has, once all of them
 // have answered.
-func (c *cluster) greatest(ctx context.Context, but *localcluster.Server, figure func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
+func (c *cluster) greatest(ctx context.Context, but *localcluster.Server,
+	figure func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
 	out := make(map[uint32]uint64)
 	for _, o := range c.Servers() {
 		if o == but {
@@ -264,7 +266,8 @@ func (c *cluster) sameDigests() (rows uint64) {
 		for i, d := range replies {
 			if !bytes.Equal(d.Digest, replies[0].Digest) || d.Rows != replies[0].Rows {
 				n, _ := m.Node(shard.Replicas[i].Node)
-				c.t.Errorf("shard %d at index %d: %s has digest %s of %d rows, the first replica %s of %d", shard.ID, d.AppliedIndex,
+				c.t.Errorf("shard %d at index %d: %s has digest %s of %d rows, the first replica %s of %d", shard.ID,
+					d.AppliedIndex,
 					n.Name, hex.EncodeToString(d.Digest), d.Rows, hex.EncodeToString(replies[0].Digest), replies[0].Rows)
 			}
 		}
@@ -273,7 +276,8 @@ func (c *cluster) sameDigests() (rows uint64) {
 	return rows
 }
 
-func digest(ctx context.Context, addr string, shard rowraft.ShardID, index uint64) (d *rowraftv1.DigestReply, err error) {
+func digest(ctx context.Context, addr string, shard rowraft.ShardID,
+	index uint64) (d *rowraftv1.DigestReply, err error) {
 	err = admin(ctx, addr, func(ctx context.Context, a rowraftv1.ReplicasClient) (err error) {
 		d, err = a.Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: index})
 		return err

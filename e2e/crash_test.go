@@ -50,7 +50,8 @@ func TestKillLeaders(t *testing.T) {
 		c.killAll([]*localcluster.Server{victim})
 		took := l.recovered(killed)
 		failovers = append(failovers, took)
-		t.Logf("%s led %d shards: kill −9 to the next acknowledged push %.2f s", victim.Name, countOf(leads, victim), took.Seconds())
+		t.Logf("%s led %d shards: kill −9 to the next acknowledged push %.2f s", victim.Name, countOf(leads, victim),
+			took.Seconds())
 		if took > time.Minute {
 			t.Errorf("no push was acknowledged for %v after the kill of one leader", took)
 		}
@@ -61,7 +62,8 @@ func TestKillLeaders(t *testing.T) {
 		}
 	}
 	slices.Sort(failovers)
-	t.Logf("failover: median %.2f s, longest %.2f s", failovers[len(failovers)/2].Seconds(), failovers[len(failovers)-1].Seconds())
+	t.Logf("failover: median %.2f s, longest %.2f s", failovers[len(failovers)/2].Seconds(),
+		failovers[len(failovers)-1].Seconds())
 	l.check(c)
 }
 

@@ -20,7 +20,8 @@ func BenchmarkDelta(b *testing.B) {
 	c := start(b, localcluster.Options{})
 	table, err := c.dial(client.Options{}).CreateTable(deadline(b, patience), rowraft.Schema{
 		Name: "emb", Kind: rowraft.Sparse, Dim: dim,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1},
+		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 1},
+		Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1},
 	}, true)
 	if err != nil {
 		b.Fatal(err)

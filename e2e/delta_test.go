@@ -57,10 +57,12 @@ func TestAChainInABucket(t *testing.T) {
 	if got := other.digestOfAll(); got != sum {
 		t.Errorf("the shards have digest %x, the source %x", got, sum)
 	}
-	if _, errout, code := c.patiently("checkpoint", "delete", dest+"/a"); code != 1 || !strings.Contains(errout, "kept by deltas to it, which are nothing without it, or what is left of one: b:") {
+	if _, errout, code := c.patiently("checkpoint", "delete", dest+"/a"); code != 1 ||
+		!strings.Contains(errout, "kept by deltas to it, which are nothing without it, or what is left of one: b:") {
 		t.Errorf("delete what a delta needs: exit code %d: %s", code, errout)
 	}
-	if out, errout, code := c.patiently("checkpoint", "delete", dest+"/a", "--yes", "--cascade", "--timeout", patience.String()); code != 0 || len(listed(t, dest)) != 0 {
+	if out, errout, code := c.patiently("checkpoint", "delete", dest+"/a", "--yes", "--cascade", "--timeout",
+		patience.String()); code != 0 || len(listed(t, dest)) != 0 {
 		t.Errorf("delete --cascade: exit code %d: %s%s", code, out, errout)
 	}
 }

@@ -57,7 +57,11 @@ func scanned(t testing.TB, cl *client.Client, name string) rowsOf {
 		t.Fatal(err)
 	}
 	rows := make(rowsOf)
-	if err := table.Scan(ctx, func(keys []rowraft.Key, values []float32) error { rows.add(t, keys, values); return nil }); err != nil {
+	if err := table.Scan(ctx, func(keys []rowraft.Key,
+		values []float32) error {
+		rows.add(t, keys, values)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return rows
@@ -132,7 +136,8 @@ func TestExportAndImport(t *testing.T) {
 			Rows uint64 `json:"rows"`
 			Dim  int    `json:"dim"`
 		}
-		if err := json.Unmarshal([]byte(a.must("table", "export", "user", "--to", file, "-o", "json")), &v); err != nil || v.Rows != uint64(len(keys)) || v.Dim != 7 {
+		if err := json.Unmarshal([]byte(a.must("table", "export", "user", "--to", file, "-o", "json")), &v); err != nil ||
+			v.Rows != uint64(len(keys)) || v.Dim != 7 {
 			t.Errorf("export says %+v, %v", v, err)
 		}
 		inFile(t, file).same(t, string(format), want)
@@ -156,7 +161,8 @@ func TestExportAndImport(t *testing.T) {
 	}{
 		{[]string{"export", "user", "--to", filepath.Join(dir, "user.npy")}, 1, "exists"},
 		{[]string{"export", "nobody", "--to", filepath.Join(dir, "x.npy")}, 1, "does not exist"},
-		{[]string{"export", "nobody", "--to", filepath.Join(dir, "x.npy"), "--checkpoint", dest + "/c"}, 1, "has no table nobody"},
+		{[]string{"export", "nobody", "--to", filepath.Join(dir, "x.npy"), "--checkpoint", dest + "/c"}, 1,
+			"has no table nobody"},
 		{[]string{"export", "user", "--to", filepath.Join(dir, "x.csv")}, 2, "want one of"},
 		{[]string{"export", "user", "--to", filepath.Join(dir, "x.npy"), "--dtype", "bfloat16"}, 2, "npy has no bfloat16"},
 		{[]string{"import", "user", "--from", filepath.Join(dir, "none.npy")}, 1, "there is no file"},
@@ -201,7 +207,8 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 	c := start(t, localcluster.Options{})
 	cl := c.dial(client.Options{})
 	table, err := cl.CreateTable(deadline(t, patience), rowraft.Schema{
-		Name: "counts", Kind: rowraft.Sparse, Dim: dim, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		Name: "counts", Kind: rowraft.Sparse, Dim: dim, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+		Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 	}, false)
 	if err != nil {
 		t.Fatal(err)

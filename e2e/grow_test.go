@@ -95,7 +95,8 @@ func (c *cluster) even(shards int, names ...string) func(map[string]listedNode) 
 		for _, name := range names {
 			held += nodes[name].Replicas
 		}
-		return held == 3*shards && all == held && most-least <= 1 && strings.Contains(c.must("operation", "list"), "No operation runs")
+		return held == 3*shards && all == held && most-least <= 1 &&
+			strings.Contains(c.must("operation", "list"), "No operation runs")
 	}
 }
 
@@ -144,7 +145,8 @@ func (c *cluster) startPusher(shards int) *pusher {
 	for shard := range shards {
 		cl := c.dial(client.Options{AttemptTimeout: time.Second})
 		table, err := cl.CreateTable(deadline(c.t, patience), rowraft.Schema{
-			Name: "grow", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			Name: "grow", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 		}, true)
 		if err != nil {
 			c.t.Fatal(err)
@@ -203,7 +205,8 @@ func (p *pusher) gap() (worst time.Duration) {
 // counts twice, and the replicas are equal.
 func TestAClusterGrowsAndShrinks(t *testing.T) {
 	const shards = 4
-	c := start(t, localcluster.Options{Servers: 3, Shards: shards, Profile: "default", Args: []string{"--replace-after", "15s", "--labels", "zone={server}"}})
+	c := start(t, localcluster.Options{Servers: 3, Shards: shards, Profile: "default",
+		Args: []string{"--replace-after", "15s", "--labels", "zone={server}"}})
 	p := c.startPusher(shards)
 	var worst time.Duration
 	gap := func(what string) {
@@ -229,7 +232,8 @@ func TestAClusterGrowsAndShrinks(t *testing.T) {
 	gap("grown to five")
 
 	c.change("drain", "n2", "--yes")
-	c.until("n2 leads nothing, and has its replicas", func(nodes map[string]listedNode) bool { // one that stood still was about to be replaced
+	// one that stood still was about to be replaced
+	c.until("n2 leads nothing, and has its replicas", func(nodes map[string]listedNode) bool {
 		n := nodes["n2"]
 		return n.Doing == "drained" && n.Replicas > 0 && n.Leads == 0
 	})
@@ -238,7 +242,9 @@ func TestAClusterGrowsAndShrinks(t *testing.T) {
 
 	ok(n5.Kill())
 	c.Forget(n5)
-	c.until("the replicas of the dead one are elsewhere", func(nodes map[string]listedNode) bool { return nodes["n5"].Replicas == 0 })
+	c.until("the replicas of the dead one are elsewhere", func(nodes map[string]listedNode) bool {
+		return nodes["n5"].Replicas == 0
+	})
 	c.change("decommission", "n5", "--yes")
 	c.until("the dead one is forgotten", func(nodes map[string]listedNode) bool { _, known := nodes["n5"]; return !known })
 	n6 := grow()

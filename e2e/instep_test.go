@@ -49,7 +49,8 @@ model: {dim: 8, bottom: [8], top: [8]}
 
 func (w *stepWorkers) start(worker string) *running {
 	w.c.t.Helper()
-	return spawn(w.c.t, "rowraft-trainer", "train", "--config", filepath.Join(w.dir, "job.yaml"), "--worker", worker, "--json", w.result(worker),
+	return spawn(w.c.t, "rowraft-trainer", "train", "--config", filepath.Join(w.dir, "job.yaml"), "--worker", worker,
+		"--json", w.result(worker),
 		"--endpoints", strings.Join(w.c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "none")
 }
 
@@ -68,7 +69,11 @@ func (w *stepWorkers) until(what string, ok func(jobView) bool) jobView {
 // farther waits until a worker has trained some more steps.
 func (w *stepWorkers) farther(worker string, steps uint64) jobView {
 	w.c.t.Helper()
-	_, from := w.until(worker+" trains", func(v jobView) bool { state, _ := v.member(worker); return state == "training" }).member(worker)
+	_, from := w.until(worker+" trains", func(v jobView) bool {
+		state,
+			_ := v.member(worker)
+		return state == "training"
+	}).member(worker)
 	v := w.until(fmt.Sprintf("%s is farther than step %d", worker, from), func(v jobView) bool {
 		state, step := v.member(worker)
 		return state != "training" || step >= from+steps
@@ -134,7 +139,8 @@ func (w *stepWorkers) openStep(ctx context.Context, rank uint32) (step uint64, e
 			step = at
 		}
 		if at != step || len(st.WaitingFor) > 0 && !slices.Equal(st.WaitingFor, []uint32{rank}) {
-			return 0, fmt.Errorf("shard %d has closed step %d, step %d is open and waits for %v; shard 0 is at step %d", shard, st.LastClosed, st.HighestOpen, st.WaitingFor, step)
+			return 0, fmt.Errorf("shard %d has closed step %d, step %d is open and waits for %v; shard 0 is at step %d", shard,
+				st.LastClosed, st.HighestOpen, st.WaitingFor, step)
 		}
 		waits = waits || len(st.WaitingFor) > 0
 	}
@@ -192,7 +198,8 @@ func TestWorkersInStepComeAndGo(t *testing.T) {
 		// Both others are in every step: first of three, since the death of two contributors.
 		mine, yours, gone := row[before.rank("a")], row[before.rank("b")], row[rank]
 		alone := (mine - gone) / 1.5
-		if mine != yours || alone < 1 || alone != float32(math.Trunc(float64(alone))) || gone > float32(in) || gone < float32(in)-1 {
+		if mine != yours || alone < 1 || alone != float32(math.Trunc(float64(alone))) || gone > float32(in) ||
+			gone < float32(in)-1 {
 			t.Errorf("shard %d: a worker died in step %d, the audit row is %v", shard, in, row)
 		}
 	}
@@ -220,7 +227,8 @@ func TestWorkersInStepComeAndGo(t *testing.T) {
 	end := watch(t, c, w.job)
 	c.must("job", "stop", w.job)
 	end.ends(t, "stopped")
-	steps, changes := int64(0), int64(w.until("it is stopped", func(v jobView) bool { return v.State == "stopped" }).Generation)
+	steps, changes := int64(0),
+		int64(w.until("it is stopped", func(v jobView) bool { return v.State == "stopped" }).Generation)
 	for worker, p := range map[string]*running{"a": a, "b": b, "late": late} {
 		if code := p.code(t, patience); code != 0 {
 			t.Errorf("worker %s: exit code %d:\n%s%s", worker, code, &p.stdout, &p.stderr)
@@ -239,7 +247,8 @@ func TestWorkersInStepComeAndGo(t *testing.T) {
 		sum := row[0] + row[1] + row[2]
 		closed := int64(sum) / 3
 		if sum != float32(3*closed) || closed > steps || closed < steps-2*changes {
-			t.Errorf("shard %d: the audit row %v is not that of %d steps of the job, in %d generations", shard, row, steps, changes)
+			t.Errorf("shard %d: the audit row %v is not that of %d steps of the job, in %d generations", shard, row, steps,
+				changes)
 		}
 	}
 	c.sameDigests()
@@ -269,7 +278,10 @@ func TestAStepOutlivesTheScheduler(t *testing.T) {
 		t.Errorf("step %d was open, and under the next leader it is step %d", in, now)
 	}
 	signal(t, all[2], syscall.SIGCONT)
-	now := w.until("c goes on under the next leader", func(v jobView) bool { _, step := v.member("c"); return step >= in+10 })
+	now := w.until("c goes on under the next leader", func(v jobView) bool {
+		_, step := v.member("c")
+		return step >= in+10
+	})
 	if now.Generation != v.Generation || now.Training != 3 {
 		t.Errorf("under the next leader the job is %+v, want all three in generation %d", now, v.Generation)
 	}
@@ -305,8 +317,8 @@ func TestAStepOutlivesTheScheduler(t *testing.T) {
 	c.sameDigests()
 }
 
-// TestAWorkerInStepLeavesAtASignal: one of three workers in step gets SIGTERM, and nobody else: it leaves behind a step that
-// it is in, with each of its batches counted once, and the others go on without waiting for its lease.
+// TestAWorkerInStepLeavesAtASignal: one of three workers in step gets SIGTERM, and nobody else: it leaves behind a step
+// that it is in, with each of its batches counted once, and the others go on without waiting for its lease.
 func TestAWorkerInStepLeavesAtASignal(t *testing.T) {
 	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
 	w := inStepJob(c, "fewer", "lease: 1h\naudit: true\nsteps: 1000000000\n")
@@ -335,25 +347,29 @@ func TestAWorkerInStepLeavesAtASignal(t *testing.T) {
 	left := over(2, 130)
 	w.farther("a", 1) // what it said before that may be of a time with all three
 	after := w.farther("a", 10)
-	if state, _ := after.member("leaves"); state != "stopped" || after.Training != 2 || after.Generation != before.Generation+1 {
+	if state, _ := after.member("leaves"); state != "stopped" || after.Training != 2 ||
+		after.Generation != before.Generation+1 {
 		t.Errorf("without the one that left the job is %+v, before it was in generation %d", after, before.Generation)
 	}
 	c.must("job", "stop", w.job)
 	for i := range 2 {
 		if r := over(i, 0); r.BatchesLate > 2 {
-			t.Errorf("worker %s: %d batches were late, want at most those of steps that were open when one left", names[i], r.BatchesLate)
+			t.Errorf("worker %s: %d batches were late, want at most those of steps that were open when one left", names[i],
+				r.BatchesLate)
 		}
 	}
 	if left.BatchesLate != 0 || left.PushesUnknown != 0 || left.PushesAcknowledged != left.JobSteps {
 		t.Errorf("who left says %+v, want a batch in each of its steps, each acknowledged", left)
 	}
 	for shard, row := range w.audit() {
-		// Its batches are a third of a step each, as those of the others in its steps; afterwards they share a step, but for those that
-		// were open when one left.
+		// Its batches are a third of a step each, as those of the others in its steps; afterwards they share a step, but for
+		// those that were open when one left.
 		gone, mine, yours := row[after.rank("leaves")], row[after.rank("a")], row[after.rank("b")]
 		steps := (gone + mine + yours) / 3
-		if gone != float32(left.PushesAcknowledged) || steps != float32(math.Trunc(float64(steps))) || mine+yours-2*gone < 3*5 || max(mine-yours, yours-mine) > 6 {
-			t.Errorf("shard %d: the audit row is %v, %d batches are acknowledged of who left", shard, row, left.PushesAcknowledged)
+		if gone != float32(left.PushesAcknowledged) || steps != float32(math.Trunc(float64(steps))) ||
+			mine+yours-2*gone < 3*5 || max(mine-yours, yours-mine) > 6 {
+			t.Errorf("shard %d: the audit row is %v, %d batches are acknowledged of who left", shard, row,
+				left.PushesAcknowledged)
 		}
 	}
 }

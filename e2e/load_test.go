@@ -85,7 +85,8 @@ func startLoad(c *cluster, rng *rand.Rand, opts loadOptions) *load {
 		l.keys = append(l.keys, rowraft.Key(rng.Uint64()))
 	}
 	for rank := range opts.clients {
-		cl := &loadClient{rank: rank, c: c.dial(client.Options{}), sent: make([]int, opts.keys), acked: make([]int, opts.keys)}
+		cl := &loadClient{rank: rank, c: c.dial(client.Options{}), sent: make([]int, opts.keys),
+			acked: make([]int, opts.keys)}
 		var err error
 		cl.table, err = cl.c.CreateTable(deadline(c.t, patience), rowraft.Schema{
 			Name: counters, Kind: rowraft.Sparse, Dim: opts.dim,
@@ -163,10 +164,12 @@ func (l *load) read(ctx context.Context, cl *loadClient, keys []rowraft.Key, at 
 		for _, other := range l.clients {
 			got := rows[i*l.opts.dim+other.rank]
 			if other == cl && got < float32(least[i]) {
-				return fmt.Errorf("client %d reads %v of key %d, older than its own %d acknowledged pushes", cl.rank, got, keys[i], least[i])
+				return fmt.Errorf("client %d reads %v of key %d, older than its own %d acknowledged pushes", cl.rank, got, keys[i],
+					least[i])
 			}
 			if got > float32(other.sent[k]) {
-				return fmt.Errorf("client %d reads %v of key %d, dimension %d: only %d pushes were ever sent", cl.rank, got, keys[i], other.rank, other.sent[k])
+				return fmt.Errorf("client %d reads %v of key %d, dimension %d: only %d pushes were ever sent", cl.rank, got,
+					keys[i], other.rank, other.sent[k])
 			}
 		}
 	}

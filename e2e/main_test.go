@@ -63,7 +63,8 @@ func testMain(m *testing.M) int {
 
 // build builds the binaries as the test itself was built: with or without the SIMD kernels.
 func build(dir string) error {
-	cmd := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./cmd/rowraft", "./cmd/rowraft-trainer", "./cmd/rowraft-bench")
+	cmd := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./cmd/rowraft", "./cmd/rowraft-trainer",
+		"./cmd/rowraft-bench")
 	cmd.Dir = root
 	experiment := ""
 	if strings.Contains(runtime.Version(), "X:simd") {
@@ -134,7 +135,8 @@ func needBinaries(t testing.TB) {
 func beforeRelease(t testing.TB) {
 	t.Helper()
 	if !everyTest() {
-		t.Skip("runs in make verify-full, with ROWRAFT_E2E=all, or with -run; docs/testing.md says what make test runs for it")
+		t.Skip(
+			"runs in make verify-full, with ROWRAFT_E2E=all, or with -run; docs/testing.md says what make test runs for it")
 	}
 }
 

@@ -42,7 +42,8 @@ data:
 	if err := os.WriteFile(job, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := spawn(t, "rowraft-trainer", "train", "--config", job, "--endpoints", strings.Join(c.Endpoints(), ","), "--insecure",
+	p := spawn(t, "rowraft-trainer", "train", "--config", job, "--endpoints", strings.Join(c.Endpoints(), ","),
+		"--insecure",
 		"--accelerator", "go", "--json", out, "--progress", "plain")
 	if code := p.code(t, patience); code != 0 {
 		t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)

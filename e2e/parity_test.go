@@ -113,7 +113,8 @@ func train(t *testing.T, cfg trainer.Config, tables tables.Tables) {
 		t.Fatal(err)
 	}
 	if r.PushesAcknowledged != cfg.Steps || r.BatchesSkipped != 0 {
-		t.Fatalf("%d pushes acknowledged, %d batches skipped, want %d and 0", r.PushesAcknowledged, r.BatchesSkipped, cfg.Steps)
+		t.Fatalf("%d pushes acknowledged, %d batches skipped, want %d and 0", r.PushesAcknowledged, r.BatchesSkipped,
+			cfg.Steps)
 	}
 }
 
@@ -198,7 +199,8 @@ func compare(t *testing.T, remote, local *recorder) {
 		for i := range got {
 			if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
 				if differ++; differ <= 3 {
-					t.Errorf("table %s: key %d, dimension %d: %v on the cluster, %v inside the process", s.Name, keys[i/s.Dim], i%s.Dim, got[i], want[i])
+					t.Errorf("table %s: key %d, dimension %d: %v on the cluster, %v inside the process", s.Name, keys[i/s.Dim],
+						i%s.Dim, got[i], want[i])
 				}
 			}
 			if want[i] != 0 {

@@ -34,7 +34,8 @@ type restored struct {
 // restore tries once.
 func (c *cluster) restore(path string, args ...string) (restored, string, int) {
 	c.t.Helper()
-	out, errout, code := c.rowraft(deadline(c.t, patience), append([]string{"checkpoint", "restore", path, "--yes", "-o", "json"}, args...)...)
+	out, errout, code := c.rowraft(deadline(c.t, patience),
+		append([]string{"checkpoint", "restore", path, "--yes", "-o", "json"}, args...)...)
 	return c.wasRestored(out), errout, code
 }
 
@@ -71,10 +72,14 @@ func filled(t testing.TB, opts localcluster.Options, rows int) (c *cluster, dest
 	c = start(t, opts)
 	cl := c.dial(client.Options{})
 	for _, s := range []rowraft.Schema{
-		{Name: "emb", Kind: rowraft.Sparse, Dim: 8, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1}},
-		{Name: "dense", Kind: rowraft.Dense, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.1, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8}},
-		{Name: "stream", Kind: rowraft.Sparse, Dim: 4, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3, A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 0.1},
-			Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}, Expire: 1 << 30, Capacity: rowraft.Capacity{Rows: 1 << 20, Evict: rowraft.EvictLFU}},
+		{Name: "emb", Kind: rowraft.Sparse, Dim: 8, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3,
+			A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1}},
+		{Name: "dense", Kind: rowraft.Dense, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Optimizer: rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.1, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8}},
+		{Name: "stream", Kind: rowraft.Sparse, Dim: 4, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3,
+			A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 0.1},
+			Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}, Expire: 1 << 30,
+			Capacity: rowraft.Capacity{Rows: 1 << 20, Evict: rowraft.EvictLFU}},
 	} {
 		table, err := cl.CreateTable(deadline(t, patience), s, true)
 		if err != nil {
@@ -139,15 +144,18 @@ func TestRestoreInPlace(t *testing.T) {
 	if _, err := other.Push(ctx, otherKeys, otherGrads); err != nil {
 		t.Fatal(err)
 	}
-	if out, errout, code := c.patiently("checkpoint", "restore", dest+"/a", "--replace"); code != 5 || !strings.Contains(errout, "other, 1 rows: REMOVED") || !strings.Contains(errout, "--yes") {
+	if out, errout, code := c.patiently("checkpoint", "restore", dest+"/a", "--replace"); code != 5 ||
+		!strings.Contains(errout, "other, 1 rows: REMOVED") || !strings.Contains(errout, "--yes") {
 		t.Errorf("without a terminal and --yes: exit code %d: %s%s", code, out, errout)
 	}
-	if _, errout, code := c.patiently("checkpoint", "restore", dest+"/a"); code != 1 || !strings.Contains(errout, "--replace") {
+	if _, errout, code := c.patiently("checkpoint", "restore", dest+"/a"); code != 1 ||
+		!strings.Contains(errout, "--replace") {
 		t.Errorf("over rows that are there: exit code %d: %s", code, errout)
 	}
 	v := c.mustRestore(dest+"/a", "--replace", "--table", "emb")
 	for _, table := range v.Tables {
-		if want := map[bool]uint64{true: 500}[table.Table == "emb"]; table.Restored != want || table.Restored+table.Filtered != table.Written {
+		if want := map[bool]uint64{true: 500}[table.Table == "emb"]; table.Restored != want ||
+			table.Restored+table.Filtered != table.Written {
 			t.Errorf("%+v", v.Tables)
 		}
 	}
@@ -170,10 +178,12 @@ func TestRestoreInPlace(t *testing.T) {
 		t.Errorf("a push to the table that was restored: %v", err)
 	}
 	c.mustRestore(dest+"/a", "--replace")
-	if _, err := table.Push(ctx, keys, grads); rowraft.CodeOf(err) != rowraft.CodeSessionExpired && rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if _, err := table.Push(ctx, keys, grads); rowraft.CodeOf(err) != rowraft.CodeSessionExpired &&
+		rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("a push of the session from before: %v, want SessionExpired", err)
 	}
-	if err := table.Pull(ctx, keys, out); rowraft.CodeOf(err) != rowraft.CodeSessionExpired && rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if err := table.Pull(ctx, keys, out); rowraft.CodeOf(err) != rowraft.CodeSessionExpired &&
+		rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("a read with positions from before: %v, want SessionExpired", err)
 	}
 	c.killAll(c.Servers())
@@ -248,8 +258,9 @@ func TestKillsDuringRestore(t *testing.T) {
 	}
 }
 
-// TestKillsDuringCreate: a checkpoint whose servers are killed is absent or complete. A complete one is one cut: it holds
-// every push that was acknowledged before any push that it holds. The last one, without load, is what the shards hold.
+// TestKillsDuringCreate: a checkpoint whose servers are killed is absent or complete. A complete one is one cut: it
+// holds every push that was acknowledged before any push that it holds. The last one, without load, is what the shards
+// hold.
 func TestKillsDuringCreate(t *testing.T) {
 	c := start(t, localcluster.Options{})
 	rng := seed(t)
@@ -260,7 +271,8 @@ func TestKillsDuringCreate(t *testing.T) {
 	}
 	l.more(20)
 	dest := t.TempDir()
-	if m := c.createCheckpoint(dest, "first"); m.HeldFor <= 0 || m.HeldFor > time.Minute { // the lease is 1 s, and a process may stand still
+	// the lease is 1 s, and a process may stand still
+	if m := c.createCheckpoint(dest, "first"); m.HeldFor <= 0 || m.HeldFor > time.Minute {
 		t.Errorf("pushes were held for %v", m.HeldFor)
 	}
 	const most = 20 // checkpoints of a round
@@ -270,7 +282,8 @@ func TestKillsDuringCreate(t *testing.T) {
 		done := make(chan int, 1)
 		go func() {
 			for i := 0; ; i++ {
-				_, errout, code := c.rowraft(context.Background(), "checkpoint", "create", dest, "--name", fmt.Sprintf("%s-%d", name, i), "--timeout", "60s")
+				_, errout, code := c.rowraft(context.Background(), "checkpoint", "create", dest, "--name",
+					fmt.Sprintf("%s-%d", name, i), "--timeout", "60s")
 				t.Logf("%s-%d: exit code %d: %s", name, i, code, errout)
 				if code != 0 || i == most {
 					done <- code
@@ -315,7 +328,8 @@ func TestKillsDuringCreate(t *testing.T) {
 	}
 }
 
-// TestDamageIsFoundBeforeItIsRestored flips one bit in each file of a checkpoint. Wrong names and destinations are refused.
+// TestDamageIsFoundBeforeItIsRestored flips one bit in each file of a checkpoint. Wrong names and destinations are
+// refused.
 func TestDamageIsFoundBeforeItIsRestored(t *testing.T) {
 	c, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 300)
 	before := c.digestOfAll()
@@ -390,7 +404,8 @@ func TestCheckpointOnAFullDisk(t *testing.T) {
 		if strings.Contains(errout, "the disk of "+disk+" is full") {
 			return nil
 		}
-		c.rowraft(deadline(t, patience), "checkpoint", "delete", disk+"/full", "--yes") // what a try leaves that lost its leader
+		// what a try leaves that lost its leader
+		c.rowraft(deadline(t, patience), "checkpoint", "delete", disk+"/full", "--yes")
 		return fmt.Errorf("exit code %d: %s", code, errout)
 	}); err != nil {
 		t.Error(err)

@@ -89,7 +89,8 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.ResumedAtStep < 30 || r.ResumedAtStep >= 80 || r.Steps != 80 || r.Examples != straight.Examples || r.PushesAcknowledged != 80 {
+	if r.ResumedAtStep < 30 || r.ResumedAtStep >= 80 || r.Steps != 80 || r.Examples != straight.Examples ||
+		r.PushesAcknowledged != 80 {
 		t.Errorf("it went on as %+v, the straight run was %+v", r, straight)
 	}
 	t.Logf("it went on after step %d", r.ResumedAtStep)
@@ -130,8 +131,10 @@ func (tr *trainers) start(args ...string) {
 	for rank := range tr.n {
 		progress := tr.progress(rank)
 		_ = os.Remove(progress)
-		tr.procs = append(tr.procs, spawn(tr.c.t, "rowraft-trainer", append([]string{"train", "--config", tr.config, "--rank", fmt.Sprint(rank),
-			"--endpoints", strings.Join(tr.c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "json", "--progress-file", progress}, args...)...))
+		tr.procs = append(tr.procs, spawn(tr.c.t, "rowraft-trainer",
+			append([]string{"train", "--config", tr.config, "--rank", fmt.Sprint(rank),
+				"--endpoints", strings.Join(tr.c.Endpoints(), ","), "--insecure", "--accelerator", "go", "--progress", "json",
+				"--progress-file", progress}, args...)...))
 	}
 }
 
@@ -277,14 +280,16 @@ checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 		}
 	}
 	var policies struct{ Policies []policyState }
-	if err := json.Unmarshal([]byte(c.must("checkpoint", "policy", "list", "-o", "json")), &policies); err != nil || len(policies.Policies) > 0 {
+	if err := json.Unmarshal([]byte(c.must("checkpoint", "policy", "list", "-o", "json")), &policies); err != nil ||
+		len(policies.Policies) > 0 {
 		t.Errorf("%+v, %v: the job is done, and its policy is still there", policies, err)
 	}
 	ends := 0
 	for _, s := range c.Servers() { // another one makes it again if the leader that made it did not say so
 		made := 0
 		for line := range bytes.Lines(mustRead(t, s.LogFile)) {
-			if bytes.Contains(line, []byte(`"msg":"made a checkpoint"`)) && bytes.Contains(line, []byte(`"checkpoint":"pair-end-`)) {
+			if bytes.Contains(line, []byte(`"msg":"made a checkpoint"`)) &&
+				bytes.Contains(line, []byte(`"checkpoint":"pair-end-`)) {
 				made++
 			}
 		}

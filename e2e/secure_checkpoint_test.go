@@ -20,8 +20,10 @@ func TestTrainersWriteCheckpointsWhereTheyMay(t *testing.T) {
 	limited := lab.trainer("kept")
 	dir := t.TempDir()
 	ready, allowed, elsewhere := filepath.Join(dir, "ready"), filepath.Join(dir, "ckpt"), filepath.Join(dir, "ckpt2")
-	spawn(t, "rowraft", append(lab.flags("node"), "server", "--with-scheduler", "--servers", "1", "--shards", "1", "--data-dir", filepath.Join(dir, "n1"), "--checkpoint-destination", allowed,
-		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--profile", "fast", "--disk-stall-limit", "60s")...)
+	spawn(t, "rowraft", append(lab.flags("node"), "server", "--with-scheduler", "--servers", "1", "--shards", "1",
+		"--data-dir", filepath.Join(dir, "n1"), "--checkpoint-destination", allowed,
+		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--profile", "fast",
+		"--disk-stall-limit", "60s")...)
 	says(t, ready, "}")
 	var at struct {
 		Addr string `json:"addr"`
@@ -43,7 +45,8 @@ checkpoint: %s
 `, job, checkpoint), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return spawn(t, "rowraft-trainer", append([]string{"train", "--config", file, "--endpoints", at.Addr, "--patience", "1m", "--accelerator", "go", "--progress", "none"}, flags...)...)
+		return spawn(t, "rowraft-trainer", append([]string{"train", "--config", file, "--endpoints", at.Addr, "--patience",
+			"1m", "--accelerator", "go", "--progress", "none"}, flags...)...)
 	}
 	operate := func(who string, args ...string) *running {
 		return spawn(t, "rowraft", append(append(args, "--endpoints", at.Addr), lab.flags(who)...)...)
@@ -53,8 +56,14 @@ checkpoint: %s
 		run  func() *running
 		says []string // nil: it succeeds
 	}{
-		{"a limited trainer at its end", func() *running { return train("kept", fmt.Sprintf("{to: %s, at_end: true}", allowed), limited) }, []string{allowed, "all tables", "kept.*"}},
-		{"a limited trainer's policy", func() *running { return train("kept", fmt.Sprintf("{to: %s, every: 1s}", allowed), limited) }, []string{allowed, "all tables", "kept.*"}},
+		{"a limited trainer at its end", func() *running {
+			return train("kept",
+				fmt.Sprintf("{to: %s, at_end: true}", allowed), limited)
+		}, []string{allowed, "all tables", "kept.*"}},
+		{"a limited trainer's policy", func() *running {
+			return train("kept", fmt.Sprintf("{to: %s, every: 1s}", allowed),
+				limited)
+		}, []string{allowed, "all tables", "kept.*"}},
 		{"a limited trainer without checkpoints", func() *running { return train("kept", "{}", limited) }, nil},
 		{"a trainer of all tables elsewhere", func() *running {
 			return train("full", fmt.Sprintf("{to: %s, on_stop: true}", elsewhere), lab.flags("full"))
@@ -65,8 +74,12 @@ checkpoint: %s
 		{"a trainer of all tables", func() *running {
 			return train("full", fmt.Sprintf("{to: %s/full, every: 1s, at_end: true}", allowed), lab.flags("full"))
 		}, nil},
-		{"a trainer by hand", func() *running { return operate("full", "checkpoint", "create", allowed, "--name", "hand") }, []string{"operator", "trainer full"}},
-		{"an operator elsewhere", func() *running { return operate("olga", "checkpoint", "create", elsewhere, "--name", "hand") }, nil},
+		{"a trainer by hand", func() *running { return operate("full", "checkpoint", "create", allowed, "--name", "hand") },
+			[]string{"operator", "trainer full"}},
+		{"an operator elsewhere", func() *running {
+			return operate("olga", "checkpoint", "create", elsewhere, "--name",
+				"hand")
+		}, nil},
 		{"a trainer's restore", func() *running {
 			return operate("full", "checkpoint", "restore", elsewhere+"/hand", "--replace", "--yes")
 		}, []string{"admin", "trainer full"}},
@@ -93,7 +106,8 @@ checkpoint: %s
 			}
 		}
 	}
-	for where, want := range map[string]int{allowed + "/full/full-end-*/MANIFEST": 1, elsewhere + "/*/MANIFEST": 1, elsewhere + "/hand/MANIFEST": 1, allowed + "/*/MANIFEST": 0} {
+	for where, want := range map[string]int{allowed + "/full/full-end-*/MANIFEST": 1, elsewhere + "/*/MANIFEST": 1,
+		elsewhere + "/hand/MANIFEST": 1, allowed + "/*/MANIFEST": 0} {
 		if got, err := filepath.Glob(where); err != nil || len(got) != want {
 			t.Errorf("%s: %v (%v), want %d", where, got, err, want)
 		}

@@ -98,8 +98,10 @@ func TestTrainersSpeakTLS(t *testing.T) {
 	mine, strangers := lab.trainer("kept"), other.trainer("kept")
 	dir, ports := t.TempDir(), freePorts(t, 4)
 	ready := filepath.Join(dir, "ready")
-	spawn(t, "rowraft", append(lab.flags("node"), "server", "--with-scheduler", "--servers", "1", "--shards", "1", "--data-dir", filepath.Join(dir, "n1"),
-		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--profile", "fast", "--disk-stall-limit", "60s")...)
+	spawn(t, "rowraft", append(lab.flags("node"), "server", "--with-scheduler", "--servers", "1", "--shards", "1",
+		"--data-dir", filepath.Join(dir, "n1"),
+		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--profile", "fast",
+		"--disk-stall-limit", "60s")...)
 	says(t, ready, "}")
 	var at struct {
 		Addr string `json:"addr"`
@@ -121,7 +123,8 @@ average: {addresses: [%q, %q]}
 		t.Fatal(err)
 	}
 	train := func(rank int, flags ...string) *running {
-		return spawn(t, "rowraft-trainer", append([]string{"train", "--config", job, "--endpoints", at.Addr, "--rank", fmt.Sprint(rank), "--patience", "1m",
+		return spawn(t, "rowraft-trainer", append([]string{"train", "--config", job, "--endpoints", at.Addr, "--rank",
+			fmt.Sprint(rank), "--patience", "1m",
 			"--accelerator", "go", "--progress", "none", "--metrics-listen", ports[2+rank]}, flags...)...)
 	}
 	admin := func(ctx context.Context, flags []string, args ...string) (string, error) {
@@ -159,7 +162,8 @@ average: {addresses: [%q, %q]}
 	_, step := v.Job.member("rank-1")
 
 	for who, conf := range map[string]*tls.Config{
-		"plaintext": nil, "no certificate": lab.tls(""), "a certificate of another CA": withRoots(other.tls("kept"), lab.tls("")), "a reader": lab.tls("reader"), "a node": lab.tls("node"),
+		"plaintext": nil, "no certificate": lab.tls(""), "a certificate of another CA": withRoots(other.tls("kept"),
+			lab.tls("")), "a reader": lab.tls("reader"), "a node": lab.tls("node"),
 	} {
 		for i, port := range ports[:2] { // the hub listens, and so does who may become it
 			if answer, err := ask(t, port, conf); err == nil && conf != nil || errors.Is(err, os.ErrDeadlineExceeded) {
@@ -176,7 +180,8 @@ average: {addresses: [%q, %q]}
 	if _, err := ask(t, ports[0], lab.tls("kept")); err != nil { // it hangs up when it has read that
 		t.Errorf("a trainer does not get through to the port on which others average: %v", err)
 	}
-	if answer, err := ask(t, ports[2], lab.tls("admin")); err != nil || !strings.Contains(answer, `rowraft_worker_steps_total{job="kept",rank="0"}`) {
+	if answer, err := ask(t, ports[2], lab.tls("admin")); err != nil ||
+		!strings.Contains(answer, `rowraft_worker_steps_total{job="kept",rank="0"}`) {
 		t.Errorf("the metrics for an admin: %v\n%s", err, answer)
 	}
 
@@ -184,9 +189,12 @@ average: {addresses: [%q, %q]}
 		"a trainer of another CA":  train(0, append(strangers, "--patience", "1s", "--metrics-listen", "")...),
 		"a trainer in plaintext":   train(0, "--insecure", "--patience", "1s", "--metrics-listen", ""),
 		"a reader who would train": train(0, append(lab.flags("reader"), "--metrics-listen", "")...),
-		"a list in plaintext":      spawn(t, "rowraft", "job", "list", "--endpoints", at.Addr, "--insecure", "--timeout", "1s"),
-		"a stop by a stranger":     spawn(t, "rowraft", append(strangers, "job", "stop", "kept", "--endpoints", at.Addr, "--timeout", "1s")...),
-		"a stop by a reader":       spawn(t, "rowraft", append(lab.flags("reader"), "job", "stop", "kept", "--endpoints", at.Addr)...),
+		"a list in plaintext": spawn(t, "rowraft", "job", "list", "--endpoints", at.Addr, "--insecure", "--timeout",
+			"1s"),
+		"a stop by a stranger": spawn(t, "rowraft", append(strangers, "job", "stop", "kept", "--endpoints", at.Addr,
+			"--timeout", "1s")...),
+		"a stop by a reader": spawn(t, "rowraft", append(lab.flags("reader"), "job", "stop", "kept", "--endpoints",
+			at.Addr)...),
 	}
 	for who, p := range refused {
 		code := p.code(t, patience)

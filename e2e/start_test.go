@@ -44,7 +44,8 @@ func portOf(t testing.TB, addr string) string {
 // not give up over them.
 func roleEnv(env string) []string {
 	clean := slices.DeleteFunc(cli.WithoutFlags(os.Environ()), func(v string) bool {
-		return strings.HasPrefix(v, "MS_") || strings.HasPrefix(v, "PADDLE_") || strings.HasPrefix(v, "TRAINING_ROLE=") || strings.HasPrefix(v, "POD_IP=")
+		return strings.HasPrefix(v, "MS_") || strings.HasPrefix(v, "PADDLE_") || strings.HasPrefix(v, "TRAINING_ROLE=") ||
+			strings.HasPrefix(v, "POD_IP=")
 	})
 	return append(append(clean, "ROWRAFT_DISK_STALL_LIMIT=60s", "ROWRAFT_PROFILE=default"), strings.Fields(env)...)
 }
@@ -77,7 +78,8 @@ func TestThreeRoleScripts(t *testing.T) {
 	run := func(t *testing.T, script, dir, env string) string {
 		t.Helper()
 		path := "PATH=" + bin + string(os.PathListSeparator) + os.Getenv("PATH")
-		p := spawnScript(t, append(roleEnv(env), path, "DIR="+dir, "ROWRAFT_ACCELERATOR=go"), filepath.Join("examples", "three-roles", script))
+		p := spawnScript(t, append(roleEnv(env), path, "DIR="+dir, "ROWRAFT_ACCELERATOR=go"),
+			filepath.Join("examples", "three-roles", script))
 		if code := p.code(t, patience); code != 0 {
 			t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 		}
@@ -92,13 +94,17 @@ func TestThreeRoleScripts(t *testing.T) {
 				t.Errorf("round %d: no line of a step:\n%s", round, out)
 			}
 			// In the second round both had a rank in the first.
-			if b := mustRead(t, filepath.Join(dir, "sched.log")); strings.Contains(string(b), "old rank id: -1") != (round == 0) {
+			if b := mustRead(t, filepath.Join(dir, "sched.log")); strings.Contains(string(b),
+				"old rank id: -1") != (round == 0) {
 				t.Errorf("round %d: the old ranks are wrong:\n%s", round, b)
 			}
 			for file, lines := range map[string][]string{
-				"sched.log": {"Server listening on 127.0.0.1:" + port, "Bind to role=scheduler", "the scheduler is connected to 2 workers and 2 servers",
-					"Assign rank id of node id: worker_0, role: MS_WORKER, with host ip: 127.0.0.1, old rank id: ", "new rank id: 0", "new rank id: 1"},
-				"server_0.log": {"Server listening on 127.0.0.1:", "Bind to role=server", "Cluster is successfully initialized.", "DATA IS NOT SAFE: 2 server(s)"},
+				"sched.log": {"Server listening on 127.0.0.1:" + port, "Bind to role=scheduler",
+					"the scheduler is connected to 2 workers and 2 servers",
+					"Assign rank id of node id: worker_0, role: MS_WORKER, with host ip: 127.0.0.1, old rank id: ", "new rank id: 0",
+					"new rank id: 1"},
+				"server_0.log": {"Server listening on 127.0.0.1:", "Bind to role=server", "Cluster is successfully initialized.",
+					"DATA IS NOT SAFE: 2 server(s)"},
 				"worker_0.log": {"Bind to role=worker", "Cluster is successfully initialized."},
 			} {
 				for _, line := range lines {
@@ -123,11 +129,13 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	needBinaries(t)
 	dir := t.TempDir()
 	addr := freePorts(t, 1)[0]
-	env := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addr) + " MS_SERVER_NUM=1 MS_WORKER_NUM=2 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s MS_RECOVERY_PATH=" + dir + " "
+	env := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addr) +
+		" MS_SERVER_NUM=1 MS_WORKER_NUM=2 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s MS_RECOVERY_PATH=" + dir + " "
 	job := filepath.Join("examples", "three-roles", "job.yaml")
 	worker := func(name string, more ...string) *running {
 		return spawnRole(t, "rowraft-trainer", env+"MS_ROLE=MS_WORKER MS_NODE_ID="+name,
-			append([]string{"--config", job, "--no-eval", "--steps", "1000000", "--accelerator", "go", "--progress-file", filepath.Join(dir, name)}, more...)...)
+			append([]string{"--config", job, "--no-eval", "--steps", "1000000", "--accelerator", "go", "--progress-file",
+				filepath.Join(dir, name)}, more...)...)
 	}
 	refused := func(what string, p *running, code int, says string) {
 		t.Helper()
@@ -140,10 +148,14 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	spawnRole(t, "rowraft", env+"MS_ROLE=MS_PSERVER", "--ready-file", filepath.Join(dir, "server-ready"))
 	says(t, filepath.Join(dir, "sched-ready"), addr)
 	says(t, filepath.Join(dir, "server-ready"), "node_id")
-	refused("a second server", spawnRole(t, "rowraft", env+"MS_ROLE=MS_PSERVER"), 2, "is one too many: the cluster was started for 1")
+	refused("a second server", spawnRole(t, "rowraft", env+"MS_ROLE=MS_PSERVER"), 2,
+		"is one too many: the cluster was started for 1")
 	refused("a second scheduler", spawnRole(t, "rowraft", env+"MS_ROLE=MS_SCHED"), 2, "is used by another process")
-	refused("a worker of other numbers", worker("c", "--workers", "3"), 2, "expects 3 workers, the scheduler was started for 2")
-	refused("a worker that waits for others in vain", givesUp(t, func(timeout string) *running { return worker("b", "--start-timeout", timeout, "--job", "lonely") },
+	refused("a worker of other numbers", worker("c", "--workers", "3"), 2,
+		"expects 3 workers, the scheduler was started for 2")
+	refused("a worker that waits for others in vain", givesUp(t, func(timeout string) *running {
+		return worker("b", "--start-timeout", timeout, "--job", "lonely")
+	},
 		"the cluster has not started within", "does not say who is there"), 4, "1 of 2 workers are here: [b]")
 	select {
 	case <-a.ended:
@@ -177,13 +189,16 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 func TestAStartEndsAfterItsTimeout(t *testing.T) {
 	needBinaries(t)
 	addrs := freePorts(t, 2)
-	paddle := "PADDLE_PSERVERS_IP_PORT_LIST=" + strings.Join(addrs, ",") + " PADDLE_TRAINERS_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s "
-	ms := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addrs[0]) + " MS_SERVER_NUM=2 MS_WORKER_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s "
+	paddle := "PADDLE_PSERVERS_IP_PORT_LIST=" + strings.Join(addrs, ",") +
+		" PADDLE_TRAINERS_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s "
+	ms := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addrs[0]) +
+		" MS_SERVER_NUM=2 MS_WORKER_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s "
 	job := filepath.Join("examples", "three-roles", "job.yaml")
 	for _, tc := range []struct{ who, binary, env, says string }{
 		{"a worker", "rowraft-trainer", ms + "MS_ROLE=MS_WORKER", "not ready endpoints:['" + addrs[0] + "']"},
 		{"a trainer", "rowraft-trainer", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=0", "not ready endpoints:["},
-		{"a listed server", "rowraft", paddle + "TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT=" + portOf(t, addrs[1]), "it waits for answers from " + addrs[0]},
+		{"a listed server", "rowraft", paddle + "TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT=" + portOf(t, addrs[1]),
+			"it waits for answers from " + addrs[0]},
 		{"a server", "rowraft", ms + "MS_ROLE=MS_PSERVER", "it waits for answers from " + addrs[0]},
 		{"the scheduler", "rowraft", ms + "MS_ROLE=MS_SCHED", "0 of 2 servers have registered"},
 	} {
@@ -203,7 +218,8 @@ func TestAStartEndsAfterItsTimeout(t *testing.T) {
 				within = timeout
 				return spawnRole(t, tc.binary, tc.env+" ROWRAFT_DATA_ROOT="+t.TempDir()+" ROWRAFT_START_TIMEOUT="+timeout, args...)
 			}, notSoFar...)
-			if code, text := p.code(t, patience), p.stderr.String(); code != 4 || !strings.Contains(text, "the cluster has not started within "+within+": "+tc.says) {
+			if code, text := p.code(t, patience), p.stderr.String(); code != 4 ||
+				!strings.Contains(text, "the cluster has not started within "+within+": "+tc.says) {
 				t.Errorf("exit code %d, want 4 and that it waits, %s:\n%s", code, tc.says, text)
 			} else if tc.binary == "rowraft-trainer" && !strings.Contains(text, "server not ready, wait 3 sec to retry...") {
 				t.Errorf("it does not say in the words of others that it waits:\n%s", text)

@@ -57,7 +57,8 @@ func TestAStoppedLeaderAnswersNothingOld(t *testing.T) {
 	payload := make([]byte, seg.Size())
 	binary.LittleEndian.PutUint64(seg.Put(payload).Keys, 1)
 	request := func(mode rowraftv1.ReadMode, maxAge time.Duration, minIndex rowraft.Index) *stoppedRead {
-		return &stoppedRead{req: &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Mode: mode, MaxAgeNs: uint64(maxAge), MinIndex: uint64(minIndex), Payload: payload}}
+		return &stoppedRead{req: &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Mode: mode, MaxAgeNs: uint64(maxAge),
+			MinIndex: uint64(minIndex), Payload: payload}}
 	}
 	push(before)
 	leads, err := c.leaders(ctx)
@@ -73,7 +74,8 @@ func TestAStoppedLeaderAnswersNothingOld(t *testing.T) {
 	stub := rowraftv1.NewTableClient(conn)
 	// It proves its age now, and so remembers that it was young.
 	young := request(rowraftv1.ReadMode_READ_MODE_BOUNDED, time.Minute, cl.Position().Shards[0])
-	for young.ask(ctx, stub) != nil && rowraft.CodeOf(young.err).Retryable() && ctx.Err() == nil { // it gives up after 300 ms
+	// it gives up after 300 ms
+	for young.ask(ctx, stub) != nil && rowraft.CodeOf(young.err).Retryable() && ctx.Err() == nil {
 	}
 	if young.err != nil || young.count != before {
 		t.Fatalf("a bounded read of the leader: %v, %v, want %d pushes", young.count, young.err, before)

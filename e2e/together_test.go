@@ -25,7 +25,8 @@ func runTogether(t *testing.T, c *cluster, cfg trainer.Config, watch func(e repo
 }
 
 // enterAndRun is what a trainer's process does.
-func enterAndRun(ctx context.Context, c *cluster, cfg trainer.Config, watch func(e report.Event)) (*report.Result, error) {
+func enterAndRun(ctx context.Context, c *cluster, cfg trainer.Config,
+	watch func(e report.Event)) (*report.Result, error) {
 	cl := c.dial(client.Options{})
 	if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
 		return nil, err
@@ -125,7 +126,8 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 	}, func() {})
 	for rank, r := range results {
 		if r.JobSteps != all || r.BatchesLate != 0 {
-			t.Errorf("trainer %d has taken part in %d steps, %d batches late, want %d and none", rank, r.JobSteps, r.BatchesLate, all)
+			t.Errorf("trainer %d has taken part in %d steps, %d batches late, want %d and none", rank, r.JobSteps, r.BatchesLate,
+				all)
 		}
 	}
 }
@@ -192,7 +194,8 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 }
 
 // inStep runs a trainer for each rank of a job, concurrently with f, and returns their results.
-func inStep(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*report.Result, error), f func()) []*report.Result {
+func inStep(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*report.Result, error),
+	f func()) []*report.Result {
 	t.Helper()
 	ctx := deadline(t, patience)
 	results := make([]*report.Result, cfg.Trainers)

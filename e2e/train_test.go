@@ -50,7 +50,8 @@ func TestQuality(t *testing.T) {
 				t.Errorf("%d pushes acknowledged in %d steps", r.PushesAcknowledged, r.Steps)
 			}
 			// At most three passes, and a fifth held out.
-			if passes := float64(r.Examples) / (4 * float64(r.HeldExamples)); passes > 3.01 || tc.name == "adult" && passes > 1.01 {
+			if passes := float64(r.Examples) / (4 * float64(r.HeldExamples)); passes > 3.01 || tc.name == "adult" &&
+				passes > 1.01 {
 				t.Errorf("%.2f passes over the data", passes)
 			}
 			c.sameDigests()

@@ -25,7 +25,8 @@ func watch(t testing.TB, c *cluster, job string) *watching {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	cmd := exec.Command(filepath.Join(bin, "rowraft"), "job", "watch", job, "--every", "200ms", "-o", "json", "--insecure", "--endpoints", strings.Join(c.Endpoints(), ","))
+	cmd := exec.Command(filepath.Join(bin, "rowraft"), "job", "watch", job, "--every", "200ms", "-o", "json", "--insecure",
+		"--endpoints", strings.Join(c.Endpoints(), ","))
 	cmd.Stdout = out
 	w.p = launch(t, cmd, nil)
 	says(t, w.file, "}\n")

@@ -69,7 +69,9 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	for i := range ids {
 		ids[i] = uint64(i)
 	}
-	ask := &rowraftv1.PullRequest{MapVersion: anyMapVersion, Payload: segment(wire.Segment{Table: table.Schema().ID, N: len(ids), Dim: 256, DType: rowraft.Float32, Flags: wire.FlagNoValues}, ids, nil)}
+	ask := &rowraftv1.PullRequest{MapVersion: anyMapVersion,
+		Payload: segment(wire.Segment{Table: table.Schema().ID, N: len(ids), Dim: 256, DType: rowraft.Float32,
+			Flags: wire.FlagNoValues}, ids, nil)}
 
 	// The client's windows are small and each reply is larger, so the server cannot send what the client
 	// does not read. The connection itself works and answers the server's pings.
@@ -80,7 +82,8 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	more := func() {
-		pull, err := greedy.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, rowraftv1.Table_Pull_FullMethodName, grpc.WaitForReady(true))
+		pull, err := greedy.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, rowraftv1.Table_Pull_FullMethodName,
+			grpc.WaitForReady(true))
 		if err == nil {
 			err = pull.SendMsg(ask)
 		}
@@ -123,7 +126,9 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 // TestPushesBeyondTheLimitAreAskedAgain: with limits far below the pushed bytes, every push is applied
 // once, and no bytes stay counted.
 func TestPushesBeyondTheLimitAreAskedAgain(t *testing.T) {
-	c := startClusterWith(t, 3, 2, func(cfg *Config) { cfg.Limits = admit.Limits{InFlight: 8 << 10, Shard: 4 << 10, Client: 2 << 10} })
+	c := startClusterWith(t, 3, 2, func(cfg *Config) {
+		cfg.Limits = admit.Limits{InFlight: 8 << 10, Shard: 4 << 10, Client: 2 << 10}
+	})
 	ctx := testContext(t)
 	const clients, pushes = 4, 25
 	keys := make([]rowraft.Key, 64)

@@ -26,8 +26,10 @@ type pusher struct {
 // newPusher opens a session of client id in shard 0.
 func (c *testCluster) newPusher(ctx context.Context, id byte, payload []byte, says bool) *pusher {
 	c.t.Helper()
-	p := &pusher{stub: rowraftv1.NewTableClient(connect(c.t, c.nodes[0].addr, nil)), id: rowraft.ClientID{id}, payload: payload, says: says}
-	if _, err := p.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: p.id[:], Incarnation: 1 << 40, Ticket: 1}); err != nil {
+	p := &pusher{stub: rowraftv1.NewTableClient(connect(c.t, c.nodes[0].addr, nil)), id: rowraft.ClientID{id},
+		payload: payload, says: says}
+	if _, err := p.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: p.id[:], Incarnation: 1 << 40,
+		Ticket: 1}); err != nil {
 		c.t.Fatal(err)
 	}
 	return p
@@ -37,7 +39,8 @@ func (p *pusher) push(ctx context.Context) error {
 	if p.says {
 		ctx = rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: len(p.payload)})
 	}
-	_, err := p.stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, ClientId: p.id[:], Incarnation: 1 << 40, Seq: p.seq.Add(1), Payload: p.payload})
+	_, err := p.stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion,
+		ClientId: p.id[:], Incarnation: 1 << 40, Seq: p.seq.Add(1), Payload: p.payload})
 	return err
 }
 
@@ -183,7 +186,9 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 			return err
 		},
 		"shared call": func(ctx context.Context, s rowraftv1.TableClient) error {
-			stream, err := s.WriteMany(ctx, &rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion}}})
+			stream, err := s.WriteMany(ctx,
+				&rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{{Op: rowraftv1.WriteOp_WRITE_OP_PUSH,
+					MapVersion: anyMapVersion}}})
 			if err != nil {
 				return err
 			}
@@ -227,7 +232,8 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	if n := early(mixed, "shared call"); n != 0 {
 		t.Errorf("%d servers refuse a call of which one batch has room", n)
 	}
-	for name, ctx := range map[string]context.Context{"nothing": ctx, "a part of a shard that is not there": rpc.WithPartSizes(ctx, rpc.PartSize{Shard: 5, Bytes: 1000})} {
+	for name, ctx := range map[string]context.Context{"nothing": ctx,
+		"a part of a shard that is not there": rpc.WithPartSizes(ctx, rpc.PartSize{Shard: 5, Bytes: 1000})} {
 		if n := early(ctx, "push"); n != 0 {
 			t.Errorf("who says %s is refused early by %d servers", name, n)
 		}
@@ -237,7 +243,8 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	eventually(t, ctx, "a push that is read is refused", func() bool {
 		overloaded := 0
 		for _, s := range stubs {
-			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, ClientId: id[:]})
+			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion,
+				ClientId: id[:]})
 			if rowraft.CodeOf(err) == rowraft.CodeOverloaded {
 				overloaded++
 			}

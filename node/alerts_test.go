@@ -98,7 +98,8 @@ func exported(t *testing.T) []string {
 		for _, n := range c.nodes {
 			_, text := opsGet(t, n.opsAddr, source, "/metrics")
 			for line := range strings.Lines(text) {
-				if name, _, found := strings.Cut(strings.TrimPrefix(line, "# TYPE "), " "); found && strings.HasPrefix(line, "# TYPE ") {
+				if name, _, found := strings.Cut(strings.TrimPrefix(line, "# TYPE "), " "); found &&
+					strings.HasPrefix(line, "# TYPE ") {
 					names[name] = true
 				} else if name := metricIn.FindString(line); !strings.HasPrefix(line, "#") && name != "" {
 					names[name] = true
@@ -136,7 +137,8 @@ func TestAlertsAndDashboards(t *testing.T) {
 	var anchors []string
 	for line := range strings.Lines(string(page)) {
 		if title, ok := strings.CutPrefix(line, "## "); ok {
-			anchors = append(anchors, "docs/ops/runbooks.md#"+strings.ReplaceAll(strings.ToLower(strings.TrimSpace(title)), " ", "-"))
+			anchors = append(anchors, "docs/ops/runbooks.md#"+strings.ReplaceAll(strings.ToLower(strings.TrimSpace(title)), " ",
+				"-"))
 		}
 	}
 	rules := alertRules(t)

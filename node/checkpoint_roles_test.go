@@ -28,7 +28,8 @@ type checkpointLab struct {
 
 func newCheckpointLab(t *testing.T) *checkpointLab {
 	root := t.TempDir()
-	l := &checkpointLab{lab: newLab(t), t: t, ctx: testContext(t), allowed: filepath.Join(root, "ckpt"), evil: filepath.Join(root, "ckpt-evil")}
+	l := &checkpointLab{lab: newLab(t), t: t, ctx: testContext(t), allowed: filepath.Join(root, "ckpt"),
+		evil: filepath.Join(root, "ckpt-evil")}
 	for _, dir := range []string{l.allowed, l.evil} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -38,7 +39,8 @@ func newCheckpointLab(t *testing.T) *checkpointLab {
 		t.Fatal(err)
 	}
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.Insecure, cfg.TLS, cfg.CheckpointDestinations = false, l.files(certs.Node, "n1"), []string{l.allowed, "s3://models/ctr"}
+		cfg.Insecure, cfg.TLS, cfg.CheckpointDestinations = false, l.files(certs.Node, "n1"),
+			[]string{l.allowed, "s3://models/ctr"}
 	})
 	l.addr = c.nodes[0].addr
 	admin := l.client(certs.Admin, "ann")
@@ -82,11 +84,14 @@ func (l *checkpointLab) nothingIn(dir string) {
 func TestCheckpointsOfACertificate(t *testing.T) {
 	l := newCheckpointLab(t)
 	tricks := []string{
-		"", "/", "relative", l.evil, filepath.Dir(l.allowed), l.allowed + "/../ckpt-evil/x", l.allowed + "/out", l.allowed + "/out/x", "file://" + l.allowed + "/out/x",
-		"file://" + l.evil, "file://localhost" + l.allowed, strings.ToUpper(l.allowed), "s3://models/ctr-evil", "s3://models", "s3://models/CTR", "s3://models/ctr/../x", "s3://models//ctr", "S3://models/ctr",
+		"", "/", "relative", l.evil, filepath.Dir(l.allowed), l.allowed + "/../ckpt-evil/x", l.allowed + "/out", l.allowed +
+			"/out/x", "file://" + l.allowed + "/out/x",
+		"file://" + l.evil, "file://localhost" + l.allowed, strings.ToUpper(l.allowed), "s3://models/ctr-evil", "s3://models",
+		"s3://models/CTR", "s3://models/ctr/../x", "s3://models//ctr", "S3://models/ctr",
 	}
 	spec := func(name, to, job string) *rowraftv1.SetPolicyRequest {
-		return &rowraftv1.SetPolicyRequest{Policy: &rowraftv1.CheckpointPolicy{Name: name, Destination: to, EveryNs: 3600e9, Keep: 1, Job: job}}
+		return &rowraftv1.SetPolicyRequest{Policy: &rowraftv1.CheckpointPolicy{Name: name, Destination: to, EveryNs: 3600e9,
+			Keep: 1, Job: job}}
 	}
 	for _, tc := range []struct {
 		who          string
@@ -100,7 +105,8 @@ func TestCheckpointsOfACertificate(t *testing.T) {
 		{"an operator", l.stub(certs.Operator, "olga"), true, false, true, true, true},
 		{"a trainer of all tables", l.stub(certs.Trainer, "tom", "*"), false, false, true, true, false},
 		{"a trainer of some tables", l.stub(certs.Trainer, "tim", "a_*"), false, false, true, false, false},
-		{"a trainer of one table of two patterns", l.stub(certs.Trainer, "tim", "a_*", "hers"), false, false, true, false, false},
+		{"a trainer of one table of two patterns", l.stub(certs.Trainer, "tim", "a_*", "hers"), false, false, true, false,
+			false},
 		{"a reader of all tables", l.stub(certs.Reader, "rob", "*"), false, false, false, false, false},
 		{"a server", l.stub(certs.Node, "n2"), false, false, false, false, false},
 	} {
@@ -111,9 +117,12 @@ func TestCheckpointsOfACertificate(t *testing.T) {
 			}
 		}
 		name := strings.ReplaceAll(tc.who, " ", "-")
-		stream, err := tc.stub.CreateCheckpoint(l.ctx, &rowraftv1.CreateCheckpointRequest{Destination: filepath.Dir(l.allowed) + "/by-hand", Name: name})
+		stream, err := tc.stub.CreateCheckpoint(l.ctx,
+			&rowraftv1.CreateCheckpointRequest{Destination: filepath.Dir(l.allowed) + "/by-hand", Name: name})
 		check("creates a checkpoint", tc.create, drain(stream, err))
-		back, err := tc.stub.RestoreCheckpoint(l.ctx, &rowraftv1.RestoreCheckpointRequest{Destination: filepath.Dir(l.allowed) + "/by-hand", Name: "an-admin", Replace: true})
+		back, err := tc.stub.RestoreCheckpoint(l.ctx,
+			&rowraftv1.RestoreCheckpointRequest{Destination: filepath.Dir(l.allowed) + "/by-hand", Name: "an-admin",
+				Replace: true})
 		check("restores a checkpoint", tc.restore, drain(back, err))
 		_, err = tc.stub.ListPolicies(l.ctx, &rowraftv1.ListPoliciesRequest{})
 		check("lists policies", tc.list, err)
@@ -158,7 +167,8 @@ func TestCheckpointsOfACertificate(t *testing.T) {
 		{"an operator deletes an admin's", olga, "an-admin", false},
 	} {
 		_, err := tc.stub.DeletePolicy(l.ctx, &rowraftv1.DeletePolicyRequest{Name: tc.policy})
-		if denied := rowraft.CodeOf(rpc.FromStatus(err)) == rowraft.CodeDenied; denied != tc.refused || !tc.refused && err != nil {
+		if denied := rowraft.CodeOf(rpc.FromStatus(err)) == rowraft.CodeDenied; denied != tc.refused || !tc.refused &&
+			err != nil {
 			t.Errorf("%s policy: %v", tc.what, err)
 		}
 	}
@@ -179,10 +189,11 @@ func (l *checkpointLab) parks(cl *client.Client, job, to string, destinations ..
 	if err != nil {
 		return "", err
 	}
-	at, err := m.Register(l.ctx, jobs.Registration{Destinations: destinations, Pause: func(context.Context, jobs.Agree) (*jobs.Paused, error) {
-		write := func(w io.Writer) error { _, err := io.WriteString(w, "state"); return err }
-		return &jobs.Paused{Step: 1, Size: 5, Write: write, Release: func() {}}, nil
-	}})
+	at, err := m.Register(l.ctx, jobs.Registration{Destinations: destinations,
+		Pause: func(context.Context, jobs.Agree) (*jobs.Paused, error) {
+			write := func(w io.Writer) error { _, err := io.WriteString(w, "state"); return err }
+			return &jobs.Paused{Step: 1, Size: 5, Write: write, Release: func() {}}, nil
+		}})
 	if err != nil {
 		return "", err
 	}
@@ -211,14 +222,16 @@ func TestParkingOfACertificate(t *testing.T) {
 		{"bucket", all, "s3://models/ctr-evil", "s3://models/ctr"},
 	} {
 		if made, err := l.parks(tc.cl, tc.who, tc.to); err == nil || !strings.Contains(err.Error(), tc.name) {
-			t.Errorf("%s parks with a checkpoint in %s: made %q, %v, want an error that names %s", tc.who, tc.to, made, err, tc.name)
+			t.Errorf("%s parks with a checkpoint in %s: made %q, %v, want an error that names %s", tc.who, tc.to, made, err,
+				tc.name)
 		}
 		_, err := l.parks(tc.cl, tc.who+"-early", "", tc.to)
 		if denied, ok := errors.AsType[*rowraft.DeniedError](err); !ok || !strings.Contains(denied.Error(), tc.name) {
 			t.Errorf("%s names %s as it comes: %v, want Denied", tc.who, tc.to, err)
 		}
 	}
-	if _, err := l.parks(all, "many", "", "/1", "/2", "/3", "/4", "/5", "/6", "/7", "/8", "/9"); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := l.parks(all, "many", "", "/1", "/2", "/3", "/4", "/5", "/6", "/7", "/8",
+		"/9"); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("9 destinations: %v", err)
 	}
 	l.nothingIn(l.evil)

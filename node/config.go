@@ -153,7 +153,8 @@ func (c *Config) setDefaults() error {
 	case !c.TLS.IsZero() && c.Insecure:
 		return bad("both certificates and --insecure are given: want one of them")
 	case c.SnapshotEveryBytes < 0 || c.SnapshotMaxBytes < 0 || c.TrailingLogBytes < 0:
-		return bad("snapshot every %d bytes, at most every %d bytes, trailing log %d bytes: want ≥ 0", c.SnapshotEveryBytes, c.SnapshotMaxBytes, c.TrailingLogBytes)
+		return bad("snapshot every %d bytes, at most every %d bytes, trailing log %d bytes: want ≥ 0", c.SnapshotEveryBytes,
+			c.SnapshotMaxBytes, c.TrailingLogBytes)
 	}
 	if _, err := profileOf(c.Profile); err != nil {
 		return err
@@ -221,5 +222,6 @@ func profileOf(name string) (timers.Profile, error) {
 	case "dense":
 		return timers.Dense, nil
 	}
-	return timers.Profile{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "profile %q: want auto, fast, default or dense", name)
+	return timers.Profile{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "profile %q: want auto, fast, default or dense",
+		name)
 }

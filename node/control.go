@@ -73,7 +73,8 @@ func (c *control) call(ctx context.Context, f func(context.Context, rowraftv1.Cl
 
 // ask makes a call to the leader of the metadata group. It asks each scheduler at most once, with the given
 // timeout for each.
-func (c *control) ask(ctx context.Context, timeout time.Duration, f func(context.Context, *grpc.ClientConn) error) error {
+func (c *control) ask(ctx context.Context, timeout time.Duration,
+	f func(context.Context, *grpc.ClientConn) error) error {
 	places := c.schedulers()
 	w := route.Walk{Layer: route.Control, Places: func() []string { return places }, AddrOf: c.addrOf, Rounds: 1}
 	for {
@@ -175,9 +176,12 @@ func (c *control) registerOnce(ctx context.Context) error {
 func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().Cluster }
 
 func (c *control) heartbeat(ctx context.Context) error {
-	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID), Replicas: c.n.host.Status(),
-		FormatVersion: uint32(c.n.cfg.announce), Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)), Stopping: c.n.leaving.Load(),
-		Disk: c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), Slowness: c.n.slowness(), MetadataReplica: c.n.self.Scheduler, MetadataRolledBack: c.n.metaRolledBack()}
+	req := &rowraftv1.HeartbeatRequest{ClusterId: string(c.cluster()), NodeId: string(c.n.self.ID),
+		Replicas:      c.n.host.Status(),
+		FormatVersion: uint32(c.n.cfg.announce), Version: c.n.cfg.Version, UptimeNs: uint64(time.Since(c.n.started)),
+		Stopping: c.n.leaving.Load(),
+		Disk:     c.n.disk(), CertificateEnds: c.n.certificateEnds(), Profile: c.n.profile(), Slowness: c.n.slowness(),
+		MetadataReplica: c.n.self.Scheduler, MetadataRolledBack: c.n.metaRolledBack()}
 	if m := c.n.host.Map(); m != nil {
 		req.MapVersion = uint64(m.Version)
 	}
@@ -229,7 +233,8 @@ func (c *control) followMap(ctx context.Context) {
 			}
 			attempt, cancel := context.WithTimeout(ctx, poll+2*time.Second)
 			defer cancel()
-			reply, err := rowraftv1.NewClusterClient(conn).GetMap(attempt, &rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(poll)})
+			reply, err := rowraftv1.NewClusterClient(conn).GetMap(attempt,
+				&rowraftv1.GetMapRequest{KnownVersion: known, WaitNs: uint64(poll)})
 			if err != nil || reply.Map == nil {
 				return err
 			}

@@ -51,7 +51,8 @@ func firstBoot() vfstest.Script[rowraft.ClusterID] {
 
 func TestCrashAtEachStepOfTheFirstBoot(t *testing.T) {
 	vfstest.Crashes(t, firstBoot(), map[string]string{
-		"internal/identity.Open: syncdir /": "checkLogDir makes the same entry durable before Join; internal/identity needs it",
-		"node.checkLogDir: syncdir /":       "identity.Open did it; it comes with MkdirAll",
+		"internal/identity.Open: syncdir /": "checkLogDir makes the same entry durable before Join; internal/identity " +
+			"needs it",
+		"node.checkLogDir: syncdir /": "identity.Open did it; it comes with MkdirAll",
 	})
 }

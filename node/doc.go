@@ -3,6 +3,6 @@
 //
 //	Run ─► identity, certificates ─► scheduler.Form ─► raftstore.Open ─► map ─► replica.Host.Follow
 //
-// Run owns every goroutine of the process and returns when all have ended. DESIGN.md describes the parts of a server, the
-// paths of a write and a read, the locks, and the decisions with their reasons.
+// Run owns every goroutine of the process and returns when all have ended. DESIGN.md describes the parts of a server,
+// the paths of a write and a read, the locks, and the decisions with their reasons.
 package node

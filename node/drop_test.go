@@ -28,7 +28,8 @@ func TestDropTable(t *testing.T) {
 		keys[i] = rowraft.Key(i)
 	}
 	values := make([]float32, len(keys)*table.Dim())
-	ack, err := cl.Push(ctx, client.Segment{Table: table, Keys: keys, Values: values}, client.Segment{Table: other, Keys: keys, Values: values})
+	ack, err := cl.Push(ctx, client.Segment{Table: table, Keys: keys, Values: values},
+		client.Segment{Table: other, Keys: keys, Values: values})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,8 @@ func TestDropTable(t *testing.T) {
 	// tables returns the tables of a replica that has applied the entry of ack.
 	tables := func(admin rowraftv1.ReplicasClient, shard rowraft.ShardID) (ids []uint64) {
 		t.Helper()
-		if _, err := admin.Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(ack.Index[shard])}); err != nil {
+		if _, err := admin.Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard),
+			MinIndex: uint64(ack.Index[shard])}); err != nil {
 			t.Fatal(err)
 		}
 		status, err := admin.NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
@@ -65,8 +67,10 @@ func TestDropTable(t *testing.T) {
 	for _, sh := range cl.Map().Shards {
 		// The leader may change meanwhile.
 		for i, code := 0, rowraft.CodeNotLeader; code != rowraft.CodeSessionExpired; i++ {
-			_, err = admins[i%len(admins)].DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(id), TableEpoch: 2})
-			if code = rowraft.CodeOf(rpc.FromStatus(err)); code != rowraft.CodeSessionExpired && !code.Retryable() || ctx.Err() != nil {
+			_, err = admins[i%len(admins)].DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID),
+				Table: uint64(id), TableEpoch: 2})
+			if code = rowraft.CodeOf(rpc.FromStatus(err)); code != rowraft.CodeSessionExpired && !code.Retryable() ||
+				ctx.Err() != nil {
 				t.Fatalf("shard %d: a drop of epoch 2: %v, want SessionExpired from its leader", sh.ID, err)
 			}
 		}

@@ -84,7 +84,8 @@ func (f *forwardLab) leads() (leader string, term uint64, follower string) {
 			if err != nil {
 				f.t.Fatal(err)
 			}
-			st, err := rowraftv1.NewReplicasClient(connect(f.t, n.addr, source)).NodeStatus(f.ctx, &rowraftv1.NodeStatusRequest{})
+			st, err := rowraftv1.NewReplicasClient(connect(f.t, n.addr, source)).NodeStatus(f.ctx,
+				&rowraftv1.NodeStatusRequest{})
 			if err == nil && len(st.Replicas) == 1 && st.Replicas[0].Role == "leader" {
 				leader, term = n.addr, st.Replicas[0].Term
 			} else {
@@ -153,7 +154,8 @@ func (f *forwardLab) forwards(key rowraft.Key) bool {
 	if err := tom.PullLinearizable(f.ctx, read); err != nil || !read.Present[0] || row[0] != 3 {
 		t.Errorf("linearizable pull: %v, %v, %v", row, read.Present, err)
 	}
-	fresh, err := client.Dial(f.ctx, client.Options{Endpoints: []string{follower}, TLS: f.files(certs.Trainer, "tom", "mine"), Dial: dial})
+	fresh, err := client.Dial(f.ctx, client.Options{Endpoints: []string{follower},
+		TLS: f.files(certs.Trainer, "tom", "mine"), Dial: dial})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +167,8 @@ func (f *forwardLab) forwards(key rowraft.Key) bool {
 	}
 	stub := f.stub(follower, certs.Trainer, "tom", "mine")
 	id := tomsID()
-	if _, err := stub.OpenSession(rpc.AskForward(f.ctx), &rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 40}); err != nil {
+	if _, err := stub.OpenSession(rpc.AskForward(f.ctx),
+		&rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 40}); err != nil {
 		t.Errorf("open a session: %v", err)
 	}
 	hers, err := tom.Table(f.ctx, "hers")
@@ -238,15 +241,19 @@ func (f *forwardLab) onBehalf(leader, follower string) (wrong []string) {
 		{"a server, for a trainer", node, []string{behalf(later, tom)}, false, "mine", 0},
 		{"a server, for an admin", node, []string{behalf(later, all)}, false, "hers", 0},
 		{"a table that is not the trainer's", node, []string{behalf(later, tom)}, false, "hers", rowraft.CodeDenied},
-		{"a certificate that has ended", node, []string{behalf(time.Now().Add(-time.Second), tom)}, false, "mine", rowraft.CodeDenied},
+		{"a certificate that has ended", node, []string{behalf(time.Now().Add(-time.Second), tom)}, false, "mine",
+			rowraft.CodeDenied},
 		{"a trainer names an admin", trainer, []string{behalf(later, all)}, false, "hers", rowraft.CodeDenied},
 		{"a trainer names itself", trainer, []string{behalf(later, tom)}, false, "mine", rowraft.CodeDenied},
 		{"a trainer names no caller", trainer, []string{"-"}, false, "mine", rowraft.CodeDenied},
 		{"a server for itself", node, nil, false, "mine", rowraft.CodeDenied},
 		{"a server names no caller", node, []string{"-"}, false, "mine", rowraft.CodeDenied},
-		{"a server names a server", node, []string{behalf(later, "rowraft://lab/node/n1")}, false, "mine", rowraft.CodeDenied},
-		{"a server names an operator", node, []string{behalf(later, "rowraft://lab/operator/op")}, false, "mine", rowraft.CodeDenied},
-		{"a caller of another cluster", node, []string{behalf(later, "rowraft://there/admin/ann")}, false, "mine", rowraft.CodeDenied},
+		{"a server names a server", node, []string{behalf(later, "rowraft://lab/node/n1")}, false, "mine",
+			rowraft.CodeDenied},
+		{"a server names an operator", node, []string{behalf(later, "rowraft://lab/operator/op")}, false, "mine",
+			rowraft.CodeDenied},
+		{"a caller of another cluster", node, []string{behalf(later, "rowraft://there/admin/ann")}, false, "mine",
+			rowraft.CodeDenied},
 		{"two callers", node, []string{behalf(later, tom), behalf(later, all)}, false, "mine", rowraft.CodeInvalidArgument},
 		{"no identity", node, []string{"ann"}, false, "mine", rowraft.CodeInvalidArgument},
 		{"a second hop", onFollower, []string{behalf(later, tom)}, true, "mine", rowraft.CodeNotLeader},
@@ -259,21 +266,26 @@ func (f *forwardLab) onBehalf(leader, follower string) (wrong []string) {
 		if tc.ask {
 			ctx = rpc.AskForward(ctx)
 		}
-		if _, err := tc.stub.Pull(ctx, pull(tc.table)); tc.want == 0 && err != nil || tc.want != 0 && rowraft.CodeOf(err) != tc.want {
+		if _, err := tc.stub.Pull(ctx, pull(tc.table)); tc.want == 0 && err != nil || tc.want != 0 &&
+			rowraft.CodeOf(err) != tc.want {
 			errorf("%s: %v (%v), want %v", tc.name, err, rowraft.CodeOf(err), tc.want)
 		}
 	}
-	reader := metadata.AppendToOutgoingContext(f.ctx, "rowraft-on-behalf", behalf(later, "rowraft://lab/reader/rob?table=mine"))
-	if _, err := node.Write(reader, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH}); rowraft.CodeOf(err) != rowraft.CodeDenied {
+	reader := metadata.AppendToOutgoingContext(f.ctx, "rowraft-on-behalf",
+		behalf(later, "rowraft://lab/reader/rob?table=mine"))
+	if _, err := node.Write(reader, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH}); rowraft.CodeOf(
+		err) != rowraft.CodeDenied {
 		errorf("a push for a reader: %v, want CodeDenied", err)
 	}
 	// A session of another identity stays closed, whichever caller the server represents.
 	id := tomsID()
 	ann := metadata.AppendToOutgoingContext(f.ctx, "rowraft-on-behalf", behalf(later, all))
-	if _, err := node.OpenSession(ann, &rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 41}); rowraft.CodeOf(err) != rowraft.CodeDenied {
+	if _, err := node.OpenSession(ann, &rowraftv1.OpenSessionRequest{ClientId: id[:],
+		Incarnation: 1 << 41}); rowraft.CodeOf(err) != rowraft.CodeDenied {
 		errorf("a session under the id of another: %v, want CodeDenied", err)
 	}
-	scan, err := node.Scan(metadata.AppendToOutgoingContext(f.ctx, "rowraft-on-behalf", behalf(later, all)), &rowraftv1.ScanRequest{})
+	scan, err := node.Scan(metadata.AppendToOutgoingContext(f.ctx, "rowraft-on-behalf", behalf(later, all)),
+		&rowraftv1.ScanRequest{})
 	if err == nil {
 		_, err = scan.Recv()
 	}

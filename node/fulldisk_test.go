@@ -85,7 +85,10 @@ func TestAFullServerGivesItsLeadsAway(t *testing.T) {
 		full(name)
 	}
 	for i := range admins {
-		eventually(t, ctx, "a server sees that there is no room", func() bool { d := status(i).Disk; return d != nil && d.FreeBytes < d.ReserveBytes })
+		eventually(t, ctx, "a server sees that there is no room", func() bool {
+			d := status(i).Disk
+			return d != nil && d.FreeBytes < d.ReserveBytes
+		})
 	}
 	waiting := make(chan error, 1)
 	go func() { _, err := table.Push(ctx, keys, ones); waiting <- err }()

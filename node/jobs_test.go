@@ -88,7 +88,8 @@ func TestALateMembershipBringsNoJobBack(t *testing.T) {
 		if err := ensure(n, generation, 0); rowraft.CodeOf(err) != rowraft.CodeStaleGeneration {
 			t.Errorf("generation %d of job %d after its end: %v, want CodeStaleGeneration", generation, n, err)
 		}
-		if st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Job: job(n)}); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+		if st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Job: job(n)}); rowraft.CodeOf(
+			err) != rowraft.CodeNotFound {
 			t.Errorf("job %d is back: %v, %v", n, st, err)
 		}
 	}
@@ -104,7 +105,8 @@ func TestALateMembershipBringsNoJobBack(t *testing.T) {
 			t.Errorf("generation %d of a job at 4: %v, want CodeStaleGeneration", generation, err)
 		}
 	}
-	if st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Job: job(1)}); err != nil || st.Generation != 4 || len(st.Members) != 1 {
+	if st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Job: job(1)}); err != nil || st.Generation != 4 ||
+		len(st.Members) != 1 {
 		t.Errorf("the job is %v, %v, want generation 4 of one member", st, err)
 	}
 	end(1, 0)
@@ -135,7 +137,8 @@ func TestARunThatRestsIsInNoShard(t *testing.T) {
 				return err == nil && len(reply.Members) == 1 && reply.Members[0].Incarnation == uint64(m.Incarnation())
 			})
 		}
-		j, err := cl.Job(client.JobOptions{ID: m.Run(), Generation: rowraft.Generation(reply.Generation), Incarnation: m.Incarnation()})
+		j, err := cl.Job(client.JobOptions{ID: m.Run(), Generation: rowraft.Generation(reply.Generation),
+			Incarnation: m.Incarnation()})
 		if err != nil {
 			t.Fatal(err)
 		}

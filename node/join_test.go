@@ -29,7 +29,9 @@ func newJoins(t *testing.T, servers int) *joins {
 	t.Helper()
 	l := newLab(t)
 	j := &joins{lab: l}
-	j.testCluster = startClusterWith(t, servers, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey() })
+	j.testCluster = startClusterWith(t, servers, 1, func(cfg *Config) {
+		cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey()
+	})
 	j.admin = rowraftv1.NewCertificatesClient(j.dial(t, j.leader(t), l.files(certs.Admin, "ann")))
 	return j
 }
@@ -95,7 +97,8 @@ func (j *joins) token(t *testing.T, ask *rowraftv1.JoinToken) *certs.Token {
 
 func newFiles(t *testing.T) rpc.TLSFiles {
 	dir := t.TempDir()
-	return rpc.TLSFiles{Cert: filepath.Join(dir, "node.pem"), Key: filepath.Join(dir, "node.key"), CA: filepath.Join(dir, "ca.pem")}
+	return rpc.TLSFiles{Cert: filepath.Join(dir, "node.pem"), Key: filepath.Join(dir, "node.key"),
+		CA: filepath.Join(dir, "ca.pem")}
 }
 
 var loopback = []string{"127.0.0.1"}
@@ -126,7 +129,8 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 	if id := source.Identity(); id.String() != "node newa" || id.Cluster != "lab" {
 		t.Errorf("who joined is %s of cluster %s", id.String(), id.Cluster)
 	}
-	if _, err := rowraftv1.NewClusterClient(j.dial(t, j.nodes[1].addr, machines[0])).Hello(ctx, &rowraftv1.HelloRequest{}); err != nil {
+	if _, err := rowraftv1.NewClusterClient(j.dial(t, j.nodes[1].addr, machines[0])).Hello(ctx,
+		&rowraftv1.HelloRequest{}); err != nil {
 		t.Errorf("who joined is not let in: %v", err)
 	}
 
@@ -155,7 +159,8 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 	for name, x := range map[string]struct {
 		token *certs.Token
 		as    string
-	}{"used up": {token, "newd"}, "a wrong secret": {&wrong, "tom"}, "an unknown id": {&unknown, "tom"}, "deleted": {gone, "newd"}, "another name": {named, "bob"}} {
+	}{"used up": {token, "newd"}, "a wrong secret": {&wrong, "tom"}, "an unknown id": {&unknown, "tom"},
+		"deleted": {gone, "newd"}, "another name": {named, "bob"}} {
 		files := newFiles(t)
 		err := rpc.Join(ctx, []string{j.nodes[0].addr}, x.token, files, x.as, loopback)
 		if rowraft.CodeOf(err) != rowraft.CodeDenied {
@@ -184,7 +189,8 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 	// The client does not send a token of another cluster to this one.
 	foreign := *named
 	foreign.CA[0] ^= 1
-	if err := rpc.Join(ctx, []string{j.nodes[0].addr}, &foreign, newFiles(t), "tom", nil); rowraft.CodeOf(err) != rowraft.CodeDenied || !strings.Contains(err.Error(), "nothing was sent to it") {
+	if err := rpc.Join(ctx, []string{j.nodes[0].addr}, &foreign, newFiles(t), "tom",
+		nil); rowraft.CodeOf(err) != rowraft.CodeDenied || !strings.Contains(err.Error(), "nothing was sent to it") {
 		t.Errorf("with another CA's fingerprint: %v", err)
 	}
 }
@@ -194,7 +200,8 @@ func TestTokensAreForAdmins(t *testing.T) {
 	j := newJoins(t, 1)
 	ctx := testContext(t)
 	operator := rowraftv1.NewCertificatesClient(j.dial(t, j.nodes[0].addr, j.lab.files(certs.Operator, "oli")))
-	if _, err := operator.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(err) != rowraft.CodeDenied {
+	if _, err := operator.CreateToken(ctx,
+		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(err) != rowraft.CodeDenied {
 		t.Errorf("an operator makes a token: %v", err)
 	}
 	for name, ask := range map[string]*rowraftv1.JoinToken{
@@ -205,7 +212,8 @@ func TestTokensAreForAdmins(t *testing.T) {
 		"for a thousand machines":   {Role: "node", Uses: 1000},
 		"for certificates of a day": {Role: "node", ValidNs: uint64(time.Hour)},
 	} {
-		if _, err := j.admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: ask}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		if _, err := j.admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: ask}); rowraft.CodeOf(
+			err) != rowraft.CodeInvalidArgument {
 			t.Errorf("a token %s: %v", name, err)
 		}
 	}
@@ -218,7 +226,8 @@ func TestTokensAreForAdmins(t *testing.T) {
 		t.Fatalf("tokens: %v, %v", list, err)
 	}
 	got := list.GetTokens()[0]
-	if got.GetId() != token.ID || got.GetCreatedBy() != "admin ann" || len(got.GetUsed()) != 1 || got.GetUsed()[0].GetName() != "rob" || strings.Contains(got.String(), string(token.Secret[:])) {
+	if got.GetId() != token.ID || got.GetCreatedBy() != "admin ann" || len(got.GetUsed()) != 1 ||
+		got.GetUsed()[0].GetName() != "rob" || strings.Contains(got.String(), string(token.Secret[:])) {
 		t.Errorf("the token is listed as %v", got)
 	}
 }
@@ -256,12 +265,15 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 	if open != 1 {
 		t.Errorf("%d calls are open", open)
 	}
-	if err := conn.Invoke(ctx, rowraftv1.Entrance_Join_FullMethodName, &rowraftv1.JoinRequest{Request: make([]byte, 20<<10)}, &rowraftv1.JoinReply{}, grpc.WaitForReady(true)); err == nil || !strings.Contains(err.Error(), "received message larger than max") {
+	if err := conn.Invoke(ctx, rowraftv1.Entrance_Join_FullMethodName,
+		&rowraftv1.JoinRequest{Request: make([]byte, 20<<10)}, &rowraftv1.JoinReply{}, grpc.WaitForReady(true)); err == nil ||
+		!strings.Contains(err.Error(), "received message larger than max") {
 		t.Errorf("a request of 20 KiB: %v", err)
 	}
 	var last error
 	for ctx.Err() == nil { // 20 at once, and then one in 3 s
-		last = rpc.FromStatus(conn.Invoke(ctx, rowraftv1.Entrance_Join_FullMethodName, &rowraftv1.JoinRequest{}, &rowraftv1.JoinReply{}))
+		last = rpc.FromStatus(conn.Invoke(ctx, rowraftv1.Entrance_Join_FullMethodName, &rowraftv1.JoinRequest{},
+			&rowraftv1.JoinReply{}))
 		if rowraft.CodeOf(last) == rowraft.CodeOverloaded {
 			break
 		}
@@ -271,11 +283,14 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 	}
 	// Servers without the key do not accept machines without a certificate.
 	other := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, j.lab.files(certs.Node, "n1") })
-	if err := rpc.Join(ctx, []string{other.nodes[0].addr}, token, newFiles(t), "x", loopback); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
+	if err := rpc.Join(ctx, []string{other.nodes[0].addr}, token, newFiles(t), "x",
+		loopback); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
 		t.Errorf("through a server without --ca-key: %v", err)
 	}
 	admin := rowraftv1.NewCertificatesClient(j.dial(t, other.nodes[0].addr, j.lab.files(certs.Admin, "ann")))
-	if _, err := admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
+	if _, err := admin.CreateToken(ctx,
+		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(
+		err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
 		t.Errorf("a token of a cluster without --ca-key: %v", err)
 	}
 }
@@ -284,7 +299,8 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 // a later end, and uses it at once.
 func TestAServerRenewsItsCertificate(t *testing.T) {
 	l := newLab(t)
-	files := l.request(certs.Request{Identity: certs.Identity{Role: certs.Node, Name: "n1"}, Hosts: loopback, NotBefore: time.Now().Add(-2 * time.Hour), Valid: 2*time.Hour + 10*time.Minute})
+	files := l.request(certs.Request{Identity: certs.Identity{Role: certs.Node, Name: "n1"}, Hosts: loopback,
+		NotBefore: time.Now().Add(-2 * time.Hour), Valid: 2*time.Hour + 10*time.Minute})
 	before := mustCert(t, files.Cert)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
 		cfg.Insecure, cfg.TLS, cfg.CAKey, cfg.RenewCert = false, files, l.caKey(), true
@@ -294,7 +310,8 @@ func TestAServerRenewsItsCertificate(t *testing.T) {
 		now := mustCert(t, files.Cert)
 		if now.SerialNumber.Cmp(before.SerialNumber) != 0 {
 			// The CA of this lab is valid for an hour, and no certificate outlives it.
-			if id, err := certs.Of(now); err != nil || id.String() != "node n1" || !now.NotAfter.After(before.NotAfter) || now.VerifyHostname("127.0.0.1") != nil {
+			if id, err := certs.Of(now); err != nil || id.String() != "node n1" || !now.NotAfter.After(before.NotAfter) ||
+				now.VerifyHostname("127.0.0.1") != nil {
 				t.Errorf("renewed: %v (%v) until %v, it was until %v", id, err, now.NotAfter, before.NotAfter)
 			}
 			break
@@ -302,7 +319,8 @@ func TestAServerRenewsItsCertificate(t *testing.T) {
 		pause(ctx, t, 20*time.Millisecond)
 	}
 	j := &joins{testCluster: c, lab: l}
-	if _, err := rowraftv1.NewClusterClient(j.dial(t, c.nodes[0].addr, l.files(certs.Admin, "ann"))).Hello(ctx, &rowraftv1.HelloRequest{}); err != nil {
+	if _, err := rowraftv1.NewClusterClient(j.dial(t, c.nodes[0].addr, l.files(certs.Admin, "ann"))).Hello(ctx,
+		&rowraftv1.HelloRequest{}); err != nil {
 		t.Error(err)
 	}
 }

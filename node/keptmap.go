@@ -69,7 +69,9 @@ func (n *Node) keepMap(m *clustermap.Map) {
 		return
 	}
 	if err := writeKeptMap(n.cfg.FS, n.cfg.DataDir, m); err != nil {
-		n.log.Warn("the cluster map could not be kept: without the scheduler this server will start from an older one, or not", "map_version", uint64(m.Version), "err", err)
+		n.log.Warn(
+			"the cluster map could not be kept: without the scheduler this server will start from an older one, or not",
+			"map_version", uint64(m.Version), "err", err)
 		return
 	}
 	n.keptVersion = m.Version
@@ -139,7 +141,8 @@ func decodeKeptMap(raw []byte) (*clustermap.Map, error) {
 		return corrupt("no header, or another magic")
 	}
 	if v := binary.LittleEndian.Uint32(raw[4:]); v > keptMapVersion {
-		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "kept cluster map: version %d, this binary knows %d", v, keptMapVersion)
+		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "kept cluster map: version %d, this binary knows %d", v,
+			keptMapVersion)
 	} else if v < 1 {
 		return corrupt("version %d", v)
 	}

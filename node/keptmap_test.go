@@ -201,9 +201,11 @@ func keptExample(t testing.TB, version rowraft.MapVersion) *clustermap.Map {
 	}
 	m, err := clustermap.New(clustermap.Map{
 		Cluster: "c-1", Version: version, SlotsVersion: 2, Epoch: 4,
-		Nodes: []clustermap.Node{{ID: "n-1", Name: "s1", Addr: "h:1", PeerAddr: "p:1", Scheduler: true}, {ID: "n-2", Name: "s2", Addr: "h:2", PeerAddr: "p:2"}},
+		Nodes: []clustermap.Node{{ID: "n-1", Name: "s1", Addr: "h:1", PeerAddr: "p:1", Scheduler: true},
+			{ID: "n-2", Name: "s2", Addr: "h:2", PeerAddr: "p:2"}},
 		Shards: []clustermap.Shard{{
-			Replicas: []clustermap.Replica{replica(1), replica(2)}, Removed: []clustermap.Removed{{Replica: replica(3), Version: 8}}, Changes: 1,
+			Replicas: []clustermap.Replica{replica(1), replica(2)},
+			Removed:  []clustermap.Removed{{Replica: replica(3), Version: 8}}, Changes: 1,
 		}},
 	}, nil)
 	if err != nil {
@@ -269,7 +271,8 @@ func FuzzKeptMap(f *testing.F) {
 		if fix && len(raw) >= keptMapHead {
 			raw = bytes.Clone(raw)
 			binary.LittleEndian.PutUint32(raw[8:], uint32(len(raw)-keptMapHead))
-			binary.LittleEndian.PutUint32(raw[12:], crc32.Update(crc32.Checksum(raw[:12], castagnoli), castagnoli, raw[keptMapHead:]))
+			binary.LittleEndian.PutUint32(raw[12:], crc32.Update(crc32.Checksum(raw[:12], castagnoli), castagnoli,
+				raw[keptMapHead:]))
 		}
 		var m *clustermap.Map
 		var err error
@@ -290,7 +293,8 @@ func FuzzKeptMap(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(m, again, cmp.AllowUnexported(clustermap.Map{}), cmpopts.EquateEmpty(), cmpopts.EquateNaNs()); diff != "" {
+		if diff := cmp.Diff(m, again, cmp.AllowUnexported(clustermap.Map{}), cmpopts.EquateEmpty(),
+			cmpopts.EquateNaNs()); diff != "" {
 			t.Errorf("written and read again (-first +second):\n%s", diff)
 		}
 	})

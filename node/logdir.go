@@ -23,7 +23,8 @@ func checkLogDir(disk vfs.FS, dataDir string, cluster rowraft.ClusterID) error {
 		return fmt.Errorf("directory of the logs: %w", err)
 	case err != nil && cluster != "":
 		return rowraft.Errorf(rowraft.CodeIdentity,
-			"data directory %s belongs to cluster %s, but its logs in %s are gone: bring them back, or start a new server on an empty directory", dataDir, cluster, groups)
+			"data directory %s belongs to cluster %s, but its logs in %s are gone: bring them back, or start a new server on "+
+				"an empty directory", dataDir, cluster, groups)
 	}
 	if err := vfs.MkdirAll(disk, groups); err != nil {
 		return fmt.Errorf("directory of the logs: %w", err)

@@ -42,14 +42,16 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 		keys[uint32(cl.Map().ShardOf(table.Slot(rowraft.Key(k))))] = k
 	}
 	for shard := range uint32(shards) {
-		if _, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: shard, ClientId: id[:], Incarnation: 1 << 40, Ticket: 1}); err != nil {
+		if _, err := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{Shard: shard, ClientId: id[:], Incarnation: 1 << 40,
+			Ticket: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	seg := wire.Segment{Table: table.Schema().ID, N: 1, Dim: 4, DType: rowraft.Float32}
 	write := func(shard uint32, seq uint64, gradient float32) *rowraftv1.WriteRequest {
 		return &rowraftv1.WriteRequest{
-			Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Shard: shard, ClientId: id[:], Incarnation: 1 << 40, Seq: seq,
+			Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Shard: shard, ClientId: id[:], Incarnation: 1 << 40,
+			Seq:     seq,
 			Payload: segment(seg, []uint64{keys[shard]}, []float32{gradient, 0, 0, 0}),
 		}
 	}
@@ -77,7 +79,8 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 		}
 		got[reply.Batch] = rowraft.Code(reply.Error.GetCode())
 	}
-	if want := map[uint32]rowraft.Code{1: 0, 2: rowraft.CodeInvalidArgument, 3: rowraft.CodeInvalidArgument, 4: rowraft.CodeWrongShard}; !maps.Equal(got, want) {
+	if want := map[uint32]rowraft.Code{1: 0, 2: rowraft.CodeInvalidArgument, 3: rowraft.CodeInvalidArgument,
+		4: rowraft.CodeWrongShard}; !maps.Equal(got, want) {
 		t.Errorf("while shard 0 hangs the batches end with %v, want %v", got, want)
 	}
 	leave()
@@ -94,9 +97,11 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 	ask := func(shard uint32, minIndex uint64) *rowraftv1.PullRequest {
 		q := seg
 		q.Flags = wire.FlagNoValues
-		return &rowraftv1.PullRequest{MapVersion: anyMapVersion, Shard: shard, MinIndex: minIndex, Payload: segment(q, []uint64{keys[shard]}, nil)}
+		return &rowraftv1.PullRequest{MapVersion: anyMapVersion, Shard: shard, MinIndex: minIndex,
+			Payload: segment(q, []uint64{keys[shard]}, nil)}
 	}
-	pull, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{ask(0, 0), ask(1, 1<<60), ask(2, 0), ask(1, 0)}})
+	pull, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: []*rowraftv1.PullRequest{ask(0, 0), ask(1, 1<<60),
+		ask(2, 0), ask(1, 0)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,8 @@ func (c *testCluster) admin(i int) rowraftv1.ReplicasClient {
 }
 
 // transfer asks each server until one hands over the leadership of shard.
-func (c *testCluster) transfer(ctx context.Context, admins []rowraftv1.ReplicasClient, shard uint32, to string) (*rowraftv1.TransferLeaderReply, error) {
+func (c *testCluster) transfer(ctx context.Context, admins []rowraftv1.ReplicasClient, shard uint32,
+	to string) (*rowraftv1.TransferLeaderReply, error) {
 	for {
 		for _, a := range admins {
 			reply, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})

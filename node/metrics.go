@@ -35,19 +35,23 @@ func bit(b bool) float64 {
 }
 
 var replicaMetrics = []numberOf{
-	{desc("replica_fenced", "1: this replica differed from the majority and serves nothing any more (critical).", "shard"), prometheus.GaugeValue,
+	{desc("replica_fenced", "1: this replica differed from the majority and serves nothing any more (critical).", "shard"),
+		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Fenced != "") }},
-	{desc("replica_divided", "1: no majority of the replicas had the same rows, no replica serves the shard (critical).", "shard"), prometheus.GaugeValue,
+	{desc("replica_divided", "1: no majority of the replicas had the same rows, no replica serves the shard (critical).",
+		"shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.DividedIndex != 0) }},
 	{desc("replica_failed", "1: this replica has stopped by an error.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Error != "") }},
-	{desc("replica_proved_index", "Log index of the newest comparison at which this replica had the rows of the majority.", "shard"), prometheus.GaugeValue,
+	{desc("replica_proved_index", "Log index of the newest comparison at which this replica had the rows of the majority.",
+		"shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.ProvedIndex) }},
 	{desc("shard_leader", "1: this server leads the shard.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.Role == string(raftstore.RoleLeader)) }},
 	{desc("raft_has_leader", "1: this server knows a leader of the shard.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(r.LeaderNode != "") }},
-	{desc("raft_heartbeat_seconds", "Heartbeat and election timeout of the shard's Raft timers.", "shard"), prometheus.GaugeValue,
+	{desc("raft_heartbeat_seconds", "Heartbeat and election timeout of the shard's Raft timers.", "shard"),
+		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return time.Duration(r.HeartbeatNs).Seconds() }},
 	{desc("raft_term", "Raft term.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Term) }},
@@ -65,13 +69,17 @@ var replicaMetrics = []numberOf{
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Rows) }},
 	{desc("shard_memory_bytes", "Rows and index of the shard, off the Go heap.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.MemoryBytes) }},
-	{desc("shard_sessions", "Clients whose sessions this replica remembers; it has room for 4096.", "shard"), prometheus.GaugeValue,
+	{desc("shard_sessions", "Clients whose sessions this replica remembers; it has room for 4096.", "shard"),
+		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Sessions) }},
-	{desc("shard_sessions_in_use", "Sessions that would not make room for another one now.", "shard"), prometheus.GaugeValue,
+	{desc("shard_sessions_in_use", "Sessions that would not make room for another one now.", "shard"),
+		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.SessionsInUse) }},
-	{desc("shard_owner_sessions_in_use", "The most of them that one owner has; an owner may have 2048.", "shard"), prometheus.GaugeValue,
+	{desc("shard_owner_sessions_in_use", "The most of them that one owner has; an owner may have 2048.", "shard"),
+		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.OwnerSessionsInUse) }},
-	{desc("shard_restore_staged", "1: a restore has rows staged here; the shard takes no snapshot meanwhile.", "shard"), prometheus.GaugeValue,
+	{desc("shard_restore_staged", "1: a restore has rows staged here; the shard takes no snapshot meanwhile.", "shard"),
+		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return bit(len(r.StagedRestore) > 0) }},
 }
 
@@ -85,9 +93,11 @@ var tableMetrics = []struct {
 		func(t *rowraftv1.TableStats) float64 { return float64(t.Rows) }},
 	{desc("table_memory_bytes", "Rows and index of the table, off the Go heap.", "table", "shard"), prometheus.GaugeValue,
 		func(t *rowraftv1.TableStats) float64 { return float64(t.MemoryBytes) }},
-	{desc("table_inserts_total", "Rows made, of a table with admission, expiry or a capacity, since the replica started.", "table", "shard"), prometheus.CounterValue,
+	{desc("table_inserts_total", "Rows made, of a table with admission, expiry or a capacity, since the replica started.",
+		"table", "shard"), prometheus.CounterValue,
 		func(t *rowraftv1.TableStats) float64 { return float64(t.Admitted) }},
-	{desc("table_admission_rejected_total", "Pushes of keys that had no row yet and got none.", "table", "shard"), prometheus.CounterValue,
+	{desc("table_admission_rejected_total", "Pushes of keys that had no row yet and got none.", "table", "shard"),
+		prometheus.CounterValue,
 		func(t *rowraftv1.TableStats) float64 { return float64(t.Rejected) }},
 	{desc("table_evictions_total", "Rows that made room.", "table", "shard"), prometheus.CounterValue,
 		func(t *rowraftv1.TableStats) float64 { return float64(t.Evicted) }},
@@ -98,23 +108,30 @@ var tableMetrics = []struct {
 }
 
 var (
-	buildInfo    = desc("build_info", "1, with the version of the binary.", "version", "node")
-	readyDesc    = desc("ready", "1: /readyz says ok.")
-	profile      = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
-	certDesc     = desc("certificate_expiry_timestamp_seconds", "When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
-	fsyncDesc    = desc("disk_fsync_seconds", "How long a write to a log takes on this server's disk with its fsync: the third worst second of the last two minutes.")
-	lateDesc     = desc("timer_lateness_seconds", "How late timers of this server fire for lack of CPU: the third worst second of the last two minutes.")
-	needDesc     = desc("raft_needed_heartbeat_seconds", "Heartbeat timeout that this server needs by its profile, its disk and its CPU; the shards take the longest that any of their servers needs.")
-	diskFree     = desc("disk_free_bytes", "Free where this server keeps its data, as seen every few seconds.")
-	diskKept     = desc("disk_reserve_bytes", "With less free, the shards that this server leads refuse pushes.")
-	matchDesc    = desc("raft_member_match_index", "Last entry of the leader's log that a member is known to have; by the leader.", "shard", "member")
+	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "node")
+	readyDesc = desc("ready", "1: /readyz says ok.")
+	profile   = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
+	certDesc  = desc("certificate_expiry_timestamp_seconds",
+		"When this server's certificate ends, in Unix time: replace its files before; no restart is needed.")
+	fsyncDesc = desc("disk_fsync_seconds", "How long a write to a log takes on this server's disk with its fsync: "+
+		"the third worst second of the last two minutes.")
+	lateDesc = desc("timer_lateness_seconds",
+		"How late timers of this server fire for lack of CPU: the third worst second of the last two minutes.")
+	needDesc = desc("raft_needed_heartbeat_seconds", "Heartbeat timeout that this server needs by its profile, its "+
+		"disk and its CPU; the shards take the longest that any of their servers needs.")
+	diskFree  = desc("disk_free_bytes", "Free where this server keeps its data, as seen every few seconds.")
+	diskKept  = desc("disk_reserve_bytes", "With less free, the shards that this server leads refuse pushes.")
+	matchDesc = desc("raft_member_match_index",
+		"Last entry of the leader's log that a member is known to have; by the leader.", "shard", "member")
 	logWriteDesc = desc("raft_log_write_seconds", "Time of a log write with its fsync, of all shards of this server.")
-	lagDesc      = desc("raft_member_lag_entries", "Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
+	lagDesc      = desc("raft_member_lag_entries",
+		"Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
 )
 
 // Describe and Collect implement prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{buildInfo, profile, fsyncDesc, lateDesc, needDesc, readyDesc, certDesc, diskFree, diskKept, lagDesc} {
+	for _, d := range []*prometheus.Desc{buildInfo, profile, fsyncDesc, lateDesc, needDesc, readyDesc, certDesc, diskFree,
+		diskKept, lagDesc} {
 		ch <- d
 	}
 	for _, d := range admit.Descs {
@@ -161,8 +178,10 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(r), shard)
 		}
 		for _, member := range r.Members {
-			ch <- prometheus.MustNewConstMetric(lagDesc, prometheus.GaugeValue, float64(member.LagEntries), shard, nodes(member.Node))
-			ch <- prometheus.MustNewConstMetric(matchDesc, prometheus.GaugeValue, float64(member.MatchIndex), shard, nodes(member.Node))
+			ch <- prometheus.MustNewConstMetric(lagDesc, prometheus.GaugeValue, float64(member.LagEntries), shard,
+				nodes(member.Node))
+			ch <- prometheus.MustNewConstMetric(matchDesc, prometheus.GaugeValue, float64(member.MatchIndex), shard,
+				nodes(member.Node))
 		}
 		for _, t := range r.Tables {
 			for _, d := range tableMetrics {

@@ -56,7 +56,8 @@ func (c *testCluster) startMove(ctx context.Context, shard uint32, from, to stri
 }
 
 // tryMove begins a move. If the target server is not up, it waits, or returns an error and down.
-func (c *testCluster) tryMove(ctx context.Context, shard uint32, from, to string, wait bool) (m *rowraftv1.Move, down bool, err error) {
+func (c *testCluster) tryMove(ctx context.Context, shard uint32, from, to string,
+	wait bool) (m *rowraftv1.Move, down bool, err error) {
 	c.t.Helper()
 	unsure := false
 	var refused error
@@ -243,7 +244,8 @@ func TestReplicasMoveUnderLoad(t *testing.T) {
 		t.Errorf("the row holds %v after %d acknowledged pushes (%v)", got[0], pushed, err)
 	}
 	t.Logf("4 moves of the leader under %d pushes: longest gap %v", pushed, gap)
-	if st := c.status(ctx); len(st.Map.Shards[0].Replicas) != 3 || len(st.Map.Shards[0].Learners) != 0 || len(st.Moves) != 0 {
+	if st := c.status(ctx); len(st.Map.Shards[0].Replicas) != 3 || len(st.Map.Shards[0].Learners) != 0 ||
+		len(st.Moves) != 0 {
 		t.Errorf("in the end the map has %v and moves %v", st.Map.Shards[0], st.Moves)
 	}
 	if _, err := os.Stat(c.groupDir(spare, 0)); !errors.Is(err, os.ErrNotExist) {
@@ -320,7 +322,8 @@ func TestMoveToADeadServerIsCancelled(t *testing.T) {
 	}
 	eventually(t, ctx, "the move waits for the learner", func() bool {
 		st := c.status(ctx)
-		return len(st.Moves) == 1 && st.Moves[0].WaitingFor != "" && st.Moves[0].Move.Phase == rowraftv1.MovePhase_MOVE_PHASE_LEARN
+		return len(st.Moves) == 1 && st.Moves[0].WaitingFor != "" &&
+			st.Moves[0].Move.Phase == rowraftv1.MovePhase_MOVE_PHASE_LEARN
 	})
 	again := false
 	if err := c.onScheduler(ctx, func(s rowraftv1.ClusterClient) error {

@@ -68,8 +68,9 @@ type Node struct {
 	begun sync.Once
 	began func() // stops the timer of Config.StartTimeout
 
-	chosen      atomic.Value       // string: the profile that was chosen for that map
-	oldest      atomic.Value       // string: names the server that understands the lowest format version; empty if all are equal
+	chosen atomic.Value // string: the profile that was chosen for that map
+	// string: names the server that understands the lowest format version; empty if all are equal
+	oldest      atomic.Value
 	keptVersion rowraft.MapVersion // the version of the stored map; only the goroutine of followMap uses it
 
 	// heard has the Raft addresses that other servers reported (NodeID → host:port). The server uses it
@@ -105,7 +106,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err != nil {
 		return err
 	}
-	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), admission: admit.New(cfg.Limits), fatal: make(chan error, 1)}
+	n := &Node{cfg: cfg, certs: source, log: cfg.Logger, started: time.Now(), admission: admit.New(cfg.Limits),
+		fatal: make(chan error, 1)}
 	n.stopping, n.stop = context.WithCancel(context.Background())
 	defer n.stop()
 	if n.identity, err = identity.Open(cfg.FS, cfg.DataDir); err != nil {
@@ -185,9 +187,11 @@ func (n *Node) openScheduler(source *certs.Source, ca *certs.CA) (err error) {
 	}
 	n.log = n.log.With("node", string(n.self.ID))
 	n.sched, err = scheduler.New(scheduler.Options{
-		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Announce: n.cfg.announce, Join: n.cfg.Join, Servers: n.cfg.Servers, Shards: n.cfg.Shards, Slots: rowraft.SlotCount(n.cfg.Slots),
-		Exact: n.cfg.Exact, Workers: n.cfg.Workers, ReplaceAfter: n.cfg.ReplaceAfter, NoRebalance: n.cfg.NoRebalance, CheckpointDestinations: n.cfg.CheckpointDestinations,
-		TLS: source, CA: ca, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
+		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Announce: n.cfg.announce, Join: n.cfg.Join,
+		Servers: n.cfg.Servers, Shards: n.cfg.Shards, Slots: rowraft.SlotCount(n.cfg.Slots),
+		Exact: n.cfg.Exact, Workers: n.cfg.Workers, ReplaceAfter: n.cfg.ReplaceAfter, NoRebalance: n.cfg.NoRebalance,
+		CheckpointDestinations: n.cfg.CheckpointDestinations,
+		TLS:                    source, CA: ca, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
 	return err
 }
@@ -270,8 +274,10 @@ func (n *Node) openStore(id identity.Identity, source *certs.Source) (err error)
 		FS:  n.cfg.FS,
 		Dir: filepath.Join(n.cfg.DataDir, "raft"), Cluster: id.Cluster, Node: id.Node,
 		Listener: l, DialTLS: dial, Dial: n.cfg.Dial, Resolve: n.peerAddr(id),
-		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit, DiskReserveBytes: n.cfg.DiskReserveBytes,
-		SnapshotEveryBytes: n.cfg.SnapshotEveryBytes, SnapshotMaxBytes: n.cfg.SnapshotMaxBytes, TrailingLogBytes: n.cfg.TrailingLogBytes,
+		Backend: n.cfg.LogBackend, Profile: profile, DiskStallLimit: n.cfg.DiskStallLimit,
+		DiskReserveBytes:   n.cfg.DiskReserveBytes,
+		SnapshotEveryBytes: n.cfg.SnapshotEveryBytes, SnapshotMaxBytes: n.cfg.SnapshotMaxBytes,
+		TrailingLogBytes:           n.cfg.TrailingLogBytes,
 		SnapshotSendBytesPerSecond: n.cfg.SnapshotSendBytesPerSecond,
 		Fatal:                      n.fail, Logger: n.log,
 	})
@@ -307,7 +313,8 @@ const metaSegmentBytes = 1 << 20
 // startMeta starts this server's replica of the metadata group. If this server is not a founder, the
 // replica is empty until the group's leader gives it a seat.
 func (n *Node) startMeta(id identity.Identity) error {
-	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(), SegmentSizeBytes: metaSegmentBytes, UsesReserve: true,
+	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(),
+		SegmentSizeBytes: metaSegmentBytes, UsesReserve: true,
 		OnRolledBack: func(err error) { n.metaLost.Store(&err) }} // raftstore logs the error
 	if id.Founder() {
 		cfg.Bootstrap = scheduler.MetaMembers(id)
@@ -348,7 +355,8 @@ func (n *Node) followMap(ctx context.Context) error {
 		known = m.Version
 		if n.cfg.Slots > 0 && len(m.Shards) > 0 && m.SlotCount() != rowraft.SlotCount(n.cfg.Slots) {
 			return rowraft.Errorf(rowraft.CodePrecondition,
-				"the cluster has %d slots, chosen when it formed, and this server was started for %d: start it without --slots, or with --slots %d",
+				"the cluster has %d slots, chosen when it formed, and this server was started for %d: start it without --slots, "+
+					"or with --slots %d",
 				m.SlotCount(), n.cfg.Slots, m.SlotCount())
 		}
 		if err := n.fitProfile(m); err != nil {
@@ -400,7 +408,8 @@ func (n *Node) becomeReady(m *clustermap.Map) {
 
 // serve starts the gRPC services. The channel receives their error if they end early.
 func (n *Node) serve(source *certs.Source) <-chan error {
-	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls, admit.CountReplies, n.host.Forward), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
+	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls,
+		admit.CountReplies, n.host.Forward), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
 	n.grpc = grpc.NewServer(append(opts, n.openEntrance(source)...)...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)
@@ -417,9 +426,11 @@ func (n *Node) serve(source *certs.Source) <-chan error {
 	l := n.admission.Listener(rpc.LimitListener(n.cfg.Listener, rpc.MaxConns, rpc.MaxConnsPerHost, source != nil))
 	go func() { served <- n.grpc.Serve(l) }()
 	if source == nil {
-		n.log.Warn("INSECURE: plaintext, so every process of this machine may do everything; this server serves loopback addresses only")
+		n.log.Warn("INSECURE: plaintext, so every process of this machine may do everything; " +
+			"this server serves loopback addresses only")
 		if len(n.cfg.CheckpointDestinations) > 0 {
-			n.log.Warn("--checkpoint-destination has no effect with --insecure: without certificates every caller may write checkpoints anywhere")
+			n.log.Warn("--checkpoint-destination has no effect with --insecure: without certificates every caller may write " +
+				"checkpoints anywhere")
 		}
 	}
 	n.log.Info("Server listening on "+n.self.Addr, "peer", n.self.PeerAddr, "insecure", n.cfg.Insecure)
@@ -436,7 +447,8 @@ func (n *Node) checkCluster(ctx context.Context, req any, _ *grpc.UnaryServerInf
 	return h(ctx, req)
 }
 
-func (n *Node) checkStreamCluster(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+func (n *Node) checkStreamCluster(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
+	h grpc.StreamHandler) error {
 	if m := n.host.Map(); m != nil {
 		if err := rpc.CheckCluster(stream.Context(), m.Cluster); err != nil {
 			return err
@@ -446,7 +458,8 @@ func (n *Node) checkStreamCluster(srv any, stream grpc.ServerStream, _ *grpc.Str
 }
 
 // endLongPolls makes a call that only waits for news return when the server stops.
-func (n *Node) endLongPolls(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+func (n *Node) endLongPolls(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	h grpc.UnaryHandler) (any, error) {
 	if info.FullMethod == rowraftv1.Cluster_GetMap_FullMethodName {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
@@ -458,7 +471,8 @@ func (n *Node) endLongPolls(ctx context.Context, req any, info *grpc.UnaryServer
 
 // endAttendance ends the streams of trainers when the server stops. The trainers connect to the next
 // leader.
-func (n *Node) endAttendance(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+func (n *Node) endAttendance(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	h grpc.StreamHandler) error {
 	if info.FullMethod != rowraftv1.Checkpoints_Attend_FullMethodName {
 		return h(srv, stream)
 	}

@@ -41,7 +41,8 @@ func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 		l = tls.NewListener(l, source.Probed())
 	}
 	srv := &http.Server{
-		Handler: opsRoles(n.opsHandler()), ReadTimeout: opsReadTimeout, WriteTimeout: opsWriteTimeout, IdleTimeout: opsWriteTimeout, MaxHeaderBytes: opsHeaderBytes,
+		Handler: opsRoles(n.opsHandler()), ReadTimeout: opsReadTimeout, WriteTimeout: opsWriteTimeout,
+		IdleTimeout: opsWriteTimeout, MaxHeaderBytes: opsHeaderBytes,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, opsConnKey{}, c) },
 		ErrorLog:    slog.NewLogLogger(n.log.Handler(), slog.LevelDebug), // a failed handshake is the client's error
 	}
@@ -64,7 +65,8 @@ func (n *Node) serveOps(source *certs.Source) (stop func() error) {
 
 func (n *Node) opsHandler() http.Handler {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(&metrics{n: n}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(&metrics{n: n}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: opsScrapes}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })

@@ -62,7 +62,8 @@ func TestOpsPort(t *testing.T) {
 		leaders = 0
 		for _, n := range c.nodes {
 			_, text := n.get(t, "/metrics")
-			leaders += strings.Count(text, "rowraft_shard_leader{shard=\"0\"} 1\n") + strings.Count(text, "rowraft_shard_leader{shard=\"1\"} 1\n")
+			leaders += strings.Count(text, "rowraft_shard_leader{shard=\"0\"} 1\n") +
+				strings.Count(text, "rowraft_shard_leader{shard=\"1\"} 1\n")
 			for _, want := range []string{
 				"rowraft_ready 1\n", "rowraft_replica_fenced{shard=\"0\"} 0\n", "rowraft_raft_has_leader{shard=\"1\"} 1\n",
 				"rowraft_table_rows{shard=\"1\",table=\"clicks\"} ", "go_goroutines ", "process_open_fds ",
@@ -97,7 +98,8 @@ func TestOpsPortIsForAll(t *testing.T) {
 		defer conn.Close()
 	}
 	other := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
-	probe := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: other.DialContext}, Timeout: 2 * time.Minute}
+	probe := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: other.DialContext},
+		Timeout: 2 * time.Minute}
 	resp, err := probe.Get("http://" + n.opsAddr + "/livez")
 	if err != nil {
 		t.Fatalf("a probe next to %d connections of another address: %v", opsConns, err)

@@ -27,7 +27,8 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { cl.Close() })
-		return jobs.Enter(ctx, cl, jobs.Entry{Job: "ctr", Worker: worker, Workers: 2, Settings: map[string]string{"mode": "async", "owner": "bob"}})
+		return jobs.Enter(ctx, cl, jobs.Entry{Job: "ctr", Worker: worker, Workers: 2,
+			Settings: map[string]string{"mode": "async", "owner": "bob"}})
 	}
 	open := func(role certs.Role, name string, tables ...string) *grpc.ClientConn {
 		source, err := l.files(role, name, tables...).Open(nil)
@@ -45,7 +46,8 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Member: identity}}})
+		_ = stream.Send(
+			&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Member: identity}}})
 		_, err = stream.Recv()
 		return rpc.FromStatus(err)
 	}
@@ -84,11 +86,13 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 		t.Fatalf("bob lists %v, %v", list, err)
 	}
 	for _, job := range []*rowraftv1.JobInfo{seen.GetJob(), list.GetJobs()[0]} {
-		if m := job.GetMembers()[0].GetMember(); len(job.GetRun()) > 0 || m.GetIncarnation() != 0 || m.GetAttending() != 0 || len(m.GetInstance()) > 0 {
+		if m := job.GetMembers()[0].GetMember(); len(job.GetRun()) > 0 || m.GetIncarnation() != 0 || m.GetAttending() != 0 ||
+			len(m.GetInstance()) > 0 {
 			t.Errorf("bob learns what lets him act as alice's worker: %v", job)
 		}
 	}
-	id := &rowraftv1.JobIdentity{Job: "ctr", Run: hers.GetJob().GetRun(), Rank: 0, Incarnation: hers.GetJob().GetMembers()[0].GetMember().GetIncarnation()}
+	id := &rowraftv1.JobIdentity{Job: "ctr", Run: hers.GetJob().GetRun(), Rank: 0,
+		Incarnation: hers.GetJob().GetMembers()[0].GetMember().GetIncarnation()}
 	for what, call := range map[string]func(context.Context) error{
 		"leaves": func(ctx context.Context) error {
 			_, err := bob.Leave(ctx, &rowraftv1.LeaveRequest{Identity: id, State: rowraftv1.MemberState_MEMBER_STATE_ENDED})

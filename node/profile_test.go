@@ -42,8 +42,9 @@ func TestAServerTellsItsTimers(t *testing.T) {
 // All servers choose by the server with the most replicas.
 func TestTheFullestServerCounts(t *testing.T) {
 	m := &clustermap.Map{
-		Nodes:  []clustermap.Node{{ID: "a"}, {ID: "b"}},
-		Shards: []clustermap.Shard{{Replicas: []clustermap.Replica{{ID: "1", Node: "a"}, {ID: "2", Node: "b"}}}, {Replicas: []clustermap.Replica{{ID: "3", Node: "b"}}}},
+		Nodes: []clustermap.Node{{ID: "a"}, {ID: "b"}},
+		Shards: []clustermap.Shard{{Replicas: []clustermap.Replica{{ID: "1", Node: "a"}, {ID: "2", Node: "b"}}},
+			{Replicas: []clustermap.Replica{{ID: "3", Node: "b"}}}},
 	}
 	if got := mostReplicas(m); got != 2 {
 		t.Errorf("%d replicas, want the 2 of b", got)

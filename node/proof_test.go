@@ -162,7 +162,8 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 				name = c.fencedServer()
 				return name != ""
 			})
-			t.Logf("a %s that misapplied was fenced after %v", role, time.Duration(time.Now().UnixNano()-c.harmAt.Load()).Round(time.Millisecond))
+			t.Logf("a %s that misapplied was fenced after %v", role,
+				time.Duration(time.Now().UnixNano()-c.harmAt.Load()).Round(time.Millisecond))
 			for range 20 {
 				c.push()
 				c.wantRow()
@@ -209,7 +210,8 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 					if r.Noted { // in time, which a replica on a busy machine may not reach
 						noted++
 					}
-					if r.Noted && (r.Rows != 1 || reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED && string(r.Digest) != string(reply.Digest)) || r.Fenced != "" {
+					if r.Noted && (r.Rows != 1 || reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED &&
+						string(r.Digest) != string(reply.Digest)) || r.Fenced != "" {
 						t.Fatalf("replica %v, want 1 row and digest %x", r, reply.Digest)
 					}
 				}
@@ -234,7 +236,8 @@ func (c *proofCluster) checkFenced(name string) {
 	if rowraft.CodeOf(err) != rowraft.CodeFenced {
 		c.t.Errorf("pull from a fenced replica: %v, want Fenced", err)
 	}
-	_, err = rowraftv1.NewTableClient(conn).Write(c.ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Shard: 0, ClientId: make([]byte, 16)})
+	_, err = rowraftv1.NewTableClient(conn).Write(c.ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH,
+		MapVersion: anyMapVersion, Shard: 0, ClientId: make([]byte, 16)})
 	if rowraft.CodeOf(err) != rowraft.CodeFenced {
 		c.t.Errorf("push to a fenced replica: %v, want Fenced", err)
 	}
@@ -243,7 +246,8 @@ func (c *proofCluster) checkFenced(name string) {
 		c.t.Errorf("the log of the fenced replica is gone: %v", err)
 	}
 	eventually(c.t, c.ctx, "the scheduler calls it a problem", func() bool {
-		return strings.Contains(strings.Join(c.status(c.ctx).Problems, "\n"), "replica hash mismatch (critical): the replica on "+name)
+		return strings.Contains(strings.Join(c.status(c.ctx).Problems, "\n"),
+			"replica hash mismatch (critical): the replica on "+name)
 	})
 }
 
@@ -352,7 +356,11 @@ func TestADividedShardServesNothing(t *testing.T) {
 	if _, err := c.table.Push(c.ctx, []rowraft.Key{7}, got[:]); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 		t.Errorf("push to a divided shard: %v, want Corrupt", err)
 	}
-	if err := c.table.Scan(c.ctx, func([]rowraft.Key, []float32) error { t.Error("rows came"); return nil }); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
+	if err := c.table.Scan(c.ctx, func([]rowraft.Key,
+		[]float32) error {
+		t.Error("rows came")
+		return nil
+	}); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 		t.Errorf("scan of a divided shard: %v, want Corrupt", err)
 	}
 	if err := c.shrink("user"); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
@@ -372,7 +380,8 @@ func TestADividedShardServesNothing(t *testing.T) {
 		t.Errorf("checkpoint of a divided shard: %v, want Corrupt", err)
 	}
 	if err := c.checkpoint(func(s rowraftv1.CheckpointsClient) error {
-		return drain(s.RestoreCheckpoint(c.ctx, &rowraftv1.RestoreCheckpointRequest{Destination: dir, Name: good, Replace: true}))
+		return drain(s.RestoreCheckpoint(c.ctx, &rowraftv1.RestoreCheckpointRequest{Destination: dir, Name: good,
+			Replace: true}))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +442,8 @@ func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 			eventually(t, c.ctx, "a checkpoint while one is wrong", func() bool {
 				leader, term := c.leader()
 				wrong := c.harmedOn.Load().(string)
-				if to := map[string]string{"leader": wrong}[role]; leader != "" && (leader == wrong) != (role == "leader") { // it changed
+				// it changed
+				if to := map[string]string{"leader": wrong}[role]; leader != "" && (leader == wrong) != (role == "leader") {
 					_, _ = c.transfer(c.ctx, c.admins(), 0, to)
 					return false
 				}

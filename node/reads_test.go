@@ -36,7 +36,8 @@ func (c *testCluster) boundedReads(table *client.Table) *boundedReads {
 }
 
 // read returns the first weight of row 1 at one server.
-func (r *boundedReads) read(ctx context.Context, server int, req *rowraftv1.PullRequest) (float32, *rowraftv1.PullReply, error) {
+func (r *boundedReads) read(ctx context.Context, server int,
+	req *rowraftv1.PullRequest) (float32, *rowraftv1.PullReply, error) {
 	seg := wire.Segment{Table: r.table, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
 	req.MapVersion, req.Mode = anyMapVersion, rowraftv1.ReadMode_READ_MODE_BOUNDED
 	req.Payload = segment(seg, []uint64{1}, nil)
@@ -55,11 +56,13 @@ func (r *boundedReads) read(ctx context.Context, server int, req *rowraftv1.Pull
 
 // patient reads again while the server is not new enough: a replica gives up after 300 ms, and a busy
 // machine may take longer.
-func (r *boundedReads) patient(ctx context.Context, server int, maxAge time.Duration, maxLag, minIndex uint64) (float32, *rowraftv1.PullReply, time.Time) {
+func (r *boundedReads) patient(ctx context.Context, server int, maxAge time.Duration, maxLag,
+	minIndex uint64) (float32, *rowraftv1.PullReply, time.Time) {
 	r.t.Helper()
 	for {
 		called := time.Now()
-		v, reply, err := r.read(ctx, server, &rowraftv1.PullRequest{MaxAgeNs: uint64(maxAge), MaxLag: maxLag, MinIndex: minIndex})
+		v, reply, err := r.read(ctx, server, &rowraftv1.PullRequest{MaxAgeNs: uint64(maxAge), MaxLag: maxLag,
+			MinIndex: minIndex})
 		if err == nil {
 			return v, reply, called
 		}
@@ -97,7 +100,8 @@ func TestBoundedReadsOfAnyReplica(t *testing.T) {
 			}
 		}
 		if int(v) < want || int(v) > push+1 {
-			t.Errorf("server %d with an age of %v has %v pushes of %d, want %d at least", push%3, time.Duration(reply.AgeNs), v, push+1, want)
+			t.Errorf("server %d with an age of %v has %v pushes of %d, want %d at least", push%3, time.Duration(reply.AgeNs), v,
+				push+1, want)
 		}
 		// A minimum index applies whatever the age.
 		index := uint64(cl.Position().Shards[0])
@@ -152,7 +156,8 @@ func TestBoundedReadsEndWithTheirBound(t *testing.T) {
 func TestReadIndexIsForItsCluster(t *testing.T) {
 	r, _ := openRaw(t)
 	ctx := testContext(t)
-	if _, err := r.admin.ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Cluster: "another"}); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+	if _, err := r.admin.ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Cluster: "another"}); rowraft.CodeOf(
+		err) != rowraft.CodeIdentity {
 		t.Errorf("a call for another cluster: %v, want CodeIdentity", err)
 	}
 	reply, err := r.admin.ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Cluster: string(r.m.Cluster)})

@@ -10,11 +10,14 @@ import (
 // TestReflectionListsTheServices: grpcurl and similar tools can list the services of a server.
 func TestReflectionListsTheServices(t *testing.T) {
 	c := startCluster(t, 1, 1)
-	stream, err := reflectionpb.NewServerReflectionClient(connect(t, c.nodes[0].addr, nil)).ServerReflectionInfo(testContext(t))
+	stream, err := reflectionpb.NewServerReflectionClient(connect(t, c.nodes[0].addr, nil)).ServerReflectionInfo(
+		testContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}); err != nil {
+	if err := stream.Send(
+		&reflectionpb.ServerReflectionRequest{
+			MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}); err != nil {
 		t.Fatal(err)
 	}
 	reply, err := stream.Recv()

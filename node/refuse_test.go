@@ -37,8 +37,10 @@ func openRaw(t *testing.T) (*raw, *testCluster) {
 		t.Fatal(err)
 	}
 	conn := connect(t, c.nodes[0].addr, nil)
-	r := &raw{t: t, stub: rowraftv1.NewTableClient(conn), admin: rowraftv1.NewReplicasClient(conn), m: cl.Map(), table: table.Schema(), id: rowraft.ClientID{1}}
-	if _, err := r.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: r.id[:], Incarnation: 1 << 40, Ticket: 1}); err != nil {
+	r := &raw{t: t, stub: rowraftv1.NewTableClient(conn), admin: rowraftv1.NewReplicasClient(conn), m: cl.Map(),
+		table: table.Schema(), id: rowraft.ClientID{1}}
+	if _, err := r.stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: r.id[:], Incarnation: 1 << 40,
+		Ticket: 1}); err != nil {
 		t.Fatal(err)
 	}
 	return r, c
@@ -63,7 +65,8 @@ func (r *raw) segment(keys []uint64, values []float32) []byte {
 
 func (r *raw) request(payload []byte) *rowraftv1.WriteRequest {
 	r.seq++
-	return &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: uint64(r.m.SlotsVersion), ClientId: r.id[:], Incarnation: 1 << 40, Seq: r.seq, Payload: payload}
+	return &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: uint64(r.m.SlotsVersion),
+		ClientId: r.id[:], Incarnation: 1 << 40, Seq: r.seq, Payload: payload}
 }
 
 // state returns the log index and the rows of the shard.
@@ -100,18 +103,31 @@ func TestBadPushesAreRefusedBeforeTheLog(t *testing.T) {
 		change func(*rowraftv1.WriteRequest)
 		want   rowraft.Code
 	}{
-		{"wrong dim", func(q *rowraftv1.WriteRequest) { q.Payload = segment(wide, []uint64{10}, append(ok, 5)) }, rowraft.CodeInvalidArgument},
-		{"no operation", func(q *rowraftv1.WriteRequest) { q.Op = rowraftv1.WriteOp_WRITE_OP_UNSPECIFIED }, rowraft.CodeInvalidArgument},
-		{"an operation of a later version", func(q *rowraftv1.WriteRequest) { q.Op = rowraftv1.WriteOp_WRITE_OP_CLOCKED + 1 }, rowraft.CodeInvalidArgument},
-		{"an operation that a byte cuts down to a push", func(q *rowraftv1.WriteRequest) { q.Op = 257 }, rowraft.CodeInvalidArgument},
-		{"payload cut short", func(q *rowraftv1.WriteRequest) { q.Payload = good[:len(good)-4] }, rowraft.CodeInvalidArgument},
-		{"payload with more behind it", func(q *rowraftv1.WriteRequest) { q.Payload = append(append([]byte(nil), good...), 1, 2, 3) }, rowraft.CodeInvalidArgument},
+		{"wrong dim", func(q *rowraftv1.WriteRequest) { q.Payload = segment(wide, []uint64{10}, append(ok, 5)) },
+			rowraft.CodeInvalidArgument},
+		{"no operation", func(q *rowraftv1.WriteRequest) { q.Op = rowraftv1.WriteOp_WRITE_OP_UNSPECIFIED },
+			rowraft.CodeInvalidArgument},
+		{"an operation of a later version", func(q *rowraftv1.WriteRequest) { q.Op = rowraftv1.WriteOp_WRITE_OP_CLOCKED + 1 },
+			rowraft.CodeInvalidArgument},
+		{"an operation that a byte cuts down to a push", func(q *rowraftv1.WriteRequest) { q.Op = 257 },
+			rowraft.CodeInvalidArgument},
+		{"payload cut short", func(q *rowraftv1.WriteRequest) { q.Payload = good[:len(good)-4] },
+			rowraft.CodeInvalidArgument},
+		{"payload with more behind it", func(q *rowraftv1.WriteRequest) {
+			q.Payload = append(append([]byte(nil), good...), 1,
+				2, 3)
+		}, rowraft.CodeInvalidArgument},
 		{"unknown dtype", func(q *rowraftv1.WriteRequest) { q.Payload = badDType }, rowraft.CodeInvalidArgument},
-		{"more keys than the payload holds", func(q *rowraftv1.WriteRequest) { q.Payload = tooMany }, rowraft.CodeInvalidArgument},
-		{"keys out of order", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{20, 10}, append(ok, ok...)) }, rowraft.CodeInvalidArgument},
-		{"a key twice", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10, 10}, append(ok, ok...)) }, rowraft.CodeInvalidArgument},
-		{"NaN", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10}, []float32{1, nan, 3, 4}) }, rowraft.CodeInvalidArgument},
-		{"infinity", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10}, []float32{1, 2, 3, inf}) }, rowraft.CodeInvalidArgument},
+		{"more keys than the payload holds", func(q *rowraftv1.WriteRequest) { q.Payload = tooMany },
+			rowraft.CodeInvalidArgument},
+		{"keys out of order", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{20, 10}, append(ok, ok...)) },
+			rowraft.CodeInvalidArgument},
+		{"a key twice", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10, 10}, append(ok, ok...)) },
+			rowraft.CodeInvalidArgument},
+		{"NaN", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10}, []float32{1, nan, 3, 4}) },
+			rowraft.CodeInvalidArgument},
+		{"infinity", func(q *rowraftv1.WriteRequest) { q.Payload = r.segment([]uint64{10}, []float32{1, 2, 3, inf}) },
+			rowraft.CodeInvalidArgument},
 		{"unknown table", func(q *rowraftv1.WriteRequest) {
 			q.Payload = segment(wire.Segment{Table: r.table.ID + 1, N: 1, Dim: 4, DType: rowraft.Float32}, []uint64{10}, ok)
 		}, rowraft.CodeTableNotFound},
@@ -119,9 +135,11 @@ func TestBadPushesAreRefusedBeforeTheLog(t *testing.T) {
 		{"a shard that does not exist", func(q *rowraftv1.WriteRequest) { q.Shard = 7 }, rowraft.CodeInvalidArgument},
 		{"no client id", func(q *rowraftv1.WriteRequest) { q.ClientId = nil }, rowraft.CodeInvalidArgument},
 		{"number 0", func(q *rowraftv1.WriteRequest) { q.Seq = 0 }, rowraft.CodeInvalidArgument},
-		{"a session that was never opened", func(q *rowraftv1.WriteRequest) { q.ClientId = make([]byte, 16) }, rowraft.CodeSessionExpired},
+		{"a session that was never opened", func(q *rowraftv1.WriteRequest) { q.ClientId = make([]byte, 16) },
+			rowraft.CodeSessionExpired},
 		{"a fenced incarnation", func(q *rowraftv1.WriteRequest) { q.Incarnation = 1 }, rowraft.CodeSessionExpired},
-		{"a later table epoch, which a restore may be bringing", func(q *rowraftv1.WriteRequest) { q.TableEpoch = 99 }, rowraft.CodeStarting},
+		{"a later table epoch, which a restore may be bringing", func(q *rowraftv1.WriteRequest) { q.TableEpoch = 99 },
+			rowraft.CodeStarting},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before := r.state()
@@ -158,7 +176,8 @@ func TestBadPushesAreRefusedBeforeTheLog(t *testing.T) {
 func TestBadPullsAreRefused(t *testing.T) {
 	r, _ := openRaw(t)
 	ask := func(table rowraft.TableID, dim int) []byte {
-		return segment(wire.Segment{Table: table, N: 1, Dim: dim, DType: rowraft.Float32, Flags: wire.FlagNoValues}, []uint64{10}, nil)
+		return segment(wire.Segment{Table: table, N: 1, Dim: dim, DType: rowraft.Float32, Flags: wire.FlagNoValues},
+			[]uint64{10}, nil)
 	}
 	for _, tc := range []struct {
 		name string
@@ -167,13 +186,19 @@ func TestBadPullsAreRefused(t *testing.T) {
 	}{
 		{"unknown table", &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: ask(1, 4)}, rowraft.CodeTableNotFound},
 		{"wrong dim", &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: ask(r.table.ID, 3)}, rowraft.CodeInvalidArgument},
-		{"with values", &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: r.segment([]uint64{1}, make([]float32, 4))}, rowraft.CodeInvalidArgument},
+		{"with values", &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: r.segment([]uint64{1}, make([]float32, 4))},
+			rowraft.CodeInvalidArgument},
 		{"stale map", &rowraftv1.PullRequest{Payload: ask(r.table.ID, 4)}, rowraft.CodeWrongShard},
-		{"unknown read mode", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: 77, Payload: ask(r.table.ID, 4)}, rowraft.CodeInvalidArgument},
-		{"an index that is not there yet", &rowraftv1.PullRequest{MapVersion: 1 << 30, MinIndex: 1 << 40, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
-		{"the same, bounded", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: 1 << 40, MinIndex: 1 << 40, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
-		{"bounded by nothing", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, Payload: ask(r.table.ID, 4)}, rowraft.CodeInvalidArgument},
-		{"a bound without a proof", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: 1, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
+		{"unknown read mode", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: 77, Payload: ask(r.table.ID, 4)},
+			rowraft.CodeInvalidArgument},
+		{"an index that is not there yet", &rowraftv1.PullRequest{MapVersion: 1 << 30, MinIndex: 1 << 40,
+			Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
+		{"the same, bounded", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED,
+			MaxAgeNs: 1 << 40, MinIndex: 1 << 40, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
+		{"bounded by nothing", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED,
+			Payload: ask(r.table.ID, 4)}, rowraft.CodeInvalidArgument},
+		{"a bound without a proof", &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED,
+			MaxAgeNs: 1, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := r.stub.Pull(testContext(t), tc.req); rowraft.CodeOf(err) != tc.want {
@@ -181,8 +206,10 @@ func TestBadPullsAreRefused(t *testing.T) {
 			}
 		})
 	}
-	for _, mode := range []rowraftv1.ReadMode{rowraftv1.ReadMode_READ_MODE_LEADER, rowraftv1.ReadMode_READ_MODE_LINEARIZABLE} {
-		reply, err := r.stub.Pull(testContext(t), &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: mode, Payload: ask(r.table.ID, 4)})
+	for _, mode := range []rowraftv1.ReadMode{rowraftv1.ReadMode_READ_MODE_LEADER,
+		rowraftv1.ReadMode_READ_MODE_LINEARIZABLE} {
+		reply, err := r.stub.Pull(testContext(t), &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: mode,
+			Payload: ask(r.table.ID, 4)})
 		if err != nil || len(reply.Payload) == 0 {
 			t.Errorf("a good pull, mode %v: %v", mode, err)
 		}
@@ -200,10 +227,12 @@ func TestResentNumberIsAppliedOnce(t *testing.T) {
 			t.Fatalf("try %d: %v, %v", i, reply, err)
 		}
 	}
-	if reply, err := r.stub.Write(ctx, r.request(r.segment([]uint64{10}, []float32{-1, 0, 0, 0}))); err != nil || reply.Duplicate {
+	if reply, err := r.stub.Write(ctx, r.request(r.segment([]uint64{10}, []float32{-1, 0, 0, 0}))); err != nil ||
+		reply.Duplicate {
 		t.Fatalf("the next number: %v, %v", reply, err)
 	}
-	ask := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}, []uint64{10}, nil)
+	ask := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues},
+		[]uint64{10}, nil)
 	reply, err := r.stub.Pull(ctx, &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: ask})
 	if err != nil {
 		t.Fatal(err)
@@ -234,7 +263,8 @@ func TestFullDiskRefusesPushes(t *testing.T) {
 		}
 		return rowraft.CodeOf(err) == rowraft.CodeOverloaded
 	})
-	ask := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}, []uint64{10}, nil)
+	ask := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues},
+		[]uint64{10}, nil)
 	if _, err := r.stub.Pull(ctx, &rowraftv1.PullRequest{MapVersion: 1 << 30, Payload: ask}); err != nil {
 		t.Errorf("pull on a full disk: %v", err)
 	}

@@ -26,7 +26,8 @@ func (c *control) renewCert(ctx context.Context) {
 			if err := c.renewOnce(ctx); err != nil {
 				if failed++; failed%20 == 5 && // not while the cluster starts
 					ctx.Err() == nil {
-					c.n.log.Error("the certificate of this server cannot be renewed", "cert", c.n.cfg.TLS.Cert, "expires", leaf.NotAfter, "err", err)
+					c.n.log.Error("the certificate of this server cannot be renewed", "cert", c.n.cfg.TLS.Cert, "expires",
+						leaf.NotAfter, "err", err)
 				}
 				wait, retry = retry, min(2*retry, renewMaxRetry)
 			} else {

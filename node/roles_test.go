@@ -48,18 +48,23 @@ func strangers(t *testing.T, l *lab) []stranger {
 		return &tls.Config{Certificates: []tls.Certificate{pair}}
 	}
 	admin := func(change func(*certs.Request)) *tls.Config {
-		r := certs.Request{Identity: certs.Identity{Role: certs.Admin, Name: "ann"}, Hosts: []string{"127.0.0.1"}, Valid: 50 * time.Minute}
+		r := certs.Request{Identity: certs.Identity{Role: certs.Admin, Name: "ann"}, Hosts: []string{"127.0.0.1"},
+			Valid: 50 * time.Minute}
 		change(&r)
 		return load(l.request(r))
 	}
 	out := []stranger{
 		{"plaintext", nil},
 		{"no certificate", &tls.Config{}},
-		{"no certificate, by the protocol of machines that join, next to gRPC's", &tls.Config{NextProtos: []string{certs.JoinProtocol}}},
+		{"no certificate, by the protocol of machines that join, next to gRPC's",
+			&tls.Config{NextProtos: []string{certs.JoinProtocol}}},
 		{"a certificate of another CA", load(newLab(t).files(certs.Admin, "ann"))},
 		{"an expired certificate", admin(func(r *certs.Request) { r.NotBefore = time.Now().Add(-2 * time.Hour) })},
 		{"a certificate of another cluster", admin(func(r *certs.Request) { r.Cluster = "there" })},
-		{"a certificate that is not valid yet", admin(func(r *certs.Request) { r.NotBefore = time.Now().Add(20 * time.Minute); r.Valid = 20 * time.Minute })},
+		{"a certificate that is not valid yet", admin(func(r *certs.Request) {
+			r.NotBefore = time.Now().Add(20 * time.Minute)
+			r.Valid = 20 * time.Minute
+		})},
 	}
 	pool := x509.NewCertPool()
 	raw, err := os.ReadFile(l.files(certs.Admin, "ann").CA)
@@ -89,7 +94,8 @@ func everyCall() (out []call) {
 			s := f.Services().Get(i)
 			for j := range s.Methods().Len() {
 				m := s.Methods().Get(j)
-				out = append(out, call{"/" + string(s.FullName()) + "/" + string(m.Name()), m.IsStreamingClient() || m.IsStreamingServer()})
+				out = append(out, call{"/" + string(s.FullName()) + "/" + string(m.Name()), m.IsStreamingClient() ||
+					m.IsStreamingServer()})
 			}
 		}
 		return true
@@ -123,7 +129,9 @@ func (l *lab) caKey() string {
 // the server must refuse for it, and all ports × every stranger.
 func TestNobodyGetsIn(t *testing.T) {
 	l := newLab(t)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey() })
+	c := startClusterWith(t, 1, 1, func(cfg *Config) {
+		cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey()
+	})
 	ctx := testContext(t)
 	n := c.nodes[0]
 	calls := everyCall()
@@ -176,7 +184,8 @@ func TestNobodyGetsIn(t *testing.T) {
 			cells++
 			err := rpc.FromStatus(knock(ctx, conn, m.name, m.streams))
 			denied, ok := errors.AsType[*rowraft.DeniedError](err)
-			if !ok || denied.Need != certs.Join(may) || denied.Have != string(role)+" some-"+string(role) || !strings.HasSuffix(m.name, denied.What) {
+			if !ok || denied.Need != certs.Join(may) || denied.Have != string(role)+" some-"+string(role) ||
+				!strings.HasSuffix(m.name, denied.What) {
 				t.Errorf("%s as %s: %v (%+v), want it denied to all but %v", m.name, role, err, denied, may)
 			}
 		}
@@ -200,9 +209,11 @@ func TestNobodyGetsIn(t *testing.T) {
 // else.
 func probesOnly(t *testing.T, addr string, s stranger) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: s.tls.Clone()}, Timeout: 2 * time.Minute}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: s.tls.Clone()},
+		Timeout: 2 * time.Minute}
 	for path, want := range map[string]int{
-		"/livez": http.StatusOK, "/readyz": http.StatusOK, "/metrics": http.StatusForbidden, "/debug/pprof/": http.StatusForbidden, "/": http.StatusForbidden,
+		"/livez": http.StatusOK, "/readyz": http.StatusOK, "/metrics": http.StatusForbidden,
+		"/debug/pprof/": http.StatusForbidden, "/": http.StatusForbidden,
 		"/livez/../metrics": http.StatusForbidden, "//livez": http.StatusForbidden, "/livez?x=/metrics": http.StatusOK,
 	} {
 		resp, err := c.Get("https://" + addr + path)
@@ -216,7 +227,8 @@ func probesOnly(t *testing.T, addr string, s stranger) {
 			want = resp.StatusCode // it may not be ready yet
 		}
 		if err != nil || resp.StatusCode != want || want != http.StatusForbidden && len(body) > 0 {
-			t.Errorf("%s with %s: status %d, %q, %v; want status %d and not a word", path, s.name, resp.StatusCode, body, err, want)
+			t.Errorf("%s with %s: status %d, %q, %v; want status %d and not a word", path, s.name, resp.StatusCode, body, err,
+				want)
 		}
 	}
 }
@@ -254,7 +266,8 @@ func knockTLS(addr string, conf *tls.Config) error {
 
 func opsGet(t *testing.T, addr string, source *certs.Source, path string) (int, string) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: source.Client(certs.Node)}, Timeout: 2 * time.Minute}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: source.Client(certs.Node)},
+		Timeout: 2 * time.Minute}
 	resp, err := c.Get("https://" + addr + path)
 	if err != nil {
 		t.Errorf("%s: %v", path, err)
@@ -334,7 +347,8 @@ func TestSessionsBelongToAnIdentity(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
 	ctx := testContext(t)
-	alice, again, bob := l.files(certs.Trainer, "alice", "*"), l.files(certs.Trainer, "alice", "*"), l.files(certs.Trainer, "bob", "*")
+	alice, again, bob := l.files(certs.Trainer, "alice", "*"), l.files(certs.Trainer, "alice", "*"),
+		l.files(certs.Trainer, "bob", "*")
 	id := rowraft.ClientID{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
 	dial := func(f rpc.TLSFiles) *client.Client {
 		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, TLS: f, ClientID: id})
@@ -395,9 +409,12 @@ func hostile(t *testing.T, ctx context.Context, addr string, bob rpc.TLSFiles, i
 	conn := connect(t, addr, source)
 	stub := rowraftv1.NewTableClient(conn)
 	_, open := stub.OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: id[:], Incarnation: 1 << 40, Ticket: 1})
-	_, push := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
-	_, assign := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_ASSIGN, MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
-	_, del := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_DELETE, MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
+	_, push := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH,
+		MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
+	_, assign := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_ASSIGN,
+		MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
+	_, del := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_DELETE,
+		MapVersion: uint64(m.SlotsVersion), ClientId: id[:], Incarnation: 2, Seq: 1 << 20})
 	for what, err := range map[string]error{"opens": open, "pushes in": push, "assigns in": assign, "deletes in": del} {
 		if rowraft.CodeOf(err) != rowraft.CodeDenied {
 			t.Errorf("bob %s alice's session: %v", what, err)

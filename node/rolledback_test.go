@@ -41,7 +41,9 @@ func TestARolledBackServerIsRefused(t *testing.T) {
 	found := func(kind string) bool {
 		return slices.ContainsFunc(c.status(c.ctx).Findings, func(p *rowraftv1.Problem) bool { return p.Kind == kind })
 	}
-	eventually(t, c.ctx, "the member of the scheduler is named", func() bool { return found("scheduler-member-rolled-back") })
+	eventually(t, c.ctx, "the member of the scheduler is named", func() bool {
+		return found("scheduler-member-rolled-back")
+	})
 	eventually(t, c.ctx, "the replica is named, or replaced already", func() bool {
 		c.push()
 		return found("replica-rolled-back") || c.replicas()[name].GetReplicaId() != before
@@ -60,7 +62,9 @@ func TestARolledBackServerIsRefused(t *testing.T) {
 	c.restart(i)
 	c.push()
 	c.wantRow()
-	eventually(t, c.ctx, "the member of the scheduler is named again", func() bool { return found("scheduler-member-rolled-back") })
+	eventually(t, c.ctx, "the member of the scheduler is named again", func() bool {
+		return found("scheduler-member-rolled-back")
+	})
 	if found("replica-rolled-back") {
 		t.Errorf("after another restart: %v", c.status(c.ctx).Problems)
 	}

@@ -30,7 +30,8 @@ func (r *raw) scan(ctx context.Context, req *rowraftv1.ScanRequest, each func(*r
 func TestBadScansAreRefused(t *testing.T) {
 	r, _ := openRaw(t)
 	good := func(change func(*rowraftv1.ScanRequest)) *rowraftv1.ScanRequest {
-		req := &rowraftv1.ScanRequest{MapVersion: 1 << 30, Table: uint64(r.table.ID), Dtype: uint32(rowraft.Float32), LastSlot: rowraft.DefaultSlots - 1}
+		req := &rowraftv1.ScanRequest{MapVersion: 1 << 30, Table: uint64(r.table.ID), Dtype: uint32(rowraft.Float32),
+			LastSlot: rowraft.DefaultSlots - 1}
 		change(req)
 		return req
 	}
@@ -42,11 +43,13 @@ func TestBadScansAreRefused(t *testing.T) {
 		{"unknown table", good(func(q *rowraftv1.ScanRequest) { q.Table = 1 }), rowraft.CodeTableNotFound},
 		{"unknown dtype", good(func(q *rowraftv1.ScanRequest) { q.Dtype = 1 + 256 }), rowraft.CodeInvalidArgument},
 		{"slots that do not exist", good(func(q *rowraftv1.ScanRequest) { q.LastSlot++ }), rowraft.CodeInvalidArgument},
-		{"slots backwards", good(func(q *rowraftv1.ScanRequest) { q.FirstSlot, q.LastSlot = 9, 8 }), rowraft.CodeInvalidArgument},
+		{"slots backwards", good(func(q *rowraftv1.ScanRequest) { q.FirstSlot, q.LastSlot = 9, 8 }),
+			rowraft.CodeInvalidArgument},
 		{"unknown shard", good(func(q *rowraftv1.ScanRequest) { q.Shard = 1 }), rowraft.CodeInvalidArgument},
 		{"stale map", good(func(q *rowraftv1.ScanRequest) { q.MapVersion = 0 }), rowraft.CodeWrongShard},
 		{"a later epoch", good(func(q *rowraftv1.ScanRequest) { q.TableEpoch = 9 }), rowraft.CodeStarting},
-		{"an index that is not there yet", good(func(q *rowraftv1.ScanRequest) { q.MinIndex = 1 << 40 }), rowraft.CodeTooStale},
+		{"an index that is not there yet", good(func(q *rowraftv1.ScanRequest) { q.MinIndex = 1 << 40 }),
+			rowraft.CodeTooStale},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			err := r.scan(testContext(t), tc.req, func(reply *rowraftv1.ScanReply) { t.Errorf("a message: %v", reply) })

@@ -35,7 +35,8 @@ func TestALostMemberOfTheSchedulerIsReplaced(t *testing.T) {
 	c.restart(2)
 	eventually(t, ctx, "the new n3 has the seat and a replica, and the old one is forgotten", func() bool {
 		n := named("n3")
-		return len(c.status(ctx).GetNodes()) == 3 && n.GetNode().GetId() != old && n.GetNode().GetScheduler() && len(n.GetReplicas()) == 1
+		return len(c.status(ctx).GetNodes()) == 3 && n.GetNode().GetId() != old && n.GetNode().GetScheduler() &&
+			len(n.GetReplicas()) == 1
 	})
 	c.stopNode(2)
 	c.restart(2)
@@ -44,7 +45,8 @@ func TestALostMemberOfTheSchedulerIsReplaced(t *testing.T) {
 		t.Fatalf("without n1, by the votes of n2 and the new n3: %v", err)
 	}
 	m := c.status(ctx).GetMap()
-	if len(m.GetTables()) != 2 || len(m.GetNodes()) != 3 || slices.ContainsFunc(m.GetNodes(), func(n *rowraftv1.Node) bool { return n.GetId() == old || !n.GetScheduler() }) {
+	if len(m.GetTables()) != 2 || len(m.GetNodes()) != 3 ||
+		slices.ContainsFunc(m.GetNodes(), func(n *rowraftv1.Node) bool { return n.GetId() == old || !n.GetScheduler() }) {
 		t.Errorf("the map has tables %v and nodes %v", m.GetTables(), m.GetNodes())
 	}
 }

@@ -29,10 +29,12 @@ func openCerts(cfg *Config) (*certs.Source, error) {
 		return nil, err
 	}
 	if id := source.Identity(); id.Role != certs.Node {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the certificate %s is of %s: a server wants the role node (`rowraft cert node`)", cfg.TLS.Cert, id.String())
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"the certificate %s is of %s: a server wants the role node (`rowraft cert node`)", cfg.TLS.Cert, id.String())
 	}
 	if left := time.Until(source.NotAfter()); left < expiresSoon {
-		cfg.Logger.Warn("the certificate of this server expires soon, or has: replace its files, no restart is needed", "cert", cfg.TLS.Cert, "expires", source.NotAfter())
+		cfg.Logger.Warn("the certificate of this server expires soon, or has: replace its files, no restart is needed",
+			"cert", cfg.TLS.Cert, "expires", source.NotAfter())
 	}
 	return source, nil
 }
@@ -45,7 +47,8 @@ func openCA(cfg *Config) (*certs.CA, error) {
 		return nil, nil
 	}
 	if cfg.TLS.IsZero() || !cfg.WithScheduler {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "--ca-key is for servers with a scheduler and certificates: the others sign nothing")
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"--ca-key is for servers with a scheduler and certificates: the others sign nothing")
 	}
 	return certs.OpenKey(cfg.CAKey, cfg.TLS.CA)
 }
@@ -90,7 +93,8 @@ func opsRoles(next http.Handler) http.Handler {
 		case len(r.TLS.PeerCertificates) == 0:
 			w.Header().Set("Connection", "close")
 			if !slices.Contains(probes, r.URL.Path) {
-				denied := rowraft.DeniedError{What: "this page", Need: certs.Join(certs.Roles), Have: "none: there is no certificate"}
+				denied := rowraft.DeniedError{What: "this page", Need: certs.Join(certs.Roles),
+					Have: "none: there is no certificate"}
 				http.Error(w, denied.Error(), http.StatusForbidden)
 				return
 			}

@@ -64,7 +64,8 @@ func TestSessionsEndAndGoOn(t *testing.T) {
 	for n := float32(2); n <= 5; n++ {
 		for shard := range uint32(shards) {
 			for inc := range uint64(20) { // one of them is the session's
-				if _, err := stub.CloseSession(ctx, &rowraftv1.CloseSessionRequest{Shard: shard, ClientId: id[:], Incarnation: inc + 1}); err != nil {
+				if _, err := stub.CloseSession(ctx, &rowraftv1.CloseSessionRequest{Shard: shard, ClientId: id[:], Incarnation: inc +
+					1}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -102,7 +103,8 @@ func TestAFullShardRefusesBeforeTheLog(t *testing.T) {
 		for {
 			reply, err := stub.OpenSession(ctx, q)
 			err = rpc.FromStatus(err)
-			if code := rowraft.CodeOf(err); err == nil || code == rowraft.CodeOverloaded || !code.Retryable() || ctx.Err() != nil {
+			if code := rowraft.CodeOf(err); err == nil || code == rowraft.CodeOverloaded || !code.Retryable() ||
+				ctx.Err() != nil {
 				return reply, err
 			}
 			<-tick.C // the shard has no leader yet
@@ -128,7 +130,8 @@ func TestAFullShardRefusesBeforeTheLog(t *testing.T) {
 			}
 			// A session with a gap keeps its place for an hour. One without a gap would make room on a slow
 			// machine.
-			_, err := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, ClientId: q.ClientId, Incarnation: 1, Seq: 2})
+			_, err := stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion,
+				ClientId: q.ClientId, Incarnation: 1, Seq: 2})
 			return err
 		})
 	}

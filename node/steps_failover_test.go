@@ -190,7 +190,10 @@ func TestAStepThatAllHaveGivenUp(t *testing.T) {
 	c.mu.Lock()
 	r := c.replica
 	c.mu.Unlock()
-	if err := r.Propose(c.ctx, func(h wire.EntryHeader) []byte { return wire.AppendStepEntry(nil, h, &first) }); err != nil {
+	if err := r.Propose(c.ctx, func(h wire.EntryHeader) []byte {
+		return wire.AppendStepEntry(nil, h,
+			&first)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	cl0, j0 := c.worker(1, 0, 1)
@@ -260,7 +263,8 @@ func TestClocksAndPositions(t *testing.T) {
 	at := func(part rowraft.DataPart, offset uint64) []rowraft.Position {
 		return []rowraft.Position{{Part: part, Offset: offset}}
 	}
-	ack, err := j0.PushClock(c.ctx, 5, at(7, 100), client.Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 1, 1, 1}})
+	ack, err := j0.PushClock(c.ctx, 5, at(7, 100), client.Segment{Table: table, Keys: []rowraft.Key{1},
+		Values: []float32{1, 1, 1, 1}})
 	if err != nil || ack.Slowest != 0 {
 		t.Fatalf("%+v, %v", ack, err)
 	}
@@ -302,7 +306,8 @@ func TestClocksAndPositions(t *testing.T) {
 	if s := c.state(); s.Members[0].Clock != 3 || s.Members[1].Clock != 3 {
 		t.Errorf("clocks %v, want 3 and 3", s.Members)
 	}
-	if _, err := j0.PushClock(c.ctx, 9, nil, client.Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{1, 1, 1, 1}}); rowraft.CodeOf(err) != rowraft.CodeNotMember {
+	if _, err := j0.PushClock(c.ctx, 9, nil, client.Segment{Table: table, Keys: []rowraft.Key{1},
+		Values: []float32{1, 1, 1, 1}}); rowraft.CodeOf(err) != rowraft.CodeNotMember {
 		t.Errorf("a clock of an old incarnation: %v, want NotMember", err)
 	}
 	c.row(-1)
@@ -317,7 +322,8 @@ func TestClocksAndPositions(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if s := c.state(); len(s.Positions) != 3 || s.Positions[1].Offset != 50 || s.Positions[2].Part != 9 || s.LastClosed != 1 {
+	if s := c.state(); len(s.Positions) != 3 || s.Positions[1].Offset != 50 || s.Positions[2].Part != 9 ||
+		s.LastClosed != 1 {
 		t.Errorf("after a step the shard knows %v", s)
 	}
 }

@@ -61,7 +61,8 @@ func (c *stepCluster) push(cl *client.Client, j *client.Job, step rowraft.Step, 
 	p := &pushed{done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		p.result, p.err = j.PushStep(c.ctx, step, nil, client.Segment{Table: table, Keys: []rowraft.Key{1}, Values: []float32{g, g, g, g}})
+		p.result, p.err = j.PushStep(c.ctx, step, nil, client.Segment{Table: table, Keys: []rowraft.Key{1},
+			Values: []float32{g, g, g, g}})
 	}()
 	return p
 }
@@ -185,7 +186,8 @@ func TestAWorkerDiesInsideAStep(t *testing.T) {
 	if <-zombie.done; rowraft.CodeOf(zombie.err) != rowraft.CodeNotMember {
 		t.Errorf("an old incarnation: %+v, %v; want NotMember", zombie.result, zombie.err)
 	}
-	late := &rowraftv1.EnsureJobRequest{Job: testJob[:], Generation: 2, FirstStep: 9, Members: []*rowraftv1.JobMember{{Rank: 0, Incarnation: 1}}}
+	late := &rowraftv1.EnsureJobRequest{Job: testJob[:], Generation: 2, FirstStep: 9,
+		Members: []*rowraftv1.JobMember{{Rank: 0, Incarnation: 1}}}
 	if _, err := c.admin(0).EnsureJob(c.ctx, late); rowraft.CodeOf(err) != rowraft.CodeStaleGeneration {
 		t.Errorf("a generation of the past: %v, want StaleGeneration", err)
 	}
@@ -229,7 +231,8 @@ func TestAPartThatIsSentAgainCountsOnce(t *testing.T) {
 	wire.PutFloats(body.Values, rowraft.Float32, []float32{2, 2, 2, 2})
 	stub := c.table()
 	send := func(change func(*rowraftv1.PushStepRequest)) (*rowraftv1.PushStepReply, error) {
-		req := &rowraftv1.PushStepRequest{MapVersion: version, Job: testJob[:], Generation: 1, Rank: 0, Incarnation: 1, Step: 1, Fragments: 1, Payload: payload}
+		req := &rowraftv1.PushStepRequest{MapVersion: version, Job: testJob[:], Generation: 1, Rank: 0, Incarnation: 1,
+			Step: 1, Fragments: 1, Payload: payload}
 		if change(req); req.Probe {
 			req.Payload = nil
 		}
@@ -238,7 +241,8 @@ func TestAPartThatIsSentAgainCountsOnce(t *testing.T) {
 	wantOutcome := func(want rowraftv1.StepOutcome, change func(*rowraftv1.PushStepRequest)) {
 		t.Helper()
 		got, err := send(change)
-		for want == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED && got.GetOutcome() == rowraftv1.StepOutcome_STEP_OUTCOME_HELD {
+		for want == rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED &&
+			got.GetOutcome() == rowraftv1.StepOutcome_STEP_OUTCOME_HELD {
 			got, err = send(change) // the step takes longer to close than one call waits
 		}
 		if err != nil || got.Outcome != want {
@@ -251,7 +255,8 @@ func TestAPartThatIsSentAgainCountsOnce(t *testing.T) {
 			t.Errorf("%v, %v; want %v", got, err, want)
 		}
 	}
-	const held, applied, missing = rowraftv1.StepOutcome_STEP_OUTCOME_HELD, rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED, rowraftv1.StepOutcome_STEP_OUTCOME_MISSING
+	const held, applied, missing = rowraftv1.StepOutcome_STEP_OUTCOME_HELD, rowraftv1.StepOutcome_STEP_OUTCOME_APPLIED,
+		rowraftv1.StepOutcome_STEP_OUTCOME_MISSING
 	probe := func(r *rowraftv1.PushStepRequest) { r.Probe = true }
 	same := func(*rowraftv1.PushStepRequest) {}
 	other := func(r *rowraftv1.PushStepRequest) { r.Rank = 1 }
@@ -320,7 +325,8 @@ func (c *stepCluster) idle(rank rowraft.Rank, step rowraft.Step) *pushed {
 // Idle workers close no step by a quorum and start no deadline. The quorum's share applies to the workers
 // with data.
 func TestIdleWorkersCloseNoStep(t *testing.T) {
-	for _, rule := range []*rowraftv1.EnsureJobRequest{{Generation: 1, FirstStep: 1, Quorum: 2}, {Generation: 1, FirstStep: 1, DeadlineNs: 1}} {
+	for _, rule := range []*rowraftv1.EnsureJobRequest{{Generation: 1, FirstStep: 1, Quorum: 2},
+		{Generation: 1, FirstStep: 1, DeadlineNs: 1}} {
 		c := startStepCluster(t)
 		c.ensureJob(c.ctx, rule, 1, 1, 1, 1)
 		two, three := c.idle(2, 1), c.idle(3, 1)
@@ -379,7 +385,9 @@ func TestAHoldWaitsForNoOpenStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := c.push(cl1, j1, 1, 2)
-	eventually(t, c.ctx, "the step is whole", func() bool { return c.state().HighestOpen == 1 && len(c.state().WaitingFor) == 0 })
+	eventually(t, c.ctx, "the step is whole", func() bool {
+		return c.state().HighestOpen == 1 && len(c.state().WaitingFor) == 0
+	})
 	if s := c.state(); s.LastClosed != 0 {
 		t.Errorf("a step was closed under a hold: %v", s)
 	}
@@ -394,7 +402,8 @@ func TestHalfAPartHoldsUpNobody(t *testing.T) {
 	c := startStepCluster(t)
 	c.ensureJob(c.ctx, &rowraftv1.EnsureJobRequest{Generation: 1, FirstStep: 1}, 1, 1)
 	_, err := c.table().PushStep(c.ctx, &rowraftv1.PushStepRequest{
-		MapVersion: uint64(c.dial().Map().SlotsVersion), Job: testJob[:], Generation: 1, Rank: 1, Incarnation: 1, Step: 1, Fragments: 2,
+		MapVersion: uint64(c.dial().Map().SlotsVersion), Job: testJob[:], Generation: 1, Rank: 1, Incarnation: 1, Step: 1,
+		Fragments: 2,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -55,7 +55,8 @@ func (c *testCluster) ensureJob(ctx context.Context, req *rowraftv1.EnsureJobReq
 }
 
 // worker returns a rank of testJob with its own client.
-func (c *testCluster) worker(generation rowraft.Generation, rank rowraft.Rank, inc rowraft.Incarnation) (*client.Client, *client.Job) {
+func (c *testCluster) worker(generation rowraft.Generation, rank rowraft.Rank,
+	inc rowraft.Incarnation) (*client.Client, *client.Job) {
 	c.t.Helper()
 	cl := c.dial()
 	j, err := cl.Job(client.JobOptions{ID: testJob, Generation: generation, Rank: rank, Incarnation: inc})
@@ -86,7 +87,8 @@ func stepGradients(rank rowraft.Rank, step rowraft.Step) ([]rowraft.Key, []float
 }
 
 // train runs steps from…to with concurrent workers. Worker 0 calls between before each step.
-func (c *testCluster) train(ctx context.Context, table string, workers int, from, to rowraft.Step, between func(rowraft.Step)) {
+func (c *testCluster) train(ctx context.Context, table string, workers int, from, to rowraft.Step,
+	between func(rowraft.Step)) {
 	c.t.Helper()
 	var wg sync.WaitGroup
 	for r := range workers {
@@ -115,7 +117,8 @@ func (c *testCluster) train(ctx context.Context, table string, workers int, from
 
 // expected returns the rows of a table of SGD with rate 1 after the steps: the gradients of the workers
 // summed in rank order, divided by their number.
-func expected(workers int, to rowraft.Step, dim int, gradients func(rowraft.Rank, rowraft.Step) ([]rowraft.Key, []float32)) map[rowraft.Key][]float32 {
+func expected(workers int, to rowraft.Step, dim int,
+	gradients func(rowraft.Rank, rowraft.Step) ([]rowraft.Key, []float32)) map[rowraft.Key][]float32 {
 	rows := map[rowraft.Key][]float32{}
 	for step := rowraft.Step(1); step <= to; step++ {
 		sums := map[rowraft.Key][]float32{}
@@ -217,7 +220,8 @@ func TestLogBytesOfAStep(t *testing.T) {
 				}
 			}
 			wg.Go(func() {
-				result, err := job.PushStep(c.ctx, rowraft.Step(i+1), nil, client.Segment{Table: table, Keys: keys, Values: make([]float32, 4*len(keys))})
+				result, err := job.PushStep(c.ctx, rowraft.Step(i+1), nil,
+					client.Segment{Table: table, Keys: keys, Values: make([]float32, 4*len(keys))})
 				if err != nil || len(result.Late) > 0 {
 					t.Errorf("worker %d: %+v, %v", r, result, err)
 				}
@@ -234,7 +238,8 @@ func TestLogBytesOfAStep(t *testing.T) {
 		ratio := float64(logged) / float64(len(union)*(8+4*4))
 		t.Logf("%d workers: %d bytes of log for %d keys, %.4f × the union", workers, logged, len(union), ratio)
 		if ratio < 1 || ratio > 1.1 {
-			t.Errorf("%d workers: the log of a step has %.3f × the bytes of the union of its keys, want at most 1.1", workers, ratio)
+			t.Errorf("%d workers: the log of a step has %.3f × the bytes of the union of its keys, want at most 1.1", workers,
+				ratio)
 		}
 	}
 }

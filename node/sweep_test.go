@@ -126,7 +126,8 @@ func TestUnseenRowsExpire(t *testing.T) {
 // shrink calls the leader of the metadata group. It also reports whether the leaders of the shards stayed
 // the same and one call sufficed. Otherwise a piece may have run twice, and the second run found nothing to
 // remove.
-func shrink(t *testing.T, ctx context.Context, c *testCluster, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, quiet bool, err error) {
+func shrink(t *testing.T, ctx context.Context, c *testCluster,
+	req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, quiet bool, err error) {
 	t.Helper()
 	before, tries := c.terms(ctx), 0
 	eventually(t, ctx, "a scheduler answers", func() bool {
@@ -175,7 +176,8 @@ func termsAt(t testing.TB, ctx context.Context, a rowraftv1.ReplicasClient) map[
 	return terms
 }
 
-func shrinkAt(ctx context.Context, s rowraftv1.SweepsClient, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, err error) {
+func shrinkAt(ctx context.Context, s rowraftv1.SweepsClient,
+	req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, err error) {
 	stream, err := s.ShrinkTable(ctx, req)
 	for err == nil {
 		var reply *rowraftv1.ShrinkTableReply
@@ -216,20 +218,25 @@ func TestShrinkATable(t *testing.T) {
 		left, plain int
 		code        rowraft.Code
 	}{
-		{"no such table", &rowraftv1.ShrinkTableRequest{Table: "other", Conditions: once}, 0, 1000, 1000, rowraft.CodeTableNotFound},
+		{"no such table", &rowraftv1.ShrinkTableRequest{Table: "other", Conditions: once}, 0, 1000, 1000,
+			rowraft.CodeTableNotFound},
 		{"no condition", &rowraftv1.ShrinkTableRequest{Table: "tracked"}, 0, 1000, 1000, rowraft.CodeInvalidArgument},
-		{"counts that no table keeps", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: once}, 0, 1000, 1000, rowraft.CodeInvalidArgument},
+		{"counts that no table keeps", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: once}, 0, 1000, 1000,
+			rowraft.CodeInvalidArgument},
 		{"a dry run", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once, DryRun: true}, 700, 1000, 1000, 0},
-		{"pushed just now", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: &rowraftv1.SweepConditions{CountBelow: 2, UnseenTicks: &s.Expire}}, 0, 1000, 1000, 0},
+		{"pushed just now", &rowraftv1.ShrinkTableRequest{Table: "tracked",
+			Conditions: &rowraftv1.SweepConditions{CountBelow: 2, UnseenTicks: &s.Expire}}, 0, 1000, 1000, 0},
 		{"by count", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once}, 700, 300, 1000, 0},
 		{"again", &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: once}, 0, 300, 1000, 0},
-		{"by norm", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: &rowraftv1.SweepConditions{NormBelow: 3}}, 600, 300, 400, 0},
+		{"by norm", &rowraftv1.ShrinkTableRequest{Table: "plain", Conditions: &rowraftv1.SweepConditions{NormBelow: 3}}, 600,
+			300, 400, 0},
 	} {
 		reply, quiet, err := shrink(t, ctx, c, tc.req)
 		if rowraft.CodeOf(err) != tc.code {
 			t.Fatalf("%s: %v, want %s", tc.name, err, tc.code)
 		}
-		if err == nil && (!reply.GetDone() || reply.GetSlots() != rowraft.DefaultSlots || reply.GetRemoved() > tc.removed || quiet && reply.GetRemoved() < tc.removed) {
+		if err == nil && (!reply.GetDone() || reply.GetSlots() != rowraft.DefaultSlots || reply.GetRemoved() > tc.removed ||
+			quiet && reply.GetRemoved() < tc.removed) {
 			t.Errorf("%s: %v, want %d removed", tc.name, reply, tc.removed)
 		}
 		if a, b := present(t, ctx, table, keys), present(t, ctx, plain, keys); a != tc.left || b != tc.plain {
@@ -237,7 +244,8 @@ func TestShrinkATable(t *testing.T) {
 		}
 	}
 	eventually(t, ctx, "rows that were pushed are unseen for a second", func() bool {
-		reply, _, err := shrink(t, ctx, c, &rowraftv1.ShrinkTableRequest{Table: "tracked", Conditions: &rowraftv1.SweepConditions{UnseenTicks: &zero}})
+		reply, _, err := shrink(t, ctx, c, &rowraftv1.ShrinkTableRequest{Table: "tracked",
+			Conditions: &rowraftv1.SweepConditions{UnseenTicks: &zero}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,7 +34,8 @@ func newLab(t testing.TB) *lab {
 // files makes a certificate for loopback.
 func (l *lab) files(role certs.Role, name string, tables ...string) rpc.TLSFiles {
 	l.t.Helper()
-	return l.request(certs.Request{Identity: certs.Identity{Role: role, Name: name, Tables: tables}, Hosts: []string{"127.0.0.1"}, Valid: 50 * time.Minute})
+	return l.request(certs.Request{Identity: certs.Identity{Role: role, Name: name, Tables: tables},
+		Hosts: []string{"127.0.0.1"}, Valid: 50 * time.Minute})
 }
 
 func (l *lab) request(r certs.Request) rpc.TLSFiles {
@@ -109,7 +110,8 @@ func opsWith(t *testing.T, addr string, files rpc.TLSFiles) (int, error) {
 
 func TestTLSFilesGoTogether(t *testing.T) {
 	files := newLab(t).files(certs.Node, "n1")
-	for _, bad := range []rpc.TLSFiles{{Cert: files.Cert}, {Cert: files.Cert, Key: files.Key}, {Cert: files.CA, Key: files.Key, CA: files.CA}, {Cert: files.Cert, Key: files.Key, CA: files.Key}} {
+	for _, bad := range []rpc.TLSFiles{{Cert: files.Cert}, {Cert: files.Cert, Key: files.Key},
+		{Cert: files.CA, Key: files.Key, CA: files.CA}, {Cert: files.Cert, Key: files.Key, CA: files.Key}} {
 		if _, err := bad.Open(nil); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("%+v: %v, want CodeInvalidArgument", bad, err)
 		}
@@ -135,7 +137,8 @@ func TestInsecureIsForLoopback(t *testing.T) {
 		"both":                          func(c *Config) { c.TLS = files },
 		"the certificate of an admin":   func(c *Config) { c.Insecure, c.TLS = false, newLab(t).files(certs.Admin, "ann") },
 	} {
-		cfg := Config{DataDir: t.TempDir(), Listener: listener("127.0.0.1:0"), PeerListener: listener("127.0.0.1:0"), Insecure: true, Logger: slog.New(slog.DiscardHandler)}
+		cfg := Config{DataDir: t.TempDir(), Listener: listener("127.0.0.1:0"), PeerListener: listener("127.0.0.1:0"),
+			Insecure: true, Logger: slog.New(slog.DiscardHandler)}
 		change(&cfg)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		if err := Run(ctx, cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {

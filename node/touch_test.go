@@ -43,7 +43,8 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 	m, index := admin.Map(), uint64(admin.Position().Shards[0])
 	ask := func(id rowraft.TableID) *rowraftv1.PullRequest {
 		seg := wire.Segment{Table: id, N: 1, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
-		return &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), MinIndex: index + 1, Payload: segment(seg, []uint64{1}, nil)}
+		return &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), MinIndex: index + 1,
+			Payload: segment(seg, []uint64{1}, nil)}
 	}
 	servers := rowraftv1.NewReplicasClient(open(l.files(certs.Node, "n2")))
 	reader := rowraftv1.NewTableClient(open(l.files(certs.Reader, "rob", "mine")))
@@ -56,7 +57,8 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 			_, err := reader.Pull(ctx, ask(hers.ID))
 			said <- rpc.FromStatus(err)
 		}()
-		reply, err := servers.EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Table: rpc.SchemaToProto(&hers), TableEpoch: uint64(m.Epoch)})
+		reply, err := servers.EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Table: rpc.SchemaToProto(&hers),
+			TableEpoch: uint64(m.Epoch)})
 		if err != nil {
 			t.Fatal(rpc.FromStatus(err))
 		}
@@ -76,7 +78,8 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 	seg := wire.Segment{Table: 5000, N: 1, Dim: 4, DType: rowraft.Float32}
 	_, err = rowraftv1.NewTableClient(open(l.files(certs.Trainer, "tom", "mine"))).Write(ctx, &rowraftv1.WriteRequest{
 		Op:         rowraftv1.WriteOp_WRITE_OP_PUSH,
-		MapVersion: uint64(m.SlotsVersion), ClientId: append(tag[:], make([]byte, 8)...), Incarnation: 1, Seq: 1, Payload: segment(seg, []uint64{1}, make([]float32, 4)),
+		MapVersion: uint64(m.SlotsVersion), ClientId: append(tag[:], make([]byte, 8)...), Incarnation: 1, Seq: 1,
+		Payload: segment(seg, []uint64{1}, make([]float32, 4)),
 	})
 	if err := rpc.FromStatus(err); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("a push to a table without a known owner: %v", err)

@@ -15,7 +15,10 @@ func (n *Node) mayLog(shard rowraft.ShardID, version rowraft.FormatVersion) erro
 	// If no older server is named, the refusal is temporary: this server's map is old, after a restart, or
 	// the scheduler is about to raise the version.
 	if oldest, _ := n.oldest.Load().(string); oldest != "" {
-		return rowraft.Errorf(rowraft.CodeVersionTooNew, "shard %d: this needs a log entry of version %d, the cluster is at %d: %s", shard, version, at, oldest)
+		return rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"shard %d: this needs a log entry of version %d, the cluster is at %d: %s", shard, version, at, oldest)
 	}
-	return rowraft.Errorf(rowraft.CodeStarting, "shard %d: this needs a log entry of version %d, the cluster is at %d as far as this server knows", shard, version, at)
+	return rowraft.Errorf(rowraft.CodeStarting,
+		"shard %d: this needs a log entry of version %d, the cluster is at %d as far as this server knows", shard, version,
+		at)
 }

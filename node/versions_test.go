@@ -67,7 +67,8 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 	}
 	push("before the upgrade")
 	for shard := range rowraft.ShardID(2) {
-		if err := logNext(shard); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "n3") || !strings.Contains(err.Error(), "upgrade") {
+		if err := logNext(shard); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "n3") ||
+			!strings.Contains(err.Error(), "upgrade") {
 			t.Errorf("an entry of version %d in shard %d: %v, want a refusal that names n3", next, shard, err)
 		}
 	}

@@ -277,8 +277,10 @@ func (n *testNode) campaign(c *testCluster) {
 			continue
 		}
 		if run := from.group.run.Load(); run != nil {
-			req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(replicaOf(from.id)), Addr: []byte(from.id)}}
-			if run.trans.TimeoutNow(raft.ServerID(replicaOf(n.id)), raft.ServerAddress(n.id), req, &raft.TimeoutNowResponse{}) == nil {
+			req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax,
+				ID: []byte(replicaOf(from.id)), Addr: []byte(from.id)}}
+			if run.trans.TimeoutNow(raft.ServerID(replicaOf(n.id)), raft.ServerAddress(n.id), req,
+				&raft.TimeoutNowResponse{}) == nil {
 				return
 			}
 		}
@@ -431,8 +433,8 @@ func (c *testCluster) followers() []*testNode {
 	return out
 }
 
-// propose proposes entry until a proposal is known to be applied, as a client with sequence numbers does. The entry may be
-// applied twice.
+// propose proposes entry until a proposal is known to be applied, as a client with sequence numbers does. The entry may
+// be applied twice.
 func (c *testCluster) propose(entry string) rowraft.Index {
 	c.t.Helper()
 	var index rowraft.Index
@@ -446,8 +448,8 @@ func (c *testCluster) propose(entry string) rowraft.Index {
 	return index
 }
 
-// outrun proposes more entries than one message has. A message to a follower that stopped is sent again when the follower
-// returns, even if the log was cut: after fewer entries the follower might need no snapshot.
+// outrun proposes more entries than one message has. A message to a follower that stopped is sent again when the
+// follower returns, even if the log was cut: after fewer entries the follower might need no snapshot.
 func (c *testCluster) outrun(pad string) {
 	c.t.Helper()
 	for i := range sentEntries + 8 {
@@ -464,7 +466,8 @@ func (c *testCluster) converged(index rowraft.Index) {
 			continue
 		}
 		if err := n.group.WaitApplied(testContext(c.t), index); err != nil {
-			c.t.Fatalf("node %s: applied %d, want %d: %v; status %+v", n.id, n.group.AppliedIndex(), index, err, n.group.Status())
+			c.t.Fatalf("node %s: applied %d, want %d: %v; status %+v", n.id, n.group.AppliedIndex(), index, err,
+				n.group.Status())
 		}
 		if first == nil {
 			first = n
@@ -473,7 +476,8 @@ func (c *testCluster) converged(index rowraft.Index) {
 		n1, s1 := first.machine.state()
 		n2, s2 := n.machine.state()
 		if n1 != n2 || s1 != s2 {
-			c.t.Fatalf("at index %d: node %s has %d entries with sum %x, node %s has %d with %x", index, first.id, n1, s1, n.id, n2, s2)
+			c.t.Fatalf("at index %d: node %s has %d entries with sum %x, node %s has %d with %x", index, first.id, n1, s1, n.id,
+				n2, s2)
 		}
 	}
 }

@@ -81,7 +81,8 @@ func (l *groupLife) live(disk vfs.FS, entries int, last bool) (err error) {
 }
 
 func crashGroup(id string, m StateMachine) GroupConfig {
-	return GroupConfig{ID: id, Replica: rowraft.ReplicaID("r-" + id), Machine: m, Bootstrap: []Member{{rowraft.ReplicaID("r-" + id), "n1"}}}
+	return GroupConfig{ID: id, Replica: rowraft.ReplicaID("r-" + id), Machine: m,
+		Bootstrap: []Member{{rowraft.ReplicaID("r-" + id), "n1"}}}
 }
 
 // second starts another group and, if last, removes it.
@@ -163,7 +164,8 @@ func groupScript(t *testing.T) vfstest.Script[groupLife] {
 }
 
 func TestCrashAtEachStepOfAGroup(t *testing.T) {
-	const log, twice = "TestCrashAtEachStepOfTheLog has it", "snapstore.Open and the registry sync the same directory once more"
+	const log, twice = "TestCrashAtEachStepOfTheLog has it",
+		"snapstore.Open and the registry sync the same directory once more"
 	vfstest.Crashes(t, groupScript(t), map[string]string{
 		"raftstore/raftlog.(*rowLog)":             log,
 		"raftstore/raftlog.(*metaStore)":          log,

@@ -28,16 +28,18 @@ const (
 	installTerm  = 9
 )
 
-// install changes the files of shard-0 as raft does when its leader sends a snapshot far ahead of the log: term, snapshot,
-// an empty log, the entry after the snapshot.
+// install changes the files of shard-0 as raft does when its leader sends a snapshot far ahead of the log: term,
+// snapshot, an empty log, the entry after the snapshot.
 func (l *installLife) install(disk vfs.FS) (err error) {
 	quiet := slog.New(slog.DiscardHandler)
 	dir := "/node/raft/groups/shard-0"
-	snaps, err := snapstore.Open(disk, dir+"/snapshots", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0", Replica: "r-shard-0"}.String(), quiet, func(string, error) {})
+	snaps, err := snapstore.Open(disk, dir+"/snapshots", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0",
+		Replica: "r-shard-0"}.String(), quiet, func(string, error) {})
 	if err != nil {
 		return err
 	}
-	b, err := raftlog.Open(disk, raftlog.Row, dir+"/log", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0", Replica: "r-shard-0"}, raftlog.MinSegmentBytes, quiet)
+	b, err := raftlog.Open(disk, raftlog.Row, dir+"/log", raftlog.Owner{Cluster: testCluID, Node: "n1", Group: "shard-0",
+		Replica: "r-shard-0"}, raftlog.MinSegmentBytes, quiet)
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,8 @@ func TestGroupsWithExchangedLogsDoNotStart(t *testing.T) {
 		t.Run(backend+" "+what, func(t *testing.T) {
 			c := startedCluster(t, 1, func(o *Options) { o.Backend = backend })
 			n := c.nodes[0]
-			other := GroupConfig{ID: "shard-1", Replica: "r-shard-1", Machine: &listMachine{}, Bootstrap: []Member{{"r-shard-1", n.id}}}
+			other := GroupConfig{ID: "shard-1", Replica: "r-shard-1", Machine: &listMachine{},
+				Bootstrap: []Member{{"r-shard-1", n.id}}}
 			second, err := n.store.StartGroup(other)
 			if err != nil {
 				t.Fatal(err)
@@ -52,14 +53,16 @@ func TestGroupsWithExchangedLogsDoNotStart(t *testing.T) {
 			exchange := func() {
 				t.Helper()
 				groups := filepath.Join(n.dir, "raft", "groups")
-				a, b, tmp := filepath.Join(groups, "shard-0", what), filepath.Join(groups, "shard-1", what), filepath.Join(n.dir, "aside")
+				a, b, tmp := filepath.Join(groups, "shard-0", what), filepath.Join(groups, "shard-1", what),
+					filepath.Join(n.dir, "aside")
 				if err := errors.Join(os.Rename(a, tmp), os.Rename(b, a), os.Rename(tmp, b)); err != nil {
 					t.Fatal(err)
 				}
 			}
 			c.stop(n)
 			exchange()
-			owners := []raftlog.Owner{{Cluster: testCluID, Node: n.id, Group: "shard-0", Replica: replicaOf(n.id)}, {Cluster: testCluID, Node: n.id, Group: "shard-1", Replica: "r-shard-1"}}
+			owners := []raftlog.Owner{{Cluster: testCluID, Node: n.id, Group: "shard-0", Replica: replicaOf(n.id)},
+				{Cluster: testCluID, Node: n.id, Group: "shard-1", Replica: "r-shard-1"}}
 			wantOwners(t, c.tryStart(n), owners...)
 			_, err = n.store.StartGroup(other)
 			wantOwners(t, err, owners...)

@@ -16,9 +16,9 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// TestAFlippedBitInAnyFileIsFound flips a bit in every file of a store with log and snapshots, at many places. The group
-// then serves the acknowledged state, or its start fails with a code that names the reason. A bit may have no effect:
-// padding, copies, a snapshot that the log covers.
+// TestAFlippedBitInAnyFileIsFound flips a bit in every file of a store with log and snapshots, at many places. The
+// group then serves the acknowledged state, or its start fails with a code that names the reason. A bit may have no
+// effect: padding, copies, a snapshot that the log covers.
 //
 // Damage to the last batches of the log looks like a power cut, which leaves the end of the log half written. They are
 // dropped, and the other replicas have them. No earlier entry may be missing.
@@ -145,7 +145,8 @@ func filesOf(t *testing.T, disk vfs.FS, dir string) (out []fileOnDisk) {
 	return out
 }
 
-// placesIn returns the offsets to try: the beginning and the end of the written part, places in between, and one after it.
+// placesIn returns the offsets to try: the beginning and the end of the written part, places in between, and one after
+// it.
 func placesIn(b []byte) (out []int) {
 	end := len(bytes.TrimRight(b, "\x00"))
 	stride := max(1, end/150)

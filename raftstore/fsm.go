@@ -15,11 +15,11 @@ import (
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
-// fsm is the raft.FSM of a group. It passes committed entries with their indices to the machine, keeps the index through
-// which the machine has seen the log, and stops the group at the first sign that machine and log disagree.
+// fsm is the raft.FSM of a group. It passes committed entries with their indices to the machine, keeps the index
+// through which the machine has seen the log, and stops the group at the first sign that machine and log disagree.
 //
-// Raft calls ApplyBatch, Snapshot and Restore on one goroutine. An fsm outlives the raft instances of its group: after a
-// restart in place raft replays entries that the machine has already applied, and the fsm ignores them.
+// Raft calls ApplyBatch, Snapshot and Restore on one goroutine. An fsm outlives the raft instances of its group: after
+// a restart in place raft replays entries that the machine has already applied, and the fsm ignores them.
 type fsm struct {
 	machine StateMachine
 	ledger  *logstore.Ledger
@@ -147,7 +147,8 @@ func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	// During a replay raft would label the snapshot with passed and cut the log there, but the state is that of
 	// applied.
 	if applied := f.applied.Load(); f.passed < applied {
-		return nil, fmt.Errorf("raft replays entry %d of %d after a restart in place: the state in between cannot be saved", f.passed, applied)
+		return nil, fmt.Errorf("raft replays entry %d of %d after a restart in place: the state in between cannot be saved",
+			f.passed, applied)
 	}
 	s, err := f.machine.Snapshot()
 	if err != nil {
@@ -200,19 +201,22 @@ func (f *fsm) Restore(rc io.ReadCloser) error {
 		return err
 	}
 	if uint64(index) > meta.Index {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s holds state of index %d beyond its own %d", meta.ID, index, meta.Index)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s holds state of index %d beyond its own %d", meta.ID, index,
+			meta.Index)
 	}
 	if err := f.machine.Restore(rc); err != nil {
 		return fmt.Errorf("restore snapshot %s: %w", meta.ID, err)
 	}
 	if got := f.machine.AppliedIndex(); got != index {
-		err := rowraft.Errorf(rowraft.CodeInternal, "snapshot %s was taken at index %d, the machine restored to %d", meta.ID, index, got)
+		err := rowraft.Errorf(rowraft.CodeInternal, "snapshot %s was taken at index %d, the machine restored to %d", meta.ID,
+			index, got)
 		f.fail(err)
 		return err
 	}
 	// A machine that leaves bytes unread did not understand them.
 	if n, err := io.Copy(io.Discard, rc); err != nil || n > 0 {
-		err = errors.Join(err, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: %d bytes follow the machine's state", meta.ID, n))
+		err = errors.Join(err, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s: %d bytes follow the machine's state",
+			meta.ID, n))
 		f.fail(err)
 		return err
 	}

@@ -34,9 +34,9 @@ func (b *lockedBuffer) String() string {
 	return b.b.String()
 }
 
-// TestADiskThatFillsDuringASnapshot fills the disk of the snapshots at each step of a snapshot. The group still acknowledges
-// entries, logs why there is no snapshot, and keeps the log that the snapshot would have replaced. No unfinished file
-// remains, a restart has all entries, and the group takes the next snapshot when there is space.
+// TestADiskThatFillsDuringASnapshot fills the disk of the snapshots at each step of a snapshot. The group still
+// acknowledges entries, logs why there is no snapshot, and keeps the log that the snapshot would have replaced. No
+// unfinished file remains, a restart has all entries, and the group takes the next snapshot when there is space.
 func TestADiskThatFillsDuringASnapshot(t *testing.T) {
 	const steps = 20 // more than a snapshot has
 	hit := 0
@@ -71,7 +71,8 @@ func TestADiskThatFillsDuringASnapshot(t *testing.T) {
 				t.Fatal(err)
 			}
 			was := g.Status().SnapshotIndex
-			full := vfs.DiskFault{Name: "full", Ops: []vfs.Op{vfs.OpMkdir, vfs.OpCreate, vfs.OpWrite, vfs.OpSync, vfs.OpSyncDir, vfs.OpRename},
+			full := vfs.DiskFault{Name: "full", Ops: []vfs.Op{vfs.OpMkdir, vfs.OpCreate, vfs.OpWrite, vfs.OpSync, vfs.OpSyncDir,
+				vfs.OpRename},
 				Path: "snapshots/*", After: step, Err: "ENOSPC"}
 			inner := full
 			inner.Name, inner.Path = "full inside", "snapshots/*/*"

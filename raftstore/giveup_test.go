@@ -14,7 +14,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// unwillingTransport makes the first voter of each round refuse the leadership, and holds entries back while hold is set.
+// unwillingTransport makes the first voter of each round refuse the leadership, and holds entries back while hold is
+// set.
 type unwillingTransport struct {
 	*transport.Network
 	unwilling *atomic.Value // raft.ServerID; "": the next voter
@@ -22,7 +23,8 @@ type unwillingTransport struct {
 	hold      *atomic.Bool
 }
 
-func (u *unwillingTransport) TimeoutNow(id raft.ServerID, to raft.ServerAddress, a *raft.TimeoutNowRequest, r *raft.TimeoutNowResponse) error {
+func (u *unwillingTransport) TimeoutNow(id raft.ServerID, to raft.ServerAddress, a *raft.TimeoutNowRequest,
+	r *raft.TimeoutNowResponse) error {
 	u.unwilling.CompareAndSwap(raft.ServerID(""), id)
 	if u.unwilling.Load() == id {
 		u.refused.Add(1)
@@ -31,7 +33,8 @@ func (u *unwillingTransport) TimeoutNow(id raft.ServerID, to raft.ServerAddress,
 	return u.Network.TimeoutNow(id, to, a, r)
 }
 
-func (u *unwillingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+func (u *unwillingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest,
+	r *raft.AppendEntriesResponse) error {
 	for len(a.Entries) > 0 && u.hold.Load() {
 		//tidy:allow sleep polls a switch of the test, which lets go of it in the end
 		time.Sleep(2 * time.Millisecond)

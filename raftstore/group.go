@@ -82,7 +82,9 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	g.waiters, g.timers.g, g.snapshots.g = newGroupWaiters(g), g, g
 	g.rollback = rollbackGuard{g, make(chan struct{})}
 	owner := raftlog.Owner{Cluster: s.opts.Cluster, Node: s.opts.Node, Group: cfg.ID, Replica: cfg.Replica}
-	g.snaps, err = snapstore.Open(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) { g.snapshots.wanted.Store(true) })
+	g.snaps, err = snapstore.Open(s.opts.FS, filepath.Join(dir, "snapshots"), owner.String(), g.log, func(string, error) {
+		g.snapshots.wanted.Store(true)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +119,8 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 	g.fsm.yield, g.fsm.moved = g.snapshots.newYield, g.waiters.moved
 	g.fsm.installed = func(from, to uint64) {
 		g.installs.Add(1)
-		g.log.Info("installed a snapshot: the leader's log begins after the end of this replica's log", "applied", from, "index", to)
+		g.log.Info("installed a snapshot: the leader's log begins after the end of this replica's log", "applied", from,
+			"index", to)
 		if list, err := g.snaps.List(); err == nil && len(list) > 0 {
 			g.snapshots.note(list[0])
 		}
@@ -127,7 +130,8 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		return nil, err
 	}
 	g.wg.Go(func() { g.waiters.pollOwn(g.stop) })
-	if err := g.rollback.Compare(s.opts.Node, &marks.Statement{Replica: cfg.Replica, Mark: s.marks.Of(cfg.ID, cfg.Replica)}); err != nil {
+	if err := g.rollback.Compare(s.opts.Node, &marks.Statement{Replica: cfg.Replica,
+		Mark: s.marks.Of(cfg.ID, cfg.Replica)}); err != nil {
 		g.log.Warn("this server itself remembers more than the replica has", "err", err)
 	}
 	n := g.run.Load()
@@ -154,7 +158,8 @@ func (g *Group) prepare(s *Store, rec registry.Record, fresh bool) error {
 		return err
 	}
 	if rec.Founded && !has {
-		return rowraft.Errorf(rowraft.CodeIdentity, "%s is empty but replica %s ran here: its data was lost; remove the replica from the group and add a new one under a new ID", g.dir, g.cfg.Replica)
+		return rowraft.Errorf(rowraft.CodeIdentity, "%s is empty but replica %s ran here: its data was lost; remove the "+
+			"replica from the group and add a new one under a new ID", g.dir, g.cfg.Replica)
 	}
 	return g.reconcile()
 }
@@ -167,7 +172,8 @@ func (g *Group) bootstrap() error {
 			Suffrage: raft.Voter, ID: raft.ServerID(m.Replica), Address: raft.ServerAddress(m.Node),
 		})
 	}
-	return raft.BootstrapCluster(g.raftConfig(g.store.timers.Profile().Heartbeat, g.store.timers.Profile().Heartbeat, nil), g.glog, g.glog, g.snaps, nil, conf)
+	return raft.BootstrapCluster(g.raftConfig(g.store.timers.Profile().Heartbeat, g.store.timers.Profile().Heartbeat, nil),
+		g.glog, g.glog, g.snaps, nil, conf)
 }
 
 // reconcile completes an install of a leader's snapshot that a crash interrupted between the write of the snapshot and
@@ -188,7 +194,8 @@ func (g *Group) reconcile() error {
 	}
 	if len(list) == 0 || last == 0 {
 		if first > 1 {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "%s: the log begins at entry %d and there is no good snapshot to begin from", g.dir, first)
+			return rowraft.Errorf(rowraft.CodeCorrupt,
+				"%s: the log begins at entry %d and there is no good snapshot to begin from", g.dir, first)
 		}
 		return nil
 	}
@@ -204,7 +211,8 @@ func (g *Group) reconcile() error {
 	} else if first == snap.Index+1 {
 		return nil
 	} else if first > snap.Index {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: the log begins at entry %d, the newest good snapshot ends at %d", g.dir, first, snap.Index)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: the log begins at entry %d, the newest good snapshot ends at %d",
+			g.dir, first, snap.Index)
 	}
 	_, r, err := g.snaps.Open(snap.ID)
 	if err != nil {
@@ -276,7 +284,9 @@ func (g *Group) startRaft() (err error) {
 	g.watch.Succeeded()
 	newest, err := g.snaps.NewestIndex()
 	if err == nil && n.raft.LastIndex() < newest {
-		err = rowraft.Errorf(rowraft.CodeCorrupt, "%s: the snapshot at entry %d is damaged and the log ends at %d: this replica would forget what it acknowledged; remove it from the group and add a new one under a new ID", g.dir, newest, n.raft.LastIndex())
+		err = rowraft.Errorf(rowraft.CodeCorrupt, "%s: the snapshot at entry %d is damaged and the log ends at %d: this "+
+			"replica would forget what it acknowledged; remove it from the group and add a new one under a new ID", g.dir,
+			newest, n.raft.LastIndex())
 	}
 	if err != nil {
 		return errors.Join(err, n.raft.Shutdown().Error())

@@ -31,7 +31,10 @@ func (t *groupTimers) fit(n *instance) {
 	n.heartbeat.Store(int64(d.Heartbeat))
 	if d.Heartbeat != v.Now {
 		g.log.Info("Raft timers of the group", "heartbeat", d.Heartbeat, "before", v.Now, "started", v.Started)
-		if err := n.reconfigure(func(rc *raft.ReloadableConfig) { rc.HeartbeatTimeout, rc.ElectionTimeout = d.Heartbeat, d.Heartbeat }); err != nil {
+		if err := n.reconfigure(func(rc *raft.ReloadableConfig) {
+			rc.HeartbeatTimeout, rc.ElectionTimeout = d.Heartbeat,
+				d.Heartbeat
+		}); err != nil {
 			g.fail(err)
 			return
 		}

@@ -24,7 +24,8 @@ type flakyTransport struct {
 	calls, injected *atomic.Int64
 }
 
-func (f *flakyTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+func (f *flakyTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest,
+	r *raft.AppendEntriesResponse) error {
 	n := int64(1)
 	if len(a.Entries) > 0 {
 		n = f.calls.Add(1)
@@ -119,7 +120,8 @@ func TestLostDataIsRefused(t *testing.T) {
 	}{
 		{"whole group directory", func(d string) error { return os.RemoveAll(filepath.Join(d, "groups", "shard-0")) }},
 		{"group directory emptied", func(d string) error {
-			return errors.Join(os.RemoveAll(filepath.Join(d, "groups", "shard-0")), os.MkdirAll(filepath.Join(d, "groups", "shard-0"), 0o700))
+			return errors.Join(os.RemoveAll(filepath.Join(d, "groups", "shard-0")),
+				os.MkdirAll(filepath.Join(d, "groups", "shard-0"), 0o700))
 		}},
 		{"log", func(d string) error { return os.RemoveAll(filepath.Join(d, "groups", "shard-0", "log")) }},
 		{"snapshots", func(d string) error { return os.RemoveAll(filepath.Join(d, "groups", "shard-0", "snapshots")) }},
@@ -156,7 +158,8 @@ func (c *testCluster) tryStart(n *testNode) error {
 		return err
 	}
 	n.store = s
-	_, err = s.StartGroup(GroupConfig{ID: "shard-0", Replica: replicaOf(n.id), Machine: &listMachine{}, Bootstrap: c.members()})
+	_, err = s.StartGroup(GroupConfig{ID: "shard-0", Replica: replicaOf(n.id), Machine: &listMachine{},
+		Bootstrap: c.members()})
 	return err
 }
 
@@ -208,7 +211,8 @@ func TestIdentityIsChecked(t *testing.T) {
 	c.stop(n)
 	c.open(n)
 	for _, r := range []rowraft.ReplicaID{replicaOf(n.id), "never-here", "new"} {
-		if _, err := n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: r, Machine: &listMachine{}, Bootstrap: []Member{{r, n.id}}}); rowraft.CodeOf(err) != rowraft.CodeIdentity {
+		if _, err := n.store.StartGroup(GroupConfig{ID: "shard-0", Replica: r, Machine: &listMachine{},
+			Bootstrap: []Member{{r, n.id}}}); rowraft.CodeOf(err) != rowraft.CodeIdentity {
 			t.Errorf("StartGroup as %s, which was removed: %v, want CodeIdentity", r, err)
 		}
 	}
@@ -269,7 +273,8 @@ func TestPendingBytesAreBounded(t *testing.T) {
 		t.Errorf("fourth proposal: %v, want CodeOverloaded", err)
 	}
 	for _, size := range []int{0, 1001} {
-		if _, _, err := n.group.Propose(make([]byte, size)).Wait(testContext(t)); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+		if _, _, err := n.group.Propose(make([]byte, size)).Wait(testContext(t)); rowraft.CodeOf(
+			err) != rowraft.CodeInvalidArgument {
 			t.Errorf("proposal of %d bytes: %v, want CodeInvalidArgument", size, err)
 		}
 	}

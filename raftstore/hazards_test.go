@@ -22,8 +22,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// Traps of the libraries that guards_test.go, logfaults_test.go and install_test.go do not cover. docs/testing.md has the
-// table of all traps.
+// Traps of the libraries that guards_test.go, logfaults_test.go and install_test.go do not cover. docs/testing.md has
+// the table of all traps.
 
 // Settings whose defaults are wrong for us, and one whose default is right.
 func TestRaftSettings(t *testing.T) {
@@ -36,7 +36,8 @@ func TestRaftSettings(t *testing.T) {
 	}{
 		{"MaxAppendEntries: entries are large", got.MaxAppendEntries, 32},
 		{"PreVoteDisabled: a replica that was cut off must not depose the leader", got.PreVoteDisabled, false},
-		{"SnapshotThreshold: raft counts entries, the supervisor counts bytes", got.SnapshotThreshold, uint64(raftSnapshotThreshold)},
+		{"SnapshotThreshold: raft counts entries, the supervisor counts bytes", got.SnapshotThreshold,
+			uint64(raftSnapshotThreshold)},
 		{"TrailingLogs: set by bytes before each snapshot", got.TrailingLogs, uint64(0)},
 		{"BatchApplyCh: proposals share an fsync", got.BatchApplyCh, true},
 		{"ShutdownOnRemove: the group closes itself", got.ShutdownOnRemove, false},
@@ -130,7 +131,8 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 		stops bool
 	}{
 		{"the directory is gone", os.RemoveAll, true},
-		{"the snapshots are gone", func(dir string) error { return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)) }, false},
+		{"the snapshots are gone", func(dir string) error { return errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)) },
+			false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -176,7 +178,8 @@ func TestLeaderThatCannotReadItsSnapshotsStops(t *testing.T) {
 			}
 			select {
 			case err := <-fatal:
-				if !strings.Contains(err.Error(), "snapshots in "+os.TempDir()) || !strings.Contains(err.Error(), "cannot be read") {
+				if !strings.Contains(err.Error(), "snapshots in "+os.TempDir()) ||
+					!strings.Contains(err.Error(), "cannot be read") {
 					t.Errorf("Fatal(%v), want the snapshots and their directory", err)
 				}
 			case <-time.After(2 * time.Minute):
@@ -359,8 +362,8 @@ func TestGapStopsTheMachine(t *testing.T) {
 	}
 }
 
-// When raft ends, it may drop a batch and pass the next one. That does not stop the group: after a restart in place raft
-// passes all of them again.
+// When raft ends, it may drop a batch and pass the next one. That does not stop the group: after a restart in place
+// raft passes all of them again.
 func TestGapWhileRaftEnds(t *testing.T) {
 	m := &listMachine{}
 	led := logstore.NewLedger(nil)

@@ -16,9 +16,9 @@ import (
 )
 
 // Three defects of hashicorp/raft 1.7.3 combine after InstallSnapshot with a monotonic log. A follower whose log begins
-// right after its snapshot refuses the entries that a leader repeats from there. The leader sends the snapshot again, and
-// the follower drops the entries after it, acknowledged ones too. It keeps their last index in memory. The effect was an
-// endless loop of installs, then a panic.
+// right after its snapshot refuses the entries that a leader repeats from there. The leader sends the snapshot again,
+// and the follower drops the entries after it, acknowledged ones too. It keeps their last index in memory. The effect
+// was an endless loop of installs, then a panic.
 
 // lossyTransport loses the answers to AppendEntries with entries while lose is set.
 type lossyTransport struct {
@@ -26,7 +26,8 @@ type lossyTransport struct {
 	lose, lost, installs, installed *atomic.Int64
 }
 
-func (l *lossyTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+func (l *lossyTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest,
+	r *raft.AppendEntriesResponse) error {
 	err := l.Network.AppendEntries(id, to, a, r)
 	if err == nil && len(a.Entries) > 0 && l.installs.Load() > 0 && l.lose.Add(-1) >= 0 {
 		l.lost.Add(1)
@@ -35,7 +36,8 @@ func (l *lossyTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, 
 	return err
 }
 
-func (l *lossyTransport) InstallSnapshot(id raft.ServerID, to raft.ServerAddress, a *raft.InstallSnapshotRequest, r *raft.InstallSnapshotResponse, data io.Reader) error {
+func (l *lossyTransport) InstallSnapshot(id raft.ServerID, to raft.ServerAddress, a *raft.InstallSnapshotRequest,
+	r *raft.InstallSnapshotResponse, data io.Reader) error {
 	l.installs.Add(1)
 	err := l.Network.InstallSnapshot(id, to, a, r, data)
 	if err == nil {
@@ -84,8 +86,8 @@ func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
 	}
 }
 
-// After a snapshot that replaces a log with later entries raft is restarted: it would continue with a last index that its
-// log does not have.
+// After a snapshot that replaces a log with later entries raft is restarted: it would continue with a last index that
+// its log does not have.
 func TestInstallBelowLastIndexRestartsRaft(t *testing.T) {
 	c := patientCluster(t, 3, func(o *Options) { o.hooks.tick = 10 * time.Millisecond })
 	c.converged(c.propose("x"))

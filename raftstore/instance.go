@@ -69,7 +69,8 @@ func newInstance(g *Group, heartbeat time.Duration) *instance {
 	o := &g.store.opts
 	n.heartbeat.Store(int64(heartbeat))
 	n.layer = g.store.port.Layer(g.cfg.ID, &g.rollback)
-	to := transport.Options{MaxRPCBytes: o.MaxRPCBytes, MaxEntryBytes: int64(o.MaxEntryBytes), Pace: g.store.pace, Logger: g.log}
+	to := transport.Options{MaxRPCBytes: o.MaxRPCBytes, MaxEntryBytes: int64(o.MaxEntryBytes), Pace: g.store.pace,
+		Logger: g.log}
 	if wrap := o.hooks.wrapTransport; wrap != nil {
 		to.Wrap = func(t raft.Transport) raft.Transport { return wrap(g.cfg.ID, t) }
 	}
@@ -168,7 +169,8 @@ func (n *instance) shutdown(graceful bool) error {
 	case err = <-ended:
 		waitFor(drained, 100*time.Millisecond) // deliver the last results of raft
 	case <-t.C:
-		err = rowraft.Errorf(rowraft.CodeInternal, "raft of group %s did not end within %v: its disk hangs", n.g.cfg.ID, shutdownLimit)
+		err = rowraft.Errorf(rowraft.CodeInternal, "raft of group %s did not end within %v: its disk hangs", n.g.cfg.ID,
+			shutdownLimit)
 	}
 	close(n.over)
 	n.watcher.Wait()

@@ -18,11 +18,13 @@ type slowInstalls struct {
 	goOn  <-chan struct{}
 }
 
-func (s *slowInstalls) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+func (s *slowInstalls) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest,
+	resp *raft.RequestPreVoteResponse) error {
 	return s.Transport.(raft.WithPreVote).RequestPreVote(id, target, args, resp)
 }
 
-func (s *slowInstalls) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
+func (s *slowInstalls) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest,
+	resp *raft.InstallSnapshotResponse, data io.Reader) error {
 	half := make([]byte, args.Size/2)
 	if _, err := io.ReadFull(data, half); err != nil {
 		return err
@@ -34,9 +36,9 @@ func (s *slowInstalls) InstallSnapshot(id raft.ServerID, target raft.ServerAddre
 
 const keepEvery = 64 << 10 // bytes of log between two snapshots
 
-// TestTheLogWaitsForASnapshotThatIsSent: entries that are written while a leader sends a snapshot stay in the log until the
-// follower has them, so under load the follower needs only one snapshot. Too many entries are cut, because they would
-// fill the disk.
+// TestTheLogWaitsForASnapshotThatIsSent: entries that are written while a leader sends a snapshot stay in the log until
+// the follower has them, so under load the follower needs only one snapshot. Too many entries are cut, because they
+// would fill the disk.
 func TestTheLogWaitsForASnapshotThatIsSent(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -53,7 +55,8 @@ func TestTheLogWaitsForASnapshotThatIsSent(t *testing.T) {
 				if ok && n > 0 && (n > 1) == tc.again {
 					return
 				}
-				t.Logf("the follower restored %d snapshots (one leader all the time: %v); an answer that was lost brings another one: once more", n, ok)
+				t.Logf("the follower restored %d snapshots (one leader all the time: %v); an answer that was lost brings another "+
+					"one: once more", n, ok)
 			}
 			t.Errorf("the follower never restored as many snapshots as it should; more than one: %v", tc.again)
 		})
@@ -106,8 +109,8 @@ func snapshotIsSentWhile(t *testing.T, entries int) (restored int, ok bool) {
 	return slow.machine.restored(), c.leader() == leader
 }
 
-// TestAShortLogIsNotCut: a log with fewer bytes than should stay before a snapshot is not cut, although it grows while the
-// snapshot is taken.
+// TestAShortLogIsNotCut: a log with fewer bytes than should stay before a snapshot is not cut, although it grows while
+// the snapshot is taken.
 func TestAShortLogIsNotCut(t *testing.T) {
 	c := newTestCluster(t, 1, nil)
 	n := c.nodes[0]

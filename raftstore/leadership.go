@@ -6,9 +6,9 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// leadership passes changes from raft, which must never wait, to OnLeader, which may take long. It keeps only the newest
-// state. The term is read after the change, so it may belong to a later change. Then OnLeader is called twice with that
-// term.
+// leadership passes changes from raft, which must never wait, to OnLeader, which may take long. It keeps only the
+// newest state. The term is read after the change, so it may belong to a later change. Then OnLeader is called twice
+// with that term.
 type leadership struct {
 	signal chan struct{} // capacity 1
 

@@ -8,7 +8,8 @@ import (
 )
 
 // A replica that leads in term 5, loses the leadership and leads in term 6 may have term 6 when the first change is
-// recorded. OnLeader may then find that it does not lead, so it must be called for the second change, with equal arguments.
+// recorded. OnLeader may then find that it does not lead, so it must be called for the second change, with equal
+// arguments.
 func TestOnLeaderIsCalledAgainInTheSameTerm(t *testing.T) {
 	told := make(chan rowraft.Term)
 	g := &Group{stop: make(chan struct{})}

@@ -13,8 +13,8 @@ import (
 
 // How replicas join and leave
 //
-// A new replica joins as a learner (AddLearner): it gets the log and has no vote, so it cannot delay a commit. When it has
-// caught up, it becomes a voter (Promote). Then the old replica is removed (Remove), after it has transferred the
+// A new replica joins as a learner (AddLearner): it gets the log and has no vote, so it cannot delay a commit. When it
+// has caught up, it becomes a voter (Promote). Then the old replica is removed (Remove), after it has transferred the
 // leadership if it leads. Each step names the index of the configuration that its caller has read, and is refused if
 // another change came between. hashicorp/raft alone makes a voter of an empty replica at once, and removes a replica
 // without which the others cannot commit.
@@ -78,7 +78,8 @@ func (g *Group) Members() (Membership, error) {
 func (n *instance) membership() (Membership, error) {
 	c := n.g.fsm.members.Load()
 	if c == nil {
-		return Membership{}, rowraft.Errorf(rowraft.CodeStarting, "group %s: this replica has not applied a configuration yet", n.g.cfg.ID)
+		return Membership{}, rowraft.Errorf(rowraft.CodeStarting,
+			"group %s: this replica has not applied a configuration yet", n.g.cfg.ID)
 	}
 	return Membership{Index: rowraft.Index(c.index), Members: n.members(c.servers)}, nil
 }
@@ -112,31 +113,35 @@ func (n *instance) members(servers []raft.Server) []MemberStatus {
 // AddLearner adds a replica that receives the log and has no vote. prev is the Index of the Membership that the caller
 // has read. AddLearner returns the membership after the change. Adding a member again changes nothing.
 //
-// Errors without effect: CodeNotLeader; CodeNoLeader, CodeStarting, CodeClosing; CodePrecondition if the configuration is
-// not that of prev, if another change or a transfer is running, or if the node has a replica of the group;
+// Errors without effect: CodeNotLeader; CodeNoLeader, CodeStarting, CodeClosing; CodePrecondition if the configuration
+// is not that of prev, if another change or a transfer is running, or if the node has a replica of the group;
 // CodeInvalidArgument. After CodeLeadershipLost and CodeDeadline the outcome is unknown: read Members.
 func (g *Group) AddLearner(ctx context.Context, m Member, prev rowraft.Index) (Membership, error) {
 	if m.Replica == "" || m.Node == "" {
-		return Membership{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: learner %+v: want a replica and a node", g.cfg.ID, m)
+		return Membership{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: learner %+v: want a replica and a node",
+			g.cfg.ID, m)
 	}
-	return g.change(ctx, prev, fmt.Sprintf("add replica %s on node %s as a learner", m.Replica, m.Node), func(now *Membership) (bool, error) {
-		if have, ok := now.Find(m.Replica); ok {
-			if have.Voter || have.Node != m.Node {
-				return false, rowraft.Errorf(rowraft.CodePrecondition, "it is a member on node %s already (voter: %v)", have.Node, have.Voter)
+	return g.change(ctx, prev, fmt.Sprintf("add replica %s on node %s as a learner", m.Replica, m.Node),
+		func(now *Membership) (bool, error) {
+			if have, ok := now.Find(m.Replica); ok {
+				if have.Voter || have.Node != m.Node {
+					return false, rowraft.Errorf(rowraft.CodePrecondition, "it is a member on node %s already (voter: %v)", have.Node,
+						have.Voter)
+				}
+				return true, nil
 			}
-			return true, nil
-		}
-		if i := slices.IndexFunc(now.Members, func(s MemberStatus) bool { return s.Node == m.Node }); i >= 0 {
-			return false, rowraft.Errorf(rowraft.CodePrecondition, "the node has replica %s of the group", now.Members[i].Replica)
-		}
-		return false, nil
-	}, func(r *raft.Raft) raft.IndexFuture {
-		return r.AddNonvoter(raft.ServerID(m.Replica), raft.ServerAddress(m.Node), uint64(prev), changeEnqueue)
-	})
+			if i := slices.IndexFunc(now.Members, func(s MemberStatus) bool { return s.Node == m.Node }); i >= 0 {
+				return false, rowraft.Errorf(rowraft.CodePrecondition, "the node has replica %s of the group",
+					now.Members[i].Replica)
+			}
+			return false, nil
+		}, func(r *raft.Raft) raft.IndexFuture {
+			return r.AddNonvoter(raft.ServerID(m.Replica), raft.ServerAddress(m.Node), uint64(prev), changeEnqueue)
+		})
 }
 
-// Promote makes a learner a voter. Errors as for AddLearner; CodePrecondition also if the learner has not caught up, or if
-// no majority of the voters, the learner included, has.
+// Promote makes a learner a voter. Errors as for AddLearner; CodePrecondition also if the learner has not caught up, or
+// if no majority of the voters, the learner included, has.
 func (g *Group) Promote(ctx context.Context, id rowraft.ReplicaID, prev rowraft.Index) (Membership, error) {
 	var node rowraft.NodeID
 	return g.change(ctx, prev, fmt.Sprintf("make replica %s a voter", id), func(now *Membership) (bool, error) {
@@ -147,7 +152,8 @@ func (g *Group) Promote(ctx context.Context, id rowraft.ReplicaID, prev rowraft.
 		case m.Voter:
 			return true, nil
 		case !m.CaughtUp:
-			return false, rowraft.Errorf(rowraft.CodePrecondition, "it has not caught up: its log is known up to entry %d, %d behind", m.MatchIndex, m.LagEntries)
+			return false, rowraft.Errorf(rowraft.CodePrecondition,
+				"it has not caught up: its log is known up to entry %d, %d behind", m.MatchIndex, m.LagEntries)
 		}
 		node = m.Node
 		return false, now.quorumOf(func(s *MemberStatus) bool { return s.Voter || s.Replica == id })
@@ -189,14 +195,17 @@ func (m *Membership) quorumOf(voter func(*MemberStatus) bool) error {
 		}
 	}
 	if good < voters/2+1 {
-		return rowraft.Errorf(rowraft.CodePrecondition, "only %[2]d of the %[1]d voters after the change have caught up, and %[3]d are needed to commit", voters, good, voters/2+1)
+		return rowraft.Errorf(rowraft.CodePrecondition,
+			"only %[2]d of the %[1]d voters after the change have caught up, and %[3]d are needed to commit", voters, good,
+			voters/2+1)
 	}
 	return nil
 }
 
 // change makes one change of the members. check compares it with the present membership; done means that the change is
 // already made. start requests it from raft.
-func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, check func(*Membership) (done bool, err error), start func(*raft.Raft) raft.IndexFuture) (Membership, error) {
+func (g *Group) change(ctx context.Context, prev rowraft.Index, what string,
+	check func(*Membership) (done bool, err error), start func(*raft.Raft) raft.IndexFuture) (Membership, error) {
 	wrap := func(err error) error { return fmt.Errorf("group %s: %s: %w", g.cfg.ID, what, err) }
 	n, err := g.running()
 	if err != nil {
@@ -215,7 +224,8 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string, che
 	}
 	now, err := n.membership()
 	if err == nil && (prev == 0 || now.Index != prev) {
-		err = rowraft.Errorf(rowraft.CodePrecondition, "it was decided on configuration %d, the group has configuration %d: read Members again", prev, now.Index)
+		err = rowraft.Errorf(rowraft.CodePrecondition,
+			"it was decided on configuration %d, the group has configuration %d: read Members again", prev, now.Index)
 	}
 	done := false
 	if err == nil {

@@ -38,8 +38,8 @@ func spareCluster(t *testing.T, opts func(*Options)) (c *testCluster, spare *tes
 	return c, spare
 }
 
-// moveStep makes the next step of a move of a replica, according to the leader's list of members. It returns true when the
-// move is complete.
+// moveStep makes the next step of a move of a replica, according to the leader's list of members. It returns true when
+// the move is complete.
 func (c *testCluster) moveStep(from, to Member) (done bool, err error) {
 	l := c.leader()
 	ctx := testContext(c.t)
@@ -64,8 +64,8 @@ func (c *testCluster) moveStep(from, to Member) (done bool, err error) {
 	return false, err
 }
 
-// The leader's replica moves to a new node while entries are proposed. The new node gets a snapshot first, because the log
-// is cut.
+// The leader's replica moves to a new node while entries are proposed. The new node gets a snapshot first, because the
+// log is cut.
 func TestReplicaMovesUnderLoad(t *testing.T) {
 	for _, backend := range raftlog.Backends {
 		t.Run(backend, func(t *testing.T) {
@@ -217,7 +217,8 @@ func TestChangesAreComparedAndSet(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
-			if _, err := l.group.AddLearner(ctx, Member{rowraft.ReplicaID(fmt.Sprint("r", i)), rowraft.NodeID(fmt.Sprint("n", i))}, m.Index); err == nil {
+			if _, err := l.group.AddLearner(ctx, Member{rowraft.ReplicaID(fmt.Sprint("r", i)),
+				rowraft.NodeID(fmt.Sprint("n", i))}, m.Index); err == nil {
 				won.Add(1)
 			}
 		})
@@ -280,8 +281,8 @@ func TestRemovalBelowQuorumIsRefused(t *testing.T) {
 	c.propose("two members")
 }
 
-// A removed replica that missed its removal stays alone: it gets no votes, its campaign does not disturb the leader, and it
-// serves nothing. When its node has another replica of the group, the node refuses messages for the removed one.
+// A removed replica that missed its removal stays alone: it gets no votes, its campaign does not disturb the leader,
+// and it serves nothing. When its node has another replica of the group, the node refuses messages for the removed one.
 func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 	c, _ := spareCluster(t, nil)
 	c.propose("x")
@@ -338,11 +339,13 @@ func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 	if err := vote(raft.ServerID(replicaOf(out.id))); err == nil {
 		t.Error("a new, empty replica voted in the name of the one that was on its node before")
 	}
-	eventually(t, "the replica itself votes (or the check above would prove nothing)", func() bool { return vote("second-life") == nil })
+	eventually(t, "the replica itself votes (or the check above would prove nothing)", func() bool {
+		return vote("second-life") == nil
+	})
 }
 
-// hashicorp/raft #696: a transfer to a follower that stopped taking entries ends without clearing the flag that makes raft
-// refuse proposals.
+// hashicorp/raft #696: a transfer to a follower that stopped taking entries ends without clearing the flag that makes
+// raft refuse proposals.
 func TestInterruptedTransferDoesNotStopTheGroup(t *testing.T) {
 	for range 50 { // in a process that is often suspended, the leader changes in most tries
 		if interruptTransfer(t) {
@@ -359,8 +362,10 @@ func interruptTransfer(t *testing.T) bool {
 	var held atomic.Int64
 	wedged.Store(raft.ServerID(""))
 	c := startedCluster(t, 3, func(o *Options) {
-		o.WedgeTimeout = time.Minute                                                                                // another guard
-		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // a transfer takes as long to fail
+		// another guard
+		o.WedgeTimeout = time.Minute
+		// a transfer takes as long to fail
+		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond}
 		o.hooks.tick = 20 * time.Millisecond
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
 			return &wedgingTransport{Network: tr.(*transport.Network), wedged: &wedged, held: &held}

@@ -44,7 +44,8 @@ func stoppedCluster(t *testing.T, backend string) (c *testCluster, marks map[row
 			return err == nil && first != 1
 		})
 	}
-	if _, err := offline.Open(vfs.OS, filepath.Join(c.nodes[0].dir, "raft")); rowraft.CodeOf(err) != rowraft.CodeIdentity || !strings.Contains(err.Error(), "stop it first") {
+	if _, err := offline.Open(vfs.OS, filepath.Join(c.nodes[0].dir, "raft")); rowraft.CodeOf(
+		err) != rowraft.CodeIdentity || !strings.Contains(err.Error(), "stop it first") {
 		t.Errorf("a running store is opened: %v", err)
 	}
 	for _, n := range c.nodes {
@@ -98,7 +99,8 @@ func TestAStoppedStoreIsReadAndNotChanged(t *testing.T) {
 }
 
 // checkEntries fails unless the commands of a log are marks, and its entries are equal to those seen in other logs.
-func checkEntries(t *testing.T, g *offline.Group, marks map[rowraft.Index]string, seen map[rowraft.Index]offline.Entry) {
+func checkEntries(t *testing.T, g *offline.Group, marks map[rowraft.Index]string,
+	seen map[rowraft.Index]offline.Entry) {
 	t.Helper()
 	known, found := map[string]bool{}, map[string]bool{}
 	newest := rowraft.Index(0)
@@ -111,7 +113,8 @@ func checkEntries(t *testing.T, g *offline.Group, marks map[rowraft.Index]string
 			t.Fatal(err)
 		}
 		// An entry may be in the log twice: propose tries again after a change of the leader.
-		if want, ok := marks[i]; ok && (e.Kind != offline.KindCommand || string(e.Data) != want) || e.Kind == offline.KindCommand && !known[string(e.Data)] {
+		if want, ok := marks[i]; ok && (e.Kind != offline.KindCommand || string(e.Data) != want) ||
+			e.Kind == offline.KindCommand && !known[string(e.Data)] {
 			t.Errorf("entry %d of kind %s: %.10q, want %.10q", i, e.Kind, e.Data, want)
 		}
 		if e.Kind == offline.KindCommand {

@@ -82,7 +82,8 @@ type Options struct {
 	MaxPendingBytes            int64 // proposed but not applied, per group: 16 MiB
 	MaxBacklogBytes            int64 // committed but not applied on a follower, per group: 64 MiB
 	MaxRPCBytes                int64 // entries in one AppendEntries: 8 MiB
-	DiskReserveBytes           int64 // proposals need this much free space: 256 MiB, at least two segments per group; negative: off
+	// proposals need this much free space: 256 MiB, at least two segments per group; negative: off
+	DiskReserveBytes int64
 
 	// DiskStallLimit is how long a leader's disk may hang before Fatal; a follower gets ten times as long. Default: the
 	// larger of 500 ms and two heartbeats. Heartbeats follow a slow disk, but this limit only up to 5 s. Set 2 s where
@@ -170,12 +171,16 @@ func (o *Options) validate() error {
 	case o.MaxEntryBytes < 1 || o.MaxEntryBytes > 32<<20:
 		return bad("MaxEntryBytes %d: want 1 to 32 MiB", o.MaxEntryBytes)
 	case o.MaxPendingBytes < int64(o.MaxEntryBytes):
-		return bad("MaxPendingBytes %d is less than MaxEntryBytes %d: the largest entry could never be proposed", o.MaxPendingBytes, o.MaxEntryBytes)
-	case o.SnapshotEveryBytes < 0 || o.SnapshotMaxBytes < 1 || o.TrailingLogBytes < 1 || o.MaxRPCBytes < 1 || o.MaxBacklogBytes < 1 || o.EntryCacheBytes < 0:
+		return bad("MaxPendingBytes %d is less than MaxEntryBytes %d: the largest entry could never be proposed",
+			o.MaxPendingBytes, o.MaxEntryBytes)
+	case o.SnapshotEveryBytes < 0 || o.SnapshotMaxBytes < 1 || o.TrailingLogBytes < 1 || o.MaxRPCBytes < 1 ||
+		o.MaxBacklogBytes < 1 || o.EntryCacheBytes < 0:
 		return bad("byte limits must be positive")
 	case o.SnapshotSendBytesPerSecond < minSendRate:
-		return bad("SnapshotSendBytesPerSecond %d: want at least %d, or sending times out", o.SnapshotSendBytesPerSecond, minSendRate)
-	case o.DiskStallLimit != 0 && o.DiskStallLimit < 2*time.Millisecond || o.WedgeTimeout < time.Millisecond || o.DialTimeout < time.Millisecond:
+		return bad("SnapshotSendBytesPerSecond %d: want at least %d, or sending times out", o.SnapshotSendBytesPerSecond,
+			minSendRate)
+	case o.DiskStallLimit != 0 && o.DiskStallLimit < 2*time.Millisecond || o.WedgeTimeout < time.Millisecond ||
+		o.DialTimeout < time.Millisecond:
 		return bad("time limits must be positive")
 	}
 	return raftlog.Check(o.FS, o.Backend, o.SegmentSizeBytes)

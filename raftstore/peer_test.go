@@ -21,7 +21,8 @@ import (
 func TestClusterOverTLS(t *testing.T) {
 	cert, pool := selfSigned(t)
 	c := startedCluster(t, 3, func(o *Options) {
-		o.Listener = tls.NewListener(o.Listener, &tls.Config{Certificates: []tls.Certificate{cert}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert})
+		o.Listener = tls.NewListener(o.Listener, &tls.Config{Certificates: []tls.Certificate{cert}, ClientCAs: pool,
+			ClientAuth: tls.RequireAndVerifyClientCert})
 		o.DialTLS = func() *tls.Config { return &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: pool} }
 	})
 	c.converged(c.propose("secret"))
@@ -30,7 +31,8 @@ func TestClusterOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	plain := peer.Listen(peer.Options{
-		Cluster: testCluID, Node: "x", Listener: ln, Resolve: c.resolve, DialTimeout: 2 * time.Minute, Logger: slog.New(slog.DiscardHandler),
+		Cluster: testCluID, Node: "x", Listener: ln, Resolve: c.resolve, DialTimeout: 2 * time.Minute,
+		Logger: slog.New(slog.DiscardHandler),
 		Dial: func(ctx context.Context, addr string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", addr)
 		},

@@ -102,7 +102,8 @@ type slowReplication struct {
 	fast  raft.ServerID
 }
 
-func (s *slowReplication) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+func (s *slowReplication) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
+	resp *raft.AppendEntriesResponse) error {
 	if id != s.fast && len(args.Entries) > 0 {
 		time.Sleep(2 * time.Duration(s.pause.armed.Load())) //tidy:allow sleep virtual time
 	}

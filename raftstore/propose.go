@@ -42,15 +42,15 @@ type Future struct {
 	err    error
 }
 
-// Done returns a channel that is closed when the outcome is known. After the group has ended, Wait may return although the
-// channel stays open.
+// Done returns a channel that is closed when the outcome is known. After the group has ended, Wait may return although
+// the channel stays open.
 func (f *Future) Done() <-chan struct{} { return f.done }
 
 // Wait returns the state machine's result for the entry, and the entry's index. Several goroutines may call it, also
 // repeatedly.
 //
-// Errors without effect: CodeNotLeader, CodeNoLeader, CodeOverloaded, CodeClosing, CodeInvalidArgument. Errors after which
-// the entry may still be applied: CodeLeadershipLost, CodeInternal, and CodeDeadline when ctx ends.
+// Errors without effect: CodeNotLeader, CodeNoLeader, CodeOverloaded, CodeClosing, CodeInvalidArgument. Errors after
+// which the entry may still be applied: CodeLeadershipLost, CodeInternal, and CodeDeadline when ctx ends.
 func (f *Future) Wait(ctx context.Context) (any, rowraft.Index, error) {
 	select {
 	case <-f.done:
@@ -67,7 +67,8 @@ func (f *Future) Wait(ctx context.Context) (any, rowraft.Index, error) {
 		select {
 		case <-f.done:
 		default:
-			return nil, 0, rowraft.Errorf(rowraft.CodeLeadershipLost, "group %s stopped before the outcome was known", f.n.g.cfg.ID)
+			return nil, 0, rowraft.Errorf(rowraft.CodeLeadershipLost, "group %s stopped before the outcome was known",
+				f.n.g.cfg.ID)
 		}
 	case <-ctx.Done():
 		return nil, 0, rowraft.Errorf(rowraft.CodeDeadline, "waiting for a proposal: %w", context.Cause(ctx))
@@ -97,10 +98,12 @@ func (g *Group) Propose(entry []byte) *Future {
 	case len(entry) == 0:
 		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: an entry must not be empty", g.cfg.ID))
 	case len(entry) > o.MaxEntryBytes:
-		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: entry of %d bytes, at most %d", g.cfg.ID, len(entry), o.MaxEntryBytes))
+		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: entry of %d bytes, at most %d", g.cfg.ID,
+			len(entry), o.MaxEntryBytes))
 	case g.store.diskFull.Load() && !g.cfg.UsesReserve:
 		return refused(&rowraft.OverloadedError{
-			What:       fmt.Sprintf("disk of %s has %d bytes free, %d are kept in reserve", o.Dir, g.store.freeDisk.Load(), g.store.reserveBytes()),
+			What: fmt.Sprintf("disk of %s has %d bytes free, %d are kept in reserve", o.Dir, g.store.freeDisk.Load(),
+				g.store.reserveBytes()),
 			RetryAfter: time.Second,
 		})
 	}
@@ -156,7 +159,9 @@ func (n *instance) propose(entry []byte) *Future {
 	}
 	if n.mu.pendingBytes+size > limit || n.mu.pending >= maxPendingEntries {
 		return refused(&rowraft.OverloadedError{
-			What:       fmt.Sprintf("group %s has %d bytes in %d entries that are proposed and not applied, the limit is %d in %d", n.g.cfg.ID, n.mu.pendingBytes, n.mu.pending, limit, maxPendingEntries),
+			What: fmt.Sprintf(
+				"group %s has %d bytes in %d entries that are proposed and not applied, the limit is %d in %d", n.g.cfg.ID,
+				n.mu.pendingBytes, n.mu.pending, limit, maxPendingEntries),
 			RetryAfter: 20 * time.Millisecond,
 		})
 	}
@@ -175,8 +180,8 @@ func (n *instance) finish(f *Future, result any, index rowraft.Index, err error)
 	f.resolve(result, index, err)
 }
 
-// awaitTransfer waits until no transfer of the leadership is running, because raft refuses entries during a transfer. It
-// reports whether the group is stopping.
+// awaitTransfer waits until no transfer of the leadership is running, because raft refuses entries during a transfer.
+// It reports whether the group is stopping.
 func (n *instance) awaitTransfer() (stopping bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -213,7 +218,8 @@ func (n *instance) complete() {
 		}
 		result := f.raft.Response()
 		if _, bad := result.(fsmFailure); bad {
-			n.finish(f, nil, 0, rowraft.Errorf(rowraft.CodeInternal, "group %s stopped before it applied the entry, which is in its log", n.g.cfg.ID))
+			n.finish(f, nil, 0, rowraft.Errorf(rowraft.CodeInternal,
+				"group %s stopped before it applied the entry, which is in its log", n.g.cfg.ID))
 			continue
 		}
 		n.noteTransfer(false)

@@ -18,7 +18,8 @@ type readResult struct {
 // ReadIndex returns an index i such that a read of the machine after WaitApplied(i) is linearizable. Only the leader
 // returns one. Calls that arrive while a round of heartbeats is running share the next round.
 //
-// Errors: CodeNotLeader; CodeNoLeader if the leadership was lost during the call; CodeClosing, CodeStarting; CodeDeadline.
+// Errors: CodeNotLeader; CodeNoLeader if the leadership was lost during the call; CodeClosing, CodeStarting;
+// CodeDeadline.
 func (g *Group) ReadIndex(ctx context.Context) (rowraft.Index, error) {
 	n, err := g.running()
 	if err != nil {
@@ -101,10 +102,10 @@ func (n *instance) confirmedIndex(term uint64) (rowraft.Index, error) {
 	return rowraft.Index(index), nil
 }
 
-// confirmedSince reports whether a majority of the voters, this replica included, answered in term a message that was sent
-// after begin. VerifyLeader alone proves less: it also counts the answers of non-voters, and the answer to a heartbeat
-// that was sent before the call, which may be older than the next leader. confirmedIndex calls VerifyLeader again until enough
-// answers are new; each call waits for at least one more.
+// confirmedSince reports whether a majority of the voters, this replica included, answered in term a message that was
+// sent after begin. VerifyLeader alone proves less: it also counts the answers of non-voters, and the answer to a
+// heartbeat that was sent before the call, which may be older than the next leader. confirmedIndex calls VerifyLeader
+// again until enough answers are new; each call waits for at least one more.
 func (n *instance) confirmedSince(term uint64, begin time.Time) bool {
 	voters, confirmed := 0, 0
 	for _, s := range n.raft.GetConfiguration().Configuration().Servers {

@@ -37,7 +37,8 @@ type oneWayTransport struct {
 	*oneWay
 }
 
-func (o *oneWayTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+func (o *oneWayTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest,
+	r *raft.AppendEntriesResponse) error {
 	o.oneWay.mu.Lock()
 	cut, hold := o.cut[to], o.hold
 	o.oneWay.mu.Unlock()
@@ -63,7 +64,8 @@ func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft
 		o.hooks.wrapTransport = func(_ string, tr raft.Transport) raft.Transport {
 			return &oneWayTransport{tr.(*transport.Network), way}
 		}
-		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond} // a leader that is cut off leads for a second
+		// a leader that is cut off leads for a second
+		o.Profile = timers.Profile{Heartbeat: time.Second, LeaderLease: time.Second, Commit: 10 * time.Millisecond}
 		if more != nil {
 			more(o)
 		}
@@ -81,8 +83,8 @@ func readRefused(t *testing.T, l *testNode) {
 	}
 }
 
-// A leader that is cut off has State() == Leader until its lease ends. It must not serve reads during that time, even if
-// answers to older heartbeats arrive: the followers may have another leader.
+// A leader that is cut off has State() == Leader until its lease ends. It must not serve reads during that time, even
+// if answers to older heartbeats arrive: the followers may have another leader.
 func TestReadNeedsNewAnswersOfAMajority(t *testing.T) {
 	c, ways := oneWayCluster(t, nil)
 	for _, n := range c.nodes {
@@ -139,8 +141,8 @@ func TestReadNeedsVoters(t *testing.T) {
 	readRefused(t, l)
 }
 
-// Another leader may be elected between the answers of the majority and the end of a read round, so the leader checks its
-// term again.
+// Another leader may be elected between the answers of the majority and the end of a read round, so the leader checks
+// its term again.
 func TestReadLooksAtTheTermAgain(t *testing.T) {
 	c, ways := oneWayCluster(t, func(o *Options) { o.Profile = timers.Fast })
 	for _, n := range c.nodes {

@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/logstore"
 )
 
-// During the replay after a restart in place raft would give a snapshot the index that it has replayed, but the machine is
-// at a later index.
+// During the replay after a restart in place raft would give a snapshot the index that it has replayed, but the machine
+// is at a later index.
 func TestNoSnapshotWhileRaftReplays(t *testing.T) {
 	led := logstore.NewLedger(nil)
 	f := newFSM(&listMachine{}, led, func(err error) { t.Error(err) }, func(uint64, uint64) {})

@@ -79,8 +79,8 @@ func (r *rollbackGuard) Statement(node rowraft.NodeID) (marks.Statement, error) 
 	return s, nil
 }
 
-// Compare implements peer.Member. It needs no lock. The other end read its mark before this replica reads its own state, and on an honest disk the
-// committed entries that a replica confirmed, its term and its start never decrease.
+// Compare implements peer.Member. It needs no lock. The other end read its mark before this replica reads its own
+// state, and on an honest disk the committed entries that a replica confirmed, its term and its start never decrease.
 func (r *rollbackGuard) Compare(from rowraft.NodeID, s *marks.Statement) error {
 	g := r.g
 	if err := g.Err(); err != nil {
@@ -88,7 +88,9 @@ func (r *rollbackGuard) Compare(from rowraft.NodeID, s *marks.Statement) error {
 	}
 	if why, twin := g.store.checkCopy(g, from, s); why != "" {
 		if twin {
-			err := rowraft.Errorf(rowraft.CodeIdentity, "two processes run as node %s, on copies of one data directory: %s; stop one of them (%s)", g.store.opts.Node, why, copied)
+			err := rowraft.Errorf(rowraft.CodeIdentity,
+				"two processes run as node %s, on copies of one data directory: %s; stop one of them (%s)", g.store.opts.Node, why,
+				copied)
 			g.fail(err)
 			return err
 		}
@@ -107,9 +109,12 @@ func (r *rollbackGuard) Compare(from rowraft.NodeID, s *marks.Statement) error {
 	}
 	switch {
 	case last < s.Mark.Index:
-		return g.rolledBack("its log ends at entry %d, and node %s remembers that it confirmed entry %d, which is committed; %s", last, from, s.Mark.Index, copied)
+		return g.rolledBack(
+			"its log ends at entry %d, and node %s remembers that it confirmed entry %d, which is committed; %s", last, from,
+			s.Mark.Index, copied)
 	case term < s.Mark.Term:
-		return g.rolledBack("it is in term %d, and node %s remembers that it voted in term %d; %s", term, from, s.Mark.Term, copied)
+		return g.rolledBack("it is in term %d, and node %s remembers that it voted in term %d; %s", term, from, s.Mark.Term,
+			copied)
 	}
 	return nil
 }
@@ -185,7 +190,8 @@ func (n *instance) tellMarks(term uint64) []byte {
 		id, node := rowraft.ReplicaID(srv.ID), rowraft.NodeID(srv.Address)
 		m, p := marks.Mark{Index: min(match[i], commit)}, s.marks.Process(node)
 		if id == g.cfg.Replica {
-			m, p = marks.Mark{Index: commit, Term: term}, s.starts.Load().Process() // it stored what it sent, and voted for itself
+			// it stored what it sent, and voted for itself
+			m, p = marks.Mark{Index: commit, Term: term}, s.starts.Load().Process()
 		}
 		s.marks.Raise(g.cfg.ID, id, m)
 		out = marks.AppendMember(out, marks.Member{Replica: id, Node: node, Mark: s.marks.Of(g.cfg.ID, id), Process: p})
@@ -234,7 +240,8 @@ func (s *Store) keepMarks() {
 		s.pruneMarks()
 		err := s.marks.Flush()
 		if err != nil && !failing {
-			s.opts.Logger.Warn("the marks of other replicas cannot be written: after a restart this server may not find a disk that was rolled back", "err", err)
+			s.opts.Logger.Warn("the marks of other replicas cannot be written: after a restart this server may not find a "+
+				"disk that was rolled back", "err", err)
 		}
 		if failing = err != nil; ended {
 			return

@@ -134,7 +134,9 @@ func (c *diskCluster) told(n *testNode, index rowraft.Index) {
 // refused waits until n has stopped because of its disk, and returns the reason.
 func (c *diskCluster) refused(n *testNode) string {
 	c.t.Helper()
-	eventually(c.t, fmt.Sprintf("node %s finds that its disk was rolled back", n.id), func() bool { return n.group.Err() != nil })
+	eventually(c.t, fmt.Sprintf("node %s finds that its disk was rolled back", n.id), func() bool {
+		return n.group.Err() != nil
+	})
 	err := n.group.Err()
 	if rowraft.CodeOf(err) != rowraft.CodeFenced || !strings.Contains(err.Error(), RolledBack) {
 		c.t.Fatalf("node %s stopped with %v", n.id, err)
@@ -142,7 +144,8 @@ func (c *diskCluster) refused(n *testNode) string {
 	return err.Error()
 }
 
-// refusedAfter returns a follower that confirmed an entry, lost it from its disk by back, and was refused, and the reason.
+// refusedAfter returns a follower that confirmed an entry, lost it from its disk by back, and was refused, and the
+// reason.
 func (c *diskCluster) refusedAfter(back func(*diskCluster, *testNode, *vfs.Mem)) (r *testNode, why string) {
 	c.t.Helper()
 	c.converged(c.propose("before"))
@@ -172,8 +175,8 @@ func (c *diskCluster) others(n *testNode) (a, b *testNode) {
 	return out[0], out[1]
 }
 
-// A replica that returns with an older disk is refused, no matter how much of the disk is old. The other replicas continue
-// with all acknowledged entries.
+// A replica that returns with an older disk is refused, no matter how much of the disk is old. The other replicas
+// continue with all acknowledged entries.
 func TestARolledBackReplicaIsRefused(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -208,8 +211,9 @@ func TestARolledBackReplicaIsRefused(t *testing.T) {
 	}
 }
 
-// The worst case: the replica with the newest log is down, and the rolled-back one and a lagging one are up. They must not
-// elect a leader without acknowledged entries. All were down in between, so only the files of marks have the evidence.
+// The worst case: the replica with the newest log is down, and the rolled-back one and a lagging one are up. They must
+// not elect a leader without acknowledged entries. All were down in between, so only the files of marks have the
+// evidence.
 func TestARolledBackReplicaElectsNoLeader(t *testing.T) {
 	c := newDiskCluster(t)
 	c.converged(c.propose("before"))
@@ -327,8 +331,8 @@ func TestMissingMarksBlockNothing(t *testing.T) {
 	c.converged(c.propose("all"))
 }
 
-// A refused replica is removed and replaced under a new ID, which has no mark, in the same process. If the whole directory
-// is a copy, its starts are older too.
+// A refused replica is removed and replaced under a new ID, which has no mark, in the same process. If the whole
+// directory is a copy, its starts are older too.
 func TestARefusedReplicaIsReplaced(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -395,7 +399,8 @@ func TestTwoProcessesOfOneNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer twin.Close()
-	if _, err := twin.StartGroup(GroupConfig{ID: "shard-0", Replica: replicaOf(r.id), Machine: &listMachine{}, Bootstrap: c.members()}); err != nil {
+	if _, err := twin.StartGroup(GroupConfig{ID: "shard-0", Replica: replicaOf(r.id), Machine: &listMachine{},
+		Bootstrap: c.members()}); err != nil {
 		t.Fatal(err)
 	}
 	select {

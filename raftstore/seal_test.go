@@ -33,7 +33,8 @@ func TestFlippedBitInLogIsFatal(t *testing.T) {
 			})
 			c.propose("flip me")
 			// Found while reading: a leader must not send it to others either.
-			if err := waitFatal(t, f); rowraft.CodeOf(err) != rowraft.CodeCorrupt || !strings.Contains(err.Error(), "read entry") {
+			if err := waitFatal(t, f); rowraft.CodeOf(err) != rowraft.CodeCorrupt ||
+				!strings.Contains(err.Error(), "read entry") {
 				t.Errorf("Fatal(%v), want CodeCorrupt while reading", err)
 			}
 			for _, e := range f.machine.list() {

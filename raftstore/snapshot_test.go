@@ -19,8 +19,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/snapstore"
 )
 
-// If the newest snapshot is damaged, a node starts from the older one only if its log covers the difference. Otherwise it
-// would forget acknowledged entries.
+// If the newest snapshot is damaged, a node starts from the older one only if its log covers the difference. Otherwise
+// it would forget acknowledged entries.
 func TestDamagedSnapshotAtStart(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
@@ -94,8 +94,8 @@ func TestDamagedSnapshotIsReplaced(t *testing.T) {
 	})
 }
 
-// A leader that lost its snapshots takes a new one, and continues no matter how long that takes: for a large state it takes
-// longer than the limit of snapstore.Watch.
+// A leader that lost its snapshots takes a new one, and continues no matter how long that takes: for a large state it
+// takes longer than the limit of snapstore.Watch.
 func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 	c := newTestCluster(t, 1, func(o *Options) {
 		o.WedgeTimeout = 400 * time.Millisecond
@@ -142,8 +142,8 @@ func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 	c.propose("y")
 }
 
-// A crash after a snapshot from the leader was stored and before the log was cleared leaves a log that ends too early or
-// conflicts. The next start clears it.
+// A crash after a snapshot from the leader was stored and before the log was cleared leaves a log that ends too early
+// or conflicts. The next start clears it.
 func TestInterruptedInstallIsFinished(t *testing.T) {
 	for _, backend := range raftlog.Backends {
 		for name, place := range map[string]func(last, term uint64) (uint64, uint64){
@@ -210,8 +210,8 @@ func TestSnapshotIsReleasedOnce(t *testing.T) {
 	})
 }
 
-// The worst case of a damaged snapshot: the log was cleared when it was installed, an older snapshot is good, and only the
-// name of the directory shows the hole.
+// The worst case of a damaged snapshot: the log was cleared when it was installed, an older snapshot is good, and only
+// the name of the directory shows the hole.
 func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	c := startedCluster(t, 1, nil)
 	n := c.nodes[0]
@@ -228,7 +228,9 @@ func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 	path := filepath.Join(n.snapshotDir(), list[0].ID, "data")
 	c.stop(n)
 	c.open(n)
-	w, err := raftlog.Open(vfs.OS, raftlog.Row, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"), raftlog.Owner{Cluster: testCluID, Node: n.id, Group: "shard-0", Replica: replicaOf(n.id)}, 1<<20, slog.New(slog.DiscardHandler))
+	w, err := raftlog.Open(vfs.OS, raftlog.Row, filepath.Join(n.dir, "raft", "groups", "shard-0", "log"),
+		raftlog.Owner{Cluster: testCluID, Node: n.id, Group: "shard-0", Replica: replicaOf(n.id)}, 1<<20,
+		slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +249,8 @@ func TestDamagedSnapshotWithEmptyLog(t *testing.T) {
 // testSnapshots is an empty store of snapshots.
 func testSnapshots(t testing.TB) *snapstore.Store {
 	t.Helper()
-	s, err := snapstore.Open(vfs.OS, t.TempDir(), testOwner.String(), slog.New(slog.DiscardHandler), func(string, error) {})
+	s, err := snapstore.Open(vfs.OS, t.TempDir(), testOwner.String(), slog.New(slog.DiscardHandler),
+		func(string, error) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -153,7 +153,8 @@ func (p *snapshotter) compactable(first, want uint64) uint64 {
 	}
 	o := &g.store.opts
 	if kept := g.ledger.Between(needed-1, want) + o.TrailingLogBytes; kept > keepFactor*p.every() {
-		g.log.Warn("the log is cut before a follower has caught up", "follower", string(replica), "from", needed, "to", want, "kept_bytes", kept)
+		g.log.Warn("the log is cut before a follower has caught up", "follower", string(replica), "from", needed, "to", want,
+			"kept_bytes", kept)
 		return want
 	}
 	g.log.Info("the log is kept for a follower that catches up", "follower", string(replica), "from", needed, "to", want)

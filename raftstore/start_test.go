@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
-// TestGroupsStartConcurrently: while one group restores its snapshot, other groups start and the store answers calls about
-// them. Close waits for it, and no call starts or removes a group that is being started.
+// TestGroupsStartConcurrently: while one group restores its snapshot, other groups start and the store answers calls
+// about them. Close waits for it, and no call starts or removes a group that is being started.
 func TestGroupsStartConcurrently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := vfs.NewMem()

@@ -28,8 +28,8 @@ import (
 
 // Store holds the groups of one node. Safe for concurrent use.
 //
-// Lock order: mu before the locks of marks. mu is held while the registry is written, so the callbacks of a group do not
-// take it: what they need is in an atomic.
+// Lock order: mu before the locks of marks. mu is held while the registry is written, so the callbacks of a group do
+// not take it: what they need is in an atomic.
 type Store struct {
 	opts Options
 	lock io.Closer
@@ -41,8 +41,9 @@ type Store struct {
 	marks     *marks.Store
 	marksKept chan struct{} // closed when keepMarks has ended
 
-	timers     *timers.Server
-	restarting *semaphore.Weighted // of 1: held by a group that restarts for its timers, so that one at a time has no leader
+	timers *timers.Server
+	// of 1: held by a group that restarts for its timers, so that one at a time has no leader
+	restarting *semaphore.Weighted
 
 	// diskFull is true while less than the reserve is free. Propose reads it, so it is not under mu.
 	diskFull atomic.Bool
@@ -102,7 +103,8 @@ func Open(opts Options) (*Store, error) {
 		pace:      transport.NewPace(opts.SnapshotSendBytesPerSecond),
 		stop:      make(chan struct{}),
 		timers: timers.NewServer(timers.ServerOptions{
-			FS: opts.FS, Dir: opts.Dir, Profile: opts.Profile, StallLimit: opts.DiskStallLimit, Logger: opts.Logger, Fixed: opts.hooks.steady,
+			FS: opts.FS, Dir: opts.Dir, Profile: opts.Profile, StallLimit: opts.DiskStallLimit, Logger: opts.Logger,
+			Fixed: opts.hooks.steady,
 		}),
 		restarting: semaphore.NewWeighted(1),
 	}
@@ -222,15 +224,18 @@ func (s *Store) claimLocked(cfg *GroupConfig) (rec registry.Record, fresh bool, 
 	case known && rec.State == registry.Active && !rec.HasRemoved(cfg.Replica):
 		return rec, false, checkActive(disk, &rec, cfg, dir)
 	case rec.HasRemoved(cfg.Replica):
-		return rec, false, rowraft.Errorf(rowraft.CodeIdentity, "replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
+		return rec, false, rowraft.Errorf(rowraft.CodeIdentity,
+			"replica %s was removed from this node; a new replica needs a new ID", cfg.Replica)
 	case !known:
 		if _, err := s.opts.FS.Stat(dir); err == nil {
-			return rec, false, rowraft.Errorf(rowraft.CodeIdentity, "%s exists but the registry does not know it: it is from another store", dir)
+			return rec, false, rowraft.Errorf(rowraft.CodeIdentity,
+				"%s exists but the registry does not know it: it is from another store", dir)
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return rec, false, err
 		}
 	}
-	rec = registry.Record{Replica: cfg.Replica, Backend: cfg.Backend, State: registry.Creating, Founded: cfg.Bootstrap != nil, Removed: rec.Removed}
+	rec = registry.Record{Replica: cfg.Replica, Backend: cfg.Backend, State: registry.Creating,
+		Founded: cfg.Bootstrap != nil, Removed: rec.Removed}
 	if err := reg.Set(cfg.ID, rec); err != nil {
 		return rec, false, err
 	}
@@ -246,7 +251,8 @@ func checkActive(disk vfs.FS, rec *registry.Record, cfg *GroupConfig, dir string
 		return rowraft.Errorf(rowraft.CodeIdentity, "%s is of replica %s, not of %s", dir, rec.Replica, cfg.Replica)
 	}
 	if rec.Backend != cfg.Backend {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was created with the %s backend, not %s", dir, rec.Backend, cfg.Backend)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s was created with the %s backend, not %s", dir, rec.Backend,
+			cfg.Backend)
 	}
 	names := []string{"snapshots"}
 	for _, name := range raftlog.Files(rec.Backend) {
@@ -254,7 +260,8 @@ func checkActive(disk vfs.FS, rec *registry.Record, cfg *GroupConfig, dir string
 	}
 	for _, name := range names {
 		if _, err := disk.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
-			return rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but replica %s ran here: its data was lost, and with it the votes it cast; remove the replica from the group and add a new one under a new ID",
+			return rowraft.Errorf(rowraft.CodeIdentity, "%s is missing but replica %s ran here: its data was lost, and with "+
+				"it the votes it cast; remove the replica from the group and add a new one under a new ID",
 				filepath.Join(dir, name), cfg.Replica)
 		} else if err != nil {
 			return err
@@ -289,7 +296,8 @@ func (s *Store) RemoveReplica(id string, replica rowraft.ReplicaID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if g, taken := s.mu.groups[id]; taken && (g == nil || g.cfg.Replica == replica) {
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "remove replica %s: a replica of group %s is being started", replica, id)
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "remove replica %s: a replica of group %s is being started", replica,
+			id)
 	}
 	rec, known := s.mu.registry.Group(id)
 	mine := !known || rec.Replica == replica
@@ -424,7 +432,8 @@ func (s *Store) checkDisk() {
 	full := free < reserve
 	if was := s.diskFull.Swap(full); was != full {
 		if full {
-			s.opts.Logger.Error("disk nearly full: proposals are refused until space is back", "dir", s.opts.Dir, "free_bytes", free, "reserve_bytes", reserve)
+			s.opts.Logger.Error("disk nearly full: proposals are refused until space is back", "dir", s.opts.Dir, "free_bytes",
+				free, "reserve_bytes", reserve)
 		} else {
 			s.opts.Logger.Info("disk space is back", "dir", s.opts.Dir, "free_bytes", free)
 		}

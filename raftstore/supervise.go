@@ -98,7 +98,9 @@ func (w *wedge) reason() string {
 		alive := w.now.Sub(p.Contact) < w.limit/2
 		still := w.now.Sub(p.MatchSince) > w.limit && w.now.Sub(p.Attempt) > w.limit+p.Backoff()
 		if alive && still {
-			return fmt.Sprintf("replication to replica %s has not advanced from entry %d of %d for %v, although it answers heartbeats", id, p.Match, w.last, w.now.Sub(p.MatchSince).Round(time.Millisecond))
+			return fmt.Sprintf(
+				"replication to replica %s has not advanced from entry %d of %d for %v, although it answers heartbeats", id,
+				p.Match, w.last, w.now.Sub(p.MatchSince).Round(time.Millisecond))
 		}
 	}
 	return ""
@@ -108,7 +110,8 @@ func (w *wedge) reason() string {
 func (n *instance) wedge() *wedge {
 	w := &wedge{
 		last:  n.raft.LastIndex(), // before the positions of the followers, or an up-to-date follower would look behind
-		leads: n.raft.State() == raft.Leader, noSnapshot: n.g.watch.LastFailure(), limit: n.g.store.opts.WedgeTimeout, now: time.Now(),
+		leads: n.raft.State() == raft.Leader, noSnapshot: n.g.watch.LastFailure(), limit: n.g.store.opts.WedgeTimeout,
+		now:      time.Now(),
 		progress: map[raft.ServerID]transport.Progress{},
 	}
 	term := n.raft.CurrentTerm()

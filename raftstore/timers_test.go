@@ -30,7 +30,8 @@ func TestTimersChangeWhileGroupsRun(t *testing.T) {
 					return false
 				}
 				var rc raft.ReloadableConfig = run.raft.ReloadableConfig()
-				if rc.HeartbeatTimeout != p.Heartbeat || rc.ElectionTimeout != p.Heartbeat || n.group.Status().Heartbeat != p.Heartbeat {
+				if rc.HeartbeatTimeout != p.Heartbeat || rc.ElectionTimeout != p.Heartbeat ||
+					n.group.Status().Heartbeat != p.Heartbeat {
 					return false
 				}
 			}

@@ -14,11 +14,12 @@ import (
 
 // TransferLeadership transfers the leadership to the voter to or, if to is "", to the voter with the longest log. It
 // returns when this replica has stepped down. The successor must have caught up, because the group accepts no proposals
-// during a transfer. After an interrupted transfer raft may refuse proposals forever (#696); then the supervisor restarts
-// the group.
+// during a transfer. After an interrupted transfer raft may refuse proposals forever (#696); then the supervisor
+// restarts the group.
 //
-// Errors: CodeNotLeader; CodePrecondition if to has no vote; CodeNoLeader if to (or every other voter, if to is "") has not
-// caught up, if a change of the members is running, or if the transfer failed: then this replica usually still leads.
+// Errors: CodeNotLeader; CodePrecondition if to has no vote; CodeNoLeader if to (or every other voter, if to is "") has
+// not caught up, if a change of the members is running, or if the transfer failed: then this replica usually still
+// leads.
 func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) error {
 	n, err := g.running()
 	if err != nil {
@@ -37,7 +38,8 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 	n.mu.Lock()
 	if n.mu.stopping || n.mu.transfer != nil || n.mu.changing {
 		n.mu.Unlock()
-		return rowraft.Errorf(rowraft.CodeNoLeader, "group %s is stopping, changing its members or transferring the leadership already", g.cfg.ID)
+		return rowraft.Errorf(rowraft.CodeNoLeader,
+			"group %s is stopping, changing its members or transferring the leadership already", g.cfg.ID)
 	}
 	g.log.Info("transferring the leadership", "to", string(target.Node), "behind", target.LagEntries)
 	over := make(chan struct{})
@@ -162,8 +164,8 @@ func (n *instance) anyVoterAnswers() bool {
 	return false
 }
 
-// successor returns the voter to or, if to is "", the voter with the longest log that is not in but. It returns an error
-// if that voter has not caught up.
+// successor returns the voter to or, if to is "", the voter with the longest log that is not in but. It returns an
+// error if that voter has not caught up.
 func (n *instance) successor(to rowraft.ReplicaID, but []rowraft.ReplicaID) (best MemberStatus, err error) {
 	m := Membership{Members: n.members(n.raft.GetConfiguration().Configuration().Servers)}
 	if to != "" {
@@ -172,17 +174,20 @@ func (n *instance) successor(to rowraft.ReplicaID, but []rowraft.ReplicaID) (bes
 		case !ok || !found.Voter:
 			return best, rowraft.Errorf(rowraft.CodePrecondition, "replica %s is not a voter of the group", to)
 		case !found.CaughtUp:
-			return best, rowraft.Errorf(rowraft.CodeNoLeader, "replica %s has not caught up: its log is known up to entry %d, %d behind", to, found.MatchIndex, found.LagEntries)
+			return best, rowraft.Errorf(rowraft.CodeNoLeader,
+				"replica %s has not caught up: its log is known up to entry %d, %d behind", to, found.MatchIndex, found.LagEntries)
 		}
 		return found, nil
 	}
 	for _, s := range m.Members {
-		if s.Voter && s.CaughtUp && s.Replica != n.g.cfg.Replica && !slices.Contains(but, s.Replica) && (best.Replica == "" || s.MatchIndex > best.MatchIndex) {
+		if s.Voter && s.CaughtUp && s.Replica != n.g.cfg.Replica && !slices.Contains(but, s.Replica) &&
+			(best.Replica == "" || s.MatchIndex > best.MatchIndex) {
 			best = s
 		}
 	}
 	if best.Replica == "" {
-		return best, rowraft.Errorf(rowraft.CodeNoLeader, "no other voter is within %d entries of the leader's log", maxTransferLag)
+		return best, rowraft.Errorf(rowraft.CodeNoLeader, "no other voter is within %d entries of the leader's log",
+			maxTransferLag)
 	}
 	return best, nil
 }

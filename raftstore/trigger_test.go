@@ -6,7 +6,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestSnapshotsFollowTheStateInSize: with a large state, a snapshot every 512 MiB would write many times as much as the log.
+// TestSnapshotsFollowTheStateInSize: with a large state, a snapshot every 512 MiB would write many times as much as the
+// log.
 func TestSnapshotsFollowTheStateInSize(t *testing.T) {
 	for _, tc := range []struct {
 		name            string

@@ -26,8 +26,8 @@ func waitingGroup(t *testing.T) *Group {
 	return g
 }
 
-// TestApplyWakesThoseItHasReached: each of many waiters returns when its entry is applied, not earlier and without a timer.
-// A waiter that leaves is forgotten. One waiter too many is refused.
+// TestApplyWakesThoseItHasReached: each of many waiters returns when its entry is applied, not earlier and without a
+// timer. A waiter that leaves is forgotten. One waiter too many is refused.
 func TestApplyWakesThoseItHasReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := waitingGroup(t)
@@ -108,8 +108,8 @@ func TestNoWakeIsLost(t *testing.T) {
 	wg.Wait()
 }
 
-// TestNoTimerRunsForTheMachine: while waiters wait for entries that reach the machine, no timer runs. One timer runs for
-// all waiters if only raft's own entries are missing.
+// TestNoTimerRunsForTheMachine: while waiters wait for entries that reach the machine, no timer runs. One timer runs
+// for all waiters if only raft's own entries are missing.
 func TestNoTimerRunsForTheMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := waitingGroup(t)

@@ -11,15 +11,16 @@ import (
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
-// wedgingTransport stops sending entries to one follower while heartbeats pass. A stopped call ends with its transport, or
-// when the follower is no longer wedged.
+// wedgingTransport stops sending entries to one follower while heartbeats pass. A stopped call ends with its transport,
+// or when the follower is no longer wedged.
 type wedgingTransport struct {
 	*transport.Network
 	wedged *atomic.Value // raft.ServerID
 	held   *atomic.Int64 // calls that were stopped; may be nil
 }
 
-func (w *wedgingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
+func (w *wedgingTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.AppendEntriesRequest,
+	r *raft.AppendEntriesResponse) error {
 	if len(a.Entries) > 0 && id == w.wedged.Load() {
 		if w.held != nil {
 			w.held.Add(1)
@@ -77,8 +78,8 @@ func TestWedgedGroupIsRestartedInPlace(t *testing.T) {
 	}
 }
 
-// A leader whose follower gets no entries is wedged. A leader that finds no snapshot to send sends no entries either, but
-// it is not restarted in place: raft would not start without the snapshot.
+// A leader whose follower gets no entries is wedged. A leader that finds no snapshot to send sends no entries either,
+// but it is not restarted in place: raft would not start without the snapshot.
 func TestLookingForASnapshotIsNoWedge(t *testing.T) {
 	const limit = 10 * time.Second
 	now := time.Now()

@@ -35,8 +35,8 @@ func (f *fakeYield) write() (took time.Duration) {
 	return time.Since(f.begin)
 }
 
-// TestSnapshotsYield: the writer of a snapshot waits while a log is written, unless the log or the old images become too
-// large, and never while no log is written.
+// TestSnapshotsYield: the writer of a snapshot waits while a log is written, unless the log or the old images become
+// too large, and never while no log is written.
 func TestSnapshotsYield(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
@@ -45,9 +45,12 @@ func TestSnapshotsYield(t *testing.T) {
 	}{
 		{"no pushes", fakeYield{}, 0, 0},
 		{"little is pushed", fakeYield{perMs: 1 << 10, writing: true}, 5 * time.Second, 5200 * time.Millisecond},
-		{"much is pushed: a third of the log between two", fakeYield{perMs: 200 << 10, writing: true}, 830 * time.Millisecond, 880 * time.Millisecond},
-		{"the images take a tenth of the state", fakeYield{perMs: 1 << 10, images: 0.11, writing: true}, 0, 10 * time.Millisecond},
-		{"half of that: the first part hurries", fakeYield{perMs: 1 << 10, images: 0.05, writing: true}, 4200 * time.Millisecond, 4600 * time.Millisecond},
+		{"much is pushed: a third of the log between two", fakeYield{perMs: 200 << 10, writing: true}, 830 * time.Millisecond,
+			880 * time.Millisecond},
+		{"the images take a tenth of the state", fakeYield{perMs: 1 << 10, images: 0.11, writing: true}, 0,
+			10 * time.Millisecond},
+		{"half of that: the first part hurries", fakeYield{perMs: 1 << 10, images: 0.05, writing: true},
+			4200 * time.Millisecond, 4600 * time.Millisecond},
 		{"a follower waits for it", fakeYield{perMs: 1 << 10, writing: true, hurried: true}, 0, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

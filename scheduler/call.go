@@ -43,7 +43,8 @@ func (g *group) walk(sh clustermap.Shard) *route.Walk {
 // onLeader calls fn with a connection to the leader of sh. It follows hints and waits for elections. It ends when fn
 // returns nil or an error that another attempt would not change, when ctx ends, or when patience has passed at the end
 // of an attempt.
-func (g *group) onLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error {
+func (g *group) onLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration,
+	fn func(*grpc.ClientConn) error) error {
 	giveUp := time.Now().Add(patience)
 	for w := g.walk(sh); ; {
 		err := g.onNode(rowraft.NodeID(w.Addr()), fn)
@@ -67,7 +68,8 @@ func (g *group) onNode(node rowraft.NodeID, fn func(*grpc.ClientConn) error) err
 }
 
 // callReplicas calls the Replicas service of a node.
-func (g *group) callReplicas(ctx context.Context, node rowraft.NodeID, limit time.Duration, fn func(context.Context, rowraftv1.ReplicasClient) error) error {
+func (g *group) callReplicas(ctx context.Context, node rowraft.NodeID, limit time.Duration,
+	fn func(context.Context, rowraftv1.ReplicasClient) error) error {
 	return g.onNode(node, func(conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
@@ -87,7 +89,8 @@ func (g *group) hints() []LeaderHint {
 	g.soft.mu.Lock()
 	for node, b := range g.soft.beats {
 		for _, r := range b.replicas {
-			h := LeaderHint{Shard: rowraft.ShardID(r.GetShard()), Node: rowraft.NodeID(r.GetLeaderNode()), Term: rowraft.Term(r.GetTerm())}
+			h := LeaderHint{Shard: rowraft.ShardID(r.GetShard()), Node: rowraft.NodeID(r.GetLeaderNode()),
+				Term: rowraft.Term(r.GetTerm())}
 			if r.GetRole() == diagnosis.Leader {
 				h.Node = node
 			}

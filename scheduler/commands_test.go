@@ -36,15 +36,18 @@ func sgd(name string, dim int) rowraft.Schema {
 }
 
 func cmdIncarnation() *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{
+		IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
 }
 
 func cmdDrop(name string, id uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: name, Id: id}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: name,
+		Id: id}}}
 }
 
 func begin(id byte) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{
+		BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
 }
 
 func restoredTable(id rowraft.TableID, name string) rowraft.Schema {

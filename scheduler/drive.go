@@ -46,7 +46,8 @@ type driver struct {
 }
 
 func newDriver(g *group) *driver {
-	return &driver{group: g, busy: make(map[uint64]bool), notes: make(map[uint64]note), removed: make(map[rowraft.ReplicaID]time.Time)}
+	return &driver{group: g, busy: make(map[uint64]bool), notes: make(map[uint64]note),
+		removed: make(map[rowraft.ReplicaID]time.Time)}
 }
 
 // startTerm clears the memory at the first call of a new term.
@@ -162,7 +163,8 @@ func (d *driver) turn(ctx context.Context, term rowraft.Term, id uint64) {
 		if err == nil && next != 0 {
 			err = d.advance(ctx, &m, next)
 			if err == nil {
-				d.logger.Info("a replica moves", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to", string(m.To.Node), "phase", meta.PhaseName(next))
+				d.logger.Info("a replica moves", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to",
+					string(m.To.Node), "phase", meta.PhaseName(next))
 				d.write(id, note{})
 				continue
 			}
@@ -171,7 +173,8 @@ func (d *driver) turn(ctx context.Context, term rowraft.Term, id uint64) {
 			wait.waitingFor = err.Error()
 		}
 		if d.write(id, wait) && err != nil && ctx.Err() == nil {
-			d.logger.Warn("a move waits; trying again", "move", m.ID, "shard", uint32(m.Shard), "phase", meta.PhaseName(m.Phase), "err", err)
+			d.logger.Warn("a move waits; trying again", "move", m.ID, "shard", uint32(m.Shard), "phase", meta.PhaseName(m.Phase),
+				"err", err)
 		}
 		if err != nil || wait.waitingFor != "" {
 			return
@@ -220,7 +223,8 @@ func (d *driver) step(ctx context.Context, m *meta.Move) (next meta.Phase, wait 
 		case m.Phase == meta.PhaseLearn:
 			return meta.PhasePromote, wait, nil
 		}
-		return 0, wait, change(&rowraftv1.ChangeMembersRequest{Change: &rowraftv1.ChangeMembersRequest_Promote{Promote: string(m.To.ID)}})
+		return 0, wait,
+			change(&rowraftv1.ChangeMembersRequest{Change: &rowraftv1.ChangeMembersRequest_Promote{Promote: string(m.To.ID)}})
 	case meta.PhaseRemove:
 		if from == nil {
 			return meta.PhaseDone, wait, nil
@@ -237,9 +241,10 @@ func (d *driver) step(ctx context.Context, m *meta.Move) (next meta.Phase, wait 
 
 // advance logs the next phase of m.
 func (d *driver) advance(ctx context.Context, m *meta.Move, next meta.Phase) error {
-	_, err := d.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{AdvanceMove: &rowraftv1.MetaAdvanceMove{
-		MoveId: m.ID, From: m.Phase, To: next,
-	}}})
+	_, err := d.propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{AdvanceMove: &rowraftv1.MetaAdvanceMove{
+			MoveId: m.ID, From: m.Phase, To: next,
+		}}})
 	return err
 }
 
@@ -270,7 +275,8 @@ func memberOf(m *rowraftv1.MembersReply, id rowraft.ReplicaID) *rowraftv1.Member
 
 // members finds the leader of a shard and asks it for the members of the group. It asks the
 // replicas up to membersRounds times, so that a shard which elects a leader has time for it.
-func (d *driver) members(ctx context.Context, sh clustermap.Shard) (leader rowraft.NodeID, reply *rowraftv1.MembersReply, err error) {
+func (d *driver) members(ctx context.Context,
+	sh clustermap.Shard) (leader rowraft.NodeID, reply *rowraftv1.MembersReply, err error) {
 	w := d.walk(sh)
 	for w.Rounds = membersRounds; ; {
 		leader = rowraft.NodeID(w.Addr())
@@ -349,7 +355,9 @@ func reports(members []*rowraftv1.MemberStatus, id rowraft.ReplicaID) bool {
 // gone reports whether the node of r follows a map that lists r as removed, and does not
 // report r any more.
 func gone(b beat, r clustermap.Removed) bool {
-	return b.mapVersion >= r.Version && !slices.ContainsFunc(b.replicas, func(st *rowraftv1.ReplicaStatus) bool { return st.GetReplicaId() == string(r.ID) })
+	return b.mapVersion >= r.Version && !slices.ContainsFunc(b.replicas, func(st *rowraftv1.ReplicaStatus) bool {
+		return st.GetReplicaId() == string(r.ID)
+	})
 }
 
 // evict takes a replica that the map lists as removed out of its group.
@@ -358,10 +366,12 @@ func (d *driver) evict(ctx context.Context, sh clustermap.Shard, id rowraft.Repl
 	if err != nil || memberOf(members, id) == nil {
 		return err
 	}
-	d.logger.Warn("a removed replica is a member of its group; taking it out", "shard", uint32(sh.ID), "replica", string(id))
+	d.logger.Warn("a removed replica is a member of its group; taking it out", "shard", uint32(sh.ID), "replica",
+		string(id))
 	return d.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
 		_, err := a.ChangeMembers(ctx, &rowraftv1.ChangeMembersRequest{
-			Shard: uint32(sh.ID), PrevIndex: members.ConfigIndex, Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(id)},
+			Shard: uint32(sh.ID), PrevIndex: members.ConfigIndex,
+			Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(id)},
 		})
 		return err
 	})

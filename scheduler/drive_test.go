@@ -67,7 +67,8 @@ func (n *fakeNode) Members(context.Context, *rowraftv1.MembersRequest) (*rowraft
 	return &rowraftv1.MembersReply{ConfigIndex: n.g.index, Members: n.g.members}, nil
 }
 
-func (n *fakeNode) ChangeMembers(_ context.Context, req *rowraftv1.ChangeMembersRequest) (*rowraftv1.ChangeMembersReply, error) {
+func (n *fakeNode) ChangeMembers(_ context.Context,
+	req *rowraftv1.ChangeMembersRequest) (*rowraftv1.ChangeMembersReply, error) {
 	unlock, err := n.lead()
 	if err != nil {
 		return nil, err
@@ -81,7 +82,8 @@ func (n *fakeNode) ChangeMembers(_ context.Context, req *rowraftv1.ChangeMembers
 	switch c := req.Change.(type) {
 	case *rowraftv1.ChangeMembersRequest_AddLearner:
 		what = "add " + c.AddLearner.Node
-		n.g.members = append(slices.Clone(n.g.members), &rowraftv1.MemberStatus{ReplicaId: c.AddLearner.Id, Node: c.AddLearner.Node, CaughtUp: true})
+		n.g.members = append(slices.Clone(n.g.members), &rowraftv1.MemberStatus{ReplicaId: c.AddLearner.Id,
+			Node: c.AddLearner.Node, CaughtUp: true})
 	case *rowraftv1.ChangeMembersRequest_Promote:
 		what = "promote"
 		for _, m := range n.g.members {
@@ -98,7 +100,8 @@ func (n *fakeNode) ChangeMembers(_ context.Context, req *rowraftv1.ChangeMembers
 	return &rowraftv1.ChangeMembersReply{}, n.g.maybe(what)
 }
 
-func (n *fakeNode) TransferLeader(_ context.Context, req *rowraftv1.TransferLeaderRequest) (*rowraftv1.TransferLeaderReply, error) {
+func (n *fakeNode) TransferLeader(_ context.Context,
+	req *rowraftv1.TransferLeaderRequest) (*rowraftv1.TransferLeaderReply, error) {
 	unlock, err := n.lead()
 	if err != nil {
 		return nil, err
@@ -123,7 +126,8 @@ func movingCluster(t *testing.T) (*Scheduler, *fakeLog, *fakeGroup) {
 	}
 	reconcile(t, s)
 	for _, r := range s.view.Map().Shards[0].Replicas {
-		g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(r.ID), Node: string(r.Node), Voter: true, CaughtUp: true})
+		g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(r.ID), Node: string(r.Node), Voter: true,
+			CaughtUp: true})
 	}
 	heartbeat(t, s, "d")
 	return s, l, g
@@ -176,7 +180,8 @@ func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {
 	g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(left.ID), Node: "b"})
 	g.index++
 	report := func() {
-		heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2, ConfigIndex: g.index, Members: g.members})
+		heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2,
+			ConfigIndex: g.index, Members: g.members})
 	}
 	if err := s.driver.collectRemoved(t.Context()); err != nil { // from now on it is known
 		t.Fatal(err)
@@ -247,7 +252,8 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 	wg.Wait()
 	sh := s.view.Map().Shards[0]
 	g.members = append(g.members, &rowraftv1.MemberStatus{ReplicaId: string(sh.Removed[0].ID), Node: "b"})
-	heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2, ConfigIndex: g.index, Members: g.members})
+	heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2,
+		ConfigIndex: g.index, Members: g.members})
 
 	g.mu.Lock() // it answers nobody
 	s.driver.round(t.Context(), &wg)

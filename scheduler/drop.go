@@ -17,7 +17,8 @@ import (
 // drop logs the drop of a table and returns after every shard has dropped it.
 func (ts *tables) drop(ctx context.Context, req *rowraftv1.DropTableRequest) (*rowraftv1.DropTableReply, error) {
 	if req.GetName() == "" || req.GetId() == 0 {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "drop table %q with id %d: want both", req.GetName(), req.GetId())
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "drop table %q with id %d: want both", req.GetName(),
+			req.GetId())
 	}
 	if _, hasDeadline := ctx.Deadline(); !hasDeadline {
 		var cancel context.CancelFunc
@@ -29,7 +30,8 @@ func (ts *tables) drop(ctx context.Context, req *rowraftv1.DropTableRequest) (*r
 	}
 	ts.logger.Info("table dropped", "table", req.GetName(), "id", req.GetId())
 	if err := ts.ensureDrops(ctx); err != nil {
-		return nil, fmt.Errorf("table %s is dropped, but not yet in every shard; the scheduler goes on with it: %w", req.GetName(), err)
+		return nil, fmt.Errorf("table %s is dropped, but not yet in every shard; the scheduler goes on with it: %w",
+			req.GetName(), err)
 	}
 	return &rowraftv1.DropTableReply{MapVersion: ts.mapVersion()}, nil
 }
@@ -44,7 +46,8 @@ func (ts *tables) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) 
 	if err := ts.mayForget(rowraft.TableID(req.GetId())); err != nil {
 		return err
 	}
-	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: req.GetName(), Id: req.GetId()}}}
+	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{
+		DropTable: &rowraftv1.MetaDropTable{Name: req.GetName(), Id: req.GetId()}}}
 	_, err := ts.propose(ctx, c)
 	return err
 }
@@ -52,13 +55,16 @@ func (ts *tables) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) 
 // mayForget returns an error if a drop of table id would remove a table from the list that a shard may still have.
 func (ts *tables) mayForget(id rowraft.TableID) error {
 	m, dropped := ts.view.Map(), ts.machine.DroppedTables()
-	if len(dropped) < meta.MaxDropped || m == nil || slices.ContainsFunc(dropped, func(d meta.DroppedTable) bool { return d.ID == id }) {
+	if len(dropped) < meta.MaxDropped || m == nil || slices.ContainsFunc(dropped,
+		func(d meta.DroppedTable) bool { return d.ID == id }) {
 		return nil
 	}
 	d := dropped[0]
 	for _, sh := range m.Shards {
 		if !ts.isEnsured(ensuredKey{d.ID, sh.ID, true}) || ts.reports(sh, d.ID) {
-			return &rowraft.OverloadedError{RetryAfter: time.Second, What: fmt.Sprintf("%d tables were dropped, and shard %d may still have the first of them, %s: the scheduler goes on with it as soon as the shard has a leader; then drop more", len(dropped), sh.ID, d.Name)}
+			return &rowraft.OverloadedError{RetryAfter: time.Second, What: fmt.Sprintf("%d tables were dropped, and shard %d "+
+				"may still have the first of them, %s: the scheduler goes on with it as soon as the shard has a leader; then "+
+				"drop more", len(dropped), sh.ID, d.Name)}
 		}
 	}
 	return nil
@@ -135,7 +141,8 @@ func (ts *tables) ensureDrop(ctx context.Context, sh clustermap.Shard, d meta.Dr
 	for w := ts.walk(sh); ; {
 		node := rowraft.NodeID(w.Addr())
 		err := ts.callReplicas(ctx, node, ts.callTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
-			_, err := a.DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(d.ID), TableEpoch: uint64(d.Epoch)})
+			_, err := a.DropShardTable(ctx, &rowraftv1.DropShardTableRequest{Shard: uint32(sh.ID), Table: uint64(d.ID),
+				TableEpoch: uint64(d.Epoch)})
 			return err
 		})
 		if err == nil || rowraft.CodeOf(err) == rowraft.CodeSessionExpired {
@@ -147,7 +154,8 @@ func (ts *tables) ensureDrop(ctx context.Context, sh clustermap.Shard, d meta.Dr
 			return err
 		}
 		if _, now, lerr := ts.leading(); lerr != nil || now != term {
-			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was dropped from shard %d", d.Name, sh.ID)
+			return rowraft.Errorf(rowraft.CodeLeadershipLost,
+				"the metadata leader changed while table %s was dropped from shard %d", d.Name, sh.ID)
 		}
 	}
 }

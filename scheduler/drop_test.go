@@ -16,7 +16,8 @@ import (
 )
 
 // DropShardTable makes shardServer a shard that has what EnsureTable brought.
-func (a *shardServer) DropShardTable(_ context.Context, req *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
+func (a *shardServer) DropShardTable(_ context.Context,
+	req *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.drops = append(a.drops, fmt.Sprint(req.Shard, " ", req.Table, " ", req.TableEpoch))
@@ -45,13 +46,15 @@ func TestDropReachesEveryShard(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: "user"}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if _, err := s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: "user"}); rowraft.CodeOf(
+		err) != rowraft.CodeInvalidArgument {
 		t.Errorf("a drop by name alone: %v, want InvalidArgument", err)
 	}
 	if _, err := s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: "user", Id: made.Table.Id}); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]bool{fmt.Sprint(0, " ", made.Table.Id, " ", 1): true, fmt.Sprint(1, " ", made.Table.Id, " ", 1): true}
+	want := map[string]bool{fmt.Sprint(0, " ", made.Table.Id, " ", 1): true,
+		fmt.Sprint(1, " ", made.Table.Id, " ", 1): true}
 	for _, d := range a.drops {
 		if !want[d] {
 			t.Errorf("drop %q, want %v", d, want)
@@ -65,7 +68,8 @@ func TestDropReachesEveryShard(t *testing.T) {
 		t.Errorf("shards that are done were asked again: %v", a.drops)
 	}
 	// A late copy of the creation, say, has brought the table back.
-	zombie := &rowraftv1.ReplicaStatus{Shard: 1, Role: diagnosis.Leader, LeaderNode: "a", Term: 9, Tables: []*rowraftv1.TableStats{{Table: made.Table.Id}}}
+	zombie := &rowraftv1.ReplicaStatus{Shard: 1, Role: diagnosis.Leader, LeaderNode: "a", Term: 9,
+		Tables: []*rowraftv1.TableStats{{Table: made.Table.Id}}}
 	heartbeat(t, s, "a", zombie)
 	reconcile(t, s)
 	if n := len(a.drops); n != 4 || a.drops[3] != fmt.Sprint(1, " ", made.Table.Id, " ", 1) {

@@ -84,7 +84,8 @@ func (f *formation) Form(ctx context.Context) (identity.Identity, error) {
 	}
 	if len(f.opts.Join) == 0 {
 		if !f.opts.Self.Scheduler {
-			return dir.Identity(), rowraft.Errorf(rowraft.CodeInvalidArgument, "a server without a scheduler needs --join with the addresses of the servers that have one")
+			return dir.Identity(), rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"a server without a scheduler needs --join with the addresses of the servers that have one")
 		}
 		if f.opts.Self.NoShards {
 			return f.found([]identity.Member{f.selfMember()})
@@ -122,7 +123,8 @@ func (f *formation) selfMember() identity.Member {
 // helloAll sends Hello to every address concurrently.
 func (f *formation) helloAll(ctx context.Context) []answer {
 	id := f.opts.Identity.Identity()
-	req := &rowraftv1.HelloRequest{ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: f.opts.Self.Addr, PeerAddr: f.opts.Self.PeerAddr}
+	req := &rowraftv1.HelloRequest{ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: f.opts.Self.Addr,
+		PeerAddr: f.opts.Self.PeerAddr}
 	ctx, cancel := context.WithTimeout(ctx, f.helloTimeout)
 	defer cancel()
 	answers := make([]answer, len(f.opts.Join))
@@ -139,7 +141,8 @@ func (f *formation) helloAll(ctx context.Context) []answer {
 }
 
 // helloTo sends Hello to one address.
-func (f *formation) helloTo(ctx context.Context, addr string, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
+func (f *formation) helloTo(ctx context.Context, addr string,
+	req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
 	conn, err := f.conns.Get(addr)
 	if err != nil {
 		return nil, err
@@ -187,7 +190,8 @@ func (f *formation) joinExisting(answers []answer) (joined bool, waiting string,
 		switch {
 		case a.err != nil || a.reply.GetClusterId() == "":
 		case found != nil && found.reply.ClusterId != a.reply.ClusterId:
-			return false, "", rowraft.Errorf(rowraft.CodeIdentity, "%s belongs to cluster %s and %s to cluster %s: the addresses to join must be of one cluster",
+			return false, "", rowraft.Errorf(rowraft.CodeIdentity,
+				"%s belongs to cluster %s and %s to cluster %s: the addresses to join must be of one cluster",
 				found.addr, found.reply.ClusterId, a.addr, a.reply.ClusterId)
 		default:
 			found = &answers[i]
@@ -198,13 +202,18 @@ func (f *formation) joinExisting(answers []answer) (joined bool, waiting string,
 	}
 	var members []identity.Member
 	for _, f := range found.reply.GetFounders() {
-		members = append(members, identity.Member{Node: rowraft.NodeID(f.Id), Name: f.Name, Addr: f.Addr, PeerAddr: f.PeerAddr})
+		members = append(members, identity.Member{Node: rowraft.NodeID(f.Id), Name: f.Name, Addr: f.Addr,
+			PeerAddr: f.PeerAddr})
 	}
 	self := f.opts.Self
 	founder := slices.ContainsFunc(members, func(m identity.Member) bool { return m.Node == self.ID })
-	leads := slices.ContainsFunc(answers, func(a answer) bool { return a.err == nil && a.reply.GetSchedulerLeader() != "" })
+	leads := slices.ContainsFunc(answers, func(a answer) bool {
+		return a.err == nil && a.reply.GetSchedulerLeader() != ""
+	})
 	if self.Scheduler && !founder && !leads {
-		return false, fmt.Sprintf("a leader of the scheduler of cluster %s, which was formed without this data directory (node %s)", found.reply.ClusterId, self.ID), nil
+		return false,
+			fmt.Sprintf("a leader of the scheduler of cluster %s, which was formed without this data directory (node %s)",
+				found.reply.ClusterId, self.ID), nil
 	}
 	if err := f.opts.Identity.Join(rowraft.ClusterID(found.reply.ClusterId), members); err != nil {
 		return false, "", err
@@ -224,20 +233,25 @@ func (f *formation) founders(answers []answer) ([]identity.Member, error) {
 		r := a.reply
 		id := rowraft.NodeID(r.GetNodeId())
 		if other, twice := byNode[id]; twice {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s and %s are the same server (node %s): name each server once", other, a.addr, id)
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"%s and %s are the same server (node %s): name each server once", other, a.addr, id)
 		}
 		byNode[id] = a.addr
 		if !r.GetScheduler() {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the server at %s runs no scheduler: a new cluster is formed by servers with --with-scheduler, and --join names these only", a.addr)
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the server at %s runs no scheduler: a new cluster is "+
+				"formed by servers with --with-scheduler, and --join names these only", a.addr)
 		}
 		if !slices.Equal(r.GetJoin(), want) {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the server at %s was started with --join %s, this one with --join %s: they must name the same servers",
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"the server at %s was started with --join %s, this one with --join %s: they must name the same servers",
 				a.addr, strings.Join(r.GetJoin(), ","), strings.Join(want, ","))
 		}
-		members = append(members, identity.Member{Node: id, Name: r.GetNodeName(), Addr: r.GetAddr(), PeerAddr: r.GetPeerAddr()})
+		members = append(members, identity.Member{Node: id, Name: r.GetNodeName(), Addr: r.GetAddr(),
+			PeerAddr: r.GetPeerAddr()})
 	}
 	if _, ok := byNode[f.opts.Self.ID]; !ok {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "none of the addresses in --join %s leads to this server, which is at %s", strings.Join(want, ","), f.opts.Self.Addr)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"none of the addresses in --join %s leads to this server, which is at %s", strings.Join(want, ","), f.opts.Self.Addr)
 	}
 	slices.SortFunc(members, func(a, b identity.Member) int { return cmp.Compare(a.Node, b.Node) })
 	return members, nil
@@ -246,7 +260,8 @@ func (f *formation) founders(answers []answer) ([]identity.Member, error) {
 // tellStandby logs that this server is a standby if it did not found its cluster.
 func (f *formation) tellStandby() {
 	if id := f.opts.Identity.Identity(); f.opts.Self.Scheduler && !id.Founder() {
-		f.logger.Info("this server did not found the cluster: unless it has a seat in the scheduler already, it is a standby and gets that of a member that is decommissioned and down", "cluster", string(id.Cluster))
+		f.logger.Info("this server did not found the cluster: unless it has a seat in the scheduler already, it is a "+
+			"standby and gets that of a member that is decommissioned and down", "cluster", string(id.Cluster))
 	}
 }
 
@@ -289,7 +304,8 @@ func (f *formation) Peers(ctx context.Context) ([]identity.Member, error) {
 		case a.err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w", a.addr, a.err))
 		case a.reply.GetClusterId() == cluster:
-			out = append(out, identity.Member{Node: rowraft.NodeID(a.reply.NodeId), Name: a.reply.NodeName, Addr: a.reply.Addr, PeerAddr: a.reply.PeerAddr})
+			out = append(out, identity.Member{Node: rowraft.NodeID(a.reply.NodeId), Name: a.reply.NodeName, Addr: a.reply.Addr,
+				PeerAddr: a.reply.PeerAddr})
 		}
 	}
 	return out, errors.Join(errs...)

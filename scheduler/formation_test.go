@@ -51,7 +51,8 @@ func newTowns(t tb, root string, n int) *towns {
 	}
 	for i, addr := range join {
 		// Each server has the list in another order.
-		w.servers[addr] = &town{addr: addr, dir: filepath.Join(root, fmt.Sprintf("s%d", i)), join: append(append([]string{}, join[i:]...), join[:i]...)}
+		w.servers[addr] = &town{addr: addr, dir: filepath.Join(root, fmt.Sprintf("s%d", i)),
+			join: append(append([]string{}, join[i:]...), join[:i]...)}
 		w.start(w.servers[addr])
 	}
 	return w
@@ -63,7 +64,8 @@ func (w *towns) start(s *town) {
 	if s.id, err = identity.Open(vfs.OS, s.dir); err != nil {
 		w.t.Fatal(err)
 	}
-	s.sched, err = New(Options{Identity: s.id, Self: clustermap.Node{Addr: s.addr, PeerAddr: "p" + s.addr, Scheduler: true}, Join: s.join, Logger: quiet})
+	s.sched, err = New(Options{Identity: s.id, Self: clustermap.Node{Addr: s.addr, PeerAddr: "p" + s.addr,
+		Scheduler: true}, Join: s.join, Logger: quiet})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -412,7 +414,8 @@ func TestClustersAreNotMixed(t *testing.T) {
 		l := loopback(t)
 		s := startStation(t, t.TempDir(), l, founder(l.Addr().String(), addr(one))).patient()
 		done, waiting, err := s.sched.formStep(s.sched.helloAll(ctx))
-		if done || err != nil || !strings.Contains(waiting, "a leader of the scheduler of cluster "+string(idOne.Cluster)) || s.sched.opts.Identity.Identity().Cluster != "" {
+		if done || err != nil || !strings.Contains(waiting, "a leader of the scheduler of cluster "+string(idOne.Cluster)) ||
+			s.sched.opts.Identity.Identity().Cluster != "" {
 			t.Fatalf("without a leader: done %v, waits for %q (%v)", done, waiting, err)
 		}
 		one.sched.Attach(&fakeLog{m: one.sched.machine, self: idOne.Node, leader: idOne.Node, term: 1})
@@ -434,7 +437,8 @@ func TestClustersAreNotMixed(t *testing.T) {
 		}
 	})
 	t.Run("register and heartbeat of another cluster are refused", func(t *testing.T) {
-		_, err := one.sched.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{ClusterId: string(idTwo.Cluster), Node: &rowraftv1.Node{Id: "n"}})
+		_, err := one.sched.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{ClusterId: string(idTwo.Cluster),
+			Node: &rowraftv1.Node{Id: "n"}})
 		wantError(t, err, rowraft.CodeIdentity, string(idOne.Cluster), string(idTwo.Cluster))
 		_, err = one.sched.Heartbeat(ctx, &rowraftv1.HeartbeatRequest{ClusterId: string(idTwo.Cluster), NodeId: "n"})
 		wantError(t, err, rowraft.CodeIdentity)

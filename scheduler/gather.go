@@ -23,7 +23,8 @@ func (s *Scheduler) putNode(ctx context.Context, n *rowraftv1.Node) error {
 	}
 	if m := s.view.Map(); m != nil {
 		if _, known := m.Node(rowraft.NodeID(n.GetId())); !known && len(m.Servers()) >= s.opts.Servers {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "the server at %s is one too many: the cluster was started for %d, and has them", n.GetAddr(), s.opts.Servers)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"the server at %s is one too many: the cluster was started for %d, and has them", n.GetAddr(), s.opts.Servers)
 		}
 	}
 	return s.proposeCommand(ctx, c)

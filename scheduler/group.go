@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// group is the metadata group as this server sees it: its log, its state, and the memory of its leader for one term. The
-// services and the control loops share it.
+// group is the metadata group as this server sees it: its log, its state, and the memory of its leader for one term.
+// The services and the control loops share it.
 type group struct {
 	opts    Options
 	logger  *slog.Logger
@@ -146,7 +146,8 @@ func (g *group) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, err
 }
 
 // proposeVersion is propose with an explicit format version for the entry.
-func (g *group) proposeVersion(ctx context.Context, version rowraft.FormatVersion, c *rowraftv1.MetaCommand) (any, error) {
+func (g *group) proposeVersion(ctx context.Context, version rowraft.FormatVersion,
+	c *rowraftv1.MetaCommand) (any, error) {
 	l, _, err := g.leading()
 	if err != nil {
 		return nil, err
@@ -161,7 +162,9 @@ func (g *group) proposeVersion(ctx context.Context, version rowraft.FormatVersio
 	result, err := l.Propose(ctx, entry)
 	if hint, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
 		// raftstore's message would name shard 0, which is the metadata group's number there and misleads the user.
-		return nil, &notLeader{msg: fmt.Sprintf("this server has just lost the lead of the metadata group (node %q may have it)", hint.Leader), hint: *hint}
+		return nil,
+			&notLeader{msg: fmt.Sprintf("this server has just lost the lead of the metadata group (node %q may have it)",
+				hint.Leader), hint: *hint}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("metadata group: %w", err)
@@ -192,12 +195,13 @@ func proposeFor[T any](ctx context.Context, g *group, c *rowraftv1.MetaCommand) 
 	return t, nil
 }
 
-// leadingInSync is leading, but it refuses until this leader has applied what earlier leaders logged. Before that it would
-// answer from an old map.
+// leadingInSync is leading, but it refuses until this leader has applied what earlier leaders logged. Before that it
+// would answer from an old map.
 func (g *group) leadingInSync(ctx context.Context) (Log, error) {
 	l, term, err := g.leading()
 	if err == nil && !g.inSync(ctx, l, term) {
-		err = rowraft.Errorf(rowraft.CodeStarting, "the new leader of the metadata group still reads what was logged before it")
+		err = rowraft.Errorf(rowraft.CodeStarting,
+			"the new leader of the metadata group still reads what was logged before it")
 	}
 	return l, err
 }

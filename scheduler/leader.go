@@ -37,7 +37,8 @@ func (l leader) LeadsFor() time.Duration { return l.g.soft.leadsFor() }
 
 func (l leader) CheckPause() { l.g.pulse.check() }
 
-func (l leader) OnLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration, fn func(*grpc.ClientConn) error) error {
+func (l leader) OnLeader(ctx context.Context, sh clustermap.Shard, patience time.Duration,
+	fn func(*grpc.ClientConn) error) error {
 	return l.g.onLeader(ctx, sh, patience, fn)
 }
 

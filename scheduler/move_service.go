@@ -28,7 +28,8 @@ func (d *driver) start(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (
 		if err != nil {
 			return nil, err
 		}
-		d.logger.Info("a replica begins to move", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to", string(m.To.Node))
+		d.logger.Info("a replica begins to move", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to",
+			string(m.To.Node))
 		return &rowraftv1.MoveReplicaReply{Move: m.ToProto(), MapVersion: d.mapVersion()}, nil
 	}
 }
@@ -56,9 +57,11 @@ func (d *driver) startMove(ctx context.Context, req *rowraftv1.MoveReplicaReques
 	if version == 0 {
 		version = uint64(m.Version)
 	}
-	return proposeFor[meta.Move](ctx, d.group, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{
-		Shard: req.GetShard(), FromNode: string(from.ID), To: &rowraftv1.Replica{Id: uuid.NewString(), Node: string(to.ID)}, MapVersion: version,
-	}}})
+	return proposeFor[meta.Move](ctx, d.group,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{
+			Shard: req.GetShard(), FromNode: string(from.ID), To: &rowraftv1.Replica{Id: uuid.NewString(), Node: string(to.ID)},
+			MapVersion: version,
+		}}})
 }
 
 // mustBeUp refuses a server that cannot take a replica now because it is not up.
@@ -66,7 +69,8 @@ func (d *driver) mustBeUp(n clustermap.Node) error {
 	if l := d.liveness(n.ID); l.seen && l.state == diagnosis.Up {
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v", diagnosis.NodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)
+	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v",
+		diagnosis.NodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)
 }
 
 // cancel takes the new replica of a move out of the group again, unless the move is in
@@ -81,7 +85,8 @@ func (d *driver) cancel(ctx context.Context, req *rowraftv1.CancelMoveRequest) (
 			continue
 		}
 		if m.Phase == meta.PhaseRemove {
-			return nil, rowraft.Errorf(rowraft.CodePrecondition, "move %d of shard %d cannot be cancelled any more: the new replica votes and the old one is leaving; move it back afterwards", m.ID, m.Shard)
+			return nil, rowraft.Errorf(rowraft.CodePrecondition, "move %d of shard %d cannot be cancelled any more: the new "+
+				"replica votes and the old one is leaving; move it back afterwards", m.ID, m.Shard)
 		}
 		if m.Phase != meta.PhaseCancel {
 			if err := d.advance(ctx, &m, meta.PhaseCancel); err != nil {
@@ -92,7 +97,8 @@ func (d *driver) cancel(ctx context.Context, req *rowraftv1.CancelMoveRequest) (
 		d.logger.Info("a move is cancelled", "move", m.ID, "shard", uint32(m.Shard))
 		return &rowraftv1.CancelMoveReply{Move: m.ToProto()}, nil
 	}
-	return nil, rowraft.Errorf(rowraft.CodeNotFound, "no replica of shard %d moves, or none by that move id", req.GetShard())
+	return nil, rowraft.Errorf(rowraft.CodeNotFound, "no replica of shard %d moves, or none by that move id",
+		req.GetShard())
 }
 
 // addMoves adds the moves that run, and the last that ended, to a status.
@@ -100,7 +106,8 @@ func (d *driver) addMoves(reply *rowraftv1.StatusReply) {
 	running, finished := d.machine.Moves()
 	for _, m := range running {
 		n := d.read(m.ID)
-		reply.Moves = append(reply.Moves, &rowraftv1.MoveStatus{Move: m.ToProto(), WaitingFor: n.waitingFor, LagEntries: n.lag})
+		reply.Moves = append(reply.Moves, &rowraftv1.MoveStatus{Move: m.ToProto(), WaitingFor: n.waitingFor,
+			LagEntries: n.lag})
 	}
 	for _, m := range finished {
 		reply.FinishedMoves = append(reply.FinishedMoves, m.ToProto())

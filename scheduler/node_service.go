@@ -17,7 +17,8 @@ import (
 )
 
 // changeNode logs the intent of a server. Placement then does the work.
-func (pl *placeLoop) changeNode(ctx context.Context, req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
+func (pl *placeLoop) changeNode(ctx context.Context,
+	req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
 	if _, err := pl.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
@@ -49,7 +50,8 @@ func (pl *placeLoop) changeNode(ctx context.Context, req *rowraftv1.ChangeNodeRe
 		reply.Accepted = false
 	case req.GetDryRun() || n.Intent == to:
 	default:
-		kind := map[clustermap.Intent]rowraftv1.OperationKind{clustermap.Drain: meta.OpDrain, clustermap.Decommission: meta.OpDecommission}[to]
+		kind := map[clustermap.Intent]rowraftv1.OperationKind{clustermap.Drain: meta.OpDrain,
+			clustermap.Decommission: meta.OpDecommission}[to]
 		o, err := pl.setIntent(ctx, m, n.ID, n.Intent, to, kind)
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", m.NameOf(n.ID), err)
@@ -57,7 +59,8 @@ func (pl *placeLoop) changeNode(ctx context.Context, req *rowraftv1.ChangeNodeRe
 		if runs = nil; o.ID != 0 {
 			runs = &o
 		}
-		pl.logger.Info("a server was told what to do", "server", m.NameOf(n.ID), "intent", meta.IntentName(to), "before", meta.IntentName(n.Intent), "operation", o.ID)
+		pl.logger.Info("a server was told what to do", "server", m.NameOf(n.ID), "intent", meta.IntentName(to), "before",
+			meta.IntentName(n.Intent), "operation", o.ID)
 		n.Intent = to
 	}
 	reply.Node, reply.MapVersion = rpc.NodeToProto(n), pl.mapVersion()
@@ -83,16 +86,20 @@ func (pl *placeLoop) planFor(m *clustermap.Map, n *clustermap.Node, to clusterma
 		return plan
 	}
 	if len(leads) > 0 {
-		plan = append(plan, fmt.Sprintf("The lead of shard %s goes to other replicas; pushes to it wait for some milliseconds.", list(leads)))
+		plan = append(plan,
+			fmt.Sprintf("The lead of shard %s goes to other replicas; pushes to it wait for some milliseconds.", list(leads)))
 	}
 	if to == clustermap.Drain {
-		return append(plan, fmt.Sprintf("%s keeps its %d replicas, leads none of them and gets no new ones.", name, len(replicas)))
+		return append(plan, fmt.Sprintf("%s keeps its %d replicas, leads none of them and gets no new ones.", name,
+			len(replicas)))
 	}
 	if len(replicas) > 0 {
-		plan = append(plan, fmt.Sprintf("The replicas of shard %s move to other servers, %d at a time.", list(replicas), placement.MaxMoves))
+		plan = append(plan, fmt.Sprintf("The replicas of shard %s move to other servers, %d at a time.", list(replicas),
+			placement.MaxMoves))
 	}
 	if n.Scheduler {
-		return append(plan, fmt.Sprintf("%s stays a member of the scheduler until its process has ended and a standby, a server started with --with-scheduler, takes its seat.", name))
+		return append(plan, fmt.Sprintf("%s stays a member of the scheduler until its process has ended and a standby, a "+
+			"server started with --with-scheduler, takes its seat.", name))
 	}
 	return append(plan, fmt.Sprintf("%s is empty then; once its process has ended the cluster forgets it.", name))
 }
@@ -115,10 +122,13 @@ func (pl *placeLoop) risksOf(m *clustermap.Map, n *clustermap.Node, to clusterma
 	p := newPlacer(0)
 	for _, r := range placement.Risks(pl.world(m, &p), n.ID, to) {
 		if r.NoTarget {
-			risks = append(risks, fmt.Sprintf("The replica of shard %d cannot move: every other server that is up has one already, or is to leave. It stays until another server joins.", r.Shard))
+			risks = append(risks, fmt.Sprintf("The replica of shard %d cannot move: every other server that is up has one "+
+				"already, or is to leave. It stays until another server joins.", r.Shard))
 			continue
 		}
-		risks = append(risks, fmt.Sprintf("Shard %d would have no majority without %s: %d of its %d other replicas are up and not drained.", r.Shard, m.NameOf(n.ID), r.Good, r.Others))
+		risks = append(risks,
+			fmt.Sprintf("Shard %d would have no majority without %s: %d of its %d other replicas are up and not drained.",
+				r.Shard, m.NameOf(n.ID), r.Good, r.Others))
 	}
 	return risks
 }
@@ -173,7 +183,9 @@ func (pl *placeLoop) takeName(ctx context.Context, n *rowraftv1.Node) (taken boo
 		return false, err
 	}
 	m := pl.view.Map()
-	i := slices.IndexFunc(m.Nodes, func(old clustermap.Node) bool { return old.Name == n.GetName() && string(old.ID) != n.GetId() })
+	i := slices.IndexFunc(m.Nodes, func(old clustermap.Node) bool {
+		return old.Name == n.GetName() && string(old.ID) != n.GetId()
+	})
 	if i < 0 {
 		return false, nil
 	}
@@ -182,12 +194,16 @@ func (pl *placeLoop) takeName(ctx context.Context, n *rowraftv1.Node) (taken boo
 	if l.state != diagnosis.Down || old.Addr != n.GetAddr() && !pl.isDead(&l) {
 		return false, nil
 	}
-	pl.logger.Warn("a server comes in the place of one that is silent, whose data is taken for lost", "name", old.Name, "new", n.GetId(), "old", string(old.ID), "silent", l.silence.Round(time.Second).String())
+	pl.logger.Warn("a server comes in the place of one that is silent, whose data is taken for lost", "name", old.Name,
+		"new", n.GetId(), "old", string(old.ID), "silent", l.silence.Round(time.Second).String())
 	if old.Intent != clustermap.Decommission {
 		if _, err := pl.setIntent(ctx, m, old.ID, old.Intent, clustermap.Decommission, meta.OpReplace); err != nil {
 			return false, err
 		}
 	}
 	old.Name = ""
-	return true, pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(old)}}})
+	return true,
+		pl.proposeCommand(ctx,
+			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(
+				old)}}})
 }

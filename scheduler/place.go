@@ -30,7 +30,8 @@ const (
 	transferPause = 2 * time.Second
 )
 
-// placer is the leader's memory of placement. It is empty at the start of a term. Only the goroutine of placeLoop.run uses it.
+// placer is the leader's memory of placement. It is empty at the start of a term. Only the goroutine of placeLoop.run
+// uses it.
 type placer struct {
 	term      rowraft.Term
 	leads     map[rowraft.ShardID]leadSince
@@ -48,7 +49,8 @@ type placeLoop struct {
 }
 
 func newPlacer(term rowraft.Term) placer {
-	return placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time), fenced: make(map[rowraft.ReplicaID]time.Time)}
+	return placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time),
+		fenced: make(map[rowraft.ReplicaID]time.Time)}
 }
 
 // leadSince is the leader of a shard and since when this leader has known it.
@@ -57,8 +59,8 @@ type leadSince struct {
 	at   time.Time
 }
 
-// run is the control loop of placement. While this member leads the metadata group, it takes the steps of placement.Next.
-// It returns when ctx ends.
+// run is the control loop of placement. While this member leads the metadata group, it takes the steps of
+// placement.Next. It returns when ctx ends.
 func (pl *placeLoop) run(ctx context.Context) {
 	tick := time.NewTicker(placeInterval)
 	defer tick.Stop()
@@ -126,7 +128,8 @@ func (pl *placeLoop) round(ctx context.Context, p *placer) error {
 		*p = newPlacer(term)
 		p.told = told
 	}
-	if err := errors.Join(pl.replaceDead(ctx), pl.endOperations(ctx), pl.retireNodes(ctx), pl.cancelLost(ctx)); err != nil {
+	if err := errors.Join(pl.replaceDead(ctx), pl.endOperations(ctx), pl.retireNodes(ctx),
+		pl.cancelLost(ctx)); err != nil {
 		return err
 	}
 	return errors.Join(pl.keepSeats(ctx), pl.takeSteps(ctx, term, p))
@@ -163,24 +166,29 @@ func (pl *placeLoop) take(ctx context.Context, m *clustermap.Map, next *placemen
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("shard %d: transfer the leadership from %s to %s: %w", next.Shard, m.NameOf(next.From), m.NameOf(next.To), err)
+			return fmt.Errorf("shard %d: transfer the leadership from %s to %s: %w", next.Shard, m.NameOf(next.From),
+				m.NameOf(next.To), err)
 		}
-		pl.logger.Info("a leadership was transferred", "shard", uint32(next.Shard), "from", string(next.From), "to", string(next.To))
+		pl.logger.Info("a leadership was transferred", "shard", uint32(next.Shard), "from", string(next.From), "to",
+			string(next.To))
 		pl.soft.forgetLead(next.Shard, next.From)
 		return nil
 	}
-	c := &rowraftv1.MetaStartMove{Shard: uint32(next.Shard), FromNode: string(next.From), MapVersion: uint64(m.Version), Reason: next.Reason}
+	c := &rowraftv1.MetaStartMove{Shard: uint32(next.Shard), FromNode: string(next.From), MapVersion: uint64(m.Version),
+		Reason: next.Reason}
 	if next.To != "" {
 		c.To = &rowraftv1.Replica{Id: uuid.NewString(), Node: string(next.To)}
 	}
-	mv, err := proposeFor[meta.Move](ctx, pl.group, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
+	mv, err := proposeFor[meta.Move](ctx, pl.group,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
 	if rowraft.CodeOf(err) == rowraft.CodePrecondition {
 		return nil // the map has changed: decide again in the next round
 	}
 	if err != nil {
 		return err
 	}
-	pl.logger.Info("a replica begins to move", "move", mv.ID, "shard", uint32(mv.Shard), "from", m.NameOf(mv.From.Node), "to", m.NameOf(mv.To.Node), "reason", reasonName(mv.Reason))
+	pl.logger.Info("a replica begins to move", "move", mv.ID, "shard", uint32(mv.Shard), "from", m.NameOf(mv.From.Node),
+		"to", m.NameOf(mv.To.Node), "reason", reasonName(mv.Reason))
 	return nil
 }
 
@@ -257,7 +265,8 @@ func (pl *placeLoop) world(m *clustermap.Map, p *placer) *placement.World {
 	for _, n := range m.Servers() {
 		l := pl.soft.livenessLocked(n.ID, now)
 		alive[n.ID] = &l
-		wn := placement.Node{ID: n.ID, Zone: n.Label(clustermap.ZoneLabel), Up: l.seen && l.state == diagnosis.Up, Stopping: l.beat.stopping, Intent: n.Intent}
+		wn := placement.Node{ID: n.ID, Zone: n.Label(clustermap.ZoneLabel), Up: l.seen && l.state == diagnosis.Up,
+			Stopping: l.beat.stopping, Intent: n.Intent}
 		wn.Full, wn.NearlyFull = room(l.beat.disk)
 		wn.Dead = pl.isDead(&l) || !wn.Up && n.Intent == clustermap.Decommission && l.state == diagnosis.Down
 		if !wn.Dead && (!wn.Up || wn.Stopping) {
@@ -350,7 +359,8 @@ func (pl *placeLoop) replaceDead(ctx context.Context) error {
 		if n.Intent == clustermap.Decommission || !pl.isDead(&l) || pl.runningOn(n.ID) != nil || len(m.ShardsOn(n.ID)) == 0 {
 			continue
 		}
-		pl.logger.Warn("a server is silent for too long; its replicas are rebuilt on other servers", "server", m.NameOf(n.ID), "silent", l.silence.Round(time.Second).String())
+		pl.logger.Warn("a server is silent for too long; its replicas are rebuilt on other servers", "server", m.NameOf(n.ID),
+			"silent", l.silence.Round(time.Second).String())
 		_, err := pl.setIntent(ctx, m, n.ID, n.Intent, n.Intent, meta.OpReplace)
 		errs = append(errs, err)
 	}
@@ -368,14 +378,16 @@ func (pl *placeLoop) runningOn(id rowraft.NodeID) *meta.Operation {
 }
 
 // setIntent logs the intent of a server and starts the operation that follows from it.
-func (pl *placeLoop) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent, kind rowraftv1.OperationKind) (meta.Operation, error) {
+func (pl *placeLoop) setIntent(ctx context.Context, m *clustermap.Map, id rowraft.NodeID, from, to clustermap.Intent,
+	kind rowraftv1.OperationKind) (meta.Operation, error) {
 	total := len(m.ShardsOn(id))
 	if kind == meta.OpDrain {
 		total = len(pl.leadsOf(m, id))
 	}
-	return proposeFor[meta.Operation](ctx, pl.group, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
-		Node: string(id), From: rowraftv1.NodeIntent(from), To: rowraftv1.NodeIntent(to), Kind: kind, Total: uint64(total),
-	}}})
+	return proposeFor[meta.Operation](ctx, pl.group,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
+			Node: string(id), From: rowraftv1.NodeIntent(from), To: rowraftv1.NodeIntent(to), Kind: kind, Total: uint64(total),
+		}}})
 }
 
 // leadsOf returns the shards that a node reports to lead.
@@ -409,8 +421,12 @@ func (pl *placeLoop) endOperations(ctx context.Context) error {
 			_, err := pl.setIntent(ctx, m, o.Node, n.Intent, n.Intent, 0)
 			errs = append(errs, err)
 		case pl.left(m, &o) == 0 && (o.Kind != meta.OpDrain || l.seen || l.state != diagnosis.Up):
-			pl.logger.Info("an operation is done", "operation", o.ID, "kind", diagnosis.OperationName(o.Kind), "server", m.NameOf(o.Node))
-			errs = append(errs, pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: o.ID}}}))
+			pl.logger.Info("an operation is done", "operation", o.ID, "kind", diagnosis.OperationName(o.Kind), "server",
+				m.NameOf(o.Node))
+			errs = append(errs,
+				pl.proposeCommand(ctx,
+					&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{
+						EndOperation: &rowraftv1.MetaEndOperation{Id: o.ID}}}))
 		}
 	}
 	return errors.Join(errs...)
@@ -437,7 +453,10 @@ func (pl *placeLoop) retireNodes(ctx context.Context) error {
 		}
 		if l := pl.liveness(n.ID); l.state == diagnosis.Down {
 			pl.logger.Info("a decommissioned server is down; it is removed from the map", "server", m.NameOf(n.ID))
-			errs = append(errs, pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
+			errs = append(errs,
+				pl.proposeCommand(ctx,
+					&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{
+						RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
 		}
 	}
 	return errors.Join(errs...)
@@ -456,7 +475,8 @@ func (pl *placeLoop) cancelLost(ctx context.Context) error {
 		l, n := pl.liveness(mv.To.Node), clustermap.Node{}
 		n, _ = m.Node(mv.To.Node)
 		if pl.isDead(&l) || mv.Reason != 0 && (n.Intent == clustermap.Decommission || l.state == diagnosis.Down) {
-			pl.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.ID, "shard", uint32(mv.Shard), "to", m.NameOf(mv.To.Node))
+			pl.logger.Warn("a move is cancelled: its target is down or decommissioned", "move", mv.ID, "shard", uint32(mv.Shard),
+				"to", m.NameOf(mv.To.Node))
 			errs = append(errs, pl.driver.advance(ctx, &mv, meta.PhaseCancel))
 		}
 	}

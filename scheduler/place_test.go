@@ -74,7 +74,9 @@ func change(t *testing.T, s *Scheduler, req *rowraftv1.ChangeNodeRequest) *rowra
 }
 
 func (s *Scheduler) ended(id uint64) bool {
-	return slices.ContainsFunc(s.machine.Operations(), func(o meta.Operation) bool { return o.ID == id && o.State == meta.OpDone })
+	return slices.ContainsFunc(s.machine.Operations(), func(o meta.Operation) bool {
+		return o.ID == id && o.State == meta.OpDone
+	})
 }
 
 func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
@@ -100,8 +102,10 @@ func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
 	if _, known := s.view.Map().Node("a"); !known {
 		t.Error("it is forgotten while it runs")
 	}
-	placeTurns(t, s, l, g, []string{"b", "c", "d"}, func() { silence(s, DownAfter) }, func() bool { _, known := s.view.Map().Node("a"); return !known })
-	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "a", Addr: "x:1", PeerAddr: "x:2"}})
+	placeTurns(t, s, l, g, []string{"b", "c", "d"}, func() { silence(s, DownAfter) },
+		func() bool { _, known := s.view.Map().Node("a"); return !known })
+	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(),
+		FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "a", Addr: "x:1", PeerAddr: "x:2"}})
 	wantError(t, err, rowraft.CodeIdentity, "was decommissioned")
 }
 
@@ -116,7 +120,8 @@ func TestADecommissionIsUndone(t *testing.T) {
 	s, l, g := movingCluster(t)
 	s.opts.NoRebalance = true
 	g.report(t, s, "a", "b", "c", "d")
-	op := change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b", Intent: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION}).Operation
+	op := change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b",
+		Intent: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION}).Operation
 	if err := s.placer.round(t.Context(), &placer{}); err != nil {
 		t.Fatal(err)
 	}
@@ -126,14 +131,18 @@ func TestADecommissionIsUndone(t *testing.T) {
 	}
 	_, err := s.ChangeNode(t.Context(), &rowraftv1.ChangeNodeRequest{Node: "b", ExpectAny: true, Operation: op.Id + 7})
 	wantError(t, err, rowraft.CodePrecondition, "does not run on b")
-	_, err = s.ChangeNode(t.Context(), &rowraftv1.ChangeNodeRequest{Node: "b", Expect: rowraftv1.NodeIntent_NODE_INTENT_DRAIN})
+	_, err = s.ChangeNode(t.Context(), &rowraftv1.ChangeNodeRequest{Node: "b",
+		Expect: rowraftv1.NodeIntent_NODE_INTENT_DRAIN})
 	wantError(t, err, rowraft.CodePrecondition, "b is decommissioned")
 	change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b", Operation: op.Id})
 	if n, _ := s.view.Map().Node("b"); n.Intent != clustermap.Serve {
 		t.Errorf("it is %s", meta.IntentName(n.Intent))
 	}
 	// The move that has begun ends or goes back; nothing else follows.
-	placeTurns(t, s, l, g, []string{"a", "b", "c", "d"}, nil, func() bool { running, _ := s.machine.Moves(); return len(running) == 0 })
+	placeTurns(t, s, l, g, []string{"a", "b", "c", "d"}, nil, func() bool {
+		running, _ := s.machine.Moves()
+		return len(running) == 0
+	})
 	if o := s.machine.Operations(); len(o) != 1 || o[0].State != meta.OpCancelled {
 		t.Errorf("operations %+v", o)
 	}
@@ -157,7 +166,9 @@ func TestADeadServerIsReplaced(t *testing.T) {
 		t.Fatalf("operations %+v before it counts as dead", ops)
 	}
 	dead := func() { silence(s, DefaultReplaceAfter) }
-	placeTurns(t, s, l, g, up, dead, func() bool { return len(s.machine.Operations()) == 1 && s.ended(s.machine.Operations()[0].ID) })
+	placeTurns(t, s, l, g, up, dead, func() bool {
+		return len(s.machine.Operations()) == 1 && s.ended(s.machine.Operations()[0].ID)
+	})
 	sh := s.view.Map().Shards[0]
 	if on(sh.Replicas) != "abd" || s.machine.Operations()[0].Kind != meta.OpReplace {
 		t.Errorf("in the end %+v, operations %+v", sh, s.machine.Operations())
@@ -367,11 +378,16 @@ func TestRisksAreTold(t *testing.T) {
 		intent clustermap.Intent
 	}{
 		{name: "a dry run changes nothing", req: &rowraftv1.ChangeNodeRequest{Node: "d", Intent: drain, DryRun: true}},
-		{name: "a second one of three", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain}, risk: "Shard 0 would have no majority without a"},
-		{name: "with force in a dry run", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain, Force: true, DryRun: true}, risk: "no majority"},
-		{name: "with force", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain, Force: true}, risk: "no majority", intent: clustermap.Drain},
-		{name: "one without replicas", req: &rowraftv1.ChangeNodeRequest{Node: "d", Intent: gone}, intent: clustermap.Decommission},
-		{name: "one whose replicas no server can receive", req: &rowraftv1.ChangeNodeRequest{Node: "b", Intent: gone}, risk: "shard 0 cannot move"},
+		{name: "a second one of three", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain},
+			risk: "Shard 0 would have no majority without a"},
+		{name: "with force in a dry run", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain, Force: true,
+			DryRun: true}, risk: "no majority"},
+		{name: "with force", req: &rowraftv1.ChangeNodeRequest{Node: "a", Intent: drain, Force: true}, risk: "no majority",
+			intent: clustermap.Drain},
+		{name: "one without replicas", req: &rowraftv1.ChangeNodeRequest{Node: "d", Intent: gone},
+			intent: clustermap.Decommission},
+		{name: "one whose replicas no server can receive", req: &rowraftv1.ChangeNodeRequest{Node: "b", Intent: gone},
+			risk: "shard 0 cannot move"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			version := s.view.Map().Version
@@ -395,14 +411,16 @@ func TestRisksAreTold(t *testing.T) {
 func TestAWipedServerTakesItsName(t *testing.T) {
 	s, l, g := movingCluster(t)
 	old, _ := s.view.Map().Node("c")
-	fresh := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: old.Addr, PeerAddr: old.PeerAddr}}
+	fresh := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()),
+		Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: old.Addr, PeerAddr: old.PeerAddr}}
 	g.report(t, s, "a", "b", "c", "d")
 	_, err := s.RegisterNode(t.Context(), fresh)
 	wantError(t, err, rowraft.CodeAlreadyExists, "is that of node c") // who is up keeps its name
 	l.elect(s.opts.Self.ID)
 	g.report(t, s, "a", "b", "d")
 	silence(s, DownAfter)
-	elsewhere := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: "elsewhere:1", PeerAddr: "elsewhere:2"}}
+	elsewhere := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()),
+		Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: "elsewhere:1", PeerAddr: "elsewhere:2"}}
 	_, err = s.RegisterNode(t.Context(), elsewhere)
 	wantError(t, err, rowraft.CodeAlreadyExists) // who may come back, too
 	if _, err := s.RegisterNode(t.Context(), fresh); err != nil {
@@ -414,7 +432,8 @@ func TestAWipedServerTakesItsName(t *testing.T) {
 	if n, _ := s.view.Map().Node("c"); n.Name != "" || n.Intent != clustermap.Decommission {
 		t.Errorf("%+v", n)
 	}
-	placeTurns(t, s, l, g, []string{"a", "b", "d"}, func() { silence(s, DownAfter) }, func() bool { _, known := s.view.Map().Node("c"); return !known })
+	placeTurns(t, s, l, g, []string{"a", "b", "d"}, func() { silence(s, DownAfter) },
+		func() bool { _, known := s.view.Map().Node("c"); return !known })
 	if sh := s.view.Map().Shards[0]; on(sh.Replicas) != "abd" || len(sh.Removed) != 0 {
 		t.Errorf("%+v", sh)
 	}

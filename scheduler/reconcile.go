@@ -64,7 +64,8 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	m := s.view.Map()
 	if m == nil || m.Cluster == "" {
 		cluster := s.opts.Identity.Identity().Cluster
-		c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: string(cluster)}}}
+		c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: string(
+			cluster)}}}
 		if _, err := s.propose(ctx, c); err != nil {
 			return fmt.Errorf("name the cluster: %w", err)
 		}
@@ -98,7 +99,8 @@ func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 	shards := placement.NewShards(servers, s.opts.Shards, uuid.NewString)
 	if n := len(shards[0].Replicas); n < placement.ReplicasPerShard {
 		s.logger.Warn(fmt.Sprintf("DATA IS NOT SAFE: %d replica(s) per shard, because the cluster starts with %d server(s). "+
-			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(servers)), "replicas", n, "servers", len(servers))
+			"With fewer than 3 a machine that dies stops training, and a disk that dies loses rows.", n, len(servers)),
+			"replicas", n, "servers", len(servers))
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
 		Shards: meta.ShardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(len(shards), s.opts.Slots)),
@@ -106,6 +108,7 @@ func (s *Scheduler) makeShards(ctx context.Context, m *clustermap.Map) error {
 	if _, err := s.propose(ctx, c); err != nil {
 		return fmt.Errorf("make the shards: %w", err)
 	}
-	s.logger.Info("Cluster is successfully initialized.", "cluster", m.Cluster, "servers", len(servers), "shards", len(shards), "replicas", len(shards[0].Replicas))
+	s.logger.Info("Cluster is successfully initialized.", "cluster", m.Cluster, "servers", len(servers), "shards",
+		len(shards), "replicas", len(shards[0].Replicas))
 	return nil
 }

@@ -31,7 +31,8 @@ type fakeParts struct {
 	begun  func() // called when a shard begins
 }
 
-func (p *fakeParts) RestorePart(_ context.Context, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+func (p *fakeParts) RestorePart(_ context.Context,
+	req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch req.GetStep().(type) {
@@ -53,14 +54,16 @@ func (p *fakeParts) RestorePart(_ context.Context, req *rowraftv1.RestorePartReq
 	if p.closed > 0 {
 		tables = []*rowraftv1.ShardTable{{Id: 7}}
 	}
-	return &rowraftv1.RestorePartReply{Tables: tables, TableEpoch: epoch, LiveRows: p.live, Staged: p.staged[req.GetShard()], NextSeq: 1, Digest: make([]byte, 16), Node: "a", FreeMemory: p.free}, nil
+	return &rowraftv1.RestorePartReply{Tables: tables, TableEpoch: epoch, LiveRows: p.live,
+		Staged: p.staged[req.GetShard()], NextSeq: 1, Digest: make([]byte, 16), Node: "a", FreeMemory: p.free}, nil
 }
 
 func (p *fakeParts) EnsureTable(context.Context, *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
 	return &rowraftv1.EnsureTableReply{}, nil
 }
 
-func (p *fakeParts) DropShardTable(context.Context, *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
+func (p *fakeParts) DropShardTable(context.Context,
+	*rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
 	return &rowraftv1.DropShardTableReply{}, nil
 }
 
@@ -83,9 +86,11 @@ func emptyCheckpoint(t *testing.T, dest, name string, rows uint32) {
 
 // writeCheckpoint makes one of a single table, whose sums say that it has rows, and
 // whose stream is what fill writes.
-func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, rows uint32, fill func(*checkpoint.Writer) error) {
+func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, rows uint32,
+	fill func(*checkpoint.Writer) error) {
 	t.Helper()
-	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots, Created: time.Unix(1, 0), Tables: []checkpoint.TableSum{{Schema: schema, Rows: uint64(rows)}}}
+	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots,
+		Created: time.Unix(1, 0), Tables: []checkpoint.TableSum{{Schema: schema, Rows: uint64(rows)}}}
 	part := checkpoint.Part{Applied: 7, Rows: uint64(rows)}
 	var sums []checkpoint.SlotSum
 	if rows > 0 {
@@ -95,7 +100,8 @@ func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, row
 		part.Slots = append(part.Slots, rowraft.Slot(s))
 	}
 	var stream bytes.Buffer
-	w, err := checkpoint.NewWriter(&stream, checkpoint.Header{Applied: 7, Epoch: 1}, []rowraft.Schema{schema}, nil, checkpoint.Ended{}, nil)
+	w, err := checkpoint.NewWriter(&stream, checkpoint.Header{Applied: 7, Epoch: 1}, []rowraft.Schema{schema}, nil,
+		checkpoint.Ended{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +118,8 @@ func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, row
 		}
 		return checkpoint.File{Name: file, Bytes: int64(len(b)), SHA256: sha256.Sum256(b)}
 	}
-	part.Stream, part.Sums = put("shard-0000.rows", stream.Bytes()), put("shard-0000.sums", checkpoint.EncodeSums(0, 7, sums))
+	part.Stream, part.Sums = put("shard-0000.rows", stream.Bytes()),
+		put("shard-0000.sums", checkpoint.EncodeSums(0, 7, sums))
 	m.Parts = []checkpoint.Part{part}
 	raw, err := m.Encode()
 	if err != nil {
@@ -154,11 +161,14 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 		{name: "an empty cluster"},
 		{name: "rows before", before: 5, code: rowraft.CodeAlreadyExists},
 		{name: "rows before, to be replaced", before: 5, replace: true},
-		{name: "rows that came meanwhile", during: func(_ *Scheduler, p *fakeParts) { p.live = 5 }, code: rowraft.CodeAlreadyExists},
-		{name: "rows that came meanwhile, to be replaced", during: func(_ *Scheduler, p *fakeParts) { p.live = 5 }, replace: true},
+		{name: "rows that came meanwhile", during: func(_ *Scheduler, p *fakeParts) { p.live = 5 },
+			code: rowraft.CodeAlreadyExists},
+		{name: "rows that came meanwhile, to be replaced", during: func(_ *Scheduler, p *fakeParts) { p.live = 5 },
+			replace: true},
 		{name: "a table that came meanwhile", during: makeTable, code: rowraft.CodeAlreadyExists},
 		{name: "a table that came meanwhile, to be replaced", during: makeTable, replace: true},
-		{name: "rows of a table that was not in the list", before: 5, replace: true, agreed: []uint64{8}, code: rowraft.CodePrecondition},
+		{name: "rows of a table that was not in the list", before: 5, replace: true, agreed: []uint64{8},
+			code: rowraft.CodePrecondition},
 		{name: "rows of one that was", before: 5, replace: true, agreed: []uint64{9}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -171,7 +181,8 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 				p.begun = func() { tc.during(s, p) }
 			}
 			stream := &restoreStream{ctx: testContext(t)}
-			err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "a", Replace: tc.replace, Agreed: tc.agreed}, stream)
+			err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "a",
+				Replace: tc.replace, Agreed: tc.agreed}, stream)
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if tc.code == 0 {
@@ -193,7 +204,9 @@ func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
 	emptyCheckpoint(t, dest, "rows", 1000) // of 24 + 2 · 4 bytes, 20 of the index
 	streaming := restoredTable(7, "streaming")
 	streaming.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
-	writeCheckpoint(t, dest, "candidates", streaming, 0, func(w *checkpoint.Writer) error { return appendCandidates(w, streaming, 16) })
+	writeCheckpoint(t, dest, "candidates", streaming, 0, func(w *checkpoint.Writer) error {
+		return appendCandidates(w, streaming, 16)
+	})
 	for _, tc := range []struct {
 		name string
 		free uint64
@@ -210,7 +223,8 @@ func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
 		p.free = tc.free
 		begun := false
 		p.begun = func() { begun = true }
-		err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: tc.name}, &restoreStream{ctx: testContext(t)})
+		err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: tc.name},
+			&restoreStream{ctx: testContext(t)})
 		if rowraft.CodeOf(err) != tc.code || begun == (tc.code == rowraft.CodePrecondition) {
 			t.Errorf("%s, %d bytes free: %v, want %v; staging began: %v", tc.name, tc.free, err, tc.code, begun)
 		}
@@ -240,7 +254,8 @@ func appendCandidates(w *checkpoint.Writer, schema rowraft.Schema, n int) error 
 // makeTable makes a table as the log does, which no shard is asked about.
 func makeTable(s *Scheduler, _ *fakeParts) {
 	schema := restoredTable(9, "other")
-	cmd := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&schema)}}}
+	cmd := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{
+		CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&schema)}}}
 	if _, err := s.propose(context.Background(), cmd); err != nil {
 		panic(err)
 	}

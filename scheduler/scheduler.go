@@ -65,13 +65,14 @@ type Options struct {
 	Version  string                // of the binary
 	Announce rowraft.FormatVersion // newest format version to announce; 0: what it supports
 	Join     []string              // addresses of the founders, including this server; empty: a cluster of one server
-	Servers  int                   // number of registered servers at which the shards are created; 0: the number of founders
-	Shards   int                   // number of shards of a new cluster; 0: DefaultShards
-	Slots    rowraft.SlotCount     // number of slots of a new cluster; 0: rowraft.DefaultSlots
-	Exact    bool                  // refuse registrations beyond Servers
-	Workers  int                   // number of workers that every job must have; 0: any number
-	TLS      *certs.Source         // for calls to other servers; nil: plaintext
-	CA       *certs.CA             // signs certificates for machines with join tokens; nil: this server cannot sign
+	// number of registered servers at which the shards are created; 0: the number of founders
+	Servers int
+	Shards  int               // number of shards of a new cluster; 0: DefaultShards
+	Slots   rowraft.SlotCount // number of slots of a new cluster; 0: rowraft.DefaultSlots
+	Exact   bool              // refuse registrations beyond Servers
+	Workers int               // number of workers that every job must have; 0: any number
+	TLS     *certs.Source     // for calls to other servers; nil: plaintext
+	CA      *certs.CA         // signs certificates for machines with join tokens; nil: this server cannot sign
 
 	// ReplaceAfter is the silence after which the scheduler rebuilds a server's replicas on other servers. 0:
 	// DefaultReplaceAfter; negative: never.
@@ -136,7 +137,8 @@ func New(opts Options) (*Scheduler, error) {
 	case opts.Slots.Check() != nil:
 		return nil, opts.Slots.Check()
 	case opts.Shards < 1 || opts.Shards > clustermap.ShardLimit(opts.Slots):
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards: want 1 to %d, one for %d of the cluster's %d slots",
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"%d shards: want 1 to %d, one for %d of the cluster's %d slots",
 			opts.Shards, clustermap.ShardLimit(opts.Slots), clustermap.SlotsPerShard, opts.Slots)
 	case opts.Servers < 1 || opts.Servers > meta.MaxNodes:
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d servers: want 1 to %d", opts.Servers, meta.MaxNodes)
@@ -147,7 +149,8 @@ func New(opts Options) (*Scheduler, error) {
 		opts: opts, logger: opts.Logger.With("component", "scheduler"), view: view, machine: meta.New(view),
 		conns: route.NewPool(opts.TLS, opts.Dial, 1), registering: semaphore.NewWeighted(1),
 	}
-	s := &Scheduler{group: g, formation: newFormation(g), kick: make(chan struct{}, 1), driver: newDriver(g), tables: newTables(g)}
+	s := &Scheduler{group: g, formation: newFormation(g), kick: make(chan struct{}, 1), driver: newDriver(g),
+		tables: newTables(g)}
 	s.placer = &placeLoop{group: g, driver: s.driver, leadRest: leadRest}
 	g.pulse.discount = func(lost time.Duration) {
 		s.jobs.DiscountPause(lost)

@@ -49,7 +49,8 @@ type seatChange struct {
 
 // nextSeat returns the next change for a group with this number of seats; the zero value if there is none. standbys are
 // the servers that can take a seat.
-func nextSeat(seats int, members []raftstore.MemberStatus, lost func(rowraft.NodeID) bool, standbys []rowraft.NodeID) (c seatChange) {
+func nextSeat(seats int, members []raftstore.MemberStatus, lost func(rowraft.NodeID) bool,
+	standbys []rowraft.NodeID) (c seatChange) {
 	var learner, gone *raftstore.MemberStatus
 	voters := 0
 	for i := range members {
@@ -126,7 +127,8 @@ func (pl *placeLoop) lostSeat(id rowraft.NodeID) bool {
 func (pl *placeLoop) standbys(m *clustermap.Map, now *raftstore.Membership) (out []rowraft.NodeID) {
 	for _, n := range m.Nodes {
 		v, known := pl.versionOf(n.ID)
-		if l := pl.liveness(n.ID); pl.standby(now, &n, &l) && l.state == diagnosis.Up && !l.beat.stopping && n.Intent == clustermap.Serve && known && v >= FormatVersion(m) {
+		if l := pl.liveness(n.ID); pl.standby(now, &n, &l) && l.state == diagnosis.Up && !l.beat.stopping &&
+			n.Intent == clustermap.Serve && known && v >= FormatVersion(m) {
 			out = append(out, n.ID)
 		}
 	}
@@ -150,10 +152,13 @@ func (pl *placeLoop) markSeats(ctx context.Context, now *raftstore.Membership) e
 			continue
 		}
 		n.Scheduler, n.NoShards = seat, n.NoShards && seat
-		if err := pl.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(n)}}}); err != nil {
+		if err := pl.proposeCommand(ctx,
+			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(
+				n)}}}); err != nil {
 			return fmt.Errorf("members of the scheduler: %w", err)
 		}
-		pl.logger.Info("the members of the scheduler changed", "server", diagnosis.NodeLabel(rpc.NodeToProto(n)), "member", seat)
+		pl.logger.Info("the members of the scheduler changed", "server", diagnosis.NodeLabel(rpc.NodeToProto(n)), "member",
+			seat)
 	}
 	return nil
 }

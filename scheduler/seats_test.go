@@ -17,7 +17,8 @@ import (
 
 // voter and learner are members whose replica is called as their node.
 func voter(node string) raftstore.MemberStatus {
-	return raftstore.MemberStatus{Member: raftstore.Member{Replica: rowraft.ReplicaID(node), Node: rowraft.NodeID(node)}, Voter: true, CaughtUp: true}
+	return raftstore.MemberStatus{Member: raftstore.Member{Replica: rowraft.ReplicaID(node), Node: rowraft.NodeID(node)},
+		Voter: true, CaughtUp: true}
 }
 
 func learner(node string, caughtUp bool) raftstore.MemberStatus {
@@ -35,16 +36,25 @@ func TestNextSeat(t *testing.T) {
 		standbys []rowraft.NodeID
 		want     seatChange
 	}{
-		{"nobody is lost: standbys wait", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "", []rowraft.NodeID{"d"}, seatChange{}},
+		{"nobody is lost: standbys wait", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "",
+			[]rowraft.NodeID{"d"}, seatChange{}},
 		{"nobody can come", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "c", nil, seatChange{}},
-		{"the first standby comes", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "c", []rowraft.NodeID{"d", "e"}, seatChange{add: "d"}},
-		{"it catches up", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), learner("d", false)}, "c", []rowraft.NodeID{"d", "e"}, seatChange{}},
-		{"it has caught up", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), learner("d", true)}, "c", []rowraft.NodeID{"d", "e"}, seatChange{promote: "d"}},
-		{"it is gone before", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), learner("d", false)}, "c", []rowraft.NodeID{"e"}, seatChange{remove: "d"}},
-		{"the lost one leaves", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), voter("d")}, "c", []rowraft.NodeID{"e"}, seatChange{remove: "c"}},
-		{"the lost one is back before the standby votes", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), learner("d", true)}, "", []rowraft.NodeID{"d"}, seatChange{remove: "d"}},
-		{"the lost one is back after the standby votes", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), voter("d")}, "", []rowraft.NodeID{"e"}, seatChange{}},
-		{"a seat is empty", 3, []raftstore.MemberStatus{voter("a"), voter("b")}, "", []rowraft.NodeID{"d"}, seatChange{add: "d"}},
+		{"the first standby comes", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "c",
+			[]rowraft.NodeID{"d", "e"}, seatChange{add: "d"}},
+		{"it catches up", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), learner("d", false)}, "c",
+			[]rowraft.NodeID{"d", "e"}, seatChange{}},
+		{"it has caught up", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), learner("d", true)}, "c",
+			[]rowraft.NodeID{"d", "e"}, seatChange{promote: "d"}},
+		{"it is gone before", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), learner("d", false)}, "c",
+			[]rowraft.NodeID{"e"}, seatChange{remove: "d"}},
+		{"the lost one leaves", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), voter("d")}, "c",
+			[]rowraft.NodeID{"e"}, seatChange{remove: "c"}},
+		{"the lost one is back before the standby votes", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"),
+			learner("d", true)}, "", []rowraft.NodeID{"d"}, seatChange{remove: "d"}},
+		{"the lost one is back after the standby votes", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"),
+			voter("d")}, "", []rowraft.NodeID{"e"}, seatChange{}},
+		{"a seat is empty", 3, []raftstore.MemberStatus{voter("a"), voter("b")}, "", []rowraft.NodeID{"d"},
+			seatChange{add: "d"}},
 	} {
 		lost := func(id rowraft.NodeID) bool { return string(id) == tc.lost }
 		if got := nextSeat(tc.seats, tc.members, lost, tc.standbys); got != tc.want {
@@ -62,10 +72,12 @@ func threeFounders(t *testing.T) (*Scheduler, *fakeLog) {
 	}
 	t.Cleanup(func() { dir.Close() })
 	self := dir.Identity().Node
-	if err := dir.Join("cluster", []identity.Member{{Node: self, Addr: "self:1"}, {Node: "b", Name: "b", Addr: "b:1"}, {Node: "c", Name: "c", Addr: "c:1"}}); err != nil {
+	if err := dir.Join("cluster", []identity.Member{{Node: self, Addr: "self:1"}, {Node: "b", Name: "b", Addr: "b:1"},
+		{Node: "c", Name: "c", Addr: "c:1"}}); err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(Options{Identity: dir, Self: clustermap.Node{Name: "a", Addr: "self:1", PeerAddr: "self:2", Scheduler: true}, Servers: 9, Logger: quiet})
+	s, err := New(Options{Identity: dir, Self: clustermap.Node{Name: "a", Addr: "self:1", PeerAddr: "self:2",
+		Scheduler: true}, Servers: 9, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +85,8 @@ func threeFounders(t *testing.T) (*Scheduler, *fakeLog) {
 	s.soft.clock = stillClock()
 	l := &fakeLog{m: s.machine, self: self, leader: self, term: 1}
 	for _, id := range []rowraft.NodeID{self, "b", "c"} {
-		l.members = append(l.members, raftstore.MemberStatus{Member: raftstore.Member{Replica: identity.MetaReplicaOf(id), Node: id}, Voter: true, CaughtUp: true})
+		l.members = append(l.members, raftstore.MemberStatus{Member: raftstore.Member{Replica: identity.MetaReplicaOf(id),
+			Node: id}, Voter: true, CaughtUp: true})
 	}
 	s.Attach(l)
 	return s, l
@@ -93,7 +106,8 @@ func testStandby(t *testing.T, only bool) {
 	self := string(s.opts.Self.ID)
 	for _, id := range []string{self, "b", "c", "d"} {
 		if _, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
-			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: id + ":1", PeerAddr: id + ":2", Scheduler: true, NoShards: only}, FormatVersion: uint32(wire.NewestVersion()),
+			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: id + ":1", PeerAddr: id + ":2",
+				Scheduler: true, NoShards: only}, FormatVersion: uint32(wire.NewestVersion()),
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +115,8 @@ func testStandby(t *testing.T, only bool) {
 	beat := func(up ...string) {
 		t.Helper()
 		for _, id := range append(up, self) {
-			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, FormatVersion: uint32(wire.NewestVersion()), MetadataReplica: true}); err != nil {
+			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id,
+				FormatVersion: uint32(wire.NewestVersion()), MetadataReplica: true}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -146,7 +161,8 @@ func testStandby(t *testing.T, only bool) {
 			t.Errorf("on the map is %+v", n)
 		}
 	}
-	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "c", Addr: "x:1", PeerAddr: "x:2"}})
+	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(),
+		FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "c", Addr: "x:1", PeerAddr: "x:2"}})
 	wantError(t, err, rowraft.CodeIdentity, "was decommissioned")
 }
 
@@ -159,7 +175,8 @@ func TestTheSeatOfAFounderThatNeverRegistered(t *testing.T) {
 	come := func(id, addr string) {
 		t.Helper()
 		if _, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
-			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: id + ":2"}, FormatVersion: uint32(wire.NewestVersion()),
+			ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: id + ":2"},
+			FormatVersion: uint32(wire.NewestVersion()),
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -167,7 +184,8 @@ func TestTheSeatOfAFounderThatNeverRegistered(t *testing.T) {
 	turn := func(ids ...string) {
 		t.Helper()
 		for _, id := range ids {
-			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id, FormatVersion: uint32(wire.NewestVersion()), MetadataReplica: true}); err != nil {
+			if _, err := s.Heartbeat(t.Context(), &rowraftv1.HeartbeatRequest{ClusterId: s.clusterID(), NodeId: id,
+				FormatVersion: uint32(wire.NewestVersion()), MetadataReplica: true}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -217,7 +235,9 @@ func (l *fakeLog) Members() (raftstore.Membership, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.members == nil {
-		return raftstore.Membership{Index: 1, Members: []raftstore.MemberStatus{{Member: raftstore.Member{Replica: identity.MetaReplicaOf(l.self), Node: l.self}, Voter: true, CaughtUp: true}}}, nil
+		return raftstore.Membership{Index: 1,
+			Members: []raftstore.MemberStatus{{Member: raftstore.Member{Replica: identity.MetaReplicaOf(l.self), Node: l.self},
+				Voter: true, CaughtUp: true}}}, nil
 	}
 	return raftstore.Membership{Index: rowraft.Index(1 + len(l.changes)), Members: slices.Clone(l.members)}, nil
 }
@@ -231,7 +251,8 @@ func (l *fakeLog) seats() int {
 }
 
 // changed makes a change that was decided on the present members.
-func (l *fakeLog) changed(prev rowraft.Index, what string, change func(i int), id rowraft.ReplicaID) (raftstore.Membership, error) {
+func (l *fakeLog) changed(prev rowraft.Index, what string, change func(i int),
+	id rowraft.ReplicaID) (raftstore.Membership, error) {
 	now, err := l.Members()
 	if err != nil {
 		return now, err
@@ -251,7 +272,10 @@ func (l *fakeLog) changed(prev rowraft.Index, what string, change func(i int), i
 }
 
 func (l *fakeLog) AddLearner(_ context.Context, m raftstore.Member, prev rowraft.Index) (raftstore.Membership, error) {
-	return l.changed(prev, "add "+string(m.Node), func(int) { l.members = append(l.members, raftstore.MemberStatus{Member: m, CaughtUp: true}) }, m.Replica)
+	return l.changed(prev, "add "+string(m.Node), func(int) {
+		l.members = append(l.members,
+			raftstore.MemberStatus{Member: m, CaughtUp: true})
+	}, m.Replica)
 }
 
 func (l *fakeLog) Promote(_ context.Context, id rowraft.ReplicaID, prev rowraft.Index) (raftstore.Membership, error) {

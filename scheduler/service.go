@@ -29,7 +29,8 @@ func (s *Scheduler) Hello(_ context.Context, req *rowraftv1.HelloRequest) (*rowr
 		Scheduler: self.Scheduler, Version: s.opts.Version, Join: sortedCopy(s.opts.Join),
 	}
 	for _, f := range id.Founders {
-		reply.Founders = append(reply.Founders, &rowraftv1.Node{Id: string(f.Node), Name: f.Name, Addr: f.Addr, PeerAddr: f.PeerAddr, Scheduler: true})
+		reply.Founders = append(reply.Founders, &rowraftv1.Node{Id: string(f.Node), Name: f.Name, Addr: f.Addr,
+			PeerAddr: f.PeerAddr, Scheduler: true})
 	}
 	if m := s.view.Map(); m != nil {
 		for _, n := range m.Nodes {
@@ -66,13 +67,15 @@ func (s *Scheduler) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*
 		reply.Map = rpc.MapToProto(m)
 	}
 	for _, h := range s.hints() {
-		reply.Leaders = append(reply.Leaders, &rowraftv1.LeaderHint{Shard: uint32(h.Shard), Node: string(h.Node), Term: uint64(h.Term)})
+		reply.Leaders = append(reply.Leaders, &rowraftv1.LeaderHint{Shard: uint32(h.Shard), Node: string(h.Node),
+			Term: uint64(h.Term)})
 	}
 	return reply, nil
 }
 
 // RegisterNode adds a server to the map or updates its addresses.
-func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNodeRequest) (*rowraftv1.RegisterNodeReply, error) {
+func (s *Scheduler) RegisterNode(ctx context.Context,
+	req *rowraftv1.RegisterNodeRequest) (*rowraftv1.RegisterNodeReply, error) {
 	if err := s.checkMember(req.GetClusterId(), req.GetNode().GetId()); err != nil {
 		return nil, err
 	}
@@ -80,7 +83,8 @@ func (s *Scheduler) RegisterNode(ctx context.Context, req *rowraftv1.RegisterNod
 	if err != nil {
 		return nil, err
 	}
-	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), diagnosis.NodeLabel(req.GetNode()), announced(req.GetFormatVersion())); err != nil {
+	if err := s.hear(rowraft.NodeID(req.GetNode().GetId()), diagnosis.NodeLabel(req.GetNode()),
+		announced(req.GetFormatVersion())); err != nil {
 		return nil, err
 	}
 	if !req.GetNode().GetNoShards() { // the group decides whether the node is a member, not the request
@@ -123,7 +127,8 @@ func (s *Scheduler) Heartbeat(_ context.Context, req *rowraftv1.HeartbeatRequest
 	if !known {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "node %s is not registered", id)
 	}
-	if err := s.hear(id, diagnosis.NodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}), announced(req.GetFormatVersion())); err != nil {
+	if err := s.hear(id, diagnosis.NodeLabel(&rowraftv1.Node{Id: string(id), Name: n.Name}),
+		announced(req.GetFormatVersion())); err != nil {
 		return nil, err
 	}
 	s.soft.heard(id, req)
@@ -140,7 +145,8 @@ func (s *soft) heard(id rowraft.NodeID, req *rowraftv1.HeartbeatRequest) {
 	b := beat{
 		at: s.now(), mapVersion: rowraft.MapVersion(req.GetMapVersion()), replicas: req.GetReplicas(),
 		stopping: req.GetStopping(), version: req.GetVersion(), uptime: time.Duration(req.GetUptimeNs()),
-		disk: req.GetDisk(), certEnds: req.GetCertificateEnds(), profile: req.GetProfile(), slowness: req.GetSlowness(), metaReplica: req.GetMetadataReplica(),
+		disk: req.GetDisk(), certEnds: req.GetCertificateEnds(), profile: req.GetProfile(), slowness: req.GetSlowness(),
+		metaReplica:    req.GetMetadataReplica(),
 		metaRolledBack: req.GetMetadataRolledBack(),
 	}
 	b.since = b.at
@@ -167,13 +173,15 @@ func (s *Scheduler) checkMember(cluster, node string) error {
 
 // IssueIncarnation returns a number greater than every number issued before. It refuses a caller that names a job but
 // is no longer a member of it (CodeSessionExpired).
-func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
+func (s *Scheduler) IssueIncarnation(ctx context.Context,
+	req *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
 	if n := len(req.GetClientId()); n != len(rowraft.ClientID{}) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "client id of %d bytes, want %d", n, len(rowraft.ClientID{}))
 	}
 	issue := &rowraftv1.MetaIssueIncarnation{}
 	if req.GetJob() != "" {
-		issue.Member = &rowraftv1.JobIdentity{Job: req.GetJob(), Run: req.GetRun(), Rank: req.GetRank(), Incarnation: req.GetIncarnation()}
+		issue.Member = &rowraftv1.JobIdentity{Job: req.GetJob(), Run: req.GetRun(), Rank: req.GetRank(),
+			Incarnation: req.GetIncarnation()}
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: issue}}
 	inc, err := proposeFor[rowraft.Incarnation](ctx, s.group, c)
@@ -184,7 +192,8 @@ func (s *Scheduler) IssueIncarnation(ctx context.Context, req *rowraftv1.IssueIn
 }
 
 // CreateTable creates a table in all shards.
-func (s *Scheduler) CreateTable(ctx context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
+func (s *Scheduler) CreateTable(ctx context.Context,
+	req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
 	return s.tables.create(ctx, req)
 }
 
@@ -194,16 +203,19 @@ func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableReque
 }
 
 // MoveReplica starts a move.
-func (s *Scheduler) MoveReplica(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
+func (s *Scheduler) MoveReplica(ctx context.Context,
+	req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
 	return s.driver.start(ctx, req)
 }
 
 // CancelMove cancels a move.
-func (s *Scheduler) CancelMove(ctx context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
+func (s *Scheduler) CancelMove(ctx context.Context,
+	req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
 	return s.driver.cancel(ctx, req)
 }
 
 // ChangeNode changes the intent of a server.
-func (s *Scheduler) ChangeNode(ctx context.Context, req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
+func (s *Scheduler) ChangeNode(ctx context.Context,
+	req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
 	return s.placer.changeNode(ctx, req)
 }

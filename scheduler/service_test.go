@@ -80,7 +80,8 @@ func newLeader(t *testing.T, servers, shards int) (*Scheduler, *fakeLog) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { dir.Close() })
-	s, err := New(Options{Identity: dir, Self: clustermap.Node{Addr: "self:1", PeerAddr: "self:2", Scheduler: true}, Servers: servers, Shards: shards, Logger: quiet})
+	s, err := New(Options{Identity: dir, Self: clustermap.Node{Addr: "self:1", PeerAddr: "self:2", Scheduler: true},
+		Servers: servers, Shards: shards, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +108,8 @@ func (s *Scheduler) clusterID() string { return string(s.opts.Identity.Identity(
 func register(t *testing.T, s *Scheduler, id, addr string) {
 	t.Helper()
 	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
-		ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: addr}, FormatVersion: uint32(wire.NewestVersion()),
+		ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: addr, PeerAddr: addr},
+		FormatVersion: uint32(wire.NewestVersion()),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -171,7 +173,8 @@ func TestOnlyTheLeaderAnswers(t *testing.T) {
 	ctx := t.Context()
 	calls := map[string]func() error{
 		"RegisterNode": func() error {
-			_, err := s.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: "n", Addr: "a", PeerAddr: "b"}})
+			_, err := s.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(),
+				Node: &rowraftv1.Node{Id: "n", Addr: "a", PeerAddr: "b"}})
 			return err
 		},
 		"Heartbeat": func() error {
@@ -208,7 +211,8 @@ func TestGetMapWaitsForANewerOne(t *testing.T) {
 	s, _ := newLeader(t, 2, 1)
 	reconcile(t, s)
 	version := s.mapVersion()
-	if r, err := s.GetMap(t.Context(), &rowraftv1.GetMapRequest{KnownVersion: version, WaitNs: uint64(time.Millisecond)}); err != nil || r.Map != nil {
+	if r, err := s.GetMap(t.Context(), &rowraftv1.GetMapRequest{KnownVersion: version,
+		WaitNs: uint64(time.Millisecond)}); err != nil || r.Map != nil {
 		t.Fatalf("without a newer map: %v (%v)", r, err)
 	}
 	got := make(chan *rowraftv1.GetMapReply, 1)
@@ -223,11 +227,13 @@ func TestGetMapWaitsForANewerOne(t *testing.T) {
 }
 
 func leads(shard uint32, replica rowraft.ReplicaID, term, index uint64) *rowraftv1.ReplicaStatus {
-	return &rowraftv1.ReplicaStatus{Shard: shard, ReplicaId: string(replica), Role: diagnosis.Leader, Term: term, CommitIndex: index, AppliedIndex: index}
+	return &rowraftv1.ReplicaStatus{Shard: shard, ReplicaId: string(replica), Role: diagnosis.Leader, Term: term,
+		CommitIndex: index, AppliedIndex: index}
 }
 
 func follows(shard uint32, replica rowraft.ReplicaID, leader string, term, index uint64) *rowraftv1.ReplicaStatus {
-	return &rowraftv1.ReplicaStatus{Shard: shard, ReplicaId: string(replica), Role: "follower", Term: term, LeaderNode: leader, AppliedIndex: index}
+	return &rowraftv1.ReplicaStatus{Shard: shard, ReplicaId: string(replica), Role: "follower", Term: term,
+		LeaderNode: leader, AppliedIndex: index}
 }
 
 func TestTheHintOfTheHighestTermWins(t *testing.T) {
@@ -321,7 +327,8 @@ type shardServer struct {
 	dropAnswer func(call int) error
 }
 
-func (a *shardServer) EnsureTable(_ context.Context, req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
+func (a *shardServer) EnsureTable(_ context.Context,
+	req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.calls++

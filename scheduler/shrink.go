@@ -34,7 +34,8 @@ type Sweeps struct {
 func (s *Scheduler) Sweeps() *Sweeps { return &Sweeps{g: s.group} }
 
 // ShrinkTable sweeps all shards concurrently, some slots per call in each.
-func (w *Sweeps) ShrinkTable(req *rowraftv1.ShrinkTableRequest, stream grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
+func (w *Sweeps) ShrinkTable(req *rowraftv1.ShrinkTableRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
 	if _, _, err := w.g.leading(); err != nil {
 		return err
 	}
@@ -71,7 +72,8 @@ type shrinking struct {
 }
 
 func (op *shrinking) sofar() *rowraftv1.ShrinkTableReply {
-	return &rowraftv1.ShrinkTableReply{Slots: op.slots.Load(), SlotsTotal: uint64(op.m.SlotCount()), Rows: op.rows.Load(), Removed: op.removed.Load(), Candidates: op.candidates.Load()}
+	return &rowraftv1.ShrinkTableReply{Slots: op.slots.Load(), SlotsTotal: uint64(op.m.SlotCount()), Rows: op.rows.Load(),
+		Removed: op.removed.Load(), Candidates: op.candidates.Load()}
 }
 
 // run sweeps all shards and reports progress.
@@ -114,7 +116,8 @@ func (op *shrinking) shard(ctx context.Context, sh clustermap.Shard) error {
 }
 
 // piece sweeps some slots from first on. If its reply was lost, the repetition finds nothing more to remove.
-func (op *shrinking) piece(ctx context.Context, sh clustermap.Shard, first uint32) (reply *rowraftv1.SweepSlotsReply, err error) {
+func (op *shrinking) piece(ctx context.Context, sh clustermap.Shard,
+	first uint32) (reply *rowraftv1.SweepSlotsReply, err error) {
 	req := &rowraftv1.SweepSlotsRequest{
 		Shard: uint32(sh.ID), Table: uint64(op.table), TableEpoch: uint64(op.m.Epoch), FirstSlot: first,
 		Conditions: op.req.GetConditions(), DryRun: op.req.GetDryRun(),

@@ -28,14 +28,17 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 	if err != nil {
 		return nil, err
 	}
-	reply := &rowraftv1.StatusReply{Map: rpc.MapToProto(m), Jobs: s.machine.JobStatuses(), ExpectedServers: uint32(s.opts.Servers)}
+	reply := &rowraftv1.StatusReply{Map: rpc.MapToProto(m), Jobs: s.machine.JobStatuses(),
+		ExpectedServers: uint32(s.opts.Servers)}
 	for _, n := range m.Nodes {
 		alive := s.liveness(n.ID)
 		reply.Nodes = append(reply.Nodes, &rowraftv1.NodeStatus{
-			Node: rpc.NodeToProto(n), State: alive.state, SinceHeartbeatNs: uint64(alive.silence), InStateNs: uint64(alive.inState),
-			Replicas: alive.beat.replicas, MetadataLeader: n.ID == leader,
+			Node: rpc.NodeToProto(n), State: alive.state, SinceHeartbeatNs: uint64(alive.silence),
+			InStateNs: uint64(alive.inState),
+			Replicas:  alive.beat.replicas, MetadataLeader: n.ID == leader,
 			Stopping: alive.beat.stopping, Version: alive.beat.version, UptimeNs: uint64(alive.beat.uptime),
-			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds, Profile: alive.beat.profile, Slowness: alive.beat.slowness, MetadataStandby: s.placer.standby(&seats, &n, &alive),
+			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds, Profile: alive.beat.profile,
+			Slowness: alive.beat.slowness, MetadataStandby: s.placer.standby(&seats, &n, &alive),
 			MetadataRolledBack: alive.beat.metaRolledBack,
 		})
 	}
@@ -63,12 +66,15 @@ func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*ro
 	out := diagnosis.Of(st, time.Now())
 	if len(m.Shards) == 0 {
 		out = append(out, diagnosis.Problem(rowraftv1.Severity_SEVERITY_CRITICAL, "no-shards", "",
-			"start the servers that are missing, with the same --join or --scheduler", "The cluster has no shards yet: %s.", s.waitingFor()))
+			"start the servers that are missing, with the same --join or --scheduler", "The cluster has no shards yet: %s.",
+			s.waitingFor()))
 	} else {
 		for _, t := range m.Tables {
 			if missing := s.tables.shardsWithout(m, t); len(missing) > 0 {
 				out = append(out, diagnosis.Problem(rowraftv1.Severity_SEVERITY_WARNING, "table-missing", "table "+t.Name,
-					"it ends by itself once those shards have a leader", "Table %s is not yet known to be in shard(s) %s; the scheduler is driving it there.", t.Name, strings.Join(missing, ", ")))
+					"it ends by itself once those shards have a leader",
+					"Table %s is not yet known to be in shard(s) %s; the scheduler is driving it there.", t.Name,
+					strings.Join(missing, ", ")))
 			}
 		}
 	}

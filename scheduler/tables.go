@@ -51,7 +51,8 @@ func newTables(g *group) *tables {
 func (ts *tables) create(ctx context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
 	schema := rpc.SchemaFromProto(req.GetTable())
 	if schema.ID != 0 {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: the id is chosen by the scheduler, %d was given", schema.Name, schema.ID)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: the id is chosen by the scheduler, %d was given",
+			schema.Name, schema.ID)
 	}
 	if err := schema.Validate(); err != nil {
 		return nil, err
@@ -64,7 +65,8 @@ func (ts *tables) create(ctx context.Context, req *rowraftv1.CreateTableRequest)
 	}
 	m := ts.view.Map()
 	if m == nil || len(m.Shards) == 0 {
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "table %s: the cluster has no shards yet: %s", schema.Name, ts.waitingFor())
+		return nil, rowraft.Errorf(rowraft.CodeStarting, "table %s: the cluster has no shards yet: %s", schema.Name,
+			ts.waitingFor())
 	}
 	if _, hasDeadline := ctx.Deadline(); !hasDeadline {
 		var cancel context.CancelFunc
@@ -83,13 +85,15 @@ func (ts *tables) create(ctx context.Context, req *rowraftv1.CreateTableRequest)
 		return nil, fmt.Errorf("create table: %w", err)
 	}
 	if err := ts.ensure(ctx, []rowraft.Schema{result.Schema}); err != nil {
-		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name, err)
+		err = fmt.Errorf("table %s is created, but not yet in every shard; the scheduler goes on with it: %w", schema.Name,
+			err)
 		if rowraft.CodeOf(err) == rowraft.CodeNotLeader { // NotLeader would mean that nothing was created
 			err = rowraft.Errorf(rowraft.CodeLeadershipLost, "%w", err)
 		}
 		return nil, err
 	}
-	return &rowraftv1.CreateTableReply{Table: rpc.SchemaToProto(&result.Schema), Created: result.Created, MapVersion: ts.mapVersion()}, nil
+	return &rowraftv1.CreateTableReply{Table: rpc.SchemaToProto(&result.Schema), Created: result.Created,
+		MapVersion: ts.mapVersion()}, nil
 }
 
 func newTableID() (rowraft.TableID, error) {
@@ -149,7 +153,8 @@ func (ts *tables) notEnsured(shard rowraft.ShardID, tables []rowraft.Schema) (ou
 
 // ensureTable asks the leader of one shard to create one table, until the shard has it, the shard refuses it, or ctx
 // ends.
-func (ts *tables) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraft.Schema, epoch rowraft.TableEpoch) error {
+func (ts *tables) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraft.Schema,
+	epoch rowraft.TableEpoch) error {
 	_, term, err := ts.leading()
 	if err != nil {
 		return err
@@ -170,7 +175,8 @@ func (ts *tables) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraf
 		}
 		// Another member may lead the metadata group now, and then does this work.
 		if _, now, lerr := ts.leading(); lerr != nil || now != term {
-			return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while table %s was driven into shard %d", t.Name, sh.ID)
+			return rowraft.Errorf(rowraft.CodeLeadershipLost,
+				"the metadata leader changed while table %s was driven into shard %d", t.Name, sh.ID)
 		}
 	}
 }
@@ -186,21 +192,25 @@ func (ts *tables) markEnsured(term rowraft.Term, key ensuredKey) {
 
 // comesByRestore reports whether a decided restore of single tables brings the table. No shard may create an empty one.
 func (ts *tables) comesByRestore(id rowraft.TableID) bool {
-	return slices.ContainsFunc(ts.machine.PendingRestore().GetTables(), func(t *rowraftv1.TableSchema) bool { return rowraft.TableID(t.GetId()) == id })
+	return slices.ContainsFunc(ts.machine.PendingRestore().GetTables(), func(t *rowraftv1.TableSchema) bool {
+		return rowraft.TableID(t.GetId()) == id
+	})
 }
 
 const ensureCallTimeout = 2 * time.Second
 
 // callEnsureTable asks node to create a table and reports whether the map still has the table. It holds driving, so
 // that no drop is sent in between: a shard must not create the table again after the drop.
-func (ts *tables) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema, epoch rowraft.TableEpoch) (there bool, err error) {
+func (ts *tables) callEnsureTable(ctx context.Context, node rowraft.NodeID, shard rowraft.ShardID, t rowraft.Schema,
+	epoch rowraft.TableEpoch) (there bool, err error) {
 	ts.driving.RLock()
 	defer ts.driving.RUnlock()
 	if m := ts.view.Map(); !meta.HasTable(m.Tables, t.ID) || ts.comesByRestore(t.ID) {
 		return false, nil
 	}
 	return true, ts.callReplicas(ctx, node, ts.callTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
-		_, err := a.EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t), TableEpoch: uint64(epoch)})
+		_, err := a.EnsureTable(ctx, &rowraftv1.EnsureTableRequest{Shard: uint32(shard), Table: rpc.SchemaToProto(&t),
+			TableEpoch: uint64(epoch)})
 		return err
 	})
 }

@@ -38,19 +38,23 @@ func (s *Scheduler) Certificates() *Certificates { return s.certificates }
 
 // errToken is the only error for a token that is refused, so that a caller cannot find out what is wrong with it.
 func errToken() error {
-	return rowraft.Errorf(rowraft.CodeDenied, "the token lets nobody in like this: it is unknown, has expired, is used up, or is for another name; `rowraft token list` shows an admin which tokens there are")
+	return rowraft.Errorf(rowraft.CodeDenied, "the token lets nobody in like this: it is unknown, has expired, is used "+
+		"up, or is for another name; `rowraft token list` shows an admin which tokens there are")
 }
 
 // signer returns the CA whose key this server has.
 func (c *Certificates) signer() (*certs.CA, error) {
 	if c.opts.CA == nil {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the leader of the scheduler (%s) has no key to sign certificates with: start each server with a scheduler with --ca-key, or make certificates with `rowraft cert` where the key is", c.opts.Self.Addr)
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "the leader of the scheduler (%s) has no key to sign "+
+			"certificates with: start each server with a scheduler with --ca-key, or make certificates with `rowraft cert` "+
+			"where the key is", c.opts.Self.Addr)
 	}
 	return c.opts.CA, nil
 }
 
 // CreateToken creates a token and returns it with its secret, which the cluster does not store.
-func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTokenRequest) (*rowraftv1.CreateTokenReply, error) {
+func (c *Certificates) CreateToken(ctx context.Context,
+	req *rowraftv1.CreateTokenRequest) (*rowraftv1.CreateTokenReply, error) {
 	if _, err := c.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
@@ -67,11 +71,13 @@ func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTok
 		ttl = defaultTokenTTL
 	}
 	if ttl < 0 || ttl > meta.MaxTokenTTL {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a token that is good for %v: want %v to %v", ttl, meta.MinTokenTTL, meta.MaxTokenTTL)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a token that is good for %v: want %v to %v", ttl,
+			meta.MinTokenTTL, meta.MaxTokenTTL)
 	}
 	now := time.Now()
 	t := &rowraftv1.JoinToken{
-		Id: secret.ID, Role: ask.GetRole(), Name: ask.GetName(), Tables: ask.GetTables(), Uses: max(ask.GetUses(), 1), ValidNs: ask.GetValidNs(),
+		Id: secret.ID, Role: ask.GetRole(), Name: ask.GetName(), Tables: ask.GetTables(), Uses: max(ask.GetUses(), 1),
+		ValidNs:   ask.GetValidNs(),
 		CreatedNs: uint64(now.UnixNano()), ExpiresNs: uint64(now.Add(ttl).UnixNano()),
 	}
 	if t.ValidNs == 0 {
@@ -85,15 +91,19 @@ func (c *Certificates) CreateToken(ctx context.Context, req *rowraftv1.CreateTok
 	if err := meta.CheckToken(m); err != nil {
 		return nil, err
 	}
-	if err := c.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}); err != nil {
+	if err := c.proposeCommand(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{
+			CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}); err != nil {
 		return nil, err
 	}
-	c.logger.Info("a join token was made", "token", t.Id, "role", t.Role, "name", t.Name, "uses", t.Uses, "expires", now.Add(ttl), "by", t.CreatedBy)
+	c.logger.Info("a join token was made", "token", t.Id, "role", t.Role, "name", t.Name, "uses", t.Uses, "expires",
+		now.Add(ttl), "by", t.CreatedBy)
 	return &rowraftv1.CreateTokenReply{Token: t, Secret: secret.String()}, nil
 }
 
 // ListTokens returns all tokens, without their secrets.
-func (c *Certificates) ListTokens(ctx context.Context, _ *rowraftv1.ListTokensRequest) (*rowraftv1.ListTokensReply, error) {
+func (c *Certificates) ListTokens(ctx context.Context,
+	_ *rowraftv1.ListTokensRequest) (*rowraftv1.ListTokensReply, error) {
 	if _, err := c.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
@@ -105,7 +115,8 @@ func (c *Certificates) ListTokens(ctx context.Context, _ *rowraftv1.ListTokensRe
 }
 
 // DeleteToken deletes a token.
-func (c *Certificates) DeleteToken(ctx context.Context, req *rowraftv1.DeleteTokenRequest) (*rowraftv1.DeleteTokenReply, error) {
+func (c *Certificates) DeleteToken(ctx context.Context,
+	req *rowraftv1.DeleteTokenRequest) (*rowraftv1.DeleteTokenReply, error) {
 	if _, err := c.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
@@ -115,7 +126,10 @@ func (c *Certificates) DeleteToken(ctx context.Context, req *rowraftv1.DeleteTok
 			reply.Token = t.GetToken()
 		}
 	}
-	return reply, c.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{DeleteToken: &rowraftv1.MetaDeleteToken{Id: req.GetId()}}})
+	return reply,
+		c.proposeCommand(ctx,
+			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{
+				DeleteToken: &rowraftv1.MetaDeleteToken{Id: req.GetId()}}})
 }
 
 // Join signs a certificate for a caller with a token. A server that does not lead forwards the call of a caller without
@@ -153,7 +167,8 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the token is for servers of any name: give --name")
 	}
 	if certs.Role(t.GetRole()) == certs.Node && len(asked.Hosts) == 0 {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a server that joins must say at which addresses it is reached")
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"a server that joins must say at which addresses it is reached")
 	}
 	der, err := x509.MarshalPKIXPublicKey(asked.Key)
 	if err != nil {
@@ -161,7 +176,9 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	}
 	key := sha256.Sum256(der)
 	use := &rowraftv1.JoinUse{Name: asked.Name, AtNs: uint64(time.Now().UnixNano()), Key: key[:]}
-	err = c.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_UseToken{UseToken: &rowraftv1.MetaUseToken{Id: t.GetId(), Use: use}}})
+	err = c.proposeCommand(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_UseToken{UseToken: &rowraftv1.MetaUseToken{Id: t.GetId(),
+			Use: use}}})
 	if code := rowraft.CodeOf(err); code == rowraft.CodePrecondition || code == rowraft.CodeNotFound {
 		c.logger.Warn("a machine with a token was refused", "remote", stranger, "name", asked.Name, "err", err)
 		return nil, errToken()
@@ -169,12 +186,14 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	if err != nil {
 		return nil, err
 	}
-	who := certs.Identity{Cluster: c.opts.TLS.Identity().Cluster, Role: certs.Role(t.GetRole()), Name: asked.Name, Tables: t.GetTables()}
+	who := certs.Identity{Cluster: c.opts.TLS.Identity().Cluster, Role: certs.Role(t.GetRole()), Name: asked.Name,
+		Tables: t.GetTables()}
 	cert, err := ca.Sign(certs.Request{Identity: who, Hosts: asked.Hosts, Valid: time.Duration(t.GetValidNs())}, asked.Key)
 	if err != nil {
 		return nil, err
 	}
-	c.logger.Info("a machine joined by a token", "token", t.GetId(), "identity", who.String(), "hosts", asked.Hosts, "remote", stranger)
+	c.logger.Info("a machine joined by a token", "token", t.GetId(), "identity", who.String(), "hosts", asked.Hosts,
+		"remote", stranger)
 	return &rowraftv1.JoinReply{Certificate: cert, Ca: c.opts.TLS.CA()}, nil
 }
 
@@ -199,7 +218,8 @@ func (c *Certificates) leaderAddr() string {
 	return ""
 }
 
-func (c *Certificates) passOn(ctx context.Context, leader string, req *rowraftv1.JoinRequest) (*rowraftv1.JoinReply, error) {
+func (c *Certificates) passOn(ctx context.Context, leader string,
+	req *rowraftv1.JoinRequest) (*rowraftv1.JoinReply, error) {
 	conn, err := c.conns.Get(leader)
 	if err != nil {
 		return nil, err
@@ -208,7 +228,8 @@ func (c *Certificates) passOn(ctx context.Context, leader string, req *rowraftv1
 }
 
 // RenewCertificate signs a new certificate with the identity of the caller's present one.
-func (c *Certificates) RenewCertificate(ctx context.Context, _ *rowraftv1.RenewCertificateRequest) (*rowraftv1.RenewCertificateReply, error) {
+func (c *Certificates) RenewCertificate(ctx context.Context,
+	_ *rowraftv1.RenewCertificateRequest) (*rowraftv1.RenewCertificateReply, error) {
 	if _, err := c.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
@@ -218,7 +239,8 @@ func (c *Certificates) RenewCertificate(ctx context.Context, _ *rowraftv1.RenewC
 	}
 	old := rpc.Certificate(ctx)
 	if old == nil {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a call in plaintext shows no certificate that could be renewed")
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"a call in plaintext shows no certificate that could be renewed")
 	}
 	cert, err := ca.Renew(old)
 	if err != nil {

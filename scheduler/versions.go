@@ -41,7 +41,8 @@ func announced(v uint32) rowraft.FormatVersion {
 // understands less than the cluster uses.
 func (g *group) hear(node rowraft.NodeID, label string, v rowraft.FormatVersion) error {
 	if at := FormatVersion(g.view.Map()); v < at {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s understands formats up to version %d, the cluster uses version %d: upgrade its binary", label, v, at)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"server %s understands formats up to version %d, the cluster uses version %d: upgrade its binary", label, v, at)
 	}
 	g.soft.mu.Lock()
 	defer g.soft.mu.Unlock()
@@ -70,13 +71,16 @@ func (g *group) mayLog(version rowraft.FormatVersion) error {
 		return nil
 	}
 	if m == nil {
-		return rowraft.Errorf(rowraft.CodeStarting, "this needs formats of version %d, and the scheduler has no map yet", version)
+		return rowraft.Errorf(rowraft.CodeStarting, "this needs formats of version %d, and the scheduler has no map yet",
+			version)
 	}
 	low, oldest, known := g.lowest(m)
 	if !known || low >= version { // the version is about to rise
-		return rowraft.Errorf(rowraft.CodeStarting, "this needs formats of version %d, the cluster is at %d: %s", version, at, cmp.Or(oldest, "it is about to rise"))
+		return rowraft.Errorf(rowraft.CodeStarting, "this needs formats of version %d, the cluster is at %d: %s", version, at,
+			cmp.Or(oldest, "it is about to rise"))
 	}
-	return rowraft.Errorf(rowraft.CodeVersionTooNew, "this needs formats of version %d, the cluster is at %d: %s", version, at, oldest)
+	return rowraft.Errorf(rowraft.CodeVersionTooNew, "this needs formats of version %d, the cluster is at %d: %s", version,
+		at, oldest)
 }
 
 // lowest returns the version that all servers of m understand, and a message that names
@@ -126,7 +130,9 @@ func (g *group) raiseVersion(ctx context.Context, m *clustermap.Map) (known bool
 	if !known || low <= FormatVersion(m) {
 		return known, nil
 	}
-	err = g.proposeCommand(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersion{RaiseVersion: &rowraftv1.MetaRaiseVersion{FormatVersion: uint32(low)}}})
+	err = g.proposeCommand(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersion{
+			RaiseVersion: &rowraftv1.MetaRaiseVersion{FormatVersion: uint32(low)}}})
 	if err != nil {
 		return known, fmt.Errorf("raise the format version: %w", err)
 	}

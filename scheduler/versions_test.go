@@ -30,7 +30,8 @@ func TestALeaderCountsAsWhatItAnnounces(t *testing.T) {
 func sayVersion(t *testing.T, s *Scheduler, id string, v rowraft.FormatVersion) error {
 	t.Helper()
 	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{
-		ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: id + ":1", PeerAddr: id + ":2"}, FormatVersion: uint32(v),
+		ClusterId: s.clusterID(), Node: &rowraftv1.Node{Id: id, Name: id, Addr: id + ":1", PeerAddr: id + ":2"},
+		FormatVersion: uint32(v),
 	})
 	return err
 }
@@ -53,7 +54,8 @@ func TestVersionsFollowTheServers(t *testing.T) {
 	for i, id := range []string{"n0", "n1", "n2"} {
 		before := l.index
 		_, err := s.proposeVersion(t.Context(), next, cmdIncarnation())
-		if rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "upgrade it") || !strings.Contains(err.Error(), []string{"n0", "n1", "n2"}[i]) || l.index != before {
+		if rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "upgrade it") ||
+			!strings.Contains(err.Error(), []string{"n0", "n1", "n2"}[i]) || l.index != before {
 			t.Errorf("with %d of 3 upgraded a command of version %d: %v, and %d entries", i, next, err, l.index-before)
 		}
 		if got := FormatVersion(s.view.Map()); got != wire.FirstVersion {
@@ -70,7 +72,8 @@ func TestVersionsFollowTheServers(t *testing.T) {
 	if _, err := s.proposeVersion(t.Context(), next, cmdIncarnation()); err != nil {
 		t.Error(err)
 	}
-	if err := sayVersion(t, s, "n1", wire.FirstVersion); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "upgrade") {
+	if err := sayVersion(t, s, "n1", wire.FirstVersion); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+		!strings.Contains(err.Error(), "upgrade") {
 		t.Errorf("a server that the cluster has left behind: %v", err)
 	}
 	if err := sayVersion(t, s, "n9", 0); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {

@@ -324,7 +324,8 @@ func TestASlotThatChangesOnlyAfterTheCut(t *testing.T) {
 	later := false
 	for tensor := range uint32(8) {
 		keys = append(keys, rowraft.DenseKey(2+tensor, 0))
-		later = later || clustermap.SlotOf(s.ID, s.Kind, keys[len(keys)-1], rowraft.DefaultSlots) > clustermap.SlotOf(s.ID, s.Kind, keys[0], rowraft.DefaultSlots)
+		later = later || clustermap.SlotOf(s.ID, s.Kind, keys[len(keys)-1], rowraft.DefaultSlots) > clustermap.SlotOf(s.ID,
+			s.Kind, keys[0], rowraft.DefaultSlots)
 	}
 	if !later {
 		t.Fatal("the walk goes to no slot after that")

@@ -33,7 +33,8 @@ func (n *digestHistory) at(mark rowraft.Index) (Digest, bool) {
 	return Digest{}, false
 }
 
-// DigestRounds are the results of digest rounds on this replica. They are not part of a snapshot, and Restore clears them.
+// DigestRounds are the results of digest rounds on this replica. They are not part of a snapshot, and Restore clears
+// them.
 type DigestRounds struct {
 	agreedAt   atomic.Uint64 // newest mark at which this replica agreed with the majority
 	noMajority atomic.Uint64 // mark at which no majority agreed; 0: none

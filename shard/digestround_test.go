@@ -139,17 +139,20 @@ func TestNoMajorityEnds(t *testing.T) {
 		d := r.mark()
 		r.apply(wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofDivided, Mark: d.Index}))
 		if r.Rounds.NoMajority() != d.Index || r.Rounds.AgreedAt() == d.Index {
-			t.Fatalf("no majority at %d, agreed at %d; want no majority at %d", r.Rounds.NoMajority(), r.Rounds.AgreedAt(), d.Index)
+			t.Fatalf("no majority at %d, agreed at %d; want no majority at %d", r.Rounds.NoMajority(), r.Rounds.AgreedAt(),
+				d.Index)
 		}
 	}
 	divide()
 	d := r.mark()
 	r.agree(d)
 	if r.Rounds.NoMajority() != 0 || r.Rounds.AgreedAt() != d.Index {
-		t.Errorf("after agreement at %d: no majority at %d, agreed at %d", d.Index, r.Rounds.NoMajority(), r.Rounds.AgreedAt())
+		t.Errorf("after agreement at %d: no majority at %d, agreed at %d", d.Index, r.Rounds.NoMajority(),
+			r.Rounds.AgreedAt())
 	}
 	divide()
-	if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil || r.Rounds.NoMajority() != 0 || r.Rounds.AgreedAt() != 0 {
+	if err := r.Restore(bytes.NewReader(r.snapshot())); err != nil || r.Rounds.NoMajority() != 0 ||
+		r.Rounds.AgreedAt() != 0 {
 		t.Errorf("after a restore (%v): no majority at %d, agreed at %d", err, r.Rounds.NoMajority(), r.Rounds.AgreedAt())
 	}
 	if after := r.digest(); after.Sum != before.Sum || after.Rows != before.Rows {

@@ -221,7 +221,8 @@ func TestContributorsAreForgotten(t *testing.T) {
 		step            rowraft.Step
 		applied, unsure bool
 	}{{0, 20, true, false}, {0, 5, true, false}, {0, 4, false, true}, {1, 5, false, false}, {1, 4, false, true}} {
-		applied, err := r.Jobs.CheckStep(&StepPart{Job: jobID(1), Generation: 1, Rank: tc.rank, Incarnation: 1, Step: tc.step})
+		applied, err := r.Jobs.CheckStep(&StepPart{Job: jobID(1), Generation: 1, Rank: tc.rank, Incarnation: 1,
+			Step: tc.step})
 		late, _ := err.(*rowraft.StepClosedError)
 		if applied != tc.applied || !applied && (late == nil || late.Unsure != tc.unsure || late.Next != 21) {
 			t.Errorf("rank %d, step %d: %v, %v", tc.rank, tc.step, applied, err)

@@ -22,7 +22,8 @@ import (
 var streamTables = func() []rowraft.Schema {
 	drawn := testTable(61, "drawn", 3, sgd)
 	drawn.Admission = rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.4}
-	drawn.Capacity, drawn.Storage = rowraft.Capacity{Rows: 9 * rowraft.DefaultSlots, Evict: rowraft.EvictLRU}, rowraft.BFloat16
+	drawn.Capacity, drawn.Storage = rowraft.Capacity{Rows: 9 * rowraft.DefaultSlots, Evict: rowraft.EvictLRU},
+		rowraft.BFloat16
 	frequent := testTable(62, "frequent", 3, adagrad)
 	frequent.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
 	frequent.Capacity = rowraft.Capacity{Rows: 3 * rowraft.DefaultSlots, Evict: rowraft.EvictLFU}
@@ -251,8 +252,9 @@ func (c *deltaCluster) restored(t *testing.T, name string, count rowraft.SlotCou
 // candidates.
 func TestARestoredClusterGoesOnAsItsSource(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		c := &deltaCluster{rt: rt, count: rowraft.DefaultSlots, saved: map[string]savedFiles{}, counter: map[string]map[slotOf]uint64{},
-			tables: streamTables}
+		c := &deltaCluster{rt: rt, count: rowraft.DefaultSlots, saved: map[string]savedFiles{},
+			counter: map[string]map[slotOf]uint64{},
+			tables:  streamTables}
 		c.addShards(t, 2)
 		for i, r := range c.shards { // each shard has a different time
 			r.now = uint64(rapid.IntRange(1, 50).Draw(rt, "time")+100*i) * 1_000_000_000
@@ -268,7 +270,8 @@ func TestARestoredClusterGoesOnAsItsSource(t *testing.T) {
 			c.save(name, parent, func() {})
 		}
 		shards := rapid.SampledFrom([]int{1, 2, 3}).Draw(rt, "shards")
-		to := c.restored(t, name, c.count, shards, uint64(rapid.SampledFrom([]int{1, 60, 1000}).Draw(rt, "restored at"))*1_000_000_000)
+		to := c.restored(t, name, c.count, shards, uint64(rapid.SampledFrom([]int{1, 60, 1000}).Draw(rt,
+			"restored at"))*1_000_000_000)
 		c.same(to, "restored")
 		var later []act
 		for range rapid.IntRange(1, 8).Draw(rt, "later acts") {

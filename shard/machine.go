@@ -63,8 +63,8 @@ type Machine struct {
 
 // position is how far a replica has applied the log.
 //
-// Apply stores applied after the rows have changed, so a goroutine that first loads it and then reads rows sees at least
-// that entry. Invariant: none of the three decreases, except in Restore.
+// Apply stores applied after the rows have changed, so a goroutine that first loads it and then reads rows sees at
+// least that entry. Invariant: none of the three decreases, except in Restore.
 type position struct{ applied, logTime, epoch atomic.Uint64 }
 
 // AppliedIndex returns the index of the last entry whose effects Pull can see.

@@ -51,8 +51,8 @@ type Sessions struct {
 
 // sessionTable is the part of Sessions that a snapshot holds.
 //
-// Invariant: only the apply goroutine changes it, and a session that is not in private is changed only in a copy, unless
-// private is nil.
+// Invariant: only the apply goroutine changes it, and a session that is not in private is changed only in a copy,
+// unless private is nil.
 type sessionTable struct {
 	list  sessions
 	ended ended
@@ -60,8 +60,8 @@ type sessionTable struct {
 	private map[*session]bool
 }
 
-// begin begins a push: it checks the session of p and looks up its number. If the number is new, begin raises the floor of
-// the session and returns it for record; otherwise known and err are as in lookup.
+// begin begins a push: it checks the session of p and looks up its number. If the number is new, begin raises the floor
+// of the session and returns it for record; otherwise known and err are as in lookup.
 func (t *Sessions) begin(p *wire.Part, now uint64) (s *session, known bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -251,7 +251,8 @@ func (e *ended) add(client rowraft.ClientID, inc rowraft.Incarnation, at rowraft
 
 // restore replaces e by the content of a snapshot.
 func (e *ended) restore(from checkpoint.Ended) {
-	e.list, e.floor = convert(from.List, func(s checkpoint.EndedSession) endedSession { return endedSession(s) }), from.Floor
+	e.list, e.floor = convert(from.List, func(s checkpoint.EndedSession) endedSession { return endedSession(s) }),
+		from.Floor
 	e.last = make(map[rowraft.ClientID]rowraft.Incarnation, len(e.list))
 	for _, s := range e.list {
 		e.last[s.Client] = max(e.last[s.Client], s.Incarnation)

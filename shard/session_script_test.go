@@ -14,14 +14,15 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestSessionScripts runs the scripts of testdata/sessions against a replica with one row that counts the applied pushes.
-// `go test ./shard -run TestSessionScripts -rewrite` replaces the output in the scripts.
+// TestSessionScripts runs the scripts of testdata/sessions against a replica with one row that counts the applied
+// pushes. `go test ./shard -run TestSessionScripts -rewrite` replaces the output in the scripts.
 //
 //	open CLIENT INC [times=N]   opens a session, with a ticket of now, and names the sessions that it evicts
 //	push CLIENT INC             one push for each line: NUMBER [floor=N] [table=ID] [rows=no]
 //	close CLIENT INC
 //	tick DURATION ...           adds to the log's time; a constant of the package counts as its duration; -: subtracts
-//	fill [more=N]               opens sessions of new owners, each with one push: until the shard is full, or N; gap: number 2
+//	fill [more=N]               opens sessions of new owners, each with one push: until the shard is full, or N;
+//	                            gap: number 2
 //	owner N                     counts the sessions of an owner
 //	create ID                   creates a table
 //	check CLIENT INC            what the server returns before the log
@@ -79,7 +80,8 @@ func (s *sessionScript) run(t *testing.T, d *datadriven.TestData) string {
 				case "floor":
 					part.Floor = rowraft.Seq(n)
 				case "table":
-					part.Payload = payloadOf(rows{schema: s.table, keys: []rowraft.Key{42}}, rows{schema: testTable(rowraft.TableID(n), "late", 1, sgd), keys: []rowraft.Key{1}})
+					part.Payload = payloadOf(rows{schema: s.table, keys: []rowraft.Key{42}},
+						rows{schema: testTable(rowraft.TableID(n), "late", 1, sgd), keys: []rowraft.Key{1}})
 				case "rows":
 					part.Payload = nil
 				}
@@ -101,7 +103,8 @@ func (s *sessionScript) run(t *testing.T, d *datadriven.TestData) string {
 	case "tick":
 		for _, a := range args {
 			a, back := strings.CutPrefix(a, "-")
-			d, ok := map[string]time.Duration{"UnusedAfter": UnusedAfter, "IdleAfter": IdleAfter, "SilentAfter": SilentAfter, "SessionTTL": SessionTTL}[a]
+			d, ok := map[string]time.Duration{"UnusedAfter": UnusedAfter, "IdleAfter": IdleAfter, "SilentAfter": SilentAfter,
+				"SessionTTL": SessionTTL}[a]
 			if !ok {
 				var err error
 				if d, err = time.ParseDuration(a); err != nil {

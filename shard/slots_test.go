@@ -21,7 +21,8 @@ func TestRestoreIntoOtherNumbersOfSlots(t *testing.T) {
 		keys := rapid.SliceOfN(rapid.IntRange(0, 300), 1, 40)
 		push := func(c *deltaCluster) {
 			for range rapid.IntRange(1, 3).Draw(rt, "pushes") {
-				c.change(rapid.SampledFrom([]wire.Op{wire.OpPush, wire.OpPush, wire.OpDelete}).Draw(rt, "op"), keys.Draw(rt, "keys"))
+				c.change(rapid.SampledFrom([]wire.Op{wire.OpPush, wire.OpPush, wire.OpDelete}).Draw(rt, "op"),
+					keys.Draw(rt, "keys"))
 			}
 		}
 		name := ""

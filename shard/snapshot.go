@@ -69,8 +69,8 @@ func (m *Machine) Snapshot() (*Snapshot, error) {
 	return m.snapshotLocked(forLog)
 }
 
-// cuts are the snapshots under way: those that are not yet released, and those that wait for their mark. Machine.mu guards
-// it. Invariant: at most one of running is for the log, and at most MaxParts are for checkpoints.
+// cuts are the snapshots under way: those that are not yet released, and those that wait for their mark. Machine.mu
+// guards it. Invariant: at most one of running is for the log, and at most MaxParts are for checkpoints.
 type cuts struct {
 	running  []*Snapshot
 	expected []*ExpectedMark // the marks at which Apply takes a snapshot

@@ -2,8 +2,8 @@ package shard
 
 import "github.com/rowraft/rowraft/checkpoint"
 
-// The live state of sessions and jobs, and the records of them in a snapshot (docs/formats/snapshot.md), are types of their
-// own. The functions here are the only conversion between them.
+// The live state of sessions and jobs, and the records of them in a snapshot (docs/formats/snapshot.md), are types of
+// their own. The functions here are the only conversion between them.
 
 func convert[A, B any](list []A, to func(A) B) (out []B) {
 	for _, a := range list {
@@ -28,7 +28,9 @@ func liveSession(s *checkpoint.Session) *session {
 
 func storedEnded(e *ended) checkpoint.Ended {
 	return checkpoint.Ended{
-		Floor: e.floor, List: convert(e.list, func(s endedSession) checkpoint.EndedSession { return checkpoint.EndedSession(s) }),
+		Floor: e.floor, List: convert(e.list, func(s endedSession) checkpoint.EndedSession {
+			return checkpoint.EndedSession(s)
+		}),
 	}
 }
 

@@ -17,7 +17,8 @@ func TestRecordsHaveEveryFieldOfTheLiveState(t *testing.T) {
 		Refused: []refusal{{Seq: 6, Code: rowraft.CodeInvalidArgument}},
 	}
 	j := &Job{
-		ID: rowraft.JobID{1}, Generation: 2, First: 3, Deadline: 4, Quorum: 5, Members: []JobMember{{Member: wire.Member{Rank: 6, Incarnation: 7}, Clock: 8}},
+		ID: rowraft.JobID{1}, Generation: 2, First: 3, Deadline: 4, Quorum: 5,
+		Members:    []JobMember{{Member: wire.Member{Rank: 6, Incarnation: 7}, Clock: 8}},
 		LastClosed: 9, Closed: []ClosedStep{{Step: 9, Contributors: contributors}},
 		Open:      &OpenStep{Step: 10, NextPiece: 11, Contributors: contributors, Table: 12, Key: 13},
 		Positions: []rowraft.Position{{Part: 14, Offset: 15}},

@@ -12,7 +12,8 @@ import (
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
-// tableSet is the tables of a shard. Machine.mu guards it; a changed address means that a restore has replaced the state.
+// tableSet is the tables of a shard. Machine.mu guards it; a changed address means that a restore has replaced the
+// state.
 //
 // Invariants: list ascends by ID, and neither an ID nor a name is there twice. A table of dropped is read by a running
 // snapshot; it is not part of a new one.

@@ -16,7 +16,8 @@ func TestGoldenDropTable(t *testing.T) {
 	if id, err := ParseDropTable(body); err != nil || id != 0x0123456789abcdef {
 		t.Errorf("table %#x, %v", uint64(id), err)
 	}
-	if got := DropTableEntry(EntryHeader{Version: FirstVersion, LogTime: 5, Epoch: 3}, 0x0123456789abcdef); !bytes.Equal(got, file) {
+	if got := DropTableEntry(EntryHeader{Version: FirstVersion, LogTime: 5, Epoch: 3},
+		0x0123456789abcdef); !bytes.Equal(got, file) {
 		t.Errorf("written %x\nwant    %x", got, file)
 	}
 	for _, bad := range [][]byte{nil, body[:7], append(bytes.Clone(body), 0), make([]byte, 8)} {

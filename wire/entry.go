@@ -66,7 +66,8 @@ func PutEntryHeader(dst []byte, h EntryHeader) {
 // Errors: CodeVersionTooNew, CodeCorrupt.
 func ParseEntryHeader(entry []byte) (h EntryHeader, rest []byte, err error) {
 	if len(entry) < EntryHeaderSize || le.Uint16(entry) != entryMagic {
-		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry of %d bytes does not start with an entry header", len(entry))
+		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry of %d bytes does not start with an entry header",
+			len(entry))
 	}
 	h = EntryHeader{
 		Kind:    EntryKind(entry[2]),
@@ -76,10 +77,12 @@ func ParseEntryHeader(entry []byte) (h EntryHeader, rest []byte, err error) {
 		Parts:   int(le.Uint32(entry[24:])),
 	}
 	if newest := NewestVersion(); h.Version > newest {
-		return h, nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "log entry has version %d, this binary understands up to %d: upgrade it", h.Version, newest)
+		return h, nil, rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"log entry has version %d, this binary understands up to %d: upgrade it", h.Version, newest)
 	}
 	partless := h.Kind > EntryParts && h.Kind <= lastEntryKind
-	if h.Version < FirstVersion || entry[3] != 0 || le.Uint16(entry[6:]) != 0 || le.Uint32(entry[28:]) != 0 || partless && h.Parts != 0 {
+	if h.Version < FirstVersion || entry[3] != 0 || le.Uint16(entry[6:]) != 0 || le.Uint32(entry[28:]) != 0 || partless &&
+		h.Parts != 0 {
 		return h, nil, rowraft.Errorf(rowraft.CodeCorrupt, "log entry header has impossible fields")
 	}
 	return h, entry[EntryHeaderSize:], nil

@@ -216,13 +216,16 @@ func TestGoldenCreateTable(t *testing.T) {
 			Capacity: rowraft.Capacity{Rows: 1_000_000, Evict: rowraft.EvictLFU},
 		}},
 		{"entry_table_ftrl.hex", rowraft.Schema{
-			ID: 0x0123456789abcdef, Name: "clicks", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
-			Optimizer: rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.125, InitialAccumulator: 0.0625, Bound: 10, L1: 1, L2: 2, Beta: 0.5},
+			ID: 0x0123456789abcdef, Name: "clicks", Kind: rowraft.Sparse, Dim: 1,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Optimizer: rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.125, InitialAccumulator: 0.0625, Bound: 10, L1: 1, L2: 2,
+				Beta: 0.5},
 		}},
 		{"entry_table_decay.hex", rowraft.Schema{
-			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
-			Optimizer: rowraft.Optimizer{Kind: rowraft.Momentum, LR: 0.125, Momentum: 0.75, WeightDecay: 0x1p-10, Bound: 2},
-			Storage:   rowraft.BFloat16, Expire: 3600,
+			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Optimizer:   rowraft.Optimizer{Kind: rowraft.Momentum, LR: 0.125, Momentum: 0.75, WeightDecay: 0x1p-10, Bound: 2},
+			Storage:     rowraft.BFloat16, Expire: 3600,
 		}},
 	} {
 		t.Run(tc.file, func(t *testing.T) {
@@ -235,7 +238,8 @@ func TestGoldenCreateTable(t *testing.T) {
 			if err != nil || got != tc.want || len(rest) != 0 {
 				t.Errorf("schema %+v, %d bytes left, %v", got, len(rest), err)
 			}
-			if got := CreateTableEntry(EntryHeader{Version: FirstVersion, LogTime: 5, Epoch: 1}, &tc.want); !bytes.Equal(got, file) {
+			if got := CreateTableEntry(EntryHeader{Version: FirstVersion, LogTime: 5, Epoch: 1}, &tc.want); !bytes.Equal(got,
+				file) {
 				t.Errorf("written %x\nwant    %x", got, file)
 			}
 		})
@@ -244,7 +248,8 @@ func TestGoldenCreateTable(t *testing.T) {
 
 // TestFloat32StorageIsTheShortForm: naming the default changes no byte.
 func TestFloat32StorageIsTheShortForm(t *testing.T) {
-	s := rowraft.Schema{ID: 1, Name: "t", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}}
+	s := rowraft.Schema{ID: 1, Name: "t", Kind: rowraft.Sparse, Dim: 1,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1}}
 	old := AppendSchema(nil, &s)
 	s.Storage = rowraft.Float32
 	if got := AppendSchema(nil, &s); !bytes.Equal(got, old) {

@@ -160,7 +160,8 @@ func ParseRestoreBlock(b []byte, r *RestoreBlock) (rest []byte, err error) {
 		Tick: le.Uint32(b[28:]), Candidates: le.Uint16(b[10:]) == 1,
 	}
 	if r.Candidates && r.RecordBytes != candidateSize {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have a block with candidates of %d bytes, want %d", r.RecordBytes, candidateSize)
+		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "restore rows have a block with candidates of %d bytes, want %d",
+			r.RecordBytes, candidateSize)
 	}
 	size := uint64(r.Rows) * uint64(r.RecordBytes)
 	if le.Uint16(b[10:]) > 1 || r.RecordBytes < 24 && !r.Candidates ||

@@ -77,8 +77,12 @@ func TestGoldenRestoreRows(t *testing.T) {
 		"cut in the padding":     func(b []byte) []byte { return b[:60] },
 		"records that are short": func(b []byte) []byte { b[24] = 23; return b },
 		"too many rows":          func(b []byte) []byte { b[12] = 9; return b },
-		"rows beyond all":        func(b []byte) []byte { copy(b[12:], "\xff\xff\xff\xff"); copy(b[24:], "\xff\xff\xff\xff"); return b },
-		"padding":                func(b []byte) []byte { b[63] = 1; return b },
+		"rows beyond all": func(b []byte) []byte {
+			copy(b[12:], "\xff\xff\xff\xff")
+			copy(b[24:], "\xff\xff\xff\xff")
+			return b
+		},
+		"padding": func(b []byte) []byte { b[63] = 1; return b },
 	} {
 		var got RestoreBlock
 		if _, err := ParseRestoreBlock(change(bytes.Clone(blocks)), &got); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
@@ -137,7 +141,8 @@ func TestGoldenRestoreOfTrackedTables(t *testing.T) {
 	var built []byte
 	for _, want := range []RestoreBlock{
 		{Table: 10, Slot: 5, Counter: 6, Rows: 1, RecordBytes: 28, Tick: 1000,
-			Records: []byte("\xe7\x03\x00\x00\x02\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80\x3f")},
+			Records: []byte(
+				"\xe7\x03\x00\x00\x02\x00\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00\x80\x3f")},
 		{Table: 10, Slot: 5, Counter: 6, Rows: 2, RecordBytes: 16, Tick: 1000, Candidates: true, Records: []byte("" +
 			"\x08\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x90\x03\x00\x00\x09\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\xe8\x03\x00\x00")},
 	} {

@@ -34,7 +34,8 @@ func TestGoldenJobEntries(t *testing.T) {
 	header := func(kind EntryKind) EntryHeader {
 		return EntryHeader{Kind: kind, Version: FirstVersion, LogTime: 5, Epoch: 2}
 	}
-	for file, want := range map[string]Membership{"entry_membership.hex": goldenMembership, "entry_membership_end.hex": {Job: goldenJob}} {
+	for file, want := range map[string]Membership{"entry_membership.hex": goldenMembership,
+		"entry_membership_end.hex": {Job: goldenJob}} {
 		entry := golden(t, file)
 		h, body, err := ParseEntryHeader(entry)
 		if err != nil || h != header(EntryMembership) {
@@ -56,7 +57,8 @@ func TestGoldenJobEntries(t *testing.T) {
 	if got, err := ParseStep(body); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("the step is read as %+v, %v", got, err)
 	}
-	if got := AppendStepEntry(nil, EntryHeader{Version: FirstVersion, LogTime: 5, Epoch: 2}, &want); !bytes.Equal(got, entry) || want.Size() != len(got) {
+	if got := AppendStepEntry(nil, EntryHeader{Version: FirstVersion, LogTime: 5, Epoch: 2}, &want); !bytes.Equal(got,
+		entry) || want.Size() != len(got) {
 		t.Errorf("the step is written as %x (%d bytes)", got, want.Size())
 	}
 }

@@ -100,7 +100,8 @@ func ParseSweep(b []byte) (s Sweep, err error) {
 		return s, rowraft.Errorf(rowraft.CodeCorrupt, "sweep entry has %d bytes, want %d", len(b), SweepSize)
 	}
 	s = Sweep{
-		Table: rowraft.TableID(le.Uint64(b)), First: rowraft.Slot(le.Uint16(b[8:])), Slots: int(le.Uint16(b[10:])) - int(le.Uint16(b[8:])) + 1,
+		Table: rowraft.TableID(le.Uint64(b)), First: rowraft.Slot(le.Uint16(b[8:])),
+		Slots:      int(le.Uint16(b[10:])) - int(le.Uint16(b[8:])) + 1,
 		Conditions: le.Uint32(b[12:]), Unseen: le.Uint32(b[16:]), Count: le.Uint32(b[20:]),
 		Norm: math.Float32frombits(le.Uint32(b[24:])),
 	}

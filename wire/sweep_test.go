@@ -26,7 +26,8 @@ func TestGoldenSweep(t *testing.T) {
 		"below 0.5"; s != text {
 		t.Errorf("%q, want %q", s, text)
 	}
-	if got := SweepEntry(EntryHeader{Version: 1, LogTime: 1_000_000_000, Epoch: 3, Parts: 7}, &want); !bytes.Equal(got, file) {
+	if got := SweepEntry(EntryHeader{Version: 1, LogTime: 1_000_000_000, Epoch: 3, Parts: 7}, &want); !bytes.Equal(got,
+		file) {
 		t.Errorf("written %x\nwant    %x", got, file)
 	}
 }

@@ -27,11 +27,13 @@ func TestVersionsAreThoseOfThePage(t *testing.T) {
 
 // An entry of the next version is too new, and is read once the binary understands it.
 func TestTheNextVersionIsTooNew(t *testing.T) {
-	entry := SweepEntry(EntryHeader{Version: NewestVersion() + 1, Epoch: 1}, &Sweep{Table: 1, Slots: 1, Conditions: SweepExpire})
+	entry := SweepEntry(EntryHeader{Version: NewestVersion() + 1, Epoch: 1},
+		&Sweep{Table: 1, Slots: 1, Conditions: SweepExpire})
 	_, _, err := ParseEntryHeader(entry)
 	wantCode(t, err, rowraft.CodeVersionTooNew, "upgrade it")
 	next, forget := InventVersion()
-	if h, _, err := ParseEntryHeader(entry); err != nil || h.Version != next || next != FirstVersion+1 || len(Versions()) != 2 {
+	if h, _, err := ParseEntryHeader(entry); err != nil || h.Version != next || next != FirstVersion+1 ||
+		len(Versions()) != 2 {
 		t.Errorf("with version %d in the list: header %+v, %v", next, h, err)
 	}
 	forget()

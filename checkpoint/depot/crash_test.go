@@ -83,7 +83,8 @@ func deleteBoth(d Depot, acked *kept) error {
 	for _, name := range []string{"b", "a"} {
 		acked.delta = false
 		acked.full = acked.full && name == "b"
-		if _, _, err := Delete(context.Background(), d, name, false); err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
+		if _, _, err := Delete(context.Background(), d, name, false); err != nil &&
+			rowraft.CodeOf(err) != rowraft.CodeNotFound {
 			return err
 		}
 	}
@@ -105,7 +106,8 @@ func TestCrashAtEachStepOfACheckpointAndADelta(t *testing.T) {
 		"checkpoint/depot.(*Dir).Put: sync DELETING-": "its name alone counts",
 		"checkpoint/depot.(*Dir).Put: sync DELTA-":    "its name alone counts",
 		"checkpoint/depot.(*Dir).Write: syncdir a":    "that of the manifest comes after it",
-		"checkpoint/depot.(*Dir).Remove: syncdir":     "here the names of a directory go in the order of their removal, and each of the two makes the other durable",
+		"checkpoint/depot.(*Dir).Remove: syncdir": "here the names of a directory go in the order of their removal, " +
+			"and each of the two makes the other durable",
 	})
 }
 

@@ -30,7 +30,8 @@ func Delete(ctx context.Context, d Depot, name string, dryRun bool) (n int, byte
 // returns their names in that order.
 //
 // Errors: as Delete.
-func DeleteTree(ctx context.Context, d Depot, name string, dryRun bool) (names []string, n int, bytes int64, err error) {
+func DeleteTree(ctx context.Context, d Depot, name string,
+	dryRun bool) (names []string, n int, bytes int64, err error) {
 	w := &treeWalk{d: d, dryRun: dryRun, seen: make(map[string]bool)}
 	err = w.delete(ctx, name)
 	return w.names, w.n, w.bytes, err
@@ -117,7 +118,8 @@ func look(ctx context.Context, d Depot, name string) (*target, error) {
 		id = self.Manifest.ID
 	}
 	for _, f := range found {
-		if f.Manifest != nil && f.Manifest.Parent != nil && f.Manifest.Parent.Name == name && (id == "" || f.Manifest.Parent.ID == id) {
+		if f.Manifest != nil && f.Manifest.Parent != nil && f.Manifest.Parent.Name == name &&
+			(id == "" || f.Manifest.Parent.ID == id) {
 			t.needed = append(t.needed, f.Name)
 		}
 	}
@@ -127,7 +129,9 @@ func look(ctx context.Context, d Depot, name string) (*target, error) {
 }
 
 func (t *target) inUse(needed []string) error {
-	return rowraft.Errorf(rowraft.CodeAlreadyExists, "checkpoint %s is kept by deltas to it, which are nothing without it, or what is left of one: %s: delete them first", t.name, strings.Join(needed, ", "))
+	return rowraft.Errorf(rowraft.CodeAlreadyExists,
+		"checkpoint %s is kept by deltas to it, which are nothing without it, or what is left of one: %s: delete them first",
+		t.name, strings.Join(needed, ", "))
 }
 
 func (t *target) delete(ctx context.Context, dryRun bool) (n int, bytes int64, err error) {

@@ -27,7 +27,8 @@ func manifestOf(t *testing.T, id string, age time.Duration, parent *checkpoint.P
 	if b, ok := manifests.Load(key); ok {
 		return b.([]byte)
 	}
-	m := &checkpoint.Manifest{ID: id, Created: time.Unix(1e9, 0).Add(-age), Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots, Parent: parent}
+	m := &checkpoint.Manifest{ID: id, Created: time.Unix(1e9, 0).Add(-age), Cluster: "c", Epoch: 1, HashVers: 1,
+		Slots: rowraft.DefaultSlots, Parent: parent}
 	p := checkpoint.Part{Stream: checkpoint.File{Name: "shard-0000.rows"}, Sums: checkpoint.File{Name: "shard-0000.sums"}}
 	for s := range rowraft.DefaultSlots {
 		p.Slots = append(p.Slots, rowraft.Slot(s))
@@ -54,7 +55,8 @@ func putDelta(ctx context.Context, t *testing.T, d Depot, name string, id uuid.U
 		if err := d.Put(ctx, name+"/shard-0000.rows", []byte("rows")); err != nil {
 			return err
 		}
-		if err := d.PutNew(ctx, name+"/MANIFEST", manifestOf(t, id.String(), 0, &checkpoint.Parent{Name: parent, ID: parentID})); err != nil {
+		if err := d.PutNew(ctx, name+"/MANIFEST", manifestOf(t, id.String(), 0,
+			&checkpoint.Parent{Name: parent, ID: parentID})); err != nil {
 			return err
 		}
 		return c.Check(ctx)
@@ -67,7 +69,8 @@ func putDelta(ctx context.Context, t *testing.T, d Depot, name string, id uuid.U
 
 func putBase(t *testing.T, d Depot, name, id string) {
 	t.Helper()
-	for file, b := range map[string][]byte{"/shard-0000.rows": []byte("rows"), "/MANIFEST": manifestOf(t, id, time.Hour, nil)} {
+	for file, b := range map[string][]byte{"/shard-0000.rows": []byte("rows"),
+		"/MANIFEST": manifestOf(t, id, time.Hour, nil)} {
 		if err := d.Put(t.Context(), name+file, b); err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +178,8 @@ func TestParentsThatAreNoneKeepNothing(t *testing.T) {
 func TestDeltasWithoutTheirParent(t *testing.T) {
 	depots(t, func(t *testing.T, d Depot) {
 		put := func(name, id, parent, parentID string) {
-			if err := d.Put(t.Context(), name+"/MANIFEST", manifestOf(t, id, 0, &checkpoint.Parent{Name: parent, ID: parentID})); err != nil {
+			if err := d.Put(t.Context(), name+"/MANIFEST", manifestOf(t, id, 0,
+				&checkpoint.Parent{Name: parent, ID: parentID})); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -337,7 +341,8 @@ func (s *stepped) checkRace(t *testing.T, how string) (b bool) {
 	if delta == nil {
 		return false
 	}
-	if checkParents(found, delta); delta.Err != nil || s.files["a/shard-0000.rows"] == nil || s.files["b/shard-0000.rows"] == nil {
+	if checkParents(found, delta); delta.Err != nil || s.files["a/shard-0000.rows"] == nil ||
+		s.files["b/shard-0000.rows"] == nil {
 		t.Fatalf("%s: the delta is there, what it needs is not: %v", how, slices.Sorted(maps.Keys(s.files)))
 	}
 	return true

@@ -54,11 +54,13 @@ func Open(url string) (Depot, error) {
 		return &patient{d}, nil
 	}
 	if scheme, _, ok := strings.Cut(url, "://"); ok && scheme != "file" {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination %q: want s3://bucket/prefix or an absolute path", url)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"checkpoint destination %q: want s3://bucket/prefix or an absolute path", url)
 	}
 	dir := strings.TrimPrefix(url, "file://")
 	if !filepath.IsAbs(dir) {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination %q: want s3://bucket/prefix or an absolute path: every server reads and writes it", url)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"checkpoint destination %q: want s3://bucket/prefix or an absolute path: every server reads and writes it", url)
 	}
 	return &patient{NewDir(vfs.OS, filepath.Clean(dir))}, nil
 }

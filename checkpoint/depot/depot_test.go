@@ -86,7 +86,8 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 		if err := d.Put(t.Context(), "b/small", []byte{7}); err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(content(t, d, "a/shard-0000.rows"), big) || string(content(t, d, "a/MANIFEST")) != "new" || string(content(t, d, "b/small")) != "\a" {
+		if !bytes.Equal(content(t, d, "a/shard-0000.rows"), big) || string(content(t, d, "a/MANIFEST")) != "new" ||
+			string(content(t, d, "b/small")) != "\a" {
 			t.Error("what was read is not what was written")
 		}
 		all, err := d.List(t.Context(), "")
@@ -212,7 +213,8 @@ func TestScanAndDelete(t *testing.T) {
 		if half.Name != "half" || half.Manifest != nil || half.Err != nil || half.Bytes != 2 {
 			t.Errorf("half: %+v", half)
 		}
-		if whole.Name != "whole" || whole.Manifest == nil || whole.Manifest.Rows() != 3 || whole.Bytes != int64(len(manifest))+5 {
+		if whole.Name != "whole" || whole.Manifest == nil || whole.Manifest.Rows() != 3 ||
+			whole.Bytes != int64(len(manifest))+5 {
 			t.Errorf("whole: %+v", whole)
 		}
 		if n, bytes, err := Delete(t.Context(), d, "whole", true); err != nil || n != 2 || bytes != whole.Bytes {
@@ -270,7 +272,8 @@ func TestADeleteThatIsCutShortLeavesNoCheckpoint(t *testing.T) {
 	if _, _, err := Delete(t.Context(), manifestFirst{d}, "a", false); err == nil {
 		t.Error("no error")
 	}
-	if found, err := Scan(t.Context(), d); err != nil || len(found) != 1 || found[0].Manifest != nil || found[0].Err != nil {
+	if found, err := Scan(t.Context(), d); err != nil || len(found) != 1 || found[0].Manifest != nil ||
+		found[0].Err != nil {
 		t.Errorf("%+v, %v; want one without a manifest", found, err)
 	}
 }
@@ -291,7 +294,8 @@ func TestOpenRefuses(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	for url, want := range map[string][2]string{"/a/b/c": {"/a/b", "c"}, "s3://bucket/p/n-1": {"s3://bucket/p", "n-1"}, "s3://bucket/n": {"s3://bucket", "n"}} {
+	for url, want := range map[string][2]string{"/a/b/c": {"/a/b", "c"}, "s3://bucket/p/n-1": {"s3://bucket/p", "n-1"},
+		"s3://bucket/n": {"s3://bucket", "n"}} {
 		d, n, err := Split(url)
 		if err != nil || d != want[0] || n != want[1] {
 			t.Errorf("Split(%q) = %q, %q, %v", url, d, n, err)

@@ -56,7 +56,8 @@ func (hangError) Code() rowraft.Code { return rowraft.CodePrecondition }
 
 func hangs(depot, format string, args ...any) error {
 	return hangError(depot + " hangs: " + fmt.Sprintf(format, args...) +
-		": see that every server reaches it (a network mount whose server is gone, an endpoint that accepts and says nothing), then try again")
+		": see that every server reaches it (a network mount whose server is gone, an endpoint that accepts and says " +
+		"nothing), then try again")
 }
 
 // watch tells who waits for a call what the depot does.
@@ -242,17 +243,19 @@ func (p *patient) PutNew(ctx context.Context, name string, content []byte) error
 
 // List implements Depot.
 func (p *patient) List(ctx context.Context, name string) ([]Entry, error) {
-	c := &call[[]Entry]{depot: p.String(), what: strings.TrimSuffix("list "+name, " "), patience: patience, f: func(ctx context.Context, _ *watch) ([]Entry, error) {
-		return p.Depot.List(ctx, name)
-	}}
+	c := &call[[]Entry]{depot: p.String(), what: strings.TrimSuffix("list "+name, " "), patience: patience,
+		f: func(ctx context.Context, _ *watch) ([]Entry, error) {
+			return p.Depot.List(ctx, name)
+		}}
 	return c.await(ctx)
 }
 
 // Remove implements Depot.
 func (p *patient) Remove(ctx context.Context, names ...string) error {
-	c := &call[none]{depot: p.String(), what: "remove files", patience: patience, f: func(ctx context.Context, _ *watch) (none, error) {
-		return none{}, p.Depot.Remove(ctx, names...)
-	}}
+	c := &call[none]{depot: p.String(), what: "remove files", patience: patience,
+		f: func(ctx context.Context, _ *watch) (none, error) {
+			return none{}, p.Depot.Remove(ctx, names...)
+		}}
 	_, err := c.await(ctx)
 	return err
 }
@@ -344,9 +347,10 @@ func (r *patientReader) Close() error {
 	if from == nil {
 		return nil
 	}
-	c := &call[none]{depot: r.depot, what: "close " + r.name, patience: patience, f: func(context.Context, *watch) (none, error) {
-		return none{}, from.Close()
-	}}
+	c := &call[none]{depot: r.depot, what: "close " + r.name, patience: patience,
+		f: func(context.Context, *watch) (none, error) {
+			return none{}, from.Close()
+		}}
 	_, err := c.await(context.WithoutCancel(r.ctx))
 	return err
 }

@@ -23,15 +23,21 @@ var hangingCalls = []struct {
 }{
 	{"write", vfs.DiskFault{Ops: []vfs.Op{vfs.OpWrite}}, writeNew},
 	{"sync", vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}}, writeNew},
-	{"put", vfs.DiskFault{Ops: []vfs.Op{vfs.OpRename}}, func(ctx context.Context, d Depot) error { return d.Put(ctx, "a/new", []byte("new")) }},
-	{"put a manifest", vfs.DiskFault{Ops: []vfs.Op{vfs.OpSyncDir}}, func(ctx context.Context, d Depot) error { return d.PutNew(ctx, "a/MANIFEST", []byte("new")) }},
+	{"put", vfs.DiskFault{Ops: []vfs.Op{vfs.OpRename}}, func(ctx context.Context, d Depot) error {
+		return d.Put(ctx, "a/new", []byte("new"))
+	}},
+	{"put a manifest", vfs.DiskFault{Ops: []vfs.Op{vfs.OpSyncDir}}, func(ctx context.Context, d Depot) error {
+		return d.PutNew(ctx, "a/MANIFEST", []byte("new"))
+	}},
 	{"list", vfs.DiskFault{Ops: []vfs.Op{vfs.OpList}}, func(ctx context.Context, d Depot) error {
 		_, err := d.List(ctx, "")
 		return err
 	}},
 	{"open", vfs.DiskFault{Ops: []vfs.Op{vfs.OpOpen}}, readOld},
 	{"read", vfs.DiskFault{Ops: []vfs.Op{vfs.OpRead}}, readOld},
-	{"remove", vfs.DiskFault{Ops: []vfs.Op{vfs.OpRemove}, Path: "never"}, func(ctx context.Context, d Depot) error { return d.Remove(ctx, "a/never") }},
+	{"remove", vfs.DiskFault{Ops: []vfs.Op{vfs.OpRemove}, Path: "never"}, func(ctx context.Context, d Depot) error {
+		return d.Remove(ctx, "a/never")
+	}},
 	{"scan", vfs.DiskFault{Ops: []vfs.Op{vfs.OpRead}, Path: "MANIFEST"}, func(ctx context.Context, d Depot) error {
 		_, err := Scan(ctx, d)
 		return err
@@ -102,7 +108,8 @@ func hangOnce(t *testing.T, cancelled bool, fault vfs.DiskFault, call func(conte
 	if cancelled && !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if !cancelled && (rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), d.String()+" hangs: ")) {
+	if !cancelled && (rowraft.CodeOf(err) != rowraft.CodePrecondition ||
+		!strings.Contains(err.Error(), d.String()+" hangs: ")) {
 		t.Errorf("%v, want Precondition, and that %s hangs", err, d)
 	}
 	if disk.Done()["hang"] != 1 || stuckCalls(d.String()) != 1 {
@@ -118,7 +125,8 @@ func hangOnce(t *testing.T, cancelled bool, fault vfs.DiskFault, call func(conte
 	}
 }
 
-// TestASlowDepotIsWaitedFor: a call waits for a slow depot while it makes progress, and always for a caller that fills a file.
+// TestASlowDepotIsWaitedFor: a call waits for a slow depot while it makes progress, and always for a caller that fills
+// a file.
 func TestASlowDepotIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, disk, before := depotOf(t, "/slow")
@@ -188,7 +196,8 @@ func TestADepotThatIsKnownToHangIsGivenUpSooner(t *testing.T) {
 		}
 		for _, want := range []time.Duration{writePatience, knownPatience} {
 			begun := time.Now()
-			if err := writeNew(t.Context(), d); err == nil || !strings.Contains(err.Error(), "hangs") || time.Since(begun) < want || time.Since(begun) > want+want/10 {
+			if err := writeNew(t.Context(), d); err == nil || !strings.Contains(err.Error(), "hangs") ||
+				time.Since(begun) < want || time.Since(begun) > want+want/10 {
 				t.Errorf("%v after %v, want that it hangs after %v", err, time.Since(begun), want)
 			}
 		}

@@ -35,7 +35,8 @@ type S3 struct {
 func openS3(rest string) (*S3, error) {
 	bucket, prefix, _ := strings.Cut(rest, "/")
 	if bucket == "" {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination s3://%s: want s3://bucket/prefix", rest)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination s3://%s: want s3://bucket/prefix",
+			rest)
 	}
 	if prefix = strings.Trim(prefix, "/"); prefix != "" {
 		prefix += "/"
@@ -46,10 +47,12 @@ func openS3(rest string) (*S3, error) {
 	}
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "AWS_ENDPOINT_URL %q: want http://host:port or https://host:port", endpoint)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"AWS_ENDPOINT_URL %q: want http://host:port or https://host:port", endpoint)
 	}
 	if os.Getenv("AWS_ACCESS_KEY_ID") == "" || os.Getenv("AWS_SECRET_ACCESS_KEY") == "" {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination s3://%s: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set in the environment of this process", rest)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint destination s3://%s: AWS_ACCESS_KEY_ID and "+
+			"AWS_SECRET_ACCESS_KEY are not set in the environment of this process", rest)
 	}
 	client, err := minio.New(u.Host, &minio.Options{
 		Creds: credentials.NewEnvAWS(), Secure: u.Scheme == "https", Region: firstSet("AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -78,7 +81,8 @@ func (s *S3) Write(ctx context.Context, name string, fill func(io.Writer) error)
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.client.PutObject(ctx, s.bucket, s.prefix+name, r, -1, minio.PutObjectOptions{PartSize: s3PartBytes, ContentType: "application/octet-stream"})
+		_, err := s.client.PutObject(ctx, s.bucket, s.prefix+name, r, -1,
+			minio.PutObjectOptions{PartSize: s3PartBytes, ContentType: "application/octet-stream"})
 		r.CloseWithError(err) // the goroutine that fills the file gets the error
 		done <- err
 	}()
@@ -100,7 +104,8 @@ func (s *S3) Write(ctx context.Context, name string, fill func(io.Writer) error)
 
 // Put implements Depot.
 func (s *S3) Put(ctx context.Context, name string, content []byte) error {
-	_, err := s.client.PutObject(ctx, s.bucket, s.prefix+name, bytes.NewReader(content), int64(len(content)), minio.PutObjectOptions{ContentType: "application/octet-stream"})
+	_, err := s.client.PutObject(ctx, s.bucket, s.prefix+name, bytes.NewReader(content), int64(len(content)),
+		minio.PutObjectOptions{ContentType: "application/octet-stream"})
 	return s.explain(name, err)
 }
 

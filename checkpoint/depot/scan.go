@@ -17,8 +17,8 @@ import (
 type Found struct {
 	Name     string
 	Manifest *checkpoint.Manifest // nil if there is none or it cannot be read
-	// Err is the reason why it cannot be restored. Its manifest cannot be read; or, with a Manifest, a file is missing or has
-	// another size, or Verify has found damage, or the checkpoint that it extends is missing or has such an error.
+	// Err is the reason why it cannot be restored. Its manifest cannot be read; or, with a Manifest, a file is missing or
+	// has another size, or Verify has found damage, or the checkpoint that it extends is missing or has such an error.
 	Err      error
 	Verified bool  // Verify has found it whole
 	Bytes    int64 // of all files that lie there
@@ -93,7 +93,8 @@ func scan(ctx context.Context, d Depot, entries []Entry) (map[string]*Found, err
 			if err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
 				return nil, err
 			}
-			f.Err = errors.Join(f.Err, rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s: a verification has found: %s", name, why))
+			f.Err = errors.Join(f.Err, rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s: a verification has found: %s", name,
+				why))
 		}
 	}
 	return byName, nil
@@ -107,7 +108,8 @@ func checkSizes(name string, m *checkpoint.Manifest, sizes map[string]int64) err
 		case !there:
 			return rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s: file %s is missing", name, f.Name)
 		case n != f.Bytes:
-			return rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s: file %s has %d bytes, the manifest says %d", name, f.Name, n, f.Bytes)
+			return rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s: file %s has %d bytes, the manifest says %d", name, f.Name,
+				n, f.Bytes)
 		}
 	}
 	return nil
@@ -120,11 +122,13 @@ func checkParents(byName map[string]*Found, f *Found) {
 		f.Deltas++
 		parent := byName[p.Name]
 		if parent == nil || parent.Manifest == nil || parent.Manifest.ID != p.ID {
-			f.Err = rowraft.Errorf(rowraft.CodeNotFound, "checkpoint %s is a delta to %s with id %s, which is missing", at.Name, p.Name, p.ID)
+			f.Err = rowraft.Errorf(rowraft.CodeNotFound, "checkpoint %s is a delta to %s with id %s, which is missing", at.Name,
+				p.Name, p.ID)
 			return
 		}
 		if f.Deltas > checkpoint.MaxDeltas {
-			f.Err = rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s stands on more than %d deltas", f.Name, checkpoint.MaxDeltas)
+			f.Err = rowraft.Errorf(rowraft.CodeCorrupt, "checkpoint %s stands on more than %d deltas", f.Name,
+				checkpoint.MaxDeltas)
 			return
 		}
 		if f.Err == nil && parent.Err != nil {

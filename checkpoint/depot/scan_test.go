@@ -26,7 +26,8 @@ func TestBrokenCheckpointsAreFound(t *testing.T) {
 	putWhole(t, d, "short", nil)
 	putWhole(t, d, "damaged", nil)
 	putWhole(t, d, "verified", nil)
-	for file, content := range map[string]string{"damaged/" + damagedFile: "slot 7 has another digest\n", "verified/" + verifiedFile: "id\n"} {
+	for file, content := range map[string]string{"damaged/" + damagedFile: "slot 7 has another digest\n", "verified/" +
+		verifiedFile: "id\n"} {
 		if err := d.Put(t.Context(), file, []byte(content)); err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +54,8 @@ func TestBrokenCheckpointsAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"whole": "", "delta": "", "verified": "", "missing": "is missing", "on-missing": "stands on missing", "short": "has 0 bytes", "damaged": "slot 7"}
+	want := map[string]string{"whole": "", "delta": "", "verified": "", "missing": "is missing",
+		"on-missing": "stands on missing", "short": "has 0 bytes", "damaged": "slot 7"}
 	if len(found) != len(want) {
 		t.Errorf("%d checkpoints, want %d", len(found), len(want))
 	}
@@ -88,8 +90,10 @@ func TestVerifyLeavesWhatItFound(t *testing.T) {
 // putWhole puts a checkpoint whose files lie there, and returns what a delta to it names.
 func putWhole(t *testing.T, d Depot, name string, parent *checkpoint.Parent) *checkpoint.Parent {
 	t.Helper()
-	m := &checkpoint.Manifest{ID: uuid.NewString(), Created: time.Unix(1e9, 0), Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots, Parent: parent}
-	m.Parts = []checkpoint.Part{{Stream: checkpoint.File{Name: "shard-0000.rows", Bytes: 4}, Sums: checkpoint.File{Name: "shard-0000.sums", Bytes: 4}}}
+	m := &checkpoint.Manifest{ID: uuid.NewString(), Created: time.Unix(1e9, 0), Cluster: "c", Epoch: 1, HashVers: 1,
+		Slots: rowraft.DefaultSlots, Parent: parent}
+	m.Parts = []checkpoint.Part{{Stream: checkpoint.File{Name: "shard-0000.rows", Bytes: 4},
+		Sums: checkpoint.File{Name: "shard-0000.sums", Bytes: 4}}}
 	for slot := range rowraft.DefaultSlots {
 		m.Parts[0].Slots = append(m.Parts[0].Slots, rowraft.Slot(slot))
 	}
@@ -97,7 +101,8 @@ func putWhole(t *testing.T, d Depot, name string, parent *checkpoint.Parent) *ch
 	if err != nil {
 		t.Fatal(err)
 	}
-	for file, b := range map[string][]byte{"/shard-0000.rows": []byte("rows"), "/shard-0000.sums": []byte("sums"), "/MANIFEST": b} {
+	for file, b := range map[string][]byte{"/shard-0000.rows": []byte("rows"), "/shard-0000.sums": []byte("sums"),
+		"/MANIFEST": b} {
 		if err := d.Put(t.Context(), name+file, b); err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,8 @@ const (
 // that says what came of it, which Scan knows. Where it may not write it leaves none.
 //
 // Errors: CodeCorrupt; those of Chain and of the depot.
-func Verify(ctx context.Context, d Depot, name string, progress func(int)) (checkpoint.Chain, checkpoint.TableRows, error) {
+func Verify(ctx context.Context, d Depot, name string,
+	progress func(int)) (checkpoint.Chain, checkpoint.TableRows, error) {
 	chain, err := Chain(ctx, d, name)
 	var rows checkpoint.TableRows
 	if err == nil {

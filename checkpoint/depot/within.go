@@ -17,8 +17,10 @@ import (
 // Errors: CodeInvalidArgument.
 func CheckAllowed(allowed string) error {
 	rest, isBucket := strings.CutPrefix(allowed, "s3://")
-	if slices.Contains(strings.Split(allowed, "/"), "..") || isBucket && (rest == "" || rest[0] == '/') || !isBucket && !filepath.IsAbs(localPath(allowed)) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "allowed checkpoint destination %q: want an absolute path or s3://bucket/prefix, without ..", allowed)
+	if slices.Contains(strings.Split(allowed, "/"), "..") || isBucket && (rest == "" || rest[0] == '/') || !isBucket &&
+		!filepath.IsAbs(localPath(allowed)) {
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"allowed checkpoint destination %q: want an absolute path or s3://bucket/prefix, without ..", allowed)
 	}
 	return nil
 }

@@ -111,7 +111,8 @@ func enter(ctx context.Context, c control, e Entry) (*Member, error) {
 		}
 		d := reply.GetData()
 		m.identity, m.Generation, m.Began = reply.GetIdentity(), reply.GetGeneration(), reply.GetBegan()
-		m.Splits = SplitPlan{int64(d.GetExamples()), int64(d.GetPartExamples()), int64(d.GetEpochs()), d.GetByRank(), d.GetInLog()}
+		m.Splits = SplitPlan{int64(d.GetExamples()), int64(d.GetPartExamples()), int64(d.GetEpochs()), d.GetByRank(),
+			d.GetInLog()}
 		m.BaseStep, over = int64(reply.GetBaseStep()), reply.GetDone()
 		return nil
 	}
@@ -175,7 +176,8 @@ func memberClient(id *rowraftv1.JobIdentity) (out rowraft.ClientID) {
 	return out
 }
 
-func jobsCall(ctx context.Context, c control, what string, call func(context.Context, rowraftv1.JobsClient) error) error {
+func jobsCall(ctx context.Context, c control, what string,
+	call func(context.Context, rowraftv1.JobsClient) error) error {
 	return c.Call(ctx, what, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		return call(ctx, rowraftv1.NewJobsClient(conn))
 	})
@@ -220,7 +222,8 @@ func (m *Member) Leave(ctx context.Context, why LeaveReason, reason string, spli
 	m.left.Store(true)
 	m.stopKeeping()
 	return jobsCall(ctx, m.control, "leave job "+m.Job(), func(ctx context.Context, stub rowraftv1.JobsClient) error {
-		_, err := stub.Leave(ctx, &rowraftv1.LeaveRequest{Identity: m.identity, State: rowraftv1.MemberState(why), Reason: reason, Parts: reachedToProto(splits, true)})
+		_, err := stub.Leave(ctx, &rowraftv1.LeaveRequest{Identity: m.identity, State: rowraftv1.MemberState(why),
+			Reason: reason, Parts: reachedToProto(splits, true)})
 		return err
 	})
 }
@@ -234,7 +237,8 @@ func (m *Member) Lost(ctx context.Context) (lost bool, err error) {
 		}
 		for _, info := range r.GetJob().GetMembers() {
 			one := info.GetMember()
-			lost = lost || bytes.Equal(r.GetJob().GetRun(), m.identity.GetRun()) && one.GetIncarnation() == m.identity.GetIncarnation() && one.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST
+			lost = lost || bytes.Equal(r.GetJob().GetRun(), m.identity.GetRun()) &&
+				one.GetIncarnation() == m.identity.GetIncarnation() && one.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST
 		}
 		return nil
 	})
@@ -253,9 +257,11 @@ type Beat struct {
 
 func (b *Beat) toProto() *rowraftv1.WorkerBeat {
 	return &rowraftv1.WorkerBeat{
-		Step: uint64(b.Step), Examples: uint64(b.Examples), StepsPerSecond: b.StepsPerSecond, ExamplesPerSecond: b.ExamplesPerSecond,
-		Loss: b.Loss, Auc: b.AUC, StalenessSteps: b.StalenessSteps, Waiting: b.Waiting, BatchesSkipped: uint64(b.BatchesSkipped),
-		Stopping: b.Stopping, Parts: reachedToProto(b.Splits, false),
+		Step: uint64(b.Step), Examples: uint64(b.Examples), StepsPerSecond: b.StepsPerSecond,
+		ExamplesPerSecond: b.ExamplesPerSecond,
+		Loss:              b.Loss, Auc: b.AUC, StalenessSteps: b.StalenessSteps, Waiting: b.Waiting,
+		BatchesSkipped: uint64(b.BatchesSkipped),
+		Stopping:       b.Stopping, Parts: reachedToProto(b.Splits, false),
 	}
 }
 

@@ -27,7 +27,8 @@ func (r *registry) Go(func()) error { return nil }
 
 func (r *registry) Adopt(context.Context, rowraft.ClientID, *rowraftv1.JobIdentity) error { return nil }
 
-func (r *registry) Call(ctx context.Context, _ string, call func(context.Context, grpc.ClientConnInterface) error) error {
+func (r *registry) Call(ctx context.Context, _ string,
+	call func(context.Context, grpc.ClientConnInterface) error) error {
 	return call(ctx, r)
 }
 
@@ -48,7 +49,8 @@ func TestAWorkerThatWasLostOnItsWayEntersOnceMore(t *testing.T) {
 	for _, tc := range []struct{ refuse, calls int }{{0, 1}, {1, 2}, {99, maxEnters + 1}} {
 		r := &registry{t: t, refuse: tc.refuse}
 		m, err := enter(t.Context(), r, Entry{Job: "ctr", Worker: "w", Workers: 1})
-		if len(r.asked) != tc.calls || (err == nil) != (tc.refuse < tc.calls) || err == nil && (m.Incarnation() != 7 || !bytes.Equal(m.instance[:], r.asked[tc.refuse])) {
+		if len(r.asked) != tc.calls || (err == nil) != (tc.refuse < tc.calls) || err == nil &&
+			(m.Incarnation() != 7 || !bytes.Equal(m.instance[:], r.asked[tc.refuse])) {
 			t.Errorf("refused %d times: %d calls, member %+v, %v", tc.refuse, len(r.asked), m, err)
 		}
 		for i := 1; i < len(r.asked); i++ {

@@ -26,19 +26,22 @@ type Policy struct {
 // SetPolicy creates the policy p.Name, or changes it if it exists.
 func SetPolicy(ctx context.Context, c *client.Client, p Policy) error {
 	req := &rowraftv1.SetPolicyRequest{Policy: &rowraftv1.CheckpointPolicy{
-		Name: p.Name, Destination: p.Destination, EveryNs: uint64(max(p.Every, 0)), Keep: uint32(max(p.Keep, 0)), KeepWithinNs: uint64(max(p.KeepWithin, 0)),
-		Job: p.Job, SkipAbsent: p.SkipAbsent, FullEvery: uint32(max(p.FullEvery, 0)),
+		Name: p.Name, Destination: p.Destination, EveryNs: uint64(max(p.Every, 0)), Keep: uint32(max(p.Keep, 0)),
+		KeepWithinNs: uint64(max(p.KeepWithin, 0)),
+		Job:          p.Job, SkipAbsent: p.SkipAbsent, FullEvery: uint32(max(p.FullEvery, 0)),
 	}}
-	return c.Control().Call(ctx, fmt.Sprintf("set checkpoint policy %s", p.Name), func(ctx context.Context, conn grpc.ClientConnInterface) error {
-		_, err := rowraftv1.NewCheckpointsClient(conn).SetPolicy(ctx, req)
-		return err
-	})
+	return c.Control().Call(ctx, fmt.Sprintf("set checkpoint policy %s", p.Name),
+		func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			_, err := rowraftv1.NewCheckpointsClient(conn).SetPolicy(ctx, req)
+			return err
+		})
 }
 
 // DeletePolicy deletes a policy; its checkpoints stay.
 func DeletePolicy(ctx context.Context, c *client.Client, name string) error {
-	return c.Control().Call(ctx, fmt.Sprintf("delete checkpoint policy %s", name), func(ctx context.Context, conn grpc.ClientConnInterface) error {
-		_, err := rowraftv1.NewCheckpointsClient(conn).DeletePolicy(ctx, &rowraftv1.DeletePolicyRequest{Name: name})
-		return err
-	})
+	return c.Control().Call(ctx, fmt.Sprintf("delete checkpoint policy %s", name),
+		func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			_, err := rowraftv1.NewCheckpointsClient(conn).DeletePolicy(ctx, &rowraftv1.DeletePolicyRequest{Name: name})
+			return err
+		})
 }

@@ -23,7 +23,8 @@ type SplitPlan struct {
 }
 
 func (p *SplitPlan) toProto() *rowraftv1.JobData {
-	return &rowraftv1.JobData{Examples: uint64(p.Examples), PartExamples: uint64(p.SplitExamples), Epochs: uint64(p.Epochs), ByRank: p.ByRank, InLog: p.InLog}
+	return &rowraftv1.JobData{Examples: uint64(p.Examples), PartExamples: uint64(p.SplitExamples),
+		Epochs: uint64(p.Epochs), ByRank: p.ByRank, InLog: p.InLog}
 }
 
 // number returns the number of a split, counted over all epochs.
@@ -76,8 +77,10 @@ var ErrSplitsHeld = errors.New("others have the splits of the data that are left
 // Errors: ErrNoSplits; ErrSplitsHeld; CodeSessionExpired if this worker is no longer a member.
 func (m *Member) NextSplit(ctx context.Context, take int64, ahead int) (p Split, err error) {
 	err = jobsCall(ctx, m.control, "next split of the data", func(ctx context.Context, stub rowraftv1.JobsClient) error {
-		r, err := stub.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: m.identity, Take: uint64(take), Ahead: uint32(ahead)})
-		p = Split{int64(r.GetEpoch()), int64(r.GetPart()), int64(r.GetFrom()), int64(r.GetTo()), int64(r.GetOffset()), int64(r.GetReading())}
+		r, err := stub.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: m.identity, Take: uint64(take),
+			Ahead: uint32(ahead)})
+		p = Split{int64(r.GetEpoch()), int64(r.GetPart()), int64(r.GetFrom()), int64(r.GetTo()), int64(r.GetOffset()),
+			int64(r.GetReading())}
 		if r.GetDone() || r.GetWait() {
 			p.Number = -1
 			if r.GetWait() {
@@ -100,7 +103,8 @@ func (m *Member) NextSplit(ctx context.Context, take int64, ahead int) (p Split,
 // EndSplit reports that every example of p is trained and acknowledged.
 func (m *Member) EndSplit(ctx context.Context, p Split) error {
 	return jobsCall(ctx, m.control, "end a split of the data", func(ctx context.Context, stub rowraftv1.JobsClient) error {
-		_, err := stub.EndPart(ctx, &rowraftv1.EndPartRequest{Identity: m.identity, Epoch: uint64(p.Epoch), Part: uint64(p.Number)})
+		_, err := stub.EndPart(ctx, &rowraftv1.EndPartRequest{Identity: m.identity, Epoch: uint64(p.Epoch),
+			Part: uint64(p.Number)})
 		return err
 	})
 }
@@ -114,7 +118,8 @@ type SplitReached struct {
 
 func reachedToProto(splits []SplitReached, exact bool) (out []*rowraftv1.PartReached) {
 	for _, p := range splits {
-		out = append(out, &rowraftv1.PartReached{Epoch: uint64(p.Epoch), Part: uint64(p.Number), Acknowledged: uint64(p.Acknowledged), Read: uint64(p.Read), Exact: exact})
+		out = append(out, &rowraftv1.PartReached{Epoch: uint64(p.Epoch), Part: uint64(p.Number),
+			Acknowledged: uint64(p.Acknowledged), Read: uint64(p.Read), Exact: exact})
 	}
 	return out
 }

@@ -253,7 +253,9 @@ func (t *Stream) call(addr string, welcomed func()) error {
 	}
 	// Send returns no cause; Recv does.
 	_ = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: hello}})
-	call := &streamCall{t: t, conn: conn, stream: stream, ctx: ctx, end: cancel, replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced), welcomed: welcomed}
+	call := &streamCall{t: t, conn: conn, stream: stream, ctx: ctx, end: cancel,
+		replies: make(chan *rowraftv1.AttendReply), reached: make(chan reached), announced: make(chan announced),
+		welcomed: welcomed}
 	broken := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()

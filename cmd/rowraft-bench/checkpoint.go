@@ -95,7 +95,8 @@ func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (
 		return nil, err
 	}
 	defer closeWorkers(workers)
-	member, err := jobs.Enter(ctx, workers[0].c, jobs.Entry{Job: "bench", Worker: "bench", Workers: 1}) // before its first push
+	// before its first push
+	member, err := jobs.Enter(ctx, workers[0].c, jobs.Entry{Job: "bench", Worker: "bench", Workers: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +197,8 @@ func (b *checkpointBench) window(ctx context.Context, cut bool) (rate float64, e
 		b.result.MaxPushMs = max(b.result.MaxPushMs, float64(hist.Max())/1e3)
 	}
 	if b.result.Took > b.cfg.seconds {
-		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "a checkpoint took %.1f s, longer than a window: give --seconds more", b.result.Took)
+		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"a checkpoint took %.1f s, longer than a window: give --seconds more", b.result.Took)
 	}
 	return float64(hist.TotalCount()) * float64(b.cfg.batch) / took, nil
 }
@@ -222,7 +224,8 @@ func (b *checkpointBench) checkpoint(ctx context.Context) (err error) {
 
 func (b *checkpointBench) checkpointAt(ctx context.Context, conn *grpc.ClientConn) error {
 	begun := time.Now()
-	stream, err := rowraftv1.NewCheckpointsClient(conn).CreateCheckpoint(ctx, &rowraftv1.CreateCheckpointRequest{Destination: b.dest, Job: "bench"})
+	stream, err := rowraftv1.NewCheckpointsClient(conn).CreateCheckpoint(ctx,
+		&rowraftv1.CreateCheckpointRequest{Destination: b.dest, Job: "bench"})
 	if err != nil {
 		return rpc.FromStatus(err)
 	}
@@ -252,7 +255,8 @@ func (r *checkpointResult) print(w io.Writer) error {
 	return cli.Facts(w, []string{
 		"one checkpoint", fmt.Sprintf("costs %.2f s of training, ± %.2f", r.LostSeconds, r.Noise),
 		"every 10 minutes", fmt.Sprintf("%.3f %% of the throughput; the bar is %.0f %%", 100*r.Overhead, 100*r.Bar),
-		"trainer", fmt.Sprintf("stood still for %.1f ms at most; pushes waited %.1f ms for the cut; the slowest took %.1f ms", r.PausedMs, r.HeldMs, r.MaxPushMs),
+		"trainer", fmt.Sprintf("stood still for %.1f ms at most; pushes waited %.1f ms for the cut; the slowest took %.1f ms",
+			r.PausedMs, r.HeldMs, r.MaxPushMs),
 		"checkpoint", fmt.Sprintf("%s in %.2f s at most", cli.Size(uint64(r.Bytes)), r.Took),
 		"without", humanize.SIWithDigits(r.RowsPerSecond, 2, "rows/s"),
 		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys", cli.Count(uint64(r.Rows)), r.Dim, r.Optimizer, r.Keys),

@@ -127,8 +127,12 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 		return nil, cli.Usagef("bench failover kills servers: it takes none but its own")
 	case cfg.replicas != 3:
 		return nil, cli.Usagef("bench failover --replicas %d: want 3", cfg.replicas)
-	case min(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) < 0 || max(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) == 0:
-		return nil, cli.Usagef("--kills %d, --transfers %d, --moves %d, --restarts %d, --stalls %d, --nodes %d: want 0 or more, and one of them", f.kills, f.transfers, f.moves, f.restarts, f.stalls, f.nodes)
+	case min(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) < 0 ||
+		max(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) == 0:
+		return nil,
+			cli.Usagef(
+				"--kills %d, --transfers %d, --moves %d, --restarts %d, --stalls %d, --nodes %d: want 0 or more, and one of them",
+				f.kills, f.transfers, f.moves, f.restarts, f.stalls, f.nodes)
 	}
 	r = &failoverResult{
 		Schema: cli.JSONSchema, Op: "failover", Replicas: cfg.replicas, Backend: cfg.backend, Profile: cfg.profile,
@@ -138,7 +142,8 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	reads := &readTally{}
 	if f.kills+f.transfers+f.stalls > 0 {
 		cfg.shards = 1
-		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) error { return r.oneShard(ctx, &f, d) }); err != nil {
+		if err := r.onCluster(ctx, cfg, reads, progress,
+			func(d *disturber) error { return r.oneShard(ctx, &f, d) }); err != nil {
 			return nil, err
 		}
 	}
@@ -163,7 +168,8 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	}
 	if f.nodes > 0 {
 		cfg.shards = failoverNodeShards
-		if err := r.onCluster(ctx, cfg, reads, progress, func(d *disturber) error { return r.manyShards(ctx, &f, d) }); err != nil {
+		if err := r.onCluster(ctx, cfg, reads, progress,
+			func(d *disturber) error { return r.manyShards(ctx, &f, d) }); err != nil {
 			return nil, err
 		}
 	}
@@ -174,7 +180,8 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 }
 
 // onCluster calls faults with a cluster of its own under load, and counts what it has seen.
-func (r *failoverResult) onCluster(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer, faults func(*disturber) error) (err error) {
+func (r *failoverResult) onCluster(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer,
+	faults func(*disturber) error) (err error) {
 	d, err := newDisturber(ctx, cfg, reads, progress)
 	if err != nil {
 		return err
@@ -191,7 +198,8 @@ func (r *failoverResult) onCluster(ctx context.Context, cfg benchConfig, reads *
 func (r *failoverResult) oneShard(ctx context.Context, f *failoverConfig, d *disturber) error {
 	stalls := f.stalls
 	if stalls > 0 && !d.stalls {
-		r.Skipped = append(r.Skipped, "disk stalls: there is no rowraft-faults, whose disk can be told to hang; `make build-faults` builds it")
+		r.Skipped = append(r.Skipped,
+			"disk stalls: there is no rowraft-faults, whose disk can be told to hang; `make build-faults` builds it")
 		stalls = 0
 	}
 	kills, err := d.repeat(ctx, "kill −9", f.kills, d.kill)
@@ -238,7 +246,8 @@ func (r *failoverResult) judge() {
 	over("disk stalls, max", r.Stalls, most, stallMaxBar)
 	over("servers that lead a third, max", r.Nodes, most, nodeMaxBar)
 	if r.Reads.Share < readShareBar {
-		r.Failed = append(r.Failed, fmt.Sprintf("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)", r.Reads.Share, readShareBar, r.Reads.Error))
+		r.Failed = append(r.Failed, fmt.Sprintf("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)",
+			r.Reads.Share, readShareBar, r.Reads.Error))
 	}
 	r.Passed = len(r.Failed) == 0
 }
@@ -259,27 +268,32 @@ func (r *failoverResult) print(w io.Writer) error {
 	for _, k := range []struct {
 		name string
 		t    *failoverTimes
-	}{{"kill −9", r.Kills}, {"transfer", r.Transfers.times()}, {"move", r.Moves.times()}, {"restart", r.Restarts.times()}, {"disk stall", r.Stalls}, {"a third of " + cli.Plural(failoverNodeShards, "shard"), r.Nodes}} {
+	}{{"kill −9", r.Kills}, {"transfer", r.Transfers.times()}, {"move", r.Moves.times()}, {"restart", r.Restarts.times()},
+		{"disk stall", r.Stalls}, {"a third of " + cli.Plural(failoverNodeShards, "shard"), r.Nodes}} {
 		if k.t != nil {
 			pairs = append(pairs, k.name, line(k.t))
 		}
 	}
 	served := fmt.Sprintf("%s of %s bounded reads (%.4f %%), max age %.0f s; oldest %.2f s, slowest %.3f s",
-		cli.Count(uint64(r.Reads.Served)), cli.Count(uint64(r.Reads.Reads)), 100*r.Reads.Share, r.Reads.MaxAge, r.Reads.Oldest, r.Reads.Slowest)
+		cli.Count(uint64(r.Reads.Served)), cli.Count(uint64(r.Reads.Reads)), 100*r.Reads.Share, r.Reads.MaxAge,
+		r.Reads.Oldest, r.Reads.Slowest)
 	verdict := "all bars are met"
 	if !r.Passed {
 		verdict = "ABOVE THE BAR: " + strings.Join(r.Failed, "; ")
 	}
 	pairs = append(pairs, "served", served, "verdict", verdict)
 	if r.Gone > 0 {
-		pairs = append(pairs, "gone", cli.Plural(r.Gone, "server")+" ended by themselves and were started again: the machine's disk is busy")
+		pairs = append(pairs, "gone", cli.Plural(r.Gone,
+			"server")+" ended by themselves and were started again: the machine's disk is busy")
 	}
 	for _, s := range r.Skipped {
 		pairs = append(pairs, "skipped", s)
 	}
 	if err := cli.Facts(w, append(pairs,
-		"servers", fmt.Sprintf("%s, profile %s, log %s; %s acknowledged", cli.Plural(r.Replicas, "replica"), r.Profile, r.Backend, cli.Count(uint64(r.Pushes))+" pushes"),
-		"machine", fmt.Sprintf("%d cores, load %.1f before and %.1f after, %s, %s", r.Cores, r.Load[0], r.Load[1], r.Processor, r.GoVersion))...); err != nil {
+		"servers", fmt.Sprintf("%s, profile %s, log %s; %s acknowledged", cli.Plural(r.Replicas, "replica"), r.Profile,
+			r.Backend, cli.Count(uint64(r.Pushes))+" pushes"),
+		"machine", fmt.Sprintf("%d cores, load %.1f before and %.1f after, %s, %s", r.Cores, r.Load[0], r.Load[1],
+			r.Processor, r.GoVersion))...); err != nil {
 		return err
 	}
 	return r.printWorst(w)
@@ -295,7 +309,8 @@ func (r *failoverResult) printWorst(w io.Writer) error {
 			continue
 		}
 		g, p := k.p.Worst, &k.p.Worst.Phases
-		_, err := fmt.Fprintf(w, "\nThe longest gap of a %s, %.3f s in shard %d: %.3f s until the lead is handed over, %.3f s until another server is elected, %.3f s until it serves, %.3f s until a push is acknowledged\n",
+		_, err := fmt.Fprintf(w, "\nThe longest gap of a %s, %.3f s in shard %d: %.3f s until the lead is handed over, "+
+			"%.3f s until another server is elected, %.3f s until it serves, %.3f s until a push is acknowledged\n",
 			k.name, g.Seconds, g.Shard, p.Before, p.Transfer, p.Begin, p.Found)
 		if err != nil {
 			return err

@@ -187,7 +187,8 @@ func (l *failoverLoad) read(ctx context.Context) {
 		keys := l.shards[rng.IntN(len(l.shards))].keys
 		begin := time.Now()
 		try, cancel := context.WithTimeout(ctx, failoverReadLimit)
-		met, err := l.client.PullWith(try, client.Read{Mode: client.Bounded, MaxAge: failoverMaxAge}, client.Segment{Table: l.table, Keys: keys, Values: values})
+		met, err := l.client.PullWith(try, client.Read{Mode: client.Bounded, MaxAge: failoverMaxAge},
+			client.Segment{Table: l.table, Keys: keys, Values: values})
 		cancel()
 		if ctx.Err() == nil {
 			l.reads.note(met.Age, time.Since(begin), err)

@@ -52,7 +52,8 @@ type gapPhases struct {
 }
 
 // repeatPlanned is repeat of a planned change.
-func (d *disturber) repeatPlanned(ctx context.Context, what string, n int, change func(context.Context) error) (*plannedGaps, error) {
+func (d *disturber) repeatPlanned(ctx context.Context, what string, n int,
+	change func(context.Context) error) (*plannedGaps, error) {
 	var worst *gap
 	all, err := d.repeat(ctx, what, n, func(ctx context.Context) (time.Duration, error) {
 		d.trace.mark()
@@ -185,7 +186,8 @@ func (d *disturber) move(ctx context.Context) error {
 	}
 	var id uint64
 	err = d.onScheduler(ctx, func(c rowraftv1.ClusterClient) error {
-		reply, err := c.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: 0, FromNode: string(from.ID()), ToNode: string(to.ID())})
+		reply, err := c.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: 0, FromNode: string(from.ID()),
+			ToNode: string(to.ID())})
 		id = reply.GetMove().GetId()
 		if err == nil {
 			return nil
@@ -217,7 +219,9 @@ func (d *disturber) move(ctx context.Context) error {
 		err := d.onScheduler(ctx, func(c rowraftv1.ClusterClient) error {
 			reply, err := c.Status(ctx, &rowraftv1.StatusRequest{})
 			if err == nil {
-				running = slices.ContainsFunc(reply.GetMoves(), func(m *rowraftv1.MoveStatus) bool { return m.GetMove().GetId() == id })
+				running = slices.ContainsFunc(reply.GetMoves(), func(m *rowraftv1.MoveStatus) bool {
+					return m.GetMove().GetId() == id
+				})
 			}
 			return err
 		})
@@ -251,7 +255,9 @@ func (d *disturber) onScheduler(ctx context.Context, call func(rowraftv1.Cluster
 		c.Endpoints = append(c.Endpoints, s.Addr)
 	}
 	for b := new(route.Backoff); ; {
-		err := c.Call(ctx, route.Control, func(_ context.Context, conn *grpc.ClientConn) error { return call(rowraftv1.NewClusterClient(conn)) })
+		err := c.Call(ctx, route.Control, func(_ context.Context, conn *grpc.ClientConn) error {
+			return call(rowraftv1.NewClusterClient(conn))
+		})
 		if rowraft.CodeOf(err) != rowraft.CodePrecondition || b.Wait(ctx, 0) != nil {
 			return err
 		}

@@ -52,7 +52,8 @@ func newDisturber(ctx context.Context, cfg benchConfig, reads *readTally, progre
 	}
 	var err error
 	d.cluster, d.dir, err = startServers(ctx, cfg, failoverPatience, func(dir string, o *localcluster.Options) {
-		o.Args = []string{"--log-level", "info", "--log-format", "json", "--disk-stall-limit", cfg.failover.stallLimit.String(), fmt.Sprintf("--rebalance=%v", !cfg.failover.still)}
+		o.Args = []string{"--log-level", "info", "--log-format", "json", "--disk-stall-limit",
+			cfg.failover.stallLimit.String(), fmt.Sprintf("--rebalance=%v", !cfg.failover.still)}
 		if d.stalls {
 			o.Env = append(o.Env, "ROWRAFT_DISK_FAULTS="+localcluster.PerServer(dir, diskStallFile))
 		}
@@ -61,7 +62,8 @@ func newDisturber(ctx context.Context, cfg benchConfig, reads *readTally, progre
 		return nil, err
 	}
 	d.trace.servers = d.cluster.Servers
-	if d.load, err = startFailoverLoad(ctx, client.Options{Endpoints: d.cluster.Endpoints(), Logger: d.trace.logger()}, reads); err != nil {
+	if d.load, err = startFailoverLoad(ctx, client.Options{Endpoints: d.cluster.Endpoints(), Logger: d.trace.logger()},
+		reads); err != nil {
 		return nil, errors.Join(err, d.cluster.Stop(), os.RemoveAll(d.dir))
 	}
 	return d, nil
@@ -72,7 +74,8 @@ func (d *disturber) close() error {
 }
 
 // repeat does one fault n times, each on a cluster that is whole.
-func (d *disturber) repeat(ctx context.Context, what string, n int, fault func(context.Context) (time.Duration, error)) (all []time.Duration, err error) {
+func (d *disturber) repeat(ctx context.Context, what string, n int,
+	fault func(context.Context) (time.Duration, error)) (all []time.Duration, err error) {
 	for i := range n {
 		if err := d.calm(ctx); err != nil {
 			return nil, fmt.Errorf("before %s %d: %w", what, i+1, err)
@@ -200,7 +203,8 @@ func handOver(ctx context.Context, from *localcluster.Server, shard uint32, to r
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return route.With(from.Addr, nil, func(conn *grpc.ClientConn) error {
-		_, err := rowraftv1.NewReplicasClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: string(to)})
+		_, err := rowraftv1.NewReplicasClient(conn).TransferLeader(ctx,
+			&rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: string(to)})
 		return err
 	})
 }

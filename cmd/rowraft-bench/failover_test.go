@@ -38,7 +38,8 @@ func TestTimesOfFailovers(t *testing.T) {
 func TestFailoverVerdict(t *testing.T) {
 	good := func() *failoverResult {
 		return &failoverResult{
-			Kills: timesOf(seconds(0.8, 0.8, 1.3)), Transfers: gapsOf(0.5), Moves: gapsOf(0.5), Restarts: gapsOf(0.5), Stalls: timesOf(seconds(5)), Nodes: timesOf(seconds(3)),
+			Kills: timesOf(seconds(0.8, 0.8, 1.3)), Transfers: gapsOf(0.5), Moves: gapsOf(0.5), Restarts: gapsOf(0.5),
+			Stalls: timesOf(seconds(5)), Nodes: timesOf(seconds(3)),
 			Reads: &failoverReads{Share: 0.999},
 		}
 	}
@@ -48,8 +49,12 @@ func TestFailoverVerdict(t *testing.T) {
 		want  string // part of what is said, "": passes
 	}{
 		{"at every bar", func(*failoverResult) {}, ""},
-		{"only kills", func(r *failoverResult) { r.Transfers, r.Moves, r.Restarts, r.Stalls, r.Nodes = nil, nil, nil, nil, nil }, ""},
-		{"median", func(r *failoverResult) { r.Kills = timesOf(seconds(0.7, 0.81, 0.9)) }, "kills, p50: 0.81 s, the bar is 0.80 s"},
+		{"only kills", func(r *failoverResult) {
+			r.Transfers, r.Moves, r.Restarts, r.Stalls, r.Nodes = nil, nil, nil, nil,
+				nil
+		}, ""},
+		{"median", func(r *failoverResult) { r.Kills = timesOf(seconds(0.7, 0.81, 0.9)) },
+			"kills, p50: 0.81 s, the bar is 0.80 s"},
 		{"nine of ten", func(r *failoverResult) { r.Kills = timesOf(seconds(0.7, 0.7, 1.4)) }, "kills, p90"},
 		{"transfer", func(r *failoverResult) { r.Transfers = gapsOf(0.6) }, "transfers"},
 		{"move", func(r *failoverResult) { r.Moves = gapsOf(0.1, 0.51) }, "moves"},
@@ -64,7 +69,8 @@ func TestFailoverVerdict(t *testing.T) {
 			r.judge()
 			err := r.verdict()
 			verdict := cli.ExitCode(t.Context(), err) == cli.ExitVerdict
-			if r.Passed != (tc.want == "") || verdict == r.Passed || tc.want != "" && (len(r.Failed) != 1 || !strings.Contains(err.Error(), tc.want)) {
+			if r.Passed != (tc.want == "") || verdict == r.Passed || tc.want != "" &&
+				(len(r.Failed) != 1 || !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("passed: %v, %v, want %q", r.Passed, err, tc.want)
 			}
 			var b strings.Builder
@@ -82,7 +88,8 @@ func TestBoundedReadsAreTallied(t *testing.T) {
 	tally.note(0, time.Second, &rowraft.TooStaleError{Shard: 3, MaxAge: time.Second})
 	tally.note(0, time.Second, errors.New("another"))
 	got := tally.result()
-	if got.Reads != 4 || got.Served != 2 || got.Share != 0.5 || got.Oldest != 2 || got.Slowest != 0.003 || !strings.Contains(got.Error, "shard 3") {
+	if got.Reads != 4 || got.Served != 2 || got.Share != 0.5 || got.Oldest != 2 || got.Slowest != 0.003 ||
+		!strings.Contains(got.Error, "shard 3") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -119,14 +126,17 @@ func TestPhasesOfAGap(t *testing.T) {
 		return `{"time":"` + begin.Add(time.Duration(ms)*time.Millisecond).Format(time.RFC3339Nano) + `",` + rest + "}\n"
 	}
 	log := line(-500, `"msg":"leads the shard","shard":1`) + "panic: no JSON\n" +
-		line(10, `"msg":"transferring the leadership","group":"shard-1","to":"b"`) + line(15, `"msg":"is elected","shard":2`) +
-		line(30, `"msg":"is elected","shard":1`) + line(60, `"msg":"leads the shard","shard":1,"after":"30ms"`) + line(90, `"msg":"leads the shard","shard":1`)
+		line(10, `"msg":"transferring the leadership","group":"shard-1","to":"b"`) +
+		line(15, `"msg":"is elected","shard":2`) +
+		line(30, `"msg":"is elected","shard":1`) + line(60, `"msg":"leads the shard","shard":1,"after":"30ms"`) +
+		line(90, `"msg":"leads the shard","shard":1`)
 	events := eventsIn(strings.NewReader(log), "n1", 1, begin, begin.Add(70*time.Millisecond))
 	if len(events) != 3 || events[0].More != "b" || events[2].More != "30ms" || events[2].Who != "n1" {
 		t.Fatalf("events %v", events)
 	}
 	got := phasesOf(0.07, events)
-	for _, p := range []struct{ got, want float64 }{{got.Before, 0.01}, {got.Transfer, 0.02}, {got.Begin, 0.03}, {got.Found, 0.01}} {
+	for _, p := range []struct{ got, want float64 }{{got.Before, 0.01}, {got.Transfer, 0.02}, {got.Begin, 0.03},
+		{got.Found, 0.01}} {
 		if p.got < p.want-1e-6 || p.got > p.want+1e-6 {
 			t.Errorf("phases %+v", got)
 		}

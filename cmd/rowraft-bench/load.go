@@ -18,16 +18,19 @@ func (r *benchResult) print(w io.Writer) error {
 	pairs := []string{
 		"rate", humanize.SIWithDigits(r.RowsPerSecond, 2, "rows/s"),
 		"latency", fmt.Sprintf("p50 %.2f ms, p99 %.2f ms, max %.2f ms", r.P50, r.P99, r.Max),
-		"calls", fmt.Sprintf("%s of %d rows in %.1f s, %d connections", cli.Count(uint64(r.Calls)), r.Batch, r.Seconds, r.Conns),
+		"calls", fmt.Sprintf("%s of %d rows in %.1f s, %d connections", cli.Count(uint64(r.Calls)), r.Batch, r.Seconds,
+			r.Conns),
 	}
 	if r.ServerCPU != nil {
-		pairs = append(pairs, "CPU", fmt.Sprintf("servers %.3f s, client %.3f s per million rows", *r.ServerCPU, *r.ClientCPU))
+		pairs = append(pairs, "CPU", fmt.Sprintf("servers %.3f s, client %.3f s per million rows", *r.ServerCPU,
+			*r.ClientCPU))
 	}
 	if r.BytesPerRow != nil {
 		pairs = append(pairs, "memory", fmt.Sprintf("%.0f bytes a row on each replica", *r.BytesPerRow))
 	}
 	return cli.Facts(w, append(pairs,
-		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys, %s on the wire", cli.Count(uint64(r.Rows)), r.Dim, r.Optimizer, r.Keys, r.DType),
+		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys, %s on the wire", cli.Count(uint64(r.Rows)), r.Dim, r.Optimizer,
+			r.Keys, r.DType),
 		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend),
 		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.CPU, r.GoVersion))...)
 }

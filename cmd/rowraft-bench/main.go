@@ -43,7 +43,8 @@ Exit codes are those of rowraft; 3 says that a figure missed its bar (--check).`
 			return cli.CheckFormat(format)
 		},
 	}
-	root.PersistentFlags().StringVarP(&format, "output", "o", cli.FormatTable, "table, json or yaml; the field names of json and yaml are stable")
+	root.PersistentFlags().StringVarP(&format, "output", "o", cli.FormatTable,
+		"table, json or yaml; the field names of json and yaml are stable")
 	root.SetFlagErrorFunc(cli.FlagError)
 	for i := range measurements {
 		root.AddCommand(measurements[i].command(&format))
@@ -64,7 +65,8 @@ type measurement struct {
 type printer interface{ print(io.Writer) error }
 
 // as makes a measurement's function one that returns a printer, which is nil with an error.
-func as[R printer](run func(context.Context, benchConfig, io.Writer) (R, error)) func(context.Context, benchConfig, io.Writer) (printer, error) {
+func as[R printer](run func(context.Context, benchConfig, io.Writer) (R, error)) func(context.Context, benchConfig,
+	io.Writer) (printer, error) {
 	return func(ctx context.Context, cfg benchConfig, progress io.Writer) (printer, error) {
 		r, err := run(ctx, cfg, progress)
 		if err != nil {
@@ -121,15 +123,18 @@ change, and how many bounded reads were served meanwhile.`,
 			fl.IntVar(&f.kills, "kills", 40, "how often the leader is killed")
 			fl.IntVar(&f.transfers, "transfers", 20, "how often the lead is handed over")
 			fl.IntVar(&f.moves, "moves", 10, "how often the leader's replica moves to another server")
-			fl.IntVar(&f.restarts, "restarts", 12, "how many servers are stopped with SIGTERM and started again, one after the other")
+			fl.IntVar(&f.restarts, "restarts", 12,
+				"how many servers are stopped with SIGTERM and started again, one after the other")
 			fl.IntVar(&f.stalls, "stalls", 6, "how often the leader's disk hangs")
-			fl.DurationVar(&f.stallLimit, "stall-limit", 0, "--disk-stall-limit of the servers, for a machine whose disk hangs by itself; 0: that of the profile")
+			fl.DurationVar(&f.stallLimit, "stall-limit", 0,
+				"--disk-stall-limit of the servers, for a machine whose disk hangs by itself; 0: that of the profile")
 			fl.IntVar(&f.nodes, "nodes", 5, "how often a server that leads a third of the shards is killed")
 			checkFlag(fl, cfg)
 		},
 	},
 	{
-		name: "overload", short: "Measure servers that are offered ten times what they let in", run: as(benchOverload), flags: checkFlag,
+		name: "overload", short: "Measure servers that are offered ten times what they let in", run: as(benchOverload),
+		flags:   checkFlag,
 		example: "  rowraft-bench overload --check --seconds 60",
 		long: `Give servers a limit of 80 KiB in flight, measure what they let through, and offer ten times as much
 for --seconds, from clients that ignore every hint. It prints what became of the leads, of memory, of
@@ -145,7 +150,8 @@ func endpointFlags(fl *pflag.FlagSet, cfg *benchConfig) {
 	fl.StringSliceVar(&cfg.endpoints, "endpoints", nil, "measure this cluster: servers to ask, host:port, comma-separated")
 	fl.StringVar(&cfg.files.Cert, "cert", "", "with --endpoints: certificate of this side, a PEM file")
 	fl.StringVar(&cfg.files.Key, "key", "", "with --endpoints: private key of the certificate, a PEM file")
-	fl.StringVar(&cfg.files.CA, "cacert", "", "with --endpoints: certificate of the CA that signed the servers', a PEM file")
+	fl.StringVar(&cfg.files.CA, "cacert", "",
+		"with --endpoints: certificate of the CA that signed the servers', a PEM file")
 	fl.BoolVar(&cfg.insecure, "insecure", false, "with --endpoints: plaintext instead of TLS")
 }
 
@@ -210,10 +216,12 @@ func (m *measurement) command(format *string) *cobra.Command {
 		profile = "fast"
 	}
 	fl.StringVar(&cfg.profile, "profile", profile, "timers of the own servers: fast, default or dense")
-	fl.StringVar(&cfg.serverBinary, "server", "", "the rowraft binary of the own servers (default: the one in the directory of this binary, or in PATH)")
+	fl.StringVar(&cfg.serverBinary, "server", "",
+		"the rowraft binary of the own servers (default: the one in the directory of this binary, or in PATH)")
 	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
 	fl.StringVar(&cpuProfile, "cpu-profile", "", "write a CPU profile of the benchmark's own process to this file")
-	fl.StringVar(&cfg.serverProfile, "server-cpu-profile", "", "write a CPU profile of the first own server, loading included, to this file")
+	fl.StringVar(&cfg.serverProfile, "server-cpu-profile", "",
+		"write a CPU profile of the first own server, loading included, to this file")
 	if m.flags != nil {
 		m.flags(fl, &cfg)
 	}

@@ -94,11 +94,14 @@ func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 		return nil, cli.Usagef("--seconds %v: want more than 0", cfg.seconds)
 	}
 	r = &overloadResult{
-		Schema: cli.JSONSchema, Op: "overload", MemoryLimit: overloadMemory, InFlightLimit: overloadInFlight, Greedy: overloadGreedy,
-		Replicas: cfg.replicas, Profile: cfg.profile, Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+		Schema: cli.JSONSchema, Op: "overload", MemoryLimit: overloadMemory, InFlightLimit: overloadInFlight,
+		Greedy:   overloadGreedy,
+		Replicas: cfg.replicas, Profile: cfg.profile, Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(),
+		GoVersion: runtime.Version(),
 	}
 	r.Load[0] = machineLoad()
-	fmt.Fprintf(progress, "starting %s that let in %s …\n", cli.Plural(cfg.replicas, "server"), humanize.IBytes(overloadInFlight))
+	fmt.Fprintf(progress, "starting %s that let in %s …\n", cli.Plural(cfg.replicas, "server"),
+		humanize.IBytes(overloadInFlight))
 	cluster, dir, err := startServers(ctx, cfg, overloadPatience, func(_ string, o *localcluster.Options) {
 		o.Args = []string{
 			"--log-level", "warn", "--disk-stall-limit", "30s", "--rebalance=false",
@@ -120,7 +123,8 @@ func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 
 // run measures what the limits let through, offers ten times as much, and looks at what
 // has become of everything.
-func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster, seconds float64, progress io.Writer) (err error) {
+func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster, seconds float64,
+	progress io.Writer) (err error) {
 	l, err := newOverloadLoad(ctx, cluster)
 	if err != nil {
 		return err
@@ -145,7 +149,8 @@ func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster,
 	}
 	r.Limit = float64(full.admitted) / full.took.Seconds()
 	l.phase(modestLoaded)
-	fmt.Fprintf(progress, "the limits let through %.0f pushes a second; offering %.0f for %gs …\n", r.Limit, overloadOffer*r.Limit, seconds)
+	fmt.Fprintf(progress, "the limits let through %.0f pushes a second; offering %.0f for %gs …\n", r.Limit,
+		overloadOffer*r.Limit, seconds)
 	servers, own := serversCPU(cluster), processCPU(os.Getpid())
 	load := l.greedy(ctx, time.Duration(seconds*float64(time.Second)), overloadOffer*r.Limit)
 	ended := time.Now()
@@ -154,7 +159,8 @@ func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster,
 	}
 	r.Seconds = load.took.Seconds()
 	r.ServerCores, r.GeneratorCores = (serversCPU(cluster)-servers)/r.Seconds, (processCPU(os.Getpid())-own)/r.Seconds
-	r.Offered, r.Admitted, r.Refused = float64(load.offered)/r.Seconds, float64(load.admitted)/r.Seconds, float64(load.refused)/r.Seconds
+	r.Offered, r.Admitted, r.Refused = float64(load.offered)/r.Seconds, float64(load.admitted)/r.Seconds,
+		float64(load.refused)/r.Seconds
 	r.Factor, r.Goodput = r.Offered/r.Limit, r.Admitted/r.Limit
 	recovered, err := l.recovered(ctx, ended)
 	if err != nil {
@@ -192,7 +198,8 @@ func (r *overloadResult) judge() {
 		bad("%d pushes were applied, %d acknowledged", r.Applied, r.Acknowledged)
 	}
 	if r.Memory > r.MemoryLimit {
-		bad("a server had %s of memory, its limit is %s", humanize.IBytes(uint64(r.Memory)), humanize.IBytes(uint64(r.MemoryLimit)))
+		bad("a server had %s of memory, its limit is %s", humanize.IBytes(uint64(r.Memory)),
+			humanize.IBytes(uint64(r.MemoryLimit)))
 	}
 	if r.Recovered > overloadRecoveryBar.Seconds() {
 		bad("recovered after %.1f s, the bar is %v", r.Recovered, overloadRecoveryBar)
@@ -215,7 +222,8 @@ func (r *overloadResult) verdict() error {
 
 func (r *overloadResult) print(w io.Writer) error {
 	pairs := []string{
-		"load", fmt.Sprintf("%.0f pushes/s for %.0f s, %.1f times the %.0f/s that the limits let through", r.Offered, r.Seconds, r.Factor, r.Limit),
+		"load", fmt.Sprintf("%.0f pushes/s for %.0f s, %.1f times the %.0f/s that the limits let through", r.Offered,
+			r.Seconds, r.Factor, r.Limit),
 		"cores", fmt.Sprintf("servers %.2f, load %.2f", r.ServerCores, r.GeneratorCores),
 		"admitted", fmt.Sprintf("%.0f/s (%.0f %% of that), %.0f/s refused", r.Admitted, 100*r.Goodput, r.Refused),
 		"leader changes", strconv.Itoa(r.LeaderChanges),
@@ -224,12 +232,15 @@ func (r *overloadResult) print(w io.Writer) error {
 		"pushes", fmt.Sprintf("%s acknowledged, %s applied", cli.Count(uint64(r.Acknowledged)), cli.Count(uint64(r.Applied))),
 	}
 	for i, m := range r.Modest {
-		pairs = append(pairs, fmt.Sprintf("modest client %d", i+1), fmt.Sprintf("%d pushes during the load, p50 %.3f s, p99 %.3f s, max %.3f s (calm: p99 %.3f s)", m.Loaded, m.P50, m.P99, m.Max, m.CalmP99))
+		pairs = append(pairs, fmt.Sprintf("modest client %d", i+1),
+			fmt.Sprintf("%d pushes during the load, p50 %.3f s, p99 %.3f s, max %.3f s (calm: p99 %.3f s)", m.Loaded, m.P50,
+				m.P99, m.Max, m.CalmP99))
 	}
 	if !r.Passed {
 		pairs = append(pairs, "FAILED", strings.Join(r.Failed, "; "))
 	}
-	return cli.Facts(w, append(pairs, "machine", fmt.Sprintf("%d cores, %s, load %.1f before and %.1f after, %s", r.Cores, r.Processor, r.Load[0], r.Load[1], r.GoVersion))...)
+	return cli.Facts(w, append(pairs, "machine", fmt.Sprintf("%d cores, %s, load %.1f before and %.1f after, %s", r.Cores,
+		r.Processor, r.Load[0], r.Load[1], r.GoVersion))...)
 }
 
 // termsOf is the highest term that any replica of each shard knows. It waits for servers that

@@ -158,13 +158,15 @@ func (g *greedyClient) leader() *grpc.ClientConn {
 // openAt asks one server for an incarnation, then for the session.
 func (g *greedyClient) openAt(ctx context.Context) error {
 	if g.inc == 0 {
-		reply, err := rowraftv1.NewClusterClient(g.leader()).IssueIncarnation(ctx, &rowraftv1.IssueIncarnationRequest{ClientId: g.id[:]})
+		reply, err := rowraftv1.NewClusterClient(g.leader()).IssueIncarnation(ctx,
+			&rowraftv1.IssueIncarnationRequest{ClientId: g.id[:]})
 		if err != nil {
 			return err
 		}
 		g.inc = reply.GetIncarnation()
 	}
-	_, err := rowraftv1.NewTableClient(g.leader()).OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: g.id[:], Incarnation: g.inc, Ticket: 1})
+	_, err := rowraftv1.NewTableClient(g.leader()).OpenSession(ctx, &rowraftv1.OpenSessionRequest{ClientId: g.id[:],
+		Incarnation: g.inc, Ticket: 1})
 	return err
 }
 
@@ -410,7 +412,8 @@ func (l *overloadLoad) endModest() (out []overloadModestResult, err error) {
 		calm, loaded := m.took[modestCalm], m.took[modestLoaded]
 		slices.Sort(calm)
 		slices.Sort(loaded)
-		r := overloadModestResult{Calm: len(calm), CalmP99: at(calm, 0.99), Loaded: len(loaded), P50: at(loaded, 0.5), P99: at(loaded, 0.99), Max: at(loaded, 1)}
+		r := overloadModestResult{Calm: len(calm), CalmP99: at(calm, 0.99), Loaded: len(loaded), P50: at(loaded, 0.5),
+			P99: at(loaded, 0.99), Max: at(loaded, 1)}
 		if m.err != nil {
 			r.FirstErr = m.err.Error()
 		}
@@ -439,7 +442,8 @@ func (l *overloadLoad) applied(ctx context.Context) (int64, error) {
 	}
 	for i, v := range got {
 		if v != got[0] {
-			return 0, rowraft.Errorf(rowraft.CodeInternal, "key %d has %v pushes, key %d has %v: a push was applied in part", l.keys[0], got[0], l.keys[i/overloadDim], v)
+			return 0, rowraft.Errorf(rowraft.CodeInternal, "key %d has %v pushes, key %d has %v: a push was applied in part",
+				l.keys[0], got[0], l.keys[i/overloadDim], v)
 		}
 	}
 	return int64(got[0]), nil

@@ -79,8 +79,10 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	r = &restartResult{
-		Schema: "rowraft/v1", Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim, Optimizer: cfg.optimizer, Pushed: cfg.seconds,
-		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+		Schema: "rowraft/v1", Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim,
+		Optimizer: cfg.optimizer, Pushed: cfg.seconds,
+		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, Cores: runtime.NumCPU(),
+		Processor: cpuModel(), GoVersion: runtime.Version(),
 	}
 	for _, rep := range st.Replicas {
 		r.Rows += rep.Rows
@@ -121,7 +123,8 @@ func restartLoad(ctx context.Context, cfg benchConfig, cluster *localcluster.Clu
 }
 
 // measure starts what was killed and waits until victim has what the leaders had.
-func (r *restartResult) measure(ctx context.Context, cluster *localcluster.Cluster, victim *localcluster.Server, killed []*localcluster.Server, want map[uint32]uint64) error {
+func (r *restartResult) measure(ctx context.Context, cluster *localcluster.Cluster, victim *localcluster.Server,
+	killed []*localcluster.Server, want map[uint32]uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	start := time.Now()
@@ -177,7 +180,8 @@ func appliedOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64,
 
 // highestOf asks every server for a number of each of its replicas, and returns the highest
 // of each shard.
-func highestOf(ctx context.Context, c *localcluster.Cluster, ask func(context.Context, string) (*rowraftv1.NodeStatusReply, error),
+func highestOf(ctx context.Context, c *localcluster.Cluster,
+	ask func(context.Context, string) (*rowraftv1.NodeStatusReply, error),
 	of func(*rowraftv1.ReplicaStatus) uint64) (map[uint32]uint64, error) {
 	out := make(map[uint32]uint64)
 	for _, s := range c.Servers() {
@@ -220,8 +224,10 @@ func (r *restartResult) print(w io.Writer) error {
 	return cli.Facts(w, []string{
 		"ready", fmt.Sprintf("%.2f s", r.Ready),
 		"caught up", fmt.Sprintf("%.2f s, %s of %.0f s; %.1f s of CPU", r.CaughtUp, verdict, r.Bar, r.CPU),
-		"read", fmt.Sprintf("%s of snapshots, %s of log", humanize.IBytes(uint64(r.SnapshotBytes)), humanize.IBytes(r.LogBytes)),
-		"server", fmt.Sprintf("%s rows, dim %d, %s, %s, %s, log %s, killed: %s", cli.Count(r.Rows), r.Dim, r.Optimizer, cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend, r.Killed),
+		"read", fmt.Sprintf("%s of snapshots, %s of log", humanize.IBytes(uint64(r.SnapshotBytes)),
+			humanize.IBytes(r.LogBytes)),
+		"server", fmt.Sprintf("%s rows, dim %d, %s, %s, %s, log %s, killed: %s", cli.Count(r.Rows), r.Dim, r.Optimizer,
+			cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend, r.Killed),
 		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.Processor, r.GoVersion),
 	}...)
 }

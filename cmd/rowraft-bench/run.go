@@ -154,7 +154,8 @@ func (c *benchConfig) check() error {
 }
 
 // benchCluster starts servers whose data is removed afterwards.
-func benchCluster(ctx context.Context, cfg benchConfig, progress io.Writer) (*localcluster.Cluster, func() error, error) {
+func benchCluster(ctx context.Context, cfg benchConfig,
+	progress io.Writer) (*localcluster.Cluster, func() error, error) {
 	fmt.Fprintf(progress, "starting %s …\n", cli.Plural(cfg.replicas, "server"))
 	cluster, dir, err := startServers(ctx, cfg, 60*time.Second, func(dir string, o *localcluster.Options) {
 		o.Args = []string{"--log-level", "warn"}
@@ -179,7 +180,8 @@ func benchCluster(ctx context.Context, cfg benchConfig, progress io.Writer) (*lo
 
 // startServers starts the servers of a benchmark within patience; with says what else they
 // are given. The caller stops them and removes dir.
-func startServers(ctx context.Context, cfg benchConfig, patience time.Duration, with func(dir string, o *localcluster.Options)) (c *localcluster.Cluster, dir string, err error) {
+func startServers(ctx context.Context, cfg benchConfig, patience time.Duration,
+	with func(dir string, o *localcluster.Options)) (c *localcluster.Cluster, dir string, err error) {
 	binary, err := localcluster.FindBinary("rowraft", cfg.serverBinary)
 	if err != nil {
 		return nil, "", err
@@ -187,7 +189,8 @@ func startServers(ctx context.Context, cfg benchConfig, patience time.Duration, 
 	if dir, err = os.MkdirTemp("", "rowraft-bench-"); err != nil {
 		return nil, "", err
 	}
-	o := localcluster.Options{Binary: binary, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Profile: cfg.profile}
+	o := localcluster.Options{Binary: binary, Dir: dir, Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend,
+		Profile: cfg.profile}
 	with(dir, &o)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -222,7 +225,8 @@ func benchWorkers(ctx context.Context, cfg benchConfig) ([]*benchWorker, error) 
 	defer cancel()
 	var workers []*benchWorker
 	for i := range cfg.conns {
-		c, err := client.Dial(setup, client.Options{Endpoints: cfg.endpoints, TLS: cfg.tls.TLS, ConnsPerNode: 1, DType: dtype, AttemptTimeout: 10 * time.Second})
+		c, err := client.Dial(setup, client.Options{Endpoints: cfg.endpoints, TLS: cfg.tls.TLS, ConnsPerNode: 1, DType: dtype,
+			AttemptTimeout: 10 * time.Second})
 		if err != nil {
 			closeWorkers(workers)
 			return nil, err
@@ -271,7 +275,8 @@ func parseOptimizer(name string) (rowraft.Optimizer, error) {
 		return rowraft.Optimizer{}, cli.Usagef("--optimizer %q: want %s", name, cli.OrList(rowraft.OptimizerNames()))
 	}
 	o := rowraft.Optimizer{Kind: kind}
-	for constant, v := range map[string]float32{"lr": 0.01, "initial_accumulator": 0.1, "epsilon": 1e-8, "beta1": 0.9, "beta2": 0.999, "momentum": 0.9, "beta": 1} {
+	for constant, v := range map[string]float32{"lr": 0.01, "initial_accumulator": 0.1, "epsilon": 1e-8, "beta1": 0.9,
+		"beta2": 0.999, "momentum": 0.9, "beta": 1} {
 		if kind.Has(constant) {
 			*o.Constant(constant) = v
 		}
@@ -367,7 +372,8 @@ func (w *benchWorker) leave() {
 }
 
 // measure runs the op on every worker for the given time.
-func measure(ctx context.Context, cfg benchConfig, workers []*benchWorker, seconds float64) (*hdrhistogram.Histogram, error) {
+func measure(ctx context.Context, cfg benchConfig, workers []*benchWorker,
+	seconds float64) (*hdrhistogram.Histogram, error) {
 	deadline := time.Now().Add(time.Duration(seconds * float64(time.Second)))
 	hist := hdrhistogram.New(1, 60_000_000, 3) // microseconds
 	var mu sync.Mutex
@@ -399,7 +405,8 @@ func measure(ctx context.Context, cfg benchConfig, workers []*benchWorker, secon
 	return hist, err
 }
 
-func benchMeasure(ctx context.Context, cfg benchConfig, cluster *localcluster.Cluster, workers []*benchWorker) (*benchResult, error) {
+func benchMeasure(ctx context.Context, cfg benchConfig, cluster *localcluster.Cluster,
+	workers []*benchWorker) (*benchResult, error) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	serverBefore, clientBefore := serversCPU(cluster), processCPU(os.Getpid())
@@ -416,10 +423,12 @@ func benchMeasure(ctx context.Context, cfg benchConfig, cluster *localcluster.Cl
 	rows := float64(hist.TotalCount()) * float64(cfg.batch)
 	r := &benchResult{
 		Schema: "rowraft/v1", Op: cfg.op, RowsPerSecond: rows / elapsed,
-		P50: float64(hist.ValueAtQuantile(50)) / 1e3, P99: float64(hist.ValueAtQuantile(99)) / 1e3, Max: float64(hist.Max()) / 1e3,
+		P50: float64(hist.ValueAtQuantile(50)) / 1e3, P99: float64(hist.ValueAtQuantile(99)) / 1e3,
+		Max:   float64(hist.Max()) / 1e3,
 		Calls: hist.TotalCount(), Seconds: elapsed,
 		AllocatedPerRow: float64(after.TotalAlloc-before.TotalAlloc) / rows,
-		Optimizer:       cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys, DType: cfg.dtype,
+		Optimizer:       cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
+		DType:    cfg.dtype,
 		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend,
 		Cores: runtime.NumCPU(), CPU: cpuModel(), GoVersion: runtime.Version(),
 	}

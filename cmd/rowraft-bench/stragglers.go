@@ -95,7 +95,8 @@ func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (
 	r = &stragglersResult{
 		Schema: "rowraft/v1", Op: "stragglers", Bar: stragglerBar, Passed: true, Workers: stragglerWorkers,
 		SleepMs: float64(stragglerSleep.Milliseconds()), Slowdown: stragglerSlowdown, Seconds: cfg.seconds,
-		Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+		Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(),
+		GoVersion: runtime.Version(),
 	}
 	for i, mode := range stragglerModes {
 		m := stragglerMode{Mode: mode.name, Barred: mode.keeps}
@@ -171,7 +172,8 @@ func (s *stragglerRun) measure(ctx context.Context) (rate float64, late int64, e
 
 // follow takes events until done says so, or until the time is over; that is an error if
 // done is given.
-func (s *stragglerRun) follow(ctx context.Context, procs *localcluster.Trainers, over <-chan time.Time, done func() bool) error {
+func (s *stragglerRun) follow(ctx context.Context, procs *localcluster.Trainers, over <-chan time.Time,
+	done func() bool) error {
 	for done == nil || !done() {
 		select {
 		case e, ok := <-procs.Events:
@@ -206,7 +208,8 @@ func (s *stragglerRun) add(e localcluster.TrainerEvent) {
 // begun reports that every worker that is not slow is at work, and the slow one has come.
 func (s *stragglerRun) begun() bool {
 	for rank := range s.workers {
-		if want := int64(stragglerBegin); rank == stragglerWorkers-1 && s.steps[rank] < 1 || rank < stragglerWorkers-1 && s.steps[rank] < want {
+		if want := int64(stragglerBegin); rank == stragglerWorkers-1 && s.steps[rank] < 1 || rank < stragglerWorkers-1 &&
+			s.steps[rank] < want {
 			return false
 		}
 	}
@@ -223,7 +226,11 @@ func (s *stragglerRun) count() int64 {
 // config writes a job file for workers whose model takes so long.
 func (s *stragglerRun) config(name string, sleep time.Duration) (path string, err error) {
 	path = filepath.Join(s.dir, s.job+"-"+name+".yaml")
-	return path, os.WriteFile(path, fmt.Appendf(nil, "job: %s\n%sevaluate: false\nbatch: 64\nmodel: {sleep: %v}\nsteps: 1000000\ngenerator:\n  examples: 0\n", s.job, s.yaml, sleep), 0o600)
+	return path,
+		os.WriteFile(path,
+			fmt.Appendf(nil,
+				"job: %s\n%sevaluate: false\nbatch: 64\nmodel: {sleep: %v}\nsteps: 1000000\ngenerator:\n  examples: 0\n", s.job,
+				s.yaml, sleep), 0o600)
 }
 
 // print writes the result for a person.
@@ -235,10 +242,12 @@ func (r *stragglersResult) print(w io.Writer) error {
 		if m.Barred && m.Kept < r.Bar {
 			verdict = fmt.Sprintf("; the bar is %.0f %%", 100*r.Bar)
 		}
-		pairs = append(pairs, m.Mode, fmt.Sprintf("%.1f %s without the slow worker, %.1f with it: %.0f %%%s", m.Without, what, m.With, 100*m.Kept, verdict))
+		pairs = append(pairs, m.Mode, fmt.Sprintf("%.1f %s without the slow worker, %.1f with it: %.0f %%%s", m.Without, what,
+			m.With, 100*m.Kept, verdict))
 	}
 	return cli.Facts(w, append(pairs,
-		"workers", fmt.Sprintf("%d, a step takes %.0f ms, of one of them %.0f ms", r.Workers, r.SleepMs, r.SleepMs*float64(r.Slowdown)),
+		"workers", fmt.Sprintf("%d, a step takes %.0f ms, of one of them %.0f ms", r.Workers, r.SleepMs,
+			r.SleepMs*float64(r.Slowdown)),
 		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Servers, "server"), cli.Plural(r.Shards, "shard"), r.Backend),
 		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.Processor, r.GoVersion))...)
 }

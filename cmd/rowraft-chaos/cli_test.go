@@ -65,7 +65,8 @@ func TestFaultsAreListed(t *testing.T) {
 func record(t *testing.T, pushes int, read int64, index uint64, seen cluster.Sights) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	if err := chaos.WriteJSON(filepath.Join(dir, chaos.ConfigFile), chaos.Config{Clients: 1, Seed: 5, For: time.Minute}); err != nil {
+	if err := chaos.WriteJSON(filepath.Join(dir, chaos.ConfigFile),
+		chaos.Config{Clients: 1, Seed: 5, For: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	if err := chaos.WriteJSON(filepath.Join(dir, verdict.SeenFile), seen); err != nil {

@@ -56,7 +56,8 @@ func (p *processes) Start(ctx context.Context, cfg *chaos.Config, rec *history.R
 		return nil, err
 	}
 	opts := localcluster.Options{
-		Binary: p.binary, Dir: dir, Servers: cfg.Servers, Shards: cfg.Shards, Slots: cfg.Slots, Backend: cfg.Backend, Profile: cfg.Profile,
+		Binary: p.binary, Dir: dir, Servers: cfg.Servers, Shards: cfg.Shards, Slots: cfg.Slots, Backend: cfg.Backend,
+		Profile: cfg.Profile,
 		Args: []string{
 			// A server whose disk hangs because of a fault must end. A server whose disk is only busy should not.
 			"--disk-reserve-bytes", "1", "--disk-stall-limit", "10s",
@@ -83,7 +84,8 @@ func (p *processes) Start(ctx context.Context, cfg *chaos.Config, rec *history.R
 	if p.cluster.CanDisk() {
 		disks = "that can be told to fail"
 	}
-	cfg.Log(fmt.Sprintf("%d servers serve, log backend %s, disks %s, %d clients", cfg.Servers, cfg.Backend, disks, cfg.Clients))
+	cfg.Log(fmt.Sprintf("%d servers serve, log backend %s, disks %s, %d clients", cfg.Servers, cfg.Backend, disks,
+		cfg.Clients))
 	return &chaos.System{
 		Cluster: servers{p.cluster}, Net: p.cluster.Net, Watch: p.cluster.NewWatch(rec.Now), Hung: hung,
 		Endpoints: p.cluster.Endpoints(), ShortLogBytes: shortLog,

@@ -23,7 +23,8 @@ func TestSum(t *testing.T) {
 		Faults: map[string]nemesis.Count{"x": {Tried: 3, Observed: 2}, "y": {Tried: 1}}}})
 	b := write("b", result{Seconds: 30, Virtual: 300, Result: chaos.Result{Acks: 2000,
 		Faults: map[string]nemesis.Count{"x": {Tried: 1, Observed: 1}, "z": {Tried: 1, Observed: 1}}}})
-	bad := write("bad", result{Config: chaos.Config{Tier: "B", Seed: 7}, Result: chaos.Result{Lost: 1, Problems: []string{"one lost"}},
+	bad := write("bad", result{Config: chaos.Config{Tier: "B", Seed: 7},
+		Result:    chaos.Result{Lost: 1, Problems: []string{"one lost"}},
 		Reproduce: "rowraft-chaos run --seed 7"})
 	idle := write("idle", result{Result: chaos.Result{Faults: map[string]nemesis.Count{"y": {Tried: 3}}}})
 	for _, tc := range []struct {

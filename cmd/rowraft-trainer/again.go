@@ -22,7 +22,8 @@ func (o *options) run(ctx context.Context, cfg trainer.Config, out io.Writer) er
 		entered := cfg
 		err := o.once(ctx, &entered)
 		if errors.Is(err, jobs.ErrDone) {
-			fmt.Fprintf(out, "job %s is done: worker %s was lost, and the others have trained its share; to train the job once more start all of its workers together\n", cfg.Job, o.worker)
+			fmt.Fprintf(out, "job %s is done: worker %s was lost, and the others have trained its share; to train the job "+
+				"once more start all of its workers together\n", cfg.Job, o.worker)
 			return nil
 		}
 		lost, is := errors.AsType[errLost](err)

@@ -50,18 +50,23 @@ func TestUsageErrors(t *testing.T) {
 		{"no config file", []string{"train", "--local", "--config", "/does/not/exist"}, "no such file"},
 		{"no cluster", []string{"train", "--config", job}, "give --endpoints"},
 		{"no TLS", []string{"train", "--config", job, "--endpoints", "127.0.0.1:1"}, "--insecure"},
-		{"both TLS and not", []string{"train", "--config", job, "--endpoints", "127.0.0.1:1", "--insecure", "--cert", "x"}, "--insecure"},
+		{"both TLS and not", []string{"train", "--config", job, "--endpoints", "127.0.0.1:1", "--insecure", "--cert", "x"},
+			"--insecure"},
 		{"mode", []string{"train", "--local", "--config", job, "--mode", "bsp"}, "this version runs async, sync, ssp, geo"},
 		{"no data", []string{"train", "--local"}, "no data"},
 		{"data file", []string{"train", "--local", "--data", "/does/not/exist", "--schema", job}, "job.yaml"},
-		{"two trainers without a cluster", []string{"train", "--local", "--config", job, "--trainers", "2"}, "would not share"},
+		{"two trainers without a cluster", []string{"train", "--local", "--config", job, "--trainers", "2"},
+			"would not share"},
 		{"evaluate without a cluster", []string{"evaluate", "--local", "--config", job}, "nothing to score"},
-		{"result in no directory", []string{"train", "--local", "--config", job, "--json", "/does/not/exist/r.json"}, "--json"},
+		{"result in no directory", []string{"train", "--local", "--config", job, "--json", "/does/not/exist/r.json"},
+			"--json"},
 		{"accelerator", []string{"probe", "--accelerator", "tpu"}, "want auto, go or cuda"},
 		{"output", []string{"probe", "-o", "xml"}, "want table or json"},
 		{"progress", []string{"train", "--local", "--config", job, "--progress", "loud"}, `progress "loud"`},
-		{"metrics on all addresses", []string{"train", "--local", "--config", job, "--metrics-listen", "0.0.0.0:0"}, "loopback"},
-		{"metrics nowhere", []string{"train", "--local", "--config", job, "--metrics-listen", "nowhere"}, "--metrics-listen nowhere"},
+		{"metrics on all addresses", []string{"train", "--local", "--config", job, "--metrics-listen", "0.0.0.0:0"},
+			"loopback"},
+		{"metrics nowhere", []string{"train", "--local", "--config", job, "--metrics-listen", "nowhere"},
+			"--metrics-listen nowhere"},
 		{"generator", []string{"gen", "--zipf", "0"}, "exponent > 0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -77,11 +82,13 @@ func TestUsageErrors(t *testing.T) {
 func TestGenThenTrain(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	if _, code, err := command(t, "gen", "--out", in("clicks.csv.gz"), "--schema", in("clicks.yaml"), "--examples", "3000", "--keys", "50"); code != 0 {
+	if _, code, err := command(t, "gen", "--out", in("clicks.csv.gz"), "--schema", in("clicks.yaml"), "--examples", "3000",
+		"--keys", "50"); code != 0 {
 		t.Fatal(err)
 	}
 	job := file(t, "job.yaml", "job: test\nbatch: 100\nmodel: {dim: 4, bottom: [8], top: [8]}\n")
-	_, code, err := command(t, "train", "--local", "--config", job, "--data", in("clicks.csv.gz"), "--schema", in("clicks.yaml"), "--audit",
+	_, code, err := command(t, "train", "--local", "--config", job, "--data", in("clicks.csv.gz"), "--schema",
+		in("clicks.yaml"), "--audit",
 		"--json", in("result.json"), "--progress", "json", "--progress-file", in("events.json"), "--accelerator", "go")
 	if code != 0 {
 		t.Fatal(err)
@@ -94,7 +101,8 @@ func TestGenThenTrain(t *testing.T) {
 	if err := json.Unmarshal(text, &r); err != nil {
 		t.Fatal(err)
 	}
-	if r.Steps != 24 || r.Examples != 2400 || r.HeldExamples != 600 || r.PushesAcknowledged != 24 || !(r.AUC > 0.5) || r.BestAUC == r.BestAUC || len(r.AuditKeys) != 4 {
+	if r.Steps != 24 || r.Examples != 2400 || r.HeldExamples != 600 || r.PushesAcknowledged != 24 || !(r.AUC > 0.5) ||
+		r.BestAUC == r.BestAUC || len(r.AuditKeys) != 4 {
 		t.Errorf("result %s", text)
 	}
 	if text, err = os.ReadFile(in("events.json")); err != nil {
@@ -111,11 +119,12 @@ func TestGenThenTrain(t *testing.T) {
 	}
 }
 
-// TestStartReadsItsEnvironment: a flag wins over its ROWRAFT_ variable, and that over the variables of frameworks. A wrong
-// environment is refused by the name of the variable.
+// TestStartReadsItsEnvironment: a flag wins over its ROWRAFT_ variable, and that over the variables of frameworks. A
+// wrong environment is refused by the name of the variable.
 func TestStartReadsItsEnvironment(t *testing.T) {
 	job := file(t, "job.yaml", "generator: {}\n")
-	const ms, paddle = "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=1 ", "PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:1 PADDLE_TRAINERS_NUM=1 "
+	const ms, paddle = "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=1 ",
+		"PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:1 PADDLE_TRAINERS_NUM=1 "
 	for _, tc := range []struct {
 		name, env string
 		args      []string
@@ -123,8 +132,10 @@ func TestStartReadsItsEnvironment(t *testing.T) {
 		want      string
 	}{
 		{"variables of a framework", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1", nil, 4, "not ready endpoints:['127.0.0.1:1']"},
-		{"a variable of rowraft", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1 ROWRAFT_SCHEDULER=127.0.0.1:2", nil, 4, "not ready endpoints:['127.0.0.1:2']"},
-		{"a flag", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1 ROWRAFT_SCHEDULER=127.0.0.1:2", []string{"--scheduler", "127.0.0.1:3"}, 4,
+		{"a variable of rowraft", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1 ROWRAFT_SCHEDULER=127.0.0.1:2", nil, 4,
+			"not ready endpoints:['127.0.0.1:2']"},
+		{"a flag", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1 ROWRAFT_SCHEDULER=127.0.0.1:2",
+			[]string{"--scheduler", "127.0.0.1:3"}, 4,
 			"not ready endpoints:['127.0.0.1:3']"},
 		{"a server that trains", ms + "MS_ROLE=MS_PSERVER MS_SERVER_NUM=1 MS_WORKER_NUM=1", nil, 2, "rowraft start"},
 		{"a rank beyond the number", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=1", nil, 2, "PADDLE_TRAINER_ID"},
@@ -146,7 +157,8 @@ func TestStartReadsItsEnvironment(t *testing.T) {
 func TestBadDataLineEndsTheRun(t *testing.T) {
 	clicks := file(t, "clicks.csv", "label,c1,c2\n1,a,b\n0,a\n")
 	schema := file(t, "clicks.yaml", "label: {column: label}\ncategorical: [{column: c1}, {column: c2}]\n")
-	_, code, err := command(t, "train", "--local", "--data", clicks, "--schema", schema, "--progress", "none", "--accelerator", "go", "--steps", "5")
+	_, code, err := command(t, "train", "--local", "--data", clicks, "--schema", schema, "--progress", "none",
+		"--accelerator", "go", "--steps", "5")
 	if code != 2 || !strings.Contains(err.Error(), "clicks.csv:3: 2 columns, expected 3") {
 		t.Errorf("code %d, %v; want the file and the line", code, err)
 	}
@@ -154,7 +166,8 @@ func TestBadDataLineEndsTheRun(t *testing.T) {
 
 func TestUnreachableCluster(t *testing.T) {
 	// No server listens on port 1 of loopback.
-	_, code, err := command(t, "train", "--generate", "--endpoints", "127.0.0.1:1", "--insecure", "--patience", "100ms", "--progress", "none")
+	_, code, err := command(t, "train", "--generate", "--endpoints", "127.0.0.1:1", "--insecure", "--patience", "100ms",
+		"--progress", "none")
 	if code != 4 || !strings.Contains(err.Error(), "no cluster within 100ms") {
 		t.Errorf("code %d, %v; want 4", code, err)
 	}

@@ -30,19 +30,36 @@ var workerMetrics = []struct {
 	kind prometheus.ValueType
 	of   func(*report.Event) float64
 }{
-	{workerDesc("loss", "Mean loss of recent batches, nats."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.Loss) }},
-	{workerDesc("auc", "AUC of recent batches, predicted before the update."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.AUC) }},
-	{workerDesc("accuracy", "Accuracy of recent batches, before the update; NaN but for classes."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.Accuracy) }},
-	{workerDesc("epoch", "Passes over the data that are finished."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.Epoch) }},
-	{workerDesc("examples_total", "Examples trained, those before a resume too."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.Examples) }},
-	{workerDesc("steps_total", "Batches trained or skipped."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.Step) }},
-	{workerDesc("skipped_total", "Batches whose loss or gradients were not finite."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.BatchesSkipped) }},
-	{workerDesc("late_total", "Batches that others went on without."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.BatchesLate) }},
-	{workerDesc("acknowledged_total", "Pushes that were acknowledged."), prometheus.CounterValue, func(e *report.Event) float64 { return float64(e.PushesAcknowledged) }},
-	{workerDesc("waiting_seconds_total", "Time in which the model had nothing to compute: it waited for data, rows, acknowledgements or other workers."), prometheus.CounterValue,
+	{workerDesc("loss", "Mean loss of recent batches, nats."), prometheus.GaugeValue, func(e *report.Event) float64 {
+		return float64(e.Loss)
+	}},
+	{workerDesc("auc", "AUC of recent batches, predicted before the update."), prometheus.GaugeValue,
+		func(e *report.Event) float64 { return float64(e.AUC) }},
+	{workerDesc("accuracy", "Accuracy of recent batches, before the update; NaN but for classes."), prometheus.GaugeValue,
+		func(e *report.Event) float64 { return float64(e.Accuracy) }},
+	{workerDesc("epoch", "Passes over the data that are finished."), prometheus.GaugeValue, func(e *report.Event) float64 {
+		return float64(e.Epoch)
+	}},
+	{workerDesc("examples_total", "Examples trained, those before a resume too."), prometheus.CounterValue,
+		func(e *report.Event) float64 { return float64(e.Examples) }},
+	{workerDesc("steps_total", "Batches trained or skipped."), prometheus.CounterValue, func(e *report.Event) float64 {
+		return float64(e.Step)
+	}},
+	{workerDesc("skipped_total", "Batches whose loss or gradients were not finite."), prometheus.CounterValue,
+		func(e *report.Event) float64 { return float64(e.BatchesSkipped) }},
+	{workerDesc("late_total", "Batches that others went on without."), prometheus.CounterValue,
+		func(e *report.Event) float64 { return float64(e.BatchesLate) }},
+	{workerDesc("acknowledged_total", "Pushes that were acknowledged."), prometheus.CounterValue,
+		func(e *report.Event) float64 { return float64(e.PushesAcknowledged) }},
+	{workerDesc("waiting_seconds_total",
+		"Time in which the model had nothing to compute: it waited for data, rows, acknowledgements or other workers."),
+		prometheus.CounterValue,
 		func(e *report.Event) float64 { return float64(e.WaitingSeconds) }},
-	{workerDesc("staleness_steps", "Steps that the weights of recent batches lagged, at most."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.StalenessSteps) }},
-	{workerDesc("in_flight", "Pushes without an answer yet."), prometheus.GaugeValue, func(e *report.Event) float64 { return float64(e.InFlight) }},
+	{workerDesc("staleness_steps", "Steps that the weights of recent batches lagged, at most."), prometheus.GaugeValue,
+		func(e *report.Event) float64 { return float64(e.StalenessSteps) }},
+	{workerDesc("in_flight", "Pushes without an answer yet."), prometheus.GaugeValue, func(e *report.Event) float64 {
+		return float64(e.InFlight)
+	}},
 }
 
 func workerDesc(name, help string) *prometheus.Desc {
@@ -81,14 +98,18 @@ func listenMetrics(addr string, files *rpc.TLSFiles) (*metrics, error) {
 		l = tls.NewListener(l, source.Server())
 	} else if err := rpc.CheckInsecure(l.Addr()); err != nil {
 		l.Close()
-		return nil, cli.Usagef("--metrics-listen %s: without certificates it serves loopback addresses only: give --cert, --key and --cacert", addr)
+		return nil,
+			cli.Usagef(
+				"--metrics-listen %s: without certificates it serves loopback addresses only: give --cert, --key and --cacert",
+				addr)
 	}
 	m := &metrics{addr: l.Addr(), done: make(chan struct{})}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(m, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: metricsScrapes}))
-	m.srv = &http.Server{Handler: mux, ReadTimeout: metricsTimeout, WriteTimeout: metricsTimeout, IdleTimeout: time.Minute, MaxHeaderBytes: metricsHeaderBytes}
+	m.srv = &http.Server{Handler: mux, ReadTimeout: metricsTimeout, WriteTimeout: metricsTimeout, IdleTimeout: time.Minute,
+		MaxHeaderBytes: metricsHeaderBytes}
 	go func() {
 		defer close(m.done)
 		_ = m.srv.Serve(l) // until close

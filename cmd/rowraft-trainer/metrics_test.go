@@ -35,7 +35,8 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("before a run:\n%s", text)
 	}
 	m.setRun("ctr", func() report.Event {
-		return report.Event{Rank: 3, Loss: 0.5, AUC: 0.75, Examples: 640, Step: 20, BatchesSkipped: 2, BatchesLate: 1, WaitingSeconds: 1.5, StalenessSteps: 2.5, InFlight: 4, PushesAcknowledged: 13}
+		return report.Event{Rank: 3, Loss: 0.5, AUC: 0.75, Examples: 640, Step: 20, BatchesSkipped: 2, BatchesLate: 1,
+			WaitingSeconds: 1.5, StalenessSteps: 2.5, InFlight: 4, PushesAcknowledged: 13}
 	})
 	text := scrape(t, m)
 	for name, want := range map[string]string{

@@ -30,7 +30,8 @@ func newProbe() *cobra.Command {
 		Short: "Say what the model would run on: CPU or GPU, plugin, libraries",
 		Long: `Probe opens the compute backend as train does, runs one step of a small model on it, and prints what it
 found. Without a usable GPU the reason is printed and the CPU is used, as in training; that is no error.`,
-		Example: "  rowraft-trainer probe\n  ROWRAFT_PJRT_PLUGIN=/path/xla_cuda_plugin.so rowraft-trainer probe --accelerator cuda -o json",
+		Example: "  rowraft-trainer probe\n  ROWRAFT_PJRT_PLUGIN=/path/xla_cuda_plugin.so rowraft-trainer probe " +
+			"--accelerator cuda -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "table" && output != "json" {
 				return cli.Usagef("output %q: want table or json", output)

@@ -130,7 +130,8 @@ func barProgress(out io.Writer) *progress {
 				bar = bars.AddBar(e.Steps, mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d ")),
 					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
 			case report.EventStep:
-				set(fmt.Sprintf(" loss %.4f  %s  %.0f/s  %.1f steps/s  stale %.1f  waiting %s  %d skipped  ", e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond,
+				set(fmt.Sprintf(" loss %.4f  %s  %.0f/s  %.1f steps/s  stale %.1f  waiting %s  %d skipped  ", e.Loss, quality(e),
+					e.ExamplesPerSecond, e.StepsPerSecond,
 					e.StalenessSteps, waiting(e, began), e.BatchesSkipped))
 				bar.SetCurrent(e.Step)
 			case report.EventSkipped, report.EventNote, report.EventWindow:

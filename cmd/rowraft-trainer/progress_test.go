@@ -16,7 +16,8 @@ func TestProgressLines(t *testing.T) {
 	nan := report.Number(math.NaN())
 	step := report.Event{
 		Event: report.EventStep, Time: at.Add(lineEvery), Step: 120, Steps: 4000, Loss: 0.4321, AUC: 0.78125, Accuracy: nan,
-		ExamplesPerSecond: 51234.4, StepsPerSecond: 100.06, StalenessSteps: 1.96, WaitingSeconds: 0.6, BatchesSkipped: 3, PushesAcknowledged: 118,
+		ExamplesPerSecond: 51234.4, StepsPerSecond: 100.06, StalenessSteps: 1.96, WaitingSeconds: 0.6, BatchesSkipped: 3,
+		PushesAcknowledged: 118,
 	}
 	late := step
 	late.Time, late.Step, late.Steps, late.Accuracy, late.BatchesLate = at.Add(2*lineEvery), 240, 0, 0.5, 7

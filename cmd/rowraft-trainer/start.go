@@ -55,10 +55,13 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
     rowraft-trainer start --config job.yaml --insecure`
 	fl := cmd.Flags()
 	fl.StringVar(&f.values.Role, launch.FlagRole, "", "worker; MS_ROLE, TRAINING_ROLE")
-	fl.StringVar(&f.values.Scheduler, launch.FlagScheduler, "", "host:port of the scheduler; MS_SCHED_HOST and MS_SCHED_PORT")
-	fl.StringSliceVar(&f.values.ServerList, launch.FlagServerList, nil, "host:port of every server, where there is no process of the scheduler; PADDLE_PSERVERS_IP_PORT_LIST")
+	fl.StringVar(&f.values.Scheduler, launch.FlagScheduler, "",
+		"host:port of the scheduler; MS_SCHED_HOST and MS_SCHED_PORT")
+	fl.StringSliceVar(&f.values.ServerList, launch.FlagServerList, nil,
+		"host:port of every server, where there is no process of the scheduler; PADDLE_PSERVERS_IP_PORT_LIST")
 	fl.IntVar(&f.values.Workers, launch.FlagWorkers, 0, "workers of the job; MS_WORKER_NUM, PADDLE_TRAINERS_NUM")
-	fl.DurationVar(&f.timeout, "start-timeout", defaultStartTimeout, "how long to wait for servers and workers; then the process ends with exit code 4")
+	fl.DurationVar(&f.timeout, "start-timeout", defaultStartTimeout,
+		"how long to wait for servers and workers; then the process ends with exit code 4")
 	fl.StringVar(&f.name, launch.FlagName, "", "as --worker; MS_NODE_ID")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := f.read(cmd.Flags()); err != nil {
@@ -85,7 +88,8 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
 
 // await waits for the servers, and makes train wait for the other workers.
 func (f *startFlags) await(ctx context.Context, o *options) error {
-	inTime, cancel := context.WithTimeoutCause(ctx, f.timeout, rowraft.Errorf(rowraft.CodeDeadline, "the cluster has not started within %v", f.timeout))
+	inTime, cancel := context.WithTimeoutCause(ctx, f.timeout,
+		rowraft.Errorf(rowraft.CodeDeadline, "the cluster has not started within %v", f.timeout))
 	defer cancel()
 	w := &waiter{tls: o.tls, out: os.Stderr, poll: waitPoll, every: waitEvery}
 	if err := w.servers(inTime, f.endpoints()); err != nil {
@@ -99,7 +103,8 @@ func (f *startFlags) await(ctx context.Context, o *options) error {
 		if err := enter(ctx); err != nil {
 			return err
 		}
-		inTime, cancel := context.WithTimeoutCause(ctx, f.timeout, rowraft.Errorf(rowraft.CodeDeadline, "job %s does not have all of its workers after %v", cfg.Job, f.timeout))
+		inTime, cancel := context.WithTimeoutCause(ctx, f.timeout,
+			rowraft.Errorf(rowraft.CodeDeadline, "job %s does not have all of its workers after %v", cfg.Job, f.timeout))
 		defer cancel()
 		// A lease lasts while a worker trains; until then the worker registers again and again.
 		renew := enterAgain
@@ -150,7 +155,9 @@ func (f *startFlags) read(flags *pflag.FlagSet) error {
 		return cli.Usagef("%w", err)
 	}
 	if f.plan.Role != launch.Worker {
-		return cli.Usagef("this process is a %s: `rowraft-trainer start` runs workers; start servers and the scheduler with `rowraft start`", f.plan.Role)
+		return cli.Usagef(
+			"this process is a %s: `rowraft-trainer start` runs workers; start servers and the scheduler with `rowraft start`",
+			f.plan.Role)
 	}
 	follows := map[string]string{
 		"endpoints": strings.Join(f.endpoints(), ","),
@@ -168,7 +175,8 @@ func (f *startFlags) read(flags *pflag.FlagSet) error {
 			return cli.Usagef("--%s: %w", name, err)
 		}
 	}
-	fmt.Fprintf(os.Stderr, "Bind to role=worker, ip=%s, workers=%d\n", launch.HostTowards(f.endpoints()[0]), f.plan.Workers)
+	fmt.Fprintf(os.Stderr, "Bind to role=worker, ip=%s, workers=%d\n", launch.HostTowards(f.endpoints()[0]),
+		f.plan.Workers)
 	return nil
 }
 

@@ -94,38 +94,50 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringVar(&o.tls.CA, "cacert", "", "PEM file with the CA of the cluster; with --cert and --key")
 	f.StringVar(&o.tls.Cert, "cert", "", "PEM file with this client's certificate")
 	f.StringVar(&o.tls.Key, "key", "", "PEM file with the key of --cert")
-	f.Func("certs", "directory with ca.pem, client.pem and client.key, as `rowraft cert lab` makes it; instead of the three above", func(dir string) error {
-		o.tls = rpc.TLSFiles{Cert: filepath.Join(dir, "client.pem"), Key: filepath.Join(dir, "client.key"), CA: filepath.Join(dir, "ca.pem")}
-		return nil
-	})
+	f.Func("certs",
+		"directory with ca.pem, client.pem and client.key, as `rowraft cert lab` makes it; instead of the three above",
+		func(dir string) error {
+			o.tls = rpc.TLSFiles{Cert: filepath.Join(dir, "client.pem"), Key: filepath.Join(dir, "client.key"),
+				CA: filepath.Join(dir, "ca.pem")}
+			return nil
+		})
 	f.BoolVar(&o.insecure, "insecure", false, "talk plaintext, to a cluster that serves loopback addresses only")
-	f.StringVar(&o.metrics, "metrics-listen", "", "host:port of /metrics for Prometheus over HTTP, with the same certificates, or without on loopback only; default: none")
+	f.StringVar(&o.metrics, "metrics-listen", "", "host:port of /metrics for Prometheus over HTTP, with the same "+
+		"certificates, or without on loopback only; default: none")
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")
 	f.StringVar(&set.Mode, "mode", set.Mode, "how trainers work together: async, sync, ssp or geo")
-	f.IntVar(&set.InFlight, "in-flight", set.InFlight, "unacknowledged pushes while training goes on; 0: one thing after another, reproducible")
+	f.IntVar(&set.InFlight, "in-flight", set.InFlight,
+		"unacknowledged pushes while training goes on; 0: one thing after another, reproducible")
 	f.Uint64Var(&set.Seed, "seed", set.Seed, "of the initial weights")
 	f.IntVar(&o.rank, "rank", 0, "which of the trainers this is, from 0; not set: the scheduler says")
 	f.IntVar(&set.Trainers, "trainers", set.Trainers, "trainers of the job; each reads its share of the data")
-	f.StringVar(&o.worker, "worker", "", "name under which the scheduler knows this trainer, which keeps it when it is started again; default its rank, or host and process id")
+	f.StringVar(&o.worker, "worker", "", "name under which the scheduler knows this trainer, which keeps it when it is "+
+		"started again; default its rank, or host and process id")
 	f.IntVar(&set.Batch, "batch", set.Batch, "examples per step")
 	f.IntVar(&set.Threads, "threads", set.Threads, "threads that compute a step, each a slice of the batch")
 	f.IntVar(&set.Epochs, "epochs", 0, "passes over the data; default 1, or until --steps")
 	f.Int64Var(&set.Steps, "steps", 0, "steps of this trainer at most; 0: as the epochs say")
 	f.DurationVar(&set.Patience, "patience", set.Patience, "how long one pull or push may take before the run fails")
 	f.StringVar(&set.Data.File, "data", "", "data file, .gz too; its last fifth is held out")
-	f.StringVar(&set.Data.Follow, "follow", "", "file or folder of files that grow, or - for standard input: train on what comes, without an end")
-	f.DurationVar(&set.Data.Window, "window", 0, "how long a window of --follow is, of which loss and AUC are told; default 1m")
+	f.StringVar(&set.Data.Follow, "follow", "",
+		"file or folder of files that grow, or - for standard input: train on what comes, without an end")
+	f.DurationVar(&set.Data.Window, "window", 0,
+		"how long a window of --follow is, of which loss and AUC are told; default 1m")
 	f.StringVar(&set.Data.Schema, "schema", "", "YAML file that describes the data file")
 	f.BoolVar(&o.generate, "generate", false, "train on the default generated click log")
 	f.IntVar(&set.Model.Dim, "dim", set.Model.Dim, "weights per embedding row")
-	f.StringVar(&set.Resume, "resume", "", "go on exactly from this checkpoint, DESTINATION/NAME, which was restored; auto: from the one that was; without one it begins at step 1 if the job's tables hold no rows, and fails if they do")
-	f.StringVar(&set.Checkpoint.AtEnd, "checkpoint-at-end", "", "make a checkpoint at this destination when all trainers of the job are done")
+	f.StringVar(&set.Resume, "resume", "", "go on exactly from this checkpoint, DESTINATION/NAME, which was restored; "+
+		"auto: from the one that was; without one it begins at step 1 if the job's tables hold no rows, and fails if they do")
+	f.StringVar(&set.Checkpoint.AtEnd, "checkpoint-at-end", "",
+		"make a checkpoint at this destination when all trainers of the job are done")
 	f.BoolVar(&set.Audit, "audit", false, "bump this trainer's dimension of an audit row per shard with each push")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not score the held-out part")
 	f.StringVar(&set.Accelerator, "accelerator", set.Accelerator, "auto, go (the CPU) or cuda")
 	f.StringVar(&o.json, "json", "", "write the result as JSON to this file, - for standard output")
-	f.StringVar(&o.progress, "progress", "auto", "auto (a bar on a terminal, else lines), plain, steps (a line every 10 steps), json (one event per line) or none")
-	f.StringVar(&o.progressFile, "progress-file", "", "file to which progress is appended, instead of standard error; at 64 MiB it becomes FILE.1, and another begins")
+	f.StringVar(&o.progress, "progress", "auto",
+		"auto (a bar on a terminal, else lines), plain, steps (a line every 10 steps), json (one event per line) or none")
+	f.StringVar(&o.progressFile, "progress-file", "",
+		"file to which progress is appended, instead of standard error; at 64 MiB it becomes FILE.1, and another begins")
 	return cmd
 }
 
@@ -177,7 +189,8 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 		cfg.Evaluate = &no
 	}
 	if o.local && o.mustExist {
-		return cfg, cli.Usagef("--local: tables in this process are new, there is nothing to score; train --local scores at its end")
+		return cfg,
+			cli.Usagef("--local: tables in this process are new, there is nothing to score; train --local scores at its end")
 	}
 	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // check it now rather than after the run
 		return cfg, cli.Usagef("--json %s: %w", o.json, err)
@@ -254,7 +267,8 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 }
 
 // trainOrScore trains, or only scores; c is nil without a cluster.
-func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *trainer.Config, c *client.Client) (*report.Result, error) {
+func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *trainer.Config,
+	c *client.Client) (*report.Result, error) {
 	switch {
 	case o.mustExist:
 		return job.Evaluate(ctx)

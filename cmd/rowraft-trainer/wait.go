@@ -32,7 +32,8 @@ type waiter struct {
 // until calls look until it returns "". look returns what is missing, and whether it could find out.
 //
 // Errors: the cause of ctx, if it ends before.
-func (w *waiter) until(ctx context.Context, endpoints []string, look func(context.Context, map[string]rowraftv1.ClusterClient) (missing string, sure bool)) error {
+func (w *waiter) until(ctx context.Context, endpoints []string,
+	look func(context.Context, map[string]rowraftv1.ClusterClient) (missing string, sure bool)) error {
 	conf, err := w.tls.OpenToCall(nil)
 	if err != nil {
 		return err
@@ -87,12 +88,14 @@ func (w *waiter) servers(ctx context.Context, endpoints []string) error {
 
 // workers returns when the job has all of its n workers. Until then it calls enter again and again, so that this
 // worker remains registered.
-func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, renew time.Duration, enter func(context.Context) error) error {
+func (w *waiter) workers(ctx context.Context, scheduler, job string, n int, renew time.Duration,
+	enter func(context.Context) error) error {
 	var refused error
 	entered := time.Now()
 	wait, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	err := w.until(wait, []string{scheduler}, func(ask context.Context, stubs map[string]rowraftv1.ClusterClient) (string, bool) {
+	err := w.until(wait, []string{scheduler}, func(ask context.Context, stubs map[string]rowraftv1.ClusterClient) (string,
+		bool) {
 		if time.Since(entered) >= renew {
 			if refused = enter(ctx); refused != nil {
 				stop(refused)

@@ -55,7 +55,8 @@ func TestCertLab(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.TLS = rpc.TLSFiles{}
-		if err := g.UseCerts(cmd); err != nil || want != "" && g.TLS.Cert != filepath.Join(dir, want) || want == "" && !g.TLS.IsZero() {
+		if err := g.UseCerts(cmd); err != nil || want != "" && g.TLS.Cert != filepath.Join(dir, want) || want == "" &&
+			!g.TLS.IsZero() {
 			t.Errorf("%s takes %+v, %v; want %s", command, g.TLS, err, want)
 		}
 	}
@@ -64,8 +65,10 @@ func TestCertLab(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, again := range [][]string{{"lab", "--dir", dir}, {"ca", "--dir", dir}, {"node", "--dir", dir}, {"client", "--dir", dir, "--role", "admin"}} {
-		if got := rowraftCmd(t, append([]string{"cert"}, again...)...); got.code != cli.ExitFailed || !strings.Contains(got.errout, "is not overwritten") {
+	for _, again := range [][]string{{"lab", "--dir", dir}, {"ca", "--dir", dir}, {"node", "--dir", dir},
+		{"client", "--dir", dir, "--role", "admin"}} {
+		if got := rowraftCmd(t, append([]string{"cert"}, again...)...); got.code != cli.ExitFailed ||
+			!strings.Contains(got.errout, "is not overwritten") {
 			t.Errorf("cert %v over files that are there: %+v", again, got)
 		}
 	}
@@ -98,7 +101,8 @@ func TestCertClientAndInspect(t *testing.T) {
 		}
 	}
 	out := filepath.Join(dir, "new", "n1")
-	if got := rowraftCmd(t, "cert", "node", "--dir", dir, "--name", "n1", "--out", filepath.Join(out, "node")); got.code != cli.ExitDone {
+	if got := rowraftCmd(t, "cert", "node", "--dir", dir, "--name", "n1", "--out",
+		filepath.Join(out, "node")); got.code != cli.ExitDone {
 		t.Errorf("--out in a directory that is missing: %+v", got)
 	}
 	for path, want := range map[string]os.FileMode{"": 0o700, "node.key": 0o600, "node.pem": 0o600} {
@@ -117,12 +121,14 @@ func TestCertClientAndInspect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := certs.Request{Identity: certs.Identity{Role: certs.Admin, Name: "old"}, Valid: time.Hour, NotBefore: time.Now().Add(-2 * time.Hour)}
+	old := certs.Request{Identity: certs.Identity{Role: certs.Admin, Name: "old"}, Valid: time.Hour,
+		NotBefore: time.Now().Add(-2 * time.Hour)}
 	files, err := ca.Issue(filepath.Join(dir, "old"), old)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := rowraftCmd(t, "cert", "inspect", files.Cert); got.code != cli.ExitVerdict || !strings.Contains(got.out, "EXPIRED") {
+	if got := rowraftCmd(t, "cert", "inspect", files.Cert); got.code != cli.ExitVerdict ||
+		!strings.Contains(got.out, "EXPIRED") {
 		t.Errorf("inspect of an expired one: %+v", got)
 	}
 	// The caller is told at once, before any server is asked.
@@ -144,7 +150,8 @@ func TestWrongCertificatesAreNamed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := ca.Issue(filepath.Join(dir, name), certs.Request{Identity: id, Hosts: []string{"127.0.0.1"}, Valid: 30 * time.Minute, NotBefore: time.Now().Add(from)})
+		f, err := ca.Issue(filepath.Join(dir, name), certs.Request{Identity: id, Hosts: []string{"127.0.0.1"},
+			Valid: 30 * time.Minute, NotBefore: time.Now().Add(from)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +172,8 @@ func TestWrongCertificatesAreNamed(t *testing.T) {
 		server rpc.TLSFiles
 		says   string
 	}{
-		{"the server's has expired", made(ours, "old", node, -time.Hour), "the server's certificate, of node n1 in cluster here, expired at"},
+		{"the server's has expired", made(ours, "old", node, -time.Hour),
+			"the server's certificate, of node n1 in cluster here, expired at"},
 		{"the server's is of another CA", made(others, "n1", node, 0), "is not signed by a CA in"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -179,7 +187,8 @@ func TestWrongCertificatesAreNamed(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- g.Serve(l) }()
 			defer func() { g.Stop(); <-done }()
-			got := rowraftCmd(t, "cluster", "status", "--endpoints", l.Addr().String(), "--cert", client.Cert, "--key", client.Key, "--cacert", client.CA, "--timeout", "60s")
+			got := rowraftCmd(t, "cluster", "status", "--endpoints", l.Addr().String(), "--cert", client.Cert, "--key",
+				client.Key, "--cacert", client.CA, "--timeout", "60s")
 			if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, tc.says) {
 				t.Errorf("%+v, want %q", got, tc.says)
 			}

@@ -15,10 +15,12 @@ type plannedRestores struct {
 	calls chan *rowraftv1.RestoreCheckpointRequest // those that are no plans
 }
 
-func (p plannedRestores) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest, s grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
+func (p plannedRestores) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
+	s grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
 	if req.GetPlan() {
 		return s.Send(&rowraftv1.RestoreCheckpointReply{Phase: "done", Changes: []*rowraftv1.RestoreChange{
-			{Name: "a", Id: 1, Rows: 1500, Comes: true, Brings: 20}, {Name: "b", Id: 2, Rows: 7}, {Name: "c", Comes: true, Brings: 9},
+			{Name: "a", Id: 1, Rows: 1500, Comes: true, Brings: 20}, {Name: "b", Id: 2, Rows: 7},
+			{Name: "c", Comes: true, Brings: 9},
 		}})
 	}
 	p.calls <- req
@@ -28,7 +30,9 @@ func (p plannedRestores) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointReque
 // TestARestoreAsks before tables are lost, and tells the server what it has shown.
 func TestARestoreAsks(t *testing.T) {
 	calls := make(chan *rowraftv1.RestoreCheckpointRequest, 1)
-	addr := start(t, &fakeCluster{}, func(s *grpc.Server) { rowraftv1.RegisterCheckpointsServer(s, plannedRestores{calls: calls}) })
+	addr := start(t, &fakeCluster{}, func(s *grpc.Server) {
+		rowraftv1.RegisterCheckpointsServer(s, plannedRestores{calls: calls})
+	})
 	for _, tc := range []struct {
 		args []string
 		runs bool
@@ -38,7 +42,8 @@ func TestARestoreAsks(t *testing.T) {
 		{[]string{"--replace", "--dry-run"}, true},
 		{nil, true}, // which the server refuses
 	} {
-		got := rowraftCmd(t, append([]string{"checkpoint", "restore", "/mnt/x/a", "--insecure", "--endpoints", addr}, tc.args...)...)
+		got := rowraftCmd(t, append([]string{"checkpoint", "restore", "/mnt/x/a", "--insecure", "--endpoints", addr},
+			tc.args...)...)
 		for _, says := range []string{"a, 1,500 rows: replaced by 20 rows", "b, 7 rows: REMOVED"} {
 			if !strings.Contains(got.errout, says) {
 				t.Errorf("%v: it does not say %q: %s", tc.args, says, got.errout)

@@ -72,7 +72,8 @@ func (f *fakeCluster) Status(context.Context, *rowraftv1.StatusRequest) (*rowraf
 // goldenTime is the present in golden files.
 var goldenTime = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-func (f *fakeCluster) CreateTable(_ context.Context, req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
+func (f *fakeCluster) CreateTable(_ context.Context,
+	req *rowraftv1.CreateTableRequest) (*rowraftv1.CreateTableReply, error) {
 	f.creates++
 	if f.creates <= len(f.createErr) {
 		return nil, f.createErr[f.creates-1]
@@ -86,7 +87,8 @@ func (f *fakeCluster) MoveReplica(context.Context, *rowraftv1.MoveReplicaRequest
 	return &rowraftv1.MoveReplicaReply{Move: f.status.FinishedMoves[1]}, nil
 }
 
-func (f *fakeCluster) CancelMove(_ context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
+func (f *fakeCluster) CancelMove(_ context.Context,
+	req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
 	f.status.Moves[0].Move.Phase, f.status.Moves[0].WaitingFor = rowraftv1.MovePhase_MOVE_PHASE_CANCEL, ""
 	return &rowraftv1.CancelMoveReply{Move: f.status.Moves[0].Move}, nil
 }
@@ -113,24 +115,29 @@ func replica(shard uint32, id, role, leader string, applied uint64) *rowraftv1.R
 	return &rowraftv1.ReplicaStatus{
 		Shard: shard, ReplicaId: id, Role: role, Term: 7, CommitIndex: 1204331, AppliedIndex: applied, LeaderNode: leader,
 		Rows: 5_100_000, MemoryBytes: 1395864371, LogBytes: 64 << 20,
-		Tables: []*rowraftv1.TableStats{{Table: 11, Rows: 5_000_000, MemoryBytes: 1 << 30}, {Table: 18446744073709551615, Rows: 100_000, MemoryBytes: 1 << 20}},
+		Tables: []*rowraftv1.TableStats{{Table: 11, Rows: 5_000_000, MemoryBytes: 1 << 30},
+			{Table: 18446744073709551615, Rows: 100_000, MemoryBytes: 1 << 20}},
 	}
 }
 
 // sample is a cluster of three servers, one of which has just died.
 func sample() *rowraftv1.StatusReply {
 	n := func(i string, scheduler bool) *rowraftv1.Node {
-		return &rowraftv1.Node{Id: "0000000" + i + "-aaaa", Name: "n" + i, Addr: "10.0.0." + i + ":7070", PeerAddr: "10.0.0." + i + ":7071", Scheduler: scheduler}
+		return &rowraftv1.Node{Id: "0000000" + i + "-aaaa", Name: "n" + i, Addr: "10.0.0." + i + ":7070",
+			PeerAddr: "10.0.0." + i + ":7071", Scheduler: scheduler}
 	}
 	id := func(i string) string { return "0000000" + i + "-aaaa" }
 	shard := func(s uint32, a, b, c string) *rowraftv1.Shard {
-		return &rowraftv1.Shard{Id: s, Replicas: []*rowraftv1.Replica{{Id: "repl-" + a, Node: id("1")}, {Id: "repl-" + b, Node: id("2")}, {Id: "repl-" + c, Node: id("3")}}}
+		return &rowraftv1.Shard{Id: s, Replicas: []*rowraftv1.Replica{{Id: "repl-" + a, Node: id("1")},
+			{Id: "repl-" + b, Node: id("2")}, {Id: "repl-" + c, Node: id("3")}}}
 	}
 	return &rowraftv1.StatusReply{
 		ExpectedServers: 3,
 		Map: &rowraftv1.Map{
-			ClusterId: "048fe114-130c-4d26-b977-a06b494661e6", Version: 12, Slots: rpc.SlotsToProto(clustermap.EvenSlots(2, rowraft.DefaultSlots)),
-			Nodes: []*rowraftv1.Node{n("1", true), n("2", true), n("3", false)}, Shards: []*rowraftv1.Shard{shard(0, "a", "b", "c"), shard(1, "d", "e", "f")},
+			ClusterId: "048fe114-130c-4d26-b977-a06b494661e6", Version: 12,
+			Slots:  rpc.SlotsToProto(clustermap.EvenSlots(2, rowraft.DefaultSlots)),
+			Nodes:  []*rowraftv1.Node{n("1", true), n("2", true), n("3", false)},
+			Shards: []*rowraftv1.Shard{shard(0, "a", "b", "c"), shard(1, "d", "e", "f")},
 			Tables: []*rowraftv1.TableSchema{
 				rpc.SchemaToProto(&rowraft.Schema{
 					ID: 11, Name: "user_emb", Kind: rowraft.Sparse, Dim: 16,
@@ -139,25 +146,33 @@ func sample() *rowraftv1.StatusReply {
 				}),
 				rpc.SchemaToProto(&rowraft.Schema{
 					ID: 18446744073709551615, Name: "weights", Kind: rowraft.Dense, Dim: 64,
-					Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 2, B: 0.02}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.001, Epsilon: 1e-8, Beta1: 0.9, Beta2: 0.999},
+					Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 2, B: 0.02},
+					Optimizer:   rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.001, Epsilon: 1e-8, Beta1: 0.9, Beta2: 0.999},
 				}),
 			},
 		},
 		Nodes: []*rowraftv1.NodeStatus{
-			{Node: n("1", true), State: "up", SinceHeartbeatNs: 120e6, MetadataLeader: true, Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-a", "leader", id("1"), 1204331), replica(1, "repl-d", "follower", id("2"), 1200000)}},
-			{Node: n("2", true), State: "up", SinceHeartbeatNs: 80e6, Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-b", "follower", id("1"), 1204330), replica(1, "repl-e", "leader", id("2"), 1204331)}},
+			{Node: n("1", true), State: "up", SinceHeartbeatNs: 120e6, MetadataLeader: true,
+				Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-a", "leader", id("1"), 1204331),
+					replica(1, "repl-d", "follower", id("2"), 1200000)}},
+			{Node: n("2", true), State: "up", SinceHeartbeatNs: 80e6,
+				Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-b", "follower", id("1"), 1204330),
+					replica(1, "repl-e", "leader", id("2"), 1204331)}},
 			{Node: n("3", false), State: "down", SinceHeartbeatNs: 31_500e6},
 		},
-		Problems: []string{"Server n3 at 10.0.0.3:7070 is down: its last heartbeat came 31.5s ago.", "Shard 0: the replica on n3 is unreachable."},
-		Jobs:     []*rowraftv1.JobStatus{{Job: "ctr", Workers: 2, Members: []string{"w0", ""}}},
+		Problems: []string{"Server n3 at 10.0.0.3:7070 is down: its last heartbeat came 31.5s ago.",
+			"Shard 0: the replica on n3 is unreachable."},
+		Jobs: []*rowraftv1.JobStatus{{Job: "ctr", Workers: 2, Members: []string{"w0", ""}}},
 	}
 }
 
 // moving is sample while replicas of both shards move to a fourth server.
 func moving() *rowraftv1.StatusReply {
 	r := sample()
-	r.Map.Nodes = append(r.Map.Nodes, &rowraftv1.Node{Id: "00000004-aaaa", Name: "n4", Addr: "10.0.0.4:7070", PeerAddr: "10.0.0.4:7071"})
-	r.Nodes = append(r.Nodes, &rowraftv1.NodeStatus{Node: r.Map.Nodes[3], State: "up", SinceHeartbeatNs: 90e6, Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-g", "learner", "00000001-aaaa", 1200000)}})
+	r.Map.Nodes = append(r.Map.Nodes, &rowraftv1.Node{Id: "00000004-aaaa", Name: "n4", Addr: "10.0.0.4:7070",
+		PeerAddr: "10.0.0.4:7071"})
+	r.Nodes = append(r.Nodes, &rowraftv1.NodeStatus{Node: r.Map.Nodes[3], State: "up", SinceHeartbeatNs: 90e6,
+		Replicas: []*rowraftv1.ReplicaStatus{replica(0, "repl-g", "learner", "00000001-aaaa", 1200000)}})
 	move := func(id uint64, shard uint32, from, fromReplica, to string, phase rowraftv1.MovePhase) *rowraftv1.Move {
 		return &rowraftv1.Move{
 			Id: id, Shard: shard, Phase: phase,
@@ -167,10 +182,13 @@ func moving() *rowraftv1.StatusReply {
 	r.Map.Shards[0].Learners = []*rowraftv1.Replica{{Id: "repl-g", Node: "00000004-aaaa"}}
 	r.Map.Shards[1].Replicas = append(r.Map.Shards[1].Replicas, &rowraftv1.Replica{Id: "repl-h", Node: "00000004-aaaa"})
 	r.Moves = []*rowraftv1.MoveStatus{
-		{Move: move(7, 0, "00000003-aaaa", "repl-c", "repl-g", rowraftv1.MovePhase_MOVE_PHASE_LEARN), WaitingFor: "the learner is 4331 entries behind", LagEntries: 4331},
+		{Move: move(7, 0, "00000003-aaaa", "repl-c", "repl-g", rowraftv1.MovePhase_MOVE_PHASE_LEARN),
+			WaitingFor: "the learner is 4331 entries behind", LagEntries: 4331},
 		{Move: move(6, 1, "00000003-aaaa", "repl-f", "repl-h", rowraftv1.MovePhase_MOVE_PHASE_REMOVE)},
 	}
-	r.FinishedMoves = []*rowraftv1.Move{move(5, 1, "00000002-aaaa", "repl-x", "repl-y", rowraftv1.MovePhase_MOVE_PHASE_CANCELLED), move(8, 1, "00000002-aaaa", "repl-e", "repl-i", rowraftv1.MovePhase_MOVE_PHASE_DONE)}
+	r.FinishedMoves = []*rowraftv1.Move{move(5, 1, "00000002-aaaa", "repl-x", "repl-y",
+		rowraftv1.MovePhase_MOVE_PHASE_CANCELLED), move(8, 1, "00000002-aaaa", "repl-e", "repl-i",
+		rowraftv1.MovePhase_MOVE_PHASE_DONE)}
 	return r
 }
 
@@ -209,29 +227,33 @@ func patient() *remote.Flags {
 func TestGoldenOutput(t *testing.T) {
 	addr := start(t, &fakeCluster{status: sample()})
 	for name, args := range map[string][]string{
-		"moving-shards":          {"shard", "list"},
-		"moving-moves":           {"shard", "moves"},
-		"moving-moves-wide":      {"shard", "moves", "-o", "wide"},
-		"moving-moves-json":      {"shard", "moves", "-o", "json"},
-		"moving-move":            {"shard", "move", "1", "--from", "n2", "--to", "n4"},
-		"moving-move-json":       {"shard", "move", "1", "--from", "n2", "--to", "n4", "-o", "json"},
-		"moving-cancel":          {"shard", "cancel-move", "0"},
-		"no-moves":               {"shard", "moves"},
-		"shard-list":             {"shard", "list"},
-		"shard-list-wide":        {"shard", "list", "-o", "wide"},
-		"shard-list-table":       {"shard", "list", "--table", "weights"},
-		"shard-list-json":        {"shard", "list", "-o", "json"},
-		"table-list":             {"table", "list"},
-		"table-list-wide":        {"table", "list", "-o", "wide"},
-		"table-list-json":        {"table", "list", "-o", "json"},
-		"table-describe":         {"table", "describe", "user_emb"},
-		"table-describe-json":    {"table", "describe", "weights", "-o", "json"},
-		"table-create":           {"table", "create", "item", "--dim", "8", "--optimizer", "sgd", "--lr", "1", "--init", "zeros"},
-		"table-create-json":      {"table", "create", "item", "--dim", "8", "--optimizer", "adam", "--lr", "0.001", "-o", "json"},
-		"table-create-ftrl-json": {"table", "create", "clicks", "--dim", "1", "--optimizer", "ftrl", "--lr", "0.1", "--l1", "1", "--bound", "5", "--init", "zeros", "-o", "json"},
-		"table-forecast":         {"table", "forecast", "--dim", "16", "--rows", "1e9", "--shards", "64", "--nodes", "12"},
-		"table-forecast-json":    {"table", "forecast", "user_emb", "--rows", "20e6", "-o", "json"},
-		"table-create-policies-json": {"table", "create", "ads", "--dim", "8", "--storage", "bfloat16", "--admit", "count:3", "--expire", "168h",
+		"moving-shards":       {"shard", "list"},
+		"moving-moves":        {"shard", "moves"},
+		"moving-moves-wide":   {"shard", "moves", "-o", "wide"},
+		"moving-moves-json":   {"shard", "moves", "-o", "json"},
+		"moving-move":         {"shard", "move", "1", "--from", "n2", "--to", "n4"},
+		"moving-move-json":    {"shard", "move", "1", "--from", "n2", "--to", "n4", "-o", "json"},
+		"moving-cancel":       {"shard", "cancel-move", "0"},
+		"no-moves":            {"shard", "moves"},
+		"shard-list":          {"shard", "list"},
+		"shard-list-wide":     {"shard", "list", "-o", "wide"},
+		"shard-list-table":    {"shard", "list", "--table", "weights"},
+		"shard-list-json":     {"shard", "list", "-o", "json"},
+		"table-list":          {"table", "list"},
+		"table-list-wide":     {"table", "list", "-o", "wide"},
+		"table-list-json":     {"table", "list", "-o", "json"},
+		"table-describe":      {"table", "describe", "user_emb"},
+		"table-describe-json": {"table", "describe", "weights", "-o", "json"},
+		"table-create": {"table", "create", "item", "--dim", "8", "--optimizer", "sgd", "--lr", "1", "--init",
+			"zeros"},
+		"table-create-json": {"table", "create", "item", "--dim", "8", "--optimizer", "adam", "--lr", "0.001", "-o",
+			"json"},
+		"table-create-ftrl-json": {"table", "create", "clicks", "--dim", "1", "--optimizer", "ftrl", "--lr", "0.1", "--l1",
+			"1", "--bound", "5", "--init", "zeros", "-o", "json"},
+		"table-forecast":      {"table", "forecast", "--dim", "16", "--rows", "1e9", "--shards", "64", "--nodes", "12"},
+		"table-forecast-json": {"table", "forecast", "user_emb", "--rows", "20e6", "-o", "json"},
+		"table-create-policies-json": {"table", "create", "ads", "--dim", "8", "--storage", "bfloat16", "--admit", "count:3",
+			"--expire", "168h",
 			"--capacity", "1000000", "--evict", "lfu", "-o", "json"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -263,37 +285,57 @@ func TestWrongUsage(t *testing.T) {
 	}{
 		{"an unknown command", "", []string{"clustr"}, []string{`unknown command "clustr"`, `did you mean "cluster"`}},
 		{"an unknown subcommand", "", []string{"table", "lsit"}, []string{`"rowraft table"`, `did you mean "list"`}},
-		{"an unknown flag", "", []string{"cluster", "status", "--endpoint", "x"}, []string{"--endpoint", `did you mean "--endpoints"`}},
-		{"an unknown flag far from any", "", []string{"version", "--zzzzzzzz"}, []string{"unknown flag: --zzzzzzzz", "--help"}},
+		{"an unknown flag", "", []string{"cluster", "status", "--endpoint", "x"},
+			[]string{"--endpoint", `did you mean "--endpoints"`}},
+		{"an unknown flag far from any", "", []string{"version", "--zzzzzzzz"},
+			[]string{"unknown flag: --zzzzzzzz", "--help"}},
 		{"an unknown output format", "", []string{"version", "-o", "jsn"}, []string{`"jsn"`, `did you mean "json"`}},
 		{"an argument too many", "", []string{"cluster", "status", "now"}, []string{`unexpected argument "now"`}},
 		{"an argument too few", "", []string{"table", "describe"}, []string{"name of the table"}},
 		{"neither certificates nor --insecure", "", []string{"cluster", "status"}, []string{"--insecure", "--cacert"}},
 		{"a table without a dimension", "", []string{"table", "create", "t", "--insecure"}, []string{"dim 0"}},
 		{"a forecast of nothing", "", []string{"table", "forecast", "--dim", "4"}, []string{"--rows 1e9"}},
-		{"a forecast of half a row", "", []string{"table", "forecast", "--dim", "4", "--rows", "1.5"}, []string{"whole number"}},
-		{"a forecast of another dim", "", []string{"table", "forecast", "t", "--dim", "4", "--rows", "15"}, []string{"t's own"}},
-		{"a forecast for too few servers", "", []string{"table", "forecast", "--dim", "4", "--rows", "15", "--nodes", "2"}, []string{"more replicas than servers"}},
-		{"an unknown storage", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--storage", "bfloat"}, []string{"--storage", "did you mean", "bfloat16"}},
-		{"an unknown admission", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--admit", "often"}, []string{"--admit", "count:3"}},
-		{"half a second", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--expire", "500ms"}, []string{"--expire", "whole seconds"}},
-		{"a capacity and no eviction", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--capacity", "100000"}, []string{"--evict lru"}},
-		{"an eviction and no capacity", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--evict", "lru"}, []string{"--capacity"}},
-		{"a capacity too small", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--capacity", "100", "--evict", "lru"}, []string{"4096"}},
-		{"a flag of another optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "sgd", "--beta1", "0.5"}, []string{"--beta1", "--optimizer sgd"}},
-		{"a constant of ftrl", "", []string{"table", "create", "t", "--dim", "4", "--l1", "0.5"}, []string{"--l1", "--optimizer adagrad"}},
-		{"a learning rate that does nothing", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "add", "--lr", "0.5"}, []string{"--lr", "--optimizer add"}},
-		{"a decay that ftrl has not", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "ftrl", "--weight-decay", "0.5"}, []string{"--weight-decay", "--optimizer ftrl"}},
-		{"a momentum of 1", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "momentum", "--momentum", "1"}, []string{"momentum", "[0, 1)"}},
-		{"an unknown optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "adagard"}, []string{`did you mean "adagrad"`}},
+		{"a forecast of half a row", "", []string{"table", "forecast", "--dim", "4", "--rows", "1.5"},
+			[]string{"whole number"}},
+		{"a forecast of another dim", "", []string{"table", "forecast", "t", "--dim", "4", "--rows", "15"},
+			[]string{"t's own"}},
+		{"a forecast for too few servers", "", []string{"table", "forecast", "--dim", "4", "--rows", "15", "--nodes", "2"},
+			[]string{"more replicas than servers"}},
+		{"an unknown storage", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--storage", "bfloat"},
+			[]string{"--storage", "did you mean", "bfloat16"}},
+		{"an unknown admission", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--admit", "often"},
+			[]string{"--admit", "count:3"}},
+		{"half a second", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--expire", "500ms"},
+			[]string{"--expire", "whole seconds"}},
+		{"a capacity and no eviction", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--capacity",
+			"100000"}, []string{"--evict lru"}},
+		{"an eviction and no capacity", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--evict", "lru"},
+			[]string{"--capacity"}},
+		{"a capacity too small", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--capacity", "100",
+			"--evict", "lru"}, []string{"4096"}},
+		{"a flag of another optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "sgd", "--beta1",
+			"0.5"}, []string{"--beta1", "--optimizer sgd"}},
+		{"a constant of ftrl", "", []string{"table", "create", "t", "--dim", "4", "--l1", "0.5"},
+			[]string{"--l1", "--optimizer adagrad"}},
+		{"a learning rate that does nothing", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "add", "--lr",
+			"0.5"}, []string{"--lr", "--optimizer add"}},
+		{"a decay that ftrl has not", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "ftrl",
+			"--weight-decay", "0.5"}, []string{"--weight-decay", "--optimizer ftrl"}},
+		{"a momentum of 1", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "momentum", "--momentum", "1"},
+			[]string{"momentum", "[0, 1)"}},
+		{"an unknown optimizer", "", []string{"table", "create", "t", "--dim", "4", "--optimizer", "adagard"},
+			[]string{`did you mean "adagrad"`}},
 		{"a server without a directory", "", []string{"server", "--insecure"}, []string{"--data-dir"}},
 		{"an unknown log level", "", []string{"server", "--data-dir", "d", "--log-level", "loud"}, []string{"loud"}},
-		{"an unknown key", "name: n1\ndata-dri: /x\n", []string{"server", "--config", config}, []string{"line 2", `"data-dri"`, `did you mean "data-dir"`}},
+		{"an unknown key", "name: n1\ndata-dri: /x\n", []string{"server", "--config", config},
+			[]string{"line 2", `"data-dri"`, `did you mean "data-dir"`}},
 		{"a key twice", "name: a\nname: b\n", []string{"server", "--config", config}, []string{"name"}},
 		{"a value of the wrong type", "servers: many\n", []string{"server", "--config", config}, []string{"line 1", "many"}},
-		{"a list where none belongs", "name: {a: b}\n", []string{"server", "--config", config}, []string{"line 1", "plain value"}},
+		{"a list where none belongs", "name: {a: b}\n", []string{"server", "--config", config},
+			[]string{"line 1", "plain value"}},
 		{"no shard to transfer", "", []string{"shard", "transfer-leader"}, []string{"SHARD", "rowraft shard list"}},
-		{"a shard that is no number", "", []string{"shard", "transfer-leader", "first"}, []string{`"first"`, "rowraft shard list"}},
+		{"a shard that is no number", "", []string{"shard", "transfer-leader", "first"},
+			[]string{`"first"`, "rowraft shard list"}},
 		{"no shard to compare", "", []string{"shard", "digest"}, []string{"SHARD", "--all"}},
 		{"all shards and one", "", []string{"shard", "digest", "1", "--all"}, []string{"--all"}},
 		{"a move from nowhere", "", []string{"shard", "move", "1", "--to", "n4"}, []string{"--from"}},
@@ -315,7 +357,8 @@ func TestWrongUsage(t *testing.T) {
 }
 
 func TestErrorsAreJSONWhenAskedFor(t *testing.T) {
-	addr := start(t, &fakeCluster{status: sample(), createErr: []error{rowraft.Errorf(rowraft.CodeTableExists, "table t exists with another shape")}})
+	addr := start(t, &fakeCluster{status: sample(), createErr: []error{rowraft.Errorf(rowraft.CodeTableExists,
+		"table t exists with another shape")}})
 	for _, tc := range []struct {
 		args []string
 		exit int
@@ -350,7 +393,8 @@ func TestTheLeaderIsFoundThroughAnyServer(t *testing.T) {
 		t.Errorf("no server: exit code %d, want %d; stderr %q", got.code, cli.ExitUnavailable, got.errout)
 	}
 	// A cluster without a leader is waited for until the timeout.
-	if got := rowraftCmd(t, "table", "list", "--endpoints", start(t, &fakeCluster{}), "--timeout", "100ms"); got.code != cli.ExitUnavailable {
+	if got := rowraftCmd(t, "table", "list", "--endpoints", start(t, &fakeCluster{}), "--timeout",
+		"100ms"); got.code != cli.ExitUnavailable {
 		t.Errorf("no leader: %+v, want exit code %d", got, cli.ExitUnavailable)
 	}
 }
@@ -364,7 +408,8 @@ func TestTableCreateIsRepeatedOnlyWhereThatIsSafe(t *testing.T) {
 		t.Errorf("unknown outcome: %d calls, %+v", f.creates, got)
 	}
 	f = &fakeCluster{createErr: []error{lost}}
-	if got := rowraftCmd(t, append(create, start(t, f), "--if-not-exists")...); got.code != cli.ExitDone || f.creates != 2 {
+	if got := rowraftCmd(t, append(create, start(t, f), "--if-not-exists")...); got.code != cli.ExitDone ||
+		f.creates != 2 {
 		t.Errorf("unknown outcome with --if-not-exists: %d calls, %+v", f.creates, got)
 	}
 	f = &fakeCluster{createErr: []error{rowraft.Errorf(rowraft.CodeStarting, "no shards yet")}}
@@ -381,7 +426,8 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	var errout bytes.Buffer
 	done := make(chan int, 1)
 	args := []string{
-		"server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0",
+		"server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0",
+		"--peer-listen", "127.0.0.1:0",
 		"--ready-file", ready, "--name", "solo", "--shards", "1", "--disk-stall-limit", "1m", "--disk-reserve-bytes", "-1",
 	}
 	go func() { done <- run(ctx, args, &errout, &errout) }()
@@ -395,7 +441,8 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	}
 	checkRows(t, info.Addr)
 	checkTableDelete(t, info.Addr)
-	second := rowraftCmd(t, "server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")
+	second := rowraftCmd(t, "server", "--insecure", "--with-scheduler", "--data-dir", filepath.Join(dir, "data"),
+		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0")
 	if second.code != cli.ExitFailed || !strings.Contains(second.errout, "in use by the process with pid") {
 		t.Errorf("a second server in one data directory: %+v", second)
 	}
@@ -412,7 +459,8 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	if err := os.WriteFile(identity, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if damaged := rowraftCmd(t, args...); damaged.code != cli.ExitSpoiled || !strings.Contains(damaged.errout, "start the server with an empty data directory") {
+	if damaged := rowraftCmd(t, args...); damaged.code != cli.ExitSpoiled ||
+		!strings.Contains(damaged.errout, "start the server with an empty data directory") {
 		t.Errorf("a server on damaged data: %+v, want exit code %d", damaged, cli.ExitSpoiled)
 	}
 }
@@ -422,7 +470,8 @@ func checkTableDelete(t *testing.T, addr string) {
 	t.Helper()
 	at := []string{"--insecure", "--endpoints", addr}
 	// Standard input is empty here.
-	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != cli.ExitUsage || !strings.Contains(got.errout, "nothing was deleted") {
+	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != cli.ExitUsage ||
+		!strings.Contains(got.errout, "nothing was deleted") {
 		t.Errorf("table delete without an answer: %+v", got)
 	}
 	c, err := client.Dial(t.Context(), client.Options{Endpoints: []string{addr}})
@@ -434,10 +483,12 @@ func checkTableDelete(t *testing.T, addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := rowraftCmd(t, append([]string{"table", "delete", "t", "--yes"}, at...)...); got.code != cli.ExitDone || !strings.Contains(got.out, "table t deleted") {
+	if got := rowraftCmd(t, append([]string{"table", "delete", "t", "--yes"}, at...)...); got.code != cli.ExitDone ||
+		!strings.Contains(got.out, "table t deleted") {
 		t.Errorf("table delete: %+v", got)
 	}
-	if _, err := users.Assign(t.Context(), []rowraft.Key{1}, make([]float32, 4)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if _, err := users.Assign(t.Context(), []rowraft.Key{1},
+		make([]float32, 4)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("an assign to the table that was deleted: %v, want TableNotFound", err)
 	}
 	if err := c.DropTable(t.Context(), users); err != nil {
@@ -469,7 +520,8 @@ func checkRows(t *testing.T, addr string) {
 	rows := func() (r table.Rows) {
 		t.Helper()
 		got := rowraftCmd(t, "row", "get", "t", "9223372036854775808", "0x7", "-o", "json", "--insecure", "--endpoints", addr)
-		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != cli.ExitDone || len(r.Rows) != 2 || r.Rows[0].Key != "7" || r.Rows[1].Key != "9223372036854775808" {
+		if err := json.Unmarshal([]byte(got.out), &r); err != nil || got.code != cli.ExitDone || len(r.Rows) != 2 ||
+			r.Rows[0].Key != "7" || r.Rows[1].Key != "9223372036854775808" {
 			t.Fatalf("row get: %+v, %v", got, err)
 		}
 		return r
@@ -477,14 +529,16 @@ func checkRows(t *testing.T, addr string) {
 	if r := rows().Rows; !r[0].Exists || !r[1].Exists || !slices.Equal(r[1].Weights, []float32{5, 6, 7, 8}) {
 		t.Errorf("rows %+v", r)
 	}
-	if got := rowraftCmd(t, "row", "delete", "t", "0x8000000000000000", "99", "--insecure", "--endpoints", addr); got.code != cli.ExitDone || !strings.Contains(got.out, "2 keys") {
+	if got := rowraftCmd(t, "row", "delete", "t", "0x8000000000000000", "99", "--insecure", "--endpoints",
+		addr); got.code != cli.ExitDone || !strings.Contains(got.out, "2 keys") {
 		t.Errorf("row delete: %+v", got)
 	}
 	if r := rows().Rows; !r[0].Exists || r[1].Exists || slices.Equal(r[1].Weights, []float32{5, 6, 7, 8}) {
 		t.Errorf("after the delete: rows %+v", r)
 	}
 	checkRowModes(t, addr)
-	if got := rowraftCmd(t, "row", "delete", "t", "x", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage || !strings.Contains(got.errout, "0x in hexadecimal") {
+	if got := rowraftCmd(t, "row", "delete", "t", "x", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage ||
+		!strings.Contains(got.errout, "0x in hexadecimal") {
 		t.Errorf("a key that is none: %+v", got)
 	}
 	if got := rowraftCmd(t, "row", "delete", "t", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage {
@@ -501,7 +555,8 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	for _, format := range []string{"table", "json", "yaml"} {
 		var stderr strings.Builder
 		args := []string{"shard", "list", "--insecure", "--endpoints", addr, "-o", format}
-		if code := run(t.Context(), args, fullDisk{}, &stderr); code != cli.ExitFailed || !strings.Contains(stderr.String(), "no space left") {
+		if code := run(t.Context(), args, fullDisk{}, &stderr); code != cli.ExitFailed ||
+			!strings.Contains(stderr.String(), "no space left") {
 			t.Errorf("-o %s: code %d, %q, want %d and the reason", format, code, stderr.String(), cli.ExitFailed)
 		}
 	}

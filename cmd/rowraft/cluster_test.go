@@ -21,7 +21,8 @@ import (
 func well() *rowraftv1.StatusReply {
 	r := sample()
 	r.Problems, r.Nodes[2].State, r.Nodes[2].SinceHeartbeatNs = nil, "up", 100e6
-	r.Nodes[2].Replicas = []*rowraftv1.ReplicaStatus{replica(0, "repl-c", "follower", "00000001-aaaa", 1204331), replica(1, "repl-f", "follower", "00000002-aaaa", 1204331)}
+	r.Nodes[2].Replicas = []*rowraftv1.ReplicaStatus{replica(0, "repl-c", "follower", "00000001-aaaa", 1204331),
+		replica(1, "repl-f", "follower", "00000002-aaaa", 1204331)}
 	r.Nodes[0].Replicas[1] = replica(1, "repl-d", "follower", "00000002-aaaa", 1204331)
 	for _, n := range r.Nodes {
 		n.Version, n.Disk = "v0.6.0", &rowraftv1.Disk{FreeBytes: 100 << 30, ReserveBytes: 512 << 20}
@@ -43,7 +44,9 @@ func illness() *rowraftv1.StatusReply {
 	r.Nodes[0].Replicas[0].DividedIndex = 1204000
 	r.Nodes[0].Replicas[1].Fenced = "its rows at index 1204000 differ from those of the majority."
 	r.Findings = []*rowraftv1.Problem{{
-		Severity: rowraftv1.Severity_SEVERITY_WARNING, Kind: "policy-fails", Subject: "policy hourly", Text: "Checkpoint policy hourly has failed 3 time(s) in a row, none was ever made: no space.", Next: "see to what it says",
+		Severity: rowraftv1.Severity_SEVERITY_WARNING, Kind: "policy-fails", Subject: "policy hourly",
+		Text: "Checkpoint policy hourly has failed 3 time(s) in a row, none was ever made: no space.",
+		Next: "see to what it says",
 	}}
 	return r
 }
@@ -70,7 +73,8 @@ func TestGoldenOutputOfClusters(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			addr := start(t, &fakeCluster{status: tc.status, old: tc.old})
-			got := rowraftCmd(t, append([]string{"cluster", "status", "--insecure", "--endpoints", addr}, strings.Fields(tc.args)...)...)
+			got := rowraftCmd(t, append([]string{"cluster", "status", "--insecure", "--endpoints", addr},
+				strings.Fields(tc.args)...)...)
 			if got.code != tc.code || !strings.Contains(got.errout, tc.says) || (got.errout == "") != (tc.code == cli.ExitDone) {
 				t.Errorf("exit code %d, stderr %q; want %d and %q", got.code, got.errout, tc.code, tc.says)
 			}
@@ -84,9 +88,11 @@ func TestGoldenOutputOfClusters(t *testing.T) {
 func TestNotesAreNoProblem(t *testing.T) {
 	r := well()
 	r.Nodes[0].Node.Intent = rowraftv1.NodeIntent_NODE_INTENT_DRAIN
-	r.Moves = []*rowraftv1.MoveStatus{{Move: &rowraftv1.Move{Id: 4, Shard: 1, To: &rowraftv1.Replica{Id: "x", Node: "00000001-aaaa"}, Phase: rowraftv1.MovePhase_MOVE_PHASE_LEARN}}}
+	r.Moves = []*rowraftv1.MoveStatus{{Move: &rowraftv1.Move{Id: 4, Shard: 1,
+		To: &rowraftv1.Replica{Id: "x", Node: "00000001-aaaa"}, Phase: rowraftv1.MovePhase_MOVE_PHASE_LEARN}}}
 	got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", start(t, &fakeCluster{status: r}))
-	if got.code != cli.ExitDone || !strings.HasPrefix(got.out, "healthy, 2 notes\n") || !strings.Contains(got.out, "rowraft node undrain n1") {
+	if got.code != cli.ExitDone || !strings.HasPrefix(got.out, "healthy, 2 notes\n") ||
+		!strings.Contains(got.out, "rowraft node undrain n1") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -133,7 +139,9 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 	if got.code != cli.ExitVerdict || !strings.HasPrefix(got.out, "critical: ") {
 		t.Fatalf("%+v", got)
 	}
-	for _, says := range []string{"The scheduler has no leader", "Server n2 at " + gone + " is down, with the 2 replicas it holds: it does not answer.", "Shard 1: no majority of the replicas answers", "Away: n2, n3.", "who comes back with its data ends this", "runbook lose-a-majority"} {
+	for _, says := range []string{"The scheduler has no leader", "Server n2 at " + gone +
+		" is down, with the 2 replicas it holds: it does not answer.", "Shard 1: no majority of the replicas answers",
+		"Away: n2, n3.", "who comes back with its data ends this", "runbook lose-a-majority"} {
 		if !strings.Contains(got.out, says) {
 			t.Errorf("it does not say %q:\n%s", says, got.out)
 		}

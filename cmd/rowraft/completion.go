@@ -86,9 +86,12 @@ func operationNames(r *rowraftv1.StatusReply) (out []string) {
 
 // argNames maps the path of a command to the names for its first argument.
 var argNames = map[string]namer{
-	"shard describe": shardNames, "shard digest": shardNames, "shard transfer-leader": shardNames, "shard move": shardNames, "shard cancel-move": shardNames,
-	"node status": nodeNames, "node drain": nodeNames, "node undrain": nodeNames, "node decommission": nodeNames, "node recommission": nodeNames,
-	"table describe": tableNames, "table delete": tableNames, "table export": tableNames, "table import": tableNames, "table shrink": tableNames, "table forecast": tableNames,
+	"shard describe": shardNames, "shard digest": shardNames, "shard transfer-leader": shardNames,
+	"shard move": shardNames, "shard cancel-move": shardNames,
+	"node status": nodeNames, "node drain": nodeNames, "node undrain": nodeNames, "node decommission": nodeNames,
+	"node recommission": nodeNames,
+	"table describe":    tableNames, "table delete": tableNames, "table export": tableNames, "table import": tableNames,
+	"table shrink": tableNames, "table forecast": tableNames,
 	"row get": tableNames, "row set": tableNames, "row delete": tableNames,
 	"job describe": jobNames, "job watch": jobNames, "job stop": jobNames,
 	"operation watch": operationNames, "operation cancel": operationNames,
@@ -99,7 +102,8 @@ var flagValues = []struct {
 	path, flag string
 	names      namer
 }{
-	{"shard list", "table", tableNames}, {"shard move", "from", nodeNames}, {"shard move", "to", nodeNames}, {"shard transfer-leader", "to", nodeNames},
+	{"shard list", "table", tableNames}, {"shard move", "from", nodeNames}, {"shard move", "to", nodeNames},
+	{"shard transfer-leader", "to", nodeNames},
 }
 
 // completeNames adds completion of the cluster's names to the commands under root. It panics if one of them does not
@@ -115,11 +119,13 @@ func completeNames(g *remote.Flags, root *cobra.Command) {
 		}
 	}
 	for _, f := range flagValues {
-		complete(commandAt(root, f.path), f.flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		complete(commandAt(root, f.path), f.flag, func(cmd *cobra.Command, _ []string, _ string) ([]string,
+			cobra.ShellCompDirective) {
 			return askNames(g, cmd, f.names), cobra.ShellCompDirectiveNoFileComp
 		})
 	}
-	complete(root, "output", cobra.FixedCompletions([]string{cli.FormatTable, cli.FormatWide, cli.FormatJSON, cli.FormatYAML}, cobra.ShellCompDirectiveNoFileComp))
+	complete(root, "output", cobra.FixedCompletions([]string{cli.FormatTable, cli.FormatWide, cli.FormatJSON,
+		cli.FormatYAML}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func commandAt(root *cobra.Command, path string) *cobra.Command {

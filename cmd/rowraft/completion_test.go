@@ -44,11 +44,13 @@ func TestCompletion(t *testing.T) {
 		t.Errorf("without a cluster: %+v, want no name", got)
 	}
 	for _, shell := range shells {
-		if got := rowraftCmd(t, "completion", shell); got.code != cli.ExitDone || !strings.Contains(got.out, "rowraft") || got.errout != "" {
+		if got := rowraftCmd(t, "completion", shell); got.code != cli.ExitDone || !strings.Contains(got.out, "rowraft") ||
+			got.errout != "" {
 			t.Errorf("completion %s: code %d, %d bytes, stderr %q", shell, got.code, len(got.out), got.errout)
 		}
 	}
-	if got := rowraftCmd(t, "completion", "bsh"); got.code != cli.ExitUsage || !strings.Contains(got.errout, `did you mean "bash"`) {
+	if got := rowraftCmd(t, "completion", "bsh"); got.code != cli.ExitUsage ||
+		!strings.Contains(got.errout, `did you mean "bash"`) {
 		t.Errorf("%+v", got)
 	}
 }

@@ -37,16 +37,21 @@ func TestDebugZip(t *testing.T) {
 	}))
 	defer ops.Close()
 	file := filepath.Join(t.TempDir(), "out.zip")
-	args := []string{"debug", "zip", file, "--insecure", "--endpoints", addr, "--ops", strings.TrimPrefix(ops.URL, "http://")}
+	args := []string{"debug", "zip", file, "--insecure", "--endpoints", addr, "--ops",
+		strings.TrimPrefix(ops.URL, "http://")}
 	got := rowraftCmd(t, args...)
-	if got.code != cli.ExitDone || !strings.Contains(got.out, "3 missing") || !strings.Contains(got.out, "servers/n3/status.json") {
+	if got.code != cli.ExitDone || !strings.Contains(got.out, "3 missing") ||
+		!strings.Contains(got.out, "servers/n3/status.json") {
 		t.Fatalf("%+v", got)
 	}
 	all := unzipped(t, file)
 	dir := "ops/" + strings.ReplaceAll(strings.TrimPrefix(ops.URL, "http://"), ":", "_")
 	for name, says := range map[string]string{
-		"cluster/status.json": `"verdict": "healthy"`, "cluster/map.json": "user_emb", "cluster/shards.json": "repl-a", "cluster/nodes.json": "n2", "cluster/operations.json": "[]",
-		"servers/n1/status.json": "v0.6.0", dir + "/metrics.txt": "this is /metrics", dir + "/goroutines.txt": "goroutine", dir + "/readyz.txt": "readyz", dir + "/config.yaml": "this is /debug/config", dir + "/log.jsonl": "this is /debug/log",
+		"cluster/status.json": `"verdict": "healthy"`, "cluster/map.json": "user_emb", "cluster/shards.json": "repl-a",
+		"cluster/nodes.json": "n2", "cluster/operations.json": "[]",
+		"servers/n1/status.json": "v0.6.0", dir + "/metrics.txt": "this is /metrics", dir + "/goroutines.txt": "goroutine",
+		dir + "/readyz.txt": "readyz", dir + "/config.yaml": "this is /debug/config", dir +
+			"/log.jsonl": "this is /debug/log",
 		"manifest.json": "only for operators",
 	} {
 		if !strings.Contains(all[name], says) {

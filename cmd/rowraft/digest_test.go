@@ -67,20 +67,23 @@ func (f *fakeLeader) start(t *testing.T) string {
 }
 
 func noted(node, digest string, rows uint64) *rowraftv1.ProvedReplica {
-	return &rowraftv1.ProvedReplica{ReplicaId: "r" + node, Node: node, Voter: true, Leader: node == "1", Noted: true, Rows: rows, Digest: []byte(strings.Repeat(digest, 16))}
+	return &rowraftv1.ProvedReplica{ReplicaId: "r" + node, Node: node, Voter: true, Leader: node == "1", Noted: true,
+		Rows: rows, Digest: []byte(strings.Repeat(digest, 16))}
 }
 
 // TestDigestTellsDifferences: every way in which replicas are not all known to be
 // equal is shown, and ends with the exit code of a verdict.
 func TestDigestTellsDifferences(t *testing.T) {
 	agreed := func(rs ...*rowraftv1.ProvedReplica) *rowraftv1.ProveReply {
-		return &rowraftv1.ProveReply{MarkIndex: 1234, Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED, Rows: 5, Digest: []byte(strings.Repeat("\x0a", 16)), Replicas: rs}
+		return &rowraftv1.ProveReply{MarkIndex: 1234, Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED, Rows: 5,
+			Digest: []byte(strings.Repeat("\x0a", 16)), Replicas: rs}
 	}
 	same := agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0a", 5))
 	fenced := &rowraftv1.ProvedReplica{ReplicaId: "r3", Node: "3", Voter: true, Fenced: "it is fenced"}
 	silent := &rowraftv1.ProvedReplica{ReplicaId: "r3", Node: "3", Voter: true, Error: "no answer"}
 	learner := &rowraftv1.ProvedReplica{ReplicaId: "r4", Node: "3"}
-	divided := &rowraftv1.ProveReply{MarkIndex: 1234, Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_DIVIDED, Replicas: []*rowraftv1.ProvedReplica{noted("1", "\x0a", 5), noted("2", "\x0b", 5)}}
+	divided := &rowraftv1.ProveReply{MarkIndex: 1234, Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_DIVIDED,
+		Replicas: []*rowraftv1.ProvedReplica{noted("1", "\x0a", 5), noted("2", "\x0b", 5)}}
 	for _, tc := range []struct {
 		name  string
 		reply *rowraftv1.ProveReply
@@ -90,12 +93,18 @@ func TestDigestTellsDifferences(t *testing.T) {
 		{"equal", same, cli.ExitDone, []string{
 			"0  1,234  n1      leader       5  0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a  yes",
 			"0  1,234  n3      follower     5  0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a  yes"}},
-		{"another digest", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0b", 5)), cli.ExitVerdict, []string{"n3      follower     5  0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b  NO"}},
-		{"another number of rows", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0a", 6)), cli.ExitVerdict, []string{"follower     6", "NO"}},
-		{"fenced", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), fenced), cli.ExitVerdict, []string{"n3      fenced       -  -", "unknown", "n3: it is fenced"}},
-		{"silent", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), silent), cli.ExitVerdict, []string{"unknown", "n3: no answer"}},
-		{"a learner without a note", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), learner), cli.ExitVerdict, []string{"learner", "unknown"}},
-		{"divided", divided, cli.ExitVerdict, []string{"n1      leader       5  0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a  divided", "n2      follower     5  0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b  divided"}},
+		{"another digest", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0b", 5)), cli.ExitVerdict,
+			[]string{"n3      follower     5  0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b  NO"}},
+		{"another number of rows", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0a", 6)),
+			cli.ExitVerdict, []string{"follower     6", "NO"}},
+		{"fenced", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), fenced), cli.ExitVerdict,
+			[]string{"n3      fenced       -  -", "unknown", "n3: it is fenced"}},
+		{"silent", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), silent), cli.ExitVerdict,
+			[]string{"unknown", "n3: no answer"}},
+		{"a learner without a note", agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), learner), cli.ExitVerdict,
+			[]string{"learner", "unknown"}},
+		{"divided", divided, cli.ExitVerdict, []string{"n1      leader       5  0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a  divided",
+			"n2      follower     5  0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b  divided"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			addr := startLeader(t, tc.reply, same)
@@ -109,7 +118,8 @@ func TestDigestTellsDifferences(t *testing.T) {
 				}
 			}
 			got = rowraftCmd(t, "shard", "digest", "0", "-o", "json", "--insecure", "--endpoints", addr)
-			if equal := strings.Contains(got.out, "{\n  \"schema\": \"rowraft/v1\",\n  \"equal\": true"); equal != (tc.code == cli.ExitDone) || got.code != tc.code {
+			if equal := strings.Contains(got.out,
+				"{\n  \"schema\": \"rowraft/v1\",\n  \"equal\": true"); equal != (tc.code == cli.ExitDone) || got.code != tc.code {
 				t.Errorf("exit code %d and\n%s\nwant equal %v", got.code, got.out, tc.code == cli.ExitDone)
 			}
 		})

@@ -47,7 +47,8 @@ func TestExitCodes(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if code := cli.ExitCode(ctx, rowraft.Errorf(rowraft.CodeNoLeader, "stopped while it waited")); code != cli.ExitInterrupted || !strings.Contains(help, "\n  130  ") {
+	if code := cli.ExitCode(ctx, rowraft.Errorf(rowraft.CodeNoLeader,
+		"stopped while it waited")); code != cli.ExitInterrupted || !strings.Contains(help, "\n  130  ") {
 		t.Errorf("interrupted: exit code %d, want %d, and in\n%s", code, cli.ExitInterrupted, help)
 	}
 }
@@ -62,7 +63,8 @@ func TestAServerThatStandsStillForAMomentIsWaitedFor(t *testing.T) {
 	}
 	f.silent.Store(1 << 20)
 	got := rowraftCmd(t, "table", "list", "--insecure", "--timeout", "1s", "--endpoints", f.addr)
-	if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, "no server answers: "+f.addr) || !strings.Contains(got.errout, "is it running") {
+	if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, "no server answers: "+f.addr) ||
+		!strings.Contains(got.errout, "is it running") {
 		t.Errorf("one that never goes on: %+v", got)
 	}
 }
@@ -78,7 +80,8 @@ func TestAServerThatDoesNotAcceptForAMomentIsWaitedFor(t *testing.T) {
 	rowraftv1.RegisterClusterServer(g, f)
 	served := make(chan error, 1)
 	time.AfterFunc(2500*time.Millisecond, func() { served <- g.Serve(l) })
-	if got := rowraftCmd(t, "table", "list", "--insecure", "--timeout", "60s", "--endpoints", f.addr); got.code != cli.ExitDone {
+	if got := rowraftCmd(t, "table", "list", "--insecure", "--timeout", "60s", "--endpoints",
+		f.addr); got.code != cli.ExitDone {
 		t.Errorf("%+v", got)
 	}
 	g.Stop()
@@ -93,11 +96,13 @@ type brokenCalls struct {
 
 var errBroken = status.Error(codes.Unavailable, "keepalive ping failed to receive ACK within timeout")
 
-func (brokenCalls) CreateCheckpoint(*rowraftv1.CreateCheckpointRequest, grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
+func (brokenCalls) CreateCheckpoint(*rowraftv1.CreateCheckpointRequest,
+	grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
 	return errBroken
 }
 
-func (brokenCalls) RestoreCheckpoint(*rowraftv1.RestoreCheckpointRequest, grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
+func (brokenCalls) RestoreCheckpoint(*rowraftv1.RestoreCheckpointRequest,
+	grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
 	return errBroken
 }
 
@@ -105,7 +110,8 @@ func (brokenCalls) RunPolicy(context.Context, *rowraftv1.RunPolicyRequest) (*row
 	return nil, errBroken
 }
 
-func (brokenCalls) ShrinkTable(_ *rowraftv1.ShrinkTableRequest, s grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
+func (brokenCalls) ShrinkTable(_ *rowraftv1.ShrinkTableRequest,
+	s grpc.ServerStreamingServer[rowraftv1.ShrinkTableReply]) error {
 	return errors.Join(s.Send(&rowraftv1.ShrinkTableReply{Slots: 1}), errBroken)
 }
 
@@ -123,11 +129,13 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 		"policy run-now":                             {"checkpoint", "policy", "run-now", "p"},
 	} {
 		got := rowraftCmd(t, append(args, "--insecure", "--endpoints", addr)...)
-		if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, "keepalive ping failed") || !strings.Contains(got.errout, says) {
+		if got.code != cli.ExitUnavailable || !strings.Contains(got.errout, "keepalive ping failed") ||
+			!strings.Contains(got.errout, says) {
 			t.Errorf("rowraft %s: %+v, want exit code %d and %q", strings.Join(args, " "), got, cli.ExitUnavailable, says)
 		}
 		if got := rowraftCmd(t, append(args, "--insecure", "--endpoints", gone)...); got.code != cli.ExitUnavailable {
-			t.Errorf("rowraft %s of a leader that has just ended: %+v, want exit code %d", strings.Join(args, " "), got, cli.ExitUnavailable)
+			t.Errorf("rowraft %s of a leader that has just ended: %+v, want exit code %d", strings.Join(args, " "), got,
+				cli.ExitUnavailable)
 		}
 	}
 }

@@ -33,7 +33,8 @@ func faultSymbols(t *testing.T, bin string) int {
 	}
 	n := 0
 	for line := range strings.Lines(string(out)) {
-		if strings.Contains(line, "internal/vfs.(*Faulty)") || strings.Contains(line, "internal/vfs.(*Mem)") || strings.Contains(line, "server.(*faultFile)") {
+		if strings.Contains(line, "internal/vfs.(*Faulty)") || strings.Contains(line, "internal/vfs.(*Mem)") ||
+			strings.Contains(line, "server.(*faultFile)") {
 			n++
 		}
 	}
@@ -55,10 +56,12 @@ func TestServerUnderDiskFaults(t *testing.T) {
 	}
 	const long = "1m" // the machine's own disk is slow now and then
 	for _, tc := range []struct{ name, limit, fault, says string }{
-		{"a failed write", long, `[{"name": "f1", "ops": ["write"], "path": "log/*.seg", "err": "EIO"}]`, "input/output error"},
+		{"a failed write", long, `[{"name": "f1", "ops": ["write"], "path": "log/*.seg", "err": "EIO"}]`,
+			"input/output error"},
 		{"a failed sync", long, `[{"name": "f1", "ops": ["sync"], "path": "*.seg", "err": "EIO"}]`, "input/output error"},
 		{"a full disk", long, `[{"name": "f1", "path": "log/*", "err": "ENOSPC"}]`, "the disk is full"},
-		{"a write that hangs", "4s", `[{"name": "f1", "ops": ["write", "sync"], "path": "log/*.seg", "hang": true}]`, "disk stall"},
+		{"a write that hangs", "4s", `[{"name": "f1", "ops": ["write", "sync"], "path": "log/*.seg", "hang": true}]`,
+			"disk stall"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -93,12 +96,15 @@ func TestServerUnderDiskFaults(t *testing.T) {
 			// only be late.
 			limit := time.Now().Add(2 * time.Minute)
 			for i := 0; !ended; i++ {
-				_ = rowraftCmd(t, "table", "create", fmt.Sprintf("t%d", i), "--dim", "4", "--insecure", "--endpoints", info.Addr, "--timeout", "3s")
+				_ = rowraftCmd(t, "table", "create", fmt.Sprintf("t%d", i), "--dim", "4", "--insecure", "--endpoints", info.Addr,
+					"--timeout", "3s")
 				select {
 				case code := <-done:
 					ended = true
-					if code != cli.ExitFailed || !strings.Contains(log.String(), tc.says) || !strings.Contains(log.String(), "disk fault") {
-						t.Errorf("the server ended with code %d; want %d, %q and a disk fault in its log:\n%s", code, cli.ExitFailed, tc.says, log.String())
+					if code != cli.ExitFailed || !strings.Contains(log.String(), tc.says) ||
+						!strings.Contains(log.String(), "disk fault") {
+						t.Errorf("the server ended with code %d; want %d, %q and a disk fault in its log:\n%s", code, cli.ExitFailed,
+							tc.says, log.String())
 					}
 				default:
 					if time.Now().After(limit) {

@@ -28,7 +28,8 @@ func described() *rowraftv1.StatusReply {
 		{ReplicaId: "repl-g", Node: "00000004-aaaa", MatchIndex: 1200000, LagEntries: 4331},
 	}
 	lead.ProvedIndex, r.Nodes[1].Replicas[0].ProvedIndex = 1204300, 1204300
-	r.Nodes[0].Replicas[1].Fenced, r.Nodes[0].Replicas[1].Role = "its rows at index 1204000 differ from those of the majority.", "fenced"
+	r.Nodes[0].Replicas[1].Fenced, r.Nodes[0].Replicas[1].Role = "its rows at index 1204000 differ from those of the "+
+		"majority.", "fenced"
 	return r
 }
 
@@ -41,14 +42,19 @@ func (policies) ListPolicies(context.Context, *rowraftv1.ListPoliciesRequest) (*
 	at := func(h int) uint64 { return uint64(goldenTime.Add(time.Duration(h) * time.Hour).UnixNano()) }
 	return &rowraftv1.ListPoliciesReply{Policies: []*rowraftv1.PolicyStatus{
 		{
-			Policy: &rowraftv1.CheckpointPolicy{Name: "hourly", Destination: "/mnt/checkpoints", EveryNs: 3600e9, Keep: 3, KeepWithinNs: 7200e9, FullEvery: 4},
-			Record: &rowraftv1.PolicyRecord{SetNs: at(-9), BegunNs: at(-1), Made: []*rowraftv1.PolicyCheckpoint{{Name: "hourly-1", BegunNs: at(-2)}, {Name: "hourly-2", BegunNs: at(-1), Delta: true}}},
-			State:  "waiting", NextNs: at(0),
+			Policy: &rowraftv1.CheckpointPolicy{Name: "hourly", Destination: "/mnt/checkpoints", EveryNs: 3600e9, Keep: 3,
+				KeepWithinNs: 7200e9, FullEvery: 4},
+			Record: &rowraftv1.PolicyRecord{SetNs: at(-9), BegunNs: at(-1),
+				Made: []*rowraftv1.PolicyCheckpoint{{Name: "hourly-1", BegunNs: at(-2)},
+					{Name: "hourly-2", BegunNs: at(-1), Delta: true}}},
+			State: "waiting", NextNs: at(0),
 		},
 		{
-			Policy: &rowraftv1.CheckpointPolicy{Name: "nightly", Destination: "s3://models/ctr", EveryNs: 86400e9, Keep: 7, Job: "ctr", SkipAbsent: true, Owner: "ctr-trainer"},
-			Record: &rowraftv1.PolicyRecord{SetNs: at(-99), BegunNs: at(-3), Failures: 2, Error: "no space", RetentionError: "access denied"},
-			State:  "failing", NextNs: at(1),
+			Policy: &rowraftv1.CheckpointPolicy{Name: "nightly", Destination: "s3://models/ctr", EveryNs: 86400e9, Keep: 7,
+				Job: "ctr", SkipAbsent: true, Owner: "ctr-trainer"},
+			Record: &rowraftv1.PolicyRecord{SetNs: at(-99), BegunNs: at(-3), Failures: 2, Error: "no space",
+				RetentionError: "access denied"},
+			State: "failing", NextNs: at(1),
 		},
 	}}, nil
 }
@@ -61,8 +67,10 @@ type tokens struct {
 func (tokens) ListTokens(context.Context, *rowraftv1.ListTokensRequest) (*rowraftv1.ListTokensReply, error) {
 	at := func(year int) uint64 { return uint64(time.Date(year, 1, 2, 3, 4, 5, 0, time.UTC).UnixNano()) }
 	return &rowraftv1.ListTokensReply{Tokens: []*rowraftv1.JoinToken{
-		{Id: "00112233445566aa", Role: "node", Uses: 3, CreatedNs: at(2020), ExpiresNs: at(2200), ValidNs: 86400e9, CreatedBy: "admin ann"},
-		{Id: "00112233445566bb", Role: "trainer", Name: "ctr", Tables: []string{"user", "item_*"}, Uses: 1, CreatedNs: at(2020), ExpiresNs: at(2021), ValidNs: 86400e9, CreatedBy: "admin ann"},
+		{Id: "00112233445566aa", Role: "node", Uses: 3, CreatedNs: at(2020), ExpiresNs: at(2200), ValidNs: 86400e9,
+			CreatedBy: "admin ann"},
+		{Id: "00112233445566bb", Role: "trainer", Name: "ctr", Tables: []string{"user", "item_*"}, Uses: 1,
+			CreatedNs: at(2020), ExpiresNs: at(2021), ValidNs: 86400e9, CreatedBy: "admin ann"},
 	}}, nil
 }
 
@@ -98,7 +106,8 @@ func TestGoldenOutputOfDescriptions(t *testing.T) {
 			golden(t, name, got.out)
 		})
 	}
-	if got := rowraftCmd(t, append([]string{"shard", "describe", "7"}, at...)...); got.code != cli.ExitUsage || !strings.Contains(got.errout, "the cluster has 2 shards") {
+	if got := rowraftCmd(t, append([]string{"shard", "describe", "7"}, at...)...); got.code != cli.ExitUsage ||
+		!strings.Contains(got.errout, "the cluster has 2 shards") {
 		t.Errorf("a shard that is not there: %+v", got)
 	}
 }
@@ -118,7 +127,8 @@ func TestGoldenListOfCheckpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, format := range map[string]string{"checkpoint-list": "table", "checkpoint-list-wide": "wide", "checkpoint-list-json": "json"} {
+	for name, format := range map[string]string{"checkpoint-list": "table", "checkpoint-list-wide": "wide",
+		"checkpoint-list-json": "json"} {
 		got := rowraftCmd(t, "checkpoint", "list", dir, "-o", format)
 		if got.code != cli.ExitDone || got.errout != "" {
 			t.Fatalf("exit code %d, stderr %q", got.code, got.errout)

@@ -20,7 +20,8 @@ func TestImportFlags(t *testing.T) {
 		{[]string{"--from", "x.npy", "--storage", "bfloat16"}, "--storage has no meaning without --create"},
 	} {
 		var stderr bytes.Buffer
-		code := run(t.Context(), append([]string{"table", "import", "t", "--insecure", "--endpoints", "127.0.0.1:1", "--timeout", "1ms"}, tc.args...), new(bytes.Buffer), &stderr)
+		code := run(t.Context(), append([]string{"table", "import", "t", "--insecure", "--endpoints", "127.0.0.1:1",
+			"--timeout", "1ms"}, tc.args...), new(bytes.Buffer), &stderr)
 		want := cli.ExitUsage
 		if tc.says == "" {
 			tc.says, want = "there is no file x.npy", cli.ExitFailed

@@ -38,13 +38,15 @@ func (f *fakeJobs) ListJobs(context.Context, *rowraftv1.ListJobsRequest) (*rowra
 	return &rowraftv1.ListJobsReply{Jobs: f.now()}, nil
 }
 
-func (f *fakeJobs) DescribeJob(_ context.Context, q *rowraftv1.DescribeJobRequest) (*rowraftv1.DescribeJobReply, error) {
+func (f *fakeJobs) DescribeJob(_ context.Context,
+	q *rowraftv1.DescribeJobRequest) (*rowraftv1.DescribeJobReply, error) {
 	for _, j := range f.now() {
 		if j.Job == q.Job {
 			return &rowraftv1.DescribeJobReply{Job: j}, nil
 		}
 	}
-	return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no job %s; `rowraft job list` names those that there are", q.Job)
+	return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no job %s; `rowraft job list` names those that there are",
+		q.Job)
 }
 
 func (f *fakeJobs) StopJob(_ context.Context, q *rowraftv1.StopJobRequest) (*rowraftv1.StopJobReply, error) {
@@ -54,7 +56,8 @@ func (f *fakeJobs) StopJob(_ context.Context, q *rowraftv1.StopJobRequest) (*row
 }
 
 func (f *fakeJobs) DeleteJob(_ context.Context, q *rowraftv1.DeleteJobRequest) (*rowraftv1.DeleteJobReply, error) {
-	if reply, err := f.DescribeJob(context.Background(), &rowraftv1.DescribeJobRequest{Job: q.Job}); err != nil || !bytes.Equal(reply.GetJob().GetRun(), q.Run) {
+	if reply, err := f.DescribeJob(context.Background(), &rowraftv1.DescribeJobRequest{Job: q.Job}); err != nil ||
+		!bytes.Equal(reply.GetJob().GetRun(), q.Run) {
 		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no such run of job %s", q.Job)
 	}
 	f.deletes.Add(1)
@@ -70,18 +73,23 @@ func startJobs(t *testing.T, points ...[]*rowraftv1.JobInfo) (addr string, f *fa
 // runOfTwo is a job that reads its data in parts, with a worker that was lost.
 func runOfTwo() *rowraftv1.JobInfo {
 	return &rowraftv1.JobInfo{
-		Job: "ctr", Run: bytes.Repeat([]byte{0xab}, 16), Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING, Generation: 3, LeaseNs: 10e9,
+		Job: "ctr", Run: bytes.Repeat([]byte{0xab}, 16), Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING,
+		Generation: 3, LeaseNs: 10e9,
 		Settings: []*rowraftv1.JobSetting{{Name: "batch", Value: "512"}, {Name: "mode", Value: "async"}},
-		Data: &rowraftv1.JobData{Examples: 160_000, PartExamples: 10_000, Epochs: 3, Epoch: 1, Part: 8, AgainKnown: 512, AgainMost: 2048, Open: []*rowraftv1.JobPart{
-			{Epoch: 1, Part: 3, Offset: 512}, {Epoch: 1, Part: 7, Incarnation: 5, Take: 4},
-		}},
+		Data: &rowraftv1.JobData{Examples: 160_000, PartExamples: 10_000, Epochs: 3, Epoch: 1, Part: 8, AgainKnown: 512,
+			AgainMost: 2048, Open: []*rowraftv1.JobPart{
+				{Epoch: 1, Part: 3, Offset: 512}, {Epoch: 1, Part: 7, Incarnation: 5, Take: 4},
+			}},
 		Members: []*rowraftv1.MemberInfo{
 			{
-				Member:    &rowraftv1.RunMember{Rank: 0, Worker: "w0", Incarnation: 5, State: rowraftv1.MemberState_MEMBER_STATE_TRAINING},
+				Member: &rowraftv1.RunMember{Rank: 0, Worker: "w0", Incarnation: 5,
+					State: rowraftv1.MemberState_MEMBER_STATE_TRAINING},
 				Connected: true, SinceHeardNs: 350e6,
-				Beat: &rowraftv1.WorkerBeat{Step: 12_345, Examples: 6_320_640, StepsPerSecond: 81.25, ExamplesPerSecond: 41_600, Loss: 0.4567891, Auc: 0.78123, StalenessSteps: 2, Waiting: 0.125, BatchesSkipped: 1},
+				Beat: &rowraftv1.WorkerBeat{Step: 12_345, Examples: 6_320_640, StepsPerSecond: 81.25, ExamplesPerSecond: 41_600,
+					Loss: 0.4567891, Auc: 0.78123, StalenessSteps: 2, Waiting: 0.125, BatchesSkipped: 1},
 			},
-			{Member: &rowraftv1.RunMember{Rank: 1, Worker: "w1", Incarnation: 4, State: rowraftv1.MemberState_MEMBER_STATE_LOST, Reason: "it was silent for 10.2s, and its lease is 10s"}},
+			{Member: &rowraftv1.RunMember{Rank: 1, Worker: "w1", Incarnation: 4, State: rowraftv1.MemberState_MEMBER_STATE_LOST,
+				Reason: "it was silent for 10.2s, and its lease is 10s"}},
 		},
 	}
 }
@@ -89,11 +97,15 @@ func runOfTwo() *rowraftv1.JobInfo {
 // inStep is a job whose worker has not said how it goes yet.
 func inStep() *rowraftv1.JobInfo {
 	return &rowraftv1.JobInfo{
-		Job: "steady", Run: bytes.Repeat([]byte{1}, 16), Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING, Stopping: true, LeaseNs: 2e9, Generation: 1,
-		Settings: []*rowraftv1.JobSetting{{Name: "mode", Value: "sync"}, {Name: "quorum", Value: "0.75"}}, Data: &rowraftv1.JobData{},
+		Job: "steady", Run: bytes.Repeat([]byte{1}, 16), Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING,
+		Stopping: true, LeaseNs: 2e9, Generation: 1,
+		Settings: []*rowraftv1.JobSetting{{Name: "mode", Value: "sync"}, {Name: "quorum", Value: "0.75"}},
+		Data:     &rowraftv1.JobData{},
 		Members: []*rowraftv1.MemberInfo{{
-			Member: &rowraftv1.RunMember{Rank: 1, Worker: "host-17", Incarnation: 9, State: rowraftv1.MemberState_MEMBER_STATE_TRAINING}, Connected: true,
-			Beat: &rowraftv1.WorkerBeat{StepsPerSecond: math.NaN(), ExamplesPerSecond: math.NaN(), Loss: math.NaN(), Auc: math.NaN(), StalenessSteps: math.NaN(), Waiting: math.NaN()},
+			Member: &rowraftv1.RunMember{Rank: 1, Worker: "host-17", Incarnation: 9,
+				State: rowraftv1.MemberState_MEMBER_STATE_TRAINING}, Connected: true,
+			Beat: &rowraftv1.WorkerBeat{StepsPerSecond: math.NaN(), ExamplesPerSecond: math.NaN(), Loss: math.NaN(),
+				Auc: math.NaN(), StalenessSteps: math.NaN(), Waiting: math.NaN()},
 		}},
 	}
 }
@@ -149,7 +161,8 @@ func TestAWatchEndsWithItsJob(t *testing.T) {
 	}{
 		{"done", ended(rowraftv1.JobState_JOB_STATE_DONE, ""), cli.ExitDone, ""},
 		{"stopped", ended(rowraftv1.JobState_JOB_STATE_STOPPED, ""), cli.ExitDone, ""},
-		{"failed", ended(rowraftv1.JobState_JOB_STATE_FAILED, "worker w0: no more disk"), cli.ExitFailed, "job ctr has failed: worker w0: no more disk"},
+		{"failed", ended(rowraftv1.JobState_JOB_STATE_FAILED, "worker w0: no more disk"), cli.ExitFailed,
+			"job ctr has failed: worker w0: no more disk"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			addr, f := startJobs(t, running, running, []*rowraftv1.JobInfo{tc.end})
@@ -175,7 +188,8 @@ func TestAWatchEndsWithItsJob(t *testing.T) {
 		got := rowraftCmd(t, "job", "watch", "ctr", "--every", "100ms", "--insecure", "--endpoints", addr)
 		for _, want := range []string{
 			" job ctr running  1/2 workers  81.2 steps/s  41600 examples/s  epoch 1.50/3\n", "  rank 1 w1 lost  step -",
-			"  rank 0 w0 training  step 12,345  81.2 steps/s  41600 examples/s  loss 0.4568  AUC 0.7812  staleness 2.0  waiting 12%\n", " job ctr done  0/2 workers",
+			"  rank 0 w0 training  step 12,345  81.2 steps/s  41600 examples/s  loss 0.4568  AUC 0.7812  staleness 2.0  " +
+				"waiting 12%\n", " job ctr done  0/2 workers",
 		} {
 			if !strings.Contains(got.out, want) {
 				t.Errorf("exit code %d; it does not say %q:\n%s%s", got.code, want, got.out, got.errout)
@@ -195,7 +209,8 @@ func TestAWatchThatIsInterrupted(t *testing.T) {
 		return len(b), nil
 	})
 	var errout bytes.Buffer
-	if code := run(ctx, []string{"job", "watch", "ctr", "--every", "1h", "--insecure", "--endpoints", addr}, out, &errout); code != cli.ExitDone {
+	if code := run(ctx, []string{"job", "watch", "ctr", "--every", "1h", "--insecure", "--endpoints", addr}, out,
+		&errout); code != cli.ExitDone {
 		t.Errorf("exit code %d", code)
 	}
 	if !strings.Contains(errout.String(), "job ctr goes on; `rowraft job stop ctr` stops it") || f.stops.Load() != 0 {
@@ -254,14 +269,17 @@ func golden(t *testing.T, name, got string) {
 func TestDeletingAJobAsks(t *testing.T) {
 	stopped := []*rowraftv1.JobInfo{ended(rowraftv1.JobState_JOB_STATE_STOPPED, "")}
 	addr, f := startJobs(t, stopped)
-	if got := rowraftCmd(t, "job", "delete", "ctr", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage || !strings.Contains(got.errout, "nothing was deleted") || f.deletes.Load() != 0 {
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--insecure", "--endpoints", addr); got.code != cli.ExitUsage ||
+		!strings.Contains(got.errout, "nothing was deleted") || f.deletes.Load() != 0 {
 		t.Errorf("without an answer: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
 	}
-	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints", addr); got.code != cli.ExitDone || f.deletes.Load() != 1 {
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints",
+		addr); got.code != cli.ExitDone || f.deletes.Load() != 1 {
 		t.Errorf("with --yes: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
 	}
 	addr, f = startJobs(t, []*rowraftv1.JobInfo{runOfTwo()})
-	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints", addr); got.code == cli.ExitDone || !strings.Contains(got.errout, "rowraft job stop ctr") || f.deletes.Load() != 0 {
+	if got := rowraftCmd(t, "job", "delete", "ctr", "--yes", "--insecure", "--endpoints",
+		addr); got.code == cli.ExitDone || !strings.Contains(got.errout, "rowraft job stop ctr") || f.deletes.Load() != 0 {
 		t.Errorf("a job that trains: exit code %d, %q, %d deleted", got.code, got.errout, f.deletes.Load())
 	}
 }

@@ -37,21 +37,24 @@ func TestLogCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	store, err := raftstore.Open(raftstore.Options{
-		Dir: filepath.Join(dir, "raft"), Cluster: "c", Node: "n", Listener: ln, Backend: raftlog.Bolt, DiskReserveBytes: -1, DiskStallLimit: time.Minute,
-		Logger: slog.New(slog.DiscardHandler), Fatal: func(err error) { t.Error(err) },
+		Dir: filepath.Join(dir, "raft"), Cluster: "c", Node: "n", Listener: ln, Backend: raftlog.Bolt, DiskReserveBytes: -1,
+		DiskStallLimit: time.Minute,
+		Logger:         slog.New(slog.DiscardHandler), Fatal: func(err error) { t.Error(err) },
 		Resolve: func(rowraft.NodeID) (string, error) { return "", io.EOF },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	g, err := store.StartGroup(raftstore.GroupConfig{ID: "shard-0", Replica: "r", Machine: &seen{}, Bootstrap: []raftstore.Member{{Replica: "r", Node: "n"}}})
+	g, err := store.StartGroup(raftstore.GroupConfig{ID: "shard-0", Replica: "r", Machine: &seen{},
+		Bootstrap: []raftstore.Member{{Replica: "r", Node: "n"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := wire.EntryHeader{Version: 1, Epoch: 1, LogTime: 7}
 	for {
-		if _, _, err = g.Propose(wire.OpenSessionEntry(h, wire.Opening{Client: rowraft.ClientID{0xab}, Incarnation: 3})).Wait(t.Context()); err == nil {
+		if _, _, err = g.Propose(wire.OpenSessionEntry(h, wire.Opening{Client: rowraft.ClientID{0xab}, Incarnation: 3})).Wait(
+			t.Context()); err == nil {
 			break
 		}
 		if t.Context().Err() != nil {
@@ -66,20 +69,24 @@ func TestLogCommands(t *testing.T) {
 		}
 		return out.String() + errs.String()
 	}
-	if says := rowraftSays(cli.ExitFailed, "log", "dump", dir); !strings.Contains(says, "running server") || !strings.Contains(says, "stop the server") {
+	if says := rowraftSays(cli.ExitFailed, "log", "dump", dir); !strings.Contains(says, "running server") ||
+		!strings.Contains(says, "stop the server") {
 		t.Errorf("next to a running server: %s", says)
 	}
 	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if says := rowraftSays(cli.ExitDone, "log", "dump", dir, "--group", "shard-0"); !strings.Contains(says, "client ab000000, incarnation 3") {
+	if says := rowraftSays(cli.ExitDone, "log", "dump", dir, "--group", "shard-0"); !strings.Contains(says,
+		"client ab000000, incarnation 3") {
 		t.Errorf("dump: %s", says)
 	}
 	var v logs.Dump
-	if err := json.Unmarshal([]byte(rowraftSays(cli.ExitDone, "log", "dump", dir, "-o", "json")), &v); err != nil || len(v.Groups) != 1 {
+	if err := json.Unmarshal([]byte(rowraftSays(cli.ExitDone, "log", "dump", dir, "-o", "json")), &v); err != nil ||
+		len(v.Groups) != 1 {
 		t.Fatalf("dump as JSON: %+v, %v", v, err)
 	}
-	if e := v.Groups[0].Entries; len(e) == 0 || e[len(e)-1].Kind != "open-session" || e[len(e)-1].CRC != "ok" || e[len(e)-1].Time != 7 {
+	if e := v.Groups[0].Entries; len(e) == 0 || e[len(e)-1].Kind != "open-session" || e[len(e)-1].CRC != "ok" ||
+		e[len(e)-1].Time != 7 {
 		t.Errorf("entries %+v", e)
 	}
 	if says := rowraftSays(cli.ExitDone, "log", "verify", dir); !strings.Contains(says, "shard-0") {
@@ -94,7 +101,8 @@ func TestLogCommands(t *testing.T) {
 	if err := os.WriteFile(db, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if says := rowraftSays(cli.ExitVerdict, "log", "verify", dir); !strings.Contains(says, "WRONG") || !strings.Contains(says, "checksum") {
+	if says := rowraftSays(cli.ExitVerdict, "log", "verify", dir); !strings.Contains(says, "WRONG") ||
+		!strings.Contains(says, "checksum") {
 		t.Errorf("verify after damage: %s", says)
 	}
 	rowraftSays(cli.ExitUsage, "log", "verify")

@@ -22,21 +22,27 @@ func leaving() *rowraftv1.StatusReply {
 	r.Nodes[0].Profile, r.Nodes[2].Profile, r.Nodes[3].MetadataStandby = "fast", "default", true
 	r.Nodes[2].InStateNs = 25_500e6
 	r.Nodes[3].Node.Intent = rowraftv1.NodeIntent_NODE_INTENT_DRAIN
-	r.Moves[0].Move.Reason, r.Moves[1].Move.Reason = rowraftv1.MoveReason_MOVE_REASON_DEAD, rowraftv1.MoveReason_MOVE_REASON_DEAD
+	r.Moves[0].Move.Reason, r.Moves[1].Move.Reason = rowraftv1.MoveReason_MOVE_REASON_DEAD,
+		rowraftv1.MoveReason_MOVE_REASON_DEAD
 	r.FinishedMoves[1].Reason, r.FinishedMoves[1].From = rowraftv1.MoveReason_MOVE_REASON_MISSING, nil
-	op := func(id uint64, kind rowraftv1.OperationKind, i int, state rowraftv1.OperationState, total, left uint64, waits string) *rowraftv1.Operation {
-		return &rowraftv1.Operation{Id: id, Kind: kind, Node: r.Nodes[i].Node.Id, Name: r.Nodes[i].Node.Name, State: state, Total: total, Left: left, WaitingFor: waits}
+	op := func(id uint64, kind rowraftv1.OperationKind, i int, state rowraftv1.OperationState, total, left uint64,
+		waits string) *rowraftv1.Operation {
+		return &rowraftv1.Operation{Id: id, Kind: kind, Node: r.Nodes[i].Node.Id, Name: r.Nodes[i].Node.Name, State: state,
+			Total: total, Left: left, WaitingFor: waits}
 	}
 	r.Operations = []*rowraftv1.Operation{
-		op(3, rowraftv1.OperationKind_OPERATION_KIND_DECOMMISSION, 1, rowraftv1.OperationState_OPERATION_STATE_CANCELLED, 2, 0, ""),
-		op(4, rowraftv1.OperationKind_OPERATION_KIND_REPLACE, 2, rowraftv1.OperationState_OPERATION_STATE_RUNNING, 2, 2, "shard 0: the learner is 4331 entries behind"),
+		op(3, rowraftv1.OperationKind_OPERATION_KIND_DECOMMISSION, 1, rowraftv1.OperationState_OPERATION_STATE_CANCELLED, 2,
+			0, ""),
+		op(4, rowraftv1.OperationKind_OPERATION_KIND_REPLACE, 2, rowraftv1.OperationState_OPERATION_STATE_RUNNING, 2, 2,
+			"shard 0: the learner is 4331 entries behind"),
 		op(9, rowraftv1.OperationKind_OPERATION_KIND_DRAIN, 3, rowraftv1.OperationState_OPERATION_STATE_DONE, 1, 0, ""),
 	}
 	return r
 }
 
 // ChangeNode drains n1 without a risk; n2 is needed, n3 is gone.
-func (f *fakeCluster) ChangeNode(_ context.Context, req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
+func (f *fakeCluster) ChangeNode(_ context.Context,
+	req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
 	reply := &rowraftv1.ChangeNodeReply{Accepted: true, Plan: []string{"The lead of shard 0 goes to other replicas."}}
 	for _, n := range f.status.Map.Nodes {
 		if n.Name == req.Node || n.Id == req.Node {
@@ -54,7 +60,8 @@ func (f *fakeCluster) ChangeNode(_ context.Context, req *rowraftv1.ChangeNodeReq
 	}
 	if !req.DryRun {
 		f.changed = append(f.changed, reply.Node.Name)
-		reply.Operation = &rowraftv1.Operation{Id: 9, Kind: rowraftv1.OperationKind_OPERATION_KIND_DRAIN, Node: reply.Node.Id, Name: reply.Node.Name, State: rowraftv1.OperationState_OPERATION_STATE_RUNNING, Total: 1, Left: 1}
+		reply.Operation = &rowraftv1.Operation{Id: 9, Kind: rowraftv1.OperationKind_OPERATION_KIND_DRAIN, Node: reply.Node.Id,
+			Name: reply.Node.Name, State: rowraftv1.OperationState_OPERATION_STATE_RUNNING, Total: 1, Left: 1}
 	}
 	return reply, nil
 }
@@ -115,9 +122,12 @@ func TestNodesChangeOnAWordOnly(t *testing.T) {
 		t.Run(tc.args, func(t *testing.T) {
 			f := &fakeCluster{status: leaving()}
 			addr := start(t, f)
-			got := rowraftCmd(t, append(append([]string{"node"}, strings.Fields(tc.args)...), "--insecure", "--endpoints", addr)...)
-			if changed := strings.Join(f.changed, " "); got.code != tc.code || !strings.Contains(got.errout, tc.says) || changed != tc.changed {
-				t.Errorf("exit code %d, want %d; stderr %q, want %q; changed %q, want %q", got.code, tc.code, got.errout, tc.says, changed, tc.changed)
+			got := rowraftCmd(t, append(append([]string{"node"}, strings.Fields(tc.args)...), "--insecure", "--endpoints",
+				addr)...)
+			if changed := strings.Join(f.changed, " "); got.code != tc.code || !strings.Contains(got.errout, tc.says) ||
+				changed != tc.changed {
+				t.Errorf("exit code %d, want %d; stderr %q, want %q; changed %q, want %q", got.code, tc.code, got.errout, tc.says,
+					changed, tc.changed)
 			}
 		})
 	}
@@ -130,14 +140,18 @@ func TestWatchingAnOperationEnds(t *testing.T) {
 	out := &cancelOnWrite{cancel: cancel}
 	var errout bytes.Buffer
 	code := run(ctx, []string{"operation", "watch", "4", "--insecure", "--endpoints", addr}, out, &errout)
-	if code != cli.ExitInterrupted || !strings.Contains(errout.String(), "operation 4 continues") || !strings.Contains(errout.String(), "`rowraft operation watch 4`") {
+	if code != cli.ExitInterrupted || !strings.Contains(errout.String(), "operation 4 continues") ||
+		!strings.Contains(errout.String(), "`rowraft operation watch 4`") {
 		t.Errorf("exit code %d, stderr %q", code, &errout)
 	}
-	if got := rowraftCmd(t, "operation", "watch", "3", "--insecure", "--endpoints", addr); got.code != cli.ExitFailed || !strings.Contains(got.errout, "was cancelled") {
+	if got := rowraftCmd(t, "operation", "watch", "3", "--insecure", "--endpoints", addr); got.code != cli.ExitFailed ||
+		!strings.Contains(got.errout, "was cancelled") {
 		t.Errorf("exit code %d, stderr %q", got.code, got.errout)
 	}
-	for id, says := range map[string]string{"9": "has ended", "4": "when the server is back", "77": "no operation", "x": "a number"} {
-		if got := rowraftCmd(t, "operation", "cancel", id, "--insecure", "--endpoints", addr); got.code == cli.ExitDone || !strings.Contains(got.errout, says) {
+	for id, says := range map[string]string{"9": "has ended", "4": "when the server is back", "77": "no operation",
+		"x": "a number"} {
+		if got := rowraftCmd(t, "operation", "cancel", id, "--insecure", "--endpoints", addr); got.code == cli.ExitDone ||
+			!strings.Contains(got.errout, says) {
 			t.Errorf("cancel %s: exit code %d, stderr %q, want %q", id, got.code, got.errout, says)
 		}
 	}

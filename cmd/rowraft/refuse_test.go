@@ -40,25 +40,33 @@ func TestRefusedServersWriteNothing(t *testing.T) {
 	}{
 		{"no certificates", "", "server" + own, []string{"no certificates", "--cert", "--insecure"}},
 		{"half of the certificates", "", "server --cert " + file("c.pem", "") + own, []string{"--key"}},
-		{"files that hold no certificate", "", "server --cert " + file("c.pem", "x") + " --key " + file("k.pem", "x") + " --cacert " + file("ca.pem", "x") + own,
+		{"files that hold no certificate", "", "server --cert " + file("c.pem", "x") + " --key " + file("k.pem", "x") +
+			" --cacert " + file("ca.pem", "x") + own,
 			[]string{".pem"}},
 		{"plaintext beyond this machine", "",
-			"server --insecure --listen 0.0.0.0:0 --advertise 10.0.0.1:7070 --peer-listen 127.0.0.1:0 --data-dir DIR", []string{"loopback"}},
+			"server --insecure --listen 0.0.0.0:0 --advertise 10.0.0.1:7070 --peer-listen 127.0.0.1:0 --data-dir DIR",
+			[]string{"loopback"}},
 		{"a value of the wrong type", "", "server --shards many" + own, []string{"--shards", `"many"`}},
-		{"an unknown log backend", "", "server --insecure --log-backend rocks" + own, []string{`log backend "rocks": want rowlog, bolt`}},
+		{"an unknown log backend", "", "server --insecure --log-backend rocks" + own,
+			[]string{`log backend "rocks": want rowlog, bolt`}},
 		{"a demo that cannot survive its kill", "", "demo --servers 2", []string{"--no-kill"}},
 		{"two schedulers", "", "scheduler --insecure --servers 1 --join a:1,b:1" + own, []string{"want 1 or 3"}},
 		{"a scheduler of any number of servers", "", "scheduler --insecure" + own, []string{"--servers"}},
-		{"a server with and without a scheduler", "", "server --insecure --scheduler a:1 --with-scheduler" + own, []string{"--scheduler"}},
+		{"a server with and without a scheduler", "", "server --insecure --scheduler a:1 --with-scheduler" + own,
+			[]string{"--scheduler"}},
 		{"two lists of schedulers", "", "server --insecure --scheduler a:1 --join a:1" + own, []string{"--join"}},
-		{"a scheduler with a flag of servers", "", "scheduler --insecure --servers 1 --with-scheduler" + own, []string{"--with-scheduler"}},
-		{"a scheduler with a scheduler", "", "scheduler --insecure --servers 1 --scheduler a:1" + own, []string{"--scheduler"}},
+		{"a scheduler with a flag of servers", "", "scheduler --insecure --servers 1 --with-scheduler" + own,
+			[]string{"--with-scheduler"}},
+		{"a scheduler with a scheduler", "", "scheduler --insecure --servers 1 --scheduler a:1" + own,
+			[]string{"--scheduler"}},
 		{"no role", "", "start", []string{"MS_ROLE"}},
 		{"an unknown role", ms + "MS_ROLE=MS_LEADER", "start", []string{"MS_ROLE"}},
 		{"a bad port", ms + "MS_ROLE=MS_SCHED MS_SCHED_PORT=80000", "start", []string{"MS_SCHED_PORT"}},
 		{"a worker", ms + "MS_ROLE=MS_WORKER", "start", []string{"rowraft-trainer start"}},
-		{"an address that is not in the list", paddle + "TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT=3", "start", []string{"POD_IP:PADDLE_PORT"}},
-		{"plaintext beyond this machine by variables", "TRAINING_ROLE=PSERVER POD_IP=0.0.0.0 PADDLE_PORT=1 PADDLE_PSERVERS_IP_PORT_LIST=0.0.0.0:1", "start",
+		{"an address that is not in the list", paddle + "TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT=3", "start",
+			[]string{"POD_IP:PADDLE_PORT"}},
+		{"plaintext beyond this machine by variables",
+			"TRAINING_ROLE=PSERVER POD_IP=0.0.0.0 PADDLE_PORT=1 PADDLE_PSERVERS_IP_PORT_LIST=0.0.0.0:1", "start",
 			[]string{"insecure"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -89,10 +97,13 @@ func TestRefusedServersWriteNothing(t *testing.T) {
 		says       []string
 	}{
 		{"the port is taken", "server --insecure --with-scheduler --data-dir DIR --peer-listen 127.0.0.1:0 --listen " + busy,
-			[]string{"--listen " + busy, "address already in use", "another process has this port; choose another with --listen"}},
-		{"the peer port is taken", "server --insecure --with-scheduler --data-dir DIR --listen 127.0.0.1:0 --peer-listen " + busy,
+			[]string{"--listen " + busy, "address already in use",
+				"another process has this port; choose another with --listen"}},
+		{"the peer port is taken", "server --insecure --with-scheduler --data-dir DIR --listen 127.0.0.1:0 --peer-listen " +
+			busy,
 			[]string{"address already in use", "choose another with --peer-listen"}},
-		{"a directory of something else", "server --insecure --with-scheduler --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --data-dir " + dir,
+		{"a directory of something else",
+			"server --insecure --with-scheduler --listen 127.0.0.1:0 --peer-listen 127.0.0.1:0 --data-dir " + dir,
 			[]string{"holds", "choose an empty directory"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

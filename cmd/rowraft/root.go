@@ -50,13 +50,16 @@ Exit codes, of every command:
 		},
 	}
 	f := root.PersistentFlags()
-	f.StringSliceVar(&g.Endpoints, "endpoints", []string{remote.DefaultEndpoint}, "servers to ask, host:port, comma-separated; one that is up is enough")
-	f.StringVarP(&g.Output, "output", "o", cli.FormatTable, "table, wide, json or yaml; the field names of json and yaml are stable")
+	f.StringSliceVar(&g.Endpoints, "endpoints", []string{remote.DefaultEndpoint},
+		"servers to ask, host:port, comma-separated; one that is up is enough")
+	f.StringVarP(&g.Output, "output", "o", cli.FormatTable,
+		"table, wide, json or yaml; the field names of json and yaml are stable")
 	f.DurationVar(&g.Timeout, "timeout", remote.DefaultTimeout, "give up after this time, with exit code 4")
 	f.StringVar(&g.TLS.Cert, "cert", "", "certificate of this side, a PEM file")
 	f.StringVar(&g.TLS.Key, "key", "", "private key of the certificate, a PEM file")
 	f.StringVar(&g.TLS.CA, "cacert", "", "certificate of the CA that signed the other side's, a PEM file")
-	f.StringVar(&g.Certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as `rowraft cert lab` makes it; instead of the three above")
+	f.StringVar(&g.Certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as `rowraft "+
+		"cert lab` makes it; instead of the three above")
 	f.BoolVar(&g.Insecure, "insecure", false, "plaintext instead of TLS; a server then serves loopback addresses only")
 	root.SetFlagErrorFunc(cli.FlagError)
 	root.AddCommand(

@@ -14,7 +14,8 @@ import (
 func checkRowModes(t *testing.T, addr string) {
 	t.Helper()
 	at := []string{"--insecure", "--endpoints", addr}
-	if got := rowraftCmd(t, append([]string{"row", "set", "t", "11", "0xc", "--weights", "0.5,-0.25,0,1"}, at...)...); got.code != cli.ExitDone || !strings.Contains(got.out, "table t: 2 keys set") {
+	if got := rowraftCmd(t, append([]string{"row", "set", "t", "11", "0xc", "--weights", "0.5,-0.25,0,1"},
+		at...)...); got.code != cli.ExitDone || !strings.Contains(got.out, "table t: 2 keys set") {
 		t.Errorf("row set: %+v", got)
 	}
 	for _, mode := range []string{"leader", "linearizable", "bounded"} {
@@ -32,7 +33,8 @@ func checkRowModes(t *testing.T, addr string) {
 			t.Errorf("--mode %s: %+v, %v", mode, got, err)
 			continue
 		}
-		if r.Mode != mode || (r.AgeSeconds != nil) != (mode == "bounded") || r.AgeSeconds != nil && (*r.AgeSeconds <= 0 || *r.AgeSeconds > 3600) {
+		if r.Mode != mode || (r.AgeSeconds != nil) != (mode == "bounded") || r.AgeSeconds != nil &&
+			(*r.AgeSeconds <= 0 || *r.AgeSeconds > 3600) {
 			t.Errorf("--mode %s says %+v", mode, r)
 		}
 		if mode != "bounded" && !slices.Equal(r.Rows[1].Weights, []float32{0.5, -0.25, 0, 1}) {
@@ -50,7 +52,8 @@ func checkRowModes(t *testing.T, addr string) {
 		{[]string{"row", "set", "t", "1", "--weights", "1,2"}, "2 numbers, a row of table t has 4"},
 		{[]string{"row", "set", "t", "--weights", "1,2"}, "one key or more"},
 	} {
-		if got := rowraftCmd(t, append(tc.args, at...)...); got.code != cli.ExitUsage || !strings.Contains(got.errout, tc.want) {
+		if got := rowraftCmd(t, append(tc.args, at...)...); got.code != cli.ExitUsage ||
+			!strings.Contains(got.errout, tc.want) {
 			t.Errorf("%v: %+v, want %q", tc.args, got, tc.want)
 		}
 	}

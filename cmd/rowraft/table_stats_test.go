@@ -30,7 +30,8 @@ func TestStatsOfAStreamingTable(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.out), &v); err != nil || got.code != cli.ExitDone {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	if want := (table.Stream{Admitted: 2, Rejected: 4, Evicted: 6, Expired: 8, Candidates: 10}); v.Stream == nil || *v.Stream != want || v.RowBytes != 214.7 {
+	if want := (table.Stream{Admitted: 2, Rejected: 4, Evicted: 6, Expired: 8, Candidates: 10}); v.Stream == nil ||
+		*v.Stream != want || v.RowBytes != 214.7 {
 		t.Errorf("stream %+v, %v bytes a row; want %+v and 214.7", v.Stream, v.RowBytes, want)
 	}
 }

@@ -22,7 +22,8 @@ func serve(t *testing.T, args ...string) server.Ready {
 	dir := t.TempDir()
 	ready := filepath.Join(dir, "ready")
 	args = append([]string{
-		"server", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready,
+		"server", "--data-dir", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0",
+		"--ready-file", ready,
 		"--profile", "fast", "--disk-stall-limit", "30s", "--log-format", "json",
 	}, args...)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -47,12 +48,14 @@ func TestCertificatesOfAConfigurationFile(t *testing.T) {
 		t.Fatal(got)
 	}
 	config := filepath.Join(dir, "server.yaml")
-	if err := os.WriteFile(config, []byte("name: n1\nshards: 1\nwith-scheduler: true\ncerts: "+dir+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte("name: n1\nshards: 1\nwith-scheduler: true\ncerts: "+dir+"\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"--config", config}, {"--config", config, "--certs", dir}} {
 		s := serve(t, args...)
-		if got := rowraftCmd(t, "node", "list", "--certs", dir, "--endpoints", s.Addr, "--timeout", "60s"); got.code != cli.ExitDone || !strings.Contains(got.out, "n1") {
+		if got := rowraftCmd(t, "node", "list", "--certs", dir, "--endpoints", s.Addr, "--timeout",
+			"60s"); got.code != cli.ExitDone || !strings.Contains(got.out, "n1") {
 			t.Errorf("node list: %+v", got)
 		}
 	}
@@ -87,7 +90,8 @@ func TestAServerJoinsByAToken(t *testing.T) {
 			t.Fatalf("the cluster does not know who joined: %s", nodes.out)
 		}
 	}
-	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem")); got.code != cli.ExitDone || !strings.Contains(got.out, "127.0.0.1") || !strings.Contains(got.out, "n2") {
+	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem")); got.code != cli.ExitDone ||
+		!strings.Contains(got.out, "127.0.0.1") || !strings.Contains(got.out, "n2") {
 		t.Errorf("its certificate: %+v", got)
 	}
 
@@ -96,11 +100,13 @@ func TestAServerJoinsByAToken(t *testing.T) {
 		Token  cert.Token `json:"token"`
 		Secret string     `json:"secret"`
 	}
-	if err := json.Unmarshal([]byte(call("token", "create", "--role", "trainer", "--name", "ctr", "--tables", "user,item_*", "-o", "json").out), &made); err != nil {
+	if err := json.Unmarshal([]byte(call("token", "create", "--role", "trainer", "--name", "ctr", "--tables",
+		"user,item_*", "-o", "json").out), &made); err != nil {
 		t.Fatal(err)
 	}
 	client := filepath.Join(here, "trainer")
-	join := []string{"cert", "join", "--token", made.Secret, "--endpoints", first.Addr, "--certs", client, "--timeout", "60s"}
+	join := []string{"cert", "join", "--token", made.Secret, "--endpoints", first.Addr, "--certs", client, "--timeout",
+		"60s"}
 	if got := rowraftCmd(t, join...); got.code != cli.ExitDone || !strings.Contains(got.out, "user,item_*") {
 		t.Errorf("cert join: %+v", got)
 	}
@@ -137,13 +143,17 @@ func TestAServerJoinsByAToken(t *testing.T) {
 		t.Errorf("delete of a token that is gone: %+v", got)
 	}
 	for what, bad := range map[string][]string{
-		"no token":         {"cert", "join", "--certs", filepath.Join(here, "x")},
-		"a damaged one":    {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", "rowraft-join-1.x"},
-		"two":              {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", made.Secret, "--token-file", token},
-		"plaintext":        {"server", "--insecure", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
-		"no place":         {"server", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
-		"no server to ask": {"server", "--certs", filepath.Join(here, "x"), "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
-		"an admin's":       append([]string{"token", "create", "--role", "admin", "--name", "eve"}, admin...),
+		"no token":      {"cert", "join", "--certs", filepath.Join(here, "x")},
+		"a damaged one": {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", "rowraft-join-1.x"},
+		"two": {"cert", "join", "--certs", filepath.Join(here, "x"), "--token", made.Secret, "--token-file",
+			token},
+		"plaintext": {"server", "--insecure", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen",
+			"127.0.0.1:0", "--token", made.Secret},
+		"no place": {"server", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0",
+			"--token", made.Secret},
+		"no server to ask": {"server", "--certs", filepath.Join(here, "x"), "--data-dir", t.TempDir(), "--listen",
+			"127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--token", made.Secret},
+		"an admin's": append([]string{"token", "create", "--role", "admin", "--name", "eve"}, admin...),
 	} {
 		if got := rowraftCmd(t, bad...); got.code != cli.ExitUsage {
 			t.Errorf("%s: %+v, want a usage error", what, got)

@@ -24,7 +24,8 @@ type versionJSON struct {
 }
 
 func buildVersion() versionJSON {
-	v := versionJSON{Schema: cli.JSONSchema, Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	v := versionJSON{Schema: cli.JSONSchema, Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" +
+		runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if v.Version == "" {
 			v.Version = info.Main.Version

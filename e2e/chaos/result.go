@@ -38,7 +38,8 @@ func SlotsOf(seed uint64) int { return [...]int{4096, 16384, 4096, 65536}[seed%4
 
 func (c *Config) setDefaults() {
 	c.For, c.Faults, c.Profile = cmp.Or(c.For, time.Minute), cmp.Or(c.Faults, "all"), cmp.Or(c.Profile, "fast")
-	c.Clients, c.Rows, c.Servers, c.Shards = cmp.Or(c.Clients, 4), cmp.Or(c.Rows, 8), cmp.Or(c.Servers, 3), cmp.Or(c.Shards, 2)
+	c.Clients, c.Rows, c.Servers, c.Shards = cmp.Or(c.Clients, 4), cmp.Or(c.Rows, 8), cmp.Or(c.Servers, 3),
+		cmp.Or(c.Shards, 2)
 	c.Slots = cmp.Or(c.Slots, SlotsOf(c.Seed))
 	if c.Log == nil {
 		c.Log = func(string) {}

@@ -251,7 +251,8 @@ func (r *Run) showProgress(ctx context.Context) {
 		}
 		c := r.load.Counts()
 		tried, observed := Totals(r.world.Counts())
-		r.Config.Progress(time.Since(r.began), fmt.Sprintf("%d acks  %d reads  %d faults, %d observed", c.Acks, c.Pulls, tried, observed))
+		r.Config.Progress(time.Since(r.began), fmt.Sprintf("%d acks  %d reads  %d faults, %d observed", c.Acks, c.Pulls,
+			tried, observed))
 	}
 }
 

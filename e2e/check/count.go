@@ -31,7 +31,9 @@ type Tally struct {
 }
 
 func (t Tally) String() string {
-	return fmt.Sprintf("%d pushes acknowledged, %d refused, %d unknown, %d of them deletes; %d pulls, %d of them bounded, and %d for which no replica was new enough; %d faults; %d additions lost, %d doubled, %d rows unread at the end",
+	return fmt.Sprintf("%d pushes acknowledged, %d refused, %d unknown, %d of them deletes; %d pulls, %d of them "+
+		"bounded, and %d for which no replica was new enough; %d faults; %d additions lost, %d doubled, %d rows unread at "+
+		"the end",
 		t.Acked, t.Refused, t.Unknown, t.Deletes, t.Pulls, t.Bounded, t.TooOld, t.Faults, t.Lost, t.Doubled, t.UnreadRows)
 }
 

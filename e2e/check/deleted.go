@@ -62,7 +62,8 @@ func sequences(ops []history.Op, f *findings) map[int]*Sequence {
 			}
 			if op.Client != s.Client {
 				f.add(RuleHistory, row, func() string {
-					return fmt.Sprintf("row %d is deleted, and changed by clients %d and %d: it must belong to one", row, s.Client, op.Client)
+					return fmt.Sprintf("row %d is deleted, and changed by clients %d and %d: it must belong to one", row, s.Client,
+						op.Client)
 				}, i)
 				continue
 			}
@@ -154,7 +155,8 @@ func (c *counter) count(reads []ref) {
 		} else if n > 0 && n <= int64(len(c.s.Ops)) && c.s.After(int(n)) == 0 {
 			c.f.add(RuleDeleted, c.row, func() string {
 				i := c.s.Ops[n-1]
-				return fmt.Sprintf("row %d: the %s read of client %d (op %d, %s to %s) shows the %d ops of client %d up to op %d, which deleted the row",
+				return fmt.Sprintf("row %d: the %s read of client %d (op %d, %s to %s) shows the %d ops of client %d up to op "+
+					"%d, which deleted the row",
 					c.row, op.Mode, op.Client, r.op, at(op.Call), at(op.Return), n, c.s.Client, i)
 			}, c.s.Ops[n-1], int(r.op))
 		}

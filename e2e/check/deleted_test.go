@@ -35,7 +35,8 @@ func TestGoodHistoriesWithDeletes(t *testing.T) {
 		deletes += c.Deletes
 		for row := range Sequences(ops) {
 			for _, op := range ops {
-				if at := slices.Index(op.Rows, row); at >= 0 && op.Kind == history.Pull && op.Outcome == history.OK && slices.Max(op.Values[at]) == 0 {
+				if at := slices.Index(op.Rows, row); at >= 0 && op.Kind == history.Pull && op.Outcome == history.OK &&
+					slices.Max(op.Values[at]) == 0 {
 					nothing++
 				}
 			}
@@ -96,7 +97,8 @@ func TestRulesOfDeletesOneByOne(t *testing.T) {
 		want string
 	}{
 		{"a row is gone after its delete, and back after the next push", []history.Op{
-			push(0, 1, 2, ok, 7), pull(lin, 1, 3, 4, 1, 0), remove(0, 5, 6, ok, 7), pull(lin, 1, 7, 8, 0, 0), push(0, 9, 10, ok, 7), pull(lin, 1, 11, 12, 3, 0)}, ""},
+			push(0, 1, 2, ok, 7), pull(lin, 1, 3, 4, 1, 0), remove(0, 5, 6, ok, 7), pull(lin, 1, 7, 8, 0, 0),
+			push(0, 9, 10, ok, 7), pull(lin, 1, 11, 12, 3, 0)}, ""},
 		{"a delete that had no effect", []history.Op{
 			push(0, 1, 2, ok, 7), remove(0, 5, 6, ok, 7), pull(lin, 1, 7, 8, 1, 0)}, "acked/7"},
 		{"the next push after a delete that had none", []history.Op{

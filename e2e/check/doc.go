@@ -74,10 +74,9 @@
 //   - two reads: y is less than a read that returned before its call: (b).
 //
 // A leader read may stand before what returned before its call, except its own
-// client's pushes, and a bounded one before what returned within its age, so only for those does it obey "acked", and it is never the y
-// of (b). That a read which contains p is no less than any read finished before
-// p was called needs no rule: were it less, that read too would contain p by (a),
-// against (c).
+// client's pushes, and a bounded one before what returned within its age, so only for those does it obey "acked", and
+// it is never the y of (b). That a read which contains p is no less than any read finished before p was called needs no
+// rule: were it less, that read too would contain p by (a), against (c).
 //
 // With an Unknown push of c among those counted, v[c] no longer names the pushes
 // that a read contains. (c) then counts Unknown ones above and not below, and (d)

@@ -29,8 +29,10 @@ type shape struct {
 func random(rng *rand.Rand) shape {
 	s := shape{
 		clients: 1 + rng.IntN(5), readers: rng.IntN(4), rows: 1 + rng.IntN(4), ops: 5 + rng.IntN(25),
-		push: 0.3 + 0.5*rng.Float64(), leader: []float64{0, 0.5, 1}[rng.IntN(3)], bounded: []float64{0, 0.5, 1}[rng.IntN(3)], refused: 0.1 * float64(rng.IntN(3)),
-		refusedPulls: 0.05, grain: []int64{1, 10, 100}[rng.IntN(3)], long: 20 + rng.Int64N(500), leaderFinal: rng.IntN(3) == 0,
+		push: 0.3 + 0.5*rng.Float64(), leader: []float64{0, 0.5, 1}[rng.IntN(3)], bounded: []float64{0, 0.5, 1}[rng.IntN(3)],
+		refused:      0.1 * float64(rng.IntN(3)),
+		refusedPulls: 0.05, grain: []int64{1, 10, 100}[rng.IntN(3)], long: 20 + rng.Int64N(500),
+		leaderFinal: rng.IntN(3) == 0,
 	}
 	s.perOp = 1 + rng.IntN(s.rows)
 	return s
@@ -145,7 +147,9 @@ func (g *generator) mayPush(op *history.Op) bool {
 	}
 	all := slices.Clone(op.Rows)
 	deletes := g.rng.IntN(5) < 2
-	op.Rows = slices.DeleteFunc(op.Rows, func(r int) bool { return g.owner(r) >= 0 && g.owner(r) != op.Client || deletes && g.owner(r) < 0 })
+	op.Rows = slices.DeleteFunc(op.Rows, func(r int) bool {
+		return g.owner(r) >= 0 && g.owner(r) != op.Client || deletes && g.owner(r) < 0
+	})
 	if len(op.Rows) == 0 {
 		op.Kind, op.Rows = history.Pull, all
 		return false
@@ -166,7 +170,8 @@ func (g *generator) issue(op *history.Op) {
 		op.Outcome, ack = history.Unknown, never
 	}
 	for _, r := range op.Rows {
-		a := applied{time: g.within(op.Call, op.Return), tie: g.rng.Int64(), client: op.Client, acked: ack, deletes: op.Kind == history.Delete}
+		a := applied{time: g.within(op.Call, op.Return), tie: g.rng.Int64(), client: op.Client, acked: ack,
+			deletes: op.Kind == history.Delete}
 		if g.owner(r) >= 0 {
 			a.tie = int64(len(g.row[r])) // in the order of its client's calls
 		}
@@ -184,7 +189,8 @@ func (g *generator) issue(op *history.Op) {
 // finish adds the final phase.
 func (g *generator) finish() {
 	t := g.end + 10
-	g.ops = append(g.ops, history.Op{Kind: history.Phase, Client: -1, Call: t, Return: t, Outcome: history.OK, Fault: PhaseFinal})
+	g.ops = append(g.ops, history.Op{Kind: history.Phase, Client: -1, Call: t, Return: t, Outcome: history.OK,
+		Fault: PhaseFinal})
 	for r := range g.row {
 		mode := ModeLinearizable
 		if g.leaderFinal {

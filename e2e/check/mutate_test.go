@@ -65,7 +65,8 @@ func (m *mutator) pushes(outcome history.Outcome) []*history.Op {
 func (m *mutator) acked(row, c int, t int64) (n int64) {
 	for i := range m.ops {
 		op := &m.ops[i]
-		if op.Kind == history.Push && op.Client == c && op.Outcome == history.OK && op.Return < t && slices.Contains(op.Rows, row) {
+		if op.Kind == history.Push && op.Client == c && op.Outcome == history.OK && op.Return < t &&
+			slices.Contains(op.Rows, row) {
 			n++
 		}
 	}
@@ -76,7 +77,8 @@ func (m *mutator) acked(row, c int, t int64) (n int64) {
 func (m *mutator) issued(row, c int, t int64) (n int64) {
 	for i := range m.ops {
 		op := &m.ops[i]
-		if op.Kind == history.Push && op.Client == c && op.Outcome != history.Refused && op.Call <= t && slices.Contains(op.Rows, row) {
+		if op.Kind == history.Push && op.Client == c && op.Outcome != history.Refused && op.Call <= t &&
+			slices.Contains(op.Rows, row) {
 			n++
 		}
 	}
@@ -102,7 +104,8 @@ func (m *mutator) outside(t target) bool {
 		if n > m.issued(t.row, c, t.op.Return) {
 			return true
 		}
-		if n < m.acked(t.row, c, since(t.op)) || n < m.acked(t.row, c, t.op.Call) && (t.end || hasOwn(t.op) && t.op.Client == c) {
+		if n < m.acked(t.row, c, since(t.op)) || n < m.acked(t.row, c, t.op.Call) &&
+			(t.end || hasOwn(t.op) && t.op.Client == c) {
 			return true
 		}
 	}

@@ -141,7 +141,8 @@ func Replies(ops []history.Op) []Reply {
 			continue
 		}
 		for _, shard := range slices.Sorted(maps.Keys(op.Index)) {
-			out = append(out, Reply{Client: op.Client, Shard: shard, Kind: kind, Mode: op.Mode, Call: op.Call, Return: op.Return, Index: op.Index[shard], Age: op.Age, Lag: op.Lag})
+			out = append(out, Reply{Client: op.Client, Shard: shard, Kind: kind, Mode: op.Mode, Call: op.Call, Return: op.Return,
+				Index: op.Index[shard], Age: op.Age, Lag: op.Lag})
 		}
 	}
 	return out
@@ -198,7 +199,8 @@ func behind(replies []Reply, j, i int) Violation {
 		claim = fmt.Sprintf(" and claims an age of %s and a lag of %d", at(r.Age), r.Lag)
 	}
 	return Violation{Rule: RuleIndex, Row: -1, Ops: []int{j, i}, Text: fmt.Sprintf(
-		"shard %d: the %s read of client %d, called at %s, shows index %d%s, after the reply to a %s of client %d with index %d at %s",
+		"shard %d: the %s read of client %d, called at %s, shows index %d%s, after the reply to a %s of client %d with "+
+			"index %d at %s",
 		r.Shard, r.Mode, r.Client, at(r.Call), r.Index, claim, b.Kind, b.Client, b.Index, at(b.Return))}
 }
 

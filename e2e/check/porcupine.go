@@ -335,7 +335,8 @@ func (s *search) ownPushes(row, i int, v []int64) {
 	if have := v[op.Client]; have < int64(own) {
 		s.out.Illegal = append(s.out.Illegal, Violation{
 			Rule: RulePorcupine, Row: row, Ops: []int{i},
-			Text: fmt.Sprintf("row %d: op %d, a %s read of client %d, shows %d of its own pushes, %d were acknowledged", row, i, op.Mode, op.Client, have, own),
+			Text: fmt.Sprintf("row %d: op %d, a %s read of client %d, shows %d of its own pushes, %d were acknowledged", row, i,
+				op.Mode, op.Client, have, own),
 		})
 	}
 }

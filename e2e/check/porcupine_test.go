@@ -56,14 +56,15 @@ func tight(rng *rand.Rand) shape {
 
 // The rules are exact: Vec and the search agree on right and on wrong.
 func TestVecAndPorcupineAgree(t *testing.T) {
-	agree(t, 20_000, []Rule{RuleChain, RuleMonotonic, RuleAcked, RuleIssued, RuleOrder}, func(rng *rand.Rand) (shape, []history.Op) {
-		s := tight(rng)
-		ops := clone(good(rng, s))
-		for range rng.IntN(3) {
-			blind(rng, ops, s.clients)
-		}
-		return s, ops
-	})
+	agree(t, 20_000, []Rule{RuleChain, RuleMonotonic, RuleAcked, RuleIssued, RuleOrder},
+		func(rng *rand.Rand) (shape, []history.Op) {
+			s := tight(rng)
+			ops := clone(good(rng, s))
+			for range rng.IntN(3) {
+				blind(rng, ops, s.clients)
+			}
+			return s, ops
+		})
 }
 
 // agree compares Vec with the search on histories of so many seeds. Enough of them must be right

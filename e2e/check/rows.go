@@ -60,7 +60,10 @@ func newIndex(ops []history.Op, clients int, f *findings) *index {
 			continue
 		}
 		if why := malformed(op, clients); why != "" {
-			f.add(RuleHistory, -1, func() string { return fmt.Sprintf("op %d, a %s of client %d: %s", i, op.Kind, op.Client, why) }, i)
+			f.add(RuleHistory, -1, func() string {
+				return fmt.Sprintf("op %d, a %s of client %d: %s", i, op.Kind, op.Client,
+					why)
+			}, i)
 			continue
 		}
 		if op.Kind == history.Pull && op.Outcome != history.OK {
@@ -68,7 +71,9 @@ func newIndex(ops []history.Op, clients int, f *findings) *index {
 		}
 		if op.Mode == ModeBounded && (op.Age < 0 || op.Age > op.MaxAge || op.MaxLag > 0 && op.Lag > op.MaxLag) {
 			f.add(RuleBound, -1, func() string {
-				return fmt.Sprintf("op %d, a bounded read of client %d, allowed an age of %s and a lag of %d, and was answered with %s and %d", i, op.Client, at(op.MaxAge), op.MaxLag, at(op.Age), op.Lag)
+				return fmt.Sprintf(
+					"op %d, a bounded read of client %d, allowed an age of %s and a lag of %d, and was answered with %s and %d", i,
+					op.Client, at(op.MaxAge), op.MaxLag, at(op.Age), op.Lag)
 			}, i)
 		}
 		use[i] = true
@@ -210,7 +215,8 @@ func sequential(ops []history.Op, f *findings) {
 			a, b := int(list[k-1]), int(list[k])
 			if ops[b].Call < ops[a].Return {
 				f.add(RuleHistory, -1, func() string {
-					return fmt.Sprintf("client %d called op %d at %s while op %d was under way until %s; the rules need clients that make one call at a time",
+					return fmt.Sprintf("client %d called op %d at %s while op %d was under way until %s; the rules need clients "+
+						"that make one call at a time",
 						c, b, at(ops[b].Call), a, at(ops[a].Return))
 				}, a, b)
 			}

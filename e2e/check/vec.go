@@ -83,8 +83,9 @@ func (r *rowCheck) load(i int) {
 		op := &r.x.ops[ref.op]
 		if op.Kind == history.Pull {
 			v := op.Values[ref.at]
-			rd := read{op: ref.op, call: op.Call, ret: op.Return, since: since(op), own: hasOwn(op), linearizable: op.Mode == ModeLinearizable,
-				final: r.x.final[ref.op], client: op.Client, v: v}
+			rd := read{op: ref.op, call: op.Call, ret: op.Return, since: since(op), own: hasOwn(op),
+				linearizable: op.Mode == ModeLinearizable,
+				final:        r.x.final[ref.op], client: op.Client, v: v}
 			for _, n := range v[:r.clients] {
 				rd.sum += n
 			}
@@ -141,7 +142,8 @@ func (r *rowCheck) bounds(rd *read) {
 			r.tooFew(rd, c, first)
 		} else if first.time < last.time {
 			r.f.add(RuleOrder, r.row, func() string {
-				return fmt.Sprintf("%s contains the push of op %d, called at %s, but not the push of client %d in op %d, acknowledged at %s: it shows %d of that client",
+				return fmt.Sprintf("%s contains the push of op %d, called at %s, but not the push of client %d in op %d, "+
+					"acknowledged at %s: it shows %d of that client",
 					r.name(rd), last.op, at(last.time), c, first.op, at(first.time), n)
 			}, int(first.op), int(last.op), int(rd.op))
 		}
@@ -176,7 +178,8 @@ func (r *rowCheck) tooMany(rd *read, c int) {
 func (r *rowCheck) refused(c int, t int64) (n int) {
 	i, _ := slices.BinarySearch(r.x.rows, r.row)
 	for _, ref := range r.x.of(i) {
-		if op := &r.x.ops[ref.op]; op.Kind == history.Push && op.Client == c && op.Outcome == history.Refused && op.Call <= t {
+		if op := &r.x.ops[ref.op]; op.Kind == history.Push && op.Client == c && op.Outcome == history.Refused &&
+			op.Call <= t {
 			n++
 		}
 	}
@@ -230,7 +233,8 @@ func (r *rowCheck) monotonic() {
 			if n < r.floor[c] {
 				r.f.add(RuleMonotonic, r.row, func() string {
 					before := &r.x.ops[r.floorOp[c]]
-					return fmt.Sprintf("%s shows %d pushes of client %d, but op %d, a %s read of client %d that returned at %s, had shown %d",
+					return fmt.Sprintf(
+						"%s shows %d pushes of client %d, but op %d, a %s read of client %d that returned at %s, had shown %d",
 						r.name(rd), n, c, r.floorOp[c], before.Mode, before.Client, at(before.Return), r.floor[c])
 				}, int(r.floorOp[c]), int(rd.op))
 			}
@@ -258,7 +262,8 @@ func (r *rowCheck) chain() {
 				}
 			}
 			r.f.add(RuleChain, r.row, func() string {
-				return fmt.Sprintf("%s shows %d of client %d and %d of client %d, %s shows %d and %d: no one order of the pushes has both states",
+				return fmt.Sprintf(
+					"%s shows %d of client %d and %d of client %d, %s shows %d and %d: no one order of the pushes has both states",
 					r.name(lo), lo.v[c], c, lo.v[d], d, r.name(hi), hi.v[c], hi.v[d])
 			}, int(lo.op), int(hi.op))
 			break
@@ -272,5 +277,6 @@ func (r *rowCheck) name(rd *read) string {
 	if rd.final {
 		mode = "final " + mode
 	}
-	return fmt.Sprintf("row %d: the %s read of client %d (op %d, %s to %s)", r.row, mode, rd.client, rd.op, at(rd.call), at(rd.ret))
+	return fmt.Sprintf("row %d: the %s read of client %d (op %d, %s to %s)", r.row, mode, rd.client, rd.op, at(rd.call),
+		at(rd.ret))
 }

@@ -24,7 +24,8 @@ func seeds(n uint64) uint64 {
 func print(ops []history.Op) string {
 	var b strings.Builder
 	for i, op := range ops {
-		fmt.Fprintf(&b, "%3d %-5s client %d [%d, %d] %s rows %v %s %v %s\n", i, op.Kind, op.Client, op.Call, op.Return, op.Outcome, op.Rows, op.Mode, op.Values, op.Fault)
+		fmt.Fprintf(&b, "%3d %-5s client %d [%d, %d] %s rows %v %s %v %s\n", i, op.Kind, op.Client, op.Call, op.Return,
+			op.Outcome, op.Rows, op.Mode, op.Values, op.Fault)
 	}
 	return b.String()
 }
@@ -71,7 +72,8 @@ func TestEveryMutationIsCaught(t *testing.T) {
 				made++
 				got := Vec(m.ops, s.clients)
 				found := slices.ContainsFunc(got, func(v Violation) bool {
-					return v.Rule != RuleHistory && (v.Rule == mu.rule || mu.rule == "" || mu.rule == RuleIssued && v.Rule == RuleFinal || mu.rule == RuleAcked && v.Rule == RuleFinal)
+					return v.Rule != RuleHistory && (v.Rule == mu.rule || mu.rule == "" || mu.rule == RuleIssued &&
+						v.Rule == RuleFinal || mu.rule == RuleAcked && v.Rule == RuleFinal)
 				})
 				if !found {
 					t.Fatalf("seed %d: not caught: %v\n%s", seed, got, print(m.ops))
@@ -124,7 +126,8 @@ func push(client int, call, ret int64, o history.Outcome, rows ...int) history.O
 }
 
 func pull(mode string, client int, call, ret int64, v ...int64) history.Op {
-	return history.Op{Kind: history.Pull, Client: client, Call: call, Return: ret, Outcome: history.OK, Mode: mode, Rows: []int{7}, Values: [][]int64{v}}
+	return history.Op{Kind: history.Pull, Client: client, Call: call, Return: ret, Outcome: history.OK, Mode: mode,
+		Rows: []int{7}, Values: [][]int64{v}}
 }
 
 func phase(name string, t int64) history.Op {
@@ -159,7 +162,8 @@ func TestRulesOneByOne(t *testing.T) {
 		{"a refused push is in the row", []history.Op{
 			push(0, 1, 2, history.Refused, 7), pull(lead, 2, 4, 5, 1, 0)}, "issued/7"},
 		{"an unknown push may come late, or not", []history.Op{
-			push(0, 1, 2, history.Unknown, 7), pull(lin, 2, 4, 5, 0, 0), push(0, 6, 7, ok, 7), pull(lin, 2, 8, 9, 2, 0), phase(PhaseFinal, 20), pull(lin, 2, 21, 22, 2, 0)}, ""},
+			push(0, 1, 2, history.Unknown, 7), pull(lin, 2, 4, 5, 0, 0), push(0, 6, 7, ok, 7), pull(lin, 2, 8, 9, 2, 0),
+			phase(PhaseFinal, 20), pull(lin, 2, 21, 22, 2, 0)}, ""},
 		{"an unknown push that was seen stays", []history.Op{
 			push(0, 1, 2, history.Unknown, 7), pull(lin, 2, 4, 5, 1, 0), pull(lin, 2, 8, 9, 0, 0)}, "monotonic/7"},
 		{"a push is in before it was called", []history.Op{
@@ -169,7 +173,8 @@ func TestRulesOneByOne(t *testing.T) {
 		{"a phase after the final one ends it", []history.Op{
 			push(0, 1, 2, ok, 7), phase(PhaseFinal, 3), phase("faults", 4), pull(lead, 2, 5, 6, 0, 0)}, ""},
 		{"nothing is read of a pull that failed", []history.Op{
-			push(0, 1, 2, ok, 7), {Kind: history.Pull, Client: 2, Call: 3, Return: 4, Outcome: history.Refused, Rows: []int{7}}}, ""},
+			push(0, 1, 2, ok, 7), {Kind: history.Pull, Client: 2, Call: 3, Return: 4, Outcome: history.Refused, Rows: []int{7}}},
+			""},
 		{"a client makes two calls at a time", []history.Op{
 			push(0, 1, 5, ok, 7), push(0, 4, 6, ok, 8)}, "history/-1"},
 		{"a push of a client without a dimension", []history.Op{push(2, 1, 5, ok, 7)}, "history/-1"},
@@ -191,7 +196,8 @@ func TestViolationIsASentence(t *testing.T) {
 		push(0, 1e9, 2e9, history.OK, 7), push(0, 3e9, 4e9, history.OK, 7),
 		pull(ModeLinearizable, 5, 6e9, 7e9, 1, 0), pull(ModeLinearizable, 5, 8e9, 9e9, 1, 0),
 	}, 2)
-	const want = "acked: row 7: the linearizable read of client 5 (op 2, 6s to 7s) shows 1 pushes of client 0, of which 2 had been acknowledged, op 1 at 4s (and 1 more in this row)"
+	const want = "acked: row 7: the linearizable read of client 5 (op 2, 6s to 7s) shows 1 pushes of client 0, of which " +
+		"2 had been acknowledged, op 1 at 4s (and 1 more in this row)"
 	if len(vs) != 1 || vs[0].String() != want || !slices.Equal(vs[0].Ops, []int{1, 2}) {
 		t.Errorf("got %v of ops %v, want %q", vs, vs[0].Ops, want)
 	}
@@ -200,11 +206,13 @@ func TestViolationIsASentence(t *testing.T) {
 func TestCount(t *testing.T) {
 	const ok, lin = history.OK, ModeLinearizable
 	ops := []history.Op{
-		push(0, 1, 2, ok, 7), push(0, 3, 4, ok, 7, 8), push(1, 1, 2, ok, 7), push(1, 3, 4, history.Refused, 7), push(1, 5, 6, history.Unknown, 7),
+		push(0, 1, 2, ok, 7), push(0, 3, 4, ok, 7, 8), push(1, 1, 2, ok, 7), push(1, 3, 4, history.Refused, 7),
+		push(1, 5, 6, history.Unknown, 7),
 		pull(ModeLeader, 2, 5, 6, 0, 0), {Kind: history.Fault, Client: -1, Fault: "kill"},
 		phase(PhaseFinal, 10), pull(lin, 2, 11, 12, 1, 4), pull(lin, 2, 13, 14, 0, 3),
 	}
-	want := Tally{Pushes: 5, Acked: 3, Refused: 1, Unknown: 1, Pulls: 3, Faults: 1, AckedAdditions: 4, FinalReads: 2, UnreadRows: 1, Lost: 2, Doubled: 2}
+	want := Tally{Pushes: 5, Acked: 3, Refused: 1, Unknown: 1, Pulls: 3, Faults: 1, AckedAdditions: 4, FinalReads: 2,
+		UnreadRows: 1, Lost: 2, Doubled: 2}
 	if got := Count(ops); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -228,7 +236,8 @@ func TestCountsOfRoundsAreOfTheirTime(t *testing.T) {
 // million is a history of 10⁶ ops like that of a long round: 16 clients that push
 // and pull, 512 rows.
 func million() (ops []history.Op, clients int) {
-	s := shape{clients: 16, readers: 4, rows: 512, perOp: 4, ops: 50_000, push: 0.6, leader: 0.5, refused: 0.02, grain: 1, long: 1_000_000}
+	s := shape{clients: 16, readers: 4, rows: 512, perOp: 4, ops: 50_000, push: 0.6, leader: 0.5, refused: 0.02, grain: 1,
+		long: 1_000_000}
 	return good(seeded(1), s), s.clients
 }
 

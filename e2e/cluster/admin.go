@@ -58,10 +58,12 @@ type Digest struct {
 }
 
 // Digest returns the digest of a replica once it has applied atLeast.
-func (a Admins) Digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index, patience time.Duration) (Digest, error) {
+func (a Admins) Digest(ctx context.Context, name string, shard rowraft.ShardID, atLeast rowraft.Index,
+	patience time.Duration) (Digest, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	reply, err := rowraftv1.NewReplicasClient(a[name]).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
+	reply, err := rowraftv1.NewReplicasClient(a[name]).Digest(ctx,
+		&rowraftv1.DigestRequest{Shard: uint32(shard), MinIndex: uint64(atLeast)})
 	if err != nil {
 		return Digest{}, fmt.Errorf("digest of shard %d on server %s: %w", shard, name, err)
 	}
@@ -121,8 +123,10 @@ func (a Admins) Digests(ctx context.Context, shard rowraft.ShardID) (map[string]
 
 // TransferLeader asks a server, past the proxies, to hand its lead of a shard to
 // another and returns the new leader's term.
-func (a Admins) TransferLeader(ctx context.Context, from string, shard rowraft.ShardID, to string) (rowraft.Term, error) {
-	reply, err := rowraftv1.NewReplicasClient(a[from]).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: to})
+func (a Admins) TransferLeader(ctx context.Context, from string, shard rowraft.ShardID,
+	to string) (rowraft.Term, error) {
+	reply, err := rowraftv1.NewReplicasClient(a[from]).TransferLeader(ctx,
+		&rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: to})
 	if err != nil {
 		return 0, fmt.Errorf("server %s, transfer of shard %d to %s: %w", from, shard, to, err)
 	}
@@ -188,7 +192,9 @@ func (a Admins) Proved(ctx context.Context) (wrong []string, err error) {
 					wrong = append(wrong, fmt.Sprintf("shard %d is divided at index %d, says server %s", r.Shard, r.Divided, name))
 				case r.Proved == 0 || seen && r.Proved != first:
 					proved[r.Shard] = max(first, r.Proved)
-					behind = fmt.Errorf("the replicas of shard %d were not compared since the last push: server %s agreed at %d, another at %d", r.Shard, name, r.Proved, first)
+					behind = fmt.Errorf(
+						"the replicas of shard %d were not compared since the last push: server %s agreed at %d, another at %d", r.Shard,
+						name, r.Proved, first)
 				default:
 					proved[r.Shard] = r.Proved
 				}

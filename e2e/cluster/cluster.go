@@ -36,7 +36,8 @@ type Cluster struct {
 
 // Start starts the servers and returns when all serve. opts.Front is set here.
 func Start(ctx context.Context, opts localcluster.Options) (*Cluster, error) {
-	c := &Cluster{Net: NewNetwork(), Admins: make(Admins), killed: make(map[string]int), refused: make(map[string]bool), paused: make(map[string]bool)}
+	c := &Cluster{Net: NewNetwork(), Admins: make(Admins), killed: make(map[string]int), refused: make(map[string]bool),
+		paused: make(map[string]bool)}
 	opts.Front = c.front
 	opts.Args = append(slices.Clone(opts.Args), "--rebalance=false") // faults move replicas themselves
 	var err error

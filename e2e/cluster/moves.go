@@ -127,7 +127,8 @@ func (a Admins) Placement(ctx context.Context) (*Placement, error) {
 	add := func(m *rowraftv1.Move, waitingFor string) {
 		ended := m.Phase == rowraftv1.MovePhase_MOVE_PHASE_DONE || m.Phase == rowraftv1.MovePhase_MOVE_PHASE_CANCELLED
 		p.Moves = append(p.Moves, Move{
-			ID: m.Id, Shard: rowraft.ShardID(m.Shard), From: names[m.GetFrom().GetNode()], To: names[m.GetTo().GetNode()], Phase: m.Phase.String(), Ended: ended, WaitingFor: waitingFor,
+			ID: m.Id, Shard: rowraft.ShardID(m.Shard), From: names[m.GetFrom().GetNode()], To: names[m.GetTo().GetNode()],
+			Phase: m.Phase.String(), Ended: ended, WaitingFor: waitingFor,
 		})
 	}
 	for _, m := range st.FinishedMoves {

@@ -41,7 +41,8 @@ type Network struct {
 // NewNetwork returns a network without proxies.
 func NewNetwork() *Network {
 	return &Network{
-		conns: make(map[*conn]bool), rules: make(map[int]rule), changed: make(chan struct{}), stats: make(map[Link]*linkState),
+		conns: make(map[*conn]bool), rules: make(map[int]rule), changed: make(chan struct{}),
+		stats: make(map[Link]*linkState),
 	}
 }
 

@@ -51,7 +51,9 @@ func newEchoed(t *testing.T) *echoed {
 		l.Close()
 		wg.Wait()
 	})
-	e.addr, err = e.net.proxyFor("s", l.Addr().String(), func(*net.TCPConn) (string, []byte, error) { return "d", nil, nil })
+	e.addr, err = e.net.proxyFor("s", l.Addr().String(), func(*net.TCPConn) (string, []byte, error) {
+		return "d", nil, nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

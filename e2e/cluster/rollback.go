@@ -48,7 +48,8 @@ func (c *Cluster) WronglyRefused() (out []string, err error) {
 }
 
 // refusal matches what a server logs of a replica that it refuses because of its disk.
-var refusal = regexp.MustCompile(`group (\S+), replica (\S+): (` + raftstore.RolledBack + `|two processes run as node|.*the disk of another replica was rolled back)`)
+var refusal = regexp.MustCompile(`group (\S+), replica (\S+): (` + raftstore.RolledBack +
+	`|two processes run as node|.*the disk of another replica was rolled back)`)
 
 // WronglyRefused returns what the log of a server says about refused replicas that are not in rolledBack,
 // once for each replica.
@@ -59,7 +60,8 @@ func WronglyRefused(logFile string, rolledBack []string) (out []string, err erro
 	}
 	seen := make(map[string]bool)
 	for _, m := range refusal.FindAllSubmatch(b, -1) {
-		if replica := string(m[2]); !seen[replica] && (string(m[3]) != raftstore.RolledBack || !slices.Contains(rolledBack, replica)) {
+		if replica := string(m[2]); !seen[replica] && (string(m[3]) != raftstore.RolledBack ||
+			!slices.Contains(rolledBack, replica)) {
 			seen[replica] = true
 			out = append(out, fmt.Sprintf("no fault rolled back the disk of replica %s, and %s has: %s", replica, logFile, m[0]))
 		}

@@ -96,7 +96,8 @@ func Leftovers(dir string) ([]string, error) {
 	for _, p := range procs {
 		pid := filepath.Base(filepath.Dir(p))
 		if b, err := os.ReadFile(p); err == nil && pid != self && bytes.Contains(b, []byte(dir+"/")) {
-			out = append(out, fmt.Sprintf("process %s: %s", pid, bytes.ReplaceAll(bytes.TrimRight(b, "\x00"), []byte{0}, []byte{' '})))
+			out = append(out, fmt.Sprintf("process %s: %s", pid, bytes.ReplaceAll(bytes.TrimRight(b, "\x00"), []byte{0},
+				[]byte{' '})))
 		}
 	}
 	listening, err := listeningSockets()

@@ -127,7 +127,8 @@ func (w *Watch) note(name string, rs []Replica) {
 		}
 		if !w.leaders[lead][r.ID] {
 			w.leaders[lead][r.ID] = true
-			w.seen.Leads = append(w.seen.Leads, check.Leading{Shard: int(r.Shard), Term: uint64(r.Term), Replica: r.ID, At: w.now()})
+			w.seen.Leads = append(w.seen.Leads, check.Leading{Shard: int(r.Shard), Term: uint64(r.Term), Replica: r.ID,
+				At: w.now()})
 		}
 		if w.newest[r.Shard].Term <= r.Term {
 			w.newest[r.Shard] = Leader{name, r.Term}

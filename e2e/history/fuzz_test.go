@@ -13,7 +13,8 @@ func FuzzDecode(f *testing.F) {
 	enc := json.NewEncoder(&b)
 	for _, op := range []Op{
 		{Kind: Push, Client: 1, Call: 1, Return: 2, Outcome: OK, Rows: []int{1, 2}},
-		{Kind: Pull, Client: 2, Call: 3, Return: 9, Outcome: Refused, Rows: []int{7}, Values: [][]int64{{1, 2, 3}}, Mode: "leader"},
+		{Kind: Pull, Client: 2, Call: 3, Return: 9, Outcome: Refused, Rows: []int{7}, Values: [][]int64{{1, 2, 3}},
+			Mode: "leader"},
 		{Kind: Fault, Client: -1, Fault: "kill", Target: "n1", Observed: "gone", Error: "e"},
 	} {
 		if err := enc.Encode(op); err != nil {

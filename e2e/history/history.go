@@ -32,8 +32,9 @@ const (
 
 // Op is one call of a client, or one act of the nemesis.
 type Op struct {
-	Kind    Kind    `json:"kind"`
-	Client  int     `json:"client"`         // −1 for the nemesis and for onlookers, who never push; others make one call at a time
+	Kind Kind `json:"kind"`
+	// −1 for the nemesis and for onlookers, who never push; others make one call at a time
+	Client  int     `json:"client"`
 	Call    int64   `json:"call_ns"`        // since the recorder's start
 	Return  int64   `json:"return_ns"`      // ≥ Call
 	Outcome Outcome `json:"outcome"`        //

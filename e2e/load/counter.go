@@ -105,7 +105,8 @@ func (c *Counter) Pull(ctx context.Context, rows []int, linearizable bool) (out 
 // PullBounded is Pull on any replica; with own it asks for this counter's own pushes, too.
 //
 // Errors: CodeTooStale when no replica could prove that it is so new.
-func (c *Counter) PullBounded(ctx context.Context, rows []int, maxAge time.Duration, maxLag uint64, own bool) (out [][]int64, err error) {
+func (c *Counter) PullBounded(ctx context.Context, rows []int, maxAge time.Duration, maxLag uint64,
+	own bool) (out [][]int64, err error) {
 	how := client.Read{Mode: client.Bounded, MaxAge: maxAge, MaxLag: maxLag}
 	if own {
 		how.AtLeast = c.c.Position()
@@ -113,7 +114,8 @@ func (c *Counter) PullBounded(ctx context.Context, rows []int, maxAge time.Durat
 	return c.read(ctx, rows, how, own)
 }
 
-var modes = map[client.ReadMode]string{client.Leader: "leader", client.Linearizable: "linearizable", client.Bounded: "bounded"}
+var modes = map[client.ReadMode]string{client.Leader: "leader", client.Linearizable: "linearizable",
+	client.Bounded: "bounded"}
 
 func (c *Counter) read(ctx context.Context, rows []int, how client.Read, own bool) (out [][]int64, err error) {
 	l := c.l
@@ -180,11 +182,14 @@ func (l *Load) Final(ctx context.Context) (Final, error) {
 			got, least, most := row[c.Number], c.acked[r], c.acked[r]+c.maybe[r]
 			if got < least {
 				f.Lost += least - got
-				f.Details = append(f.Details, fmt.Sprintf("row %d, client %d: %d pushes acknowledged, %d found: %d lost", r, c.Number, least, got, least-got))
+				f.Details = append(f.Details, fmt.Sprintf("row %d, client %d: %d pushes acknowledged, %d found: %d lost", r,
+					c.Number, least, got, least-got))
 			}
 			if got > most {
 				f.Doubled += got - most
-				f.Details = append(f.Details, fmt.Sprintf("row %d, client %d: %d pushes may have been applied, %d found: %d doubled", r, c.Number, most, got, got-most))
+				f.Details = append(f.Details,
+					fmt.Sprintf("row %d, client %d: %d pushes may have been applied, %d found: %d doubled", r, c.Number, most, got,
+						got-most))
 			}
 		}
 		for i := range c.owned {

@@ -32,7 +32,8 @@ type Onlooker struct {
 const onlookerMaxAge = time.Second
 
 // Onlook connects to the server that dial reaches. Close it.
-func (l *Load) Onlook(ctx context.Context, shard rowraft.ShardID, dial func(context.Context) (net.Conn, error)) (*Onlooker, error) {
+func (l *Load) Onlook(ctx context.Context, shard rowraft.ShardID,
+	dial func(context.Context) (net.Conn, error)) (*Onlooker, error) {
 	conn, err := rpc.Dial("127.0.0.1:1", nil, func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) })
 	if err != nil {
 		return nil, err
@@ -44,14 +45,17 @@ func (l *Load) Onlook(ctx context.Context, shard rowraft.ShardID, dial func(cont
 		}
 	}
 	w := l.workers[0]
-	seg := wire.Segment{Table: w.table.Schema().ID, N: len(o.rows), Dim: l.Dims(), DType: rowraft.Float32, Flags: wire.FlagNoValues}
+	seg := wire.Segment{Table: w.table.Schema().ID, N: len(o.rows), Dim: l.Dims(), DType: rowraft.Float32,
+		Flags: wire.FlagNoValues}
 	payload := make([]byte, seg.Size())
 	body := seg.Put(payload)
 	for i, r := range o.rows {
 		binary.LittleEndian.PutUint64(body.Keys[8*i:], uint64(l.keys[r]))
 	}
-	o.reqs[0] = &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, Payload: payload}
-	o.reqs[1] = &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: uint64(onlookerMaxAge), Payload: payload}
+	o.reqs[0] = &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard),
+		Mode: rowraftv1.ReadMode_READ_MODE_LINEARIZABLE, Payload: payload}
+	o.reqs[1] = &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard),
+		Mode: rowraftv1.ReadMode_READ_MODE_BOUNDED, MaxAgeNs: uint64(onlookerMaxAge), Payload: payload}
 	return o, nil
 }
 
@@ -61,7 +65,8 @@ func (o *Onlooker) Close() error { return o.conn.Close() }
 // Read asks for a linearizable read and a bounded one in turn. A refusal is no finding: the
 // server may not lead, or not know how old it is.
 func (o *Onlooker) Read(ctx context.Context) error {
-	op := history.Op{Kind: history.Pull, Client: -1, Rows: o.rows, Mode: "linearizable", Outcome: history.OK, Call: o.l.opts.Recorder.Now()}
+	op := history.Op{Kind: history.Pull, Client: -1, Rows: o.rows, Mode: "linearizable", Outcome: history.OK,
+		Call: o.l.opts.Recorder.Now()}
 	req := o.reqs[o.turn.Add(1)%2]
 	if req.Mode == rowraftv1.ReadMode_READ_MODE_BOUNDED {
 		op.Mode, op.MaxAge = "bounded", int64(onlookerMaxAge)

@@ -68,10 +68,14 @@ func (f *Final) addOwned(client int, o *owned, row []int64) {
 		case got == want, c == client && o.unsure && got == o.held:
 		case got < want:
 			f.Lost++
-			f.Details = append(f.Details, fmt.Sprintf("row %d of client %d holds %d in dimension %d, its op %d left %d: lost", o.row, client, got, c, o.ops, want))
+			f.Details = append(f.Details, fmt.Sprintf("row %d of client %d holds %d in dimension %d, its op %d left %d: lost",
+				o.row, client, got, c, o.ops, want))
 		default:
 			f.Doubled++
-			f.Details = append(f.Details, fmt.Sprintf("row %d of client %d holds %d in dimension %d, its op %d left %d: a delete was lost, or a push was doubled", o.row, client, got, c, o.ops, want))
+			f.Details = append(f.Details,
+				fmt.Sprintf(
+					"row %d of client %d holds %d in dimension %d, its op %d left %d: a delete was lost, or a push was doubled", o.row,
+					client, got, c, o.ops, want))
 		}
 	}
 }

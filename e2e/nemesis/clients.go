@@ -43,7 +43,8 @@ func retryStorm(ctx context.Context, a *act) error {
 	if _, err := c.Push(ctx, a.allRows()); err != nil { // opens the sessions
 		return err
 	}
-	lift := a.Net.Apply(cluster.LinkPolicy{Jitter: 12 * time.Millisecond}, cluster.Between([]string{cluster.Client}, a.Cluster.Names())...)
+	lift := a.Net.Apply(cluster.LinkPolicy{Jitter: 12 * time.Millisecond},
+		cluster.Between([]string{cluster.Client}, a.Cluster.Names())...)
 	calm := time.AfterFunc(2*time.Second, lift)
 	defer func() {
 		calm.Stop()

@@ -85,7 +85,8 @@ func disk(t trouble, leads bool) func(context.Context, *act) error {
 		case a.Cluster.Running(name):
 			return fmt.Errorf("VIOLATION: server %s lives on %v after its log could not be written", name, endLimit)
 		case d.ExitCode(name) != exitCode:
-			return fmt.Errorf("VIOLATION: server %s ended with code %d after its log could not be written, want %d", name, d.ExitCode(name), exitCode)
+			return fmt.Errorf("VIOLATION: server %s ended with code %d after its log could not be written, want %d", name,
+				d.ExitCode(name), exitCode)
 		}
 		a.saw("the process has ended, code %d", exitCode)
 		if leads {

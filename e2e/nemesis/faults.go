@@ -45,7 +45,8 @@ func init() {
 		{"transfer-storm", "the leads of all shards are handed over, again and again", transferStorm, passes},
 		{"transfer-cut", "the lead is handed over while the leader is cut off", transferCut, passes},
 		{"move", "a replica moves to another server", move(none), passes},
-		{"move-kill", "a replica moves while its source, its target, the scheduler or another is killed", move(aKill), passes},
+		{"move-kill", "a replica moves while its source, its target, the scheduler or another is killed", move(aKill),
+			passes},
 		{"move-cancel", "a replica begins to move and is called back", move(aCancel), passes},
 		{"disk-fail-leader", "a leader's disk fails a write or sync of the log", disk(fails, true), passes},
 		{"disk-fail-follower", "a follower's disk fails a write or sync of the log", disk(fails, false), passes},
@@ -58,7 +59,8 @@ func init() {
 		{"slow-disks", "writes to the logs of all servers take 200 to 400 ms", slowDisks, stands},
 		{"session-flood", "throw-away clients open as many sessions as a shard remembers", sessionFlood, passes},
 		{"rolled-back", "the shards of a server return to an older state of its disk", rolledBack, passes},
-		{"invented-jobs", "jobs that wait for a peer, or never answer, stand in a registry while another trains", inventedJobs, passes},
+		{"invented-jobs", "jobs that wait for a peer, or never answer, stand in a registry while another trains",
+			inventedJobs, passes},
 		{"hung-destination", "a checkpoint goes to a destination that accepts and never answers", hungDestination, passes},
 		{"foreign-log", "a server finds the log of another of its groups in the place of a log", foreignLog, passes},
 		{"hostile", "malformed requests and garbage on both ports", hostile, passes},
@@ -176,7 +178,9 @@ func pauseLeader(ctx context.Context, a *act) error {
 		return err
 	}
 	defer a.release(l.Server)
-	look, err := a.Load.Onlook(ctx, shard, func(ctx context.Context) (net.Conn, error) { return a.Cluster.Connect(ctx, l.Server, false) })
+	look, err := a.Load.Onlook(ctx, shard, func(ctx context.Context) (net.Conn, error) {
+		return a.Cluster.Connect(ctx, l.Server, false)
+	})
 	if err != nil {
 		return err
 	}
@@ -357,7 +361,8 @@ func slowLink(ctx context.Context, a *act) error {
 	}
 	to := a.follows(ctx, shard, l.Server)
 	a.target = l.Server + "→" + to
-	a.shape(ctx, cluster.LinkPolicy{BytesPerSecond: 20_000 + a.rng.IntN(180_000)}, cluster.OneWay([]string{l.Server}, []string{to}))
+	a.shape(ctx, cluster.LinkPolicy{BytesPerSecond: 20_000 + a.rng.IntN(180_000)},
+		cluster.OneWay([]string{l.Server}, []string{to}))
 	return nil
 }
 

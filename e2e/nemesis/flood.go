@@ -26,7 +26,9 @@ func sessionFlood(ctx context.Context, a *act) error {
 	a.target = l.Server
 	ctx, cancel := context.WithTimeout(ctx, guestPatience)
 	defer cancel()
-	conn, err := rpc.Dial(l.Server, nil, func(ctx context.Context, name string) (net.Conn, error) { return a.Cluster.Connect(ctx, name, false) })
+	conn, err := rpc.Dial(l.Server, nil, func(ctx context.Context, name string) (net.Conn, error) {
+		return a.Cluster.Connect(ctx, name, false)
+	})
 	if err != nil {
 		return err
 	}

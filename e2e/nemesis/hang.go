@@ -42,7 +42,8 @@ func NewHungStore() (*HungStore, error) {
 
 // Env makes servers take it for S3.
 func (s *HungStore) Env() []string {
-	return []string{"AWS_ENDPOINT_URL_S3=http://" + s.addr, "AWS_ACCESS_KEY_ID=key", "AWS_SECRET_ACCESS_KEY=secret", "AWS_REGION=us-east-1"}
+	return []string{"AWS_ENDPOINT_URL_S3=http://" + s.addr, "AWS_ACCESS_KEY_ID=key", "AWS_SECRET_ACCESS_KEY=secret",
+		"AWS_REGION=us-east-1"}
 }
 
 // Close ends it and all requests.
@@ -56,7 +57,8 @@ func (s *HungStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body) // only then the server notices that the caller is gone
 	if r.Method == http.MethodGet && strings.Trim(r.URL.Path, "/") == listedBucket {
 		w.Header().Set("Content-Type", "application/xml")
-		fmt.Fprintf(w, `<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>%s</Name><IsTruncated>false</IsTruncated></ListBucketResult>`, listedBucket)
+		fmt.Fprintf(w,
+			`<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>%s</Name><IsTruncated>false</IsTruncated></ListBucketResult>`, listedBucket)
 		return
 	}
 	s.waiting.Add(1)
@@ -71,7 +73,8 @@ func (s *HungStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 const hungFor = honestLease + 3*time.Second
 
 // hungDestination makes a checkpoint to a destination that accepts everything and answers nothing, or lists nothing and
-// takes no file. The trainer whose state it should take keeps its lease, and checkpoints to another destination are made.
+// takes no file. The trainer whose state it should take keeps its lease, and checkpoints to another destination are
+// made.
 func hungDestination(ctx context.Context, a *act) (err error) {
 	if a.Hung == nil || a.Checkpoints == "" {
 		a.skipped = true
@@ -92,7 +95,8 @@ func hungDestination(ctx context.Context, a *act) (err error) {
 	go func() { // a server that dies, or an election, ends the call
 		defer close(ended)
 		for try := 0; hangs.Err() == nil; try++ {
-			_, _ = a.create(hangs, try, &rowraftv1.CreateCheckpointRequest{Destination: fmt.Sprintf("s3://%s/%08x", bucket, try), Job: h.job})
+			_, _ = a.create(hangs, try, &rowraftv1.CreateCheckpointRequest{Destination: fmt.Sprintf("s3://%s/%08x", bucket, try),
+				Job: h.job})
 			sleep(hangs, 200*time.Millisecond)
 		}
 	}()

@@ -52,7 +52,8 @@ func (a *act) honestJob(ctx context.Context) (*honest, error) {
 	if h.c, err = a.Load.Client(ctx); err != nil {
 		return nil, err
 	}
-	if h.member, h.at, err = enter(ctx, h.c, jobs.Entry{Job: h.job, Worker: "w", Workers: 1, Lease: honestLease}, h.stand); err != nil {
+	if h.member, h.at, err = enter(ctx, h.c, jobs.Entry{Job: h.job, Worker: "w", Workers: 1, Lease: honestLease},
+		h.stand); err != nil {
 		return nil, errors.Join(err, h.c.Close())
 	}
 	watched, stop := context.WithCancel(context.Background())
@@ -62,7 +63,8 @@ func (a *act) honestJob(ctx context.Context) (*honest, error) {
 }
 
 // enter brings a worker into a job and into the checkpoints.
-func enter(ctx context.Context, c *client.Client, e jobs.Entry, pause func(context.Context, jobs.Agree) (*jobs.Paused, error)) (*jobs.Member, *jobs.Stream, error) {
+func enter(ctx context.Context, c *client.Client, e jobs.Entry,
+	pause func(context.Context, jobs.Agree) (*jobs.Paused, error)) (*jobs.Member, *jobs.Stream, error) {
 	m, err := jobs.Enter(ctx, c, e)
 	if err != nil {
 		return nil, nil, err
@@ -87,8 +89,8 @@ func (h *honest) watchStalls(ctx context.Context) {
 	}
 }
 
-// checkpoint makes a checkpoint of the cluster, with the state of the job, to a destination that works. It fails if that
-// takes too long.
+// checkpoint makes a checkpoint of the cluster, with the state of the job, to a destination that works. It fails if
+// that takes too long.
 func (h *honest) checkpoint(ctx context.Context) (took time.Duration, err error) {
 	dest, err := os.MkdirTemp(h.a.Checkpoints, "healthy-")
 	if err != nil {
@@ -102,7 +104,8 @@ func (h *honest) checkpoint(ctx context.Context) (took time.Duration, err error)
 	var failed error
 	for try := 0; done == nil && ctx.Err() == nil && (time.Since(begun) < soonEnough || !h.a.alone()); try++ {
 		limited, cancel := context.WithTimeout(ctx, soonEnough)
-		done, failed = h.a.create(limited, try, &rowraftv1.CreateCheckpointRequest{Destination: dest, Job: h.job, Name: fmt.Sprintf("c%d", try)})
+		done, failed = h.a.create(limited, try, &rowraftv1.CreateCheckpointRequest{Destination: dest, Job: h.job,
+			Name: fmt.Sprintf("c%d", try)})
 		cancel()
 		if failed != nil {
 			sleep(ctx, 200*time.Millisecond)
@@ -110,7 +113,8 @@ func (h *honest) checkpoint(ctx context.Context) (took time.Duration, err error)
 	}
 	took = time.Since(begun)
 	if done == nil || h.a.alone() && took > soonEnough {
-		return took, fmt.Errorf("VIOLATION: a checkpoint to a destination that works was not made within %v (done: %v): %w", took.Round(time.Millisecond), done != nil, failed)
+		return took, fmt.Errorf("VIOLATION: a checkpoint to a destination that works was not made within %v (done: %v): %w",
+			took.Round(time.Millisecond), done != nil, failed)
 	}
 	if trainers := done.GetTrainers(); len(trainers) == 0 {
 		return took, fmt.Errorf("VIOLATION: a checkpoint for job %s has no state of its trainer", h.job)
@@ -123,9 +127,12 @@ func (h *honest) checkpoint(ctx context.Context) (took time.Duration, err error)
 }
 
 // create asks one server after another for a checkpoint.
-func (a *act) create(ctx context.Context, try int, req *rowraftv1.CreateCheckpointRequest) (done *rowraftv1.CreateCheckpointReply, err error) {
+func (a *act) create(ctx context.Context, try int,
+	req *rowraftv1.CreateCheckpointRequest) (done *rowraftv1.CreateCheckpointReply, err error) {
 	names := a.Cluster.Names()
-	conn, err := rpc.Dial(names[try%len(names)], nil, func(ctx context.Context, name string) (net.Conn, error) { return a.Cluster.Connect(ctx, name, false) })
+	conn, err := rpc.Dial(names[try%len(names)], nil, func(ctx context.Context, name string) (net.Conn, error) {
+		return a.Cluster.Connect(ctx, name, false)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +157,8 @@ func (h *honest) end(ctx context.Context) error {
 	var lost bool
 	var err error
 	for { // the scheduler may be away
-		if lost, err = h.member.Lost(ctx); err == nil || !rowraft.CodeOf(err).Retryable() || !sleep(ctx, 200*time.Millisecond) {
+		if lost, err = h.member.Lost(ctx); err == nil || !rowraft.CodeOf(err).Retryable() ||
+			!sleep(ctx, 200*time.Millisecond) {
 			break
 		}
 	}

@@ -30,7 +30,9 @@ func hostile(ctx context.Context, a *act) error {
 		return err
 	}
 	a.target = l.Server
-	conn, err := rpc.Dial(l.Server, nil, func(ctx context.Context, name string) (net.Conn, error) { return a.Cluster.Connect(ctx, name, false) })
+	conn, err := rpc.Dial(l.Server, nil, func(ctx context.Context, name string) (net.Conn, error) {
+		return a.Cluster.Connect(ctx, name, false)
+	})
 	if err != nil {
 		return err
 	}
@@ -61,7 +63,8 @@ func (a *act) badCalls(ctx context.Context, conn *grpc.ClientConn, shard rowraft
 	stub := rowraftv1.NewTableClient(conn)
 	open, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	_, _ = stub.OpenSession(open, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: id[:], Incarnation: 1, Ticket: 1})
+	_, _ = stub.OpenSession(open, &rowraftv1.OpenSessionRequest{Shard: uint32(shard), ClientId: id[:], Incarnation: 1,
+		Ticket: 1})
 	for _, b := range a.badRequests(id[:], shard) {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
 		err := b.call(try, stub)
@@ -103,13 +106,15 @@ func (a *act) badRequests(id []byte, shard rowraft.ShardID) []badRequest {
 	wrong := func(change func(*wire.Segment)) wire.Segment { s := good; change(&s); return s }
 	push := func(name string, payload []byte) badRequest {
 		return badRequest{name, func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Seq: 1, Payload: payload})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64,
+				Shard: uint32(shard), ClientId: id, Incarnation: 1, Seq: 1, Payload: payload})
 			return err
 		}}
 	}
 	pull := func(name string, payload []byte) badRequest {
 		return badRequest{name, func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Pull(ctx, &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard), Mode: rowraftv1.ReadMode_READ_MODE_LEADER, Payload: payload})
+			_, err := t.Pull(ctx, &rowraftv1.PullRequest{MapVersion: math.MaxUint64, Shard: uint32(shard),
+				Mode: rowraftv1.ReadMode_READ_MODE_LEADER, Payload: payload})
 			return err
 		}}
 	}
@@ -128,32 +133,44 @@ func (a *act) badRequests(id []byte, shard rowraft.ShardID) []badRequest {
 		push("a wrong dim", segment(wrong(func(s *wire.Segment) { s.Dim = dims + 1 }), mine, -1, nil)),
 		push("an unknown table", segment(wrong(func(s *wire.Segment) { s.Table = table + 1 }), mine, -1, nil)),
 		push("an unknown dtype", segment(good, mine, -1, func(b []byte) []byte { b[14] = 77; return b })),
-		push("a count of 2³² keys", segment(good, mine, -1, func(b []byte) []byte { binary.LittleEndian.PutUint32(b[8:], math.MaxUint32); return b })),
+		push("a count of 2³² keys", segment(good, mine, -1, func(b []byte) []byte {
+			binary.LittleEndian.PutUint32(b[8:], math.MaxUint32)
+			return b
+		})),
 		push("a cut segment", segment(good, mine, -1, cut)),
 		push("reserved bytes", segment(good, mine, -1, func(b []byte) []byte { b[20] = 1; return b })),
-		push("a negative learning rate", segment(wrong(func(s *wire.Segment) { s.Flags, s.LR = wire.FlagLR, -1 }), mine, -1, nil)),
+		push("a negative learning rate", segment(wrong(func(s *wire.Segment) { s.Flags, s.LR = wire.FlagLR, -1 }), mine, -1,
+			nil)),
 		push("junk", junk),
 		pull("junk", junk),
 		pull("a cut segment", segment(keysOnly, mine, 0, cut)),
-		pull("a count of 2³² keys", segment(keysOnly, mine, 0, func(b []byte) []byte { binary.LittleEndian.PutUint32(b[8:], math.MaxUint32); return b })),
+		pull("a count of 2³² keys", segment(keysOnly, mine, 0, func(b []byte) []byte {
+			binary.LittleEndian.PutUint32(b[8:], math.MaxUint32)
+			return b
+		})),
 		{"a short client id", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id[:7], Incarnation: 1, Seq: 1, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64,
+				Shard: uint32(shard), ClientId: id[:7], Incarnation: 1, Seq: 1, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 		{"an incarnation never issued", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1 << 40, Seq: 1, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64,
+				Shard: uint32(shard), ClientId: id, Incarnation: 1 << 40, Seq: 1, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 		{"number 0", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64,
+				Shard: uint32(shard), ClientId: id, Incarnation: 1, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 		{"a number far above the window", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: uint32(shard), ClientId: id, Incarnation: 1, Seq: 1 << 50, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64,
+				Shard: uint32(shard), ClientId: id, Incarnation: 1, Seq: 1 << 50, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 		{"a shard that does not exist", func(ctx context.Context, t rowraftv1.TableClient) error {
-			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64, Shard: 200, ClientId: id, Incarnation: 1, Seq: 1, Payload: segment(good, mine, -1, nil)})
+			_, err := t.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: math.MaxUint64,
+				Shard: 200, ClientId: id, Incarnation: 1, Seq: 1, Payload: segment(good, mine, -1, nil)})
 			return err
 		}},
 	}

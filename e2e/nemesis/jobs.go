@@ -18,9 +18,9 @@ func neverStands(ctx context.Context, _ jobs.Agree) (*jobs.Paused, error) {
 	return nil, ctx.Err()
 }
 
-// inventedJobs registers jobs that do nothing: one whose worker waits for a peer that never comes, one of whose trainers
-// most never come, and, in virtual time, since it costs half a minute, one whose trainer never answers. Another job
-// trains meanwhile, and its checkpoints are made.
+// inventedJobs registers jobs that do nothing: one whose worker waits for a peer that never comes, one of whose
+// trainers most never come, and, in virtual time, since it costs half a minute, one whose trainer never answers.
+// Another job trains meanwhile, and its checkpoints are made.
 func inventedJobs(ctx context.Context, a *act) (err error) {
 	if a.Checkpoints == "" {
 		a.skipped = true

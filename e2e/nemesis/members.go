@@ -17,7 +17,8 @@ type transferrer interface {
 const transferLimit = 3 * time.Second
 
 // handOver asks the leader of a random shard to hand over to a random other server.
-func (a *act) handOver(ctx context.Context, t transferrer, l cluster.Leader, shard rowraft.ShardID) (to string, term rowraft.Term, err error) {
+func (a *act) handOver(ctx context.Context, t transferrer, l cluster.Leader,
+	shard rowraft.ShardID) (to string, term rowraft.Term, err error) {
 	others := a.Cluster.Others(l.Server)
 	to = others[a.rng.IntN(len(others))]
 	ctx, cancel := context.WithTimeout(ctx, transferLimit)

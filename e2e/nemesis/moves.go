@@ -84,7 +84,9 @@ func move(middle disturbance) func(context.Context, *act) error {
 // killInMove kills the source, the target, the leader of the scheduler or anybody,
 // and restarts it.
 func (a *act) killInMove(ctx context.Context, p *cluster.Placement, from, to string) error {
-	victims := slices.DeleteFunc(append([]string{from, to, p.Scheduler}, a.Cluster.Names()...), func(s string) bool { return s == "" })
+	victims := slices.DeleteFunc(append([]string{from, to, p.Scheduler}, a.Cluster.Names()...), func(s string) bool {
+		return s == ""
+	})
 	name := victims[a.rng.IntN(len(victims))]
 	sleep(ctx, time.Duration(a.rng.IntN(400))*time.Millisecond)
 	if !a.take(name) {

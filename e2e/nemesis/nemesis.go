@@ -142,7 +142,8 @@ func Pick(list string, machines bool) ([]string, error) {
 	var out []string
 	for _, name := range strings.Split(list, ",") {
 		if !slices.Contains(all, name) {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fault %q: want all, or some of %s", name, strings.Join(all, ", "))
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fault %q: want all, or some of %s", name,
+				strings.Join(all, ", "))
 		}
 		out = append(out, name)
 	}

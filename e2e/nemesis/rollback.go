@@ -28,7 +28,10 @@ const (
 
 // MinPerMinute returns how many faults a minute must have an effect in a run of the kinds that list names.
 func MinPerMinute(list string) float64 {
-	if !slices.ContainsFunc(strings.Split(list, ","), func(k string) bool { return k != "rolled-back" && !slices.Contains(gentle, k) }) {
+	if !slices.ContainsFunc(strings.Split(list, ","), func(k string) bool {
+		return k != "rolled-back" &&
+			!slices.Contains(gentle, k)
+	}) {
 		return 2 // each waits until its replicas are rebuilt, or longer than the lease of a trainer
 	}
 	return 10

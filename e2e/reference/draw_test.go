@@ -43,7 +43,8 @@ var schemas = func() []rowraft.Schema {
 
 // drawConfig draws the number of slots of the cluster. With 4,096 slots the shard holds three of four, else all.
 func drawConfig(t *rapid.T) shard.Config {
-	c := shard.Config{Shard: 1, SlotCount: rapid.SampledFrom([]rowraft.SlotCount{4096, 4096, 4096, 4096, 4096, 8192}).Draw(t, "slots of the cluster")}
+	c := shard.Config{Shard: 1, SlotCount: rapid.SampledFrom([]rowraft.SlotCount{4096, 4096, 4096, 4096, 4096, 8192}).Draw(
+		t, "slots of the cluster")}
 	if c.SlotCount == rowraft.DefaultSlots {
 		c.Slots = someSlots()
 	}

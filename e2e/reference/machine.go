@@ -67,7 +67,8 @@ type Table struct {
 
 func (m *Machine) newTable(s rowraft.Schema) *Table {
 	return &Table{
-		Schema: s, slots: m.Slots, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{}, Removed: map[rowraft.Slot]uint64{},
+		Schema: s, slots: m.Slots, Rows: map[rowraft.Key]*Row{}, Counters: map[rowraft.Slot]uint64{},
+		Removed:    map[rowraft.Slot]uint64{},
 		Candidates: map[rowraft.Key]Candidate{},
 	}
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-var writeReplay = flag.Bool("write-replay", false, "write shard/testdata/replay.txt from the reference; from the first release on only for a new version")
+var writeReplay = flag.Bool("write-replay", false,
+	"write shard/testdata/replay.txt from the reference; from the first release on only for a new version")
 
 const replayFile = "../../shard/testdata/replay.txt"
 

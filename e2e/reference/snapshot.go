@@ -284,7 +284,8 @@ func (l *loader) rows(b []byte) error {
 
 // candidates reads the candidates of the slot whose rows came last.
 func (l *loader) candidates(b []byte) error {
-	if len(b) <= 16 || !l.waiting || rowraft.TableID(le.Uint64(b)) != l.table || int(le.Uint16(b[8:])) != l.slot || !zero(b[10:12]) || len(b)-16 != 16*int(le.Uint32(b[12:])) {
+	if len(b) <= 16 || !l.waiting || rowraft.TableID(le.Uint64(b)) != l.table || int(le.Uint16(b[8:])) != l.slot ||
+		!zero(b[10:12]) || len(b)-16 != 16*int(le.Uint32(b[12:])) {
 		return corrupt("snapshot: impossible candidates")
 	}
 	l.waiting = false

@@ -259,7 +259,8 @@ func (m *Machine) addCandidates(t *Table, slot rowraft.Slot, b []byte) rowraft.C
 	last, first := rowraft.Key(0), true
 	for ; len(b) > 0; b = b[16:] {
 		key, c := rowraft.Key(le.Uint64(b)), Candidate{le.Uint32(b[8:]), le.Uint32(b[12:])}
-		if t.slotOf(key) != slot || t.Rows[key] != nil || t.Candidates[key].Count > 0 || c.Count < 1 || c.Count >= t.Schema.Admission.Count ||
+		if t.slotOf(key) != slot || t.Rows[key] != nil || t.Candidates[key].Count > 0 || c.Count < 1 ||
+			c.Count >= t.Schema.Admission.Count ||
 			!first && key <= last {
 			return rowraft.CodeCorrupt
 		}

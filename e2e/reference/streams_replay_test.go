@@ -13,7 +13,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-var writeStreams = flag.Bool("write-streams", false, "write shard/testdata/replay_streaming.txt from the reference; from the first release on only for a new version")
+var writeStreams = flag.Bool("write-streams", false,
+	"write shard/testdata/replay_streaming.txt from the reference; from the first release on only for a new version")
 
 const streamsFile = "../../shard/testdata/replay_streaming.txt"
 

@@ -42,7 +42,8 @@ var ErrNoData = errors.New("no data directories of servers")
 
 // OfRun checks the data that a run of a load has left below dir: data directories in dir or in its
 // directory servers. It returns ErrNoData if there are none.
-func OfRun(dir string, shards int, slots rowraft.SlotCount, ops []history.Op, seen cluster.Sights) (verdict.Verdict, error) {
+func OfRun(dir string, shards int, slots rowraft.SlotCount, ops []history.Op,
+	seen cluster.Sights) (verdict.Verdict, error) {
 	servers, err := findServers(dir)
 	if err != nil {
 		return verdict.Verdict{}, err
@@ -119,7 +120,8 @@ func Check(o Options) (*Report, error) {
 	slots := clustermap.EvenSlots(o.Shards, count)
 	last := make([]*reference.Machine, o.Shards)
 	for shard := range o.Shards {
-		c := &shardCheck{report: r, shard: rowraft.ShardID(shard), slotCount: count, digests: map[rowraft.Index][]check.DigestAt{}}
+		c := &shardCheck{report: r, shard: rowraft.ShardID(shard), slotCount: count,
+			digests: map[rowraft.Index][]check.DigestAt{}}
 		for s, owner := range slots {
 			if int(owner) == shard {
 				c.slots = append(c.slots, rowraft.Slot(s))

@@ -177,7 +177,8 @@ func (r *run) push(client int) rowraft.Index {
 	}
 	part := wire.Part{
 		Client: rowraft.ClientID{byte(client + 1)}, Incarnation: 1, Seq: r.seqs[client], Op: wire.OpPush,
-		Payload: append(segment(&counterTable, load.Keys(counterTable.ID, clustermap.EvenSlots(1, rowraft.DefaultSlots), 1, 1)[0], counts),
+		Payload: append(segment(&counterTable, load.Keys(counterTable.ID, clustermap.EvenSlots(1, rowraft.DefaultSlots), 1,
+			1)[0], counts),
 			segment(&adagradTable, 9, g)...),
 	}
 	index := r.propose(partsEntry(part))

@@ -258,9 +258,11 @@ func (c *Cluster) config(s *server, life *life) (node.Config, error) {
 	return node.Config{
 		FS: life.disk, DataDir: dataDir, Name: s.name, Version: "sim",
 		Listener: l, PeerListener: p, Dial: h.Dial,
-		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards, Slots: o.Slots, NoRebalance: true, // faults move replicas themselves
+		// faults move replicas themselves
+		WithScheduler: true, Join: c.Endpoints(), Shards: o.Shards, Slots: o.Slots, NoRebalance: true,
 		ReplaceAfter: replaceAfter,
-		LogBackend:   o.Backend, Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1, ProofEvery: proofEvery, SweepEvery: time.Second, SnapshotEveryBytes: o.SnapshotEveryBytes,
+		LogBackend:   o.Backend, Profile: o.Profile, DiskStallLimit: o.DiskStallLimit, DiskReserveBytes: -1,
+		ProofEvery: proofEvery, SweepEvery: time.Second, SnapshotEveryBytes: o.SnapshotEveryBytes,
 		TrailingLogBytes: o.TrailingLogBytes, LogSegmentBytes: o.LogSegmentBytes,
 		Insecure: true,
 	}, nil

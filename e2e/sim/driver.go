@@ -23,7 +23,8 @@ func (Driver) Start(ctx context.Context, cfg *chaos.Config, _ *history.Recorder)
 		return nil, err
 	}
 	c.Watch.Sample(c.Admins, cfg.Shards)
-	return &chaos.System{Cluster: c, Net: c.Net, Watch: c.Watch, Machines: c, Endpoints: c.Endpoints(), Dial: c.DialClient}, nil
+	return &chaos.System{Cluster: c, Net: c.Net, Watch: c.Watch, Machines: c, Endpoints: c.Endpoints(),
+		Dial: c.DialClient}, nil
 }
 
 // Limits are tighter than those of processes: no other work takes virtual time.

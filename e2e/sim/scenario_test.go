@@ -15,7 +15,8 @@ var scenarios = []struct{ name, faults string }{
 	// Acknowledged pushes are on a majority of disks.
 	{"power", "power-leader,power-follower,power-majority,power-all,power-step"},
 	{"leaders", "kill-leader,partition-leader,isolate-leader,mute-leader,deaf-leader,transfer,transfer-cut"},
-	{"disks", "disk-fail-leader,disk-fail-follower,disk-full,disk-full-leader,disk-hang-leader,disk-slow-follower,power-step,foreign-log,rolled-back"},
+	{"disks",
+		"disk-fail-leader,disk-fail-follower,disk-full,disk-full-leader,disk-hang-leader,disk-slow-follower,power-step,foreign-log,rolled-back"},
 	// Slow disks make a cluster slow, and nothing else.
 	{"slow-disks", "slow-disks,kill-leader,kill-follower,partition-leader,pause-leader,restart,transfer,install"},
 	// Each counts once, also on who has it from a snapshot.

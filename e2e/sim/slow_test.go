@@ -106,7 +106,8 @@ func TestAClusterFormsOnSlowDisks(t *testing.T) {
 				close(stop)
 				wait()
 				all := p.since(began)
-				t.Logf("formed after %v; %d pushes, p50 %v, p99 %v, longest %v; %d failed", formed, len(all), percentile(all, 50), percentile(all, 99), percentile(all, 100), len(p.failed))
+				t.Logf("formed after %v; %d pushes, p50 %v, p99 %v, longest %v; %d failed", formed, len(all), percentile(all, 50),
+					percentile(all, 99), percentile(all, 100), len(p.failed))
 				if got := percentile(all, 99); got > 5*time.Second {
 					t.Errorf("p99 of pushes %v, want at most 5s", got)
 				}
@@ -144,7 +145,8 @@ func TestTimersFollowTheDisks(t *testing.T) {
 			if len(got) == 0 {
 				t.Fatalf("%s: no push was acknowledged", what)
 			}
-			t.Logf("%s, %v: %d pushes, p50 %v, p99 %v, longest %v", what, took, len(got), percentile(got, 50), percentile(got, 99), percentile(got, 100))
+			t.Logf("%s, %v: %d pushes, p50 %v, p99 %v, longest %v", what, took, len(got), percentile(got, 50),
+				percentile(got, 99), percentile(got, 100))
 			return got
 		}
 		everywhere := func(late time.Duration) {
@@ -194,7 +196,8 @@ func TestTimersFollowTheDisks(t *testing.T) {
 		if f := finding(); f != "" {
 			t.Errorf("a finding on healthy disks: %s", f)
 		}
-		for _, slow := range []struct{ late, heartbeat time.Duration }{{400 * time.Millisecond, 2 * time.Second}, {210 * time.Millisecond, 2 * time.Second}} {
+		for _, slow := range []struct{ late, heartbeat time.Duration }{{400 * time.Millisecond, 2 * time.Second},
+			{210 * time.Millisecond, 2 * time.Second}} {
 			everywhere(slow.late)
 			phase("the disks take "+slow.late.String(), 30*time.Second)
 			got := phase("after that", 3*time.Minute)
@@ -219,7 +222,8 @@ func TestTimersFollowTheDisks(t *testing.T) {
 		}
 		t.Logf("server %s ended %v after its disk hung", hung.Server, time.Since(begun))
 		if took := time.Since(begun); took > 6*time.Second || c.ExitCode(hung.Server) != 1 {
-			t.Errorf("server %s, whose disk hangs: after %v running %v, exit code %d; want 1 within 6s", hung.Server, took, c.Running(hung.Server), c.ExitCode(hung.Server))
+			t.Errorf("server %s, whose disk hangs: after %v running %v, exit code %d; want 1 within 6s", hung.Server, took,
+				c.Running(hung.Server), c.ExitCode(hung.Server))
 		}
 		everywhere(0)
 		if err := c.RestartAll(ctx, hung.Server); err != nil {

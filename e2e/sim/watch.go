@@ -32,7 +32,8 @@ func newWatch() *Watch {
 func (w *Watch) saw(shard rowraft.ShardID, term rowraft.Term, server, replica string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.seen.Leads = append(w.seen.Leads, check.Leading{Shard: int(shard), Term: uint64(term), Replica: replica, At: int64(time.Since(w.began))})
+	w.seen.Leads = append(w.seen.Leads, check.Leading{Shard: int(shard), Term: uint64(term), Replica: replica,
+		At: int64(time.Since(w.began))})
 	if w.newest[shard].Term <= term {
 		w.newest[shard] = cluster.Leader{Server: server, Term: term}
 	}
@@ -73,7 +74,8 @@ func (w *Watch) sample(ctx context.Context, admins cluster.Admins, name string, 
 			}
 			last[shard] = d
 			w.mu.Lock()
-			w.seen.Digests = append(w.seen.Digests, check.DigestAt{Shard: shard, Replica: name, Index: uint64(d.Index), Digest: d.Sum})
+			w.seen.Digests = append(w.seen.Digests, check.DigestAt{Shard: shard, Replica: name, Index: uint64(d.Index),
+				Digest: d.Sum})
 			w.mu.Unlock()
 		}
 		select {

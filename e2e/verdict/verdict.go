@@ -94,7 +94,8 @@ func Judge(ops []history.Op, seen cluster.Sights, clients int, faults time.Durat
 
 	var opinion check.Opinion
 	for range 2 { // again if this process stood still for all of the time
-		opinion = check.Porcupine(ops, clients, check.PorcupineOptions{Window: porcupineWindow, Timeout: porcupineTimeout + faults/20})
+		opinion = check.Porcupine(ops, clients, check.PorcupineOptions{Window: porcupineWindow, Timeout: porcupineTimeout +
+			faults/20})
 		if opinion.OK+len(opinion.Illegal) > 0 || opinion.Windows == 0 {
 			break
 		}
@@ -107,12 +108,15 @@ func Judge(ops []history.Op, seen cluster.Sights, clients int, faults time.Durat
 	mono := Verdict{Checker: "indices", Looked: fmt.Sprintf("applied indices of %d replies run forwards", len(replies))}
 	mono.add(check.Mono(replies))
 
-	leaders := Verdict{Checker: "leaders", Looked: fmt.Sprintf("%d sights of leaders, by their status and their logs: one for each of %d terms", len(seen.Leads), Terms(seen.Leads))}
+	leaders := Verdict{Checker: "leaders",
+		Looked: fmt.Sprintf("%d sights of leaders, by their status and their logs: one for each of %d terms", len(seen.Leads),
+			Terms(seen.Leads))}
 	leaders.add(check.Leaders(seen.Leads))
 	leaders.lacks(len(seen.Leads) == 0, "no leader was seen")
 
 	shared := check.Shared(seen.Digests)
-	digests := Verdict{Checker: "digests", Looked: fmt.Sprintf("%d digests, %d times of several replicas at one index", len(seen.Digests), shared)}
+	digests := Verdict{Checker: "digests", Looked: fmt.Sprintf("%d digests, %d times of several replicas at one index",
+		len(seen.Digests), shared)}
 	digests.add(check.Digests(seen.Digests))
 	digests.lacks(shared == 0, "no two replicas were seen at one index")
 	return t, []Verdict{exact, porcupine, mono, leaders, digests}

@@ -10,7 +10,8 @@ import (
 
 var active = func() Name {
 	n := Name(os.Getenv("ROWRAFT_CANARY"))
-	all := []Name{"", AckBeforeCommit, ForgetSessions, SkipFsync, StaleReads, YoungClaims, MapOrder, RestoreInPlace, PipelinedAppends, HeartbeatFastPath, FollowerMisapplies, LeaderMisapplies, KeepDeleted, MemoryRots}
+	all := []Name{"", AckBeforeCommit, ForgetSessions, SkipFsync, StaleReads, YoungClaims, MapOrder, RestoreInPlace,
+		PipelinedAppends, HeartbeatFastPath, FollowerMisapplies, LeaderMisapplies, KeepDeleted, MemoryRots}
 	if !slices.Contains(all, n) {
 		panic(fmt.Sprintf("ROWRAFT_CANARY=%s: want one of %q", n, all[1:]))
 	}

@@ -26,7 +26,8 @@ const (
 	maxJoinHosts        = 16
 )
 
-var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?)*$`)
+var hostName = regexp.MustCompile(
+	`^[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?)*$`)
 
 // NewRequest creates a request for a certificate (PKCS #10, DER) for a machine without one. It creates the
 // key in files.Key, mode 0600, or uses the existing key. The key never leaves the machine.

@@ -37,10 +37,11 @@ func FromEnvironment(flags *pflag.FlagSet) error {
 }
 
 // WithoutFlags returns the variables of environ, each NAME=value, that are not of flags: a process that a command
-// starts must not inherit them. ROWRAFT_PJRT_PLUGIN, which names a file of this machine, stays, and so do the variables of
-// programs built by scripts/tardy.
+// starts must not inherit them. ROWRAFT_PJRT_PLUGIN, which names a file of this machine, stays, and so do the variables
+// of programs built by scripts/tardy.
 func WithoutFlags(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(v string) bool {
-		return strings.HasPrefix(v, envPrefix) && !strings.HasPrefix(v, "ROWRAFT_PJRT_PLUGIN=") && !strings.HasPrefix(v, "ROWRAFT_TARDY_")
+		return strings.HasPrefix(v, envPrefix) && !strings.HasPrefix(v, "ROWRAFT_PJRT_PLUGIN=") &&
+			!strings.HasPrefix(v, "ROWRAFT_TARDY_")
 	})
 }

@@ -31,8 +31,10 @@ func TestFromEnvironment(t *testing.T) {
 }
 
 func TestWithoutFlags(t *testing.T) {
-	got := WithoutFlags([]string{"HOME=/root", "ROWRAFT_JOIN=a:1", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFT_TARDY_SEED=1", "ROWRAFTX=1"})
-	if want := []string{"HOME=/root", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFT_TARDY_SEED=1", "ROWRAFTX=1"}; !slices.Equal(got, want) {
+	got := WithoutFlags([]string{"HOME=/root", "ROWRAFT_JOIN=a:1", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFT_TARDY_SEED=1",
+		"ROWRAFTX=1"})
+	if want := []string{"HOME=/root", "ROWRAFT_PJRT_PLUGIN=/x.so", "ROWRAFT_TARDY_SEED=1",
+		"ROWRAFTX=1"}; !slices.Equal(got, want) {
 		t.Errorf("WithoutFlags = %q, want %q", got, want)
 	}
 }

@@ -43,7 +43,8 @@ func (v *Values) Plan() (Plan, error) {
 		return p, err
 	}
 	if len(v.ServerList) > 0 && v.Scheduler != "" {
-		return p, invalid("%s and %s are both set: a list of servers needs no scheduler, so leave one out", v.called(FlagServerList), v.called(FlagScheduler))
+		return p, invalid("%s and %s are both set: a list of servers needs no scheduler, so leave one out",
+			v.called(FlagServerList), v.called(FlagScheduler))
 	}
 	if err := v.checkServers(&p); err != nil {
 		return p, err
@@ -89,7 +90,8 @@ func (v *Values) checkRole() error {
 	case Scheduler, Server, Worker:
 		return nil
 	case "":
-		return invalid("no role: set MS_ROLE to MS_SCHED, MS_PSERVER or MS_WORKER, or TRAINING_ROLE to PSERVER or TRAINER, or give --role scheduler, server or worker")
+		return invalid("no role: set MS_ROLE to MS_SCHED, MS_PSERVER or MS_WORKER, or TRAINING_ROLE to PSERVER or TRAINER, " +
+			"or give --role scheduler, server or worker")
 	}
 	return invalid("%s is %q: want scheduler, server or worker", v.called(FlagRole), v.Role)
 }
@@ -135,7 +137,8 @@ func (v *Values) checkScheduler(p *Plan) error {
 	case v.Workers < 1:
 		return v.missing(FlagWorkers, "how many workers train")
 	case v.Listen != "" && v.Listen != v.Scheduler:
-		return invalid("%s is %s and %s is %s: the scheduler listens where the others look for it", v.called(FlagListen), v.Listen, v.called(FlagScheduler), v.Scheduler)
+		return invalid("%s is %s and %s is %s: the scheduler listens where the others look for it", v.called(FlagListen),
+			v.Listen, v.called(FlagScheduler), v.Scheduler)
 	}
 	p.Listen = v.Scheduler
 	return nil
@@ -155,7 +158,8 @@ func (v *Values) checkServer(p *Plan) error {
 		return invalid("%s is %q: %w", v.called(FlagListen), v.Listen, err)
 	}
 	if len(p.ServerList) > 0 && !slices.Contains(p.ServerList, v.Listen) {
-		return invalid("%s is %s, which is not in %s: %s", v.called(FlagListen), v.Listen, v.called(FlagServerList), strings.Join(p.ServerList, ","))
+		return invalid("%s is %s, which is not in %s: %s", v.called(FlagListen), v.Listen, v.called(FlagServerList),
+			strings.Join(p.ServerList, ","))
 	}
 	return nil
 }
@@ -167,7 +171,8 @@ func (v *Values) checkWorker(p *Plan) error {
 	case len(p.ServerList) > 0 && v.Rank < 0:
 		return v.missing(FlagRank, "which of the "+strconv.Itoa(v.Workers)+" trainers this one is, from 0")
 	case v.Rank >= v.Workers:
-		return invalid("%s is %d and %s is %d: want a number from 0 to %d", v.called(FlagRank), v.Rank, v.called(FlagWorkers), v.Workers, v.Workers-1)
+		return invalid("%s is %d and %s is %d: want a number from 0 to %d", v.called(FlagRank), v.Rank, v.called(FlagWorkers),
+			v.Workers, v.Workers-1)
 	}
 	return nil
 }

@@ -60,7 +60,8 @@ const (
 	Late
 )
 
-var actionNames = [...]string{"", "Return", "Follow", "Next", "Avoid", "Wait", "Refresh", "Resend", "Renew", "Adopt", "Late"}
+var actionNames = [...]string{"", "Return", "Follow", "Next", "Avoid", "Wait", "Refresh", "Resend", "Renew", "Adopt",
+	"Late"}
 
 func (a Action) String() string { return actionNames[a] }
 
@@ -84,7 +85,8 @@ var actions = [...][layers]Action{
 	rowraft.CodeVersionTooNew:   {Return, Return, Return, Return, Return, Return},
 	rowraft.CodeCorrupt:         {Return, Return, Return, Return, Return, Return},
 	rowraft.CodeInternal:        {Return, Return, Return, Return, Resend, Resend},
-	rowraft.CodeIdentity:        {Avoid, Avoid, Return, Return, Return, Return}, // a server of another cluster at an address of this one
+	// a server of another cluster at an address of this one
+	rowraft.CodeIdentity:        {Avoid, Avoid, Return, Return, Return, Return},
 	rowraft.CodeNotFound:        {Return, Return, Return, Return, Return, Return},
 	rowraft.CodeAlreadyExists:   {Return, Return, Return, Return, Return, Return},
 	rowraft.CodePrecondition:    {Return, Return, Return, Return, Return, Return},

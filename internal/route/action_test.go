@@ -41,7 +41,8 @@ func TestActionsAgreeWithTheCodes(t *testing.T) {
 			t.Errorf("%s in layer Control: %s, but Retryable is %v", c, row[Control], c.Retryable())
 		}
 		if again := !ends(row[Once]); again != (c.Retryable() && !c.MaybeApplied()) {
-			t.Errorf("%s in layer Once: %s, but Retryable is %v and MaybeApplied %v", c, row[Once], c.Retryable(), c.MaybeApplied())
+			t.Errorf("%s in layer Once: %s, but Retryable is %v and MaybeApplied %v", c, row[Once], c.Retryable(),
+				c.MaybeApplied())
 		}
 		for _, l := range []Layer{Table, Replica} { // a server of another cluster may answer at an address of this one
 			if again := !ends(row[l]); again != (c.Retryable() || c == rowraft.CodeIdentity) {

@@ -98,7 +98,8 @@ func (b *Budget) NewCall(failFast bool) Retries {
 //
 // Errors: [SpentError] if there is no token and the call fails fast, or if pause, which
 // waits for at least the given time, returns an error.
-func (r *Retries) Take(ctx context.Context, last error, pause func(context.Context, *Backoff, time.Duration) error) error {
+func (r *Retries) Take(ctx context.Context, last error,
+	pause func(context.Context, *Backoff, time.Duration) error) error {
 	r.taken = true
 	if r.b.Take(time.Now()) {
 		return nil
@@ -126,7 +127,8 @@ func (r *Retries) Succeeded() {
 // SpentError reports that the budget is spent. Nothing of the call was applied.
 func SpentError(last error) error {
 	return &rowraft.OverloadedError{
-		What:       fmt.Sprintf("the retry budget of this client is spent: servers refuse more of its calls than a fifth, and %v a second: ask for less, or again later (the last answer: %v)", RetryFloor, last),
+		What: fmt.Sprintf("the retry budget of this client is spent: servers refuse more of its calls than a fifth, "+
+			"and %v a second: ask for less, or again later (the last answer: %v)", RetryFloor, last),
 		RetryAfter: time.Second / RetryFloor,
 	}
 }

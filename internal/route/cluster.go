@@ -52,7 +52,8 @@ func (n *noAnswer) String() string {
 
 // each calls ask for the endpoints in turn, each for AskLimit at most, until ask reports
 // that it is done. It returns a SilentError if no server answered. ask may add endpoints.
-func (c *Cluster) each(ctx context.Context, ask func(context.Context, rowraftv1.ClusterClient) (done bool, err error)) (silent noAnswer, err error) {
+func (c *Cluster) each(ctx context.Context,
+	ask func(context.Context, rowraftv1.ClusterClient) (done bool, err error)) (silent noAnswer, err error) {
 	limit := c.AskLimit
 	if limit == 0 {
 		limit = AskLimit
@@ -161,12 +162,15 @@ func (c *Cluster) Call(ctx context.Context, layer Layer, call func(context.Conte
 // answer may come. Each try may take as long as limit. It returns the map that it used.
 //
 // Errors: CodeInvalidArgument if there is no such shard.
-func (c *Cluster) OnShard(ctx context.Context, shard uint32, limit time.Duration, call func(context.Context, *grpc.ClientConn) error) (m *rowraftv1.GetMapReply, err error) {
-	w := Walk{Layer: Control, Places: func() []string { return replicas(m, shard) }, AddrOf: func(id rowraft.NodeID) string { return addrIn(m, string(id)) }}
+func (c *Cluster) OnShard(ctx context.Context, shard uint32, limit time.Duration,
+	call func(context.Context, *grpc.ClientConn) error) (m *rowraftv1.GetMapReply, err error) {
+	w := Walk{Layer: Control, Places: func() []string { return replicas(m, shard) },
+		AddrOf: func(id rowraft.NodeID) string { return addrIn(m, string(id)) }}
 	for {
 		if m, err = c.Map(ctx); err == nil {
 			if n := len(m.GetMap().GetShards()); int(shard) >= n {
-				return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d does not exist: the cluster has %d, from 0 on", shard, n)
+				return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d does not exist: the cluster has %d, from 0 on",
+					shard, n)
 			}
 			err = c.try(ctx, w.Addr(), limit, call)
 		}
@@ -179,7 +183,8 @@ func (c *Cluster) OnShard(ctx context.Context, shard uint32, limit time.Duration
 	}
 }
 
-func (c *Cluster) try(ctx context.Context, addr string, limit time.Duration, call func(context.Context, *grpc.ClientConn) error) error {
+func (c *Cluster) try(ctx context.Context, addr string, limit time.Duration,
+	call func(context.Context, *grpc.ClientConn) error) error {
 	if addr == "" {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the map names no server for this shard")
 	}

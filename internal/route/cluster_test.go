@@ -81,7 +81,8 @@ func TestTheLeaderIsFoundThroughAnyServer(t *testing.T) {
 	}{
 		{"errors that pass", Control, []rowraft.Code{rowraft.CodeNoLeader, rowraft.CodeLeadershipLost}, 0, 3},
 		{"an error that stays", Control, []rowraft.Code{rowraft.CodeStarting, rowraft.CodeDenied}, rowraft.CodeDenied, 2},
-		{"a call that may have taken effect", Once, []rowraft.Code{rowraft.CodeNoLeader, rowraft.CodeLeadershipLost}, rowraft.CodeLeadershipLost, 2},
+		{"a call that may have taken effect", Once, []rowraft.Code{rowraft.CodeNoLeader, rowraft.CodeLeadershipLost},
+			rowraft.CodeLeadershipLost, 2},
 	} {
 		tries := 0
 		err := c.Call(ctx, tc.layer, func(context.Context, *grpc.ClientConn) error {

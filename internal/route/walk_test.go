@@ -15,15 +15,17 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestWalkScripts runs the script testdata/walk: the answers of the servers a, b and c to a call, and the server that is asked next.
-// An answer is a code, leader=SERVER, or busy=DURATION. `go test ./internal/route -run TestWalkScripts -rewrite` replaces the output.
+// TestWalkScripts runs the script testdata/walk: the answers of the servers a, b and c to a call, and the server that
+// is asked next. An answer is a code, leader=SERVER, or busy=DURATION. `go test ./internal/route -run TestWalkScripts
+// -rewrite` replaces the output.
 func TestWalkScripts(t *testing.T) {
 	layers := map[string]Layer{"control": Control, "once": Once}
 	datadriven.RunTest(t, "testdata/walk", func(t *testing.T, d *datadriven.TestData) (out string) {
 		synctest.Test(t, func(t *testing.T) {
-			w := Walk{Layer: layers[d.Cmd], Places: func() []string { return []string{"a", "b", "c"} }, AddrOf: func(n rowraft.NodeID) string {
-				return strings.Trim(string(n), "x") // x has no address
-			}}
+			w := Walk{Layer: layers[d.Cmd], Places: func() []string { return []string{"a", "b", "c"} },
+				AddrOf: func(n rowraft.NodeID) string {
+					return strings.Trim(string(n), "x") // x has no address
+				}}
 			for line := range strings.Lines(d.Input) {
 				answer := strings.TrimSpace(line)
 				asked, begin := w.Addr(), time.Now()

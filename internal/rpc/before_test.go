@@ -51,7 +51,8 @@ func TestPartSizesAreSaid(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%q is read as %+v, want %+v", said, got, want)
 		}
-		if sent, _ := metadata.FromOutgoingContext(WithPartSizes(t.Context(), want...)); want != nil && sent.Get(partHeader)[0] != said {
+		if sent, _ := metadata.FromOutgoingContext(WithPartSizes(t.Context(), want...)); want != nil &&
+			sent.Get(partHeader)[0] != said {
 			t.Errorf("%+v is written as %q", want, sent.Get(partHeader))
 		}
 	}

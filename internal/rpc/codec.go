@@ -67,9 +67,11 @@ var (
 		payload: func(m *rowraftv1.PullReply) *[]byte { return &m.Payload }}
 	scanReplies = &carrier[rowraftv1.ScanReply, *rowraftv1.ScanReply]{num: 3,
 		payload: func(m *rowraftv1.ScanReply) *[]byte { return &m.Payload }}
-	pullLists = &lister[rowraftv1.PullManyRequest, *rowraftv1.PullManyRequest, rowraftv1.PullRequest, *rowraftv1.PullRequest]{num: 1,
+	pullLists = &lister[rowraftv1.PullManyRequest, *rowraftv1.PullManyRequest, rowraftv1.PullRequest,
+		*rowraftv1.PullRequest]{num: 1,
 		of: pullRequests, batches: func(m *rowraftv1.PullManyRequest) *[]*rowraftv1.PullRequest { return &m.Batches }}
-	writeLists = &lister[rowraftv1.WriteManyRequest, *rowraftv1.WriteManyRequest, rowraftv1.WriteRequest, *rowraftv1.WriteRequest]{num: 1,
+	writeLists = &lister[rowraftv1.WriteManyRequest, *rowraftv1.WriteManyRequest, rowraftv1.WriteRequest,
+		*rowraftv1.WriteRequest]{num: 1,
 		of: writeRequests, batches: func(m *rowraftv1.WriteManyRequest) *[]*rowraftv1.WriteRequest { return &m.Batches }}
 )
 

@@ -14,7 +14,8 @@ import (
 func BenchmarkCodec(b *testing.B) {
 	payload := func() []byte { return Pool.Bytes(64 << 10) }
 	id := []byte("0123456789abcdef")
-	push := &rowraftv1.WriteRequest{Op: 1, MapVersion: 7, Shard: 1, TableEpoch: 2, ClientId: id, Incarnation: 8, Seq: 1 << 40, Floor: 4, Payload: payload()}
+	push := &rowraftv1.WriteRequest{Op: 1, MapVersion: 7, Shard: 1, TableEpoch: 2, ClientId: id, Incarnation: 8,
+		Seq: 1 << 40, Floor: 4, Payload: payload()}
 	for _, m := range []proto.Message{
 		push,
 		&rowraftv1.PullRequest{MapVersion: 7, Shard: 1, Mode: 1, TableEpoch: 2, MinIndex: 1 << 30, Payload: payload()},

@@ -208,7 +208,8 @@ func TestCodecKeepsFieldsOfALaterVersion(t *testing.T) {
 	for _, m := range file.MessageType {
 		m.Field = append(m.Field, &descriptorpb.FieldDescriptorProto{
 			Name: proto.String("later"), JsonName: proto.String("later"), Number: proto.Int32(1000),
-			Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(), Type: descriptorpb.FieldDescriptorProto_TYPE_STRING.Enum(),
+			Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
+			Type:  descriptorpb.FieldDescriptorProto_TYPE_STRING.Enum(),
 		})
 	}
 	later, err := protodesc.NewFile(file, protoregistry.GlobalFiles)

@@ -123,7 +123,8 @@ func SlotsFromProto(ranges []*rowraftv1.SlotRange) (slots []uint16, err error) {
 		n, shard := r.GetCount(), r.GetShard()
 		if n < 1 || uint64(len(slots))+uint64(n) > rowraft.MaxSlots || shard >= clustermap.MaxShards {
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
-				"slot range %d has %d slots after %d others, for shard %d: want at least 1 slot, at most %d in all, and a shard below %d",
+				"slot range %d has %d slots after %d others, for shard %d: want at least 1 slot, at most %d in all, and a shard "+
+					"below %d",
 				i, n, len(slots), shard, rowraft.MaxSlots, clustermap.MaxShards)
 		}
 		for range n {

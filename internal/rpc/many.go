@@ -67,7 +67,8 @@ func many[Q any](stream grpc.ServerStream, batches []*Q, answer func(context.Con
 		wg    sync.WaitGroup
 	)
 	if len(batches) > MaxBatches {
-		return ToStatus(rowraft.Errorf(rowraft.CodeInvalidArgument, "%d batches in one request: want at most %d", len(batches), MaxBatches))
+		return ToStatus(rowraft.Errorf(rowraft.CodeInvalidArgument, "%d batches in one request: want at most %d",
+			len(batches), MaxBatches))
 	}
 	one := func(i int) {
 		reply := answer(stream.Context(), uint32(i), batches[i])

@@ -24,7 +24,8 @@ type manyServer struct {
 	taken   atomic.Int64
 }
 
-func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
 	return PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
 		switch q.Shard {
 		case 0:
@@ -43,7 +44,8 @@ func (s *manyServer) PullMany(req *rowraftv1.PullManyRequest, stream grpc.Server
 	})
 }
 
-func (s *manyServer) WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
+func (s *manyServer) WriteMany(req *rowraftv1.WriteManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
 	return WriteMany(req, stream, func(_ context.Context, q *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 		if q.Shard == 1 {
 			return nil, &rowraft.NotLeaderError{Shard: 1, Term: 4, Leader: "n2"}
@@ -99,8 +101,10 @@ func TestAnswersAreSentWhenTheyAreReady(t *testing.T) {
 			t.Fatal(err)
 		}
 		code, expected := want[reply.Batch]
-		if !expected || code != rowraft.Code(reply.Error.GetCode()) || code == 0 && (reply.AppliedIndex != uint64(reply.Batch) || len(reply.Payload) != 5000) {
-			t.Errorf("batch %d: %v at index %d with %d bytes, want code %v", reply.Batch, reply.Error, reply.AppliedIndex, len(reply.Payload), code)
+		if !expected || code != rowraft.Code(reply.Error.GetCode()) || code == 0 &&
+			(reply.AppliedIndex != uint64(reply.Batch) || len(reply.Payload) != 5000) {
+			t.Errorf("batch %d: %v at index %d with %d bytes, want code %v", reply.Batch, reply.Error, reply.AppliedIndex,
+				len(reply.Payload), code)
 		}
 		if reply.Batch == 1 && (reply.Error.GetLeader() != "n2" || reply.Error.GetTerm() != 4) {
 			t.Errorf("batch 1: %v, want the leader's name", reply.Error)
@@ -189,7 +193,8 @@ func TestSharedCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 		return nil
 	}})
 	for n := 1; n <= 2; n++ {
-		stream, err := stub.WriteMany(WithPartSizes(ctx, make([]PartSize, n)...), &rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{{}}})
+		stream, err := stub.WriteMany(WithPartSizes(ctx, make([]PartSize, n)...),
+			&rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{{}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -171,7 +171,9 @@ func TestTextsAreCheckedOnTheWay(t *testing.T) {
 	}
 	attend, err := checkpoints.Attend(t.Context())
 	if err == nil {
-		err = attend.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Member: &rowraftv1.JobIdentity{Job: evil}}}})
+		err = attend.Send(
+			&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{
+				Hello: &rowraftv1.AttendHello{Member: &rowraftv1.JobIdentity{Job: evil}}}})
 	}
 	if err == nil {
 		_ = attend.CloseSend()

@@ -29,7 +29,8 @@ func Start(tb testing.TB, bucket string) (env []string) {
 		fake.ServeHTTP(w, r)
 	}))
 	tb.Cleanup(srv.Close)
-	return []string{"AWS_ENDPOINT_URL_S3=" + srv.URL, "AWS_ACCESS_KEY_ID=key", "AWS_SECRET_ACCESS_KEY=secret", "AWS_REGION=us-east-1"}
+	return []string{"AWS_ENDPOINT_URL_S3=" + srv.URL, "AWS_ACCESS_KEY_ID=key", "AWS_SECRET_ACCESS_KEY=secret",
+		"AWS_REGION=us-east-1"}
 }
 
 // Setenv is Start for users in this process and its children.

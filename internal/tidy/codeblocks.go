@@ -170,7 +170,8 @@ func withSelf(packages map[string]string, self string) map[string]string {
 // exportData returns what opens the export data of packages and of all that these import.
 func exportData(root string, packages []string) (func(path string) (io.ReadCloser, error), error) {
 	slices.Sort(packages)
-	cmd := exec.Command("go", append([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}"}, slices.Compact(packages)...)...)
+	cmd := exec.Command("go", append([]string{"list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}"},
+		slices.Compact(packages)...)...)
 	cmd.Dir = root
 	cmd.Stderr = new(bytes.Buffer)
 	out, err := cmd.Output()

@@ -23,7 +23,8 @@ func TestCodeBlocksOfDocumentsCompile(t *testing.T) {
 		}
 	}
 	if comments < 2 || len(blocks) < comments+1 {
-		t.Errorf("found %d blocks in package comments and %d in pages, want at least 2 and 1: are they still recognized?", comments, len(blocks)-comments)
+		t.Errorf("found %d blocks in package comments and %d in pages, want at least 2 and 1: are they still recognized?",
+			comments, len(blocks)-comments)
 	}
 	wrong, err := CheckCodeBlocks(root, repo, blocks)
 	if err != nil {
@@ -41,10 +42,12 @@ func TestWrongCodeBlocksAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "go.mod"), "module "+Module+"\n\ngo 1.26\n")
-	const doc = "// Package errs makes errors.\n//\n//\terr := errs.New(text)\n//\terr = errs.Old(text)\n//\tn := errs.New(1)\n//\n// A drawing:\n//\n//\ta ──► b\npackage errs\n\n"
+	const doc = "// Package errs makes errors.\n//\n//\terr := errs.New(text)\n//\terr = errs.Old(text)\n//\tn := " +
+		"errs.New(1)\n//\n// A drawing:\n//\n//\ta ──► b\npackage errs\n\n"
 	write(t, filepath.Join(dir, "errs/a.go"), doc+"// New makes one.\nfunc New(text string) error { return nil }\n")
-	write(t, filepath.Join(dir, "a.md"), "Text\n```go\npackage main\n\nimport \"os\"\n\nfunc main() { os.Exit(\"1\") }\n```\n"+
-		"```go\nerr := errs.New(\"a\")\nf, err := os.Open(name, 2)\n```\n```\nnot go\n```\n")
+	write(t, filepath.Join(dir, "a.md"),
+		"Text\n```go\npackage main\n\nimport \"os\"\n\nfunc main() { os.Exit(\"1\") }\n```\n"+
+			"```go\nerr := errs.New(\"a\")\nf, err := os.Open(name, 2)\n```\n```\nnot go\n```\n")
 	repo, err := Load(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +61,8 @@ func TestWrongCodeBlocksAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := strings.Join(wrong, "\n")
-	for _, want := range []string{"a.md:3: cannot use \"1\"", "a.md:10: too many arguments", "errs/a.go: undefined: errs.Old", "errs/a.go: cannot use 1"} {
+	for _, want := range []string{"a.md:3: cannot use \"1\"", "a.md:10: too many arguments",
+		"errs/a.go: undefined: errs.Old", "errs/a.go: cannot use 1"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the findings lack %q", want)
 		}

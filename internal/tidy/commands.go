@@ -39,7 +39,8 @@ func Commands(page, text, program string) ([]Command, error) {
 			if block.pending != "" {
 				return nil, fmt.Errorf("%s: the last command of the block ends with a backslash", where)
 			}
-			block.open, block.console, block.drawing = !block.open, strings.TrimSpace(kind) == "console", strings.TrimSpace(kind) == "text"
+			block.open, block.console, block.drawing = !block.open, strings.TrimSpace(kind) == "console",
+				strings.TrimSpace(kind) == "text"
 			continue
 		}
 		if !block.open {
@@ -144,7 +145,8 @@ scan:
 }
 
 // manual are the pages that people copy commands from. CHANGELOG.md is none: it names commands that are gone.
-var manual = []string{"ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "*/DESIGN.md", "bench/*.md", "docs/*.md", "docs/ops/*.md", "docs/formats/*.md", "examples/*.md"}
+var manual = []string{"ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "*/DESIGN.md", "bench/*.md", "docs/*.md",
+	"docs/ops/*.md", "docs/formats/*.md", "examples/*.md"}
 
 // CheckManual compares the calls of a program in the pages of manual with its tree of commands, which newRoot
 // makes again for each call: the command and its flags exist, and in a code block the values and arguments are

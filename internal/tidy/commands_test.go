@@ -47,15 +47,19 @@ func TestWrongCommandsOfAPageAreFound(t *testing.T) {
 	newRoot := func() *cobra.Command {
 		root := &cobra.Command{Use: "prog"}
 		group := &cobra.Command{Use: "node"}
-		drain := &cobra.Command{Use: "drain NODE", Args: cobra.ExactArgs(1), RunE: func(*cobra.Command, []string) error { return nil }}
+		drain := &cobra.Command{Use: "drain NODE", Args: cobra.ExactArgs(1), RunE: func(*cobra.Command, []string) error {
+			return nil
+		}}
 		drain.Flags().Duration("for", 0, "")
 		root.PersistentFlags().String("output", "", "")
 		group.AddCommand(drain)
 		root.AddCommand(group)
 		return root
 	}
-	good := "`prog node drain --for` `prog node …` `prog node drain n1 --output`\n```\nprog node drain n1 --for 3s --output json\nprog --help\n```\n"
-	bad := "`prog node undrain`\n`prog node drain --never`\n`prog nothing`\n```\nprog node drain\nprog node drain n1 --for long\nprog node drain n1 --never\nprog node n1\n```\n"
+	good := "`prog node drain --for` `prog node …` `prog node drain n1 --output`\n```\nprog node drain n1 --for 3s " +
+		"--output json\nprog --help\n```\n"
+	bad := "`prog node undrain`\n`prog node drain --never`\n`prog nothing`\n```\nprog node drain\nprog node drain n1 " +
+		"--for long\nprog node drain n1 --never\nprog node n1\n```\n"
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "docs/ops"), 0o700); err != nil {
 		t.Fatal(err)

@@ -126,18 +126,19 @@ var decoders = map[string]string{
 
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
-	"internal/certs.readPEM":                     "a file of the operator, through encoding/pem",
-	"internal/certs.parseAll":                    "likewise",
-	"checkpoint.partCheck.block":                 "its bytes are those that Reader has checked",
-	"checkpoint.merge.block":                     "likewise",
-	"trainer/average.jobFloats":                  "an id, its own or 16 bytes of a frame",
-	"checkpoint.Digest.Add":                      "a sum, of any 16 bytes",
-	"checkpoint.Regroup":                         "its bytes are those that Reader has checked",
-	"clustermap.JobSlot":                         "16 bytes, whatever they are",
-	"wire.Body.Key":                              "a place in what ParseSegment has measured",
-	"wire.GetFloats":                             "as many numbers as ParseSegment has measured",
-	"wire.Keys":                                  "as many keys as ParseSegment has measured",
-	"wire.Widen":                                 "as many numbers as its caller has room for, of bytes that it has measured",
+	"internal/certs.readPEM":     "a file of the operator, through encoding/pem",
+	"internal/certs.parseAll":    "likewise",
+	"checkpoint.partCheck.block": "its bytes are those that Reader has checked",
+	"checkpoint.merge.block":     "likewise",
+	"trainer/average.jobFloats":  "an id, its own or 16 bytes of a frame",
+	"checkpoint.Digest.Add":      "a sum, of any 16 bytes",
+	"checkpoint.Regroup":         "its bytes are those that Reader has checked",
+	"clustermap.JobSlot":         "16 bytes, whatever they are",
+	"wire.Body.Key":              "a place in what ParseSegment has measured",
+	"wire.GetFloats":             "as many numbers as ParseSegment has measured",
+	"wire.Keys":                  "as many keys as ParseSegment has measured",
+	"wire.Widen": "as many numbers as its caller has room for, of bytes that it has " +
+		"measured",
 	"shard/rowstore.floats":                      "numbers of a record that has its length",
 	"shard/rowstore.convert":                     "numbers of a record that has its length",
 	"raftstore/frame.Reader.Uint16":              "a field of what Open has checked",
@@ -228,7 +229,8 @@ func checkDecoders(r *Repo) []Finding {
 			found[name] = true
 			if target := decoders[name]; target != "" {
 				if !targets[target] {
-					out = append(out, r.finding(rule, f, fn, "%s reads foreign bytes, and its fuzz target %s does not exist", name, target))
+					out = append(out, r.finding(rule, f, fn, "%s reads foreign bytes, and its fuzz target %s does not exist", name,
+						target))
 				}
 				continue
 			}
@@ -243,7 +245,9 @@ func checkDecoders(r *Repo) []Finding {
 				return at == nil
 			})
 			if at != nil {
-				out = append(out, r.finding(rule, f, at, "%s takes bytes apart: name its fuzz target in internal/tidy/decoders.go, or why it needs none", name))
+				out = append(out,
+					r.finding(rule, f, at,
+						"%s takes bytes apart: name its fuzz target in internal/tidy/decoders.go, or why it needs none", name))
 			}
 		}
 	}
@@ -253,7 +257,8 @@ func checkDecoders(r *Repo) []Finding {
 	for _, list := range []map[string]string{decoders, noDecoders} {
 		for name := range sorted(list) {
 			if !found[name] {
-				out = append(out, Finding{Path: "internal/tidy/decoders.go", Rule: rule, Msg: fmt.Sprintf("%s does not exist any more: take it out", name)})
+				out = append(out, Finding{Path: "internal/tidy/decoders.go", Rule: rule,
+					Msg: fmt.Sprintf("%s does not exist any more: take it out", name)})
 			}
 		}
 	}

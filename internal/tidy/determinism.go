@@ -47,7 +47,8 @@ func checkDeterministicImports(r *Repo) []Finding {
 				// So the SIMD package calls its fused operations.
 				out = append(out, r.finding(rule, f, sel, "calls %s, a fused operation", sel.Sel.Name))
 			case id != nil && id.Name == clock && !isDuration[sel.Sel.Name]:
-				out = append(out, r.finding(rule, f, sel, "uses time.%s in code that applies log entries: time comes with the entry", sel.Sel.Name))
+				out = append(out,
+					r.finding(rule, f, sel, "uses time.%s in code that applies log entries: time comes with the entry", sel.Sel.Name))
 			}
 			return true
 		})

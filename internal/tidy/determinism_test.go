@@ -59,21 +59,26 @@ func TestTypedRulesCatchBadExamples(t *testing.T) {
 		{"the keys of a map", `func f(m map[int]int) { _ = maps.Keys(m) }`, "uses maps.Keys"},
 		{"the sorted keys of a map", `func f(m map[int]int) { _ = slices.Sorted(maps.Keys(m)) }`, ""},
 		{"a range over a slice", `func f(m []int) { for range m { } }`, ""},
-		{"a map with a reason", "func f(m map[int]int) {\n//tidy:allow determinism freed in any order\nfor range m { } }", ""},
+		{"a map with a reason", "func f(m map[int]int) {\n//tidy:allow determinism freed in any order\nfor range m { } }",
+			""},
 
 		{"a bare product", `func f(a, g float32) float32 { return a + g*g }`, "may be fused"},
 		{"a product of three", `func f(a, b, c float32) float32 { return float32(a * b * c) }`, "may be fused"},
 		{"a product in its own statement", `func f(a, g float32) float32 { x := g * g; return a + x }`, "may be fused"},
-		{"a product behind a function", `func g(x float32) float32; func f(a, b float32) float32 { return g(a * b) }`, "may be fused"},
+		{"a product behind a function", `func g(x float32) float32; func f(a, b float32) float32 { return g(a * b) }`,
+			"may be fused"},
 		{"a product in place", `func f(a, b float32) { a *= b }`, "may be fused"},
 		{"a product of float64", `func f(a, b, c float64) float32 { return float32(a*b + c) }`, "may be fused"},
 		{"a product of a named type", `type w float32; func f(a, b, c w) w { return a*b + c }`, "may be fused"},
 		{"a product of a type parameter", `func f[T float32 | int](a, b, c T) T { return a*b + c }`, "may be fused"},
-		{"converted products", `type w float32; func f(a, b float32, c, d w) float32 { return float32(a*b) + float32((a * b)) - float32(w(c*d)) }`, ""},
+		{"converted products",
+			`type w float32; func f(a, b float32, c, d w) float32 { return float32(a*b) + float32((a * b)) - float32(w(c*d)) }`,
+			""},
 		{"integers and constants", `func f(a, b, c int) (int, float32) { return a*b + c, 2 * 0.5 }`, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			src := "package p\nimport (\"maps\"; \"slices\")\nvar _, _ = maps.Clone[map[int]int], slices.Clone[[]int]\n" + tc.code + "\n"
+			src := "package p\nimport (\"maps\"; \"slices\")\nvar _, _ = maps.Clone[map[int]int], slices.Clone[[]int]\n" +
+				tc.code + "\n"
 			unit := typeCheck(t, src)
 			got := unit.Check()
 			switch {
@@ -93,7 +98,8 @@ func typeCheck(t testing.TB, src string) *Unit {
 	if err != nil {
 		t.Fatal(err)
 	}
-	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
+	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{},
+		Defs: map[*ast.Ident]types.Object{}}
 	cfg := types.Config{Importer: importer.ForCompiler(fset, "source", nil)}
 	if _, err := cfg.Check("p", fset, []*ast.File{f}, info); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@
 //	              in code that applies log entries
 //	product       float32(a*b) around every product there, so that it cannot fuse
 //	decoders      what takes foreign bytes apart has a fuzz target
-//	size          files a person can read in one go
+//	size          lines, files, packages and types that a person can read
 //
 // Other tests check more than source: the versions in go.mod, instructions that
 // the compiler fused, links that lead nowhere, code and commands that documents

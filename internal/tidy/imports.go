@@ -94,10 +94,12 @@ func filesIn(dirs ...string) func(*File) bool {
 
 var borders = []border{
 	{
-		why:     "generated types stop at client, node, scheduler, internal/rpc, internal/route, internal/localcluster, cmd and e2e: convert at the border",
+		why: "generated types stop at client, node, scheduler, internal/rpc, internal/route, internal/localcluster, " +
+			"cmd and e2e: convert at the border",
 		library: under(Module + "/proto"),
 		inside: func(f *File) bool {
-			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "internal/route", "internal/localcluster", "cmd", "e2e")(f)
+			return f.Test || filesIn("proto", "client", "node", "scheduler", "internal/rpc", "internal/route",
+				"internal/localcluster", "cmd", "e2e")(f)
 		},
 	},
 	{
@@ -128,7 +130,8 @@ var borders = []border{
 		inside:  filesIn(),
 	},
 	{
-		why:     "files of other programs' formats are read and written in cmd/rowraft/tablefile: parquet-go makes a binary 10 MB larger",
+		why: "files of other programs' formats are read and written in cmd/rowraft/tablefile: parquet-go makes a " +
+			"binary 10 MB larger",
 		library: under("github.com/parquet-go"),
 		inside:  filesIn("cmd/rowraft/tablefile"),
 	},
@@ -144,7 +147,8 @@ var borders = []border{
 var pure = []string{"shard", "checkpoint", "wire", "clustermap", "optim"}
 
 func isRPC(importPath string) bool {
-	return within(importPath, Module+"/proto") || within(importPath, "google.golang.org/grpc") || within(importPath, "google.golang.org/protobuf")
+	return within(importPath, Module+"/proto") || within(importPath, "google.golang.org/grpc") ||
+		within(importPath, "google.golang.org/protobuf")
 }
 
 func checkImports(r *Repo) []Finding {
@@ -156,7 +160,8 @@ func checkImports(r *Repo) []Finding {
 		}
 		from, known := level(f.Dir)
 		if !known {
-			out = append(out, r.finding(rule, f, f.AST.Name, "package %s has no place in the tree: add it to ARCHITECTURE.md and to internal/tidy/imports.go", f.Dir))
+			out = append(out, r.finding(rule, f, f.AST.Name,
+				"package %s has no place in the tree: add it to ARCHITECTURE.md and to internal/tidy/imports.go", f.Dir))
 			continue
 		}
 		for p, at := range sorted(imports(f)) {
@@ -251,7 +256,8 @@ func checkPure(r *Repo) []Finding {
 		clear(seen)
 		if chain := path(dir); chain != nil {
 			f := first[dir]
-			out = append(out, r.finding("imports", f, f.AST.Name, "%s must import neither proto nor grpc: %s → %s", dir, dir, strings.Join(chain, " → ")))
+			out = append(out, r.finding("imports", f, f.AST.Name, "%s must import neither proto nor grpc: %s → %s", dir, dir,
+				strings.Join(chain, " → ")))
 		}
 	}
 	return out

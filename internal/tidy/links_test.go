@@ -10,7 +10,8 @@ import (
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Run("dead ones are found", func(t *testing.T) {
 		dir := t.TempDir()
-		write(t, filepath.Join(dir, "a.md"), "[b](b.md) [itself](#here) [web](https://example.org/x) [gone](gone.md#part) [up](../no-such-file)")
+		write(t, filepath.Join(dir, "a.md"),
+			"[b](b.md) [itself](#here) [web](https://example.org/x) [gone](gone.md#part) [up](../no-such-file)")
 		write(t, filepath.Join(dir, "b.md"), "[a](a.md#x)")
 		write(t, filepath.Join(dir, "a.go"), "// The bytes: docs/"+"formats/none.md.\npackage a\n")
 		dead, err := DeadLinks(dir)
@@ -18,7 +19,8 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := strings.Join(dead, "\n")
-		if len(dead) != 3 || !strings.Contains(got, "gone.md") || !strings.Contains(got, "no-such-file") || !strings.Contains(got, "none.md") {
+		if len(dead) != 3 || !strings.Contains(got, "gone.md") || !strings.Contains(got, "no-such-file") ||
+			!strings.Contains(got, "none.md") {
 			t.Errorf("found %q, want gone.md, ../no-such-file and the page none.md", dead)
 		}
 	})

@@ -12,17 +12,22 @@ import (
 // key that has been in a release keeps its meaning. Units stand in the name.
 var logKeys = keySet(
 	// where: of what the line speaks
-	"action", "addr", "addrs", "checkpoint", "cluster", "component", "destination", "dir", "file", "follower", "group", "job", "leader", "member", "metric", "move", "node", "op",
-	"operation", "page", "path", "peer", "policy", "process", "rank", "remote", "replica", "role", "server", "shard", "snapshot", "table", "token", "trainer", "worker", "workers",
+	"action", "addr", "addrs", "checkpoint", "cluster", "component", "destination", "dir", "file", "follower", "group",
+	"job", "leader", "member", "metric", "move", "node", "op",
+	"operation", "page", "path", "peer", "policy", "process", "rank", "remote", "replica", "role", "server", "shard",
+	"snapshot", "table", "token", "trainer", "worker", "workers",
 	// when, in the order of the logs and of training
-	"applied", "batch", "boundary", "epoch", "first", "format_version", "generation", "id", "incarnation", "index", "last", "last_index", "map_version", "mark", "phase", "step", "term",
+	"applied", "batch", "boundary", "epoch", "first", "format_version", "generation", "id", "incarnation", "index", "last",
+	"last_index", "map_version", "mark", "phase", "step", "term",
 	// how much
-	"bytes", "founders", "free_bytes", "full", "kept_bytes", "left_on_machine", "limit_bytes", "most_replicas_on_a_server", "of_go", "removed", "replicas", "reserve_bytes", "rows", "servers",
+	"bytes", "founders", "free_bytes", "full", "kept_bytes", "left_on_machine", "limit_bytes", "most_replicas_on_a_server",
+	"of_go", "removed", "replicas", "reserve_bytes", "rows", "servers",
 	"shards", "trainers", "tries", "used_bytes", "uses",
 	// how long
 	"fsync", "fsync_limit", "heartbeat", "held", "lateness", "lateness_limit", "silent", "started", "took",
 	// what happened, and why
-	"after", "apply", "as", "before", "behind", "by", "code", "err", "fault", "faults", "from", "intent", "kind", "metadata", "new", "of", "old", "profile", "reason", "state", "through",
+	"after", "apply", "as", "before", "behind", "by", "code", "err", "fault", "faults", "from", "intent", "kind",
+	"metadata", "new", "of", "old", "profile", "reason", "state", "through",
 	"to", "training", "verdict", "waiting_for", "what", "why",
 	// who
 	"cert", "expires", "hosts", "identity", "insecure", "name",
@@ -53,7 +58,8 @@ func checkLogKeys(r *Repo) []Finding {
 			}
 			for _, key := range keysOf(call) {
 				if text, err := strconv.Unquote(key.Value); err == nil && !logKeys[text] {
-					out = append(out, r.finding("logkeys", f, key, "logs %q, which is not in internal/tidy/logkeys.go: take a key that is, or add it there", text))
+					out = append(out, r.finding("logkeys", f, key,
+						"logs %q, which is not in internal/tidy/logkeys.go: take a key that is, or add it there", text))
 				}
 			}
 			return true

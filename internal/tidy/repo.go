@@ -35,6 +35,7 @@ type File struct {
 	Dir       string // "" for the root package
 	AST       *ast.File
 	Lines     int
+	Wide      []int // numbers of the lines that are too wide
 	Test      bool
 	Generated bool
 }
@@ -75,8 +76,8 @@ func skippedDir(name string) bool {
 	return name != "." && (strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_"))
 }
 
-// eachFile calls fn for each file below root whose name, or the extension of whose name, is in names. It leaves out what
-// skippedDir names.
+// eachFile calls fn for each file below root whose name, or the extension of whose name, is in names. It leaves out
+// what skippedDir names.
 func eachFile(root string, names []string, fn func(rel string, text []byte) error) error {
 	return filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -138,6 +139,7 @@ func (r *Repo) add(name string, src []byte) error {
 	r.Files = append(r.Files, &File{
 		Path: name, Dir: dir, AST: f,
 		Lines:     strings.Count(string(src), "\n"),
+		Wide:      wide(src),
 		Test:      strings.HasSuffix(name, "_test.go"),
 		Generated: ast.IsGenerated(f),
 	})

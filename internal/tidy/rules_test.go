@@ -70,7 +70,8 @@ var examples = []struct {
 	},
 	{
 		name: "a command imports its own parts, downward packages and e2e", rule: "imports",
-		sources: map[string]string{"cmd/rowraft-chaos/a.go": imp("main", Module+"/cmd/rowraft-chaos/plan", Module+"/e2e/nemesis", Module+"/node", Module+"/proto/rowraft/v1")},
+		sources: map[string]string{"cmd/rowraft-chaos/a.go": imp("main", Module+"/cmd/rowraft-chaos/plan",
+			Module+"/e2e/nemesis", Module+"/node", Module+"/proto/rowraft/v1")},
 	},
 	{
 		name: "a trainer package imports its sister, a test one above it", rule: "imports",
@@ -162,8 +163,9 @@ var examples = []struct {
 	},
 	{
 		name: "two package comments", rule: "packagedoc",
-		sources: map[string]string{"wire/a.go": "// Package wire is a.\npackage wire\n", "wire/doc.go": "// Package wire is b.\npackage wire\n"},
-		want:    "second package comment",
+		sources: map[string]string{"wire/a.go": "// Package wire is a.\npackage wire\n",
+			"wire/doc.go": "// Package wire is b.\npackage wire\n"},
+		want: "second package comment",
 	},
 	{
 		name: "a package comment outside doc.go", rule: "packagedoc",
@@ -172,7 +174,8 @@ var examples = []struct {
 	},
 	{
 		name: "a command named as such", rule: "packagedoc",
-		sources: map[string]string{"cmd/rowraft/main.go": "// Command rowraft runs a node.\npackage main\n", "cmd/rowraft/x.go": "package main\n"},
+		sources: map[string]string{"cmd/rowraft/main.go": "// Command rowraft runs a node.\npackage main\n",
+			"cmd/rowraft/x.go": "package main\n"},
 	},
 	{
 		name: "a package that is no noun", rule: "packagedoc",
@@ -205,7 +208,8 @@ var examples = []struct {
 	},
 	{
 		name: "a command that does", rule: "version",
-		sources: map[string]string{"cmd/rowraft/a.go": "package main\n", "cmd/rowraft/b.go": "package main\nvar version = \"unknown\"\n"},
+		sources: map[string]string{"cmd/rowraft/a.go": "package main\n",
+			"cmd/rowraft/b.go": "package main\nvar version = \"unknown\"\n"},
 	},
 	{
 		name: "a test sleeps", rule: "sleep",
@@ -220,9 +224,11 @@ var examples = []struct {
 	{
 		name: "a timeout, virtual time and the code itself", rule: "sleep",
 		sources: map[string]string{
-			"node/a_test.go": "package node\nimport \"time\"\nfunc f(c chan int) { select { case <-c: case <-time.After(1): } }\n",
-			"node/b_test.go": "package node\nimport (\"time\"; \"testing/synctest\")\nfunc f() { synctest.Test(nil, nil); time.Sleep(1) }\n",
-			"node/c.go":      "package node\nimport \"time\"\nfunc f() { time.Sleep(1) }\n",
+			"node/a_test.go": "package node\nimport \"time\"\n" +
+				"func f(c chan int) { select { case <-c: case <-time.After(1): } }\n",
+			"node/b_test.go": "package node\nimport (\"time\"; \"testing/synctest\")\n" +
+				"func f() { synctest.Test(nil, nil); time.Sleep(1) }\n",
+			"node/c.go": "package node\nimport \"time\"\nfunc f() { time.Sleep(1) }\n",
 		},
 	},
 	{
@@ -232,8 +238,10 @@ var examples = []struct {
 	},
 	{
 		name: "what raft calls applied", rule: "raftconfig",
-		sources: map[string]string{"raftstore/a.go": "package raftstore\nfunc (n *instance) f() uint64 { return n.raft.AppliedIndex() }\n"},
-		want:    "sent to the machine",
+		sources: map[string]string{
+			"raftstore/a.go": "package raftstore\nfunc (n *instance) f() uint64 { return n.raft.AppliedIndex() }\n",
+		},
+		want: "sent to the machine",
 	},
 	{
 		name: "what raft calls contact", rule: "raftconfig",
@@ -252,8 +260,10 @@ var examples = []struct {
 	},
 	{
 		name: "integers out of bytes", rule: "decoders",
-		sources: map[string]string{"node/a.go": "package node\nfunc f(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }\n"},
-		want:    "node.f takes bytes apart",
+		sources: map[string]string{
+			"node/a.go": "package node\nfunc f(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }\n",
+		},
+		want: "node.f takes bytes apart",
 	},
 	{
 		name: "a decoder without its target", rule: "decoders",
@@ -289,8 +299,10 @@ var examples = []struct {
 	},
 	{
 		name: "a transcendental function", rule: "determinism",
-		sources: map[string]string{"optim/a.go": "package optim\nimport \"math\"\nfunc f(x float64) float64 { return math.Pow(x, 2) }\n"},
-		want:    "math.Pow",
+		sources: map[string]string{
+			"optim/a.go": "package optim\nimport \"math\"\nfunc f(x float64) float64 { return math.Pow(x, 2) }\n",
+		},
+		want: "math.Pow",
 	},
 	{
 		name: "a fused operation called by name", rule: "determinism",
@@ -311,13 +323,42 @@ var examples = []struct {
 		want:    "split it",
 	},
 	{
+		name: "a line that no window shows", rule: "size",
+		sources: map[string]string{"wire/a.go": "package wire\n\n// " + strings.Repeat("word ", 24) + "\n"},
+		want:    "more than 120 characters",
+	},
+	{
+		name: "a wide raw string, a word without end, and a line at the limit", rule: "size",
+		sources: map[string]string{"wire/a.go": "package wire\n\nconst a = `" + strings.Repeat("word ", 30) +
+			"`\nconst b = \"" +
+			strings.Repeat("x", 130) + "\"\n// " + strings.Repeat("ü", 117) + "\n"},
+	},
+	{
+		name: "a package nobody reads to its end", rule: "size",
+		sources: map[string]string{
+			"wire/a.go": "package wire\n" + strings.Repeat("\n", 799), "wire/b.go": "package wire\n" + strings.Repeat("\n", 799),
+			"wire/c.go": "package wire\n" + strings.Repeat("\n", 799), "wire/d.go": "package wire\n" + strings.Repeat("\n", 799),
+			"wire/e.go": "package wire\n" + strings.Repeat("\n", 799), "wire/f.go": "package wire\n" + strings.Repeat("\n", 799),
+		},
+		want: "package of",
+	},
+	{
+		name: "a type that does everything", rule: "size",
+		sources: map[string]string{"wire/a.go": "package wire\n\ntype T struct{}\n" +
+			strings.Repeat("func (t *T) f() {}\n", maxMethods+1)},
+		want: "type T has more than 42 methods",
+	},
+	{
 		name: "a generated file of any length", rule: "size",
-		sources: map[string]string{"wire/a.go": "// Code generated by x. DO NOT EDIT.\n\npackage wire\n" + strings.Repeat("\n", maxLines)},
+		sources: map[string]string{"wire/a.go": "// Code generated by x. DO NOT EDIT.\n\npackage wire\n" +
+			strings.Repeat("\n", maxLines)},
 	},
 	{
 		name: "a key of a log line that nobody else has", rule: "logkeys",
-		sources: map[string]string{"node/a.go": "package node\nfunc f() { n.log.Info(\"x\", \"shard\", 1, \"mapVersion\", 2) }\n"},
-		want:    "mapVersion",
+		sources: map[string]string{
+			"node/a.go": "package node\nfunc f() { n.log.Info(\"x\", \"shard\", 1, \"mapVersion\", 2) }\n",
+		},
+		want: "mapVersion",
 	},
 	{
 		name: "the same of a logger that goes on", rule: "logkeys",
@@ -326,16 +367,22 @@ var examples = []struct {
 	},
 	{
 		name: "keys that all have, values that look like keys, and what is no logger", rule: "logkeys",
-		sources: map[string]string{"node/a.go": "package node\nfunc f() { log.Warn(\"x\", \"err\", \"colour\", attr, \"shard\", 1); t.Log(1, 2, 3, \"colour\"); b.Info(\"x\", \"colour\", 1) }\n"},
+		sources: map[string]string{"node/a.go": "package node\nfunc f() { log.Warn(\"x\", \"err\", \"colour\", attr, " +
+			"\"shard\", 1); t.Log(1, 2, 3, \"colour\"); b.Info(\"x\", \"colour\", 1) }\n"},
 	},
 	{
 		name: "an exception with a reason", rule: "sleep",
-		sources: map[string]string{"node/a_test.go": "package node\nimport \"time\"\nfunc f() {\n\t//tidy:allow sleep the kernel gives no signal\n\ttime.Sleep(1)\n}\n"},
+		sources: map[string]string{
+			"node/a_test.go": "package node\nimport \"time\"\nfunc f() {\n\t//tidy:allow sleep the kernel gives no signal\n" +
+				"\ttime.Sleep(1)\n}\n",
+		},
 	},
 	{
 		name: "an exception without a reason, or for another rule", rule: "sleep",
-		sources: map[string]string{"node/a_test.go": "package node\nimport \"time\"\nfunc f() {\n\ttime.Sleep(1) //tidy:allow sleep\n}\n"},
-		want:    "sleeps",
+		sources: map[string]string{
+			"node/a_test.go": "package node\nimport \"time\"\nfunc f() {\n\ttime.Sleep(1) //tidy:allow sleep\n}\n",
+		},
+		want: "sleeps",
 	},
 }
 
@@ -408,7 +455,8 @@ func TestVersions(t *testing.T) {
 		{"a newer raft", "hashicorp/raft v1.7.3", "hashicorp/raft v1.8.0", `raft is "v1.8.0", want v1.7.3`},
 		{"an older raft-boltdb", "raft-boltdb/v2 v2.3.1", "raft-boltdb/v2 v2.3.0", "want v2.3.1"},
 		{"a pin that went missing", "\tgo.etcd.io/bbolt v1.5.0\n", "", `bbolt is ""`},
-		{"a cache of another version", "require (", "require (\n\tgithub.com/dgraph-io/ristretto/v2 v2.1.0", "ristretto/v2 is v2.1.0"},
+		{"a cache of another version", "require (", "require (\n\tgithub.com/dgraph-io/ristretto/v2 v2.1.0",
+			"ristretto/v2 is v2.1.0"},
 		{"a replaced module", "require (", "replace a.b/c => ../c\n\nrequire (", "replaced module"},
 		{"another Go", "\ngo 1.26", "\ngo 1.27", "go line"},
 	} {
@@ -498,7 +546,8 @@ func TestNoSharedDataIsCommitted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(found) != 2 || !strings.Contains(found[0], "copy.csv is ") || !strings.Contains(found[1], "test.go is a row of") {
+		if len(found) != 2 || !strings.Contains(found[0], "copy.csv is ") ||
+			!strings.Contains(found[1], "test.go is a row of") {
 			t.Errorf("found %q, want the copy and the row", found)
 		}
 	})

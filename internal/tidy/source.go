@@ -1,7 +1,6 @@
 package tidy
 
 import (
-	"fmt"
 	"go/ast"
 	"go/token"
 	"path"
@@ -48,12 +47,14 @@ func checkPackageDocs(r *Repo) []Finding {
 		case len(p.docs) == 0:
 			out = append(out, r.finding(rule, first, first.AST.Name, "no package comment: say what it is: // %s…", want))
 		case len(p.docs) > 1:
-			out = append(out, r.finding(rule, p.docs[1], p.docs[1].AST.Name, "a second package comment beside %s", p.docs[0].Path))
+			out = append(out, r.finding(rule, p.docs[1], p.docs[1].AST.Name, "a second package comment beside %s",
+				p.docs[0].Path))
 		default:
 			doc := p.docs[0]
 			text := strings.Join(strings.Fields(doc.AST.Doc.Text()), " ")
 			if !strings.HasPrefix(text, want) || !strings.ContainsAny(text, ".:") {
-				out = append(out, r.finding(rule, doc, doc.AST.Doc, "the package comment's first sentence must start with %q", want))
+				out = append(out, r.finding(rule, doc, doc.AST.Doc, "the package comment's first sentence must start with %q",
+					want))
 			}
 			if name != "main" && len(p.files) > 1 && path.Base(doc.Path) != "doc.go" {
 				out = append(out, r.finding(rule, doc, doc.AST.Doc, "the package comment belongs in doc.go"))
@@ -76,7 +77,8 @@ func checkExit(r *Repo) []Finding {
 		} {
 			callsOf(f.AST, bad.pkg, func(call *ast.CallExpr, name string) {
 				if strings.HasPrefix(name, bad.prefix) {
-					out = append(out, r.finding("exit", f, call, "calls %s.%s: return an error; only a main package ends a process", path.Base(bad.pkg), name))
+					out = append(out, r.finding("exit", f, call, "calls %s.%s: return an error; only a main package ends a process",
+						path.Base(bad.pkg), name))
 				}
 			})
 		}
@@ -170,15 +172,18 @@ func checkRaftConfig(r *Repo) []Finding {
 	for _, f := range r.Files {
 		ast.Inspect(f.AST, func(n ast.Node) bool {
 			if id, ok := n.(*ast.Ident); ok && id.Name == "RestoreCommittedLogs" {
-				out = append(out, r.finding("raftconfig", f, id, "RestoreCommittedLogs starts with an empty server list and can hang in NewRaft"))
+				out = append(out, r.finding("raftconfig", f, id,
+					"RestoreCommittedLogs starts with an empty server list and can hang in NewRaft"))
 			}
 			if call, ok := n.(*ast.CallExpr); ok && within(f.Dir, "raftstore") {
 				if sel, ok := call.Fun.(*ast.SelectorExpr); ok && isRaft(sel.X) {
 					switch sel.Sel.Name {
 					case "AppliedIndex":
-						out = append(out, r.finding("raftconfig", f, call, "raft's AppliedIndex is what it sent to the machine: ask the machine"))
+						out = append(out, r.finding("raftconfig", f, call,
+							"raft's AppliedIndex is what it sent to the machine: ask the machine"))
 					case "LastContact":
-						out = append(out, r.finding("raftconfig", f, call, "raft's LastContact is renewed by refusals too: take the indices that the transport saw"))
+						out = append(out, r.finding("raftconfig", f, call,
+							"raft's LastContact is renewed by refusals too: take the indices that the transport saw"))
 					}
 				}
 			}
@@ -204,7 +209,8 @@ func isRaft(e ast.Expr) bool {
 func checkBackend(r *Repo) []Finding {
 	var out []Finding
 	bad := func(f *File, lit *ast.BasicLit) {
-		out = append(out, r.finding("backend", f, lit, "opens the backend %s: its default mode deadlocks, open go:ops_sequential", lit.Value))
+		out = append(out,
+			r.finding("backend", f, lit, "opens the backend %s: its default mode deadlocks, open go:ops_sequential", lit.Value))
 	}
 	for _, f := range r.Files {
 		if top(f.Dir) != "trainer" && top(f.Dir) != "cmd" {
@@ -213,7 +219,8 @@ func checkBackend(r *Repo) []Finding {
 		ast.Inspect(f.AST, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.BasicLit:
-				if s, ok := stringLit(n); ok && strings.HasPrefix(s, "go:") && !strings.Contains(s, "ops_sequential") && !strings.Contains(s, " ") {
+				if s, ok := stringLit(n); ok && strings.HasPrefix(s, "go:") && !strings.Contains(s, "ops_sequential") &&
+					!strings.Contains(s, " ") {
 					bad(f, n)
 				}
 			case *ast.CallExpr:
@@ -239,31 +246,4 @@ func stringLit(lit *ast.BasicLit) (string, bool) {
 	}
 	s, err := strconv.Unquote(lit.Value)
 	return s, err == nil
-}
-
-// Lines a hand-written file should stay below, and must.
-const (
-	warnLines = 600
-	maxLines  = 800
-)
-
-func checkSize(r *Repo) []Finding {
-	var out []Finding
-	for _, f := range r.Files {
-		if !f.Generated && f.Lines > maxLines {
-			out = append(out, r.finding("size", f, f.AST.Name, "%d lines, at most %d: split it by job", f.Lines, maxLines))
-		}
-	}
-	return out
-}
-
-// Long lists the files that should be split before they must be.
-func (r *Repo) Long() []string {
-	var out []string
-	for _, f := range r.Files {
-		if !f.Generated && f.Lines > warnLines && f.Lines <= maxLines {
-			out = append(out, fmt.Sprintf("%s: %d lines, aim for %d", f.Path, f.Lines, warnLines))
-		}
-	}
-	return out
 }

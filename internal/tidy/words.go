@@ -28,7 +28,8 @@ func OldWords(root string) ([]string, error) {
 		}
 		for i, line := range strings.Split(string(text), "\n") {
 			if w := oldWords.FindString(line); w != "" {
-				found = append(found, fmt.Sprintf("%s:%d: %q: name the subject (the client, the leader, another job); \"concurrently with\", \"next to\"; \"again\"", rel, i+1, w))
+				found = append(found, fmt.Sprintf("%s:%d: %q: name the subject (the client, the leader, another job); "+
+					`"concurrently with", "next to"; "again"`, rel, i+1, w))
 			}
 		}
 		return nil

@@ -72,7 +72,8 @@ type Admission struct {
 
 // New returns an admission with the given limits; SetDefaults must have filled them in.
 func New(l Limits) *Admission {
-	return &Admission{limits: l, node: newPool(l.InFlight), shards: make(map[rowraft.ShardID]*pool), conns: make(map[any]map[*Ticket]struct{})}
+	return &Admission{limits: l, node: newPool(l.InFlight), shards: make(map[rowraft.ShardID]*pool),
+		conns: make(map[any]map[*Ticket]struct{})}
 }
 
 // pool is a shared number of bytes in flight, counted by client.
@@ -186,16 +187,21 @@ func (a *Admission) shardLocked(id rowraft.ShardID) *pool {
 // REQUIRES: a.mu is held.
 func (a *Admission) roomLocked(client any, s *pool, shard rowraft.ShardID, n int64) error {
 	if have := a.node.by[client]; have > 0 && have+n > a.limits.Client {
-		return a.refuseLocked(refusedClient, "this client has %d bytes in flight on this server, at most %d: wait for answers before asking for more (--client-in-flight-bytes)", have, a.limits.Client)
+		return a.refuseLocked(refusedClient, "this client has %d bytes in flight on this server, at most %d: wait for "+
+			"answers before asking for more (--client-in-flight-bytes)", have, a.limits.Client)
 	}
 	if ok, why := s.fits(client, n); !ok {
 		if why == refusedNode {
 			why = refusedShard
 		}
-		return a.refuseLocked(why, "shard %d has %d bytes in flight, %d of them of this client, at most %d: ask again later (--shard-in-flight-bytes)", shard, s.used, s.by[client], s.limit)
+		return a.refuseLocked(why,
+			"shard %d has %d bytes in flight, %d of them of this client, at most %d: ask again later (--shard-in-flight-bytes)",
+			shard, s.used, s.by[client], s.limit)
 	}
 	if ok, why := a.node.fits(client, n); !ok {
-		return a.refuseLocked(why, "the server has %d bytes in flight, %d of them of this client, at most %d: ask again later (--in-flight-bytes)", a.node.used, a.node.by[client], a.node.limit)
+		return a.refuseLocked(why,
+			"the server has %d bytes in flight, %d of them of this client, at most %d: ask again later (--in-flight-bytes)",
+			a.node.used, a.node.by[client], a.node.limit)
 	}
 	return nil
 }
@@ -323,7 +329,8 @@ func (a *Admission) InFlight(op Op) int64 {
 func (a *Admission) stats() stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := stats{limits: a.limits, used: a.used, refused: a.refused, clients: len(a.node.by), shards: make(map[rowraft.ShardID]int64), full: a.full != "", memory: a.memory}
+	s := stats{limits: a.limits, used: a.used, refused: a.refused, clients: len(a.node.by),
+		shards: make(map[rowraft.ShardID]int64), full: a.full != "", memory: a.memory}
 	for id, p := range a.shards {
 		s.shards[id] = p.used
 	}

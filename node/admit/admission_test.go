@@ -40,7 +40,8 @@ func TestAPoolIsShared(t *testing.T) {
 			}
 			ok, _ := p.fits(c, n)
 			if !ok && c == 0 {
-				t.Fatalf("seed %d: a client with %d bytes may not have %d more of %d, %d of which %d clients have", seed, sum(0), n, limit, p.used, len(p.by))
+				t.Fatalf("seed %d: a client with %d bytes may not have %d more of %d, %d of which %d clients have", seed, sum(0), n,
+					limit, p.used, len(p.by))
 			}
 			if ok {
 				p.add(c, n)

@@ -85,11 +85,14 @@ func (g *memoryGuard) look(u MemoryUse, now time.Time) {
 	}
 	if full != g.full {
 		g.full = full
-		g.log.Warn("memory", "full", full, "used_bytes", u.Anonymous, "of_go", u.GoRuntime, "limit_bytes", g.limit, "left_on_machine", u.Left)
+		g.log.Warn("memory", "full", full, "used_bytes", u.Anonymous, "of_go", u.GoRuntime, "limit_bytes", g.limit,
+			"left_on_machine", u.Left)
 	}
 	why := ""
 	if full {
-		why = fmt.Sprintf("the server has %d bytes of memory, its limit is %d (--memory-limit-bytes), and the machine has %d left: what would make rows is refused until there is room; drop tables, add a server, or give this one more", u.Anonymous, g.limit, u.Left)
+		why = fmt.Sprintf("the server has %d bytes of memory, its limit is %d (--memory-limit-bytes), and the machine has "+
+			"%d left: what would make rows is refused until there is room; drop tables, add a server, or give this one more",
+			u.Anonymous, g.limit, u.Left)
 	}
 	g.a.setMemory(u.Anonymous, why)
 }

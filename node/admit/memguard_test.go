@@ -15,7 +15,8 @@ func TestMemoryGuard(t *testing.T) {
 	a := New(Limits{InFlight: gib, Shard: gib, Client: gib})
 	var heap []int64
 	trims := 0
-	g := &memoryGuard{limit: 10 * gib, heap: func(b int64) { heap = append(heap, b) }, trim: func() { trims++ }, a: a, log: slog.New(slog.DiscardHandler)}
+	g := &memoryGuard{limit: 10 * gib, heap: func(b int64) { heap = append(heap, b) }, trim: func() { trims++ }, a: a,
+		log: slog.New(slog.DiscardHandler)}
 	now := time.Now()
 	for _, tc := range []struct {
 		name string
@@ -36,7 +37,8 @@ func TestMemoryGuard(t *testing.T) {
 		if (err != nil) != tc.full {
 			t.Errorf("%s: %v, want full: %v", tc.name, err, tc.full)
 		}
-		if tc.full && (rowraft.CodeOf(err) != rowraft.CodeOverloaded || !strings.Contains(err.Error(), "--memory-limit-bytes") || !strings.Contains(err.Error(), " left: ")) {
+		if tc.full && (rowraft.CodeOf(err) != rowraft.CodeOverloaded ||
+			!strings.Contains(err.Error(), "--memory-limit-bytes") || !strings.Contains(err.Error(), " left: ")) {
 			t.Errorf("%s: %v", tc.name, err)
 		}
 	}

@@ -101,7 +101,8 @@ func (l *Limits) SetDefaults(root fs.FS) error {
 	for _, given := range []struct {
 		name  string
 		bytes int64
-	}{{"memory limit", l.Memory}, {"bytes in flight", l.InFlight}, {"bytes in flight of a shard", l.Shard}, {"bytes in flight of a client", l.Client}} {
+	}{{"memory limit", l.Memory}, {"bytes in flight", l.InFlight}, {"bytes in flight of a shard", l.Shard},
+		{"bytes in flight of a client", l.Client}} {
 		if given.bytes < 0 {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: %d: want 0 (the default) or more", given.name, given.bytes)
 		}

@@ -16,12 +16,19 @@ func TestFreeMemory(t *testing.T) {
 	}{
 		"a machine that tells nothing": {nil, 0},
 		"what the machine has left":    {map[string]string{"proc/meminfo": meminfo}, 5000 << 10},
-		"a cgroup without a limit":     {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, 5000 << 10},
-		"a cgroup's limit":             {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "3145728\n", "proc/self/statm": pages}, 2 << 20},
-		"that of the one above":        {map[string]string{"proc/self/cgroup": "1:name=systemd:/x\n0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "9999999\n", "sys/fs/cgroup/a/memory.max": "3145728\n", "proc/self/statm": pages}, 2 << 20},
-		"a limit above what is left":   {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "99999999\n", "proc/self/statm": pages}, 5000 << 10},
-		"beyond its limit":             {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "1000\n", "proc/self/statm": pages}, 1},
-		"nonsense":                     {map[string]string{"proc/meminfo": "MemAvailable: x kB\n", "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "y\n"}, 0},
+		"a cgroup without a limit": {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a/b\n",
+			"sys/fs/cgroup/a/b/memory.max": "max\n"}, 5000 << 10},
+		"a cgroup's limit": {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n",
+			"sys/fs/cgroup/memory.max": "3145728\n", "proc/self/statm": pages}, 2 << 20},
+		"that of the one above": {map[string]string{"proc/self/cgroup": "1:name=systemd:/x\n0::/a/b\n",
+			"sys/fs/cgroup/a/b/memory.max": "9999999\n", "sys/fs/cgroup/a/memory.max": "3145728\n", "proc/self/statm": pages},
+			2 << 20},
+		"a limit above what is left": {map[string]string{"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n",
+			"sys/fs/cgroup/memory.max": "99999999\n", "proc/self/statm": pages}, 5000 << 10},
+		"beyond its limit": {map[string]string{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "1000\n",
+			"proc/self/statm": pages}, 1},
+		"nonsense": {map[string]string{"proc/meminfo": "MemAvailable: x kB\n",
+			"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "y\n"}, 0},
 	} {
 		disk := fstest.MapFS{}
 		for file, text := range tc.files {

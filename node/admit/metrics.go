@@ -9,16 +9,21 @@ import (
 var (
 	inFlightDesc      = desc("in_flight_bytes", "Pushes that are not applied and replies that are not taken.", "op")
 	shardInFlightDesc = desc("shard_in_flight_bytes", "The same, by shard.", "shard")
-	inFlightLimitDesc = desc("in_flight_limit_bytes", "What may be in flight: of the server, of one shard, of one client.", "of")
-	clientsDesc       = desc("in_flight_clients", "Clients that have something in flight.")
-	refusedDesc       = desc("admission_refused_total", "Calls refused because a limit was reached: of the server (node), the shard, the client, the client's share of a busy server or shard, the memory.", "reason")
-	memoryFullDesc    = desc("memory_full", "1: pushes are refused because the process is near its memory limit (critical).")
-	memoryUsedDesc    = desc("memory_used_bytes", "What the process has, rows and Go's heap, without pages of files: what the limit is held against.")
-	memoryLimitDesc   = desc("memory_limit_bytes", "What the process may have; 0: unknown.")
+	inFlightLimitDesc = desc("in_flight_limit_bytes", "What may be in flight: of the server, of one shard, of one client.",
+		"of")
+	clientsDesc = desc("in_flight_clients", "Clients that have something in flight.")
+	refusedDesc = desc("admission_refused_total", "Calls refused because a limit was reached: of the server "+
+		"(node), the shard, the client, the client's share of a busy server or shard, the memory.", "reason")
+	memoryFullDesc = desc("memory_full",
+		"1: pushes are refused because the process is near its memory limit (critical).")
+	memoryUsedDesc = desc("memory_used_bytes",
+		"What the process has, rows and Go's heap, without pages of files: what the limit is held against.")
+	memoryLimitDesc = desc("memory_limit_bytes", "What the process may have; 0: unknown.")
 )
 
 // Descs describes the metrics of Collect.
-var Descs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc, memoryFullDesc, memoryUsedDesc, memoryLimitDesc}
+var Descs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc,
+	memoryFullDesc, memoryUsedDesc, memoryLimitDesc}
 
 // Collect sends the bytes in flight. No metric has a label for the client: the number of clients has no
 // bound.

@@ -197,7 +197,8 @@ func (b *Batcher) dropAbandoned(parts []*queuedPart) []*queuedPart {
 		bytes += w.part.Size()
 		if w.ctx.Err() != nil {
 			rpc.Pool.Release(w.part.Payload)
-			w.respond(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline, "the caller stopped waiting before the push was proposed")})
+			w.respond(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeDeadline,
+				"the caller stopped waiting before the push was proposed")})
 			continue
 		}
 		kept = append(kept, w)
@@ -251,7 +252,8 @@ func Wait(ctx context.Context, done <-chan shard.PartResult) (shard.PartResult, 
 	case <-ctx.Done():
 		err := context.Cause(ctx)
 		if errors.Is(err, context.Canceled) {
-			return shard.PartResult{}, rowraft.Errorf(rowraft.CodeDeadline, "the caller stopped waiting before the push was acknowledged")
+			return shard.PartResult{}, rowraft.Errorf(rowraft.CodeDeadline,
+				"the caller stopped waiting before the push was acknowledged")
 		}
 		return shard.PartResult{}, rowraft.Errorf(rowraft.CodeDeadline, "the push was not acknowledged in time: %w", err)
 	}

@@ -2,6 +2,6 @@
 //
 //	Submit ─► queue ─► pack ─► Proposer ─► deliver ─► Wait
 //
-// A push is refused with CodeOverloaded if the queue is full: Submit never waits. The parts of an entry get their results
-// in the order of the log.
+// A push is refused with CodeOverloaded if the queue is full: Submit never waits. The parts of an entry get their
+// results in the order of the log.
 package batch

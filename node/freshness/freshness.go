@@ -87,7 +87,8 @@ const (
 	maxProbePause = 2500 * time.Millisecond
 )
 
-func New(ctx context.Context, probe func(context.Context) (rowraft.Index, error), applied func() rowraft.Index, wait func(context.Context, rowraft.Index) error) *Tracker {
+func New(ctx context.Context, probe func(context.Context) (rowraft.Index, error), applied func() rowraft.Index,
+	wait func(context.Context, rowraft.Index) error) *Tracker {
 	return &Tracker{
 		ctx: ctx, probe: probe, applied: applied, wait: wait, boot: bootTime,
 		urgent: make(chan struct{}, 1), ended: make(chan struct{}),

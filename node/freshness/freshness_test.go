@@ -141,7 +141,8 @@ func TestProofsOutlastALeader(t *testing.T) {
 		p.read(t, b)
 		p.gone.Store(true)
 		served := time.Duration(0)
-		for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(10 * time.Millisecond) { //tidy:allow sleep virtual time
+		//tidy:allow sleep virtual time
+		for begin := time.Now(); time.Since(begin) < 5*time.Second; time.Sleep(10 * time.Millisecond) {
 			if _, ok := p.read(t, b); ok {
 				served = time.Since(begin)
 			}
@@ -184,7 +185,8 @@ func TestProbesAreFewAndEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newProbed(t, 0)
 		defer p.stop()
-		for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(time.Millisecond) { //tidy:allow sleep virtual time
+		//tidy:allow sleep virtual time
+		for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(time.Millisecond) {
 			if _, ok := p.read(t, Bound{MaxAge: 4 * time.Second}); !ok {
 				t.Fatal("no proof")
 			}

@@ -33,7 +33,8 @@ func (r *replica) mayChange(ctx context.Context, segments []byte) error {
 		return err
 	}
 	if unknown, err = tablesOf(ctx, r.machine, segments); err == nil && unknown != 0 {
-		err = rowraft.Errorf(rowraft.CodeTableNotFound, "shard %d has no table %#x: create it first", r.shard, uint64(unknown))
+		err = rowraft.Errorf(rowraft.CodeTableNotFound, "shard %d has no table %#x: create it first", r.shard,
+			uint64(unknown))
 	}
 	return err
 }

@@ -82,7 +82,8 @@ func TestPullsThatWaitCount(t *testing.T) {
 		seg := wire.Segment{Table: table.ID, N: keys, Dim: 4, DType: rowraft.Float32, Flags: wire.FlagNoValues}
 		payload := rpc.Pool.Bytes(seg.Size())
 		seg.Put(payload)
-		reply, err := s.Pull(t.Context(), &rowraftv1.PullRequest{MapVersion: anyMapVersion, MinIndex: minIndex, Payload: payload})
+		reply, err := s.Pull(t.Context(), &rowraftv1.PullRequest{MapVersion: anyMapVersion, MinIndex: minIndex,
+			Payload: payload})
 		rpc.Pool.Release(reply.GetPayload())
 		return err
 	}

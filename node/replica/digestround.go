@@ -120,7 +120,9 @@ func (r *replica) applied(entry []byte, a *shard.Applied) {
 		// The other replicas have closed a restore that this replica could not close: its staged rows
 		// differ from those of the log, so the rows that it serves do too. Without such a failed close, the
 		// entry's epoch is that of a caller, which may be ahead of its shard.
-		_ = r.machine.Fence(fmt.Sprintf("it is of table epoch %d where the log is of %d: what it had staged of a restore was damaged", have, h.Epoch))
+		_ = r.machine.Fence(
+			fmt.Sprintf("it is of table epoch %d where the log is of %d: what it had staged of a restore was damaged", have,
+				h.Epoch))
 		r.noticeFence()
 		return
 	}
@@ -163,7 +165,9 @@ func (r *replica) mustServe() error {
 // checkAgreed refuses calls for the rows of the shard if no majority of its replicas agreed on them.
 func (r *replica) checkAgreed() error {
 	if at := r.machine.Rounds.NoMajority(); at != 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d no majority of its replicas had the same rows, so no replica serves it: see `rowraft shard digest %d`, then restore a checkpoint, or move away the replicas that you do not trust", r.shard, at, r.shard)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d no majority of its replicas had the same rows, "+
+			"so no replica serves it: see `rowraft shard digest %d`, then restore a checkpoint, or move away the replicas "+
+			"that you do not trust", r.shard, at, r.shard)
 	}
 	return nil
 }
@@ -188,9 +192,11 @@ func (d *digestRounds) runIfDue() {
 	case err != nil:
 		r.log.Debug("the replicas were not compared", "err", err)
 	case out.verdict == noMajority:
-		r.log.Error("replica hash mismatch (critical): no majority has the same rows, so no replica serves them", "metric", "rowraft_shard_divided", "mark", uint64(out.mark))
+		r.log.Error("replica hash mismatch (critical): no majority has the same rows, so no replica serves them", "metric",
+			"rowraft_shard_divided", "mark", uint64(out.mark))
 	case differ(out.votes):
-		r.log.Error("replica hash mismatch (critical)", "metric", "rowraft_replica_differs", "mark", uint64(out.mark), "verdict", out.verdict.String())
+		r.log.Error("replica hash mismatch (critical)", "metric", "rowraft_replica_differs", "mark", uint64(out.mark),
+			"verdict", out.verdict.String())
 	}
 }
 
@@ -210,7 +216,8 @@ func (d *digestRounds) run(ctx context.Context, everyone bool) (*digestRound, er
 	case d.round <- struct{}{}:
 		defer func() { <-d.round }()
 	case <-ctx.Done():
-		return nil, rowraft.Errorf(rowraft.CodeDeadline, "shard %d: another comparison of its replicas is still running: %w", r.shard, context.Cause(ctx))
+		return nil, rowraft.Errorf(rowraft.CodeDeadline, "shard %d: another comparison of its replicas is still running: %w",
+			r.shard, context.Cause(ctx))
 	}
 	if err := r.mustLead(); err != nil {
 		return nil, err
@@ -220,7 +227,8 @@ func (d *digestRounds) run(ctx context.Context, everyone bool) (*digestRound, er
 		return nil, ShardError(r.shard, err)
 	}
 	if voters := members.Voters(); voters < 2 {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "shard %d has %d voting replica, and nothing to compare it with", r.shard, voters)
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "shard %d has %d voting replica, and nothing to compare it with",
+			r.shard, voters)
 	}
 	out := &digestRound{}
 	if out.mark, err = r.propose(ctx, wire.ProofEntry(r.header(), &wire.Proof{Step: wire.ProofMark})); err != nil {
@@ -257,14 +265,17 @@ func (d *digestRounds) checkMark(ctx context.Context, mark rowraft.Index) error 
 	case v == agreed && (!noted || digest == own), v == undecided && !differ(votes):
 		return nil
 	case v == agreed:
-		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d this leader has other rows than the majority", r.shard, mark)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d this leader has other rows than the majority",
+			r.shard, mark)
 	}
-	return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d its replicas have different rows, and it is not known which are right", r.shard, mark)
+	return rowraft.Errorf(rowraft.CodeCorrupt,
+		"shard %d: at index %d its replicas have different rows, and it is not known which are right", r.shard, mark)
 }
 
 // collect asks every member for its digest at mark. It waits until all have voted or, without everyone,
 // until a majority agrees.
-func (d *digestRounds) collect(ctx context.Context, members *raftstore.Membership, mark rowraft.Index, everyone bool) []digestVote {
+func (d *digestRounds) collect(ctx context.Context, members *raftstore.Membership, mark rowraft.Index,
+	everyone bool) []digestVote {
 	ctx, cancel := context.WithTimeout(ctx, votePatience)
 	defer cancel()
 	out := make([]digestVote, len(members.Members))
@@ -274,7 +285,8 @@ func (d *digestRounds) collect(ctx context.Context, members *raftstore.Membershi
 	}
 	votes := make(chan numbered, len(out))
 	for i, m := range members.Members {
-		out[i] = digestVote{Member: m.Member, voter: m.Voter, err: rowraft.Errorf(rowraft.CodeDeadline, "node %s has not answered", m.Node)}
+		out[i] = digestVote{Member: m.Member, voter: m.Voter,
+			err: rowraft.Errorf(rowraft.CodeDeadline, "node %s has not answered", m.Node)}
 		go func() {
 			v := d.ask(ctx, m.Member, mark)
 			v.Member, v.voter = m.Member, m.Voter
@@ -303,12 +315,14 @@ func (d *digestRounds) ask(ctx context.Context, m raftstore.Member, mark rowraft
 		v.err = err
 		return v
 	}
-	reply, err := rowraftv1.NewReplicasClient(conn).NotedDigest(ctx, &rowraftv1.NotedDigestRequest{Shard: uint32(d.r.shard), MarkIndex: uint64(mark)})
+	reply, err := rowraftv1.NewReplicasClient(conn).NotedDigest(ctx,
+		&rowraftv1.NotedDigestRequest{Shard: uint32(d.r.shard), MarkIndex: uint64(mark)})
 	switch {
 	case err != nil:
 		v.err = err
 	case reply.ReplicaId != string(m.Replica):
-		v.err = rowraft.Errorf(rowraft.CodeIdentity, "node %s has replica %s, the member is %s", m.Node, reply.ReplicaId, m.Replica)
+		v.err = rowraft.Errorf(rowraft.CodeIdentity, "node %s has replica %s, the member is %s", m.Node, reply.ReplicaId,
+			m.Replica)
 	case reply.Noted && len(reply.Digest) != len(v.digest.Sum):
 		v.err = rowraft.Errorf(rowraft.CodeCorrupt, "node %s sent a digest of %d bytes", m.Node, len(reply.Digest))
 	case reply.Noted:
@@ -319,7 +333,8 @@ func (d *digestRounds) ask(ctx context.Context, m raftstore.Member, mark rowraft
 }
 
 // NotedDigest returns the digest of the replica here at a mark.
-func (s *replicaService) NotedDigest(ctx context.Context, req *rowraftv1.NotedDigestRequest) (*rowraftv1.NotedDigestReply, error) {
+func (s *replicaService) NotedDigest(ctx context.Context,
+	req *rowraftv1.NotedDigestRequest) (*rowraftv1.NotedDigestReply, error) {
 	if f, ok := s.h.fences.get(rowraft.ShardID(req.Shard)); ok {
 		return &rowraftv1.NotedDigestReply{ReplicaId: string(f.id), Fenced: f.why}, nil
 	}
@@ -357,7 +372,8 @@ func (s *replicaService) Prove(ctx context.Context, req *rowraftv1.ProveRequest)
 	}
 	for _, v := range round.votes {
 		p := &rowraftv1.ProvedReplica{
-			ReplicaId: string(v.Replica), Node: string(v.Node), Voter: v.voter, Leader: v.leads, Noted: v.noted, Fenced: v.fenced,
+			ReplicaId: string(v.Replica), Node: string(v.Node), Voter: v.voter, Leader: v.leads, Noted: v.noted,
+			Fenced: v.fenced,
 		}
 		if v.noted {
 			p.Rows, p.Digest = v.digest.Rows, v.digest.Sum[:]

@@ -51,7 +51,8 @@ func TestTally(t *testing.T) {
 			learner.voter = false
 			got, f := tally(append([]digestVote{learner}, all...))
 			if got != want || got == agreed && f.Sum[0] != digest {
-				t.Fatalf("%d voters say %v (three digests, silent, abstains, fenced): %v of %d, want %v of %d", voters, held, got, f.Sum[0], want, digest)
+				t.Fatalf("%d voters say %v (three digests, silent, abstains, fenced): %v of %d, want %v of %d", voters, held, got,
+					f.Sum[0], want, digest)
 			}
 			verdicts[got]++
 		}

@@ -70,7 +70,8 @@ func (h *Host) fence(r *replica) {
 	if r.machine.Fenced() == nil {
 		what = raftstore.RolledBack + " (critical)"
 	}
-	r.log.Error(what+": the replica is fenced", "metric", "rowraft_replica_fenced", "index", uint64(r.machine.AppliedIndex()), "why", why)
+	r.log.Error(what+": the replica is fenced", "metric", "rowraft_replica_fenced", "index",
+		uint64(r.machine.AppliedIndex()), "why", why)
 	f := fencedReplica{shard: r.shard, id: r.id, why: why}
 	if err := h.fences.record(f); err != nil {
 		r.log.Error("a restart may forget that the replica is fenced", "err", err)
@@ -95,7 +96,8 @@ func (h *Host) fence(r *replica) {
 
 // fenceUnopened is fence for a replica that raftstore refuses to start.
 func (h *Host) fenceUnopened(s rowraft.ShardID, id rowraft.ReplicaID, why error) error {
-	h.log.Error(raftstore.RolledBack+" (critical): the replica is fenced", "metric", "rowraft_replica_fenced", "shard", uint32(s), "replica", string(id), "why", why)
+	h.log.Error(raftstore.RolledBack+" (critical): the replica is fenced", "metric", "rowraft_replica_fenced", "shard",
+		uint32(s), "replica", string(id), "why", why)
 	f := fencedReplica{shard: s, id: id, why: why.Error()}
 	h.fences.add(f)
 	return h.fences.record(f)
@@ -156,7 +158,8 @@ func (f *fences) recall(s rowraft.ShardID, id rowraft.ReplicaID) (bool, error) {
 	}
 	r := fencedReplica{shard: s, id: id, why: strings.TrimSpace(string(why))}
 	f.add(r)
-	f.log.Error("a fenced replica stays fenced (critical)", "metric", "rowraft_replica_fenced", "shard", uint32(s), "replica", string(id), "why", r.why)
+	f.log.Error("a fenced replica stays fenced (critical)", "metric", "rowraft_replica_fenced", "shard", uint32(s),
+		"replica", string(id), "why", r.why)
 	return true, nil
 }
 
@@ -179,7 +182,8 @@ func (f *fences) status() (out []*rowraftv1.ReplicaStatus) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for _, r := range f.of {
-		out = append(out, &rowraftv1.ReplicaStatus{Shard: uint32(r.shard), ReplicaId: string(r.id), Role: roleFenced, Error: r.why, Fenced: r.why})
+		out = append(out, &rowraftv1.ReplicaStatus{Shard: uint32(r.shard), ReplicaId: string(r.id), Role: roleFenced,
+			Error: r.why, Fenced: r.why})
 	}
 	slices.SortFunc(out, func(a, b *rowraftv1.ReplicaStatus) int { return cmp.Compare(a.Shard, b.Shard) })
 	return out

@@ -30,7 +30,8 @@ func newHost(t *testing.T, opts Options) *Host {
 	}
 	h := New(opts)
 	store, err := raftstore.Open(raftstore.Options{
-		Dir: filepath.Join(opts.DataDir, "raft"), Cluster: "c", Node: "me", Listener: l, DiskReserveBytes: -1, DiskStallLimit: time.Minute, Logger: opts.Logger,
+		Dir: filepath.Join(opts.DataDir, "raft"), Cluster: "c", Node: "me", Listener: l, DiskReserveBytes: -1,
+		DiskStallLimit: time.Minute, Logger: opts.Logger,
 		Resolve: func(rowraft.NodeID) (string, error) { return "", errors.New("no other server runs") },
 		Fatal:   func(err error) { t.Error(err) },
 	})
@@ -108,7 +109,8 @@ func TestOldMapsBringNothingBack(t *testing.T) {
 		}
 	}
 	if !h.store.Removed("shard-0", "m1") || !h.store.Removed("shard-0", "m2") {
-		t.Errorf("the store knows that m1 left: %v, that m2 left: %v", h.store.Removed("shard-0", "m1"), h.store.Removed("shard-0", "m2"))
+		t.Errorf("the store knows that m1 left: %v, that m2 left: %v", h.store.Removed("shard-0", "m1"),
+			h.store.Removed("shard-0", "m2"))
 	}
 }
 
@@ -158,10 +160,12 @@ func TestDeletionIsFinished(t *testing.T) {
 
 // Each group keeps free segments: with many groups the segments are small.
 func TestSegmentsOfAllGroupsAreBounded(t *testing.T) {
-	for _, tc := range []struct{ shards, want int }{{1, 64 << 20}, {8, 64 << 20}, {32, 16 << 20}, {64, 8 << 20}, {256, 8 << 20}} {
+	for _, tc := range []struct{ shards, want int }{{1, 64 << 20}, {8, 64 << 20}, {32, 16 << 20}, {64, 8 << 20},
+		{256, 8 << 20}} {
 		m := &clustermap.Map{}
 		for s := range tc.shards {
-			m.Shards = append(m.Shards, clustermap.Shard{Replicas: []clustermap.Replica{{Node: "a"}, {Node: rowraft.NodeID(fmt.Sprint(s))}}})
+			m.Shards = append(m.Shards, clustermap.Shard{Replicas: []clustermap.Replica{{Node: "a"},
+				{Node: rowraft.NodeID(fmt.Sprint(s))}}})
 		}
 		if got := segmentSize(m, "a"); got != tc.want {
 			t.Errorf("with %d replicas a segment has %d bytes, want %d", tc.shards, got, tc.want)

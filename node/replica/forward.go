@@ -20,7 +20,8 @@ import (
 //
 // Two admissions count the memory of such a call: that of this server, from the arrival of the request and
 // for the reply, and that of the leader.
-func (h *Host) Forward(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (h *Host) Forward(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (any, error) {
 	reply := rpc.ForwardReply(ctx, info.FullMethod)
 	if reply == nil {
 		return handle(ctx, req)
@@ -73,7 +74,8 @@ func (h *Host) Forward(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 }
 
 // forwardToScheduler is Forward for a call to the leader of the metadata group.
-func (h *Host) forwardToScheduler(ctx context.Context, req, reply any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (h *Host) forwardToScheduler(ctx context.Context, req, reply any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler) (any, error) {
 	g := h.opts.Meta()
 	if g == nil {
 		return handle(ctx, req)

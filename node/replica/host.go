@@ -40,10 +40,12 @@ type Options struct {
 	Conns     *route.Pool     // connections to the other servers
 	Stopping  context.Context // ends when the services stop
 
-	Cluster func() rowraft.ClusterID                           // this server's cluster; "" before it belongs to one
-	Map     func() *clustermap.Map                             // the newest map that this server knows, maybe newer than that of Follow; or nil
-	Meta    func() *raftstore.Group                            // this server's member of the metadata group, or nil
-	MayLog  func(rowraft.ShardID, rowraft.FormatVersion) error // refuses a version that some server of the cluster does not understand
+	Cluster func() rowraft.ClusterID // this server's cluster; "" before it belongs to one
+	// the newest map that this server knows, maybe newer than that of Follow; or nil
+	Map  func() *clustermap.Map
+	Meta func() *raftstore.Group // this server's member of the metadata group, or nil
+	// refuses a version that some server of the cluster does not understand
+	MayLog func(rowraft.ShardID, rowraft.FormatVersion) error
 
 	NodeStatus func() *rowraftv1.NodeStatusReply // describes the server, for the call of this name
 
@@ -79,7 +81,8 @@ func New(opts Options) *Host {
 	}
 	return &Host{
 		opts: opts, log: opts.Logger, replicas: make(map[rowraft.ShardID]*replica),
-		fences: fences{fs: opts.FS, log: opts.Logger, dir: filepath.Join(opts.DataDir, "fenced"), of: make(map[rowraft.ShardID]fencedReplica)},
+		fences: fences{fs: opts.FS, log: opts.Logger, dir: filepath.Join(opts.DataDir, "fenced"),
+			of: make(map[rowraft.ShardID]fencedReplica)},
 	}
 }
 
@@ -130,7 +133,8 @@ func (h *Host) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, err
 		return nil, rowraft.Errorf(rowraft.CodeStarting, "the server has no cluster map with shards yet")
 	}
 	if int(shard) >= len(m.Shards) {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d does not exist: the cluster has %d", shard, len(m.Shards))
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d does not exist: the cluster has %d", shard,
+			len(m.Shards))
 	}
 	if have := rowraft.MapVersion(mapVersion); have < m.SlotsVersion {
 		return nil, &rowraft.WrongShardError{Shard: id, Have: have, Want: m.SlotsVersion}
@@ -143,7 +147,8 @@ func (h *Host) replicaFor(shard uint32, mapVersion, epoch uint64) (*replica, err
 		return nil, &rowraft.NotLeaderError{Shard: id}
 	}
 	if epoch > uint64(r.machine.Epoch()) {
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d: the tables are of epoch %d, a restore to epoch %d is being finished", shard, r.machine.Epoch(), epoch)
+		return nil, rowraft.Errorf(rowraft.CodeStarting,
+			"shard %d: the tables are of epoch %d, a restore to epoch %d is being finished", shard, r.machine.Epoch(), epoch)
 	}
 	if epoch != 0 && rowraft.TableEpoch(epoch) != r.machine.Epoch() {
 		return nil, &rowraft.RestoredError{Shard: id, Have: rowraft.TableEpoch(epoch), Want: r.machine.Epoch()}

@@ -14,7 +14,8 @@ import (
 )
 
 // PushStepMany handles each batch as PushStep does.
-func (s *tableService) PushStepMany(req *rowraftv1.PushStepManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
+func (s *tableService) PushStepMany(req *rowraftv1.PushStepManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
 	return rpc.PushStepMany(req, stream, s.PushStep)
 }
 
@@ -55,15 +56,21 @@ func stepPushOf(req *rowraftv1.PushStepRequest) (*steps.Push, error) {
 	}
 	switch {
 	case p.Rank >= rowraft.MaxRanks, p.Step == 0, p.Generation == 0, p.Incarnation == 0:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "rank %d, incarnation %d, step %d, generation %d: ranks are less than %d, the others count from 1", p.Rank, p.Incarnation, p.Step, p.Generation, rowraft.MaxRanks)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"rank %d, incarnation %d, step %d, generation %d: ranks are less than %d, the others count from 1", p.Rank,
+			p.Incarnation, p.Step, p.Generation, rowraft.MaxRanks)
 	case p.Fragments < 1 || p.Fragments > steps.MaxFragments || p.Fragment >= p.Fragments:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fragment %d of %d: want at most %d, counted from 0", p.Fragment, p.Fragments, steps.MaxFragments)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "fragment %d of %d: want at most %d, counted from 0",
+			p.Fragment, p.Fragments, steps.MaxFragments)
 	case len(req.Positions) > wire.MaxPushPositions:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d positions: want at most %d", len(req.Positions), wire.MaxPushPositions)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%d positions: want at most %d", len(req.Positions),
+			wire.MaxPushPositions)
 	case p.Idle && len(p.Payload) > 0:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "an idle worker pushes %d bytes of gradients: an idle worker has none", len(p.Payload))
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"an idle worker pushes %d bytes of gradients: an idle worker has none", len(p.Payload))
 	case p.Probe && len(p.Payload) > 0:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a probe with a payload of %d bytes: a probe has none", len(p.Payload))
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a probe with a payload of %d bytes: a probe has none",
+			len(p.Payload))
 	}
 	for i, at := range req.Positions {
 		if i > 0 && at.Part <= req.Positions[i-1].Part {
@@ -114,7 +121,8 @@ func (r *replica) pushStep(ctx context.Context, p *steps.Push) (steps.Result, er
 	return result, err
 }
 
-func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
+func (s *tableService) WaitClock(ctx context.Context,
+	req *rowraftv1.WaitClockRequest) (*rowraftv1.WaitClockReply, error) {
 	r, job, err := s.h.replicaOfJob(req.Shard, req.TableEpoch, req.Job)
 	if err != nil {
 		return nil, err
@@ -132,10 +140,12 @@ func (s *tableService) WaitClock(ctx context.Context, req *rowraftv1.WaitClockRe
 	if err != nil {
 		return nil, err
 	}
-	return &rowraftv1.WaitClockReply{Slowest: slowest, AppliedIndex: uint64(r.machine.AppliedIndex()), TableEpoch: uint64(r.machine.Epoch())}, nil
+	return &rowraftv1.WaitClockReply{Slowest: slowest, AppliedIndex: uint64(r.machine.AppliedIndex()),
+		TableEpoch: uint64(r.machine.Epoch())}, nil
 }
 
-func (s *replicaService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJobRequest) (*rowraftv1.EnsureJobReply, error) {
+func (s *replicaService) EnsureJob(ctx context.Context,
+	req *rowraftv1.EnsureJobRequest) (*rowraftv1.EnsureJobReply, error) {
 	r, job, err := s.h.replicaOfJob(req.Shard, req.TableEpoch, req.Job)
 	if err != nil {
 		return nil, err
@@ -145,7 +155,8 @@ func (s *replicaService) EnsureJob(ctx context.Context, req *rowraftv1.EnsureJob
 		Deadline: req.DeadlineNs, Quorum: int(req.Quorum),
 	}
 	for _, m := range req.Members {
-		w.Members = append(w.Members, wire.Member{Rank: rowraft.Rank(m.Rank), Incarnation: rowraft.Incarnation(m.Incarnation)})
+		w.Members = append(w.Members, wire.Member{Rank: rowraft.Rank(m.Rank),
+			Incarnation: rowraft.Incarnation(m.Incarnation)})
 	}
 	if len(w.Members) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %x: no members; a job is ended by EndJob", job[:4])
@@ -186,7 +197,8 @@ func (r *replica) ensureJob(ctx context.Context, w *wire.Membership, epoch rowra
 	})
 }
 
-func (r *replica) logMembership(ctx context.Context, w *wire.Membership, epoch rowraft.TableEpoch) (rowraft.Index, error) {
+func (r *replica) logMembership(ctx context.Context, w *wire.Membership,
+	epoch rowraft.TableEpoch) (rowraft.Index, error) {
 	h := r.header()
 	if epoch != 0 {
 		h.Epoch = epoch
@@ -207,7 +219,8 @@ func (s *replicaService) EndJob(ctx context.Context, req *rowraftv1.EndJobReques
 		plan, err := r.machine.Jobs.Plan(job)
 		// A delayed call must not end the job of workers that have entered since.
 		if err == nil && req.Generation != 0 && uint64(plan.Generation) > req.Generation {
-			return 0, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: job %x is at generation %d, not at %d", r.shard, job[:4], plan.Generation, req.Generation)
+			return 0, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: job %x is at generation %d, not at %d", r.shard,
+				job[:4], plan.Generation, req.Generation)
 		}
 		r.steps.MarkEnded(job, rowraft.Generation(req.Generation))
 		if err != nil {
@@ -221,7 +234,8 @@ func (s *replicaService) EndJob(ctx context.Context, req *rowraftv1.EndJobReques
 	return &rowraftv1.EndJobReply{AppliedIndex: uint64(index)}, nil
 }
 
-func (s *replicaService) JobState(ctx context.Context, req *rowraftv1.JobStateRequest) (*rowraftv1.JobStateReply, error) {
+func (s *replicaService) JobState(ctx context.Context,
+	req *rowraftv1.JobStateRequest) (*rowraftv1.JobStateReply, error) {
 	r, id, err := s.h.replicaOfJob(req.Shard, 0, req.Job)
 	if err != nil {
 		return nil, err
@@ -240,7 +254,8 @@ func (s *replicaService) JobState(ctx context.Context, req *rowraftv1.JobStateRe
 		Positions: rpc.PositionsToProto(j.Positions),
 	}
 	for _, w := range j.Members {
-		reply.Members = append(reply.Members, &rowraftv1.JobMember{Rank: uint32(w.Rank), Incarnation: uint64(w.Incarnation), Clock: w.Clock})
+		reply.Members = append(reply.Members, &rowraftv1.JobMember{Rank: uint32(w.Rank), Incarnation: uint64(w.Incarnation),
+			Clock: w.Clock})
 	}
 	for _, rank := range missing {
 		reply.WaitingFor = append(reply.WaitingFor, uint32(rank))

@@ -22,7 +22,8 @@ type leadGroup interface {
 // confirmLead returns the term that this replica leads, after everything committed before the term is
 // applied. It tries until the replica no longer leads, or ctx ends, and then returns false. It does not
 // give up earlier, because as long as this replica leads in Raft, no other one can serve.
-func confirmLead(ctx context.Context, g leadGroup, shard rowraft.ShardID, log *slog.Logger) (term rowraft.Term, ok bool) {
+func confirmLead(ctx context.Context, g leadGroup, shard rowraft.ShardID,
+	log *slog.Logger) (term rowraft.Term, ok bool) {
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		_, term, me := g.Leader()
 		if !me {

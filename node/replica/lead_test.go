@@ -118,7 +118,8 @@ func TestARefusalByTheStateIsConfirmed(t *testing.T) {
 		t.Errorf("a deposed leader without the session: %v, want CodeNotLeader", err)
 	}
 	catchUp := func(context.Context) error {
-		m.Apply(1, wire.OpenSessionEntry(wire.EntryHeader{Version: wire.FirstVersion, LogTime: 1, Epoch: 1}, wire.Opening{Client: client, Incarnation: 1}))
+		m.Apply(1, wire.OpenSessionEntry(wire.EntryHeader{Version: wire.FirstVersion, LogTime: 1, Epoch: 1},
+			wire.Opening{Client: client, Incarnation: 1}))
 		return nil
 	}
 	if dup, err := checkPart(t.Context(), m, part(), catchUp); dup || err != nil {

@@ -14,7 +14,8 @@ import (
 const newLeaderPoll = 2 * time.Millisecond
 
 // TransferLeader hands over the leadership of a shard and returns the next leader.
-func (s *replicaService) TransferLeader(ctx context.Context, req *rowraftv1.TransferLeaderRequest) (*rowraftv1.TransferLeaderReply, error) {
+func (s *replicaService) TransferLeader(ctx context.Context,
+	req *rowraftv1.TransferLeaderRequest) (*rowraftv1.TransferLeaderReply, error) {
 	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {
 		return nil, err
@@ -42,7 +43,8 @@ func (s *replicaService) TransferLeader(ctx context.Context, req *rowraftv1.Tran
 	}
 	took := time.Since(start)
 	r.log.Info("handed over the lead", "to", string(node), "term", uint64(term), "took", took.String())
-	return &rowraftv1.TransferLeaderReply{FromNode: string(s.h.opts.Node), ToNode: string(node), Term: uint64(term), TookNs: uint64(took)}, nil
+	return &rowraftv1.TransferLeaderReply{FromNode: string(s.h.opts.Node), ToNode: string(node), Term: uint64(term),
+		TookNs: uint64(took)}, nil
 }
 
 // replicaOn returns the id of the group's member on node.
@@ -61,21 +63,24 @@ func replicaOn(g *raftstore.Group, shard rowraft.ShardID, node rowraft.NodeID) (
 
 // nextLeader waits until the group has a leader other than the replica on self, or that one if to is
 // that replica: then nothing was handed over. An empty to is any replica.
-func nextLeader(ctx context.Context, g *raftstore.Group, shard rowraft.ShardID, self rowraft.NodeID, to rowraft.ReplicaID) (rowraft.NodeID, rowraft.Term, error) {
+func nextLeader(ctx context.Context, g *raftstore.Group, shard rowraft.ShardID, self rowraft.NodeID,
+	to rowraft.ReplicaID) (rowraft.NodeID, rowraft.Term, error) {
 	tick := time.NewTicker(newLeaderPoll)
 	defer tick.Stop()
 	for {
 		// A leader that has just stepped down may still name itself.
 		if node, term, me := g.Leader(); node != "" && me == (node == self) {
 			if at, err := replicaOn(g, shard, node); err == nil && to != "" && at != to {
-				return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: node %s leads, not the one that the leadership was handed to", shard, node)
+				return "", 0, rowraft.Errorf(rowraft.CodeNoLeader,
+					"shard %d: node %s leads, not the one that the leadership was handed to", shard, node)
 			}
 			return node, term, nil
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return "", 0, rowraft.Errorf(rowraft.CodeNoLeader, "shard %d: this server handed over the leadership, and no other one leads yet: %w", shard, context.Cause(ctx))
+			return "", 0, rowraft.Errorf(rowraft.CodeNoLeader,
+				"shard %d: this server handed over the leadership, and no other one leads yet: %w", shard, context.Cause(ctx))
 		}
 	}
 }
@@ -100,7 +105,8 @@ func (s *replicaService) Members(ctx context.Context, req *rowraftv1.MembersRequ
 
 // ChangeMembers makes one change of the members, compared with the configuration index that the
 // caller has read from Members.
-func (s *replicaService) ChangeMembers(ctx context.Context, req *rowraftv1.ChangeMembersRequest) (*rowraftv1.ChangeMembersReply, error) {
+func (s *replicaService) ChangeMembers(ctx context.Context,
+	req *rowraftv1.ChangeMembersRequest) (*rowraftv1.ChangeMembersReply, error) {
 	r, err := s.leaderOf(req.Shard)
 	if err != nil {
 		return nil, err
@@ -109,7 +115,8 @@ func (s *replicaService) ChangeMembers(ctx context.Context, req *rowraftv1.Chang
 	var m raftstore.Membership
 	switch c := req.Change.(type) {
 	case *rowraftv1.ChangeMembersRequest_AddLearner:
-		m, err = r.group.AddLearner(ctx, raftstore.Member{Replica: rowraft.ReplicaID(c.AddLearner.GetId()), Node: rowraft.NodeID(c.AddLearner.GetNode())}, prev)
+		m, err = r.group.AddLearner(ctx, raftstore.Member{Replica: rowraft.ReplicaID(c.AddLearner.GetId()),
+			Node: rowraft.NodeID(c.AddLearner.GetNode())}, prev)
 	case *rowraftv1.ChangeMembersRequest_Promote:
 		m, err = r.group.Promote(ctx, rowraft.ReplicaID(c.Promote), prev)
 	case *rowraftv1.ChangeMembersRequest_Remove:

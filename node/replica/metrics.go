@@ -19,11 +19,15 @@ var replicaMetrics = []struct {
 	kind prometheus.ValueType
 	of   func(*replica, *raftstore.GroupStatus) float64
 }{
-	{desc("replica_unproved_entries", "Entries applied since the newest comparison at which this replica had the rows of the majority."), prometheus.GaugeValue,
+	{desc("replica_unproved_entries",
+		"Entries applied since the newest comparison at which this replica had the rows of the majority."),
+		prometheus.GaugeValue,
 		func(r *replica, g *raftstore.GroupStatus) float64 {
 			return float64(max(g.AppliedIndex, r.machine.Rounds.AgreedAt()) - r.machine.Rounds.AgreedAt())
 		}},
-	{desc("replica_proof_age_seconds", "Time since that comparison; 0 if there was none since the server started. It grows while no row changes."), prometheus.GaugeValue,
+	{desc("replica_proof_age_seconds",
+		"Time since that comparison; 0 if there was none since the server started. It grows while no row changes."),
+		prometheus.GaugeValue,
 		func(r *replica, _ *raftstore.GroupStatus) float64 {
 			at := r.provedAt.Load()
 			if at == 0 {
@@ -35,9 +39,12 @@ var replicaMetrics = []struct {
 		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.machine.Sessions.Evicted()) }},
 	{desc("bounded_reads_total", "Bounded reads that this replica served."), prometheus.CounterValue,
 		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.reads.served.Load()) }},
-	{desc("bounded_reads_refused_total", "Bounded reads refused because this replica could not prove that its rows are as new as was asked."), prometheus.CounterValue,
+	{desc("bounded_reads_refused_total",
+		"Bounded reads refused because this replica could not prove that its rows are as new as was asked."),
+		prometheus.CounterValue,
 		func(r *replica, _ *raftstore.GroupStatus) float64 { return float64(r.reads.refused.Load()) }},
-	{desc("raft_snapshot_installs_total", "Snapshots of the leader that this replica took, because the leader's log began behind it."), prometheus.CounterValue,
+	{desc("raft_snapshot_installs_total",
+		"Snapshots of the leader that this replica took, because the leader's log began behind it."), prometheus.CounterValue,
 		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.Installs) }},
 	{desc("raft_restarts_total", "Restarts of the shard's raft in place, by its supervisor."), prometheus.CounterValue,
 		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.Restarts) }},

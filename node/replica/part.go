@@ -72,7 +72,8 @@ func (s *replicaService) prepare(stream partStream) (*part, error) {
 	}
 	step := req.GetPrepare()
 	if step == nil || len(step.GetMark()) != wire.MarkSize {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a part begins with prepare and a mark of %d bytes", wire.MarkSize)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a part begins with prepare and a mark of %d bytes",
+			wire.MarkSize)
 	}
 	if err := depot.CheckName(step.GetName()); err != nil {
 		return nil, err
@@ -159,7 +160,8 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 		return nil, err
 	}
 	defer h.release()
-	if err := stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Held{Held: &rowraftv1.WritePartHeld{}}}); err != nil {
+	if err := stream.Send(
+		&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Held{Held: &rowraftv1.WritePartHeld{}}}); err != nil {
 		return nil, err
 	}
 	if req, err = stream.Recv(); err != nil {
@@ -178,7 +180,8 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 	}
 	if snap.Epoch() != p.epoch {
 		snap.Release()
-		return nil, rowraft.Errorf(rowraft.CodeStarting, "a restore to table epoch %d was finished during the cut, which began in %d", snap.Epoch(), p.epoch)
+		return nil, rowraft.Errorf(rowraft.CodeStarting,
+			"a restore to table epoch %d was finished during the cut, which began in %d", snap.Epoch(), p.epoch)
 	}
 	held := h.release()
 	p.r.log.Info("checkpoint: the shard is cut", "checkpoint", p.name, "index", uint64(index), "held", held.String())
@@ -241,7 +244,9 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 		})
 	}()
 	if err := report(c, done, func(n int64) error {
-		return stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Progress{Progress: &rowraftv1.WritePartProgress{Bytes: uint64(n)}}})
+		return stream.Send(
+			&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Progress{
+				Progress: &rowraftv1.WritePartProgress{Bytes: uint64(n)}}})
 	}); err != nil {
 		return err
 	}
@@ -264,7 +269,8 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 	}
 	for _, t := range tables {
 		out.Rows, out.Written = out.Rows+t.Rows, out.Written+t.Written
-		out.Tables = append(out.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&t.Schema), Rows: t.Rows, Digest: t.Digest[:], Written: t.Written})
+		out.Tables = append(out.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&t.Schema), Rows: t.Rows,
+			Digest: t.Digest[:], Written: t.Written})
 	}
 	return stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Done{Done: out}})
 }

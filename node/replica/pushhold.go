@@ -38,7 +38,8 @@ func (g *pushHold) enter(ctx context.Context, size int) error {
 	for g.held != nil {
 		if g.waiting+size > maxHeldBytes {
 			g.mu.Unlock()
-			return &rowraft.OverloadedError{What: "too many pushes wait for a checkpoint's cut", RetryAfter: 20 * time.Millisecond}
+			return &rowraft.OverloadedError{What: "too many pushes wait for a checkpoint's cut",
+				RetryAfter: 20 * time.Millisecond}
 		}
 		g.waiting += size
 		ended := g.held.ended
@@ -118,7 +119,8 @@ func (h *hold) endLocked() {
 	close(h.ended)
 }
 
-// through calls do if the hold is not over, and does not end during the call; do must not wait. It reports whether it called do.
+// through calls do if the hold is not over, and does not end during the call; do must not wait. It reports whether it
+// called do.
 func (h *hold) through(do func()) bool {
 	h.g.mu.Lock()
 	defer h.g.mu.Unlock()

@@ -56,7 +56,8 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	t.Shrink(len(got.payload)) // the request's bytes are released on return
 	admit.KeepUntilTaken(ctx, t)
 	return &rowraftv1.PullReply{
-		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age), Lag: got.lag,
+		TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(got.index), Payload: got.payload, AgeNs: uint64(got.age),
+		Lag: got.lag,
 	}, nil
 }
 
@@ -89,7 +90,8 @@ func (r *replica) read(ctx context.Context, req *rowraftv1.PullRequest, t *admit
 		}
 		return r.pullBounded(ctx, req, t, b, minIndex)
 	}
-	return pulled{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded", req.Mode)
+	return pulled{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded",
+		req.Mode)
 }
 
 func boundOf(req *rowraftv1.PullRequest) (freshness.Bound, error) {
@@ -104,7 +106,8 @@ func boundOf(req *rowraftv1.PullRequest) (freshness.Bound, error) {
 const maxMaxAge = 365 * 24 * time.Hour
 
 // pull answers a read as the leader, not before minIndex is applied.
-func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, linearizable bool, minIndex rowraft.Index) (got pulled, err error) {
+func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, linearizable bool,
+	minIndex rowraft.Index) (got pulled, err error) {
 	if canary.Is(canary.StaleReads) && knowsNoOtherLeader(r.group) {
 		return r.pullRows(req, t)
 	}
@@ -179,7 +182,8 @@ func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraf
 
 // pullBounded answers a read on any replica, if the replica can prove that its rows meet b when they are
 // read.
-func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, b freshness.Bound, minIndex rowraft.Index) (pulled, error) {
+func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, b freshness.Bound,
+	minIndex rowraft.Index) (pulled, error) {
 	if last := r.group.LastIndex(); minIndex > last && minIndex-last > maxAhead {
 		return pulled{}, r.tooStale(freshness.Lease{}, b, minIndex)
 	}
@@ -216,7 +220,8 @@ func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t
 
 func (r *replica) tooStale(p freshness.Lease, b freshness.Bound, minIndex rowraft.Index) error {
 	return &rowraft.TooStaleError{
-		Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex, Age: p.Age(), MaxAge: b.MaxAge, Lag: p.Lag, MaxLag: b.MaxLag,
+		Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex, Age: p.Age(), MaxAge: b.MaxAge, Lag: p.Lag,
+		MaxLag: b.MaxLag,
 	}
 }
 
@@ -252,7 +257,8 @@ func (h *Host) probe(ctx context.Context, r *replica) (rowraft.Index, error) {
 	// A leader that is suspended does not answer, and the shard soon has another one.
 	watch := time.AfterFunc(leaderPoll, func() { cancelWhenLedBy(ctx, r.group, cancel, leader) })
 	defer watch.Stop()
-	reply, err := rowraftv1.NewReplicasClient(conn).ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Shard: uint32(r.shard), Cluster: string(h.opts.Cluster())})
+	reply, err := rowraftv1.NewReplicasClient(conn).ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Shard: uint32(r.shard),
+		Cluster: string(h.opts.Cluster())})
 	return rowraft.Index(reply.GetIndex()), err
 }
 
@@ -273,9 +279,11 @@ func cancelWhenLedBy(ctx context.Context, g *raftstore.Group, cancel context.Can
 }
 
 // ReadIndex proves that this server leads a shard.
-func (s *replicaService) ReadIndex(ctx context.Context, req *rowraftv1.ReadIndexRequest) (*rowraftv1.ReadIndexReply, error) {
+func (s *replicaService) ReadIndex(ctx context.Context,
+	req *rowraftv1.ReadIndexRequest) (*rowraftv1.ReadIndexReply, error) {
 	if have := s.h.opts.Cluster(); req.Cluster != string(have) {
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "this server is of cluster %s, the call is for cluster %q", have, req.Cluster)
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "this server is of cluster %s, the call is for cluster %q", have,
+			req.Cluster)
 	}
 	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {

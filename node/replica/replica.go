@@ -99,13 +99,15 @@ func (m stateMachine) Snapshot() (raftstore.Snapshot, error) {
 }
 
 // openReplica starts the group of one shard as the map describes it.
-func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clustermap.Replica, segmentBytes int) (*replica, error) {
+func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clustermap.Replica,
+	segmentBytes int) (*replica, error) {
 	machine, err := shard.New(shard.Config{Shard: s.ID, SlotCount: m.SlotCount(), Slots: m.SlotsOf(s.ID)})
 	if err != nil {
 		return nil, err
 	}
 	r := &replica{
-		shard: s.ID, node: h.opts.Node, id: self.ID, machine: machine, opened: make(chan struct{}), fenced: make(chan struct{}), mayLog: h.opts.MayLog,
+		shard: s.ID, node: h.opts.Node, id: self.ID, machine: machine, opened: make(chan struct{}),
+		fenced: make(chan struct{}), mayLog: h.opts.MayLog,
 		admit: h.opts.Admission,
 		log:   h.log.With("shard", uint32(s.ID), "replica", string(self.ID)),
 	}
@@ -139,7 +141,8 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 		r.cancel()
 		return nil, errors.Join(fmt.Errorf("shard %d: %w", s.ID, err), machine.Close())
 	}
-	r.fresh = freshness.New(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return h.probe(ctx, r) }, r.group.AppliedIndex, r.group.WaitApplied)
+	r.fresh = freshness.New(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return h.probe(ctx, r) },
+		r.group.AppliedIndex, r.group.WaitApplied)
 	r.batch = batch.New(r.group, r.header)
 	close(r.opened)
 	return r, nil
@@ -186,7 +189,8 @@ func (r *replica) onLeader(term rowraft.Term, leader bool) {
 	r.clock.restart(r.machine.LogTime())
 	r.steps.Lead()
 	r.leading.Store(uint64(term))
-	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(r.machine.AppliedIndex()), "after", time.Since(start).String())
+	r.log.Info("leads the shard", "term", uint64(term), "index", uint64(r.machine.AppliedIndex()), "after",
+		time.Since(start).String())
 }
 
 // close stops the replica. Queued pushes get their results first.
@@ -200,7 +204,8 @@ func (r *replica) close() error {
 
 // header returns the header of the batcher's next entry.
 func (r *replica) header() wire.EntryHeader {
-	return wire.EntryHeader{Version: wire.FirstVersion, LogTime: r.clock.now(r.machine.LogTime()), Epoch: r.machine.Epoch()}
+	return wire.EntryHeader{Version: wire.FirstVersion, LogTime: r.clock.now(r.machine.LogTime()),
+		Epoch: r.machine.Epoch()}
 }
 
 // mustLead reports why this replica cannot serve as the leader.
@@ -215,7 +220,8 @@ func (r *replica) mustLead() error {
 	case me && r.leading.Load() == uint64(term):
 		return nil
 	case me:
-		return rowraft.Errorf(rowraft.CodeStarting, "shard %d: the new leader still applies what was committed before term %d", r.shard, term)
+		return rowraft.Errorf(rowraft.CodeStarting,
+			"shard %d: the new leader still applies what was committed before term %d", r.shard, term)
 	case node == "" || node == r.node: // it has just stepped down
 		return rowraft.Errorf(rowraft.CodeNoLeader, "shard %d has no leader (term %d)", r.shard, term)
 	}
@@ -273,7 +279,8 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 // session, table or job) only after confirm has proved that the state is the newest. Such a
 // refusal is final for the client, and a leader whose process was suspended may have an old
 // state, and not know that another replica leads.
-func checkPart(ctx context.Context, m *shard.Machine, p *wire.Part, confirm func(context.Context) error) (duplicate bool, err error) {
+func checkPart(ctx context.Context, m *shard.Machine, p *wire.Part,
+	confirm func(context.Context) error) (duplicate bool, err error) {
 	duplicate, err = m.CheckPart(p)
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeSessionExpired, rowraft.CodeTableNotFound, rowraft.CodeNotFound, rowraft.CodeNotMember:

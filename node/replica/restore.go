@@ -13,9 +13,11 @@ import (
 )
 
 // RestorePart logs one step of a restore in one shard, as its leader.
-func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+func (s *replicaService) RestorePart(ctx context.Context,
+	req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
 	if len(req.GetRestore()) != len(wire.RestoreID{}) {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore id of %d bytes, want %d", len(req.GetRestore()), len(wire.RestoreID{}))
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore id of %d bytes, want %d", len(req.GetRestore()),
+			len(wire.RestoreID{}))
 	}
 	id := wire.RestoreID(req.GetRestore())
 	r, err := s.h.replicaFor(req.GetShard(), anyMapVersion, 0)
@@ -50,7 +52,8 @@ func (s *replicaService) RestorePart(ctx context.Context, req *rowraftv1.Restore
 }
 
 // restoreEntry returns the entry of a step; nil if the step is only a query, or is already done.
-func restoreEntry(m *shard.Machine, h wire.EntryHeader, id wire.RestoreID, req *rowraftv1.RestorePartRequest) ([]byte, error) {
+func restoreEntry(m *shard.Machine, h wire.EntryHeader, id wire.RestoreID,
+	req *rowraftv1.RestorePartRequest) ([]byte, error) {
 	switch step := req.GetStep().(type) {
 	case *rowraftv1.RestorePartRequest_Begin:
 		b := wire.RestoreBegin{ID: id, Epoch: rowraft.TableEpoch(step.Begin.GetTableEpoch()), Base: step.Begin.GetBaseTick()}
@@ -61,9 +64,11 @@ func restoreEntry(m *shard.Machine, h wire.EntryHeader, id wire.RestoreID, req *
 	case *rowraftv1.RestorePartRequest_Rows:
 		return checkedRestore(wire.RestoreRowsEntry(h, id, step.Rows.GetSeq(), step.Rows.GetBlocks()))
 	case *rowraftv1.RestorePartRequest_Close:
-		c := wire.RestoreClose{ID: id, Epoch: rowraft.TableEpoch(step.Close.GetTableEpoch()), Chunks: step.Close.GetChunks(), Rows: step.Close.GetRows()}
+		c := wire.RestoreClose{ID: id, Epoch: rowraft.TableEpoch(step.Close.GetTableEpoch()), Chunks: step.Close.GetChunks(),
+			Rows: step.Close.GetRows()}
 		if len(step.Close.GetDigest()) != len(c.Digest) {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "digest of %d bytes, want %d", len(step.Close.GetDigest()), len(c.Digest))
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "digest of %d bytes, want %d", len(step.Close.GetDigest()),
+				len(c.Digest))
 		}
 		c.Digest = [16]byte(step.Close.GetDigest())
 		if staged, ok := m.StageID(); m.Epoch() == c.Epoch && !(ok && staged == id) {

@@ -12,8 +12,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// stateMachine returns the state machine that raftstore drives for r. Only tests and canaries change the entries that it
-// applies.
+// stateMachine returns the state machine that raftstore drives for r. Only tests and canaries change the entries that
+// it applies.
 func (h *Host) stateMachine(r *replica) raftstore.StateMachine {
 	m := stateMachine{r.machine, r}
 	if h.opts.Tamper == nil {

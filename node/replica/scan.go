@@ -24,7 +24,8 @@ func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStream
 		return err
 	}
 	if n := r.machine.SlotCount(); req.FirstSlot > req.LastSlot || req.LastSlot >= uint32(n) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "scan of slots %d to %d: want them ascending and below %d", req.FirstSlot, req.LastSlot, n)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "scan of slots %d to %d: want them ascending and below %d",
+			req.FirstSlot, req.LastSlot, n)
 	}
 	if err := r.readyToScan(stream.Context(), rowraft.Index(req.MinIndex)); err != nil {
 		return err
@@ -117,7 +118,8 @@ func (h *Host) mayGoOn(r *replica, epoch rowraft.TableEpoch) error {
 		return rowraft.Errorf(rowraft.CodeClosing, "the server stops")
 	}
 	if now := r.machine.Epoch(); now != epoch {
-		return rowraft.Errorf(rowraft.CodeSessionExpired, "shard %d: the scan began with the tables of epoch %d, a restore has brought those of %d", r.shard, epoch, now)
+		return rowraft.Errorf(rowraft.CodeSessionExpired,
+			"shard %d: the scan began with the tables of epoch %d, a restore has brought those of %d", r.shard, epoch, now)
 	}
 	return r.mustServe()
 }

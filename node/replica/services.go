@@ -23,7 +23,8 @@ type tableService struct {
 func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 	op := wire.Op(req.Op)
 	if req.Op < rowraftv1.WriteOp_WRITE_OP_PUSH || req.Op > rowraftv1.WriteOp_WRITE_OP_CLOCKED {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a write of operation %d: want 1 (push), 2 (assign), 3 (delete) or 4 (clocked push)", req.Op)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"a write of operation %d: want 1 (push), 2 (assign), 3 (delete) or 4 (clocked push)", req.Op)
 	}
 	var (
 		clock    wire.Clock
@@ -47,20 +48,23 @@ func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (
 }
 
 // PullMany answers each batch as Pull does.
-func (s *tableService) PullMany(req *rowraftv1.PullManyRequest, stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
+func (s *tableService) PullMany(req *rowraftv1.PullManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PullReply]) error {
 	return rpc.PullMany(req, stream, func(ctx context.Context, q *rowraftv1.PullRequest) (any, error) {
 		return admit.CountReply(ctx, func(ctx context.Context) (any, error) { return s.Pull(ctx, q) })
 	})
 }
 
 // WriteMany applies each batch as Write does.
-func (s *tableService) WriteMany(req *rowraftv1.WriteManyRequest, stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
+func (s *tableService) WriteMany(req *rowraftv1.WriteManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
 	return rpc.WriteMany(req, stream, s.Write)
 }
 
 // numbered checks the caller and the tables of a write, and applies it under its number.
 // segments is its payload without a clock. duplicate means that an earlier entry applied it.
-func (s *tableService) numbered(ctx context.Context, op wire.Op, req *rowraftv1.WriteRequest, segments []byte) (_ *replica, _ rowraft.Index, duplicate bool, _ error) {
+func (s *tableService) numbered(ctx context.Context, op wire.Op, req *rowraftv1.WriteRequest,
+	segments []byte) (_ *replica, _ rowraft.Index, duplicate bool, _ error) {
 	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
 	if err != nil {
 		return nil, 0, false, err
@@ -92,7 +96,8 @@ func clientID(ctx context.Context, b []byte) (id rowraft.ClientID, err error) {
 	return id, rpc.CallerOf(ctx).CheckClient(id)
 }
 
-func (s *tableService) OpenSession(ctx context.Context, req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+func (s *tableService) OpenSession(ctx context.Context,
+	req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
 	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {
 		return nil, err
@@ -106,16 +111,19 @@ func (s *tableService) OpenSession(ctx context.Context, req *rowraftv1.OpenSessi
 	}
 	if req.Ticket == 0 {
 		index := uint64(r.machine.AppliedIndex())
-		return &rowraftv1.OpenSessionReply{AppliedIndex: index, TableEpoch: uint64(r.machine.Epoch()), Ticket: max(index, 1)}, nil
+		return &rowraftv1.OpenSessionReply{AppliedIndex: index, TableEpoch: uint64(r.machine.Epoch()), Ticket: max(index, 1)},
+			nil
 	}
-	index, err := r.openSession(ctx, wire.Opening{Client: client, Incarnation: rowraft.Incarnation(req.Incarnation), Ticket: rowraft.Index(req.Ticket)})
+	index, err := r.openSession(ctx, wire.Opening{Client: client, Incarnation: rowraft.Incarnation(req.Incarnation),
+		Ticket: rowraft.Index(req.Ticket)})
 	if err != nil {
 		return nil, err
 	}
 	return &rowraftv1.OpenSessionReply{AppliedIndex: uint64(index), TableEpoch: uint64(r.machine.Epoch())}, nil
 }
 
-func (s *tableService) CloseSession(ctx context.Context, req *rowraftv1.CloseSessionRequest) (*rowraftv1.CloseSessionReply, error) {
+func (s *tableService) CloseSession(ctx context.Context,
+	req *rowraftv1.CloseSessionRequest) (*rowraftv1.CloseSessionReply, error) {
 	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {
 		return nil, err
@@ -134,7 +142,8 @@ type replicaService struct {
 	h *Host
 }
 
-func (s *replicaService) EnsureTable(ctx context.Context, req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
+func (s *replicaService) EnsureTable(ctx context.Context,
+	req *rowraftv1.EnsureTableRequest) (*rowraftv1.EnsureTableReply, error) {
 	r, err := s.h.replicaFor(req.Shard, anyMapVersion, req.TableEpoch)
 	if err != nil {
 		return nil, err
@@ -147,7 +156,8 @@ func (s *replicaService) EnsureTable(ctx context.Context, req *rowraftv1.EnsureT
 	return &rowraftv1.EnsureTableReply{AppliedIndex: uint64(index)}, nil
 }
 
-func (s *replicaService) DropShardTable(ctx context.Context, req *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
+func (s *replicaService) DropShardTable(ctx context.Context,
+	req *rowraftv1.DropShardTableRequest) (*rowraftv1.DropShardTableReply, error) {
 	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {
 		return nil, err

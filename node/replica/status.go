@@ -52,7 +52,8 @@ func (r *replica) status() *rowraftv1.ReplicaStatus {
 		st.MemoryBytes += t.Bytes
 		st.Tables = append(st.Tables, &rowraftv1.TableStats{
 			Table: uint64(t.ID), Rows: t.Rows, MemoryBytes: t.Bytes,
-			Admitted: t.Counters.Admitted, Rejected: t.Counters.Rejected, Evicted: t.Counters.Evicted, Expired: t.Counters.Expired, Candidates: t.Counters.Candidates,
+			Admitted: t.Counters.Admitted, Rejected: t.Counters.Rejected, Evicted: t.Counters.Evicted,
+			Expired: t.Counters.Expired, Candidates: t.Counters.Candidates,
 		})
 	}
 	return st

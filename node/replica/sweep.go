@@ -70,7 +70,8 @@ func (r *replica) sweepExpired(ctx context.Context) error {
 
 // sweepPiece searches some slots from w.First on. If there are rows to remove, and it is not a dry run, it
 // logs a sweep of those slots. It returns what was removed, or would be.
-func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep, dryRun bool) (p shard.SweepPreview, swept shard.Swept, err error) {
+func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep,
+	dryRun bool) (p shard.SweepPreview, swept shard.Swept, err error) {
 	if err := r.mustServe(); err != nil {
 		return p, swept, err
 	}
@@ -91,12 +92,14 @@ func (r *replica) sweepPiece(ctx context.Context, w wire.Sweep, dryRun bool) (p 
 }
 
 // SweepSlots sweeps the next slots of a table, as the leader.
-func (s *replicaService) SweepSlots(ctx context.Context, req *rowraftv1.SweepSlotsRequest) (*rowraftv1.SweepSlotsReply, error) {
+func (s *replicaService) SweepSlots(ctx context.Context,
+	req *rowraftv1.SweepSlotsRequest) (*rowraftv1.SweepSlotsReply, error) {
 	r, err := s.h.replicaFor(req.GetShard(), anyMapVersion, req.GetTableEpoch())
 	if err != nil {
 		return nil, err
 	}
-	w := wire.Sweep{Table: rowraft.TableID(req.GetTable()), First: rowraft.Slot(min(req.GetFirstSlot(), math.MaxUint16)), Slots: 1}
+	w := wire.Sweep{Table: rowraft.TableID(req.GetTable()), First: rowraft.Slot(min(req.GetFirstSlot(), math.MaxUint16)),
+		Slots: 1}
 	c := req.GetConditions()
 	if c != nil && c.UnseenTicks != nil {
 		w.Conditions, w.Unseen = wire.SweepUnseen, c.GetUnseenTicks()
@@ -121,5 +124,6 @@ func (s *replicaService) SweepSlots(ctx context.Context, req *rowraftv1.SweepSlo
 	if err != nil {
 		return nil, err
 	}
-	return &rowraftv1.SweepSlotsReply{NextSlot: uint32(p.Next), Rows: p.Looked, Removed: swept.Rows, Candidates: swept.Candidates}, nil
+	return &rowraftv1.SweepSlotsReply{NextSlot: uint32(p.Next), Rows: p.Looked, Removed: swept.Rows,
+		Candidates: swept.Candidates}, nil
 }

@@ -90,8 +90,8 @@ func (j *job) ready(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	return o, with
 }
 
-// readyOpenInLog is ready for a step that is open in the log: its leader died after the first piece. It waits for exactly
-// the contributors that the log names. A contributor that has pushed a later step does not send this one again.
+// readyOpenInLog is ready for a step that is open in the log: its leader died after the first piece. It waits for
+// exactly the contributors that the log names. A contributor that has pushed a later step does not send this one again.
 func (j *job) readyOpenInLog(plan *shard.JobPlan) (*openStep, wire.RankSet) {
 	o := j.open[plan.Open.Step]
 	if o == nil { // no worker has sent its part again
@@ -197,7 +197,8 @@ func (o *openStep) addTo(m *Mean, with *wire.RankSet) (read []rowraft.Position, 
 			continue
 		}
 		if part.missing > 0 {
-			return nil, &rowraft.OverloadedError{What: fmt.Sprintf("step %d: rank %d is sending its part again", o.step, r), RetryAfter: 20 * time.Millisecond}
+			return nil, &rowraft.OverloadedError{What: fmt.Sprintf("step %d: rank %d is sending its part again", o.step, r),
+				RetryAfter: 20 * time.Millisecond}
 		}
 		for _, f := range part.fragments {
 			if err := m.Add(f, order); err != nil {
@@ -234,7 +235,8 @@ func (s *Aggregator) pieceApplied(applied func() (*shard.Applied, error)) error 
 
 // ChangeMembers logs a membership by propose. Before that, it closes the steps below the membership's first step with
 // the parts that are here.
-func (s *Aggregator) ChangeMembers(ctx context.Context, w *wire.Membership, propose func(context.Context) (rowraft.Index, error)) (rowraft.Index, error) {
+func (s *Aggregator) ChangeMembers(ctx context.Context, w *wire.Membership,
+	propose func(context.Context) (rowraft.Index, error)) (rowraft.Index, error) {
 	s.mu.Lock()
 	j := s.jobs[w.Job]
 	if j == nil {
@@ -272,10 +274,10 @@ func (s *Aggregator) ChangeMembers(ctx context.Context, w *wire.Membership, prop
 	return index, nil
 }
 
-// closeOpenInLog closes the step that is open in the log, if there is one, before a membership ends it. The contributors
-// of that step do not know its outcome. If they learned that it was closed without them, they would push gradients
-// again, to a later step, that its first pieces already contain. So the membership waits until all contributors among
-// its members have sent their parts here. closeOpenInLog has j's token.
+// closeOpenInLog closes the step that is open in the log, if there is one, before a membership ends it. The
+// contributors of that step do not know its outcome. If they learned that it was closed without them, they would push
+// gradients again, to a later step, that its first pieces already contain. So the membership waits until all
+// contributors among its members have sent their parts here. closeOpenInLog has j's token.
 func (s *Aggregator) closeOpenInLog(j *job, w *wire.Membership) error {
 	now, err := s.machine.Jobs.Get(j.id)
 	if err != nil || now.Open == nil || len(w.Members) == 0 {
@@ -293,9 +295,12 @@ func (s *Aggregator) closeOpenInLog(j *job, w *wire.Membership) error {
 	with, gone := o.whole(plan.Generation, &plan.Open.Contributors), j.passed(o.step+1, &plan)
 	s.mu.Unlock()
 	for _, m := range now.Members {
-		if slices.Contains(w.Members, m.Member) && plan.Open.Contributors.Has(m.Rank) && !with.Has(m.Rank) && !gone.Has(m.Rank) {
+		if slices.Contains(w.Members, m.Member) && plan.Open.Contributors.Has(m.Rank) && !with.Has(m.Rank) &&
+			!gone.Has(m.Rank) {
 			return &rowraft.OverloadedError{
-				What:       fmt.Sprintf("shard %d: step %d of job %x has pieces in the log, and rank %d has not sent its part again", s.shard, o.step, j.id[:4], m.Rank),
+				What: fmt.Sprintf(
+					"shard %d: step %d of job %x has pieces in the log, and rank %d has not sent its part again", s.shard, o.step,
+					j.id[:4], m.Rank),
 				RetryAfter: 50 * time.Millisecond,
 			}
 		}
@@ -325,7 +330,8 @@ func (s *Aggregator) closeBelow(j *job, w *wire.Membership) error {
 		with := wire.RankSet{}
 		if o != nil && o.step < w.First {
 			with = o.whole(plan.Generation, &plan.Members)
-			if with.Len() == 0 || plan.Open.NextPiece > 0 { // no member of the membership waits for this step (see closeOpenInLog)
+			// no member of the membership waits for this step (see closeOpenInLog)
+			if with.Len() == 0 || plan.Open.NextPiece > 0 {
 				s.endLocked(j, o, &rowraft.StepClosedError{Shard: s.shard, Step: o.step, Next: w.First})
 				s.mu.Unlock()
 				continue
@@ -365,7 +371,8 @@ func (s *Aggregator) endStale(j *job) {
 				have = p.generation
 			}
 			if have != plan.Generation {
-				s.endLocked(j, o, &rowraft.StaleGenerationError{Shard: s.shard, Have: have, Want: plan.Generation, Next: plan.LastClosed + 1})
+				s.endLocked(j, o, &rowraft.StaleGenerationError{Shard: s.shard, Have: have, Want: plan.Generation,
+					Next: plan.LastClosed + 1})
 			}
 		}
 	}

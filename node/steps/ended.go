@@ -12,10 +12,10 @@ const maxEndedJobs = 1024
 
 // endedJobs are the jobs that this leader has ended recently, each with the highest ended generation.
 //
-// A call that sets a membership may arrive after its job was ended: the network delayed it, or it waited for a step. The
-// machine has no such job any more, so the call would create the job again, and no later call would end it. This state
-// is soft: the next leader does not have it. Only a call that was sent to the next leader before the job
-// ended can create the job again there.
+// A call that sets a membership may arrive after its job was ended: the network delayed it, or it waited for a step.
+// The machine has no such job any more, so the call would create the job again, and no later call would end it. This
+// state is soft: the next leader does not have it. Only a call that was sent to the next leader before the job ended
+// can create the job again there.
 type endedJobs struct {
 	upTo  map[rowraft.JobID]rowraft.Generation
 	order []rowraft.JobID // oldest first
@@ -48,7 +48,8 @@ func (s *Aggregator) CheckNotEnded(w *wire.Membership) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if upTo, known := s.ended.upTo[w.Job]; known && w.Generation <= upTo {
-		return rowraft.Errorf(rowraft.CodeStaleGeneration, "shard %d: job %x was ended, and generation %d with it: this call is older", s.shard, w.Job[:4], w.Generation)
+		return rowraft.Errorf(rowraft.CodeStaleGeneration,
+			"shard %d: job %x was ended, and generation %d with it: this call is older", s.shard, w.Job[:4], w.Generation)
 	}
 	return nil
 }

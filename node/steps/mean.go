@@ -86,7 +86,8 @@ func (m *Mean) Pieces(emit func(Piece) error) error {
 
 // table merges the segments of one table.
 func (m *Mean) table(segments []cursor, emit func(Piece) error) error {
-	m.open = wire.Segment{Table: segments[0].Table, Dim: segments[0].Dim, DType: rowraft.Float32, Flags: segments[0].Flags, LR: segments[0].LR}
+	m.open = wire.Segment{Table: segments[0].Table, Dim: segments[0].Dim, DType: rowraft.Float32, Flags: segments[0].Flags,
+		LR: segments[0].LR}
 	m.heap = m.heap[:0]
 	for i := range segments {
 		if m.skip(&segments[i]) {
@@ -98,7 +99,8 @@ func (m *Mean) table(segments []cursor, emit func(Piece) error) error {
 	}
 	m.row = slices.Grow(m.row[:0], m.open.Dim)[:m.open.Dim]
 	for len(m.heap) > 0 {
-		if size := len(m.payload) + m.openSize(1); size > pieceBytes && (len(m.keys) > 0 || len(m.payload) > 0) || len(m.keys) >= rowraft.MaxKeysPerPart {
+		if size := len(m.payload) + m.openSize(1); size > pieceBytes && (len(m.keys) > 0 || len(m.payload) > 0) ||
+			len(m.keys) >= rowraft.MaxKeysPerPart {
 			if err := m.flush(false, emit); err != nil {
 				return err
 			}

@@ -137,7 +137,8 @@ const (
 
 // New returns the Aggregator of a shard. It accepts nothing before Lead.
 func New(id rowraft.ShardID, machine *shard.Machine, leader Leader) *Aggregator {
-	return &Aggregator{shard: id, machine: machine, leader: leader, jobs: make(map[rowraft.JobID]*job), clocks: make(chan struct{})}
+	return &Aggregator{shard: id, machine: machine, leader: leader, jobs: make(map[rowraft.JobID]*job),
+		clocks: make(chan struct{})}
 }
 
 // Lead starts to hold parts, from an empty state.
@@ -198,14 +199,17 @@ func (s *Aggregator) Push(ctx context.Context, p *Push) (Result, error) {
 	case <-hold.C:
 		return Result{Held, s.waitingFor(p, o)}, nil
 	case <-ctx.Done():
-		return Result{}, rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the step was closed: %w", context.Cause(ctx))
+		return Result{}, rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the step was closed: %w",
+			context.Cause(ctx))
 	}
 	if o.err != nil {
 		return Result{}, o.err
 	}
 	applied, err := s.machine.Jobs.CheckStep(&p.StepPart)
 	if err == nil && !applied {
-		err = rowraft.Errorf(rowraft.CodeLeadershipLost, "shard %d: step %d was closed here and the state machine does not have it: another leader has changed the log", s.shard, p.Step)
+		err = rowraft.Errorf(rowraft.CodeLeadershipLost,
+			"shard %d: step %d was closed here and the state machine does not have it: another leader has changed the log",
+			s.shard, p.Step)
 	}
 	return Result{Outcome: Applied}, err
 }
@@ -248,7 +252,8 @@ func (s *Aggregator) take(p *Push) (*openStep, Result, error) {
 
 func (o *openStep) has(p *Push) bool {
 	part := o.parts[p.Rank]
-	return part != nil && part.generation == p.Generation && len(part.fragments) == p.Fragments && part.fragments[p.Fragment] != nil
+	return part != nil && part.generation == p.Generation && len(part.fragments) == p.Fragments &&
+		part.fragments[p.Fragment] != nil
 }
 
 // addLocked holds a part that is not held yet.
@@ -260,7 +265,8 @@ func (s *Aggregator) addLocked(j *job, p *Push) (*openStep, error) {
 		if err := s.leader.RoomForRows(); err != nil { // a step that has begun is completed in any case
 			return nil, err
 		}
-		o = &openStep{step: p.Step, begun: s.begun + 1, parts: make(map[rowraft.Rank]*rankPart), rates: make(map[rowraft.TableID]wire.Segment), done: make(chan struct{})}
+		o = &openStep{step: p.Step, begun: s.begun + 1, parts: make(map[rowraft.Rank]*rankPart),
+			rates: make(map[rowraft.TableID]wire.Segment), done: make(chan struct{})}
 		heads += stepHeadBytes
 	}
 	part := o.parts[p.Rank]
@@ -276,10 +282,13 @@ func (s *Aggregator) addLocked(j *job, p *Push) (*openStep, error) {
 		}
 	}
 	if o.bytes+size > maxStepBytes {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: the parts of step %d take more than %d MiB: use smaller batches, or more shards", s.shard, p.Step, maxStepBytes>>20)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"shard %d: the parts of step %d take more than %d MiB: use smaller batches, or more shards", s.shard, p.Step,
+			maxStepBytes>>20)
 	}
 	if s.held+size+heads > limit && !s.nextLocked(j, p.Step) {
-		return nil, &rowraft.OverloadedError{What: "the shard holds as many gradients of open steps as it can", RetryAfter: 20 * time.Millisecond}
+		return nil, &rowraft.OverloadedError{What: "the shard holds as many gradients of open steps as it can",
+			RetryAfter: 20 * time.Millisecond}
 	}
 	if err := o.sameRates(p.Payload); err != nil {
 		return nil, err
@@ -335,7 +344,9 @@ func (o *openStep) sameRates(payload []byte) error {
 		rest = next
 		have, ok := o.rates[seg.Table]
 		if ok && (have.Flags != seg.Flags || have.LR != seg.LR) {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %#x, step %d: learning rate %v, another worker has pushed with %v (0: the table's own)", uint64(seg.Table), o.step, seg.LR, have.LR)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"table %#x, step %d: learning rate %v, another worker has pushed with %v (0: the table's own)", uint64(seg.Table),
+				o.step, seg.LR, have.LR)
 		}
 		o.rates[seg.Table] = wire.Segment{Flags: seg.Flags, LR: seg.LR}
 	}
@@ -466,7 +477,8 @@ func (s *Aggregator) WaitClock(ctx context.Context, id rowraft.JobID, atLeast ui
 		case <-hold.C:
 			return slowest, nil
 		case <-ctx.Done():
-			return 0, rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the clock was reached: %w", context.Cause(ctx))
+			return 0, rowraft.Errorf(rowraft.CodeDeadline, "the caller left before the clock was reached: %w",
+				context.Cause(ctx))
 		}
 	}
 }

@@ -37,7 +37,8 @@ func TestHeldPartsAreBounded(t *testing.T) {
 	push := func(step rowraft.Step, rank rowraft.Rank) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		_, err := s.addLocked(j, &Push{StepPart: shard.StepPart{Job: testJob, Generation: 1, Rank: rank, Incarnation: 1, Step: step}, Fragments: 1, Payload: payload})
+		_, err := s.addLocked(j, &Push{StepPart: shard.StepPart{Job: testJob, Generation: 1, Rank: rank, Incarnation: 1,
+			Step: step}, Fragments: 1, Payload: payload})
 		return err
 	}
 	fill := func(step rowraft.Step) (n rowraft.Rank, err error) {
@@ -80,7 +81,8 @@ func TestTheOldestOfManyStepsIsAdmitted(t *testing.T) {
 	push := func(j *job, step rowraft.Step, rank rowraft.Rank, payload []byte) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		_, err := s.addLocked(j, &Push{StepPart: shard.StepPart{Job: j.id, Generation: 1, Rank: rank, Incarnation: 1, Step: step}, Fragments: 1, Payload: payload})
+		_, err := s.addLocked(j, &Push{StepPart: shard.StepPart{Job: j.id, Generation: 1, Rank: rank, Incarnation: 1,
+			Step: step}, Fragments: 1, Payload: payload})
 		return err
 	}
 	const workers = 30 // together some 117 MiB
@@ -134,7 +136,8 @@ func TestPositionsOfAStepAreBounded(t *testing.T) {
 	for r := range rowraft.Rank(wire.MaxJobPositions/wire.MaxPushPositions + 1) {
 		part := &rankPart{fragments: [][]byte{{}}}
 		for i := range rowraft.DataPart(wire.MaxPushPositions) {
-			part.positions = append(part.positions, rowraft.Position{Part: rowraft.DataPart(r)*wire.MaxPushPositions + i, Offset: 5})
+			part.positions = append(part.positions, rowraft.Position{Part: rowraft.DataPart(r)*wire.MaxPushPositions + i,
+				Offset: 5})
 		}
 		o.parts[r] = part
 		with.Add(r)
@@ -143,7 +146,8 @@ func TestPositionsOfAStepAreBounded(t *testing.T) {
 	if err != nil || len(read) != wire.MaxJobPositions || read[0].Part != wire.MaxPushPositions {
 		t.Fatalf("%d positions, %v; want the highest %d parts", len(read), err, wire.MaxJobPositions)
 	}
-	entry := wire.AppendStepEntry(nil, wire.EntryHeader{Version: wire.FirstVersion}, &wire.Step{Step: 1, Contributors: with, Positions: read})
+	entry := wire.AppendStepEntry(nil, wire.EntryHeader{Version: wire.FirstVersion},
+		&wire.Step{Step: 1, Contributors: with, Positions: read})
 	_, body, err := wire.ParseEntryHeader(entry)
 	if err == nil {
 		_, err = wire.ParseStep(body)
@@ -161,7 +165,8 @@ func TestAStepWaitsForAPartThatIsSentAgain(t *testing.T) {
 	send := func(rank rowraft.Rank, generation rowraft.Generation, fragment int) *openStep {
 		t.Helper()
 		o, err := s.addLocked(j, &Push{
-			StepPart: shard.StepPart{Job: testJob, Generation: generation, Rank: rank, Incarnation: 1, Step: 1}, Fragment: fragment, Fragments: 2, Payload: segmentOf(5, 10*fragment),
+			StepPart: shard.StepPart{Job: testJob, Generation: generation, Rank: rank, Incarnation: 1, Step: 1},
+			Fragment: fragment, Fragments: 2, Payload: segmentOf(5, 10*fragment),
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -10,8 +10,8 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// OverheadBytes is what an entry costs in addition to its data, for limits in bytes: otherwise many tiny entries would cost
-// nothing.
+// OverheadBytes is what an entry costs in addition to its data, for limits in bytes: otherwise many tiny entries would
+// cost nothing.
 const OverheadBytes = 64
 
 // Position identifies an entry of a log.
@@ -35,13 +35,14 @@ func placeSeal(l *raft.Log, data []byte) uint32 {
 	binary.LittleEndian.PutUint64(b[0:], l.Index)
 	binary.LittleEndian.PutUint64(b[8:], l.Term)
 	b[16] = byte(l.Type)
-	binary.LittleEndian.PutUint64(b[17:], uint64(len(l.Data))) // the length, because zeros after ff ff ff ff have no effect on a CRC
+	// the length, because zeros after ff ff ff ff have no effect on a CRC
+	binary.LittleEndian.PutUint64(b[17:], uint64(len(l.Data)))
 	copy(b[25:], data)
 	return crc32.Checksum(b[:], castagnoli)
 }
 
-// Place completes the seal of an entry that is stored for the first time, and checks the seal of an entry that came from
-// the leader. Raft's own entries have no seal before.
+// Place completes the seal of an entry that is stored for the first time, and checks the seal of an entry that came
+// from the leader. Raft's own entries have no seal before.
 func Place(l *raft.Log) error {
 	switch {
 	case len(l.Extensions) == SealBytes:
@@ -57,15 +58,18 @@ func Place(l *raft.Log) error {
 
 // BadSeal returns the error for an entry whose seal has another length than SealBytes.
 func BadSeal(l *raft.Log) error {
-	return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d has %d bytes of checksum, want %d", l.Index, len(l.Extensions), SealBytes)
+	return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d has %d bytes of checksum, want %d", l.Index, len(l.Extensions),
+		SealBytes)
 }
 
 func checkPlace(l *raft.Log) error {
 	if len(l.Extensions) != SealBytes {
 		return BadSeal(l)
 	}
-	if got, want := placeSeal(l, l.Extensions[:dataSealBytes]), binary.LittleEndian.Uint32(l.Extensions[dataSealBytes:]); got != want {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d of term %d and type %v has checksum %08x, want %08x", l.Index, l.Term, l.Type, got, want)
+	if got, want := placeSeal(l, l.Extensions[:dataSealBytes]),
+		binary.LittleEndian.Uint32(l.Extensions[dataSealBytes:]); got != want {
+		return rowraft.Errorf(rowraft.CodeCorrupt, "entry %d of term %d and type %v has checksum %08x, want %08x", l.Index,
+			l.Term, l.Type, got, want)
 	}
 	return nil
 }

@@ -42,7 +42,8 @@ func Open(b []byte, magic string, version uint16) ([]byte, error) {
 	}
 	switch v := binary.LittleEndian.Uint16(b[8:]); {
 	case v > version:
-		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "format version %d is newer than this program's %d: upgrade it", v, version)
+		return nil, rowraft.Errorf(rowraft.CodeVersionTooNew, "format version %d is newer than this program's %d: upgrade it",
+			v, version)
 	case v == 0:
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "format version 0")
 	}

@@ -111,7 +111,8 @@ func (l *Logger) ImpliedArgs() []any { return l.args }
 func (l *Logger) Name() string       { return l.name }
 
 func (l *Logger) With(args ...any) hclog.Logger {
-	return &Logger{log: l.log.With(args...), name: l.name, args: append(l.args[:len(l.args):len(l.args)], args...), rate: l.rate}
+	return &Logger{log: l.log.With(args...), name: l.name, args: append(l.args[:len(l.args):len(l.args)], args...),
+		rate: l.rate}
 }
 
 func (l *Logger) Named(name string) hclog.Logger {

@@ -18,8 +18,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
-// Log implements raft.LogStore and raft.StableStore on a raftlog.Log. It caches recent entries, detects a disk that hangs, checks the CRC of
-// each entry that it reads, and stops the group at the first error.
+// Log implements raft.LogStore and raft.StableStore on a raftlog.Log. It caches recent entries, detects a disk that
+// hangs, checks the CRC of each entry that it reads, and stops the group at the first error.
 //
 // After an error it does not return to raft. It ends raft's calling goroutine (runtime.Goexit runs raft's deferred
 // clean-up). If it returned, raft would continue: it panics if the term cannot be stored, and after a failed append it
@@ -174,7 +174,8 @@ func (g *Log) missing(index uint64) error {
 	if first == 0 || index < first || index > last {
 		return raft.ErrLogNotFound
 	}
-	return g.check("read", rowraft.Errorf(rowraft.CodeCorrupt, "entry %d is missing between %d and %d", index, first, last))
+	return g.check("read", rowraft.Errorf(rowraft.CodeCorrupt, "entry %d is missing between %d and %d", index, first,
+		last))
 }
 
 func (g *Log) StoreLog(l *raft.Log) error { return g.StoreLogs([]*raft.Log{l}) }
@@ -245,7 +246,9 @@ func (g *Log) contradiction(min, max uint64) error {
 	if last, err := g.o.Inner.LastIndex(); err != nil || max < last {
 		return err
 	}
-	return rowraft.Errorf(rowraft.CodeCorrupt, "the leader has other entries from %d on than this replica, where they are committed up to %d: the disk of another replica was rolled back; keep this directory, it may be the only one that has them (runbook rolled-back-disk)", min, committed)
+	return rowraft.Errorf(rowraft.CodeCorrupt, "the leader has other entries from %d on than this replica, where they "+
+		"are committed up to %d: the disk of another replica was rolled back; keep this directory, it may be the only one "+
+		"that has them (runbook rolled-back-disk)", min, committed)
 }
 
 // checkPhantom restarts raft if it cleared a log that reached beyond the snapshot it installed. Raft then keeps the

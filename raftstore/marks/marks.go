@@ -29,8 +29,8 @@ type Mark struct {
 func (m Mark) raised(by Mark) Mark { return Mark{max(m.Index, by.Index), max(m.Term, by.Term)} }
 
 // Store holds what this server remembers of other servers and of the replicas of its groups, in memory and in one file.
-// The owner calls Flush every WriteEvery. No push waits for the file: a lost or damaged file only reduces the protection.
-// Safe for concurrent use.
+// The owner calls Flush every WriteEvery. No push waits for the file: a lost or damaged file only reduces the
+// protection. Safe for concurrent use.
 //
 // Invariant: a mark and the start of a process never decrease while the replica or server is known.
 type Store struct {
@@ -69,7 +69,9 @@ func Open(disk vfs.FS, dir string, log *slog.Logger) (*Store, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		err = nil
 	case rowraft.CodeOf(err) == rowraft.CodeCorrupt:
-		log.Warn("the marks of other replicas are damaged and start empty: a disk that was rolled back before now is not found", "file", m.path, "err", err)
+		log.Warn(
+			"the marks of other replicas are damaged and start empty: a disk that was rolled back before now is not found",
+			"file", m.path, "err", err)
 		err = nil
 	case err != nil:
 		err = fmt.Errorf("%s: %w", m.path, err)

@@ -21,7 +21,8 @@ import (
 const (
 	goldenMarks = "726f77726166744d" + "0100" + "0000" + "4f000000" +
 		"01000000" + "026e32" + "0300000000000000" + "00ffeeddccbbaa99" +
-		"01000000" + "0773686172642d30" + "02000000" + "03722d31" + "e803000000000000" + "0c00000000000000" + "03722d32" + "de03000000000000" + "0b00000000000000" +
+		"01000000" + "0773686172642d30" + "02000000" + "03722d31" + "e803000000000000" + "0c00000000000000" + "03722d32" +
+		"de03000000000000" + "0b00000000000000" +
 		"f328198e"
 	goldenMembers = "1f036fb6" +
 		"03722d31" + "026e31" + "e803000000000000" + "0c00000000000000" + "0700000000000000" + "8877665544332211" +
@@ -40,7 +41,8 @@ func TestMarksGoldenBytes(t *testing.T) {
 	if got, err := decode(want); err != nil || !reflect.DeepEqual(got, file) {
 		t.Errorf("decodeMarks = %+v, %v", got, err)
 	}
-	list := []Member{{"r-1", "n1", Mark{1000, 12}, Process{7, 0x1122334455667788}}, {"r-2", "n2", Mark{990, 11}, Process{3, 9}}}
+	list := []Member{{"r-1", "n1", Mark{1000, 12}, Process{7, 0x1122334455667788}},
+		{"r-2", "n2", Mark{990, 11}, Process{3, 9}}}
 	var b []byte
 	for _, one := range list {
 		b = AppendMember(b, one)

@@ -20,7 +20,8 @@ func (g *Group) Verify() []error {
 		}
 	}
 	if n := len(g.Snapshots); g.First > 0 && g.First > 1 && (n == 0 || g.Snapshots[0].Index+1 < g.First) {
-		errs = append(errs, rowraft.Errorf(rowraft.CodeCorrupt, "the log begins at entry %d and no snapshot holds what came before", g.First))
+		errs = append(errs, rowraft.Errorf(rowraft.CodeCorrupt,
+			"the log begins at entry %d and no snapshot holds what came before", g.First))
 	}
 	return errs
 }
@@ -51,8 +52,10 @@ func Match(a, b *Group) (agree rowraft.Index, err error) {
 		case x.Equal(y):
 			agree = max(agree, i)
 		case agree > 0 || x.Term == y.Term || i <= committed:
-			return 0, rowraft.Errorf(rowraft.CodeCorrupt, "entry %d differs: %s of term %d and %d bytes, and %s of term %d and %d bytes; %s",
-				i, x.Kind, x.Term, len(x.Data), y.Kind, y.Term, len(y.Data), whyOne(agree, committed, i))
+			return 0,
+				rowraft.Errorf(rowraft.CodeCorrupt,
+					"entry %d differs: %s of term %d and %d bytes, and %s of term %d and %d bytes; %s",
+					i, x.Kind, x.Term, len(x.Data), y.Kind, y.Term, len(y.Data), whyOne(agree, committed, i))
 		}
 	}
 	return agree, nil

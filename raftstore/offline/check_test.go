@@ -17,7 +17,8 @@ import (
 // logOf returns a group whose log has the entries first to last of term 1.
 func logOf(t *testing.T, first, last uint64) *Group {
 	t.Helper()
-	l, err := raftlog.Open(vfs.OS, raftlog.Bolt, t.TempDir(), raftlog.Owner{Cluster: "c1", Node: "n1", Group: "shard-0", Replica: "r1"}, raftlog.MinSegmentBytes, slog.New(slog.DiscardHandler))
+	l, err := raftlog.Open(vfs.OS, raftlog.Bolt, t.TempDir(), raftlog.Owner{Cluster: "c1", Node: "n1", Group: "shard-0",
+		Replica: "r1"}, raftlog.MinSegmentBytes, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,8 @@ func TestLogsMatch(t *testing.T) {
 		{name: "other data in the middle", index: 6, term: 1, data: other, want: "after it"},
 		{name: "another term in the middle", index: 6, term: 8, want: "after it"},
 		{name: "other data at the end, one term", index: last, term: 1, data: other, want: "one term has one entry"},
-		{name: "another term at the end, before a snapshot's", index: last, term: 8, snap: last, want: "a snapshot covers it"},
+		{name: "another term at the end, before a snapshot's", index: last, term: 8, snap: last,
+			want: "a snapshot covers it"},
 		{name: "another term at the end, uncommitted", index: last, term: 8, data: other, agree: last - 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

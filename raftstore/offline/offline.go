@@ -69,7 +69,8 @@ func lockForReading(disk vfs.FS, dir string) (io.Closer, error) {
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); err != nil {
 		f.Close()
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "%s is in use by a running server: stop it first, or read a copy of its data directory (%w)", dir, err)
+		return nil, rowraft.Errorf(rowraft.CodeIdentity,
+			"%s is in use by a running server: stop it first, or read a copy of its data directory (%w)", dir, err)
 	}
 	return f, nil
 }
@@ -148,7 +149,8 @@ var entryKinds = map[raft.LogType]string{
 func (o *Store) Group(id string) (*Group, error) {
 	rec, ok := o.reg.Groups[id]
 	if !ok || rec.State != registry.Active {
-		return nil, rowraft.Errorf(rowraft.CodeNotFound, "%s has no group %q: it has %s", o.dir, id, strings.Join(o.GroupIDs(), ", "))
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "%s has no group %q: it has %s", o.dir, id,
+			strings.Join(o.GroupIDs(), ", "))
 	}
 	for _, g := range o.groups {
 		if g.ID == id {
@@ -163,14 +165,17 @@ func (o *Store) Group(id string) (*Group, error) {
 	}
 	quiet := slog.New(slog.DiscardHandler)
 	var err error
-	if g.log, err = raftlog.Open(vfs.OS, rec.Backend, scratch, raftlog.Owner{Cluster: o.reg.Cluster, Node: o.reg.Node, Group: id, Replica: rec.Replica}, raftlog.MinSegmentBytes, quiet); err != nil {
+	if g.log, err = raftlog.Open(vfs.OS, rec.Backend, scratch, raftlog.Owner{Cluster: o.reg.Cluster, Node: o.reg.Node,
+		Group: id, Replica: rec.Replica}, raftlog.MinSegmentBytes, quiet); err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeIdentity {
 			return nil, fmt.Errorf("group %s: %w", id, err)
 		}
 		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "group %s: %w", id, err)
 	}
 	o.groups = append(o.groups, g)
-	g.store = snapstore.OpenForReading(o.disk, filepath.Join(dir, "snapshots"), quiet, func(_ string, err error) { g.Bad = append(g.Bad, err) })
+	g.store = snapstore.OpenForReading(o.disk, filepath.Join(dir, "snapshots"), quiet, func(_ string, err error) {
+		g.Bad = append(g.Bad, err)
+	})
 	if err := g.read(); err != nil {
 		return nil, fmt.Errorf("group %s: %w", id, err)
 	}

@@ -51,7 +51,8 @@ func FuzzReply(f *testing.F) {
 		allocs.Frugal(t, b, func() {
 			statement, status, err := readReply(bytes.NewReader(b))
 			if err == nil && !bytes.HasPrefix(b, marshalStatement(status, &statement)) {
-				t.Errorf("%x was read as %v, %+v, which is written as %x", b, status, statement, marshalStatement(status, &statement))
+				t.Errorf("%x was read as %v, %+v, which is written as %x", b, status, statement,
+					marshalStatement(status, &statement))
 			}
 			if err != nil && rowraft.CodeOf(err) == rowraft.CodeUnknown && len(b) >= 3+maxReplyText {
 				t.Errorf("%v has no code", err)

@@ -218,12 +218,15 @@ func (p *Port) recordProcess(node rowraft.NodeID, now marks.Process) (*remote, e
 	defer p.mu.Unlock()
 	known := p.marks.Process(node)
 	if now.Start < known.Start || now.Start == known.Start && now != known {
-		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s dials after its start %d: this process runs on an older copy of the data directory, or another process runs on a copy", now.Start, node, known.Start)
+		return nil, rowraft.Errorf(rowraft.CodeIdentity, "start %d of node %s dials after its start %d: this process runs "+
+			"on an older copy of the data directory, or another process runs on a copy", now.Start, node, known.Start)
 	}
 	h := p.remotes[node]
 	if h != nil && h.process != now {
 		if ago := p.since(h); ago < answersFor {
-			return nil, rowraft.Errorf(rowraft.CodeOverloaded, "start %d of node %s answered %v ago: start %d must wait until it does not", h.process.Start, node, ago.Round(time.Millisecond), now.Start)
+			return nil, rowraft.Errorf(rowraft.CodeOverloaded,
+				"start %d of node %s answered %v ago: start %d must wait until it does not", h.process.Start, node,
+				ago.Round(time.Millisecond), now.Start)
 		}
 		for _, l := range p.groups {
 			l.cutPeer(h)
@@ -251,8 +254,8 @@ func (p *Port) Answers(node rowraft.NodeID, which marks.Process) bool {
 	return h != nil && h.process == which && p.since(h) < answersFor
 }
 
-// logRefusal logs each status once per hclogger.pause: a peer with an old map, or one that must not run, dials many times a
-// second in every group.
+// logRefusal logs each status once per hclogger.pause: a peer with an old map, or one that must not run, dials many
+// times a second in every group.
 func (p *Port) logRefusal(remote net.Addr, pre *preamble, status statusCode, err error) {
 	args := []any{"remote", remote, "from", pre.from, "group", pre.group, "err", err}
 	if status == statusUnknownGroup { // the group is starting, or was removed
@@ -268,7 +271,8 @@ func (p *Port) logRefusal(remote net.Addr, pre *preamble, status statusCode, err
 func (p *Port) admit(pre *preamble) (*Layer, statusCode, error) {
 	switch {
 	case pre.cluster != p.opts.Cluster:
-		return nil, statusWrongCluster, fmt.Errorf("this node is of cluster %s, the connection is for cluster %s", p.opts.Cluster, pre.cluster)
+		return nil, statusWrongCluster, fmt.Errorf("this node is of cluster %s, the connection is for cluster %s",
+			p.opts.Cluster, pre.cluster)
 	case pre.to != p.opts.Node:
 		return nil, statusWrongNode, fmt.Errorf("this is node %s, the connection is for node %s", p.opts.Node, pre.to)
 	}
@@ -279,7 +283,8 @@ func (p *Port) admit(pre *preamble) (*Layer, statusCode, error) {
 		return nil, statusUnknownGroup, fmt.Errorf("node %s runs no group %s", p.opts.Node, pre.group)
 	}
 	if !layer.perPeer.Take(pre.from) {
-		return nil, statusBusy, fmt.Errorf("%d connections of node %s to group %s are open already", maxConnsPerPeer, pre.from, pre.group)
+		return nil, statusBusy, fmt.Errorf("%d connections of node %s to group %s are open already", maxConnsPerPeer,
+			pre.from, pre.group)
 	}
 	return layer, statusOK, nil
 }
@@ -451,7 +456,8 @@ func (l *Layer) Context() context.Context { return l.ctx }
 // Wait waits until raft has closed all accepted connections.
 func (l *Layer) Wait() { l.open.Wait() }
 
-func (l *Layer) dial(ctx context.Context, address raft.ServerAddress, timeout time.Duration, speak channel) (net.Conn, error) {
+func (l *Layer) dial(ctx context.Context, address raft.ServerAddress, timeout time.Duration,
+	speak channel) (net.Conn, error) {
 	o := l.port.opts
 	to := rowraft.NodeID(address)
 	host, err := o.Resolve(to)
@@ -516,7 +522,8 @@ func (l *Layer) introduce(ctx context.Context, t *conn, host string, to rowraft.
 		return err
 	}
 	if status == statusStale {
-		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d", statement.About.Start, pre.statement.Self.Start)
+		return rowraft.Errorf(rowraft.CodeIdentity, "the peer has seen start %d of this node, this is start %d",
+			statement.About.Start, pre.statement.Self.Start)
 	}
 	peer, err := l.port.recordProcess(to, statement.Self)
 	if err == nil {

@@ -23,14 +23,17 @@ import (
 // "a", to "b", group "meta", and goldenStatement. The checksum was computed with another program
 // (Python, bit by bit).
 const goldenPreamble = "52575052" + "0100" + "4200" + "00" + "026331" + "0161" + "0162" + "046d657461" +
-	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "01" + "03722d62" + "e803000000000000" + "0c00000000000000" + "2aaa5373"
+	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "01" + "03722d62" +
+	"e803000000000000" + "0c00000000000000" + "2aaa5373"
 
 // goldenReply has the same statement, with answers = 0.
 const goldenReply = "00" + "3900" + "a420ca63" +
-	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "00" + "03722d62" + "e803000000000000" + "0c00000000000000"
+	"0700000000000000" + "8877665544332211" + "0300000000000000" + "00ffeeddccbbaa99" + "00" + "03722d62" +
+	"e803000000000000" + "0c00000000000000"
 
 var goldenStatement = marks.Statement{
-	Self: marks.Process{Start: 7, Nonce: 0x1122334455667788}, About: marks.Process{Start: 3, Nonce: 0x99aabbccddeeff00}, Answers: true,
+	Self: marks.Process{Start: 7, Nonce: 0x1122334455667788}, About: marks.Process{Start: 3, Nonce: 0x99aabbccddeeff00},
+	Answers: true,
 	Replica: "r-b", Mark: marks.Mark{Index: 1000, Term: 12},
 }
 
@@ -97,9 +100,12 @@ func TestPortRefusesOtherPeers(t *testing.T) {
 		want rowraft.Code
 		text string
 	}{
-		{"other cluster", preamble{"c2", "x", "node-0", "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity, "cluster c1"},
-		{"other node", preamble{"c1", "x", "node-9", "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity, "this is node node-0"},
-		{"unknown group", preamble{"c1", "x", "node-0", "g", raftChannel, marks.Statement{}}, rowraft.CodeStarting, "no group g"},
+		{"other cluster", preamble{"c2", "x", "node-0", "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity,
+			"cluster c1"},
+		{"other node", preamble{"c1", "x", "node-9", "g", raftChannel, marks.Statement{}}, rowraft.CodeIdentity,
+			"this is node node-0"},
+		{"unknown group", preamble{"c1", "x", "node-0", "g", raftChannel, marks.Statement{}}, rowraft.CodeStarting,
+			"no group g"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			conn := dialRaw(t, addr)
@@ -135,7 +141,8 @@ func TestPortRefusesOtherPeers(t *testing.T) {
 func TestRefusalsDoNotFloodTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		p := &Port{opts: Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ctx: t.Context(), refusals: hclogger.NewRate()}
+		p := &Port{opts: Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, ctx: t.Context(),
+			refusals: hclogger.NewRate()}
 		pre := &preamble{"c1", "x", "node-9", "g", raftChannel, marks.Statement{}}
 		for range 100 {
 			p.logRefusal(&net.TCPAddr{}, pre, statusWrongNode, errors.New("this is another node"))
@@ -171,7 +178,8 @@ func TestHalfOpenConnectionsAreBounded(t *testing.T) {
 			t.Fatalf("half-open connection %d stays open: %v", i, err)
 		}
 	}
-	for end := time.Now().Add(2 * time.Minute); port.handshakes.Open() > 0; time.Sleep(2 * time.Millisecond) { //tidy:allow sleep polls, up to a deadline
+	//tidy:allow sleep polls, up to a deadline
+	for end := time.Now().Add(2 * time.Minute); port.handshakes.Open() > 0; time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d places are not given back", port.handshakes.Open())
 		}

@@ -125,7 +125,8 @@ func readPreamble(r io.Reader) (p preamble, status statusCode, err error) {
 	body = body[1:]
 	for i := range names {
 		if len(body) == 0 || int(body[0]) > len(body)-1 || body[0] == 0 || body[0] > maxNameBytes {
-			return p, statusMalformed, fmt.Errorf("preamble name is empty, longer than %d bytes, or longer than the preamble", maxNameBytes)
+			return p, statusMalformed, fmt.Errorf("preamble name is empty, longer than %d bytes, or longer than the preamble",
+				maxNameBytes)
 		}
 		names[i] = string(body[1 : 1+body[0]])
 		body = body[1+body[0]:]
@@ -133,10 +134,12 @@ func readPreamble(r io.Reader) (p preamble, status statusCode, err error) {
 	if statement, err = marks.ParseStatement(body); err != nil {
 		return p, statusMalformed, err
 	}
-	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3], p.channel, statement}, statusOK, nil
+	return preamble{rowraft.ClusterID(names[0]), rowraft.NodeID(names[1]), rowraft.NodeID(names[2]), names[3], p.channel,
+		statement}, statusOK, nil
 }
 
-// marshalStatement returns a reply of status OK or stale, which has a statement with a checksum in the place of the text.
+// marshalStatement returns a reply of status OK or stale, which has a statement with a checksum in the place of the
+// text.
 func marshalStatement(status statusCode, s *marks.Statement) []byte {
 	b := s.Append(make([]byte, 4, 4+statementBytes+maxNameBytes))
 	binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:], castagnoli))
@@ -151,8 +154,8 @@ func marshalReply(s statusCode, text string) []byte {
 	return append(b, text...)
 }
 
-// readReply reads the answer to a preamble. Without an error the status is OK, and messages of the channel may follow, or
-// stale.
+// readReply reads the answer to a preamble. Without an error the status is OK, and messages of the channel may follow,
+// or stale.
 func readReply(r io.Reader) (statement marks.Statement, status statusCode, err error) {
 	var h [3]byte
 	if _, err := io.ReadFull(r, h[:]); err != nil {
@@ -161,7 +164,8 @@ func readReply(r io.Reader) (statement marks.Statement, status statusCode, err e
 	status = statusCode(h[0])
 	n := binary.LittleEndian.Uint16(h[1:])
 	if n > maxReplyText {
-		return statement, status, rowraft.Errorf(rowraft.CodeInternal, "answer to the preamble has %d bytes of text, at most %d", n, maxReplyText)
+		return statement, status, rowraft.Errorf(rowraft.CodeInternal,
+			"answer to the preamble has %d bytes of text, at most %d", n, maxReplyText)
 	}
 	text := make([]byte, n)
 	if _, err := io.ReadFull(r, text); err != nil {

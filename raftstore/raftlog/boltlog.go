@@ -119,7 +119,8 @@ func copyBolt(disk vfs.FS, dir string, log *slog.Logger) (err error) {
 	if err := disk.Rename(temp, filepath.Join(dir, boltName)); err != nil {
 		return err
 	}
-	log.Info("the last stop was not clean: the log was copied into a new file", "dir", dir, "bytes", n, "took", time.Since(begin))
+	log.Info("the last stop was not clean: the log was copied into a new file", "dir", dir, "bytes", n, "took",
+		time.Since(begin))
 	return disk.SyncDir(dir)
 }
 

@@ -152,7 +152,8 @@ func lifeOfALog(w logWriter) error {
 		func() error { return w.cutHead(10) },
 		func() error { return w.append(3, 1) },
 		func() error {
-			return w.do(func(m *logModel) { m.first, m.last = 0, 0 }, func() error { return w.DeleteRange(w.life.done.first, w.life.done.last) })
+			return w.do(func(m *logModel) { m.first, m.last = 0, 0 },
+				func() error { return w.DeleteRange(w.life.done.first, w.life.done.last) })
 		},
 		func() error { return w.appendBehindGap(4) },
 		func() error { return w.append(4, 2) },
@@ -231,7 +232,8 @@ func (m logModel) String() string {
 
 func TestCrashAtEachStepOfTheLog(t *testing.T) {
 	vfstest.Crashes(t, logScript(), map[string]string{
-		"raftstore/raftlog.(*metaStore).replaceLocked: syncdir": "the log syncs the directory after it, before it is used; that of one which grows is missed elsewhere",
+		"raftstore/raftlog.(*metaStore).replaceLocked: syncdir": "the log syncs the directory after it, before it is used; " +
+			"that of one which grows is missed elsewhere",
 	})
 }
 

@@ -59,6 +59,7 @@ func (o Owner) check(file string, found Owner) error {
 	if found == o {
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodeIdentity, "%s belongs to %s; it is opened as the log of %s: the files of two logs were exchanged, or copied; put each back in its place, or remove the replica from its group and add a new one",
+	return rowraft.Errorf(rowraft.CodeIdentity, "%s belongs to %s; it is opened as the log of %s: the files of two logs "+
+		"were exchanged, or copied; put each back in its place, or remove the replica from its group and add a new one",
 		file, found, o)
 }

@@ -40,7 +40,8 @@ func TestLogOfAnotherOwnerIsRefused(t *testing.T) {
 		{testOwner.Cluster, testOwner.Node, "shard-1", testOwner.Replica},
 		{testOwner.Cluster, testOwner.Node, testOwner.Group, "r-other"},
 	}
-	files := map[string][]string{Row: {metaName, "0000000000000001.seg", "0000000000000002.seg"}, Bolt: {metaName, boltName}}
+	files := map[string][]string{Row: {metaName, "0000000000000001.seg", "0000000000000002.seg"},
+		Bolt: {metaName, boltName}}
 	quiet := slog.New(slog.DiscardHandler)
 	for _, backend := range Backends {
 		t.Run(backend, func(t *testing.T) {

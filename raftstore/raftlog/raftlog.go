@@ -39,11 +39,14 @@ func Check(disk vfs.FS, backend string, segmentSizeBytes int) error {
 	switch {
 	case backend == Bolt && disk != vfs.OS:
 		// bbolt maps its file into memory, which a vfs.FS cannot provide.
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q needs the operating system's disk: use %q", Bolt, Row)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q needs the operating system's disk: use %q", Bolt,
+			Row)
 	case backend != Row && backend != Bolt:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want one of %s", backend, strings.Join(Backends, ", "))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log backend %q: want one of %s", backend,
+			strings.Join(Backends, ", "))
 	case segmentSizeBytes < MinSegmentBytes || segmentSizeBytes > MaxSegmentBytes:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log segments of %d bytes: want %d to %d", segmentSizeBytes, MinSegmentBytes, MaxSegmentBytes)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "log segments of %d bytes: want %d to %d", segmentSizeBytes,
+			MinSegmentBytes, MaxSegmentBytes)
 	}
 	return nil
 }

@@ -75,7 +75,8 @@ var _ Log = (*rowLog)(nil)
 //
 // Errors: CodeCorrupt, CodeIdentity, CodeVersionTooNew.
 func openRowLog(disk vfs.FS, dir string, owner Owner, size int, log *slog.Logger) (*rowLog, error) {
-	l := &rowLog{metaStore: newMetaStore(disk, owner, log), tag: owner.tag(), disk: disk, dir: dir, size: int64(size), log: log}
+	l := &rowLog{metaStore: newMetaStore(disk, owner, log), tag: owner.tag(), disk: disk, dir: dir, size: int64(size),
+		log: log}
 	last, err := l.metaStore.Load(dir)
 	if err != nil {
 		return nil, err
@@ -125,7 +126,8 @@ func (l *rowLog) GetLog(index uint64, out *raft.Log) error {
 	}
 	h := entry.ParseHead(b)
 	if h.Index != index || h.Length != at.length {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: entry %d of %d bytes is at the place of entry %d of %d bytes", s.file.Name(), h.Index, h.Length, index, at.length)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "%s: entry %d of %d bytes is at the place of entry %d of %d bytes",
+			s.file.Name(), h.Index, h.Length, index, at.length)
 	}
 	h.Put(out, b)
 	return nil
@@ -160,7 +162,8 @@ func (l *rowLog) StoreLogs(logs []*raft.Log) error {
 		l.mu.first, l.mu.base, l.mu.places = logs[0].Index, logs[0].Index, l.mu.places[:0]
 	}
 	for i, e := range logs {
-		l.mu.places = append(l.mu.places, place{segment: uint32(segment), at: uint32(at) + l.write.laid.heads[i].start, length: uint32(len(e.Data))})
+		l.mu.places = append(l.mu.places, place{segment: uint32(segment), at: uint32(at) + l.write.laid.heads[i].start,
+			length: uint32(len(e.Data))})
 	}
 	l.mu.last = logs[len(logs)-1].Index
 	return nil
@@ -184,7 +187,8 @@ func (l *rowLog) DeleteRange(from, to uint64) error {
 	case to == last:
 		last = from - 1
 	default:
-		return rowraft.Errorf(rowraft.CodeInternal, "cut entries %d to %d out of the middle of %d to %d", from, to, first, last)
+		return rowraft.Errorf(rowraft.CodeInternal, "cut entries %d to %d out of the middle of %d to %d", from, to, first,
+			last)
 	}
 	l.write.laid.cut(first, last)
 	if _, _, err := l.append(); err != nil {

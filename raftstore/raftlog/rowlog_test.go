@@ -229,7 +229,8 @@ func TestRowLogGoldenBytes(t *testing.T) {
 		if err := errors.Join(l.GetLog(i, &got), entry.Check(&got)); err != nil {
 			t.Fatal(err)
 		}
-		if got.Index != i || got.Term != want.Term || !bytes.Equal(got.Data, want.Data) || !got.AppendedAt.Equal(want.AppendedAt) {
+		if got.Index != i || got.Term != want.Term || !bytes.Equal(got.Data, want.Data) ||
+			!got.AppendedAt.Equal(want.AppendedAt) {
 			t.Errorf("entry %d is %+v", i, got)
 		}
 	}
@@ -269,8 +270,8 @@ func TestRowLogGoldenBytes(t *testing.T) {
 	}
 }
 
-// FuzzRowLog: with any bytes after the header of a segment, the log opens with whole entries or returns that it is damaged.
-// A log that opens can be written and opened again.
+// FuzzRowLog: with any bytes after the header of a segment, the log opens with whole entries or returns that it is
+// damaged. A log that opens can be written and opened again.
 func FuzzRowLog(f *testing.F) {
 	golden, err := os.ReadFile("testdata/rowlog/0000000000000003.seg")
 	if err != nil {
@@ -291,7 +292,8 @@ func FuzzRowLog(f *testing.F) {
 		putFile(t, disk, "/log/"+segmentName(3, segmentExt), data)
 		l, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
 		if err != nil {
-			if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeIdentity && c != rowraft.CodeVersionTooNew {
+			if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && c != rowraft.CodeIdentity &&
+				c != rowraft.CodeVersionTooNew {
 				t.Errorf("%v, want CodeCorrupt", err)
 			}
 			return
@@ -363,7 +365,8 @@ func TestRowLogForgetsATornAppend(t *testing.T) {
 	l := openTestRowLog(t, disk)
 	store := func(index, term uint64, size int) {
 		t.Helper()
-		if err := l.StoreLogs([]*raft.Log{sealedEntry(t, index, term, bytes.Repeat([]byte{byte(index + 1)}, size))}); err != nil {
+		if err := l.StoreLogs([]*raft.Log{sealedEntry(t, index, term,
+			bytes.Repeat([]byte{byte(index + 1)}, size))}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -391,7 +394,8 @@ func TestRowLogForgetsATornAppend(t *testing.T) {
 	if err := faulty.Set(vfs.DiskFault{Ops: []vfs.Op{vfs.OpSync}, Path: "*.seg", Err: "EIO"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openRowLog(faulty, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler)); !errors.Is(err, syscall.EIO) {
+	if _, err := openRowLog(faulty, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler)); !errors.Is(err,
+		syscall.EIO) {
 		t.Fatalf("a log whose sync fails opens: %v", err)
 	}
 	l = openTestRowLog(t, disk)
@@ -459,7 +463,8 @@ func TestRowLogPowerLossInAUsedSegment(t *testing.T) {
 				return
 			}
 			if end, bad := readRowLog(t, crashed, want); bad || end != last && end != last+1 {
-				t.Errorf("step %d, seed %d: the log ends at entry %d (damaged: %v), want %d or the next", step, seed, end, bad, last)
+				t.Errorf("step %d, seed %d: the log ends at entry %d (damaged: %v), want %d or the next", step, seed, end, bad,
+					last)
 			}
 		}
 	}

@@ -82,9 +82,11 @@ func parseSegmentHeader(b []byte) (h rowSegmentHeader, err error) {
 		return h, rowraft.Errorf(rowraft.CodeCorrupt, "no whole header of a log segment")
 	}
 	if v := le.Uint16(b[8:]); v != segmentVersion {
-		return h, rowraft.Errorf(rowraft.CodeVersionTooNew, "log segment of format %d; this binary knows %d: upgrade it", v, segmentVersion)
+		return h, rowraft.Errorf(rowraft.CodeVersionTooNew, "log segment of format %d; this binary knows %d: upgrade it", v,
+			segmentVersion)
 	}
-	h = rowSegmentHeader{number: le.Uint64(b[16:]), batch: le.Uint64(b[24:]), salt: le.Uint64(b[32:]), first: le.Uint64(b[40:]), last: le.Uint64(b[48:])}
+	h = rowSegmentHeader{number: le.Uint64(b[16:]), batch: le.Uint64(b[24:]), salt: le.Uint64(b[32:]),
+		first: le.Uint64(b[40:]), last: le.Uint64(b[48:])}
 	owner, rest, ok := parseOwner(b[segmentHead:])
 	h.owner = owner
 	if !ok || len(rest) > 0 || h.batch == 0 || h.first > h.last || (h.first == 0) != (h.last == 0) {
@@ -106,7 +108,8 @@ type batchHead struct {
 // parseBatchHead decodes a possible head; ok is false if it cannot be one.
 func parseBatchHead(b []byte) (h batchHead, ok bool) {
 	le := binary.LittleEndian
-	h = batchHead{crc: le.Uint32(b), kind: le.Uint16(b[4:]), number: le.Uint64(b[8:]), count: le.Uint32(b[16:]), length: le.Uint32(b[20:]), tag: le.Uint64(b[24:])}
+	h = batchHead{crc: le.Uint32(b), kind: le.Uint16(b[4:]), number: le.Uint64(b[8:]), count: le.Uint32(b[16:]),
+		length: le.Uint32(b[20:]), tag: le.Uint64(b[24:])}
 	if le.Uint16(b[6:]) != 0 || h.length%8 != 0 {
 		return h, false
 	}
@@ -187,7 +190,8 @@ func (b *batch) cut(first, last uint64) {
 
 func (b *batch) reset(kind uint16, count int) {
 	clear(b.pieces) // release the entries for the garbage collector
-	*b = batch{buf: append(b.buf[:0], make([]byte, batchHeadBytes)...), pieces: b.pieces[:0], heads: b.heads[:0], size: batchHeadBytes}
+	*b = batch{buf: append(b.buf[:0], make([]byte, batchHeadBytes)...), pieces: b.pieces[:0], heads: b.heads[:0],
+		size: batchHeadBytes}
 	binary.LittleEndian.PutUint16(b.buf[4:], kind)
 	binary.LittleEndian.PutUint32(b.buf[16:], uint32(count))
 }

@@ -60,7 +60,8 @@ func (l *rowLog) recover(newest uint64) error {
 		return err
 	}
 	if l.mu.first > 0 && l.mu.first < l.mu.base {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "the log begins at entry %d, and its segments at %d: the older ones are missing", l.mu.first, l.mu.base)
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"the log begins at entry %d, and its segments at %d: the older ones are missing", l.mu.first, l.mu.base)
 	}
 	l.retain(l.mu.first, l.mu.last)
 	l.write.end = r.end
@@ -144,9 +145,12 @@ func (r *recovery) segment(number uint64, newest bool) error {
 		r.found, l.write.batch = true, h.batch
 		l.mu.first, l.mu.last, l.mu.base = h.first, h.last, h.last+1
 	case h.batch != l.write.batch:
-		return rowraft.Errorf(rowraft.CodeCorrupt, "it begins with batch %d, and the segment before it ends before batch %d: damaged", h.batch, l.write.batch)
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"it begins with batch %d, and the segment before it ends before batch %d: damaged", h.batch, l.write.batch)
 	case h.first != l.mu.first || h.last != l.mu.last:
-		return rowraft.Errorf(rowraft.CodeCorrupt, "it was begun after entries %d to %d, and the segment before it ends with %d to %d", h.first, h.last, l.mu.first, l.mu.last)
+		return rowraft.Errorf(rowraft.CodeCorrupt,
+			"it was begun after entries %d to %d, and the segment before it ends with %d to %d", h.first, h.last, l.mu.first,
+			l.mu.last)
 	}
 	r.last.start = 0
 	if err := r.batches(newest); err != nil {
@@ -195,7 +199,8 @@ func (r *recovery) batches(newest bool) error {
 			break
 		}
 		if head.tag != l.tag {
-			return rowraft.Errorf(rowraft.CodeIdentity, "batch %d has the tag %016x of another log; the tag of %s is %016x", head.number, head.tag, l.owner, l.tag)
+			return rowraft.Errorf(rowraft.CodeIdentity, "batch %d has the tag %016x of another log; the tag of %s is %016x",
+				head.number, head.tag, l.owner, l.tag)
 		}
 		if err := r.take(in, s, head); err != nil {
 			return fmt.Errorf("batch %d: %w", head.number, err)
@@ -208,7 +213,8 @@ func (r *recovery) batches(newest bool) error {
 	}
 	later, err := in.laterBatch(r.end, s.salt, l.write.batch)
 	if err == nil && later > 0 {
-		err = rowraft.Errorf(rowraft.CodeCorrupt, "batch %d at %d is damaged: it cannot be read, but batch %d after it can", l.write.batch, r.end, later)
+		err = rowraft.Errorf(rowraft.CodeCorrupt, "batch %d at %d is damaged: it cannot be read, but batch %d after it can",
+			l.write.batch, r.end, later)
 	}
 	return err
 }
@@ -248,7 +254,8 @@ func (r *recovery) take(in *window, s *rowSegment, head batchHead) error {
 
 func (l *rowLog) takeCut(first, last uint64) error {
 	if (first == 0) != (last == 0) || first > last || first < l.mu.first && first != 0 || last > l.mu.last {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "entries %d to %d are cut out of %d to %d", first, last, l.mu.first, l.mu.last)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "entries %d to %d are cut out of %d to %d", first, last, l.mu.first,
+			l.mu.last)
 	}
 	l.mu.first, l.mu.last = first, last
 	if last < l.mu.base {

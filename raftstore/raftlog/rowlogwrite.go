@@ -96,7 +96,8 @@ func (l *rowLog) begin(number uint64) error {
 	s := &rowSegment{number: number, salt: rand.Uint64(), file: f}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.write.header = rowSegmentHeader{number: number, batch: l.write.batch, salt: s.salt, first: l.mu.first, last: l.mu.last, owner: l.owner}.encode()
+	l.write.header = rowSegmentHeader{number: number, batch: l.write.batch, salt: s.salt, first: l.mu.first,
+		last: l.mu.last, owner: l.owner}.encode()
 	l.write.end = segmentStart
 	l.mu.segments = append(l.mu.segments, s)
 	return nil

@@ -85,7 +85,8 @@ func (s *metaStore) Load(dir string) (last metaState, err error) {
 func (s *metaStore) takeLocked(raw []byte) (last metaState, err error) {
 	size := len(raw) / metaCopies
 	if size < metaMinCopy || size > metaMaxCopy || size%metaMinCopy != 0 || len(raw)%metaCopies != 0 {
-		return last, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes long: want 4 copies of a multiple of %d", len(raw), metaMinCopy)
+		return last, rowraft.Errorf(rowraft.CodeCorrupt, "%d bytes long: want 4 copies of a multiple of %d", len(raw),
+			metaMinCopy)
 	}
 	newest, whole, err := newestMeta(raw, size)
 	if err != nil {
@@ -98,7 +99,8 @@ func (s *metaStore) takeLocked(raw []byte) (last metaState, err error) {
 	s.mu.state = last
 	s.mu.state.clean = false
 	if !s.mu.state.intact {
-		s.log.Warn("a copy of the log metadata was torn or damaged, and is replaced", "dir", s.mu.dir, "generation", s.mu.state.generation)
+		s.log.Warn("a copy of the log metadata was torn or damaged, and is replaced", "dir", s.mu.dir, "generation",
+			s.mu.state.generation)
 	}
 	return last, s.replaceLocked(size)
 }
@@ -261,7 +263,8 @@ func (s *metaStore) writeLocked(f vfs.File) error {
 // replaceLocked writes the state into a new file with copies of size bytes.
 func (s *metaStore) replaceLocked(size int) error {
 	if size > metaMaxCopy {
-		return rowraft.Errorf(rowraft.CodeInternal, "the metadata of %s needs more than %d bytes, the limit", s.mu.dir, metaMaxCopy)
+		return rowraft.Errorf(rowraft.CodeInternal, "the metadata of %s needs more than %d bytes, the limit", s.mu.dir,
+			metaMaxCopy)
 	}
 	frame := s.mu.state.encode()
 	raw := make([]byte, metaCopies*size)

@@ -67,7 +67,8 @@ func goldenMeta() metaState {
 		generation: 9,
 		newest:     4,
 		owner:      testOwner,
-		stable:     map[string]string{"CurrentTerm": "\x07\x00\x00\x00\x00\x00\x00\x00", "LastVoteTerm": "\x06\x00\x00\x00\x00\x00\x00\x00", "LastVoteCand": "replica-b"},
+		stable: map[string]string{"CurrentTerm": "\x07\x00\x00\x00\x00\x00\x00\x00",
+			"LastVoteTerm": "\x06\x00\x00\x00\x00\x00\x00\x00", "LastVoteCand": "replica-b"},
 	}
 }
 
@@ -109,7 +110,8 @@ func TestMetaSurvivesOneBadCopy(t *testing.T) {
 			disk := metaDisk(t, raw)
 			s, newest := mustLoadMeta(t, disk)
 			if newest != goldenMeta().newest || stable(t, s, "LastVoteCand") != "replica-b" {
-				t.Errorf("bit %d of copy %d flipped: the newest segment is %d, the vote %q", bit, copyNo, newest, stable(t, s, "LastVoteCand"))
+				t.Errorf("bit %d of copy %d flipped: the newest segment is %d, the vote %q", bit, copyNo, newest,
+					stable(t, s, "LastVoteCand"))
 			}
 			after, err := vfs.ReadFile(disk, "/log/META")
 			if err != nil {
@@ -148,7 +150,8 @@ func TestMetaDamageIsRefused(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, _, err := loadMeta(metaDisk(t, tc.edit(readGolden(t))))
-			if rowraft.CodeOf(err) != tc.code || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "META") {
+			if rowraft.CodeOf(err) != tc.code || !strings.Contains(err.Error(), tc.says) ||
+				!strings.Contains(err.Error(), "META") {
 				t.Errorf("%v, want %v that says %q and names the file", err, tc.code, tc.says)
 			}
 		})

@@ -30,7 +30,8 @@ func TestRegistryCountsStarts(t *testing.T) {
 		if why := r.Starts().Contradicts(marks.Process{}); why != "" {
 			t.Errorf("a peer that saw none: %s", why)
 		}
-		if r.Starts().Contradicts(marks.Process{Start: p.Start, Nonce: p.Nonce + 1}) == "" || r.Starts().Contradicts(marks.Process{Start: p.Start + 1, Nonce: 5}) == "" {
+		if r.Starts().Contradicts(marks.Process{Start: p.Start, Nonce: p.Nonce + 1}) == "" ||
+			r.Starts().Contradicts(marks.Process{Start: p.Start + 1, Nonce: 5}) == "" {
 			t.Errorf("start %d: a peer that saw another process is not contradicted", p.Start)
 		}
 		if i > 0 && r.Starts().Contradicts(marks.Process{Start: p.Start - 1, Nonce: seen[i-1].Nonce + 1}) == "" {

@@ -50,7 +50,8 @@ func (l *snapLife) open(disk vfs.FS) (*Store, error) {
 		}
 	}
 	if newest != l.done && newest != l.pending {
-		bad = errors.Join(bad, fmt.Errorf("the newest snapshot is of entry %d, acknowledged is %d, being written is %d", newest, l.done, l.pending))
+		bad = errors.Join(bad, fmt.Errorf("the newest snapshot is of entry %d, acknowledged is %d, being written is %d",
+			newest, l.done, l.pending))
 	}
 	if bad == nil {
 		l.done = newest

@@ -2,8 +2,9 @@
 //
 //	raft ──► Watch ──► Store ──► <dir>/<id>/{data,meta}
 //
-// Store implements raft.SnapshotStore. It replaces raft.FileSnapshotStore, which reads a whole snapshot for its checksum
-// before it returns the first byte. Here each chunk has a checksum of its own, so a leader of 10 GB sends at once.
+// Store implements raft.SnapshotStore. It replaces raft.FileSnapshotStore, which reads a whole snapshot for its
+// checksum before it returns the first byte. Here each chunk has a checksum of its own, so a leader of 10 GB sends at
+// once.
 //
 // # Invariants
 //

@@ -66,7 +66,8 @@ func FuzzSnapshotData(f *testing.F) {
 	f.Add(golden[:20], int64(1), int64(5), true)
 	two := append(bytes.Clone(golden), golden[frame.HeadBytes:]...)
 	f.Add(two, int64(2), int64(10), true)
-	f.Add(append(bytes.Clone(golden[:frame.HeadBytes]), 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0), int64(1), int64(1<<32-1), true)
+	f.Add(append(bytes.Clone(golden[:frame.HeadBytes]), 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0), int64(1), int64(1<<32-1),
+		true)
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, b []byte, chunks, size int64, sums bool) {
 		const id = "00000000000000000007-0000000003-0001"
@@ -82,7 +83,8 @@ func FuzzSnapshotData(f *testing.F) {
 			payload = append(payload, data...)
 			at += chunkHead + size
 		}
-		body, err := json.Marshal(&meta{Raft: raft.SnapshotMeta{Version: 1, ID: id, Index: 7, Term: 3, Size: size}, Chunks: chunks})
+		body, err := json.Marshal(&meta{Raft: raft.SnapshotMeta{Version: 1, ID: id, Index: 7, Term: 3, Size: size},
+			Chunks: chunks})
 		if err != nil {
 			t.Fatal(err)
 		}

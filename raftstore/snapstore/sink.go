@@ -104,7 +104,8 @@ func (k *sink) flushChunk() error {
 	return nil
 }
 
-// Close makes the snapshot durable and visible, in this order: data, meta, their directory, the rename of the directory.
+// Close makes the snapshot durable and visible, in this order: data, meta, their directory, the rename of the
+// directory.
 func (k *sink) Close() error {
 	if k.done {
 		return k.err

@@ -26,7 +26,8 @@ func WriteStateHeader(w io.Writer, applied rowraft.Index) error {
 func ReadStateHeader(r io.Reader, id string) (applied rowraft.Index, err error) {
 	var header [stateHeaderBytes]byte
 	if _, err := io.ReadFull(r, header[:]); err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
-		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s is shorter than the header of %d bytes", id, stateHeaderBytes)
+		return 0, rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s is shorter than the header of %d bytes", id,
+			stateHeaderBytes)
 	} else if err != nil {
 		return 0, fmt.Errorf("read the header of snapshot %s: %w", id, err)
 	}

@@ -37,8 +37,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Store keeps the snapshots of one group, a directory each. Safe for concurrent use: raft may receive one snapshot while
-// it sends another and the state machine writes a third.
+// Store keeps the snapshots of one group, a directory each. Safe for concurrent use: raft may receive one snapshot
+// while it sends another and the state machine writes a third.
 //
 // Lock order: names before mu. Only names is held across I/O.
 type Store struct {
@@ -63,8 +63,8 @@ type Store struct {
 
 var _ raft.SnapshotStore = (*Store)(nil)
 
-// Open opens the store in dir, which it creates if necessary, and removes the unfinished snapshots of a crash. corrupt is
-// called once for each snapshot that fails a check.
+// Open opens the store in dir, which it creates if necessary, and removes the unfinished snapshots of a crash. corrupt
+// is called once for each snapshot that fails a check.
 func Open(disk vfs.FS, dir, owner string, log *slog.Logger, corrupt func(string, error)) (*Store, error) {
 	if err := vfs.MkdirAll(disk, dir); err != nil {
 		return nil, err
@@ -129,7 +129,9 @@ func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 			continue
 		}
 		if s.owner != "" && m.Owner != s.owner {
-			return nil, rowraft.Errorf(rowraft.CodeIdentity, "snapshot %s in %s belongs to %s; it is opened as that of %s: the files of two replicas were exchanged, or copied; put each back in its place, or remove the replica from its group and add a new one",
+			return nil, rowraft.Errorf(rowraft.CodeIdentity, "snapshot %s in %s belongs to %s; it is opened as that of %s: "+
+				"the files of two replicas were exchanged, or copied; put each back in its place, or remove the replica from its "+
+				"group and add a new one",
 				e.Name(), s.dir, cmp.Or(m.Owner, "no replica"), s.owner)
 		}
 		out = append(out, &m.Raft)
@@ -346,7 +348,8 @@ func (r *reader) Read(p []byte) (int, error) {
 
 func (r *reader) readChunk() error {
 	bad := func(format string, args ...any) error {
-		err := rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s, chunk %d of %d: "+format, append([]any{r.meta.ID, r.next, r.chunks}, args...)...)
+		err := rowraft.Errorf(rowraft.CodeCorrupt, "snapshot %s, chunk %d of %d: "+format,
+			append([]any{r.meta.ID, r.next, r.chunks}, args...)...)
 		r.store.markBad(r.meta.ID, err)
 		return err
 	}

@@ -27,7 +27,8 @@ import (
 func testStore(t testing.TB) (*Store, *[]string) {
 	t.Helper()
 	bad := &[]string{}
-	s, err := Open(vfs.OS, filepath.Join(t.TempDir(), "snapshots"), testOwner, slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
+	s, err := Open(vfs.OS, filepath.Join(t.TempDir(), "snapshots"), testOwner, slog.New(slog.DiscardHandler),
+		func(id string, _ error) { *bad = append(*bad, id) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +120,8 @@ func TestSnapshotRoundTrip(t *testing.T) {
 			t.Errorf("%d bytes: read %d bytes, %v", size, len(got), err)
 			continue
 		}
-		if m.Index != 5 || m.Term != 2 || m.Size != int64(size) || m.ConfigurationIndex != 1 || !reflect.DeepEqual(m.Configuration, testConfiguration) {
+		if m.Index != 5 || m.Term != 2 || m.Size != int64(size) || m.ConfigurationIndex != 1 ||
+			!reflect.DeepEqual(m.Configuration, testConfiguration) {
 			t.Errorf("%d bytes: meta %+v", size, m)
 		}
 	}
@@ -130,11 +132,13 @@ const goldenSnapshot = "00000000000000000007-0000000003-0001"
 
 func TestSnapshotGoldenBytes(t *testing.T) {
 	s, _ := testStore(t)
-	if err := os.CopyFS(filepath.Join(s.dir, goldenSnapshot), os.DirFS(filepath.Join("testdata", goldenSnapshot))); err != nil {
+	if err := os.CopyFS(filepath.Join(s.dir, goldenSnapshot),
+		os.DirFS(filepath.Join("testdata", goldenSnapshot))); err != nil {
 		t.Fatal(err)
 	}
 	m, b, err := readSnapshot(s, goldenSnapshot)
-	if err != nil || string(b) != "hello" || m.Index != 7 || m.Term != 3 || !reflect.DeepEqual(m.Configuration, testConfiguration) {
+	if err != nil || string(b) != "hello" || m.Index != 7 || m.Term != 3 ||
+		!reflect.DeepEqual(m.Configuration, testConfiguration) {
 		t.Fatalf("read %+v, %q, %v", m, b, err)
 	}
 	s, _ = testStore(t)
@@ -193,7 +197,9 @@ func snapshotOnMem(t testing.TB, id string, files map[string][]byte) (*Store, *[
 			t.Fatal(err)
 		}
 	}
-	s, err := Open(disk, "/s", testOwner, slog.New(slog.DiscardHandler), func(id string, _ error) { *bad = append(*bad, id) })
+	s, err := Open(disk, "/s", testOwner, slog.New(slog.DiscardHandler), func(id string, _ error) {
+		*bad = append(*bad, id)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

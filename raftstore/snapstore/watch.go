@@ -14,8 +14,8 @@ import (
 // heartbeats, but never repairs the follower that needs a snapshot (hashicorp/raft #522). So Check fails when the
 // failures persist, and the group stops.
 //
-// A single damaged snapshot is no reason to stop, because the group takes a new one. A snapshot that was written or read
-// completely ends the failure.
+// A single damaged snapshot is no reason to stop, because the group takes a new one. A snapshot that was written or
+// read completely ends the failure.
 type Watch struct {
 	*Store
 	limit time.Duration
@@ -99,7 +99,8 @@ func (w *Watch) Check() error {
 	if w.first.IsZero() || w.last.Sub(w.first) < w.limit {
 		return nil
 	}
-	return fmt.Errorf("the snapshots in %s cannot be read, and a follower that needs one would wait forever: failing for %v, last: %w",
+	return fmt.Errorf(
+		"the snapshots in %s cannot be read, and a follower that needs one would wait forever: failing for %v, last: %w",
 		w.dir, w.last.Sub(w.first).Round(time.Millisecond), w.err)
 }
 

@@ -160,7 +160,8 @@ func TestHeartbeatsFollowWithHysteresis(t *testing.T) {
 func TestTheStallLimitHasACap(t *testing.T) {
 	s := NewServer(ServerOptions{Logger: slog.New(slog.DiscardHandler), Profile: Fast})
 	for _, tc := range []struct{ heartbeat, want time.Duration }{
-		{250 * time.Millisecond, 500 * time.Millisecond}, {time.Second, 2 * time.Second}, {2 * time.Second, 4 * time.Second}, {4 * time.Second, 5 * time.Second},
+		{250 * time.Millisecond, 500 * time.Millisecond}, {time.Second, 2 * time.Second}, {2 * time.Second, 4 * time.Second},
+		{4 * time.Second, 5 * time.Second},
 	} {
 		s.heartbeat.Store(int64(tc.heartbeat))
 		if got := s.StallLimit(); got != tc.want {
@@ -180,7 +181,8 @@ func TestTheStallLimitFollowsTheTimers(t *testing.T) {
 			t.Errorf("the disk of a leader may hang for %v, want %v", s.StallLimit(), want)
 		}
 	}
-	if s := NewServer(ServerOptions{Logger: slog.New(slog.DiscardHandler), Profile: Fast, StallLimit: time.Minute}); s.StallLimit() != time.Minute {
+	if s := NewServer(ServerOptions{Logger: slog.New(slog.DiscardHandler), Profile: Fast,
+		StallLimit: time.Minute}); s.StallLimit() != time.Minute {
 		t.Errorf("the disk of a leader may hang for %v, want the minute that was given", s.StallLimit())
 	}
 }

@@ -14,9 +14,9 @@
 // # A group
 //
 // The group uses the longest heartbeat that a member needs. Every message of a replica has its Report, so a group on
-// slow disks agrees before it has a leader. The leader's messages contain what the group uses. An increase is applied by
-// the followers first, and by the leader after all followers that answer have it. A decrease is applied by the leader
-// first. So a leader never sends heartbeats less often than its followers expect.
+// slow disks agrees before it has a leader. The leader's messages contain what the group uses. An increase is applied
+// by the followers first, and by the leader after all followers that answer have it. A decrease is applied by the
+// leader first. So a leader never sends heartbeats less often than its followers expect.
 //
 // Raft can change the heartbeat and election timeouts while it runs, but it reads the leader's lease only when it
 // starts. So the leader permits one follower after the other to restart in place, then transfers the leadership, and

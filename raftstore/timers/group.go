@@ -59,8 +59,8 @@ func (g *Group) ReportTo(id raft.ServerID) Report {
 	return r
 }
 
-// StartWith returns the heartbeat with which raft starts on a server that needs need, and the heartbeat whose lease raft
-// gets.
+// StartWith returns the heartbeat with which raft starts on a server that needs need, and the heartbeat whose lease
+// raft gets.
 func (g *Group) StartWith(need time.Duration) (heartbeat, started time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -40,7 +40,8 @@ func newModel(t *testing.T, n int, heartbeat time.Duration) *model {
 	m := &model{t: t, now: time.Hour}
 	for i := range n {
 		m.replicas = append(m.replicas, &modelReplica{
-			id: raft.ServerID(fmt.Sprint(i)), need: heartbeat, mine: Report{Want: heartbeat, Now: heartbeat, Started: heartbeat}, heard: map[int]heardAt{},
+			id: raft.ServerID(fmt.Sprint(i)), need: heartbeat, mine: Report{Want: heartbeat, Now: heartbeat, Started: heartbeat},
+			heard: map[int]heardAt{},
 		})
 	}
 	return m
@@ -64,7 +65,8 @@ func (m *model) view(i int) View {
 	r := m.replicas[i]
 	v := View{
 		Need: r.need, Now: r.mine.Now, Started: r.mine.Started, Lease: r.mine.Started * 4 / 5, Leads: i == m.leader,
-		voter: true, voters: len(m.replicas), permitted: r.permitted, permittedFor: m.now - r.permittedAt, sinceMove: m.now - r.moved,
+		voter: true, voters: len(m.replicas), permitted: r.permitted, permittedFor: m.now - r.permittedAt,
+		sinceMove: m.now - r.moved,
 	}
 	if m.leader >= 0 {
 		v.Leader = m.replicas[m.leader].id
@@ -128,7 +130,8 @@ func (m *model) ordered() {
 			away++
 		}
 		if lead := m.replicas[m.leader]; i != m.leader && m.up(i) && r.mine.Now < lead.mine.Now {
-			m.t.Fatalf("%v: the follower %d has a heartbeat of %v, the leader %d of %v", m.now, i, r.mine.Now, m.leader, lead.mine.Now)
+			m.t.Fatalf("%v: the follower %d has a heartbeat of %v, the leader %d of %v", m.now, i, r.mine.Now, m.leader,
+				lead.mine.Now)
 		}
 	}
 	if away > (len(m.replicas)-1)/2 {

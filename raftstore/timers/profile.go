@@ -15,7 +15,8 @@ type Profile struct {
 
 // The measured profiles, by the number of replicas on a node.
 var (
-	Fast    = Profile{250 * time.Millisecond, 200 * time.Millisecond, 10 * time.Millisecond}   // ≤ 24, on cores of their own
+	// ≤ 24, on cores of their own
+	Fast    = Profile{250 * time.Millisecond, 200 * time.Millisecond, 10 * time.Millisecond}
 	Default = Profile{500 * time.Millisecond, 400 * time.Millisecond, 20 * time.Millisecond}   // ≤ 100
 	Dense   = Profile{1000 * time.Millisecond, 800 * time.Millisecond, 200 * time.Millisecond} // above
 )
@@ -23,7 +24,8 @@ var (
 // Validate returns CodeInvalidArgument for timers that raft cannot use.
 func (p *Profile) Validate() error {
 	if p.LeaderLease > p.Heartbeat || p.Heartbeat < 10*time.Millisecond || p.Commit < time.Millisecond {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "timers with heartbeat %v, leader lease %v and commit %v: want heartbeat ≥ 10ms, lease ≤ heartbeat, commit ≥ 1ms",
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "timers with heartbeat %v, leader lease %v and commit %v: want "+
+			"heartbeat ≥ 10ms, lease ≤ heartbeat, commit ≥ 1ms",
 			p.Heartbeat, p.LeaderLease, p.Commit)
 	}
 	return nil

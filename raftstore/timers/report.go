@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Report is what one replica says of its timers in each message. Each duration is a heartbeat timeout; the lease follows
-// from it.
+// Report is what one replica says of its timers in each message. Each duration is a heartbeat timeout; the lease
+// follows from it.
 type Report struct {
 	Want    time.Duration // needed by the replica; from a leader, used by the group
 	Now     time.Duration // in use by raft

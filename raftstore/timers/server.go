@@ -71,7 +71,8 @@ func (s *Server) fit() {
 		return
 	}
 	s.Logger.Warn("Raft timers follow the disk and the CPU of this server", "heartbeat", now, "before", was,
-		"fsync", fsync, "fsync_limit", p.Heartbeat/fsyncShare, "lateness", lateness, "lateness_limit", p.Heartbeat/latenessShare)
+		"fsync", fsync, "fsync_limit", p.Heartbeat/fsyncShare, "lateness", lateness, "lateness_limit",
+		p.Heartbeat/latenessShare)
 }
 
 // Slowness has the measurements of a server's disk and timers, and the limits of its profile.

@@ -14,8 +14,8 @@ import (
 )
 
 // Network is raft's network transport, but entries travel on their own connections: raft's encoding copies each entry
-// twice at the receiving end, which is a tenth of all work of a follower. All other messages, heartbeats included, travel
-// on raft's connections.
+// twice at the receiving end, which is a tenth of all work of a follower. All other messages, heartbeats included,
+// travel on raft's connections.
 type Network struct {
 	*raft.NetworkTransport
 	layer   *peer.Layer
@@ -47,7 +47,8 @@ func newNetwork(n *raft.NetworkTransport, layer *peer.Layer, timeout time.Durati
 	}
 }
 
-func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
+	resp *raft.AppendEntriesResponse) error {
 	if len(args.Entries) == 0 {
 		return t.NetworkTransport.AppendEntries(id, target, args, resp)
 	}
@@ -72,7 +73,8 @@ func (t *Network) AppendEntries(id raft.ServerID, target raft.ServerAddress, arg
 
 // call sends the request whose head is in c.buf, and reads the answer. whole is false if the connection cannot be used
 // again.
-func (c *appendConn) call(args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse, timeout time.Duration) (whole bool, err error) {
+func (c *appendConn) call(args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse,
+	timeout time.Duration) (whole bool, err error) {
 	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return false, err
 	}

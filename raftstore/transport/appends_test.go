@@ -26,7 +26,8 @@ func testAppend(t testing.TB) *raft.AppendEntriesRequest {
 	a := &raft.AppendEntriesRequest{
 		RPCHeader: raft.RPCHeader{ProtocolVersion: 3, ID: []byte("r1"), Addr: []byte("n1\x00r2")},
 		Term:      5, PrevLogEntry: 6, PrevLogTerm: 4, LeaderCommitIndex: 3,
-		Entries: []*raft.Log{sealedEntry(t, 7, 5, []byte("seven")), sealedEntry(t, 8, 5, bytes.Repeat([]byte("8"), 70_000)), sealedEntry(t, 9, 5, nil)},
+		Entries: []*raft.Log{sealedEntry(t, 7, 5, []byte("seven")), sealedEntry(t, 8, 5, bytes.Repeat([]byte("8"), 70_000)),
+			sealedEntry(t, 9, 5, nil)},
 	}
 	a.Entries[0].AppendedAt = time.Unix(0, 1700000000000000001)
 	return a
@@ -74,7 +75,8 @@ func TestAppendRequestRoundTrip(t *testing.T) {
 	for i := range appendHeadBytes + 11 + 3*entry.HeadBytes {
 		flipped := bytes.Clone(b)
 		flipped[i] ^= 4
-		if _, err := readTestAppend(flipped); rowraft.CodeOf(err) != rowraft.CodeCorrupt && !errors.Is(err, io.ErrUnexpectedEOF) {
+		if _, err := readTestAppend(flipped); rowraft.CodeOf(err) != rowraft.CodeCorrupt &&
+			!errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("a flipped bit in byte %d: %v", i, err)
 		}
 	}
@@ -84,7 +86,8 @@ func TestAppendRequestRoundTrip(t *testing.T) {
 // testdata/rowlog.py's crc32c.
 func TestAppendGoldenBytes(t *testing.T) {
 	const request = "6f6b84f2" + "00000000" + // crc, zero
-		"0500000000000000" + "0600000000000000" + "0400000000000000" + "0300000000000000" + // term, previous entry and its term, commit
+		// term, previous entry and its term, commit
+		"0500000000000000" + "0600000000000000" + "0400000000000000" + "0300000000000000" +
 		"01000000" + "0b000000" + "03000000" + "00000000" + "0000000000000000" + // entries, bytes of names, protocol
 		"02007231" + "05006e31007232" + // r1; n1 and r2
 		"0700000000000000" + "0500000000000000" + "01002a36fe9c9717" + "00000000" + "05000000" + "74a846e360f5ff90" // entry 7
@@ -107,13 +110,15 @@ func TestAppendReplies(t *testing.T) {
 		{RPCHeader: raft.RPCHeader{ProtocolVersion: 3}, Term: 9, NoRetryBackoff: true},
 	} {
 		var got raft.AppendEntriesResponse
-		if whole, err := readAppendReply(bytes.NewReader(marshalAppendReply(&want, nil)), &got); !whole || err != nil || !reflect.DeepEqual(got, want) {
+		if whole, err := readAppendReply(bytes.NewReader(marshalAppendReply(&want, nil)), &got); !whole || err != nil ||
+			!reflect.DeepEqual(got, want) {
 			t.Errorf("read %+v (%v, %v), want %+v", got, whole, err, want)
 		}
 	}
 	var got raft.AppendEntriesResponse
 	long := errors.New(strings.Repeat("x", 5000))
-	if whole, err := readAppendReply(bytes.NewReader(marshalAppendReply(nil, long)), &got); !whole || err == nil || len(err.Error()) > maxAppendText+100 {
+	if whole, err := readAppendReply(bytes.NewReader(marshalAppendReply(nil, long)), &got); !whole || err == nil ||
+		len(err.Error()) > maxAppendText+100 {
 		t.Errorf("a failure reads as %v (%v)", err, whole)
 	}
 }
@@ -143,7 +148,8 @@ func FuzzAppendRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) >= appendHeadBytes { // set the checksum, so that the bytes after it are tested too
 			b = bytes.Clone(b)
-			end := appendHeadBytes + uint64(binary.LittleEndian.Uint32(b[44:])) + entry.HeadBytes*uint64(binary.LittleEndian.Uint32(b[40:]))
+			end := appendHeadBytes + uint64(binary.LittleEndian.Uint32(b[44:])) +
+				entry.HeadBytes*uint64(binary.LittleEndian.Uint32(b[40:]))
 			binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:min(end, uint64(len(b)))], castagnoli))
 		}
 		allocs.Frugal(t, b, func() {

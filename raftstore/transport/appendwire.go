@@ -63,8 +63,12 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesR
 		return nil, err
 	}
 	entries, names := int(le.Uint32(b[40:])), int(le.Uint32(b[44:]))
-	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || le.Uint32(b[4:]) != 0 || le.Uint32(b[52:]) != 0 || le.Uint64(b[56:]) != 0 {
-		return nil, rowraft.Errorf(rowraft.CodeCorrupt, "the head of a message has %d entries and %d bytes of names, at most %d and %d, or a byte that must be zero", entries, names, maxAppendEntries, maxAppendNames)
+	if entries > maxAppendEntries || names < 4 || names > maxAppendNames || le.Uint32(b[4:]) != 0 ||
+		le.Uint32(b[52:]) != 0 || le.Uint64(b[56:]) != 0 {
+		return nil,
+			rowraft.Errorf(rowraft.CodeCorrupt,
+				"the head of a message has %d entries and %d bytes of names, at most %d and %d, or a byte that must be zero",
+				entries, names, maxAppendEntries, maxAppendNames)
 	}
 	b = append(b, make([]byte, names+entries*entry.HeadBytes)...)
 	if _, err := io.ReadFull(r, b[appendHeadBytes:]); err != nil {
@@ -75,7 +79,8 @@ func readAppend(r *bufio.Reader, maxEntry, maxBytes int64) (*raft.AppendEntriesR
 	}
 	a := &raft.AppendEntriesRequest{
 		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersion(le.Uint32(b[48:]))},
-		Term:      le.Uint64(b[8:]), PrevLogEntry: le.Uint64(b[16:]), PrevLogTerm: le.Uint64(b[24:]), LeaderCommitIndex: le.Uint64(b[32:]),
+		Term:      le.Uint64(b[8:]), PrevLogEntry: le.Uint64(b[16:]), PrevLogTerm: le.Uint64(b[24:]),
+		LeaderCommitIndex: le.Uint64(b[32:]),
 	}
 	rest := b[appendHeadBytes : appendHeadBytes+names]
 	for _, to := range []*[]byte{&a.ID, &a.Addr} {
@@ -103,7 +108,8 @@ func checkAppendSizes(heads []byte, maxEntry, maxBytes int64) error {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "the head of an entry has a byte that must be zero")
 		}
 		if n > maxEntry || sum > maxBytes {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "an entry of %d bytes after %d bytes of entries: at most %d and %d", n, sum, maxEntry, maxBytes)
+			return rowraft.Errorf(rowraft.CodeCorrupt, "an entry of %d bytes after %d bytes of entries: at most %d and %d", n,
+				sum, maxEntry, maxBytes)
 		}
 		sum += n
 	}

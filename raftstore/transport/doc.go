@@ -3,8 +3,8 @@
 //	raft ──► Transport ──► Network ──► peer.Layer ──► other nodes
 //	raft ◄── Consumer ◄── Transport ◄── peer.Layer ◄── other nodes
 //
-// Transport is raft's network transport with guards (raftstore/DESIGN.md). It sees every answer, so it knows the position
-// of each follower: Progress.
+// Transport is raft's network transport with guards (raftstore/DESIGN.md). It sees every answer, so it knows the
+// position of each follower: Progress.
 //
 // A Transport has a goroutine for raft's own messages, one for the connections with entries, one for each such
 // connection, and one for each message that waits. Close returns after all have ended.

@@ -50,7 +50,8 @@ type recordLayer struct {
 // sentBytes is what raft's transport writes for one call.
 func sentBytes(call func(*raft.NetworkTransport)) []byte {
 	l := &recordLayer{pipeLayer{conns: make(chan net.Conn), done: make(chan struct{})}, &recorder{}}
-	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: l, MaxPool: 1, Timeout: time.Second, Logger: hclogger.New(slog.New(slog.DiscardHandler), "", nil)})
+	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: l, MaxPool: 1, Timeout: time.Second,
+		Logger: hclogger.New(slog.New(slog.DiscardHandler), "", nil)})
 	defer tr.Close()
 	call(tr)
 	return bytes.Clone(l.to.Bytes())
@@ -64,10 +65,12 @@ func FuzzPeerStream(f *testing.F) {
 	l := raft.Log{Index: 7, Term: 2, Type: raft.LogCommand, Data: []byte("data"), Extensions: []byte("12345678")}
 	for _, call := range []func(*raft.NetworkTransport){
 		func(tr *raft.NetworkTransport) {
-			tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{RPCHeader: header, Term: 2, PrevLogEntry: 6, PrevLogTerm: 2, Entries: []*raft.Log{&l}, LeaderCommitIndex: 5}, &raft.AppendEntriesResponse{})
+			tr.AppendEntries("r", "n", &raft.AppendEntriesRequest{RPCHeader: header, Term: 2, PrevLogEntry: 6, PrevLogTerm: 2,
+				Entries: []*raft.Log{&l}, LeaderCommitIndex: 5}, &raft.AppendEntriesResponse{})
 		},
 		func(tr *raft.NetworkTransport) {
-			tr.RequestVote("r", "n", &raft.RequestVoteRequest{RPCHeader: header, Term: 3, LastLogIndex: 7, LastLogTerm: 2}, &raft.RequestVoteResponse{})
+			tr.RequestVote("r", "n", &raft.RequestVoteRequest{RPCHeader: header, Term: 3, LastLogIndex: 7, LastLogTerm: 2},
+				&raft.RequestVoteResponse{})
 		},
 		func(tr *raft.NetworkTransport) {
 			tr.RequestPreVote("r", "n", &raft.RequestPreVoteRequest{RPCHeader: header, Term: 3}, &raft.RequestPreVoteResponse{})
@@ -76,7 +79,9 @@ func FuzzPeerStream(f *testing.F) {
 			tr.TimeoutNow("r", "n", &raft.TimeoutNowRequest{RPCHeader: header}, &raft.TimeoutNowResponse{})
 		},
 		func(tr *raft.NetworkTransport) {
-			tr.InstallSnapshot("r", "n", &raft.InstallSnapshotRequest{RPCHeader: header, SnapshotVersion: 1, Term: 2, LastLogIndex: 7, Configuration: []byte{1}, Size: 5}, &raft.InstallSnapshotResponse{}, bytes.NewReader([]byte("state")))
+			tr.InstallSnapshot("r", "n", &raft.InstallSnapshotRequest{RPCHeader: header, SnapshotVersion: 1, Term: 2,
+				LastLogIndex: 7, Configuration: []byte{1}, Size: 5}, &raft.InstallSnapshotResponse{},
+				bytes.NewReader([]byte("state")))
 		},
 	} {
 		b := sentBytes(call)
@@ -89,7 +94,8 @@ func FuzzPeerStream(f *testing.F) {
 	f.Add([]byte{0, 0xde, 0xff, 0xff})             // a map of 65,535 fields
 	f.Add([]byte{0, 0xdf, 0xff, 0xff, 0xff, 0xff}) // of 4 Gi
 	layer := &pipeLayer{conns: make(chan net.Conn), done: make(chan struct{})}
-	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: layer, MaxPool: 1, Timeout: time.Second, Logger: hclogger.New(slog.New(slog.DiscardHandler), "", nil)})
+	tr := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: layer, MaxPool: 1, Timeout: time.Second,
+		Logger: hclogger.New(slog.New(slog.DiscardHandler), "", nil)})
 	stop := make(chan struct{})
 	f.Cleanup(func() {
 		close(stop)
@@ -127,7 +133,8 @@ func FuzzPeerStream(f *testing.F) {
 
 // FuzzTimers: timers that are read are written the same way, and within their bounds.
 func FuzzTimers(f *testing.F) {
-	f.Add(joinSender([]byte("n1"), "r2", timers.Report{Want: 2 * time.Second, Now: time.Second, Started: 250 * time.Millisecond, Restart: true}))
+	f.Add(joinSender([]byte("n1"), "r2", timers.Report{Want: 2 * time.Second, Now: time.Second,
+		Started: 250 * time.Millisecond, Restart: true}))
 	f.Add([]byte("n1"))
 	f.Add([]byte("n1\x00r2\x00short"))
 	f.Fuzz(func(t *testing.T, addr []byte) {

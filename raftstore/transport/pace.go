@@ -20,7 +20,8 @@ type pacedReader struct {
 
 func (r *pacedReader) Read(b []byte) (int, error) {
 	n, err := r.r.Read(b[:min(len(b), paceBytes)])
-	if wait := r.limit.ReserveN(time.Now(), n).Delay(); wait > time.Millisecond { // shorter waits are within the inaccuracy of a timer
+	// shorter waits are within the inaccuracy of a timer
+	if wait := r.limit.ReserveN(time.Now(), n).Delay(); wait > time.Millisecond {
 		t := time.NewTimer(wait)
 		defer t.Stop()
 		select {

@@ -8,7 +8,8 @@ import (
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
-// splitSender splits a sender's address into its node, the replica that the message is for, and the encoded report of the timers.
+// splitSender splits a sender's address into its node, the replica that the message is for, and the encoded report of
+// the timers.
 func splitSender(addr []byte) (node []byte, to raft.ServerID, report []byte) {
 	node, rest, _ := bytes.Cut(addr, []byte{0})
 	replica, report, _ := bytes.Cut(rest, []byte{0})

@@ -21,7 +21,8 @@ func TestTimersGoldenBytes(t *testing.T) {
 	if string(node) != "n1" || to != "r2" || !ok || back != said {
 		t.Errorf("read %q, %q, %+v, %v", node, to, back, ok)
 	}
-	for _, bad := range []string{"", "n1", "n1\x00r2", "n1\x00r2\x00", "n1\x00r2\x00" + string(make([]byte, timers.ReportBytes))} {
+	for _, bad := range []string{"", "n1", "n1\x00r2", "n1\x00r2\x00", "n1\x00r2\x00" +
+		string(make([]byte, timers.ReportBytes))} {
 		node, _, raw := splitSender([]byte(bad))
 		if _, ok := timers.ParseReport(raw); ok || len(bad) > 0 && string(node) != "n1" {
 			t.Errorf("%q: node %q, timers %v", bad, node, ok)

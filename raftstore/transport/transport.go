@@ -137,7 +137,8 @@ func (t *Transport) AppendEntriesPipeline(id raft.ServerID, to raft.ServerAddres
 }
 
 // RequestPreVote is not part of raft.Transport.
-func (t *Transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+func (t *Transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest,
+	resp *raft.RequestPreVoteResponse) error {
 	if err := t.mayAskForVotes(); err != nil {
 		return err
 	}
@@ -148,7 +149,8 @@ func (t *Transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, 
 	return err
 }
 
-func (t *Transport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
+func (t *Transport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest,
+	resp *raft.RequestVoteResponse) error {
 	if err := t.mayAskForVotes(); err != nil {
 		return err
 	}
@@ -179,13 +181,15 @@ func (t *Transport) mayAskForVotes() error {
 	return nil
 }
 
-func (t *Transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse) error {
+func (t *Transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest,
+	resp *raft.TimeoutNowResponse) error {
 	sent := *args
 	sent.RPCHeader = t.addressed(args.RPCHeader, id, nil)
 	return t.Transport.TimeoutNow(id, target, &sent, resp)
 }
 
-func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+func (t *Transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
+	resp *raft.AppendEntriesResponse) error {
 	committed := args.LeaderCommitIndex // before limit cuts it
 	replicates := args.PrevLogEntry != 0 || len(args.Entries) > 0 || args.LeaderCommitIndex != 0
 	if replicates {
@@ -305,8 +309,11 @@ func (t *Transport) limit(args *raft.AppendEntriesRequest) {
 	args.LeaderCommitIndex = min(args.LeaderCommitIndex, args.PrevLogEntry+uint64(len(args.Entries)))
 }
 
-func (t *Transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
-	t.note(id, args.Term, func(p *Progress) { p.Installing, p.Recovering, p.Attempt = true, args.LastLogIndex, time.Now() })
+func (t *Transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest,
+	resp *raft.InstallSnapshotResponse, data io.Reader) error {
+	t.note(id, args.Term, func(p *Progress) {
+		p.Installing, p.Recovering, p.Attempt = true, args.LastLogIndex, time.Now()
+	})
 	sent := *args
 	sent.RPCHeader = t.addressed(args.RPCHeader, id, nil)
 	err := t.Transport.InstallSnapshot(id, target, &sent, resp, &pacedReader{data, t.pace, t.stop})

@@ -115,7 +115,8 @@ func TestHeartbeatsTakeTheMainPath(t *testing.T) {
 		rpc.Respond(&raft.AppendEntriesResponse{Term: 7, Success: true}, nil)
 	})
 	answered(t, b, func(rpc raft.RPC) { rpc.Respond(&raft.AppendEntriesResponse{Term: 7, Success: true}, nil) })
-	heartbeat := &raft.AppendEntriesRequest{Term: 7, RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}}
+	heartbeat := &raft.AppendEntriesRequest{Term: 7, RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"),
+		ProtocolVersion: 3}}
 	var resp raft.AppendEntriesResponse
 	sent(t, func() error { return a.AppendEntries("r", "node-1", heartbeat, &resp) })
 	if resp.Term != 7 {
@@ -179,7 +180,8 @@ func TestAppendEntriesOnTheWireIsCutByBytes(t *testing.T) {
 		}
 		rpc.Respond(&raft.AppendEntriesResponse{Term: 1, Success: true}, nil)
 	})
-	req := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}, Term: 1}
+	req := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"),
+		ProtocolVersion: 3}, Term: 1}
 	for i := range uint64(10) {
 		req.Entries = append(req.Entries, &raft.Log{Index: i + 1, Term: 1, Data: make([]byte, 20<<10)})
 	}
@@ -213,9 +215,11 @@ func TestBacklogHoldsEntriesNotHeartbeats(t *testing.T) {
 		entries := make(chan error, 1)
 		begin := time.Now()
 		go func() {
-			entries <- a.AppendEntries("r", to, &raft.AppendEntriesRequest{RPCHeader: header, Term: term, Entries: []*raft.Log{{Index: 1, Term: 1}}}, &raft.AppendEntriesResponse{})
+			entries <- a.AppendEntries("r", to, &raft.AppendEntriesRequest{RPCHeader: header, Term: term,
+				Entries: []*raft.Log{{Index: 1, Term: 1}}}, &raft.AppendEntriesResponse{})
 		}()
-		err := a.AppendEntries("r", to, &raft.AppendEntriesRequest{RPCHeader: header, Term: term}, &raft.AppendEntriesResponse{})
+		err := a.AppendEntries("r", to, &raft.AppendEntriesRequest{RPCHeader: header, Term: term},
+			&raft.AppendEntriesResponse{})
 		beat := time.Since(begin)
 		err = errors.Join(err, <-entries)
 		held := time.Since(begin)
@@ -301,11 +305,13 @@ func TestEntriesBelowSnapshotDoNotReachRaft(t *testing.T) {
 		return a.AppendEntries("r", "node-1", &again, &raft.AppendEntriesResponse{})
 	})
 	if r := <-got; len(r.Entries) != 1 || r.PrevLogEntry != 10 || r.PrevLogTerm != 3 {
-		t.Errorf("raft was given %d entries after %d of term %d, want 1 after 10 of term 3", len(r.Entries), r.PrevLogEntry, r.PrevLogTerm)
+		t.Errorf("raft was given %d entries after %d of term %d, want 1 after 10 of term 3", len(r.Entries), r.PrevLogEntry,
+			r.PrevLogTerm)
 	}
 }
 
-// A snapshot of applied entries is read from the connection and answered without raft, which would delete the log after it.
+// A snapshot of applied entries is read from the connection and answered without raft, which would delete the log after
+// it.
 func TestRedundantSnapshotIsDeclined(t *testing.T) {
 	peers := newTestNet(t, "node-0", "node-1")
 	a := peers.transport("node-0", emptyReplica(false))
@@ -334,13 +340,14 @@ func TestRedundantSnapshotIsDeclined(t *testing.T) {
 			return a.InstallSnapshot("r", "node-1", req, &resp, bytes.NewReader(payload))
 		})
 		if declined := reached.Load() == before; declined != tc.declined || resp.Success != tc.declined {
-			t.Errorf("snapshot of entry %d in term %d: declined %v, answer %+v; want declined %v", tc.index, tc.term, declined, resp, tc.declined)
+			t.Errorf("snapshot of entry %d in term %d: declined %v, answer %+v; want declined %v", tc.index, tc.term, declined,
+				resp, tc.declined)
 		}
 	}
 }
 
-// TestSnapshotsAreSentAtAPace: all snapshots that a node sends share the rate, a slower reader does not wait, and the end
-// of the transport ends the wait.
+// TestSnapshotsAreSentAtAPace: all snapshots that a node sends share the rate, a slower reader does not wait, and the
+// end of the transport ends the wait.
 func TestSnapshotsAreSentAtAPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, stop := NewPace(1<<20), make(chan struct{})
@@ -348,7 +355,8 @@ func TestSnapshotsAreSentAtAPace(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {
-				n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, &pacedReader{bytes.NewReader(make([]byte, 4<<20)), p, stop}, make([]byte, 32<<10))
+				n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, &pacedReader{bytes.NewReader(make([]byte, 4<<20)), p,
+					stop}, make([]byte, 32<<10))
 				if n != 4<<20 || err != nil {
 					t.Errorf("read %d bytes, %v", n, err)
 				}
@@ -370,7 +378,8 @@ func TestSnapshotsAreSentAtAPace(t *testing.T) {
 		if took := read(); took != 0 {
 			t.Errorf("the first bytes after a pause took %v", took)
 		}
-		if took, want := read(), time.Second*paceBytes/(1<<20); took < want-time.Millisecond { // the limiter saves only one burst
+		// the limiter saves only one burst
+		if took, want := read(), time.Second*paceBytes/(1<<20); took < want-time.Millisecond {
 			t.Errorf("the next bytes after a pause took %v, want %v", took, want)
 		}
 		close(stop)
@@ -395,7 +404,8 @@ func TestEntriesTravelOnTheirOwnConnections(t *testing.T) {
 	}{{nil, 0}, {[]*raft.Log{sealedEntry(t, 1, 1, []byte("x"))}, 1}} {
 		sent(t, func() error {
 			return a.AppendEntries("r", "node-1", &raft.AppendEntriesRequest{
-				RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}, Term: 1, Entries: tc.entries,
+				RPCHeader: raft.RPCHeader{ID: []byte("r"), Addr: []byte("node-0"), ProtocolVersion: 3}, Term: 1,
+				Entries: tc.entries,
 			}, &raft.AppendEntriesResponse{})
 		})
 		a.net.mu.Lock()

@@ -150,19 +150,22 @@ func (c *Service) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendRequest
 }
 
 // SendState receives the state of a trainer for a checkpoint.
-func (c *Service) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
+func (c *Service) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest,
+	rowraftv1.SendStateReply]) error {
 	return c.trainers.SendState(stream)
 }
 
 // CreateCheckpoint makes one checkpoint of all shards and reports its progress.
-func (c *Service) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
+func (c *Service) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.CreateCheckpointReply]) error {
 	_, err := c.create(stream.Context(), busyPatience, &creation{req: req, report: stream.Send})
 	return err
 }
 
 // create runs op and returns the final reply. It waits at most patience for each operation that excludes op. It checks
 // the destination first, in the phase opens: a destination that does not answer delays no operation on another one.
-func (c *Service) create(ctx context.Context, patience time.Duration, op *creation) (*rowraftv1.CreateCheckpointReply, error) {
+func (c *Service) create(ctx context.Context, patience time.Duration,
+	op *creation) (*rowraftv1.CreateCheckpointReply, error) {
 	term, err := c.lead.Leading()
 	if err != nil {
 		return nil, err
@@ -190,8 +193,10 @@ func (c *Service) create(ctx context.Context, patience time.Duration, op *creati
 	return done, op.report(done)
 }
 
-// CreateForJob makes the checkpoint that a leaving trainer of job requests. It calls paused before it pauses the trainers.
-func (c *Service) CreateForJob(ctx context.Context, job string, park *rowraftv1.AttendPark, paused func()) (string, error) {
+// CreateForJob makes the checkpoint that a leaving trainer of job requests. It calls paused before it pauses the
+// trainers.
+func (c *Service) CreateForJob(ctx context.Context, job string, park *rowraftv1.AttendPark,
+	paused func()) (string, error) {
 	if err := c.CheckDestination(ctx, rpc.CallerOf(ctx), park.GetDestination()); err != nil {
 		return "", err
 	}
@@ -201,7 +206,8 @@ func (c *Service) CreateForJob(ctx context.Context, job string, park *rowraftv1.
 	}
 	op := &creation{
 		prefix: prefix, paused: paused, report: func(*rowraftv1.CreateCheckpointReply) error { return nil },
-		req: &rowraftv1.CreateCheckpointRequest{Destination: park.GetDestination(), Job: job, SkipAbsent: park.GetSkipAbsent()},
+		req: &rowraftv1.CreateCheckpointRequest{Destination: park.GetDestination(), Job: job,
+			SkipAbsent: park.GetSkipAbsent()},
 	}
 	done, err := c.create(ctx, leavingPatience, op)
 	if err != nil {
@@ -244,7 +250,8 @@ func (op *creation) open(ctx context.Context) error {
 		return err
 	}
 	if len(there) > 0 {
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "checkpoint %s exists in %s, or what is left of one: delete it, or take another name", op.name, op.depot)
+		return rowraft.Errorf(rowraft.CodeAlreadyExists,
+			"checkpoint %s exists in %s, or what is left of one: delete it, or take another name", op.name, op.depot)
 	}
 	return op.chooseBase(ctx)
 }
@@ -259,10 +266,12 @@ func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
 			return err
 		}
 		if strings.HasPrefix(b.GetName(), "trainer/") || strings.HasPrefix(b.GetName(), "job/") {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s: names that begin with trainer/ or job/ are those of trainers' states, and of jobs' positions in their data", b.GetName())
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s: names that begin with trainer/ or job/ are those of "+
+				"trainers' states, and of jobs' positions in their data", b.GetName())
 		}
 		if n := len(b.GetContent()); n == 0 || n > maxBlobBytes || names[b.GetName()] {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s has %d bytes or stands twice: want 1 to %d, once", b.GetName(), n, maxBlobBytes)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "blob %s has %d bytes or stands twice: want 1 to %d, once",
+				b.GetName(), n, maxBlobBytes)
 		}
 		names[b.GetName()] = true
 	}
@@ -310,9 +319,11 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 	if err := op.stands(ctx, m); err != nil {
 		return nil, err
 	}
-	op.c.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(), "bytes", m.Bytes(), "held", m.HeldFor.String())
+	op.c.logger.Info("made a checkpoint", "checkpoint", op.name, "destination", op.depot.String(), "rows", m.Rows(),
+		"bytes", m.Bytes(), "held", m.HeldFor.String())
 	return &rowraftv1.CreateCheckpointReply{
-		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw, Note: op.notes(), Trainers: trainers.Attended(),
+		Name: op.name, Phase: "done", Bytes: uint64(m.Bytes()), BytesTotal: uint64(m.Bytes()), Manifest: raw,
+		Note: op.notes(), Trainers: trainers.Attended(),
 	}, nil
 }
 
@@ -323,7 +334,10 @@ func (op *creation) notes() string {
 		notes = append(notes, op.note)
 	}
 	for _, job := range slices.Sorted(maps.Keys(op.left)) {
-		notes = append(notes, fmt.Sprintf("it has the rows of job %s and not the state of its trainers, so no run of the job can go on from it: %v", job, op.left[job]))
+		notes = append(notes,
+			fmt.Sprintf(
+				"it has the rows of job %s and not the state of its trainers, so no run of the job can go on from it: %v", job,
+				op.left[job]))
 	}
 	return strings.Join(notes, "; ")
 }
@@ -412,7 +426,8 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	}
 	for _, p := range parts {
 		if p.epoch != parts[0].epoch || p.epoch != m.Epoch {
-			return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "shard %d is of table epoch %d, the cluster of %d: a restore is being finished", p.shard.ID, p.epoch, m.Epoch)
+			return nil, nil, rowraft.Errorf(rowraft.CodeStarting,
+				"shard %d is of table epoch %d, the cluster of %d: a restore is being finished", p.shard.ID, p.epoch, m.Epoch)
 		}
 	}
 	deadline.Stop()
@@ -494,11 +509,13 @@ func (op *creation) progress(parts []*partWriter) error {
 // manifest stores the blobs, checks that this server can read every file, and sums the tables of all shards.
 func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers Pause) (*checkpoint.Manifest, error) {
 	m := &checkpoint.Manifest{
-		ID: op.id.String(), Created: op.created, Binary: op.c.version, HashVers: clustermap.HashVersion, Slots: parts[0].cluster.SlotCount(),
+		ID: op.id.String(), Created: op.created, Binary: op.c.version, HashVers: clustermap.HashVersion,
+		Slots:   parts[0].cluster.SlotCount(),
 		Cluster: parts[0].cluster.Cluster, Epoch: parts[0].epoch, Map: parts[0].cluster.Version, Parent: op.base.parent(),
 	}
 	if op.base != nil && op.base.epoch != m.Epoch {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the base %s is of table epoch %d, and the cluster is of %d by now", op.base.name, op.base.epoch, m.Epoch)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"the base %s is of table epoch %d, and the cluster is of %d by now", op.base.name, op.base.epoch, m.Epoch)
 	}
 	for _, p := range parts {
 		part, err := p.part()
@@ -514,9 +531,12 @@ func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers 
 	if err := checkWhole(parts, op.c.view.Map().Tables); err != nil {
 		return nil, err
 	}
-	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int { return strings.Compare(a.GetName(), b.GetName()) })
+	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int {
+		return strings.Compare(a.GetName(), b.GetName())
+	})
 	for i, b := range blobs {
-		f := checkpoint.File{Name: fmt.Sprintf("blob-%04d-%x", i, op.tag()), Bytes: int64(len(b.GetContent())), SHA256: sha256.Sum256(b.GetContent())}
+		f := checkpoint.File{Name: fmt.Sprintf("blob-%04d-%x", i, op.tag()), Bytes: int64(len(b.GetContent())),
+			SHA256: sha256.Sum256(b.GetContent())}
 		if err := op.depot.Put(ctx, op.name+"/"+f.Name, b.GetContent()); err != nil {
 			return nil, err
 		}
@@ -540,11 +560,13 @@ func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) erro
 	}
 	if f, ok := missing(op.name, m, found); ok {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"file %s was written by a shard's server, and this server does not find it in %s: a directory must be shared by all servers, under one path", f, op.depot)
+			"file %s was written by a shard's server, and this server does not find it in %s: a directory must be shared by "+
+				"all servers, under one path", f, op.depot)
 	}
 	var left []string
 	for _, e := range found {
-		if op.wrote(e) && !slices.ContainsFunc(m.Files(), func(f checkpoint.File) bool { return op.name+"/"+f.Name == e.Name }) {
+		if op.wrote(e) && !slices.ContainsFunc(m.Files(),
+			func(f checkpoint.File) bool { return op.name+"/"+f.Name == e.Name }) {
 			left = append(left, e.Name)
 		}
 	}
@@ -573,7 +595,8 @@ func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
 				continue
 			}
 			if i := slices.IndexFunc(parts, func(o *partWriter) bool { return !o.hasTable(id) }); i >= 0 {
-				return rowraft.Errorf(rowraft.CodePrecondition, "table %s was dropped while the checkpoint was cut: shard %d has none of it any more, others do; make the checkpoint again", name, parts[i].shard.ID)
+				return rowraft.Errorf(rowraft.CodePrecondition, "table %s was dropped while the checkpoint was cut: shard %d has "+
+					"none of it any more, others do; make the checkpoint again", name, parts[i].shard.ID)
 			}
 		}
 	}
@@ -582,7 +605,9 @@ func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
 
 // HasTable reports whether a finished shard file has the table.
 func (p *partWriter) hasTable(id rowraft.TableID) bool {
-	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool { return rowraft.TableID(t.GetTable().GetId()) == id })
+	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool {
+		return rowraft.TableID(t.GetTable().GetId()) == id
+	})
 }
 
 func addTables(m *checkpoint.Manifest, tables []*rowraftv1.PartTable) error {

@@ -36,9 +36,11 @@ func TestAFailedCheckpointLeavesAnotherOfItsName(t *testing.T) {
 		}
 	}
 	files := func(op *creation, content string) *checkpoint.Manifest {
-		m := &checkpoint.Manifest{ID: op.id.String(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion, Slots: rowraft.DefaultSlots}
+		m := &checkpoint.Manifest{ID: op.id.String(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1,
+			HashVers: clustermap.HashVersion, Slots: rowraft.DefaultSlots}
 		for _, kind := range []string{"rows", "sums"} {
-			f := checkpoint.File{Name: fmt.Sprintf("shard-0000-%x01020304.%s", op.tag(), kind), Bytes: int64(len(content)), SHA256: sha256.Sum256([]byte(content))}
+			f := checkpoint.File{Name: fmt.Sprintf("shard-0000-%x01020304.%s", op.tag(), kind), Bytes: int64(len(content)),
+				SHA256: sha256.Sum256([]byte(content))}
 			m.Blobs = append(m.Blobs, checkpoint.Blob{Name: kind, File: f})
 			if err := op.depot.Put(t.Context(), "a/"+f.Name, []byte(content)); err != nil {
 				t.Fatal(err)
@@ -51,13 +53,15 @@ func TestAFailedCheckpointLeavesAnotherOfItsName(t *testing.T) {
 	if err := second.checkFiles(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
-	if err := second.depot.PutNew(t.Context(), "a/"+checkpoint.ManifestFile, []byte("the manifest of the second")); err != nil {
+	if err := second.depot.PutNew(t.Context(), "a/"+checkpoint.ManifestFile,
+		[]byte("the manifest of the second")); err != nil {
 		t.Fatal(err)
 	}
 	if found, err := first.depot.List(t.Context(), "a"); err != nil || len(found) != 5 {
 		t.Errorf("%v, %v: the second has removed files of the first", found, err)
 	}
-	if err := first.depot.PutNew(t.Context(), "a/"+checkpoint.ManifestFile, []byte("late")); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
+	if err := first.depot.PutNew(t.Context(), "a/"+checkpoint.ManifestFile,
+		[]byte("late")); rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
 		t.Errorf("the late manifest of the first: %v, want AlreadyExists", err)
 	}
 	if err := first.cleanUp(); err != nil {
@@ -83,11 +87,14 @@ type preparedParts struct {
 	prepared, ended chan struct{}
 }
 
-func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]) error {
+func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.WritePartRequest,
+	rowraftv1.WritePartReply]) error {
 	if _, err := stream.Recv(); err != nil {
 		return err
 	}
-	if err := stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{Prepared: &rowraftv1.WritePartPrepared{TableEpoch: 1}}}); err != nil {
+	if err := stream.Send(
+		&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{
+			Prepared: &rowraftv1.WritePartPrepared{TableEpoch: 1}}}); err != nil {
 		return err
 	}
 	f.prepared <- struct{}{}
@@ -124,7 +131,8 @@ func TestACheckpointTellsWhatEndedIt(t *testing.T) {
 			}
 			parts = append(parts, &partWriter{op: op, shard: clustermap.Shard{ID: i}, stream: h, cancel: cancel})
 		}
-		if err := op.collect(t.Context(), parts); !strings.Contains(fmt.Sprint(err), "shard 40: ResourceExhausted: its disk is full") {
+		if err := op.collect(t.Context(), parts); !strings.Contains(fmt.Sprint(err),
+			"shard 40: ResourceExhausted: its disk is full") {
 			t.Fatalf("%v, want that the disk of shard 40 is full", err)
 		}
 	}
@@ -136,7 +144,8 @@ func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 	parts := &preparedParts{prepared: make(chan struct{}, 1), ended: make(chan struct{}, 1)}
 	s, _, trainers := newSolo(t, 1, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
 	trainers.pause = fmt.Errorf("a trainer has no state to give")
-	op := &creation{c: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "a", Job: "a"}, left: make(map[string]error), running: &task{}}
+	op := &creation{c: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "a", Job: "a"},
+		left: make(map[string]error), running: &task{}}
 	var err error
 	if op.depot, err = depot.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
@@ -160,14 +169,16 @@ func TestACheckpointWantsTablesWhole(t *testing.T) {
 	a, b := sgd("a", 1), sgd("b", 1)
 	a.ID, b.ID = 1, 2
 	part := func(id rowraft.ShardID, tables ...rowraft.Schema) *partWriter {
-		p := &partWriter{cluster: &clustermap.Map{Tables: []rowraft.Schema{a, b}}, shard: clustermap.Shard{ID: id}, done: &rowraftv1.WritePartDone{}}
+		p := &partWriter{cluster: &clustermap.Map{Tables: []rowraft.Schema{a, b}}, shard: clustermap.Shard{ID: id},
+			done: &rowraftv1.WritePartDone{}}
 		for _, s := range tables {
 			p.done.Tables = append(p.done.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&s)})
 		}
 		return p
 	}
 	for name, parts := range map[string][]*partWriter{
-		"all have both": {part(0, a, b), part(1, a, b)}, "all have one": {part(0, b), part(1, b)}, "no shard has any": {part(0), part(1)},
+		"all have both": {part(0, a, b), part(1, a, b)}, "all have one": {part(0, b), part(1, b)},
+		"no shard has any": {part(0), part(1)},
 	} {
 		if err := checkWhole(parts, []rowraft.Schema{a, b}); err != nil {
 			t.Errorf("%s: %v", name, err)

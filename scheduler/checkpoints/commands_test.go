@@ -27,19 +27,23 @@ func cmdEnter(worker string, instance byte, change func(*rowraftv1.EnterRequest)
 	if change != nil {
 		change(q)
 	}
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: id16(100 + instance)}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q,
+		Run: id16(100 + instance)}}}
 }
 
 func cmdSetPolicy(p *rowraftv1.CheckpointPolicy, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: at}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p,
+		AtNs: at}}}
 }
 
 func cmdBeginRun(name, made string, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: made, AtNs: at}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{
+		BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: made, AtNs: at}}}
 }
 
 func cmdEndRun(name, made, failure string, delta bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{Name: name, Checkpoint: made, Error: failure, Delta: delta}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{
+		EndPolicyRun: &rowraftv1.MetaEndPolicyRun{Name: name, Checkpoint: made, Error: failure, Delta: delta}}}
 }
 
 func nightly(to string, keep uint32) *rowraftv1.CheckpointPolicy {
@@ -54,7 +58,8 @@ func madeNames(p *meta.Policy) (names []string) {
 }
 
 func begin(id byte) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{
+		BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
 }
 
 func decide(r *rowraftv1.MetaRestore) *rowraftv1.MetaCommand {
@@ -62,7 +67,8 @@ func decide(r *rowraftv1.MetaRestore) *rowraftv1.MetaCommand {
 }
 
 func end(id byte, closed bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: bytes.Repeat([]byte{id}, 16), Closed: closed}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{
+		EndRestore: &rowraftv1.MetaEndRestore{Id: bytes.Repeat([]byte{id}, 16), Closed: closed}}}
 }
 
 func restoreOf(id byte, epoch uint64, shards int, tables ...rowraft.Schema) *rowraftv1.MetaRestore {

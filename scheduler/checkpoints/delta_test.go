@@ -37,15 +37,23 @@ func TestPickBase(t *testing.T) {
 	}{
 		{name: "nothing there", code: rowraft.CodeNotFound, says: "no checkpoint of this cluster"},
 		{name: "the newest", found: []depot.Found{of("a", "us", 3), of("b", "us", 3)}, want: "b"},
-		{name: "others' and halves are passed by", found: []depot.Found{of("a", "us", 3), of("b", "them", 3), of("c", "us", 3, broken), of("d", "us", 3, deleting), incomplete}, want: "a"},
-		{name: "a restore since", found: []depot.Found{of("a", "us", 3), of("b", "us", 2)}, code: rowraft.CodeInvalidArgument, says: "base b: it is of table epoch 2, the cluster is of 3"},
-		{name: "a long chain", found: []depot.Found{of("a", "us", 3), of("b", "us", 3, long)}, code: rowraft.CodeInvalidArgument, says: "16 deltas"},
+		{name: "others' and halves are passed by", found: []depot.Found{of("a", "us", 3), of("b", "them", 3),
+			of("c", "us", 3, broken), of("d", "us", 3, deleting), incomplete}, want: "a"},
+		{name: "a restore since", found: []depot.Found{of("a", "us", 3), of("b", "us", 2)}, code: rowraft.CodeInvalidArgument,
+			says: "base b: it is of table epoch 2, the cluster is of 3"},
+		{name: "a long chain", found: []depot.Found{of("a", "us", 3), of("b", "us", 3, long)},
+			code: rowraft.CodeInvalidArgument, says: "16 deltas"},
 		{name: "by name", found: []depot.Found{of("a", "us", 3), of("b", "us", 3)}, base: "a", want: "a"},
-		{name: "a name that is none", found: []depot.Found{of("a", "us", 3)}, base: "b", code: rowraft.CodeNotFound, says: "base b: there is no such"},
-		{name: "another cluster's by name", found: []depot.Found{of("a", "them", 3), of("b", "us", 3)}, base: "a", code: rowraft.CodeInvalidArgument, says: "it is of cluster them, this is us"},
-		{name: "a half by name", found: []depot.Found{incomplete}, base: "half", code: rowraft.CodeNotFound, says: "not complete"},
-		{name: "a broken one by name", found: []depot.Found{of("a", "us", 3, broken)}, base: "a", code: rowraft.CodeNotFound, says: "its parent is missing"},
-		{name: "one that goes by name", found: []depot.Found{of("a", "us", 3, deleting)}, base: "a", code: rowraft.CodeNotFound, says: "being deleted"},
+		{name: "a name that is none", found: []depot.Found{of("a", "us", 3)}, base: "b", code: rowraft.CodeNotFound,
+			says: "base b: there is no such"},
+		{name: "another cluster's by name", found: []depot.Found{of("a", "them", 3), of("b", "us", 3)}, base: "a",
+			code: rowraft.CodeInvalidArgument, says: "it is of cluster them, this is us"},
+		{name: "a half by name", found: []depot.Found{incomplete}, base: "half", code: rowraft.CodeNotFound,
+			says: "not complete"},
+		{name: "a broken one by name", found: []depot.Found{of("a", "us", 3, broken)}, base: "a", code: rowraft.CodeNotFound,
+			says: "its parent is missing"},
+		{name: "one that goes by name", found: []depot.Found{of("a", "us", 3, deleting)}, base: "a",
+			code: rowraft.CodeNotFound, says: "being deleted"},
 	} {
 		got, err := pickBase(tc.found, tc.base, cluster)
 		switch {
@@ -66,8 +74,10 @@ func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
 		code rowraft.Code
 	}{
 		{name: "nothing", do: func(depot.Depot) error { return nil }},
-		{name: "a file", do: func(d depot.Depot) error { return d.Remove(t.Context(), "b/blob-0000") }, code: rowraft.CodeNotFound},
-		{name: "the base", do: func(d depot.Depot) error { return d.Remove(t.Context(), "a/MANIFEST") }, code: rowraft.CodeNotFound},
+		{name: "a file", do: func(d depot.Depot) error { return d.Remove(t.Context(), "b/blob-0000") },
+			code: rowraft.CodeNotFound},
+		{name: "the base", do: func(d depot.Depot) error { return d.Remove(t.Context(), "a/MANIFEST") },
+			code: rowraft.CodeNotFound},
 	} {
 		dest := t.TempDir()
 		d, err := depot.Open(dest)
@@ -75,7 +85,8 @@ func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := s.view.Map()
-		base := &checkpoint.Manifest{ID: "id-a", Cluster: m.Cluster, Epoch: m.Epoch, HashVers: 1, Slots: rowraft.DefaultSlots, Created: time.Unix(1, 0)}
+		base := &checkpoint.Manifest{ID: "id-a", Cluster: m.Cluster, Epoch: m.Epoch, HashVers: 1, Slots: rowraft.DefaultSlots,
+			Created: time.Unix(1, 0)}
 		part := checkpoint.Part{Stream: checkpoint.File{Name: "r"}, Sums: checkpoint.File{Name: "s"}}
 		for slot := range rowraft.DefaultSlots {
 			part.Slots = append(part.Slots, rowraft.Slot(slot))
@@ -94,7 +105,8 @@ func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
 		if err := op.open(t.Context()); err != nil || op.base.getName() != "a" {
 			t.Fatalf("base %q, %v", op.base.getName(), err)
 		}
-		made := &checkpoint.Manifest{Blobs: []checkpoint.Blob{{Name: "x", File: checkpoint.File{Name: "blob-0000", Bytes: 1}}}}
+		made := &checkpoint.Manifest{Blobs: []checkpoint.Blob{{Name: "x",
+			File: checkpoint.File{Name: "blob-0000", Bytes: 1}}}}
 		if err := d.Put(t.Context(), "b/blob-0000", []byte("x")); err != nil {
 			t.Fatal(err)
 		}

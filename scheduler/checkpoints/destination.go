@@ -18,8 +18,8 @@ func runsCluster(caller *rpc.Caller) bool {
 	return caller == nil || caller.Role == certs.Admin || caller.Role == certs.Operator
 }
 
-// CheckDestination refuses a checkpoint that a trainer requests unless it is permitted. A checkpoint holds all tables, so the
-// trainer must have read access to all of them, and --checkpoint-destination must permit the destination.
+// CheckDestination refuses a checkpoint that a trainer requests unless it is permitted. A checkpoint holds all tables,
+// so the trainer must have read access to all of them, and --checkpoint-destination must permit the destination.
 func (c *Service) CheckDestination(ctx context.Context, caller *rpc.Caller, destination string) error {
 	if runsCluster(caller) {
 		return nil
@@ -36,7 +36,8 @@ func readsAll(caller *rpc.Caller, destination string) error {
 		return nil
 	}
 	return &rowraft.DeniedError{
-		What: fmt.Sprintf("a checkpoint in %q, which holds all tables,", destination), Need: "admin or operator, or trainer with the tables *",
+		What: fmt.Sprintf("a checkpoint in %q, which holds all tables,", destination),
+		Need: "admin or operator, or trainer with the tables *",
 		Have: caller.String() + " with the tables " + strings.Join(caller.Tables, ", "),
 	}
 }
@@ -50,7 +51,9 @@ func (c *Service) allowed(ctx context.Context, destination, who string) error {
 	if l := c.destinations; len(l) > 0 {
 		list = fmt.Sprintf("%q and what is below", l)
 	}
-	return &rowraft.DeniedError{What: fmt.Sprintf("checkpoint destination %q (trainers may use, by --checkpoint-destination of the scheduler: %s)", destination, list), Need: "admin or operator", Have: who}
+	return &rowraft.DeniedError{What: fmt.Sprintf(
+		"checkpoint destination %q (trainers may use, by --checkpoint-destination of the scheduler: %s)", destination, list),
+		Need: "admin or operator", Have: who}
 }
 
 // mayRun refuses a run of a trainer's policy if the destination is no longer permitted, or if the owner no longer has
@@ -70,7 +73,8 @@ func (c *Service) mayRun(ctx context.Context, p *rowraftv1.CheckpointPolicy) err
 		}
 	}
 	if !trains {
-		return rowraft.Errorf(rowraft.CodePrecondition, "no trainer of job %s attends with a certificate of %s, the owner of checkpoint policy %s: start the job, or have an operator set the policy", p.GetJob(), p.GetOwner(), p.GetName())
+		return rowraft.Errorf(rowraft.CodePrecondition, "no trainer of job %s attends with a certificate of %s, the owner "+
+			"of checkpoint policy %s: start the job, or have an operator set the policy", p.GetJob(), p.GetOwner(), p.GetName())
 	}
 	return c.allowed(ctx, p.GetDestination(), "trainer "+p.GetOwner())
 }
@@ -81,7 +85,8 @@ func (c *Service) maySet(ctx context.Context, caller *rpc.Caller, p *rowraftv1.C
 		return nil
 	}
 	if p.GetJob() == "" {
-		return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which names no job,", Need: "admin or operator", Have: caller.String()}
+		return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which names no job,",
+			Need: "admin or operator", Have: caller.String()}
 	}
 	if err := c.trainers.CheckOwner(ctx, p.GetJob()); err != nil {
 		return err

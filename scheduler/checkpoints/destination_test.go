@@ -32,11 +32,15 @@ func TestCheckpointsOfTrainers(t *testing.T) {
 		{name: "plaintext", destination: "/anywhere"},
 		{name: "an admin", caller: callerOf(certs.Admin, "a"), destination: "/anywhere"},
 		{name: "an operator", caller: callerOf(certs.Operator, "o"), destination: "/anywhere"},
-		{name: "a trainer, by default", caller: all, destination: dir, refused: []string{dir, "--checkpoint-destination", "none", "trainer t"}},
+		{name: "a trainer, by default", caller: all, destination: dir, refused: []string{dir, "--checkpoint-destination",
+			"none", "trainer t"}},
 		{name: "a trainer of all tables", caller: all, allowed: []string{"s3://b/c", dir}, destination: dir + "/t"},
-		{name: "a place next to it", caller: all, allowed: []string{"s3://b/c", dir}, destination: dir + "-evil", refused: []string{`"` + dir + `-evil"`, `"` + dir + `"`, `"s3://b/c"`, "--checkpoint-destination"}},
-		{name: "a trainer of some", caller: some, allowed: []string{dir}, destination: dir, refused: []string{dir, "all tables", "a_*, b", "trainer t"}},
-		{name: "a reader of all", caller: callerOf(certs.Reader, "r", "*"), allowed: nil, destination: dir, refused: []string{"reader r"}},
+		{name: "a place next to it", caller: all, allowed: []string{"s3://b/c", dir}, destination: dir + "-evil",
+			refused: []string{`"` + dir + `-evil"`, `"` + dir + `"`, `"s3://b/c"`, "--checkpoint-destination"}},
+		{name: "a trainer of some", caller: some, allowed: []string{dir}, destination: dir,
+			refused: []string{dir, "all tables", "a_*, b", "trainer t"}},
+		{name: "a reader of all", caller: callerOf(certs.Reader, "r", "*"), allowed: nil, destination: dir,
+			refused: []string{"reader r"}},
 	} {
 		s.destinations = tc.allowed
 		err := s.CheckDestination(t.Context(), tc.caller, tc.destination)
@@ -56,7 +60,8 @@ func TestPoliciesHaveAnOwner(t *testing.T) {
 	dir := t.TempDir()
 	s, _, _ := newSolo(t, 0, nil)
 	s.destinations = []string{dir}
-	for _, p := range []*rowraftv1.CheckpointPolicy{nightly(dir, 2), {Name: "operators", Destination: dir, EveryNs: 1e9, Keep: 1}} {
+	for _, p := range []*rowraftv1.CheckpointPolicy{nightly(dir, 2), {Name: "operators", Destination: dir, EveryNs: 1e9,
+		Keep: 1}} {
 		if p.Name == "nightly" {
 			p.Owner, p.Job = "t", "ctr"
 		}
@@ -89,7 +94,8 @@ func TestPoliciesHaveAnOwner(t *testing.T) {
 		caller  *rpc.Caller
 		refused bool
 	}{
-		"plaintext": {nil, false}, "an operator": {callerOf(certs.Operator, "o"), false}, "its owner": {callerOf(certs.Trainer, "t", "a_*"), false}, "another": {callerOf(certs.Trainer, "u", "*"), true},
+		"plaintext": {nil, false}, "an operator": {callerOf(certs.Operator, "o"), false},
+		"its owner": {callerOf(certs.Trainer, "t", "a_*"), false}, "another": {callerOf(certs.Trainer, "u", "*"), true},
 	} {
 		if err := s.mayChange(tc.caller, "nightly"); (rowraft.CodeOf(err) == rowraft.CodeDenied) != tc.refused {
 			t.Errorf("%s deletes it: %v", name, err)

@@ -134,9 +134,10 @@ func (c *Service) runPolicy(ctx context.Context, name string) error {
 	}
 	begun := time.Now()
 	made := fmt.Sprintf("%s-%s", name, begun.UTC().Format("20060102T150405.000Z"))
-	err := c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{
-		Name: name, Checkpoint: made, AtNs: uint64(begun.UnixNano()),
-	}}})
+	err := c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{
+			Name: name, Checkpoint: made, AtNs: uint64(begun.UnixNano()),
+		}}})
 	if err != nil {
 		return err
 	}
@@ -159,9 +160,12 @@ func (c *Service) makeFor(ctx context.Context, p *meta.Policy, name string) (del
 	if err := c.mayRun(ctx, spec); err != nil {
 		return false, err
 	}
-	req := &rowraftv1.CreateCheckpointRequest{Destination: spec.GetDestination(), Name: name, Job: spec.GetJob(), SkipAbsent: spec.GetSkipAbsent()}
+	req := &rowraftv1.CreateCheckpointRequest{Destination: spec.GetDestination(), Name: name, Job: spec.GetJob(),
+		SkipAbsent: spec.GetSkipAbsent()}
 	create := func() error {
-		_, err := c.create(ctx, policyPatience, &creation{req: req, report: func(*rowraftv1.CreateCheckpointReply) error { return nil }})
+		_, err := c.create(ctx, policyPatience, &creation{req: req, report: func(*rowraftv1.CreateCheckpointReply) error {
+			return nil
+		}})
 		return err
 	}
 	if req.Base = deltaTo(p); req.Base != "" {
@@ -169,7 +173,8 @@ func (c *Service) makeFor(ctx context.Context, p *meta.Policy, name string) (del
 		if err == nil || rowraft.CodeOf(err).Retryable() || rowraft.CodeOf(err) == rowraft.CodePrecondition {
 			return true, err
 		}
-		c.logger.Info("a checkpoint policy makes a full checkpoint where a delta was due", "policy", spec.GetName(), "err", err)
+		c.logger.Info("a checkpoint policy makes a full checkpoint where a delta was due", "policy", spec.GetName(), "err",
+			err)
 		req.Base = ""
 	}
 	return false, create()
@@ -192,9 +197,10 @@ func deltaTo(p *meta.Policy) string {
 }
 
 func (c *Service) logRun(ctx context.Context, name, made string, delta bool, failure error) error {
-	return c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{
-		Name: name, Checkpoint: made, Delta: delta, Error: failureText(failure),
-	}}})
+	return c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{
+			Name: name, Checkpoint: made, Delta: delta, Error: failureText(failure),
+		}}})
 }
 
 // endForeignRun ends a run that an earlier leader began. If the checkpoint exists, it counts as made; otherwise its
@@ -208,10 +214,12 @@ func (c *Service) endForeignRun(ctx context.Context, spec *rowraftv1.CheckpointP
 	if err == nil {
 		return c.logRun(ctx, spec.GetName(), running, m.Parent != nil, nil)
 	}
-	failure := rowraft.Errorf(rowraft.CodeLeadershipLost, "the scheduler's leader changed while checkpoint %s was made", running)
+	failure := rowraft.Errorf(rowraft.CodeLeadershipLost, "the scheduler's leader changed while checkpoint %s was made",
+		running)
 	if rowraft.CodeOf(err) != rowraft.CodeNotFound {
 		failure = fmt.Errorf("%w, and it cannot be read: %w", failure, err)
-	} else if _, _, err := depot.Delete(ctx, d, running, false); err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
+	} else if _, _, err := depot.Delete(ctx, d, running, false); err != nil &&
+		rowraft.CodeOf(err) != rowraft.CodeNotFound {
 		failure = fmt.Errorf("%w; its leavings stay: %w", failure, err)
 	}
 	return c.logRun(ctx, spec.GetName(), running, false, failure)

@@ -41,7 +41,9 @@ func (c *Service) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest
 	if err := c.maySet(ctx, caller, p); err != nil {
 		return nil, err
 	}
-	err = c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: uint64(time.Now().UnixNano())}}})
+	err = c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p,
+			AtNs: uint64(time.Now().UnixNano())}}})
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +52,8 @@ func (c *Service) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest
 }
 
 // ListPolicies returns all policies and their records.
-func (c *Service) ListPolicies(ctx context.Context, _ *rowraftv1.ListPoliciesRequest) (*rowraftv1.ListPoliciesReply, error) {
+func (c *Service) ListPolicies(ctx context.Context,
+	_ *rowraftv1.ListPoliciesRequest) (*rowraftv1.ListPoliciesReply, error) {
 	if err := c.lead.InSync(ctx); err != nil {
 		return nil, err
 	}
@@ -62,7 +65,8 @@ func (c *Service) ListPolicies(ctx context.Context, _ *rowraftv1.ListPoliciesReq
 }
 
 // DeletePolicy deletes a policy. Its checkpoints stay.
-func (c *Service) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePolicyRequest) (*rowraftv1.DeletePolicyReply, error) {
+func (c *Service) DeletePolicy(ctx context.Context,
+	req *rowraftv1.DeletePolicyRequest) (*rowraftv1.DeletePolicyReply, error) {
 	if err := c.lead.InSync(ctx); err != nil {
 		return nil, err
 	}
@@ -73,7 +77,9 @@ func (c *Service) DeletePolicy(ctx context.Context, req *rowraftv1.DeletePolicyR
 	if err := c.mayChange(rpc.CallerOf(ctx), req.GetName()); err != nil {
 		return nil, err
 	}
-	return &rowraftv1.DeletePolicyReply{Policy: st}, c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})
+	return &rowraftv1.DeletePolicyReply{Policy: st}, c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{
+			DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: req.GetName()}}})
 }
 
 // RunPolicy makes the next checkpoint of a policy now.

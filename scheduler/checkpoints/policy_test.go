@@ -32,11 +32,13 @@ func TestWhenAPolicyIsDue(t *testing.T) {
 		want   time.Duration // from now
 	}{
 		{"just made: after its interval", &rowraftv1.PolicyRecord{SetNs: at(0)}, 10 * time.Minute},
-		{"after the last one", &rowraftv1.PolicyRecord{SetNs: at(-time.Hour), BegunNs: at(-4 * time.Minute)}, 6 * time.Minute},
+		{"after the last one", &rowraftv1.PolicyRecord{SetNs: at(-time.Hour), BegunNs: at(-4 * time.Minute)},
+			6 * time.Minute},
 		{"late", &rowraftv1.PolicyRecord{BegunNs: at(-time.Hour)}, -50 * time.Minute},
 		{"one failure: soon again", &rowraftv1.PolicyRecord{BegunNs: at(0), Failures: 1}, 30 * time.Second},
 		{"three failures", &rowraftv1.PolicyRecord{BegunNs: at(0), Failures: 3}, 2 * time.Minute},
-		{"many failures: no more often than it should run, no less", &rowraftv1.PolicyRecord{BegunNs: at(0), Failures: 4_000_000_000}, 10 * time.Minute},
+		{"many failures: no more often than it should run, no less",
+			&rowraftv1.PolicyRecord{BegunNs: at(0), Failures: 4_000_000_000}, 10 * time.Minute},
 		{"the clock was set back", &rowraftv1.PolicyRecord{BegunNs: at(24 * time.Hour)}, 0},
 		{"begun by an earlier leader: at once", &rowraftv1.PolicyRecord{BegunNs: at(0), Running: "x"}, 0},
 	} {
@@ -61,7 +63,8 @@ func TestWhatADeltaStandsOn(t *testing.T) {
 		fullEvery uint32
 		made      string // f: full, d: delta
 		want      bool
-	}{{0, "f", false}, {1, "f", false}, {3, "", false}, {3, "f", true}, {3, "fd", true}, {3, "fdd", false}, {3, "fddf", true}, {2, "fd", false}} {
+	}{{0, "f", false}, {1, "f", false}, {3, "", false}, {3, "f", true}, {3, "fd", true}, {3, "fdd", false},
+		{3, "fddf", true}, {2, "fd", false}} {
 		p := &meta.Policy{Policy: &rowraftv1.CheckpointPolicy{FullEvery: tc.fullEvery}, Record: &rowraftv1.PolicyRecord{}}
 		for i, k := range tc.made {
 			p.Record.Made = append(p.Record.Made, &rowraftv1.PolicyCheckpoint{Name: fmt.Sprint(i), Delta: k == 'd'})
@@ -85,14 +88,16 @@ func putDelta(t *testing.T, d depot.Depot, name string, parent *checkpoint.Paren
 	t.Helper()
 	m := &checkpoint.Manifest{
 		Parent: parent,
-		ID:     uuid.NewString(), Created: time.Now().UTC(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1, HashVers: clustermap.HashVersion, Slots: rowraft.DefaultSlots,
+		ID:     uuid.NewString(), Created: time.Now().UTC(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1,
+		HashVers: clustermap.HashVersion, Slots: rowraft.DefaultSlots,
 		Parts: []checkpoint.Part{{Applied: 1}},
 	}
 	for slot := range rowraft.DefaultSlots {
 		m.Parts[0].Slots = append(m.Parts[0].Slots, rowraft.Slot(slot))
 	}
 	for kind, f := range map[string]*checkpoint.File{"rows": &m.Parts[0].Stream, "sums": &m.Parts[0].Sums} {
-		*f = checkpoint.File{Name: fmt.Sprintf("shard-0000-%s0badcafe.%s", m.ID[:8], kind), Bytes: 1, SHA256: sha256.Sum256([]byte("x"))}
+		*f = checkpoint.File{Name: fmt.Sprintf("shard-0000-%s0badcafe.%s", m.ID[:8], kind), Bytes: 1,
+			SHA256: sha256.Sum256([]byte("x"))}
 		if err := d.Put(t.Context(), name+"/"+f.Name, []byte("x")); err != nil {
 			t.Fatal(err)
 		}
@@ -137,23 +142,36 @@ func TestRetention(t *testing.T) {
 		{name: "the oldest go", keep: 2, want: "d e x", made: "d e"},
 		{name: "younger ones stay, too", keep: 1, age: time.Hour, within: 150 * time.Minute, want: "c d e x", made: "c d e"},
 		{name: "all are to be kept", keep: 9, want: "a b c d e x", made: "a b c d e"},
-		{name: "one that an operator removed is forgotten", keep: 2, spoil: func(dir string) { _ = os.RemoveAll(dir + "/e") }, want: "c d x", made: "c d"},
-		{name: "one without a manifest does not count", keep: 2, spoil: func(dir string) { _ = os.Remove(dir + "/d/MANIFEST") }, want: "c d e x", made: "c e"},
-		{name: "a damaged one does not count, and stays", keep: 2, spoil: func(dir string) { _ = os.WriteFile(dir+"/d/MANIFEST", []byte("?"), 0o600) }, want: "c d e x", made: "c d e"},
-		{name: "the newest is damaged: nothing goes", keep: 1, spoil: func(dir string) { _ = os.WriteFile(dir+"/e/MANIFEST", []byte("?"), 0o600) }, want: "a b c d e x", made: "a b c d e"},
+		{name: "one that an operator removed is forgotten", keep: 2, spoil: func(dir string) { _ = os.RemoveAll(dir + "/e") },
+			want: "c d x", made: "c d"},
+		{name: "one without a manifest does not count", keep: 2,
+			spoil: func(dir string) { _ = os.Remove(dir + "/d/MANIFEST") }, want: "c d e x", made: "c e"},
+		{name: "a damaged one does not count, and stays", keep: 2,
+			spoil: func(dir string) { _ = os.WriteFile(dir+"/d/MANIFEST", []byte("?"), 0o600) }, want: "c d e x", made: "c d e"},
+		{name: "the newest is damaged: nothing goes", keep: 1,
+			spoil: func(dir string) { _ = os.WriteFile(dir+"/e/MANIFEST", []byte("?"), 0o600) }, want: "a b c d e x",
+			made: "a b c d e"},
 		{name: "a full one stays as long as deltas to it", keep: 2, deltas: 3, want: "b c d e x", made: "b c d e"},
-		{name: "the newest is damaged, as are deltas to nothing", keep: 2, deltas: 3, spoil: func(dir string) { _ = os.RemoveAll(dir + "/b") }, want: "a c d e x", made: "a b c d e"},
-		{name: "damaged: files are missing in two", keep: 2, spoil: func(dir string) { lose(dir+"/d", "rows"); lose(dir+"/c", "sums") }, want: "b c d e x", made: "b c d e"},
-		{name: "damaged: a file was cut short", keep: 2, spoil: func(dir string) { cutShort(dir + "/d") }, want: "c d e x", made: "c d e"},
+		{name: "the newest is damaged, as are deltas to nothing", keep: 2, deltas: 3,
+			spoil: func(dir string) { _ = os.RemoveAll(dir + "/b") }, want: "a c d e x", made: "a b c d e"},
+		{name: "damaged: files are missing in two", keep: 2,
+			spoil: func(dir string) { lose(dir+"/d", "rows"); lose(dir+"/c", "sums") }, want: "b c d e x", made: "b c d e"},
+		{name: "damaged: a file was cut short", keep: 2, spoil: func(dir string) { cutShort(dir + "/d") }, want: "c d e x",
+			made: "c d e"},
 		{name: "damaged: all but the oldest", keep: 1, spoil: func(dir string) {
 			for _, n := range []string{"b", "c", "d", "e"} {
 				cutShort(dir + "/" + n)
 			}
 		}, want: "a b c d e x", made: "a b c d e"},
-		{name: "damaged: what the newest stand on", keep: 1, deltas: 3, spoil: func(dir string) { cutShort(dir + "/b") }, want: "a b c d e x", made: "a b c d e"},
-		{name: "damaged, as a verification has found", keep: 2, spoil: func(dir string) { _ = os.WriteFile(dir+"/d/DAMAGED", []byte("a bit is not right\n"), 0o600) }, want: "c d e x", made: "c d e"},
-		{name: "damaged, as the policy's own verification finds", keep: 1, verify: true, spoil: func(dir string) {}, want: "a b c d e x", made: "a b c d e"},
-		{name: "the directory is a disk, with lost+found", keep: 2, spoil: func(dir string) { _ = os.Mkdir(dir+"/lost+found", 0) }, want: "d e x", made: "d e"},
+		{name: "damaged: what the newest stand on", keep: 1, deltas: 3, spoil: func(dir string) { cutShort(dir + "/b") },
+			want: "a b c d e x", made: "a b c d e"},
+		{name: "damaged, as a verification has found", keep: 2,
+			spoil: func(dir string) { _ = os.WriteFile(dir+"/d/DAMAGED", []byte("a bit is not right\n"), 0o600) },
+			want:  "c d e x", made: "c d e"},
+		{name: "damaged, as the policy's own verification finds", keep: 1, verify: true, spoil: func(dir string) {},
+			want: "a b c d e x", made: "a b c d e"},
+		{name: "the directory is a disk, with lost+found", keep: 2,
+			spoil: func(dir string) { _ = os.Mkdir(dir+"/lost+found", 0) }, want: "d e x", made: "d e"},
 		{name: "tables come from an old one", keep: 2, restored: "b", want: "b d e x", made: "b d e"},
 		{name: "a run began with an old one", keep: 2, resumed: "a", want: "a d e x", made: "a d e"},
 	} {
@@ -264,7 +282,8 @@ func TestARunThatTheNextLeaderEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := s.machine.PolicyOf("nightly")
-			if made := len(p.GetRecord().GetMade()) == 1; made != tc.want || p.GetRecord().GetRunning() != "" || (p.GetRecord().GetFailures() > 0) == tc.want {
+			if made := len(p.GetRecord().GetMade()) == 1; made != tc.want || p.GetRecord().GetRunning() != "" ||
+				(p.GetRecord().GetFailures() > 0) == tc.want {
 				t.Errorf("%v", p.GetRecord())
 			}
 			if left := lying(t, d); (len(left) > 0) != tc.want {
@@ -283,7 +302,8 @@ func TestRunNowIsNotTheEndOfAForeignRun(t *testing.T) {
 		}
 	}
 	err := s.runPolicyNow(t.Context(), "nightly") // there are no shards to make one of
-	if r := s.machine.PolicyOf("nightly").GetRecord(); err == nil || r.GetRunning() != "" || r.GetFailures() != 2 || r.GetBegunNs() <= 2 {
+	if r := s.machine.PolicyOf("nightly").GetRecord(); err == nil || r.GetRunning() != "" || r.GetFailures() != 2 ||
+		r.GetBegunNs() <= 2 {
 		t.Errorf("%v; %v; want the failures of both", err, r)
 	}
 }

@@ -41,7 +41,8 @@ const (
 // RestoreCheckpoint stages a checkpoint in all shards, logs the decision in the metadata group, and then lets the
 // shards switch to the staged tables. Before the decision a failure drops the stages; after it every leader finishes
 // the restore.
-func (c *Service) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest, stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
+func (c *Service) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
 	term, err := c.lead.Leading()
 	if err != nil {
 		return err
@@ -99,9 +100,10 @@ type restoration struct {
 
 	rowMemory map[rowraft.TableID]uint64 // bytes of memory for one row, by table id in the checkpoint
 	feeds     []*feed                    // by shard
-	ticks     []uint32                   // log time of the checkpoint's shards, by shard file; nil if no table tracks updates
-	read      atomic.Int64               // bytes read so far
-	counts    struct {
+	// log time of the checkpoint's shards, by shard file; nil if no table tracks updates
+	ticks  []uint32
+	read   atomic.Int64 // bytes read so far
+	counts struct {
 		sync.Mutex
 		staged map[rowraft.TableID]uint64
 	}
@@ -250,11 +252,13 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if err := errors.Join(op.stillLeads(), op.stillEmpty(ctx)); err != nil {
 		return err
 	}
-	if err := op.c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: decision}}); err != nil {
+	if err := op.c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: decision}}); err != nil {
 		return err
 	}
 	decided = true
-	op.c.logger.Info("a restore is decided", "checkpoint", op.req.GetName(), "destination", op.depot.String(), "epoch", decision.GetTableEpoch())
+	op.c.logger.Info("a restore is decided", "checkpoint", op.req.GetName(), "destination", op.depot.String(), "epoch",
+		decision.GetTableEpoch())
 	// From here on reconcile would finish the restore too.
 	shards, err := op.c.finishRestore(ctx, decision)
 	if err != nil {
@@ -294,12 +298,14 @@ func (op *restoration) each(f func(*feed) error) error {
 }
 
 // step sends one step to the current leader of the shard until a leader accepts it.
-func (f *feed) step(ctx context.Context, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
+func (f *feed) step(ctx context.Context,
+	req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
 	req.Restore = f.op.id[:]
 	return f.op.c.restoreStep(ctx, f.shard, req)
 }
 
-func (c *Service) restoreStep(ctx context.Context, sh clustermap.Shard, req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
+func (c *Service) restoreStep(ctx context.Context, sh clustermap.Shard,
+	req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
 	req.Shard = uint32(sh.ID)
 	err = c.lead.OnLeader(ctx, sh, restorePatience, func(conn *grpc.ClientConn) error {
 		reply, err = restoreCall(ctx, conn, req)
@@ -311,7 +317,8 @@ func (c *Service) restoreStep(ctx context.Context, sh clustermap.Shard, req *row
 	return reply, nil
 }
 
-func restoreCall(ctx context.Context, conn *grpc.ClientConn, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+func restoreCall(ctx context.Context, conn *grpc.ClientConn,
+	req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return rowraftv1.NewReplicasClient(conn).RestorePart(ctx, req)
@@ -325,7 +332,8 @@ func (f *feed) begin(ctx context.Context) error {
 	for _, t := range f.op.tables {
 		begin.Tables = append(begin.Tables, rpc.SchemaToProto(&t))
 	}
-	req := &rowraftv1.RestorePartRequest{Shard: uint32(f.shard.ID), Restore: f.op.id[:], Step: &rowraftv1.RestorePartRequest_Begin{Begin: begin}}
+	req := &rowraftv1.RestorePartRequest{Shard: uint32(f.shard.ID), Restore: f.op.id[:],
+		Step: &rowraftv1.RestorePartRequest_Begin{Begin: begin}}
 	var lost error
 	err := f.op.c.lead.OnLeader(ctx, f.shard, restorePatience, func(conn *grpc.ClientConn) error {
 		if lost = f.op.stillLeads(); lost != nil {
@@ -401,7 +409,8 @@ func (f *feed) flushLocked(ctx context.Context) error {
 		return nil
 	}
 	rows := &rowraftv1.RestorePartRows{Seq: f.seq + 1, Blocks: f.chunk}
-	if _, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Rows{Rows: rows}}); err != nil {
+	if _, err := f.step(ctx,
+		&rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Rows{Rows: rows}}); err != nil {
 		f.failed = err
 		return err
 	}
@@ -476,34 +485,41 @@ func (op *restoration) route(ctx context.Context, i int, b *checkpoint.Block) er
 	tick := op.tickOf(i, b.Table)
 	divided := len(op.shardsOf(b.Slot.Slot)) > 1
 	at := slices.IndexFunc(op.manifest.Tables, func(t checkpoint.TableSum) bool { return t.Schema.ID == b.Table })
-	return checkpoint.Regroup(b, &op.manifest.Tables[at].Schema, op.manifest.Slots, op.cluster.SlotCount(), func(b *checkpoint.Block) error {
-		here := *b
-		here.Table = op.targets[b.Table]
-		return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, &here, tick, divided)
-	})
+	return checkpoint.Regroup(b, &op.manifest.Tables[at].Schema, op.manifest.Slots, op.cluster.SlotCount(),
+		func(b *checkpoint.Block) error {
+			here := *b
+			here.Table = op.targets[b.Table]
+			return op.feeds[op.cluster.ShardOf(b.Slot.Slot)].add(ctx, &here, tick, divided)
+		})
 }
 
 func (op *restoration) report() error {
-	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "read", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes())})
+	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "read", Bytes: uint64(op.read.Load()),
+		BytesTotal: uint64(op.chain.Bytes())})
 }
 
 // check compares the rows staged in each shard with the sums of the checkpoint. It returns the decision to log.
 func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error) {
-	d := &rowraftv1.MetaRestore{Id: op.id[:], TableEpoch: uint64(op.epoch()), Shards: make([]*rowraftv1.MetaRestoreShard, len(op.feeds))}
+	d := &rowraftv1.MetaRestore{Id: op.id[:], TableEpoch: uint64(op.epoch()),
+		Shards: make([]*rowraftv1.MetaRestoreShard, len(op.feeds))}
 	for _, t := range op.tables {
 		d.Tables = append(d.Tables, rpc.SchemaToProto(&t))
 	}
 	d.Source = &rowraftv1.MetaRestored{Id: op.manifest.ID, Destination: op.depot.String(), Name: op.req.GetName()}
 	err := op.each(func(f *feed) error {
-		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
+		reply, err := f.step(ctx,
+			&rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
 		if err != nil {
 			return err
 		}
-		if !reply.GetStaged() || reply.GetNextSeq() != f.seq+1 || reply.GetRows() != f.wantRows || !bytes.Equal(reply.GetDigest(), f.wantDigest[:]) {
-			return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d has staged %d rows with digest %x in %d chunks, the checkpoint has %d with %x in %d",
+		if !reply.GetStaged() || reply.GetNextSeq() != f.seq+1 || reply.GetRows() != f.wantRows ||
+			!bytes.Equal(reply.GetDigest(), f.wantDigest[:]) {
+			return rowraft.Errorf(rowraft.CodeCorrupt,
+				"shard %d has staged %d rows with digest %x in %d chunks, the checkpoint has %d with %x in %d",
 				f.shard.ID, reply.GetRows(), reply.GetDigest(), max(reply.GetNextSeq(), 1)-1, f.wantRows, f.wantDigest, f.seq)
 		}
-		d.Shards[f.shard.ID] = &rowraftv1.MetaRestoreShard{Shard: uint32(f.shard.ID), Chunks: f.seq, Rows: f.wantRows, Digest: f.wantDigest[:]}
+		d.Shards[f.shard.ID] = &rowraftv1.MetaRestoreShard{Shard: uint32(f.shard.ID), Chunks: f.seq, Rows: f.wantRows,
+			Digest: f.wantDigest[:]}
 		return nil
 	})
 	return d, err
@@ -512,7 +528,8 @@ func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error
 // done sends the final reply.
 func (op *restoration) done(epoch rowraft.TableEpoch, shards []*rowraftv1.RestoredShard) error {
 	r := &rowraftv1.RestoreCheckpointReply{
-		Phase: "done", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes()), TableEpoch: uint64(epoch), Shards: shards,
+		Phase: "done", Bytes: uint64(op.read.Load()), BytesTotal: uint64(op.chain.Bytes()), TableEpoch: uint64(epoch),
+		Shards: shards,
 	}
 	for _, t := range op.manifest.Tables {
 		row := &rowraftv1.RestoredTable{Name: t.Schema.Name, Id: uint64(t.Schema.ID), Written: t.Rows}

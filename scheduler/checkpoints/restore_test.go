@@ -23,7 +23,8 @@ type partsServer struct {
 	begin func() error // nil: it is begun
 }
 
-func (p *partsServer) RestorePart(_ context.Context, req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+func (p *partsServer) RestorePart(_ context.Context,
+	req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if req.GetDrop() != nil {
@@ -117,7 +118,8 @@ func TestARestoreWhoseLeaderIsLostMayBeRunAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			op := &restoration{c: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(), cluster: s.view.Map(), manifest: &checkpoint.Manifest{Slots: rowraft.DefaultSlots}}
+			op := &restoration{c: s, term: term, req: &rowraftv1.RestoreCheckpointRequest{}, id: uuid.New(),
+				cluster: s.view.Map(), manifest: &checkpoint.Manifest{Slots: rowraft.DefaultSlots}}
 			for _, sh := range op.cluster.Shards {
 				op.feeds = append(op.feeds, &feed{op: op, shard: sh})
 			}
@@ -136,7 +138,8 @@ func TestReportedStages(t *testing.T) {
 	id := func(b byte) []byte { return bytes.Repeat([]byte{b}, 16) }
 	s, l, _ := newSolo(t, 0, nil)
 	now := time.Now()
-	l.report(StagedRestore{id(1), now}, StagedRestore{id(1), now}, StagedRestore{id(2), now}, StagedRestore{[]byte("short"), now})
+	l.report(StagedRestore{id(1), now}, StagedRestore{id(1), now}, StagedRestore{id(2), now},
+		StagedRestore{[]byte("short"), now})
 	s.noteEnded(id(2))
 	if got := s.reportedStages(); len(got) != 1 || !bytes.Equal(got[0], id(1)) {
 		t.Errorf("staged: %x", got)
@@ -148,7 +151,8 @@ func TestReportedStages(t *testing.T) {
 func TestAgesFromTheFirstSecond(t *testing.T) {
 	old, plain := restoredTable(1, "expires"), restoredTable(2, "plain")
 	old.Expire = 60
-	op := &restoration{tables: []rowraft.Schema{old, plain}, targets: map[rowraft.TableID]rowraft.TableID{1: 1, 2: 2}, ticks: []uint32{0, 9}}
+	op := &restoration{tables: []rowraft.Schema{old, plain}, targets: map[rowraft.TableID]rowraft.TableID{1: 1, 2: 2},
+		ticks: []uint32{0, 9}}
 	for i, want := range []uint32{1, 9} {
 		if got := op.tickOf(i, old.ID); got != want {
 			t.Errorf("part %d, at tick %d, counts as of tick %d, want %d", i, op.ticks[i], got, want)

@@ -23,7 +23,8 @@ import (
 func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) ([]*rowraftv1.RestoredShard, error) {
 	m := c.view.Map()
 	if m == nil || len(m.Shards) != len(r.GetShards()) {
-		return nil, rowraft.Errorf(rowraft.CodeInternal, "a restore into %d shards, the map has other ones", len(r.GetShards()))
+		return nil, rowraft.Errorf(rowraft.CodeInternal, "a restore into %d shards, the map has other ones",
+			len(r.GetShards()))
 	}
 	out := make([]*rowraftv1.RestoredShard, len(m.Shards))
 	var g errgroup.Group
@@ -31,14 +32,17 @@ func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) (
 	for i, sh := range m.Shards {
 		want := r.GetShards()[i]
 		g.Go(func() error {
-			reply, err := c.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: r.GetId(), Step: &rowraftv1.RestorePartRequest_Close{
-				Close: &rowraftv1.RestorePartClose{TableEpoch: r.GetTableEpoch(), Chunks: want.GetChunks(), Rows: want.GetRows(), Digest: want.GetDigest()},
-			}})
+			reply, err := c.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: r.GetId(),
+				Step: &rowraftv1.RestorePartRequest_Close{
+					Close: &rowraftv1.RestorePartClose{TableEpoch: r.GetTableEpoch(), Chunks: want.GetChunks(), Rows: want.GetRows(),
+						Digest: want.GetDigest()},
+				}})
 			if err == nil {
 				err = bringsAll(sh.ID, r, reply)
 			}
 			if err == nil && reply.GetTableEpoch() != r.GetTableEpoch() {
-				err = rowraft.Errorf(rowraft.CodeInternal, "shard %d is of table epoch %d after its restore to %d", sh.ID, reply.GetTableEpoch(), r.GetTableEpoch())
+				err = rowraft.Errorf(rowraft.CodeInternal, "shard %d is of table epoch %d after its restore to %d", sh.ID,
+					reply.GetTableEpoch(), r.GetTableEpoch())
 			}
 			out[i] = &rowraftv1.RestoredShard{Shard: uint32(sh.ID), Rows: reply.GetLiveRows(), Digest: reply.GetDigest()}
 			return err
@@ -47,7 +51,9 @@ func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) (
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	err := c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: r.GetId(), Closed: true}}})
+	err := c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: r.GetId(),
+			Closed: true}}})
 	c.noteEnded(r.GetId())
 	return out, err
 }
@@ -55,7 +61,8 @@ func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) (
 // bringsAll returns an error if a shard lacks a table of a restore after the close.
 func bringsAll(shard rowraft.ShardID, r *rowraftv1.MetaRestore, reply *rowraftv1.RestorePartReply) error {
 	for _, t := range r.GetTables() {
-		if !slices.ContainsFunc(reply.GetTables(), func(have *rowraftv1.ShardTable) bool { return have.GetId() == t.GetId() }) {
+		if !slices.ContainsFunc(reply.GetTables(),
+			func(have *rowraftv1.ShardTable) bool { return have.GetId() == t.GetId() }) {
 			return rowraft.Errorf(rowraft.CodeInternal, "shard %d has no table %s after its restore", shard, t.GetName())
 		}
 	}
@@ -68,7 +75,9 @@ func (c *Service) dropStages(m *clustermap.Map, id []byte) error {
 	defer cancel()
 	// Log the end before the shards drop anything. When the entry is applied, this leader knows every decision of
 	// earlier leaders, and a restore that is not decided by then never will be.
-	if err := c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: id}}}); err != nil {
+	if err := c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{
+			EndRestore: &rowraftv1.MetaEndRestore{Id: id}}}); err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 			return rowraft.Errorf(rowraft.CodeInternal, "the restore is decided all the same, and the scheduler finishes it")
 		}
@@ -79,7 +88,8 @@ func (c *Service) dropStages(m *clustermap.Map, id []byte) error {
 	var wg sync.WaitGroup
 	for _, sh := range m.Shards {
 		wg.Go(func() {
-			if _, err := c.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: id, Step: &rowraftv1.RestorePartRequest_Drop{Drop: &rowraftv1.RestorePartDrop{}}}); err != nil {
+			if _, err := c.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: id,
+				Step: &rowraftv1.RestorePartRequest_Drop{Drop: &rowraftv1.RestorePartDrop{}}}); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				errs = append(errs, fmt.Errorf("drop what was staged: %w", err))
@@ -94,8 +104,10 @@ func (c *Service) dropStages(m *clustermap.Map, id []byte) error {
 }
 
 // dropOther ends the restore whose stage prevents that of req: an abandoned one, or one of an earlier leader.
-func (c *Service) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc.ClientConn, req *rowraftv1.RestorePartRequest) error {
-	look := &rowraftv1.RestorePartRequest{Shard: req.GetShard(), Restore: req.GetRestore(), Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}}
+func (c *Service) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc.ClientConn,
+	req *rowraftv1.RestorePartRequest) error {
+	look := &rowraftv1.RestorePartRequest{Shard: req.GetShard(), Restore: req.GetRestore(),
+		Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}}
 	reply, err := restoreCall(ctx, conn, look)
 	if err != nil || len(reply.GetOther()) == 0 {
 		return err

@@ -90,7 +90,8 @@ func (op *restoration) changes(rows liveRows) (out []*rowraftv1.RestoreChange) {
 	for _, t := range op.c.view.Map().Tables {
 		n, comes := brings[t.Name]
 		if comes || !op.alone() {
-			out = append(out, &rowraftv1.RestoreChange{Name: t.Name, Id: uint64(t.ID), Rows: rows[t.ID], Comes: comes, Brings: n})
+			out = append(out, &rowraftv1.RestoreChange{Name: t.Name, Id: uint64(t.ID), Rows: rows[t.ID], Comes: comes,
+				Brings: n})
 		}
 		delete(brings, t.Name)
 	}
@@ -107,7 +108,8 @@ func (op *restoration) sendPlan(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("restore %s: %w", op.req.GetName(), err)
 	}
-	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "done", BytesTotal: uint64(op.chain.Bytes()), TableEpoch: uint64(op.epoch()), Changes: op.changes(rows)})
+	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "done", BytesTotal: uint64(op.chain.Bytes()),
+		TableEpoch: uint64(op.epoch()), Changes: op.changes(rows)})
 }
 
 // checkEmpty refuses to drop rows without replace, and to drop tables that the caller has not seen in the plan.
@@ -128,9 +130,11 @@ func (op *restoration) checkEmpty(ctx context.Context) error {
 	}
 	switch {
 	case len(full) > 0 && !op.req.GetReplace():
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables of the cluster hold rows, which the restore drops: %s; allow that with --replace, or name the tables to restore with --table: others stay then", strings.Join(full, ", "))
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables of the cluster hold rows, which the restore drops: %s; "+
+			"allow that with --replace, or name the tables to restore with --table: others stay then", strings.Join(full, ", "))
 	case len(unseen) > 0 && !op.req.GetDryRun():
-		return rowraft.Errorf(rowraft.CodePrecondition, "the restore would drop tables that were made after its list was shown: %s; begin again", strings.Join(unseen, ", "))
+		return rowraft.Errorf(rowraft.CodePrecondition,
+			"the restore would drop tables that were made after its list was shown: %s; begin again", strings.Join(unseen, ", "))
 	}
 	return nil
 }
@@ -140,7 +144,8 @@ func (op *restoration) look(ctx context.Context) (free map[rowraft.NodeID]uint64
 	var mu sync.Mutex
 	free, rows = make(map[rowraft.NodeID]uint64), make(liveRows)
 	err = op.each(func(f *feed) error {
-		reply, err := f.step(ctx, &rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
+		reply, err := f.step(ctx,
+			&rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
 		mu.Lock()
 		defer mu.Unlock()
 		for _, t := range reply.GetTables() {
@@ -169,7 +174,9 @@ func (op *restoration) checkMemory(ctx context.Context) error {
 	}
 	for _, node := range slices.Sorted(maps.Keys(free)) {
 		if need[node] > free[node] {
-			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of free memory, the rows to restore need %d next to the live rows: give it more memory, or restore fewer tables, or restore into an empty cluster", node, free[node], need[node])
+			return rowraft.Errorf(rowraft.CodePrecondition, "node %s has %d bytes of free memory, the rows to restore need %d "+
+				"next to the live rows: give it more memory, or restore fewer tables, or restore into an empty cluster", node,
+				free[node], need[node])
 		}
 	}
 	return nil
@@ -179,7 +186,8 @@ func (op *restoration) checkMemory(ctx context.Context) error {
 // pushed. Pushes between this check and the close of a shard, some milliseconds, are dropped.
 func (op *restoration) stillEmpty(ctx context.Context) error {
 	if !op.req.GetReplace() && !op.alone() && !slices.Equal(op.c.view.Map().Tables, op.cluster.Tables) {
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "tables were made while the restore was staged, which it drops: allow that with --replace")
+		return rowraft.Errorf(rowraft.CodeAlreadyExists,
+			"tables were made while the restore was staged, which it drops: allow that with --replace")
 	}
 	return op.checkEmpty(ctx)
 }

@@ -93,7 +93,9 @@ func (c *Service) resumesFrom(id string) bool {
 
 // logForgotten logs that a checkpoint of a policy is deleted, if made is not empty, and the error of the retention.
 func (c *Service) logForgotten(ctx context.Context, name, made string, why error) error {
-	return c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{
-		Name: name, Checkpoint: made, Error: failureText(why),
-	}}})
+	return c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{
+			ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{
+				Name: name, Checkpoint: made, Error: failureText(why),
+			}}})
 }

@@ -69,10 +69,11 @@ func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 		if p.stream, err = rowraftv1.NewReplicasClient(conn).WritePart(ctx); err != nil {
 			return rpc.FromStatus(err)
 		}
-		reply, err := p.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Prepare{Prepare: &rowraftv1.WritePartPrepare{
-			Shard: uint32(p.shard.ID), Mark: mark[:], Destination: p.op.depot.String(), Name: p.op.name,
-			Base: p.op.base.getName(), BaseId: p.op.base.getID(),
-		}}})
+		reply, err := p.step(
+			&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Prepare{Prepare: &rowraftv1.WritePartPrepare{
+				Shard: uint32(p.shard.ID), Mark: mark[:], Destination: p.op.depot.String(), Name: p.op.name,
+				Base: p.op.base.getName(), BaseId: p.op.base.getID(),
+			}}})
 		if err != nil {
 			return err
 		}
@@ -98,12 +99,15 @@ func (p *partWriter) recv() (*rowraftv1.WritePartReply, error) {
 }
 
 func (p *partWriter) hold() error {
-	_, err := p.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Hold{Hold: &rowraftv1.WritePartHold{LeaseNs: uint64(holdLease)}}})
+	_, err := p.step(
+		&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Hold{Hold: &rowraftv1.WritePartHold{LeaseNs: uint64(
+			holdLease)}}})
 	return err
 }
 
 func (p *partWriter) mark() error {
-	reply, err := p.step(&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Mark{Mark: &rowraftv1.WritePartMark{}}})
+	reply, err := p.step(
+		&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Mark{Mark: &rowraftv1.WritePartMark{}}})
 	if err != nil {
 		return err
 	}
@@ -138,7 +142,8 @@ func (p *partWriter) part() (out checkpoint.Part, err error) {
 	if len(p.done.GetDigest()) != len(out.Digest) {
 		return bad()
 	}
-	out = checkpoint.Part{Shard: p.shard.ID, Applied: p.index, Slots: p.slots, Rows: p.done.GetRows(), Digest: checkpoint.Digest(p.done.GetDigest()), Written: p.done.GetWritten()}
+	out = checkpoint.Part{Shard: p.shard.ID, Applied: p.index, Slots: p.slots, Rows: p.done.GetRows(),
+		Digest: checkpoint.Digest(p.done.GetDigest()), Written: p.done.GetWritten()}
 	for _, f := range []struct {
 		from *rowraftv1.CheckpointFile
 		to   *checkpoint.File

@@ -64,8 +64,10 @@ func (*noTrainers) CheckOwner(context.Context, string) error { return nil }
 // newSolo returns the service on a leader of one member. Its shards are served by what register adds to a server.
 func newSolo(t *testing.T, shards int, register func(*grpc.Server)) (*Service, *soloLeader, *noTrainers) {
 	t.Helper()
-	l, trainers := &soloLeader{Leader: metatest.NewLeader(t, shards, "a:1")}, &noTrainers{callers: make(map[string][]*rpc.Caller)}
-	c := New(Options{Leader: l, Trainers: trainers, Machine: l.Machine, View: l.View, Logger: slog.New(slog.DiscardHandler)})
+	l, trainers := &soloLeader{Leader: metatest.NewLeader(t, shards, "a:1")},
+		&noTrainers{callers: make(map[string][]*rpc.Caller)}
+	c := New(Options{Leader: l, Trainers: trainers, Machine: l.Machine, View: l.View,
+		Logger: slog.New(slog.DiscardHandler)})
 	if register != nil {
 		lis, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {

@@ -107,7 +107,8 @@ func (l *tasks) enter(ctx context.Context, patience time.Duration, o *task, to t
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-late.C:
-			return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running: %s, for %v", other.what, time.Since(other.since).Round(time.Second))
+			return rowraft.Errorf(rowraft.CodeOverloaded, "another checkpoint or restore is running: %s, for %v", other.what,
+				time.Since(other.since).Round(time.Second))
 		}
 	}
 }

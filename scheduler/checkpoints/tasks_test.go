@@ -16,7 +16,8 @@ import (
 )
 
 // hangingManifest is a destination whose checkpoint name has a manifest that is opened
-// and never read: a pipe without a writer. reading waits until the manifest is read. The pipe closes when the test ends.
+// and never read: a pipe without a writer. reading waits until the manifest is read. The pipe closes when the test
+// ends.
 func hangingManifest(t *testing.T, dest, name string) (reading func()) {
 	t.Helper()
 	file := filepath.Join(dest, name, checkpoint.ManifestFile)
@@ -65,7 +66,8 @@ func TestACheckpointWhoseDestinationHangsEndsWithItsCaller(t *testing.T) {
 	go func() { ended <- create(ctx, dest) }()
 	reading()
 	for _, same := range []string{dest, dest + "/", "file://" + dest} {
-		if err := create(t.Context(), same); rowraft.CodeOf(err) != rowraft.CodeOverloaded || !strings.Contains(err.Error(), "a checkpoint to "+dest) {
+		if err := create(t.Context(), same); rowraft.CodeOf(err) != rowraft.CodeOverloaded ||
+			!strings.Contains(err.Error(), "a checkpoint to "+dest) {
 			t.Errorf("a second one to %s: %v, want Overloaded, and what is in the way", same, err)
 		}
 	}
@@ -101,7 +103,8 @@ func TestARestoreWhoseSourceHangsDelaysNoTask(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "old"}, openStream{ctx: ctx})
+		ended <- s.RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "old"},
+			openStream{ctx: ctx})
 	}()
 	reading()
 	for _, phase := range []taskPhase{writes, cuts, restores} {
@@ -126,17 +129,19 @@ func TestTasksExclude(t *testing.T) {
 		phase taskPhase
 		want  bool // it is let in
 	}{
-		"a second checkpoint to a destination":         {map[*task]taskPhase{to("a"): opens}, to("a"), opens, false},
-		"one to another destination":                   {map[*task]taskPhase{to("a"): cuts}, to("b"), opens, true},
-		"one that writes, during a cut":                {map[*task]taskPhase{to("a"): cuts}, to("b"), writes, true},
-		"a second cut":                                 {map[*task]taskPhase{to("a"): cuts}, to("b"), cuts, false},
-		"a cut while others write":                     {map[*task]taskPhase{to("a"): writes, to("b"): writes}, to("c"), cuts, true},
+		"a second checkpoint to a destination": {map[*task]taskPhase{to("a"): opens}, to("a"), opens, false},
+		"one to another destination":           {map[*task]taskPhase{to("a"): cuts}, to("b"), opens, true},
+		"one that writes, during a cut":        {map[*task]taskPhase{to("a"): cuts}, to("b"), writes, true},
+		"a second cut":                         {map[*task]taskPhase{to("a"): cuts}, to("b"), cuts, false},
+		"a cut while others write": {map[*task]taskPhase{to("a"): writes, to("b"): writes}, to("c"), cuts,
+			true},
 		"a restore while one looks at its destination": {map[*task]taskPhase{to("a"): opens}, to(""), restores, true},
 		"a restore while one writes":                   {map[*task]taskPhase{to("a"): writes}, to(""), restores, false},
 		"a restore during a restore":                   {map[*task]taskPhase{to(""): restores}, to(""), restores, false},
 		"a checkpoint looks while there is a restore":  {map[*task]taskPhase{to(""): restores}, to("a"), opens, true},
 		"a checkpoint begins during a restore":         {map[*task]taskPhase{to(""): restores}, to("a"), writes, false},
-		"a checkpoint too many":                        {map[*task]taskPhase{to("a"): writes, to("b"): cuts, to("c"): writes}, to("d"), writes, false},
+		"a checkpoint too many": {map[*task]taskPhase{to("a"): writes, to("b"): cuts, to("c"): writes},
+			to("d"), writes, false},
 	} {
 		var l tasks
 		for o, phase := range tc.there {

@@ -1,5 +1,5 @@
-// Package diagnosis finds the problems of a cluster in its status. It is pure. The leader of the scheduler uses it, and the
-// command line when no scheduler answers.
+// Package diagnosis finds the problems of a cluster in its status. It is pure. The leader of the scheduler uses it, and
+// the command line when no scheduler answers.
 package diagnosis
 
 import (
@@ -67,7 +67,9 @@ func Of(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
 
 // Sort sorts problems by severity, the worst first, and keeps the order of equal ones.
 func Sort(problems []*rowraftv1.Problem) {
-	slices.SortStableFunc(problems, func(a, b *rowraftv1.Problem) int { return cmp.Compare(b.GetSeverity(), a.GetSeverity()) })
+	slices.SortStableFunc(problems, func(a, b *rowraftv1.Problem) int {
+		return cmp.Compare(b.GetSeverity(), a.GetSeverity())
+	})
 }
 
 // diagnosis collects the problems of one status.
@@ -125,7 +127,8 @@ func (d *diagnosis) afterDown(n *rowraftv1.NodeStatus) string {
 	if after == 0 {
 		return "start it again, or replace it (runbook replace-a-node)"
 	}
-	return fmt.Sprintf("start it again; after %v of silence its replicas are rebuilt on other servers that have room", after)
+	return fmt.Sprintf("start it again; after %v of silence its replicas are rebuilt on other servers that have room",
+		after)
 }
 
 func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
@@ -137,9 +140,13 @@ func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
 	const next = "make room on its disk, or add servers (runbook full-disk)"
 	switch {
 	case free < reserve:
-		d.add(critical, "disk-full", subject, next, "The disk of server %s has %s free, less than its reserve of %s: the shards that it leads refuse pushes.", name, mebibytes(free), mebibytes(reserve))
+		d.add(critical, "disk-full", subject, next,
+			"The disk of server %s has %s free, less than its reserve of %s: the shards that it leads refuse pushes.", name,
+			mebibytes(free), mebibytes(reserve))
 	case free < NearlyFull*reserve:
-		d.add(warning, "disk-nearly-full", subject, next, "The disk of server %s has %s free; below %s the shards that it leads refuse pushes.", name, mebibytes(free), mebibytes(reserve))
+		d.add(warning, "disk-nearly-full", subject, next,
+			"The disk of server %s has %s free; below %s the shards that it leads refuse pushes.", name, mebibytes(free),
+			mebibytes(reserve))
 	}
 }
 
@@ -149,15 +156,20 @@ func (d *diagnosis) slow(n *rowraftv1.NodeStatus) {
 	profile := cmp.Or(n.GetProfile(), "default")
 	asks := ""
 	if s.GetHeartbeatNs() > 0 {
-		asks = fmt.Sprintf(" Its shards have Raft timers of %v, so an election takes longer.", time.Duration(s.GetHeartbeatNs()))
+		asks = fmt.Sprintf(" Its shards have Raft timers of %v, so an election takes longer.",
+			time.Duration(s.GetHeartbeatNs()))
 	}
 	if s.GetFsyncNs() > s.GetFsyncLimitNs() {
-		d.add(warning, "disk-slow", "server "+name, "give its logs a faster disk, or take what else writes to it away (runbook slow-disk)",
-			"The disk of server %s is slow: fsync takes %s, profile %s needs ≤ %s.%s", name, millis(s.GetFsyncNs()), profile, millis(s.GetFsyncLimitNs()), asks)
+		d.add(warning, "disk-slow", "server "+name,
+			"give its logs a faster disk, or take what else writes to it away (runbook slow-disk)",
+			"The disk of server %s is slow: fsync takes %s, profile %s needs ≤ %s.%s", name, millis(s.GetFsyncNs()), profile,
+			millis(s.GetFsyncLimitNs()), asks)
 	}
 	if s.GetLatenessNs() > s.GetLatenessLimitNs() {
-		d.add(warning, "cpu-starved", "server "+name, "give it CPU of its own, or take what else runs there away (runbook slow-disk)",
-			"Server %s gets too little CPU: its timers fire %s late, profile %s needs ≤ %s.%s", name, millis(s.GetLatenessNs()), profile, millis(s.GetLatenessLimitNs()), asks)
+		d.add(warning, "cpu-starved", "server "+name,
+			"give it CPU of its own, or take what else runs there away (runbook slow-disk)",
+			"Server %s gets too little CPU: its timers fire %s late, profile %s needs ≤ %s.%s", name, millis(s.GetLatenessNs()),
+			profile, millis(s.GetLatenessLimitNs()), asks)
 	}
 }
 
@@ -176,9 +188,11 @@ func (d *diagnosis) certificate(n *rowraftv1.NodeStatus, now time.Time) {
 	ends := time.Unix(int64(n.GetCertificateEnds()), 0)
 	switch left := ends.Sub(now); {
 	case left <= 0:
-		d.add(critical, "certificate-expired", subject, next, "The certificate of server %s expired at %s.", name, ends.UTC().Format(time.RFC3339))
+		d.add(critical, "certificate-expired", subject, next, "The certificate of server %s expired at %s.", name,
+			ends.UTC().Format(time.RFC3339))
 	case left < certificateSoon:
-		d.add(warning, "certificate-expires", subject, next, "The certificate of server %s expires in %d days, at %s.", name, int(left/(24*time.Hour)), ends.UTC().Format(time.RFC3339))
+		d.add(warning, "certificate-expires", subject, next, "The certificate of server %s expires in %d days, at %s.", name,
+			int(left/(24*time.Hour)), ends.UTC().Format(time.RFC3339))
 	}
 }
 
@@ -188,7 +202,9 @@ func (d *diagnosis) schedulers() {
 	var down, lost []string
 	for _, n := range d.st.GetNodes() {
 		if why, name := n.GetMetadataRolledBack(), NodeLabel(n.GetNode()); why != "" && n.GetState() == Up {
-			d.add(critical, "scheduler-member-rolled-back", "server "+name, "a standby takes its seat, if there is one; else start "+name+" with an empty data directory (runbook rolled-back-disk)",
+			d.add(critical, "scheduler-member-rolled-back", "server "+name,
+				"a standby takes its seat, if there is one; else start "+name+" with an empty data directory (runbook "+
+					"rolled-back-disk)",
 				"The scheduler's member on %s returned with an older disk and has no vote: %s.", name, strings.TrimSuffix(why, "."))
 		}
 	}
@@ -223,7 +239,8 @@ func (d *diagnosis) schedulers() {
 		next = append(next, "start a server with --with-scheduler: it takes the seat of "+strings.Join(lost, ", ")+runbook)
 	}
 	if len(next) > 0 {
-		d.add(warning, "scheduler-member-down", "scheduler", strings.Join(next, "; ")+"; pulls and pushes go on without the scheduler",
+		d.add(warning, "scheduler-member-down", "scheduler",
+			strings.Join(next, "; ")+"; pulls and pushes go on without the scheduler",
 			"%d of %d members of the scheduler answer; %d are needed to move replicas and make tables.", up, all, all/2+1)
 	}
 }
@@ -249,7 +266,8 @@ func (d *diagnosis) versions() {
 	for i, v := range order {
 		order[i] = v + " (" + strings.Join(by[v], ", ") + ")"
 	}
-	d.add(warning, "version-mix", "", "finish the upgrade (runbook upgrade)", "Servers run %d versions: %s.", len(order), strings.Join(order, "; "))
+	d.add(warning, "version-mix", "", "finish the upgrade (runbook upgrade)", "Servers run %d versions: %s.", len(order),
+		strings.Join(order, "; "))
 }
 
 // shard checks one shard by the last heartbeats of its nodes.
@@ -265,7 +283,8 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 			d.cut = append(d.cut, sh.GetId())
 			d.addAway(sh, up)
 		} else {
-			add(critical, "no-leader", "an election takes a second or two; if it does not end: "+describe, "no leader has reported; its rows cannot be pulled or pushed until there is one.")
+			add(critical, "no-leader", "an election takes a second or two; if it does not end: "+describe,
+				"no leader has reported; its rows cannot be pulled or pushed until there is one.")
 		}
 	}
 	works := 0
@@ -281,18 +300,26 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 		name, st := NodeLabel(n.GetNode()), replicaOf(n, rowraft.ReplicaID(r.GetId()))
 		switch {
 		case st == nil:
-			add(warning, "replica-silent", "it starts, or the server's log says why not", "the replica on %s has not reported yet.", name)
+			add(warning, "replica-silent", "it starts, or the server's log says why not",
+				"the replica on %s has not reported yet.", name)
 		case strings.Contains(st.Fenced, raftstore.RolledBack):
-			add(critical, "replica-rolled-back", "it is rebuilt like one whose disk was lost; if its whole data directory came from a copy, start "+name+" with an empty one (runbook rolled-back-disk)",
-				"the replica on %s returned with an older disk, it serves nothing and has no vote: %s.", name, strings.TrimSuffix(st.Fenced, "."))
+			add(critical, "replica-rolled-back",
+				"it is rebuilt like one whose disk was lost; if its whole data directory came from a copy, start "+name+
+				" with an empty one (runbook rolled-back-disk)",
+				"the replica on %s returned with an older disk, it serves nothing and has no vote: %s.", name,
+				strings.TrimSuffix(st.Fenced, "."))
 		case st.Fenced != "":
-			add(critical, "replica-fenced", "keep its disk; it is rebuilt elsewhere where a server has room (runbook fenced-replica)",
-				"replica hash mismatch (critical): the replica on %s is fenced, it serves nothing and has no vote: %s.", name, strings.TrimSuffix(st.Fenced, "."))
+			add(critical, "replica-fenced",
+				"keep its disk; it is rebuilt elsewhere where a server has room (runbook fenced-replica)",
+				"replica hash mismatch (critical): the replica on %s is fenced, it serves nothing and has no vote: %s.", name,
+				strings.TrimSuffix(st.Fenced, "."))
 		case st.DividedIndex != 0:
 			add(critical, "shard-divided", "restore a checkpoint, or choose a replica (runbook fenced-replica)",
-				"replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so no replica serves it (seen by %s).", st.DividedIndex, name)
+				"replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so no replica "+
+					"serves it (seen by %s).", st.DividedIndex, name)
 		case st.Error != "" || st.Role == Stopped:
-			add(warning, "replica-stopped", "see to what it says, then restart server "+name, "the replica on %s has stopped: %s.", name, strings.TrimSuffix(st.Error, "."))
+			add(warning, "replica-stopped", "see to what it says, then restart server "+name,
+				"the replica on %s has stopped: %s.", name, strings.TrimSuffix(st.Error, "."))
 		case leader != nil && leader.CommitIndex > st.AppliedIndex+maxLag:
 			works++
 			add(warning, "replica-lags", "it catches up by itself; if the distance grows: runbook lagging-replica",
@@ -310,14 +337,17 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 }
 
 // sessions reports a shard whose clients use nearly all sessions.
-func (d *diagnosis) sessions(leader *rowraftv1.ReplicaStatus, add func(s rowraftv1.Severity, kind, next, text string, args ...any)) {
-	const next = "find what starts so many clients (rowraft_shard_sessions_in_use), and end those that are done: a client that is closed gives its sessions back (runbook sessions-running-out)"
+func (d *diagnosis) sessions(leader *rowraftv1.ReplicaStatus,
+	add func(s rowraftv1.Severity, kind, next, text string, args ...any)) {
+	const next = "find what starts so many clients (rowraft_shard_sessions_in_use), and end those that are done: a " +
+		"client that is closed gives its sessions back (runbook sessions-running-out)"
 	report := func(used, limit uint32, whose string) {
 		switch {
 		case used >= limit:
 			add(critical, "sessions-full", next, "%s has %d sessions in use, the limit: a new client cannot push.", whose, used)
 		case used >= limit/4*3:
-			add(warning, "sessions-running-out", next, "%s has %d of %d sessions in use; when all are, a new client cannot push.", whose, used, limit)
+			add(warning, "sessions-running-out", next,
+				"%s has %d of %d sessions in use; when all are, a new client cannot push.", whose, used, limit)
 		}
 	}
 	report(leader.GetSessionsInUse(), rowraft.MaxSessions, "the shard")
@@ -333,7 +363,8 @@ func (d *diagnosis) leader(sh *rowraftv1.Shard) (leader *rowraftv1.ReplicaStatus
 			continue
 		}
 		up = append(up, r.GetNode())
-		if st := replicaOf(n, rowraft.ReplicaID(r.GetId())); st.GetRole() == Leader && (leader == nil || st.GetTerm() > leader.GetTerm()) {
+		if st := replicaOf(n, rowraft.ReplicaID(r.GetId())); st.GetRole() == Leader &&
+			(leader == nil || st.GetTerm() > leader.GetTerm()) {
 			leader = st
 		}
 	}
@@ -361,8 +392,10 @@ func (d *diagnosis) majorities() {
 		subject = fmt.Sprintf("shard %d", d.cut[0])
 	}
 	d.add(critical, "no-majority", subject,
-		"start them again: who comes back with its data ends this, and nothing is lost; only if too many disks are gone for good: runbook lose-a-majority",
-		"%s: no majority of the replicas answers, so the rows can be neither pulled nor pushed. Away: %s.", shardList(d.cut), strings.Join(d.away, ", "))
+		"start them again: who comes back with its data ends this, and nothing is lost; only if too many disks are gone "+
+			"for good: runbook lose-a-majority",
+		"%s: no majority of the replicas answers, so the rows can be neither pulled nor pushed. Away: %s.", shardList(d.cut),
+		strings.Join(d.away, ", "))
 }
 
 // redundancy reports, in one finding for all shards, that shards have less redundancy than they should.
@@ -370,12 +403,15 @@ func (d *diagnosis) redundancy() {
 	shards := d.st.GetMap().GetShards()
 	if len(shards) > 0 {
 		if r := len(shards[0].GetReplicas()); r < placement.ReplicasPerShard {
-			d.add(warning, "few-replicas", "", fmt.Sprintf("make a cluster of %d servers for data that must not be lost", placement.ReplicasPerShard),
-				"Data is not safe: %d replica(s) per shard, because the cluster was made with fewer than %d servers.", r, placement.ReplicasPerShard)
+			d.add(warning, "few-replicas", "", fmt.Sprintf("make a cluster of %d servers for data that must not be lost",
+				placement.ReplicasPerShard),
+				"Data is not safe: %d replica(s) per shard, because the cluster was made with fewer than %d servers.", r,
+				placement.ReplicasPerShard)
 		}
 	}
 	if len(d.thin) > 0 {
-		d.add(warning, "under-replicated", "", "bring back what is down or fenced; replicas that are rebuilt elsewhere: rowraft operation list",
+		d.add(warning, "under-replicated", "",
+			"bring back what is down or fenced; replicas that are rebuilt elsewhere: rowraft operation list",
 			"%s: not every replica works, and a further loss may stop pulls and pushes.", shardList(d.thin))
 	}
 }
@@ -401,8 +437,10 @@ func (d *diagnosis) work() {
 		if o.GetState() != rowraftv1.OperationState_OPERATION_STATE_RUNNING {
 			continue
 		}
-		d.add(aNote, "operation-runs", fmt.Sprintf("operation %d", o.GetId()), fmt.Sprintf("rowraft operation watch %d", o.GetId()),
-			"Operation %d, %s of %s, has %d of %d left%s.", o.GetId(), OperationName(o.GetKind()), cmp.Or(o.GetName(), o.GetNode()), o.GetLeft(), o.GetTotal(), waits(o.GetWaitingFor()))
+		d.add(aNote, "operation-runs", fmt.Sprintf("operation %d", o.GetId()),
+			fmt.Sprintf("rowraft operation watch %d", o.GetId()),
+			"Operation %d, %s of %s, has %d of %d left%s.", o.GetId(), OperationName(o.GetKind()),
+			cmp.Or(o.GetName(), o.GetNode()), o.GetLeft(), o.GetTotal(), waits(o.GetWaitingFor()))
 	}
 	for _, m := range d.st.GetMoves() {
 		mv := m.GetMove()
@@ -413,8 +451,10 @@ func (d *diagnosis) work() {
 		case mv.GetTo() == nil:
 			way = "off " + d.label(mv.GetFrom().GetNode())
 		}
-		d.add(aNote, "move-runs", fmt.Sprintf("shard %d", mv.GetShard()), fmt.Sprintf("rowraft operation watch %d", mv.GetId()),
-			"Shard %d: a replica moves, %s, in phase %s%s.", mv.GetShard(), way, meta.PhaseName(mv.GetPhase()), waits(m.GetWaitingFor()))
+		d.add(aNote, "move-runs", fmt.Sprintf("shard %d", mv.GetShard()),
+			fmt.Sprintf("rowraft operation watch %d", mv.GetId()),
+			"Shard %d: a replica moves, %s, in phase %s%s.", mv.GetShard(), way, meta.PhaseName(mv.GetPhase()),
+			waits(m.GetWaitingFor()))
 	}
 }
 
@@ -423,7 +463,9 @@ func Job(j *rowraftv1.JobInfo) []*rowraftv1.Problem {
 	d := &diagnosis{}
 	if j.GetState() != rowraftv1.JobState_JOB_STATE_RUNNING {
 		if j.GetState() == rowraftv1.JobState_JOB_STATE_FAILED {
-			d.add(aNote, "job-failed", "job "+j.GetJob(), "start its trainers again; it goes on from its last checkpoint if it has one", "Job %s has failed: %s.", j.GetJob(), strings.TrimSuffix(j.GetReason(), "."))
+			d.add(aNote, "job-failed", "job "+j.GetJob(),
+				"start its trainers again; it goes on from its last checkpoint if it has one", "Job %s has failed: %s.", j.GetJob(),
+				strings.TrimSuffix(j.GetReason(), "."))
 		}
 		return d.out
 	}
@@ -450,9 +492,11 @@ func Job(j *rowraftv1.JobInfo) []*rowraftv1.Problem {
 	case len(silent) > 0:
 		add("job-worker-silent", describe, "nothing is heard of %s.", strings.Join(silent, ", "))
 	case len(lost) > 0:
-		add("job-short-of-workers", "start them again under the same names; "+describe, "%d of %d workers train; gone: %s.", training, j.GetWorkers(), strings.Join(lost, ", "))
+		add("job-short-of-workers", "start them again under the same names; "+describe, "%d of %d workers train; gone: %s.",
+			training, j.GetWorkers(), strings.Join(lost, ", "))
 	case training > 0 && idle == training:
-		add("job-stalled", describe+"; a shard without a leader, or a step that waits for a worker, holds it", "none of its %d workers makes steps.", training)
+		add("job-stalled", describe+"; a shard without a leader, or a step that waits for a worker, holds it",
+			"none of its %d workers makes steps.", training)
 	}
 	return d.out
 }
@@ -470,7 +514,8 @@ func Policy(p *meta.Policy) []*rowraftv1.Problem {
 			"Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", name, n, last, r.GetError())
 	}
 	if r.GetRetentionError() != "" {
-		d.add(warning, "policy-retention-fails", "policy "+name, "see to what it says, with rowraft checkpoint list "+p.GetPolicy().GetDestination(),
+		d.add(warning, "policy-retention-fails", "policy "+name,
+			"see to what it says, with rowraft checkpoint list "+p.GetPolicy().GetDestination(),
 			"The retention of checkpoint policy %s reports: %s.", name, r.GetRetentionError())
 	}
 	return d.out

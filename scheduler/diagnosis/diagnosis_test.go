@@ -15,7 +15,8 @@ import (
 func TestJobsThatDoNotGoOn(t *testing.T) {
 	worker := func(name string, state rowraftv1.MemberState, heard time.Duration, steps float64) *rowraftv1.MemberInfo {
 		return &rowraftv1.MemberInfo{
-			Member: &rowraftv1.RunMember{Worker: name, State: state, Reason: "its lease ran out"}, SinceHeardNs: uint64(heard), Beat: &rowraftv1.WorkerBeat{StepsPerSecond: steps},
+			Member: &rowraftv1.RunMember{Worker: name, State: state, Reason: "its lease ran out"}, SinceHeardNs: uint64(heard),
+			Beat: &rowraftv1.WorkerBeat{StepsPerSecond: steps},
 		}
 	}
 	const (
@@ -30,21 +31,28 @@ func TestJobsThatDoNotGoOn(t *testing.T) {
 		kind    string
 		says    string
 	}{
-		{"two at work", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", trains, time.Second, 0)}, "", ""},
-		{"a speed that is not known", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, math.NaN())}, "", ""},
-		{"a silent one", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", trains, 6*time.Second, 5)}, "job-worker-silent", "nothing is heard of w1 (6s)"},
-		{"a lost one", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", lost, 0, 0)}, "job-short-of-workers", "1 of 2 workers train; gone: w1"},
-		{"no worker steps", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 0), worker("w1", trains, time.Second, 0)}, "job-stalled", "none of its 2 workers"},
+		{"two at work", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5),
+			worker("w1", trains, time.Second, 0)}, "", ""},
+		{"a speed that is not known", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, math.NaN())}, "",
+			""},
+		{"a silent one", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5),
+			worker("w1", trains, 6*time.Second, 5)}, "job-worker-silent", "nothing is heard of w1 (6s)"},
+		{"a lost one", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 5), worker("w1", lost, 0, 0)},
+			"job-short-of-workers", "1 of 2 workers train; gone: w1"},
+		{"no worker steps", running, []*rowraftv1.MemberInfo{worker("w0", trains, time.Second, 0),
+			worker("w1", trains, time.Second, 0)}, "job-stalled", "none of its 2 workers"},
 		{"failed", rowraftv1.JobState_JOB_STATE_FAILED, nil, "job-failed", "Job ctr has failed: out of memory."},
 		{"done", rowraftv1.JobState_JOB_STATE_DONE, []*rowraftv1.MemberInfo{worker("w0", lost, 0, 0)}, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			found := Job(&rowraftv1.JobInfo{Job: "ctr", Workers: 2, State: tc.state, Members: tc.members, LeaseNs: uint64(10 * time.Second), Reason: "out of memory."})
+			found := Job(&rowraftv1.JobInfo{Job: "ctr", Workers: 2, State: tc.state, Members: tc.members,
+				LeaseNs: uint64(10 * time.Second), Reason: "out of memory."})
 			switch {
 			case tc.kind == "" && len(found) > 0:
 				t.Errorf("found %v, want nothing", found)
 			case tc.kind == "":
-			case len(found) != 1 || found[0].Kind != tc.kind || !strings.Contains(found[0].Text, tc.says) || found[0].Next == "" || found[0].Subject != "job ctr":
+			case len(found) != 1 || found[0].Kind != tc.kind || !strings.Contains(found[0].Text, tc.says) ||
+				found[0].Next == "" || found[0].Subject != "job ctr":
 				t.Errorf("found %v, want %s: %s", found, tc.kind, tc.says)
 			}
 		})
@@ -93,19 +101,23 @@ func TestSlowDisksAndLateTimersAreFound(t *testing.T) {
 		kind, says             string
 	}{
 		{"as much as the profile bears", 50, 125, 250, "", ""},
-		{"a slow disk", 210, 0, 2000, "disk-slow", "The disk of server n2 is slow: fsync takes 210 ms, profile fast needs ≤ 50 ms. Its shards have Raft timers of 2s, so an election takes longer."},
-		{"little CPU", 0, 300, 1000, "cpu-starved", "Server n2 gets too little CPU: its timers fire 300 ms late, profile fast needs ≤ 125 ms. Its shards have Raft timers of 1s, so an election takes longer."},
+		{"a slow disk", 210, 0, 2000, "disk-slow", "The disk of server n2 is slow: fsync takes 210 ms, profile fast needs " +
+			"≤ 50 ms. Its shards have Raft timers of 2s, so an election takes longer."},
+		{"little CPU", 0, 300, 1000, "cpu-starved", "Server n2 gets too little CPU: its timers fire 300 ms late, profile " +
+			"fast needs ≤ 125 ms. Its shards have Raft timers of 1s, so an election takes longer."},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			found := Of(&rowraftv1.StatusReply{Nodes: []*rowraftv1.NodeStatus{{
 				Node: &rowraftv1.Node{Id: "b", Name: "n2"}, State: Up, Profile: "fast",
-				Slowness: &rowraftv1.Slowness{FsyncNs: tc.fsync * ms, FsyncLimitNs: 50 * ms, LatenessNs: tc.late * ms, LatenessLimitNs: 125 * ms, HeartbeatNs: tc.heartbeat * ms},
+				Slowness: &rowraftv1.Slowness{FsyncNs: tc.fsync * ms, FsyncLimitNs: 50 * ms, LatenessNs: tc.late * ms,
+					LatenessLimitNs: 125 * ms, HeartbeatNs: tc.heartbeat * ms},
 			}}}, time.Now())
 			switch {
 			case tc.kind == "" && len(found) > 0:
 				t.Errorf("found %v, want nothing", found)
 			case tc.kind == "":
-			case len(found) != 1 || found[0].GetKind() != tc.kind || found[0].GetText() != tc.says || found[0].GetNext() == "" || found[0].GetSubject() != "server n2":
+			case len(found) != 1 || found[0].GetKind() != tc.kind || found[0].GetText() != tc.says || found[0].GetNext() == "" ||
+				found[0].GetSubject() != "server n2":
 				t.Errorf("found %v, want %s: %s", found, tc.kind, tc.says)
 			}
 		})
@@ -129,7 +141,8 @@ func TestSessionsThatRunOut(t *testing.T) {
 			Map: &rowraftv1.Map{Shards: []*rowraftv1.Shard{{Id: 3, Replicas: []*rowraftv1.Replica{{Id: "r", Node: "a"}}}}},
 			Nodes: []*rowraftv1.NodeStatus{{
 				Node: &rowraftv1.Node{Id: "a", Name: "n1"}, State: Up,
-				Replicas: []*rowraftv1.ReplicaStatus{{Shard: 3, ReplicaId: "r", Role: Leader, SessionsInUse: tc.used, OwnerSessionsInUse: tc.owner}},
+				Replicas: []*rowraftv1.ReplicaStatus{{Shard: 3, ReplicaId: "r", Role: Leader, SessionsInUse: tc.used,
+					OwnerSessionsInUse: tc.owner}},
 			}},
 		}
 		got := ""
@@ -154,11 +167,14 @@ func TestARolledBackDiskIsNamed(t *testing.T) {
 		{Node: &rowraftv1.Node{Id: "b", Name: "n2", Scheduler: true}, State: Up,
 			Replicas: []*rowraftv1.ReplicaStatus{{Shard: 0, ReplicaId: "r2", Role: "leader", Term: 2, LeaderNode: "b"}}},
 	}
-	st := &rowraftv1.StatusReply{Nodes: nodes, Map: &rowraftv1.Map{Shards: []*rowraftv1.Shard{{Replicas: []*rowraftv1.Replica{{Id: "r1", Node: "a"}, {Id: "r2", Node: "b"}}}}}}
+	st := &rowraftv1.StatusReply{Nodes: nodes,
+		Map: &rowraftv1.Map{Shards: []*rowraftv1.Shard{{Replicas: []*rowraftv1.Replica{{Id: "r1", Node: "a"},
+			{Id: "r2", Node: "b"}}}}}}
 	got := map[string]string{}
 	for _, p := range Of(st, time.Now()) {
 		got[p.Kind] = p.Text
-		if strings.Contains(p.Kind, "rolled-back") && (p.Severity != critical || !strings.Contains(p.Text, "n1") || !strings.Contains(p.Next, "runbook rolled-back-disk")) {
+		if strings.Contains(p.Kind, "rolled-back") && (p.Severity != critical || !strings.Contains(p.Text, "n1") ||
+			!strings.Contains(p.Next, "runbook rolled-back-disk")) {
 			t.Errorf("found %v", p)
 		}
 	}

@@ -66,8 +66,11 @@ func (c *cluster) GetMap(ctx context.Context, q *rowraftv1.GetMapRequest) (*rowr
 	return reply, nil
 }
 
-func (c *cluster) IssueIncarnation(ctx context.Context, q *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
-	n, err := resultOf[rowraft.Incarnation](c.leader.ProposeResult(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}))
+func (c *cluster) IssueIncarnation(ctx context.Context,
+	q *rowraftv1.IssueIncarnationRequest) (*rowraftv1.IssueIncarnationReply, error) {
+	n, err := resultOf[rowraft.Incarnation](c.leader.ProposeResult(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{
+			IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}))
 	return &rowraftv1.IssueIncarnationReply{Incarnation: uint64(n)}, err
 }
 
@@ -78,7 +81,8 @@ func (c *cluster) setLeadsFor(d time.Duration) {
 }
 
 // pauseTrainers is Trainers.Pause.
-func (c *cluster) pauseTrainers(ctx context.Context, need string, skip, again bool, left map[string]error) (*pauseRound, error) {
+func (c *cluster) pauseTrainers(ctx context.Context, need string, skip, again bool,
+	left map[string]error) (*pauseRound, error) {
 	p, err := c.trainers.Pause(ctx, need, skip, again, left)
 	m, _ := p.(*pauseRound)
 	return m, err
@@ -117,11 +121,14 @@ func newCluster(t *testing.T, addr string) *cluster {
 	l := metatest.NewLeader(t, 1, addr)
 	s := &cluster{leader: l, addr: addr}
 	quiet := slog.New(slog.DiscardHandler)
-	s.Service = New(Options{Leader: clusterLeader{l, s}, Machine: l.Machine, View: l.View, Logger: quiet, Entered: func() {}})
-	s.checkpoints = checkpoints.New(checkpoints.Options{Leader: clusterLeader{l, s}, Trainers: s.trainers, Machine: l.Machine, View: l.View, Logger: quiet})
+	s.Service = New(Options{Leader: clusterLeader{l, s}, Machine: l.Machine, View: l.View, Logger: quiet,
+		Entered: func() {}})
+	s.checkpoints = checkpoints.New(checkpoints.Options{Leader: clusterLeader{l, s}, Trainers: s.trainers,
+		Machine: l.Machine, View: l.View, Logger: quiet})
 	s.trainers.Serve(s.checkpoints)
 	const long = 2 * time.Minute
-	s.trainers.patience = patience{absent: long, pause: long, ignored: long, quick: long, announce: long, release: long, state: long}
+	s.trainers.patience = patience{absent: long, pause: long, ignored: long, quick: long, announce: long, release: long,
+		state: long}
 	return s
 }
 
@@ -149,7 +156,8 @@ func runLoop(t *testing.T, s *cluster) {
 // enter makes a worker a member of job "ctr".
 func enter(t *testing.T, c *client.Client, worker string, workers int, change func(*jobs.Entry)) (*jobs.Member, error) {
 	t.Helper()
-	e := jobs.Entry{Job: "ctr", Worker: worker, Workers: workers, Settings: map[string]string{"mode": "async"}, Lease: time.Minute}
+	e := jobs.Entry{Job: "ctr", Worker: worker, Workers: workers, Settings: map[string]string{"mode": "async"},
+		Lease: time.Minute}
 	if change != nil {
 		change(&e)
 	}
@@ -191,15 +199,19 @@ func cmdEnter(worker string, instance byte, change func(*rowraftv1.EnterRequest)
 	if change != nil {
 		change(q)
 	}
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: id16(100 + instance)}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q,
+		Run: id16(100 + instance)}}}
 }
 
-func cmdLeaveJob(id *rowraftv1.JobIdentity, how rowraftv1.MemberState, parts ...*rowraftv1.PartReached) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id, State: how, Reason: "because", Parts: parts}}}
+func cmdLeaveJob(id *rowraftv1.JobIdentity, how rowraftv1.MemberState,
+	parts ...*rowraftv1.PartReached) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id,
+		State: how, Reason: "because", Parts: parts}}}
 }
 
 func cmdTake(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: id, Take: take}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: id,
+		Take: take}}}
 }
 
 func cmdAttend(id *rowraftv1.JobIdentity, checkpoint string, epoch uint64, tables ...uint64) *rowraftv1.MetaCommand {
@@ -244,11 +256,14 @@ type preparedParts struct {
 	prepared, ended chan struct{}
 }
 
-func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]) error {
+func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.WritePartRequest,
+	rowraftv1.WritePartReply]) error {
 	if _, err := stream.Recv(); err != nil {
 		return err
 	}
-	if err := stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{Prepared: &rowraftv1.WritePartPrepared{TableEpoch: 1}}}); err != nil {
+	if err := stream.Send(
+		&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{
+			Prepared: &rowraftv1.WritePartPrepared{TableEpoch: 1}}}); err != nil {
 		return err
 	}
 	f.prepared <- struct{}{}
@@ -258,5 +273,6 @@ func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.Writ
 }
 
 func begin(id byte) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{
+		BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
 }

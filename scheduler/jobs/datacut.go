@@ -54,7 +54,8 @@ func (m *pauseRound) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 	d.InLog = false // the trainers' answers are newer than the shards' positions
 	for _, p := range d.GetOpen() {
 		if p.GetUnsettled() != 0 {
-			return nil, rowraft.Errorf(rowraft.CodeNoLeader, "job %s: how far a trainer that left was in part %d is not settled yet", r.GetJob(), p.GetPart())
+			return nil, rowraft.Errorf(rowraft.CodeNoLeader,
+				"job %s: how far a trainer that left was in part %d is not settled yet", r.GetJob(), p.GetPart())
 		}
 	}
 	for _, w := range r.GetMembers() {
@@ -78,7 +79,8 @@ func (m *pauseRound) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 
 // Blobs returns the states of the trainers, which store wrote. It also writes the positions of readData to the
 // destination and returns them.
-func (m *pauseRound) Blobs(ctx context.Context, d depot.Depot, name string, tag []byte) (out []checkpoint.Blob, err error) {
+func (m *pauseRound) Blobs(ctx context.Context, d depot.Depot, name string,
+	tag []byte) (out []checkpoint.Blob, err error) {
 	for _, p := range m.members {
 		out = append(out, p.blob)
 	}

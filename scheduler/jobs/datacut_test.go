@@ -19,7 +19,8 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	members := make([]*jobs.Member, 3)
 	for i := range members {
 		var err error
-		if members[i], err = enter(t, another(t, s), fmt.Sprint("w", i), 3, func(e *jobs.Entry) { e.Splits = plan }); err != nil {
+		if members[i], err = enter(t, another(t, s), fmt.Sprint("w", i), 3,
+			func(e *jobs.Entry) { e.Splits = plan }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -36,10 +37,12 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	if err := members[0].EndSplit(t.Context(), ended); err != nil {
 		t.Fatal(err)
 	}
-	if err := members[2].Leave(t.Context(), jobs.LeaveStopped, "", []jobs.SplitReached{{Epoch: dead.Epoch, Number: dead.Number, Acknowledged: 32, Read: 32}}); err != nil {
+	if err := members[2].Leave(t.Context(), jobs.LeaveStopped, "",
+		[]jobs.SplitReached{{Epoch: dead.Epoch, Number: dead.Number, Acknowledged: 32, Read: 32}}); err != nil {
 		t.Fatal(err)
 	}
-	for i, parts := range [][]jobs.SplitReached{{{Number: first.Number, Acknowledged: 64, Read: 64}}, {{Number: lost.Number, Acknowledged: 16, Read: 16}}} {
+	for i, parts := range [][]jobs.SplitReached{{{Number: first.Number, Acknowledged: 64, Read: 64}},
+		{{Number: lost.Number, Acknowledged: 16, Read: 16}}} {
 		at, err := members[i].Register(t.Context(), jobs.Registration{Pause: (&fakeTrainer{
 			parts: parts, asked: make(chan struct{}, 1),
 		}).pause})
@@ -55,9 +58,11 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	if err := m.ReadData(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want := []*checkpoint.Parts{{Job: "ctr", Examples: 1000, PartExamples: 96, Epochs: 2, Part: 4, Open: []checkpoint.OpenPart{
-		{Part: uint64(first.Number), Offset: 64}, {Part: uint64(lost.Number), Offset: 16}, {Part: uint64(dead.Number), Offset: 32},
-	}}}
+	want := []*checkpoint.Parts{{Job: "ctr", Examples: 1000, PartExamples: 96, Epochs: 2, Part: 4,
+		Open: []checkpoint.OpenPart{
+			{Part: uint64(first.Number), Offset: 64}, {Part: uint64(lost.Number), Offset: 16},
+			{Part: uint64(dead.Number), Offset: 32},
+		}}}
 	if !reflect.DeepEqual(m.data, want) {
 		t.Errorf("the cut has %+v, want %+v", m.data[0], want[0])
 	}

@@ -23,7 +23,8 @@ func (c *Trainers) Await(ctx context.Context, need string, skip bool, left map[s
 
 // waitForTrainers waits until every expected trainer is connected, for at most absentPatience. It returns the connected
 // ones. If a trainer of a job other than need stays absent, the job is added to left: the checkpoint leaves it out.
-func (c *Trainers) waitForTrainers(ctx context.Context, need string, skip bool, left map[string]error) ([]*trainer, error) {
+func (c *Trainers) waitForTrainers(ctx context.Context, need string, skip bool,
+	left map[string]error) ([]*trainer, error) {
 	patience := time.NewTimer(c.patience.absent)
 	defer patience.Stop()
 	for {
@@ -62,12 +63,14 @@ func (c *Trainers) absentError(id meta.TrainerID) error {
 		return claimedError(id.Job)
 	}
 	return rowraft.Errorf(rowraft.CodePrecondition,
-		"%s is not connected to the scheduler, and its job cannot resume exactly from a checkpoint without its state: start it again, or make the checkpoint without it (--skip-absent)", id)
+		"%s is not connected to the scheduler, and its job cannot resume exactly from a checkpoint without its state: "+
+			"start it again, or make the checkpoint without it (--skip-absent)", id)
 }
 
 // claimedError is the temporary error of a checkpoint that needs the trainers of a job while another round has them.
 func claimedError(job string) error {
-	return rowraft.Errorf(rowraft.CodeNoLeader, "the trainers of job %s are paused for another checkpoint, or are told to stop; try again", job)
+	return rowraft.Errorf(rowraft.CodeNoLeader,
+		"the trainers of job %s are paused for another checkpoint, or are told to stop; try again", job)
 }
 
 // expectedTrainers returns the connected trainers and the expected ones that are absent. A connected trainer whose job
@@ -110,7 +113,8 @@ func (c *Trainers) jobWaits(job string) bool {
 // Attended describes the trainers of the round for the reply of CreateCheckpoint.
 func (m *pauseRound) Attended() (out []*rowraftv1.AttendedTrainer) {
 	for _, p := range m.members {
-		out = append(out, &rowraftv1.AttendedTrainer{Job: p.a.id.Job, Rank: p.a.id.Rank, Step: p.step, PausedNs: uint64(p.pausedFor), Bytes: p.bytes})
+		out = append(out, &rowraftv1.AttendedTrainer{Job: p.a.id.Job, Rank: p.a.id.Rank, Step: p.step,
+			PausedNs: uint64(p.pausedFor), Bytes: p.bytes})
 	}
 	return out
 }

@@ -57,7 +57,8 @@ func newGenerations(e env) *generations {
 func (g *generations) round(ctx context.Context) {
 	for _, r := range g.machine.Runs() {
 		if err := g.driveNew(ctx, r); err != nil && ctx.Err() == nil {
-			g.logger.Warn("the members of a job are not known to all shards yet; trying again", "job", r.GetJob(), "generation", r.GetGeneration(), "err", err)
+			g.logger.Warn("the members of a job are not known to all shards yet; trying again", "job", r.GetJob(), "generation",
+				r.GetGeneration(), "err", err)
 		}
 	}
 	for _, r := range g.machine.Runs() {
@@ -95,14 +96,16 @@ func (g *generations) forget(ctx context.Context, run []byte) error {
 	if err := g.end(ctx, run); err != nil {
 		return err
 	}
-	return g.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}})
+	return g.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}})
 }
 
 // restIdle lets the shards forget the runs in which no worker trains.
 func (g *generations) restIdle(ctx context.Context) {
 	n := 0
 	for _, r := range g.machine.Runs() {
-		if !r.GetInShards() || r.GetGeneration() == 0 || r.GetState() == rowraftv1.JobState_JOB_STATE_DONE || len(meta.TrainingRanks(r)) > 0 || meta.HasUnsettled(r) || g.rests(r) {
+		if !r.GetInShards() || r.GetGeneration() == 0 || r.GetState() == rowraftv1.JobState_JOB_STATE_DONE ||
+			len(meta.TrainingRanks(r)) > 0 || meta.HasUnsettled(r) || g.rests(r) {
 			continue
 		}
 		if n++; n > maxRests {
@@ -171,9 +174,10 @@ func (g *generations) settleParts(ctx context.Context, r *rowraftv1.MetaRun) err
 	if err != nil {
 		return err
 	}
-	return g.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleParts{SettleParts: &rowraftv1.MetaSettleParts{
-		Job: r.GetJob(), Run: r.GetRun(), Parts: meta.SettledParts(r.GetData(), shards),
-	}}})
+	return g.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleParts{SettleParts: &rowraftv1.MetaSettleParts{
+			Job: r.GetJob(), Run: r.GetRun(), Parts: meta.SettledParts(r.GetData(), shards),
+		}}})
 }
 
 // has reports whether generation g may be sent to a rank. A training rank must be a member of g: a worker that returns

@@ -29,10 +29,11 @@ func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
 		calls = append(calls, "rest")
 		return nil
 	}
-	e, err := resultOf[*meta.EnterResult](s.leader.ProposeResult(t.Context(), cmdEnter("w", 1, func(q *rowraftv1.EnterRequest) {
-		divided(100, 100, 1)(q)
-		q.InShards, q.Workers, q.Data.InLog = true, 1, true
-	})))
+	e, err := resultOf[*meta.EnterResult](s.leader.ProposeResult(t.Context(),
+		cmdEnter("w", 1, func(q *rowraftv1.EnterRequest) {
+			divided(100, 100, 1)(q)
+			q.InShards, q.Workers, q.Data.InLog = true, 1, true
+		})))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,9 +44,10 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 	}
 
 	for _, attended := range []bool{true, false} {
-		e, err := resultOf[*meta.EnterResult](s.leader.ProposeResult(t.Context(), cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) {
-			q.Workers, q.LeaseNs = 1, uint64(time.Hour)
-		})))
+		e, err := resultOf[*meta.EnterResult](s.leader.ProposeResult(t.Context(),
+			cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) {
+				q.Workers, q.LeaseNs = 1, uint64(time.Hour)
+			})))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,10 +62,12 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 		s.leases.mu.Unlock()
 		s.round(t.Context())
 		if left := s.machine.RunOf("ctr").GetIdleSinceNs() > 0; left == attended {
-			t.Errorf("a worker with a lease of an hour, silent for %v, attended %v: taken out %v", unattendedLease, attended, left)
+			t.Errorf("a worker with a lease of an hour, silent for %v, attended %v: taken out %v", unattendedLease, attended,
+				left)
 		}
 		if attended { // another run, of which no worker attends
-			if _, err := s.leader.ProposeResult(t.Context(), leftAt(e.Identity, ended, time.Duration(time.Now().UnixNano()))); err != nil {
+			if _, err := s.leader.ProposeResult(t.Context(),
+				leftAt(e.Identity, ended, time.Duration(time.Now().UnixNano()))); err != nil {
 				t.Fatal(err)
 			}
 			if r = s.machine.RunOf("ctr"); remove() != nil {
@@ -101,7 +104,8 @@ func TestAFullRegistryCostsNoEntries(t *testing.T) {
 	request := q.GetEnterJob().GetRequest()
 	request.Job = "more"
 	before := leader.leader.Entries()
-	if _, err := leader.Enter(t.Context(), request); rowraft.CodeOf(err) != rowraft.CodePrecondition || leader.leader.Entries() != before {
+	if _, err := leader.Enter(t.Context(), request); rowraft.CodeOf(err) != rowraft.CodePrecondition ||
+		leader.leader.Entries() != before {
 		t.Errorf("%v, and %d entries in the log", err, leader.leader.Entries()-before)
 	}
 }

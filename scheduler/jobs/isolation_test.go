@@ -21,7 +21,8 @@ import (
 )
 
 // rawTrainer makes the calls of a trainer by hand. It answers a pause with what replies returns, and sends no state.
-func rawTrainer(t *testing.T, s *cluster, job string, rank, trainers uint32, replies func(*rowraftv1.AttendReply) *rowraftv1.AttendRequest) {
+func rawTrainer(t *testing.T, s *cluster, job string, rank, trainers uint32,
+	replies func(*rowraftv1.AttendReply) *rowraftv1.AttendRequest) {
 	t.Helper()
 	conn, err := rpc.Dial(s.addr, nil, nil)
 	if err != nil {
@@ -65,9 +66,11 @@ func standing(held bool) func(*rowraftv1.AttendReply) *rowraftv1.AttendRequest {
 	return func(r *rowraftv1.AttendReply) *rowraftv1.AttendRequest {
 		switch step := r.GetStep().(type) {
 		case *rowraftv1.AttendReply_Pause:
-			return &rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{Paused: &rowraftv1.AttendPaused{Id: step.Pause.GetId(), Bytes: 1 << 30}}}
+			return &rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Paused{
+				Paused: &rowraftv1.AttendPaused{Id: step.Pause.GetId(), Bytes: 1 << 30}}}
 		case *rowraftv1.AttendReply_Release:
-			return &rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{Released: &rowraftv1.AttendReleased{Id: step.Release.GetId(), Held: held}}}
+			return &rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Released{
+				Released: &rowraftv1.AttendReleased{Id: step.Release.GetId(), Held: held}}}
 		}
 		return nil
 	}
@@ -90,8 +93,12 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 		"most of them never come": func(t *testing.T, s *cluster, honest *fakeTrainer) {
 			rawTrainer(t, s, "a", 7, meta.MaxWorkers, silent)
 		},
-		"it did not stand still":   func(t *testing.T, s *cluster, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(false)) },
-		"it never sends its state": func(t *testing.T, s *cluster, honest *fakeTrainer) { rawTrainer(t, s, "a", 0, 1, standing(true)) },
+		"it did not stand still": func(t *testing.T, s *cluster, honest *fakeTrainer) {
+			rawTrainer(t, s, "a", 0, 1, standing(false))
+		},
+		"it never sends its state": func(t *testing.T, s *cluster, honest *fakeTrainer) {
+			rawTrainer(t, s, "a", 0, 1, standing(true))
+		},
 		"one of two went, one stands": func(t *testing.T, s *cluster, honest *fakeTrainer) {
 			c := another(t, s)
 			attend(t, c, "a", 0, 2, nil).Close()
@@ -103,7 +110,8 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 			t.Run(name+", for "+need, func(t *testing.T) {
 				t.Parallel()
 				s, c := served(t)
-				s.trainers.patience.absent, s.trainers.patience.ignored, s.trainers.patience.state = 50*time.Millisecond, time.Second, 5*time.Second
+				s.trainers.patience.absent, s.trainers.patience.ignored, s.trainers.patience.state = 50*time.Millisecond,
+					time.Second, 5*time.Second
 				honest := attend(t, c, "honest", 0, 1, nil)
 				once, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error)) // it has proved that it answers
 				if err != nil {
@@ -194,7 +202,8 @@ func TestAJobThatWaitsForAPeerIsNotInACheckpoint(t *testing.T) {
 	if _, err := enter(t, another(t, s), "w1", 2, gathered); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 0 of job ctr began") {
+	if err := m.Release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader ||
+		!strings.Contains(fmt.Sprint(err), "trainer 0 of job ctr began") {
 		t.Errorf("released: %v, though the job trains", err)
 	}
 	m.Cancel()
@@ -272,7 +281,8 @@ func TestAHungDestinationKeepsNoTrainerFromItsLease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Store(t.Context(), good, "x", []byte{1, 2, 3, 4}); err != nil || len(m.members) != 1 || m.members[0].blob.File.Bytes != 20<<20 {
+	if err := m.Store(t.Context(), good, "x", []byte{1, 2, 3, 4}); err != nil || len(m.members) != 1 ||
+		m.members[0].blob.File.Bytes != 20<<20 {
 		t.Errorf("the next checkpoint: %v, states of %v", err, m.Attended())
 	}
 	m.End()
@@ -297,7 +307,8 @@ func TestATrainerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 		a.send.stream, a.send.mutex = blockedStream{over: over}, semaphore.NewWeighted(1)
 		for range 2 {
 			begun := time.Now()
-			if err := a.tell(&rowraftv1.AttendReply{}); rowraft.CodeOf(err) != rowraft.CodeDeadline || time.Since(begun) != tellPatience {
+			if err := a.tell(&rowraftv1.AttendReply{}); rowraft.CodeOf(err) != rowraft.CodeDeadline ||
+				time.Since(begun) != tellPatience {
 				t.Errorf("%v after %v, want Deadline after %v", err, time.Since(begun), tellPatience)
 			}
 		}
@@ -358,7 +369,8 @@ func TestAJobThatHangsLaterStopsNoOther(t *testing.T) {
 			<-hangs.asked
 			eventually(t, "both train", func() bool { return !honest.isStill() && !hangs.isStill() })
 			s.trainers.patience.quick = quickPause + 200*time.Millisecond
-			if _, err := s.pauseTrainers(t.Context(), need, false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+			if _, err := s.pauseTrainers(t.Context(), need, false, true,
+				make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 				t.Fatalf("the first attempt: %v, want that the job does not answer", err)
 			}
 			<-hangs.asked
@@ -386,7 +398,8 @@ func TestAJobThatHangsLaterStopsNoOther(t *testing.T) {
 				}
 				time.Sleep(time.Millisecond)
 			}
-			if err := <-ended; need == "" && (err != nil || left["a"] == nil) || need != "" && rowraft.CodeOf(err) != rowraft.CodeDeadline {
+			if err := <-ended; need == "" && (err != nil || left["a"] == nil) || need != "" &&
+				rowraft.CodeOf(err) != rowraft.CodeDeadline {
 				t.Errorf("the second attempt: %v, left out: %v", err, left)
 			}
 		})

@@ -70,7 +70,8 @@ func (c *Trainers) mayLeave(ctx context.Context, a *trainer) *rowraftv1.AttendLe
 	t.mu.Unlock()
 	if last.covers(parkedAt) {
 		canEnd := func(o *trainer) bool { return c.canEnd(o, last.over) }
-		if waiting > 0 || !park.GetEnded() && time.Since(last.over) < c.stopPatience(a) && slices.ContainsFunc(train, canEnd) {
+		if waiting > 0 || !park.GetEnded() && time.Since(last.over) < c.stopPatience(a) &&
+			slices.ContainsFunc(train, canEnd) {
 			return nil // their checkpoint needs this trainer's state
 		}
 		return last.leave
@@ -97,7 +98,8 @@ func (c *Trainers) mayLeave(ctx context.Context, a *trainer) *rowraftv1.AttendLe
 // endingOf makes the checkpoint that a requests. If another trainer of the job already makes one, endingOf waits for it
 // and uses it if it covers a. It returns nil if the caller must try again: the other checkpoint does not cover a, it
 // failed with a temporary error, or the call of the trainer that requested it ended.
-func (c *Trainers) endingOf(ctx context.Context, a *trainer, park *rowraftv1.AttendPark, parkedAt time.Time) *rowraftv1.AttendLeave {
+func (c *Trainers) endingOf(ctx context.Context, a *trainer, park *rowraftv1.AttendPark,
+	parkedAt time.Time) *rowraftv1.AttendLeave {
 	t := c.registry
 	t.mu.Lock()
 	e := t.endings[a.id.Job]
@@ -142,7 +144,8 @@ func (c *Trainers) endingOf(ctx context.Context, a *trainer, park *rowraftv1.Att
 // passes reports whether a checkpoint failed with a temporary error: a server or a trainer was absent at that moment.
 func passes(err error) bool {
 	switch rowraft.CodeOf(err) {
-	case rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeLeadershipLost, rowraft.CodeStarting, rowraft.CodeClosing, rowraft.CodeDeadline:
+	case rowraft.CodeNoLeader, rowraft.CodeNotLeader, rowraft.CodeLeadershipLost, rowraft.CodeStarting,
+		rowraft.CodeClosing, rowraft.CodeDeadline:
 		return true
 	}
 	return false

@@ -58,7 +58,8 @@ func (s *Service) round(ctx context.Context) {
 			}
 			present[m.GetIncarnation()] = true
 			if err := s.checkLease(ctx, r, m); err != nil && ctx.Err() == nil {
-				s.logger.Warn("a silent worker could not be taken out of its job", "job", r.GetJob(), "worker", m.GetWorker(), "err", err)
+				s.logger.Warn("a silent worker could not be taken out of its job", "job", r.GetJob(), "worker", m.GetWorker(),
+					"err", err)
 			}
 		}
 	}
@@ -91,7 +92,9 @@ func (s *Service) forgetIdle(ctx context.Context) {
 		if !meta.IsExpired(r, now) {
 			continue
 		}
-		err := s.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{Job: r.GetJob(), Run: r.GetRun(), AtNs: now}}})
+		err := s.lead.Propose(ctx,
+			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{Job: r.GetJob(),
+				Run: r.GetRun(), AtNs: now}}})
 		if err != nil {
 			return // the next round tries again
 		}

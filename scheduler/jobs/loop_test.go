@@ -57,7 +57,8 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	if memberState(s, 0) != rowraftv1.MemberState_MEMBER_STATE_TRAINING {
 		t.Error("the worker with a call is lost, too")
 	}
-	zombie := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.RunOf("ctr").GetRun(), Rank: 1, Incarnation: uint64(silent.Incarnation())}
+	zombie := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.RunOf("ctr").GetRun(), Rank: 1,
+		Incarnation: uint64(silent.Incarnation())}
 	for what, call := range map[string]func() error{
 		"next part": func() (err error) {
 			_, err = s.NextPart(t.Context(), &rowraftv1.NextPartRequest{Identity: zombie, Take: 1})
@@ -78,7 +79,8 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	}
 	stream, err := rowraftv1.NewCheckpointsClient(s.leader.Conn).Attend(t.Context())
 	if err == nil {
-		err = stream.Send(&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Member: zombie}}})
+		err = stream.Send(
+			&rowraftv1.AttendRequest{Step: &rowraftv1.AttendRequest_Hello{Hello: &rowraftv1.AttendHello{Member: zombie}}})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +94,8 @@ func TestASilentWorkerIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := info.GetJob().GetMembers()[0]
-		return m.GetConnected() && m.GetBeat().GetStep() == 7 && m.GetBeat().GetLoss() == 0.5 && info.GetJob().GetGenerationInShards() == 3
+		return m.GetConnected() && m.GetBeat().GetStep() == 7 && m.GetBeat().GetLoss() == 0.5 &&
+			info.GetJob().GetGenerationInShards() == 3
 	})
 }
 
@@ -118,7 +121,8 @@ func TestAFollowedWorkerEnds(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("it was not told")
 	}
-	if err := at.Err(); rowraft.CodeOf(err) != rowraft.CodeSessionExpired || !strings.Contains(err.Error(), "rank 0 of job ctr is worker w of incarnation") {
+	if err := at.Err(); rowraft.CodeOf(err) != rowraft.CodeSessionExpired ||
+		!strings.Contains(err.Error(), "rank 0 of job ctr is worker w of incarnation") {
 		t.Errorf("it was told %v", err)
 	}
 }
@@ -252,7 +256,9 @@ func firstTold(t *testing.T, s *cluster, c *client.Client, rank int, member *job
 // that the shards have until then.
 func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
 	s, c := served(t)
-	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) { return 7 * r.GetGeneration(), nil }
+	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
+		return 7 * r.GetGeneration(), nil
+	}
 	inShards := func(e *jobs.Entry) { e.InShards = true }
 	if _, err := enter(t, c, "first", 2, inShards); err != nil {
 		t.Fatal(err)
@@ -272,7 +278,9 @@ func TestAWorkerIsToldOfNoGenerationBeforeItsOwn(t *testing.T) {
 // the shards have forgotten the job, and would refuse what it pushes.
 func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
 	s, c := served(t)
-	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) { return 7 * r.GetGeneration(), nil }
+	s.generations.drive = func(_ context.Context, r *rowraftv1.MetaRun) (uint64, error) {
+		return 7 * r.GetGeneration(), nil
+	}
 	s.generations.rest = func(context.Context, *rowraftv1.MetaRun) error { return nil }
 	gather := func(e *jobs.Entry) { e.InShards, e.Gather = true, true }
 	both := func(first *client.Client) (list [2]*jobs.Member) {
@@ -404,7 +412,8 @@ func TestTooManyJobsInShards(t *testing.T) {
 		}
 	}
 	inShards := func(e *jobs.Entry) { e.InShards = true }
-	if _, err := enter(t, c, "w", 1, inShards); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "rowraft job stop") {
+	if _, err := enter(t, c, "w", 1, inShards); rowraft.CodeOf(err) != rowraft.CodePrecondition ||
+		!strings.Contains(err.Error(), "rowraft job stop") {
 		t.Errorf("job %d in the shards: %v, want a refusal that says what to do", checkpoint.MaxJobs+1, err)
 	}
 	if _, err := enter(t, another(t, s), "w", 1, nil); err != nil {

@@ -116,7 +116,8 @@ func (p *pausedTrainer) next(ctx context.Context) (*rowraftv1.AttendRequest, err
 // If a trainer of need is absent or does not answer, Pause fails, unless skip is set. With skip the cut continues
 // without that trainer, and the job cannot resume exactly from the checkpoint. Failure is the default because
 // it loses nothing: the previous checkpoint still exists. left receives the other jobs that are left out.
-func (c *Trainers) Pause(ctx context.Context, need string, skip, again bool, left map[string]error) (checkpoints.Pause, error) {
+func (c *Trainers) Pause(ctx context.Context, need string, skip, again bool,
+	left map[string]error) (checkpoints.Pause, error) {
 	trainers, err := c.waitForTrainers(ctx, need, skip, left)
 	if err != nil {
 		return nil, err
@@ -139,7 +140,8 @@ func (m *pauseRound) leaveIdleOut() {
 		stopped := slices.ContainsFunc(m.members, func(p *pausedTrainer) bool { return p.a.id.Job == job })
 		needed := slices.ContainsFunc(r.GetMembers(), func(w *rowraftv1.RunMember) bool { return w.GetAttending() != 0 })
 		if r.GetGeneration() > 0 && job != m.need && needed && !stopped && m.left[job] == nil {
-			m.leaveOut(job, rowraft.Errorf(rowraft.CodePrecondition, "no worker of job %s trains, and none of its trainers is connected", job))
+			m.leaveOut(job, rowraft.Errorf(rowraft.CodePrecondition,
+				"no worker of job %s trains, and none of its trainers is connected", job))
 		}
 	}
 }
@@ -261,7 +263,8 @@ func (m *pauseRound) stop(ctx context.Context, trainers []*trainer) error {
 			}
 			m.claims[job] = true
 		}
-		p := &pausedTrainer{id: m.id, a: a, in: make(chan *rowraftv1.AttendRequest, 4), state: make(chan upload), done: make(chan struct{})}
+		p := &pausedTrainer{id: m.id, a: a, in: make(chan *rowraftv1.AttendRequest, 4), state: make(chan upload),
+			done: make(chan struct{})}
 		a.pause.Store(p)
 		round = append(round, p)
 		if a.announces {
@@ -283,7 +286,8 @@ func (m *pauseRound) stop(ctx context.Context, trainers []*trainer) error {
 			return err
 		}
 		if p.together && p.boundary != b.target {
-			return rowraft.Errorf(rowraft.CodeNoLeader, "%s stopped at boundary %d, others of its job at %d", p.a.id, p.boundary, b.target)
+			return rowraft.Errorf(rowraft.CodeNoLeader, "%s stopped at boundary %d, others of its job at %d", p.a.id, p.boundary,
+				b.target)
 		}
 		m.c.mu.Lock()
 		defer m.c.mu.Unlock()
@@ -316,7 +320,8 @@ func (b *barrier) say(boundary uint64) {
 // stop tells the trainer to pause and returns when it has stopped. b is nil if the trainer does not agree on a boundary
 // with others.
 func (p *pausedTrainer) stop(ctx context.Context, b *barrier) error {
-	err := p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Pause{Pause: &rowraftv1.AttendPause{Id: p.id, Announce: p.a.announces}}})
+	err := p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Pause{Pause: &rowraftv1.AttendPause{Id: p.id,
+		Announce: p.a.announces}}})
 	if p.a.announces {
 		if err == nil {
 			err = p.announce(ctx, b.patience)
@@ -353,9 +358,11 @@ func (p *pausedTrainer) follow(ctx context.Context, b *barrier) error {
 	case <-p.a.gone:
 		return rowraft.Errorf(rowraft.CodeNoLeader, "%s has disconnected", p.a.id)
 	case <-ctx.Done():
-		return rowraft.Errorf(rowraft.CodeDeadline, "the trainers of job %s do not agree on a boundary: %w", p.a.id.Job, ctx.Err())
+		return rowraft.Errorf(rowraft.CodeDeadline, "the trainers of job %s do not agree on a boundary: %w", p.a.id.Job,
+			ctx.Err())
 	}
-	return p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Target{Target: &rowraftv1.AttendTarget{Id: p.id, Boundary: b.target}}})
+	return p.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Target{Target: &rowraftv1.AttendTarget{Id: p.id,
+		Boundary: b.target}}})
 }
 
 // hear receives one answer to a pause.
@@ -378,7 +385,8 @@ func (p *pausedTrainer) recv(ctx context.Context) error {
 
 // each calls f for every trainer in the list concurrently. An error that leaves a job out cancels the calls of that job
 // only. The first error that neither skips a trainer nor leaves a job out cancels all calls, and each returns it.
-func (m *pauseRound) each(ctx context.Context, trainers []*pausedTrainer, f func(context.Context, *pausedTrainer) error) error {
+func (m *pauseRound) each(ctx context.Context, trainers []*pausedTrainer,
+	f func(context.Context, *pausedTrainer) error) error {
 	all, cancel := context.WithCancel(ctx)
 	defer cancel()
 	jobs := make(map[string]context.Context)
@@ -497,7 +505,8 @@ func (m *pauseRound) End() {
 }
 
 func (p *pausedTrainer) resume(send bool) error {
-	return p.a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Release{Release: &rowraftv1.AttendRelease{Id: p.id, Send: send}}})
+	return p.a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Release{Release: &rowraftv1.AttendRelease{Id: p.id,
+		Send: send}}})
 }
 
 // Release lets the trainers continue after the cut. Each trainer confirms that it was stopped the whole time. So the
@@ -545,7 +554,8 @@ func (m *pauseRound) Release(ctx context.Context) error {
 func (m *pauseRound) lateJoiner() *trainer {
 	for _, a := range m.c.list() {
 		_, out := m.left[a.id.Job]
-		if !out && !m.c.jobWaits(a.id.Job) && !slices.ContainsFunc(m.members, func(p *pausedTrainer) bool { return p.a == a }) {
+		if !out && !m.c.jobWaits(a.id.Job) && !slices.ContainsFunc(m.members,
+			func(p *pausedTrainer) bool { return p.a == a }) {
 			return a
 		}
 	}

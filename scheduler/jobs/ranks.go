@@ -56,5 +56,7 @@ func (s *Service) logRank(ctx context.Context, worker string, before, rank int) 
 			host = ip
 		}
 	}
-	s.logger.Info(fmt.Sprintf("Assign rank id of node id: %s, role: MS_WORKER, with host ip: %s, old rank id: %d, new rank id: %d", worker, host, before, rank))
+	s.logger.Info(
+		fmt.Sprintf("Assign rank id of node id: %s, role: MS_WORKER, with host ip: %s, old rank id: %d, new rank id: %d",
+			worker, host, before, rank))
 }

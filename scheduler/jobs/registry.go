@@ -142,7 +142,8 @@ func (t *registry) find(member *rowraftv1.JobIdentity) *trainer {
 	defer t.mu.Unlock()
 	// The id of the run is the secret here: an incarnation can be guessed.
 	a := t.trainers[meta.TrainerID{Job: member.GetJob(), Rank: member.GetRank()}]
-	if a != nil && a.member.GetIncarnation() == member.GetIncarnation() && bytes.Equal(a.member.GetRun(), member.GetRun()) {
+	if a != nil && a.member.GetIncarnation() == member.GetIncarnation() &&
+		bytes.Equal(a.member.GetRun(), member.GetRun()) {
 		return a
 	}
 	return nil

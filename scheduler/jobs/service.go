@@ -116,7 +116,9 @@ func (s *Service) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraf
 	var run [16]byte
 	_, _ = rand.Read(run[:]) // never fails (crypto/rand)
 	if s.workers > 0 && q.GetWorkers() != s.workers {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s of job %s expects %d workers, the scheduler was started for %d", q.GetWorker(), q.GetJob(), q.GetWorkers(), s.workers)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"worker %s of job %s expects %d workers, the scheduler was started for %d", q.GetWorker(), q.GetJob(),
+			q.GetWorkers(), s.workers)
 	}
 	if err := s.lead.InSync(ctx); err != nil {
 		return nil, err
@@ -130,7 +132,9 @@ func (s *Service) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraf
 		}
 	}
 	before := s.ranks.before(s.machine.JobStatuses(), q.GetJob(), q.GetWorker())
-	e, err := resultOf[*meta.EnterResult](s.lead.ProposeResult(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: run[:]}}}))
+	e, err := resultOf[*meta.EnterResult](s.lead.ProposeResult(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q,
+			Run: run[:]}}}))
 	if err != nil {
 		return nil, err
 	}
@@ -140,10 +144,12 @@ func (s *Service) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraf
 	id := e.Identity
 	s.leases.heard(id.GetIncarnation(), nil)
 	s.wake()
-	s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "generation", e.Generation, "new", e.Began)
+	s.logger.Info("a worker enters", "job", id.GetJob(), "worker", q.GetWorker(), "rank", id.GetRank(), "incarnation",
+		id.GetIncarnation(), "generation", e.Generation, "new", e.Began)
 	s.logRank(ctx, q.GetWorker(), before, int(id.GetRank()))
 	s.entered()
-	return &rowraftv1.EnterReply{Identity: id, Generation: e.Generation, Began: e.Began, Data: e.Data, BaseStep: e.BaseStep}, nil
+	return &rowraftv1.EnterReply{Identity: id, Generation: e.Generation, Began: e.Began, Data: e.Data,
+		BaseStep: e.BaseStep}, nil
 }
 
 // roomInShards refuses a job if the shards already hold MaxJobs other jobs with training workers.
@@ -160,7 +166,8 @@ func (s *Service) roomInShards(job string) error {
 	if others < checkpoint.MaxJobs {
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %d jobs train in step or with clocks, as many as the shards keep: stop one with `rowraft job stop`, or wait until one ends (`rowraft job list` shows them)", job, others)
+	return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %d jobs train in step or with clocks, as many as the "+
+		"shards keep: stop one with `rowraft job stop`, or wait until one ends (`rowraft job list` shows them)", job, others)
 }
 
 // Leave removes a member from its job.
@@ -177,15 +184,18 @@ func (s *Service) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraf
 	return &rowraftv1.LeaveReply{}, nil
 }
 
-func (s *Service) leave(ctx context.Context, id *rowraftv1.JobIdentity, st rowraftv1.MemberState, reason string, reached []*rowraftv1.PartReached) error {
-	err := s.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
-		Identity: id, State: st, Reason: reason, Parts: reached, AtNs: uint64(time.Now().UnixNano()),
-	}}})
+func (s *Service) leave(ctx context.Context, id *rowraftv1.JobIdentity, st rowraftv1.MemberState, reason string,
+	reached []*rowraftv1.PartReached) error {
+	err := s.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
+			Identity: id, State: st, Reason: reason, Parts: reached, AtNs: uint64(time.Now().UnixNano()),
+		}}})
 	if err != nil {
 		return err
 	}
 	s.wake()
-	s.logger.Info("a worker leaves", "job", id.GetJob(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "as", strings.ToLower(strings.TrimPrefix(st.String(), "MEMBER_STATE_")), "reason", reason)
+	s.logger.Info("a worker leaves", "job", id.GetJob(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "as",
+		strings.ToLower(strings.TrimPrefix(st.String(), "MEMBER_STATE_")), "reason", reason)
 	return nil
 }
 
@@ -215,14 +225,16 @@ func (s *Service) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*
 	if s.machine.MustWait(q) { // the worker asks again, so the call need not be logged
 		return &rowraftv1.NextPartReply{Wait: true}, nil
 	}
-	t, err := resultOf[*meta.TakeResult](s.lead.ProposeResult(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{
-		Identity: q.GetIdentity(), Take: q.GetTake(),
-	}}}))
+	t, err := resultOf[*meta.TakeResult](s.lead.ProposeResult(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{
+			Identity: q.GetIdentity(), Take: q.GetTake(),
+		}}}))
 	if err != nil {
 		return nil, err
 	}
 	return &rowraftv1.NextPartReply{
-		Wait: t.Wait, Done: t.Done, Epoch: t.Part.GetEpoch(), Part: t.Part.GetPart(), Offset: t.Part.GetOffset(), From: t.From, To: t.To, Reading: t.Part.GetReading(),
+		Wait: t.Wait, Done: t.Done, Epoch: t.Part.GetEpoch(), Part: t.Part.GetPart(), Offset: t.Part.GetOffset(),
+		From: t.From, To: t.To, Reading: t.Part.GetReading(),
 	}, nil
 }
 
@@ -231,9 +243,10 @@ func (s *Service) EndPart(ctx context.Context, q *rowraftv1.EndPartRequest) (*ro
 	if err := s.CheckOwner(ctx, q.GetIdentity().GetJob()); err != nil {
 		return nil, err
 	}
-	err := s.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{
-		Identity: q.GetIdentity(), Epoch: q.GetEpoch(), Part: q.GetPart(),
-	}}})
+	err := s.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{
+			Identity: q.GetIdentity(), Epoch: q.GetEpoch(), Part: q.GetPart(),
+		}}})
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +266,8 @@ func (s *Service) ListJobs(ctx context.Context, _ *rowraftv1.ListJobsRequest) (*
 }
 
 // DescribeJob returns one job.
-func (s *Service) DescribeJob(ctx context.Context, q *rowraftv1.DescribeJobRequest) (*rowraftv1.DescribeJobReply, error) {
+func (s *Service) DescribeJob(ctx context.Context,
+	q *rowraftv1.DescribeJobRequest) (*rowraftv1.DescribeJobReply, error) {
 	r, err := s.find(ctx, q.GetJob())
 	if err != nil {
 		return nil, err
@@ -267,7 +281,8 @@ func (s *Service) find(ctx context.Context, job string) (*rowraftv1.MetaRun, err
 	}
 	r := s.machine.RunOf(job)
 	if r == nil {
-		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no job %s; `rowraft job list` names those that there are", job)
+		return nil, rowraft.Errorf(rowraft.CodeNotFound, "there is no job %s; `rowraft job list` names those that there are",
+			job)
 	}
 	return r, nil
 }
@@ -281,7 +296,9 @@ func (s *Service) StopJob(ctx context.Context, q *rowraftv1.StopJobRequest) (*ro
 	if err := s.CheckOwner(ctx, q.GetJob()); err != nil {
 		return nil, err
 	}
-	err = s.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: r.GetJob(), Run: r.GetRun()}}})
+	err = s.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: r.GetJob(),
+			Run: r.GetRun()}}})
 	if err != nil {
 		return nil, err
 	}
@@ -298,9 +315,10 @@ func (s *Service) DeleteJob(ctx context.Context, q *rowraftv1.DeleteJobRequest) 
 	if err := s.CheckOwner(ctx, q.GetJob()); err != nil {
 		return nil, err
 	}
-	err := s.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{
-		Job: q.GetJob(), Run: q.GetRun(), AtNs: uint64(time.Now().UnixNano()), Asked: true,
-	}}})
+	err := s.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{
+			Job: q.GetJob(), Run: q.GetRun(), AtNs: uint64(time.Now().UnixNano()), Asked: true,
+		}}})
 	if err != nil {
 		return nil, err
 	}
@@ -315,7 +333,8 @@ func (s *Service) Info(r *rowraftv1.MetaRun) *rowraftv1.JobInfo {
 		return nil
 	}
 	info := &rowraftv1.JobInfo{
-		Job: r.GetJob(), Run: r.GetRun(), Workers: r.GetWorkers(), State: r.GetState(), Reason: r.GetReason(), Stopping: r.GetStopping(),
+		Job: r.GetJob(), Run: r.GetRun(), Workers: r.GetWorkers(), State: r.GetState(), Reason: r.GetReason(),
+		Stopping:   r.GetStopping(),
 		Generation: r.GetGeneration(), Settings: r.GetSettings(), Data: r.GetData(), LeaseNs: r.GetLeaseNs(),
 		GenerationInShards: s.generations.of(r.GetRun()).number,
 	}
@@ -369,5 +388,6 @@ func (e *env) CheckOwner(ctx context.Context, job string) error {
 	if r == nil || owns(caller, r) {
 		return nil // the caller of CheckOwner reports an absent job
 	}
-	return &rowraft.DeniedError{What: "job " + job + ", which is of " + meta.OwnerOf(r) + ",", Need: "admin or operator, or its owner's name", Have: caller.String()}
+	return &rowraft.DeniedError{What: "job " + job + ", which is of " + meta.OwnerOf(r) + ",",
+		Need: "admin or operator, or its owner's name", Have: caller.String()}
 }

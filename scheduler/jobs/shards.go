@@ -22,7 +22,8 @@ const maxShardCalls = 16
 type shards struct{ env }
 
 // each calls fn for the leader of every shard, for maxShardCalls shards concurrently.
-func (s shards) each(ctx context.Context, fn func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error) error {
+func (s shards) each(ctx context.Context,
+	fn func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error) error {
 	m := s.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
@@ -72,7 +73,8 @@ func (s shards) drive(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint
 	if none {
 		q.Members = []*rowraftv1.JobMember{{Incarnation: noWorker}}
 	}
-	return r.GetFirstStep(), s.each(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
+	return r.GetFirstStep(), s.each(ctx, func(ctx context.Context, shard rowraft.ShardID,
+		admin rowraftv1.ReplicasClient) error {
 		if none {
 			_, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: q.Job})
 			if rowraft.CodeOf(rpc.FromStatus(err)) == rowraft.CodeNotFound {
@@ -80,7 +82,8 @@ func (s shards) drive(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint
 			}
 		}
 		_, err := admin.EnsureJob(ctx, &rowraftv1.EnsureJobRequest{
-			Shard: uint32(shard), TableEpoch: uint64(m.Epoch), Job: q.Job, Generation: q.Generation, FirstStep: q.FirstStep, Members: q.Members, Quorum: q.Quorum, DeadlineNs: q.DeadlineNs,
+			Shard: uint32(shard), TableEpoch: uint64(m.Epoch), Job: q.Job, Generation: q.Generation, FirstStep: q.FirstStep,
+			Members: q.Members, Quorum: q.Quorum, DeadlineNs: q.DeadlineNs,
 		})
 		return err
 	})
@@ -89,9 +92,11 @@ func (s shards) drive(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint
 // startGeneration logs the first step of the run's current generation. It returns the run with the step that was logged
 // first, which may be that of an earlier leader.
 func (s shards) startGeneration(ctx context.Context, r *rowraftv1.MetaRun, first uint64) (*rowraftv1.MetaRun, error) {
-	return resultOf[*rowraftv1.MetaRun](s.lead.ProposeResult(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{StartGeneration: &rowraftv1.MetaStartGeneration{
-		Job: r.GetJob(), Run: r.GetRun(), Generation: r.GetGeneration(), FirstStep: first,
-	}}}))
+	return resultOf[*rowraftv1.MetaRun](s.lead.ProposeResult(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{
+			StartGeneration: &rowraftv1.MetaStartGeneration{
+				Job: r.GetJob(), Run: r.GetRun(), Generation: r.GetGeneration(), FirstStep: first,
+			}}}))
 }
 
 // quorumOf returns the smallest number of members that is at least share of n. 0 means all.
@@ -147,7 +152,8 @@ func (s shards) endUpTo(ctx context.Context, run []byte, generation uint64) erro
 		epoch = uint64(m.Epoch)
 	}
 	return s.each(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
-		_, err := admin.EndJob(ctx, &rowraftv1.EndJobRequest{Shard: uint32(shard), TableEpoch: epoch, Job: run, Generation: generation})
+		_, err := admin.EndJob(ctx, &rowraftv1.EndJobRequest{Shard: uint32(shard), TableEpoch: epoch, Job: run,
+			Generation: generation})
 		return err
 	})
 }

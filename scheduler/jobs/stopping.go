@@ -47,7 +47,8 @@ func (c *Trainers) canStop(ctx context.Context, a *trainer, r *rowraftv1.MetaRun
 	}
 	err := c.stopTogether(ctx, r)
 	if err != nil {
-		c.logger.Warn("the trainers of a job that is stopped did not stop at one step: each stops at its own", "job", a.id.Job, "err", err)
+		c.logger.Warn("the trainers of a job that is stopped did not stop at one step: each stops at its own", "job",
+			a.id.Job, "err", err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +82,8 @@ func (c *Trainers) stopOnce(ctx context.Context, r *rowraftv1.MetaRun) error {
 		return nil // the run has stopped
 	}
 	if c.generations.of(now.GetRun()).number != now.GetGeneration() {
-		return rowraft.Errorf(rowraft.CodeStarting, "generation %d of job %s is not in the shards", now.GetGeneration(), now.GetJob())
+		return rowraft.Errorf(rowraft.CodeStarting, "generation %d of job %s is not in the shards", now.GetGeneration(),
+			now.GetJob())
 	}
 	trainers := c.trainersOf(now)
 	if trainers == nil {
@@ -96,7 +98,8 @@ func (c *Trainers) stopOnce(ctx context.Context, r *rowraftv1.MetaRun) error {
 	for _, p := range m.members {
 		_ = p.a.stop() // a trainer that disconnected is told when it reconnects
 	}
-	c.logger.Info("the trainers of a job stop at one step", "job", now.GetJob(), "trainers", len(m.members), "boundary", m.members[0].boundary)
+	c.logger.Info("the trainers of a job stop at one step", "job", now.GetJob(), "trainers", len(m.members), "boundary",
+		m.members[0].boundary)
 	return nil
 }
 

@@ -21,12 +21,13 @@ func announcing(boundary int64) func(*fakeTrainer) {
 	return func(f *fakeTrainer) { f.boundary = boundary }
 }
 
-// Trainers that synchronize stop at the highest boundary that one of their job has announced. Other jobs have their own,
-// and a trainer that announces none has none.
+// Trainers that synchronize stop at the highest boundary that one of their job has announced. Other jobs have their
+// own, and a trainer that announces none has none.
 func TestTrainersOfAJobAgreeWhereToStand(t *testing.T) {
 	s, c := served(t)
 	list := []*fakeTrainer{
-		attend(t, c, "a", 0, 3, announcing(5)), attend(t, c, "a", 1, 3, announcing(9)), attend(t, c, "a", 2, 3, announcing(7)),
+		attend(t, c, "a", 0, 3, announcing(5)), attend(t, c, "a", 1, 3, announcing(9)),
+		attend(t, c, "a", 2, 3, announcing(7)),
 		attend(t, c, "b", 0, 1, announcing(2)), attend(t, c, "c", 0, 1, nil),
 	}
 	m, err := s.pauseTrainers(t.Context(), "", false, true, make(map[string]error))
@@ -76,7 +77,8 @@ func TestTrainersOfAJobStopAtOneBoundary(t *testing.T) {
 			select {
 			case at := <-stopped:
 				if at != (stoppedAt{1, 9}) {
-					t.Errorf("round %d: told to stop, a trainer stands %d times, at boundary %d, want once, at 9", round, at.standing, at.boundary)
+					t.Errorf("round %d: told to stop, a trainer stands %d times, at boundary %d, want once, at 9", round, at.standing,
+						at.boundary)
 				}
 			case <-time.After(time.Minute):
 				t.Fatal("it was not told")
@@ -181,7 +183,8 @@ func TestAPauseTellsWhatEndedIt(t *testing.T) {
 	who[40].send.stream = goneStream{}
 	for range 500 {
 		m := s.trainers.newRound("a", make(map[string]error))
-		if err := m.stop(t.Context(), who); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 40 of job a has disconnected") {
+		if err := m.stop(t.Context(), who); rowraft.CodeOf(err) != rowraft.CodeNoLeader ||
+			!strings.Contains(fmt.Sprint(err), "trainer 40 of job a has disconnected") {
 			t.Fatalf("%v, want NoLeader, and that trainer 40 has gone", err)
 		}
 		m.End()
@@ -198,7 +201,8 @@ func TestATrainerThatComesDuringTheCut(t *testing.T) {
 		t.Fatal(err)
 	}
 	attend(t, c, "b", 0, 1, nil)
-	if err := m.Release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader || !strings.Contains(fmt.Sprint(err), "trainer 0 of job b began") {
+	if err := m.Release(t.Context()); rowraft.CodeOf(err) != rowraft.CodeNoLeader ||
+		!strings.Contains(fmt.Sprint(err), "trainer 0 of job b began") {
 		t.Errorf("released: %v, though a trainer has come", err)
 	}
 	m.Cancel()

@@ -38,7 +38,8 @@ type Trainers struct {
 func newTrainers(e env, l *leases, g *generations) *Trainers {
 	return &Trainers{
 		env: e, registry: newRegistry(), leases: l, generations: g,
-		patience: patience{absent: absentPatience, pause: pausePatience, ignored: ignoredPatience, quick: quickPatience, announce: announcePatience, release: releasePatience, state: statePatience},
+		patience: patience{absent: absentPatience, pause: pausePatience, ignored: ignoredPatience, quick: quickPatience,
+			announce: announcePatience, release: releasePatience, state: statePatience},
 	}
 }
 
@@ -82,13 +83,15 @@ func (c *Trainers) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReques
 	hello := first.GetHello()
 	id := meta.TrainerID{Job: hello.GetMember().GetJob(), Rank: hello.GetMember().GetRank()}
 	if id.Job == "" {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "the first message of Attend must name the member of a job: enter a job first")
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"the first message of Attend must name the member of a job: enter a job first")
 	}
 	if err := c.CheckOwner(stream.Context(), id.Job); err != nil {
 		return err
 	}
 	if n := len(hello.GetDestinations()); n > maxDestinations {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s names %d checkpoint destinations, at most %d", id, n, maxDestinations)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s names %d checkpoint destinations, at most %d", id, n,
+			maxDestinations)
 	}
 	for _, d := range hello.GetDestinations() { // check now, not at the end of the training
 		if err := c.checkpoints.CheckDestination(stream.Context(), rpc.CallerOf(stream.Context()), d); err != nil {
@@ -150,13 +153,15 @@ func (c *Trainers) beat(ctx context.Context, lost context.CancelCauseFunc, a *tr
 
 func (c *Trainers) welcome() *rowraftv1.AttendReply {
 	_, epoch := c.machine.Sources()
-	return &rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Welcome{Welcome: &rowraftv1.AttendWelcome{TableEpoch: uint64(epoch)}}}
+	return &rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Welcome{
+		Welcome: &rowraftv1.AttendWelcome{TableEpoch: uint64(epoch)}}}
 }
 
 // logAttend logs that checkpoints need the state of a trainer, unless that is logged already.
 func (c *Trainers) logAttend(ctx context.Context, h *rowraftv1.AttendHello) error {
 	id := h.GetMember()
-	if _, epoch := c.machine.Sources(); c.machine.Attends(id) && (h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
+	if _, epoch := c.machine.Sources(); c.machine.Attends(id) &&
+		(h.GetTableEpoch() == 0 || h.GetTableEpoch() == uint64(epoch)) {
 		return nil // the trainer reconnects
 	}
 	err := c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{
@@ -170,7 +175,8 @@ func (c *Trainers) logAttend(ctx context.Context, h *rowraftv1.AttendHello) erro
 
 // logDetach logs that checkpoints no longer need the state of a member.
 func (c *Trainers) logDetach(ctx context.Context, id *rowraftv1.JobIdentity) error {
-	return c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Detach{Detach: &rowraftv1.MetaDetach{Identity: id}}})
+	return c.lead.Propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Detach{Detach: &rowraftv1.MetaDetach{Identity: id}}})
 }
 
 // listen receives the trainer's messages until the call ends. It must not wait: each message renews the trainer's

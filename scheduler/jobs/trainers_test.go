@@ -110,7 +110,8 @@ func expectedTrainers(s *cluster) (out []meta.TrainerID) {
 // attend registers a trainer. It enters the job first, unless change sets its membership.
 func attend(t *testing.T, c *client.Client, job string, rank, trainers int, change func(*fakeTrainer)) *fakeTrainer {
 	t.Helper()
-	f := &fakeTrainer{content: strings.Repeat(fmt.Sprintf("state of %s/%d ", job, rank), 40000), step: int64(100 + rank), asked: make(chan struct{}, 16)}
+	f := &fakeTrainer{content: strings.Repeat(fmt.Sprintf("state of %s/%d ", job, rank), 40000), step: int64(100 + rank),
+		asked: make(chan struct{}, 16)}
 	if change != nil {
 		change(f)
 	}
@@ -173,7 +174,8 @@ func TestTrainersStandStillForACut(t *testing.T) {
 	if got := strings.Join(names, " "); got != "trainer/a/0 trainer/a/1 trainer/b/0" {
 		t.Errorf("states of %s", got)
 	}
-	if told := m.Attended(); len(told) != 3 || told[1].GetStep() != 101 || told[1].GetPausedNs() == 0 || told[1].GetBytes() == 0 {
+	if told := m.Attended(); len(told) != 3 || told[1].GetStep() != 101 || told[1].GetPausedNs() == 0 ||
+		told[1].GetBytes() == 0 {
 		t.Errorf("attended: %v", told)
 	}
 	m.End()
@@ -188,7 +190,9 @@ func TestAnAbsentTrainer(t *testing.T) {
 			eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 1 })
 		},
 		"it has failed": func(t *testing.T, s *cluster, c *client.Client) {
-			attend(t, c, "a", 1, 2, func(f *fakeTrainer) { f.fail = rowraft.Errorf(rowraft.CodeSessionExpired, "its session is gone") })
+			attend(t, c, "a", 1, 2, func(f *fakeTrainer) {
+				f.fail = rowraft.Errorf(rowraft.CodeSessionExpired, "its session is gone")
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +200,8 @@ func TestAnAbsentTrainer(t *testing.T) {
 			s.trainers.patience.absent = 50 * time.Millisecond
 			f := attend(t, c, "a", 0, 2, nil)
 			absent(t, s, c)
-			if _, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
+			if _, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error)); rowraft.CodeOf(
+				err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "trainer 1 of job a") {
 				t.Errorf("%v, want Precondition that names the trainer", err)
 			}
 			for f.isStill() { // it is told to go on, and not waited for
@@ -215,17 +220,19 @@ func TestAnAbsentTrainer(t *testing.T) {
 				t.Error(err)
 			}
 			m.End()
-			if _, err := s.pauseTrainers(t.Context(), "other", true, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+			if _, err := s.pauseTrainers(t.Context(), "other", true, true,
+				make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 				t.Errorf("a job that does not train, and must: %v", err)
 			}
 		})
 	}
 }
 
-// A cut does not wait for the state of a trainer that was lost, or failed, if others read its part of the data. If it had
-// a share of its own, its state is needed.
+// A cut does not wait for the state of a trainer that was lost, or failed, if others read its part of the data. If it
+// had a share of its own, its state is needed.
 func TestACutWithoutWhoWasLost(t *testing.T) {
-	for _, how := range []rowraftv1.MemberState{rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED} {
+	for _, how := range []rowraftv1.MemberState{rowraftv1.MemberState_MEMBER_STATE_LOST,
+		rowraftv1.MemberState_MEMBER_STATE_FAILED} {
 		for _, divided := range []bool{true, false} {
 			s, _ := served(t)
 			if !divided {
@@ -242,7 +249,8 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				at, err := members[rank].Register(t.Context(), jobs.Registration{Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause})
+				at, err := members[rank].Register(t.Context(),
+					jobs.Registration{Pause: (&fakeTrainer{asked: make(chan struct{}, 8)}).pause})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -255,14 +263,16 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 					<-changed
 				}
 			}
-			gone := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.RunOf("ctr").GetRun(), Incarnation: uint64(members[0].Incarnation())}
+			gone := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.RunOf("ctr").GetRun(),
+				Incarnation: uint64(members[0].Incarnation())}
 			if err := s.leave(t.Context(), gone, how, "it died", nil); err != nil {
 				t.Fatal(err)
 			}
 			left := make(map[string]error)
 			m, err := s.pauseTrainers(t.Context(), "", false, true, left)
 			if err != nil || divided != (left["ctr"] == nil) || divided != (len(m.members) == 1) {
-				t.Errorf("%v, divided %v: %v, left out: %v; want the job left out as a whole where it was not divided", how, divided, err, left)
+				t.Errorf("%v, divided %v: %v, left out: %v; want the job left out as a whole where it was not divided", how,
+					divided, err, left)
 			}
 			m.Cancel()
 			for _, job := range []string{"ctr"} {
@@ -303,7 +313,8 @@ func TestAJobThatAnotherCheckpointPauses(t *testing.T) {
 		t.Fatal("the job is claimed")
 	}
 	_, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error))
-	if !rowraft.CodeOf(err).Retryable() || !strings.Contains(err.Error(), "trainers of job a are paused for another checkpoint") {
+	if !rowraft.CodeOf(err).Retryable() || !strings.Contains(err.Error(),
+		"trainers of job a are paused for another checkpoint") {
 		t.Errorf("%v, want a temporary error that says that another checkpoint has them", err)
 	}
 	s.trainers.unclaim("a")
@@ -328,24 +339,26 @@ func TestANewLeaderWaitsForTrainersThatHaveEnded(t *testing.T) {
 	for _, test := range []struct {
 		leads time.Duration
 		want  string
-	}{{-time.Hour, "trainer 0 of job a is not connected"}, {time.Hour, "no worker of job a trains"}} { // -1 h: the test may be slow
+	}{{-time.Hour, "trainer 0 of job a is not connected"}, {time.Hour, "no worker of job a trains"}} {
 		s.setLeadsFor(test.leads)
 		left := make(map[string]error)
-		if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || !strings.Contains(fmt.Sprint(left["a"]), test.want) {
+		if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil ||
+			!strings.Contains(fmt.Sprint(left["a"]), test.want) {
 			t.Errorf("leads for %v: %v, left out: %v; want %q", test.leads, err, left, test.want)
 		}
 	}
 }
 
-// A checkpoint waits for a trainer that disconnects without a word, until its lease has ended. Each checkpoint without its
-// state says so.
+// A checkpoint waits for a trainer that disconnects without a word, until its lease has ended. Each checkpoint without
+// its state says so.
 func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s, c := served(t)
 	s.trainers.patience.absent = 50 * time.Millisecond
 	f := attend(t, c, "a", 0, 1, nil)
 	f.Close()
 	eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
-	if _, err := s.pauseTrainers(t.Context(), "a", false, true, make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+	if _, err := s.pauseTrainers(t.Context(), "a", false, true,
+		make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("%v, want Precondition", err)
 	}
 	left := make(map[string]error)
@@ -359,8 +372,10 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s.round(t.Context())
 	s.setLeadsFor(time.Hour)
 	left = make(map[string]error)
-	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil || !strings.Contains(fmt.Sprint(left["a"]), "no worker of job a trains") {
-		t.Errorf("%v, left out: %v; want a checkpoint that does not wait for the job, in which no worker trains, and says that it lacks its state", err, left)
+	if _, err := s.pauseTrainers(t.Context(), "", false, true, left); err != nil ||
+		!strings.Contains(fmt.Sprint(left["a"]), "no worker of job a trains") {
+		t.Errorf("%v, left out: %v; want a checkpoint that does not wait for the job, in which no worker trains, and says "+
+			"that it lacks its state", err, left)
 	}
 }
 
@@ -469,7 +484,8 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 			}
 			// The checkpoint was over when the first had parked, and then nothing was heard for longer than any grace.
 			over := time.Now().Add(-2 * stopGrace)
-			made := &ending{begun: time.Now().Add(time.Hour), over: over, done: make(chan struct{}), leave: &rowraftv1.AttendLeave{Checkpoint: "made"}}
+			made := &ending{begun: time.Now().Add(time.Hour), over: over, done: make(chan struct{}),
+				leave: &rowraftv1.AttendLeave{Checkpoint: "made"}}
 			close(made.done)
 			s.trainers.mu.Lock()
 			s.trainers.endings["ctr"] = made

@@ -32,7 +32,8 @@ type upload struct {
 }
 
 // SendState forwards the state of a trainer to the checkpoint that requested it.
-func (c *Trainers) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest, rowraftv1.SendStateReply]) error {
+func (c *Trainers) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendStateRequest,
+	rowraftv1.SendStateReply]) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -48,7 +49,8 @@ func (c *Trainers) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendSta
 		c.mu.Unlock()
 	}
 	if p == nil {
-		return rowraft.Errorf(rowraft.CodePrecondition, "no checkpoint wants the state of %s at pause %d (any more)", id, first.GetId())
+		return rowraft.Errorf(rowraft.CodePrecondition, "no checkpoint wants the state of %s at pause %d (any more)", id,
+			first.GetId())
 	}
 	for piece := first; ; {
 		select {
@@ -127,7 +129,8 @@ func (p *pausedTrainer) receive(ctx context.Context, w io.Writer, patience time.
 			return err
 		}
 		if total += uint64(len(piece.GetContent())); total > p.bytes || piece.GetLast() && total < p.bytes {
-			return &unsentError{rowraft.Errorf(rowraft.CodeInternal, "the trainer sent %d bytes, and had announced %d", total, p.bytes)}
+			return &unsentError{rowraft.Errorf(rowraft.CodeInternal, "the trainer sent %d bytes, and had announced %d", total,
+				p.bytes)}
 		}
 		if _, err := w.Write(piece.GetContent()); err != nil {
 			return err

@@ -47,7 +47,8 @@ func TestASchedulerOfItsOwnGetsNoReplicas(t *testing.T) {
 	lone.GetPutNode().Node.Scheduler = false
 	refused("no shards and no scheduler", lone, "with-scheduler")
 	a.do(cmdAlone("c")) // it holds nothing
-	if n, _ := a.m.view.Map().Node("c"); n != (clustermap.Node{ID: "c", Addr: "c:1", PeerAddr: "pc:1", Scheduler: true, NoShards: true}) {
+	if n, _ := a.m.view.Map().Node("c"); n != (clustermap.Node{ID: "c", Addr: "c:1", PeerAddr: "pc:1", Scheduler: true,
+		NoShards: true}) {
 		t.Errorf("node c is %+v", n)
 	}
 }

@@ -71,7 +71,8 @@ func (g *registry) trainersOfAll() (all []*rowraftv1.MetaTrained) {
 	for _, r := range g.runs {
 		for _, m := range r.GetMembers() {
 			if len(r.GetTables()) == 0 && m.GetAttending() != 0 {
-				all = append(all, &rowraftv1.MetaTrained{Job: r.GetJob(), Rank: m.GetRank(), Incarnation: m.GetAttending(), Owner: OwnerOf(r)})
+				all = append(all, &rowraftv1.MetaTrained{Job: r.GetJob(), Rank: m.GetRank(), Incarnation: m.GetAttending(),
+					Owner: OwnerOf(r)})
 			}
 		}
 	}
@@ -79,9 +80,9 @@ func (g *registry) trainersOfAll() (all []*rowraftv1.MetaTrained) {
 }
 
 // ExpectedRanks returns the ranks of a run whose trainers a checkpoint waits for: those that attend by the log, also if
-// they have ended their training. If the run is needed, these are all ranks except those that another worker may replace.
-// A checkpoint waits for no trainer of an idle run, in which no worker trains and of which none is connected: its trainers
-// may be dead, and only training workers have leases.
+// they have ended their training. If the run is needed, these are all ranks except those that another worker may
+// replace. A checkpoint waits for no trainer of an idle run, in which no worker trains and of which none is connected:
+// its trainers may be dead, and only training workers have leases.
 func ExpectedRanks(r *rowraftv1.MetaRun, needed, connected bool) (ranks []uint32) {
 	idle := !connected && len(TrainingRanks(r)) == 0
 	for rank := range r.GetWorkers() {

@@ -170,15 +170,20 @@ func TestWhoseStateACheckpointNeeds(t *testing.T) {
 	}{
 		{name: "both train", members: []member{{0, training, true}, {1, training, true}}, want: []uint32{0, 1}},
 		{name: "one has not attended yet", members: []member{{0, training, true}, {1, training, false}}, want: []uint32{0}},
-		{name: "one has ended, its call broke", members: []member{{0, ended, true}, {1, training, true}}, want: []uint32{0, 1}},
-		{name: "one was stopped and has detached", members: []member{{0, stopped, false}, {1, training, true}}, want: []uint32{1}},
+		{name: "one has ended, its call broke", members: []member{{0, ended, true}, {1, training, true}},
+			want: []uint32{0, 1}},
+		{name: "one was stopped and has detached", members: []member{{0, stopped, false}, {1, training, true}},
+			want: []uint32{1}},
 		{name: "one was lost with its share", members: []member{{0, lost, true}, {1, training, true}}, want: []uint32{0, 1}},
-		{name: "all have ended, one is connected", members: []member{{0, ended, true}, {1, ended, true}}, connected: true, want: []uint32{0, 1}},
+		{name: "all have ended, one is connected", members: []member{{0, ended, true}, {1, ended, true}}, connected: true,
+			want: []uint32{0, 1}},
 		{name: "all were lost", members: []member{{0, lost, true}, {1, lost, true}}},
 		{name: "one has ended and died, one was lost", members: []member{{0, ended, true}, {1, lost, true}}},
 		{name: "needed, and no trainer is connected", members: []member{{0, lost, true}}, needed: true, want: []uint32{0, 1}},
-		{name: "needed, one has detached", members: []member{{0, stopped, false}, {1, training, true}}, needed: true, connected: true, want: []uint32{0, 1}},
-		{name: "needed, one was lost, others read its parts", members: []member{{0, lost, false}, {1, training, true}}, divided: true, needed: true, connected: true, want: []uint32{1}},
+		{name: "needed, one has detached", members: []member{{0, stopped, false}, {1, training, true}}, needed: true,
+			connected: true, want: []uint32{0, 1}},
+		{name: "needed, one was lost, others read its parts", members: []member{{0, lost, false}, {1, training, true}},
+			divided: true, needed: true, connected: true, want: []uint32{1}},
 	} {
 		r := &rowraftv1.MetaRun{Job: "ctr", Workers: 2, Data: &rowraftv1.JobData{}}
 		if tc.divided {
@@ -197,8 +202,8 @@ func TestWhoseStateACheckpointNeeds(t *testing.T) {
 	}
 }
 
-// TestOneOwnerCannotFillTheTrainers: what is remembered of the trainers of one owner leaves room for those of others, and
-// only trainers of tables that come from a checkpoint are remembered.
+// TestOneOwnerCannotFillTheTrainers: what is remembered of the trainers of one owner leaves room for those of others,
+// and only trainers of tables that come from a checkpoint are remembered.
 func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 	h := &history{t: t, m: withShards(t), index: 10}
 	for i, name := range []string{"fresh", "restored"} { // tables 0x50000 and 0x50001
@@ -206,7 +211,8 @@ func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 	}
 	old := &rowraftv1.MetaRestored{Id: "A", Tables: []uint64{0x50001}}
 	for i := range uint32(maxOwnerTrained) {
-		old.Trained = append(old.Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("job-%d", i/MaxWorkers), Rank: i % MaxWorkers, Incarnation: 1, Owner: "tom"})
+		old.Trained = append(old.Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("job-%d", i/MaxWorkers),
+			Rank: i % MaxWorkers, Incarnation: 1, Owner: "tom"})
 	}
 	h.m.state.catalog.restored = []*rowraftv1.MetaRestored{old}
 	enter := func(owner, job string, process byte) *rowraftv1.JobIdentity {
@@ -227,7 +233,8 @@ func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 	}
 	for len(h.m.state.catalog.restored[0].Trained) < maxTrained {
 		i := len(h.m.state.catalog.restored[0].Trained)
-		h.m.state.catalog.restored[0].Trained = append(h.m.state.catalog.restored[0].Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
+		h.m.state.catalog.restored[0].Trained = append(h.m.state.catalog.restored[0].Trained,
+			&rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
 	}
 	h.step("one more of any owner", cmdAttend(enter("bob", "his", 5), "", 0, 0x50001), rowraft.CodeInvalidArgument)
 }
@@ -272,7 +279,8 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 		len(from.GetTrained()) != 1 || !proto.Equal(from.GetTrained()[0], trained) {
 		t.Errorf("read: %v in epoch %d", from, epoch)
 	}
-	if got := m.expected(); !slices.Equal(got, []TrainerID{{"ctr", 1}}) || !slices.Equal(m.RunOf("ctr").GetTables(), []uint64{7, 9}) {
+	if got := m.expected(); !slices.Equal(got, []TrainerID{{"ctr", 1}}) ||
+		!slices.Equal(m.RunOf("ctr").GetTables(), []uint64{7, 9}) {
 		t.Errorf("read: %v attend, %v", got, m.RunOf("ctr"))
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {

@@ -39,8 +39,10 @@ func checkData(d *rowraftv1.JobData) error {
 		}
 		return nil
 	}
-	if d.GetExamples() > most || d.GetPartExamples() < 1 || d.GetPartExamples() > most || d.GetEpochs() > most || parts(d) > MaxParts {
-		return fmt.Errorf("%d examples in parts of %d, %d epochs: want at most 2^48 of each, and %d parts", d.GetExamples(), d.GetPartExamples(), d.GetEpochs(), MaxParts)
+	if d.GetExamples() > most || d.GetPartExamples() < 1 || d.GetPartExamples() > most || d.GetEpochs() > most ||
+		parts(d) > MaxParts {
+		return fmt.Errorf("%d examples in parts of %d, %d epochs: want at most 2^48 of each, and %d parts", d.GetExamples(),
+			d.GetPartExamples(), d.GetEpochs(), MaxParts)
 	}
 	next := &rowraftv1.JobPart{Epoch: d.GetEpoch(), Part: d.GetPart()}
 	if d.GetPart() >= parts(d) || d.GetEpochs() > 0 && d.GetEpoch() > d.GetEpochs() {
@@ -51,7 +53,8 @@ func checkData(d *rowraftv1.JobData) error {
 		if p.GetUnsettled() != 0 && (p.GetIncarnation() != 0 || !d.GetInLog()) {
 			return fmt.Errorf("part %d of epoch %d has both a reader and an unsettled position", p.GetPart(), p.GetEpoch())
 		}
-		if comparePart(p, next) >= 0 || p.GetPart() >= parts(d) || p.GetOffset() > to-from || i > 0 && comparePart(d.GetOpen()[i-1], p) >= 0 {
+		if comparePart(p, next) >= 0 || p.GetPart() >= parts(d) || p.GetOffset() > to-from || i > 0 &&
+			comparePart(d.GetOpen()[i-1], p) >= 0 {
 			return fmt.Errorf("part %d of epoch %d, read up to %d, is open", p.GetPart(), p.GetEpoch(), p.GetOffset())
 		}
 	}
@@ -79,7 +82,8 @@ func (g *registry) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
 		return nil, err
 	}
 	if old.GetData().GetExamples() == 0 {
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "job %s does not have its data divided by the scheduler", old.GetJob())
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "job %s does not have its data divided by the scheduler",
+			old.GetJob())
 	}
 	answer := func(d *rowraftv1.JobData, p *rowraftv1.JobPart) *TakeResult {
 		from, to := partRange(d, p.GetPart())
@@ -92,7 +96,8 @@ func (g *registry) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
 				return answer(old.GetData(), p), nil // the reply was lost
 			}
 		}
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s, rank %d: it asks for part number %d and has had %d", old.GetJob(), c.GetIdentity().GetRank(), c.GetTake(), had)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s, rank %d: it asks for part number %d and has had %d",
+			old.GetJob(), c.GetIdentity().GetRank(), c.GetTake(), had)
 	}
 	r := proto.CloneOf(old)
 	d, m := r.GetData(), r.Members[i]
@@ -151,7 +156,8 @@ func (g *registry) endPart(c *rowraftv1.MetaEndPart) error {
 		return err
 	}
 	i := slices.IndexFunc(old.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool {
-		return p.GetEpoch() == c.GetEpoch() && p.GetPart() == c.GetPart() && p.GetIncarnation() == c.GetIdentity().GetIncarnation()
+		return p.GetEpoch() == c.GetEpoch() && p.GetPart() == c.GetPart() &&
+			p.GetIncarnation() == c.GetIdentity().GetIncarnation()
 	})
 	if i < 0 {
 		return nil
@@ -163,8 +169,8 @@ func (g *registry) endPart(c *rowraftv1.MetaEndPart) error {
 }
 
 // ReturnParts makes the parts of a member that left available to others, from the last known position, and counts the
-// examples that will be read again. If the shards know the position (InLog), ReturnParts marks the parts as unsettled, and
-// settleParts does the rest.
+// examples that will be read again. If the shards know the position (InLog), ReturnParts marks the parts as unsettled,
+// and settleParts does the rest.
 func ReturnParts(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.PartReached) {
 	for i := 0; incarnation != 0 && i < len(d.GetOpen()); i++ {
 		p := d.Open[i]
@@ -240,7 +246,9 @@ func (m *Machine) MustWait(q *rowraftv1.NextPartRequest) bool {
 		return true
 	}
 	r = proto.CloneOf(r)
-	others := slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() != q.GetIdentity().GetIncarnation() })
+	others := slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool {
+		return p.GetIncarnation() != q.GetIdentity().GetIncarnation()
+	})
 	return others && freePart(r, q.GetIdentity().GetRank()) == nil
 }
 
@@ -271,8 +279,8 @@ type ShardPositions struct {
 	Read map[rowraft.DataPart]uint64
 }
 
-// SettledParts returns the position of each unsettled part. A batch counts as applied if at least one shard has applied its
-// share.
+// SettledParts returns the position of each unsettled part. A batch counts as applied if at least one shard has applied
+// its share.
 func SettledParts(d *rowraftv1.JobData, shards []ShardPositions) (out []*rowraftv1.PartSettled) {
 	for _, p := range d.GetOpen() {
 		if p.GetUnsettled() == 0 {

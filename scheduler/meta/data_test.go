@@ -12,15 +12,18 @@ import (
 )
 
 func cmdTake(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: id, Take: take}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: id,
+		Take: take}}}
 }
 
 func cmdEndPart(id *rowraftv1.JobIdentity, p *rowraftv1.JobPart) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: id, Epoch: p.GetEpoch(), Part: p.GetPart()}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: id,
+		Epoch: p.GetEpoch(), Part: p.GetPart()}}}
 }
 
 func cmdSettle(run []byte, parts ...*rowraftv1.PartSettled) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleParts{SettleParts: &rowraftv1.MetaSettleParts{Job: "ctr", Run: run, Parts: parts}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleParts{
+		SettleParts: &rowraftv1.MetaSettleParts{Job: "ctr", Run: run, Parts: parts}}}
 }
 
 func divided(examples, part, epochs uint64) func(*rowraftv1.EnterRequest) {
@@ -57,7 +60,8 @@ func (r reading) push(d *rowraftv1.JobData, p *rowraftv1.JobPart, acknowledged, 
 func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	one, two := a.enter(cmdEnter("a", 1, divided(250, 100, 1))).Identity, a.enter(cmdEnter("b", 2, divided(250, 100, 1))).Identity
+	one, two := a.enter(cmdEnter("a", 1, divided(250, 100, 1))).Identity,
+		a.enter(cmdEnter("b", 2, divided(250, 100, 1))).Identity
 	p := a.take(one, 1)
 	if p.Part.GetPart() != 0 || p.From != 0 || p.To != 100 {
 		t.Fatalf("the first part is %v from %d to %d", p.Part, p.From, p.To)
@@ -123,7 +127,8 @@ func TestEpochsAreCovered(t *testing.T) {
 		byRank, inLog := rapid.Bool().Draw(t, "by rank"), rapid.Bool().Draw(t, "in the log")
 		a := newApplier(t)
 		a.do(cmdInit("c"))
-		examples, size, epochs := rapid.IntRange(1, 60).Draw(t, "examples"), rapid.IntRange(1, 25).Draw(t, "size"), rapid.IntRange(1, 3).Draw(t, "epochs")
+		examples, size, epochs := rapid.IntRange(1, 60).Draw(t, "examples"), rapid.IntRange(1, 25).Draw(t, "size"),
+			rapid.IntRange(1, 3).Draw(t, "epochs")
 		plan := func(q *rowraftv1.EnterRequest) {
 			divided(uint64(examples), uint64(size), uint64(epochs))(q)
 			q.Data.ByRank, q.Data.InLog = byRank, inLog
@@ -166,7 +171,8 @@ func TestEpochsAreCovered(t *testing.T) {
 				var reached []*rowraftv1.PartReached
 				if w.part != nil && rapid.Bool().Draw(t, "known") {
 					back := rapid.Uint64Range(0, w.at-w.acked).Draw(t, "unreported")
-					reached = append(reached, &rowraftv1.PartReached{Epoch: w.part.Part.GetEpoch(), Part: w.part.Part.GetPart(), Acknowledged: w.acked, Read: w.at - back})
+					reached = append(reached, &rowraftv1.PartReached{Epoch: w.part.Part.GetEpoch(), Part: w.part.Part.GetPart(),
+						Acknowledged: w.acked, Read: w.at - back})
 				}
 				if rapid.Bool().Draw(t, "followed at once") { // by a process of its name
 					instance++
@@ -212,7 +218,8 @@ func TestEpochsAreCovered(t *testing.T) {
 		if d := a.m.RunOf("ctr").GetData(); again < d.GetAgainKnown() || again > d.GetAgainMost() {
 			t.Fatalf("%d examples were read again, the run says %d to %d", again, d.GetAgainKnown(), d.GetAgainMost())
 		} else if inLog && d.GetAgainKnown() != d.GetAgainMost() {
-			t.Fatalf("%d examples were read again, the run says %d to %d, and the shards knew", again, d.GetAgainKnown(), d.GetAgainMost())
+			t.Fatalf("%d examples were read again, the run says %d to %d, and the shards knew", again, d.GetAgainKnown(),
+				d.GetAgainMost())
 		}
 	})
 }
@@ -256,7 +263,8 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 		t.Errorf("read again by a third one: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), 16)
 	}
 	again := New(NewView())
-	if err := again.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || again.RunOf("ctr").GetData().GetOpen()[0].GetReading() != p.Part.GetReading() {
+	if err := again.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil ||
+		again.RunOf("ctr").GetData().GetOpen()[0].GetReading() != p.Part.GetReading() {
 		t.Errorf("a snapshot has reading %v, %v; want %d", again.RunOf("ctr").GetData().GetOpen(), err, p.Part.GetReading())
 	}
 }
@@ -286,7 +294,8 @@ func TestPartsAreDealtByRank(t *testing.T) {
 		return had
 	}
 	want := [2][]uint64{{0, 2, 4, 11, 13}, {1, 3, 10, 12, 14}}
-	for _, order := range [][]int{{0, 1, 0, 1, 0, 1, 0, 1, 0, 1}, {1, 1, 1, 0, 0, 1, 0, 1, 0, 0}, {0, 0, 0, 0, 0, 1, 1, 1, 1, 1}} {
+	for _, order := range [][]int{{0, 1, 0, 1, 0, 1, 0, 1, 0, 1}, {1, 1, 1, 0, 0, 1, 0, 1, 0, 0},
+		{0, 0, 0, 0, 0, 1, 1, 1, 1, 1}} {
 		if got := whose(order); !slices.Equal(got[0], want[0]) || !slices.Equal(got[1], want[1]) {
 			t.Errorf("asking in the order %v they have %v, want %v", order, got, want)
 		}
@@ -361,15 +370,17 @@ func TestABatchThatOneShardHasCountsAsRead(t *testing.T) {
 		"one may have forgotten the part": {[]ShardPositions{at(8, 16), forgot}, 8, 16, true},
 	} {
 		got := SettledParts(d, tc.shards)
-		if len(got) != 1 || got[0].GetAcknowledged() != tc.acknowledged || got[0].GetApplied() != tc.applied || got[0].GetUnknown() != tc.unknown {
+		if len(got) != 1 || got[0].GetAcknowledged() != tc.acknowledged || got[0].GetApplied() != tc.applied ||
+			got[0].GetUnknown() != tc.unknown {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
 }
 
-// A trainer dies while the scheduler is away. It has trained parts whose ends it could not tell, one of them taken ahead,
-// and has begun another one. The others get all of them, from where the last beat or the shards say that it was, and what
-// is read again is within what the run says. The ends of parts that the other one trained meanwhile arrive late and count.
+// A trainer dies while the scheduler is away. It has trained parts whose ends it could not tell, one of them taken
+// ahead, and has begun another one. The others get all of them, from where the last beat or the shards say that it was,
+// and what is read again is within what the run says. The ends of parts that the other one trained meanwhile arrive
+// late and count.
 func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 	for name, tc := range map[string]struct {
 		inLog       bool
@@ -377,10 +388,12 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 		want        []uint64 // where the other one goes on in parts 0, 1 and 2
 		known, most uint64   // examples that are read again
 	}{
-		"its last beat is known":           {false, []*rowraftv1.PartReached{{Part: 0, Acknowledged: 30, Read: 40}, {Part: 1}, {Part: 2}}, []uint64{30, 0, 0}, 10, 270},
-		"the scheduler has heard no beat":  {false, nil, []uint64{0, 0, 0}, 0, 300},
-		"the shards know where it was":     {true, nil, []uint64{100, 100, 48}, 2, 2},
-		"the shards know more than a beat": {true, []*rowraftv1.PartReached{{Part: 0, Acknowledged: 30, Read: 40}, {Part: 1}, {Part: 2}}, []uint64{100, 100, 48}, 2, 2},
+		"its last beat is known": {false, []*rowraftv1.PartReached{{Part: 0, Acknowledged: 30, Read: 40}, {Part: 1},
+			{Part: 2}}, []uint64{30, 0, 0}, 10, 270},
+		"the scheduler has heard no beat": {false, nil, []uint64{0, 0, 0}, 0, 300},
+		"the shards know where it was":    {true, nil, []uint64{100, 100, 48}, 2, 2},
+		"the shards know more than a beat": {true, []*rowraftv1.PartReached{{Part: 0, Acknowledged: 30, Read: 40}, {Part: 1},
+			{Part: 2}}, []uint64{100, 100, 48}, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newApplier(t)
@@ -422,7 +435,8 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				a.ok(cmdEndPart(two, p.Part))
 			}
 			if d := data(); d.GetAgainKnown() != tc.known || d.GetAgainMost() != tc.most || again < tc.known || again > tc.most {
-				t.Errorf("%d examples are read again, the run says %d to %d, want %d to %d", again, d.GetAgainKnown(), d.GetAgainMost(), tc.known, tc.most)
+				t.Errorf("%d examples are read again, the run says %d to %d, want %d to %d", again, d.GetAgainKnown(),
+					d.GetAgainMost(), tc.known, tc.most)
 			}
 			if w := a.taken(cmdTake(two, 6)); !w.Done {
 				t.Errorf("at the end it is told %v", w)
@@ -451,9 +465,11 @@ func TestTheLastPartsAreNotTakenAhead(t *testing.T) {
 		{1, 1, true, 2, 1, false},
 	} {
 		id := &rowraftv1.JobIdentity{Job: "ctr", Run: []byte("0123456789abcdef"), Incarnation: 5}
-		r := &rowraftv1.MetaRun{Job: "ctr", Run: id.Run, Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING, Data: &rowraftv1.JobData{Examples: 100, PartExamples: 10, Epochs: tc.epochs, Epoch: tc.epoch, ByRank: tc.byRank}}
+		r := &rowraftv1.MetaRun{Job: "ctr", Run: id.Run, Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING,
+			Data: &rowraftv1.JobData{Examples: 100, PartExamples: 10, Epochs: tc.epochs, Epoch: tc.epoch, ByRank: tc.byRank}}
 		for rank := range uint32(2) {
-			r.Members = append(r.Members, &rowraftv1.RunMember{Rank: rank, Incarnation: 5 + uint64(rank), State: rowraftv1.MemberState_MEMBER_STATE_TRAINING})
+			r.Members = append(r.Members, &rowraftv1.RunMember{Rank: rank, Incarnation: 5 + uint64(rank),
+				State: rowraftv1.MemberState_MEMBER_STATE_TRAINING})
 		}
 		for part := range uint64(tc.open) {
 			r.Data.Open = append(r.Data.Open, &rowraftv1.JobPart{Part: part})

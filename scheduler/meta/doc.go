@@ -5,13 +5,13 @@
 //	scheduler ◄──Runs, Moves, Policies …── Machine                     │
 //	                                     topology · catalog · registry · policies · tokens
 //
-// state routes a command to the part that it concerns; a command that concerns several is a method of state. The parts know
-// nothing of each other: topology (servers, shards, moves, operations), catalog (tables, restores, the checkpoints that
-// tables come from), registry (runs of jobs, members, data), policies and tokens. Each one owns its fields, saves them into a
-// snapshot, and loads and checks them.
+// state routes a command to the part that it concerns; a command that concerns several is a method of state. The parts
+// know nothing of each other: topology (servers, shards, moves, operations), catalog (tables, restores, the checkpoints
+// that tables come from), registry (runs of jobs, members, data), policies and tokens. Each one owns its fields, saves
+// them into a snapshot, and loads and checks them.
 //
-// A command checks everything first and then changes, so an error means that nothing changed, and every member returns the
-// same error. A change of the map increments its version, and Apply publishes an immutable copy in the View.
+// A command checks everything first and then changes, so an error means that nothing changed, and every member returns
+// the same error. A change of the map increments its version, and Apply publishes an immutable copy in the View.
 //
 // # Invariants
 //
@@ -21,7 +21,8 @@
 //  3. The state is bounded, so that its snapshot stays small.
 //  4. Unknown entries and unknown fields stop the member: it would differ from the others.
 //
-// Concurrency: raftstore calls Apply, Snapshot and Restore from one goroutine. Any goroutine may call the other methods.
+// Concurrency: raftstore calls Apply, Snapshot and Restore from one goroutine. Any goroutine may call the other
+// methods.
 //
 // The bytes of entries and snapshots: docs/formats/metadata.md.
 package meta

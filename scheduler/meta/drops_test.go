@@ -11,7 +11,8 @@ import (
 )
 
 func cmdDrop(name string, id uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: name, Id: id}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: name,
+		Id: id}}}
 }
 
 func (a *applier) done(c *rowraftv1.MetaCommand) {

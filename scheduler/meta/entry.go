@@ -52,13 +52,15 @@ func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 	}
 	switch v, newest := binary.LittleEndian.Uint32(head[4:]), wire.NewestVersion(); {
 	case v > uint32(newest):
-		return rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata %s: version %d, this binary understands up to %d: upgrade it", magic, v, newest)
+		return rowraft.Errorf(rowraft.CodeVersionTooNew,
+			"metadata %s: version %d, this binary understands up to %d: upgrade it", magic, v, newest)
 	case v < uint32(wire.FirstVersion):
 		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: version %d, want at least %d", magic, v, wire.FirstVersion)
 	}
 	n := binary.LittleEndian.Uint32(head[8:])
 	if n > maxSnapshotBytes {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: %d bytes announced, at most %d are possible", magic, n, maxSnapshotBytes)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: %d bytes announced, at most %d are possible", magic, n,
+			maxSnapshotBytes)
 	}
 	payload, err := io.ReadAll(io.LimitReader(r, int64(n)))
 	if err != nil {

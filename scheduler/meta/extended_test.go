@@ -11,12 +11,14 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// TestGoldenExtendedTable reads entries and snapshots that testdata/golden.py wrote by hand from docs/formats/metadata.md.
+// TestGoldenExtendedTable reads entries and snapshots that testdata/golden.py wrote by hand from
+// docs/formats/metadata.md.
 func TestGoldenExtendedTable(t *testing.T) {
 	goldenTable(t, "create_extended.entry", "extended.snapshot", rowraft.Schema{
 		ID: 7, Name: "ads", Kind: rowraft.Sparse, Dim: 16,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
-		Storage: rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.5}, Expire: 3600,
+		Storage: rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.5},
+		Expire:   3600,
 		Capacity: rowraft.Capacity{Rows: 4096, Evict: rowraft.EvictLRU},
 	})
 	goldenTable(t, "create_ftrl.entry", "ftrl.snapshot", rowraft.Schema{

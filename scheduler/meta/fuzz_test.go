@@ -19,7 +19,8 @@ import (
 // tested; other input becomes the content of a frame.
 func framed(b []byte, magic string) []byte {
 	if !bytes.HasPrefix(b, []byte(magic)) || len(b) < frameBytes {
-		b = append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(wire.FirstVersion)), append(make([]byte, 8), b...)...)
+		b = append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(wire.FirstVersion)),
+			append(make([]byte, 8), b...)...)
 	}
 	b = bytes.Clone(b)
 	binary.LittleEndian.PutUint32(b[8:], uint32(len(b)-frameBytes))
@@ -47,11 +48,14 @@ func FuzzEntry(f *testing.F) {
 	for _, c := range []*rowraftv1.MetaCommand{
 		cmdInit("c2"), cmdNode("n3", "c", "h:3"), cmdShards(4, "n1", "n2"),
 		cmdTable(sgd("u", 1<<20), 10, true), cmdIncarnation(), cmdDrop("t", 9),
-		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true), cmdForgetMade("nightly", "a", ""),
+		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true),
+		cmdForgetMade("nightly", "a", ""),
 		cmdAttend(worker, "", 0, 9), cmdAttend(worker, "x", 1), cmdDetach(worker),
-		cmdEnter("a", 1, nil), cmdEnter("a", 1, divided(1000, 100, 1)), cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 1),
+		cmdEnter("a", 1, nil), cmdEnter("a", 1, divided(1000, 100, 1)),
+		cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 1),
 		cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 2), cmdEnter("w0", 7, nil),
-		cmdLeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, lost, &rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(id16(107)),
+		cmdLeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, lost,
+			&rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(id16(107)),
 		cmdRaise(2), cmdCreateToken(testToken(nil)), cmdUseToken("n1", 1, 1001), cmdDeleteToken(),
 	} {
 		entry, err := encodeCommand(c)
@@ -92,7 +96,8 @@ func FuzzEntry(f *testing.F) {
 				t.Fatal("the members differ")
 			}
 			three := New(NewView())
-			if err := three.Restore(bytes.NewReader(snapshotBytes(t, one.m))); err != nil || !bytes.Equal(snapshotBytes(t, three), snapshotBytes(t, one.m)) {
+			if err := three.Restore(bytes.NewReader(snapshotBytes(t, one.m))); err != nil ||
+				!bytes.Equal(snapshotBytes(t, three), snapshotBytes(t, one.m)) {
 				t.Errorf("the state does not survive a snapshot: %v", err)
 			}
 		}

@@ -47,7 +47,8 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 		return &raftstore.FatalError{Err: fmt.Errorf("metadata entry %d: %w", index, err)}
 	}
 	if r.Len() > 0 {
-		return &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeCorrupt, "metadata entry %d: %d bytes follow the command", index, r.Len())}
+		return &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeCorrupt,
+			"metadata entry %d: %d bytes follow the command", index, r.Len())}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -43,11 +43,13 @@ func cmdNode(id, name, addr string) *rowraftv1.MetaCommand {
 
 func cmdTable(s rowraft.Schema, id uint64, ifNotExists bool) *rowraftv1.MetaCommand {
 	s.ID = rowraft.TableID(id)
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{
+		CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists}}}
 }
 
 func cmdIncarnation() *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{
+		IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
 }
 
 func cmdShards(n int, nodes ...string) *rowraftv1.MetaCommand {
@@ -194,7 +196,8 @@ func TestMachineMatchesModel(t *testing.T) {
 			return a.do(c)
 		}
 		do(cmdInit("c"))
-		md := model{nodes: map[string]string{}, tables: map[string]rowraft.Schema{}, jobs: map[string][]string{}, size: map[string]uint32{}, version: 1}
+		md := model{nodes: map[string]string{}, tables: map[string]rowraft.Schema{}, jobs: map[string][]string{},
+			size: map[string]uint32{}, version: 1}
 		name := func(prefix string, n int) string {
 			return fmt.Sprintf("%s%d", prefix, rapid.IntRange(0, n).Draw(t, prefix))
 		}
@@ -381,7 +384,8 @@ func TestGoldenBytes(t *testing.T) {
 	if err := m.Restore(bytes.NewReader(snap)); err != nil {
 		t.Fatal(err)
 	}
-	if m.AppliedIndex() != 300 || m.state.registry.lastIncarnation != 5 || m.state.topology.cluster.Cluster != "c-1" || m.view.Map().Version != 2 {
+	if m.AppliedIndex() != 300 || m.state.registry.lastIncarnation != 5 || m.state.topology.cluster.Cluster != "c-1" ||
+		m.view.Map().Version != 2 {
 		t.Errorf("snapshot reads %+v", m.state)
 	}
 	if !bytes.Equal(snapshotBytes(t, m), snap) {

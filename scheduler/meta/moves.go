@@ -81,7 +81,8 @@ func moveFromProto(p *rowraftv1.Move) Move {
 func (t *topology) startMove(c *rowraftv1.MetaStartMove) (Move, error) {
 	shard, from, to := rowraft.ShardID(c.GetShard()), rowraft.NodeID(c.GetFromNode()), rpc.ReplicaFromProto(c.GetTo())
 	if int(shard) >= len(t.cluster.Shards) {
-		return Move{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "move a replica of shard %d: the cluster has %d shards", shard, len(t.cluster.Shards))
+		return Move{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "move a replica of shard %d: the cluster has %d shards",
+			shard, len(t.cluster.Shards))
 	}
 	sh := t.cluster.Shards[shard]
 	m := Move{Shard: shard, To: to, Phase: PhaseLearn, Reason: c.GetReason()}
@@ -112,10 +113,13 @@ func (t *topology) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.
 	from := rowraft.NodeID(c.GetFromNode())
 	adds, removes := from == "" && c.GetReason() != 0, m.To == clustermap.Replica{} && c.GetReason() != 0
 	if version := rowraft.MapVersion(c.GetMapVersion()); version != t.cluster.Version {
-		return rowraft.Errorf(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again", version, t.cluster.Version)
+		return rowraft.Errorf(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again",
+			version, t.cluster.Version)
 	}
 	if c.GetReason() < 0 || c.GetReason() > rowraftv1.MoveReason_MOVE_REASON_FENCED || adds && removes {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "reason %d, without a source: %v, without a target: %v: want a known reason, and a source or a target", c.GetReason(), adds, removes)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"reason %d, without a source: %v, without a target: %v: want a known reason, and a source or a target",
+			c.GetReason(), adds, removes)
 	}
 	if !removes {
 		if err := t.checkTarget(m.To); err != nil {
@@ -128,7 +132,8 @@ func (t *topology) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.
 	if j, found := t.moveOf(m.Shard); found {
 		what := "another change of its replicas runs"
 		if other := t.moves[j]; other.From.ID != "" && other.To.ID != "" {
-			what = fmt.Sprintf("the replica on %s is moving to %s already", t.nodeName(other.From.Node), t.nodeName(other.To.Node))
+			what = fmt.Sprintf("the replica on %s is moving to %s already", t.nodeName(other.From.Node),
+				t.nodeName(other.To.Node))
 		}
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "%s; one replica of a shard moves at a time", what)
 	}
@@ -137,9 +142,11 @@ func (t *topology) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.
 	case removes && len(sh.Replicas) < 2:
 		return rowraft.Errorf(rowraft.CodePrecondition, "it is the only replica of the shard")
 	case !removes && has:
-		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has a replica of the shard already", t.nodeName(m.To.Node))
+		return rowraft.Errorf(rowraft.CodeAlreadyExists, "server %s has a replica of the shard already",
+			t.nodeName(m.To.Node))
 	case adds && len(sh.Replicas) >= placement.ReplicasPerShard:
-		return rowraft.Errorf(rowraft.CodePrecondition, "the shard has %d replicas, the limit is %d", len(sh.Replicas), placement.ReplicasPerShard)
+		return rowraft.Errorf(rowraft.CodePrecondition, "the shard has %d replicas, the limit is %d", len(sh.Replicas),
+			placement.ReplicasPerShard)
 	}
 	return nil
 }
@@ -155,14 +162,17 @@ func (t *topology) checkTarget(to clustermap.Replica) error {
 	case target.NoShards:
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is a scheduler and holds no replicas", t.nodeName(to.Node))
 	case target.Intent != clustermap.Serve:
-		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s and gets no replicas", t.nodeName(to.Node), IntentName(target.Intent))
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s and gets no replicas", t.nodeName(to.Node),
+			IntentName(target.Intent))
 	}
 	return nil
 }
 
 // moveOf returns the index of a shard's move in t.moves, or where it belongs.
 func (t *topology) moveOf(shard rowraft.ShardID) (int, bool) {
-	return slices.BinarySearchFunc(t.moves, shard, func(m Move, id rowraft.ShardID) int { return cmp.Compare(m.Shard, id) })
+	return slices.BinarySearchFunc(t.moves, shard, func(m Move, id rowraft.ShardID) int {
+		return cmp.Compare(m.Shard, id)
+	})
 }
 
 // nextPhases lists the phases that may follow one; a phase without a row ends the move.
@@ -190,7 +200,8 @@ func (t *topology) advanceMove(id uint64, from, to Phase) (Move, error) {
 		return m, nil
 	}
 	if m.Phase != from || !slices.Contains(nextPhases[from], to) {
-		return Move{}, rowraft.Errorf(rowraft.CodePrecondition, "move %d is in phase %s: it cannot go from %s to %s", id, PhaseName(m.Phase), PhaseName(from), PhaseName(to))
+		return Move{}, rowraft.Errorf(rowraft.CodePrecondition, "move %d is in phase %s: it cannot go from %s to %s", id,
+			PhaseName(m.Phase), PhaseName(from), PhaseName(to))
 	}
 	m.Phase = to
 	sh := t.cluster.Shards[m.Shard]
@@ -234,7 +245,8 @@ func (t *topology) listRemoved(sh clustermap.Shard, r clustermap.Replica) {
 // forgetReplica drops a removed replica, whose server has deleted it, from the map.
 func (t *topology) forgetReplica(shard rowraft.ShardID, id rowraft.ReplicaID) error {
 	if int(shard) >= len(t.cluster.Shards) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "forget a replica of shard %d: the cluster has %d shards", shard, len(t.cluster.Shards))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "forget a replica of shard %d: the cluster has %d shards", shard,
+			len(t.cluster.Shards))
 	}
 	sh := t.cluster.Shards[shard]
 	i := slices.IndexFunc(sh.Removed, func(r clustermap.Removed) bool { return r.ID == id })
@@ -260,7 +272,8 @@ func (t *topology) loadMoves(p *rowraftv1.MetaState) error {
 	t.lastMove = p.GetLastMove()
 	for _, pm := range p.GetMoves() {
 		m := moveFromProto(pm)
-		if int(m.Shard) >= len(t.cluster.Shards) || nextPhases[m.Phase] == nil || m.ID == 0 || m.ID > t.lastMove || m.To.ID == "" && m.Phase != PhaseRemove {
+		if int(m.Shard) >= len(t.cluster.Shards) || nextPhases[m.Phase] == nil || m.ID == 0 || m.ID > t.lastMove ||
+			m.To.ID == "" && m.Phase != PhaseRemove {
 			return fmt.Errorf("move %d of shard %d is in phase %v, the last move was %d", m.ID, m.Shard, m.Phase, t.lastMove)
 		}
 		t.moves = append(t.moves, m)
@@ -268,7 +281,8 @@ func (t *topology) loadMoves(p *rowraftv1.MetaState) error {
 	for _, pm := range p.GetFinishedMoves() {
 		t.finished = append(t.finished, moveFromProto(pm))
 	}
-	if len(t.finished) > maxFinished || !slices.IsSortedFunc(t.moves, func(a, b Move) int { return cmp.Compare(a.Shard, b.Shard) }) {
+	if len(t.finished) > maxFinished || !slices.IsSortedFunc(t.moves,
+		func(a, b Move) int { return cmp.Compare(a.Shard, b.Shard) }) {
 		return fmt.Errorf("moves are out of order, or %d finished ones are too many", len(t.finished))
 	}
 	return nil

@@ -25,11 +25,13 @@ func cmdStart(shard uint32, from, to, replica string, version rowraft.MapVersion
 }
 
 func cmdAdvance(id uint64, from, to Phase) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{AdvanceMove: &rowraftv1.MetaAdvanceMove{MoveId: id, From: from, To: to}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_AdvanceMove{
+		AdvanceMove: &rowraftv1.MetaAdvanceMove{MoveId: id, From: from, To: to}}}
 }
 
 func cmdForget(shard uint32, replica string) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetReplica{ForgetReplica: &rowraftv1.MetaForgetReplica{Shard: shard, ReplicaId: replica}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetReplica{
+		ForgetReplica: &rowraftv1.MetaForgetReplica{Shard: shard, ReplicaId: replica}}}
 }
 
 // fourNodes is a cluster of nodes a to d with two shards: 0 on a, b, c and 1 on b, c, d.
@@ -66,7 +68,8 @@ func TestAMoveChangesTheMapPhaseByPhase(t *testing.T) {
 		t.Helper()
 		sh := a.shard(0)
 		if on(sh.Replicas) != replicas || on(sh.Learners) != learners || len(sh.Removed) != removed || sh.Changes != changes {
-			t.Errorf("shard %+v, want replicas on %s, learners on %s, %d removed, %d changes", sh, replicas, learners, removed, changes)
+			t.Errorf("shard %+v, want replicas on %s, learners on %s, %d removed, %d changes", sh, replicas, learners, removed,
+				changes)
 		}
 	}
 	want("abc", "d", 0, 0)
@@ -89,7 +92,8 @@ func TestAMoveChangesTheMapPhaseByPhase(t *testing.T) {
 	}
 	after := a.m.view.Map()
 	if after.SlotsVersion != slots || after.Version != before.Version+3 {
-		t.Errorf("versions %d, slots %d; were %d, %d: want three more, and the same", after.Version, after.SlotsVersion, before.Version, slots)
+		t.Errorf("versions %d, slots %d; were %d, %d: want three more, and the same", after.Version, after.SlotsVersion,
+			before.Version, slots)
 	}
 	if on(before.Shards[0].Replicas) != "abc" || len(before.Shards[0].Learners) != 0 {
 		t.Errorf("a published map changed: %+v", before.Shards[0])
@@ -116,7 +120,8 @@ func TestAMoveIsCancelled(t *testing.T) {
 			t.Fatalf("%+v", m)
 		}
 		sh := a.shard(0)
-		if on(sh.Replicas) != "abc" || on(sh.Learners) != "" || len(sh.Removed) != 1 || sh.Removed[0].ID != "new" || sh.Changes != 0 {
+		if on(sh.Replicas) != "abc" || on(sh.Learners) != "" || len(sh.Removed) != 1 || sh.Removed[0].ID != "new" ||
+			sh.Changes != 0 {
 			t.Errorf("after a cancelled move: %+v", sh)
 		}
 	}
@@ -160,7 +165,8 @@ func TestMovesKeepTheShardsWhole(t *testing.T) {
 			switch rapid.IntRange(0, 5).Draw(t, "what") {
 			case 0:
 				born++
-				a.do(cmdStart(uint32(rapid.IntRange(0, 2).Draw(t, "shard")), rapid.SampledFrom(nodes).Draw(t, "from"), rapid.SampledFrom(nodes).Draw(t, "to"), fmt.Sprint("new", born), m.Version))
+				a.do(cmdStart(uint32(rapid.IntRange(0, 2).Draw(t, "shard")), rapid.SampledFrom(nodes).Draw(t, "from"),
+					rapid.SampledFrom(nodes).Draw(t, "to"), fmt.Sprint("new", born), m.Version))
 			case 1:
 				if sh := m.Shards[rapid.IntRange(0, 1).Draw(t, "shard")]; len(sh.Removed) > 0 {
 					a.do(cmdForget(uint32(sh.ID), string(sh.Removed[0].ID)))
@@ -257,13 +263,16 @@ func TestGoldenBytesOfMoves(t *testing.T) {
 		return clustermap.Replica{ID: rowraft.ReplicaID(fmt.Sprint("r-", i)), Node: rowraft.NodeID(fmt.Sprint("n-", i))}
 	}
 	wantShard := clustermap.Shard{
-		Replicas: []clustermap.Replica{rep(1), rep(2)}, Learners: []clustermap.Replica{rep(3)}, Removed: []clustermap.Removed{{Replica: rep(4), Version: 8}}, Changes: 2,
+		Replicas: []clustermap.Replica{rep(1), rep(2)}, Learners: []clustermap.Replica{rep(3)},
+		Removed: []clustermap.Removed{{Replica: rep(4), Version: 8}}, Changes: 2,
 	}
 	if got := m.view.Map().Shards; len(got) != 1 || !reflect.DeepEqual(got[0], wantShard) {
 		t.Errorf("the snapshot's shards are %+v, want %+v", got, wantShard)
 	}
 	running, finished := m.Moves()
-	if !slices.Equal(running, []Move{{ID: 4, From: rep(1), To: rep(3), Phase: PhaseLearn}}) || !slices.Equal(finished, []Move{{ID: 3, From: rep(4), To: rep(2), Phase: PhaseDone}}) || m.state.topology.lastMove != 4 {
+	if !slices.Equal(running, []Move{{ID: 4, From: rep(1), To: rep(3), Phase: PhaseLearn}}) ||
+		!slices.Equal(finished, []Move{{ID: 3, From: rep(4), To: rep(2), Phase: PhaseDone}}) ||
+		m.state.topology.lastMove != 4 {
 		t.Errorf("the snapshot's moves are %+v and %+v", running, finished)
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {

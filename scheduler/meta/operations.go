@@ -51,9 +51,11 @@ func (t *topology) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
 	case !found:
 		return Operation{}, rowraft.Errorf(rowraft.CodeNotFound, "there is no server %s", id)
 	case !KnownIntent(from) || !KnownIntent(to) || c.GetKind() < 0 || c.GetKind() > OpReplace:
-		return Operation{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s: intent %d to %d, operation %d: unknown", t.nodeName(id), from, to, c.GetKind())
+		return Operation{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "server %s: intent %d to %d, operation %d: unknown",
+			t.nodeName(id), from, to, c.GetKind())
 	case t.cluster.Nodes[i].Intent != clustermap.Intent(from):
-		return Operation{}, rowraft.Errorf(rowraft.CodePrecondition, "server %s is %s, not %s: look again", t.nodeName(id), IntentName(t.cluster.Nodes[i].Intent), IntentName(clustermap.Intent(from)))
+		return Operation{}, rowraft.Errorf(rowraft.CodePrecondition, "server %s is %s, not %s: look again", t.nodeName(id),
+			IntentName(t.cluster.Nodes[i].Intent), IntentName(clustermap.Intent(from)))
 	}
 	for _, o := range t.operations {
 		if o.Node == id && o.State == OpRunning {
@@ -69,7 +71,8 @@ func (t *topology) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
 		return Operation{}, nil
 	}
 	t.lastMove++
-	o := Operation{ID: t.lastMove, Kind: c.GetKind(), Node: id, name: t.cluster.Nodes[i].Name, State: OpRunning, total: c.GetTotal()}
+	o := Operation{ID: t.lastMove, Kind: c.GetKind(), Node: id, name: t.cluster.Nodes[i].Name, State: OpRunning,
+		total: c.GetTotal()}
 	t.operations = append(slices.Clone(t.operations), o)
 	return o, nil
 }
@@ -135,7 +138,8 @@ func (t *topology) retireNode(id rowraft.NodeID) error {
 	case t.cluster.Nodes[i].Scheduler:
 		return rowraft.Errorf(rowraft.CodePrecondition, "%s is a member of the scheduler, which stays", t.nodeName(id))
 	case t.cluster.Nodes[i].Intent != clustermap.Decommission:
-		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s, not decommissioned", t.nodeName(id), IntentName(t.cluster.Nodes[i].Intent))
+		return rowraft.Errorf(rowraft.CodePrecondition, "%s is %s, not decommissioned", t.nodeName(id),
+			IntentName(t.cluster.Nodes[i].Intent))
 	}
 	for _, sh := range t.cluster.Shards {
 		if _, has := sh.On(id); has {
@@ -172,8 +176,10 @@ func (m *Machine) Operations() []Operation {
 // loadOperations loads the operations and the retired servers of a snapshot and checks them.
 func (t *topology) loadOperations(p *rowraftv1.MetaState) error {
 	for _, po := range p.GetOperations() {
-		o := Operation{ID: po.GetId(), Kind: po.GetKind(), Node: rowraft.NodeID(po.GetNode()), name: po.GetName(), State: po.GetState(), total: po.GetTotal()}
-		if o.ID == 0 || o.ID > t.lastMove || o.Kind < OpDrain || o.Kind > OpReplace || o.State < OpRunning || o.State > OpCancelled || po.GetLeft() != 0 || po.GetWaitingFor() != "" {
+		o := Operation{ID: po.GetId(), Kind: po.GetKind(), Node: rowraft.NodeID(po.GetNode()), name: po.GetName(),
+			State: po.GetState(), total: po.GetTotal()}
+		if o.ID == 0 || o.ID > t.lastMove || o.Kind < OpDrain || o.Kind > OpReplace || o.State < OpRunning ||
+			o.State > OpCancelled || po.GetLeft() != 0 || po.GetWaitingFor() != "" {
 			return fmt.Errorf("operation %d, of kind %v, is %v; the last one was %d", o.ID, o.Kind, o.State, t.lastMove)
 		}
 		t.operations = append(t.operations, o)

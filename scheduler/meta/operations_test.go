@@ -19,15 +19,18 @@ func cmdIntent(node string, from, to clustermap.Intent, kind rowraftv1.Operation
 }
 
 func cmdEndOperation(id uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{EndOperation: &rowraftv1.MetaEndOperation{Id: id}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{
+		EndOperation: &rowraftv1.MetaEndOperation{Id: id}}}
 }
 
 func cmdRetire(node string) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{RetireNode: &rowraftv1.MetaRetireNode{Node: node}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{
+		RetireNode: &rowraftv1.MetaRetireNode{Node: node}}}
 }
 
 // cmdPlace is a move that placement began.
-func cmdPlace(shard uint32, from, to, replica string, version rowraft.MapVersion, reason rowraftv1.MoveReason) *rowraftv1.MetaCommand {
+func cmdPlace(shard uint32, from, to, replica string, version rowraft.MapVersion,
+	reason rowraftv1.MoveReason) *rowraftv1.MetaCommand {
 	c := &rowraftv1.MetaStartMove{Shard: shard, FromNode: from, MapVersion: uint64(version), Reason: reason}
 	if to != "" {
 		c.To = &rowraftv1.Replica{Id: replica, Node: to}
@@ -61,7 +64,8 @@ func TestAServerIsToldWhatToDo(t *testing.T) {
 	}
 	v := a.m.view.Map().Version
 	a.refused(cmdStart(1, "b", "a", "x", v), rowraft.CodePrecondition, "gets no replicas")
-	a.refused(cmdIntent("a", clustermap.Serve, clustermap.Drain, OpDrain), rowraft.CodePrecondition, "decommissioned, not serving")
+	a.refused(cmdIntent("a", clustermap.Serve, clustermap.Drain, OpDrain), rowraft.CodePrecondition,
+		"decommissioned, not serving")
 	a.refused(cmdIntent("z", clustermap.Serve, clustermap.Drain, OpDrain), rowraft.CodeNotFound)
 	a.refused(cmdIntent("a", clustermap.Decommission, 7, OpDrain), rowraft.CodeInvalidArgument)
 	a.refused(cmdIntent("a", clustermap.Decommission, clustermap.Serve, 9), rowraft.CodeInvalidArgument)
@@ -114,7 +118,8 @@ func TestReplicasAreAddedAndRemoved(t *testing.T) {
 	}
 	a.do(cmdShards(1, "a", "b"))
 	version := func() rowraft.MapVersion { return a.m.view.Map().Version }
-	a.refused(cmdPlace(0, "", "c", "r-c", version(), 0), rowraft.CodeNotFound) // a user who names no source makes a mistake
+	// a user who names no source makes a mistake
+	a.refused(cmdPlace(0, "", "c", "r-c", version(), 0), rowraft.CodeNotFound)
 	a.refused(cmdPlace(0, "a", "", "", version(), 0), rowraft.CodeInternal)
 	a.refused(cmdPlace(0, "", "", "", version(), missing), rowraft.CodeInvalidArgument)
 	a.refused(cmdPlace(0, "", "b", "r-b", version(), missing), rowraft.CodeAlreadyExists)
@@ -128,7 +133,8 @@ func TestReplicasAreAddedAndRemoved(t *testing.T) {
 		t.Fatalf("%+v", m)
 	}
 	b := New(NewView())
-	if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || !bytes.Equal(stateBytes(t, a.m), stateBytes(t, b)) {
+	if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil ||
+		!bytes.Equal(stateBytes(t, a.m), stateBytes(t, b)) {
 		t.Errorf("a snapshot does not hold it: %v", err)
 	}
 	a.do(cmdAdvance(2, PhaseRemove, PhaseDone))
@@ -163,18 +169,21 @@ func TestGoldenBytesOfPlacement(t *testing.T) {
 		t.Fatal(err)
 	}
 	n, _ := m.view.Map().Node("n-1")
-	if want := (clustermap.Node{ID: "n-1", Addr: "h:1", PeerAddr: "p:1", Labels: "rack=r1,zone=a", Intent: clustermap.Decommission}); n != want {
+	if want := (clustermap.Node{ID: "n-1", Addr: "h:1", PeerAddr: "p:1", Labels: "rack=r1,zone=a",
+		Intent: clustermap.Decommission}); n != want {
 		t.Errorf("node %+v, want %+v", n, want)
 	}
 	if zone := n.Label(clustermap.ZoneLabel); zone != "a" {
 		t.Errorf("zone %q", zone)
 	}
-	want := []Operation{{ID: 4, Kind: OpDrain, Node: "n-9", name: "nine", State: OpCancelled, total: 2}, {ID: 5, Kind: OpDecommission, Node: "n-1", State: OpRunning, total: 1}}
+	want := []Operation{{ID: 4, Kind: OpDrain, Node: "n-9", name: "nine", State: OpCancelled, total: 2},
+		{ID: 5, Kind: OpDecommission, Node: "n-1", State: OpRunning, total: 1}}
 	if got := m.Operations(); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("operations %+v, want %+v", got, want)
 	}
 	running, _ := m.Moves()
-	if len(running) != 1 || running[0].Reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION || len(m.state.topology.retired) != 1 || m.state.topology.retired[0] != "n-0" {
+	if len(running) != 1 || running[0].Reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION ||
+		len(m.state.topology.retired) != 1 || m.state.topology.retired[0] != "n-0" {
 		t.Errorf("moves %+v, retired %v", running, m.state.topology.retired)
 	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {

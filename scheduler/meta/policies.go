@@ -33,7 +33,9 @@ type Policy = rowraftv1.MetaPolicy
 type policyList []*Policy
 
 func (l policyList) find(name string) (int, bool) {
-	return slices.BinarySearchFunc(l, name, func(p *Policy, name string) int { return cmp.Compare(p.GetPolicy().GetName(), name) })
+	return slices.BinarySearchFunc(l, name, func(p *Policy, name string) int {
+		return cmp.Compare(p.GetPolicy().GetName(), name)
+	})
 }
 
 func (l policyList) named(name string) (int, error) {
@@ -47,7 +49,8 @@ func (l policyList) named(name string) (int, error) {
 // CheckPolicy refuses an invalid policy. Every member must get the same result.
 func CheckPolicy(p *rowraftv1.CheckpointPolicy) error {
 	bad := func(format string, args ...any) error {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %q: "+format, append([]any{p.GetName()}, args...)...)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %q: "+format,
+			append([]any{p.GetName()}, args...)...)
 	}
 	every := time.Duration(p.GetEveryNs())
 	switch {
@@ -60,7 +63,8 @@ func CheckPolicy(p *rowraftv1.CheckpointPolicy) error {
 	case p.GetKeep() < 1 || p.GetKeep() > maxPolicyKeep:
 		return bad("keep %d: want 1 to %d", p.GetKeep(), maxPolicyKeep)
 	case time.Duration(p.GetKeepWithinNs()) < 0 || time.Duration(p.GetKeepWithinNs())/every > maxPolicyKeep:
-		return bad("keep within %v: that would be more than %d checkpoints", time.Duration(p.GetKeepWithinNs()), maxPolicyKeep)
+		return bad("keep within %v: that would be more than %d checkpoints", time.Duration(p.GetKeepWithinNs()),
+			maxPolicyKeep)
 	case len(p.GetOwner()) > maxNameLength:
 		return bad("an owner's name of %d bytes, want at most %d", len(p.GetOwner()), maxNameLength)
 	case p.GetOwner() != "" && p.GetJob() == "":
@@ -88,9 +92,11 @@ func (l *policyList) set(c *rowraftv1.MetaSetPolicy) error {
 	case found && (*l)[i].GetPolicy().GetDestination() == p.GetDestination():
 		record = (*l)[i].GetRecord()
 	case found && (*l)[i].GetRecord().GetRunning() != "":
-		return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes a checkpoint at the old destination just now", p.GetName())
+		return rowraft.Errorf(rowraft.CodeOverloaded,
+			"checkpoint policy %s makes a checkpoint at the old destination just now", p.GetName())
 	case !found && len(*l) >= MaxPolicies:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: there are %d already, the limit; delete one first", p.GetName(), MaxPolicies)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"checkpoint policy %s: there are %d already, the limit; delete one first", p.GetName(), MaxPolicies)
 	case !found && p.GetOwner() != "":
 		n := 0
 		for _, q := range *l {
@@ -99,7 +105,9 @@ func (l *policyList) set(c *rowraftv1.MetaSetPolicy) error {
 			}
 		}
 		if n >= maxPoliciesOfOwner {
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: trainer %s owns %d already, the limit of one owner; delete one first", p.GetName(), p.GetOwner(), n)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"checkpoint policy %s: trainer %s owns %d already, the limit of one owner; delete one first", p.GetName(),
+				p.GetOwner(), n)
 		}
 	}
 	if !found {
@@ -136,11 +144,15 @@ func (l policyList) begin(c *rowraftv1.MetaBeginPolicyRun) error {
 	return l.change(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
 		switch {
 		case r.GetRunning() != "":
-			return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes checkpoint %s just now", c.GetName(), r.GetRunning())
+			return rowraft.Errorf(rowraft.CodeOverloaded, "checkpoint policy %s makes checkpoint %s just now", c.GetName(),
+				r.GetRunning())
 		case depot.CheckName(c.GetCheckpoint()) != nil:
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: checkpoint %q", c.GetName(), c.GetCheckpoint())
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: checkpoint %q", c.GetName(),
+				c.GetCheckpoint())
 		case len(r.GetMade()) >= maxPolicyRecords:
-			return rowraft.Errorf(rowraft.CodePrecondition, "checkpoint policy %s has %d checkpoints that could not be removed: %s", c.GetName(), len(r.GetMade()), r.GetRetentionError())
+			return rowraft.Errorf(rowraft.CodePrecondition,
+				"checkpoint policy %s has %d checkpoints that could not be removed: %s", c.GetName(), len(r.GetMade()),
+				r.GetRetentionError())
 		}
 		r.Running, r.BegunNs = c.GetCheckpoint(), c.GetAtNs()
 		return nil
@@ -150,7 +162,8 @@ func (l policyList) begin(c *rowraftv1.MetaBeginPolicyRun) error {
 func (l policyList) end(c *rowraftv1.MetaEndPolicyRun) error {
 	return l.change(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
 		if r.GetRunning() != c.GetCheckpoint() || c.GetCheckpoint() == "" {
-			return rowraft.Errorf(rowraft.CodePrecondition, "checkpoint policy %s does not make checkpoint %q", c.GetName(), c.GetCheckpoint())
+			return rowraft.Errorf(rowraft.CodePrecondition, "checkpoint policy %s does not make checkpoint %q", c.GetName(),
+				c.GetCheckpoint())
 		}
 		r.Running, r.Error = "", cut(c.GetError(), maxPolicyText)
 		if c.GetError() != "" {
@@ -158,7 +171,8 @@ func (l policyList) end(c *rowraftv1.MetaEndPolicyRun) error {
 			return nil
 		}
 		r.Failures = 0
-		r.Made = append(r.Made, &rowraftv1.PolicyCheckpoint{Name: c.GetCheckpoint(), BegunNs: r.GetBegunNs(), Delta: c.GetDelta()})
+		r.Made = append(r.Made, &rowraftv1.PolicyCheckpoint{Name: c.GetCheckpoint(), BegunNs: r.GetBegunNs(),
+			Delta: c.GetDelta()})
 		return nil
 	})
 }
@@ -167,7 +181,9 @@ func (l policyList) forget(c *rowraftv1.MetaForgetCheckpoint) error {
 	return l.change(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
 		r.RetentionError = cut(c.GetError(), maxPolicyText)
 		if c.GetError() == "" {
-			r.Made = slices.DeleteFunc(r.Made, func(m *rowraftv1.PolicyCheckpoint) bool { return m.GetName() == c.GetCheckpoint() })
+			r.Made = slices.DeleteFunc(r.Made, func(m *rowraftv1.PolicyCheckpoint) bool {
+				return m.GetName() == c.GetCheckpoint()
+			})
 		}
 		return nil
 	})
@@ -213,5 +229,6 @@ func NotOwnerError(p *rowraftv1.CheckpointPolicy, have string) error {
 	if p.GetOwner() != "" {
 		owner = "trainer " + p.GetOwner()
 	}
-	return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which " + owner + " set,", Need: "admin or operator, or its owner's name", Have: have}
+	return &rowraft.DeniedError{What: "checkpoint policy " + p.GetName() + ", which " + owner + " set,",
+		Need: "admin or operator, or its owner's name", Have: have}
 }

@@ -21,19 +21,23 @@ func nightly(to string, keep uint32) *rowraftv1.CheckpointPolicy {
 }
 
 func cmdSetPolicy(p *rowraftv1.CheckpointPolicy, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: at}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p,
+		AtNs: at}}}
 }
 
 func cmdBeginRun(name, made string, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: made, AtNs: at}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{
+		BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: made, AtNs: at}}}
 }
 
 func cmdEndRun(name, made, failure string, delta bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{EndPolicyRun: &rowraftv1.MetaEndPolicyRun{Name: name, Checkpoint: made, Error: failure, Delta: delta}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{
+		EndPolicyRun: &rowraftv1.MetaEndPolicyRun{Name: name, Checkpoint: made, Error: failure, Delta: delta}}}
 }
 
 func cmdForgetMade(name, made, failure string) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{Name: name, Checkpoint: made, Error: failure}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{
+		ForgetCheckpoint: &rowraftv1.MetaForgetCheckpoint{Name: name, Checkpoint: made, Error: failure}}}
 }
 
 // One run after the other, each begun and ended in the log; a snapshot in between
@@ -70,13 +74,15 @@ func TestRunsOfAPolicy(t *testing.T) {
 		step("it fails", cmdEndRun("nightly", name, strings.Repeat("disk full ", 500), false), none)
 		r := m.PolicyOf("nightly").GetRecord()
 		if r.GetFailures() != uint32(i+1) || len(r.GetError()) != maxPolicyText || r.GetRunning() != "" {
-			t.Errorf("after %d failures: %d, an error of %d bytes, running %q", i+1, r.GetFailures(), len(r.GetError()), r.GetRunning())
+			t.Errorf("after %d failures: %d, an error of %d bytes, running %q", i+1, r.GetFailures(), len(r.GetError()),
+				r.GetRunning())
 		}
 	}
 	step("the next", cmdBeginRun("nightly", "d", 11), none)
 	step("it succeeds", cmdEndRun("nightly", "d", "", true), none)
 	p := m.PolicyOf("nightly")
-	if got := madeNames(p); !slices.Equal(got, []string{"a", "d"}) || p.GetRecord().GetFailures() != 0 || p.GetRecord().GetError() != "" || p.GetPolicy().GetKeep() != 3 || p.GetRecord().GetSetNs() != 5 {
+	if got := madeNames(p); !slices.Equal(got, []string{"a", "d"}) || p.GetRecord().GetFailures() != 0 ||
+		p.GetRecord().GetError() != "" || p.GetPolicy().GetKeep() != 3 || p.GetRecord().GetSetNs() != 5 {
 		t.Errorf("%v", p)
 	}
 	step("one could not be removed", cmdForgetMade("nightly", "a", "no"), none)
@@ -122,7 +128,8 @@ func TestRunsOfAPolicy(t *testing.T) {
 	step("a trainer sets too many", of("tom", "tom-more"), rowraft.CodeInvalidArgument)
 	step("another trainer sets one", of("ann", "ann-0"), none)
 	step("an operator takes that of a trainer", of("", "ann-0"), none)
-	del := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: "nightly"}}}
+	del := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeletePolicy{
+		DeletePolicy: &rowraftv1.MetaDeletePolicy{Name: "nightly"}}}
 	step("deleted", del, none)
 	step("deleted again", del, rowraft.CodeNotFound)
 }
@@ -130,7 +137,8 @@ func TestRunsOfAPolicy(t *testing.T) {
 func TestGoldenBytesOfPolicies(t *testing.T) {
 	spec := nightly("/mnt", 5)
 	spec.Job, spec.Owner = "ctr", "tom"
-	for name, c := range map[string]*rowraftv1.MetaCommand{"set_policy": cmdSetPolicy(spec, 7), "begin_policy_run": cmdBeginRun("nightly", "nightly-2", 9)} {
+	for name, c := range map[string]*rowraftv1.MetaCommand{"set_policy": cmdSetPolicy(spec, 7),
+		"begin_policy_run": cmdBeginRun("nightly", "nightly-2", 9)} {
 		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
 		if err != nil {
 			t.Fatal(err)
@@ -147,7 +155,8 @@ func TestGoldenBytesOfPolicies(t *testing.T) {
 	if err := m.Restore(bytes.NewReader(want)); err != nil {
 		t.Fatal(err)
 	}
-	record := &rowraftv1.PolicyRecord{SetNs: 7, BegunNs: 9, Running: "nightly-2", Made: []*rowraftv1.PolicyCheckpoint{{Name: "nightly-1", BegunNs: 8}}, Error: "full", Failures: 1}
+	record := &rowraftv1.PolicyRecord{SetNs: 7, BegunNs: 9, Running: "nightly-2",
+		Made: []*rowraftv1.PolicyCheckpoint{{Name: "nightly-1", BegunNs: 8}}, Error: "full", Failures: 1}
 	if p := m.PolicyOf("nightly"); p == nil || !proto.Equal(p.GetPolicy(), spec) || !proto.Equal(p.GetRecord(), record) {
 		t.Errorf("read: %v", p)
 	}

@@ -53,13 +53,16 @@ func fullOf(job, whose string, most int, runs []*rowraftv1.MetaRun) error {
 	})
 	var names []string
 	for _, r := range runs[:min(len(runs), namedJobs)] {
-		names = append(names, fmt.Sprintf("%s (%s)", r.GetJob(), strings.ToLower(strings.TrimPrefix(r.GetState().String(), "JOB_STATE_"))))
+		names = append(names, fmt.Sprintf("%s (%s)", r.GetJob(),
+			strings.ToLower(strings.TrimPrefix(r.GetState().String(), "JOB_STATE_"))))
 	}
 	more := ""
 	if n := len(runs) - len(names); n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %s has %d jobs, the limit: %s%s; delete one without training workers with `rowraft job delete NAME`", job, whose, most, strings.Join(names, ", "), more)
+	return rowraft.Errorf(rowraft.CodePrecondition,
+		"job %s: %s has %d jobs, the limit: %s%s; delete one without training workers with `rowraft job delete NAME`", job,
+		whose, most, strings.Join(names, ", "), more)
 }
 
 // keptFor returns how long the registry keeps a run without training workers.
@@ -85,11 +88,14 @@ func (g *registry) forgetJob(c *rowraftv1.MetaForgetJob) error {
 	switch {
 	case r == nil || !bytes.Equal(r.GetRun(), c.GetRun()):
 		if c.GetAsked() {
-			return rowraft.Errorf(rowraft.CodeNotFound, "job %s has no such run: it was deleted, or a new run has begun", c.GetJob())
+			return rowraft.Errorf(rowraft.CodeNotFound, "job %s has no such run: it was deleted, or a new run has begun",
+				c.GetJob())
 		}
 		return nil
 	case len(TrainingRanks(r)) > 0:
-		return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %d workers train in it; stop it first with `rowraft job stop %s`", c.GetJob(), len(TrainingRanks(r)), c.GetJob())
+		return rowraft.Errorf(rowraft.CodePrecondition,
+			"job %s: %d workers train in it; stop it first with `rowraft job stop %s`", c.GetJob(), len(TrainingRanks(r)),
+			c.GetJob())
 	case !c.GetAsked() && !IsExpired(r, c.GetAtNs()):
 		return nil // its members came back and left again in between
 	}

@@ -13,7 +13,8 @@ import (
 )
 
 func cmdForgetJob(job string, run []byte, at time.Duration, asked bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{Job: job, Run: run, AtNs: uint64(at), Asked: asked}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{Job: job,
+		Run: run, AtNs: uint64(at), Asked: asked}}}
 }
 
 // leftAt is cmdLeaveJob at a time.
@@ -46,10 +47,13 @@ func TestOneOwnerCannotFillTheRegistry(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		err, _ := a.do(enterAs("mallory", "more")).(error)
-		if rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(fmt.Sprint(err), "mallory has 256 jobs, the limit: j007 (done), j000 (running), ") || !strings.Contains(err.Error(), " and 248 more; ") {
+		if rowraft.CodeOf(err) != rowraft.CodePrecondition ||
+			!strings.Contains(fmt.Sprint(err), "mallory has 256 jobs, the limit: j007 (done), j000 (running), ") ||
+			!strings.Contains(err.Error(), " and 248 more; ") {
 			t.Errorf("%v, want a refusal that names the idle job first", err)
 		}
-		if early := a.m.CheckRoom(enterAs("mallory", "more").GetEnterJob().GetRequest()); fmt.Sprint(early) != fmt.Sprint(err) {
+		if early := a.m.CheckRoom(enterAs("mallory", "more").GetEnterJob().GetRequest()); fmt.Sprint(early) != fmt.Sprint(
+			err) {
 			t.Errorf("before the log: %v", early)
 		}
 	}
@@ -59,13 +63,16 @@ func TestOneOwnerCannotFillTheRegistry(t *testing.T) {
 	a.enter(again)
 	a.enter(enterAs("alice", "ctr"))
 	id := a.m.RunOf("j000")
-	if err, _ := a.do(cmdForgetJob("j000", id.GetRun(), time.Hour, true)).(error); rowraft.CodeOf(err) != rowraft.CodePrecondition {
+	if err, _ := a.do(cmdForgetJob("j000", id.GetRun(), time.Hour, true)).(error); rowraft.CodeOf(
+		err) != rowraft.CodePrecondition {
 		t.Errorf("delete a job that trains: %v", err)
 	}
-	a.ok(leftAt(&rowraftv1.JobIdentity{Job: "j000", Run: id.GetRun(), Incarnation: id.GetMembers()[0].GetIncarnation()}, lost, time.Hour))
+	a.ok(leftAt(&rowraftv1.JobIdentity{Job: "j000", Run: id.GetRun(), Incarnation: id.GetMembers()[0].GetIncarnation()},
+		lost, time.Hour))
 	a.ok(cmdForgetJob("j000", id.GetRun(), time.Hour, true))
 	a.enter(enterAs("mallory", "more"))
-	if err, _ := a.do(cmdForgetJob("j000", id.GetRun(), time.Hour, true)).(error); rowraft.CodeOf(err) != rowraft.CodeNotFound {
+	if err, _ := a.do(cmdForgetJob("j000", id.GetRun(), time.Hour, true)).(error); rowraft.CodeOf(
+		err) != rowraft.CodeNotFound {
 		t.Errorf("delete it again: %v", err)
 	}
 }
@@ -81,7 +88,8 @@ func TestTheRegistryIsBounded(t *testing.T) {
 		if owner != "" {
 			q = enterAs(owner, "more").GetEnterJob().GetRequest()
 		}
-		if err := g.roomForJob(q); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "the cluster has 4096 jobs, the limit: j0000 ") {
+		if err := g.roomForJob(q); rowraft.CodeOf(err) != rowraft.CodePrecondition ||
+			!strings.Contains(err.Error(), "the cluster has 4096 jobs, the limit: j0000 ") {
 			t.Errorf("owner %q: %v, want a refusal", owner, err)
 		}
 		if q.Job = "j4095"; g.roomForJob(q) != nil {

@@ -26,13 +26,14 @@ func (c *catalog) begin(b *rowraftv1.MetaBeginRestore) error {
 // again: ids that old are no longer in use.
 func NextRestore(last uint16) uint16 { return max(1, last+1) }
 
-// decide makes a restore irrevocable. The tables of the restore become the tables of the cluster, and its shards follow.
-// In the next epoch they replace all tables. In the present epoch (a restore of single tables) they replace only the
-// tables of the same names; trainers that name no tables continue, and may train the new ones.
+// decide makes a restore irrevocable. The tables of the restore become the tables of the cluster, and its shards
+// follow. In the next epoch they replace all tables. In the present epoch (a restore of single tables) they replace
+// only the tables of the same names; trainers that name no tables continue, and may train the new ones.
 //
 // decide returns a function that reports whether the restore has replaced one of a run's tables; nil if the restore was
 // decided already.
-func (c *catalog) decide(r *rowraftv1.MetaRestore, shards int, trainers []*rowraftv1.MetaTrained) (replaced func(tables []uint64) bool, err error) {
+func (c *catalog) decide(r *rowraftv1.MetaRestore, shards int,
+	trainers []*rowraftv1.MetaTrained) (replaced func(tables []uint64) bool, err error) {
 	epoch := rowraft.TableEpoch(r.GetTableEpoch())
 	alone := epoch == c.epoch
 	switch {
@@ -41,11 +42,14 @@ func (c *catalog) decide(r *rowraftv1.MetaRestore, shards int, trainers []*rowra
 	case c.restore != nil:
 		return nil, rowraft.Errorf(rowraft.CodeOverloaded, "another restore is being finished")
 	case len(r.GetId()) != 16 || len(r.GetShards()) != shards || len(r.GetTables()) > MaxTables:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore of %d tables into %d shards: the cluster has %d", len(r.GetTables()), len(r.GetShards()), shards)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore of %d tables into %d shards: the cluster has %d",
+			len(r.GetTables()), len(r.GetShards()), shards)
 	case alone && len(r.GetTables()) == 0, !alone && epoch != c.epoch+1:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore to table epoch %d, the tables are of %d", r.GetTableEpoch(), c.epoch)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a restore to table epoch %d, the tables are of %d",
+			r.GetTableEpoch(), c.epoch)
 	case !bytes.Equal(c.begun, r.GetId()):
-		return nil, rowraft.Errorf(rowraft.CodeLeadershipLost, "the restore was given up meanwhile, by another leader or another restore")
+		return nil, rowraft.Errorf(rowraft.CodeLeadershipLost,
+			"the restore was given up meanwhile, by another leader or another restore")
 	}
 	for i, sh := range r.GetShards() {
 		if int(sh.GetShard()) != i || len(sh.GetDigest()) != 16 {
@@ -62,7 +66,8 @@ func (c *catalog) decide(r *rowraftv1.MetaRestore, shards int, trainers []*rowra
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s stands twice, or has no id", t.Name)
 		}
 		if n := NextRestore(c.lastRestore); alone && (t.ID.Restore() != n || HasTable(c.tables, t.ID)) {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: table %s alone has id %#x, want one of restore %d that is not in use", t.Name, uint64(t.ID), n)
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+				"restore: table %s alone has id %#x, want one of restore %d that is not in use", t.Name, uint64(t.ID), n)
 		}
 		tables = append(tables, t)
 	}
@@ -81,7 +86,8 @@ func (c *catalog) decide(r *rowraftv1.MetaRestore, shards int, trainers []*rowra
 }
 
 // replaceTables decides a restore of single tables.
-func (c *catalog) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema, trainers []*rowraftv1.MetaTrained) (replaced func(tables []uint64) bool, err error) {
+func (c *catalog) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schema,
+	trainers []*rowraftv1.MetaTrained) (replaced func(tables []uint64) bool, err error) {
 	var kept, gone []rowraft.Schema
 	for _, t := range c.tables {
 		if slices.ContainsFunc(tables, func(n rowraft.Schema) bool { return n.Name == t.Name }) {
@@ -91,7 +97,8 @@ func (c *catalog) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schem
 		}
 	}
 	if n := len(kept) + len(tables); n > MaxTables {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore: the cluster would have %d tables, at most %d are possible: drop some first", n, MaxTables)
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"restore: the cluster would have %d tables, at most %d are possible: drop some first", n, MaxTables)
 	}
 	if r.GetSource() == nil {
 		trainers = nil // no trainer can resume from it

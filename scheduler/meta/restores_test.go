@@ -38,12 +38,16 @@ func withShards(t *testing.T) *Machine {
 	t.Helper()
 	m := New(NewView())
 	old := restoredTable(1, "old")
-	shards := []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "a", Node: "n"}}}, {ID: 1, Replicas: []clustermap.Replica{{ID: "b", Node: "n"}}}}
+	shards := []clustermap.Shard{{ID: 0, Replicas: []clustermap.Replica{{ID: "a", Node: "n"}}},
+		{ID: 1, Replicas: []clustermap.Replica{{ID: "b", Node: "n"}}}}
 	for i, c := range []*rowraftv1.MetaCommand{
 		{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: "c"}}},
-		{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: &rowraftv1.Node{Id: "n", Addr: "a", PeerAddr: "p"}}}},
-		{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{Shards: ShardsToProto(shards), Slots: rpc.SlotsToProto(clustermap.EvenSlots(2, rowraft.DefaultSlots))}}},
-		{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&old)}}},
+		{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: &rowraftv1.Node{Id: "n", Addr: "a",
+			PeerAddr: "p"}}}},
+		{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{Shards: ShardsToProto(shards),
+			Slots: rpc.SlotsToProto(clustermap.EvenSlots(2, rowraft.DefaultSlots))}}},
+		{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(
+			&old)}}},
 	} {
 		if err := applyTo(t, m, rowraft.Index(i+1), c); err != nil {
 			t.Fatal(err)
@@ -71,7 +75,8 @@ func decide(r *rowraftv1.MetaRestore) *rowraftv1.MetaCommand {
 }
 
 func end(id byte, closed bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: bytes.Repeat([]byte{id}, 16), Closed: closed}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{
+		EndRestore: &rowraftv1.MetaEndRestore{Id: bytes.Repeat([]byte{id}, 16), Closed: closed}}}
 }
 
 func TestADecidedRestoreIsThePlaceOfAllTables(t *testing.T) {
@@ -127,7 +132,8 @@ func TestADecidedRestoreIsThePlaceOfAllTables(t *testing.T) {
 }
 
 func begin(id byte) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{
+		BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
 }
 
 // TestARestoreThatWasGivenUpIsNeverDecided: its stages may be dropped already.
@@ -147,7 +153,8 @@ func TestARestoreThatWasGivenUpIsNeverDecided(t *testing.T) {
 		}
 		m = reloaded(t, m)
 		epoch := uint64(m.view.Map().Epoch) + 1
-		if err := applyTo(t, m, 20, decide(restoreOf(1, epoch, 2, fresh))); rowraft.CodeOf(err) != rowraft.CodeLeadershipLost || m.PendingRestore() != nil {
+		if err := applyTo(t, m, 20, decide(restoreOf(1, epoch, 2, fresh))); rowraft.CodeOf(
+			err) != rowraft.CodeLeadershipLost || m.PendingRestore() != nil {
 			t.Errorf("%s: %v, want LeadershipLost", name, err)
 		}
 	}
@@ -164,7 +171,8 @@ func TestARestoreThatWasGivenUpIsNeverDecided(t *testing.T) {
 	if err := applyTo(t, m, 21, begin(2)); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 		t.Errorf("another begins before this one is closed: %v, want Overloaded", err)
 	}
-	short := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: []byte{1}}}}
+	short := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{
+		BeginRestore: &rowraftv1.MetaBeginRestore{Id: []byte{1}}}}
 	if err := applyTo(t, withShards(t), 10, short); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("an id of one byte: %v", err)
 	}
@@ -186,12 +194,15 @@ func TestGoldenBytesOfRestores(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
-	want := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: id}}}
+	want := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{
+		BeginRestore: &rowraftv1.MetaBeginRestore{Id: id}}}
 	if again, err := encodeCommand(want); err != nil || !bytes.Equal(again, entry) {
 		t.Errorf("begin_restore encodes to %x (%v), want %x", again, err, entry)
 	}
 	m := New(NewView())
-	if err := applyTo(t, m, 12, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: "c-1"}}}); err != nil {
+	if err := applyTo(t, m, 12,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{
+			Init: &rowraftv1.MetaInit{ClusterId: "c-1"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if fatal := m.Apply(12, entry); fatal != nil {
@@ -218,7 +229,9 @@ func TestARestoreOfOneTableIsItsOwnAffair(t *testing.T) {
 	old, b, c := h.enter("old", 0, 1), h.enter("b", 0, 2), h.enter("c", 0, 3)
 	none := rowraft.CodeUnknown
 	other := restoredTable(9, "b.dense")
-	step("a table", &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&other)}}}, none)
+	step("a table",
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{
+			CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&other)}}}, none)
 	step("a trainer of the first", cmdAttend(old, "", 0, 1), none)
 	step("a trainer of the other", cmdAttend(b, "", 0, 9), none)
 	step("a trainer of a table that is not", cmdAttend(c, "", 0, 8), rowraft.CodeSessionExpired)
@@ -261,14 +274,16 @@ func TestARestoreOfOneTableIsItsOwnAffair(t *testing.T) {
 	if got := m.remembered(); !slices.Equal(got, []TrainerID{{"b", 0}, {"old", 0}}) {
 		t.Errorf("remembered: %v", got)
 	}
-	step("the first table is dropped", &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: "old", Id: uint64(again.ID)}}}, none)
+	step("the first table is dropped",
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: "old",
+			Id: uint64(again.ID)}}}, none)
 	if from, _ := m.Sources(); len(from) != 1 || from[0].GetId() != "B" {
 		t.Errorf("the tables come from %v, want B", from)
 	}
 }
 
-// TestAResumeAfterRestoresOfSingleTables: a checkpoint that was restored in parts is one source, and a trainer that names
-// no tables has trained the tables that a restore brings while it trains.
+// TestAResumeAfterRestoresOfSingleTables: a checkpoint that was restored in parts is one source, and a trainer that
+// names no tables has trained the tables that a restore brings while it trains.
 func TestAResumeAfterRestoresOfSingleTables(t *testing.T) {
 	h := &history{t: t, m: withShards(t), index: 10}
 	none := rowraft.CodeUnknown
@@ -290,21 +305,25 @@ func TestAResumeAfterRestoresOfSingleTables(t *testing.T) {
 	h.step("the same, another process", cmdAttend(h.enter("first", 0, 3), "A", 0, one), rowraft.CodePrecondition)
 	h.step("of the table of the second restore", cmdAttend(h.enter("second", 0, 4), "A", 0, two), none)
 	h.step("the same, another process", cmdAttend(h.enter("second", 0, 5), "A", 0, two), rowraft.CodePrecondition)
-	h.step("both, after it trained the first alone", cmdAttend(h.enter("first", 0, 6), "A", 0, one, two), rowraft.CodePrecondition)
+	h.step("both, after it trained the first alone", cmdAttend(h.enter("first", 0, 6), "A", 0, one, two),
+		rowraft.CodePrecondition)
 	h.step("the second, which its job has not trained", cmdAttend(h.enter("first", 0, 7), "A", 0, two), none)
 
 	h.step("a trainer that names no tables", cmdAttend(h.enter("all", 0, 8), "", 0), none)
 	three := restore(3, 1, "old", "B")
 	h.step("another process", cmdAttend(h.enter("all", 0, 9), "B", 0), rowraft.CodePrecondition)
-	h.step("another process that names the table", cmdAttend(h.enter("all", 0, 10), "B", 0, three), rowraft.CodePrecondition)
+	h.step("another process that names the table", cmdAttend(h.enter("all", 0, 10), "B", 0, three),
+		rowraft.CodePrecondition)
 	h.step("from where the tables are", cmdAttend(h.enter("all", 0, 11), "", 0), none)
-	if from, _ := h.m.Sources(); len(from) != 2 || len(from[0].GetTrained()) != 1 || from[0].GetTrained()[0].GetJob() != "all" {
+	if from, _ := h.m.Sources(); len(from) != 2 || len(from[0].GetTrained()) != 1 ||
+		from[0].GetTrained()[0].GetJob() != "all" {
 		t.Errorf("the tables come from %v, want B with the trainer of no table, and A", from)
 	}
 
 	h.m.state.catalog.restored[1].Trained = nil
 	for i := range uint32(maxTrained - 1) {
-		h.m.state.catalog.restored[1].Trained = append(h.m.state.catalog.restored[1].Trained, &rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
+		h.m.state.catalog.restored[1].Trained = append(h.m.state.catalog.restored[1].Trained,
+			&rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
 	}
 	h.step("a restore begins", begin(4), none)
 	r := restoreOf(4, 1, 2, restoredTable(rowraft.TableID(1).RestoredBy(4), "old"))

@@ -29,8 +29,8 @@ const (
 
 // registry is the part of the state that has the runs of jobs with their members and their data.
 //
-// Invariants: a job has one run; an incarnation is issued once; a run in runs is immutable, because readers hold it outside
-// the lock, and a command replaces it with a changed copy.
+// Invariants: a job has one run; an incarnation is issued once; a run in runs is immutable, because readers hold it
+// outside the lock, and a command replaces it with a changed copy.
 type registry struct {
 	runs            []*rowraftv1.MetaRun // by job
 	endedRuns       [][]byte             // runs that shards must forget, oldest first; immutable
@@ -43,7 +43,9 @@ func (g *registry) issueIncarnation() rowraft.Incarnation {
 }
 
 func (g *registry) findRun(job string) (int, bool) {
-	return slices.BinarySearchFunc(g.runs, job, func(r *rowraftv1.MetaRun, job string) int { return strings.Compare(r.GetJob(), job) })
+	return slices.BinarySearchFunc(g.runs, job, func(r *rowraftv1.MetaRun, job string) int {
+		return strings.Compare(r.GetJob(), job)
+	})
 }
 
 // run returns the run of a job, nil if there is none.
@@ -81,7 +83,9 @@ func TrainingRanks(r *rowraftv1.MetaRun) (ranks []uint32) {
 
 // FindMember returns the position of a rank in the members of a run, and whether it is there.
 func FindMember(r *rowraftv1.MetaRun, rank uint32) (int, bool) {
-	return slices.BinarySearchFunc(r.GetMembers(), rank, func(m *rowraftv1.RunMember, rank uint32) int { return cmp.Compare(m.GetRank(), rank) })
+	return slices.BinarySearchFunc(r.GetMembers(), rank, func(m *rowraftv1.RunMember, rank uint32) int {
+		return cmp.Compare(m.GetRank(), rank)
+	})
 }
 
 // EnterResult is the result of the command enter_job.
@@ -94,8 +98,8 @@ type EnterResult struct {
 	Done       bool   // the run ended without this worker, which is no member
 }
 
-// enterJob makes a worker a member of the job's run. It begins a new run, of tables of that epoch, if there is none that
-// the worker can enter (beginsRun).
+// enterJob makes a worker a member of the job's run. It begins a new run, of tables of that epoch, if there is none
+// that the worker can enter (beginsRun).
 func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch) (*EnterResult, error) {
 	q := c.GetRequest()
 	if err := checkEnter(c); err != nil {
@@ -103,7 +107,8 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 	}
 	old := g.run(q.GetJob())
 	if hasLeft(old, q.GetInstance()) {
-		return nil, rowraft.Errorf(rowraft.CodeSessionExpired, "this process of worker %s has left job %s: this call is older than the leave", q.GetWorker(), q.GetJob())
+		return nil, rowraft.Errorf(rowraft.CodeSessionExpired,
+			"this process of worker %s has left job %s: this call is older than the leave", q.GetWorker(), q.GetJob())
 	}
 	if endedWithout(old, q, epoch) {
 		return &EnterResult{Done: true}, nil
@@ -141,7 +146,8 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 	}
 	g.putRun(r)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
-	return &EnterResult{Identity: id, Generation: r.GetGeneration(), Began: begins, Data: r.GetData(), BaseStep: r.GetBaseStep()}, nil
+	return &EnterResult{Identity: id, Generation: r.GetGeneration(), Began: begins, Data: r.GetData(),
+		BaseStep: r.GetBaseStep()}, nil
 }
 
 // hasLeft reports whether a process was a member of a run and has left it.
@@ -157,21 +163,29 @@ func checkEnter(c *rowraftv1.MetaEnterJob) error {
 	d := q.GetData()
 	switch lease := time.Duration(q.GetLeaseNs()); {
 	case !name(q.GetJob()) || !name(q.GetWorker()):
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %q, worker %q: want 1 to %d bytes each", q.GetJob(), q.GetWorker(), maxNameLength)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %q, worker %q: want 1 to %d bytes each", q.GetJob(),
+			q.GetWorker(), maxNameLength)
 	case q.GetWorkers() < 1 || q.GetWorkers() > MaxWorkers || q.GetWantRank() > q.GetWorkers():
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers, rank %d: want 1 to %d, and a rank below", q.GetJob(), q.GetWorkers(), int(q.GetWantRank())-1, MaxWorkers)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers, rank %d: want 1 to %d, and a rank below",
+			q.GetJob(), q.GetWorkers(), int(q.GetWantRank())-1, MaxWorkers)
 	case q.GetInShards() && q.GetWorkers() > rowraft.MaxRanks:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers in step, or with clocks: want at most %d", q.GetJob(), q.GetWorkers(), rowraft.MaxRanks)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %d workers in step, or with clocks: want at most %d",
+			q.GetJob(), q.GetWorkers(), rowraft.MaxRanks)
 	case len(c.GetRun()) != 16 || len(q.GetInstance()) != 16:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a run of %d bytes, an instance of %d: want 16", q.GetJob(), len(c.GetRun()), len(q.GetInstance()))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a run of %d bytes, an instance of %d: want 16",
+			q.GetJob(), len(c.GetRun()), len(q.GetInstance()))
 	case q.GetLeaseNs() > uint64(MaxLease) || lease < MinLease:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a lease of %v: want %v to %v", q.GetJob(), time.Duration(min(q.GetLeaseNs(), uint64(MaxLease)+1)), MinLease, MaxLease)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a lease of %v: want %v to %v", q.GetJob(),
+			time.Duration(min(q.GetLeaseNs(), uint64(MaxLease)+1)), MinLease, MaxLease)
 	case !(q.GetQuorum() >= 0 && q.GetQuorum() <= 1):
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a quorum of %v: want a share of its workers", q.GetJob(), q.GetQuorum())
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: a quorum of %v: want a share of its workers", q.GetJob(),
+			q.GetQuorum())
 	case q.GetBaseStep() > maxBaseStep:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: it had %d steps before this run: at most 2^62 are possible", q.GetJob(), q.GetBaseStep())
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"job %s: it had %d steps before this run: at most 2^62 are possible", q.GetJob(), q.GetBaseStep())
 	case len(q.GetCheckpoint()) > maxNameLength:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the id of a checkpoint of %d bytes", q.GetJob(), len(q.GetCheckpoint()))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: the id of a checkpoint of %d bytes", q.GetJob(),
+			len(q.GetCheckpoint()))
 	}
 	if err := checkSettings(q.GetSettings()); err != nil {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s: %w", q.GetJob(), err)
@@ -188,7 +202,8 @@ func checkSettings(list []*rowraftv1.JobSetting) error {
 	}
 	for i, x := range list {
 		if n := len(x.GetName()); n < 1 || n > maxNameLength || len(x.GetValue()) > maxSettingBytes {
-			return fmt.Errorf("a setting's name of %d bytes, its value of %d: want 1 to %d, and at most %d", n, len(x.GetValue()), maxNameLength, maxSettingBytes)
+			return fmt.Errorf("a setting's name of %d bytes, its value of %d: want 1 to %d, and at most %d", n,
+				len(x.GetValue()), maxNameLength, maxSettingBytes)
 		}
 		if i > 0 && list[i-1].GetName() >= x.GetName() {
 			return fmt.Errorf("settings are out of order at %s", x.GetName())
@@ -247,9 +262,11 @@ func newRun(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch) *rowraftv1.Meta
 		p.Incarnation, p.Take, p.Unsettled, p.Reading = 0, 0, 0, 0
 	}
 	return &rowraftv1.MetaRun{
-		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(), LeaseNs: q.GetLeaseNs(),
-		State: rowraftv1.JobState_JOB_STATE_RUNNING, Checkpoint: q.GetCheckpoint(), TableEpoch: uint64(epoch), Data: data, InShards: q.GetInShards(),
-		Quorum: q.GetQuorum(), DeadlineNs: q.GetDeadlineNs(), BaseStep: q.GetBaseStep(),
+		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(),
+		LeaseNs: q.GetLeaseNs(),
+		State:   rowraftv1.JobState_JOB_STATE_RUNNING, Checkpoint: q.GetCheckpoint(), TableEpoch: uint64(epoch), Data: data,
+		InShards: q.GetInShards(),
+		Quorum:   q.GetQuorum(), DeadlineNs: q.GetDeadlineNs(), BaseStep: q.GetBaseStep(),
 	}
 }
 
@@ -284,14 +301,17 @@ func agrees(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) error {
 	if len(differ) == 0 {
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodeInvalidArgument, "worker %s does not agree with job %s: %s; all workers of a job must be started with the same configuration", q.GetWorker(), q.GetJob(), strings.Join(differ, "; "))
+	return rowraft.Errorf(rowraft.CodeInvalidArgument,
+		"worker %s does not agree with job %s: %s; all workers of a job must be started with the same configuration",
+		q.GetWorker(), q.GetJob(), strings.Join(differ, "; "))
 }
 
 // placeOf returns the index in r.Members of the worker's rank. It inserts the member if the rank is new. Order: the
 // requested rank, the rank with the worker's name, a rank never used, a lost or failed member, a member that left.
 func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error) {
 	if r.GetStopping() && len(TrainingRanks(r)) > 0 {
-		return 0, rowraft.Errorf(rowraft.CodePrecondition, "job %s is being stopped; worker %s may begin when it has", q.GetJob(), q.GetWorker())
+		return 0, rowraft.Errorf(rowraft.CodePrecondition, "job %s is being stopped; worker %s may begin when it has",
+			q.GetJob(), q.GetWorker())
 	}
 	named := slices.IndexFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool { return m.GetWorker() == q.GetWorker() })
 	if q.GetWantRank() > 0 {
@@ -299,9 +319,12 @@ func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error
 		i, found := FindMember(r, rank)
 		switch {
 		case named >= 0 && named != i && IsTraining(r.GetMembers()[named]):
-			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists, "worker %s of job %s has rank %d, and cannot have rank %d too", q.GetWorker(), q.GetJob(), r.GetMembers()[named].GetRank(), rank)
+			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists, "worker %s of job %s has rank %d, and cannot have rank %d too",
+				q.GetWorker(), q.GetJob(), r.GetMembers()[named].GetRank(), rank)
 		case found && IsTraining(r.GetMembers()[i]) && i != named:
-			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists, "rank %d of job %s is that of worker %s, which trains; it cannot be %s's too", rank, q.GetJob(), r.GetMembers()[i].GetWorker(), q.GetWorker())
+			return 0, rowraft.Errorf(rowraft.CodeAlreadyExists,
+				"rank %d of job %s is that of worker %s, which trains; it cannot be %s's too", rank, q.GetJob(),
+				r.GetMembers()[i].GetWorker(), q.GetWorker())
 		case !found:
 			r.Members = slices.Insert(r.Members, i, &rowraftv1.RunMember{Rank: rank})
 		}
@@ -317,13 +340,15 @@ func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error
 		}
 	}
 	for _, gone := range []func(*rowraftv1.RunMember) bool{func(m *rowraftv1.RunMember) bool {
-		return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST || m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
+		return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST ||
+			m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
 	}, func(m *rowraftv1.RunMember) bool { return !IsTraining(m) }} {
 		if i := slices.IndexFunc(r.GetMembers(), gone); i >= 0 {
 			return i, nil
 		}
 	}
-	return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has all of its %d workers, %s would be number %d; a restarted worker must keep its name, a new job needs another one",
+	return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has all of its %d workers, %s would be number %d; a "+
+		"restarted worker must keep its name, a new job needs another one",
 		q.GetJob(), r.GetWorkers(), q.GetWorker(), r.GetWorkers()+1)
 }
 
@@ -354,18 +379,23 @@ func (g *registry) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, e
 		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s does not exist, or was deleted", id.GetJob())
 	}
 	if !bytes.Equal(r.GetRun(), id.GetRun()) {
-		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "a new run of job %s has begun without worker %d of incarnation %d", id.GetJob(), id.GetRank(), id.GetIncarnation())
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired,
+			"a new run of job %s has begun without worker %d of incarnation %d", id.GetJob(), id.GetRank(), id.GetIncarnation())
 	}
 	i, found := FindMember(r, id.GetRank())
 	if !found {
-		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s has no worker of rank %d", id.GetJob(), id.GetRank())
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "job %s has no worker of rank %d", id.GetJob(),
+			id.GetRank())
 	}
 	m := r.GetMembers()[i]
 	switch {
 	case m.GetIncarnation() != id.GetIncarnation():
-		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "rank %d of job %s is worker %s of incarnation %d by now, this one is of incarnation %d", id.GetRank(), id.GetJob(), m.GetWorker(), m.GetIncarnation(), id.GetIncarnation())
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired,
+			"rank %d of job %s is worker %s of incarnation %d by now, this one is of incarnation %d", id.GetRank(), id.GetJob(),
+			m.GetWorker(), m.GetIncarnation(), id.GetIncarnation())
 	case m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST:
-		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s has left job %s: %s; start it again", m.GetWorker(), id.GetJob(), m.GetReason())
+		return nil, 0, rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s has left job %s: %s; start it again",
+			m.GetWorker(), id.GetJob(), m.GetReason())
 	}
 	return r, i, nil
 }
@@ -374,7 +404,8 @@ func (g *registry) member(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, e
 func (g *registry) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun, int, error) {
 	r, i, err := g.member(id)
 	if err == nil && !IsTraining(r.GetMembers()[i]) {
-		err = rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s has left job %s", r.GetMembers()[i].GetWorker(), id.GetJob())
+		err = rowraft.Errorf(rowraft.CodeSessionExpired, "worker %s has left job %s", r.GetMembers()[i].GetWorker(),
+			id.GetJob())
 	}
 	return r, i, err
 }
@@ -383,9 +414,11 @@ func (g *registry) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun
 // replaced by another process.
 func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	switch l.GetState() {
-	case rowraftv1.MemberState_MEMBER_STATE_ENDED, rowraftv1.MemberState_MEMBER_STATE_STOPPED, rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
+	case rowraftv1.MemberState_MEMBER_STATE_ENDED, rowraftv1.MemberState_MEMBER_STATE_STOPPED,
+		rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
 	default:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker of job %s leaves as %v", l.GetIdentity().GetJob(), l.GetState())
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker of job %s leaves as %v", l.GetIdentity().GetJob(),
+			l.GetState())
 	}
 	old, i, err := g.trainingMember(l.GetIdentity())
 	if err != nil {
@@ -435,12 +468,16 @@ func (g *registry) forgetRun(run []byte) {
 func (g *registry) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1.MetaRun, error) {
 	old := g.run(c.GetJob())
 	switch {
-	case old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) || old.GetGeneration() != c.GetGeneration() || c.GetGeneration() == 0:
-		return nil, rowraft.Errorf(rowraft.CodePrecondition, "generation %d of job %s is not the present one", c.GetGeneration(), c.GetJob())
+	case old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) || old.GetGeneration() != c.GetGeneration() ||
+		c.GetGeneration() == 0:
+		return nil, rowraft.Errorf(rowraft.CodePrecondition, "generation %d of job %s is not the present one",
+			c.GetGeneration(), c.GetJob())
 	case old.GetStarted() == c.GetGeneration():
 		return old, nil
 	case c.GetFirstStep() < max(old.GetFirstStep(), 1):
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "generation %d of job %s begins at step %d, the one before began at %d", c.GetGeneration(), c.GetJob(), c.GetFirstStep(), old.GetFirstStep())
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"generation %d of job %s begins at step %d, the one before began at %d", c.GetGeneration(), c.GetJob(),
+			c.GetFirstStep(), old.GetFirstStep())
 	}
 	r := proto.CloneOf(old)
 	r.Started, r.FirstStep = c.GetGeneration(), c.GetFirstStep()
@@ -451,7 +488,8 @@ func (g *registry) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1
 // replaceable reports whether a member is lost or failed in a run whose data the scheduler assigns. The other workers
 // read its parts, and a replacement starts from the shared state, so no checkpoint needs its state.
 func replaceable(r *rowraftv1.MetaRun, m *rowraftv1.RunMember) bool {
-	gone := m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST || m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
+	gone := m.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST ||
+		m.GetState() == rowraftv1.MemberState_MEMBER_STATE_FAILED
 	return gone && r.GetData().GetExamples() > 0
 }
 
@@ -476,7 +514,8 @@ func settle(r *rowraftv1.MetaRun) {
 	case ended == int(r.GetWorkers()), divided && ended > 0 && allRead(r.GetData()):
 		r.State = rowraftv1.JobState_JOB_STATE_DONE
 	case gone != nil:
-		r.State, r.Reason = rowraftv1.JobState_JOB_STATE_FAILED, cut(fmt.Sprintf("worker %s: %s", gone.GetWorker(), gone.GetReason()), maxReasonBytes)
+		r.State, r.Reason = rowraftv1.JobState_JOB_STATE_FAILED,
+			cut(fmt.Sprintf("worker %s: %s", gone.GetWorker(), gone.GetReason()), maxReasonBytes)
 	case ended == 0, len(r.GetMembers()) == int(r.GetWorkers()):
 		r.State = rowraftv1.JobState_JOB_STATE_STOPPED
 	} // else: other workers are still to come
@@ -512,8 +551,8 @@ func (g *registry) forgetRuns(table string) {
 	})
 }
 
-// renewRuns deletes the runs of a restored table, like those of a dropped one. The next worker of a run that still trains
-// begins a new run.
+// renewRuns deletes the runs of a restored table, like those of a dropped one. The next worker of a run that still
+// trains begins a new run.
 func (g *registry) renewRuns(table string) {
 	g.forgetRuns(table)
 	for i, r := range g.runs {
@@ -539,7 +578,8 @@ func (g *registry) load(p *rowraftv1.MetaState) error {
 		return fmt.Errorf("%d runs of jobs", len(g.runs))
 	}
 	for i, r := range g.runs {
-		if n := len(r.GetJob()); n < 1 || n > maxNameLength || len(r.GetRun()) != 16 || r.GetWorkers() < 1 || r.GetWorkers() > MaxWorkers || r.GetData() == nil {
+		if n := len(r.GetJob()); n < 1 || n > maxNameLength || len(r.GetRun()) != 16 || r.GetWorkers() < 1 ||
+			r.GetWorkers() > MaxWorkers || r.GetData() == nil {
 			return fmt.Errorf("a run of job %q with %d workers", r.GetJob(), r.GetWorkers())
 		}
 		if i > 0 && g.runs[i-1].GetJob() >= r.GetJob() {

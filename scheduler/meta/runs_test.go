@@ -28,15 +28,19 @@ func cmdEnter(worker string, instance byte, change func(*rowraftv1.EnterRequest)
 	if change != nil {
 		change(q)
 	}
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: id16(100 + instance)}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q,
+		Run: id16(100 + instance)}}}
 }
 
-func cmdLeaveJob(id *rowraftv1.JobIdentity, how rowraftv1.MemberState, parts ...*rowraftv1.PartReached) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id, State: how, Reason: "because", Parts: parts}}}
+func cmdLeaveJob(id *rowraftv1.JobIdentity, how rowraftv1.MemberState,
+	parts ...*rowraftv1.PartReached) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id,
+		State: how, Reason: "because", Parts: parts}}}
 }
 
 func cmdStopJob(run []byte) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: "ctr", Run: run}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: "ctr",
+		Run: run}}}
 }
 
 const (
@@ -66,7 +70,8 @@ func (a *applier) wantJob(st rowraftv1.JobState, generation uint64, ranks ...uin
 	a.t.Helper()
 	r := a.m.RunOf("ctr")
 	if r.GetState() != st || r.GetGeneration() != generation || !slices.Equal(TrainingRanks(r), ranks) {
-		a.t.Fatalf("the job is %v in generation %d with ranks %v, want %v, %d, %v", r.GetState(), r.GetGeneration(), TrainingRanks(r), st, generation, ranks)
+		a.t.Fatalf("the job is %v in generation %d with ranks %v, want %v, %d, %v", r.GetState(), r.GetGeneration(),
+			TrainingRanks(r), st, generation, ranks)
 	}
 }
 
@@ -152,9 +157,12 @@ func TestRunsEnd(t *testing.T) {
 		{"signals stop them", []rowraftv1.MemberState{stopped, stopped}, false, jobStopped, nil, false},
 		{"one ends, one is signalled", []rowraftv1.MemberState{ended, stopped}, false, jobStopped, nil, false},
 		{"the other has not come", []rowraftv1.MemberState{ended, 0}, false, running, nil, false},
-		{"stopped, then with other settings", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped, func(q *rowraftv1.EnterRequest) { q.Settings = nil }, true},
-		{"stopped, then from the beginning", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped, func(q *rowraftv1.EnterRequest) { q.Restart = true }, true},
-		{"stopped, then from a checkpoint", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped, func(q *rowraftv1.EnterRequest) { q.Checkpoint = "x" }, true},
+		{"stopped, then with other settings", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped,
+			func(q *rowraftv1.EnterRequest) { q.Settings = nil }, true},
+		{"stopped, then from the beginning", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped,
+			func(q *rowraftv1.EnterRequest) { q.Restart = true }, true},
+		{"stopped, then from a checkpoint", []rowraftv1.MemberState{stopped, stopped}, true, jobStopped,
+			func(q *rowraftv1.EnterRequest) { q.Checkpoint = "x" }, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a := newApplier(t)
@@ -173,7 +181,8 @@ func TestRunsEnd(t *testing.T) {
 				}
 				a.ok(cmdLeaveJob(id, tc.leave[i]))
 			}
-			if r := a.m.RunOf("ctr"); r.GetState() != tc.want || r.GetStopping() || (r.GetReason() != "") != (tc.want == jobFailed) {
+			if r := a.m.RunOf("ctr"); r.GetState() != tc.want || r.GetStopping() ||
+				(r.GetReason() != "") != (tc.want == jobFailed) {
 				t.Fatalf("the job is %v (%q), want %v", r.GetState(), r.GetReason(), tc.want)
 			}
 			next := a.enter(cmdEnter("a", 7, tc.restart))
@@ -215,14 +224,18 @@ func TestWorkersMustAgree(t *testing.T) {
 	}
 	for what, change := range map[string]func(*rowraftv1.EnterRequest){
 		"a rank beyond the workers": func(q *rowraftv1.EnterRequest) { q.WantRank = 3 },
-		"too many for the shards":   func(q *rowraftv1.EnterRequest) { q.Job, q.Workers, q.InShards = "other", rowraft.MaxRanks+1, true },
-		"a long name":               func(q *rowraftv1.EnterRequest) { q.Worker = string(make([]byte, 129)) },
-		"no instance":               func(q *rowraftv1.EnterRequest) { q.Instance = nil },
-		"a short lease":             func(q *rowraftv1.EnterRequest) { q.LeaseNs = 1 },
-		"a lease that overflows":    func(q *rowraftv1.EnterRequest) { q.LeaseNs = 1 << 63 },
-		"settings out of order":     set("mode", "async", "batch", "512"),
-		"too many parts":            func(q *rowraftv1.EnterRequest) { q.Data = &rowraftv1.JobData{Examples: 1 << 40, PartExamples: 1} },
-		"parts of nothing":          func(q *rowraftv1.EnterRequest) { q.Data = &rowraftv1.JobData{PartExamples: 1} },
+		"too many for the shards": func(q *rowraftv1.EnterRequest) {
+			q.Job, q.Workers, q.InShards = "other", rowraft.MaxRanks+1, true
+		},
+		"a long name":            func(q *rowraftv1.EnterRequest) { q.Worker = string(make([]byte, 129)) },
+		"no instance":            func(q *rowraftv1.EnterRequest) { q.Instance = nil },
+		"a short lease":          func(q *rowraftv1.EnterRequest) { q.LeaseNs = 1 },
+		"a lease that overflows": func(q *rowraftv1.EnterRequest) { q.LeaseNs = 1 << 63 },
+		"settings out of order":  set("mode", "async", "batch", "512"),
+		"too many parts": func(q *rowraftv1.EnterRequest) {
+			q.Data = &rowraftv1.JobData{Examples: 1 << 40, PartExamples: 1}
+		},
+		"parts of nothing": func(q *rowraftv1.EnterRequest) { q.Data = &rowraftv1.JobData{PartExamples: 1} },
 	} {
 		t.Run(what, func(*testing.T) { a.refused(cmdEnter("b", 2, change), rowraft.CodeInvalidArgument) })
 	}
@@ -302,10 +315,12 @@ func TestRegistryModel(t *testing.T) {
 				}
 			}
 			r := a.m.RunOf("ctr")
-			if len(TrainingRanks(r)) > 2 || r.GetGeneration() < before.GetGeneration() && bytes.Equal(r.GetRun(), before.GetRun()) {
+			if len(TrainingRanks(r)) > 2 || r.GetGeneration() < before.GetGeneration() &&
+				bytes.Equal(r.GetRun(), before.GetRun()) {
 				t.Fatalf("%v after %v", r, before)
 			}
-			if before != nil && bytes.Equal(r.GetRun(), before.GetRun()) && r.GetGeneration() == before.GetGeneration() && !slices.Equal(TrainingRanks(r), TrainingRanks(before)) {
+			if before != nil && bytes.Equal(r.GetRun(), before.GetRun()) && r.GetGeneration() == before.GetGeneration() &&
+				!slices.Equal(TrainingRanks(r), TrainingRanks(before)) {
 				t.Fatalf("generation %d had %v, and has %v", r.GetGeneration(), TrainingRanks(before), TrainingRanks(r))
 			}
 			for _, m := range r.GetMembers() {
@@ -313,14 +328,16 @@ func TestRegistryModel(t *testing.T) {
 					continue
 				}
 				for _, id := range known {
-					newest := bytes.Equal(id.GetRun(), r.GetRun()) && id.GetRank() == m.GetRank() && id.GetIncarnation() == m.GetIncarnation()
+					newest := bytes.Equal(id.GetRun(), r.GetRun()) && id.GetRank() == m.GetRank() &&
+						id.GetIncarnation() == m.GetIncarnation()
 					if err := a.m.CheckMember(id); id.GetRank() == m.GetRank() && (err == nil) != newest {
 						t.Fatalf("%v is a member: %v; the member is %v", id, err, m)
 					}
 				}
 			}
 			b := New(NewView())
-			if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil || !bytes.Equal(snapshotBytes(t, b), snapshotBytes(t, a.m)) {
+			if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil ||
+				!bytes.Equal(snapshotBytes(t, b), snapshotBytes(t, a.m)) {
 				t.Fatalf("the state does not survive a snapshot: %v", err)
 			}
 		}
@@ -328,7 +345,8 @@ func TestRegistryModel(t *testing.T) {
 }
 
 func cmdBeginGeneration(run []byte, generation, first uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{StartGeneration: &rowraftv1.MetaStartGeneration{Job: "ctr", Run: run, Generation: generation, FirstStep: first}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartGeneration{
+		StartGeneration: &rowraftv1.MetaStartGeneration{Job: "ctr", Run: run, Generation: generation, FirstStep: first}}}
 }
 
 // Of two leaders that begin a generation the first counts, and shards are to forget what
@@ -341,7 +359,8 @@ func TestGenerationsBeginOnce(t *testing.T) {
 	a.refused(cmdBeginGeneration(one.Run, 2, 5), rowraft.CodePrecondition)
 	a.refused(cmdBeginGeneration(id16(9), 1, 5), rowraft.CodePrecondition)
 	for _, first := range []uint64{5, 7} {
-		if r, ok := a.do(cmdBeginGeneration(one.Run, 1, first)).(*rowraftv1.MetaRun); !ok || r.GetFirstStep() != 5 || r.GetStarted() != 1 {
+		if r, ok := a.do(cmdBeginGeneration(one.Run, 1, first)).(*rowraftv1.MetaRun); !ok || r.GetFirstStep() != 5 ||
+			r.GetStarted() != 1 {
 			t.Errorf("asked for %d it is %v", first, r)
 		}
 	}
@@ -357,7 +376,8 @@ func TestGenerationsBeginOnce(t *testing.T) {
 	}
 	a.ok(cmdLeaveJob(next, ended))
 	a.ok(cmdLeaveJob(other, ended))
-	a.ok(&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: one.Run}}})
+	a.ok(
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: one.Run}}})
 	if got := a.m.EndedRuns(); len(got) != 1 || !bytes.Equal(got[0], next.Run) {
 		t.Errorf("to be forgotten: %x, want %x", got, next.Run)
 	}
@@ -371,22 +391,28 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 	settings := []*rowraftv1.JobSetting{{Name: "batch", Value: "512"}, {Name: "mode", Value: "async"}}
 	me := &rowraftv1.JobIdentity{Job: "ctr", Run: run, Rank: 1, Incarnation: 6}
 	for name, c := range map[string]*rowraftv1.MetaCommand{
-		"enter_job": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
-			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2},
-		}}}},
-		"enter_dealt": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
-			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9,
-			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
-		}}}},
-		"enter_base": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run, Request: &rowraftv1.EnterRequest{
-			Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, BaseStep: 500,
-			Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
-		}}}},
-		"settle_parts": cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9}, &rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
+		"enter_job": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run,
+			Request: &rowraftv1.EnterRequest{
+				Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9,
+				Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2},
+			}}}},
+		"enter_dealt": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run,
+			Request: &rowraftv1.EnterRequest{
+				Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9,
+				Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
+			}}}},
+		"enter_base": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run,
+			Request: &rowraftv1.EnterRequest{
+				Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, BaseStep: 500,
+				Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
+			}}}},
+		"settle_parts": cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9},
+			&rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
 		"leave_job": {Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
 			Identity: me, State: lost, Reason: "silent", Parts: []*rowraftv1.PartReached{{Part: 1, Acknowledged: 40, Read: 50}},
 		}}},
-		"take_part":        {Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: me, Take: 2}}},
+		"take_part": {Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: me,
+			Take: 2}}},
 		"end_part":         {Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: me, Part: 1}}},
 		"stop_job":         cmdStopJob(run),
 		"start_generation": cmdBeginGeneration(run, 3, 41),
@@ -409,33 +435,40 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := New(NewView())
-	if err := b.Restore(bytes.NewReader(over)); err != nil || len(b.EndedRuns()) != 1 || !bytes.Equal(b.EndedRuns()[0], run) || !bytes.Equal(snapshotBytes(t, b), over) {
+	if err := b.Restore(bytes.NewReader(over)); err != nil || len(b.EndedRuns()) != 1 ||
+		!bytes.Equal(b.EndedRuns()[0], run) || !bytes.Equal(snapshotBytes(t, b), over) {
 		t.Errorf("ended runs: %x, %v", b.EndedRuns(), err)
 	}
 	wantRunOf(t, "dealt.snapshot", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1, Gathering: true,
-		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1}},
+		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent",
+			Taken: 1}},
 		Data: &rowraftv1.JobData{
-			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true, Open: []*rowraftv1.JobPart{{Offset: 7, Unsettled: 5}},
+			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true,
+			Open: []*rowraftv1.JobPart{{Offset: 7, Unsettled: 5}},
 		},
 	})
 	wantRunOf(t, "readings.snapshot", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
-		Members: []*rowraftv1.RunMember{{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance, State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Taken: 1}},
+		Members: []*rowraftv1.RunMember{{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance,
+			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Taken: 1}},
 		Data: &rowraftv1.JobData{
-			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true, Open: []*rowraftv1.JobPart{{Offset: 7, Incarnation: 6, Take: 1, Reading: 3}},
+			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true,
+			Open: []*rowraftv1.JobPart{{Offset: 7, Incarnation: 6, Take: 1, Reading: 3}},
 		},
 	})
 	wantRunOf(t, "base.snapshot", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1, BaseStep: 500,
-		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1}},
-		Data:    &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1},
+		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent",
+			Taken: 1}},
+		Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1},
 	})
 	wantRunOf(t, "runs.snapshot", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Settings: settings, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
 		Members: []*rowraftv1.RunMember{
 			{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1},
-			{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance, State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Taken: 1},
+			{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance, State: rowraftv1.MemberState_MEMBER_STATE_TRAINING,
+				Taken: 1},
 		},
 		Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 2, AgainKnown: 3, AgainMost: 93,
 			Open: []*rowraftv1.JobPart{{Offset: 7}, {Part: 1, Incarnation: 6, Take: 1}}},
@@ -486,7 +519,8 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	}
 	a.wantJob(done, 4)
 	next := a.enter(cmdEnter("b", 4, plan)) // a worker that enters after another one began the next run takes part
-	if e := a.enter(cmdEnter("a", 5, plan)); e.Done || e.Began || !bytes.Equal(e.Identity.GetRun(), next.Identity.GetRun()) {
+	if e := a.enter(cmdEnter("a", 5, plan)); e.Done || e.Began ||
+		!bytes.Equal(e.Identity.GetRun(), next.Identity.GetRun()) {
 		t.Errorf("in the next run it is %+v", e)
 	}
 	a.m.state.registry.runs = before
@@ -521,7 +555,8 @@ func TestACallToEnterThatComesTooLateChangesNothing(t *testing.T) {
 			if now := a.m.RunOf("ctr"); !proto.Equal(now, was) {
 				t.Errorf("after the late call the run is %v, was %v", now, was)
 			}
-			if other := a.enter(cmdEnter("a", 2, alone)); len(TrainingRanks(a.m.RunOf("ctr"))) != 1 || other.Identity.GetIncarnation() <= one.Identity.GetIncarnation() {
+			if other := a.enter(cmdEnter("a", 2, alone)); len(TrainingRanks(a.m.RunOf("ctr"))) != 1 ||
+				other.Identity.GetIncarnation() <= one.Identity.GetIncarnation() {
 				t.Errorf("another process enters as %v", other)
 			}
 		})
@@ -542,7 +577,8 @@ func TestAStoppedJobGathersAgain(t *testing.T) {
 	a.wantJob(jobStopped, 3)
 	one = a.enter(cmdEnter("a", 3, gathers)).Identity
 	a.wantJob(running, 3, 0)
-	if again := New(NewView()); again.Restore(bytes.NewReader(snapshotBytes(t, a.m))) != nil || !again.RunOf("ctr").GetGathering() {
+	if again := New(NewView()); again.Restore(bytes.NewReader(snapshotBytes(t, a.m))) != nil ||
+		!again.RunOf("ctr").GetGathering() {
 		t.Error("a snapshot does not hold that the job gathers")
 	}
 	a.ok(cmdLeaveJob(one, lost)) // on its way

@@ -19,18 +19,22 @@ const (
 
 // attend records that a trainer may train its tables. It refuses a trainer of tables that do not exist. It refuses a
 // trainer that resumes from a restored checkpoint if its tables do not come from that checkpoint, or if another worker
-// with its rank has trained them since the restore; again means that it does not resume, because it has attended before.
+// with its rank has trained them since the restore; again means that it does not resume, because it has attended
+// before.
 func (c *catalog) attend(a *rowraftv1.MetaAttend, t *rowraftv1.MetaTrained, again bool) error {
 	id := TrainerID{t.GetJob(), t.GetRank()}
 	if n := len(a.GetTables()); n > MaxTables {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s trains %d tables, the limit is %d", id, n, MaxTables)
 	}
 	if e := a.GetTableEpoch(); e != 0 && e != uint64(c.epoch) {
-		return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains on tables of epoch %d, those of the cluster are of %d: a checkpoint was restored; start it again", id, e, c.epoch)
+		return rowraft.Errorf(rowraft.CodeSessionExpired,
+			"%s trains on tables of epoch %d, those of the cluster are of %d: a checkpoint was restored; start it again", id, e,
+			c.epoch)
 	}
 	for _, table := range a.GetTables() {
 		if !c.has(table) {
-			return rowraft.Errorf(rowraft.CodeSessionExpired, "%s trains table %#x, which was dropped, or replaced by a restore; start it again", id, table)
+			return rowraft.Errorf(rowraft.CodeSessionExpired,
+				"%s trains table %#x, which was dropped, or replaced by a restore; start it again", id, table)
 		}
 	}
 	if a.GetCheckpoint() != "" && !again {
@@ -53,7 +57,9 @@ func findTrained(from *rowraftv1.MetaRestored, id TrainerID) (int, bool) {
 // mayTrain reports whether a trainer of these tables may train tables that come from a restored checkpoint. A trainer
 // that names no tables may train any.
 func mayTrain(tables []uint64, from *rowraftv1.MetaRestored) bool {
-	return len(tables) == 0 || slices.ContainsFunc(from.GetTables(), func(id uint64) bool { return slices.Contains(tables, id) })
+	return len(tables) == 0 || slices.ContainsFunc(from.GetTables(), func(id uint64) bool {
+		return slices.Contains(tables, id)
+	})
 }
 
 // noteTrained records, at each restored checkpoint with one of these tables, that t may train them from now on. A later
@@ -72,7 +78,8 @@ func (c *catalog) noteTrained(t *rowraftv1.MetaTrained, tables []uint64) error {
 			list = slices.Insert(list, at, nil)
 		}
 		list[at] = t
-		next[i] = &rowraftv1.MetaRestored{Id: from.GetId(), Destination: from.GetDestination(), Name: from.GetName(), Tables: from.GetTables(), Trained: list}
+		next[i] = &rowraftv1.MetaRestored{Id: from.GetId(), Destination: from.GetDestination(), Name: from.GetName(),
+			Tables: from.GetTables(), Trained: list}
 	}
 	if err := c.roomForTrained(added); err != nil {
 		return err
@@ -97,9 +104,12 @@ func (c *catalog) roomForTrained(added []*rowraftv1.MetaTrained) error {
 		id, owner := TrainerID{t.GetJob(), t.GetRank()}, t.GetOwner()
 		switch {
 		case all >= maxTrained:
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables, the limit is %d; restore a checkpoint of all tables, which forgets them", id, all, maxTrained)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables, the "+
+				"limit is %d; restore a checkpoint of all tables, which forgets them", id, all, maxTrained)
 		case owner != "" && own[owner] >= maxOwnerTrained:
-			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables of %s, the limit for one name is %d; restore or drop the tables of those that have stopped, which forgets them", id, own[owner], owner, maxOwnerTrained)
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s: the cluster remembers %d trainers of restored tables of "+
+				"%s, the limit for one name is %d; restore or drop the tables of those that have stopped, which forgets them", id,
+				own[owner], owner, maxOwnerTrained)
 		}
 		all++
 		own[owner]++
@@ -107,12 +117,13 @@ func (c *catalog) roomForTrained(added []*rowraftv1.MetaTrained) error {
 	return nil
 }
 
-// checkResume refuses a trainer that resumes from a checkpoint if its tables do not all come from that checkpoint, or if
-// another worker with its rank has trained one of them since the restore. The tables may come from several restores of
-// the checkpoint.
+// checkResume refuses a trainer that resumes from a checkpoint if its tables do not all come from that checkpoint, or
+// if another worker with its rank has trained one of them since the restore. The tables may come from several restores
+// of the checkpoint.
 func (c *catalog) checkResume(a *rowraftv1.MetaAttend, id TrainerID, incarnation uint64) error {
 	if len(c.restored) == 0 {
-		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables do not come from checkpoint %s, nor from any other", a.GetCheckpoint())
+		return rowraft.Errorf(rowraft.CodePrecondition,
+			"the cluster's tables do not come from checkpoint %s, nor from any other", a.GetCheckpoint())
 	}
 	var restored []uint64 // tables that come from the checkpoint
 	var from *rowraftv1.MetaRestored
@@ -121,17 +132,21 @@ func (c *catalog) checkResume(a *rowraftv1.MetaAttend, id TrainerID, incarnation
 			continue
 		}
 		from, restored = r, append(restored, r.GetTables()...)
-		if at, found := findTrained(r, id); found && r.GetTrained()[at].GetIncarnation() != incarnation && mayTrain(a.GetTables(), r) {
-			return rowraft.Errorf(rowraft.CodePrecondition, "%s has trained since checkpoint %s was restored, and the tables hold it", id, r.GetName())
+		if at, found := findTrained(r, id); found && r.GetTrained()[at].GetIncarnation() != incarnation &&
+			mayTrain(a.GetTables(), r) {
+			return rowraft.Errorf(rowraft.CodePrecondition,
+				"%s has trained since checkpoint %s was restored, and the tables hold it", id, r.GetName())
 		}
 	}
 	if from == nil {
 		last := c.restored[0]
-		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one", last.GetDestination(), last.GetName())
+		return rowraft.Errorf(rowraft.CodePrecondition, "the cluster's tables come from checkpoint %s/%s, another one",
+			last.GetDestination(), last.GetName())
 	}
 	for _, t := range c.tables {
 		if id := uint64(t.ID); slices.Contains(a.GetTables(), id) && !slices.Contains(restored, id) {
-			return rowraft.Errorf(rowraft.CodePrecondition, "table %s does not come from checkpoint %s/%s", t.Name, from.GetDestination(), from.GetName())
+			return rowraft.Errorf(rowraft.CodePrecondition, "table %s does not come from checkpoint %s/%s", t.Name,
+				from.GetDestination(), from.GetName())
 		}
 	}
 	return nil
@@ -153,7 +168,9 @@ func (c *catalog) comeFrom(r *rowraftv1.MetaRestore, tables []rowraft.Schema, tr
 
 // forgetSource removes a dropped table from the record of its checkpoint. A record without tables is deleted.
 func (c *catalog) forgetSource(id rowraft.TableID) {
-	i := slices.IndexFunc(c.restored, func(r *rowraftv1.MetaRestored) bool { return slices.Contains(r.GetTables(), uint64(id)) })
+	i := slices.IndexFunc(c.restored, func(r *rowraftv1.MetaRestored) bool {
+		return slices.Contains(r.GetTables(), uint64(id))
+	})
 	if i < 0 {
 		return
 	}

@@ -20,9 +20,10 @@ const (
 	maxNameLength = 128
 )
 
-// state is everything that the metadata group stores, in parts that know nothing of each other. A command is a method of the
-// part that it concerns, or of state if it concerns several. It checks everything before it changes anything, so an error
-// means that nothing changed. All members must get the same result: no clock, no random number, no map iteration order.
+// state is everything that the metadata group stores, in parts that know nothing of each other. A command is a method
+// of the part that it concerns, or of state if it concerns several. It checks everything before it changes anything, so
+// an error means that nothing changed. All members must get the same result: no clock, no random number, no map
+// iteration order.
 //
 // Fields marked immutable are replaced, never changed in place, because readers hold them outside machine.mu.
 type state struct {
@@ -48,7 +49,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		}
 		return nil, s.topology.createShards(shardsFromProto(c.CreateShards.GetShards()), slots)
 	case *rowraftv1.MetaCommand_CreateTable:
-		schema, created, err := s.catalog.create(rpc.SchemaFromProto(c.CreateTable.GetTable()), c.CreateTable.GetIfNotExists(), len(s.topology.slots))
+		schema, created, err := s.catalog.create(rpc.SchemaFromProto(c.CreateTable.GetTable()),
+			c.CreateTable.GetIfNotExists(), len(s.topology.slots))
 		if created {
 			s.topology.cluster.Version++
 		}
@@ -68,7 +70,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_AdvanceMove:
 		return s.topology.advanceMove(c.AdvanceMove.GetMoveId(), c.AdvanceMove.GetFrom(), c.AdvanceMove.GetTo())
 	case *rowraftv1.MetaCommand_ForgetReplica:
-		return nil, s.topology.forgetReplica(rowraft.ShardID(c.ForgetReplica.GetShard()), rowraft.ReplicaID(c.ForgetReplica.GetReplicaId()))
+		return nil, s.topology.forgetReplica(rowraft.ShardID(c.ForgetReplica.GetShard()),
+			rowraft.ReplicaID(c.ForgetReplica.GetReplicaId()))
 	case *rowraftv1.MetaCommand_BeginRestore:
 		return nil, s.catalog.begin(c.BeginRestore)
 	case *rowraftv1.MetaCommand_Restore:
@@ -123,7 +126,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_DeleteToken:
 		return nil, s.tokens.remove(c.DeleteToken.GetId())
 	}
-	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew, "metadata command %T is unknown to this binary", c.Command)}
+	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew,
+		"metadata command %T is unknown to this binary", c.Command)}
 }
 
 // init forms the cluster.
@@ -134,7 +138,8 @@ func (s *state) init(cluster rowraft.ClusterID) error {
 	case s.topology.cluster.Cluster == cluster:
 		return nil
 	case s.topology.cluster.Cluster != "":
-		return rowraft.Errorf(rowraft.CodeIdentity, "the metadata belongs to cluster %s, not to %s", s.topology.cluster.Cluster, cluster)
+		return rowraft.Errorf(rowraft.CodeIdentity, "the metadata belongs to cluster %s, not to %s",
+			s.topology.cluster.Cluster, cluster)
 	}
 	s.topology.cluster.Cluster = cluster
 	s.catalog.epoch = 1
@@ -152,8 +157,8 @@ func (s *state) dropTable(name string, id rowraft.TableID) error {
 	return err
 }
 
-// decideRestore decides a restore. Trainers of a replaced table must be started again. After a restore of single tables,
-// other trainers continue without interruption.
+// decideRestore decides a restore. Trainers of a replaced table must be started again. After a restore of single
+// tables, other trainers continue without interruption.
 func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 	epoch := s.catalog.epoch
 	replaced, err := s.catalog.decide(r, len(s.topology.cluster.Shards), s.registry.trainersOfAll())
@@ -177,7 +182,8 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 		return err
 	}
 	m := r.GetMembers()[i]
-	trained := &rowraftv1.MetaTrained{Job: r.GetJob(), Rank: m.GetRank(), Incarnation: m.GetIncarnation(), Owner: OwnerOf(r)}
+	trained := &rowraftv1.MetaTrained{Job: r.GetJob(), Rank: m.GetRank(), Incarnation: m.GetIncarnation(),
+		Owner: OwnerOf(r)}
 	if err := s.catalog.attend(a, trained, m.GetAttending() == m.GetIncarnation()); err != nil {
 		return err
 	}
@@ -199,7 +205,8 @@ func (s *state) toProto() (*rowraftv1.MetaState, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest), Policies: slices.Clone(s.policies), Tokens: s.tokens}
+	p := &rowraftv1.MetaState{AppliedIndex: uint64(s.index), Map: rpc.MapToProto(newest),
+		Policies: slices.Clone(s.policies), Tokens: s.tokens}
 	if s.topology.slots == nil {
 		p.Map.Slots = nil
 	}
@@ -215,5 +222,6 @@ func stateFromProto(p *rowraftv1.MetaState) (*state, error) {
 		return nil, err
 	}
 	s := &state{index: rowraft.Index(p.GetAppliedIndex())}
-	return s, errors.Join(s.topology.load(p, m), s.catalog.load(p, m), s.registry.load(p), s.policies.load(p), s.tokens.load(p))
+	return s, errors.Join(s.topology.load(p, m), s.catalog.load(p, m), s.registry.load(p), s.policies.load(p),
+		s.tokens.load(p))
 }

@@ -36,19 +36,22 @@ type DroppedTable struct {
 	Name  string
 }
 
-// create adds a table of a cluster with that number of slots. If ifNotExists is set, it returns an existing table of the
-// same name and shape.
-func (c *catalog) create(t rowraft.Schema, ifNotExists bool, slots int) (schema rowraft.Schema, created bool, err error) {
+// create adds a table of a cluster with that number of slots. If ifNotExists is set, it returns an existing table of
+// the same name and shape.
+func (c *catalog) create(t rowraft.Schema, ifNotExists bool,
+	slots int) (schema rowraft.Schema, created bool, err error) {
 	if err := t.Validate(); err != nil {
 		return t, false, err
 	}
 	if rows := t.Capacity.Rows; rows > 0 && rows < uint64(slots) {
-		return t, false, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: capacity of %d rows: want at least %d, one in each slot", t.Name, rows, slots)
+		return t, false, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"table %s: capacity of %d rows: want at least %d, one in each slot", t.Name, rows, slots)
 	}
 	for _, have := range c.tables {
 		switch {
 		case have.Name == t.Name && !have.SameShape(t):
-			return have, false, rowraft.Errorf(rowraft.CodeTableExists, "table %s exists with another shape: it has %s; asked for is %s", t.Name, describe(have), describe(t))
+			return have, false, rowraft.Errorf(rowraft.CodeTableExists,
+				"table %s exists with another shape: it has %s; asked for is %s", t.Name, describe(have), describe(t))
 		case have.Name == t.Name && ifNotExists:
 			return have, false, nil
 		case have.Name == t.Name:
@@ -61,7 +64,8 @@ func (c *catalog) create(t rowraft.Schema, ifNotExists bool, slots int) (schema 
 	case t.ID == 0:
 		return t, false, rowraft.Errorf(rowraft.CodeInternal, "table %s was proposed without an id", t.Name)
 	case len(c.tables) >= MaxTables:
-		return t, false, rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s: the cluster has %d tables already, the limit; drop one first", t.Name, MaxTables)
+		return t, false, rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"table %s: the cluster has %d tables already, the limit; drop one first", t.Name, MaxTables)
 	}
 	c.tables = append(c.tables, t)
 	return t, true, nil
@@ -73,14 +77,16 @@ func (c *catalog) drop(name string, id rowraft.TableID) (dropped bool, err error
 		return false, nil
 	}
 	if c.restore != nil || len(c.begun) > 0 {
-		return false, &rowraft.OverloadedError{What: "a restore is under way, which brings tables of its own: drop table " + name + " when it has ended"}
+		return false, &rowraft.OverloadedError{What: "a restore is under way, which brings tables of its own: drop table " +
+			name + " when it has ended"}
 	}
 	i := slices.IndexFunc(c.tables, func(t rowraft.Schema) bool { return t.Name == name })
 	switch {
 	case i < 0:
 		return false, rowraft.Errorf(rowraft.CodeTableNotFound, "table %q does not exist", name)
 	case c.tables[i].ID != id:
-		return false, rowraft.Errorf(rowraft.CodeTableNotFound, "table %s has id %d, another table than the one with id %d, which is gone", name, c.tables[i].ID, id)
+		return false, rowraft.Errorf(rowraft.CodeTableNotFound,
+			"table %s has id %d, another table than the one with id %d, which is gone", name, c.tables[i].ID, id)
 	}
 	c.tables = slices.Delete(c.tables, i, i+1)
 	if len(c.dropped) == MaxDropped {
@@ -95,7 +101,8 @@ func (c *catalog) drop(name string, id rowraft.TableID) (dropped bool, err error
 func (c *catalog) save(p *rowraftv1.MetaState) {
 	p.LastRestore, p.Restore, p.BegunRestore, p.Restored = uint32(c.lastRestore), c.restore, c.begun, c.restored
 	for _, d := range c.dropped {
-		p.Dropped = append(p.Dropped, &rowraftv1.MetaDroppedTable{Id: uint64(d.ID), TableEpoch: uint64(d.Epoch), Name: d.Name})
+		p.Dropped = append(p.Dropped, &rowraftv1.MetaDroppedTable{Id: uint64(d.ID), TableEpoch: uint64(d.Epoch),
+			Name: d.Name})
 	}
 }
 
@@ -106,7 +113,8 @@ func (c *catalog) load(p *rowraftv1.MetaState, m *clustermap.Map) error {
 		return fmt.Errorf("a restore id of %d bytes", n)
 	}
 	for _, d := range p.GetDropped() {
-		c.dropped = append(c.dropped, DroppedTable{rowraft.TableID(d.GetId()), rowraft.TableEpoch(d.GetTableEpoch()), d.GetName()})
+		c.dropped = append(c.dropped, DroppedTable{rowraft.TableID(d.GetId()), rowraft.TableEpoch(d.GetTableEpoch()),
+			d.GetName()})
 	}
 	for _, d := range c.dropped {
 		if d.ID == 0 || d.Epoch != c.epoch || HasTable(c.tables, d.ID) {

@@ -33,7 +33,9 @@ type JoinToken = rowraftv1.MetaToken
 type tokenList []*JoinToken
 
 func (l tokenList) find(id string) (int, bool) {
-	return slices.BinarySearchFunc(l, id, func(t *JoinToken, id string) int { return cmp.Compare(t.GetToken().GetId(), id) })
+	return slices.BinarySearchFunc(l, id, func(t *JoinToken, id string) int {
+		return cmp.Compare(t.GetToken().GetId(), id)
+	})
 }
 
 // CheckToken refuses an invalid token. Every member must get the same result, in every version:
@@ -50,7 +52,8 @@ func CheckToken(m *JoinToken) error {
 	case !certs.IsTokenID(t.GetId()) || len(m.GetSecretSha256()) != sha256.Size:
 		return bad("an id, or a hash of %d bytes, as no token has", len(m.GetSecretSha256()))
 	case role == certs.Admin:
-		return bad("a token cannot make an admin: make the certificate with `rowraft cert client --role admin`, where the CA's key is")
+		return bad(
+			"a token cannot make an admin: make the certificate with `rowraft cert client --role admin`, where the CA's key is")
 	case t.GetName() == "" && role != certs.Node:
 		return bad("whose name is a %s to have? Give --name: jobs and sessions belong to names", role)
 	case t.GetUses() < 1 || t.GetUses() > maxTokenUses:
@@ -60,7 +63,8 @@ func CheckToken(m *JoinToken) error {
 	case life < minCertLife || life > maxCertLife:
 		return bad("certificates for %v: want %v to %v", life, minCertLife, maxCertLife)
 	case len(t.GetCreatedBy()) > maxNameLength || len(t.GetTables()) > maxTokenNames:
-		return bad("%d tables, by %.20q: want at most %d tables, and %d bytes", len(t.GetTables()), t.GetCreatedBy(), maxTokenNames, maxNameLength)
+		return bad("%d tables, by %.20q: want at most %d tables, and %d bytes", len(t.GetTables()), t.GetCreatedBy(),
+			maxTokenNames, maxNameLength)
 	}
 	return who.Check()
 }
@@ -77,9 +81,11 @@ func (l *tokenList) create(c *rowraftv1.MetaCreateToken) error {
 	case found:
 		return rowraft.Errorf(rowraft.CodeAlreadyExists, "there is a join token %s already", t.GetToken().GetId())
 	case len(t.GetToken().GetUsed()) > 0:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a new token must list no uses", t.GetToken().GetId())
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a new token must list no uses",
+			t.GetToken().GetId())
 	case len(live) >= maxTokens:
-		return rowraft.Errorf(rowraft.CodeOverloaded, "there are %d join tokens, the limit: delete one, or wait until one expires", maxTokens)
+		return rowraft.Errorf(rowraft.CodeOverloaded,
+			"there are %d join tokens, the limit: delete one, or wait until one expires", maxTokens)
 	}
 	*l = live
 	i, _ := l.find(t.GetToken().GetId())
@@ -95,15 +101,19 @@ func (l *tokenList) use(c *rowraftv1.MetaUseToken) error {
 	case !found:
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no join token %.16q", c.GetId())
 	case len(use.GetKey()) != sha256.Size || len(use.GetName()) > maxNameLength:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a key's hash of %d bytes, a name of %d", c.GetId(), len(use.GetKey()), len(use.GetName()))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "join token %s: a key's hash of %d bytes, a name of %d", c.GetId(),
+			len(use.GetKey()), len(use.GetName()))
 	}
 	t := (*l)[i].GetToken()
-	again := slices.ContainsFunc(t.GetUsed(), func(u *rowraftv1.JoinUse) bool { return string(u.GetKey()) == string(use.GetKey()) })
+	again := slices.ContainsFunc(t.GetUsed(), func(u *rowraftv1.JoinUse) bool {
+		return string(u.GetKey()) == string(use.GetKey())
+	})
 	switch {
 	case use.GetAtNs() >= t.GetExpiresNs():
 		return rowraft.Errorf(rowraft.CodePrecondition, "join token %s has expired", c.GetId())
 	case t.GetName() != "" && t.GetName() != use.GetName():
-		return rowraft.Errorf(rowraft.CodePrecondition, "join token %s is for %s, not for %s", c.GetId(), t.GetName(), use.GetName())
+		return rowraft.Errorf(rowraft.CodePrecondition, "join token %s is for %s, not for %s", c.GetId(), t.GetName(),
+			use.GetName())
 	case again:
 		return nil
 	case len(t.GetUsed()) >= int(t.GetUses()):

@@ -23,7 +23,8 @@ const (
 // testToken is that of the golden files, changed.
 func testToken(change func(*JoinToken)) *JoinToken {
 	m := &JoinToken{Token: &rowraftv1.JoinToken{
-		Id: testTokenID, Role: "node", Uses: 2, CreatedNs: 1000 * second, ExpiresNs: 4600 * second, ValidNs: uint64(24 * time.Hour), CreatedBy: "admin ann",
+		Id: testTokenID, Role: "node", Uses: 2, CreatedNs: 1000 * second, ExpiresNs: 4600 * second,
+		ValidNs: uint64(24 * time.Hour), CreatedBy: "admin ann",
 	}, SecretSha256: upTo(0, 32)}
 	if change != nil {
 		change(m)
@@ -40,17 +41,20 @@ func upTo(from, to int) (b []byte) {
 }
 
 func cmdCreateToken(m *JoinToken) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{
+		CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}
 }
 
 // cmdUseToken is a use by the machine with the key-th key, at a second.
 func cmdUseToken(name string, key int, at uint64) *rowraftv1.MetaCommand {
 	use := &rowraftv1.JoinUse{Name: name, AtNs: at * second, Key: upTo(32*key, 32*key+32)}
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_UseToken{UseToken: &rowraftv1.MetaUseToken{Id: testTokenID, Use: use}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_UseToken{
+		UseToken: &rowraftv1.MetaUseToken{Id: testTokenID, Use: use}}}
 }
 
 func cmdDeleteToken() *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{DeleteToken: &rowraftv1.MetaDeleteToken{Id: testTokenID}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{
+		DeleteToken: &rowraftv1.MetaDeleteToken{Id: testTokenID}}}
 }
 
 // TestGoldenTokens reads entries and a snapshot of version 12 that testdata/golden.py wrote by
@@ -70,7 +74,8 @@ func TestGoldenTokens(t *testing.T) {
 	for i, c := range []struct {
 		name string
 		cmd  *rowraftv1.MetaCommand
-	}{{"create_token", cmdCreateToken(testToken(nil))}, {"use_token", cmdUseToken("n1", 1, 1001)}, {"delete_token", cmdDeleteToken()}} {
+	}{{"create_token", cmdCreateToken(testToken(nil))}, {"use_token", cmdUseToken("n1", 1, 1001)},
+		{"delete_token", cmdDeleteToken()}} {
 		entry := read(c.name + ".entry")
 		if again, err := encodeCommand(c.cmd); err != nil || !bytes.Equal(again, entry) {
 			t.Errorf("%s encodes to %x (%v), want %x", c.name, again, err, entry)
@@ -111,7 +116,8 @@ func TestTokensAreUsedSoOften(t *testing.T) {
 	a.do(cmdUseToken("n2", 2, 4599))
 	a.refused(cmdUseToken("n3", 3, 4599), rowraft.CodePrecondition, "is used up")
 	a.do(cmdUseToken("n1", 1, 4599))
-	if used := a.m.Tokens()[0].GetToken().GetUsed(); len(used) != 2 || used[0].GetName() != "n1" || used[1].GetName() != "n2" {
+	if used := a.m.Tokens()[0].GetToken().GetUsed(); len(used) != 2 || used[0].GetName() != "n1" ||
+		used[1].GetName() != "n2" {
 		t.Errorf("used by %v", used)
 	}
 	// The next one drops it once it has expired, not before.
@@ -192,7 +198,8 @@ func TestTokenSecrets(t *testing.T) {
 		t.Error("the right secret is refused")
 	}
 	for name, got := range map[string]*rowraftv1.JoinToken{
-		"another secret": a.m.TokenOf(testTokenID, upTo(1, 17)), "none": a.m.TokenOf(testTokenID, nil), "another id": a.m.TokenOf("ffffffffffffffff", secret), "nothing": a.m.TokenOf("", nil),
+		"another secret": a.m.TokenOf(testTokenID, upTo(1, 17)), "none": a.m.TokenOf(testTokenID, nil),
+		"another id": a.m.TokenOf("ffffffffffffffff", secret), "nothing": a.m.TokenOf("", nil),
 	} {
 		if got != nil {
 			t.Errorf("%s opens %v", name, got)

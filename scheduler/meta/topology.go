@@ -10,8 +10,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// topology is the part of the state that says where the shards are: the servers, the shards with their replicas, and the
-// moves and operations that change them. Every command that changes the map increments its version once.
+// topology is the part of the state that says where the shards are: the servers, the shards with their replicas, and
+// the moves and operations that change them. Every command that changes the map increments its version once.
 //
 // Invariants: a replica id is used once; at most one move runs per shard; operations and moves share their ids; a
 // retired server never comes back.
@@ -28,23 +28,29 @@ type topology struct {
 func (t *topology) putNode(n clustermap.Node) error {
 	switch {
 	case n.ID == "" || len(n.ID) > maxNameLength || len(n.Name) > maxNameLength:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node id %q, name %q: want an id, and at most %d bytes each", n.ID, n.Name, maxNameLength)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node id %q, name %q: want an id, and at most %d bytes each", n.ID,
+			n.Name, maxNameLength)
 	case n.Addr == "" || n.PeerAddr == "" || len(n.Addr) > 2*maxNameLength || len(n.PeerAddr) > 2*maxNameLength:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: address %q, peer address %q: want both, at most %d bytes each", n.ID, n.Addr, n.PeerAddr, 2*maxNameLength)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument,
+			"node %s: address %q, peer address %q: want both, at most %d bytes each", n.ID, n.Addr, n.PeerAddr, 2*maxNameLength)
 	}
 	if n.NoShards && (!n.Scheduler || t.holdsReplicas(n.ID)) {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: only a scheduler that holds no replicas can be one of its own; a server with its scheduler is started with `rowraft server --with-scheduler`", n.ID)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: only a scheduler that holds no replicas can be one of "+
+			"its own; a server with its scheduler is started with `rowraft server --with-scheduler`", n.ID)
 	}
 	labels, err := clustermap.ParseLabels(n.Labels)
 	if err != nil || labels != n.Labels {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: labels %q: want key=value, by key, with commas between", n.ID, n.Labels)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: labels %q: want key=value, by key, with commas between",
+			n.ID, n.Labels)
 	}
 	if slices.Contains(t.retired, n.ID) {
-		return rowraft.Errorf(rowraft.CodeIdentity, "node %s was decommissioned: start it with an empty data directory and it joins as a new server", n.ID)
+		return rowraft.Errorf(rowraft.CodeIdentity,
+			"node %s was decommissioned: start it with an empty data directory and it joins as a new server", n.ID)
 	}
 	for _, o := range t.cluster.Nodes {
 		if n.Name != "" && o.Name == n.Name && o.ID != n.ID {
-			return rowraft.Errorf(rowraft.CodeAlreadyExists, "the name %s is that of node %s; a server with a new data directory needs another --name", n.Name, o.ID)
+			return rowraft.Errorf(rowraft.CodeAlreadyExists,
+				"the name %s is that of node %s; a server with a new data directory needs another --name", n.Name, o.ID)
 		}
 	}
 	i, found := t.findNode(n.ID)
@@ -57,7 +63,8 @@ func (t *topology) putNode(n clustermap.Node) error {
 	case found:
 		t.cluster.Nodes[i] = n
 	case len(t.cluster.Nodes) >= MaxNodes:
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: the cluster has %d nodes already, the limit", n.ID, MaxNodes)
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "node %s: the cluster has %d nodes already, the limit", n.ID,
+			MaxNodes)
 	default:
 		t.cluster.Nodes = slices.Insert(t.cluster.Nodes, i, n)
 	}
@@ -80,7 +87,8 @@ func (t *topology) createShards(shards []clustermap.Shard, slots []uint16) error
 		return nil
 	}
 	if len(shards) < 1 || len(slots) == 0 {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards and %d slots: want at least 1 shard and its slots", len(shards), len(slots))
+		return rowraft.Errorf(rowraft.CodeInvalidArgument, "%d shards and %d slots: want at least 1 shard and its slots",
+			len(shards), len(slots))
 	}
 	seen := make(map[rowraft.ReplicaID]bool)
 	for _, sh := range shards {
@@ -93,7 +101,8 @@ func (t *topology) createShards(shards []clustermap.Shard, slots []uint16) error
 		nodes := make(map[rowraft.NodeID]bool)
 		for _, r := range sh.Replicas {
 			if n, known := t.cluster.Node(r.Node); !known || n.NoShards || r.ID == "" || seen[r.ID] || nodes[r.Node] {
-				return rowraft.Errorf(rowraft.CodeInvalidArgument, "shard %d: replica %q on node %q: unknown node, or id or node used twice", sh.ID, r.ID, r.Node)
+				return rowraft.Errorf(rowraft.CodeInvalidArgument,
+					"shard %d: replica %q on node %q: unknown node, or id or node used twice", sh.ID, r.ID, r.Node)
 			}
 			seen[r.ID], nodes[r.Node] = true, true
 		}
@@ -178,7 +187,10 @@ func (t *topology) load(p *rowraftv1.MetaState, m *clustermap.Map) error {
 	if len(m.Shards) > 0 {
 		t.slots = m.Slots()
 	}
-	if !slices.IsSortedFunc(t.cluster.Nodes, func(a, b clustermap.Node) int { return strings.Compare(string(a.ID), string(b.ID)) }) {
+	if !slices.IsSortedFunc(t.cluster.Nodes, func(a, b clustermap.Node) int {
+		return strings.Compare(string(a.ID),
+			string(b.ID))
+	}) {
 		return fmt.Errorf("nodes are out of order")
 	}
 	if err := t.loadMoves(p); err != nil {

@@ -13,7 +13,8 @@ import (
 )
 
 func cmdRaise(version uint32) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersion{RaiseVersion: &rowraftv1.MetaRaiseVersion{FormatVersion: version}}}
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersion{
+		RaiseVersion: &rowraftv1.MetaRaiseVersion{FormatVersion: version}}}
 }
 
 // TestGoldenVersions reads an entry and a snapshot that testdata/golden.py wrote by hand
@@ -86,7 +87,8 @@ func TestAMemberStopsAtWhatItDoesNotUnderstand(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := New(NewView())
-	if fatal, ok := old.Apply(1, entry).(*raftstore.FatalError); !ok || rowraft.CodeOf(fatal) != rowraft.CodeVersionTooNew || old.view.Map() != nil {
+	if fatal, ok := old.Apply(1, entry).(*raftstore.FatalError); !ok ||
+		rowraft.CodeOf(fatal) != rowraft.CodeVersionTooNew || old.view.Map() != nil {
 		t.Errorf("an entry of version %d: %v, want a fatal VersionTooNew, and no map", next, fatal)
 	}
 	if err := old.Restore(bytes.NewReader(snapshot)); rowraft.CodeOf(err) != rowraft.CodeVersionTooNew {

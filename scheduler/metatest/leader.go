@@ -44,9 +44,11 @@ func NewLeader(t *testing.T, shards int, addr string) *Leader {
 	if shards > 0 {
 		a := clustermap.Node{ID: "a"}
 		commands = append(commands,
-			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: &rowraftv1.Node{Id: "a", Name: "a", Addr: addr, PeerAddr: addr}}}},
+			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{
+				PutNode: &rowraftv1.MetaPutNode{Node: &rowraftv1.Node{Id: "a", Name: "a", Addr: addr, PeerAddr: addr}}}},
 			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateShards{CreateShards: &rowraftv1.MetaCreateShards{
-				Shards: meta.ShardsToProto(placement.NewShards([]clustermap.Node{a}, shards, func() string { return "r" })), Slots: rpc.SlotsToProto(clustermap.EvenSlots(shards, rowraft.DefaultSlots)),
+				Shards: meta.ShardsToProto(placement.NewShards([]clustermap.Node{a}, shards, func() string { return "r" })),
+				Slots:  rpc.SlotsToProto(clustermap.EvenSlots(shards, rowraft.DefaultSlots)),
 			}}})
 	}
 	for _, c := range commands {
@@ -114,7 +116,8 @@ func (l *Leader) ProposeResult(_ context.Context, c *rowraftv1.MetaCommand) (any
 }
 
 // OnLeader calls fn with Conn.
-func (l *Leader) OnLeader(_ context.Context, _ clustermap.Shard, _ time.Duration, fn func(*grpc.ClientConn) error) error {
+func (l *Leader) OnLeader(_ context.Context, _ clustermap.Shard, _ time.Duration,
+	fn func(*grpc.ClientConn) error) error {
 	if l.Conn == nil {
 		return rowraft.Errorf(rowraft.CodeNoLeader, "the shard has no leader")
 	}

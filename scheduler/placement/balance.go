@@ -58,7 +58,8 @@ func (t *totals) balanceLeaders() (Step, bool) {
 			continue
 		}
 		for _, r := range sh.Replicas {
-			if n := t.node[r]; r != sh.Leader && n != nil && n.accepts() && !(n.NearlyFull && !from.NearlyFull) && !slices.Contains(sh.Fenced, r) {
+			if n := t.node[r]; r != sh.Leader && n != nil && n.accepts() && !(n.NearlyFull && !from.NearlyFull) &&
+				!slices.Contains(sh.Fenced, r) {
 				hops[sh.Leader] = append(hops[sh.Leader], Step{Shard: sh.ID, From: sh.Leader, To: r, Transfer: true})
 			}
 		}
@@ -71,7 +72,8 @@ func (t *totals) balanceLeaders() (Step, bool) {
 		for j := range t.w.Nodes {
 			to := t.w.Nodes[j].ID
 			hop, reached := last[to]
-			if d := t.leads[from] - t.leads[to]; reached && d >= 2 && (length == 0 || far[to] < length || far[to] == length && d > fewer) {
+			if d := t.leads[from] - t.leads[to]; reached && d >= 2 && (length == 0 || far[to] < length || far[to] == length &&
+				d > fewer) {
 				best, length, fewer = hop, far[to], d
 			}
 		}
@@ -81,7 +83,8 @@ func (t *totals) balanceLeaders() (Step, bool) {
 
 // chains returns the last transfer and the length of the shortest chain from one server to each other one
 // (breadth-first).
-func (t *totals) chains(from rowraft.NodeID, hops map[rowraft.NodeID][]Step) (last map[rowraft.NodeID]Step, far map[rowraft.NodeID]int) {
+func (t *totals) chains(from rowraft.NodeID,
+	hops map[rowraft.NodeID][]Step) (last map[rowraft.NodeID]Step, far map[rowraft.NodeID]int) {
 	last, far = make(map[rowraft.NodeID]Step), map[rowraft.NodeID]int{from: 0}
 	for queue := []rowraft.NodeID{from}; len(queue) > 0; queue = queue[1:] {
 		for _, h := range hops[queue[0]] {

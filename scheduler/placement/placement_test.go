@@ -49,7 +49,8 @@ func (w *World) carryOutAll(t *rapid.T) (steps int) {
 		}
 		before := *w
 		w.carryOut(s)
-		if n := len(w.Shards[s.Shard].Replicas); !s.Transfer && s.To != "" && s.From != "" && n != len(before.Shards[s.Shard].Replicas) {
+		if n := len(w.Shards[s.Shard].Replicas); !s.Transfer && s.To != "" && s.From != "" &&
+			n != len(before.Shards[s.Shard].Replicas) {
 			t.Fatalf("step %+v: the shard has %d replicas", s, n)
 		}
 	}
@@ -97,14 +98,15 @@ func spread(w *World, of map[rowraft.NodeID]int) (least, most int) {
 	return least, most
 }
 
-// TestPlacementScripts runs the scripts of testdata/placement. A script has one command: next, or settle, which carries out all
-// steps. Servers are n00, n01 …; `go test ./scheduler/placement -run TestPlacementScripts -rewrite` replaces the output.
+// TestPlacementScripts runs the scripts of testdata/placement. A script has one command: next, or settle, which carries
+// out all steps. Servers are n00, n01 …; `go test ./scheduler/placement -run TestPlacementScripts -rewrite` replaces
+// the output.
 //
 //	next|settle servers=N shards=N [zones=(a,b)]   the steps of a new cluster after these changes:
 //	n03 joins [ZONE]
 //	n01 is CONDITION ...                           dead, down, drained, decommissioned, stopping, full, nearly-full
-//	shard 1 CONDITION ...                          leader=n00, leader=none, new-leader, was-tried, fenced=n01 (kept for inspection),
-//	                                               fenced-long=n01, replica=n03 (one more)
+//	shard 1 CONDITION ...                          leader=n00, leader=none, new-leader, was-tried, fenced=n01 (kept,
+//	                                               for inspection), fenced-long=n01, replica=n03 (one more)
 //	a server is down                               and so nothing is moved for balance
 func TestPlacementScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/placement", func(t *testing.T, path string) {
@@ -228,7 +230,8 @@ func describe(s Step) string {
 // as the zones allow.
 func TestPlacementSettles(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		zones := rapid.SampledFrom([][]string{{""}, {"a", "b", "c"}, {"a", "b"}, {"a", "a", "b", "c"}, {"a", "b", "c", "d", "e"}}).Draw(t, "zones")
+		zones := rapid.SampledFrom([][]string{{""}, {"a", "b", "c"}, {"a", "b"}, {"a", "a", "b", "c"},
+			{"a", "b", "c", "d", "e"}}).Draw(t, "zones")
 		w := newWorld(rapid.IntRange(3, 9).Draw(t, "servers"), rapid.IntRange(1, 16).Draw(t, "shards"), zones...)
 		for range rapid.IntRange(0, 3).Draw(t, "joins") {
 			w.join(zones[rapid.IntRange(0, len(zones)-1).Draw(t, "zone")])
@@ -293,14 +296,17 @@ func TestPlacementSettles(t *testing.T) {
 				t.Fatalf("shard %+v: a full server keeps the lead; servers %+v", sh, w.Nodes)
 			}
 		}
-		all := !slices.ContainsFunc(w.Nodes, func(n Node) bool { return n.Intent == clustermap.Drain || n.Dead || n.NearlyFull })
+		all := !slices.ContainsFunc(w.Nodes, func(n Node) bool {
+			return n.Intent == clustermap.Drain || n.Dead || n.NearlyFull
+		})
 		if least, most := spread(w, ta.load); len(zones) == 1 && all && free >= 3 && most-least > 1 {
 			t.Fatalf("servers have %d to %d Replicas: %v", least, most, ta.load)
 		}
 		for _, sh := range w.Shards { // no single move improves the zones
 			for _, from := range sh.Replicas {
 				for _, n := range w.Nodes {
-					if sh.Leader != "" && ta.node[from].serves() && n.accepts() && !sh.on(n.ID) && ta.inZone(&sh, from, n.ID) < ta.inZone(&sh, from, from) {
+					if sh.Leader != "" && ta.node[from].serves() && n.accepts() && !sh.on(n.ID) &&
+						ta.inZone(&sh, from, n.ID) < ta.inZone(&sh, from, from) {
 						t.Fatalf("shard %+v: %s is in a better zone than %s", sh, n.ID, from)
 					}
 				}

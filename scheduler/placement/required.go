@@ -72,7 +72,8 @@ func (t *totals) replaceDead() (Step, bool) {
 
 // emptyDecommissioned moves a replica away from a server that is decommissioned.
 func (t *totals) emptyDecommissioned() (Step, bool) {
-	return t.replicasOn(func(n *Node) bool { return n != nil && n.Intent == clustermap.Decommission }, rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION)
+	return t.replicasOn(func(n *Node) bool { return n != nil && n.Intent == clustermap.Decommission },
+		rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION)
 }
 
 func (t *totals) replicasOn(bad func(*Node) bool, reason rowraftv1.MoveReason) (best Step, ok bool) {
@@ -132,7 +133,8 @@ func (t *totals) replaceFenced() (Step, bool) {
 // sh, then the one with the fewest replicas.
 func (t *totals) target(sh *Shard, from rowraft.NodeID) (best rowraft.NodeID, ok bool) {
 	better := func(a, b rowraft.NodeID) int {
-		return cmp.Or(cmp.Compare(t.inZone(sh, from, a), t.inZone(sh, from, b)), cmp.Compare(t.load[a], t.load[b]), cmp.Compare(t.leads[a], t.leads[b]), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(t.inZone(sh, from, a), t.inZone(sh, from, b)), cmp.Compare(t.load[a], t.load[b]),
+			cmp.Compare(t.leads[a], t.leads[b]), cmp.Compare(a, b))
 	}
 	for i := range t.w.Nodes {
 		n := &t.w.Nodes[i]

@@ -29,7 +29,8 @@ func Risks(w *World, node rowraft.NodeID, to clustermap.Intent) (risks []Risk) {
 		case clustermap.Drain:
 			good := count(sh.Replicas, func(r rowraft.NodeID) bool {
 				n := t.node[r]
-				return r != node && n != nil && n.Up && !n.Stopping && n.Intent != clustermap.Drain && !slices.Contains(sh.Fenced, r)
+				return r != node && n != nil && n.Up && !n.Stopping && n.Intent != clustermap.Drain &&
+					!slices.Contains(sh.Fenced, r)
 			})
 			if good < len(sh.Replicas)/2+1 {
 				risks = append(risks, Risk{Shard: sh.ID, Good: good, Others: len(sh.Replicas) - 1})

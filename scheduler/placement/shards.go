@@ -41,6 +41,7 @@ func zoneByZone(nodes []clustermap.Node) (out []clustermap.Node) {
 		return nodes
 	}
 	return slices.SortedStableFunc(slices.Values(nodes), func(a, b clustermap.Node) int {
-		return cmp.Or(cmp.Compare(rank[a.ID], rank[b.ID]), cmp.Compare(a.Label(clustermap.ZoneLabel), b.Label(clustermap.ZoneLabel)))
+		return cmp.Or(cmp.Compare(rank[a.ID], rank[b.ID]),
+			cmp.Compare(a.Label(clustermap.ZoneLabel), b.Label(clustermap.ZoneLabel)))
 	})
 }

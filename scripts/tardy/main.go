@@ -99,7 +99,8 @@ func run(root, dir string) error {
 }
 
 // copies calls put with each file of a package that has points.
-func copies(root string, fset *token.FileSet, files []*tidy.File, put func(original, text string) error) (changed bool, err error) {
+func copies(root string, fset *token.FileSet, files []*tidy.File,
+	put func(original, text string) error) (changed bool, err error) {
 	started := map[string]bool{} // functions that a go statement starts by name
 	for _, f := range files {
 		ast.Inspect(f.AST, func(n ast.Node) bool {

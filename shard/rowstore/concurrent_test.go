@@ -138,7 +138,8 @@ func TestHeldReader(t *testing.T) {
 	if !ok || table.index.at(p).key() != uint64(keys[7]) {
 		t.Fatal("the segment that the reader holds has lost an entry")
 	}
-	if w := floats(table.index.weights(table.index.at(p)), rowraft.Float32, table.wide)[0]; math.Abs(float64(w)+2.1) > 1e-5 {
+	if w := floats(table.index.weights(table.index.at(p)), rowraft.Float32,
+		table.wide)[0]; math.Abs(float64(w)+2.1) > 1e-5 {
 		t.Errorf("the row that it points to is %v, want -2.1", w)
 	}
 	held := table.index.blocks.Stats().UsedBytes

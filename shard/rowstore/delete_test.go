@@ -153,8 +153,10 @@ func TestOneRowThatComesAndGoes(t *testing.T) {
 		mustDelete(t, table, 5)
 		mustUpdate(t, table, []rowraft.Key{5}, []float32{1})
 	}
-	if now := table.index.slots[slot].whole.root.load(); &now[0] != &seg[0] || table.index.slots[slot].whole.tombstones != 0 {
-		t.Errorf("the segment was rebuilt: %d entries, %d of them tombstones", len(now), table.index.slots[slot].whole.tombstones)
+	if now := table.index.slots[slot].whole.root.load(); &now[0] != &seg[0] ||
+		table.index.slots[slot].whole.tombstones != 0 {
+		t.Errorf("the segment was rebuilt: %d entries, %d of them tombstones", len(now),
+			table.index.slots[slot].whole.tombstones)
 	}
 }
 

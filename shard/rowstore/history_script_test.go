@@ -14,8 +14,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestHistoryScripts runs the scripts of testdata/histories on a dense table whose rows count their pushes. A tensor is one
-// slot. `go test ./shard/rowstore -run TestHistoryScripts -rewrite` replaces the output.
+// TestHistoryScripts runs the scripts of testdata/histories on a dense table whose rows count their pushes. A tensor is
+// one slot. `go test ./shard/rowstore -run TestHistoryScripts -rewrite` replaces the output.
 //
 //	push KEYS              pushes to each row; KEYS is FROM-TO, or TENSOR:FROM-TO (default: tensor 1)
 //	delete KEYS
@@ -100,8 +100,8 @@ func keysOf(t *testing.T, text string) (keys []rowraft.Key) {
 	return keys
 }
 
-// countsOf restores the records of a snapshot into another table and returns what each row counts. A key that is in them
-// twice, and another digest than the snapshot's, fail the test.
+// countsOf restores the records of a snapshot into another table and returns what each row counts. A key that is in
+// them twice, and another digest than the snapshot's, fail the test.
 func countsOf(t *testing.T, s *Snapshot, records []byte) map[rowraft.Key]int {
 	t.Helper()
 	into, counts := mustNew(t, s.t.Schema()), make(map[rowraft.Key]int)
@@ -116,7 +116,8 @@ func countsOf(t *testing.T, s *Snapshot, records []byte) map[rowraft.Key]int {
 		counts[k] = countIn(t, into, k)
 	}
 	if into.Digest() != s.Digest() || into.Rows() != s.Rows() {
-		t.Fatalf("the records have %d rows and digest %v, the snapshot %d and %v", into.Rows(), into.Digest(), s.Rows(), s.Digest())
+		t.Fatalf("the records have %d rows and digest %v, the snapshot %d and %v", into.Rows(), into.Digest(), s.Rows(),
+			s.Digest())
 	}
 	return counts
 }

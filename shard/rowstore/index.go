@@ -20,9 +20,9 @@ type index struct {
 	secret secret // of the tags
 
 	blocks slab.Blocks // index segments
-	// slots and roots have an element for each of ownedSlots, from its first slot on. roots are copies of the roots of slots
-	// without a directory; dense, because lookups load them first. Invariant: if a root is not nil, it has all rows of the
-	// slot.
+	// slots and roots have an element for each of ownedSlots, from its first slot on. roots are copies of the roots of
+	// slots without a directory; dense, because lookups load them first. Invariant: if a root is not nil, it has all rows
+	// of the slot.
 	slots []slotState
 	roots []root
 	count atomic.Int64 // number of rows

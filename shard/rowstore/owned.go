@@ -11,8 +11,8 @@ import (
 // ownedSlots are the slots that the shard holds, and the map from keys to slots. It never changes.
 //
 // Invariant: each owned slot is first + i for an i below n, and bit i of bits is set for it. A shard's slots are
-// consecutive, or nearly so, and a cluster has up to 65,536: arrays of all of them would take 6 MiB for each table of each
-// shard.
+// consecutive, or nearly so, and a cluster has up to 65,536: arrays of all of them would take 6 MiB for each table of
+// each shard.
 type ownedSlots struct {
 	table     string
 	hashSeed  uint64 // the part of clustermap.Hash that depends only on the table

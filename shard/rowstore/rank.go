@@ -8,8 +8,8 @@ import (
 )
 
 // rank orders rows or candidates for removal from a slot: the lowest leave first. Two rows may be equal in (hi, lo):
-// rows of different slots of a checkpoint, which a restore into fewer slots has put into one. The smaller key then leaves
-// first, so the result never depends on the order of the input.
+// rows of different slots of a checkpoint, which a restore into fewer slots has put into one. The smaller key then
+// leaves first, so the result never depends on the order of the input.
 type rank struct {
 	hi, lo uint64
 	ref    uint64 // the index entry of the row; 0 for a candidate, whose lo is its key

@@ -82,8 +82,8 @@ func (t *Table) RestoreSlotVersion(slot rowraft.Slot, v, removed uint64) error {
 	return nil
 }
 
-// RaiseSlotVersion raises the version counter of slot to v if it is lower, after a restore has added rows of a slot with
-// this counter: several slots of a checkpoint may lie in slot.
+// RaiseSlotVersion raises the version counter of slot to v if it is lower, after a restore has added rows of a slot
+// with this counter: several slots of a checkpoint may lie in slot.
 //
 // Errors: CodeCorrupt if v is impossible; CodeWrongShard if the slot is not owned.
 func (t *Table) RaiseSlotVersion(slot rowraft.Slot, v uint64) error {

@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// BenchmarkSlots measures what the number of slots of a cluster costs a table of a shard that holds all slots, and of one
-// that holds an eighth: Go heap of the empty table, an update, and a snapshot that is read to its end.
+// BenchmarkSlots measures what the number of slots of a cluster costs a table of a shard that holds all slots, and of
+// one that holds an eighth: Go heap of the empty table, an update, and a snapshot that is read to its end.
 func BenchmarkSlots(b *testing.B) {
 	const rows, batch = 200_000, 8192
 	for _, slots := range []rowraft.SlotCount{rowraft.DefaultSlots, rowraft.MaxSlots} {

@@ -106,11 +106,13 @@ func (t *Table) BeginSnapshot() (*Snapshot, error) {
 		return nil, fmt.Errorf("table %s: snapshot: %w", t.schema.Name, err)
 	}
 	t.snaps.chooseClaims()
-	s := &Snapshot{t: t, rows: t.Rows(), cuts: make([]atomic.Pointer[cutPage], (len(t.index.slots)+cutsPerPage-1)/cutsPerPage)}
+	s := &Snapshot{t: t, rows: t.Rows(), cuts: make([]atomic.Pointer[cutPage],
+		(len(t.index.slots)+cutsPerPage-1)/cutsPerPage)}
 	s.kept.images = images
 	if t.track != nil && t.track.slots != nil {
 		s.waiting = int(t.track.total.Load())
-		s.kept.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64), saved: make([]uint64, len(t.index.bits)), first: t.index.first}
+		s.kept.candidates = &candidateCut{kept: make(map[rowraft.Slot][]uint64), saved: make([]uint64, len(t.index.bits)),
+			first: t.index.first}
 	}
 	t.snaps.running = append(t.snaps.running, s)
 	return s, nil

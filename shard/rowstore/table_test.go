@@ -321,7 +321,8 @@ func TestRefusals(t *testing.T) {
 	schema := testSchema(rowraft.Sparse, rowraft.Adagrad, 4)
 	key := rowraft.Key(1)
 	foreign := key
-	for clustermap.SlotOf(schema.ID, schema.Kind, foreign, rowraft.DefaultSlots) == clustermap.SlotOf(schema.ID, schema.Kind, key, rowraft.DefaultSlots) {
+	for clustermap.SlotOf(schema.ID, schema.Kind, foreign, rowraft.DefaultSlots) == clustermap.SlotOf(schema.ID,
+		schema.Kind, key, rowraft.DefaultSlots) {
 		foreign++
 	}
 	table, err := New(Options{Schema: schema,

@@ -102,7 +102,8 @@ func TestOpenFallsBack(t *testing.T) {
 func TestFindPlugin(t *testing.T) {
 	root := t.TempDir()
 	site := filepath.Join(root, "lib/python3.12/site-packages")
-	lib := buildLibrary(t, filepath.Join(site, "jax_plugins/xla_cuda13"), "xla_cuda_plugin.so", "int a(void) { return 1; }")
+	lib := buildLibrary(t, filepath.Join(site, "jax_plugins/xla_cuda13"), "xla_cuda_plugin.so",
+		"int a(void) { return 1; }")
 	cudart := buildLibrary(t, filepath.Join(site, "nvidia/cu13/lib"), "libcudart.so.13", "int b(void) { return 1; }")
 	if err := os.MkdirAll(filepath.Join(site, "nvidia/cu13/nvvm/libdevice"), 0o755); err != nil {
 		t.Fatal(err)
@@ -120,7 +121,8 @@ func TestFindPlugin(t *testing.T) {
 	}
 	r := &Report{}
 	p.prepareEnvironment(r)
-	if got := os.Getenv("XLA_FLAGS"); !strings.HasPrefix(got, "--kept=1 --xla_gpu_cuda_data_dir=") || !strings.HasSuffix(got, "nvidia/cu13") {
+	if got := os.Getenv("XLA_FLAGS"); !strings.HasPrefix(got, "--kept=1 --xla_gpu_cuda_data_dir=") ||
+		!strings.HasSuffix(got, "nvidia/cu13") {
 		t.Errorf("XLA_FLAGS = %q, want the user's flag, then the data directory", got)
 	}
 	libs := p.preload()
@@ -140,7 +142,8 @@ func TestFindPlugin(t *testing.T) {
 func TestOneConstructor(t *testing.T) {
 	_, file, _, _ := runtime.Caller(0)
 	root := filepath.Join(filepath.Dir(file), "../..")
-	forbidden := []string{"backends/" + "default", "xla/" + "autoinstall", "gobackend." + "New", "gobackend." + "GetBackend",
+	forbidden := []string{"backends/" + "default", "xla/" + "autoinstall", "gobackend." + "New", "gobackend." +
+		"GetBackend",
 		"compute." + "MustNew", "compute." + "New(", "simplego", "pjrt_cpu_" + "static"}
 	constructor := "compute." + "NewWithConfig("
 	var found []string
@@ -148,7 +151,9 @@ func TestOneConstructor(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != root || d.Name() == "vendor" || d.Name() == "tmp" || d.Name() == "tidy") { // tidy names them to forbid them
+		// tidy names them to forbid them
+		if d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != root || d.Name() == "vendor" || d.Name() == "tmp" ||
+			d.Name() == "tidy") {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(path, ".go") || path == file {

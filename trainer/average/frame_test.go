@@ -28,7 +28,8 @@ func TestGoldenFrames(t *testing.T) {
 	floats := []float32{1.5, -2, 0.25}
 	want := []frame{
 		{hello, 3, 7, 2, jobFloats(job)}, {begin, 3, 7, 0, nil}, {wanted, 3, 8, 0, nil}, {state, 3, 8, 1, floats},
-		{part, 3, 8, 1, floats}, {result, 3, 8, 4, floats}, {farewell, 3, 9, 1, nil}, {refused, 0, 0, uint32(rowraft.CodeInvalidArgument), nil},
+		{part, 3, 8, 1, floats}, {result, 3, 8, 4, floats}, {farewell, 3, 9, 1, nil},
+		{refused, 0, 0, uint32(rowraft.CodeInvalidArgument), nil},
 	}
 	lines := strings.Fields(string(text))
 	if len(lines) != len(want) {
@@ -45,7 +46,8 @@ func TestGoldenFrames(t *testing.T) {
 			t.Errorf("frame %d is written as %x, %v, want %x", i, out.Bytes(), err, b)
 		}
 		f, err := c.read(bytes.NewReader(b), 4, nil)
-		if err != nil || f.kind != want[i].kind || f.generation != want[i].generation || f.round != want[i].round || f.who != want[i].who ||
+		if err != nil || f.kind != want[i].kind || f.generation != want[i].generation || f.round != want[i].round ||
+			f.who != want[i].who ||
 			!slices.Equal(bitsOf(f.values), bitsOf(want[i].values)) {
 			t.Errorf("frame %d is read as %+v, %v, want %+v", i, f, err, want[i])
 		}
@@ -65,8 +67,10 @@ func TestBadFrames(t *testing.T) {
 		v    byte
 		code rowraft.Code
 	}{
-		{"magic", 0, 'X', rowraft.CodeCorrupt}, {"a newer version", 4, 2, rowraft.CodeVersionTooNew}, {"version 0", 4, 0, rowraft.CodeCorrupt},
-		{"kind 0", 6, 0, rowraft.CodeCorrupt}, {"kind 9", 6, 9, rowraft.CodeCorrupt}, {"too long", 28, 11, rowraft.CodeInvalidArgument},
+		{"magic", 0, 'X', rowraft.CodeCorrupt}, {"a newer version", 4, 2, rowraft.CodeVersionTooNew},
+		{"version 0", 4, 0, rowraft.CodeCorrupt},
+		{"kind 0", 6, 0, rowraft.CodeCorrupt}, {"kind 9", 6, 9, rowraft.CodeCorrupt},
+		{"too long", 28, 11, rowraft.CodeInvalidArgument},
 	} {
 		b := slices.Clone(good)
 		b[tc.at] = tc.v
@@ -75,7 +79,8 @@ func TestBadFrames(t *testing.T) {
 		}
 	}
 	for n := range good {
-		if _, err := c.read(bytes.NewReader(good[:n]), 10, nil); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		if _, err := c.read(bytes.NewReader(good[:n]), 10, nil); !errors.Is(err, io.EOF) &&
+			!errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%d of %d bytes: %v", n, len(good), err)
 		}
 	}
@@ -97,7 +102,8 @@ func FuzzFrame(f *testing.F) {
 		var c frameCodec
 		var got *frame
 		var err error
-		if n := allocs.Bytes(func() { got, err = c.read(bytes.NewReader(b), math.MaxInt32, nil) }); n > 5<<20+16*uint64(len(b)) {
+		if n := allocs.Bytes(func() { got, err = c.read(bytes.NewReader(b), math.MaxInt32, nil) }); n > 5<<20+16*uint64(
+			len(b)) {
 			t.Errorf("%d bytes made it allocate %d", len(b), n)
 		}
 		if err != nil {

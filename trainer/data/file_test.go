@@ -80,7 +80,8 @@ categorical:
 `
 
 func TestFile(t *testing.T) {
-	const text = "age, job, gain, Salary\n50, \"Tech, \"\"sr\"\"\", 0, >50K\n?, ?, -1, <=50K\r\n40,Sales,1,<=50K\n\n19, Sales, 1, >50K\n20,x,2,<=50K"
+	const text = "age, job, gain, Salary\n50, \"Tech, \"\"sr\"\"\", 0, >50K\n?, ?, -1, <=50K\r\n40,Sales,1,<=50K\n\n19, " +
+		"Sales, 1, >50K\n20,x,2,<=50K"
 	for _, name := range []string{"people.csv", "people.csv.gz"} {
 		t.Run(name, func(t *testing.T) {
 			s := schema(t, people)
@@ -125,7 +126,8 @@ func TestRanksShareTheLines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for rank, want := range [][]rowraft.Key{{key("c", "a"), key("c", "d")}, {key("c", "b"), key("c", "e")}, {key("c", "c")}} {
+	for rank, want := range [][]rowraft.Key{{key("c", "a"), key("c", "d")}, {key("c", "b"), key("c", "e")},
+		{key("c", "c")}} {
 		r, err := f.Train(rank, 3)
 		if err != nil {
 			t.Fatal(err)
@@ -225,10 +227,13 @@ func TestBadSchemas(t *testing.T) {
 		{"no label", "categorical: [{column: a}]\n", "label: want either column"},
 		{"column and position", "label: {column: a, position: 2}\n", "label: want either column"},
 		{"no categories", "label: {column: a}\n", "no categorical features"},
-		{"one name twice", "label: {column: a}\ncategorical: [{column: b}, {column: b}]\n", `two categorical features are called "b"`},
+		{"one name twice", "label: {column: a}\ncategorical: [{column: b}, {column: b}]\n",
+			`two categorical features are called "b"`},
 		{"buckets out of order", "label: {column: a}\ncategorical: [{column: b, buckets: [2, 1]}]\n", "not ascending"},
-		{"transform", "label: {column: a}\ncategorical: [{column: b}]\ndense: [{column: c, transform: sqrt}]\n", `transform "sqrt"`},
-		{"std", "label: {column: a}\ncategorical: [{column: b}]\ndense: [{column: c, transform: standardize}]\n", "wants std > 0"},
+		{"transform", "label: {column: a}\ncategorical: [{column: b}]\ndense: [{column: c, transform: sqrt}]\n",
+			`transform "sqrt"`},
+		{"std", "label: {column: a}\ncategorical: [{column: b}]\ndense: [{column: c, transform: standardize}]\n",
+			"wants std > 0"},
 		{"separator", "separator: ', '\nlabel: {column: a}\ncategorical: [{column: b}]\n", "want one byte"},
 		{"criteo with columns", "format: criteo\ndense: [{position: 3}]\n", "format criteo fixes the columns"},
 	} {

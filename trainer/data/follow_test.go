@@ -40,7 +40,8 @@ type follower struct {
 // follow begins at from; a test waits in milliseconds.
 func follow(t *testing.T, path string, rank, trainers int, from Place) *follower {
 	t.Helper()
-	schema := &Schema{Label: Label{Column: Column{Column: "click"}}, Categorical: []Categorical{{Column: Column{Column: "ad"}}}}
+	schema := &Schema{Label: Label{Column: Column{Column: "click"}},
+		Categorical: []Categorical{{Column: Column{Column: "ad"}}}}
 	if err := schema.complete(); err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +225,8 @@ func TestAStreamGoesOnInARotatedFile(t *testing.T) {
 	g := follow(t, path, 0, 1, f.stream.Place())
 	g.until(36)
 	g.wants(4, 40)
-	if len(g.notes) != 2 || !strings.Contains(g.notes[0], "was renamed to clicks.csv.1") || !strings.Contains(g.notes[1], "was replaced after") {
+	if len(g.notes) != 2 || !strings.Contains(g.notes[0], "was renamed to clicks.csv.1") ||
+		!strings.Contains(g.notes[1], "was replaced after") {
 		t.Errorf("notes: %q", g.notes)
 	}
 }
@@ -320,7 +322,8 @@ func TestABadLineOfAStreamIsNamed(t *testing.T) {
 	put(t, path, "1,2,3\n")
 	g := follow(t, path, 0, 1, f.stream.Place())
 	for _, s := range []*follower{f, g} {
-		if err := s.next(1); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), "clicks.csv:5: 3 columns, expected 2") {
+		if err := s.next(1); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+			!strings.Contains(err.Error(), "clicks.csv:5: 3 columns, expected 2") {
 			t.Errorf("%v, want one that names line 5", err)
 		}
 	}
@@ -339,7 +342,8 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 		filepath.Join(os.DevNull):       "want a file",
 		filepath.Join(os.DevNull, "no"): "",
 	} {
-		if _, err := OpenFollow(path, &Schema{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument || !strings.Contains(err.Error(), says) {
+		if _, err := OpenFollow(path, &Schema{}); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

@@ -29,7 +29,8 @@ func FuzzFile(f *testing.F) {
 	}
 	f.Add("0\t1\t\t3\n", "format: criteo\n", false)
 	f.Add("\xef\xbb\xbflabel,city\r\n1,x\r\n", "label: {column: label}\ncategorical: [{column: city}]\n", false)
-	f.Add("1,1e999,x\n", "header: false\nlabel: {position: 1}\ndense: [{position: 2}]\ncategorical: [{position: 3}]\n", false)
+	f.Add("1,1e999,x\n", "header: false\nlabel: {position: 1}\ndense: [{position: 2}]\ncategorical: [{position: 3}]\n",
+		false)
 	f.Add("1,\"x\n", "header: false\nlabel: {position: 1}\ncategorical: [{position: 2}]\n", false)
 	var gz bytes.Buffer
 	w := gzip.NewWriter(&gz)

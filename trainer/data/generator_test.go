@@ -84,7 +84,8 @@ func TestGenerator(t *testing.T) {
 	whole := train(t, g, 0, 1)
 	t.Run("the same seed gives the same examples", func(t *testing.T) {
 		again := train(t, tiny(t, nil), 0, 1)
-		if !slices.Equal(whole.Keys, again.Keys) || !slices.Equal(whole.Dense, again.Dense) || !slices.Equal(whole.Labels, again.Labels) {
+		if !slices.Equal(whole.Keys, again.Keys) || !slices.Equal(whole.Dense, again.Dense) ||
+			!slices.Equal(whole.Labels, again.Labels) {
 			t.Error("two runs differ")
 		}
 		other := train(t, tiny(t, func(c *GeneratorConfig) { c.Seed = 2 }), 0, 1)
@@ -170,7 +171,8 @@ func TestWriteCSV(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := train(t, file, 0, 1)
-		if !slices.Equal(got.Labels, want.Labels) || !slices.Equal(got.Dense, want.Dense) || !slices.Equal(got.Keys, want.Keys) {
+		if !slices.Equal(got.Labels, want.Labels) || !slices.Equal(got.Dense, want.Dense) ||
+			!slices.Equal(got.Keys, want.Keys) {
 			t.Errorf("dense %d: the file differs from the generator", dense)
 		}
 	}

@@ -68,7 +68,8 @@ func TestImages(t *testing.T) {
 		{"", nil, "0:3 1:0 2:1 3:1 4:2", ""},
 		{".gz", func(c *ImagesConfig) { c.Held = 0.4 }, "0:3 1:0 2:1", "3:1 4:2"},
 		{"", func(c *ImagesConfig) { c.Held, c.Limit = 0.4, 2 }, "0:3 1:0", "3:1 4:2"},
-		{"", func(c *ImagesConfig) { c.HeldImages, c.HeldLabels, c.Limit = c.Images, c.Labels, 1 }, "0:3", "0:3 1:0 2:1 3:1 4:2"},
+		{"", func(c *ImagesConfig) { c.HeldImages, c.HeldLabels, c.Limit = c.Images, c.Labels, 1 }, "0:3",
+			"0:3 1:0 2:1 3:1 4:2"},
 	} {
 		a, b := images, labels
 		if tc.suffix == ".gz" {
@@ -154,7 +155,8 @@ func TestBadImages(t *testing.T) {
 		{"no pixels", idx(nil, 5, 0, 3), labels, "", nil, "images of 0 pixels"},
 		{"no gzip", images, labels, ".gz", nil, "it is not gzip"},
 		{"gzip cut short", zip(images)[:30], zip(labels), ".gz", nil, "cut short"},
-		{"half a held-out part", images, labels, "", func(c *ImagesConfig) { c.HeldImages = c.Images }, "must be given together"},
+		{"half a held-out part", images, labels, "", func(c *ImagesConfig) { c.HeldImages = c.Images },
+			"must be given together"},
 		{"share", images, labels, "", func(c *ImagesConfig) { c.Held = 1 }, "held-out share 1"},
 		{"absent", images, labels, "", func(c *ImagesConfig) { c.Images += "x" }, "no such file"},
 	} {

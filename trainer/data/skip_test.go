@@ -80,8 +80,10 @@ func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 				}
 				rest := all(t, src, set.Shape(), 4)
 				c := set.Shape().Categorical
-				if rest.N != whole.N-n || !slices.Equal(rest.Keys, whole.Keys[n*c:whole.N*c]) || !slices.Equal(rest.Labels[:rest.N], whole.Labels[n:whole.N]) {
-					t.Errorf("%s, %+v: after %d of %d examples come %d others: %v", set.Name(), part, n, whole.N, rest.N, []rowraft.Key(rest.Keys))
+				if rest.N != whole.N-n || !slices.Equal(rest.Keys, whole.Keys[n*c:whole.N*c]) ||
+					!slices.Equal(rest.Labels[:rest.N], whole.Labels[n:whole.N]) {
+					t.Errorf("%s, %+v: after %d of %d examples come %d others: %v", set.Name(), part, n, whole.N, rest.N,
+						[]rowraft.Key(rest.Keys))
 				}
 			}
 		}

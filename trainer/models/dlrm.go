@@ -39,8 +39,9 @@ type DLRM struct {
 // Errors: CodeInvalidArgument if cfg makes no model.
 func NewDLRM(backend compute.Backend, cfg DLRMConfig) (*DLRM, error) {
 	if cfg.Batch < 1 || cfg.Dim < 1 || cfg.Categorical < 1 || cfg.Dense < 0 {
-		return nil, invalid("batch %d, dim %d, %d categorical and %d dense features: want batch, dim and categorical ≥ 1, dense ≥ 0",
-			cfg.Batch, cfg.Dim, cfg.Categorical, cfg.Dense)
+		return nil,
+			invalid("batch %d, dim %d, %d categorical and %d dense features: want batch, dim and categorical ≥ 1, dense ≥ 0",
+				cfg.Batch, cfg.Dim, cfg.Categorical, cfg.Dense)
 	}
 	if cfg.vectors() < 2 {
 		return nil, invalid("one categorical feature and no dense one: nothing to multiply")
@@ -167,7 +168,8 @@ func (m *DLRM) forward(rows, index, dense *Node, params []*Node) *graph {
 	}
 	v := c.vectors()
 	// Transposed by hand for the reason that layer.backward gives.
-	g.products = Reshape(EinsumAxes(g.vectors, Transpose(g.vectors, 1, 2), [][2]int{{2, 1}}, [][2]int{{0, 0}}), c.Batch, v*v)
+	g.products = Reshape(EinsumAxes(g.vectors, Transpose(g.vectors, 1, 2), [][2]int{{2, 1}}, [][2]int{{0, 0}}), c.Batch,
+		v*v)
 
 	// The products are symmetric. Instead of cutting a triangle out of them, the weights of the pairs are spread,
 	// halved, over the cells on both sides of the diagonal. That costs nothing per example; cutting costs V slices
@@ -177,7 +179,8 @@ func (m *DLRM) forward(rows, index, dense *Node, params []*Node) *graph {
 	}
 	pairs := take()
 	zero := Slice(ZerosLike(pairs), AxisRange(0, 1))
-	g.spread = MulScalar(Gather(Concatenate([]*Node{pairs, zero}, 0), InsertAxes(Const(pairs.Graph(), c.spread()), -1)), 0.5)
+	g.spread = MulScalar(Gather(Concatenate([]*Node{pairs, zero}, 0), InsertAxes(Const(pairs.Graph(), c.spread()), -1)),
+		0.5)
 	x := MatMul(g.products, g.spread)
 	if c.Dense > 0 {
 		x = Add(x, MatMul(g.last, g.direct))

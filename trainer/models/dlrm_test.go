@@ -34,7 +34,8 @@ func example(cfg DLRMConfig, n, u int, seed uint64) (b *Batch, rows, params []fl
 		}
 		return s
 	}
-	b = &Batch{N: n, Labels: make([]float32, cfg.Batch), Dense: normal(cfg.Batch*cfg.Dense, 1), Index: make([]int32, cfg.Batch*cfg.Categorical)}
+	b = &Batch{N: n, Labels: make([]float32, cfg.Batch), Dense: normal(cfg.Batch*cfg.Dense, 1),
+		Index: make([]int32, cfg.Batch*cfg.Categorical)}
 	for i := range b.Labels {
 		b.Labels[i] = float32(r.IntN(2))
 	}
@@ -90,7 +91,8 @@ func TestGradients(t *testing.T) {
 					in = append(in, tensors.FromFlatDataAndDimensions(wide(b.Dense), tc.cfg.Batch, tc.cfg.Dense))
 				}
 				if backward {
-					in = append(in, tensors.FromFlatDataAndDimensions(labels, tc.cfg.Batch), tensors.FromFlatDataAndDimensions(weights, tc.cfg.Batch))
+					in = append(in, tensors.FromFlatDataAndDimensions(labels, tc.cfg.Batch),
+						tensors.FromFlatDataAndDimensions(weights, tc.cfg.Batch))
 				}
 				at := 0
 				for _, p := range m.Params() {
@@ -158,7 +160,8 @@ func TestStepMatchesHandWrittenDLRM(t *testing.T) {
 	// bottom = (1.25, -1.25); pairs: e0·b = -1.25, e1·b = 5, e1·e0 = 1
 	z := 2*1.25 - 3*1.25 + 0.1*-1.25 + 0.2*5 + 0.3*1 - 0.4
 	p := 1 / (1 + math.Exp(-z))
-	if math.Abs(float64(got.Predictions[0])-p) > 1e-6 || math.Abs(got.Loss+math.Log(p)) > 1e-6 || len(got.Predictions) != 1 {
+	if math.Abs(float64(got.Predictions[0])-p) > 1e-6 || math.Abs(got.Loss+math.Log(p)) > 1e-6 ||
+		len(got.Predictions) != 1 {
 		t.Errorf("predictions %v loss %v, want %v and %v", got.Predictions, got.Loss, p, -math.Log(p))
 	}
 	// dz/de0 = 0.1·b + 0.3·e1, dz/de1 = 0.2·b + 0.3·e0
@@ -226,7 +229,8 @@ func TestBadShapes(t *testing.T) {
 			}
 		})
 	}
-	for _, cfg := range []DLRMConfig{{}, {Batch: 1, Dim: 1, Categorical: 1}, {Batch: 1, Dim: 1, Categorical: 2, Top: []int{0}}} {
+	for _, cfg := range []DLRMConfig{{}, {Batch: 1, Dim: 1, Categorical: 1},
+		{Batch: 1, Dim: 1, Categorical: 2, Top: []int{0}}} {
 		if _, err := NewDLRM(open(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 			t.Errorf("NewDLRM(%+v) = %v, want InvalidArgument", cfg, err)
 		}

@@ -55,7 +55,8 @@ func TestLeNetGradients(t *testing.T) {
 		inputs := func(backward bool) []any {
 			in := []any{tensors.FromFlatDataAndDimensions(wide(m.windows), kernel*kernel, cfg.Batch*len(m.places))}
 			if backward {
-				in = append(in, tensors.FromFlatDataAndDimensions(wide(m.labels), cfg.Batch, cfg.Classes), tensors.FromFlatDataAndDimensions(wide(m.weights), cfg.Batch))
+				in = append(in, tensors.FromFlatDataAndDimensions(wide(m.labels), cfg.Batch, cfg.Classes),
+					tensors.FromFlatDataAndDimensions(wide(m.weights), cfg.Batch))
 			}
 			at := 0
 			for _, p := range m.Params() {
@@ -132,8 +133,10 @@ func TestLeNetPredictsWhatItsFormulaSays(t *testing.T) {
 		}
 	}
 	want := math.Log(sum) - z[int(b.Labels[0])]
-	if math.Abs(got.Loss-want) > 1e-5 || len(got.Classes) != 1 || int(got.Classes[0]) != best || math.Abs(float64(got.Predictions[0])-math.Exp(-want)) > 1e-5 {
-		t.Errorf("loss %v, class %v, probability %v; want %v, %d, %v", got.Loss, got.Classes, got.Predictions, want, best, math.Exp(-want))
+	if math.Abs(got.Loss-want) > 1e-5 || len(got.Classes) != 1 || int(got.Classes[0]) != best ||
+		math.Abs(float64(got.Predictions[0])-math.Exp(-want)) > 1e-5 {
+		t.Errorf("loss %v, class %v, probability %v; want %v, %d, %v", got.Loss, got.Classes, got.Predictions, want, best,
+			math.Exp(-want))
 	}
 	var again Result
 	if err := m.Predict(b, nil, params, &again); err != nil || again.Loss != got.Loss {

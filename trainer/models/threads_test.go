@@ -44,12 +44,14 @@ func TestThreadsAreOneModel(t *testing.T) {
 				t.Fatal(err)
 			}
 			if math.Abs(got.Loss-want.Loss) > 1e-5 || predicted.Loss != got.Loss {
-				t.Errorf("%d examples on %d threads: loss %v, predicted %v, want %v", n, threads, got.Loss, predicted.Loss, want.Loss)
+				t.Errorf("%d examples on %d threads: loss %v, predicted %v, want %v", n, threads, got.Loss, predicted.Loss,
+					want.Loss)
 			}
 			near(t, "predictions", got.Predictions, want.Predictions)
 			near(t, "gradients of rows", got.RowGrads, want.RowGrads)
 			near(t, "gradients of params", got.ParamGrads, want.ParamGrads)
-			if !slices.Equal(got.RowGrads, again.RowGrads) || !slices.Equal(got.ParamGrads, again.ParamGrads) || got.Loss != again.Loss {
+			if !slices.Equal(got.RowGrads, again.RowGrads) || !slices.Equal(got.ParamGrads, again.ParamGrads) ||
+				got.Loss != again.Loss {
 				t.Errorf("%d examples on %d threads: two steps with the same inputs differ", n, threads)
 			}
 		}

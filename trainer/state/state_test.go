@@ -124,7 +124,8 @@ func everyChangedByteIsFound(t *testing.T, b []byte) {
 			bad[i] ^= flip
 			if _, err := Read(bytes.NewReader(bad)); err == nil {
 				t.Errorf("byte %d changed by %#x: no error", i, flip)
-			} else if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt && !(c == rowraft.CodeVersionTooNew && (i == 8 || i == 9)) {
+			} else if c := rowraft.CodeOf(err); c != rowraft.CodeCorrupt &&
+				!(c == rowraft.CodeVersionTooNew && (i == 8 || i == 9)) {
 				t.Errorf("byte %d changed by %#x: %v (%v)", i, flip, err, c)
 			}
 		}
@@ -147,7 +148,8 @@ func TestStatesAreWrittenOneWay(t *testing.T) {
 		format, flags byte
 		want          rowraft.Code
 	}{
-		{"state.hex", 0, 0, rowraft.CodeCorrupt}, {"state.hex", Version + 1, 0, rowraft.CodeVersionTooNew}, {"state.hex", Version, flagPlace, rowraft.CodeCorrupt},
+		{"state.hex", 0, 0, rowraft.CodeCorrupt}, {"state.hex", Version + 1, 0, rowraft.CodeVersionTooNew},
+		{"state.hex", Version, flagPlace, rowraft.CodeCorrupt},
 		{"place.hex", Version, 0, rowraft.CodeCorrupt}, {"state.hex", Version, 8, rowraft.CodeCorrupt},
 	} {
 		b := goldenFile(t, tc.file)

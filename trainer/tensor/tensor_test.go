@@ -95,7 +95,8 @@ func TestATensorBeyondTwoGiB(t *testing.T) {
 	}
 	for n, from := range places {
 		for c := range int64(width) {
-			if row, column := x.Place(from + c); row != from/width || int64(column) != c || uint64(x.Key(row))&(1<<40-1) != uint64(from/width) || x.Key(row)>>40 != 9 {
+			if row, column := x.Place(from + c); row != from/width || int64(column) != c ||
+				uint64(x.Key(row))&(1<<40-1) != uint64(from/width) || x.Key(row)>>40 != 9 {
 				t.Errorf("value %d is in column %d of row %d, key %x", from+c, column, row, uint64(x.Key(row)))
 			}
 		}
@@ -127,13 +128,16 @@ func TestLayout(t *testing.T) {
 		shape      []int64
 		size, rows int64
 	}{
-		{4, nil, 1, 1}, {4, []int64{4}, 4, 1}, {4, []int64{5}, 5, 2}, {3, []int64{2, 3, 2}, 12, 4}, {4096, []int64{7, 7}, 49, 1},
+		{4, nil, 1, 1}, {4, []int64{4}, 4, 1}, {4, []int64{5}, 5, 2}, {3, []int64{2, 3, 2}, 12, 4},
+		{4096, []int64{7, 7}, 49, 1},
 	} {
 		x := mustNew(t, 3, tc.width, tc.shape...)
-		if x.Size() != tc.size || x.Rows() != tc.rows || x.Name() != "w" || x.Number() != 3 || x.Width() != tc.width || !slices.Equal(x.Shape(), tc.shape) {
+		if x.Size() != tc.size || x.Rows() != tc.rows || x.Name() != "w" || x.Number() != 3 || x.Width() != tc.width ||
+			!slices.Equal(x.Shape(), tc.shape) {
 			t.Errorf("%v by %d: %d values in %d rows, want %d in %d", tc.shape, tc.width, x.Size(), x.Rows(), tc.size, tc.rows)
 		}
-		if keys := x.AppendKeys(nil, 0, x.Rows()); int64(len(keys)) != tc.rows || keys[0] != rowraft.DenseKey(3, 0) || keys[len(keys)-1] != rowraft.DenseKey(3, uint64(tc.rows-1)) {
+		if keys := x.AppendKeys(nil, 0, x.Rows()); int64(len(keys)) != tc.rows || keys[0] != rowraft.DenseKey(3, 0) ||
+			keys[len(keys)-1] != rowraft.DenseKey(3, uint64(tc.rows-1)) {
 			t.Errorf("%v by %d: keys %v", tc.shape, tc.width, keys)
 		}
 	}

@@ -91,7 +91,8 @@ func python(t *testing.T) string {
 	}
 	for _, args := range [][]string{
 		{"python3", "-m", "venv", "--clear", venv},
-		{bin, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", packages, "setuptools==80.9.0"},
+		{bin, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", packages,
+			"setuptools==80.9.0"},
 	} {
 		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Skipf("SKIPPED: event files are not read by TensorBoard: %v: %v: %s", args, err, out)

@@ -126,10 +126,14 @@ func (c *config) judge(r *result, out io.Writer) error {
 		}
 		fmt.Fprintf(out, "%-32s %12s   %-24s %s\n", name, value, bar, verdict)
 	}
-	line("first loss", fmt.Sprintf("%.4f", r.FirstLoss), fmt.Sprintf("ln 10 = %.4f ± %g", math.Ln10, c.tilt), math.Abs(r.FirstLoss-math.Ln10) <= c.tilt)
-	line("accuracy on held-out digits", fmt.Sprintf("%.4f", r.Accuracy), fmt.Sprintf("≥ %g in %d epochs", c.bar, c.epochs), r.Accuracy >= c.bar)
-	line("pushes acknowledged", fmt.Sprint(r.PushesAcknowledged), fmt.Sprintf("= %d steps", r.Steps), r.Steps > 0 && r.PushesAcknowledged == r.Steps)
-	fmt.Fprintf(out, "%d digits in %.0f s (%.0f/s); log loss %.4f on %d held-out digits\n", r.Examples, r.Seconds, r.ExamplesPerSecond, r.LogLoss, r.HeldExamples)
+	line("first loss", fmt.Sprintf("%.4f", r.FirstLoss), fmt.Sprintf("ln 10 = %.4f ± %g", math.Ln10, c.tilt),
+		math.Abs(r.FirstLoss-math.Ln10) <= c.tilt)
+	line("accuracy on held-out digits", fmt.Sprintf("%.4f", r.Accuracy), fmt.Sprintf("≥ %g in %d epochs", c.bar, c.epochs),
+		r.Accuracy >= c.bar)
+	line("pushes acknowledged", fmt.Sprint(r.PushesAcknowledged), fmt.Sprintf("= %d steps", r.Steps), r.Steps > 0 &&
+		r.PushesAcknowledged == r.Steps)
+	fmt.Fprintf(out, "%d digits in %.0f s (%.0f/s); log loss %.4f on %d held-out digits\n", r.Examples, r.Seconds,
+		r.ExamplesPerSecond, r.LogLoss, r.HeldExamples)
 	if len(missed) > 0 {
 		return cli.Verdict(fmt.Errorf("missed: %s", strings.Join(missed, ", ")))
 	}

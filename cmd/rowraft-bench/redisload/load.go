@@ -110,7 +110,8 @@ func quantile(sorted []time.Duration, q float64) float64 {
 
 // drive keeps c.depth calls in flight on one connection until ctx ends, and
 // returns the times of those that ended while measuring.
-func drive(ctx context.Context, c config, cn *conn, command string, seed uint64, measuring *atomic.Bool) ([]time.Duration, error) {
+func drive(ctx context.Context, c config, cn *conn, command string, seed uint64,
+	measuring *atomic.Bool) ([]time.Duration, error) {
 	sent := make(chan time.Time, c.depth-1) // the reader holds one more
 	free := make(chan struct{}, c.depth)
 	g, ctx := errgroup.WithContext(ctx)
@@ -190,7 +191,8 @@ type drawer struct {
 }
 
 func newDrawer(rows, batch int, seed uint64) *drawer {
-	return &drawer{rng: rand.New(rand.NewPCG(seed, 0)), rows: uint64(rows), out: make([]uint64, batch), seen: make([]uint32, rows)}
+	return &drawer{rng: rand.New(rand.NewPCG(seed, 0)), rows: uint64(rows), out: make([]uint64, batch),
+		seen: make([]uint32, rows)}
 }
 
 func (d *drawer) keys() []uint64 {

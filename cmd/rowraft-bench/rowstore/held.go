@@ -75,7 +75,8 @@ func held(c config, report func(figure)) error {
 		}
 	}
 	for i, name := range []string{"scrub", "scan-list", "look-for-sweep", "scan-whole-slot"} {
-		report(atMost(fmt.Sprintf("held/rows=%d/%s/longest", n, name), float64(longest[i].median())/float64(time.Millisecond), "ms", heldAtMost))
+		report(atMost(fmt.Sprintf("held/rows=%d/%s/longest", n, name), float64(longest[i].median())/float64(time.Millisecond),
+			"ms", heldAtMost))
 	}
 	return nil
 }

@@ -152,7 +152,8 @@ func pushEntry(h wire.EntryHeader, s rowraft.Schema, keys []rowraft.Key) []byte 
 	h.Kind, h.Parts = wire.EntryParts, 1
 	b := make([]byte, wire.EntryHeaderSize)
 	wire.PutEntryHeader(b, h)
-	return wire.AppendPart(b, &wire.Part{Client: rowraft.ClientID{1}, Incarnation: 1, Op: wire.OpPush, Payload: segment(s, keys, 0)})
+	return wire.AppendPart(b, &wire.Part{Client: rowraft.ClientID{1}, Incarnation: 1, Op: wire.OpPush,
+		Payload: segment(s, keys, 0)})
 }
 
 // push gives the only part of entry the next number and applies it.

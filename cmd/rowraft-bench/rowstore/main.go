@@ -114,7 +114,8 @@ Every figure is a median of rounds that take turns.`,
 	fl := cmd.Flags()
 	fl.IntVar(&c.rows, "rows", 10_000_000, "rows of the tables of dim 16; those of dim 64 have a fifth of them")
 	fl.IntVar(&c.rounds, "rounds", 7, "rounds of each figure, whose median counts")
-	fl.StringVar(&only, "only", "", "regular expression: run only these of gather, apply, create, flood, growth, bytes, machine, held, snapshot, acked")
+	fl.StringVar(&only, "only", "",
+		"regular expression: run only these of gather, apply, create, flood, growth, bytes, machine, held, snapshot, acked")
 	fl.BoolVar(&asJSON, "json", false, "print JSON lines")
 	fl.StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
 	fl.BoolVar(&check, "check", false, "exit with code 3 if a figure misses its bar")

@@ -27,7 +27,8 @@ type push struct {
 }
 
 // paced pushes once every interval until done is closed, or for so long if it is nil.
-func (g *group) paced(interval time.Duration, done <-chan struct{}, d time.Duration) (p pacing, took time.Duration, err error) {
+func (g *group) paced(interval time.Duration, done <-chan struct{},
+	d time.Duration) (p pacing, took time.Duration, err error) {
 	pushes := make(chan push, 1<<16) // more than a run has: who offers does not wait
 	acknowledged := make(chan []time.Time, 1)
 	failed := make(chan error, 1)

@@ -28,7 +28,8 @@ func snapshot(c config, report func(figure)) error {
 		name                   string
 		rows, tables, sessions int
 	}{
-		{"1-table", machineRows, 1, 1}, {"8-tables", machineRows, 8, 1}, {"1000-sessions", machineRows, 1, 1000}, {"1-table/all-rows", c.rows, 1, 1},
+		{"1-table", machineRows, 1, 1}, {"8-tables", machineRows, 8, 1}, {"1000-sessions", machineRows, 1, 1000},
+		{"1-table/all-rows", c.rows, 1, 1},
 	} {
 		us, err := beginTime(b.rows, b.tables, b.sessions)
 		if err != nil {
@@ -92,7 +93,8 @@ func beginTime(rows, tables, sessions int) (us float64, err error) {
 	defer m.Close()
 	h := wire.EntryHeader{Version: 1, LogTime: 1, Epoch: 1}
 	for i := range sessions - 1 {
-		if err := m.apply(wire.OpenSessionEntry(h, wire.Opening{Client: rowraft.ClientID{2, byte(i), byte(i >> 8)}, Incarnation: 1})); err != nil {
+		if err := m.apply(wire.OpenSessionEntry(h, wire.Opening{Client: rowraft.ClientID{2, byte(i), byte(i >> 8)},
+			Incarnation: 1})); err != nil {
 			return 0, err
 		}
 	}

@@ -110,7 +110,9 @@ func TestBadSafetensors(t *testing.T) {
 		says string
 	}{
 		{"good", good, 0, ""},
-		{"ids first", file(`{"ids":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"vectors":{"dtype":"F32","shape":[2,3],"data_offsets":[16,40]}}  `), 0, ""},
+		{"ids first",
+			file(
+				`{"ids":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"vectors":{"dtype":"F32","shape":[2,3],"data_offsets":[16,40]}}  `), 0, ""},
 		{"one more tensor", safetensorsFile("{"+vector2+","+ids2+`,"x":{"dtype":"F4","shape":[3],"data_offsets":[40,42]}}`,
 			42), 0, ""},
 		{"empty", nil, rowraft.CodeCorrupt, "want a header"},
@@ -136,7 +138,9 @@ func TestBadSafetensors(t *testing.T) {
 		{"whole numbers", with(`"F32"`, `"I32"`), rowraft.CodeInvalidArgument, "want F32, BF16, F16 or F64"},
 		{"float ids", with(`"U64"`, `"F64"`), rowraft.CodeInvalidArgument, "want U64 or I64"},
 		{"a flat vector", with("[2,3]", "[6]"), rowraft.CodeInvalidArgument, "want rows and numbers"},
-		{"fewer ids", file(`{"vectors":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]},"ids":{"dtype":"U64","shape":[1],"data_offsets":[32,40]}}`), rowraft.CodeInvalidArgument, "an id for each"},
+		{"fewer ids",
+			file(
+				`{"vectors":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]},"ids":{"dtype":"U64","shape":[1],"data_offsets":[32,40]}}`), rowraft.CodeInvalidArgument, "an id for each"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			disk := vfs.NewMem()

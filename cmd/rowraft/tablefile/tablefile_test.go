@@ -191,7 +191,8 @@ func TestBFloat16(t *testing.T) {
 			t.Fatalf("%+v with %d ids", r.Info(), len(got.keys))
 		}
 		for i, v := range in.values {
-			if want := math.Float32frombits(uint32(wire.BFloat16(v)) << 16); math.Float32bits(got.values[i]) != math.Float32bits(want) {
+			if want := math.Float32frombits(uint32(wire.BFloat16(v)) << 16); math.Float32bits(got.values[i]) != math.Float32bits(
+				want) {
 				t.Fatalf("number %d: %v became %v, want %v", i, v, got.values[i], want)
 			}
 		}

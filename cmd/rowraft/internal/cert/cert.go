@@ -39,7 +39,8 @@ Servers and clients read their files again when they change: to renew one, remov
 		Example: `  rowraft cert lab --dir certs                  # all that a lab on this machine needs
   rowraft cert client --dir certs --role trainer --name alice --tables 'user,item_*' --out certs/alice`,
 	}
-	cmd.AddCommand(newCertLabCmd(g), newCertCACmd(g), newCertNodeCmd(g), newCertClientCmd(g), newCertJoinCmd(g), newCertRenewCmd(g), newCertInspectCmd(g))
+	cmd.AddCommand(newCertLabCmd(g), newCertCACmd(g), newCertNodeCmd(g), newCertClientCmd(g), newCertJoinCmd(g),
+		newCertRenewCmd(g), newCertInspectCmd(g))
 	return cmd
 }
 
@@ -93,7 +94,8 @@ func newCertLabCmd(g *remote.Flags) *cobra.Command {
 	}
 	f.flags(cmd, 90)
 	cmd.Flags().StringVar(&f.cluster, "cluster", "lab", "name of the cluster: a certificate of another is not let in")
-	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", []string{"127.0.0.1", "localhost"}, "addresses and names at which servers and trainers listen")
+	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", []string{"127.0.0.1", "localhost"},
+		"addresses and names at which servers and trainers listen")
 	return cmd
 }
 
@@ -113,7 +115,9 @@ func newCertCACmd(g *remote.Flags) *cobra.Command {
 				return err
 			}
 			v := viewOf(ca.Cert, filepath.Join(f.dir, "ca.pem"))
-			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error { return printCerts(w, []Certificate{v}) })
+			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
+				return printCerts(w, []Certificate{v})
+			})
 		},
 	}
 	f.flags(cmd, caDays)
@@ -138,7 +142,9 @@ func (f *certFlags) make(cmd *cobra.Command, g *remote.Flags) error {
 	if err != nil {
 		return err
 	}
-	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error { return printCerts(w, []Certificate{v}) })
+	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
+		return printCerts(w, []Certificate{v})
+	})
 }
 
 func issue(ca *certs.CA, base string, r certs.Request) (Certificate, error) {
@@ -164,7 +170,8 @@ func newCertNodeCmd(g *remote.Flags) *cobra.Command {
 	}
 	f.flags(cmd, 365)
 	cmd.Flags().StringVar(&f.req.Name, "name", "node", "name of the server")
-	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", []string{"127.0.0.1", "localhost"}, "addresses and names at which it is reached")
+	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", []string{"127.0.0.1", "localhost"},
+		"addresses and names at which it is reached")
 	cmd.Flags().StringVar(&f.out, "out", "", "path of the files without .pem and .key; default: DIR/NAME")
 	return cmd
 }
@@ -194,8 +201,10 @@ reader    reads the rows of --tables`,
 	f.flags(cmd, 365)
 	cmd.Flags().StringVar(&role, "role", string(certs.Reader), "admin, operator, trainer or reader")
 	cmd.Flags().StringVar(&f.req.Name, "name", "client", "name of the owner: sessions and jobs belong to it")
-	cmd.Flags().StringSliceVar(&f.req.Tables, "tables", nil, "tables of a trainer or reader: names, beginnings with * behind them, or * for all")
-	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", nil, "addresses and names at which it listens: trainers that average, --metrics-listen")
+	cmd.Flags().StringSliceVar(&f.req.Tables, "tables", nil,
+		"tables of a trainer or reader: names, beginnings with * behind them, or * for all")
+	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", nil,
+		"addresses and names at which it listens: trainers that average, --metrics-listen")
 	cmd.Flags().StringVar(&f.out, "out", "", "path of the files without .pem and .key; default: DIR/NAME")
 	return cmd
 }
@@ -222,7 +231,8 @@ func newCertInspectCmd(g *remote.Flags) *cobra.Command {
 					expired = path
 				}
 			}
-			if err := cli.Show(cmd.OutOrStdout(), g.Output, all, func(w io.Writer, _ bool) error { return printCerts(w, all) }); err != nil {
+			if err := cli.Show(cmd.OutOrStdout(), g.Output, all,
+				func(w io.Writer, _ bool) error { return printCerts(w, all) }); err != nil {
 				return err
 			}
 			if expired != "" {

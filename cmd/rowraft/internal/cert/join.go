@@ -26,7 +26,8 @@ import (
 type TokenFlags struct{ token, file string }
 
 func (f *TokenFlags) Register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.token, "token", "", "join token for a machine without a certificate (`rowraft token create`); other users of the machine see it in the list of processes")
+	fl.StringVar(&f.token, "token", "", "join token for a machine without a certificate (`rowraft token create`); other "+
+		"users of the machine see it in the list of processes")
 	fl.StringVar(&f.file, "token-file", "", "file that holds the join token")
 }
 
@@ -48,7 +49,8 @@ func (f *TokenFlags) read() (*certs.Token, error) {
 }
 
 // Join requests the certificate of files with the token, unless the file exists.
-func (f *TokenFlags) Join(ctx context.Context, addrs []string, files rpc.TLSFiles, name string, hosts []string) (did bool, err error) {
+func (f *TokenFlags) Join(ctx context.Context, addrs []string, files rpc.TLSFiles, name string,
+	hosts []string) (did bool, err error) {
 	if _, err := os.Stat(files.Cert); err == nil {
 		return false, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +98,8 @@ Servers do this by themselves: ` + "`rowraft server --token …`" + `.`,
 	f.Register(cmd.Flags())
 	cmd.Flags().StringVar(&out, "out", "", "path of the files without .pem and .key; default: CERTS/client")
 	cmd.Flags().StringVar(&name, "name", "", "name of the owner; default: the name in the token")
-	cmd.Flags().StringSliceVar(&hosts, "host", nil, "addresses and names at which it listens: trainers that average, --metrics-listen")
+	cmd.Flags().StringSliceVar(&hosts, "host", nil,
+		"addresses and names at which it listens: trainers that average, --metrics-listen")
 	return cmd
 }
 
@@ -120,13 +123,14 @@ by themselves. One that has expired is not renewed: join again.`,
 				return err
 			}
 			if certs.DueForRenewal(old, time.Now()) || now {
-				err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient, func(ctx context.Context, c rowraftv1.CertificatesClient) error {
-					reply, err := c.RenewCertificate(ctx, &rowraftv1.RenewCertificateRequest{})
-					if err != nil {
-						return err
-					}
-					return g.TLS.Keep(reply.GetCertificate(), reply.GetCa())
-				})
+				err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
+					func(ctx context.Context, c rowraftv1.CertificatesClient) error {
+						reply, err := c.RenewCertificate(ctx, &rowraftv1.RenewCertificateRequest{})
+						if err != nil {
+							return err
+						}
+						return g.TLS.Keep(reply.GetCertificate(), reply.GetCa())
+					})
 				if err != nil {
 					return err
 				}
@@ -144,5 +148,7 @@ func showCert(g *remote.Flags, cmd *cobra.Command, path string) error {
 		return err
 	}
 	v := viewOf(cert, path)
-	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error { return printCerts(w, []Certificate{v}) })
+	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
+		return printCerts(w, []Certificate{v})
+	})
 }

@@ -52,8 +52,10 @@ type Token struct {
 
 func newTokenJSON(t *rowraftv1.JoinToken, now time.Time) Token {
 	v := Token{
-		ID: t.GetId(), Role: t.GetRole(), Name: t.GetName(), Tables: append([]string{}, t.GetTables()...), Uses: t.GetUses(), UsedBy: []string{}, State: "open",
-		Created: view.Time(t.GetCreatedNs()), CreatedBy: t.GetCreatedBy(), Expires: view.Time(t.GetExpiresNs()), ValidSeconds: time.Duration(t.GetValidNs()).Seconds(),
+		ID: t.GetId(), Role: t.GetRole(), Name: t.GetName(), Tables: append([]string{}, t.GetTables()...), Uses: t.GetUses(),
+		UsedBy: []string{}, State: "open",
+		Created: view.Time(t.GetCreatedNs()), CreatedBy: t.GetCreatedBy(), Expires: view.Time(t.GetExpiresNs()),
+		ValidSeconds: time.Duration(t.GetValidNs()).Seconds(),
 	}
 	for _, u := range t.GetUsed() {
 		v.UsedBy = append(v.UsedBy, u.GetName())
@@ -83,28 +85,32 @@ password: best in a file, for --token-file.`,
 				return cli.Usagef("--ttl %v, --valid %v: want > 0", ttl, valid)
 			}
 			ask.ValidNs = uint64(valid)
-			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient, func(ctx context.Context, c rowraftv1.CertificatesClient) error {
-				reply, err := c.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: &ask, TtlNs: uint64(ttl)})
-				if err != nil {
-					return err
-				}
-				v := struct {
-					Schema string `json:"schema"`
-					Token  Token  `json:"token"`
-					Secret string `json:"secret"`
-				}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now()), reply.GetSecret()}
-				return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-					fmt.Fprintln(w, v.Secret)
-					_, err := fmt.Fprintf(cmd.ErrOrStderr(), "token %s: %s, until %s; shown once, %s deletes it\n", v.Token.ID, forWhom(&v.Token), v.Token.Expires, "`rowraft token delete "+v.Token.ID+"`")
-					return err
+			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
+				func(ctx context.Context, c rowraftv1.CertificatesClient) error {
+					reply, err := c.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: &ask, TtlNs: uint64(ttl)})
+					if err != nil {
+						return err
+					}
+					v := struct {
+						Schema string `json:"schema"`
+						Token  Token  `json:"token"`
+						Secret string `json:"secret"`
+					}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now()), reply.GetSecret()}
+					return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
+						fmt.Fprintln(w, v.Secret)
+						_, err := fmt.Fprintf(cmd.ErrOrStderr(), "token %s: %s, until %s; shown once, %s deletes it\n", v.Token.ID,
+							forWhom(&v.Token), v.Token.Expires, "`rowraft token delete "+v.Token.ID+"`")
+						return err
+					})
 				})
-			})
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&ask.Role, "role", "node", "of the certificates: node, operator, trainer or reader")
-	f.StringVar(&ask.Name, "name", "", "name in the certificates: jobs and sessions belong to names; servers may have any, unless this is given")
-	f.StringSliceVar(&ask.Tables, "tables", nil, "tables of a trainer or reader: names, beginnings with * behind them, or * for all")
+	f.StringVar(&ask.Name, "name", "",
+		"name in the certificates: jobs and sessions belong to names; servers may have any, unless this is given")
+	f.StringSliceVar(&ask.Tables, "tables", nil,
+		"tables of a trainer or reader: names, beginnings with * behind them, or * for all")
 	f.Uint32Var(&ask.Uses, "uses", 1, "machines that it lets in, up to 256")
 	f.DurationVar(&ttl, "ttl", time.Hour, "how long it is good for, 1m to 720h")
 	f.DurationVar(&valid, "valid", 90*Day, "how long a certificate is valid, 4h to 8784h; it can be renewed")
@@ -131,36 +137,39 @@ func newTokenListCmd(g *remote.Flags) *cobra.Command {
 		Example: "  rowraft token list",
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient, func(ctx context.Context, c rowraftv1.CertificatesClient) error {
-				reply, err := c.ListTokens(ctx, &rowraftv1.ListTokensRequest{})
-				if err != nil {
-					return err
-				}
-				v := struct {
-					Schema string  `json:"schema"`
-					Tokens []Token `json:"tokens"`
-				}{cli.JSONSchema, []Token{}}
-				now := time.Now()
-				for _, t := range reply.GetTokens() {
-					v.Tokens = append(v.Tokens, newTokenJSON(t, now))
-				}
-				return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
-					header := []string{"TOKEN", "ROLE", "NAME", "USED", "EXPIRES", "STATE"}
-					if wide {
-						header = append(header, "TABLES", "USED BY", "CREATED BY")
+			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
+				func(ctx context.Context, c rowraftv1.CertificatesClient) error {
+					reply, err := c.ListTokens(ctx, &rowraftv1.ListTokensRequest{})
+					if err != nil {
+						return err
 					}
-					t := cli.NewTable(w, header)
-					for _, x := range v.Tokens {
-						row := table.Row{x.ID, x.Role, view.Dash(x.Name), fmt.Sprintf("%d/%d", len(x.UsedBy), x.Uses), x.Expires, x.State}
+					v := struct {
+						Schema string  `json:"schema"`
+						Tokens []Token `json:"tokens"`
+					}{cli.JSONSchema, []Token{}}
+					now := time.Now()
+					for _, t := range reply.GetTokens() {
+						v.Tokens = append(v.Tokens, newTokenJSON(t, now))
+					}
+					return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+						header := []string{"TOKEN", "ROLE", "NAME", "USED", "EXPIRES", "STATE"}
 						if wide {
-							row = append(row, view.Dash(strings.Join(x.Tables, ",")), view.Dash(strings.Join(x.UsedBy, ",")), view.Dash(x.CreatedBy))
+							header = append(header, "TABLES", "USED BY", "CREATED BY")
 						}
-						t.AppendRow(row)
-					}
-					t.Render()
-					return nil
+						t := cli.NewTable(w, header)
+						for _, x := range v.Tokens {
+							row := table.Row{x.ID, x.Role, view.Dash(x.Name), fmt.Sprintf("%d/%d", len(x.UsedBy), x.Uses), x.Expires,
+								x.State}
+							if wide {
+								row = append(row, view.Dash(strings.Join(x.Tables, ",")), view.Dash(strings.Join(x.UsedBy, ",")),
+									view.Dash(x.CreatedBy))
+							}
+							t.AppendRow(row)
+						}
+						t.Render()
+						return nil
+					})
 				})
-			})
 		},
 	}
 }
@@ -172,20 +181,22 @@ func newTokenDeleteCmd(g *remote.Flags) *cobra.Command {
 		Example: "  rowraft token delete 0123456789abcdef",
 		Args:    cli.OneArg("the ID of the token"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient, func(ctx context.Context, c rowraftv1.CertificatesClient) error {
-				reply, err := c.DeleteToken(ctx, &rowraftv1.DeleteTokenRequest{Id: args[0]})
-				if err != nil {
-					return err
-				}
-				v := struct {
-					Schema string `json:"schema"`
-					Token  Token  `json:"token"`
-				}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now())}
-				return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-					_, err := fmt.Fprintf(w, "token %s is deleted; %s it let in\n", v.Token.ID, cli.Plural(len(v.Token.UsedBy), "machine"))
-					return err
+			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
+				func(ctx context.Context, c rowraftv1.CertificatesClient) error {
+					reply, err := c.DeleteToken(ctx, &rowraftv1.DeleteTokenRequest{Id: args[0]})
+					if err != nil {
+						return err
+					}
+					v := struct {
+						Schema string `json:"schema"`
+						Token  Token  `json:"token"`
+					}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now())}
+					return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
+						_, err := fmt.Fprintf(w, "token %s is deleted; %s it let in\n", v.Token.ID,
+							cli.Plural(len(v.Token.UsedBy), "machine"))
+						return err
+					})
 				})
-			})
 		},
 	}
 }

@@ -30,7 +30,8 @@ type Certificate struct {
 
 func viewOf(cert *x509.Certificate, file string) Certificate {
 	v := Certificate{
-		Schema: cli.JSONSchema, File: file, Name: cert.Subject.CommonName, Tables: []string{}, Hosts: append([]string{}, cert.DNSNames...),
+		Schema: cli.JSONSchema, File: file, Name: cert.Subject.CommonName, Tables: []string{},
+		Hosts:  append([]string{}, cert.DNSNames...),
 		Serial: fmt.Sprintf("%x", cert.SerialNumber), Begins: cert.NotBefore.UTC(), Expires: cert.NotAfter.UTC(),
 	}
 	for _, ip := range cert.IPAddresses {
@@ -54,7 +55,8 @@ func printCerts(w io.Writer, all []Certificate) error {
 		if v.expired() {
 			expires = v.Expires.Format(time.DateOnly) + " (EXPIRED)"
 		}
-		t.AppendRow(table.Row{v.File, view.Dash(v.Cluster), view.Dash(v.Role), v.Name, view.Dash(strings.Join(v.Tables, ",")), view.Dash(strings.Join(v.Hosts, ",")), expires})
+		t.AppendRow(table.Row{v.File, view.Dash(v.Cluster), view.Dash(v.Role), v.Name, view.Dash(strings.Join(v.Tables, ",")),
+			view.Dash(strings.Join(v.Hosts, ",")), expires})
 	}
 	t.Render()
 	return nil

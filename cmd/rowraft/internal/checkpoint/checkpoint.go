@@ -26,9 +26,11 @@ func NewCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
 		Short: "Keep the tables of a cluster at one cut, and bring them back",
-		Long:  "Keep the tables of a cluster at one cut through all shards, and bring them back into any number of shards.\n\n" + destinationHelp,
+		Long: "Keep the tables of a cluster at one cut through all shards, and bring them back into any number of " +
+			"shards.\n\n" + destinationHelp,
 	}
-	cmd.AddCommand(newCheckpointCreateCmd(g), newCheckpointListCmd(g), newCheckpointVerifyCmd(g), newCheckpointRestoreCmd(g), newCheckpointDeleteCmd(g), newCheckpointPolicyCmd(g))
+	cmd.AddCommand(newCheckpointCreateCmd(g), newCheckpointListCmd(g), newCheckpointVerifyCmd(g),
+		newCheckpointRestoreCmd(g), newCheckpointDeleteCmd(g), newCheckpointPolicyCmd(g))
 	return cmd
 }
 
@@ -66,7 +68,8 @@ const (
 )
 
 func newCheckpointJSON(f *depot.Found) checkpointJSON {
-	c := checkpointJSON{Name: f.Name, State: "incomplete", Bytes: uint64(f.Bytes), Tables: []savedJSON{}, Blobs: []string{}}
+	c := checkpointJSON{Name: f.Name, State: "incomplete", Bytes: uint64(f.Bytes), Tables: []savedJSON{},
+		Blobs: []string{}}
 	m := f.Manifest
 	switch {
 	case f.Err != nil && m == nil:
@@ -83,10 +86,12 @@ func newCheckpointJSON(f *depot.Found) checkpointJSON {
 	if m.Parent != nil {
 		c.Kind, c.Parent = kindDelta, m.Parent.Name
 	}
-	c.Cluster, c.Epoch, c.Shards, c.Rows, c.Written = string(m.Cluster), uint64(m.Epoch), len(m.Parts), m.Rows(), m.Written()
+	c.Cluster, c.Epoch, c.Shards, c.Rows, c.Written = string(m.Cluster), uint64(m.Epoch), len(m.Parts), m.Rows(),
+		m.Written()
 	c.HeldMs = float64(m.HeldFor.Microseconds()) / 1e3
 	for _, t := range m.Tables {
-		c.Tables = append(c.Tables, savedJSON{t.Schema.Name, fmt.Sprint(uint64(t.Schema.ID)), t.Rows, t.Written, fmt.Sprintf("%x", t.Digest)})
+		c.Tables = append(c.Tables, savedJSON{t.Schema.Name, fmt.Sprint(uint64(t.Schema.ID)), t.Rows, t.Written,
+			fmt.Sprintf("%x", t.Digest)})
 	}
 	for _, b := range m.Blobs {
 		c.Blobs = append(c.Blobs, b.Name)
@@ -135,7 +140,8 @@ this is so of the checkpoint that it is a delta to, or that is missing. The reas
 				}
 				t := cli.NewTable(w, header, "TABLES", "ROWS", "BYTES", "SHARDS", "WRITTEN", "EPOCH", "HELD")
 				for _, c := range v.Checkpoints {
-					row := table.Row{c.Name, c.Created, c.Kind, c.Parent, len(c.Tables), cli.Count(c.Rows), cli.Size(c.Bytes), c.Shards, c.State}
+					row := table.Row{c.Name, c.Created, c.Kind, c.Parent, len(c.Tables), cli.Count(c.Rows), cli.Size(c.Bytes),
+						c.Shards, c.State}
 					if wide {
 						row = append(row, cli.Count(c.Written), c.Epoch, fmt.Sprintf("%.1fms", c.HeldMs), c.ID)
 					}
@@ -196,14 +202,16 @@ Exit code 3 says that the checkpoint is damaged.
 	}
 }
 
-func verifyCheckpoint(cmd *cobra.Command, d depot.Depot, name string, bar *terminal.Meter) (checkpoint.Chain, checkpoint.TableRows, error) {
+func verifyCheckpoint(cmd *cobra.Command, d depot.Depot, name string,
+	bar *terminal.Meter) (checkpoint.Chain, checkpoint.TableRows, error) {
 	if chain, err := depot.Chain(cmd.Context(), d, name); err == nil {
 		bar.Set(0, chain.Bytes())
 	}
 	return depot.Verify(cmd.Context(), d, name, bar.Add)
 }
 
-func showVerified(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, chain checkpoint.Chain, rows checkpoint.TableRows, took time.Duration) error {
+func showVerified(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, chain checkpoint.Chain,
+	rows checkpoint.TableRows, took time.Duration) error {
 	v := struct {
 		Schema     string         `json:"schema"`
 		Checkpoint checkpointJSON `json:"checkpoint"`

@@ -42,9 +42,10 @@ are in a row) a full checkpoint is made, and the command says why. With --base i
 		RunE: func(cmd *cobra.Command, args []string) error {
 			started := time.Now()
 			req.Destination = args[0]
-			done, err := follow(g, cmd, "write", lostCreate, func(ctx context.Context, c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.CreateCheckpointReply], error) {
-				return c.CreateCheckpoint(ctx, &req)
-			})
+			done, err := follow(g, cmd, "write", lostCreate,
+				func(ctx context.Context, c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.CreateCheckpointReply], error) {
+					return c.CreateCheckpoint(ctx, &req)
+				})
 			if err != nil {
 				return fmt.Errorf("checkpoint create: %w", err)
 			}
@@ -58,14 +59,17 @@ are in a row) a full checkpoint is made, and the command says why. With --base i
 	}
 	f := cmd.Flags()
 	f.StringVar(&req.Name, "name", "", "name of the checkpoint; by default the time and four digits")
-	f.BoolVar(&req.Delta, "delta", false, "write what changed since the newest checkpoint there, if a delta can depend on it")
+	f.BoolVar(&req.Delta, "delta", false,
+		"write what changed since the newest checkpoint there, if a delta can depend on it")
 	f.StringVar(&req.Base, "base", "", "write what changed since the checkpoint of this name")
 	f.StringVar(&req.Job, "job", "", "fail unless all trainers of this job take part")
-	f.BoolVar(&req.SkipAbsent, "skip-absent", false, "continue without trainers that do not answer; their job cannot resume exactly from the checkpoint")
+	f.BoolVar(&req.SkipAbsent, "skip-absent", false,
+		"continue without trainers that do not answer; their job cannot resume exactly from the checkpoint")
 	return cmd
 }
 
-const lostCreate = "the server that led the checkpoint is gone, and what it had not finished is no checkpoint: run it again, under another name if it had one"
+const lostCreate = "the server that led the checkpoint is gone, and what it had not finished is no checkpoint: run " +
+	"it again, under another name if it had one"
 
 // attendedJSON is a trainer whose state is in a checkpoint.
 type attendedJSON struct {
@@ -76,7 +80,8 @@ type attendedJSON struct {
 	PausedMs float64 `json:"paused_ms"`
 }
 
-func showCreated(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, note string, trainers []*rowraftv1.AttendedTrainer, took time.Duration) error {
+func showCreated(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, note string,
+	trainers []*rowraftv1.AttendedTrainer, took time.Duration) error {
 	v := struct {
 		Schema     string         `json:"schema"`
 		Checkpoint checkpointJSON `json:"checkpoint"`
@@ -86,7 +91,8 @@ func showCreated(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, note str
 	}{cli.JSONSchema, c, []attendedJSON{}, note, took.Seconds()}
 	paused := 0.0
 	for _, t := range trainers {
-		v.Trainers = append(v.Trainers, attendedJSON{t.GetJob(), t.GetRank(), t.GetStep(), t.GetBytes(), float64(t.GetPausedNs()) / 1e6})
+		v.Trainers = append(v.Trainers, attendedJSON{t.GetJob(), t.GetRank(), t.GetStep(), t.GetBytes(),
+			float64(t.GetPausedNs()) / 1e6})
 		paused = max(paused, float64(t.GetPausedNs())/1e6)
 	}
 	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {

@@ -69,7 +69,8 @@ func deleteCheckpoint(g *remote.Flags, cmd *cobra.Command, path string, cascade,
 	}
 	if !dryRun {
 		if !yes {
-			if err := terminal.ConfirmOrRefuse(cmd, fmt.Sprintf("They are gone for good. Type %s to delete: ", name), name, "--yes"); err != nil {
+			if err := terminal.ConfirmOrRefuse(cmd, fmt.Sprintf("They are gone for good. Type %s to delete: ", name), name,
+				"--yes"); err != nil {
 				return err
 			}
 		}
@@ -90,7 +91,8 @@ func deleteCheckpoint(g *remote.Flags, cmd *cobra.Command, path string, cascade,
 		if dryRun {
 			what = "would delete"
 		}
-		_, err := fmt.Fprintf(w, "%s checkpoint %s: %s, %s\n", what, strings.Join(names, ", "), cli.Plural(n, "file"), cli.Size(uint64(bytes)))
+		_, err := fmt.Fprintf(w, "%s checkpoint %s: %s, %s\n", what, strings.Join(names, ", "), cli.Plural(n, "file"),
+			cli.Size(uint64(bytes)))
 		return err
 	})
 }
@@ -113,7 +115,8 @@ func listDoomed(g *remote.Flags, cmd *cobra.Command, d depot.Depot, names []stri
 		for _, t := range m.Tables {
 			tables = append(tables, fmt.Sprintf("%s (%s rows)", t.Schema.Name, cli.Count(t.Rows)))
 		}
-		fmt.Fprintf(w, "checkpoint %s of %s: %s\n", name, m.Created.Format("2006-01-02 15:04:05 MST"), strings.Join(tables, ", "))
+		fmt.Fprintf(w, "checkpoint %s of %s: %s\n", name, m.Created.Format("2006-01-02 15:04:05 MST"),
+			strings.Join(tables, ", "))
 	}
 	return ctx.Err()
 }

@@ -25,15 +25,17 @@ type receiver[R progress] interface{ Recv() (R, error) }
 
 // follow starts a call at the leader of the metadata group, shows its progress, and returns its last message. what
 // names the first phase. hint is added to an error that no server returned.
-func follow[R progress](g *remote.Flags, cmd *cobra.Command, what, hint string, start func(context.Context, rowraftv1.CheckpointsClient) (receiver[R], error)) (done R, err error) {
-	err = remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-		stream, err := start(ctx, c)
-		if err != nil {
-			return rpc.FromStatus(err)
-		}
-		done, err = receive(stream, g.NewMeter(cmd, what), what, hint)
-		return err
-	})
+func follow[R progress](g *remote.Flags, cmd *cobra.Command, what, hint string,
+	start func(context.Context, rowraftv1.CheckpointsClient) (receiver[R], error)) (done R, err error) {
+	err = remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient,
+		func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
+			stream, err := start(ctx, c)
+			if err != nil {
+				return rpc.FromStatus(err)
+			}
+			done, err = receive(stream, g.NewMeter(cmd, what), what, hint)
+			return err
+		})
 	return done, err
 }
 

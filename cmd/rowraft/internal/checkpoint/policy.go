@@ -25,7 +25,8 @@ checkpoint at a time; what they have done outlives it. ` + "`rowraft cluster sta
 
 ` + destinationHelp,
 	}
-	cmd.AddCommand(newPolicySetCmd(g), newPolicyListCmd(g), newPolicyDescribeCmd(g), newPolicyRunCmd(g), newPolicyDeleteCmd(g))
+	cmd.AddCommand(newPolicySetCmd(g), newPolicyListCmd(g), newPolicyDescribeCmd(g), newPolicyRunCmd(g),
+		newPolicyDeleteCmd(g))
 	return cmd
 }
 
@@ -55,8 +56,10 @@ type policyJSON struct {
 func newPolicyJSON(st *rowraftv1.PolicyStatus) policyJSON {
 	p, r := st.GetPolicy(), st.GetRecord()
 	v := policyJSON{
-		Name: p.GetName(), Destination: p.GetDestination(), EverySeconds: time.Duration(p.GetEveryNs()).Seconds(), Keep: p.GetKeep(),
-		KeepWithinSecs: time.Duration(p.GetKeepWithinNs()).Seconds(), Job: p.GetJob(), SkipAbsent: p.GetSkipAbsent(), FullEvery: max(p.GetFullEvery(), 1), Verify: p.GetVerify(), Owner: p.GetOwner(),
+		Name: p.GetName(), Destination: p.GetDestination(), EverySeconds: time.Duration(p.GetEveryNs()).Seconds(),
+		Keep:           p.GetKeep(),
+		KeepWithinSecs: time.Duration(p.GetKeepWithinNs()).Seconds(), Job: p.GetJob(), SkipAbsent: p.GetSkipAbsent(),
+		FullEvery: max(p.GetFullEvery(), 1), Verify: p.GetVerify(), Owner: p.GetOwner(),
 		State: st.GetState(), Running: r.GetRunning(), LastRun: view.Time(r.GetBegunNs()), Next: view.Time(st.GetNextNs()),
 		Failures: r.GetFailures(), Error: r.GetError(), RetentionError: r.GetRetentionError(), Checkpoints: []string{},
 	}
@@ -80,12 +83,14 @@ func showPolicy(g *remote.Flags, cmd *cobra.Command, did string, st *rowraftv1.P
 }
 
 // callPolicies calls the leader of the metadata group within --timeout, with retries.
-func callPolicies(g *remote.Flags, cmd *cobra.Command, do func(context.Context, rowraftv1.CheckpointsClient) error) error {
+func callPolicies(g *remote.Flags, cmd *cobra.Command,
+	do func(context.Context, rowraftv1.CheckpointsClient) error) error {
 	return remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewCheckpointsClient, namedPolicyCall(cmd, do))
 }
 
 // namedPolicyCall names the command in the errors of do.
-func namedPolicyCall(cmd *cobra.Command, do func(context.Context, rowraftv1.CheckpointsClient) error) func(context.Context, rowraftv1.CheckpointsClient) error {
+func namedPolicyCall(cmd *cobra.Command,
+	do func(context.Context, rowraftv1.CheckpointsClient) error) func(context.Context, rowraftv1.CheckpointsClient) error {
 	return func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
 		if err := do(ctx, c); err != nil {
 			return fmt.Errorf("checkpoint policy %s: %w", cmd.Name(), err)
@@ -127,7 +132,8 @@ After each success the policy removes, of the checkpoints that it made itself, t
 				if at := view.Time(reply.GetPolicy().GetNextNs()); at != "" {
 					next = "at " + at
 				}
-				return showPolicy(g, cmd, fmt.Sprintf("every %v to %s; the next checkpoint comes %s", every, reply.GetPolicy().GetPolicy().GetDestination(), next), reply.GetPolicy())
+				return showPolicy(g, cmd, fmt.Sprintf("every %v to %s; the next checkpoint comes %s", every,
+					reply.GetPolicy().GetPolicy().GetDestination(), next), reply.GetPolicy())
 			})
 		},
 	}
@@ -137,9 +143,11 @@ After each success the policy removes, of the checkpoints that it made itself, t
 	f.Uint32Var(&p.Keep, "keep", 5, "checkpoints to keep, at least 1")
 	f.DurationVar(&keepWithin, "keep-within", 0, "keep younger ones, too")
 	f.StringVar(&p.Job, "job", "", "only while this job trains, and with all its trainers")
-	f.BoolVar(&p.SkipAbsent, "skip-absent", false, "continue without trainers that do not answer; their job cannot resume exactly from the checkpoint")
+	f.BoolVar(&p.SkipAbsent, "skip-absent", false,
+		"continue without trainers that do not answer; their job cannot resume exactly from the checkpoint")
 	f.BoolVar(&p.Verify, "verify", false, "read every byte of the checkpoints that stay, once each, before one is removed")
-	f.Uint32Var(&p.FullEvery, "full-every", 1, "every so many checkpoints one is full, the others are deltas; 1: all are full")
+	f.Uint32Var(&p.FullEvery, "full-every", 1,
+		"every so many checkpoints one is full, the others are deltas; 1: all are full")
 	return cmd
 }
 
@@ -169,7 +177,8 @@ func newPolicyListCmd(g *remote.Flags) *cobra.Command {
 					}
 					t := cli.NewTable(w, header, "EVERY", "KEEP", "KEPT")
 					for _, p := range v.Policies {
-						row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next, p.State}
+						row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next,
+							p.State}
 						if wide {
 							row = append(row, p.Destination, p.Job, p.Owner, p.Error)
 						}
@@ -214,8 +223,10 @@ func describePolicy(g *remote.Flags, cmd *cobra.Command, p policyJSON) error {
 	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
 		t := cli.NewTable(w, []string{"POLICY", p.Name})
 		rows := []table.Row{
-			{"DESTINATION", p.Destination}, {"EVERY", time.Duration(p.EverySeconds * 1e9)}, {"KEEP", p.Keep}, {"KEEP WITHIN", time.Duration(p.KeepWithinSecs * 1e9)},
-			{"JOB", p.Job}, {"OWNER", p.Owner}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"VERIFY", p.Verify}, {"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
+			{"DESTINATION", p.Destination}, {"EVERY", time.Duration(p.EverySeconds * 1e9)}, {"KEEP", p.Keep},
+			{"KEEP WITHIN", time.Duration(p.KeepWithinSecs * 1e9)},
+			{"JOB", p.Job}, {"OWNER", p.Owner}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"VERIFY", p.Verify},
+			{"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
 			{"NEXT", p.Next}, {"FAILURES", p.Failures}, {"ERROR", p.Error}, {"RETENTION ERROR", p.RetentionError},
 		}
 		for _, name := range p.Checkpoints {
@@ -229,23 +240,26 @@ func describePolicy(g *remote.Flags, cmd *cobra.Command, p policyJSON) error {
 
 func newPolicyRunCmd(g *remote.Flags) *cobra.Command {
 	return &cobra.Command{
-		Use:     "run-now NAME",
-		Short:   "Make the next checkpoint of a policy now",
-		Long:    "Make the next checkpoint of a policy now, and remove what it need not keep. The next one comes --every later. Its end is waited for.",
+		Use:   "run-now NAME",
+		Short: "Make the next checkpoint of a policy now",
+		Long: "Make the next checkpoint of a policy now, and remove what it need not keep. The next one comes --every " +
+			"later. Its end is waited for.",
 		Example: "  rowraft checkpoint policy run-now nightly",
 		Args:    cli.OneArg("the NAME of the policy"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient, namedPolicyCall(cmd, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-				reply, err := c.RunPolicy(ctx, &rowraftv1.RunPolicyRequest{Name: args[0]})
-				if err != nil {
-					return err
-				}
-				made := newPolicyJSON(reply.GetPolicy()).Checkpoints
-				if len(made) == 0 {
-					return showPolicy(g, cmd, "made a checkpoint, which is not kept", reply.GetPolicy())
-				}
-				return showPolicy(g, cmd, fmt.Sprintf("made %s/%s", reply.GetPolicy().GetPolicy().GetDestination(), made[len(made)-1]), reply.GetPolicy())
-			}))
+			return remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient,
+				namedPolicyCall(cmd, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
+					reply, err := c.RunPolicy(ctx, &rowraftv1.RunPolicyRequest{Name: args[0]})
+					if err != nil {
+						return err
+					}
+					made := newPolicyJSON(reply.GetPolicy()).Checkpoints
+					if len(made) == 0 {
+						return showPolicy(g, cmd, "made a checkpoint, which is not kept", reply.GetPolicy())
+					}
+					return showPolicy(g, cmd, fmt.Sprintf("made %s/%s", reply.GetPolicy().GetPolicy().GetDestination(),
+						made[len(made)-1]), reply.GetPolicy())
+				}))
 		},
 	}
 }
@@ -263,7 +277,8 @@ func newPolicyDeleteCmd(g *remote.Flags) *cobra.Command {
 					return err
 				}
 				n := len(reply.GetPolicy().GetRecord().GetMade())
-				return showPolicy(g, cmd, fmt.Sprintf("deleted; %s of it stay in %s", cli.Plural(n, "checkpoint"), reply.GetPolicy().GetPolicy().GetDestination()), reply.GetPolicy())
+				return showPolicy(g, cmd, fmt.Sprintf("deleted; %s of it stay in %s", cli.Plural(n, "checkpoint"),
+					reply.GetPolicy().GetPolicy().GetDestination()), reply.GetPolicy())
 			})
 		},
 	}

@@ -74,7 +74,8 @@ Exit code 3 says that the checkpoint is damaged or that rows are missing. --time
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&req.Tables, "table", nil, "restore these tables and leave all others alone; a name, or a pattern that ends with *; may be repeated")
+	f.StringSliceVar(&req.Tables, "table", nil,
+		"restore these tables and leave all others alone; a name, or a pattern that ends with *; may be repeated")
 	f.BoolVar(&yes, "yes", false, "do not ask")
 	f.BoolVar(&req.Replace, "replace", false, "drop the rows that the cluster has")
 	f.BoolVar(&req.DryRun, "dry-run", false, "read and check everything, change nothing")
@@ -82,8 +83,10 @@ Exit code 3 says that the checkpoint is damaged or that rows are missing. --time
 }
 
 // restoreCheckpoint runs one restore, or plans it.
-func restoreCheckpoint(g *remote.Flags, cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest) (*rowraftv1.RestoreCheckpointReply, error) {
-	done, err := follow(g, cmd, "read", lostRestore, func(ctx context.Context, c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
+func restoreCheckpoint(g *remote.Flags, cmd *cobra.Command,
+	req *rowraftv1.RestoreCheckpointRequest) (*rowraftv1.RestoreCheckpointReply, error) {
+	done, err := follow(g, cmd, "read", lostRestore, func(ctx context.Context,
+		c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
 		return c.RestoreCheckpoint(ctx, req)
 	})
 	if err == nil {
@@ -98,7 +101,8 @@ func restoreCheckpoint(g *remote.Flags, cmd *cobra.Command, req *rowraftv1.Resto
 
 // agreeToRestore prints what would be lost and asks for confirmation. It adds the printed tables to the request, so
 // that the server refuses to drop others.
-func agreeToRestore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest, changes []*rowraftv1.RestoreChange, yes bool) error {
+func agreeToRestore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest, changes []*rowraftv1.RestoreChange,
+	yes bool) error {
 	w := cmd.ErrOrStderr()
 	lost := uint64(0)
 	for _, c := range changes {
@@ -122,7 +126,8 @@ func agreeToRestore(cmd *cobra.Command, req *rowraftv1.RestoreCheckpointRequest,
 	return terminal.ConfirmOrRefuse(cmd, "Type yes to do it: ", "yes", "--yes")
 }
 
-const lostRestore = "the server that led the restore is gone; either nothing has changed or the scheduler finishes it; it may be run again, with --replace"
+const lostRestore = "the server that led the restore is gone; either nothing has changed or the scheduler finishes " +
+	"it; it may be run again, with --replace"
 
 // restoredJSON is the contract of `checkpoint restore -o json`.
 type restoredJSON struct {
@@ -159,9 +164,11 @@ type restoredShardJSON struct {
 	Digest string `json:"digest"`
 }
 
-func newRestoredJSON(req *rowraftv1.RestoreCheckpointRequest, plan, r *rowraftv1.RestoreCheckpointReply, took time.Duration) *restoredJSON {
+func newRestoredJSON(req *rowraftv1.RestoreCheckpointRequest, plan, r *rowraftv1.RestoreCheckpointReply,
+	took time.Duration) *restoredJSON {
 	v := &restoredJSON{
-		Schema: cli.JSONSchema, Checkpoint: req.GetName(), DryRun: req.GetDryRun(), Epoch: r.GetTableEpoch(), Bytes: r.GetBytes(), Seconds: took.Seconds(),
+		Schema: cli.JSONSchema, Checkpoint: req.GetName(), DryRun: req.GetDryRun(), Epoch: r.GetTableEpoch(),
+		Bytes: r.GetBytes(), Seconds: took.Seconds(),
 		Changes: []restoreChangeJSON{}, Tables: []restoredTableJSON{}, Shards: []restoredShardJSON{},
 	}
 	for _, c := range plan.GetChanges() {
@@ -171,7 +178,8 @@ func newRestoredJSON(req *rowraftv1.RestoreCheckpointRequest, plan, r *rowraftv1
 		}
 	}
 	for _, t := range r.GetTables() {
-		v.Tables = append(v.Tables, restoredTableJSON{t.GetName(), fmt.Sprint(t.GetId()), t.GetWritten(), t.GetRestored(), t.GetFiltered(), t.GetFailed()})
+		v.Tables = append(v.Tables, restoredTableJSON{t.GetName(), fmt.Sprint(t.GetId()), t.GetWritten(), t.GetRestored(),
+			t.GetFiltered(), t.GetFailed()})
 	}
 	for _, s := range r.GetShards() {
 		v.Shards = append(v.Shards, restoredShardJSON{s.GetShard(), s.GetRows(), fmt.Sprintf("%x", s.GetDigest())})
@@ -184,7 +192,9 @@ func (v *restoredJSON) check() error {
 	var restored, held uint64
 	for _, t := range v.Tables {
 		if t.Failed > 0 || t.Restored+t.Filtered != t.Written {
-			return cli.Verdict(rowraft.Errorf(rowraft.CodeCorrupt, "table %s: %d rows written, %d restored, %d filtered, %d failed: rows are missing", t.Table, t.Written, t.Restored, t.Filtered, t.Failed))
+			return cli.Verdict(rowraft.Errorf(rowraft.CodeCorrupt,
+				"table %s: %d rows written, %d restored, %d filtered, %d failed: rows are missing", t.Table, t.Written, t.Restored,
+				t.Filtered, t.Failed))
 		}
 		restored += t.Restored
 	}
@@ -199,14 +209,17 @@ func (v *restoredJSON) check() error {
 
 func showRestored(g *remote.Flags, cmd *cobra.Command, v *restoredJSON) error {
 	err := cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-		t := cli.NewTable(w, []string{"TABLE", "WRITTEN", "RESTORED", "FILTERED", "FAILED"}, "WRITTEN", "RESTORED", "FILTERED", "FAILED")
+		t := cli.NewTable(w, []string{"TABLE", "WRITTEN", "RESTORED", "FILTERED", "FAILED"}, "WRITTEN", "RESTORED",
+			"FILTERED", "FAILED")
 		rows := uint64(0)
 		for _, s := range v.Tables {
-			t.AppendRow(table.Row{s.Table, cli.Count(s.Written), cli.Count(s.Restored), cli.Count(s.Filtered), cli.Count(s.Failed)})
+			t.AppendRow(table.Row{s.Table, cli.Count(s.Written), cli.Count(s.Restored), cli.Count(s.Filtered),
+				cli.Count(s.Failed)})
 			rows += s.Restored
 		}
 		t.Render()
-		what := fmt.Sprintf("restored %s rows into %s; table epoch %d", cli.Count(rows), cli.Plural(len(v.Shards), "shard"), v.Epoch)
+		what := fmt.Sprintf("restored %s rows into %s; table epoch %d", cli.Count(rows), cli.Plural(len(v.Shards), "shard"),
+			v.Epoch)
 		if v.DryRun {
 			what = fmt.Sprintf("would restore %s rows", cli.Count(rows))
 		}

@@ -42,7 +42,8 @@ func statusOfEach(ctx context.Context, g *remote.Flags) (reply *rowraftv1.Status
 	if err != nil {
 		return nil, err
 	}
-	reply = &rowraftv1.StatusReply{Map: m.GetMap(), ExpectedServers: uint32(view.ServersIn(m.GetMap())), Nodes: make([]*rowraftv1.NodeStatus, len(m.GetMap().GetNodes()))}
+	reply = &rowraftv1.StatusReply{Map: m.GetMap(), ExpectedServers: uint32(view.ServersIn(m.GetMap())),
+		Nodes: make([]*rowraftv1.NodeStatus, len(m.GetMap().GetNodes()))}
 	var wg sync.WaitGroup
 	denied := make([]error, len(reply.Nodes))
 	for i, n := range m.GetMap().GetNodes() {
@@ -85,7 +86,8 @@ func leaderless(r *rowraftv1.StatusReply) *rowraftv1.Problem {
 	}
 	return &rowraftv1.Problem{
 		Severity: rowraftv1.Severity_SEVERITY_CRITICAL, Kind: "scheduler-no-leader", Subject: "scheduler", Next: next,
-		Text: "The scheduler has no leader: no replica moves, no table is made and no worker enters a job; pulls and pushes do not need it. All that is said here was asked of each server itself.",
+		Text: "The scheduler has no leader: no replica moves, no table is made and no worker enters a job; pulls and " +
+			"pushes do not need it. All that is said here was asked of each server itself.",
 	}
 }
 
@@ -95,6 +97,7 @@ func nodeItself(n *rowraftv1.Node, st *rowraftv1.NodeStatusReply, err error) *ro
 		return &rowraftv1.NodeStatus{Node: n, State: "down"}
 	}
 	return &rowraftv1.NodeStatus{
-		Node: n, State: "up", Replicas: st.GetReplicas(), Version: st.GetVersion(), UptimeNs: st.GetUptimeNs(), Disk: st.GetDisk(), CertificateEnds: st.GetCertificateEnds(), Profile: st.GetProfile(), Slowness: st.GetSlowness(),
+		Node: n, State: "up", Replicas: st.GetReplicas(), Version: st.GetVersion(), UptimeNs: st.GetUptimeNs(),
+		Disk: st.GetDisk(), CertificateEnds: st.GetCertificateEnds(), Profile: st.GetProfile(), Slowness: st.GetSlowness(),
 	}
 }

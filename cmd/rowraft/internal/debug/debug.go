@@ -51,7 +51,8 @@ The exit code is 0 also where something is missing, 4 if no server answered.`,
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, v.print)
 		},
 	}
-	zipCmd.Flags().StringSliceVar(&ops, "ops", nil, "host:port of the servers' --ops-listen, comma-separated; default: no metrics and profiles")
+	zipCmd.Flags().StringSliceVar(&ops, "ops", nil,
+		"host:port of the servers' --ops-listen, comma-separated; default: no metrics and profiles")
 	cmd.AddCommand(zipCmd)
 	return cmd
 }
@@ -72,7 +73,8 @@ type missingJSON struct {
 }
 
 func (v *bundleJSON) print(w io.Writer, _ bool) error {
-	if _, err := fmt.Fprintf(w, "%s: %s, %d missing\n", v.File, cli.Plural(len(v.Parts), "part"), len(v.Missing)); err != nil {
+	if _, err := fmt.Fprintf(w, "%s: %s, %d missing\n", v.File, cli.Plural(len(v.Parts), "part"),
+		len(v.Missing)); err != nil {
 		return err
 	}
 	for _, m := range v.Missing {
@@ -117,7 +119,8 @@ func debugZip(g *remote.Flags, cmd *cobra.Command, file string, ops []string) (v
 			err = errors.Join(err, os.Remove(file))
 		}
 	}()
-	v = &bundleJSON{Schema: cli.JSONSchema, File: file, Created: time.Now().UTC().Format(time.RFC3339), Version: g.Version, Parts: []string{}, Missing: []missingJSON{}}
+	v = &bundleJSON{Schema: cli.JSONSchema, File: file, Created: time.Now().UTC().Format(time.RFC3339), Version: g.Version,
+		Parts: []string{}, Missing: []missingJSON{}}
 	fmt.Fprintf(cmd.ErrOrStderr(), "asking for %s\n", cli.Plural(len(parts), "part"))
 	return v, v.write(ctx, out, parts)
 }
@@ -173,7 +176,8 @@ func bundleParts(c *remote.Conn, r *rowraftv1.StatusReply, ops []string) ([]part
 		return nil, err
 	}
 	parts := []part{
-		{"cluster/status.json", asJSON(view.NewCluster(r))}, {"cluster/nodes.json", asJSON(view.NewNodeList(r))}, {"cluster/shards.json", asJSON(shards)},
+		{"cluster/status.json", asJSON(view.NewCluster(r))}, {"cluster/nodes.json", asJSON(view.NewNodeList(r))},
+		{"cluster/shards.json", asJSON(shards)},
 		{"cluster/operations.json", asJSON(view.NewOperationList(r, true))}, {"cluster/map.json", asJSON(r.GetMap())},
 	}
 	for _, n := range r.GetMap().GetNodes() {
@@ -202,8 +206,12 @@ func opsParts(c *remote.Conn, ops []string) (parts []part) {
 	client := &http.Client{Transport: transport}
 	for _, addr := range ops {
 		dir := "ops/" + notInFileName.ReplaceAllString(addr, "_") + "/"
-		for _, f := range []struct{ name, path string }{{"metrics.txt", "/metrics"}, {"readyz.txt", "/readyz"}, {"goroutines.txt", "/debug/pprof/goroutine?debug=1"}, {"heap.pb.gz", "/debug/pprof/heap"}, {"config.yaml", "/debug/config"}, {"log.jsonl", "/debug/log"}} {
-			parts = append(parts, part{dir + f.name, func(ctx context.Context) ([]byte, error) { return fetch(ctx, client, scheme+addr+f.path) }})
+		for _, f := range []struct{ name, path string }{{"metrics.txt", "/metrics"}, {"readyz.txt", "/readyz"},
+			{"goroutines.txt", "/debug/pprof/goroutine?debug=1"}, {"heap.pb.gz", "/debug/pprof/heap"},
+			{"config.yaml", "/debug/config"}, {"log.jsonl", "/debug/log"}} {
+			parts = append(parts, part{dir + f.name, func(ctx context.Context) ([]byte, error) {
+				return fetch(ctx, client, scheme+addr+f.path)
+			}})
 		}
 	}
 	return parts
@@ -226,7 +234,8 @@ func fetch(ctx context.Context, client *http.Client, url string) ([]byte, error)
 	if _, err := io.Copy(&b, io.LimitReader(resp.Body, maxPart)); err != nil {
 		return nil, err
 	}
-	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusServiceUnavailable { // which is how /readyz says no
+	// which is how /readyz says no
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusServiceUnavailable {
 		return nil, fmt.Errorf("%s: %s", resp.Status, bytes.TrimSpace(b.Bytes()))
 	}
 	return b.Bytes(), nil

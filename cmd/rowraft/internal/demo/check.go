@@ -67,7 +67,8 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 			if err != nil {
 				return nil, err
 			}
-			return rowraftv1.NewReplicasClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard.ID), MinIndex: index})
+			return rowraftv1.NewReplicasClient(conn).Digest(ctx, &rowraftv1.DigestRequest{Shard: uint32(shard.ID),
+				MinIndex: index})
 		})
 		if err != nil {
 			return n, fmt.Errorf("digest of shard %d: %w", shard.ID, err)
@@ -84,7 +85,8 @@ func checkReplicas(ctx context.Context, c *client.Client, tls rpc.TLSFiles) (rep
 
 // shardDigests asks every replica for its digest, and repeats that until all answer for one index. It also repeats
 // after a temporary error: on a busy machine a server may be suspended for longer than a connection waits.
-func shardDigests(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID, ask func(addr string, index uint64) (*rowraftv1.DigestReply, error)) ([]string, error) {
+func shardDigests(ctx context.Context, m *clustermap.Map, shard rowraft.ShardID,
+	ask func(addr string, index uint64) (*rowraftv1.DigestReply, error)) ([]string, error) {
 	var b route.Backoff
 	for index := uint64(0); ; {
 		out := make([]string, len(m.Shards[shard].Replicas))

@@ -55,7 +55,8 @@ within 0.03 of the best possible; 3 otherwise.`,
 					return err
 				}
 			}
-			if err := cli.Show(cmd.OutOrStdout(), g.Output, r, func(w io.Writer, _ bool) error { return r.print(w) }); err != nil {
+			if err := cli.Show(cmd.OutOrStdout(), g.Output, r,
+				func(w io.Writer, _ bool) error { return r.print(w) }); err != nil {
 				return err
 			}
 			if !r.OK {
@@ -68,13 +69,15 @@ within 0.03 of the best possible; 3 otherwise.`,
 	fl.StringVar(&jsonPath, "json", "", "also write the result as JSON to this file")
 	fl.StringVar(&cfg.data, "data", "", "train on this file instead of a generated click log; needs --schema")
 	fl.StringVar(&cfg.schema, "schema", "", "YAML file that describes --data (examples/)")
-	fl.Int64Var(&cfg.steps, "steps", 0, fmt.Sprintf("batches of each trainer; 0: %d, or one pass over --data", defaultSteps))
+	fl.Int64Var(&cfg.steps, "steps", 0, fmt.Sprintf("batches of each trainer; 0: %d, or one pass over --data",
+		defaultSteps))
 	fl.IntVar(&cfg.servers, "servers", 3, "servers to start, 1 to 9; fewer than 3 cannot survive the kill")
 	fl.IntVar(&cfg.shards, "shards", 4, "shards of the tables, 1 to 64")
 	fl.IntVar(&cfg.trainers, "trainers", 2, "trainers to start, 1 to 16")
 	fl.StringVar(&cfg.mode, "mode", "async", "training mode: "+strings.Join(modes, ", "))
 	fl.StringVar(&cfg.backend, "log-backend", "rowlog", "log of the shards: rowlog or bolt")
-	fl.StringVar(&cfg.trainerBinary, "trainer-binary", "", "path of rowraft-trainer; default: the directory of this program, then PATH")
+	fl.StringVar(&cfg.trainerBinary, "trainer-binary", "",
+		"path of rowraft-trainer; default: the directory of this program, then PATH")
 	fl.BoolVar(&noKill, "no-kill", false, "kill no server")
 	fl.BoolVar(&cfg.keep, "keep", false, "keep logs and data, and say where they are")
 	return cmd
@@ -88,7 +91,8 @@ func (c *config) check() error {
 	case c.servers < 1 || c.servers > 9:
 		return cli.Usagef("--servers %d: want 1 to 9", c.servers)
 	case c.servers < 3 && c.kill:
-		return cli.Usagef("--servers %d: a cluster of fewer than 3 cannot continue without its leader: add --no-kill", c.servers)
+		return cli.Usagef("--servers %d: a cluster of fewer than 3 cannot continue without its leader: add --no-kill",
+			c.servers)
 	case c.shards < 1 || c.shards > 64:
 		return cli.Usagef("--shards %d: want 1 to 64", c.shards)
 	case c.trainers < 1 || c.trainers > 16:

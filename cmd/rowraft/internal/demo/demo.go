@@ -137,7 +137,8 @@ func (d *run) train(ctx context.Context) ([]localcluster.TrainerResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	procs, err := localcluster.StartTrainers(d.cfg.trainerBinary, d.dir, func(int) string { return config }, d.cluster.Endpoints(), d.cfg.trainers)
+	procs, err := localcluster.StartTrainers(d.cfg.trainerBinary, d.dir, func(int) string { return config },
+		d.cluster.Endpoints(), d.cfg.trainers)
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +163,8 @@ func (d *run) train(ctx context.Context) ([]localcluster.TrainerResult, error) {
 				return nil, fmt.Errorf("restart of the killed server: %w", err)
 			}
 			d.restarted = nil
-			d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name, d.caughtUp.Sub(d.restartedAt).Seconds())
+			d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name,
+				d.caughtUp.Sub(d.restartedAt).Seconds())
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -209,7 +211,8 @@ func (d *run) killLeader(ctx context.Context) error {
 	if err := d.victim.Kill(); err != nil {
 		return err
 	}
-	d.view.event("kill −9 of server %s, which led %d of %d shards", d.victim.Name, leads[d.victim.ID()], len(d.client.Map().Shards))
+	d.view.event("kill −9 of server %s, which led %d of %d shards", d.victim.Name, leads[d.victim.ID()],
+		len(d.client.Map().Shards))
 	return nil
 }
 
@@ -296,7 +299,8 @@ func (d *run) finish(ctx context.Context, procs *localcluster.Trainers) ([]local
 		if err := <-d.restarted; err != nil {
 			return nil, fmt.Errorf("restart of the killed server: %w", err)
 		}
-		d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name, d.caughtUp.Sub(d.restartedAt).Seconds())
+		d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name,
+			d.caughtUp.Sub(d.restartedAt).Seconds())
 	}
 	return procs.Results()
 }
@@ -342,7 +346,8 @@ func (r *result) judge(killed bool) {
 	say(!r.ReplicasIdentical, "only %d of %d replicas agree with their shard's first", r.ReplicasSame, r.Replicas)
 	say(r.PushesAcknowledged == 0, "no push was acknowledged")
 	say(killed && !r.FailoverSeconds.Known(), "no push was acknowledged after the kill")
-	say(r.BestAUC.Known() && !(r.AUC >= r.BestAUC-maxAUCGap), "AUC %.4f is more than %.2f below the best possible %.4f", float64(r.AUC), maxAUCGap, float64(r.BestAUC))
+	say(r.BestAUC.Known() && !(r.AUC >= r.BestAUC-maxAUCGap), "AUC %.4f is more than %.2f below the best possible %.4f",
+		float64(r.AUC), maxAUCGap, float64(r.BestAUC))
 	r.OK = len(r.Problems) == 0
 }
 

@@ -17,7 +17,8 @@ import (
 // A server that stands still for longer than a connection waits is asked again; a replica that
 // is fenced is a finding.
 func TestTheDemoAsksAgainForADigest(t *testing.T) {
-	m := &clustermap.Map{Nodes: []clustermap.Node{{ID: "1", Addr: "a:1"}, {ID: "2", Addr: "b:1"}}, Shards: []clustermap.Shard{{Replicas: []clustermap.Replica{{Node: "1"}, {Node: "2"}}}}}
+	m := &clustermap.Map{Nodes: []clustermap.Node{{ID: "1", Addr: "a:1"}, {ID: "2", Addr: "b:1"}},
+		Shards: []clustermap.Shard{{Replicas: []clustermap.Replica{{Node: "1"}, {Node: "2"}}}}}
 	asked := 0
 	out, err := shardDigests(t.Context(), m, 0, func(addr string, index uint64) (*rowraftv1.DigestReply, error) {
 		if asked++; addr == "b:1" && asked < 6 {

@@ -67,7 +67,8 @@ func absolute(path string) string {
 func (d *run) evaluate(ctx context.Context, r *result) error {
 	out := filepath.Join(d.dir, "evaluation.json")
 	cmd := exec.CommandContext(ctx, d.cfg.trainerBinary, "evaluate", "--config", filepath.Join(d.dir, "job.yaml"),
-		"--endpoints", strings.Join(d.cluster.Endpoints(), ","), "--insecure", "--trainers", fmt.Sprint(d.cfg.trainers), "--json", out)
+		"--endpoints", strings.Join(d.cluster.Endpoints(), ","), "--insecure", "--trainers", fmt.Sprint(d.cfg.trainers),
+		"--json", out)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("evaluation: %w\n%s", err, b)

@@ -40,18 +40,23 @@ func deleteJob(g *remote.Flags, cmd *cobra.Command, name string, yes bool) error
 		return err
 	}
 	if names := stillTraining(j); len(names) > 0 {
-		return rowraft.Errorf(rowraft.CodePrecondition, "job %s: %d workers train in it; stop it first with `rowraft job stop %s`", name, len(names), name)
+		return rowraft.Errorf(rowraft.CodePrecondition,
+			"job %s: %d workers train in it; stop it first with `rowraft job stop %s`", name, len(names), name)
 	}
 	v := newTrainingJSON(j)
 	if !yes {
-		if err := terminal.Confirm(cmd, fmt.Sprintf("Job %s is %s. The registry loses how far it has read its data; its tables stay. Type its name to delete it: ", name, v.State), name); err != nil {
+		if err := terminal.Confirm(cmd,
+			fmt.Sprintf(
+				"Job %s is %s. The registry loses how far it has read its data; its tables stay. Type its name to delete it: ",
+				name, v.State), name); err != nil {
 			return err
 		}
 	}
-	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewJobsClient, func(ctx context.Context, stub rowraftv1.JobsClient) error {
-		_, err := stub.DeleteJob(ctx, &rowraftv1.DeleteJobRequest{Job: name, Run: j.GetRun()})
-		return err
-	})
+	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewJobsClient,
+		func(ctx context.Context, stub rowraftv1.JobsClient) error {
+			_, err := stub.DeleteJob(ctx, &rowraftv1.DeleteJobRequest{Job: name, Run: j.GetRun()})
+			return err
+		})
 	if err != nil {
 		return fmt.Errorf("job delete %s: %w", name, err)
 	}

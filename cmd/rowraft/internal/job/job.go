@@ -87,7 +87,8 @@ func known(f float64) *float64 {
 
 func newTrainingJSON(j *rowraftv1.JobInfo) Job {
 	v := Job{
-		Name: j.GetJob(), State: view.Word(j.GetState().String(), "JOB_STATE_"), Reason: j.GetReason(), Run: hex.EncodeToString(j.GetRun()),
+		Name: j.GetJob(), State: view.Word(j.GetState().String(), "JOB_STATE_"), Reason: j.GetReason(),
+		Run:     hex.EncodeToString(j.GetRun()),
 		Workers: j.GetWorkers(), Generation: j.GetGeneration(), LeaseSecs: time.Duration(j.GetLeaseNs()).Seconds(),
 		Settings: map[string]string{}, Members: []memberJSON{},
 	}
@@ -126,7 +127,8 @@ func plus(sum float64, f *float64) float64 {
 
 func newJobDataJSON(d *rowraftv1.JobData) *jobDataJSON {
 	v := &jobDataJSON{
-		Examples: d.GetExamples(), PartExamples: d.GetPartExamples(), Parts: (d.GetExamples() + d.GetPartExamples() - 1) / max(d.GetPartExamples(), 1),
+		Examples: d.GetExamples(), PartExamples: d.GetPartExamples(),
+		Parts:  (d.GetExamples() + d.GetPartExamples() - 1) / max(d.GetPartExamples(), 1),
 		Epochs: d.GetEpochs(), Epoch: d.GetEpoch(), Given: d.GetPart(), Open: []uint64{}, Back: []uint64{},
 		AgainAtLeast: d.GetAgainKnown(), AgainAtMost: d.GetAgainMost(),
 	}
@@ -142,7 +144,8 @@ func newJobDataJSON(d *rowraftv1.JobData) *jobDataJSON {
 
 func newMemberJSON(m *rowraftv1.MemberInfo) memberJSON {
 	v := memberJSON{
-		Rank: m.GetMember().GetRank(), Worker: m.GetMember().GetWorker(), State: view.Word(m.GetMember().GetState().String(), "MEMBER_STATE_"),
+		Rank: m.GetMember().GetRank(), Worker: m.GetMember().GetWorker(), State: view.Word(m.GetMember().GetState().String(),
+			"MEMBER_STATE_"),
 		Reason: m.GetMember().GetReason(), Incarnation: m.GetMember().GetIncarnation(), Connected: m.GetConnected(),
 	}
 	if ns := m.GetSinceHeardNs(); ns > 0 {
@@ -150,18 +153,20 @@ func newMemberJSON(m *rowraftv1.MemberInfo) memberJSON {
 	}
 	if b := m.GetBeat(); b != nil {
 		v.Step, v.Examples, v.Skipped = &b.Step, &b.Examples, &b.BatchesSkipped
-		v.StepsPerSec, v.ExamplesSec, v.Loss, v.AUC = known(b.GetStepsPerSecond()), known(b.GetExamplesPerSecond()), known(b.GetLoss()), known(b.GetAuc())
+		v.StepsPerSec, v.ExamplesSec, v.Loss, v.AUC = known(b.GetStepsPerSecond()), known(b.GetExamplesPerSecond()),
+			known(b.GetLoss()), known(b.GetAuc())
 		v.Staleness, v.Waiting = known(b.GetStalenessSteps()), known(b.GetWaiting())
 	}
 	return v
 }
 
 func describeJob(ctx context.Context, g *remote.Flags, name string) (j *rowraftv1.JobInfo, err error) {
-	err = remote.Call(ctx, g, route.Control, rowraftv1.NewJobsClient, func(ctx context.Context, stub rowraftv1.JobsClient) error {
-		reply, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: name})
-		j = reply.GetJob()
-		return err
-	})
+	err = remote.Call(ctx, g, route.Control, rowraftv1.NewJobsClient,
+		func(ctx context.Context, stub rowraftv1.JobsClient) error {
+			reply, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: name})
+			j = reply.GetJob()
+			return err
+		})
 	return j, err
 }
 
@@ -176,18 +181,21 @@ func newJobListCmd(g *remote.Flags) *cobra.Command {
 				Schema string `json:"schema"`
 				Jobs   []Job  `json:"jobs"`
 			}{cli.JSONSchema, []Job{}}
-			err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewJobsClient, func(ctx context.Context, stub rowraftv1.JobsClient) error {
-				reply, err := stub.ListJobs(ctx, &rowraftv1.ListJobsRequest{})
-				v.Jobs = v.Jobs[:0]
-				for _, j := range reply.GetJobs() {
-					v.Jobs = append(v.Jobs, newTrainingJSON(j))
-				}
-				return err
-			})
+			err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewJobsClient,
+				func(ctx context.Context, stub rowraftv1.JobsClient) error {
+					reply, err := stub.ListJobs(ctx, &rowraftv1.ListJobsRequest{})
+					v.Jobs = v.Jobs[:0]
+					for _, j := range reply.GetJobs() {
+						v.Jobs = append(v.Jobs, newTrainingJSON(j))
+					}
+					return err
+				})
 			if err != nil {
 				return err
 			}
-			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error { return listJobs(w, v.Jobs, wide) })
+			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+				return listJobs(w, v.Jobs, wide)
+			})
 		},
 	}
 }
@@ -203,7 +211,8 @@ func listJobs(w io.Writer, jobs []Job, wide bool) error {
 	}
 	t := cli.NewTable(w, header, "WORKERS", "EPOCH", "STEPS/S", "EXAMPLES/S", "GENERATION")
 	for _, j := range jobs {
-		row := table.Row{j.Name, j.State, j.Settings["mode"], fmt.Sprintf("%d/%d", j.Training, j.Workers), j.Data.progress(), figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0)}
+		row := table.Row{j.Name, j.State, j.Settings["mode"], fmt.Sprintf("%d/%d", j.Training, j.Workers), j.Data.progress(),
+			figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0)}
 		if wide {
 			row = append(row, j.Generation, j.Run, j.Reason)
 		}

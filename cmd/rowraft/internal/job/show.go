@@ -37,9 +37,11 @@ func jobFacts(w io.Writer, j Job) error {
 		pairs = append(pairs, "because", j.Reason)
 	}
 	pairs = append(pairs, "workers", fmt.Sprintf("%d of %d train, generation %d", j.Training, j.Workers, j.Generation),
-		"lease", fmt.Sprintf("%gs", j.LeaseSecs), "speed", fmt.Sprintf("%s steps/s, %s examples/s", figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0)))
+		"lease", fmt.Sprintf("%gs", j.LeaseSecs), "speed", fmt.Sprintf("%s steps/s, %s examples/s", figure(j.StepsPerSec, 1),
+			figure(j.ExamplesSec, 0)))
 	if d := j.Data; d != nil {
-		pairs = append(pairs, "data", fmt.Sprintf("%s examples in %d parts, epoch %s", cli.Count(d.Examples), d.Parts, d.progress()),
+		pairs = append(pairs, "data", fmt.Sprintf("%s examples in %d parts, epoch %s", cli.Count(d.Examples), d.Parts,
+			d.progress()),
 			"open parts", fmt.Sprintf("%d with workers, %d to be given again", len(d.Open), len(d.Back)))
 		if d.AgainAtMost > 0 {
 			pairs = append(pairs, "read again", d.again())
@@ -66,10 +68,13 @@ func listMembers(w io.Writer, members []memberJSON, wide bool) error {
 	if wide {
 		header = append(header, "EXAMPLES", "SKIPPED", "INCARNATION", "HEARD", "REASON")
 	}
-	right := slices.DeleteFunc(slices.Clone(header), func(h string) bool { return h == "WORKER" || h == "STATE" || h == "REASON" })
+	right := slices.DeleteFunc(slices.Clone(header), func(h string) bool {
+		return h == "WORKER" || h == "STATE" || h == "REASON"
+	})
 	t := cli.NewTable(w, header, right...)
 	for _, m := range members {
-		row := table.Row{m.Rank, m.Worker, m.State, whole(m.Step), figure(m.StepsPerSec, 1), figure(m.ExamplesSec, 0), figure(m.Loss, 4), figure(m.AUC, 4), figure(m.Staleness, 1), percent(m.Waiting)}
+		row := table.Row{m.Rank, m.Worker, m.State, whole(m.Step), figure(m.StepsPerSec, 1), figure(m.ExamplesSec, 0),
+			figure(m.Loss, 4), figure(m.AUC, 4), figure(m.Staleness, 1), percent(m.Waiting)}
 		if wide {
 			heard := "-"
 			if m.HeardSecs != nil {

@@ -34,11 +34,12 @@ A job that was stopped continues where it was when its workers are started again
 			ctx, cancel := g.WithTimeout(cmd)
 			defer cancel()
 			var j *rowraftv1.JobInfo
-			err := remote.Call(ctx, g, route.Control, rowraftv1.NewJobsClient, func(ctx context.Context, stub rowraftv1.JobsClient) error {
-				reply, err := stub.StopJob(ctx, &rowraftv1.StopJobRequest{Job: args[0]})
-				j = reply.GetJob()
-				return err
-			})
+			err := remote.Call(ctx, g, route.Control, rowraftv1.NewJobsClient,
+				func(ctx context.Context, stub rowraftv1.JobsClient) error {
+					reply, err := stub.StopJob(ctx, &rowraftv1.StopJobRequest{Job: args[0]})
+					j = reply.GetJob()
+					return err
+				})
 			if err == nil && wait {
 				j, err = awaitStop(ctx, g, cmd, j)
 			}
@@ -53,7 +54,8 @@ A job that was stopped continues where it was when its workers are started again
 }
 
 // awaitStop waits until no worker trains in the job's run.
-func awaitStop(ctx context.Context, g *remote.Flags, cmd *cobra.Command, j *rowraftv1.JobInfo) (*rowraftv1.JobInfo, error) {
+func awaitStop(ctx context.Context, g *remote.Flags, cmd *cobra.Command,
+	j *rowraftv1.JobInfo) (*rowraftv1.JobInfo, error) {
 	for tick := time.NewTicker(jobPoll); ; {
 		names := stillTraining(j)
 		if len(names) == 0 {
@@ -65,7 +67,8 @@ func awaitStop(ctx context.Context, g *remote.Flags, cmd *cobra.Command, j *rowr
 			if cmd.Context().Err() != nil {
 				return nil, fmt.Errorf("the job is being stopped all the same: %w", cmd.Context().Err())
 			}
-			return nil, rowraft.Errorf(rowraft.CodeDeadline, "job %s: no answer within %v from %s; `rowraft job describe %s` shows when they were last heard of; a worker that is silent for longer than the lease counts as lost",
+			return nil, rowraft.Errorf(rowraft.CodeDeadline, "job %s: no answer within %v from %s; `rowraft job describe %s` "+
+				"shows when they were last heard of; a worker that is silent for longer than the lease counts as lost",
 				j.GetJob(), g.Timeout, strings.Join(names, ", "), j.GetJob())
 		case <-tick.C:
 		}

@@ -20,9 +20,12 @@ func TestAStopThatNobodyAnswers(t *testing.T) {
 	cmd := &cobra.Command{}
 	cmd.SetContext(t.Context())
 	_, err := awaitStop(ctx, &remote.Flags{Timeout: time.Minute}, cmd, &rowraftv1.JobInfo{
-		Job: "ctr", Members: []*rowraftv1.MemberInfo{{Member: &rowraftv1.RunMember{Worker: "w0", State: rowraftv1.MemberState_MEMBER_STATE_TRAINING}}},
+		Job: "ctr",
+		Members: []*rowraftv1.MemberInfo{{Member: &rowraftv1.RunMember{Worker: "w0",
+			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING}}},
 	})
-	if rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "job ctr: no answer within 1m0s from w0 (rank 0); `rowraft job describe ctr`") {
+	if rowraft.CodeOf(err) != rowraft.CodeDeadline ||
+		!strings.Contains(err.Error(), "job ctr: no answer within 1m0s from w0 (rank 0); `rowraft job describe ctr`") {
 		t.Error(err)
 	}
 }

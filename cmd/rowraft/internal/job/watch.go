@@ -110,7 +110,8 @@ func redraw(out io.Writer, wide bool) func(Job) error {
 			fmt.Fprintf(&b, "\x1b[%dA\x1b[J", lines)
 		}
 		start := b.Len()
-		fmt.Fprintf(&b, "job %s: %s, %d of %d workers train, %s steps/s, %s examples/s, epoch %s\n\n", j.Name, j.State, j.Training, j.Workers,
+		fmt.Fprintf(&b, "job %s: %s, %d of %d workers train, %s steps/s, %s examples/s, epoch %s\n\n", j.Name, j.State,
+			j.Training, j.Workers,
 			figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0), j.Data.progress())
 		if err := listMembers(&b, j.Members, wide); err != nil {
 			return err
@@ -124,11 +125,14 @@ func redraw(out io.Writer, wide bool) func(Job) error {
 // jobLines returns one line for the job and one for each of its workers.
 func jobLines(out io.Writer, j Job) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s job %s %s  %d/%d workers  %s steps/s  %s examples/s  epoch %s\n", time.Now().Format(time.TimeOnly), j.Name, j.State, j.Training, j.Workers,
+	fmt.Fprintf(&b, "%s job %s %s  %d/%d workers  %s steps/s  %s examples/s  epoch %s\n", time.Now().Format(time.TimeOnly),
+		j.Name, j.State, j.Training, j.Workers,
 		figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0), j.Data.progress())
 	for _, m := range j.Members {
-		fmt.Fprintf(&b, "  rank %d %s %s  step %s  %s steps/s  %s examples/s  loss %s  AUC %s  staleness %s  waiting %s\n", m.Rank, m.Worker, m.State, whole(m.Step),
-			figure(m.StepsPerSec, 1), figure(m.ExamplesSec, 0), figure(m.Loss, 4), figure(m.AUC, 4), figure(m.Staleness, 1), percent(m.Waiting))
+		fmt.Fprintf(&b, "  rank %d %s %s  step %s  %s steps/s  %s examples/s  loss %s  AUC %s  staleness %s  waiting %s\n",
+			m.Rank, m.Worker, m.State, whole(m.Step),
+			figure(m.StepsPerSec, 1), figure(m.ExamplesSec, 0), figure(m.Loss, 4), figure(m.AUC, 4), figure(m.Staleness, 1),
+			percent(m.Waiting))
 	}
 	_, err := io.WriteString(out, b.String())
 	return err

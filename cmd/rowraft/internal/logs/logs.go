@@ -50,7 +50,8 @@ nothing in the directory is changed. Entries before the oldest one are in snapsh
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, v.print)
 		},
 	}
-	cmd.Flags().StringVar(&group, "group", "", "only this Raft group: shard-0, shard-1 …, or meta; default: all on the server")
+	cmd.Flags().StringVar(&group, "group", "",
+		"only this Raft group: shard-0, shard-1 …, or meta; default: all on the server")
 	cmd.Flags().Uint64Var(&from, "from", 0, "first index to print; default: the oldest there is")
 	cmd.Flags().Uint64Var(&to, "to", 0, "last index to print; default: the newest there is")
 	return cmd
@@ -95,9 +96,10 @@ type logSnapshotJSON struct {
 }
 
 type logEntryJSON struct {
-	Index  uint64        `json:"index"`
-	Term   uint64        `json:"term"`
-	Kind   string        `json:"kind"` // parts, open-session, create-table, mark, proof, restore-…, metadata; noop, barrier, configuration
+	Index uint64 `json:"index"`
+	Term  uint64 `json:"term"`
+	// parts, open-session, create-table, mark, proof, restore-…, metadata; noop, barrier, configuration
+	Kind   string        `json:"kind"`
 	Bytes  int           `json:"bytes"`
 	CRC    string        `json:"crc"` // ok, bad
 	Error  string        `json:"error,omitempty"`
@@ -248,7 +250,8 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 	case wire.EntryMembership:
 		l.Kind = "membership"
 		m, err := wire.ParseMembership(body)
-		l.What = fmt.Sprintf("job %x, generation %d from step %d on: %s", m.Job, m.Generation, m.First, cli.Plural(len(m.Members), "member"))
+		l.What = fmt.Sprintf("job %x, generation %d from step %d on: %s", m.Job, m.Generation, m.First,
+			cli.Plural(len(m.Members), "member"))
 		if len(m.Members) == 0 {
 			l.What = fmt.Sprintf("job %x has ended", m.Job)
 		}
@@ -256,7 +259,8 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 	case wire.EntryStep:
 		l.Kind = "step"
 		s, err := wire.ParseStep(body)
-		l.What = fmt.Sprintf("job %x, step %d, piece %d of %s", s.Job, s.Step, s.Piece, cli.Plural(s.Contributors.Len(), "worker"))
+		l.What = fmt.Sprintf("job %x, step %d, piece %d of %s", s.Job, s.Step, s.Piece,
+			cli.Plural(s.Contributors.Len(), "worker"))
 		if s.Last {
 			l.What += ", closes it"
 		}
@@ -288,7 +292,8 @@ func (l *logEntryJSON) describeOther(h wire.EntryHeader, body []byte) error {
 func newLogPartJSON(p *wire.Part) logPartJSON {
 	out := logPartJSON{
 		Client: hex.EncodeToString(p.Client[:]), Inc: uint64(p.Incarnation), Number: uint64(p.Seq), Floor: uint64(p.Floor),
-		Op: map[wire.Op]string{wire.OpPush: "push", wire.OpAssign: "assign", wire.OpDelete: "delete", wire.OpClocked: "clocked push"}[p.Op], Segments: []logSegmentJSON{},
+		Op: map[wire.Op]string{wire.OpPush: "push", wire.OpAssign: "assign", wire.OpDelete: "delete",
+			wire.OpClocked: "clocked push"}[p.Op], Segments: []logSegmentJSON{},
 	}
 	payload := p.Payload
 	if p.Op == wire.OpClocked {
@@ -305,7 +310,8 @@ func newLogPartJSON(p *wire.Part) logPartJSON {
 			break
 		}
 		payload = rest
-		out.Segments = append(out.Segments, logSegmentJSON{fmt.Sprintf("%#x", uint64(seg.Table)), seg.N, seg.Dim, seg.DType.String()})
+		out.Segments = append(out.Segments, logSegmentJSON{fmt.Sprintf("%#x", uint64(seg.Table)), seg.N, seg.Dim,
+			seg.DType.String()})
 	}
 	return out
 }
@@ -315,7 +321,8 @@ func (v *Dump) print(w io.Writer, wide bool) error {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s, replica %s, %s, term %d, entries %d to %d\n", g.Group, g.Replica, g.Backend, g.Term, g.First, g.Last)
+		fmt.Fprintf(w, "%s, replica %s, %s, term %d, entries %d to %d\n", g.Group, g.Replica, g.Backend, g.Term, g.First,
+			g.Last)
 		for _, s := range g.Snapshots {
 			fmt.Fprintf(w, "snapshot up to entry %d of term %d, %s\n", s.Index, s.Term, cli.Size(uint64(s.Bytes)))
 		}
@@ -430,7 +437,8 @@ func verifyLogs(dirs []string) (v *verifiedJSON, err error) {
 		}
 		defer func() { err = errors.Join(err, o.Close()) }()
 		if cluster != "" && o.Cluster() != cluster {
-			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is of cluster %s, %s of %s", dir, o.Cluster(), dirs[0], cluster)
+			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is of cluster %s, %s of %s", dir, o.Cluster(), dirs[0],
+				cluster)
 		}
 		cluster = o.Cluster()
 		for _, id := range o.GroupIDs() {
@@ -456,7 +464,8 @@ func (v *verifiedJSON) verifyGroup(o *offline.Store, dir, id string, first map[s
 	for _, err := range found {
 		wrong(err)
 	}
-	out := verifiedGroupJSON{Group: id, Dir: dir, First: uint64(g.First), Last: uint64(g.Last), Snapshots: len(g.Snapshots), Agrees: uint64(g.Last)}
+	out := verifiedGroupJSON{Group: id, Dir: dir, First: uint64(g.First), Last: uint64(g.Last),
+		Snapshots: len(g.Snapshots), Agrees: uint64(g.Last)}
 	switch other := first[id]; {
 	case len(found) > 0:
 		out.Agrees = 0
@@ -474,7 +483,8 @@ func (v *verifiedJSON) verifyGroup(o *offline.Store, dir, id string, first map[s
 }
 
 func (v *verifiedJSON) print(w io.Writer, _ bool) error {
-	t := cli.NewTable(w, []string{"GROUP", "DIRECTORY", "FIRST", "LAST", "SNAPSHOTS", "AGREES TO"}, "FIRST", "LAST", "SNAPSHOTS", "AGREES TO")
+	t := cli.NewTable(w, []string{"GROUP", "DIRECTORY", "FIRST", "LAST", "SNAPSHOTS", "AGREES TO"}, "FIRST", "LAST",
+		"SNAPSHOTS", "AGREES TO")
 	for _, r := range v.Replicas {
 		t.AppendRow(table.Row{r.Group, r.Dir, r.First, r.Last, r.Snapshots, r.Agrees})
 	}

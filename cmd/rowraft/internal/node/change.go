@@ -45,7 +45,8 @@ can be stopped; it is forgotten then, and its data directory is refused from the
 	},
 	{
 		use: "recommission", short: "Take a decommissioned server back",
-		long:   "Take a server back that is being decommissioned, or is and still runs. It gets replicas again as the servers are evened out.",
+		long: "Take a server back that is being decommissioned, or is and still runs. It gets replicas again as the " +
+			"servers are evened out.",
 		expect: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION,
 	},
 }
@@ -97,7 +98,8 @@ type changedJSON struct {
 
 func newChangedJSON(r *rowraftv1.ChangeNodeReply, changed bool) *changedJSON {
 	v := &changedJSON{
-		Schema: cli.JSONSchema, Node: view.NameOr(r.GetNode().GetName(), r.GetNode().GetId()), NodeID: r.GetNode().GetId(), Intent: view.Intent(r.GetNode().GetIntent()),
+		Schema: cli.JSONSchema, Node: view.NameOr(r.GetNode().GetName(), r.GetNode().GetId()), NodeID: r.GetNode().GetId(),
+		Intent:  view.Intent(r.GetNode().GetIntent()),
 		Changed: changed, Plan: append([]string{}, r.GetPlan()...), Risks: append([]string{}, r.GetRisks()...),
 	}
 	if r.GetOperation() != nil {
@@ -118,7 +120,8 @@ func (v *changedJSON) print(w io.Writer, _ bool) error {
 }
 
 func changeNode(g *remote.Flags, cmd *cobra.Command, c nodeChange, name string, f changeFlags) error {
-	req := &rowraftv1.ChangeNodeRequest{Node: name, Intent: c.intent, Expect: c.expect, ExpectAny: c.anyway, DryRun: true, Force: f.force}
+	req := &rowraftv1.ChangeNodeRequest{Node: name, Intent: c.intent, Expect: c.expect, ExpectAny: c.anyway, DryRun: true,
+		Force: f.force}
 	plan, err := callChange(g, cmd, req)
 	if err != nil {
 		return err
@@ -168,11 +171,13 @@ func (v *changedJSON) tell(w io.Writer, wide bool) error {
 }
 
 // callChange calls the scheduler. A repeated call does no harm.
-func callChange(g *remote.Flags, cmd *cobra.Command, req *rowraftv1.ChangeNodeRequest) (reply *rowraftv1.ChangeNodeReply, err error) {
-	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
-		reply, err = client.ChangeNode(ctx, req)
-		return err
-	})
+func callChange(g *remote.Flags, cmd *cobra.Command,
+	req *rowraftv1.ChangeNodeRequest) (reply *rowraftv1.ChangeNodeReply, err error) {
+	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
+		func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
+			reply, err = client.ChangeNode(ctx, req)
+			return err
+		})
 	return reply, err
 }
 
@@ -186,9 +191,11 @@ func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 			return err
 		}
 		if f.confirm != "" {
-			return cli.Refused(cli.Usagef("--confirm %q is not the name of the server, %s: nothing was changed", f.confirm, v.Node))
+			return cli.Refused(cli.Usagef("--confirm %q is not the name of the server, %s: nothing was changed", f.confirm,
+				v.Node))
 		}
-		return terminal.ConfirmOrRefuse(cmd, fmt.Sprintf("Type %s to do it all the same: ", v.Node), v.Node, "--confirm "+v.Node)
+		return terminal.ConfirmOrRefuse(cmd, fmt.Sprintf("Type %s to do it all the same: ", v.Node), v.Node,
+			"--confirm "+v.Node)
 	}
 	if f.yes {
 		return nil

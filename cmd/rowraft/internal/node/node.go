@@ -17,7 +17,8 @@ import (
 
 // NewCmd returns the command `rowraft node`.
 func NewCmd(g *remote.Flags) *cobra.Command {
-	cmd := &cobra.Command{Use: "node", Short: "Look at the servers, empty them for a while or for good, and take them back"}
+	cmd := &cobra.Command{Use: "node",
+		Short: "Look at the servers, empty them for a while or for good, and take them back"}
 	cmd.AddCommand(newNodeListCmd(g), newNodeStatusCmd(g))
 	for _, c := range nodeChanges {
 		cmd.AddCommand(newNodeChangeCmd(g, c))
@@ -113,20 +114,24 @@ func (v *nodeStatusJSON) print(w io.Writer, _ bool) error {
 		"ID", n.ID,
 		"ADDRESS", n.Addr+", peers "+n.PeerAddr,
 		"LABELS", view.Dash(n.Labels),
-		"STATE", fmt.Sprintf("%s for %s, last heartbeat %s", n.State, view.Seconds(n.StateSeconds), cli.Ago(time.Duration(n.HeartbeatSeconds*float64(time.Second)))),
+		"STATE", fmt.Sprintf("%s for %s, last heartbeat %s", n.State, view.Seconds(n.StateSeconds),
+			cli.Ago(time.Duration(n.HeartbeatSeconds*float64(time.Second)))),
 		"DOES", doing,
 		"SCHEDULER", n.SchedulerRole(),
 		"TIMERS", view.Dash(n.Profile),
 		"VERSION", fmt.Sprintf("%s, up for %s", view.Dash(n.Version), view.Seconds(n.UptimeSeconds)),
-		"HOLDS", fmt.Sprintf("%s, leads %d; %s rows, %s of memory, %s of log", cli.Plural(n.Replicas, "replica"), n.Leads, cli.Count(n.Rows), cli.Size(n.MemoryBytes), cli.Size(n.LogBytes)),
+		"HOLDS", fmt.Sprintf("%s, leads %d; %s rows, %s of memory, %s of log", cli.Plural(n.Replicas, "replica"), n.Leads,
+			cli.Count(n.Rows), cli.Size(n.MemoryBytes), cli.Size(n.LogBytes)),
 	); err != nil {
 		return err
 	}
 	if len(v.Held) > 0 {
 		fmt.Fprintln(w)
-		t := cli.NewTable(w, []string{"SHARD", "ROLE", "TERM", "APPLIED", "ROWS", "MEMORY", "REPLICA", "ERROR"}, "SHARD", "TERM", "APPLIED", "ROWS", "MEMORY")
+		t := cli.NewTable(w, []string{"SHARD", "ROLE", "TERM", "APPLIED", "ROWS", "MEMORY", "REPLICA", "ERROR"}, "SHARD",
+			"TERM", "APPLIED", "ROWS", "MEMORY")
 		for _, h := range v.Held {
-			t.AppendRow(table.Row{h.Shard, view.Dash(h.Role), h.Term, cli.Count(h.Applied), cli.Count(h.Rows), cli.Size(h.MemoryBytes), view.NameOr("", h.ID), view.Dash(h.Error)})
+			t.AppendRow(table.Row{h.Shard, view.Dash(h.Role), h.Term, cli.Count(h.Applied), cli.Count(h.Rows),
+				cli.Size(h.MemoryBytes), view.NameOr("", h.ID), view.Dash(h.Error)})
 		}
 		t.Render()
 	}

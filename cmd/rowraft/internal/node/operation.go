@@ -88,7 +88,8 @@ func findOperation(g *remote.Flags, cmd *cobra.Command, id uint64) (*view.Operat
 			return &o, nil
 		}
 	}
-	return nil, cli.Hint(rowraft.Errorf(rowraft.CodeNotFound, "there is no operation %d", id), "`rowraft operation list --all` shows those that are remembered")
+	return nil, cli.Hint(rowraft.Errorf(rowraft.CodeNotFound, "there is no operation %d", id),
+		"`rowraft operation list --all` shows those that are remembered")
 }
 
 // watchOperation prints an operation at each change until it ends.
@@ -122,7 +123,9 @@ func watchOperation(g *remote.Flags, cmd *cobra.Command, id uint64) error {
 
 // leftOperation prints that the watch has ended and the operation continues.
 func leftOperation(id uint64, err error) error {
-	return fmt.Errorf("operation %d continues; `rowraft operation watch %d` follows it, `rowraft operation cancel %d` cancels it: %w", id, id, id, err)
+	return fmt.Errorf(
+		"operation %d continues; `rowraft operation watch %d` follows it, `rowraft operation cancel %d` cancels it: %w", id,
+		id, id, err)
 }
 
 // sayOperation prints o, unless the text equals the last one.
@@ -183,10 +186,11 @@ func cancelOperation(g *remote.Flags, cmd *cobra.Command, id uint64) (*view.Oper
 		return nil, errors.New("the replacement of a dead server ends when the server is back")
 	}
 	if o.Kind == "move" {
-		err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient, func(ctx context.Context, client rowraftv1.ClusterClient) error {
-			_, err := client.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: *o.Shard, MoveId: id})
-			return err
-		})
+		err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
+			func(ctx context.Context, client rowraftv1.ClusterClient) error {
+				_, err := client.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: *o.Shard, MoveId: id})
+				return err
+			})
 	} else {
 		_, err = callChange(g, cmd, &rowraftv1.ChangeNodeRequest{Node: o.NodeID, ExpectAny: true, Operation: id})
 	}

@@ -31,7 +31,8 @@ func (g *Flags) Connect() (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Conn{TLS: conf, Cluster: route.Cluster{Pool: route.NewPool(conf, nil, 1), Endpoints: slices.Clone(g.Endpoints), AskLimit: g.AskLimit}}, nil
+	return &Conn{TLS: conf, Cluster: route.Cluster{Pool: route.NewPool(conf, nil, 1), Endpoints: slices.Clone(g.Endpoints),
+		AskLimit: g.AskLimit}}, nil
 }
 
 // clientTLS returns the certificates for calls; nil: plaintext.
@@ -60,7 +61,8 @@ func (g *Flags) DialClient(ctx context.Context) (*client.Client, error) {
 }
 
 // Call calls the leader of the metadata group within --timeout. layer says which failed attempts are repeated.
-func Call[C any](ctx context.Context, g *Flags, layer route.Layer, service func(grpc.ClientConnInterface) C, do func(context.Context, C) error) (err error) {
+func Call[C any](ctx context.Context, g *Flags, layer route.Layer, service func(grpc.ClientConnInterface) C,
+	do func(context.Context, C) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, g.Timeout)
 	defer cancel()
 	c, err := g.Connect()
@@ -71,8 +73,10 @@ func Call[C any](ctx context.Context, g *Flags, layer route.Layer, service func(
 	return c.Call(ctx, layer, func(ctx context.Context, conn *grpc.ClientConn) error { return do(ctx, service(conn)) })
 }
 
-// CallLong finds the leader of the metadata group within --timeout and calls it one time, without a limit on the call's time.
-func CallLong[C any](ctx context.Context, g *Flags, service func(grpc.ClientConnInterface) C, do func(context.Context, C) error) (err error) {
+// CallLong finds the leader of the metadata group within --timeout and calls it one time, without a limit on the call's
+// time.
+func CallLong[C any](ctx context.Context, g *Flags, service func(grpc.ClientConnInterface) C,
+	do func(context.Context, C) error) (err error) {
 	c, err := g.Connect()
 	if err != nil {
 		return err
@@ -95,10 +99,11 @@ func CallLong[C any](ctx context.Context, g *Flags, service func(grpc.ClientConn
 
 // Status fetches the state of the whole cluster within --timeout.
 func (g *Flags) Status(ctx context.Context) (reply *rowraftv1.StatusReply, err error) {
-	err = Call(ctx, g, route.Control, rowraftv1.NewClusterClient, func(ctx context.Context, c rowraftv1.ClusterClient) (err error) {
-		reply, err = c.Status(ctx, &rowraftv1.StatusRequest{})
-		return err
-	})
+	err = Call(ctx, g, route.Control, rowraftv1.NewClusterClient,
+		func(ctx context.Context, c rowraftv1.ClusterClient) (err error) {
+			reply, err = c.Status(ctx, &rowraftv1.StatusRequest{})
+			return err
+		})
 	return reply, err
 }
 

@@ -36,7 +36,8 @@ type Flags struct {
 
 // NewFlags returns the flags of a binary of this version, with their default limits. exit ends the process.
 func NewFlags(version string, exit func(code int)) *Flags {
-	return &Flags{Version: version, Exit: exit, AskLimit: route.AskLimit, LeaderLimit: 5 * time.Second, CompletionLimit: 2 * time.Second}
+	return &Flags{Version: version, Exit: exit, AskLimit: route.AskLimit, LeaderLimit: 5 * time.Second,
+		CompletionLimit: 2 * time.Second}
 }
 
 // Defaults of --endpoints, which is also that of a server's --listen, and of --timeout.
@@ -80,13 +81,15 @@ func (g *Flags) UseCertsOf(name string) error {
 	if g.Certs == "" {
 		return nil
 	}
-	files := rpc.TLSFiles{Cert: filepath.Join(g.Certs, name+".pem"), Key: filepath.Join(g.Certs, name+".key"), CA: filepath.Join(g.Certs, "ca.pem")}
+	files := rpc.TLSFiles{Cert: filepath.Join(g.Certs, name+".pem"), Key: filepath.Join(g.Certs, name+".key"),
+		CA: filepath.Join(g.Certs, "ca.pem")}
 	if !g.TLS.IsZero() && g.TLS != files || g.Insecure {
 		return cli.Usagef("--certs together with --cert, --key, --cacert or --insecure: want one of them")
 	}
 	g.TLS = files
 	if _, err := os.Stat(g.TLS.Cert); err != nil && name != "node" { // a server may receive it later
-		return cli.Hint(cli.Usagef("--certs: %w", err), "`rowraft cert lab --dir "+g.Certs+"` makes the certificates for a cluster on this machine")
+		return cli.Hint(cli.Usagef("--certs: %w", err),
+			"`rowraft cert lab --dir "+g.Certs+"` makes the certificates for a cluster on this machine")
 	}
 	return nil
 }

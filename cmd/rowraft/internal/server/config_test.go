@@ -27,7 +27,8 @@ func TestConfigurationOrder(t *testing.T) {
 	if err := fromFile(cmd.Flags(), file); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"name": "from-env", "profile": "from-flag", "log-backend": "from-file", "join": "[a:1,b:2]", "log-level": "info"} {
+	for name, want := range map[string]string{"name": "from-env", "profile": "from-flag", "log-backend": "from-file",
+		"join": "[a:1,b:2]", "log-level": "info"} {
 		if got := cmd.Flags().Lookup(name).Value.String(); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}

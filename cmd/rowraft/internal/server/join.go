@@ -18,7 +18,9 @@ import (
 func (f *serverFlags) joinCluster(ctx context.Context, g *remote.Flags, logger *slog.Logger, addrs ...net.Addr) error {
 	if !f.tokens.Given() {
 		if _, err := os.Stat(g.TLS.Cert); g.Certs != "" && err != nil {
-			return cli.Hint(cli.Usagef("--certs: %w", err), "`rowraft cert lab --dir "+g.Certs+"` makes the certificates for a cluster on this machine; a machine that joins another one gets its own with --token")
+			return cli.Hint(cli.Usagef("--certs: %w", err),
+				"`rowraft cert lab --dir "+g.Certs+"` makes the certificates for a cluster on this machine; a machine that joins "+
+					"another one gets its own with --token")
 		}
 		return nil
 	}
@@ -31,7 +33,8 @@ func (f *serverFlags) joinCluster(ctx context.Context, g *remote.Flags, logger *
 	}
 	var hosts []string
 	note := func(addr string) {
-		if host, _, err := net.SplitHostPort(addr); err == nil && host != "" && !net.ParseIP(host).IsUnspecified() && !slices.Contains(hosts, host) {
+		if host, _, err := net.SplitHostPort(addr); err == nil && host != "" && !net.ParseIP(host).IsUnspecified() &&
+			!slices.Contains(hosts, host) {
 			hosts = append(hosts, host)
 		}
 	}

@@ -15,7 +15,8 @@ func TestPagesOfAServer(t *testing.T) {
 	var f serverFlags
 	fl := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	f.processFlags(fl)
-	if err := fl.Parse([]string{"--name", "n1", "--token", "hush", "--token-file", "/etc/token", "--log-format", "text", "--log-level", "warn"}); err != nil {
+	if err := fl.Parse([]string{"--name", "n1", "--token", "hush", "--token-file", "/etc/token", "--log-format", "text",
+		"--log-level", "warn"}); err != nil {
 		t.Fatal(err)
 	}
 	f.effective = configPage(fl)
@@ -33,7 +34,8 @@ func TestPagesOfAServer(t *testing.T) {
 		return b.String()
 	}
 	config := page("config")
-	for _, line := range []string{"name: \"n1\"  # given\n", "token: \"(not shown)\"  # given\n", "token-file: \"/etc/token\"  # given\n", "profile: \"auto\"\n"} {
+	for _, line := range []string{"name: \"n1\"  # given\n", "token: \"(not shown)\"  # given\n",
+		"token-file: \"/etc/token\"  # given\n", "profile: \"auto\"\n"} {
 		if !strings.Contains(config, line) {
 			t.Errorf("the configuration lacks %q:\n%s", line, config)
 		}
@@ -45,7 +47,8 @@ func TestPagesOfAServer(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(config), &parsed); err != nil || parsed["name"] != "n1" {
 		t.Errorf("it is no YAML: %v", err)
 	}
-	if text := page("log"); !strings.Contains(text, `"msg":"the disk is slow","node":"n1","took":"3s"`) || strings.Contains(text, "not requested") {
+	if text := page("log"); !strings.Contains(text, `"msg":"the disk is slow","node":"n1","took":"3s"`) ||
+		strings.Contains(text, "not requested") {
 		t.Errorf("the log has %q", text)
 	}
 }

@@ -19,9 +19,14 @@ type placementFlags struct {
 }
 
 func (f *placementFlags) register(fl *pflag.FlagSet) {
-	fl.DurationVar(&f.replaceAfter, "replace-after", scheduler.DefaultReplaceAfter, "of the scheduler: a server that is silent, or a replica fenced, for so long has its replicas rebuilt on others; negative: never")
-	fl.StringSliceVar(&f.destinations, "checkpoint-destination", nil, "of the scheduler: trainers whose certificate is for all tables may have checkpoints written here and below: an absolute path or s3://bucket/prefix; may be repeated; default: only admins and operators have checkpoints written. No effect with --insecure")
-	fl.BoolVar(&f.rebalance, "rebalance", true, "of the scheduler: move replicas and leads until every server has as many, and zones are used; false: only where they must move")
+	fl.DurationVar(&f.replaceAfter, "replace-after", scheduler.DefaultReplaceAfter,
+		"of the scheduler: a server that is silent, or a replica fenced, for so long has its replicas rebuilt on others; "+
+			"negative: never")
+	fl.StringSliceVar(&f.destinations, "checkpoint-destination", nil, "of the scheduler: trainers whose certificate is "+
+		"for all tables may have checkpoints written here and below: an absolute path or s3://bucket/prefix; may be "+
+		"repeated; default: only admins and operators have checkpoints written. No effect with --insecure")
+	fl.BoolVar(&f.rebalance, "rebalance", true, "of the scheduler: move replicas and leads until every server has as "+
+		"many, and zones are used; false: only where they must move")
 }
 
 func (f *placementFlags) set(cfg *node.Config) {

@@ -29,8 +29,10 @@ It stops cleanly on SIGTERM or SIGINT, and continues from its data directory whe
 	}
 	fl := cmd.Flags()
 	f.processFlags(fl)
-	fl.StringSliceVar(&f.join, "join", nil, "gRPC addresses of the three processes of the scheduler, this one included; none: it is one process")
-	fl.IntVar(&f.servers, "servers", 0, "servers that the cluster starts with: the shards are made once so many are there (required)")
+	fl.StringSliceVar(&f.join, "join", nil,
+		"gRPC addresses of the three processes of the scheduler, this one included; none: it is one process")
+	fl.IntVar(&f.servers, "servers", 0,
+		"servers that the cluster starts with: the shards are made once so many are there (required)")
 	return cmd
 }
 
@@ -40,7 +42,8 @@ func (f *serverFlags) checkScheduler() error {
 	switch n := len(f.join); {
 	case !f.schedulerOnly:
 	case n != 0 && n != 1 && n != 3:
-		return cli.Usagef("--join names %d processes of the scheduler: want 1 or 3, since more than half of them must be up", n)
+		return cli.Usagef("--join names %d processes of the scheduler: want 1 or 3, since more than half of them must be up",
+			n)
 	case f.servers < 1:
 		return cli.Usagef("--servers %d: say how many servers the cluster starts with", f.servers)
 	}

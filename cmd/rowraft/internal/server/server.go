@@ -92,23 +92,40 @@ same list; they wait for each other, in any order. Later servers join through th
 	}
 	fl := cmd.Flags()
 	f.processFlags(fl)
-	fl.StringVar(&f.labels, "labels", "", "key=value, comma-separated; replicas of a shard are spread over the values of zone")
+	fl.StringVar(&f.labels, "labels", "",
+		"key=value, comma-separated; replicas of a shard are spread over the values of zone")
 	fl.BoolVar(&f.withScheduler, "with-scheduler", false, "form the cluster and run a member of its scheduler")
-	fl.StringSliceVar(&f.join, "join", nil, "gRPC addresses of all servers with a scheduler, this one included; none: a cluster of one")
-	fl.StringSliceVar(&f.schedulers, "scheduler", nil, "host:port of the scheduler, or of its three processes, where it is no part of a server")
-	fl.IntVar(&f.servers, "servers", 0, "the shards are made once so many servers are there; default: as many as --join names")
-	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0, "pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
-	fl.DurationVar(&f.sweepEvery, "sweep-every", 10*time.Second, "pause between two looks for expired rows in the shards that this server leads; negative: never")
-	fl.DurationVar(&f.proofEvery, "proof-every", 5*time.Second, "how often, while rows change, the leader of a shard compares its replicas; one that differs from the majority is fenced; negative: never")
-	fl.Int64Var(&f.limits.InFlight, "in-flight-bytes", 0, "pushes that are not applied and replies that are not taken, of all clients together; more is refused, and clients ask again; default a sixteenth of the memory limit, 64 MiB to 1 GiB")
+	fl.StringSliceVar(&f.join, "join", nil,
+		"gRPC addresses of all servers with a scheduler, this one included; none: a cluster of one")
+	fl.StringSliceVar(&f.schedulers, "scheduler", nil,
+		"host:port of the scheduler, or of its three processes, where it is no part of a server")
+	fl.IntVar(&f.servers, "servers", 0,
+		"the shards are made once so many servers are there; default: as many as --join names")
+	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0,
+		"pushes are refused when less is free on the disk; default 256 MiB, and two log segments a shard")
+	fl.DurationVar(&f.sweepEvery, "sweep-every", 10*time.Second,
+		"pause between two looks for expired rows in the shards that this server leads; negative: never")
+	fl.DurationVar(&f.proofEvery, "proof-every", 5*time.Second, "how often, while rows change, the leader of a shard "+
+		"compares its replicas; one that differs from the majority is fenced; negative: never")
+	fl.Int64Var(&f.limits.InFlight, "in-flight-bytes", 0, "pushes that are not applied and replies that are not taken, "+
+		"of all clients together; more is refused, and clients ask again; default a sixteenth of the memory limit, 64 MiB "+
+		"to 1 GiB")
 	fl.Int64Var(&f.limits.Shard, "shard-in-flight-bytes", 0, "the same of one shard; default half of --in-flight-bytes")
-	fl.Int64Var(&f.limits.Client, "client-in-flight-bytes", 0, "the same of one client: an identity or, without certificates, a connection; default a quarter of --in-flight-bytes")
-	fl.Int64Var(&f.limits.Memory, "memory-limit-bytes", 0, "memory of this process; beyond nine tenths of it pushes are refused until there is room again; default what its cgroup gives it, or the machine has")
-	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds what a restart replays; default: as many as its last snapshot has, at least 512 MiB and at most --snapshot-max-bytes")
-	fl.Int64Var(&f.snapshotMax, "snapshot-max-bytes", 0, "without --snapshot-every-bytes, the most log of a shard between two snapshots, however large its state is; default 4 GiB")
-	fl.IntVar(&f.segment, "log-segment-bytes", 0, "size of a shard's log files; default 64 MiB, less with more than 8 shards on a server")
-	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0, "log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
-	fl.Int64Var(&f.snapshotSend, "snapshot-send-bytes-per-second", 0, "how fast the server sends snapshots, of all shards together, to replicas that are too far behind; default 64 MiB")
+	fl.Int64Var(&f.limits.Client, "client-in-flight-bytes", 0,
+		"the same of one client: an identity or, without certificates, a connection; default a quarter of --in-flight-bytes")
+	fl.Int64Var(&f.limits.Memory, "memory-limit-bytes", 0, "memory of this process; beyond nine tenths of it pushes are "+
+		"refused until there is room again; default what its cgroup gives it, or the machine has")
+	fl.Int64Var(&f.snapshotEvery, "snapshot-every-bytes", 0, "a shard takes a snapshot after so much log, which bounds "+
+		"what a restart replays; default: as many as its last snapshot has, at least 512 MiB and at most "+
+		"--snapshot-max-bytes")
+	fl.Int64Var(&f.snapshotMax, "snapshot-max-bytes", 0, "without --snapshot-every-bytes, the most log of a shard "+
+		"between two snapshots, however large its state is; default 4 GiB")
+	fl.IntVar(&f.segment, "log-segment-bytes", 0,
+		"size of a shard's log files; default 64 MiB, less with more than 8 shards on a server")
+	fl.Int64Var(&f.trailing, "trailing-log-bytes", 0,
+		"log of a shard kept behind its snapshot; a replica further behind is sent the snapshot; default 64 MiB")
+	fl.Int64Var(&f.snapshotSend, "snapshot-send-bytes-per-second", 0,
+		"how fast the server sends snapshots, of all shards together, to replicas that are too far behind; default 64 MiB")
 	return cmd
 }
 
@@ -117,22 +134,33 @@ func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.config, "config", "", "YAML file of `flag: value` lines; flags and the environment win over it")
 	fl.StringVar(&f.dataDir, "data-dir", "", "directory of this server's data, used by it alone (required)")
 	fl.StringVar(&f.name, "name", "", "name for people, unique in the cluster; default: the server's id")
-	fl.StringVar(&f.listen, "listen", remote.DefaultEndpoint, "host:port of the gRPC services; port 0 lets the kernel choose")
-	fl.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7071", "host:port of the Raft groups; port 0 lets the kernel choose")
-	fl.StringVar(&f.opsListen, "ops-listen", "", "host:port of /metrics, /livez, /readyz and /debug/pprof over HTTP, with the same certificates; default: none")
+	fl.StringVar(&f.listen, "listen", remote.DefaultEndpoint,
+		"host:port of the gRPC services; port 0 lets the kernel choose")
+	fl.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7071",
+		"host:port of the Raft groups; port 0 lets the kernel choose")
+	fl.StringVar(&f.opsListen, "ops-listen", "",
+		"host:port of /metrics, /livez, /readyz and /debug/pprof over HTTP, with the same certificates; default: none")
 	fl.IntVar(&f.listenFD, "listen-fd", 0, "file descriptor of a listening socket to use instead of --listen")
-	fl.IntVar(&f.peerListenFD, "peer-listen-fd", 0, "file descriptor of a listening socket to use instead of --peer-listen")
+	fl.IntVar(&f.peerListenFD, "peer-listen-fd", 0,
+		"file descriptor of a listening socket to use instead of --peer-listen")
 	fl.StringVar(&f.advertise, "advertise", "", "host:port at which others reach --listen; default: that address")
-	fl.StringVar(&f.peerAdvertise, "peer-advertise", "", "host:port at which others reach --peer-listen; default: that address")
+	fl.StringVar(&f.peerAdvertise, "peer-advertise", "",
+		"host:port at which others reach --peer-listen; default: that address")
 	f.placementFlags.register(fl)
 	f.tokens.Register(fl)
-	fl.StringVar(&f.caKey, "ca-key", "", "of a scheduler: private key of a CA in --cacert, to sign for machines with a join token, and to renew; default: it signs nothing")
-	fl.BoolVar(&f.renewCert, "renew-cert", false, "ask the scheduler for a new certificate when two thirds of this one's time are over, and write it to --cert; with --token always")
-	fl.IntVar(&f.shards, "shards", 0, "shards of a new cluster, at most slots/16: 256 with 4096 slots, 4096 with 65536; fixed forever; default 4")
-	fl.IntVar(&f.slots, "slots", 0, "slots of a new cluster, a power of two from 4096 to 65536; fixed forever; default 4096, enough for 256 shards")
+	fl.StringVar(&f.caKey, "ca-key", "", "of a scheduler: private key of a CA in --cacert, to sign for machines with a "+
+		"join token, and to renew; default: it signs nothing")
+	fl.BoolVar(&f.renewCert, "renew-cert", false, "ask the scheduler for a new certificate when two thirds of this "+
+		"one's time are over, and write it to --cert; with --token always")
+	fl.IntVar(&f.shards, "shards", 0,
+		"shards of a new cluster, at most slots/16: 256 with 4096 slots, 4096 with 65536; fixed forever; default 4")
+	fl.IntVar(&f.slots, "slots", 0,
+		"slots of a new cluster, a power of two from 4096 to 65536; fixed forever; default 4096, enough for 256 shards")
 	fl.StringVar(&f.logBackend, "log-backend", "rowlog", "log of the Raft groups: rowlog or bolt (slower)")
-	fl.StringVar(&f.profile, "profile", "auto", "Raft timers: fast (up to 24 replicas a server), default (100), dense, or auto: by how many replicas the fullest server has")
-	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0, "a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
+	fl.StringVar(&f.profile, "profile", "auto", "Raft timers: fast (up to 24 replicas a server), default (100), dense, "+
+		"or auto: by how many replicas the fullest server has")
+	fl.DurationVar(&f.diskStall, "disk-stall-limit", 0,
+		"a leader whose disk hangs for so long ends its process; default: 500ms or two heartbeats")
 	fl.StringVar(&f.readyFile, "ready-file", "", "write one line of JSON with the addresses there once the server serves")
 	fl.StringVar(&f.cpuProfile, "cpu-profile", "", "write a CPU profile of the whole run to this file (go tool pprof)")
 	fl.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -193,12 +221,15 @@ func (f *serverFlags) run(ctx context.Context, g *remote.Flags, stderr io.Writer
 	}
 	cfg := node.Config{
 		DataDir: f.dataDir, FS: disk, Name: f.name, Version: g.Version, Listener: listener, PeerListener: peers,
-		WithScheduler: f.withScheduler, SchedulerOnly: f.schedulerOnly, Join: f.join, Servers: f.servers, Shards: f.shards, Slots: f.slots,
+		WithScheduler: f.withScheduler, SchedulerOnly: f.schedulerOnly, Join: f.join, Servers: f.servers, Shards: f.shards,
+		Slots: f.slots,
 		Exact: f.exact, Workers: f.workers, StartTimeout: f.startTimeout,
 		LogBackend: f.logBackend, Profile: f.profile, DiskStallLimit: f.diskStall, DiskReserveBytes: f.diskReserve,
-		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery, SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend, LogSegmentBytes: f.segment,
-		Limits: f.limits,
-		TLS:    g.TLS, CAKey: f.caKey, RenewCert: f.renewCert, Insecure: g.Insecure, Logger: logger,
+		SnapshotEveryBytes: f.snapshotEvery, SnapshotMaxBytes: f.snapshotMax, ProofEvery: f.proofEvery,
+		SweepEvery: f.sweepEvery, TrailingLogBytes: f.trailing, SnapshotSendBytesPerSecond: f.snapshotSend,
+		LogSegmentBytes: f.segment,
+		Limits:          f.limits,
+		TLS:             g.TLS, CAKey: f.caKey, RenewCert: f.renewCert, Insecure: g.Insecure, Logger: logger,
 		Pages: f.pages(),
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
@@ -290,7 +321,8 @@ func listen(flag, addr string, fd int) (net.Listener, error) {
 	if fd == 0 {
 		l, err := net.Listen("tcp", addr)
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, cli.Hint(fmt.Errorf("%s %s: %w", flag, addr, err), "another process has this port; choose another with "+flag)
+			return nil, cli.Hint(fmt.Errorf("%s %s: %w", flag, addr, err),
+				"another process has this port; choose another with "+flag)
 		}
 		if err != nil {
 			return nil, cli.Usagef("%s %s: %w", flag, addr, err)
@@ -317,7 +349,8 @@ func advertised(flag, given string, l net.Listener) (string, error) {
 		return given, nil
 	}
 	if tcp, ok := l.Addr().(*net.TCPAddr); ok && tcp.IP.IsUnspecified() {
-		return "", cli.Usagef("the server listens on all addresses (%s): say with %s at which others reach it", l.Addr(), flag)
+		return "", cli.Usagef("the server listens on all addresses (%s): say with %s at which others reach it", l.Addr(),
+			flag)
 	}
 	return l.Addr().String(), nil
 }
@@ -338,7 +371,8 @@ func (f *serverFlags) writeReady(info node.Info) error {
 	if f.readyFile == "" {
 		return nil
 	}
-	raw, err := json.Marshal(Ready{cli.JSONSchema, string(info.Cluster), string(info.Node), f.name, info.Addr, info.PeerAddr, os.Getpid()})
+	raw, err := json.Marshal(Ready{cli.JSONSchema, string(info.Cluster), string(info.Node), f.name, info.Addr,
+		info.PeerAddr, os.Getpid()})
 	if err != nil {
 		return err
 	}

@@ -64,13 +64,19 @@ A flag wins over its ROWRAFT_ variable, that over those variables, and they over
 	}
 	f.listen, f.peerListen = "", ""
 	fl.StringVar(&f.values.Role, launch.FlagRole, "", "scheduler or server; MS_ROLE, TRAINING_ROLE")
-	fl.StringVar(&f.values.Scheduler, launch.FlagScheduler, "", "host:port of the scheduler; MS_SCHED_HOST and MS_SCHED_PORT")
-	fl.StringSliceVar(&f.values.ServerList, launch.FlagServerList, nil, "host:port of every server, where there is no process of the scheduler; PADDLE_PSERVERS_IP_PORT_LIST")
-	fl.IntVar(&f.values.Servers, launch.FlagServers, 0, "servers of the cluster: it starts when they are there, and takes no more; MS_SERVER_NUM")
+	fl.StringVar(&f.values.Scheduler, launch.FlagScheduler, "",
+		"host:port of the scheduler; MS_SCHED_HOST and MS_SCHED_PORT")
+	fl.StringSliceVar(&f.values.ServerList, launch.FlagServerList, nil,
+		"host:port of every server, where there is no process of the scheduler; PADDLE_PSERVERS_IP_PORT_LIST")
+	fl.IntVar(&f.values.Servers, launch.FlagServers, 0,
+		"servers of the cluster: it starts when they are there, and takes no more; MS_SERVER_NUM")
 	fl.IntVar(&f.values.Workers, launch.FlagWorkers, 0, "workers of the job; MS_WORKER_NUM, PADDLE_TRAINERS_NUM")
-	fl.StringVar(&f.host, launch.FlagHost, "", "address of this machine that a server listens at; default: that from which it reaches the scheduler; MS_WORKER_IP")
-	fl.StringVar(&f.dataRoot, launch.FlagDataRoot, "rowraft-data", "where a process without --data-dir has its directory: scheduler, the name, or server-0, server-1 … ; MS_RECOVERY_PATH")
-	fl.DurationVar(&f.startTimeout, "start-timeout", defaultStartTimeout, "how long to wait for the others; then the process ends with exit code 4")
+	fl.StringVar(&f.host, launch.FlagHost, "",
+		"address of this machine that a server listens at; default: that from which it reaches the scheduler; MS_WORKER_IP")
+	fl.StringVar(&f.dataRoot, launch.FlagDataRoot, "rowraft-data", "where a process without --data-dir has its "+
+		"directory: scheduler, the name, or server-0, server-1 … ; MS_RECOVERY_PATH")
+	fl.DurationVar(&f.startTimeout, "start-timeout", defaultStartTimeout,
+		"how long to wait for the others; then the process ends with exit code 4")
 	return cmd
 }
 
@@ -87,7 +93,8 @@ func (f *startFlags) command(cmd *cobra.Command, g *remote.Flags) error {
 		return cli.Usagef("%w", err)
 	}
 	if p.Role == launch.Worker {
-		return cli.Hint(cli.Usagef("this process is a worker: `rowraft start` runs servers and the scheduler"), "start workers with `rowraft-trainer start --config job.yaml`")
+		return cli.Hint(cli.Usagef("this process is a worker: `rowraft start` runs servers and the scheduler"),
+			"start workers with `rowraft-trainer start --config job.yaml`")
 	}
 	if f.startTimeout <= 0 {
 		return cli.Usagef("--start-timeout %v: want > 0", f.startTimeout)
@@ -108,9 +115,12 @@ func (f *startFlags) command(cmd *cobra.Command, g *remote.Flags) error {
 	if err != nil {
 		return err
 	}
-	logger.Info(fmt.Sprintf("Bind to role=%s, ip=%s, data=%s", p.Role, f.listen, f.dataDir), "servers", p.Servers, "workers", p.Workers)
+	logger.Info(fmt.Sprintf("Bind to role=%s, ip=%s, data=%s", p.Role, f.listen, f.dataDir), "servers", p.Servers,
+		"workers", p.Workers)
 	if n := p.Replicas(); n > 0 && n < 3 {
-		logger.Warn(fmt.Sprintf("DATA IS NOT SAFE: %d server(s) hold %d replica(s) of each row; with 3 servers a machine may die", p.Servers, n))
+		logger.Warn(
+			fmt.Sprintf("DATA IS NOT SAFE: %d server(s) hold %d replica(s) of each row; with 3 servers a machine may die",
+				p.Servers, n))
 	}
 	return f.run(cmd.Context(), g, cmd.ErrOrStderr())
 }

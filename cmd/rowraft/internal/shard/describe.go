@@ -78,7 +78,8 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 	if err != nil {
 		return nil, err
 	}
-	v := &shardDescription{Schema: cli.JSONSchema, MapVersion: all.MapVersion, Members: []shardMemberJSON{}, Tables: []shardTableJSON{}, Moves: []view.Move{}, Findings: []view.Finding{}}
+	v := &shardDescription{Schema: cli.JSONSchema, MapVersion: all.MapVersion, Members: []shardMemberJSON{},
+		Tables: []shardTableJSON{}, Moves: []view.Move{}, Findings: []view.Finding{}}
 	found := false
 	for _, s := range all.Shards {
 		if s.Shard == shard {
@@ -86,7 +87,8 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 		}
 	}
 	if !found {
-		return nil, cli.Hint(cli.Usagef("shard %d does not exist: the cluster has %s", shard, cli.Plural(len(all.Shards), "shard")), "`rowraft shard list` shows them")
+		return nil, cli.Hint(cli.Usagef("shard %d does not exist: the cluster has %s", shard,
+			cli.Plural(len(all.Shards), "shard")), "`rowraft shard list` shows them")
 	}
 	for i := range v.Learners {
 		if l := &v.Learners[i]; l.Role != "" {
@@ -95,7 +97,8 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 	}
 	if lead := leaderReport(r, shard); lead != nil {
 		for _, m := range lead.GetMembers() {
-			v.Members = append(v.Members, shardMemberJSON{m.GetReplicaId(), view.NodeName(r.GetMap(), m.GetNode()), m.GetVoter(), m.GetMatchIndex(), m.GetLagEntries(), m.GetCaughtUp()})
+			v.Members = append(v.Members, shardMemberJSON{m.GetReplicaId(), view.NodeName(r.GetMap(), m.GetNode()), m.GetVoter(),
+				m.GetMatchIndex(), m.GetLagEntries(), m.GetCaughtUp()})
 		}
 		for _, t := range lead.GetTables() {
 			v.Tables = append(v.Tables, shardTableJSON{tableName(r.GetMap(), t.GetTable()), t.GetRows(), t.GetMemoryBytes()})
@@ -205,7 +208,8 @@ func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
 		case i >= len(v.Replicas):
 			role = "learner"
 		}
-		row := table.Row{r.Server, r.ServerState, role, r.Term, view.Dash(match[r.ID]), cli.Count(r.Applied), cli.Count(r.Lag), cli.Count(r.Proved), cli.Count(r.Rows), cli.Size(r.MemoryBytes), cli.Size(r.LogBytes)}
+		row := table.Row{r.Server, r.ServerState, role, r.Term, view.Dash(match[r.ID]), cli.Count(r.Applied),
+			cli.Count(r.Lag), cli.Count(r.Proved), cli.Count(r.Rows), cli.Size(r.MemoryBytes), cli.Size(r.LogBytes)}
 		if r.Role == "" {
 			row = table.Row{r.Server, r.ServerState, role, "-", view.Dash(match[r.ID]), "-", "-", "-", "-", "-", "-"}
 		}

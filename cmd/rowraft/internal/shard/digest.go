@@ -119,13 +119,16 @@ func compareDigests(ctx context.Context, g *remote.Flags, shards []uint32) (v *d
 func newDigestJSON(m *rowraftv1.Map, shard uint32, r *rowraftv1.ProveReply) digestJSON {
 	d := digestJSON{
 		Shard: shard, Index: r.GetMarkIndex(), Equal: r.GetVerdict() == rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED,
-		Verdict: strings.ToLower(strings.TrimPrefix(r.GetVerdict().String(), "PROOF_VERDICT_")), Replicas: []replicaDigestJSON{},
+		Verdict:  strings.ToLower(strings.TrimPrefix(r.GetVerdict().String(), "PROOF_VERDICT_")),
+		Replicas: []replicaDigestJSON{},
 	}
 	agreed := d.Equal
 	for _, p := range r.GetReplicas() {
 		out := replicaDigestJSON{
-			ID: p.GetReplicaId(), Server: view.NodeName(m, p.GetNode()), Role: "follower", Rows: p.GetRows(), Digest: hex.EncodeToString(p.GetDigest()),
-			Equal: agreed && p.GetNoted() && p.GetRows() == r.GetRows() && string(p.GetDigest()) == string(r.GetDigest()), Error: p.GetError(),
+			ID: p.GetReplicaId(), Server: view.NodeName(m, p.GetNode()), Role: "follower", Rows: p.GetRows(),
+			Digest: hex.EncodeToString(p.GetDigest()),
+			Equal:  agreed && p.GetNoted() && p.GetRows() == r.GetRows() && string(p.GetDigest()) == string(r.GetDigest()),
+			Error:  p.GetError(),
 		}
 		switch {
 		case p.GetFenced() != "":

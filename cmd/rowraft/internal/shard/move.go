@@ -92,11 +92,12 @@ After that the move cannot be undone: wait for its end, then move the replica ba
 
 func moveReplica(g *remote.Flags, cmd *cobra.Command, shard uint32, from, to string, detach bool) (*view.Move, error) {
 	var started *rowraftv1.Move
-	err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewClusterClient, func(ctx context.Context, client rowraftv1.ClusterClient) error {
-		reply, err := client.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: shard, FromNode: from, ToNode: to})
-		started = reply.GetMove()
-		return err
-	})
+	err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewClusterClient,
+		func(ctx context.Context, client rowraftv1.ClusterClient) error {
+			reply, err := client.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: shard, FromNode: from, ToNode: to})
+			started = reply.GetMove()
+			return err
+		})
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 		return nil, cli.Hint(err, "`rowraft shard moves` shows what moves, `rowraft shard list` shows the replicas")
 	}
@@ -110,7 +111,8 @@ func moveReplica(g *remote.Flags, cmd *cobra.Command, shard uint32, from, to str
 			return nil, detached(cmd, started, err)
 		}
 		if v != nil {
-			if line := v.Line(); line != said && v.Running && !detach && g.Output != cli.FormatJSON && g.Output != cli.FormatYAML {
+			if line := v.Line(); line != said && v.Running && !detach && g.Output != cli.FormatJSON &&
+				g.Output != cli.FormatYAML {
 				said = line
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
@@ -131,7 +133,9 @@ func moveReplica(g *remote.Flags, cmd *cobra.Command, shard uint32, from, to str
 
 // detached returns the error of a command that stops waiting for a move, which continues.
 func detached(cmd *cobra.Command, m *rowraftv1.Move, err error) error {
-	hint := fmt.Sprintf("the move continues; `rowraft shard moves` shows it, `rowraft shard cancel-move %d` undoes it while it can", m.GetShard())
+	hint := fmt.Sprintf(
+		"the move continues; `rowraft shard moves` shows it, `rowraft shard cancel-move %d` undoes it while it can",
+		m.GetShard())
 	if cmd.Context().Err() != nil {
 		return cli.Hint(fmt.Errorf("detached from move %d: %w", m.GetId(), err), hint)
 	}
@@ -150,16 +154,19 @@ func findMove(g *remote.Flags, cmd *cobra.Command, id uint64) (*view.Move, error
 			return &m, nil
 		}
 	}
-	return nil, rowraft.Errorf(rowraft.CodeNotFound, "move %d is not in the list: it ended, and so many moves ended after it that the scheduler forgot it", id)
+	return nil,
+		rowraft.Errorf(rowraft.CodeNotFound,
+			"move %d is not in the list: it ended, and so many moves ended after it that the scheduler forgot it", id)
 }
 
 func cancelMove(g *remote.Flags, cmd *cobra.Command, shard uint32) (*view.Move, error) {
 	var m *rowraftv1.Move
-	err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient, func(ctx context.Context, client rowraftv1.ClusterClient) error {
-		reply, err := client.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: shard})
-		m = reply.GetMove()
-		return err
-	})
+	err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
+		func(ctx context.Context, client rowraftv1.ClusterClient) error {
+			reply, err := client.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: shard})
+			m = reply.GetMove()
+			return err
+		})
 	if err != nil {
 		return nil, err
 	}

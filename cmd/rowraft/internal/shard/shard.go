@@ -12,7 +12,8 @@ import (
 
 // NewCmd returns the command `rowraft shard`.
 func NewCmd(g *remote.Flags) *cobra.Command {
-	cmd := &cobra.Command{Use: "shard", Short: "Look at the shards and their replicas, compare and move them, transfer leads"}
+	cmd := &cobra.Command{Use: "shard",
+		Short: "Look at the shards and their replicas, compare and move them, transfer leads"}
 	tableName := ""
 	list := &cobra.Command{
 		Use:   "list",
@@ -33,6 +34,7 @@ func NewCmd(g *remote.Flags) *cobra.Command {
 		},
 	}
 	list.Flags().StringVar(&tableName, "table", "", "count the rows and bytes of this table only")
-	cmd.AddCommand(list, newShardDescribeCmd(g), newDigestCmd(g), newTransferLeaderCmd(g), newMoveCmd(g), newMovesCmd(g), newCancelMoveCmd(g))
+	cmd.AddCommand(list, newShardDescribeCmd(g), newDigestCmd(g), newTransferLeaderCmd(g), newMoveCmd(g), newMovesCmd(g),
+		newCancelMoveCmd(g))
 	return cmd
 }

@@ -43,7 +43,8 @@ wait for some milliseconds; nothing is lost. It works while the scheduler is dow
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, v.print)
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "", "name or id of the server that is to lead; without it the replica with the longest log does")
+	cmd.Flags().StringVar(&to, "to", "",
+		"name or id of the server that is to lead; without it the replica with the longest log does")
 	return cmd
 }
 
@@ -85,14 +86,16 @@ func transferLeader(ctx context.Context, g *remote.Flags, shard uint32, to strin
 	defer func() { err = errors.Join(err, c.Close()) }()
 	var reply *rowraftv1.TransferLeaderReply
 	m, err := c.OnShard(ctx, shard, 5*time.Second, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
-		reply, err = rowraftv1.NewReplicasClient(conn).TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
+		reply, err = rowraftv1.NewReplicasClient(conn).TransferLeader(ctx,
+			&rowraftv1.TransferLeaderRequest{Shard: shard, ToNode: to})
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	return &transferJSON{
-		Schema: cli.JSONSchema, Shard: shard, From: view.NodeName(m.GetMap(), reply.FromNode), To: view.NodeName(m.GetMap(), reply.ToNode),
+		Schema: cli.JSONSchema, Shard: shard, From: view.NodeName(m.GetMap(), reply.FromNode),
+		To:   view.NodeName(m.GetMap(), reply.ToNode),
 		Term: reply.Term, Seconds: float64(reply.TookNs) / 1e9,
 	}, nil
 }

@@ -47,15 +47,17 @@ func deleteTable(g *remote.Flags, cmd *cobra.Command, name string, yes bool) (er
 		return err
 	}
 	if !yes {
-		ask := fmt.Sprintf("Table %s has %s rows, %s. They are gone for good. Type its name to delete it: ", name, cli.Count(t.Rows), cli.Size(t.MemoryBytes))
+		ask := fmt.Sprintf("Table %s has %s rows, %s. They are gone for good. Type its name to delete it: ", name,
+			cli.Count(t.Rows), cli.Size(t.MemoryBytes))
 		if err := terminal.Confirm(cmd, ask, name); err != nil {
 			return err
 		}
 	}
-	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient, func(ctx context.Context, client rowraftv1.ClusterClient) error {
-		_, err := client.DropTable(ctx, &rowraftv1.DropTableRequest{Name: name, Id: p.GetId()})
-		return err
-	})
+	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
+		func(ctx context.Context, client rowraftv1.ClusterClient) error {
+			_, err := client.DropTable(ctx, &rowraftv1.DropTableRequest{Name: name, Id: p.GetId()})
+			return err
+		})
 	if err != nil {
 		return fmt.Errorf("table delete %s: %w", name, err)
 	}

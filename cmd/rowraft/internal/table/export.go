@@ -84,7 +84,8 @@ type exportJSON struct {
 
 func (v *exportJSON) print(w io.Writer, _ bool) error {
 	_, err := fmt.Fprintf(w, "table %s: %s rows of %d from %s, %s of numbers in %s, %.1fs (%s rows/s)\n",
-		v.Table, cli.Count(v.Rows), v.Dim, v.Source, cli.Size(v.Bytes), v.File, v.Seconds, cli.Count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
+		v.Table, cli.Count(v.Rows), v.Dim, v.Source, cli.Size(v.Bytes), v.File, v.Seconds,
+		cli.Count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
 	return err
 }
 
@@ -95,7 +96,8 @@ func dtypeOf(name string) (rowraft.DType, error) {
 	case "bfloat16", "bf16":
 		return rowraft.BFloat16, nil
 	}
-	return 0, cli.Usagef("--dtype %q: want float32 or bfloat16%s", name, cli.DidYouMean("", name, []string{"float32", "bfloat16"}))
+	return 0, cli.Usagef("--dtype %q: want float32 or bfloat16%s", name,
+		cli.DidYouMean("", name, []string{"float32", "bfloat16"}))
 }
 
 // tableSource is the source of the rows of an export.
@@ -132,8 +134,10 @@ func exportTable(g *remote.Flags, cmd *cobra.Command, name string, f *exportFlag
 }
 
 // writeExport writes the file and returns the number of rows in it.
-func writeExport(g *remote.Flags, cmd *cobra.Command, src *tableSource, f *exportFlags, format tablefile.Format, dtype rowraft.DType) (rows uint64, err error) {
-	w, err := tablefile.Create(f.to, format, tablefile.MetaOf(src.schema, src.name), tablefile.WriteOptions{DType: dtype, Overwrite: f.force})
+func writeExport(g *remote.Flags, cmd *cobra.Command, src *tableSource, f *exportFlags, format tablefile.Format,
+	dtype rowraft.DType) (rows uint64, err error) {
+	w, err := tablefile.Create(f.to, format, tablefile.MetaOf(src.schema, src.name),
+		tablefile.WriteOptions{DType: dtype, Overwrite: f.force})
 	if err != nil {
 		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 			err = cli.Hint(err, "--force replaces it")
@@ -215,7 +219,8 @@ func checkpointSource(ctx context.Context, name, ckpt string) (*tableSource, err
 		for _, t := range m.Tables {
 			have = append(have, t.Schema.Name)
 		}
-		return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "checkpoint %s has no table %s%s", ckpt, name, cli.DidYouMean("", name, have))
+		return nil, rowraft.Errorf(rowraft.CodeTableNotFound, "checkpoint %s has no table %s%s", ckpt, name,
+			cli.DidYouMean("", name, have))
 	}
 	table := &m.Tables[i]
 	return &tableSource{
@@ -230,7 +235,8 @@ func checkpointSource(ctx context.Context, name, ckpt string) (*tableSource, err
 }
 
 // scanChain calls rows with the rows of one table, one shard file after the other.
-func scanChain(ctx context.Context, chain checkpoint.Chain, table *checkpoint.TableSum, rows func([]rowraft.Key, []float32) error) error {
+func scanChain(ctx context.Context, chain checkpoint.Chain, table *checkpoint.TableSum,
+	rows func([]rowraft.Key, []float32) error) error {
 	var keys []rowraft.Key
 	var values []float32
 	found, dim := uint64(0), table.Schema.Dim
@@ -252,7 +258,8 @@ func scanChain(ctx context.Context, chain checkpoint.Chain, table *checkpoint.Ta
 		}
 	}
 	if found != table.Rows {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "its parts hold %d rows of table %s, the manifest names %d", found, table.Schema.Name, table.Rows)
+		return rowraft.Errorf(rowraft.CodeCorrupt, "its parts hold %d rows of table %s, the manifest names %d", found,
+			table.Schema.Name, table.Rows)
 	}
 	return nil
 }

@@ -49,7 +49,8 @@ func TestInterruptedExportLeavesNothing(t *testing.T) {
 			if name != "standing still" {
 				g.Timeout = time.Minute
 			}
-			n, err := writeExport(g, cmd, src, &exportFlags{to: filepath.Join(dir, "x."+string(format))}, format, rowraft.Float32)
+			n, err := writeExport(g, cmd, src, &exportFlags{to: filepath.Join(dir, "x."+string(format))}, format,
+				rowraft.Float32)
 			cancel()
 			files, rerr := os.ReadDir(dir)
 			if rerr != nil {
@@ -64,7 +65,8 @@ func TestInterruptedExportLeavesNothing(t *testing.T) {
 			if err == nil || len(files) > 0 {
 				t.Errorf("%s, %s: %v, and files %v", format, name, err, files)
 			}
-			if name == "standing still" && (rowraft.CodeOf(err) != rowraft.CodeDeadline || !strings.Contains(err.Error(), "no progress for 20ms")) {
+			if name == "standing still" && (rowraft.CodeOf(err) != rowraft.CodeDeadline ||
+				!strings.Contains(err.Error(), "no progress for 20ms")) {
 				t.Errorf("%s, %s: %v", format, name, err)
 			}
 		}

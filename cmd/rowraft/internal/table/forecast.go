@@ -72,7 +72,8 @@ and the flags say what the table would be.`,
 	}
 	fl := cmd.Flags()
 	fl.IntVar(&f.dim, "dim", 0, fmt.Sprintf("weights per row, 1 to %d", rowraft.MaxDim))
-	fl.StringVar(&f.optimizer, "optimizer", "adagrad", cli.OrList(rowraft.OptimizerNames())+": it decides what is kept for each row besides the weights")
+	fl.StringVar(&f.optimizer, "optimizer", "adagrad",
+		cli.OrList(rowraft.OptimizerNames())+": it decides what is kept for each row besides the weights")
 	fl.StringVar(&f.storage, "storage", "float32", "float32 or bfloat16: how weights are stored")
 	fl.StringVar(&f.rows, "rows", "", "rows of the whole table, such as 1e9")
 	fl.IntVar(&f.replicas, "replicas", 3, "replicas of each shard")
@@ -125,7 +126,8 @@ type forecastNowJSON struct {
 }
 
 func (v *forecastJSON) fromFlags(f *forecastFlags) (rowraft.Schema, error) {
-	flags := tableFlags{kind: "sparse", dim: f.dim, optimizer: f.optimizer, init: "zeros", storage: f.storage, admit: "all"}
+	flags := tableFlags{kind: "sparse", dim: f.dim, optimizer: f.optimizer, init: "zeros", storage: f.storage,
+		admit: "all"}
 	s, err := flags.schema("forecast", func(string) bool { return false })
 	switch {
 	case err != nil:
@@ -133,7 +135,9 @@ func (v *forecastJSON) fromFlags(f *forecastFlags) (rowraft.Schema, error) {
 	case f.rows == "":
 		return s, cli.Usagef("how many rows? give --rows, such as --rows 1e9")
 	case f.replicas < 1 || f.shards < 1 || f.nodes < f.replicas:
-		return s, cli.Usagef("%d replicas of %d shards on %d servers: want at least one of each, and no more replicas than servers", f.replicas, f.shards, f.nodes)
+		return s,
+			cli.Usagef("%d replicas of %d shards on %d servers: want at least one of each, and no more replicas than servers",
+				f.replicas, f.shards, f.nodes)
 	}
 	if err := rowraft.SlotCount(f.slots).Check(); err != nil {
 		return s, cli.Usagef("%v", err)
@@ -207,17 +211,21 @@ func (v *forecastJSON) fill(s rowraft.Schema) error {
 
 func (v *forecastJSON) print(w io.Writer, _ bool) error {
 	if v.Table != "" {
-		if err := cli.Facts(w, "TABLE", v.Table, "NOW", fmt.Sprintf("%s rows, %s, %.0f bytes a row", cli.Count(v.Now.Rows), cli.Size(v.Now.Bytes), v.Now.RowBytes)); err != nil {
+		if err := cli.Facts(w, "TABLE", v.Table, "NOW", fmt.Sprintf("%s rows, %s, %.0f bytes a row", cli.Count(v.Now.Rows),
+			cli.Size(v.Now.Bytes), v.Now.RowBytes)); err != nil {
 			return err
 		}
 		fmt.Fprintln(w)
 	}
 	return cli.Facts(w,
 		"ROWS", fmt.Sprintf("%s of dim %d, %s, %s", cli.Count(v.Rows), v.Dim, v.Rule, v.Storage),
-		"CLUSTER", fmt.Sprintf("%s, %s each, on %s", cli.Plural(v.Shards, "shard"), cli.Plural(v.Replicas, "replica"), cli.Plural(v.Nodes, "server")),
-		"MEMORY", fmt.Sprintf("%s on each server (%s while snapshots run), %.0f bytes a row in each replica, %s in all", cli.Size(v.NodeBytes), cli.Size(v.PeakBytes), v.RowBytes, cli.Size(v.TotalBytes)),
+		"CLUSTER", fmt.Sprintf("%s, %s each, on %s", cli.Plural(v.Shards, "shard"), cli.Plural(v.Replicas, "replica"),
+			cli.Plural(v.Nodes, "server")),
+		"MEMORY", fmt.Sprintf("%s on each server (%s while snapshots run), %.0f bytes a row in each replica, %s in all",
+			cli.Size(v.NodeBytes), cli.Size(v.PeakBytes), v.RowBytes, cli.Size(v.TotalBytes)),
 		"SNAPSHOTS", cli.Size(v.Snapshot)+" on the disk of each server",
 		"CHECKPOINT", cli.Size(v.Checkpoint),
-		"LOG", fmt.Sprintf("%d bytes a pushed row in each replica, %d from clients that send bfloat16", v.LogFloat32, v.LogBFloat16),
+		"LOG", fmt.Sprintf("%d bytes a pushed row in each replica, %d from clients that send bfloat16", v.LogFloat32,
+			v.LogBFloat16),
 	)
 }

@@ -65,7 +65,8 @@ run again: what it had done is done again, with the same result. --timeout bound
 	fl.StringVar(&f.format, "format", "", "safetensors, npy or parquet; default: what the name of the file says")
 	fl.StringVar(&f.ids, "ids", "", `the tensor or column of ids; default "ids", in Parquet "id"`)
 	fl.StringVar(&f.vectors, "vectors", "", `the tensor or column of vectors; default "vectors", in Parquet "embedding"`)
-	fl.BoolVar(&f.create, "create", false, "create the table, or accept an existing one of the same shape; --dim is that of the file unless given")
+	fl.BoolVar(&f.create, "create", false,
+		"create the table, or accept an existing one of the same shape; --dim is that of the file unless given")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "read and check everything, change nothing")
 	f.table.register(fl)
 	return cmd
@@ -109,7 +110,8 @@ func (v *importJSON) print(w io.Writer, _ bool) error {
 		what = "would import"
 	}
 	_, err := fmt.Fprintf(w, "table %s: %s %s rows of %d (%s) from %s in %.1fs (%s rows/s)\n",
-		v.Table, what, cli.Count(v.Rows), v.Dim, v.Numbers, v.File, v.Seconds, cli.Count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
+		v.Table, what, cli.Count(v.Rows), v.Dim, v.Numbers, v.File, v.Seconds,
+		cli.Count(uint64(float64(v.Rows)/max(v.Seconds, 1e-3))))
 	return err
 }
 
@@ -140,12 +142,14 @@ func importTable(g *remote.Flags, cmd *cobra.Command, name string, f *importFlag
 	case err != nil:
 		return nil, err
 	case info.Rows > 0 && t.Dim() != info.Dim:
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the vectors of %s have %d numbers, the rows of the table %d", f.from, info.Dim, t.Dim())
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the vectors of %s have %d numbers, the rows of the table %d",
+			f.from, info.Dim, t.Dim())
 	}
 	if err := checkFile(g, cmd, r); err != nil {
 		return nil, err
 	}
-	v = &importJSON{Schema: cli.JSONSchema, Table: name, File: f.from, Numbers: info.Numbers, Rows: info.Rows, Dim: info.Dim, DryRun: f.dryRun}
+	v = &importJSON{Schema: cli.JSONSchema, Table: name, File: f.from, Numbers: info.Numbers, Rows: info.Rows,
+		Dim: info.Dim, DryRun: f.dryRun}
 	if f.dryRun {
 		return v, nil
 	}

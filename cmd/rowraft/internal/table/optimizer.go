@@ -18,7 +18,8 @@ var optimizerFlags = []struct {
 	usage     string
 }{
 	{"lr", 0.05, nil, "learning rate; a push may override it"},
-	{"initial_accumulator", 0.1, map[rowraft.OptimizerKind]float32{rowraft.FTRL: 0}, "first value of the accumulator; ftrl: 0 unless given"},
+	{"initial_accumulator", 0.1, map[rowraft.OptimizerKind]float32{rowraft.FTRL: 0},
+		"first value of the accumulator; ftrl: 0 unless given"},
 	{"epsilon", 1e-8, nil, "keeps the divisor from 0"},
 	{"beta1", 0.9, nil, "decay of the first moment"},
 	{"beta2", 0.999, nil, "decay of the second moment"},
@@ -34,7 +35,8 @@ func flagOf(constant string) string { return strings.ReplaceAll(constant, "_", "
 
 // registerOptimizer adds the flags of an update rule.
 func (f *tableFlags) registerOptimizer(fl *pflag.FlagSet) {
-	fl.StringVar(&f.optimizer, "optimizer", "adagrad", cli.OrList(rowraft.OptimizerNames())+": the update that every replica runs")
+	fl.StringVar(&f.optimizer, "optimizer", "adagrad",
+		cli.OrList(rowraft.OptimizerNames())+": the update that every replica runs")
 	for _, c := range optimizerFlags {
 		var of []string
 		for _, name := range rowraft.OptimizerNames() {
@@ -55,7 +57,8 @@ func (f *tableFlags) rule(given func(string) bool) (rowraft.Optimizer, error) {
 	kind, err := rowraft.ParseOptimizerKind(f.optimizer)
 	if err != nil {
 		names := rowraft.OptimizerNames()
-		return rowraft.Optimizer{}, cli.Usagef("--optimizer %q: want %s%s", f.optimizer, cli.OrList(names), cli.DidYouMean("", f.optimizer, names))
+		return rowraft.Optimizer{}, cli.Usagef("--optimizer %q: want %s%s", f.optimizer, cli.OrList(names),
+			cli.DidYouMean("", f.optimizer, names))
 	}
 	o := rowraft.Optimizer{Kind: kind}
 	for _, c := range optimizerFlags {
@@ -95,7 +98,8 @@ type optimizerJSON struct {
 
 func newOptimizerJSON(o rowraft.Optimizer) optimizerJSON {
 	return optimizerJSON{
-		Kind: o.Kind.String(), LR: o.LR, InitialAccumulator: o.InitialAccumulator, Epsilon: o.Epsilon, Beta1: o.Beta1, Beta2: o.Beta2,
+		Kind: o.Kind.String(), LR: o.LR, InitialAccumulator: o.InitialAccumulator, Epsilon: o.Epsilon, Beta1: o.Beta1,
+		Beta2:    o.Beta2,
 		Momentum: o.Momentum, WeightDecay: o.WeightDecay, Bound: o.Bound, L1: o.L1, L2: o.L2, Beta: o.Beta, text: o.String(),
 	}
 }

@@ -49,7 +49,8 @@ func parseKeys(args []string) ([]rowraft.Key, error) {
 }
 
 // onTable connects a client and calls do with a handle to the table.
-func onTable(g *remote.Flags, cmd *cobra.Command, name string, do func(context.Context, *client.Client, *client.Table) error) (err error) {
+func onTable(g *remote.Flags, cmd *cobra.Command, name string,
+	do func(context.Context, *client.Client, *client.Table) error) (err error) {
 	ctx, cancel := g.WithTimeout(cmd)
 	defer cancel()
 	c, err := g.DialClient(ctx)
@@ -89,7 +90,8 @@ type readFlags struct {
 }
 
 // readModes maps the names of --mode.
-var readModes = map[string]client.ReadMode{"leader": client.Leader, "linearizable": client.Linearizable, "bounded": client.Bounded}
+var readModes = map[string]client.ReadMode{"leader": client.Leader, "linearizable": client.Linearizable,
+	"bounded": client.Bounded}
 
 // how returns the client.Read of the flags; given reports whether a flag was given.
 func (f *readFlags) how(given func(string) bool) (client.Read, error) {
@@ -149,7 +151,8 @@ than --max-age, also while a shard has no leader; if none can, the command fails
 
 // read reads the rows of keys, and for a bounded read its age and lag.
 func (v *Rows) read(ctx context.Context, c *client.Client, t *client.Table, how client.Read, keys []rowraft.Key) error {
-	seg := client.Segment{Table: t, Keys: keys, Values: make([]float32, len(keys)*t.Dim()), Present: make([]bool, len(keys))}
+	seg := client.Segment{Table: t, Keys: keys, Values: make([]float32, len(keys)*t.Dim()),
+		Present: make([]bool, len(keys))}
 	met, err := c.PullWith(ctx, how, seg)
 	if err != nil {
 		return err
@@ -188,7 +191,8 @@ func (v Rows) print(w io.Writer, wide bool) error {
 	if v.AgeSeconds == nil {
 		return nil
 	}
-	_, err := fmt.Fprintf(w, "The rows are at most %.3f s old; their replicas lacked %s of the log.\n", *v.AgeSeconds, entries(*v.LagEntries))
+	_, err := fmt.Fprintf(w, "The rows are at most %.3f s old; their replicas lacked %s of the log.\n", *v.AgeSeconds,
+		entries(*v.LagEntries))
 	return err
 }
 
@@ -204,7 +208,8 @@ func newRowSetCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set TABLE KEY... --weights W,W,...",
 		Short: "Set the weights of rows",
-		Long: "Set the weights of rows, all to the same, and return when that is on a majority of disks. A key without a row gets one; " +
+		Long: "Set the weights of rows, all to the same, and return when that is on a majority of disks. A key without a " +
+			"row gets one; " +
 			"the optimizer state of a row stays as it is.",
 		Example: "  rowraft row set user_emb 17 --weights 0.5,-0.25,0,1",
 		Args:    tableAndKeys,
@@ -218,7 +223,8 @@ func newRowSetCmd(g *remote.Flags) *cobra.Command {
 			}
 			err = onTable(g, cmd, args[0], func(ctx context.Context, _ *client.Client, t *client.Table) error {
 				if len(weights) != t.Dim() {
-					return cli.Usagef("--weights has %s, a row of table %s has %d", cli.Plural(len(weights), "number"), args[0], t.Dim())
+					return cli.Usagef("--weights has %s, a row of table %s has %d", cli.Plural(len(weights), "number"), args[0],
+						t.Dim())
 				}
 				_, err := t.Assign(ctx, keys, slices.Repeat(weights, len(keys)))
 				return err
@@ -252,7 +258,8 @@ func newRowDeleteCmd(g *remote.Flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete TABLE KEY...",
 		Short: "Delete rows, with their optimizer state",
-		Long: "Delete rows, with their optimizer state, and return when that is on a majority of disks. Keys without a row are passed over. " +
+		Long: "Delete rows, with their optimizer state, and return when that is on a majority of disks. Keys without a row " +
+			"are passed over. " +
 			"A deleted key reads as the initializer; the next push creates its row again.",
 		Example: "  rowraft row delete user_emb 17 0x2a",
 		Args:    tableAndKeys,

@@ -35,12 +35,12 @@ func (f forecast) memoryBytes(rows float64, shards int) float64 {
 	return rows*(float64(f.rowBytes)+f.indexBytes) + chunksOver*float64(shards)
 }
 
-// newForecast forecasts the size of a table with schema s that holds the given number of rows in a cluster with the given
-// number of slots. The hashes of the keys spread the rows over the slots.
+// newForecast forecasts the size of a table with schema s that holds the given number of rows in a cluster with the
+// given number of slots. The hashes of the keys spread the rows over the slots.
 //
 // The segment of a slot has a power of two entries. It doubles when it is full, at one of several loads (limits). The
-// number of rows in a slot is random, about normal. A segment of more than maxSegment entries is split at the same loads,
-// so all loads occur at the same time: an entry then holds f·ln 2 of a row, where f is the mean of the limits.
+// number of rows in a slot is random, about normal. A segment of more than maxSegment entries is split at the same
+// loads, so all loads occur at the same time: an entry then holds f·ln 2 of a row, where f is the mean of the limits.
 //
 // Errors: CodeInvalidArgument if s is not valid.
 func newForecast(s rowraft.Schema, rows, slots float64) (forecast, error) {

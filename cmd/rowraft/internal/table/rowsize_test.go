@@ -18,11 +18,14 @@ func TestForecastIsWhatIsMeasured(t *testing.T) {
 		slots rowraft.SlotCount // 0: rowraft.DefaultSlots
 	}{
 		{tableFlags{kind: "sparse", dim: 16, optimizer: "adagrad", storage: "float32"}, []int{300_000, 500_000, 750_000}, 0},
-		{tableFlags{kind: "sparse", dim: 16, optimizer: "adagrad", storage: "float32"}, []int{200_000, 400_000}, rowraft.MaxSlots},
-		{tableFlags{kind: "sparse", dim: 3, optimizer: "sgd", storage: "bfloat16"}, []int{700_000, 1_000_000}, 0}, // a third is index
+		{tableFlags{kind: "sparse", dim: 16, optimizer: "adagrad", storage: "float32"}, []int{200_000, 400_000},
+			rowraft.MaxSlots},
+		// a third is index
+		{tableFlags{kind: "sparse", dim: 3, optimizer: "sgd", storage: "bfloat16"}, []int{700_000, 1_000_000}, 0},
 		{tableFlags{kind: "sparse", dim: 33, optimizer: "adam", storage: "bfloat16"}, []int{200_000}, 0},
 		{tableFlags{kind: "dense", dim: 2, optimizer: "sgd", storage: "float32"}, []int{1_000_000}, 0},
-		{tableFlags{kind: "sparse", dim: 8, optimizer: "rowwise-adagrad", storage: "float32"}, []int{600_000}, 0}, // a state of 4 bytes
+		// a state of 4 bytes
+		{tableFlags{kind: "sparse", dim: 8, optimizer: "rowwise-adagrad", storage: "float32"}, []int{600_000}, 0},
 		{tableFlags{kind: "sparse", dim: 9, optimizer: "ftrl", storage: "bfloat16"}, []int{300_000}, 0},
 	} {
 		tc.flags.init, tc.flags.admit = "zeros", "all"
@@ -50,7 +53,8 @@ func TestForecastIsWhatIsMeasured(t *testing.T) {
 			}
 			got, want := float64(table.Bytes())/float64(rows), f.memoryBytes(float64(rows), 1)/float64(rows)
 			if math.Abs(want/got-1) > 0.05 {
-				t.Errorf("dim %d %s %s, %d rows: %.1f bytes a row, forecast %.1f", tc.flags.dim, tc.flags.optimizer, tc.flags.storage, rows, got, want)
+				t.Errorf("dim %d %s %s, %d rows: %.1f bytes a row, forecast %.1f", tc.flags.dim, tc.flags.optimizer,
+					tc.flags.storage, rows, got, want)
 			}
 		}
 		if err := table.Close(); err != nil {

@@ -86,20 +86,24 @@ func (f *shrinkFlags) conditions(given func(string) bool) (*rowraftv1.SweepCondi
 	return c, nil
 }
 
-func shrinkTable(g *remote.Flags, cmd *cobra.Command, req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, err error) {
-	err = remote.CallLong(cmd.Context(), g, rowraftv1.NewSweepsClient, func(ctx context.Context, c rowraftv1.SweepsClient) error {
-		stream, err := c.ShrinkTable(ctx, req)
-		if err != nil {
-			return rpc.FromStatus(err)
-		}
-		last, err = receiveShrink(stream, terminal.NewCounter(cmd.ErrOrStderr(), "shrink", "slots", g.Output == cli.FormatJSON), req.GetDryRun())
-		return err
-	})
+func shrinkTable(g *remote.Flags, cmd *cobra.Command,
+	req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, err error) {
+	err = remote.CallLong(cmd.Context(), g, rowraftv1.NewSweepsClient,
+		func(ctx context.Context, c rowraftv1.SweepsClient) error {
+			stream, err := c.ShrinkTable(ctx, req)
+			if err != nil {
+				return rpc.FromStatus(err)
+			}
+			last, err = receiveShrink(stream, terminal.NewCounter(cmd.ErrOrStderr(), "shrink", "slots",
+				g.Output == cli.FormatJSON), req.GetDryRun())
+			return err
+		})
 	return last, err
 }
 
 // receiveShrink shows the progress of a sweep until its last message.
-func receiveShrink(stream grpc.ServerStreamingClient[rowraftv1.ShrinkTableReply], bar *terminal.Meter, dryRun bool) (last *rowraftv1.ShrinkTableReply, err error) {
+func receiveShrink(stream grpc.ServerStreamingClient[rowraftv1.ShrinkTableReply], bar *terminal.Meter,
+	dryRun bool) (last *rowraftv1.ShrinkTableReply, err error) {
 	defer bar.Done()
 	for {
 		reply, err := stream.Recv()
@@ -120,7 +124,8 @@ func receiveShrink(stream grpc.ServerStreamingClient[rowraftv1.ShrinkTableReply]
 	}
 }
 
-func showShrunk(g *remote.Flags, cmd *cobra.Command, name string, r *rowraftv1.ShrinkTableReply, dryRun bool, took time.Duration) error {
+func showShrunk(g *remote.Flags, cmd *cobra.Command, name string, r *rowraftv1.ShrinkTableReply, dryRun bool,
+	took time.Duration) error {
 	v := struct {
 		Schema     string  `json:"schema"`
 		Table      string  `json:"table"`

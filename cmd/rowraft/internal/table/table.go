@@ -24,7 +24,8 @@ import (
 // NewCmd returns the command `rowraft table`.
 func NewCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{Use: "table", Short: "Create, shrink, delete, export and import tables, and look at them"}
-	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g), newTableDeleteCmd(g), newTableShrinkCmd(g), newTableForecastCmd(g), newTableExportCmd(g), newTableImportCmd(g))
+	cmd.AddCommand(newTableCreateCmd(g), newTableListCmd(g), newTableDescribeCmd(g), newTableDeleteCmd(g),
+		newTableShrinkCmd(g), newTableForecastCmd(g), newTableExportCmd(g), newTableImportCmd(g))
 	return cmd
 }
 
@@ -49,7 +50,8 @@ func newTableCreateCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a table in every shard",
-		Long:  "Create a table in every shard; it returns once all of them have it. A table's shape never changes afterwards.",
+		Long: "Create a table in every shard; it returns once all of them have it. A table's shape never changes " +
+			"afterwards.",
 		Example: `  rowraft table create user_emb --dim 16 --optimizer adagrad --lr 0.05 --init uniform --init-low -0.01 --init-high 0.01
   rowraft table create weights --kind dense --dim 64 --optimizer adam --lr 0.001 --init zeros --if-not-exists
   rowraft table create clicks --dim 1 --optimizer ftrl --lr 0.1 --l1 1 --l2 1 --init zeros
@@ -81,11 +83,16 @@ func (f *tableFlags) register(fl *pflag.FlagSet) {
 	fl.Float32Var(&f.mean, "init-mean", 0, "normal: mean")
 	fl.Float32Var(&f.dev, "init-stddev", 0.01, "normal: standard deviation")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of the initializer")
-	fl.StringVar(&f.storage, "storage", "float32", "float32 or bfloat16: how weights are stored; bfloat16 takes half the memory and rounds each result")
-	fl.StringVar(&f.admit, "admit", "all", "which keys get a row: all, count:N (with the N-th push) or probability:P (with each push)")
-	fl.StringVar(&f.expire, "expire", "", "rows that get no push for so long are removed: a duration (168h) or a number of seconds; default never")
-	fl.Uint64Var(&f.capacity, "capacity", 0, "most rows of the whole table, shared equally by its slots, 4096 by default; 0 for no bound")
-	fl.StringVar(&f.evict, "evict", "", "which row makes room in a full slot: lru (longest without a push) or lfu (fewest pushes)")
+	fl.StringVar(&f.storage, "storage", "float32",
+		"float32 or bfloat16: how weights are stored; bfloat16 takes half the memory and rounds each result")
+	fl.StringVar(&f.admit, "admit", "all",
+		"which keys get a row: all, count:N (with the N-th push) or probability:P (with each push)")
+	fl.StringVar(&f.expire, "expire", "",
+		"rows that get no push for so long are removed: a duration (168h) or a number of seconds; default never")
+	fl.Uint64Var(&f.capacity, "capacity", 0,
+		"most rows of the whole table, shared equally by its slots, 4096 by default; 0 for no bound")
+	fl.StringVar(&f.evict, "evict", "",
+		"which row makes room in a full slot: lru (longest without a push) or lfu (fewest pushes)")
 }
 
 // initOnly lists the flags that belong to one initializer only.
@@ -102,7 +109,8 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 	case "dense":
 		s.Kind = rowraft.Dense
 	default:
-		return s, cli.Usagef("--kind %q: want sparse or dense%s", f.kind, cli.DidYouMean("", f.kind, []string{"sparse", "dense"}))
+		return s, cli.Usagef("--kind %q: want sparse or dense%s", f.kind,
+			cli.DidYouMean("", f.kind, []string{"sparse", "dense"}))
 	}
 	var err error
 	if s.Optimizer, err = f.rule(given); err != nil {
@@ -116,7 +124,8 @@ func (f *tableFlags) schema(name string, given func(string) bool) (rowraft.Schem
 	case "normal":
 		i.Kind, i.A, i.B = rowraft.InitNormal, f.mean, f.dev
 	default:
-		return s, cli.Usagef("--init %q: want zeros, uniform or normal%s", f.init, cli.DidYouMean("", f.init, []string{"zeros", "uniform", "normal"}))
+		return s, cli.Usagef("--init %q: want zeros, uniform or normal%s", f.init,
+			cli.DidYouMean("", f.init, []string{"zeros", "uniform", "normal"}))
 	}
 	for _, of := range initOnly {
 		if given(of.flag) && f.init != of.init {
@@ -136,7 +145,8 @@ func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
 	case "bfloat16":
 		s.Storage = rowraft.BFloat16
 	default:
-		return cli.Usagef("--storage %q: want float32 or bfloat16%s", f.storage, cli.DidYouMean("", f.storage, []string{"float32", "bfloat16"}))
+		return cli.Usagef("--storage %q: want float32 or bfloat16%s", f.storage,
+			cli.DidYouMean("", f.storage, []string{"float32", "bfloat16"}))
 	}
 	if s.Admission, err = rowraft.ParseAdmission(f.admit); err != nil {
 		return cli.Usagef("--admit: %w", err)
@@ -163,13 +173,16 @@ func createTable(g *remote.Flags, cmd *cobra.Command, schema rowraft.Schema, ifM
 	if ifMissing {
 		layer = route.Control
 	}
-	err = remote.Call(cmd.Context(), g, layer, rowraftv1.NewClusterClient, func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
-		reply, err = client.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema), IfNotExists: ifMissing})
-		return err
-	})
+	err = remote.Call(cmd.Context(), g, layer, rowraftv1.NewClusterClient,
+		func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
+			reply, err = client.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema),
+				IfNotExists: ifMissing})
+			return err
+		})
 	switch {
 	case err != nil && rowraft.CodeOf(err).MaybeApplied() && !ifMissing:
-		return cli.Hint(fmt.Errorf("table create %s: %w", schema.Name, err), "the table may have been created: the same command with --if-not-exists is safe")
+		return cli.Hint(fmt.Errorf("table create %s: %w", schema.Name, err),
+			"the table may have been created: the same command with --if-not-exists is safe")
 	case err != nil:
 		return fmt.Errorf("table create %s: %w", schema.Name, err)
 	}
@@ -183,7 +196,8 @@ func createTable(g *remote.Flags, cmd *cobra.Command, schema rowraft.Schema, ifM
 		if !v.Created {
 			what = "exists already, with the same shape"
 		}
-		_, err := fmt.Fprintf(w, "table %s %s: %s, dim %d, %s, id %s\n", v.Table.Name, what, v.Table.Kind, v.Table.Dim, v.Table.Optimizer.Kind, v.Table.ID)
+		_, err := fmt.Fprintf(w, "table %s %s: %s, dim %d, %s, id %s\n", v.Table.Name, what, v.Table.Kind, v.Table.Dim,
+			v.Table.Optimizer.Kind, v.Table.ID)
 		return err
 	})
 }
@@ -320,7 +334,8 @@ func newTableListCmd(g *remote.Flags) *cobra.Command {
 				}
 				out := cli.NewTable(w, header, "DIM", "LR", "ROWS", "BYTES")
 				for _, t := range v.Tables {
-					row := table.Row{t.Name, t.Kind, t.Dim, t.Optimizer.Kind, t.Optimizer.LR, t.Initializer, cli.Count(t.Rows), cli.Size(t.MemoryBytes)}
+					row := table.Row{t.Name, t.Kind, t.Dim, t.Optimizer.Kind, t.Optimizer.LR, t.Initializer, cli.Count(t.Rows),
+						cli.Size(t.MemoryBytes)}
 					if wide {
 						admission, expiry, capacity := t.policies()
 						row = append(row, t.Storage, admission, expiry, capacity, t.Initializer.Seed, t.ID)
@@ -439,8 +454,11 @@ func (v Detail) print(w io.Writer, _ bool) error {
 		return err
 	}
 	if s := v.Stream; s != nil {
-		if err := cli.Facts(w, "STREAM", fmt.Sprintf("%s rows admitted, %s pushes rejected, %s rows evicted, %s expired, %s keys wait; since the leaders started",
-			cli.Count(s.Admitted), cli.Count(s.Rejected), cli.Count(s.Evicted), cli.Count(s.Expired), cli.Count(s.Candidates))); err != nil {
+		if err := cli.Facts(w, "STREAM",
+			fmt.Sprintf(
+				"%s rows admitted, %s pushes rejected, %s rows evicted, %s expired, %s keys wait; since the leaders started",
+				cli.Count(s.Admitted), cli.Count(s.Rejected), cli.Count(s.Evicted), cli.Count(s.Expired),
+				cli.Count(s.Candidates))); err != nil {
 			return err
 		}
 	}

@@ -29,17 +29,20 @@ func meterOffATerminal(t *testing.T) {
 		m.Done()
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 		if !events {
-			if len(lines) != 1 || !strings.HasPrefix(lines[0], "read: 1.0 MiB of 4.0 MiB  10") || !strings.HasSuffix(lines[0], "KiB/s  30s left") {
+			if len(lines) != 1 || !strings.HasPrefix(lines[0], "read: 1.0 MiB of 4.0 MiB  10") ||
+				!strings.HasSuffix(lines[0], "KiB/s  30s left") {
 				t.Errorf("lines %q", lines)
 			}
 			continue
 		}
 		var first, second ProgressEvent
-		if len(lines) != 2 || json.Unmarshal([]byte(lines[0]), &first) != nil || json.Unmarshal([]byte(lines[1]), &second) != nil {
+		if len(lines) != 2 || json.Unmarshal([]byte(lines[0]), &first) != nil ||
+			json.Unmarshal([]byte(lines[1]), &second) != nil {
 			t.Fatalf("lines %q", lines)
 		}
 		p := first.Progress
-		if p.Phase != "read" || p.Bytes != 1<<20 || p.BytesTotal != 4<<20 || p.Left == nil || *p.Left < 29 || *p.Left > 31 || p.Rate < 1e5 || second.Progress.Phase != "close" {
+		if p.Phase != "read" || p.Bytes != 1<<20 || p.BytesTotal != 4<<20 || p.Left == nil || *p.Left < 29 || *p.Left > 31 ||
+			p.Rate < 1e5 || second.Progress.Phase != "close" {
 			t.Errorf("events %q", lines)
 		}
 	}

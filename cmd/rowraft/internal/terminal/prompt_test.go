@@ -8,7 +8,8 @@ import (
 )
 
 func TestConfirmWantsTheName(t *testing.T) {
-	for answer, ok := range map[string]bool{"users\n": true, " users \r\n": true, "users": true, "user\n": false, "yes\n": false, "\n": false, "": false} {
+	for answer, ok := range map[string]bool{"users\n": true, " users \r\n": true, "users": true, "user\n": false,
+		"yes\n": false, "\n": false, "": false} {
 		cmd := &cobra.Command{}
 		cmd.SetIn(strings.NewReader(answer))
 		var asked strings.Builder

@@ -81,9 +81,11 @@ func NewCluster(r *rowraftv1.StatusReply) *Cluster {
 	leads := leadersOf(r)
 	for _, n := range r.GetNodes() {
 		s := Server{
-			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(),
-			State: n.GetState(), SecondsSinceHeartbeat: float64(n.GetSinceHeartbeatNs()/1e6) / 1e3,
-			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(), SchedulerStandby: n.GetMetadataStandby(),
+			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(),
+			PeerAddr: n.GetNode().GetPeerAddr(),
+			State:    n.GetState(), SecondsSinceHeartbeat: float64(n.GetSinceHeartbeatNs()/1e6) / 1e3,
+			Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(),
+			SchedulerOnly: n.GetNode().GetNoShards(), SchedulerStandby: n.GetMetadataStandby(),
 			Replicas: held[n.GetNode().GetId()], Leads: leads[n.GetNode().GetId()], Version: n.GetVersion(),
 		}
 		if n.GetDisk() != nil {
@@ -96,7 +98,9 @@ func NewCluster(r *rowraftv1.StatusReply) *Cluster {
 		}
 		v.Servers = append(v.Servers, s)
 	}
-	slices.SortFunc(v.Servers, func(a, b Server) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(v.Servers, func(a, b Server) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+	})
 	for _, j := range r.GetJobs() {
 		v.Jobs = append(v.Jobs, Job{j.GetJob(), j.GetWorkers(), append([]string{}, j.GetMembers()...)})
 	}
@@ -121,12 +125,14 @@ func (v *Cluster) Print(w io.Writer, wide bool) error {
 	if err := cli.Facts(w,
 		"CLUSTER", v.ClusterID,
 		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, all, v.ExpectedServers),
-		"MAP", fmt.Sprintf("version %d, %s of %s, %s", v.MapVersion, cli.Plural(v.Shards, "shard"), cli.Plural(v.Slots, "slot"), cli.Plural(v.Tables, "table")),
+		"MAP", fmt.Sprintf("version %d, %s of %s, %s", v.MapVersion, cli.Plural(v.Shards, "shard"),
+			cli.Plural(v.Slots, "slot"), cli.Plural(v.Tables, "table")),
 	); err != nil {
 		return err
 	}
 	fmt.Fprintln(w)
-	header := []string{"SERVER", "ADDRESS", "STATE", "HEARTBEAT", "SCHEDULER", "REPLICAS", "LEADS", "ROWS", "MEMORY", "DISK FREE"}
+	header := []string{"SERVER", "ADDRESS", "STATE", "HEARTBEAT", "SCHEDULER", "REPLICAS", "LEADS", "ROWS", "MEMORY",
+		"DISK FREE"}
 	if wide {
 		header = append(header, "LOG", "VERSION", "PEER ADDRESS", "ID")
 	}
@@ -188,7 +194,8 @@ func Findings(r *rowraftv1.StatusReply) []Finding {
 	}
 	out := make([]Finding, len(found))
 	for i, p := range found {
-		out[i] = Finding{Severity: Word(p.GetSeverity().String(), "SEVERITY_"), Kind: p.GetKind(), Subject: p.GetSubject(), Text: p.GetText(), Next: p.GetNext()}
+		out[i] = Finding{Severity: Word(p.GetSeverity().String(), "SEVERITY_"), Kind: p.GetKind(), Subject: p.GetSubject(),
+			Text: p.GetText(), Next: p.GetNext()}
 	}
 	return out
 }

@@ -49,7 +49,8 @@ func NewMove(m *rowraftv1.Map, p *rowraftv1.Move, st *rowraftv1.MoveStatus) Move
 	phase := Word(p.GetPhase().String(), "MOVE_PHASE_")
 	v := Move{
 		ID: p.GetId(), Shard: p.GetShard(), From: NodeName(m, p.GetFrom().GetNode()), To: NodeName(m, p.GetTo().GetNode()),
-		OldReplica: p.GetFrom().GetId(), NewReplica: p.GetTo().GetId(), Phase: phase, Running: phase != "done" && phase != "cancelled",
+		OldReplica: p.GetFrom().GetId(), NewReplica: p.GetTo().GetId(), Phase: phase, Running: phase != "done" &&
+			phase != "cancelled",
 		WaitingFor: st.GetWaitingFor(), LagEntries: st.GetLagEntries(), Reason: "asked",
 	}
 	if p.GetReason() != 0 {
@@ -112,7 +113,8 @@ func (v *MoveList) Print(w io.Writer, wide bool) error {
 	}
 	t := cli.NewTable(w, header, "MOVE", "SHARD", "LAG")
 	for _, m := range v.Moves {
-		row := table.Row{m.ID, m.Shard, Dash(m.From), Dash(m.To), m.Phase, m.Reason, cli.Count(m.LagEntries), Dash(m.WaitingFor)}
+		row := table.Row{m.ID, m.Shard, Dash(m.From), Dash(m.To), m.Phase, m.Reason, cli.Count(m.LagEntries),
+			Dash(m.WaitingFor)}
 		if wide {
 			row = append(row, m.OldReplica, m.NewReplica)
 		}

@@ -47,7 +47,8 @@ func Leaders(r *rowraftv1.StatusReply) map[uint32]string {
 	}
 	for _, n := range r.GetNodes() {
 		for _, rep := range n.GetReplicas() {
-			if rep.GetRole() == RoleLeader && votes[rep.GetReplicaId()] && n.GetState() == "up" && rep.GetTerm() >= term[rep.GetShard()] {
+			if rep.GetRole() == RoleLeader && votes[rep.GetReplicaId()] && n.GetState() == "up" &&
+				rep.GetTerm() >= term[rep.GetShard()] {
 				leader[rep.GetShard()], term[rep.GetShard()] = n.GetNode().GetId(), rep.GetTerm()
 			}
 		}

@@ -14,17 +14,18 @@ import (
 
 // Node is one server in the JSON of `node list` and `node status`.
 type Node struct {
-	Schema           string   `json:"schema,omitempty"`
-	ID               string   `json:"id"`
-	Name             string   `json:"name"`
-	Addr             string   `json:"addr"`
-	PeerAddr         string   `json:"peer_addr"`
-	Labels           string   `json:"labels"`
-	State            string   `json:"state"` // up, suspect, down
-	StateSeconds     float64  `json:"state_seconds"`
-	HeartbeatSeconds float64  `json:"seconds_since_heartbeat"`
-	Intent           string   `json:"intent"` // serve, drain, decommission
-	Doing            string   `json:"doing"`  // serving, draining, drained, decommissioning, decommissioned, stopping, replacing, scheduling
+	Schema           string  `json:"schema,omitempty"`
+	ID               string  `json:"id"`
+	Name             string  `json:"name"`
+	Addr             string  `json:"addr"`
+	PeerAddr         string  `json:"peer_addr"`
+	Labels           string  `json:"labels"`
+	State            string  `json:"state"` // up, suspect, down
+	StateSeconds     float64 `json:"state_seconds"`
+	HeartbeatSeconds float64 `json:"seconds_since_heartbeat"`
+	Intent           string  `json:"intent"` // serve, drain, decommission
+	// serving, draining, drained, decommissioning, decommissioned, stopping, replacing, scheduling
+	Doing            string   `json:"doing"`
 	Operation        uint64   `json:"operation,string,omitempty"`
 	Scheduler        bool     `json:"scheduler"`
 	SchedulerLeader  bool     `json:"scheduler_leader"`
@@ -56,9 +57,12 @@ func NewNodeList(r *rowraftv1.StatusReply) *NodeList {
 	leaders := Leaders(r)
 	for _, n := range r.GetNodes() {
 		node := Node{
-			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(), PeerAddr: n.GetNode().GetPeerAddr(), Labels: n.GetNode().GetLabels(),
+			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(),
+			PeerAddr: n.GetNode().GetPeerAddr(), Labels: n.GetNode().GetLabels(),
 			State: n.GetState(), StateSeconds: inSeconds(n.GetInStateNs()), HeartbeatSeconds: inSeconds(n.GetSinceHeartbeatNs()),
-			Intent: Intent(n.GetNode().GetIntent()), Scheduler: n.GetNode().GetScheduler(), SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(), SchedulerStandby: n.GetMetadataStandby(), Profile: n.GetProfile(),
+			Intent: Intent(n.GetNode().GetIntent()), Scheduler: n.GetNode().GetScheduler(),
+			SchedulerLeader: n.GetMetadataLeader(), SchedulerOnly: n.GetNode().GetNoShards(),
+			SchedulerStandby: n.GetMetadataStandby(), Profile: n.GetProfile(),
 			Version: n.GetVersion(), UptimeSeconds: inSeconds(n.GetUptimeNs()), Shards: []uint32{}, LeadsShards: []uint32{},
 		}
 		for _, sh := range r.GetMap().GetShards() {
@@ -104,7 +108,9 @@ func (v *Node) describe(r *rowraftv1.StatusReply, n *rowraftv1.NodeStatus) {
 		if o.GetNode() == v.ID && o.GetState() == rowraftv1.OperationState_OPERATION_STATE_RUNNING {
 			v.Operation, v.WaitingFor = o.GetId(), o.GetWaitingFor()
 			v.Doing = map[rowraftv1.OperationKind]string{
-				rowraftv1.OperationKind_OPERATION_KIND_DRAIN: "draining", rowraftv1.OperationKind_OPERATION_KIND_DECOMMISSION: "decommissioning", rowraftv1.OperationKind_OPERATION_KIND_REPLACE: "replacing",
+				rowraftv1.OperationKind_OPERATION_KIND_DRAIN:        "draining",
+				rowraftv1.OperationKind_OPERATION_KIND_DECOMMISSION: "decommissioning",
+				rowraftv1.OperationKind_OPERATION_KIND_REPLACE:      "replacing",
 			}[o.GetKind()]
 		}
 	}
@@ -112,7 +118,8 @@ func (v *Node) describe(r *rowraftv1.StatusReply, n *rowraftv1.NodeStatus) {
 
 // Print writes a table.
 func (v *NodeList) Print(w io.Writer, wide bool) error {
-	header := []string{"NODE", "ADDRESS", "LABELS", "STATE", "FOR", "DOES", "SCHEDULER", "REPLICAS", "LEADS", "ROWS", "MEMORY"}
+	header := []string{"NODE", "ADDRESS", "LABELS", "STATE", "FOR", "DOES", "SCHEDULER", "REPLICAS", "LEADS", "ROWS",
+		"MEMORY"}
 	if wide {
 		header = append(header, "LOG", "TIMERS", "VERSION", "UPTIME", "PEER ADDRESS", "ID")
 	}
@@ -120,7 +127,8 @@ func (v *NodeList) Print(w io.Writer, wide bool) error {
 	for i := range v.Nodes {
 		n := &v.Nodes[i]
 		row := table.Row{
-			NameOr(n.Name, n.ID), n.Addr, Dash(n.Labels), n.State, Seconds(n.StateSeconds), n.Doing, n.SchedulerRole(), n.Replicas, n.Leads, cli.Count(n.Rows), cli.Size(n.MemoryBytes),
+			NameOr(n.Name, n.ID), n.Addr, Dash(n.Labels), n.State, Seconds(n.StateSeconds), n.Doing, n.SchedulerRole(),
+			n.Replicas, n.Leads, cli.Count(n.Rows), cli.Size(n.MemoryBytes),
 		}
 		if wide {
 			row = append(row, cli.Size(n.LogBytes), Dash(n.Profile), Dash(n.Version), Seconds(n.UptimeSeconds), n.PeerAddr, n.ID)
@@ -161,5 +169,6 @@ func FindNode(r *rowraftv1.StatusReply, what string) (*Node, error) {
 	if len(found) == 1 {
 		return found[0], nil
 	}
-	return nil, cli.Hint(cli.Usagef("there is no server %q%s", what, cli.DidYouMean("", what, names)), "`rowraft node list` shows the servers")
+	return nil, cli.Hint(cli.Usagef("there is no server %q%s", what, cli.DidYouMean("", what, names)),
+		"`rowraft node list` shows the servers")
 }

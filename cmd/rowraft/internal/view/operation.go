@@ -37,8 +37,10 @@ type OperationList struct {
 // NewOperation describes a drain, decommission or replacement.
 func NewOperation(o *rowraftv1.Operation) Operation {
 	v := Operation{
-		ID: strconv.FormatUint(o.GetId(), 10), Kind: Word(o.GetKind().String(), "OPERATION_KIND_"), Node: NameOr(o.GetName(), o.GetNode()), NodeID: o.GetNode(),
-		State: Word(o.GetState().String(), "OPERATION_STATE_"), Total: o.GetTotal(), Left: o.GetLeft(), WaitingFor: o.GetWaitingFor(),
+		ID: strconv.FormatUint(o.GetId(), 10), Kind: Word(o.GetKind().String(), "OPERATION_KIND_"),
+		Node: NameOr(o.GetName(), o.GetNode()), NodeID: o.GetNode(),
+		State: Word(o.GetState().String(), "OPERATION_STATE_"), Total: o.GetTotal(), Left: o.GetLeft(),
+		WaitingFor: o.GetWaitingFor(),
 	}
 	what := "replica"
 	if o.GetKind() == rowraftv1.OperationKind_OPERATION_KIND_DRAIN {
@@ -53,7 +55,8 @@ func NewOperation(o *rowraftv1.Operation) Operation {
 
 // moveOperation converts a move to an operation.
 func moveOperation(m Move) Operation {
-	v := Operation{ID: strconv.FormatUint(m.ID, 10), Kind: "move", Node: m.From, State: m.Phase, Detail: m.Line(), Total: 1, WaitingFor: m.WaitingFor, Shard: &m.Shard, Reason: m.Reason}
+	v := Operation{ID: strconv.FormatUint(m.ID, 10), Kind: "move", Node: m.From, State: m.Phase, Detail: m.Line(),
+		Total: 1, WaitingFor: m.WaitingFor, Shard: &m.Shard, Reason: m.Reason}
 	if m.Running {
 		v.State, v.Left = "running", 1
 	}
@@ -87,12 +90,14 @@ func (v *OperationList) Print(w io.Writer, _ bool) error {
 		_, err := fmt.Fprintln(w, "No operation runs.")
 		return err
 	}
-	t := cli.NewTable(w, []string{"OPERATION", "KIND", "NODE", "STATE", "LEFT", "DETAIL", "WAITS FOR"}, "OPERATION", "LEFT")
+	t := cli.NewTable(w, []string{"OPERATION", "KIND", "NODE", "STATE", "LEFT", "DETAIL", "WAITS FOR"}, "OPERATION",
+		"LEFT")
 	for _, o := range v.Operations {
 		if o.Kind == "move" { // its detail says so
 			o.WaitingFor = ""
 		}
-		t.AppendRow(table.Row{o.ID, o.Kind, Dash(o.Node), o.State, fmt.Sprintf("%d/%d", o.Left, o.Total), o.Detail, Dash(o.WaitingFor)})
+		t.AppendRow(table.Row{o.ID, o.Kind, Dash(o.Node), o.State, fmt.Sprintf("%d/%d", o.Left, o.Total), o.Detail,
+			Dash(o.WaitingFor)})
 	}
 	t.Render()
 	return nil

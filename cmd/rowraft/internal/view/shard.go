@@ -117,8 +117,10 @@ func NewReplica(r *rowraftv1.StatusReply, rep *rowraftv1.Replica, only uint64) R
 			if st.GetReplicaId() != rep.GetId() {
 				continue
 			}
-			out.Role, out.Term, out.CommitIndex, out.Applied = st.GetRole(), st.GetTerm(), st.GetCommitIndex(), st.GetAppliedIndex()
-			out.Rows, out.MemoryBytes, out.LogBytes, out.Error = st.GetRows(), st.GetMemoryBytes(), st.GetLogBytes(), st.GetError()
+			out.Role, out.Term, out.CommitIndex, out.Applied = st.GetRole(), st.GetTerm(), st.GetCommitIndex(),
+				st.GetAppliedIndex()
+			out.Rows, out.MemoryBytes, out.LogBytes, out.Error = st.GetRows(), st.GetMemoryBytes(), st.GetLogBytes(),
+				st.GetError()
 			out.Proved, out.Divided, out.Fenced = st.GetProvedIndex(), st.GetDividedIndex(), st.GetFenced() != ""
 			if only == 0 {
 				continue
@@ -173,7 +175,8 @@ func (v *ShardList) Print(w io.Writer, wide bool) error {
 		if leader == "" {
 			leader = "-"
 		}
-		row := table.Row{s.Shard, leader, s.Term, cli.Count(s.CommitIndex), cli.Count(s.Applied), cli.Count(s.MaxLag), s.members(wide), cli.Count(s.Rows), cli.Size(s.MemoryBytes), s.State}
+		row := table.Row{s.Shard, leader, s.Term, cli.Count(s.CommitIndex), cli.Count(s.Applied), cli.Count(s.MaxLag),
+			s.members(wide), cli.Count(s.Rows), cli.Size(s.MemoryBytes), s.State}
 		if wide {
 			log := uint64(0)
 			for _, r := range s.Replicas {
