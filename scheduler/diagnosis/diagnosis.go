@@ -305,7 +305,7 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 		case strings.Contains(st.Fenced, raftstore.RolledBack):
 			add(critical, "replica-rolled-back",
 				"it is rebuilt like one whose disk was lost; if its whole data directory came from a copy, start "+name+
-				" with an empty one (runbook rolled-back-disk)",
+					" with an empty one (runbook rolled-back-disk)",
 				"the replica on %s returned with an older disk, it serves nothing and has no vote: %s.", name,
 				strings.TrimSuffix(st.Fenced, "."))
 		case st.Fenced != "":
