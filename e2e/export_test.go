@@ -160,13 +160,13 @@ func TestExportAndImport(t *testing.T) {
 		says string
 	}{
 		{[]string{"export", "user", "--to", filepath.Join(dir, "user.npy")}, 1, "exists"},
-		{[]string{"export", "nobody", "--to", filepath.Join(dir, "x.npy")}, 1, "does not exist"},
-		{[]string{"export", "nobody", "--to", filepath.Join(dir, "x.npy"), "--checkpoint", dest + "/c"}, 1,
-			"has no table nobody"},
+		{[]string{"export", "missing", "--to", filepath.Join(dir, "x.npy")}, 1, "does not exist"},
+		{[]string{"export", "missing", "--to", filepath.Join(dir, "x.npy"), "--checkpoint", dest + "/c"}, 1,
+			"has no table missing"},
 		{[]string{"export", "user", "--to", filepath.Join(dir, "x.csv")}, 2, "want one of"},
 		{[]string{"export", "user", "--to", filepath.Join(dir, "x.npy"), "--dtype", "bfloat16"}, 2, "npy has no bfloat16"},
 		{[]string{"import", "user", "--from", filepath.Join(dir, "none.npy")}, 1, "there is no file"},
-		{[]string{"import", "nobody", "--from", filepath.Join(dir, "user.npy")}, 1, "--create makes it"},
+		{[]string{"import", "missing", "--from", filepath.Join(dir, "user.npy")}, 1, "--create makes it"},
 		{[]string{"import", "wide", "--from", filepath.Join(dir, "user.npy")}, 2, "have 7 numbers, the rows of the table 9"},
 	} {
 		if tc.args[1] == "wide" {
@@ -200,7 +200,7 @@ func TestExportAndImport(t *testing.T) {
 }
 
 // TestScanUnderPushesAndAKill: every push adds 1 to all weights of all rows. A scan
-// beside them, during which a leader dies, has each row once, whole, and not older
+// runs concurrently, and a leader dies during it. It returns each row once, whole, and not older
 // than what was acknowledged before it began.
 func TestScanUnderPushesAndAKill(t *testing.T) {
 	const dim, rows = 4, 20_000

@@ -80,7 +80,7 @@ func (c *cluster) changed(what, node string) bool {
 	return false
 }
 
-// even reports that the servers named, and nobody else, hold all replicas, each as many as
+// even reports that the named servers, and no others, hold all replicas, each as many as
 // any other, give or take one, and that nothing moves.
 func (c *cluster) even(shards int, names ...string) func(map[string]listedNode) bool {
 	return func(nodes map[string]listedNode) bool {

@@ -97,8 +97,8 @@ func signal(t testing.TB, p *running, s syscall.Signal) {
 	}
 }
 
-// stopInStep stops a worker's process and returns the step that waits for this worker and for
-// nobody else: all others have pushed it to every shard.
+// stopInStep stops a worker's process and returns the step that waits for this worker and
+// no other: all others have pushed it to every shard.
 func (w *stepWorkers) stopInStep(p *running, rank uint32) (step uint64) {
 	w.c.t.Helper()
 	signal(w.c.t, p, syscall.SIGSTOP)
@@ -317,8 +317,8 @@ func TestAStepOutlivesTheScheduler(t *testing.T) {
 	c.sameDigests()
 }
 
-// TestAWorkerInStepLeavesAtASignal: one of three workers in step gets SIGTERM, and nobody else: it leaves behind a step
-// that it is in, with each of its batches counted once, and the others go on without waiting for its lease.
+// TestAWorkerInStepLeavesAtASignal: one of three workers in step gets SIGTERM. It leaves in the middle of
+// a step, each of its batches of that step counts once, and the others continue without waiting for its lease.
 func TestAWorkerInStepLeavesAtASignal(t *testing.T) {
 	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
 	w := inStepJob(c, "fewer", "lease: 1h\naudit: true\nsteps: 1000000000\n")

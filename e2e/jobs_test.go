@@ -36,7 +36,7 @@ func (c *cluster) jobUntil(name, what string, ok func(jobView) bool) jobView {
 	err := poll(deadline(c.t, patience), func() error {
 		out, errout, code := c.rowraft(c.t.Context(), "job", "describe", name, "-o", "json")
 		if code != 0 {
-			return fmt.Errorf("exit code %d: %s", code, errout) // nobody has entered it yet
+			return fmt.Errorf("exit code %d: %s", code, errout) // no worker has entered it yet
 		}
 		v.Job = jobView{}
 		if err := json.Unmarshal([]byte(out), &v); err != nil || !ok(v.Job) {

@@ -82,7 +82,7 @@ type process struct {
 	command string
 }
 
-// leftovers lists the processes that run a binary from dir, whoever started them.
+// leftovers lists the processes that run a binary from dir, of any parent.
 func leftovers(dir string) []process {
 	entries, _ := os.ReadDir("/proc")
 	var out []process
@@ -223,7 +223,7 @@ func (p *running) code(t testing.TB, patience time.Duration) int {
 }
 
 // patience is how long one step of a test may take on a busy machine, where processes may
-// stand still for seconds: whoever waits longer has a bug.
+// stand still for seconds. A longer wait is a bug.
 const patience = 4 * time.Minute
 
 // deadline is a context for one phase of a test.

@@ -217,7 +217,7 @@ func compare(t *testing.T, remote, local *recorder) {
 	}
 }
 
-// killer kills leaders, one after the other, beside the training.
+// killer kills leaders, one after the other, during the training.
 type killer struct {
 	c       *cluster
 	shards  int

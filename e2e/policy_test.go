@@ -51,7 +51,7 @@ func (c *cluster) metaLeader() (leader *localcluster.Server) {
 				return nil
 			}
 		}
-		return fmt.Errorf("nobody leads the metadata group")
+		return fmt.Errorf("no server leads the metadata group")
 	})
 	if err != nil {
 		c.t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// TestNoStageOutlivesItsCaller: whoever restores dies while the destination hangs, and the
-// shards forget what was staged although nobody can wait for the destination.
+// TestNoStageOutlivesItsCaller: the command dies while the destination hangs, and the
+// shards drop what was staged although no call can wait for the destination.
 func TestNoStageOutlivesItsCaller(t *testing.T) {
 	_, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 500)
 	stream := filepath.Join(dest, "a", m.Parts[1].Stream.Name)

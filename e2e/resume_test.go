@@ -56,15 +56,15 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 	cfg.Generator.Examples = 1000 // five passes
 	cfg.Checkpoint.AtEnd = dest
 	pause := newMidway(30)
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	beside.Go(func() { pause.make(a, dest) })
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { pause.make(a, dest) })
 	straight, err := runJob(a, cfg, pause.watch)
 	pause.reach() // or it failed before
 	if err != nil {
 		t.Fatal(err)
 	}
-	beside.Wait()
+	wg.Wait()
 	m := pause.made
 	if len(m.Blobs) != 1 || m.Blobs[0].Name != "trainer/exact/0" {
 		t.Fatalf("the checkpoint has the blobs %+v, want that of the trainer", m.Blobs)

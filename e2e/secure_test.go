@@ -87,8 +87,8 @@ func ask(t testing.TB, addr string, conf *tls.Config) (answer string, err error)
 	return string(b), err
 }
 
-// TestTrainersSpeakTLS: with certificates the port on which trainers average, that of their
-// metrics, and the calls by which they enter and attend a job take nobody without the right one.
+// TestTrainersSpeakTLS: with certificates, the port on which trainers average, the port of their
+// metrics, and the calls that enter and attend a job refuse a caller without the right certificate.
 func TestTrainersSpeakTLS(t *testing.T) {
 	needBinaries(t)
 	lab, other := newCertificates(t, "lab"), newCertificates(t, "lab") // another CA for the same name

@@ -170,7 +170,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	case <-late[1].ended:
 		out = 1
 	case <-time.After(patience):
-		t.Fatal("nobody was refused")
+		t.Fatal("no worker was refused")
 	}
 	refused("a third worker", late[out], 2, "has all of its 2 workers")
 	says(t, filepath.Join(dir, "a"), "epoch: 0, step: 10, loss is ")

@@ -33,7 +33,7 @@ func watch(t testing.TB, c *cluster, job string) *watching {
 	return w
 }
 
-// ends waits for the watch to end by itself, when nobody trains any more.
+// ends waits for the watch to end by itself, when no worker trains any more.
 func (w *watching) ends(t testing.TB, state string) {
 	t.Helper()
 	if code := w.p.code(t, patience); code != 0 {

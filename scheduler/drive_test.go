@@ -17,7 +17,7 @@ import (
 
 // fakeGroup is the Raft group of one shard: its members, who leads, and a
 // configuration index that every change must name. Every second change or transfer
-// happens and is answered as if nobody knew.
+// takes effect and returns an error, as if its outcome were unknown.
 type fakeGroup struct {
 	mu      sync.Mutex
 	leader  string
@@ -255,7 +255,7 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 	heartbeat(t, s, "a", &rowraftv1.ReplicaStatus{Shard: 0, ReplicaId: string(sh.Replicas[0].ID), Role: "leader", Term: 2,
 		ConfigIndex: g.index, Members: g.members})
 
-	g.mu.Lock() // it answers nobody
+	g.mu.Lock() // the group answers no call
 	s.driver.round(t.Context(), &wg)
 	waits := !s.driver.take(collecting)
 	g.mu.Unlock()

@@ -89,7 +89,7 @@ func TestDropReachesEveryShard(t *testing.T) {
 }
 
 // TestADropForgetsNoneThatAShardMayHave: the 65th waits until the first has reached every
-// shard, since nobody would tell that shard any more.
+// shard, because the scheduler would never send that shard the forgotten drop.
 func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 	a, addr := startShardServer(t)
 	s, _ := leaderOfShards(t, 2, addr)
@@ -167,12 +167,12 @@ func TestNoTableComesBackBehindItsDrop(t *testing.T) {
 	}
 }
 
-// TestADropWaitsForNoRestoreThatNobodyGoesOnWith: the leader that began one died
-// before any shard heard of it, so no stage tells of it.
-func TestADropWaitsForNoRestoreThatNobodyGoesOnWith(t *testing.T) {
+// TestADropWaitsForNoAbandonedRestore: the leader that began the restore died before any shard
+// had a stage of it.
+func TestADropWaitsForNoAbandonedRestore(t *testing.T) {
 	s, _ := newLeader(t, 1, 1)
 	reconcile(t, s)
-	register(t, s, "a", nobody)
+	register(t, s, "a", noServer)
 	reconcile(t, s)
 	if err := s.proposeCommand(t.Context(), begin(1)); err != nil {
 		t.Fatal(err)

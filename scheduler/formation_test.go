@@ -26,8 +26,8 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// towns is a network of servers that form a cluster, without sockets: a crash is
-// to open the data directory anew.
+// towns is a network of servers that form a cluster, without sockets: a crash
+// opens the data directory again.
 type towns struct {
 	t       tb
 	root    string
@@ -298,8 +298,8 @@ func loopback(t *testing.T) net.Listener {
 	return l
 }
 
-// nobody is an address at which no server is: a port that was free may be another's by now.
-const nobody = "127.0.0.1:1"
+// noServer is an address without a server. A free port of this machine may belong to another process by now.
+const noServer = "127.0.0.1:1"
 
 func founder(join ...string) Options {
 	return Options{Self: clustermap.Node{Scheduler: true}, Join: join}
@@ -351,7 +351,7 @@ func TestThreeServersFormOverTheNetwork(t *testing.T) {
 		}
 	}
 	// A server without a scheduler joins through the same list, and a founder
-	// needs nobody to start again.
+	// starts again without any other server.
 	guest := startStation(t, t.TempDir(), loopback(t), Options{Join: join}).patient()
 	id, err := guest.sched.Form(ctx)
 	if err != nil || id.Cluster != first.id.Cluster || id.Founder() || len(id.Founders) != 3 {
@@ -371,7 +371,7 @@ func TestFounderRestartsAlone(t *testing.T) {
 		t.Fatalf("a cluster of one: %+v (%v)", born, err)
 	}
 	s.stop(t)
-	s = startStation(t, dir, again(t, l), founder(l.Addr().String(), nobody))
+	s = startStation(t, dir, again(t, l), founder(l.Addr().String(), noServer))
 	now, err := s.sched.Form(testContext(t))
 	if err != nil || now.Cluster != born.Cluster || now.Node != born.Node {
 		t.Errorf("restarted as %+v (%v), want %+v", now, err, born)
@@ -486,15 +486,15 @@ func TestListsThatCannotFormAClusterAreRefused(t *testing.T) {
 	})
 	t.Run("waiting ends with the context and says for whom", func(t *testing.T) {
 		a := loopback(t)
-		s := startStation(t, t.TempDir(), a, founder(a.Addr().String(), nobody))
+		s := startStation(t, t.TempDir(), a, founder(a.Addr().String(), noServer))
 		for patience := 300 * time.Millisecond; ; patience *= 3 {
 			short, cancel := context.WithTimeout(ctx, patience)
 			_, err := s.sched.Form(short)
 			cancel()
-			if err != nil && !strings.Contains(err.Error(), nobody) && ctx.Err() == nil && patience < time.Minute {
-				continue // a busy machine: it had asked nobody yet
+			if err != nil && !strings.Contains(err.Error(), noServer) && ctx.Err() == nil && patience < time.Minute {
+				continue // a busy machine: it had asked no server yet
 			}
-			wantError(t, err, rowraft.CodeDeadline, nobody)
+			wantError(t, err, rowraft.CodeDeadline, noServer)
 			break
 		}
 	})

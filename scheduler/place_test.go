@@ -50,7 +50,7 @@ func placeTurns(t *testing.T, s *Scheduler, l *fakeLog, g *fakeGroup, up []strin
 		}
 		var p placer
 		if err := s.placer.round(t.Context(), &p); err != nil {
-			t.Log(err) // every second call is answered as if nobody knew
+			t.Log(err) // every second call returns an error of unknown outcome
 		}
 		var wg sync.WaitGroup
 		s.driver.round(t.Context(), &wg)
@@ -97,7 +97,7 @@ func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
 	if n := count(g.changes, func(c string) bool { return c == "add d" || c == "promote" || c == "remove a" }); n != 3 {
 		t.Errorf("the group went through %v, want each change once", g.changes)
 	}
-	// It runs on until somebody ends it; then it is forgotten.
+	// The server runs until the operator stops it. Then the map forgets it.
 	g.report(t, s, "a", "b", "c", "d")
 	if _, known := s.view.Map().Node("a"); !known {
 		t.Error("it is forgotten while it runs")
@@ -220,8 +220,8 @@ func TestAFencedReplicaIsReplacedLate(t *testing.T) {
 	}
 }
 
-// Whoever drains a server is told what could be lost, a fenced replica among it.
-func TestAServerIsDrainedBesideAFencedReplica(t *testing.T) {
+// The answer to a drain names what could be lost, for example a fenced replica.
+func TestAServerIsDrainedWithAFencedReplica(t *testing.T) {
 	s, _, g := movingCluster(t)
 	g.report(t, s, "a", "b", "c", "d")
 	for i, st := range s.soft.beats["b"].replicas {
@@ -279,10 +279,10 @@ func TestAPulse(t *testing.T) {
 	}
 }
 
-// A scheduler that was stopped has heard nobody, and that says nothing of the servers: it
-// would rebuild their replicas, and forget those that are decommissioned, before their next
+// A scheduler that was suspended has received no heartbeat, but that says nothing about the servers.
+// Otherwise it would rebuild their replicas, and forget the decommissioned ones, before their next
 // heartbeat.
-func TestASchedulerThatStoodStillTakesNobodyForDead(t *testing.T) {
+func TestASuspendedSchedulerTakesNoServerForDead(t *testing.T) {
 	const asleep = time.Hour
 	s, _, g := movingCluster(t)
 	g.report(t, s, "a", "b", "c", "d")

@@ -145,8 +145,8 @@ func (s *restoreStream) Send(r *rowraftv1.RestoreCheckpointReply) error {
 	return nil
 }
 
-// TestARestoreLooksAgainBeforeItReplaces: staging may take minutes, in which somebody
-// pushes or makes a table; without --replace that is not dropped.
+// TestARestoreLooksAgainBeforeItReplaces: staging may take minutes, in which a client
+// pushes or creates a table. Without --replace the restore keeps it.
 func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 	dest := t.TempDir()
 	emptyCheckpoint(t, dest, "a", 0)

@@ -36,9 +36,9 @@ func TestNextSeat(t *testing.T) {
 		standbys []rowraft.NodeID
 		want     seatChange
 	}{
-		{"nobody is lost: standbys wait", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "",
+		{"no member is lost: standbys wait", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "",
 			[]rowraft.NodeID{"d"}, seatChange{}},
-		{"nobody can come", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "c", nil, seatChange{}},
+		{"there is no standby", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "c", nil, seatChange{}},
 		{"the first standby comes", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c")}, "c",
 			[]rowraft.NodeID{"d", "e"}, seatChange{add: "d"}},
 		{"it catches up", 3, []raftstore.MemberStatus{voter("a"), voter("b"), voter("c"), learner("d", false)}, "c",
@@ -137,7 +137,7 @@ func testStandby(t *testing.T, only bool) {
 	if n, _ := s.view.Map().Node("d"); l.seats() != 3 || n.Scheduler != only {
 		t.Fatalf("members %v, on the map %+v: a standby has no seat by itself", l.members, n)
 	}
-	turn("b", "d") // c is down, and nobody has given it up
+	turn("b", "d") // c is down, and not decommissioned
 	if l.seats() != 3 || !l.seat("c") {
 		t.Fatalf("members %v: who may come back keeps its seat", l.members)
 	}
@@ -167,7 +167,7 @@ func testStandby(t *testing.T, only bool) {
 }
 
 // TestTheSeatOfAFounderThatNeverRegistered: its disk was lost as the cluster formed, and it came
-// back under another id. Nobody can decommission the old one, which the map does not know.
+// back under another id. The map does not know the old id, so no command can decommission it.
 func TestTheSeatOfAFounderThatNeverRegistered(t *testing.T) {
 	s, l := threeFounders(t)
 	reconcile(t, s)

@@ -95,8 +95,8 @@ func newLeader(t *testing.T, servers, shards int) (*Scheduler, *fakeLog) {
 	return s, l
 }
 
-// stillClock is a clock that only goes on when it is read, by a nanosecond: however slow
-// the machine is, nobody is silent.
+// stillClock is a clock that advances only when it is read, by a nanosecond: no server is silent,
+// however slow the machine is.
 func stillClock() func() time.Time {
 	start := time.Now()
 	var reads atomic.Int64
@@ -309,7 +309,7 @@ func TestStatusFollowsHeartbeats(t *testing.T) {
 		heartbeat(t, s, "n2", stopped)
 		check("up up up", "n2 has stopped: disk is full.", "Shard 0: not every replica works")
 
-		// A new term knows no heartbeat and blames nobody at once.
+		// A new term has no heartbeat yet and calls no server down at once.
 		l.elect(s.opts.Self.ID)
 		check("up up up", "no leader", "n0 has not reported", "n1 has not reported", "n2 has not reported")
 	})

@@ -38,8 +38,8 @@ func (s *Scheduler) Certificates() *Certificates { return s.certificates }
 
 // errToken is the only error for a token that is refused, so that a caller cannot find out what is wrong with it.
 func errToken() error {
-	return rowraft.Errorf(rowraft.CodeDenied, "the token lets nobody in like this: it is unknown, has expired, is used "+
-		"up, or is for another name; `rowraft token list` shows an admin which tokens there are")
+	return rowraft.Errorf(rowraft.CodeDenied, "the token is refused: it is unknown, has expired, is used up, or is for "+
+		"another name; `rowraft token list` shows an admin which tokens there are")
 }
 
 // signer returns the CA whose key this server has.
