@@ -150,7 +150,7 @@ func (d *delivery) run() {
 	}
 	b.err = d.result()
 	if b.settled.Swap(true) {
-		c.deferred.put(b.err) // before ss.answered, after which Flush may return
+		c.deferred.put(b.err) // before ss.end, after which Flush may return
 	}
 	switch {
 	case errors.Is(b.err, errClosed): // the shard has not answered: the number stays taken

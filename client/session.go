@@ -29,46 +29,46 @@ type shardSession struct {
 // numbers above it and refuses a number beyond.
 const window = 1000
 
-// take waits until the session may give a number, and gives p the next one.
-func (ss *shardSession) take(ctx context.Context, p *batch) error {
-	err := ss.await(ctx, func() bool { return ss.takeLocked(p) })
+// take waits until the session may give a number, and gives b the next one.
+func (ss *shardSession) take(ctx context.Context, b *batch) error {
+	err := ss.await(ctx, func() bool { return ss.takeLocked(b) })
 	if err == errClosed {
 		return err
 	}
 	if err != nil {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: too many unacknowledged pushes: %w", p.shard, err)
+		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: too many unacknowledged pushes: %w", b.shard, err)
 	}
 	return nil
 }
 
-// tryTake is take that does not wait. It reports whether p has a number.
-func (ss *shardSession) tryTake(p *batch) bool {
+// tryTake is take that does not wait. It reports whether b has a number.
+func (ss *shardSession) tryTake(b *batch) bool {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	return ss.takeLocked(p)
+	return ss.takeLocked(b)
 }
 
-// takeLocked gives p a number if fewer than maxInFlight batches are without a result and the number is
+// takeLocked gives b a number if fewer than maxInFlight batches are without a result and the number is
 // within window.
 // REQUIRES: ss.mu is held.
-func (ss *shardSession) takeLocked(p *batch) bool {
+func (ss *shardSession) takeLocked(b *batch) bool {
 	if ss.renewal.stalled > 0 || ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
 		return false
 	}
-	p.seq, p.renewals = ss.next, ss.renewal.count
+	b.seq, b.renewals = ss.next, ss.renewal.count
 	ss.next++
 	ss.pending++
-	if p.queued {
+	if b.queued {
 		ss.queued--
 	}
 	return true
 }
 
 // queue counts a batch that gets its number later.
-func (ss *shardSession) queue(p *batch) {
+func (ss *shardSession) queue(b *batch) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	p.queued = true
+	b.queued = true
 	ss.queued++
 }
 

@@ -86,9 +86,9 @@ func (s *sessions) leave() {
 // applied, also where the code of the failed call leaves that open.
 func (s *sessions) openAll(ctx context.Context, batches []*batch) error {
 	var missing []rowraft.ShardID
-	for _, p := range batches {
-		if s.shards.at(p.shard).session.Load() == nil && !slices.Contains(missing, p.shard) {
-			missing = append(missing, p.shard)
+	for _, b := range batches {
+		if s.shards.at(b.shard).session.Load() == nil && !slices.Contains(missing, b.shard) {
+			missing = append(missing, b.shard)
 		}
 	}
 	if len(missing) == 0 {

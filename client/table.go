@@ -58,8 +58,9 @@ func (t *Table) Pull(ctx context.Context, keys []rowraft.Key, dst []float32) err
 // Errors: CodeInvalidArgument, CodeTableNotFound: nothing was applied, in any shard. CodeDeadline: ctx
 // ended, and the outcome is unknown; the client continues to send it, so do not push the same gradients
 // again: Flush waits for the result. CodeSessionExpired: the outcome is unknown and stays so. CodeUnknown:
-// some shards applied their batches, others refused theirs. CodePrecondition: nothing of this push was
-// sent, because an earlier push that had returned CodeDeadline failed since.
+// some shards applied their batches, others refused theirs. CodeNotSent, CodeOverloaded: nothing of this
+// push was sent, push again. CodePrecondition: nothing of this push was sent, because an earlier push that
+// had returned CodeDeadline failed since, or because the servers form another cluster now.
 func (t *Table) Push(ctx context.Context, keys []rowraft.Key, grads []float32) (Ack, error) {
 	return t.c.Push(ctx, Segment{Table: t, Keys: keys, Values: grads})
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
 
-// leaderOf returns the node that probably leads sh.
-func (g *group) leaderOf(sh clustermap.Shard) rowraft.NodeID {
+// probableLeader returns the node that probably leads sh.
+func (g *group) probableLeader(sh clustermap.Shard) rowraft.NodeID {
 	for _, h := range g.hints() {
 		if h.Shard == sh.ID {
 			return h.Node
@@ -28,7 +28,7 @@ func (g *group) leaderOf(sh clustermap.Shard) rowraft.NodeID {
 // walk returns the order in which to look for the leader of sh: the probable leader, then replicas and learners. Its
 // places are node ids.
 func (g *group) walk(sh clustermap.Shard) *route.Walk {
-	places := []string{string(g.leaderOf(sh))}
+	places := []string{string(g.probableLeader(sh))}
 	for _, r := range slices.Concat(sh.Replicas, sh.Learners) {
 		if !slices.Contains(places, string(r.Node)) {
 			places = append(places, string(r.Node))

@@ -129,8 +129,8 @@ func (d *driver) release(id uint64) {
 	delete(d.busy, id)
 }
 
-// write stores the note of a move and reports whether the move waits for something else now.
-func (d *driver) write(id uint64, n note) bool {
+// setNote stores the note of a move and reports whether the move waits for something else now.
+func (d *driver) setNote(id uint64, n note) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	news := d.notes[id].waitingFor != n.waitingFor
@@ -138,7 +138,8 @@ func (d *driver) write(id uint64, n note) bool {
 	return news
 }
 
-func (d *driver) read(id uint64) note {
+// noteOf returns why a move does not advance.
+func (d *driver) noteOf(id uint64) note {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.notes[id]
@@ -165,14 +166,14 @@ func (d *driver) turn(ctx context.Context, term rowraft.Term, id uint64) {
 			if err == nil {
 				d.logger.Info("a replica moves", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to",
 					string(m.To.Node), "phase", meta.PhaseName(next))
-				d.write(id, note{})
+				d.setNote(id, note{})
 				continue
 			}
 		}
 		if err != nil {
 			wait.waitingFor = err.Error()
 		}
-		if d.write(id, wait) && err != nil && ctx.Err() == nil {
+		if d.setNote(id, wait) && err != nil && ctx.Err() == nil {
 			d.logger.Warn("a move waits; trying again", "move", m.ID, "shard", uint32(m.Shard), "phase", meta.PhaseName(m.Phase),
 				"err", err)
 		}

@@ -116,7 +116,7 @@ func (ts *tables) isEnsured(key ensuredKey) bool {
 
 // reports reports whether the last heartbeat of the shard's leader names the table.
 func (ts *tables) reports(sh clustermap.Shard, id rowraft.TableID) bool {
-	leader := ts.leaderOf(sh)
+	leader := ts.probableLeader(sh)
 	ts.soft.mu.Lock()
 	defer ts.soft.mu.Unlock()
 	for _, r := range ts.soft.beats[leader].replicas {

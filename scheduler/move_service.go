@@ -105,7 +105,7 @@ func (d *driver) cancel(ctx context.Context, req *rowraftv1.CancelMoveRequest) (
 func (d *driver) addMoves(reply *rowraftv1.StatusReply) {
 	running, finished := d.machine.Moves()
 	for _, m := range running {
-		n := d.read(m.ID)
+		n := d.noteOf(m.ID)
 		reply.Moves = append(reply.Moves, &rowraftv1.MoveStatus{Move: m.ToProto(), WaitingFor: n.waitingFor,
 			LagEntries: n.lag})
 	}

@@ -155,7 +155,7 @@ func (pl *placeLoop) tell(m *clustermap.Map, o *meta.Operation) *rowraftv1.Opera
 			continue
 		}
 		moving++
-		if n := pl.driver.read(mv.ID); p.WaitingFor == "" && n.waitingFor != "" {
+		if n := pl.driver.noteOf(mv.ID); p.WaitingFor == "" && n.waitingFor != "" {
 			p.WaitingFor = fmt.Sprintf("shard %d: %s", mv.Shard, n.waitingFor)
 		}
 	}

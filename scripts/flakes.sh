@@ -10,7 +10,7 @@
 #   STALL=7 scripts/flakes.sh ./node            suspends a process of each run, the test or one
 #                                               that it started, at times for up to 3 s; each
 #                                               run has its own seed, from 7 on
-#   TARDY=7 ROUNDS=1 WIDE=1 ROWRAFT_TARDY_ONLY=client/tries.go:120 RUN=TestX scripts/flakes.sh ./client
+#   TARDY=7 ROUNDS=1 WIDE=1 ROWRAFT_TARDY_ONLY=client/route.go:120 RUN=TestX scripts/flakes.sh ./client
 #
 # It prints each failed test and the seed of its run; the points that slept are in a file
 # next to its output. It exits with 1 if a test failed.

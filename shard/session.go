@@ -264,7 +264,7 @@ func (e *ended) restore(from checkpoint.Ended) {
 func (e *ended) refuse(o *wire.Opening) error {
 	switch last := e.last[o.Client]; {
 	case last > o.Incarnation:
-		return fenced(o.Client, o.Incarnation, last)
+		return superseded(o.Client, o.Incarnation, last)
 	case last == o.Incarnation:
 		return noSession(o.Client, o.Incarnation, "it was closed or evicted")
 	case o.Ticket < e.floor:
@@ -288,7 +288,7 @@ func (t *sessionTable) mayOpen(o *wire.Opening, now uint64) (evict int, err erro
 	_, s := t.list.find(o.Client)
 	switch {
 	case s != nil && s.Incarnation > o.Incarnation:
-		return -1, fenced(o.Client, o.Incarnation, s.Incarnation)
+		return -1, superseded(o.Client, o.Incarnation, s.Incarnation)
 	case s != nil && s.Incarnation == o.Incarnation && expired(s, now):
 		return -1, tooOld(s)
 	case s != nil && s.Incarnation == o.Incarnation:
@@ -421,11 +421,11 @@ func (t *sessionTable) check(client rowraft.ClientID, inc rowraft.Incarnation, n
 	_, s := t.list.find(client)
 	switch {
 	case s == nil && t.ended.last[client] > inc:
-		return nil, fenced(client, inc, t.ended.last[client])
+		return nil, superseded(client, inc, t.ended.last[client])
 	case s == nil:
 		return nil, noSession(client, inc, "it was never opened in this shard, or it was closed, expired or evicted")
 	case s.Incarnation > inc:
-		return nil, fenced(client, inc, s.Incarnation)
+		return nil, superseded(client, inc, s.Incarnation)
 	case s.Incarnation < inc:
 		return nil, noSession(client, inc,
 			fmt.Sprintf("it was not opened in this shard, which has incarnation %d", s.Incarnation))
@@ -439,7 +439,7 @@ func expired(s *session, now uint64) bool {
 	return now > s.LastUsed && now-s.LastUsed > uint64(SessionTTL)
 }
 
-func fenced(client rowraft.ClientID, inc, by rowraft.Incarnation) error {
+func superseded(client rowraft.ClientID, inc, by rowraft.Incarnation) error {
 	return rowraft.Errorf(rowraft.CodeSessionExpired, "client %x: incarnation %d was replaced by incarnation %d",
 		client[:4], inc, by)
 }

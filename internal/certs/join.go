@@ -30,7 +30,7 @@ var hostName = regexp.MustCompile(
 	`^[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62}[A-Za-z0-9])?)*$`)
 
 // NewRequest creates a request for a certificate (PKCS #10, DER) for a machine without one. It creates the
-// key in files.Key, mode 0600, or uses the existing key. The key never leaves the machine.
+// key in f.Key, mode 0600, or uses the existing key. The key never leaves the machine.
 func (f Files) NewRequest(name string, hosts []string) ([]byte, error) {
 	key, err := f.joinKey()
 	if err != nil {

@@ -77,7 +77,7 @@ func (p *pushes) Write(context.Context, *rowraftv1.WriteRequest) (*rowraftv1.Wri
 	return &rowraftv1.WriteReply{}, nil
 }
 
-// TestARefusedCallIsNotRead: a refused call is not read, uses nothing of the flow-control window of its
+// TestCallsAreRefusedBeforeTheirBodies: a refused call is not read, uses nothing of the flow-control window of its
 // connection, and gets the time at which to try again.
 func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

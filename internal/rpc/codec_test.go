@@ -42,7 +42,7 @@ func hotMessages() []proto.Message {
 	}
 }
 
-// TestCountedReplies: a counted reply has the same bytes as an uncounted one, and calls Taken once: when
+// TestCountedRepliesAreTaken: a counted reply has the same bytes as an uncounted one, and calls Taken once: when
 // its buffer is freed, or at once if it will not be freed.
 func TestCountedRepliesAreTaken(t *testing.T) {
 	for _, bytes := range []int{0, 16, 5000} {
@@ -68,7 +68,7 @@ func TestCountedRepliesAreTaken(t *testing.T) {
 	}
 }
 
-// TestAForgottenReplyIsTaken: gRPC drops the reply of a call that ends at the same time; Taken is called
+// TestCountedRepliesAreForgotten: gRPC drops the reply of a call that ends at the same time; Taken is called
 // when the garbage collector has collected the reply.
 func TestCountedRepliesAreForgotten(t *testing.T) {
 	taken := make(chan struct{}, 1)

@@ -11,7 +11,7 @@ import (
 const (
 	// reportCounts is how long the last report of a member counts.
 	reportCounts = 30 * time.Second
-	// peer.answersFor is the age of a member's last report up to which the leader relies on the member.
+	// answersFor is the age of a member's last report up to which the leader relies on the member.
 	answersFor = 4 * time.Second
 	// Pause is the pause between two restarts of a replica for its timers and between two attempts to transfer the
 	// leadership for them. It is also the time that a follower has to restart before the leader permits another one.

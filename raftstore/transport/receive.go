@@ -51,7 +51,7 @@ func (t *Transport) forward() {
 }
 
 // pass passes an RPC to raft, or answers it. It returns false when the transport ends. While the machine lags too far,
-// RPCs with entries wait in their own goroutines and do not delay heartbeats and votes. After half the sender's timeout
+// RPCs with entries wait in their own goroutines and do not delay heartbeats and votes. After half of RPCTimeout
 // they pass in any case, so that a follower that lags does not look dead.
 func (t *Transport) pass(rpc raft.RPC) bool {
 	header, to, report, payload := open(rpc.Command)

@@ -603,7 +603,7 @@ func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
 	return nil
 }
 
-// HasTable reports whether a finished shard file has the table.
+// hasTable reports whether a finished shard file has the table.
 func (p *partWriter) hasTable(id rowraft.TableID) bool {
 	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool {
 		return rowraft.TableID(t.GetTable().GetId()) == id

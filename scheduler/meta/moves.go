@@ -46,7 +46,7 @@ const (
 	PhaseCancelled = rowraftv1.MovePhase_MOVE_PHASE_CANCELLED
 )
 
-// maxFinished bounds the moves that the state keeps after their end, for people.
+// maxFinished bounds the moves that the state keeps after their end, for `rowraft shard moves`.
 const maxFinished = 32
 
 // Move is the move of one replica of a shard; see "How a replica moves".

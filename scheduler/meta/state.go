@@ -25,7 +25,7 @@ const (
 // an error means that nothing changed. All members must get the same result: no clock, no random number, no map
 // iteration order.
 //
-// Fields marked immutable are replaced, never changed in place, because readers hold them outside machine.mu.
+// Fields marked immutable are replaced, never changed in place, because readers hold them outside Machine.mu.
 type state struct {
 	index    rowraft.Index
 	topology topology

@@ -13,7 +13,7 @@
 //	ROWRAFT_TARDY_SEED=1    0 or absent: no point is slow
 //	ROWRAFT_TARDY_EVERY=20
 //	ROWRAFT_TARDY_MAX=500ms the longest of the sleeps
-//	ROWRAFT_TARDY_ONLY=A:7  this point alone, e.g. client/tries.go:120
+//	ROWRAFT_TARDY_ONLY=A:7  this point alone, e.g. client/route.go:120
 //	ROWRAFT_TARDY_LOG=FILE  appends each point that sleeps, once, to FILE
 //
 // Tests stay unchanged, and so do packages without goroutines: those below proto, optim, wire
