@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // goldenCandidates is what stands in testdata/candidates.hex.
@@ -64,11 +65,11 @@ func TestCandidatesOutOfPlace(t *testing.T) {
 		"counted otherwise":   change(trailer+16+24, 3),
 	} {
 		_, err := read(bytes.NewReader(sums(bad)))
-		wantCode(t, name, err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, name, err, rowraft.CodeCorrupt)
 	}
 	alone := goldenCandidates()
 	alone.blocks = alone.blocks[1:]
-	wantCode(t, "written without a slot", write(io.Discard, alone), rowraft.CodeInternal)
+	testutil.WantCodeOf(t, "written without a slot", write(io.Discard, alone), rowraft.CodeInternal)
 }
 
 func TestCandidateDigestIsOfKeyAndCount(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // depotOf keeps checkpoints in memory.
@@ -346,7 +347,7 @@ func TestBrokenChains(t *testing.T) {
 			if err == nil {
 				_, err = c.Verify(t.Context(), nil)
 			}
-			wantCode(t, tc.name, err, tc.code)
+			testutil.WantCodeOf(t, tc.name, err, tc.code)
 		})
 	}
 	w := newWorld()
@@ -359,7 +360,7 @@ func TestBrokenChains(t *testing.T) {
 		t.Errorf("a chain of %d: %v", len(c), err)
 	}
 	_, err := w.depot.open(fmt.Sprintf("c%d", MaxDeltas+1))
-	wantCode(t, "a chain that is too long", err, rowraft.CodeCorrupt)
+	testutil.WantCodeOf(t, "a chain that is too long", err, rowraft.CodeCorrupt)
 }
 
 // TestChainsOfAFaultyWriter forges deltas whose checksums all fit.
@@ -414,7 +415,7 @@ func TestChainsOfAFaultyWriter(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = c.Verify(t.Context(), nil)
-			wantCode(t, tc.name, err, rowraft.CodeCorrupt)
+			testutil.WantCodeOf(t, tc.name, err, rowraft.CodeCorrupt)
 		})
 	}
 }

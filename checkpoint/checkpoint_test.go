@@ -15,6 +15,7 @@ import (
 	"testing/iotest"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // golden reads testdata/snapshot.hex, written by hand from the page.
@@ -178,7 +179,7 @@ func TestImpossibleFieldsOfDeltas(t *testing.T) {
 		bad := goldenFile(t, "delta.hex")
 		change(bad)
 		_, err := read(bytes.NewReader(sums(bad)))
-		wantCode(t, name, err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, name, err, rowraft.CodeCorrupt)
 	}
 }
 
@@ -274,13 +275,6 @@ func sums(stream []byte) []byte {
 	return stream
 }
 
-func wantCode(tb testing.TB, what string, err error, code rowraft.Code) {
-	tb.Helper()
-	if err == nil || rowraft.CodeOf(err) != code {
-		tb.Errorf("%s: error %v (code %v), want code %v", what, err, rowraft.CodeOf(err), code)
-	}
-}
-
 func TestEveryFlippedBitAndEveryCutIsFound(t *testing.T) {
 	good := golden(t)
 	for at := range good {
@@ -293,10 +287,10 @@ func TestEveryFlippedBitAndEveryCutIsFound(t *testing.T) {
 			}
 		}
 		_, err := read(bytes.NewReader(good[:at]))
-		wantCode(t, fmt.Sprintf("cut at %d", at), err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, fmt.Sprintf("cut at %d", at), err, rowraft.CodeCorrupt)
 	}
 	_, err := read(bytes.NewReader(append(bytes.Clone(good), 0)))
-	wantCode(t, "a byte behind the end", err, rowraft.CodeCorrupt)
+	testutil.WantCodeOf(t, "a byte behind the end", err, rowraft.CodeCorrupt)
 }
 
 // TestChunksOutOfPlaceAreFound: their checksums hold.
@@ -311,14 +305,14 @@ func TestChunksOutOfPlaceAreFound(t *testing.T) {
 	}
 	for i := range list {
 		_, err := read(bytes.NewReader(whole(slices.Delete(slices.Clone(list), i, i+1))))
-		wantCode(t, fmt.Sprintf("chunk %d of kind %d lost", i, list[i][0]), err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, fmt.Sprintf("chunk %d of kind %d lost", i, list[i][0]), err, rowraft.CodeCorrupt)
 		_, err = read(bytes.NewReader(whole(slices.Insert(slices.Clone(list), i, list[i]))))
-		wantCode(t, fmt.Sprintf("chunk %d of kind %d doubled", i, list[i][0]), err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, fmt.Sprintf("chunk %d of kind %d doubled", i, list[i][0]), err, rowraft.CodeCorrupt)
 		if i > 0 {
 			swapped := slices.Clone(list)
 			swapped[i], swapped[i-1] = swapped[i-1], swapped[i]
 			_, err = read(bytes.NewReader(whole(swapped)))
-			wantCode(t, fmt.Sprintf("chunk %d of kind %d moved ahead", i, list[i][0]), err, rowraft.CodeCorrupt)
+			testutil.WantCodeOf(t, fmt.Sprintf("chunk %d of kind %d moved ahead", i, list[i][0]), err, rowraft.CodeCorrupt)
 		}
 	}
 }
@@ -328,15 +322,15 @@ func TestNewerThanMe(t *testing.T) {
 		bad := golden(t)
 		bad[at] += Version
 		_, err := read(bytes.NewReader(sums(bad)))
-		wantCode(t, fmt.Sprintf("byte %d", at), err, rowraft.CodeVersionTooNew)
+		testutil.WantCodeOf(t, fmt.Sprintf("byte %d", at), err, rowraft.CodeVersionTooNew)
 	}
 	bad := golden(t)
 	bad[8] += Version // and a checksum elsewhere than ours
 	_, err := read(bytes.NewReader(bad))
-	wantCode(t, "a later format with another header", err, rowraft.CodeVersionTooNew)
+	testutil.WantCodeOf(t, "a later format with another header", err, rowraft.CodeVersionTooNew)
 	bad[0] = 'r'
 	_, err = read(bytes.NewReader(sums(bad)))
-	wantCode(t, "another magic", err, rowraft.CodeCorrupt)
+	testutil.WantCodeOf(t, "another magic", err, rowraft.CodeCorrupt)
 }
 
 // TestImpossibleFieldsWithGoodSums changes the golden stream and sets the sums.
@@ -365,7 +359,7 @@ func TestImpossibleFieldsWithGoodSums(t *testing.T) {
 		bad := golden(t)
 		bad[tc.at] = tc.value
 		_, err := read(bytes.NewReader(sums(bad)))
-		wantCode(t, tc.name, err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, tc.name, err, rowraft.CodeCorrupt)
 	}
 }
 
@@ -375,22 +369,22 @@ func TestRefusalsOutOfOrderAreFound(t *testing.T) {
 		s.sessions = slices.Clone(s.sessions)
 		s.sessions[0].Refused = refused
 		_, err := read(bytes.NewReader(mustWrite(t, s)))
-		wantCode(t, fmt.Sprint(refused), err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, fmt.Sprint(refused), err, rowraft.CodeCorrupt)
 	}
 }
 
 func TestWriterRefusesDisorder(t *testing.T) {
 	twice := goldenStream
 	twice.tables = append(slices.Clone(twice.tables), twice.tables...)
-	wantCode(t, "a table twice", write(io.Discard, twice), rowraft.CodeInternal)
+	testutil.WantCodeOf(t, "a table twice", write(io.Discard, twice), rowraft.CodeInternal)
 	twice = goldenStream
 	twice.sessions = append(slices.Clone(twice.sessions), twice.sessions...)
-	wantCode(t, "a session twice", write(io.Discard, twice), rowraft.CodeInternal)
+	testutil.WantCodeOf(t, "a session twice", write(io.Discard, twice), rowraft.CodeInternal)
 	twice = goldenStream
 	twice.blocks = []block{goldenStream.blocks[1], goldenStream.blocks[0]}
-	wantCode(t, "slots in the wrong order", write(io.Discard, twice), rowraft.CodeInternal)
+	testutil.WantCodeOf(t, "slots in the wrong order", write(io.Discard, twice), rowraft.CodeInternal)
 	twice.blocks = []block{{Slot{Table: 10, RecordBytes: 28}, 1, "short"}}
-	wantCode(t, "half a record", write(io.Discard, twice), rowraft.CodeInternal)
+	testutil.WantCodeOf(t, "half a record", write(io.Discard, twice), rowraft.CodeInternal)
 }
 
 type failAfter int
@@ -430,9 +424,9 @@ func TestVerify(t *testing.T) {
 	}
 	digest[3]++
 	_, err = Verify(bytes.NewReader(golden(t)), sum)
-	wantCode(t, "another digest", err, rowraft.CodeCorrupt)
+	testutil.WantCodeOf(t, "another digest", err, rowraft.CodeCorrupt)
 	_, err = Verify(bytes.NewReader(golden(t)[:500]), nil)
-	wantCode(t, "a cut", err, rowraft.CodeCorrupt)
+	testutil.WantCodeOf(t, "a cut", err, rowraft.CodeCorrupt)
 	_, err = Verify(bytes.NewReader(golden(t)), func(*Block) (Digest, error) { return digest, io.ErrNoProgress })
 	if !errors.Is(err, io.ErrNoProgress) {
 		t.Errorf("the error of sum: %v", err)

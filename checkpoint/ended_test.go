@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // goldenEnded is what stands in testdata/ended.hex.
@@ -51,7 +52,7 @@ func TestImpossibleEndedSessions(t *testing.T) {
 		b := goldenFile(t, "ended.hex")
 		b[tc.at] = tc.b
 		_, err := read(bytes.NewReader(sums(b)))
-		wantCode(t, fmt.Sprintf("%s (byte %d)", tc.name, tc.at), err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, fmt.Sprintf("%s (byte %d)", tc.name, tc.at), err, rowraft.CodeCorrupt)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -88,6 +89,6 @@ func TestImpossibleJobs(t *testing.T) {
 		}
 		b[tc.at] = tc.b
 		_, err := read(bytes.NewReader(sums(b)))
-		wantCode(t, fmt.Sprintf("%s (byte %d)", tc.name, tc.at), err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, fmt.Sprintf("%s (byte %d)", tc.name, tc.at), err, rowraft.CodeCorrupt)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 func goldenManifestBytes(tb testing.TB) []byte {
@@ -114,7 +115,7 @@ func TestDeltasThatContradictThemselves(t *testing.T) {
 			t.Fatalf("the golden manifest has no %s", tc.old)
 		}
 		_, err := ParseManifest(reseal(strings.Replace(body, tc.old, tc.new, 1)))
-		wantCode(t, tc.name, err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, tc.name, err, rowraft.CodeCorrupt)
 	}
 }
 
@@ -183,7 +184,7 @@ func TestManifestsThatContradictThemselves(t *testing.T) {
 				bad = strings.TrimSuffix(body, tc.old) + tc.new
 			}
 			_, err := ParseManifest(reseal(bad))
-			wantCode(t, tc.name, err, tc.code)
+			testutil.WantCodeOf(t, tc.name, err, tc.code)
 		})
 	}
 }
@@ -191,17 +192,17 @@ func TestManifestsThatContradictThemselves(t *testing.T) {
 func TestManifestNewerThanMe(t *testing.T) {
 	for _, b := range []string{"ROWRAFT-CHECKPOINT 2\n", "ROWRAFT-CHECKPOINT 17 whatever that means\n"} {
 		_, err := ParseManifest([]byte(b))
-		wantCode(t, b, err, rowraft.CodeVersionTooNew)
+		testutil.WantCodeOf(t, b, err, rowraft.CodeVersionTooNew)
 	}
 	_, err := ParseManifest([]byte("ROWRAFT-CHECKPOINT 0 00000000 1\n"))
-	wantCode(t, "version 0", err, rowraft.CodeCorrupt)
+	testutil.WantCodeOf(t, "version 0", err, rowraft.CodeCorrupt)
 }
 
 func TestEncodeRefusesWhatNobodyCouldRead(t *testing.T) {
 	m := goldenManifest()
 	m.Parts = m.Parts[:1]
 	_, err := m.Encode()
-	wantCode(t, "half of the slots", err, rowraft.CodeInternal)
+	testutil.WantCodeOf(t, "half of the slots", err, rowraft.CodeInternal)
 }
 
 var goldenSlotSums = []SlotSum{
@@ -255,7 +256,7 @@ func TestEveryFlippedBitOfSumsIsFound(t *testing.T) {
 	newer := slices.Clone(good)
 	newer[8] = 2
 	_, _, _, err := ParseSums(newer)
-	wantCode(t, "format 2", err, rowraft.CodeVersionTooNew)
+	testutil.WantCodeOf(t, "format 2", err, rowraft.CodeVersionTooNew)
 }
 
 func TestImpossibleSumsWithAGoodChecksum(t *testing.T) {
@@ -270,7 +271,7 @@ func TestImpossibleSumsWithAGoodChecksum(t *testing.T) {
 			change(b)
 			le.PutUint32(b[len(b)-4:], crc32.Checksum(b[:len(b)-4], castagnoli))
 			_, _, _, err := ParseSums(b)
-			wantCode(t, name, err, rowraft.CodeCorrupt)
+			testutil.WantCodeOf(t, name, err, rowraft.CodeCorrupt)
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // memFiles keeps the files of a checkpoint in memory.
@@ -156,12 +157,12 @@ func TestEveryFlippedBitOfACheckpointIsFound(t *testing.T) {
 			bad := maps.Clone(files)
 			bad[name] = b
 			_, err := verify(bad, nil)
-			wantCode(t, name+" "+what, err, rowraft.CodeCorrupt)
+			testutil.WantCodeOf(t, name+" "+what, err, rowraft.CodeCorrupt)
 		}
 		bad := maps.Clone(files)
 		delete(bad, name)
 		_, err := verify(bad, nil)
-		wantCode(t, name+" missing", err, rowraft.CodeNotFound)
+		testutil.WantCodeOf(t, name+" missing", err, rowraft.CodeNotFound)
 	}
 }
 
@@ -183,7 +184,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 			files[stream] = rewrite(t, files[stream], tc.change)
 			m.Parts[1].Stream = fileOf(stream, files[stream])
 			_, err := Chain{{"a", files, m}}.Verify(context.Background(), nil)
-			wantCode(t, tc.name, err, rowraft.CodeCorrupt)
+			testutil.WantCodeOf(t, tc.name, err, rowraft.CodeCorrupt)
 			if !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want something about %q", err, tc.want)
 			}
@@ -199,7 +200,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 		files[sums] = EncodeSums(1, 7, list)
 		m.Parts[1].Sums = fileOf(sums, files[sums])
 		_, err = Chain{{"a", files, m}}.Verify(context.Background(), nil)
-		wantCode(t, "a slot", err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, "a slot", err, rowraft.CodeCorrupt)
 	})
 	t.Run("the sums of another index", func(t *testing.T) {
 		m, files := testCheckpoint(t, 12)
@@ -207,7 +208,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 		files[sums] = EncodeSums(1, 8, list)
 		m.Parts[1].Sums = fileOf(sums, files[sums])
 		_, err := Chain{{"a", files, m}}.Verify(context.Background(), nil)
-		wantCode(t, "index", err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, "index", err, rowraft.CodeCorrupt)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // TestRegroup: a block of one slot becomes blocks of the slots that its keys have in another cluster, with the same
@@ -92,5 +93,5 @@ func TestRegroupRefusesKeysOfAnotherSlot(t *testing.T) {
 	b := Block{Slot: Slot{Table: s.ID, Slot: (clustermap.SlotOf(s.ID, s.Kind, 0, 4096) + 1) % 4096, RecordBytes: 28},
 		Rows: 1, Records: rec}
 	err := Regroup(&b, &s, 4096, 8192, func(*Block) error { return nil })
-	wantCode(t, "a key of another slot", err, rowraft.CodeCorrupt)
+	testutil.WantCodeOf(t, "a key of another slot", err, rowraft.CodeCorrupt)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // goldenRemoved is what stands in testdata/snapshot_removed.hex.
@@ -45,7 +46,7 @@ func TestGoldenSnapshotOfRemovedRows(t *testing.T) {
 func TestImpossibleRemovals(t *testing.T) {
 	beyond := goldenRemoved()
 	beyond.blocks[0].Removed = 10
-	wantCode(t, "written: a removal beyond the counter", write(io.Discard, beyond), rowraft.CodeInternal)
+	testutil.WantCodeOf(t, "written: a removal beyond the counter", write(io.Discard, beyond), rowraft.CodeInternal)
 	const rows = 184 + 16
 	for name, change := range map[string]func(b []byte){
 		"a removal beyond the counter": func(b []byte) { b[rows+32] = 10 },
@@ -55,7 +56,7 @@ func TestImpossibleRemovals(t *testing.T) {
 		bad := goldenFile(t, "snapshot_removed.hex")
 		change(bad)
 		_, err := read(bytes.NewReader(sums(bad)))
-		wantCode(t, name, err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, name, err, rowraft.CodeCorrupt)
 	}
 	none := goldenRemoved()
 	none.blocks[1].Removed = 0

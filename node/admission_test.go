@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -53,7 +54,7 @@ func (n *testNode) awaitMetric(t testing.TB, name string, ok func(float64) bool)
 func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	limits := admit.Limits{InFlight: 16 << 20, Client: 4 << 20, Shard: 16 << 20}
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Limits = limits })
-	ctx, n := testContext(t), c.nodes[0]
+	ctx, n := testutil.Context(t), c.nodes[0]
 	schema := counterSchema("wide")
 	schema.Dim = 256
 	cl := c.dial()
@@ -129,7 +130,7 @@ func TestPushesBeyondTheLimitAreAskedAgain(t *testing.T) {
 	c := startClusterWith(t, 3, 2, func(cfg *Config) {
 		cfg.Limits = admit.Limits{InFlight: 8 << 10, Shard: 4 << 10, Client: 2 << 10}
 	})
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	const clients, pushes = 4, 25
 	keys := make([]rowraft.Key, 64)
 	grads := make([]float32, len(keys)*4)

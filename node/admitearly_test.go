@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -60,7 +61,7 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 			return entry
 		}
 	})
-	ctx, n := testContext(t), c.nodes[0]
+	ctx, n := testutil.Context(t), c.nodes[0]
 	table, err := c.dial().CreateTable(ctx, counterSchema("flooded"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +93,7 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 			go func() { answers <- greedy.push(ctx) }()
 		}
 		refused := 0
-		eventually(t, ctx, "each push of the flood is refused, or in flight", func() bool {
+		testutil.Eventually(t, "each push of the flood is refused, or in flight", func() bool {
 			for len(answers) > 0 {
 				if err := <-answers; rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 					t.Fatalf("a push of the flood, while nothing is applied: %v", err)
@@ -123,7 +124,7 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 				go func() { served <- m.push(ctx) }()
 			}
 		}
-		eventually(t, ctx, "all pushes of the others are in flight", func() bool {
+		testutil.Eventually(t, "all pushes of the others are in flight", func() bool {
 			if len(served) > 0 {
 				t.Fatalf("a push within its client's share, next to the flood: %v", <-served)
 			}
@@ -166,7 +167,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 		cfg.Limits.Memory = 1 << 30
 		cfg.memoryUse = func() admit.MemoryUse { return admit.MemoryUse{Anonymous: used.Load(), GoRuntime: -1, Left: -1} }
 	})
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	var stubs []rowraftv1.TableClient
 	for _, n := range c.nodes {
 		stubs = append(stubs, rowraftv1.NewTableClient(connect(t, n.addr, nil)))
@@ -223,7 +224,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 		n.awaitMetric(t, "rowraft_memory_full", func(v float64) bool { return v == 1 })
 	}
 	for _, name := range []string{"push", "assign", "shared call"} {
-		eventually(t, ctx, "only the leader refuses early: "+name, func() bool { return early(says, name) == 1 })
+		testutil.Eventually(t, "only the leader refuses early: "+name, func() bool { return early(says, name) == 1 })
 	}
 	if n := early(saysDelete, "delete"); n != 0 {
 		t.Errorf("%d servers refuse a delete that gives memory back", n)
@@ -240,7 +241,7 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	}
 	// Clients of other makes do not announce the size: they get the same error, later.
 	id := rowraft.ClientID{9}
-	eventually(t, ctx, "a push that is read is refused", func() bool {
+	testutil.Eventually(t, "a push that is read is refused", func() bool {
 		overloaded := 0
 		for _, s := range stubs {
 			_, err := s.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion,

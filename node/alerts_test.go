@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // alertRule is one rule of deploy/prometheus/alerts.yaml.
@@ -75,7 +76,7 @@ func exported(t *testing.T) []string {
 	t.Helper()
 	l := newLab(t)
 	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, cfg.Name) })
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	admin := l.files(certs.Admin, "ann")
 	source, err := admin.Open(nil)
 	if err != nil {
@@ -94,7 +95,7 @@ func exported(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	names := make(map[string]bool)
-	eventually(t, ctx, "a leader tells of its members, and rows are told", func() bool {
+	testutil.Eventually(t, "a leader tells of its members, and rows are told", func() bool {
 		for _, n := range c.nodes {
 			_, text := opsGet(t, n.opsAddr, source, "/metrics")
 			for line := range strings.Lines(text) {

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // BenchmarkCall measures the whole path in one process: client, servers, log and rows share the cores.
@@ -20,7 +21,7 @@ func BenchmarkCall(b *testing.B) {
 		for _, servers := range []int{1, 3} {
 			b.Run(fmt.Sprintf("%s/replicas=%d/keys=%d/dim=%d", op, servers, batch, dim), func(b *testing.B) {
 				c := startCluster(b, servers, 1)
-				ctx := testContext(b)
+				ctx := testutil.Context(b)
 				schema := counterSchema("bench")
 				schema.Dim, schema.Optimizer = dim, rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.01, InitialAccumulator: 0.1}
 				cl := c.dial()

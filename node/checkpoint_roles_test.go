@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -28,7 +29,7 @@ type checkpointLab struct {
 
 func newCheckpointLab(t *testing.T) *checkpointLab {
 	root := t.TempDir()
-	l := &checkpointLab{lab: newLab(t), t: t, ctx: testContext(t), allowed: filepath.Join(root, "ckpt"),
+	l := &checkpointLab{lab: newLab(t), t: t, ctx: testutil.Context(t), allowed: filepath.Join(root, "ckpt"),
 		evil: filepath.Join(root, "ckpt-evil")}
 	for _, dir := range []string{l.allowed, l.evil} {
 		if err := os.Mkdir(dir, 0o755); err != nil {

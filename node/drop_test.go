@@ -7,6 +7,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -14,7 +15,7 @@ import (
 // entries that the scheduler logged for another epoch, such as the one before a restore, have no effect.
 func TestDropTable(t *testing.T) {
 	c := startCluster(t, 3, 2)
-	ctx, cl := testContext(t), c.dial()
+	ctx, cl := testutil.Context(t), c.dial()
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -44,7 +45,7 @@ type forwardLab struct {
 
 func newForwardLab(t *testing.T) *forwardLab {
 	l := newLab(t)
-	f := &forwardLab{lab: l, ctx: testContext(t), tables: make(map[string]rowraft.Schema)}
+	f := &forwardLab{lab: l, ctx: testutil.Context(t), tables: make(map[string]rowraft.Schema)}
 	server := l.files(certs.Node, "n1")
 	f.c = startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, server })
 	f.m = f.dial(l.files(certs.Admin, "ann"), nil)

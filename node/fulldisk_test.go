@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -24,7 +25,7 @@ func TestAFullServerGivesItsLeadsAway(t *testing.T) {
 		disk := vfs.NewFaulty(vfs.OS)
 		disks[cfg.Name], cfg.FS = disk, roomyDisk{disk}
 	})
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	table, err := c.dial().CreateTable(ctx, counterSchema("rows"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -68,11 +69,11 @@ func TestAFullServerGivesItsLeadsAway(t *testing.T) {
 		}
 	}
 	who := 0 // a server that leads a shard
-	eventually(t, ctx, "a server leads a shard", func() bool { who = (who + 1) % len(c.nodes); return leads(who) > 0 })
+	testutil.Eventually(t, "a server leads a shard", func() bool { who = (who + 1) % len(c.nodes); return leads(who) > 0 })
 	name := c.nodes[who].cfg.Name
 	full(name)
 	stopLoad := load(ctx, t, table)
-	eventually(t, ctx, "a server without room leads nothing", func() bool { return leads(who) == 0 })
+	testutil.Eventually(t, "a server without room leads nothing", func() bool { return leads(who) == 0 })
 	push()
 	disks[name].Clear()
 	pushed, gap := stopLoad()
@@ -85,7 +86,7 @@ func TestAFullServerGivesItsLeadsAway(t *testing.T) {
 		full(name)
 	}
 	for i := range admins {
-		eventually(t, ctx, "a server sees that there is no room", func() bool {
+		testutil.Eventually(t, "a server sees that there is no room", func() bool {
 			d := status(i).Disk
 			return d != nil && d.FreeBytes < d.ReserveBytes
 		})

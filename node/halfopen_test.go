@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // TestHalfOpenConnectionsEnd: the server closes connections that send nothing, or half of a message, on
@@ -28,7 +29,7 @@ func TestHalfOpenConnectionsEnd(t *testing.T) {
 					cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1")
 				}
 			})
-			n, ctx := c.nodes[0], testContext(t)
+			n, ctx := c.nodes[0], testutil.Context(t)
 			opts := client.Options{Endpoints: []string{n.addr}}
 			if secure {
 				opts.TLS = admin

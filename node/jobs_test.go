@@ -7,6 +7,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -14,7 +15,7 @@ import (
 // It accepts the job when another one has ended.
 func TestRefusedJobsAreNotLogged(t *testing.T) {
 	c := startCluster(t, 1, 1)
-	ctx, admin := testContext(t), c.admin(0)
+	ctx, admin := testutil.Context(t), c.admin(0)
 	ensure := func(n int, generation uint64, rank uint32) error {
 		_, err := admin.EnsureJob(ctx, &rowraftv1.EnsureJobRequest{
 			Job: append(make([]byte, 14), byte(n>>8), byte(n)), Generation: generation, FirstStep: 1,
@@ -22,7 +23,7 @@ func TestRefusedJobsAreNotLogged(t *testing.T) {
 		})
 		return err
 	}
-	eventually(t, ctx, "the shard takes a job", func() bool { return ensure(1, 2, 0) == nil })
+	testutil.Eventually(t, "the shard takes a job", func() bool { return ensure(1, 2, 0) == nil })
 	for n := 2; n <= checkpoint.MaxJobs; n++ {
 		if err := ensure(n, 2, 0); err != nil {
 			t.Fatalf("job %d: %v", n, err)
@@ -67,7 +68,7 @@ func TestRefusedJobsAreNotLogged(t *testing.T) {
 // a job that began later. Workers that continue a resting run do so in a later generation.
 func TestALateMembershipBringsNoJobBack(t *testing.T) {
 	c := startCluster(t, 1, 1)
-	ctx, admin := testContext(t), c.admin(0)
+	ctx, admin := testutil.Context(t), c.admin(0)
 	job := func(n byte) []byte { return append(make([]byte, 15), n) }
 	ensure := func(n byte, generation uint64, ranks ...uint32) error {
 		q := &rowraftv1.EnsureJobRequest{Job: job(n), Generation: generation, FirstStep: generation}
@@ -93,7 +94,7 @@ func TestALateMembershipBringsNoJobBack(t *testing.T) {
 			t.Errorf("job %d is back: %v, %v", n, st, err)
 		}
 	}
-	eventually(t, ctx, "the shard takes a job", func() bool { return ensure(1, 2, 0, 1) == nil })
+	testutil.Eventually(t, "the shard takes a job", func() bool { return ensure(1, 2, 0, 1) == nil })
 	end(1, 3) // generation 3 did not arrive here: it had no member left
 	late(1, 2)
 	late(1, 3)
@@ -119,7 +120,7 @@ func TestALateMembershipBringsNoJobBack(t *testing.T) {
 // clocks, not with those of the workers that left.
 func TestARunThatRestsIsInNoShard(t *testing.T) {
 	c := startCluster(t, 1, 2)
-	ctx, admin := testContext(t), c.admin(0)
+	ctx, admin := testutil.Context(t), c.admin(0)
 	state := func(run [16]byte, shard uint32) (*rowraftv1.JobStateReply, error) {
 		return admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: shard, Job: run[:]})
 	}
@@ -132,7 +133,7 @@ func TestARunThatRestsIsInNoShard(t *testing.T) {
 		}
 		var reply *rowraftv1.JobStateReply
 		for shard := range uint32(2) {
-			eventually(t, ctx, "the shard knows the member", func() bool {
+			testutil.Eventually(t, "the shard knows the member", func() bool {
 				reply, err = state(m.Run(), shard)
 				return err == nil && len(reply.Members) == 1 && reply.Members[0].Incarnation == uint64(m.Incarnation())
 			})
@@ -158,7 +159,7 @@ func TestARunThatRestsIsInNoShard(t *testing.T) {
 		t.Fatal(err)
 	}
 	for shard := range uint32(2) {
-		eventually(t, ctx, "the shard has forgotten the run", func() bool {
+		testutil.Eventually(t, "the shard has forgotten the run", func() bool {
 			_, err := state(run, shard)
 			return rowraft.CodeOf(err) == rowraft.CodeNotFound
 		})

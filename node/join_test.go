@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -63,7 +64,7 @@ func (j *joins) call(t *testing.T, fn func(rowraftv1.CertificatesClient) error) 
 // leader returns the address of the server that leads the metadata group.
 func (j *joins) leader(t *testing.T) (leader string) {
 	t.Helper()
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	stub := rowraftv1.NewClusterClient(j.dial(t, j.nodes[0].addr, j.lab.files(certs.Admin, "ann")))
 	for leader == "" {
 		hello, err := stub.Hello(ctx, &rowraftv1.HelloRequest{})
@@ -78,7 +79,7 @@ func (j *joins) leader(t *testing.T) (leader string) {
 // token creates a token on the current leader.
 func (j *joins) token(t *testing.T, ask *rowraftv1.JoinToken) *certs.Token {
 	t.Helper()
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	for {
 		reply, err := j.admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: ask})
 		if err == nil {
@@ -107,7 +108,7 @@ var loopback = []string{"127.0.0.1"}
 // server, as often as the token allows. A machine with a wrong token gets no detail of what is wrong.
 func TestAMachineJoinsByAToken(t *testing.T) {
 	j := newJoins(t, 3)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	token := j.token(t, &rowraftv1.JoinToken{Role: "node", Uses: 3})
 	var machines []rpc.TLSFiles
 	for i, n := range j.nodes { // one of them leads
@@ -198,7 +199,7 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 // TestTokensAreForAdmins: which callers may create which tokens.
 func TestTokensAreForAdmins(t *testing.T) {
 	j := newJoins(t, 1)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	operator := rowraftv1.NewCertificatesClient(j.dial(t, j.nodes[0].addr, j.lab.files(certs.Operator, "oli")))
 	if _, err := operator.CreateToken(ctx,
 		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(err) != rowraft.CodeDenied {
@@ -235,7 +236,7 @@ func TestTokensAreForAdmins(t *testing.T) {
 // TestOnlyJoinIsOpen: machines without a certificate can make one call only.
 func TestOnlyJoinIsOpen(t *testing.T) {
 	j := newJoins(t, 1)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	token, err := certs.NewToken(mustCert(t, j.lab.files(certs.Admin, "ann").CA))
 	if err != nil {
 		t.Fatal(err)
@@ -305,7 +306,7 @@ func TestAServerRenewsItsCertificate(t *testing.T) {
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
 		cfg.Insecure, cfg.TLS, cfg.CAKey, cfg.RenewCert = false, files, l.caKey(), true
 	})
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	for {
 		now := mustCert(t, files.Cert)
 		if now.SerialNumber.Cmp(before.SerialNumber) != 0 {

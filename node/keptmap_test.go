@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/allocs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -40,7 +41,7 @@ func startWithScheduler(t testing.TB, servers int) *testCluster {
 // the next map when the scheduler is back.
 func TestServersRestartWithoutTheScheduler(t *testing.T) {
 	c := startWithScheduler(t, 3)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +54,7 @@ func TestServersRestartWithoutTheScheduler(t *testing.T) {
 	}
 	push()
 	for _, n := range c.nodes[1:] {
-		eventually(t, ctx, n.cfg.Name+" has kept the map with the table", func() bool {
+		testutil.Eventually(t, n.cfg.Name+" has kept the map with the table", func() bool {
 			m, err := readKeptMap(vfs.OS, n.cfg.DataDir)
 			return err == nil && m != nil && len(m.Tables) == 1
 		})
@@ -77,7 +78,7 @@ func TestServersRestartWithoutTheScheduler(t *testing.T) {
 		t.Errorf("create a table when the scheduler is back: %v", err)
 	}
 	for _, n := range c.nodes[1:] {
-		eventually(t, ctx, n.cfg.Name+" has kept the map with the later table", func() bool {
+		testutil.Eventually(t, n.cfg.Name+" has kept the map with the later table", func() bool {
 			m, err := readKeptMap(vfs.OS, n.cfg.DataDir)
 			return err == nil && m != nil && len(m.Tables) == 2
 		})
@@ -92,8 +93,8 @@ func TestAServerRestartsWithoutTheMetadataGroup(t *testing.T) {
 		cfg.WithScheduler = i < 3
 		i++
 	})
-	ctx := testContext(t)
-	eventually(t, ctx, "every server has kept a map with shards", func() bool {
+	ctx := testutil.Context(t)
+	testutil.Eventually(t, "every server has kept a map with shards", func() bool {
 		return !slices.ContainsFunc(c.nodes, func(n *testNode) bool {
 			m, err := readKeptMap(vfs.OS, n.cfg.DataDir)
 			return err != nil || m == nil || len(m.Shards) == 0
@@ -113,7 +114,7 @@ func TestAServerRestartsWithoutTheMetadataGroup(t *testing.T) {
 // It starts the replica, but the group accepts neither its votes nor its entries.
 func TestAnOldMapServesNothingThatMoved(t *testing.T) {
 	c := startWithScheduler(t, 4)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +134,7 @@ func TestAnOldMapServesNothingThatMoved(t *testing.T) {
 		return !n.cfg.WithScheduler && !slices.ContainsFunc(members, func(i int) bool { return c.nodes[i] == n })
 	})
 	old, left := members[0], members[1:]
-	eventually(t, ctx, "the server has kept a map", func() bool {
+	testutil.Eventually(t, "the server has kept a map", func() bool {
 		m, err := readKeptMap(vfs.OS, c.nodes[old].cfg.DataDir)
 		return err == nil && m != nil && len(m.Shards) == 1
 	})
@@ -160,7 +161,7 @@ func TestAnOldMapServesNothingThatMoved(t *testing.T) {
 	c.stopNode(left[0]) // but the old replica and left[1] were a majority once
 	c.restart(old)
 	conn := connect(t, c.nodes[old].addr, nil)
-	eventually(t, ctx, "the old replica runs", func() bool {
+	testutil.Eventually(t, "the old replica runs", func() bool {
 		st, err := c.admin(old).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
 		return err == nil && len(st.Replicas) == 1
 	})
@@ -183,7 +184,7 @@ func TestAnOldMapServesNothingThatMoved(t *testing.T) {
 	}
 	refused()
 	c.restart(0)
-	eventually(t, ctx, "the replica that left is deleted", func() bool {
+	testutil.Eventually(t, "the replica that left is deleted", func() bool {
 		_, err := os.Stat(c.groupDir(c.nodes[old].cfg.Name, 0))
 		return errors.Is(err, os.ErrNotExist)
 	})

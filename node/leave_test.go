@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // logLines collects the messages of a server's log.
@@ -45,7 +46,7 @@ func (l *logLines) count(msg string) int {
 func TestServersThatStopHandOver(t *testing.T) {
 	logs := &logLines{}
 	c := startClusterWith(t, 3, 3, func(cfg *Config) { cfg.Logger = slog.New(slog.NewJSONHandler(logs, nil)) })
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	table, err := c.dial().CreateTable(ctx, counterSchema("leave"), false)
 	if err != nil {
 		t.Fatal(err)

@@ -5,12 +5,13 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // A client reads what another client's push was acknowledged for, on any leader.
 func TestLinearizableReadSeesOthersPushes(t *testing.T) {
 	c := startCluster(t, 3, 2)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	writer, reader := c.dial(), c.dial()
 	table, err := writer.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -31,7 +32,7 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 			return entry
 		}
 	})
-	ctx, n, cl, id := testContext(t), c.nodes[0], c.dial(), rowraft.ClientID{1}
+	ctx, n, cl, id := testutil.Context(t), c.nodes[0], c.dial(), rowraft.ClientID{1}
 	table, err := cl.CreateTable(ctx, counterSchema("shared"), false)
 	if err != nil {
 		t.Fatal(err)

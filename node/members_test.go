@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -57,7 +58,7 @@ func (c *testCluster) transfer(ctx context.Context, admins []rowraftv1.ReplicasC
 // The leadership moves round the servers while pushes continue: none is lost or applied twice.
 func TestLeadIsHandedOverUnderLoad(t *testing.T) {
 	c := startCluster(t, 3, 1)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +126,7 @@ func TestLeadIsHandedOverUnderLoad(t *testing.T) {
 func TestTransferIsRefused(t *testing.T) {
 	c := startClusterWith(t, 4, 1, func(*Config) {})
 	admins := []rowraftv1.ReplicasClient{c.admin(0), c.admin(1), c.admin(2), c.admin(3)}
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	held := make(map[rowraft.NodeID]bool)
 	for _, r := range cl.Map().Shards[0].Replicas {
 		held[r.Node] = true
@@ -146,14 +147,14 @@ func TestTransferIsRefused(t *testing.T) {
 	if _, err := c.transfer(ctx, admins, 5, ""); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("of a shard that is not there: %v, want CodeInvalidArgument", err)
 	}
-	eventually(t, ctx, "a server that can takes the lead, and has it", func() bool {
+	testutil.Eventually(t, "a server that can takes the lead, and has it", func() bool {
 		reply, err := c.transfer(ctx, admins, 0, "")
 		if err != nil {
 			t.Fatalf("to any server: %v", err)
 		}
 		return reply.FromNode != reply.ToNode // or no replica voted in time, and it was elected again
 	})
-	eventually(t, ctx, "one leader answers, in one term", func() bool {
+	testutil.Eventually(t, "one leader answers, in one term", func() bool {
 		leaders, inTerm := 0, make(map[uint64]int)
 		for _, a := range admins {
 			before := termsAt(t, ctx, a)[0]
@@ -179,12 +180,12 @@ func TestTransferIsRefused(t *testing.T) {
 // A leader that has lost its group does not know yet that it no longer leads. It returns no members.
 func TestALeaderWithoutItsGroupTellsNoMembers(t *testing.T) {
 	c := startCluster(t, 3, 1)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	if _, err := c.dial().CreateTable(ctx, counterSchema("user"), false); err != nil {
 		t.Fatal(err)
 	}
 	var leads int
-	eventually(t, ctx, "one that leads", func() bool {
+	testutil.Eventually(t, "one that leads", func() bool {
 		for leads = range 3 {
 			if _, err := c.admin(leads).Members(ctx, &rowraftv1.MembersRequest{}); err == nil {
 				return true

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/admit"
 )
 
@@ -16,7 +17,7 @@ func TestPushesAreRefusedWithoutMemory(t *testing.T) {
 		cfg.Limits.Memory = 1 << 30
 		cfg.memoryUse = func() admit.MemoryUse { return admit.MemoryUse{Anonymous: used.Load(), GoRuntime: -1, Left: -1} }
 	})
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)

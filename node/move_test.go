@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -137,20 +138,6 @@ func (c *testCluster) ended(ctx context.Context, id uint64) *rowraftv1.Move {
 	}
 }
 
-// eventually waits for a condition that has no event.
-func eventually(t testing.TB, ctx context.Context, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("never happened: %s", what)
-		}
-	}
-}
-
 func (c *testCluster) groupDir(name string, shard uint32) string {
 	return filepath.Join(c.dir, name, "raft", "groups", fmt.Sprintf("shard-%d", shard))
 }
@@ -192,7 +179,7 @@ func load(ctx context.Context, t testing.TB, table *client.Table) (stop func() (
 func TestReplicasMoveUnderLoad(t *testing.T) {
 	// A busy machine must not look like a dead leader.
 	c := startClusterWith(t, 4, 1, func(cfg *Config) { cfg.Profile = "default" })
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -209,7 +196,7 @@ func TestReplicasMoveUnderLoad(t *testing.T) {
 	stop := load(ctx, t, table)
 	for range 4 { // each server gives its replica away once, and gets another one
 		from := ""
-		eventually(t, ctx, "a leader has reported", func() bool {
+		testutil.Eventually(t, "a leader has reported", func() bool {
 			for _, n := range c.status(ctx).Nodes {
 				for _, r := range n.Replicas {
 					if r.Role == "leader" && n.Node.Name != spare {
@@ -226,7 +213,7 @@ func TestReplicasMoveUnderLoad(t *testing.T) {
 		if end := c.ended(ctx, mv.Id); end.Phase != rowraftv1.MovePhase_MOVE_PHASE_DONE {
 			t.Fatalf("move %v", end)
 		}
-		eventually(t, ctx, "the data of the old replica is deleted", func() bool {
+		testutil.Eventually(t, "the data of the old replica is deleted", func() bool {
 			_, err := os.Stat(c.groupDir(from, 0))
 			return errors.Is(err, os.ErrNotExist)
 		})
@@ -258,7 +245,7 @@ func TestReplicasMoveUnderLoad(t *testing.T) {
 func (c *testCluster) sameDigests(ctx context.Context, shard uint32) {
 	c.t.Helper()
 	digests := make(map[string]string)
-	eventually(c.t, ctx, "three replicas with one digest", func() bool {
+	testutil.Eventually(c.t, "three replicas with one digest", func() bool {
 		clear(digests)
 		sums := make(map[string]bool)
 		for i, n := range c.nodes {
@@ -281,7 +268,7 @@ func TestMoveToADeadServerIsCancelled(t *testing.T) {
 		cfg.WithScheduler, cfg.Profile = started < 3, "default"
 		started++
 	})
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	m := c.dial().Map()
 	spare, from := -1, ""
 	for i, n := range c.nodes {
@@ -298,7 +285,7 @@ func TestMoveToADeadServerIsCancelled(t *testing.T) {
 	to := c.nodes[spare].cfg.Name
 	var mv *rowraftv1.Move
 	for { // until the last heartbeat is recent when the move begins
-		eventually(t, ctx, "the spare server has reported", func() bool {
+		testutil.Eventually(t, "the spare server has reported", func() bool {
 			for _, n := range c.status(ctx).Nodes {
 				if n.Node.Name == to && n.State == "up" && n.SinceHeartbeatNs < 1e9 {
 					return true
@@ -320,7 +307,7 @@ func TestMoveToADeadServerIsCancelled(t *testing.T) {
 	if m, down, err := c.tryMove(ctx, 0, from, to, false); !down && rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
 		t.Errorf("a second move of the shard: %v, %v, want CodeAlreadyExists", m, err)
 	}
-	eventually(t, ctx, "the move waits for the learner", func() bool {
+	testutil.Eventually(t, "the move waits for the learner", func() bool {
 		st := c.status(ctx)
 		return len(st.Moves) == 1 && st.Moves[0].WaitingFor != "" &&
 			st.Moves[0].Move.Phase == rowraftv1.MovePhase_MOVE_PHASE_LEARN

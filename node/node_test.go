@@ -21,6 +21,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -185,19 +186,12 @@ func (c *testCluster) dial() *client.Client {
 	for _, n := range c.nodes {
 		endpoints = append(endpoints, n.addr)
 	}
-	cl, err := client.Dial(testContext(c.t), client.Options{Endpoints: endpoints})
+	cl, err := client.Dial(testutil.Context(c.t), client.Options{Endpoints: endpoints})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() { cl.Close() })
 	return cl
-}
-
-// testContext limits all waits of a test. A busy machine needs a lot of time.
-func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
-	t.Cleanup(cancel)
-	return ctx
 }
 
 func counterSchema(name string) rowraft.Schema {
@@ -209,7 +203,7 @@ func counterSchema(name string) rowraft.Schema {
 
 func TestPushIsVisibleToPull(t *testing.T) {
 	c := startCluster(t, 3, 4)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +236,7 @@ func TestPushIsVisibleToPull(t *testing.T) {
 // pushes: with SGD, learning rate 1 and gradient −1, a row counts its pushes.
 func TestPushesSurviveTheLeader(t *testing.T) {
 	c := startCluster(t, 3, 2)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("audit"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -283,7 +277,7 @@ func TestPushesSurviveTheLeader(t *testing.T) {
 
 func TestAcknowledgedPushesSurviveARestartOfAll(t *testing.T) {
 	c := startCluster(t, 3, 2)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -321,7 +315,7 @@ func TestAcknowledgedPushesSurviveARestartOfAll(t *testing.T) {
 // find each other by --join.
 func TestAllServersMoveAtOnce(t *testing.T) {
 	c := startCluster(t, 3, 1)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -346,7 +340,7 @@ func TestAllServersMoveAtOnce(t *testing.T) {
 
 func TestTrainersGetRanksAndZombiesAreFenced(t *testing.T) {
 	c := startCluster(t, 1, 1)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	first, other := c.dial(), c.dial()
 	for i, join := range []struct {
 		c       *client.Client
@@ -415,7 +409,7 @@ func TestServersWithoutSchedulerTakeShards(t *testing.T) {
 		cfg.WithScheduler = founders < 3
 		founders++
 	})
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	replicas := make(map[rowraft.NodeID]int)
 	for _, s := range cl.Map().Shards {
 		for _, r := range s.Replicas {
@@ -461,7 +455,7 @@ func TestDataDirectoryIsOpenOnce(t *testing.T) {
 			t.Fatal(i, err)
 		}
 	}
-	err := Run(testContext(t), cfg)
+	err := Run(testutil.Context(t), cfg)
 	if rowraft.CodeOf(err) != rowraft.CodeIdentity {
 		t.Fatalf("second server on the same data directory: %v, want CodeIdentity", err)
 	}
@@ -475,7 +469,7 @@ func TestInsecureIsLoopbackOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := Run(testContext(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
+	if err := Run(testutil.Context(t), cfg); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Fatalf("plaintext on every address: %v, want CodeInvalidArgument", err)
 	}
 }
@@ -496,7 +490,7 @@ func connect(t testing.TB, addr string, source *certs.Source) *grpc.ClientConn {
 // awaitConn waits until conn is open.
 func awaitConn(t testing.TB, conn *grpc.ClientConn) {
 	t.Helper()
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	for s := conn.GetState(); s != connectivity.Ready; s = conn.GetState() {
 		conn.Connect()
 		if !conn.WaitForStateChange(ctx, s) {

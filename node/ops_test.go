@@ -12,6 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // get requests a page from a server's ops port.
@@ -39,7 +40,7 @@ func TestOpsPort(t *testing.T) {
 			return err
 		}}
 	})
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	table, err := c.dial().CreateTable(ctx, counterSchema("clicks"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +50,7 @@ func TestOpsPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, n := range c.nodes {
-		eventually(t, ctx, "the server is ready", func() bool {
+		testutil.Eventually(t, "the server is ready", func() bool {
 			code, _ := n.get(t, "/readyz")
 			return code == http.StatusOK
 		})
@@ -58,7 +59,7 @@ func TestOpsPort(t *testing.T) {
 		}
 	}
 	leaders := 0
-	eventually(t, ctx, "every shard has one leader, and the rows are told", func() bool {
+	testutil.Eventually(t, "every shard has one leader, and the rows are told", func() bool {
 		leaders = 0
 		for _, n := range c.nodes {
 			_, text := n.get(t, "/metrics")
@@ -160,8 +161,7 @@ func TestNotReadyWithoutAMajority(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.stopNode(1)
 	c.stopNode(2)
-	ctx := testContext(t)
-	eventually(t, ctx, "the server says that it is not ready", func() bool {
+	testutil.Eventually(t, "the server says that it is not ready", func() bool {
 		code, body := c.nodes[0].get(t, "/readyz")
 		return code == http.StatusServiceUnavailable && strings.Contains(body, "shard 0 has no leader")
 	})

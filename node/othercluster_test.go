@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -15,7 +16,7 @@ import (
 // knows.
 func TestCallsForAnotherClusterAreRefused(t *testing.T) {
 	r, c := openRaw(t)
-	other, own := rpc.WithCluster(testContext(t), "another"), rpc.WithCluster(testContext(t), r.m.Cluster)
+	other, own := rpc.WithCluster(testutil.Context(t), "another"), rpc.WithCluster(testutil.Context(t), r.m.Cluster)
 	payload := segment(wire.Segment{Table: r.table.ID, N: 1, Dim: 4, DType: rowraft.Float32}, []uint64{10},
 		make([]float32, 4))
 	push := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: uint64(r.m.SlotsVersion),
@@ -35,7 +36,7 @@ func TestCallsForAnotherClusterAreRefused(t *testing.T) {
 		t.Errorf("a scan of another cluster: %v, want CodeIdentity", err)
 	}
 	maps := rowraftv1.NewClusterClient(connect(t, c.nodes[0].addr, nil))
-	reply, err := maps.GetMap(testContext(t), &rowraftv1.GetMapRequest{KnownVersion: 1 << 40, WaitNs: 1 << 50,
+	reply, err := maps.GetMap(testutil.Context(t), &rowraftv1.GetMapRequest{KnownVersion: 1 << 40, WaitNs: 1 << 50,
 		ClusterId: "another"})
 	if err != nil || reply.Map.GetClusterId() != string(r.m.Cluster) {
 		t.Errorf("the map for a client of another cluster: %v, %v", reply, err)

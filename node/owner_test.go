@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -19,7 +20,7 @@ import (
 func TestJobsBelongToAnIdentity(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	addr := c.nodes[0].addr
 	enter := func(name, worker string) (*jobs.Member, error) {
 		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}, TLS: l.files(certs.Trainer, name, "*")})

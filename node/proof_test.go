@@ -18,6 +18,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -65,7 +66,7 @@ func startProofClusterWith(t *testing.T, servers int, change func(*Config)) *pro
 		c.byNode[n.cfg.Name] = i
 	}
 	var err error
-	c.ctx = testContext(t)
+	c.ctx = testutil.Context(t)
 	if c.table, err = c.dial().CreateTable(c.ctx, counterSchema("user"), false); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,7 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 	for role, harm := range map[string]int32{"leader": 1, "follower": 2} {
 		t.Run(role, func(t *testing.T) {
 			c := startProofCluster(t, 4)
-			eventually(t, c.ctx, "the replicas agree", func() bool {
+			testutil.Eventually(t, "the replicas agree", func() bool {
 				c.push()
 				proved := 0
 				for _, r := range c.replicas() {
@@ -157,7 +158,7 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 			c.wantRow()
 			c.harm.Store(harm)
 			name := ""
-			eventually(t, c.ctx, "a replica is fenced", func() bool {
+			testutil.Eventually(t, "a replica is fenced", func() bool {
 				c.push()
 				name = c.fencedServer()
 				return name != ""
@@ -198,12 +199,12 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 			c.push()
 			c.wantRow()
 			c.sameDigests(c.ctx, 0)
-			eventually(t, c.ctx, "the fenced replica and its mark are deleted", func() bool {
+			testutil.Eventually(t, "the fenced replica and its mark are deleted", func() bool {
 				left, _ := filepath.Glob(filepath.Join(c.dir, name, "fenced", "*"))
 				_, err := os.Stat(c.groupDir(name, 0))
 				return len(left) == 0 && errors.Is(err, os.ErrNotExist) && c.fencedServer() == ""
 			})
-			eventually(t, c.ctx, "three replicas have noted the same", func() bool {
+			testutil.Eventually(t, "three replicas have noted the same", func() bool {
 				reply := c.prove()
 				noted := 0
 				for _, r := range reply.Replicas {
@@ -245,7 +246,7 @@ func (c *proofCluster) checkFenced(name string) {
 	if logs, err := filepath.Glob(filepath.Join(c.groupDir(name, 0), "log", "*")); err != nil || len(logs) == 0 {
 		c.t.Errorf("the log of the fenced replica is gone: %v", err)
 	}
-	eventually(c.t, c.ctx, "the scheduler calls it a problem", func() bool {
+	testutil.Eventually(c.t, "the scheduler calls it a problem", func() bool {
 		return strings.Contains(strings.Join(c.status(c.ctx).Problems, "\n"),
 			"replica hash mismatch (critical): the replica on "+name)
 	})
@@ -254,7 +255,7 @@ func (c *proofCluster) checkFenced(name string) {
 // prove requests a comparison from the leader.
 func (c *proofCluster) prove() (reply *rowraftv1.ProveReply) {
 	c.t.Helper()
-	eventually(c.t, c.ctx, "a leader compares the replicas", func() bool {
+	testutil.Eventually(c.t, "a leader compares the replicas", func() bool {
 		for i, n := range c.nodes {
 			if n.cancel == nil {
 				continue
@@ -288,7 +289,7 @@ func (c *proofCluster) shrink(table string) error {
 // scheduler calls fn on the leader of the metadata group.
 func (c *proofCluster) scheduler(fn func(*grpc.ClientConn) error) (err error) {
 	c.t.Helper()
-	eventually(c.t, c.ctx, "the scheduler answers", func() bool {
+	testutil.Eventually(c.t, "the scheduler answers", func() bool {
 		for _, n := range c.nodes {
 			conn, derr := rpc.Dial(n.addr, nil, nil)
 			if derr != nil {
@@ -340,7 +341,7 @@ func TestADividedShardServesNothing(t *testing.T) {
 	}
 	c.harm.Store(2)
 	c.push()
-	eventually(t, c.ctx, "the shard is divided", func() bool {
+	testutil.Eventually(t, "the shard is divided", func() bool {
 		n := 0
 		for _, r := range c.replicas() {
 			if r.DividedIndex > 0 {
@@ -366,14 +367,14 @@ func TestADividedShardServesNothing(t *testing.T) {
 	if err := c.shrink("user"); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
 		t.Errorf("shrink in a divided shard: %v, want Corrupt", err)
 	}
-	eventually(t, c.ctx, "it is compared again, and both have noted their rows in time", func() bool {
+	testutil.Eventually(t, "it is compared again, and both have noted their rows in time", func() bool {
 		reply := c.prove()
 		if reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED {
 			t.Fatalf("it is compared again: %v", reply)
 		}
 		return reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_DIVIDED
 	})
-	eventually(t, c.ctx, "the scheduler calls it a problem", func() bool {
+	testutil.Eventually(t, "the scheduler calls it a problem", func() bool {
 		return strings.Contains(strings.Join(c.status(c.ctx).Problems, "\n"), "no majority of its replicas")
 	})
 	if _, err := c.create(dir); rowraft.CodeOf(err) != rowraft.CodeCorrupt {
@@ -385,7 +386,7 @@ func TestADividedShardServesNothing(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, c.ctx, "the shard is whole again", func() bool {
+	testutil.Eventually(t, "the shard is whole again", func() bool {
 		for _, r := range c.replicas() {
 			if r.DividedIndex != 0 || r.ProvedIndex == 0 {
 				return false
@@ -405,12 +406,12 @@ func TestADividedShardServesNothing(t *testing.T) {
 // TestAMajorityIsCompared: the first comparison of a shard needs no answer from a server that is down.
 func TestAMajorityIsCompared(t *testing.T) {
 	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Profile, cfg.ProofEvery = "default", -1 })
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	if _, err := c.dial().CreateTable(ctx, counterSchema("user"), false); err != nil {
 		t.Fatal(err)
 	}
 	c.stopNode(2)
-	eventually(t, ctx, "two of three servers are compared", func() bool {
+	testutil.Eventually(t, "two of three servers are compared", func() bool {
 		for i := range 2 {
 			if _, err := c.admin(i).Prove(ctx, &rowraftv1.ProveRequest{Shard: 0}); err == nil {
 				return true
@@ -435,11 +436,11 @@ func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.harm.Store(tc.harm)
-			eventually(t, c.ctx, "a replica has misapplied it", func() bool {
+			testutil.Eventually(t, "a replica has misapplied it", func() bool {
 				c.push() // a push that was applied without a leader does no harm
 				return c.harmedOn.Load() != nil
 			})
-			eventually(t, c.ctx, "a checkpoint while one is wrong", func() bool {
+			testutil.Eventually(t, "a checkpoint while one is wrong", func() bool {
 				leader, term := c.leader()
 				wrong := c.harmedOn.Load().(string)
 				// it changed

@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -75,7 +76,7 @@ func (r *boundedReads) patient(ctx context.Context, server int, maxAge time.Dura
 // Every replica serves, and has every push that was acknowledged before the reported age.
 func TestBoundedReadsOfAnyReplica(t *testing.T) {
 	c := startCluster(t, 3, 1)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	cl := c.dial()
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
@@ -115,7 +116,7 @@ func TestBoundedReadsOfAnyReplica(t *testing.T) {
 // old, and then refuses.
 func TestBoundedReadsEndWithTheirBound(t *testing.T) {
 	c := startCluster(t, 3, 1)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	table, err := c.dial().CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +156,7 @@ func TestBoundedReadsEndWithTheirBound(t *testing.T) {
 // A probe is for the servers of one cluster: addresses are reused.
 func TestReadIndexIsForItsCluster(t *testing.T) {
 	r, _ := openRaw(t)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	if _, err := r.admin.ReadIndex(ctx, &rowraftv1.ReadIndexRequest{Cluster: "another"}); rowraft.CodeOf(
 		err) != rowraft.CodeIdentity {
 		t.Errorf("a call for another cluster: %v, want CodeIdentity", err)

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"github.com/rowraft/rowraft/internal/testutil"
+
 	"slices"
 	"testing"
 
@@ -11,7 +13,7 @@ import (
 func TestReflectionListsTheServices(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	stream, err := reflectionpb.NewServerReflectionClient(connect(t, c.nodes[0].addr, nil)).ServerReflectionInfo(
-		testContext(t))
+		testutil.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -28,7 +29,7 @@ type raw struct {
 // openRaw starts a cluster of one shard with a table of dim 4, two rows in it, and an open session.
 func openRaw(t *testing.T) (*raw, *testCluster) {
 	c := startCluster(t, 1, 1)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -72,11 +73,11 @@ func (r *raw) request(payload []byte) *rowraftv1.WriteRequest {
 // state returns the log index and the rows of the shard.
 func (r *raw) state() string {
 	r.t.Helper()
-	st, err := r.admin.NodeStatus(testContext(r.t), &rowraftv1.NodeStatusRequest{})
+	st, err := r.admin.NodeStatus(testutil.Context(r.t), &rowraftv1.NodeStatusRequest{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	d, err := r.admin.Digest(testContext(r.t), &rowraftv1.DigestRequest{})
+	d, err := r.admin.Digest(testutil.Context(r.t), &rowraftv1.DigestRequest{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -145,7 +146,7 @@ func TestBadPushesAreRefusedBeforeTheLog(t *testing.T) {
 			before := r.state()
 			req := r.request(good)
 			tc.change(req)
-			_, err := r.stub.Write(testContext(t), req)
+			_, err := r.stub.Write(testutil.Context(t), req)
 			if rowraft.CodeOf(err) != tc.want {
 				t.Fatalf("got %v (%v), want %v", rowraft.CodeOf(err), err, tc.want)
 			}
@@ -157,14 +158,14 @@ func TestBadPushesAreRefusedBeforeTheLog(t *testing.T) {
 	t.Run("a request over the size limit", func(t *testing.T) {
 		before := r.state()
 		req := r.request(make([]byte, rpc.MaxRequestBytes+1))
-		_, err := r.stub.Write(testContext(t), req)
+		_, err := r.stub.Write(testutil.Context(t), req)
 		if err == nil || r.state() != before {
 			t.Fatalf("a request of %d bytes: %v", rpc.MaxRequestBytes, err)
 		}
 	})
 	t.Run("and the good one is taken", func(t *testing.T) {
 		before := r.state()
-		if _, err := r.stub.Write(testContext(t), r.request(good)); err != nil {
+		if _, err := r.stub.Write(testutil.Context(t), r.request(good)); err != nil {
 			t.Fatal(err)
 		}
 		if r.state() == before {
@@ -201,14 +202,14 @@ func TestBadPullsAreRefused(t *testing.T) {
 			MaxAgeNs: 1, Payload: ask(r.table.ID, 4)}, rowraft.CodeTooStale},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if _, err := r.stub.Pull(testContext(t), tc.req); rowraft.CodeOf(err) != tc.want {
+			if _, err := r.stub.Pull(testutil.Context(t), tc.req); rowraft.CodeOf(err) != tc.want {
 				t.Fatalf("got %v (%v), want %v", rowraft.CodeOf(err), err, tc.want)
 			}
 		})
 	}
 	for _, mode := range []rowraftv1.ReadMode{rowraftv1.ReadMode_READ_MODE_LEADER,
 		rowraftv1.ReadMode_READ_MODE_LINEARIZABLE} {
-		reply, err := r.stub.Pull(testContext(t), &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: mode,
+		reply, err := r.stub.Pull(testutil.Context(t), &rowraftv1.PullRequest{MapVersion: 1 << 30, Mode: mode,
 			Payload: ask(r.table.ID, 4)})
 		if err != nil || len(reply.Payload) == 0 {
 			t.Errorf("a good pull, mode %v: %v", mode, err)
@@ -219,7 +220,7 @@ func TestBadPullsAreRefused(t *testing.T) {
 // TestResentNumberIsAppliedOnce resends a number, then pushes the next one.
 func TestResentNumberIsAppliedOnce(t *testing.T) {
 	r, _ := openRaw(t)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	req := r.request(r.segment([]uint64{10}, []float32{-1, 0, 0, 0}))
 	for i := range 3 {
 		reply, err := r.stub.Write(ctx, req)
@@ -255,8 +256,8 @@ func TestFullDiskRefusesPushes(t *testing.T) {
 	c.stopNode(0)
 	c.nodes[0].cfg.DiskReserveBytes = 1 << 60
 	c.restart(0)
-	ctx := testContext(t)
-	eventually(t, ctx, "a push is refused as CodeOverloaded", func() bool {
+	ctx := testutil.Context(t)
+	testutil.Eventually(t, "a push is refused as CodeOverloaded", func() bool {
 		_, err := r.stub.Write(ctx, r.request(r.segment([]uint64{10}, make([]float32, 4))))
 		if err == nil {
 			t.Fatal("a push was taken on a full disk")
@@ -272,7 +273,7 @@ func TestFullDiskRefusesPushes(t *testing.T) {
 
 func TestTableNamesAreUnique(t *testing.T) {
 	c := startCluster(t, 1, 1)
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	if _, err := cl.CreateTable(ctx, counterSchema("user"), false); err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +299,7 @@ func TestAnyGRPCClientCanTalk(t *testing.T) {
 	}
 	defer conn.Close()
 	awaitConn(t, conn)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	stub := rowraftv1.NewTableClient(conn)
 	if _, err := stub.Write(ctx, r.request(r.segment([]uint64{10}, []float32{1, 2, 3, 4}))); err != nil {
 		t.Fatal(err)

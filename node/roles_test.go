@@ -28,6 +28,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -132,7 +133,7 @@ func TestNobodyGetsIn(t *testing.T) {
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
 		cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey()
 	})
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	n := c.nodes[0]
 	calls := everyCall()
 	if len(calls) < 50 {
@@ -286,7 +287,7 @@ func opsGet(t *testing.T, addr string, source *certs.Source, path string) (int, 
 func TestTablesOfACertificate(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	dial := func(role certs.Role, name string, tables ...string) *client.Client {
 		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, TLS: l.files(role, name, tables...)})
 		if err != nil {
@@ -346,7 +347,7 @@ func TestTablesOfACertificate(t *testing.T) {
 func TestSessionsBelongToAnIdentity(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	alice, again, bob := l.files(certs.Trainer, "alice", "*"), l.files(certs.Trainer, "alice", "*"),
 		l.files(certs.Trainer, "bob", "*")
 	id := rowraft.ClientID{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"github.com/rowraft/rowraft/internal/testutil"
+
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,15 +43,15 @@ func TestARolledBackServerIsRefused(t *testing.T) {
 	found := func(kind string) bool {
 		return slices.ContainsFunc(c.status(c.ctx).Findings, func(p *rowraftv1.Problem) bool { return p.Kind == kind })
 	}
-	eventually(t, c.ctx, "the member of the scheduler is named", func() bool {
+	testutil.Eventually(t, "the member of the scheduler is named", func() bool {
 		return found("scheduler-member-rolled-back")
 	})
-	eventually(t, c.ctx, "the replica is named, or replaced already", func() bool {
+	testutil.Eventually(t, "the replica is named, or replaced already", func() bool {
 		c.push()
 		return found("replica-rolled-back") || c.replicas()[name].GetReplicaId() != before
 	})
 	c.wantRow()
-	eventually(t, c.ctx, "the replica is rebuilt in its place", func() bool {
+	testutil.Eventually(t, "the replica is rebuilt in its place", func() bool {
 		c.push()
 		r := c.replicas()[name]
 		return r.GetReplicaId() != "" && r.GetReplicaId() != before && r.GetFenced() == "" && !found("replica-rolled-back")
@@ -62,7 +64,7 @@ func TestARolledBackServerIsRefused(t *testing.T) {
 	c.restart(i)
 	c.push()
 	c.wantRow()
-	eventually(t, c.ctx, "the member of the scheduler is named again", func() bool {
+	testutil.Eventually(t, "the member of the scheduler is named again", func() bool {
 		return found("scheduler-member-rolled-back")
 	})
 	if found("replica-rolled-back") {

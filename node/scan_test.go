@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -52,14 +53,14 @@ func TestBadScansAreRefused(t *testing.T) {
 			rowraft.CodeTooStale},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := r.scan(testContext(t), tc.req, func(reply *rowraftv1.ScanReply) { t.Errorf("a message: %v", reply) })
+			err := r.scan(testutil.Context(t), tc.req, func(reply *rowraftv1.ScanReply) { t.Errorf("a message: %v", reply) })
 			if rowraft.CodeOf(err) != tc.want {
 				t.Fatalf("got %v (%v), want %v", rowraft.CodeOf(err), err, tc.want)
 			}
 		})
 	}
 	rows, next := 0, uint32(0)
-	err := r.scan(testContext(t), good(func(*rowraftv1.ScanRequest) {}), func(reply *rowraftv1.ScanReply) {
+	err := r.scan(testutil.Context(t), good(func(*rowraftv1.ScanRequest) {}), func(reply *rowraftv1.ScanReply) {
 		next = reply.NextSlot
 		for payload := reply.Payload; len(payload) > 0; {
 			seg, _, rest, err := wire.ParseSegment(payload)

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"github.com/rowraft/rowraft/internal/testutil"
+
 	"os"
 	"slices"
 	"testing"
@@ -15,7 +17,7 @@ func TestALostMemberOfTheSchedulerIsReplaced(t *testing.T) {
 	// One leader must find out that n3 is down, so it must not lose the leadership when the machine is
 	// busy: without n3 it needs every answer of the other server.
 	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Profile = "dense" })
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	if _, err := cl.CreateTable(ctx, counterSchema("before"), false); err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +35,7 @@ func TestALostMemberOfTheSchedulerIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.restart(2)
-	eventually(t, ctx, "the new n3 has the seat and a replica, and the old one is forgotten", func() bool {
+	testutil.Eventually(t, "the new n3 has the seat and a replica, and the old one is forgotten", func() bool {
 		n := named("n3")
 		return len(c.status(ctx).GetNodes()) == 3 && n.GetNode().GetId() != old && n.GetNode().GetScheduler() &&
 			len(n.GetReplicas()) == 1

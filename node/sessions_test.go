@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -30,7 +31,7 @@ func (c *testCluster) tableStub(i int) rowraftv1.TableClient {
 func TestSessionsEndAndGoOn(t *testing.T) {
 	const shards = 2
 	c := startCluster(t, 1, shards)
-	ctx, id := testContext(t), rowraft.ClientID{1, 2, 3}
+	ctx, id := testutil.Context(t), rowraft.ClientID{1, 2, 3}
 	cl, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, ClientID: id})
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +92,7 @@ func TestSessionsEndAndGoOn(t *testing.T) {
 // TestAFullShardRefusesBeforeTheLog: a session without room costs no log entry, and other owners have room.
 func TestAFullShardRefusesBeforeTheLog(t *testing.T) {
 	c := startCluster(t, 1, 1)
-	ctx, stub := testContext(t), c.tableStub(0)
+	ctx, stub := testutil.Context(t), c.tableStub(0)
 	request := func(owner byte, n int) *rowraftv1.OpenSessionRequest {
 		id := rowraft.ClientID{owner}
 		binary.BigEndian.PutUint32(id[8:], uint32(n))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/steps"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -149,7 +150,7 @@ func TestAMembershipWaitsForAStepThatIsOpenInTheLog(t *testing.T) {
 		t.Fatalf("before rank 1 has sent its part again: %v, want Overloaded", err)
 	}
 	one, three := c.pushMany(2, 1), c.pushMany(1, 3)
-	eventually(t, c.ctx, "the membership is there", func() bool { return ensure() == nil })
+	testutil.Eventually(t, "the membership is there", func() bool { return ensure() == nil })
 	c.want(zero, true, 2)
 	c.want(one, true, 2)
 	c.want(three, false, 2)
@@ -211,7 +212,7 @@ func TestAStepThatAllHaveGivenUp(t *testing.T) {
 func TestLargeStepsSurviveChangesOfTheLead(t *testing.T) {
 	const workers, steps = 2, 6
 	c := startCluster(t, 3, 1)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	if _, err := c.dial().CreateTable(ctx, wideTable(), false); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -26,7 +27,7 @@ type stepCluster struct {
 
 func startStepCluster(t *testing.T) *stepCluster {
 	t.Helper()
-	c := &stepCluster{ctx: testContext(t)}
+	c := &stepCluster{ctx: testutil.Context(t)}
 	c.testCluster = startClusterWith(t, 1, 1, func(cfg *Config) {
 		cfg.tamper = func(r replica.Applier, _ rowraft.Index, entry []byte) []byte {
 			c.mu.Lock()
@@ -90,7 +91,7 @@ func (c *stepCluster) state() *rowraftv1.JobStateReply {
 // heldFrom waits until the leader holds parts of the lowest open step from all members except missing.
 func (c *stepCluster) heldFrom(step rowraft.Step, missing ...uint32) {
 	c.t.Helper()
-	eventually(c.t, c.ctx, fmt.Sprintf("step %d waits for %v", step, missing), func() bool {
+	testutil.Eventually(c.t, fmt.Sprintf("step %d waits for %v", step, missing), func() bool {
 		s := c.state()
 		return s.HighestOpen == uint64(step) && slices.Equal(s.WaitingFor, missing)
 	})
@@ -330,7 +331,7 @@ func TestIdleWorkersCloseNoStep(t *testing.T) {
 		c := startStepCluster(t)
 		c.ensureJob(c.ctx, rule, 1, 1, 1, 1)
 		two, three := c.idle(2, 1), c.idle(3, 1)
-		eventually(t, c.ctx, "the idle workers are there", func() bool {
+		testutil.Eventually(t, "the idle workers are there", func() bool {
 			s := c.state()
 			return s.LastClosed > 0 || slices.Equal(s.WaitingFor, []uint32{0, 1})
 		})
@@ -385,7 +386,7 @@ func TestAHoldWaitsForNoOpenStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := c.push(cl1, j1, 1, 2)
-	eventually(t, c.ctx, "the step is whole", func() bool {
+	testutil.Eventually(t, "the step is whole", func() bool {
 		return c.state().HighestOpen == 1 && len(c.state().WaitingFor) == 0
 	})
 	if s := c.state(); s.LastClosed != 0 {
@@ -415,5 +416,5 @@ func TestHalfAPartHoldsUpNobody(t *testing.T) {
 	c.want(b, true, 3)
 	c.want(c.push(cl1, j1, 1, 2), false, 3)
 	c.row(-2)
-	eventually(t, c.ctx, "no step is open", func() bool { return c.state().HighestOpen == 0 })
+	testutil.Eventually(t, "no step is open", func() bool { return c.state().HighestOpen == 0 })
 }

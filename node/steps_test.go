@@ -9,6 +9,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -23,7 +24,7 @@ func (c *testCluster) everyShard(ctx context.Context, call func(rowraftv1.Replic
 	}
 	for shard := range c.nodes[0].cfg.Shards {
 		var err error
-		eventually(c.t, ctx, "a shard's leader answers", func() bool {
+		testutil.Eventually(c.t, "a shard's leader answers", func() bool {
 			for _, a := range admins {
 				err = call(a, uint32(shard))
 				if err == nil || !rowraft.CodeOf(err).Retryable() {
@@ -176,7 +177,7 @@ func (c *testCluster) wantRows(ctx context.Context, table string, want map[rowra
 // Steps are averaged in rank order, to the bit. A leader that is killed in the middle changes nothing.
 func TestStepsAreAveragedInRankOrder(t *testing.T) {
 	c := startCluster(t, 3, 2)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	if _, err := c.dial().CreateTable(ctx, counterSchema("emb"), false); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -52,7 +53,7 @@ func keysUpTo(n int) (keys []rowraft.Key) {
 // same rows and returns their number.
 func sameRows(t *testing.T, ctx context.Context, c *testCluster, shard uint32) (rows uint64) {
 	t.Helper()
-	eventually(t, ctx, "all replicas are at one index", func() bool {
+	testutil.Eventually(t, "all replicas are at one index", func() bool {
 		var first *rowraftv1.DigestReply
 		for i := range c.nodes {
 			conn, err := rpc.Dial(c.nodes[i].addr, nil, nil)
@@ -87,7 +88,7 @@ func sameRows(t *testing.T, ctx context.Context, c *testCluster, shard uint32) (
 // the middle.
 func TestUnseenRowsExpire(t *testing.T) {
 	c := startClusterWith(t, 3, 2, func(cfg *Config) { cfg.SweepEvery = 20 * time.Millisecond })
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	s := counterSchema("fading")
 	s.Expire = 2
 	table, err := cl.CreateTable(ctx, s, false)
@@ -98,7 +99,7 @@ func TestUnseenRowsExpire(t *testing.T) {
 	pushOnes(t, ctx, table, keys...)
 	kept := keys[:10]
 	first := true
-	eventually(t, ctx, "the rows expire", func() bool {
+	testutil.Eventually(t, "the rows expire", func() bool {
 		pushOnes(t, ctx, table, kept...)
 		left := present(t, ctx, table, keys[10:])
 		if left < len(keys)-10 && first {
@@ -112,7 +113,7 @@ func TestUnseenRowsExpire(t *testing.T) {
 		t.Errorf("%d rows are left, of which 10 were pushed", n)
 	}
 	again := 20
-	eventually(t, ctx, "a key that is pushed again after its row expired reads 1", func() bool {
+	testutil.Eventually(t, "a key that is pushed again after its row expired reads 1", func() bool {
 		w := make([]float32, 4)
 		pushOnes(t, ctx, table, keys[again])
 		if err := table.Pull(ctx, keys[again:again+1], w); err != nil || w[0] != 0 && w[0] != 1 {
@@ -130,7 +131,7 @@ func shrink(t *testing.T, ctx context.Context, c *testCluster,
 	req *rowraftv1.ShrinkTableRequest) (last *rowraftv1.ShrinkTableReply, quiet bool, err error) {
 	t.Helper()
 	before, tries := c.terms(ctx), 0
-	eventually(t, ctx, "a scheduler answers", func() bool {
+	testutil.Eventually(t, "a scheduler answers", func() bool {
 		for i := range c.nodes {
 			conn, dialed := rpc.Dial(c.nodes[i].addr, nil, nil)
 			if dialed != nil {
@@ -193,7 +194,7 @@ func shrinkAt(ctx context.Context, s rowraftv1.SweepsClient,
 
 func TestShrinkATable(t *testing.T) {
 	c := startClusterWith(t, 3, 4, func(cfg *Config) { cfg.SweepEvery = -1 })
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	s := counterSchema("tracked")
 	s.Expire = 1 << 30
 	table, err := cl.CreateTable(ctx, s, false)
@@ -243,7 +244,7 @@ func TestShrinkATable(t *testing.T) {
 			t.Errorf("%s: %d and %d rows are left, want %d and %d", tc.name, a, b, tc.left, tc.plain)
 		}
 	}
-	eventually(t, ctx, "rows that were pushed are unseen for a second", func() bool {
+	testutil.Eventually(t, "rows that were pushed are unseen for a second", func() bool {
 		reply, _, err := shrink(t, ctx, c, &rowraftv1.ShrinkTableRequest{Table: "tracked",
 			Conditions: &rowraftv1.SweepConditions{UnseenTicks: &zero}})
 		if err != nil {

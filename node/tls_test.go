@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // lab makes certificates of one cluster in a directory of the test.
@@ -53,7 +54,7 @@ func TestTLSOnBothPorts(t *testing.T) {
 	lab := newLab(t)
 	server, files := lab.files(certs.Node, "n1"), lab.files(certs.Admin, "ann")
 	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, server })
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	var endpoints []string
 	for _, n := range c.nodes {
 		endpoints = append(endpoints, n.addr)

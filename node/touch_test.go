@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -20,7 +21,7 @@ import (
 func TestATableThatComesWhileACallWaits(t *testing.T) {
 	l := newLab(t)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	open := func(f rpc.TLSFiles) *grpc.ClientConn {
 		source, err := f.Open(nil)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/replica"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -34,7 +35,7 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 		}
 		i++
 	})
-	cl, ctx := c.dial(), testContext(t)
+	cl, ctx := c.dial(), testutil.Context(t)
 	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +48,7 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 	}
 	// logNext proposes an entry of the next version: a drop of a table that does not exist.
 	logNext := func(shard rowraft.ShardID) (err error) {
-		eventually(t, ctx, "the leader of a shard answers, and knows what all servers understand", func() bool {
+		testutil.Eventually(t, "the leader of a shard answers, and knows what all servers understand", func() bool {
 			final := false
 			replicas.Range(func(at, value any) bool {
 				r := value.(replica.Applier)
@@ -77,7 +78,7 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 	c.nodes[2].cfg.announce = 0
 	c.restart(2)
 	for shard := range rowraft.ShardID(2) {
-		eventually(t, ctx, "the upgraded shard takes the entry", func() bool { return logNext(shard) == nil })
+		testutil.Eventually(t, "the upgraded shard takes the entry", func() bool { return logNext(shard) == nil })
 	}
 	push("after the upgrade")
 

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
@@ -229,7 +230,7 @@ func patientCluster(t testing.TB, n int, opts func(*Options)) *testCluster {
 // elect makes n campaign until it leads.
 func (c *testCluster) elect(n *testNode) {
 	c.t.Helper()
-	eventually(c.t, fmt.Sprintf("node %s leads", n.id), func() bool {
+	testutil.Eventually(c.t, fmt.Sprintf("node %s leads", n.id), func() bool {
 		if _, _, me := n.group.Leader(); me {
 			return c.leader() == n
 		}
@@ -257,8 +258,8 @@ func (c *testCluster) elect(n *testNode) {
 // although the successor may lead.
 func (c *testCluster) handOver(from *testNode, to rowraft.ReplicaID) {
 	c.t.Helper()
-	eventually(c.t, fmt.Sprintf("node %s transfers the leadership", from.id), func() bool {
-		err := from.group.TransferLeadership(testContext(c.t), to)
+	testutil.Eventually(c.t, fmt.Sprintf("node %s transfers the leadership", from.id), func() bool {
+		err := from.group.TransferLeadership(testutil.Context(c.t), to)
 		return err == nil || rowraft.CodeOf(err) == rowraft.CodeNotLeader
 	})
 }
@@ -378,30 +379,11 @@ func (c *testCluster) stop(n *testNode) {
 	c.mu.Unlock()
 }
 
-func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// eventually polls ok: raft has no events for most conditions that tests wait for.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	end := time.Now().Add(2 * time.Minute)
-	for !ok() {
-		if time.Now().After(end) {
-			t.Fatalf("never happened: %s", what)
-		}
-		//tidy:allow sleep polls, up to a deadline, what has no event
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 // leader waits until one of the running nodes leads and can serve.
 func (c *testCluster) leader() *testNode {
 	c.t.Helper()
 	var found *testNode
-	eventually(c.t, "a leader that serves", func() bool {
+	testutil.Eventually(c.t, "a leader that serves", func() bool {
 		for _, n := range c.nodes {
 			if n.group == nil {
 				continue
@@ -438,7 +420,7 @@ func (c *testCluster) followers() []*testNode {
 func (c *testCluster) propose(entry string) rowraft.Index {
 	c.t.Helper()
 	var index rowraft.Index
-	eventually(c.t, "a proposal is applied", func() bool {
+	testutil.Eventually(c.t, "a proposal is applied", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		_, i, err := c.leader().group.Propose([]byte(entry)).Wait(ctx)
@@ -465,7 +447,7 @@ func (c *testCluster) converged(index rowraft.Index) {
 		if n.group == nil {
 			continue
 		}
-		if err := n.group.WaitApplied(testContext(c.t), index); err != nil {
+		if err := n.group.WaitApplied(testutil.Context(c.t), index); err != nil {
 			c.t.Fatalf("node %s: applied %d, want %d: %v; status %+v", n.id, n.group.AppliedIndex(), index, err,
 				n.group.Status())
 		}

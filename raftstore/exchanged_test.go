@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
@@ -43,8 +44,8 @@ func TestGroupsWithExchangedLogsDoNotStart(t *testing.T) {
 				t.Fatal(err)
 			}
 			last := c.propose("acknowledged")
-			eventually(t, "the other group takes an entry", func() bool {
-				_, _, err := second.Propose([]byte("x")).Wait(testContext(t))
+			testutil.Eventually(t, "the other group takes an entry", func() bool {
+				_, _, err := second.Propose([]byte("x")).Wait(testutil.Context(t))
 				return err == nil
 			})
 			if err := errors.Join(n.group.Snapshot(), second.Snapshot()); err != nil {

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/timers"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
@@ -59,7 +61,7 @@ func unwillingCluster(t *testing.T) (c *testCluster, u *unwillingTransport) {
 // A server that stops tries to transfer the leadership to one voter after the other.
 func TestGivingUpTheLeadTriesEveryVoter(t *testing.T) {
 	c, u := unwillingCluster(t)
-	eventually(t, "a lead that one voter refuses goes to the other", func() bool {
+	testutil.Eventually(t, "a lead that one voter refuses goes to the other", func() bool {
 		c.propose("x")
 		l := c.leader()
 		u.unwilling.Store(raft.ServerID(""))
@@ -88,7 +90,7 @@ func TestALeadThatNoVoterCanTakeIsKept(t *testing.T) {
 // Proposals wait during a transfer, so a transfer to followers that answer heartbeats and take no entries ends early.
 func TestATransferDoesNotWaitForACommit(t *testing.T) {
 	c, u := unwillingCluster(t)
-	eventually(t, "a transfer is given up because nothing is committed", func() bool {
+	testutil.Eventually(t, "a transfer is given up because nothing is committed", func() bool {
 		c.propose("before")
 		l := c.leader()
 		u.hold.Store(true)

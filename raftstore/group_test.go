@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
 
@@ -91,7 +93,7 @@ func TestFarBehindFollowerGetsSnapshot(t *testing.T) {
 			}
 			for _, n := range c.nodes { // any of them may lead
 				if n != slow {
-					eventually(t, "the logs are compacted", func() bool {
+					testutil.Eventually(t, "the logs are compacted", func() bool {
 						var e raft.Log
 						if errors.Is(n.group.inner.GetLog(sentEntries+8, &e), raft.ErrLogNotFound) { // see outrun
 							return true
@@ -124,7 +126,7 @@ func TestProposalsKeepTheirOrder(t *testing.T) {
 	}
 	var last rowraft.Index
 	for i, f := range futures {
-		result, index, err := f.Wait(testContext(t))
+		result, index, err := f.Wait(testutil.Context(t))
 		if err != nil {
 			t.Fatalf("proposal %d: %v", i, err)
 		}
@@ -147,7 +149,7 @@ func TestReadIsLinearizable(t *testing.T) {
 	for i := range 20 {
 		c.propose(fmt.Sprint(i))
 		var n int
-		if err := c.leader().group.Read(testContext(t), func() error {
+		if err := c.leader().group.Read(testutil.Context(t), func() error {
 			n, _ = c.leader().machine.state()
 			return nil
 		}); err != nil {
@@ -164,7 +166,7 @@ func TestReadIsLinearizable(t *testing.T) {
 	}
 	n.mu.Unlock()
 	f := c.followers()[0]
-	if _, err := f.group.ReadIndex(testContext(t)); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
+	if _, err := f.group.ReadIndex(testutil.Context(t)); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
 		t.Errorf("ReadIndex on a follower: %v, want CodeNotLeader", err)
 	}
 }
@@ -188,7 +190,7 @@ func TestLeadershipIsHandedOver(t *testing.T) {
 	seen := map[change]bool{}
 	delivered := func(want ...change) { // each before the next: of two at once OnLeader sees only the later one
 		t.Helper()
-		eventually(t, fmt.Sprintf("OnLeader told of %v", want), func() bool {
+		testutil.Eventually(t, fmt.Sprintf("OnLeader told of %v", want), func() bool {
 			select {
 			case ch := <-changes:
 				seen[ch] = true

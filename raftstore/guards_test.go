@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
@@ -93,7 +95,7 @@ func TestMachineFailureStopsGroup(t *testing.T) {
 			}
 			c.propose("before")
 			if tc.leads {
-				_, _, err := sick.group.Propose([]byte("poison")).Wait(testContext(t))
+				_, _, err := sick.group.Propose([]byte("poison")).Wait(testutil.Context(t))
 				if !rowraft.CodeOf(err).MaybeApplied() {
 					t.Errorf("the poison ended with %v, want an unknown outcome", err)
 				}
@@ -241,8 +243,8 @@ func TestFullDiskRefusesProposals(t *testing.T) {
 	g := c.nodes[0].group
 	free.Store(99 << 20)
 	var err error
-	eventually(t, "a proposal is refused", func() bool {
-		_, _, err = g.Propose([]byte("x")).Wait(testContext(t))
+	testutil.Eventually(t, "a proposal is refused", func() bool {
+		_, _, err = g.Propose([]byte("x")).Wait(testutil.Context(t))
 		return err != nil
 	})
 	var over *rowraft.OverloadedError
@@ -268,12 +270,12 @@ func TestPendingBytesAreBounded(t *testing.T) {
 	for range 3 {
 		futures = append(futures, n.group.Propose(make([]byte, 1000)))
 	}
-	_, _, err := n.group.Propose([]byte{1}).Wait(testContext(t))
+	_, _, err := n.group.Propose([]byte{1}).Wait(testutil.Context(t))
 	if rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 		t.Errorf("fourth proposal: %v, want CodeOverloaded", err)
 	}
 	for _, size := range []int{0, 1001} {
-		if _, _, err := n.group.Propose(make([]byte, size)).Wait(testContext(t)); rowraft.CodeOf(
+		if _, _, err := n.group.Propose(make([]byte, size)).Wait(testutil.Context(t)); rowraft.CodeOf(
 			err) != rowraft.CodeInvalidArgument {
 			t.Errorf("proposal of %d bytes: %v, want CodeInvalidArgument", size, err)
 		}
@@ -285,7 +287,7 @@ func TestPendingBytesAreBounded(t *testing.T) {
 	}
 	close(block)
 	for _, f := range futures {
-		if _, _, err := f.Wait(testContext(t)); err != nil {
+		if _, _, err := f.Wait(testutil.Context(t)); err != nil {
 			t.Error(err)
 		}
 	}

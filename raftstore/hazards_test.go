@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/logstore"
@@ -73,7 +75,7 @@ func TestWaitAppliedWaitsForTheMachine(t *testing.T) {
 	r := n.group.run.Load().raft
 	index := n.group.Status().LastIndex + 1
 	f := n.group.Propose([]byte("slow"))
-	eventually(t, "raft calls the entry applied", func() bool { return r.AppliedIndex() == uint64(index) })
+	testutil.Eventually(t, "raft calls the entry applied", func() bool { return r.AppliedIndex() == uint64(index) })
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	if err := n.group.WaitApplied(ctx, index); !errors.Is(err, context.DeadlineExceeded) {
@@ -83,10 +85,10 @@ func TestWaitAppliedWaitsForTheMachine(t *testing.T) {
 		t.Errorf("status says applied %d of %d, backlog %d bytes", s.AppliedIndex, index, s.BacklogBytes)
 	}
 	close(block)
-	if _, _, err := f.Wait(testContext(t)); err != nil {
+	if _, _, err := f.Wait(testutil.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.group.WaitApplied(testContext(t), index); err != nil {
+	if err := n.group.WaitApplied(testutil.Context(t), index); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -108,7 +110,7 @@ func TestContactIsNoProgress(t *testing.T) {
 		c.propose(fmt.Sprint(i))
 	}
 	began := time.Now()
-	eventually(t, "a heartbeat is answered", func() bool {
+	testutil.Eventually(t, "a heartbeat is answered", func() bool {
 		for _, m := range l.group.Status().Members {
 			if m.Node == f.id && m.LastContact.After(began) {
 				if m.LagEntries < 20 {
@@ -253,8 +255,8 @@ func TestReserveHoldsTwoSegmentsOfEachGroup(t *testing.T) {
 	c.propose("before")
 	const reserve = 2*(1<<20) + 2*(2<<20)
 	free.Store(reserve - 1)
-	eventually(t, "a proposal is refused", func() bool {
-		_, _, err := n.group.Propose([]byte("x")).Wait(testContext(t))
+	testutil.Eventually(t, "a proposal is refused", func() bool {
+		_, _, err := n.group.Propose([]byte("x")).Wait(testutil.Context(t))
 		return rowraft.CodeOf(err) == rowraft.CodeOverloaded
 	})
 	free.Store(reserve)

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
@@ -74,7 +75,7 @@ func TestLostAnswersAfterInstallDoNotLoop(t *testing.T) {
 			lose.Store(4)
 			c.start(slow)
 			c.converged(c.propose("last"))
-			eventually(t, "all four answers are lost", func() bool {
+			testutil.Eventually(t, "all four answers are lost", func() bool {
 				c.propose("more")
 				return lost.Load() == 4 && installs.Load() > 0
 			})
@@ -108,9 +109,9 @@ func TestInstallBelowLastIndexRestartsRaft(t *testing.T) {
 		t.Error("raft's goroutine went on")
 	}()
 	<-done
-	eventually(t, "the group restarts", func() bool { return f.group.Status().Restarts == 1 })
+	testutil.Eventually(t, "the group restarts", func() bool { return f.group.Status().Restarts == 1 })
 	// All cleared entries had been confirmed, so this replica must be refused.
-	eventually(t, "the replica finds that it has less than it confirmed", func() bool {
+	testutil.Eventually(t, "the replica finds that it has less than it confirmed", func() bool {
 		return rowraft.CodeOf(f.group.Err()) == rowraft.CodeFenced
 	})
 	c.propose("z")

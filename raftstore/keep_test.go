@@ -1,6 +1,8 @@
 package raftstore
 
 import (
+	"github.com/rowraft/rowraft/internal/testutil"
+
 	"bytes"
 	"fmt"
 	"io"
@@ -92,7 +94,7 @@ func snapshotIsSentWhile(t *testing.T, entries int) (restored int, ok bool) {
 	c.propose("first")
 	slow := c.followers()[0]
 	c.stop(slow)
-	eventually(t, "the leader cut its log", func() bool {
+	testutil.Eventually(t, "the leader cut its log", func() bool {
 		first, err := c.leader().group.inner.FirstIndex()
 		return taken() > 0 && err == nil && first > 2*sentEntries // see outrun
 	})
@@ -103,7 +105,7 @@ func snapshotIsSentWhile(t *testing.T, entries int) (restored int, ok bool) {
 	for i := range entries {
 		c.propose(fmt.Sprint(i, pad))
 	}
-	eventually(t, "another snapshot was taken", func() bool { return leader.group.Status().SnapshotIndex > was })
+	testutil.Eventually(t, "another snapshot was taken", func() bool { return leader.group.Status().SnapshotIndex > was })
 	close(goOn)
 	c.converged(c.propose("last"))
 	return slow.machine.restored(), c.leader() == leader

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 )
@@ -134,11 +136,11 @@ func TestWatchdogStopsLeaderWithHungDisk(t *testing.T) {
 	if l.group.Err() == nil || l.group.Status().Role != RoleStopped {
 		t.Errorf("status after the stall: %+v", l.group.Status())
 	}
-	if _, _, err := l.group.Propose([]byte("x")).Wait(testContext(t)); rowraft.CodeOf(err).MaybeApplied() {
+	if _, _, err := l.group.Propose([]byte("x")).Wait(testutil.Context(t)); rowraft.CodeOf(err).MaybeApplied() {
 		t.Errorf("proposal after the stall: %v, want a refusal", err)
 	}
 	close(release)
-	if _, _, err := f.Wait(testContext(t)); !rowraft.CodeOf(err).MaybeApplied() {
+	if _, _, err := f.Wait(testutil.Context(t)); !rowraft.CodeOf(err).MaybeApplied() {
 		t.Errorf("the hung proposal ended with %v, want an unknown outcome", err)
 	}
 	c.elect(c.nodes[1])
@@ -165,7 +167,7 @@ func TestLogErrorIsFatal(t *testing.T) {
 			c.propose("before")
 			l := c.leader()
 			faultyOf(&logs, l).change(tc.inject)
-			_, _, err := l.group.Propose([]byte("x")).Wait(testContext(t))
+			_, _, err := l.group.Propose([]byte("x")).Wait(testutil.Context(t))
 			if rowraft.CodeOf(err) != rowraft.CodeLeadershipLost {
 				t.Errorf("the proposal ended with %v, want an unknown outcome", err)
 			}
@@ -175,7 +177,7 @@ func TestLogErrorIsFatal(t *testing.T) {
 			// Without the failed node the other two elect and serve.
 			c.elect(c.nodes[1])
 			c.propose("after")
-			eventually(t, "raft of the failed group ends", func() bool { return l.group.run.Load() == nil })
+			testutil.Eventually(t, "raft of the failed group ends", func() bool { return l.group.run.Load() == nil })
 			c.stop(l)
 			c.start(l)
 			c.converged(c.propose("again"))

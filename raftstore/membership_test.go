@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/timers"
 	"github.com/rowraft/rowraft/raftstore/transport"
@@ -42,7 +44,7 @@ func spareCluster(t *testing.T, opts func(*Options)) (c *testCluster, spare *tes
 // the move is complete.
 func (c *testCluster) moveStep(from, to Member) (done bool, err error) {
 	l := c.leader()
-	ctx := testContext(c.t)
+	ctx := testutil.Context(c.t)
 	m, err := l.group.Members()
 	if err != nil {
 		return false, err
@@ -97,7 +99,7 @@ func TestReplicaMovesUnderLoad(t *testing.T) {
 					}
 				}
 			})
-			eventually(t, "the move ends", func() bool {
+			testutil.Eventually(t, "the move ends", func() bool {
 				done, err := c.moveStep(from, to)
 				if code := rowraft.CodeOf(err); err != nil && !code.Retryable() && code != rowraft.CodePrecondition {
 					t.Fatal(err)
@@ -110,7 +112,7 @@ func TestReplicaMovesUnderLoad(t *testing.T) {
 				t.Error("the new replica got the log from its beginning, want a snapshot first")
 			}
 			var m Membership
-			eventually(t, "a leader tells the members", func() (ok bool) {
+			testutil.Eventually(t, "a leader tells the members", func() (ok bool) {
 				var err error
 				m, err = c.leader().group.Members()
 				return err == nil
@@ -131,7 +133,7 @@ func TestReplicaMovesUnderLoad(t *testing.T) {
 			c.converged(c.propose("after"))
 			c.stop(spare) // the membership is known after a restart, from the snapshot or the log
 			c.join(spare, "new")
-			eventually(t, "the restarted replica knows the members", func() bool {
+			testutil.Eventually(t, "the restarted replica knows the members", func() bool {
 				again, err := spare.group.Members()
 				return err == nil && again.Index == m.Index && len(again.Members) == 3
 			})
@@ -166,7 +168,7 @@ func TestMoveGoesOnAfterACrashInAnyPhase(t *testing.T) {
 				} else {
 					c.start(n)
 				}
-				eventually(t, "the move ends", func() bool {
+				testutil.Eventually(t, "the move ends", func() bool {
 					done, _ := c.moveStep(from, to)
 					return done
 				})
@@ -185,7 +187,7 @@ func TestChangesAreComparedAndSet(t *testing.T) {
 	c.elect(c.nodes[0])
 	c.propose("x")
 	l := c.leader()
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	m, err := l.group.Members()
 	if err != nil {
 		t.Fatal(err)
@@ -252,8 +254,8 @@ func TestRemovalBelowQuorumIsRefused(t *testing.T) {
 	c.propose("x")
 	dead := c.followers()[0]
 	c.stop(dead)
-	ctx := testContext(t)
-	eventually(t, "a leader that misses the stopped replica refuses to remove the other one", func() bool {
+	ctx := testutil.Context(t)
+	testutil.Eventually(t, "a leader that misses the stopped replica refuses to remove the other one", func() bool {
 		l, alive := c.leader(), c.followers()[0]
 		m, err := l.group.Members()
 		if err != nil || l == alive { // the leadership has just changed
@@ -271,7 +273,7 @@ func TestRemovalBelowQuorumIsRefused(t *testing.T) {
 		return rowraft.CodeOf(err) == rowraft.CodePrecondition && strings.Contains(err.Error(), "are needed to commit")
 	})
 	c.propose("still writable")
-	eventually(t, "the dead one is removed", func() bool {
+	testutil.Eventually(t, "the dead one is removed", func() bool {
 		m, err := c.leader().group.Members()
 		if err == nil {
 			_, err = c.leader().group.Remove(ctx, replicaOf(dead.id), m.Index)
@@ -288,16 +290,16 @@ func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 	c.propose("x")
 	l, out := c.leader(), c.followers()[0]
 	c.stop(out) // misses its removal
-	eventually(t, "it is removed", func() bool {
+	testutil.Eventually(t, "it is removed", func() bool {
 		l = c.leader()
 		m, err := l.group.Members()
 		if err == nil {
-			_, err = l.group.Remove(testContext(t), replicaOf(out.id), m.Index)
+			_, err = l.group.Remove(testutil.Context(t), replicaOf(out.id), m.Index)
 		}
 		return err == nil
 	})
-	eventually(t, "a leader that never knew it", func() bool {
-		_ = l.group.TransferLeadership(testContext(t), "")
+	testutil.Eventually(t, "a leader that never knew it", func() bool {
+		_ = l.group.TransferLeadership(testutil.Context(t), "")
 		return c.leader() != l
 	})
 	c.stop(l) // the only node that would still send to it
@@ -305,17 +307,19 @@ func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 	l = c.leader()
 	c.propose("without it")
 	c.start(out)
-	eventually(t, "the removed replica campaigns", func() bool { return out.group.Status().Role == RoleCandidate })
+	testutil.Eventually(t, "the removed replica campaigns",
+		func() bool { return out.group.Status().Role == RoleCandidate })
 	for i := range 20 {
 		c.propose(fmt.Sprint("meanwhile ", i))
 	}
 	if _, _, leads := out.group.Leader(); leads {
 		t.Error("the removed replica leads")
 	}
-	if _, _, err := out.group.Propose([]byte("y")).Wait(testContext(t)); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
+	_, _, err := out.group.Propose([]byte("y")).Wait(testutil.Context(t))
+	if rowraft.CodeOf(err) != rowraft.CodeNotLeader {
 		t.Errorf("a proposal to a removed replica: %v, want CodeNotLeader", err)
 	}
-	if _, err := out.group.ReadIndex(testContext(t)); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
+	if _, err := out.group.ReadIndex(testutil.Context(t)); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
 		t.Errorf("a read of a removed replica: %v, want CodeNotLeader", err)
 	}
 
@@ -339,7 +343,7 @@ func TestRemovedReplicaNeitherVotesNorServes(t *testing.T) {
 	if err := vote(raft.ServerID(replicaOf(out.id))); err == nil {
 		t.Error("a new, empty replica voted in the name of the one that was on its node before")
 	}
-	eventually(t, "the replica itself votes (or the check above would prove nothing)", func() bool {
+	testutil.Eventually(t, "the replica itself votes (or the check above would prove nothing)", func() bool {
 		return vote("second-life") == nil
 	})
 }
@@ -387,7 +391,7 @@ func interruptTransfer(t *testing.T) bool {
 		_, now, leads := l.group.Leader()
 		return (!leads || now != term) && l.group.Status().Restarts == 0
 	}
-	eventually(t, "replication to it stands still", func() bool { return held.Load() > 0 || deposed() })
+	testutil.Eventually(t, "replication to it stands still", func() bool { return held.Load() > 0 || deposed() })
 	if deposed() {
 		return false
 	}
@@ -395,15 +399,16 @@ func interruptTransfer(t *testing.T) bool {
 	// a place in that queue. TransferLeadership refuses such a target, but a follower may begin to lag after the check.
 	r, moved := l.group.run.Load().raft, false
 	for range 2 {
-		eventually(t, "a transfer is tried and fails", func() bool {
+		testutil.Eventually(t, "a transfer is tried and fails", func() bool {
 			err := r.LeadershipTransferToServer(raft.ServerID(replicaOf(f.id)), raft.ServerAddress(f.id)).Error()
 			moved = moved || err == nil // not to the wedged one
 			return !errors.Is(err, raft.ErrLeadershipTransferInProgress)
 		})
 	}
 	refused := 0
-	eventually(t, "the group is restarted", func() bool {
-		if _, _, err := l.group.Propose([]byte("again")).Wait(testContext(t)); rowraft.CodeOf(err) == rowraft.CodeNoLeader {
+	testutil.Eventually(t, "the group is restarted", func() bool {
+		_, _, err := l.group.Propose([]byte("again")).Wait(testutil.Context(t))
+		if rowraft.CodeOf(err) == rowraft.CodeNoLeader {
 			refused++
 		}
 		moved = moved || deposed()
@@ -424,7 +429,7 @@ func TestTransferGoesToACaughtUpVoter(t *testing.T) {
 	c.propose("x")
 	l := c.leader()
 	target := c.followers()[1]
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	if err := l.group.TransferLeadership(ctx, "stranger"); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("transfer to a stranger: %v, want CodePrecondition", err)
 	}
@@ -451,7 +456,7 @@ func TestTransferGoesToACaughtUpVoter(t *testing.T) {
 	}
 	stopped := l
 	c.stop(stopped)
-	eventually(t, "a transfer to a stopped voter is refused before it begins", func() bool {
+	testutil.Eventually(t, "a transfer to a stopped voter is refused before it begins", func() bool {
 		err := target.group.TransferLeadership(ctx, replicaOf(stopped.id))
 		return rowraft.CodeOf(err) == rowraft.CodeNoLeader && strings.Contains(err.Error(), "caught up")
 	})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/offline"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
@@ -35,7 +36,7 @@ func stoppedCluster(t *testing.T, backend string) (c *testCluster, marks map[row
 	}
 	c.converged(last)
 	for _, n := range c.nodes {
-		eventually(t, "a snapshot is kept, and the log is cut behind it", func() bool {
+		testutil.Eventually(t, "a snapshot is kept, and the log is cut behind it", func() bool {
 			list, err := n.group.snaps.List()
 			if err != nil || len(list) == 0 {
 				return false

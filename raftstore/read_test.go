@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/timers"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
@@ -75,7 +77,7 @@ func oneWayCluster(t *testing.T, more func(*Options)) (*testCluster, map[rowraft
 // readRefused fails the test unless a read on l fails.
 func readRefused(t *testing.T, l *testNode) {
 	t.Helper()
-	index, err := l.group.ReadIndex(testContext(t))
+	index, err := l.group.ReadIndex(testutil.Context(t))
 	if err == nil {
 		t.Errorf("a leader that is cut off read at index %d", index)
 	} else if code := rowraft.CodeOf(err); code != rowraft.CodeNoLeader && code != rowraft.CodeNotLeader {
@@ -99,7 +101,7 @@ func TestReadNeedsNewAnswersOfAMajority(t *testing.T) {
 		way.hold = hold
 		way.mu.Unlock()
 		before := way.held.Load()
-		eventually(t, "an answer of each follower is on its way", func() bool {
+		testutil.Eventually(t, "an answer of each follower is on its way", func() bool {
 			_, _, leads := l.group.Leader()
 			return way.held.Load() >= before+2 || !leads
 		})
@@ -128,7 +130,7 @@ func TestReadNeedsVoters(t *testing.T) {
 	}
 	c.propose("x")
 	learner := c.nodes[2]
-	eventually(t, "the learner is added", func() bool {
+	testutil.Eventually(t, "the learner is added", func() bool {
 		r := c.leader().group.run.Load().raft
 		return r.AddNonvoter(raft.ServerID(replicaOf(learner.id)), raft.ServerAddress(learner.id), 0, 0).Error() == nil
 	})
@@ -157,7 +159,7 @@ func TestReadLooksAtTheTermAgain(t *testing.T) {
 			t.Error(err)
 		}
 		ways[l.id].cutOff(l, c.nodes...)
-		eventually(t, "the leader steps down", func() bool { return n.raft.State() != raft.Leader })
+		testutil.Eventually(t, "the leader steps down", func() bool { return n.raft.State() != raft.Leader })
 		return index, err
 	})
 	if err == nil {

@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/logstore"
 )
@@ -52,7 +54,7 @@ func TestSnapshotsDuringAReplayCanBeRestored(t *testing.T) {
 	}
 	n := c.nodes[0]
 	n.group.restart(slog.LevelError, "test")
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	for asked := 0; ; asked++ {
 		err := n.group.Snapshot() // without a pause, to meet the replay
 		if list, _ := n.group.snaps.List(); len(list) > 0 {

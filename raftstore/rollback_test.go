@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/marks"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
@@ -74,7 +75,7 @@ func TestARolledBackGroupIsFoundAlone(t *testing.T) {
 	last := c.propose("after")
 	c.converged(last)
 	c.told(r, last)
-	eventually(t, "it knows what it confirmed", func() bool {
+	testutil.Eventually(t, "it knows what it confirmed", func() bool {
 		return r.store.marks.Of("shard-0", replicaOf(r.id)).Index >= uint64(last)
 	})
 	for _, n := range c.nodes {
@@ -124,7 +125,7 @@ func (c *diskCluster) told(n *testNode, index rowraft.Index) {
 	c.t.Helper()
 	for _, other := range c.nodes {
 		if other != n && other.store != nil {
-			eventually(c.t, fmt.Sprintf("node %s knows what node %s confirmed", other.id, n.id), func() bool {
+			testutil.Eventually(c.t, fmt.Sprintf("node %s knows what node %s confirmed", other.id, n.id), func() bool {
 				return other.store.marks.Of("shard-0", replicaOf(n.id)).Index >= uint64(index)
 			})
 		}
@@ -134,7 +135,7 @@ func (c *diskCluster) told(n *testNode, index rowraft.Index) {
 // refused waits until n has stopped because of its disk, and returns the reason.
 func (c *diskCluster) refused(n *testNode) string {
 	c.t.Helper()
-	eventually(c.t, fmt.Sprintf("node %s finds that its disk was rolled back", n.id), func() bool {
+	testutil.Eventually(c.t, fmt.Sprintf("node %s finds that its disk was rolled back", n.id), func() bool {
 		return n.group.Err() != nil
 	})
 	err := n.group.Err()
@@ -243,7 +244,7 @@ func TestARolledBackReplicaElectsNoLeader(t *testing.T) {
 	c.start(l)
 	last := c.propose("the two honest ones go on")
 	for _, n := range []*testNode{l, f} {
-		if err := n.group.WaitApplied(testContext(t), last); err != nil {
+		if err := n.group.WaitApplied(testutil.Context(t), last); err != nil {
 			t.Fatal(err)
 		}
 		list := strings.Join(n.machine.list(), "; ")
@@ -350,14 +351,14 @@ func replaceRefused(t *testing.T, back func(*diskCluster, *testNode, *vfs.Mem)) 
 	r, _ := c.refusedAfter(back)
 	change := func(what string, f func(*Group, Membership) error) {
 		t.Helper()
-		eventually(t, what, func() bool {
+		testutil.Eventually(t, what, func() bool {
 			g := c.leader().group
 			now, err := g.Members()
 			return err == nil && f(g, now) == nil
 		})
 	}
 	change("it is removed", func(g *Group, m Membership) error {
-		_, err := g.Remove(testContext(t), replicaOf(r.id), m.Index)
+		_, err := g.Remove(testutil.Context(t), replicaOf(r.id), m.Index)
 		return err
 	})
 	if err := r.store.RemoveReplica("shard-0", replicaOf(r.id)); err != nil {
@@ -369,15 +370,15 @@ func replaceRefused(t *testing.T, back func(*diskCluster, *testNode, *vfs.Mem)) 
 		t.Fatal(err)
 	}
 	change("the new one learns", func(g *Group, m Membership) error {
-		_, err := g.AddLearner(testContext(t), Member{"new", r.id}, m.Index)
+		_, err := g.AddLearner(testutil.Context(t), Member{"new", r.id}, m.Index)
 		return err
 	})
 	change("the new one votes", func(g *Group, m Membership) error {
-		_, err := g.Promote(testContext(t), "new", m.Index)
+		_, err := g.Promote(testutil.Context(t), "new", m.Index)
 		return err
 	})
 	c.converged(c.propose("z"))
-	eventually(t, "the old mark is dropped", func() bool {
+	testutil.Eventually(t, "the old mark is dropped", func() bool {
 		return c.leader().store.marks.Of("shard-0", replicaOf(r.id)) == marks.Mark{}
 	})
 }
@@ -408,7 +409,7 @@ func TestTwoProcessesOfOneNode(t *testing.T) {
 		if code := rowraft.CodeOf(err); code != rowraft.CodeIdentity && code != rowraft.CodeFenced {
 			t.Errorf("the second process ends with %v", err)
 		}
-	case <-testContext(t).Done():
+	case <-testutil.Context(t).Done():
 		t.Fatal("the second process continues")
 	}
 	c.converged(c.propose("z"))

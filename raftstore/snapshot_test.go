@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
 	"github.com/rowraft/rowraft/raftstore/snapstore"
@@ -88,7 +90,7 @@ func TestDamagedSnapshotIsReplaced(t *testing.T) {
 	if _, err := io.Copy(io.Discard, r); err == nil {
 		t.Fatal("the damage was not noticed")
 	}
-	eventually(t, "a good snapshot of a later index", func() bool {
+	testutil.Eventually(t, "a good snapshot of a later index", func() bool {
 		now, err := n.group.snaps.List()
 		return err == nil && len(now) == 1 && now[0].Index > list[0].Index
 	})
@@ -122,7 +124,7 @@ func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := n.group.watch
-	eventually(t, "there is no snapshot for longer than one may be unreadable", func() bool {
+	testutil.Eventually(t, "there is no snapshot for longer than one may be unreadable", func() bool {
 		if list, err := w.List(); err != nil || len(list) > 0 { // as raft does for a follower
 			t.Fatalf("List = %v, %v", list, err)
 		}
@@ -135,7 +137,7 @@ func TestALostSnapshotIsReplacedHoweverLongThatTakes(t *testing.T) {
 		t.Fatalf("the group stopped while it took a snapshot: %v", err)
 	}
 	done()
-	eventually(t, "the new one", func() bool {
+	testutil.Eventually(t, "the new one", func() bool {
 		list, err := w.List()
 		return err == nil && len(list) > 0
 	})
@@ -203,7 +205,7 @@ func TestSnapshotIsReleasedOnce(t *testing.T) {
 	if err := n.group.Snapshot(); err == nil {
 		t.Error("a snapshot into a missing directory succeeded")
 	}
-	eventually(t, "all snapshots are released", func() bool {
+	testutil.Eventually(t, "all snapshots are released", func() bool {
 		n.machine.mu.Lock()
 		defer n.machine.mu.Unlock()
 		return n.machine.snapped == 4 && n.machine.released == 4

@@ -6,6 +6,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/timers"
 )
 
@@ -23,7 +24,7 @@ func TestTimersChangeWhileGroupsRun(t *testing.T) {
 			}
 		}
 		c.propose("while they change")
-		eventually(t, "all replicas have the timers and the leases of the profile", func() bool {
+		testutil.Eventually(t, "all replicas have the timers and the leases of the profile", func() bool {
 			for _, n := range c.nodes {
 				run := n.group.run.Load()
 				if run == nil || run.lease != p.LeaderLease {

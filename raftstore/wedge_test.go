@@ -8,6 +8,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/raftstore/transport"
 )
 
@@ -57,7 +58,7 @@ func TestWedgedGroupIsRestartedInPlace(t *testing.T) {
 	}
 	wedged.Store(raft.ServerID(replicaOf(f.id)))
 	c.propose("while wedged")
-	eventually(t, "the present leader restarts the group", func() bool {
+	testutil.Eventually(t, "the present leader restarts the group", func() bool {
 		if _, _, leads := f.group.Leader(); leads { // no follower is wedged
 			f = c.followers()[0]
 			wedged.Store(raft.ServerID(replicaOf(f.id)))

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -187,7 +188,7 @@ func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	report()
-	eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
+	testutil.Eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
 		if err := s.driver.collectRemoved(t.Context()); err != nil {
 			t.Log(err)
 		}
@@ -263,7 +264,7 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 	if !waits {
 		t.Error("the moves had to wait until the group had answered")
 	}
-	eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
+	testutil.Eventually(t, "it is removed again", func() bool { // a call that takes too long is made again
 		s.driver.round(t.Context(), &wg)
 		wg.Wait()
 		return g.size() == 3
@@ -278,11 +279,11 @@ func TestANewLeaderReadsBeforeItAnswers(t *testing.T) {
 	l.elect(s.opts.Self.ID)
 	l.behind = true
 	_, err := s.Status(t.Context(), &rowraftv1.StatusRequest{})
-	wantError(t, err, rowraft.CodeStarting, "still reads")
+	testutil.WantCode(t, err, rowraft.CodeStarting, "still reads")
 	_, err = s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{})
-	wantError(t, err, rowraft.CodeStarting)
+	testutil.WantCode(t, err, rowraft.CodeStarting)
 	_, err = s.CancelMove(t.Context(), &rowraftv1.CancelMoveRequest{})
-	wantError(t, err, rowraft.CodeStarting)
+	testutil.WantCode(t, err, rowraft.CodeStarting)
 	if _, term, _ := s.leading(); s.inSync(t.Context(), l, term) {
 		t.Error("it would drive moves")
 	}

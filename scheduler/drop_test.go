@@ -10,9 +10,11 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 // DropShardTable makes shardServer a shard that has what EnsureTable brought.
@@ -34,8 +36,8 @@ func (a *shardServer) DropShardTable(_ context.Context,
 func TestDropReachesEveryShard(t *testing.T) {
 	a, addr := startShardServer(t)
 	s, l := leaderOfShards(t, 2, addr)
-	schema := sgd("user", 8)
-	ctx := testContext(t)
+	schema := metacmd.SGD("user", 8)
+	ctx := testutil.Context(t)
 	made, err := s.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +95,7 @@ func TestDropReachesEveryShard(t *testing.T) {
 func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 	a, addr := startShardServer(t)
 	s, _ := leaderOfShards(t, 2, addr)
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	var stuck atomic.Bool
 	stuck.Store(true)
 	a.dropAnswer = func(int) error {
@@ -103,7 +105,7 @@ func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 		return nil
 	}
 	drop := func(i int) error {
-		schema := sgd(fmt.Sprint("t", i), 1)
+		schema := metacmd.SGD(fmt.Sprint("t", i), 1)
 		made, err := s.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
 		if err != nil {
 			t.Fatal(err)
@@ -112,10 +114,10 @@ func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 		return err
 	}
 	for i := range meta.MaxDropped {
-		wantError(t, drop(i), rowraft.CodeInternal, "not yet in every shard")
+		testutil.WantCode(t, drop(i), rowraft.CodeInternal, "not yet in every shard")
 	}
 	first := s.machine.DroppedTables()[0]
-	wantError(t, drop(meta.MaxDropped), rowraft.CodeOverloaded, "shard 0", "t0")
+	testutil.WantCode(t, drop(meta.MaxDropped), rowraft.CodeOverloaded, "shard 0", "t0")
 	if got := s.machine.DroppedTables(); len(got) != meta.MaxDropped || got[0] != first {
 		t.Fatalf("%d dropped tables from %v, want %d from %v", len(got), got[0], meta.MaxDropped, first)
 	}
@@ -136,8 +138,8 @@ func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 func TestNoTableComesBackBehindItsDrop(t *testing.T) {
 	a, addr := startShardServer(t)
 	s, _ := leaderOfShards(t, 1, addr)
-	ctx := testContext(t)
-	schema := sgd("user", 8)
+	ctx := testutil.Context(t)
+	schema := metacmd.SGD("user", 8)
 	entered, leave := make(chan uint64, 1), make(chan struct{})
 	a.answer = func(call int, req *rowraftv1.EnsureTableRequest) error {
 		entered <- req.Table.Id
@@ -174,11 +176,11 @@ func TestADropWaitsForNoAbandonedRestore(t *testing.T) {
 	reconcile(t, s)
 	register(t, s, "a", noServer)
 	reconcile(t, s)
-	if err := s.proposeCommand(t.Context(), begin(1)); err != nil {
+	if err := s.proposeCommand(t.Context(), metacmd.BeginRestore(1)); err != nil {
 		t.Fatal(err)
 	}
 	reconcile(t, s)
-	if err := s.proposeCommand(t.Context(), cmdDrop("t", 9)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if err := s.proposeCommand(t.Context(), metacmd.DropTable("t", 9)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("drop of a table that there is not: %v, want TableNotFound", err)
 	}
 }

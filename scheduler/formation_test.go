@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -305,24 +306,6 @@ func founder(join ...string) Options {
 	return Options{Self: clustermap.Node{Scheduler: true}, Join: join}
 }
 
-func wantError(t *testing.T, err error, code rowraft.Code, words ...string) {
-	t.Helper()
-	if rowraft.CodeOf(err) != code {
-		t.Fatalf("error %v has code %v, want %v", err, rowraft.CodeOf(err), code)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error %q does not say %q", err, w)
-		}
-	}
-}
-
-func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 func TestThreeServersFormOverTheNetwork(t *testing.T) {
 	var ls [3]net.Listener
 	var join []string
@@ -330,7 +313,7 @@ func TestThreeServersFormOverTheNetwork(t *testing.T) {
 		ls[i] = loopback(t)
 		join = append(join, ls[i].Addr().String())
 	}
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	type outcome struct {
 		id  identity.Identity
 		err error
@@ -366,13 +349,13 @@ func TestThreeServersFormOverTheNetwork(t *testing.T) {
 func TestFounderRestartsAlone(t *testing.T) {
 	dir, l := t.TempDir(), loopback(t)
 	s := startStation(t, dir, again(t, l), founder())
-	born, err := s.sched.Form(testContext(t))
+	born, err := s.sched.Form(testutil.Context(t))
 	if err != nil || !born.Founder() {
 		t.Fatalf("a cluster of one: %+v (%v)", born, err)
 	}
 	s.stop(t)
 	s = startStation(t, dir, again(t, l), founder(l.Addr().String(), noServer))
-	now, err := s.sched.Form(testContext(t))
+	now, err := s.sched.Form(testutil.Context(t))
 	if err != nil || now.Cluster != born.Cluster || now.Node != born.Node {
 		t.Errorf("restarted as %+v (%v), want %+v", now, err, born)
 	}
@@ -381,7 +364,7 @@ func TestFounderRestartsAlone(t *testing.T) {
 func TestClustersAreNotMixed(t *testing.T) {
 	one := startStation(t, t.TempDir(), loopback(t), founder())
 	two := startStation(t, t.TempDir(), loopback(t), founder())
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	idOne, err := one.sched.Form(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -403,12 +386,12 @@ func TestClustersAreNotMixed(t *testing.T) {
 		s.stop(t)
 		s = startStation(t, dir, again(t, l), founder(l.Addr().String(), addr(one))).patient()
 		_, err = s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeIdentity, string(id.Cluster), string(idOne.Cluster), dir)
+		testutil.WantCode(t, err, rowraft.CodeIdentity, string(id.Cluster), string(idOne.Cluster), dir)
 	})
 	t.Run("addresses of two clusters are refused", func(t *testing.T) {
 		s := startStation(t, t.TempDir(), loopback(t), Options{Join: []string{addr(one), addr(two)}}).patient()
 		_, err := s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeIdentity, string(idOne.Cluster), string(idTwo.Cluster))
+		testutil.WantCode(t, err, rowraft.CodeIdentity, string(idOne.Cluster), string(idTwo.Cluster))
 	})
 	t.Run("a scheduler that did not found the cluster waits for its leader, and founds nothing", func(t *testing.T) {
 		l := loopback(t)
@@ -439,27 +422,27 @@ func TestClustersAreNotMixed(t *testing.T) {
 	t.Run("register and heartbeat of another cluster are refused", func(t *testing.T) {
 		_, err := one.sched.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{ClusterId: string(idTwo.Cluster),
 			Node: &rowraftv1.Node{Id: "n"}})
-		wantError(t, err, rowraft.CodeIdentity, string(idOne.Cluster), string(idTwo.Cluster))
+		testutil.WantCode(t, err, rowraft.CodeIdentity, string(idOne.Cluster), string(idTwo.Cluster))
 		_, err = one.sched.Heartbeat(ctx, &rowraftv1.HeartbeatRequest{ClusterId: string(idTwo.Cluster), NodeId: "n"})
-		wantError(t, err, rowraft.CodeIdentity)
+		testutil.WantCode(t, err, rowraft.CodeIdentity)
 	})
 }
 
 func TestListsThatCannotFormAClusterAreRefused(t *testing.T) {
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	t.Run("different lists", func(t *testing.T) {
 		a, b := loopback(t), loopback(t)
 		startStation(t, t.TempDir(), a, founder(a.Addr().String()))
 		s := startStation(t, t.TempDir(), b, founder(a.Addr().String(), b.Addr().String()))
 		_, err := s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeInvalidArgument, a.Addr().String(), b.Addr().String(), "same servers")
+		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, a.Addr().String(), b.Addr().String(), "same servers")
 	})
 	t.Run("a server that is not in its own list", func(t *testing.T) {
 		a, b := loopback(t), loopback(t)
 		startStation(t, t.TempDir(), a, founder(a.Addr().String()))
 		s := startStation(t, t.TempDir(), b, founder(a.Addr().String()))
 		_, err := s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeInvalidArgument, "leads to this server", b.Addr().String())
+		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "leads to this server", b.Addr().String())
 	})
 	t.Run("one server twice", func(t *testing.T) {
 		a := loopback(t)
@@ -469,7 +452,7 @@ func TestListsThatCannotFormAClusterAreRefused(t *testing.T) {
 		}
 		s := startStation(t, t.TempDir(), a, founder(a.Addr().String(), "localhost:"+port))
 		_, err = s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeInvalidArgument, "are the same server")
+		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "are the same server")
 	})
 	t.Run("a server without a scheduler among the founders", func(t *testing.T) {
 		a, b := loopback(t), loopback(t)
@@ -477,12 +460,12 @@ func TestListsThatCannotFormAClusterAreRefused(t *testing.T) {
 		startStation(t, t.TempDir(), a, Options{Join: join})
 		s := startStation(t, t.TempDir(), b, founder(join...))
 		_, err := s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeInvalidArgument, a.Addr().String(), "no scheduler")
+		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, a.Addr().String(), "no scheduler")
 	})
 	t.Run("a server without a scheduler and without a list", func(t *testing.T) {
 		s := startStation(t, t.TempDir(), loopback(t), Options{})
 		_, err := s.sched.Form(ctx)
-		wantError(t, err, rowraft.CodeInvalidArgument, "--join")
+		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "--join")
 	})
 	t.Run("waiting ends with the context and says for whom", func(t *testing.T) {
 		a := loopback(t)
@@ -494,7 +477,7 @@ func TestListsThatCannotFormAClusterAreRefused(t *testing.T) {
 			if err != nil && !strings.Contains(err.Error(), noServer) && ctx.Err() == nil && patience < time.Minute {
 				continue // a busy machine: it had asked no server yet
 			}
-			wantError(t, err, rowraft.CodeDeadline, noServer)
+			testutil.WantCode(t, err, rowraft.CodeDeadline, noServer)
 			break
 		}
 	})

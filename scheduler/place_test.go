@@ -10,6 +10,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
@@ -106,7 +107,7 @@ func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
 		func() bool { _, known := s.view.Map().Node("a"); return !known })
 	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(),
 		FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "a", Addr: "x:1", PeerAddr: "x:2"}})
-	wantError(t, err, rowraft.CodeIdentity, "was decommissioned")
+	testutil.WantCode(t, err, rowraft.CodeIdentity, "was decommissioned")
 }
 
 // silence makes the leader of the metadata group believe that it has led for so long.
@@ -130,10 +131,10 @@ func TestADecommissionIsUndone(t *testing.T) {
 		t.Fatalf("moves %+v", running)
 	}
 	_, err := s.ChangeNode(t.Context(), &rowraftv1.ChangeNodeRequest{Node: "b", ExpectAny: true, Operation: op.Id + 7})
-	wantError(t, err, rowraft.CodePrecondition, "does not run on b")
+	testutil.WantCode(t, err, rowraft.CodePrecondition, "does not run on b")
 	_, err = s.ChangeNode(t.Context(), &rowraftv1.ChangeNodeRequest{Node: "b",
 		Expect: rowraftv1.NodeIntent_NODE_INTENT_DRAIN})
-	wantError(t, err, rowraft.CodePrecondition, "b is decommissioned")
+	testutil.WantCode(t, err, rowraft.CodePrecondition, "b is decommissioned")
 	change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b", Operation: op.Id})
 	if n, _ := s.view.Map().Node("b"); n.Intent != clustermap.Serve {
 		t.Errorf("it is %s", meta.IntentName(n.Intent))
@@ -415,14 +416,14 @@ func TestAWipedServerTakesItsName(t *testing.T) {
 		Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: old.Addr, PeerAddr: old.PeerAddr}}
 	g.report(t, s, "a", "b", "c", "d")
 	_, err := s.RegisterNode(t.Context(), fresh)
-	wantError(t, err, rowraft.CodeAlreadyExists, "is that of node c") // who is up keeps its name
+	testutil.WantCode(t, err, rowraft.CodeAlreadyExists, "is that of node c") // who is up keeps its name
 	l.elect(s.opts.Self.ID)
 	g.report(t, s, "a", "b", "d")
 	silence(s, DownAfter)
 	elsewhere := &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(), FormatVersion: uint32(wire.NewestVersion()),
 		Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: "elsewhere:1", PeerAddr: "elsewhere:2"}}
 	_, err = s.RegisterNode(t.Context(), elsewhere)
-	wantError(t, err, rowraft.CodeAlreadyExists) // who may come back, too
+	testutil.WantCode(t, err, rowraft.CodeAlreadyExists) // who may come back, too
 	if _, err := s.RegisterNode(t.Context(), fresh); err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,9 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 // fakeParts is the side of all shards in restores. Their rows are only counted.
@@ -81,7 +83,7 @@ func restoringCluster(t *testing.T) (*Scheduler, *fakeParts) {
 // say that it has some.
 func emptyCheckpoint(t *testing.T, dest, name string, rows uint32) {
 	t.Helper()
-	writeCheckpoint(t, dest, name, restoredTable(7, "fresh"), rows, func(*checkpoint.Writer) error { return nil })
+	writeCheckpoint(t, dest, name, metacmd.Table(7, "fresh"), rows, func(*checkpoint.Writer) error { return nil })
 }
 
 // writeCheckpoint makes one of a single table, whose sums say that it has rows, and
@@ -180,7 +182,7 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 			if tc.during != nil {
 				p.begun = func() { tc.during(s, p) }
 			}
-			stream := &restoreStream{ctx: testContext(t)}
+			stream := &restoreStream{ctx: testutil.Context(t)}
 			err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: "a",
 				Replace: tc.replace, Agreed: tc.agreed}, stream)
 			p.mu.Lock()
@@ -202,7 +204,7 @@ func TestARestoreLooksAgainBeforeItReplaces(t *testing.T) {
 func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
 	dest := t.TempDir()
 	emptyCheckpoint(t, dest, "rows", 1000) // of 24 + 2 · 4 bytes, 20 of the index
-	streaming := restoredTable(7, "streaming")
+	streaming := metacmd.Table(7, "streaming")
 	streaming.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
 	writeCheckpoint(t, dest, "candidates", streaming, 0, func(w *checkpoint.Writer) error {
 		return appendCandidates(w, streaming, 16)
@@ -224,7 +226,7 @@ func TestARestoreThatDoesNotFitIsRefused(t *testing.T) {
 		begun := false
 		p.begun = func() { begun = true }
 		err := s.Checkpoints().RestoreCheckpoint(&rowraftv1.RestoreCheckpointRequest{Destination: dest, Name: tc.name},
-			&restoreStream{ctx: testContext(t)})
+			&restoreStream{ctx: testutil.Context(t)})
 		if rowraft.CodeOf(err) != tc.code || begun == (tc.code == rowraft.CodePrecondition) {
 			t.Errorf("%s, %d bytes free: %v, want %v; staging began: %v", tc.name, tc.free, err, tc.code, begun)
 		}
@@ -253,7 +255,7 @@ func appendCandidates(w *checkpoint.Writer, schema rowraft.Schema, n int) error 
 
 // makeTable makes a table as the log does, which no shard is asked about.
 func makeTable(s *Scheduler, _ *fakeParts) {
-	schema := restoredTable(9, "other")
+	schema := metacmd.Table(9, "other")
 	cmd := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{
 		CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&schema)}}}
 	if _, err := s.propose(context.Background(), cmd); err != nil {

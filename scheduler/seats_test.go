@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
@@ -163,7 +164,7 @@ func testStandby(t *testing.T, only bool) {
 	}
 	_, err := s.RegisterNode(t.Context(), &rowraftv1.RegisterNodeRequest{ClusterId: s.clusterID(),
 		FormatVersion: uint32(wire.NewestVersion()), Node: &rowraftv1.Node{Id: "c", Addr: "x:1", PeerAddr: "x:2"}})
-	wantError(t, err, rowraft.CodeIdentity, "was decommissioned")
+	testutil.WantCode(t, err, rowraft.CodeIdentity, "was decommissioned")
 }
 
 // TestTheSeatOfAFounderThatNeverRegistered: its disk was lost as the cluster formed, and it came

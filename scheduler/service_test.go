@@ -18,11 +18,13 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -182,7 +184,7 @@ func TestOnlyTheLeaderAnswers(t *testing.T) {
 			return err
 		},
 		"CreateTable": func() error {
-			schema := sgd("t", 4)
+			schema := metacmd.SGD("t", 4)
 			_, err := s.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
 			return err
 		},
@@ -193,11 +195,11 @@ func TestOnlyTheLeaderAnswers(t *testing.T) {
 		"Status": func() error { _, err := s.Status(ctx, &rowraftv1.StatusRequest{}); return err },
 	}
 	for name, call := range calls {
-		wantError(t, fmt.Errorf("%s: %w", name, call()), rowraft.CodeNotLeader, "n0", "n0:1")
+		testutil.WantCode(t, fmt.Errorf("%s: %w", name, call()), rowraft.CodeNotLeader, "n0", "n0:1")
 	}
 	l.elect("")
 	for name, call := range calls {
-		wantError(t, fmt.Errorf("%s: %w", name, call()), rowraft.CodeNoLeader)
+		testutil.WantCode(t, fmt.Errorf("%s: %w", name, call()), rowraft.CodeNoLeader)
 	}
 	if h, err := s.Hello(ctx, &rowraftv1.HelloRequest{}); err != nil || h.NodeId != string(s.opts.Self.ID) {
 		t.Errorf("Hello: %v (%v)", h, err)
@@ -380,11 +382,11 @@ func TestCreateTableReachesEveryShardThroughItsLeader(t *testing.T) {
 	b, addrB := startShardServer(t)
 	register(t, s, "a", addrA)
 	register(t, s, "b", addrB)
-	schema := sgd("user", 8)
+	schema := metacmd.SGD("user", 8)
 	req := &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)}
-	ctx := testContext(t)
+	ctx := testutil.Context(t)
 	_, err := s.CreateTable(ctx, req)
-	wantError(t, err, rowraft.CodeStarting, "no shards yet")
+	testutil.WantCode(t, err, rowraft.CodeStarting, "no shards yet")
 	reconcile(t, s)
 
 	// a leads nothing and says who does; b has no leader to begin with.
@@ -407,17 +409,17 @@ func TestCreateTableReachesEveryShardThroughItsLeader(t *testing.T) {
 		}
 	}
 	_, err = s.CreateTable(ctx, req)
-	wantError(t, err, rowraft.CodeTableExists, "user")
+	testutil.WantCode(t, err, rowraft.CodeTableExists, "user")
 	req.IfNotExists = true
 	if again, err := s.CreateTable(ctx, req); err != nil || again.Created || again.Table.Id != reply.Table.Id {
 		t.Errorf("again: %v (%v), want table %d", again, err, reply.Table.Id)
 	}
 	req.Table.Dim = 9
 	_, err = s.CreateTable(ctx, req)
-	wantError(t, err, rowraft.CodeTableExists, "dim 8", "dim 9")
+	testutil.WantCode(t, err, rowraft.CodeTableExists, "dim 8", "dim 9")
 	req.Table.Dim = 0
 	_, err = s.CreateTable(ctx, req)
-	wantError(t, err, rowraft.CodeInvalidArgument, "dim 0")
+	testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "dim 0")
 
 	// The leader of another term does not know what was done and does it again,
 	// in the background too.
@@ -435,7 +437,7 @@ func TestCreateTableReachesEveryShardThroughItsLeader(t *testing.T) {
 func TestCreateTableThatCannotFinishSaysSo(t *testing.T) {
 	a, addr := startShardServer(t)
 	s, _ := leaderOfShards(t, 1, addr)
-	schema := sgd("user", 8)
+	schema := metacmd.SGD("user", 8)
 	refuse := true
 	a.answer = func(int, *rowraftv1.EnsureTableRequest) error {
 		if refuse {
@@ -475,9 +477,9 @@ func TestCreateTableThatIsLoggedIsNotRefused(t *testing.T) {
 	_, addr := startShardServer(t)
 	s, l := leaderOfShards(t, 1, addr)
 	s.Attach(briefLead{l})
-	schema := sgd("user", 8)
-	_, err := s.CreateTable(testContext(t), &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
-	wantError(t, err, rowraft.CodeLeadershipLost, "table user is created")
+	schema := metacmd.SGD("user", 8)
+	_, err := s.CreateTable(testutil.Context(t), &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema)})
+	testutil.WantCode(t, err, rowraft.CodeLeadershipLost, "table user is created")
 	if s.view.Map().Tables[0].Name != "user" {
 		t.Error("the table was not logged")
 	}
@@ -494,5 +496,5 @@ func TestIncarnationsGrow(t *testing.T) {
 		last = r.Incarnation
 	}
 	_, err := s.IssueIncarnation(t.Context(), &rowraftv1.IssueIncarnationRequest{ClientId: make([]byte, 15)})
-	wantError(t, err, rowraft.CodeInvalidArgument, "15 bytes")
+	testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "15 bytes")
 }

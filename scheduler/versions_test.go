@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -53,7 +54,7 @@ func TestVersionsFollowTheServers(t *testing.T) {
 	}
 	for i, id := range []string{"n0", "n1", "n2"} {
 		before := l.index
-		_, err := s.proposeVersion(t.Context(), next, cmdIncarnation())
+		_, err := s.proposeVersion(t.Context(), next, metacmd.IssueIncarnation())
 		if rowraft.CodeOf(err) != rowraft.CodeVersionTooNew || !strings.Contains(err.Error(), "upgrade it") ||
 			!strings.Contains(err.Error(), []string{"n0", "n1", "n2"}[i]) || l.index != before {
 			t.Errorf("with %d of 3 upgraded a command of version %d: %v, and %d entries", i, next, err, l.index-before)
@@ -69,7 +70,7 @@ func TestVersionsFollowTheServers(t *testing.T) {
 	if got := FormatVersion(s.view.Map()); got != next {
 		t.Errorf("with all upgraded the map is at %d", got)
 	}
-	if _, err := s.proposeVersion(t.Context(), next, cmdIncarnation()); err != nil {
+	if _, err := s.proposeVersion(t.Context(), next, metacmd.IssueIncarnation()); err != nil {
 		t.Error(err)
 	}
 	if err := sayVersion(t, s, "n1", wire.FirstVersion); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument ||

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -108,7 +109,7 @@ func TestDeletesThatAreRefused(t *testing.T) {
 			seq++
 			p := push(1, seq, payloadOf(tc.seg))
 			p.Op = wire.OpDelete
-			wantCode(t, r.parts(p)[0].Err, tc.code)
+			testutil.WantCode(t, r.parts(p)[0].Err, tc.code)
 			if after := r.digest(); after.Sum != before.Sum {
 				t.Error("rows changed")
 			}

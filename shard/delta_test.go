@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -289,7 +290,7 @@ func TestADeltaToTheFutureIsRefused(t *testing.T) {
 	}
 	defer snap.Release()
 	_, err = snap.WriteDelta(io.Discard, func(rowraft.TableID, rowraft.Slot) uint64 { return 9 })
-	wantCode(t, err, rowraft.CodeInvalidArgument)
+	testutil.WantCode(t, err, rowraft.CodeInvalidArgument)
 }
 
 func TestADeltaIsNoSnapshotOfAShard(t *testing.T) {
@@ -306,7 +307,7 @@ func TestADeltaIsNoSnapshotOfAShard(t *testing.T) {
 	if _, err := snap.WriteDelta(&b, func(rowraft.TableID, rowraft.Slot) uint64 { return 0 }); err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, newReplica(t, Config{}).Restore(&b), rowraft.CodeCorrupt)
+	testutil.WantCode(t, newReplica(t, Config{}).Restore(&b), rowraft.CodeCorrupt)
 }
 
 // TestASlotThatChangesOnlyAfterTheCut: a delta contains nothing of a slot whose rows all change after the

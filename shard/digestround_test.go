@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -53,7 +54,7 @@ func TestAFencedReplicaServesNothing(t *testing.T) {
 	other := good
 	other.Sum[0] ^= 1
 	pushOnes(r, 2, 4)
-	wantCode(t, r.agree(other).Parts[0].Err, rowraft.CodeCorrupt)
+	testutil.WantCode(t, r.agree(other).Parts[0].Err, rowraft.CodeCorrupt)
 
 	fenced := r.Fenced()
 	if fenced == nil || fenced.Own != good || fenced.Majority != other || fenced.AppliedTo != r.index {
@@ -115,7 +116,7 @@ func TestOnlyRecordedDigestsAreCompared(t *testing.T) {
 		h := r.header()
 		h.Epoch++
 		a := r.apply(wire.ProofEntry(h, &wire.Proof{Step: wire.ProofAgreed, Mark: d.Index, Rows: d.Rows, Digest: d.Sum}))
-		wantCode(t, a.Parts[0].Err, rowraft.CodeSessionExpired)
+		testutil.WantCode(t, a.Parts[0].Err, rowraft.CodeSessionExpired)
 		if r.Fenced() != nil {
 			t.Error("fenced by an entry of another epoch")
 		}
@@ -126,7 +127,7 @@ func TestOnlyRecordedDigestsAreCompared(t *testing.T) {
 		for range maxDigests - 1 {
 			r.mark()
 		}
-		wantCode(t, r.agree(wrong(d)).Parts[0].Err, rowraft.CodeCorrupt)
+		testutil.WantCode(t, r.agree(wrong(d)).Parts[0].Err, rowraft.CodeCorrupt)
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -52,7 +53,7 @@ func TestEntriesThatStopTheReplica(t *testing.T) {
 			if err, ok := got.(error); !ok || !errors.As(err, &fatal) || fatal.Index != 7 {
 				t.Fatalf("Apply = %v, want a FatalError of entry 7", got)
 			}
-			wantCode(t, fatal.Err, tc.code)
+			testutil.WantCode(t, fatal.Err, tc.code)
 			if !rowraft.CodeOf(fatal).MaybeApplied() {
 				t.Errorf("code %v means that no replica applied the entry", rowraft.CodeOf(fatal))
 			}
@@ -110,10 +111,10 @@ func TestClosedMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, err = r.Pull(payloadOf(rows{schema: table, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, alloc)
-	wantCode(t, err, rowraft.CodeClosing)
-	wantCode(t, second(r.Digest()), rowraft.CodeClosing)
-	wantCode(t, second(r.Snapshot()), rowraft.CodeClosing)
-	wantCode(t, r.Restore(bytes.NewReader(stream)), rowraft.CodeClosing)
+	testutil.WantCode(t, err, rowraft.CodeClosing)
+	testutil.WantCode(t, second(r.Digest()), rowraft.CodeClosing)
+	testutil.WantCode(t, second(r.Snapshot()), rowraft.CodeClosing)
+	testutil.WantCode(t, r.Restore(bytes.NewReader(stream)), rowraft.CodeClosing)
 	if _, ok := r.Apply(99, nil).(error); !ok {
 		t.Error("Apply answered after Close")
 	}
@@ -134,11 +135,11 @@ func TestOneSnapshotAtATime(t *testing.T) {
 	if s.Index() != p.AppliedIndex() {
 		t.Errorf("snapshot at index %d, applied %d", s.Index(), p.AppliedIndex())
 	}
-	wantCode(t, second(p.Snapshot()), rowraft.CodeOverloaded)
+	testutil.WantCode(t, second(p.Snapshot()), rowraft.CodeOverloaded)
 	if _, err := s.WriteTo(io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, second(s.WriteTo(io.Discard)), rowraft.CodeInternal)
+	testutil.WantCode(t, second(s.WriteTo(io.Discard)), rowraft.CodeInternal)
 	s.Release()
 	s.Release()
 	if s, err = p.Snapshot(); err != nil {
@@ -162,7 +163,7 @@ func TestRestoreEndsARunningSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.WriteTo(io.Discard)
-	wantCode(t, err, rowraft.CodeStarting)
+	testutil.WantCode(t, err, rowraft.CodeStarting)
 	next, err := p.Snapshot()
 	if err != nil {
 		t.Fatalf("the new state's snapshot: %v", err)
@@ -275,8 +276,8 @@ func TestLiesWithGoodSums(t *testing.T) {
 
 func TestRestoreWantsItsShardAndItsSlots(t *testing.T) {
 	_, stream := smallSnapshot(t)
-	wantCode(t, newReplica(t, Config{Shard: 5}).Restore(bytes.NewReader(stream)), rowraft.CodeIdentity)
-	wantCode(t, newReplica(t, Config{Shard: 6, Slots: []rowraft.Slot{1}}).Restore(bytes.NewReader(stream)),
+	testutil.WantCode(t, newReplica(t, Config{Shard: 5}).Restore(bytes.NewReader(stream)), rowraft.CodeIdentity)
+	testutil.WantCode(t, newReplica(t, Config{Shard: 6, Slots: []rowraft.Slot{1}}).Restore(bytes.NewReader(stream)),
 		rowraft.CodeWrongShard)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -88,8 +89,8 @@ func TestANewMembershipKeepsClocks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantCode(t, r.clock(4, wire.Clock{Rank: 1, Incarnation: 2, Clock: 99}), rowraft.CodeNotMember)
-	wantCode(t, r.clock(5, wire.Clock{Rank: 3, Incarnation: 1, Clock: 99}), rowraft.CodeNotMember)
+	testutil.WantCode(t, r.clock(4, wire.Clock{Rank: 1, Incarnation: 2, Clock: 99}), rowraft.CodeNotMember)
+	testutil.WantCode(t, r.clock(5, wire.Clock{Rank: 3, Incarnation: 1, Clock: 99}), rowraft.CodeNotMember)
 	if err := r.clock(6, wire.Clock{Rank: 0, Incarnation: 1, Clock: 2}); err != nil { // the clock does not decrease
 		t.Fatal(err)
 	}
@@ -110,14 +111,14 @@ func TestANewMembershipKeepsClocks(t *testing.T) {
 			t.Errorf("membership %d: clocks %d, want %d", i, got, tc.want)
 		}
 	}
-	wantCode(t, r.membership(wire.Membership{Job: jobID(1), Generation: 4, First: 1, Members: members(1)}),
+	testutil.WantCode(t, r.membership(wire.Membership{Job: jobID(1), Generation: 4, First: 1, Members: members(1)}),
 		rowraft.CodeStaleGeneration)
 	again := wire.Membership{Job: jobID(1), Generation: 5, First: 1, Members: members(2, 1)}
 	if err := r.membership(again); err != nil || !r.Jobs.HasMembership(&again) {
 		t.Errorf("the same membership again: %v", err)
 	}
 	again.Quorum = 1
-	if wantCode(t, r.membership(again), rowraft.CodeAlreadyExists); r.Jobs.HasMembership(&again) {
+	if testutil.WantCode(t, r.membership(again), rowraft.CodeAlreadyExists); r.Jobs.HasMembership(&again) {
 		t.Error("a membership with another quorum is the present one")
 	}
 }
@@ -357,7 +358,7 @@ func TestAWorkerThatLeftPushesNothing(t *testing.T) {
 			Members: next}); err != nil {
 			t.Fatal(err)
 		}
-		wantCode(t, part(rowraft.Seq(i+2), 16), rowraft.CodeNotMember)
+		testutil.WantCode(t, part(rowraft.Seq(i+2), 16), rowraft.CodeNotMember)
 	}
 	if d, read := r.digest(), r.job(1).Positions; d.Rows != 1 ||
 		!reflect.DeepEqual(read, []rowraft.Position{{Part: 4, Offset: 8}}) {
@@ -366,5 +367,5 @@ func TestAWorkerThatLeftPushesNothing(t *testing.T) {
 	if err := r.membership(wire.Membership{Job: jobID(1)}); err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, part(4, 16), rowraft.CodeNotFound)
+	testutil.WantCode(t, part(4, 16), rowraft.CodeNotFound)
 }

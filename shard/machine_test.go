@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -214,14 +215,6 @@ func sameState(a, b *replica) bool {
 		})
 }
 
-// wantCode fails unless err has code.
-func wantCode(tb testing.TB, err error, code rowraft.Code) {
-	tb.Helper()
-	if err == nil || rowraft.CodeOf(err) != code {
-		tb.Errorf("got error %v (code %v), want code %v", err, rowraft.CodeOf(err), code)
-	}
-}
-
 func TestPushThenPull(t *testing.T) {
 	table := testTable(11, "t", 3, sgd)
 	r := newReplica(t, Config{Shard: 2})
@@ -365,7 +358,7 @@ func TestSnapshotTakesMicroseconds(t *testing.T) {
 
 func TestNewRefusesASlotThatDoesNotExist(t *testing.T) {
 	_, err := New(Config{Slots: []rowraft.Slot{rowraft.DefaultSlots}})
-	wantCode(t, err, rowraft.CodeInvalidArgument)
+	testutil.WantCode(t, err, rowraft.CodeInvalidArgument)
 }
 
 var (

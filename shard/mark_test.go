@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -40,7 +41,7 @@ func TestAMarkFixesItsIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, second(e.Snapshot()), rowraft.CodeLeadershipLost)
+	testutil.WantCode(t, second(e.Snapshot()), rowraft.CodeLeadershipLost)
 	for _, m := range []*replica{r, other} {
 		m.apply(wire.MarkEntry(m.header(), wire.MarkID{6})) // of another checkpoint
 		m.apply(wire.MarkEntry(m.header(), wire.MarkID{7}))
@@ -60,7 +61,7 @@ func TestAMarkFixesItsIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Release()
-	wantCode(t, second(s.Sums()), rowraft.CodeStarting)
+	testutil.WantCode(t, second(s.Sums()), rowraft.CodeStarting)
 	got, err := checkpoint.Verify(&stream, nil)
 	if err != nil || got.Sessions != 0 || got.Trailer.Rows != 3 || got.Trailer.Digest != before.Sum ||
 		got.Header.Applied != before.Index+2 {
@@ -97,7 +98,7 @@ func TestPartsDoNotWaitForEachOther(t *testing.T) {
 		}
 		marks = append(marks, e)
 	}
-	wantCode(t, second(r.ExpectMark(wire.MarkID{99})), rowraft.CodeOverloaded)
+	testutil.WantCode(t, second(r.ExpectMark(wire.MarkID{99})), rowraft.CodeOverloaded)
 	var want []Digest
 	for i := range marks {
 		pushOnes(r, rowraft.Seq(i+1), 1, rowraft.Key(i+2))
@@ -113,7 +114,7 @@ func TestPartsDoNotWaitForEachOther(t *testing.T) {
 		}
 		parts = append(parts, s)
 	}
-	wantCode(t, second(r.ExpectMark(wire.MarkID{99})), rowraft.CodeOverloaded)
+	testutil.WantCode(t, second(r.ExpectMark(wire.MarkID{99})), rowraft.CodeOverloaded)
 	for i := len(parts) - 1; i >= 0; i-- {
 		var stream bytes.Buffer
 		if _, err := parts[i].WriteRows(&stream); err != nil {
@@ -150,7 +151,7 @@ func TestTheLogsSnapshotDoesNotWaitForAPart(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-		wantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded) // the log has at most one
+		testutil.WantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded) // the log has at most one
 		pushOnes(r, rowraft.Seq(before.Index), 1, 2, 3, 4)
 		var stream bytes.Buffer
 		if _, err := s.WriteTo(&stream); err != nil {
@@ -213,7 +214,7 @@ func TestReleaseEndsAWriterThatHangs(t *testing.T) {
 	}
 	pushOnes(r, 2, 1, 2)
 	go io.Copy(io.Discard, pr)
-	wantCode(t, <-ended, rowraft.CodeStarting)
+	testutil.WantCode(t, <-ended, rowraft.CodeStarting)
 }
 
 func TestAMarkThatWasCancelled(t *testing.T) {
@@ -224,7 +225,7 @@ func TestAMarkThatWasCancelled(t *testing.T) {
 	}
 	e.Cancel()
 	r.apply(wire.MarkEntry(r.header(), wire.MarkID{7}))
-	wantCode(t, second(e.Snapshot()), rowraft.CodeLeadershipLost)
+	testutil.WantCode(t, second(e.Snapshot()), rowraft.CodeLeadershipLost)
 	if e, err = r.ExpectMark(wire.MarkID{9}); err != nil {
 		t.Fatal(err)
 	}
@@ -244,6 +245,6 @@ func TestAMarkOfAnotherEpochTakesNoSnapshot(t *testing.T) {
 	h := r.header()
 	h.Epoch++
 	a := r.Apply(100, wire.MarkEntry(h, wire.MarkID{7})).(*Applied)
-	wantCode(t, a.Parts[0].Err, rowraft.CodeSessionExpired)
-	wantCode(t, second(e.Snapshot()), rowraft.CodeLeadershipLost)
+	testutil.WantCode(t, a.Parts[0].Err, rowraft.CodeSessionExpired)
+	testutil.WantCode(t, second(e.Snapshot()), rowraft.CodeLeadershipLost)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -323,28 +324,28 @@ func TestScanRefuses(t *testing.T) {
 	r := newReplica(t, Config{Slots: []rowraft.Slot{1, 2}})
 	r.create(table)
 	_, err := r.NewScan(7, rowraft.Float32)
-	wantCode(t, err, rowraft.CodeTableNotFound)
+	testutil.WantCode(t, err, rowraft.CodeTableNotFound)
 	_, err = r.NewScan(1, 9)
-	wantCode(t, err, rowraft.CodeInvalidArgument)
+	testutil.WantCode(t, err, rowraft.CodeInvalidArgument)
 	s, err := r.NewScan(1, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, _, _, err = s.Append(nil, 3, 0)
-	wantCode(t, err, rowraft.CodeWrongShard)
+	testutil.WantCode(t, err, rowraft.CodeWrongShard)
 	_, _, _, err = s.Append(nil, rowraft.DefaultSlots, 0)
-	wantCode(t, err, rowraft.CodeWrongShard)
+	testutil.WantCode(t, err, rowraft.CodeWrongShard)
 	stream := r.snapshot()
 	if err := r.Restore(bytes.NewReader(stream)); err != nil {
 		t.Fatal(err)
 	}
 	_, _, _, err = s.Append(nil, 1, 0)
-	wantCode(t, err, rowraft.CodeStarting)
+	testutil.WantCode(t, err, rowraft.CodeStarting)
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
 	_, _, _, err = s.Append(nil, 1, 0)
-	wantCode(t, err, rowraft.CodeClosing)
+	testutil.WantCode(t, err, rowraft.CodeClosing)
 	_, err = r.NewScan(1, rowraft.Float32)
-	wantCode(t, err, rowraft.CodeClosing)
+	testutil.WantCode(t, err, rowraft.CodeClosing)
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // TestScrubGoesThroughEverything: calls continue where the last one stopped, during pushes and with tables
@@ -55,7 +56,7 @@ func TestScrubGoesThroughEverything(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, r.Scrub(1), rowraft.CodeClosing)
+	testutil.WantCode(t, r.Scrub(1), rowraft.CodeClosing)
 }
 
 // TestScrubKeepsToItsBudget: however large a slot is, Scrub reads at most scrubBytes and a row per hold of

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -144,8 +145,8 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 			}
 			late := func(p *pusher, want rowraft.Code) {
 				t.Helper()
-				wantCode(t, p.apply(opening).Parts[0].Err, want)
-				wantCode(t, p.parts(part)[0].Err, rowraft.CodeSessionExpired)
+				testutil.WantCode(t, p.apply(opening).Parts[0].Err, want)
+				testutil.WantCode(t, p.parts(part)[0].Err, rowraft.CodeSessionExpired)
 				if p.count() != 1 {
 					t.Fatalf("%v pushes applied", p.count())
 				}
@@ -161,7 +162,7 @@ func TestASessionThatIsOverNeverOpensAgain(t *testing.T) {
 			}
 			late(restored(), rowraft.CodeSessionExpired)
 			late(p, rowraft.CodeSessionExpired)
-			wantCode(t, p.openNow(c, 4), rowraft.CodeSessionExpired)
+			testutil.WantCode(t, p.openNow(c, 4), rowraft.CodeSessionExpired)
 			if _, ended := errors.AsType[*rowraft.SessionEndedError](p.openNow(c, 4)); ended {
 				t.Error("an earlier incarnation is told that its session is over, not that a later one fenced it")
 			}

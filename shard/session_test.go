@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -49,12 +50,12 @@ func TestAnEntryOfAnotherEpochIsNotApplied(t *testing.T) {
 	h.Epoch = 2
 	part := push(1, 1, payloadOf(rows{schema: p.table, keys: []rowraft.Key{42}}))
 	for _, got := range p.apply(entryOf(h, part, part)).Parts {
-		wantCode(t, got.Err, rowraft.CodeSessionExpired)
+		testutil.WantCode(t, got.Err, rowraft.CodeSessionExpired)
 	}
-	wantCode(t, p.apply(wire.OpenSessionEntry(h, wire.Opening{Client: client(2), Incarnation: 1})).Parts[0].Err,
+	testutil.WantCode(t, p.apply(wire.OpenSessionEntry(h, wire.Opening{Client: client(2), Incarnation: 1})).Parts[0].Err,
 		rowraft.CodeSessionExpired)
 	other := testTable(2, "other", 1, sgd)
-	wantCode(t, p.apply(wire.CreateTableEntry(h, &other)).Parts[0].Err, rowraft.CodeSessionExpired)
+	testutil.WantCode(t, p.apply(wire.CreateTableEntry(h, &other)).Parts[0].Err, rowraft.CodeSessionExpired)
 	if p.count() != 0 || p.hasTable(2) || p.Sessions.Check(client(2), 1) == nil {
 		t.Error("an entry of another epoch had an effect")
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -59,8 +60,8 @@ func TestARestoreServesTheOldTablesUntilItCloses(t *testing.T) {
 	if d := r.digest(); d.Sum != before.Sum || d.Rows != 1 {
 		t.Errorf("while the restore is staged: %+v, want the old state", d)
 	}
-	wantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded)
-	wantCode(t, second(r.ExpectMark(wire.MarkID{1})), rowraft.CodeOverloaded)
+	testutil.WantCode(t, second(r.Snapshot()), rowraft.CodeOverloaded)
+	testutil.WantCode(t, second(r.ExpectMark(wire.MarkID{1})), rowraft.CodeOverloaded)
 	s, ok := r.Stage()
 	if want := from.digest(); !ok || s.Next != uint64(len(chunks)+1) || s.Rows != 4 || s.Digest != want.Sum ||
 		s.Err != nil {
@@ -145,12 +146,12 @@ func TestALateBeginLeavesTheStageOfAnother(t *testing.T) {
 		r.apply(begin)
 		for i, c := range chunks {
 			if i == cut {
-				wantCode(t, r.apply(late).Parts[0].Err, rowraft.CodeOverloaded)
+				testutil.WantCode(t, r.apply(late).Parts[0].Err, rowraft.CodeOverloaded)
 			}
 			r.apply(c)
 		}
 		if cut == len(chunks) {
-			wantCode(t, r.apply(late).Parts[0].Err, rowraft.CodeOverloaded)
+			testutil.WantCode(t, r.apply(late).Parts[0].Err, rowraft.CodeOverloaded)
 		}
 		if a := r.apply(end); a.Parts[0].Err != nil || r.Epoch() != 2 {
 			t.Errorf("a late begin before chunk %d: the restore does not close (%v), epoch %d", cut+1, a.Parts[0].Err, r.Epoch())

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -39,9 +40,9 @@ func TestADroppedTableIsGone(t *testing.T) {
 		}
 	}
 	late := r.parts(push(1, 2, payloadOf(rows{schema: a, keys: []rowraft.Key{1}})))
-	wantCode(t, late[0].Err, rowraft.CodeTableNotFound)
+	testutil.WantCode(t, late[0].Err, rowraft.CodeTableNotFound)
 	_, _, err := r.Pull(payloadOf(rows{schema: a, keys: []rowraft.Key{1}, flags: wire.FlagNoValues}), false, alloc)
-	wantCode(t, err, rowraft.CodeTableNotFound)
+	testutil.WantCode(t, err, rowraft.CodeTableNotFound)
 
 	again := testTable(3, "a", 5, sgd)
 	r.create(again)
@@ -61,7 +62,7 @@ func TestADropOfAnotherEpochIsRefused(t *testing.T) {
 	r, a, _ := twoTables(t)
 	h := r.header()
 	h.Epoch++
-	wantCode(t, r.apply(wire.DropTableEntry(h, a.ID)).Parts[0].Err, rowraft.CodeSessionExpired)
+	testutil.WantCode(t, r.apply(wire.DropTableEntry(h, a.ID)).Parts[0].Err, rowraft.CodeSessionExpired)
 	if !r.hasTable(a.ID) {
 		t.Error("the table is gone")
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -95,7 +96,7 @@ func TestBadPushesAreRefused(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			op := max(tc.op, wire.OpPush)
 			err := r.Validate(op, tc.payload)
-			wantCode(t, err, tc.code)
+			testutil.WantCode(t, err, tc.code)
 			if err != nil && !strings.Contains(err.Error(), tc.text) {
 				t.Errorf("error %q does not contain %q", err, tc.text)
 			}
@@ -105,7 +106,7 @@ func TestBadPushesAreRefused(t *testing.T) {
 				t.Errorf("CheckPart: %v", checked)
 			}
 			if len(tc.payload)%8 == 0 {
-				wantCode(t, r.parts(part)[0].Err, tc.code)
+				testutil.WantCode(t, r.parts(part)[0].Err, tc.code)
 			}
 		})
 	}
@@ -116,9 +117,9 @@ func TestBadPushesAreRefused(t *testing.T) {
 
 func TestValidateLimits(t *testing.T) {
 	r, table, _, _ := halfShard(t)
-	wantCode(t, r.Validate(0, nil), rowraft.CodeInvalidArgument)
-	wantCode(t, r.Validate(4, nil), rowraft.CodeInvalidArgument)
-	wantCode(t, r.Validate(wire.OpPush, make([]byte, rowraft.MaxEntryBytes+8)), rowraft.CodeInvalidArgument)
+	testutil.WantCode(t, r.Validate(0, nil), rowraft.CodeInvalidArgument)
+	testutil.WantCode(t, r.Validate(4, nil), rowraft.CodeInvalidArgument)
+	testutil.WantCode(t, r.Validate(wire.OpPush, make([]byte, rowraft.MaxEntryBytes+8)), rowraft.CodeInvalidArgument)
 	for _, payload := range [][]byte{nil, payloadOf(rows{schema: table}),
 		payloadOf(rows{schema: table, flags: wire.FlagLR})} {
 		if err := r.Validate(wire.OpPush, payload); err != nil {
@@ -165,7 +166,7 @@ func TestBadPullsAreRefused(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, _, err := r.Pull(tc.payload, false, func(int) []byte { t.Fatal("a buffer was asked for"); return nil })
-			wantCode(t, err, tc.code)
+			testutil.WantCode(t, err, tc.code)
 		})
 	}
 }
@@ -210,15 +211,15 @@ func TestCreateTable(t *testing.T) {
 	}
 	shape := a
 	shape.Dim = 5
-	wantCode(t, create(shape), rowraft.CodeTableExists)
+	testutil.WantCode(t, create(shape), rowraft.CodeTableExists)
 	twin := a
 	twin.ID = 8
-	wantCode(t, create(twin), rowraft.CodeTableExists)
+	testutil.WantCode(t, create(twin), rowraft.CodeTableExists)
 	renamed := a
 	renamed.Name = "b"
-	wantCode(t, create(renamed), rowraft.CodeTableExists)
+	testutil.WantCode(t, create(renamed), rowraft.CodeTableExists)
 	nameless := testTable(0, "zero", 4, sgd)
-	wantCode(t, create(nameless), rowraft.CodeInvalidArgument)
+	testutil.WantCode(t, create(nameless), rowraft.CodeInvalidArgument)
 	b := testTable(3, "b", 4, adam)
 	r.create(b)
 	if got := r.Tables(); len(got) != 2 || got[0] != b || got[1] != a {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // FuzzParseSchema: a parsed schema is valid, and encoding it gives the same bytes.
@@ -33,7 +34,7 @@ func FuzzParseSchema(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, rest, err := ParseSchema(b)
 		if err != nil {
-			wantCode(t, err, rowraft.CodeCorrupt, "")
+			testutil.WantCode(t, err, rowraft.CodeCorrupt, "")
 			return
 		}
 		if err := s.Validate(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // golden reads testdata/name: hexadecimal bytes separated by blanks, with comments from # to the end of the
@@ -297,7 +298,7 @@ func TestLaterExtensionsThatAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := ParseSchema(schema)
-			wantCode(t, err, rowraft.CodeCorrupt, "schema")
+			testutil.WantCode(t, err, rowraft.CodeCorrupt, "schema")
 		})
 	}
 }
@@ -330,7 +331,7 @@ func TestExtensionsThatAreRefused(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, _, err := ParseSchema(tc.schema)
-			wantCode(t, err, tc.code, "schema")
+			testutil.WantCode(t, err, tc.code, "schema")
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 var goldenJob = rowraft.JobID{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
@@ -163,7 +164,7 @@ func FuzzParseClock(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, rest, err := ParseClock(b)
 		if err != nil {
-			wantCode(t, err, rowraft.CodeInvalidArgument, "clocked push")
+			testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "clocked push")
 			return
 		}
 		if n := len(b) - len(rest); n != c.Size() || !bytes.Equal(AppendClock(nil, &c), b[:n]) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // The list has no gap, and docs/formats/versions.md has the same one.
@@ -30,7 +31,7 @@ func TestTheNextVersionIsTooNew(t *testing.T) {
 	entry := SweepEntry(EntryHeader{Version: NewestVersion() + 1, Epoch: 1},
 		&Sweep{Table: 1, Slots: 1, Conditions: SweepExpire})
 	_, _, err := ParseEntryHeader(entry)
-	wantCode(t, err, rowraft.CodeVersionTooNew, "upgrade it")
+	testutil.WantCode(t, err, rowraft.CodeVersionTooNew, "upgrade it")
 	next, forget := InventVersion()
 	if h, _, err := ParseEntryHeader(entry); err != nil || h.Version != next || next != FirstVersion+1 ||
 		len(Versions()) != 2 {
@@ -38,5 +39,5 @@ func TestTheNextVersionIsTooNew(t *testing.T) {
 	}
 	forget()
 	_, _, err = ParseEntryHeader(entry)
-	wantCode(t, err, rowraft.CodeVersionTooNew, "upgrade it")
+	testutil.WantCode(t, err, rowraft.CodeVersionTooNew, "upgrade it")
 }

@@ -12,14 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
-
-func wantCode(tb testing.TB, err error, code rowraft.Code, text string) {
-	tb.Helper()
-	if err == nil || rowraft.CodeOf(err) != code || !strings.Contains(err.Error(), text) {
-		tb.Errorf("error %v (code %v), want code %v and %q", err, rowraft.CodeOf(err), code, text)
-	}
-}
 
 // change returns a copy of b with value written at offset.
 func change(b []byte, offset int, value ...byte) []byte {
@@ -52,7 +46,7 @@ func TestParseSegmentRefuses(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, _, _, err := ParseSegment(tc.payload)
-			wantCode(t, err, rowraft.CodeInvalidArgument, tc.text)
+			testutil.WantCode(t, err, rowraft.CodeInvalidArgument, tc.text)
 		})
 	}
 }
@@ -78,7 +72,7 @@ func TestCheckKeys(t *testing.T) {
 			t.Errorf("%v: %v", tc.keys, err)
 		}
 		if tc.text != "" {
-			wantCode(t, err, rowraft.CodeInvalidArgument, tc.text)
+			testutil.WantCode(t, err, rowraft.CodeInvalidArgument, tc.text)
 		}
 	}
 }
@@ -105,7 +99,7 @@ func TestCheckFinite(t *testing.T) {
 						t.Fatalf("%s, %v at %d of %d: %v", dt, v, at, n, err)
 					}
 					if v-v != 0 {
-						wantCode(t, err, rowraft.CodeInvalidArgument, "must be finite")
+						testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "must be finite")
 					}
 				}
 			}
@@ -113,7 +107,8 @@ func TestCheckFinite(t *testing.T) {
 	}
 	b := make([]byte, 6*4)
 	PutFloats(b, rowraft.Float32, []float32{0, 0, 0, 0, 0, inf})
-	wantCode(t, CheckFinite(Segment{Table: 1, N: 2, Dim: 3, DType: rowraft.Float32}, b), rowraft.CodeInvalidArgument,
+	testutil.WantCode(t, CheckFinite(Segment{Table: 1, N: 2, Dim: 3, DType: rowraft.Float32}, b),
+		rowraft.CodeInvalidArgument,
 		"row 1, dimension 2 is +Inf")
 }
 
@@ -219,7 +214,7 @@ func TestParseEntryHeaderRefuses(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, _, err := ParseEntryHeader(tc.entry)
-			wantCode(t, err, tc.code, "log entry")
+			testutil.WantCode(t, err, tc.code, "log entry")
 		})
 	}
 }
@@ -243,7 +238,7 @@ func TestParsePartRefuses(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var p Part
 			_, err := ParsePart(tc.part, &p)
-			wantCode(t, err, rowraft.CodeCorrupt, "log entry")
+			testutil.WantCode(t, err, rowraft.CodeCorrupt, "log entry")
 		})
 	}
 }
@@ -272,7 +267,7 @@ func TestParseSchemaRefuses(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, _, err := ParseSchema(tc.schema)
-			wantCode(t, err, rowraft.CodeCorrupt, "schema")
+			testutil.WantCode(t, err, rowraft.CodeCorrupt, "schema")
 		})
 	}
 }
@@ -280,11 +275,11 @@ func TestParseSchemaRefuses(t *testing.T) {
 func TestSessionEntriesWantTheirLength(t *testing.T) {
 	for _, n := range []int{0, 31, 33} {
 		_, err := ParseOpenSession(make([]byte, n))
-		wantCode(t, err, rowraft.CodeCorrupt, "want 32")
+		testutil.WantCode(t, err, rowraft.CodeCorrupt, "want 32")
 	}
 	for _, n := range []int{0, 23, 25} {
 		_, _, err := ParseCloseSession(make([]byte, n))
-		wantCode(t, err, rowraft.CodeCorrupt, "want 24")
+		testutil.WantCode(t, err, rowraft.CodeCorrupt, "want 24")
 	}
 }
 
@@ -309,7 +304,7 @@ func FuzzParseSegment(f *testing.F) {
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		s, body, rest, err := ParseSegment(payload)
 		if err != nil {
-			wantCode(t, err, rowraft.CodeInvalidArgument, "")
+			testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "")
 			return
 		}
 		n := s.Size()

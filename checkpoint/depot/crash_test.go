@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/internal/vfs/vfstest"
 )
@@ -124,7 +125,8 @@ func TestAClaimThatACrashLeft(t *testing.T) {
 		if got := states(t, d)["a"]; whole != strings.HasPrefix(got, "usable") {
 			t.Errorf("with a manifest: %v; it is %s", whole, got)
 		}
-		wantCode(t, "another manifest", d.PutNew(t.Context(), "a/MANIFEST", []byte("x")), rowraft.CodeAlreadyExists)
+		testutil.WantCodeOf(t, "another manifest", d.PutNew(t.Context(), "a/MANIFEST", []byte("x")),
+			rowraft.CodeAlreadyExists)
 		if _, _, err := Delete(t.Context(), d, "a", false); err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // manifestOf is that of an empty checkpoint; parent may be nil.
@@ -118,7 +119,7 @@ func TestADeltaKeepsItsParent(t *testing.T) {
 		for name, by := range map[string]string{"a": "b", "b": "c-1"} {
 			for _, dry := range []bool{true, false} {
 				_, _, err := Delete(ctx, d, name, dry)
-				wantCode(t, "delete "+name, err, rowraft.CodeAlreadyExists)
+				testutil.WantCodeOf(t, "delete "+name, err, rowraft.CodeAlreadyExists)
 				if err != nil && !strings.Contains(err.Error(), by) {
 					t.Errorf("%v: it does not name %s", err, by)
 				}
@@ -148,12 +149,13 @@ func TestParentsThatAreNoneKeepNothing(t *testing.T) {
 		ctx := t.Context()
 		for name, id := range map[string]string{"a": "another", "none": "id"} {
 			putBase(t, d, "a", "id-a")
-			wantCode(t, name, putDelta(ctx, t, d, "b", uuid.UUID{1}, name, id), rowraft.CodeNotFound)
+			testutil.WantCodeOf(t, name, putDelta(ctx, t, d, "b", uuid.UUID{1}, name, id), rowraft.CodeNotFound)
 		}
 		if err := d.Put(ctx, "a/DELETING-00000000", []byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		wantCode(t, "a parent that goes", putDelta(ctx, t, d, "b", uuid.UUID{1}, "a", "id-a"), rowraft.CodeNotFound)
+		testutil.WantCodeOf(t, "a parent that goes", putDelta(ctx, t, d, "b", uuid.UUID{1}, "a", "id-a"),
+			rowraft.CodeNotFound)
 		if got := states(t, d); !maps.Equal(got, map[string]string{"a": "usable 0"}) {
 			t.Errorf("%v: what begins to be deleted is what it was", got)
 		}
@@ -162,7 +164,7 @@ func TestParentsThatAreNoneKeepNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _, err := Delete(ctx, d, "a", false)
-		wantCode(t, "a parent that a failed delta keeps", err, rowraft.CodeAlreadyExists)
+		testutil.WantCodeOf(t, "a parent that a failed delta keeps", err, rowraft.CodeAlreadyExists)
 		if _, _, err := Delete(ctx, d, "b", false); err != nil {
 			t.Error(err)
 		}

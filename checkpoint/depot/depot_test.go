@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/internal/s3test"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
@@ -36,13 +37,6 @@ func depots(t *testing.T, f func(t *testing.T, d Depot)) {
 		}
 		f(t, d)
 	})
-}
-
-func wantCode(t *testing.T, what string, err error, code rowraft.Code) {
-	t.Helper()
-	if err == nil || rowraft.CodeOf(err) != code {
-		t.Errorf("%s: error %v (code %s), want code %s", what, err, rowraft.CodeOf(err), code)
-	}
 }
 
 func content(t *testing.T, d Depot, name string) []byte {
@@ -103,7 +97,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = d.Open(t.Context(), "a/MANIFEST")
-		wantCode(t, "open what was removed", err, rowraft.CodeNotFound)
+		testutil.WantCodeOf(t, "open what was removed", err, rowraft.CodeNotFound)
 		if all, err = d.List(t.Context(), ""); err != nil || !slices.Equal(all, want[2:]) {
 			t.Errorf("List: %v, %v; want %v", all, err, want[2:])
 		}
@@ -173,12 +167,12 @@ func TestAFullDiskIsToldAndLeavesNothing(t *testing.T) {
 		return err
 	}
 	err := d.Write(t.Context(), "a/x", fill)
-	wantCode(t, "write", err, rowraft.CodeOverloaded)
+	testutil.WantCodeOf(t, "write", err, rowraft.CodeOverloaded)
 	if err == nil || !strings.Contains(err.Error(), "is full") {
 		t.Errorf("%v, want it to say that the disk is full", err)
 	}
 	err = d.Put(t.Context(), "a/MANIFEST", []byte("x"))
-	wantCode(t, "put", err, rowraft.CodeOverloaded)
+	testutil.WantCodeOf(t, "put", err, rowraft.CodeOverloaded)
 	if found, err := d.List(t.Context(), ""); err != nil || len(found) > 0 {
 		t.Errorf("left behind: %v, %v", found, err)
 	}
@@ -208,8 +202,8 @@ func TestScanAndDelete(t *testing.T) {
 			t.Fatalf("%+v, %v", found, err)
 		}
 		bad, half, newer, whole := found[0], found[1], found[2], found[3]
-		wantCode(t, "bad", bad.Err, rowraft.CodeCorrupt)
-		wantCode(t, "newer", newer.Err, rowraft.CodeVersionTooNew)
+		testutil.WantCodeOf(t, "bad", bad.Err, rowraft.CodeCorrupt)
+		testutil.WantCodeOf(t, "newer", newer.Err, rowraft.CodeVersionTooNew)
 		if half.Name != "half" || half.Manifest != nil || half.Err != nil || half.Bytes != 2 {
 			t.Errorf("half: %+v", half)
 		}
@@ -227,9 +221,9 @@ func TestScanAndDelete(t *testing.T) {
 			t.Errorf("%d files, %v", n, err)
 		}
 		_, _, err = Delete(t.Context(), d, "whole", false)
-		wantCode(t, "delete twice", err, rowraft.CodeNotFound)
+		testutil.WantCodeOf(t, "delete twice", err, rowraft.CodeNotFound)
 		_, err = checkpoint.ReadManifest(t.Context(), At(d, "whole"))
-		wantCode(t, "read what was deleted", err, rowraft.CodeNotFound)
+		testutil.WantCodeOf(t, "read what was deleted", err, rowraft.CodeNotFound)
 	})
 }
 
@@ -239,7 +233,7 @@ func TestOnlyOneIsNew(t *testing.T) {
 		if err := d.PutNew(t.Context(), "a/MANIFEST", []byte("first")); err != nil {
 			t.Fatal(err)
 		}
-		wantCode(t, "the second", d.PutNew(t.Context(), "a/MANIFEST", []byte("second")), rowraft.CodeAlreadyExists)
+		testutil.WantCodeOf(t, "the second", d.PutNew(t.Context(), "a/MANIFEST", []byte("second")), rowraft.CodeAlreadyExists)
 		if got := content(t, d, "a/MANIFEST"); string(got) != "first" {
 			t.Errorf("it holds %q", got)
 		}
@@ -282,7 +276,7 @@ func TestOpenRefuses(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "")
 	for _, url := range []string{"", "relative/dir", "gs://bucket/x", "s3://", "s3://bucket/x", "file://relative"} {
 		_, err := Open(url)
-		wantCode(t, url, err, rowraft.CodeInvalidArgument)
+		testutil.WantCodeOf(t, url, err, rowraft.CodeInvalidArgument)
 	}
 	s3test.Setenv(t, "bucket")
 	d, err := Open("s3://no-such-bucket/x")
@@ -290,7 +284,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = d.Put(t.Context(), "a/b", nil)
-	wantCode(t, "a bucket that does not exist", err, rowraft.CodeNotFound)
+	testutil.WantCodeOf(t, "a bucket that does not exist", err, rowraft.CodeNotFound)
 }
 
 func TestSplit(t *testing.T) {
@@ -303,6 +297,6 @@ func TestSplit(t *testing.T) {
 	}
 	for _, url := range []string{"name", "/a/", "/a/..", ""} {
 		_, _, err := Split(url)
-		wantCode(t, url, err, rowraft.CodeInvalidArgument)
+		testutil.WantCodeOf(t, url, err, rowraft.CodeInvalidArgument)
 	}
 }

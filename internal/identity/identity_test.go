@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
@@ -21,18 +22,6 @@ func open(t *testing.T, dir string) *Dir {
 	}
 	t.Cleanup(func() { d.Close() })
 	return d
-}
-
-func wantCode(t *testing.T, err error, code rowraft.Code, words ...string) {
-	t.Helper()
-	if rowraft.CodeOf(err) != code {
-		t.Fatalf("error %v has code %v, want %v", err, rowraft.CodeOf(err), code)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error %q does not say %q", err, w)
-		}
-	}
 }
 
 func TestIdentityIsBornOnceAndKept(t *testing.T) {
@@ -68,7 +57,7 @@ func TestJoinRefusesAnotherCluster(t *testing.T) {
 	if err := d.Join("c-1", m); err != nil {
 		t.Errorf("joining the same cluster twice: %v", err)
 	}
-	wantCode(t, d.Join("c-2", m), rowraft.CodeIdentity, "c-1", "c-2", d.Path())
+	testutil.WantCode(t, d.Join("c-2", m), rowraft.CodeIdentity, "c-1", "c-2", d.Path())
 	if d.Identity().Cluster != "c-1" {
 		t.Errorf("the refused cluster was kept: %+v", d.Identity())
 	}
@@ -78,7 +67,7 @@ func TestOneProcessPerDirectory(t *testing.T) {
 	dir := t.TempDir()
 	first := open(t, dir)
 	_, err := Open(vfs.OS, dir)
-	wantCode(t, err, rowraft.CodeIdentity, dir, "pid "+strconv.Itoa(os.Getpid()))
+	testutil.WantCode(t, err, rowraft.CodeIdentity, dir, "pid "+strconv.Itoa(os.Getpid()))
 	first.Close()
 	open(t, dir)
 }
@@ -89,7 +78,7 @@ func TestForeignDirectoryIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Open(vfs.OS, dir)
-	wantCode(t, err, rowraft.CodeIdentity, "letters.txt", "no IDENTITY")
+	testutil.WantCode(t, err, rowraft.CodeIdentity, "letters.txt", "no IDENTITY")
 	if _, err := os.Stat(filepath.Join(dir, fileName)); err == nil {
 		t.Error("an identity was written into a foreign directory")
 	}
@@ -157,7 +146,7 @@ func TestDamagedFileIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err := Open(vfs.OS, dir)
-			wantCode(t, err, tc.code, tc.says)
+			testutil.WantCode(t, err, tc.code, tc.says)
 		})
 	}
 }

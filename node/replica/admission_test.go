@@ -3,11 +3,11 @@ package replica
 import (
 	"os"
 	"testing"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
@@ -22,7 +22,7 @@ func leading(t *testing.T, limits admit.Limits) (*Host, *replica, rowraft.Schema
 	h := newHost(t, Options{Admission: admit.New(limits)})
 	follow(t, h, clustermap.Shard{Replicas: list("m")})
 	r := h.replica(0)
-	eventually(t, "the replica leads", func() bool { return r.leading.Load() != 0 })
+	testutil.Eventually(t, "the replica leads", func() bool { return r.leading.Load() != 0 })
 	table := rowraft.Schema{
 		ID: 7, Name: "emb", Kind: rowraft.Sparse, Dim: 4,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
@@ -31,17 +31,6 @@ func leading(t *testing.T, limits admit.Limits) (*Host, *replica, rowraft.Schema
 		t.Fatal(err)
 	}
 	return h, r, table
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(4 * time.Minute); !ok(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("never happened: %s", what)
-		}
-	}
 }
 
 // A push that waits for a new leader to begin uses memory: without room for it, the server refuses it at
@@ -101,17 +90,17 @@ func TestPullsThatWaitCount(t *testing.T) {
 		default:
 		}
 	}
-	eventually(t, "a pull that waits is counted, with its reply", func() bool {
+	testutil.Eventually(t, "a pull that waits is counted, with its reply", func() bool {
 		stillWaits()
 		return r.admit.InFlight(admit.Pull) > 2400
 	})
-	eventually(t, "a pull next to one that waits has no room", func() bool {
+	testutil.Eventually(t, "a pull next to one that waits has no room", func() bool {
 		stillWaits()
 		return rowraft.CodeOf(pull(0)) == rowraft.CodeOverloaded
 	})
 	r.leading.CompareAndSwap(0, term)
 	<-waits
-	eventually(t, "all is given back", func() bool { return r.admit.InFlight(admit.Pull) == 0 })
+	testutil.Eventually(t, "all is given back", func() bool { return r.admit.InFlight(admit.Pull) == 0 })
 
 	// Each of these calls would wait for a second.
 	for range 500 {

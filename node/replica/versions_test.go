@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/batch"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -22,7 +23,7 @@ func TestNothingPassesTheVersionCheck(t *testing.T) {
 	}})
 	follow(t, h, clustermap.Shard{Replicas: list("m")})
 	r := h.replica(0)
-	eventually(t, "the replica leads", func() bool { return r.leading.Load() != 0 })
+	testutil.Eventually(t, "the replica leads", func() bool { return r.leading.Load() != 0 })
 	for _, version := range []rowraft.FormatVersion{wire.FirstVersion, next} {
 		refused := map[string]error{}
 		header := func() wire.EntryHeader {

@@ -18,7 +18,9 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 // TestAFailedCheckpointLeavesAnotherOfItsName: the caller lost its leader, and asked
@@ -166,7 +168,7 @@ func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 
 // TestACheckpointWantsTablesWhole: one that a drop has divided is no checkpoint.
 func TestACheckpointWantsTablesWhole(t *testing.T) {
-	a, b := sgd("a", 1), sgd("b", 1)
+	a, b := metacmd.SGD("a", 1), metacmd.SGD("b", 1)
 	a.ID, b.ID = 1, 2
 	part := func(id rowraft.ShardID, tables ...rowraft.Schema) *partWriter {
 		p := &partWriter{cluster: &clustermap.Map{Tables: []rowraft.Schema{a, b}}, shard: clustermap.Shard{ID: id},
@@ -185,17 +187,18 @@ func TestACheckpointWantsTablesWhole(t *testing.T) {
 		}
 	}
 	err := checkWhole([]*partWriter{part(0, a, b), part(1, a), part(2, a, b)}, []rowraft.Schema{a, b})
-	wantRefusal(t, err, rowraft.CodePrecondition, "table b was dropped", "shard 1")
+	testutil.WantCode(t, err, rowraft.CodePrecondition, "table b was dropped", "shard 1")
 
 	// Of a table that the map did not have when the cut began: it was made since, and
 	// no client can have pushed to it, or its drop has not reached every shard yet.
-	c := sgd("c", 1)
+	c := metacmd.SGD("c", 1)
 	c.ID = 3
 	some := []*partWriter{part(0, a, b, c), part(1, a, b)}
 	if err := checkWhole(some, []rowraft.Schema{a, b, c}); err != nil {
 		t.Errorf("a table is being made: %v", err)
 	}
-	wantRefusal(t, checkWhole(some, []rowraft.Schema{a, b}), rowraft.CodePrecondition, "table c was dropped", "shard 1")
+	testutil.WantCode(t, checkWhole(some, []rowraft.Schema{a, b}), rowraft.CodePrecondition, "table c was dropped",
+		"shard 1")
 	if err := checkWhole([]*partWriter{part(0, a, b, c), part(1, a, b, c)}, []rowraft.Schema{a, b}); err != nil {
 		t.Errorf("a dropped table that no shard has lost yet: %v", err)
 	}

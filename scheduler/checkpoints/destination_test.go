@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 func callerOf(role certs.Role, name string, tables ...string) *rpc.Caller {
@@ -60,12 +61,12 @@ func TestPoliciesHaveAnOwner(t *testing.T) {
 	dir := t.TempDir()
 	s, _, _ := newSolo(t, 0, nil)
 	s.destinations = []string{dir}
-	for _, p := range []*rowraftv1.CheckpointPolicy{nightly(dir, 2), {Name: "operators", Destination: dir, EveryNs: 1e9,
-		Keep: 1}} {
+	for _, p := range []*rowraftv1.CheckpointPolicy{metacmd.Nightly(dir, 2),
+		{Name: "operators", Destination: dir, EveryNs: 1e9, Keep: 1}} {
 		if p.Name == "nightly" {
 			p.Owner, p.Job = "t", "ctr"
 		}
-		if err := s.lead.Propose(t.Context(), cmdSetPolicy(p, 1)); err != nil {
+		if err := s.lead.Propose(t.Context(), metacmd.SetPolicy(p, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -114,9 +115,9 @@ func TestEachRunOfAPolicyIsCheckedAgain(t *testing.T) {
 		}
 	}
 	s, _, trainers := newSolo(t, 0, nil)
-	p := nightly(dir+"/t", 2)
+	p := metacmd.Nightly(dir+"/t", 2)
 	p.Owner, p.Job = "t", "ctr"
-	if err := s.lead.Propose(t.Context(), cmdSetPolicy(p, 1)); err != nil {
+	if err := s.lead.Propose(t.Context(), metacmd.SetPolicy(p, 1)); err != nil {
 		t.Fatal(err)
 	}
 	attend := func(callers ...*rpc.Caller) { trainers.callers["ctr"] = callers }

@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 func TestWhenAPolicyIsDue(t *testing.T) {
@@ -42,12 +43,12 @@ func TestWhenAPolicyIsDue(t *testing.T) {
 		{"the clock was set back", &rowraftv1.PolicyRecord{BegunNs: at(24 * time.Hour)}, 0},
 		{"begun by an earlier leader: at once", &rowraftv1.PolicyRecord{BegunNs: at(0), Running: "x"}, 0},
 	} {
-		next, ok := s.due(&meta.Policy{Policy: nightly("/mnt", 1), Record: tc.record}, now)
+		next, ok := s.due(&meta.Policy{Policy: metacmd.Nightly("/mnt", 1), Record: tc.record}, now)
 		if got := next.Sub(now); got != tc.want || !ok {
 			t.Errorf("%s: due in %v (%v), want %v", tc.name, got, ok, tc.want)
 		}
 	}
-	p := &meta.Policy{Policy: nightly("/mnt", 1), Record: &rowraftv1.PolicyRecord{SetNs: at(0)}}
+	p := &meta.Policy{Policy: metacmd.Nightly("/mnt", 1), Record: &rowraftv1.PolicyRecord{SetNs: at(0)}}
 	p.Policy.Job = "ctr"
 	if _, ok := s.due(p, now); ok {
 		t.Error("due, though its job does not train")
@@ -182,7 +183,7 @@ func TestRetention(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			spec := nightly(dir, tc.keep)
+			spec := metacmd.Nightly(dir, tc.keep)
 			spec.Verify = tc.verify
 			spec.KeepWithinNs = uint64(tc.within)
 			must := func(c *rowraftv1.MetaCommand) {
@@ -191,7 +192,7 @@ func TestRetention(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			must(cmdSetPolicy(spec, 1))
+			must(metacmd.SetPolicy(spec, 1))
 			names := []string{"a", "b", "c", "d", "e"}
 			var last *checkpoint.Parent
 			for i, name := range names {
@@ -200,17 +201,19 @@ func TestRetention(t *testing.T) {
 				}
 				last = putDelta(t, d, name, last)
 				if name == tc.restored {
-					r := restoreOf(1, 2, 1)
+					r := metacmd.Restore(1, 2, 1)
 					r.Source = &rowraftv1.MetaRestored{Id: last.ID, Destination: dir, Name: name}
-					for _, c := range []*rowraftv1.MetaCommand{begin(1), decide(r), end(1, true)} {
+					for _, c := range []*rowraftv1.MetaCommand{metacmd.BeginRestore(1), metacmd.DecideRestore(r),
+						metacmd.EndRestore(1, true)} {
 						must(c)
 					}
 				}
 				if name == tc.resumed {
-					must(cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) { q.Checkpoint = last.ID }))
+					must(metacmd.EnterJob("w0", 1, func(q *rowraftv1.EnterRequest) { q.Checkpoint = last.ID }))
 				}
-				must(cmdBeginRun("nightly", name, uint64(time.Now().Add(-tc.age*time.Duration(len(names)-1-i)).UnixNano())))
-				must(cmdEndRun("nightly", name, "", false))
+				at := time.Now().Add(-tc.age * time.Duration(len(names)-1-i))
+				must(metacmd.BeginPolicyRun("nightly", name, uint64(at.UnixNano())))
+				must(metacmd.EndPolicyRun("nightly", name, "", false))
 			}
 			putCheckpoint(t, d, "x")
 			if tc.spoil != nil {
@@ -272,7 +275,8 @@ func TestARunThatTheNextLeaderEnds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, c := range []*rowraftv1.MetaCommand{cmdSetPolicy(nightly(d.String(), 2), 1), cmdBeginRun("nightly", "a", 2)} {
+			for _, c := range []*rowraftv1.MetaCommand{metacmd.SetPolicy(metacmd.Nightly(d.String(), 2), 1),
+				metacmd.BeginPolicyRun("nightly", "a", 2)} {
 				if err := s.lead.Propose(t.Context(), c); err != nil {
 					t.Fatal(err)
 				}
@@ -296,7 +300,8 @@ func TestARunThatTheNextLeaderEnds(t *testing.T) {
 // A call of RunPolicy makes a checkpoint, or fails. To end the run of an earlier leader is not enough.
 func TestRunNowIsNotTheEndOfAForeignRun(t *testing.T) {
 	s, _, _ := newSolo(t, 0, nil)
-	for _, c := range []*rowraftv1.MetaCommand{cmdSetPolicy(nightly(t.TempDir(), 2), 1), cmdBeginRun("nightly", "a", 2)} {
+	for _, c := range []*rowraftv1.MetaCommand{metacmd.SetPolicy(metacmd.Nightly(t.TempDir(), 2), 1),
+		metacmd.BeginPolicyRun("nightly", "a", 2)} {
 		if err := s.lead.Propose(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
@@ -312,9 +317,9 @@ func TestRunNowIsNotTheEndOfAForeignRun(t *testing.T) {
 func TestRunNowWaitsForTheRunUnderWay(t *testing.T) {
 	s, _, _ := newSolo(t, 0, nil)
 	for name, dest := range map[string]string{"p": "/a", "other": "/b"} {
-		spec := nightly(dest, 2)
+		spec := metacmd.Nightly(dest, 2)
 		spec.Name = name
-		if err := s.lead.Propose(t.Context(), cmdSetPolicy(spec, 1)); err != nil {
+		if err := s.lead.Propose(t.Context(), metacmd.SetPolicy(spec, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -334,4 +339,11 @@ func TestRunNowWaitsForTheRunUnderWay(t *testing.T) {
 	if err := <-answer; rowraft.CodeOf(err) != rowraft.CodeStarting {
 		t.Errorf("once it has ended: %v, want the answer of the run itself, CodeStarting", err)
 	}
+}
+
+func madeNames(p *meta.Policy) (names []string) {
+	for _, m := range p.GetRecord().GetMade() {
+		names = append(names, m.GetName())
+	}
+	return names
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 // partsServer serves the shards of one server in a restore.
@@ -86,7 +87,7 @@ func TestAnOrphanedStageIsDropped(t *testing.T) {
 	}
 	// The stage of a running restore stays.
 	live := bytes.Repeat([]byte{8}, 16)
-	if err := s.lead.Propose(t.Context(), begin(8)); err != nil {
+	if err := s.lead.Propose(t.Context(), metacmd.BeginRestore(8)); err != nil {
 		t.Fatal(err)
 	}
 	told(live)
@@ -149,7 +150,7 @@ func TestReportedStages(t *testing.T) {
 // TestAgesFromTheFirstSecond: tick 0 of a block says that ages are not to be moved, so rows
 // from the first second of a shard would be as old as the cluster that they come to.
 func TestAgesFromTheFirstSecond(t *testing.T) {
-	old, plain := restoredTable(1, "expires"), restoredTable(2, "plain")
+	old, plain := metacmd.Table(1, "expires"), metacmd.Table(2, "plain")
 	old.Expire = 60
 	op := &restoration{tables: []rowraft.Schema{old, plain}, targets: map[rowraft.TableID]rowraft.TableID{1: 1, 2: 2},
 		ticks: []uint32{0, 9}}
@@ -166,7 +167,7 @@ func TestAgesFromTheFirstSecond(t *testing.T) {
 // A restore that was begun ends if no operation of this leader works on it, though no shard has a stage of it.
 func TestABegunRestoreIsGivenUp(t *testing.T) {
 	s, _, _ := newSolo(t, 1, nil)
-	if err := s.lead.Propose(t.Context(), begin(1)); err != nil {
+	if err := s.lead.Propose(t.Context(), metacmd.BeginRestore(1)); err != nil {
 		t.Fatal(err)
 	}
 	running := &task{what: "the restore"} // of this leader

@@ -4,14 +4,12 @@ import (
 	"context"
 	"log/slog"
 	"net"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 
-	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/metatest"
@@ -84,19 +82,6 @@ func newSolo(t *testing.T, shards int, register func(*grpc.Server)) (*Service, *
 		t.Cleanup(func() { l.Conn.Close() })
 	}
 	return c, l, trainers
-}
-
-// wantRefusal checks the code of an error and that its text has the words.
-func wantRefusal(t *testing.T, err error, code rowraft.Code, words ...string) {
-	t.Helper()
-	if rowraft.CodeOf(err) != code {
-		t.Fatalf("error %v has code %v, want %v", err, rowraft.CodeOf(err), code)
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error %q does not say %q", err, w)
-		}
-	}
 }
 
 // openStream is the call of a restore whose caller waits until its context ends.

@@ -1,13 +1,14 @@
 package jobs
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"net"
 	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
@@ -16,7 +17,6 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/checkpoints"
 	"github.com/rowraft/rowraft/scheduler/metatest"
-	"google.golang.org/grpc"
 )
 
 // cluster is a cluster of one server and one shard. Its metadata group has one member without a log.
@@ -164,21 +164,6 @@ func enter(t *testing.T, c *client.Client, worker string, workers int, change fu
 	return jobs.Enter(t.Context(), c, e)
 }
 
-// eventually polls what another goroutine brings about.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(3 * time.Minute)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-deadline:
-			t.Fatalf("not within three minutes: %s", what)
-		case <-tick.C:
-		}
-	}
-}
-
 func memberState(s *cluster, rank int) rowraftv1.MemberState {
 	return s.machine.RunOf("ctr").GetMembers()[rank].GetState()
 }
@@ -188,67 +173,6 @@ const (
 	ended      = rowraftv1.MemberState_MEMBER_STATE_ENDED
 	jobStopped = rowraftv1.JobState_JOB_STATE_STOPPED
 )
-
-// cmdEnter is a worker that enters job "ctr" of two workers; its process is instance.
-func cmdEnter(worker string, instance byte, change func(*rowraftv1.EnterRequest)) *rowraftv1.MetaCommand {
-	q := &rowraftv1.EnterRequest{
-		Job: "ctr", Worker: worker, Instance: id16(instance), Workers: 2, LeaseNs: uint64(10 * time.Second),
-		Settings: []*rowraftv1.JobSetting{{Name: "batch", Value: "512"}, {Name: "mode", Value: "async"}},
-		Data:     &rowraftv1.JobData{},
-	}
-	if change != nil {
-		change(q)
-	}
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q,
-		Run: id16(100 + instance)}}}
-}
-
-func cmdLeaveJob(id *rowraftv1.JobIdentity, how rowraftv1.MemberState,
-	parts ...*rowraftv1.PartReached) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id,
-		State: how, Reason: "because", Parts: parts}}}
-}
-
-func cmdTake(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: id,
-		Take: take}}}
-}
-
-func cmdAttend(id *rowraftv1.JobIdentity, checkpoint string, epoch uint64, tables ...uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{
-		Identity: id, Checkpoint: checkpoint, TableEpoch: epoch, Tables: tables,
-	}}}
-}
-
-// leftAt is cmdLeaveJob at a time.
-func leftAt(id *rowraftv1.JobIdentity, how rowraftv1.MemberState, at time.Duration) *rowraftv1.MetaCommand {
-	c := cmdLeaveJob(id, how)
-	c.GetLeaveJob().AtNs = uint64(at)
-	return c
-}
-
-func decide(r *rowraftv1.MetaRestore) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Restore{Restore: r}}
-}
-
-func restoreOf(id byte, epoch uint64, shards int, tables ...rowraft.Schema) *rowraftv1.MetaRestore {
-	r := &rowraftv1.MetaRestore{Id: bytes.Repeat([]byte{id}, 16), TableEpoch: epoch}
-	for i := range shards {
-		r.Shards = append(r.Shards, &rowraftv1.MetaRestoreShard{Shard: uint32(i), Digest: make([]byte, 16)})
-	}
-	for _, t := range tables {
-		r.Tables = append(r.Tables, rpc.SchemaToProto(&t))
-	}
-	return r
-}
-
-func divided(examples, part, epochs uint64) func(*rowraftv1.EnterRequest) {
-	return func(q *rowraftv1.EnterRequest) {
-		q.Data = &rowraftv1.JobData{Examples: examples, PartExamples: part, Epochs: epochs}
-	}
-}
-
-func id16(n byte) []byte { return bytes.Repeat([]byte{n}, 16) }
 
 // preparedParts is a shard that is prepared for a cut, and waits for it.
 type preparedParts struct {
@@ -270,9 +194,4 @@ func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.Writ
 	_, err := stream.Recv()
 	f.ended <- struct{}{}
 	return err
-}
-
-func begin(id byte) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginRestore{
-		BeginRestore: &rowraftv1.MetaBeginRestore{Id: bytes.Repeat([]byte{id}, 16)}}}
 }

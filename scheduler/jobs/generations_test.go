@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 // Before the scheduler asks the shards for the positions of workers that left, the shards refuse later pushes of these
@@ -30,14 +31,14 @@ func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
 		return nil
 	}
 	e, err := resultOf[*meta.EnterResult](s.leader.ProposeResult(t.Context(),
-		cmdEnter("w", 1, func(q *rowraftv1.EnterRequest) {
-			divided(100, 100, 1)(q)
+		metacmd.EnterJob("w", 1, func(q *rowraftv1.EnterRequest) {
+			metacmd.WithData(100, 100, 1)(q)
 			q.InShards, q.Workers, q.Data.InLog = true, 1, true
 		})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, cmd := range []*rowraftv1.MetaCommand{cmdTake(e.Identity, 1), cmdLeaveJob(e.Identity, lost)} {
+	for _, cmd := range []*rowraftv1.MetaCommand{metacmd.TakePart(e.Identity, 1), metacmd.LeaveJob(e.Identity, lost)} {
 		if _, err := s.leader.ProposeResult(t.Context(), cmd); err != nil {
 			t.Fatal(err)
 		}

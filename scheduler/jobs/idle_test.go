@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/client/jobs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 // The leader deletes a job without training workers on request, forgets one by itself when its time is over and not
@@ -45,14 +46,14 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 
 	for _, attended := range []bool{true, false} {
 		e, err := resultOf[*meta.EnterResult](s.leader.ProposeResult(t.Context(),
-			cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) {
+			metacmd.EnterJob("w0", 1, func(q *rowraftv1.EnterRequest) {
 				q.Workers, q.LeaseNs = 1, uint64(time.Hour)
 			})))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if attended {
-			if _, err := s.leader.ProposeResult(t.Context(), cmdAttend(e.Identity, "", 0)); err != nil {
+			if _, err := s.leader.ProposeResult(t.Context(), metacmd.Attend(e.Identity, "", 0)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -67,7 +68,7 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 		}
 		if attended { // another run, of which no worker attends
 			if _, err := s.leader.ProposeResult(t.Context(),
-				leftAt(e.Identity, ended, time.Duration(time.Now().UnixNano()))); err != nil {
+				metacmd.LeaveJobAt(e.Identity, ended, time.Duration(time.Now().UnixNano()))); err != nil {
 				t.Fatal(err)
 			}
 			if r = s.machine.RunOf("ctr"); remove() != nil {
@@ -90,14 +91,14 @@ func TestTheLeaderKeepsTheRegistry(t *testing.T) {
 // A member that knows that the registry is full refuses an entry without an entry of the log.
 func TestAFullRegistryCostsNoEntries(t *testing.T) {
 	leader, _ := served(t)
-	q := cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) { q.Workers, q.LeaseNs = 1, uint64(time.Hour) })
+	q := metacmd.EnterJob("w0", 1, func(q *rowraftv1.EnterRequest) { q.Workers, q.LeaseNs = 1, uint64(time.Hour) })
 	if _, err := leader.leader.ProposeResult(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
 	leader.leader.EditState(t, func(p *rowraftv1.MetaState) {
 		for i := range meta.MaxJobs - 1 {
 			r := proto.CloneOf(p.Runs[0])
-			r.Job, r.Run = fmt.Sprintf("j%04d", i), append(id16(9)[:12], byte(i>>24), byte(i>>16), byte(i>>8), byte(i))
+			r.Job, r.Run = fmt.Sprintf("j%04d", i), append(metacmd.ID(9)[:12], byte(i>>24), byte(i>>16), byte(i>>8), byte(i))
 			p.Runs = append(p.Runs, r)
 		}
 	})

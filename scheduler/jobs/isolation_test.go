@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -102,7 +103,7 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 		"one of two went, one stands": func(t *testing.T, s *cluster, honest *fakeTrainer) {
 			c := another(t, s)
 			attend(t, c, "a", 0, 2, nil).Close()
-			eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 1 })
+			testutil.Eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 1 })
 			rawTrainer(t, s, "a", 1, 2, standing(true))
 		},
 	} {
@@ -126,7 +127,7 @@ func TestAnInventedJobKeepsNobodyFromACheckpoint(t *testing.T) {
 					t.Fatal(err)
 				}
 				for round := range 2 {
-					eventually(t, "the honest job goes on", func() bool { return !honest.isStill() })
+					testutil.Eventually(t, "the honest job goes on", func() bool { return !honest.isStill() })
 					left := make(map[string]error)
 					var m *pauseRound
 					for attempt := 1; ; attempt++ { // as creation.run
@@ -266,7 +267,7 @@ func TestAHungDestinationKeepsNoTrainerFromItsLease(t *testing.T) {
 	}
 	for range 8 { // more than fit in any buffer that the state has not filled
 		last := spoke()
-		eventually(t, "a beat is heard", func() bool { return spoke().After(last) })
+		testutil.Eventually(t, "a beat is heard", func() bool { return spoke().After(last) })
 	}
 	if f.isStill() {
 		t.Error("the trainer stands still while its state waits")
@@ -331,7 +332,7 @@ func TestJobsProveThatTheyAnswerAlone(t *testing.T) {
 		close(ended)
 	}()
 	<-honest.asked
-	eventually(t, "the honest job goes on", func() bool { return !honest.isStill() })
+	testutil.Eventually(t, "the honest job goes on", func() bool { return !honest.isStill() })
 	select {
 	case <-ended:
 		t.Error("the job that does not answer was not waited for")
@@ -367,14 +368,14 @@ func TestAJobThatHangsLaterStopsNoOther(t *testing.T) {
 			}
 			once.Cancel()
 			<-hangs.asked
-			eventually(t, "both train", func() bool { return !honest.isStill() && !hangs.isStill() })
+			testutil.Eventually(t, "both train", func() bool { return !honest.isStill() && !hangs.isStill() })
 			s.trainers.patience.quick = quickPause + 200*time.Millisecond
 			if _, err := s.pauseTrainers(t.Context(), need, false, true,
 				make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 				t.Fatalf("the first attempt: %v, want that the job does not answer", err)
 			}
 			<-hangs.asked
-			eventually(t, "the other job trains", func() bool { return !honest.isStill() })
+			testutil.Eventually(t, "the other job trains", func() bool { return !honest.isStill() })
 			s.trainers.mu.Lock()
 			for id, a := range s.trainers.trainers {
 				if id.Job == "honest" { // on a busy machine it may have been slow

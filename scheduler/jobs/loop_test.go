@@ -13,8 +13,10 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 // A worker with a call keeps its lease, one without loses it: the others are told of the
@@ -42,9 +44,9 @@ func TestASilentWorkerIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	other.Close() // its process dies
-	eventually(t, "the silent worker is lost", func() bool { return memberState(s, 1) == lost })
+	testutil.Eventually(t, "the silent worker is lost", func() bool { return memberState(s, 1) == lost })
 	var last jobs.Members
-	eventually(t, "the generation without it is told", func() bool {
+	testutil.Eventually(t, "the generation without it is told", func() bool {
 		select {
 		case last = <-told:
 		default:
@@ -88,7 +90,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	if _, err := stream.Recv(); rowraft.CodeOf(rpc.FromStatus(err)) != rowraft.CodeSessionExpired {
 		t.Errorf("the zombie attends: %v", err)
 	}
-	eventually(t, "the job is described as it is", func() bool {
+	testutil.Eventually(t, "the job is described as it is", func() bool {
 		info, err := s.DescribeJob(t.Context(), &rowraftv1.DescribeJobRequest{Job: "ctr"})
 		if err != nil {
 			t.Fatal(err)
@@ -130,7 +132,7 @@ func TestAFollowedWorkerEnds(t *testing.T) {
 // The next leader gives every worker a fresh lease, and a call that finds it is kept.
 func TestTheNextLeaderGivesFreshLeases(t *testing.T) {
 	s, _ := served(t)
-	if _, err := s.Enter(t.Context(), cmdEnter("w", 1, nil).GetEnterJob().GetRequest()); err != nil {
+	if _, err := s.Enter(t.Context(), metacmd.EnterJob("w", 1, nil).GetEnterJob().GetRequest()); err != nil {
 		t.Fatal(err)
 	}
 	m := s.machine.RunOf("ctr").GetMembers()[0]
@@ -182,9 +184,9 @@ func TestAJobIsStopped(t *testing.T) {
 		t.Fatal("it was not told")
 	}
 	s.leader.Elect(false)
-	eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
+	testutil.Eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
 	s.leader.Elect(true)
-	eventually(t, "the next leader has told it", func() bool {
+	testutil.Eventually(t, "the next leader has told it", func() bool {
 		here := s.trainers.list()
 		return len(here) == 1 && here[0].toldToStop.Load()
 	})
@@ -311,7 +313,9 @@ func TestWhoComesBackFirstWaitsForTheOthers(t *testing.T) {
 // While shards cannot be told that runs are over, a turn waits for one of them only.
 func TestEndedRunsDoNotHoldUpATurn(t *testing.T) {
 	s, _ := served(t)
-	s.leader.EditState(t, func(p *rowraftv1.MetaState) { p.EndedRuns = [][]byte{id16(1), id16(2), id16(3)} })
+	s.leader.EditState(t, func(p *rowraftv1.MetaState) {
+		p.EndedRuns = [][]byte{metacmd.ID(1), metacmd.ID(2), metacmd.ID(3)}
+	})
 	var refuse error = rowraft.Errorf(rowraft.CodeNoLeader, "no leader")
 	tried := 0
 	s.generations.end = func(context.Context, []byte) error { tried++; return refuse }
@@ -353,7 +357,7 @@ func TestAPausedSchedulerLosesNobody(t *testing.T) {
 		t.Errorf("after an hour of suspension the worker is %v", st)
 	}
 	asleep = 0
-	eventually(t, "the worker is lost after an hour of silence", func() bool { // it beats in between
+	testutil.Eventually(t, "the worker is lost after an hour of silence", func() bool { // it beats in between
 		s.round(t.Context())
 		return memberState(s, 0) == lost
 	})
@@ -405,7 +409,7 @@ func TestARunIsPutToRestOnce(t *testing.T) {
 func TestTooManyJobsInShards(t *testing.T) {
 	s, c := served(t)
 	for i := range checkpoint.MaxJobs {
-		q := cmdEnter("w", byte(i), nil)
+		q := metacmd.EnterJob("w", byte(i), nil)
 		q.GetEnterJob().Request.Job, q.GetEnterJob().Request.InShards = fmt.Sprint("job", i), true
 		if _, err := s.leader.ProposeResult(t.Context(), q); err != nil {
 			t.Fatal(err)

@@ -17,8 +17,10 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
+	"github.com/rowraft/rowraft/internal/testutil"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 // fakeTrainer answers pauses.
@@ -187,7 +189,7 @@ func TestAnAbsentTrainer(t *testing.T) {
 		"it never came": func(*testing.T, *cluster, *client.Client) {},
 		"it went without a word": func(t *testing.T, s *cluster, c *client.Client) {
 			attend(t, c, "a", 1, 2, nil).Close()
-			eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 1 })
+			testutil.Eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 1 })
 		},
 		"it has failed": func(t *testing.T, s *cluster, c *client.Client) {
 			attend(t, c, "a", 1, 2, func(f *fakeTrainer) {
@@ -289,7 +291,7 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 // TestOnlyAMemberSendsItsState: a caller that does not know the run cannot send a state for a trainer.
 func TestOnlyAMemberSendsItsState(t *testing.T) {
 	id := func(run byte, incarnation uint64) *rowraftv1.JobIdentity {
-		return &rowraftv1.JobIdentity{Job: "ctr", Run: id16(run), Rank: 1, Incarnation: incarnation}
+		return &rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(run), Rank: 1, Incarnation: incarnation}
 	}
 	list := newRegistry()
 	a := &trainer{id: meta.TrainerID{Job: "ctr", Rank: 1}, member: id(1, 7), gone: make(chan struct{})}
@@ -335,7 +337,7 @@ func TestANewLeaderWaitsForTrainersThatHaveEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Close()
-	eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
+	testutil.Eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
 	for _, test := range []struct {
 		leads time.Duration
 		want  string
@@ -356,7 +358,7 @@ func TestALoneTrainerThatWentWithoutAWord(t *testing.T) {
 	s.trainers.patience.absent = 50 * time.Millisecond
 	f := attend(t, c, "a", 0, 1, nil)
 	f.Close()
-	eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
+	testutil.Eventually(t, "its call is over", func() bool { return len(s.trainers.list()) == 0 })
 	if _, err := s.pauseTrainers(t.Context(), "a", false, true,
 		make(map[string]error)); rowraft.CodeOf(err) != rowraft.CodePrecondition {
 		t.Errorf("%v, want Precondition", err)
@@ -490,7 +492,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 			s.trainers.mu.Lock()
 			s.trainers.endings["ctr"] = made
 			s.trainers.mu.Unlock()
-			eventually(t, "the other one has spoken", func() bool {
+			testutil.Eventually(t, "the other one has spoken", func() bool {
 				w, known := s.leases.get(s.machine.RunOf("ctr").GetMembers()[1].GetIncarnation())
 				return known && w.beat != nil
 			})
@@ -501,7 +503,7 @@ func TestWhoHasParkedWaitsForThoseThatAreAboutToEnd(t *testing.T) {
 			}
 			go park(0, jobs.Parking{Destination: t.TempDir()})
 			var first *trainer // on its present call
-			eventually(t, "the first has parked, or has left", func() bool {
+			testutil.Eventually(t, "the first has parked, or has left", func() bool {
 				s.trainers.mu.Lock()
 				defer s.trainers.mu.Unlock()
 				first = s.trainers.trainers[meta.TrainerID{Job: "ctr", Rank: 0}]
@@ -567,7 +569,7 @@ func TestTrainersFindTheNextLeader(t *testing.T) {
 	}
 
 	// A trainer of tables that are no more does not come back.
-	for _, c := range []*rowraftv1.MetaCommand{begin(1), decide(restoreOf(1, 2, 1))} {
+	for _, c := range []*rowraftv1.MetaCommand{metacmd.BeginRestore(1), metacmd.DecideRestore(metacmd.Restore(1, 2, 1))} {
 		if _, err := s.leader.ProposeResult(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}

@@ -13,13 +13,8 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
-
-func cmdAttend(id *rowraftv1.JobIdentity, checkpoint string, epoch uint64, tables ...uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Attend{Attend: &rowraftv1.MetaAttend{
-		Identity: id, Checkpoint: checkpoint, TableEpoch: epoch, Tables: tables,
-	}}}
-}
 
 func cmdDetach(id *rowraftv1.JobIdentity) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Detach{Detach: &rowraftv1.MetaDetach{Identity: id}}}
@@ -76,7 +71,8 @@ func (h *history) step(what string, c *rowraftv1.MetaCommand, want rowraft.Code)
 // enter returns the identity of a process that enters a job of two workers.
 func (h *history) enter(job string, rank uint32, process byte) *rowraftv1.JobIdentity {
 	h.t.Helper()
-	c := cmdEnter(fmt.Sprint("w", rank), process, func(q *rowraftv1.EnterRequest) { q.Job, q.WantRank = job, rank+1 })
+	c := metacmd.EnterJob(fmt.Sprint("w", rank), process,
+		func(q *rowraftv1.EnterRequest) { q.Job, q.WantRank = job, rank+1 })
 	return h.step("it enters", c, rowraft.CodeUnknown).(*EnterResult).Identity
 }
 
@@ -93,62 +89,63 @@ func TestATrainerGoesOnFromTheRestoredCheckpointOnce(t *testing.T) {
 	none := rowraft.CodeUnknown
 	first, second := h.enter("ctr", 0, 1), h.enter("ctr", 1, 2)
 	wantTrainers("before they attend", h.m.expected())
-	h.step("it attends", cmdAttend(first, "", 0), none)
-	h.step("nothing was restored", cmdAttend(second, "A", 0), rowraft.CodePrecondition)
-	h.step("it calls again", cmdAttend(first, "", 1), none)
+	h.step("it attends", metacmd.Attend(first, "", 0), none)
+	h.step("nothing was restored", metacmd.Attend(second, "A", 0), rowraft.CodePrecondition)
+	h.step("it calls again", metacmd.Attend(first, "", 1), none)
 	wantTrainers("one attends", h.m.expected(), zero)
 	h.step("it detaches", cmdDetach(first), none)
 	wantTrainers("it has detached", h.m.expected())
 	wantTrainers("no table comes from a checkpoint", h.m.remembered())
-	h.step("the other one attends", cmdAttend(second, "", 0), none)
+	h.step("the other one attends", metacmd.Attend(second, "", 0), none)
 
-	h.step("a restore begins", begin(1), none)
-	r := restoreOf(1, 2, 2, restoredTable(7, "fresh"))
+	h.step("a restore begins", metacmd.BeginRestore(1), none)
+	r := metacmd.Restore(1, 2, 2, metacmd.Table(7, "fresh"))
 	r.Source = &rowraftv1.MetaRestored{Id: "A", Destination: "/mnt", Name: "a"}
-	h.step("it is decided", decide(r), none)
+	h.step("it is decided", metacmd.DecideRestore(r), none)
 	wantTrainers("a restore detaches all", h.m.expected())
-	h.step("of the old epoch", cmdAttend(second, "", 1), rowraft.CodeSessionExpired)
-	h.step("from another checkpoint", cmdAttend(first, "B", 0), rowraft.CodePrecondition)
-	h.step("from this one", cmdAttend(first, "A", 0), none)
-	h.step("its call broke", cmdAttend(first, "A", 2), none)
+	h.step("of the old epoch", metacmd.Attend(second, "", 1), rowraft.CodeSessionExpired)
+	h.step("from another checkpoint", metacmd.Attend(first, "B", 0), rowraft.CodePrecondition)
+	h.step("from this one", metacmd.Attend(first, "A", 0), none)
+	h.step("its call broke", metacmd.Attend(first, "A", 2), none)
 	next := h.enter("ctr", 0, 3)
 	wantTrainers("its state is needed until its successor attends", h.m.expected(), zero)
-	h.step("another process", cmdAttend(next, "A", 0), rowraft.CodePrecondition)
-	h.step("the process before", cmdAttend(first, "A", 0), rowraft.CodeSessionExpired)
-	h.step("the other trainer", cmdAttend(second, "A", 0), none)
-	h.step("another process, from where the tables are", cmdAttend(next, "", 0), none)
+	h.step("another process", metacmd.Attend(next, "A", 0), rowraft.CodePrecondition)
+	h.step("the process before", metacmd.Attend(first, "A", 0), rowraft.CodeSessionExpired)
+	h.step("the other trainer", metacmd.Attend(second, "A", 0), none)
+	h.step("another process, from where the tables are", metacmd.Attend(next, "", 0), none)
 	h.step("the process before detaches late", cmdDetach(first), none)
 	wantTrainers("both attend", h.m.expected(), zero, one)
 	h.step("it detaches", cmdDetach(next), none)
 	wantTrainers("one has detached", h.m.expected(), one)
-	h.step("it attends again: its call broke before it knew", cmdAttend(next, "A", 2), none)
+	h.step("it attends again: its call broke before it knew", metacmd.Attend(next, "A", 2), none)
 	h.step("it detaches twice", cmdDetach(next), none)
 	h.step("it detaches twice", cmdDetach(next), none)
-	h.step("a member of no job detaches", cmdDetach(&rowraftv1.JobIdentity{Job: "x", Run: id16(1), Incarnation: 7}), none)
+	h.step("a member of no job detaches", cmdDetach(&rowraftv1.JobIdentity{Job: "x", Run: metacmd.ID(1), Incarnation: 7}),
+		none)
 	wantTrainers("both have trained", h.m.remembered(), zero, one)
 
 	// The run is done, and another run of the job does not make its trainers forgotten.
-	h.step("it ends", cmdLeaveJob(next, ended), none)
-	h.step("it ends", cmdLeaveJob(second, ended), none)
+	h.step("it ends", metacmd.LeaveJob(next, ended), none)
+	h.step("it ends", metacmd.LeaveJob(second, ended), none)
 	wantTrainers("the run is idle", h.m.expected())
 	later := h.enter("ctr", 0, 4)
 	if bytes.Equal(later.GetRun(), next.GetRun()) {
 		t.Error("the run that was done goes on")
 	}
-	h.step("a trainer of another run", cmdAttend(later, "A", 0), rowraft.CodePrecondition)
-	h.step("the job is stopped", cmdLeaveJob(later, stopped), none)
+	h.step("a trainer of another run", metacmd.Attend(later, "A", 0), rowraft.CodePrecondition)
+	h.step("the job is stopped", metacmd.LeaveJob(later, stopped), none)
 	h.step("it is deleted", cmdForgetJob("ctr", later.GetRun(), 0, true), none)
 	later = h.enter("ctr", 0, 5)
-	h.step("a trainer of a deleted job", cmdAttend(later, "A", 0), rowraft.CodePrecondition)
+	h.step("a trainer of a deleted job", metacmd.Attend(later, "A", 0), rowraft.CodePrecondition)
 
-	h.step("the first is closed", end(1, true), none)
-	h.step("another restore begins", begin(2), none)
-	h.step("it is decided, of no checkpoint", decide(restoreOf(2, 3, 2)), none)
-	h.step("the tables come from no checkpoint now", cmdAttend(later, "A", 0), rowraft.CodePrecondition)
+	h.step("the first is closed", metacmd.EndRestore(1, true), none)
+	h.step("another restore begins", metacmd.BeginRestore(2), none)
+	h.step("it is decided, of no checkpoint", metacmd.DecideRestore(metacmd.Restore(2, 3, 2)), none)
+	h.step("the tables come from no checkpoint now", metacmd.Attend(later, "A", 0), rowraft.CodePrecondition)
 	wantTrainers("no table comes from a checkpoint", h.m.remembered())
 
-	h.step("a member of no job", cmdAttend(nil, "", 0), rowraft.CodeSessionExpired)
-	h.step("too many tables", cmdAttend(later, "", 0, make([]uint64, MaxTables+1)...), rowraft.CodeInvalidArgument)
+	h.step("a member of no job", metacmd.Attend(nil, "", 0), rowraft.CodeSessionExpired)
+	h.step("too many tables", metacmd.Attend(later, "", 0, make([]uint64, MaxTables+1)...), rowraft.CodeInvalidArgument)
 }
 
 // TestWhoseStateACheckpointNeeds: a checkpoint waits for members that attend, and for none of a run in which nothing
@@ -207,7 +204,7 @@ func TestWhoseStateACheckpointNeeds(t *testing.T) {
 func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 	h := &history{t: t, m: withShards(t), index: 10}
 	for i, name := range []string{"fresh", "restored"} { // tables 0x50000 and 0x50001
-		h.m.state.catalog.tables = append(h.m.state.catalog.tables, restoredTable(rowraft.TableID(0x50000+i), name))
+		h.m.state.catalog.tables = append(h.m.state.catalog.tables, metacmd.Table(rowraft.TableID(0x50000+i), name))
 	}
 	old := &rowraftv1.MetaRestored{Id: "A", Tables: []uint64{0x50001}}
 	for i := range uint32(maxOwnerTrained) {
@@ -217,17 +214,17 @@ func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 	h.m.state.catalog.restored = []*rowraftv1.MetaRestored{old}
 	enter := func(owner, job string, process byte) *rowraftv1.JobIdentity {
 		c := enterAs(owner, job)
-		c.GetEnterJob().Request.Instance = id16(process)
+		c.GetEnterJob().Request.Instance = metacmd.ID(process)
 		return h.step("it enters", c, rowraft.CodeUnknown).(*EnterResult).Identity
 	}
 	more := enter("tom", "more", 2)
-	err, _ := h.step("one more of tom", cmdAttend(more, "", 0, 0x50001), rowraft.CodeInvalidArgument).(error)
+	err, _ := h.step("one more of tom", metacmd.Attend(more, "", 0, 0x50001), rowraft.CodeInvalidArgument).(error)
 	if !strings.Contains(fmt.Sprint(err), "16384 trainers of restored tables of tom") {
 		t.Errorf("one more of tom: %v", err)
 	}
-	h.step("one more of tom, of other tables", cmdAttend(more, "", 0, 0x50000), rowraft.CodeUnknown)
-	h.step("one of tom that is remembered", cmdAttend(enter("tom", "job-0", 3), "", 0, 0x50001), rowraft.CodeUnknown)
-	h.step("one of ann", cmdAttend(enter("ann", "hers", 4), "", 0, 0x50001), rowraft.CodeUnknown)
+	h.step("one more of tom, of other tables", metacmd.Attend(more, "", 0, 0x50000), rowraft.CodeUnknown)
+	h.step("one of tom that is remembered", metacmd.Attend(enter("tom", "job-0", 3), "", 0, 0x50001), rowraft.CodeUnknown)
+	h.step("one of ann", metacmd.Attend(enter("ann", "hers", 4), "", 0, 0x50001), rowraft.CodeUnknown)
 	if n := len(h.m.remembered()); n != maxOwnerTrained+1 {
 		t.Errorf("%d trainers are remembered, want those of tom and one of ann", n)
 	}
@@ -236,7 +233,7 @@ func TestOneOwnerCannotFillTheTrainers(t *testing.T) {
 		h.m.state.catalog.restored[0].Trained = append(h.m.state.catalog.restored[0].Trained,
 			&rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
 	}
-	h.step("one more of any owner", cmdAttend(enter("bob", "his", 5), "", 0, 0x50001), rowraft.CodeInvalidArgument)
+	h.step("one more of any owner", metacmd.Attend(enter("bob", "his", 5), "", 0, 0x50001), rowraft.CodeInvalidArgument)
 }
 
 func TestGoldenBytesOfTrainers(t *testing.T) {
@@ -246,7 +243,7 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 	}
 	id := &rowraftv1.JobIdentity{Job: "ctr", Run: run, Rank: 1, Incarnation: 6}
 	for name, c := range map[string]*rowraftv1.MetaCommand{
-		"attend": cmdAttend(id, "ckpt", 2, 7, 9),
+		"attend": metacmd.Attend(id, "ckpt", 2, 7, 9),
 		"detach": cmdDetach(id),
 	} {
 		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))

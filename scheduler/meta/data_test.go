@@ -9,12 +9,8 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
-
-func cmdTake(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: id,
-		Take: take}}}
-}
 
 func cmdEndPart(id *rowraftv1.JobIdentity, p *rowraftv1.JobPart) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: id,
@@ -26,15 +22,9 @@ func cmdSettle(run []byte, parts ...*rowraftv1.PartSettled) *rowraftv1.MetaComma
 		SettleParts: &rowraftv1.MetaSettleParts{Job: "ctr", Run: run, Parts: parts}}}
 }
 
-func divided(examples, part, epochs uint64) func(*rowraftv1.EnterRequest) {
-	return func(q *rowraftv1.EnterRequest) {
-		q.Data = &rowraftv1.JobData{Examples: examples, PartExamples: part, Epochs: epochs}
-	}
-}
-
 func (a *applier) take(id *rowraftv1.JobIdentity, take uint64) *TakeResult {
 	a.t.Helper()
-	return a.taken(cmdTake(id, take))
+	return a.taken(metacmd.TakePart(id, take))
 }
 
 func (a *applier) taken(c *rowraftv1.MetaCommand) *TakeResult {
@@ -60,8 +50,8 @@ func (r reading) push(d *rowraftv1.JobData, p *rowraftv1.JobPart, acknowledged, 
 func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	one, two := a.enter(cmdEnter("a", 1, divided(250, 100, 1))).Identity,
-		a.enter(cmdEnter("b", 2, divided(250, 100, 1))).Identity
+	one, two := a.enter(metacmd.EnterJob("a", 1, metacmd.WithData(250, 100, 1))).Identity,
+		a.enter(metacmd.EnterJob("b", 2, metacmd.WithData(250, 100, 1))).Identity
 	p := a.take(one, 1)
 	if p.Part.GetPart() != 0 || p.From != 0 || p.To != 100 {
 		t.Fatalf("the first part is %v from %d to %d", p.Part, p.From, p.To)
@@ -69,7 +59,7 @@ func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 	if again := a.take(one, 1); again.Part.GetPart() != 0 {
 		t.Errorf("asked again it is part %d", again.Part.GetPart())
 	}
-	a.refused(cmdTake(one, 3), rowraft.CodeInvalidArgument, "part number 3", "has had 1")
+	a.refused(metacmd.TakePart(one, 3), rowraft.CodeInvalidArgument, "part number 3", "has had 1")
 	q, r := a.take(two, 1), a.take(two, 2)
 	if q.Part.GetPart() != 1 || r.Part.GetPart() != 2 || r.From != 200 || r.To != 250 {
 		t.Fatalf("the next are %v and %v, to %d", q.Part, r.Part, r.To)
@@ -80,8 +70,8 @@ func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 	if w := a.take(two, 3); !w.Wait || w.Done {
 		t.Errorf("with one part open it is told %v", w)
 	}
-	a.ok(cmdLeaveJob(one, lost, &rowraftv1.PartReached{Part: 0, Acknowledged: 30, Read: 45}))
-	a.refused(cmdTake(one, 2), rowraft.CodeSessionExpired, "start it again")
+	a.ok(metacmd.LeaveJob(one, lost, &rowraftv1.PartReached{Part: 0, Acknowledged: 30, Read: 45}))
+	a.refused(metacmd.TakePart(one, 2), rowraft.CodeSessionExpired, "start it again")
 	a.refused(cmdEndPart(one, p.Part), rowraft.CodeSessionExpired)
 	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 15 || d.GetAgainMost() != 70 {
 		t.Errorf("read again: %d to %d, want 15 to 70", d.GetAgainKnown(), d.GetAgainMost())
@@ -94,7 +84,7 @@ func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 	if w := a.take(two, 4); !w.Done {
 		t.Errorf("at the end it is told %v", w)
 	}
-	a.ok(cmdLeaveJob(two, ended))
+	a.ok(metacmd.LeaveJob(two, ended))
 	a.wantJob(done, 4)
 }
 
@@ -103,11 +93,11 @@ func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 func TestPartsOfTheStoppedGoOn(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	one := a.enter(cmdEnter("a", 1, divided(250, 100, 1))).Identity
+	one := a.enter(metacmd.EnterJob("a", 1, metacmd.WithData(250, 100, 1))).Identity
 	a.take(one, 1)
-	a.ok(cmdLeaveJob(one, stopped, &rowraftv1.PartReached{Acknowledged: 64, Read: 64, Exact: true}))
+	a.ok(metacmd.LeaveJob(one, stopped, &rowraftv1.PartReached{Acknowledged: 64, Read: 64, Exact: true}))
 	a.wantJob(jobStopped, 2)
-	next := a.enter(cmdEnter("a", 2, divided(250, 100, 1)))
+	next := a.enter(metacmd.EnterJob("a", 2, metacmd.WithData(250, 100, 1)))
 	if next.Began {
 		t.Fatal("it begins again")
 	}
@@ -130,7 +120,7 @@ func TestEpochsAreCovered(t *testing.T) {
 		examples, size, epochs := rapid.IntRange(1, 60).Draw(t, "examples"), rapid.IntRange(1, 25).Draw(t, "size"),
 			rapid.IntRange(1, 3).Draw(t, "epochs")
 		plan := func(q *rowraftv1.EnterRequest) {
-			divided(uint64(examples), uint64(size), uint64(epochs))(q)
+			metacmd.WithData(uint64(examples), uint64(size), uint64(epochs))(q)
 			q.Data.ByRank, q.Data.InLog = byRank, inLog
 		}
 		type worker struct {
@@ -165,7 +155,7 @@ func TestEpochsAreCovered(t *testing.T) {
 			switch dies := instance < 20 && rapid.IntRange(0, 14).Draw(t, "dies") == 0; {
 			case w == nil:
 				instance++
-				e := a.enter(cmdEnter([]string{"a", "b"}[i], instance, plan))
+				e := a.enter(metacmd.EnterJob([]string{"a", "b"}[i], instance, plan))
 				workers[i] = &worker{id: e.Identity}
 			case dies:
 				var reached []*rowraftv1.PartReached
@@ -176,9 +166,9 @@ func TestEpochsAreCovered(t *testing.T) {
 				}
 				if rapid.Bool().Draw(t, "followed at once") { // by a process of its name
 					instance++
-					workers[i] = &worker{id: a.enter(cmdEnter([]string{"a", "b"}[i], instance, plan)).Identity}
+					workers[i] = &worker{id: a.enter(metacmd.EnterJob([]string{"a", "b"}[i], instance, plan)).Identity}
 				} else {
-					a.ok(cmdLeaveJob(w.id, lost, reached...))
+					a.ok(metacmd.LeaveJob(w.id, lost, reached...))
 					workers[i] = nil
 				}
 			case w.part == nil:
@@ -230,7 +220,7 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	plan := func(q *rowraftv1.EnterRequest) {
-		divided(100, 100, 1)(q)
+		metacmd.WithData(100, 100, 1)(q)
 		q.Data.InLog = true
 	}
 	pushed := make(reading)
@@ -238,26 +228,26 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 		r := a.m.RunOf("ctr")
 		a.ok(cmdSettle(r.GetRun(), SettledParts(r.GetData(), []ShardPositions{{Read: pushed}})...))
 	}
-	one := a.enter(cmdEnter("a", 1, plan)).Identity
+	one := a.enter(metacmd.EnterJob("a", 1, plan)).Identity
 	first := a.take(one, 1)
 	data := func() *rowraftv1.JobData { return a.m.RunOf("ctr").GetData() }
 	pushed.push(data(), first.Part, 16, 24)
-	a.ok(cmdLeaveJob(one, lost))
+	a.ok(metacmd.LeaveJob(one, lost))
 	settle()
-	two := a.enter(cmdEnter("a", 2, plan)).Identity
+	two := a.enter(metacmd.EnterJob("a", 2, plan)).Identity
 	if p := a.take(two, 1); p.Part.GetOffset() != 16 {
 		t.Fatalf("the second reader begins at %v", p.Part)
 	}
-	a.ok(cmdLeaveJob(two, lost))
+	a.ok(metacmd.LeaveJob(two, lost))
 	settle()
 	if d := data(); d.GetAgainKnown() != 8 || d.GetAgainMost() != 8 {
 		t.Errorf("read again: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), 8)
 	}
 	// The third one reads what the first has, and dies, too.
-	three := a.enter(cmdEnter("a", 3, plan)).Identity
+	three := a.enter(metacmd.EnterJob("a", 3, plan)).Identity
 	p := a.take(three, 1)
 	pushed.push(data(), p.Part, 16, 24)
-	a.ok(cmdLeaveJob(three, lost))
+	a.ok(metacmd.LeaveJob(three, lost))
 	settle()
 	if d := data(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
 		t.Errorf("read again by a third one: %d to %d, want %d", d.GetAgainKnown(), d.GetAgainMost(), 16)
@@ -273,13 +263,14 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 // a worker that does not train by the next worker that asks.
 func TestPartsAreDealtByRank(t *testing.T) {
 	plan := func(q *rowraftv1.EnterRequest) {
-		divided(50, 10, 2)(q)
+		metacmd.WithData(50, 10, 2)(q)
 		q.Data.ByRank = true
 	}
 	whose := func(order []int) (had [2][]uint64) {
 		a := newApplier(t)
 		a.do(cmdInit("c"))
-		ids := []*rowraftv1.JobIdentity{a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity}
+		ids := []*rowraftv1.JobIdentity{a.enter(metacmd.EnterJob("a", 1, plan)).Identity,
+			a.enter(metacmd.EnterJob("b", 2, plan)).Identity}
 		for _, i := range order {
 			p := a.take(ids[i], uint64(len(had[i])+1))
 			if p.Part == nil {
@@ -303,11 +294,11 @@ func TestPartsAreDealtByRank(t *testing.T) {
 
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	one, two := a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity
+	one, two := a.enter(metacmd.EnterJob("a", 1, plan)).Identity, a.enter(metacmd.EnterJob("b", 2, plan)).Identity
 	if p := a.take(two, 1); p.Part.GetPart() != 1 {
 		t.Fatalf("rank 1 has %v", p.Part)
 	}
-	a.ok(cmdLeaveJob(one, lost))
+	a.ok(metacmd.LeaveJob(one, lost))
 	if p := a.take(two, 2); p.Part.GetPart() != 0 {
 		t.Errorf("without rank 0, rank 1 has %v", p.Part)
 	}
@@ -319,12 +310,12 @@ func TestPartsAreSettledFirst(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	plan := func(q *rowraftv1.EnterRequest) {
-		divided(100, 100, 1)(q)
+		metacmd.WithData(100, 100, 1)(q)
 		q.Data.InLog = true
 	}
-	one, two := a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity
+	one, two := a.enter(metacmd.EnterJob("a", 1, plan)).Identity, a.enter(metacmd.EnterJob("b", 2, plan)).Identity
 	a.take(one, 1)
-	a.ok(cmdLeaveJob(one, lost, &rowraftv1.PartReached{Acknowledged: 20, Read: 30}))
+	a.ok(metacmd.LeaveJob(one, lost, &rowraftv1.PartReached{Acknowledged: 20, Read: 30}))
 	if w := a.take(two, 1); !w.Wait {
 		t.Fatalf("before it is settled it is told %+v", w)
 	}
@@ -341,7 +332,7 @@ func TestPartsAreSettledFirst(t *testing.T) {
 	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
 		t.Errorf("read again: %d to %d, want 16", d.GetAgainKnown(), d.GetAgainMost())
 	}
-	a.ok(cmdLeaveJob(two, lost))
+	a.ok(metacmd.LeaveJob(two, lost))
 	a.ok(cmdSettle(two.GetRun(), &rowraftv1.PartSettled{Incarnation: two.GetIncarnation(), Unknown: true}))
 	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16+52 {
 		t.Errorf("read again: %d to %d, want 16 to 68", d.GetAgainKnown(), d.GetAgainMost())
@@ -399,35 +390,35 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 			a := newApplier(t)
 			a.do(cmdInit("c"))
 			plan := func(q *rowraftv1.EnterRequest) {
-				divided(500, 100, 1)(q)
+				metacmd.WithData(500, 100, 1)(q)
 				q.Data.InLog = tc.inLog
 			}
-			one, two := a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity
+			one, two := a.enter(metacmd.EnterJob("a", 1, plan)).Identity, a.enter(metacmd.EnterJob("b", 2, plan)).Identity
 			var had []*rowraftv1.JobPart
 			for take := range uint64(3) { // it reads the first
-				had = append(had, a.taken(cmdTake(one, take+1)).Part)
+				had = append(had, a.taken(metacmd.TakePart(one, take+1)).Part)
 			}
-			meanwhile := []*rowraftv1.JobPart{a.taken(cmdTake(two, 1)).Part, a.taken(cmdTake(two, 2)).Part}
+			meanwhile := []*rowraftv1.JobPart{a.taken(metacmd.TakePart(two, 1)).Part, a.taken(metacmd.TakePart(two, 2)).Part}
 			data := func() *rowraftv1.JobData { return a.m.RunOf("ctr").GetData() }
 			trained, pushed := []uint64{100, 100, 50}, make(reading)
 			for i, p := range had {
 				pushed.push(data(), p, []uint64{100, 100, 48}[i], trained[i])
 			}
 			a.ok(cmdEndPart(two, had[1])) // not its own: nothing
-			a.ok(cmdLeaveJob(one, lost, tc.beat...))
+			a.ok(metacmd.LeaveJob(one, lost, tc.beat...))
 			a.refused(cmdEndPart(one, had[0]), rowraft.CodeSessionExpired) // it was on its way for long
 			for _, p := range meanwhile {
 				a.ok(cmdEndPart(two, p))
 			}
 			if tc.inLog {
-				if w := a.taken(cmdTake(two, 3)); !w.Wait {
+				if w := a.taken(metacmd.TakePart(two, 3)); !w.Wait {
 					t.Errorf("before the shards are asked the other one is told %v", w)
 				}
 				a.ok(cmdSettle(one.GetRun(), SettledParts(data(), []ShardPositions{{Read: pushed}})...))
 			}
 			again := uint64(0)
 			for i, want := range tc.want {
-				p := a.taken(cmdTake(two, uint64(i)+3))
+				p := a.taken(metacmd.TakePart(two, uint64(i)+3))
 				if p.Part.GetPart() != uint64(i) || p.Part.GetOffset() != want {
 					t.Fatalf("the other one goes on at %v, want part %d from %d", p.Part, i, want)
 				}
@@ -438,7 +429,7 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				t.Errorf("%d examples are read again, the run says %d to %d, want %d to %d", again, d.GetAgainKnown(),
 					d.GetAgainMost(), tc.known, tc.most)
 			}
-			if w := a.taken(cmdTake(two, 6)); !w.Done {
+			if w := a.taken(metacmd.TakePart(two, 6)); !w.Done {
 				t.Errorf("at the end it is told %v", w)
 			}
 		})

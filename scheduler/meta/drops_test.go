@@ -8,12 +8,8 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
-
-func cmdDrop(name string, id uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DropTable{DropTable: &rowraftv1.MetaDropTable{Name: name,
-		Id: id}}}
-}
 
 func (a *applier) done(c *rowraftv1.MetaCommand) {
 	a.t.Helper()
@@ -25,15 +21,15 @@ func (a *applier) done(c *rowraftv1.MetaCommand) {
 func TestDropTakesATableOffTheMap(t *testing.T) {
 	a := formed(t)
 	version := a.m.view.Map().Version
-	a.refused(cmdDrop("u", 9), rowraft.CodeTableNotFound, "does not exist")
-	a.refused(cmdDrop("t", 8), rowraft.CodeTableNotFound, "another table")
-	a.done(cmdDrop("t", 9))
+	a.refused(metacmd.DropTable("u", 9), rowraft.CodeTableNotFound, "does not exist")
+	a.refused(metacmd.DropTable("t", 8), rowraft.CodeTableNotFound, "another table")
+	a.done(metacmd.DropTable("t", 9))
 	if m := a.m.view.Map(); len(m.Tables) != 0 || m.Version != version+1 {
 		t.Errorf("version %d after %d, tables %v", m.Version, version, m.Tables)
 	}
-	a.done(cmdDrop("t", 9)) // a copy
-	a.do(cmdTable(sgd("t", 8), 10, false))
-	a.done(cmdDrop("t", 9)) // a late one does not meet the new table of the name
+	a.done(metacmd.DropTable("t", 9)) // a copy
+	a.do(cmdTable(metacmd.SGD("t", 8), 10, false))
+	a.done(metacmd.DropTable("t", 9)) // a late one does not meet the new table of the name
 	if m := a.m.view.Map(); len(m.Tables) != 1 || m.Tables[0].ID != 10 {
 		t.Errorf("tables %v, want the new one", m.Tables)
 	}
@@ -42,8 +38,8 @@ func TestDropTakesATableOffTheMap(t *testing.T) {
 	}
 	// The list is bounded, and what is in it stays in order.
 	for i := range uint64(MaxDropped + 3) {
-		a.do(cmdTable(sgd("x", 1), 100+i, false))
-		a.done(cmdDrop("x", 100+i))
+		a.do(cmdTable(metacmd.SGD("x", 1), 100+i, false))
+		a.done(metacmd.DropTable("x", 100+i))
 	}
 	if got := a.m.DroppedTables(); len(got) != MaxDropped || got[0].ID != 103 || got[MaxDropped-1].ID != 100+MaxDropped+2 {
 		t.Errorf("%d dropped tables, from %v to %v", len(got), got[0], got[len(got)-1])
@@ -54,19 +50,19 @@ func TestDropTakesATableOffTheMap(t *testing.T) {
 // dropped table back forgets that it was dropped.
 func TestDropAndRestore(t *testing.T) {
 	a := formed(t)
-	a.do(cmdTable(sgd("u", 4), 10, false))
-	a.done(cmdDrop("t", 9))
-	a.done(begin(1))
-	a.refused(cmdDrop("u", 10), rowraft.CodeOverloaded, "restore")
-	back := sgd("t", 4)
+	a.do(cmdTable(metacmd.SGD("u", 4), 10, false))
+	a.done(metacmd.DropTable("t", 9))
+	a.done(metacmd.BeginRestore(1))
+	a.refused(metacmd.DropTable("u", 10), rowraft.CodeOverloaded, "restore")
+	back := metacmd.SGD("t", 4)
 	back.ID = 9
-	a.done(decide(restoreOf(1, 2, 2, back)))
-	a.refused(cmdDrop("t", 9), rowraft.CodeOverloaded, "restore")
-	a.done(end(1, true))
+	a.done(metacmd.DecideRestore(metacmd.Restore(1, 2, 2, back)))
+	a.refused(metacmd.DropTable("t", 9), rowraft.CodeOverloaded, "restore")
+	a.done(metacmd.EndRestore(1, true))
 	if got := a.m.DroppedTables(); len(got) != 0 {
 		t.Errorf("dropped %v, of an epoch that is over", got)
 	}
-	a.done(cmdDrop("t", 9))
+	a.done(metacmd.DropTable("t", 9))
 	if got := a.m.DroppedTables(); len(got) != 1 || got[0].Epoch != 2 {
 		t.Errorf("dropped %v, want table 9 of epoch 2", got)
 	}
@@ -77,7 +73,7 @@ func TestGoldenDrop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := encodeCommand(cmdDrop("ads", 7)); err != nil || !bytes.Equal(got, entry) {
+	if got, err := encodeCommand(metacmd.DropTable("ads", 7)); err != nil || !bytes.Equal(got, entry) {
 		t.Errorf("the entry encodes to %x (%v), want %x", got, err, entry)
 	}
 	snap, err := os.ReadFile(filepath.Join("testdata", "dropped.snapshot"))

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/internal/allocs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -35,27 +36,29 @@ func formed(t tb) *applier {
 	a.do(cmdNode("n1", "a", "h:1"))
 	a.do(cmdNode("n2", "b", "h:2"))
 	a.do(cmdShards(2, "n1", "n2"))
-	a.do(cmdTable(sgd("t", 4), 9, false))
-	id := a.enter(cmdEnter("w0", 7, divided(1000, 100, 1))).Identity
-	a.do(cmdTake(id, 1))
+	a.do(cmdTable(metacmd.SGD("t", 4), 9, false))
+	id := a.enter(metacmd.EnterJob("w0", 7, metacmd.WithData(1000, 100, 1))).Identity
+	a.do(metacmd.TakePart(id, 1))
 	return a
 }
 
 // FuzzEntry: two members answer alike, one that must stop changes nothing, and
 // what one accepted survives a snapshot.
 func FuzzEntry(f *testing.F) {
-	worker := &rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1} // of formed
+	worker := &rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1} // of formed
 	for _, c := range []*rowraftv1.MetaCommand{
 		cmdInit("c2"), cmdNode("n3", "c", "h:3"), cmdShards(4, "n1", "n2"),
-		cmdTable(sgd("u", 1<<20), 10, true), cmdIncarnation(), cmdDrop("t", 9),
-		cmdSetPolicy(nightly("/mnt", 2), 5), cmdBeginRun("nightly", "a", 6), cmdEndRun("nightly", "a", "x", true),
+		cmdTable(metacmd.SGD("u", 1<<20), 10, true), metacmd.IssueIncarnation(), metacmd.DropTable("t", 9),
+		metacmd.SetPolicy(metacmd.Nightly("/mnt", 2), 5), metacmd.BeginPolicyRun("nightly", "a", 6),
+		metacmd.EndPolicyRun("nightly", "a", "x", true),
 		cmdForgetMade("nightly", "a", ""),
-		cmdAttend(worker, "", 0, 9), cmdAttend(worker, "x", 1), cmdDetach(worker),
-		cmdEnter("a", 1, nil), cmdEnter("a", 1, divided(1000, 100, 1)),
-		cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 1),
-		cmdTake(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, 2), cmdEnter("w0", 7, nil),
-		cmdLeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: id16(107), Incarnation: 1}, lost,
-			&rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(id16(107)),
+		metacmd.Attend(worker, "", 0, 9), metacmd.Attend(worker, "x", 1), cmdDetach(worker),
+		metacmd.EnterJob("a", 1, nil), metacmd.EnterJob("a", 1, metacmd.WithData(1000, 100, 1)),
+		metacmd.TakePart(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, 1),
+		metacmd.TakePart(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, 2),
+		metacmd.EnterJob("w0", 7, nil),
+		metacmd.LeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, lost,
+			&rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(metacmd.ID(107)),
 		cmdRaise(2), cmdCreateToken(testToken(nil)), cmdUseToken("n1", 1, 1001), cmdDeleteToken(),
 	} {
 		entry, err := encodeCommand(c)

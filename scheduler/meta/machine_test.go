@@ -20,16 +20,10 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 	"github.com/rowraft/rowraft/scheduler/placement"
 	"github.com/rowraft/rowraft/wire"
 )
-
-func sgd(name string, dim int) rowraft.Schema {
-	return rowraft.Schema{
-		Name: name, Kind: rowraft.Sparse, Dim: dim,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
-	}
-}
 
 func cmdInit(id string) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_Init{Init: &rowraftv1.MetaInit{ClusterId: id}}}
@@ -45,11 +39,6 @@ func cmdTable(s rowraft.Schema, id uint64, ifNotExists bool) *rowraftv1.MetaComm
 	s.ID = rowraft.TableID(id)
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{
 		CreateTable: &rowraftv1.MetaCreateTable{Table: rpc.SchemaToProto(&s), IfNotExists: ifNotExists}}}
-}
-
-func cmdIncarnation() *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{
-		IssueIncarnation: &rowraftv1.MetaIssueIncarnation{}}}
 }
 
 func cmdShards(n int, nodes ...string) *rowraftv1.MetaCommand {
@@ -152,12 +141,12 @@ func TestCommandsAreCheckedBeforeTheyChangeAnything(t *testing.T) {
 	a.refused(cmdNode("b", "n1", "h:2"), rowraft.CodeAlreadyExists, "n1", "node a")
 	a.refused(cmdNode("b", "n2", ""), rowraft.CodeInvalidArgument, "address")
 	a.refused(cmdShards(2, "a", "stranger"), rowraft.CodeInvalidArgument, "stranger")
-	a.do(cmdTable(sgd("user", 8), 7, false))
-	a.refused(cmdTable(sgd("user", 8), 8, false), rowraft.CodeTableExists, "user")
-	a.refused(cmdTable(sgd("user", 16), 8, true), rowraft.CodeTableExists, "dim 8", "dim 16")
-	a.refused(cmdTable(sgd("item", 8), 7, false), rowraft.CodeInternal, "user")
-	a.refused(cmdTable(sgd("item", 0), 9, false), rowraft.CodeInvalidArgument, "dim 0")
-	if got := a.do(cmdTable(sgd("user", 8), 99, true)).(TableResult); got.Created || got.Schema.ID != 7 {
+	a.do(cmdTable(metacmd.SGD("user", 8), 7, false))
+	a.refused(cmdTable(metacmd.SGD("user", 8), 8, false), rowraft.CodeTableExists, "user")
+	a.refused(cmdTable(metacmd.SGD("user", 16), 8, true), rowraft.CodeTableExists, "dim 8", "dim 16")
+	a.refused(cmdTable(metacmd.SGD("item", 8), 7, false), rowraft.CodeInternal, "user")
+	a.refused(cmdTable(metacmd.SGD("item", 0), 9, false), rowraft.CodeInvalidArgument, "dim 0")
+	if got := a.do(cmdTable(metacmd.SGD("user", 8), 99, true)).(TableResult); got.Created || got.Schema.ID != 7 {
 		t.Errorf("creating an existing table if it does not exist gave %+v", got)
 	}
 }
@@ -212,7 +201,7 @@ func TestMachineMatchesModel(t *testing.T) {
 			},
 			"create table": func(t *rapid.T) {
 				nextTable++
-				s, cond := sgd(name("t", 3), rapid.IntRange(1, 2).Draw(t, "dim")), rapid.Bool().Draw(t, "if not exists")
+				s, cond := metacmd.SGD(name("t", 3), rapid.IntRange(1, 2).Draw(t, "dim")), rapid.Bool().Draw(t, "if not exists")
 				got := do(cmdTable(s, nextTable, cond))
 				have, exists := md.tables[s.Name]
 				switch {
@@ -235,14 +224,14 @@ func TestMachineMatchesModel(t *testing.T) {
 			},
 			"issue incarnation": func(t *rapid.T) {
 				md.last++
-				if got := do(cmdIncarnation()); got != any(rowraft.Incarnation(md.last)) {
+				if got := do(metacmd.IssueIncarnation()); got != any(rowraft.Incarnation(md.last)) {
 					t.Fatalf("incarnation %v, want %d", got, md.last)
 				}
 			},
 			"enter job": func(t *rapid.T) {
 				j, w, n := name("j", 1), name("w", 3), rapid.Uint32Range(1, 3).Draw(t, "workers")
 				process++
-				got := do(cmdEnter(w, 0, func(q *rowraftv1.EnterRequest) {
+				got := do(metacmd.EnterJob(w, 0, func(q *rowraftv1.EnterRequest) {
 					q.Job, q.Workers = j, n
 					binary.BigEndian.PutUint32(q.Instance, process)
 				}))
@@ -340,7 +329,7 @@ func TestDamagedSnapshotLeavesTheStateWhole(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	a.do(cmdNode("n", "", "h:1"))
-	a.ok(cmdEnter("w", 1, nil))
+	a.ok(metacmd.EnterJob("w", 1, nil))
 	good := snapshotBytes(t, a.m)
 	before := stateBytes(t, a.m)
 	for i := range good {

@@ -8,32 +8,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
-
-func nightly(to string, keep uint32) *rowraftv1.CheckpointPolicy {
-	return &rowraftv1.CheckpointPolicy{Name: "nightly", Destination: to, EveryNs: uint64(10 * time.Minute), Keep: keep}
-}
-
-func cmdSetPolicy(p *rowraftv1.CheckpointPolicy, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p,
-		AtNs: at}}}
-}
-
-func cmdBeginRun(name, made string, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{
-		BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: made, AtNs: at}}}
-}
-
-func cmdEndRun(name, made, failure string, delta bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPolicyRun{
-		EndPolicyRun: &rowraftv1.MetaEndPolicyRun{Name: name, Checkpoint: made, Error: failure, Delta: delta}}}
-}
 
 func cmdForgetMade(name, made, failure string) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetCheckpoint{
@@ -59,27 +40,27 @@ func TestRunsOfAPolicy(t *testing.T) {
 		}
 	}
 	none := rowraft.CodeUnknown
-	step("of a policy that is not", cmdBeginRun("nightly", "a", 1), rowraft.CodeNotFound)
-	step("set", cmdSetPolicy(nightly("/mnt", 2), 5), none)
-	step("ended before it began", cmdEndRun("nightly", "a", "", false), rowraft.CodePrecondition)
-	step("begun", cmdBeginRun("nightly", "a", 6), none)
-	step("a second one", cmdBeginRun("nightly", "b", 7), rowraft.CodeOverloaded)
-	step("another destination meanwhile", cmdSetPolicy(nightly("/other", 2), 8), rowraft.CodeOverloaded)
-	step("another interval", cmdSetPolicy(nightly("/mnt", 3), 8), none)
-	step("another one ends", cmdEndRun("nightly", "b", "", false), rowraft.CodePrecondition)
-	step("it ends", cmdEndRun("nightly", "a", "", false), none)
-	step("again", cmdEndRun("nightly", "a", "", false), rowraft.CodePrecondition)
+	step("of a policy that is not", metacmd.BeginPolicyRun("nightly", "a", 1), rowraft.CodeNotFound)
+	step("set", metacmd.SetPolicy(metacmd.Nightly("/mnt", 2), 5), none)
+	step("ended before it began", metacmd.EndPolicyRun("nightly", "a", "", false), rowraft.CodePrecondition)
+	step("begun", metacmd.BeginPolicyRun("nightly", "a", 6), none)
+	step("a second one", metacmd.BeginPolicyRun("nightly", "b", 7), rowraft.CodeOverloaded)
+	step("another destination meanwhile", metacmd.SetPolicy(metacmd.Nightly("/other", 2), 8), rowraft.CodeOverloaded)
+	step("another interval", metacmd.SetPolicy(metacmd.Nightly("/mnt", 3), 8), none)
+	step("another one ends", metacmd.EndPolicyRun("nightly", "b", "", false), rowraft.CodePrecondition)
+	step("it ends", metacmd.EndPolicyRun("nightly", "a", "", false), none)
+	step("again", metacmd.EndPolicyRun("nightly", "a", "", false), rowraft.CodePrecondition)
 	for i, name := range []string{"b", "c"} {
-		step("the next", cmdBeginRun("nightly", name, 10), none)
-		step("it fails", cmdEndRun("nightly", name, strings.Repeat("disk full ", 500), false), none)
+		step("the next", metacmd.BeginPolicyRun("nightly", name, 10), none)
+		step("it fails", metacmd.EndPolicyRun("nightly", name, strings.Repeat("disk full ", 500), false), none)
 		r := m.PolicyOf("nightly").GetRecord()
 		if r.GetFailures() != uint32(i+1) || len(r.GetError()) != maxPolicyText || r.GetRunning() != "" {
 			t.Errorf("after %d failures: %d, an error of %d bytes, running %q", i+1, r.GetFailures(), len(r.GetError()),
 				r.GetRunning())
 		}
 	}
-	step("the next", cmdBeginRun("nightly", "d", 11), none)
-	step("it succeeds", cmdEndRun("nightly", "d", "", true), none)
+	step("the next", metacmd.BeginPolicyRun("nightly", "d", 11), none)
+	step("it succeeds", metacmd.EndPolicyRun("nightly", "d", "", true), none)
 	p := m.PolicyOf("nightly")
 	if got := madeNames(p); !slices.Equal(got, []string{"a", "d"}) || p.GetRecord().GetFailures() != 0 ||
 		p.GetRecord().GetError() != "" || p.GetPolicy().GetKeep() != 3 || p.GetRecord().GetSetNs() != 5 {
@@ -93,7 +74,7 @@ func TestRunsOfAPolicy(t *testing.T) {
 	if p := m.PolicyOf("nightly"); p.GetRecord().GetRetentionError() != "" || !slices.Equal(madeNames(p), []string{"d"}) {
 		t.Errorf("%v", p)
 	}
-	step("another destination", cmdSetPolicy(nightly("/other", 2), 20), none)
+	step("another destination", metacmd.SetPolicy(metacmd.Nightly("/other", 2), 20), none)
 	if p := m.PolicyOf("nightly"); len(madeNames(p)) != 0 || p.GetRecord().GetSetNs() != 20 {
 		t.Errorf("the record keeps checkpoints of the old destination: %v", p)
 	}
@@ -110,14 +91,14 @@ func TestRunsOfAPolicy(t *testing.T) {
 		"a long owner":           func(p *rowraftv1.CheckpointPolicy) { p.Owner, p.Job = strings.Repeat("x", 200), "ctr" },
 		"an impossible job":      func(p *rowraftv1.CheckpointPolicy) { p.Job = strings.Repeat("x", 200) },
 	} {
-		bad := nightly("/mnt", 2)
+		bad := metacmd.Nightly("/mnt", 2)
 		change(bad)
-		step(what, cmdSetPolicy(bad, 1), rowraft.CodeInvalidArgument)
+		step(what, metacmd.SetPolicy(bad, 1), rowraft.CodeInvalidArgument)
 	}
 	of := func(owner, name string) *rowraftv1.MetaCommand {
-		p := nightly("/mnt", 2)
+		p := metacmd.Nightly("/mnt", 2)
 		p.Name, p.Owner, p.Job = name, owner, "ctr"
-		return cmdSetPolicy(p, 1)
+		return metacmd.SetPolicy(p, 1)
 	}
 	step("a trainer takes that of an operator", of("tom", "nightly"), rowraft.CodeDenied)
 	for i := range maxPoliciesOfOwner {
@@ -135,10 +116,10 @@ func TestRunsOfAPolicy(t *testing.T) {
 }
 
 func TestGoldenBytesOfPolicies(t *testing.T) {
-	spec := nightly("/mnt", 5)
+	spec := metacmd.Nightly("/mnt", 5)
 	spec.Job, spec.Owner = "ctr", "tom"
-	for name, c := range map[string]*rowraftv1.MetaCommand{"set_policy": cmdSetPolicy(spec, 7),
-		"begin_policy_run": cmdBeginRun("nightly", "nightly-2", 9)} {
+	for name, c := range map[string]*rowraftv1.MetaCommand{"set_policy": metacmd.SetPolicy(spec, 7),
+		"begin_policy_run": metacmd.BeginPolicyRun("nightly", "nightly-2", 9)} {
 		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
 		if err != nil {
 			t.Fatal(err)

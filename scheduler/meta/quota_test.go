@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
 func cmdForgetJob(job string, run []byte, at time.Duration, asked bool) *rowraftv1.MetaCommand {
@@ -17,16 +18,9 @@ func cmdForgetJob(job string, run []byte, at time.Duration, asked bool) *rowraft
 		Run: run, AtNs: uint64(at), Asked: asked}}}
 }
 
-// leftAt is cmdLeaveJob at a time.
-func leftAt(id *rowraftv1.JobIdentity, how rowraftv1.MemberState, at time.Duration) *rowraftv1.MetaCommand {
-	c := cmdLeaveJob(id, how)
-	c.GetLeaveJob().AtNs = uint64(at)
-	return c
-}
-
 // enterAs is a worker of an owner that enters a job.
 func enterAs(owner, job string) *rowraftv1.MetaCommand {
-	return cmdEnter("w0", 1, func(q *rowraftv1.EnterRequest) {
+	return metacmd.EnterJob("w0", 1, func(q *rowraftv1.EnterRequest) {
 		q.Job, q.Workers = job, 1
 		SetOwner(&rpc.Caller{Identity: certs.Identity{Name: owner}}, q)
 	})
@@ -43,7 +37,7 @@ func TestOneOwnerCannotFillTheRegistry(t *testing.T) {
 			first = e.Identity
 		}
 	}
-	a.ok(leftAt(first, ended, time.Hour))
+	a.ok(metacmd.LeaveJobAt(first, ended, time.Hour))
 	refused := func() {
 		t.Helper()
 		err, _ := a.do(enterAs("mallory", "more")).(error)
@@ -59,7 +53,7 @@ func TestOneOwnerCannotFillTheRegistry(t *testing.T) {
 	}
 	refused()
 	again := enterAs("mallory", "j007")
-	again.GetEnterJob().GetRequest().Instance = id16(9) // another process
+	again.GetEnterJob().GetRequest().Instance = metacmd.ID(9) // another process
 	a.enter(again)
 	a.enter(enterAs("alice", "ctr"))
 	id := a.m.RunOf("j000")
@@ -67,7 +61,8 @@ func TestOneOwnerCannotFillTheRegistry(t *testing.T) {
 		err) != rowraft.CodePrecondition {
 		t.Errorf("delete a job that trains: %v", err)
 	}
-	a.ok(leftAt(&rowraftv1.JobIdentity{Job: "j000", Run: id.GetRun(), Incarnation: id.GetMembers()[0].GetIncarnation()},
+	a.ok(metacmd.LeaveJobAt(&rowraftv1.JobIdentity{Job: "j000", Run: id.GetRun(),
+		Incarnation: id.GetMembers()[0].GetIncarnation()},
 		lost, time.Hour))
 	a.ok(cmdForgetJob("j000", id.GetRun(), time.Hour, true))
 	a.enter(enterAs("mallory", "more"))
@@ -118,14 +113,14 @@ func TestTheRegistryForgetsIdleJobs(t *testing.T) {
 			a := newApplier(t)
 			e := a.enter(enterAs("alice", "ctr"))
 			if tc.attended {
-				a.ok(cmdAttend(e.Identity, "", 0))
+				a.ok(metacmd.Attend(e.Identity, "", 0))
 			}
-			a.ok(leftAt(e.Identity, tc.how, begun))
+			a.ok(metacmd.LeaveJobAt(e.Identity, tc.how, begun))
 			r := a.m.RunOf("ctr")
 			if IsExpired(r, uint64(begun+tc.kept-1)) || !IsExpired(r, uint64(begun+tc.kept)) {
 				t.Errorf("it is not kept for %v: %v", tc.kept, r)
 			}
-			a.ok(cmdForgetJob("ctr", id16(9), begun+tc.kept, false)) // another run
+			a.ok(cmdForgetJob("ctr", metacmd.ID(9), begun+tc.kept, false)) // another run
 			a.ok(cmdForgetJob("ctr", e.Identity.GetRun(), begun+tc.kept-1, false))
 			if a.m.RunOf("ctr") == nil {
 				t.Fatal("it is forgotten early")
@@ -141,9 +136,9 @@ func TestTheRegistryForgetsIdleJobs(t *testing.T) {
 	if IsExpired(a.m.RunOf("ctr"), 1<<63) {
 		t.Error("a job that trains is forgotten")
 	}
-	a.ok(leftAt(e.Identity, stopped, begun))
+	a.ok(metacmd.LeaveJobAt(e.Identity, stopped, begun))
 	again := enterAs("alice", "ctr")
-	again.GetEnterJob().Request.Instance = id16(2)
+	again.GetEnterJob().Request.Instance = metacmd.ID(2)
 	a.enter(again)
 	if IsExpired(a.m.RunOf("ctr"), 1<<63) {
 		t.Error("a job that trains again is forgotten")

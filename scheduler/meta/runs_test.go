@@ -14,29 +14,8 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
-
-func id16(n byte) []byte { return bytes.Repeat([]byte{n}, 16) }
-
-// cmdEnter is a worker that enters job "ctr" of two workers; its process is instance.
-func cmdEnter(worker string, instance byte, change func(*rowraftv1.EnterRequest)) *rowraftv1.MetaCommand {
-	q := &rowraftv1.EnterRequest{
-		Job: "ctr", Worker: worker, Instance: id16(instance), Workers: 2, LeaseNs: uint64(10 * time.Second),
-		Settings: []*rowraftv1.JobSetting{{Name: "batch", Value: "512"}, {Name: "mode", Value: "async"}},
-		Data:     &rowraftv1.JobData{},
-	}
-	if change != nil {
-		change(q)
-	}
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Request: q,
-		Run: id16(100 + instance)}}}
-}
-
-func cmdLeaveJob(id *rowraftv1.JobIdentity, how rowraftv1.MemberState,
-	parts ...*rowraftv1.PartReached) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id,
-		State: how, Reason: "because", Parts: parts}}}
-}
 
 func cmdStopJob(run []byte) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StopJob{StopJob: &rowraftv1.MetaStopJob{Job: "ctr",
@@ -87,36 +66,37 @@ const (
 func TestWorkersEnterAndLeave(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	one := a.enter(cmdEnter("a", 1, nil))
+	one := a.enter(metacmd.EnterJob("a", 1, nil))
 	if !one.Began || one.Generation != 1 || one.Identity.Rank != 0 {
 		t.Errorf("the first worker has %v", one)
 	}
-	two := a.enter(cmdEnter("b", 2, nil))
+	two := a.enter(metacmd.EnterJob("b", 2, nil))
 	if two.Began || two.Generation != 2 || two.Identity.Rank != 1 || two.Identity.Incarnation <= one.Identity.Incarnation {
 		t.Errorf("the second worker has %v after %v", two, one)
 	}
-	a.refused(cmdEnter("c", 3, nil), rowraft.CodeInvalidArgument, "all of its 2 workers", "c would be number 3")
-	if again := a.enter(cmdEnter("a", 1, nil)); !proto.Equal(again.Identity, one.Identity) || again.Generation != 2 {
+	a.refused(metacmd.EnterJob("c", 3, nil), rowraft.CodeInvalidArgument, "all of its 2 workers", "c would be number 3")
+	if again := a.enter(metacmd.EnterJob("a", 1, nil)); !proto.Equal(again.Identity, one.Identity) ||
+		again.Generation != 2 {
 		t.Errorf("asked again it has %v, was %v", again, one)
 	}
-	back := a.enter(cmdEnter("a", 4, nil))
+	back := a.enter(metacmd.EnterJob("a", 4, nil))
 	if back.Identity.Rank != 0 || back.Identity.Incarnation <= two.Identity.Incarnation || back.Generation != 3 {
 		t.Errorf("a worker that returned has %v", back)
 	}
 	if err := a.m.CheckMember(one.Identity); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("the zombie is told %v", err)
 	}
-	a.ok(cmdLeaveJob(one.Identity, failed)) // the zombie has no say
+	a.ok(metacmd.LeaveJob(one.Identity, failed)) // the zombie has no say
 	a.wantJob(running, 3, 0, 1)
-	a.ok(cmdLeaveJob(back.Identity, lost))
+	a.ok(metacmd.LeaveJob(back.Identity, lost))
 	a.wantJob(running, 4, 1)
 	if err := a.m.CheckMember(back.Identity); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("a worker that was lost is told %v", err)
 	}
-	if next := a.enter(cmdEnter("c", 5, nil)); next.Identity.Rank != 0 || next.Generation != 5 {
+	if next := a.enter(metacmd.EnterJob("c", 5, nil)); next.Identity.Rank != 0 || next.Generation != 5 {
 		t.Errorf("who takes the place of a lost one has %v", next)
 	}
-	a.ok(cmdLeaveJob(two.Identity, ended))
+	a.ok(metacmd.LeaveJob(two.Identity, ended))
 	if err := a.m.CheckMember(two.Identity); err != nil {
 		t.Errorf("a worker that has ended is told %v", err)
 	}
@@ -131,13 +111,14 @@ func TestARunKnowsItsBaseStep(t *testing.T) {
 	base := func(step uint64) func(*rowraftv1.EnterRequest) {
 		return func(q *rowraftv1.EnterRequest) { q.BaseStep = step }
 	}
-	one := a.enter(cmdEnter("a", 1, base(500)))
-	two := a.enter(cmdEnter("b", 2, base(0)))
-	a.ok(cmdLeaveJob(two.Identity, lost))
-	if back := a.enter(cmdEnter("b", 3, base(7))); one.BaseStep != 500 || two.BaseStep != 500 || back.BaseStep != 500 {
+	one := a.enter(metacmd.EnterJob("a", 1, base(500)))
+	two := a.enter(metacmd.EnterJob("b", 2, base(0)))
+	a.ok(metacmd.LeaveJob(two.Identity, lost))
+	if back := a.enter(metacmd.EnterJob("b", 3, base(7))); one.BaseStep != 500 || two.BaseStep != 500 ||
+		back.BaseStep != 500 {
 		t.Errorf("the workers are told %d, %d and, after a restart, %d, want 500", one.BaseStep, two.BaseStep, back.BaseStep)
 	}
-	a.refused(cmdEnter("c", 4, base(1<<62+1)), rowraft.CodeInvalidArgument, "at most 2^62")
+	a.refused(metacmd.EnterJob("c", 4, base(1<<62+1)), rowraft.CodeInvalidArgument, "at most 2^62")
 }
 
 // The state of a run without training workers, and the entries that begin the next one.
@@ -167,25 +148,25 @@ func TestRunsEnd(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			a := newApplier(t)
 			a.do(cmdInit("c"))
-			ids := []*rowraftv1.JobIdentity{a.enter(cmdEnter("a", 1, nil)).Identity}
+			ids := []*rowraftv1.JobIdentity{a.enter(metacmd.EnterJob("a", 1, nil)).Identity}
 			if tc.leave[1] != 0 {
-				ids = append(ids, a.enter(cmdEnter("b", 2, nil)).Identity)
+				ids = append(ids, a.enter(metacmd.EnterJob("b", 2, nil)).Identity)
 			}
 			if tc.stop {
 				a.ok(cmdStopJob(ids[0].Run))
-				a.refused(cmdEnter("b", 9, nil), rowraft.CodePrecondition, "being stopped")
+				a.refused(metacmd.EnterJob("b", 9, nil), rowraft.CodePrecondition, "being stopped")
 			}
 			for i, id := range ids {
 				if a.m.RunOf("ctr").GetState() != running {
 					t.Fatalf("it has ended before worker %d has", i)
 				}
-				a.ok(cmdLeaveJob(id, tc.leave[i]))
+				a.ok(metacmd.LeaveJob(id, tc.leave[i]))
 			}
 			if r := a.m.RunOf("ctr"); r.GetState() != tc.want || r.GetStopping() ||
 				(r.GetReason() != "") != (tc.want == jobFailed) {
 				t.Fatalf("the job is %v (%q), want %v", r.GetState(), r.GetReason(), tc.want)
 			}
-			next := a.enter(cmdEnter("a", 7, tc.restart))
+			next := a.enter(metacmd.EnterJob("a", 7, tc.restart))
 			if next.Began != tc.begins || next.Began == bytes.Equal(next.Identity.Run, ids[0].Run) {
 				t.Errorf("who enters then begins another run: %v, want %v", next.Began, tc.begins)
 			}
@@ -200,7 +181,7 @@ func TestRunsEnd(t *testing.T) {
 func TestWorkersMustAgree(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	a.enter(cmdEnter("a", 1, nil))
+	a.enter(metacmd.EnterJob("a", 1, nil))
 	set := func(list ...string) func(*rowraftv1.EnterRequest) {
 		return func(q *rowraftv1.EnterRequest) {
 			q.Settings = nil
@@ -220,7 +201,7 @@ func TestWorkersMustAgree(t *testing.T) {
 		{func(q *rowraftv1.EnterRequest) { q.Workers = 3 }, []string{"trainers is 2 in the job, and 3"}},
 		{func(q *rowraftv1.EnterRequest) { q.LeaseNs = uint64(time.Minute) }, []string{"lease is 10s in the job, and 1m0s"}},
 	} {
-		a.refused(cmdEnter("b", 2, tc.change), rowraft.CodeInvalidArgument, tc.says...)
+		a.refused(metacmd.EnterJob("b", 2, tc.change), rowraft.CodeInvalidArgument, tc.says...)
 	}
 	for what, change := range map[string]func(*rowraftv1.EnterRequest){
 		"a rank beyond the workers": func(q *rowraftv1.EnterRequest) { q.WantRank = 3 },
@@ -237,14 +218,14 @@ func TestWorkersMustAgree(t *testing.T) {
 		},
 		"parts of nothing": func(q *rowraftv1.EnterRequest) { q.Data = &rowraftv1.JobData{PartExamples: 1} },
 	} {
-		t.Run(what, func(*testing.T) { a.refused(cmdEnter("b", 2, change), rowraft.CodeInvalidArgument) })
+		t.Run(what, func(*testing.T) { a.refused(metacmd.EnterJob("b", 2, change), rowraft.CodeInvalidArgument) })
 	}
 	rank := func(n uint32) func(*rowraftv1.EnterRequest) {
 		return func(q *rowraftv1.EnterRequest) { q.WantRank = n + 1 }
 	}
-	a.refused(cmdEnter("b", 2, rank(0)), rowraft.CodeAlreadyExists, "rank 0 of job ctr is that of worker a")
-	a.refused(cmdEnter("a", 2, rank(1)), rowraft.CodeAlreadyExists, "worker a of job ctr has rank 0")
-	if b := a.enter(cmdEnter("b", 2, rank(1))); b.Identity.Rank != 1 {
+	a.refused(metacmd.EnterJob("b", 2, rank(0)), rowraft.CodeAlreadyExists, "rank 0 of job ctr is that of worker a")
+	a.refused(metacmd.EnterJob("a", 2, rank(1)), rowraft.CodeAlreadyExists, "worker a of job ctr has rank 0")
+	if b := a.enter(metacmd.EnterJob("b", 2, rank(1))); b.Identity.Rank != 1 {
 		t.Errorf("it has rank %d", b.Identity.Rank)
 	}
 }
@@ -253,15 +234,15 @@ func TestGatheringWaitsForAll(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	gather := func(q *rowraftv1.EnterRequest) { q.Gather = true }
-	first := a.enter(cmdEnter("a", 1, gather))
+	first := a.enter(metacmd.EnterJob("a", 1, gather))
 	a.wantJob(running, 0, 0)
-	a.ok(cmdLeaveJob(first.Identity, lost))
+	a.ok(metacmd.LeaveJob(first.Identity, lost))
 	a.wantJob(jobFailed, 0)
-	a.enter(cmdEnter("a", 2, gather))
-	if e := a.enter(cmdEnter("b", 3, gather)); e.Generation != 1 {
+	a.enter(metacmd.EnterJob("a", 2, gather))
+	if e := a.enter(metacmd.EnterJob("b", 3, gather)); e.Generation != 1 {
 		t.Errorf("with all workers there the generation is %d", e.Generation)
 	}
-	a.ok(cmdLeaveJob(a.enter(cmdEnter("b", 3, gather)).Identity, lost))
+	a.ok(metacmd.LeaveJob(a.enter(metacmd.EnterJob("b", 3, gather)).Identity, lost))
 	a.wantJob(running, 2, 0)
 }
 
@@ -269,13 +250,13 @@ func TestGatheringWaitsForAll(t *testing.T) {
 func TestDroppedTablesForgetRuns(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
-	a.do(cmdTable(sgd("ctr.embeddings", 4), 7, false))
-	a.do(cmdTable(sgd("ctr.dense", 4), 8, false))
-	e := a.enter(cmdEnter("a", 1, nil))
-	a.ok(cmdDrop("ctr.dense", 8))
+	a.do(cmdTable(metacmd.SGD("ctr.embeddings", 4), 7, false))
+	a.do(cmdTable(metacmd.SGD("ctr.dense", 4), 8, false))
+	e := a.enter(metacmd.EnterJob("a", 1, nil))
+	a.ok(metacmd.DropTable("ctr.dense", 8))
 	a.wantJob(running, 1, 0)
-	a.ok(cmdLeaveJob(e.Identity, stopped))
-	a.ok(cmdDrop("ctr.embeddings", 7))
+	a.ok(metacmd.LeaveJob(e.Identity, stopped))
+	a.ok(metacmd.DropTable("ctr.embeddings", 7))
 	if r := a.m.RunOf("ctr"); r != nil {
 		t.Errorf("the job is still %v", r)
 	}
@@ -296,7 +277,7 @@ func TestRegistryModel(t *testing.T) {
 				instance++
 				worker := fmt.Sprint("w", rapid.IntRange(0, 4).Draw(t, "worker"))
 				last := a.m.state.registry.lastIncarnation
-				if e, ok := a.do(cmdEnter(worker, instance, nil)).(*EnterResult); ok {
+				if e, ok := a.do(metacmd.EnterJob(worker, instance, nil)).(*EnterResult); ok {
 					if e.Identity.GetIncarnation() <= uint64(last) {
 						t.Fatalf("incarnation %d after %d", e.Identity.GetIncarnation(), last)
 					}
@@ -307,7 +288,7 @@ func TestRegistryModel(t *testing.T) {
 			case 3, 4:
 				if len(known) > 0 {
 					how := rapid.SampledFrom([]rowraftv1.MemberState{ended, stopped, lost, failed}).Draw(t, "how")
-					a.ok(cmdLeaveJob(rapid.SampledFrom(known).Draw(t, "who"), how))
+					a.ok(metacmd.LeaveJob(rapid.SampledFrom(known).Draw(t, "who"), how))
 				}
 			case 5:
 				if before != nil {
@@ -355,27 +336,29 @@ func TestGenerationsBeginOnce(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	inShards := func(q *rowraftv1.EnterRequest) { q.InShards = true }
-	one := a.enter(cmdEnter("a", 1, inShards)).Identity
+	one := a.enter(metacmd.EnterJob("a", 1, inShards)).Identity
 	a.refused(cmdBeginGeneration(one.Run, 2, 5), rowraft.CodePrecondition)
-	a.refused(cmdBeginGeneration(id16(9), 1, 5), rowraft.CodePrecondition)
+	a.refused(cmdBeginGeneration(metacmd.ID(9), 1, 5), rowraft.CodePrecondition)
 	for _, first := range []uint64{5, 7} {
 		if r, ok := a.do(cmdBeginGeneration(one.Run, 1, first)).(*rowraftv1.MetaRun); !ok || r.GetFirstStep() != 5 ||
 			r.GetStarted() != 1 {
 			t.Errorf("asked for %d it is %v", first, r)
 		}
 	}
-	a.ok(cmdLeaveJob(one, lost))
+	a.ok(metacmd.LeaveJob(one, lost))
 	a.refused(cmdBeginGeneration(one.Run, 2, 4), rowraft.CodeInvalidArgument, "begins at step 4")
 	if got := a.m.EndedRuns(); len(got) != 0 {
 		t.Errorf("to be forgotten: %x, and it can go on", got)
 	}
-	next := a.enter(cmdEnter("a", 2, func(q *rowraftv1.EnterRequest) { q.InShards, q.Restart = true, true })).Identity
-	other := a.enter(cmdEnter("b", 3, inShards)).Identity
+	next := a.enter(metacmd.EnterJob("a", 2, func(q *rowraftv1.EnterRequest) {
+		q.InShards, q.Restart = true, true
+	})).Identity
+	other := a.enter(metacmd.EnterJob("b", 3, inShards)).Identity
 	if got := a.m.EndedRuns(); len(got) != 1 || !bytes.Equal(got[0], one.Run) {
 		t.Errorf("to be forgotten: %x, want %x", got, one.Run)
 	}
-	a.ok(cmdLeaveJob(next, ended))
-	a.ok(cmdLeaveJob(other, ended))
+	a.ok(metacmd.LeaveJob(next, ended))
+	a.ok(metacmd.LeaveJob(other, ended))
 	a.ok(
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: one.Run}}})
 	if got := a.m.EndedRuns(); len(got) != 1 || !bytes.Equal(got[0], next.Run) {
@@ -500,34 +483,34 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	plan := func(q *rowraftv1.EnterRequest) {
-		divided(10, 10, 1)(q)
+		metacmd.WithData(10, 10, 1)(q)
 	}
-	one, two := a.enter(cmdEnter("a", 1, plan)).Identity, a.enter(cmdEnter("b", 2, plan)).Identity
-	a.ok(cmdLeaveJob(one, lost))
+	one, two := a.enter(metacmd.EnterJob("a", 1, plan)).Identity, a.enter(metacmd.EnterJob("b", 2, plan)).Identity
+	a.ok(metacmd.LeaveJob(one, lost))
 	p := a.take(two, 1)
 	a.ok(cmdEndPart(two, p.Part))
-	a.ok(cmdLeaveJob(two, ended))
+	a.ok(metacmd.LeaveJob(two, ended))
 	a.wantJob(done, 4)
 	before := a.m.state.registry.runs
 	for name, change := range map[string]func(*rowraftv1.EnterRequest){
 		"by its name": plan,
 		"by its rank": func(q *rowraftv1.EnterRequest) { plan(q); q.Worker, q.WantRank = "another", 1 },
 	} {
-		if e := a.enter(cmdEnter("a", 3, change)); !e.Done || e.Identity != nil {
+		if e := a.enter(metacmd.EnterJob("a", 3, change)); !e.Done || e.Identity != nil {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}
 	a.wantJob(done, 4)
-	next := a.enter(cmdEnter("b", 4, plan)) // a worker that enters after another one began the next run takes part
-	if e := a.enter(cmdEnter("a", 5, plan)); e.Done || e.Began ||
+	next := a.enter(metacmd.EnterJob("b", 4, plan)) // a worker that enters after another one began the next run takes part
+	if e := a.enter(metacmd.EnterJob("a", 5, plan)); e.Done || e.Began ||
 		!bytes.Equal(e.Identity.GetRun(), next.Identity.GetRun()) {
 		t.Errorf("in the next run it is %+v", e)
 	}
 	a.m.state.registry.runs = before
 	for name, c := range map[string]*rowraftv1.MetaCommand{
-		"who ended":         cmdEnter("b", 4, plan),
-		"another batch":     cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Settings[0].Value = "8" }),
-		"from a checkpoint": cmdEnter("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Checkpoint = "x" }),
+		"who ended":         metacmd.EnterJob("b", 4, plan),
+		"another batch":     metacmd.EnterJob("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Settings[0].Value = "8" }),
+		"from a checkpoint": metacmd.EnterJob("a", 4, func(q *rowraftv1.EnterRequest) { plan(q); q.Checkpoint = "x" }),
 	} {
 		if e := a.enter(c); e.Done || !e.Began {
 			t.Errorf("%s: %+v", name, e)
@@ -544,18 +527,18 @@ func TestACallToEnterThatComesTooLateChangesNothing(t *testing.T) {
 			a := newApplier(t)
 			a.do(cmdInit("c"))
 			alone := func(q *rowraftv1.EnterRequest) { q.Workers = 1 }
-			call := cmdEnter("a", 1, alone)
+			call := metacmd.EnterJob("a", 1, alone)
 			one := a.enter(call)
 			if again := a.enter(call); !proto.Equal(again.Identity, one.Identity) {
 				t.Errorf("while it trains the call is answered %v, want %v", again.Identity, one.Identity)
 			}
-			a.ok(cmdLeaveJob(one.Identity, leaves))
+			a.ok(metacmd.LeaveJob(one.Identity, leaves))
 			was := a.m.RunOf("ctr")
 			a.refused(call, rowraft.CodeSessionExpired, "older than the leave")
 			if now := a.m.RunOf("ctr"); !proto.Equal(now, was) {
 				t.Errorf("after the late call the run is %v, was %v", now, was)
 			}
-			if other := a.enter(cmdEnter("a", 2, alone)); len(TrainingRanks(a.m.RunOf("ctr"))) != 1 ||
+			if other := a.enter(metacmd.EnterJob("a", 2, alone)); len(TrainingRanks(a.m.RunOf("ctr"))) != 1 ||
 				other.Identity.GetIncarnation() <= one.Identity.GetIncarnation() {
 				t.Errorf("another process enters as %v", other)
 			}
@@ -569,29 +552,29 @@ func TestAStoppedJobGathersAgain(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	gathers := func(q *rowraftv1.EnterRequest) { q.Gather = true }
-	one, two := a.enter(cmdEnter("a", 1, gathers)).Identity, a.enter(cmdEnter("b", 2, gathers)).Identity
+	one, two := a.enter(metacmd.EnterJob("a", 1, gathers)).Identity, a.enter(metacmd.EnterJob("b", 2, gathers)).Identity
 	a.wantJob(running, 1, 0, 1)
 	a.ok(cmdStopJob(one.GetRun()))
-	a.ok(cmdLeaveJob(one, stopped))
-	a.ok(cmdLeaveJob(two, stopped))
+	a.ok(metacmd.LeaveJob(one, stopped))
+	a.ok(metacmd.LeaveJob(two, stopped))
 	a.wantJob(jobStopped, 3)
-	one = a.enter(cmdEnter("a", 3, gathers)).Identity
+	one = a.enter(metacmd.EnterJob("a", 3, gathers)).Identity
 	a.wantJob(running, 3, 0)
 	if again := New(NewView()); again.Restore(bytes.NewReader(snapshotBytes(t, a.m))) != nil ||
 		!again.RunOf("ctr").GetGathering() {
 		t.Error("a snapshot does not hold that the job gathers")
 	}
-	a.ok(cmdLeaveJob(one, lost)) // on its way
+	a.ok(metacmd.LeaveJob(one, lost)) // on its way
 	a.wantJob(jobFailed, 3)
-	a.enter(cmdEnter("a", 4, gathers))
-	two = a.enter(cmdEnter("b", 5, gathers)).Identity
+	a.enter(metacmd.EnterJob("a", 4, gathers))
+	two = a.enter(metacmd.EnterJob("b", 5, gathers)).Identity
 	a.wantJob(running, 4, 0, 1)
-	a.ok(cmdLeaveJob(two, ended)) // from here on who comes counts at once
+	a.ok(metacmd.LeaveJob(two, ended)) // from here on who comes counts at once
 	a.wantJob(running, 5, 0)
-	one = a.enter(cmdEnter("a", 6, gathers)).Identity
+	one = a.enter(metacmd.EnterJob("a", 6, gathers)).Identity
 	a.wantJob(running, 6, 0)
 	a.ok(cmdStopJob(one.GetRun()))
-	a.ok(cmdLeaveJob(one, stopped))
-	a.enter(cmdEnter("a", 7, gathers))
+	a.ok(metacmd.LeaveJob(one, stopped))
+	a.enter(metacmd.EnterJob("a", 7, gathers))
 	a.wantJob(running, 8, 0)
 }
