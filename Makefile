@@ -85,7 +85,7 @@ RACE_SKIP ?= ^Fuzz|Golden|FlippedBit|Impossible|^TestAWeekOfRetraining|^TestARes
 
 # The packages with concurrency of their own, and whole clusters in one process (one seed of e2e/sim). The processes
 # that e2e starts are built without the detector.
-RACE_PKG ?= ./node/... ./raftstore/... ./e2e/sim ./scheduler ./scheduler/checkpoints ./shard/... ./trainer ./client ./checkpoint/... ./trainer/average ./trainer/data \
+RACE_PKG ?= ./node/... ./raftstore/... ./e2e/sim ./scheduler ./scheduler/checkpoints ./scheduler/jobs ./shard/... ./trainer ./client/... ./checkpoint/... ./trainer/average ./trainer/data \
 	./internal/certs ./internal/identity ./internal/quota ./internal/route ./internal/rpc ./internal/slab ./internal/vfs/... ./e2e/check
 
 .PHONY: race

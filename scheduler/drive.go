@@ -87,10 +87,13 @@ func (d *driver) run(ctx context.Context) {
 // round starts a turn of each move that has none running, and of collectRemoved.
 func (d *driver) round(ctx context.Context, wg *sync.WaitGroup) {
 	l, term, err := d.leading()
-	if err != nil || !d.inSync(ctx, l, term) {
+	if err != nil {
 		return
 	}
-	d.startTerm(term)
+	d.startTerm(term) // before the barrier: a goroutine of an earlier term may still read this memory
+	if !d.inSync(ctx, l, term) {
+		return
+	}
 	running, _ := d.machine.Moves()
 	for _, m := range running {
 		if d.take(m.ID) {

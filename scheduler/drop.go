@@ -43,6 +43,10 @@ func (ts *tables) logDrop(ctx context.Context, req *rowraftv1.DropTableRequest) 
 		return fmt.Errorf("waiting for another call: %w", err)
 	}
 	defer ts.dropping.Release(1)
+	// Only the leader knows what the shards have confirmed. Another member must redirect the caller.
+	if _, err := ts.leadingInSync(ctx); err != nil {
+		return err
+	}
 	if err := ts.mayForget(rowraft.TableID(req.GetId())); err != nil {
 		return err
 	}
@@ -99,15 +103,13 @@ func (ts *tables) ensureDrops(ctx context.Context) error {
 	return g.Wait()
 }
 
-// isEnsured reports whether a shard has confirmed, in this term, that it created a table, or dropped one.
+// isEnsured reports whether a shard has confirmed, in the last term of this leader, that it created a table, or dropped
+// one.
 func (ts *tables) isEnsured(key ensuredKey) bool {
-	_, term, err := ts.leading()
-	if err != nil {
-		return false
-	}
+	term := ts.lastTerm()
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if ts.term != term || ts.ensured == nil {
+	if ts.term < term {
 		ts.term, ts.ensured = term, make(map[ensuredKey]struct{})
 	}
 	_, done := ts.ensured[key]

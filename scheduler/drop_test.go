@@ -94,7 +94,7 @@ func TestDropReachesEveryShard(t *testing.T) {
 // shard, because the scheduler would never send that shard the forgotten drop.
 func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 	a, addr := startShardServer(t)
-	s, _ := leaderOfShards(t, 2, addr)
+	s, l := leaderOfShards(t, 2, addr)
 	ctx := testutil.Context(t)
 	var stuck atomic.Bool
 	stuck.Store(true)
@@ -121,6 +121,10 @@ func TestADropForgetsNoneThatAShardMayHave(t *testing.T) {
 	if got := s.machine.DroppedTables(); len(got) != meta.MaxDropped || got[0] != first {
 		t.Fatalf("%d dropped tables from %v, want %d from %v", len(got), got[0], meta.MaxDropped, first)
 	}
+	l.elect("n9") // a member that does not lead redirects the caller, whatever it knows of the shards
+	_, err := s.DropTable(ctx, &rowraftv1.DropTableRequest{Name: "other", Id: 1})
+	testutil.WantCode(t, err, rowraft.CodeNotLeader, "n9")
+	l.elect(l.self)
 	stuck.Store(false)
 	if err := s.tables.ensureDrops(ctx); err != nil {
 		t.Fatal(err)

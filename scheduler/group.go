@@ -114,6 +114,13 @@ func (g *group) leading() (Log, rowraft.Term, error) {
 	return nil, 0, e
 }
 
+// lastTerm returns the last term in which this member is known to have led, 0 if there is none.
+func (g *group) lastTerm() rowraft.Term {
+	g.soft.mu.Lock()
+	defer g.soft.mu.Unlock()
+	return g.soft.term
+}
+
 // startTerm clears the soft state at the first call of a new term.
 func (g *group) startTerm(term rowraft.Term) {
 	g.soft.mu.Lock()
