@@ -188,10 +188,17 @@ func TestARolledBackReplicaIsRefused(t *testing.T) {
 		{"the files of the group", (*diskCluster).rollBackGroup, "its log ends at entry"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := newDiskCluster(t)
-			r, why := c.refusedAfter(tc.back)
+			var c *diskCluster
+			var r *testNode
+			why := ""
+			// A peer that knows the mark of r from the leader, and had no connection with its last process, finds only
+			// that the log is too short. Mostly another peer answers first.
+			for tries := 0; tries < 5 && !strings.Contains(why, tc.why); tries++ {
+				c = newDiskCluster(t)
+				r, why = c.refusedAfter(tc.back)
+			}
 			if !strings.Contains(why, tc.why) {
-				t.Errorf("refused because of %q, want %q", why, tc.why)
+				t.Errorf("refused because of %q in each of 5 clusters, want %q once", why, tc.why)
 			}
 			for range 3 {
 				c.propose("the others continue")
