@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -55,27 +54,13 @@ type checkpointResult struct {
 	PausedMs      float64 `json:"paused_ms"` // the trainer stood still, at most
 	MaxPushMs     float64 `json:"max_push_ms"`
 
-	Window    float64 `json:"window_seconds"`
-	Optimizer string  `json:"optimizer"`
-	Rows      int     `json:"rows"`
-	Dim       int     `json:"dim"`
-	Batch     int     `json:"batch"`
-	Conns     int     `json:"conns"`
-	Keys      string  `json:"keys"`
-	Replicas  int     `json:"replicas"`
-	Shards    int     `json:"shards"`
-	Backend   string  `json:"log_backend"`
-	Cores     int     `json:"cores"`
-	Processor string  `json:"cpu"`
-	GoVersion string  `json:"go_version"`
+	Window float64 `json:"window_seconds"`
+	workload
 }
 
 // benchCheckpoint pushes without a pause, as a trainer whose model costs nothing and
 // who takes part in checkpoints, in windows with and without one.
 func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (r *checkpointResult, err error) {
-	if len(cfg.endpoints) > 0 {
-		return nil, cli.Usagef("bench checkpoint measures servers of its own")
-	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -100,9 +85,8 @@ func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (
 	if err != nil {
 		return nil, err
 	}
-	fmt.Fprintf(progress, "loading %d rows …\n", cfg.rows)
-	if err := benchLoad(ctx, cfg, workers); err != nil {
-		return nil, fmt.Errorf("load: %w", err)
+	if err := benchLoad(ctx, cfg, workers, progress); err != nil {
+		return nil, err
 	}
 	b := &checkpointBench{cfg: cfg, dest: dest, workers: workers}
 	attending, err := member.Register(ctx, jobs.Registration{Pause: b.pause})
@@ -135,12 +119,9 @@ func (b *checkpointBench) pause(context.Context, jobs.Agree) (*jobs.Paused, erro
 
 func (b *checkpointBench) run(ctx context.Context, progress io.Writer) (*checkpointResult, error) {
 	cfg := b.cfg
-	m := b.workers[0].c.Map()
 	b.result = checkpointResult{
-		Schema: "rowraft/v1", Op: "checkpoint", Interval: checkpointEvery.Seconds(), Bar: overheadBar, Window: cfg.seconds,
-		Optimizer: cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
-		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend,
-		Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+		Schema: cli.JSONSchema, Op: "checkpoint", Interval: checkpointEvery.Seconds(), Bar: overheadBar,
+		Window: cfg.seconds, workload: workloadOf(&cfg, b.workers[0].c.Map()),
 	}
 	if _, err := measure(ctx, cfg, b.workers, cfg.warmup); err != nil {
 		return nil, err
@@ -252,15 +233,12 @@ func (b *checkpointBench) checkpointAt(ctx context.Context, conn *grpc.ClientCon
 }
 
 func (r *checkpointResult) print(w io.Writer) error {
-	return cli.Facts(w, []string{
+	return cli.Facts(w, append([]string{
 		"one checkpoint", fmt.Sprintf("costs %.2f s of training, ± %.2f", r.LostSeconds, r.Noise),
 		"every 10 minutes", fmt.Sprintf("%.3f %% of the throughput; the bar is %.0f %%", 100*r.Overhead, 100*r.Bar),
 		"trainer", fmt.Sprintf("stood still for %.1f ms at most; pushes waited %.1f ms for the cut; the slowest took %.1f ms",
 			r.PausedMs, r.HeldMs, r.MaxPushMs),
 		"checkpoint", fmt.Sprintf("%s in %.2f s at most", cli.Size(uint64(r.Bytes)), r.Took),
 		"without", humanize.SIWithDigits(r.RowsPerSecond, 2, "rows/s"),
-		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys", cli.Count(uint64(r.Rows)), r.Dim, r.Optimizer, r.Keys),
-		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend),
-		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.Processor, r.GoVersion),
-	}...)
+	}, r.facts("")...)...)
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -42,8 +41,7 @@ type failoverConfig struct {
 	kills, transfers, stalls, nodes int
 	moves, restarts                 int
 	stallLimit                      time.Duration // of the servers; 0: that of the profile
-	check                           bool
-	still                           bool // replicas move only where they are told to
+	still                           bool          // replicas move only where they are told to
 }
 
 // failoverResult is the JSON of `bench failover`; the field names are a contract.
@@ -63,22 +61,18 @@ type failoverResult struct {
 
 	Reads *failoverReads `json:"bounded_reads"`
 
-	Passed  bool     `json:"passed"`
-	Failed  []string `json:"failed,omitempty"`  // which bars
+	bars
 	Skipped []string `json:"skipped,omitempty"` // what could not be measured, and why
 
 	// Gone are servers that ended without a fault of the run, for example because of a disk that
 	// others on this machine kept busy. They were started again.
 	Gone int `json:"servers_gone"`
 
-	Replicas  int        `json:"replicas"`
-	Backend   string     `json:"log_backend"`
-	Profile   string     `json:"profile"`
-	Pushes    int64      `json:"pushes"`
-	Cores     int        `json:"cores"`
-	Processor string     `json:"cpu"`
-	Load      [2]float64 `json:"machine_load"` // 1 minute average before and after: the machine's others count
-	GoVersion string     `json:"go_version"`
+	Replicas int    `json:"replicas"`
+	Backend  string `json:"log_backend"`
+	Profile  string `json:"profile"`
+	Pushes   int64  `json:"pushes"`
+	busyHost
 }
 
 // failoverTimes are those of one kind of fault, in seconds.
@@ -123,8 +117,6 @@ type failoverReads struct {
 func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r *failoverResult, err error) {
 	f := cfg.failover
 	switch {
-	case len(cfg.endpoints) > 0:
-		return nil, cli.Usagef("bench failover kills servers: it takes none but its own")
 	case cfg.replicas != 3:
 		return nil, cli.Usagef("bench failover --replicas %d: want 3", cfg.replicas)
 	case min(f.kills, f.transfers, f.stalls, f.nodes, f.moves, f.restarts) < 0 ||
@@ -136,7 +128,7 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	}
 	r = &failoverResult{
 		Schema: cli.JSONSchema, Op: "failover", Replicas: cfg.replicas, Backend: cfg.backend, Profile: cfg.profile,
-		Cores: runtime.NumCPU(), Processor: cpuModel(), GoVersion: runtime.Version(),
+		busyHost: busyHost{host: thisHost()},
 	}
 	r.Load[0] = machineLoad()
 	reads := &readTally{}
@@ -232,7 +224,7 @@ func (r *failoverResult) manyShards(ctx context.Context, f *failoverConfig, d *d
 func (r *failoverResult) judge() {
 	over := func(what string, t *failoverTimes, figure func(*failoverTimes) float64, bar time.Duration) {
 		if t != nil && figure(t) > bar.Seconds() {
-			r.Failed = append(r.Failed, fmt.Sprintf("%s: %.2f s, the bar is %.2f s", what, figure(t), bar.Seconds()))
+			r.miss("%s: %.2f s, the bar is %.2f s", what, figure(t), bar.Seconds())
 		}
 	}
 	p50 := func(t *failoverTimes) float64 { return t.P50 }
@@ -246,18 +238,10 @@ func (r *failoverResult) judge() {
 	over("disk stalls, max", r.Stalls, most, stallMaxBar)
 	over("servers that lead a third, max", r.Nodes, most, nodeMaxBar)
 	if r.Reads.Share < readShareBar {
-		r.Failed = append(r.Failed, fmt.Sprintf("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)",
-			r.Reads.Share, readShareBar, r.Reads.Error))
+		r.miss("bounded reads: %.4f of them were served, the bar is %.3f (first error: %s)", r.Reads.Share, readShareBar,
+			r.Reads.Error)
 	}
 	r.Passed = len(r.Failed) == 0
-}
-
-// verdict is the error of a result that --check does not let pass.
-func (r *failoverResult) verdict() error {
-	if r.Passed {
-		return nil
-	}
-	return cli.Verdict(fmt.Errorf("bench failover: %s", strings.Join(r.Failed, "; ")))
 }
 
 func (r *failoverResult) print(w io.Writer) error {
@@ -268,8 +252,9 @@ func (r *failoverResult) print(w io.Writer) error {
 	for _, k := range []struct {
 		name string
 		t    *failoverTimes
-	}{{"kill −9", r.Kills}, {"transfer", r.Transfers.times()}, {"move", r.Moves.times()}, {"restart", r.Restarts.times()},
-		{"disk stall", r.Stalls}, {"a third of " + cli.Plural(failoverNodeShards, "shard"), r.Nodes}} {
+	}{{"kill −9", r.Kills}, {"transfer", r.Transfers.times()}, {"move", r.Moves.times()},
+		{"restart", r.Restarts.times()}, {"disk stall", r.Stalls},
+		{"a third of " + cli.Plural(failoverNodeShards, "shard"), r.Nodes}} {
 		if k.t != nil {
 			pairs = append(pairs, k.name, line(k.t))
 		}
@@ -292,8 +277,7 @@ func (r *failoverResult) print(w io.Writer) error {
 	if err := cli.Facts(w, append(pairs,
 		"servers", fmt.Sprintf("%s, profile %s, log %s; %s acknowledged", cli.Plural(r.Replicas, "replica"), r.Profile,
 			r.Backend, cli.Count(uint64(r.Pushes))+" pushes"),
-		"machine", fmt.Sprintf("%d cores, load %.1f before and %.1f after, %s, %s", r.Cores, r.Load[0], r.Load[1],
-			r.Processor, r.GoVersion))...); err != nil {
+		"machine", r.busyHost.String())...); err != nil {
 		return err
 	}
 	return r.printWorst(w)

@@ -67,7 +67,7 @@ func TestFailoverVerdict(t *testing.T) {
 			r := good()
 			tc.spoil(r)
 			r.judge()
-			err := r.verdict()
+			err := r.verdict("failover")
 			verdict := cli.ExitCode(t.Context(), err) == cli.ExitVerdict
 			if r.Passed != (tc.want == "") || verdict == r.Passed || tc.want != "" &&
 				(len(r.Failed) != 1 || !strings.Contains(err.Error(), tc.want)) {

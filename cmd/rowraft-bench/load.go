@@ -28,11 +28,7 @@ func (r *benchResult) print(w io.Writer) error {
 	if r.BytesPerRow != nil {
 		pairs = append(pairs, "memory", fmt.Sprintf("%.0f bytes a row on each replica", *r.BytesPerRow))
 	}
-	return cli.Facts(w, append(pairs,
-		"table", fmt.Sprintf("%s rows, dim %d, %s, %s keys, %s on the wire", cli.Count(uint64(r.Rows)), r.Dim, r.Optimizer,
-			r.Keys, r.DType),
-		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend),
-		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.CPU, r.GoVersion))...)
+	return cli.Facts(w, append(pairs, r.facts(", "+r.DType+" on the wire")...)...)
 }
 
 // bytesPerRow asks one server of its own how much memory the table takes there.

@@ -23,7 +23,7 @@ var version = "unknown"
 func main() { os.Exit(cli.Main(newRoot())) }
 
 func newRoot() *cobra.Command {
-	format := ""
+	format, asJSON := "", false
 	root := &cobra.Command{
 		Use:     "rowraft-bench",
 		Short:   "Measure rowraft, and Redis under the same load",
@@ -40,16 +40,20 @@ Exit codes are those of rowraft; 3 says that a figure missed its bar (--check).`
 			if err := cli.FromEnvironment(cmd.Flags()); err != nil {
 				return err
 			}
+			if asJSON {
+				format = cli.FormatJSON
+			}
 			return cli.CheckFormat(format)
 		},
 	}
 	root.PersistentFlags().StringVarP(&format, "output", "o", cli.FormatTable,
 		"table, json or yaml; the field names of json and yaml are stable")
+	root.PersistentFlags().BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
 	root.SetFlagErrorFunc(cli.FlagError)
 	for i := range measurements {
 		root.AddCommand(measurements[i].command(&format))
 	}
-	root.AddCommand(rowstore.NewCommand(), mnist.NewCommand(), redisload.NewCommand())
+	root.AddCommand(rowstore.NewCommand(&format), mnist.NewCommand(&format), redisload.NewCommand())
 	cli.MakeGroup(root)
 	return root
 }
@@ -64,15 +68,11 @@ type measurement struct {
 // printer is what a measurement found.
 type printer interface{ print(io.Writer) error }
 
-// as makes a measurement's function one that returns a printer, which is nil with an error.
+// as makes a measurement's function one that returns a printer.
 func as[R printer](run func(context.Context, benchConfig, io.Writer) (R, error)) func(context.Context, benchConfig,
 	io.Writer) (printer, error) {
 	return func(ctx context.Context, cfg benchConfig, progress io.Writer) (printer, error) {
-		r, err := run(ctx, cfg, progress)
-		if err != nil {
-			return nil, err
-		}
-		return r, nil
+		return run(ctx, cfg, progress)
 	}
 }
 
@@ -143,7 +143,7 @@ each push, and of clients that ask for little.`,
 }
 
 func checkFlag(fl *pflag.FlagSet, cfg *benchConfig) {
-	fl.BoolVar(&cfg.failover.check, "check", false, "exit with code 3 if a figure misses its bar")
+	fl.BoolVar(&cfg.strict, "check", false, "exit with code 3 if a figure misses its bar")
 }
 
 func endpointFlags(fl *pflag.FlagSet, cfg *benchConfig) {
@@ -169,7 +169,7 @@ func (cfg *benchConfig) connection() error {
 
 func (m *measurement) command(format *string) *cobra.Command {
 	cfg := benchConfig{op: m.name}
-	asJSON, cpuProfile := false, ""
+	cpuProfile := ""
 	cmd := &cobra.Command{
 		Use: m.name, Short: m.short, Long: m.long, Example: m.example, Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -185,13 +185,9 @@ func (m *measurement) command(format *string) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s: %w", m.name, err)
 			}
-			out := *format
-			if asJSON {
-				out = cli.FormatJSON
-			}
-			err = cli.Show(cmd.OutOrStdout(), out, r, func(w io.Writer, _ bool) error { return r.print(w) })
-			if f, ok := r.(interface{ verdict() error }); ok && cfg.failover.check && err == nil {
-				err = f.verdict()
+			err = cli.Show(cmd.OutOrStdout(), *format, r, func(w io.Writer, _ bool) error { return r.print(w) })
+			if b, ok := r.(interface{ verdict(op string) error }); ok && cfg.strict && err == nil {
+				err = b.verdict(m.name)
 			}
 			return err
 		},
@@ -218,7 +214,6 @@ func (m *measurement) command(format *string) *cobra.Command {
 	fl.StringVar(&cfg.profile, "profile", profile, "timers of the own servers: fast, default or dense")
 	fl.StringVar(&cfg.serverBinary, "server", "",
 		"the rowraft binary of the own servers (default: the one in the directory of this binary, or in PATH)")
-	fl.BoolVar(&asJSON, "json", false, "print the result as JSON, like -o json")
 	fl.StringVar(&cpuProfile, "cpu-profile", "", "write a CPU profile of the benchmark's own process to this file")
 	fl.StringVar(&cfg.serverProfile, "server-cpu-profile", "",
 		"write a CPU profile of the first own server, loading included, to this file")

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -58,18 +57,14 @@ type overloadResult struct {
 
 	Modest []overloadModestResult `json:"modest_clients"`
 
-	Passed bool     `json:"passed"`
-	Failed []string `json:"failed,omitempty"`
+	bars
 
-	InFlightLimit int64      `json:"in_flight_limit_bytes"`
-	Greedy        int        `json:"greedy_clients"`
-	Replicas      int        `json:"replicas"`
-	Profile       string     `json:"profile"`
-	Backend       string     `json:"log_backend"`
-	Cores         int        `json:"cores"`
-	Processor     string     `json:"cpu"`
-	Load          [2]float64 `json:"machine_load"`
-	GoVersion     string     `json:"go_version"`
+	InFlightLimit int64  `json:"in_flight_limit_bytes"`
+	Greedy        int    `json:"greedy_clients"`
+	Replicas      int    `json:"replicas"`
+	Profile       string `json:"profile"`
+	Backend       string `json:"log_backend"`
+	busyHost
 }
 
 // overloadModestResult is one client that pushes little during the load.
@@ -86,8 +81,6 @@ type overloadModestResult struct {
 // benchOverload offers servers of its own ten times what their limits let through.
 func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r *overloadResult, err error) {
 	switch {
-	case len(cfg.endpoints) > 0:
-		return nil, cli.Usagef("bench overload loads its own servers only")
 	case cfg.shards != 1 || cfg.replicas != 3:
 		return nil, cli.Usagef("bench overload --shards %d --replicas %d: want 1 and 3", cfg.shards, cfg.replicas)
 	case cfg.seconds <= 0:
@@ -96,8 +89,7 @@ func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	r = &overloadResult{
 		Schema: cli.JSONSchema, Op: "overload", MemoryLimit: overloadMemory, InFlightLimit: overloadInFlight,
 		Greedy:   overloadGreedy,
-		Replicas: cfg.replicas, Profile: cfg.profile, Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(),
-		GoVersion: runtime.Version(),
+		Replicas: cfg.replicas, Profile: cfg.profile, Backend: cfg.backend, busyHost: busyHost{host: thisHost()},
 	}
 	r.Load[0] = machineLoad()
 	fmt.Fprintf(progress, "starting %s that let in %s …\n", cli.Plural(cfg.replicas, "server"),
@@ -187,37 +179,28 @@ func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster,
 
 // judge holds the figures against what is promised.
 func (r *overloadResult) judge() {
-	bad := func(format string, args ...any) { r.Failed = append(r.Failed, fmt.Sprintf(format, args...)) }
 	if r.Factor < overloadFactor {
-		bad("this machine offered %.1f times what the limits let through, not %d", r.Factor, overloadFactor)
+		r.miss("this machine offered %.1f times what the limits let through, not %d", r.Factor, overloadFactor)
 	}
 	if r.LeaderChanges != 0 {
-		bad("%d leader changes", r.LeaderChanges)
+		r.miss("%d leader changes", r.LeaderChanges)
 	}
 	if r.Applied != r.Acknowledged {
-		bad("%d pushes were applied, %d acknowledged", r.Applied, r.Acknowledged)
+		r.miss("%d pushes were applied, %d acknowledged", r.Applied, r.Acknowledged)
 	}
 	if r.Memory > r.MemoryLimit {
-		bad("a server had %s of memory, its limit is %s", humanize.IBytes(uint64(r.Memory)),
+		r.miss("a server had %s of memory, its limit is %s", humanize.IBytes(uint64(r.Memory)),
 			humanize.IBytes(uint64(r.MemoryLimit)))
 	}
 	if r.Recovered > overloadRecoveryBar.Seconds() {
-		bad("recovered after %.1f s, the bar is %v", r.Recovered, overloadRecoveryBar)
+		r.miss("recovered after %.1f s, the bar is %v", r.Recovered, overloadRecoveryBar)
 	}
 	for i, m := range r.Modest {
 		if m.Loaded == 0 || m.FirstErr != "" {
-			bad("modest client %d was served %d times: %s", i+1, m.Loaded, m.FirstErr)
+			r.miss("modest client %d was served %d times: %s", i+1, m.Loaded, m.FirstErr)
 		}
 	}
 	r.Passed = len(r.Failed) == 0
-}
-
-// verdict is the error of a result that --check does not let pass.
-func (r *overloadResult) verdict() error {
-	if r.Passed {
-		return nil
-	}
-	return cli.Verdict(fmt.Errorf("bench overload: %s", strings.Join(r.Failed, "; ")))
 }
 
 func (r *overloadResult) print(w io.Writer) error {
@@ -239,8 +222,7 @@ func (r *overloadResult) print(w io.Writer) error {
 	if !r.Passed {
 		pairs = append(pairs, "FAILED", strings.Join(r.Failed, "; "))
 	}
-	return cli.Facts(w, append(pairs, "machine", fmt.Sprintf("%d cores, %s, load %.1f before and %.1f after, %s", r.Cores,
-		r.Processor, r.Load[0], r.Load[1], r.GoVersion))...)
+	return cli.Facts(w, append(pairs, "machine", r.busyHost.String())...)
 }
 
 // termsOf is the highest term that any replica of each shard knows. It waits for servers that

@@ -29,7 +29,7 @@ func TestOverloadVerdict(t *testing.T) {
 			Recovered: 10, Modest: []overloadModestResult{{Loaded: 5}, {Loaded: 5}}}
 		tc.spoil(r)
 		r.judge()
-		err := r.verdict()
+		err := r.verdict("overload")
 		verdict := cli.ExitCode(t.Context(), err) == cli.ExitVerdict
 		if r.Passed != (tc.want == "") || verdict == r.Passed || tc.want != "" &&
 			(len(r.Failed) != 1 || !strings.Contains(err.Error(), tc.want)) {

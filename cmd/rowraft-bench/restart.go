@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -44,17 +43,12 @@ type restartResult struct {
 	Replicas  int     `json:"replicas"`
 	Shards    int     `json:"shards"`
 	Backend   string  `json:"log_backend"`
-	Cores     int     `json:"cores"`
-	Processor string  `json:"cpu"`
-	GoVersion string  `json:"go_version"`
+	host
 }
 
 // benchRestart loads a cluster of its own, kills one server or all of them, and
 // measures how long the first one takes to be back.
 func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *restartResult, err error) {
-	if len(cfg.endpoints) > 0 {
-		return nil, cli.Usagef("bench restart kills servers: it takes none but its own")
-	}
 	if cfg.kill != "one" && cfg.kill != "all" {
 		return nil, cli.Usagef("--kill %q: want one or all", cfg.kill)
 	}
@@ -67,7 +61,7 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
 	if err := restartLoad(ctx, cfg, cluster, progress); err != nil {
-		return nil, fmt.Errorf("load: %w", err)
+		return nil, err
 	}
 	want, err := appliedOf(ctx, cluster)
 	if err != nil {
@@ -79,10 +73,9 @@ func benchRestart(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 		return nil, err
 	}
 	r = &restartResult{
-		Schema: "rowraft/v1", Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim,
+		Schema: cli.JSONSchema, Op: "restart", Bar: restartBar.Seconds(), Killed: cfg.kill, Dim: cfg.dim,
 		Optimizer: cfg.optimizer, Pushed: cfg.seconds,
-		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, Cores: runtime.NumCPU(),
-		Processor: cpuModel(), GoVersion: runtime.Version(),
+		Replicas: cfg.replicas, Shards: len(st.Replicas), Backend: cfg.backend, host: thisHost(),
 	}
 	for _, rep := range st.Replicas {
 		r.Rows += rep.Rows
@@ -113,8 +106,7 @@ func restartLoad(ctx context.Context, cfg benchConfig, cluster *localcluster.Clu
 		return err
 	}
 	defer closeWorkers(workers)
-	fmt.Fprintf(progress, "loading %d rows …\n", cfg.rows)
-	if err := benchLoad(ctx, cfg, workers); err != nil {
+	if err := benchLoad(ctx, cfg, workers, progress); err != nil {
 		return err
 	}
 	fmt.Fprintf(progress, "pushing for %gs …\n", cfg.seconds)
@@ -228,6 +220,6 @@ func (r *restartResult) print(w io.Writer) error {
 			humanize.IBytes(r.LogBytes)),
 		"server", fmt.Sprintf("%s rows, dim %d, %s, %s, %s, log %s, killed: %s", cli.Count(r.Rows), r.Dim, r.Optimizer,
 			cli.Plural(r.Replicas, "replica"), cli.Plural(r.Shards, "shard"), r.Backend, r.Killed),
-		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.Processor, r.GoVersion),
+		"machine", r.host.String(),
 	}...)
 }

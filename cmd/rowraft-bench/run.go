@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,6 +49,7 @@ type benchConfig struct {
 	backend   string
 	profile   string
 	kill      string // of a restart: "one" or "all"
+	strict    bool   // --check: a missed bar is an error
 	failover  failoverConfig
 	// serverProfile is where a CPU profile of the first own server goes; "": none.
 	serverProfile string
@@ -75,19 +77,8 @@ type benchResult struct {
 	AllocatedPerRow float64  `json:"client_bytes_allocated_per_row"`
 	BytesPerRow     *float64 `json:"bytes_per_row"`
 
-	Optimizer string `json:"optimizer"`
-	Rows      int    `json:"rows"`
-	Dim       int    `json:"dim"`
-	Batch     int    `json:"batch"`
-	Conns     int    `json:"conns"`
-	Keys      string `json:"keys"`
-	DType     string `json:"dtype"`
-	Replicas  int    `json:"replicas"`
-	Shards    int    `json:"shards"`
-	Backend   string `json:"log_backend"`
-	Cores     int    `json:"cores"`
-	CPU       string `json:"cpu"`
-	GoVersion string `json:"go_version"`
+	DType string `json:"dtype"`
+	workload
 }
 
 // bench runs one benchmark; what it does goes to progress, a line a phase.
@@ -98,15 +89,10 @@ func bench(ctx context.Context, cfg benchConfig, progress io.Writer) (result *be
 	var cluster *localcluster.Cluster
 	if len(cfg.endpoints) == 0 {
 		var cleanup func() error
-		cluster, cleanup, err = benchCluster(ctx, cfg, progress)
-		if err != nil {
+		if cluster, cleanup, err = benchCluster(ctx, cfg, progress); err != nil {
 			return nil, err
 		}
-		defer func() {
-			if cerr := cleanup(); err == nil {
-				err = cerr
-			}
-		}()
+		defer func() { err = errors.Join(err, cleanup()) }()
 		cfg.endpoints = cluster.Endpoints()
 	}
 	workers, err := benchWorkers(ctx, cfg)
@@ -114,9 +100,8 @@ func bench(ctx context.Context, cfg benchConfig, progress io.Writer) (result *be
 		return nil, err
 	}
 	defer closeWorkers(workers)
-	fmt.Fprintf(progress, "loading %d rows …\n", cfg.rows)
-	if err := benchLoad(ctx, cfg, workers); err != nil {
-		return nil, fmt.Errorf("load: %w", err)
+	if err := benchLoad(ctx, cfg, workers, progress); err != nil {
+		return nil, err
 	}
 	if cfg.warmup > 0 {
 		fmt.Fprintf(progress, "warming up for %gs …\n", cfg.warmup)
@@ -171,10 +156,7 @@ func benchCluster(ctx context.Context, cfg benchConfig,
 		if cfg.serverProfile != "" && err == nil {
 			err = os.Rename(filepath.Join(dir, "n1.prof"), cfg.serverProfile)
 		}
-		if rerr := os.RemoveAll(dir); err == nil {
-			err = rerr
-		}
-		return err
+		return errors.Join(err, os.RemoveAll(dir))
 	}, nil
 }
 
@@ -212,7 +194,12 @@ type benchWorker struct {
 // benchBatches is how many different batches a worker cycles through.
 const benchBatches = 64
 
-func benchWorkers(ctx context.Context, cfg benchConfig) ([]*benchWorker, error) {
+func benchWorkers(ctx context.Context, cfg benchConfig) (workers []*benchWorker, err error) {
+	defer func() {
+		if err != nil {
+			closeWorkers(workers)
+		}
+	}()
 	schema, err := benchSchema(cfg)
 	if err != nil {
 		return nil, err
@@ -223,27 +210,23 @@ func benchWorkers(ctx context.Context, cfg benchConfig) ([]*benchWorker, error) 
 	}
 	setup, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
-	var workers []*benchWorker
 	for i := range cfg.conns {
 		c, err := client.Dial(setup, client.Options{Endpoints: cfg.endpoints, TLS: cfg.tls.TLS, ConnsPerNode: 1, DType: dtype,
 			AttemptTimeout: 10 * time.Second})
 		if err != nil {
-			closeWorkers(workers)
-			return nil, err
+			return workers, err
 		}
 		w := &benchWorker{c: c, values: make([]float32, cfg.batch*cfg.dim)}
 		workers = append(workers, w)
 		if w.t, err = c.CreateTable(setup, schema, true); err != nil {
-			closeWorkers(workers)
-			return nil, err
+			return workers, err
 		}
 		rng := rand.New(rand.NewPCG(cfg.seed, uint64(i)))
 		for j := range w.values {
 			w.values[j] = rng.Float32()*0.02 - 0.01
 		}
 		if w.batches, err = benchKeys(cfg, rng); err != nil {
-			closeWorkers(workers)
-			return nil, err
+			return workers, err
 		}
 	}
 	return workers, nil
@@ -322,7 +305,8 @@ func benchKeys(cfg benchConfig, rng *rand.Rand) ([][]rowraft.Key, error) {
 }
 
 // benchLoad pushes every row once, so that all exist.
-func benchLoad(ctx context.Context, cfg benchConfig, workers []*benchWorker) error {
+func benchLoad(ctx context.Context, cfg benchConfig, workers []*benchWorker, progress io.Writer) error {
+	fmt.Fprintf(progress, "loading %d rows …\n", cfg.rows)
 	all := make([]rowraft.Key, cfg.rows)
 	for i := range all {
 		all[i] = benchKey(i)
@@ -337,7 +321,7 @@ func benchLoad(ctx context.Context, cfg benchConfig, workers []*benchWorker) err
 			}
 			keys := all[from:min(from+cfg.batch, len(all))]
 			if _, err := w.t.Push(ctx, keys, w.values[:len(keys)*cfg.dim]); err != nil {
-				return err
+				return fmt.Errorf("load: %w", err)
 			}
 		}
 	})
@@ -350,12 +334,7 @@ func parallel(workers []*benchWorker, f func(*benchWorker) error) error {
 		wg.Go(func() { errs[i] = f(w) })
 	}
 	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }
 
 // enter and leave stand around a call that a pause must wait for.
@@ -419,7 +398,6 @@ func benchMeasure(ctx context.Context, cfg benchConfig, cluster *localcluster.Cl
 	clientAfter, serverAfter := processCPU(os.Getpid()), serversCPU(cluster)
 	runtime.ReadMemStats(&after)
 
-	m := workers[0].c.Map()
 	rows := float64(hist.TotalCount()) * float64(cfg.batch)
 	r := &benchResult{
 		Schema: "rowraft/v1", Op: cfg.op, RowsPerSecond: rows / elapsed,
@@ -427,16 +405,12 @@ func benchMeasure(ctx context.Context, cfg benchConfig, cluster *localcluster.Cl
 		Max:   float64(hist.Max()) / 1e3,
 		Calls: hist.TotalCount(), Seconds: elapsed,
 		AllocatedPerRow: float64(after.TotalAlloc-before.TotalAlloc) / rows,
-		Optimizer:       cfg.optimizer, Rows: cfg.rows, Dim: cfg.dim, Batch: cfg.batch, Conns: cfg.conns, Keys: cfg.keys,
-		DType:    cfg.dtype,
-		Replicas: len(m.Shards[0].Replicas), Shards: len(m.Shards), Backend: cfg.backend,
-		Cores: runtime.NumCPU(), CPU: cpuModel(), GoVersion: runtime.Version(),
+		DType:           cfg.dtype, workload: workloadOf(&cfg, workers[0].c.Map()),
 	}
 	if cluster != nil {
 		s, c := (serverAfter-serverBefore)/rows*1e6, (clientAfter-clientBefore)/rows*1e6
 		r.ServerCPU, r.ClientCPU = &s, &c
-	}
-	if cluster == nil {
+	} else {
 		r.Backend = "unknown" // the servers of others do not say
 	}
 	r.BytesPerRow, err = bytesPerRow(ctx, cluster, workers[0])

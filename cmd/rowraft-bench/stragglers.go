@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"github.com/rowraft/rowraft/internal/cli"
@@ -47,16 +46,14 @@ type stragglersResult struct {
 	Bar    float64         `json:"bar"`
 	Passed bool            `json:"passed"`
 
-	Workers   int     `json:"workers"`
-	SleepMs   float64 `json:"model_sleep_ms"`
-	Slowdown  int     `json:"slowdown"`
-	Seconds   float64 `json:"seconds"`
-	Servers   int     `json:"servers"`
-	Shards    int     `json:"shards"`
-	Backend   string  `json:"log_backend"`
-	Cores     int     `json:"cores"`
-	Processor string  `json:"cpu"`
-	GoVersion string  `json:"go_version"`
+	Workers  int     `json:"workers"`
+	SleepMs  float64 `json:"model_sleep_ms"`
+	Slowdown int     `json:"slowdown"`
+	Seconds  float64 `json:"seconds"`
+	Servers  int     `json:"servers"`
+	Shards   int     `json:"shards"`
+	Backend  string  `json:"log_backend"`
+	host
 }
 
 // stragglerMode is what was found of one mode: steps of the job per second in mode
@@ -72,9 +69,6 @@ type stragglerMode struct {
 
 // benchStragglers trains with one slow worker among four and without it, in each mode.
 func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (r *stragglersResult, err error) {
-	if len(cfg.endpoints) > 0 {
-		return nil, cli.Usagef("bench stragglers measures servers of its own")
-	}
 	if !(cfg.seconds > 0) {
 		return nil, cli.Usagef("--seconds %v: want more than 0", cfg.seconds)
 	}
@@ -93,10 +87,9 @@ func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	r = &stragglersResult{
-		Schema: "rowraft/v1", Op: "stragglers", Bar: stragglerBar, Passed: true, Workers: stragglerWorkers,
+		Schema: cli.JSONSchema, Op: "stragglers", Bar: stragglerBar, Passed: true, Workers: stragglerWorkers,
 		SleepMs: float64(stragglerSleep.Milliseconds()), Slowdown: stragglerSlowdown, Seconds: cfg.seconds,
-		Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, Cores: runtime.NumCPU(), Processor: cpuModel(),
-		GoVersion: runtime.Version(),
+		Servers: cfg.replicas, Shards: cfg.shards, Backend: cfg.backend, host: thisHost(),
 	}
 	for i, mode := range stragglerModes {
 		m := stragglerMode{Mode: mode.name, Barred: mode.keeps}
@@ -237,17 +230,16 @@ func (s *stragglerRun) config(name string, sleep time.Duration) (path string, er
 func (r *stragglersResult) print(w io.Writer) error {
 	var pairs []string
 	for _, m := range r.Modes {
-		what := "steps/s"
 		verdict := ""
 		if m.Barred && m.Kept < r.Bar {
 			verdict = fmt.Sprintf("; the bar is %.0f %%", 100*r.Bar)
 		}
-		pairs = append(pairs, m.Mode, fmt.Sprintf("%.1f %s without the slow worker, %.1f with it: %.0f %%%s", m.Without, what,
+		pairs = append(pairs, m.Mode, fmt.Sprintf("%.1f steps/s without the slow worker, %.1f with it: %.0f %%%s", m.Without,
 			m.With, 100*m.Kept, verdict))
 	}
 	return cli.Facts(w, append(pairs,
 		"workers", fmt.Sprintf("%d, a step takes %.0f ms, of one of them %.0f ms", r.Workers, r.SleepMs,
 			r.SleepMs*float64(r.Slowdown)),
 		"servers", fmt.Sprintf("%s, %s, log %s", cli.Plural(r.Servers, "server"), cli.Plural(r.Shards, "shard"), r.Backend),
-		"machine", fmt.Sprintf("%d cores, %s, %s", r.Cores, r.Processor, r.GoVersion))...)
+		"machine", r.host.String())...)
 }

@@ -4,6 +4,9 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 func TestJudge(t *testing.T) {
@@ -14,8 +17,8 @@ func TestJudge(t *testing.T) {
 		want   string
 	}{
 		{"all is well", func(*result) {}, ""},
-		{"first loss", func(r *result) { r.FirstLoss = 2.5 }, "first loss"},
-		{"no first loss", func(r *result) { r.FirstLoss = math.NaN() }, "first loss"},
+		{"first loss", func(r *result) { r.FirstLoss = 2.5 }, "first loss, distance from ln 10"},
+		{"no first loss", func(r *result) { r.FirstLoss = math.NaN() }, "first loss, distance from ln 10"},
 		{"accuracy", func(r *result) { r.Accuracy = 0.9799 }, "accuracy on held-out digits"},
 		{"a push is missing", func(r *result) { r.PushesAcknowledged = 9 }, "pushes acknowledged"},
 		{"nothing was trained", func(r *result) { r.Steps, r.PushesAcknowledged = 0, 0 }, "pushes acknowledged"},
@@ -25,7 +28,7 @@ func TestJudge(t *testing.T) {
 			r := good
 			tc.change(&r)
 			var out strings.Builder
-			err := c.judge(&r, &out)
+			err := c.judge(&r, figures.NewPrinter(&out, cli.FormatTable))
 			if tc.want == "" {
 				if err != nil || strings.Contains(out.String(), "MISSED") {
 					t.Errorf("judge = %v\n%s", err, &out)

@@ -2,6 +2,7 @@ package redisload
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -58,11 +59,11 @@ func fill(c config) error {
 
 // load runs one command on all connections for the warm-up and the measured
 // time, and counts the calls that ended within the latter.
-func load(c config, command string) (*result, error) {
+func load(ctx context.Context, c config, command string) (*result, error) {
 	var measuring atomic.Bool
-	ctx, stop := context.WithCancel(context.Background())
+	running, stop := context.WithCancel(ctx)
 	defer stop()
-	g, ctx := errgroup.WithContext(ctx)
+	g, running := errgroup.WithContext(running)
 	times := make([][]time.Duration, c.conns)
 	for i := range c.conns {
 		g.Go(func() error {
@@ -71,18 +72,18 @@ func load(c config, command string) (*result, error) {
 				return err
 			}
 			defer cn.Close()
-			times[i], err = drive(ctx, c, cn, command, c.seed+uint64(i), &measuring)
+			times[i], err = drive(running, c, cn, command, c.seed+uint64(i), &measuring)
 			return err
 		})
 	}
-	sleep(ctx, c.warmup)
+	sleep(running, c.warmup)
 	measuring.Store(true)
 	start := time.Now()
-	sleep(ctx, c.duration)
+	sleep(running, c.duration)
 	measuring.Store(false)
 	elapsed := time.Since(start)
 	stop()
-	if err := g.Wait(); err != nil {
+	if err := errors.Join(g.Wait(), ctx.Err()); err != nil {
 		return nil, err
 	}
 	all := slices.Sorted(slices.Values(slices.Concat(times...)))
@@ -212,8 +213,8 @@ var offsetLine = regexp.MustCompile(`(?m)^master_repl_offset:(\d+)`)
 
 // ready returns once the server answers and c.replicas replicas have all of its
 // writes.
-func ready(c config) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+func ready(ctx context.Context, c config) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var last error
 	for ctx.Err() == nil {

@@ -104,8 +104,8 @@ func TestLoadEndsWhenTheServerDoes(t *testing.T) {
 			c.Close()
 		}
 	}()
-	_, err = load(config{addr: l.Addr().String(), rows: 10, batch: 1, value: 1, conns: 3, depth: 2, duration: time.Hour},
-		"mget")
+	_, err = load(t.Context(), config{addr: l.Addr().String(), rows: 10, batch: 1, value: 1, conns: 3, depth: 2,
+		duration: time.Hour}, "mget")
 	if err == nil {
 		t.Error("load returned no error although the server hung up")
 	}

@@ -51,7 +51,7 @@ servers and measures both in turns.`,
 		})
 	}
 	measure := func(cmd *cobra.Command) error {
-		result, err := load(c, cmd.Name())
+		result, err := load(cmd.Context(), c, cmd.Name())
 		if err != nil {
 			return err
 		}
@@ -60,7 +60,8 @@ servers and measures both in turns.`,
 	action("fill", "Set all keys", func(*cobra.Command) error { return fill(c) })
 	action("mget", "Measure MGET; prints one JSON object", measure)
 	action("mset", "Measure MSET, each followed by WAIT if --wait asks for it; prints one JSON object", measure)
-	action("ready", "Wait until the server and its replicas are in step", func(*cobra.Command) error { return ready(c) })
+	action("ready", "Wait until the server and its replicas are in step",
+		func(cmd *cobra.Command) error { return ready(cmd.Context(), c) })
 	action("freeport", "Print a port that no process listens on", func(cmd *cobra.Command) error {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {

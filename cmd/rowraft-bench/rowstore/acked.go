@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
 )
@@ -22,7 +23,7 @@ const ackedInFlight = 8 // entries that are proposed and not yet applied
 // acked measures what a snapshot costs pushes that are acknowledged: through the log of
 // a shard with one replica, synced, with the snapshot store on the same disk.
 // There a snapshot waits for the log while it can.
-func acked(c config, report func(figure)) error {
+func acked(c config, report func(figures.Figure)) error {
 	// Entries are on the Go heap, each a new one.
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	for _, dim := range []int{16, 64} {
@@ -152,7 +153,7 @@ func (g *group) run(done <-chan struct{}, d time.Duration) (rows float64, took t
 	}
 }
 
-func ackedBeside(dim, rounds int, report func(figure)) (err error) {
+func ackedBeside(dim, rounds int, report func(figures.Figure)) (err error) {
 	dir, err := os.MkdirTemp("", "rowraft-bench-")
 	if err != nil {
 		return err
@@ -187,10 +188,10 @@ func ackedBeside(dim, rounds int, report func(figure)) (err error) {
 		images, seconds = append(images, g.machine.images), append(seconds, t.Seconds())
 	}
 	name := func(what string) string { return fmt.Sprintf("acked/%s/dim=%d", what, dim) }
-	report(atLeast(name("pushes"), median(ratios), "×", pushesBar))
-	report(atMost(name("images"), median(images), "×", imagesBar))
-	report(free(name("pushes-alone"), median(rates), "Mrows/s"))
-	report(free(name("write"), median(seconds), "s"))
+	report(figures.AtLeast(name("pushes"), median(ratios), "×", pushesBar))
+	report(figures.AtMost(name("images"), median(images), "×", imagesBar))
+	report(figures.Free(name("pushes-alone"), median(rates), "Mrows/s"))
+	report(figures.Free(name("write"), median(seconds), "s"))
 	for _, share := range pacedShares {
 		if err := g.pacedBeside(fmt.Sprintf("paced-%.2f", share), share*median(rates), rounds, report); err != nil {
 			return err

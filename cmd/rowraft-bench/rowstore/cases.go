@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
@@ -70,7 +71,7 @@ type contender struct {
 
 // takeTurns runs each contender for batches calls a round, and reports rows per
 // second of CPU time.
-func takeTurns(rounds, batches int, cs []*contender, report func(figure)) error {
+func takeTurns(rounds, batches int, cs []*contender, report func(figures.Figure)) error {
 	for round := -1; round < rounds; round++ { // the first one warms up
 		for _, c := range cs {
 			begin := threadTime()
@@ -88,9 +89,9 @@ func takeTurns(rounds, batches int, cs []*contender, report func(figure)) error 
 		slices.Sort(c.cpu)
 		rate := float64(batches*batchKeys) / c.cpu[len(c.cpu)/2].Seconds() / 1e6
 		if c.bar > 0 {
-			report(atLeast(c.name, rate, "Mrows/s", c.bar))
+			report(figures.AtLeast(c.name, rate, "Mrows/s", c.bar))
 		} else {
-			report(free(c.name, rate, "Mrows/s"))
+			report(figures.Free(c.name, rate, "Mrows/s"))
 		}
 	}
 	return nil
@@ -100,7 +101,7 @@ const roundBatches = 48
 
 // gather copies rows of dim 16 out of a table, and out of Go maps of the same
 // keys.
-func gather(c config, report func(figure)) error {
+func gather(c config, report func(figures.Figure)) error {
 	t, err := filled(schema(rowraft.Sparse, 16), c.rows, 1024, nil)
 	if err != nil {
 		return err
@@ -143,7 +144,7 @@ func gather(c config, report func(figure)) error {
 }
 
 // gatherIndexed is gather from a Go map without pointers in it.
-func gatherIndexed(c config, numbers [][16]float32, out [][16]float32, report func(figure)) error {
+func gatherIndexed(c config, numbers [][16]float32, out [][16]float32, report func(figures.Figure)) error {
 	places := make(map[rowraft.Key]uint32, c.rows)
 	for k := range c.rows {
 		places[rowraft.Key(k)] = uint32(k)
@@ -174,7 +175,7 @@ func pull(t *rowstore.Table, keys []rowraft.Key, dst []byte, dt rowraft.DType) e
 }
 
 // apply runs Adagrad on rows that are there.
-func apply(c config, report func(figure)) error {
+func apply(c config, report func(figures.Figure)) error {
 	for _, w := range []struct {
 		dim, rows int
 		bar       float64
@@ -210,7 +211,7 @@ func apply(c config, report func(figure)) error {
 }
 
 // create pushes keys that have no row.
-func create(c config, report func(figure)) error {
+func create(c config, report func(figures.Figure)) error {
 	n := c.rows / 10
 	var cpu time.Duration
 	t, err := filled(schema(rowraft.Sparse, 16), n, 1024, func(push func() error) error {
@@ -222,6 +223,6 @@ func create(c config, report func(figure)) error {
 	if err != nil {
 		return err
 	}
-	report(free("create/adagrad/dim=16", float64(n)/cpu.Seconds()/1e6, "Mrows/s"))
+	report(figures.Free("create/adagrad/dim=16", float64(n)/cpu.Seconds()/1e6, "Mrows/s"))
 	return t.Close()
 }

@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 )
 
 // threadTime returns the CPU time of the calling thread, time in the kernel
@@ -30,7 +32,7 @@ func threadWaits() int64 {
 // newMemory reports how long the kernel takes for the first touch of 2 MiB that may be
 // one huge page: clearing it is 0.1 ms, and far more where a hypervisor takes back
 // what its guest does not use.
-func newMemory(report func(figure)) error {
+func newMemory(report func(figures.Figure)) error {
 	const huge, n = 2 << 20, 64
 	mem, err := unix.Mmap(-1, 0, (n+1)*huge, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -48,7 +50,7 @@ func newMemory(report func(figure)) error {
 			return nil
 		})
 	}
-	report(free("growth/new-memory/2MiB/median", float64(took.median())/1e6, "ms"))
-	report(free("growth/new-memory/2MiB/longest", float64(took.quantile(1))/1e6, "ms"))
+	report(figures.Free("growth/new-memory/2MiB/median", float64(took.median())/1e6, "ms"))
+	report(figures.Free("growth/new-memory/2MiB/longest", float64(took.quantile(1))/1e6, "ms"))
 	return nil
 }

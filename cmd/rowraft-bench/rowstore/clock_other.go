@@ -2,7 +2,11 @@
 
 package rowstore
 
-import "time"
+import (
+	"time"
+
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
+)
 
 var started = time.Now()
 
@@ -13,4 +17,4 @@ func threadTime() time.Duration { return time.Since(started) }
 func threadWaits() int64 { return 0 }
 
 // newMemory likewise.
-func newMemory(func(figure)) error { return nil }
+func newMemory(func(figures.Figure)) error { return nil }

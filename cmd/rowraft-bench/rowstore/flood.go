@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -16,7 +17,7 @@ import (
 // then they find them. The figures are the CPU time of the first and of the second
 // push, in those of an ordinary push. A table with a capacity is full before: each row that is
 // made takes another one out, wherever its key is.
-func flood(c config, report func(figure)) error {
+func flood(c config, report func(figures.Figure)) error {
 	plain := schema(rowraft.Sparse, 1)
 	counted, full := plain, plain
 	counted.Admission = rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}
@@ -36,14 +37,14 @@ func flood(c config, report func(figure)) error {
 					name := fmt.Sprintf("flood/%s/keys=%d/%s/%s-push", table.name, n, k.name, push)
 					if k.name == "ordinary" {
 						ordinary[i] = took[i]
-						report(free(name, took[i], "ms"))
+						report(figures.Free(name, took[i], "ms"))
 						continue
 					}
 					of := ordinary[i]
 					if table.s.Capacity.Rows > 0 {
 						of = ordinary[0] // the second push finds no more rows than the first
 					}
-					report(atMost(name, took[i]/of, "× ordinary", 3))
+					report(figures.AtMost(name, took[i]/of, "× ordinary", 3))
 				}
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/shard/rowstore"
 )
 
@@ -25,7 +26,7 @@ const firstRows = rowraft.DefaultSlots
 // beyond the median chunk; but the first rows are told apart. Next to them are the figures of single rounds, of chunks
 // and of as many stretches of arithmetic, as long as the median chunk, that are run
 // in between: what the machine itself stops for.
-func growth(c config, report func(figure)) error {
+func growth(c config, report func(figures.Figure)) error {
 	if err := newMemory(report); err != nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func grow(kind rowraft.TableKind, rows, chunk int) (g grown, err error) {
 	return g, err
 }
 
-func reportGrowth(name string, rounds []grown, chunk int, report func(figure)) {
+func reportGrowth(name string, rounds []grown, chunk int, report func(figures.Figure)) {
 	medianOf := func(of func(g *grown) time.Duration) time.Duration {
 		v := make(times, len(rounds))
 		for i := range rounds {
@@ -98,14 +99,14 @@ func reportGrowth(name string, rounds []grown, chunk int, report func(figure)) {
 		{"longest-arithmetic", func(g *grown) time.Duration { return g.noise.quantile(1) }},
 		{"longest-without-growth", func(g *grown) time.Duration { return g.again.quantile(1) }},
 	} {
-		report(free(name+f.name, float64(medianOf(f.of))/1e6, "ms"))
+		report(figures.Free(name+f.name, float64(medianOf(f.of))/1e6, "ms"))
 	}
 	waits := medianOf(func(g *grown) time.Duration { return time.Duration(g.waits) })
-	report(free(name+"waits", float64(waits), "times"))
+	report(figures.Free(name+"waits", float64(waits), "times"))
 	first, longest, at := pause(rounds, firstRows/chunk)
-	report(free(name+"first-rows", float64(first)/1e6, "ms"))
-	report(free(name+"pause-at-chunk", float64(at), ""))
-	report(atMost(name+"pause", float64(longest)/1e6, "ms", 1))
+	report(figures.Free(name+"first-rows", float64(first)/1e6, "ms"))
+	report(figures.Free(name+"pause-at-chunk", float64(at), ""))
+	report(figures.AtMost(name+"pause", float64(longest)/1e6, "ms", 1))
 }
 
 // pause returns the longest time beyond the median of one of the first n chunks, and
@@ -166,7 +167,7 @@ func (t times) median() time.Duration { return t.quantile(0.5) }
 
 // bytesPerRow looks for the worst ratio of memory to numbers over a doubling of
 // the rows.
-func bytesPerRow(c config, report func(figure)) error {
+func bytesPerRow(c config, report func(figures.Figure)) error {
 	for _, w := range []struct {
 		dim, rows int
 		bar       float64
@@ -190,8 +191,8 @@ func bytesPerRow(c config, report func(figure)) error {
 			ratio = float64(t.Bytes()) / float64(t.Rows()) / float64(8*w.dim)
 			worst = max(worst, ratio)
 		}
-		report(atMost(fmt.Sprintf("bytes/adagrad/dim=%d/worst", w.dim), worst, "× raw", w.bar))
-		report(free(fmt.Sprintf("bytes/adagrad/dim=%d/rows=%d", w.dim, t.Rows()), ratio*float64(8*w.dim), "bytes"))
+		report(figures.AtMost(fmt.Sprintf("bytes/adagrad/dim=%d/worst", w.dim), worst, "× raw", w.bar))
+		report(figures.Free(fmt.Sprintf("bytes/adagrad/dim=%d/rows=%d", w.dim, t.Rows()), ratio*float64(8*w.dim), "bytes"))
 		if err := t.Close(); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/shard/rowstore"
 	"github.com/rowraft/rowraft/wire"
@@ -23,7 +24,7 @@ const (
 // slot of a large tensor, its listing by a scan, and a look for a sweep hold what apply waits
 // for; and how long a scan takes for a slot that is just small enough to be read at one moment,
 // sorting included.
-func held(c config, report func(figure)) error {
+func held(c config, report func(figures.Figure)) error {
 	n := c.rows / 10
 	m, small, err := heldMachine(n)
 	if err != nil {
@@ -75,8 +76,8 @@ func held(c config, report func(figure)) error {
 		}
 	}
 	for i, name := range []string{"scrub", "scan-list", "look-for-sweep", "scan-whole-slot"} {
-		report(atMost(fmt.Sprintf("held/rows=%d/%s/longest", n, name), float64(longest[i].median())/float64(time.Millisecond),
-			"ms", heldAtMost))
+		report(figures.AtMost(fmt.Sprintf("held/rows=%d/%s/longest", n, name),
+			float64(longest[i].median())/float64(time.Millisecond), "ms", heldAtMost))
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -21,7 +22,7 @@ const machineRows = 1_000_000
 // machine measures a shard: applies with and without two concurrent pullers, by
 // the CPU time of the applying thread and by how often it had to wait for another goroutine
 // else; and pulls with and without applies, by the clock.
-func machine(c config, report func(figure)) error {
+func machine(c config, report func(figures.Figure)) error {
 	m, err := newBenchMachine(16, machineRows, 1)
 	if err != nil {
 		return err
@@ -33,7 +34,7 @@ func machine(c config, report func(figure)) error {
 		apply   bool
 	}
 	phases := []phase{{"apply-alone", 0, true}, {"pull-alone", 2, false}, {"both", 2, true}}
-	figures := map[string][]float64{}
+	rates := map[string][]float64{}
 	for range c.rounds {
 		for _, p := range phases {
 			r, err := m.run(p.pullers, p.apply, 400*time.Millisecond)
@@ -41,11 +42,11 @@ func machine(c config, report func(figure)) error {
 				return err
 			}
 			if p.apply {
-				figures["machine/apply/"+p.name] = append(figures["machine/apply/"+p.name], r.applied)
-				figures["machine/waits/"+p.name] = append(figures["machine/waits/"+p.name], r.waits)
+				rates["machine/apply/"+p.name] = append(rates["machine/apply/"+p.name], r.applied)
+				rates["machine/waits/"+p.name] = append(rates["machine/waits/"+p.name], r.waits)
 			}
 			if p.pullers > 0 {
-				figures["machine/pull/"+p.name] = append(figures["machine/pull/"+p.name], r.pulled)
+				rates["machine/pull/"+p.name] = append(rates["machine/pull/"+p.name], r.pulled)
 			}
 		}
 	}
@@ -53,12 +54,12 @@ func machine(c config, report func(figure)) error {
 		"machine/apply/apply-alone", "machine/apply/both", "machine/waits/apply-alone", "machine/waits/both",
 		"machine/pull/pull-alone", "machine/pull/both",
 	} {
-		values, unit := figures[name], "Mrows/s"
+		values, unit := rates[name], "Mrows/s"
 		if strings.HasPrefix(name, "machine/waits/") {
 			unit = "per entry"
 		}
 		slices.Sort(values)
-		report(free(name, values[len(values)/2], unit))
+		report(figures.Free(name, values[len(values)/2], unit))
 	}
 	return nil
 }

@@ -1,16 +1,16 @@
 package rowstore
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"regexp"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
@@ -21,48 +21,10 @@ type config struct {
 	only   *regexp.Regexp // groups to run
 }
 
-// figure is one line of the result; the names are a contract.
-type figure struct {
-	Name   string   `json:"name"`
-	Value  float64  `json:"value"`
-	Unit   string   `json:"unit"`
-	Bar    *float64 `json:"bar,omitempty"`
-	AtMost bool     `json:"at_most,omitempty"` // the bar is an upper one
-	OK     bool     `json:"ok"`
-}
-
-func (f figure) String() string {
-	s := fmt.Sprintf("%-52s %10.3f %-8s", f.Name, f.Value, f.Unit)
-	if f.Bar == nil {
-		return s
-	}
-	relation, verdict := "≥", "ok"
-	if f.AtMost {
-		relation = "≤"
-	}
-	if !f.OK {
-		verdict = "MISSED"
-	}
-	return fmt.Sprintf("%s %s %g %s", s, relation, *f.Bar, verdict)
-}
-
-// free is a figure without a bar.
-func free(name string, value float64, unit string) figure {
-	return figure{Name: name, Value: value, Unit: unit, OK: true}
-}
-
-func atLeast(name string, value float64, unit string, bar float64) figure {
-	return figure{Name: name, Value: value, Unit: unit, Bar: &bar, OK: value >= bar}
-}
-
-func atMost(name string, value float64, unit string, bar float64) figure {
-	return figure{Name: name, Value: value, Unit: unit, Bar: &bar, AtMost: true, OK: value <= bar}
-}
-
 // groups are run in this order, each with its memory to itself.
 var groups = []struct {
 	name string
-	run  func(config, func(figure)) error
+	run  func(config, func(figures.Figure)) error
 }{
 	{"gather", gather},
 	{"apply", apply},
@@ -76,11 +38,11 @@ var groups = []struct {
 	{"acked", acked},
 }
 
-// NewCommand returns the command rowstore.
-func NewCommand() *cobra.Command {
+// NewCommand returns the command rowstore. Its output has the format.
+func NewCommand(format *string) *cobra.Command {
 	c := config{}
 	only, profile := "", ""
-	asJSON, check := false, false
+	check := false
 	cmd := &cobra.Command{
 		Use:   "rowstore",
 		Short: "Measure the row store by itself, in this process and on one core",
@@ -104,11 +66,11 @@ Every figure is a median of rounds that take turns.`,
 				return err
 			}
 			defer stop()
-			missed, err := run(c, cmd.OutOrStdout(), asJSON)
-			if err == nil && check && missed > 0 {
-				return cli.Verdict(fmt.Errorf("rowstore: %s missed their bar", cli.Plural(missed, "figure")))
+			p := figures.NewPrinter(cmd.OutOrStdout(), *format)
+			if err := run(cmd.Context(), c, p); err != nil || !check {
+				return err
 			}
-			return err
+			return p.Verdict()
 		},
 	}
 	fl := cmd.Flags()
@@ -116,14 +78,13 @@ Every figure is a median of rounds that take turns.`,
 	fl.IntVar(&c.rounds, "rounds", 7, "rounds of each figure, whose median counts")
 	fl.StringVar(&only, "only", "",
 		"regular expression: run only these of gather, apply, create, flood, growth, bytes, machine, held, snapshot, acked")
-	fl.BoolVar(&asJSON, "json", false, "print JSON lines")
 	fl.StringVar(&profile, "cpu-profile", "", "write a CPU profile to this file")
 	fl.BoolVar(&check, "check", false, "exit with code 3 if a figure misses its bar")
 	return cmd
 }
 
-// run measures the groups that c wants, and returns how many figures missed their bar.
-func run(c config, out io.Writer, asJSON bool) (missed int, err error) {
+// run measures the groups that c wants. A signal ends it after the group that runs.
+func run(ctx context.Context, c config, p *figures.Printer) error {
 	runtime.LockOSThread() // CPU time is counted by thread
 	defer runtime.UnlockOSThread()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // marking the map's pointers is not what is measured
@@ -131,28 +92,11 @@ func run(c config, out io.Writer, asJSON bool) (missed int, err error) {
 		if !c.only.MatchString(g.name) {
 			continue
 		}
-		var lost error
-		err := g.run(c, func(f figure) {
-			if !f.OK {
-				missed++
-			}
-			if err := show(out, f, asJSON); err != nil {
-				lost = err
-			}
-		})
-		if err = errors.Join(err, lost); err != nil {
-			return missed, fmt.Errorf("%s: %w", g.name, err)
+		if err := errors.Join(g.run(c, p.Add), p.Err(), ctx.Err()); err != nil {
+			return fmt.Errorf("%s: %w", g.name, err)
 		}
 		runtime.GC()
 		debug.FreeOSMemory()
 	}
-	return missed, nil
-}
-
-func show(out io.Writer, f figure, asJSON bool) error {
-	if !asJSON {
-		_, err := fmt.Fprintln(out, f)
-		return err
-	}
-	return json.NewEncoder(out).Encode(f)
+	return nil
 }

@@ -1,11 +1,15 @@
 package rowstore
 
-import "time"
+import (
+	"time"
+
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
+)
 
 // neighbours measures what pushes lose to the machine alone while its other core works,
 // as long as a snapshot took: at arithmetic in registers, and at copying as many bytes
 // as a snapshot has, row by row, out of memory that no other goroutine uses.
-func neighbours(c config, m *benchMachine, took time.Duration, report func(figure)) error {
+func neighbours(c config, m *benchMachine, took time.Duration, report func(figures.Figure)) error {
 	s, err := m.Snapshot()
 	if err != nil {
 		return err
@@ -30,8 +34,8 @@ func neighbours(c config, m *benchMachine, took time.Duration, report func(figur
 			}
 			pushes, cpu = append(pushes, r.byClock), append(cpu, r.applied)
 		}
-		report(free("snapshot/pushes/dim=64/uniform/with-"+n.name, median(pushes), "×"))
-		report(free("snapshot/pushes-cpu/dim=64/uniform/with-"+n.name, median(cpu), "×"))
+		report(figures.Free("snapshot/pushes/dim=64/uniform/with-"+n.name, median(pushes), "×"))
+		report(figures.Free("snapshot/pushes-cpu/dim=64/uniform/with-"+n.name, median(cpu), "×"))
 	}
 	return nil
 }

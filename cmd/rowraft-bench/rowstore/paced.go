@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/raftstore"
 )
 
@@ -89,7 +90,7 @@ func ended(done <-chan struct{}, late bool) bool {
 
 // pacedBeside measures pushes below what the shard takes: those of a job that computes
 // between them. offered is in million rows a second.
-func (g *group) pacedBeside(label string, offered float64, rounds int, report func(figure)) error {
+func (g *group) pacedBeside(label string, offered float64, rounds int, report func(figures.Figure)) error {
 	interval := time.Duration(partKeys / (offered * 1e6) * float64(time.Second))
 	var with, without pacing
 	var images, seconds []float64
@@ -112,16 +113,16 @@ func (g *group) pacedBeside(label string, offered float64, rounds int, report fu
 		without.add(p)
 	}
 	name := func(what string) string { return fmt.Sprintf("acked/%s/%s/dim=%d", label, what, g.bench.dim) }
-	report(atLeast(name("pushes"), with.share()/without.share(), "×", pushesBar))
-	report(atMost(name("images"), median(images), "×", imagesBar))
-	report(free(name("offered"), offered, "Mrows/s"))
-	report(free(name("write"), median(seconds), "s"))
+	report(figures.AtLeast(name("pushes"), with.share()/without.share(), "×", pushesBar))
+	report(figures.AtMost(name("images"), median(images), "×", imagesBar))
+	report(figures.Free(name("offered"), offered, "Mrows/s"))
+	report(figures.Free(name("write"), median(seconds), "s"))
 	for _, q := range []struct {
 		name string
 		at   float64
 	}{{"p50", 0.5}, {"p99", 0.99}} {
-		report(free(name(q.name), milliseconds(with.times.quantile(q.at)), "ms"))
-		report(free(name(q.name+"-alone"), milliseconds(without.times.quantile(q.at)), "ms"))
+		report(figures.Free(name(q.name), milliseconds(with.times.quantile(q.at)), "ms"))
+		report(figures.Free(name(q.name+"-alone"), milliseconds(without.times.quantile(q.at)), "ms"))
 	}
 	return nil
 }

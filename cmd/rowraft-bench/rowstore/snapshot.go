@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/cmd/rowraft-bench/figures"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -23,7 +24,7 @@ const (
 // snapshot measures what a shard's snapshot costs those who push: the time in
 // which nothing is applied at its begin, how much less is applied while it is
 // written to a file and synced, and the memory that the old images of rows take.
-func snapshot(c config, report func(figure)) error {
+func snapshot(c config, report func(figures.Figure)) error {
 	for _, b := range []struct {
 		name                   string
 		rows, tables, sessions int
@@ -35,7 +36,7 @@ func snapshot(c config, report func(figure)) error {
 		if err != nil {
 			return err
 		}
-		report(atMost(fmt.Sprintf("snapshot/begin/%s/rows=%d", b.name, b.rows), us, "µs", beginBar))
+		report(figures.AtMost(fmt.Sprintf("snapshot/begin/%s/rows=%d", b.name, b.rows), us, "µs", beginBar))
 	}
 	m, err := newBenchMachine(64, machineRows, 1)
 	if err != nil {
@@ -67,14 +68,14 @@ func snapshot(c config, report func(figure)) error {
 		if took == 0 {
 			took = time.Duration(median(seconds) * float64(time.Second))
 		}
-		report(atLeast("snapshot/pushes/dim=64/uniform/to-"+to.name, median(pushes), "×", pushesBar))
-		report(free("snapshot/pushes-cpu/dim=64/uniform/to-"+to.name, median(cpu), "×"))
+		report(figures.AtLeast("snapshot/pushes/dim=64/uniform/to-"+to.name, median(pushes), "×", pushesBar))
+		report(figures.Free("snapshot/pushes-cpu/dim=64/uniform/to-"+to.name, median(cpu), "×"))
 		if name := "snapshot/images/dim=64/uniform/to-" + to.name; to.w == io.Discard {
-			report(atMost(name, median(images), "×", imagesBar))
+			report(figures.AtMost(name, median(images), "×", imagesBar))
 		} else {
-			report(free(name, median(images), "×")) // no log could take as many pushes; through one acked has the bar
+			report(figures.Free(name, median(images), "×")) // no log could take as many pushes; through one acked has the bar
 		}
-		report(free("snapshot/write/dim=64/to-"+to.name, median(seconds), "s"))
+		report(figures.Free("snapshot/write/dim=64/to-"+to.name, median(seconds), "s"))
 	}
 	return neighbours(c, m, took, report)
 }
