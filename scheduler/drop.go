@@ -103,19 +103,6 @@ func (ts *tables) ensureDrops(ctx context.Context) error {
 	return g.Wait()
 }
 
-// isEnsured reports whether a shard has confirmed, in the last term of this leader, that it created a table, or dropped
-// one.
-func (ts *tables) isEnsured(key ensuredKey) bool {
-	term := ts.lastTerm()
-	ts.mu.Lock()
-	defer ts.mu.Unlock()
-	if ts.term < term {
-		ts.term, ts.ensured = term, make(map[ensuredKey]struct{})
-	}
-	_, done := ts.ensured[key]
-	return done
-}
-
 // reports reports whether the last heartbeat of the shard's leader names the table.
 func (ts *tables) reports(sh clustermap.Shard, id rowraft.TableID) bool {
 	leader := ts.probableLeader(sh)

@@ -181,12 +181,31 @@ func (ts *tables) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraf
 	}
 }
 
+// isEnsured reports whether a shard has confirmed, in the last term of this leader, that it created a table, or dropped
+// one.
+func (ts *tables) isEnsured(key ensuredKey) bool {
+	term := ts.lastTerm()
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.forgetBefore(term)
+	_, done := ts.ensured[key]
+	return done
+}
+
 // markEnsured records a confirmation, unless it is of an earlier term.
 func (ts *tables) markEnsured(term rowraft.Term, key ensuredKey) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
+	ts.forgetBefore(term) // this may be the first that tables sees of the term
 	if ts.term == term {
 		ts.ensured[key] = struct{}{}
+	}
+}
+
+// forgetBefore forgets what was confirmed in the terms before term. Callers hold mu.
+func (ts *tables) forgetBefore(term rowraft.Term) {
+	if ts.term < term {
+		ts.term, ts.ensured = term, make(map[ensuredKey]struct{})
 	}
 }
 
