@@ -77,6 +77,14 @@ func (g *group) callReplicas(ctx context.Context, node rowraft.NodeID, limit tim
 	})
 }
 
+// transferLeader asks the leader of a shard to transfer the leadership to another node; "": to any voter.
+func (g *group) transferLeader(ctx context.Context, shard rowraft.ShardID, leader, to rowraft.NodeID) error {
+	return g.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: string(to)})
+		return err
+	})
+}
+
 // hints merges the leaders from the heartbeats and from this server's own replicas. The hint with the highest term
 // wins.
 func (g *group) hints() []LeaderHint {

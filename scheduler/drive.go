@@ -17,7 +17,7 @@ import (
 
 const (
 	driveInterval  = 100 * time.Millisecond
-	stepTimeout    = 15 * time.Second // limit of one call of turn
+	driveTimeout   = 15 * time.Second // limit of one call of drive
 	membersTimeout = 2 * time.Second
 	membersRounds  = 6 // with pauses of 5 to 80 ms between them
 	changeTimeout  = 5 * time.Second
@@ -25,7 +25,7 @@ const (
 	// group first sees a removed replica and the shard leader's report that lets
 	// collectRemoved drop it from the map. By then every call of an earlier leader, which
 	// might have added the replica again, has ended.
-	forgetAfter = 2 * stepTimeout
+	forgetAfter = 2 * driveTimeout
 )
 
 // collecting is the id under which collectRemoved is listed in driver.busy: it runs on a
@@ -84,7 +84,7 @@ func (d *driver) run(ctx context.Context) {
 	}
 }
 
-// round starts a turn of each move that has none running, and of collectRemoved.
+// round starts drive for each move, and collectRemoved, where no goroutine of an earlier round still runs them.
 func (d *driver) round(ctx context.Context, wg *sync.WaitGroup) {
 	l, term, err := d.leading()
 	if err != nil {
@@ -96,17 +96,17 @@ func (d *driver) round(ctx context.Context, wg *sync.WaitGroup) {
 	}
 	running, _ := d.machine.Moves()
 	for _, m := range running {
-		if d.take(m.ID) {
+		if d.claim(m.ID) {
 			wg.Go(func() {
 				defer d.release(m.ID)
-				d.turn(ctx, term, m.ID)
+				d.drive(ctx, term, m.ID)
 			})
 		}
 	}
-	if d.take(collecting) {
+	if d.claim(collecting) {
 		wg.Go(func() {
 			defer d.release(collecting)
-			ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+			ctx, cancel := context.WithTimeout(ctx, driveTimeout)
 			defer cancel()
 			if err := d.collectRemoved(ctx); err != nil {
 				d.logger.Debug("removed replicas stay in the map for now", "err", err)
@@ -115,8 +115,8 @@ func (d *driver) round(ctx context.Context, wg *sync.WaitGroup) {
 	}
 }
 
-// take marks id busy and reports whether it was not. The caller calls release.
-func (d *driver) take(id uint64) bool {
+// claim marks id busy and reports whether it was not. The caller calls release.
+func (d *driver) claim(id uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.busy[id] {
@@ -148,10 +148,10 @@ func (d *driver) noteOf(id uint64) note {
 	return d.notes[id]
 }
 
-// turn takes steps of a move until the move waits for something, ends, or fails a step.
-// The next turn, after driveInterval or a new map, continues.
-func (d *driver) turn(ctx context.Context, term rowraft.Term, id uint64) {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+// drive works on a move until the move waits for something, ends, or a call fails. The next call of drive, after
+// driveInterval or a new map, continues.
+func (d *driver) drive(ctx context.Context, term rowraft.Term, id uint64) {
+	ctx, cancel := context.WithTimeout(ctx, driveTimeout)
 	defer cancel()
 	for ctx.Err() == nil {
 		running, _ := d.machine.Moves()
@@ -163,7 +163,7 @@ func (d *driver) turn(ctx context.Context, term rowraft.Term, id uint64) {
 			return // another member drives the move now
 		}
 		m := running[i]
-		next, wait, err := d.step(ctx, &m)
+		next, wait, err := d.workOnPhase(ctx, &m)
 		if err == nil && next != 0 {
 			err = d.advance(ctx, &m, next)
 			if err == nil {
@@ -186,22 +186,19 @@ func (d *driver) turn(ctx context.Context, term rowraft.Term, id uint64) {
 	}
 }
 
-// step reads the members of the shard's group and does one thing for m. It returns the next
-// phase if the group has reached what the present one is for, or what the move waits for. If
-// it returns neither, it has made a change, and the caller looks again.
-func (d *driver) step(ctx context.Context, m *meta.Move) (next meta.Phase, wait note, err error) {
+// workOnPhase reads the members of the shard's group and makes at most one change for m. It returns the next phase if
+// the group has reached what the present one is for, or what the move waits for. If it returns neither, it has made a
+// change, and the caller calls it again. It reads the members in each call, so it never depends on what an earlier
+// call, or an earlier leader, claims to have done.
+func (d *driver) workOnPhase(ctx context.Context, m *meta.Move) (next meta.Phase, wait note, err error) {
 	sh := d.view.Map().Shards[m.Shard]
 	leader, members, err := d.members(ctx, sh)
 	if err != nil {
 		return 0, wait, err
 	}
-	to, from := memberOf(members, m.To.ID), memberOf(members, m.From.ID)
+	to, from := memberOf(members.Members, m.To.ID), memberOf(members.Members, m.From.ID)
 	change := func(c *rowraftv1.ChangeMembersRequest) error {
-		c.Shard, c.PrevIndex = uint32(m.Shard), members.ConfigIndex
-		return d.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
-			_, err := a.ChangeMembers(ctx, c)
-			return err
-		})
+		return d.changeMembers(ctx, m.Shard, leader, members, c)
 	}
 	remove := func(r clustermap.Replica, heir rowraft.NodeID) error {
 		if r.Node == leader {
@@ -255,21 +252,29 @@ func (d *driver) advance(ctx context.Context, m *meta.Move, next meta.Phase) err
 // handOver makes the leader of a shard transfer the leadership to heir or, if heir cannot
 // take it, to any other voter. An empty heir is any voter.
 func (d *driver) handOver(ctx context.Context, shard rowraft.ShardID, leader, heir rowraft.NodeID) error {
-	call := func(to rowraft.NodeID) error {
-		return d.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
-			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(shard), ToNode: string(to)})
-			return err
-		})
-	}
-	err := call(heir)
+	err := d.transferLeader(ctx, shard, leader, heir)
+	// The new replica may have fallen behind. Any voter will do: the old replica can leave as soon as it does not lead.
 	if err != nil && heir != "" && rowraft.CodeOf(err) != rowraft.CodeNotLeader {
-		err = call("")
+		err = d.transferLeader(ctx, shard, leader, "")
 	}
 	return err
 }
 
-func memberOf(m *rowraftv1.MembersReply, id rowraft.ReplicaID) *rowraftv1.MemberStatus {
-	for _, s := range m.GetMembers() {
+// changeMembers asks the leader of a shard for one change of its group. The change names the configuration in which it
+// was decided, so the leader refuses it if the members have changed since, for example by a late call of an earlier
+// leader of the metadata group.
+func (d *driver) changeMembers(ctx context.Context, shard rowraft.ShardID, leader rowraft.NodeID,
+	seen *rowraftv1.MembersReply, c *rowraftv1.ChangeMembersRequest) error {
+	c.Shard, c.PrevIndex = uint32(shard), seen.ConfigIndex
+	return d.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
+		_, err := a.ChangeMembers(ctx, c)
+		return err
+	})
+}
+
+// memberOf returns the status of a replica in a list of members, nil if the list lacks it.
+func memberOf(members []*rowraftv1.MemberStatus, id rowraft.ReplicaID) *rowraftv1.MemberStatus {
+	for _, s := range members {
 		if s.GetReplicaId() == string(id) {
 			return s
 		}
@@ -306,18 +311,20 @@ func (d *driver) collectRemoved(ctx context.Context) error {
 		return nil
 	}
 	d.soft.mu.Lock()
+	// A copy, because the loop below calls servers and must not hold soft.mu then. The beats themselves are never changed.
 	beats := maps.Clone(d.soft.beats)
 	d.soft.mu.Unlock()
 	var errs []error
 	for _, sh := range m.Shards {
 		for _, r := range sh.Removed {
 			known := d.knownSince(r.ID, d.soft.now())
-			report, at := leaderReport(sh, beats)
+			report, at := configReport(sh, beats)
 			switch {
+			// The report must be younger than the first sight: an older one may come from before the replica was removed.
 			case report == nil || !at.After(known):
-			case reports(report.Members, r.ID):
+			case memberOf(report.Members, r.ID) != nil:
 				errs = append(errs, d.evict(ctx, sh, r.ID))
-			case at.Sub(known) >= forgetAfter && gone(beats[r.Node], r):
+			case at.Sub(known) >= forgetAfter && hasDeleted(beats[r.Node], r):
 				c := &rowraftv1.MetaForgetReplica{Shard: uint32(sh.ID), ReplicaId: string(r.ID)}
 				_, err := d.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetReplica{ForgetReplica: c}})
 				errs = append(errs, err)
@@ -339,9 +346,9 @@ func (d *driver) knownSince(id rowraft.ReplicaID, now time.Time) time.Time {
 	return at
 }
 
-// leaderReport returns the newest report of sh by its leader, and when it came. Only a leader
-// reports a configuration index; of two, the one of the later term counts.
-func leaderReport(sh clustermap.Shard, beats map[rowraft.NodeID]beat) (best *rowraftv1.ReplicaStatus, at time.Time) {
+// configReport returns the newest report of the members of sh, and when it came. Only a leader reports them, with a
+// configuration index. Of two that believe to lead, the one of the later term counts.
+func configReport(sh clustermap.Shard, beats map[rowraft.NodeID]beat) (best *rowraftv1.ReplicaStatus, at time.Time) {
 	for _, r := range sh.Replicas {
 		for _, st := range beats[r.Node].replicas {
 			if st.GetReplicaId() == string(r.ID) && st.GetConfigIndex() > 0 && st.GetTerm() >= best.GetTerm() {
@@ -352,13 +359,10 @@ func leaderReport(sh clustermap.Shard, beats map[rowraft.NodeID]beat) (best *row
 	return best, at
 }
 
-func reports(members []*rowraftv1.MemberStatus, id rowraft.ReplicaID) bool {
-	return slices.ContainsFunc(members, func(m *rowraftv1.MemberStatus) bool { return m.GetReplicaId() == string(id) })
-}
-
-// gone reports whether the node of r follows a map that lists r as removed, and does not
-// report r any more.
-func gone(b beat, r clustermap.Removed) bool {
+// hasDeleted reports whether the node of r follows a map that lists r as removed, and does not report r any more.
+// A server that follows an
+// older map may still start r, so its silence about r proves nothing.
+func hasDeleted(b beat, r clustermap.Removed) bool {
 	return b.mapVersion >= r.Version && !slices.ContainsFunc(b.replicas, func(st *rowraftv1.ReplicaStatus) bool {
 		return st.GetReplicaId() == string(r.ID)
 	})
@@ -367,16 +371,11 @@ func gone(b beat, r clustermap.Removed) bool {
 // evict takes a replica that the map lists as removed out of its group.
 func (d *driver) evict(ctx context.Context, sh clustermap.Shard, id rowraft.ReplicaID) error {
 	leader, members, err := d.members(ctx, sh)
-	if err != nil || memberOf(members, id) == nil {
+	if err != nil || memberOf(members.GetMembers(), id) == nil {
 		return err
 	}
 	d.logger.Warn("a removed replica is a member of its group; taking it out", "shard", uint32(sh.ID), "replica",
 		string(id))
-	return d.callReplicas(ctx, leader, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
-		_, err := a.ChangeMembers(ctx, &rowraftv1.ChangeMembersRequest{
-			Shard: uint32(sh.ID), PrevIndex: members.ConfigIndex,
-			Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(id)},
-		})
-		return err
-	})
+	return d.changeMembers(ctx, sh.ID, leader, members,
+		&rowraftv1.ChangeMembersRequest{Change: &rowraftv1.ChangeMembersRequest_Remove{Remove: string(id)}})
 }

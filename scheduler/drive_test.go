@@ -258,7 +258,7 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 
 	g.mu.Lock() // the group answers no call
 	s.driver.round(t.Context(), &wg)
-	waits := !s.driver.take(collecting)
+	waits := !s.driver.claim(collecting)
 	g.mu.Unlock()
 	wg.Wait()
 	if !waits {

@@ -87,6 +87,7 @@ func (ts *tables) ensureDrops(ctx context.Context) error {
 	for _, sh := range m.Shards {
 		for _, d := range ts.machine.DroppedTables() {
 			key := ensuredKey{d.ID, sh.ID, true}
+			// A confirmed drop is not final: a late call of an earlier leader may create the table again.
 			if ts.isEnsured(key) && !ts.reports(sh, d.ID) {
 				continue
 			}

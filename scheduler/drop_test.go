@@ -180,11 +180,11 @@ func TestADropWaitsForNoAbandonedRestore(t *testing.T) {
 	reconcile(t, s)
 	register(t, s, "a", noServer)
 	reconcile(t, s)
-	if err := s.proposeCommand(t.Context(), metacmd.BeginRestore(1)); err != nil {
+	if _, err := s.propose(t.Context(), metacmd.BeginRestore(1)); err != nil {
 		t.Fatal(err)
 	}
 	reconcile(t, s)
-	if err := s.proposeCommand(t.Context(), metacmd.DropTable("t", 9)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if _, err := s.propose(t.Context(), metacmd.DropTable("t", 9)); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("drop of a table that there is not: %v, want TableNotFound", err)
 	}
 }

@@ -174,6 +174,7 @@ func (f *formation) formStep(answers []answer) (done bool, waiting string, err e
 	if err != nil {
 		return false, "", err
 	}
+	// Only the server with the smallest id may write the list, so that no two servers write different ones.
 	if members[0].Node != f.opts.Self.ID {
 		return false, fmt.Sprintf("%s at %s to form the cluster", members[0].Node, members[0].Addr), nil
 	}
@@ -215,6 +216,8 @@ func (f *formation) joinExisting(answers []answer) (joined bool, waiting string,
 			fmt.Sprintf("a leader of the scheduler of cluster %s, which was formed without this data directory (node %s)",
 				found.reply.ClusterId, self.ID), nil
 	}
+	// The cluster and its founders are written in one step: a server that knew the cluster alone could bootstrap the
+	// metadata group with a list of its own.
 	if err := f.opts.Identity.Join(rowraft.ClusterID(found.reply.ClusterId), members); err != nil {
 		return false, "", err
 	}

@@ -16,18 +16,22 @@ func (s *Scheduler) putNode(ctx context.Context, n *rowraftv1.Node) error {
 	}
 	defer s.registering.Release(1)
 	if !s.opts.Exact || n.GetNoShards() {
-		return s.proposeCommand(ctx, c)
+		_, err := s.propose(ctx, c)
+		return err
 	}
 	if _, err := s.leadingInSync(ctx); err != nil {
 		return err
 	}
+	// The count and the entry happen under one semaphore: two servers that register at once could otherwise both be the
+	// last one.
 	if m := s.view.Map(); m != nil {
 		if _, known := m.Node(rowraft.NodeID(n.GetId())); !known && len(m.Servers()) >= s.opts.Servers {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument,
 				"the server at %s is one too many: the cluster was started for %d, and has them", n.GetAddr(), s.opts.Servers)
 		}
 	}
-	return s.proposeCommand(ctx, c)
+	_, err := s.propose(ctx, c)
+	return err
 }
 
 // tellConnected logs the number of servers and workers if it changed.

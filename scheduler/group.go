@@ -100,7 +100,7 @@ func (g *group) leading() (Log, rowraft.Term, error) {
 	node, term, self := (*p).Leader()
 	switch {
 	case self:
-		g.startTerm(term)
+		g.soft.startTerm(term)
 		return *p, term, nil
 	case node == "" && g.isStandby():
 		return nil, 0, &notLeader{msg: "this server is no member of the scheduler, but a standby: ask another one"}
@@ -121,16 +121,16 @@ func (g *group) lastTerm() rowraft.Term {
 	return g.soft.term
 }
 
-// startTerm clears the soft state at the first call of a new term.
-func (g *group) startTerm(term rowraft.Term) {
-	g.soft.mu.Lock()
-	defer g.soft.mu.Unlock()
-	if g.soft.beats != nil && g.soft.term == term {
+// startTerm clears the memory at the first call of a new term.
+func (s *soft) startTerm(term rowraft.Term) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.beats != nil && s.term == term {
 		return
 	}
-	g.soft.term, g.soft.since = term, g.soft.now()
-	g.soft.beats = make(map[rowraft.NodeID]beat)
-	g.soft.versions, g.soft.oldest = make(map[rowraft.NodeID]rowraft.FormatVersion), ""
+	s.term, s.since = term, s.now()
+	s.beats = make(map[rowraft.NodeID]beat)
+	s.versions, s.oldest = make(map[rowraft.NodeID]rowraft.FormatVersion), ""
 }
 
 // addrOf returns the address of a node from the map or from the list of founders; "" if neither has it.
@@ -149,20 +149,13 @@ func (g *group) addrOf(id rowraft.NodeID) string {
 
 // propose logs c. It returns the result of Apply, or the error with which Apply or the group refused c.
 func (g *group) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
-	return g.proposeVersion(ctx, meta.RequiredVersion(c), c)
-}
-
-// proposeVersion is propose with an explicit format version for the entry.
-func (g *group) proposeVersion(ctx context.Context, version rowraft.FormatVersion,
-	c *rowraftv1.MetaCommand) (any, error) {
+	// Checked again by the log itself. Asking first gives the caller the hint to the leader, and starts the memory of a
+	// new term before the command's result is used.
 	l, _, err := g.leading()
 	if err != nil {
 		return nil, err
 	}
-	if err := g.mayLog(version); err != nil {
-		return nil, err
-	}
-	entry, err := meta.EncodeEntry(version, c)
+	entry, err := g.entryOf(meta.RequiredVersion(c), c)
 	if err != nil {
 		return nil, err
 	}
@@ -176,20 +169,24 @@ func (g *group) proposeVersion(ctx context.Context, version rowraft.FormatVersio
 	if err != nil {
 		return nil, fmt.Errorf("metadata group: %w", err)
 	}
+	// The state machine has refused the command, so the entry is in the log and changed nothing.
 	if refused, ok := result.(error); ok {
 		return nil, refused
 	}
 	return result, nil
 }
 
-// proposeCommand is propose for commands without a result.
-func (g *group) proposeCommand(ctx context.Context, c *rowraftv1.MetaCommand) error {
-	_, err := g.propose(ctx, c)
-	return err
+// entryOf encodes c as an entry of a version. It refuses a version above that of the cluster: a member with an older
+// binary could not apply the entry, and would stop.
+func (g *group) entryOf(version rowraft.FormatVersion, c *rowraftv1.MetaCommand) ([]byte, error) {
+	if err := g.mayLog(version); err != nil {
+		return nil, err
+	}
+	return meta.EncodeEntry(version, c)
 }
 
-// proposeFor is propose for commands whose result is a T.
-func proposeFor[T any](ctx context.Context, g *group, c *rowraftv1.MetaCommand) (T, error) {
+// proposeResult is propose for commands whose result is a T.
+func proposeResult[T any](ctx context.Context, g *group, c *rowraftv1.MetaCommand) (T, error) {
 	result, err := g.propose(ctx, c)
 	if err != nil {
 		var zero T
@@ -216,6 +213,7 @@ func (g *group) leadingInSync(ctx context.Context) (Log, error) {
 // inSync makes sure, once per term, that this leader has applied everything that earlier leaders logged. It reports
 // whether that is so.
 func (g *group) inSync(ctx context.Context, l Log, term rowraft.Term) bool {
+	// A term has one leader, so nothing can be logged behind this leader's back while the term lasts.
 	if rowraft.Term(g.synced.Load()) == term {
 		return true
 	}

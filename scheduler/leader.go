@@ -26,7 +26,8 @@ func (l leader) InSync(ctx context.Context) error {
 }
 
 func (l leader) Propose(ctx context.Context, c *rowraftv1.MetaCommand) error {
-	return l.g.proposeCommand(ctx, c)
+	_, err := l.g.propose(ctx, c)
+	return err
 }
 
 func (l leader) ProposeResult(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {

@@ -7,34 +7,35 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/clustermap"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// startAttempts bounds how often start tries again because the map changed
-// concurrently.
+// startAttempts bounds how often MoveReplica tries again because the map changed between its look at the map and the
+// entry in the log. Another move or a registration can change the map at any time, but not five times in a row.
 const startAttempts = 5
 
-// start logs a move. From then on the leader of the metadata group drives it (drive.go).
+// MoveReplica logs a move. From then on the leader of the metadata group drives it (drive.go).
 // Without a map version in the request it is compared with the newest map.
-func (d *driver) start(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
+func (s *Scheduler) MoveReplica(ctx context.Context,
+	req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
 	for attempt := 1; ; attempt++ {
-		m, err := d.startMove(ctx, req)
+		m, err := s.driver.proposeMove(ctx, req)
 		if rowraft.CodeOf(err) == rowraft.CodePrecondition && req.GetMapVersion() == 0 && attempt < startAttempts {
 			continue // a server registered, or another move began
 		}
 		if err != nil {
 			return nil, err
 		}
-		d.logger.Info("a replica begins to move", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to",
+		s.logger.Info("a replica begins to move", "move", m.ID, "shard", uint32(m.Shard), "from", string(m.From.Node), "to",
 			string(m.To.Node))
-		return &rowraftv1.MoveReplicaReply{Move: m.ToProto(), MapVersion: d.mapVersion()}, nil
+		return &rowraftv1.MoveReplicaReply{Move: m.ToProto(), MapVersion: s.mapVersion()}, nil
 	}
 }
 
-func (d *driver) startMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (meta.Move, error) {
+// proposeMove is one attempt of MoveReplica.
+func (d *driver) proposeMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (meta.Move, error) {
 	if _, err := d.leadingInSync(ctx); err != nil {
 		return meta.Move{}, err
 	}
@@ -50,36 +51,29 @@ func (d *driver) startMove(ctx context.Context, req *rowraftv1.MoveReplicaReques
 	if err != nil {
 		return meta.Move{}, err
 	}
-	if err := d.mustBeUp(to); err != nil {
-		return meta.Move{}, err
+	if l := d.liveness(to.ID); !l.seen || l.state != diagnosis.Up {
+		return meta.Move{}, rowraft.Errorf(rowraft.CodeNoLeader,
+			"server %s at %s is not up: it has not sent a heartbeat in the last %v", m.NameOf(to.ID), to.Addr, SuspectAfter)
 	}
 	version := req.GetMapVersion()
 	if version == 0 {
 		version = uint64(m.Version)
 	}
-	return proposeFor[meta.Move](ctx, d.group,
+	return proposeResult[meta.Move](ctx, d.group,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{
 			Shard: req.GetShard(), FromNode: string(from.ID), To: &rowraftv1.Replica{Id: uuid.NewString(), Node: string(to.ID)},
 			MapVersion: version,
 		}}})
 }
 
-// mustBeUp refuses a server that cannot take a replica now because it is not up.
-func (d *driver) mustBeUp(n clustermap.Node) error {
-	if l := d.liveness(n.ID); l.seen && l.state == diagnosis.Up {
-		return nil
-	}
-	return rowraft.Errorf(rowraft.CodeNoLeader, "server %s at %s is not up: it has not sent a heartbeat in the last %v",
-		diagnosis.NodeLabel(&rowraftv1.Node{Id: string(n.ID), Name: n.Name}), n.Addr, SuspectAfter)
-}
-
-// cancel takes the new replica of a move out of the group again, unless the move is in
-// phase REMOVE: then the old replica may have left.
-func (d *driver) cancel(ctx context.Context, req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
-	if _, err := d.leadingInSync(ctx); err != nil {
+// CancelMove takes the new replica of a move out of the group again, unless the move is in phase REMOVE: then the old
+// replica may have been removed from the group, and the shard would be one replica short.
+func (s *Scheduler) CancelMove(ctx context.Context,
+	req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
+	if _, err := s.leadingInSync(ctx); err != nil {
 		return nil, err
 	}
-	running, _ := d.machine.Moves()
+	running, _ := s.machine.Moves()
 	for _, m := range running {
 		if uint32(m.Shard) != req.GetShard() || req.GetMoveId() != 0 && m.ID != req.GetMoveId() {
 			continue
@@ -89,12 +83,12 @@ func (d *driver) cancel(ctx context.Context, req *rowraftv1.CancelMoveRequest) (
 				"replica votes and the old one is leaving; move it back afterwards", m.ID, m.Shard)
 		}
 		if m.Phase != meta.PhaseCancel {
-			if err := d.advance(ctx, &m, meta.PhaseCancel); err != nil {
+			if err := s.driver.advance(ctx, &m, meta.PhaseCancel); err != nil {
 				return nil, fmt.Errorf("cancel move %d of shard %d: %w", m.ID, m.Shard, err)
 			}
 			m.Phase = meta.PhaseCancel
 		}
-		d.logger.Info("a move is cancelled", "move", m.ID, "shard", uint32(m.Shard))
+		s.logger.Info("a move is cancelled", "move", m.ID, "shard", uint32(m.Shard))
 		return &rowraftv1.CancelMoveReply{Move: m.ToProto()}, nil
 	}
 	return nil, rowraft.Errorf(rowraft.CodeNotFound, "no replica of shard %d moves, or none by that move id",

@@ -119,7 +119,7 @@ func (pl *placeLoop) risksOf(m *clustermap.Map, n *clustermap.Node, to clusterma
 	if n.Intent == to || to == clustermap.Serve {
 		return nil
 	}
-	p := newPlacer(0)
+	p := newPlaceMemory(0)
 	for _, r := range placement.Risks(pl.world(m, &p), n.ID, to) {
 		if r.NoTarget {
 			risks = append(risks, fmt.Sprintf("The replica of shard %d cannot move: every other server that is up has one "+
@@ -202,8 +202,7 @@ func (pl *placeLoop) takeName(ctx context.Context, n *rowraftv1.Node) (taken boo
 		}
 	}
 	old.Name = ""
-	return true,
-		pl.proposeCommand(ctx,
-			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(
-				old)}}})
+	_, err = pl.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{
+		PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(old)}}})
+	return true, err
 }

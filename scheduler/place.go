@@ -30,9 +30,9 @@ const (
 	transferPause = 2 * time.Second
 )
 
-// placer is the leader's memory of placement. It is empty at the start of a term. Only the goroutine of placeLoop.run
-// uses it.
-type placer struct {
+// placeMemory is the leader's memory of placement. It is empty at the start of a term. It has no lock: only the
+// goroutine of placeLoop.run uses it.
+type placeMemory struct {
 	term      rowraft.Term
 	leads     map[rowraft.ShardID]leadSince
 	transfers map[rowraft.ShardID]time.Time   // last transfer, by shard
@@ -41,16 +41,16 @@ type placer struct {
 }
 
 // placeLoop is the control loop of placement, and serves the calls for servers. It keeps no memory itself: run has the
-// placer of the term.
+// placeMemory of the term.
 type placeLoop struct {
 	*group
 	driver   *driver       // for the notes on moves
 	leadRest time.Duration // the constant leadRest, except in tests
 }
 
-func newPlacer(term rowraft.Term) placer {
-	return placer{term: term, leads: make(map[rowraft.ShardID]leadSince), transfers: make(map[rowraft.ShardID]time.Time),
-		fenced: make(map[rowraft.ReplicaID]time.Time)}
+func newPlaceMemory(term rowraft.Term) placeMemory {
+	return placeMemory{term: term, leads: make(map[rowraft.ShardID]leadSince),
+		transfers: make(map[rowraft.ShardID]time.Time), fenced: make(map[rowraft.ReplicaID]time.Time)}
 }
 
 // leadSince is the leader of a shard and since when this leader has known it.
@@ -64,7 +64,7 @@ type leadSince struct {
 func (pl *placeLoop) run(ctx context.Context) {
 	tick := time.NewTicker(placeInterval)
 	defer tick.Stop()
-	var p placer
+	var p placeMemory
 	for {
 		_, changed := pl.view.Changed()
 		err := pl.round(ctx, &p)
@@ -116,7 +116,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 // round is one round of run.
-func (pl *placeLoop) round(ctx context.Context, p *placer) error {
+func (pl *placeLoop) round(ctx context.Context, p *placeMemory) error {
 	ctx, cancel := context.WithTimeout(ctx, placeTimeout)
 	defer cancel()
 	l, term, err := pl.leading()
@@ -124,8 +124,9 @@ func (pl *placeLoop) round(ctx context.Context, p *placer) error {
 		return nil // another member's work
 	}
 	if p.term != term {
+		// Kept across terms so that the same error is not logged again with each election.
 		told := p.told
-		*p = newPlacer(term)
+		*p = newPlaceMemory(term)
 		p.told = told
 	}
 	if err := errors.Join(pl.replaceDead(ctx), pl.endOperations(ctx), pl.retireNodes(ctx),
@@ -136,7 +137,7 @@ func (pl *placeLoop) round(ctx context.Context, p *placer) error {
 }
 
 // takeSteps takes the steps of placement.Next until there is none.
-func (pl *placeLoop) takeSteps(ctx context.Context, term rowraft.Term, p *placer) error {
+func (pl *placeLoop) takeSteps(ctx context.Context, term rowraft.Term, p *placeMemory) error {
 	for ctx.Err() == nil {
 		m := pl.view.Map()
 		if m == nil || len(m.Shards) == 0 {
@@ -150,22 +151,19 @@ func (pl *placeLoop) takeSteps(ctx context.Context, term rowraft.Term, p *placer
 		if _, now, err := pl.leading(); err != nil || now != term {
 			return nil
 		}
-		if err := pl.take(ctx, m, &next, p); err != nil {
+		if err := pl.takeStep(ctx, m, &next, p); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// take makes one step.
-func (pl *placeLoop) take(ctx context.Context, m *clustermap.Map, next *placement.Step, p *placer) error {
+// takeStep takes one step.
+func (pl *placeLoop) takeStep(ctx context.Context, m *clustermap.Map, next *placement.Step, p *placeMemory) error {
 	if next.Transfer {
+		// Recorded before the call: a transfer that fails must not be tried again in every round.
 		p.transfers[next.Shard] = pl.soft.now()
-		err := pl.callReplicas(ctx, next.From, changeTimeout, func(ctx context.Context, a rowraftv1.ReplicasClient) error {
-			_, err := a.TransferLeader(ctx, &rowraftv1.TransferLeaderRequest{Shard: uint32(next.Shard), ToNode: string(next.To)})
-			return err
-		})
-		if err != nil {
+		if err := pl.transferLeader(ctx, next.Shard, next.From, next.To); err != nil {
 			return fmt.Errorf("shard %d: transfer the leadership from %s to %s: %w", next.Shard, m.NameOf(next.From),
 				m.NameOf(next.To), err)
 		}
@@ -179,7 +177,7 @@ func (pl *placeLoop) take(ctx context.Context, m *clustermap.Map, next *placemen
 	if next.To != "" {
 		c.To = &rowraftv1.Replica{Id: uuid.NewString(), Node: string(next.To)}
 	}
-	mv, err := proposeFor[meta.Move](ctx, pl.group,
+	mv, err := proposeResult[meta.Move](ctx, pl.group,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: c}})
 	if rowraft.CodeOf(err) == rowraft.CodePrecondition {
 		return nil // the map has changed: decide again in the next round
@@ -254,7 +252,7 @@ func (g *group) isOver(silent time.Duration) bool {
 }
 
 // world returns the present input of placement.Next.
-func (pl *placeLoop) world(m *clustermap.Map, p *placer) *placement.World {
+func (pl *placeLoop) world(m *clustermap.Map, p *placeMemory) *placement.World {
 	w := &placement.World{Balance: !pl.opts.NoRebalance && pl.machine.NoRestore()}
 	running, _ := pl.machine.Moves()
 	pl.pulse.check()
@@ -269,6 +267,7 @@ func (pl *placeLoop) world(m *clustermap.Map, p *placer) *placement.World {
 			Stopping: l.beat.stopping, Intent: n.Intent}
 		wn.Full, wn.NearlyFull = room(l.beat.disk)
 		wn.Dead = pl.isDead(&l) || !wn.Up && n.Intent == clustermap.Decommission && l.state == diagnosis.Down
+		// A server that restarts comes back with its replicas and leads. Balancing without it would move them twice.
 		if !wn.Dead && (!wn.Up || wn.Stopping) {
 			w.Balance = false
 		}
@@ -384,7 +383,7 @@ func (pl *placeLoop) setIntent(ctx context.Context, m *clustermap.Map, id rowraf
 	if kind == meta.OpDrain {
 		total = len(pl.leadsOf(m, id))
 	}
-	return proposeFor[meta.Operation](ctx, pl.group,
+	return proposeResult[meta.Operation](ctx, pl.group,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetIntent{SetIntent: &rowraftv1.MetaSetIntent{
 			Node: string(id), From: rowraftv1.NodeIntent(from), To: rowraftv1.NodeIntent(to), Kind: kind, Total: uint64(total),
 		}}})
@@ -423,10 +422,9 @@ func (pl *placeLoop) endOperations(ctx context.Context) error {
 		case pl.left(m, &o) == 0 && (o.Kind != meta.OpDrain || l.seen || l.state != diagnosis.Up):
 			pl.logger.Info("an operation is done", "operation", o.ID, "kind", diagnosis.OperationName(o.Kind), "server",
 				m.NameOf(o.Node))
-			errs = append(errs,
-				pl.proposeCommand(ctx,
-					&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{
-						EndOperation: &rowraftv1.MetaEndOperation{Id: o.ID}}}))
+			_, err := pl.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndOperation{
+				EndOperation: &rowraftv1.MetaEndOperation{Id: o.ID}}})
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
@@ -453,10 +451,9 @@ func (pl *placeLoop) retireNodes(ctx context.Context) error {
 		}
 		if l := pl.liveness(n.ID); l.state == diagnosis.Down {
 			pl.logger.Info("a decommissioned server is down; it is removed from the map", "server", m.NameOf(n.ID))
-			errs = append(errs,
-				pl.proposeCommand(ctx,
-					&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{
-						RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}}))
+			_, err := pl.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RetireNode{
+				RetireNode: &rowraftv1.MetaRetireNode{Node: string(n.ID)}}})
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
@@ -469,6 +466,7 @@ func (pl *placeLoop) cancelLost(ctx context.Context) error {
 	running, _ := pl.machine.Moves()
 	var errs []error
 	for _, mv := range running {
+		// In phase REMOVE the old replica may have left the group already, so the move must end.
 		if mv.Phase != meta.PhaseLearn && mv.Phase != meta.PhasePromote || m == nil {
 			continue
 		}

@@ -49,8 +49,8 @@ func placeTurns(t *testing.T, s *Scheduler, l *fakeLog, g *fakeGroup, up []strin
 		if until() {
 			return
 		}
-		var p placer
-		if err := s.placer.round(t.Context(), &p); err != nil {
+		var p placeMemory
+		if err := s.placeLoop.round(t.Context(), &p); err != nil {
 			t.Log(err) // every second call returns an error of unknown outcome
 		}
 		var wg sync.WaitGroup
@@ -123,7 +123,7 @@ func TestADecommissionIsUndone(t *testing.T) {
 	g.report(t, s, "a", "b", "c", "d")
 	op := change(t, s, &rowraftv1.ChangeNodeRequest{Node: "b",
 		Intent: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION}).Operation
-	if err := s.placer.round(t.Context(), &placer{}); err != nil {
+	if err := s.placeLoop.round(t.Context(), &placeMemory{}); err != nil {
 		t.Fatal(err)
 	}
 	running, _ := s.machine.Moves()
@@ -159,7 +159,7 @@ func TestADeadServerIsReplaced(t *testing.T) {
 		l.elect(s.opts.Self.ID)
 		g.report(t, s, up...)
 		late()
-		if err := s.placer.round(t.Context(), &placer{}); err != nil {
+		if err := s.placeLoop.round(t.Context(), &placeMemory{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -191,10 +191,10 @@ func TestAFencedReplicaIsReplacedLate(t *testing.T) {
 		st.Fenced, st.Role = "it differs from the majority", "fenced"
 		s.soft.beats["b"].replicas[i] = st
 	}
-	var p placer
+	var p placeMemory
 	place := func() int {
 		t.Helper()
-		if err := s.placer.round(t.Context(), &p); err != nil {
+		if err := s.placeLoop.round(t.Context(), &p); err != nil {
 			t.Fatal(err)
 		}
 		running, _ := s.machine.Moves()
@@ -325,7 +325,7 @@ func TestADeadServerThatIsBackKeepsItsReplicas(t *testing.T) {
 	l.elect(s.opts.Self.ID)
 	g.report(t, s, "a", "b")
 	silence(s, DefaultReplaceAfter) // c and d are dead: there is nowhere to go
-	if err := s.placer.round(t.Context(), &placer{}); err != nil {
+	if err := s.placeLoop.round(t.Context(), &placeMemory{}); err != nil {
 		t.Fatal(err)
 	}
 	ops := s.machine.Operations()
@@ -333,12 +333,12 @@ func TestADeadServerThatIsBackKeepsItsReplicas(t *testing.T) {
 		t.Fatalf("operations %+v", ops)
 	}
 	st := &rowraftv1.StatusReply{}
-	s.placer.addOperations(s.view.Map(), st)
+	s.placeLoop.addOperations(s.view.Map(), st)
 	if w := st.Operations[0].GetWaitingFor(); !strings.Contains(w, "a server that can take a replica") {
 		t.Errorf("it waits for %q", w)
 	}
 	g.report(t, s, "a", "b", "c")
-	if err := s.placer.round(t.Context(), &placer{}); err != nil {
+	if err := s.placeLoop.round(t.Context(), &placeMemory{}); err != nil {
 		t.Fatal(err)
 	}
 	if ops := s.machine.Operations(); ops[0].State != meta.OpCancelled || len(ops) != 1 {

@@ -26,7 +26,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 	s.pulse.begin()
 	wg.Go(func() { s.pulse.run(ctx) })
 	wg.Go(func() { s.driver.run(ctx) })
-	wg.Go(func() { s.placer.run(ctx) })
+	wg.Go(func() { s.placeLoop.run(ctx) })
 	wg.Go(func() { s.checkpoints.RunPolicies(ctx) })
 	wg.Go(func() { s.jobs.Run(ctx) })
 	var lastErr string
@@ -75,6 +75,8 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 		return nil
 	}
 	if len(m.Shards) == 0 {
+		// Placing the shards on the first servers that register would leave the others empty, and every replica would move
+		// soon.
 		if len(m.Servers()) < s.opts.Servers {
 			return nil
 		}
@@ -91,6 +93,7 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	if err := s.checkpoints.Reconcile(ctx, m); err != nil {
 		return err
 	}
+	// Both run even if one fails: a shard without a leader must not stop the drops in the others.
 	return errors.Join(s.tables.ensure(ctx, m.Tables), s.tables.ensureDrops(ctx))
 }
 

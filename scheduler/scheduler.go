@@ -107,7 +107,7 @@ type Scheduler struct {
 	connected atomic.Uint64 // number of servers and workers at the last log message
 
 	driver       *driver
-	placer       *placeLoop
+	placeLoop    *placeLoop
 	tables       *tables
 	jobs         *jobs.Service
 	checkpoints  *checkpoints.Service
@@ -151,7 +151,7 @@ func New(opts Options) (*Scheduler, error) {
 	}
 	s := &Scheduler{group: g, formation: newFormation(g), kick: make(chan struct{}, 1), driver: newDriver(g),
 		tables: newTables(g)}
-	s.placer = &placeLoop{group: g, driver: s.driver, leadRest: leadRest}
+	s.placeLoop = &placeLoop{group: g, driver: s.driver, leadRest: leadRest}
 	g.pulse.discount = func(lost time.Duration) {
 		s.jobs.DiscountPause(lost)
 		g.soft.discountPause(lost)

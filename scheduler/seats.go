@@ -66,6 +66,8 @@ func nextSeat(seats int, members []raftstore.MemberStatus, lost func(rowraft.Nod
 	}
 	wanted := gone != nil || voters < seats
 	switch {
+	// The lost member is removed only after a standby votes in its place. Without a standby the removal would only make
+	// the group smaller than the cluster was formed with.
 	case gone != nil && voters > seats:
 		c.remove = gone.Replica
 	case learner != nil && (!wanted || !slices.Contains(standbys, learner.Node)):
@@ -109,6 +111,7 @@ func (pl *placeLoop) keepSeats(ctx context.Context) error {
 func (pl *placeLoop) lostSeat(id rowraft.NodeID) bool {
 	m, l := pl.view.Map(), pl.liveness(id)
 	switch {
+	// This server leads the group, so its seat is not lost.
 	case id == pl.opts.Self.ID:
 		return false
 	case l.seen && l.state == diagnosis.Up && l.beat.metaRolledBack != "":
@@ -152,9 +155,8 @@ func (pl *placeLoop) markSeats(ctx context.Context, now *raftstore.Membership) e
 			continue
 		}
 		n.Scheduler, n.NoShards = seat, n.NoShards && seat
-		if err := pl.proposeCommand(ctx,
-			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(
-				n)}}}); err != nil {
+		if _, err := pl.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{
+			PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(n)}}}); err != nil {
 			return fmt.Errorf("members of the scheduler: %w", err)
 		}
 		pl.logger.Info("the members of the scheduler changed", "server", diagnosis.NodeLabel(rpc.NodeToProto(n)), "member",

@@ -126,7 +126,7 @@ func testStandby(t *testing.T, only bool) {
 		t.Helper()
 		beat(up...)
 		silence(s, DownAfter)
-		if err := s.placer.round(t.Context(), &placer{}); err != nil {
+		if err := s.placeLoop.round(t.Context(), &placeMemory{}); err != nil {
 			t.Fatal(err)
 		}
 		l.elect(s.opts.Self.ID)
@@ -190,7 +190,7 @@ func TestTheSeatOfAFounderThatNeverRegistered(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := s.placer.round(t.Context(), &placer{}); err != nil {
+		if err := s.placeLoop.round(t.Context(), &placeMemory{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -226,7 +226,7 @@ func TestAStandbyOfAnOlderVersionGetsNoSeat(t *testing.T) {
 		s.soft.versions[id] = v
 		s.soft.heard(id, &rowraftv1.HeartbeatRequest{MetadataReplica: true})
 	}
-	if got := s.placer.standbys(m, &now); !slices.Equal(got, []rowraft.NodeID{"e"}) {
+	if got := s.placeLoop.standbys(m, &now); !slices.Equal(got, []rowraft.NodeID{"e"}) {
 		t.Errorf("standbys %v, want e", got)
 	}
 }
@@ -298,14 +298,14 @@ func TestTheSeatOfARolledBackMemberIsLost(t *testing.T) {
 	say := func(why string) {
 		s.soft.heard(id, &rowraftv1.HeartbeatRequest{MetadataReplica: true, MetadataRolledBack: why})
 	}
-	if say(""); s.placer.lostSeat(id) {
+	if say(""); s.placeLoop.lostSeat(id) {
 		t.Error("the seat of a member that is well is lost")
 	}
-	if say("rolled back"); !s.placer.lostSeat(id) {
+	if say("rolled back"); !s.placeLoop.lostSeat(id) {
 		t.Error("the seat of a member whose disk was rolled back is not lost")
 	}
 	l := s.liveness(id)
-	if n, _ := m.Node(id); s.placer.standby(&raftstore.Membership{}, &n, &l) {
+	if n, _ := m.Node(id); s.placeLoop.standby(&raftstore.Membership{}, &n, &l) {
 		t.Error("it is a standby")
 	}
 }

@@ -97,7 +97,7 @@ func (s *Scheduler) RegisterNode(ctx context.Context,
 	}
 	err = s.putNode(ctx, req.GetNode())
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
-		taken, terr := s.placer.takeName(ctx, req.GetNode())
+		taken, terr := s.placeLoop.takeName(ctx, req.GetNode())
 		if err = errors.Join(err, terr); taken && terr == nil {
 			err = s.putNode(ctx, req.GetNode())
 		}
@@ -184,7 +184,7 @@ func (s *Scheduler) IssueIncarnation(ctx context.Context,
 			Incarnation: req.GetIncarnation()}
 	}
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_IssueIncarnation{IssueIncarnation: issue}}
-	inc, err := proposeFor[rowraft.Incarnation](ctx, s.group, c)
+	inc, err := proposeResult[rowraft.Incarnation](ctx, s.group, c)
 	if err != nil {
 		return nil, fmt.Errorf("issue an incarnation: %w", err)
 	}
@@ -202,20 +202,8 @@ func (s *Scheduler) DropTable(ctx context.Context, req *rowraftv1.DropTableReque
 	return s.tables.drop(ctx, req)
 }
 
-// MoveReplica starts a move.
-func (s *Scheduler) MoveReplica(ctx context.Context,
-	req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
-	return s.driver.start(ctx, req)
-}
-
-// CancelMove cancels a move.
-func (s *Scheduler) CancelMove(ctx context.Context,
-	req *rowraftv1.CancelMoveRequest) (*rowraftv1.CancelMoveReply, error) {
-	return s.driver.cancel(ctx, req)
-}
-
 // ChangeNode changes the intent of a server.
 func (s *Scheduler) ChangeNode(ctx context.Context,
 	req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
-	return s.placer.changeNode(ctx, req)
+	return s.placeLoop.changeNode(ctx, req)
 }

@@ -100,6 +100,7 @@ func (op *shrinking) shard(ctx context.Context, sh clustermap.Shard) error {
 		if err != nil {
 			return err
 		}
+		// A server that reports no progress would keep this loop running forever.
 		if reply.GetNextSlot() <= next {
 			return rowraft.Errorf(rowraft.CodeInternal, "a sweep from slot %d on came to slot %d", next, reply.GetNextSlot())
 		}

@@ -38,13 +38,13 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 			Replicas:  alive.beat.replicas, MetadataLeader: n.ID == leader,
 			Stopping: alive.beat.stopping, Version: alive.beat.version, UptimeNs: uint64(alive.beat.uptime),
 			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds, Profile: alive.beat.profile,
-			Slowness: alive.beat.slowness, MetadataStandby: s.placer.standby(&seats, &n, &alive),
+			Slowness: alive.beat.slowness, MetadataStandby: s.placeLoop.standby(&seats, &n, &alive),
 			MetadataRolledBack: alive.beat.metaRolledBack,
 		})
 	}
 	reply.ReplaceAfterNs = uint64(max(s.opts.ReplaceAfter, 0))
 	s.driver.addMoves(reply)
-	s.placer.addOperations(m, reply)
+	s.placeLoop.addOperations(m, reply)
 	s.addTrainers(reply)
 	reply.Findings = s.findings(m, reply)
 	reply.Problems = textsOf(reply.Findings)

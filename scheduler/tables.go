@@ -80,7 +80,7 @@ func (ts *tables) create(ctx context.Context, req *rowraftv1.CreateTableRequest)
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{
 		Table: rpc.SchemaToProto(&schema), IfNotExists: req.GetIfNotExists(),
 	}}}
-	result, err := proposeFor[meta.TableResult](ctx, ts.group, c)
+	result, err := proposeResult[meta.TableResult](ctx, ts.group, c)
 	if err != nil {
 		return nil, fmt.Errorf("create table: %w", err)
 	}
@@ -187,7 +187,7 @@ func (ts *tables) isEnsured(key ensuredKey) bool {
 	term := ts.lastTerm()
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	ts.forgetBefore(term)
+	ts.startTermLocked(term)
 	_, done := ts.ensured[key]
 	return done
 }
@@ -196,14 +196,15 @@ func (ts *tables) isEnsured(key ensuredKey) bool {
 func (ts *tables) markEnsured(term rowraft.Term, key ensuredKey) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	ts.forgetBefore(term) // this may be the first that tables sees of the term
+	ts.startTermLocked(term) // this may be the first that tables sees of the term
 	if ts.term == term {
 		ts.ensured[key] = struct{}{}
 	}
 }
 
-// forgetBefore forgets what was confirmed in the terms before term. Callers hold mu.
-func (ts *tables) forgetBefore(term rowraft.Term) {
+// startTermLocked clears the memory at the first call of a new term. A call of an earlier term, by a goroutine that was
+// late, changes nothing. REQUIRES: mu is held.
+func (ts *tables) startTermLocked(term rowraft.Term) {
 	if ts.term < term {
 		ts.term, ts.ensured = term, make(map[ensuredKey]struct{})
 	}

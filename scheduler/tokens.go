@@ -91,7 +91,7 @@ func (c *Certificates) CreateToken(ctx context.Context,
 	if err := meta.CheckToken(m); err != nil {
 		return nil, err
 	}
-	if err := c.proposeCommand(ctx,
+	if _, err := c.propose(ctx,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateToken{
 			CreateToken: &rowraftv1.MetaCreateToken{Token: m}}}); err != nil {
 		return nil, err
@@ -126,10 +126,10 @@ func (c *Certificates) DeleteToken(ctx context.Context,
 			reply.Token = t.GetToken()
 		}
 	}
-	return reply,
-		c.proposeCommand(ctx,
-			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{
-				DeleteToken: &rowraftv1.MetaDeleteToken{Id: req.GetId()}}})
+	_, err := c.propose(ctx,
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_DeleteToken{
+			DeleteToken: &rowraftv1.MetaDeleteToken{Id: req.GetId()}}})
+	return reply, err
 }
 
 // Join signs a certificate for a caller with a token. A server that does not lead forwards the call of a caller without
@@ -174,9 +174,10 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	if err != nil {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "request for a certificate: %w", err)
 	}
+	// The key identifies the machine: if its reply is lost it asks again with the same key and uses up nothing.
 	key := sha256.Sum256(der)
 	use := &rowraftv1.JoinUse{Name: asked.Name, AtNs: uint64(time.Now().UnixNano()), Key: key[:]}
-	err = c.proposeCommand(ctx,
+	_, err = c.propose(ctx,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_UseToken{UseToken: &rowraftv1.MetaUseToken{Id: t.GetId(),
 			Use: use}}})
 	if code := rowraft.CodeOf(err); code == rowraft.CodePrecondition || code == rowraft.CodeNotFound {
@@ -188,6 +189,7 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	}
 	who := certs.Identity{Cluster: c.opts.TLS.Identity().Cluster, Role: certs.Role(t.GetRole()), Name: asked.Name,
 		Tables: t.GetTables()}
+	// The use is logged before the certificate is signed, so there is no certificate that no use counts.
 	cert, err := ca.Sign(certs.Request{Identity: who, Hosts: asked.Hosts, Valid: time.Duration(t.GetValidNs())}, asked.Key)
 	if err != nil {
 		return nil, err

@@ -130,7 +130,7 @@ func (g *group) raiseVersion(ctx context.Context, m *clustermap.Map) (known bool
 	if !known || low <= FormatVersion(m) {
 		return known, nil
 	}
-	err = g.proposeCommand(ctx,
+	_, err = g.propose(ctx,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_RaiseVersion{
 			RaiseVersion: &rowraftv1.MetaRaiseVersion{FormatVersion: uint32(low)}}})
 	if err != nil {

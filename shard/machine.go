@@ -157,7 +157,7 @@ func New(c Config) (*Machine, error) {
 				c.Shard, s, count)
 		}
 	}
-	m := &Machine{Reads: Reads{shard: c.Shard, owned: newOwned(count, c.Slots)}}
+	m := &Machine{Reads: Reads{shard: c.Shard, owned: newSlotSet(count, c.Slots)}}
 	m.Reads.at, m.mu.shard, m.mu.tables = &m.position, c.Shard, &tableSet{}
 	m.Sessions.mu, m.Sessions.at = &m.mu.RWMutex, &m.position
 	m.Jobs.mu, m.Jobs.shard = &m.mu.RWMutex, c.Shard
@@ -180,6 +180,8 @@ func (m *Machine) Close() error {
 	m.readers.Lock()
 	m.publishLocked()
 	m.readers.Unlock()
+	// These goroutines take only readers, which is released above, so this one may hold the other two locks while it
+	// waits.
 	m.freeing.Wait()
 	stage := m.mu.stage
 	m.mu.stage = nil

@@ -6,16 +6,16 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// ownedSlots is the set of the slots of a shard.
-type ownedSlots struct {
+// slotSet is the set of the slots of a shard.
+type slotSet struct {
 	count       rowraft.SlotCount // of the cluster
 	first, past rowraft.Slot      // the set is within first … past − 1
 	words       []uint64          // a bit for each slot from first on
 }
 
-// newOwned returns the set of slots, or of all slots if slots is nil.
-func newOwned(count rowraft.SlotCount, slots []rowraft.Slot) *ownedSlots {
-	o := &ownedSlots{count: count, past: rowraft.Slot(count)}
+// newSlotSet returns the set of slots, or of all slots if slots is nil.
+func newSlotSet(count rowraft.SlotCount, slots []rowraft.Slot) *slotSet {
+	o := &slotSet{count: count, past: rowraft.Slot(count)}
 	if slots != nil && len(slots) == 0 {
 		o.past = 0
 	} else if slots != nil {
@@ -31,9 +31,9 @@ func newOwned(count rowraft.SlotCount, slots []rowraft.Slot) *ownedSlots {
 	return o
 }
 
-func (o *ownedSlots) add(s rowraft.Slot) { o.words[(s-o.first)/64] |= 1 << ((s - o.first) % 64) }
+func (o *slotSet) add(s rowraft.Slot) { o.words[(s-o.first)/64] |= 1 << ((s - o.first) % 64) }
 
-func (o *ownedSlots) has(s rowraft.Slot) bool {
+func (o *slotSet) has(s rowraft.Slot) bool {
 	i := s - o.first
 	return s >= o.first && s < o.past && o.words[i/64]>>(i%64)&1 != 0
 }

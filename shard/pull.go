@@ -15,7 +15,7 @@ const MaxPullBytes = 64 << 20
 // Reads is what pulls and scans read. They do not take Machine.mu, because Apply holds it while rows change.
 type Reads struct {
 	shard rowraft.ShardID
-	owned *ownedSlots // immutable
+	owned *slotSet // immutable
 	at    *position
 
 	// view is replaced under Machine.mu by a goroutine that changes the set of tables or the health.

@@ -91,7 +91,7 @@ func (m *Machine) restoreInPlace(rd *checkpoint.Reader) error {
 
 // build reads all of rd into a new state. The state has tables even if there is
 // an error, so that the caller can free them.
-func build(rd *checkpoint.Reader, owned *ownedSlots) (state, error) {
+func build(rd *checkpoint.Reader, owned *slotSet) (state, error) {
 	st := state{tables: &tableSet{}}
 	names := map[string]bool{}
 	for _, s := range rd.Tables() {

@@ -66,7 +66,7 @@ func (m *Machine) Fence(reason string) error {
 }
 
 // next checks the next slots of tables. where names a slot with damage.
-func (c *scrubber) next(tables *tableSet, owned *ownedSlots) (read int, where string) {
+func (c *scrubber) next(tables *tableSet, owned *slotSet) (read int, where string) {
 	for range scrubSlots {
 		t := tables.from(c.table)
 		if t == nil {

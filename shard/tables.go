@@ -64,7 +64,7 @@ func (ts *tableSet) digest() (sum rowstore.Digest, rows uint64) {
 }
 
 // add adds an empty table. REQUIRES: neither its ID nor its name is taken.
-func (ts *tableSet) add(s rowraft.Schema, owned *ownedSlots) (*table, error) {
+func (ts *tableSet) add(s rowraft.Schema, owned *slotSet) (*table, error) {
 	rows, err := rowstore.New(rowstore.Options{Schema: s, Slots: owned.count, Owned: owned.has})
 	if err != nil {
 		return nil, fmt.Errorf("table %s: %w", s.Name, err)
@@ -78,7 +78,7 @@ func (ts *tableSet) add(s rowraft.Schema, owned *ownedSlots) (*table, error) {
 	return t, nil
 }
 
-func (ts *tableSet) create(s rowraft.Schema, owned *ownedSlots) (result, fatal error) {
+func (ts *tableSet) create(s rowraft.Schema, owned *slotSet) (result, fatal error) {
 	if s.ID == 0 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "table %s has no id", s.Name), nil
 	}

@@ -95,7 +95,7 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 			l.Lag = max(v.CommitIndex, l.Applied) - l.Applied
 		}
 	}
-	if lead := leaderReport(r, shard); lead != nil {
+	if lead := reportOfLeader(r, shard); lead != nil {
 		for _, m := range lead.GetMembers() {
 			v.Members = append(v.Members, shardMemberJSON{m.GetReplicaId(), view.NodeName(r.GetMap(), m.GetNode()), m.GetVoter(),
 				m.GetMatchIndex(), m.GetLagEntries(), m.GetCaughtUp()})
@@ -118,8 +118,8 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 	return v, nil
 }
 
-// leaderReport returns the last report of a shard's leader, nil if there is none.
-func leaderReport(r *rowraftv1.StatusReply, shard uint32) *rowraftv1.ReplicaStatus {
+// reportOfLeader returns the last report of a shard's leader, nil if there is none.
+func reportOfLeader(r *rowraftv1.StatusReply, shard uint32) *rowraftv1.ReplicaStatus {
 	leader := view.Leaders(r)[shard]
 	for _, n := range r.GetNodes() {
 		for _, rep := range n.GetReplicas() {
