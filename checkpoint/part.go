@@ -61,6 +61,7 @@ func (s *summed) Read(p []byte) (int, error) {
 	if s.read != nil {
 		s.read(n)
 	}
+	// Checked while reading, so that a file that grows cannot be read forever.
 	if s.n > s.want.Bytes {
 		return n, s.corrupt("it is longer than the %d bytes that the manifest names", s.want.Bytes)
 	}

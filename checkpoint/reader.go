@@ -139,6 +139,7 @@ func (r *Reader) block() (Block, error) {
 		uint64(blk.Rows)*uint64(blk.RecordBytes) != uint64(len(blk.Records)):
 		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot,
 			blk.Rows, blk.RecordBytes, len(blk.Records))
+	// Ascending order shows a slot that stands twice.
 	case part == 0 && r.started && !r.last.before(blk.Slot),
 		part > 0 && (!r.waiting || r.last != blk.Slot || part != r.part+1 || blk.Rows == 0):
 		return Block{}, r.corrupt("table %#x slot %d part %d is out of order", uint64(blk.Table), blk.Slot.Slot, part)
@@ -186,6 +187,7 @@ func (r *Reader) finish(at int64) error {
 	}
 	copy(r.total.Digest[:], b[32:])
 	var one [1]byte
+	// A stream that continues was written by something else, or two were joined.
 	n, err := io.ReadFull(r.r, one[:])
 	if n != 0 {
 		return r.corrupt("bytes follow the trailer")
@@ -260,6 +262,7 @@ func (r *Reader) chunk() error {
 		return err
 	}
 	size := le.Uint64(head[8:])
+	// Checked before the sum, which needs the body: a damaged length must not allocate any amount of memory.
 	if size > maxChunk {
 		return r.corrupt("a chunk of %d bytes, at most %d are possible", size, maxChunk)
 	}

@@ -207,6 +207,7 @@ func (w *Writer) begin(kind chunkKind) {
 // end fills in length and checksum and writes the chunk.
 func (w *Writer) end() error {
 	le.PutUint64(w.buf[8:], uint64(len(w.buf)-chunkHeaderSize))
+	// The length is inside the sum, so that a damaged length cannot move the end of a chunk unnoticed.
 	le.PutUint32(w.buf[4:], chunkSum(w.buf[:chunkHeaderSize], w.buf[chunkHeaderSize:]))
 	return w.flush()
 }

@@ -65,6 +65,7 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 		return m.fail(index, err)
 	}
 	m.applied.Store(uint64(index))
+	// After applied has changed: the snapshot of a mark carries the index of the mark itself.
 	if a.mark != nil && a.Parts[0].Err == nil {
 		m.takeMark(*a.mark)
 	}
@@ -206,6 +207,8 @@ func (m *Machine) applyPart(p *wire.Part, now uint64) (PartResult, error) {
 	if known || err != nil {
 		return PartResult{Err: err, Duplicate: err == nil}, nil
 	}
+	// Validated again, although the leader has done it: a table may have been dropped between the leader's check and this
+	// entry. All replicas get the same answer.
 	refusal := m.Validate(p.Op, p.Payload)
 	if refusal == nil {
 		if err := m.applyRows(p); err != nil {

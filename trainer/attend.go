@@ -93,6 +93,7 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 	defer told()
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	// Deferred after wg.Wait, so it runs first: the goroutine below ends with train.
 	defer cancel(nil)
 	wg.Go(func() {
 		select {

@@ -224,6 +224,7 @@ func (c *Config) splitPlan(examples int64) jobs.SplitPlan {
 	share := (examples + int64(c.Trainers)*splitsPerTrainer - 1) / (int64(c.Trainers) * splitsPerTrainer)
 	batch := int64(c.Batch)
 	p := jobs.SplitPlan{
+		// A split is a whole number of batches, so that only the last batch of an epoch can be short.
 		Examples: examples, SplitExamples: (share + batch - 1) / batch * batch, Epochs: int64(c.Epochs),
 		ByRank: c.Mode == Sync && c.Quorum == 1 && c.Deadline == 0, InLog: c.usesSteps(),
 	}

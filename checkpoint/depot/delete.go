@@ -155,6 +155,8 @@ func (t *target) delete(ctx context.Context, dryRun bool) (n int, bytes int64, e
 		return n, bytes, nil
 	}
 	if t.whole {
+		// Announced before anything is removed: a delta that begins now sees the announcement, or announce sees the delta's
+		// claim.
 		mine, err := t.announce(ctx)
 		if err != nil {
 			return 0, 0, err

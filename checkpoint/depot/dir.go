@@ -47,6 +47,7 @@ func (d *Dir) Write(ctx context.Context, name string, fill func(io.Writer) error
 		err = w.Flush()
 	}
 	if err == nil {
+		// The content before the entry in the directory: a checkpoint that is found after a power cut must have its bytes.
 		err = f.Sync()
 		moved(ctx)
 	}
@@ -54,6 +55,7 @@ func (d *Dir) Write(ctx context.Context, name string, fill func(io.Writer) error
 		err = d.fs.SyncDir(dir)
 	}
 	if err != nil {
+		// A file that is not whole must not stay: the maker of a checkpoint looks for names and sizes only.
 		return errors.Join(d.explain(name, err), d.remove(name))
 	}
 	return nil
@@ -77,6 +79,8 @@ func (d *Dir) PutNew(ctx context.Context, name string, content []byte) error {
 	if err := d.mkdir(filepath.Dir(d.path(name))); err != nil {
 		return d.explain(name, err)
 	}
+	// O_EXCL is the only operation of a shared directory that two servers cannot both do. The file itself cannot be made
+	// so, because it must appear with its whole content.
 	claim, err := d.fs.OpenFile(d.path(name+".claim"), os.O_CREATE|os.O_EXCL|os.O_WRONLY)
 	if errors.Is(err, fs.ErrExist) {
 		return taken

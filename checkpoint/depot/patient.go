@@ -130,6 +130,7 @@ func (c *call[T]) end() bool {
 	stuck.Lock()
 	defer stuck.Unlock()
 	c.ended = true
+	// Under one lock with leave: either the caller takes the result, or it goes to late, and never both.
 	return !c.left
 }
 

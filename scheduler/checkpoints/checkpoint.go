@@ -313,9 +313,13 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 	if term, err := op.c.lead.Leading(); err != nil || term != op.term {
 		return nil, rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the checkpoint was written")
 	}
+	// The manifest is written last, and only if there is none: a checkpoint exists from the moment when its manifest does,
+	// and all its files exist by then.
 	if err := op.depot.PutNew(ctx, op.name+"/"+checkpoint.ManifestFile, raw); err != nil {
 		return nil, err
 	}
+	// A retention or an operator may have deleted files or the base until the manifest protected them. After this check it
+	// does.
 	if err := op.stands(ctx, m); err != nil {
 		return nil, err
 	}
@@ -363,6 +367,7 @@ func (op *creation) wrote(e depot.Entry) bool {
 // cleanUp deletes the files of a failed checkpoint and no file of another one with the same name. It deletes the
 // manifest first, if that was written: a manifest without its files must not exist.
 func (op *creation) cleanUp() error {
+	// The context of the call has usually ended, which is why the checkpoint failed.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	found, err := op.depot.List(ctx, op.name)
@@ -370,6 +375,7 @@ func (op *creation) cleanUp() error {
 		return err
 	}
 	var mine []string
+	// PutNew may have failed after it wrote. Another checkpoint of the same name has another id.
 	if m, err := checkpoint.ReadManifest(ctx, depot.At(op.depot, op.name)); err == nil && m.ID == op.id.String() {
 		mine = append(mine, op.name+"/"+checkpoint.ManifestFile)
 	}
@@ -416,7 +422,9 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if err := op.c.trainers.Await(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), op.left); err != nil {
 		return nil, nil, err // before anything is opened
 	}
+	// Before the phase cuts: a job that does not answer takes its time here, and delays no other checkpoint.
 	op.c.trainers.Prove(ctx, op.req.GetJob())
+	// Each attempt has a mark of its own, so that a shard cannot take the mark of an earlier attempt for this one.
 	mark := uuid.New()
 	copy(mark[:], op.tag()) // the tag is in the names of the shard files
 	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })
@@ -434,6 +442,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if err := op.c.ops.enter(ctx, cutTimeout, op.running, cuts); err != nil {
 		return nil, nil, err
 	}
+	// The cut ends here; writing the files takes minutes, in which other checkpoints may cut.
 	defer op.c.ops.back(op.running)
 	deadline = time.AfterFunc(cutTimeout, func() { closeAll(parts) })
 	if op.paused != nil {
@@ -442,11 +451,14 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if trainers, err = op.c.trainers.Pause(ctx, op.req.GetJob(), op.req.GetSkipAbsent(), again, op.left); err != nil {
 		return nil, nil, err
 	}
+	// All shards hold before the first one marks. Otherwise a client could get an answer from one shard after its mark,
+	// and then push to another shard before that one's mark: the cut would have the later push without the earlier one.
 	for _, step := range []func(*partWriter) error{(*partWriter).hold, (*partWriter).mark} {
 		if err := all(parts, step); err != nil {
 			return nil, trainers, err
 		}
 	}
+	// While the trainers stand still: the positions then belong to exactly the rows of the cut.
 	if err := trainers.ReadData(ctx); err != nil {
 		return nil, trainers, err
 	}

@@ -132,6 +132,7 @@ func (c *Service) runPolicy(ctx context.Context, name string) error {
 	if running := p.GetRecord().GetRunning(); running != "" {
 		return c.endForeignRun(ctx, p.GetPolicy(), running)
 	}
+	// The name has milliseconds: two runs of a policy in one second must not have one name.
 	begun := time.Now()
 	made := fmt.Sprintf("%s-%s", name, begun.UTC().Format("20060102T150405.000Z"))
 	err := c.lead.Propose(ctx,

@@ -228,6 +228,8 @@ func (op *restoration) run(ctx context.Context) (err error) {
 				err = errors.Join(op.blame(err), dropped) // blame after the drop: it then knows the leader
 			}
 		}()
+		// Logged before the first shard stages anything: Reconcile drops the stages of every restore that it finds neither
+		// begun nor decided.
 		begin := &rowraftv1.MetaCommand_BeginRestore{BeginRestore: &rowraftv1.MetaBeginRestore{Id: op.id[:]}}
 		if err := op.c.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: begin}); err != nil {
 			return err
@@ -249,6 +251,7 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if err := op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "close"}); err != nil {
 		return err
 	}
+	// As late as possible: what a client creates after this is lost by the decision.
 	if err := errors.Join(op.stillLeads(), op.stillEmpty(ctx)); err != nil {
 		return err
 	}
@@ -357,6 +360,8 @@ func (f *feed) begin(ctx context.Context) error {
 // add appends the records of one slot to the chunk, in blocks that fit, and sends each full chunk. divided means that
 // add counts them in wantRows and wantDigest.
 func (f *feed) add(ctx context.Context, b *checkpoint.Block, tick uint32, divided bool) error {
+	// Held across the call that sends a chunk: chunks of one shard have consecutive numbers, so a second reader could not
+	// send in between anyway. It waits here, which also bounds the memory.
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.failed != nil {
@@ -411,6 +416,8 @@ func (f *feed) flushLocked(ctx context.Context) error {
 	rows := &rowraftv1.RestorePartRows{Seq: f.seq + 1, Blocks: f.chunk}
 	if _, err := f.step(ctx,
 		&rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Rows{Rows: rows}}); err != nil {
+		// It is unknown whether the shard has the chunk. A later attempt would send its number with more rows, and a shard
+		// that has the chunk would ignore them.
 		f.failed = err
 		return err
 	}

@@ -51,6 +51,7 @@ func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) (
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
+	// After every shard has closed: when the command is applied, no leader looks for the restore any more.
 	err := c.lead.Propose(ctx,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndRestore{EndRestore: &rowraftv1.MetaEndRestore{Id: r.GetId(),
 			Closed: true}}})

@@ -124,6 +124,7 @@ func (op *restoration) checkEmpty(ctx context.Context) error {
 		if c.GetRows() > 0 {
 			full = append(full, said)
 		}
+		// By id and not by name: a table that was dropped and created again in between is one that the user has not seen.
 		if c.GetId() != 0 && len(op.req.GetAgreed()) > 0 && !slices.Contains(op.req.GetAgreed(), c.GetId()) {
 			unseen = append(unseen, said)
 		}

@@ -61,6 +61,7 @@ func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 			p.cancel() // ends the last attempt
 		}
 		p.cancel = cancel
+		// close ran between the attempts. Without this the new stream would stay open.
 		if p.closed {
 			cancel()
 		}

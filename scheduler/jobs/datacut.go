@@ -52,6 +52,8 @@ func (m *pauseRound) of(r *rowraftv1.MetaRun) (out map[uint64]*pausedTrainer) {
 func (m *pauseRound) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 	there, d := m.of(r), proto.CloneOf(r.GetData())
 	d.InLog = false // the trainers' answers are newer than the shards' positions
+	// A restored run starts its data from these positions. With an unsettled one it would skip examples or read them
+	// twice.
 	for _, p := range d.GetOpen() {
 		if p.GetUnsettled() != 0 {
 			return nil, rowraft.Errorf(rowraft.CodeNoLeader,

@@ -28,6 +28,7 @@ func (c *Trainers) waitForTrainers(ctx context.Context, need string, skip bool,
 	patience := time.NewTimer(c.patience.absent)
 	defer patience.Stop()
 	for {
+		// Before the state is read, or a trainer that connects in between would be noticed only at the end of patience.
 		changed := c.watch()
 		trainers, absent := c.expectedTrainers(need, left)
 		if len(absent) == 0 {

@@ -93,6 +93,8 @@ func (g *generations) of(run []byte) generation {
 func (g *generations) forget(ctx context.Context, run []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, shardTimeout)
 	defer cancel()
+	// The shards first: if this leader dies in between, the run is still in the list and the next leader repeats the call,
+	// which changes nothing.
 	if err := g.end(ctx, run); err != nil {
 		return err
 	}

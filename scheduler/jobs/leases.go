@@ -49,6 +49,8 @@ func (w *leases) heard(incarnation uint64, beat *rowraftv1.WorkerBeat) {
 func (w *leases) startTerm(term rowraft.Term) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	// A worker has renewed its lease with the leader of the last term. This leader has not heard it yet, and counts from
+	// its first look (silence).
 	if w.term != term {
 		w.term, w.list = term, nil
 	}

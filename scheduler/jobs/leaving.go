@@ -126,11 +126,14 @@ func (c *Trainers) endingOf(ctx context.Context, a *trainer, park *rowraftv1.Att
 		}
 		return nil
 	}
+	// This goroutine alone writes e until it closes done; the others read after that.
 	e.leave = &rowraftv1.AttendLeave{}
 	name, err := c.checkpoints.CreateForJob(ctx, a.id.Job, park, func() { e.begun = time.Now() })
 	switch {
 	case err == nil:
 		e.leave.Checkpoint = name
+	// The call that made the checkpoint has ended, or the error passes. Another trainer of the job, or this one, tries
+	// again.
 	case ctx.Err() != nil, passes(err) && time.Since(parkedAt) < endingPatience:
 		e.begun, e.leave = time.Time{}, nil // so that it covers no trainer
 	default:

@@ -63,6 +63,7 @@ func (s *Service) round(ctx context.Context) {
 			}
 		}
 	}
+	// Leases of members that have left would stay forever: each incarnation is new.
 	s.leases.keep(present)
 	s.generations.round(ctx)
 	s.forgetIdle(ctx)
@@ -75,6 +76,8 @@ func (s *Service) checkLease(ctx context.Context, r *rowraftv1.MetaRun, m *rowra
 	if !r.GetAttended() {
 		lease = min(lease, unattendedLease)
 	}
+	// Immediately before the silence is read: a process that was suspended heard nothing, although the worker sent its
+	// beats.
 	s.lead.CheckPause()
 	silence, beat := s.leases.silence(m.GetIncarnation())
 	if silence < lease {

@@ -271,6 +271,7 @@ func (m *pauseRound) stop(ctx context.Context, trainers []*trainer) error {
 			if barriers[job] == nil {
 				barriers[job] = &barrier{all: make(chan struct{}), patience: m.c.patience.announce}
 			}
+			// Before any trainer is asked: the barrier must not open after the first announcements.
 			barriers[job].left++
 		}
 	}
@@ -280,6 +281,8 @@ func (m *pauseRound) stop(ctx context.Context, trainers []*trainer) error {
 		begun := time.Now()
 		err := p.stop(ctx, b)
 		m.c.mu.Lock()
+		// The time is kept also for a trainer that failed: it then counts as slow and does not hold up quick jobs in the next
+		// attempt.
 		p.a.took = time.Since(begun)
 		m.c.mu.Unlock()
 		if err != nil {
@@ -410,6 +413,7 @@ func (m *pauseRound) each(ctx context.Context, trainers []*pausedTrainer,
 			defer mu.Unlock()
 			switch {
 			case err == nil || failed != nil || out[job] != nil:
+			// A destination that fails would fail for every trainer, and the checkpoint would have no state at all.
 			case m.skip && !ofDestination(err):
 				skipped[p] = true
 			case m.mayLeaveOut(ctx, job, err):
@@ -471,6 +475,7 @@ func (m *pauseRound) dismiss(p *pausedTrainer) {
 func (m *pauseRound) done(p *pausedTrainer) {
 	p.once.Do(func() { close(p.done) })
 	m.c.mu.Lock()
+	// From here on SendState finds no pause for this trainer, so a late state goes nowhere.
 	delete(p.a.sending, p.id)
 	m.c.mu.Unlock()
 	m.unclaim(p)

@@ -76,6 +76,8 @@ func (a *trainer) tell(r *rowraftv1.AttendReply) error {
 	if a.send.mutex.Acquire(ctx, 1) != nil {
 		return rowraft.Errorf(rowraft.CodeDeadline, "%s has read nothing for %v", a.id, tellPatience)
 	}
+	// Send has no context. On a goroutine of its own it can outlive this call without holding it; the semaphore keeps
+	// later messages behind it, because a stream permits one Send at a time.
 	sent := make(chan error, 1)
 	go func() { // ends with the call at the latest
 		defer a.send.mutex.Release(1)
@@ -114,6 +116,7 @@ func (t *registry) add(a *trainer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if old := t.trainers[a.id]; old != nil {
+		// The process was restarted or reconnects, and its old call may still look alive for the time of a TCP timeout.
 		close(old.replaced)
 	}
 	t.trainers[a.id] = a
@@ -130,6 +133,7 @@ func (t *registry) remove(a *trainer) {
 	default:
 		close(a.gone)
 	}
+	// A newer call of the same rank may have taken the place.
 	if t.trainers[a.id] == a {
 		delete(t.trainers, a.id)
 		t.changeLocked()

@@ -113,6 +113,7 @@ func (s *Service) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraf
 	}
 	meta.SetOwner(rpc.CallerOf(ctx), q)
 	slices.SortFunc(q.Settings, func(a, b *rowraftv1.JobSetting) int { return strings.Compare(a.GetName(), b.GetName()) })
+	// Each attempt has an id in case it begins a run. The leader draws it, because all members must apply the same one.
 	var run [16]byte
 	_, _ = rand.Read(run[:]) // never fails (crypto/rand)
 	if s.workers > 0 && q.GetWorkers() != s.workers {
@@ -123,6 +124,8 @@ func (s *Service) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraf
 	if err := s.lead.InSync(ctx); err != nil {
 		return nil, err
 	}
+	// These checks read the state without the log, so two calls may pass them at once. CheckRoom is repeated by the
+	// command; roomInShards is not: the shards refuse a job beyond their limit.
 	if err := s.machine.CheckRoom(q); err != nil {
 		return nil, err
 	}
@@ -172,6 +175,7 @@ func (s *Service) roomInShards(job string) error {
 
 // Leave removes a member from its job.
 func (s *Service) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraftv1.LeaveReply, error) {
+	// A worker is lost when its lease has expired, and only the scheduler knows that.
 	if q.GetState() == rowraftv1.MemberState_MEMBER_STATE_LOST {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker cannot say of itself that it is lost")
 	}

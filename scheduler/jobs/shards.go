@@ -50,6 +50,8 @@ const noWorker = math.MaxUint64
 // The first step of the generation is greater than every step that a shard has closed or begun. It is logged before the
 // first shard receives it, so that the next leader sends the same step.
 func (s shards) drive(ctx context.Context, r *rowraftv1.MetaRun) (firstStep uint64, err error) {
+	// The step is read from the shards only once per generation. Later, workers of this generation may have pushed, and
+	// the highest step would be one of theirs.
 	if r.GetStarted() != r.GetGeneration() {
 		first, err := s.beyondOpenSteps(ctx, r)
 		if err != nil {
@@ -104,6 +106,7 @@ func quorumOf(share float64, n int) uint32 {
 	if share == 0 || share == 1 {
 		return 0
 	}
+	// 0.07 of 100 is 7.000000000000001 in floating point, which must not become 8.
 	return uint32(max(1, min(n, int(math.Ceil(share*float64(n)-1e-9)))))
 }
 
@@ -170,6 +173,7 @@ func (s shards) positions(ctx context.Context, run []byte) (out []meta.ShardPosi
 		for _, p := range st.GetPositions() {
 			one.Read[rowraft.DataPart(p.GetPart())] = p.GetOffset()
 		}
+		// A shard that does not know the run may have forgotten it, so its silence about a part proves nothing.
 		one.Full = err != nil || len(st.GetPositions()) >= checkpoint.JobPositions
 		mu.Lock()
 		defer mu.Unlock()

@@ -38,6 +38,7 @@ func (c *Trainers) canStop(ctx context.Context, a *trainer, r *rowraftv1.MetaRun
 	mine := h == nil || !slices.Contains(h.incarnations, a.member.GetIncarnation()) // otherwise h is of an earlier stop
 	if mine {
 		h = &stopRequest{incarnations: training}
+		// From here on the calls of the other trainers wait for this one, so that one round and not several pauses the job.
 		t.stops[a.id.Job] = h
 	}
 	over := h.over
@@ -52,6 +53,8 @@ func (c *Trainers) canStop(ctx context.Context, a *trainer, r *rowraftv1.MetaRun
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	// The stop must end also when the trainers could not agree: a job that cannot be stopped is worse than states of
+	// different steps.
 	if h.over = true; ctx.Err() != nil && err != nil && t.stops[a.id.Job] == h {
 		delete(t.stops, a.id.Job) // the call of another trainer tries again
 	}

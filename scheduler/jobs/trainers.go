@@ -106,6 +106,8 @@ func (c *Trainers) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReques
 		return err
 	}
 	a.send.stream, a.send.mutex = stream, semaphore.NewWeighted(1)
+	// The state machine may refuse the trainer, because its tables were replaced. A checkpoint must not pause a trainer
+	// that may not train, so the trainer is listed after this.
 	if err := c.logAttend(stream.Context(), hello); err != nil {
 		return err
 	}
@@ -120,6 +122,7 @@ func (c *Trainers) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendReques
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	var wg sync.WaitGroup
+	// beat uses the stream, which gRPC invalidates when Attend returns.
 	defer wg.Wait()
 	wg.Go(func() { c.beat(ctx, cancel, a, term) })
 	err = c.serve(ctx, a, broken)

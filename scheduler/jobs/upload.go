@@ -54,6 +54,8 @@ func (c *Trainers) SendState(stream grpc.ClientStreamingServer[rowraftv1.SendSta
 	}
 	for piece := first; ; {
 		select {
+		// The channel has no buffer: the trainer sends as fast as the destination takes the bytes, so a state of any size
+		// uses the memory of one message.
 		case p.state <- upload{piece: piece}:
 		case <-p.done:
 			return rowraft.Errorf(rowraft.CodePrecondition, "the checkpoint that wanted the state of %s is over", id)
@@ -80,6 +82,7 @@ func (m *pauseRound) Store(ctx context.Context, d depot.Depot, name string, tag 
 	}
 	m.again = false // no other attempt follows
 	return m.each(ctx, m.members, func(ctx context.Context, p *pausedTrainer) error {
+		// Also after an error: the trainer would otherwise wait for a reader of its next message.
 		defer m.done(p)
 		w := &summed{hash: sha256.New()}
 		err := d.Write(ctx, name+"/"+p.blob.File.Name, func(dst io.Writer) error {
@@ -128,6 +131,7 @@ func (p *pausedTrainer) receive(ctx context.Context, w io.Writer, patience time.
 		if err != nil {
 			return err
 		}
+		// The manifest gets the size and the hash of what arrived. A state that ends early would look whole.
 		if total += uint64(len(piece.GetContent())); total > p.bytes || piece.GetLast() && total < p.bytes {
 			return &unsentError{rowraft.Errorf(rowraft.CodeInternal, "the trainer sent %d bytes, and had announced %d", total,
 				p.bytes)}

@@ -99,6 +99,7 @@ func (g *registry) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s, rank %d: it asks for part number %d and has had %d",
 			old.GetJob(), c.GetIdentity().GetRank(), c.GetTake(), had)
 	}
+	// Only a copy may change: readers hold old outside the lock.
 	r := proto.CloneOf(old)
 	d, m := r.GetData(), r.Members[i]
 	p := freePart(r, m.GetRank())
@@ -188,6 +189,8 @@ func ReturnParts(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.
 				exact = at.GetExact()
 			}
 		}
+		// The shards know better how far the reader was: a batch that the worker did not report may have been applied. Until
+		// they have answered, no other worker gets the part, or its batches would be applied twice.
 		if d.GetInLog() {
 			p.Unsettled = incarnation
 			continue
@@ -242,9 +245,11 @@ func (m *Machine) MustWait(q *rowraftv1.NextPartRequest) bool {
 	if err != nil || q.GetTake() != r.GetMembers()[i].GetTaken()+1 {
 		return false
 	}
+	// Near the end of the data a worker that holds parts in advance leaves others without work, and the run ends later.
 	if q.GetAhead() > 0 && !r.GetData().GetByRank() && freeParts(r.GetData()) <= uint64(len(TrainingRanks(r))) {
 		return true
 	}
+	// freePart changes what it gets, and this call must not change the state: it is not in the log.
 	r = proto.CloneOf(r)
 	others := slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool {
 		return p.GetIncarnation() != q.GetIdentity().GetIncarnation()

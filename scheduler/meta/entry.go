@@ -57,6 +57,8 @@ func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 	case v < uint32(wire.FirstVersion):
 		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: version %d, want at least %d", magic, v, wire.FirstVersion)
 	}
+	// The length is checked before the checksum, because the checksum needs the payload, and a damaged length would
+	// allocate any amount of memory for it.
 	n := binary.LittleEndian.Uint32(head[8:])
 	if n > maxSnapshotBytes {
 		return rowraft.Errorf(rowraft.CodeCorrupt, "metadata %s: %d bytes announced, at most %d are possible", magic, n,

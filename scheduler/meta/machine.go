@@ -46,6 +46,8 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 	if err := decodeFrame(r, entryMagic, &c); err != nil {
 		return &raftstore.FatalError{Err: fmt.Errorf("metadata entry %d: %w", index, err)}
 	}
+	// Bytes after the command are from a format that this binary does not know. To ignore them would make the members
+	// differ.
 	if r.Len() > 0 {
 		return &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeCorrupt,
 			"metadata entry %d: %d bytes follow the command", index, r.Len())}
@@ -60,6 +62,7 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 		}
 		result = err
 	}
+	// Also for a command that was refused: the index says what was applied, not what changed.
 	m.state.index = index
 	if m.state.topology.cluster.Version != before {
 		next, err := m.state.newMap()
@@ -68,6 +71,7 @@ func (m *Machine) Apply(index rowraft.Index, entry []byte) any {
 		}
 		m.view.Set(next)
 	}
+	// After the state and the view: a reader that sees this index must see what the entry changed.
 	m.applied.Store(uint64(index))
 	return result
 }

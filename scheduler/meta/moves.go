@@ -93,6 +93,7 @@ func (t *topology) startMove(c *rowraftv1.MetaStartMove) (Move, error) {
 	if err := t.checkMove(c, &m, sh); err != nil {
 		return Move{}, fmt.Errorf("move a replica of shard %d: %w", shard, err)
 	}
+	// Ids are never used twice, so a late AdvanceMove of an old move cannot advance a new one of the same shard.
 	t.lastMove++
 	m.ID = t.lastMove
 	at, _ := t.moveOf(shard)
@@ -112,6 +113,8 @@ func (t *topology) startMove(c *rowraftv1.MetaStartMove) (Move, error) {
 func (t *topology) checkMove(c *rowraftv1.MetaStartMove, m *Move, sh clustermap.Shard) error {
 	from := rowraft.NodeID(c.GetFromNode())
 	adds, removes := from == "" && c.GetReason() != 0, m.To == clustermap.Replica{} && c.GetReason() != 0
+	// Two moves that were decided on one map could both be right alone and wrong together, for example fill one server or
+	// empty one zone.
 	if version := rowraft.MapVersion(c.GetMapVersion()); version != t.cluster.Version {
 		return rowraft.Errorf(rowraft.CodePrecondition, "it was decided on map version %d, the map has %d: look again",
 			version, t.cluster.Version)
@@ -186,6 +189,7 @@ var nextPhases = map[Phase][]Phase{
 // advanceMove takes move id from one phase to the next and changes the map as the new phase
 // needs. Repeating it changes nothing.
 func (t *topology) advanceMove(id uint64, from, to Phase) (Move, error) {
+	// The driver lost the reply and repeats the command, perhaps under the next leader.
 	for _, m := range t.finished {
 		if m.ID == id && m.Phase == to {
 			return m, nil
@@ -213,6 +217,8 @@ func (t *topology) advanceMove(id uint64, from, to Phase) (Move, error) {
 			at = len(sh.Replicas) - 1
 		}
 		sh.Replicas = slices.Insert(slices.Clone(sh.Replicas), at+1, m.To)
+		// A shard whose replicas have changed must not be founded again: a server that starts a replica of the first map for
+		// the first time reads this number (Host.openReplica).
 		sh.Changes++
 		t.putShard(sh)
 	case PhaseDone:
@@ -238,6 +244,8 @@ func (t *topology) advanceMove(id uint64, from, to Phase) (Move, error) {
 
 // listRemoved lists r among the removed replicas of sh, with the version of the map that does.
 func (t *topology) listRemoved(sh clustermap.Shard, r clustermap.Replica) {
+	// putShard raises the version by one, so this is the version of the first map that lists r as removed. A server that
+	// follows it, and no older one, is known to have been told.
 	sh.Removed = append(slices.Clone(sh.Removed), clustermap.Removed{Replica: r, Version: t.cluster.Version + 1})
 	t.putShard(sh)
 }

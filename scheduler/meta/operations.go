@@ -63,6 +63,7 @@ func (t *topology) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
 		}
 	}
 	if from != to {
+		// A published map shares the list.
 		t.cluster.Nodes = slices.Clone(t.cluster.Nodes)
 		t.cluster.Nodes[i].Intent = clustermap.Intent(to)
 		t.cluster.Version++
@@ -162,6 +163,8 @@ func (t *topology) retireNode(id rowraft.NodeID) error {
 	t.cluster.Nodes = slices.Delete(slices.Clone(t.cluster.Nodes), i, i+1)
 	t.cluster.Version++
 	t.retired = append(slices.Clone(t.retired), id)
+	// The list bounds the state. A server that was forgotten here could register again, but 1,024 others have been retired
+	// since.
 	t.retired = t.retired[max(0, len(t.retired)-maxRetired):]
 	return nil
 }

@@ -91,6 +91,7 @@ func (l *policyList) set(c *rowraftv1.MetaSetPolicy) error {
 		return NotOwnerError((*l)[i].GetPolicy(), "trainer "+p.GetOwner())
 	case found && (*l)[i].GetPolicy().GetDestination() == p.GetDestination():
 		record = (*l)[i].GetRecord()
+	// The record of a new destination begins empty, so the running checkpoint would be in no record and never be deleted.
 	case found && (*l)[i].GetRecord().GetRunning() != "":
 		return rowraft.Errorf(rowraft.CodeOverloaded,
 			"checkpoint policy %s makes a checkpoint at the old destination just now", p.GetName())
@@ -149,6 +150,7 @@ func (l policyList) begin(c *rowraftv1.MetaBeginPolicyRun) error {
 		case depot.CheckName(c.GetCheckpoint()) != nil:
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "checkpoint policy %s: checkpoint %q", c.GetName(),
 				c.GetCheckpoint())
+		// Without this limit a destination that lets nothing be deleted would make the state grow forever.
 		case len(r.GetMade()) >= maxPolicyRecords:
 			return rowraft.Errorf(rowraft.CodePrecondition,
 				"checkpoint policy %s has %d checkpoints that could not be removed: %s", c.GetName(), len(r.GetMade()),
@@ -161,6 +163,7 @@ func (l policyList) begin(c *rowraftv1.MetaBeginPolicyRun) error {
 
 func (l policyList) end(c *rowraftv1.MetaEndPolicyRun) error {
 	return l.change(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
+		// A leader that was replaced may still end its run. The next leader has ended that run, or has begun another one.
 		if r.GetRunning() != c.GetCheckpoint() || c.GetCheckpoint() == "" {
 			return rowraft.Errorf(rowraft.CodePrecondition, "checkpoint policy %s does not make checkpoint %q", c.GetName(),
 				c.GetCheckpoint())

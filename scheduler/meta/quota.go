@@ -27,6 +27,7 @@ const (
 
 // roomForJob refuses a job beyond the limit of its owner or of the cluster, and names jobs to delete.
 func (g *registry) roomForJob(q *rowraftv1.EnterRequest) error {
+	// The job is counted already.
 	if g.run(q.GetJob()) != nil {
 		return nil
 	}

@@ -18,6 +18,8 @@ func (c *catalog) begin(b *rowraftv1.MetaBeginRestore) error {
 	case c.restore != nil:
 		return rowraft.Errorf(rowraft.CodeOverloaded, "the restore before is being finished")
 	}
+	// The call that began an earlier restore may have died with its leader, so a restore that is only begun does not block
+	// the next one. Its decision is refused from now on.
 	c.begun = b.GetId()
 	return nil
 }
@@ -37,6 +39,7 @@ func (c *catalog) decide(r *rowraftv1.MetaRestore, shards int,
 	epoch := rowraft.TableEpoch(r.GetTableEpoch())
 	alone := epoch == c.epoch
 	switch {
+	// The leader proposed the decision again because it lost the answer. Applying it twice would raise the epoch twice.
 	case c.restore != nil && bytes.Equal(c.restore.GetId(), r.GetId()):
 		return nil, nil
 	case c.restore != nil:
@@ -81,6 +84,8 @@ func (c *catalog) decide(r *rowraftv1.MetaRestore, shards int,
 	for _, t := range tables {
 		c.lastRestore = max(c.lastRestore, t.ID.Restore())
 	}
+	// Entries that were proposed for the old tables carry the old epoch, and every shard refuses them after it has closed
+	// the restore.
 	c.epoch++
 	return func([]uint64) bool { return true }, nil
 }
@@ -123,6 +128,8 @@ func (c *catalog) replaceTables(r *rowraftv1.MetaRestore, tables []rowraft.Schem
 func (c *catalog) end(e *rowraftv1.MetaEndRestore) error {
 	mine := c.restore != nil && bytes.Equal(c.restore.GetId(), e.GetId())
 	switch {
+	// Only a caller that says that every shard has closed the restore may end a decided one: until then the next leader
+	// must find it here and finish it.
 	case mine && e.GetClosed():
 		c.restore = nil
 	case mine:

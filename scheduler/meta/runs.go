@@ -106,6 +106,8 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 		return nil, err
 	}
 	old := g.run(q.GetJob())
+	// A call that was delayed in the network must not make the process a member again: it trains no more, and the run
+	// would wait for its lease to expire.
 	if hasLeft(old, q.GetInstance()) {
 		return nil, rowraft.Errorf(rowraft.CodeSessionExpired,
 			"this process of worker %s has left job %s: this call is older than the leave", q.GetWorker(), q.GetJob())
@@ -129,11 +131,14 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 	}
 	m := r.Members[at]
 	if !IsTraining(m) || !bytes.Equal(m.GetInstance(), q.GetInstance()) {
+		// The process that had this rank does not end its parts any more, so they return to the run before the rank gets a
+		// new incarnation.
 		ReturnParts(r.GetData(), m.GetIncarnation(), nil)
 		m = &rowraftv1.RunMember{
 			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(g.issueIncarnation()),
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Attending: m.GetAttending(),
 		}
+		// Otherwise the first worker that returns would begin a generation alone.
 		if r.GetGather() && r.GetState() == rowraftv1.JobState_JOB_STATE_STOPPED {
 			r.Gathering = true
 		}
@@ -141,6 +146,7 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 		r.State, r.Reason, r.Stopping, r.IdleSinceNs = rowraftv1.JobState_JOB_STATE_RUNNING, "", false, 0
 		nextGeneration(r)
 	}
+	// All checks are behind us: an error must leave the earlier run alone.
 	if begins {
 		g.endRun(old)
 	}
@@ -309,6 +315,7 @@ func agrees(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) error {
 // placeOf returns the index in r.Members of the worker's rank. It inserts the member if the rank is new. Order: the
 // requested rank, the rank with the worker's name, a rank never used, a lost or failed member, a member that left.
 func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error) {
+	// A new member would set the run to running again (enterJob), which undoes the stop.
 	if r.GetStopping() && len(TrainingRanks(r)) > 0 {
 		return 0, rowraft.Errorf(rowraft.CodePrecondition, "job %s is being stopped; worker %s may begin when it has",
 			q.GetJob(), q.GetWorker())
@@ -420,6 +427,8 @@ func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "a worker of job %s leaves as %v", l.GetIdentity().GetJob(),
 			l.GetState())
 	}
+	// A worker that has left already, or was replaced, has nothing more to leave: the command was repeated, or the lease
+	// ended concurrently.
 	old, i, err := g.trainingMember(l.GetIdentity())
 	if err != nil {
 		return nil
@@ -431,6 +440,7 @@ func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	if replaceable(r, m) {
 		m.Attending = 0
 	}
+	// The shards close steps by the members of a generation, so a member that left must not be waited for.
 	nextGeneration(r)
 	if len(TrainingRanks(r)) == 0 {
 		settle(r)
@@ -472,6 +482,7 @@ func (g *registry) startGeneration(c *rowraftv1.MetaStartGeneration) (*rowraftv1
 		c.GetGeneration() == 0:
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "generation %d of job %s is not the present one",
 			c.GetGeneration(), c.GetJob())
+	// An earlier leader has logged a first step and may have sent it to some shards. All shards must get that one.
 	case old.GetStarted() == c.GetGeneration():
 		return old, nil
 	case c.GetFirstStep() < max(old.GetFirstStep(), 1):

@@ -51,6 +51,8 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_CreateTable:
 		schema, created, err := s.catalog.create(rpc.SchemaFromProto(c.CreateTable.GetTable()),
 			c.CreateTable.GetIfNotExists(), len(s.topology.slots))
+		// Only a table that is new changes the map. A repeated request must not raise the version: every client would fetch a
+		// map that is the same.
 		if created {
 			s.topology.cluster.Version++
 		}
@@ -165,6 +167,8 @@ func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
 	if err != nil || replaced == nil {
 		return err
 	}
+	// The catalog is asked first because only decide can refuse: the registry must not change for a restore that is
+	// refused.
 	s.registry.detachRuns(replaced)
 	for _, t := range r.GetTables() {
 		if epoch == s.catalog.epoch { // a run of another epoch ends by itself
@@ -194,6 +198,8 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 // newMap returns the cluster map of the state as an immutable copy.
 func (s *state) newMap() (*clustermap.Map, error) {
 	m := s.topology.cluster
+	// clustermap.New keeps what it gets, and clients of the View read it without a lock, while later commands change
+	// t.cluster.Nodes in place.
 	m.Nodes, m.Shards = slices.Clone(m.Nodes), slices.Clone(m.Shards) // replica lists never change in place
 	m.Tables, m.Epoch = slices.Clone(s.catalog.tables), s.catalog.epoch
 	return clustermap.New(m, s.topology.slots)

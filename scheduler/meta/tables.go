@@ -73,9 +73,13 @@ func (c *catalog) create(t rowraft.Schema, ifNotExists bool,
 
 // drop deletes a table. It does nothing for a table that is dropped already.
 func (c *catalog) drop(name string, id rowraft.TableID) (dropped bool, err error) {
+	// The client lost the reply and asks again. The name may belong to a new table by now, so this comes before the search
+	// by name.
 	if slices.ContainsFunc(c.dropped, func(d DroppedTable) bool { return d.ID == id }) {
 		return false, nil
 	}
+	// The decision of a restore of all tables replaces the tables and the list of dropped ones, so it would undo a drop
+	// that was logged in between.
 	if c.restore != nil || len(c.begun) > 0 {
 		return false, &rowraft.OverloadedError{What: "a restore is under way, which brings tables of its own: drop table " +
 			name + " when it has ended"}
@@ -93,6 +97,7 @@ func (c *catalog) drop(name string, id rowraft.TableID) (dropped bool, err error
 		c.dropped = slices.Delete(c.dropped, 0, 1)
 	}
 	c.dropped = append(c.dropped, DroppedTable{id, c.epoch, name})
+	// If it was the last table of its checkpoint, the retention of a policy may delete that checkpoint now.
 	c.forgetSource(id)
 	return true, nil
 }

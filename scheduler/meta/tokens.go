@@ -76,6 +76,7 @@ func (l *tokenList) create(c *rowraftv1.MetaCreateToken) error {
 		return err
 	}
 	now := t.GetToken().GetCreatedNs()
+	// The time comes from the command: members have no clock of their own to agree on.
 	live := slices.DeleteFunc(slices.Clone(*l), func(o *JoinToken) bool { return o.GetToken().GetExpiresNs() <= now })
 	switch _, found := l.find(t.GetToken().GetId()); {
 	case found:
@@ -114,6 +115,7 @@ func (l *tokenList) use(c *rowraftv1.MetaUseToken) error {
 	case t.GetName() != "" && t.GetName() != use.GetName():
 		return rowraft.Errorf(rowraft.CodePrecondition, "join token %s is for %s, not for %s", c.GetId(), t.GetName(),
 			use.GetName())
+	// The machine lost the reply and asks again with the same key. It gets a certificate again and uses up nothing.
 	case again:
 		return nil
 	case len(t.GetUsed()) >= int(t.GetUses()):

@@ -54,10 +54,13 @@ func (t *topology) putNode(n clustermap.Node) error {
 		}
 	}
 	i, found := t.findNode(n.ID)
+	// The intent is the operator's, not the server's: a drained server that registers again after a restart stays drained.
 	if n.Intent = clustermap.Serve; found {
 		n.Intent = t.cluster.Nodes[i].Intent
 	}
 	switch {
+	// A server registers at each start. An entry that changes nothing must not raise the version, or each restart would
+	// send a new map to all clients.
 	case found && t.cluster.Nodes[i] == n:
 		return nil
 	case found:
@@ -107,6 +110,8 @@ func (t *topology) createShards(shards []clustermap.Shard, slots []uint16) error
 			seen[r.ID], nodes[r.Node] = true, true
 		}
 	}
+	// clustermap.New checks the slots against the shards. It runs on a copy, because a command that is refused changes
+	// nothing.
 	next := t.cluster
 	next.Shards = shards
 	if _, err := clustermap.New(next, slots); err != nil {
@@ -153,6 +158,7 @@ func (t *topology) nodeName(id rowraft.NodeID) string {
 // raiseVersion applies the command. The version never goes down.
 func (t *topology) raiseVersion(c *rowraftv1.MetaRaiseVersion) error {
 	v := c.GetFormatVersion()
+	// The headers of the shards' entries have 16 bits for the version (docs/formats/entry.md).
 	if v > 1<<15 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "format version %d: want at most %d", v, 1<<15)
 	}
@@ -185,6 +191,7 @@ func (t *topology) load(p *rowraftv1.MetaState, m *clustermap.Map) error {
 	t.cluster = *m
 	t.cluster.Tables, t.cluster.Epoch = nil, 0
 	if len(m.Shards) > 0 {
+		// Without shards the map of a snapshot has no slots, and createShards decides their number.
 		t.slots = m.Slots()
 	}
 	if !slices.IsSortedFunc(t.cluster.Nodes, func(a, b clustermap.Node) int {

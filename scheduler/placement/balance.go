@@ -25,6 +25,8 @@ func (t *totals) balanceReplicas() (Step, bool) {
 					continue
 				}
 				zones := t.inZone(sh, from, from) - t.inZone(sh, from, to.ID)
+				// A move lowers one load and raises the other. With a difference of one it would only swap them, and the next step
+				// would swap them back.
 				even := t.load[from] - t.load[to.ID] - 1
 				if zones < 0 || zones == 0 && even <= 0 {
 					continue

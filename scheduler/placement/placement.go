@@ -124,6 +124,8 @@ func total(w *World) *totals {
 
 // Next returns the most urgent change; false if there is none.
 func Next(w *World) (Step, bool) {
+	// Forced steps come before the others, and steps for balance last: a shard that is short of a replica must not wait
+	// for one that is only unevenly placed.
 	t := total(w)
 	if s, ok := t.forcedTransfer(); ok {
 		return s, true
@@ -138,6 +140,7 @@ func Next(w *World) (Step, bool) {
 	if !w.Balance {
 		return Step{}, false
 	}
+	// Fewer than for necessary moves, so that balance never uses up the limit that a dead server needs.
 	if t.moving < maxBalanceMoves {
 		if s, ok := t.balanceReplicas(); ok {
 			return s, true

@@ -121,6 +121,8 @@ func (t *totals) replaceFenced() (Step, bool) {
 				n := t.node[o]
 				return o != r && n != nil && n.Up && !slices.Contains(sh.Fenced, o)
 			})
+			// Without a target the replica is only removed if all others are up and there are at least two, so that the rows are
+			// never on one server alone.
 			if s.To != "" || others == len(sh.Replicas)-1 && others > 1 {
 				return s, true
 			}

@@ -163,6 +163,8 @@ func (g *Group) watch() {
 			if g.hub != nil {
 				g.hub.end()
 			}
+			// The lowest rank is the hub, so no election is needed: the registry is the only authority, and all members see the
+			// same list.
 			if g.hub = nil; m.Ranks[0] == g.opts.Rank {
 				h := newHub(g.ctx, g.opts, m)
 				g.hub = h
@@ -277,6 +279,7 @@ func final(ctx context.Context, err error) bool {
 // exchange sends this trainer's share and reads the result into values.
 func (g *Group) exchange(ctx context.Context, values []float32) (contributors int, err error) {
 	l := g.link
+	// A deadline in the past ends reads and writes that are under way.
 	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := l.convey.write(l.conn, &frame{kind: part, generation: l.generation, round: g.round,
@@ -438,6 +441,7 @@ func (g *Group) greetHub(l *link) (behind bool, err error) {
 				return false, rowraft.Errorf(rowraft.CodeInvalidArgument, "load the numbers of another trainer: %w",
 					err)
 			}
+			// Only after Load has succeeded: a trainer that is behind must not take part in a round with its own numbers.
 			g.round = f.round
 			return true, nil
 		case f.round == g.round:

@@ -251,6 +251,7 @@ func (h *hub) send(s *memberConn, f *frame) bool {
 
 // meanOf sums shares in rank order, into the first one, and divides by their number; false if their lengths differ.
 func meanOf(ranks []int, parts map[int][]float32) ([]float32, bool) {
+	// The order of the ranks fixes the order of the additions, so every run of the same data gives the same bits.
 	sum := parts[ranks[0]]
 	for _, r := range ranks[1:] {
 		p := parts[r]

@@ -81,6 +81,8 @@ func (m *Membership) Update(now jobs.Members) {
 		close(m.first)
 	}
 	m.newest = now
+	// Under mu, so that a generation that arrives while Join runs is neither lost nor adopted before the tables have
+	// joined.
 	if m.joined != nil {
 		m.joined.Adopt(rowraft.Generation(now.Generation))
 	}
@@ -129,6 +131,7 @@ func (m *Membership) Leave(ctx context.Context, interrupted bool, failure error)
 	case interrupted: // the others wait for it as long as its lease
 		patience = min(patience, max(LeavePatience, m.Lease))
 	}
+	// The run's context has usually ended, and the job should learn of it before the lease expires.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	why, reason := jobs.LeaveEnded, ""

@@ -35,6 +35,8 @@ func (g *PausePoint) begin() (stop *Pause, wait <-chan struct{}) {
 	switch {
 	case p != nil && !p.joint, p != nil && p.agreed && g.pace.begun() >= p.boundary:
 		return p, nil
+	// The batch would go beyond the boundary that this trainer has announced. The others may stop there, so it waits until
+	// they have agreed.
 	case p != nil && (g.pace.done+g.pace.ahead+1)/g.pace.per > p.boundary:
 		return nil, p.decided
 	}

@@ -69,6 +69,8 @@ func (g *PausePoint) Request(ctx context.Context, agree jobs.Agree) (p *Pause, r
 			g.busy.Release(1)
 		})
 	}
+	// withdraw decides the race with the loop: if the loop has answered already, the answer counts and the caller must
+	// release it.
 	if err := g.agree(ctx, p, agree); err != nil && g.withdraw(p) {
 		release()
 		return nil, nil, err
@@ -97,6 +99,8 @@ func (g *PausePoint) add(together bool) *Pause {
 		close(p.reached)
 		return p
 	}
+	// Under one lock with begin: no batch can begin between the reading of the boundary and the moment when the loop sees
+	// the request.
 	p.joint, p.boundary = together && g.pace.per > 0, g.pace.begun()
 	g.request = p
 	if g.interrupt != nil {
@@ -149,6 +153,7 @@ func (g *PausePoint) resolveLocked(p *Pause) bool {
 		return false
 	}
 	g.request = nil
+	// agree has closed the channel otherwise.
 	if !p.agreed {
 		close(p.decided)
 	}

@@ -59,6 +59,7 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 		return nil, err
 	}
 	if borrowed {
+		// The weights are shared by all trainers of the job, the counters are those of one.
 		st.Rank, st.Ended, st.Step, st.Examples, st.Skipped, st.Acknowledged = rank, false, 0, 0, 0, 0
 	}
 	s = &Saved{Path: path, ID: m.ID, State: st}

@@ -194,6 +194,7 @@ func (d *Splits) begin() (idle bool, err error) {
 		if len(d.ahead) > 0 {
 			err := d.openLocked()
 			d.mu.Unlock()
+			// A split was used up, so the goroutine can take the next one ahead.
 			d.wakeCaller()
 			return false, err
 		}
@@ -249,6 +250,7 @@ func (d *Splits) callScheduler(ctx context.Context) {
 	for taken := int64(0); ctx.Err() == nil; {
 		d.mu.Lock()
 		var end *heldSplit
+		// Ends come before the next take: at the end of the data the other trainers wait for them.
 		if len(d.toEnd) > 0 {
 			end = d.toEnd[0]
 		}
@@ -273,6 +275,7 @@ func (d *Splits) callScheduler(ctx context.Context) {
 		if end == nil {
 			p, err = d.source.NextSplit(ctx, taken+1, ahead)
 		}
+		// The run ends. The error is only that of the cancelled call, and must not become the error of the run.
 		if ctx.Err() != nil && err != nil {
 			return
 		}
@@ -330,6 +333,8 @@ func (d *Splits) batchDone(at Range) error {
 		return d.err
 	}
 	p := at.split
+	// Batches are acknowledged in any order when several pushes are under way. Only a range without a gap may be reported:
+	// another trainer would continue behind it.
 	p.ahead[at.from] = at.to
 	for to, ok := p.ahead[p.acked]; ok; to, ok = p.ahead[p.acked] {
 		delete(p.ahead, p.acked)
@@ -395,5 +400,6 @@ func (d *Splits) positions(at Range) (out []rowraft.Position) {
 		out = append(out, both[:]...)
 	}
 	slices.SortFunc(out, func(a, b rowraft.Position) int { return cmp.Compare(a.Part, b.Part) })
+	// The entry has room for so many. What is cut off is reported by a later push or by the beats.
 	return out[:min(len(out), wire.MaxPushPositions)]
 }

@@ -31,6 +31,7 @@ func (g *Geo) sendAndRead(ctx context.Context) error {
 	if err := g.send(ctx, deltas, batches); err != nil {
 		return err
 	}
+	// Only after the push: a place that counts as done is not read again by another trainer.
 	for _, at := range places {
 		if err := g.placeDone(at); err != nil {
 			return err
@@ -73,6 +74,8 @@ func (t *geoTable) takeLocked() tables.Segment {
 		for i, w := range row.weights {
 			s.Values = append(s.Values, float32(t.share*(w-row.base[i])))
 		}
+		// From here on base is what the table will have when it has added the difference. If the push fails, the run fails,
+		// so base is never wrong for longer.
 		copy(row.base, row.weights)
 		r.dirty, r.sending = false, true
 	}

@@ -101,6 +101,7 @@ func (m *SSP) await(ctx context.Context, want uint64) error {
 	poll, cancel := m.Pauses.UntilRequested(ctx, clockPoll)
 	defer cancel()
 	slowest, err := m.Stepper.WaitClock(poll, want)
+	// The end of poll alone is no error: the loop looks for a pause request and asks again.
 	if err != nil && (ctx.Err() != nil || poll.Err() == nil) {
 		return err
 	}

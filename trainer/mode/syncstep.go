@@ -57,6 +57,7 @@ func (m *SyncStep) Push(ctx context.Context, b *Batch) (err error) {
 	if err := m.order.await(b.Step, m.done); err != nil {
 		return err
 	}
+	// Also after an error: the batches behind this one wait in await, and get the error there.
 	defer func() { m.order.finish(b.Step, err) }()
 	var sent time.Time
 	if !b.Empty {
@@ -133,6 +134,8 @@ func (m *SyncStep) pushStep(ctx context.Context, step int64, idle bool, read []r
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	// Under one lock with the pace, so that a pause request never sees the step raised and the batch still counted, or the
+	// reverse.
 	if m.next = max(r.Next, step+1); m.pushesAgain(r) {
 		m.Pauses.Advance(m.next - 1) // the batch still counts as begun
 	} else {
