@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -146,7 +147,7 @@ func zeros(req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 // serve runs s as a cluster of the given number of shards until the test ends.
 func (s *fakeServer) serve(t *testing.T, shards int) {
 	t.Helper()
-	l := listenLoopback(t)
+	l := rpctest.Listen(t)
 	m := clustermap.Map{
 		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1,
 		Tables: []rowraft.Schema{{
@@ -163,18 +164,16 @@ func (s *fakeServer) serve(t *testing.T, shards int) {
 	if s.m, err = clustermap.New(m, nil); err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterClusterServer(server, s)
-	if s.table == nil {
-		s.table = s
-	}
-	rowraftv1.RegisterTableServer(server, s.table)
-	if s.jobs != nil {
-		rowraftv1.RegisterJobsServer(server, s.jobs)
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	t.Cleanup(func() { server.Stop(); <-served })
+	rpctest.Serve(t, l, func(server *grpc.Server) {
+		rowraftv1.RegisterClusterServer(server, s)
+		if s.table == nil {
+			s.table = s
+		}
+		rowraftv1.RegisterTableServer(server, s.table)
+		if s.jobs != nil {
+			rowraftv1.RegisterJobsServer(server, s.jobs)
+		}
+	})
 }
 
 // dial connects a client to s; change, if not nil, changes its options.

@@ -16,6 +16,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -128,13 +129,10 @@ func leadServers(t *testing.T, ctx context.Context) (table *Table, old *leadServ
 	network := pipes{}
 	old = &leadServer{m: m, id: "old", elected: elected}
 	for _, s := range []*leadServer{old, {m: m, id: "new", elected: elected}} {
-		server := grpc.NewServer(rpc.ServerOptions(nil)...)
-		rowraftv1.RegisterClusterServer(server, s)
-		rowraftv1.RegisterTableServer(server, s)
-		served := make(chan error, 1)
-		l := network.listen(s.id + ":1")
-		go func() { served <- server.Serve(l) }()
-		t.Cleanup(func() { server.Stop(); <-served })
+		rpctest.Serve(t, network.listen(s.id+":1"), func(server *grpc.Server) {
+			rowraftv1.RegisterClusterServer(server, s)
+			rowraftv1.RegisterTableServer(server, s)
+		})
 	}
 	c, err := Dial(ctx, Options{Endpoints: []string{"old:1"}, Dial: network.dial})
 	if err != nil {
@@ -162,9 +160,10 @@ func TestPushesInFlightAtAHungLeaderMoveTogether(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		table, old, elected := leadServers(t, ctx)
-		time.AfterFunc(time.Second, func() { old.hung.Store(true) })
-		time.AfterFunc(time.Second+election, func() { elected.Store(true) })
-		end := time.Now().Add(3 * time.Second)
+		const hangs = 500 * time.Millisecond
+		time.AfterFunc(hangs, func() { old.hung.Store(true) })
+		time.AfterFunc(hangs+election, func() { elected.Store(true) })
+		end := time.Now().Add(hangs + election + time.Second)
 		took := make([][]time.Duration, writers)
 		var pushing sync.WaitGroup
 		for i := range took {
@@ -217,7 +216,7 @@ func TestAFollowerForwardsToALeaderThatCannotBeReached(t *testing.T) {
 		for i := range writers {
 			pushing.Go(func() {
 				for time.Sleep(time.Duration(i) * 7 * time.Millisecond); time.Since(start) < end; time.Sleep(
-					20 * time.Millisecond) {
+					100 * time.Millisecond) {
 					begin := time.Now()
 					if _, err := table.Push(ctx, []rowraft.Key{rowraft.Key(i)}, []float32{1, 1}); err != nil {
 						t.Error(err)

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -41,10 +41,7 @@ func (s *modeServer) Pull(_ context.Context, req *rowraftv1.PullRequest) (*rowra
 }
 
 func TestReadModes(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := rpctest.Listen(t)
 	schema := rowraft.Schema{
 		ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
@@ -58,12 +55,10 @@ func TestReadModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &modeServer{m: m}
-	server := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterClusterServer(server, s)
-	rowraftv1.RegisterTableServer(server, s)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	defer func() { server.Stop(); <-served }()
+	rpctest.Serve(t, l, func(server *grpc.Server) {
+		rowraftv1.RegisterClusterServer(server, s)
+		rowraftv1.RegisterTableServer(server, s)
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	c, err := Dial(ctx, Options{Endpoints: []string{l.Addr().String()}, AttemptTimeout: time.Minute})

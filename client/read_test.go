@@ -12,7 +12,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
-	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -62,17 +62,15 @@ func startReplicas(t *testing.T,
 	}
 	var endpoints []string
 	for i := range 3 {
-		l := listenLoopback(t)
+		l := rpctest.Listen(t)
 		id := rowraft.NodeID([]string{"a", "b", "c"}[i])
 		m.Nodes = append(m.Nodes, clustermap.Node{ID: id, Addr: l.Addr().String(), Scheduler: true})
 		m.Shards[0].Replicas = append(m.Shards[0].Replicas, clustermap.Replica{ID: rowraft.ReplicaID(id), Node: id})
 		endpoints = append(endpoints, l.Addr().String())
-		server := grpc.NewServer(rpc.ServerOptions(nil)...)
-		rowraftv1.RegisterClusterServer(server, r)
-		rowraftv1.RegisterTableServer(server, &replicaServer{&r.fakeServer, r, i})
-		served := make(chan error, 1)
-		go func() { served <- server.Serve(l) }()
-		t.Cleanup(func() { server.Stop(); <-served })
+		rpctest.Serve(t, l, func(server *grpc.Server) {
+			rowraftv1.RegisterClusterServer(server, r)
+			rowraftv1.RegisterTableServer(server, &replicaServer{&r.fakeServer, r, i})
+		})
 	}
 	var err error
 	if r.m, err = clustermap.New(m, nil); err != nil {

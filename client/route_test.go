@@ -13,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -66,7 +67,7 @@ func hintServers(t *testing.T, ctx context.Context, log *slog.Logger, servers ..
 		ID: 9, Name: "t", Kind: rowraft.Sparse, Dim: 2,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 	}
-	listeners := []net.Listener{listenLoopback(t), listenLoopback(t)}
+	listeners := []net.Listener{rpctest.Listen(t), rpctest.Listen(t)}
 	m, err := clustermap.New(clustermap.Map{
 		Cluster: "c", Version: 1, SlotsVersion: 1, Epoch: 1, Tables: []rowraft.Schema{schema},
 		Nodes: []clustermap.Node{
@@ -80,11 +81,10 @@ func hintServers(t *testing.T, ctx context.Context, log *slog.Logger, servers ..
 	}
 	for i, s := range servers {
 		s.m = m
-		srv := grpc.NewServer(rpc.ServerOptions(nil)...)
-		rowraftv1.RegisterClusterServer(srv, s)
-		rowraftv1.RegisterTableServer(srv, s)
-		go srv.Serve(listeners[i])
-		t.Cleanup(srv.Stop)
+		rpctest.Serve(t, listeners[i], func(server *grpc.Server) {
+			rowraftv1.RegisterClusterServer(server, s)
+			rowraftv1.RegisterTableServer(server, s)
+		})
 	}
 	c, err := Dial(ctx, Options{Endpoints: []string{listeners[0].Addr().String()}, AttemptTimeout: time.Hour, Logger: log})
 	if err != nil {
@@ -152,15 +152,6 @@ func TestCloseEndsASilentTry(t *testing.T) {
 	if err := <-pulled; rowraft.CodeOf(err) != rowraft.CodeClosing {
 		t.Errorf("the pull ended with %v, want CodeClosing", err)
 	}
-}
-
-func listenLoopback(t *testing.T) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
 }
 
 // The client asks a named leader again if it was not ready, but not while it does not answer.

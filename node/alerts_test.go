@@ -74,19 +74,13 @@ var metricIn = regexp.MustCompile(`\b(?:rowraft|process|go)_[a-z0-9_]+`)
 // exported returns the names of the metrics that a server with certificates exports.
 func exported(t *testing.T) []string {
 	t.Helper()
-	l := newLab(t)
-	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, cfg.Name) })
-	ctx := testutil.Context(t)
-	admin := l.files(certs.Admin, "ann")
+	c, ctx := startSecureCluster(t, 3, nil), testutil.Context(t)
+	admin := c.lab.files(certs.Admin, "ann")
 	source, err := admin.Open(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cl, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, TLS: admin})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cl.Close()
+	cl := c.dialWith(client.Options{TLS: admin})
 	table, err := cl.CreateTable(ctx, counterSchema("clicks"), false)
 	if err != nil {
 		t.Fatal(err)

@@ -20,16 +20,14 @@ import (
 
 // checkpointLab is a server with certificates that lets trainers write checkpoints to allowed.
 type checkpointLab struct {
-	*lab
-	t             *testing.T
+	*testCluster
 	ctx           context.Context
-	addr          string
 	allowed, evil string
 }
 
 func newCheckpointLab(t *testing.T) *checkpointLab {
 	root := t.TempDir()
-	l := &checkpointLab{lab: newLab(t), t: t, ctx: testutil.Context(t), allowed: filepath.Join(root, "ckpt"),
+	l := &checkpointLab{ctx: testutil.Context(t), allowed: filepath.Join(root, "ckpt"),
 		evil: filepath.Join(root, "ckpt-evil")}
 	for _, dir := range []string{l.allowed, l.evil} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -39,12 +37,10 @@ func newCheckpointLab(t *testing.T) *checkpointLab {
 	if err := os.Symlink(l.evil, filepath.Join(l.allowed, "out")); err != nil {
 		t.Fatal(err)
 	}
-	c := startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.Insecure, cfg.TLS, cfg.CheckpointDestinations = false, l.files(certs.Node, "n1"),
-			[]string{l.allowed, "s3://models/ctr"}
+	l.testCluster = startSecureCluster(t, 1, func(_ *lab, cfg *Config) {
+		cfg.CheckpointDestinations = []string{l.allowed, "s3://models/ctr"}
 	})
-	l.addr = c.nodes[0].addr
-	admin := l.client(certs.Admin, "ann")
+	admin := l.dialAs(certs.Admin, "ann")
 	for _, name := range []string{"a_mine", "hers"} {
 		if _, err := admin.CreateTable(l.ctx, counterSchema(name), false); err != nil {
 			t.Fatal(err)
@@ -53,23 +49,9 @@ func newCheckpointLab(t *testing.T) *checkpointLab {
 	return l
 }
 
-func (l *checkpointLab) client(role certs.Role, name string, tables ...string) *client.Client {
-	l.t.Helper()
-	cl, err := client.Dial(l.ctx, client.Options{Endpoints: []string{l.addr}, TLS: l.files(role, name, tables...)})
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	l.t.Cleanup(func() { cl.Close() })
-	return cl
-}
-
 func (l *checkpointLab) stub(role certs.Role, name string, tables ...string) rowraftv1.CheckpointsClient {
 	l.t.Helper()
-	source, err := l.files(role, name, tables...).Open(nil)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	return rowraftv1.NewCheckpointsClient(connect(l.t, l.addr, source))
+	return rowraftv1.NewCheckpointsClient(l.connectAs(l.nodes[0].addr, role, name, tables...))
 }
 
 // nothingIn fails the test if a directory has an entry.
@@ -206,7 +188,7 @@ func (l *checkpointLab) parks(cl *client.Client, job, to string, destinations ..
 // write to a destination that is not allowed, whether or not it named the destination when it registered.
 func TestParkingOfACertificate(t *testing.T) {
 	l := newCheckpointLab(t)
-	all, some := l.client(certs.Trainer, "tom", "*"), l.client(certs.Trainer, "tim", "a_*")
+	all, some := l.dialAs(certs.Trainer, "tom", "*"), l.dialAs(certs.Trainer, "tim", "a_*")
 	for _, tc := range []struct {
 		who  string
 		cl   *client.Client
@@ -239,7 +221,7 @@ func TestParkingOfACertificate(t *testing.T) {
 	for _, tc := range []struct {
 		cl *client.Client
 		to string
-	}{{all, l.allowed + "/tom"}, {l.client(certs.Admin, "ann"), filepath.Dir(l.allowed) + "/anywhere"}} {
+	}{{all, l.allowed + "/tom"}, {l.dialAs(certs.Admin, "ann"), filepath.Dir(l.allowed) + "/anywhere"}} {
 		made, err := l.parks(tc.cl, filepath.Base(tc.to), tc.to, tc.to)
 		if err != nil || !strings.HasPrefix(made, tc.to+"/") {
 			t.Errorf("a checkpoint in %s: %q, %v", tc.to, made, err)

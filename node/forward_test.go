@@ -36,19 +36,16 @@ func (c *dropConn) Write(b []byte) (int, error) {
 // forwardLab is a cluster of three servers with certificates and two tables, "mine" of trainer tom and
 // "hers".
 type forwardLab struct {
-	*lab
-	c      *testCluster
+	*testCluster
 	ctx    context.Context
 	m      *client.Client // of an admin
 	tables map[string]rowraft.Schema
 }
 
 func newForwardLab(t *testing.T) *forwardLab {
-	l := newLab(t)
-	f := &forwardLab{lab: l, ctx: testutil.Context(t), tables: make(map[string]rowraft.Schema)}
-	server := l.files(certs.Node, "n1")
-	f.c = startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, server })
-	f.m = f.dial(l.files(certs.Admin, "ann"), nil)
+	f := &forwardLab{testCluster: startSecureCluster(t, 3, nil), ctx: testutil.Context(t),
+		tables: make(map[string]rowraft.Schema)}
+	f.m = f.dialAs(certs.Admin, "ann")
 	for _, name := range []string{"mine", "hers"} {
 		table, err := f.m.CreateTable(f.ctx, counterSchema(name), false)
 		if err != nil {
@@ -62,30 +59,12 @@ func newForwardLab(t *testing.T) *forwardLab {
 	return f
 }
 
-func (f *forwardLab) dial(files rpc.TLSFiles, dial rpc.DialFunc) *client.Client {
-	f.t.Helper()
-	var endpoints []string
-	for _, n := range f.c.nodes {
-		endpoints = append(endpoints, n.addr)
-	}
-	cl, err := client.Dial(f.ctx, client.Options{Endpoints: endpoints, TLS: files, Dial: dial})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.t.Cleanup(func() { cl.Close() })
-	return cl
-}
-
 // leads returns the address of the shard's leader, its term, and the address of a follower.
 func (f *forwardLab) leads() (leader string, term uint64, follower string) {
 	f.t.Helper()
 	for f.ctx.Err() == nil {
-		for _, n := range f.c.nodes {
-			source, err := f.files(certs.Operator, "op").Open(nil)
-			if err != nil {
-				f.t.Fatal(err)
-			}
-			st, err := rowraftv1.NewReplicasClient(connect(f.t, n.addr, source)).NodeStatus(f.ctx,
+		for _, n := range f.nodes {
+			st, err := rowraftv1.NewReplicasClient(f.connectAs(n.addr, certs.Operator, "op")).NodeStatus(f.ctx,
 				&rowraftv1.NodeStatusRequest{})
 			if err == nil && len(st.Replicas) == 1 && st.Replicas[0].Role == "leader" {
 				leader, term = n.addr, st.Replicas[0].Term
@@ -127,7 +106,8 @@ func (f *forwardLab) forwards(key rowraft.Key) bool {
 		}
 		return c, err
 	}
-	tom := f.dial(f.files(certs.Trainer, "tom", "mine"), dial)
+	files := f.lab.files(certs.Trainer, "tom", "mine")
+	tom := f.dialWith(client.Options{TLS: files, Dial: dial})
 	table, err := tom.Table(f.ctx, "mine")
 	if err != nil {
 		t.Fatal(err)
@@ -155,12 +135,7 @@ func (f *forwardLab) forwards(key rowraft.Key) bool {
 	if err := tom.PullLinearizable(f.ctx, read); err != nil || !read.Present[0] || row[0] != 3 {
 		t.Errorf("linearizable pull: %v, %v, %v", row, read.Present, err)
 	}
-	fresh, err := client.Dial(f.ctx, client.Options{Endpoints: []string{follower},
-		TLS: f.files(certs.Trainer, "tom", "mine"), Dial: dial})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fresh.Close()
+	fresh := f.dialWith(client.Options{Endpoints: []string{follower}, TLS: files, Dial: dial})
 	if mine, err := fresh.Table(f.ctx, "mine"); err != nil {
 		t.Error(err)
 	} else if _, err := mine.Push(f.ctx, []rowraft.Key{key + 2}, []float32{1, 1, 1, 1}); err != nil {
@@ -193,11 +168,7 @@ func tomsID() (id rowraft.ClientID) {
 
 func (f *forwardLab) stub(addr string, role certs.Role, name string, tables ...string) rowraftv1.TableClient {
 	f.t.Helper()
-	source, err := f.files(role, name, tables...).Open(nil)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return rowraftv1.NewTableClient(connect(f.t, addr, source))
+	return rowraftv1.NewTableClient(f.connectAs(addr, role, name, tables...))
 }
 
 // TestWhoMayCallOnBehalf: only servers may use the header of forwarded calls. The header carries everything

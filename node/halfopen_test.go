@@ -13,32 +13,26 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // TestHalfOpenConnectionsEnd: the server closes connections that send nothing, or half of a message, on
 // every port, with and without TLS. Clients work meanwhile.
 func TestHalfOpenConnectionsEnd(t *testing.T) {
-	l := newLab(t)
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
 			t.Parallel()
-			admin := l.files(certs.Admin, "ann")
-			c := startClusterWith(t, 1, 1, func(cfg *Config) {
-				if secure {
-					cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1")
-				}
-			})
-			n, ctx := c.nodes[0], testutil.Context(t)
-			opts := client.Options{Endpoints: []string{n.addr}}
+			var c *testCluster
+			var admin rpc.TLSFiles
 			if secure {
-				opts.TLS = admin
+				c = startSecureCluster(t, 1, nil)
+				admin = c.lab.files(certs.Admin, "ann")
+			} else {
+				c = startCluster(t, 1, 1)
 			}
-			cl, err := client.Dial(ctx, opts)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer cl.Close()
+			n, ctx := c.nodes[0], testutil.Context(t)
+			cl := c.dialWith(client.Options{TLS: admin})
 			table, err := cl.CreateTable(ctx, counterSchema("user"), false)
 			if err != nil {
 				t.Fatal(err)

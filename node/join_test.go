@@ -21,43 +21,31 @@ import (
 // joins is a cluster that machines can join.
 type joins struct {
 	*testCluster
-	lab   *lab
 	admin rowraftv1.CertificatesClient // of the leader
 }
 
 // newJoins starts servers that all have the key of the CA.
 func newJoins(t *testing.T, servers int) *joins {
 	t.Helper()
-	l := newLab(t)
-	j := &joins{lab: l}
-	j.testCluster = startClusterWith(t, servers, 1, func(cfg *Config) {
-		cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey()
-	})
-	j.admin = rowraftv1.NewCertificatesClient(j.dial(t, j.leader(t), l.files(certs.Admin, "ann")))
+	j := &joins{testCluster: startSecureCluster(t, servers, withCAKey)}
+	j.findLeader(t)
 	return j
 }
 
-func (j *joins) dial(t *testing.T, addr string, files rpc.TLSFiles) *grpc.ClientConn {
+// findLeader has admin call the server that leads the metadata group.
+func (j *joins) findLeader(t *testing.T) {
 	t.Helper()
-	source, err := files.Open(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return connect(t, addr, source)
+	j.admin = rowraftv1.NewCertificatesClient(j.connectAs(j.leader(t), certs.Admin, "ann"))
 }
 
 // call makes a call to the current leader.
 func (j *joins) call(t *testing.T, fn func(rowraftv1.CertificatesClient) error) {
 	t.Helper()
-	for {
-		err := fn(j.admin)
-		if err == nil {
-			return
-		}
+	for err := fn(j.admin); err != nil; err = fn(j.admin) {
 		if !rowraft.CodeOf(err).Retryable() {
 			t.Fatal(err)
 		}
-		j.admin = rowraftv1.NewCertificatesClient(j.dial(t, j.leader(t), j.lab.files(certs.Admin, "ann")))
+		j.findLeader(t)
 	}
 }
 
@@ -65,7 +53,7 @@ func (j *joins) call(t *testing.T, fn func(rowraftv1.CertificatesClient) error) 
 func (j *joins) leader(t *testing.T) (leader string) {
 	t.Helper()
 	ctx := testutil.Context(t)
-	stub := rowraftv1.NewClusterClient(j.dial(t, j.nodes[0].addr, j.lab.files(certs.Admin, "ann")))
+	stub := rowraftv1.NewClusterClient(j.connectAs(j.nodes[0].addr, certs.Admin, "ann"))
 	for leader == "" {
 		hello, err := stub.Hello(ctx, &rowraftv1.HelloRequest{})
 		if err != nil {
@@ -77,23 +65,16 @@ func (j *joins) leader(t *testing.T) (leader string) {
 }
 
 // token creates a token on the current leader.
-func (j *joins) token(t *testing.T, ask *rowraftv1.JoinToken) *certs.Token {
+func (j *joins) token(t *testing.T, ask *rowraftv1.JoinToken) (token *certs.Token) {
 	t.Helper()
-	ctx := testutil.Context(t)
-	for {
-		reply, err := j.admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: ask})
+	j.call(t, func(admin rowraftv1.CertificatesClient) error {
+		reply, err := admin.CreateToken(testutil.Context(t), &rowraftv1.CreateTokenRequest{Token: ask})
 		if err == nil {
-			token, err := certs.ParseToken(reply.GetSecret())
-			if err != nil {
-				t.Fatal(err)
-			}
-			return token
+			token, err = certs.ParseToken(reply.GetSecret())
 		}
-		if !rowraft.CodeOf(err).Retryable() {
-			t.Fatal(err)
-		}
-		j.admin = rowraftv1.NewCertificatesClient(j.dial(t, j.leader(t), j.lab.files(certs.Admin, "ann")))
-	}
+		return err
+	})
+	return token
 }
 
 func newFiles(t *testing.T) rpc.TLSFiles {
@@ -130,7 +111,7 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 	if id := source.Identity(); id.String() != "node newa" || id.Cluster != "lab" {
 		t.Errorf("who joined is %s of cluster %s", id.String(), id.Cluster)
 	}
-	if _, err := rowraftv1.NewClusterClient(j.dial(t, j.nodes[1].addr, machines[0])).Hello(ctx,
+	if _, err := rowraftv1.NewClusterClient(connectWith(t, j.nodes[1].addr, machines[0])).Hello(ctx,
 		&rowraftv1.HelloRequest{}); err != nil {
 		t.Errorf("who joined is not let in: %v", err)
 	}
@@ -200,7 +181,7 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 func TestTokensAreForAdmins(t *testing.T) {
 	j := newJoins(t, 1)
 	ctx := testutil.Context(t)
-	operator := rowraftv1.NewCertificatesClient(j.dial(t, j.nodes[0].addr, j.lab.files(certs.Operator, "oli")))
+	operator := rowraftv1.NewCertificatesClient(j.connectAs(j.nodes[0].addr, certs.Operator, "oli"))
 	if _, err := operator.CreateToken(ctx,
 		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(err) != rowraft.CodeDenied {
 		t.Errorf("an operator makes a token: %v", err)
@@ -288,7 +269,7 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 		loopback); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
 		t.Errorf("through a server without --ca-key: %v", err)
 	}
-	admin := rowraftv1.NewCertificatesClient(j.dial(t, other.nodes[0].addr, j.lab.files(certs.Admin, "ann")))
+	admin := rowraftv1.NewCertificatesClient(j.connectAs(other.nodes[0].addr, certs.Admin, "ann"))
 	if _, err := admin.CreateToken(ctx,
 		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(
 		err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
@@ -319,8 +300,8 @@ func TestAServerRenewsItsCertificate(t *testing.T) {
 		}
 		pause(ctx, t, 20*time.Millisecond)
 	}
-	j := &joins{testCluster: c, lab: l}
-	if _, err := rowraftv1.NewClusterClient(j.dial(t, c.nodes[0].addr, l.files(certs.Admin, "ann"))).Hello(ctx,
+	c.lab = l
+	if _, err := rowraftv1.NewClusterClient(c.connectAs(c.nodes[0].addr, certs.Admin, "ann")).Hello(ctx,
 		&rowraftv1.HelloRequest{}); err != nil {
 		t.Error(err)
 	}

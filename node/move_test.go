@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -21,8 +23,14 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// onScheduler calls fn on each running server until one does not redirect it.
+// onScheduler is onLeader for calls of the service Cluster.
 func (c *testCluster) onScheduler(ctx context.Context, fn func(rowraftv1.ClusterClient) error) error {
+	c.t.Helper()
+	return c.onLeader(ctx, func(conn *grpc.ClientConn) error { return fn(rowraftv1.NewClusterClient(conn)) })
+}
+
+// onLeader calls fn on each running server until one does not redirect it: the leader of the metadata group.
+func (c *testCluster) onLeader(ctx context.Context, fn func(*grpc.ClientConn) error) error {
 	c.t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -35,7 +43,7 @@ func (c *testCluster) onScheduler(ctx context.Context, fn func(rowraftv1.Cluster
 			if err != nil {
 				c.t.Fatal(err)
 			}
-			err = fn(rowraftv1.NewClusterClient(conn))
+			err = fn(conn)
 			conn.Close()
 			if err == nil || !rowraft.CodeOf(err).Retryable() {
 				return err

@@ -34,6 +34,7 @@ type testCluster struct {
 	t     testing.TB
 	dir   string
 	nodes []*testNode
+	lab   *lab // nil: the servers have no certificates
 
 	mu    sync.Mutex
 	conns map[*testNode]*grpc.ClientConn // of admin, to running servers
@@ -180,18 +181,37 @@ func (c *testCluster) stop() {
 	wg.Wait()
 }
 
+// dial returns a client without a certificate.
 func (c *testCluster) dial() *client.Client {
 	c.t.Helper()
-	var endpoints []string
-	for _, n := range c.nodes {
-		endpoints = append(endpoints, n.addr)
+	return c.dialWith(client.Options{})
+}
+
+// dialAs returns a client with a new certificate of the cluster's CA.
+func (c *testCluster) dialAs(role certs.Role, name string, tables ...string) *client.Client {
+	c.t.Helper()
+	return c.dialWith(client.Options{TLS: c.lab.files(role, name, tables...)})
+}
+
+// dialWith returns a client of all servers, or of opts.Endpoints if there are some. It closes when the test ends.
+func (c *testCluster) dialWith(opts client.Options) *client.Client {
+	c.t.Helper()
+	if opts.Endpoints == nil {
+		opts.Endpoints = c.endpoints()
 	}
-	cl, err := client.Dial(testutil.Context(c.t), client.Options{Endpoints: endpoints})
+	cl, err := client.Dial(testutil.Context(c.t), opts)
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() { cl.Close() })
 	return cl
+}
+
+func (c *testCluster) endpoints() (addrs []string) {
+	for _, n := range c.nodes {
+		addrs = append(addrs, n.addr)
+	}
+	return addrs
 }
 
 func counterSchema(name string) rowraft.Schema {
@@ -485,6 +505,22 @@ func connect(t testing.TB, addr string, source *certs.Source) *grpc.ClientConn {
 	t.Cleanup(func() { conn.Close() })
 	awaitConn(t, conn)
 	return conn
+}
+
+// connectWith is connect with the certificate in files.
+func connectWith(t testing.TB, addr string, files rpc.TLSFiles) *grpc.ClientConn {
+	t.Helper()
+	source, err := files.Open(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return connect(t, addr, source)
+}
+
+// connectAs is connect with a new certificate of the cluster's CA.
+func (c *testCluster) connectAs(addr string, role certs.Role, name string, tables ...string) *grpc.ClientConn {
+	c.t.Helper()
+	return connectWith(c.t, addr, c.lab.files(role, name, tables...))
 }
 
 // awaitConn waits until conn is open.

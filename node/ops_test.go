@@ -114,9 +114,8 @@ func TestOpsPortIsForAll(t *testing.T) {
 // TestStrangersLeaveRoomOnTheOpsPort: two addresses fill the port with connections that send nothing. A
 // scraper with a certificate still gets in, and so does a probe without one.
 func TestStrangersLeaveRoomOnTheOpsPort(t *testing.T) {
-	lab := newLab(t)
-	server := lab.files(certs.Node, "n1")
-	n := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, server }).nodes[0]
+	c := startSecureCluster(t, 1, nil)
+	n := c.nodes[0]
 	flood := func() {
 		for i := range 2 * opsConns {
 			from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i%2))}}
@@ -128,7 +127,7 @@ func TestStrangersLeaveRoomOnTheOpsPort(t *testing.T) {
 		}
 	}
 	flood()
-	reader, err := lab.files(certs.Reader, "scraper", "*").Open(slog.New(slog.DiscardHandler))
+	reader, err := c.lab.files(certs.Reader, "scraper", "*").Open(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

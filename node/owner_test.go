@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
@@ -18,25 +17,13 @@ import (
 // TestJobsBelongToAnIdentity: another trainer cannot become a worker of a job, nor act as one, nor learn
 // the job's settings; an operator can stop the job.
 func TestJobsBelongToAnIdentity(t *testing.T) {
-	l := newLab(t)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
-	ctx := testutil.Context(t)
-	addr := c.nodes[0].addr
+	c, ctx := startSecureCluster(t, 1, nil), testutil.Context(t)
 	enter := func(name, worker string) (*jobs.Member, error) {
-		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}, TLS: l.files(certs.Trainer, name, "*")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { cl.Close() })
-		return jobs.Enter(ctx, cl, jobs.Entry{Job: "ctr", Worker: worker, Workers: 2,
+		return jobs.Enter(ctx, c.dialAs(certs.Trainer, name, "*"), jobs.Entry{Job: "ctr", Worker: worker, Workers: 2,
 			Settings: map[string]string{"mode": "async", "owner": "bob"}})
 	}
 	open := func(role certs.Role, name string, tables ...string) *grpc.ClientConn {
-		source, err := l.files(role, name, tables...).Open(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return connect(t, addr, source)
+		return c.connectAs(c.nodes[0].addr, role, name, tables...)
 	}
 	jobs := func(role certs.Role, name string, tables ...string) rowraftv1.JobsClient {
 		return rowraftv1.NewJobsClient(open(role, name, tables...))

@@ -273,37 +273,17 @@ func (c *proofCluster) prove() (reply *rowraftv1.ProveReply) {
 // checkpoint calls fn on the leader of the metadata group.
 func (c *proofCluster) checkpoint(fn func(rowraftv1.CheckpointsClient) error) error {
 	c.t.Helper()
-	return c.scheduler(func(conn *grpc.ClientConn) error { return fn(rowraftv1.NewCheckpointsClient(conn)) })
+	return c.onLeader(c.ctx, func(conn *grpc.ClientConn) error { return fn(rowraftv1.NewCheckpointsClient(conn)) })
 }
 
 // shrink removes the rows of a table whose weights are small.
 func (c *proofCluster) shrink(table string) error {
 	c.t.Helper()
-	return c.scheduler(func(conn *grpc.ClientConn) error {
+	return c.onLeader(c.ctx, func(conn *grpc.ClientConn) error {
 		return drain(rowraftv1.NewSweepsClient(conn).ShrinkTable(c.ctx, &rowraftv1.ShrinkTableRequest{
 			Table: table, Conditions: &rowraftv1.SweepConditions{NormBelow: 1},
 		}))
 	})
-}
-
-// scheduler calls fn on the leader of the metadata group.
-func (c *proofCluster) scheduler(fn func(*grpc.ClientConn) error) (err error) {
-	c.t.Helper()
-	testutil.Eventually(c.t, "the scheduler answers", func() bool {
-		for _, n := range c.nodes {
-			conn, derr := rpc.Dial(n.addr, nil, nil)
-			if derr != nil {
-				c.t.Fatal(derr)
-			}
-			err = fn(conn)
-			conn.Close()
-			if err == nil || !rowraft.CodeOf(err).Retryable() {
-				return true
-			}
-		}
-		return false
-	})
-	return err
 }
 
 // create makes a checkpoint and returns its name. Each try uses another name: the outcome of an earlier try

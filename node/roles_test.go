@@ -129,12 +129,8 @@ func (l *lab) caKey() string {
 // TestNobodyGetsIn is the matrix: every call of every registered service × every kind of certificate that
 // the server must refuse for it, and all ports × every stranger.
 func TestNobodyGetsIn(t *testing.T) {
-	l := newLab(t)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.Insecure, cfg.TLS, cfg.CAKey = false, l.files(certs.Node, "n1"), l.caKey()
-	})
-	ctx := testutil.Context(t)
-	n := c.nodes[0]
+	c, ctx := startSecureCluster(t, 1, withCAKey), testutil.Context(t)
+	n, l := c.nodes[0], c.lab
 	calls := everyCall()
 	if len(calls) < 50 {
 		t.Fatalf("the server has only %d calls", len(calls))
@@ -285,24 +281,14 @@ func opsGet(t *testing.T, addr string, source *certs.Source, path string) (int, 
 // TestTablesOfACertificate: a trainer and a reader can access only the tables that their certificates name,
 // by any call.
 func TestTablesOfACertificate(t *testing.T) {
-	l := newLab(t)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
-	ctx := testutil.Context(t)
-	dial := func(role certs.Role, name string, tables ...string) *client.Client {
-		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, TLS: l.files(role, name, tables...)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { cl.Close() })
-		return cl
-	}
-	admin := dial(certs.Admin, "ann")
+	c, ctx := startSecureCluster(t, 1, nil), testutil.Context(t)
+	admin := c.dialAs(certs.Admin, "ann")
 	for _, name := range []string{"mine", "hers"} {
 		if _, err := admin.CreateTable(ctx, counterSchema(name), false); err != nil {
 			t.Fatal(err)
 		}
 	}
-	trainer, reader := dial(certs.Trainer, "tom", "mine", "my_*"), dial(certs.Reader, "rob", "mine")
+	trainer, reader := c.dialAs(certs.Trainer, "tom", "mine", "my_*"), c.dialAs(certs.Reader, "rob", "mine")
 	keys, row := []rowraft.Key{7}, []float32{-1, -1, -1, -1}
 	for _, tc := range []struct {
 		who   string
@@ -345,20 +331,12 @@ func TestTablesOfACertificate(t *testing.T) {
 // TestSessionsBelongToAnIdentity: a client that knows another identity's client id cannot push under it,
 // nor fence it. A client with the same identity can.
 func TestSessionsBelongToAnIdentity(t *testing.T) {
-	l := newLab(t)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
-	ctx := testutil.Context(t)
+	c, ctx := startSecureCluster(t, 1, nil), testutil.Context(t)
+	l := c.lab
 	alice, again, bob := l.files(certs.Trainer, "alice", "*"), l.files(certs.Trainer, "alice", "*"),
 		l.files(certs.Trainer, "bob", "*")
 	id := rowraft.ClientID{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
-	dial := func(f rpc.TLSFiles) *client.Client {
-		cl, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, TLS: f, ClientID: id})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { cl.Close() })
-		return cl
-	}
+	dial := func(f rpc.TLSFiles) *client.Client { return c.dialWith(client.Options{TLS: f, ClientID: id}) }
 	first := dial(alice)
 	table, err := first.CreateTable(ctx, counterSchema("t"), false)
 	if err != nil {

@@ -32,6 +32,24 @@ func newLab(t testing.TB) *lab {
 	return &lab{t, ca}
 }
 
+// startSecureCluster starts servers with a certificate of a new CA. change may be nil.
+func startSecureCluster(t testing.TB, servers int, change func(*lab, *Config)) *testCluster {
+	t.Helper()
+	l := newLab(t)
+	files := l.files(certs.Node, "n1")
+	c := startClusterWith(t, servers, 1, func(cfg *Config) {
+		cfg.Insecure, cfg.TLS = false, files
+		if change != nil {
+			change(l, cfg)
+		}
+	})
+	c.lab = l
+	return c
+}
+
+// withCAKey gives a server the key of the CA, so that machines can join through it.
+func withCAKey(l *lab, cfg *Config) { cfg.CAKey = l.caKey() }
+
 // files makes a certificate for loopback.
 func (l *lab) files(role certs.Role, name string, tables ...string) rpc.TLSFiles {
 	l.t.Helper()
@@ -51,20 +69,9 @@ func (l *lab) request(r certs.Request) rpc.TLSFiles {
 // TestTLSOnBothPorts runs a cluster with certificates. Clients without a certificate of the same CA are
 // refused.
 func TestTLSOnBothPorts(t *testing.T) {
-	lab := newLab(t)
-	server, files := lab.files(certs.Node, "n1"), lab.files(certs.Admin, "ann")
-	c := startClusterWith(t, 3, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, server })
-	ctx := testutil.Context(t)
-	var endpoints []string
-	for _, n := range c.nodes {
-		endpoints = append(endpoints, n.addr)
-	}
-	cl, err := client.Dial(ctx, client.Options{Endpoints: endpoints, TLS: files})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cl.Close()
-	table, err := cl.CreateTable(ctx, counterSchema("user"), false)
+	c := startSecureCluster(t, 3, nil)
+	files, ctx := c.lab.files(certs.Admin, "ann"), testutil.Context(t)
+	table, err := c.dialWith(client.Options{TLS: files}).CreateTable(ctx, counterSchema("user"), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +80,7 @@ func TestTLSOnBothPorts(t *testing.T) {
 	}
 	for name, tls := range map[string]rpc.TLSFiles{"plaintext": {}, "another CA": newLab(t).files(certs.Admin, "ann")} {
 		short, cancel := context.WithTimeout(ctx, time.Second)
-		if stranger, err := client.Dial(short, client.Options{Endpoints: endpoints, TLS: tls}); err == nil {
+		if stranger, err := client.Dial(short, client.Options{Endpoints: c.endpoints(), TLS: tls}); err == nil {
 			stranger.Close()
 			t.Errorf("a client with %s was let in", name)
 		}

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/testutil"
@@ -19,21 +18,9 @@ import (
 // replica is behind or the table is new. A read checks again before it replies, and nothing is logged for a
 // table that the newest state does not have.
 func TestATableThatComesWhileACallWaits(t *testing.T) {
-	l := newLab(t)
-	c := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, l.files(certs.Node, "n1") })
-	ctx := testutil.Context(t)
-	open := func(f rpc.TLSFiles) *grpc.ClientConn {
-		source, err := f.Open(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return connect(t, c.nodes[0].addr, source)
-	}
-	admin, err := client.Dial(ctx, client.Options{Endpoints: []string{c.nodes[0].addr}, TLS: l.files(certs.Admin, "ann")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer admin.Close()
+	c, ctx := startSecureCluster(t, 1, nil), testutil.Context(t)
+	open := func(f rpc.TLSFiles) *grpc.ClientConn { return connectWith(t, c.nodes[0].addr, f) }
+	admin, l := c.dialAs(certs.Admin, "ann"), c.lab
 	table, err := admin.CreateTable(ctx, counterSchema("mine"), false)
 	if err != nil {
 		t.Fatal(err)

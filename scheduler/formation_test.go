@@ -20,6 +20,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -289,16 +290,6 @@ func (s *station) stop(t *testing.T) {
 	s.sched.opts.Identity.Close()
 }
 
-func loopback(t *testing.T) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
 // noServer is an address without a server. A free port of this machine may belong to another process by now.
 const noServer = "127.0.0.1:1"
 
@@ -310,7 +301,7 @@ func TestThreeServersFormOverTheNetwork(t *testing.T) {
 	var ls [3]net.Listener
 	var join []string
 	for i := range ls {
-		ls[i] = loopback(t)
+		ls[i] = rpctest.Listen(t)
 		join = append(join, ls[i].Addr().String())
 	}
 	ctx := testutil.Context(t)
@@ -335,7 +326,7 @@ func TestThreeServersFormOverTheNetwork(t *testing.T) {
 	}
 	// A server without a scheduler joins through the same list, and a founder
 	// starts again without any other server.
-	guest := startStation(t, t.TempDir(), loopback(t), Options{Join: join}).patient()
+	guest := startStation(t, t.TempDir(), rpctest.Listen(t), Options{Join: join}).patient()
 	id, err := guest.sched.Form(ctx)
 	if err != nil || id.Cluster != first.id.Cluster || id.Founder() || len(id.Founders) != 3 {
 		t.Errorf("a server without a scheduler got %+v (%v)", id, err)
@@ -347,7 +338,7 @@ func TestThreeServersFormOverTheNetwork(t *testing.T) {
 }
 
 func TestFounderRestartsAlone(t *testing.T) {
-	dir, l := t.TempDir(), loopback(t)
+	dir, l := t.TempDir(), rpctest.Listen(t)
 	s := startStation(t, dir, again(t, l), founder())
 	born, err := s.sched.Form(testutil.Context(t))
 	if err != nil || !born.Founder() {
@@ -362,8 +353,8 @@ func TestFounderRestartsAlone(t *testing.T) {
 }
 
 func TestClustersAreNotMixed(t *testing.T) {
-	one := startStation(t, t.TempDir(), loopback(t), founder())
-	two := startStation(t, t.TempDir(), loopback(t), founder())
+	one := startStation(t, t.TempDir(), rpctest.Listen(t), founder())
+	two := startStation(t, t.TempDir(), rpctest.Listen(t), founder())
 	ctx := testutil.Context(t)
 	idOne, err := one.sched.Form(ctx)
 	if err != nil {
@@ -377,7 +368,7 @@ func TestClustersAreNotMixed(t *testing.T) {
 
 	t.Run("a data directory of another cluster is refused", func(t *testing.T) {
 		dir := t.TempDir()
-		l := loopback(t)
+		l := rpctest.Listen(t)
 		s := startStation(t, dir, again(t, l), founder())
 		id, err := s.sched.Form(ctx)
 		if err != nil {
@@ -389,12 +380,12 @@ func TestClustersAreNotMixed(t *testing.T) {
 		testutil.WantCode(t, err, rowraft.CodeIdentity, string(id.Cluster), string(idOne.Cluster), dir)
 	})
 	t.Run("addresses of two clusters are refused", func(t *testing.T) {
-		s := startStation(t, t.TempDir(), loopback(t), Options{Join: []string{addr(one), addr(two)}}).patient()
+		s := startStation(t, t.TempDir(), rpctest.Listen(t), Options{Join: []string{addr(one), addr(two)}}).patient()
 		_, err := s.sched.Form(ctx)
 		testutil.WantCode(t, err, rowraft.CodeIdentity, string(idOne.Cluster), string(idTwo.Cluster))
 	})
 	t.Run("a scheduler that did not found the cluster waits for its leader, and founds nothing", func(t *testing.T) {
-		l := loopback(t)
+		l := rpctest.Listen(t)
 		s := startStation(t, t.TempDir(), l, founder(l.Addr().String(), addr(one))).patient()
 		done, waiting, err := s.sched.formStep(s.sched.helloAll(ctx))
 		if done || err != nil || !strings.Contains(waiting, "a leader of the scheduler of cluster "+string(idOne.Cluster)) ||
@@ -408,7 +399,7 @@ func TestClustersAreNotMixed(t *testing.T) {
 		}
 	})
 	t.Run("a guest that comes back with a scheduler founds nothing", func(t *testing.T) {
-		dir, l := t.TempDir(), loopback(t)
+		dir, l := t.TempDir(), rpctest.Listen(t)
 		s := startStation(t, dir, again(t, l), Options{Join: []string{addr(one)}})
 		if _, err := s.sched.Form(ctx); err != nil {
 			t.Fatal(err)
@@ -431,21 +422,21 @@ func TestClustersAreNotMixed(t *testing.T) {
 func TestListsThatCannotFormAClusterAreRefused(t *testing.T) {
 	ctx := testutil.Context(t)
 	t.Run("different lists", func(t *testing.T) {
-		a, b := loopback(t), loopback(t)
+		a, b := rpctest.Listen(t), rpctest.Listen(t)
 		startStation(t, t.TempDir(), a, founder(a.Addr().String()))
 		s := startStation(t, t.TempDir(), b, founder(a.Addr().String(), b.Addr().String()))
 		_, err := s.sched.Form(ctx)
 		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, a.Addr().String(), b.Addr().String(), "same servers")
 	})
 	t.Run("a server that is not in its own list", func(t *testing.T) {
-		a, b := loopback(t), loopback(t)
+		a, b := rpctest.Listen(t), rpctest.Listen(t)
 		startStation(t, t.TempDir(), a, founder(a.Addr().String()))
 		s := startStation(t, t.TempDir(), b, founder(a.Addr().String()))
 		_, err := s.sched.Form(ctx)
 		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "leads to this server", b.Addr().String())
 	})
 	t.Run("one server twice", func(t *testing.T) {
-		a := loopback(t)
+		a := rpctest.Listen(t)
 		_, port, err := net.SplitHostPort(a.Addr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -455,7 +446,7 @@ func TestListsThatCannotFormAClusterAreRefused(t *testing.T) {
 		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "are the same server")
 	})
 	t.Run("a server without a scheduler among the founders", func(t *testing.T) {
-		a, b := loopback(t), loopback(t)
+		a, b := rpctest.Listen(t), rpctest.Listen(t)
 		join := []string{a.Addr().String(), b.Addr().String()}
 		startStation(t, t.TempDir(), a, Options{Join: join})
 		s := startStation(t, t.TempDir(), b, founder(join...))
@@ -463,12 +454,12 @@ func TestListsThatCannotFormAClusterAreRefused(t *testing.T) {
 		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, a.Addr().String(), "no scheduler")
 	})
 	t.Run("a server without a scheduler and without a list", func(t *testing.T) {
-		s := startStation(t, t.TempDir(), loopback(t), Options{})
+		s := startStation(t, t.TempDir(), rpctest.Listen(t), Options{})
 		_, err := s.sched.Form(ctx)
 		testutil.WantCode(t, err, rowraft.CodeInvalidArgument, "--join")
 	})
 	t.Run("waiting ends with the context and says for whom", func(t *testing.T) {
-		a := loopback(t)
+		a := rpctest.Listen(t)
 		s := startStation(t, t.TempDir(), a, founder(a.Addr().String(), noServer))
 		for patience := 300 * time.Millisecond; ; patience *= 3 {
 			short, cancel := context.WithTimeout(ctx, patience)

@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -352,15 +352,8 @@ func startShardServer(t *testing.T) (*shardServer, string) {
 // serveServices serves what register registers until the test ends, and returns where.
 func serveServices(t *testing.T, register func(*grpc.Server)) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := grpc.NewServer(rpc.ServerOptions(nil)...)
-	register(g)
-	done := make(chan error, 1)
-	go func() { done <- g.Serve(l) }()
-	t.Cleanup(func() { g.Stop(); <-done })
+	l := rpctest.Listen(t)
+	rpctest.Serve(t, l, register)
 	return l.Addr().String()
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/certs"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -181,7 +182,7 @@ func TestWrongCertificatesAreNamed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			l := listenLocal(t)
+			l := rpctest.Listen(t)
 			g := grpc.NewServer(rpc.ServerOptions(source)...)
 			rowraftv1.RegisterClusterServer(g, &fakeCluster{status: well()})
 			done := make(chan error, 1)

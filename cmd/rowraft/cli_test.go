@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"flag"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +25,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/table"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
@@ -95,19 +95,14 @@ func (f *fakeCluster) CancelMove(_ context.Context,
 
 func start(t *testing.T, f *fakeCluster, more ...func(*grpc.Server)) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := rpctest.Listen(t)
 	f.addr = l.Addr().String()
-	g := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterClusterServer(g, f)
-	for _, register := range more {
-		register(g)
-	}
-	done := make(chan error, 1)
-	go func() { done <- g.Serve(l) }()
-	t.Cleanup(func() { g.Stop(); <-done })
+	rpctest.Serve(t, l, func(g *grpc.Server) {
+		rowraftv1.RegisterClusterServer(g, f)
+		for _, register := range more {
+			register(g)
+		}
+	})
 	return f.addr
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"net"
 	"os"
 	"strings"
 	"testing"
@@ -13,7 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
-	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -158,29 +157,18 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 }
 
 func startHeadless(t *testing.T, h *headless) string {
-	l := listenLocal(t)
+	l := rpctest.Listen(t)
 	h.addr = l.Addr().String()
-	g := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterClusterServer(g, h)
-	rowraftv1.RegisterReplicasServer(g, h)
-	done := make(chan error, 1)
-	go func() { done <- g.Serve(l) }()
-	t.Cleanup(func() { g.Stop(); <-done })
+	rpctest.Serve(t, l, func(g *grpc.Server) {
+		rowraftv1.RegisterClusterServer(g, h)
+		rowraftv1.RegisterReplicasServer(g, h)
+	})
 	return h.addr
-}
-
-func listenLocal(t *testing.T) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
 }
 
 // unusedAddr returns an address without a listener: the kernel refuses connections.
 func unusedAddr(t *testing.T) string {
-	l := listenLocal(t)
+	l := rpctest.Listen(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -51,7 +52,7 @@ func startLeader(t *testing.T, proofs ...*rowraftv1.ProveReply) string {
 
 func (f *fakeLeader) start(t *testing.T) string {
 	t.Helper()
-	l := listenLocal(t)
+	l := rpctest.Listen(t)
 	f.addr = l.Addr().String()
 	g := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(g, f)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -71,10 +71,7 @@ func TestAServerThatStandsStillForAMomentIsWaitedFor(t *testing.T) {
 
 // TestAServerThatDoesNotAcceptForAMomentIsWaitedFor: its kernel does, and nothing comes.
 func TestAServerThatDoesNotAcceptForAMomentIsWaitedFor(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := rpctest.Listen(t)
 	f := &fakeCluster{status: sample(), addr: l.Addr().String()}
 	g := grpc.NewServer(rpc.ServerOptions(nil)...)
 	rowraftv1.RegisterClusterServer(g, f)

@@ -3,14 +3,13 @@ package route
 import (
 	"context"
 	"errors"
-	"net"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -31,24 +30,15 @@ func (s *member) GetMap(context.Context, *rowraftv1.GetMapRequest) (*rowraftv1.G
 
 func (s *member) serve(t *testing.T) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterClusterServer(srv, s)
-	go srv.Serve(l)
-	t.Cleanup(srv.Stop)
+	l := rpctest.Listen(t)
+	rpctest.Serve(t, l, func(g *grpc.Server) { rowraftv1.RegisterClusterServer(g, s) })
 	return l.Addr().String()
 }
 
 // unused is an address at which nothing listens.
 func unused(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := rpctest.Listen(t)
 	l.Close()
 	return l.Addr().String()
 }

@@ -3,7 +3,6 @@ package checkpoints
 import (
 	"context"
 	"log/slog"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/metatest"
 )
@@ -67,15 +67,9 @@ func newSolo(t *testing.T, shards int, register func(*grpc.Server)) (*Service, *
 	c := New(Options{Leader: l, Trainers: trainers, Machine: l.Machine, View: l.View,
 		Logger: slog.New(slog.DiscardHandler)})
 	if register != nil {
-		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		g := grpc.NewServer(rpc.ServerOptions(nil)...)
-		register(g)
-		done := make(chan error, 1)
-		go func() { done <- g.Serve(lis) }()
-		t.Cleanup(func() { g.Stop(); <-done })
+		lis := rpctest.Listen(t)
+		rpctest.Serve(t, lis, register)
+		var err error
 		if l.Conn, err = rpc.Dial(lis.Addr().String(), nil, nil); err != nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,6 @@ package jobs
 import (
 	"context"
 	"log/slog"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/internal/rpc/rpctest"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/checkpoints"
 	"github.com/rowraft/rowraft/scheduler/metatest"
@@ -97,18 +97,15 @@ func served(t *testing.T) (*cluster, *client.Client) {
 // servedWith is served with more services on the port.
 func servedWith(t *testing.T, more func(*grpc.Server)) (*cluster, *client.Client) {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := rpctest.Listen(t)
 	s := newCluster(t, lis.Addr().String())
-	srv := grpc.NewServer(rpc.ServerOptions(nil)...)
-	rowraftv1.RegisterClusterServer(srv, s)
-	rowraftv1.RegisterCheckpointsServer(srv, s.checkpoints)
-	rowraftv1.RegisterJobsServer(srv, s.Service)
-	more(srv)
-	go func() { _ = srv.Serve(lis) }()
-	t.Cleanup(srv.Stop)
+	rpctest.Serve(t, lis, func(srv *grpc.Server) {
+		rowraftv1.RegisterClusterServer(srv, s)
+		rowraftv1.RegisterCheckpointsServer(srv, s.checkpoints)
+		rowraftv1.RegisterJobsServer(srv, s.Service)
+		more(srv)
+	})
+	var err error
 	if s.leader.Conn, err = rpc.Dial(s.addr, nil, nil); err != nil {
 		t.Fatal(err)
 	}
