@@ -108,8 +108,7 @@ func verifies(t testing.TB, path string) (code int, out string) {
 	return cmd.ProcessState.ExitCode(), string(b)
 }
 
-// savedRows reads the weights of a table out of a checkpoint.
-func savedRows(t testing.TB, dest, name, table string) map[rowraft.Key][]float32 {
+func openChain(t testing.TB, dest, name string) checkpoint.Chain {
 	t.Helper()
 	d, err := depot.Open(dest)
 	if err != nil {
@@ -119,6 +118,13 @@ func savedRows(t testing.TB, dest, name, table string) map[rowraft.Key][]float32
 	if err != nil {
 		t.Fatal(err)
 	}
+	return chain
+}
+
+// savedRows reads the weights of a table out of a checkpoint.
+func savedRows(t testing.TB, dest, name, table string) map[rowraft.Key][]float32 {
+	t.Helper()
+	chain := openChain(t, dest, name)
 	m := chain.Manifest()
 	i := slices.IndexFunc(m.Tables, func(s checkpoint.TableSum) bool { return s.Schema.Name == table })
 	if i < 0 {

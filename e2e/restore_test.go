@@ -4,10 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client"
+	loads "github.com/rowraft/rowraft/e2e/load" // this package has a type load
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
@@ -70,47 +68,7 @@ func (c *cluster) mustRestore(path string, args ...string) restored {
 func filled(t testing.TB, opts localcluster.Options, rows int) (c *cluster, dest string, m *checkpoint.Manifest) {
 	t.Helper()
 	c = start(t, opts)
-	cl := c.dial(client.Options{})
-	for _, s := range []rowraft.Schema{
-		{Name: "emb", Kind: rowraft.Sparse, Dim: 8, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3,
-			A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1}},
-		{Name: "dense", Kind: rowraft.Dense, Dim: 16, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
-			Optimizer: rowraft.Optimizer{Kind: rowraft.Adam, LR: 0.1, Beta1: 0.9, Beta2: 0.999, Epsilon: 1e-8}},
-		{Name: "stream", Kind: rowraft.Sparse, Dim: 4, Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 3,
-			A: -1, B: 1}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 0.1},
-			Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 2}, Expire: 1 << 30,
-			Capacity: rowraft.Capacity{Rows: 1 << 20, Evict: rowraft.EvictLFU}},
-	} {
-		table, err := cl.CreateTable(deadline(t, patience), s, true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys, grads := make([]rowraft.Key, rows), make([]float32, rows*s.Dim)
-		for i := range keys {
-			keys[i] = rowraft.Key(i * 7919)
-			if s.Kind == rowraft.Dense {
-				keys[i] = rowraft.DenseKey(uint32(i%5), uint64(i))
-			}
-		}
-		for i := range grads {
-			grads[i] = float32(i%17) - 8
-		}
-		for range 3 {
-			if _, err := table.Push(deadline(t, patience), keys, grads); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	// Keys that wait for a row.
-	table, err := cl.Table(deadline(t, patience), "stream")
-	if err != nil {
-		t.Fatal(err)
-	}
-	waiting := make([]rowraft.Key, 500)
-	for i := range waiting {
-		waiting[i] = rowraft.Key(1<<40 + i)
-	}
-	if _, err := table.Push(deadline(t, patience), waiting, make([]float32, 4*len(waiting))); err != nil {
+	if err := loads.Fill(deadline(t, patience), c.dial(client.Options{}), rows); err != nil {
 		t.Fatal(err)
 	}
 	dest = t.TempDir()
@@ -325,61 +283,6 @@ func TestKillsDuringCreate(t *testing.T) {
 	}
 	if got := c.digestOfAll(); got != sum {
 		t.Errorf("the shards have digest %x, the checkpoint %x", got, sum)
-	}
-}
-
-// TestDamageIsFoundBeforeItIsRestored flips one bit in each file of a checkpoint. Wrong names and destinations are
-// refused.
-func TestDamageIsFoundBeforeItIsRestored(t *testing.T) {
-	c, dest, m := filled(t, localcluster.Options{Servers: 1, Shards: 2}, 300)
-	before := c.digestOfAll()
-	rng := seed(t)
-	names := []string{"MANIFEST"}
-	for _, f := range m.Files() {
-		names = append(names, f.Name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		file := filepath.Join(dest, "a", name)
-		good, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		bad := slices.Clone(good)
-		bit := rng.IntN(8 * len(bad))
-		bad[bit/8] ^= 1 << (bit % 8)
-		if err := os.WriteFile(file, bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if code, out := verifies(t, dest+"/a"); code != 3 && code != 1 { // a version that reads as newer exits with 1
-			t.Errorf("bit %d of %s: verify: exit code %d: %s", bit, name, code, out)
-		}
-		if _, errout, code := c.restore(dest+"/a", "--replace"); code == 0 {
-			t.Errorf("bit %d of %s: it was restored: %s", bit, name, errout)
-		}
-		if err := os.WriteFile(file, good, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if after := c.digestOfAll(); after != before {
-		t.Error("a restore that was refused has changed rows")
-	}
-	c.mustRestore(dest+"/a", "--replace")
-	for _, tc := range []struct {
-		args []string
-		code int
-		says string
-	}{
-		{[]string{dest, "--name", "a"}, 1, "checkpoint a exists"},
-		{[]string{dest, "--name", "../a"}, 2, "checkpoint name"},
-		{[]string{"relative"}, 2, "absolute path"},
-		{[]string{"s3://bucket/x"}, 2, "AWS_ACCESS_KEY_ID"},
-		{[]string{filepath.Join(dest, "a", "MANIFEST")}, 1, "not a directory"},
-	} {
-		_, errout, code := c.patiently(append([]string{"checkpoint", "create"}, tc.args...)...)
-		if code != tc.code || !strings.Contains(errout, tc.says) {
-			t.Errorf("create %v: exit code %d, %q; want %d and %q", tc.args, code, errout, tc.code, tc.says)
-		}
 	}
 }
 

@@ -9,113 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
-	"github.com/rowraft/rowraft/trainer"
-	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
-	"github.com/rowraft/rowraft/trainer/tables"
 )
-
-// runJob trains on c and takes part in its checkpoints.
-func runJob(c *cluster, cfg trainer.Config, observe report.Observer) (r *report.Result, err error) {
-	c.t.Helper()
-	ctx := deadline(c.t, patience)
-	cl := c.dial(client.Options{})
-	if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			trainer.Abandon(ctx, &cfg, err)
-		}
-	}()
-	j, err := trainer.NewJob(ctx, cfg, tables.NewCluster(cl), observe)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	saved, err := trainer.FindSaved(ctx, &cfg, cl)
-	if err != nil {
-		return nil, err
-	}
-	return j.RunOn(ctx, cl, saved)
-}
-
-// TestATrainerGoesOnExactly: a run of 80 steps, a checkpoint somewhere on the way, and
-// what goes on from it in a cluster with another number of shards, end in the same
-// bits: equal digests of all rows, the dense weights among them.
-func TestATrainerGoesOnExactly(t *testing.T) {
-	dest := t.TempDir()
-	a := start(t, localcluster.Options{Servers: 1, Shards: 3})
-	cfg := smallJob("exact", "adagrad", 80)
-	cfg.Audit = false             // its rows are one per shard
-	cfg.Generator.Examples = 1000 // five passes
-	cfg.Checkpoint.AtEnd = dest
-	pause := newMidway(30)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	wg.Go(func() { pause.make(a, dest) })
-	straight, err := runJob(a, cfg, pause.watch)
-	pause.reach() // or it failed before
-	if err != nil {
-		t.Fatal(err)
-	}
-	wg.Wait()
-	m := pause.made
-	if len(m.Blobs) != 1 || m.Blobs[0].Name != "trainer/exact/0" {
-		t.Fatalf("the checkpoint has the blobs %+v, want that of the trainer", m.Blobs)
-	}
-	want := a.digestOfAll()
-	end, err := member.ReadSaved(t.Context(), straight.Checkpoint, "exact", 0)
-	if err != nil || !end.State.Ended || end.State.Step != 80 {
-		t.Fatalf("the checkpoint at the end, %q: %+v, %v", straight.Checkpoint, end, err)
-	}
-	if code, out := verifies(t, dest+"/midway"); code != 0 {
-		t.Errorf("verify: %d: %s", code, out)
-	}
-
-	b := start(t, localcluster.Options{Servers: 1, Shards: 7})
-	cfg.Checkpoint.AtEnd, cfg.Resume = "", dest+"/midway"
-	refusedResume(b, cfg, "do not come from checkpoint", "rowraft checkpoint restore "+dest+"/midway")
-	b.mustRestore(dest+"/midway", "--replace")
-	bad := cfg
-	bad.Batch = 32
-	refusedResume(b, bad, "batch was 64")
-	r, err := runJob(b, cfg, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.ResumedAtStep < 30 || r.ResumedAtStep >= 80 || r.Steps != 80 || r.Examples != straight.Examples ||
-		r.PushesAcknowledged != 80 {
-		t.Errorf("it went on as %+v, the straight run was %+v", r, straight)
-	}
-	t.Logf("it went on after step %d", r.ResumedAtStep)
-	if got := b.digestOfAll(); got != want {
-		t.Errorf("digest %x after the stop, %x without", got, want)
-	}
-	refusedResume(b, cfg, "has trained since")
-	cfg.Resume = "auto" // would begin at step 1, on rows that are trained
-	refusedResume(b, cfg, "resume auto finds no checkpoint", "checkpoint restore")
-	b.mustRestore(straight.Checkpoint, "--replace")
-	if got := b.digestOfAll(); got != want {
-		t.Errorf("digest %x of the checkpoint at the end, want %x", got, want)
-	}
-}
-
-// refusedResume wants a trainer that goes on from a checkpoint to be refused.
-func refusedResume(c *cluster, cfg trainer.Config, says ...string) {
-	c.t.Helper()
-	_, err := runJob(c, cfg, nil)
-	for _, s := range says {
-		if err == nil || !strings.Contains(err.Error(), s) {
-			c.t.Errorf("error %v, want one that says %q", err, s)
-		}
-	}
-}
 
 // trainers are processes of one job.
 type trainers struct {

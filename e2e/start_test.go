@@ -185,49 +185,6 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	}
 }
 
-// Who waits for others does so for a time, and then says for whom.
-func TestAStartEndsAfterItsTimeout(t *testing.T) {
-	needBinaries(t)
-	addrs := freePorts(t, 2)
-	paddle := "PADDLE_PSERVERS_IP_PORT_LIST=" + strings.Join(addrs, ",") +
-		" PADDLE_TRAINERS_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s "
-	ms := "MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=" + portOf(t, addrs[0]) +
-		" MS_SERVER_NUM=2 MS_WORKER_NUM=1 ROWRAFT_INSECURE=true ROWRAFT_DISK_STALL_LIMIT=60s "
-	job := filepath.Join("examples", "three-roles", "job.yaml")
-	for _, tc := range []struct{ who, binary, env, says string }{
-		{"a worker", "rowraft-trainer", ms + "MS_ROLE=MS_WORKER", "not ready endpoints:['" + addrs[0] + "']"},
-		{"a trainer", "rowraft-trainer", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=0", "not ready endpoints:["},
-		{"a listed server", "rowraft", paddle + "TRAINING_ROLE=PSERVER POD_IP=127.0.0.1 PADDLE_PORT=" + portOf(t, addrs[1]),
-			"it waits for answers from " + addrs[0]},
-		{"a server", "rowraft", ms + "MS_ROLE=MS_PSERVER", "it waits for answers from " + addrs[0]},
-		{"the scheduler", "rowraft", ms + "MS_ROLE=MS_SCHED", "0 of 2 servers have registered"},
-	} {
-		t.Run(tc.who, func(t *testing.T) {
-			var args []string
-			if tc.binary == "rowraft-trainer" {
-				args = []string{"--config", job}
-			}
-			within, notSoFar := "", []string{"it has just begun", "has no leader at present"}
-			switch tc.who { // has not heard itself yet
-			case "the scheduler":
-				notSoFar = append(notSoFar, "it waits for answers from")
-			case "a listed server":
-				notSoFar = append(notSoFar, "it waits for answers from "+addrs[1])
-			}
-			p := givesUp(t, func(timeout string) *running {
-				within = timeout
-				return spawnRole(t, tc.binary, tc.env+" ROWRAFT_DATA_ROOT="+t.TempDir()+" ROWRAFT_START_TIMEOUT="+timeout, args...)
-			}, notSoFar...)
-			if code, text := p.code(t, patience), p.stderr.String(); code != 4 ||
-				!strings.Contains(text, "the cluster has not started within "+within+": "+tc.says) {
-				t.Errorf("exit code %d, want 4 and that it waits, %s:\n%s", code, tc.says, text)
-			} else if tc.binary == "rowraft-trainer" && !strings.Contains(text, "server not ready, wait 3 sec to retry...") {
-				t.Errorf("it does not say in the words of others that it waits:\n%s", text)
-			}
-		})
-	}
-}
-
 // givesUp starts a process that gives up after a time, and again with more of it as long as it says that it has not
 // come so far: a process may stand still for seconds.
 func givesUp(t testing.TB, start func(timeout string) *running, notSoFar ...string) (p *running) {

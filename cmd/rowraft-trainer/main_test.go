@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/trainer/report"
@@ -137,6 +138,8 @@ func TestStartReadsItsEnvironment(t *testing.T) {
 		{"a flag", ms + "MS_ROLE=MS_WORKER MS_WORKER_NUM=1 ROWRAFT_SCHEDULER=127.0.0.1:2",
 			[]string{"--scheduler", "127.0.0.1:3"}, 4,
 			"not ready endpoints:['127.0.0.1:3']"},
+		{"a list of servers", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=0", nil, 4,
+			"the cluster has not started within 1ms: not ready endpoints:['127.0.0.1:1']"},
 		{"a server that trains", ms + "MS_ROLE=MS_PSERVER MS_SERVER_NUM=1 MS_WORKER_NUM=1", nil, 2, "rowraft start"},
 		{"a rank beyond the number", paddle + "TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=1", nil, 2, "PADDLE_TRAINER_ID"},
 		{"a missing number", ms + "MS_ROLE=MS_WORKER", nil, 2, "MS_WORKER_NUM"},
@@ -151,6 +154,21 @@ func TestStartReadsItsEnvironment(t *testing.T) {
 				t.Errorf("exit code %d, %v; want %d and %q", code, err, tc.code, tc.want)
 			}
 		})
+	}
+}
+
+// TestAWorkerSaysThatItWaits in the words of other frameworks' trainers, which scripts look for.
+func TestAWorkerSaysThatItWaits(t *testing.T) {
+	var out strings.Builder
+	w := &waiter{out: &out, poll: waitPoll, every: waitEvery}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := w.servers(ctx, []string{"127.0.0.1:1"}); err == nil {
+		t.Error("a server at port 1 is ready")
+	}
+	const want = "server not ready, wait 3 sec to retry...\nnot ready endpoints:['127.0.0.1:1']\n"
+	if out.String() != want {
+		t.Errorf("it says %q, want %q", out.String(), want)
 	}
 }
 

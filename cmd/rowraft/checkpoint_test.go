@@ -9,8 +9,8 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// TestCheckpointsWithoutACluster lists, verifies and deletes what lies in a
-// directory; e2e makes checkpoints that are whole.
+// TestCheckpointsWithoutACluster lists, verifies and deletes the checkpoints in a directory.
+// TestDamageIsFoundBeforeItIsRestored makes whole ones.
 func TestCheckpointsWithoutACluster(t *testing.T) {
 	manifest, err := os.ReadFile("../../checkpoint/testdata/manifest.txt")
 	if err != nil {

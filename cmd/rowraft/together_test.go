@@ -1,36 +1,42 @@
-package e2e
+package main
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/rowraft/rowraft/checkpoint"
-	"github.com/rowraft/rowraft/client"
-	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/trainer"
+	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/member"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // runTogether runs a trainer for each rank of a job on c. watch is told of each event.
-func runTogether(t *testing.T, c *cluster, cfg trainer.Config, watch func(e report.Event), f func()) []*report.Result {
+func runTogether(t *testing.T, c *live, cfg trainer.Config, watch report.Observer, f func()) []*report.Result {
 	t.Helper()
-	return inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*report.Result, error) {
+	return runRanks(t, cfg, func(ctx context.Context, cfg trainer.Config) (*report.Result, error) {
 		return enterAndRun(ctx, c, cfg, watch)
 	}, f)
 }
 
-// enterAndRun is what a trainer's process does.
-func enterAndRun(ctx context.Context, c *cluster, cfg trainer.Config,
-	watch func(e report.Event)) (*report.Result, error) {
-	cl := c.dial(client.Options{})
+// enterAndRun does what the process of a trainer does.
+func enterAndRun(ctx context.Context, c *live, cfg trainer.Config,
+	watch report.Observer) (r *report.Result, err error) {
+	cl := c.dial()
 	if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			trainer.Abandon(ctx, &cfg, err)
+		}
+	}()
 	j, err := trainer.NewJob(ctx, cfg, tables.NewCluster(cl), watch)
 	if err != nil {
 		return nil, err
@@ -76,7 +82,7 @@ func (m *midway) watch(e report.Event) {
 	}
 }
 
-func (m *midway) make(c *cluster, dest string) {
+func (m *midway) make(c *live, dest string) {
 	defer close(m.over)
 	<-m.reached
 	m.made = c.createCheckpoint(dest, "midway")
@@ -86,21 +92,20 @@ func (m *midway) make(c *cluster, dest string) {
 // workers restarts, which finds no state of its own to go on from: its learning rate is that of the
 // others' step all the same, or its first push is refused.
 func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
-	beforeRelease(t)
 	const before, all = 8, 24
 	dest := t.TempDir()
-	c := start(t, localcluster.Options{Servers: 1, Shards: 1})
+	c := startLive(t, 1)
 	cfg := smallJob("restarts", "sgd", before)
 	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit, cfg.Batch = trainer.Sync, 2, 5*time.Minute, false, 16
 	cfg.Generator.Examples = 1 << 14
 	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: 100}
 	cfg.Checkpoint.AtEnd = dest
 	made := runTogether(t, c, cfg, nil, func() {})[0].Checkpoint
-	c.mustRestore(made, "--replace")
+	c.restore(made)
 
 	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
 	back := make(chan struct{}) // rank 1 has come again
-	results := inStep(t, cfg, func(ctx context.Context, cfg trainer.Config) (*report.Result, error) {
+	results := runRanks(t, cfg, func(ctx context.Context, cfg trainer.Config) (*report.Result, error) {
 		if *cfg.Rank == 0 {
 			return enterAndRun(ctx, c, cfg, func(e report.Event) {
 				if e.Event == report.EventAck && e.JobStep >= before+4 {
@@ -135,10 +140,9 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 // TestAStoppedJobStandsBehindOneStep: `job stop` has trainers in step end behind the same one, so that what goes
 // on from the checkpoint that they make then ends with the bits of a run that was not stopped.
 func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
-	needBinaries(t)
 	const all, from = 120, 20
 	dest := t.TempDir()
-	c := start(t, localcluster.Options{Servers: 1, Shards: 2})
+	c := startLive(t, 2)
 	cfg := smallJob("halts", "adagrad", 2)
 	cfg.Mode, cfg.Trainers, cfg.Lease, cfg.Audit, cfg.Batch = trainer.Sync, 2, time.Minute, false, 16
 	cfg.Generator.Examples = 1 << 13
@@ -147,11 +151,11 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	begun := runTogether(t, c, cfg, nil, func() {})[0].Checkpoint
 	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
 
-	c.mustRestore(begun, "--replace")
+	c.restore(begun)
 	straight := runTogether(t, c, cfg, nil, func() {})
-	want := c.digestOfAll()
+	want := c.digest()
 
-	c.mustRestore(begun, "--replace")
+	c.restore(begun)
 	cfg.Checkpoint.To, cfg.Checkpoint.OnStop = dest, true
 	reached, told := make(chan struct{}), make(chan struct{})
 	reach := sync.OnceFunc(func() { close(reached) })
@@ -182,22 +186,22 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	if steps[0] != steps[1] || steps[0] < from || steps[0] >= all {
 		t.Errorf("the trainers ended behind the steps %v, of %d", steps, all)
 	}
-	c.mustRestore(made, "--replace")
+	c.restore(made)
 	for rank, r := range runTogether(t, c, cfg, nil, func() {}) {
 		if r.ResumedFrom != made || r.JobSteps != all || r.Examples != straight[rank].Examples {
 			t.Errorf("trainer %d went on as %+v, the straight run was %+v", rank, r, straight[rank])
 		}
 	}
-	if got := c.digestOfAll(); got != want {
+	if got := c.digest(); got != want {
 		t.Errorf("digest %x after the stop behind step %d, %x without", got, steps[0], want)
 	}
 }
 
-// inStep runs a trainer for each rank of a job, concurrently with f, and returns their results.
-func inStep(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*report.Result, error),
+// runRanks runs a trainer for each rank of a job, concurrently with f, and returns their results.
+func runRanks(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*report.Result, error),
 	f func()) []*report.Result {
 	t.Helper()
-	ctx := deadline(t, patience)
+	ctx := testutil.Context(t)
 	results := make([]*report.Result, cfg.Trainers)
 	var all sync.WaitGroup
 	for rank := range results {
@@ -216,4 +220,87 @@ func inStep(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.
 		t.FailNow()
 	}
 	return results
+}
+
+// TestATrainerGoesOnExactly: a run of 80 steps, a checkpoint somewhere on the way, and
+// what goes on from it in a cluster with another number of shards, end in the same
+// bits: equal digests of all rows, the dense weights among them.
+func TestATrainerGoesOnExactly(t *testing.T) {
+	dest, ctx := t.TempDir(), testutil.Context(t)
+	a := startLive(t, 3)
+	cfg := smallJob("exact", "adagrad", 80)
+	cfg.Audit = false             // its rows are one per shard
+	cfg.Generator.Examples = 1000 // five passes
+	cfg.Checkpoint.AtEnd = dest
+	pause := newMidway(30)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { pause.make(a, dest) })
+	straight, err := enterAndRun(ctx, a, cfg, pause.watch)
+	pause.reach() // or it failed before
+	if err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	m := pause.made
+	if len(m.Blobs) != 1 || m.Blobs[0].Name != "trainer/exact/0" {
+		t.Fatalf("the checkpoint has the blobs %+v, want that of the trainer", m.Blobs)
+	}
+	want := a.digest()
+	end, err := member.ReadSaved(t.Context(), straight.Checkpoint, "exact", 0)
+	if err != nil || !end.State.Ended || end.State.Step != 80 {
+		t.Fatalf("the checkpoint at the end, %q: %+v, %v", straight.Checkpoint, end, err)
+	}
+	a.must("checkpoint", "verify", dest+"/midway")
+
+	b := startLive(t, 7)
+	cfg.Checkpoint.AtEnd, cfg.Resume = "", dest+"/midway"
+	refusedResume(b, cfg, "do not come from checkpoint", "rowraft checkpoint restore "+dest+"/midway")
+	b.restore(dest + "/midway")
+	bad := cfg
+	bad.Batch = 32
+	refusedResume(b, bad, "batch was 64")
+	r, err := enterAndRun(ctx, b, cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.ResumedAtStep < 30 || r.ResumedAtStep >= 80 || r.Steps != 80 || r.Examples != straight.Examples ||
+		r.PushesAcknowledged != 80 {
+		t.Errorf("it went on as %+v, the straight run was %+v", r, straight)
+	}
+	t.Logf("it went on after step %d", r.ResumedAtStep)
+	if got := b.digest(); got != want {
+		t.Errorf("digest %x after the stop, %x without", got, want)
+	}
+	refusedResume(b, cfg, "has trained since")
+	cfg.Resume = "auto" // would begin at step 1, on rows that are trained
+	refusedResume(b, cfg, "resume auto finds no checkpoint", "checkpoint restore")
+	b.restore(straight.Checkpoint)
+	if got := b.digest(); got != want {
+		t.Errorf("digest %x of the checkpoint at the end, want %x", got, want)
+	}
+}
+
+// refusedResume wants a trainer that goes on from a checkpoint to be refused.
+func refusedResume(c *live, cfg trainer.Config, says ...string) {
+	c.t.Helper()
+	_, err := enterAndRun(testutil.Context(c.t), c, cfg, nil)
+	for _, s := range says {
+		if err == nil || !strings.Contains(err.Error(), s) {
+			c.t.Errorf("error %v, want one that says %q", err, s)
+		}
+	}
+}
+
+// smallJob trains a small DLRM on generated data.
+func smallJob(name, optimizer string, steps int64) trainer.Config {
+	cfg := trainer.DefaultConfig()
+	g := data.DefaultGenerator()
+	g.Examples, g.Held, g.Keys, g.Categorical, g.Dense = 0, 200, 400, 4, 3
+	no := false
+	cfg.Job, cfg.Generator, cfg.Steps, cfg.InFlight, cfg.Batch, cfg.Seed = name, &g, steps, 0, 64, 7
+	cfg.Model = trainer.ModelConfig{Dim: 8, Bottom: []int{16}, Top: []int{16}}
+	cfg.Embeddings.Optimizer, cfg.Dense.Optimizer = optimizer, optimizer
+	cfg.Audit, cfg.Evaluate, cfg.Accelerator = true, &no, "go"
+	return cfg
 }

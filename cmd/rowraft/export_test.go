@@ -1,22 +1,20 @@
-package e2e
+package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/cmd/rowraft/tablefile"
-	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // rowsOf is a table in memory.
@@ -51,14 +49,13 @@ func (r rowsOf) same(t testing.TB, what string, want rowsOf) {
 // scanned reads a whole table through a client.
 func scanned(t testing.TB, cl *client.Client, name string) rowsOf {
 	t.Helper()
-	ctx := deadline(t, patience)
+	ctx := testutil.Context(t)
 	table, err := cl.Table(ctx, name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	rows := make(rowsOf)
-	if err := table.Scan(ctx, func(keys []rowraft.Key,
-		values []float32) error {
+	if err := table.Scan(ctx, func(keys []rowraft.Key, values []float32) error {
 		rows.add(t, keys, values)
 		return nil
 	}); err != nil {
@@ -95,10 +92,9 @@ func inFile(t testing.TB, path string) rowsOf {
 // TestExportAndImport takes a table, trained a little, through every format into
 // another table, and into another cluster with another number of shards.
 func TestExportAndImport(t *testing.T) {
-	a := start(t, localcluster.Options{Servers: 1, Shards: 4})
-	b := start(t, localcluster.Options{Servers: 1, Shards: 3})
-	ac, bc := a.dial(client.Options{}), b.dial(client.Options{})
-	ctx := deadline(t, patience)
+	a, b := startLive(t, 4), startLive(t, 3)
+	ac, bc := a.dial(), b.dial()
+	ctx := testutil.Context(t)
 	table, err := ac.CreateTable(ctx, rowraft.Schema{
 		Name: "user", Kind: rowraft.Sparse, Dim: 7, Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 5, B: 1},
 		Optimizer: rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.1, InitialAccumulator: 0.1, Epsilon: 1e-8},
@@ -106,7 +102,7 @@ func TestExportAndImport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rng := seed(t)
+	rng := rand.New(rand.NewPCG(1, 2))
 	keys := []rowraft.Key{0, 1<<64 - 1, 1 << 63}
 	for len(keys) < 20_000 {
 		keys = append(keys, rowraft.Key(rng.Uint64()))
@@ -172,9 +168,9 @@ func TestExportAndImport(t *testing.T) {
 		if tc.args[1] == "wide" {
 			a.must("table", "create", "wide", "--dim", "9", "--if-not-exists")
 		}
-		_, errout, code := a.patiently(append([]string{"table"}, tc.args...)...)
-		if code != tc.code || !strings.Contains(errout, tc.says) {
-			t.Errorf("table %v: exit code %d, %q; want %d and %q", tc.args, code, errout, tc.code, tc.says)
+		if got := a.run(append([]string{"table"}, tc.args...)...); got.code != tc.code ||
+			!strings.Contains(got.errout, tc.says) {
+			t.Errorf("table %v: %+v; want %d and %q", tc.args, got, tc.code, tc.says)
 		}
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "*partial*")); err != nil || len(left) > 0 {
@@ -190,107 +186,11 @@ func TestExportAndImport(t *testing.T) {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, errout, code := a.patiently("table", "import", "new", "--from", file, "--create")
-	if code != 2 || !strings.Contains(errout, "row 19999") || !strings.Contains(errout, "number 6 is NaN") {
-		t.Errorf("a NaN: exit code %d, %s", code, errout)
+	if got := a.run("table", "import", "new", "--from", file, "--create"); got.code != 2 ||
+		!strings.Contains(got.errout, "row 19999") || !strings.Contains(got.errout, "number 6 is NaN") {
+		t.Errorf("a NaN: %+v", got)
 	}
-	if _, err := ac.Table(deadline(t, patience), "new"); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
+	if _, err := ac.Table(ctx, "new"); rowraft.CodeOf(err) != rowraft.CodeTableNotFound {
 		t.Errorf("the table was made: %v", err)
-	}
-}
-
-// TestScanUnderPushesAndAKill: every push adds 1 to all weights of all rows. A scan
-// runs concurrently, and a leader dies during it. It returns each row once, whole, and not older
-// than what was acknowledged before it began.
-func TestScanUnderPushesAndAKill(t *testing.T) {
-	const dim, rows = 4, 20_000
-	c := start(t, localcluster.Options{})
-	cl := c.dial(client.Options{})
-	table, err := cl.CreateTable(deadline(t, patience), rowraft.Schema{
-		Name: "counts", Kind: rowraft.Sparse, Dim: dim, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
-		Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
-	}, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keys, grads := make([]rowraft.Key, rows), make([]float32, dim*rows)
-	for i := range keys {
-		keys[i] = rowraft.Key(i)
-	}
-	for i := range grads {
-		grads[i] = -1
-	}
-	var begun, acked atomic.Int64
-	push := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		begun.Add(1)
-		_, err := table.Push(ctx, keys, grads)
-		if err == nil {
-			acked.Add(1)
-		}
-		return err
-	}
-	if err := push(); err != nil {
-		t.Fatal(err)
-	}
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	var once sync.Once
-	end := func() { once.Do(func() { close(stop) }) }
-	defer end()
-	wg.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if err := push(); err != nil {
-				t.Error(err)
-				return
-			}
-		}
-	})
-	leads, err := c.leaders(deadline(t, patience))
-	if err != nil {
-		t.Fatal(err)
-	}
-	victim := leads[len(leads)-1] // of the slots that a scan comes to last
-	for round := range 2 {
-		least := acked.Load()
-		got := make(rowsOf)
-		killed := round == 0
-		err := table.Scan(deadline(t, patience), func(keys []rowraft.Key, values []float32) error {
-			if !killed {
-				killed = true
-				if err := victim.Kill(); err != nil {
-					return err
-				}
-			}
-			got.add(t, keys, values)
-			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		most := begun.Load()
-		if len(got) != rows {
-			t.Errorf("round %d: %d rows of %d", round, len(got), rows)
-		}
-		for k, w := range got {
-			for _, v := range w {
-				if v != w[0] || v < float32(least) || v > float32(most) {
-					t.Fatalf("round %d: key %d has %v; %d pushes were acknowledged before, %d begun after", round, k, w, least, most)
-				}
-			}
-		}
-		t.Logf("round %d: between %d and %d pushes", round, least, most)
-	}
-	end()
-	wg.Wait()
-	if err := c.Restart(deadline(t, patience), victim); err != nil {
-		t.Fatal(err)
 	}
 }
