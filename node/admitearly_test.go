@@ -10,7 +10,6 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/node/admit"
-	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -54,12 +53,12 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 	var held atomic.Pointer[chan struct{}] // until it is closed, no entry is applied, and admitted pushes stay in flight
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
 		cfg.Limits = limits
-		cfg.tamper = func(_ replica.Applier, _ rowraft.Index, entry []byte) []byte {
+		cfg.tamper(func(_ *applier, entry []byte) []byte {
 			if h := held.Load(); h != nil {
 				<-*h
 			}
 			return entry
-		}
+		})
 	})
 	ctx, n := testutil.Context(t), c.nodes[0]
 	table, err := c.dial().CreateTable(ctx, counterSchema("flooded"), false)

@@ -121,10 +121,9 @@ type Config struct {
 	// stops in order and returns the error.
 	Fatal func(error)
 
-	// tamper changes the entries that a replica applies. It is nil except in tests and canaries.
-	tamper func(at replica.Applier, index rowraft.Index, entry []byte) []byte
-
-	memoryUse func() admit.MemoryUse // nil but in tests
+	// Only tests set these two. wrapStore returns a store around the one that runs the groups of the shards.
+	wrapStore func(replica.Store) replica.Store
+	memoryUse func() admit.MemoryUse
 
 	// announce is the newest format version that this server claims to understand. Only tests set it to
 	// less than the real one.
@@ -200,6 +199,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.ScrubBytesPerSecond == 0 {
 		c.ScrubBytesPerSecond = 16 << 20
+	}
+	if c.wrapStore == nil {
+		c.wrapStore = func(s replica.Store) replica.Store { return s }
 	}
 	if c.announce == 0 {
 		c.announce = wire.NewestVersion()

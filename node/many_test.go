@@ -12,7 +12,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/testutil"
-	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -24,13 +23,12 @@ func TestSharedCallsKeepBatchesApart(t *testing.T) {
 	const shards = 3
 	var held atomic.Pointer[chan struct{}] // until it is closed, shard 0 applies nothing
 	c := startClusterWith(t, 1, shards, func(cfg *Config) {
-		cfg.tamper = func(r replica.Applier, _ rowraft.Index, entry []byte) []byte {
-			_, shard := r.Place()
-			if h := held.Load(); h != nil && shard == 0 {
+		cfg.tamper(func(r *applier, entry []byte) []byte {
+			if h := held.Load(); h != nil && r.shard == "shard-0" {
 				<-*h
 			}
 			return entry
-		}
+		})
 	})
 	ctx, n, cl, id := testutil.Context(t), c.nodes[0], c.dial(), rowraft.ClientID{1}
 	table, err := cl.CreateTable(ctx, counterSchema("shared"), false)

@@ -204,7 +204,7 @@ func (n *Node) newHost() *replica.Host {
 		Cluster: func() rowraft.ClusterID { return n.identity.Identity().Cluster },
 		Map:     func() *clustermap.Map { return n.sched.View().Map() },
 		Meta:    n.meta.Load, MayLog: n.mayLog, NodeStatus: n.status,
-		Tamper: n.cfg.tamper, Logger: n.log,
+		Logger: n.log,
 	})
 }
 
@@ -283,7 +283,7 @@ func (n *Node) openStore(id identity.Identity, source *certs.Source) (err error)
 	})
 	if err == nil {
 		n.opened.Store(n.store)
-		n.host.Open(n.store)
+		n.host.Open(n.cfg.wrapStore(n.store))
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,6 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/testutil"
-	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -45,21 +45,22 @@ func startProofCluster(t *testing.T, servers int) *proofCluster {
 func startProofClusterWith(t *testing.T, servers int, change func(*Config)) *proofCluster {
 	c := &proofCluster{byNode: make(map[string]int)}
 	c.testCluster = startClusterWith(t, servers, 1, func(cfg *Config) {
-		name := cfg.Name
 		cfg.Profile, cfg.ProofEvery = "default", 100*time.Millisecond
-		cfg.tamper = func(r replica.Applier, _ rowraft.Index, entry []byte) []byte {
+		cfg.tamper(func(r *applier, entry []byte) []byte {
 			want := c.harm.Load()
-			if want == 0 || r.Leads() != (want == 1) {
+			if want == 0 || r.leads() != (want == 1) {
 				return entry
 			}
-			was := c.harmed.Load()
-			entry = replica.Misapply(entry, &c.harmed)
-			if !was && c.harmed.Load() {
-				c.harmAt.Store(time.Now().UnixNano())
-				c.harmedOn.Store(name)
+			at := bytes.Index(entry, []byte{0, 0, 0x80, 0xBF}) // -1, a gradient of push
+			if at < 0 || !c.harmed.CompareAndSwap(false, true) {
+				return entry
 			}
-			return entry
-		}
+			c.harmAt.Store(time.Now().UnixNano())
+			c.harmedOn.Store(r.node)
+			wrong := bytes.Clone(entry) // other goroutines use entry
+			wrong[at+3] ^= 0x80
+			return wrong
+		})
 		change(cfg)
 	})
 	for i, n := range c.nodes {
@@ -445,7 +446,7 @@ func TestOnlyRowsOfTheMajorityAreKept(t *testing.T) {
 
 // TestNoReplicaIsFenced catches the canaries that misapply a gradient.
 func TestNoReplicaIsFenced(t *testing.T) {
-	c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.tamper = nil }) // only the build's own tamper remains
+	c := startProofClusterWith(t, 3, func(cfg *Config) { cfg.wrapStore = nil }) // only a canary changes entries
 	start, last := time.Now(), uint64(0)
 	for marks := 0; marks < 10 || time.Since(start) < 5*time.Second; {
 		c.push()

@@ -68,7 +68,7 @@ func (c *stepCluster) firstPiece(table *client.Table, workers int) (last rowraft
 			return nil
 		}
 		first.Payload = p.Payload
-		err := r.Propose(c.ctx, func(h wire.EntryHeader) []byte { return wire.AppendStepEntry(nil, h, &first) })
+		err := r.propose(c.ctx, func(h wire.EntryHeader) []byte { return wire.AppendStepEntry(nil, h, &first) })
 		return err
 	})
 	if err != nil || pieces < 3 {
@@ -191,7 +191,7 @@ func TestAStepThatAllHaveGivenUp(t *testing.T) {
 	c.mu.Lock()
 	r := c.replica
 	c.mu.Unlock()
-	if err := r.Propose(c.ctx, func(h wire.EntryHeader) []byte {
+	if err := r.propose(c.ctx, func(h wire.EntryHeader) []byte {
 		return wire.AppendStepEntry(nil, h,
 			&first)
 	}); err != nil {

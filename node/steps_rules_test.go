@@ -6,11 +6,11 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/testutil"
-	"github.com/rowraft/rowraft/node/replica"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -21,7 +21,7 @@ type stepCluster struct {
 	ctx context.Context
 
 	mu      sync.Mutex
-	replica replica.Applier
+	replica *applier
 	steps   []int // bytes of the entries of steps
 }
 
@@ -29,7 +29,7 @@ func startStepCluster(t *testing.T) *stepCluster {
 	t.Helper()
 	c := &stepCluster{ctx: testutil.Context(t)}
 	c.testCluster = startClusterWith(t, 1, 1, func(cfg *Config) {
-		cfg.tamper = func(r replica.Applier, _ rowraft.Index, entry []byte) []byte {
+		cfg.tamper(func(r *applier, entry []byte) []byte {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.replica = r
@@ -37,7 +37,7 @@ func startStepCluster(t *testing.T) *stepCluster {
 				c.steps = append(c.steps, len(entry))
 			}
 			return entry
-		}
+		})
 	})
 	if _, err := c.dial().CreateTable(c.ctx, counterSchema("emb"), false); err != nil {
 		t.Fatal(err)
@@ -378,18 +378,13 @@ func TestAHoldWaitsForNoOpenStep(t *testing.T) {
 	cl1, j1 := c.worker(1, 1, 1)
 	a := c.push(cl0, j0, 1, 2)
 	c.heldFrom(1, 1)
-	c.mu.Lock()
-	r := c.replica
-	c.mu.Unlock()
-	release, err := r.Hold(c.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	began := time.Now()
+	release := c.hold(0, t.TempDir())
 	b := c.push(cl1, j1, 1, 2)
 	testutil.Eventually(t, "the step is whole", func() bool {
 		return c.state().HighestOpen == 1 && len(c.state().WaitingFor) == 0
 	})
-	if s := c.state(); s.LastClosed != 0 {
+	if s := c.state(); s.LastClosed != 0 && time.Since(began) < holdLease {
 		t.Errorf("a step was closed under a hold: %v", s)
 	}
 	release()

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -18,18 +19,14 @@ import (
 func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 	next, forget := wire.InventVersion()
 	t.Cleanup(forget) // after the servers have ended
-	type place struct {
-		node  rowraft.NodeID
-		shard rowraft.ShardID
-	}
-	var replicas sync.Map // place → replica.Applier, those that have applied an entry
+	type place struct{ node, shard string }
+	var replicas sync.Map // place → *applier, those that have applied an entry
 	i := 0
 	c := startClusterWith(t, 3, 2, func(cfg *Config) {
-		cfg.tamper = func(r replica.Applier, _ rowraft.Index, entry []byte) []byte {
-			node, shard := r.Place()
-			replicas.Store(place{node, shard}, r)
+		cfg.tamper(func(r *applier, entry []byte) []byte {
+			replicas.Store(place{r.node, r.shard}, r)
 			return entry
-		}
+		})
 		if cfg.Profile = "default"; i == 2 {
 			cfg.announce = wire.FirstVersion
 		}
@@ -51,11 +48,11 @@ func TestNoShardLogsWhatAMemberDoesNotKnow(t *testing.T) {
 		testutil.Eventually(t, "the leader of a shard answers, and knows what all servers understand", func() bool {
 			final := false
 			replicas.Range(func(at, value any) bool {
-				r := value.(replica.Applier)
-				if at.(place).shard != shard || !r.Leads() {
+				r := value.(*applier)
+				if at.(place).shard != fmt.Sprintf("shard-%d", shard) || !r.leads() {
 					return true
 				}
-				err = r.Propose(ctx, func(h wire.EntryHeader) []byte {
+				err = r.propose(ctx, func(h wire.EntryHeader) []byte {
 					h.Version = next
 					return wire.DropTableEntry(h, 12345)
 				})

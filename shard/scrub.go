@@ -94,15 +94,3 @@ func (c *scrubber) next(tables *tableSet, owned *slotSet) (read int, where strin
 	}
 	return read, ""
 }
-
-// Rot implements the sabotage canary.MemoryRots.
-func (m *Machine) Rot() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, t := range m.mu.tables.list {
-		if t.rows.Rot() {
-			return true
-		}
-	}
-	return false
-}

@@ -49,10 +49,14 @@ type Options struct {
 
 	NodeStatus func() *rowraftv1.NodeStatusReply // describes the server, for the call of this name
 
-	// Tamper changes the entries that a replica applies. It is nil except in tests and canaries.
-	Tamper func(at Applier, index rowraft.Index, entry []byte) []byte
-
 	Logger *slog.Logger
+}
+
+// Store runs the Raft groups of the replicas; it is a *raftstore.Store.
+type Store interface {
+	StartGroup(raftstore.GroupConfig) (*raftstore.Group, error)
+	RemoveReplica(group string, r rowraft.ReplicaID) error
+	Removed(group string, r rowraft.ReplicaID) bool
 }
 
 // Host runs the replicas that the cluster map gives one server, and serves the calls for their shards.
@@ -62,7 +66,7 @@ type Options struct {
 type Host struct {
 	opts   Options
 	log    *slog.Logger
-	store  *raftstore.Store // set by Open
+	store  Store // set by Open
 	fences fences
 
 	// cluster is the map of the last Follow.
@@ -76,9 +80,6 @@ type Host struct {
 
 // New returns a host without replicas.
 func New(opts Options) *Host {
-	if opts.Tamper == nil {
-		opts.Tamper = sabotage()
-	}
 	return &Host{
 		opts: opts, log: opts.Logger, replicas: make(map[rowraft.ShardID]*replica),
 		fences: fences{fs: opts.FS, log: opts.Logger, dir: filepath.Join(opts.DataDir, "fenced"),
@@ -87,7 +88,7 @@ func New(opts Options) *Host {
 }
 
 // Open sets the store of the replicas' Raft groups.
-func (h *Host) Open(store *raftstore.Store) { h.store = store }
+func (h *Host) Open(store Store) { h.store = store }
 
 // Register adds the services Table and Replicas to a gRPC server.
 func (h *Host) Register(s grpc.ServiceRegistrar) {

@@ -126,7 +126,7 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	r.group, err = h.store.StartGroup(raftstore.GroupConfig{
 		ID:        groupName(s.ID),
 		Replica:   self.ID,
-		Machine:   h.stateMachine(r),
+		Machine:   sabotage(stateMachine{machine, r}),
 		Bootstrap: founders,
 		Check:     r.checkVersion,
 		OnLeader:  r.onLeader,

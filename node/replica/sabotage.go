@@ -1,10 +1,10 @@
+//go:build rowraft_canary
+
 package replica
 
 import (
 	"bytes"
-	"context"
 	"sync/atomic"
-	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
@@ -12,81 +12,31 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// stateMachine returns the state machine that raftstore drives for r. Only tests and canaries change the entries that
-// it applies.
-func (h *Host) stateMachine(r *replica) raftstore.StateMachine {
-	m := stateMachine{r.machine, r}
-	if h.opts.Tamper == nil {
-		return m
+// sabotaged is a stateMachine that breaks the promise that the canary names.
+type sabotaged struct{ stateMachine }
+
+func sabotage(m stateMachine) raftstore.StateMachine { return sabotaged{m} }
+
+// damaged is set after a canary that does its damage once has done it.
+var damaged atomic.Bool
+
+func (m sabotaged) Apply(index rowraft.Index, entry []byte) any {
+	leads := m.r.leading.Load() != 0
+	switch {
+	case canary.Is(canary.KeepDeleted) && !leads:
+		entry = keepDeleted(entry)
+	case canary.Is(canary.FollowerMisapplies) && !leads, canary.Is(canary.LeaderMisapplies) && leads:
+		entry = misapply(entry)
+	case canary.Is(canary.MemoryRots) && !leads && !damaged.Load():
+		damaged.Store(m.Machine.Rot())
 	}
-	return tampered{m, h.opts.Tamper}
+	return m.stateMachine.Apply(index, entry)
 }
 
-// Applier is a replica that applies an entry, as Options.Tamper sees it. Tests also log and hold with it.
-type Applier struct{ r *replica }
-
-// Place returns the server and the shard of the replica.
-func (a Applier) Place() (rowraft.NodeID, rowraft.ShardID) { return a.r.node, a.r.shard }
-
-// Leads reports whether the replica serves as the leader.
-func (a Applier) Leads() bool { return a.r.leading.Load() != 0 }
-
-// Propose logs the entry that build makes with the header of a new entry.
-func (a Applier) Propose(ctx context.Context, build func(wire.EntryHeader) []byte) error {
-	_, err := a.r.propose(ctx, build(a.r.header()))
-	return err
-}
-
-// Hold holds pushes until release is called, as a checkpoint does.
-func (a Applier) Hold(ctx context.Context) (release func() time.Duration, err error) {
-	h, err := a.r.pushes.hold(ctx, time.Minute)
-	if err != nil {
-		return nil, err
-	}
-	return h.release, nil
-}
-
-// tampered is a stateMachine that applies other entries than those of the log.
-type tampered struct {
-	stateMachine
-	tamper func(at Applier, index rowraft.Index, entry []byte) []byte
-}
-
-func (m tampered) Apply(index rowraft.Index, entry []byte) any {
-	return m.stateMachine.Apply(index, m.tamper(Applier{m.r}, index, entry))
-}
-
-// sabotage returns the change that a canary build makes to the entries that a replica applies; nil in other builds.
-func sabotage() func(Applier, rowraft.Index, []byte) []byte {
-	if canary.Is(canary.KeepDeleted) {
-		return func(at Applier, _ rowraft.Index, entry []byte) []byte {
-			if at.Leads() {
-				return entry
-			}
-			return keepDeleted(entry)
-		}
-	}
-	if !canary.Is(canary.FollowerMisapplies) && !canary.Is(canary.LeaderMisapplies) {
-		return nil
-	}
-	return func(at Applier, _ rowraft.Index, entry []byte) []byte {
-		if at.Leads() != canary.Is(canary.LeaderMisapplies) {
-			return entry
-		}
-		return Misapply(entry, &misapplied)
-	}
-}
-
-// rotten is set after canary.MemoryRots has done its damage.
-var rotten atomic.Bool
-
-// misapplied is set after a canary has done its damage.
-var misapplied atomic.Bool
-
-// Misapply negates the first non-zero number in an entry, once.
-func Misapply(entry []byte, done *atomic.Bool) []byte {
+// misapply returns the entry of a push with its first non-zero number negated, once.
+func misapply(entry []byte) []byte {
 	h, _, err := wire.ParseEntryHeader(entry)
-	if err != nil || h.Kind != wire.EntryParts || h.Parts == 0 || done.Load() {
+	if err != nil || h.Kind != wire.EntryParts || h.Parts == 0 || damaged.Load() {
 		return entry
 	}
 	changed := bytes.Clone(entry) // other goroutines hold entry
@@ -99,7 +49,7 @@ func Misapply(entry []byte, done *atomic.Bool) []byte {
 		return entry
 	}
 	for size := seg.DType.Size(); len(body.Values) >= size; body.Values = body.Values[size:] {
-		if number := body.Values[:size]; number[size-1]&0x7F != 0 && done.CompareAndSwap(false, true) {
+		if number := body.Values[:size]; number[size-1]&0x7F != 0 && damaged.CompareAndSwap(false, true) {
 			number[size-1] ^= 0x80
 			return changed
 		}

@@ -3,8 +3,6 @@ package replica
 import (
 	"context"
 	"time"
-
-	"github.com/rowraft/rowraft/internal/canary"
 )
 
 const (
@@ -30,9 +28,6 @@ func (h *Host) scrub(ctx context.Context) {
 		}
 		replicas := h.runningReplicas()
 		for _, r := range replicas {
-			if canary.Is(canary.MemoryRots) && r.leading.Load() == 0 && !rotten.Load() {
-				rotten.Store(r.machine.Rot())
-			}
 			if err := r.machine.Scrub(max(h.opts.ScrubBytesPerSecond/len(replicas), minScrub)); err != nil {
 				r.noticeFence()
 			}

@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/canary"
 	"github.com/rowraft/rowraft/internal/slab"
 )
 
@@ -137,19 +136,4 @@ func (c *slotCheck) next(x *index, most int) (size int, ok bool) {
 		}
 	}
 	return size, n == 0 || hash()
-}
-
-// Rot implements the sabotage canary.MemoryRots: it flips a bit in the first row of the first slot
-// that has one. It reports whether the table has a row.
-func (t *Table) Rot() bool {
-	if !canary.Is(canary.MemoryRots) {
-		return false
-	}
-	for s := range t.index.slots {
-		for e := range t.index.slots[s].entries() {
-			t.index.weights(t.index.at(slab.Place(uint32(e) - 1)))[0] ^= 1
-			return true
-		}
-	}
-	return false
 }
