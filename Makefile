@@ -27,6 +27,7 @@ GOTEST   := go test -timeout 45m -vet=off -p $(PARALLEL)
 PKG      ?= ./...
 FUZZTIME ?= 10s
 BENCH    ?= .
+BENCHTIME ?= 1s
 
 ##@ Build and run
 
@@ -122,8 +123,8 @@ soak: build-faults ## chaos for MIN=30 minutes; each run adds a line to docs/rel
 	scripts/soak.sh $(MIN) $(BIN) docs/reliability-ledger.md
 
 .PHONY: bench
-bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/...)
-	GOEXPERIMENT=$(SIMD) go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
+bench: ## Go benchmarks, none of them long (BENCH=regexp PKG=./shard/... BENCHTIME=1x)
+	GOEXPERIMENT=$(SIMD) go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -benchmem $(PKG)
 
 .PHONY: bench-rowstore
 bench-rowstore: build ## the row store alone, compared with Go's map and its bars (ARGS="--json --only gather", 3 GiB)

@@ -71,6 +71,7 @@ else
 	stage demo demo
 	stage chaos chaos
 	stage arm64 arm64 ARGS=--all
+	stage bench bench BENCHTIME=1x
 	stage bench-smoke bench-smoke
 	stage failover bench-failover-smoke
 	stage fuzz fuzz FUZZTIME="${FUZZTIME:-30s}"

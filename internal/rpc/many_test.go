@@ -54,6 +54,13 @@ func (s *manyServer) WriteMany(req *rowraftv1.WriteManyRequest,
 	})
 }
 
+func (s *manyServer) PushStepMany(req *rowraftv1.PushStepManyRequest,
+	stream grpc.ServerStreamingServer[rowraftv1.PushStepReply]) error {
+	return PushStepMany(req, stream, func(context.Context, *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+		return &rowraftv1.PushStepReply{}, nil
+	})
+}
+
 func (s *manyServer) Pull(_ context.Context, q *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	return &rowraftv1.PullReply{AppliedIndex: uint64(q.Shard), Payload: Pool.Bytes(5000)}, nil
 }
@@ -171,15 +178,37 @@ func TestTooManyBatchesAreRefused(t *testing.T) {
 	s := &manyServer{release: make(chan struct{})}
 	close(s.release)
 	stub := s.serve(t, nil)
-	for n, ok := range map[int]bool{MaxBatches: true, MaxBatches + 1: false} {
-		stream, err := stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: shards(n)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := stream.Recv(); (err == nil) != ok {
-			t.Errorf("%d batches: %v", n, err)
+	calls := map[string]func(n int) (grpc.ClientStream, error){
+		"PullMany": func(n int) (grpc.ClientStream, error) {
+			return stub.PullMany(ctx, &rowraftv1.PullManyRequest{Batches: shards(n)})
+		},
+		"WriteMany": func(n int) (grpc.ClientStream, error) {
+			return stub.WriteMany(ctx, &rowraftv1.WriteManyRequest{Batches: empty[rowraftv1.WriteRequest](n)})
+		},
+		"PushStepMany": func(n int) (grpc.ClientStream, error) {
+			return stub.PushStepMany(ctx, &rowraftv1.PushStepManyRequest{Batches: empty[rowraftv1.PushStepRequest](n)})
+		},
+	}
+	for name, call := range calls {
+		for n, ok := range map[int]bool{MaxBatches: true, MaxBatches + 1: false} {
+			stream, err := call(n)
+			if err == nil {
+				err = stream.RecvMsg(new(rowraftv1.PushStepReply)) // only the error matters
+			}
+			if (err == nil) != ok {
+				t.Errorf("%s of %d batches: %v", name, n, err)
+			}
 		}
 	}
+}
+
+// empty returns n requests without content.
+func empty[Q any](n int) []*Q {
+	out := make([]*Q, n)
+	for i := range out {
+		out[i] = new(Q)
+	}
+	return out
 }
 
 // A stream is refused before its body is read, as a unary call is.

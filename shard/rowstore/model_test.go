@@ -181,10 +181,12 @@ func testSchema(kind rowraft.TableKind, opt rowraft.OptimizerKind, dim int) rowr
 		Optimizer:   rowraft.Optimizer{Kind: opt, LR: 0.1},
 	}
 	switch opt {
-	case rowraft.Adagrad:
+	case rowraft.Adagrad, rowraft.RowWiseAdagrad:
 		s.Optimizer.InitialAccumulator, s.Optimizer.Epsilon = 0.1, 1e-8
 	case rowraft.Adam:
 		s.Optimizer.Beta1, s.Optimizer.Beta2, s.Optimizer.Epsilon = 0.9, 0.999, 1e-8
+	case rowraft.FTRL:
+		s.Optimizer.Beta = 1
 	}
 	return s
 }
