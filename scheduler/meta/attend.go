@@ -28,6 +28,7 @@ func (t TrainerID) Compare(o TrainerID) int {
 func (g *registry) attend(old *rowraftv1.MetaRun, i int, tables []uint64, exists func(id uint64) bool) {
 	r := proto.CloneOf(old)
 	r.Members[i].Attending, r.Attended = r.Members[i].GetIncarnation(), true
+	r.Members[i].AnyTable = len(tables) == 0
 	r.Tables = slices.DeleteFunc(append(r.Tables, tables...), func(id uint64) bool { return !exists(id) })
 	slices.Sort(r.Tables)
 	r.Tables = slices.Compact(r.Tables)
@@ -70,7 +71,7 @@ func (g *registry) detachRuns(replaced func(tables []uint64) bool) {
 func (g *registry) trainersOfAll() (all []*rowraftv1.MetaTrained) {
 	for _, r := range g.runs {
 		for _, m := range r.GetMembers() {
-			if len(r.GetTables()) == 0 && m.GetAttending() != 0 {
+			if m.GetAnyTable() && m.GetAttending() != 0 {
 				all = append(all, &rowraftv1.MetaTrained{Job: r.GetJob(), Rank: m.GetRank(), Incarnation: m.GetAttending(),
 					Owner: OwnerOf(r)})
 			}

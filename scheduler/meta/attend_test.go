@@ -280,6 +280,9 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 		!slices.Equal(m.RunOf("ctr").GetTables(), []uint64{7, 9}) {
 		t.Errorf("read: %v attend, %v", got, m.RunOf("ctr"))
 	}
+	if all := m.state.registry.trainersOfAll(); len(all) != 1 || !proto.Equal(all[0], trained) {
+		t.Errorf("read: %v may train any table, want %v", all, trained)
+	}
 	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {
 		t.Errorf("written again: %x, want %x", got, want)
 	}

@@ -292,13 +292,22 @@ func TestAResumeAfterRestoresOfSingleTables(t *testing.T) {
 		t.Errorf("the tables come from %v, want B with the trainer of no table, and A", from)
 	}
 
+	// Another member of its run names tables.
+	h.step("a member that names a table", metacmd.Attend(h.enter("mixed", 0, 12), "", 0, two), none)
+	h.step("a member that names none", metacmd.Attend(h.enter("mixed", 1, 13), "", 0), none)
+	successor := h.enter("mixed", 1, 14)
+	restore(4, rowraft.TableID(three), "old", "C")
+	h.step("a process that replaced the member that names none", metacmd.Attend(successor, "C", 0),
+		rowraft.CodePrecondition)
+	h.step("another process of the member that names another table", metacmd.Attend(h.enter("mixed", 0, 15), "C", 0), none)
+
 	h.m.state.catalog.restored[1].Trained = nil
-	for i := range uint32(maxTrained - 1) {
+	for i := range uint32(maxTrained - len(h.m.state.catalog.restored[0].GetTrained())) {
 		h.m.state.catalog.restored[1].Trained = append(h.m.state.catalog.restored[1].Trained,
 			&rowraftv1.MetaTrained{Job: fmt.Sprintf("x-%06d", i), Incarnation: 1})
 	}
-	h.step("a restore begins", metacmd.BeginRestore(4), none)
-	r := metacmd.Restore(4, 1, 2, metacmd.Table(rowraft.TableID(1).RestoredBy(4), "old"))
-	r.Source = &rowraftv1.MetaRestored{Id: "C"}
+	h.step("a restore begins", metacmd.BeginRestore(5), none)
+	r := metacmd.Restore(5, 1, 2, metacmd.Table(rowraft.TableID(1).RestoredBy(5), "old"))
+	r.Source = &rowraftv1.MetaRestored{Id: "D"}
 	h.step("more trainers than the limit", metacmd.DecideRestore(r), rowraft.CodeInvalidArgument)
 }

@@ -137,6 +137,7 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 		m = &rowraftv1.RunMember{
 			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(g.issueIncarnation()),
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Attending: m.GetAttending(),
+			AnyTable: m.GetAnyTable(),
 		}
 		// Otherwise the first worker that returns would begin a generation alone.
 		if r.GetGather() && r.GetState() == rowraftv1.JobState_JOB_STATE_STOPPED {

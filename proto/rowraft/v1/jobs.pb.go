@@ -288,6 +288,7 @@ type RunMember struct {
 	// Incarnation of the worker with this rank that attended last and has not detached; 0: none.
 	// Checkpoints need the state of the rank while it is set.
 	Attending     uint64 `protobuf:"varint,8,opt,name=attending,proto3" json:"attending,omitempty"`
+	AnyTable      bool   `protobuf:"varint,9,opt,name=any_table,json=anyTable,proto3" json:"any_table,omitempty"` // the worker of attending named no tables, so it may train any
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -376,6 +377,13 @@ func (x *RunMember) GetAttending() uint64 {
 		return x.Attending
 	}
 	return 0
+}
+
+func (x *RunMember) GetAnyTable() bool {
+	if x != nil {
+		return x.AnyTable
+	}
+	return false
 }
 
 // JobData is how the training part of a job's data is divided. Its examples are
@@ -2100,7 +2108,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\n" +
 	"JobSetting\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xf0\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\x8d\x02\n" +
 	"\tRunMember\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\tR\x06worker\x12 \n" +
@@ -2109,7 +2117,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x05state\x18\x05 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05taken\x18\a \x01(\x04R\x05taken\x12\x1c\n" +
-	"\tattending\x18\b \x01(\x04R\tattending\"\xa5\x02\n" +
+	"\tattending\x18\b \x01(\x04R\tattending\x12\x1b\n" +
+	"\tany_table\x18\t \x01(\bR\banyTable\"\xa5\x02\n" +
 	"\aJobData\x12\x1a\n" +
 	"\bexamples\x18\x01 \x01(\x04R\bexamples\x12#\n" +
 	"\rpart_examples\x18\x02 \x01(\x04R\fpartExamples\x12\x16\n" +

@@ -65,7 +65,7 @@ open(os.path.join(here, "create_extended.entry"), "wb").write(frame(b"RRME", dat
 cmap = data(1, b"c-1") + num(2, 3) + data(7, table) + num(8, 1)
 open(os.path.join(here, "extended.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap)))
 
-# Trainers. Rank 1 of a job of tom attends with the tables 7 and 9; table 7 comes from a checkpoint. Lists of numbers are packed.
+# Trainers. Rank 1 of a job of tom attends with the tables 7 and 9, in the snapshot again without naming tables; table 7 comes from a checkpoint. Lists of numbers are packed.
 tables = data(4, varint(7) + varint(9))
 run = bytes(range(17, 33))
 me = data(1, b"ctr") + data(2, run) + num(3, 1) + num(4, 6)
@@ -74,7 +74,7 @@ open(os.path.join(here, "detach.entry"), "wb").write(frame(b"RRME", data(31, dat
 cmap = data(1, b"c-1") + num(2, 2) + num(8, 2)
 trained = data(1, b"ctr") + num(2, 1) + num(3, 6) + data(4, b"tom")
 source = data(1, b"ckpt") + data(2, b"/mnt") + data(3, b"nightly") + data(4, varint(7)) + data(5, trained)
-attends = num(1, 1) + data(2, b"w-1") + num(3, 6) + data(4, begun) + num(5, 1) + num(8, 6)
+attends = num(1, 1) + data(2, b"w-1") + num(3, 6) + data(4, begun) + num(5, 1) + num(8, 6) + num(9, 1)
 state = (data(1, b"ctr") + data(2, run) + num(3, 2) + data(4, data(1, b"owner") + data(2, b"tom")) + num(5, 1) + num(7, 10 * 10**9) + num(8, 1)
          + num(12, 2) + data(13, attends) + data(14, b"") + num(23, 1) + data(24, varint(7) + varint(9)))
 open(os.path.join(here, "trainers.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + num(3, 6) + data(30, source) + data(50, state)))
