@@ -26,7 +26,7 @@ func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
 
 func TestUsageErrors(t *testing.T) {
 	full := t.TempDir()
-	if err := chaos.WriteJSON(filepath.Join(full, "x"), 1); err != nil {
+	if err := cli.WriteJSON(filepath.Join(full, "x"), 1); err != nil {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
@@ -65,11 +65,11 @@ func TestFaultsAreListed(t *testing.T) {
 func record(t *testing.T, pushes int, read int64, index uint64, seen cluster.Sights) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	if err := chaos.WriteJSON(filepath.Join(dir, chaos.ConfigFile),
+	if err := cli.WriteJSON(filepath.Join(dir, chaos.ConfigFile),
 		chaos.Config{Clients: 1, Seed: 5, For: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
-	if err := chaos.WriteJSON(filepath.Join(dir, verdict.SeenFile), seen); err != nil {
+	if err := cli.WriteJSON(filepath.Join(dir, verdict.SeenFile), seen); err != nil {
 		t.Fatal(err)
 	}
 	rec, err := history.Create(filepath.Join(dir, verdict.HistoryFile))

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft/e2e/chaos"
 	"github.com/rowraft/rowraft/e2e/cluster"
@@ -54,16 +53,14 @@ directory is kept.`,
 			if err := c.check(); err != nil {
 				return err
 			}
-			stderr := cmd.ErrOrStderr()
-			f, isFile := stderr.(*os.File)
-			v := newView(stderr, isFile && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb")
+			v := cli.NewRunView(cmd.ErrOrStderr())
 			res, err := run(cmd.Context(), &c, v)
-			v.done()
+			v.Done()
 			if err != nil {
 				return err
 			}
 			if c.jsonPath != "" {
-				if err := chaos.WriteJSON(c.jsonPath, res); err != nil {
+				if err := cli.WriteJSON(c.jsonPath, res); err != nil {
 					return err
 				}
 			}
@@ -103,10 +100,10 @@ directory is kept.`,
 }
 
 // run does a whole run and judges it. An error means that the run could not complete; violations are in the result.
-func run(ctx context.Context, cfg *config, v *view) (*result, error) {
+func run(ctx context.Context, cfg *config, v *cli.RunView) (*result, error) {
 	res := &result{Schema: jsonSchema, Config: cfg.Config, Reproduce: cfg.reproduce(), Dir: cfg.Dir}
 	began := time.Now()
-	v.event("seed %d, directory %s", cfg.Seed, cfg.Dir)
+	v.Event("seed %d, directory %s", cfg.Seed, cfg.Dir)
 	do := res.runProcesses
 	if cfg.Tier == "A" {
 		do = res.runSim
@@ -127,15 +124,15 @@ func run(ctx context.Context, cfg *config, v *view) (*result, error) {
 		res.Dir = ""
 		return res, os.RemoveAll(cfg.Dir)
 	}
-	return res, chaos.WriteJSON(filepath.Join(cfg.Dir, resultFile), res)
+	return res, cli.WriteJSON(filepath.Join(cfg.Dir, resultFile), res)
 }
 
 // resultFile is the result, in the directory of a run.
 const resultFile = "result.json"
 
-func (r *result) runSim(ctx context.Context, cfg *config, v *view) error {
+func (r *result) runSim(ctx context.Context, cfg *config, v *cli.RunView) error {
 	c := cfg.Config
-	c.Log = func(line string) { v.line(line + " (virtual)") }
+	c.Log = func(line string) { v.Line(line + " (virtual)") }
 	out, err := startSim(ctx, c)
 	if err != nil {
 		return err
@@ -144,10 +141,10 @@ func (r *result) runSim(ctx context.Context, cfg *config, v *view) error {
 	return nil
 }
 
-func (r *result) runProcesses(ctx context.Context, cfg *config, v *view) error {
+func (r *result) runProcesses(ctx context.Context, cfg *config, v *cli.RunView) error {
 	c := cfg.Config
-	c.Log = v.line
-	c.Progress = func(elapsed time.Duration, text string) { v.progress(elapsed, cfg.For, text) }
+	c.Log = v.Line
+	c.Progress = func(elapsed time.Duration, text string) { v.Progress(int64(elapsed), int64(cfg.For), text) }
 	before, p := ownUsage(), &processes{binary: cfg.binary}
 	out, err := chaos.Start(ctx, c, p)
 	if err != nil {

@@ -14,7 +14,7 @@ func TestSum(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, r result) string {
 		path := filepath.Join(dir, name)
-		if err := chaos.WriteJSON(path, &r); err != nil {
+		if err := cli.WriteJSON(path, &r); err != nil {
 			t.Fatal(err)
 		}
 		return path

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -34,18 +33,4 @@ A flag wins over the environment, and both over the job's file.`,
 	}
 	cli.MakeGroup(root)
 	return root
-}
-
-// writeJSON writes v to the file called name, "-" for standard output.
-func writeJSON(name string, v any) error {
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	text = append(text, '\n')
-	if name == "-" {
-		_, err = os.Stdout.Write(text)
-		return err
-	}
-	return os.WriteFile(name, text, 0o644)
 }

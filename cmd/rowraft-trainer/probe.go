@@ -41,7 +41,7 @@ found. Without a usable GPU the reason is printed and the CPU is used, as in tra
 				return err
 			}
 			if output == "json" {
-				return writeJSON("-", r)
+				return cli.WriteJSON("-", r)
 			}
 			printProbe(cmd.OutOrStdout(), r)
 			return nil

@@ -10,14 +10,10 @@ import (
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
-	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/trainer/report"
 )
-
-// lineEvery is the interval of progress lines when the output is no terminal.
-const lineEvery = 5 * time.Second
 
 // progress shows the events of a run. Calls of observe do not overlap.
 type progress struct {
@@ -26,18 +22,18 @@ type progress struct {
 }
 
 func newProgress(kind, file string) (*progress, error) {
-	out, closeFile, terminal := io.Writer(os.Stderr), func() {}, term.IsTerminal(int(os.Stderr.Fd()))
+	out, closeFile, terminal := io.Writer(os.Stderr), func() {}, cli.IsTerminal(os.Stderr)
 	if file != "" {
 		f, err := openProgressFile(file, progressFileBytes)
 		if err != nil {
 			return nil, cli.Usagef("--progress-file: %w", err)
 		}
-		out, closeFile, terminal = f, f.Close, term.IsTerminal(int(f.file.Fd()))
+		out, closeFile, terminal = f, f.Close, cli.IsTerminal(f.file)
 	}
 	var p *progress
 	switch kind {
 	case "auto":
-		if terminal && os.Getenv("TERM") != "dumb" {
+		if terminal {
 			p = barProgress(out)
 		} else {
 			p = lineProgress(out)
@@ -72,12 +68,12 @@ func lineProgress(out io.Writer) *progress {
 		case report.EventSkipped, report.EventNote, report.EventWindow:
 			fmt.Fprintln(out, e.Message)
 		case report.EventStep:
-			if e.Time.Sub(last) >= lineEvery {
+			if e.Time.Sub(last) >= cli.LineEvery {
 				last = e.Time
 				fmt.Fprintln(out, stepLine(e, began))
 			}
 		case report.EventHeld:
-			if e.Time.Sub(last) >= lineEvery {
+			if e.Time.Sub(last) >= cli.LineEvery {
 				last = e.Time
 				fmt.Fprintf(out, "held-out examples: %d scored\n", e.Examples)
 			}

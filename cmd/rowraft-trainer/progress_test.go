@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
@@ -15,16 +16,16 @@ func TestProgressLines(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	nan := report.Number(math.NaN())
 	step := report.Event{
-		Event: report.EventStep, Time: at.Add(lineEvery), Step: 120, Steps: 4000, Loss: 0.4321, AUC: 0.78125, Accuracy: nan,
-		ExamplesPerSecond: 51234.4, StepsPerSecond: 100.06, StalenessSteps: 1.96, WaitingSeconds: 0.6, BatchesSkipped: 3,
-		PushesAcknowledged: 118,
+		Event: report.EventStep, Time: at.Add(cli.LineEvery), Step: 120, Steps: 4000, Loss: 0.4321, AUC: 0.78125,
+		Accuracy: nan, ExamplesPerSecond: 51234.4, StepsPerSecond: 100.06, StalenessSteps: 1.96, WaitingSeconds: 0.6,
+		BatchesSkipped: 3, PushesAcknowledged: 118,
 	}
 	late := step
-	late.Time, late.Step, late.Steps, late.Accuracy, late.BatchesLate = at.Add(2*lineEvery), 240, 0, 0.5, 7
+	late.Time, late.Step, late.Steps, late.Accuracy, late.BatchesLate = at.Add(2*cli.LineEvery), 240, 0, 0.5, 7
 	for _, e := range []report.Event{
 		{Event: report.EventStart, Time: at, Message: "clicks.csv"},
 		{Event: report.EventSkipped, Time: at, Message: "step 3 skipped: the loss is not finite"},
-		{Event: report.EventStep, Time: at.Add(lineEvery - 1), Step: 119}, // too early
+		{Event: report.EventStep, Time: at.Add(cli.LineEvery - 1), Step: 119}, // too early
 		step, late,
 	} {
 		p.observe(e)

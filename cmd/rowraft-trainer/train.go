@@ -253,7 +253,7 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 		return errLost{err}
 	}
 	if o.json != "" && result != nil {
-		if werr := writeJSON(o.json, result); werr != nil && err == nil {
+		if werr := cli.WriteJSON(o.json, result); werr != nil && err == nil {
 			err = werr
 		}
 	}

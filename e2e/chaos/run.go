@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,6 +19,7 @@ import (
 	"github.com/rowraft/rowraft/e2e/nemesis"
 	"github.com/rowraft/rowraft/e2e/replay"
 	"github.com/rowraft/rowraft/e2e/verdict"
+	"github.com/rowraft/rowraft/internal/cli"
 )
 
 // Files in the directory of a run.
@@ -63,7 +63,7 @@ type Run struct {
 func Start(ctx context.Context, cfg Config, d Driver) (*Result, error) {
 	cfg.setDefaults()
 	r := &Run{Config: &cfg, Result: &Result{}, driver: d, began: time.Now()}
-	err := WriteJSON(filepath.Join(cfg.Dir, ConfigFile), cfg)
+	err := cli.WriteJSON(filepath.Join(cfg.Dir, ConfigFile), cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func (r *Run) end() error {
 	if observer, ok := r.driver.(Observer); ok {
 		seen.Leads = append(seen.Leads, observer.AfterEnd(r)...)
 	}
-	return errors.Join(err, WriteJSON(filepath.Join(r.Config.Dir, verdict.SeenFile), seen))
+	return errors.Join(err, cli.WriteJSON(filepath.Join(r.Config.Dir, verdict.SeenFile), seen))
 }
 
 // round is a safety phase, the end of the faults, a liveness phase and final reads. The last faults of the
@@ -417,13 +417,4 @@ func (res *Result) Judge(cfg Config) error {
 		}
 	}
 	return nil
-}
-
-// WriteJSON writes v to a file, indented.
-func WriteJSON(path string, v any) error {
-	raw, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, append(raw, '\n'), 0o644)
 }

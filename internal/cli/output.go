@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -45,6 +46,20 @@ func Show(w io.Writer, format string, v any, forPeople func(w io.Writer, wide bo
 		return WriteYAML(w, v)
 	}
 	return forPeople(w, format == FormatWide)
+}
+
+// WriteJSON writes v to the file called name, indented; "-" is standard output.
+func WriteJSON(name string, v any) error {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	if name == "-" {
+		_, err = os.Stdout.Write(text)
+		return err
+	}
+	return os.WriteFile(name, text, 0o644)
 }
 
 // WriteYAML writes the JSON of v as YAML, so that both have the same fields in the same order.

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
@@ -44,14 +43,12 @@ within 0.03 of the best possible; 3 otherwise.`,
 			if _, err := os.Stat(filepath.Dir(jsonPath)); err != nil { // fail now, not after the run
 				return cli.Usagef("--json %s: %w", jsonPath, err)
 			}
-			stderr := cmd.ErrOrStderr()
-			f, isFile := stderr.(*os.File)
-			r, err := runAll(cmd.Context(), cfg, stderr, isFile && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb")
+			r, err := runAll(cmd.Context(), cfg, cmd.ErrOrStderr())
 			if err != nil {
 				return fmt.Errorf("demo: %w", err)
 			}
 			if jsonPath != "" {
-				if err := writeJSON(jsonPath, r); err != nil {
+				if err := cli.WriteJSON(jsonPath, r); err != nil {
 					return err
 				}
 			}

@@ -2,7 +2,6 @@ package demo
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -53,7 +52,7 @@ type result struct {
 type run struct {
 	cfg     config
 	dir     string
-	view    *view
+	view    *cli.RunView
 	cluster *localcluster.Cluster
 	client  *client.Client
 
@@ -71,9 +70,9 @@ const (
 
 // runAll trains on a cluster of processes, kills a leader during the training, and counts lost pushes. The result is
 // not nil if the training ended.
-func runAll(ctx context.Context, cfg config, out io.Writer, terminal bool) (result *result, err error) {
-	d := &run{cfg: cfg, view: newView(out, terminal)}
-	defer d.view.done()
+func runAll(ctx context.Context, cfg config, out io.Writer) (result *result, err error) {
+	d := &run{cfg: cfg, view: cli.NewRunView(out)}
+	defer d.view.Done()
 	if d.cfg.trainerBinary, err = localcluster.FindBinary("rowraft-trainer", cfg.trainerBinary); err != nil {
 		return nil, err
 	}
@@ -93,7 +92,7 @@ func runAll(ctx context.Context, cfg config, out io.Writer, terminal bool) (resu
 	if err != nil {
 		return nil, err
 	}
-	d.view.done()
+	d.view.Done()
 	return d.check(ctx, results)
 }
 
@@ -110,7 +109,7 @@ func (d *run) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.view.event("%s up: %s", cli.Plural(d.cfg.servers, "server"), strings.Join(d.cluster.Endpoints(), ", "))
+	d.view.Event("%s up: %s", cli.Plural(d.cfg.servers, "server"), strings.Join(d.cluster.Endpoints(), ", "))
 	d.client, err = client.Dial(ctx, client.Options{Endpoints: d.cluster.Endpoints()})
 	return err
 }
@@ -125,7 +124,7 @@ func (d *run) cleanUp(keep bool) error {
 		errs = append(errs, d.cluster.Stop())
 	}
 	if keep {
-		d.view.event("logs and data are kept in %s", d.dir)
+		d.view.Event("logs and data are kept in %s", d.dir)
 		return errors.Join(errs...)
 	}
 	return errors.Join(append(errs, os.RemoveAll(d.dir))...)
@@ -142,7 +141,7 @@ func (d *run) train(ctx context.Context) ([]localcluster.TrainerResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.view.event("%s on %s", cli.Plural(d.cfg.trainers, "trainer"), d.dataName())
+	d.view.Event("%s on %s", cli.Plural(d.cfg.trainers, "trainer"), d.dataName())
 	defer func() {
 		procs.Kill()
 		procs.Drain(context.WithoutCancel(ctx))
@@ -163,7 +162,7 @@ func (d *run) train(ctx context.Context) ([]localcluster.TrainerResult, error) {
 				return nil, fmt.Errorf("restart of the killed server: %w", err)
 			}
 			d.restarted = nil
-			d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name,
+			d.view.Event("server %s has caught up %.1f s after its restart", d.victim.Name,
 				d.caughtUp.Sub(d.restartedAt).Seconds())
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -175,13 +174,13 @@ func (d *run) train(ctx context.Context) ([]localcluster.TrainerResult, error) {
 func (d *run) follow(ctx context.Context, e localcluster.TrainerEvent, total localcluster.TrainerEvent) error {
 	switch e.Event {
 	case localcluster.EventStep:
-		d.view.progress(total)
+		d.view.Progress(total.Step, total.Steps, progressText(total, d.view.Start))
 	case localcluster.EventSkipped:
-		d.view.event("trainer %d: %s", e.Rank, e.Message)
+		d.view.Event("trainer %d: %s", e.Rank, e.Message)
 	case localcluster.EventAck:
 		if !d.killedAt.IsZero() && d.recoveredAt.IsZero() && e.Sent != nil && e.Sent.After(d.killedAt) {
 			d.recoveredAt = e.Time
-			d.view.event("first push acknowledged %.2f s after the kill", e.Time.Sub(d.killedAt).Seconds())
+			d.view.Event("first push acknowledged %.2f s after the kill", e.Time.Sub(d.killedAt).Seconds())
 		}
 	}
 	if d.cfg.kill && d.victim == nil && total.Steps > 0 && total.Step >= total.Steps/2 {
@@ -211,7 +210,7 @@ func (d *run) killLeader(ctx context.Context) error {
 	if err := d.victim.Kill(); err != nil {
 		return err
 	}
-	d.view.event("kill −9 of server %s, which led %d of %d shards", d.victim.Name, leads[d.victim.ID()],
+	d.view.Event("kill −9 of server %s, which led %d of %d shards", d.victim.Name, leads[d.victim.ID()],
 		len(d.client.Map().Shards))
 	return nil
 }
@@ -240,7 +239,7 @@ func (d *run) leaderCounts(ctx context.Context) (map[rowraft.NodeID]int, error) 
 func (d *run) restart(ctx context.Context) {
 	d.restartedAt = time.Now()
 	d.restarted = make(chan error, 1)
-	d.view.event("restarting server %s", d.victim.Name)
+	d.view.Event("restarting server %s", d.victim.Name)
 	go func() {
 		err := d.cluster.Restart(ctx, d.victim)
 		if err == nil {
@@ -299,7 +298,7 @@ func (d *run) finish(ctx context.Context, procs *localcluster.Trainers) ([]local
 		if err := <-d.restarted; err != nil {
 			return nil, fmt.Errorf("restart of the killed server: %w", err)
 		}
-		d.view.event("server %s has caught up %.1f s after its restart", d.victim.Name,
+		d.view.Event("server %s has caught up %.1f s after its restart", d.victim.Name,
 			d.caughtUp.Sub(d.restartedAt).Seconds())
 	}
 	return procs.Results()
@@ -309,7 +308,7 @@ func (d *run) finish(ctx context.Context, procs *localcluster.Trainers) ([]local
 func (d *run) check(ctx context.Context, results []localcluster.TrainerResult) (*result, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
-	r := &result{Schema: "rowraft/v1", Seconds: time.Since(d.view.start).Seconds(), Problems: []string{}}
+	r := &result{Schema: "rowraft/v1", Seconds: time.Since(d.view.Start).Seconds(), Problems: []string{}}
 	acknowledged := make([]int64, len(results))
 	for i, t := range results {
 		acknowledged[i] = t.PushesAcknowledged
@@ -349,13 +348,4 @@ func (r *result) judge(killed bool) {
 	say(r.BestAUC.Known() && !(r.AUC >= r.BestAUC-maxAUCGap), "AUC %.4f is more than %.2f below the best possible %.4f",
 		float64(r.AUC), maxAUCGap, float64(r.BestAUC))
 	r.OK = len(r.Problems) == 0
-}
-
-// writeJSON writes v to path as JSON.
-func writeJSON(path string, v any) error {
-	b, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, append(b, '\n'), 0o644)
 }

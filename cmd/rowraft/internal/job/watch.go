@@ -5,12 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
@@ -95,7 +93,7 @@ func drawer(g *remote.Flags, out io.Writer) func(Job) error {
 			return cli.WriteYAML(out, j)
 		}
 	}
-	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
+	if cli.IsTerminal(out) {
 		return redraw(out, g.Output == cli.FormatWide)
 	}
 	return func(j Job) error { return jobLines(out, j) }

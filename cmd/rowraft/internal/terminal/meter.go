@@ -4,13 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
-	"golang.org/x/term"
 
 	"github.com/rowraft/rowraft/internal/cli"
 )
@@ -51,7 +49,7 @@ func NewCounter(out io.Writer, what, noun string, events bool) *Meter {
 		m.every = eventEvery
 	}
 	m.nextLine.Store(m.started.Add(m.every).UnixNano())
-	if f, ok := out.(*os.File); ok && !events && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
+	if !events && cli.IsTerminal(out) {
 		m.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(200*time.Millisecond))
 		counted, speed := decor.CountersKibiByte("% .1f / % .1f "), decor.AverageSpeed(decor.SizeB1024(0), "% .1f")
 		if noun != "" {
