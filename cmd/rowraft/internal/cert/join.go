@@ -123,15 +123,12 @@ by themselves. One that has expired is not renewed: join again.`,
 				return err
 			}
 			if certs.DueForRenewal(old, time.Now()) || now {
-				err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
-					func(ctx context.Context, c rowraftv1.CertificatesClient) error {
-						reply, err := c.RenewCertificate(ctx, &rowraftv1.RenewCertificateRequest{})
-						if err != nil {
-							return err
-						}
-						return g.TLS.Keep(reply.GetCertificate(), reply.GetCa())
-					})
+				reply, err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
+					rowraftv1.CertificatesClient.RenewCertificate, &rowraftv1.RenewCertificateRequest{})
 				if err != nil {
+					return err
+				}
+				if err := g.TLS.Keep(reply.GetCertificate(), reply.GetCa()); err != nil {
 					return err
 				}
 			}

@@ -1,7 +1,6 @@
 package cert
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -85,24 +84,22 @@ password: best in a file, for --token-file.`,
 				return cli.Usagef("--ttl %v, --valid %v: want > 0", ttl, valid)
 			}
 			ask.ValidNs = uint64(valid)
-			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
-				func(ctx context.Context, c rowraftv1.CertificatesClient) error {
-					reply, err := c.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: &ask, TtlNs: uint64(ttl)})
-					if err != nil {
-						return err
-					}
-					v := struct {
-						Schema string `json:"schema"`
-						Token  Token  `json:"token"`
-						Secret string `json:"secret"`
-					}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now()), reply.GetSecret()}
-					return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-						fmt.Fprintln(w, v.Secret)
-						_, err := fmt.Fprintf(cmd.ErrOrStderr(), "token %s: %s, until %s; shown once, %s deletes it\n", v.Token.ID,
-							forWhom(&v.Token), v.Token.Expires, "`rowraft token delete "+v.Token.ID+"`")
-						return err
-					})
-				})
+			reply, err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
+				rowraftv1.CertificatesClient.CreateToken, &rowraftv1.CreateTokenRequest{Token: &ask, TtlNs: uint64(ttl)})
+			if err != nil {
+				return err
+			}
+			v := struct {
+				Schema string `json:"schema"`
+				Token  Token  `json:"token"`
+				Secret string `json:"secret"`
+			}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now()), reply.GetSecret()}
+			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
+				fmt.Fprintln(w, v.Secret)
+				_, err := fmt.Fprintf(cmd.ErrOrStderr(), "token %s: %s, until %s; shown once, %s deletes it\n", v.Token.ID,
+					forWhom(&v.Token), v.Token.Expires, "`rowraft token delete "+v.Token.ID+"`")
+				return err
+			})
 		},
 	}
 	f := cmd.Flags()
@@ -137,39 +134,37 @@ func newTokenListCmd(g *remote.Flags) *cobra.Command {
 		Example: "  rowraft token list",
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
-				func(ctx context.Context, c rowraftv1.CertificatesClient) error {
-					reply, err := c.ListTokens(ctx, &rowraftv1.ListTokensRequest{})
-					if err != nil {
-						return err
+			reply, err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
+				rowraftv1.CertificatesClient.ListTokens, &rowraftv1.ListTokensRequest{})
+			if err != nil {
+				return err
+			}
+			v := struct {
+				Schema string  `json:"schema"`
+				Tokens []Token `json:"tokens"`
+			}{cli.JSONSchema, []Token{}}
+			now := time.Now()
+			for _, t := range reply.GetTokens() {
+				v.Tokens = append(v.Tokens, newTokenJSON(t, now))
+			}
+			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+				header := []string{"TOKEN", "ROLE", "NAME", "USED", "EXPIRES", "STATE"}
+				if wide {
+					header = append(header, "TABLES", "USED BY", "CREATED BY")
+				}
+				t := cli.NewTable(w, header)
+				for _, x := range v.Tokens {
+					row := table.Row{x.ID, x.Role, view.Dash(x.Name), fmt.Sprintf("%d/%d", len(x.UsedBy), x.Uses), x.Expires,
+						x.State}
+					if wide {
+						row = append(row, view.Dash(strings.Join(x.Tables, ",")), view.Dash(strings.Join(x.UsedBy, ",")),
+							view.Dash(x.CreatedBy))
 					}
-					v := struct {
-						Schema string  `json:"schema"`
-						Tokens []Token `json:"tokens"`
-					}{cli.JSONSchema, []Token{}}
-					now := time.Now()
-					for _, t := range reply.GetTokens() {
-						v.Tokens = append(v.Tokens, newTokenJSON(t, now))
-					}
-					return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
-						header := []string{"TOKEN", "ROLE", "NAME", "USED", "EXPIRES", "STATE"}
-						if wide {
-							header = append(header, "TABLES", "USED BY", "CREATED BY")
-						}
-						t := cli.NewTable(w, header)
-						for _, x := range v.Tokens {
-							row := table.Row{x.ID, x.Role, view.Dash(x.Name), fmt.Sprintf("%d/%d", len(x.UsedBy), x.Uses), x.Expires,
-								x.State}
-							if wide {
-								row = append(row, view.Dash(strings.Join(x.Tables, ",")), view.Dash(strings.Join(x.UsedBy, ",")),
-									view.Dash(x.CreatedBy))
-							}
-							t.AppendRow(row)
-						}
-						t.Render()
-						return nil
-					})
-				})
+					t.AppendRow(row)
+				}
+				t.Render()
+				return nil
+			})
 		},
 	}
 }
@@ -181,22 +176,20 @@ func newTokenDeleteCmd(g *remote.Flags) *cobra.Command {
 		Example: "  rowraft token delete 0123456789abcdef",
 		Args:    cli.OneArg("the ID of the token"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
-				func(ctx context.Context, c rowraftv1.CertificatesClient) error {
-					reply, err := c.DeleteToken(ctx, &rowraftv1.DeleteTokenRequest{Id: args[0]})
-					if err != nil {
-						return err
-					}
-					v := struct {
-						Schema string `json:"schema"`
-						Token  Token  `json:"token"`
-					}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now())}
-					return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-						_, err := fmt.Fprintf(w, "token %s is deleted; %s it let in\n", v.Token.ID,
-							cli.Plural(len(v.Token.UsedBy), "machine"))
-						return err
-					})
-				})
+			reply, err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewCertificatesClient,
+				rowraftv1.CertificatesClient.DeleteToken, &rowraftv1.DeleteTokenRequest{Id: args[0]})
+			if err != nil {
+				return err
+			}
+			v := struct {
+				Schema string `json:"schema"`
+				Token  Token  `json:"token"`
+			}{cli.JSONSchema, newTokenJSON(reply.GetToken(), time.Now())}
+			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
+				_, err := fmt.Fprintf(w, "token %s is deleted; %s it let in\n", v.Token.ID,
+					cli.Plural(len(v.Token.UsedBy), "machine"))
+				return err
+			})
 		},
 	}
 }

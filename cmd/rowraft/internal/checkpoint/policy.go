@@ -8,6 +8,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/view"
@@ -83,20 +84,18 @@ func showPolicy(g *remote.Flags, cmd *cobra.Command, did string, st *rowraftv1.P
 }
 
 // callPolicies calls the leader of the metadata group within --timeout, with retries.
-func callPolicies(g *remote.Flags, cmd *cobra.Command,
-	do func(context.Context, rowraftv1.CheckpointsClient) error) error {
-	return remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewCheckpointsClient, namedPolicyCall(cmd, do))
+func callPolicies[Q, R any](g *remote.Flags, cmd *cobra.Command,
+	method func(rowraftv1.CheckpointsClient, context.Context, *Q, ...grpc.CallOption) (*R, error), req *Q) (*R, error) {
+	reply, err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewCheckpointsClient, method, req)
+	return reply, namedPolicyError(cmd, err)
 }
 
-// namedPolicyCall names the command in the errors of do.
-func namedPolicyCall(cmd *cobra.Command,
-	do func(context.Context, rowraftv1.CheckpointsClient) error) func(context.Context, rowraftv1.CheckpointsClient) error {
-	return func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-		if err := do(ctx, c); err != nil {
-			return fmt.Errorf("checkpoint policy %s: %w", cmd.Name(), err)
-		}
+// namedPolicyError names the command in err, if there is one.
+func namedPolicyError(cmd *cobra.Command, err error) error {
+	if err == nil {
 		return nil
 	}
+	return fmt.Errorf("checkpoint policy %s: %w", cmd.Name(), err)
 }
 
 func newPolicySetCmd(g *remote.Flags) *cobra.Command {
@@ -123,18 +122,16 @@ After each success the policy removes, of the checkpoints that it made itself, t
 				return cli.Usagef("--keep-within %v: want ≥ 0", keepWithin)
 			}
 			p.Name, p.EveryNs, p.KeepWithinNs = args[0], uint64(every), uint64(keepWithin)
-			return callPolicies(g, cmd, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-				reply, err := c.SetPolicy(ctx, &rowraftv1.SetPolicyRequest{Policy: &p})
-				if err != nil {
-					return err
-				}
-				next := "as soon as its job trains"
-				if at := view.Time(reply.GetPolicy().GetNextNs()); at != "" {
-					next = "at " + at
-				}
-				return showPolicy(g, cmd, fmt.Sprintf("every %v to %s; the next checkpoint comes %s", every,
-					reply.GetPolicy().GetPolicy().GetDestination(), next), reply.GetPolicy())
-			})
+			reply, err := callPolicies(g, cmd, rowraftv1.CheckpointsClient.SetPolicy, &rowraftv1.SetPolicyRequest{Policy: &p})
+			if err != nil {
+				return err
+			}
+			next := "as soon as its job trains"
+			if at := view.Time(reply.GetPolicy().GetNextNs()); at != "" {
+				next = "at " + at
+			}
+			return showPolicy(g, cmd, fmt.Sprintf("every %v to %s; the next checkpoint comes %s", every,
+				reply.GetPolicy().GetPolicy().GetDestination(), next), reply.GetPolicy())
 		},
 	}
 	f := cmd.Flags()
@@ -158,35 +155,33 @@ func newPolicyListCmd(g *remote.Flags) *cobra.Command {
 		Example: "  rowraft checkpoint policy list -o wide",
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return callPolicies(g, cmd, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-				reply, err := c.ListPolicies(ctx, &rowraftv1.ListPoliciesRequest{})
-				if err != nil {
-					return err
+			reply, err := callPolicies(g, cmd, rowraftv1.CheckpointsClient.ListPolicies, &rowraftv1.ListPoliciesRequest{})
+			if err != nil {
+				return err
+			}
+			v := struct {
+				Schema   string       `json:"schema"`
+				Policies []policyJSON `json:"policies"`
+			}{cli.JSONSchema, []policyJSON{}}
+			for _, st := range reply.GetPolicies() {
+				v.Policies = append(v.Policies, newPolicyJSON(st))
+			}
+			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+				header := []string{"POLICY", "EVERY", "KEEP", "KEPT", "LAST SUCCESS", "NEXT", "STATE"}
+				if wide {
+					header = append(header, "DESTINATION", "JOB", "OWNER", "ERROR")
 				}
-				v := struct {
-					Schema   string       `json:"schema"`
-					Policies []policyJSON `json:"policies"`
-				}{cli.JSONSchema, []policyJSON{}}
-				for _, st := range reply.GetPolicies() {
-					v.Policies = append(v.Policies, newPolicyJSON(st))
-				}
-				return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
-					header := []string{"POLICY", "EVERY", "KEEP", "KEPT", "LAST SUCCESS", "NEXT", "STATE"}
+				t := cli.NewTable(w, header, "EVERY", "KEEP", "KEPT")
+				for _, p := range v.Policies {
+					row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next,
+						p.State}
 					if wide {
-						header = append(header, "DESTINATION", "JOB", "OWNER", "ERROR")
+						row = append(row, p.Destination, p.Job, p.Owner, p.Error)
 					}
-					t := cli.NewTable(w, header, "EVERY", "KEEP", "KEPT")
-					for _, p := range v.Policies {
-						row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next,
-							p.State}
-						if wide {
-							row = append(row, p.Destination, p.Job, p.Owner, p.Error)
-						}
-						t.AppendRow(row)
-					}
-					t.Render()
-					return nil
-				})
+					t.AppendRow(row)
+				}
+				t.Render()
+				return nil
 			})
 		},
 	}
@@ -199,18 +194,16 @@ func newPolicyDescribeCmd(g *remote.Flags) *cobra.Command {
 		Example: "  rowraft checkpoint policy describe nightly",
 		Args:    cli.OneArg("the NAME of the policy"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return callPolicies(g, cmd, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-				reply, err := c.ListPolicies(ctx, &rowraftv1.ListPoliciesRequest{})
-				if err != nil {
-					return err
+			reply, err := callPolicies(g, cmd, rowraftv1.CheckpointsClient.ListPolicies, &rowraftv1.ListPoliciesRequest{})
+			if err != nil {
+				return err
+			}
+			for _, st := range reply.GetPolicies() {
+				if st.GetPolicy().GetName() == args[0] {
+					return describePolicy(g, cmd, newPolicyJSON(st))
 				}
-				for _, st := range reply.GetPolicies() {
-					if st.GetPolicy().GetName() == args[0] {
-						return describePolicy(g, cmd, newPolicyJSON(st))
-					}
-				}
-				return cli.Usagef("there is no checkpoint policy %q; `rowraft checkpoint policy list` lists them", args[0])
-			})
+			}
+			return cli.Usagef("there is no checkpoint policy %q; `rowraft checkpoint policy list` lists them", args[0])
 		},
 	}
 }
@@ -247,19 +240,20 @@ func newPolicyRunCmd(g *remote.Flags) *cobra.Command {
 		Example: "  rowraft checkpoint policy run-now nightly",
 		Args:    cli.OneArg("the NAME of the policy"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient,
-				namedPolicyCall(cmd, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-					reply, err := c.RunPolicy(ctx, &rowraftv1.RunPolicyRequest{Name: args[0]})
-					if err != nil {
-						return err
-					}
-					made := newPolicyJSON(reply.GetPolicy()).Checkpoints
-					if len(made) == 0 {
-						return showPolicy(g, cmd, "made a checkpoint, which is not kept", reply.GetPolicy())
-					}
-					return showPolicy(g, cmd, fmt.Sprintf("made %s/%s", reply.GetPolicy().GetPolicy().GetDestination(),
-						made[len(made)-1]), reply.GetPolicy())
-				}))
+			var reply *rowraftv1.RunPolicyReply
+			if err := remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient,
+				func(ctx context.Context, c rowraftv1.CheckpointsClient) (err error) {
+					reply, err = c.RunPolicy(ctx, &rowraftv1.RunPolicyRequest{Name: args[0]})
+					return err
+				}); err != nil {
+				return namedPolicyError(cmd, err)
+			}
+			made := newPolicyJSON(reply.GetPolicy()).Checkpoints
+			if len(made) == 0 {
+				return showPolicy(g, cmd, "made a checkpoint, which is not kept", reply.GetPolicy())
+			}
+			return showPolicy(g, cmd, fmt.Sprintf("made %s/%s", reply.GetPolicy().GetPolicy().GetDestination(),
+				made[len(made)-1]), reply.GetPolicy())
 		},
 	}
 }
@@ -271,15 +265,14 @@ func newPolicyDeleteCmd(g *remote.Flags) *cobra.Command {
 		Example: "  rowraft checkpoint policy delete nightly",
 		Args:    cli.OneArg("the NAME of the policy"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return callPolicies(g, cmd, func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-				reply, err := c.DeletePolicy(ctx, &rowraftv1.DeletePolicyRequest{Name: args[0]})
-				if err != nil {
-					return err
-				}
-				n := len(reply.GetPolicy().GetRecord().GetMade())
-				return showPolicy(g, cmd, fmt.Sprintf("deleted; %s of it stay in %s", cli.Plural(n, "checkpoint"),
-					reply.GetPolicy().GetPolicy().GetDestination()), reply.GetPolicy())
-			})
+			reply, err := callPolicies(g, cmd, rowraftv1.CheckpointsClient.DeletePolicy,
+				&rowraftv1.DeletePolicyRequest{Name: args[0]})
+			if err != nil {
+				return err
+			}
+			n := len(reply.GetPolicy().GetRecord().GetMade())
+			return showPolicy(g, cmd, fmt.Sprintf("deleted; %s of it stay in %s", cli.Plural(n, "checkpoint"),
+				reply.GetPolicy().GetPolicy().GetDestination()), reply.GetPolicy())
 		},
 	}
 }

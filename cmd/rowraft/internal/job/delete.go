@@ -1,7 +1,6 @@
 package job
 
 import (
-	"context"
 	"fmt"
 	"io"
 
@@ -52,11 +51,8 @@ func deleteJob(g *remote.Flags, cmd *cobra.Command, name string, yes bool) error
 			return err
 		}
 	}
-	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewJobsClient,
-		func(ctx context.Context, stub rowraftv1.JobsClient) error {
-			_, err := stub.DeleteJob(ctx, &rowraftv1.DeleteJobRequest{Job: name, Run: j.GetRun()})
-			return err
-		})
+	_, err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewJobsClient, rowraftv1.JobsClient.DeleteJob,
+		&rowraftv1.DeleteJobRequest{Job: name, Run: j.GetRun()})
 	if err != nil {
 		return fmt.Errorf("job delete %s: %w", name, err)
 	}

@@ -160,14 +160,10 @@ func newMemberJSON(m *rowraftv1.MemberInfo) memberJSON {
 	return v
 }
 
-func describeJob(ctx context.Context, g *remote.Flags, name string) (j *rowraftv1.JobInfo, err error) {
-	err = remote.Call(ctx, g, route.Control, rowraftv1.NewJobsClient,
-		func(ctx context.Context, stub rowraftv1.JobsClient) error {
-			reply, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: name})
-			j = reply.GetJob()
-			return err
-		})
-	return j, err
+func describeJob(ctx context.Context, g *remote.Flags, name string) (*rowraftv1.JobInfo, error) {
+	reply, err := remote.Call(ctx, g, route.Control, rowraftv1.NewJobsClient, rowraftv1.JobsClient.DescribeJob,
+		&rowraftv1.DescribeJobRequest{Job: name})
+	return reply.GetJob(), err
 }
 
 func newJobListCmd(g *remote.Flags) *cobra.Command {
@@ -181,17 +177,13 @@ func newJobListCmd(g *remote.Flags) *cobra.Command {
 				Schema string `json:"schema"`
 				Jobs   []Job  `json:"jobs"`
 			}{cli.JSONSchema, []Job{}}
-			err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewJobsClient,
-				func(ctx context.Context, stub rowraftv1.JobsClient) error {
-					reply, err := stub.ListJobs(ctx, &rowraftv1.ListJobsRequest{})
-					v.Jobs = v.Jobs[:0]
-					for _, j := range reply.GetJobs() {
-						v.Jobs = append(v.Jobs, newTrainingJSON(j))
-					}
-					return err
-				})
+			reply, err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewJobsClient, rowraftv1.JobsClient.ListJobs,
+				&rowraftv1.ListJobsRequest{})
 			if err != nil {
 				return err
+			}
+			for _, j := range reply.GetJobs() {
+				v.Jobs = append(v.Jobs, newTrainingJSON(j))
 			}
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
 				return listJobs(w, v.Jobs, wide)

@@ -33,13 +33,9 @@ A job that was stopped continues where it was when its workers are started again
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := g.WithTimeout(cmd)
 			defer cancel()
-			var j *rowraftv1.JobInfo
-			err := remote.Call(ctx, g, route.Control, rowraftv1.NewJobsClient,
-				func(ctx context.Context, stub rowraftv1.JobsClient) error {
-					reply, err := stub.StopJob(ctx, &rowraftv1.StopJobRequest{Job: args[0]})
-					j = reply.GetJob()
-					return err
-				})
+			reply, err := remote.Call(ctx, g, route.Control, rowraftv1.NewJobsClient, rowraftv1.JobsClient.StopJob,
+				&rowraftv1.StopJobRequest{Job: args[0]})
+			j := reply.GetJob()
 			if err == nil && wait {
 				j, err = awaitStop(ctx, g, cmd, j)
 			}

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -172,13 +171,9 @@ func (v *changedJSON) tell(w io.Writer, wide bool) error {
 
 // callChange calls the scheduler. A repeated call does no harm.
 func callChange(g *remote.Flags, cmd *cobra.Command,
-	req *rowraftv1.ChangeNodeRequest) (reply *rowraftv1.ChangeNodeReply, err error) {
-	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
-		func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
-			reply, err = client.ChangeNode(ctx, req)
-			return err
-		})
-	return reply, err
+	req *rowraftv1.ChangeNodeRequest) (*rowraftv1.ChangeNodeReply, error) {
+	return remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
+		rowraftv1.ClusterClient.ChangeNode, req)
 }
 
 // agreed asks for confirmation. If data could be lost, the user must type the name of the server.

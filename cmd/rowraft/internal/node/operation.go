@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -186,11 +185,8 @@ func cancelOperation(g *remote.Flags, cmd *cobra.Command, id uint64) (*view.Oper
 		return nil, errors.New("the replacement of a dead server ends when the server is back")
 	}
 	if o.Kind == "move" {
-		err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
-			func(ctx context.Context, client rowraftv1.ClusterClient) error {
-				_, err := client.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: *o.Shard, MoveId: id})
-				return err
-			})
+		_, err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient, rowraftv1.ClusterClient.CancelMove,
+			&rowraftv1.CancelMoveRequest{Shard: *o.Shard, MoveId: id})
 	} else {
 		_, err = callChange(g, cmd, &rowraftv1.ChangeNodeRequest{Node: o.NodeID, ExpectAny: true, Operation: id})
 	}

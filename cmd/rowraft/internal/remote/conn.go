@@ -60,17 +60,22 @@ func (g *Flags) DialClient(ctx context.Context) (*client.Client, error) {
 	return client.Dial(ctx, client.Options{Endpoints: g.Endpoints, TLS: g.TLS})
 }
 
-// Call calls the leader of the metadata group within --timeout. layer says which failed attempts are repeated.
-func Call[C any](ctx context.Context, g *Flags, layer route.Layer, service func(grpc.ClientConnInterface) C,
-	do func(context.Context, C) error) (err error) {
+// Call calls method at the leader of the metadata group within --timeout. layer says which failed attempts are
+// repeated.
+func Call[C, Q, R any](ctx context.Context, g *Flags, layer route.Layer, service func(grpc.ClientConnInterface) C,
+	method func(C, context.Context, *Q, ...grpc.CallOption) (*R, error), req *Q) (reply *R, err error) {
 	ctx, cancel := context.WithTimeout(ctx, g.Timeout)
 	defer cancel()
 	c, err := g.Connect()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	return c.Call(ctx, layer, func(ctx context.Context, conn *grpc.ClientConn) error { return do(ctx, service(conn)) })
+	err = c.Call(ctx, layer, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		reply, err = method(service(conn), ctx, req)
+		return err
+	})
+	return reply, err
 }
 
 // CallLong finds the leader of the metadata group within --timeout and calls it one time, without a limit on the call's
@@ -98,13 +103,9 @@ func CallLong[C any](ctx context.Context, g *Flags, service func(grpc.ClientConn
 }
 
 // Status fetches the state of the whole cluster within --timeout.
-func (g *Flags) Status(ctx context.Context) (reply *rowraftv1.StatusReply, err error) {
-	err = Call(ctx, g, route.Control, rowraftv1.NewClusterClient,
-		func(ctx context.Context, c rowraftv1.ClusterClient) (err error) {
-			reply, err = c.Status(ctx, &rowraftv1.StatusRequest{})
-			return err
-		})
-	return reply, err
+func (g *Flags) Status(ctx context.Context) (*rowraftv1.StatusReply, error) {
+	return Call(ctx, g, route.Control, rowraftv1.NewClusterClient, rowraftv1.ClusterClient.Status,
+		&rowraftv1.StatusRequest{})
 }
 
 // HintIfBroken adds hint to an error of a call that no server returned.

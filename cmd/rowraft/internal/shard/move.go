@@ -1,7 +1,6 @@
 package shard
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -91,13 +90,9 @@ After that the move cannot be undone: wait for its end, then move the replica ba
 }
 
 func moveReplica(g *remote.Flags, cmd *cobra.Command, shard uint32, from, to string, detach bool) (*view.Move, error) {
-	var started *rowraftv1.Move
-	err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewClusterClient,
-		func(ctx context.Context, client rowraftv1.ClusterClient) error {
-			reply, err := client.MoveReplica(ctx, &rowraftv1.MoveReplicaRequest{Shard: shard, FromNode: from, ToNode: to})
-			started = reply.GetMove()
-			return err
-		})
+	reply, err := remote.Call(cmd.Context(), g, route.Once, rowraftv1.NewClusterClient,
+		rowraftv1.ClusterClient.MoveReplica, &rowraftv1.MoveReplicaRequest{Shard: shard, FromNode: from, ToNode: to})
+	started := reply.GetMove()
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 		return nil, cli.Hint(err, "`rowraft shard moves` shows what moves, `rowraft shard list` shows the replicas")
 	}
@@ -160,15 +155,10 @@ func findMove(g *remote.Flags, cmd *cobra.Command, id uint64) (*view.Move, error
 }
 
 func cancelMove(g *remote.Flags, cmd *cobra.Command, shard uint32) (*view.Move, error) {
-	var m *rowraftv1.Move
-	err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
-		func(ctx context.Context, client rowraftv1.ClusterClient) error {
-			reply, err := client.CancelMove(ctx, &rowraftv1.CancelMoveRequest{Shard: shard})
-			m = reply.GetMove()
-			return err
-		})
+	reply, err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
+		rowraftv1.ClusterClient.CancelMove, &rowraftv1.CancelMoveRequest{Shard: shard})
 	if err != nil {
 		return nil, err
 	}
-	return findMove(g, cmd, m.GetId())
+	return findMove(g, cmd, reply.GetMove().GetId())
 }

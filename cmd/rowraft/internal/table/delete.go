@@ -1,7 +1,6 @@
 package table
 
 import (
-	"context"
 	"fmt"
 	"io"
 
@@ -53,11 +52,8 @@ func deleteTable(g *remote.Flags, cmd *cobra.Command, name string, yes bool) (er
 			return err
 		}
 	}
-	err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient,
-		func(ctx context.Context, client rowraftv1.ClusterClient) error {
-			_, err := client.DropTable(ctx, &rowraftv1.DropTableRequest{Name: name, Id: p.GetId()})
-			return err
-		})
+	_, err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient, rowraftv1.ClusterClient.DropTable,
+		&rowraftv1.DropTableRequest{Name: name, Id: p.GetId()})
 	if err != nil {
 		return fmt.Errorf("table delete %s: %w", name, err)
 	}

@@ -1,7 +1,6 @@
 package table
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"math"
@@ -167,18 +166,13 @@ func (f *tableFlags) policies(s *rowraft.Schema) (err error) {
 	return nil
 }
 
-func createTable(g *remote.Flags, cmd *cobra.Command, schema rowraft.Schema, ifMissing bool) (err error) {
-	var reply *rowraftv1.CreateTableReply
+func createTable(g *remote.Flags, cmd *cobra.Command, schema rowraft.Schema, ifMissing bool) error {
 	layer := route.Once // after an unknown outcome a second call would find the table of the first
 	if ifMissing {
 		layer = route.Control
 	}
-	err = remote.Call(cmd.Context(), g, layer, rowraftv1.NewClusterClient,
-		func(ctx context.Context, client rowraftv1.ClusterClient) (err error) {
-			reply, err = client.CreateTable(ctx, &rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema),
-				IfNotExists: ifMissing})
-			return err
-		})
+	reply, err := remote.Call(cmd.Context(), g, layer, rowraftv1.NewClusterClient, rowraftv1.ClusterClient.CreateTable,
+		&rowraftv1.CreateTableRequest{Table: rpc.SchemaToProto(&schema), IfNotExists: ifMissing})
 	switch {
 	case err != nil && rowraft.CodeOf(err).MaybeApplied() && !ifMissing:
 		return cli.Hint(fmt.Errorf("table create %s: %w", schema.Name, err),
