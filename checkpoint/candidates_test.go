@@ -3,7 +3,6 @@ package checkpoint
 import (
 	"bytes"
 	"io"
-	"reflect"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -29,21 +28,10 @@ func goldenCandidates() stream {
 	return s
 }
 
-func TestGoldenCandidates(t *testing.T) {
-	want, file := goldenCandidates(), goldenFile(t, "candidates.hex")
-	got, err := read(bytes.NewReader(file))
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("read %+v, %v\nwant %+v", got, err, want)
-	}
-	if written := mustWrite(t, want); !bytes.Equal(written, file) {
-		t.Errorf("written %x\nwant    %x", written, file)
-	}
-}
-
 // TestCandidatesOutOfPlace: they stand once, behind the rows of their slot, in order.
 func TestCandidatesOutOfPlace(t *testing.T) {
 	const chunk, body, trailer = 232, 248, 296 // where they begin in the file
-	file := goldenFile(t, "candidates.hex")
+	file := testutil.GoldenHex(t, "testdata/candidates.hex")
 	change := func(at int, v byte) []byte {
 		b := bytes.Clone(file)
 		b[at] = v

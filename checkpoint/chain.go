@@ -173,7 +173,7 @@ func overlap(a, b []rowraft.Slot) bool {
 // Errors: CodeCorrupt, CodeVersionTooNew; those of files and of rows.
 func (c Chain) ReadPart(ctx context.Context, i int, read func(int),
 	rows func(*Block) error) (sums []SlotSum, err error) {
-	m := &merge{ctx: ctx, want: c.Manifest(), rows: rows, seen: make(map[uint64]uint8)}
+	m := &merge{ctx: ctx, rows: rows, seen: make(map[uint64]uint8)}
 	defer func() { err = errors.Join(err, m.close()) }()
 	if sums, err = m.open(c, i, read); err != nil {
 		return nil, err

@@ -2,12 +2,10 @@ package checkpoint
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -19,25 +17,7 @@ import (
 )
 
 // golden reads testdata/snapshot.hex, written by hand from the page.
-func golden(tb testing.TB) []byte { return goldenFile(tb, "snapshot.hex") }
-
-func goldenFile(tb testing.TB, name string) []byte {
-	tb.Helper()
-	text, err := os.ReadFile("testdata/" + name)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var digits strings.Builder
-	for line := range strings.Lines(string(text)) {
-		code, _, _ := strings.Cut(line, "#")
-		digits.WriteString(strings.Join(strings.Fields(code), ""))
-	}
-	b, err := hex.DecodeString(digits.String())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return b
-}
+func golden(tb testing.TB) []byte { return testutil.GoldenHex(tb, "testdata/snapshot.hex") }
 
 // block is a Block that outlives the next call of Next.
 type block struct {
@@ -152,8 +132,10 @@ func mustWrite(tb testing.TB, s stream) []byte {
 }
 
 func TestGoldenSnapshot(t *testing.T) {
-	for file, holds := range map[string]stream{"snapshot.hex": goldenStream, "delta.hex": goldenDelta} {
-		want := goldenFile(t, file)
+	for file, holds := range map[string]stream{"snapshot.hex": goldenStream, "delta.hex": goldenDelta,
+		"candidates.hex": goldenCandidates(), "snapshot_removed.hex": goldenRemoved(), "jobs.hex": goldenJobs(),
+		"ended.hex": goldenEnded()} {
+		want := testutil.GoldenHex(t, "testdata/"+file)
 		got, err := read(iotest.OneByteReader(bytes.NewReader(want)))
 		if err != nil {
 			t.Fatal(err)
@@ -169,17 +151,33 @@ func TestGoldenSnapshot(t *testing.T) {
 
 func TestImpossibleFieldsOfDeltas(t *testing.T) {
 	const rows = 160 + 16
-	for name, change := range map[string]func(b []byte){
-		"no delta":                     func(b []byte) { b[48] = 0 },
-		"another flag of the header":   func(b []byte) { b[48] = 3 },
-		"reserved bytes of the header": func(b []byte) { b[52] = 1 },
-		"another flag of the rows":     func(b []byte) { b[rows+10] = 6 },
-		"a flag in the second byte":    func(b []byte) { b[rows+11] = 1 },
-	} {
-		bad := goldenFile(t, "delta.hex")
-		change(bad)
-		_, err := read(bytes.NewReader(sums(bad)))
-		testutil.WantCodeOf(t, name, err, rowraft.CodeCorrupt)
+	wantImpossible(t, "delta.hex", []changedByte{
+		{"no delta", 48, 0},
+		{"another flag of the header", 48, 3},
+		{"reserved bytes of the header", 52, 1},
+		{"another flag of the rows", rows + 10, 6},
+		{"a flag in the second byte", rows + 11, 1},
+	})
+}
+
+// changedByte is a change of one byte that makes a stream impossible.
+type changedByte struct {
+	name  string
+	at    int
+	value byte
+}
+
+// wantImpossible makes each change to a golden stream, sets its sums, and wants it to be refused.
+func wantImpossible(t *testing.T, file string, changes []changedByte) {
+	t.Helper()
+	for _, c := range changes {
+		b := testutil.GoldenHex(t, "testdata/"+file)
+		if b[c.at] == c.value {
+			t.Fatalf("%s: nothing changes", c.name)
+		}
+		b[c.at] = c.value
+		_, err := read(bytes.NewReader(sums(b)))
+		testutil.WantCodeOf(t, fmt.Sprintf("%s (byte %d)", c.name, c.at), err, rowraft.CodeCorrupt)
 	}
 }
 
@@ -336,11 +334,7 @@ func TestNewerThanMe(t *testing.T) {
 // TestImpossibleFieldsWithGoodSums changes the golden stream and sets the sums.
 func TestImpossibleFieldsWithGoodSums(t *testing.T) {
 	const schema, session, rows, empty, trailer = 64 + 16, 144 + 16, 352 + 16, 456 + 16, 504 + 16
-	for _, tc := range []struct {
-		name  string
-		at    int
-		value byte
-	}{
+	wantImpossible(t, "snapshot.hex", []changedByte{
 		{"format 0", 8, 0}, {"hash version 0", 10, 0}, {"an unknown flag of the header", 48, 2},
 		{"a table more", 40, 2}, {"no table", 40, 0}, {"a session more", 44, 2}, {"very many sessions", 47, 1},
 		{"reserved bytes of a chunk", 65, 1}, {"an unknown kind", 352, 9}, {"a chunk longer than the rest", 359 + 3, 1},
@@ -355,12 +349,7 @@ func TestImpossibleFieldsWithGoodSums(t *testing.T) {
 		{"the slot before", empty + 8, 4}, {"the same slot", empty + 8, 5}, {"the table before", empty, 9},
 		{"a row less in the trailer", trailer, 1}, {"a chunk more in the trailer", trailer + 8, 3},
 		{"another length", trailer + 16, 1}, {"reserved bytes of the trailer", trailer + 24, 1},
-	} {
-		bad := golden(t)
-		bad[tc.at] = tc.value
-		_, err := read(bytes.NewReader(sums(bad)))
-		testutil.WantCodeOf(t, tc.name, err, rowraft.CodeCorrupt)
-	}
+	})
 }
 
 func TestRefusalsOutOfOrderAreFound(t *testing.T) {
@@ -411,37 +400,15 @@ func TestErrorsOfTheStreamComeThrough(t *testing.T) {
 	}
 }
 
-func TestVerify(t *testing.T) {
-	s, err := Verify(bytes.NewReader(golden(t)), nil)
-	if err != nil || s.Header != goldenStream.header || s.Sessions != 1 || len(s.Tables) != 1 || s.Trailer.Rows != 2 ||
-		s.Trailer.Digest != goldenStream.digest || s.Bytes != int64(len(golden(t))) {
-		t.Errorf("%+v, %v", s, err)
-	}
-	digest := goldenStream.digest
-	sum := func(*Block) (Digest, error) { return digest, nil }
-	if _, err := Verify(bytes.NewReader(golden(t)), sum); err != nil {
-		t.Error(err)
-	}
-	digest[3]++
-	_, err = Verify(bytes.NewReader(golden(t)), sum)
-	testutil.WantCodeOf(t, "another digest", err, rowraft.CodeCorrupt)
-	_, err = Verify(bytes.NewReader(golden(t)[:500]), nil)
-	testutil.WantCodeOf(t, "a cut", err, rowraft.CodeCorrupt)
-	_, err = Verify(bytes.NewReader(golden(t)), func(*Block) (Digest, error) { return digest, io.ErrNoProgress })
-	if !errors.Is(err, io.ErrNoProgress) {
-		t.Errorf("the error of sum: %v", err)
-	}
-}
-
 // FuzzReader sets the checksums of what it gets, so that the content is what is
 // tested; a stream that is read is written again as it was.
 func FuzzReader(f *testing.F) {
 	f.Add(golden(f))
 	f.Add(golden(f)[:200])
-	f.Add(goldenFile(f, "delta.hex"))
-	f.Add(goldenFile(f, "candidates.hex"))
-	f.Add(goldenFile(f, "jobs.hex"))
-	f.Add(goldenFile(f, "ended.hex"))
+	f.Add(testutil.GoldenHex(f, "testdata/delta.hex"))
+	f.Add(testutil.GoldenHex(f, "testdata/candidates.hex"))
+	f.Add(testutil.GoldenHex(f, "testdata/jobs.hex"))
+	f.Add(testutil.GoldenHex(f, "testdata/ended.hex"))
 	f.Add(mustWrite(f, stream{}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := read(bytes.NewReader(b)); err != nil && rowraft.CodeOf(err) == rowraft.CodeUnknown {

@@ -2,12 +2,10 @@ package checkpoint
 
 import (
 	"bytes"
-	"fmt"
 	"reflect"
 	"testing"
 
 	"github.com/rowraft/rowraft"
-	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // goldenEnded is what stands in testdata/ended.hex.
@@ -21,25 +19,10 @@ func goldenEnded() stream {
 	}
 }
 
-func TestGoldenEndedSessions(t *testing.T) {
-	want, file := goldenEnded(), goldenFile(t, "ended.hex")
-	got, err := read(bytes.NewReader(file))
-	if err != nil || !reflect.DeepEqual(got.ended, want.ended) || got.header != want.header {
-		t.Errorf("it is read as %+v, %v", got, err)
-	}
-	if b := mustWrite(t, want); !bytes.Equal(b, file) {
-		t.Errorf("it is written as %x", b)
-	}
-}
-
 func TestImpossibleEndedSessions(t *testing.T) {
 	const chunk = 64 + 16 + 16
 	const first = chunk + 16 + 8
-	for _, tc := range []struct {
-		name string
-		at   int
-		b    byte
-	}{
+	wantImpossible(t, "ended.hex", []changedByte{
 		{"another number of them", 56, 3},
 		{"one fewer", 56, 1},
 		{"none", 56, 0},
@@ -48,12 +31,7 @@ func TestImpossibleEndedSessions(t *testing.T) {
 		{"incarnation 0", first + 16, 0},
 		{"indexes that do not ascend", first + 24, 7},
 		{"an index above the applied one", first + 32 + 24, 8},
-	} {
-		b := goldenFile(t, "ended.hex")
-		b[tc.at] = tc.b
-		_, err := read(bytes.NewReader(sums(b)))
-		testutil.WantCodeOf(t, fmt.Sprintf("%s (byte %d)", tc.name, tc.at), err, rowraft.CodeCorrupt)
-	}
+	})
 }
 
 // TestAllEndedSessionsComeBack: as many as a shard remembers, above a floor.

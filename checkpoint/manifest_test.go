@@ -2,7 +2,6 @@ package checkpoint
 
 import (
 	"bytes"
-	"encoding/hex"
 	"fmt"
 	"hash/crc32"
 	"os"
@@ -210,23 +209,7 @@ var goldenSlotSums = []SlotSum{
 	{Table: 10, Slot: 4095, Counter: 1},
 }
 
-func goldenSumsBytes(tb testing.TB) []byte {
-	tb.Helper()
-	text, err := os.ReadFile("testdata/sums.hex")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var digits strings.Builder
-	for line := range strings.Lines(string(text)) {
-		code, _, _ := strings.Cut(line, "#")
-		digits.WriteString(strings.Join(strings.Fields(code), ""))
-	}
-	b, err := hex.DecodeString(digits.String())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return b
-}
+func goldenSumsBytes(tb testing.TB) []byte { return testutil.GoldenHex(tb, "testdata/sums.hex") }
 
 func TestGoldenSums(t *testing.T) {
 	want := goldenSumsBytes(t)

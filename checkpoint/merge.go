@@ -14,7 +14,6 @@ import (
 // below a link that has the whole slot nothing counts.
 type merge struct {
 	ctx  context.Context
-	want *Manifest
 	rows func(*Block) error
 
 	links [][]*partStream

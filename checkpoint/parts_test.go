@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // goldenParts is what testdata/parts.py says in its own words.
@@ -17,7 +18,7 @@ func goldenParts() *Parts {
 }
 
 func TestGoldenParts(t *testing.T) {
-	want, file := goldenParts(), goldenFile(t, "parts.hex")
+	want, file := goldenParts(), testutil.GoldenHex(t, "testdata/parts.hex")
 	b, err := want.Encode()
 	if err != nil || !bytes.Equal(b, file) {
 		t.Errorf("written:\n%x, %v\nwant, from the page:\n%x", b, err, file)
@@ -64,7 +65,7 @@ func TestImpossiblePartsAreRefused(t *testing.T) {
 }
 
 func FuzzParts(f *testing.F) {
-	f.Add(goldenFile(f, "parts.hex"))
+	f.Add(testutil.GoldenHex(f, "testdata/parts.hex"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := DecodeParts(b)
 		if err != nil {

@@ -2,38 +2,19 @@ package wire
 
 import (
 	"bytes"
-	"encoding/hex"
 	"math"
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/testutil"
 )
 
-// golden reads testdata/name: hexadecimal bytes separated by blanks, with comments from # to the end of the
-// line. The files were written by hand from docs/formats, since a round trip cannot detect a mistake that
-// both directions make.
+// golden reads testdata/name. The files were written by hand from docs/formats, since a round trip cannot detect a
+// mistake that both directions make.
 func golden(tb testing.TB, name string) []byte {
 	tb.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var digits strings.Builder
-	for line := range strings.Lines(string(text)) {
-		code, _, _ := strings.Cut(line, "#")
-		for field := range strings.FieldsSeq(code) {
-			digits.WriteString(field)
-		}
-	}
-	b, err := hex.DecodeString(digits.String())
-	if err != nil {
-		tb.Fatalf("%s: %v", name, err)
-	}
-	return b
+	return testutil.GoldenHex(tb, filepath.Join("testdata", name))
 }
 
 // wantSegment is a segment with its arrays decoded.

@@ -30,7 +30,13 @@ func TestOldLogReplays(t *testing.T) {
 	if *writeReplay {
 		writeReplayFile(t)
 	}
-	text, err := os.ReadFile(replayFile)
+	replays(t, replayFile)
+}
+
+// replays applies the log in a file and compares the recorded results after each entry.
+func replays(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package reference
 
 import (
-	"encoding/hex"
 	"flag"
 	"math/rand/v2"
 	"os"
@@ -25,27 +24,7 @@ func TestOldStreamsReplay(t *testing.T) {
 	if *writeStreams {
 		writeStreamsFile(t)
 	}
-	text, err := os.ReadFile(streamsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := New(0, 0, someSlots())
-	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
-		digits, _, _ := strings.Cut(line, " ")
-		entry, err := hex.DecodeString(digits)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := replayLine(t, m, entry); got != line {
-			t.Fatalf("entry %d: %s, want %s", m.Applied, got[len(digits):], line[len(digits):])
-		}
-	}
-	if m.Applied < 80 {
-		t.Errorf("%d entries only", m.Applied)
-	}
+	replays(t, streamsFile)
 }
 
 // writeStreamsFile asks the reference, not shard, what each entry does.

@@ -1,9 +1,13 @@
-// Package testutil has what the tests of many packages need: waiting for a condition, limiting a test in time, and
-// checking the Code of an error.
+// Package testutil has what the tests of many packages need: waiting for a condition, limiting a test in time,
+// checking the Code of an error, reading golden bytes, and running Python.
 package testutil
 
 import (
 	"context"
+	"encoding/hex"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -55,4 +59,53 @@ func WantCodeOf(tb testing.TB, what string, err error, code rowraft.Code, words 
 			tb.Errorf("%serror %q does not say %q", what, err, w)
 		}
 	}
+}
+
+// GoldenHex returns the bytes of a file of hexadecimal digits, in which # begins a comment and spaces mean nothing.
+func GoldenHex(tb testing.TB, path string) []byte {
+	tb.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var digits strings.Builder
+	for line := range strings.Lines(string(text)) {
+		code, _, _ := strings.Cut(line, "#")
+		digits.WriteString(strings.Join(strings.Fields(code), ""))
+	}
+	b, err := hex.DecodeString(digits.String())
+	if err != nil {
+		tb.Fatalf("%s: %v", path, err)
+	}
+	return b
+}
+
+// Python returns an interpreter that can do the given imports, from a virtual environment with packages that is kept
+// between runs. Without Python, or if pip cannot install the packages, it skips the test.
+func Python(t *testing.T, imports string, packages ...string) string {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: no Python packages are installed")
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Skipf("no place to keep Python packages: %v", err)
+	}
+	venv := filepath.Join(cache, "rowraft-test", strings.ReplaceAll(strings.Join(packages, "_"), "==", "-"))
+	bin := filepath.Join(venv, "bin", "python")
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	if exec.CommandContext(ctx, bin, "-c", "import "+imports).Run() == nil {
+		return bin
+	}
+	for _, args := range [][]string{
+		{"python3", "-m", "venv", "--clear", venv},
+		append([]string{bin, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:",
+			"setuptools==80.9.0"}, packages...), // TensorBoard imports setuptools and does not ask for it
+	} {
+		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("SKIPPED: nothing is read by %s: %v: %v: %s", strings.Join(packages, ", "), args, err, out)
+		}
+	}
+	return bin
 }

@@ -5,31 +5,17 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/internal/vfs"
 )
 
 // testOwner is the owner of the logs in testdata.
 var testOwner = Owner{"c-test", "n1", "shard-0", "r-shard-0"}
-
-// wantOwners fails t unless err has CodeIdentity and names both owners.
-func wantOwners(t *testing.T, err error, owners ...Owner) {
-	t.Helper()
-	if rowraft.CodeOf(err) != rowraft.CodeIdentity {
-		t.Errorf("%v, want CodeIdentity", err)
-		return
-	}
-	for _, o := range owners {
-		if !strings.Contains(err.Error(), o.String()) {
-			t.Errorf("%v does not name %s", err, o)
-		}
-	}
-}
 
 // A log, or any file of it, does not open in the place of another owner's, whichever
 // of the four names differs.
@@ -63,17 +49,14 @@ func TestLogOfAnotherOwnerIsRefused(t *testing.T) {
 			}
 			for _, other := range others {
 				_, err := Open(vfs.OS, backend, dirOf(other), testOwner, MinSegmentBytes, quiet)
-				wantOwners(t, err, other, testOwner)
+				testutil.WantCode(t, err, rowraft.CodeIdentity, other.String(), testOwner.String())
 				for _, name := range files[backend] {
 					dir, from := dirOf(testOwner), dirOf(other)
 					if err := os.Rename(filepath.Join(from, name), filepath.Join(dir, name)); err != nil {
 						t.Fatal(err)
 					}
 					_, err := Open(vfs.OS, backend, dir, testOwner, MinSegmentBytes, quiet)
-					wantOwners(t, err, other, testOwner)
-					if err != nil && !strings.Contains(err.Error(), name) {
-						t.Errorf("%v does not name %s", err, name)
-					}
+					testutil.WantCode(t, err, rowraft.CodeIdentity, other.String(), testOwner.String(), name)
 					if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 						t.Errorf("the file of the other is gone: %v", err)
 					}
@@ -92,5 +75,5 @@ func TestABatchOfAnotherOwnerIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := openRowLog(disk, "/log", testOwner, 16<<10, slog.New(slog.DiscardHandler))
-	wantOwners(t, err, testOwner)
+	testutil.WantCode(t, err, rowraft.CodeIdentity, testOwner.String())
 }

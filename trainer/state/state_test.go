@@ -2,18 +2,16 @@ package state
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"hash/crc32"
 	"math"
-	"os"
 	"reflect"
-	"strings"
 	"testing"
 	"testing/iotest"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/allocs"
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 // golden is what testdata/golden.py says in its own words.
@@ -45,20 +43,7 @@ func goldenStep() *State {
 	}
 }
 
-func goldenBytes(t testing.TB) []byte { return goldenFile(t, "state.hex") }
-
-func goldenFile(t testing.TB, name string) []byte {
-	t.Helper()
-	text, err := os.ReadFile("testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
+func goldenBytes(t testing.TB) []byte { return testutil.GoldenHex(t, "testdata/state.hex") }
 
 func encode(t testing.TB, s *State) []byte {
 	t.Helper()
@@ -75,7 +60,7 @@ func encode(t testing.TB, s *State) []byte {
 
 func TestGoldenBytes(t *testing.T) {
 	for name, s := range map[string]*State{"state.hex": golden(), "place.hex": goldenPlace(), "step.hex": goldenStep()} {
-		want := goldenFile(t, name)
+		want := testutil.GoldenHex(t, "testdata/"+name)
 		if got := encode(t, s); !bytes.Equal(got, want) {
 			t.Errorf("%s: written:\n%x\nwant, from the page:\n%x", name, got, want)
 		}
@@ -113,7 +98,7 @@ func TestLargeTensorsSurvive(t *testing.T) {
 
 func TestEveryChangedByteIsFound(t *testing.T) {
 	for _, name := range []string{"state.hex", "place.hex", "step.hex"} {
-		t.Run(name, func(t *testing.T) { everyChangedByteIsFound(t, goldenFile(t, name)) })
+		t.Run(name, func(t *testing.T) { everyChangedByteIsFound(t, testutil.GoldenHex(t, "testdata/"+name)) })
 	}
 }
 
@@ -152,7 +137,7 @@ func TestStatesAreWrittenOneWay(t *testing.T) {
 		{"state.hex", Version, flagPlace, rowraft.CodeCorrupt},
 		{"place.hex", Version, 0, rowraft.CodeCorrupt}, {"state.hex", Version, 8, rowraft.CodeCorrupt},
 	} {
-		b := goldenFile(t, tc.file)
+		b := testutil.GoldenHex(t, "testdata/"+tc.file)
 		b[8], b[10] = tc.format, tc.flags
 		if _, err := Read(bytes.NewReader(reseal(b))); rowraft.CodeOf(err) != tc.want {
 			t.Errorf("%s as format %d with flags %d: %v, want %v", tc.file, tc.format, tc.flags, err, tc.want)
@@ -206,7 +191,7 @@ func reseal(b []byte) []byte {
 // or VersionTooNew; neither takes memory beyond what was there.
 func FuzzRead(f *testing.F) {
 	f.Add(goldenBytes(f))
-	f.Add(goldenFile(f, "place.hex"))
+	f.Add(testutil.GoldenHex(f, "testdata/place.hex"))
 	f.Add(encode(f, &State{Job: "a", Trainers: 1, Ended: true}))
 	endless := bytes.Clone(goldenBytes(f))
 	le.PutUint64(endless[72+3+13+24+8:], 1<<39)

@@ -3,16 +3,16 @@ package tensorboard
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
+
+	"github.com/rowraft/rowraft/internal/testutil"
 )
 
 func created(t *testing.T, dir string, first int64, now time.Time) *Writer {
@@ -44,15 +44,7 @@ func TestGoldenEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile("testdata/events.hex")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
+	if want := testutil.GoldenHex(t, "testdata/events.hex"); !bytes.Equal(got, want) {
 		t.Errorf("% x\nwant\n% x", got, want)
 	}
 }
@@ -68,42 +60,10 @@ func TestWriteAfterAnError(t *testing.T) {
 	}
 }
 
-// packages are what testdata/read.py imports.
-const packages = "tensorboard==2.21.0"
-
-// python returns an interpreter that has packages, from a virtual environment that is kept
-// between runs, or skips the test.
-func python(t *testing.T) string {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("-short: no Python packages are installed")
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Skipf("no place to keep Python packages: %v", err)
-	}
-	venv := filepath.Join(cache, "rowraft-test", strings.ReplaceAll(packages, "==", "-"))
-	bin := filepath.Join(venv, "bin", "python")
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	if exec.CommandContext(ctx, bin, "-c", "import tensorboard.backend.event_processing.event_accumulator").Run() == nil {
-		return bin
-	}
-	for _, args := range [][]string{
-		{"python3", "-m", "venv", "--clear", venv},
-		{bin, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", packages,
-			"setuptools==80.9.0"},
-	} {
-		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("SKIPPED: event files are not read by TensorBoard: %v: %v: %s", args, err, out)
-		}
-	}
-	return bin
-}
-
 // TensorBoard reads the scalars of two runs, of which the second went back to step 3.
 func TestTensorBoardReads(t *testing.T) {
-	interpreter := python(t)
+	interpreter := testutil.Python(t, "tensorboard.backend.event_processing.event_accumulator", // as in testdata/read.py
+		"tensorboard==2.21.0")
 	dir, now := t.TempDir(), time.Unix(1700000000, 0)
 	w := created(t, dir, 1, now)
 	for step := int64(1); step <= 5; step++ {

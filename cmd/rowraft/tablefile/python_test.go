@@ -7,51 +7,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/testutil"
 	"github.com/rowraft/rowraft/wire"
 )
-
-// packages are the imports of testdata/python.py.
-var packages = []string{"numpy==2.4.6", "pyarrow==26.0.1", "safetensors==0.8.0"}
-
-// python returns an interpreter with packages, from a virtual environment that is kept between runs.
-// Without Python, or if pip cannot install the packages, it skips the test.
-func python(t *testing.T) string {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("-short: no Python packages are installed")
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Skipf("no place to keep Python packages: %v", err)
-	}
-	venv := filepath.Join(cache, "rowraft-test", strings.NewReplacer("==", "-").Replace(strings.Join(packages, "_")))
-	bin := filepath.Join(venv, "bin", "python")
-	if exec.Command(bin, "-c", "import numpy, pyarrow.parquet, safetensors.numpy").Run() == nil {
-		return bin
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	for _, args := range [][]string{
-		{"python3", "-m", "venv", "--clear", venv},
-		append([]string{bin, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"},
-			packages...),
-	} {
-		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("SKIPPED: the files are not read by their Python packages: %v: %v: %s", args, err, out)
-		}
-	}
-	return bin
-}
 
 // TestPythonReadsAndWrites: numpy, safetensors and pyarrow read the files of this package, bit by bit, and
 // this package reads theirs.
 func TestPythonReadsAndWrites(t *testing.T) {
-	interpreter := python(t)
+	interpreter := testutil.Python(t, "numpy, pyarrow.parquet, safetensors.numpy", // as in testdata/python.py
+		"numpy==2.4.6", "pyarrow==26.0.1", "safetensors==0.8.0")
 	dir := t.TempDir()
 	type tableCase struct {
 		Name string `json:"name"`
