@@ -99,14 +99,6 @@ func tellApplied(segs []Segment, reqs []request) (met Freshness) {
 	return met
 }
 
-// Prefetch starts a Pull and returns a function that waits for it. The caller must not touch the segments
-// before that function returns.
-func (c *Client) Prefetch(ctx context.Context, segs ...Segment) (wait func() error) {
-	done := make(chan error, 1)
-	go func() { done <- c.Pull(ctx, segs...) }()
-	return func() error { return <-done }
-}
-
 // each runs f(0 … n-1) concurrently, the last one on this goroutine, and returns the
 // error of the lowest number.
 func each(n int, f func(int) error) error {

@@ -21,9 +21,7 @@ const (
 // GroupStatus describes one replica, for users and metrics. Its fields are read one after the other, so they may not
 // belong to exactly the same moment.
 type GroupStatus struct {
-	ID      string
 	Replica rowraft.ReplicaID
-	Backend string
 	Role    Role
 	Term    rowraft.Term
 	Leader  rowraft.NodeID // "" if unknown
@@ -61,7 +59,7 @@ type MemberStatus struct {
 // Status describes the replica.
 func (g *Group) Status() GroupStatus {
 	s := GroupStatus{
-		ID: g.cfg.ID, Replica: g.cfg.Replica, Backend: g.cfg.Backend, Role: RoleStopped,
+		Replica: g.cfg.Replica, Role: RoleStopped,
 		Err:           g.Err(),
 		AppliedIndex:  g.AppliedIndex(),
 		SnapshotIndex: rowraft.Index(g.snapshots.at.Load()),

@@ -72,7 +72,6 @@ type Member struct {
 	stopKeeping context.CancelFunc
 
 	Generation uint64 // at the time of entry; 0: some workers had not entered
-	Began      bool   // this entry began the run
 	Splits     SplitPlan
 	BaseStep   int64 // steps of the job before this run
 }
@@ -110,7 +109,7 @@ func enter(ctx context.Context, c control, e Entry) (*Member, error) {
 			return err
 		}
 		d := reply.GetData()
-		m.identity, m.Generation, m.Began = reply.GetIdentity(), reply.GetGeneration(), reply.GetBegan()
+		m.identity, m.Generation = reply.GetIdentity(), reply.GetGeneration()
 		m.Splits = SplitPlan{int64(d.GetExamples()), int64(d.GetPartExamples()), int64(d.GetEpochs()), d.GetByRank(),
 			d.GetInLog()}
 		m.BaseStep, over = int64(reply.GetBaseStep()), reply.GetDone()

@@ -20,12 +20,11 @@ import (
 // Onlooker reads the rows of one shard from one server, come what may: the shipped
 // client would turn to another. What it is told goes into the history.
 type Onlooker struct {
-	l     *Load
-	conn  *grpc.ClientConn
-	shard rowraft.ShardID
-	rows  []int                     // of the shard
-	reqs  [2]*rowraftv1.PullRequest // linearizable and bounded
-	turn  atomic.Int64
+	l    *Load
+	conn *grpc.ClientConn
+	rows []int                     // of the shard
+	reqs [2]*rowraftv1.PullRequest // linearizable and bounded
+	turn atomic.Int64
 }
 
 // onlookerMaxAge is that of its bounded reads.
@@ -38,7 +37,7 @@ func (l *Load) Onlook(ctx context.Context, shard rowraft.ShardID,
 	if err != nil {
 		return nil, err
 	}
-	o := &Onlooker{l: l, conn: conn, shard: shard}
+	o := &Onlooker{l: l, conn: conn}
 	for r := range l.keys {
 		if l.shardOf(r) == int(shard) {
 			o.rows = append(o.rows, r)

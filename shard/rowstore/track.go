@@ -34,7 +34,6 @@ type track struct {
 
 	admission rowraft.Admission
 	draws     uint64 // the part of a draw that depends only on the table
-	expire    uint32 // ticks; 0: never
 	maxRows   uint64 // limit of rows in a slot; 0: none
 	lfu       bool
 	room      int // limit of candidates in a slot
@@ -68,7 +67,7 @@ func newTrack(t *Table) *track {
 	}
 	k := &track{
 		index: &t.index, snaps: &t.snaps, ranks: ranking{records: &t.index.records},
-		admission: s.Admission, expire: s.Expire, lfu: s.Capacity.Evict == rowraft.EvictLFU, room: maxCandidates,
+		admission: s.Admission, lfu: s.Capacity.Evict == rowraft.EvictLFU, room: maxCandidates,
 		draws: clustermap.Mix64(clustermap.Mix64(s.Initializer.Seed+gamma+gamma) ^ uint64(s.ID)),
 	}
 	if s.Capacity.Rows > 0 {
