@@ -3,8 +3,6 @@ package meta
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -246,26 +244,9 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 		"attend": metacmd.Attend(id, "ckpt", 2, 7, 9),
 		"detach": cmdDetach(id),
 	} {
-		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := encodeCommand(c); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s encodes to %x (%v), want %x", name, got, err, want)
-		}
-		var back rowraftv1.MetaCommand
-		if err := decodeFrame(bytes.NewReader(want), entryMagic, &back); err != nil || !proto.Equal(&back, c) {
-			t.Errorf("%s reads as %v, %v", name, &back, err)
-		}
+		goldenCommand(t, name, c)
 	}
-	want, err := os.ReadFile(filepath.Join("testdata", "trainers.snapshot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := New(NewView())
-	if err := m.Restore(bytes.NewReader(want)); err != nil {
-		t.Fatal(err)
-	}
+	m := goldenMachine(t, "trainers")
 	sources, epoch := m.Sources()
 	if len(sources) != 1 {
 		t.Fatalf("read: %v", sources)
@@ -282,8 +263,5 @@ func TestGoldenBytesOfTrainers(t *testing.T) {
 	}
 	if all := m.state.registry.trainersOfAll(); len(all) != 1 || !proto.Equal(all[0], trained) {
 		t.Errorf("read: %v may train any table, want %v", all, trained)
-	}
-	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {
-		t.Errorf("written again: %x, want %x", got, want)
 	}
 }

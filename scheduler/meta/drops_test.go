@@ -1,9 +1,6 @@
 package meta
 
 import (
-	"bytes"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -69,25 +66,9 @@ func TestDropAndRestore(t *testing.T) {
 }
 
 func TestGoldenDrop(t *testing.T) {
-	entry, err := os.ReadFile(filepath.Join("testdata", "drop_table.entry"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, err := encodeCommand(metacmd.DropTable("ads", 7)); err != nil || !bytes.Equal(got, entry) {
-		t.Errorf("the entry encodes to %x (%v), want %x", got, err, entry)
-	}
-	snap, err := os.ReadFile(filepath.Join("testdata", "dropped.snapshot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := New(NewView())
-	if err := m.Restore(bytes.NewReader(snap)); err != nil {
-		t.Fatal(err)
-	}
+	goldenCommand(t, "drop_table", metacmd.DropTable("ads", 7))
+	m := goldenMachine(t, "dropped")
 	if got := m.DroppedTables(); len(got) != 1 || got[0] != (DroppedTable{7, 1, "ads"}) {
 		t.Errorf("the snapshot reads %v", got)
-	}
-	if !bytes.Equal(snapshotBytes(t, m), snap) {
-		t.Errorf("the snapshot encodes to %x, want %x", snapshotBytes(t, m), snap)
 	}
 }

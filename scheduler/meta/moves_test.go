@@ -227,8 +227,8 @@ func TestFinishedMovesAreBounded(t *testing.T) {
 	}
 }
 
-// goldenCommand: the entry in testdata reads as want, which encodes to the same bytes.
-func goldenCommand(t *testing.T, name string, want *rowraftv1.MetaCommand) {
+// goldenCommand returns the entry in testdata, which must read as want. want must encode to the same bytes.
+func goldenCommand(t *testing.T, name string, want *rowraftv1.MetaCommand) []byte {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
 	if err != nil {
@@ -241,6 +241,7 @@ func goldenCommand(t *testing.T, name string, want *rowraftv1.MetaCommand) {
 	if again, err := encodeCommand(want); err != nil || !bytes.Equal(again, raw) {
 		t.Errorf("%s encodes to %x (%v), want %x", name, again, err, raw)
 	}
+	return raw
 }
 
 func TestGoldenBytesOfMoves(t *testing.T) {
@@ -251,14 +252,7 @@ func TestGoldenBytesOfMoves(t *testing.T) {
 	} {
 		goldenCommand(t, name, want)
 	}
-	raw, err := os.ReadFile(filepath.Join("testdata", "moves.snapshot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := New(NewView())
-	if err := m.Restore(bytes.NewReader(raw)); err != nil {
-		t.Fatal(err)
-	}
+	m := goldenMachine(t, "moves")
 	rep := func(i int) clustermap.Replica {
 		return clustermap.Replica{ID: rowraft.ReplicaID(fmt.Sprint("r-", i)), Node: rowraft.NodeID(fmt.Sprint("n-", i))}
 	}
@@ -275,9 +269,33 @@ func TestGoldenBytesOfMoves(t *testing.T) {
 		m.state.topology.lastMove != 4 {
 		t.Errorf("the snapshot's moves are %+v and %+v", running, finished)
 	}
-	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {
-		t.Errorf("the snapshot encodes to %x, want %x", got, raw)
+}
+
+// wantSnapshot restores the snapshot in testdata, which m must encode, too.
+func wantSnapshot(t *testing.T, m *Machine, name string) *Machine {
+	t.Helper()
+	golden := goldenMachine(t, name)
+	if got, want := snapshotBytes(t, m), snapshotBytes(t, golden); !bytes.Equal(got, want) {
+		t.Errorf("the entries lead to %x, want %s: %x", got, name, want)
 	}
+	return golden
+}
+
+// goldenMachine restores the snapshot in testdata, which the machine must encode to the same bytes.
+func goldenMachine(t *testing.T, name string) *Machine {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join("testdata", name+".snapshot"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := New(NewView())
+	if err := m.Restore(bytes.NewReader(raw)); err != nil {
+		t.Fatal(err)
+	}
+	if got := snapshotBytes(t, m); !bytes.Equal(got, raw) {
+		t.Errorf("%s encodes to %x, want %x", name, got, raw)
+	}
+	return m
 }
 
 // encodeCommand encodes c as an entry of the first version.

@@ -3,8 +3,6 @@ package meta
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -120,29 +118,13 @@ func TestGoldenBytesOfPolicies(t *testing.T) {
 	spec.Job, spec.Owner = "ctr", "tom"
 	for name, c := range map[string]*rowraftv1.MetaCommand{"set_policy": metacmd.SetPolicy(spec, 7),
 		"begin_policy_run": metacmd.BeginPolicyRun("nightly", "nightly-2", 9)} {
-		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := encodeCommand(c); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s encodes to %x (%v), want %x", name, got, err, want)
-		}
+		goldenCommand(t, name, c)
 	}
-	want, err := os.ReadFile(filepath.Join("testdata", "policies.snapshot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := New(NewView())
-	if err := m.Restore(bytes.NewReader(want)); err != nil {
-		t.Fatal(err)
-	}
+	m := goldenMachine(t, "policies")
 	record := &rowraftv1.PolicyRecord{SetNs: 7, BegunNs: 9, Running: "nightly-2",
 		Made: []*rowraftv1.PolicyCheckpoint{{Name: "nightly-1", BegunNs: 8}}, Error: "full", Failures: 1}
 	if p := m.PolicyOf("nightly"); p == nil || !proto.Equal(p.GetPolicy(), spec) || !proto.Equal(p.GetRecord(), record) {
 		t.Errorf("read: %v", p)
-	}
-	if got := snapshotBytes(t, m); !bytes.Equal(got, want) {
-		t.Errorf("written again: %x, want %x", got, want)
 	}
 }
 

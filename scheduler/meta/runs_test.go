@@ -3,8 +3,6 @@ package meta
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -401,28 +399,12 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		"start_generation": cmdBeginGeneration(run, 3, 41),
 		"forget_run":       {Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}},
 	} {
-		want, err := os.ReadFile(filepath.Join("testdata", name+".entry"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := encodeCommand(c); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("%s encodes to %x (%v), want %x", name, got, err, want)
-		}
-		var back rowraftv1.MetaCommand
-		if err := decodeFrame(bytes.NewReader(want), entryMagic, &back); err != nil || !proto.Equal(&back, c) {
-			t.Errorf("%s reads as %v, %v", name, &back, err)
-		}
+		goldenCommand(t, name, c)
 	}
-	over, err := os.ReadFile(filepath.Join("testdata", "ended_runs.snapshot"))
-	if err != nil {
-		t.Fatal(err)
+	if ended := goldenMachine(t, "ended_runs").EndedRuns(); len(ended) != 1 || !bytes.Equal(ended[0], run) {
+		t.Errorf("ended runs: %x", ended)
 	}
-	b := New(NewView())
-	if err := b.Restore(bytes.NewReader(over)); err != nil || len(b.EndedRuns()) != 1 ||
-		!bytes.Equal(b.EndedRuns()[0], run) || !bytes.Equal(snapshotBytes(t, b), over) {
-		t.Errorf("ended runs: %x, %v", b.EndedRuns(), err)
-	}
-	wantRunOf(t, "dealt.snapshot", &rowraftv1.MetaRun{
+	wantRunOf(t, "dealt", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1, Gathering: true,
 		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent",
 			Taken: 1}},
@@ -431,7 +413,7 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 			Open: []*rowraftv1.JobPart{{Offset: 7, Unsettled: 5}},
 		},
 	})
-	wantRunOf(t, "readings.snapshot", &rowraftv1.MetaRun{
+	wantRunOf(t, "readings", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
 		Members: []*rowraftv1.RunMember{{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance,
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Taken: 1}},
@@ -440,13 +422,13 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 			Open: []*rowraftv1.JobPart{{Offset: 7, Incarnation: 6, Take: 1, Reading: 3}},
 		},
 	})
-	wantRunOf(t, "base.snapshot", &rowraftv1.MetaRun{
+	wantRunOf(t, "base", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1, BaseStep: 500,
 		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent",
 			Taken: 1}},
 		Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1},
 	})
-	wantRunOf(t, "runs.snapshot", &rowraftv1.MetaRun{
+	wantRunOf(t, "runs", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Settings: settings, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
 		Members: []*rowraftv1.RunMember{
 			{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent", Taken: 1},
@@ -461,19 +443,8 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 // wantRunOf reads a snapshot, wants that of job ctr in it, and the same bytes again.
 func wantRunOf(t *testing.T, name string, want *rowraftv1.MetaRun) {
 	t.Helper()
-	snap, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := New(NewView())
-	if err := m.Restore(bytes.NewReader(snap)); err != nil {
-		t.Fatal(err)
-	}
-	if got := m.RunOf("ctr"); !proto.Equal(got, want) {
+	if got := goldenMachine(t, name).RunOf("ctr"); !proto.Equal(got, want) {
 		t.Errorf("read: %v, want %v", got, want)
-	}
-	if got := snapshotBytes(t, m); !bytes.Equal(got, snap) {
-		t.Errorf("written again: %x, want %x", got, snap)
 	}
 }
 

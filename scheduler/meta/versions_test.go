@@ -2,8 +2,6 @@ package meta
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -20,14 +18,7 @@ func cmdRaise(version uint32) *rowraftv1.MetaCommand {
 // TestGoldenVersions reads an entry and a snapshot that testdata/golden.py wrote by hand
 // from docs/formats/metadata.md.
 func TestGoldenVersions(t *testing.T) {
-	entry, err := os.ReadFile(filepath.Join("testdata", "raise_version.entry"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	golden, err := os.ReadFile(filepath.Join("testdata", "version.snapshot"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	entry := goldenCommand(t, "raise_version", cmdRaise(2))
 	m := New(NewView())
 	if err := m.state.init("c-1"); err != nil {
 		t.Fatal(err)
@@ -38,16 +29,7 @@ func TestGoldenVersions(t *testing.T) {
 	if got := m.view.Map(); got.FormatVersion != 2 {
 		t.Errorf("the map is at %d, want 2", got.FormatVersion)
 	}
-	if got := snapshotBytes(t, m); !bytes.Equal(got, golden) {
-		t.Errorf("the snapshot encodes to %x, want %x", got, golden)
-	}
-	again := New(NewView())
-	if err := again.Restore(bytes.NewReader(golden)); err != nil || !bytes.Equal(snapshotBytes(t, again), golden) {
-		t.Errorf("the snapshot is read and written otherwise (%v)", err)
-	}
-	if again, err := encodeCommand(cmdRaise(2)); err != nil || !bytes.Equal(again, entry) {
-		t.Errorf("the command encodes to %x (%v), want %x", again, err, entry)
-	}
+	wantSnapshot(t, m, "version")
 }
 
 func TestVersionsNeverGoDown(t *testing.T) {
