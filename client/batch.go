@@ -30,17 +30,18 @@ type batch struct {
 	shard   rowraft.ShardID
 	op      wire.Op
 	payload []byte
-	seq     rowraft.Seq // its number in the session
 
-	renewals int  // renewal.count of the session when seq was given
-	queued   bool // the batch's own goroutine takes the number (wait), not Push (start)
+	session  *shardSession // that gives the number; set by number
+	seq      rowraft.Seq   // the number
+	renewals int           // renewal.count of the session when seq was given
+	queued   bool          // the batch's own goroutine takes the number (delivery.wait), not Push (number)
 
 	done    chan struct{} // closed when err, index and slowest are set
 	err     error
 	index   rowraft.Index
 	slowest uint64 // for an OpClocked: the clock of the slowest worker of the job
 
-	first *firstTry[rowraftv1.WriteRequest, rowraftv1.WriteReply] // nil: no other batch is sent with it
+	first *firstWrite // nil: no other batch is sent with it
 
 	// after are the batches that must be acknowledged before this one is sent.
 	after []*batch
@@ -49,6 +50,9 @@ type batch struct {
 	// Push that stops waiting. The second setter keeps the error for Flush.
 	settled atomic.Bool
 }
+
+// firstWrite is the first try of a batch.
+type firstWrite = firstTry[rowraftv1.WriteRequest, rowraftv1.WriteReply]
 
 // batchState is a state of a batch, from start to its result. docs/push.md has the same names.
 type batchState int
@@ -62,49 +66,66 @@ const (
 	ended                        // with err, nil if the batch is acknowledged
 )
 
-// start gives the batch a number and starts the goroutine that sends it. It waits until the
-// session may give a number (shardSession.take) or ctx ends. If ctx ends first and mayQueue is
-// set, the goroutine takes the number later. It also does that for a batch with batches before it.
-//
-// A batch that gets its number now is sent together with the others of its push. Before start waits for a
-// number, it lets those be sent.
-func (c *Client) start(ctx context.Context, b *batch, mayQueue bool, together *sharedWrites) error {
-	ss := c.sessions.shards.at(b.shard).session.Load()
-	if ss == nil || ss.cluster != b.cluster { // the client has left the cluster
-		return rowraft.Errorf(rowraft.CodePrecondition, "nothing was sent: %w", c.cluster.replaced(b.cluster))
-	}
-	if len(b.after) > 0 {
-		ss.queue(b)
-	} else if !ss.tryTake(b) {
-		together.start()
-		if err := ss.take(ctx, b); err != nil && (err == errClosed || !mayQueue) {
-			return err
-		} else if err != nil {
-			ss.queue(b)
+// number gives batches their numbers, up to the first one that would have to wait, and returns how many can be
+// started. For the first of them it waits until the session may give a number (shardSession.take) or ctx ends. If ctx
+// ends and mayQueue is set, that batch is queued: its goroutine takes the number later. A batch with batches before it
+// is always queued.
+func (c *Client) number(ctx context.Context, batches []*batch, mayQueue bool) (int, error) {
+	for i, b := range batches {
+		b.session = c.sessions.shards.at(b.shard).session.Load()
+		if b.session == nil || b.session.cluster != b.cluster { // the client has left the cluster
+			return i, rowraft.Errorf(rowraft.CodePrecondition, "shard %d: nothing was sent: %w", b.shard,
+				c.cluster.replaced(b.cluster))
+		}
+		switch {
+		case len(b.after) > 0:
+			b.session.queue(b)
+		case b.session.tryTake(b):
+		case i > 0:
+			return i, nil
+		default:
+			if err := b.session.take(ctx, b); err != nil && (err == errClosed || !mayQueue) {
+				return i, err
+			} else if err != nil {
+				b.session.queue(b)
+			}
 		}
 	}
-	if !b.queued {
-		b.first = together.add()
+	return len(batches), nil
+}
+
+// start starts the goroutine that sends b. try is its place in a wave; a queued batch leaves that place, because the
+// others of the wave must not wait for its number.
+func (c *Client) start(b *batch, try *firstWrite) {
+	if b.queued {
+		try.skip()
+	} else {
+		b.first = try
 	}
-	err := c.spawn(func() { (&delivery{c: c, ss: ss, b: b}).run() })
-	switch {
-	case err == nil:
-	case b.queued:
-		ss.unqueue()
-	default:
-		ss.end(b.seq) // it was not sent
+	err := c.spawn(func() { (&delivery{c: c, b: b}).run() })
+	if err == nil {
+		return
 	}
-	if err != nil {
-		b.first.leave()
+	try.skip()
+	if b.queued {
+		b.session.unqueue()
+	} else {
+		b.session.end(b.seq)
 	}
-	return err
+	b.notSent(err)
+}
+
+// notSent ends a batch that was not sent.
+func (b *batch) notSent(err error) {
+	b.err = err
+	b.settled.Store(true)
+	close(b.done)
 }
 
 // delivery is one batch on the way to its result. Only the batch's goroutine uses it.
 type delivery struct {
-	c  *Client
-	ss *shardSession
-	b  *batch
+	c *Client
+	b *batch
 
 	sent  bool // the batch has, or had, a number: a try may have been sent
 	tries int
@@ -125,10 +146,10 @@ type delivery struct {
 // run takes the batch from state to state, records the result, and tells the session that the number has
 // one.
 func (d *delivery) run() {
-	c, ss, b := d.c, d.ss, d.b
+	c, b := d.c, d.b
 	d.ctx, d.cancel = c.ctx, func() {}
 	defer func() { d.cancel() }()
-	defer b.first.leave()
+	defer b.first.skip()
 	state := sending
 	if b.queued {
 		state = waiting
@@ -150,15 +171,15 @@ func (d *delivery) run() {
 	}
 	b.err = d.result()
 	if b.settled.Swap(true) {
-		c.deferred.put(b.err) // before ss.end, after which Flush may return
+		c.deferred.put(b.err) // before session.end, after which Flush may return
 	}
 	switch {
 	case errors.Is(b.err, errClosed): // the shard has not answered: the number stays taken
 	case d.sent:
-		ss.end(b.seq)
+		b.session.end(b.seq)
 	default:
 		rpc.Pool.Release(b.payload)
-		ss.unqueue()
+		b.session.unqueue()
 	}
 	close(b.done)
 }
@@ -172,7 +193,7 @@ func (d *delivery) wait() batchState {
 			return ended
 		}
 	}
-	if d.err = d.ss.take(context.Background(), d.b); d.err != nil { // ends with the client
+	if d.err = d.b.session.take(context.Background(), d.b); d.err != nil { // ends with the client
 		return ended
 	}
 	return sending
@@ -186,10 +207,10 @@ func (d *delivery) send() batchState {
 	var reply *rowraftv1.WriteReply
 	m := c.cluster.Load()
 	maybe, err := c.router.onLeader(d.ctx, b.cluster, b.shard, callKind{}, func(at server) error {
-		defer b.first.leave()
+		defer b.first.skip()
 		return c.router.try(d.ctx, b.shard, at, func(ctx context.Context, stub stub) (err error) {
 			d.tries++
-			inc, floor := d.ss.present()
+			inc, floor := b.session.present()
 			reply, err = writes.send(ctx, b.first, stub, &rowraftv1.WriteRequest{
 				MapVersion: uint64(m.SlotsVersion), TableEpoch: c.sessions.epoch.Load(), Shard: uint32(b.shard),
 				ClientId:    c.sessions.client[:],
@@ -242,7 +263,7 @@ func (d *delivery) pause(ctx context.Context, b *route.Backoff) batchState {
 
 // renew gives the batch a number in another session.
 func (d *delivery) renew() batchState {
-	switch err := d.c.sessions.renew(d.ss, d.b); err {
+	switch err := d.c.sessions.renew(d.b); err {
 	case nil:
 		d.maybe = false
 		return sending

@@ -124,7 +124,7 @@ func newClient(opts Options, conf *certs.Source) *Client {
 	c := &Client{lifetime: life, opts: opts, conns: conns}
 	c.cluster = &cluster{
 		lifetime: life, log: opts.Logger, conns: conns, given: opts.Endpoints, attempt: opts.AttemptTimeout,
-		refresh: make(chan struct{}, 1), leave: c.leave,
+		refresh: make(chan struct{}, 1), dropState: c.dropCluster,
 	}
 	c.router = &router{lifetime: life, log: opts.Logger, conns: conns, cluster: c.cluster, attempt: opts.AttemptTimeout}
 	c.cluster.learn = c.router.learnLeader
@@ -134,12 +134,13 @@ func newClient(opts Options, conf *certs.Source) *Client {
 	return c
 }
 
-// leave drops what the client has of its cluster. REQUIRES: cluster.mu is held for writing.
-func (c *Client) leave() {
-	c.router.leave()
-	c.sessions.leave()
-	c.acked.leave()
-	c.tables.leave()
+// dropCluster drops what the client has of its cluster, because it moves to another one. REQUIRES: cluster.mu is
+// held for writing.
+func (c *Client) dropCluster() {
+	c.router.dropCluster()
+	c.sessions.dropCluster()
+	c.acked.dropCluster()
+	c.tables.dropCluster()
 }
 
 // Close stops resending and ends the calls in progress with CodeClosing. It then closes the client's

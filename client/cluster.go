@@ -39,7 +39,9 @@ type cluster struct {
 	refresh chan struct{} // requests a new map from watch; capacity 1, so that requests merge
 
 	learn func(rowraft.ShardID, rowraft.NodeID, rowraft.Term) // receives the leader hints of each reply
-	leave func()                                              // drops the client's state of the cluster, under mu
+	// dropState drops the client's state of the cluster. Called with mu held for writing, so that no call within the old
+	// cluster stores anything after it.
+	dropState func()
 
 	mu      sync.RWMutex                 // held for reading by within, for writing while the client changes its cluster
 	foreign map[string]rowraft.ClusterID // endpoints that belong to another cluster, by their last answer
@@ -223,7 +225,7 @@ func (c *cluster) heardOther(addr string, m *clustermap.Map) bool {
 	c.log.Warn("the endpoints belong to a new cluster: sessions, read positions and table handles of the old one end",
 		"old", string(old.Cluster), "new", string(m.Cluster))
 	clear(c.foreign)
-	c.leave()
+	c.dropState()
 	c.Store(m)
 	return true
 }

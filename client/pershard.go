@@ -57,8 +57,8 @@ func (s *perShard[T]) all() iter.Seq2[rowraft.ShardID, *T] {
 // their minimum, so that a client sees its own pushes. It never falls while the client stays in its cluster.
 type ackedIndices struct{ perShard[atomic.Uint64] }
 
-// leave forgets the indices, which mean nothing in another cluster.
-func (a *ackedIndices) leave() {
+// dropCluster forgets the indices, which mean nothing in another cluster.
+func (a *ackedIndices) dropCluster() {
 	for _, index := range a.all() {
 		index.Store(0)
 	}

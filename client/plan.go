@@ -7,6 +7,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -56,16 +57,16 @@ func (s *Segment) row(i int32) []float32 {
 	return s.Values[int(i)*d : (int(i)+1)*d]
 }
 
-// segmentRows are the rows of one segment that go into one request, as indices into the segment.
+// segmentRows are the rows of one segment that go into one request, as ascending indices into the segment.
 type segmentRows struct {
 	seg  *Segment
 	rows []int32
 }
 
-// request is one message to one shard.
+// request is one message to one shard, with rows of one segment or more.
 type request struct {
-	shard rowraft.ShardID
-	parts []segmentRows
+	shard    rowraft.ShardID
+	segments []segmentRows
 
 	applied rowraft.Index // of the reply to a pull
 	met     Freshness     // likewise
@@ -96,8 +97,8 @@ func byShard(m *clustermap.Map, s *Segment) (rows []int32, start []int32) {
 // load is the size of a row, or of a request, in bytes in each direction.
 type load struct{ sent, received int }
 
-// room returns how many rows of load per fit into limit after used.
-func (limit load) room(used, per load) int {
+// rowsLeft returns how many rows of load per fit into limit after used.
+func (limit load) rowsLeft(used, per load) int {
 	n := (limit.sent - used.sent) / max(per.sent, 1)
 	if per.received > 0 {
 		n = min(n, (limit.received-used.received)/per.received)
@@ -109,13 +110,13 @@ func (limit load) room(used, per load) int {
 // has more than rowraft.MaxKeysPerPart rows or is above limit, unless it is a single row.
 // perRow returns the load of one row of a segment.
 func plan(m *clustermap.Map, segs []Segment, perRow func(*Segment) load, limit load) []request {
-	type room struct {
-		in   int // index+1 in out of the shard's request that has room; 0: none
+	type lastRequest struct {
+		in   int // index+1 in out of the shard's last request, which may not be full; 0: none
 		used load
 		rows int
 	}
 	var out []request
-	open := make([]room, len(m.Shards))
+	open := make([]lastRequest, len(m.Shards))
 	header := load{wire.SegmentHeaderSize, wire.SegmentHeaderSize}
 	for si := range segs {
 		s := &segs[si]
@@ -125,15 +126,15 @@ func plan(m *clustermap.Map, segs []Segment, perRow func(*Segment) load, limit l
 			o := &open[sh]
 			for mine := rows[start[sh]:start[sh+1]]; len(mine) > 0; {
 				used := load{o.used.sent + header.sent, o.used.received + header.received}
-				n := min(limit.room(used, per), rowraft.MaxKeysPerPart-o.rows)
+				n := min(limit.rowsLeft(used, per), rowraft.MaxKeysPerPart-o.rows)
 				if o.in == 0 || n <= 0 {
 					out = append(out, request{shard: rowraft.ShardID(sh)})
-					*o, used = room{in: len(out)}, header
-					n = max(min(limit.room(used, per), rowraft.MaxKeysPerPart), 1)
+					*o, used = lastRequest{in: len(out)}, header
+					n = max(min(limit.rowsLeft(used, per), rowraft.MaxKeysPerPart), 1)
 				}
 				n = min(n, len(mine))
 				r := &out[o.in-1]
-				r.parts = append(r.parts, segmentRows{seg: s, rows: mine[:n:n]})
+				r.segments = append(r.segments, segmentRows{seg: s, rows: mine[:n:n]})
 				o.used = load{used.sent + n*per.sent, used.received + n*per.received}
 				o.rows += n
 				mine = mine[n:]
@@ -187,15 +188,45 @@ func normalize(s Segment, op wire.Op) Segment {
 	return out
 }
 
-// putKeys writes the keys of the rows to dst.
-func (p *segmentRows) putKeys(dst []byte) {
-	keys := p.seg.Keys
-	for j, i := range p.rows {
-		binary.LittleEndian.PutUint64(dst[8*j:], uint64(keys[i]))
+// encode returns the payload of the request (docs/formats/payload.md). A pull, for which op is 0, and a delete have
+// keys and no values.
+func (r *request) encode(op wire.Op, dtype rowraft.DType) []byte {
+	size := 0
+	for i := range r.segments {
+		size += r.segments[i].header(op, dtype).Size()
 	}
+	payload := rpc.Pool.Bytes(size)
+	at := 0
+	for i := range r.segments {
+		p := &r.segments[i]
+		s := p.header(op, dtype)
+		body := s.Put(payload[at : at+s.Size()])
+		keys := p.seg.Keys
+		for j, row := range p.rows {
+			binary.LittleEndian.PutUint64(body.Keys[8*j:], uint64(keys[row]))
+		}
+		if s.Flags&wire.FlagNoValues == 0 {
+			p.putValues(body.Values, dtype)
+		}
+		at += s.Size()
+	}
+	return payload
 }
 
-// contiguous returns the values of the rows, if the rows are neighbours in the segment: one copy suffices then.
+// header returns the header of the rows in a request of op; 0 is a pull.
+func (p *segmentRows) header(op wire.Op, dtype rowraft.DType) wire.Segment {
+	s := wire.Segment{Table: p.seg.Table.schema.ID, N: len(p.rows), Dim: p.seg.Table.schema.Dim, DType: dtype}
+	switch {
+	case op == 0 || op == wire.OpDelete:
+		s.Flags = wire.FlagNoValues
+	case p.seg.LR != 0:
+		s.Flags, s.LR = wire.FlagLR, p.seg.LR
+	}
+	return s
+}
+
+// contiguous returns the values of the rows, if the rows are neighbours in the segment: one copy suffices then. A loop
+// over runs of neighbours would serve both cases, and takes a third more time for rows that are not neighbours.
 func (p *segmentRows) contiguous() (values []float32, ok bool) {
 	first, last := int(p.rows[0]), int(p.rows[len(p.rows)-1])
 	if last-first != len(p.rows)-1 { // rows ascend

@@ -50,7 +50,7 @@ func TestPlanPutsEveryRowOnce(t *testing.T) {
 		last := make(map[string]int32)
 		for _, r := range plan(cm, segs, per, limit) {
 			rows, used := 0, load{}
-			for _, p := range r.parts {
+			for _, p := range r.segments {
 				for _, row := range p.rows {
 					if got := cm.ShardOf(p.seg.Table.Slot(p.seg.Keys[row])); got != r.shard {
 						t.Fatalf("row %d of shard %d went to shard %d", row, got, r.shard)
@@ -109,8 +109,8 @@ func TestPullsAreWithinAServersLimits(t *testing.T) {
 		rows := 0
 		for _, r := range planPull(cm, segs, rowraft.Float32) {
 			n, asked, given := 0, 0, 0
-			for i := range r.parts {
-				s := r.parts[i].pullHeader(rowraft.Float32)
+			for i := range r.segments {
+				s := r.segments[i].header(0, rowraft.Float32)
 				n += s.N
 				asked += s.Size()
 				s.Flags = wire.FlagNoKeys | wire.FlagPresence

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -64,7 +65,8 @@ func (c *Client) PullWith(ctx context.Context, how Read, segs ...Segment) (Fresh
 			return Freshness{}, err
 		}
 		reqs := planPull(m, segs, c.opts.DType)
-		err := c.pullShards(ctx, m, &how, reqs)
+		first := newWave(c, &pulls, len(reqs))
+		err := each(len(reqs), func(i int) error { return c.pullShard(ctx, m, &how, &reqs[i], first[i]) })
 		if err == nil {
 			return tellApplied(segs, reqs), nil
 		}
@@ -87,7 +89,7 @@ func tellApplied(segs []Segment, reqs []request) (met Freshness) {
 	}
 	for _, r := range reqs {
 		met.Age, met.Lag = max(met.Age, r.met.Age), max(met.Lag, r.met.Lag)
-		for _, p := range r.parts {
+		for _, p := range r.segments {
 			if p.seg.Applied == nil {
 				continue
 			}
@@ -120,39 +122,14 @@ func each(n int, f func(int) error) error {
 	return nil
 }
 
-// pullShards sends reqs, in one call per server, and returns the first error in the order of reqs.
-func (c *Client) pullShards(ctx context.Context, m *clustermap.Map, how *Read, reqs []request) error {
-	if len(reqs) == 1 {
-		return c.pullShard(ctx, m, how, &reqs[0], nil)
-	}
-	together := sharing[rowraftv1.PullRequest, rowraftv1.PullReply]{c: c, calls: &pulls}
-	first := make([]*firstPull, len(reqs))
-	for i := range first {
-		first[i] = together.add()
-	}
-	together.start()
-	return each(len(reqs), func(i int) error { return c.pullShard(ctx, m, how, &reqs[i], first[i]) })
-}
-
 // firstPull is the first try of a request.
 type firstPull = firstTry[rowraftv1.PullRequest, rowraftv1.PullReply]
 
 // pullShard sends r in the mode of how and copies the reply into the caller's segments.
 func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r *request, first *firstPull) error {
-	defer first.leave()
-	size, presence := 0, false
-	for i := range r.parts {
-		size += r.parts[i].pullHeader(c.opts.DType).Size()
-		presence = presence || r.parts[i].seg.Present != nil
-	}
-	payload := rpc.Pool.Bytes(size)
-	at := 0
-	for i := range r.parts {
-		s := r.parts[i].pullHeader(c.opts.DType)
-		body := s.Put(payload[at : at+s.Size()])
-		r.parts[i].putKeys(body.Keys)
-		at += s.Size()
-	}
+	defer first.skip()
+	payload := r.encode(0, c.opts.DType)
+	presence := slices.ContainsFunc(r.segments, func(p segmentRows) bool { return p.seg.Present != nil })
 	req := &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), Shard: uint32(r.shard), Payload: payload,
 		Presence: presence}
 	c.askFor(req, how, r.shard)
@@ -178,7 +155,7 @@ func (c *Client) pullShard(ctx context.Context, m *clustermap.Map, how *Read, r 
 func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard rowraft.ShardID,
 	req *rowraftv1.PullRequest, first *firstPull) (reply *rowraftv1.PullReply, tries int, err error) {
 	_, err = c.router.onLeader(ctx, home, shard, callKind{failFast: c.opts.FailWhenOverloaded}, func(at server) error {
-		defer first.leave()
+		defer first.skip()
 		return c.router.try(ctx, shard, at, func(ctx context.Context, stub stub) (err error) {
 			tries++
 			reply, err = pulls.send(ctx, first, stub, req)
@@ -188,21 +165,11 @@ func (c *Client) pullLeader(ctx context.Context, home rowraft.ClusterID, shard r
 	return reply, tries, err
 }
 
-func (p *segmentRows) pullHeader(dtype rowraft.DType) wire.Segment {
-	return wire.Segment{
-		Table: p.seg.Table.schema.ID,
-		N:     len(p.rows),
-		Dim:   p.seg.Table.schema.Dim,
-		DType: dtype,
-		Flags: wire.FlagNoValues,
-	}
-}
-
 // scatter checks the reply and copies its rows into the caller's segments.
 func (r *request) scatter(payload []byte, dtype rowraft.DType, presence bool) error {
-	for i := range r.parts {
-		p := &r.parts[i]
-		want := p.pullHeader(dtype)
+	for i := range r.segments {
+		p := &r.segments[i]
+		want := p.header(0, dtype)
 		got, body, rest, err := wire.ParseSegment(payload)
 		if err != nil {
 			return rowraft.Errorf(rowraft.CodeCorrupt, "reply of shard %d: %w", r.shard, err)

@@ -10,7 +10,6 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/route"
-	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -29,32 +28,33 @@ type Ack struct {
 // Push applies the gradients of all segments, as Table.Push does for one. Segments of different tables with
 // rows in one shard share a batch while it has room (1 MiB).
 func (c *Client) Push(ctx context.Context, segs ...Segment) (Ack, error) {
-	return c.write(ctx, wire.OpPush, segs)
+	return c.write(ctx, wire.OpPush, segs...)
 }
 
 // Assign sets the weights of all segments, as Table.Assign does for one.
 func (c *Client) Assign(ctx context.Context, segs ...Segment) (Ack, error) {
-	return c.write(ctx, wire.OpAssign, segs)
+	return c.write(ctx, wire.OpAssign, segs...)
 }
 
 // Delete removes the rows of all segments, as Table.Delete does for one. Their
 // Values must be empty.
 func (c *Client) Delete(ctx context.Context, segs ...Segment) (Ack, error) {
-	return c.write(ctx, wire.OpDelete, segs)
+	return c.write(ctx, wire.OpDelete, segs...)
 }
 
-func (c *Client) write(ctx context.Context, op wire.Op, segs []Segment) (Ack, error) {
-	batches, err := c.batches(op, segs)
+// write is Push, Assign or Delete.
+func (c *Client) write(ctx context.Context, op wire.Op, segs ...Segment) (Ack, error) {
+	batches, err := c.cutBatches(op, segs)
 	if err != nil {
 		return Ack{}, err
 	}
 	return c.sendBatches(ctx, batches)
 }
 
-// batches checks segs and cuts them into batches without numbers. It returns the deferred error of an
+// cutBatches checks segs and cuts them into batches without numbers. It returns the deferred error of an
 // earlier push, if there is one, and then nothing is sent. If FailWhenOverloaded is set, it refuses the push
 // while batches of earlier pushes wait for the retry budget.
-func (c *Client) batches(op wire.Op, segs []Segment) ([]*batch, error) {
+func (c *Client) cutBatches(op wire.Op, segs []Segment) ([]*batch, error) {
 	if err := c.deferred.take(); err != nil {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition,
 			"nothing of this %s was sent, because an earlier push failed after its caller had returned: %w", opName(op), err)
@@ -80,22 +80,29 @@ func (c *Client) batches(op wire.Op, segs []Segment) ([]*batch, error) {
 // sendBatches numbers and sends batches and waits for their results. Once the first one has
 // a number, every other one is sent too, so that no push is left half sent: if ctx ends before
 // a batch has a number, the batch is queued and gets its number later.
+//
+// Batches that get their numbers without a wait are sent together. They are sent before sendBatches waits for the
+// number of the next batch: that number may be free only after some of them have results.
 func (c *Client) sendBatches(ctx context.Context, batches []*batch) (Ack, error) {
 	if err := c.sessions.openAll(ctx, batches); err != nil {
 		return Ack{}, err
 	}
-	var together *sharedWrites
-	if len(batches) > 1 {
-		together = &sharedWrites{c: c, calls: &writes}
-	}
-	for i, b := range batches {
-		if err := c.start(ctx, b, i > 0, together); err != nil {
-			together.start()
-			return Ack{}, c.partial(ctx, batches[:i], err)
+	for sent := 0; sent < len(batches); {
+		n, err := c.number(ctx, batches[sent:], sent > 0)
+		tries := newWave(c, &writes, n)
+		for i, b := range batches[sent : sent+n] {
+			c.start(b, tries[i])
+		}
+		if sent += n; err != nil && sent == 0 {
+			return Ack{}, err
+		} else if err != nil {
+			for _, b := range batches[sent:] {
+				b.notSent(err)
+			}
+			break
 		}
 	}
-	together.start()
-	return c.await(ctx, batches)
+	return c.results(ctx, batches)
 }
 
 // planPush checks segs and cuts them into requests with strictly ascending keys (see normalize).
@@ -154,42 +161,15 @@ func (s *Segment) checkNumbers(dtype rowraft.DType) error {
 	return nil
 }
 
-// encode returns the payload of a write (docs/formats/payload.md).
-func (r *request) encode(op wire.Op, dtype rowraft.DType) []byte {
-	size := 0
-	for i := range r.parts {
-		size += r.parts[i].pushHeader(op, dtype).Size()
-	}
-	payload := rpc.Pool.Bytes(size)
-	at := 0
-	for i := range r.parts {
-		s := r.parts[i].pushHeader(op, dtype)
-		body := s.Put(payload[at : at+s.Size()])
-		r.parts[i].putKeys(body.Keys)
-		if op != wire.OpDelete {
-			r.parts[i].putValues(body.Values, dtype)
-		}
-		at += s.Size()
-	}
-	return payload
-}
-
-func (p *segmentRows) pushHeader(op wire.Op, dtype rowraft.DType) wire.Segment {
-	s := wire.Segment{Table: p.seg.Table.schema.ID, N: len(p.rows), Dim: p.seg.Table.schema.Dim, DType: dtype,
-		LR: p.seg.LR}
-	if s.LR != 0 {
-		s.Flags |= wire.FlagLR
-	}
-	if op == wire.OpDelete {
-		s.Flags = wire.FlagNoValues
-	}
-	return s
-}
-
-// await waits for all batches. If ctx ends first, the outcome is unknown. The client continues
+// results waits for the results of all batches. If ctx ends first, the outcome is unknown. The client continues
 // to send the batches, and Flush returns the first error of one.
-func (c *Client) await(ctx context.Context, batches []*batch) (Ack, error) {
+//
+// The code of the error reports whether any batch may have been applied: an error whose code says so comes before
+// others, and if only some batches were applied the code is CodeUnknown.
+func (c *Client) results(ctx context.Context, batches []*batch) (Ack, error) {
 	ack := Ack{Batches: len(batches), Index: make(map[rowraft.ShardID]rowraft.Index, len(batches))}
+	var failed error
+	applied := 0
 	for _, b := range batches {
 		select {
 		case <-b.done:
@@ -202,44 +182,22 @@ func (c *Client) await(ctx context.Context, batches []*batch) (Ack, error) {
 			return Ack{}, rowraft.Errorf(rowraft.CodeDeadline,
 				"push not acknowledged in time, the client continues to send it: %w", context.Cause(ctx))
 		}
-		ack.Index[b.shard] = max(ack.Index[b.shard], b.index)
-	}
-	if err := failure(batches); err != nil {
-		return Ack{}, err
-	}
-	return ack, nil
-}
-
-// failure returns the error of a push whose batches have ended, nil if all are applied. Its
-// code reports whether any batch of the push may have been applied.
-func failure(batches []*batch) error {
-	var first error
-	applied := 0
-	for _, b := range batches {
 		switch {
 		case b.err == nil:
 			applied++
-		case rowraft.CodeOf(b.err).MaybeApplied():
-			return b.err
-		case first == nil:
-			first = b.err
+			ack.Index[b.shard] = max(ack.Index[b.shard], b.index)
+		case failed == nil || rowraft.CodeOf(b.err).MaybeApplied() && !rowraft.CodeOf(failed).MaybeApplied():
+			failed = b.err
 		}
 	}
-	if first == nil || applied == 0 {
-		return first
+	switch {
+	case failed == nil:
+		return ack, nil
+	case applied == 0 || rowraft.CodeOf(failed).MaybeApplied():
+		return Ack{}, failed
 	}
-	return rowraft.Errorf(rowraft.CodeUnknown, "%d of %d batches were applied, the others were refused: %w", applied,
-		len(batches), first)
-}
-
-// partial returns the error of a push of which only the batches in started were sent, after
-// it has waited for them.
-func (c *Client) partial(ctx context.Context, started []*batch, err error) error {
-	if _, aerr := c.await(ctx, started); len(started) == 0 || aerr != nil && !rowraft.CodeOf(aerr).MaybeApplied() {
-		return err
-	}
-	return rowraft.Errorf(rowraft.CodeUnknown, "%d batches of the push were sent, the others were not: %w", len(started),
-		err)
+	return Ack{}, rowraft.Errorf(rowraft.CodeUnknown, "%d of %d batches were applied, the others were refused: %w",
+		applied, len(batches), failed)
 }
 
 // deferred is the first error of a batch whose Push had returned before the result came. The next Push or

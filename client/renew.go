@@ -13,25 +13,26 @@ type renewal struct {
 	err     error // the error of the last renewal
 }
 
-// renew gives p a number in a session of another incarnation. It may do so because three things hold: the
-// shard refused p as its session is over, no other try of p may have been applied, and that session never
-// opens again. So no copy of p can be applied under its old number.
+// renew gives b a number in a session of another incarnation. It may do so because three things hold: the
+// shard refused b as its session is over, no other try of b may have been applied, and that session never
+// opens again. So no copy of b can be applied under its old number.
 //
 // renew waits until no pending batch of the session can still be applied: each one either has its answer,
 // or waits here too. Renumbering earlier could apply a batch twice. Errors: errClosed, or why no session
 // could be opened.
-func (s *sessions) renew(ss *shardSession, p *batch) error {
+func (s *sessions) renew(b *batch) error {
+	ss := b.session
 	ss.mu.Lock()
 	ss.renewal.stalled++
-	ss.announceLocked()
+	ss.wakeLocked()
 	ss.mu.Unlock()
 	first := false
-	err := ss.await(s.ctx, func() bool {
+	err := ss.waitUntil(s.ctx, func() bool {
 		r := &ss.renewal
-		if r.count == p.renewals && r.stalled == ss.pending && !r.running {
+		if r.count == b.renewals && r.stalled == ss.pending && !r.running {
 			r.running, first = true, true
 		}
-		return first || r.count != p.renewals
+		return first || r.count != b.renewals
 	})
 	if err != nil {
 		return errClosed
@@ -42,7 +43,7 @@ func (s *sessions) renew(ss *shardSession, p *batch) error {
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	defer ss.announceLocked()
+	defer ss.wakeLocked()
 	r := &ss.renewal
 	r.stalled--
 	if first {
@@ -56,7 +57,7 @@ func (s *sessions) renew(ss *shardSession, p *batch) error {
 	if r.err != nil {
 		return r.err
 	}
-	p.seq, p.renewals = ss.next, r.count
+	b.seq, b.renewals = ss.next, r.count
 	ss.next++
 	return nil
 }

@@ -123,7 +123,7 @@ func TestARenewalWaitsForAnswers(t *testing.T) {
 	<-arrived
 	go push()
 	ss := c.sessions.shards.at(0).session.Load()
-	if err := ss.await(patience(t), func() bool { return ss.renewal.stalled == 1 }); err != nil {
+	if err := ss.waitUntil(patience(t), func() bool { return ss.renewal.stalled == 1 }); err != nil {
 		t.Fatal(err)
 	}
 	select {

@@ -61,8 +61,8 @@ type leaderHint struct {
 	guessed bool
 }
 
-// leave drops what the router knows of its cluster.
-func (r *router) leave() {
+// dropCluster drops what the router knows of its cluster.
+func (r *router) dropCluster() {
 	for _, st := range r.leaders.all() {
 		st.leader.Store(nil)
 		st.relay.Store(nil)

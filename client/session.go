@@ -22,7 +22,7 @@ type shardSession struct {
 	ended   map[rowraft.Seq]struct{} // numbers above floor that have a result
 	pending int                      // batches with a number and without a result
 	queued  int                      // batches that take their number on their own goroutine
-	changed chan struct{}            // closed at the next change; nil if no goroutine waits in await
+	changed chan struct{}            // closed at the next change; nil if no goroutine waits in waitUntil
 }
 
 // window is how far a number may be above the floor. The shard remembers the results of 1,024
@@ -31,14 +31,11 @@ const window = 1000
 
 // take waits until the session may give a number, and gives b the next one.
 func (ss *shardSession) take(ctx context.Context, b *batch) error {
-	err := ss.await(ctx, func() bool { return ss.takeLocked(b) })
-	if err == errClosed {
+	err := ss.waitUntil(ctx, func() bool { return ss.takeLocked(b) })
+	if err == nil || err == errClosed {
 		return err
 	}
-	if err != nil {
-		return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: too many unacknowledged pushes: %w", b.shard, err)
-	}
-	return nil
+	return rowraft.Errorf(rowraft.CodeOverloaded, "shard %d: too many unacknowledged pushes: %w", b.shard, err)
 }
 
 // tryTake is take that does not wait. It reports whether b has a number.
@@ -48,8 +45,8 @@ func (ss *shardSession) tryTake(b *batch) bool {
 	return ss.takeLocked(b)
 }
 
-// takeLocked gives b a number if fewer than maxInFlight batches are without a result and the number is
-// within window.
+// takeLocked gives b the next number if fewer than maxInFlight batches are without a result and the number is
+// within window. It reports whether it did.
 // REQUIRES: ss.mu is held.
 func (ss *shardSession) takeLocked(b *batch) bool {
 	if ss.renewal.stalled > 0 || ss.pending >= ss.maxInFlight || ss.next > ss.floor+window {
@@ -77,12 +74,12 @@ func (ss *shardSession) unqueue() {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	ss.queued--
-	ss.announceLocked()
+	ss.wakeLocked()
 }
 
-// await calls ready, under mu, now and after every change of the session, until ready returns
+// waitUntil calls ready, under mu, now and after every change of the session, until ready returns
 // true, ctx ends, or the client is closed (errClosed).
-func (ss *shardSession) await(ctx context.Context, ready func() bool) error {
+func (ss *shardSession) waitUntil(ctx context.Context, ready func() bool) error {
 	for {
 		ss.mu.Lock()
 		if ready() {
@@ -117,12 +114,12 @@ func (ss *shardSession) end(seq rowraft.Seq) {
 		ss.floor++
 	}
 	ss.pending--
-	ss.announceLocked()
+	ss.wakeLocked()
 }
 
-// announceLocked wakes the waiters of await.
+// wakeLocked wakes the callers of waitUntil.
 // REQUIRES: ss.mu is held.
-func (ss *shardSession) announceLocked() {
+func (ss *shardSession) wakeLocked() {
 	if ss.changed != nil {
 		close(ss.changed)
 		ss.changed = nil
@@ -138,5 +135,5 @@ func (ss *shardSession) present() (inc, floor uint64) {
 
 // idle waits until every batch has a result.
 func (ss *shardSession) idle(ctx context.Context) error {
-	return ss.await(ctx, func() bool { return ss.pending == 0 && ss.queued == 0 })
+	return ss.waitUntil(ctx, func() bool { return ss.pending == 0 && ss.queued == 0 })
 }

@@ -69,10 +69,10 @@ func own(source *certs.Source, id rowraft.ClientID) rowraft.ClientID {
 	return id
 }
 
-// leave ends the sessions of the client's cluster. Batches in progress end when they next look for a
+// dropCluster ends the sessions of the client's cluster. Batches in progress end when they next look for a
 // server; Flush still waits for them, so their sessions move to left. REQUIRES: cluster.mu is held for
 // writing.
-func (s *sessions) leave() {
+func (s *sessions) dropCluster() {
 	for _, st := range s.shards.all() {
 		if ss := st.session.Swap(nil); ss != nil {
 			s.left = append(s.left, ss)

@@ -89,61 +89,37 @@ func announce(ctx context.Context, qs ...*rowraftv1.WriteRequest) context.Contex
 	return rpc.WithPartSizes(ctx, parts...)
 }
 
-// sharing puts the first tries of the batches of one pull, push or step into one call per server. A batch whose
-// first try fails is sent again alone. A nil sharing sends each batch alone.
+// wave is the set of the batches of one pull, push or step whose first tries share one call per server. The calls
+// start when each batch has joined, with the server that it has chosen, or is skipped. A batch whose first try fails is
+// sent again alone.
 //
-// One goroutine calls add and start. Each firstTry belongs to the goroutine of its batch.
-type sharing[Q, R any] struct {
-	c     *Client
-	calls *calls[Q, R]
-	wave  *wave[Q, R] // of the batches since the last start; nil: none
-}
-
-// sharedWrites shares the calls of a push.
-type sharedWrites = sharing[rowraftv1.WriteRequest, rowraftv1.WriteReply]
-
-// add adds a batch. Its goroutine must call send or leave of the result soon, because the other batches
-// wait for it.
-func (s *sharing[Q, R]) add() *firstTry[Q, R] {
-	if s == nil {
-		return nil
-	}
-	if s.wave == nil {
-		s.wave = &wave[Q, R]{c: s.c, calls: s.calls, open: true, joined: make(map[string][]*sharedBatch[Q, R])}
-	}
-	s.wave.mu.Lock()
-	defer s.wave.mu.Unlock()
-	s.wave.absent++
-	return &firstTry[Q, R]{wave: s.wave}
-}
-
-// start lets the batches that were added be sent, as soon as each has chosen its server.
-func (s *sharing[Q, R]) start() {
-	if s == nil || s.wave == nil {
-		return
-	}
-	s.wave.mu.Lock()
-	defer s.wave.mu.Unlock()
-	s.wave.open = false
-	s.wave.sendLocked()
-	s.wave = nil
-}
-
-// wave is a set of batches that are sent together.
+// Lock order: mu, then lifetime.mu.
 type wave[Q, R any] struct {
 	c     *Client
 	calls *calls[Q, R]
 
 	mu     sync.Mutex
-	open   bool                            // more batches may be added
-	absent int                             // batches that have neither joined nor left
+	absent int                             // batches that have neither joined nor are skipped
 	joined map[string][]*sharedBatch[Q, R] // by the address of the server
 }
 
-// sendLocked starts the calls if every batch has joined or left.
+// newWave returns the first tries of n batches that are sent together. The goroutine of each batch must call send or
+// skip with its try soon, because the others wait for it. A single batch has a nil try.
+func newWave[Q, R any](c *Client, calls *calls[Q, R], n int) []*firstTry[Q, R] {
+	tries := make([]*firstTry[Q, R], n)
+	if n > 1 {
+		w := &wave[Q, R]{c: c, calls: calls, absent: n, joined: make(map[string][]*sharedBatch[Q, R])}
+		for i := range tries {
+			tries[i] = &firstTry[Q, R]{wave: w}
+		}
+	}
+	return tries
+}
+
+// sendLocked starts the calls if every batch has joined or is skipped.
 // REQUIRES: w.mu is held.
 func (w *wave[Q, R]) sendLocked() {
-	if w.open || w.absent > 0 {
+	if w.absent > 0 {
 		return
 	}
 	for _, batches := range w.joined {
@@ -198,10 +174,11 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 	}
 }
 
-// firstTry is the first try of one batch. A nil firstTry sends the batch alone.
+// firstTry is the place of one batch in a wave. Only the batch's goroutine uses it. A nil firstTry sends the batch
+// alone.
 type firstTry[Q, R any] struct {
 	wave *wave[Q, R]
-	used bool // under wave.mu: the batch has joined or left
+	used bool // under wave.mu: the batch has joined or is skipped
 }
 
 // sharedBatch is a batch that has joined a wave.
@@ -224,8 +201,8 @@ type shared[R any] struct {
 	alone bool
 }
 
-// leave makes the other batches not wait for this one. It has no effect after send.
-func (t *firstTry[Q, R]) leave() {
+// skip takes the batch out of the wave, so that the others do not wait for it. It has no effect after send.
+func (t *firstTry[Q, R]) skip() {
 	if t == nil {
 		return
 	}
@@ -239,33 +216,25 @@ func (t *firstTry[Q, R]) leave() {
 	}
 }
 
-// join adds a batch to the wave. It returns nil if the batch was sent before, or has left.
-func (t *firstTry[Q, R]) join(ctx context.Context, to stub, req *Q) *sharedBatch[Q, R] {
-	w := t.wave
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if t.used {
-		return nil
-	}
-	t.used = true
-	w.absent--
-	b := &sharedBatch[Q, R]{ctx: ctx, to: to.TableClient, req: req, result: make(chan shared[R], 1)}
-	w.joined[to.at.addr] = append(w.joined[to.at.addr], b)
-	w.sendLocked()
-	return b
-}
-
 // send is one try of a batch. The first one joins the other batches for the server, unless the server is to
 // forward it. When ctx ends, the batch leaves the shared call, which goes on for the others.
 func (k *calls[Q, R]) send(ctx context.Context, t *firstTry[Q, R], to stub, req *Q) (*R, error) {
 	if t == nil || to.at.forwards() {
-		t.leave()
+		t.skip()
 		return k.alone(ctx, to.TableClient, req)
 	}
-	b := t.join(ctx, to, req)
-	if b == nil {
+	w := t.wave
+	w.mu.Lock()
+	if t.used { // it is sent again, or was skipped
+		w.mu.Unlock()
 		return k.alone(ctx, to.TableClient, req)
 	}
+	b := &sharedBatch[Q, R]{ctx: ctx, to: to.TableClient, req: req, result: make(chan shared[R], 1)}
+	w.joined[to.at.addr] = append(w.joined[to.at.addr], b)
+	t.used = true
+	w.absent--
+	w.sendLocked()
+	w.mu.Unlock()
 	select {
 	case r := <-b.result:
 		if r.alone {
@@ -274,14 +243,12 @@ func (k *calls[Q, R]) send(ctx context.Context, t *firstTry[Q, R], to stub, req 
 		return r.reply, r.err
 	case <-ctx.Done():
 	}
-	t.wave.mu.Lock()
+	w.mu.Lock()
 	b.gone = true
 	call := b.call
-	t.wave.mu.Unlock()
-	if call != nil {
-		if call.markOver(b.index) {
-			call.cancel() // no batch waits any more: the server stops its work
-		}
+	w.mu.Unlock()
+	if call != nil && call.markOver(b.index) {
+		call.cancel() // no batch waits any more: the server stops its work
 	}
 	return nil, rowraft.Errorf(rowraft.CodeDeadline, "no answer: %w", context.Cause(ctx))
 }
@@ -309,40 +276,25 @@ func (c *sharedCall[Q, R]) markOver(batch int) (last bool) {
 	return c.waiting == 0
 }
 
-// run makes the call. An error of the call is the result of each batch that has no answer.
+// run makes the call and passes the answers to their batches until it ends. An error of the call is the result of
+// each batch that has no answer.
 func (c *sharedCall[Q, R]) run(ctx context.Context, to rowraftv1.TableClient) {
-	answered := make([]bool, len(c.batches))
-	err := c.exchange(ctx, to, answered)
-	for i, b := range c.batches {
-		if !answered[i] {
-			b.result <- shared[R]{err: err}
-		}
-	}
-}
-
-// exchange sends the request and passes the answers to the batches until the call ends. Its error is not
-// nil.
-func (c *sharedCall[Q, R]) exchange(ctx context.Context, to rowraftv1.TableClient, answered []bool) error {
 	reqs := make([]*Q, len(c.batches))
 	for i, b := range c.batches {
 		reqs[i] = b.req
 	}
+	answered := make([]bool, len(c.batches))
 	stream, err := c.calls.shared(ctx, to, reqs)
-	if err != nil {
-		return rpc.FromStatus(err)
-	}
-	for {
-		reply, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return rowraft.Errorf(rowraft.CodeUnknown, "the server ended the call without an answer to this batch")
-		}
-		if err != nil {
-			return rpc.FromStatus(err)
+	for err == nil {
+		var reply *R
+		if reply, err = stream.Recv(); err != nil {
+			break
 		}
 		i := c.calls.batch(reply)
 		if int(i) >= len(answered) || answered[i] {
-			return rowraft.Errorf(rowraft.CodeUnknown, "the server answered batch %d of %d, or answered it twice", i,
+			err = rowraft.Errorf(rowraft.CodeUnknown, "the server answered batch %d of %d, or answered it twice", i,
 				len(answered))
+			break
 		}
 		answered[i] = true
 		r := shared[R]{reply: reply}
@@ -353,6 +305,14 @@ func (c *sharedCall[Q, R]) exchange(ctx context.Context, to rowraftv1.TableClien
 		c.batches[i].result <- r
 		if last && slices.Contains(answered, false) { // the server still works on a batch whose try has ended
 			c.cancel()
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = rowraft.Errorf(rowraft.CodeUnknown, "the server ended the call without an answer to this batch")
+	}
+	for i, b := range c.batches {
+		if !answered[i] {
+			b.result <- shared[R]{err: rpc.FromStatus(err)}
 		}
 	}
 }

@@ -165,7 +165,7 @@ func TestEachBatchKeepsItsCode(t *testing.T) {
 	}}
 	s.serve(t, 4)
 	c, table := s.dial(t, nil)
-	batches, err := c.batches(1, []Segment{{Table: table, Keys: s.oneKeyPerShard(table), Values: make([]float32, 8)}})
+	batches, err := c.cutBatches(1, []Segment{{Table: table, Keys: s.oneKeyPerShard(table), Values: make([]float32, 8)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,16 +196,14 @@ func sendTwo(t *testing.T, c *Client, addr string, first, second context.Context
 		t.Fatal(err)
 	}
 	to := stub{rowraftv1.NewTableClient(conn), server{node: "n", addr: addr, leader: "n"}}
-	together := &sharing[rowraftv1.PullRequest, rowraftv1.PullReply]{c: c, calls: &pulls}
+	tries := newWave(c, &pulls, 2)
 	for i, ctx := range []context.Context{first, second} {
 		results[i] = make(chan error, 1)
-		try := together.add()
 		go func() {
-			_, err := pulls.send(ctx, try, to, &rowraftv1.PullRequest{Shard: uint32(i)})
+			_, err := pulls.send(ctx, tries[i], to, &rowraftv1.PullRequest{Shard: uint32(i)})
 			results[i] <- err
 		}()
 	}
-	together.start()
 	return results
 }
 
@@ -297,14 +295,13 @@ func TestABatchThatLeavesIsNotWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := stub{rowraftv1.NewTableClient(conn), server{node: "n", addr: s.m.Nodes[0].Addr, leader: "n"}}
-	together := &sharing[rowraftv1.PullRequest, rowraftv1.PullReply]{c: c, calls: &pulls}
-	a, b, never := together.add(), together.add(), together.add()
-	together.start()
+	tries := newWave(c, &pulls, 3)
+	a, b, never := tries[0], tries[1], tries[2]
 	if _, err := pulls.send(gone, a, to, &rowraftv1.PullRequest{Shard: 0}); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 		t.Errorf("a caller that has left: %v, want CodeDeadline", err)
 	}
-	never.leave()
-	never.leave()
+	never.skip()
+	never.skip()
 	if _, err := pulls.send(patience(t), b, to, &rowraftv1.PullRequest{Shard: 1}); err != nil {
 		t.Error(err)
 	}
@@ -419,16 +416,13 @@ func TestSharedRequestsAreBounded(t *testing.T) {
 		{3, sharedBytes, 0}, // each alone
 	} {
 		sizes.Clear()
-		together := &sharing[rowraftv1.PullRequest, rowraftv1.PullReply]{c: c, calls: &pulls}
 		errs, ctx := make(chan error, tc.batches), patience(t)
-		for range tc.batches {
-			try := together.add()
+		for _, try := range newWave(c, &pulls, tc.batches) {
 			go func() {
 				_, err := pulls.send(ctx, try, to, &rowraftv1.PullRequest{Payload: make([]byte, tc.bytes)})
 				errs <- err
 			}()
 		}
-		together.start()
 		for range tc.batches {
 			if err := <-errs; err != nil {
 				t.Error(err)

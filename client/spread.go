@@ -119,7 +119,7 @@ func (c *Client) pullAny(ctx context.Context, home rowraft.ClusterID, shard rowr
 		}
 		round := round{c: c, home: home, shard: shard, req: req, first: first}
 		reply, err = round.run(ctx)
-		first.leave()
+		first.skip()
 		tries += round.tries
 		if err == nil {
 			retries.Succeeded()
@@ -230,7 +230,7 @@ func (r *round) ask(ctx context.Context) {
 // pullFrom sends the request to one server.
 func (c *Client) pullFrom(ctx context.Context, node rowraft.NodeID, req *rowraftv1.PullRequest,
 	first *firstPull) (*rowraftv1.PullReply, error) {
-	defer first.leave()
+	defer first.skip()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()

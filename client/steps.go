@@ -126,17 +126,14 @@ func (j *Job) pushAll(caller context.Context, step rowraft.Step, batches []*step
 	ctx, cancel := context.WithCancel(caller)
 	defer cancel()
 	var wg sync.WaitGroup
-	together := sharing[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{c: j.c, calls: &stepPushes}
-	for _, p := range batches {
+	tries := newWave(j.c, &stepPushes, len(batches))
+	for i, p := range batches {
 		if len(p.fragments) == 0 {
 			p.fragments = [][]byte{nil}
 		}
-		p.first = together.add()
-	}
-	together.start()
-	for _, p := range batches {
+		p.first = tries[i]
 		wg.Go(func() {
-			defer p.first.leave()
+			defer p.first.skip()
 			if p.err = p.push(ctx); p.err != nil {
 				cancel() // the others may wait for a step that will not close now
 			}
@@ -256,7 +253,7 @@ func (b *stepBatch) call(ctx context.Context, fragment int, probe bool) (outcome
 	}
 	c := b.j.c
 	_, err = c.router.onLeader(ctx, b.j.cluster, b.shard, callKind{}, func(at server) error {
-		defer b.first.leave()
+		defer b.first.skip()
 		return c.router.try(ctx, b.shard, at, func(ctx context.Context, stub stub) error {
 			reply, err := stepPushes.send(ctx, b.first, stub, req)
 			outcome, b.index = reply.GetOutcome(), rowraft.Index(reply.GetAppliedIndex())
@@ -298,7 +295,7 @@ func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Positi
 			"%d positions: want at most %d, data parts ascending", len(read), wire.MaxPushPositions)
 	}
 	c := wire.Clock{Job: j.opts.ID, Incarnation: j.opts.Incarnation, Rank: j.opts.Rank, Clock: clock, Positions: read}
-	batches, err := j.c.batches(wire.OpPush, segs)
+	batches, err := j.c.cutBatches(wire.OpPush, segs)
 	if err != nil {
 		return ClockResult{}, err
 	}

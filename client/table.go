@@ -11,6 +11,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/wire"
 )
 
 // Table is a handle to one table. Safe for concurrent use.
@@ -48,7 +49,8 @@ func (t *Table) hash(key rowraft.Key) uint64 {
 // Errors: CodeInvalidArgument if len(dst) ≠ len(keys)·dim; otherwise the last
 // answer of the cluster when ctx ends.
 func (t *Table) Pull(ctx context.Context, keys []rowraft.Key, dst []float32) error {
-	return t.c.Pull(ctx, Segment{Table: t, Keys: keys, Values: dst})
+	_, err := t.c.PullWith(ctx, Read{}, Segment{Table: t, Keys: keys, Values: dst})
+	return err
 }
 
 // Push applies grads (len(keys) × dim float32, row-major) exactly once and returns when they are on a
@@ -62,21 +64,21 @@ func (t *Table) Pull(ctx context.Context, keys []rowraft.Key, dst []float32) err
 // push was sent, push again. CodePrecondition: nothing of this push was sent, because an earlier push that
 // had returned CodeDeadline failed since, or because the servers form another cluster now.
 func (t *Table) Push(ctx context.Context, keys []rowraft.Key, grads []float32) (Ack, error) {
-	return t.c.Push(ctx, Segment{Table: t, Keys: keys, Values: grads})
+	return t.c.write(ctx, wire.OpPush, Segment{Table: t, Keys: keys, Values: grads})
 }
 
 // Assign sets weights, with the guarantees of Push. It keeps the optimizer state. The last value of a
 // repeated key counts. After CodeDeadline the client still resends the Assign, which may then take effect
 // after a later one: call Flush first.
 func (t *Table) Assign(ctx context.Context, keys []rowraft.Key, weights []float32) (Ack, error) {
-	return t.c.Assign(ctx, Segment{Table: t, Keys: keys, Values: weights})
+	return t.c.write(ctx, wire.OpAssign, Segment{Table: t, Keys: keys, Values: weights})
 }
 
 // Delete removes the rows of keys, with the guarantees of Push. It ignores a key without a row; keys may
 // repeat. A deleted row reads as the initializer, and its next push creates it again. After CodeDeadline,
 // as with Assign, a Delete may take effect after later calls: call Flush first.
 func (t *Table) Delete(ctx context.Context, keys []rowraft.Key) (Ack, error) {
-	return t.c.Delete(ctx, Segment{Table: t, Keys: keys})
+	return t.c.write(ctx, wire.OpDelete, Segment{Table: t, Keys: keys})
 }
 
 // Table returns a handle to the table called name. Errors: CodeTableNotFound.
@@ -110,8 +112,8 @@ type tableHandles struct {
 	byID map[rowraft.TableID]*Table // of the client's cluster
 }
 
-// leave drops the handles of the client's cluster.
-func (h *tableHandles) leave() {
+// dropCluster drops the handles of the client's cluster.
+func (h *tableHandles) dropCluster() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	clear(h.byID)
