@@ -177,12 +177,12 @@ func (n *instance) shutdown(graceful bool) error {
 	return err
 }
 
-// await returns the error of a raft future, or raft.ErrRaftShutdown after n.over is closed. When raft stops, it forgets
-// the futures in its queues, and a caller would wait for them forever. Futures have a field ShutdownCh for that, but
-// raft sets it only in those that it waits for itself; await sets it.
+// waitRaft returns the error of a raft future, or raft.ErrRaftShutdown after n.over is closed. When raft stops, it
+// forgets the futures in its queues, and a caller would wait for them forever. Futures have a field ShutdownCh for
+// that, but raft sets it only in those that it waits for itself; waitRaft sets it.
 //
-// Only one goroutine may wait for a future, and calls await once.
-func (n *instance) await(f raft.Future) error {
+// Only one goroutine may wait for a future, and calls waitRaft once.
+func (n *instance) waitRaft(f raft.Future) error {
 	if v := reflect.ValueOf(f); v.Kind() == reflect.Pointer {
 		if end := v.Elem().FieldByName("ShutdownCh"); end.CanSet() && end.Type() == reflect.TypeOf(n.over) {
 			end.Set(reflect.ValueOf(n.over))

@@ -251,7 +251,7 @@ func (g *Group) change(ctx context.Context, prev rowraft.Index, what string,
 		f := start(n.raft)
 		resolved := make(chan struct{})
 		n.reads.Go(func() { n.followChange(before, resolved) })
-		err := n.await(f)
+		err := n.waitRaft(f)
 		close(resolved)
 		if err == nil {
 			index = f.Index()

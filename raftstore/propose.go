@@ -32,11 +32,12 @@ func (e *NotLeaderError) Code() rowraft.Code { return rowraft.CodeNotLeader }
 
 // Future is the outcome of one proposal.
 type Future struct {
-	entry []byte
-	n     *instance
-	raft  raft.ApplyFuture
-	done  chan struct{} // closed when result, index and err are set
+	n     *instance        // nil if the entry was not proposed
+	entry []byte           // owned by dispatch, then by complete; nil when the outcome is known
+	raft  raft.ApplyFuture // set by dispatch, for complete
 
+	// done is closed after the fields below are set, which never change again: Wait reads them without a lock.
+	done   chan struct{}
 	result any
 	index  rowraft.Index
 	err    error
@@ -76,32 +77,27 @@ func (f *Future) Wait(ctx context.Context) (any, rowraft.Index, error) {
 	return f.result, f.index, f.err
 }
 
-func (f *Future) resolve(result any, index rowraft.Index, err error) {
-	f.result, f.index, f.err = result, index, err
-	f.entry, f.raft = nil, nil
+// failed returns a future with the outcome err: the entry was not proposed.
+func failed(err error) *Future {
+	f := &Future{done: make(chan struct{}), err: err}
 	close(f.done)
-}
-
-func refused(err error) *Future {
-	f := &Future{done: make(chan struct{})}
-	f.resolve(nil, 0, err)
 	return f
 }
 
 // Propose requests that the group replicates and applies a copy of entry. It does not wait: the Future has the outcome.
 // Entries proposed by one goroutine enter the log in that order, but a change of the leadership may lose any of them.
 //
-// propose puts the entry into a queue, dispatch passes it to raft, and complete receives its result.
+// enqueue puts the entry into a queue, dispatch passes it to raft, and complete receives its result.
 func (g *Group) Propose(entry []byte) *Future {
 	o := &g.store.opts
 	switch {
 	case len(entry) == 0:
-		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: an entry must not be empty", g.cfg.ID))
+		return failed(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: an entry must not be empty", g.cfg.ID))
 	case len(entry) > o.MaxEntryBytes:
-		return refused(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: entry of %d bytes, at most %d", g.cfg.ID,
+		return failed(rowraft.Errorf(rowraft.CodeInvalidArgument, "group %s: entry of %d bytes, at most %d", g.cfg.ID,
 			len(entry), o.MaxEntryBytes))
 	case g.store.diskFull.Load() && !g.cfg.UsesReserve:
-		return refused(&rowraft.OverloadedError{
+		return failed(&rowraft.OverloadedError{
 			What: fmt.Sprintf("disk of %s has %d bytes free, %d are kept in reserve", o.Dir, g.store.freeDisk.Load(),
 				g.store.reserveBytes()),
 			RetryAfter: time.Second,
@@ -109,17 +105,17 @@ func (g *Group) Propose(entry []byte) *Future {
 	}
 	if g.cfg.Check != nil {
 		if err := g.cfg.Check(entry); err != nil {
-			return refused(err)
+			return failed(err)
 		}
 	}
 	n, err := g.running()
 	if err != nil {
-		return refused(err)
+		return failed(err)
 	}
 	if n.raft.State() != raft.Leader {
-		return refused(g.notLeader(n))
+		return failed(g.notLeader(n))
 	}
-	return n.propose(entry)
+	return n.enqueue(entry)
 }
 
 // running returns the present instance of the group, or why there is none to use.
@@ -148,17 +144,19 @@ func (g *Group) notLeader(n *instance) error {
 	return &NotLeaderError{Group: g.cfg.ID, Term: rowraft.Term(n.raft.CurrentTerm()), Leader: leader}
 }
 
-func (n *instance) propose(entry []byte) *Future {
+// enqueue counts a copy of entry as pending and gives it to dispatch. The bytes stay counted until resolve, so that
+// raft never holds more than MaxPendingBytes of a group.
+func (n *instance) enqueue(entry []byte) *Future {
 	f := &Future{n: n, done: make(chan struct{}), entry: bytes.Clone(entry)}
 	size := int64(len(entry))
 	limit := n.g.store.opts.MaxPendingBytes
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mu.stopping {
-		return refused(rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
+		return failed(rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
 	}
 	if n.mu.pendingBytes+size > limit || n.mu.pending >= maxPendingEntries {
-		return refused(&rowraft.OverloadedError{
+		return failed(&rowraft.OverloadedError{
 			What: fmt.Sprintf(
 				"group %s has %d bytes in %d entries that are proposed and not applied, the limit is %d in %d", n.g.cfg.ID,
 				n.mu.pendingBytes, n.mu.pending, limit, maxPendingEntries),
@@ -171,39 +169,37 @@ func (n *instance) propose(entry []byte) *Future {
 	return f
 }
 
-// finish resolves f and subtracts it from the pending proposals.
-func (n *instance) finish(f *Future, result any, index rowraft.Index, err error) {
+// resolve resolves f and subtracts it from the pending proposals.
+func (n *instance) resolve(f *Future, result any, index rowraft.Index, err error) {
 	n.mu.Lock()
 	n.mu.pendingBytes -= int64(len(f.entry))
 	n.mu.pending--
 	n.mu.Unlock()
-	f.resolve(result, index, err)
-}
-
-// awaitTransfer waits until no transfer of the leadership is running, because raft refuses entries during a transfer.
-// It reports whether the group is stopping.
-func (n *instance) awaitTransfer() (stopping bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if over := n.mu.transfer; over != nil {
-		n.mu.Unlock()
-		<-over
-		n.mu.Lock()
-	}
-	return n.mu.stopping
+	f.result, f.index, f.err = result, index, err
+	f.entry, f.raft = nil, nil // for the garbage collector: the caller may keep f
+	close(f.done)
 }
 
 // dispatch passes proposals to raft, in the order of Propose. ApplyLog blocks while raft writes its log, so raft's next
-// write contains all entries that arrived in between.
+// write contains all entries that arrived in between. While a transfer of the leadership runs, raft would refuse
+// entries, so dispatch waits for its end.
 func (n *instance) dispatch() {
 	defer close(n.inflight)
 	for f := range n.queue {
-		if n.awaitTransfer() {
-			n.finish(f, nil, 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
+		n.mu.Lock()
+		if transfer := n.mu.transfer; transfer != nil {
+			n.mu.Unlock()
+			<-transfer
+			n.mu.Lock()
+		}
+		stopping := n.mu.stopping
+		n.mu.Unlock()
+		if stopping {
+			n.resolve(f, nil, 0, rowraft.Errorf(rowraft.CodeClosing, "group %s is stopping", n.g.cfg.ID))
 			continue
 		}
 		f.raft = n.raft.ApplyLog(raft.Log{Data: f.entry, Extensions: entry.Seal(f.entry)}, 0)
-		n.inflight <- f
+		n.inflight <- f // never blocks: pending ≤ its capacity
 	}
 }
 
@@ -211,19 +207,19 @@ func (n *instance) dispatch() {
 func (n *instance) complete() {
 	defer close(n.drained)
 	for f := range n.inflight {
-		err := n.await(f.raft)
+		err := n.waitRaft(f.raft)
 		if err != nil {
-			n.finish(f, nil, 0, n.outcome(err))
+			n.resolve(f, nil, 0, n.outcome(err))
 			continue
 		}
 		result := f.raft.Response()
 		if _, bad := result.(fsmFailure); bad {
-			n.finish(f, nil, 0, rowraft.Errorf(rowraft.CodeInternal,
+			n.resolve(f, nil, 0, rowraft.Errorf(rowraft.CodeInternal,
 				"group %s stopped before it applied the entry, which is in its log", n.g.cfg.ID))
 			continue
 		}
 		n.noteTransfer(false)
-		n.finish(f, result, rowraft.Index(f.raft.Index()), nil)
+		n.resolve(f, result, rowraft.Index(f.raft.Index()), nil)
 	}
 }
 

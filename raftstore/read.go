@@ -54,15 +54,15 @@ func (g *Group) ReadIndex(ctx context.Context) (rowraft.Index, error) {
 func (n *instance) readRounds() {
 	for {
 		n.mu.Lock()
-		batch := n.mu.readers
+		waiting := n.mu.readers
 		n.mu.readers = nil
-		n.mu.reading = len(batch) > 0
+		n.mu.reading = len(waiting) > 0
 		n.mu.Unlock()
-		if len(batch) == 0 {
+		if len(waiting) == 0 {
 			return
 		}
 		index, err := n.readRound(n.confirmedIndex)
-		for _, reader := range batch {
+		for _, reader := range waiting {
 			reader <- readResult{index, err}
 		}
 	}
@@ -95,7 +95,7 @@ func (n *instance) confirmedIndex(term uint64) (rowraft.Index, error) {
 		return rowraft.Index(index), nil
 	}
 	for verified := false; !verified; verified = n.confirmedSince(term, begin) {
-		if err := n.await(n.raft.VerifyLeader()); err != nil {
+		if err := n.waitRaft(n.raft.VerifyLeader()); err != nil {
 			return 0, err
 		}
 	}
@@ -131,7 +131,7 @@ func (n *instance) barrier(term uint64) error {
 	if passed {
 		return nil
 	}
-	if err := n.await(n.raft.Barrier(0)); err != nil {
+	if err := n.waitRaft(n.raft.Barrier(0)); err != nil {
 		return err
 	}
 	if n.raft.CurrentTerm() != term {

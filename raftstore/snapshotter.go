@@ -111,7 +111,7 @@ func (n *instance) snapshot() error {
 		return err
 	}
 	f := n.raft.Snapshot()
-	if err := n.await(f); err != nil {
+	if err := n.waitRaft(f); err != nil {
 		if errors.Is(err, raft.ErrNothingNewToSnapshot) {
 			return nil
 		}

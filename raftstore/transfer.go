@@ -48,7 +48,7 @@ func (g *Group) TransferLeadership(ctx context.Context, to rowraft.ReplicaID) er
 	n.reads.Go(func() {
 		err := n.catchUp(ctx, target)
 		if err == nil {
-			err = n.await(n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)))
+			err = n.waitRaft(n.raft.LeadershipTransferToServer(raft.ServerID(target.Replica), raft.ServerAddress(target.Node)))
 		}
 		n.noteTransfer(false) // entries refused until now were refused because of this transfer, not of a stuck one
 		n.mu.Lock()
@@ -84,7 +84,7 @@ func (n *instance) catchUp(ctx context.Context, target MemberStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	dispatched := make(chan error, 1) // everything dispatched before is in the log
-	n.reads.Go(func() { dispatched <- n.await(n.raft.Barrier(limit)) })
+	n.reads.Go(func() { dispatched <- n.waitRaft(n.raft.Barrier(limit)) })
 	select {
 	case err := <-dispatched:
 		if err != nil {

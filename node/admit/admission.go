@@ -138,15 +138,15 @@ func (a *Admission) Admit(ctx context.Context, shard rowraft.ShardID, op Op, n i
 // Write admits a part for a shard's log. When memory is short, it admits only operations that free memory.
 func (a *Admission) Write(ctx context.Context, shard rowraft.ShardID, p *wire.Part) (*Ticket, error) {
 	if p.Op != wire.OpDelete {
-		if err := a.RoomForRows(); err != nil {
+		if err := a.CheckMemory(); err != nil {
 			return nil, err
 		}
 	}
 	return a.Admit(ctx, shard, Push, p.Size())
 }
 
-// RoomForRows returns an error if there is no memory for operations that may create rows.
-func (a *Admission) RoomForRows() error {
+// CheckMemory returns an error if there is no memory for operations that may create rows.
+func (a *Admission) CheckMemory() error {
 	if a == nil {
 		return nil
 	}
@@ -168,7 +168,7 @@ func (a *Admission) Early(ctx context.Context, shard rowraft.ShardID, n int) err
 	client, _ := rpc.ClientOf(ctx)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.roomLocked(client, a.shardLocked(shard), shard, int64(n))
+	return a.checkLimitsLocked(client, a.shardLocked(shard), shard, int64(n))
 }
 
 // shardLocked returns the pool of a shard.
@@ -183,9 +183,9 @@ func (a *Admission) shardLocked(id rowraft.ShardID) *pool {
 	return s
 }
 
-// roomLocked returns an error if n more bytes of client do not fit into the shard whose pool is s.
+// checkLimitsLocked returns an error if n more bytes of client do not fit into the shard whose pool is s.
 // REQUIRES: a.mu is held.
-func (a *Admission) roomLocked(client any, s *pool, shard rowraft.ShardID, n int64) error {
+func (a *Admission) checkLimitsLocked(client any, s *pool, shard rowraft.ShardID, n int64) error {
 	if have := a.node.by[client]; have > 0 && have+n > a.limits.Client {
 		return a.refuseLocked(refusedClient, "this client has %d bytes in flight on this server, at most %d: wait for "+
 			"answers before asking for more (--client-in-flight-bytes)", have, a.limits.Client)
@@ -209,7 +209,7 @@ func (a *Admission) roomLocked(client any, s *pool, shard rowraft.ShardID, n int
 // REQUIRES: a.mu is held.
 func (a *Admission) admitLocked(t *Ticket) error {
 	s := a.shardLocked(t.shard)
-	if err := a.roomLocked(t.client, s, t.shard, t.bytes); err != nil {
+	if err := a.checkLimitsLocked(t.client, s, t.shard, t.bytes); err != nil {
 		return err
 	}
 	a.node.add(t.client, t.bytes)

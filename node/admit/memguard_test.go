@@ -33,7 +33,7 @@ func TestMemoryGuard(t *testing.T) {
 		{"nothing known of the machine", MemoryUse{Anonymous: gib, GoRuntime: gib, Left: -1}, false},
 	} {
 		g.look(tc.use, now)
-		err := a.RoomForRows()
+		err := a.CheckMemory()
 		if (err != nil) != tc.full {
 			t.Errorf("%s: %v, want full: %v", tc.name, err, tc.full)
 		}

@@ -9,39 +9,31 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// mayTouch refuses segments of tables that the caller's certificate does not allow. It passes a
-// table that this replica does not know, and a malformed segment: the read itself refuses those.
-// A caller of mayTouch that waits before it reads calls mayTouch again, because the table may have
-// been created meanwhile.
-func (r *replica) mayTouch(ctx context.Context, segments []byte) error {
-	_, err := tablesOf(ctx, r.machine, segments)
-	return err
-}
-
 // mayChange is mayTouch for segments that may be logged. Apply checks no identity, and a table
 // that is unknown now may exist when the entry is applied. So mayChange refuses a table that is
 // unknown in the newest state.
 func (r *replica) mayChange(ctx context.Context, segments []byte) error {
-	unknown, err := tablesOf(ctx, r.machine, segments)
+	unknown, err := r.mayTouch(ctx, segments)
 	if err != nil || unknown == 0 {
 		return err
 	}
 	if err := r.mustServe(); err != nil {
 		return err
 	}
-	if err := r.confirm(ctx); err != nil {
+	if _, err := r.confirm(ctx); err != nil {
 		return err
 	}
-	if unknown, err = tablesOf(ctx, r.machine, segments); err == nil && unknown != 0 {
+	if unknown, err = r.mayTouch(ctx, segments); err == nil && unknown != 0 {
 		err = rowraft.Errorf(rowraft.CodeTableNotFound, "shard %d has no table %#x: create it first", r.shard,
 			uint64(unknown))
 	}
 	return err
 }
 
-// tablesOf refuses segments of tables that the caller's certificate does not allow. If the caller
-// is limited to some tables, it returns one that m does not know, or 0.
-func tablesOf(ctx context.Context, m *shard.Machine, segments []byte) (unknown rowraft.TableID, err error) {
+// mayTouch refuses segments of tables that the caller's certificate does not allow. If the caller is limited to some
+// tables, it returns one that this replica does not know, or 0: the read itself refuses such a table. A caller of
+// mayTouch that waits before it reads calls mayTouch again, because the table may have been created meanwhile.
+func (r *replica) mayTouch(ctx context.Context, segments []byte) (unknown rowraft.TableID, err error) {
 	caller := rpc.CallerOf(ctx)
 	if !caller.Limited() {
 		return 0, nil
@@ -51,7 +43,7 @@ func tablesOf(ctx context.Context, m *shard.Machine, segments []byte) (unknown r
 		if err != nil {
 			return 0, err
 		}
-		known, err := mayTouchTable(m, caller, seg.Table)
+		known, err := mayTouchTable(r.machine, caller, seg.Table)
 		if err != nil {
 			return 0, err
 		}

@@ -19,23 +19,20 @@ func (h *Host) refusals() map[string]func(context.Context) error {
 // read.
 func (h *Host) refuseWrite(ctx context.Context) (refused error) {
 	for _, batch := range rpc.PartSizesOf(ctx) {
-		if refused = h.refuseBatch(ctx, batch); refused == nil {
+		shard := rowraft.ShardID(batch.Shard)
+		if r := h.replica(shard); r == nil || r.leading.Load() == 0 {
+			return nil // replica.push names the leader, which may have memory
+		}
+		refused = nil
+		if !batch.Delete {
+			refused = h.opts.Admission.CheckMemory()
+		}
+		if refused == nil {
+			refused = h.opts.Admission.Early(ctx, shard, wire.PartHeaderSize+batch.Bytes)
+		}
+		if refused == nil {
 			return nil
 		}
 	}
 	return refused
-}
-
-// refuseBatch returns the error with which admission would refuse a batch now; nil if it would not.
-func (h *Host) refuseBatch(ctx context.Context, said rpc.PartSize) error {
-	shard := rowraft.ShardID(said.Shard)
-	if r := h.replica(shard); r == nil || r.leading.Load() == 0 {
-		return nil // replica.push names the leader, which may have room
-	}
-	if !said.Delete {
-		if err := h.opts.Admission.RoomForRows(); err != nil {
-			return err
-		}
-	}
-	return h.opts.Admission.Early(ctx, shard, wire.PartHeaderSize+said.Bytes)
 }

@@ -2,7 +2,6 @@ package replica
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -108,34 +107,6 @@ type digestRounds struct {
 	open    bool // no digest was agreed on
 }
 
-// applied counts the applied bytes, and notices when the machine was fenced.
-func (r *replica) applied(entry []byte, a *shard.Applied) {
-	r.steps.EntryApplied()
-	h, _, err := wire.ParseEntryHeader(entry)
-	have := r.machine.Epoch()
-	if err == nil && h.Kind == wire.EntryRestoreClose && rowraft.CodeOf(a.Parts[0].Err) == rowraft.CodeCorrupt {
-		r.notClosed = have
-	}
-	if err == nil && h.Epoch > have && r.notClosed == have {
-		// The other replicas have closed a restore that this replica could not close: its staged rows
-		// differ from those of the log, so the rows that it serves do too. Without such a failed close, the
-		// entry's epoch is that of a caller, which may be ahead of its shard.
-		_ = r.machine.Fence(
-			fmt.Sprintf("it is of table epoch %d where the log is of %d: what it had staged of a restore was damaged", have,
-				h.Epoch))
-		r.noticeFence()
-		return
-	}
-	if err == nil && h.Kind != wire.EntryProof {
-		r.written.Add(uint64(len(entry)))
-		return
-	}
-	if proved := uint64(r.machine.Rounds.AgreedAt()); r.lastProved.Swap(proved) != proved {
-		r.provedAt.Store(time.Now().UnixNano())
-	}
-	r.noticeFence()
-}
-
 // noticeFence wakes Host.watch if the replica must be fenced.
 func (r *replica) noticeFence() {
 	if r.whyFenced() != nil {
@@ -150,24 +121,6 @@ func (r *replica) whyFenced() error {
 	}
 	if why := r.rolledBack.Load(); why != nil {
 		return *why
-	}
-	return nil
-}
-
-// mustServe reports why this replica may not answer for the rows of its shard.
-func (r *replica) mustServe() error {
-	if err := r.checkAgreed(); err != nil {
-		return err
-	}
-	return r.mustLead()
-}
-
-// checkAgreed refuses calls for the rows of the shard if no majority of its replicas agreed on them.
-func (r *replica) checkAgreed() error {
-	if at := r.machine.Rounds.NoMajority(); at != 0 {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "shard %d: at index %d no majority of its replicas had the same rows, "+
-			"so no replica serves it: see `rowraft shard digest %d`, then restore a checkpoint, or move away the replicas "+
-			"that you do not trust", r.shard, at, r.shard)
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 // Package replica runs the replicas that the cluster map gives one server, and serves the calls for their shards.
 //
 //	Table.Pull  ─► replica (leader? fresh enough?) ─► shard.Machine
-//	Table.Write ─► replica (leader? admitted? valid?) ─► batcher ─► raftstore ─► shard.Machine
+//	Table.Write ─► replica (leader? admitted? valid?) ─► packer ─► raftstore ─► shard.Machine
 //
 // # Invariants
 //

@@ -72,9 +72,9 @@ func changing(err error) time.Duration {
 	return 0
 }
 
-// refused returns the error of a push that the group has refused. If the group refused because
-// the leadership was handed over, refused waits for the next leader, to name it in the error.
-func (r *replica) refused(ctx context.Context, err error) error {
+// nameNextLeader returns the error of a push that the group has refused. If the group refused because the leadership
+// was handed over, nameNextLeader waits for the next leader, to name it in the error.
+func (r *replica) nameNextLeader(ctx context.Context, err error) error {
 	err = ShardError(r.shard, err)
 	nl, ok := errors.AsType[*rowraft.NotLeaderError](err)
 	if !ok || nl.Leader != "" {

@@ -113,7 +113,7 @@ func (r *replica) pushStep(ctx context.Context, p *steps.Push) (steps.Result, er
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeNotFound, rowraft.CodeNotMember, rowraft.CodeTableNotFound:
 		// The error is final for the worker, so the state must be the newest: see checkPart.
-		if err := r.confirm(ctx); err != nil {
+		if _, err := r.confirm(ctx); err != nil {
 			return result, err
 		}
 		err = try()
@@ -132,7 +132,7 @@ func (s *tableService) WaitClock(ctx context.Context,
 	}
 	slowest, err := r.steps.WaitClock(ctx, job, req.AtLeast)
 	if rowraft.CodeOf(err) == rowraft.CodeNotFound {
-		if err := r.confirm(ctx); err != nil {
+		if _, err := r.confirm(ctx); err != nil {
 			return nil, err
 		}
 		slowest, err = r.steps.WaitClock(ctx, job, req.AtLeast)
@@ -178,7 +178,7 @@ func (r *replica) ensureJob(ctx context.Context, w *wire.Membership, epoch rowra
 		return 0, err
 	}
 	// A leader that was just elected may not have applied the previous membership yet.
-	if err := r.confirm(ctx); err != nil {
+	if _, err := r.confirm(ctx); err != nil {
 		return 0, err
 	}
 	if r.machine.Jobs.HasMembership(w) && (epoch == 0 || epoch == r.machine.Epoch()) {
@@ -211,7 +211,7 @@ func (s *replicaService) EndJob(ctx context.Context, req *rowraftv1.EndJobReques
 	if err != nil {
 		return nil, err
 	}
-	if err := r.confirm(ctx); err != nil {
+	if _, err := r.confirm(ctx); err != nil {
 		return nil, err
 	}
 	w := &wire.Membership{Job: job}
@@ -240,7 +240,7 @@ func (s *replicaService) JobState(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	if err := r.confirm(ctx); err != nil {
+	if _, err := r.confirm(ctx); err != nil {
 		return nil, err
 	}
 	j, err := r.machine.Jobs.Get(id)
@@ -266,11 +266,11 @@ func (s *replicaService) JobState(ctx context.Context,
 // stepLeader is a replica as package steps uses it.
 type stepLeader struct{ r *replica }
 
-func (l stepLeader) RoomForRows() error { return l.r.admit.RoomForRows() }
+func (l stepLeader) CheckMemory() error { return l.r.admit.CheckMemory() }
 
 func (l stepLeader) Enter(sizeBytes int) error { return l.r.pushes.enter(l.r.ctx, sizeBytes) }
 
-func (l stepLeader) Leave() { l.r.pushes.leave() }
+func (l stepLeader) Exit() { l.r.pushes.exit() }
 
 func (l stepLeader) Propose(step *wire.Step) (applied func() (*shard.Applied, error)) {
 	buf := rpc.Pool.Get(step.Size())

@@ -113,14 +113,14 @@ func TestARefusalByTheStateIsConfirmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	deposed := func(context.Context) error { return &rowraft.NotLeaderError{Leader: "n2"} }
+	deposed := func(context.Context) (rowraft.Index, error) { return 0, &rowraft.NotLeaderError{Leader: "n2"} }
 	if _, err := checkPart(t.Context(), m, part(), deposed); rowraft.CodeOf(err) != rowraft.CodeNotLeader {
 		t.Errorf("a deposed leader without the session: %v, want CodeNotLeader", err)
 	}
-	catchUp := func(context.Context) error {
+	catchUp := func(context.Context) (rowraft.Index, error) {
 		m.Apply(1, wire.OpenSessionEntry(wire.EntryHeader{Version: wire.FirstVersion, LogTime: 1, Epoch: 1},
 			wire.Opening{Client: client, Incarnation: 1}))
-		return nil
+		return 1, nil
 	}
 	if dup, err := checkPart(t.Context(), m, part(), catchUp); dup || err != nil {
 		t.Errorf("after the leader caught up: duplicate %v, %v", dup, err)
@@ -130,7 +130,7 @@ func TestARefusalByTheStateIsConfirmed(t *testing.T) {
 	if _, err := checkPart(t.Context(), m, stranger, catchUp); rowraft.CodeOf(err) != rowraft.CodeSessionExpired {
 		t.Errorf("a session that was never opened: %v, want CodeSessionExpired", err)
 	}
-	never := func(context.Context) error { t.Error("what needs no proof was proved"); return nil }
+	never := func(context.Context) (rowraft.Index, error) { t.Error("what needs no proof was proved"); return 0, nil }
 	if _, err := checkPart(t.Context(), m, part(), never); err != nil {
 		t.Error(err)
 	}

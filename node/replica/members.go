@@ -93,7 +93,7 @@ func (s *replicaService) Members(ctx context.Context, req *rowraftv1.MembersRequ
 	if err != nil {
 		return nil, err
 	}
-	if err := r.confirm(ctx); err != nil {
+	if _, err := r.confirm(ctx); err != nil {
 		return nil, err
 	}
 	m, err := r.group.Members()

@@ -17,6 +17,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -155,7 +156,7 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "hold comes after prepare")
 	}
 	_, term, _ := p.r.group.Leader()
-	h, err := p.r.pushes.hold(ctx, min(time.Duration(min(req.GetHold().GetLeaseNs(), uint64(maxHold))), maxHold))
+	h, err := p.r.pushes.begin(ctx, min(time.Duration(min(req.GetHold().GetLeaseNs(), uint64(maxHold))), maxHold))
 	if err != nil {
 		return nil, err
 	}
@@ -203,11 +204,11 @@ func (p *part) mark(ctx context.Context, h *hold, term rowraft.Term) (rowraft.In
 	if _, now, _ := p.r.group.Leader(); now != term {
 		return 0, rowraft.Errorf(rowraft.CodeLeadershipLost, "the shard elected a leader during the cut")
 	}
-	var wait func(context.Context) (rowraft.Index, error)
-	if !h.through(func() { wait = p.r.start(wire.MarkEntry(p.r.header(), p.id)) }) {
+	var logged *raftstore.Future
+	if !h.through(func() { logged = p.r.group.Propose(wire.MarkEntry(p.r.header(), p.id)) }) {
 		return 0, rowraft.Errorf(rowraft.CodeDeadline, "the cut took so long that pushes went on without it")
 	}
-	return wait(ctx)
+	return p.r.logged(ctx, logged)
 }
 
 // counter counts and hashes the bytes that pass through it.

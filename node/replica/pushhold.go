@@ -15,7 +15,7 @@ const maxHeldBytes = 64 << 20
 // entered before get their results, and new ones wait in enter.
 type pushHold struct {
 	mu      sync.Mutex
-	active  int           // pushes between enter and leave
+	active  int           // pushes between enter and exit
 	waiting int           // bytes of pushes that wait in enter
 	held    *hold         // nil: no hold
 	drained chan struct{} // closed when active falls to 0 while held
@@ -32,10 +32,10 @@ type hold struct {
 }
 
 // enter admits a push of size bytes, and waits during a hold. Each enter without an error needs
-// one leave.
+// one exit.
 func (g *pushHold) enter(ctx context.Context, size int) error {
 	g.mu.Lock()
-	for g.held != nil {
+	for g.held != nil { // again after a hold has ended: the next checkpoint may already hold pushes
 		if g.waiting+size > maxHeldBytes {
 			g.mu.Unlock()
 			return &rowraft.OverloadedError{What: "too many pushes wait for a checkpoint's cut",
@@ -63,7 +63,7 @@ func (g *pushHold) enter(ctx context.Context, size int) error {
 	return nil
 }
 
-func (g *pushHold) leave() {
+func (g *pushHold) exit() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.active--; g.active == 0 && g.held != nil {
@@ -71,12 +71,12 @@ func (g *pushHold) leave() {
 	}
 }
 
-// hold begins a hold of lease at most and returns when every push that entered has left.
+// begin begins a hold of lease at most and returns when every push that entered has ended.
 // The caller releases the hold.
 //
 // Errors: CodeOverloaded if a hold exists already; CodeDeadline if the pushes that
-// entered do not leave in time.
-func (g *pushHold) hold(ctx context.Context, lease time.Duration) (*hold, error) {
+// entered do not end in time.
+func (g *pushHold) begin(ctx context.Context, lease time.Duration) (*hold, error) {
 	g.mu.Lock()
 	if g.held != nil {
 		g.mu.Unlock()

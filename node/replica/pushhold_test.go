@@ -19,7 +19,7 @@ func TestAClosedGateLetsPushesEndAndNoneIn(t *testing.T) {
 		closed, entered := false, false
 		go func() {
 			var err error
-			if h, err = g.hold(t.Context(), time.Second); err != nil {
+			if h, err = g.begin(t.Context(), time.Second); err != nil {
 				t.Error(err)
 			}
 			closed = true
@@ -35,12 +35,12 @@ func TestAClosedGateLetsPushesEndAndNoneIn(t *testing.T) {
 			entered = true
 		}()
 		synctest.Wait()
-		g.leave()
+		g.exit()
 		synctest.Wait()
 		if !closed || entered {
 			t.Fatalf("closed %v, entered %v; want a hold and no push in", closed, entered)
 		}
-		if _, err := g.hold(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
+		if _, err := g.begin(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeOverloaded {
 			t.Errorf("closed twice: %v", err)
 		}
 		ran := false
@@ -55,14 +55,14 @@ func TestAClosedGateLetsPushesEndAndNoneIn(t *testing.T) {
 		if !entered {
 			t.Error("the hold is over, and the push still waits")
 		}
-		g.leave()
+		g.exit()
 	})
 }
 
 func TestALeaseOpensTheGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g pushHold
-		h, err := g.hold(t.Context(), time.Second)
+		h, err := g.begin(t.Context(), time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func TestALeaseOpensTheGate(t *testing.T) {
 			t.Error("the hold was over for a moment, and a mark would still be logged")
 		}
 		// The push in progress does not end: a second cut gives up at the end of its lease.
-		if _, err := g.hold(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+		if _, err := g.begin(t.Context(), time.Second); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 			t.Errorf("close: %v, want Deadline", err)
 		}
 		if err := g.enter(t.Context(), 1); err != nil {
@@ -86,7 +86,7 @@ func TestALeaseOpensTheGate(t *testing.T) {
 func TestAPushThatLeavesOrIsTooMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g pushHold
-		h, err := g.hold(t.Context(), time.Minute)
+		h, err := g.begin(t.Context(), time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +104,7 @@ func TestAPushThatLeavesOrIsTooMuch(t *testing.T) {
 		ended, end := context.WithCancel(t.Context())
 		end()
 		synctest.Wait()
-		if _, err := g.hold(ended, time.Minute); rowraft.CodeOf(err) != rowraft.CodeDeadline {
+		if _, err := g.begin(ended, time.Minute); rowraft.CodeOf(err) != rowraft.CodeDeadline {
 			t.Errorf("close: %v, want Deadline", err)
 		}
 		if err := g.enter(t.Context(), 1); err != nil {

@@ -43,9 +43,18 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 	if err != nil {
 		return nil, err
 	}
-	got, err := r.read(ctx, req, t)
+	var got pulled
+	switch req.Mode {
+	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER,
+		rowraftv1.ReadMode_READ_MODE_LINEARIZABLE:
+		got, err = r.pullAsLeader(ctx, req, t)
+	case rowraftv1.ReadMode_READ_MODE_BOUNDED:
+		got, err = r.pullBounded(ctx, req, t)
+	default:
+		err = rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded", req.Mode)
+	}
 	if err == nil {
-		if err = r.mayTouch(ctx, req.Payload); err != nil { // again: admitPull may not have known the table
+		if _, err = r.mayTouch(ctx, req.Payload); err != nil { // again: admitPull may not have known the table
 			rpc.Pool.Release(got.payload)
 		}
 	}
@@ -65,7 +74,7 @@ func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*r
 // because a pull may wait for a second and is in memory during that time. If this replica does not know
 // a table, which may be created while the pull waits, pullRows counts the reply.
 func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*admit.Ticket, error) {
-	if err := r.mayTouch(ctx, req.Payload); err != nil {
+	if _, err := r.mayTouch(ctx, req.Payload); err != nil {
 		return nil, err
 	}
 	size, err := r.machine.ReplySize(req.Payload, req.Presence)
@@ -75,39 +84,12 @@ func (r *replica) admitPull(ctx context.Context, req *rowraftv1.PullRequest) (*a
 	return r.admit.Admit(ctx, r.shard, admit.Pull, len(req.Payload)+size)
 }
 
-// read answers a pull in the requested mode.
-func (r *replica) read(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket) (pulled, error) {
-	minIndex := rowraft.Index(req.MinIndex)
-	switch req.Mode {
-	case rowraftv1.ReadMode_READ_MODE_UNSPECIFIED, rowraftv1.ReadMode_READ_MODE_LEADER:
-		return r.pull(ctx, req, t, false, minIndex)
-	case rowraftv1.ReadMode_READ_MODE_LINEARIZABLE:
-		return r.pull(ctx, req, t, true, minIndex)
-	case rowraftv1.ReadMode_READ_MODE_BOUNDED:
-		b, err := boundOf(req)
-		if err != nil {
-			return pulled{}, err
-		}
-		return r.pullBounded(ctx, req, t, b, minIndex)
-	}
-	return pulled{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "read mode %d: want leader, linearizable or bounded",
-		req.Mode)
-}
-
-func boundOf(req *rowraftv1.PullRequest) (freshness.Bound, error) {
-	b := freshness.Bound{MaxAge: time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge))), MaxLag: req.MaxLag}
-	if b.MaxAge == 0 {
-		return b, rowraft.Errorf(rowraft.CodeInvalidArgument, "a bounded read without max_age_ns: want 1 ns or more")
-	}
-	return b, nil
-}
-
 // maxMaxAge is a year: long enough for any age, and products of it do not overflow.
 const maxMaxAge = 365 * 24 * time.Hour
 
-// pull answers a read as the leader, not before minIndex is applied.
-func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, linearizable bool,
-	minIndex rowraft.Index) (got pulled, err error) {
+// pullAsLeader answers a read as the leader, not before the index that the request names is applied.
+func (r *replica) pullAsLeader(ctx context.Context, req *rowraftv1.PullRequest,
+	t *admit.Ticket) (got pulled, err error) {
 	if canary.Is(canary.StaleReads) && knowsNoOtherLeader(r.group) {
 		return r.pullRows(req, t)
 	}
@@ -116,10 +98,13 @@ func (r *replica) pull(ctx context.Context, req *rowraftv1.PullRequest, t *admit
 	if err := r.awaitServe(ctx); err != nil {
 		return got, err
 	}
-	if linearizable {
-		if minIndex, err = r.linearize(ctx, minIndex); err != nil {
+	minIndex := rowraft.Index(req.MinIndex)
+	if req.Mode == rowraftv1.ReadMode_READ_MODE_LINEARIZABLE {
+		index, err := r.confirm(ctx)
+		if err != nil {
 			return got, err
 		}
+		minIndex = max(minIndex, index)
 	}
 	if r.machine.AppliedIndex() < minIndex {
 		// Every acknowledged push is in the log of the leader, so none is beyond its end: do not
@@ -145,16 +130,16 @@ func (r *replica) awaitApplied(ctx context.Context, index rowraft.Index) error {
 
 // pullRows reads the rows of a pull that t admitted.
 func (r *replica) pullRows(req *rowraftv1.PullRequest, t *admit.Ticket) (got pulled, err error) {
-	var refused error
+	var overLimit error
 	got.payload, got.index, err = r.machine.Pull(req.Payload, req.Presence, func(size int) []byte {
-		if refused = t.Grow(len(req.Payload) + size); refused != nil {
+		if overLimit = t.Grow(len(req.Payload) + size); overLimit != nil {
 			return nil
 		}
 		return rpc.Pool.Bytes(size)
 	})
 	if err != nil {
-		if refused != nil {
-			err = refused
+		if overLimit != nil {
+			err = overLimit
 		}
 		return pulled{}, err
 	}
@@ -167,23 +152,14 @@ func knowsNoOtherLeader(g *raftstore.Group) bool {
 	return me || node == ""
 }
 
-// linearize proves that this replica leads, waits until it has applied what was committed before
-// the call, and returns the index that a linearizable read needs, at least minIndex.
-func (r *replica) linearize(ctx context.Context, minIndex rowraft.Index) (rowraft.Index, error) {
-	index, err := readIndex(ctx, r.group, r.shard)
-	if err != nil {
-		return 0, err
-	}
-	if index > r.machine.AppliedIndex() {
-		index = 0 // it is of an entry of raft's own; readIndex has waited for all of ours before it
-	}
-	return max(index, minIndex), r.mustLead()
-}
-
 // pullBounded answers a read on any replica, if the replica can prove that its rows meet b when they are
 // read.
-func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket, b freshness.Bound,
-	minIndex rowraft.Index) (pulled, error) {
+func (r *replica) pullBounded(ctx context.Context, req *rowraftv1.PullRequest, t *admit.Ticket) (pulled, error) {
+	b := freshness.Bound{MaxAge: time.Duration(min(req.MaxAgeNs, uint64(maxMaxAge))), MaxLag: req.MaxLag}
+	if b.MaxAge == 0 {
+		return pulled{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "a bounded read without max_age_ns: want 1 ns or more")
+	}
+	minIndex := rowraft.Index(req.MinIndex)
 	if last := r.group.LastIndex(); minIndex > last && minIndex-last > maxAhead {
 		return pulled{}, r.tooStale(freshness.Lease{}, b, minIndex)
 	}
@@ -222,16 +198,6 @@ func (r *replica) tooStale(p freshness.Lease, b freshness.Bound, minIndex rowraf
 	return &rowraft.TooStaleError{
 		Shard: r.shard, Applied: r.machine.AppliedIndex(), Wanted: minIndex, Age: p.Age(), MaxAge: b.MaxAge, Lag: p.Lag,
 		MaxLag: b.MaxLag,
-	}
-}
-
-// maySpeak reports why this replica may not answer for its shard, leader or not.
-func (r *replica) maySpeak() error {
-	select {
-	case <-r.fenced:
-		return r.whyFenced()
-	default:
-		return r.checkAgreed()
 	}
 }
 

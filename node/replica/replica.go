@@ -14,8 +14,8 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
-	"github.com/rowraft/rowraft/node/batch"
 	"github.com/rowraft/rowraft/node/freshness"
+	"github.com/rowraft/rowraft/node/packer"
 	"github.com/rowraft/rowraft/node/steps"
 	"github.com/rowraft/rowraft/raftstore"
 	"github.com/rowraft/rowraft/shard"
@@ -23,16 +23,16 @@ import (
 )
 
 // replica is one shard on this node: its state machine, its Raft group, and the
-// batcher in front of the log.
+// packer in front of the log.
 type replica struct {
 	shard   rowraft.ShardID
 	node    rowraft.NodeID // this server
 	id      rowraft.ReplicaID
 	machine *shard.Machine
 	group   *raftstore.Group
-	batch   *batch.Batcher
+	packer  *packer.Packer
 	clock   logClock
-	pushes  pushHold // a checkpoint holds pushes back before they reach batch
+	pushes  pushHold // a checkpoint holds pushes back before they reach packer
 	steps   *steps.Aggregator
 	fresh   *freshness.Tracker
 	admit   *admit.Admission // of the server
@@ -63,7 +63,7 @@ type replica struct {
 
 	handOverWaits atomic.Int32 // calls that wait while the leader changes
 
-	opened chan struct{}   // closed when group and batch are set
+	opened chan struct{}   // closed when group and packer are set
 	ctx    context.Context // canceled by close
 	cancel context.CancelFunc
 }
@@ -80,9 +80,37 @@ func (m stateMachine) Apply(index rowraft.Index, entry []byte) any {
 	case *shard.FatalError:
 		return &raftstore.FatalError{Err: a}
 	case *shard.Applied:
-		m.r.applied(entry, a)
+		m.r.noteApplied(entry, a)
 	}
 	return result
+}
+
+// noteApplied counts the applied bytes, and notices when the machine was fenced.
+func (r *replica) noteApplied(entry []byte, a *shard.Applied) {
+	r.steps.EntryApplied()
+	h, _, err := wire.ParseEntryHeader(entry)
+	have := r.machine.Epoch()
+	if err == nil && h.Kind == wire.EntryRestoreClose && rowraft.CodeOf(a.Parts[0].Err) == rowraft.CodeCorrupt {
+		r.notClosed = have
+	}
+	if err == nil && h.Epoch > have && r.notClosed == have {
+		// The other replicas have closed a restore that this replica could not close: its staged rows
+		// differ from those of the log, so the rows that it serves do too. Without such a failed close, the
+		// entry's epoch is that of a caller, which may be ahead of its shard.
+		_ = r.machine.Fence(
+			fmt.Sprintf("it is of table epoch %d where the log is of %d: what it had staged of a restore was damaged", have,
+				h.Epoch))
+		r.noticeFence()
+		return
+	}
+	if err == nil && h.Kind != wire.EntryProof {
+		r.written.Add(uint64(len(entry)))
+		return
+	}
+	if proved := uint64(r.machine.Rounds.AgreedAt()); r.lastProved.Swap(proved) != proved {
+		r.provedAt.Store(time.Now().UnixNano())
+	}
+	r.noticeFence()
 }
 
 // Snapshot refuses while no majority of the replicas agrees (DigestRounds.NoMajority). A snapshot
@@ -143,7 +171,7 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	}
 	r.fresh = freshness.New(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return h.probe(ctx, r) },
 		r.group.AppliedIndex, r.group.WaitApplied)
-	r.batch = batch.New(r.group, r.header)
+	r.packer = packer.New(r.group, r.header)
 	close(r.opened)
 	return r, nil
 }
@@ -198,34 +226,14 @@ func (r *replica) close() error {
 	r.cancel()
 	r.fresh.Close()
 	r.steps.Stop()
-	r.batch.Close()
+	r.packer.Close()
 	return errors.Join(r.group.Close(), r.machine.Close())
 }
 
-// header returns the header of the batcher's next entry.
+// header returns the header of the packer's next entry.
 func (r *replica) header() wire.EntryHeader {
 	return wire.EntryHeader{Version: wire.FirstVersion, LogTime: r.clock.now(r.machine.LogTime()),
 		Epoch: r.machine.Epoch()}
-}
-
-// mustLead reports why this replica cannot serve as the leader.
-func (r *replica) mustLead() error {
-	select {
-	case <-r.fenced:
-		return r.whyFenced()
-	default:
-	}
-	node, term, me := r.group.Leader()
-	switch {
-	case me && r.leading.Load() == uint64(term):
-		return nil
-	case me:
-		return rowraft.Errorf(rowraft.CodeStarting,
-			"shard %d: the new leader still applies what was committed before term %d", r.shard, term)
-	case node == "" || node == r.node: // it has just stepped down
-		return rowraft.Errorf(rowraft.CodeNoLeader, "shard %d has no leader (term %d)", r.shard, term)
-	}
-	return &rowraft.NotLeaderError{Shard: r.shard, Term: term, Leader: node}
 }
 
 // push logs one part, waits for its result, and returns an index at which it is visible. It
@@ -235,17 +243,17 @@ func (r *replica) mustLead() error {
 // before the call waits for anything; a checkpoint can hold pushes from there on, and waits for those that passed;
 // checkPart keeps parts that apply would refuse out of the log.
 func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
-	now := r.mustServe()
-	if now != nil && changing(now) == 0 { // before admission: the leader may have room
+	notServing := r.mustServe()
+	if notServing != nil && changing(notServing) == 0 { // before admission: the leader may have room
 		rpc.Pool.Release(p.Payload)
-		return 0, false, now
+		return 0, false, notServing
 	}
 	t, err := r.admit.Write(ctx, r.shard, &p)
 	if err != nil {
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
-	if now != nil { // the leader changes just now; the push waits for it, admitted and counted
+	if notServing != nil { // the leader changes just now; the push waits for it, admitted and counted
 		err = r.awaitServe(ctx)
 	}
 	if err == nil {
@@ -256,21 +264,21 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 		rpc.Pool.Release(p.Payload)
 		return 0, false, err
 	}
-	defer r.pushes.leave()
+	defer r.pushes.exit()
 	duplicate, err = checkPart(ctx, r.machine, &p, r.confirm)
 	if err != nil || duplicate {
 		t.Release()
 		rpc.Pool.Release(p.Payload)
 		return r.machine.AppliedIndex(), duplicate, err
 	}
-	done, err := r.batch.Submit(ctx, p, t)
+	done, err := r.packer.Submit(ctx, p, t)
 	if err != nil {
 		t.Release()
 		return 0, false, err
 	}
-	result, err := batch.Wait(ctx, done)
+	result, err := packer.Wait(ctx, done)
 	if err != nil {
-		return 0, false, r.refused(ctx, err)
+		return 0, false, r.nameNextLeader(ctx, err)
 	}
 	return r.machine.AppliedIndex(), result.Duplicate, nil
 }
@@ -280,24 +288,17 @@ func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, d
 // refusal is final for the client, and a leader whose process was suspended may have an old
 // state, and not know that another replica leads.
 func checkPart(ctx context.Context, m *shard.Machine, p *wire.Part,
-	confirm func(context.Context) error) (duplicate bool, err error) {
+	confirm func(context.Context) (rowraft.Index, error)) (duplicate bool, err error) {
 	duplicate, err = m.CheckPart(p)
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeSessionExpired, rowraft.CodeTableNotFound, rowraft.CodeNotFound, rowraft.CodeNotMember:
 	default:
 		return duplicate, err
 	}
-	if err := confirm(ctx); err != nil {
+	if _, err := confirm(ctx); err != nil {
 		return false, err
 	}
 	return m.CheckPart(p)
-}
-
-// confirm returns nil when this replica has proved that it leads, and has applied all entries
-// that were committed before the call.
-func (r *replica) confirm(ctx context.Context) error {
-	_, err := r.linearize(ctx, 0)
-	return err
 }
 
 // ShardError converts the NotLeaderError of a group to that of its shard.
@@ -310,19 +311,16 @@ func ShardError(shard rowraft.ShardID, err error) error {
 
 // propose logs one entry with one result (not parts) and returns its index.
 func (r *replica) propose(ctx context.Context, entry []byte) (rowraft.Index, error) {
-	return r.start(entry)(ctx)
+	return r.logged(ctx, r.group.Propose(entry))
 }
 
-// start proposes like propose, but does not wait; the function that it returns waits.
-func (r *replica) start(entry []byte) func(context.Context) (rowraft.Index, error) {
-	f := r.group.Propose(entry)
-	return func(ctx context.Context) (rowraft.Index, error) {
-		a, err := r.result(ctx, f)
-		if err != nil {
-			return 0, err
-		}
-		return a.Index, a.Parts[0].Err
+// logged waits until the entry of f, which has one result, is applied, and returns its index.
+func (r *replica) logged(ctx context.Context, f *raftstore.Future) (rowraft.Index, error) {
+	a, err := r.result(ctx, f)
+	if err != nil {
+		return 0, err
 	}
+	return a.Index, a.Parts[0].Err
 }
 
 // result waits for the result of an entry.
@@ -348,7 +346,7 @@ func (r *replica) openSession(ctx context.Context, o wire.Opening) (rowraft.Inde
 	}
 	err := r.machine.Sessions.CheckOpen(&o, r.logTime())
 	if rowraft.CodeOf(err) == rowraft.CodeSessionExpired { // final for the client: see checkPart
-		if err := r.confirm(ctx); err != nil {
+		if _, err := r.confirm(ctx); err != nil {
 			return 0, err
 		}
 		err = r.machine.Sessions.CheckOpen(&o, r.logTime())
@@ -406,7 +404,7 @@ func (r *replica) dropTable(ctx context.Context, id rowraft.TableID, epoch rowra
 		return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "drop table %#x of epoch %d: want both", uint64(id), epoch)
 	}
 	// A leader that was just elected may not have applied the table yet.
-	if err := r.confirm(ctx); err != nil {
+	if _, err := r.confirm(ctx); err != nil {
 		return 0, err
 	}
 	if _, ok := r.machine.Table(id); !ok {

@@ -28,7 +28,7 @@ func (s *replicaService) RestorePart(ctx context.Context,
 		return nil, err
 	}
 	if req.GetClose() != nil { // restoreEntry must see the newest state to know whether it is closed
-		if _, err := r.linearize(ctx, 0); err != nil {
+		if _, err := r.confirm(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -40,7 +40,7 @@ func (s *replicaService) RestorePart(ctx context.Context,
 		if _, err := r.propose(ctx, entry); err != nil {
 			return nil, err
 		}
-	} else if _, err := r.linearize(ctx, 0); err != nil { // a query must not get the answer of a former leader
+	} else if _, err := r.confirm(ctx); err != nil { // a query must not get the answer of a former leader
 		return nil, err
 	}
 	if req.GetRows() != nil {

@@ -66,11 +66,11 @@ func (r *replica) readyToScan(ctx context.Context, minIndex rowraft.Index) error
 	}
 	ctx, cancel := context.WithTimeout(ctx, leadReadTimeout)
 	defer cancel()
-	minIndex, err := r.linearize(ctx, minIndex)
+	index, err := r.confirm(ctx)
 	if err != nil {
 		return err
 	}
-	return r.awaitApplied(ctx, minIndex)
+	return r.awaitApplied(ctx, max(index, minIndex))
 }
 
 // scanCall is the state of a scan.

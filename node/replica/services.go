@@ -19,29 +19,41 @@ type tableService struct {
 	h *Host
 }
 
-// Write applies one batch: a push, assign, delete or clocked push.
+// Write checks the caller and the tables of one batch (a push, assign, delete or clocked push) and applies it under its
+// number.
 func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
-	op := wire.Op(req.Op)
 	if req.Op < rowraftv1.WriteOp_WRITE_OP_PUSH || req.Op > rowraftv1.WriteOp_WRITE_OP_CLOCKED {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"a write of operation %d: want 1 (push), 2 (assign), 3 (delete) or 4 (clocked push)", req.Op)
 	}
 	var (
+		p        = wire.Part{Op: wire.Op(req.Op), Payload: req.Payload}
 		clock    wire.Clock
 		segments = req.Payload
 		err      error
 	)
-	if op == wire.OpClocked { // before numbered, which gives the payload to the replica
+	if p.Op == wire.OpClocked { // before push, which owns the payload and may return it to the pool
 		if clock, segments, err = wire.ParseClock(req.Payload); err != nil {
 			return nil, err
 		}
 	}
-	r, index, dup, err := s.numbered(ctx, op, req, segments)
+	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
+	if err != nil {
+		return nil, err
+	}
+	if p.Client, err = clientID(ctx, req.ClientId); err != nil {
+		return nil, err
+	}
+	p.Incarnation, p.Seq, p.Floor = rowraft.Incarnation(req.Incarnation), rowraft.Seq(req.Seq), rowraft.Seq(req.Floor)
+	if err := r.mayChange(ctx, segments); err != nil {
+		return nil, err
+	}
+	index, dup, err := r.push(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	reply := &rowraftv1.WriteReply{TableEpoch: uint64(r.machine.Epoch()), AppliedIndex: uint64(index), Duplicate: dup}
-	if op == wire.OpClocked {
+	if p.Op == wire.OpClocked {
 		reply.SlowestClock, _ = r.machine.Jobs.SlowestClock(clock.Job) // 0: the job has ended since
 	}
 	return reply, nil
@@ -59,32 +71,6 @@ func (s *tableService) PullMany(req *rowraftv1.PullManyRequest,
 func (s *tableService) WriteMany(req *rowraftv1.WriteManyRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.WriteReply]) error {
 	return rpc.WriteMany(req, stream, s.Write)
-}
-
-// numbered checks the caller and the tables of a write, and applies it under its number.
-// segments is its payload without a clock. duplicate means that an earlier entry applied it.
-func (s *tableService) numbered(ctx context.Context, op wire.Op, req *rowraftv1.WriteRequest,
-	segments []byte) (_ *replica, _ rowraft.Index, duplicate bool, _ error) {
-	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
-	if err != nil {
-		return nil, 0, false, err
-	}
-	client, err := clientID(ctx, req.ClientId)
-	if err != nil {
-		return nil, 0, false, err
-	}
-	if err := r.mayChange(ctx, segments); err != nil {
-		return nil, 0, false, err
-	}
-	index, dup, err := r.push(ctx, wire.Part{
-		Client:      client,
-		Incarnation: rowraft.Incarnation(req.Incarnation),
-		Seq:         rowraft.Seq(req.Seq),
-		Floor:       rowraft.Seq(req.Floor),
-		Op:          op,
-		Payload:     req.Payload,
-	})
-	return r, index, dup, err
 }
 
 // clientID parses a client id, which must be one that the caller's certificate allows.

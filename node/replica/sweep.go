@@ -117,7 +117,7 @@ func (s *replicaService) SweepSlots(ctx context.Context,
 		return nil, err
 	}
 	// A former leader would count and refuse by old rows.
-	if err := r.confirm(ctx); err != nil {
+	if _, err := r.confirm(ctx); err != nil {
 		return nil, err
 	}
 	p, swept, err := r.sweepPiece(ctx, w, req.GetDryRun())

@@ -6,7 +6,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/testutil"
-	"github.com/rowraft/rowraft/node/batch"
+	"github.com/rowraft/rowraft/node/packer"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -31,10 +31,10 @@ func TestNothingPassesTheVersionCheck(t *testing.T) {
 			h.Version = version
 			return h
 		}
-		b := batch.New(r.group, header)
+		b := packer.New(r.group, header)
 		done, err := b.Submit(t.Context(), wire.Part{Op: wire.OpPush}, nil)
 		if err == nil {
-			_, err = batch.Wait(t.Context(), done)
+			_, err = packer.Wait(t.Context(), done)
 		}
 		b.Close()
 		refused["a batch"] = err

@@ -154,7 +154,7 @@ func (s *Aggregator) closeStep(j *job, o *openStep, plan *shard.JobPlan, with wi
 	if err := s.leader.Enter(size); err != nil {
 		return err
 	}
-	defer s.leader.Leave()
+	defer s.leader.Exit()
 	m := Mean{Divisor: float32(with.Len()), AfterTable: plan.Open.Table, AfterKey: plan.Open.Key}
 	base := wire.Step{Job: j.id, Generation: plan.Generation, Step: o.step, Piece: plan.Open.NextPiece, Contributors: with}
 	s.mu.Lock()

@@ -39,11 +39,11 @@ const (
 
 // Leader is the replica that leads the shard, as far as the aggregation needs it.
 type Leader interface {
-	// RoomForRows returns an error if the server has no memory for another step.
-	RoomForRows() error
-	// Enter waits while a checkpoint holds the entries of the shard back. Each Enter without an error needs one Leave.
+	// CheckMemory returns an error if the server has no memory for another step.
+	CheckMemory() error
+	// Enter waits while a checkpoint holds the entries of the shard back. Each Enter without an error needs one Exit.
 	Enter(sizeBytes int) error
-	Leave()
+	Exit()
 	// Propose appends one piece of a step to the log and returns at once. The returned function waits until the piece is
 	// applied on this server.
 	Propose(step *wire.Step) (applied func() (*shard.Applied, error))
@@ -55,7 +55,7 @@ type Leader interface {
 // Goroutines: for each job, at most one goroutine at a time closes steps or changes the members: the one that holds the
 // job's token. Stop waits for the goroutines that close steps.
 //
-// Lock order: a job's token before mu. mu is not held across a call of Leader, with the exception of RoomForRows, which
+// Lock order: a job's token before mu. mu is not held across a call of Leader, with the exception of CheckMemory, which
 // does not wait.
 type Aggregator struct {
 	shard   rowraft.ShardID
@@ -262,7 +262,7 @@ func (s *Aggregator) addLocked(j *job, p *Push) (*openStep, error) {
 	o := j.open[p.Step]
 	size, heads := len(p.Payload), positionBytes*len(p.Positions)
 	if o == nil {
-		if err := s.leader.RoomForRows(); err != nil { // a step that has begun is completed in any case
+		if err := s.leader.CheckMemory(); err != nil { // a step that has begun is completed in any case
 			return nil, err
 		}
 		o = &openStep{step: p.Step, begun: s.begun + 1, parts: make(map[rowraft.Rank]*rankPart),

@@ -14,7 +14,7 @@ var testJob = rowraft.JobID{7, 1, 2, 3, 15: 9}
 // roomy is a leader with memory for rows. The tests here log nothing.
 type roomy struct{ Leader }
 
-func (roomy) RoomForRows() error { return nil }
+func (roomy) CheckMemory() error { return nil }
 
 // segmentOf returns a payload of n rows of dim 4; the keys are every second one from first on.
 func segmentOf(n, first int) []byte {

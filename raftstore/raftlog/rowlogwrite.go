@@ -28,30 +28,24 @@ func (l *rowLog) append() (segment uint64, at int64, err error) {
 		s = l.newest()
 	}
 	w.laid.stamp(w.batch, l.tag, s.salt)
-	if err := l.writeLaid(s); err != nil {
+	if w.header != nil { // the first batch of the segment
+		err = writeSegmentHeader(s, w.header)
+	}
+	if err == nil {
+		err = w.laid.writeTo(s.file, w.end)
+	}
+	if err == nil {
+		err = l.syncFile(s)
+	}
+	if err != nil {
 		w.err = fmt.Errorf("write %s: %w", s.file.Name(), err)
 		return 0, 0, w.err
 	}
+	w.header = nil
 	at = w.end
 	w.end += w.laid.size
 	w.batch++
 	return s.number, at, nil
-}
-
-func (l *rowLog) writeLaid(s *rowSegment) error {
-	if l.write.header != nil {
-		if err := writeSegmentHeader(s, l.write.header); err != nil {
-			return err
-		}
-	}
-	if err := l.write.laid.writeTo(s.file, l.write.end); err != nil {
-		return err
-	}
-	if err := l.syncFile(s); err != nil {
-		return err
-	}
-	l.write.header = nil
-	return nil
 }
 
 func writeSegmentHeader(s *rowSegment, header []byte) error {

@@ -71,7 +71,7 @@ func (t *Transport) pass(rpc raft.RPC) bool {
 			select {
 			case <-r.MayVote:
 			default:
-				t.wg.Go(func() { t.holdVote(rpc, r) })
+				t.wg.Go(func() { t.delayVote(rpc, r) })
 				return true
 			}
 		}
@@ -83,7 +83,7 @@ func (t *Transport) pass(rpc raft.RPC) bool {
 	case *raft.AppendEntriesRequest:
 		t.replica.cut(cmd)
 		if len(cmd.Entries) > 0 && t.replica.BacklogFull() {
-			t.wg.Go(func() { t.hold(rpc) })
+			t.wg.Go(func() { t.delayEntries(rpc) })
 			return true
 		}
 	case *raft.InstallSnapshotRequest:
@@ -113,8 +113,8 @@ func isVote(cmd any) bool {
 	return false
 }
 
-// holdVote passes a vote request to raft when this replica may vote.
-func (t *Transport) holdVote(rpc raft.RPC, r *RollbackGuard) {
+// delayVote passes a vote request to raft when this replica may vote.
+func (t *Transport) delayVote(rpc raft.RPC, r *RollbackGuard) {
 	select {
 	case <-r.MayVote:
 	case <-t.stop:
@@ -187,8 +187,8 @@ func (t *Transport) decline(rpc raft.RPC, s *raft.InstallSnapshotRequest) {
 	}, err)
 }
 
-// hold passes an RPC with entries to raft when the machine has caught up, or after half of RPCTimeout.
-func (t *Transport) hold(rpc raft.RPC) {
+// delayEntries passes an RPC with entries to raft when the machine has caught up, or after half of RPCTimeout.
+func (t *Transport) delayEntries(rpc raft.RPC) {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(RPCTimeout / 2); time.Now().Before(end) && t.replica.BacklogFull(); {

@@ -1,4 +1,4 @@
-package batch
+package packer
 
 import (
 	"context"
@@ -25,7 +25,7 @@ func (s *sizes) Propose(entry []byte) *raftstore.Future {
 func TestEntriesAreOfTheTargetSize(t *testing.T) {
 	for _, partBytes := range []int{100, 64 << 10, 300 << 10, 1 << 20} {
 		group := &sizes{}
-		b := &Batcher{
+		b := &Packer{
 			group:  group,
 			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
 			queue:  make(chan *queuedPart, maxQueuedParts),
@@ -60,7 +60,7 @@ func TestEntriesAreOfTheTargetSize(t *testing.T) {
 func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
 	for _, stays := range []bool{false, true} {
 		group := &sizes{}
-		b := &Batcher{
+		b := &Packer{
 			group:  group,
 			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
 			queue:  make(chan *queuedPart, maxQueuedParts),
@@ -98,7 +98,7 @@ func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
 	}
 }
 
-func (b *Batcher) queuedBytes() int {
+func (b *Packer) queuedBytes() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.queued

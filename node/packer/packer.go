@@ -1,4 +1,4 @@
-package batch
+package packer
 
 import (
 	"context"
@@ -22,16 +22,18 @@ const (
 	maxEntriesAhead = 8 // entries proposed and not yet applied
 )
 
-// Proposer is the part of a Raft group that the batcher needs.
+// Proposer is the part of a Raft group that a Packer needs.
 type Proposer interface {
 	Propose(entry []byte) *raftstore.Future
 }
 
-// Batcher packs the waiting pushes of a shard into one log entry, so that they share an fsync.
+// Packer packs the waiting pushes of a shard into one log entry, so that they share an fsync.
 //
-// Goroutines: pack takes parts from queue and proposes entries; finish waits for the entries in log order
+// Goroutines: pack takes parts from queue and proposes entries; deliver waits for the entries in log order
 // and gives the parts their results. Close ends both after every part has a result.
-type Batcher struct {
+//
+// mu is held for short updates, and for the send to queue, which never blocks.
+type Packer struct {
 	group  Proposer
 	header func() wire.EntryHeader // log time and epoch of the next entry
 
@@ -40,13 +42,15 @@ type Batcher struct {
 	stop  chan struct{}
 	wg    sync.WaitGroup
 
-	mu     sync.Mutex
-	queued int // bytes in queue
+	mu sync.Mutex
+	// queued counts the bytes of the parts that are not proposed: those in queue and the one that pack holds.
+	queued int
+	// closed is set before stop is closed. Submit sends to queue under mu, so that no part enters it after drain.
 	closed bool
 }
 
 // queuedPart is one part on its way into the log: the batch of a client, as an entry holds it.
-// The batcher owns the part's payload and returns it to the pool once it is copied into the
+// The packer owns the part's payload and returns it to the pool once it is copied into the
 // entry.
 type queuedPart struct {
 	ctx  context.Context // the caller's; if it ends before the part is proposed, the part is dropped
@@ -68,35 +72,35 @@ type proposed struct {
 	parts  []*queuedPart
 }
 
-func New(group Proposer, header func() wire.EntryHeader) *Batcher {
-	b := &Batcher{
+func New(group Proposer, header func() wire.EntryHeader) *Packer {
+	k := &Packer{
 		group:  group,
 		header: header,
 		queue:  make(chan *queuedPart, maxQueuedParts),
 		ahead:  make(chan proposed, maxEntriesAhead),
 		stop:   make(chan struct{}),
 	}
-	b.wg.Go(b.pack)
-	b.wg.Go(b.finish)
-	return b
+	k.wg.Go(k.pack)
+	k.wg.Go(k.deliver)
+	return k
 }
 
 // Submit queues a part and returns the channel for its result; t is released before the
 // result is sent. Submit never waits: if the queue is full it returns CodeOverloaded, and the
 // caller still owns t.
-func (b *Batcher) Submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-chan shard.PartResult, error) {
+func (k *Packer) Submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-chan shard.PartResult, error) {
 	w := &queuedPart{ctx: ctx, part: p, done: make(chan shard.PartResult, 1), ticket: t}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.closed {
 		return nil, rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")
 	}
-	if b.queued+p.Size() > maxQueuedBytes {
+	if k.queued+p.Size() > maxQueuedBytes {
 		return nil, &rowraft.OverloadedError{What: "the push queue of the shard is full", RetryAfter: 20 * time.Millisecond}
 	}
 	select {
-	case b.queue <- w:
-		b.queued += p.Size()
+	case k.queue <- w:
+		k.queued += p.Size()
 		return w.done, nil
 	default:
 		return nil, &rowraft.OverloadedError{What: "too many pushes wait for the shard", RetryAfter: 20 * time.Millisecond}
@@ -105,67 +109,58 @@ func (b *Batcher) Submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-c
 
 // Close ends the parts in the queue with CodeClosing, and waits for the results of the entries
 // that are proposed.
-func (b *Batcher) Close() {
-	b.mu.Lock()
-	closed := b.closed
-	b.closed = true
-	b.mu.Unlock()
+func (k *Packer) Close() {
+	k.mu.Lock()
+	closed := k.closed
+	k.closed = true
+	k.mu.Unlock()
 	if !closed {
-		close(b.stop)
+		close(k.stop)
 	}
-	b.wg.Wait()
+	k.wg.Wait()
 }
 
 // pack is the goroutine that builds entries: of all parts in the queue, up to TargetEntryBytes.
 // A part that is larger is an entry by itself.
-func (b *Batcher) pack() {
-	defer close(b.ahead)
-	var held *queuedPart // taken from the queue, too large for the last entry
+func (k *Packer) pack() {
+	defer close(k.ahead)
+	var over *queuedPart // taken from the queue, too large for the last entry: the first part of the next one
 	for {
-		first := held
-		held = nil
+		first := over
+		over = nil
 		if first == nil {
 			select {
-			case first = <-b.queue:
-			case <-b.stop:
-				b.drain()
+			case first = <-k.queue:
+			case <-k.stop:
+				k.drain()
 				return
 			}
 		}
 		parts, size := []*queuedPart{first}, wire.EntryHeaderSize+first.part.Size()
-		for held == nil {
-			next := b.poll()
-			if next == nil {
-				break
+		for more := true; more && over == nil; {
+			select {
+			case next := <-k.queue:
+				if size+next.part.Size() > rowraft.TargetEntryBytes {
+					over = next
+					break
+				}
+				parts = append(parts, next)
+				size += next.part.Size()
+			default:
+				more = false
 			}
-			if size+next.part.Size() > rowraft.TargetEntryBytes {
-				held = next
-				break
-			}
-			parts = append(parts, next)
-			size += next.part.Size()
 		}
-		b.propose(parts, size)
-	}
-}
-
-// poll takes a part from the queue, nil if there is none.
-func (b *Batcher) poll() *queuedPart {
-	select {
-	case w := <-b.queue:
-		return w
-	default:
-		return nil
+		k.propose(parts, size)
 	}
 }
 
 // propose makes one entry of parts and proposes it.
-func (b *Batcher) propose(parts []*queuedPart, size int) {
-	parts = b.dropAbandoned(parts)
+func (k *Packer) propose(parts []*queuedPart, size int) {
+	parts = k.dropAbandoned(parts)
 	if len(parts) == 0 {
 		return
 	}
-	h := b.header()
+	h := k.header()
 	h.Kind, h.Parts = wire.EntryParts, len(parts)
 	buf := rpc.Pool.Get(size)
 	entry := (*buf)[:wire.EntryHeaderSize]
@@ -175,7 +170,7 @@ func (b *Batcher) propose(parts []*queuedPart, size int) {
 		rpc.Pool.Release(w.part.Payload)
 		w.part.Payload = nil
 	}
-	future := b.group.Propose(entry) // copies it
+	future := k.group.Propose(entry) // copies it
 	rpc.Pool.Put(buf)
 	if canary.Is(canary.AckBeforeCommit) {
 		for _, w := range parts {
@@ -185,13 +180,13 @@ func (b *Batcher) propose(parts []*queuedPart, size int) {
 	}
 	// This waits while maxEntriesAhead entries have no result. Meanwhile parts gather in the
 	// queue, so that the next entry is larger.
-	b.ahead <- proposed{future: future, parts: parts}
+	k.ahead <- proposed{future: future, parts: parts}
 }
 
 // dropAbandoned subtracts parts from the queued bytes and returns those whose caller still
 // waits. It ends the others: their client sends them again, so under overload each copy in the
 // queue would take room in the log for nothing.
-func (b *Batcher) dropAbandoned(parts []*queuedPart) []*queuedPart {
+func (k *Packer) dropAbandoned(parts []*queuedPart) []*queuedPart {
 	kept, bytes := parts[:0], 0
 	for _, w := range parts {
 		bytes += w.part.Size()
@@ -203,43 +198,43 @@ func (b *Batcher) dropAbandoned(parts []*queuedPart) []*queuedPart {
 		}
 		kept = append(kept, w)
 	}
-	b.mu.Lock()
-	b.queued -= bytes
-	b.mu.Unlock()
+	k.mu.Lock()
+	k.queued -= bytes
+	k.mu.Unlock()
 	return kept
 }
 
 // drain refuses the parts that are still queued: none of them was proposed.
-func (b *Batcher) drain() {
-	for w := b.poll(); w != nil; w = b.poll() {
-		w.respond(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")})
+func (k *Packer) drain() {
+	for {
+		select {
+		case w := <-k.queue:
+			w.respond(shard.PartResult{Err: rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")})
+		default:
+			return
+		}
 	}
 }
 
-// finish is the goroutine that gives parts their results, in log order.
-func (b *Batcher) finish() {
-	for p := range b.ahead {
-		deliver(p)
-	}
-}
-
-// deliver waits for the result of an entry and gives each part its own.
-func deliver(p proposed) {
-	result, _, err := p.future.Wait(context.Background())
-	applied, ok := result.(*shard.Applied)
-	if err == nil && (!ok || len(applied.Parts) != len(p.parts)) {
-		if rerr, isErr := result.(error); isErr {
-			err = rerr
-		} else {
-			err = rowraft.Errorf(rowraft.CodeInternal, "apply returned %T for an entry of %d parts", result, len(p.parts))
+// deliver is the goroutine that gives parts their results: it waits for each entry in the order of the log.
+func (k *Packer) deliver() {
+	for p := range k.ahead {
+		result, _, err := p.future.Wait(context.Background())
+		applied, ok := result.(*shard.Applied)
+		if err == nil && (!ok || len(applied.Parts) != len(p.parts)) {
+			if rerr, isErr := result.(error); isErr {
+				err = rerr
+			} else {
+				err = rowraft.Errorf(rowraft.CodeInternal, "apply returned %T for an entry of %d parts", result, len(p.parts))
+			}
 		}
-	}
-	for i, w := range p.parts {
-		if err != nil {
-			w.respond(shard.PartResult{Err: err})
-			continue
+		for i, w := range p.parts {
+			if err != nil {
+				w.respond(shard.PartResult{Err: err})
+				continue
+			}
+			w.respond(applied.Parts[i])
 		}
-		w.respond(applied.Parts[i])
 	}
 }
 
