@@ -50,7 +50,7 @@ func TestDamageIsFoundBeforeItIsRestored(t *testing.T) {
 	if after := c.digest(); after != before {
 		t.Error("a restore that was refused has changed rows")
 	}
-	c.restore(dest + "/a")
+	c.restore(dest+"/a", "--replace")
 	for _, tc := range []struct {
 		args []string
 		code int

@@ -30,7 +30,7 @@ func TestAChainInABucket(t *testing.T) {
 	sum := c.digest()
 	c.must("checkpoint", "verify", dest+"/b")
 	other := startLive(t, 3)
-	other.must("checkpoint", "restore", dest+"/b", "--yes")
+	other.restore(dest + "/b")
 	if got := other.digest(); got != sum {
 		t.Errorf("the shards have digest %x, the source %x", got, sum)
 	}

@@ -24,7 +24,8 @@ type live struct {
 // startLive returns a cluster whose shards all have a leader.
 func startLive(t *testing.T, shards int) *live {
 	t.Helper()
-	s := serve(t, "--insecure", "--with-scheduler", "--shards", fmt.Sprint(shards), "--disk-reserve-bytes", "1")
+	s := serve(t, "--insecure", "--with-scheduler", "--shards", fmt.Sprint(shards), "--disk-reserve-bytes", "1",
+		"--disk-stall-limit", "60s")
 	c := &live{t, s.Addr}
 	testutil.Eventually(t, "every shard has a leader", func() bool {
 		leads := 0
@@ -81,10 +82,28 @@ func (c *live) fill(rows int) {
 	}
 }
 
-// createCheckpoint makes a checkpoint and returns its manifest.
+// createCheckpoint makes a checkpoint and returns its manifest. A try that loses its leader may leave files: those are
+// deleted before the next try. A trainer may need longer to reach a new leader than a checkpoint waits.
 func (c *live) createCheckpoint(dest, name string, flags ...string) *checkpoint.Manifest {
 	c.t.Helper()
-	c.must(append([]string{"checkpoint", "create", dest, "--name", name}, flags...)...)
+	args := append([]string{"checkpoint", "create", dest, "--name", name}, flags...)
+	var got outcome
+	again := false
+	testutil.Eventually(c.t, "checkpoint "+name+" is made", func() bool {
+		got = rowraftCmd(c.t, c.args(args...)...)
+		passes := again && strings.Contains(got.errout, name+" exists") ||
+			strings.Contains(got.errout, "is not connected to the scheduler")
+		if got.code != cli.ExitUnavailable && !(got.code == cli.ExitFailed && passes) {
+			return true
+		}
+		again = true
+		c.t.Logf("checkpoint %s is tried again: %s", name, got.errout)
+		rowraftCmd(c.t, "checkpoint", "delete", dest+"/"+name, "--yes")
+		return false
+	})
+	if got.code != cli.ExitDone {
+		c.t.Fatalf("checkpoint create %s: %+v", name, got)
+	}
 	d, err := depot.Open(dest)
 	if err != nil {
 		c.t.Fatal(err)
@@ -96,10 +115,19 @@ func (c *live) createCheckpoint(dest, name string, flags ...string) *checkpoint.
 	return m
 }
 
-// restore replaces all rows by those of a checkpoint.
-func (c *live) restore(path string) {
+// restore restores a checkpoint. A try that loses its leader may be decided all the same, so the next one replaces its
+// rows.
+func (c *live) restore(path string, flags ...string) {
 	c.t.Helper()
-	c.must("checkpoint", "restore", path, "--replace", "--yes")
+	args := append([]string{"checkpoint", "restore", path, "--yes"}, flags...)
+	got := rowraftCmd(c.t, c.args(args...)...)
+	if got.code == cli.ExitUnavailable {
+		c.t.Logf("%s is restored again: %s", path, got.errout)
+		got = c.run(append(args, "--replace")...)
+	}
+	if got.code != cli.ExitDone {
+		c.t.Fatalf("checkpoint restore %s: %+v", path, got)
+	}
 }
 
 // ask calls the server.

@@ -101,7 +101,7 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: 100}
 	cfg.Checkpoint.AtEnd = dest
 	made := runTogether(t, c, cfg, nil, func() {})[0].Checkpoint
-	c.restore(made)
+	c.restore(made, "--replace")
 
 	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
 	back := make(chan struct{}) // rank 1 has come again
@@ -151,11 +151,11 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	begun := runTogether(t, c, cfg, nil, func() {})[0].Checkpoint
 	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
 
-	c.restore(begun)
+	c.restore(begun, "--replace")
 	straight := runTogether(t, c, cfg, nil, func() {})
 	want := c.digest()
 
-	c.restore(begun)
+	c.restore(begun, "--replace")
 	cfg.Checkpoint.To, cfg.Checkpoint.OnStop = dest, true
 	reached, told := make(chan struct{}), make(chan struct{})
 	reach := sync.OnceFunc(func() { close(reached) })
@@ -186,7 +186,7 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	if steps[0] != steps[1] || steps[0] < from || steps[0] >= all {
 		t.Errorf("the trainers ended behind the steps %v, of %d", steps, all)
 	}
-	c.restore(made)
+	c.restore(made, "--replace")
 	for rank, r := range runTogether(t, c, cfg, nil, func() {}) {
 		if r.ResumedFrom != made || r.JobSteps != all || r.Examples != straight[rank].Examples {
 			t.Errorf("trainer %d went on as %+v, the straight run was %+v", rank, r, straight[rank])
@@ -256,7 +256,7 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 	b := startLive(t, 7)
 	cfg.Checkpoint.AtEnd, cfg.Resume = "", dest+"/midway"
 	refusedResume(b, cfg, "do not come from checkpoint", "rowraft checkpoint restore "+dest+"/midway")
-	b.restore(dest + "/midway")
+	b.restore(dest+"/midway", "--replace")
 	bad := cfg
 	bad.Batch = 32
 	refusedResume(b, bad, "batch was 64")
@@ -275,7 +275,7 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 	refusedResume(b, cfg, "has trained since")
 	cfg.Resume = "auto" // would begin at step 1, on rows that are trained
 	refusedResume(b, cfg, "resume auto finds no checkpoint", "checkpoint restore")
-	b.restore(straight.Checkpoint)
+	b.restore(straight.Checkpoint, "--replace")
 	if got := b.digest(); got != want {
 		t.Errorf("digest %x of the checkpoint at the end, want %x", got, want)
 	}
