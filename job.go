@@ -26,24 +26,25 @@ const (
 // MaxRanks bounds the ranks of a job.
 const MaxRanks = 1024
 
-// DataPart names one share of a job's data, higher for shares that are handed out later.
-type DataPart uint64
+// PositionID names a position in a job's data, higher for data that is handed out later.
+type PositionID uint64
 
-// lastReading shares its data parts with all readings after it.
+// lastReading shares its ids with all readings after it.
 const lastReading = 255
 
-// ReadParts returns the two data parts under which a shard stores how far the part of this
+// PositionIDs returns the two ids under which a shard stores how far the split of this
 // number was read: up to where every shard has applied it, and up to where this shard has.
-// Numbers count the parts of all epochs, from 0. A part that changes hands has two data
-// parts for each reading, from 1.
-func ReadParts(number, reading uint64) (acknowledged, applied DataPart) {
+// Numbers count the splits of all epochs, from 0. A split that changes hands has two ids
+// for each reading, from 1, so that a late push of the earlier reader does not move the
+// position of the later one.
+func PositionIDs(number, reading uint64) (acknowledged, applied PositionID) {
 	n := number<<9 | min(reading, lastReading)<<1
-	return DataPart(n), DataPart(n + 1)
+	return PositionID(n), PositionID(n + 1)
 }
 
-// Position is how far a data part was read, in its reader's unit.
+// Position is how far a split was read, in its reader's unit.
 type Position struct {
-	Part   DataPart
+	ID     PositionID
 	Offset uint64
 }
 

@@ -80,7 +80,7 @@ func TestCandidatesOfAChain(t *testing.T) {
 		return Link{Manifest: &Manifest{
 			Slots:  rowraft.DefaultSlots,
 			Tables: []TableSum{{Schema: schema, Rows: 1 << 40, Written: rows}},
-			Parts:  []Part{{Stream: File{Bytes: bytes / 3}}, {Stream: File{Bytes: bytes - bytes/3}}},
+			Shards: []ShardFile{{Stream: File{Bytes: bytes / 3}}, {Stream: File{Bytes: bytes - bytes/3}}},
 		}}
 	}
 	for _, tc := range []struct {
@@ -93,7 +93,7 @@ func TestCandidatesOfAChain(t *testing.T) {
 		{Chain{link(5, 900), link(9, 700)}, 900},
 		// few slots
 		{Chain{{Manifest: &Manifest{Slots: rowraft.DefaultSlots, Tables: []TableSum{{Schema: schema, Written: 9}},
-			Parts: []Part{{Stream: File{Bytes: 500}}}}}}, 0},
+			Shards: []ShardFile{{Stream: File{Bytes: 500}}}}}}, 0},
 	} {
 		if n, err := tc.chain.Candidates(); err != nil || n != tc.want {
 			t.Errorf("%d links: %d, %v; want %d", len(tc.chain), n, err, tc.want)

@@ -66,17 +66,17 @@ func OpenChain(ctx context.Context, at func(name string) Files, name string) (Ch
 // Manifest is that of the newest, which says what the chain holds.
 func (c Chain) Manifest() *Manifest { return c[0].Manifest }
 
-// Bytes is how much a reader of all of it reads: every part of every link, and the
+// Bytes is how much a reader of all of it reads: every shard file of every link, and the
 // blobs of the newest.
 func (c Chain) Bytes() int64 {
 	n := int64(0)
-	for i := range c.Manifest().Parts {
+	for i := range c.Manifest().Shards {
 		for j, l := range c.plan(i) {
 			for _, k := range l.streams {
-				n += c[j].Manifest.Parts[k].Stream.Bytes
+				n += c[j].Manifest.Shards[k].Stream.Bytes
 			}
 			for _, k := range l.sums {
-				n += c[j].Manifest.Parts[k].Sums.Bytes
+				n += c[j].Manifest.Shards[k].Sums.Bytes
 			}
 		}
 	}
@@ -93,7 +93,7 @@ func (c Chain) Bytes() int64 {
 func (c Chain) Candidates() (n uint64, err error) {
 	for _, l := range c {
 		var all int64
-		for _, p := range l.Manifest.Parts {
+		for _, p := range l.Manifest.Shards {
 			all += p.Stream.Bytes
 		}
 		for _, t := range l.Manifest.Tables {
@@ -112,35 +112,35 @@ func (c Chain) Candidates() (n uint64, err error) {
 // rows were removed has 8 bytes more, which count as half a candidate.
 const slotHeaders = 2*chunkHeaderSize + rowsHeaderSize + candidatesHeaderSize
 
-// planned is what is read of one link for one part of the newest: the streams with
+// planned is what is read of one link for one shard file of the newest: the streams with
 // its slots, and the sums of these and of what the link above has in its streams.
 type planned struct{ streams, sums []int }
 
-// plan finds the parts to read for part i. A link whose shards had other slots has
-// parts that are read for several.
+// plan finds the shard files to read for shard file i. A link whose shards had other slots has
+// shard files that are read for several.
 func (c Chain) plan(i int) []planned {
-	slots := c.Manifest().Parts[i].Slots
+	slots := c.Manifest().Shards[i].Slots
 	checked := slots
 	out := make([]planned, len(c))
 	for j, l := range c {
-		out[j] = planned{l.Manifest.partsOf(slots), l.Manifest.partsOf(checked)}
+		out[j] = planned{l.Manifest.shardsWith(slots), l.Manifest.shardsWith(checked)}
 		checked = nil
 		for _, k := range out[j].streams {
-			checked = append(checked, l.Manifest.Parts[k].Slots...)
+			checked = append(checked, l.Manifest.Shards[k].Slots...)
 		}
 		slices.Sort(checked)
 	}
 	return out
 }
 
-// partsOf lists the parts that hold any of slots, which ascend.
-func (m *Manifest) partsOf(slots []rowraft.Slot) (parts []int) {
-	for i := range m.Parts {
-		if overlap(m.Parts[i].Slots, slots) {
-			parts = append(parts, i)
+// shardsWith lists the shard files that hold any of slots, which ascend.
+func (m *Manifest) shardsWith(slots []rowraft.Slot) (files []int) {
+	for i := range m.Shards {
+		if overlap(m.Shards[i].Slots, slots) {
+			files = append(files, i)
 		}
 	}
-	return parts
+	return files
 }
 
 // overlap reports whether two ascending lists have a slot in common. Slots of a shard are mostly consecutive, so the
@@ -161,17 +161,17 @@ func overlap(a, b []rowraft.Slot) bool {
 	return false
 }
 
-// ReadPart reads part i of the newest, merged with what it stands on, and calls
+// ReadShard reads shard file i of the newest, merged with what it stands on, and calls
 // rows with each block, whose records are valid during the call; it returns what
 // the slots hold. Every record has been found to belong to its slot; that a slot
 // is complete and right is known when the next one begins, and that the files are
-// only when ReadPart returns without an error.
+// only when ReadShard returns without an error.
 //
 // Memory: a chunk of each stream, the keys of one slot that deltas have, and the
-// sums of the parts. read is told of each read of bytes and may be nil.
+// sums of the shard files. read is told of each read of bytes and may be nil.
 //
 // Errors: CodeCorrupt, CodeVersionTooNew; those of files and of rows.
-func (c Chain) ReadPart(ctx context.Context, i int, read func(int),
+func (c Chain) ReadShard(ctx context.Context, i int, read func(int),
 	rows func(*Block) error) (sums []SlotSum, err error) {
 	m := &merge{ctx: ctx, rows: rows, seen: make(map[uint64]uint8)}
 	defer func() { err = errors.Join(err, m.close()) }()
@@ -186,10 +186,10 @@ func (c Chain) ReadPart(ctx context.Context, i int, read func(int),
 	return sums, m.end()
 }
 
-// LogTime returns the log time of part i of the newest, as its stream says. Only
-// who reads the whole part knows that it is right.
+// LogTime returns the log time of shard file i of the newest, as its stream says. Only
+// who reads the whole file knows that it is right.
 func (c Chain) LogTime(ctx context.Context, i int) (_ uint64, err error) {
-	name := c.Manifest().Parts[i].Stream.Name
+	name := c.Manifest().Shards[i].Stream.Name
 	f, err := c[0].Files.Open(ctx, name)
 	if err != nil {
 		return 0, fmt.Errorf("file %s: %w", name, err)
@@ -210,10 +210,10 @@ func (c Chain) Verify(ctx context.Context, read func(int)) (TableRows, error) {
 	m, files := c.Manifest(), c[0].Files
 	rows := make(TableRows)
 	digests := make(map[rowraft.TableID]Digest)
-	for i := range m.Parts {
-		sums, err := c.ReadPart(ctx, i, read, func(*Block) error { return nil })
+	for i := range m.Shards {
+		sums, err := c.ReadShard(ctx, i, read, func(*Block) error { return nil })
 		if err != nil {
-			return rows, fmt.Errorf("shard %d: %w", m.Parts[i].Shard, err)
+			return rows, fmt.Errorf("shard %d: %w", m.Shards[i].Shard, err)
 		}
 		for _, s := range sums {
 			rows[s.Table] += uint64(s.Rows)
@@ -223,8 +223,8 @@ func (c Chain) Verify(ctx context.Context, read func(int)) (TableRows, error) {
 	for _, t := range m.Tables {
 		if rows[t.Schema.ID] != t.Rows || digests[t.Schema.ID] != t.Digest {
 			return rows, rowraft.Errorf(rowraft.CodeCorrupt,
-				"table %s: its parts hold %d rows with digest %x, the manifest names %d with %x", t.Schema.Name, rows[t.Schema.ID],
-				digests[t.Schema.ID], t.Rows, t.Digest)
+				"table %s: its shard files hold %d rows with digest %x, the manifest names %d with %x", t.Schema.Name,
+				rows[t.Schema.ID], digests[t.Schema.ID], t.Rows, t.Digest)
 		}
 	}
 	for _, b := range m.Blobs {

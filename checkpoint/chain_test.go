@@ -118,7 +118,7 @@ func (w *world) savePart(tb rapid.TB, m *Manifest, files memFiles, shard rowraft
 	if m.Parent != nil {
 		base = w.made[m.Parent.Name]
 	}
-	p := Part{Shard: shard, Applied: 7, Slots: slots}
+	p := ShardFile{Shard: shard, Applied: 7, Slots: slots}
 	var out bytes.Buffer
 	wr, err := NewWriter(&out, Header{Shard: shard, Applied: 7, Epoch: 1, Delta: m.Parent != nil}, w.schemas, nil, Ended{},
 		nil)
@@ -168,14 +168,14 @@ func (w *world) savePart(tb rapid.TB, m *Manifest, files memFiles, shard rowraft
 	rows, sumsName := fmt.Sprintf("shard-%04d.rows", shard), fmt.Sprintf("shard-%04d.sums", shard)
 	files[rows], files[sumsName] = out.Bytes(), EncodeSums(shard, 7, sums)
 	p.Stream, p.Sums = fileOf(rows, files[rows]), fileOf(sumsName, files[sumsName])
-	m.Parts = append(m.Parts, p)
+	m.Shards = append(m.Shards, p)
 }
 
 // holds reads a chain and returns its records and counters.
 func (c Chain) holds(read func(int)) (rows map[slotKey]map[rowraft.Key][]byte, counters map[slotKey]uint64, err error) {
 	rows, counters = map[slotKey]map[rowraft.Key][]byte{}, map[slotKey]uint64{}
-	for i := range c.Manifest().Parts {
-		_, err := c.ReadPart(context.Background(), i, read, func(b *Block) error {
+	for i := range c.Manifest().Shards {
+		_, err := c.ReadShard(context.Background(), i, read, func(b *Block) error {
 			at := slotKey{b.Table, b.Slot.Slot}
 			if b.First != (counters[at] == 0) {
 				return fmt.Errorf("table %d slot %d begins twice or not at all", b.Table, b.Slot.Slot)

@@ -7,11 +7,11 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// partCheck compares a stream with the sums of its slots, in the order of both. A
+// shardFileCheck compares a stream with the sums of its slots, in the order of both. A
 // delta has the slots whose counter is above the parent's, in each the rows whose
 // version is, or all of them.
-type partCheck struct {
-	p      *Part
+type shardFileCheck struct {
+	p      *ShardFile
 	delta  bool
 	parent sumsOf // of a delta
 	tables map[rowraft.TableID]tableCheck
@@ -45,11 +45,17 @@ func (m sumsOf) add(sums []SlotSum) {
 	}
 }
 
-// newPartCheck takes what the slots of the parent held, which is nil of a full
+// newShardFileCheck takes what the slots of the parent held, which is nil of a full
 // checkpoint.
-func newPartCheck(m *Manifest, p *Part, sums []SlotSum, parent sumsOf) (*partCheck, error) {
-	c := &partCheck{p: p, delta: m.Parent != nil, parent: parent, tables: make(map[rowraft.TableID]tableCheck), sums: sums,
-		slots: m.Slots}
+func newShardFileCheck(m *Manifest, p *ShardFile, sums []SlotSum, parent sumsOf) (*shardFileCheck, error) {
+	c := &shardFileCheck{
+		p:      p,
+		delta:  m.Parent != nil,
+		parent: parent,
+		tables: make(map[rowraft.TableID]tableCheck),
+		sums:   sums,
+		slots:  m.Slots,
+	}
 	for _, t := range m.Tables {
 		c.tables[t.Schema.ID] = tableCheck{schema: t.Schema, seed: clustermap.TableSeed(t.Schema.ID)}
 	}
@@ -72,12 +78,12 @@ func newPartCheck(m *Manifest, p *Part, sums []SlotSum, parent sumsOf) (*partChe
 }
 
 // holds reports whether slot is one of the slots of p.
-func (p *Part) holds(slot rowraft.Slot) bool {
+func (p *ShardFile) holds(slot rowraft.Slot) bool {
 	_, ok := slices.BinarySearch(p.Slots, slot)
 	return ok
 }
 
-func (c *partCheck) header(rd *Reader) error {
+func (c *shardFileCheck) header(rd *Reader) error {
 	h := rd.Header()
 	if h.Shard != c.p.Shard || h.Applied != c.p.Applied || h.Delta != c.delta {
 		return rowraft.Errorf(rowraft.CodeCorrupt,
@@ -92,7 +98,7 @@ func (c *partCheck) header(rd *Reader) error {
 	return nil
 }
 
-func (c *partCheck) block(b *Block) error {
+func (c *shardFileCheck) block(b *Block) error {
 	if b.First {
 		if err := c.begin(b.Slot); err != nil {
 			return err
@@ -124,7 +130,7 @@ func (c *partCheck) block(b *Block) error {
 }
 
 // begin ends the slot before and starts s.
-func (c *partCheck) begin(s Slot) error {
+func (c *shardFileCheck) begin(s Slot) error {
 	if err := c.close(); err != nil {
 		return err
 	}
@@ -157,7 +163,7 @@ func (c *partCheck) begin(s Slot) error {
 	return nil
 }
 
-func (c *partCheck) close() error {
+func (c *shardFileCheck) close() error {
 	if !c.open {
 		return nil
 	}
@@ -171,7 +177,7 @@ func (c *partCheck) close() error {
 	return nil
 }
 
-func (c *partCheck) end(t Trailer) error {
+func (c *shardFileCheck) end(t Trailer) error {
 	if err := c.close(); err != nil {
 		return err
 	}

@@ -107,7 +107,7 @@ func appendJob(dst []byte, j *Job) []byte {
 		dst = appendRankSet(dst, &o.Contributors)
 	}
 	for _, p := range j.Positions {
-		dst = le.AppendUint64(dst, uint64(p.Part))
+		dst = le.AppendUint64(dst, uint64(p.ID))
 		dst = le.AppendUint64(dst, p.Offset)
 	}
 	return dst
@@ -146,9 +146,9 @@ func parseJob(b []byte) (j Job, rest []byte, err error) {
 		return bad("has steps that cannot be")
 	}
 	for i := range positions {
-		p := rowraft.Position{Part: rowraft.DataPart(le.Uint64(b)), Offset: le.Uint64(b[8:])}
-		if i > 0 && p.Part <= j.Positions[i-1].Part {
-			return bad("has data parts that are not in ascending order")
+		p := rowraft.Position{ID: rowraft.PositionID(le.Uint64(b)), Offset: le.Uint64(b[8:])}
+		if i > 0 && p.ID <= j.Positions[i-1].ID {
+			return bad("has splits that are not in ascending order")
 		}
 		j.Positions = append(j.Positions, p)
 		b = b[positionSize:]

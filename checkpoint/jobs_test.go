@@ -26,7 +26,7 @@ func goldenJobs() stream {
 				{wire.Member{Rank: 1023, Incarnation: 5}, math.MaxUint64}},
 			Closed:    []ClosedStep{{16, rankSet(0, 1)}, {18, rankSet(1023)}},
 			Open:      &OpenStep{Step: 19, NextPiece: 3, Contributors: rankSet(1), Table: 7, Key: 42},
-			Positions: []rowraft.Position{{Part: 6, Offset: 256}},
+			Positions: []rowraft.Position{{ID: 6, Offset: 256}},
 		}, {
 			ID:         rowraft.JobID{255, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
 			Generation: 1, First: 1, Members: []JobMember{{wire.Member{Rank: 0, Incarnation: 1}, 0}},

@@ -25,7 +25,7 @@ const ManifestVersion = 1
 // It is written last.
 const ManifestFile = "MANIFEST"
 
-// maxManifest is what a reader accepts: 1,024 tables, 4,096 parts and 4,096 blobs
+// maxManifest is what a reader accepts: 1,024 tables, 4,096 shard files and 4,096 blobs
 // take a third of it.
 const maxManifest = 16 << 20
 
@@ -41,7 +41,7 @@ type Manifest struct {
 	HeldFor  time.Duration // the longest that a push waited for the cut
 	Parent   *Parent       // what it is a delta to; nil: it is full
 	Tables   []TableSum    // ascending by ID
-	Parts    []Part        // ascending by shard
+	Shards   []ShardFile   // ascending by shard
 	Blobs    []Blob        // ascending by name
 	HashVers uint16
 	Slots    rowraft.SlotCount // of the source cluster
@@ -61,9 +61,9 @@ type TableSum struct {
 	Written uint64 // rows in the streams: all, or those that a delta has
 }
 
-// Part is one shard at one applied index. Rows and Digest are of all that it held,
+// ShardFile is one shard at one applied index. Rows and Digest are of all that it held,
 // in a delta too.
-type Part struct {
+type ShardFile struct {
 	Shard   rowraft.ShardID
 	Applied rowraft.Index // that of the mark entry
 	Slots   []rowraft.Slot
@@ -88,19 +88,19 @@ type Blob struct {
 	File File
 }
 
-// Rows is the sum over all parts.
+// Rows is the sum over all shard files.
 func (m *Manifest) Rows() uint64 {
 	n := uint64(0)
-	for _, p := range m.Parts {
+	for _, p := range m.Shards {
 		n += p.Rows
 	}
 	return n
 }
 
-// Written is the sum over all parts.
+// Written is the sum over all shard files.
 func (m *Manifest) Written() uint64 {
 	n := uint64(0)
-	for _, p := range m.Parts {
+	for _, p := range m.Shards {
 		n += p.Written
 	}
 	return n
@@ -118,7 +118,7 @@ func (m *Manifest) Bytes() int64 {
 // Files lists every file but the manifest.
 func (m *Manifest) Files() []File {
 	var out []File
-	for _, p := range m.Parts {
+	for _, p := range m.Shards {
 		out = append(out, p.Stream, p.Sums)
 	}
 	for _, b := range m.Blobs {
@@ -130,20 +130,20 @@ func (m *Manifest) Files() []File {
 // The JSON of a manifest. Field names and their order are the format.
 type (
 	manifestJSON struct {
-		ID          string      `json:"id"`
-		Created     string      `json:"created"`
-		Binary      string      `json:"binary"`
-		Cluster     string      `json:"cluster"`
-		Epoch       uint64      `json:"epoch"`
-		MapVersion  uint64      `json:"map_version"`
-		HashVersion uint16      `json:"hash_version"`
-		SlotCount   uint32      `json:"slot_count"`
-		HeldNs      int64       `json:"held_ns"`
-		Parent      string      `json:"parent"`
-		ParentID    string      `json:"parent_id,omitempty"`
-		Tables      []tableJSON `json:"tables"`
-		Parts       []partJSON  `json:"parts"`
-		Blobs       []blobJSON  `json:"blobs"`
+		ID          string          `json:"id"`
+		Created     string          `json:"created"`
+		Binary      string          `json:"binary"`
+		Cluster     string          `json:"cluster"`
+		Epoch       uint64          `json:"epoch"`
+		MapVersion  uint64          `json:"map_version"`
+		HashVersion uint16          `json:"hash_version"`
+		SlotCount   uint32          `json:"slot_count"`
+		HeldNs      int64           `json:"held_ns"`
+		Parent      string          `json:"parent"`
+		ParentID    string          `json:"parent_id,omitempty"`
+		Tables      []tableJSON     `json:"tables"`
+		Shards      []shardFileJSON `json:"shards"`
+		Blobs       []blobJSON      `json:"blobs"`
 	}
 	tableJSON struct {
 		Name    string  `json:"name"`
@@ -152,7 +152,7 @@ type (
 		Written *uint64 `json:"written,omitempty"`
 		Schema  string  `json:"schema"`
 	}
-	partJSON struct {
+	shardFileJSON struct {
 		Shard   uint32   `json:"shard"`
 		Applied uint64   `json:"applied_index"`
 		Slots   string   `json:"slots"`
@@ -181,7 +181,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 		ID: m.ID, Created: m.Created.UTC().Format(time.RFC3339Nano), Binary: m.Binary, Cluster: string(m.Cluster),
 		Epoch:      uint64(m.Epoch),
 		MapVersion: uint64(m.Map), HashVersion: m.HashVers, SlotCount: uint32(m.Slots), HeldNs: int64(m.HeldFor),
-		Tables: []tableJSON{}, Parts: []partJSON{}, Blobs: []blobJSON{},
+		Tables: []tableJSON{}, Shards: []shardFileJSON{}, Blobs: []blobJSON{},
 	}
 	written := func(uint64) *uint64 { return nil }
 	if m.Parent != nil {
@@ -194,8 +194,8 @@ func (m *Manifest) Encode() ([]byte, error) {
 			Schema: hex.EncodeToString(wire.AppendSchema(nil, &t.Schema)),
 		})
 	}
-	for _, p := range m.Parts {
-		j.Parts = append(j.Parts, partJSON{
+	for _, p := range m.Shards {
+		j.Shards = append(j.Shards, shardFileJSON{
 			Shard: uint32(p.Shard), Applied: uint64(p.Applied), Slots: formatSlots(p.Slots), Rows: p.Rows,
 			Digest:  hex.EncodeToString(p.Digest[:]),
 			Written: written(p.Written), Stream: fileToJSON(p.Stream), Sums: fileToJSON(p.Sums),
@@ -300,8 +300,8 @@ func (j *manifestJSON) manifest() (*Manifest, error) {
 			return nil, fmt.Errorf("table %s: %w", t.Name, err)
 		}
 	}
-	for _, p := range j.Parts {
-		if err := m.addPart(p); err != nil {
+	for _, p := range j.Shards {
+		if err := m.addShard(p); err != nil {
 			return nil, fmt.Errorf("shard %d: %w", p.Shard, err)
 		}
 	}
@@ -362,11 +362,11 @@ func (m *Manifest) addTable(t tableJSON) error {
 	return err
 }
 
-func (m *Manifest) addPart(p partJSON) error {
-	if int(p.Shard) != len(m.Parts) || len(m.Parts) >= clustermap.ShardLimit(m.Slots) {
-		return fmt.Errorf("stands at place %d", len(m.Parts))
+func (m *Manifest) addShard(p shardFileJSON) error {
+	if int(p.Shard) != len(m.Shards) || len(m.Shards) >= clustermap.ShardLimit(m.Slots) {
+		return fmt.Errorf("stands at place %d", len(m.Shards))
 	}
-	out := Part{Shard: rowraft.ShardID(p.Shard), Applied: rowraft.Index(p.Applied), Rows: p.Rows}
+	out := ShardFile{Shard: rowraft.ShardID(p.Shard), Applied: rowraft.Index(p.Applied), Rows: p.Rows}
 	var err error
 	if out.Written, err = m.written(p.Written, p.Rows); err != nil {
 		return err
@@ -383,13 +383,13 @@ func (m *Manifest) addPart(p partJSON) error {
 	if out.Sums, err = p.Sums.file(); err != nil {
 		return err
 	}
-	m.Parts = append(m.Parts, out)
-	slots := 0 // of all parts; each part names up to 65,536 slots in a few bytes
-	for _, p := range m.Parts {
+	m.Shards = append(m.Shards, out)
+	slots := 0 // of all shard files; each names up to 65,536 slots in a few bytes
+	for _, p := range m.Shards {
 		slots += len(p.Slots)
 	}
 	if slots > int(m.Slots) {
-		return fmt.Errorf("with it the parts hold %d slots of %d", slots, m.Slots)
+		return fmt.Errorf("with it the shard files hold %d slots of %d", slots, m.Slots)
 	}
 	return nil
 }
@@ -418,10 +418,10 @@ func (m *Manifest) checkSums() error {
 		}
 		names[f.Name] = true
 	}
-	for _, p := range m.Parts {
+	for _, p := range m.Shards {
 		for _, s := range p.Slots {
 			if held[s] {
-				return fmt.Errorf("slot %d is in two parts", s)
+				return fmt.Errorf("slot %d is in two shard files", s)
 			}
 			held[s] = true
 			slots++
@@ -435,10 +435,10 @@ func (m *Manifest) checkSums() error {
 		tableSum = tableSum.Add(t.Digest)
 	}
 	if slots != int(m.Slots) {
-		return fmt.Errorf("its parts hold %d slots of %d", slots, m.Slots)
+		return fmt.Errorf("its shard files hold %d slots of %d", slots, m.Slots)
 	}
 	if rows != tableRows || sum != tableSum || m.Written() != tableWritten {
-		return fmt.Errorf("its parts hold %d rows (digest %x) and have %d, its tables %d (digest %x) and %d", rows, sum,
+		return fmt.Errorf("its shard files hold %d rows (digest %x) and have %d, its tables %d (digest %x) and %d", rows, sum,
 			m.Written(), tableRows, tableSum, tableWritten)
 	}
 	return nil

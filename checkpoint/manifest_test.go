@@ -56,7 +56,7 @@ func goldenManifest() *Manifest {
 			},
 			Rows: 3, Digest: Digest{5}, Written: 3,
 		}},
-		Parts: []Part{
+		Shards: []ShardFile{
 			{Shard: 0, Applied: 7, Slots: slotRange(0, 2047), Rows: 1, Digest: all, Written: 1,
 				Stream: File{"shard-0000.rows", 300, repeated(0)}, Sums: File{"shard-0000.sums", 76, repeated(0x11)}},
 			{Shard: 1, Applied: 9, Slots: slotRange(2048, 4095), Rows: 2, Digest: Digest{6}, Written: 2,
@@ -70,7 +70,7 @@ func goldenManifest() *Manifest {
 func goldenDeltaManifest() *Manifest {
 	m := goldenManifest()
 	m.Parent = &Parent{Name: "nightly-1", ID: "7a9c3f10-2f57-4a43-8f0e-2a1b3c4d5e6f"}
-	m.Tables[0].Written, m.Parts[0].Written, m.Parts[1].Written = 1, 0, 1
+	m.Tables[0].Written, m.Shards[0].Written, m.Shards[1].Written = 1, 0, 1
 	return m
 }
 
@@ -199,7 +199,7 @@ func TestManifestNewerThanMe(t *testing.T) {
 
 func TestEncodeRefusesWhatNobodyCouldRead(t *testing.T) {
 	m := goldenManifest()
-	m.Parts = m.Parts[:1]
+	m.Shards = m.Shards[:1]
 	_, err := m.Encode()
 	testutil.WantCodeOf(t, "half of the slots", err, rowraft.CodeInternal)
 }
@@ -270,7 +270,7 @@ func FuzzManifest(f *testing.F) {
 	f.Add(delta[bytes.IndexByte(delta, '\n')+1:])
 	f.Add(
 		[]byte(
-			`{"id":"x","created":"2026-11-21T06:00:00Z","cluster":"c","epoch":1,"hash_version":1,"parts":[{"slots":"0-4095"}]}`))
+			`{"id":"x","created":"2026-11-21T06:00:00Z","cluster":"c","epoch":1,"hash_version":1,"shards":[{"slots":"0-4095"}]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		if m, err := ParseManifest(body); err == nil {
 			t.Fatalf("a manifest without its first line was read: %+v", m)

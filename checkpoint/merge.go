@@ -16,7 +16,7 @@ type merge struct {
 	ctx  context.Context
 	rows func(*Block) error
 
-	links [][]*partStream
+	links [][]*shardFileStream
 	seen  map[uint64]uint8 // keys of the present slot, and the link that had it
 
 	cur   SlotSum // counted of the present slot
@@ -27,14 +27,14 @@ type merge struct {
 	candidates []byte // of the newest link that has it
 }
 
-// open opens the streams for part i and returns what its slots hold.
+// open opens the streams for shard file i and returns what its slots hold.
 func (m *merge) open(c Chain, i int, read func(int)) (want []SlotSum, err error) {
 	plan := c.plan(i)
-	sums := make([]map[int][]SlotSum, len(c)) // by link and part
+	sums := make([]map[int][]SlotSum, len(c)) // by link and shard file
 	for j, l := range plan {
 		sums[j] = make(map[int][]SlotSum)
 		for _, k := range l.sums {
-			if sums[j][k], err = ReadSums(m.ctx, c[j].Files, &c[j].Manifest.Parts[k], read); err != nil {
+			if sums[j][k], err = ReadSums(m.ctx, c[j].Files, &c[j].Manifest.Shards[k], read); err != nil {
 				return nil, c.in(j, err)
 			}
 		}
@@ -48,7 +48,7 @@ func (m *merge) open(c Chain, i int, read func(int)) (want []SlotSum, err error)
 		}
 		m.links = append(m.links, nil)
 		for _, k := range l.streams {
-			s, err := openPart(m.ctx, c, j, k, sums[j][k], parent, read)
+			s, err := openShardFile(m.ctx, c, j, k, sums[j][k], parent, read)
 			if err != nil {
 				return nil, c.in(j, err)
 			}
@@ -200,27 +200,27 @@ func (m *merge) close() error {
 	return errors.Join(errs...)
 }
 
-// partStream is the stream of one part, checked as it is read.
-type partStream struct {
+// shardFileStream is the stream of one shard file, checked as it is read.
+type shardFileStream struct {
 	chain Chain
 	link  int
 	name  string
 	file  *summed
 	rd    *Reader
-	check *partCheck
+	check *shardFileCheck
 	b     Block // the next one
 	done  bool  // there is none
 }
 
-func openPart(ctx context.Context, c Chain, j, k int, sums []SlotSum, parent sumsOf,
-	read func(int)) (*partStream, error) {
+func openShardFile(ctx context.Context, c Chain, j, k int, sums []SlotSum, parent sumsOf,
+	read func(int)) (*shardFileStream, error) {
 	m := c[j].Manifest
-	p := &m.Parts[k]
-	check, err := newPartCheck(m, p, sums, parent)
+	p := &m.Shards[k]
+	check, err := newShardFileCheck(m, p, sums, parent)
 	if err != nil {
 		return nil, err
 	}
-	s := &partStream{chain: c, link: j, name: p.Stream.Name, check: check}
+	s := &shardFileStream{chain: c, link: j, name: p.Stream.Name, check: check}
 	if s.file, err = openSummed(ctx, c[j].Files, p.Stream, read); err != nil {
 		return nil, err
 	}
@@ -234,7 +234,7 @@ func openPart(ctx context.Context, c Chain, j, k int, sums []SlotSum, parent sum
 }
 
 // next reads one block, or finds the end right.
-func (s *partStream) next(ctx context.Context) (err error) {
+func (s *shardFileStream) next(ctx context.Context) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (s *partStream) next(ctx context.Context) (err error) {
 }
 
 // seek goes on to a slot and reports whether the stream has it.
-func (s *partStream) seek(ctx context.Context, table rowraft.TableID, slot rowraft.Slot) (bool, error) {
+func (s *shardFileStream) seek(ctx context.Context, table rowraft.TableID, slot rowraft.Slot) (bool, error) {
 	for !s.done && (s.b.Table < table || s.b.Table == table && s.b.Slot.Slot < slot) {
 		if err := s.next(ctx); err != nil {
 			return false, err

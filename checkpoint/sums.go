@@ -10,7 +10,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// The sums file of a part has the counts and the digest of each slot, which the shard kept up to date while it applied
+// The sums file of a shard has the counts and the digest of each slot, which the shard kept up to date while it applied
 // entries. A reader of the rows compares them with the rows.
 const (
 	sumsMagic   = "ROWRSUMS"

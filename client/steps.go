@@ -286,7 +286,7 @@ type ClockResult struct {
 func (j *Job) PushClock(ctx context.Context, clock uint64, read []rowraft.Position,
 	segs ...Segment) (ClockResult, error) {
 	if len(read) > wire.MaxPushPositions || !slices.IsSortedFunc(read, func(a, b rowraft.Position) int {
-		if a.Part < b.Part {
+		if a.ID < b.ID {
 			return -1
 		}
 		return 1

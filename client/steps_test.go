@@ -78,7 +78,7 @@ func pushStep(t *testing.T, ctx context.Context, f *fakeSteps, rows int) (StepRe
 			seg.Keys, seg.Values = append(seg.Keys, k), append(seg.Values, 1, 1)
 		}
 	}
-	result, err := j.PushStep(ctx, 5, []rowraft.Position{{Part: 8, Offset: 9}}, seg)
+	result, err := j.PushStep(ctx, 5, []rowraft.Position{{ID: 8, Offset: 9}}, seg)
 	return result, j, err
 }
 
@@ -208,7 +208,7 @@ func TestAClockRidesOnAPush(t *testing.T) {
 	for _, shard := range []rowraft.ShardID{home, 1 - home} {
 		got = nil
 		seg := Segment{Table: table, Keys: []rowraft.Key{s.keyOf(table, shard)}, Values: []float32{1, 1}}
-		if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{Part: 1, Offset: 2}, {Part: 3, Offset: 4}},
+		if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{ID: 1, Offset: 2}, {ID: 3, Offset: 4}},
 			seg); err != nil {
 			t.Fatal(err)
 		}
@@ -242,7 +242,7 @@ func TestAClockRidesOnAPush(t *testing.T) {
 	if slowest, err := j.WaitClock(patience(t), 3); err != nil || slowest != 3 || asked != 3 {
 		t.Errorf("WaitClock = %d, %v after %d calls", slowest, err, asked)
 	}
-	if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{Part: 3}, {Part: 1}}); rowraft.CodeOf(
+	if _, err := j.PushClock(patience(t), 9, []rowraft.Position{{ID: 3}, {ID: 1}}); rowraft.CodeOf(
 		err) != rowraft.CodeInvalidArgument {
 		t.Errorf("data parts that do not ascend: %v", err)
 	}

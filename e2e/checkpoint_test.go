@@ -132,8 +132,8 @@ func savedRows(t testing.TB, dest, name, table string) map[rowraft.Key][]float32
 	}
 	schema := m.Tables[i].Schema
 	rows := make(map[rowraft.Key][]float32)
-	for i := range m.Parts {
-		_, err := chain.ReadPart(t.Context(), i, nil, func(b *checkpoint.Block) error {
+	for i := range m.Shards {
+		_, err := chain.ReadShard(t.Context(), i, nil, func(b *checkpoint.Block) error {
 			for rec := b.Records; b.Table == schema.ID && len(rec) > 0; rec = rec[b.RecordBytes:] {
 				w := make([]float32, schema.Dim)
 				for i := range w {

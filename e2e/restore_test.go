@@ -153,7 +153,7 @@ func TestRestoreInPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	sum := checkpoint.Digest{}
-	for _, p := range m.Parts {
+	for _, p := range m.Shards {
 		sum = sum.Add(p.Digest)
 	}
 	if rows := c.sameDigests(); rows != m.Rows() {
@@ -204,7 +204,7 @@ func TestKillsDuringRestore(t *testing.T) {
 		t.Errorf("%d rows, want %d", got, m.Rows())
 	}
 	sum := checkpoint.Digest{}
-	for _, p := range m.Parts {
+	for _, p := range m.Shards {
 		sum = sum.Add(p.Digest)
 	}
 	if got := c.digestOfAll(); got != sum {
@@ -278,7 +278,7 @@ func TestKillsDuringCreate(t *testing.T) {
 	m := c.createCheckpoint(dest, "last")
 	l.compare(t, savedRows(t, dest, "last", counters))
 	var sum checkpoint.Digest
-	for _, p := range m.Parts {
+	for _, p := range m.Shards {
 		sum = sum.Add(p.Digest)
 	}
 	if got := c.digestOfAll(); got != sum {

@@ -91,11 +91,11 @@ func TestJobsBelongToAnIdentity(t *testing.T) {
 			return err
 		},
 		"takes a part": func(ctx context.Context) error {
-			_, err := bob.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: id, Take: 1})
+			_, err := bob.NextSplit(ctx, &rowraftv1.NextSplitRequest{Identity: id, Take: 1})
 			return err
 		},
 		"ends a part": func(ctx context.Context) error {
-			_, err := bob.EndPart(ctx, &rowraftv1.EndPartRequest{Identity: id})
+			_, err := bob.EndSplit(ctx, &rowraftv1.EndSplitRequest{Identity: id})
 			return err
 		},
 		"stops it": func(ctx context.Context) error {

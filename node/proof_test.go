@@ -212,15 +212,15 @@ func TestAReplicaInTheMinorityIsFenced(t *testing.T) {
 					if r.Noted { // in time, which a replica on a busy machine may not reach
 						noted++
 					}
-					if r.Noted && (r.Rows != 1 || reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED &&
+					if r.Noted && (r.Rows != 1 || reply.Verdict == rowraftv1.DigestVerdict_DIGEST_VERDICT_AGREED &&
 						string(r.Digest) != string(reply.Digest)) || r.Fenced != "" {
 						t.Fatalf("replica %v, want 1 row and digest %x", r, reply.Digest)
 					}
 				}
-				if reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_DIVIDED || len(reply.Replicas) != 3 {
+				if reply.Verdict == rowraftv1.DigestVerdict_DIGEST_VERDICT_DIVIDED || len(reply.Replicas) != 3 {
 					t.Fatalf("after the move: %v", reply)
 				}
-				return reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED && noted == 3
+				return reply.Verdict == rowraftv1.DigestVerdict_DIGEST_VERDICT_AGREED && noted == 3
 			})
 		})
 	}
@@ -350,10 +350,10 @@ func TestADividedShardServesNothing(t *testing.T) {
 	}
 	testutil.Eventually(t, "it is compared again, and both have noted their rows in time", func() bool {
 		reply := c.prove()
-		if reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED {
+		if reply.Verdict == rowraftv1.DigestVerdict_DIGEST_VERDICT_AGREED {
 			t.Fatalf("it is compared again: %v", reply)
 		}
-		return reply.Verdict == rowraftv1.ProofVerdict_PROOF_VERDICT_DIVIDED
+		return reply.Verdict == rowraftv1.DigestVerdict_DIGEST_VERDICT_DIVIDED
 	})
 	testutil.Eventually(t, "the scheduler calls it a problem", func() bool {
 		return strings.Contains(strings.Join(c.status(c.ctx).Problems, "\n"), "no majority of its replicas")

@@ -261,8 +261,8 @@ func TestClocksAndPositions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := func(part rowraft.DataPart, offset uint64) []rowraft.Position {
-		return []rowraft.Position{{Part: part, Offset: offset}}
+	at := func(part rowraft.PositionID, offset uint64) []rowraft.Position {
+		return []rowraft.Position{{ID: part, Offset: offset}}
 	}
 	ack, err := j0.PushClock(c.ctx, 5, at(7, 100), client.Segment{Table: table, Keys: []rowraft.Key{1},
 		Values: []float32{1, 1, 1, 1}})
@@ -292,7 +292,7 @@ func TestClocksAndPositions(t *testing.T) {
 		t.Helper()
 		s := c.state()
 		if len(s.Members) != 2 || s.Members[0].Clock != 5 || s.Members[1].Clock != 3 || len(s.Positions) != 2 ||
-			s.Positions[0].Part != 7 || s.Positions[0].Offset != 100 || s.Positions[1].Offset != 30 {
+			s.Positions[0].Id != 7 || s.Positions[0].Offset != 100 || s.Positions[1].Offset != 30 {
 			t.Errorf("the shard knows %v", s)
 		}
 	}
@@ -317,13 +317,13 @@ func TestClocksAndPositions(t *testing.T) {
 	var wg sync.WaitGroup
 	for i, j := range []*client.Job{back, j1} {
 		wg.Go(func() {
-			if _, err := j.PushStep(c.ctx, 1, at(rowraft.DataPart(8+i), 50)); err != nil {
+			if _, err := j.PushStep(c.ctx, 1, at(rowraft.PositionID(8+i), 50)); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
-	if s := c.state(); len(s.Positions) != 3 || s.Positions[1].Offset != 50 || s.Positions[2].Part != 9 ||
+	if s := c.state(); len(s.Positions) != 3 || s.Positions[1].Offset != 50 || s.Positions[2].Id != 9 ||
 		s.LastClosed != 1 {
 		t.Errorf("after a step the shard knows %v", s)
 	}

@@ -86,18 +86,18 @@ const holdLease = 5 * time.Second // the longest that a server grants
 func (c *testCluster) hold(id uint32, dir string) (release func()) {
 	c.t.Helper()
 	ctx, release := context.WithCancel(testutil.Context(c.t))
-	part, err := c.admin(0).WritePart(ctx)
+	file, err := c.admin(0).WriteShardFile(ctx)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	for _, step := range []*rowraftv1.WritePartRequest{
-		{Step: &rowraftv1.WritePartRequest_Prepare{Prepare: &rowraftv1.WritePartPrepare{
+	for _, step := range []*rowraftv1.WriteShardFileRequest{
+		{Step: &rowraftv1.WriteShardFileRequest_Prepare{Prepare: &rowraftv1.WriteShardFilePrepare{
 			Shard: id, Mark: make([]byte, wire.MarkSize), Destination: dir, Name: "hold",
 		}}},
-		{Step: &rowraftv1.WritePartRequest_Hold{Hold: &rowraftv1.WritePartHold{LeaseNs: uint64(holdLease)}}},
+		{Step: &rowraftv1.WriteShardFileRequest_Hold{Hold: &rowraftv1.WriteShardFileHold{LeaseNs: uint64(holdLease)}}},
 	} {
-		if err = part.Send(step); err == nil {
-			_, err = part.Recv()
+		if err = file.Send(step); err == nil {
+			_, err = file.Recv()
 		}
 		if err != nil {
 			c.t.Fatal(err)

@@ -33,19 +33,19 @@ type fakeParts struct {
 	begun  func() // called when a shard begins
 }
 
-func (p *fakeParts) RestorePart(_ context.Context,
-	req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+func (p *fakeParts) RestoreShard(_ context.Context,
+	req *rowraftv1.RestoreShardRequest) (*rowraftv1.RestoreShardReply, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch req.GetStep().(type) {
-	case *rowraftv1.RestorePartRequest_Begin:
+	case *rowraftv1.RestoreShardRequest_Begin:
 		p.staged[req.GetShard()] = true
 		if p.begun != nil {
 			p.begun()
 		}
-	case *rowraftv1.RestorePartRequest_Drop:
+	case *rowraftv1.RestoreShardRequest_Drop:
 		delete(p.staged, req.GetShard())
-	case *rowraftv1.RestorePartRequest_Close:
+	case *rowraftv1.RestoreShardRequest_Close:
 		p.closed++
 	}
 	epoch := uint64(1)
@@ -56,7 +56,7 @@ func (p *fakeParts) RestorePart(_ context.Context,
 	if p.closed > 0 {
 		tables = []*rowraftv1.ShardTable{{Id: 7}}
 	}
-	return &rowraftv1.RestorePartReply{Tables: tables, TableEpoch: epoch, LiveRows: p.live,
+	return &rowraftv1.RestoreShardReply{Tables: tables, TableEpoch: epoch, LiveRows: p.live,
 		Staged: p.staged[req.GetShard()], NextSeq: 1, Digest: make([]byte, 16), Node: "a", FreeMemory: p.free}, nil
 }
 
@@ -93,7 +93,7 @@ func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, row
 	t.Helper()
 	m := &checkpoint.Manifest{ID: "id-" + name, Cluster: "c", Epoch: 1, HashVers: 1, Slots: rowraft.DefaultSlots,
 		Created: time.Unix(1, 0), Tables: []checkpoint.TableSum{{Schema: schema, Rows: uint64(rows)}}}
-	part := checkpoint.Part{Applied: 7, Rows: uint64(rows)}
+	part := checkpoint.ShardFile{Applied: 7, Rows: uint64(rows)}
 	var sums []checkpoint.SlotSum
 	if rows > 0 {
 		sums = append(sums, checkpoint.SlotSum{Table: schema.ID, Slot: 1, Rows: rows, Counter: uint64(rows)})
@@ -122,7 +122,7 @@ func writeCheckpoint(t *testing.T, dest, name string, schema rowraft.Schema, row
 	}
 	part.Stream, part.Sums = put("shard-0000.rows", stream.Bytes()),
 		put("shard-0000.sums", checkpoint.EncodeSums(0, 7, sums))
-	m.Parts = []checkpoint.Part{part}
+	m.Shards = []checkpoint.ShardFile{part}
 	raw, err := m.Encode()
 	if err != nil {
 		t.Fatal(err)

@@ -173,7 +173,7 @@ func (c *deltaCluster) save(name, parent string, meanwhile func()) {
 		if err := errors.Join(err1, err2, err3); err != nil {
 			c.rt.Fatal(err)
 		}
-		p := checkpoint.Part{Shard: rowraft.ShardID(i), Applied: snap.Index(), Slots: c.slots[i], Digest: digest,
+		p := checkpoint.ShardFile{Shard: rowraft.ShardID(i), Applied: snap.Index(), Slots: c.slots[i], Digest: digest,
 			Stream: file(fmt.Sprintf("%d.rows", i), out.Bytes())}
 		for _, s := range sums {
 			counters[slotOf{s.Table, s.Slot}] = s.Counter
@@ -187,7 +187,7 @@ func (c *deltaCluster) save(name, parent string, meanwhile func()) {
 			sum := &m.Tables[k]
 			sum.Rows, sum.Written, sum.Digest = sum.Rows+t.Rows, sum.Written+t.Written, sum.Digest.Add(t.Digest)
 		}
-		m.Parts = append(m.Parts, p)
+		m.Shards = append(m.Shards, p)
 	}
 	raw, err := m.Encode()
 	if err != nil {
@@ -207,8 +207,8 @@ func (c *deltaCluster) read(name string) (map[string]string, uint64) {
 		c.rt.Fatalf("%s: %v", name, err)
 	}
 	out := map[string]string{}
-	for i := range chain.Manifest().Parts {
-		_, err := chain.ReadPart(context.Background(), i, nil, func(b *checkpoint.Block) error {
+	for i := range chain.Manifest().Shards {
+		_, err := chain.ReadShard(context.Background(), i, nil, func(b *checkpoint.Block) error {
 			for rec := b.Records; len(rec) > 0; rec = rec[b.RecordBytes:] {
 				out[fmt.Sprintf("%d/%x", b.Table, rec[8:16])] = string(rec[:b.RecordBytes])
 			}

@@ -253,11 +253,11 @@ func newMembers(j *Job, next []wire.Member) []JobMember {
 // setPositions records how far trainers have read the data. REQUIRES: read is ascending by part.
 func setPositions(j *Job, read []rowraft.Position) {
 	for _, p := range read {
-		at, ok := slices.BinarySearchFunc(j.Positions, p.Part, func(p rowraft.Position, part rowraft.DataPart) int {
+		at, ok := slices.BinarySearchFunc(j.Positions, p.ID, func(p rowraft.Position, part rowraft.PositionID) int {
 			switch {
-			case p.Part < part:
+			case p.ID < part:
 				return -1
-			case p.Part > part:
+			case p.ID > part:
 				return 1
 			}
 			return 0

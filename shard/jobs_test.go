@@ -146,7 +146,7 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 	want(r.step(wire.Step{Generation: 1, Step: 1, Payload: payloadOf(rows{schema: testTable(9, "z", 1, sgd)})}), false,
 		rowraft.CodeTableNotFound)
 
-	first := wire.Step{Generation: 1, Step: 1, Positions: []rowraft.Position{{Part: 4, Offset: 9}}}
+	first := wire.Step{Generation: 1, Step: 1, Positions: []rowraft.Position{{ID: 4, Offset: 9}}}
 	want(r.step(first, 1, 2), false, rowraft.CodeUnknown)
 	after := r.digest()
 	want(r.step(first, 1, 2), true, rowraft.CodeUnknown)
@@ -164,7 +164,7 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 		t.Error("what was refused, or was a copy, has changed rows")
 	}
 	last := wire.Step{Generation: 1, Step: 1, Piece: 1, AfterTable: 1, AfterKey: 2, Last: true,
-		Positions: []rowraft.Position{{Part: 4, Offset: 8}, {Part: 5, Offset: 1}}}
+		Positions: []rowraft.Position{{ID: 4, Offset: 8}, {ID: 5, Offset: 1}}}
 	want(r.step(last, 3), false, rowraft.CodeUnknown)
 	after = r.digest()
 	want(r.step(last, 3), true, rowraft.CodeUnknown)
@@ -174,7 +174,7 @@ func TestAPieceIsAppliedOnceAndInOrder(t *testing.T) {
 	}
 	j := r.job(1)
 	if j.Open != nil || j.LastClosed != 1 ||
-		!reflect.DeepEqual(j.Positions, []rowraft.Position{{Part: 4, Offset: 9}, {Part: 5, Offset: 1}}) {
+		!reflect.DeepEqual(j.Positions, []rowraft.Position{{ID: 4, Offset: 9}, {ID: 5, Offset: 1}}) {
 		t.Errorf("the job is %+v", j)
 	}
 	part := StepPart{Job: jobID(1), Generation: 1, Rank: 0, Incarnation: 1, Step: 1}
@@ -248,14 +248,14 @@ func TestJobsAndPositionsAreBounded(t *testing.T) {
 		t.Errorf("%d jobs after one has ended, %v", len(r.Jobs.IDs()), err)
 	}
 	var read []rowraft.Position
-	for p := range rowraft.DataPart(checkpoint.JobPositions) {
-		read = append(read, rowraft.Position{Part: p + 1})
+	for p := range rowraft.PositionID(checkpoint.JobPositions) {
+		read = append(read, rowraft.Position{ID: p + 1})
 	}
 	r.step(wire.Step{Generation: 1, Step: 1, Last: true, Positions: read})
 	r.step(wire.Step{Generation: 1, Step: 2, Last: true,
-		Positions: []rowraft.Position{{Part: 3, Offset: 1}, {Part: math.MaxUint64, Offset: 2}}})
-	if got := r.job(1).Positions; len(got) != checkpoint.JobPositions || got[0].Part != 2 ||
-		got[1] != (rowraft.Position{Part: 3, Offset: 1}) || got[len(got)-1].Offset != 2 {
+		Positions: []rowraft.Position{{ID: 3, Offset: 1}, {ID: math.MaxUint64, Offset: 2}}})
+	if got := r.job(1).Positions; len(got) != checkpoint.JobPositions || got[0].ID != 2 ||
+		got[1] != (rowraft.Position{ID: 3, Offset: 1}) || got[len(got)-1].Offset != 2 {
 		t.Errorf("%d positions, the first are %v", len(got), got[:2])
 	}
 }
@@ -265,7 +265,7 @@ func TestJobsAndPositionsAreBounded(t *testing.T) {
 func TestASnapshotHasTheJobsOfItsBegin(t *testing.T) {
 	r := newStepReplica(t, 1, 1)
 	r.step(wire.Step{Generation: 1, Step: 1, Last: true}, 1)
-	r.step(wire.Step{Generation: 1, Step: 2, Positions: []rowraft.Position{{Part: 4, Offset: 9}}}, 1)
+	r.step(wire.Step{Generation: 1, Step: 2, Positions: []rowraft.Position{{ID: 4, Offset: 9}}}, 1)
 	want := r.job(1)
 	s, err := r.Snapshot()
 	if err != nil {
@@ -275,7 +275,7 @@ func TestASnapshotHasTheJobsOfItsBegin(t *testing.T) {
 	go1 := func(r *replica) {
 		t.Helper()
 		if err := r.clock(1, wire.Clock{Rank: 0, Incarnation: 1, Clock: 9,
-			Positions: []rowraft.Position{{Part: 4, Offset: 11}, {Part: 6, Offset: 1}}}); err != nil {
+			Positions: []rowraft.Position{{ID: 4, Offset: 11}, {ID: 6, Offset: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 		r.step(wire.Step{Generation: 1, Step: 2, Piece: 1, AfterTable: 1, AfterKey: 1, Last: true}, 2)
@@ -341,7 +341,7 @@ func TestARestoreForgetsJobs(t *testing.T) {
 func TestAWorkerThatLeftPushesNothing(t *testing.T) {
 	r := newStepReplica(t, 1, 2)
 	part := func(seq rowraft.Seq, offset uint64) error {
-		c := wire.Clock{Job: jobID(1), Rank: 1, Incarnation: 2, Positions: []rowraft.Position{{Part: 4, Offset: offset}}}
+		c := wire.Clock{Job: jobID(1), Rank: 1, Incarnation: 2, Positions: []rowraft.Position{{ID: 4, Offset: offset}}}
 		p := push(1, seq, append(wire.AppendClock(nil, &c),
 			payloadOf(rows{schema: stepTables[0], keys: []rowraft.Key{rowraft.Key(seq)}})...))
 		p.Op = wire.OpClocked
@@ -361,7 +361,7 @@ func TestAWorkerThatLeftPushesNothing(t *testing.T) {
 		testutil.WantCode(t, part(rowraft.Seq(i+2), 16), rowraft.CodeNotMember)
 	}
 	if d, read := r.digest(), r.job(1).Positions; d.Rows != 1 ||
-		!reflect.DeepEqual(read, []rowraft.Position{{Part: 4, Offset: 8}}) {
+		!reflect.DeepEqual(read, []rowraft.Position{{ID: 4, Offset: 8}}) {
 		t.Errorf("%d rows, positions %v; want those of the first push", d.Rows, read)
 	}
 	if err := r.membership(wire.Membership{Job: jobID(1)}); err != nil {

@@ -178,7 +178,7 @@ func (c *deltaCluster) restored(t *testing.T, name string, count rowraft.SlotCou
 		c.rt.Fatal(err)
 	}
 	var ticks []uint32
-	for i := range chain.Manifest().Parts {
+	for i := range chain.Manifest().Shards {
 		at, err := chain.LogTime(ctx, i)
 		if err != nil {
 			c.rt.Fatal(err)
@@ -199,7 +199,7 @@ func (c *deltaCluster) restored(t *testing.T, name string, count rowraft.SlotCou
 			&wire.RestoreBegin{ID: id, Epoch: 2, Tables: c.tables, Base: slices.Max(ticks)}))
 	}
 	piece := rapid.IntRange(1, 9).Draw(c.rt, "rows of a chunk")
-	for i := range chain.Manifest().Parts {
+	for i := range chain.Manifest().Shards {
 		route := func(b *checkpoint.Block) error {
 			shard := int(b.Slot.Slot/64) % n // as addShards divides them
 			block := wire.RestoreBlock{Table: b.Table, Slot: b.Slot.Slot, Counter: b.Counter, RecordBytes: b.RecordBytes}
@@ -230,7 +230,7 @@ func (c *deltaCluster) restored(t *testing.T, name string, count rowraft.SlotCou
 			}
 			return nil
 		}
-		_, err := chain.ReadPart(ctx, i, nil, func(b *checkpoint.Block) error {
+		_, err := chain.ReadShard(ctx, i, nil, func(b *checkpoint.Block) error {
 			at := slices.IndexFunc(c.tables, func(s rowraft.Schema) bool { return s.ID == b.Table })
 			return checkpoint.Regroup(b, &c.tables[at], c.count, count, route)
 		})

@@ -60,7 +60,7 @@ func (c *deltaCluster) digest(name string) (sum checkpoint.Digest) {
 	if err != nil {
 		c.rt.Fatal(err)
 	}
-	for _, p := range m.Parts {
+	for _, p := range m.Shards {
 		sum = sum.Add(p.Digest)
 	}
 	return sum

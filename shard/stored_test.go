@@ -21,7 +21,7 @@ func TestRecordsHaveEveryFieldOfTheLiveState(t *testing.T) {
 		Members:    []JobMember{{Member: wire.Member{Rank: 6, Incarnation: 7}, Clock: 8}},
 		LastClosed: 9, Closed: []ClosedStep{{Step: 9, Contributors: contributors}},
 		Open:      &OpenStep{Step: 10, NextPiece: 11, Contributors: contributors, Table: 12, Key: 13},
-		Positions: []rowraft.Position{{Part: 14, Offset: 15}},
+		Positions: []rowraft.Position{{ID: 14, Offset: 15}},
 	}
 	e := &ended{floor: 1, list: []endedSession{{Client: rowraft.ClientID{1}, Incarnation: 2, Index: 3}}}
 	var backEnded ended

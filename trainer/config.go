@@ -33,14 +33,14 @@ type Config struct {
 	// ahead, and runs are bit-reproducible.
 	InFlight int    `yaml:"in_flight"`
 	Seed     uint64 `yaml:"seed"`
-	// Rank of Trainers: without Parts this trainer reads every Trainers-th example. With a nil rank and several
+	// Rank of Trainers: without Splits this trainer reads every Trainers-th example. With a nil rank and several
 	// trainers, the scheduler assigns one.
 	Rank     *int `yaml:"rank"`
 	Trainers int  `yaml:"trainers"`
-	// Parts: the scheduler hands out the data in splits, and gives those of a dead trainer to another one;
+	// Splits: the scheduler hands out the data in splits, and gives those of a dead trainer to another one;
 	// otherwise each trainer reads a fixed share. Default: true for several trainers and bounded data that can be
 	// read from any position.
-	Parts    *bool             `yaml:"parts"`
+	Splits   *bool             `yaml:"splits"`
 	Lease    time.Duration     `yaml:"lease"` // the others continue without a trainer that is silent for longer; 0: 10 s
 	Batch    int               `yaml:"batch"`
 	Threads  int               `yaml:"threads"`  // each computes a slice of a batch; gradients are summed in order

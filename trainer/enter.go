@@ -48,7 +48,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if e.Worker == "" && e.Rank != nil {
 		e.Worker = fmt.Sprintf("rank-%d", *e.Rank)
 	}
-	e.Settings["parts"] = fmt.Sprint(divided)
+	e.Settings["splits"] = fmt.Sprint(divided)
 	if n := set.TrainSize(); n > 0 {
 		e.Settings["data.examples"] = fmt.Sprint(n)
 	}
@@ -67,11 +67,11 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		e.Restart = !divided
 	}
 	if divided && saved.Resumes {
-		if e.From = saved.Parts; e.From.Examples != uint64(e.Splits.Examples) ||
-			e.From.PartExamples != uint64(e.Splits.SplitExamples) {
-			return invalid("the data has %d examples in parts of %d, and had %d in parts of %d when the checkpoint "+
+		if e.From = saved.Splits; e.From.Examples != uint64(e.Splits.Examples) ||
+			e.From.SplitExamples != uint64(e.Splits.SplitExamples) {
+			return invalid("the data has %d examples in splits of %d, and had %d in splits of %d when the checkpoint "+
 				"was made: resume with the same data, trainers and batch",
-				e.Splits.Examples, e.Splits.SplitExamples, e.From.Examples, e.From.PartExamples)
+				e.Splits.Examples, e.Splits.SplitExamples, e.From.Examples, e.From.SplitExamples)
 		}
 	}
 	m, err := member.Enter(ctx, c.lease(), c.again, func(ctx context.Context) (*jobs.Member,
@@ -178,7 +178,7 @@ func (c *Config) hasFixedShare() bool {
 // the data divided as in the job. It does not resume from a checkpoint twice.
 func Again(c, entered Config) Config {
 	divided := entered.splitData
-	c.Resume, c.Parts, c.again = "", &divided, true
+	c.Resume, c.Splits, c.again = "", &divided, true
 	return c
 }
 
@@ -243,16 +243,16 @@ func (c *Config) usesSplits(set data.Set, saved member.SavedSplits) (bool, error
 	_, ranger := set.(data.Ranger)
 	able := ranger && set.TrainSize() > 0
 	switch {
-	case c.Parts == nil && saved.Found:
-		return able && saved.Parts != nil, nil
-	case c.Parts == nil:
+	case c.Splits == nil && saved.Found:
+		return able && saved.Splits != nil, nil
+	case c.Splits == nil:
 		return able && c.Trainers > 1, nil
-	case *c.Parts && !able:
-		return false, invalid("parts: %s cannot be divided by the scheduler, which needs a bounded data set that can "+
+	case *c.Splits && !able:
+		return false, invalid("splits: %s cannot be divided by the scheduler, which needs a bounded data set that can "+
 			"be read from any position", set.Name())
-	case saved.Found && *c.Parts != (saved.Parts != nil):
-		return *c.Parts, invalid("the data was divided differently when the checkpoint was made: parts is %v now",
-			*c.Parts)
+	case saved.Found && *c.Splits != (saved.Splits != nil):
+		return *c.Splits, invalid("the data was divided differently when the checkpoint was made: splits is %v now",
+			*c.Splits)
 	}
-	return *c.Parts, nil
+	return *c.Splits, nil
 }

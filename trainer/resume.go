@@ -79,7 +79,7 @@ func (j *Job) state(ended bool) *state.State {
 		Job: j.cfg.Job, Rank: j.cfg.rank(), Trainers: j.cfg.Trainers, Ended: ended,
 		Step: j.step, Examples: j.examples, Skipped: c.Skipped, Acknowledged: c.Acknowledged,
 		Config: j.cfg.fingerprint(j.set.TrainSize()),
-		Positions: []state.Position{{Part: j.cfg.rank(), Parts: j.cfg.Trainers, Epoch: j.at.epoch,
+		Positions: []state.Position{{Share: j.cfg.rank(), Shares: j.cfg.Trainers, Epoch: j.at.epoch,
 			Offset: j.at.offset}},
 		Place: placeOf(j.at.place),
 	}
@@ -113,10 +113,10 @@ func (j *Job) Resume(s *state.State) error {
 		return err
 	}
 	if divided := j.splits != nil; divided != (len(s.Positions) == 0) {
-		return invalid("the data was divided differently when the checkpoint was made: parts is %v now", divided)
+		return invalid("the data was divided differently when the checkpoint was made: splits is %v now", divided)
 	}
-	if j.splits == nil && (len(s.Positions) != 1 || s.Positions[0].Part != s.Rank ||
-		s.Positions[0].Parts != s.Trainers) {
+	if j.splits == nil && (len(s.Positions) != 1 || s.Positions[0].Share != s.Rank ||
+		s.Positions[0].Shares != s.Trainers) {
 		return invalid("the state has positions in another share of the data: %v", s.Positions)
 	}
 	initial := make([]float32, 0, len(j.layout.initial))

@@ -317,7 +317,7 @@ func TestResumeRefusesAnotherRun(t *testing.T) {
 		"another optimizer": {config: func(c *Config) { c.Dense.LR = 0.5 }, want: "dense.LR was 0.02"},
 		"another job":       {config: func(c *Config) { c.Job = "other" }, want: "job ctr"},
 		"another trainer":   {state: func(s *state.State) { s.Rank, s.Trainers = 1, 2 }, want: "trainer 1 of 2"},
-		"parts of the data": {state: func(s *state.State) { s.Positions[0].Parts = 2 }, want: "another share"},
+		"share of the data": {state: func(s *state.State) { s.Positions[0].Shares = 2 }, want: "another share"},
 		"a tensor too few":  {state: func(s *state.State) { s.Tensors = s.Tensors[1:] }, want: "no tensor"},
 		"a tensor too many": {state: func(s *state.State) {
 			s.Tensors = append(s.Tensors,

@@ -197,16 +197,16 @@ func TestSkippedBatchIsNamed(t *testing.T) {
 		t.Fatal("no event of a skipped batch")
 	}
 	got.Skipped.Rows, got.Skipped.Dense = min(got.Skipped.Rows, 1), min(got.Skipped.Dense, 1)
-	if want := (report.Skipped{Epoch: 1, Part: 1, Offset: 32, Examples: 18, First: 65, Loss: true, Rows: 1,
+	if want := (report.Skipped{Epoch: 1, Split: 1, Offset: 32, Examples: 18, First: 65, Loss: true, Rows: 1,
 		Dense: 1}); *got.Skipped != want {
 		t.Errorf("%+v, want %+v", *got.Skipped, want)
 	}
-	if !strings.Contains(got.Message, "epoch 1, part 1, offset 32: 18 examples, the first is number 65 of") {
+	if !strings.Contains(got.Message, "epoch 1, split 1, offset 32: 18 examples, the first is number 65 of") {
 		t.Errorf("message %q", got.Message)
 	}
 	text, err := json.Marshal(got)
 	if err != nil || !strings.Contains(string(text),
-		`"skipped":{"epoch":1,"part":1,"offset":32,"examples":18,"first":65,"loss":true`) {
+		`"skipped":{"epoch":1,"split":1,"offset":32,"examples":18,"first":65,"loss":true`) {
 		t.Errorf("%s, %v", text, err)
 	}
 }

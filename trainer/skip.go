@@ -42,19 +42,19 @@ func countFrom(s []float32, infinite uint32) (n int) {
 
 // skip counts a batch that is not finite, and ends a run with too many of them in a row.
 func (j *Job) skip(w *work, s report.Skipped) error {
-	s.Epoch, s.Part, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.N)
+	s.Epoch, s.Split, s.Offset = w.after.epoch, int64(j.cfg.rank()), w.after.offset-int64(w.data.N)
 	if r, ok := w.Place.(member.Range); ok {
 		if epoch, split, offset, ok := r.Split(); ok {
-			s.Epoch, s.Part, s.Offset = epoch, split, offset
+			s.Epoch, s.Split, s.Offset = epoch, split, offset
 		}
 	}
 	s.Examples, s.First = w.data.N, w.data.First
 	j.report.Skipped()
 	j.skippedInARow++
-	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, part %d, offset %d: %d examples, "+
+	message := fmt.Sprintf("step %d skipped: %s not finite; epoch %d, split %d, offset %d: %d examples, "+
 		"the first is number %d of %s",
 		w.Step, s.Describe(len(w.result.RowGrads),
-			len(w.result.ParamGrads)), s.Epoch, s.Part, s.Offset, s.Examples, s.First, j.set.Name())
+			len(w.result.ParamGrads)), s.Epoch, s.Split, s.Offset, s.Examples, s.First, j.set.Name())
 	j.emit(report.EventSkipped, func(e *report.Event) { e.Message, e.Skipped = message, &s })
 	if j.skippedInARow >= j.cfg.maxSkipped() {
 		return invalid("%d batches in a row were not finite, as many as max_skipped allows: check the model and the "+

@@ -20,12 +20,12 @@ type dealer struct {
 	workers int64
 
 	mu    sync.Mutex
-	next  []int64 // by rank where parts are dealt so; else only the first
+	next  []int64 // by rank where splits are dealt so; else only the first
 	open  map[int64]int
 	ended []int64
 
 	counted func() float32 // batches that the tables have
-	batches float32        // of parts that were ended
+	batches float32        // of splits that were ended
 	batch   int64
 }
 
@@ -83,7 +83,7 @@ func (h hand) EndSplit(_ context.Context, p jobs.Split) error {
 	delete(h.open, n)
 	h.ended = append(h.ended, n)
 	if h.batches += float32((p.To - p.From + h.batch - 1) / h.batch); h.counted() < h.batches {
-		return fmt.Errorf("the tables have %v batches, and parts of %v are ended", h.counted(), h.batches)
+		return fmt.Errorf("the tables have %v batches, and splits of %v are ended", h.counted(), h.batches)
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*rep
 	parts := (d.plan.Examples + d.plan.SplitExamples - 1) / d.plan.SplitExamples
 	if slices.Sort(d.ended); int64(len(d.ended)) != parts*d.plan.Epochs ||
 		len(slices.Compact(d.ended)) != len(d.ended) {
-		t.Errorf("the parts %v were ended, want each of %d once", d.ended, parts*d.plan.Epochs)
+		t.Errorf("the splits %v were ended, want each of %d once", d.ended, parts*d.plan.Epochs)
 	}
 	if t.Failed() {
 		t.FailNow()
@@ -170,7 +170,7 @@ func TestEveryModeReadsParts(t *testing.T) {
 		name := fmt.Sprintf("%s with in_flight %d and %d threads", tc.mode, tc.inFlight, tc.threads)
 		cfg := modeConfig(tc.mode, 0, tc.inFlight)
 		cfg.Epochs, cfg.Threads, cfg.Batch = epochs, tc.threads, 24
-		cfg.Generator.Examples = examples // 21 parts of 48, the last of which is of 40: 2 × 11 for rank 0
+		cfg.Generator.Examples = examples // 21 splits of 48, the last of which is of 40: 2 × 11 for rank 0
 		if tc.mode == SSP {
 			cfg.Staleness = 2
 		}

@@ -50,7 +50,7 @@ func TestARunInParts(t *testing.T) {
 		parts := int((plan.Examples + plan.SplitExamples - 1) / plan.SplitExamples)
 		if r.Examples != 2000 || r.PushesAcknowledged != r.Steps || len(d.ended) != 2*parts ||
 			plan.SplitExamples%int64(cfg.Batch) != 0 {
-			t.Errorf("in_flight %d: %d examples in %d steps, %d acknowledged, parts ended %v of %+v", inFlight,
+			t.Errorf("in_flight %d: %d examples in %d steps, %d acknowledged, splits ended %v of %+v", inFlight,
 				r.Examples, r.Steps, r.PushesAcknowledged, d.ended, plan)
 		}
 	}
@@ -80,7 +80,7 @@ func TestWhoDividesTheData(t *testing.T) {
 	set := testGenerator(t, 1000)
 	endless := testGenerator(t, 0)
 	yes, no, rank := true, false, 1
-	divided, strided := member.SavedSplits{Found: true, Parts: &checkpoint.Parts{}}, member.SavedSplits{Found: true}
+	divided, strided := member.SavedSplits{Found: true, Splits: &checkpoint.Splits{}}, member.SavedSplits{Found: true}
 	for name, tc := range map[string]struct {
 		set    data.Set
 		change func(*Config)
@@ -88,12 +88,12 @@ func TestWhoDividesTheData(t *testing.T) {
 		fails  bool
 		saved  member.SavedSplits
 	}{
-		"several trainers":     {set, func(c *Config) { c.Trainers = 2 }, true, false, member.SavedSplits{}},
-		"one":                  {set, func(*Config) {}, false, false, member.SavedSplits{}},
-		"one that wants parts": {set, func(c *Config) { c.Parts = &yes }, true, false, member.SavedSplits{}},
+		"several trainers":      {set, func(c *Config) { c.Trainers = 2 }, true, false, member.SavedSplits{}},
+		"one":                   {set, func(*Config) {}, false, false, member.SavedSplits{}},
+		"one that wants splits": {set, func(c *Config) { c.Splits = &yes }, true, false, member.SavedSplits{}},
 		"ranks are given": {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false,
 			member.SavedSplits{}},
-		"they want none": {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, false,
+		"they want none": {set, func(c *Config) { c.Trainers, c.Splits = 2, &no }, false, false,
 			member.SavedSplits{}},
 		"mode sync": {set, func(c *Config) { c.Trainers, c.Mode = 2, Sync }, true, false,
 			member.SavedSplits{}},
@@ -103,14 +103,14 @@ func TestWhoDividesTheData(t *testing.T) {
 			member.SavedSplits{}},
 		"it may resume": {set, func(c *Config) { c.Trainers, c.Resume = 2, "auto" }, true, false,
 			member.SavedSplits{}},
-		"it resumes in parts":     {set, func(c *Config) { c.Trainers = 2 }, true, false, divided},
+		"it resumes in splits":    {set, func(c *Config) { c.Trainers = 2 }, true, false, divided},
 		"it resumes with a share": {set, func(c *Config) { c.Trainers = 2 }, false, false, strided},
-		"it had parts before":     {set, func(c *Config) { c.Trainers, c.Parts = 2, &no }, false, true, divided},
-		"it had none before":      {set, func(c *Config) { c.Trainers, c.Parts = 2, &yes }, true, true, strided},
+		"it had splits before":    {set, func(c *Config) { c.Trainers, c.Splits = 2, &no }, false, true, divided},
+		"it had none before":      {set, func(c *Config) { c.Trainers, c.Splits = 2, &yes }, true, true, strided},
 		"mode geo": {set, func(c *Config) { c.Trainers, c.Mode = 2, Geo }, true, false,
 			member.SavedSplits{}},
-		"no end":                  {endless, func(c *Config) { c.Trainers = 2 }, false, false, member.SavedSplits{}},
-		"no end, and wants parts": {endless, func(c *Config) { c.Parts = &yes }, false, true, member.SavedSplits{}},
+		"no end":                   {endless, func(c *Config) { c.Trainers = 2 }, false, false, member.SavedSplits{}},
+		"no end, and wants splits": {endless, func(c *Config) { c.Splits = &yes }, false, true, member.SavedSplits{}},
 	} {
 		c := DefaultConfig()
 		tc.change(&c)
@@ -128,7 +128,7 @@ func TestWhoMayEnterAgain(t *testing.T) {
 		change   func(*Config)
 		hasShare bool
 	}{
-		"in parts":  {testGenerator(t, 1000), func(c *Config) { c.splitData = true }, false},
+		"in splits": {testGenerator(t, 1000), func(c *Config) { c.splitData = true }, false},
 		"no end":    {testGenerator(t, 0), func(*Config) {}, false},
 		"a share":   {testGenerator(t, 1000), func(*Config) {}, true},
 		"a stream":  {testGenerator(t, 0), func(c *Config) { c.Data.Follow = "-" }, true},

@@ -284,7 +284,7 @@ func ParseClock(payload []byte) (c Clock, segments []byte, err error) {
 
 func appendPositions(dst []byte, all []rowraft.Position) []byte {
 	for _, p := range all {
-		dst = le.AppendUint64(dst, uint64(p.Part))
+		dst = le.AppendUint64(dst, uint64(p.ID))
 		dst = le.AppendUint64(dst, p.Offset)
 	}
 	return dst
@@ -296,8 +296,8 @@ func parsePositions(b []byte) (all []rowraft.Position, ok bool) {
 		all = make([]rowraft.Position, 0, len(b)/positionSize)
 	}
 	for ; len(b) > 0; b = b[positionSize:] {
-		p := rowraft.Position{Part: rowraft.DataPart(le.Uint64(b)), Offset: le.Uint64(b[8:])}
-		if n := len(all); n > 0 && p.Part <= all[n-1].Part {
+		p := rowraft.Position{ID: rowraft.PositionID(le.Uint64(b)), Offset: le.Uint64(b[8:])}
+		if n := len(all); n > 0 && p.ID <= all[n-1].ID {
 			return nil, false
 		}
 		all = append(all, p)

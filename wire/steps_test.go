@@ -19,7 +19,7 @@ var goldenMembership = Membership{
 func goldenStep() Step {
 	s := Step{
 		Job: goldenJob, Generation: 3, Step: 17, Piece: 2, Last: true, AfterTable: 7, AfterKey: 41,
-		Positions: []rowraft.Position{{Part: 6, Offset: 256}, {Part: 8, Offset: 3}},
+		Positions: []rowraft.Position{{ID: 6, Offset: 256}, {ID: 8, Offset: 3}},
 	}
 	s.Contributors.Add(1)
 	s.Contributors.Add(65)
@@ -74,7 +74,7 @@ func TestGoldenClockedPush(t *testing.T) {
 	if err != nil || h.Version != FirstVersion || p.Op != OpClocked {
 		t.Fatalf("%+v, %+v, %v", h, p, err)
 	}
-	want := Clock{Job: goldenJob, Incarnation: 4, Rank: 1, Clock: 9, Positions: []rowraft.Position{{Part: 6, Offset: 256}}}
+	want := Clock{Job: goldenJob, Incarnation: 4, Rank: 1, Clock: 9, Positions: []rowraft.Position{{ID: 6, Offset: 256}}}
 	got, segments, err := ParseClock(p.Payload)
 	if err != nil || !reflect.DeepEqual(got, want) || len(segments) != 40 {
 		t.Errorf("the push is read as %+v and %d bytes, %v", got, len(segments), err)

@@ -30,11 +30,14 @@ func manifestOf(t *testing.T, id string, age time.Duration, parent *checkpoint.P
 	}
 	m := &checkpoint.Manifest{ID: id, Created: time.Unix(1e9, 0).Add(-age), Cluster: "c", Epoch: 1, HashVers: 1,
 		Slots: rowraft.DefaultSlots, Parent: parent}
-	p := checkpoint.Part{Stream: checkpoint.File{Name: "shard-0000.rows"}, Sums: checkpoint.File{Name: "shard-0000.sums"}}
+	p := checkpoint.ShardFile{
+		Stream: checkpoint.File{Name: "shard-0000.rows"},
+		Sums:   checkpoint.File{Name: "shard-0000.sums"},
+	}
 	for s := range rowraft.DefaultSlots {
 		p.Slots = append(p.Slots, rowraft.Slot(s))
 	}
-	m.Parts = []checkpoint.Part{p}
+	m.Shards = []checkpoint.ShardFile{p}
 	b, err := m.Encode()
 	if err != nil {
 		t.Fatal(err)

@@ -92,10 +92,10 @@ func putWhole(t *testing.T, d Depot, name string, parent *checkpoint.Parent) *ch
 	t.Helper()
 	m := &checkpoint.Manifest{ID: uuid.NewString(), Created: time.Unix(1e9, 0), Cluster: "c", Epoch: 1, HashVers: 1,
 		Slots: rowraft.DefaultSlots, Parent: parent}
-	m.Parts = []checkpoint.Part{{Stream: checkpoint.File{Name: "shard-0000.rows", Bytes: 4},
+	m.Shards = []checkpoint.ShardFile{{Stream: checkpoint.File{Name: "shard-0000.rows", Bytes: 4},
 		Sums: checkpoint.File{Name: "shard-0000.sums", Bytes: 4}}}
 	for slot := range rowraft.DefaultSlots {
-		m.Parts[0].Slots = append(m.Parts[0].Slots, rowraft.Slot(slot))
+		m.Shards[0].Slots = append(m.Shards[0].Slots, rowraft.Slot(slot))
 	}
 	b, err := m.Encode()
 	if err != nil {

@@ -55,7 +55,7 @@ type Entry struct {
 	Checkpoint string
 	// From is how far the data was read in that checkpoint; nil: a run that begins reads from the
 	// beginning.
-	From *checkpoint.Parts
+	From *checkpoint.Splits
 	// BaseStep is the number of steps that the job had in that checkpoint, if its workers keep step.
 	BaseStep int64
 }
@@ -110,7 +110,7 @@ func enter(ctx context.Context, c control, e Entry) (*Member, error) {
 		}
 		d := reply.GetData()
 		m.identity, m.Generation = reply.GetIdentity(), reply.GetGeneration()
-		m.Splits = SplitPlan{int64(d.GetExamples()), int64(d.GetPartExamples()), int64(d.GetEpochs()), d.GetByRank(),
+		m.Splits = SplitPlan{int64(d.GetExamples()), int64(d.GetSplitExamples()), int64(d.GetEpochs()), d.GetByRank(),
 			d.GetInLog()}
 		m.BaseStep, over = int64(reply.GetBaseStep()), reply.GetDone()
 		return nil
@@ -222,7 +222,7 @@ func (m *Member) Leave(ctx context.Context, why LeaveReason, reason string, spli
 	m.stopKeeping()
 	return jobsCall(ctx, m.control, "leave job "+m.Job(), func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		_, err := stub.Leave(ctx, &rowraftv1.LeaveRequest{Identity: m.identity, State: rowraftv1.MemberState(why),
-			Reason: reason, Parts: reachedToProto(splits, true)})
+			Reason: reason, Splits: reachedToProto(splits, true)})
 		return err
 	})
 }
@@ -260,7 +260,7 @@ func (b *Beat) toProto() *rowraftv1.WorkerBeat {
 		ExamplesPerSecond: b.ExamplesPerSecond,
 		Loss:              b.Loss, Auc: b.AUC, StalenessSteps: b.StalenessSteps, Waiting: b.Waiting,
 		BatchesSkipped: uint64(b.BatchesSkipped),
-		Stopping:       b.Stopping, Parts: reachedToProto(b.Splits, false),
+		Stopping:       b.Stopping, Splits: reachedToProto(b.Splits, false),
 	}
 }
 

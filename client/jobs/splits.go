@@ -23,7 +23,7 @@ type SplitPlan struct {
 }
 
 func (p *SplitPlan) toProto() *rowraftv1.JobData {
-	return &rowraftv1.JobData{Examples: uint64(p.Examples), PartExamples: uint64(p.SplitExamples),
+	return &rowraftv1.JobData{Examples: uint64(p.Examples), SplitExamples: uint64(p.SplitExamples),
 		Epochs: uint64(p.Epochs), ByRank: p.ByRank, InLog: p.InLog}
 }
 
@@ -33,17 +33,17 @@ func (p *SplitPlan) number(epoch, split int64) uint64 {
 }
 
 // resumeAt makes a plan continue where the checkpoint's reading ended.
-func resumeAt(d *rowraftv1.JobData, from *checkpoint.Parts) {
-	d.Epoch, d.Part, d.AgainKnown, d.AgainMost = from.Epoch, from.Part, from.AgainKnown, from.AgainMost
+func resumeAt(d *rowraftv1.JobData, from *checkpoint.Splits) {
+	d.Epoch, d.Split, d.AgainKnown, d.AgainMost = from.Epoch, from.Split, from.AgainKnown, from.AgainMost
 	switch {
 	case d.Epochs == 0:
-	case d.Part > 0: // an epoch that was begun is read to its end, even if it is beyond the last one
+	case d.Split > 0: // an epoch that was begun is read to its end, even if it is beyond the last one
 		d.Epochs = max(d.Epochs, d.Epoch+1)
 	default:
 		d.Epochs = max(d.Epochs, d.Epoch)
 	}
 	for _, p := range from.Open {
-		d.Open = append(d.Open, &rowraftv1.JobPart{Epoch: p.Epoch, Part: p.Part, Offset: p.Offset})
+		d.Open = append(d.Open, &rowraftv1.JobSplit{Epoch: p.Epoch, Split: p.Split, Offset: p.Offset})
 	}
 }
 
@@ -58,8 +58,8 @@ type Split struct {
 // Reached returns the two positions that a push carries: the examples of p up to acknowledged are all
 // acknowledged, and the push applies those up to applied. plan is the plan that p belongs to.
 func (p *Split) Reached(plan *SplitPlan, acknowledged, applied int64) [2]rowraft.Position {
-	a, b := rowraft.ReadParts(plan.number(p.Epoch, p.Number), uint64(p.Reading))
-	return [2]rowraft.Position{{Part: a, Offset: uint64(acknowledged)}, {Part: b, Offset: uint64(applied)}}
+	a, b := rowraft.PositionIDs(plan.number(p.Epoch, p.Number), uint64(p.Reading))
+	return [2]rowraft.Position{{ID: a, Offset: uint64(acknowledged)}, {ID: b, Offset: uint64(applied)}}
 }
 
 // ErrNoSplits means that every split of the data is read.
@@ -77,9 +77,9 @@ var ErrSplitsHeld = errors.New("others have the splits of the data that are left
 // Errors: ErrNoSplits; ErrSplitsHeld; CodeSessionExpired if this worker is no longer a member.
 func (m *Member) NextSplit(ctx context.Context, take int64, ahead int) (p Split, err error) {
 	err = jobsCall(ctx, m.control, "next split of the data", func(ctx context.Context, stub rowraftv1.JobsClient) error {
-		r, err := stub.NextPart(ctx, &rowraftv1.NextPartRequest{Identity: m.identity, Take: uint64(take),
+		r, err := stub.NextSplit(ctx, &rowraftv1.NextSplitRequest{Identity: m.identity, Take: uint64(take),
 			Ahead: uint32(ahead)})
-		p = Split{int64(r.GetEpoch()), int64(r.GetPart()), int64(r.GetFrom()), int64(r.GetTo()), int64(r.GetOffset()),
+		p = Split{int64(r.GetEpoch()), int64(r.GetSplit()), int64(r.GetFrom()), int64(r.GetTo()), int64(r.GetOffset()),
 			int64(r.GetReading())}
 		if r.GetDone() || r.GetWait() {
 			p.Number = -1
@@ -103,8 +103,8 @@ func (m *Member) NextSplit(ctx context.Context, take int64, ahead int) (p Split,
 // EndSplit reports that every example of p is trained and acknowledged.
 func (m *Member) EndSplit(ctx context.Context, p Split) error {
 	return jobsCall(ctx, m.control, "end a split of the data", func(ctx context.Context, stub rowraftv1.JobsClient) error {
-		_, err := stub.EndPart(ctx, &rowraftv1.EndPartRequest{Identity: m.identity, Epoch: uint64(p.Epoch),
-			Part: uint64(p.Number)})
+		_, err := stub.EndSplit(ctx, &rowraftv1.EndSplitRequest{Identity: m.identity, Epoch: uint64(p.Epoch),
+			Split: uint64(p.Number)})
 		return err
 	})
 }
@@ -116,9 +116,9 @@ type SplitReached struct {
 	Read          int64
 }
 
-func reachedToProto(splits []SplitReached, exact bool) (out []*rowraftv1.PartReached) {
+func reachedToProto(splits []SplitReached, exact bool) (out []*rowraftv1.SplitReached) {
 	for _, p := range splits {
-		out = append(out, &rowraftv1.PartReached{Epoch: uint64(p.Epoch), Part: uint64(p.Number),
+		out = append(out, &rowraftv1.SplitReached{Epoch: uint64(p.Epoch), Split: uint64(p.Number),
 			Acknowledged: uint64(p.Acknowledged), Read: uint64(p.Read), Exact: exact})
 	}
 	return out

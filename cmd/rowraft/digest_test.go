@@ -76,14 +76,14 @@ func noted(node, digest string, rows uint64) *rowraftv1.ProvedReplica {
 // equal is shown, and ends with the exit code of a verdict.
 func TestDigestTellsDifferences(t *testing.T) {
 	agreed := func(rs ...*rowraftv1.ProvedReplica) *rowraftv1.ProveReply {
-		return &rowraftv1.ProveReply{MarkIndex: 1234, Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED, Rows: 5,
+		return &rowraftv1.ProveReply{MarkIndex: 1234, Verdict: rowraftv1.DigestVerdict_DIGEST_VERDICT_AGREED, Rows: 5,
 			Digest: []byte(strings.Repeat("\x0a", 16)), Replicas: rs}
 	}
 	same := agreed(noted("1", "\x0a", 5), noted("2", "\x0a", 5), noted("3", "\x0a", 5))
 	fenced := &rowraftv1.ProvedReplica{ReplicaId: "r3", Node: "3", Voter: true, Fenced: "it is fenced"}
 	silent := &rowraftv1.ProvedReplica{ReplicaId: "r3", Node: "3", Voter: true, Error: "no answer"}
 	learner := &rowraftv1.ProvedReplica{ReplicaId: "r4", Node: "3"}
-	divided := &rowraftv1.ProveReply{MarkIndex: 1234, Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_DIVIDED,
+	divided := &rowraftv1.ProveReply{MarkIndex: 1234, Verdict: rowraftv1.DigestVerdict_DIGEST_VERDICT_DIVIDED,
 		Replicas: []*rowraftv1.ProvedReplica{noted("1", "\x0a", 5), noted("2", "\x0b", 5)}}
 	for _, tc := range []struct {
 		name  string
@@ -141,7 +141,7 @@ func TestDigestWaitsForAMap(t *testing.T) {
 		g.AskLimit = 200 * time.Millisecond
 		return runWith(t, g, "shard", "digest", "--all", "--insecure", "--endpoints", addr, "--timeout", timeout)
 	}
-	f := &fakeLeader{proofs: []*rowraftv1.ProveReply{{Verdict: rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED}}}
+	f := &fakeLeader{proofs: []*rowraftv1.ProveReply{{Verdict: rowraftv1.DigestVerdict_DIGEST_VERDICT_AGREED}}}
 	f.silent.Store(1)
 	if got := digest(f.start(t), "60s"); got.code != cli.ExitDone {
 		t.Errorf("%+v", got)

@@ -70,15 +70,15 @@ func startJobs(t *testing.T, points ...[]*rowraftv1.JobInfo) (addr string, f *fa
 	return start(t, &fakeCluster{status: sample()}, func(g *grpc.Server) { rowraftv1.RegisterJobsServer(g, f) }), f
 }
 
-// runOfTwo is a job that reads its data in parts, with a worker that was lost.
+// runOfTwo is a job that reads its data in splits, with a worker that was lost.
 func runOfTwo() *rowraftv1.JobInfo {
 	return &rowraftv1.JobInfo{
 		Job: "ctr", Run: bytes.Repeat([]byte{0xab}, 16), Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING,
 		Generation: 3, LeaseNs: 10e9,
 		Settings: []*rowraftv1.JobSetting{{Name: "batch", Value: "512"}, {Name: "mode", Value: "async"}},
-		Data: &rowraftv1.JobData{Examples: 160_000, PartExamples: 10_000, Epochs: 3, Epoch: 1, Part: 8, AgainKnown: 512,
-			AgainMost: 2048, Open: []*rowraftv1.JobPart{
-				{Epoch: 1, Part: 3, Offset: 512}, {Epoch: 1, Part: 7, Incarnation: 5, Take: 4},
+		Data: &rowraftv1.JobData{Examples: 160_000, SplitExamples: 10_000, Epochs: 3, Epoch: 1, Split: 8, AgainKnown: 512,
+			AgainMost: 2048, Open: []*rowraftv1.JobSplit{
+				{Epoch: 1, Split: 3, Offset: 512}, {Epoch: 1, Split: 7, Incarnation: 5, Take: 4},
 			}},
 		Members: []*rowraftv1.MemberInfo{
 			{

@@ -20,7 +20,7 @@ func TestNoStageOutlivesItsCaller(t *testing.T) {
 	source, dest := startLive(t, 2), t.TempDir()
 	source.fill(500)
 	m := source.createCheckpoint(dest, "a")
-	stream := filepath.Join(dest, "a", m.Parts[1].Stream.Name)
+	stream := filepath.Join(dest, "a", m.Shards[1].Stream.Name)
 	if err := os.Rename(stream, stream+".kept"); err != nil {
 		t.Fatal(err)
 	}

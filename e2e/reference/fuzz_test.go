@@ -38,7 +38,7 @@ func small(tb testing.TB) []byte {
 			Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 1}}}))
 	for s := range rowraft.Step(2) { // one that is closed, one that is open after key 5 of the first table
 		step := wire.Step{Job: jobID(1), Generation: 1, Step: s + 1, Last: s == 0,
-			Positions: []rowraft.Position{{Part: 1, Offset: 1}}}
+			Positions: []rowraft.Position{{ID: 1, Offset: 1}}}
 		step.Contributors.Add(0)
 		step.Payload = payloadOf(rows{schema: smallTables[0], keys: []rowraft.Key{5}, values: []float32{0}})
 		apply(wire.AppendStepEntry(nil, h, &step))
@@ -102,7 +102,7 @@ func FuzzApply(f *testing.F) {
 			Members: []wire.Member{{Rank: 0, Incarnation: 1}, {Rank: 1, Incarnation: 2}}}))
 	f.Add(wire.MembershipEntry(h, &wire.Membership{Job: jobID(1)}))
 	step := wire.Step{Job: jobID(1), Generation: 1, Step: 2, Piece: 1, Last: true, AfterTable: 1, AfterKey: 5,
-		Positions: []rowraft.Position{{Part: 1, Offset: 2}}}
+		Positions: []rowraft.Position{{ID: 1, Offset: 2}}}
 	step.Contributors.Add(0)
 	step.Payload = payloadOf(rows{schema: smallTables[1], keys: []rowraft.Key{7}, values: []float32{1, 1}})
 	f.Add(wire.AppendStepEntry(nil, h, &step))

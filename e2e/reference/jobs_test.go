@@ -108,9 +108,9 @@ func drawStep(t *rapid.T, m *Machine, h wire.EntryHeader) []byte {
 }
 
 func drawPositions(t *rapid.T) (read []rowraft.Position) {
-	for part := range rowraft.DataPart(3) {
+	for part := range rowraft.PositionID(3) {
 		if rapid.Bool().Draw(t, "read") {
-			read = append(read, rowraft.Position{Part: part, Offset: rapid.Uint64Range(0, 9).Draw(t, "offset")})
+			read = append(read, rowraft.Position{ID: part, Offset: rapid.Uint64Range(0, 9).Draw(t, "offset")})
 		}
 	}
 	return read

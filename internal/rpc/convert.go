@@ -205,7 +205,7 @@ func intentFromProto(i rowraftv1.NodeIntent) clustermap.Intent {
 func PositionsToProto(all []rowraft.Position) []*rowraftv1.DataPosition {
 	out := make([]*rowraftv1.DataPosition, len(all))
 	for i, p := range all {
-		out[i] = &rowraftv1.DataPosition{Part: uint64(p.Part), Offset: p.Offset}
+		out[i] = &rowraftv1.DataPosition{Id: uint64(p.ID), Offset: p.Offset}
 	}
 	return out
 }

@@ -21,7 +21,7 @@ var decoders = map[string]string{
 	"cmd/rowraft/tablefile.readTensors":            "cmd/rowraft/tablefile.FuzzSafetensors",
 	"cmd/rowraft/tablefile.skipThrift":             "cmd/rowraft/tablefile.FuzzParquet",
 
-	"checkpoint.DecodeParts":                "checkpoint.FuzzParts",
+	"checkpoint.DecodeSplits":               "checkpoint.FuzzSplits",
 	"checkpoint.ParseManifest":              "checkpoint.FuzzManifest",
 	"checkpoint.ParseSums":                  "checkpoint.FuzzSums",
 	"checkpoint.Reader.readEnded":           "checkpoint.FuzzReader",
@@ -126,17 +126,17 @@ var decoders = map[string]string{
 
 // noDecoders do what decoders do; why they need no target.
 var noDecoders = map[string]string{
-	"internal/certs.readPEM":     "a file of the operator, through encoding/pem",
-	"internal/certs.parseAll":    "likewise",
-	"checkpoint.partCheck.block": "its bytes are those that Reader has checked",
-	"checkpoint.merge.block":     "likewise",
-	"trainer/average.jobFloats":  "an id, its own or 16 bytes of a frame",
-	"checkpoint.Digest.Add":      "a sum, of any 16 bytes",
-	"checkpoint.Regroup":         "its bytes are those that Reader has checked",
-	"clustermap.JobSlot":         "16 bytes, whatever they are",
-	"wire.Body.Key":              "a place in what ParseSegment has measured",
-	"wire.GetFloats":             "as many numbers as ParseSegment has measured",
-	"wire.Keys":                  "as many keys as ParseSegment has measured",
+	"internal/certs.readPEM":          "a file of the operator, through encoding/pem",
+	"internal/certs.parseAll":         "likewise",
+	"checkpoint.shardFileCheck.block": "its bytes are those that Reader has checked",
+	"checkpoint.merge.block":          "likewise",
+	"trainer/average.jobFloats":       "an id, its own or 16 bytes of a frame",
+	"checkpoint.Digest.Add":           "a sum, of any 16 bytes",
+	"checkpoint.Regroup":              "its bytes are those that Reader has checked",
+	"clustermap.JobSlot":              "16 bytes, whatever they are",
+	"wire.Body.Key":                   "a place in what ParseSegment has measured",
+	"wire.GetFloats":                  "as many numbers as ParseSegment has measured",
+	"wire.Keys":                       "as many keys as ParseSegment has measured",
 	"wire.Widen": "as many numbers as its caller has room for, of bytes that it has " +
 		"measured",
 	"shard/rowstore.floats":                      "numbers of a record that has its length",

@@ -20,12 +20,12 @@ const (
 )
 
 // verdict is the result of a digest round.
-type verdict = rowraftv1.ProofVerdict
+type verdict = rowraftv1.DigestVerdict
 
 const (
-	agreed     = rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED
-	noMajority = rowraftv1.ProofVerdict_PROOF_VERDICT_DIVIDED
-	undecided  = rowraftv1.ProofVerdict_PROOF_VERDICT_UNDECIDED
+	agreed     = rowraftv1.DigestVerdict_DIGEST_VERDICT_AGREED
+	noMajority = rowraftv1.DigestVerdict_DIGEST_VERDICT_DIVIDED
+	undecided  = rowraftv1.DigestVerdict_DIGEST_VERDICT_UNDECIDED
 )
 
 // digestVote is what one member reports about a mark.

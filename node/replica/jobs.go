@@ -73,10 +73,10 @@ func stepPushOf(req *rowraftv1.PushStepRequest) (*steps.Push, error) {
 			len(p.Payload))
 	}
 	for i, at := range req.Positions {
-		if i > 0 && at.Part <= req.Positions[i-1].Part {
+		if i > 0 && at.Id <= req.Positions[i-1].Id {
 			return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "data parts must be strictly ascending")
 		}
-		p.Positions = append(p.Positions, rowraft.Position{Part: rowraft.DataPart(at.Part), Offset: at.Offset})
+		p.Positions = append(p.Positions, rowraft.Position{ID: rowraft.PositionID(at.Id), Offset: at.Offset})
 	}
 	return p, nil
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// RestorePart logs one step of a restore in one shard, as its leader.
-func (s *replicaService) RestorePart(ctx context.Context,
-	req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+// RestoreShard logs one step of a restore in one shard, as its leader.
+func (s *replicaService) RestoreShard(ctx context.Context,
+	req *rowraftv1.RestoreShardRequest) (*rowraftv1.RestoreShardReply, error) {
 	if len(req.GetRestore()) != len(wire.RestoreID{}) {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "restore id of %d bytes, want %d", len(req.GetRestore()),
 			len(wire.RestoreID{}))
@@ -44,7 +44,7 @@ func (s *replicaService) RestorePart(ctx context.Context,
 		return nil, err
 	}
 	if req.GetRows() != nil {
-		return &rowraftv1.RestorePartReply{TableEpoch: uint64(r.machine.Epoch()), Staged: true}, nil
+		return &rowraftv1.RestoreShardReply{TableEpoch: uint64(r.machine.Epoch()), Staged: true}, nil
 	}
 	reply := restoreReply(r.machine, id)
 	reply.Node, reply.FreeMemory = string(s.h.opts.Node), admit.FreeMemory(os.DirFS("/"))
@@ -53,17 +53,17 @@ func (s *replicaService) RestorePart(ctx context.Context,
 
 // restoreEntry returns the entry of a step; nil if the step is only a query, or is already done.
 func restoreEntry(m *shard.Machine, h wire.EntryHeader, id wire.RestoreID,
-	req *rowraftv1.RestorePartRequest) ([]byte, error) {
+	req *rowraftv1.RestoreShardRequest) ([]byte, error) {
 	switch step := req.GetStep().(type) {
-	case *rowraftv1.RestorePartRequest_Begin:
+	case *rowraftv1.RestoreShardRequest_Begin:
 		b := wire.RestoreBegin{ID: id, Epoch: rowraft.TableEpoch(step.Begin.GetTableEpoch()), Base: step.Begin.GetBaseTick()}
 		for _, t := range step.Begin.GetTables() {
 			b.Tables = append(b.Tables, rpc.SchemaFromProto(t))
 		}
 		return checkedRestore(wire.RestoreBeginEntry(h, &b))
-	case *rowraftv1.RestorePartRequest_Rows:
+	case *rowraftv1.RestoreShardRequest_Rows:
 		return checkedRestore(wire.RestoreRowsEntry(h, id, step.Rows.GetSeq(), step.Rows.GetBlocks()))
-	case *rowraftv1.RestorePartRequest_Close:
+	case *rowraftv1.RestoreShardRequest_Close:
 		c := wire.RestoreClose{ID: id, Epoch: rowraft.TableEpoch(step.Close.GetTableEpoch()), Chunks: step.Close.GetChunks(),
 			Rows: step.Close.GetRows()}
 		if len(step.Close.GetDigest()) != len(c.Digest) {
@@ -75,9 +75,9 @@ func restoreEntry(m *shard.Machine, h wire.EntryHeader, id wire.RestoreID,
 			return nil, nil
 		}
 		return checkedRestore(wire.RestoreCloseEntry(h, &c))
-	case *rowraftv1.RestorePartRequest_Drop:
+	case *rowraftv1.RestoreShardRequest_Drop:
 		return wire.RestoreDropEntry(h, id), nil
-	case *rowraftv1.RestorePartRequest_Look:
+	case *rowraftv1.RestoreShardRequest_Look:
 		return nil, nil
 	}
 	return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a step of a restore that this server does not know")
@@ -112,8 +112,8 @@ func checkBlocks(blocks []byte) (err error) {
 	return err
 }
 
-func restoreReply(m *shard.Machine, id wire.RestoreID) *rowraftv1.RestorePartReply {
-	reply := &rowraftv1.RestorePartReply{TableEpoch: uint64(m.Epoch())}
+func restoreReply(m *shard.Machine, id wire.RestoreID) *rowraftv1.RestoreShardReply {
+	reply := &rowraftv1.RestoreShardReply{TableEpoch: uint64(m.Epoch())}
 	if d, err := m.Digest(); err == nil {
 		reply.LiveRows = d.Rows
 		reply.Digest = d.Sum[:]

@@ -210,14 +210,14 @@ func (o *openStep) addTo(m *Mean, with *wire.RankSet) (read []rowraft.Position, 
 	}
 	slices.SortFunc(read, func(a, b rowraft.Position) int {
 		switch {
-		case a.Part < b.Part || a.Part == b.Part && a.Offset > b.Offset:
+		case a.ID < b.ID || a.ID == b.ID && a.Offset > b.Offset:
 			return -1
-		case a.Part > b.Part || a.Offset < b.Offset:
+		case a.ID > b.ID || a.Offset < b.Offset:
 			return 1
 		}
 		return 0
 	})
-	read = slices.CompactFunc(read, func(a, b rowraft.Position) bool { return a.Part == b.Part })
+	read = slices.CompactFunc(read, func(a, b rowraft.Position) bool { return a.ID == b.ID })
 	return read[max(0, len(read)-wire.MaxJobPositions):], nil // apply would drop the others
 }
 

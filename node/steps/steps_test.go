@@ -135,15 +135,15 @@ func TestPositionsOfAStepAreBounded(t *testing.T) {
 	with := wire.RankSet{}
 	for r := range rowraft.Rank(wire.MaxJobPositions/wire.MaxPushPositions + 1) {
 		part := &rankPart{fragments: [][]byte{{}}}
-		for i := range rowraft.DataPart(wire.MaxPushPositions) {
-			part.positions = append(part.positions, rowraft.Position{Part: rowraft.DataPart(r)*wire.MaxPushPositions + i,
+		for i := range rowraft.PositionID(wire.MaxPushPositions) {
+			part.positions = append(part.positions, rowraft.Position{ID: rowraft.PositionID(r)*wire.MaxPushPositions + i,
 				Offset: 5})
 		}
 		o.parts[r] = part
 		with.Add(r)
 	}
 	read, err := o.addTo(&Mean{}, &with)
-	if err != nil || len(read) != wire.MaxJobPositions || read[0].Part != wire.MaxPushPositions {
+	if err != nil || len(read) != wire.MaxJobPositions || read[0].ID != wire.MaxPushPositions {
 		t.Fatalf("%d positions, %v; want the highest %d parts", len(read), err, wire.MaxJobPositions)
 	}
 	entry := wire.AppendStepEntry(nil, wire.EntryHeader{Version: wire.FirstVersion},

@@ -279,11 +279,11 @@ func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
 }
 
 func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, error) {
-	var parts []*partWriter
+	var files []*shardFileWriter
 	var trainers Pause
 	for attempt := 1; ; attempt++ {
 		var err error
-		if parts, trainers, err = op.cut(ctx, attempt == 1); err == nil {
+		if files, trainers, err = op.cut(ctx, attempt == 1); err == nil {
 			break
 		}
 		if attempt == cutAttempts || ctx.Err() != nil || !rowraft.CodeOf(err).Retryable() {
@@ -296,12 +296,12 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 			return nil, err
 		}
 	}
-	defer closeAll(parts)
+	defer closeAll(files)
 	defer trainers.End()
-	if err := op.write(ctx, parts, trainers); err != nil {
+	if err := op.write(ctx, files, trainers); err != nil {
 		return nil, err
 	}
-	m, err := op.manifest(ctx, parts, trainers)
+	m, err := op.manifest(ctx, files, trainers)
 	if err != nil {
 		return nil, err
 	}
@@ -347,9 +347,9 @@ func (op *creation) notes() string {
 }
 
 // write returns when the rows of all shards and the states of all trainers are stored.
-func (op *creation) write(ctx context.Context, parts []*partWriter, trainers Pause) error {
+func (op *creation) write(ctx context.Context, files []*shardFileWriter, trainers Pause) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return op.collect(ctx, parts) })
+	g.Go(func() error { return op.collect(ctx, files) })
 	g.Go(func() error { return trainers.Store(ctx, op.depot, op.name, op.tag()) })
 	return g.Wait()
 }
@@ -360,8 +360,8 @@ func (op *creation) tag() []byte { return op.id[:4] }
 
 // wrote reports whether a file belongs to this checkpoint; it does not know the manifest.
 func (op *creation) wrote(e depot.Entry) bool {
-	parts := strings.SplitN(strings.TrimPrefix(e.Name, op.name+"/"), "-", 3)
-	return len(parts) == 3 && strings.HasPrefix(parts[2], hex.EncodeToString(op.tag()))
+	files := strings.SplitN(strings.TrimPrefix(e.Name, op.name+"/"), "-", 3)
+	return len(files) == 3 && strings.HasPrefix(files[2], hex.EncodeToString(op.tag()))
 }
 
 // cleanUp deletes the files of a failed checkpoint and no file of another one with the same name. It deletes the
@@ -399,7 +399,7 @@ func (op *creation) cleanUp() error {
 //
 // Without an error every shard is writing its file when cut returns. again means that another attempt follows a
 // temporary error.
-func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, trainers Pause, err error) {
+func (op *creation) cut(ctx context.Context, again bool) (_ []*shardFileWriter, trainers Pause, err error) {
 	m := op.c.view.Map()
 	if m == nil || len(m.Shards) == 0 {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
@@ -407,13 +407,13 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if op.c.machine.PendingRestore() != nil {
 		return nil, nil, rowraft.Errorf(rowraft.CodeStarting, "a restore is being finished")
 	}
-	var parts []*partWriter // not a result: a failed cut closes them and returns none
+	var files []*shardFileWriter // not a result: a failed cut closes them and returns none
 	for _, sh := range m.Shards {
-		parts = append(parts, &partWriter{op: op, shard: sh, slots: m.SlotsOf(sh.ID), cluster: m})
+		files = append(files, &shardFileWriter{op: op, shard: sh, slots: m.SlotsOf(sh.ID), cluster: m})
 	}
 	defer func() {
 		if err != nil {
-			closeAll(parts)
+			closeAll(files)
 			if trainers != nil {
 				trainers.Cancel()
 			}
@@ -427,13 +427,13 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	// Each attempt has a mark of its own, so that a shard cannot take the mark of an earlier attempt for this one.
 	mark := uuid.New()
 	copy(mark[:], op.tag()) // the tag is in the names of the shard files
-	deadline := time.AfterFunc(cutTimeout, func() { closeAll(parts) })
+	deadline := time.AfterFunc(cutTimeout, func() { closeAll(files) })
 	defer func() { deadline.Stop() }()
-	if err := all(parts, func(p *partWriter) error { return p.prepare(ctx, mark) }); err != nil {
+	if err := all(files, func(p *shardFileWriter) error { return p.prepare(ctx, mark) }); err != nil {
 		return nil, nil, err
 	}
-	for _, p := range parts {
-		if p.epoch != parts[0].epoch || p.epoch != m.Epoch {
+	for _, p := range files {
+		if p.epoch != files[0].epoch || p.epoch != m.Epoch {
 			return nil, nil, rowraft.Errorf(rowraft.CodeStarting,
 				"shard %d is of table epoch %d, the cluster of %d: a restore is being finished", p.shard.ID, p.epoch, m.Epoch)
 		}
@@ -444,7 +444,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	}
 	// The cut ends here; writing the files takes minutes, in which other checkpoints may cut.
 	defer op.c.ops.back(op.running)
-	deadline = time.AfterFunc(cutTimeout, func() { closeAll(parts) })
+	deadline = time.AfterFunc(cutTimeout, func() { closeAll(files) })
 	if op.paused != nil {
 		op.paused()
 	}
@@ -453,8 +453,8 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	}
 	// All shards hold before the first one marks. Otherwise a client could get an answer from one shard after its mark,
 	// and then push to another shard before that one's mark: the cut would have the later push without the earlier one.
-	for _, step := range []func(*partWriter) error{(*partWriter).hold, (*partWriter).mark} {
-		if err := all(parts, step); err != nil {
+	for _, step := range []func(*shardFileWriter) error{(*shardFileWriter).hold, (*shardFileWriter).mark} {
+		if err := all(files, step); err != nil {
 			return nil, trainers, err
 		}
 	}
@@ -462,13 +462,13 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*partWriter, train
 	if err := trainers.ReadData(ctx); err != nil {
 		return nil, trainers, err
 	}
-	return parts, trainers, trainers.Release(ctx)
+	return files, trainers, trainers.Release(ctx)
 }
 
 // all calls f for all shard files concurrently.
-func all(parts []*partWriter, f func(*partWriter) error) error {
+func all(files []*shardFileWriter, f func(*shardFileWriter) error) error {
 	var g errgroup.Group
-	for _, p := range parts {
+	for _, p := range files {
 		g.Go(func() error {
 			if err := f(p); err != nil {
 				return fmt.Errorf("shard %d: %w", p.shard.ID, err)
@@ -479,25 +479,25 @@ func all(parts []*partWriter, f func(*partWriter) error) error {
 	return g.Wait()
 }
 
-func closeAll(parts []*partWriter) {
-	for _, p := range parts {
+func closeAll(files []*shardFileWriter) {
+	for _, p := range files {
 		p.close()
 	}
 }
 
 // collect waits until all shard files are written and reports progress. The first failure, or the end of ctx, ends all
 // of them; collect returns that error.
-func (op *creation) collect(ctx context.Context, parts []*partWriter) error {
-	defer rpc.Report(func() error { return op.progress(parts) })()
-	defer context.AfterFunc(ctx, func() { closeAll(parts) })()
+func (op *creation) collect(ctx context.Context, files []*shardFileWriter) error {
+	defer rpc.Report(func() error { return op.progress(files) })()
+	defer context.AfterFunc(ctx, func() { closeAll(files) })()
 	var wg sync.WaitGroup
 	var once sync.Once
 	var failed error
-	for _, p := range parts {
+	for _, p := range files {
 		wg.Go(func() {
 			if err := p.collect(); err != nil {
 				once.Do(func() { failed = fmt.Errorf("shard %d: %w", p.shard.ID, err) })
-				closeAll(parts)
+				closeAll(files)
 			}
 		})
 	}
@@ -508,9 +508,9 @@ func (op *creation) collect(ctx context.Context, parts []*partWriter) error {
 	return failed
 }
 
-func (op *creation) progress(parts []*partWriter) error {
+func (op *creation) progress(files []*shardFileWriter) error {
 	r := &rowraftv1.CreateCheckpointReply{Name: op.name, Phase: "write"}
-	for _, p := range parts {
+	for _, p := range files {
 		r.Bytes += p.written.Load()
 		r.BytesTotal += p.total
 	}
@@ -519,28 +519,32 @@ func (op *creation) progress(parts []*partWriter) error {
 }
 
 // manifest stores the blobs, checks that this server can read every file, and sums the tables of all shards.
-func (op *creation) manifest(ctx context.Context, parts []*partWriter, trainers Pause) (*checkpoint.Manifest, error) {
+func (op *creation) manifest(
+	ctx context.Context,
+	files []*shardFileWriter,
+	trainers Pause,
+) (*checkpoint.Manifest, error) {
 	m := &checkpoint.Manifest{
 		ID: op.id.String(), Created: op.created, Binary: op.c.version, HashVers: clustermap.HashVersion,
-		Slots:   parts[0].cluster.SlotCount(),
-		Cluster: parts[0].cluster.Cluster, Epoch: parts[0].epoch, Map: parts[0].cluster.Version, Parent: op.base.parent(),
+		Slots:   files[0].cluster.SlotCount(),
+		Cluster: files[0].cluster.Cluster, Epoch: files[0].epoch, Map: files[0].cluster.Version, Parent: op.base.parent(),
 	}
 	if op.base != nil && op.base.epoch != m.Epoch {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"the base %s is of table epoch %d, and the cluster is of %d by now", op.base.name, op.base.epoch, m.Epoch)
 	}
-	for _, p := range parts {
-		part, err := p.part()
+	for _, p := range files {
+		file, err := p.shardFile()
 		if err != nil {
 			return nil, err
 		}
-		m.Parts = append(m.Parts, part)
+		m.Shards = append(m.Shards, file)
 		m.HeldFor = max(m.HeldFor, p.held)
 		if err := addTables(m, p.done.GetTables()); err != nil {
 			return nil, fmt.Errorf("shard %d: %w", p.shard.ID, err)
 		}
 	}
-	if err := checkWhole(parts, op.c.view.Map().Tables); err != nil {
+	if err := checkWhole(files, op.c.view.Map().Tables); err != nil {
 		return nil, err
 	}
 	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int {
@@ -598,17 +602,17 @@ func missing(name string, m *checkpoint.Manifest, found []depot.Entry) (file str
 // checkWhole refuses a cut during which a table was dropped: the checkpoint would lack the rows of some shards. now are
 // the tables of the current map. A table that only now has is being created, so it is empty in every shard. A table
 // that neither now nor the map of the cut has was dropped earlier, and some shards have not dropped it yet.
-func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
-	was := parts[0].cluster.Tables
-	for _, p := range parts {
+func checkWhole(files []*shardFileWriter, now []rowraft.Schema) error {
+	was := files[0].cluster.Tables
+	for _, p := range files {
 		for _, t := range p.done.GetTables() {
 			id, name := rowraft.TableID(t.GetTable().GetId()), t.GetTable().GetName()
 			if !meta.HasTable(was, id) && meta.HasTable(now, id) {
 				continue
 			}
-			if i := slices.IndexFunc(parts, func(o *partWriter) bool { return !o.hasTable(id) }); i >= 0 {
+			if i := slices.IndexFunc(files, func(o *shardFileWriter) bool { return !o.hasTable(id) }); i >= 0 {
 				return rowraft.Errorf(rowraft.CodePrecondition, "table %s was dropped while the checkpoint was cut: shard %d has "+
-					"none of it any more, others do; make the checkpoint again", name, parts[i].shard.ID)
+					"none of it any more, others do; make the checkpoint again", name, files[i].shard.ID)
 			}
 		}
 	}
@@ -616,13 +620,13 @@ func checkWhole(parts []*partWriter, now []rowraft.Schema) error {
 }
 
 // hasTable reports whether a finished shard file has the table.
-func (p *partWriter) hasTable(id rowraft.TableID) bool {
-	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.PartTable) bool {
+func (p *shardFileWriter) hasTable(id rowraft.TableID) bool {
+	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.ShardFileTable) bool {
 		return rowraft.TableID(t.GetTable().GetId()) == id
 	})
 }
 
-func addTables(m *checkpoint.Manifest, tables []*rowraftv1.PartTable) error {
+func addTables(m *checkpoint.Manifest, tables []*rowraftv1.ShardFileTable) error {
 	for _, t := range tables {
 		schema, digest := rpc.SchemaFromProto(t.GetTable()), checkpoint.Digest{}
 		if len(t.GetDigest()) != len(digest) {

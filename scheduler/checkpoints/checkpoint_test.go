@@ -89,14 +89,14 @@ type preparedParts struct {
 	prepared, ended chan struct{}
 }
 
-func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.WritePartRequest,
-	rowraftv1.WritePartReply]) error {
+func (f *preparedParts) WriteShardFile(stream grpc.BidiStreamingServer[rowraftv1.WriteShardFileRequest,
+	rowraftv1.WriteShardFileReply]) error {
 	if _, err := stream.Recv(); err != nil {
 		return err
 	}
 	if err := stream.Send(
-		&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{
-			Prepared: &rowraftv1.WritePartPrepared{TableEpoch: 1}}}); err != nil {
+		&rowraftv1.WriteShardFileReply{Step: &rowraftv1.WriteShardFileReply_Prepared{
+			Prepared: &rowraftv1.WriteShardFilePrepared{TableEpoch: 1}}}); err != nil {
 		return err
 	}
 	f.prepared <- struct{}{}
@@ -107,12 +107,12 @@ func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.Writ
 
 // heldPart is the call to a shard that writes until the call is cancelled.
 type heldPart struct {
-	grpc.BidiStreamingClient[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
+	grpc.BidiStreamingClient[rowraftv1.WriteShardFileRequest, rowraftv1.WriteShardFileReply]
 	ctx context.Context
 	err error // not nil: it fails at once
 }
 
-func (h heldPart) Recv() (*rowraftv1.WritePartReply, error) {
+func (h heldPart) Recv() (*rowraftv1.WriteShardFileReply, error) {
 	if h.err != nil {
 		return nil, h.err
 	}
@@ -124,16 +124,16 @@ func (h heldPart) Recv() (*rowraftv1.WritePartReply, error) {
 func TestACheckpointTellsWhatEndedIt(t *testing.T) {
 	op := &creation{name: "a", report: func(*rowraftv1.CreateCheckpointReply) error { return nil }}
 	for range 100 {
-		var parts []*partWriter
+		var files []*shardFileWriter
 		for i := range rowraft.ShardID(64) {
 			ctx, cancel := context.WithCancel(t.Context())
 			h := heldPart{ctx: ctx}
 			if i == 40 {
 				h.err = status.Error(codes.ResourceExhausted, "its disk is full")
 			}
-			parts = append(parts, &partWriter{op: op, shard: clustermap.Shard{ID: i}, stream: h, cancel: cancel})
+			files = append(files, &shardFileWriter{op: op, shard: clustermap.Shard{ID: i}, stream: h, cancel: cancel})
 		}
-		if err := op.collect(t.Context(), parts); !strings.Contains(fmt.Sprint(err),
+		if err := op.collect(t.Context(), files); !strings.Contains(fmt.Sprint(err),
 			"shard 40: ResourceExhausted: its disk is full") {
 			t.Fatalf("%v, want that the disk of shard 40 is full", err)
 		}
@@ -141,10 +141,10 @@ func TestACheckpointTellsWhatEndedIt(t *testing.T) {
 }
 
 // A cut that fails lets the shards go, though the call that wants the checkpoint goes on:
-// a shard that expects one takes part in no other.
+// a shard that expects one takes file in no other.
 func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
-	parts := &preparedParts{prepared: make(chan struct{}, 1), ended: make(chan struct{}, 1)}
-	s, _, trainers := newSolo(t, 1, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, parts) })
+	files := &preparedParts{prepared: make(chan struct{}, 1), ended: make(chan struct{}, 1)}
+	s, _, trainers := newSolo(t, 1, func(srv *grpc.Server) { rowraftv1.RegisterReplicasServer(srv, files) })
 	trainers.pause = fmt.Errorf("a trainer has no state to give")
 	op := &creation{c: s, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "a", Job: "a"},
 		left: make(map[string]error), running: &task{}}
@@ -158,9 +158,9 @@ func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 	if _, _, err := op.cut(t.Context(), true); err == nil || !strings.Contains(err.Error(), "no state to give") {
 		t.Fatalf("a cut without the state of the trainer: %v", err)
 	}
-	<-parts.prepared
+	<-files.prepared
 	select {
-	case <-parts.ended:
+	case <-files.ended:
 	case <-time.After(time.Minute):
 		t.Error("the shard still waits for the cut")
 	}
@@ -170,36 +170,36 @@ func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 func TestACheckpointWantsTablesWhole(t *testing.T) {
 	a, b := metacmd.SGD("a", 1), metacmd.SGD("b", 1)
 	a.ID, b.ID = 1, 2
-	part := func(id rowraft.ShardID, tables ...rowraft.Schema) *partWriter {
-		p := &partWriter{cluster: &clustermap.Map{Tables: []rowraft.Schema{a, b}}, shard: clustermap.Shard{ID: id},
-			done: &rowraftv1.WritePartDone{}}
+	file := func(id rowraft.ShardID, tables ...rowraft.Schema) *shardFileWriter {
+		p := &shardFileWriter{cluster: &clustermap.Map{Tables: []rowraft.Schema{a, b}}, shard: clustermap.Shard{ID: id},
+			done: &rowraftv1.WriteShardFileDone{}}
 		for _, s := range tables {
-			p.done.Tables = append(p.done.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&s)})
+			p.done.Tables = append(p.done.Tables, &rowraftv1.ShardFileTable{Table: rpc.SchemaToProto(&s)})
 		}
 		return p
 	}
-	for name, parts := range map[string][]*partWriter{
-		"all have both": {part(0, a, b), part(1, a, b)}, "all have one": {part(0, b), part(1, b)},
-		"no shard has any": {part(0), part(1)},
+	for name, files := range map[string][]*shardFileWriter{
+		"all have both": {file(0, a, b), file(1, a, b)}, "all have one": {file(0, b), file(1, b)},
+		"no shard has any": {file(0), file(1)},
 	} {
-		if err := checkWhole(parts, []rowraft.Schema{a, b}); err != nil {
+		if err := checkWhole(files, []rowraft.Schema{a, b}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	err := checkWhole([]*partWriter{part(0, a, b), part(1, a), part(2, a, b)}, []rowraft.Schema{a, b})
+	err := checkWhole([]*shardFileWriter{file(0, a, b), file(1, a), file(2, a, b)}, []rowraft.Schema{a, b})
 	testutil.WantCode(t, err, rowraft.CodePrecondition, "table b was dropped", "shard 1")
 
 	// Of a table that the map did not have when the cut began: it was made since, and
 	// no client can have pushed to it, or its drop has not reached every shard yet.
 	c := metacmd.SGD("c", 1)
 	c.ID = 3
-	some := []*partWriter{part(0, a, b, c), part(1, a, b)}
+	some := []*shardFileWriter{file(0, a, b, c), file(1, a, b)}
 	if err := checkWhole(some, []rowraft.Schema{a, b, c}); err != nil {
 		t.Errorf("a table is being made: %v", err)
 	}
 	testutil.WantCode(t, checkWhole(some, []rowraft.Schema{a, b}), rowraft.CodePrecondition, "table c was dropped",
 		"shard 1")
-	if err := checkWhole([]*partWriter{part(0, a, b, c), part(1, a, b, c)}, []rowraft.Schema{a, b}); err != nil {
+	if err := checkWhole([]*shardFileWriter{file(0, a, b, c), file(1, a, b, c)}, []rowraft.Schema{a, b}); err != nil {
 		t.Errorf("a dropped table that no shard has lost yet: %v", err)
 	}
 }

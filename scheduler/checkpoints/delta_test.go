@@ -87,11 +87,11 @@ func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
 		m := s.view.Map()
 		base := &checkpoint.Manifest{ID: "id-a", Cluster: m.Cluster, Epoch: m.Epoch, HashVers: 1, Slots: rowraft.DefaultSlots,
 			Created: time.Unix(1, 0)}
-		part := checkpoint.Part{Stream: checkpoint.File{Name: "r"}, Sums: checkpoint.File{Name: "s"}}
+		part := checkpoint.ShardFile{Stream: checkpoint.File{Name: "r"}, Sums: checkpoint.File{Name: "s"}}
 		for slot := range rowraft.DefaultSlots {
 			part.Slots = append(part.Slots, rowraft.Slot(slot))
 		}
-		base.Parts = []checkpoint.Part{part}
+		base.Shards = []checkpoint.ShardFile{part}
 		raw, err := base.Encode()
 		if err != nil {
 			t.Fatal(err)

@@ -1,8 +1,8 @@
 // Package checkpoints makes and restores checkpoints of a cluster, on the leader of the metadata group.
 //
-//	CreateCheckpoint ──► creation ──WritePart──► every shard's leader ──► destination
+//	CreateCheckpoint ──► creation ──WriteShardFile──► every shard's leader ──► destination
 //	                       │ Await, Pause, Store ──► Trainers
-//	RestoreCheckpoint ──► restoration ──RestorePart──► every shard's leader
+//	RestoreCheckpoint ──► restoration ──RestoreShard──► every shard's leader
 //	RunPolicies ──► the checkpoints that are due, then retention
 //	Reconcile ──► the end of a restore that an earlier call began
 //

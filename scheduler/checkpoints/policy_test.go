@@ -91,12 +91,12 @@ func putDelta(t *testing.T, d depot.Depot, name string, parent *checkpoint.Paren
 		Parent: parent,
 		ID:     uuid.NewString(), Created: time.Now().UTC(), Cluster: "c", Binary: "b", Epoch: 1, Map: 1,
 		HashVers: clustermap.HashVersion, Slots: rowraft.DefaultSlots,
-		Parts: []checkpoint.Part{{Applied: 1}},
+		Shards: []checkpoint.ShardFile{{Applied: 1}},
 	}
 	for slot := range rowraft.DefaultSlots {
-		m.Parts[0].Slots = append(m.Parts[0].Slots, rowraft.Slot(slot))
+		m.Shards[0].Slots = append(m.Shards[0].Slots, rowraft.Slot(slot))
 	}
-	for kind, f := range map[string]*checkpoint.File{"rows": &m.Parts[0].Stream, "sums": &m.Parts[0].Sums} {
+	for kind, f := range map[string]*checkpoint.File{"rows": &m.Shards[0].Stream, "sums": &m.Shards[0].Sums} {
 		*f = checkpoint.File{Name: fmt.Sprintf("shard-0000-%s0badcafe.%s", m.ID[:8], kind), Bytes: 1,
 			SHA256: sha256.Sum256([]byte("x"))}
 		if err := d.Put(t.Context(), name+"/"+f.Name, []byte("x")); err != nil {

@@ -152,8 +152,8 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 	for _, sh := range op.cluster.Shards {
 		op.feeds = append(op.feeds, &feed{op: op, shard: sh})
 	}
-	for i := range op.manifest.Parts {
-		sums, err := checkpoint.ReadSums(ctx, op.chain[0].Files, &op.manifest.Parts[i], nil)
+	for i := range op.manifest.Shards {
+		sums, err := checkpoint.ReadSums(ctx, op.chain[0].Files, &op.manifest.Shards[i], nil)
 		if err != nil {
 			return err
 		}
@@ -302,13 +302,13 @@ func (op *restoration) each(f func(*feed) error) error {
 
 // step sends one step to the current leader of the shard until a leader accepts it.
 func (f *feed) step(ctx context.Context,
-	req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
+	req *rowraftv1.RestoreShardRequest) (reply *rowraftv1.RestoreShardReply, err error) {
 	req.Restore = f.op.id[:]
 	return f.op.c.restoreStep(ctx, f.shard, req)
 }
 
 func (c *Service) restoreStep(ctx context.Context, sh clustermap.Shard,
-	req *rowraftv1.RestorePartRequest) (reply *rowraftv1.RestorePartReply, err error) {
+	req *rowraftv1.RestoreShardRequest) (reply *rowraftv1.RestoreShardReply, err error) {
 	req.Shard = uint32(sh.ID)
 	err = c.lead.OnLeader(ctx, sh, restorePatience, func(conn *grpc.ClientConn) error {
 		reply, err = restoreCall(ctx, conn, req)
@@ -321,22 +321,22 @@ func (c *Service) restoreStep(ctx context.Context, sh clustermap.Shard,
 }
 
 func restoreCall(ctx context.Context, conn *grpc.ClientConn,
-	req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+	req *rowraftv1.RestoreShardRequest) (*rowraftv1.RestoreShardReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	return rowraftv1.NewReplicasClient(conn).RestorePart(ctx, req)
+	return rowraftv1.NewReplicasClient(conn).RestoreShard(ctx, req)
 }
 
 func (f *feed) begin(ctx context.Context) error {
-	begin := &rowraftv1.RestorePartBegin{TableEpoch: uint64(f.op.epoch())}
+	begin := &rowraftv1.RestoreShardBegin{TableEpoch: uint64(f.op.epoch())}
 	if len(f.op.ticks) > 0 && !f.op.alone() { // tables that are not restored keep their log time, so it must not jump
 		begin.BaseTick = slices.Max(f.op.ticks)
 	}
 	for _, t := range f.op.tables {
 		begin.Tables = append(begin.Tables, rpc.SchemaToProto(&t))
 	}
-	req := &rowraftv1.RestorePartRequest{Shard: uint32(f.shard.ID), Restore: f.op.id[:],
-		Step: &rowraftv1.RestorePartRequest_Begin{Begin: begin}}
+	req := &rowraftv1.RestoreShardRequest{Shard: uint32(f.shard.ID), Restore: f.op.id[:],
+		Step: &rowraftv1.RestoreShardRequest_Begin{Begin: begin}}
 	var lost error
 	err := f.op.c.lead.OnLeader(ctx, f.shard, restorePatience, func(conn *grpc.ClientConn) error {
 		if lost = f.op.stillLeads(); lost != nil {
@@ -413,9 +413,9 @@ func (f *feed) flushLocked(ctx context.Context) error {
 	if len(f.chunk) == 0 {
 		return nil
 	}
-	rows := &rowraftv1.RestorePartRows{Seq: f.seq + 1, Blocks: f.chunk}
+	rows := &rowraftv1.RestoreShardRows{Seq: f.seq + 1, Blocks: f.chunk}
 	if _, err := f.step(ctx,
-		&rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Rows{Rows: rows}}); err != nil {
+		&rowraftv1.RestoreShardRequest{Step: &rowraftv1.RestoreShardRequest_Rows{Rows: rows}}); err != nil {
 		// It is unknown whether the shard has the chunk. A later attempt would send its number with more rows, and a shard
 		// that has the chunk would ignore them.
 		f.failed = err
@@ -432,9 +432,9 @@ func (op *restoration) stage(ctx context.Context) error {
 	defer rpc.Report(op.report)()
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(restoreReaders)
-	for i := range op.manifest.Parts {
+	for i := range op.manifest.Shards {
 		g.Go(func() error {
-			_, err := op.chain.ReadPart(ctx, i, op.count, func(b *checkpoint.Block) error {
+			_, err := op.chain.ReadShard(ctx, i, op.count, func(b *checkpoint.Block) error {
 				return op.route(ctx, i, b)
 			})
 			return err
@@ -458,7 +458,7 @@ func (op *restoration) findTicks(ctx context.Context) error {
 	if !slices.ContainsFunc(op.tables, func(s rowraft.Schema) bool { return s.Tracked() }) {
 		return nil
 	}
-	for i := range op.manifest.Parts {
+	for i := range op.manifest.Shards {
 		now, err := op.chain.LogTime(ctx, i)
 		if err != nil {
 			return err
@@ -515,7 +515,7 @@ func (op *restoration) check(ctx context.Context) (*rowraftv1.MetaRestore, error
 	d.Source = &rowraftv1.MetaRestored{Id: op.manifest.ID, Destination: op.depot.String(), Name: op.req.GetName()}
 	err := op.each(func(f *feed) error {
 		reply, err := f.step(ctx,
-			&rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
+			&rowraftv1.RestoreShardRequest{Step: &rowraftv1.RestoreShardRequest_Look{Look: &rowraftv1.RestoreShardLook{}}})
 		if err != nil {
 			return err
 		}

@@ -24,8 +24,8 @@ type partsServer struct {
 	begin func() error // nil: it is begun
 }
 
-func (p *partsServer) RestorePart(_ context.Context,
-	req *rowraftv1.RestorePartRequest) (*rowraftv1.RestorePartReply, error) {
+func (p *partsServer) RestoreShard(_ context.Context,
+	req *rowraftv1.RestoreShardRequest) (*rowraftv1.RestoreShardReply, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if req.GetDrop() != nil {
@@ -34,7 +34,7 @@ func (p *partsServer) RestorePart(_ context.Context,
 	if req.GetBegin() != nil && p.begin != nil {
 		return nil, p.begin()
 	}
-	return &rowraftv1.RestorePartReply{}, nil
+	return &rowraftv1.RestoreShardReply{}, nil
 }
 
 func (p *partsServer) dropped() int {

@@ -32,9 +32,9 @@ func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) (
 	for i, sh := range m.Shards {
 		want := r.GetShards()[i]
 		g.Go(func() error {
-			reply, err := c.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: r.GetId(),
-				Step: &rowraftv1.RestorePartRequest_Close{
-					Close: &rowraftv1.RestorePartClose{TableEpoch: r.GetTableEpoch(), Chunks: want.GetChunks(), Rows: want.GetRows(),
+			reply, err := c.restoreStep(ctx, sh, &rowraftv1.RestoreShardRequest{Restore: r.GetId(),
+				Step: &rowraftv1.RestoreShardRequest_Close{
+					Close: &rowraftv1.RestoreShardClose{TableEpoch: r.GetTableEpoch(), Chunks: want.GetChunks(), Rows: want.GetRows(),
 						Digest: want.GetDigest()},
 				}})
 			if err == nil {
@@ -60,7 +60,7 @@ func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) (
 }
 
 // bringsAll returns an error if a shard lacks a table of a restore after the close.
-func bringsAll(shard rowraft.ShardID, r *rowraftv1.MetaRestore, reply *rowraftv1.RestorePartReply) error {
+func bringsAll(shard rowraft.ShardID, r *rowraftv1.MetaRestore, reply *rowraftv1.RestoreShardReply) error {
 	for _, t := range r.GetTables() {
 		if !slices.ContainsFunc(reply.GetTables(),
 			func(have *rowraftv1.ShardTable) bool { return have.GetId() == t.GetId() }) {
@@ -89,8 +89,8 @@ func (c *Service) dropStages(m *clustermap.Map, id []byte) error {
 	var wg sync.WaitGroup
 	for _, sh := range m.Shards {
 		wg.Go(func() {
-			if _, err := c.restoreStep(ctx, sh, &rowraftv1.RestorePartRequest{Restore: id,
-				Step: &rowraftv1.RestorePartRequest_Drop{Drop: &rowraftv1.RestorePartDrop{}}}); err != nil {
+			if _, err := c.restoreStep(ctx, sh, &rowraftv1.RestoreShardRequest{Restore: id,
+				Step: &rowraftv1.RestoreShardRequest_Drop{Drop: &rowraftv1.RestoreShardDrop{}}}); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				errs = append(errs, fmt.Errorf("drop what was staged: %w", err))
@@ -106,9 +106,9 @@ func (c *Service) dropStages(m *clustermap.Map, id []byte) error {
 
 // dropOther ends the restore whose stage prevents that of req: an abandoned one, or one of an earlier leader.
 func (c *Service) dropOther(ctx context.Context, m *clustermap.Map, conn *grpc.ClientConn,
-	req *rowraftv1.RestorePartRequest) error {
-	look := &rowraftv1.RestorePartRequest{Shard: req.GetShard(), Restore: req.GetRestore(),
-		Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}}
+	req *rowraftv1.RestoreShardRequest) error {
+	look := &rowraftv1.RestoreShardRequest{Shard: req.GetShard(), Restore: req.GetRestore(),
+		Step: &rowraftv1.RestoreShardRequest_Look{Look: &rowraftv1.RestoreShardLook{}}}
 	reply, err := restoreCall(ctx, conn, look)
 	if err != nil || len(reply.GetOther()) == 0 {
 		return err

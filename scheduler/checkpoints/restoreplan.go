@@ -146,7 +146,7 @@ func (op *restoration) look(ctx context.Context) (free map[rowraft.NodeID]uint64
 	free, rows = make(map[rowraft.NodeID]uint64), make(liveRows)
 	err = op.each(func(f *feed) error {
 		reply, err := f.step(ctx,
-			&rowraftv1.RestorePartRequest{Step: &rowraftv1.RestorePartRequest_Look{Look: &rowraftv1.RestorePartLook{}}})
+			&rowraftv1.RestoreShardRequest{Step: &rowraftv1.RestoreShardRequest_Look{Look: &rowraftv1.RestoreShardLook{}}})
 		mu.Lock()
 		defer mu.Unlock()
 		for _, t := range reply.GetTables() {

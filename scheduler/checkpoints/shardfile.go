@@ -21,9 +21,9 @@ import (
 // findPatience bounds the search for the leader of a shard.
 const findPatience = 15 * time.Second
 
-// partWriter is the stream to the leader of one shard that writes the shard's file of a checkpoint. One goroutine uses
-// it at a time, except close, which any goroutine may call.
-type partWriter struct {
+// shardFileWriter is the stream to the leader of one shard that writes the shard's file of a checkpoint. One goroutine
+// uses it at a time, except close, which any goroutine may call.
+type shardFileWriter struct {
 	op      *creation
 	cluster *clustermap.Map
 	shard   clustermap.Shard
@@ -33,17 +33,17 @@ type partWriter struct {
 	cancel context.CancelFunc // of the stream
 	closed bool
 
-	stream  grpc.BidiStreamingClient[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
+	stream  grpc.BidiStreamingClient[rowraftv1.WriteShardFileRequest, rowraftv1.WriteShardFileReply]
 	epoch   rowraft.TableEpoch
 	index   rowraft.Index
 	held    time.Duration
 	total   uint64
 	written atomic.Uint64
-	done    *rowraftv1.WritePartDone
+	done    *rowraftv1.WriteShardFileDone
 }
 
 // close ends the stream: the shard releases held pushes and deletes what it wrote.
-func (p *partWriter) close() {
+func (p *shardFileWriter) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
@@ -53,7 +53,7 @@ func (p *partWriter) close() {
 }
 
 // prepare finds the shard's leader and opens the stream.
-func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
+func (p *shardFileWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 	return p.op.c.lead.OnLeader(ctx, p.shard, findPatience, func(conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithCancel(ctx)
 		p.mu.Lock()
@@ -67,14 +67,17 @@ func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 		}
 		p.mu.Unlock()
 		var err error
-		if p.stream, err = rowraftv1.NewReplicasClient(conn).WritePart(ctx); err != nil {
+		if p.stream, err = rowraftv1.NewReplicasClient(conn).WriteShardFile(ctx); err != nil {
 			return rpc.FromStatus(err)
 		}
 		reply, err := p.step(
-			&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Prepare{Prepare: &rowraftv1.WritePartPrepare{
-				Shard: uint32(p.shard.ID), Mark: mark[:], Destination: p.op.depot.String(), Name: p.op.name,
-				Base: p.op.base.getName(), BaseId: p.op.base.getID(),
-			}}})
+			&rowraftv1.WriteShardFileRequest{
+				Step: &rowraftv1.WriteShardFileRequest_Prepare{Prepare: &rowraftv1.WriteShardFilePrepare{
+					Shard: uint32(p.shard.ID), Mark: mark[:], Destination: p.op.depot.String(), Name: p.op.name,
+					Base: p.op.base.getName(), BaseId: p.op.base.getID(),
+				}},
+			},
+		)
 		if err != nil {
 			return err
 		}
@@ -84,14 +87,14 @@ func (p *partWriter) prepare(ctx context.Context, mark uuid.UUID) error {
 }
 
 // step sends one request and returns the reply.
-func (p *partWriter) step(req *rowraftv1.WritePartRequest) (*rowraftv1.WritePartReply, error) {
+func (p *shardFileWriter) step(req *rowraftv1.WriteShardFileRequest) (*rowraftv1.WriteShardFileReply, error) {
 	if err := p.stream.Send(req); err != nil && !errors.Is(err, io.EOF) { // EOF: the reply has the reason
 		return nil, rpc.FromStatus(err)
 	}
 	return p.recv()
 }
 
-func (p *partWriter) recv() (*rowraftv1.WritePartReply, error) {
+func (p *shardFileWriter) recv() (*rowraftv1.WriteShardFileReply, error) {
 	reply, err := p.stream.Recv()
 	if errors.Is(err, io.EOF) {
 		return nil, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call before it was done")
@@ -99,16 +102,19 @@ func (p *partWriter) recv() (*rowraftv1.WritePartReply, error) {
 	return reply, rpc.FromStatus(err)
 }
 
-func (p *partWriter) hold() error {
+func (p *shardFileWriter) hold() error {
 	_, err := p.step(
-		&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Hold{Hold: &rowraftv1.WritePartHold{LeaseNs: uint64(
-			holdLease)}}})
+		&rowraftv1.WriteShardFileRequest{
+			Step: &rowraftv1.WriteShardFileRequest_Hold{Hold: &rowraftv1.WriteShardFileHold{LeaseNs: uint64(
+				holdLease)}},
+		},
+	)
 	return err
 }
 
-func (p *partWriter) mark() error {
+func (p *shardFileWriter) mark() error {
 	reply, err := p.step(
-		&rowraftv1.WritePartRequest{Step: &rowraftv1.WritePartRequest_Mark{Mark: &rowraftv1.WritePartMark{}}})
+		&rowraftv1.WriteShardFileRequest{Step: &rowraftv1.WriteShardFileRequest_Mark{Mark: &rowraftv1.WriteShardFileMark{}}})
 	if err != nil {
 		return err
 	}
@@ -118,16 +124,16 @@ func (p *partWriter) mark() error {
 }
 
 // collect receives until the file is written.
-func (p *partWriter) collect() error {
+func (p *shardFileWriter) collect() error {
 	for {
 		reply, err := p.recv()
 		if err != nil {
 			return err
 		}
 		switch step := reply.GetStep().(type) {
-		case *rowraftv1.WritePartReply_Progress:
+		case *rowraftv1.WriteShardFileReply_Progress:
 			p.written.Store(step.Progress.GetBytes())
-		case *rowraftv1.WritePartReply_Done:
+		case *rowraftv1.WriteShardFileReply_Done:
 			p.done = step.Done
 			p.written.Store(step.Done.GetStream().GetBytes())
 			return nil
@@ -135,15 +141,15 @@ func (p *partWriter) collect() error {
 	}
 }
 
-// part describes the shard for the manifest.
-func (p *partWriter) part() (out checkpoint.Part, err error) {
-	bad := func() (checkpoint.Part, error) {
-		return out, rowraft.Errorf(rowraft.CodeInternal, "shard %d: its server reported an impossible part", p.shard.ID)
+// file describes the shard for the manifest.
+func (p *shardFileWriter) shardFile() (out checkpoint.ShardFile, err error) {
+	bad := func() (checkpoint.ShardFile, error) {
+		return out, rowraft.Errorf(rowraft.CodeInternal, "shard %d: its server reported an impossible file", p.shard.ID)
 	}
 	if len(p.done.GetDigest()) != len(out.Digest) {
 		return bad()
 	}
-	out = checkpoint.Part{Shard: p.shard.ID, Applied: p.index, Slots: p.slots, Rows: p.done.GetRows(),
+	out = checkpoint.ShardFile{Shard: p.shard.ID, Applied: p.index, Slots: p.slots, Rows: p.done.GetRows(),
 		Digest: checkpoint.Digest(p.done.GetDigest()), Written: p.done.GetWritten()}
 	for _, f := range []struct {
 		from *rowraftv1.CheckpointFile

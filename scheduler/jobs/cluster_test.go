@@ -177,14 +177,14 @@ type preparedParts struct {
 	prepared, ended chan struct{}
 }
 
-func (f *preparedParts) WritePart(stream grpc.BidiStreamingServer[rowraftv1.WritePartRequest,
-	rowraftv1.WritePartReply]) error {
+func (f *preparedParts) WriteShardFile(stream grpc.BidiStreamingServer[rowraftv1.WriteShardFileRequest,
+	rowraftv1.WriteShardFileReply]) error {
 	if _, err := stream.Recv(); err != nil {
 		return err
 	}
 	if err := stream.Send(
-		&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{
-			Prepared: &rowraftv1.WritePartPrepared{TableEpoch: 1}}}); err != nil {
+		&rowraftv1.WriteShardFileReply{Step: &rowraftv1.WriteShardFileReply_Prepared{
+			Prepared: &rowraftv1.WriteShardFilePrepared{TableEpoch: 1}}}); err != nil {
 		return err
 	}
 	f.prepared <- struct{}{}

@@ -22,7 +22,7 @@ func (m *pauseRound) ReadData(ctx context.Context) error {
 		if r.GetData().GetExamples() == 0 || m.of(r) == nil {
 			continue
 		}
-		p, err := m.partsOf(r)
+		p, err := m.splitsOf(r)
 		if err != nil && m.mayLeaveOut(ctx, r.GetJob(), err) {
 			m.leaveOut(r.GetJob(), err)
 			continue
@@ -47,9 +47,9 @@ func (m *pauseRound) of(r *rowraftv1.MetaRun) (out map[uint64]*pausedTrainer) {
 	return out
 }
 
-// partsOf returns the position of a run in its data. It uses the positions that the stopped trainers reported, and the
+// splitsOf returns the position of a run in its data. It uses the positions that the stopped trainers reported, and the
 // last beat of a trainer that is absent.
-func (m *pauseRound) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
+func (m *pauseRound) splitsOf(r *rowraftv1.MetaRun) (*checkpoint.Splits, error) {
 	there, d := m.of(r), proto.CloneOf(r.GetData())
 	d.InLog = false // the trainers' answers are newer than the shards' positions
 	// A restored run starts its data from these positions. With an unsettled one it would skip examples or read them
@@ -57,24 +57,24 @@ func (m *pauseRound) partsOf(r *rowraftv1.MetaRun) (*checkpoint.Parts, error) {
 	for _, p := range d.GetOpen() {
 		if p.GetUnsettled() != 0 {
 			return nil, rowraft.Errorf(rowraft.CodeNoLeader,
-				"job %s: how far a trainer that left was in part %d is not settled yet", r.GetJob(), p.GetPart())
+				"job %s: how far a trainer that left was in part %d is not settled yet", r.GetJob(), p.GetSplit())
 		}
 	}
 	for _, w := range r.GetMembers() {
-		reached := []*rowraftv1.PartReached(nil)
+		reached := []*rowraftv1.SplitReached(nil)
 		if p := there[w.GetIncarnation()]; p != nil {
-			reached = p.parts
+			reached = p.splits
 		} else if heard, known := m.c.leases.get(w.GetIncarnation()); known {
-			reached = heard.beat.GetParts()
+			reached = heard.beat.GetSplits()
 		}
-		meta.ReturnParts(d, w.GetIncarnation(), reached)
+		meta.ReturnSplits(d, w.GetIncarnation(), reached)
 	}
-	out := &checkpoint.Parts{
-		Job: r.GetJob(), Examples: d.GetExamples(), PartExamples: d.GetPartExamples(), Epochs: d.GetEpochs(),
-		Epoch: d.GetEpoch(), Part: d.GetPart(), AgainKnown: d.GetAgainKnown(), AgainMost: d.GetAgainMost(),
+	out := &checkpoint.Splits{
+		Job: r.GetJob(), Examples: d.GetExamples(), SplitExamples: d.GetSplitExamples(), Epochs: d.GetEpochs(),
+		Epoch: d.GetEpoch(), Split: d.GetSplit(), AgainKnown: d.GetAgainKnown(), AgainMost: d.GetAgainMost(),
 	}
 	for _, p := range d.GetOpen() {
-		out.Open = append(out.Open, checkpoint.OpenPart{Epoch: p.GetEpoch(), Part: p.GetPart(), Offset: p.GetOffset()})
+		out.Open = append(out.Open, checkpoint.OpenSplit{Epoch: p.GetEpoch(), Split: p.GetSplit(), Offset: p.GetOffset()})
 	}
 	return out, nil
 }
@@ -95,7 +95,7 @@ func (m *pauseRound) Blobs(ctx context.Context, d depot.Depot, name string,
 		if err := d.Put(ctx, name+"/"+f.Name, b); err != nil {
 			return nil, err
 		}
-		out = append(out, checkpoint.Blob{Name: checkpoint.PartsBlob(p.Job), File: f})
+		out = append(out, checkpoint.Blob{Name: checkpoint.SplitsBlob(p.Job), File: f})
 	}
 	return out, nil
 }

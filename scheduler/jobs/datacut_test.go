@@ -10,12 +10,12 @@ import (
 	"github.com/rowraft/rowraft/client/jobs"
 )
 
-// A cut has each part of the data at the offset of which its trainer speaks while it stands
+// A cut has each split of the data at the offset of which its trainer speaks while it stands
 // still, those that are ended not at all, and that of one which died from where it was
 // heard of last. A run that goes on from there is given exactly the rest.
 func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	s, c := served(t)
-	plan := jobs.SplitPlan{Examples: 1000, SplitExamples: 96, Epochs: 2} // 11 parts an epoch, the last of 40
+	plan := jobs.SplitPlan{Examples: 1000, SplitExamples: 96, Epochs: 2} // 11 splits an epoch, the last of 40
 	members := make([]*jobs.Member, 3)
 	for i := range members {
 		var err error
@@ -41,10 +41,10 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 		[]jobs.SplitReached{{Epoch: dead.Epoch, Number: dead.Number, Acknowledged: 32, Read: 32}}); err != nil {
 		t.Fatal(err)
 	}
-	for i, parts := range [][]jobs.SplitReached{{{Number: first.Number, Acknowledged: 64, Read: 64}},
+	for i, splits := range [][]jobs.SplitReached{{{Number: first.Number, Acknowledged: 64, Read: 64}},
 		{{Number: lost.Number, Acknowledged: 16, Read: 16}}} {
 		at, err := members[i].Register(t.Context(), jobs.Registration{Pause: (&fakeTrainer{
-			parts: parts, asked: make(chan struct{}, 1),
+			parts: splits, asked: make(chan struct{}, 1),
 		}).pause})
 		if err != nil {
 			t.Fatal(err)
@@ -58,10 +58,10 @@ func TestACutHoldsThePositionOfTheData(t *testing.T) {
 	if err := m.ReadData(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want := []*checkpoint.Parts{{Job: "ctr", Examples: 1000, PartExamples: 96, Epochs: 2, Part: 4,
-		Open: []checkpoint.OpenPart{
-			{Part: uint64(first.Number), Offset: 64}, {Part: uint64(lost.Number), Offset: 16},
-			{Part: uint64(dead.Number), Offset: 32},
+	want := []*checkpoint.Splits{{Job: "ctr", Examples: 1000, SplitExamples: 96, Epochs: 2, Split: 4,
+		Open: []checkpoint.OpenSplit{
+			{Split: uint64(first.Number), Offset: 64}, {Split: uint64(lost.Number), Offset: 16},
+			{Split: uint64(dead.Number), Offset: 32},
 		}}}
 	if !reflect.DeepEqual(m.data, want) {
 		t.Errorf("the cut has %+v, want %+v", m.data[0], want[0])

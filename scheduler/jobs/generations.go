@@ -62,7 +62,7 @@ func (g *generations) round(ctx context.Context) {
 		}
 	}
 	for _, r := range g.machine.Runs() {
-		if err := g.settleParts(ctx, r); err != nil && ctx.Err() == nil {
+		if err := g.settleSplits(ctx, r); err != nil && ctx.Err() == nil {
 			g.logger.Warn("the position of a worker in its data is not known yet; trying again", "job", r.GetJob(), "err", err)
 		}
 	}
@@ -162,11 +162,11 @@ func (g *generations) driveNew(ctx context.Context, r *rowraftv1.MetaRun) error 
 	return nil
 }
 
-// settleParts asks all shards how far workers that left were in their parts, and makes the parts available to others.
-// The positions are final: every shard has the present generation, and each shard's share of a push names its worker,
-// so the shards refuse all later pushes of those workers. For a run without training workers, settleParts asks before
-// the shards forget the run.
-func (g *generations) settleParts(ctx context.Context, r *rowraftv1.MetaRun) error {
+// settleSplits asks all shards how far workers that left were in their splits, and makes the splits available to
+// others. The positions are final: every shard has the present generation, and each shard's share of a push names its
+// worker, so the shards refuse all later pushes of those workers. For a run without training workers, settleSplits asks
+// before the shards forget the run.
+func (g *generations) settleSplits(ctx context.Context, r *rowraftv1.MetaRun) error {
 	if g.of(r.GetRun()).number != r.GetGeneration() || !meta.HasUnsettled(r) {
 		return nil
 	}
@@ -177,8 +177,8 @@ func (g *generations) settleParts(ctx context.Context, r *rowraftv1.MetaRun) err
 		return err
 	}
 	return g.lead.Propose(ctx,
-		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleParts{SettleParts: &rowraftv1.MetaSettleParts{
-			Job: r.GetJob(), Run: r.GetRun(), Parts: meta.SettledParts(r.GetData(), shards),
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleSplits{SettleSplits: &rowraftv1.MetaSettleSplits{
+			Job: r.GetJob(), Run: r.GetRun(), Splits: meta.SettledSplits(r.GetData(), shards),
 		}}})
 }
 

@@ -38,7 +38,7 @@ func TestPartsAreSettledBehindTheNextGeneration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, cmd := range []*rowraftv1.MetaCommand{metacmd.TakePart(e.Identity, 1), metacmd.LeaveJob(e.Identity, lost)} {
+	for _, cmd := range []*rowraftv1.MetaCommand{metacmd.TakeSplit(e.Identity, 1), metacmd.LeaveJob(e.Identity, lost)} {
 		if _, err := s.leader.ProposeResult(t.Context(), cmd); err != nil {
 			t.Fatal(err)
 		}

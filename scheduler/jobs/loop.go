@@ -85,7 +85,7 @@ func (s *Service) checkLease(ctx context.Context, r *rowraftv1.MetaRun, m *rowra
 	}
 	reason := fmt.Sprintf("it was silent for %v, and its lease is %v", silence.Round(100*time.Millisecond), lease)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
-	return s.leave(ctx, id, rowraftv1.MemberState_MEMBER_STATE_LOST, reason, beat.GetParts())
+	return s.leave(ctx, id, rowraftv1.MemberState_MEMBER_STATE_LOST, reason, beat.GetSplits())
 }
 
 // forgetIdle deletes the expired runs from the registry.

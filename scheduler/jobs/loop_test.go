@@ -63,11 +63,11 @@ func TestASilentWorkerIsLost(t *testing.T) {
 		Incarnation: uint64(silent.Incarnation())}
 	for what, call := range map[string]func() error{
 		"next part": func() (err error) {
-			_, err = s.NextPart(t.Context(), &rowraftv1.NextPartRequest{Identity: zombie, Take: 1})
+			_, err = s.NextSplit(t.Context(), &rowraftv1.NextSplitRequest{Identity: zombie, Take: 1})
 			return err
 		},
 		"end of a part": func() (err error) {
-			_, err = s.EndPart(t.Context(), &rowraftv1.EndPartRequest{Identity: zombie})
+			_, err = s.EndSplit(t.Context(), &rowraftv1.EndSplitRequest{Identity: zombie})
 			return err
 		},
 		"renewal": func() (err error) {

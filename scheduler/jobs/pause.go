@@ -49,7 +49,7 @@ type pauseRound struct {
 	hurried bool             // the trainers paused now get only quickPatience
 	claims  map[string]bool  // jobs that this pauseRound has claimed
 	members []*pausedTrainer
-	data    []*checkpoint.Parts // data positions that the scheduler assigns, by job
+	data    []*checkpoint.Splits // data positions that the scheduler assigns, by job
 }
 
 // pausedTrainer is one trainer in a pauseRound.
@@ -65,7 +65,7 @@ type pausedTrainer struct {
 	boundary    uint64 // the announced boundary, then the boundary at which the trainer stopped
 	arrived     bool
 	step, bytes uint64
-	parts       []*rowraftv1.PartReached // data parts that the trainer has, with its positions in them
+	splits      []*rowraftv1.SplitReached // data splits that the trainer has, with its positions in them
 	pausedFor   time.Duration
 	blob        checkpoint.Blob
 }
@@ -379,7 +379,7 @@ func (p *pausedTrainer) recv(ctx context.Context) error {
 		return nil
 	}
 	at := req.GetPaused()
-	p.arrived, p.step, p.bytes, p.parts = true, at.GetStep(), at.GetBytes(), at.GetParts()
+	p.arrived, p.step, p.bytes, p.splits = true, at.GetStep(), at.GetBytes(), at.GetSplits()
 	if p.together {
 		p.boundary = at.GetBoundary()
 	}
@@ -462,7 +462,7 @@ func (m *pauseRound) leaveOut(job string, why error) {
 		m.c.mu.Unlock()
 		return true
 	})
-	m.data = slices.DeleteFunc(m.data, func(p *checkpoint.Parts) bool { return p.Job == job })
+	m.data = slices.DeleteFunc(m.data, func(p *checkpoint.Splits) bool { return p.Job == job })
 }
 
 // dismiss lets one trainer continue and ends its part in the round.

@@ -42,7 +42,7 @@ type Service struct {
 	trainers    *Trainers
 }
 
-// env is what the parts of this package need of the scheduler. It is immutable.
+// env is what the splits of this package need of the scheduler. It is immutable.
 type env struct {
 	lead    Leader
 	machine *meta.Machine
@@ -182,17 +182,17 @@ func (s *Service) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraf
 	if err := s.CheckOwner(ctx, q.GetIdentity().GetJob()); err != nil {
 		return nil, err
 	}
-	if err := s.leave(ctx, q.GetIdentity(), q.GetState(), q.GetReason(), q.GetParts()); err != nil {
+	if err := s.leave(ctx, q.GetIdentity(), q.GetState(), q.GetReason(), q.GetSplits()); err != nil {
 		return nil, err
 	}
 	return &rowraftv1.LeaveReply{}, nil
 }
 
 func (s *Service) leave(ctx context.Context, id *rowraftv1.JobIdentity, st rowraftv1.MemberState, reason string,
-	reached []*rowraftv1.PartReached) error {
+	reached []*rowraftv1.SplitReached) error {
 	err := s.lead.Propose(ctx,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
-			Identity: id, State: st, Reason: reason, Parts: reached, AtNs: uint64(time.Now().UnixNano()),
+			Identity: id, State: st, Reason: reason, Splits: reached, AtNs: uint64(time.Now().UnixNano()),
 		}}})
 	if err != nil {
 		return err
@@ -218,8 +218,8 @@ func (s *Service) Renew(ctx context.Context, q *rowraftv1.RenewRequest) (*rowraf
 	return &rowraftv1.RenewReply{}, nil
 }
 
-// NextPart assigns a part of the data to a member, or tells it to wait.
-func (s *Service) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*rowraftv1.NextPartReply, error) {
+// NextSplit assigns a split of the data to a member, or tells it to wait.
+func (s *Service) NextSplit(ctx context.Context, q *rowraftv1.NextSplitRequest) (*rowraftv1.NextSplitReply, error) {
 	if err := s.CheckOwner(ctx, q.GetIdentity().GetJob()); err != nil {
 		return nil, err
 	}
@@ -227,34 +227,34 @@ func (s *Service) NextPart(ctx context.Context, q *rowraftv1.NextPartRequest) (*
 		return nil, err
 	}
 	if s.machine.MustWait(q) { // the worker asks again, so the call need not be logged
-		return &rowraftv1.NextPartReply{Wait: true}, nil
+		return &rowraftv1.NextSplitReply{Wait: true}, nil
 	}
 	t, err := resultOf[*meta.TakeResult](s.lead.ProposeResult(ctx,
-		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakeSplit{TakeSplit: &rowraftv1.MetaTakeSplit{
 			Identity: q.GetIdentity(), Take: q.GetTake(),
 		}}}))
 	if err != nil {
 		return nil, err
 	}
-	return &rowraftv1.NextPartReply{
-		Wait: t.Wait, Done: t.Done, Epoch: t.Part.GetEpoch(), Part: t.Part.GetPart(), Offset: t.Part.GetOffset(),
-		From: t.From, To: t.To, Reading: t.Part.GetReading(),
+	return &rowraftv1.NextSplitReply{
+		Wait: t.Wait, Done: t.Done, Epoch: t.Split.GetEpoch(), Split: t.Split.GetSplit(), Offset: t.Split.GetOffset(),
+		From: t.From, To: t.To, Reading: t.Split.GetReading(),
 	}, nil
 }
 
-// EndPart records that a member read a part to its end.
-func (s *Service) EndPart(ctx context.Context, q *rowraftv1.EndPartRequest) (*rowraftv1.EndPartReply, error) {
+// EndSplit records that a member read a split to its end.
+func (s *Service) EndSplit(ctx context.Context, q *rowraftv1.EndSplitRequest) (*rowraftv1.EndSplitReply, error) {
 	if err := s.CheckOwner(ctx, q.GetIdentity().GetJob()); err != nil {
 		return nil, err
 	}
 	err := s.lead.Propose(ctx,
-		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{
-			Identity: q.GetIdentity(), Epoch: q.GetEpoch(), Part: q.GetPart(),
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndSplit{EndSplit: &rowraftv1.MetaEndSplit{
+			Identity: q.GetIdentity(), Epoch: q.GetEpoch(), Split: q.GetSplit(),
 		}}})
 	if err != nil {
 		return nil, err
 	}
-	return &rowraftv1.EndPartReply{}, nil
+	return &rowraftv1.EndSplitReply{}, nil
 }
 
 // ListJobs returns all jobs.

@@ -165,13 +165,13 @@ func (s shards) endUpTo(ctx context.Context, run []byte, generation uint64) erro
 func (s shards) positions(ctx context.Context, run []byte) (out []meta.ShardPositions, err error) {
 	var mu sync.Mutex
 	err = s.each(ctx, func(ctx context.Context, shard rowraft.ShardID, admin rowraftv1.ReplicasClient) error {
-		one := meta.ShardPositions{Read: make(map[rowraft.DataPart]uint64)}
+		one := meta.ShardPositions{Read: make(map[rowraft.PositionID]uint64)}
 		st, err := admin.JobState(ctx, &rowraftv1.JobStateRequest{Shard: uint32(shard), Job: run})
 		if err = rpc.FromStatus(err); err != nil && rowraft.CodeOf(err) != rowraft.CodeNotFound {
 			return err
 		}
 		for _, p := range st.GetPositions() {
-			one.Read[rowraft.DataPart(p.GetPart())] = p.GetOffset()
+			one.Read[rowraft.PositionID(p.GetId())] = p.GetOffset()
 		}
 		// A shard that does not know the run may have forgotten it, so its silence about a part proves nothing.
 		one.Full = err != nil || len(st.GetPositions()) >= checkpoint.JobPositions

@@ -13,70 +13,70 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// parts returns the number of parts in an epoch.
-func parts(d *rowraftv1.JobData) uint64 {
-	if d.GetPartExamples() == 0 {
+// splits returns the number of splits in an epoch.
+func splits(d *rowraftv1.JobData) uint64 {
+	if d.GetSplitExamples() == 0 {
 		return 0
 	}
-	return (d.GetExamples() + d.GetPartExamples() - 1) / d.GetPartExamples()
+	return (d.GetExamples() + d.GetSplitExamples() - 1) / d.GetSplitExamples()
 }
 
-// partRange returns the examples of a part: from inclusive, to exclusive.
-func partRange(d *rowraftv1.JobData, part uint64) (from, to uint64) {
-	from = part * d.GetPartExamples()
-	return from, min(from+d.GetPartExamples(), d.GetExamples())
+// splitRange returns the examples of a split: from inclusive, to exclusive.
+func splitRange(d *rowraftv1.JobData, split uint64) (from, to uint64) {
+	from = split * d.GetSplitExamples()
+	return from, min(from+d.GetSplitExamples(), d.GetExamples())
 }
 
-func comparePart(p *rowraftv1.JobPart, q *rowraftv1.JobPart) int {
-	return cmp.Or(cmp.Compare(p.GetEpoch(), q.GetEpoch()), cmp.Compare(p.GetPart(), q.GetPart()))
+func compareSplit(p *rowraftv1.JobSplit, q *rowraftv1.JobSplit) int {
+	return cmp.Or(cmp.Compare(p.GetEpoch(), q.GetEpoch()), cmp.Compare(p.GetSplit(), q.GetSplit()))
 }
 
 func checkData(d *rowraftv1.JobData) error {
 	const most = 1 << 48
 	if d.GetExamples() == 0 {
-		if d.GetPartExamples() != 0 || len(d.GetOpen()) != 0 {
-			return fmt.Errorf("data without examples has parts")
+		if d.GetSplitExamples() != 0 || len(d.GetOpen()) != 0 {
+			return fmt.Errorf("data without examples has splits")
 		}
 		return nil
 	}
-	if d.GetExamples() > most || d.GetPartExamples() < 1 || d.GetPartExamples() > most || d.GetEpochs() > most ||
-		parts(d) > MaxParts {
-		return fmt.Errorf("%d examples in parts of %d, %d epochs: want at most 2^48 of each, and %d parts", d.GetExamples(),
-			d.GetPartExamples(), d.GetEpochs(), MaxParts)
+	if d.GetExamples() > most || d.GetSplitExamples() < 1 || d.GetSplitExamples() > most || d.GetEpochs() > most ||
+		splits(d) > MaxSplits {
+		return fmt.Errorf("%d examples in splits of %d, %d epochs: want at most 2^48 of each, and %d splits", d.GetExamples(),
+			d.GetSplitExamples(), d.GetEpochs(), MaxSplits)
 	}
-	next := &rowraftv1.JobPart{Epoch: d.GetEpoch(), Part: d.GetPart()}
-	if d.GetPart() >= parts(d) || d.GetEpochs() > 0 && d.GetEpoch() > d.GetEpochs() {
-		return fmt.Errorf("the next part is %d of epoch %d", d.GetPart(), d.GetEpoch())
+	next := &rowraftv1.JobSplit{Epoch: d.GetEpoch(), Split: d.GetSplit()}
+	if d.GetSplit() >= splits(d) || d.GetEpochs() > 0 && d.GetEpoch() > d.GetEpochs() {
+		return fmt.Errorf("the next split is %d of epoch %d", d.GetSplit(), d.GetEpoch())
 	}
 	for i, p := range d.GetOpen() {
-		from, to := partRange(d, p.GetPart())
+		from, to := splitRange(d, p.GetSplit())
 		if p.GetUnsettled() != 0 && (p.GetIncarnation() != 0 || !d.GetInLog()) {
-			return fmt.Errorf("part %d of epoch %d has both a reader and an unsettled position", p.GetPart(), p.GetEpoch())
+			return fmt.Errorf("split %d of epoch %d has both a reader and an unsettled position", p.GetSplit(), p.GetEpoch())
 		}
-		if comparePart(p, next) >= 0 || p.GetPart() >= parts(d) || p.GetOffset() > to-from || i > 0 &&
-			comparePart(d.GetOpen()[i-1], p) >= 0 {
-			return fmt.Errorf("part %d of epoch %d, read up to %d, is open", p.GetPart(), p.GetEpoch(), p.GetOffset())
+		if compareSplit(p, next) >= 0 || p.GetSplit() >= splits(d) || p.GetOffset() > to-from || i > 0 &&
+			compareSplit(d.GetOpen()[i-1], p) >= 0 {
+			return fmt.Errorf("split %d of epoch %d, read up to %d, is open", p.GetSplit(), p.GetEpoch(), p.GetOffset())
 		}
 	}
 	return nil
 }
 
-// exhausted reports whether every part was assigned to a worker.
+// exhausted reports whether every split was assigned to a worker.
 func exhausted(d *rowraftv1.JobData) bool { return d.GetEpochs() > 0 && d.GetEpoch() >= d.GetEpochs() }
 
-// allRead reports whether every part was read to its end.
+// allRead reports whether every split was read to its end.
 func allRead(d *rowraftv1.JobData) bool { return exhausted(d) && len(d.GetOpen()) == 0 }
 
-// TakeResult is the result of the command take_part.
+// TakeResult is the result of the command take_split.
 type TakeResult struct {
 	Wait, Done bool
-	Part       *rowraftv1.JobPart
+	Split      *rowraftv1.JobSplit
 	From, To   uint64
 }
 
-// takePart assigns a part to a member. Take counts the member's requests: a repeated request gets the same part,
+// takeSplit assigns a split to a member. Take counts the member's requests: a repeated request gets the same split,
 // because its reply was lost.
-func (g *registry) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
+func (g *registry) takeSplit(c *rowraftv1.MetaTakeSplit) (*TakeResult, error) {
 	old, i, err := g.trainingMember(c.GetIdentity())
 	if err != nil {
 		return nil, err
@@ -85,9 +85,9 @@ func (g *registry) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
 		return nil, rowraft.Errorf(rowraft.CodePrecondition, "job %s does not have its data divided by the scheduler",
 			old.GetJob())
 	}
-	answer := func(d *rowraftv1.JobData, p *rowraftv1.JobPart) *TakeResult {
-		from, to := partRange(d, p.GetPart())
-		return &TakeResult{Part: p, From: from, To: to}
+	answer := func(d *rowraftv1.JobData, p *rowraftv1.JobSplit) *TakeResult {
+		from, to := splitRange(d, p.GetSplit())
+		return &TakeResult{Split: p, From: from, To: to}
 	}
 	had, id := old.GetMembers()[i].GetTaken(), c.GetIdentity().GetIncarnation()
 	if c.GetTake() != had+1 {
@@ -96,15 +96,15 @@ func (g *registry) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
 				return answer(old.GetData(), p), nil // the reply was lost
 			}
 		}
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s, rank %d: it asks for part number %d and has had %d",
+		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s, rank %d: it asks for split number %d and has had %d",
 			old.GetJob(), c.GetIdentity().GetRank(), c.GetTake(), had)
 	}
 	// Only a copy may change: readers hold old outside the lock.
 	r := proto.CloneOf(old)
 	d, m := r.GetData(), r.Members[i]
-	p := freePart(r, m.GetRank())
+	p := freeSplit(r, m.GetRank())
 	if p == nil {
-		others := slices.ContainsFunc(d.GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetIncarnation() != id })
+		others := slices.ContainsFunc(d.GetOpen(), func(p *rowraftv1.JobSplit) bool { return p.GetIncarnation() != id })
 		return &TakeResult{Wait: others, Done: !others}, nil
 	}
 	m.Taken++
@@ -114,9 +114,9 @@ func (g *registry) takePart(c *rowraftv1.MetaTakePart) (*TakeResult, error) {
 	return answer(d, p), nil
 }
 
-// freePart returns the next part for a member: the lowest open part without a worker, otherwise the next part of the
-// data, which it opens. It returns nil if there is none for this member. It changes r.
-func freePart(r *rowraftv1.MetaRun, rank uint32) *rowraftv1.JobPart {
+// freeSplit returns the next split for a member: the lowest open split without a worker, otherwise the next split of
+// the data, which it opens. It returns nil if there is none for this member. It changes r.
+func freeSplit(r *rowraftv1.MetaRun, rank uint32) *rowraftv1.JobSplit {
 	d := r.GetData()
 	for _, p := range d.GetOpen() {
 		if p.GetIncarnation() == 0 && p.GetUnsettled() == 0 && isFor(r, p, rank) {
@@ -124,12 +124,12 @@ func freePart(r *rowraftv1.MetaRun, rank uint32) *rowraftv1.JobPart {
 		}
 	}
 	for !exhausted(d) {
-		p := &rowraftv1.JobPart{Epoch: d.GetEpoch(), Part: d.GetPart()}
+		p := &rowraftv1.JobSplit{Epoch: d.GetEpoch(), Split: d.GetSplit()}
 		d.Open = append(d.Open, p)
-		if d.GetPart()+1 < parts(d) {
-			d.Part++
+		if d.GetSplit()+1 < splits(d) {
+			d.Split++
 		} else {
-			d.Epoch, d.Part = d.GetEpoch()+1, 0
+			d.Epoch, d.Split = d.GetEpoch()+1, 0
 		}
 		if isFor(r, p, rank) {
 			return p
@@ -138,26 +138,26 @@ func freePart(r *rowraftv1.MetaRun, rank uint32) *rowraftv1.JobPart {
 	return nil
 }
 
-// isFor reports whether a rank may read a part. If parts are assigned by rank, only the owner may, while it trains. So
-// the assignment does not depend on the order of requests as long as all workers train.
-func isFor(r *rowraftv1.MetaRun, p *rowraftv1.JobPart, rank uint32) bool {
+// isFor reports whether a rank may read a split. If splits are assigned by rank, only the owner may, while it trains.
+// So the assignment does not depend on the order of requests as long as all workers train.
+func isFor(r *rowraftv1.MetaRun, p *rowraftv1.JobSplit, rank uint32) bool {
 	if !r.GetData().GetByRank() {
 		return true
 	}
-	owner := uint32((p.GetEpoch()*parts(r.GetData()) + p.GetPart()) % uint64(r.GetWorkers()))
+	owner := uint32((p.GetEpoch()*splits(r.GetData()) + p.GetSplit()) % uint64(r.GetWorkers()))
 	i, found := FindMember(r, owner)
 	return owner == rank || !found || !IsTraining(r.GetMembers()[i])
 }
 
-// endPart records that a part was read to its end. It does nothing if the member does not have the part: the call is a
-// repetition.
-func (g *registry) endPart(c *rowraftv1.MetaEndPart) error {
+// endSplit records that a split was read to its end. It does nothing if the member does not have the split: the call is
+// a repetition.
+func (g *registry) endSplit(c *rowraftv1.MetaEndSplit) error {
 	old, _, err := g.trainingMember(c.GetIdentity())
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(old.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool {
-		return p.GetEpoch() == c.GetEpoch() && p.GetPart() == c.GetPart() &&
+	i := slices.IndexFunc(old.GetData().GetOpen(), func(p *rowraftv1.JobSplit) bool {
+		return p.GetEpoch() == c.GetEpoch() && p.GetSplit() == c.GetSplit() &&
 			p.GetIncarnation() == c.GetIdentity().GetIncarnation()
 	})
 	if i < 0 {
@@ -169,28 +169,28 @@ func (g *registry) endPart(c *rowraftv1.MetaEndPart) error {
 	return nil
 }
 
-// ReturnParts makes the parts of a member that left available to others, from the last known position, and counts the
-// examples that will be read again. If the shards know the position (InLog), ReturnParts marks the parts as unsettled,
-// and settleParts does the rest.
-func ReturnParts(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.PartReached) {
+// ReturnSplits makes the splits of a member that left available to others, from the last known position, and counts the
+// examples that will be read again. If the shards know the position (InLog), ReturnSplits marks the splits as
+// unsettled, and settleSplits does the rest.
+func ReturnSplits(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.SplitReached) {
 	for i := 0; incarnation != 0 && i < len(d.GetOpen()); i++ {
 		p := d.Open[i]
 		if p.GetIncarnation() != incarnation {
 			continue
 		}
 		p.Incarnation, p.Take = 0, 0
-		from, to := partRange(d, p.GetPart())
+		from, to := splitRange(d, p.GetSplit())
 		size, read := to-from, p.GetOffset()
 		exact := false
 		for _, at := range reached {
-			if at.GetEpoch() == p.GetEpoch() && at.GetPart() == p.GetPart() {
+			if at.GetEpoch() == p.GetEpoch() && at.GetSplit() == p.GetSplit() {
 				p.Offset = min(max(p.GetOffset(), at.GetAcknowledged()), size)
 				read = min(max(at.GetRead(), p.GetOffset()), size)
 				exact = at.GetExact()
 			}
 		}
 		// The shards know better how far the reader was: a batch that the worker did not report may have been applied. Until
-		// they have answered, no other worker gets the part, or its batches would be applied twice.
+		// they have answered, no other worker gets the split, or its batches would be applied twice.
 		if d.GetInLog() {
 			p.Unsettled = incarnation
 			continue
@@ -204,24 +204,24 @@ func ReturnParts(d *rowraftv1.JobData, incarnation uint64, reached []*rowraftv1.
 	}
 }
 
-// settleParts makes unsettled parts available to others, from the position that the shards know, and counts the
+// settleSplits makes unsettled splits available to others, from the position that the shards know, and counts the
 // examples that will be read again.
-func (g *registry) settleParts(c *rowraftv1.MetaSettleParts) error {
+func (g *registry) settleSplits(c *rowraftv1.MetaSettleSplits) error {
 	old := g.run(c.GetJob())
 	if old == nil || !bytes.Equal(old.GetRun(), c.GetRun()) {
 		return nil // the run is over
 	}
 	r := proto.CloneOf(old)
 	d := r.GetData()
-	for _, at := range c.GetParts() {
-		i := slices.IndexFunc(d.GetOpen(), func(p *rowraftv1.JobPart) bool {
-			return p.GetEpoch() == at.GetEpoch() && p.GetPart() == at.GetPart() && p.GetUnsettled() == at.GetIncarnation()
+	for _, at := range c.GetSplits() {
+		i := slices.IndexFunc(d.GetOpen(), func(p *rowraftv1.JobSplit) bool {
+			return p.GetEpoch() == at.GetEpoch() && p.GetSplit() == at.GetSplit() && p.GetUnsettled() == at.GetIncarnation()
 		})
 		if i < 0 || at.GetIncarnation() == 0 {
 			continue // settled already
 		}
 		p := d.Open[i]
-		from, to := partRange(d, p.GetPart())
+		from, to := splitRange(d, p.GetSplit())
 		size := to - from
 		p.Unsettled = 0
 		p.Offset = min(max(p.GetOffset(), at.GetAcknowledged()), size)
@@ -236,34 +236,34 @@ func (g *registry) settleParts(c *rowraftv1.MetaSettleParts) error {
 	return nil
 }
 
-// MustWait reports whether a member must wait: take_part would return that, or the member requests in advance one of
-// the last parts, which the other workers need to stay busy.
-func (m *Machine) MustWait(q *rowraftv1.NextPartRequest) bool {
+// MustWait reports whether a member must wait: take_split would return that, or the member requests in advance one of
+// the last splits, which the other workers need to stay busy.
+func (m *Machine) MustWait(q *rowraftv1.NextSplitRequest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r, i, err := m.state.registry.trainingMember(q.GetIdentity())
 	if err != nil || q.GetTake() != r.GetMembers()[i].GetTaken()+1 {
 		return false
 	}
-	// Near the end of the data a worker that holds parts in advance leaves others without work, and the run ends later.
-	if q.GetAhead() > 0 && !r.GetData().GetByRank() && freeParts(r.GetData()) <= uint64(len(TrainingRanks(r))) {
+	// Near the end of the data a worker that holds splits in advance leaves others without work, and the run ends later.
+	if q.GetAhead() > 0 && !r.GetData().GetByRank() && freeSplits(r.GetData()) <= uint64(len(TrainingRanks(r))) {
 		return true
 	}
-	// freePart changes what it gets, and this call must not change the state: it is not in the log.
+	// freeSplit changes what it gets, and this call must not change the state: it is not in the log.
 	r = proto.CloneOf(r)
-	others := slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool {
+	others := slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobSplit) bool {
 		return p.GetIncarnation() != q.GetIdentity().GetIncarnation()
 	})
-	return others && freePart(r, q.GetIdentity().GetRank()) == nil
+	return others && freeSplit(r, q.GetIdentity().GetRank()) == nil
 }
 
-// freeParts returns the number of parts without a worker until the end of the data.
-func freeParts(d *rowraftv1.JobData) (n uint64) {
+// freeSplits returns the number of splits without a worker until the end of the data.
+func freeSplits(d *rowraftv1.JobData) (n uint64) {
 	if d.GetEpochs() == 0 {
 		return math.MaxUint64 // the data have no end
 	}
 	if d.GetEpoch() < d.GetEpochs() {
-		n = min(d.GetEpochs()-d.GetEpoch(), MaxParts)*parts(d) - d.GetPart()
+		n = min(d.GetEpochs()-d.GetEpoch(), MaxSplits)*splits(d) - d.GetSplit()
 	}
 	for _, p := range d.GetOpen() {
 		if p.GetIncarnation() == 0 {
@@ -273,27 +273,27 @@ func freeParts(d *rowraftv1.JobData) (n uint64) {
 	return n
 }
 
-// HasUnsettled reports whether a run has parts whose last reader left and whose position is not known yet.
+// HasUnsettled reports whether a run has splits whose last reader left and whose position is not known yet.
 func HasUnsettled(r *rowraftv1.MetaRun) bool {
-	return slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobPart) bool { return p.GetUnsettled() != 0 })
+	return slices.ContainsFunc(r.GetData().GetOpen(), func(p *rowraftv1.JobSplit) bool { return p.GetUnsettled() != 0 })
 }
 
 // ShardPositions is what one shard knows of the positions in a run's data.
 type ShardPositions struct {
 	Full bool // the shard may have forgotten some positions
-	Read map[rowraft.DataPart]uint64
+	Read map[rowraft.PositionID]uint64
 }
 
-// SettledParts returns the position of each unsettled part. A batch counts as applied if at least one shard has applied
-// its share.
-func SettledParts(d *rowraftv1.JobData, shards []ShardPositions) (out []*rowraftv1.PartSettled) {
+// SettledSplits returns the position of each unsettled split. A batch counts as applied if at least one shard has
+// applied its share.
+func SettledSplits(d *rowraftv1.JobData, shards []ShardPositions) (out []*rowraftv1.SplitSettled) {
 	for _, p := range d.GetOpen() {
 		if p.GetUnsettled() == 0 {
 			continue
 		}
-		at := &rowraftv1.PartSettled{Epoch: p.GetEpoch(), Part: p.GetPart(), Incarnation: p.GetUnsettled()}
+		at := &rowraftv1.SplitSettled{Epoch: p.GetEpoch(), Split: p.GetSplit(), Incarnation: p.GetUnsettled()}
 		for _, s := range shards {
-			acknowledged, applied := rowraft.ReadParts(p.GetEpoch()*parts(d)+p.GetPart(), p.GetReading())
+			acknowledged, applied := rowraft.PositionIDs(p.GetEpoch()*splits(d)+p.GetSplit(), p.GetReading())
 			at.Acknowledged = max(at.Acknowledged, s.Read[acknowledged])
 			offset, here := s.Read[applied]
 			at.Applied = max(at.Applied, offset)

@@ -12,40 +12,40 @@ import (
 	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
 )
 
-func cmdEndPart(id *rowraftv1.JobIdentity, p *rowraftv1.JobPart) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: id,
-		Epoch: p.GetEpoch(), Part: p.GetPart()}}}
+func cmdEndSplit(id *rowraftv1.JobIdentity, p *rowraftv1.JobSplit) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_EndSplit{EndSplit: &rowraftv1.MetaEndSplit{Identity: id,
+		Epoch: p.GetEpoch(), Split: p.GetSplit()}}}
 }
 
-func cmdSettle(run []byte, parts ...*rowraftv1.PartSettled) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleParts{
-		SettleParts: &rowraftv1.MetaSettleParts{Job: "ctr", Run: run, Parts: parts}}}
+func cmdSettle(run []byte, splits ...*rowraftv1.SplitSettled) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SettleSplits{
+		SettleSplits: &rowraftv1.MetaSettleSplits{Job: "ctr", Run: run, Splits: splits}}}
 }
 
 func (a *applier) take(id *rowraftv1.JobIdentity, take uint64) *TakeResult {
 	a.t.Helper()
-	return a.taken(metacmd.TakePart(id, take))
+	return a.taken(metacmd.TakeSplit(id, take))
 }
 
 func (a *applier) taken(c *rowraftv1.MetaCommand) *TakeResult {
 	a.t.Helper()
 	got, ok := a.do(c).(*TakeResult)
 	if !ok {
-		a.t.Fatalf("part number %d was refused", c.GetTakePart().GetTake())
+		a.t.Fatalf("split number %d was refused", c.GetTakeSplit().GetTake())
 	}
 	return got
 }
 
-// reading is what a shard keeps of how far parts were read.
-type reading map[rowraft.DataPart]uint64
+// reading is what a shard keeps of how far splits were read.
+type reading map[rowraft.PositionID]uint64
 
-// push notes what a push carries of a part.
-func (r reading) push(d *rowraftv1.JobData, p *rowraftv1.JobPart, acknowledged, applied uint64) {
-	a, b := rowraft.ReadParts(p.GetEpoch()*parts(d)+p.GetPart(), p.GetReading())
+// push notes what a push carries of a split.
+func (r reading) push(d *rowraftv1.JobData, p *rowraftv1.JobSplit, acknowledged, applied uint64) {
+	a, b := rowraft.PositionIDs(p.GetEpoch()*splits(d)+p.GetSplit(), p.GetReading())
 	r[a], r[b] = max(r[a], acknowledged), max(r[b], applied)
 }
 
-// A part of a worker that is lost is read on by another one, from where it was known to
+// A split of a worker that is lost is read on by another one, from where it was known to
 // be, and what may be read again is counted.
 func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 	a := newApplier(t)
@@ -53,34 +53,34 @@ func TestPartsOfTheLostAreGivenAgain(t *testing.T) {
 	one, two := a.enter(metacmd.EnterJob("a", 1, metacmd.WithData(250, 100, 1))).Identity,
 		a.enter(metacmd.EnterJob("b", 2, metacmd.WithData(250, 100, 1))).Identity
 	p := a.take(one, 1)
-	if p.Part.GetPart() != 0 || p.From != 0 || p.To != 100 {
-		t.Fatalf("the first part is %v from %d to %d", p.Part, p.From, p.To)
+	if p.Split.GetSplit() != 0 || p.From != 0 || p.To != 100 {
+		t.Fatalf("the first split is %v from %d to %d", p.Split, p.From, p.To)
 	}
-	if again := a.take(one, 1); again.Part.GetPart() != 0 {
-		t.Errorf("asked again it is part %d", again.Part.GetPart())
+	if again := a.take(one, 1); again.Split.GetSplit() != 0 {
+		t.Errorf("asked again it is split %d", again.Split.GetSplit())
 	}
-	a.refused(metacmd.TakePart(one, 3), rowraft.CodeInvalidArgument, "part number 3", "has had 1")
+	a.refused(metacmd.TakeSplit(one, 3), rowraft.CodeInvalidArgument, "split number 3", "has had 1")
 	q, r := a.take(two, 1), a.take(two, 2)
-	if q.Part.GetPart() != 1 || r.Part.GetPart() != 2 || r.From != 200 || r.To != 250 {
-		t.Fatalf("the next are %v and %v, to %d", q.Part, r.Part, r.To)
+	if q.Split.GetSplit() != 1 || r.Split.GetSplit() != 2 || r.From != 200 || r.To != 250 {
+		t.Fatalf("the next are %v and %v, to %d", q.Split, r.Split, r.To)
 	}
-	a.ok(cmdEndPart(two, q.Part))
-	a.ok(cmdEndPart(two, q.Part)) // its answer was lost
-	a.ok(cmdEndPart(two, r.Part))
+	a.ok(cmdEndSplit(two, q.Split))
+	a.ok(cmdEndSplit(two, q.Split)) // its answer was lost
+	a.ok(cmdEndSplit(two, r.Split))
 	if w := a.take(two, 3); !w.Wait || w.Done {
-		t.Errorf("with one part open it is told %v", w)
+		t.Errorf("with one split open it is told %v", w)
 	}
-	a.ok(metacmd.LeaveJob(one, lost, &rowraftv1.PartReached{Part: 0, Acknowledged: 30, Read: 45}))
-	a.refused(metacmd.TakePart(one, 2), rowraft.CodeSessionExpired, "start it again")
-	a.refused(cmdEndPart(one, p.Part), rowraft.CodeSessionExpired)
+	a.ok(metacmd.LeaveJob(one, lost, &rowraftv1.SplitReached{Split: 0, Acknowledged: 30, Read: 45}))
+	a.refused(metacmd.TakeSplit(one, 2), rowraft.CodeSessionExpired, "start it again")
+	a.refused(cmdEndSplit(one, p.Split), rowraft.CodeSessionExpired)
 	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 15 || d.GetAgainMost() != 70 {
 		t.Errorf("read again: %d to %d, want 15 to 70", d.GetAgainKnown(), d.GetAgainMost())
 	}
 	back := a.take(two, 3)
-	if back.Part.GetPart() != 0 || back.Part.GetOffset() != 30 || back.To != 100 {
-		t.Fatalf("what came back is %v", back.Part)
+	if back.Split.GetSplit() != 0 || back.Split.GetOffset() != 30 || back.To != 100 {
+		t.Fatalf("what came back is %v", back.Split)
 	}
-	a.ok(cmdEndPart(two, back.Part))
+	a.ok(cmdEndSplit(two, back.Split))
 	if w := a.take(two, 4); !w.Done {
 		t.Errorf("at the end it is told %v", w)
 	}
@@ -95,14 +95,14 @@ func TestPartsOfTheStoppedGoOn(t *testing.T) {
 	a.do(cmdInit("c"))
 	one := a.enter(metacmd.EnterJob("a", 1, metacmd.WithData(250, 100, 1))).Identity
 	a.take(one, 1)
-	a.ok(metacmd.LeaveJob(one, stopped, &rowraftv1.PartReached{Acknowledged: 64, Read: 64, Exact: true}))
+	a.ok(metacmd.LeaveJob(one, stopped, &rowraftv1.SplitReached{Acknowledged: 64, Read: 64, Exact: true}))
 	a.wantJob(jobStopped, 2)
 	next := a.enter(metacmd.EnterJob("a", 2, metacmd.WithData(250, 100, 1)))
 	if next.Began {
 		t.Fatal("it begins again")
 	}
-	if p := a.take(next.Identity, 1); p.Part.GetPart() != 0 || p.Part.GetOffset() != 64 {
-		t.Errorf("it goes on at %v", p.Part)
+	if p := a.take(next.Identity, 1); p.Split.GetSplit() != 0 || p.Split.GetOffset() != 64 {
+		t.Errorf("it goes on at %v", p.Split)
 	}
 	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 0 || d.GetAgainMost() != 0 {
 		t.Errorf("read again: %d to %d", d.GetAgainKnown(), d.GetAgainMost())
@@ -126,8 +126,8 @@ func TestEpochsAreCovered(t *testing.T) {
 		type worker struct {
 			id    *rowraftv1.JobIdentity
 			had   uint64
-			part  *TakeResult // nil: none
-			at    uint64      // next example of the part
+			split *TakeResult // nil: none
+			at    uint64      // next example of the split
 			acked uint64      // reported
 		}
 		pushed := make(reading)
@@ -146,7 +146,7 @@ func TestEpochsAreCovered(t *testing.T) {
 			w := workers[i]
 			if inLog && rapid.IntRange(0, 3).Draw(t, "the shards are asked") == 0 {
 				r := a.m.RunOf("ctr")
-				settle := cmdSettle(r.GetRun(), SettledParts(r.GetData(), []ShardPositions{{Read: pushed}})...)
+				settle := cmdSettle(r.GetRun(), SettledSplits(r.GetData(), []ShardPositions{{Read: pushed}})...)
 				a.ok(settle)
 				if rapid.Bool().Draw(t, "twice") {
 					a.ok(settle)
@@ -158,10 +158,10 @@ func TestEpochsAreCovered(t *testing.T) {
 				e := a.enter(metacmd.EnterJob([]string{"a", "b"}[i], instance, plan))
 				workers[i] = &worker{id: e.Identity}
 			case dies:
-				var reached []*rowraftv1.PartReached
-				if w.part != nil && rapid.Bool().Draw(t, "known") {
+				var reached []*rowraftv1.SplitReached
+				if w.split != nil && rapid.Bool().Draw(t, "known") {
 					back := rapid.Uint64Range(0, w.at-w.acked).Draw(t, "unreported")
-					reached = append(reached, &rowraftv1.PartReached{Epoch: w.part.Part.GetEpoch(), Part: w.part.Part.GetPart(),
+					reached = append(reached, &rowraftv1.SplitReached{Epoch: w.split.Split.GetEpoch(), Split: w.split.Split.GetSplit(),
 						Acknowledged: w.acked, Read: w.at - back})
 				}
 				if rapid.Bool().Draw(t, "followed at once") { // by a process of its name
@@ -171,26 +171,26 @@ func TestEpochsAreCovered(t *testing.T) {
 					a.ok(metacmd.LeaveJob(w.id, lost, reached...))
 					workers[i] = nil
 				}
-			case w.part == nil:
+			case w.split == nil:
 				got := a.take(w.id, w.had+1)
 				if over = got.Done; !got.Done && !got.Wait {
 					w.had++
-					at := got.Part.GetOffset()
-					w.part, w.at, w.acked = got, at, at
+					at := got.Split.GetOffset()
+					w.split, w.at, w.acked = got, at, at
 				}
-			case w.part.From+w.at == w.part.To:
-				for x := w.part.From + w.acked; x < w.part.To; x++ {
-					acked[w.part.Part.GetEpoch()][x]++
+			case w.split.From+w.at == w.split.To:
+				for x := w.split.From + w.acked; x < w.split.To; x++ {
+					acked[w.split.Split.GetEpoch()][x]++
 				}
-				a.ok(cmdEndPart(w.id, w.part.Part))
-				w.part = nil
+				a.ok(cmdEndSplit(w.id, w.split.Split))
+				w.split = nil
 			default:
-				read[w.part.Part.GetEpoch()][w.part.From+w.at]++
+				read[w.split.Split.GetEpoch()][w.split.From+w.at]++
 				w.at++
-				pushed.push(a.m.RunOf("ctr").GetData(), w.part.Part, w.acked, w.at)
+				pushed.push(a.m.RunOf("ctr").GetData(), w.split.Split, w.acked, w.at)
 				if rapid.Bool().Draw(t, "acknowledged") {
-					for x := w.part.From + w.acked; x < w.part.From+w.at; x++ {
-						acked[w.part.Part.GetEpoch()][x]++
+					for x := w.split.From + w.acked; x < w.split.From+w.at; x++ {
+						acked[w.split.Split.GetEpoch()][x]++
 					}
 					w.acked = w.at
 				}
@@ -214,7 +214,7 @@ func TestEpochsAreCovered(t *testing.T) {
 	})
 }
 
-// A part that changes hands twice before its second reader has pushed is read again once: the
+// A split that changes hands twice before its second reader has pushed is read again once: the
 // shards know who was where.
 func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 	a := newApplier(t)
@@ -226,17 +226,17 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 	pushed := make(reading)
 	settle := func() {
 		r := a.m.RunOf("ctr")
-		a.ok(cmdSettle(r.GetRun(), SettledParts(r.GetData(), []ShardPositions{{Read: pushed}})...))
+		a.ok(cmdSettle(r.GetRun(), SettledSplits(r.GetData(), []ShardPositions{{Read: pushed}})...))
 	}
 	one := a.enter(metacmd.EnterJob("a", 1, plan)).Identity
 	first := a.take(one, 1)
 	data := func() *rowraftv1.JobData { return a.m.RunOf("ctr").GetData() }
-	pushed.push(data(), first.Part, 16, 24)
+	pushed.push(data(), first.Split, 16, 24)
 	a.ok(metacmd.LeaveJob(one, lost))
 	settle()
 	two := a.enter(metacmd.EnterJob("a", 2, plan)).Identity
-	if p := a.take(two, 1); p.Part.GetOffset() != 16 {
-		t.Fatalf("the second reader begins at %v", p.Part)
+	if p := a.take(two, 1); p.Split.GetOffset() != 16 {
+		t.Fatalf("the second reader begins at %v", p.Split)
 	}
 	a.ok(metacmd.LeaveJob(two, lost))
 	settle()
@@ -246,7 +246,7 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 	// The third one reads what the first has, and dies, too.
 	three := a.enter(metacmd.EnterJob("a", 3, plan)).Identity
 	p := a.take(three, 1)
-	pushed.push(data(), p.Part, 16, 24)
+	pushed.push(data(), p.Split, 16, 24)
 	a.ok(metacmd.LeaveJob(three, lost))
 	settle()
 	if d := data(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
@@ -254,8 +254,8 @@ func TestAPartThatIsTakenAndNotReadCountsOnce(t *testing.T) {
 	}
 	again := New(NewView())
 	if err := again.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil ||
-		again.RunOf("ctr").GetData().GetOpen()[0].GetReading() != p.Part.GetReading() {
-		t.Errorf("a snapshot has reading %v, %v; want %d", again.RunOf("ctr").GetData().GetOpen(), err, p.Part.GetReading())
+		again.RunOf("ctr").GetData().GetOpen()[0].GetReading() != p.Split.GetReading() {
+		t.Errorf("a snapshot has reading %v, %v; want %d", again.RunOf("ctr").GetData().GetOpen(), err, p.Split.GetReading())
 	}
 }
 
@@ -273,11 +273,11 @@ func TestPartsAreDealtByRank(t *testing.T) {
 			a.enter(metacmd.EnterJob("b", 2, plan)).Identity}
 		for _, i := range order {
 			p := a.take(ids[i], uint64(len(had[i])+1))
-			if p.Part == nil {
+			if p.Split == nil {
 				t.Fatalf("%v: worker %d is told %+v", order, i, p)
 			}
-			had[i] = append(had[i], 10*p.Part.GetEpoch()+p.Part.GetPart())
-			a.ok(cmdEndPart(ids[i], p.Part))
+			had[i] = append(had[i], 10*p.Split.GetEpoch()+p.Split.GetSplit())
+			a.ok(cmdEndSplit(ids[i], p.Split))
 		}
 		if last := a.take(ids[1], 6); !last.Done {
 			t.Errorf("%v: at the end it is told %+v", order, last)
@@ -295,12 +295,12 @@ func TestPartsAreDealtByRank(t *testing.T) {
 	a := newApplier(t)
 	a.do(cmdInit("c"))
 	one, two := a.enter(metacmd.EnterJob("a", 1, plan)).Identity, a.enter(metacmd.EnterJob("b", 2, plan)).Identity
-	if p := a.take(two, 1); p.Part.GetPart() != 1 {
-		t.Fatalf("rank 1 has %v", p.Part)
+	if p := a.take(two, 1); p.Split.GetSplit() != 1 {
+		t.Fatalf("rank 1 has %v", p.Split)
 	}
 	a.ok(metacmd.LeaveJob(one, lost))
-	if p := a.take(two, 2); p.Part.GetPart() != 0 {
-		t.Errorf("without rank 0, rank 1 has %v", p.Part)
+	if p := a.take(two, 2); p.Split.GetSplit() != 0 {
+		t.Errorf("without rank 0, rank 1 has %v", p.Split)
 	}
 }
 
@@ -315,34 +315,34 @@ func TestPartsAreSettledFirst(t *testing.T) {
 	}
 	one, two := a.enter(metacmd.EnterJob("a", 1, plan)).Identity, a.enter(metacmd.EnterJob("b", 2, plan)).Identity
 	a.take(one, 1)
-	a.ok(metacmd.LeaveJob(one, lost, &rowraftv1.PartReached{Acknowledged: 20, Read: 30}))
+	a.ok(metacmd.LeaveJob(one, lost, &rowraftv1.SplitReached{Acknowledged: 20, Read: 30}))
 	if w := a.take(two, 1); !w.Wait {
 		t.Fatalf("before it is settled it is told %+v", w)
 	}
-	at := &rowraftv1.PartSettled{Incarnation: one.GetIncarnation() + 100, Acknowledged: 90, Applied: 90}
+	at := &rowraftv1.SplitSettled{Incarnation: one.GetIncarnation() + 100, Acknowledged: 90, Applied: 90}
 	a.ok(cmdSettle(one.GetRun(), at)) // of another run
 	if w := a.take(two, 1); !w.Wait {
 		t.Fatalf("with another one settled it is told %+v", w)
 	}
 	at.Incarnation, at.Acknowledged, at.Applied = one.GetIncarnation(), 48, 64
 	a.ok(cmdSettle(one.GetRun(), at))
-	if p := a.take(two, 1); p.Part.GetOffset() != 48 {
-		t.Errorf("it goes on at %v, want 48", p.Part)
+	if p := a.take(two, 1); p.Split.GetOffset() != 48 {
+		t.Errorf("it goes on at %v, want 48", p.Split)
 	}
 	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16 {
 		t.Errorf("read again: %d to %d, want 16", d.GetAgainKnown(), d.GetAgainMost())
 	}
 	a.ok(metacmd.LeaveJob(two, lost))
-	a.ok(cmdSettle(two.GetRun(), &rowraftv1.PartSettled{Incarnation: two.GetIncarnation(), Unknown: true}))
+	a.ok(cmdSettle(two.GetRun(), &rowraftv1.SplitSettled{Incarnation: two.GetIncarnation(), Unknown: true}))
 	if d := a.m.RunOf("ctr").GetData(); d.GetAgainKnown() != 16 || d.GetAgainMost() != 16+52 {
 		t.Errorf("read again: %d to %d, want 16 to 68", d.GetAgainKnown(), d.GetAgainMost())
 	}
 }
 
-// A push is made of a part for each shard. A batch of which any shard has applied one counts
+// A push is made of a split for each shard. A batch of which any shard has applied one counts
 // as applied, and what one shard may have forgotten is not known.
 func TestABatchThatOneShardHasCountsAsRead(t *testing.T) {
-	d := &rowraftv1.JobData{Examples: 100, PartExamples: 100, Open: []*rowraftv1.JobPart{{Unsettled: 7, Reading: 2}}}
+	d := &rowraftv1.JobData{Examples: 100, SplitExamples: 100, Open: []*rowraftv1.JobSplit{{Unsettled: 7, Reading: 2}}}
 	at := func(acknowledged, applied uint64) ShardPositions {
 		s := ShardPositions{Read: make(reading)}
 		reading(s.Read).push(d, d.Open[0], acknowledged, applied)
@@ -354,13 +354,13 @@ func TestABatchThatOneShardHasCountsAsRead(t *testing.T) {
 		acknowledged, applied uint64
 		unknown               bool
 	}{
-		"all shards have it":              {[]ShardPositions{at(8, 16), at(8, 16)}, 8, 16, false},
-		"one shard alone has it":          {[]ShardPositions{at(8, 16), at(16, 24), at(8, 16)}, 16, 24, false},
-		"none has heard of the part":      {[]ShardPositions{none, none}, 0, 0, false},
-		"one has no rows of it":           {[]ShardPositions{none, at(0, 8)}, 0, 8, false},
-		"one may have forgotten the part": {[]ShardPositions{at(8, 16), forgot}, 8, 16, true},
+		"all shards have it":               {[]ShardPositions{at(8, 16), at(8, 16)}, 8, 16, false},
+		"one shard alone has it":           {[]ShardPositions{at(8, 16), at(16, 24), at(8, 16)}, 16, 24, false},
+		"none has heard of the split":      {[]ShardPositions{none, none}, 0, 0, false},
+		"one has no rows of it":            {[]ShardPositions{none, at(0, 8)}, 0, 8, false},
+		"one may have forgotten the split": {[]ShardPositions{at(8, 16), forgot}, 8, 16, true},
 	} {
-		got := SettledParts(d, tc.shards)
+		got := SettledSplits(d, tc.shards)
 		if len(got) != 1 || got[0].GetAcknowledged() != tc.acknowledged || got[0].GetApplied() != tc.applied ||
 			got[0].GetUnknown() != tc.unknown {
 			t.Errorf("%s: %v", name, got)
@@ -368,23 +368,24 @@ func TestABatchThatOneShardHasCountsAsRead(t *testing.T) {
 	}
 }
 
-// A trainer dies while the scheduler is away. It has trained parts whose ends it could not tell, one of them taken
+// A trainer dies while the scheduler is away. It has trained splits whose ends it could not tell, one of them taken
 // ahead, and has begun another one. The others get all of them, from where the last beat or the shards say that it was,
-// and what is read again is within what the run says. The ends of parts that the other one trained meanwhile arrive
+// and what is read again is within what the run says. The ends of splits that the other one trained meanwhile arrive
 // late and count.
 func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 	for name, tc := range map[string]struct {
 		inLog       bool
-		beat        []*rowraftv1.PartReached
-		want        []uint64 // where the other one goes on in parts 0, 1 and 2
+		beat        []*rowraftv1.SplitReached
+		want        []uint64 // where the other one goes on in splits 0, 1 and 2
 		known, most uint64   // examples that are read again
 	}{
-		"its last beat is known": {false, []*rowraftv1.PartReached{{Part: 0, Acknowledged: 30, Read: 40}, {Part: 1},
-			{Part: 2}}, []uint64{30, 0, 0}, 10, 270},
+		"its last beat is known": {false, []*rowraftv1.SplitReached{{Split: 0, Acknowledged: 30, Read: 40}, {Split: 1},
+			{Split: 2}}, []uint64{30, 0, 0}, 10, 270},
 		"the scheduler has heard no beat": {false, nil, []uint64{0, 0, 0}, 0, 300},
 		"the shards know where it was":    {true, nil, []uint64{100, 100, 48}, 2, 2},
-		"the shards know more than a beat": {true, []*rowraftv1.PartReached{{Part: 0, Acknowledged: 30, Read: 40}, {Part: 1},
-			{Part: 2}}, []uint64{100, 100, 48}, 2, 2},
+		"the shards know more than a beat": {true, []*rowraftv1.SplitReached{{Split: 0, Acknowledged: 30, Read: 40},
+			{Split: 1},
+			{Split: 2}}, []uint64{100, 100, 48}, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newApplier(t)
@@ -394,59 +395,62 @@ func TestATrainerDiesWhileTheSchedulerIsAway(t *testing.T) {
 				q.Data.InLog = tc.inLog
 			}
 			one, two := a.enter(metacmd.EnterJob("a", 1, plan)).Identity, a.enter(metacmd.EnterJob("b", 2, plan)).Identity
-			var had []*rowraftv1.JobPart
+			var had []*rowraftv1.JobSplit
 			for take := range uint64(3) { // it reads the first
-				had = append(had, a.taken(metacmd.TakePart(one, take+1)).Part)
+				had = append(had, a.taken(metacmd.TakeSplit(one, take+1)).Split)
 			}
-			meanwhile := []*rowraftv1.JobPart{a.taken(metacmd.TakePart(two, 1)).Part, a.taken(metacmd.TakePart(two, 2)).Part}
+			meanwhile := []*rowraftv1.JobSplit{
+				a.taken(metacmd.TakeSplit(two, 1)).Split,
+				a.taken(metacmd.TakeSplit(two, 2)).Split,
+			}
 			data := func() *rowraftv1.JobData { return a.m.RunOf("ctr").GetData() }
 			trained, pushed := []uint64{100, 100, 50}, make(reading)
 			for i, p := range had {
 				pushed.push(data(), p, []uint64{100, 100, 48}[i], trained[i])
 			}
-			a.ok(cmdEndPart(two, had[1])) // not its own: nothing
+			a.ok(cmdEndSplit(two, had[1])) // not its own: nothing
 			a.ok(metacmd.LeaveJob(one, lost, tc.beat...))
-			a.refused(cmdEndPart(one, had[0]), rowraft.CodeSessionExpired) // it was on its way for long
+			a.refused(cmdEndSplit(one, had[0]), rowraft.CodeSessionExpired) // it was on its way for long
 			for _, p := range meanwhile {
-				a.ok(cmdEndPart(two, p))
+				a.ok(cmdEndSplit(two, p))
 			}
 			if tc.inLog {
-				if w := a.taken(metacmd.TakePart(two, 3)); !w.Wait {
+				if w := a.taken(metacmd.TakeSplit(two, 3)); !w.Wait {
 					t.Errorf("before the shards are asked the other one is told %v", w)
 				}
-				a.ok(cmdSettle(one.GetRun(), SettledParts(data(), []ShardPositions{{Read: pushed}})...))
+				a.ok(cmdSettle(one.GetRun(), SettledSplits(data(), []ShardPositions{{Read: pushed}})...))
 			}
 			again := uint64(0)
 			for i, want := range tc.want {
-				p := a.taken(metacmd.TakePart(two, uint64(i)+3))
-				if p.Part.GetPart() != uint64(i) || p.Part.GetOffset() != want {
-					t.Fatalf("the other one goes on at %v, want part %d from %d", p.Part, i, want)
+				p := a.taken(metacmd.TakeSplit(two, uint64(i)+3))
+				if p.Split.GetSplit() != uint64(i) || p.Split.GetOffset() != want {
+					t.Fatalf("the other one goes on at %v, want split %d from %d", p.Split, i, want)
 				}
-				again += trained[i] - min(trained[i], p.Part.GetOffset())
-				a.ok(cmdEndPart(two, p.Part))
+				again += trained[i] - min(trained[i], p.Split.GetOffset())
+				a.ok(cmdEndSplit(two, p.Split))
 			}
 			if d := data(); d.GetAgainKnown() != tc.known || d.GetAgainMost() != tc.most || again < tc.known || again > tc.most {
 				t.Errorf("%d examples are read again, the run says %d to %d, want %d to %d", again, d.GetAgainKnown(),
 					d.GetAgainMost(), tc.known, tc.most)
 			}
-			if w := a.taken(metacmd.TakePart(two, 6)); !w.Done {
+			if w := a.taken(metacmd.TakeSplit(two, 6)); !w.Done {
 				t.Errorf("at the end it is told %v", w)
 			}
 		})
 	}
 }
 
-// Near the end of the data a member that asks ahead waits, so that those who have nothing to read get the last parts;
-// where parts are dealt by rank each has its own.
+// Near the end of the data a member that asks ahead waits, so that those who have nothing to read get the last splits;
+// where splits are dealt by rank each has its own.
 func TestTheLastPartsAreNotTakenAhead(t *testing.T) {
 	for _, tc := range []struct {
 		epoch, epochs uint64
 		byRank        bool
-		open          int // parts whose reader left
+		open          int // splits whose reader left
 		ahead         uint32
 		want          bool
 	}{
-		{0, 1, false, 0, 1, false}, // ten parts are free
+		{0, 1, false, 0, 1, false}, // ten splits are free
 		{0, 0, false, 0, 1, false}, // without an end
 		{1, 1, false, 0, 1, true},
 		{1, 1, false, 2, 1, true},
@@ -457,17 +461,17 @@ func TestTheLastPartsAreNotTakenAhead(t *testing.T) {
 	} {
 		id := &rowraftv1.JobIdentity{Job: "ctr", Run: []byte("0123456789abcdef"), Incarnation: 5}
 		r := &rowraftv1.MetaRun{Job: "ctr", Run: id.Run, Workers: 2, State: rowraftv1.JobState_JOB_STATE_RUNNING,
-			Data: &rowraftv1.JobData{Examples: 100, PartExamples: 10, Epochs: tc.epochs, Epoch: tc.epoch, ByRank: tc.byRank}}
+			Data: &rowraftv1.JobData{Examples: 100, SplitExamples: 10, Epochs: tc.epochs, Epoch: tc.epoch, ByRank: tc.byRank}}
 		for rank := range uint32(2) {
 			r.Members = append(r.Members, &rowraftv1.RunMember{Rank: rank, Incarnation: 5 + uint64(rank),
 				State: rowraftv1.MemberState_MEMBER_STATE_TRAINING})
 		}
-		for part := range uint64(tc.open) {
-			r.Data.Open = append(r.Data.Open, &rowraftv1.JobPart{Part: part})
+		for split := range uint64(tc.open) {
+			r.Data.Open = append(r.Data.Open, &rowraftv1.JobSplit{Split: split})
 		}
 		m := &Machine{state: &state{}}
 		m.state.registry.putRun(r)
-		if got := m.MustWait(&rowraftv1.NextPartRequest{Identity: id, Take: 1, Ahead: tc.ahead}); got != tc.want {
+		if got := m.MustWait(&rowraftv1.NextSplitRequest{Identity: id, Take: 1, Ahead: tc.ahead}); got != tc.want {
 			t.Errorf("%+v: must wait %v", tc, got)
 		}
 	}

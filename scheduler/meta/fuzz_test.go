@@ -38,7 +38,7 @@ func formed(t tb) *applier {
 	a.do(cmdShards(2, "n1", "n2"))
 	a.do(cmdTable(metacmd.SGD("t", 4), 9, false))
 	id := a.enter(metacmd.EnterJob("w0", 7, metacmd.WithData(1000, 100, 1))).Identity
-	a.do(metacmd.TakePart(id, 1))
+	a.do(metacmd.TakeSplit(id, 1))
 	return a
 }
 
@@ -54,11 +54,11 @@ func FuzzEntry(f *testing.F) {
 		cmdForgetMade("nightly", "a", ""),
 		metacmd.Attend(worker, "", 0, 9), metacmd.Attend(worker, "x", 1), cmdDetach(worker),
 		metacmd.EnterJob("a", 1, nil), metacmd.EnterJob("a", 1, metacmd.WithData(1000, 100, 1)),
-		metacmd.TakePart(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, 1),
-		metacmd.TakePart(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, 2),
+		metacmd.TakeSplit(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, 1),
+		metacmd.TakeSplit(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, 2),
 		metacmd.EnterJob("w0", 7, nil),
 		metacmd.LeaveJob(&rowraftv1.JobIdentity{Job: "ctr", Run: metacmd.ID(107), Incarnation: 1}, lost,
-			&rowraftv1.PartReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(metacmd.ID(107)),
+			&rowraftv1.SplitReached{Acknowledged: 9, Read: 1 << 60}), cmdStopJob(metacmd.ID(107)),
 		cmdRaise(2), cmdCreateToken(testToken(nil)), cmdUseToken("n1", 1, 1001), cmdDeleteToken(),
 	} {
 		entry, err := encodeCommand(c)

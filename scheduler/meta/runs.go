@@ -20,8 +20,8 @@ const (
 	maxSettingBytes = 1024
 	maxReasonBytes  = 1024
 	maxBaseStep     = 1 << 62
-	// MaxParts bounds the number of parts of an epoch.
-	MaxParts = 1 << 20
+	// MaxSplits bounds the number of parts of an epoch.
+	MaxSplits = 1 << 20
 	// MinLease and MaxLease bound how long a worker may be silent.
 	MinLease = time.Second
 	MaxLease = time.Hour
@@ -133,7 +133,7 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 	if !IsTraining(m) || !bytes.Equal(m.GetInstance(), q.GetInstance()) {
 		// The process that had this rank does not end its parts any more, so they return to the run before the rank gets a
 		// new incarnation.
-		ReturnParts(r.GetData(), m.GetIncarnation(), nil)
+		ReturnSplits(r.GetData(), m.GetIncarnation(), nil)
 		m = &rowraftv1.RunMember{
 			Rank: m.GetRank(), Worker: q.GetWorker(), Instance: q.GetInstance(), Incarnation: uint64(g.issueIncarnation()),
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Attending: m.GetAttending(),
@@ -437,7 +437,7 @@ func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	r := proto.CloneOf(old)
 	m := r.Members[i]
 	m.State, m.Reason = l.GetState(), cut(l.GetReason(), maxReasonBytes)
-	ReturnParts(r.GetData(), m.GetIncarnation(), l.GetParts())
+	ReturnSplits(r.GetData(), m.GetIncarnation(), l.GetSplits())
 	if replaceable(r, m) {
 		m.Attending = 0
 	}

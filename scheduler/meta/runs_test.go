@@ -212,9 +212,9 @@ func TestWorkersMustAgree(t *testing.T) {
 		"a lease that overflows": func(q *rowraftv1.EnterRequest) { q.LeaseNs = 1 << 63 },
 		"settings out of order":  set("mode", "async", "batch", "512"),
 		"too many parts": func(q *rowraftv1.EnterRequest) {
-			q.Data = &rowraftv1.JobData{Examples: 1 << 40, PartExamples: 1}
+			q.Data = &rowraftv1.JobData{Examples: 1 << 40, SplitExamples: 1}
 		},
-		"parts of nothing": func(q *rowraftv1.EnterRequest) { q.Data = &rowraftv1.JobData{PartExamples: 1} },
+		"parts of nothing": func(q *rowraftv1.EnterRequest) { q.Data = &rowraftv1.JobData{SplitExamples: 1} },
 	} {
 		t.Run(what, func(*testing.T) { a.refused(metacmd.EnterJob("b", 2, change), rowraft.CodeInvalidArgument) })
 	}
@@ -375,26 +375,28 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		"enter_job": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run,
 			Request: &rowraftv1.EnterRequest{
 				Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9,
-				Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2},
+				Data: &rowraftv1.JobData{Examples: 1000, SplitExamples: 100, Epochs: 2},
 			}}}},
 		"enter_dealt": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run,
 			Request: &rowraftv1.EnterRequest{
 				Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9,
-				Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
+				Data: &rowraftv1.JobData{Examples: 1000, SplitExamples: 100, Epochs: 2, ByRank: true, InLog: true},
 			}}}},
 		"enter_base": {Command: &rowraftv1.MetaCommand_EnterJob{EnterJob: &rowraftv1.MetaEnterJob{Run: run,
 			Request: &rowraftv1.EnterRequest{
 				Job: "ctr", Worker: "w-0", Instance: instance, Workers: 2, Settings: settings, LeaseNs: 10e9, BaseStep: 500,
-				Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, ByRank: true, InLog: true},
+				Data: &rowraftv1.JobData{Examples: 1000, SplitExamples: 100, Epochs: 2, ByRank: true, InLog: true},
 			}}}},
-		"settle_parts": cmdSettle(run, &rowraftv1.PartSettled{Incarnation: 5, Acknowledged: 7, Applied: 9},
-			&rowraftv1.PartSettled{Part: 1, Incarnation: 6, Unknown: true}),
+		"settle_splits": cmdSettle(run, &rowraftv1.SplitSettled{Incarnation: 5, Acknowledged: 7, Applied: 9},
+			&rowraftv1.SplitSettled{Split: 1, Incarnation: 6, Unknown: true}),
 		"leave_job": {Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
-			Identity: me, State: lost, Reason: "silent", Parts: []*rowraftv1.PartReached{{Part: 1, Acknowledged: 40, Read: 50}},
+			Identity: me, State: lost, Reason: "silent",
+			Splits: []*rowraftv1.SplitReached{{Split: 1, Acknowledged: 40, Read: 50}},
 		}}},
-		"take_part": {Command: &rowraftv1.MetaCommand_TakePart{TakePart: &rowraftv1.MetaTakePart{Identity: me,
+		"take_split": {Command: &rowraftv1.MetaCommand_TakeSplit{TakeSplit: &rowraftv1.MetaTakeSplit{Identity: me,
 			Take: 2}}},
-		"end_part":         {Command: &rowraftv1.MetaCommand_EndPart{EndPart: &rowraftv1.MetaEndPart{Identity: me, Part: 1}}},
+		"end_split": {Command: &rowraftv1.MetaCommand_EndSplit{
+			EndSplit: &rowraftv1.MetaEndSplit{Identity: me, Split: 1}}},
 		"stop_job":         cmdStopJob(run),
 		"start_generation": cmdBeginGeneration(run, 3, 41),
 		"forget_run":       {Command: &rowraftv1.MetaCommand_ForgetRun{ForgetRun: &rowraftv1.MetaForgetRun{Run: run}}},
@@ -409,8 +411,8 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent",
 			Taken: 1}},
 		Data: &rowraftv1.JobData{
-			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true,
-			Open: []*rowraftv1.JobPart{{Offset: 7, Unsettled: 5}},
+			Examples: 1000, SplitExamples: 100, Epochs: 2, Split: 1, ByRank: true, InLog: true,
+			Open: []*rowraftv1.JobSplit{{Offset: 7, Unsettled: 5}},
 		},
 	})
 	wantRunOf(t, "readings", &rowraftv1.MetaRun{
@@ -418,15 +420,15 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 		Members: []*rowraftv1.RunMember{{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance,
 			State: rowraftv1.MemberState_MEMBER_STATE_TRAINING, Taken: 1}},
 		Data: &rowraftv1.JobData{
-			Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1, ByRank: true, InLog: true,
-			Open: []*rowraftv1.JobPart{{Offset: 7, Incarnation: 6, Take: 1, Reading: 3}},
+			Examples: 1000, SplitExamples: 100, Epochs: 2, Split: 1, ByRank: true, InLog: true,
+			Open: []*rowraftv1.JobSplit{{Offset: 7, Incarnation: 6, Take: 1, Reading: 3}},
 		},
 	})
 	wantRunOf(t, "base", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1, BaseStep: 500,
 		Members: []*rowraftv1.RunMember{{Worker: "w-0", Incarnation: 5, Instance: instance, State: lost, Reason: "silent",
 			Taken: 1}},
-		Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 1},
+		Data: &rowraftv1.JobData{Examples: 1000, SplitExamples: 100, Epochs: 2, Split: 1},
 	})
 	wantRunOf(t, "runs", &rowraftv1.MetaRun{
 		Job: "ctr", Run: run, Workers: 2, Settings: settings, Generation: 3, LeaseNs: 10e9, State: running, TableEpoch: 1,
@@ -435,8 +437,8 @@ func TestGoldenBytesOfRuns(t *testing.T) {
 			{Rank: 1, Worker: "w-1", Incarnation: 6, Instance: instance, State: rowraftv1.MemberState_MEMBER_STATE_TRAINING,
 				Taken: 1},
 		},
-		Data: &rowraftv1.JobData{Examples: 1000, PartExamples: 100, Epochs: 2, Part: 2, AgainKnown: 3, AgainMost: 93,
-			Open: []*rowraftv1.JobPart{{Offset: 7}, {Part: 1, Incarnation: 6, Take: 1}}},
+		Data: &rowraftv1.JobData{Examples: 1000, SplitExamples: 100, Epochs: 2, Split: 2, AgainKnown: 3, AgainMost: 93,
+			Open: []*rowraftv1.JobSplit{{Offset: 7}, {Split: 1, Incarnation: 6, Take: 1}}},
 	})
 }
 
@@ -459,7 +461,7 @@ func TestWhoWasLostIsToldThatTheJobIsDone(t *testing.T) {
 	one, two := a.enter(metacmd.EnterJob("a", 1, plan)).Identity, a.enter(metacmd.EnterJob("b", 2, plan)).Identity
 	a.ok(metacmd.LeaveJob(one, lost))
 	p := a.take(two, 1)
-	a.ok(cmdEndPart(two, p.Part))
+	a.ok(cmdEndSplit(two, p.Split))
 	a.ok(metacmd.LeaveJob(two, ended))
 	a.wantJob(done, 4)
 	before := a.m.state.registry.runs

@@ -98,12 +98,12 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return s.registry.enterJob(c.EnterJob, s.catalog.epoch)
 	case *rowraftv1.MetaCommand_LeaveJob:
 		return nil, s.registry.leaveJob(c.LeaveJob)
-	case *rowraftv1.MetaCommand_TakePart:
-		return s.registry.takePart(c.TakePart)
-	case *rowraftv1.MetaCommand_EndPart:
-		return nil, s.registry.endPart(c.EndPart)
-	case *rowraftv1.MetaCommand_SettleParts:
-		return nil, s.registry.settleParts(c.SettleParts)
+	case *rowraftv1.MetaCommand_TakeSplit:
+		return s.registry.takeSplit(c.TakeSplit)
+	case *rowraftv1.MetaCommand_EndSplit:
+		return nil, s.registry.endSplit(c.EndSplit)
+	case *rowraftv1.MetaCommand_SettleSplits:
+		return nil, s.registry.settleSplits(c.SettleSplits)
 	case *rowraftv1.MetaCommand_StopJob:
 		return nil, s.registry.stopJob(c.StopJob)
 	case *rowraftv1.MetaCommand_ForgetJob:

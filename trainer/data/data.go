@@ -48,9 +48,9 @@ type Source interface {
 	Close() error
 }
 
-// Part selects examples of a data set: those with From ≤ number < To (To < 0: to the end), of these every
+// Share selects examples of a data set: those with From ≤ number < To (To < 0: to the end), of these every
 // Trainers-th, the Rank-th first.
-type Part struct {
+type Share struct {
 	From, To       int64
 	Rank, Trainers int
 }
@@ -94,7 +94,7 @@ func (h *Hasher) Key(value []byte) rowraft.Key {
 	return rowraft.Key(xxh3.Hash(h.buf))
 }
 
-func (p Part) validate() error {
+func (p Share) validate() error {
 	if p.Trainers < 1 || p.Rank < 0 || p.Rank >= p.Trainers {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "rank %d of %d trainers: want a rank from 0 to %d", p.Rank,
 			p.Trainers, max(p.Trainers, 1)-1)

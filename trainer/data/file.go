@@ -28,7 +28,7 @@ func OpenFile(path string, schema *Schema, held float64) (*File, error) {
 		return nil, invalid("held-out share %v: want from 0 to below 1", held)
 	}
 	f := &File{path: path, schema: schema}
-	r, err := f.open(Part{To: -1, Trainers: 1})
+	r, err := f.open(Share{To: -1, Trainers: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -61,20 +61,20 @@ func (f *File) Name() string { return f.path }
 
 // Train implements [Set].
 func (f *File) Train(rank, trainers int) (Source, error) {
-	return f.open(Part{To: f.size - f.held, Rank: rank, Trainers: trainers})
+	return f.open(Share{To: f.size - f.held, Rank: rank, Trainers: trainers})
 }
 
 // Range implements [Ranger]. It reads the lines before from without parsing them.
 func (f *File) Range(from, to int64) (Source, error) {
-	return f.open(Part{From: from, To: min(to, f.size-f.held), Trainers: 1})
+	return f.open(Share{From: from, To: min(to, f.size-f.held), Trainers: 1})
 }
 
 // Held implements [Set].
 func (f *File) Held() (Source, error) {
-	return f.open(Part{From: f.size - f.held, To: f.size, Trainers: 1})
+	return f.open(Share{From: f.size - f.held, To: f.size, Trainers: 1})
 }
 
-func (f *File) open(p Part) (*fileSource, error) {
+func (f *File) open(p Share) (*fileSource, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (f *File) open(p Part) (*fileSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &fileSource{schema: f.schema, lines: l, part: p}
+	s := &fileSource{schema: f.schema, lines: l, share: p}
 	if err := s.start(); err != nil {
 		l.close()
 		return nil, err
@@ -90,12 +90,12 @@ func (f *File) open(p Part) (*fileSource, error) {
 	return s, nil
 }
 
-// fileSource reads the examples of one Part.
+// fileSource reads the examples of one Share.
 type fileSource struct {
 	schema   *Schema
 	lines    *lines
 	split    splitter
-	part     Part
+	share    Share
 	number   int64  // of the next example in the file
 	held     []byte // first line, if it is data
 	columns  int    // number of columns of each line
@@ -207,10 +207,10 @@ func (s *fileSource) Next(b *Batch) error {
 	return nil
 }
 
-// nextOwn returns the next line of the Part, and the number of its example.
+// nextOwn returns the next line of the Share, and the number of its example.
 func (s *fileSource) nextOwn() (line []byte, number int64, err error) {
 	for {
-		if s.part.To >= 0 && s.number >= s.part.To {
+		if s.share.To >= 0 && s.number >= s.share.To {
 			return nil, 0, io.EOF
 		}
 		line, err := s.line()
@@ -219,7 +219,7 @@ func (s *fileSource) nextOwn() (line []byte, number int64, err error) {
 		}
 		number := s.number
 		s.number++
-		if number >= s.part.From && (number-s.part.From)%int64(s.part.Trainers) == int64(s.part.Rank) {
+		if number >= s.share.From && (number-s.share.From)%int64(s.share.Trainers) == int64(s.share.Rank) {
 			return line, number, nil
 		}
 	}

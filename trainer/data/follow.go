@@ -106,7 +106,7 @@ func (f *Follow) Held() (Source, error) {
 // Stream is the share of one trainer in a followed stream: of each file every trainers-th line.
 type Stream struct {
 	follow *Follow
-	part   Part
+	share  Share
 	place  Place
 	file   *growing    // being read; nil: none
 	parser *fileSource // of file; nil before its first line
@@ -116,8 +116,8 @@ type Stream struct {
 
 // Stream opens the stream behind from; the zero Place is the beginning of everything.
 func (f *Follow) Stream(rank, trainers int, from Place) (*Stream, error) {
-	s := &Stream{follow: f, part: Part{To: -1, Rank: rank, Trainers: trainers}, place: from}
-	if err := s.part.validate(); err != nil {
+	s := &Stream{follow: f, share: Share{To: -1, Rank: rank, Trainers: trainers}, place: from}
+	if err := s.share.validate(); err != nil {
 		return nil, err
 	}
 	if f.input != nil {
@@ -179,7 +179,7 @@ func (s *Stream) take(line []byte, b *Batch) error {
 	if len(line) == 0 { // an empty line is no example, but it has a number
 		return nil
 	}
-	if number%int64(s.part.Trainers) != int64(s.part.Rank) {
+	if number%int64(s.share.Trainers) != int64(s.share.Rank) {
 		return nil
 	}
 	if b.N == 0 {
@@ -234,7 +234,7 @@ func (s *Stream) read(line []byte) (text []byte, isData bool, err error) {
 
 // newParser resolves the columns of a file from its first line.
 func (s *Stream) newParser(first []byte) (*fileSource, error) {
-	p := &fileSource{schema: s.follow.schema, lines: &lines{path: s.file.name, line: 1}, part: s.part}
+	p := &fileSource{schema: s.follow.schema, lines: &lines{path: s.file.name, line: 1}, share: s.share}
 	return p, p.begin(first)
 }
 

@@ -15,7 +15,7 @@ import (
 )
 
 // FuzzFile reads any text with any schema, as it is or gunzipped: examples are
-// finite numbers, every part together is the whole, and what is wrong is said as
+// finite numbers, every share together is the whole, and what is wrong is said as
 // CodeInvalidArgument.
 func FuzzFile(f *testing.F) {
 	csv := "label,age,city\n1,30,\"a \"\"b\"\"\"\n0,,c\n"

@@ -102,7 +102,7 @@ func (g *Generator) Train(rank, trainers int) (Source, error) {
 	if to == 0 {
 		to = -1
 	}
-	return g.open(streamTrain, Part{To: to, Rank: rank, Trainers: trainers})
+	return g.open(streamTrain, Share{To: to, Rank: rank, Trainers: trainers})
 }
 
 // Range implements [Ranger].
@@ -110,7 +110,7 @@ func (g *Generator) Range(from, to int64) (Source, error) {
 	if g.cfg.Examples > 0 {
 		to = min(to, g.cfg.Examples)
 	}
-	s, err := g.open(streamTrain, Part{To: to, Trainers: 1})
+	s, err := g.open(streamTrain, Share{To: to, Trainers: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -120,14 +120,14 @@ func (g *Generator) Range(from, to int64) (Source, error) {
 
 // Held implements [Set].
 func (g *Generator) Held() (Source, error) {
-	return g.open(streamHeld, Part{To: g.cfg.Held, Trainers: 1})
+	return g.open(streamHeld, Share{To: g.cfg.Held, Trainers: 1})
 }
 
-func (g *Generator) open(stream uint64, p Part) (*generated, error) {
+func (g *Generator) open(stream uint64, p Share) (*generated, error) {
 	if err := p.validate(); err != nil {
 		return nil, err
 	}
-	s := &generated{g: g, part: p, seed: mix(g.cfg.Seed + stream*0x9e3779b97f4a7c15), number: int64(p.Rank)}
+	s := &generated{g: g, share: p, seed: mix(g.cfg.Seed + stream*0x9e3779b97f4a7c15), number: int64(p.Rank)}
 	for f := range g.cfg.Categorical {
 		s.hashers = append(s.hashers, NewHasher(categoricalName(f)))
 	}
@@ -161,7 +161,7 @@ func (g *Generator) planted(kind byte, feature int, rank int64) float64 {
 // generated is one stream of a generator, or a rank's share of it.
 type generated struct {
 	g       *Generator
-	part    Part
+	share   Share
 	seed    uint64
 	number  int64 // of the next example
 	state   uint64
@@ -181,7 +181,7 @@ func (s *generated) uniform() float64 { return float64(s.bits()>>11) / (1 << 53)
 // Next implements [Source].
 func (s *generated) Next(b *Batch) error {
 	b.N, b.First = 0, s.number
-	for b.N < len(b.Labels) && (s.part.To < 0 || s.number < s.part.To) {
+	for b.N < len(b.Labels) && (s.share.To < 0 || s.number < s.share.To) {
 		f := s.g.cfg.Categorical
 		d := s.g.cfg.Dense
 		label, p := s.example(b.Dense[b.N*d : b.N*d+d])
@@ -194,7 +194,7 @@ func (s *generated) Next(b *Batch) error {
 			b.Keys[b.N*f+i] = s.hashers[i].Key(s.value)
 		}
 		b.N++
-		s.number += int64(s.part.Trainers)
+		s.number += int64(s.share.Trainers)
 	}
 	if b.N == 0 {
 		return io.EOF
@@ -204,11 +204,11 @@ func (s *generated) Next(b *Batch) error {
 
 // Skip implements [Source]. It is instant: each example is drawn from its number.
 func (s *generated) Skip(n int64) error {
-	last := s.number + (n-1)*int64(s.part.Trainers)
-	if n > 0 && s.part.To >= 0 && last >= s.part.To {
+	last := s.number + (n-1)*int64(s.share.Trainers)
+	if n > 0 && s.share.To >= 0 && last >= s.share.To {
 		return io.EOF
 	}
-	s.number += n * int64(s.part.Trainers)
+	s.number += n * int64(s.share.Trainers)
 	return nil
 }
 
@@ -247,7 +247,7 @@ func (s *generated) Close() error { return nil }
 // header. Read back with [Generator.Schema], they have the same keys and
 // numbers. The true probabilities are not written.
 func (g *Generator) WriteCSV(ctx context.Context, w io.Writer, n int64) error {
-	s, err := g.open(streamTrain, Part{To: n, Trainers: 1})
+	s, err := g.open(streamTrain, Share{To: n, Trainers: 1})
 	if err != nil {
 		return err
 	}

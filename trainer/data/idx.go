@@ -82,12 +82,12 @@ func (s *Images) Name() string { return s.train.images }
 
 // Train implements [Set].
 func (s *Images) Train(rank, trainers int) (Source, error) {
-	return s.train.open(Part{To: s.size, Rank: rank, Trainers: trainers})
+	return s.train.open(Share{To: s.size, Rank: rank, Trainers: trainers})
 }
 
 // Held implements [Set].
 func (s *Images) Held() (Source, error) {
-	return s.held.open(Part{From: s.from, To: s.held.count, Trainers: 1})
+	return s.held.open(Share{From: s.from, To: s.held.count, Trainers: 1})
 }
 
 // imagePair is a file of images, the file of their labels, and the sizes that check found.
@@ -134,8 +134,8 @@ func (p *imagePair) check() error {
 	return images.end()
 }
 
-func (p *imagePair) open(part Part) (*imageSource, error) {
-	if err := part.validate(); err != nil {
+func (p *imagePair) open(share Share) (*imageSource, error) {
+	if err := share.validate(); err != nil {
 		return nil, err
 	}
 	images, err := openIdx(p.images, 3)
@@ -153,20 +153,20 @@ func (p *imagePair) open(part Part) (*imageSource, error) {
 		labels.close()
 		return nil, invalid("%s: the file has changed since it was opened", p.images)
 	}
-	return &imageSource{images: images, labels: labels, part: part}, nil
+	return &imageSource{images: images, labels: labels, share: share}, nil
 }
 
-// imageSource reads the examples of one Part.
+// imageSource reads the examples of one Share.
 type imageSource struct {
 	images, labels *idxFile
-	part           Part
+	share          Share
 	number         int64 // of the next image in the file
 }
 
-// nextOwn returns the next image of the Part, its label and its number.
+// nextOwn returns the next image of the Share, its label and its number.
 func (s *imageSource) nextOwn() (image []byte, label byte, number int64, err error) {
 	for {
-		if s.number >= s.part.To {
+		if s.number >= s.share.To {
 			return nil, 0, 0, io.EOF
 		}
 		if image, err = s.images.next(); err != nil {
@@ -178,7 +178,7 @@ func (s *imageSource) nextOwn() (image []byte, label byte, number int64, err err
 		}
 		number = s.number
 		s.number++
-		if number >= s.part.From && (number-s.part.From)%int64(s.part.Trainers) == int64(s.part.Rank) {
+		if number >= s.share.From && (number-s.share.From)%int64(s.share.Trainers) == int64(s.share.Rank) {
 			return image, b[0], number, nil
 		}
 	}

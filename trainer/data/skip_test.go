@@ -10,7 +10,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Skipping n examples leaves the same ones as reading n, of any part of any source.
+// Skipping n examples leaves the same ones as reading n, of any share of any source.
 func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 	var text strings.Builder
 	for i := range 37 {
@@ -47,18 +47,18 @@ func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				part := all(t, src, set.Shape(), 4)
+				share := all(t, src, set.Shape(), 4)
 				n := set.Shape().Categorical
-				if !slices.Equal(part.Keys, whole.Keys[from*n:min(to, whole.N)*n]) {
+				if !slices.Equal(share.Keys, whole.Keys[from*n:min(to, whole.N)*n]) {
 					t.Fatalf("%s: examples %d to %d are others than those of the whole", set.Name(), from, to)
 				}
 			}
 		}
 	}
 	for _, set := range []Set{file, generator, images} {
-		for _, part := range []Part{{Rank: 0, Trainers: 1}, {Rank: 1, Trainers: 3}, {Rank: 2, Trainers: 3}} {
+		for _, share := range []Share{{Rank: 0, Trainers: 1}, {Rank: 1, Trainers: 3}, {Rank: 2, Trainers: 3}} {
 			open := func() Source {
-				src, err := set.Train(part.Rank, part.Trainers)
+				src, err := set.Train(share.Rank, share.Trainers)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -70,19 +70,19 @@ func TestSkippedExamplesAreThoseThatWouldBeRead(t *testing.T) {
 				err := src.Skip(int64(n))
 				if n > whole.N {
 					if err != io.EOF {
-						t.Errorf("%s, %+v: skip %d of %d: %v, want EOF", set.Name(), part, n, whole.N, err)
+						t.Errorf("%s, %+v: skip %d of %d: %v, want EOF", set.Name(), share, n, whole.N, err)
 					}
 					src.Close()
 					continue
 				}
 				if err != nil {
-					t.Fatalf("%s, %+v: skip %d of %d: %v", set.Name(), part, n, whole.N, err)
+					t.Fatalf("%s, %+v: skip %d of %d: %v", set.Name(), share, n, whole.N, err)
 				}
 				rest := all(t, src, set.Shape(), 4)
 				c := set.Shape().Categorical
 				if rest.N != whole.N-n || !slices.Equal(rest.Keys, whole.Keys[n*c:whole.N*c]) ||
 					!slices.Equal(rest.Labels[:rest.N], whole.Labels[n:whole.N]) {
-					t.Errorf("%s, %+v: after %d of %d examples come %d others: %v", set.Name(), part, n, whole.N, rest.N,
+					t.Errorf("%s, %+v: after %d of %d examples come %d others: %v", set.Name(), share, n, whole.N, rest.N,
 						[]rowraft.Key(rest.Keys))
 				}
 			}

@@ -44,7 +44,7 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 	i := slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == state.BlobName(job, rank) })
 	borrowed := false
 	if i < 0 && slices.ContainsFunc(m.Blobs,
-		func(b checkpoint.Blob) bool { return b.Name == checkpoint.PartsBlob(job) }) {
+		func(b checkpoint.Blob) bool { return b.Name == checkpoint.SplitsBlob(job) }) {
 		// This trainer had died, and others had its splits: it begins with the state that they all share.
 		i = anyState(m, job)
 		borrowed = true
@@ -121,12 +121,12 @@ func anyState(m *checkpoint.Manifest, job string) int {
 
 // ReadSplits reads how far a job had read the data that the scheduler divides; nil if its trainers read fixed
 // shares. trained reports whether the checkpoint knows the job.
-func ReadSplits(ctx context.Context, path, job string) (p *checkpoint.Parts, trained bool, err error) {
+func ReadSplits(ctx context.Context, path, job string) (p *checkpoint.Splits, trained bool, err error) {
 	files, m, err := openSaved(ctx, path)
 	if err != nil {
 		return nil, false, fmt.Errorf("checkpoint %s: %w", path, err)
 	}
-	i := slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == checkpoint.PartsBlob(job) })
+	i := slices.IndexFunc(m.Blobs, func(b checkpoint.Blob) bool { return b.Name == checkpoint.SplitsBlob(job) })
 	if i < 0 {
 		return nil, anyState(m, job) >= 0, nil
 	}
@@ -134,7 +134,7 @@ func ReadSplits(ctx context.Context, path, job string) (p *checkpoint.Parts, tra
 	if err != nil {
 		return nil, true, fmt.Errorf("checkpoint %s: %w", path, err)
 	}
-	p, err = checkpoint.DecodeParts(b)
+	p, err = checkpoint.DecodeSplits(b)
 	return p, true, err
 }
 
@@ -248,11 +248,11 @@ func holdsRows(ctx context.Context, c *client.Client) func(string) (bool, error)
 
 // SavedSplits is what a checkpoint has about data that the scheduler divides.
 type SavedSplits struct {
-	ID      string            // the checkpoint that the cluster's tables come from; "": none, or not needed
-	Found   bool              // a checkpoint has the division of the data
-	Parts   *checkpoint.Parts // nil: the trainers read fixed shares
-	Resumes bool              // a new run resumes there
-	Step    int64             // the job's step in that checkpoint, if it counts steps
+	ID      string             // the checkpoint that the cluster's tables come from; "": none, or not needed
+	Found   bool               // a checkpoint has the division of the data
+	Splits  *checkpoint.Splits // nil: the trainers read fixed shares
+	Resumes bool               // a new run resumes there
+	Step    int64              // the job's step in that checkpoint, if it counts steps
 }
 
 // FindSplits reads them, if the trainer resumes from a checkpoint.
@@ -273,12 +273,12 @@ func (q *Resume) FindSplits(ctx context.Context, cl *client.Client) (s SavedSpli
 		}
 		path = source.Destination + "/" + source.Name
 	}
-	s.Parts, s.Found, err = ReadSplits(ctx, path, q.Job)
+	s.Splits, s.Found, err = ReadSplits(ctx, path, q.Job)
 	if q.From == Auto && rowraft.CodeOf(err) == rowraft.CodeNotFound { // the checkpoint was deleted since
 		return SavedSplits{ID: source.ID}, nil
 	}
 	trained := slices.ContainsFunc(source.Trained, func(t client.Trainer) bool { return t.Job == q.Job })
-	s.Resumes = s.Parts != nil && !trained
+	s.Resumes = s.Splits != nil && !trained
 	if err == nil && s.Found && !trained && q.Steps {
 		s.Step, err = readJobStep(ctx, path, q.Job)
 	}

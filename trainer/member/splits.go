@@ -285,7 +285,7 @@ func (d *Splits) callScheduler(ctx context.Context) {
 			d.toEnd = d.toEnd[1:]
 			d.held = slices.DeleteFunc(d.held, func(q *heldSplit) bool { return q == end })
 		case end != nil:
-			d.err = fmt.Errorf("end part %d of epoch %d of the data: %w", end.Number, end.Epoch, err)
+			d.err = fmt.Errorf("end split %d of epoch %d of the data: %w", end.Number, end.Epoch, err)
 		case err == nil:
 			taken++
 			d.ahead, d.refusedAt, d.allTaken = append(d.ahead, p), time.Time{}, false
@@ -399,7 +399,7 @@ func (d *Splits) positions(at Range) (out []rowraft.Position) {
 		}
 		out = append(out, both[:]...)
 	}
-	slices.SortFunc(out, func(a, b rowraft.Position) int { return cmp.Compare(a.Part, b.Part) })
+	slices.SortFunc(out, func(a, b rowraft.Position) int { return cmp.Compare(a.ID, b.ID) })
 	// The entry has room for so many. What is cut off is reported by a later push or by the beats.
 	return out[:min(len(out), wire.MaxPushPositions)]
 }

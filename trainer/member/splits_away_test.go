@@ -104,7 +104,7 @@ func TestTrainingGoesOnWithThePartsAhead(t *testing.T) {
 			t.Errorf("%d batches, want each of %d once", len(first), 10*perPart)
 		}
 		if slices.Sort(g.ended); !slices.Equal(g.ended, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
-			t.Errorf("parts %v were ended, want each once", g.ended)
+			t.Errorf("splits %v were ended, want each once", g.ended)
 		}
 		d.Close()
 	})

@@ -169,11 +169,11 @@ func TestPushesCarryPositions(t *testing.T) {
 	one := &heldSplit{Split: jobs.Split{Number: 1, Reading: 1}, acked: 32}
 	two := &heldSplit{Split: jobs.Split{Epoch: 1, Reading: 1}, acked: 0}
 	d := &Splits{plan: plan, held: []*heldSplit{two, one}}
-	want := []rowraft.Position{{Part: 514, Offset: 32}, {Part: 515, Offset: 64}, {Part: 1538, Offset: 0}}
+	want := []rowraft.Position{{ID: 514, Offset: 32}, {ID: 515, Offset: 64}, {ID: 1538, Offset: 0}}
 	if got := d.positions(Range{d, one, 32, 64}); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	want = []rowraft.Position{{Part: 514, Offset: 32}, {Part: 1538, Offset: 0}}
+	want = []rowraft.Position{{ID: 514, Offset: 32}, {ID: 1538, Offset: 0}}
 	if got := d.positions(Range{}); !slices.Equal(got, want) {
 		t.Errorf("without a batch: %v, want %v", got, want)
 	}

@@ -61,7 +61,7 @@ func jsonFloat(f float64) []byte { return strconv.AppendFloat(nil, f, 'g', 9, 64
 // Skipped names a skipped batch, and counts the numbers in it that were not finite.
 type Skipped struct {
 	Epoch    int64 `json:"epoch"`
-	Part     int64 `json:"part"`     // split of the data; this trainer's rank if it reads a fixed share
+	Split    int64 `json:"split"`    // split of the data; this trainer's rank if it reads a fixed share
 	Offset   int64 `json:"offset"`   // examples before it in the split
 	Examples int   `json:"examples"` // examples in the batch
 	First    int64 `json:"first"`    // number of its first example in the data

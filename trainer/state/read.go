@@ -59,7 +59,7 @@ func Read(src io.Reader) (*State, error) {
 			return nil, err
 		}
 		s.Positions = append(s.Positions, Position{
-			Part: int(le.Uint32(b)), Parts: int(le.Uint32(b[4:])),
+			Share: int(le.Uint32(b)), Shares: int(le.Uint32(b[4:])),
 			Epoch: int64(le.Uint64(b[8:])), Offset: int64(le.Uint64(b[16:])),
 		})
 	}

@@ -55,9 +55,9 @@ type State struct {
 
 // Position is a position in one share of the data.
 type Position struct {
-	Part, Parts int
-	Epoch       int64 // finished passes
-	Offset      int64 // examples of the share that were read in the present pass
+	Share, Shares int
+	Epoch         int64 // finished passes
+	Offset        int64 // examples of the share that were read in the present pass
 }
 
 // Place is a position in a stream: behind a line of one of its files.
@@ -113,8 +113,8 @@ func (s *State) WriteTo(dst io.Writer) (int64, error) {
 	w := io.MultiWriter(out, sum)
 	head := s.header()
 	for _, p := range s.Positions {
-		head = le.AppendUint32(head, uint32(p.Part))
-		head = le.AppendUint32(head, uint32(p.Parts))
+		head = le.AppendUint32(head, uint32(p.Share))
+		head = le.AppendUint32(head, uint32(p.Shares))
 		head = le.AppendUint64(head, uint64(p.Epoch))
 		head = le.AppendUint64(head, uint64(p.Offset))
 	}
@@ -211,8 +211,8 @@ func (s *State) check() error {
 			s.Acknowledged)
 	}
 	for _, p := range s.Positions {
-		if p.Part < 0 || p.Part >= p.Parts || p.Parts > math.MaxInt32 || p.Epoch < 0 || p.Offset < 0 {
-			return fmt.Errorf("position %d of epoch %d in part %d of %d", p.Offset, p.Epoch, p.Part, p.Parts)
+		if p.Share < 0 || p.Share >= p.Shares || p.Shares > math.MaxInt32 || p.Epoch < 0 || p.Offset < 0 {
+			return fmt.Errorf("position %d of epoch %d in share %d of %d", p.Offset, p.Epoch, p.Share, p.Shares)
 		}
 	}
 	if p := s.Place; p != nil && (p.Name == "" || len(p.Name) > maxPlace || p.Bytes < 0 || p.Lines < 0 ||

@@ -18,7 +18,7 @@ import (
 func golden() *State {
 	return &State{
 		Job: "ctr", Rank: 1, Trainers: 3, Step: 1000, Examples: 511488, Skipped: 1, Acknowledged: 999,
-		Config: []byte(`{"batch":512}`), Positions: []Position{{Part: 1, Parts: 3, Epoch: 2, Offset: 4096}},
+		Config: []byte(`{"batch":512}`), Positions: []Position{{Share: 1, Shares: 3, Epoch: 2, Offset: 4096}},
 		Tensors: []Tensor{
 			{Kind: InitialWeights, Name: "bias", Shape: []int{2}, Values: []float32{0.5, -1}},
 			{Kind: OptimizerState, Name: "step", Values: []float32{7}},
@@ -30,7 +30,7 @@ func golden() *State {
 func goldenPlace() *State {
 	return &State{
 		Job: "ctr", Trainers: 1, Step: 7, Examples: 3500, Acknowledged: 7,
-		Config: []byte(`{"batch":512}`), Positions: []Position{{Parts: 1}},
+		Config: []byte(`{"batch":512}`), Positions: []Position{{Shares: 1}},
 		Place: &Place{Name: "clicks-01.csv", Bytes: 90000, Lines: 3500, HeadBytes: 256, HeadSum: 0x01020304},
 	}
 }
@@ -39,7 +39,7 @@ func goldenPlace() *State {
 func goldenStep() *State {
 	return &State{
 		Job: "ctr", Rank: 1, Trainers: 2, Step: 41, JobStep: 43, Examples: 20992, Acknowledged: 40,
-		Config: []byte(`{"batch":512}`), Positions: []Position{{Part: 1, Parts: 2, Offset: 20992}},
+		Config: []byte(`{"batch":512}`), Positions: []Position{{Share: 1, Shares: 2, Offset: 20992}},
 	}
 }
 
@@ -158,7 +158,7 @@ func TestWhatDoesNotFitIsNotWritten(t *testing.T) {
 		"a rank beyond the trainers": func(s *State) { s.Rank = 3 },
 		"no name":                    func(s *State) { s.Job = "" },
 		"more skipped than steps":    func(s *State) { s.Skipped = 1001 },
-		"a part beyond the parts":    func(s *State) { s.Positions[0].Part = 3 },
+		"a share beyond the shares":  func(s *State) { s.Positions[0].Share = 3 },
 		"fewer values than its shape says": func(s *State) {
 			s.Tensors[0].Values = s.Tensors[0].Values[:1]
 		},

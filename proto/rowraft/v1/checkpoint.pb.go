@@ -957,7 +957,7 @@ type AttendPaused struct {
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // of the pause
 	Step          uint64                 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
 	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`       // of the state that it would send
-	Parts         []*PartReached         `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`        // that it has, and how far it is
+	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`      // that it has, and how far it is
 	Boundary      uint64                 `protobuf:"varint,5,opt,name=boundary,proto3" json:"boundary,omitempty"` // at which it stands, of those that it announces; unset in one that has announced none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1014,9 +1014,9 @@ func (x *AttendPaused) GetBytes() uint64 {
 	return 0
 }
 
-func (x *AttendPaused) GetParts() []*PartReached {
+func (x *AttendPaused) GetSplits() []*SplitReached {
 	if x != nil {
-		return x.Parts
+		return x.Splits
 	}
 	return nil
 }
@@ -2258,32 +2258,32 @@ func (x *CreateCheckpointReply) GetTrainers() []*AttendedTrainer {
 	return nil
 }
 
-type WritePartRequest struct {
+type WriteShardFileRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Step:
 	//
-	//	*WritePartRequest_Prepare
-	//	*WritePartRequest_Hold
-	//	*WritePartRequest_Mark
-	Step          isWritePartRequest_Step `protobuf_oneof:"step"`
+	//	*WriteShardFileRequest_Prepare
+	//	*WriteShardFileRequest_Hold
+	//	*WriteShardFileRequest_Mark
+	Step          isWriteShardFileRequest_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartRequest) Reset() {
-	*x = WritePartRequest{}
+func (x *WriteShardFileRequest) Reset() {
+	*x = WriteShardFileRequest{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartRequest) String() string {
+func (x *WriteShardFileRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartRequest) ProtoMessage() {}
+func (*WriteShardFileRequest) ProtoMessage() {}
 
-func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFileRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2295,69 +2295,69 @@ func (x *WritePartRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartRequest.ProtoReflect.Descriptor instead.
-func (*WritePartRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFileRequest.ProtoReflect.Descriptor instead.
+func (*WriteShardFileRequest) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{34}
 }
 
-func (x *WritePartRequest) GetStep() isWritePartRequest_Step {
+func (x *WriteShardFileRequest) GetStep() isWriteShardFileRequest_Step {
 	if x != nil {
 		return x.Step
 	}
 	return nil
 }
 
-func (x *WritePartRequest) GetPrepare() *WritePartPrepare {
+func (x *WriteShardFileRequest) GetPrepare() *WriteShardFilePrepare {
 	if x != nil {
-		if x, ok := x.Step.(*WritePartRequest_Prepare); ok {
+		if x, ok := x.Step.(*WriteShardFileRequest_Prepare); ok {
 			return x.Prepare
 		}
 	}
 	return nil
 }
 
-func (x *WritePartRequest) GetHold() *WritePartHold {
+func (x *WriteShardFileRequest) GetHold() *WriteShardFileHold {
 	if x != nil {
-		if x, ok := x.Step.(*WritePartRequest_Hold); ok {
+		if x, ok := x.Step.(*WriteShardFileRequest_Hold); ok {
 			return x.Hold
 		}
 	}
 	return nil
 }
 
-func (x *WritePartRequest) GetMark() *WritePartMark {
+func (x *WriteShardFileRequest) GetMark() *WriteShardFileMark {
 	if x != nil {
-		if x, ok := x.Step.(*WritePartRequest_Mark); ok {
+		if x, ok := x.Step.(*WriteShardFileRequest_Mark); ok {
 			return x.Mark
 		}
 	}
 	return nil
 }
 
-type isWritePartRequest_Step interface {
-	isWritePartRequest_Step()
+type isWriteShardFileRequest_Step interface {
+	isWriteShardFileRequest_Step()
 }
 
-type WritePartRequest_Prepare struct {
-	Prepare *WritePartPrepare `protobuf:"bytes,1,opt,name=prepare,proto3,oneof"`
+type WriteShardFileRequest_Prepare struct {
+	Prepare *WriteShardFilePrepare `protobuf:"bytes,1,opt,name=prepare,proto3,oneof"`
 }
 
-type WritePartRequest_Hold struct {
-	Hold *WritePartHold `protobuf:"bytes,2,opt,name=hold,proto3,oneof"`
+type WriteShardFileRequest_Hold struct {
+	Hold *WriteShardFileHold `protobuf:"bytes,2,opt,name=hold,proto3,oneof"`
 }
 
-type WritePartRequest_Mark struct {
-	Mark *WritePartMark `protobuf:"bytes,3,opt,name=mark,proto3,oneof"`
+type WriteShardFileRequest_Mark struct {
+	Mark *WriteShardFileMark `protobuf:"bytes,3,opt,name=mark,proto3,oneof"`
 }
 
-func (*WritePartRequest_Prepare) isWritePartRequest_Step() {}
+func (*WriteShardFileRequest_Prepare) isWriteShardFileRequest_Step() {}
 
-func (*WritePartRequest_Hold) isWritePartRequest_Step() {}
+func (*WriteShardFileRequest_Hold) isWriteShardFileRequest_Step() {}
 
-func (*WritePartRequest_Mark) isWritePartRequest_Step() {}
+func (*WriteShardFileRequest_Mark) isWriteShardFileRequest_Step() {}
 
-// WritePartPrepare readies the shard for a snapshot.
-type WritePartPrepare struct {
+// WriteShardFilePrepare readies the shard for a snapshot.
+type WriteShardFilePrepare struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Mark          []byte                 `protobuf:"bytes,2,opt,name=mark,proto3" json:"mark,omitempty"` // 16 bytes, of the mark entry
@@ -2369,20 +2369,20 @@ type WritePartPrepare struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartPrepare) Reset() {
-	*x = WritePartPrepare{}
+func (x *WriteShardFilePrepare) Reset() {
+	*x = WriteShardFilePrepare{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartPrepare) String() string {
+func (x *WriteShardFilePrepare) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartPrepare) ProtoMessage() {}
+func (*WriteShardFilePrepare) ProtoMessage() {}
 
-func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFilePrepare) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2394,76 +2394,76 @@ func (x *WritePartPrepare) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartPrepare.ProtoReflect.Descriptor instead.
-func (*WritePartPrepare) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFilePrepare.ProtoReflect.Descriptor instead.
+func (*WriteShardFilePrepare) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{35}
 }
 
-func (x *WritePartPrepare) GetShard() uint32 {
+func (x *WriteShardFilePrepare) GetShard() uint32 {
 	if x != nil {
 		return x.Shard
 	}
 	return 0
 }
 
-func (x *WritePartPrepare) GetMark() []byte {
+func (x *WriteShardFilePrepare) GetMark() []byte {
 	if x != nil {
 		return x.Mark
 	}
 	return nil
 }
 
-func (x *WritePartPrepare) GetDestination() string {
+func (x *WriteShardFilePrepare) GetDestination() string {
 	if x != nil {
 		return x.Destination
 	}
 	return ""
 }
 
-func (x *WritePartPrepare) GetName() string {
+func (x *WriteShardFilePrepare) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *WritePartPrepare) GetBase() string {
+func (x *WriteShardFilePrepare) GetBase() string {
 	if x != nil {
 		return x.Base
 	}
 	return ""
 }
 
-func (x *WritePartPrepare) GetBaseId() string {
+func (x *WriteShardFilePrepare) GetBaseId() string {
 	if x != nil {
 		return x.BaseId
 	}
 	return ""
 }
 
-// WritePartHold lets new pushes wait. Answered when those under way have their
+// WriteShardFileHold lets new pushes wait. Answered when those under way have their
 // answers.
-type WritePartHold struct {
+type WriteShardFileHold struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseNs       uint64                 `protobuf:"varint,1,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"` // afterwards pushes go on, and the mark is refused
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartHold) Reset() {
-	*x = WritePartHold{}
+func (x *WriteShardFileHold) Reset() {
+	*x = WriteShardFileHold{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartHold) String() string {
+func (x *WriteShardFileHold) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartHold) ProtoMessage() {}
+func (*WriteShardFileHold) ProtoMessage() {}
 
-func (x *WritePartHold) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFileHold) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2475,39 +2475,39 @@ func (x *WritePartHold) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartHold.ProtoReflect.Descriptor instead.
-func (*WritePartHold) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFileHold.ProtoReflect.Descriptor instead.
+func (*WriteShardFileHold) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{36}
 }
 
-func (x *WritePartHold) GetLeaseNs() uint64 {
+func (x *WriteShardFileHold) GetLeaseNs() uint64 {
 	if x != nil {
 		return x.LeaseNs
 	}
 	return 0
 }
 
-// WritePartMark logs the mark and lets pushes go on behind it.
-type WritePartMark struct {
+// WriteShardFileMark logs the mark and lets pushes go on behind it.
+type WriteShardFileMark struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartMark) Reset() {
-	*x = WritePartMark{}
+func (x *WriteShardFileMark) Reset() {
+	*x = WriteShardFileMark{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartMark) String() string {
+func (x *WriteShardFileMark) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartMark) ProtoMessage() {}
+func (*WriteShardFileMark) ProtoMessage() {}
 
-func (x *WritePartMark) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFileMark) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2519,39 +2519,39 @@ func (x *WritePartMark) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartMark.ProtoReflect.Descriptor instead.
-func (*WritePartMark) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFileMark.ProtoReflect.Descriptor instead.
+func (*WriteShardFileMark) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{37}
 }
 
-type WritePartReply struct {
+type WriteShardFileReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Step:
 	//
-	//	*WritePartReply_Prepared
-	//	*WritePartReply_Held
-	//	*WritePartReply_Marked
-	//	*WritePartReply_Progress
-	//	*WritePartReply_Done
-	Step          isWritePartReply_Step `protobuf_oneof:"step"`
+	//	*WriteShardFileReply_Prepared
+	//	*WriteShardFileReply_Held
+	//	*WriteShardFileReply_Marked
+	//	*WriteShardFileReply_Progress
+	//	*WriteShardFileReply_Done
+	Step          isWriteShardFileReply_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartReply) Reset() {
-	*x = WritePartReply{}
+func (x *WriteShardFileReply) Reset() {
+	*x = WriteShardFileReply{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartReply) String() string {
+func (x *WriteShardFileReply) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartReply) ProtoMessage() {}
+func (*WriteShardFileReply) ProtoMessage() {}
 
-func (x *WritePartReply) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFileReply) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2563,118 +2563,118 @@ func (x *WritePartReply) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartReply.ProtoReflect.Descriptor instead.
-func (*WritePartReply) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFileReply.ProtoReflect.Descriptor instead.
+func (*WriteShardFileReply) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{38}
 }
 
-func (x *WritePartReply) GetStep() isWritePartReply_Step {
+func (x *WriteShardFileReply) GetStep() isWriteShardFileReply_Step {
 	if x != nil {
 		return x.Step
 	}
 	return nil
 }
 
-func (x *WritePartReply) GetPrepared() *WritePartPrepared {
+func (x *WriteShardFileReply) GetPrepared() *WriteShardFilePrepared {
 	if x != nil {
-		if x, ok := x.Step.(*WritePartReply_Prepared); ok {
+		if x, ok := x.Step.(*WriteShardFileReply_Prepared); ok {
 			return x.Prepared
 		}
 	}
 	return nil
 }
 
-func (x *WritePartReply) GetHeld() *WritePartHeld {
+func (x *WriteShardFileReply) GetHeld() *WriteShardFileHeld {
 	if x != nil {
-		if x, ok := x.Step.(*WritePartReply_Held); ok {
+		if x, ok := x.Step.(*WriteShardFileReply_Held); ok {
 			return x.Held
 		}
 	}
 	return nil
 }
 
-func (x *WritePartReply) GetMarked() *WritePartMarked {
+func (x *WriteShardFileReply) GetMarked() *WriteShardFileMarked {
 	if x != nil {
-		if x, ok := x.Step.(*WritePartReply_Marked); ok {
+		if x, ok := x.Step.(*WriteShardFileReply_Marked); ok {
 			return x.Marked
 		}
 	}
 	return nil
 }
 
-func (x *WritePartReply) GetProgress() *WritePartProgress {
+func (x *WriteShardFileReply) GetProgress() *WriteShardFileProgress {
 	if x != nil {
-		if x, ok := x.Step.(*WritePartReply_Progress); ok {
+		if x, ok := x.Step.(*WriteShardFileReply_Progress); ok {
 			return x.Progress
 		}
 	}
 	return nil
 }
 
-func (x *WritePartReply) GetDone() *WritePartDone {
+func (x *WriteShardFileReply) GetDone() *WriteShardFileDone {
 	if x != nil {
-		if x, ok := x.Step.(*WritePartReply_Done); ok {
+		if x, ok := x.Step.(*WriteShardFileReply_Done); ok {
 			return x.Done
 		}
 	}
 	return nil
 }
 
-type isWritePartReply_Step interface {
-	isWritePartReply_Step()
+type isWriteShardFileReply_Step interface {
+	isWriteShardFileReply_Step()
 }
 
-type WritePartReply_Prepared struct {
-	Prepared *WritePartPrepared `protobuf:"bytes,1,opt,name=prepared,proto3,oneof"`
+type WriteShardFileReply_Prepared struct {
+	Prepared *WriteShardFilePrepared `protobuf:"bytes,1,opt,name=prepared,proto3,oneof"`
 }
 
-type WritePartReply_Held struct {
-	Held *WritePartHeld `protobuf:"bytes,2,opt,name=held,proto3,oneof"`
+type WriteShardFileReply_Held struct {
+	Held *WriteShardFileHeld `protobuf:"bytes,2,opt,name=held,proto3,oneof"`
 }
 
-type WritePartReply_Marked struct {
-	Marked *WritePartMarked `protobuf:"bytes,3,opt,name=marked,proto3,oneof"`
+type WriteShardFileReply_Marked struct {
+	Marked *WriteShardFileMarked `protobuf:"bytes,3,opt,name=marked,proto3,oneof"`
 }
 
-type WritePartReply_Progress struct {
-	Progress *WritePartProgress `protobuf:"bytes,4,opt,name=progress,proto3,oneof"`
+type WriteShardFileReply_Progress struct {
+	Progress *WriteShardFileProgress `protobuf:"bytes,4,opt,name=progress,proto3,oneof"`
 }
 
-type WritePartReply_Done struct {
-	Done *WritePartDone `protobuf:"bytes,5,opt,name=done,proto3,oneof"`
+type WriteShardFileReply_Done struct {
+	Done *WriteShardFileDone `protobuf:"bytes,5,opt,name=done,proto3,oneof"`
 }
 
-func (*WritePartReply_Prepared) isWritePartReply_Step() {}
+func (*WriteShardFileReply_Prepared) isWriteShardFileReply_Step() {}
 
-func (*WritePartReply_Held) isWritePartReply_Step() {}
+func (*WriteShardFileReply_Held) isWriteShardFileReply_Step() {}
 
-func (*WritePartReply_Marked) isWritePartReply_Step() {}
+func (*WriteShardFileReply_Marked) isWriteShardFileReply_Step() {}
 
-func (*WritePartReply_Progress) isWritePartReply_Step() {}
+func (*WriteShardFileReply_Progress) isWriteShardFileReply_Step() {}
 
-func (*WritePartReply_Done) isWritePartReply_Step() {}
+func (*WriteShardFileReply_Done) isWriteShardFileReply_Step() {}
 
-type WritePartPrepared struct {
+type WriteShardFilePrepared struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartPrepared) Reset() {
-	*x = WritePartPrepared{}
+func (x *WriteShardFilePrepared) Reset() {
+	*x = WriteShardFilePrepared{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartPrepared) String() string {
+func (x *WriteShardFilePrepared) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartPrepared) ProtoMessage() {}
+func (*WriteShardFilePrepared) ProtoMessage() {}
 
-func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFilePrepared) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2686,38 +2686,38 @@ func (x *WritePartPrepared) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartPrepared.ProtoReflect.Descriptor instead.
-func (*WritePartPrepared) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFilePrepared.ProtoReflect.Descriptor instead.
+func (*WriteShardFilePrepared) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{39}
 }
 
-func (x *WritePartPrepared) GetTableEpoch() uint64 {
+func (x *WriteShardFilePrepared) GetTableEpoch() uint64 {
 	if x != nil {
 		return x.TableEpoch
 	}
 	return 0
 }
 
-type WritePartHeld struct {
+type WriteShardFileHeld struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartHeld) Reset() {
-	*x = WritePartHeld{}
+func (x *WriteShardFileHeld) Reset() {
+	*x = WriteShardFileHeld{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartHeld) String() string {
+func (x *WriteShardFileHeld) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartHeld) ProtoMessage() {}
+func (*WriteShardFileHeld) ProtoMessage() {}
 
-func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFileHeld) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2729,12 +2729,12 @@ func (x *WritePartHeld) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartHeld.ProtoReflect.Descriptor instead.
-func (*WritePartHeld) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFileHeld.ProtoReflect.Descriptor instead.
+func (*WriteShardFileHeld) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{40}
 }
 
-type WritePartMarked struct {
+type WriteShardFileMarked struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	AppliedIndex  uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
 	HeldNs        uint64                 `protobuf:"varint,2,opt,name=held_ns,json=heldNs,proto3" json:"held_ns,omitempty"`             // how long pushes waited
@@ -2743,20 +2743,20 @@ type WritePartMarked struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartMarked) Reset() {
-	*x = WritePartMarked{}
+func (x *WriteShardFileMarked) Reset() {
+	*x = WriteShardFileMarked{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartMarked) String() string {
+func (x *WriteShardFileMarked) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartMarked) ProtoMessage() {}
+func (*WriteShardFileMarked) ProtoMessage() {}
 
-func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFileMarked) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2768,53 +2768,53 @@ func (x *WritePartMarked) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartMarked.ProtoReflect.Descriptor instead.
-func (*WritePartMarked) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFileMarked.ProtoReflect.Descriptor instead.
+func (*WriteShardFileMarked) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{41}
 }
 
-func (x *WritePartMarked) GetAppliedIndex() uint64 {
+func (x *WriteShardFileMarked) GetAppliedIndex() uint64 {
 	if x != nil {
 		return x.AppliedIndex
 	}
 	return 0
 }
 
-func (x *WritePartMarked) GetHeldNs() uint64 {
+func (x *WriteShardFileMarked) GetHeldNs() uint64 {
 	if x != nil {
 		return x.HeldNs
 	}
 	return 0
 }
 
-func (x *WritePartMarked) GetBytesTotal() uint64 {
+func (x *WriteShardFileMarked) GetBytesTotal() uint64 {
 	if x != nil {
 		return x.BytesTotal
 	}
 	return 0
 }
 
-type WritePartProgress struct {
+type WriteShardFileProgress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Bytes         uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartProgress) Reset() {
-	*x = WritePartProgress{}
+func (x *WriteShardFileProgress) Reset() {
+	*x = WriteShardFileProgress{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartProgress) String() string {
+func (x *WriteShardFileProgress) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartProgress) ProtoMessage() {}
+func (*WriteShardFileProgress) ProtoMessage() {}
 
-func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFileProgress) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2826,44 +2826,44 @@ func (x *WritePartProgress) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartProgress.ProtoReflect.Descriptor instead.
-func (*WritePartProgress) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFileProgress.ProtoReflect.Descriptor instead.
+func (*WriteShardFileProgress) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{42}
 }
 
-func (x *WritePartProgress) GetBytes() uint64 {
+func (x *WriteShardFileProgress) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
 	}
 	return 0
 }
 
-type WritePartDone struct {
+type WriteShardFileDone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Rows          uint64                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
 	Digest        []byte                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
 	Stream        *CheckpointFile        `protobuf:"bytes,3,opt,name=stream,proto3" json:"stream,omitempty"`
 	Sums          *CheckpointFile        `protobuf:"bytes,4,opt,name=sums,proto3" json:"sums,omitempty"`
-	Tables        []*PartTable           `protobuf:"bytes,5,rep,name=tables,proto3" json:"tables,omitempty"`
+	Tables        []*ShardFileTable      `protobuf:"bytes,5,rep,name=tables,proto3" json:"tables,omitempty"`
 	Written       uint64                 `protobuf:"varint,6,opt,name=written,proto3" json:"written,omitempty"` // of the rows, those in the stream
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *WritePartDone) Reset() {
-	*x = WritePartDone{}
+func (x *WriteShardFileDone) Reset() {
+	*x = WriteShardFileDone{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *WritePartDone) String() string {
+func (x *WriteShardFileDone) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*WritePartDone) ProtoMessage() {}
+func (*WriteShardFileDone) ProtoMessage() {}
 
-func (x *WritePartDone) ProtoReflect() protoreflect.Message {
+func (x *WriteShardFileDone) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2875,47 +2875,47 @@ func (x *WritePartDone) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use WritePartDone.ProtoReflect.Descriptor instead.
-func (*WritePartDone) Descriptor() ([]byte, []int) {
+// Deprecated: Use WriteShardFileDone.ProtoReflect.Descriptor instead.
+func (*WriteShardFileDone) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{43}
 }
 
-func (x *WritePartDone) GetRows() uint64 {
+func (x *WriteShardFileDone) GetRows() uint64 {
 	if x != nil {
 		return x.Rows
 	}
 	return 0
 }
 
-func (x *WritePartDone) GetDigest() []byte {
+func (x *WriteShardFileDone) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
 	}
 	return nil
 }
 
-func (x *WritePartDone) GetStream() *CheckpointFile {
+func (x *WriteShardFileDone) GetStream() *CheckpointFile {
 	if x != nil {
 		return x.Stream
 	}
 	return nil
 }
 
-func (x *WritePartDone) GetSums() *CheckpointFile {
+func (x *WriteShardFileDone) GetSums() *CheckpointFile {
 	if x != nil {
 		return x.Sums
 	}
 	return nil
 }
 
-func (x *WritePartDone) GetTables() []*PartTable {
+func (x *WriteShardFileDone) GetTables() []*ShardFileTable {
 	if x != nil {
 		return x.Tables
 	}
 	return nil
 }
 
-func (x *WritePartDone) GetWritten() uint64 {
+func (x *WriteShardFileDone) GetWritten() uint64 {
 	if x != nil {
 		return x.Written
 	}
@@ -2982,7 +2982,7 @@ func (x *CheckpointFile) GetSha256() []byte {
 	return nil
 }
 
-type PartTable struct {
+type ShardFileTable struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Table         *TableSchema           `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
 	Rows          uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
@@ -2992,20 +2992,20 @@ type PartTable struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PartTable) Reset() {
-	*x = PartTable{}
+func (x *ShardFileTable) Reset() {
+	*x = ShardFileTable{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PartTable) String() string {
+func (x *ShardFileTable) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PartTable) ProtoMessage() {}
+func (*ShardFileTable) ProtoMessage() {}
 
-func (x *PartTable) ProtoReflect() protoreflect.Message {
+func (x *ShardFileTable) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3017,33 +3017,33 @@ func (x *PartTable) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PartTable.ProtoReflect.Descriptor instead.
-func (*PartTable) Descriptor() ([]byte, []int) {
+// Deprecated: Use ShardFileTable.ProtoReflect.Descriptor instead.
+func (*ShardFileTable) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{45}
 }
 
-func (x *PartTable) GetTable() *TableSchema {
+func (x *ShardFileTable) GetTable() *TableSchema {
 	if x != nil {
 		return x.Table
 	}
 	return nil
 }
 
-func (x *PartTable) GetRows() uint64 {
+func (x *ShardFileTable) GetRows() uint64 {
 	if x != nil {
 		return x.Rows
 	}
 	return 0
 }
 
-func (x *PartTable) GetDigest() []byte {
+func (x *ShardFileTable) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
 	}
 	return nil
 }
 
-func (x *PartTable) GetWritten() uint64 {
+func (x *ShardFileTable) GetWritten() uint64 {
 	if x != nil {
 		return x.Written
 	}
@@ -3456,36 +3456,36 @@ func (x *RestoredShard) GetDigest() []byte {
 	return nil
 }
 
-type RestorePartRequest struct {
+type RestoreShardRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Shard   uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Restore []byte                 `protobuf:"bytes,2,opt,name=restore,proto3" json:"restore,omitempty"` // 16 bytes, names the restore
 	// Types that are valid to be assigned to Step:
 	//
-	//	*RestorePartRequest_Begin
-	//	*RestorePartRequest_Rows
-	//	*RestorePartRequest_Close
-	//	*RestorePartRequest_Drop
-	//	*RestorePartRequest_Look
-	Step          isRestorePartRequest_Step `protobuf_oneof:"step"`
+	//	*RestoreShardRequest_Begin
+	//	*RestoreShardRequest_Rows
+	//	*RestoreShardRequest_Close
+	//	*RestoreShardRequest_Drop
+	//	*RestoreShardRequest_Look
+	Step          isRestoreShardRequest_Step `protobuf_oneof:"step"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RestorePartRequest) Reset() {
-	*x = RestorePartRequest{}
+func (x *RestoreShardRequest) Reset() {
+	*x = RestoreShardRequest{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RestorePartRequest) String() string {
+func (x *RestoreShardRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RestorePartRequest) ProtoMessage() {}
+func (*RestoreShardRequest) ProtoMessage() {}
 
-func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
+func (x *RestoreShardRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3497,113 +3497,113 @@ func (x *RestorePartRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RestorePartRequest.ProtoReflect.Descriptor instead.
-func (*RestorePartRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use RestoreShardRequest.ProtoReflect.Descriptor instead.
+func (*RestoreShardRequest) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{51}
 }
 
-func (x *RestorePartRequest) GetShard() uint32 {
+func (x *RestoreShardRequest) GetShard() uint32 {
 	if x != nil {
 		return x.Shard
 	}
 	return 0
 }
 
-func (x *RestorePartRequest) GetRestore() []byte {
+func (x *RestoreShardRequest) GetRestore() []byte {
 	if x != nil {
 		return x.Restore
 	}
 	return nil
 }
 
-func (x *RestorePartRequest) GetStep() isRestorePartRequest_Step {
+func (x *RestoreShardRequest) GetStep() isRestoreShardRequest_Step {
 	if x != nil {
 		return x.Step
 	}
 	return nil
 }
 
-func (x *RestorePartRequest) GetBegin() *RestorePartBegin {
+func (x *RestoreShardRequest) GetBegin() *RestoreShardBegin {
 	if x != nil {
-		if x, ok := x.Step.(*RestorePartRequest_Begin); ok {
+		if x, ok := x.Step.(*RestoreShardRequest_Begin); ok {
 			return x.Begin
 		}
 	}
 	return nil
 }
 
-func (x *RestorePartRequest) GetRows() *RestorePartRows {
+func (x *RestoreShardRequest) GetRows() *RestoreShardRows {
 	if x != nil {
-		if x, ok := x.Step.(*RestorePartRequest_Rows); ok {
+		if x, ok := x.Step.(*RestoreShardRequest_Rows); ok {
 			return x.Rows
 		}
 	}
 	return nil
 }
 
-func (x *RestorePartRequest) GetClose() *RestorePartClose {
+func (x *RestoreShardRequest) GetClose() *RestoreShardClose {
 	if x != nil {
-		if x, ok := x.Step.(*RestorePartRequest_Close); ok {
+		if x, ok := x.Step.(*RestoreShardRequest_Close); ok {
 			return x.Close
 		}
 	}
 	return nil
 }
 
-func (x *RestorePartRequest) GetDrop() *RestorePartDrop {
+func (x *RestoreShardRequest) GetDrop() *RestoreShardDrop {
 	if x != nil {
-		if x, ok := x.Step.(*RestorePartRequest_Drop); ok {
+		if x, ok := x.Step.(*RestoreShardRequest_Drop); ok {
 			return x.Drop
 		}
 	}
 	return nil
 }
 
-func (x *RestorePartRequest) GetLook() *RestorePartLook {
+func (x *RestoreShardRequest) GetLook() *RestoreShardLook {
 	if x != nil {
-		if x, ok := x.Step.(*RestorePartRequest_Look); ok {
+		if x, ok := x.Step.(*RestoreShardRequest_Look); ok {
 			return x.Look
 		}
 	}
 	return nil
 }
 
-type isRestorePartRequest_Step interface {
-	isRestorePartRequest_Step()
+type isRestoreShardRequest_Step interface {
+	isRestoreShardRequest_Step()
 }
 
-type RestorePartRequest_Begin struct {
-	Begin *RestorePartBegin `protobuf:"bytes,3,opt,name=begin,proto3,oneof"`
+type RestoreShardRequest_Begin struct {
+	Begin *RestoreShardBegin `protobuf:"bytes,3,opt,name=begin,proto3,oneof"`
 }
 
-type RestorePartRequest_Rows struct {
-	Rows *RestorePartRows `protobuf:"bytes,4,opt,name=rows,proto3,oneof"`
+type RestoreShardRequest_Rows struct {
+	Rows *RestoreShardRows `protobuf:"bytes,4,opt,name=rows,proto3,oneof"`
 }
 
-type RestorePartRequest_Close struct {
-	Close *RestorePartClose `protobuf:"bytes,5,opt,name=close,proto3,oneof"`
+type RestoreShardRequest_Close struct {
+	Close *RestoreShardClose `protobuf:"bytes,5,opt,name=close,proto3,oneof"`
 }
 
-type RestorePartRequest_Drop struct {
-	Drop *RestorePartDrop `protobuf:"bytes,6,opt,name=drop,proto3,oneof"`
+type RestoreShardRequest_Drop struct {
+	Drop *RestoreShardDrop `protobuf:"bytes,6,opt,name=drop,proto3,oneof"`
 }
 
-type RestorePartRequest_Look struct {
-	Look *RestorePartLook `protobuf:"bytes,7,opt,name=look,proto3,oneof"`
+type RestoreShardRequest_Look struct {
+	Look *RestoreShardLook `protobuf:"bytes,7,opt,name=look,proto3,oneof"`
 }
 
-func (*RestorePartRequest_Begin) isRestorePartRequest_Step() {}
+func (*RestoreShardRequest_Begin) isRestoreShardRequest_Step() {}
 
-func (*RestorePartRequest_Rows) isRestorePartRequest_Step() {}
+func (*RestoreShardRequest_Rows) isRestoreShardRequest_Step() {}
 
-func (*RestorePartRequest_Close) isRestorePartRequest_Step() {}
+func (*RestoreShardRequest_Close) isRestoreShardRequest_Step() {}
 
-func (*RestorePartRequest_Drop) isRestorePartRequest_Step() {}
+func (*RestoreShardRequest_Drop) isRestoreShardRequest_Step() {}
 
-func (*RestorePartRequest_Look) isRestorePartRequest_Step() {}
+func (*RestoreShardRequest_Look) isRestoreShardRequest_Step() {}
 
-// RestorePartBegin opens an empty stage.
-type RestorePartBegin struct {
+// RestoreShardBegin opens an empty stage.
+type RestoreShardBegin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
 	Tables        []*TableSchema         `protobuf:"bytes,2,rep,name=tables,proto3" json:"tables,omitempty"`                      // ascending by id
@@ -3612,20 +3612,20 @@ type RestorePartBegin struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RestorePartBegin) Reset() {
-	*x = RestorePartBegin{}
+func (x *RestoreShardBegin) Reset() {
+	*x = RestoreShardBegin{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RestorePartBegin) String() string {
+func (x *RestoreShardBegin) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RestorePartBegin) ProtoMessage() {}
+func (*RestoreShardBegin) ProtoMessage() {}
 
-func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
+func (x *RestoreShardBegin) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3637,34 +3637,34 @@ func (x *RestorePartBegin) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RestorePartBegin.ProtoReflect.Descriptor instead.
-func (*RestorePartBegin) Descriptor() ([]byte, []int) {
+// Deprecated: Use RestoreShardBegin.ProtoReflect.Descriptor instead.
+func (*RestoreShardBegin) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{52}
 }
 
-func (x *RestorePartBegin) GetTableEpoch() uint64 {
+func (x *RestoreShardBegin) GetTableEpoch() uint64 {
 	if x != nil {
 		return x.TableEpoch
 	}
 	return 0
 }
 
-func (x *RestorePartBegin) GetTables() []*TableSchema {
+func (x *RestoreShardBegin) GetTables() []*TableSchema {
 	if x != nil {
 		return x.Tables
 	}
 	return nil
 }
 
-func (x *RestorePartBegin) GetBaseTick() uint32 {
+func (x *RestoreShardBegin) GetBaseTick() uint32 {
 	if x != nil {
 		return x.BaseTick
 	}
 	return 0
 }
 
-// RestorePartRows is one chunk (docs/formats/entry.md, kind 6).
-type RestorePartRows struct {
+// RestoreShardRows is one chunk (docs/formats/entry.md, kind 6).
+type RestoreShardRows struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"` // from 1
 	Blocks        []byte                 `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
@@ -3672,20 +3672,20 @@ type RestorePartRows struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RestorePartRows) Reset() {
-	*x = RestorePartRows{}
+func (x *RestoreShardRows) Reset() {
+	*x = RestoreShardRows{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RestorePartRows) String() string {
+func (x *RestoreShardRows) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RestorePartRows) ProtoMessage() {}
+func (*RestoreShardRows) ProtoMessage() {}
 
-func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
+func (x *RestoreShardRows) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3697,27 +3697,27 @@ func (x *RestorePartRows) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RestorePartRows.ProtoReflect.Descriptor instead.
-func (*RestorePartRows) Descriptor() ([]byte, []int) {
+// Deprecated: Use RestoreShardRows.ProtoReflect.Descriptor instead.
+func (*RestoreShardRows) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{53}
 }
 
-func (x *RestorePartRows) GetSeq() uint64 {
+func (x *RestoreShardRows) GetSeq() uint64 {
 	if x != nil {
 		return x.Seq
 	}
 	return 0
 }
 
-func (x *RestorePartRows) GetBlocks() []byte {
+func (x *RestoreShardRows) GetBlocks() []byte {
 	if x != nil {
 		return x.Blocks
 	}
 	return nil
 }
 
-// RestorePartClose puts the stage in the place of the tables.
-type RestorePartClose struct {
+// RestoreShardClose puts the stage in the place of the tables.
+type RestoreShardClose struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"`
 	Chunks        uint64                 `protobuf:"varint,2,opt,name=chunks,proto3" json:"chunks,omitempty"`
@@ -3727,20 +3727,20 @@ type RestorePartClose struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RestorePartClose) Reset() {
-	*x = RestorePartClose{}
+func (x *RestoreShardClose) Reset() {
+	*x = RestoreShardClose{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RestorePartClose) String() string {
+func (x *RestoreShardClose) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RestorePartClose) ProtoMessage() {}
+func (*RestoreShardClose) ProtoMessage() {}
 
-func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
+func (x *RestoreShardClose) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3752,59 +3752,59 @@ func (x *RestorePartClose) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RestorePartClose.ProtoReflect.Descriptor instead.
-func (*RestorePartClose) Descriptor() ([]byte, []int) {
+// Deprecated: Use RestoreShardClose.ProtoReflect.Descriptor instead.
+func (*RestoreShardClose) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{54}
 }
 
-func (x *RestorePartClose) GetTableEpoch() uint64 {
+func (x *RestoreShardClose) GetTableEpoch() uint64 {
 	if x != nil {
 		return x.TableEpoch
 	}
 	return 0
 }
 
-func (x *RestorePartClose) GetChunks() uint64 {
+func (x *RestoreShardClose) GetChunks() uint64 {
 	if x != nil {
 		return x.Chunks
 	}
 	return 0
 }
 
-func (x *RestorePartClose) GetRows() uint64 {
+func (x *RestoreShardClose) GetRows() uint64 {
 	if x != nil {
 		return x.Rows
 	}
 	return 0
 }
 
-func (x *RestorePartClose) GetDigest() []byte {
+func (x *RestoreShardClose) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
 	}
 	return nil
 }
 
-type RestorePartDrop struct {
+type RestoreShardDrop struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RestorePartDrop) Reset() {
-	*x = RestorePartDrop{}
+func (x *RestoreShardDrop) Reset() {
+	*x = RestoreShardDrop{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RestorePartDrop) String() string {
+func (x *RestoreShardDrop) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RestorePartDrop) ProtoMessage() {}
+func (*RestoreShardDrop) ProtoMessage() {}
 
-func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
+func (x *RestoreShardDrop) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3816,32 +3816,32 @@ func (x *RestorePartDrop) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RestorePartDrop.ProtoReflect.Descriptor instead.
-func (*RestorePartDrop) Descriptor() ([]byte, []int) {
+// Deprecated: Use RestoreShardDrop.ProtoReflect.Descriptor instead.
+func (*RestoreShardDrop) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{55}
 }
 
-// RestorePartLook changes nothing.
-type RestorePartLook struct {
+// RestoreShardLook changes nothing.
+type RestoreShardLook struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RestorePartLook) Reset() {
-	*x = RestorePartLook{}
+func (x *RestoreShardLook) Reset() {
+	*x = RestoreShardLook{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RestorePartLook) String() string {
+func (x *RestoreShardLook) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RestorePartLook) ProtoMessage() {}
+func (*RestoreShardLook) ProtoMessage() {}
 
-func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
+func (x *RestoreShardLook) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3853,8 +3853,8 @@ func (x *RestorePartLook) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RestorePartLook.ProtoReflect.Descriptor instead.
-func (*RestorePartLook) Descriptor() ([]byte, []int) {
+// Deprecated: Use RestoreShardLook.ProtoReflect.Descriptor instead.
+func (*RestoreShardLook) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{56}
 }
 
@@ -3911,7 +3911,7 @@ func (x *ShardTable) GetRows() uint64 {
 	return 0
 }
 
-type RestorePartReply struct {
+type RestoreShardReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TableEpoch    uint64                 `protobuf:"varint,1,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // of the tables that serve
 	LiveRows      uint64                 `protobuf:"varint,2,opt,name=live_rows,json=liveRows,proto3" json:"live_rows,omitempty"`       // in these
@@ -3927,20 +3927,20 @@ type RestorePartReply struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RestorePartReply) Reset() {
-	*x = RestorePartReply{}
+func (x *RestoreShardReply) Reset() {
+	*x = RestoreShardReply{}
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RestorePartReply) String() string {
+func (x *RestoreShardReply) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RestorePartReply) ProtoMessage() {}
+func (*RestoreShardReply) ProtoMessage() {}
 
-func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
+func (x *RestoreShardReply) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_checkpoint_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3952,75 +3952,75 @@ func (x *RestorePartReply) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RestorePartReply.ProtoReflect.Descriptor instead.
-func (*RestorePartReply) Descriptor() ([]byte, []int) {
+// Deprecated: Use RestoreShardReply.ProtoReflect.Descriptor instead.
+func (*RestoreShardReply) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_checkpoint_proto_rawDescGZIP(), []int{58}
 }
 
-func (x *RestorePartReply) GetTableEpoch() uint64 {
+func (x *RestoreShardReply) GetTableEpoch() uint64 {
 	if x != nil {
 		return x.TableEpoch
 	}
 	return 0
 }
 
-func (x *RestorePartReply) GetLiveRows() uint64 {
+func (x *RestoreShardReply) GetLiveRows() uint64 {
 	if x != nil {
 		return x.LiveRows
 	}
 	return 0
 }
 
-func (x *RestorePartReply) GetStaged() bool {
+func (x *RestoreShardReply) GetStaged() bool {
 	if x != nil {
 		return x.Staged
 	}
 	return false
 }
 
-func (x *RestorePartReply) GetNextSeq() uint64 {
+func (x *RestoreShardReply) GetNextSeq() uint64 {
 	if x != nil {
 		return x.NextSeq
 	}
 	return 0
 }
 
-func (x *RestorePartReply) GetRows() uint64 {
+func (x *RestoreShardReply) GetRows() uint64 {
 	if x != nil {
 		return x.Rows
 	}
 	return 0
 }
 
-func (x *RestorePartReply) GetDigest() []byte {
+func (x *RestoreShardReply) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
 	}
 	return nil
 }
 
-func (x *RestorePartReply) GetOther() []byte {
+func (x *RestoreShardReply) GetOther() []byte {
 	if x != nil {
 		return x.Other
 	}
 	return nil
 }
 
-func (x *RestorePartReply) GetNode() string {
+func (x *RestoreShardReply) GetNode() string {
 	if x != nil {
 		return x.Node
 	}
 	return ""
 }
 
-func (x *RestorePartReply) GetFreeMemory() uint64 {
+func (x *RestoreShardReply) GetFreeMemory() uint64 {
 	if x != nil {
 		return x.FreeMemory
 	}
 	return 0
 }
 
-func (x *RestorePartReply) GetTables() []*ShardTable {
+func (x *RestoreShardReply) GetTables() []*ShardTable {
 	if x != nil {
 		return x.Tables
 	}
@@ -4097,12 +4097,12 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"tableEpoch\x12\x1c\n" +
 	"\tannounces\x18\x04 \x01(\bR\tannounces\x12\x16\n" +
 	"\x06tables\x18\x05 \x03(\x04R\x06tables\x12\"\n" +
-	"\fdestinations\x18\x06 \x03(\tR\fdestinations\"\x93\x01\n" +
+	"\fdestinations\x18\x06 \x03(\tR\fdestinations\"\x96\x01\n" +
 	"\fAttendPaused\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12-\n" +
-	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\x12\x1a\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x120\n" +
+	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x1a\n" +
 	"\bboundary\x18\x05 \x01(\x04R\bboundary\"=\n" +
 	"\x0fAttendAnnounced\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
@@ -4193,52 +4193,52 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\bmanifest\x18\x05 \x01(\fR\bmanifest\x12\x12\n" +
 	"\x04note\x18\x06 \x01(\tR\x04note\x127\n" +
 	"\btrainers\x18\n" +
-	" \x03(\v2\x1b.rowraft.v1.AttendedTrainerR\btrainers\"\xb6\x01\n" +
-	"\x10WritePartRequest\x128\n" +
-	"\aprepare\x18\x01 \x01(\v2\x1c.rowraft.v1.WritePartPrepareH\x00R\aprepare\x12/\n" +
-	"\x04hold\x18\x02 \x01(\v2\x19.rowraft.v1.WritePartHoldH\x00R\x04hold\x12/\n" +
-	"\x04mark\x18\x03 \x01(\v2\x19.rowraft.v1.WritePartMarkH\x00R\x04markB\x06\n" +
-	"\x04step\"\x9f\x01\n" +
-	"\x10WritePartPrepare\x12\x14\n" +
+	" \x03(\v2\x1b.rowraft.v1.AttendedTrainerR\btrainers\"\xca\x01\n" +
+	"\x15WriteShardFileRequest\x12=\n" +
+	"\aprepare\x18\x01 \x01(\v2!.rowraft.v1.WriteShardFilePrepareH\x00R\aprepare\x124\n" +
+	"\x04hold\x18\x02 \x01(\v2\x1e.rowraft.v1.WriteShardFileHoldH\x00R\x04hold\x124\n" +
+	"\x04mark\x18\x03 \x01(\v2\x1e.rowraft.v1.WriteShardFileMarkH\x00R\x04markB\x06\n" +
+	"\x04step\"\xa4\x01\n" +
+	"\x15WriteShardFilePrepare\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04mark\x18\x02 \x01(\fR\x04mark\x12 \n" +
 	"\vdestination\x18\x03 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12\x12\n" +
 	"\x04base\x18\x05 \x01(\tR\x04base\x12\x17\n" +
-	"\abase_id\x18\x06 \x01(\tR\x06baseId\"*\n" +
-	"\rWritePartHold\x12\x19\n" +
-	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\"\x0f\n" +
-	"\rWritePartMark\"\xab\x02\n" +
-	"\x0eWritePartReply\x12;\n" +
-	"\bprepared\x18\x01 \x01(\v2\x1d.rowraft.v1.WritePartPreparedH\x00R\bprepared\x12/\n" +
-	"\x04held\x18\x02 \x01(\v2\x19.rowraft.v1.WritePartHeldH\x00R\x04held\x125\n" +
-	"\x06marked\x18\x03 \x01(\v2\x1b.rowraft.v1.WritePartMarkedH\x00R\x06marked\x12;\n" +
-	"\bprogress\x18\x04 \x01(\v2\x1d.rowraft.v1.WritePartProgressH\x00R\bprogress\x12/\n" +
-	"\x04done\x18\x05 \x01(\v2\x19.rowraft.v1.WritePartDoneH\x00R\x04doneB\x06\n" +
-	"\x04step\"4\n" +
-	"\x11WritePartPrepared\x12\x1f\n" +
+	"\abase_id\x18\x06 \x01(\tR\x06baseId\"/\n" +
+	"\x12WriteShardFileHold\x12\x19\n" +
+	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\"\x14\n" +
+	"\x12WriteShardFileMark\"\xc9\x02\n" +
+	"\x13WriteShardFileReply\x12@\n" +
+	"\bprepared\x18\x01 \x01(\v2\".rowraft.v1.WriteShardFilePreparedH\x00R\bprepared\x124\n" +
+	"\x04held\x18\x02 \x01(\v2\x1e.rowraft.v1.WriteShardFileHeldH\x00R\x04held\x12:\n" +
+	"\x06marked\x18\x03 \x01(\v2 .rowraft.v1.WriteShardFileMarkedH\x00R\x06marked\x12@\n" +
+	"\bprogress\x18\x04 \x01(\v2\".rowraft.v1.WriteShardFileProgressH\x00R\bprogress\x124\n" +
+	"\x04done\x18\x05 \x01(\v2\x1e.rowraft.v1.WriteShardFileDoneH\x00R\x04doneB\x06\n" +
+	"\x04step\"9\n" +
+	"\x16WriteShardFilePrepared\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
-	"tableEpoch\"\x0f\n" +
-	"\rWritePartHeld\"p\n" +
-	"\x0fWritePartMarked\x12#\n" +
+	"tableEpoch\"\x14\n" +
+	"\x12WriteShardFileHeld\"u\n" +
+	"\x14WriteShardFileMarked\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x17\n" +
 	"\aheld_ns\x18\x02 \x01(\x04R\x06heldNs\x12\x1f\n" +
 	"\vbytes_total\x18\x03 \x01(\x04R\n" +
-	"bytesTotal\")\n" +
-	"\x11WritePartProgress\x12\x14\n" +
-	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\"\xe8\x01\n" +
-	"\rWritePartDone\x12\x12\n" +
+	"bytesTotal\".\n" +
+	"\x16WriteShardFileProgress\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\"\xf2\x01\n" +
+	"\x12WriteShardFileDone\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x122\n" +
 	"\x06stream\x18\x03 \x01(\v2\x1a.rowraft.v1.CheckpointFileR\x06stream\x12.\n" +
-	"\x04sums\x18\x04 \x01(\v2\x1a.rowraft.v1.CheckpointFileR\x04sums\x12-\n" +
-	"\x06tables\x18\x05 \x03(\v2\x15.rowraft.v1.PartTableR\x06tables\x12\x18\n" +
+	"\x04sums\x18\x04 \x01(\v2\x1a.rowraft.v1.CheckpointFileR\x04sums\x122\n" +
+	"\x06tables\x18\x05 \x03(\v2\x1a.rowraft.v1.ShardFileTableR\x06tables\x12\x18\n" +
 	"\awritten\x18\x06 \x01(\x04R\awritten\"R\n" +
 	"\x0eCheckpointFile\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x16\n" +
-	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"\x80\x01\n" +
-	"\tPartTable\x12-\n" +
+	"\x06sha256\x18\x03 \x01(\fR\x06sha256\"\x85\x01\n" +
+	"\x0eShardFileTable\x12-\n" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x03 \x01(\fR\x06digest\x12\x18\n" +
@@ -4277,37 +4277,37 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\rRestoredShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\fR\x06digest\"\xd1\x02\n" +
-	"\x12RestorePartRequest\x12\x14\n" +
+	"\x06digest\x18\x03 \x01(\fR\x06digest\"\xd7\x02\n" +
+	"\x13RestoreShardRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x18\n" +
-	"\arestore\x18\x02 \x01(\fR\arestore\x124\n" +
-	"\x05begin\x18\x03 \x01(\v2\x1c.rowraft.v1.RestorePartBeginH\x00R\x05begin\x121\n" +
-	"\x04rows\x18\x04 \x01(\v2\x1b.rowraft.v1.RestorePartRowsH\x00R\x04rows\x124\n" +
-	"\x05close\x18\x05 \x01(\v2\x1c.rowraft.v1.RestorePartCloseH\x00R\x05close\x121\n" +
-	"\x04drop\x18\x06 \x01(\v2\x1b.rowraft.v1.RestorePartDropH\x00R\x04drop\x121\n" +
-	"\x04look\x18\a \x01(\v2\x1b.rowraft.v1.RestorePartLookH\x00R\x04lookB\x06\n" +
-	"\x04step\"\x81\x01\n" +
-	"\x10RestorePartBegin\x12\x1f\n" +
+	"\arestore\x18\x02 \x01(\fR\arestore\x125\n" +
+	"\x05begin\x18\x03 \x01(\v2\x1d.rowraft.v1.RestoreShardBeginH\x00R\x05begin\x122\n" +
+	"\x04rows\x18\x04 \x01(\v2\x1c.rowraft.v1.RestoreShardRowsH\x00R\x04rows\x125\n" +
+	"\x05close\x18\x05 \x01(\v2\x1d.rowraft.v1.RestoreShardCloseH\x00R\x05close\x122\n" +
+	"\x04drop\x18\x06 \x01(\v2\x1c.rowraft.v1.RestoreShardDropH\x00R\x04drop\x122\n" +
+	"\x04look\x18\a \x01(\v2\x1c.rowraft.v1.RestoreShardLookH\x00R\x04lookB\x06\n" +
+	"\x04step\"\x82\x01\n" +
+	"\x11RestoreShardBegin\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12/\n" +
 	"\x06tables\x18\x02 \x03(\v2\x17.rowraft.v1.TableSchemaR\x06tables\x12\x1b\n" +
-	"\tbase_tick\x18\x03 \x01(\rR\bbaseTick\";\n" +
-	"\x0fRestorePartRows\x12\x10\n" +
+	"\tbase_tick\x18\x03 \x01(\rR\bbaseTick\"<\n" +
+	"\x10RestoreShardRows\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\fR\x06blocks\"w\n" +
-	"\x10RestorePartClose\x12\x1f\n" +
+	"\x06blocks\x18\x02 \x01(\fR\x06blocks\"x\n" +
+	"\x11RestoreShardClose\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12\x16\n" +
 	"\x06chunks\x18\x02 \x01(\x04R\x06chunks\x12\x12\n" +
 	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
-	"\x06digest\x18\x04 \x01(\fR\x06digest\"\x11\n" +
-	"\x0fRestorePartDrop\"\x11\n" +
-	"\x0fRestorePartLook\"0\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\"\x12\n" +
+	"\x10RestoreShardDrop\"\x12\n" +
+	"\x10RestoreShardLook\"0\n" +
 	"\n" +
 	"ShardTable\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
-	"\x04rows\x18\x02 \x01(\x04R\x04rows\"\xaa\x02\n" +
-	"\x10RestorePartReply\x12\x1f\n" +
+	"\x04rows\x18\x02 \x01(\x04R\x04rows\"\xab\x02\n" +
+	"\x11RestoreShardReply\x12\x1f\n" +
 	"\vtable_epoch\x18\x01 \x01(\x04R\n" +
 	"tableEpoch\x12\x1b\n" +
 	"\tlive_rows\x18\x02 \x01(\x04R\bliveRows\x12\x16\n" +
@@ -4379,34 +4379,34 @@ var file_rowraft_v1_checkpoint_proto_goTypes = []any{
 	(*CreateCheckpointRequest)(nil),  // 31: rowraft.v1.CreateCheckpointRequest
 	(*CheckpointBlob)(nil),           // 32: rowraft.v1.CheckpointBlob
 	(*CreateCheckpointReply)(nil),    // 33: rowraft.v1.CreateCheckpointReply
-	(*WritePartRequest)(nil),         // 34: rowraft.v1.WritePartRequest
-	(*WritePartPrepare)(nil),         // 35: rowraft.v1.WritePartPrepare
-	(*WritePartHold)(nil),            // 36: rowraft.v1.WritePartHold
-	(*WritePartMark)(nil),            // 37: rowraft.v1.WritePartMark
-	(*WritePartReply)(nil),           // 38: rowraft.v1.WritePartReply
-	(*WritePartPrepared)(nil),        // 39: rowraft.v1.WritePartPrepared
-	(*WritePartHeld)(nil),            // 40: rowraft.v1.WritePartHeld
-	(*WritePartMarked)(nil),          // 41: rowraft.v1.WritePartMarked
-	(*WritePartProgress)(nil),        // 42: rowraft.v1.WritePartProgress
-	(*WritePartDone)(nil),            // 43: rowraft.v1.WritePartDone
+	(*WriteShardFileRequest)(nil),    // 34: rowraft.v1.WriteShardFileRequest
+	(*WriteShardFilePrepare)(nil),    // 35: rowraft.v1.WriteShardFilePrepare
+	(*WriteShardFileHold)(nil),       // 36: rowraft.v1.WriteShardFileHold
+	(*WriteShardFileMark)(nil),       // 37: rowraft.v1.WriteShardFileMark
+	(*WriteShardFileReply)(nil),      // 38: rowraft.v1.WriteShardFileReply
+	(*WriteShardFilePrepared)(nil),   // 39: rowraft.v1.WriteShardFilePrepared
+	(*WriteShardFileHeld)(nil),       // 40: rowraft.v1.WriteShardFileHeld
+	(*WriteShardFileMarked)(nil),     // 41: rowraft.v1.WriteShardFileMarked
+	(*WriteShardFileProgress)(nil),   // 42: rowraft.v1.WriteShardFileProgress
+	(*WriteShardFileDone)(nil),       // 43: rowraft.v1.WriteShardFileDone
 	(*CheckpointFile)(nil),           // 44: rowraft.v1.CheckpointFile
-	(*PartTable)(nil),                // 45: rowraft.v1.PartTable
+	(*ShardFileTable)(nil),           // 45: rowraft.v1.ShardFileTable
 	(*RestoreCheckpointRequest)(nil), // 46: rowraft.v1.RestoreCheckpointRequest
 	(*RestoreCheckpointReply)(nil),   // 47: rowraft.v1.RestoreCheckpointReply
 	(*RestoreChange)(nil),            // 48: rowraft.v1.RestoreChange
 	(*RestoredTable)(nil),            // 49: rowraft.v1.RestoredTable
 	(*RestoredShard)(nil),            // 50: rowraft.v1.RestoredShard
-	(*RestorePartRequest)(nil),       // 51: rowraft.v1.RestorePartRequest
-	(*RestorePartBegin)(nil),         // 52: rowraft.v1.RestorePartBegin
-	(*RestorePartRows)(nil),          // 53: rowraft.v1.RestorePartRows
-	(*RestorePartClose)(nil),         // 54: rowraft.v1.RestorePartClose
-	(*RestorePartDrop)(nil),          // 55: rowraft.v1.RestorePartDrop
-	(*RestorePartLook)(nil),          // 56: rowraft.v1.RestorePartLook
+	(*RestoreShardRequest)(nil),      // 51: rowraft.v1.RestoreShardRequest
+	(*RestoreShardBegin)(nil),        // 52: rowraft.v1.RestoreShardBegin
+	(*RestoreShardRows)(nil),         // 53: rowraft.v1.RestoreShardRows
+	(*RestoreShardClose)(nil),        // 54: rowraft.v1.RestoreShardClose
+	(*RestoreShardDrop)(nil),         // 55: rowraft.v1.RestoreShardDrop
+	(*RestoreShardLook)(nil),         // 56: rowraft.v1.RestoreShardLook
 	(*ShardTable)(nil),               // 57: rowraft.v1.ShardTable
-	(*RestorePartReply)(nil),         // 58: rowraft.v1.RestorePartReply
+	(*RestoreShardReply)(nil),        // 58: rowraft.v1.RestoreShardReply
 	(*WorkerBeat)(nil),               // 59: rowraft.v1.WorkerBeat
 	(*JobIdentity)(nil),              // 60: rowraft.v1.JobIdentity
-	(*PartReached)(nil),              // 61: rowraft.v1.PartReached
+	(*SplitReached)(nil),             // 61: rowraft.v1.SplitReached
 	(*TableSchema)(nil),              // 62: rowraft.v1.TableSchema
 }
 var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
@@ -4426,7 +4426,7 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	59, // 13: rowraft.v1.AttendRequest.beat:type_name -> rowraft.v1.WorkerBeat
 	15, // 14: rowraft.v1.AttendRequest.announced:type_name -> rowraft.v1.AttendAnnounced
 	60, // 15: rowraft.v1.AttendHello.member:type_name -> rowraft.v1.JobIdentity
-	61, // 16: rowraft.v1.AttendPaused.parts:type_name -> rowraft.v1.PartReached
+	61, // 16: rowraft.v1.AttendPaused.splits:type_name -> rowraft.v1.SplitReached
 	60, // 17: rowraft.v1.SendStateRequest.member:type_name -> rowraft.v1.JobIdentity
 	25, // 18: rowraft.v1.AttendReply.welcome:type_name -> rowraft.v1.AttendWelcome
 	26, // 19: rowraft.v1.AttendReply.pause:type_name -> rowraft.v1.AttendPause
@@ -4438,28 +4438,28 @@ var file_rowraft_v1_checkpoint_proto_depIdxs = []int32{
 	27, // 25: rowraft.v1.AttendReply.target:type_name -> rowraft.v1.AttendTarget
 	32, // 26: rowraft.v1.CreateCheckpointRequest.blobs:type_name -> rowraft.v1.CheckpointBlob
 	30, // 27: rowraft.v1.CreateCheckpointReply.trainers:type_name -> rowraft.v1.AttendedTrainer
-	35, // 28: rowraft.v1.WritePartRequest.prepare:type_name -> rowraft.v1.WritePartPrepare
-	36, // 29: rowraft.v1.WritePartRequest.hold:type_name -> rowraft.v1.WritePartHold
-	37, // 30: rowraft.v1.WritePartRequest.mark:type_name -> rowraft.v1.WritePartMark
-	39, // 31: rowraft.v1.WritePartReply.prepared:type_name -> rowraft.v1.WritePartPrepared
-	40, // 32: rowraft.v1.WritePartReply.held:type_name -> rowraft.v1.WritePartHeld
-	41, // 33: rowraft.v1.WritePartReply.marked:type_name -> rowraft.v1.WritePartMarked
-	42, // 34: rowraft.v1.WritePartReply.progress:type_name -> rowraft.v1.WritePartProgress
-	43, // 35: rowraft.v1.WritePartReply.done:type_name -> rowraft.v1.WritePartDone
-	44, // 36: rowraft.v1.WritePartDone.stream:type_name -> rowraft.v1.CheckpointFile
-	44, // 37: rowraft.v1.WritePartDone.sums:type_name -> rowraft.v1.CheckpointFile
-	45, // 38: rowraft.v1.WritePartDone.tables:type_name -> rowraft.v1.PartTable
-	62, // 39: rowraft.v1.PartTable.table:type_name -> rowraft.v1.TableSchema
+	35, // 28: rowraft.v1.WriteShardFileRequest.prepare:type_name -> rowraft.v1.WriteShardFilePrepare
+	36, // 29: rowraft.v1.WriteShardFileRequest.hold:type_name -> rowraft.v1.WriteShardFileHold
+	37, // 30: rowraft.v1.WriteShardFileRequest.mark:type_name -> rowraft.v1.WriteShardFileMark
+	39, // 31: rowraft.v1.WriteShardFileReply.prepared:type_name -> rowraft.v1.WriteShardFilePrepared
+	40, // 32: rowraft.v1.WriteShardFileReply.held:type_name -> rowraft.v1.WriteShardFileHeld
+	41, // 33: rowraft.v1.WriteShardFileReply.marked:type_name -> rowraft.v1.WriteShardFileMarked
+	42, // 34: rowraft.v1.WriteShardFileReply.progress:type_name -> rowraft.v1.WriteShardFileProgress
+	43, // 35: rowraft.v1.WriteShardFileReply.done:type_name -> rowraft.v1.WriteShardFileDone
+	44, // 36: rowraft.v1.WriteShardFileDone.stream:type_name -> rowraft.v1.CheckpointFile
+	44, // 37: rowraft.v1.WriteShardFileDone.sums:type_name -> rowraft.v1.CheckpointFile
+	45, // 38: rowraft.v1.WriteShardFileDone.tables:type_name -> rowraft.v1.ShardFileTable
+	62, // 39: rowraft.v1.ShardFileTable.table:type_name -> rowraft.v1.TableSchema
 	49, // 40: rowraft.v1.RestoreCheckpointReply.tables:type_name -> rowraft.v1.RestoredTable
 	50, // 41: rowraft.v1.RestoreCheckpointReply.shards:type_name -> rowraft.v1.RestoredShard
 	48, // 42: rowraft.v1.RestoreCheckpointReply.changes:type_name -> rowraft.v1.RestoreChange
-	52, // 43: rowraft.v1.RestorePartRequest.begin:type_name -> rowraft.v1.RestorePartBegin
-	53, // 44: rowraft.v1.RestorePartRequest.rows:type_name -> rowraft.v1.RestorePartRows
-	54, // 45: rowraft.v1.RestorePartRequest.close:type_name -> rowraft.v1.RestorePartClose
-	55, // 46: rowraft.v1.RestorePartRequest.drop:type_name -> rowraft.v1.RestorePartDrop
-	56, // 47: rowraft.v1.RestorePartRequest.look:type_name -> rowraft.v1.RestorePartLook
-	62, // 48: rowraft.v1.RestorePartBegin.tables:type_name -> rowraft.v1.TableSchema
-	57, // 49: rowraft.v1.RestorePartReply.tables:type_name -> rowraft.v1.ShardTable
+	52, // 43: rowraft.v1.RestoreShardRequest.begin:type_name -> rowraft.v1.RestoreShardBegin
+	53, // 44: rowraft.v1.RestoreShardRequest.rows:type_name -> rowraft.v1.RestoreShardRows
+	54, // 45: rowraft.v1.RestoreShardRequest.close:type_name -> rowraft.v1.RestoreShardClose
+	55, // 46: rowraft.v1.RestoreShardRequest.drop:type_name -> rowraft.v1.RestoreShardDrop
+	56, // 47: rowraft.v1.RestoreShardRequest.look:type_name -> rowraft.v1.RestoreShardLook
+	62, // 48: rowraft.v1.RestoreShardBegin.tables:type_name -> rowraft.v1.TableSchema
+	57, // 49: rowraft.v1.RestoreShardReply.tables:type_name -> rowraft.v1.ShardTable
 	31, // 50: rowraft.v1.Checkpoints.CreateCheckpoint:input_type -> rowraft.v1.CreateCheckpointRequest
 	46, // 51: rowraft.v1.Checkpoints.RestoreCheckpoint:input_type -> rowraft.v1.RestoreCheckpointRequest
 	12, // 52: rowraft.v1.Checkpoints.Attend:input_type -> rowraft.v1.AttendRequest
@@ -4510,23 +4510,23 @@ func file_rowraft_v1_checkpoint_proto_init() {
 		(*AttendReply_Target)(nil),
 	}
 	file_rowraft_v1_checkpoint_proto_msgTypes[34].OneofWrappers = []any{
-		(*WritePartRequest_Prepare)(nil),
-		(*WritePartRequest_Hold)(nil),
-		(*WritePartRequest_Mark)(nil),
+		(*WriteShardFileRequest_Prepare)(nil),
+		(*WriteShardFileRequest_Hold)(nil),
+		(*WriteShardFileRequest_Mark)(nil),
 	}
 	file_rowraft_v1_checkpoint_proto_msgTypes[38].OneofWrappers = []any{
-		(*WritePartReply_Prepared)(nil),
-		(*WritePartReply_Held)(nil),
-		(*WritePartReply_Marked)(nil),
-		(*WritePartReply_Progress)(nil),
-		(*WritePartReply_Done)(nil),
+		(*WriteShardFileReply_Prepared)(nil),
+		(*WriteShardFileReply_Held)(nil),
+		(*WriteShardFileReply_Marked)(nil),
+		(*WriteShardFileReply_Progress)(nil),
+		(*WriteShardFileReply_Done)(nil),
 	}
 	file_rowraft_v1_checkpoint_proto_msgTypes[51].OneofWrappers = []any{
-		(*RestorePartRequest_Begin)(nil),
-		(*RestorePartRequest_Rows)(nil),
-		(*RestorePartRequest_Close)(nil),
-		(*RestorePartRequest_Drop)(nil),
-		(*RestorePartRequest_Look)(nil),
+		(*RestoreShardRequest_Begin)(nil),
+		(*RestoreShardRequest_Rows)(nil),
+		(*RestoreShardRequest_Close)(nil),
+		(*RestoreShardRequest_Drop)(nil),
+		(*RestoreShardRequest_Look)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

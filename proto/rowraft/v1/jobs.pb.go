@@ -284,7 +284,7 @@ type RunMember struct {
 	Instance    []byte                 `protobuf:"bytes,4,opt,name=instance,proto3" json:"instance,omitempty"`        // 16 bytes, of its process
 	State       MemberState            `protobuf:"varint,5,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"`
 	Reason      string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"` // why it is lost or failed
-	Taken       uint64                 `protobuf:"varint,7,opt,name=taken,proto3" json:"taken,omitempty"`  // parts that this incarnation was given
+	Taken       uint64                 `protobuf:"varint,7,opt,name=taken,proto3" json:"taken,omitempty"`  // splits that this incarnation was given
 	// Incarnation of the worker with this rank that attended last and has not detached; 0: none.
 	// Checkpoints need the state of the rank while it is set.
 	Attending     uint64 `protobuf:"varint,8,opt,name=attending,proto3" json:"attending,omitempty"`
@@ -386,20 +386,20 @@ func (x *RunMember) GetAnyTable() bool {
 	return false
 }
 
-// JobData is how the training part of a job's data is divided. Its examples are
-// numbered; part p of an epoch are those from p * part_examples on.
+// JobData is how the training data of a job is divided. Its examples are
+// numbered; split p of an epoch are those from p * split_examples on.
 type JobData struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Examples     uint64                 `protobuf:"varint,1,opt,name=examples,proto3" json:"examples,omitempty"` // of an epoch; 0: the trainers divide the data among themselves
-	PartExamples uint64                 `protobuf:"varint,2,opt,name=part_examples,json=partExamples,proto3" json:"part_examples,omitempty"`
-	Epochs       uint64                 `protobuf:"varint,3,opt,name=epochs,proto3" json:"epochs,omitempty"` // 0: no end
-	Epoch        uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`   // of the next part that no worker has had
-	Part         uint64                 `protobuf:"varint,5,opt,name=part,proto3" json:"part,omitempty"`     // its number
-	Open         []*JobPart             `protobuf:"bytes,6,rep,name=open,proto3" json:"open,omitempty"`      // given and not ended, by epoch and part
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Examples      uint64                 `protobuf:"varint,1,opt,name=examples,proto3" json:"examples,omitempty"` // of an epoch; 0: the trainers divide the data among themselves
+	SplitExamples uint64                 `protobuf:"varint,2,opt,name=split_examples,json=splitExamples,proto3" json:"split_examples,omitempty"`
+	Epochs        uint64                 `protobuf:"varint,3,opt,name=epochs,proto3" json:"epochs,omitempty"` // 0: no end
+	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`   // of the next split that no worker has had
+	Split         uint64                 `protobuf:"varint,5,opt,name=split,proto3" json:"split,omitempty"`   // its number
+	Open          []*JobSplit            `protobuf:"bytes,6,rep,name=open,proto3" json:"open,omitempty"`      // given and not ended, by epoch and split
 	// Examples that were given again after a worker had, or may have, read them.
 	AgainKnown uint64 `protobuf:"varint,7,opt,name=again_known,json=againKnown,proto3" json:"again_known,omitempty"` // at least so many were read before
 	AgainMost  uint64 `protobuf:"varint,8,opt,name=again_most,json=againMost,proto3" json:"again_most,omitempty"`    // at most
-	// Part p of epoch e is for the rank that (e * parts + p) modulo workers is, while it trains.
+	// Split p of epoch e is for the rank that (e * splits + p) modulo workers is, while it trains.
 	ByRank bool `protobuf:"varint,9,opt,name=by_rank,json=byRank,proto3" json:"by_rank,omitempty"`
 	// The workers' pushes carry their positions into the shards: what one that has gone had is
 	// given again when the shards have said how far it was.
@@ -445,9 +445,9 @@ func (x *JobData) GetExamples() uint64 {
 	return 0
 }
 
-func (x *JobData) GetPartExamples() uint64 {
+func (x *JobData) GetSplitExamples() uint64 {
 	if x != nil {
-		return x.PartExamples
+		return x.SplitExamples
 	}
 	return 0
 }
@@ -466,14 +466,14 @@ func (x *JobData) GetEpoch() uint64 {
 	return 0
 }
 
-func (x *JobData) GetPart() uint64 {
+func (x *JobData) GetSplit() uint64 {
 	if x != nil {
-		return x.Part
+		return x.Split
 	}
 	return 0
 }
 
-func (x *JobData) GetOpen() []*JobPart {
+func (x *JobData) GetOpen() []*JobSplit {
 	if x != nil {
 		return x.Open
 	}
@@ -508,11 +508,11 @@ func (x *JobData) GetInLog() bool {
 	return false
 }
 
-// JobPart is a part that was given to a worker, or is to be given again.
-type JobPart struct {
+// JobSplit is a split that was given to a worker, or is to be given again.
+type JobSplit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Part          uint64                 `protobuf:"varint,2,opt,name=part,proto3" json:"part,omitempty"`
+	Split         uint64                 `protobuf:"varint,2,opt,name=split,proto3" json:"split,omitempty"`
 	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`           // of its examples trained and acknowledged
 	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the worker that has it; 0: none
 	Take          uint64                 `protobuf:"varint,5,opt,name=take,proto3" json:"take,omitempty"`               // which of those that it was given, from 1
@@ -522,20 +522,20 @@ type JobPart struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *JobPart) Reset() {
-	*x = JobPart{}
+func (x *JobSplit) Reset() {
+	*x = JobSplit{}
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *JobPart) String() string {
+func (x *JobSplit) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*JobPart) ProtoMessage() {}
+func (*JobSplit) ProtoMessage() {}
 
-func (x *JobPart) ProtoReflect() protoreflect.Message {
+func (x *JobSplit) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -547,87 +547,87 @@ func (x *JobPart) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use JobPart.ProtoReflect.Descriptor instead.
-func (*JobPart) Descriptor() ([]byte, []int) {
+// Deprecated: Use JobSplit.ProtoReflect.Descriptor instead.
+func (*JobSplit) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *JobPart) GetEpoch() uint64 {
+func (x *JobSplit) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *JobPart) GetPart() uint64 {
+func (x *JobSplit) GetSplit() uint64 {
 	if x != nil {
-		return x.Part
+		return x.Split
 	}
 	return 0
 }
 
-func (x *JobPart) GetOffset() uint64 {
+func (x *JobSplit) GetOffset() uint64 {
 	if x != nil {
 		return x.Offset
 	}
 	return 0
 }
 
-func (x *JobPart) GetIncarnation() uint64 {
+func (x *JobSplit) GetIncarnation() uint64 {
 	if x != nil {
 		return x.Incarnation
 	}
 	return 0
 }
 
-func (x *JobPart) GetTake() uint64 {
+func (x *JobSplit) GetTake() uint64 {
 	if x != nil {
 		return x.Take
 	}
 	return 0
 }
 
-func (x *JobPart) GetUnsettled() uint64 {
+func (x *JobSplit) GetUnsettled() uint64 {
 	if x != nil {
 		return x.Unsettled
 	}
 	return 0
 }
 
-func (x *JobPart) GetReading() uint64 {
+func (x *JobSplit) GetReading() uint64 {
 	if x != nil {
 		return x.Reading
 	}
 	return 0
 }
 
-// PartSettled is how far a worker that has gone was in a part, as the shards know it.
-type PartSettled struct {
+// SplitSettled is how far a worker that has gone was in a split, as the shards know it.
+type SplitSettled struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Part          uint64                 `protobuf:"varint,2,opt,name=part,proto3" json:"part,omitempty"`
+	Split         uint64                 `protobuf:"varint,2,opt,name=split,proto3" json:"split,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`   // of the worker
 	Acknowledged  uint64                 `protobuf:"varint,4,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // examples of it, without a gap, that every shard has applied
-	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"`           // examples of it whose batches at least one shard has applied, or a part of them
+	Applied       uint64                 `protobuf:"varint,5,opt,name=applied,proto3" json:"applied,omitempty"`           // examples of it whose batches at least one shard has applied, in full or in part
 	Unknown       bool                   `protobuf:"varint,6,opt,name=unknown,proto3" json:"unknown,omitempty"`           // the shards do not know
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PartSettled) Reset() {
-	*x = PartSettled{}
+func (x *SplitSettled) Reset() {
+	*x = SplitSettled{}
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PartSettled) String() string {
+func (x *SplitSettled) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PartSettled) ProtoMessage() {}
+func (*SplitSettled) ProtoMessage() {}
 
-func (x *PartSettled) ProtoReflect() protoreflect.Message {
+func (x *SplitSettled) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -639,47 +639,47 @@ func (x *PartSettled) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PartSettled.ProtoReflect.Descriptor instead.
-func (*PartSettled) Descriptor() ([]byte, []int) {
+// Deprecated: Use SplitSettled.ProtoReflect.Descriptor instead.
+func (*SplitSettled) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *PartSettled) GetEpoch() uint64 {
+func (x *SplitSettled) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *PartSettled) GetPart() uint64 {
+func (x *SplitSettled) GetSplit() uint64 {
 	if x != nil {
-		return x.Part
+		return x.Split
 	}
 	return 0
 }
 
-func (x *PartSettled) GetIncarnation() uint64 {
+func (x *SplitSettled) GetIncarnation() uint64 {
 	if x != nil {
 		return x.Incarnation
 	}
 	return 0
 }
 
-func (x *PartSettled) GetAcknowledged() uint64 {
+func (x *SplitSettled) GetAcknowledged() uint64 {
 	if x != nil {
 		return x.Acknowledged
 	}
 	return 0
 }
 
-func (x *PartSettled) GetApplied() uint64 {
+func (x *SplitSettled) GetApplied() uint64 {
 	if x != nil {
 		return x.Applied
 	}
 	return 0
 }
 
-func (x *PartSettled) GetUnknown() bool {
+func (x *SplitSettled) GetUnknown() bool {
 	if x != nil {
 		return x.Unknown
 	}
@@ -763,14 +763,14 @@ type EnterRequest struct {
 	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`                   // expected; all must agree
 	Settings      []*JobSetting          `protobuf:"bytes,5,rep,name=settings,proto3" json:"settings,omitempty"`                  // by name
 	WantRank      uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
-	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, part_examples, epochs
+	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, split_examples, epochs
 	LeaseNs       uint64                 `protobuf:"varint,8,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	Gather        bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // no worker begins before all are there
 	Restart       bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                         // it reads its share from the beginning: a run without members that knows it is over
 	Checkpoint    string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it goes on from; "": none
 	InShards      bool                   `protobuf:"varint,12,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`       // every shard must know the members, for steps and clocks
 	Quorum        float64                `protobuf:"fixed64,13,opt,name=quorum,proto3" json:"quorum,omitempty"`                          // share of the members that closes a step; 0 and 1: all
-	DeadlineNs    uint64                 `protobuf:"varint,14,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
+	DeadlineNs    uint64                 `protobuf:"varint,14,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first batch of a step; 0: none
 	BaseStep      uint64                 `protobuf:"varint,15,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`       // of a run that begins: steps of the job that its checkpoint has; at most 2^62
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1000,7 +1000,7 @@ type LeaveRequest struct {
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	State         MemberState            `protobuf:"varint,2,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"` // ended, stopped or failed
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	Parts         []*PartReached         `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
+	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1056,9 +1056,9 @@ func (x *LeaveRequest) GetReason() string {
 	return ""
 }
 
-func (x *LeaveRequest) GetParts() []*PartReached {
+func (x *LeaveRequest) GetSplits() []*SplitReached {
 	if x != nil {
-		return x.Parts
+		return x.Splits
 	}
 	return nil
 }
@@ -1179,11 +1179,11 @@ func (*RenewReply) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{13}
 }
 
-// PartReached is how far a worker is in a part that it has.
-type PartReached struct {
+// SplitReached is how far a worker is in a split that it has.
+type SplitReached struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Part          uint64                 `protobuf:"varint,2,opt,name=part,proto3" json:"part,omitempty"`
+	Split         uint64                 `protobuf:"varint,2,opt,name=split,proto3" json:"split,omitempty"`
 	Acknowledged  uint64                 `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // examples of it, without a gap
 	Read          uint64                 `protobuf:"varint,4,opt,name=read,proto3" json:"read,omitempty"`
 	Exact         bool                   `protobuf:"varint,5,opt,name=exact,proto3" json:"exact,omitempty"` // it reads no more: in a leave of its own
@@ -1191,20 +1191,20 @@ type PartReached struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PartReached) Reset() {
-	*x = PartReached{}
+func (x *SplitReached) Reset() {
+	*x = SplitReached{}
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PartReached) String() string {
+func (x *SplitReached) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PartReached) ProtoMessage() {}
+func (*SplitReached) ProtoMessage() {}
 
-func (x *PartReached) ProtoReflect() protoreflect.Message {
+func (x *SplitReached) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1216,69 +1216,69 @@ func (x *PartReached) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PartReached.ProtoReflect.Descriptor instead.
-func (*PartReached) Descriptor() ([]byte, []int) {
+// Deprecated: Use SplitReached.ProtoReflect.Descriptor instead.
+func (*SplitReached) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *PartReached) GetEpoch() uint64 {
+func (x *SplitReached) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *PartReached) GetPart() uint64 {
+func (x *SplitReached) GetSplit() uint64 {
 	if x != nil {
-		return x.Part
+		return x.Split
 	}
 	return 0
 }
 
-func (x *PartReached) GetAcknowledged() uint64 {
+func (x *SplitReached) GetAcknowledged() uint64 {
 	if x != nil {
 		return x.Acknowledged
 	}
 	return 0
 }
 
-func (x *PartReached) GetRead() uint64 {
+func (x *SplitReached) GetRead() uint64 {
 	if x != nil {
 		return x.Read
 	}
 	return 0
 }
 
-func (x *PartReached) GetExact() bool {
+func (x *SplitReached) GetExact() bool {
 	if x != nil {
 		return x.Exact
 	}
 	return false
 }
 
-type NextPartRequest struct {
+type NextSplitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	Take          uint64                 `protobuf:"varint,2,opt,name=take,proto3" json:"take,omitempty"`   // 1 + the parts that it was given; the last one may be asked for again
-	Ahead         uint32                 `protobuf:"varint,3,opt,name=ahead,proto3" json:"ahead,omitempty"` // of them, those that it has not begun: it is told to wait where the last parts are for others
+	Take          uint64                 `protobuf:"varint,2,opt,name=take,proto3" json:"take,omitempty"`   // 1 + the splits that it was given; the last one may be asked for again
+	Ahead         uint32                 `protobuf:"varint,3,opt,name=ahead,proto3" json:"ahead,omitempty"` // of them, those that it has not begun: it is told to wait where the last splits are for others
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *NextPartRequest) Reset() {
-	*x = NextPartRequest{}
+func (x *NextSplitRequest) Reset() {
+	*x = NextSplitRequest{}
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *NextPartRequest) String() string {
+func (x *NextSplitRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*NextPartRequest) ProtoMessage() {}
+func (*NextSplitRequest) ProtoMessage() {}
 
-func (x *NextPartRequest) ProtoReflect() protoreflect.Message {
+func (x *NextSplitRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1290,38 +1290,38 @@ func (x *NextPartRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use NextPartRequest.ProtoReflect.Descriptor instead.
-func (*NextPartRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use NextSplitRequest.ProtoReflect.Descriptor instead.
+func (*NextSplitRequest) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{15}
 }
 
-func (x *NextPartRequest) GetIdentity() *JobIdentity {
+func (x *NextSplitRequest) GetIdentity() *JobIdentity {
 	if x != nil {
 		return x.Identity
 	}
 	return nil
 }
 
-func (x *NextPartRequest) GetTake() uint64 {
+func (x *NextSplitRequest) GetTake() uint64 {
 	if x != nil {
 		return x.Take
 	}
 	return 0
 }
 
-func (x *NextPartRequest) GetAhead() uint32 {
+func (x *NextSplitRequest) GetAhead() uint32 {
 	if x != nil {
 		return x.Ahead
 	}
 	return 0
 }
 
-type NextPartReply struct {
+type NextSplitReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Wait          bool                   `protobuf:"varint,1,opt,name=wait,proto3" json:"wait,omitempty"` // others have parts that may come back; ask again
+	Wait          bool                   `protobuf:"varint,1,opt,name=wait,proto3" json:"wait,omitempty"` // others have splits that may come back; ask again
 	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"` // nothing is left
 	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Part          uint64                 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
+	Split         uint64                 `protobuf:"varint,4,opt,name=split,proto3" json:"split,omitempty"`
 	Offset        uint64                 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`   // of its examples to begin with
 	From          uint64                 `protobuf:"varint,6,opt,name=from,proto3" json:"from,omitempty"`       // number of its first example
 	To            uint64                 `protobuf:"varint,7,opt,name=to,proto3" json:"to,omitempty"`           // and of the one behind its last
@@ -1330,20 +1330,20 @@ type NextPartReply struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *NextPartReply) Reset() {
-	*x = NextPartReply{}
+func (x *NextSplitReply) Reset() {
+	*x = NextSplitReply{}
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *NextPartReply) String() string {
+func (x *NextSplitReply) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*NextPartReply) ProtoMessage() {}
+func (*NextSplitReply) ProtoMessage() {}
 
-func (x *NextPartReply) ProtoReflect() protoreflect.Message {
+func (x *NextSplitReply) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1355,90 +1355,90 @@ func (x *NextPartReply) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use NextPartReply.ProtoReflect.Descriptor instead.
-func (*NextPartReply) Descriptor() ([]byte, []int) {
+// Deprecated: Use NextSplitReply.ProtoReflect.Descriptor instead.
+func (*NextSplitReply) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{16}
 }
 
-func (x *NextPartReply) GetWait() bool {
+func (x *NextSplitReply) GetWait() bool {
 	if x != nil {
 		return x.Wait
 	}
 	return false
 }
 
-func (x *NextPartReply) GetDone() bool {
+func (x *NextSplitReply) GetDone() bool {
 	if x != nil {
 		return x.Done
 	}
 	return false
 }
 
-func (x *NextPartReply) GetEpoch() uint64 {
+func (x *NextSplitReply) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *NextPartReply) GetPart() uint64 {
+func (x *NextSplitReply) GetSplit() uint64 {
 	if x != nil {
-		return x.Part
+		return x.Split
 	}
 	return 0
 }
 
-func (x *NextPartReply) GetOffset() uint64 {
+func (x *NextSplitReply) GetOffset() uint64 {
 	if x != nil {
 		return x.Offset
 	}
 	return 0
 }
 
-func (x *NextPartReply) GetFrom() uint64 {
+func (x *NextSplitReply) GetFrom() uint64 {
 	if x != nil {
 		return x.From
 	}
 	return 0
 }
 
-func (x *NextPartReply) GetTo() uint64 {
+func (x *NextSplitReply) GetTo() uint64 {
 	if x != nil {
 		return x.To
 	}
 	return 0
 }
 
-func (x *NextPartReply) GetReading() uint64 {
+func (x *NextSplitReply) GetReading() uint64 {
 	if x != nil {
 		return x.Reading
 	}
 	return 0
 }
 
-type EndPartRequest struct {
+type EndSplitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Part          uint64                 `protobuf:"varint,3,opt,name=part,proto3" json:"part,omitempty"`
+	Split         uint64                 `protobuf:"varint,3,opt,name=split,proto3" json:"split,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *EndPartRequest) Reset() {
-	*x = EndPartRequest{}
+func (x *EndSplitRequest) Reset() {
+	*x = EndSplitRequest{}
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *EndPartRequest) String() string {
+func (x *EndSplitRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*EndPartRequest) ProtoMessage() {}
+func (*EndSplitRequest) ProtoMessage() {}
 
-func (x *EndPartRequest) ProtoReflect() protoreflect.Message {
+func (x *EndSplitRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1450,52 +1450,52 @@ func (x *EndPartRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use EndPartRequest.ProtoReflect.Descriptor instead.
-func (*EndPartRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use EndSplitRequest.ProtoReflect.Descriptor instead.
+func (*EndSplitRequest) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{17}
 }
 
-func (x *EndPartRequest) GetIdentity() *JobIdentity {
+func (x *EndSplitRequest) GetIdentity() *JobIdentity {
 	if x != nil {
 		return x.Identity
 	}
 	return nil
 }
 
-func (x *EndPartRequest) GetEpoch() uint64 {
+func (x *EndSplitRequest) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *EndPartRequest) GetPart() uint64 {
+func (x *EndSplitRequest) GetSplit() uint64 {
 	if x != nil {
-		return x.Part
+		return x.Split
 	}
 	return 0
 }
 
-type EndPartReply struct {
+type EndSplitReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *EndPartReply) Reset() {
-	*x = EndPartReply{}
+func (x *EndSplitReply) Reset() {
+	*x = EndSplitReply{}
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *EndPartReply) String() string {
+func (x *EndSplitReply) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*EndPartReply) ProtoMessage() {}
+func (*EndSplitReply) ProtoMessage() {}
 
-func (x *EndPartReply) ProtoReflect() protoreflect.Message {
+func (x *EndSplitReply) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_jobs_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1507,8 +1507,8 @@ func (x *EndPartReply) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use EndPartReply.ProtoReflect.Descriptor instead.
-func (*EndPartReply) Descriptor() ([]byte, []int) {
+// Deprecated: Use EndSplitReply.ProtoReflect.Descriptor instead.
+func (*EndSplitReply) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_jobs_proto_rawDescGZIP(), []int{18}
 }
 
@@ -1525,7 +1525,7 @@ type WorkerBeat struct {
 	StalenessSteps    float64                `protobuf:"fixed64,7,opt,name=staleness_steps,json=stalenessSteps,proto3" json:"staleness_steps,omitempty"`            // of what it pulls: batches pushed since by others, of late
 	Waiting           float64                `protobuf:"fixed64,8,opt,name=waiting,proto3" json:"waiting,omitempty"`                                                // share of its time, 0 to 1
 	BatchesSkipped    uint64                 `protobuf:"varint,9,opt,name=batches_skipped,json=batchesSkipped,proto3" json:"batches_skipped,omitempty"`
-	Parts             []*PartReached         `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
+	Splits            []*SplitReached        `protobuf:"bytes,10,rep,name=splits,proto3" json:"splits,omitempty"`
 	Stopping          bool                   `protobuf:"varint,11,opt,name=stopping,proto3" json:"stopping,omitempty"` // it was told to stop, and is about to
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -1624,9 +1624,9 @@ func (x *WorkerBeat) GetBatchesSkipped() uint64 {
 	return 0
 }
 
-func (x *WorkerBeat) GetParts() []*PartReached {
+func (x *WorkerBeat) GetSplits() []*SplitReached {
 	if x != nil {
-		return x.Parts
+		return x.Splits
 	}
 	return nil
 }
@@ -2118,32 +2118,32 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05taken\x18\a \x01(\x04R\x05taken\x12\x1c\n" +
 	"\tattending\x18\b \x01(\x04R\tattending\x12\x1b\n" +
-	"\tany_table\x18\t \x01(\bR\banyTable\"\xa5\x02\n" +
+	"\tany_table\x18\t \x01(\bR\banyTable\"\xaa\x02\n" +
 	"\aJobData\x12\x1a\n" +
-	"\bexamples\x18\x01 \x01(\x04R\bexamples\x12#\n" +
-	"\rpart_examples\x18\x02 \x01(\x04R\fpartExamples\x12\x16\n" +
+	"\bexamples\x18\x01 \x01(\x04R\bexamples\x12%\n" +
+	"\x0esplit_examples\x18\x02 \x01(\x04R\rsplitExamples\x12\x16\n" +
 	"\x06epochs\x18\x03 \x01(\x04R\x06epochs\x12\x14\n" +
-	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04part\x18\x05 \x01(\x04R\x04part\x12'\n" +
-	"\x04open\x18\x06 \x03(\v2\x13.rowraft.v1.JobPartR\x04open\x12\x1f\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05split\x18\x05 \x01(\x04R\x05split\x12(\n" +
+	"\x04open\x18\x06 \x03(\v2\x14.rowraft.v1.JobSplitR\x04open\x12\x1f\n" +
 	"\vagain_known\x18\a \x01(\x04R\n" +
 	"againKnown\x12\x1d\n" +
 	"\n" +
 	"again_most\x18\b \x01(\x04R\tagainMost\x12\x17\n" +
 	"\aby_rank\x18\t \x01(\bR\x06byRank\x12\x15\n" +
 	"\x06in_log\x18\n" +
-	" \x01(\bR\x05inLog\"\xb9\x01\n" +
-	"\aJobPart\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04part\x18\x02 \x01(\x04R\x04part\x12\x16\n" +
+	" \x01(\bR\x05inLog\"\xbc\x01\n" +
+	"\bJobSplit\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05split\x18\x02 \x01(\x04R\x05split\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x12\n" +
 	"\x04take\x18\x05 \x01(\x04R\x04take\x12\x1c\n" +
 	"\tunsettled\x18\x06 \x01(\x04R\tunsettled\x12\x18\n" +
-	"\areading\x18\a \x01(\x04R\areading\"\xb1\x01\n" +
-	"\vPartSettled\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04part\x18\x02 \x01(\x04R\x04part\x12 \n" +
+	"\areading\x18\a \x01(\x04R\areading\"\xb4\x01\n" +
+	"\fSplitSettled\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05split\x18\x02 \x01(\x04R\x05split\x12 \n" +
 	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\x12\"\n" +
 	"\facknowledged\x18\x04 \x01(\x04R\facknowledged\x12\x18\n" +
 	"\aapplied\x18\x05 \x01(\x04R\aapplied\x12\x18\n" +
@@ -2182,42 +2182,42 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x05began\x18\x03 \x01(\bR\x05began\x12'\n" +
 	"\x04data\x18\x04 \x01(\v2\x13.rowraft.v1.JobDataR\x04data\x12\x12\n" +
 	"\x04done\x18\x05 \x01(\bR\x04done\x12\x1b\n" +
-	"\tbase_step\x18\x06 \x01(\x04R\bbaseStep\"\xb9\x01\n" +
+	"\tbase_step\x18\x06 \x01(\x04R\bbaseStep\"\xbc\x01\n" +
 	"\fLeaveRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\x12-\n" +
-	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\"\f\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
+	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\"\f\n" +
 	"\n" +
 	"LeaveReply\"C\n" +
 	"\fRenewRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\"\f\n" +
 	"\n" +
-	"RenewReply\"\x85\x01\n" +
-	"\vPartReached\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04part\x18\x02 \x01(\x04R\x04part\x12\"\n" +
+	"RenewReply\"\x88\x01\n" +
+	"\fSplitReached\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05split\x18\x02 \x01(\x04R\x05split\x12\"\n" +
 	"\facknowledged\x18\x03 \x01(\x04R\facknowledged\x12\x12\n" +
 	"\x04read\x18\x04 \x01(\x04R\x04read\x12\x14\n" +
-	"\x05exact\x18\x05 \x01(\bR\x05exact\"p\n" +
-	"\x0fNextPartRequest\x123\n" +
+	"\x05exact\x18\x05 \x01(\bR\x05exact\"q\n" +
+	"\x10NextSplitRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
 	"\x04take\x18\x02 \x01(\x04R\x04take\x12\x14\n" +
-	"\x05ahead\x18\x03 \x01(\rR\x05ahead\"\xb7\x01\n" +
-	"\rNextPartReply\x12\x12\n" +
+	"\x05ahead\x18\x03 \x01(\rR\x05ahead\"\xba\x01\n" +
+	"\x0eNextSplitReply\x12\x12\n" +
 	"\x04wait\x18\x01 \x01(\bR\x04wait\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04part\x18\x04 \x01(\x04R\x04part\x12\x16\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05split\x18\x04 \x01(\x04R\x05split\x12\x16\n" +
 	"\x06offset\x18\x05 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04from\x18\x06 \x01(\x04R\x04from\x12\x0e\n" +
 	"\x02to\x18\a \x01(\x04R\x02to\x12\x18\n" +
-	"\areading\x18\b \x01(\x04R\areading\"o\n" +
-	"\x0eEndPartRequest\x123\n" +
+	"\areading\x18\b \x01(\x04R\areading\"r\n" +
+	"\x0fEndSplitRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04part\x18\x03 \x01(\x04R\x04part\"\x0e\n" +
-	"\fEndPartReply\"\xf3\x02\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05split\x18\x03 \x01(\x04R\x05split\"\x0f\n" +
+	"\rEndSplitReply\"\xf6\x02\n" +
 	"\n" +
 	"WorkerBeat\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\x04R\x04step\x12\x1a\n" +
@@ -2228,9 +2228,9 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x03auc\x18\x06 \x01(\x01R\x03auc\x12'\n" +
 	"\x0fstaleness_steps\x18\a \x01(\x01R\x0estalenessSteps\x12\x18\n" +
 	"\awaiting\x18\b \x01(\x01R\awaiting\x12'\n" +
-	"\x0fbatches_skipped\x18\t \x01(\x04R\x0ebatchesSkipped\x12-\n" +
-	"\x05parts\x18\n" +
-	" \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\x12\x1a\n" +
+	"\x0fbatches_skipped\x18\t \x01(\x04R\x0ebatchesSkipped\x120\n" +
+	"\x06splits\x18\n" +
+	" \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x1a\n" +
 	"\bstopping\x18\v \x01(\bR\bstopping\"\x11\n" +
 	"\x0fListJobsRequest\"8\n" +
 	"\rListJobsReply\x12'\n" +
@@ -2277,13 +2277,13 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x12MEMBER_STATE_ENDED\x10\x02\x12\x18\n" +
 	"\x14MEMBER_STATE_STOPPED\x10\x03\x12\x15\n" +
 	"\x11MEMBER_STATE_LOST\x10\x04\x12\x17\n" +
-	"\x13MEMBER_STATE_FAILED\x10\x052\xd5\x04\n" +
+	"\x13MEMBER_STATE_FAILED\x10\x052\xdb\x04\n" +
 	"\x04Jobs\x129\n" +
 	"\x05Enter\x12\x18.rowraft.v1.EnterRequest\x1a\x16.rowraft.v1.EnterReply\x129\n" +
 	"\x05Leave\x12\x18.rowraft.v1.LeaveRequest\x1a\x16.rowraft.v1.LeaveReply\x129\n" +
-	"\x05Renew\x12\x18.rowraft.v1.RenewRequest\x1a\x16.rowraft.v1.RenewReply\x12B\n" +
-	"\bNextPart\x12\x1b.rowraft.v1.NextPartRequest\x1a\x19.rowraft.v1.NextPartReply\x12?\n" +
-	"\aEndPart\x12\x1a.rowraft.v1.EndPartRequest\x1a\x18.rowraft.v1.EndPartReply\x12B\n" +
+	"\x05Renew\x12\x18.rowraft.v1.RenewRequest\x1a\x16.rowraft.v1.RenewReply\x12E\n" +
+	"\tNextSplit\x12\x1c.rowraft.v1.NextSplitRequest\x1a\x1a.rowraft.v1.NextSplitReply\x12B\n" +
+	"\bEndSplit\x12\x1b.rowraft.v1.EndSplitRequest\x1a\x19.rowraft.v1.EndSplitReply\x12B\n" +
 	"\bListJobs\x12\x1b.rowraft.v1.ListJobsRequest\x1a\x19.rowraft.v1.ListJobsReply\x12K\n" +
 	"\vDescribeJob\x12\x1e.rowraft.v1.DescribeJobRequest\x1a\x1c.rowraft.v1.DescribeJobReply\x12?\n" +
 	"\aStopJob\x12\x1a.rowraft.v1.StopJobRequest\x1a\x18.rowraft.v1.StopJobReply\x12E\n" +
@@ -2311,8 +2311,8 @@ var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(*JobSetting)(nil),         // 4: rowraft.v1.JobSetting
 	(*RunMember)(nil),          // 5: rowraft.v1.RunMember
 	(*JobData)(nil),            // 6: rowraft.v1.JobData
-	(*JobPart)(nil),            // 7: rowraft.v1.JobPart
-	(*PartSettled)(nil),        // 8: rowraft.v1.PartSettled
+	(*JobSplit)(nil),           // 7: rowraft.v1.JobSplit
+	(*SplitSettled)(nil),       // 8: rowraft.v1.SplitSettled
 	(*JobIdentity)(nil),        // 9: rowraft.v1.JobIdentity
 	(*EnterRequest)(nil),       // 10: rowraft.v1.EnterRequest
 	(*EnterReply)(nil),         // 11: rowraft.v1.EnterReply
@@ -2320,11 +2320,11 @@ var file_rowraft_v1_jobs_proto_goTypes = []any{
 	(*LeaveReply)(nil),         // 13: rowraft.v1.LeaveReply
 	(*RenewRequest)(nil),       // 14: rowraft.v1.RenewRequest
 	(*RenewReply)(nil),         // 15: rowraft.v1.RenewReply
-	(*PartReached)(nil),        // 16: rowraft.v1.PartReached
-	(*NextPartRequest)(nil),    // 17: rowraft.v1.NextPartRequest
-	(*NextPartReply)(nil),      // 18: rowraft.v1.NextPartReply
-	(*EndPartRequest)(nil),     // 19: rowraft.v1.EndPartRequest
-	(*EndPartReply)(nil),       // 20: rowraft.v1.EndPartReply
+	(*SplitReached)(nil),       // 16: rowraft.v1.SplitReached
+	(*NextSplitRequest)(nil),   // 17: rowraft.v1.NextSplitRequest
+	(*NextSplitReply)(nil),     // 18: rowraft.v1.NextSplitReply
+	(*EndSplitRequest)(nil),    // 19: rowraft.v1.EndSplitRequest
+	(*EndSplitReply)(nil),      // 20: rowraft.v1.EndSplitReply
 	(*WorkerBeat)(nil),         // 21: rowraft.v1.WorkerBeat
 	(*ListJobsRequest)(nil),    // 22: rowraft.v1.ListJobsRequest
 	(*ListJobsReply)(nil),      // 23: rowraft.v1.ListJobsReply
@@ -2337,18 +2337,18 @@ var file_rowraft_v1_jobs_proto_goTypes = []any{
 }
 var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	1,  // 0: rowraft.v1.RunMember.state:type_name -> rowraft.v1.MemberState
-	7,  // 1: rowraft.v1.JobData.open:type_name -> rowraft.v1.JobPart
+	7,  // 1: rowraft.v1.JobData.open:type_name -> rowraft.v1.JobSplit
 	4,  // 2: rowraft.v1.EnterRequest.settings:type_name -> rowraft.v1.JobSetting
 	6,  // 3: rowraft.v1.EnterRequest.data:type_name -> rowraft.v1.JobData
 	9,  // 4: rowraft.v1.EnterReply.identity:type_name -> rowraft.v1.JobIdentity
 	6,  // 5: rowraft.v1.EnterReply.data:type_name -> rowraft.v1.JobData
 	9,  // 6: rowraft.v1.LeaveRequest.identity:type_name -> rowraft.v1.JobIdentity
 	1,  // 7: rowraft.v1.LeaveRequest.state:type_name -> rowraft.v1.MemberState
-	16, // 8: rowraft.v1.LeaveRequest.parts:type_name -> rowraft.v1.PartReached
+	16, // 8: rowraft.v1.LeaveRequest.splits:type_name -> rowraft.v1.SplitReached
 	9,  // 9: rowraft.v1.RenewRequest.identity:type_name -> rowraft.v1.JobIdentity
-	9,  // 10: rowraft.v1.NextPartRequest.identity:type_name -> rowraft.v1.JobIdentity
-	9,  // 11: rowraft.v1.EndPartRequest.identity:type_name -> rowraft.v1.JobIdentity
-	16, // 12: rowraft.v1.WorkerBeat.parts:type_name -> rowraft.v1.PartReached
+	9,  // 10: rowraft.v1.NextSplitRequest.identity:type_name -> rowraft.v1.JobIdentity
+	9,  // 11: rowraft.v1.EndSplitRequest.identity:type_name -> rowraft.v1.JobIdentity
+	16, // 12: rowraft.v1.WorkerBeat.splits:type_name -> rowraft.v1.SplitReached
 	26, // 13: rowraft.v1.ListJobsReply.jobs:type_name -> rowraft.v1.JobInfo
 	26, // 14: rowraft.v1.DescribeJobReply.job:type_name -> rowraft.v1.JobInfo
 	0,  // 15: rowraft.v1.JobInfo.state:type_name -> rowraft.v1.JobState
@@ -2361,8 +2361,8 @@ var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	10, // 22: rowraft.v1.Jobs.Enter:input_type -> rowraft.v1.EnterRequest
 	12, // 23: rowraft.v1.Jobs.Leave:input_type -> rowraft.v1.LeaveRequest
 	14, // 24: rowraft.v1.Jobs.Renew:input_type -> rowraft.v1.RenewRequest
-	17, // 25: rowraft.v1.Jobs.NextPart:input_type -> rowraft.v1.NextPartRequest
-	19, // 26: rowraft.v1.Jobs.EndPart:input_type -> rowraft.v1.EndPartRequest
+	17, // 25: rowraft.v1.Jobs.NextSplit:input_type -> rowraft.v1.NextSplitRequest
+	19, // 26: rowraft.v1.Jobs.EndSplit:input_type -> rowraft.v1.EndSplitRequest
 	22, // 27: rowraft.v1.Jobs.ListJobs:input_type -> rowraft.v1.ListJobsRequest
 	24, // 28: rowraft.v1.Jobs.DescribeJob:input_type -> rowraft.v1.DescribeJobRequest
 	28, // 29: rowraft.v1.Jobs.StopJob:input_type -> rowraft.v1.StopJobRequest
@@ -2370,8 +2370,8 @@ var file_rowraft_v1_jobs_proto_depIdxs = []int32{
 	11, // 31: rowraft.v1.Jobs.Enter:output_type -> rowraft.v1.EnterReply
 	13, // 32: rowraft.v1.Jobs.Leave:output_type -> rowraft.v1.LeaveReply
 	15, // 33: rowraft.v1.Jobs.Renew:output_type -> rowraft.v1.RenewReply
-	18, // 34: rowraft.v1.Jobs.NextPart:output_type -> rowraft.v1.NextPartReply
-	20, // 35: rowraft.v1.Jobs.EndPart:output_type -> rowraft.v1.EndPartReply
+	18, // 34: rowraft.v1.Jobs.NextSplit:output_type -> rowraft.v1.NextSplitReply
+	20, // 35: rowraft.v1.Jobs.EndSplit:output_type -> rowraft.v1.EndSplitReply
 	23, // 36: rowraft.v1.Jobs.ListJobs:output_type -> rowraft.v1.ListJobsReply
 	25, // 37: rowraft.v1.Jobs.DescribeJob:output_type -> rowraft.v1.DescribeJobReply
 	29, // 38: rowraft.v1.Jobs.StopJob:output_type -> rowraft.v1.StopJobReply

@@ -22,8 +22,8 @@ const (
 	Jobs_Enter_FullMethodName       = "/rowraft.v1.Jobs/Enter"
 	Jobs_Leave_FullMethodName       = "/rowraft.v1.Jobs/Leave"
 	Jobs_Renew_FullMethodName       = "/rowraft.v1.Jobs/Renew"
-	Jobs_NextPart_FullMethodName    = "/rowraft.v1.Jobs/NextPart"
-	Jobs_EndPart_FullMethodName     = "/rowraft.v1.Jobs/EndPart"
+	Jobs_NextSplit_FullMethodName   = "/rowraft.v1.Jobs/NextSplit"
+	Jobs_EndSplit_FullMethodName    = "/rowraft.v1.Jobs/EndSplit"
 	Jobs_ListJobs_FullMethodName    = "/rowraft.v1.Jobs/ListJobs"
 	Jobs_DescribeJob_FullMethodName = "/rowraft.v1.Jobs/DescribeJob"
 	Jobs_StopJob_FullMethodName     = "/rowraft.v1.Jobs/StopJob"
@@ -35,7 +35,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Jobs is the scheduler's registry of training jobs: who trains in them, under
-// which rank and incarnation, and who reads which part of the data. The leader of
+// which rank and incarnation, and who reads which split of the data. The leader of
 // the metadata group answers; the others answer NotLeader with a hint.
 type JobsClient interface {
 	// Enter makes a worker a member of a job. A worker that comes back under its name
@@ -45,11 +45,11 @@ type JobsClient interface {
 	Leave(ctx context.Context, in *LeaveRequest, opts ...grpc.CallOption) (*LeaveReply, error)
 	// Renew keeps the lease of a member that has no call of Attend yet.
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
-	// NextPart gives a member a part of the data to read, or tells it to wait, or that
+	// NextSplit gives a member a split of the data to read, or tells it to wait, or that
 	// there is none left.
-	NextPart(ctx context.Context, in *NextPartRequest, opts ...grpc.CallOption) (*NextPartReply, error)
-	// EndPart says that every example of a part is trained and acknowledged.
-	EndPart(ctx context.Context, in *EndPartRequest, opts ...grpc.CallOption) (*EndPartReply, error)
+	NextSplit(ctx context.Context, in *NextSplitRequest, opts ...grpc.CallOption) (*NextSplitReply, error)
+	// EndSplit says that every example of a split is trained and acknowledged.
+	EndSplit(ctx context.Context, in *EndSplitRequest, opts ...grpc.CallOption) (*EndSplitReply, error)
 	ListJobs(ctx context.Context, in *ListJobsRequest, opts ...grpc.CallOption) (*ListJobsReply, error)
 	DescribeJob(ctx context.Context, in *DescribeJobRequest, opts ...grpc.CallOption) (*DescribeJobReply, error)
 	// StopJob has the members of a job end in order; it returns at once.
@@ -96,20 +96,20 @@ func (c *jobsClient) Renew(ctx context.Context, in *RenewRequest, opts ...grpc.C
 	return out, nil
 }
 
-func (c *jobsClient) NextPart(ctx context.Context, in *NextPartRequest, opts ...grpc.CallOption) (*NextPartReply, error) {
+func (c *jobsClient) NextSplit(ctx context.Context, in *NextSplitRequest, opts ...grpc.CallOption) (*NextSplitReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(NextPartReply)
-	err := c.cc.Invoke(ctx, Jobs_NextPart_FullMethodName, in, out, cOpts...)
+	out := new(NextSplitReply)
+	err := c.cc.Invoke(ctx, Jobs_NextSplit_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *jobsClient) EndPart(ctx context.Context, in *EndPartRequest, opts ...grpc.CallOption) (*EndPartReply, error) {
+func (c *jobsClient) EndSplit(ctx context.Context, in *EndSplitRequest, opts ...grpc.CallOption) (*EndSplitReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(EndPartReply)
-	err := c.cc.Invoke(ctx, Jobs_EndPart_FullMethodName, in, out, cOpts...)
+	out := new(EndSplitReply)
+	err := c.cc.Invoke(ctx, Jobs_EndSplit_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func (c *jobsClient) DeleteJob(ctx context.Context, in *DeleteJobRequest, opts .
 // for forward compatibility.
 //
 // Jobs is the scheduler's registry of training jobs: who trains in them, under
-// which rank and incarnation, and who reads which part of the data. The leader of
+// which rank and incarnation, and who reads which split of the data. The leader of
 // the metadata group answers; the others answer NotLeader with a hint.
 type JobsServer interface {
 	// Enter makes a worker a member of a job. A worker that comes back under its name
@@ -171,11 +171,11 @@ type JobsServer interface {
 	Leave(context.Context, *LeaveRequest) (*LeaveReply, error)
 	// Renew keeps the lease of a member that has no call of Attend yet.
 	Renew(context.Context, *RenewRequest) (*RenewReply, error)
-	// NextPart gives a member a part of the data to read, or tells it to wait, or that
+	// NextSplit gives a member a split of the data to read, or tells it to wait, or that
 	// there is none left.
-	NextPart(context.Context, *NextPartRequest) (*NextPartReply, error)
-	// EndPart says that every example of a part is trained and acknowledged.
-	EndPart(context.Context, *EndPartRequest) (*EndPartReply, error)
+	NextSplit(context.Context, *NextSplitRequest) (*NextSplitReply, error)
+	// EndSplit says that every example of a split is trained and acknowledged.
+	EndSplit(context.Context, *EndSplitRequest) (*EndSplitReply, error)
 	ListJobs(context.Context, *ListJobsRequest) (*ListJobsReply, error)
 	DescribeJob(context.Context, *DescribeJobRequest) (*DescribeJobReply, error)
 	// StopJob has the members of a job end in order; it returns at once.
@@ -201,11 +201,11 @@ func (UnimplementedJobsServer) Leave(context.Context, *LeaveRequest) (*LeaveRepl
 func (UnimplementedJobsServer) Renew(context.Context, *RenewRequest) (*RenewReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
 }
-func (UnimplementedJobsServer) NextPart(context.Context, *NextPartRequest) (*NextPartReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method NextPart not implemented")
+func (UnimplementedJobsServer) NextSplit(context.Context, *NextSplitRequest) (*NextSplitReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method NextSplit not implemented")
 }
-func (UnimplementedJobsServer) EndPart(context.Context, *EndPartRequest) (*EndPartReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method EndPart not implemented")
+func (UnimplementedJobsServer) EndSplit(context.Context, *EndSplitRequest) (*EndSplitReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndSplit not implemented")
 }
 func (UnimplementedJobsServer) ListJobs(context.Context, *ListJobsRequest) (*ListJobsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListJobs not implemented")
@@ -294,38 +294,38 @@ func _Jobs_Renew_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Jobs_NextPart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(NextPartRequest)
+func _Jobs_NextSplit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NextSplitRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(JobsServer).NextPart(ctx, in)
+		return srv.(JobsServer).NextSplit(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Jobs_NextPart_FullMethodName,
+		FullMethod: Jobs_NextSplit_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(JobsServer).NextPart(ctx, req.(*NextPartRequest))
+		return srv.(JobsServer).NextSplit(ctx, req.(*NextSplitRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Jobs_EndPart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(EndPartRequest)
+func _Jobs_EndSplit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndSplitRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(JobsServer).EndPart(ctx, in)
+		return srv.(JobsServer).EndSplit(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Jobs_EndPart_FullMethodName,
+		FullMethod: Jobs_EndSplit_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(JobsServer).EndPart(ctx, req.(*EndPartRequest))
+		return srv.(JobsServer).EndSplit(ctx, req.(*EndSplitRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -422,12 +422,12 @@ var Jobs_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Jobs_Renew_Handler,
 		},
 		{
-			MethodName: "NextPart",
-			Handler:    _Jobs_NextPart_Handler,
+			MethodName: "NextSplit",
+			Handler:    _Jobs_NextSplit_Handler,
 		},
 		{
-			MethodName: "EndPart",
-			Handler:    _Jobs_EndPart_Handler,
+			MethodName: "EndSplit",
+			Handler:    _Jobs_EndSplit_Handler,
 		},
 		{
 			MethodName: "ListJobs",

@@ -47,12 +47,12 @@ type MetaCommand struct {
 	//	*MetaCommand_ForgetCheckpoint
 	//	*MetaCommand_EnterJob
 	//	*MetaCommand_LeaveJob
-	//	*MetaCommand_TakePart
-	//	*MetaCommand_EndPart
+	//	*MetaCommand_TakeSplit
+	//	*MetaCommand_EndSplit
 	//	*MetaCommand_StopJob
 	//	*MetaCommand_StartGeneration
 	//	*MetaCommand_ForgetRun
-	//	*MetaCommand_SettleParts
+	//	*MetaCommand_SettleSplits
 	//	*MetaCommand_ForgetJob
 	//	*MetaCommand_SetIntent
 	//	*MetaCommand_EndOperation
@@ -292,19 +292,19 @@ func (x *MetaCommand) GetLeaveJob() *MetaLeaveJob {
 	return nil
 }
 
-func (x *MetaCommand) GetTakePart() *MetaTakePart {
+func (x *MetaCommand) GetTakeSplit() *MetaTakeSplit {
 	if x != nil {
-		if x, ok := x.Command.(*MetaCommand_TakePart); ok {
-			return x.TakePart
+		if x, ok := x.Command.(*MetaCommand_TakeSplit); ok {
+			return x.TakeSplit
 		}
 	}
 	return nil
 }
 
-func (x *MetaCommand) GetEndPart() *MetaEndPart {
+func (x *MetaCommand) GetEndSplit() *MetaEndSplit {
 	if x != nil {
-		if x, ok := x.Command.(*MetaCommand_EndPart); ok {
-			return x.EndPart
+		if x, ok := x.Command.(*MetaCommand_EndSplit); ok {
+			return x.EndSplit
 		}
 	}
 	return nil
@@ -337,10 +337,10 @@ func (x *MetaCommand) GetForgetRun() *MetaForgetRun {
 	return nil
 }
 
-func (x *MetaCommand) GetSettleParts() *MetaSettleParts {
+func (x *MetaCommand) GetSettleSplits() *MetaSettleSplits {
 	if x != nil {
-		if x, ok := x.Command.(*MetaCommand_SettleParts); ok {
-			return x.SettleParts
+		if x, ok := x.Command.(*MetaCommand_SettleSplits); ok {
+			return x.SettleSplits
 		}
 	}
 	return nil
@@ -506,12 +506,12 @@ type MetaCommand_LeaveJob struct {
 	LeaveJob *MetaLeaveJob `protobuf:"bytes,51,opt,name=leave_job,json=leaveJob,proto3,oneof"`
 }
 
-type MetaCommand_TakePart struct {
-	TakePart *MetaTakePart `protobuf:"bytes,52,opt,name=take_part,json=takePart,proto3,oneof"`
+type MetaCommand_TakeSplit struct {
+	TakeSplit *MetaTakeSplit `protobuf:"bytes,52,opt,name=take_split,json=takeSplit,proto3,oneof"`
 }
 
-type MetaCommand_EndPart struct {
-	EndPart *MetaEndPart `protobuf:"bytes,53,opt,name=end_part,json=endPart,proto3,oneof"`
+type MetaCommand_EndSplit struct {
+	EndSplit *MetaEndSplit `protobuf:"bytes,53,opt,name=end_split,json=endSplit,proto3,oneof"`
 }
 
 type MetaCommand_StopJob struct {
@@ -526,8 +526,8 @@ type MetaCommand_ForgetRun struct {
 	ForgetRun *MetaForgetRun `protobuf:"bytes,56,opt,name=forget_run,json=forgetRun,proto3,oneof"`
 }
 
-type MetaCommand_SettleParts struct {
-	SettleParts *MetaSettleParts `protobuf:"bytes,57,opt,name=settle_parts,json=settleParts,proto3,oneof"`
+type MetaCommand_SettleSplits struct {
+	SettleSplits *MetaSettleSplits `protobuf:"bytes,57,opt,name=settle_splits,json=settleSplits,proto3,oneof"`
 }
 
 type MetaCommand_ForgetJob struct {
@@ -604,9 +604,9 @@ func (*MetaCommand_EnterJob) isMetaCommand_Command() {}
 
 func (*MetaCommand_LeaveJob) isMetaCommand_Command() {}
 
-func (*MetaCommand_TakePart) isMetaCommand_Command() {}
+func (*MetaCommand_TakeSplit) isMetaCommand_Command() {}
 
-func (*MetaCommand_EndPart) isMetaCommand_Command() {}
+func (*MetaCommand_EndSplit) isMetaCommand_Command() {}
 
 func (*MetaCommand_StopJob) isMetaCommand_Command() {}
 
@@ -614,7 +614,7 @@ func (*MetaCommand_StartGeneration) isMetaCommand_Command() {}
 
 func (*MetaCommand_ForgetRun) isMetaCommand_Command() {}
 
-func (*MetaCommand_SettleParts) isMetaCommand_Command() {}
+func (*MetaCommand_SettleSplits) isMetaCommand_Command() {}
 
 func (*MetaCommand_ForgetJob) isMetaCommand_Command() {}
 
@@ -1647,7 +1647,7 @@ type MetaLeaveJob struct {
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	State         MemberState            `protobuf:"varint,2,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"`
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	Parts         []*PartReached         `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
+	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`
 	AtNs          uint64                 `protobuf:"varint,5,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1704,9 +1704,9 @@ func (x *MetaLeaveJob) GetReason() string {
 	return ""
 }
 
-func (x *MetaLeaveJob) GetParts() []*PartReached {
+func (x *MetaLeaveJob) GetSplits() []*SplitReached {
 	if x != nil {
-		return x.Parts
+		return x.Splits
 	}
 	return nil
 }
@@ -1787,7 +1787,7 @@ func (x *MetaForgetJob) GetAsked() bool {
 	return false
 }
 
-type MetaTakePart struct {
+type MetaTakeSplit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	Take          uint64                 `protobuf:"varint,2,opt,name=take,proto3" json:"take,omitempty"`
@@ -1795,20 +1795,20 @@ type MetaTakePart struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MetaTakePart) Reset() {
-	*x = MetaTakePart{}
+func (x *MetaTakeSplit) Reset() {
+	*x = MetaTakeSplit{}
 	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MetaTakePart) String() string {
+func (x *MetaTakeSplit) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MetaTakePart) ProtoMessage() {}
+func (*MetaTakeSplit) ProtoMessage() {}
 
-func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
+func (x *MetaTakeSplit) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1820,48 +1820,48 @@ func (x *MetaTakePart) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MetaTakePart.ProtoReflect.Descriptor instead.
-func (*MetaTakePart) Descriptor() ([]byte, []int) {
+// Deprecated: Use MetaTakeSplit.ProtoReflect.Descriptor instead.
+func (*MetaTakeSplit) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
-func (x *MetaTakePart) GetIdentity() *JobIdentity {
+func (x *MetaTakeSplit) GetIdentity() *JobIdentity {
 	if x != nil {
 		return x.Identity
 	}
 	return nil
 }
 
-func (x *MetaTakePart) GetTake() uint64 {
+func (x *MetaTakeSplit) GetTake() uint64 {
 	if x != nil {
 		return x.Take
 	}
 	return 0
 }
 
-type MetaEndPart struct {
+type MetaEndSplit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Part          uint64                 `protobuf:"varint,3,opt,name=part,proto3" json:"part,omitempty"`
+	Split         uint64                 `protobuf:"varint,3,opt,name=split,proto3" json:"split,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MetaEndPart) Reset() {
-	*x = MetaEndPart{}
+func (x *MetaEndSplit) Reset() {
+	*x = MetaEndSplit{}
 	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MetaEndPart) String() string {
+func (x *MetaEndSplit) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MetaEndPart) ProtoMessage() {}
+func (*MetaEndSplit) ProtoMessage() {}
 
-func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
+func (x *MetaEndSplit) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1873,28 +1873,28 @@ func (x *MetaEndPart) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MetaEndPart.ProtoReflect.Descriptor instead.
-func (*MetaEndPart) Descriptor() ([]byte, []int) {
+// Deprecated: Use MetaEndSplit.ProtoReflect.Descriptor instead.
+func (*MetaEndSplit) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
-func (x *MetaEndPart) GetIdentity() *JobIdentity {
+func (x *MetaEndSplit) GetIdentity() *JobIdentity {
 	if x != nil {
 		return x.Identity
 	}
 	return nil
 }
 
-func (x *MetaEndPart) GetEpoch() uint64 {
+func (x *MetaEndSplit) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
 	}
 	return 0
 }
 
-func (x *MetaEndPart) GetPart() uint64 {
+func (x *MetaEndSplit) GetSplit() uint64 {
 	if x != nil {
-		return x.Part
+		return x.Split
 	}
 	return 0
 }
@@ -2066,30 +2066,30 @@ func (x *MetaForgetRun) GetRun() []byte {
 	return nil
 }
 
-// MetaSettleParts says how far workers that have gone were in parts that are unsettled.
-type MetaSettleParts struct {
+// MetaSettleSplits says how far workers that have gone were in splits that are unsettled.
+type MetaSettleSplits struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
-	Parts         []*PartSettled         `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	Splits        []*SplitSettled        `protobuf:"bytes,3,rep,name=splits,proto3" json:"splits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MetaSettleParts) Reset() {
-	*x = MetaSettleParts{}
+func (x *MetaSettleSplits) Reset() {
+	*x = MetaSettleSplits{}
 	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MetaSettleParts) String() string {
+func (x *MetaSettleSplits) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MetaSettleParts) ProtoMessage() {}
+func (*MetaSettleSplits) ProtoMessage() {}
 
-func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
+func (x *MetaSettleSplits) ProtoReflect() protoreflect.Message {
 	mi := &file_rowraft_v1_meta_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2101,28 +2101,28 @@ func (x *MetaSettleParts) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MetaSettleParts.ProtoReflect.Descriptor instead.
-func (*MetaSettleParts) Descriptor() ([]byte, []int) {
+// Deprecated: Use MetaSettleSplits.ProtoReflect.Descriptor instead.
+func (*MetaSettleSplits) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_meta_proto_rawDescGZIP(), []int{27}
 }
 
-func (x *MetaSettleParts) GetJob() string {
+func (x *MetaSettleSplits) GetJob() string {
 	if x != nil {
 		return x.Job
 	}
 	return ""
 }
 
-func (x *MetaSettleParts) GetRun() []byte {
+func (x *MetaSettleSplits) GetRun() []byte {
 	if x != nil {
 		return x.Run
 	}
 	return nil
 }
 
-func (x *MetaSettleParts) GetParts() []*PartSettled {
+func (x *MetaSettleSplits) GetSplits() []*SplitSettled {
 	if x != nil {
-		return x.Parts
+		return x.Splits
 	}
 	return nil
 }
@@ -3389,7 +3389,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xb6\x11\n" +
+	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xbf\x11\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -3415,14 +3415,15 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x0eend_policy_run\x18# \x01(\v2\x1c.rowraft.v1.MetaEndPolicyRunH\x00R\fendPolicyRun\x12O\n" +
 	"\x11forget_checkpoint\x18$ \x01(\v2 .rowraft.v1.MetaForgetCheckpointH\x00R\x10forgetCheckpoint\x127\n" +
 	"\tenter_job\x182 \x01(\v2\x18.rowraft.v1.MetaEnterJobH\x00R\benterJob\x127\n" +
-	"\tleave_job\x183 \x01(\v2\x18.rowraft.v1.MetaLeaveJobH\x00R\bleaveJob\x127\n" +
-	"\ttake_part\x184 \x01(\v2\x18.rowraft.v1.MetaTakePartH\x00R\btakePart\x124\n" +
-	"\bend_part\x185 \x01(\v2\x17.rowraft.v1.MetaEndPartH\x00R\aendPart\x124\n" +
+	"\tleave_job\x183 \x01(\v2\x18.rowraft.v1.MetaLeaveJobH\x00R\bleaveJob\x12:\n" +
+	"\n" +
+	"take_split\x184 \x01(\v2\x19.rowraft.v1.MetaTakeSplitH\x00R\ttakeSplit\x127\n" +
+	"\tend_split\x185 \x01(\v2\x18.rowraft.v1.MetaEndSplitH\x00R\bendSplit\x124\n" +
 	"\bstop_job\x186 \x01(\v2\x17.rowraft.v1.MetaStopJobH\x00R\astopJob\x12L\n" +
 	"\x10start_generation\x187 \x01(\v2\x1f.rowraft.v1.MetaStartGenerationH\x00R\x0fstartGeneration\x12:\n" +
 	"\n" +
-	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12@\n" +
-	"\fsettle_parts\x189 \x01(\v2\x1b.rowraft.v1.MetaSettlePartsH\x00R\vsettleParts\x12:\n" +
+	"forget_run\x188 \x01(\v2\x19.rowraft.v1.MetaForgetRunH\x00R\tforgetRun\x12C\n" +
+	"\rsettle_splits\x189 \x01(\v2\x1c.rowraft.v1.MetaSettleSplitsH\x00R\fsettleSplits\x12:\n" +
 	"\n" +
 	"forget_job\x18: \x01(\v2\x19.rowraft.v1.MetaForgetJobH\x00R\tforgetJob\x12:\n" +
 	"\n" +
@@ -3495,25 +3496,25 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"replica_id\x18\x02 \x01(\tR\treplicaId\"T\n" +
 	"\fMetaEnterJob\x122\n" +
 	"\arequest\x18\x01 \x01(\v2\x18.rowraft.v1.EnterRequestR\arequest\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\"\xce\x01\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"\xd1\x01\n" +
 	"\fMetaLeaveJob\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\x12-\n" +
-	"\x05parts\x18\x04 \x03(\v2\x17.rowraft.v1.PartReachedR\x05parts\x12\x13\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
+	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x13\n" +
 	"\x05at_ns\x18\x05 \x01(\x04R\x04atNs\"^\n" +
 	"\rMetaForgetJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x13\n" +
 	"\x05at_ns\x18\x03 \x01(\x04R\x04atNs\x12\x14\n" +
-	"\x05asked\x18\x04 \x01(\bR\x05asked\"W\n" +
-	"\fMetaTakePart\x123\n" +
+	"\x05asked\x18\x04 \x01(\bR\x05asked\"X\n" +
+	"\rMetaTakeSplit\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
-	"\x04take\x18\x02 \x01(\x04R\x04take\"l\n" +
-	"\vMetaEndPart\x123\n" +
+	"\x04take\x18\x02 \x01(\x04R\x04take\"o\n" +
+	"\fMetaEndSplit\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04part\x18\x03 \x01(\x04R\x04part\"1\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05split\x18\x03 \x01(\x04R\x05split\"1\n" +
 	"\vMetaStopJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\"x\n" +
@@ -3526,11 +3527,11 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"first_step\x18\x04 \x01(\x04R\tfirstStep\"!\n" +
 	"\rMetaForgetRun\x12\x10\n" +
-	"\x03run\x18\x01 \x01(\fR\x03run\"d\n" +
-	"\x0fMetaSettleParts\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\fR\x03run\"h\n" +
+	"\x10MetaSettleSplits\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\x12-\n" +
-	"\x05parts\x18\x03 \x03(\v2\x17.rowraft.v1.PartSettledR\x05parts\"\xeb\x05\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\x120\n" +
+	"\x06splits\x18\x03 \x03(\v2\x18.rowraft.v1.SplitSettledR\x06splits\"\xeb\x05\n" +
 	"\aMetaRun\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -3690,12 +3691,12 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(*MetaEnterJob)(nil),         // 19: rowraft.v1.MetaEnterJob
 	(*MetaLeaveJob)(nil),         // 20: rowraft.v1.MetaLeaveJob
 	(*MetaForgetJob)(nil),        // 21: rowraft.v1.MetaForgetJob
-	(*MetaTakePart)(nil),         // 22: rowraft.v1.MetaTakePart
-	(*MetaEndPart)(nil),          // 23: rowraft.v1.MetaEndPart
+	(*MetaTakeSplit)(nil),        // 22: rowraft.v1.MetaTakeSplit
+	(*MetaEndSplit)(nil),         // 23: rowraft.v1.MetaEndSplit
 	(*MetaStopJob)(nil),          // 24: rowraft.v1.MetaStopJob
 	(*MetaStartGeneration)(nil),  // 25: rowraft.v1.MetaStartGeneration
 	(*MetaForgetRun)(nil),        // 26: rowraft.v1.MetaForgetRun
-	(*MetaSettleParts)(nil),      // 27: rowraft.v1.MetaSettleParts
+	(*MetaSettleSplits)(nil),     // 27: rowraft.v1.MetaSettleSplits
 	(*MetaRun)(nil),              // 28: rowraft.v1.MetaRun
 	(*MetaState)(nil),            // 29: rowraft.v1.MetaState
 	(*MetaBeginRestore)(nil),     // 30: rowraft.v1.MetaBeginRestore
@@ -3726,8 +3727,8 @@ var file_rowraft_v1_meta_proto_goTypes = []any{
 	(MovePhase)(0),               // 55: rowraft.v1.MovePhase
 	(*EnterRequest)(nil),         // 56: rowraft.v1.EnterRequest
 	(MemberState)(0),             // 57: rowraft.v1.MemberState
-	(*PartReached)(nil),          // 58: rowraft.v1.PartReached
-	(*PartSettled)(nil),          // 59: rowraft.v1.PartSettled
+	(*SplitReached)(nil),         // 58: rowraft.v1.SplitReached
+	(*SplitSettled)(nil),         // 59: rowraft.v1.SplitSettled
 	(*JobSetting)(nil),           // 60: rowraft.v1.JobSetting
 	(JobState)(0),                // 61: rowraft.v1.JobState
 	(*RunMember)(nil),            // 62: rowraft.v1.RunMember
@@ -3760,12 +3761,12 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	43, // 18: rowraft.v1.MetaCommand.forget_checkpoint:type_name -> rowraft.v1.MetaForgetCheckpoint
 	19, // 19: rowraft.v1.MetaCommand.enter_job:type_name -> rowraft.v1.MetaEnterJob
 	20, // 20: rowraft.v1.MetaCommand.leave_job:type_name -> rowraft.v1.MetaLeaveJob
-	22, // 21: rowraft.v1.MetaCommand.take_part:type_name -> rowraft.v1.MetaTakePart
-	23, // 22: rowraft.v1.MetaCommand.end_part:type_name -> rowraft.v1.MetaEndPart
+	22, // 21: rowraft.v1.MetaCommand.take_split:type_name -> rowraft.v1.MetaTakeSplit
+	23, // 22: rowraft.v1.MetaCommand.end_split:type_name -> rowraft.v1.MetaEndSplit
 	24, // 23: rowraft.v1.MetaCommand.stop_job:type_name -> rowraft.v1.MetaStopJob
 	25, // 24: rowraft.v1.MetaCommand.start_generation:type_name -> rowraft.v1.MetaStartGeneration
 	26, // 25: rowraft.v1.MetaCommand.forget_run:type_name -> rowraft.v1.MetaForgetRun
-	27, // 26: rowraft.v1.MetaCommand.settle_parts:type_name -> rowraft.v1.MetaSettleParts
+	27, // 26: rowraft.v1.MetaCommand.settle_splits:type_name -> rowraft.v1.MetaSettleSplits
 	21, // 27: rowraft.v1.MetaCommand.forget_job:type_name -> rowraft.v1.MetaForgetJob
 	10, // 28: rowraft.v1.MetaCommand.set_intent:type_name -> rowraft.v1.MetaSetIntent
 	11, // 29: rowraft.v1.MetaCommand.end_operation:type_name -> rowraft.v1.MetaEndOperation
@@ -3792,10 +3793,10 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	56, // 50: rowraft.v1.MetaEnterJob.request:type_name -> rowraft.v1.EnterRequest
 	48, // 51: rowraft.v1.MetaLeaveJob.identity:type_name -> rowraft.v1.JobIdentity
 	57, // 52: rowraft.v1.MetaLeaveJob.state:type_name -> rowraft.v1.MemberState
-	58, // 53: rowraft.v1.MetaLeaveJob.parts:type_name -> rowraft.v1.PartReached
-	48, // 54: rowraft.v1.MetaTakePart.identity:type_name -> rowraft.v1.JobIdentity
-	48, // 55: rowraft.v1.MetaEndPart.identity:type_name -> rowraft.v1.JobIdentity
-	59, // 56: rowraft.v1.MetaSettleParts.parts:type_name -> rowraft.v1.PartSettled
+	58, // 53: rowraft.v1.MetaLeaveJob.splits:type_name -> rowraft.v1.SplitReached
+	48, // 54: rowraft.v1.MetaTakeSplit.identity:type_name -> rowraft.v1.JobIdentity
+	48, // 55: rowraft.v1.MetaEndSplit.identity:type_name -> rowraft.v1.JobIdentity
+	59, // 56: rowraft.v1.MetaSettleSplits.splits:type_name -> rowraft.v1.SplitSettled
 	60, // 57: rowraft.v1.MetaRun.settings:type_name -> rowraft.v1.JobSetting
 	61, // 58: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
 	62, // 59: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
@@ -3857,12 +3858,12 @@ func file_rowraft_v1_meta_proto_init() {
 		(*MetaCommand_ForgetCheckpoint)(nil),
 		(*MetaCommand_EnterJob)(nil),
 		(*MetaCommand_LeaveJob)(nil),
-		(*MetaCommand_TakePart)(nil),
-		(*MetaCommand_EndPart)(nil),
+		(*MetaCommand_TakeSplit)(nil),
+		(*MetaCommand_EndSplit)(nil),
 		(*MetaCommand_StopJob)(nil),
 		(*MetaCommand_StartGeneration)(nil),
 		(*MetaCommand_ForgetRun)(nil),
-		(*MetaCommand_SettleParts)(nil),
+		(*MetaCommand_SettleSplits)(nil),
 		(*MetaCommand_ForgetJob)(nil),
 		(*MetaCommand_SetIntent)(nil),
 		(*MetaCommand_EndOperation)(nil),

@@ -21,56 +21,56 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ProofVerdict is what a comparison of replicas comes to.
-type ProofVerdict int32
+// DigestVerdict is what a comparison of replicas comes to.
+type DigestVerdict int32
 
 const (
-	ProofVerdict_PROOF_VERDICT_UNSPECIFIED ProofVerdict = 0
-	ProofVerdict_PROOF_VERDICT_AGREED      ProofVerdict = 1 // a majority of the voters has the same rows
-	ProofVerdict_PROOF_VERDICT_DIVIDED     ProofVerdict = 2 // all have answered, and no majority has
-	ProofVerdict_PROOF_VERDICT_UNDECIDED   ProofVerdict = 3 // who could decide has not answered
+	DigestVerdict_DIGEST_VERDICT_UNSPECIFIED DigestVerdict = 0
+	DigestVerdict_DIGEST_VERDICT_AGREED      DigestVerdict = 1 // a majority of the voters has the same rows
+	DigestVerdict_DIGEST_VERDICT_DIVIDED     DigestVerdict = 2 // all have answered, and no majority has
+	DigestVerdict_DIGEST_VERDICT_UNDECIDED   DigestVerdict = 3 // who could decide has not answered
 )
 
-// Enum value maps for ProofVerdict.
+// Enum value maps for DigestVerdict.
 var (
-	ProofVerdict_name = map[int32]string{
-		0: "PROOF_VERDICT_UNSPECIFIED",
-		1: "PROOF_VERDICT_AGREED",
-		2: "PROOF_VERDICT_DIVIDED",
-		3: "PROOF_VERDICT_UNDECIDED",
+	DigestVerdict_name = map[int32]string{
+		0: "DIGEST_VERDICT_UNSPECIFIED",
+		1: "DIGEST_VERDICT_AGREED",
+		2: "DIGEST_VERDICT_DIVIDED",
+		3: "DIGEST_VERDICT_UNDECIDED",
 	}
-	ProofVerdict_value = map[string]int32{
-		"PROOF_VERDICT_UNSPECIFIED": 0,
-		"PROOF_VERDICT_AGREED":      1,
-		"PROOF_VERDICT_DIVIDED":     2,
-		"PROOF_VERDICT_UNDECIDED":   3,
+	DigestVerdict_value = map[string]int32{
+		"DIGEST_VERDICT_UNSPECIFIED": 0,
+		"DIGEST_VERDICT_AGREED":      1,
+		"DIGEST_VERDICT_DIVIDED":     2,
+		"DIGEST_VERDICT_UNDECIDED":   3,
 	}
 )
 
-func (x ProofVerdict) Enum() *ProofVerdict {
-	p := new(ProofVerdict)
+func (x DigestVerdict) Enum() *DigestVerdict {
+	p := new(DigestVerdict)
 	*p = x
 	return p
 }
 
-func (x ProofVerdict) String() string {
+func (x DigestVerdict) String() string {
 	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
 }
 
-func (ProofVerdict) Descriptor() protoreflect.EnumDescriptor {
+func (DigestVerdict) Descriptor() protoreflect.EnumDescriptor {
 	return file_rowraft_v1_replicas_proto_enumTypes[0].Descriptor()
 }
 
-func (ProofVerdict) Type() protoreflect.EnumType {
+func (DigestVerdict) Type() protoreflect.EnumType {
 	return &file_rowraft_v1_replicas_proto_enumTypes[0]
 }
 
-func (x ProofVerdict) Number() protoreflect.EnumNumber {
+func (x DigestVerdict) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-// Deprecated: Use ProofVerdict.Descriptor instead.
-func (ProofVerdict) EnumDescriptor() ([]byte, []int) {
+// Deprecated: Use DigestVerdict.Descriptor instead.
+func (DigestVerdict) EnumDescriptor() ([]byte, []int) {
 	return file_rowraft_v1_replicas_proto_rawDescGZIP(), []int{0}
 }
 
@@ -345,7 +345,7 @@ func (x *ProveRequest) GetShard() uint32 {
 type ProveReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MarkIndex     uint64                 `protobuf:"varint,1,opt,name=mark_index,json=markIndex,proto3" json:"mark_index,omitempty"` // log index that the digests belong to
-	Verdict       ProofVerdict           `protobuf:"varint,2,opt,name=verdict,proto3,enum=rowraft.v1.ProofVerdict" json:"verdict,omitempty"`
+	Verdict       DigestVerdict          `protobuf:"varint,2,opt,name=verdict,proto3,enum=rowraft.v1.DigestVerdict" json:"verdict,omitempty"`
 	Rows          uint64                 `protobuf:"varint,3,opt,name=rows,proto3" json:"rows,omitempty"`    // of the majority
 	Digest        []byte                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"` // likewise
 	Replicas      []*ProvedReplica       `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"`
@@ -390,11 +390,11 @@ func (x *ProveReply) GetMarkIndex() uint64 {
 	return 0
 }
 
-func (x *ProveReply) GetVerdict() ProofVerdict {
+func (x *ProveReply) GetVerdict() DigestVerdict {
 	if x != nil {
 		return x.Verdict
 	}
-	return ProofVerdict_PROOF_VERDICT_UNSPECIFIED
+	return DigestVerdict_DIGEST_VERDICT_UNSPECIFIED
 }
 
 func (x *ProveReply) GetRows() uint64 {
@@ -1082,7 +1082,7 @@ type EnsureJobRequest struct {
 	FirstStep     uint64                 `protobuf:"varint,5,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`    // from 1: steps below it are closed
 	Members       []*JobMember           `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`                          // 1 … 1024, ascending by rank
 	Quorum        uint32                 `protobuf:"varint,7,opt,name=quorum,proto3" json:"quorum,omitempty"`                           // so many members close a step; 0: all
-	DeadlineNs    uint64                 `protobuf:"varint,8,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first part of a step; 0: none
+	DeadlineNs    uint64                 `protobuf:"varint,8,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // after the first batch of a step; 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1395,12 +1395,12 @@ type JobStateReply struct {
 	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	FirstStep     uint64                 `protobuf:"varint,3,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`
 	LastClosed    uint64                 `protobuf:"varint,4,opt,name=last_closed,json=lastClosed,proto3" json:"last_closed,omitempty"`    // step
-	HighestOpen   uint64                 `protobuf:"varint,5,opt,name=highest_open,json=highestOpen,proto3" json:"highest_open,omitempty"` // step with pieces in the log, or of which the leader holds a part; 0: none
+	HighestOpen   uint64                 `protobuf:"varint,5,opt,name=highest_open,json=highestOpen,proto3" json:"highest_open,omitempty"` // step with entries in the log, or of which the leader holds a batch; 0: none
 	Members       []*JobMember           `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`                             // their clocks count in the clock shard only
-	Positions     []*DataPosition        `protobuf:"bytes,7,rep,name=positions,proto3" json:"positions,omitempty"`                         // likewise; ascending by part
+	Positions     []*DataPosition        `protobuf:"bytes,7,rep,name=positions,proto3" json:"positions,omitempty"`                         // likewise; ascending by id
 	Quorum        uint32                 `protobuf:"varint,8,opt,name=quorum,proto3" json:"quorum,omitempty"`
 	DeadlineNs    uint64                 `protobuf:"varint,9,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
-	WaitingFor    []uint32               `protobuf:"varint,10,rep,packed,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // ranks without a part of the lowest step that is open
+	WaitingFor    []uint32               `protobuf:"varint,10,rep,packed,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // ranks without a batch in the lowest step that is open
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1912,12 +1912,12 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\x06digest\x18\x04 \x01(\fR\x06digest\x12\x16\n" +
 	"\x06fenced\x18\x05 \x01(\tR\x06fenced\"$\n" +
 	"\fProveRequest\x12\x14\n" +
-	"\x05shard\x18\x01 \x01(\rR\x05shard\"\xc2\x01\n" +
+	"\x05shard\x18\x01 \x01(\rR\x05shard\"\xc3\x01\n" +
 	"\n" +
 	"ProveReply\x12\x1d\n" +
 	"\n" +
-	"mark_index\x18\x01 \x01(\x04R\tmarkIndex\x122\n" +
-	"\averdict\x18\x02 \x01(\x0e2\x18.rowraft.v1.ProofVerdictR\averdict\x12\x12\n" +
+	"mark_index\x18\x01 \x01(\x04R\tmarkIndex\x123\n" +
+	"\averdict\x18\x02 \x01(\x0e2\x19.rowraft.v1.DigestVerdictR\averdict\x12\x12\n" +
 	"\x04rows\x18\x03 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x04 \x01(\fR\x06digest\x125\n" +
 	"\breplicas\x18\x05 \x03(\v2\x19.rowraft.v1.ProvedReplicaR\breplicas\"\xe0\x01\n" +
@@ -2049,12 +2049,12 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\vDigestReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x12\n" +
-	"\x04rows\x18\x03 \x01(\x04R\x04rows*\x7f\n" +
-	"\fProofVerdict\x12\x1d\n" +
-	"\x19PROOF_VERDICT_UNSPECIFIED\x10\x00\x12\x18\n" +
-	"\x14PROOF_VERDICT_AGREED\x10\x01\x12\x19\n" +
-	"\x15PROOF_VERDICT_DIVIDED\x10\x02\x12\x1b\n" +
-	"\x17PROOF_VERDICT_UNDECIDED\x10\x032\x99\t\n" +
+	"\x04rows\x18\x03 \x01(\x04R\x04rows*\x84\x01\n" +
+	"\rDigestVerdict\x12\x1e\n" +
+	"\x1aDIGEST_VERDICT_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15DIGEST_VERDICT_AGREED\x10\x01\x12\x1a\n" +
+	"\x16DIGEST_VERDICT_DIVIDED\x10\x02\x12\x1c\n" +
+	"\x18DIGEST_VERDICT_UNDECIDED\x10\x032\xab\t\n" +
 	"\bReplicas\x12K\n" +
 	"\vEnsureTable\x12\x1e.rowraft.v1.EnsureTableRequest\x1a\x1c.rowraft.v1.EnsureTableReply\x12T\n" +
 	"\x0eDropShardTable\x12!.rowraft.v1.DropShardTableRequest\x1a\x1f.rowraft.v1.DropShardTableReply\x12E\n" +
@@ -2069,9 +2069,9 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\x05Prove\x12\x18.rowraft.v1.ProveRequest\x1a\x16.rowraft.v1.ProveReply\x12T\n" +
 	"\x0eTransferLeader\x12!.rowraft.v1.TransferLeaderRequest\x1a\x1f.rowraft.v1.TransferLeaderReply\x12?\n" +
 	"\aMembers\x12\x1a.rowraft.v1.MembersRequest\x1a\x18.rowraft.v1.MembersReply\x12Q\n" +
-	"\rChangeMembers\x12 .rowraft.v1.ChangeMembersRequest\x1a\x1e.rowraft.v1.ChangeMembersReply\x12I\n" +
-	"\tWritePart\x12\x1c.rowraft.v1.WritePartRequest\x1a\x1a.rowraft.v1.WritePartReply(\x010\x01\x12K\n" +
-	"\vRestorePart\x12\x1e.rowraft.v1.RestorePartRequest\x1a\x1c.rowraft.v1.RestorePartReply\x12H\n" +
+	"\rChangeMembers\x12 .rowraft.v1.ChangeMembersRequest\x1a\x1e.rowraft.v1.ChangeMembersReply\x12X\n" +
+	"\x0eWriteShardFile\x12!.rowraft.v1.WriteShardFileRequest\x1a\x1f.rowraft.v1.WriteShardFileReply(\x010\x01\x12N\n" +
+	"\fRestoreShard\x12\x1f.rowraft.v1.RestoreShardRequest\x1a\x1d.rowraft.v1.RestoreShardReply\x12H\n" +
 	"\n" +
 	"SweepSlots\x12\x1d.rowraft.v1.SweepSlotsRequest\x1a\x1b.rowraft.v1.SweepSlotsReplyB7Z5github.com/rowraft/rowraft/proto/rowraft/v1;rowraftv1b\x06proto3"
 
@@ -2090,7 +2090,7 @@ func file_rowraft_v1_replicas_proto_rawDescGZIP() []byte {
 var file_rowraft_v1_replicas_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_rowraft_v1_replicas_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_rowraft_v1_replicas_proto_goTypes = []any{
-	(ProofVerdict)(0),             // 0: rowraft.v1.ProofVerdict
+	(DigestVerdict)(0),            // 0: rowraft.v1.DigestVerdict
 	(*ReadIndexRequest)(nil),      // 1: rowraft.v1.ReadIndexRequest
 	(*ReadIndexReply)(nil),        // 2: rowraft.v1.ReadIndexReply
 	(*NotedDigestRequest)(nil),    // 3: rowraft.v1.NotedDigestRequest
@@ -2126,15 +2126,15 @@ var file_rowraft_v1_replicas_proto_goTypes = []any{
 	(*ReplicaStatus)(nil),         // 33: rowraft.v1.ReplicaStatus
 	(*Disk)(nil),                  // 34: rowraft.v1.Disk
 	(*Slowness)(nil),              // 35: rowraft.v1.Slowness
-	(*WritePartRequest)(nil),      // 36: rowraft.v1.WritePartRequest
-	(*RestorePartRequest)(nil),    // 37: rowraft.v1.RestorePartRequest
+	(*WriteShardFileRequest)(nil), // 36: rowraft.v1.WriteShardFileRequest
+	(*RestoreShardRequest)(nil),   // 37: rowraft.v1.RestoreShardRequest
 	(*SweepSlotsRequest)(nil),     // 38: rowraft.v1.SweepSlotsRequest
-	(*WritePartReply)(nil),        // 39: rowraft.v1.WritePartReply
-	(*RestorePartReply)(nil),      // 40: rowraft.v1.RestorePartReply
+	(*WriteShardFileReply)(nil),   // 39: rowraft.v1.WriteShardFileReply
+	(*RestoreShardReply)(nil),     // 40: rowraft.v1.RestoreShardReply
 	(*SweepSlotsReply)(nil),       // 41: rowraft.v1.SweepSlotsReply
 }
 var file_rowraft_v1_replicas_proto_depIdxs = []int32{
-	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.ProofVerdict
+	0,  // 0: rowraft.v1.ProveReply.verdict:type_name -> rowraft.v1.DigestVerdict
 	7,  // 1: rowraft.v1.ProveReply.replicas:type_name -> rowraft.v1.ProvedReplica
 	29, // 2: rowraft.v1.MembersReply.members:type_name -> rowraft.v1.MemberStatus
 	30, // 3: rowraft.v1.ChangeMembersRequest.add_learner:type_name -> rowraft.v1.Replica
@@ -2159,8 +2159,8 @@ var file_rowraft_v1_replicas_proto_depIdxs = []int32{
 	8,  // 22: rowraft.v1.Replicas.TransferLeader:input_type -> rowraft.v1.TransferLeaderRequest
 	10, // 23: rowraft.v1.Replicas.Members:input_type -> rowraft.v1.MembersRequest
 	12, // 24: rowraft.v1.Replicas.ChangeMembers:input_type -> rowraft.v1.ChangeMembersRequest
-	36, // 25: rowraft.v1.Replicas.WritePart:input_type -> rowraft.v1.WritePartRequest
-	37, // 26: rowraft.v1.Replicas.RestorePart:input_type -> rowraft.v1.RestorePartRequest
+	36, // 25: rowraft.v1.Replicas.WriteShardFile:input_type -> rowraft.v1.WriteShardFileRequest
+	37, // 26: rowraft.v1.Replicas.RestoreShard:input_type -> rowraft.v1.RestoreShardRequest
 	38, // 27: rowraft.v1.Replicas.SweepSlots:input_type -> rowraft.v1.SweepSlotsRequest
 	24, // 28: rowraft.v1.Replicas.EnsureTable:output_type -> rowraft.v1.EnsureTableReply
 	15, // 29: rowraft.v1.Replicas.DropShardTable:output_type -> rowraft.v1.DropShardTableReply
@@ -2175,8 +2175,8 @@ var file_rowraft_v1_replicas_proto_depIdxs = []int32{
 	9,  // 38: rowraft.v1.Replicas.TransferLeader:output_type -> rowraft.v1.TransferLeaderReply
 	11, // 39: rowraft.v1.Replicas.Members:output_type -> rowraft.v1.MembersReply
 	13, // 40: rowraft.v1.Replicas.ChangeMembers:output_type -> rowraft.v1.ChangeMembersReply
-	39, // 41: rowraft.v1.Replicas.WritePart:output_type -> rowraft.v1.WritePartReply
-	40, // 42: rowraft.v1.Replicas.RestorePart:output_type -> rowraft.v1.RestorePartReply
+	39, // 41: rowraft.v1.Replicas.WriteShardFile:output_type -> rowraft.v1.WriteShardFileReply
+	40, // 42: rowraft.v1.Replicas.RestoreShard:output_type -> rowraft.v1.RestoreShardReply
 	41, // 43: rowraft.v1.Replicas.SweepSlots:output_type -> rowraft.v1.SweepSlotsReply
 	28, // [28:44] is the sub-list for method output_type
 	12, // [12:28] is the sub-list for method input_type

@@ -32,8 +32,8 @@ const (
 	Replicas_TransferLeader_FullMethodName = "/rowraft.v1.Replicas/TransferLeader"
 	Replicas_Members_FullMethodName        = "/rowraft.v1.Replicas/Members"
 	Replicas_ChangeMembers_FullMethodName  = "/rowraft.v1.Replicas/ChangeMembers"
-	Replicas_WritePart_FullMethodName      = "/rowraft.v1.Replicas/WritePart"
-	Replicas_RestorePart_FullMethodName    = "/rowraft.v1.Replicas/RestorePart"
+	Replicas_WriteShardFile_FullMethodName = "/rowraft.v1.Replicas/WriteShardFile"
+	Replicas_RestoreShard_FullMethodName   = "/rowraft.v1.Replicas/RestoreShard"
 	Replicas_SweepSlots_FullMethodName     = "/rowraft.v1.Replicas/SweepSlots"
 )
 
@@ -74,12 +74,12 @@ type ReplicasClient interface {
 	// ChangeMembers makes one change of the members, compared with prev_index; leader
 	// only. The scheduler drives moves with it.
 	ChangeMembers(ctx context.Context, in *ChangeMembersRequest, opts ...grpc.CallOption) (*ChangeMembersReply, error)
-	// WritePart writes one shard of a checkpoint; leader only. The stream goes through the steps prepare, hold and mark,
+	// WriteShardFile writes one shard of a checkpoint; leader only. The stream goes through the steps prepare, hold and mark,
 	// in this order, each answered. Then the shard is written, with a report now and then. A stream that ends early
-	// lets pushes continue and leaves no part.
-	WritePart(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WritePartRequest, WritePartReply], error)
-	// RestorePart logs one step of a restore, or only reports its progress; leader only. Each step may be repeated.
-	RestorePart(ctx context.Context, in *RestorePartRequest, opts ...grpc.CallOption) (*RestorePartReply, error)
+	// lets pushes continue and leaves no file.
+	WriteShardFile(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WriteShardFileRequest, WriteShardFileReply], error)
+	// RestoreShard logs one step of a restore, or only reports its progress; leader only. Each step may be repeated.
+	RestoreShard(ctx context.Context, in *RestoreShardRequest, opts ...grpc.CallOption) (*RestoreShardReply, error)
 	// SweepSlots looks at some slots of a table and logs a sweep of them if there is anything to remove; leader only.
 	// It may be repeated.
 	SweepSlots(ctx context.Context, in *SweepSlotsRequest, opts ...grpc.CallOption) (*SweepSlotsReply, error)
@@ -223,23 +223,23 @@ func (c *replicasClient) ChangeMembers(ctx context.Context, in *ChangeMembersReq
 	return out, nil
 }
 
-func (c *replicasClient) WritePart(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WritePartRequest, WritePartReply], error) {
+func (c *replicasClient) WriteShardFile(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WriteShardFileRequest, WriteShardFileReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Replicas_ServiceDesc.Streams[0], Replicas_WritePart_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Replicas_ServiceDesc.Streams[0], Replicas_WriteShardFile_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[WritePartRequest, WritePartReply]{ClientStream: stream}
+	x := &grpc.GenericClientStream[WriteShardFileRequest, WriteShardFileReply]{ClientStream: stream}
 	return x, nil
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Replicas_WritePartClient = grpc.BidiStreamingClient[WritePartRequest, WritePartReply]
+type Replicas_WriteShardFileClient = grpc.BidiStreamingClient[WriteShardFileRequest, WriteShardFileReply]
 
-func (c *replicasClient) RestorePart(ctx context.Context, in *RestorePartRequest, opts ...grpc.CallOption) (*RestorePartReply, error) {
+func (c *replicasClient) RestoreShard(ctx context.Context, in *RestoreShardRequest, opts ...grpc.CallOption) (*RestoreShardReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(RestorePartReply)
-	err := c.cc.Invoke(ctx, Replicas_RestorePart_FullMethodName, in, out, cOpts...)
+	out := new(RestoreShardReply)
+	err := c.cc.Invoke(ctx, Replicas_RestoreShard_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -293,12 +293,12 @@ type ReplicasServer interface {
 	// ChangeMembers makes one change of the members, compared with prev_index; leader
 	// only. The scheduler drives moves with it.
 	ChangeMembers(context.Context, *ChangeMembersRequest) (*ChangeMembersReply, error)
-	// WritePart writes one shard of a checkpoint; leader only. The stream goes through the steps prepare, hold and mark,
+	// WriteShardFile writes one shard of a checkpoint; leader only. The stream goes through the steps prepare, hold and mark,
 	// in this order, each answered. Then the shard is written, with a report now and then. A stream that ends early
-	// lets pushes continue and leaves no part.
-	WritePart(grpc.BidiStreamingServer[WritePartRequest, WritePartReply]) error
-	// RestorePart logs one step of a restore, or only reports its progress; leader only. Each step may be repeated.
-	RestorePart(context.Context, *RestorePartRequest) (*RestorePartReply, error)
+	// lets pushes continue and leaves no file.
+	WriteShardFile(grpc.BidiStreamingServer[WriteShardFileRequest, WriteShardFileReply]) error
+	// RestoreShard logs one step of a restore, or only reports its progress; leader only. Each step may be repeated.
+	RestoreShard(context.Context, *RestoreShardRequest) (*RestoreShardReply, error)
 	// SweepSlots looks at some slots of a table and logs a sweep of them if there is anything to remove; leader only.
 	// It may be repeated.
 	SweepSlots(context.Context, *SweepSlotsRequest) (*SweepSlotsReply, error)
@@ -351,11 +351,11 @@ func (UnimplementedReplicasServer) Members(context.Context, *MembersRequest) (*M
 func (UnimplementedReplicasServer) ChangeMembers(context.Context, *ChangeMembersRequest) (*ChangeMembersReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ChangeMembers not implemented")
 }
-func (UnimplementedReplicasServer) WritePart(grpc.BidiStreamingServer[WritePartRequest, WritePartReply]) error {
-	return status.Error(codes.Unimplemented, "method WritePart not implemented")
+func (UnimplementedReplicasServer) WriteShardFile(grpc.BidiStreamingServer[WriteShardFileRequest, WriteShardFileReply]) error {
+	return status.Error(codes.Unimplemented, "method WriteShardFile not implemented")
 }
-func (UnimplementedReplicasServer) RestorePart(context.Context, *RestorePartRequest) (*RestorePartReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method RestorePart not implemented")
+func (UnimplementedReplicasServer) RestoreShard(context.Context, *RestoreShardRequest) (*RestoreShardReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestoreShard not implemented")
 }
 func (UnimplementedReplicasServer) SweepSlots(context.Context, *SweepSlotsRequest) (*SweepSlotsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method SweepSlots not implemented")
@@ -615,27 +615,27 @@ func _Replicas_ChangeMembers_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Replicas_WritePart_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(ReplicasServer).WritePart(&grpc.GenericServerStream[WritePartRequest, WritePartReply]{ServerStream: stream})
+func _Replicas_WriteShardFile_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ReplicasServer).WriteShardFile(&grpc.GenericServerStream[WriteShardFileRequest, WriteShardFileReply]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Replicas_WritePartServer = grpc.BidiStreamingServer[WritePartRequest, WritePartReply]
+type Replicas_WriteShardFileServer = grpc.BidiStreamingServer[WriteShardFileRequest, WriteShardFileReply]
 
-func _Replicas_RestorePart_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(RestorePartRequest)
+func _Replicas_RestoreShard_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreShardRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(ReplicasServer).RestorePart(ctx, in)
+		return srv.(ReplicasServer).RestoreShard(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Replicas_RestorePart_FullMethodName,
+		FullMethod: Replicas_RestoreShard_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(ReplicasServer).RestorePart(ctx, req.(*RestorePartRequest))
+		return srv.(ReplicasServer).RestoreShard(ctx, req.(*RestoreShardRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -718,8 +718,8 @@ var Replicas_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Replicas_ChangeMembers_Handler,
 		},
 		{
-			MethodName: "RestorePart",
-			Handler:    _Replicas_RestorePart_Handler,
+			MethodName: "RestoreShard",
+			Handler:    _Replicas_RestoreShard_Handler,
 		},
 		{
 			MethodName: "SweepSlots",
@@ -728,8 +728,8 @@ var Replicas_ServiceDesc = grpc.ServiceDesc{
 	},
 	Streams: []grpc.StreamDesc{
 		{
-			StreamName:    "WritePart",
-			Handler:       _Replicas_WritePart_Handler,
+			StreamName:    "WriteShardFile",
+			Handler:       _Replicas_WriteShardFile_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -674,10 +674,10 @@ func (x *WriteManyRequest) GetBatches() []*WriteRequest {
 	return nil
 }
 
-// DataPosition tells how far one part of a job's data was read.
+// DataPosition is how far a job's data was read.
 type DataPosition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Part          uint64                 `protobuf:"varint,1,opt,name=part,proto3" json:"part,omitempty"`     // from the scheduler
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`         // of the position, from the scheduler: two for each reading of a split
 	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the reader's unit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -713,9 +713,9 @@ func (*DataPosition) Descriptor() ([]byte, []int) {
 	return file_rowraft_v1_table_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *DataPosition) GetPart() uint64 {
+func (x *DataPosition) GetId() uint64 {
 	if x != nil {
-		return x.Part
+		return x.Id
 	}
 	return 0
 }
@@ -742,7 +742,7 @@ type PushStepRequest struct {
 	Fragment      uint32          `protobuf:"varint,9,opt,name=fragment,proto3" json:"fragment,omitempty"`    // less than fragments
 	Fragments     uint32          `protobuf:"varint,10,opt,name=fragments,proto3" json:"fragments,omitempty"` // 1 … 1024
 	Payload       []byte          `protobuf:"bytes,11,opt,name=payload,proto3" json:"payload,omitempty"`      // segments: strictly ascending keys, gradients; may be empty; ≤ 4 MiB
-	Positions     []*DataPosition `protobuf:"bytes,12,rep,name=positions,proto3" json:"positions,omitempty"`  // at most 64, ascending by part; to the job's clock shard only
+	Positions     []*DataPosition `protobuf:"bytes,12,rep,name=positions,proto3" json:"positions,omitempty"`  // at most 64, ascending by id; to the job's clock shard only
 	Probe         bool            `protobuf:"varint,13,opt,name=probe,proto3" json:"probe,omitempty"`         // no payload: what has become of the fragment that was sent before?
 	Idle          bool            `protobuf:"varint,14,opt,name=idle,proto3" json:"idle,omitempty"`           // the worker has nothing to read: its part is empty, and counts for no quorum
 	unknownFields protoimpl.UnknownFields
@@ -1803,9 +1803,9 @@ const file_rowraft_v1_table_proto_rawDesc = "" +
 	"\x05batch\x18\x05 \x01(\rR\x05batch\x12-\n" +
 	"\x05error\x18\x06 \x01(\v2\x17.rowraft.v1.ErrorDetailR\x05error\"F\n" +
 	"\x10WriteManyRequest\x122\n" +
-	"\abatches\x18\x01 \x03(\v2\x18.rowraft.v1.WriteRequestR\abatches\":\n" +
-	"\fDataPosition\x12\x12\n" +
-	"\x04part\x18\x01 \x01(\x04R\x04part\x12\x16\n" +
+	"\abatches\x18\x01 \x03(\v2\x18.rowraft.v1.WriteRequestR\abatches\"6\n" +
+	"\fDataPosition\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x9b\x03\n" +
 	"\x0fPushStepRequest\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +

@@ -112,8 +112,8 @@ open(os.path.join(here, "enter_job.entry"), "wb").write(frame(b"RRME", data(50, 
 reached = num(2, 1) + num(3, 40) + num(4, 50)  # epoch 0 is left out
 leave = data(1, me) + num(2, 4) + data(3, b"silent") + data(4, reached)
 open(os.path.join(here, "leave_job.entry"), "wb").write(frame(b"RRME", data(51, leave)))
-open(os.path.join(here, "take_part.entry"), "wb").write(frame(b"RRME", data(52, data(1, me) + num(2, 2))))
-open(os.path.join(here, "end_part.entry"), "wb").write(frame(b"RRME", data(53, data(1, me) + num(3, 1))))
+open(os.path.join(here, "take_split.entry"), "wb").write(frame(b"RRME", data(52, data(1, me) + num(2, 2))))
+open(os.path.join(here, "end_split.entry"), "wb").write(frame(b"RRME", data(53, data(1, me) + num(3, 1))))
 open(os.path.join(here, "stop_job.entry"), "wb").write(frame(b"RRME", data(54, data(1, b"ctr") + data(2, run))))
 lost = data(2, b"w-0") + num(3, 5) + data(4, begun) + num(5, 4) + data(6, b"silent") + num(7, 1)
 there = num(1, 1) + data(2, b"w-1") + num(3, 6) + data(4, begun) + num(5, 1) + num(7, 1)
@@ -138,7 +138,7 @@ enter = enter[:-len(num(8, 10 * 10**9) + data(7, plan))] + data(7, plan + num(9,
 open(os.path.join(here, "enter_dealt.entry"), "wb").write(frame(b"RRME", data(50, data(1, enter) + data(2, run))))
 at = num(3, 5) + num(4, 7) + num(5, 9)  # epoch 0 and part 0 are left out
 unknown = num(2, 1) + num(3, 6) + num(6, 1)
-open(os.path.join(here, "settle_parts.entry"), "wb").write(frame(b"RRME", data(57, data(1, b"ctr") + data(2, run) + data(3, at) + data(3, unknown))))
+open(os.path.join(here, "settle_splits.entry"), "wb").write(frame(b"RRME", data(57, data(1, b"ctr") + data(2, run) + data(3, at) + data(3, unknown))))
 state = (data(1, b"ctr") + data(2, run) + num(3, 2) + num(5, 3) + num(7, 10 * 10**9) + num(8, 1)
          + num(12, 1) + data(13, lost) + data(14, plan + num(5, 1) + data(6, num(3, 7) + num(6, 5)) + num(9, 1) + num(10, 1)) + num(20, 1))
 cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)

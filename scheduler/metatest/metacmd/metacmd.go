@@ -84,18 +84,18 @@ func EnterJob(worker string, instance byte, change func(*rowraftv1.EnterRequest)
 		EnterJob: &rowraftv1.MetaEnterJob{Request: q, Run: ID(100 + instance)}}}
 }
 
-// WithData is a change of EnterJob: the scheduler divides the job's examples into parts.
+// WithData is a change of EnterJob: the scheduler divides the job's examples into splits.
 func WithData(examples, part, epochs uint64) func(*rowraftv1.EnterRequest) {
 	return func(q *rowraftv1.EnterRequest) {
-		q.Data = &rowraftv1.JobData{Examples: examples, PartExamples: part, Epochs: epochs}
+		q.Data = &rowraftv1.JobData{Examples: examples, SplitExamples: part, Epochs: epochs}
 	}
 }
 
 // LeaveJob ends a membership.
 func LeaveJob(id *rowraftv1.JobIdentity, state rowraftv1.MemberState,
-	parts ...*rowraftv1.PartReached) *rowraftv1.MetaCommand {
+	splits ...*rowraftv1.SplitReached) *rowraftv1.MetaCommand {
 	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{
-		LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id, State: state, Reason: "because", Parts: parts}}}
+		LeaveJob: &rowraftv1.MetaLeaveJob{Identity: id, State: state, Reason: "because", Splits: splits}}}
 }
 
 // LeaveJobAt is LeaveJob at a time.
@@ -105,10 +105,10 @@ func LeaveJobAt(id *rowraftv1.JobIdentity, state rowraftv1.MemberState, at time.
 	return c
 }
 
-// TakePart takes a part of the job's data.
-func TakePart(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakePart{
-		TakePart: &rowraftv1.MetaTakePart{Identity: id, Take: take}}}
+// TakeSplit takes a part of the job's data.
+func TakeSplit(id *rowraftv1.JobIdentity, take uint64) *rowraftv1.MetaCommand {
+	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_TakeSplit{
+		TakeSplit: &rowraftv1.MetaTakeSplit{Identity: id, Take: take}}}
 }
 
 // Attend announces a trainer that takes part in checkpoints.

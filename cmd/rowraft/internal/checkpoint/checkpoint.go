@@ -86,7 +86,7 @@ func newCheckpointJSON(f *depot.Found) checkpointJSON {
 	if m.Parent != nil {
 		c.Kind, c.Parent = kindDelta, m.Parent.Name
 	}
-	c.Cluster, c.Epoch, c.Shards, c.Rows, c.Written = string(m.Cluster), uint64(m.Epoch), len(m.Parts), m.Rows(),
+	c.Cluster, c.Epoch, c.Shards, c.Rows, c.Written = string(m.Cluster), uint64(m.Epoch), len(m.Shards), m.Rows(),
 		m.Written()
 	c.HeldMs = float64(m.HeldFor.Microseconds()) / 1e3
 	for _, t := range m.Tables {

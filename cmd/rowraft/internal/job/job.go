@@ -46,16 +46,16 @@ type Job struct {
 }
 
 type jobDataJSON struct {
-	Examples     uint64   `json:"examples"` // of an epoch
-	PartExamples uint64   `json:"part_examples"`
-	Parts        uint64   `json:"parts"`
-	Epochs       uint64   `json:"epochs"` // 0: no end
-	Epoch        uint64   `json:"epoch"`  // of the next part
-	Given        uint64   `json:"given"`  // parts of that epoch that were assigned
-	Open         []uint64 `json:"open"`   // parts that a worker has
-	Back         []uint64 `json:"back"`   // parts that were returned and are assigned next
-	AgainAtLeast uint64   `json:"read_again_at_least"`
-	AgainAtMost  uint64   `json:"read_again_at_most"`
+	Examples      uint64   `json:"examples"` // of an epoch
+	SplitExamples uint64   `json:"split_examples"`
+	Splits        uint64   `json:"splits"`
+	Epochs        uint64   `json:"epochs"` // 0: no end
+	Epoch         uint64   `json:"epoch"`  // of the next split
+	Given         uint64   `json:"given"`  // splits of that epoch that were assigned
+	Open          []uint64 `json:"open"`   // splits that a worker has
+	Back          []uint64 `json:"back"`   // splits that were returned and are assigned next
+	AgainAtLeast  uint64   `json:"read_again_at_least"`
+	AgainAtMost   uint64   `json:"read_again_at_most"`
 }
 
 type memberJSON struct {
@@ -127,16 +127,16 @@ func plus(sum float64, f *float64) float64 {
 
 func newJobDataJSON(d *rowraftv1.JobData) *jobDataJSON {
 	v := &jobDataJSON{
-		Examples: d.GetExamples(), PartExamples: d.GetPartExamples(),
-		Parts:  (d.GetExamples() + d.GetPartExamples() - 1) / max(d.GetPartExamples(), 1),
-		Epochs: d.GetEpochs(), Epoch: d.GetEpoch(), Given: d.GetPart(), Open: []uint64{}, Back: []uint64{},
+		Examples: d.GetExamples(), SplitExamples: d.GetSplitExamples(),
+		Splits: (d.GetExamples() + d.GetSplitExamples() - 1) / max(d.GetSplitExamples(), 1),
+		Epochs: d.GetEpochs(), Epoch: d.GetEpoch(), Given: d.GetSplit(), Open: []uint64{}, Back: []uint64{},
 		AgainAtLeast: d.GetAgainKnown(), AgainAtMost: d.GetAgainMost(),
 	}
 	for _, p := range d.GetOpen() {
 		if p.GetIncarnation() == 0 {
-			v.Back = append(v.Back, p.GetPart())
+			v.Back = append(v.Back, p.GetSplit())
 		} else {
-			v.Open = append(v.Open, p.GetPart())
+			v.Open = append(v.Open, p.GetSplit())
 		}
 	}
 	return v
@@ -222,7 +222,7 @@ func (d *jobDataJSON) progress() string {
 	if d.Epochs > 0 && d.Epoch >= d.Epochs {
 		return fmt.Sprintf("%d/%d", d.Epochs, d.Epochs)
 	}
-	s := fmt.Sprintf("%.2f", float64(d.Epoch)+float64(d.Given)/float64(max(d.Parts, 1)))
+	s := fmt.Sprintf("%.2f", float64(d.Epoch)+float64(d.Given)/float64(max(d.Splits, 1)))
 	if d.Epochs > 0 {
 		s += fmt.Sprintf("/%d", d.Epochs)
 	}

@@ -40,9 +40,9 @@ func jobFacts(w io.Writer, j Job) error {
 		"lease", fmt.Sprintf("%gs", j.LeaseSecs), "speed", fmt.Sprintf("%s steps/s, %s examples/s", figure(j.StepsPerSec, 1),
 			figure(j.ExamplesSec, 0)))
 	if d := j.Data; d != nil {
-		pairs = append(pairs, "data", fmt.Sprintf("%s examples in %d parts, epoch %s", cli.Count(d.Examples), d.Parts,
+		pairs = append(pairs, "data", fmt.Sprintf("%s examples in %d splits, epoch %s", cli.Count(d.Examples), d.Splits,
 			d.progress()),
-			"open parts", fmt.Sprintf("%d with workers, %d to be given again", len(d.Open), len(d.Back)))
+			"open splits", fmt.Sprintf("%d with workers, %d to be given again", len(d.Open), len(d.Back)))
 		if d.AgainAtMost > 0 {
 			pairs = append(pairs, "read again", d.again())
 		}

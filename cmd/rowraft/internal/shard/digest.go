@@ -118,8 +118,8 @@ func compareDigests(ctx context.Context, g *remote.Flags, shards []uint32) (v *d
 
 func newDigestJSON(m *rowraftv1.Map, shard uint32, r *rowraftv1.ProveReply) digestJSON {
 	d := digestJSON{
-		Shard: shard, Index: r.GetMarkIndex(), Equal: r.GetVerdict() == rowraftv1.ProofVerdict_PROOF_VERDICT_AGREED,
-		Verdict:  strings.ToLower(strings.TrimPrefix(r.GetVerdict().String(), "PROOF_VERDICT_")),
+		Shard: shard, Index: r.GetMarkIndex(), Equal: r.GetVerdict() == rowraftv1.DigestVerdict_DIGEST_VERDICT_AGREED,
+		Verdict:  strings.ToLower(strings.TrimPrefix(r.GetVerdict().String(), "DIGEST_VERDICT_")),
 		Replicas: []replicaDigestJSON{},
 	}
 	agreed := d.Equal

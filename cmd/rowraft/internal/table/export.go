@@ -240,8 +240,8 @@ func scanChain(ctx context.Context, chain checkpoint.Chain, table *checkpoint.Ta
 	var keys []rowraft.Key
 	var values []float32
 	found, dim := uint64(0), table.Schema.Dim
-	for i := range chain.Manifest().Parts {
-		_, err := chain.ReadPart(ctx, i, nil, func(b *checkpoint.Block) error {
+	for i := range chain.Manifest().Shards {
+		_, err := chain.ReadShard(ctx, i, nil, func(b *checkpoint.Block) error {
 			if b.Table != table.Schema.ID || b.Rows == 0 {
 				return nil
 			}
@@ -258,7 +258,7 @@ func scanChain(ctx context.Context, chain checkpoint.Chain, table *checkpoint.Ta
 		}
 	}
 	if found != table.Rows {
-		return rowraft.Errorf(rowraft.CodeCorrupt, "its parts hold %d rows of table %s, the manifest names %d", found,
+		return rowraft.Errorf(rowraft.CodeCorrupt, "its shard files hold %d rows of table %s, the manifest names %d", found,
 			table.Schema.Name, table.Rows)
 	}
 	return nil

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes parts.hex by hand from docs/formats/job-parts.md: own CRC, no code of the project."""
+"""Writes splits.hex by hand from docs/formats/job-splits.md: own CRC, no code of the project."""
 import os, struct
 
 def crc32c(b):
@@ -20,6 +20,6 @@ body += struct.pack("<II", len(name), 0) + name
 body += struct.pack("<QQQ", 0, 10, 40)  # the last part of epoch 0, read to its end and not yet ended
 body += struct.pack("<QQQ", 1, 1, 64)
 body += struct.pack("<I", crc32c(body))
-with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "parts.hex"), "w") as f:
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "splits.hex"), "w") as f:
     for i in range(0, len(body), 24):
         f.write(body[i:i + 24].hex(" ") + "\n")

@@ -25,17 +25,17 @@ import (
 const (
 	// maxHold is the longest time for which one checkpoint may hold pushes.
 	maxHold = 5 * time.Second
-	// partReportEvery is the interval of progress reports while a part is written.
-	partReportEvery = 200 * time.Millisecond
-	// snapshotPatience is how long a checkpoint waits for the part of an earlier one.
+	// shardFileReportEvery is the interval of progress reports while a file is written.
+	shardFileReportEvery = 200 * time.Millisecond
+	// snapshotPatience is how long a checkpoint waits for the file of an earlier one.
 	snapshotPatience = time.Minute
 )
 
-type partStream = grpc.BidiStreamingServer[rowraftv1.WritePartRequest, rowraftv1.WritePartReply]
+type shardFileStream = grpc.BidiStreamingServer[rowraftv1.WriteShardFileRequest, rowraftv1.WriteShardFileReply]
 
-// WritePart writes a shard's part of a checkpoint. When the call ends, for any reason, no push is held,
-// the snapshot is freed, and no incomplete part is left.
-func (s *replicaService) WritePart(stream partStream) error {
+// WriteShardFile writes a shard's file of a checkpoint. When the call ends, for any reason, no push is held,
+// the snapshot is freed, and no incomplete file is left.
+func (s *replicaService) WriteShardFile(stream shardFileStream) error {
 	p, err := s.prepare(stream)
 	if err != nil {
 		return err
@@ -55,31 +55,34 @@ func (s *replicaService) WritePart(stream partStream) error {
 	return nil
 }
 
-// part is one shard's share of a checkpoint.
-type part struct {
+// shardFile is one shard's share of a checkpoint.
+type shardFile struct {
 	r        *replica
 	id       wire.MarkID
 	depot    depot.Depot
 	name     string              // of the checkpoint
 	epoch    rowraft.TableEpoch  // epoch that the scheduler was told
-	base     checkpoint.Counters // counters of the checkpoint that this one is a delta to; nil: the part has all rows
+	base     checkpoint.Counters // counters of the checkpoint that this one is a delta to; nil: the file has all rows
 	expected *shard.ExpectedMark
 }
 
-func (s *replicaService) prepare(stream partStream) (*part, error) {
+func (s *replicaService) prepare(stream shardFileStream) (*shardFile, error) {
 	req, err := stream.Recv()
 	if err != nil {
 		return nil, err
 	}
 	step := req.GetPrepare()
 	if step == nil || len(step.GetMark()) != wire.MarkSize {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "a part begins with prepare and a mark of %d bytes",
-			wire.MarkSize)
+		return nil, rowraft.Errorf(
+			rowraft.CodeInvalidArgument,
+			"the file of a shard begins with prepare and a mark of %d bytes",
+			wire.MarkSize,
+		)
 	}
 	if err := depot.CheckName(step.GetName()); err != nil {
 		return nil, err
 	}
-	p := &part{id: wire.MarkID(step.GetMark()), name: step.GetName()}
+	p := &shardFile{id: wire.MarkID(step.GetMark()), name: step.GetName()}
 	if p.depot, err = depot.Open(step.GetDestination()); err != nil {
 		return nil, err
 	}
@@ -96,8 +99,8 @@ func (s *replicaService) prepare(stream partStream) (*part, error) {
 		return nil, err
 	}
 	p.epoch = p.r.machine.Epoch()
-	err = stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Prepared{
-		Prepared: &rowraftv1.WritePartPrepared{TableEpoch: uint64(p.epoch)},
+	err = stream.Send(&rowraftv1.WriteShardFileReply{Step: &rowraftv1.WriteShardFileReply_Prepared{
+		Prepared: &rowraftv1.WriteShardFilePrepared{TableEpoch: uint64(p.epoch)},
 	}})
 	if err != nil {
 		p.expected.Cancel()
@@ -106,7 +109,7 @@ func (s *replicaService) prepare(stream partStream) (*part, error) {
 }
 
 // readBase reads the counters of the shard's slots in the checkpoint that this one is a delta to.
-func (p *part) readBase(ctx context.Context, step *rowraftv1.WritePartPrepare) error {
+func (p *shardFile) readBase(ctx context.Context, step *rowraftv1.WriteShardFilePrepare) error {
 	if step.GetBase() == "" {
 		return nil
 	}
@@ -127,8 +130,8 @@ func (p *part) readBase(ctx context.Context, step *rowraftv1.WritePartPrepare) e
 	return nil
 }
 
-// expect waits until no other part is being written.
-func (p *part) expect(ctx context.Context) (err error) {
+// expect waits until no other file is being written.
+func (p *shardFile) expect(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, snapshotPatience)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -146,7 +149,7 @@ func (p *part) expect(ctx context.Context) (err error) {
 }
 
 // cut holds the pushes, logs the mark and returns the snapshot at its index.
-func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
+func (p *shardFile) cut(stream shardFileStream) (*shard.Snapshot, error) {
 	ctx := stream.Context()
 	req, err := stream.Recv()
 	if err != nil {
@@ -162,7 +165,8 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 	}
 	defer h.release()
 	if err := stream.Send(
-		&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Held{Held: &rowraftv1.WritePartHeld{}}}); err != nil {
+		&rowraftv1.WriteShardFileReply{Step: &rowraftv1.WriteShardFileReply_Held{
+			Held: &rowraftv1.WriteShardFileHeld{}}}); err != nil {
 		return nil, err
 	}
 	if req, err = stream.Recv(); err != nil {
@@ -186,9 +190,11 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 	}
 	held := h.release()
 	p.r.log.Info("checkpoint: the shard is cut", "checkpoint", p.name, "index", uint64(index), "held", held.String())
-	err = stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Marked{Marked: &rowraftv1.WritePartMarked{
-		AppliedIndex: uint64(index), HeldNs: uint64(held), BytesTotal: uint64(snap.Bytes()),
-	}}})
+	err = stream.Send(
+		&rowraftv1.WriteShardFileReply{Step: &rowraftv1.WriteShardFileReply_Marked{Marked: &rowraftv1.WriteShardFileMarked{
+			AppliedIndex: uint64(index), HeldNs: uint64(held), BytesTotal: uint64(snap.Bytes()),
+		}}},
+	)
 	if err != nil {
 		snap.Release()
 		return nil, err
@@ -197,7 +203,7 @@ func (p *part) cut(stream partStream) (*shard.Snapshot, error) {
 }
 
 // mark logs the mark after every admitted push and before any other push.
-func (p *part) mark(ctx context.Context, h *hold, term rowraft.Term) (rowraft.Index, error) {
+func (p *shardFile) mark(ctx context.Context, h *hold, term rowraft.Term) (rowraft.Index, error) {
 	if err := p.r.mustLead(); err != nil {
 		return 0, err
 	}
@@ -226,7 +232,7 @@ func (c *counter) Write(b []byte) (int, error) {
 }
 
 // write stores the snapshot and reports its progress.
-func (p *part) write(stream partStream, snap *shard.Snapshot) error {
+func (p *shardFile) write(stream shardFileStream, snap *shard.Snapshot) error {
 	ctx := stream.Context()
 	// The file name is unique: another checkpoint of this name, or another try of the cut, must write other
 	// files, because this write may still run.
@@ -246,8 +252,8 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 	}()
 	if err := report(c, done, func(n int64) error {
 		return stream.Send(
-			&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Progress{
-				Progress: &rowraftv1.WritePartProgress{Bytes: uint64(n)}}})
+			&rowraftv1.WriteShardFileReply{Step: &rowraftv1.WriteShardFileReply_Progress{
+				Progress: &rowraftv1.WriteShardFileProgress{Bytes: uint64(n)}}})
 	}); err != nil {
 		return err
 	}
@@ -263,23 +269,23 @@ func (p *part) write(stream partStream, snap *shard.Snapshot) error {
 		return err
 	}
 	sumsHash := sha256.Sum256(sums)
-	out := &rowraftv1.WritePartDone{
+	out := &rowraftv1.WriteShardFileDone{
 		Digest: digest[:],
 		Stream: &rowraftv1.CheckpointFile{Name: file + ".rows", Bytes: uint64(c.n.Load()), Sha256: c.sum.Sum(nil)},
 		Sums:   &rowraftv1.CheckpointFile{Name: file + ".sums", Bytes: uint64(len(sums)), Sha256: sumsHash[:]},
 	}
 	for _, t := range tables {
 		out.Rows, out.Written = out.Rows+t.Rows, out.Written+t.Written
-		out.Tables = append(out.Tables, &rowraftv1.PartTable{Table: rpc.SchemaToProto(&t.Schema), Rows: t.Rows,
+		out.Tables = append(out.Tables, &rowraftv1.ShardFileTable{Table: rpc.SchemaToProto(&t.Schema), Rows: t.Rows,
 			Digest: t.Digest[:], Written: t.Written})
 	}
-	return stream.Send(&rowraftv1.WritePartReply{Step: &rowraftv1.WritePartReply_Done{Done: out}})
+	return stream.Send(&rowraftv1.WriteShardFileReply{Step: &rowraftv1.WriteShardFileReply_Done{Done: out}})
 }
 
 // report sends the progress of the writer until the writer ends, and returns its error. If a send fails, it
 // still waits for the writer.
 func report(c *counter, done <-chan error, send func(int64) error) error {
-	tick := time.NewTicker(partReportEvery)
+	tick := time.NewTicker(shardFileReportEvery)
 	defer tick.Stop()
 	var broken error
 	for {

@@ -64,7 +64,7 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 	}
 	files := memFiles{}
 	for shard, slots := range [][]rowraft.Slot{slotRange(0, 1000), slotRange(1001, 4095)} {
-		p := Part{Shard: rowraft.ShardID(shard), Applied: 7, Slots: slots}
+		p := ShardFile{Shard: rowraft.ShardID(shard), Applied: 7, Slots: slots}
 		var stream bytes.Buffer
 		w, err := NewWriter(&stream, Header{Shard: p.Shard, Applied: 7, Epoch: 1}, schemas, nil, Ended{}, nil)
 		if err != nil {
@@ -107,7 +107,7 @@ func testCheckpoint(tb testing.TB, keys int) (*Manifest, memFiles) {
 		files[name+".rows"], files[name+".sums"] = stream.Bytes(), EncodeSums(p.Shard, 7, sums)
 		p.Written = p.Rows
 		p.Stream, p.Sums = fileOf(name+".rows", files[name+".rows"]), fileOf(name+".sums", files[name+".sums"])
-		m.Parts = append(m.Parts, p)
+		m.Shards = append(m.Shards, p)
 	}
 	for i := range m.Tables {
 		m.Tables[i].Written = m.Tables[i].Rows
@@ -182,7 +182,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			m, files := testCheckpoint(t, 12)
 			files[stream] = rewrite(t, files[stream], tc.change)
-			m.Parts[1].Stream = fileOf(stream, files[stream])
+			m.Shards[1].Stream = fileOf(stream, files[stream])
 			_, err := Chain{{"a", files, m}}.Verify(context.Background(), nil)
 			testutil.WantCodeOf(t, tc.name, err, rowraft.CodeCorrupt)
 			if !strings.Contains(err.Error(), tc.want) {
@@ -198,7 +198,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 		}
 		list = append(list, SlotSum{Table: 11, Slot: 4095, Counter: 1})
 		files[sums] = EncodeSums(1, 7, list)
-		m.Parts[1].Sums = fileOf(sums, files[sums])
+		m.Shards[1].Sums = fileOf(sums, files[sums])
 		_, err = Chain{{"a", files, m}}.Verify(context.Background(), nil)
 		testutil.WantCodeOf(t, "a slot", err, rowraft.CodeCorrupt)
 	})
@@ -206,7 +206,7 @@ func TestVerifyComparesRowsWithWhatTheShardCounted(t *testing.T) {
 		m, files := testCheckpoint(t, 12)
 		_, _, list, _ := ParseSums(files[sums])
 		files[sums] = EncodeSums(1, 8, list)
-		m.Parts[1].Sums = fileOf(sums, files[sums])
+		m.Shards[1].Sums = fileOf(sums, files[sums])
 		_, err := Chain{{"a", files, m}}.Verify(context.Background(), nil)
 		testutil.WantCodeOf(t, "index", err, rowraft.CodeCorrupt)
 	})

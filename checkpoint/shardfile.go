@@ -110,8 +110,8 @@ func ReadFile(ctx context.Context, files Files, f File, read func(int)) (b []byt
 	return io.ReadAll(s)
 }
 
-// ReadSums returns what the slots of a part hold, checked against the manifest.
-func ReadSums(ctx context.Context, files Files, p *Part, read func(int)) ([]SlotSum, error) {
+// ReadSums returns what the slots of a shard file hold, checked against the manifest.
+func ReadSums(ctx context.Context, files Files, p *ShardFile, read func(int)) ([]SlotSum, error) {
 	b, err := ReadFile(ctx, files, p.Sums, read)
 	if err != nil {
 		return nil, err
@@ -156,8 +156,8 @@ func ReadCounters(ctx context.Context, files Files, m *Manifest, n rowraft.SlotC
 			"a delta of a cluster of %d slots to a checkpoint of %d slots: write a full checkpoint", n, m.Slots)
 	}
 	all := make(sumsOf)
-	for _, i := range m.partsOf(slots) {
-		sums, err := ReadSums(ctx, files, &m.Parts[i], nil)
+	for _, i := range m.shardsWith(slots) {
+		sums, err := ReadSums(ctx, files, &m.Shards[i], nil)
 		if err != nil {
 			return nil, err
 		}
