@@ -405,7 +405,7 @@ func (m *Manifest) written(n *uint64, rows uint64) (uint64, error) {
 	return *n, nil
 }
 
-// checkSums compares what stands twice, and that each slot stands once.
+// checkSums compares what occurs twice, and that each slot occurs once.
 func (m *Manifest) checkSums() error {
 	held := make([]bool, m.Slots)
 	var rows, tableRows, tableWritten uint64

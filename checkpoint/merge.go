@@ -146,7 +146,7 @@ func (m *merge) block(j int, b *Block, hashes []Digest) error {
 		if len(m.links) > 1 {
 			key := le.Uint64(rec[recordKey:])
 			if by, ok := m.seen[key]; ok && int(by) == j {
-				return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d: key %d stands twice in one stream", uint64(b.Table),
+				return rowraft.Errorf(rowraft.CodeCorrupt, "table %#x slot %d: key %d occurs twice in one stream", uint64(b.Table),
 					b.Slot.Slot, key)
 			} else if ok {
 				continue

@@ -139,7 +139,7 @@ func (r *Reader) block() (Block, error) {
 		uint64(blk.Rows)*uint64(blk.RecordBytes) != uint64(len(blk.Records)):
 		return Block{}, r.corrupt("table %#x slot %d: %d records of %d bytes in %d bytes", uint64(blk.Table), blk.Slot.Slot,
 			blk.Rows, blk.RecordBytes, len(blk.Records))
-	// Ascending order shows a slot that stands twice.
+	// Ascending order shows a slot that occurs twice.
 	case part == 0 && r.started && !r.last.before(blk.Slot),
 		part > 0 && (!r.waiting || r.last != blk.Slot || part != r.part+1 || blk.Rows == 0):
 		return Block{}, r.corrupt("table %#x slot %d part %d is out of order", uint64(blk.Table), blk.Slot.Slot, part)

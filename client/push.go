@@ -196,7 +196,7 @@ func (c *Client) results(ctx context.Context, batches []*batch) (Ack, error) {
 	case applied == 0 || rowraft.CodeOf(failed).MaybeApplied():
 		return Ack{}, failed
 	}
-	return Ack{}, rowraft.Errorf(rowraft.CodeUnknown, "%d of %d batches were applied, the others were refused: %w",
+	return Ack{}, rowraft.Errorf(rowraft.CodeUnknown, "%d of %d batches were applied, the others were refused or not sent: %w",
 		applied, len(batches), failed)
 }
 

@@ -174,8 +174,8 @@ func (w *wave[Q, R]) callLocked(batches []*sharedBatch[Q, R]) {
 	}
 }
 
-// firstTry is the place of one batch in a wave. Only the batch's goroutine uses it. A nil firstTry sends the batch
-// alone.
+// firstTry is the place of one batch in a wave. It is safe for concurrent use: a bounded read has several goroutines
+// that use one, and wave.mu guards used. A nil firstTry sends the batch alone.
 type firstTry[Q, R any] struct {
 	wave *wave[Q, R]
 	used bool // under wave.mu: the batch has joined or is skipped

@@ -384,7 +384,9 @@ func TestAHoldWaitsForNoOpenStep(t *testing.T) {
 	testutil.Eventually(t, "the step is whole", func() bool {
 		return c.state().HighestOpen == 1 && len(c.state().WaitingFor) == 0
 	})
-	if s := c.state(); s.LastClosed != 0 && time.Since(began) < holdLease {
+	if s := c.state(); time.Since(began) >= holdLease {
+		t.Log("the machine was too slow: the hold had ended before the look")
+	} else if s.LastClosed != 0 {
 		t.Errorf("a step was closed under a hold: %v", s)
 	}
 	release()

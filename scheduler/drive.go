@@ -347,7 +347,7 @@ func (d *driver) knownSince(id rowraft.ReplicaID, now time.Time) time.Time {
 }
 
 // configReport returns the newest report of the members of sh, and when it came. Only a leader reports them, with a
-// configuration index. Of two that believe to lead, the one of the later term counts.
+// configuration index. If two replicas do, the one with the later term counts.
 func configReport(sh clustermap.Shard, beats map[rowraft.NodeID]beat) (best *rowraftv1.ReplicaStatus, at time.Time) {
 	for _, r := range sh.Replicas {
 		for _, st := range beats[r.Node].replicas {
@@ -360,8 +360,7 @@ func configReport(sh clustermap.Shard, beats map[rowraft.NodeID]beat) (best *row
 }
 
 // hasDeleted reports whether the node of r follows a map that lists r as removed, and does not report r any more.
-// A server that follows an
-// older map may still start r, so its silence about r proves nothing.
+// A server that follows an older map may still start r, so its silence about r proves nothing.
 func hasDeleted(b beat, r clustermap.Removed) bool {
 	return b.mapVersion >= r.Version && !slices.ContainsFunc(b.replicas, func(st *rowraftv1.ReplicaStatus) bool {
 		return st.GetReplicaId() == string(r.ID)

@@ -13,7 +13,8 @@ import (
 )
 
 // startAttempts bounds how often MoveReplica tries again because the map changed between its look at the map and the
-// entry in the log. Another move or a registration can change the map at any time, but not five times in a row.
+// entry in the log. Another move or a registration can change the map at any time; five changes in a row are
+// unlikely.
 const startAttempts = 5
 
 // MoveReplica logs a move. From then on the leader of the metadata group drives it (drive.go).

@@ -79,8 +79,8 @@ func (d *Dir) PutNew(ctx context.Context, name string, content []byte) error {
 	if err := d.mkdir(filepath.Dir(d.path(name))); err != nil {
 		return d.explain(name, err)
 	}
-	// O_EXCL is the only operation of a shared directory that two servers cannot both do. The file itself cannot be made
-	// so, because it must appear with its whole content.
+	// Of two servers that share the directory, one creates the claim. The file itself is not created with O_EXCL, because
+	// it must appear with its whole content.
 	claim, err := d.fs.OpenFile(d.path(name+".claim"), os.O_CREATE|os.O_EXCL|os.O_WRONLY)
 	if errors.Is(err, fs.ErrExist) {
 		return taken

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -28,13 +29,14 @@ func TestNoStageOutlivesItsCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := startLive(t, 3)
-	// The destination answers: a file that ends at once. A server that reads it cannot stop before.
+	// The destination answers: a file that ends at once for those that have it open, and the stream for later readers.
+	// A server that reads it cannot stop before.
 	answer := sync.OnceValue(func() error {
 		w, err := os.OpenFile(stream, os.O_RDWR, 0)
 		if err != nil {
 			return err
 		}
-		return w.Close()
+		return errors.Join(os.Rename(stream+".kept", stream), w.Close())
 	})
 	t.Cleanup(func() { _ = answer() })
 	wantStages := func(when string, want int) {
@@ -65,9 +67,6 @@ func TestNoStageOutlivesItsCaller(t *testing.T) {
 	}
 	wantStages("after its caller has left", 0)
 	if err := answer(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(stream+".kept", stream); err != nil {
 		t.Fatal(err)
 	}
 	c.restore(dest + "/a")

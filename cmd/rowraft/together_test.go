@@ -18,7 +18,8 @@ import (
 )
 
 // runTogether runs a trainer for each rank of a job on c. watch is told of each event.
-func runTogether(t *testing.T, c *live, cfg trainer.Config, watch report.Observer, f func()) []*report.Result {
+func runTogether(t *testing.T, c *live, cfg trainer.Config, watch report.Observer,
+	f func(context.Context)) []*report.Result {
 	t.Helper()
 	return runRanks(t, cfg, func(ctx context.Context, cfg trainer.Config) (*report.Result, error) {
 		return enterAndRun(ctx, c, cfg, watch)
@@ -100,7 +101,7 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 	cfg.Generator.Examples = 1 << 14
 	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: 100}
 	cfg.Checkpoint.AtEnd = dest
-	made := runTogether(t, c, cfg, nil, func() {})[0].Checkpoint
+	made := runTogether(t, c, cfg, nil, func(context.Context) {})[0].Checkpoint
 	c.restore(made, "--replace")
 
 	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
@@ -109,7 +110,10 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 		if *cfg.Rank == 0 {
 			return enterAndRun(ctx, c, cfg, func(e report.Event) {
 				if e.Event == report.EventAck && e.JobStep >= before+4 {
-					<-back
+					select {
+					case <-back:
+					case <-ctx.Done(): // the other trainer failed
+					}
 				}
 			})
 		}
@@ -128,7 +132,7 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 				close(back)
 			}
 		})
-	}, func() {})
+	}, func(context.Context) {})
 	for rank, r := range results {
 		if r.JobSteps != all || r.BatchesLate != 0 {
 			t.Errorf("trainer %d has taken part in %d steps, %d batches late, want %d and none", rank, r.JobSteps, r.BatchesLate,
@@ -137,8 +141,9 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 	}
 }
 
-// TestAStoppedJobStandsBehindOneStep: `job stop` has trainers in step end behind the same one, so that what goes
-// on from the checkpoint that they make then ends with the bits of a run that was not stopped.
+// TestAStoppedJobStandsBehindOneStep: a job that is stopped and resumed from the checkpoint of its end gives the bits of
+// a run that was not stopped. That the trainers stop at one boundary is checked by scheduler/jobs
+// (TestTrainersOfAJobStopAtOneBoundary).
 func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	const all, from = 120, 20
 	dest := t.TempDir()
@@ -148,11 +153,11 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	cfg.Generator.Examples = 1 << 13
 	cfg.Dense.Schedule = &trainer.ScheduleConfig{Kind: trainer.Linear, Steps: all}
 	cfg.Checkpoint.AtEnd = dest
-	begun := runTogether(t, c, cfg, nil, func() {})[0].Checkpoint
+	begun := runTogether(t, c, cfg, nil, func(context.Context) {})[0].Checkpoint
 	cfg.Steps, cfg.Resume, cfg.Checkpoint.AtEnd = all, "auto", ""
 
 	c.restore(begun, "--replace")
-	straight := runTogether(t, c, cfg, nil, func() {})
+	straight := runTogether(t, c, cfg, nil, func(context.Context) {})
 	want := c.digest()
 
 	c.restore(begun, "--replace")
@@ -169,9 +174,13 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 			<-time.After(300 * time.Millisecond) //tidy:allow sleep it makes the run slow, and waits for nothing
 		case <-time.After(2 * time.Second):
 		}
-	}, func() {
+	}, func(ctx context.Context) {
 		defer close(told)
-		<-reached
+		select {
+		case <-reached:
+		case <-ctx.Done():
+			return
+		}
 		c.must("job", "stop", "halts")
 	})
 	made := stopped[0].Checkpoint
@@ -187,7 +196,7 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 		t.Errorf("the trainers ended behind the steps %v, of %d", steps, all)
 	}
 	c.restore(made, "--replace")
-	for rank, r := range runTogether(t, c, cfg, nil, func() {}) {
+	for rank, r := range runTogether(t, c, cfg, nil, func(context.Context) {}) {
 		if r.ResumedFrom != made || r.JobSteps != all || r.Examples != straight[rank].Examples {
 			t.Errorf("trainer %d went on as %+v, the straight run was %+v", rank, r, straight[rank])
 		}
@@ -197,11 +206,13 @@ func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	}
 }
 
-// runRanks runs a trainer for each rank of a job, concurrently with f, and returns their results.
+// runRanks runs a trainer for each rank of a job, concurrently with f, and returns their results. If one fails, the
+// others are cancelled, and so is the context of f.
 func runRanks(t *testing.T, cfg trainer.Config, run func(context.Context, trainer.Config) (*report.Result, error),
-	f func()) []*report.Result {
+	f func(context.Context)) []*report.Result {
 	t.Helper()
-	ctx := testutil.Context(t)
+	ctx, cancel := context.WithCancel(testutil.Context(t))
+	defer cancel()
 	results := make([]*report.Result, cfg.Trainers)
 	var all sync.WaitGroup
 	for rank := range results {
@@ -211,10 +222,11 @@ func runRanks(t *testing.T, cfg trainer.Config, run func(context.Context, traine
 			var err error
 			if results[rank], err = run(ctx, cfg); err != nil {
 				t.Errorf("trainer %d: %v", rank, err)
+				cancel()
 			}
 		})
 	}
-	all.Go(f)
+	all.Go(func() { f(ctx) })
 	all.Wait()
 	if t.Failed() {
 		t.FailNow()
@@ -243,6 +255,9 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 	}
 	wg.Wait()
 	m := pause.made
+	if m == nil {
+		t.FailNow() // createCheckpoint has said why
+	}
 	if len(m.Blobs) != 1 || m.Blobs[0].Name != "trainer/exact/0" {
 		t.Fatalf("the checkpoint has the blobs %+v, want that of the trainer", m.Blobs)
 	}

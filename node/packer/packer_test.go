@@ -11,7 +11,7 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// sizes records the size of an entry and ends the batcher: no future can be made here.
+// sizes records the size of an entry and ends the packer: no future can be made here.
 type sizes struct{ entry []int }
 
 func (s *sizes) Propose(entry []byte) *raftstore.Future {

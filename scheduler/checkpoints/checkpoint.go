@@ -458,7 +458,7 @@ func (op *creation) cut(ctx context.Context, again bool) (_ []*shardFileWriter, 
 			return nil, trainers, err
 		}
 	}
-	// While the trainers stand still: the positions then belong to exactly the rows of the cut.
+	// While the trainers are paused: the positions then belong to exactly the rows of the cut.
 	if err := trainers.ReadData(ctx); err != nil {
 		return nil, trainers, err
 	}

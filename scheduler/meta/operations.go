@@ -63,8 +63,6 @@ func (t *topology) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
 		}
 	}
 	if from != to {
-		// A published map shares the list.
-		t.cluster.Nodes = slices.Clone(t.cluster.Nodes)
 		t.cluster.Nodes[i].Intent = clustermap.Intent(to)
 		t.cluster.Version++
 	}

@@ -158,7 +158,7 @@ func (t *topology) nodeName(id rowraft.NodeID) string {
 // raiseVersion applies the command. The version never goes down.
 func (t *topology) raiseVersion(c *rowraftv1.MetaRaiseVersion) error {
 	v := c.GetFormatVersion()
-	// The headers of the shards' entries have 16 bits for the version (docs/formats/entry.md).
+	// The headers of the shards' entries have 16 bits for the version (docs/formats/entry.md); 1<<15 is well below.
 	if v > 1<<15 {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "format version %d: want at most %d", v, 1<<15)
 	}

@@ -67,7 +67,7 @@ type geoRow struct {
 	read    uint64 // the round in which base was read; 0: the place is free
 	touched uint64 // the tick at which it was last pulled or pushed
 	dirty   bool   // weights and base may differ
-	sending bool   // base is what the table will have after it has added the difference being sent
+	sending bool   // the difference up to base is being sent
 }
 
 // GeoOptions are what mode geo needs besides Options.

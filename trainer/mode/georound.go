@@ -74,8 +74,7 @@ func (t *geoTable) takeLocked() tables.Segment {
 		for i, w := range row.weights {
 			s.Values = append(s.Values, float32(t.share*(w-row.base[i])))
 		}
-		// From here on base is what the table will have when it has added the difference. If the push fails, the run fails,
-		// so base is never wrong for longer.
+		// The next difference begins at these weights. If this push fails, the run fails, so no difference is skipped.
 		copy(row.base, row.weights)
 		r.dirty, r.sending = false, true
 	}
