@@ -196,8 +196,8 @@ func (c *Client) results(ctx context.Context, batches []*batch) (Ack, error) {
 	case applied == 0 || rowraft.CodeOf(failed).MaybeApplied():
 		return Ack{}, failed
 	}
-	return Ack{}, rowraft.Errorf(rowraft.CodeUnknown, "%d of %d batches were applied, the others were refused or not sent: %w",
-		applied, len(batches), failed)
+	return Ack{}, rowraft.Errorf(rowraft.CodeUnknown,
+		"%d of %d batches were applied, the others were refused or not sent: %w", applied, len(batches), failed)
 }
 
 // deferred is the first error of a batch whose Push had returned before the result came. The next Push or

@@ -259,11 +259,11 @@ func TestAResentCreationFindsItsOwnTable(t *testing.T) {
 func TestPartsSayTheirSize(t *testing.T) {
 	var said atomic.Int32
 	check := func(ctx context.Context, req *rowraftv1.WriteRequest) error {
-		announced := rpc.PartSizesOf(ctx)
+		announced := rpc.BatchSizesOf(ctx)
 		if large := len(req.Payload) >= announceMinBytes; large != (announced != nil) {
 			t.Errorf("a part of %d bytes: %+v is announced", len(req.Payload), announced)
 		}
-		p := rpc.PartSize{Shard: req.Shard, Bytes: len(req.Payload), Delete: req.Op == rowraftv1.WriteOp_WRITE_OP_DELETE}
+		p := rpc.BatchSize{Shard: req.Shard, Bytes: len(req.Payload), Delete: req.Op == rowraftv1.WriteOp_WRITE_OP_DELETE}
 		if announced != nil && !slices.Contains(announced, p) {
 			t.Errorf("%+v is sent, %+v is announced", p, announced)
 		}

@@ -104,7 +104,7 @@ func (r *router) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 		err = try(at)
 		if err == nil {
 			if !at.forwards() {
-				r.cluster.within(home, func() { r.confirmLeader(shard, node) })
+				r.cluster.within(home, func() { r.noteLeader(shard, node) })
 			}
 			retries.Succeeded()
 			return false, nil
@@ -320,9 +320,9 @@ func (r *router) target(shard rowraft.ShardID, last rowraft.NodeID, useHint, may
 	return server{node: n.ID, addr: n.Addr, leader: n.ID, before: hint}
 }
 
-// confirmLeader stores that node answered as the leader. An answer has no term, so the hint
+// noteLeader stores that node answered as the leader. An answer has no term, so the hint
 // keeps the term of the one before.
-func (r *router) confirmLeader(shard rowraft.ShardID, node rowraft.NodeID) {
+func (r *router) noteLeader(shard rowraft.ShardID, node rowraft.NodeID) {
 	p := &r.leaders.at(shard).leader
 	old := p.Load()
 	if old != nil && old.node == node {

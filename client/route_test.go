@@ -181,7 +181,7 @@ func TestTriesFollowTheLeaderThatOthersName(t *testing.T) {
 		{"a leader that is back", nil, []error{unnamed, named, gone, named, named, named, unnamed, named}, "abcaabcac"},
 		// The client's process was suspended: it learns of the new leader first, and then reads an answer
 		// that the old leader gave before.
-		{"a leader that was taken for the next one", func(r *router) { r.learnLeader(0, "c", 2); r.confirmLeader(0, "a") },
+		{"a leader that was taken for the next one", func(r *router) { r.learnLeader(0, "c", 2); r.noteLeader(0, "a") },
 			[]error{gone, named}, "abc"},
 		{"a replica that does not know of the last leader", func(r *router) { r.learnLeader(0, "a", 3) },
 			[]error{gone, named}, "abc"},

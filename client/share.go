@@ -78,15 +78,15 @@ var stepPushes = calls[rowraftv1.PushStepRequest, rowraftv1.PushStepReply]{
 
 // announce returns ctx for a call with the given batches. If they are large, ctx announces them.
 func announce(ctx context.Context, qs ...*rowraftv1.WriteRequest) context.Context {
-	parts, bytes := make([]rpc.PartSize, len(qs)), 0
+	sizes, bytes := make([]rpc.BatchSize, len(qs)), 0
 	for i, q := range qs {
-		parts[i] = rpc.PartSize{Shard: q.Shard, Bytes: len(q.Payload), Delete: q.Op == rowraftv1.WriteOp(wire.OpDelete)}
+		sizes[i] = rpc.BatchSize{Shard: q.Shard, Bytes: len(q.Payload), Delete: q.Op == rowraftv1.WriteOp(wire.OpDelete)}
 		bytes += len(q.Payload)
 	}
 	if bytes < announceMinBytes {
 		return ctx
 	}
-	return rpc.WithPartSizes(ctx, parts...)
+	return rpc.WithBatchSizes(ctx, sizes...)
 }
 
 // wave is the set of the batches of one pull, push or step whose first tries share one call per server. The calls

@@ -37,7 +37,7 @@ func (c *testCluster) newPusher(ctx context.Context, id byte, payload []byte, sa
 
 func (p *pusher) push(ctx context.Context) error {
 	if p.says {
-		ctx = rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: len(p.payload)})
+		ctx = rpc.WithBatchSizes(ctx, rpc.BatchSize{Bytes: len(p.payload)})
 	}
 	_, err := p.stub.Write(ctx, &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion,
 		ClientId: p.id[:], Incarnation: 1 << 40, Seq: p.seq.Add(1), Payload: p.payload})
@@ -131,7 +131,7 @@ func TestAFloodLeavesRoomForOthers(t *testing.T) {
 		})
 		// The server refuses a write without a client id for that reason, after it has read the part.
 		unknown := &rowraftv1.WriteRequest{Op: rowraftv1.WriteOp_WRITE_OP_PUSH, MapVersion: anyMapVersion, Payload: payload}
-		_, err := greedy.stub.Write(rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: len(payload)}), unknown)
+		_, err := greedy.stub.Write(rpc.WithBatchSizes(ctx, rpc.BatchSize{Bytes: len(payload)}), unknown)
 		_, late := greedy.stub.Write(ctx, unknown)
 		if rowraft.CodeOf(err) != rowraft.CodeOverloaded || rowraft.CodeOf(late) != rowraft.CodeInvalidArgument {
 			t.Errorf("a part whose size is said is answered %v before it is read, another one %v", err, late)
@@ -211,8 +211,8 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 		}
 		return overloaded
 	}
-	says := rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: 1000})
-	saysDelete := rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: 1000, Delete: true})
+	says := rpc.WithBatchSizes(ctx, rpc.BatchSize{Bytes: 1000})
+	saysDelete := rpc.WithBatchSizes(ctx, rpc.BatchSize{Bytes: 1000, Delete: true})
 	for name := range calls {
 		if n := early(says, name); n != 0 {
 			t.Errorf("%s with memory: %d servers refuse it early", name, n)
@@ -228,12 +228,12 @@ func TestPartsAreRefusedBeforeTheyAreRead(t *testing.T) {
 	if n := early(saysDelete, "delete"); n != 0 {
 		t.Errorf("%d servers refuse a delete that gives memory back", n)
 	}
-	mixed := rpc.WithPartSizes(ctx, rpc.PartSize{Bytes: 1000}, rpc.PartSize{Bytes: 1000, Delete: true})
+	mixed := rpc.WithBatchSizes(ctx, rpc.BatchSize{Bytes: 1000}, rpc.BatchSize{Bytes: 1000, Delete: true})
 	if n := early(mixed, "shared call"); n != 0 {
 		t.Errorf("%d servers refuse a call of which one batch has room", n)
 	}
 	for name, ctx := range map[string]context.Context{"nothing": ctx,
-		"a part of a shard that is not there": rpc.WithPartSizes(ctx, rpc.PartSize{Shard: 5, Bytes: 1000})} {
+		"a part of a shard that is not there": rpc.WithBatchSizes(ctx, rpc.BatchSize{Shard: 5, Bytes: 1000})} {
 		if n := early(ctx, "push"); n != 0 {
 			t.Errorf("who says %s is refused early by %d servers", name, n)
 		}

@@ -75,7 +75,7 @@ func (l *installLife) install(disk vfs.FS) (err error) {
 		return err
 	}
 	next := &raft.Log{Index: installIndex + 1, Term: installTerm, Type: raft.LogNoop}
-	return errors.Join(entry.Place(next), b.StoreLogs([]*raft.Log{next}))
+	return errors.Join(entry.Complete(next), b.StoreLogs([]*raft.Log{next}))
 }
 
 // restart starts the group on these files and checks its state.

@@ -279,7 +279,7 @@ func TestCutLogServesNothingWrong(t *testing.T) {
 				for i := from; i <= to; i++ {
 					l := &raft.Log{Index: i, Term: term, Data: make([]byte, 1<<10)}
 					l.Extensions = entry.Seal(l.Data)
-					if err := entry.Place(l); err != nil {
+					if err := entry.Complete(l); err != nil {
 						t.Fatal(err)
 					}
 					logs = append(logs, l)
@@ -341,7 +341,7 @@ func TestGapStopsTheMachine(t *testing.T) {
 	f := newFSM(m, led, func(err error) { fatal = err }, func(uint64, uint64) {})
 	entry := func(i uint64) *raft.Log {
 		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: entry.Seal([]byte("x"))}
-		if err := entry.Place(l); err != nil {
+		if err := entry.Complete(l); err != nil {
 			t.Fatal(err)
 		}
 		led.Observe(l)
@@ -373,7 +373,7 @@ func TestGapWhileRaftEnds(t *testing.T) {
 	var logs []*raft.Log
 	for i := uint64(1); i <= 4; i++ {
 		l := &raft.Log{Index: i, Term: 1, Type: raft.LogCommand, Data: []byte("x"), Extensions: entry.Seal([]byte("x"))}
-		if err := entry.Place(l); err != nil {
+		if err := entry.Complete(l); err != nil {
 			t.Fatal(err)
 		}
 		led.Observe(l)

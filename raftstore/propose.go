@@ -144,11 +144,11 @@ func (g *Group) notLeader(n *instance) error {
 	return &NotLeaderError{Group: g.cfg.ID, Term: rowraft.Term(n.raft.CurrentTerm()), Leader: leader}
 }
 
-// enqueue counts a copy of entry as pending and gives it to dispatch. The bytes stay counted until resolve, so that
+// enqueue counts a copy of an entry as pending and gives it to dispatch. The bytes stay counted until resolve, so that
 // raft never holds more than MaxPendingBytes of a group.
-func (n *instance) enqueue(entry []byte) *Future {
-	f := &Future{n: n, done: make(chan struct{}), entry: bytes.Clone(entry)}
-	size := int64(len(entry))
+func (n *instance) enqueue(data []byte) *Future {
+	f := &Future{n: n, done: make(chan struct{}), entry: bytes.Clone(data)}
+	size := int64(len(data))
 	limit := n.g.store.opts.MaxPendingBytes
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -22,7 +22,7 @@ func TestNoSnapshotWhileRaftReplays(t *testing.T) {
 	for i := range uint64(100) {
 		data := fmt.Appendf(nil, "entry %d", i+1)
 		l := &raft.Log{Index: i + 1, Term: 1, Type: raft.LogCommand, Data: data, Extensions: entry.Seal(data)}
-		if err := entry.Place(l); err != nil {
+		if err := entry.Complete(l); err != nil {
 			t.Fatal(err)
 		}
 		led.Observe(l)

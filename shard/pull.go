@@ -176,7 +176,7 @@ func (d *Reads) Slots() (slots []rowraft.Slot) {
 // SlotCount returns the number of slots of the cluster.
 func (d *Reads) SlotCount() rowraft.SlotCount { return d.owned.count }
 
-// find returns the table with id. Its rows may change only under d.mu.
+// find returns the table with id. Its rows may change only under Machine.mu.
 func (d *Reads) find(id rowraft.TableID) (*table, error) {
 	if t := d.view.Load().table(id); t != nil {
 		return t, nil

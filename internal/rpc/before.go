@@ -12,34 +12,34 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// partHeader announces the payloads of a Write or WriteMany before its body: for each batch SHARD/BYTES,
+// batchHeader announces the payloads of a Write or WriteMany before its body: for each batch SHARD/BYTES,
 // both decimal, then /delete if the batch only removes rows; a comma between two batches. A server that
 // has no room for the payloads refuses the call without reading it. A call without the header is refused
 // once its body has been read.
-const partHeader = "rowraft-part"
+const batchHeader = "rowraft-batch"
 
-// PartSize is the content of partHeader.
-type PartSize struct {
+// BatchSize is the content of batchHeader.
+type BatchSize struct {
 	Shard  uint32
 	Bytes  int  // size of the payload
 	Delete bool // the write makes no rows
 }
 
-// WithPartSizes returns ctx for a call whose body has the given parts.
-func WithPartSizes(ctx context.Context, parts ...PartSize) context.Context {
-	b := make([]byte, 0, 24*len(parts))
-	for i, p := range parts {
+// WithBatchSizes returns ctx for a call whose body has the given batches.
+func WithBatchSizes(ctx context.Context, batches ...BatchSize) context.Context {
+	b := make([]byte, 0, 24*len(batches))
+	for i, p := range batches {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		b = p.append(b)
 	}
-	return metadata.AppendToOutgoingContext(ctx, partHeader, string(b))
+	return metadata.AppendToOutgoingContext(ctx, batchHeader, string(b))
 }
 
-func (p PartSize) String() string { return string(p.append(nil)) }
+func (p BatchSize) String() string { return string(p.append(nil)) }
 
-func (p PartSize) append(b []byte) []byte {
+func (p BatchSize) append(b []byte) []byte {
 	b = strconv.AppendUint(b, uint64(p.Shard), 10)
 	b = strconv.AppendUint(append(b, '/'), uint64(p.Bytes), 10)
 	if p.Delete {
@@ -48,35 +48,35 @@ func (p PartSize) append(b []byte) []byte {
 	return b
 }
 
-// PartSizesOf returns the parts that the caller of ctx has announced; nil if there are none, or one is
+// BatchSizesOf returns the batches that the caller of ctx has announced; nil if there are none, or one is
 // impossible.
-func PartSizesOf(ctx context.Context) (parts []PartSize) {
-	said := metadata.ValueFromIncomingContext(ctx, partHeader)
+func BatchSizesOf(ctx context.Context) (batches []BatchSize) {
+	said := metadata.ValueFromIncomingContext(ctx, batchHeader)
 	if len(said) != 1 {
 		return nil
 	}
 	for one := range strings.SplitSeq(said[0], ",") {
-		p, ok := parsePartSize(one)
-		if !ok || len(parts) == MaxBatches {
+		p, ok := parseBatchSize(one)
+		if !ok || len(batches) == MaxBatches {
 			return nil
 		}
-		parts = append(parts, p)
+		batches = append(batches, p)
 	}
-	return parts
+	return batches
 }
 
 const deleteSuffix = "/delete"
 
-func parsePartSize(said string) (p PartSize, ok bool) {
+func parseBatchSize(said string) (p BatchSize, ok bool) {
 	said, p.Delete = strings.CutSuffix(said, deleteSuffix)
 	shard, bytes, _ := strings.Cut(said, "/")
 	s, err := strconv.ParseUint(shard, 10, 32)
 	if err != nil {
-		return PartSize{}, false
+		return BatchSize{}, false
 	}
 	n, err := strconv.ParseUint(bytes, 10, 32)
 	if err != nil || n > MaxRequestBytes {
-		return PartSize{}, false
+		return BatchSize{}, false
 	}
 	p.Shard, p.Bytes = uint32(s), int(n)
 	return p, true

@@ -18,8 +18,8 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-func TestPartSizesAreSaid(t *testing.T) {
-	for said, want := range map[string]*PartSize{
+func TestBatchSizesAreSaid(t *testing.T) {
+	for said, want := range map[string]*BatchSize{
 		"3/4712":          {Shard: 3, Bytes: 4712},
 		"0/0":             {},
 		"3/4712/delete":   {Shard: 3, Bytes: 4712, Delete: true},
@@ -30,7 +30,7 @@ func TestPartSizesAreSaid(t *testing.T) {
 		"3/99999999999999999999": nil,
 		"3/2147483647":           nil, // more than any request has
 	} {
-		got, ok := parsePartSize(said)
+		got, ok := parseBatchSize(said)
 		if ok != (want != nil) || ok && got != *want {
 			t.Errorf("%q is read as %+v, %v, want %+v", said, got, ok, want)
 		}
@@ -38,22 +38,22 @@ func TestPartSizesAreSaid(t *testing.T) {
 			t.Errorf("%+v is written as %q", got, got.String())
 		}
 	}
-	twice := metadata.NewIncomingContext(t.Context(), metadata.Pairs(partHeader, "1/1", partHeader, "1/1"))
-	if p := PartSizesOf(twice); p != nil {
+	twice := metadata.NewIncomingContext(t.Context(), metadata.Pairs(batchHeader, "1/1", batchHeader, "1/1"))
+	if p := BatchSizesOf(twice); p != nil {
 		t.Errorf("two headers: %+v", p)
 	}
-	for said, want := range map[string][]PartSize{
+	for said, want := range map[string][]BatchSize{
 		"1/10,2/20/delete,3/30": {{Shard: 1, Bytes: 10}, {Shard: 2, Bytes: 20, Delete: true}, {Shard: 3, Bytes: 30}},
 		"1/10,":                 nil, ",1/10": nil, "1/10, 2/20": nil,
 		strings.Repeat("1/10,", MaxBatches) + "1/10": nil,
 	} {
-		got := PartSizesOf(metadata.NewIncomingContext(t.Context(), metadata.Pairs(partHeader, said)))
+		got := BatchSizesOf(metadata.NewIncomingContext(t.Context(), metadata.Pairs(batchHeader, said)))
 		if !slices.Equal(got, want) {
 			t.Errorf("%q is read as %+v, want %+v", said, got, want)
 		}
-		if sent, _ := metadata.FromOutgoingContext(WithPartSizes(t.Context(), want...)); want != nil &&
-			sent.Get(partHeader)[0] != said {
-			t.Errorf("%+v is written as %q", want, sent.Get(partHeader))
+		if sent, _ := metadata.FromOutgoingContext(WithBatchSizes(t.Context(), want...)); want != nil &&
+			sent.Get(batchHeader)[0] != said {
+			t.Errorf("%+v is written as %q", want, sent.Get(batchHeader))
 		}
 	}
 }
@@ -85,7 +85,7 @@ func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 		t.Fatal(err)
 	}
 	refuse := func(ctx context.Context) error {
-		if slices.Equal(PartSizesOf(ctx), []PartSize{{Shard: 7, Bytes: 99}}) {
+		if slices.Equal(BatchSizesOf(ctx), []BatchSize{{Shard: 7, Bytes: 99}}) {
 			return &rowraft.OverloadedError{What: "busy", RetryAfter: 40 * time.Millisecond}
 		}
 		return nil
@@ -104,7 +104,7 @@ func TestCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	refused := WithPartSizes(ctx, PartSize{Shard: 7, Bytes: 99})
+	refused := WithBatchSizes(ctx, BatchSize{Shard: 7, Bytes: 99})
 	body := make([]byte, MaxRequestBytes/2)
 	for i := range body {
 		body[i] = 0xff

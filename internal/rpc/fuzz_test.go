@@ -212,20 +212,20 @@ func FuzzMapFromProto(f *testing.F) {
 	})
 }
 
-// FuzzPartSize: parsing and encoding agree, and nothing else is accepted.
-func FuzzPartSize(f *testing.F) {
+// FuzzBatchSize: parsing and encoding agree, and nothing else is accepted.
+func FuzzBatchSize(f *testing.F) {
 	for _, said := range []string{"3/4712", "3/4712/delete", "0/0", "/", "1/2/3", "4294967296/1", "1/-1"} {
 		f.Add(said)
 	}
 	f.Fuzz(func(t *testing.T, said string) {
-		p, ok := parsePartSize(said)
+		p, ok := parseBatchSize(said)
 		if !ok {
 			return
 		}
 		if p.Bytes < 0 || p.Bytes > MaxRequestBytes {
 			t.Errorf("%q is a part of %d bytes", said, p.Bytes)
 		}
-		if again, ok := parsePartSize(p.String()); !ok || again != p {
+		if again, ok := parseBatchSize(p.String()); !ok || again != p {
 			t.Errorf("%q is read as %+v, and that as %+v, %v", said, p, again, ok)
 		}
 	})

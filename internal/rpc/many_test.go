@@ -216,13 +216,13 @@ func TestSharedCallsAreRefusedBeforeTheirBodies(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	stub := new(manyServer).serve(t, map[string]func(context.Context) error{"WriteMany": func(ctx context.Context) error {
-		if len(PartSizesOf(ctx)) == 2 {
+		if len(BatchSizesOf(ctx)) == 2 {
 			return &rowraft.OverloadedError{What: "busy", RetryAfter: 40 * time.Millisecond}
 		}
 		return nil
 	}})
 	for n := 1; n <= 2; n++ {
-		stream, err := stub.WriteMany(WithPartSizes(ctx, make([]PartSize, n)...),
+		stream, err := stub.WriteMany(WithBatchSizes(ctx, make([]BatchSize, n)...),
 			&rowraftv1.WriteManyRequest{Batches: []*rowraftv1.WriteRequest{{}}})
 		if err != nil {
 			t.Fatal(err)

@@ -50,7 +50,7 @@ var decoders = map[string]string{
 	"internal/rpc.codec.Unmarshal":          "internal/rpc.FuzzCodecUnmarshal",
 	"internal/rpc.reader.message":           "internal/rpc.FuzzCodecUnmarshal",
 	"internal/rpc.parseBehalf":              "internal/rpc.FuzzBehalf",
-	"internal/rpc.parsePartSize":            "internal/rpc.FuzzPartSize",
+	"internal/rpc.parseBatchSize":           "internal/rpc.FuzzBatchSize",
 	"node.decodeKeptMap":                    "node.FuzzKeptMap",
 	"raftstore/entry.Check":                 "raftstore/entry.FuzzSeal",
 	"raftstore/entry.checkPlace":            "raftstore/entry.FuzzSeal",

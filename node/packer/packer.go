@@ -27,7 +27,8 @@ type Proposer interface {
 	Propose(entry []byte) *raftstore.Future
 }
 
-// Packer packs the waiting pushes of a shard into one log entry, so that they share an fsync.
+// Packer packs the waiting writes of a shard into log entries of up to 512 KiB, so that the writes of an entry share
+// an fsync.
 //
 // Goroutines: pack takes parts from queue and proposes entries; deliver waits for the entries in log order
 // and gives the parts their results. Close ends both after every part has a result.

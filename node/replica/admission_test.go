@@ -38,7 +38,7 @@ func leading(t *testing.T, limits admit.Limits) (*Host, *replica, rowraft.Schema
 func TestPushesThatWaitForTheLeadCount(t *testing.T) {
 	_, r, _ := leading(t, admit.Limits{InFlight: 1 << 20, Client: 1 << 10})
 	push := func() error {
-		_, _, err := r.push(t.Context(), wire.Part{Op: wire.OpPush, Payload: rpc.Pool.Bytes(100)})
+		_, _, err := r.write(t.Context(), wire.Part{Op: wire.OpPush, Payload: rpc.Pool.Bytes(100)})
 		return err
 	}
 	held, err := r.admit.Admit(t.Context(), 0, admit.Push, 1000)

@@ -18,10 +18,10 @@ func (h *Host) refusals() map[string]func(context.Context) error {
 // now. The batches of a call that passes go through admission again with their true sizes, after the body is
 // read.
 func (h *Host) refuseWrite(ctx context.Context) (refused error) {
-	for _, batch := range rpc.PartSizesOf(ctx) {
+	for _, batch := range rpc.BatchSizesOf(ctx) {
 		shard := rowraft.ShardID(batch.Shard)
 		if r := h.replica(shard); r == nil || r.leading.Load() == 0 {
-			return nil // replica.push names the leader, which may have memory
+			return nil // replica.write names the leader, which may have memory
 		}
 		refused = nil
 		if !batch.Delete {

@@ -141,7 +141,7 @@ func TestLeadershipWaitsForTheReplicaToBeOpen(t *testing.T) {
 	r := &replica{opened: make(chan struct{}), log: slog.New(slog.DiscardHandler)}
 	r.ctx, r.cancel = context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { r.onLeader(7, true); close(done) }()
+	go func() { r.leaderChanged(7, true); close(done) }()
 	r.cancel() // the start has failed after all
 	<-done
 	if r.leading.Load() != 0 {

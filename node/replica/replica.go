@@ -157,7 +157,7 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 		Machine:   sabotage(stateMachine{machine, r}),
 		Bootstrap: founders,
 		Check:     r.checkVersion,
-		OnLeader:  r.onLeader,
+		OnLeader:  r.leaderChanged,
 		OnRolledBack: func(err error) {
 			r.rolledBack.Store(&err)
 			r.noticeFence()
@@ -190,9 +190,9 @@ func segmentSize(m *clustermap.Map, node rowraft.NodeID) int {
 
 func groupName(s rowraft.ShardID) string { return fmt.Sprintf("shard-%d", s) }
 
-// onLeader runs on raftstore's goroutine for leader changes. A new leader serves after it has applied
+// leaderChanged runs on raftstore's goroutine for leader changes. A new leader serves after it has applied
 // everything committed before its term.
-func (r *replica) onLeader(term rowraft.Term, leader bool) {
+func (r *replica) leaderChanged(term rowraft.Term, leader bool) {
 	select {
 	case <-r.opened: // the group may lead before openReplica has set it
 	case <-r.ctx.Done():
@@ -236,13 +236,13 @@ func (r *replica) header() wire.EntryHeader {
 		Epoch: r.machine.Epoch()}
 }
 
-// push logs one part, waits for its result, and returns an index at which it is visible. It
+// write logs one part, waits for its result, and returns an index at which it is visible. It
 // owns p.Payload.
 //
 // The order matters: a replica that does not lead refuses at once; admission counts the bytes
 // before the call waits for anything; a checkpoint can hold pushes from there on, and waits for those that passed;
 // checkPart keeps parts that apply would refuse out of the log.
-func (r *replica) push(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
+func (r *replica) write(ctx context.Context, p wire.Part) (index rowraft.Index, duplicate bool, err error) {
 	notServing := r.mustServe()
 	if notServing != nil && changing(notServing) == 0 { // before admission: the leader may have room
 		rpc.Pool.Release(p.Payload)

@@ -48,7 +48,7 @@ func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (
 	if err := r.mayChange(ctx, segments); err != nil {
 		return nil, err
 	}
-	index, dup, err := r.push(ctx, p)
+	index, dup, err := r.write(ctx, p)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ func FuzzSeal(f *testing.F) {
 	f.Add(uint64(1), uint64(2), byte(raft.LogConfiguration), []byte{5}, []byte{1, 2, 3, 4})
 	f.Fuzz(func(t *testing.T, index, term uint64, kind byte, data, seal []byte) {
 		l := raft.Log{Index: index, Term: term, Type: raft.LogType(kind), Data: data, Extensions: Seal(data)}
-		if err := Place(&l); err != nil || Check(&l) != nil {
+		if err := Complete(&l); err != nil || Check(&l) != nil {
 			t.Fatalf("the seal of %+v is not accepted: %v", l, err)
 		}
 		for name, change := range map[string]func(*raft.Log){

@@ -10,7 +10,7 @@ import (
 // An entry that arrives damaged is not stored, so it is not acknowledged.
 func TestDamagedEntryIsNotStored(t *testing.T) {
 	l := &raft.Log{Index: 5, Term: 2, Type: raft.LogCommand, Data: []byte("data"), Extensions: Seal([]byte("data"))}
-	if err := Place(l); err != nil { // as the leader does
+	if err := Complete(l); err != nil { // as the leader does
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*raft.Log){
@@ -21,7 +21,7 @@ func TestDamagedEntryIsNotStored(t *testing.T) {
 	} {
 		got := *l
 		change(&got)
-		if err := Place(&got); (rowraft.CodeOf(err) == rowraft.CodeCorrupt) != (name != "nothing") {
+		if err := Complete(&got); (rowraft.CodeOf(err) == rowraft.CodeCorrupt) != (name != "nothing") {
 			t.Errorf("%s changed: %v", name, err)
 		}
 	}

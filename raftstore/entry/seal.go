@@ -24,7 +24,7 @@ const (
 	HeadBytes     = 32 + SealBytes
 )
 
-// Seal returns the first half of the seal, the checksum of the data. Propose computes it.
+// Seal returns the first half of the seal, the checksum of the data. dispatch computes it.
 func Seal(data []byte) []byte {
 	return binary.LittleEndian.AppendUint32(make([]byte, 0, SealBytes), crc32.Checksum(data, castagnoli))
 }
@@ -41,9 +41,9 @@ func placeSeal(l *raft.Log, data []byte) uint32 {
 	return crc32.Checksum(b[:], castagnoli)
 }
 
-// Place completes the seal of an entry that is stored for the first time, and checks the seal of an entry that came
+// Complete completes the seal of an entry that is stored for the first time, and checks the seal of an entry that came
 // from the leader. Raft's own entries have no seal before.
-func Place(l *raft.Log) error {
+func Complete(l *raft.Log) error {
 	switch {
 	case len(l.Extensions) == SealBytes:
 		return Check(l)

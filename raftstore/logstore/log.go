@@ -183,7 +183,7 @@ func (g *Log) StoreLog(l *raft.Log) error { return g.StoreLogs([]*raft.Log{l}) }
 func (g *Log) StoreLogs(logs []*raft.Log) error {
 	g.stopIfFailed()
 	for _, l := range logs {
-		if err := entry.Place(l); err != nil {
+		if err := entry.Complete(l); err != nil {
 			return g.check("append to", err)
 		}
 	}

@@ -34,7 +34,7 @@ func logOf(t *testing.T, first, last uint64) *Group {
 func (g *Group) put(t *testing.T, l raft.Log) {
 	t.Helper()
 	l.Extensions = entry.Seal(l.Data)
-	if err := entry.Place(&l); err != nil {
+	if err := entry.Complete(&l); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.log.StoreLog(&l); err != nil {

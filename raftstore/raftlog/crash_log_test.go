@@ -54,7 +54,7 @@ const crashEntryBytes = 9 << 10 // seven to a segment of 64 KiB
 func crashEntry(index, term uint64) *raft.Log {
 	data := bytes.Repeat(binary.LittleEndian.AppendUint64(nil, index<<8|term), crashEntryBytes/8)
 	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: entry.Seal(data)}
-	if err := entry.Place(l); err != nil {
+	if err := entry.Complete(l); err != nil {
 		panic(err)
 	}
 	return l

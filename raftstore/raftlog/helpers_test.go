@@ -15,7 +15,7 @@ import (
 func sealedEntry(t testing.TB, index, term uint64, data []byte) *raft.Log {
 	t.Helper()
 	l := &raft.Log{Index: index, Term: term, Type: raft.LogCommand, Data: data, Extensions: entry.Seal(data)}
-	if err := entry.Place(l); err != nil {
+	if err := entry.Complete(l); err != nil {
 		t.Fatal(err)
 	}
 	return l

@@ -245,7 +245,7 @@ func TestRowLogGoldenBytes(t *testing.T) {
 	}
 	noop := sealedEntry(t, 14, 2, nil)
 	noop.Type, noop.Extensions = raft.LogNoop, entry.Seal(nil)
-	if err := entry.Place(noop); err != nil {
+	if err := entry.Complete(noop); err != nil {
 		t.Fatal(err)
 	}
 	thirteen, fourteen := sealedEntry(t, 13, 2, []byte("thirteen")), sealedEntry(t, 14, 3, []byte("fourteen, again"))

@@ -43,7 +43,7 @@ const (
 //
 // Errors are gRPC statuses with an ErrorDetail.
 //
-// Write and WriteMany may have the header rowraft-part: for each batch SHARD/BYTES of the
+// Write and WriteMany may have the header rowraft-batch: for each batch SHARD/BYTES of the
 // payload in decimal, then /delete if its op is that; a comma between two batches. A leader
 // without room for any of them refuses the call before it reads the body.
 type TableClient interface {
@@ -234,7 +234,7 @@ func (c *tableClient) CloseSession(ctx context.Context, in *CloseSessionRequest,
 //
 // Errors are gRPC statuses with an ErrorDetail.
 //
-// Write and WriteMany may have the header rowraft-part: for each batch SHARD/BYTES of the
+// Write and WriteMany may have the header rowraft-batch: for each batch SHARD/BYTES of the
 // payload in decimal, then /delete if its op is that; a comma between two batches. A leader
 // without room for any of them refuses the call before it reads the body.
 type TableServer interface {
