@@ -186,8 +186,8 @@ func (c Chain) ReadShard(ctx context.Context, i int, read func(int),
 	return sums, m.end()
 }
 
-// LogTime returns the log time of shard file i of the newest, as its stream says. Only
-// who reads the whole file knows that it is right.
+// LogTime returns the log time of shard file i of the newest checkpoint, as its stream says. Only a reader of the whole
+// file has checked it.
 func (c Chain) LogTime(ctx context.Context, i int) (_ uint64, err error) {
 	name := c.Manifest().Shards[i].Stream.Name
 	f, err := c[0].Files.Open(ctx, name)

@@ -110,7 +110,8 @@ type Map struct {
 }
 
 // New checks m, sets its slots and returns it. slots has the shard of each slot, and its length is the number of slots
-// of the cluster; nil means EvenSlots of DefaultSlots. The Map keeps slots, which must not change.
+// of the cluster. If slots is nil, New divides DefaultSlots with EvenSlots. The Map keeps slots, which must not
+// change.
 func New(m Map, slots []uint16) (*Map, error) {
 	if slots == nil {
 		slots = EvenSlots(len(m.Shards), rowraft.DefaultSlots)

@@ -70,7 +70,7 @@ func TestScanUnderPushesAndAKill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	victim := leads[len(leads)-1] // of the slots that a scan comes to last
+	victim := leads[len(leads)-1] // it leads the slots that a scan reads last
 	for round := range 2 {
 		least := acked.Load()
 		got := make(map[rowraft.Key][]float32)

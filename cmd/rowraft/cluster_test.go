@@ -140,7 +140,7 @@ func TestClusterStatusWithoutAScheduler(t *testing.T) {
 	}
 	for _, says := range []string{"The scheduler has no leader", "Server n2 at " + gone +
 		" is down, with the 2 replicas it holds: it does not answer.", "Shard 1: no majority of the replicas answers",
-		"Away: n2, n3.", "who comes back with its data ends this", "runbook lose-a-majority"} {
+		"Away: n2, n3.", "a server that returns with its data ends this", "runbook lose-a-majority"} {
 		if !strings.Contains(got.out, says) {
 			t.Errorf("it does not say %q:\n%s", says, got.out)
 		}

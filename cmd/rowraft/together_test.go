@@ -142,8 +142,8 @@ func TestAWorkerThatRestartsKnowsTheStepsOfItsJob(t *testing.T) {
 }
 
 // TestAStoppedJobStandsBehindOneStep: a job that is stopped and resumed from the checkpoint of its end gives the bits
-// of a run that was not stopped. That the trainers stop at one boundary is checked by scheduler/jobs
-// (TestTrainersOfAJobStopAtOneBoundary).
+// of a run that was not stopped. TestTrainersOfAJobStopAtOneBoundary
+// (scheduler/jobs) checks that the trainers stop at one boundary.
 func TestAStoppedJobStandsBehindOneStep(t *testing.T) {
 	const all, from = 120, 20
 	dest := t.TempDir()

@@ -22,7 +22,7 @@ import (
 type Onlooker struct {
 	l    *Load
 	conn *grpc.ClientConn
-	rows []int                     // of the shard
+	rows []int                     // numbers of the rows of the shard
 	reqs [2]*rowraftv1.PullRequest // linearizable and bounded
 	turn atomic.Int64
 }

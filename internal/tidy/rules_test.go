@@ -334,7 +334,7 @@ var examples = []struct {
 			strings.Repeat("x", 130) + "\"\n// " + strings.Repeat("ü", 117) + "\n"},
 	},
 	{
-		name: "a package nobody reads to its end", rule: "size",
+		name: "a package of more lines than a person reads", rule: "size",
 		sources: map[string]string{
 			"wire/a.go": "package wire\n" + strings.Repeat("\n", 799), "wire/b.go": "package wire\n" + strings.Repeat("\n", 799),
 			"wire/c.go": "package wire\n" + strings.Repeat("\n", 799), "wire/d.go": "package wire\n" + strings.Repeat("\n", 799),

@@ -12,10 +12,10 @@ import (
 // What one person can read and remember. The limits bind hand-written code; those of packages and types leave out
 // tests.
 const (
-	warnLines  = 600  // of a file
-	maxLines   = 800  // of a file
+	warnLines  = 600  // lines of a file, a hint
+	maxLines   = 800  // lines of a file
 	maxPackage = 4500 // lines of a package
-	maxMethods = 42   // of a type
+	maxMethods = 42   // methods of a type
 	maxWidth   = 120  // characters of a line, a tab counts as one
 )
 

@@ -47,7 +47,7 @@ func checkPackageDocs(r *Repo) []Finding {
 		case len(p.docs) == 0:
 			out = append(out, r.finding(rule, first, first.AST.Name, "no package comment: say what it is: // %s…", want))
 		case len(p.docs) > 1:
-			out = append(out, r.finding(rule, p.docs[1], p.docs[1].AST.Name, "a second package comment beside %s",
+			out = append(out, r.finding(rule, p.docs[1], p.docs[1].AST.Name, "a second package comment, the first is in %s",
 				p.docs[0].Path))
 		default:
 			doc := p.docs[0]

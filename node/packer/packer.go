@@ -74,16 +74,21 @@ type proposed struct {
 }
 
 func New(group Proposer, header func() wire.EntryHeader) *Packer {
-	k := &Packer{
+	k := newIdle(group, header)
+	k.wg.Go(k.pack)
+	k.wg.Go(k.deliver)
+	return k
+}
+
+// newIdle returns a Packer whose goroutines do not run.
+func newIdle(group Proposer, header func() wire.EntryHeader) *Packer {
+	return &Packer{
 		group:  group,
 		header: header,
 		queue:  make(chan *queuedPart, maxQueuedParts),
 		ahead:  make(chan proposed, maxEntriesAhead),
 		stop:   make(chan struct{}),
 	}
-	k.wg.Go(k.pack)
-	k.wg.Go(k.deliver)
-	return k
 }
 
 // Submit queues a part and returns the channel for its result; t is released before the

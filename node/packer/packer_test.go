@@ -20,18 +20,14 @@ func (s *sizes) Propose(entry []byte) *raftstore.Future {
 	return nil
 }
 
+func firstEpoch() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} }
+
 // Raft's limits count entries, so an entry is about half a MiB whatever the queue holds: 32 of them fill
 // one AppendEntries.
 func TestEntriesAreOfTheTargetSize(t *testing.T) {
 	for _, partBytes := range []int{100, 64 << 10, 300 << 10, 1 << 20} {
 		group := &sizes{}
-		b := &Packer{
-			group:  group,
-			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
-			queue:  make(chan *queuedPart, maxQueuedParts),
-			ahead:  make(chan proposed, maxEntriesAhead),
-			stop:   make(chan struct{}),
-		}
+		b := newIdle(group, firstEpoch)
 		for range min(maxQueuedParts, 4<<20/partBytes) {
 			if _, err := b.Submit(t.Context(), wire.Part{Payload: make([]byte, partBytes)}, nil); err != nil {
 				t.Fatal(err)
@@ -60,13 +56,7 @@ func TestEntriesAreOfTheTargetSize(t *testing.T) {
 func TestPartsWhoseCallersLeftAreNotLogged(t *testing.T) {
 	for _, stays := range []bool{false, true} {
 		group := &sizes{}
-		b := &Packer{
-			group:  group,
-			header: func() wire.EntryHeader { return wire.EntryHeader{Epoch: 1} },
-			queue:  make(chan *queuedPart, maxQueuedParts),
-			ahead:  make(chan proposed, maxEntriesAhead),
-			stop:   make(chan struct{}),
-		}
+		b := newIdle(group, firstEpoch)
 		part := func() wire.Part { return wire.Part{Seq: 7, Payload: make([]byte, 1000)} }
 		left, leave := context.WithCancel(t.Context())
 		for range 5 {

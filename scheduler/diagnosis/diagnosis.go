@@ -392,8 +392,8 @@ func (d *diagnosis) majorities() {
 		subject = fmt.Sprintf("shard %d", d.cut[0])
 	}
 	d.add(critical, "no-majority", subject,
-		"start them again: who comes back with its data ends this, and nothing is lost; only if too many disks are gone "+
-			"for good: runbook lose-a-majority",
+		"start them again: a server that returns with its data ends this, and nothing is lost; only if too many disks are "+
+			"gone for good: runbook lose-a-majority",
 		"%s: no majority of the replicas answers, so the rows can be neither pulled nor pushed. Away: %s.", shardList(d.cut),
 		strings.Join(d.away, ", "))
 }

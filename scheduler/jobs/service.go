@@ -151,7 +151,7 @@ func (s *Service) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraf
 		id.GetIncarnation(), "generation", e.Generation, "new", e.Began)
 	s.logRank(ctx, q.GetWorker(), before, int(id.GetRank()))
 	s.entered()
-	return &rowraftv1.EnterReply{Identity: id, Generation: e.Generation, Began: e.Began, Data: e.Data,
+	return &rowraftv1.EnterReply{Identity: id, Generation: e.Generation, Data: e.Data,
 		BaseStep: e.BaseStep}, nil
 }
 

@@ -393,7 +393,7 @@ type JobData struct {
 	Examples      uint64                 `protobuf:"varint,1,opt,name=examples,proto3" json:"examples,omitempty"` // of an epoch; 0: the trainers divide the data among themselves
 	SplitExamples uint64                 `protobuf:"varint,2,opt,name=split_examples,json=splitExamples,proto3" json:"split_examples,omitempty"`
 	Epochs        uint64                 `protobuf:"varint,3,opt,name=epochs,proto3" json:"epochs,omitempty"` // 0: no end
-	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`   // of the next split that no worker has had
+	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`   // the epoch of the next split that no worker has had
 	Split         uint64                 `protobuf:"varint,5,opt,name=split,proto3" json:"split,omitempty"`   // its number
 	Open          []*JobSplit            `protobuf:"bytes,6,rep,name=open,proto3" json:"open,omitempty"`      // given and not ended, by epoch and split
 	// Examples that were given again after a worker had, or may have, read them.
@@ -514,7 +514,7 @@ type JobSplit struct {
 	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Split         uint64                 `protobuf:"varint,2,opt,name=split,proto3" json:"split,omitempty"`
 	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`           // of its examples trained and acknowledged
-	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the worker that has it; 0: none
+	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // the incarnation of the worker that has it; 0: none
 	Take          uint64                 `protobuf:"varint,5,opt,name=take,proto3" json:"take,omitempty"`               // which of those that it was given, from 1
 	Unsettled     uint64                 `protobuf:"varint,6,opt,name=unsettled,proto3" json:"unsettled,omitempty"`     // incarnation of the worker that had it: the shards know what it applied; 0: none
 	Reading       uint64                 `protobuf:"varint,7,opt,name=reading,proto3" json:"reading,omitempty"`         // how many times it was given to a worker; the shards keep the readings apart
@@ -763,7 +763,7 @@ type EnterRequest struct {
 	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`                   // expected; all must agree
 	Settings      []*JobSetting          `protobuf:"bytes,5,rep,name=settings,proto3" json:"settings,omitempty"`                  // by name
 	WantRank      uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
-	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // of a run that begins: examples, split_examples, epochs
+	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // what a new run reads: examples, split_examples, epochs
 	LeaseNs       uint64                 `protobuf:"varint,8,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	Gather        bool                   `protobuf:"varint,9,opt,name=gather,proto3" json:"gather,omitempty"`                            // no worker begins before all are there
 	Restart       bool                   `protobuf:"varint,10,opt,name=restart,proto3" json:"restart,omitempty"`                         // it reads its share from the beginning: a run without members that knows it is over
@@ -915,10 +915,9 @@ type EnterReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	Generation    uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`             // 0: not all workers are there
-	Began         bool                   `protobuf:"varint,3,opt,name=began,proto3" json:"began,omitempty"`                       // the run began with it
-	Data          *JobData               `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`                          // as the run has it
-	Done          bool                   `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`                         // the run is over, which ended without this worker: it is no member, and nothing is left to do
-	BaseStep      uint64                 `protobuf:"varint,6,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // steps of the job before this run
+	Data          *JobData               `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`                          // as the run has it
+	Done          bool                   `protobuf:"varint,4,opt,name=done,proto3" json:"done,omitempty"`                         // the run is over, which ended without this worker: it is no member, and nothing is left to do
+	BaseStep      uint64                 `protobuf:"varint,5,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // steps of the job before this run
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -965,13 +964,6 @@ func (x *EnterReply) GetGeneration() uint64 {
 		return x.Generation
 	}
 	return 0
-}
-
-func (x *EnterReply) GetBegan() bool {
-	if x != nil {
-		return x.Began
-	}
-	return false
 }
 
 func (x *EnterReply) GetData() *JobData {
@@ -2172,17 +2164,16 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x06quorum\x18\r \x01(\x01R\x06quorum\x12\x1f\n" +
 	"\vdeadline_ns\x18\x0e \x01(\x04R\n" +
 	"deadlineNs\x12\x1b\n" +
-	"\tbase_step\x18\x0f \x01(\x04R\bbaseStep\"\xd1\x01\n" +
+	"\tbase_step\x18\x0f \x01(\x04R\bbaseStep\"\xbb\x01\n" +
 	"\n" +
 	"EnterReply\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x04R\n" +
-	"generation\x12\x14\n" +
-	"\x05began\x18\x03 \x01(\bR\x05began\x12'\n" +
-	"\x04data\x18\x04 \x01(\v2\x13.rowraft.v1.JobDataR\x04data\x12\x12\n" +
-	"\x04done\x18\x05 \x01(\bR\x04done\x12\x1b\n" +
-	"\tbase_step\x18\x06 \x01(\x04R\bbaseStep\"\xbc\x01\n" +
+	"generation\x12'\n" +
+	"\x04data\x18\x03 \x01(\v2\x13.rowraft.v1.JobDataR\x04data\x12\x12\n" +
+	"\x04done\x18\x04 \x01(\bR\x04done\x12\x1b\n" +
+	"\tbase_step\x18\x05 \x01(\x04R\bbaseStep\"\xbc\x01\n" +
 	"\fLeaveRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +

@@ -34,8 +34,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Jobs is the scheduler's registry of training jobs: who trains in them, under
-// which rank and incarnation, and who reads which split of the data. The leader of
+// Jobs is the scheduler's registry of training jobs: their trainers with
+// rank and incarnation, and which of them reads which split. The leader of
 // the metadata group answers; the others answer NotLeader with a hint.
 type JobsClient interface {
 	// Enter makes a worker a member of a job. A worker that comes back under its name
@@ -160,8 +160,8 @@ func (c *jobsClient) DeleteJob(ctx context.Context, in *DeleteJobRequest, opts .
 // All implementations must embed UnimplementedJobsServer
 // for forward compatibility.
 //
-// Jobs is the scheduler's registry of training jobs: who trains in them, under
-// which rank and incarnation, and who reads which split of the data. The leader of
+// Jobs is the scheduler's registry of training jobs: their trainers with
+// rank and incarnation, and which of them reads which split. The leader of
 // the metadata group answers; the others answer NotLeader with a hint.
 type JobsServer interface {
 	// Enter makes a worker a member of a job. A worker that comes back under its name

@@ -128,7 +128,7 @@ func (x *ReadIndexRequest) GetCluster() string {
 
 type ReadIndexReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // of the log; a replica that has applied it has all that was acknowledged before the call
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // index in the log; a replica that has applied it has all that was acknowledged before the call
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

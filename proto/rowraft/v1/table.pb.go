@@ -677,7 +677,7 @@ func (x *WriteManyRequest) GetBatches() []*WriteRequest {
 // DataPosition is how far a job's data was read.
 type DataPosition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`         // of the position, from the scheduler: two for each reading of a split
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`         // the scheduler chooses the ids of positions: two for each reading of a split
 	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"` // in the reader's unit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -50,7 +50,7 @@ type jobDataJSON struct {
 	SplitExamples uint64   `json:"split_examples"`
 	Splits        uint64   `json:"splits"`
 	Epochs        uint64   `json:"epochs"` // 0: no end
-	Epoch         uint64   `json:"epoch"`  // of the next split
+	Epoch         uint64   `json:"epoch"`  // the epoch of the next split
 	Given         uint64   `json:"given"`  // splits of that epoch that were assigned
 	Open          []uint64 `json:"open"`   // splits that a worker has
 	Back          []uint64 `json:"back"`   // splits that were returned and are assigned next
