@@ -53,6 +53,9 @@ var codeNames = [...]string{
 	"StepClosed", "StaleGeneration", "NotMember", "Denied", "NotSent",
 }
 
+// Codes is the number of codes: each Code is below it.
+const Codes = len(codeNames)
+
 func (c Code) String() string {
 	if int(c) < len(codeNames) {
 		return codeNames[c]
@@ -212,6 +215,7 @@ func (e *SessionEndedError) Code() Code { return CodeSessionExpired }
 // Nothing was applied; retry after RetryAfter with jitter.
 type OverloadedError struct {
 	What       string // which limit, for a person
+	Limit      string // the same in one word, for the server's metrics; a client does not get it
 	RetryAfter time.Duration
 }
 

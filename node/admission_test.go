@@ -108,7 +108,7 @@ func TestRepliesCountUntilTheyAreTaken(t *testing.T) {
 	for range 4 {
 		more()
 	}
-	n.awaitMetric(t, `rowraft_admission_refused_total{reason="client"}`, func(v float64) bool { return v > 0 })
+	n.awaitMetric(t, `rowraft_refused_total{reason="client"}`, func(v float64) bool { return v > 0 })
 	for range 5 {
 		if err := table.Pull(ctx, keys, make([]float32, len(keys)*256)); err != nil {
 			t.Errorf("next to it: %v", err)
@@ -182,7 +182,7 @@ func TestPushesBeyondTheLimitAreAskedAgain(t *testing.T) {
 	refused := 0.0
 	for _, n := range c.nodes {
 		for _, why := range []string{"client", "share", "shard", "node"} {
-			refused += n.metric(t, fmt.Sprintf(`rowraft_admission_refused_total{reason=%q}`, why))
+			refused += n.metric(t, fmt.Sprintf(`rowraft_refused_total{reason=%q}`, why))
 		}
 		for _, op := range []string{"push", "pull"} {
 			n.awaitMetric(t, fmt.Sprintf(`rowraft_in_flight_bytes{op=%q}`, op), func(v float64) bool { return v == 0 })

@@ -30,7 +30,7 @@ func TestPushesAreRefusedWithoutMemory(t *testing.T) {
 	c.nodes[0].awaitMetric(t, "rowraft_memory_full", func(v float64) bool { return v == 1 })
 	pushed := make(chan error, 1)
 	go func() { _, err := table.Push(ctx, keys, grads); pushed <- err }()
-	c.nodes[0].awaitMetric(t, `rowraft_admission_refused_total{reason="memory"}`, func(v float64) bool { return v > 0 })
+	c.nodes[0].awaitMetric(t, `rowraft_refused_total{reason="memory"}`, func(v float64) bool { return v > 0 })
 	if err := table.Pull(ctx, keys, make([]float32, 8)); err != nil {
 		t.Errorf("a pull without memory for rows: %v", err)
 	}

@@ -169,7 +169,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	replicas := m.n.host.Status()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
-	m.n.admission.Collect(ch)
+	m.n.admission.Collect(ch, m.n.host.Refusals)
 	ch <- prometheus.MustNewConstMetric(profile, prometheus.GaugeValue, 1, m.n.profile())
 	nodes, tables := m.names()
 	for _, r := range replicas {

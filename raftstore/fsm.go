@@ -49,6 +49,7 @@ type fsm struct {
 
 	// moved is called after applied has changed.
 	moved func()
+	clock *stageClock // nil: stages are not counted
 }
 
 var _ raft.BatchingFSM = (*fsm)(nil)
@@ -109,9 +110,11 @@ func (f *fsm) applyOne(l *raft.Log) any {
 			return f.fail(err)
 		}
 		var err error
+		f.clock.applying(l.Index)
 		if out, err = f.call(l); err != nil {
 			return f.fail(fmt.Errorf("apply entry %d: %w", l.Index, err))
 		}
+		f.clock.applied(l.Index)
 	}
 	if l.Type == raft.LogConfiguration {
 		f.configured(l.Index, raft.DecodeConfiguration(l.Data))

@@ -40,6 +40,7 @@ type Group struct {
 	snaps  *snapstore.Store
 	watch  *snapstore.Watch // snaps as raft uses it
 	fsm    *fsm
+	clock  *stageClock // nil: stages are not counted
 
 	waiters *waiters
 
@@ -101,10 +102,12 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		g.inner = s.opts.hooks.wrapLog(cfg.ID, g.inner)
 	}
 	g.ledger = logstore.NewLedger(g.waiters.moved)
+	g.clock = newStageClock(cfg.Stages)
 	g.glog = logstore.New(logstore.Options{
 		Inner: g.inner, Ledger: g.ledger, Shared: s.logs, Timers: s.timers,
 		FS: s.opts.FS, Dir: filepath.Join(dir, "log"), Logger: g.log,
 		IsLeader: g.isRaftLeader, Fatal: g.fail, Restart: g.requestRestart, Compactable: g.snapshots.compactable,
+		Stored:    g.clock.stored,
 		Committed: func() uint64 { return max(g.fsm.applied.Load(), s.marks.Of(cfg.ID, cfg.Replica).Index) },
 	})
 	defer func() {
@@ -116,6 +119,7 @@ func openGroup(s *Store, cfg GroupConfig, dir string, rec registry.Record, fresh
 		return nil, err
 	}
 	g.fsm = newFSM(cfg.Machine, g.ledger, g.fail, g.glog.Raise)
+	g.fsm.clock = g.clock
 	g.fsm.yield, g.fsm.moved = g.snapshots.newYield, g.waiters.moved
 	g.fsm.installed = func(from, to uint64) {
 		g.installs.Add(1)

@@ -206,6 +206,9 @@ type GroupConfig struct {
 	// group are few and small, and the cluster needs them to make room.
 	UsesReserve bool
 
+	// Stages, if set, counts the times of the group's own proposals by stage.
+	Stages *StageTimes
+
 	// Bootstrap lists the founding members, the same on each of them, including this replica. It is used only if the
 	// group never existed here. nil: the replica waits until another member adds it.
 	Bootstrap []Member

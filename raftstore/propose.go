@@ -33,6 +33,7 @@ func (e *NotLeaderError) Code() rowraft.Code { return rowraft.CodeNotLeader }
 // Future is the outcome of one proposal.
 type Future struct {
 	n     *instance        // nil if the entry was not proposed
+	at    time.Time        // of Propose
 	entry []byte           // owned by dispatch, then by complete; nil when the outcome is known
 	raft  raft.ApplyFuture // set by dispatch, for complete
 
@@ -100,7 +101,7 @@ func (g *Group) Propose(entry []byte) *Future {
 		return failed(&rowraft.OverloadedError{
 			What: fmt.Sprintf("disk of %s has %d bytes free, %d are kept in reserve", o.Dir, g.store.freeDisk.Load(),
 				g.store.reserveBytes()),
-			RetryAfter: time.Second,
+			Limit: "disk", RetryAfter: time.Second,
 		})
 	}
 	if g.cfg.Check != nil {
@@ -147,7 +148,7 @@ func (g *Group) notLeader(n *instance) error {
 // enqueue counts a copy of an entry as pending and gives it to dispatch. The bytes stay counted until resolve, so that
 // raft never holds more than MaxPendingBytes of a group.
 func (n *instance) enqueue(data []byte) *Future {
-	f := &Future{n: n, done: make(chan struct{}), entry: bytes.Clone(data)}
+	f := &Future{n: n, at: time.Now(), done: make(chan struct{}), entry: bytes.Clone(data)}
 	size := int64(len(data))
 	limit := n.g.store.opts.MaxPendingBytes
 	n.mu.Lock()
@@ -160,7 +161,7 @@ func (n *instance) enqueue(data []byte) *Future {
 			What: fmt.Sprintf(
 				"group %s has %d bytes in %d entries that are proposed and not applied, the limit is %d in %d", n.g.cfg.ID,
 				n.mu.pendingBytes, n.mu.pending, limit, maxPendingEntries),
-			RetryAfter: 20 * time.Millisecond,
+			Limit: "log", RetryAfter: 20 * time.Millisecond,
 		})
 	}
 	n.mu.pendingBytes += size
@@ -219,6 +220,7 @@ func (n *instance) complete() {
 			continue
 		}
 		n.noteTransfer(false)
+		n.g.clock.count(f.raft.Index(), f.at)
 		n.resolve(f, result, rowraft.Index(f.raft.Index()), nil)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/histogram"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/logstore"
 	"github.com/rowraft/rowraft/raftstore/marks"
@@ -450,4 +451,4 @@ func (s *Store) SetProfile(p timers.Profile) error { return s.timers.SetProfile(
 func (s *Store) Slowness() timers.Slowness { return s.timers.Slowness() }
 
 // LogWrites returns the durations of the log writes of all groups, including the fsync.
-func (s *Store) LogWrites() logstore.Histogram { return s.logs.WriteDurations() }
+func (s *Store) LogWrites() histogram.Snapshot { return s.logs.WriteDurations() }

@@ -130,7 +130,7 @@ func (g *Group) WaitApplied(ctx context.Context, index rowraft.Index) error {
 	w := g.waiters.add(uint64(index))
 	if w == nil {
 		return &rowraft.OverloadedError{What: fmt.Sprintf("group %s: %d calls wait for entries to be applied, as many as can",
-			g.cfg.ID, maxWaiters), RetryAfter: 100 * time.Millisecond}
+			g.cfg.ID, maxWaiters), Limit: "waiters", RetryAfter: 100 * time.Millisecond}
 	}
 	defer g.waiters.remove(w)
 	g.waiters.moved() // an entry that was applied before add has not woken w

@@ -308,7 +308,7 @@ func (t *sessionTable) mayOpen(o *wire.Opening, now uint64) (evict int, err erro
 		return -1, &rowraft.OverloadedError{
 			What: fmt.Sprintf("%s has %d sessions, the limit, and all are in use: run fewer clients, or close "+
 				"finished ones", owner, limit),
-			RetryAfter: sessionRetry,
+			Limit: "sessions", RetryAfter: sessionRetry,
 		}
 	}
 	return from + evict, nil
@@ -470,6 +470,7 @@ func lookup(s *session, p *wire.Part) (known bool, err error) {
 	case p.Seq-floor > Window:
 		return false, &rowraft.OverloadedError{
 			What:       fmt.Sprintf("more than %d pushes of one session wait for their result: send fewer at a time", Window),
+			Limit:      "window",
 			RetryAfter: 10 * time.Millisecond,
 		}
 	case p.Seq-s.Floor > Window || s.Window[p.Seq%Window/64]>>(p.Seq%64)&1 == 0:

@@ -156,7 +156,7 @@ func (a *Admission) CheckMemory() error {
 		return nil
 	}
 	a.refused[refusedMemory]++
-	return &rowraft.OverloadedError{What: a.full, RetryAfter: hintMost}
+	return &rowraft.OverloadedError{What: a.full, Limit: refusalNames[refusedMemory], RetryAfter: hintMost}
 }
 
 // Early returns the error that Admit would return now. It reserves no bytes: Admit counts the request when
@@ -225,7 +225,8 @@ func (a *Admission) admitLocked(t *Ticket) error {
 // REQUIRES: a.mu is held.
 func (a *Admission) refuseLocked(why refusal, format string, args ...any) error {
 	a.refused[why]++
-	return &rowraft.OverloadedError{What: fmt.Sprintf(format, args...), RetryAfter: a.hint.refused(time.Now())}
+	return &rowraft.OverloadedError{What: fmt.Sprintf(format, args...), Limit: refusalNames[why],
+		RetryAfter: a.hint.refused(time.Now())}
 }
 
 // Release returns the bytes of t.

@@ -12,8 +12,8 @@ var (
 	inFlightLimitDesc = desc("in_flight_limit_bytes", "What may be in flight: of the server, of one shard, of one client.",
 		"of")
 	clientsDesc = desc("in_flight_clients", "Clients that have something in flight.")
-	refusedDesc = desc("admission_refused_total", "Calls refused because a limit was reached: of the server "+
-		"(node), the shard, the client, the client's share of a busy server or shard, the memory.", "reason")
+	refusedDesc = desc("refused_total",
+		"Requests refused because a limit was reached, by the limit (docs/ops/overload.md).", "reason")
 	memoryFullDesc = desc("memory_full",
 		"1: pushes are refused because the process is near its memory limit (critical).")
 	memoryUsedDesc = desc("memory_used_bytes",
@@ -25,9 +25,9 @@ var (
 var Descs = []*prometheus.Desc{inFlightDesc, shardInFlightDesc, inFlightLimitDesc, clientsDesc, refusedDesc,
 	memoryFullDesc, memoryUsedDesc, memoryLimitDesc}
 
-// Collect sends the bytes in flight. No metric has a label for the client: the number of clients has no
-// bound.
-func (a *Admission) Collect(ch chan<- prometheus.Metric) {
+// Collect sends the bytes in flight and the refused requests; others calls its argument with the limits that other
+// packages check. No metric has a label for the client: the number of clients has no bound.
+func (a *Admission) Collect(ch chan<- prometheus.Metric, others func(func(limit string, n uint64))) {
 	s := a.stats()
 	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
@@ -42,9 +42,13 @@ func (a *Admission) Collect(ch chan<- prometheus.Metric) {
 	gauge(inFlightLimitDesc, s.limits.Shard, "shard")
 	gauge(inFlightLimitDesc, s.limits.Client, "client")
 	gauge(clientsDesc, int64(s.clients))
-	for why, name := range refusalNames {
-		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(s.refused[why]), name)
+	refused := func(limit string, n uint64) {
+		ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(n), limit)
 	}
+	for why, name := range refusalNames {
+		refused(name, s.refused[why])
+	}
+	others(refused)
 	full := int64(0)
 	if s.full {
 		full = 1

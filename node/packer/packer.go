@@ -8,6 +8,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/canary"
+	"github.com/rowraft/rowraft/internal/histogram"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/raftstore"
@@ -37,6 +38,7 @@ type Proposer interface {
 type Packer struct {
 	group  Proposer
 	header func() wire.EntryHeader // log time and epoch of the next entry
+	waited *histogram.Durations    // time of parts in queue; nil: not counted
 
 	queue chan *queuedPart
 	ahead chan proposed
@@ -56,6 +58,7 @@ type Packer struct {
 type queuedPart struct {
 	ctx  context.Context // the caller's; if it ends before the part is proposed, the part is dropped
 	part wire.Part
+	at   time.Time             // of Submit
 	done chan shard.PartResult // capacity 1: the caller may have stopped waiting
 
 	ticket *admit.Ticket // held until the part has a result, whether or not the caller waits
@@ -73,8 +76,10 @@ type proposed struct {
 	parts  []*queuedPart
 }
 
-func New(group Proposer, header func() wire.EntryHeader) *Packer {
+// New returns a running Packer. waited counts how long parts are in its queue; it may be shared and may be nil.
+func New(group Proposer, header func() wire.EntryHeader, waited *histogram.Durations) *Packer {
 	k := newIdle(group, header)
+	k.waited = waited
 	k.wg.Go(k.pack)
 	k.wg.Go(k.deliver)
 	return k
@@ -95,21 +100,23 @@ func newIdle(group Proposer, header func() wire.EntryHeader) *Packer {
 // result is sent. Submit never waits: if the queue is full it returns CodeOverloaded, and the
 // caller still owns t.
 func (k *Packer) Submit(ctx context.Context, p wire.Part, t *admit.Ticket) (<-chan shard.PartResult, error) {
-	w := &queuedPart{ctx: ctx, part: p, done: make(chan shard.PartResult, 1), ticket: t}
+	w := &queuedPart{ctx: ctx, part: p, at: time.Now(), done: make(chan shard.PartResult, 1), ticket: t}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
 		return nil, rowraft.Errorf(rowraft.CodeClosing, "the server is stopping")
 	}
 	if k.queued+p.Size() > maxQueuedBytes {
-		return nil, &rowraft.OverloadedError{What: "the push queue of the shard is full", RetryAfter: 20 * time.Millisecond}
+		return nil, &rowraft.OverloadedError{What: "the push queue of the shard is full", Limit: "queue",
+			RetryAfter: 20 * time.Millisecond}
 	}
 	select {
 	case k.queue <- w:
 		k.queued += p.Size()
 		return w.done, nil
 	default:
-		return nil, &rowraft.OverloadedError{What: "too many pushes wait for the shard", RetryAfter: 20 * time.Millisecond}
+		return nil, &rowraft.OverloadedError{What: "too many pushes wait for the shard", Limit: "queue",
+			RetryAfter: 20 * time.Millisecond}
 	}
 }
 
@@ -165,6 +172,12 @@ func (k *Packer) propose(parts []*queuedPart, size int) {
 	parts = k.dropAbandoned(parts)
 	if len(parts) == 0 {
 		return
+	}
+	if k.waited != nil {
+		now := time.Now()
+		for _, w := range parts {
+			k.waited.Observe(now.Sub(w.at))
+		}
 	}
 	h := k.header()
 	h.Kind, h.Parts = wire.EntryParts, len(parts)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/node/traffic"
 	"github.com/rowraft/rowraft/wire"
 )
 
@@ -17,7 +18,16 @@ func (h *Host) refusals() map[string]func(context.Context) error {
 // refuseWrite refuses a call that announced the sizes of its batches if admission would refuse each of them
 // now. The batches of a call that passes go through admission again with their true sizes, after the body is
 // read.
-func (h *Host) refuseWrite(ctx context.Context) (refused error) {
+func (h *Host) refuseWrite(ctx context.Context) error {
+	err := h.wouldRefuse(ctx)
+	if err != nil {
+		call := h.traffic.BeginTable(traffic.Push, 0)
+		call.End(err)
+	}
+	return err
+}
+
+func (h *Host) wouldRefuse(ctx context.Context) (refused error) {
 	for _, batch := range rpc.BatchSizesOf(ctx) {
 		shard := rowraft.ShardID(batch.Shard)
 		if r := h.replica(shard); r == nil || r.leading.Load() == 0 {

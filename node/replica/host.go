@@ -13,10 +13,12 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/histogram"
 	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 )
@@ -69,6 +71,10 @@ type Host struct {
 	store  Store // set by Open
 	fences fences
 
+	traffic *traffic.Counts
+	queued  histogram.Durations  // time of parts of pushes in the queues before the logs
+	stages  raftstore.StageTimes // of the entries that this server proposed to the shards' logs
+
 	// cluster is the map of the last Follow.
 	cluster atomic.Pointer[clustermap.Map]
 
@@ -80,11 +86,31 @@ type Host struct {
 
 // New returns a host without replicas.
 func New(opts Options) *Host {
-	return &Host{
+	h := &Host{
 		opts: opts, log: opts.Logger, replicas: make(map[rowraft.ShardID]*replica),
 		fences: fences{fs: opts.FS, log: opts.Logger, dir: filepath.Join(opts.DataDir, "fenced"),
 			of: make(map[rowraft.ShardID]fencedReplica)},
 	}
+	h.traffic = traffic.New(h.tableName)
+	return h
+}
+
+// tableName returns the name of a table of the map or, because the map may be older than the shards, of a running
+// replica.
+func (h *Host) tableName(id rowraft.TableID) (string, bool) {
+	if m := h.Map(); m != nil {
+		for i := range m.Tables {
+			if m.Tables[i].ID == id {
+				return m.Tables[i].Name, true
+			}
+		}
+	}
+	for _, r := range h.runningReplicas() {
+		if t, ok := r.machine.Table(id); ok {
+			return t.Name, true
+		}
+	}
+	return "", false
 }
 
 // Open sets the store of the replicas' Raft groups.

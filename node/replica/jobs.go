@@ -8,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/steps"
+	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/shard"
 	"github.com/rowraft/rowraft/wire"
@@ -21,6 +22,14 @@ func (s *tableService) PushStepMany(req *rowraftv1.PushStepManyRequest,
 
 // PushStep gives a worker's gradients to the step, and waits for its outcome.
 func (s *tableService) PushStep(ctx context.Context, req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
+	call := s.h.traffic.Begin(traffic.StepPush, req.Payload, false)
+	reply, err := s.pushStep(ctx, req)
+	call.End(err)
+	return reply, err
+}
+
+func (s *tableService) pushStep(ctx context.Context,
+	req *rowraftv1.PushStepRequest) (*rowraftv1.PushStepReply, error) {
 	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
 	if err != nil {
 		return nil, err

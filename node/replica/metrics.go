@@ -7,6 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/rowraft/rowraft/internal/histogram"
+	"github.com/rowraft/rowraft/node/traffic"
 	"github.com/rowraft/rowraft/raftstore"
 )
 
@@ -56,15 +58,32 @@ func desc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("rowraft_"+name, help, []string{"shard"}, nil)
 }
 
+var stageDesc = prometheus.NewDesc("rowraft_push_stage_seconds", "Time of a push on the leader, by stage: queue (of a "+
+	"push, until it is in an entry), then of the entry log (until it is on this server's disk), replicate (until a "+
+	"majority has it and the entries before it are applied) and apply.", []string{"stage"}, nil)
+
+// Refusals calls f with the number of refused requests for each limit that package admit does not count.
+func (h *Host) Refusals(f func(limit string, n uint64)) { h.traffic.Refusals(f) }
+
 // Describe sends the descriptions of what Collect sends.
 func (*Host) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range append(traffic.Descs, stageDesc) {
+		ch <- d
+	}
 	for _, d := range replicaMetrics {
 		ch <- d.desc
 	}
 }
 
-// Collect sends the metrics of the replicas that Status does not contain.
+// Collect sends the metrics of the replicas that Status does not contain, and those of the requests.
 func (h *Host) Collect(ch chan<- prometheus.Metric) {
+	h.traffic.Collect(ch)
+	for stage, took := range map[string]*histogram.Durations{
+		"queue": &h.queued, "log": &h.stages.Log, "replicate": &h.stages.Replicate, "apply": &h.stages.Apply,
+	} {
+		s := took.Snapshot()
+		ch <- prometheus.MustNewConstHistogram(stageDesc, s.Count, s.Sum.Seconds(), s.Buckets, stage)
+	}
 	for _, r := range h.runningReplicas() {
 		g := r.group.Status()
 		for _, d := range replicaMetrics {

@@ -39,7 +39,7 @@ func (g *pushHold) enter(ctx context.Context, size int) error {
 		if g.waiting+size > maxHeldBytes {
 			g.mu.Unlock()
 			return &rowraft.OverloadedError{What: "too many pushes wait for a checkpoint's cut",
-				RetryAfter: 20 * time.Millisecond}
+				Limit: "checkpoint", RetryAfter: 20 * time.Millisecond}
 		}
 		g.waiting += size
 		ended := g.held.ended

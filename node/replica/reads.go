@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
 	"github.com/rowraft/rowraft/node/freshness"
+	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 )
@@ -34,6 +35,13 @@ type pulled struct {
 
 // Pull reads rows of one shard in the mode that the request names.
 func (s *tableService) Pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
+	call := s.h.traffic.Begin(traffic.Pull, req.Payload, req.Presence)
+	reply, err := s.pull(ctx, req)
+	call.End(err)
+	return reply, err
+}
+
+func (s *tableService) pull(ctx context.Context, req *rowraftv1.PullRequest) (*rowraftv1.PullReply, error) {
 	defer rpc.Pool.Release(req.Payload)
 	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
 	if err != nil {

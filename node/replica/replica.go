@@ -163,7 +163,7 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 			r.noticeFence()
 		},
 
-		SegmentSizeBytes: segmentBytes,
+		SegmentSizeBytes: segmentBytes, Stages: &h.stages,
 	})
 	if err != nil {
 		r.cancel()
@@ -171,7 +171,7 @@ func (h *Host) openReplica(m *clustermap.Map, s clustermap.Shard, self clusterma
 	}
 	r.fresh = freshness.New(r.ctx, func(ctx context.Context) (rowraft.Index, error) { return h.probe(ctx, r) },
 		r.group.AppliedIndex, r.group.WaitApplied)
-	r.packer = packer.New(r.group, r.header)
+	r.packer = packer.New(r.group, r.header, &h.queued)
 	close(r.opened)
 	return r, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/shard"
 )
@@ -19,6 +20,14 @@ const scanMessageBytes = 512 << 10
 // Scan streams the rows of some slots. It holds one message at a time: gRPC's flow control sends no faster
 // than the client reads.
 func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStreamingServer[rowraftv1.ScanReply]) error {
+	call := s.h.traffic.BeginTable(traffic.Scan, rowraft.TableID(req.Table))
+	err := s.scan(req, stream, &call)
+	call.End(err)
+	return err
+}
+
+func (s *tableService) scan(req *rowraftv1.ScanRequest, stream grpc.ServerStreamingServer[rowraftv1.ScanReply],
+	call *traffic.Call) error {
 	r, err := s.h.replicaFor(req.Shard, req.MapVersion, req.TableEpoch)
 	if err != nil {
 		return err
@@ -51,6 +60,7 @@ func (s *tableService) Scan(req *rowraftv1.ScanRequest, stream grpc.ServerStream
 			rpc.Pool.Release(reply.GetPayload())
 			return err
 		}
+		call.Sent(len(reply.Payload)) // before Send, which releases it
 		if err := stream.Send(reply); err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/rpc"
 	"github.com/rowraft/rowraft/node/admit"
+	"github.com/rowraft/rowraft/node/traffic"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/wire"
 )
@@ -22,6 +23,19 @@ type tableService struct {
 // Write checks the caller and the tables of one batch (a push, assign, delete or clocked push) and applies it under its
 // number.
 func (s *tableService) Write(ctx context.Context, req *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
+	segments := req.Payload
+	if wire.Op(req.Op) == wire.OpClocked {
+		if _, rest, err := wire.ParseClock(segments); err == nil {
+			segments = rest
+		}
+	}
+	call := s.h.traffic.Begin(traffic.OfWrite(wire.Op(req.Op)), segments, false) // before write releases the payload
+	reply, err := s.write(ctx, req)
+	call.End(err)
+	return reply, err
+}
+
+func (s *tableService) write(ctx context.Context, req *rowraftv1.WriteRequest) (*rowraftv1.WriteReply, error) {
 	if req.Op < rowraftv1.WriteOp_WRITE_OP_PUSH || req.Op > rowraftv1.WriteOp_WRITE_OP_CLOCKED {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"a write of operation %d: want 1 (push), 2 (assign), 3 (delete) or 4 (clocked push)", req.Op)
@@ -83,6 +97,14 @@ func clientID(ctx context.Context, b []byte) (id rowraft.ClientID, err error) {
 }
 
 func (s *tableService) OpenSession(ctx context.Context,
+	req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
+	call := s.h.traffic.BeginTable(traffic.OpenSession, 0)
+	reply, err := s.openSession(ctx, req)
+	call.End(err)
+	return reply, err
+}
+
+func (s *tableService) openSession(ctx context.Context,
 	req *rowraftv1.OpenSessionRequest) (*rowraftv1.OpenSessionReply, error) {
 	r, err := s.h.replicaFor(req.Shard, anyMapVersion, 0)
 	if err != nil {

@@ -198,7 +198,7 @@ func (o *openStep) addTo(m *Mean, with *wire.RankSet) (read []rowraft.Position, 
 		}
 		if part.missing > 0 {
 			return nil, &rowraft.OverloadedError{What: fmt.Sprintf("step %d: rank %d is sending its part again", o.step, r),
-				RetryAfter: 20 * time.Millisecond}
+				Limit: "steps", RetryAfter: 20 * time.Millisecond}
 		}
 		for _, f := range part.fragments {
 			if err := m.Add(f, order); err != nil {
@@ -301,7 +301,7 @@ func (s *Aggregator) closeOpenInLog(j *job, w *wire.Membership) error {
 				What: fmt.Sprintf(
 					"shard %d: step %d of job %x has pieces in the log, and rank %d has not sent its part again", s.shard, o.step,
 					j.id[:4], m.Rank),
-				RetryAfter: 50 * time.Millisecond,
+				Limit: "steps", RetryAfter: 50 * time.Millisecond,
 			}
 		}
 	}

@@ -288,7 +288,7 @@ func (s *Aggregator) addLocked(j *job, p *Push) (*openStep, error) {
 	}
 	if s.held+size+heads > limit && !s.nextLocked(j, p.Step) {
 		return nil, &rowraft.OverloadedError{What: "the shard holds as many gradients of open steps as it can",
-			RetryAfter: 20 * time.Millisecond}
+			Limit: "steps", RetryAfter: 20 * time.Millisecond}
 	}
 	if err := o.sameRates(p.Payload); err != nil {
 		return nil, err

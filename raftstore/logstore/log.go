@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/histogram"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore/entry"
 	"github.com/rowraft/rowraft/raftstore/raftlog"
@@ -57,6 +58,8 @@ type Options struct {
 	IsLeader func() bool
 	Fatal    func(error)         // stops the group; does not wait
 	Restart  func(reason string) // requests a new raft instance; does not wait
+	// Stored is called with entries after they are on the disk.
+	Stored func([]*raft.Log)
 	// Compactable returns the last entry of min to max that may be deleted now.
 	Compactable func(min, max uint64) uint64
 	// Committed returns an index up to which this log is known to be committed. No leader may replace these entries.
@@ -66,8 +69,8 @@ type Options struct {
 // Shared is what the logs of all groups of a server share. Safe for concurrent use.
 type Shared struct {
 	cache   *entryCache
-	took    durations    // of the log writes
-	writing atomic.Int32 // number of logs that are being written
+	took    histogram.Durations // of the log writes
+	writing atomic.Int32        // number of logs that are being written
 }
 
 // NewShared returns the shared part of logs whose recent entries take up to cacheBytes of memory.
@@ -79,7 +82,7 @@ func NewShared(cacheBytes int64) *Shared {
 func (s *Shared) IsWriting() bool { return s.writing.Load() > 0 }
 
 // WriteDurations returns the durations of the log writes, including the fsync.
-func (s *Shared) WriteDurations() Histogram { return s.took.histogram() }
+func (s *Shared) WriteDurations() histogram.Snapshot { return s.took.Snapshot() }
 
 // New returns the log of o for a raft that does not run yet.
 func New(o Options) *Log {
@@ -191,7 +194,7 @@ func (g *Log) StoreLogs(logs []*raft.Log) error {
 	g.o.Shared.writing.Add(1)
 	begun := time.Now()
 	err := g.o.Inner.StoreLogs(logs)
-	g.o.Shared.took.observe(time.Since(begun))
+	g.o.Shared.took.Observe(time.Since(begun))
 	g.o.Shared.writing.Add(-1)
 	stop()
 	if err := g.check("append to", err); err != nil {
@@ -199,6 +202,7 @@ func (g *Log) StoreLogs(logs []*raft.Log) error {
 	}
 	g.stopIfFailed() // the watchdog stopped the group during the write: acknowledge nothing
 	g.stores.Add(1)
+	g.o.Stored(logs)
 	g.cache.put(logs)
 	for _, l := range logs {
 		g.o.Ledger.Observe(l)
