@@ -134,6 +134,7 @@ type Config struct {
 type Info struct {
 	Cluster  rowraft.ClusterID
 	Node     rowraft.NodeID
+	Name     string
 	Addr     string
 	PeerAddr string
 }

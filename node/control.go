@@ -128,7 +128,8 @@ func (c *control) register(ctx context.Context) {
 				return
 			default:
 				wait = b.Delay(0)
-				if refused++; refused%50 == 0 {
+				// A taken name does not become free by itself, except if its server is dead.
+				if refused++; refused%50 == 0 || refused == 1 && code == rowraft.CodeAlreadyExists {
 					c.n.log.Warn("server not ready, the scheduler does not take it yet", "err", err)
 				}
 			}
@@ -164,13 +165,23 @@ func (c *control) hear(ctx context.Context) {
 }
 
 func (c *control) registerOnce(ctx context.Context) error {
-	return c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) error {
-		_, err := stub.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{
+	var reply *rowraftv1.RegisterNodeReply
+	err := c.call(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) (err error) {
+		reply, err = stub.RegisterNode(ctx, &rowraftv1.RegisterNodeRequest{
 			ClusterId: string(c.cluster()), Node: rpc.NodeToProto(c.n.self),
 			FormatVersion: uint32(c.n.cfg.announce),
 		})
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	if name := reply.GetName(); name != "" {
+		if err := c.n.identity.SetName(name); err != nil { // the scheduler knows the name, and answers it again
+			c.n.log.Warn("the name of this server was not written to its data directory", "name", name, "err", err)
+		}
+	}
+	return nil
 }
 
 func (c *control) cluster() rowraft.ClusterID { return c.n.identity.Identity().Cluster }
@@ -283,7 +294,7 @@ func mapOf(cluster rowraft.ClusterID, reply *rowraftv1.GetMapReply) (*clustermap
 // status describes the server and its replicas.
 func (n *Node) status() *rowraftv1.NodeStatusReply {
 	st := &rowraftv1.NodeStatusReply{
-		ClusterId: string(n.identity.Identity().Cluster), NodeId: string(n.self.ID), NodeName: n.self.Name,
+		ClusterId: string(n.identity.Identity().Cluster), NodeId: string(n.self.ID), NodeName: n.name(),
 		Version: n.cfg.Version, UptimeNs: uint64(time.Since(n.started)), Replicas: n.host.Status(),
 		Goroutines: uint32(runtime.NumGoroutine()),
 		Disk:       n.disk(), CertificateEnds: n.certificateEnds(), Profile: n.profile(), Slowness: n.slowness(),

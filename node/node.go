@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -181,11 +182,12 @@ func (n *Node) fail(err error) {
 }
 
 func (n *Node) openScheduler(source *certs.Source, ca *certs.CA) (err error) {
+	id := n.identity.Identity()
 	n.self = clustermap.Node{
-		ID: n.identity.Identity().Node, Name: n.cfg.Name, Addr: n.cfg.Advertise, PeerAddr: n.cfg.PeerAdvertise,
+		ID: id.Node, Name: cmp.Or(n.cfg.Name, id.Name), Addr: n.cfg.Advertise, PeerAddr: n.cfg.PeerAdvertise,
 		Scheduler: n.cfg.WithScheduler, NoShards: n.cfg.SchedulerOnly, Labels: n.cfg.Labels,
 	}
-	n.log = n.log.With("node", string(n.self.ID))
+	n.log = slog.New(&nameHandler{next: n.log.Handler(), self: n.name, ids: n.knownMap})
 	n.sched, err = scheduler.New(scheduler.Options{
 		Identity: n.identity, Self: n.self, Version: n.cfg.Version, Announce: n.cfg.announce, Join: n.cfg.Join,
 		Servers: n.cfg.Servers, Shards: n.cfg.Shards, Slots: rowraft.SlotCount(n.cfg.Slots),
@@ -194,6 +196,19 @@ func (n *Node) openScheduler(source *certs.Source, ca *certs.CA) (err error) {
 		TLS:                    source, CA: ca, Dial: n.cfg.Dial, Hints: n.leaderHints, Logger: n.log,
 	})
 	return err
+}
+
+// name returns the name of this server, or its id before the scheduler has given it a name.
+func (n *Node) name() string {
+	return cmp.Or(n.self.Name, n.identity.Identity().Name, string(n.self.ID))
+}
+
+// knownMap returns the newest map, nil before this server knows one.
+func (n *Node) knownMap() *clustermap.Map {
+	if n.sched == nil {
+		return nil
+	}
+	return n.sched.View().Map()
 }
 
 func (n *Node) newHost() *replica.Host {
@@ -402,14 +417,16 @@ func (n *Node) becomeReady(m *clustermap.Map) {
 		n.log.Info("Cluster is successfully initialized.", "shards", len(m.Shards), "servers", len(m.Servers()))
 	}
 	if n.cfg.Ready != nil {
-		n.cfg.Ready(Info{Cluster: m.Cluster, Node: n.self.ID, Addr: n.self.Addr, PeerAddr: n.self.PeerAddr})
+		n.cfg.Ready(Info{Cluster: m.Cluster, Node: n.self.ID, Name: n.name(), Addr: n.self.Addr,
+			PeerAddr: n.self.PeerAddr})
 	}
 }
 
 // serve starts the gRPC services. The channel receives their error if they end early.
 func (n *Node) serve(source *certs.Source) <-chan error {
-	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.checkCluster, n.endLongPolls,
-		admit.CountReplies, n.host.Forward), grpc.ChainStreamInterceptor(n.checkStreamCluster, n.endAttendance))
+	opts := append(rpc.ServerOptions(source), grpc.ChainUnaryInterceptor(n.nameErrors, n.checkCluster, n.endLongPolls,
+		admit.CountReplies, n.host.Forward), grpc.ChainStreamInterceptor(n.nameStreamErrors,
+		n.checkStreamCluster, n.endAttendance))
 	n.grpc = grpc.NewServer(append(opts, n.openEntrance(source)...)...)
 	n.health = health.NewServer()
 	n.health.SetServingStatus(rowraftv1.Table_ServiceDesc.ServiceName, healthpb.HealthCheckResponse_NOT_SERVING)

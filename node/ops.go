@@ -68,7 +68,8 @@ func (n *Node) opsHandler() http.Handler {
 	reg.MustRegister(&metrics{n: n}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: opsScrapes}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(nameMetrics{reg, n.name},
+		promhttp.HandlerOpts{MaxRequestsInFlight: opsScrapes}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if why := n.notReady(n.host.Status()); why != "" {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -28,8 +29,11 @@ func (n *testNode) get(t testing.TB, path string) (int, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resp.StatusCode, string(body)
+	return resp.StatusCode, serverLabel.ReplaceAllString(string(body), "")
 }
+
+// serverLabel matches the label server, which all metrics have (TestAServerWithoutANameGetsOne).
+var serverLabel = regexp.MustCompile(`\{server="[^"]*"\}|,server="[^"]*"|server="[^"]*",`)
 
 // TestOpsPort: the metrics of a server have their names, and the server is ready after its replicas know a
 // leader.

@@ -195,7 +195,7 @@ func TestNobodyGetsIn(t *testing.T) {
 			t.Errorf("the profiler and %s: status %d", role, profile)
 		}
 		status, metrics := opsGet(t, n.opsAddr, source, "/metrics")
-		if status != http.StatusOK || !strings.Contains(metrics, "\nrowraft_certificate_expiry_timestamp_seconds ") {
+		if status != http.StatusOK || !strings.Contains(metrics, "\nrowraft_certificate_expiry_timestamp_seconds{") {
 			t.Errorf("the metrics and %s: status %d: %s", role, status, metrics)
 		}
 	}

@@ -174,7 +174,7 @@ func (d *driver) drive(ctx context.Context, term rowraft.Term, id uint64) {
 			}
 		}
 		if err != nil {
-			wait.waitingFor = err.Error()
+			wait.waitingFor = d.view.Map().WithNames(err.Error())
 		}
 		if d.setNote(id, wait) && err != nil && ctx.Err() == nil {
 			d.logger.Warn("a move waits; trying again", "move", m.ID, "shard", uint32(m.Shard), "phase", meta.PhaseName(m.Phase),

@@ -201,7 +201,8 @@ func (pl *placeLoop) takeName(ctx context.Context, n *rowraftv1.Node) (taken boo
 			return false, err
 		}
 	}
-	old.Name = ""
+	// Until the cluster forgets it.
+	old.Name = old.Name[:min(len(old.Name), 64)] + "-" + string(old.ID[:min(len(old.ID), 8)])
 	_, err = pl.propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_PutNode{
 		PutNode: &rowraftv1.MetaPutNode{Node: rpc.NodeToProto(old)}}})
 	return true, err

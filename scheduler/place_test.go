@@ -416,7 +416,7 @@ func TestAWipedServerTakesItsName(t *testing.T) {
 		Node: &rowraftv1.Node{Id: "c2", Name: "c", Addr: old.Addr, PeerAddr: old.PeerAddr}}
 	g.report(t, s, "a", "b", "c", "d")
 	_, err := s.RegisterNode(t.Context(), fresh)
-	testutil.WantCode(t, err, rowraft.CodeAlreadyExists, "is that of node c") // who is up keeps its name
+	testutil.WantCode(t, err, rowraft.CodeAlreadyExists, "has the name c already") // who is up keeps its name
 	l.elect(s.opts.Self.ID)
 	g.report(t, s, "a", "b", "d")
 	silence(s, DownAfter)
@@ -430,7 +430,7 @@ func TestAWipedServerTakesItsName(t *testing.T) {
 	if n, _ := s.view.Map().Node("c2"); n.Name != "c" || n.Intent != clustermap.Serve {
 		t.Errorf("%+v", n)
 	}
-	if n, _ := s.view.Map().Node("c"); n.Name != "" || n.Intent != clustermap.Decommission {
+	if n, _ := s.view.Map().Node("c"); n.Name != "c-c" || n.Intent != clustermap.Decommission {
 		t.Errorf("%+v", n)
 	}
 	placeTurns(t, s, l, g, []string{"a", "b", "d"}, func() { silence(s, DownAfter) },

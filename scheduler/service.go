@@ -1,19 +1,24 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
+	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // Hello returns the identity, the addresses and the founders of this server. It needs no metadata group, so a server
@@ -25,7 +30,8 @@ func (s *Scheduler) Hello(_ context.Context, req *rowraftv1.HelloRequest) (*rowr
 	}
 	self := s.opts.Self
 	reply := &rowraftv1.HelloReply{
-		ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: self.Addr, PeerAddr: self.PeerAddr, NodeName: self.Name,
+		ClusterId: string(id.Cluster), NodeId: string(id.Node), Addr: self.Addr, PeerAddr: self.PeerAddr,
+		NodeName:  cmp.Or(self.Name, id.Name),
 		Scheduler: self.Scheduler, Version: s.opts.Version, Join: sortedCopy(s.opts.Join),
 	}
 	for _, f := range id.Founders {
@@ -73,7 +79,8 @@ func (s *Scheduler) GetMap(ctx context.Context, req *rowraftv1.GetMapRequest) (*
 	return reply, nil
 }
 
-// RegisterNode adds a server to the map or updates its addresses.
+// RegisterNode adds a server to the map or updates its addresses. A server without a name keeps the one that it has in
+// the map, or gets a free one.
 func (s *Scheduler) RegisterNode(ctx context.Context,
 	req *rowraftv1.RegisterNodeRequest) (*rowraftv1.RegisterNodeReply, error) {
 	if err := s.checkMember(req.GetClusterId(), req.GetNode().GetId()); err != nil {
@@ -95,6 +102,9 @@ func (s *Scheduler) RegisterNode(ctx context.Context,
 		req = proto.CloneOf(req)
 		req.Node.Scheduler = now.HasVoter(rowraft.NodeID(req.Node.Id))
 	}
+	if req.GetNode().GetName() == "" {
+		return s.registerUnnamed(ctx, req.GetNode())
+	}
 	err = s.putNode(ctx, req.GetNode())
 	if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists {
 		taken, terr := s.placeLoop.takeName(ctx, req.GetNode())
@@ -102,12 +112,53 @@ func (s *Scheduler) RegisterNode(ctx context.Context,
 			err = s.putNode(ctx, req.GetNode())
 		}
 	}
+	return s.endRegister(req.GetNode(), err)
+}
+
+// registerUnnamed registers a server under the name that the map has for it, or under a free one.
+func (s *Scheduler) registerUnnamed(ctx context.Context, n *rowraftv1.Node) (*rowraftv1.RegisterNodeReply, error) {
+	n = proto.CloneOf(n)
+	for tries := 0; ; tries++ {
+		n.Name = freeName(s.view.Map(), n)
+		err := s.putNode(ctx, n)
+		if rowraft.CodeOf(err) == rowraft.CodeAlreadyExists && tries < meta.MaxNodes {
+			continue // another server that registered at this moment has got the name
+		}
+		return s.endRegister(n, err)
+	}
+}
+
+// endRegister returns the reply to a registration that ended with err.
+func (s *Scheduler) endRegister(n *rowraftv1.Node, err error) (*rowraftv1.RegisterNodeReply, error) {
 	if err != nil {
-		return nil, fmt.Errorf("register node %s: %w", req.GetNode().GetId(), err)
+		return nil, fmt.Errorf("register server %s at %s: %w", diagnosis.NodeLabel(n), n.GetAddr(), err)
 	}
 	s.tellConnected()
 	s.wake()
-	return &rowraftv1.RegisterNodeReply{MapVersion: s.mapVersion()}, nil
+	return &rowraftv1.RegisterNodeReply{MapVersion: s.mapVersion(), Name: n.GetName()}, nil
+}
+
+// freeName returns the name of n in the map. If it has none there, freeName returns n1, n2 … or, for a scheduler in a
+// process of its own, s1, s2 …: the number after the highest one in use.
+func freeName(m *clustermap.Map, n *rowraftv1.Node) string {
+	if m == nil {
+		m = &clustermap.Map{}
+	}
+	if known, ok := m.Node(rowraft.NodeID(n.GetId())); ok && known.Name != "" {
+		return known.Name
+	}
+	prefix, highest := "n", 0
+	if n.GetNoShards() {
+		prefix = "s"
+	}
+	for _, other := range m.Nodes {
+		if digits, ok := strings.CutPrefix(other.Name, prefix); ok {
+			if k, err := strconv.Atoi(digits); err == nil && k < 1<<30 {
+				highest = max(highest, k)
+			}
+		}
+	}
+	return prefix + strconv.Itoa(highest+1)
 }
 
 // Heartbeat stores the state of a server's replicas in the leader's memory.

@@ -95,6 +95,22 @@ func (d *Dir) Join(cluster rowraft.ClusterID, founders []Member) error {
 	return nil
 }
 
+// SetName stores the name that the server has in the cluster, durably.
+func (d *Dir) SetName(name string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mu.id.Name == name {
+		return nil
+	}
+	id := d.mu.id
+	id.Name = name
+	if err := store(d.disk, d.path, id); err != nil {
+		return err
+	}
+	d.mu.id = id
+	return nil
+}
+
 // CheckCluster returns an error if the two clusters differ. Empty means that a server has no cluster yet.
 func CheckCluster(mine, theirs rowraft.ClusterID) error {
 	if mine == "" || theirs == "" || mine == theirs {

@@ -27,6 +27,7 @@ func (m Member) MetaReplica() rowraft.ReplicaID { return MetaReplicaOf(m.Node) }
 // Identity is the ids that a data directory got at its creation, and the cluster that it joined.
 type Identity struct {
 	Node        rowraft.NodeID
+	Name        string            // the server's name in the cluster; empty before its first registration
 	MetaReplica rowraft.ReplicaID // replica id in the metadata group, if it is a founder
 	Cluster     rowraft.ClusterID // empty until the cluster is formed or joined
 	Founders    []Member          // founders of the metadata group, by node id; empty while Cluster is empty
@@ -67,6 +68,7 @@ type fileBody struct {
 	Format      string   `json:"format"`
 	Version     int      `json:"version"`
 	NodeID      string   `json:"node_id"`
+	Name        string   `json:"name,omitempty"`
 	MetaReplica string   `json:"meta_replica_id"`
 	ClusterID   string   `json:"cluster_id"`
 	Founders    []Member `json:"founders"`
@@ -86,7 +88,7 @@ func (b fileBody) sum() (string, error) {
 
 func encode(id Identity) ([]byte, error) {
 	b := fileBody{
-		Format: fileFormat, Version: Version, NodeID: string(id.Node), MetaReplica: string(id.MetaReplica),
+		Format: fileFormat, Version: Version, NodeID: string(id.Node), Name: id.Name, MetaReplica: string(id.MetaReplica),
 		ClusterID: string(id.Cluster), Founders: id.Founders,
 	}
 	var err error
@@ -128,7 +130,7 @@ func decode(raw []byte, path string) (Identity, error) {
 			"%s: checksum %q, the content gives %q: the file was changed or damaged", path, b.Checksum, want)
 	}
 	return Identity{
-		Node: rowraft.NodeID(b.NodeID), MetaReplica: rowraft.ReplicaID(b.MetaReplica),
+		Node: rowraft.NodeID(b.NodeID), Name: b.Name, MetaReplica: rowraft.ReplicaID(b.MetaReplica),
 		Cluster: rowraft.ClusterID(b.ClusterID), Founders: b.Founders,
 	}, nil
 }

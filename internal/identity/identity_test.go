@@ -48,6 +48,23 @@ func TestIdentityIsBornOnceAndKept(t *testing.T) {
 	}
 }
 
+func TestANameSurvivesARestart(t *testing.T) {
+	dir := t.TempDir()
+	d := open(t, dir)
+	for _, name := range []string{"n1", "n1", "host-7"} {
+		if err := d.SetName(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := d.Identity()
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := open(t, dir).Identity(); got.Name != "host-7" || !cmp.Equal(got, want) {
+		t.Errorf("reopened: %+v, want %+v", got, want)
+	}
+}
+
 func TestJoinRefusesAnotherCluster(t *testing.T) {
 	d := open(t, t.TempDir())
 	m := []Member{{Node: "a"}}

@@ -135,7 +135,7 @@ func TestCommandsAreCheckedBeforeTheyChangeAnything(t *testing.T) {
 	a.do(cmdInit("c1"))
 	a.refused(cmdInit("c2"), rowraft.CodeIdentity, "c1", "c2")
 	a.do(cmdNode("a", "n1", "h:1"))
-	a.refused(cmdNode("b", "n1", "h:2"), rowraft.CodeAlreadyExists, "n1", "node a")
+	a.refused(cmdNode("b", "n1", "h:2"), rowraft.CodeAlreadyExists, "n1", "h:1")
 	a.refused(cmdNode("b", "n2", ""), rowraft.CodeInvalidArgument, "address")
 	a.refused(cmdShards(2, "a", "stranger"), rowraft.CodeInvalidArgument, "stranger")
 	a.do(cmdTable(metacmd.SGD("user", 8), 7, false))

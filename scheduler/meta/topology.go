@@ -50,7 +50,7 @@ func (t *topology) putNode(n clustermap.Node) error {
 	for _, o := range t.cluster.Nodes {
 		if n.Name != "" && o.Name == n.Name && o.ID != n.ID {
 			return rowraft.Errorf(rowraft.CodeAlreadyExists,
-				"the name %s is that of node %s; a server with a new data directory needs another --name", n.Name, o.ID)
+				"the server at %s has the name %s already: start this one with another --name, or without one", o.Addr, n.Name)
 		}
 	}
 	i, found := t.findNode(n.ID)

@@ -1656,6 +1656,7 @@ func (x *RegisterNodeRequest) GetFormatVersion() uint32 {
 type RegisterNodeReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	MapVersion    uint64                 `protobuf:"varint,1,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // the server's name; the scheduler chooses it if the request has none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1695,6 +1696,13 @@ func (x *RegisterNodeReply) GetMapVersion() uint64 {
 		return x.MapVersion
 	}
 	return 0
+}
+
+func (x *RegisterNodeReply) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
 }
 
 type ReplicaStatus struct {
@@ -4117,10 +4125,11 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12$\n" +
 	"\x04node\x18\x02 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12%\n" +
-	"\x0eformat_version\x18\x03 \x01(\rR\rformatVersion\"4\n" +
+	"\x0eformat_version\x18\x03 \x01(\rR\rformatVersion\"H\n" +
 	"\x11RegisterNodeReply\x12\x1f\n" +
 	"\vmap_version\x18\x01 \x01(\x04R\n" +
-	"mapVersion\"\x86\x06\n" +
+	"mapVersion\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x86\x06\n" +
 	"\rReplicaStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1d\n" +
 	"\n" +

@@ -133,7 +133,8 @@ same list; they wait for each other, in any order. Later servers join through th
 func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
 	fl.StringVar(&f.config, "config", "", "YAML file of `flag: value` lines; flags and the environment win over it")
 	fl.StringVar(&f.dataDir, "data-dir", "", "directory of this server's data, used by it alone (required)")
-	fl.StringVar(&f.name, "name", "", "name for people, unique in the cluster; default: the server's id")
+	fl.StringVar(&f.name, "name", "", "name of this server in the cluster, for people and commands; "+
+		"default: the one it had, or n1, n2 … as it joins")
 	fl.StringVar(&f.listen, "listen", remote.DefaultEndpoint,
 		"host:port of the gRPC services; port 0 lets the kernel choose")
 	fl.StringVar(&f.peerListen, "peer-listen", "127.0.0.1:7071",
@@ -371,7 +372,7 @@ func (f *serverFlags) writeReady(info node.Info) error {
 	if f.readyFile == "" {
 		return nil
 	}
-	raw, err := json.Marshal(Ready{cli.JSONSchema, string(info.Cluster), string(info.Node), f.name, info.Addr,
+	raw, err := json.Marshal(Ready{cli.JSONSchema, string(info.Cluster), string(info.Node), info.Name, info.Addr,
 		info.PeerAddr, os.Getpid()})
 	if err != nil {
 		return err
