@@ -9,15 +9,15 @@ import (
 type Key uint64
 
 // TableID names a table. The low 48 bits are the random, non-zero uid that the table
-// is born with: they are part of the key hash and of the initializer, so they travel
-// with the schema. The high 16 bits are the number of the restore that brought this
-// table alone, 0 if none did: a restored table is another table with the same places
-// for its rows. An id is never reused.
+// is created with. They are part of the key hash, so they travel with the schema. The
+// high 16 bits are the number of the restore that restored this table alone, or 0: a
+// restored table is another table with the same places for its rows. An id is never
+// reused.
 type TableID uint64
 
 const originBits = 48
 
-// Origin returns the uid that the table was born with.
+// Origin returns the uid that the table was created with.
 func (t TableID) Origin() TableID { return t & (1<<originBits - 1) }
 
 // Restore returns the number of the restore that brought this table alone, or 0.
@@ -183,12 +183,16 @@ func (k InitializerKind) String() string {
 	return fmt.Sprintf("initializer(%d)", uint8(k))
 }
 
-// Initializer is a pure function f(Seed, table, key) → weights, fixed with the
+// Initializer is a pure function f(Seed, NameHash, key) → weights, fixed with the
 // table. Uniform uses [A, B); Normal has mean A and standard deviation B.
 type Initializer struct {
 	Kind InitializerKind
 	Seed uint64
-	A, B float32
+	// NameHash is optim.NameHash of the name that the table was created with. The
+	// scheduler sets it, a caller leaves it 0. It is stored with the table, so that a
+	// restored table keeps its initial weights under any name.
+	NameHash uint64
+	A, B     float32
 }
 
 // Schema is what a table is created with; it never changes afterwards.
@@ -234,9 +238,9 @@ func (s *Schema) Validate() error {
 }
 
 // SameShape reports whether two schemas of one name may stand for each other:
-// everything but the ID is equal.
+// everything is equal except what the scheduler sets, the ID and the hash of the name.
 func (s Schema) SameShape(o Schema) bool {
-	s.ID = o.ID
+	s.ID, s.Initializer.NameHash = o.ID, o.Initializer.NameHash
 	return s.Normal() == o.Normal()
 }
 

@@ -16,7 +16,8 @@ func goldenCandidates() stream {
 		header: Header{Shard: 2, Applied: 7, LogTime: 1_000_000_000, Epoch: 4},
 		tables: []rowraft.Schema{{
 			ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1, Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3},
-			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0x76033e85f0acf92d},
+			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 		}},
 		blocks: []block{{slot, 0, ""}, {slot, areCandidates, "" +
 			"\x07\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00" +
@@ -30,7 +31,7 @@ func goldenCandidates() stream {
 
 // TestCandidatesOutOfPlace: they stand once, behind the rows of their slot, in order.
 func TestCandidatesOutOfPlace(t *testing.T) {
-	const chunk, body, trailer = 232, 248, 296 // where they begin in the file
+	const chunk, body, trailer = 240, 256, 304 // where they begin in the file
 	file := testutil.GoldenHex(t, "testdata/candidates.hex")
 	change := func(at int, v byte) []byte {
 		b := bytes.Clone(file)

@@ -44,7 +44,7 @@ var goldenStream = func() stream {
 		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4},
 		tables: []rowraft.Schema{{
 			ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1,
-			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0x76033e85f0acf92d},
 			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 		}},
 		sessions: []Session{{
@@ -150,7 +150,7 @@ func TestGoldenSnapshot(t *testing.T) {
 }
 
 func TestImpossibleFieldsOfDeltas(t *testing.T) {
-	const rows = 160 + 16
+	const rows = 168 + 16
 	wantImpossible(t, "delta.hex", []changedByte{
 		{"no delta", 48, 0},
 		{"another flag of the header", 48, 3},
@@ -333,11 +333,11 @@ func TestNewerThanMe(t *testing.T) {
 
 // TestImpossibleFieldsWithGoodSums changes the golden stream and sets the sums.
 func TestImpossibleFieldsWithGoodSums(t *testing.T) {
-	const schema, session, rows, empty, trailer = 64 + 16, 144 + 16, 352 + 16, 456 + 16, 504 + 16
+	const schema, session, rows, empty, trailer = 64 + 16, 152 + 16, 360 + 16, 464 + 16, 512 + 16
 	wantImpossible(t, "snapshot.hex", []changedByte{
 		{"format 0", 8, 0}, {"hash version 0", 10, 0}, {"an unknown flag of the header", 48, 2},
 		{"a table more", 40, 2}, {"no table", 40, 0}, {"a session more", 44, 2}, {"very many sessions", 47, 1},
-		{"reserved bytes of a chunk", 65, 1}, {"an unknown kind", 352, 9}, {"a chunk longer than the rest", 359 + 3, 1},
+		{"reserved bytes of a chunk", 65, 1}, {"an unknown kind", 360, 9}, {"a chunk longer than the rest", 367 + 3, 1},
 		{"table without dim", schema + 12, 0},
 		{"reserved bytes of a session", session + 44, 1}, {"more refusals than bytes", session + 40, 2},
 		{"a refusal of a number not answered", session + 176, 9}, {"a refusal below the floor", session + 176, 4},

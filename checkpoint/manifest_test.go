@@ -52,7 +52,8 @@ func goldenManifest() *Manifest {
 		Tables: []TableSum{{
 			Schema: rowraft.Schema{
 				ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1,
-				Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+				Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0x76033e85f0acf92d},
+				Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 			},
 			Rows: 3, Digest: Digest{5}, Written: 3,
 		}},

@@ -16,7 +16,8 @@ func goldenRemoved() stream {
 		header: Header{Shard: 2, Applied: 7, LogTime: 1000, Epoch: 4},
 		tables: []rowraft.Schema{{
 			ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 3, Storage: rowraft.BFloat16,
-			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0x76033e85f0acf92d},
+			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 		}},
 		blocks: []block{
 			{Slot{Table: 10, Slot: 5, Counter: 9, RecordBytes: 32, Removed: 8}, 1, "" +
@@ -36,7 +37,7 @@ func TestImpossibleRemovals(t *testing.T) {
 	beyond := goldenRemoved()
 	beyond.blocks[0].Removed = 10
 	testutil.WantCodeOf(t, "written: a removal beyond the counter", write(io.Discard, beyond), rowraft.CodeInternal)
-	const rows = 184 + 16
+	const rows = 192 + 16
 	wantImpossible(t, "snapshot_removed.hex", []changedByte{
 		{"a removal beyond the counter", rows + 32, 10},
 		{"a removal at 0", rows + 32, 0},

@@ -1,6 +1,10 @@
 package optim
 
-import "github.com/rowraft/rowraft"
+import (
+	"github.com/zeebo/xxh3"
+
+	"github.com/rowraft/rowraft"
+)
 
 // gamma is the increment of splitmix64 (Steele, Lea, Flood 2014); gamma2 and gamma3 are multiples of it.
 const (
@@ -18,12 +22,15 @@ func mix64(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// Init writes to dst the weights that key of table has before its first push. They are
-// a pure function of the initializer, the table and the key. Init allocates nothing.
+// NameHash returns the hash of a table's name for Initializer.NameHash: XXH3-64 with seed 0.
+func NameHash(table string) uint64 { return xxh3.HashString(table) }
+
+// Init writes to dst the weights that key has before its first push. They are a pure
+// function of the initializer and the key. Init allocates nothing.
 //
 // With 64-bit wrap-around arithmetic, mix64 and gamma as above:
 //
-//	h   = mix64(mix64(mix64(seed + gamma) ^ origin) ^ key)   origin = table mod 2^48
+//	h   = mix64(mix64(mix64(seed + gamma) ^ name hash) ^ key)
 //	x_j = mix64(h + j·gamma),  j = 1, 2, …      (a splitmix64 stream from h)
 //
 //	zeros    w_i = 0
@@ -34,18 +41,18 @@ func mix64(z uint64) uint64 {
 //	         w_i = float32(A + B·z) in float64, not fused
 //
 // A and B are widened to float64 first.
-func Init(init rowraft.Initializer, table rowraft.TableID, key rowraft.Key, dst []float32) {
-	InitFrom(init, table, key, 0, dst)
+func Init(init rowraft.Initializer, key rowraft.Key, dst []float32) {
+	InitFrom(init, key, 0, dst)
 }
 
 // InitFrom is Init for the weights from number first on. It computes any range of a row without
 // the weights before it.
-func InitFrom(init rowraft.Initializer, table rowraft.TableID, key rowraft.Key, first int, dst []float32) {
+func InitFrom(init rowraft.Initializer, key rowraft.Key, first int, dst []float32) {
 	if init.Kind == rowraft.InitZeros {
 		clear(dst)
 		return
 	}
-	x := mix64(mix64(mix64(init.Seed+gamma)^uint64(table.Origin())) ^ uint64(key))
+	x := mix64(mix64(mix64(init.Seed+gamma)^init.NameHash) ^ uint64(key))
 	a, b := float64(init.A), float64(init.B)
 	switch init.Kind {
 	case rowraft.InitUniform:

@@ -31,20 +31,20 @@ func TestInitGolden(t *testing.T) {
 			n = append(n, v)
 		}
 		init := rowraft.Initializer{
-			Kind: rowraft.InitializerKind(n[0]), Seed: n[1],
+			Kind: rowraft.InitializerKind(n[0]), Seed: n[1], NameHash: n[2],
 			A: math.Float32frombits(uint32(n[4])), B: math.Float32frombits(uint32(n[5])),
 		}
-		table, key := rowraft.TableID(n[2]), rowraft.Key(n[3])
+		key := rowraft.Key(n[3])
 		got := make([]float32, 8)
-		Init(init, table, key, got)
+		Init(init, key, got)
 		for i, w := range got {
 			if uint64(math.Float32bits(w)) != n[6+i] {
-				t.Errorf("Init(%+v, %x, %x)[%d] = %08x, want %08x", init, table, key, i, math.Float32bits(w), n[6+i])
+				t.Errorf("Init(%+v, %x)[%d] = %08x, want %08x", init, key, i, math.Float32bits(w), n[6+i])
 			}
 		}
 		for first := range 8 {
 			part := make([]float32, 8-first)
-			InitFrom(init, table, key, first, part)
+			InitFrom(init, key, first, part)
 			if !slices.Equal(part, got[first:]) {
 				t.Errorf("InitFrom(%+v, first %d) = %v, want %v", init, first, part, got[first:])
 			}
@@ -52,6 +52,16 @@ func TestInitGolden(t *testing.T) {
 	}
 	if lines != 30 {
 		t.Fatalf("testdata/init.hex has %d vectors, want 30", lines)
+	}
+}
+
+// TestNameHash: the values are those of Python's xxhash.xxh3_64.
+func TestNameHash(t *testing.T) {
+	for name, want := range map[string]uint64{"t": 0x76033e85f0acf92d, "users": 0x4ce8a257f7c83669,
+		"ctr.embeddings": 0xc964ab58fd1a494b} {
+		if got := NameHash(name); got != want {
+			t.Errorf("NameHash(%q) = %#x, want %#x", name, got, want)
+		}
 	}
 }
 
@@ -71,7 +81,7 @@ func TestInitDistribution(t *testing.T) {
 			var sum, sq float64
 			w := make([]float32, 16)
 			for key := range n {
-				Init(tc.init, 9, rowraft.Key(key), w)
+				Init(tc.init, rowraft.Key(key), w)
 				for _, v := range w {
 					if float64(v) < tc.min || float64(v) >= tc.max {
 						t.Fatalf("key %d: weight %v, want in [%v, %v)", key, v, tc.min, tc.max)
@@ -96,7 +106,7 @@ func BenchmarkInit(b *testing.B) {
 			w := make([]float32, 16)
 			key := rowraft.Key(0)
 			for b.Loop() {
-				Init(rowraft.Initializer{Kind: kind, A: -1, B: 1}, 1, key, w)
+				Init(rowraft.Initializer{Kind: kind, A: -1, B: 1}, key, w)
 				key++
 			}
 		})

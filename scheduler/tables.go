@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/rpc"
+	"github.com/rowraft/rowraft/optim"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 	"golang.org/x/sync/errgroup"
@@ -77,6 +78,7 @@ func (ts *tables) create(ctx context.Context, req *rowraftv1.CreateTableRequest)
 	if schema.ID, err = newTableID(); err != nil {
 		return nil, err
 	}
+	schema.Initializer.NameHash = optim.NameHash(schema.Name)
 	c := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_CreateTable{CreateTable: &rowraftv1.MetaCreateTable{
 		Table: rpc.SchemaToProto(&schema), IfNotExists: req.GetIfNotExists(),
 	}}}

@@ -17,7 +17,7 @@ import (
 func testTable(id rowraft.TableID, name string, dim int, opt rowraft.Optimizer) rowraft.Schema {
 	return rowraft.Schema{
 		ID: id, Name: name, Kind: rowraft.Sparse, Dim: dim,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, A: -0.1, B: 0.1},
+		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, NameHash: 0x9d3ab1f0c2e45768, A: -0.1, B: 0.1},
 		Optimizer:   opt,
 	}
 }

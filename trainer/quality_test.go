@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -13,7 +14,7 @@ import (
 // quality trains on Local tables and returns the score of the held-out examples.
 func qualityOf(t testing.TB, cfg Config) *report.Result {
 	t.Helper()
-	tables, err := tables.NewLocal(4, nil)
+	tables, err := tables.NewLocal(4, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
@@ -30,7 +31,7 @@ func TestARunInParts(t *testing.T) {
 		gen := *cfg.Generator
 		gen.Examples = 1000
 		cfg.Generator = &gen
-		tables, err := tables.NewLocal(4, nil)
+		tables, err := tables.NewLocal(4, rowraft.Float32)
 		if err != nil {
 			t.Fatal(err)
 		}

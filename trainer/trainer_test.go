@@ -36,7 +36,7 @@ func tinyConfig(steps int64, inFlight int) Config {
 
 func newLocal(t testing.TB) *tables.Local {
 	t.Helper()
-	l, err := tables.NewLocal(4, nil)
+	l, err := tables.NewLocal(4, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
 	}

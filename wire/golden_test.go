@@ -188,24 +188,25 @@ func TestGoldenCreateTable(t *testing.T) {
 	}{
 		{"entry_table.hex", rowraft.Schema{
 			ID: 0x0123456789abcdef, Name: "users", Kind: rowraft.Sparse, Dim: 16,
-			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 42, A: -0.5, B: 0.5},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 42, NameHash: 0x4ce8a257f7c83669, A: -0.5, B: 0.5},
 			Optimizer:   rowraft.Optimizer{Kind: rowraft.Adagrad, LR: 0.125, InitialAccumulator: 0.0625, Epsilon: 0x1p-21},
 		}},
 		{"entry_table_extended.hex", rowraft.Schema{
 			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16,
-			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
-			Storage: rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}, Expire: 3600,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0xa9c7f9322862f290},
+			Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+			Storage:     rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitCount, Count: 3}, Expire: 3600,
 			Capacity: rowraft.Capacity{Rows: 1_000_000, Evict: rowraft.EvictLFU},
 		}},
 		{"entry_table_ftrl.hex", rowraft.Schema{
 			ID: 0x0123456789abcdef, Name: "clicks", Kind: rowraft.Sparse, Dim: 1,
-			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0xd8be24e0bbc444a7},
 			Optimizer: rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.125, InitialAccumulator: 0.0625, Bound: 10, L1: 1, L2: 2,
 				Beta: 0.5},
 		}},
 		{"entry_table_decay.hex", rowraft.Schema{
 			ID: 0x0123456789abcdef, Name: "ads1", Kind: rowraft.Sparse, Dim: 16,
-			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0xa9c7f9322862f290},
 			Optimizer:   rowraft.Optimizer{Kind: rowraft.Momentum, LR: 0.125, Momentum: 0.75, WeightDecay: 0x1p-10, Bound: 2},
 			Storage:     rowraft.BFloat16, Expire: 3600,
 		}},
@@ -255,14 +256,14 @@ func TestMinusZeroIsWrittenAsZero(t *testing.T) {
 
 func TestLaterExtensionsThatAreRefused(t *testing.T) {
 	good := golden(t, "entry_table_ftrl.hex")[EntryHeaderSize:]
-	const at = 64 // of the extension
+	const at = 72 // of the extension
 	change := func(i int, b ...byte) []byte {
 		bad := bytes.Clone(good)
 		copy(bad[i:], b)
 		return bad
 	}
 	sgd := change(10, 1)                 // an optimizer of the first extension
-	copy(sgd[36:], make([]byte, 4))      // without an accumulator
+	copy(sgd[44:], make([]byte, 4))      // without an accumulator
 	copy(sgd[at+24:], make([]byte, 6*4)) // and without later constants
 	for name, schema := range map[string][]byte{
 		"the short extension":             append(change(11, 1)[:at+24:at+24], make([]byte, 24)...),
@@ -275,7 +276,7 @@ func TestLaterExtensionsThatAreRefused(t *testing.T) {
 		"a bound that is not a number":    change(at+34, 0xc0, 0x7f),
 		"a negative lambda":               change(at+39, 0xbf),
 		"an optimizer that is not":        change(10, 8),
-		"a learning rate of 0, with ftrl": change(32, 0, 0, 0, 0),
+		"a learning rate of 0, with ftrl": change(40, 0, 0, 0, 0),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := ParseSchema(schema)
@@ -286,7 +287,7 @@ func TestLaterExtensionsThatAreRefused(t *testing.T) {
 
 func TestExtensionsThatAreRefused(t *testing.T) {
 	good := golden(t, "entry_table_extended.hex")[EntryHeaderSize:]
-	const at = 64 // of the extension
+	const at = 72 // of the extension
 	change := func(i int, b ...byte) []byte {
 		bad := bytes.Clone(good)
 		copy(bad[i:], b)

@@ -13,7 +13,8 @@ var (
 	restoreID     = RestoreID{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 	restoreTable  = rowraft.Schema{
 		ID: 10, Name: "t", Kind: rowraft.Sparse, Dim: 1,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0x76033e85f0acf92d},
+		Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
 	}
 )
 

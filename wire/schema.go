@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	schemaFixed = 56
+	schemaFixed = 64
 
 	// maxExtension is the longest extension, as byte 11 names it.
 	maxExtension = 2
@@ -38,6 +38,7 @@ func AppendSchema(dst []byte, s *rowraft.Schema) []byte {
 	dst = append(dst, byte(s.Kind), byte(s.Initializer.Kind), byte(s.Optimizer.Kind), byte(extension))
 	dst = le.AppendUint32(dst, uint32(s.Dim))
 	dst = le.AppendUint64(dst, s.Initializer.Seed)
+	dst = le.AppendUint64(dst, s.Initializer.NameHash)
 	o := &s.Optimizer
 	for _, f := range [...]float32{s.Initializer.A, s.Initializer.B, o.LR, o.InitialAccumulator, o.Epsilon, o.Beta1,
 		o.Beta2} {
@@ -91,17 +92,18 @@ func ParseSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
 	if b[11] > maxExtension {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt, "schema has extension %d, want at most %d", b[11], maxExtension)
 	}
-	f := func(i int) float32 { return math.Float32frombits(le.Uint32(b[24+4*i:])) }
+	f := func(i int) float32 { return math.Float32frombits(le.Uint32(b[32+4*i:])) }
 	s = rowraft.Schema{
-		ID:          rowraft.TableID(le.Uint64(b)),
-		Kind:        rowraft.TableKind(b[8]),
-		Dim:         int(le.Uint32(b[12:])),
-		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: f(0), B: f(1)},
+		ID:   rowraft.TableID(le.Uint64(b)),
+		Kind: rowraft.TableKind(b[8]),
+		Dim:  int(le.Uint32(b[12:])),
+		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]),
+			NameHash: le.Uint64(b[24:]), A: f(0), B: f(1)},
 		Optimizer: rowraft.Optimizer{Kind: rowraft.OptimizerKind(b[10]), LR: f(2), InitialAccumulator: f(3),
 			Epsilon: f(4), Beta1: f(5), Beta2: f(6)},
 	}
 	extension := int(b[11])
-	n := uint64(le.Uint32(b[52:]))
+	n := uint64(le.Uint32(b[60:]))
 	if n > 128 || schemaFixed+n > uint64(len(b)) {
 		return s, nil, rowraft.Errorf(rowraft.CodeCorrupt,
 			"schema has a name of %d bytes: want at most 128, and %d bytes are left",

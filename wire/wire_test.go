@@ -250,20 +250,20 @@ func TestParseSchemaRefuses(t *testing.T) {
 		schema []byte
 	}{
 		{"nothing", nil},
-		{"half of it", good[:55]},
-		{"a cut name", good[:60]},
-		{"cut padding", good[:63]},
+		{"half of it", good[:63]},
+		{"a cut name", good[:68]},
+		{"cut padding", good[:71]},
 		{"a reserved byte", change(good, 11, 1)},
-		{"padding", change(good, 63, 1)},
+		{"padding", change(good, 71, 1)},
 		{"kind 3", change(good, 8, 3)},
 		{"an unknown initializer", change(good, 9, 9)},
 		{"an unknown optimizer", change(good, 10, 9)},
 		{"dim 0", change(good, 12, 0)},
 		{"dim 2^31", change(good, 15, 0x80)},
-		{"a rate that is no number", change(good, 32, 0, 0, 0xc0, 0x7f)},
-		{"an empty name", change(good, 52, 0)},
-		{"a name of 2^32 - 1 bytes", change(good, 52, 255, 255, 255, 255)},
-		{"a name that is no name", change(good, 56, '/')},
+		{"a rate that is no number", change(good, 40, 0, 0, 0xc0, 0x7f)},
+		{"an empty name", change(good, 60, 0)},
+		{"a name of 2^32 - 1 bytes", change(good, 60, 255, 255, 255, 255)},
+		{"a name that is no name", change(good, 64, '/')},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, _, err := ParseSchema(tc.schema)

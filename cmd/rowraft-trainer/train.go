@@ -28,6 +28,7 @@ type options struct {
 	config          string
 	local           bool
 	localShards     int
+	localTables     *tables.Local // set by connect with local
 	worker          string
 	json            string
 	metrics         string // host:port, "": none
@@ -284,16 +285,17 @@ func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *train
 
 // connect opens the tables and sets this trainer's rank. The client is nil without a cluster.
 func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tables, *client.Client, error) {
+	dtype := rowraft.Float32
+	if cfg.DType == "bfloat16" {
+		dtype = rowraft.BFloat16
+	}
 	if o.local {
 		if cfg.Trainers > 1 {
 			return nil, nil, cli.Usagef("--local with %d trainers: they would not share anything", cfg.Trainers)
 		}
-		t, err := tables.NewLocal(o.localShards, nil)
+		t, err := tables.NewLocal(o.localShards, dtype)
+		o.localTables = t
 		return t, nil, err
-	}
-	dtype := rowraft.Float32
-	if cfg.DType == "bfloat16" {
-		dtype = rowraft.BFloat16
 	}
 	dial, cancel := context.WithTimeout(ctx, cfg.Patience)
 	defer cancel()

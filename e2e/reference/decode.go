@@ -140,28 +140,28 @@ func (e *entry) decodeParts(n uint32, b []byte) error {
 
 // decodeSchema reads one schema from the start of b.
 func decodeSchema(b []byte) (s rowraft.Schema, rest []byte, err error) {
-	if len(b) < 56 {
+	if len(b) < 64 {
 		return s, nil, corrupt("schema ends early")
 	}
 	s.ID = rowraft.TableID(le.Uint64(b))
 	s.Kind = rowraft.TableKind(b[8])
 	s.Dim = int(le.Uint32(b[12:]))
-	s.Initializer = rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]), A: float(b[24:]),
-		B: float(b[28:])}
+	s.Initializer = rowraft.Initializer{Kind: rowraft.InitializerKind(b[9]), Seed: le.Uint64(b[16:]),
+		NameHash: le.Uint64(b[24:]), A: float(b[32:]), B: float(b[36:])}
 	s.Optimizer = rowraft.Optimizer{
-		Kind: rowraft.OptimizerKind(b[10]), LR: float(b[32:]), InitialAccumulator: float(b[36:]),
-		Epsilon: float(b[40:]), Beta1: float(b[44:]), Beta2: float(b[48:]),
+		Kind: rowraft.OptimizerKind(b[10]), LR: float(b[40:]), InitialAccumulator: float(b[44:]),
+		Epsilon: float(b[48:]), Beta1: float(b[52:]), Beta2: float(b[56:]),
 	}
 	extension := b[11]
 	if extension > 2 {
 		return s, nil, corrupt("schema with a longer extension")
 	}
-	length := uint64(le.Uint32(b[52:]))
-	padded := (56 + length + 7) / 8 * 8
-	if length < 1 || length > 128 || padded > uint64(len(b)) || !zero(b[56+length:padded]) {
+	length := uint64(le.Uint32(b[60:]))
+	padded := (64 + length + 7) / 8 * 8
+	if length < 1 || length > 128 || padded > uint64(len(b)) || !zero(b[64+length:padded]) {
 		return s, nil, corrupt("impossible schema")
 	}
-	s.Name = string(b[56 : 56+length])
+	s.Name = string(b[64 : 64+length])
 	rest = b[padded:]
 	if size := 24 * int(extension); extension > 0 {
 		if len(rest) < size || !zero(rest[3:4]) || rest[0] == 1 || extension == 1 && zero(rest[:24]) ||

@@ -50,7 +50,8 @@ type goldenCase struct {
 func goldenCases() (out []goldenCase) {
 	optimizers := []rowraft.Optimizer{sgd, adagrad, adam}
 	initializers := []rowraft.Initializer{{Kind: rowraft.InitZeros},
-		{Kind: rowraft.InitUniform, Seed: 7, A: -0.1, B: 0.1}, {Kind: rowraft.InitNormal, Seed: 3, A: 1, B: 0.5}}
+		{Kind: rowraft.InitUniform, Seed: 7, NameHash: 0x9d3ab1f0c2e45768, A: -0.1, B: 0.1},
+		{Kind: rowraft.InitNormal, Seed: 3, NameHash: 5, A: 1, B: 0.5}}
 	for _, opt := range optimizers {
 		for _, init := range initializers {
 			for _, dim := range []int{1, 3, 16, 64, 100} {

@@ -16,7 +16,7 @@ import (
 func testTable(id rowraft.TableID, name string, dim int, opt rowraft.Optimizer) rowraft.Schema {
 	return rowraft.Schema{
 		ID: id, Name: name, Kind: rowraft.Sparse, Dim: dim,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, A: -0.1, B: 0.1},
+		Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, NameHash: 0x9d3ab1f0c2e45768, A: -0.1, B: 0.1},
 		Optimizer:   opt,
 	}
 }
@@ -33,7 +33,7 @@ var schemas = func() []rowraft.Schema {
 	dense := testTable(40, "dense", 5, sgd)
 	dense.Kind = rowraft.Dense
 	normal := testTable(30, "adam", 7, adam)
-	normal.Initializer = rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 3, A: 1, B: 0.5}
+	normal.Initializer = rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 3, NameHash: 5, A: 1, B: 0.5}
 	normal.Storage = rowraft.BFloat16
 	impostor := testTable(99, "sgd", 4, sgd)
 	wider := testTable(10, "sgd", 9, sgd)

@@ -101,7 +101,7 @@ func round(s *rowraft.Schema, w []float32) {
 func drawWeights(s *rowraft.Schema, key rowraft.Key) []float32 {
 	w := make([]float32, s.Dim)
 	i := s.Initializer
-	h := mix64(mix64(mix64(i.Seed+gamma)^uint64(s.ID)%(1<<48)) ^ uint64(key))
+	h := mix64(mix64(mix64(i.Seed+gamma)^i.NameHash) ^ uint64(key))
 	x := func(j int) uint64 { return mix64(h + uint64(j)*gamma) }
 	for n := range w {
 		switch i.Kind {

@@ -18,8 +18,8 @@ var backoffConfig = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier:
 func SchemaToProto(s *rowraft.Schema) *rowraftv1.TableSchema {
 	p := &rowraftv1.TableSchema{
 		Id: uint64(s.ID), Name: s.Name, Kind: uint32(s.Kind), Dim: uint32(s.Dim),
-		Initializer: &rowraftv1.Initializer{Kind: uint32(s.Initializer.Kind), Seed: s.Initializer.Seed, A: s.Initializer.A,
-			B: s.Initializer.B},
+		Initializer: &rowraftv1.Initializer{Kind: uint32(s.Initializer.Kind), Seed: s.Initializer.Seed,
+			NameHash: s.Initializer.NameHash, A: s.Initializer.A, B: s.Initializer.B},
 		Optimizer: &rowraftv1.Optimizer{
 			Kind: uint32(s.Optimizer.Kind), Lr: s.Optimizer.LR, InitialAccumulator: s.Optimizer.InitialAccumulator,
 			Epsilon: s.Optimizer.Epsilon, Beta1: s.Optimizer.Beta1, Beta2: s.Optimizer.Beta2,
@@ -47,8 +47,8 @@ func SchemaFromProto(p *rowraftv1.TableSchema) rowraft.Schema {
 	i, o, a, c := p.GetInitializer(), p.GetOptimizer(), p.GetAdmission(), p.GetCapacity()
 	s := rowraft.Schema{
 		ID: rowraft.TableID(p.GetId()), Name: p.GetName(), Kind: rowraft.TableKind(small(p.GetKind())), Dim: int(p.GetDim()),
-		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(small(i.GetKind())), Seed: i.GetSeed(), A: i.GetA(),
-			B: i.GetB()},
+		Initializer: rowraft.Initializer{Kind: rowraft.InitializerKind(small(i.GetKind())), Seed: i.GetSeed(),
+			NameHash: i.GetNameHash(), A: i.GetA(), B: i.GetB()},
 		Optimizer: rowraft.Optimizer{
 			Kind: rowraft.OptimizerKind(small(o.GetKind())), LR: o.GetLr(), InitialAccumulator: o.GetInitialAccumulator(),
 			Epsilon: o.GetEpsilon(), Beta1: o.GetBeta1(), Beta2: o.GetBeta2(),

@@ -2,7 +2,7 @@
 """Golden vectors of the initializers, from the formula in optim.Init's comment.
 
 Written without the Go code at hand: Python integers and floats (IEEE float64)
-only. Prints init.hex: kind seed table key A B (bits of float32) and the bits of
+only. Prints init.hex: kind seed namehash key A B (bits of float32) and the bits of
 the first 8 weights, all hexadecimal.
 """
 import struct
@@ -27,8 +27,8 @@ def bits(x):
     return struct.unpack("<I", struct.pack("<f", x))[0]
 
 
-def weights(kind, seed, table, key, a, b, n):
-    h = mix64(mix64(mix64((seed + GAMMA) & M) ^ table & (1 << 48) - 1) ^ key)
+def weights(kind, seed, name, key, a, b, n):
+    h = mix64(mix64(mix64((seed + GAMMA) & M) ^ name) ^ key)
     stream = [mix64((h + j * GAMMA) & M) for j in range(1, 3 * n + 1)]
     for i in range(n):
         if kind == 1:
@@ -47,10 +47,10 @@ def weights(kind, seed, table, key, a, b, n):
 
 def main():
     for kind, a, b in ((1, 0.0, 0.0), (2, -0.05, 0.05), (2, 1.0, 1.0000001), (2, -3e38, 3e38), (3, 0.0, 0.01), (3, -2.5, 3.0)):
-        for seed, table, key in ((0, 1, 0), (0, 1, 1), (42, 0x1234567890ABCDEF, 7), (M, M, M), (1, 2, 1 << 40)):
+        for seed, name, key in ((0, 1, 0), (0, 1, 1), (42, 0x1234567890ABCDEF, 7), (M, M, M), (1, 2, 1 << 40)):
             a32, b32 = f32(a), f32(b)
-            ws = weights(kind, seed, table, key, a32, b32, 8)
-            print("%x %x %x %x %x %x" % (kind, seed, table, key, bits(a32), bits(b32)), *("%08x" % bits(w) for w in ws))
+            ws = weights(kind, seed, name, key, a32, b32, 8)
+            print("%x %x %x %x %x %x" % (kind, seed, name, key, bits(a32), bits(b32)), *("%08x" % bits(w) for w in ws))
 
 
 main()

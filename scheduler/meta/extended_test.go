@@ -16,14 +16,16 @@ import (
 func TestGoldenExtendedTable(t *testing.T) {
 	goldenTable(t, "create_extended.entry", "extended", rowraft.Schema{
 		ID: 7, Name: "ads", Kind: rowraft.Sparse, Dim: 16,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros}, Optimizer: rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
-		Storage: rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.5},
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0xa9c7f9322862f290},
+		Optimizer:   rowraft.Optimizer{Kind: rowraft.SGD, LR: 1},
+		Storage:     rowraft.BFloat16, Admission: rowraft.Admission{Kind: rowraft.AdmitProbability, Probability: 0.5},
 		Expire:   3600,
 		Capacity: rowraft.Capacity{Rows: 4096, Evict: rowraft.EvictLRU},
 	})
 	goldenTable(t, "create_ftrl.entry", "ftrl", rowraft.Schema{
-		ID: 8, Name: "clicks", Kind: rowraft.Sparse, Dim: 1, Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
-		Optimizer: rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.125, Bound: 10, L1: 1, L2: 2, Beta: 0.5},
+		ID: 8, Name: "clicks", Kind: rowraft.Sparse, Dim: 1,
+		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros, NameHash: 0xd8be24e0bbc444a7},
+		Optimizer:   rowraft.Optimizer{Kind: rowraft.FTRL, LR: 0.125, Bound: 10, L1: 1, L2: 2, Beta: 0.5},
 	})
 }
 

@@ -215,7 +215,7 @@ func (t *Table) open(c *chunk, i int, key rowraft.Key) (record, error) {
 		return r, err
 	}
 	w := t.wide
-	optim.Init(t.schema.Initializer, t.schema.ID, key, w)
+	optim.Init(t.schema.Initializer, key, w)
 	stored := t.index.weights(r)
 	clear(stored[len(stored)-4:]) // a bfloat16 row of odd dim ends with padding
 	wire.PutFloats(stored, t.index.storage, w)

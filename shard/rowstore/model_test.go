@@ -52,7 +52,7 @@ func (m *model) slot(key rowraft.Key) rowraft.Slot {
 
 func (m *model) initial(key rowraft.Key) []float32 {
 	w := make([]float32, m.schema.Dim)
-	optim.Init(m.schema.Initializer, m.schema.ID, key, w)
+	optim.Init(m.schema.Initializer, key, w)
 	m.round(w)
 	return w
 }
@@ -177,7 +177,7 @@ func appendFloats(b []byte, v []float32) []byte {
 func testSchema(kind rowraft.TableKind, opt rowraft.OptimizerKind, dim int) rowraft.Schema {
 	s := rowraft.Schema{
 		ID: 0x5EED5EED5EED, Name: "test", Kind: kind, Dim: dim,
-		Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 7, B: 0.1},
+		Initializer: rowraft.Initializer{Kind: rowraft.InitNormal, Seed: 7, NameHash: 0x9d3ab1f0c2e45768, B: 0.1},
 		Optimizer:   rowraft.Optimizer{Kind: opt, LR: 0.1},
 	}
 	switch opt {

@@ -94,7 +94,7 @@ func (rs *records) putInitial(dst []byte, dt rowraft.DType, key rowraft.Key) {
 	var part [64]float32
 	for first := 0; first < rs.dim; first += len(part) {
 		w := part[:min(len(part), rs.dim-first)]
-		optim.InitFrom(rs.schema.Initializer, rs.schema.ID, key, first, w)
+		optim.InitFrom(rs.schema.Initializer, key, first, w)
 		if rs.storage == rowraft.BFloat16 {
 			roundAll(w)
 		}

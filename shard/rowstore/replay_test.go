@@ -21,7 +21,8 @@ func TestReplayGolden(t *testing.T) {
 	var got strings.Builder
 	for _, opt := range []rowraft.OptimizerKind{rowraft.SGD, rowraft.Adagrad, rowraft.Adam} {
 		schema := testSchema(rowraft.Sparse, opt, dim)
-		schema.Initializer = rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, A: -0.5, B: 0.25}
+		schema.Initializer = rowraft.Initializer{Kind: rowraft.InitUniform, Seed: 7, NameHash: 0x76033e85f0acf92d,
+			A: -0.5, B: 0.25}
 		table := mustNew(t, schema)
 		for p := range 3 {
 			var keys []rowraft.Key

@@ -64,7 +64,7 @@ func (r *tally) Unfinished(int64) int64 { return 0 }
 
 func newLocal(t testing.TB) *tables.Local {
 	t.Helper()
-	l, err := tables.NewLocal(4, nil)
+	l, err := tables.NewLocal(4, rowraft.Float32)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/optim"
@@ -20,11 +18,12 @@ import (
 // Safe for concurrent use.
 type Local struct {
 	shards *clustermap.Map
-	ids    map[string]rowraft.TableID // immutable
+	dtype  rowraft.DType // to which pulls and pushes are rounded
 
-	mu     sync.Mutex
-	tables []*localTable
-	claims map[string]int // number of claims of each name
+	mu       sync.Mutex
+	tables   []*localTable
+	claims   map[string]int // number of claims of each name
+	gradient []float32      // scratch: one row
 }
 
 type localTable struct {
@@ -41,9 +40,9 @@ var (
 	_ Initializer = (*Local)(nil)
 )
 
-// NewLocal returns empty tables with KeyPerShard for a number of shards (≥ 1). The initial weights depend on a
-// table's ID; ids has the IDs of tables by name, and a table that is not in it gets one computed from its name.
-func NewLocal(shards int, ids map[string]rowraft.TableID) (*Local, error) {
+// NewLocal returns empty tables with KeyPerShard for a number of shards (≥ 1). Pulls and pushes are rounded to dtype,
+// as by a client with numbers of that type on the wire.
+func NewLocal(shards int, dtype rowraft.DType) (*Local, error) {
 	list := make([]clustermap.Shard, shards)
 	for i := range list {
 		list[i].ID = rowraft.ShardID(i)
@@ -52,7 +51,7 @@ func NewLocal(shards int, ids map[string]rowraft.TableID) (*Local, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Local{shards: m, ids: ids}, nil
+	return &Local{shards: m, dtype: dtype}, nil
 }
 
 // EnsureTable implements [Tables].
@@ -74,10 +73,8 @@ func (l *Local) EnsureTable(_ context.Context, s rowraft.Schema) (rowraft.Schema
 			return t.schema, nil
 		}
 	}
-	s.ID = l.ids[s.Name]
-	if s.ID == 0 {
-		s.ID = rowraft.TableID(xxh3.HashString(s.Name) | 1)
-	}
+	s.Initializer.NameHash = optim.NameHash(s.Name)
+	s.ID = rowraft.TableID(s.Initializer.NameHash).Origin() | 1
 	rule, err := optim.New(s.Optimizer)
 	if err != nil {
 		return s, err
@@ -124,9 +121,10 @@ func (l *Local) Pull(_ context.Context, segs []Segment) error {
 			if at, ok := t.places[key]; ok {
 				copy(dst, t.rows[at:])
 			} else {
-				optim.Init(t.schema.Initializer, t.schema.ID, key, dst)
-				t.round(dst)
+				optim.Init(t.schema.Initializer, key, dst)
+				round(dst, t.schema.StorageType())
 			}
+			round(dst, l.dtype)
 		}
 	}
 	return nil
@@ -153,8 +151,10 @@ func (l *Local) Push(_ context.Context, segs []Segment) error {
 		}
 		for k, key := range s.Keys {
 			row := t.row(key)
-			t.rule.Update(row[:s.Dim], row[s.Dim:], s.Values[k*s.Dim:(k+1)*s.Dim], lr)
-			t.round(row[:s.Dim])
+			l.gradient = append(l.gradient[:0], s.Values[k*s.Dim:(k+1)*s.Dim]...)
+			round(l.gradient, l.dtype)
+			t.rule.Update(row[:s.Dim], row[s.Dim:], l.gradient, lr)
+			round(row[:s.Dim], t.schema.StorageType())
 		}
 	}
 	return nil
@@ -222,8 +222,10 @@ func (a *localClaim) Assign(_ context.Context, segs []Segment) error {
 			return err
 		}
 		for k, key := range s.Keys {
-			copy(t.row(key), s.Values[k*s.Dim:(k+1)*s.Dim])
-			t.round(t.row(key)[:s.Dim])
+			row := t.row(key)[:s.Dim]
+			copy(row, s.Values[k*s.Dim:])
+			round(row, l.dtype)
+			round(row, t.schema.StorageType())
 		}
 	}
 	return nil
@@ -232,9 +234,9 @@ func (a *localClaim) Assign(_ context.Context, segs []Segment) error {
 // Close implements [Assigner].
 func (a *localClaim) Close() error { return nil }
 
-// round rounds weights to what the table stores.
-func (t *localTable) round(w []float32) {
-	if t.schema.StorageType() != rowraft.BFloat16 {
+// round rounds w to dtype.
+func round(w []float32, dtype rowraft.DType) {
+	if dtype != rowraft.BFloat16 {
 		return
 	}
 	for i, v := range w {
@@ -247,8 +249,8 @@ func (t *localTable) row(key rowraft.Key) []float32 {
 	at, ok := t.places[key]
 	if !ok {
 		at = len(t.rows)
-		optim.Init(t.schema.Initializer, t.schema.ID, key, t.fresh[:t.schema.Dim])
-		t.round(t.fresh[:t.schema.Dim])
+		optim.Init(t.schema.Initializer, key, t.fresh[:t.schema.Dim])
+		round(t.fresh[:t.schema.Dim], t.schema.StorageType())
 		t.rule.InitState(t.fresh[:t.schema.Dim], t.fresh[t.schema.Dim:])
 		t.rows = append(t.rows, t.fresh...)
 		t.places[key] = at

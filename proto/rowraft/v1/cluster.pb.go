@@ -777,11 +777,14 @@ func (x *Capacity) GetEvict() uint32 {
 }
 
 type Initializer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"` // 1 zeros, 2 uniform [a, b), 3 normal (mean a, deviation b)
-	Seed          uint64                 `protobuf:"fixed64,2,opt,name=seed,proto3" json:"seed,omitempty"`
-	A             float32                `protobuf:"fixed32,3,opt,name=a,proto3" json:"a,omitempty"`
-	B             float32                `protobuf:"fixed32,4,opt,name=b,proto3" json:"b,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"` // 1 zeros, 2 uniform [a, b), 3 normal (mean a, deviation b)
+	Seed  uint64                 `protobuf:"fixed64,2,opt,name=seed,proto3" json:"seed,omitempty"`
+	A     float32                `protobuf:"fixed32,3,opt,name=a,proto3" json:"a,omitempty"`
+	B     float32                `protobuf:"fixed32,4,opt,name=b,proto3" json:"b,omitempty"`
+	// XXH3-64 of the name that the table was created with; the scheduler sets it, and CreateTable ignores it. Initial
+	// weights are computed from the seed, this and the key.
+	NameHash      uint64 `protobuf:"fixed64,5,opt,name=name_hash,json=nameHash,proto3" json:"name_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -840,6 +843,13 @@ func (x *Initializer) GetA() float32 {
 func (x *Initializer) GetB() float32 {
 	if x != nil {
 		return x.B
+	}
+	return 0
+}
+
+func (x *Initializer) GetNameHash() uint64 {
+	if x != nil {
+		return x.NameHash
 	}
 	return 0
 }
@@ -4053,12 +4063,13 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\vprobability\x18\x03 \x01(\x02R\vprobability\"4\n" +
 	"\bCapacity\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\x04R\x04rows\x12\x14\n" +
-	"\x05evict\x18\x02 \x01(\rR\x05evict\"Q\n" +
+	"\x05evict\x18\x02 \x01(\rR\x05evict\"n\n" +
 	"\vInitializer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x12\n" +
 	"\x04seed\x18\x02 \x01(\x06R\x04seed\x12\f\n" +
 	"\x01a\x18\x03 \x01(\x02R\x01a\x12\f\n" +
-	"\x01b\x18\x04 \x01(\x02R\x01b\"\xaf\x02\n" +
+	"\x01b\x18\x04 \x01(\x02R\x01b\x12\x1b\n" +
+	"\tname_hash\x18\x05 \x01(\x06R\bnameHash\"\xaf\x02\n" +
 	"\tOptimizer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x0e\n" +
 	"\x02lr\x18\x02 \x01(\x02R\x02lr\x12/\n" +

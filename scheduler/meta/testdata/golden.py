@@ -59,7 +59,8 @@ open(os.path.join(here, "begun.snapshot"), "wb").write(frame(b"RRMS", num(1, 12)
 
 # A table with an extension; 0x3f000000 is 0.5.
 def fixed32(field, n): return varint(field << 3 | 5) + struct.pack("<I", n)
-table = (num(1, 7) + data(2, b"ads") + num(3, 1) + num(4, 16) + data(5, num(1, 1)) + data(6, num(1, 1) + fixed32(2, 0x3F800000))
+def fixed64(field, n): return varint(field << 3 | 1) + struct.pack("<Q", n)
+table = (num(1, 7) + data(2, b"ads") + num(3, 1) + num(4, 16) + data(5, num(1, 1) + fixed64(5, 0xA9C7F9322862F290)) + data(6, num(1, 1) + fixed32(2, 0x3F800000))
          + num(7, 2) + data(8, num(1, 2) + fixed32(3, 0x3F000000)) + num(9, 3600) + data(10, num(1, 4096) + num(2, 1)))
 open(os.path.join(here, "create_extended.entry"), "wb").write(frame(b"RRME", data(4, data(1, table))))
 cmap = data(1, b"c-1") + num(2, 3) + data(7, table) + num(8, 1)
@@ -98,7 +99,7 @@ cmap = data(1, b"c-1") + num(2, 2) + data(4, node) + num(8, 1)
 open(os.path.join(here, "scheduler.snapshot"), "wb").write(frame(b"RRMS", num(1, 3) + data(2, cmap)))
 
 # A table with FTRL. 0x3e000000 is 0.125.
-table = (num(1, 8) + data(2, b"clicks") + num(3, 1) + num(4, 1) + data(5, num(1, 1))
+table = (num(1, 8) + data(2, b"clicks") + num(3, 1) + num(4, 1) + data(5, num(1, 1) + fixed64(5, 0xD8BE24E0BBC444A7))
          + data(6, num(1, 6) + fixed32(2, 0x3E000000) + fixed32(9, 0x41200000) + fixed32(10, 0x3F800000) + fixed32(11, 0x40000000) + fixed32(12, 0x3F000000)))
 open(os.path.join(here, "create_ftrl.entry"), "wb").write(frame(b"RRME", data(4, data(1, table))))
 cmap = data(1, b"c-1") + num(2, 3) + data(7, table) + num(8, 1)

@@ -16,6 +16,7 @@ import xxhash
 M = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
 TABLE, SEED, DIM, LR = 0x5EED5EED5EED, 7, 19, np.float32(0.1)
+NAME = 0x76033E85F0ACF92D
 f = np.float32
 
 
@@ -26,7 +27,7 @@ def mix64(z):
 
 
 def initial(key):
-    h = mix64(mix64(mix64((SEED + GAMMA) & M) ^ TABLE) ^ key)
+    h = mix64(mix64(mix64((SEED + GAMMA) & M) ^ NAME) ^ key)
     a, b = -0.5, 0.25
     return np.array([a + (mix64((h + j * GAMMA) & M) >> 11) * 2.0**-53 * (b - a) for j in range(1, DIM + 1)], f)
 
