@@ -27,13 +27,8 @@ func (n *Node) leave() {
 	defer cancel()
 	groups, meta := n.host.Groups(), n.meta.Load()
 	var wg sync.WaitGroup
-	if c := n.talk.Load(); c != nil { // otherwise the scheduler would move leaders back to this server
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, leaveNotice)
-			defer cancel()
-			_ = c.heartbeat(ctx)
-		})
-	}
+	// Without it the scheduler would move leaders back to this server.
+	wg.Go(func() { n.notifyLeaving(ctx) })
 	for range 2 { // the second round hands over leaderships that arrived during the first
 		for id, g := range groups {
 			wg.Go(func() { n.giveUp(ctx, g, "shard", uint32(id)) })
@@ -41,7 +36,22 @@ func (n *Node) leave() {
 		wg.Wait()
 	}
 	if meta != nil {
-		n.giveUp(ctx, meta, "group", "metadata")
+		if _, _, leads := meta.Leader(); !leads {
+			return
+		}
+		n.giveUp(ctx, meta, "group", "scheduler")
+		n.notifyLeaving(ctx) // the next leader of the scheduler must know that this server stops on purpose
+	}
+}
+
+// notifyLeaving tells the scheduler that this server stops.
+func (n *Node) notifyLeaving(ctx context.Context) {
+	if c := n.talk.Load(); c != nil {
+		ctx, cancel := context.WithTimeout(ctx, leaveNotice)
+		defer cancel()
+		if err := c.heartbeat(ctx); err != nil {
+			n.log.Debug("the scheduler was not told that this server stops", "err", err)
+		}
 	}
 }
 

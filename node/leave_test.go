@@ -3,6 +3,7 @@ package node
 import (
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -68,5 +69,58 @@ func TestServersThatStopHandOver(t *testing.T) {
 	t.Logf("%d pushes, the longest gap %v; %d leads handed over, %d not", pushed, gap, given, kept)
 	if given == 0 {
 		t.Errorf("no lead was handed over")
+	}
+}
+
+// A server that was stopped on purpose is a warning that says so, also if it led the scheduler, and nothing is critical.
+// A server that starts logs no warning without advice.
+func TestAStopOnPurposeIsNamed(t *testing.T) {
+	warnings := &logLines{}
+	c := startClusterWith(t, 3, 1, func(cfg *Config) {
+		cfg.Logger = slog.New(slog.NewJSONHandler(warnings, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	ctx := testutil.Context(t)
+	found := func(kind, text string) bool {
+		for _, p := range c.status(ctx).GetFindings() {
+			if p.GetKind() == kind && strings.Contains(p.GetText(), text) {
+				return true
+			}
+		}
+		return false
+	}
+	testutil.Eventually(t, "every server has reported and the shard has a leader", func() bool {
+		return !found("not-reported", "") && !found("no-leader", "") && !found("replica-silent", "")
+	})
+	warnings.mu.Lock()
+	for _, line := range warnings.lines {
+		// The last two are of a machine that is busy with other tests.
+		if !strings.HasPrefix(line, "INSECURE") && !strings.HasPrefix(line, "this process did not run") &&
+			!strings.HasPrefix(line, "slow disk") {
+			t.Errorf("a healthy start warns: %s", line)
+		}
+	}
+	warnings.mu.Unlock()
+	named := false
+	for !named && ctx.Err() == nil { // on a busy machine, the notice of the stop may be too late
+		leader := -1
+		for i, n := range c.status(ctx).GetNodes() {
+			if n.GetMetadataLeader() {
+				leader = i
+			}
+		}
+		if leader < 0 {
+			continue
+		}
+		name := c.status(ctx).GetNodes()[leader].GetNode().GetName()
+		at := slices.IndexFunc(c.nodes, func(n *testNode) bool { return n.cfg.Name == name })
+		c.stopNode(at)
+		testutil.Eventually(t, "the stopped server is missed", func() bool {
+			named = found("server-stopped", "Server "+name+" was stopped on purpose at 20")
+			return named || found("server-suspect", name) || found("server-down", name)
+		})
+		c.restart(at)
+	}
+	if !named {
+		t.Errorf("no finding says that the server was stopped on purpose: %v", c.status(ctx).GetFindings())
 	}
 }

@@ -90,7 +90,7 @@ func (f *formation) Form(ctx context.Context) (identity.Identity, error) {
 		if f.opts.Self.NoShards {
 			return f.found([]identity.Member{f.selfMember()})
 		}
-		f.logger.Warn("this server forms a cluster of its own (no --join): it has no replica elsewhere")
+		f.logger.Info("this server forms a cluster of its own (no --join)")
 		return f.found([]identity.Member{f.selfMember()})
 	}
 	poll := time.NewTicker(formationPoll)

@@ -35,7 +35,7 @@ func (s *Scheduler) Status(ctx context.Context, _ *rowraftv1.StatusRequest) (*ro
 		reply.Nodes = append(reply.Nodes, &rowraftv1.NodeStatus{
 			Node: rpc.NodeToProto(n), State: alive.state, SinceHeartbeatNs: uint64(alive.silence),
 			InStateNs: uint64(alive.inState),
-			Replicas:  alive.beat.replicas, MetadataLeader: n.ID == leader,
+			Replicas:  alive.beat.replicas, MetadataLeader: n.ID == leader, Unheard: !alive.seen,
 			Stopping: alive.beat.stopping, Version: alive.beat.version, UptimeNs: uint64(alive.beat.uptime),
 			Disk: alive.beat.disk, CertificateEnds: alive.beat.certEnds, Profile: alive.beat.profile,
 			Slowness: alive.beat.slowness, MetadataStandby: s.placeLoop.standby(&seats, &n, &alive),
@@ -78,8 +78,8 @@ func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*ro
 			}
 		}
 	}
-	for _, p := range s.machine.Policies() {
-		out = append(out, diagnosis.Policy(p)...)
+	for _, p := range s.checkpoints.PolicyStatuses() {
+		out = append(out, diagnosis.Policy(p, time.Now())...)
 	}
 	for _, r := range s.machine.Runs() {
 		out = append(out, diagnosis.Job(s.jobs.Info(r))...)

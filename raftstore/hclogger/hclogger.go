@@ -6,6 +6,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,7 +18,7 @@ type Logger struct {
 	log  *slog.Logger
 	name string
 	args []any
-	rate *Rate // shared with the loggers derived from this one; nil: no limit
+	rate *Rate // of all but debug messages; shared with the loggers derived from this one; nil: no limit
 }
 
 // Rate permits each message once per pause: raft reports a dead peer many times a second, in every group.
@@ -64,7 +65,7 @@ func (l *Logger) emit(level slog.Level, msg string, args []any) {
 	if !l.log.Enabled(ctx, level) {
 		return
 	}
-	if level >= slog.LevelWarn && l.rate != nil {
+	if level > slog.LevelDebug && l.rate != nil {
 		var ok bool
 		if args, ok = l.rate.Allow(msg, args, time.Now()); !ok {
 			return
@@ -96,10 +97,27 @@ func (l *Logger) Log(level hclog.Level, msg string, args ...any) {
 func (l *Logger) Trace(string, ...any)          {}
 func (l *Logger) Debug(msg string, args ...any) { l.emit(slog.LevelDebug, msg, args) }
 func (l *Logger) Info(msg string, args ...any)  { l.emit(slog.LevelDebug, msg, args) }
-func (l *Logger) Warn(msg string, args ...any)  { l.emit(slog.LevelWarn, msg, args) }
 
-// Error logs at Warn: raft reports every refused connection as an error, and our Error means that someone must act.
-func (l *Logger) Error(msg string, args ...any) { l.emit(slog.LevelWarn, msg, args) }
+// Warn logs at Info: raft warns of each election, also of the first one of a healthy group.
+func (l *Logger) Warn(msg string, args ...any) { l.emit(slog.LevelInfo, msg, args) }
+
+// Error logs at Warn, and at Info if a peer does not answer: peers start later than this server, stop and restart in
+// place, and cluster status reports those that stay away.
+func (l *Logger) Error(msg string, args ...any) {
+	level := slog.LevelWarn
+	if slices.Contains(peerErrors, msg) {
+		level = slog.LevelInfo
+	}
+	l.emit(level, msg, args)
+}
+
+// peerErrors are the errors of hashicorp/raft about a connection to a peer.
+var peerErrors = []string{
+	"failed to make requestVote RPC", "failed to appendEntries to", "failed to heartbeat to",
+	"failed to pipeline appendEntries", "failed to start pipeline replication to", "failed to send snapshot to",
+	"failed to decode incoming command", "failed to flush response", "failed to receive whole snapshot",
+	"peer has newer term, stopping replication",
+}
 
 func (l *Logger) IsTrace() bool { return false }
 func (l *Logger) IsDebug() bool { return l.log.Enabled(context.Background(), slog.LevelDebug) }

@@ -5,10 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -258,7 +260,8 @@ func (p *Port) Answers(node rowraft.NodeID, which marks.Process) bool {
 // times a second in every group.
 func (p *Port) logRefusal(remote net.Addr, pre *preamble, status statusCode, err error) {
 	args := []any{"remote", remote, "from", pre.from, "group", pre.group, "err", err}
-	if status == statusUnknownGroup { // the group is starting, or was removed
+	closed := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+	if closed || status == statusUnknownGroup { // the peer has gone; or the group is starting, or was removed
 		p.opts.Logger.DebugContext(p.ctx, "peer connection refused", args...)
 		return
 	}

@@ -70,7 +70,7 @@ func (s *Server) fit() {
 	if !s.heartbeat.CompareAndSwap(int64(was), int64(now)) || was == 0 || was == now {
 		return
 	}
-	s.Logger.Warn("Raft timers follow the disk and the CPU of this server", "heartbeat", now, "before", was,
+	s.Logger.Info("Raft timers follow the disk and the CPU of this server", "heartbeat", now, "before", was,
 		"fsync", fsync, "fsync_limit", p.Heartbeat/fsyncShare, "lateness", lateness, "lateness_limit",
 		p.Heartbeat/latenessShare)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
@@ -17,7 +18,7 @@ const (
 	policyWaiting = "waiting"
 	policyRunning = "running"
 	policyFailing = "failing"
-	policyIdle    = "idle"
+	policyIdle    = diagnosis.PolicyIdle
 )
 
 // SetPolicy creates or changes a checkpoint policy.
@@ -57,11 +58,15 @@ func (c *Service) ListPolicies(ctx context.Context,
 	if err := c.lead.InSync(ctx); err != nil {
 		return nil, err
 	}
-	reply := &rowraftv1.ListPoliciesReply{}
+	return &rowraftv1.ListPoliciesReply{Policies: c.PolicyStatuses()}, nil
+}
+
+// PolicyStatuses returns all policies and their records as this member knows them.
+func (c *Service) PolicyStatuses() (out []*rowraftv1.PolicyStatus) {
 	for _, p := range c.machine.Policies() {
-		reply.Policies = append(reply.Policies, c.policyStatus(p))
+		out = append(out, c.policyStatus(p))
 	}
-	return reply, nil
+	return out
 }
 
 // DeletePolicy deletes a policy. Its checkpoints stay.

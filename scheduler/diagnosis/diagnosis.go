@@ -1,5 +1,9 @@
 // Package diagnosis finds the problems of a cluster in its status. It is pure. The leader of the scheduler uses it, and
 // the command line when no scheduler answers.
+//
+// A problem is critical if something is not served: a shard without a leader or a majority, a shard or a server that
+// refuses pushes or connections, a scheduler without a leader. It is also critical if the rows of a replica are wrong. A
+// problem is a warning if all is served with less to spare, and a note if nothing is wrong.
 package diagnosis
 
 import (
@@ -11,9 +15,6 @@ import (
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/raftstore"
-	"github.com/rowraft/rowraft/scheduler/meta"
-	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
 // Roles of a replica and states of a server in a status.
@@ -42,6 +43,14 @@ const certificateSoon = 14 * 24 * time.Hour
 // NearlyFull: a disk with less than NearlyFull times its reserve free is nearly full.
 const NearlyFull = 2
 
+const (
+	// slowFsync is the time of a log write with its fsync from which on a disk is slow, also where the Raft timers bear
+	// it: each push waits for two of them. Good disks take 0.1 to 5 ms.
+	slowFsync = 20 * time.Millisecond
+	// slowerThanOthers: a disk that takes so many times as long as the median of the other servers is defective.
+	slowerThanOthers = 5
+)
+
 // shownShards bounds the shards that one sentence names.
 const shownShards = 8
 
@@ -52,8 +61,10 @@ func Of(st *rowraftv1.StatusReply, now time.Time) []*rowraftv1.Problem {
 	for _, n := range st.GetNodes() {
 		d.nodes[n.GetNode().GetId()] = n
 	}
+	d.findLeaders()
 	d.servers(now)
 	d.schedulers()
+	d.reports()
 	d.versions()
 	for _, sh := range st.GetMap().GetShards() {
 		d.shard(sh)
@@ -76,9 +87,11 @@ func Sort(problems []*rowraftv1.Problem) {
 type diagnosis struct {
 	st    *rowraftv1.StatusReply
 	nodes map[string]*rowraftv1.NodeStatus
-	thin  []uint32 // shards with a replica that does not work
-	cut   []uint32 // shards whose majority does not answer
-	away  []string // servers with replicas of the shards in cut that do not answer
+	leads map[string]int // shards that a server leads, by its id
+	thin  []uint32       // shards with fewer complete replicas than they should have
+	least int            // complete replicas of the worst shard in thin
+	cut   []uint32       // shards whose majority does not answer
+	away  []string       // servers with replicas of the shards in cut that do not answer
 	out   []*rowraftv1.Problem
 }
 
@@ -95,15 +108,13 @@ func Problem(s rowraftv1.Severity, kind, subject, next, text string, args ...any
 func (d *diagnosis) servers(now time.Time) {
 	for _, n := range d.st.GetNodes() {
 		name, subject := NodeLabel(n.GetNode()), "server "+NodeLabel(n.GetNode())
-		switch n.GetState() {
-		case Up:
-		case Suspect:
-			d.add(warning, "server-suspect", subject, "look at its process, its machine and its network",
-				"Server %s at %s is suspect, with %s: %s.", name, n.GetNode().GetAddr(), d.held(n), quietFor(n))
-		default:
-			d.add(warning, "server-down", subject, d.afterDown(n),
-				"Server %s at %s is down, with %s: %s.", name, n.GetNode().GetAddr(), d.held(n), quietFor(n))
-			continue
+		if n.GetState() != Up {
+			if d.silent(n, now); n.GetState() != Suspect || n.GetStopping() {
+				continue
+			}
+		}
+		if n.GetStopping() {
+			d.add(aNote, "server-stopping", subject, "", "Server %s stops on purpose: it hands over its leads.", name)
 		}
 		d.disk(n)
 		d.slow(n)
@@ -115,6 +126,61 @@ func (d *diagnosis) servers(now time.Time) {
 			}
 			d.add(aNote, "server-leaving", subject, "to take it back: "+back, "Server %s %s.", name, how)
 		}
+	}
+}
+
+// silent reports a server that is suspect or down.
+func (d *diagnosis) silent(n *rowraftv1.NodeStatus, now time.Time) {
+	name, addr, held := NodeLabel(n.GetNode()), n.GetNode().GetAddr(), d.heldBy(n)
+	subject := "server " + name
+	leaves := n.GetNode().GetIntent() == rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION
+	successor := d.successor(n)
+	switch {
+	case leaves && held == 0:
+		d.add(aNote, "server-left", subject, "", "Server %s at %s is decommissioned, holds no replica and is gone; the "+
+			"cluster forgets it.", name, addr)
+	case leaves && successor != "":
+		d.add(warning, "server-wiped", "server "+successor, "rowraft operation list",
+			"Server %s came back with an empty disk: %d of its replicas are not rebuilt yet.", successor, held)
+	case successor != "":
+		d.add(warning, "server-wiped", "server "+successor, "rowraft node decommission "+name,
+			"Server %s answers at %s, the address of server %s, which is down with %s: its data directory is another one. The "+
+				"replicas are not rebuilt yet.", successor, addr, name, replicas(held))
+	case n.GetStopping():
+		d.add(warning, "server-stopped", subject, d.afterDown(n), "Server %s was stopped on purpose at %s, %v ago, with %s.",
+			name, now.Add(-time.Duration(n.GetSinceHeartbeatNs())).UTC().Format(time.RFC3339),
+			time.Duration(n.GetSinceHeartbeatNs()).Round(time.Second), replicas(held))
+	case n.GetState() == Suspect:
+		d.add(warning, "server-suspect", subject, "look at its process, its machine and its network",
+			"Server %s at %s is suspect, with %s: %s.", name, addr, replicas(held), quietFor(n))
+	default:
+		d.add(warning, "server-down", subject, d.afterDown(n),
+			"Server %s at %s is down, with %s: %s.", name, addr, replicas(held), quietFor(n))
+	}
+}
+
+// successor returns the name of another server that is up at the address of n; "" if there is none. A server whose
+// data directory was emptied returns under a new id.
+func (d *diagnosis) successor(n *rowraftv1.NodeStatus) string {
+	for _, o := range d.st.GetNodes() {
+		if o != n && o.GetState() == Up && !o.GetUnheard() && o.GetNode().GetAddr() == n.GetNode().GetAddr() {
+			return NodeLabel(o.GetNode())
+		}
+	}
+	return ""
+}
+
+// reports notes the servers that a new leader of the scheduler has not heard of: what it says of them is not known yet.
+func (d *diagnosis) reports() {
+	var names []string
+	for _, n := range d.st.GetNodes() {
+		if n.GetUnheard() && n.GetState() == Up {
+			names = append(names, NodeLabel(n.GetNode()))
+		}
+	}
+	if len(names) > 0 {
+		d.add(aNote, "not-reported", "scheduler", "ask again in two seconds",
+			"The leader of the scheduler has just been elected and has no report of %s yet.", strings.Join(names, ", "))
 	}
 }
 
@@ -138,11 +204,15 @@ func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
 	}
 	subject, name := "server "+NodeLabel(n.GetNode()), NodeLabel(n.GetNode())
 	const next = "make room on its disk, or add servers (runbook full-disk)"
+	leads := d.leads[n.GetNode().GetId()]
 	switch {
-	case free < reserve:
+	case free < reserve && leads > 0:
 		d.add(critical, "disk-full", subject, next,
-			"The disk of server %s has %s free, less than its reserve of %s: the shards that it leads refuse pushes.", name,
-			mebibytes(free), mebibytes(reserve))
+			"The disk of server %s has %s free, less than its reserve of %s: the %d shard(s) that it leads refuse pushes.", name,
+			mebibytes(free), mebibytes(reserve), leads)
+	case free < reserve:
+		d.add(warning, "disk-full", subject, next, "The disk of server %s has %s free, less than its reserve of %s. It leads "+
+			"no shard, so pushes go on; it gets no lead until there is room.", name, mebibytes(free), mebibytes(reserve))
 	case free < NearlyFull*reserve:
 		d.add(warning, "disk-nearly-full", subject, next,
 			"The disk of server %s has %s free; below %s the shards that it leads refuse pushes.", name, mebibytes(free),
@@ -159,11 +229,19 @@ func (d *diagnosis) slow(n *rowraftv1.NodeStatus) {
 		asks = fmt.Sprintf(" Its shards have Raft timers of %v, so an election takes longer.",
 			time.Duration(s.GetHeartbeatNs()))
 	}
-	if s.GetFsyncNs() > s.GetFsyncLimitNs() {
-		d.add(warning, "disk-slow", "server "+name,
-			"give its logs a faster disk, or take what else writes to it away (runbook slow-disk)",
+	const next = "give its logs a faster disk, or take what else writes to it away (runbook slow-disk)"
+	others := d.fsyncOfOthers(n)
+	switch fsync := time.Duration(s.GetFsyncNs()); {
+	case s.GetFsyncNs() > s.GetFsyncLimitNs():
+		d.add(warning, "disk-slow", "server "+name, next,
 			"The disk of server %s is slow: fsync takes %s, profile %s needs ≤ %s.%s", name, millis(s.GetFsyncNs()), profile,
 			millis(s.GetFsyncLimitNs()), asks)
+	case fsync >= slowFsync && others > 0 && fsync >= slowerThanOthers*others:
+		d.add(warning, "disk-slow", "server "+name, next, "The disk of server %s is slow: fsync takes %s, on the other servers "+
+			"%s. Pushes to the shards that it leads wait for it.", name, millis(s.GetFsyncNs()), millis(uint64(others)))
+	case fsync >= slowFsync:
+		d.add(aNote, "disk-slow", "server "+name, next, "The disk of server %s takes %s for an fsync; a push waits for two of "+
+			"them.", name, millis(s.GetFsyncNs()))
 	}
 	if s.GetLatenessNs() > s.GetLatenessLimitNs() {
 		d.add(warning, "cpu-starved", "server "+name,
@@ -173,7 +251,25 @@ func (d *diagnosis) slow(n *rowraftv1.NodeStatus) {
 	}
 }
 
+// fsyncOfOthers returns the median time of an fsync on the other servers that are up; 0 if none has written.
+func (d *diagnosis) fsyncOfOthers(n *rowraftv1.NodeStatus) time.Duration {
+	var all []time.Duration
+	for _, o := range d.st.GetNodes() {
+		if f := o.GetSlowness().GetFsyncNs(); o != n && o.GetState() == Up && f > 0 {
+			all = append(all, time.Duration(f))
+		}
+	}
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return all[(len(all)-1)/2]
+}
+
 func millis(ns uint64) string {
+	if d := time.Duration(ns); d < 10*time.Millisecond {
+		return fmt.Sprintf("%.1f ms", d.Seconds()*1e3)
+	}
 	return fmt.Sprintf("%d ms", time.Duration(ns).Round(time.Millisecond).Milliseconds())
 }
 
@@ -196,13 +292,15 @@ func (d *diagnosis) certificate(n *rowraftv1.NodeStatus, now time.Time) {
 	}
 }
 
-// schedulers reports members of the metadata group that are down or rolled back.
+// schedulers reports members of the scheduler that are down or rolled back. A scheduler without a leader is reported by
+// its caller, since the leader makes the status.
 func (d *diagnosis) schedulers() {
 	all, up, standby := 0, 0, ""
 	var down, lost []string
+	stopped := true // each member in down was stopped on purpose, which has its own finding
 	for _, n := range d.st.GetNodes() {
 		if why, name := n.GetMetadataRolledBack(), NodeLabel(n.GetNode()); why != "" && n.GetState() == Up {
-			d.add(critical, "scheduler-member-rolled-back", "server "+name,
+			d.add(warning, "scheduler-member-rolled-back", "server "+name,
 				"a standby takes its seat, if there is one; else start "+name+" with an empty data directory (runbook "+
 					"rolled-back-disk)",
 				"The scheduler's member on %s returned with an older disk and has no vote: %s.", name, strings.TrimSuffix(why, "."))
@@ -224,8 +322,12 @@ func (d *diagnosis) schedulers() {
 			lost = append(lost, name)
 		default:
 			down = append(down, name)
+			stopped = stopped && n.GetStopping()
 		}
 		all++
+	}
+	if stopped && len(lost) == 0 && up >= all/2+1 {
+		return
 	}
 	const runbook = " (runbook lost-scheduler-member)"
 	var next []string
@@ -270,257 +372,6 @@ func (d *diagnosis) versions() {
 		strings.Join(order, "; "))
 }
 
-// shard checks one shard by the last heartbeats of its nodes.
-func (d *diagnosis) shard(sh *rowraftv1.Shard) {
-	leader, up := d.leader(sh)
-	subject := fmt.Sprintf("shard %d", sh.GetId())
-	add := func(s rowraftv1.Severity, kind, next, text string, args ...any) {
-		d.add(s, kind, subject, next, fmt.Sprintf("Shard %d: ", sh.GetId())+text, args...)
-	}
-	describe := fmt.Sprintf("rowraft shard describe %d", sh.GetId())
-	if leader == nil {
-		if most := len(sh.GetReplicas())/2 + 1; len(up) < most {
-			d.cut = append(d.cut, sh.GetId())
-			d.addAway(sh, up)
-		} else {
-			add(critical, "no-leader", "an election takes a second or two; if it does not end: "+describe,
-				"no leader has reported; its rows cannot be pulled or pushed until there is one.")
-		}
-	}
-	works := 0
-	for _, r := range sh.GetReplicas() {
-		n := d.nodes[r.GetNode()]
-		if n == nil {
-			add(warning, "replica-unreachable", describe, "the replica on %s is unreachable.", r.GetNode())
-			continue
-		}
-		if n.GetState() != Up {
-			continue // reported once per server, not for each of its replicas
-		}
-		name, st := NodeLabel(n.GetNode()), replicaOf(n, rowraft.ReplicaID(r.GetId()))
-		switch {
-		case st == nil:
-			add(warning, "replica-silent", "it starts, or the server's log says why not",
-				"the replica on %s has not reported yet.", name)
-		case strings.Contains(st.Fenced, raftstore.RolledBack):
-			add(critical, "replica-rolled-back",
-				"it is rebuilt like one whose disk was lost; if its whole data directory came from a copy, start "+name+
-					" with an empty one (runbook rolled-back-disk)",
-				"the replica on %s returned with an older disk, it serves nothing and has no vote: %s.", name,
-				strings.TrimSuffix(st.Fenced, "."))
-		case st.Fenced != "":
-			add(critical, "replica-fenced",
-				"keep its disk; it is rebuilt elsewhere where a server has room (runbook fenced-replica)",
-				"replica hash mismatch (critical): the replica on %s is fenced, it serves nothing and has no vote: %s.", name,
-				strings.TrimSuffix(st.Fenced, "."))
-		case st.DividedIndex != 0:
-			add(critical, "shard-divided", "restore a checkpoint, or choose a replica (runbook fenced-replica)",
-				"replica hash mismatch (critical): no majority of its replicas has the same rows at index %d, so no replica "+
-					"serves it (seen by %s).", st.DividedIndex, name)
-		case st.Error != "" || st.Role == Stopped:
-			add(warning, "replica-stopped", "see to what it says, then restart server "+name,
-				"the replica on %s has stopped: %s.", name, strings.TrimSuffix(st.Error, "."))
-		case leader != nil && leader.CommitIndex > st.AppliedIndex+maxLag:
-			works++
-			add(warning, "replica-lags", "it catches up by itself; if the distance grows: runbook lagging-replica",
-				"the replica on %s trails the leader by %d entries.", name, leader.CommitIndex-st.AppliedIndex)
-		default:
-			works++
-		}
-	}
-	if leader != nil {
-		d.sessions(leader, add)
-	}
-	if works < len(sh.GetReplicas()) && leader != nil {
-		d.thin = append(d.thin, sh.GetId())
-	}
-}
-
-// sessions reports a shard whose clients use nearly all sessions.
-func (d *diagnosis) sessions(leader *rowraftv1.ReplicaStatus,
-	add func(s rowraftv1.Severity, kind, next, text string, args ...any)) {
-	const next = "find what starts so many clients (rowraft_shard_sessions_in_use), and end those that are done: a " +
-		"client that is closed gives its sessions back (runbook sessions-running-out)"
-	report := func(used, limit uint32, whose string) {
-		switch {
-		case used >= limit:
-			add(critical, "sessions-full", next, "%s has %d sessions in use, the limit: a new client cannot push.", whose, used)
-		case used >= limit/4*3:
-			add(warning, "sessions-running-out", next,
-				"%s has %d of %d sessions in use; when all are, a new client cannot push.", whose, used, limit)
-		}
-	}
-	report(leader.GetSessionsInUse(), rowraft.MaxSessions, "the shard")
-	report(leader.GetOwnerSessionsInUse(), rowraft.MaxOwnerSessions, "one owner of clients")
-}
-
-// leader returns the last report of the leader of a shard, nil if there is none, and the nodes of its replicas that are
-// up.
-func (d *diagnosis) leader(sh *rowraftv1.Shard) (leader *rowraftv1.ReplicaStatus, up []string) {
-	for _, r := range sh.GetReplicas() {
-		n := d.nodes[r.GetNode()]
-		if n.GetState() != Up {
-			continue
-		}
-		up = append(up, r.GetNode())
-		if st := replicaOf(n, rowraft.ReplicaID(r.GetId())); st.GetRole() == Leader &&
-			(leader == nil || st.GetTerm() > leader.GetTerm()) {
-			leader = st
-		}
-	}
-	return leader, up
-}
-
-// addAway adds the servers of a shard that do not answer to d.away.
-func (d *diagnosis) addAway(sh *rowraftv1.Shard, up []string) {
-	for _, r := range sh.GetReplicas() {
-		if label := d.label(r.GetNode()); !slices.Contains(up, r.GetNode()) && !slices.Contains(d.away, label) {
-			d.away = append(d.away, label)
-		}
-	}
-	slices.Sort(d.away)
-}
-
-// majorities reports the shards without a majority in one finding: the remedy is the same for all, and it comes before
-// all others.
-func (d *diagnosis) majorities() {
-	if len(d.cut) == 0 {
-		return
-	}
-	subject := ""
-	if len(d.cut) == 1 {
-		subject = fmt.Sprintf("shard %d", d.cut[0])
-	}
-	d.add(critical, "no-majority", subject,
-		"start them again: a server that returns with its data ends this, and nothing is lost; only if too many disks are "+
-			"gone for good: runbook lose-a-majority",
-		"%s: no majority of the replicas answers, so the rows can be neither pulled nor pushed. Away: %s.", shardList(d.cut),
-		strings.Join(d.away, ", "))
-}
-
-// redundancy reports, in one finding for all shards, that shards have less redundancy than they should.
-func (d *diagnosis) redundancy() {
-	shards := d.st.GetMap().GetShards()
-	if len(shards) > 0 {
-		if r := len(shards[0].GetReplicas()); r < placement.ReplicasPerShard {
-			d.add(warning, "few-replicas", "", fmt.Sprintf("make a cluster of %d servers for data that must not be lost",
-				placement.ReplicasPerShard),
-				"Data is not safe: %d replica(s) per shard, because the cluster was made with fewer than %d servers.", r,
-				placement.ReplicasPerShard)
-		}
-	}
-	if len(d.thin) > 0 {
-		d.add(warning, "under-replicated", "",
-			"bring back what is down or fenced; replicas that are rebuilt elsewhere: rowraft operation list",
-			"%s: not every replica works, and a further loss may stop pulls and pushes.", shardList(d.thin))
-	}
-}
-
-// shardList formats shards: "Shard 3", "2 shards (0, 1)".
-func shardList(shards []uint32) string {
-	if len(shards) == 1 {
-		return fmt.Sprintf("Shard %d", shards[0])
-	}
-	words := make([]string, min(len(shards), shownShards))
-	for i := range words {
-		words[i] = fmt.Sprint(shards[i])
-	}
-	if len(shards) > len(words) {
-		words = append(words, "…")
-	}
-	return fmt.Sprintf("%d shards (%s)", len(shards), strings.Join(words, ", "))
-}
-
-// work reports running operations and moves.
-func (d *diagnosis) work() {
-	for _, o := range d.st.GetOperations() {
-		if o.GetState() != rowraftv1.OperationState_OPERATION_STATE_RUNNING {
-			continue
-		}
-		d.add(aNote, "operation-runs", fmt.Sprintf("operation %d", o.GetId()),
-			fmt.Sprintf("rowraft operation watch %d", o.GetId()),
-			"Operation %d, %s of %s, has %d of %d left%s.", o.GetId(), OperationName(o.GetKind()),
-			cmp.Or(o.GetName(), o.GetNode()), o.GetLeft(), o.GetTotal(), waits(o.GetWaitingFor()))
-	}
-	for _, m := range d.st.GetMoves() {
-		mv := m.GetMove()
-		way := "from " + d.label(mv.GetFrom().GetNode()) + " to " + d.label(mv.GetTo().GetNode())
-		switch {
-		case mv.GetFrom() == nil:
-			way = "new on " + d.label(mv.GetTo().GetNode())
-		case mv.GetTo() == nil:
-			way = "off " + d.label(mv.GetFrom().GetNode())
-		}
-		d.add(aNote, "move-runs", fmt.Sprintf("shard %d", mv.GetShard()),
-			fmt.Sprintf("rowraft operation watch %d", mv.GetId()),
-			"Shard %d: a replica moves, %s, in phase %s%s.", mv.GetShard(), way, meta.PhaseName(mv.GetPhase()),
-			waits(m.GetWaitingFor()))
-	}
-}
-
-// Job returns the problems of a training job.
-func Job(j *rowraftv1.JobInfo) []*rowraftv1.Problem {
-	d := &diagnosis{}
-	if j.GetState() != rowraftv1.JobState_JOB_STATE_RUNNING {
-		if j.GetState() == rowraftv1.JobState_JOB_STATE_FAILED {
-			d.add(aNote, "job-failed", "job "+j.GetJob(),
-				"start its trainers again; it goes on from its last checkpoint if it has one", "Job %s has failed: %s.", j.GetJob(),
-				strings.TrimSuffix(j.GetReason(), "."))
-		}
-		return d.out
-	}
-	var silent, lost []string
-	training, idle := 0, 0
-	for _, m := range j.GetMembers() {
-		switch m.GetMember().GetState() {
-		case rowraftv1.MemberState_MEMBER_STATE_TRAINING:
-			training++
-			if j.GetLeaseNs() > 0 && m.GetSinceHeardNs() > j.GetLeaseNs()/2 {
-				silent = append(silent, fmt.Sprintf("%s (%s)", m.GetMember().GetWorker(), rounded(m.GetSinceHeardNs())))
-			}
-			if m.GetBeat() != nil && m.GetBeat().GetStepsPerSecond() == 0 {
-				idle++
-			}
-		case rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
-			lost = append(lost, m.GetMember().GetWorker())
-		}
-	}
-	describe := "rowraft job describe " + j.GetJob()
-	switch add := func(kind, next, text string, args ...any) {
-		d.add(warning, kind, "job "+j.GetJob(), next, "Job "+j.GetJob()+": "+text, args...)
-	}; {
-	case len(silent) > 0:
-		add("job-worker-silent", describe, "nothing is heard of %s.", strings.Join(silent, ", "))
-	case len(lost) > 0:
-		add("job-short-of-workers", "start them again under the same names; "+describe, "%d of %d workers train; gone: %s.",
-			training, j.GetWorkers(), strings.Join(lost, ", "))
-	case training > 0 && idle == training:
-		add("job-stalled", describe+"; a shard without a leader, or a step that waits for a worker, holds it",
-			"none of its %d workers makes steps.", training)
-	}
-	return d.out
-}
-
-// Policy returns the problems of a checkpoint policy.
-func Policy(p *meta.Policy) []*rowraftv1.Problem {
-	d := &diagnosis{}
-	name, r := p.GetPolicy().GetName(), p.GetRecord()
-	if n := r.GetFailures(); n > 0 {
-		last := "none was ever made"
-		if made := r.GetMade(); len(made) > 0 {
-			last = "the last one is " + made[len(made)-1].GetName()
-		}
-		d.add(warning, "policy-fails", "policy "+name, "see to what it says; rowraft checkpoint policy describe "+name,
-			"Checkpoint policy %s has failed %d time(s) in a row, %s: %s.", name, n, last, r.GetError())
-	}
-	if r.GetRetentionError() != "" {
-		d.add(warning, "policy-retention-fails", "policy "+name,
-			"see to what it says, with rowraft checkpoint list "+p.GetPolicy().GetDestination(),
-			"The retention of checkpoint policy %s reports: %s.", name, r.GetRetentionError())
-	}
-	return d.out
-}
-
 func waits(reason string) string {
 	if reason == "" {
 		return ""
@@ -535,9 +386,8 @@ func (d *diagnosis) label(id string) string {
 	return id
 }
 
-// held describes the number of replicas of a node.
-func (d *diagnosis) held(n *rowraftv1.NodeStatus) string {
-	count := 0
+// heldBy returns the number of replicas of a server.
+func (d *diagnosis) heldBy(n *rowraftv1.NodeStatus) (count int) {
 	for _, sh := range d.st.GetMap().GetShards() {
 		for _, r := range sh.GetReplicas() {
 			if r.GetNode() == n.GetNode().GetId() {
@@ -545,10 +395,15 @@ func (d *diagnosis) held(n *rowraftv1.NodeStatus) string {
 			}
 		}
 	}
-	if count == 1 {
+	return count
+}
+
+// replicas describes a number of replicas that a server holds.
+func replicas(held int) string {
+	if held == 1 {
 		return "the replica it holds"
 	}
-	return fmt.Sprintf("the %d replicas it holds", count)
+	return fmt.Sprintf("the %d replicas it holds", held)
 }
 
 // quietFor describes the silence of a server. Its length is unknown if the status was made without the scheduler.

@@ -2838,6 +2838,7 @@ type NodeStatus struct {
 	MetadataStandby    bool                   `protobuf:"varint,13,opt,name=metadata_standby,json=metadataStandby,proto3" json:"metadata_standby,omitempty"`           // it waits for a seat in the metadata group
 	Slowness           *Slowness              `protobuf:"bytes,14,opt,name=slowness,proto3" json:"slowness,omitempty"`                                                 // unset: unknown
 	MetadataRolledBack string                 `protobuf:"bytes,15,opt,name=metadata_rolled_back,json=metadataRolledBack,proto3" json:"metadata_rolled_back,omitempty"` // why its replica of the metadata group found that its disk was rolled back; "": it did not
+	Unheard            bool                   `protobuf:"varint,16,opt,name=unheard,proto3" json:"unheard,omitempty"`                                                  // the scheduler's leader has had no heartbeat of it since it leads, so that little else is known
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -2975,6 +2976,13 @@ func (x *NodeStatus) GetMetadataRolledBack() string {
 		return x.MetadataRolledBack
 	}
 	return ""
+}
+
+func (x *NodeStatus) GetUnheard() bool {
+	if x != nil {
+		return x.Unheard
+	}
+	return false
 }
 
 // Problem is one thing that is wrong, or that an operator should know.
@@ -4246,7 +4254,7 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\vincarnation\x18\x05 \x01(\x04R\vincarnation\"9\n" +
 	"\x15IssueIncarnationReply\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\"\x0f\n" +
-	"\rStatusRequest\"\xc3\x04\n" +
+	"\rStatusRequest\"\xdd\x04\n" +
 	"\n" +
 	"NodeStatus\x12$\n" +
 	"\x04node\x18\x01 \x01(\v2\x10.rowraft.v1.NodeR\x04node\x12\x14\n" +
@@ -4264,7 +4272,8 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\aprofile\x18\f \x01(\tR\aprofile\x12)\n" +
 	"\x10metadata_standby\x18\r \x01(\bR\x0fmetadataStandby\x120\n" +
 	"\bslowness\x18\x0e \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\x120\n" +
-	"\x14metadata_rolled_back\x18\x0f \x01(\tR\x12metadataRolledBack\"\x91\x01\n" +
+	"\x14metadata_rolled_back\x18\x0f \x01(\tR\x12metadataRolledBack\x12\x18\n" +
+	"\aunheard\x18\x10 \x01(\bR\aunheard\"\x91\x01\n" +
 	"\aProblem\x120\n" +
 	"\bseverity\x18\x01 \x01(\x0e2\x14.rowraft.v1.SeverityR\bseverity\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +

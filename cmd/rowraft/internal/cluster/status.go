@@ -18,9 +18,7 @@ import (
 
 // Status returns the status of the cluster. If the scheduler has no leader, it combines the reports of the servers.
 func Status(ctx context.Context, g *remote.Flags) (*rowraftv1.StatusReply, error) {
-	attempt, cancel := context.WithTimeout(ctx, min(g.Timeout/2, g.LeaderLimit))
-	defer cancel()
-	reply, err := g.Status(attempt)
+	reply, err := completeStatus(ctx, g)
 	if err == nil || route.Refused(err) || route.On(route.Control, err) == route.Return {
 		return reply, err
 	}
@@ -29,6 +27,26 @@ func Status(ctx context.Context, g *remote.Flags) (*rowraftv1.StatusReply, error
 		return nil, err // err says more
 	}
 	return pieces, nil
+}
+
+// completeStatus asks the scheduler's leader. One that has just been elected knows little, until the heartbeats of the
+// servers arrive or are overdue, so it is asked again.
+func completeStatus(ctx context.Context, g *remote.Flags) (*rowraftv1.StatusReply, error) {
+	for {
+		attempt, cancel := context.WithTimeout(ctx, min(g.Timeout/2, g.LeaderLimit))
+		reply, err := g.Status(attempt)
+		cancel()
+		if err != nil || !slices.ContainsFunc(reply.GetNodes(), func(n *rowraftv1.NodeStatus) bool {
+			return n.GetUnheard() && n.GetState() == diagnosis.Up
+		}) {
+			return reply, err
+		}
+		select {
+		case <-ctx.Done():
+			return reply, nil
+		case <-time.After(remote.PollInterval):
+		}
+	}
 }
 
 // statusOfEach asks every server of the newest map that one of them has.

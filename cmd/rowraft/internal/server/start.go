@@ -118,7 +118,7 @@ func (f *startFlags) command(cmd *cobra.Command, g *remote.Flags) error {
 	logger.Info(fmt.Sprintf("Bind to role=%s, ip=%s, data=%s", p.Role, f.listen, f.dataDir), "servers", p.Servers,
 		"workers", p.Workers)
 	if n := p.Replicas(); n > 0 && n < 3 {
-		logger.Warn(
+		logger.Info( // the scheduler warns when it makes the shards
 			fmt.Sprintf("DATA IS NOT SAFE: %d server(s) hold %d replica(s) of each row; with 3 servers a machine may die",
 				p.Servers, n))
 	}

@@ -122,9 +122,13 @@ func (v *Cluster) Print(w io.Writer, wide bool) error {
 	if err := v.printFindings(w); err != nil {
 		return err
 	}
+	servers := fmt.Sprintf("%d up of %d", up, all)
+	if missing := int(v.ExpectedServers) - all; missing > 0 && v.Shards == 0 {
+		servers += fmt.Sprintf(", %d more are expected", missing)
+	}
 	if err := cli.Facts(w,
 		"CLUSTER", v.ClusterID,
-		"SERVERS", fmt.Sprintf("%d up of %d, %d expected", up, all, v.ExpectedServers),
+		"SERVERS", servers,
 		"MAP", fmt.Sprintf("version %d, %s of %s, %s", v.MapVersion, cli.Plural(v.Shards, "shard"),
 			cli.Plural(v.Slots, "slot"), cli.Plural(v.Tables, "table")),
 	); err != nil {
