@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/identity"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
 )
@@ -95,16 +97,27 @@ func (f *formation) Form(ctx context.Context) (identity.Identity, error) {
 	}
 	poll := time.NewTicker(formationPoll)
 	defer poll.Stop()
-	var reported time.Time
+	var reported, untrusted time.Time
 	for {
 		answers := f.helloAll(ctx)
+		if err := untrustedByAll(f.opts.Self.ID, answers); err == nil {
+			untrusted = time.Time{}
+		} else if untrusted.IsZero() {
+			untrusted = time.Now()
+		} else if time.Since(untrusted) >= untrustedPatience {
+			return dir.Identity(), err
+		}
 		done, waiting, err := f.formStep(answers)
 		f.waiting.Store(&waiting)
 		if err != nil || done {
 			return dir.Identity(), err
 		}
 		if now := time.Now(); now.Sub(reported) >= formationReport {
-			f.logger.Info("server not ready: the cluster is not formed yet", "waiting_for", waiting)
+			level := slog.LevelInfo
+			if slices.ContainsFunc(answers, func(a answer) bool { return rpc.Untrusted(a.err) != "" }) {
+				level = slog.LevelWarn
+			}
+			f.logger.Log(ctx, level, "server not ready: the cluster is not formed yet", "waiting_for", waiting)
 			reported = now
 		}
 		select {
@@ -113,6 +126,30 @@ func (f *formation) Form(ctx context.Context) (identity.Identity, error) {
 		case <-poll.C:
 		}
 	}
+}
+
+// untrustedPatience is how long a server that was never in a cluster waits for other certificates.
+const untrustedPatience = 10 * time.Second
+
+// untrustedByAll returns an error if this server has the certificates of another cluster: at least two servers answer,
+// this one not counted, and each refuses this side's certificate or shows one of another CA. If only one does, that one
+// may be wrong.
+func untrustedByAll(self rowraft.NodeID, answers []answer) error {
+	refused, why := 0, ""
+	for _, a := range answers {
+		text := rpc.Untrusted(a.err)
+		switch {
+		case text != "":
+			refused, why = refused+1, fmt.Sprintf("%s: %s", a.addr, text)
+		case a.err == nil && a.reply.GetNodeId() != string(self):
+			return nil
+		}
+	}
+	if refused < 2 {
+		return nil
+	}
+	return rowraft.Errorf(rowraft.CodeDenied, "each of the %d servers that answer has certificates of another CA: %s", refused,
+		why)
 }
 
 func (f *formation) selfMember() identity.Member {
@@ -160,6 +197,9 @@ func (f *formation) formStep(answers []answer) (done bool, waiting string, err e
 		if a.err != nil {
 			if rowraft.CodeOf(a.err) == rowraft.CodeIdentity {
 				return false, "", a.err
+			}
+			if why := rpc.Untrusted(a.err); why != "" {
+				a.addr += " (" + why + ")"
 			}
 			silent = append(silent, a.addr)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -133,6 +134,21 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 		if got := rowraftCmd(t, append(args, "--insecure", "--endpoints", gone)...); got.code != cli.ExitUnavailable {
 			t.Errorf("rowraft %s of a leader that has just ended: %+v, want exit code %d", strings.Join(args, " "), got,
 				cli.ExitUnavailable)
+		}
+	}
+}
+
+// TestTheUnitDoesNotRetryInVain: the unit of the manual restarts a server without end, except after errors that a restart
+// does not cure.
+func TestTheUnitDoesNotRetryInVain(t *testing.T) {
+	page, err := os.ReadFile("../../docs/ops/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"\nStartLimitIntervalSec=0\n", "\nRestart=on-failure\n",
+		fmt.Sprintf("\nRestartPreventExitStatus=%d %d\n", cli.ExitUsage, cli.ExitSpoiled)} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("the unit lacks %q", want)
 		}
 	}
 }

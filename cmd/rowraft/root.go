@@ -35,7 +35,8 @@ Exit codes, of every command:
     3  a verdict: it ran, and found something wrong (an unhealthy cluster, files that do not verify, replicas that differ)
     4  no server answers, there is no leader, or --timeout has passed; trying again may help
     5  refused, because of what could be lost; the message names the flag that insists
-    6  of a server: its data is damaged, or newer than this binary; a restart would find the same
+    6  of a server: its data is damaged, newer than this binary or of another cluster, or its certificates are of
+       another CA; a restart would end the same way
   130  interrupted; work in the cluster continues`,
 		SilenceErrors: true,
 		SilenceUsage:  true,

@@ -2,9 +2,13 @@ package certs
 
 import (
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -56,8 +60,9 @@ func (s *Source) Explain(err error) error {
 		if own := s.checkTime(); own != nil {
 			return own
 		}
-		return denied("the server refuses this side's certificate %s, of %s in cluster %s: %w; it wants one of a CA that "+
-			"it knows, and of its own cluster", s.files.Cert, &m.id, m.id.Cluster, op.Err)
+		return denied("%s %s, of %s in cluster %s, signed by %s: %w; it wants one of a CA that it knows, and of its own "+
+			"cluster: get a certificate from the CA of the server's cluster", refusedByServer, s.files.Cert, &m.id, m.id.Cluster,
+			issuerOf(m.cert.Leaf), op.Err)
 	}
 	if bad, ok := errors.AsType[x509.CertificateInvalidError](err); ok && bad.Reason == x509.Expired {
 		now, leaf := time.Now(), bad.Cert
@@ -70,10 +75,87 @@ func (s *Source) Explain(err error) error {
 			"needed (runbook certificates-expire)", ownerOf(leaf), leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if unknown, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return denied("the server's certificate, of %s, is not signed by a CA in %s, which this side goes by: is it a "+
-			"server of cluster %s?", ownerOf(unknown.Cert), s.files.CA, m.id.Cluster)
+		return denied("the server's certificate, of %s, %s %s, which has %s, but by %s: is it a server of cluster %s? Both "+
+			"sides need certificates of one CA, or ca.pem files with both CAs", ownerOf(unknown.Cert), strangeServer,
+			s.files.CA, s.authorities(), issuerOf(unknown.Cert), m.id.Cluster)
 	}
 	return err
+}
+
+// Parts of the messages of Explain. gRPC keeps only the text of the error of a handshake.
+const (
+	refusedByServer = "the server refuses this side's certificate"
+	strangeServer   = "is not signed by a CA in"
+)
+
+// IsUntrusted reports whether the text of an error is of a handshake in which one side does not trust the CA of the
+// other.
+func IsUntrusted(text string) bool {
+	return strings.Contains(text, refusedByServer) || strings.Contains(text, strangeServer)
+}
+
+// authorities describes the CAs that this side trusts.
+func (s *Source) authorities() string {
+	var out []string
+	for rest := s.current().ca; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if ca, err := x509.ParseCertificate(block.Bytes); err == nil {
+			out = append(out, authority(ca.Subject, ca.SubjectKeyId))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// issuerOf describes the CA that signed a certificate.
+func issuerOf(cert *x509.Certificate) string {
+	if cert == nil {
+		return "an unknown CA"
+	}
+	return authority(cert.Issuer, cert.AuthorityKeyId)
+}
+
+// authority describes a CA. CAs of two clusters often have the same name, so it has the beginning of the key's id, which
+// `rowraft cert inspect` shows.
+func authority(name pkix.Name, key []byte) string {
+	return fmt.Sprintf("CA %q (key %x)", name.CommonName, key[:min(8, len(key))])
+}
+
+// pause is the least time between two logs of refused connections.
+const pause = 10 * time.Second
+
+// LogRefused logs that a handshake of a server failed because one side does not trust the CA of the other. It does not
+// log other errors, which are those of the caller.
+func (s *Source) LogRefused(remote net.Addr, err error) {
+	unknown, strange := errors.AsType[x509.UnknownAuthorityError](err)
+	op, alert := errors.AsType[*net.OpError](err)
+	if alert {
+		text := op.Err.Error()
+		alert = op.Op == "remote error" && (strings.Contains(text, "unknown certificate authority") ||
+			strings.Contains(text, "bad certificate"))
+	}
+	now := time.Now().UnixNano()
+	last := s.refused.Load()
+	// A client in Go sends no certificate if it has none of a CA that the server names.
+	none := strings.Contains(err.Error(), "client didn't provide a certificate")
+	if !strange && !alert && !none || now-last < int64(pause) && last != 0 || !s.refused.CompareAndSwap(last, now) {
+		return
+	}
+	if strange || none {
+		owner, by := "none", "none"
+		if strange {
+			owner, by = ownerOf(unknown.Cert), issuerOf(unknown.Cert)
+		}
+		s.log.Warn("a caller is refused: it has no certificate of a CA that this server trusts", "remote", remote.String(),
+			"certificate", owner, "signed_by", by, "this_server_trusts", s.authorities(), "next",
+			"give it a certificate of such a CA, or add its CA to "+s.files.CA)
+		return
+	}
+	s.log.Warn("a caller does not trust this server: its ca.pem lacks the CA of this server's certificate", "remote",
+		remote.String(), "signed_by", issuerOf(s.current().cert.Leaf), "next",
+		"put that CA into the caller's ca.pem, if it belongs to this cluster")
 }
 
 // ownerOf describes the owner of a certificate.

@@ -1,6 +1,8 @@
 package certs
 
 import (
+	"log/slog"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -78,6 +80,37 @@ func TestWhoseCertificateIsWrong(t *testing.T) {
 				if !strings.Contains(got, says) {
 					t.Errorf("it says %q, want %q in it", got, says)
 				}
+			}
+		})
+	}
+}
+
+// A server says which CAs it and a refused caller have, at most once in a while.
+func TestAServerSaysWhyItRefuses(t *testing.T) {
+	ca, stranger := newCA(t, "here"), newCA(t, "other")
+	both := stranger.files(t, Admin, "ann") // trusts our server
+	both.CA = ca.files(t, Node, "n1").CA
+	for name, tc := range map[string]struct {
+		client Files
+		says   string
+	}{
+		"the caller's certificate is of another CA": {both, "it has no certificate of a CA that this server trusts"},
+		"the caller does not trust this server":     {stranger.files(t, Admin, "bob"), "its ca.pem lacks the CA"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			server := open(t, ca.files(t, Node, "n1"), slog.New(slog.NewTextHandler(&out, nil)))
+			config := open(t, tc.client, nil).Client(Node)
+			if tc.client == both {
+				config.VerifyConnection = nil // it would refuse the server first
+			}
+			err, _ := meet(t, server.Server(), config)
+			for range 3 {
+				server.LogRefused(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 9), Port: 7}, err)
+			}
+			if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, tc.says) ||
+				!strings.Contains(got, "10.0.0.9:7") || !strings.Contains(got, "key ") {
+				t.Errorf("after %v it logs %q, want one line with %q", err, got, tc.says)
 			}
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rowraft/rowraft"
@@ -42,6 +43,8 @@ func (f Files) Open(log *slog.Logger) (*Source, error) {
 type Source struct {
 	files Files
 	log   *slog.Logger
+
+	refused atomic.Int64 // Unix ns of the last log of LogRefused
 
 	mu   sync.Mutex
 	seen stamp // the stamp of the files at the last check

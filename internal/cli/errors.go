@@ -22,7 +22,7 @@ const (
 	ExitVerdict     = 3
 	ExitUnavailable = 4
 	ExitRefused     = 5 // refused by a safety check
-	ExitSpoiled     = 6 // the data of a server is damaged
+	ExitSpoiled     = 6 // of a server: a restart would end the same way
 	ExitInterrupted = 130
 )
 
@@ -56,8 +56,8 @@ type spoiledError struct{ error }
 
 func (e spoiledError) Unwrap() error { return e.error }
 
-// Spoiled marks the error of a server whose data is damaged, or newer than the binary: ExitSpoiled. A
-// restart would have the same result.
+// Spoiled marks the error of a server that a restart cannot cure: its data is damaged, newer than the binary or of
+// another cluster, or its certificates are of another CA. ExitSpoiled.
 func Spoiled(err error) error { return spoiledError{err} }
 
 type hintedError struct {

@@ -133,8 +133,13 @@ func takeLock(disk vfs.FS, dir string) (io.Closer, error) {
 	if taken.Owner != "" {
 		who = "the process with pid " + taken.Owner
 	}
-	return nil, rowraft.Errorf(rowraft.CodeIdentity, "data directory %s is in use by %s", dir, who)
+	return nil, &InUseError{rowraft.Errorf(rowraft.CodeIdentity, "data directory %s is in use by %s", dir, who)}
 }
+
+// InUseError reports that another process has the data directory. That process may be about to end.
+type InUseError struct{ error }
+
+func (e *InUseError) Unwrap() error { return e.error }
 
 // load reads the identity of dir, or creates it if dir contains nothing else.
 func load(disk vfs.FS, dir string) (Identity, error) {

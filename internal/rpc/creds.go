@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"net"
+	"strings"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -42,6 +43,21 @@ func (t *transport) ClientHandshake(ctx context.Context, authority string, conn 
 	return &explained{Conn: secure, source: t.source}, info, nil
 }
 
+// Untrusted returns why a call failed if the certificate of one side is not of a CA that the other trusts; "" for
+// another error.
+func Untrusted(err error) string {
+	if err == nil || !certs.IsUntrusted(err.Error()) {
+		return ""
+	}
+	text := err.Error()
+	for _, before := range []string{"handshake failed: ", "server preface: "} { // added by gRPC
+		if i := strings.LastIndex(text, before); i >= 0 {
+			text = text[i+len(before):]
+		}
+	}
+	return strings.ReplaceAll(strings.TrimSuffix(text, `"`), `\"`, `"`)
+}
+
 // explained is a client's connection. In TLS 1.3 the server checks the client's certificate after the
 // client's handshake, so the client gets the error of that check at its first read.
 type explained struct {
@@ -60,6 +76,7 @@ func (c *explained) Read(b []byte) (int, error) {
 func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secure, info, err := credentials.NewTLS(t.source.Server()).ServerHandshake(conn)
 	if err != nil {
+		t.source.LogRefused(conn.RemoteAddr(), err)
 		return nil, nil, err
 	}
 	return identify(conn, secure, info)

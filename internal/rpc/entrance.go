@@ -105,6 +105,7 @@ func (d *portCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 	}
 	secure, info, err := credentials.NewTLS(conf).ServerHandshake(conn)
 	if err != nil {
+		d.source.LogRefused(conn.RemoteAddr(), err)
 		return nil, nil, err
 	}
 	if info.(credentials.TLSInfo).State.NegotiatedProtocol != certs.JoinProtocol {

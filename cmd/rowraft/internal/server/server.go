@@ -23,6 +23,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/cert"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/identity"
 	"github.com/rowraft/rowraft/node"
 	"github.com/rowraft/rowraft/node/admit"
 )
@@ -325,6 +326,9 @@ func listen(flag, addr string, fd int) (net.Listener, error) {
 			return nil, cli.Hint(fmt.Errorf("%s %s: %w", flag, addr, err),
 				"another process has this port; choose another with "+flag)
 		}
+		if errors.Is(err, syscall.EADDRNOTAVAIL) { // also at a boot, until the network is up
+			return nil, cli.Hint(fmt.Errorf("%s %s: %w", flag, addr, err), "this machine does not have that address now")
+		}
 		if err != nil {
 			return nil, cli.Usagef("%s %s: %w", flag, addr, err)
 		}
@@ -391,10 +395,14 @@ func (f *serverFlags) writeReady(info node.Info) error {
 	return nil
 }
 
-// endOfServer returns the error that ended a server, marked if the server's data are damaged.
+// endOfServer returns the error that ended a server, marked if a restart would end the same way: its data are damaged,
+// or they or its certificates belong to another cluster.
 func endOfServer(err error) error {
+	if _, ok := errors.AsType[*identity.InUseError](err); ok {
+		return err
+	}
 	switch rowraft.CodeOf(err) {
-	case rowraft.CodeCorrupt, rowraft.CodeVersionTooNew:
+	case rowraft.CodeCorrupt, rowraft.CodeVersionTooNew, rowraft.CodeIdentity, rowraft.CodeDenied:
 		return cli.Spoiled(err)
 	}
 	return err
