@@ -144,7 +144,7 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 
 // ownTables returns the run's tables in the cluster.
 func (j *Job) ownTables() (out []*rowraft.Schema) {
-	all := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
+	all := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit, &j.pushes}
 	for i := range j.layout.tables {
 		all = append(all, &j.layout.tables[i].schema)
 	}

@@ -22,7 +22,8 @@ type work struct {
 	flat  []float32     // dense weights, initial values included
 
 	result     models.Result
-	denseGrads []float32 // rows of the dense table
+	denseGrads []float32            // rows of the dense table
+	progress   [progressDim]float32 // the row of the progress table when the rows were pulled
 
 	dedup dedup
 }

@@ -78,6 +78,7 @@ type Config struct {
 	set       data.Set     // opened for registration
 	splitData bool         // the scheduler divides the data
 	again     bool         // it was lost, and registers once more
+	rampEvery int64        // of a test: instead of batchesPerStep; negative: no ramp
 }
 
 // DataConfig is a data set in a file or a stream, or images with labels in idx files.
@@ -332,6 +333,12 @@ func (c *Config) schemas() []rowraft.Schema {
 		tables = append(tables, rowraft.Schema{
 			Name: c.Job + ".audit", Kind: rowraft.Sparse, Dim: c.Trainers,
 			Optimizer:   auditOptimizer,
+			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
+		})
+	}
+	if c.countsPushes() {
+		tables = append(tables, rowraft.Schema{
+			Name: c.Job + progressTable, Kind: rowraft.Dense, Dim: progressDim, Optimizer: progressOptimizer,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 		})
 	}

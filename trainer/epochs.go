@@ -22,6 +22,9 @@ type feed interface {
 func (j *Job) feed(ctx context.Context) feed {
 	if j.splits != nil {
 		j.splits.Open(ctx, j.step)
+		if j.ramp.waits() {
+			return &rampFeed{feed: splitFeed{j.splits}, j: j, ctx: ctx}
+		}
 		return splitFeed{j.splits}
 	}
 	return &repeated{set: j.set, rank: j.cfg.rank(), trainers: j.cfg.Trainers, epochs: j.cfg.epochs(), batches: j.step,

@@ -24,20 +24,22 @@ const grace = 20 * time.Second
 
 // Job is one trainer's share of a training job. [NewJob] makes it; [Job.Run] or [Job.Evaluate] uses it, once.
 type Job struct {
-	cfg    Config
-	tables tables.Tables
-	set    data.Set
-	shape  data.Shape
-	model  models.Model
-	accel  *accel.Report
-	layout *denseLayout
-	hybrid *hybrid // nil if the trainers keep no weights
-	mode   syncMode
-	steps  int64 // planned; 0: unknown
+	cfg      Config
+	tables   tables.Tables
+	set      data.Set
+	shape    data.Shape
+	model    models.Model
+	accel    *accel.Report
+	layout   *denseLayout
+	hybrid   *hybrid // nil if the trainers keep no weights
+	mode     syncMode
+	ramp     *ramp
+	progress *progress // nil if the trainers of the job count no pushes
+	steps    int64     // planned; 0: unknown
 
-	embeddings, dense, audit rowraft.Schema
-	auditKeys                []rowraft.Key
-	auditGrads               []float32
+	embeddings, dense, audit, pushes rowraft.Schema
+	auditKeys                        []rowraft.Key
+	auditGrads                       []float32
 
 	// The goroutine of Run owns the following fields, but for those that are safe for concurrent use.
 	started  time.Time
@@ -95,6 +97,11 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 		idleSteps := cfg.usesSteps() || j.hybrid != nil && cfg.Trainers > 1
 		j.splits = member.NewSplits(j.set, cfg.member, cfg.member.Splits, idleSteps)
 	}
+	j.ramp = newRamp(&j.cfg, j.splits == nil || j.hybrid != nil)
+	if j.pushes.ID != 0 {
+		j.progress = &progress{tables: j.tables, table: j.pushes.ID, patience: j.cfg.Patience, ramp: j.ramp,
+			report: j.report, measures: j.cfg.DType == "float32"}
+	}
 	j.mode, err = j.newSyncMode()
 	return j, err
 }
@@ -120,11 +127,15 @@ func (j *Job) openModel() error {
 }
 
 func (j *Job) openTables(ctx context.Context) error {
-	places := map[string]*rowraft.Schema{".embeddings": &j.embeddings, ".dense": &j.dense, ".audit": &j.audit}
+	places := map[string]*rowraft.Schema{".embeddings": &j.embeddings, ".dense": &j.dense, ".audit": &j.audit,
+		progressTable: &j.pushes}
 	for _, s := range j.cfg.schemas() {
 		ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 		have, err := j.tables.EnsureTable(ctx, s)
 		cancel()
+		if strings.HasSuffix(s.Name, progressTable) && rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
+			continue // scoring needs no progress
+		}
 		if err != nil {
 			return fmt.Errorf("table %s: %w%s", s.Name, err, j.cfg.tableHint(err))
 		}
@@ -240,6 +251,9 @@ func (j *Job) train(ctx context.Context) error {
 	if err := j.mode.Drain(pushes); err != nil || ctx.Err() != nil {
 		return err
 	}
+	if err := j.progress.end(pushes); err != nil {
+		return err
+	}
 	err = j.mode.Finish(pushes, func() (bool, error) {
 		return j.pausePoint.Begin(ctx, func(p *member.Pause) error { return j.boundary(ctx, pushes, p) })
 	})
@@ -305,6 +319,7 @@ func (j *Job) read(src feed, w *work) (err error) {
 	if j.steps > 0 && src.count() >= j.steps || j.mode.Done() {
 		return io.EOF
 	}
+	j.ramp.reached(src.count())
 	if err := src.next(w); err != nil {
 		if errors.Is(err, data.ErrNoneYet) {
 			j.windows.Close(false)
@@ -323,9 +338,11 @@ func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error)
 	w.Segs = nil
 	if !w.Idle {
 		w.Segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
+		w.Segs = j.progress.with(w.Segs, w.progress[:])
 	}
 	for {
 		err := j.pullOnce(ctx, w)
+		j.ramp.reached(int64(w.progress[progressPushes]))
 		if err != mode.ErrBoundary {
 			return err
 		}
@@ -370,7 +387,9 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.step++
 	j.at = w.after
-	j.report.AddStaleness(w.Stale)
+	if j.progress == nil || !j.progress.measures {
+		j.report.AddStaleness(w.Stale)
+	}
 	if skip {
 		if push = j.mode.PushesEmpty(); !push {
 			j.report.BatchEnded()
@@ -380,6 +399,11 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	j.skippedInARow = 0
 	j.examples += int64(w.batch.N)
 	j.quality.Add(&w.batch, &w.result)
+	if start, recent, rose := j.quality.LossRose(); rose {
+		j.report.Note("WARNING: THE LOSS RISES: it is %.4f in recent batches and was %.4f at the start: a learning rate "+
+			"is too high, or too many batches are under way at once (staleness): lower lr, in_flight or trainers", recent,
+			start)
+	}
 	j.windows.Add(w.result.Predictions, w.batch.Labels[:w.batch.N], w.result.Loss)
 	j.layout.gradients(w.denseGrads, w.result.ParamGrads)
 	j.emit(report.EventStep, nil)

@@ -22,16 +22,22 @@ type pipeline struct {
 	// Every item is in free, in ready, or with one goroutine. So when all are in free, every batch that was
 	// read is trained, and its push has ended.
 	free  chan *work
+	items int        // owned by the goroutine that reads
 	ready chan *work // pulled, for the model
 }
 
 func newPipeline(j *Job, pushes context.Context, src feed) *pipeline {
 	items := j.cfg.InFlight + 2 // one in the model, one that is pulled, one for each unacknowledged push
 	p := &pipeline{j: j, pushes: pushes, src: src, free: make(chan *work, items), ready: make(chan *work)}
-	for range items {
-		p.free <- j.newWork()
-	}
+	p.grow()
 	return p
+}
+
+// grow makes as many items as batches may be under way, but at least one.
+func (p *pipeline) grow() {
+	for want := max(p.j.ramp.limit(cap(p.free)), 1); p.items < want; p.items++ {
+		p.free <- p.j.newWork()
+	}
 }
 
 // run trains until the batches end.
@@ -83,6 +89,7 @@ func (p *pipeline) run(ctx context.Context) error {
 func (p *pipeline) read(ctx context.Context) error {
 	j := p.j
 	for {
+		p.grow()
 		var w *work
 		select {
 		case w = <-p.free:
@@ -120,7 +127,7 @@ func (p *pipeline) read(ctx context.Context) error {
 // returns without calling f if ctx ends before.
 func (p *pipeline) drained(ctx context.Context, f func() error) error {
 	var idle []*work
-	for range cap(p.free) - 1 {
+	for range p.items - 1 {
 		select {
 		case w := <-p.free:
 			idle = append(idle, w)

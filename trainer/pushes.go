@@ -22,8 +22,13 @@ func (j *Job) push(ctx context.Context, w *work) error {
 		w.Segs = append(w.Segs, tables.Segment{Table: j.audit.ID, Dim: j.audit.Dim, Keys: j.auditKeys,
 			Values: j.auditGrads})
 	}
+	w.Segs = j.progress.with(w.Segs, onePush)
 	j.setRates(w.Segs, w.Step)
-	return j.mode.Push(ctx, &w.Batch)
+	if err := j.mode.Push(ctx, &w.Batch); err != nil {
+		return err
+	}
+	j.progress.measure(ctx, w)
+	return nil
 }
 
 // batchDone records that a batch without a push is over.

@@ -133,13 +133,18 @@ func (m *team) trainParts(t *testing.T, cfg Config, change func(*worker)) []*rep
 				change(w)
 			}
 			cfg.member = &jobs.Member{Splits: d.plan}
-			j, err := NewJob(t.Context(), cfg, w, nil)
+			var at tables.Tables = w
+			if m.wrap != nil {
+				at = m.wrap(w)
+			}
+			j, err := NewJob(t.Context(), cfg, at, nil)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			j.cfg.member = nil
 			j.splits = member.NewSplits(j.set, hand{d, rank}, d.plan, cfg.usesSteps())
+			j.ramp.together = cfg.Mode != Async
 			if results[rank], err = j.Run(t.Context()); err != nil {
 				t.Error(err)
 			}

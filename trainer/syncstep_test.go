@@ -21,6 +21,7 @@ type team struct {
 	*tables.Local
 	t      *testing.T
 	quorum int
+	wrap   func(tables.Tables) tables.Tables // of each trainer; nil: nothing
 
 	mu           sync.Mutex
 	change       sync.Cond

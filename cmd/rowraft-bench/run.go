@@ -51,6 +51,7 @@ type benchConfig struct {
 	kill      string // of a restart: "one" or "all"
 	strict    bool   // --check: a missed bar is an error
 	failover  failoverConfig
+	quality   qualityConfig
 	// serverProfile is where a CPU profile of the first own server goes; "": none.
 	serverProfile string
 	serverBinary  string         // "": found by localcluster

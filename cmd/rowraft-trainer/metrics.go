@@ -55,8 +55,11 @@ var workerMetrics = []struct {
 		"Time in which the model had nothing to compute: it waited for data, rows, acknowledgements or other workers."),
 		prometheus.CounterValue,
 		func(e *report.Event) float64 { return float64(e.WaitingSeconds) }},
-	{workerDesc("staleness_steps", "Steps that the weights of recent batches lagged, at most."), prometheus.GaugeValue,
+	{workerDesc("staleness_steps", "Pushes that the weights of recent batches missed, on average."),
+		prometheus.GaugeValue,
 		func(e *report.Event) float64 { return float64(e.StalenessSteps) }},
+	{workerDesc("staleness_max", "Most pushes that the weights of a batch missed."), prometheus.GaugeValue,
+		func(e *report.Event) float64 { return float64(e.StalenessMax) }},
 	{workerDesc("in_flight", "Pushes without an answer yet."), prometheus.GaugeValue, func(e *report.Event) float64 {
 		return float64(e.InFlight)
 	}},

@@ -36,12 +36,13 @@ func TestMetrics(t *testing.T) {
 	}
 	m.setRun("ctr", func() report.Event {
 		return report.Event{Rank: 3, Loss: 0.5, AUC: 0.75, Examples: 640, Step: 20, BatchesSkipped: 2, BatchesLate: 1,
-			WaitingSeconds: 1.5, StalenessSteps: 2.5, InFlight: 4, PushesAcknowledged: 13}
+			WaitingSeconds: 1.5, StalenessSteps: 2.5, StalenessMax: 9, InFlight: 4, PushesAcknowledged: 13}
 	})
 	text := scrape(t, m)
 	for name, want := range map[string]string{
 		"loss": "0.5", "auc": "0.75", "examples_total": "640", "steps_total": "20", "skipped_total": "2", "late_total": "1",
-		"waiting_seconds_total": "1.5", "staleness_steps": "2.5", "in_flight": "4", "acknowledged_total": "13",
+		"waiting_seconds_total": "1.5", "staleness_steps": "2.5", "staleness_max": "9",
+		"in_flight": "4", "acknowledged_total": "13",
 	} {
 		if line := "\nrowraft_worker_" + name + `{job="ctr",rank="3"} ` + want + "\n"; !strings.Contains(text, line) {
 			t.Errorf("no line %s", line)

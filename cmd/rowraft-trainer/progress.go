@@ -95,8 +95,9 @@ func stepLine(e report.Event, began time.Time) string {
 	if e.Steps > 0 {
 		s += fmt.Sprintf("/%d", e.Steps)
 	}
-	s += fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %.1f steps/s  stale %.1f steps  waiting %s  %d skipped",
-		e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond, e.StalenessSteps, waiting(e, began), e.BatchesSkipped)
+	s += fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %.1f steps/s  stale %.1f pushes (max %d)  waiting %s  %d skipped",
+		e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond, e.StalenessSteps, e.StalenessMax,
+		waiting(e, began), e.BatchesSkipped)
 	if e.BatchesLate > 0 {
 		s += fmt.Sprintf("  %d late", e.BatchesLate)
 	}

@@ -17,8 +17,8 @@ func TestProgressLines(t *testing.T) {
 	nan := report.Number(math.NaN())
 	step := report.Event{
 		Event: report.EventStep, Time: at.Add(cli.LineEvery), Step: 120, Steps: 4000, Loss: 0.4321, AUC: 0.78125,
-		Accuracy: nan, ExamplesPerSecond: 51234.4, StepsPerSecond: 100.06, StalenessSteps: 1.96, WaitingSeconds: 0.6,
-		BatchesSkipped: 3, PushesAcknowledged: 118,
+		Accuracy: nan, ExamplesPerSecond: 51234.4, StepsPerSecond: 100.06, StalenessSteps: 1.96, StalenessMax: 7,
+		WaitingSeconds: 0.6, BatchesSkipped: 3, PushesAcknowledged: 118,
 	}
 	late := step
 	late.Time, late.Step, late.Steps, late.Accuracy, late.BatchesLate = at.Add(2*cli.LineEvery), 240, 0, 0.5, 7
@@ -32,8 +32,8 @@ func TestProgressLines(t *testing.T) {
 	}
 	want := `training on clicks.csv
 step 3 skipped: the loss is not finite
-step 120/4000  loss 0.4321  AUC 0.7812  51234 examples/s  100.1 steps/s  stale 2.0 steps  waiting 12 %  3 skipped  118 pushes acknowledged
-step 240  loss 0.4321  accuracy 0.5000  51234 examples/s  100.1 steps/s  stale 2.0 steps  waiting 6 %  3 skipped  7 late  118 pushes acknowledged
+step 120/4000  loss 0.4321  AUC 0.7812  51234 examples/s  100.1 steps/s  stale 2.0 pushes (max 7)  waiting 12 %  3 skipped  118 pushes acknowledged
+step 240  loss 0.4321  accuracy 0.5000  51234 examples/s  100.1 steps/s  stale 2.0 pushes (max 7)  waiting 6 %  3 skipped  7 late  118 pushes acknowledged
 `
 	if out.String() != want {
 		t.Errorf("%s\nwant\n%s", out.String(), want)

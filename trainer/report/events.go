@@ -38,10 +38,13 @@ type Event struct {
 	PushesSent         int64     `json:"pushes_sent"`
 	PushesAcknowledged int64     `json:"pushes_acknowledged"`
 	BatchesSkipped     int64     `json:"batches_skipped"`
-	// StalenessSteps is an upper bound of how many steps the weights of recent batches lagged: unacknowledged
-	// pushes of this trainer; in mode ssp also its lead over the slowest trainer, in mode geo the batches since it
-	// last read the others' changes.
+	// StalenessSteps is the mean of how many pushes the weights of recent batches missed: pushes of any trainer of the
+	// job that were applied between the pull and the push of a batch. Mode async with several trainers measures it on
+	// every eighth batch, with float32 on the wire. Otherwise it is an upper bound: the unacknowledged pushes of
+	// this trainer; in mode ssp also its lead over the slowest trainer, in mode geo the batches since it last read the
+	// others' changes.
 	StalenessSteps Number `json:"staleness_steps"`
+	StalenessMax   int64  `json:"staleness_max"`          // of any batch of this run
 	WaitingSeconds Number `json:"waiting_seconds"`        // time during which the model had nothing to compute
 	InFlight       int64  `json:"in_flight"`              // pushes without a result yet
 	BatchesLate    int64  `json:"batches_late,omitempty"` // mode sync: batches that the job continued without

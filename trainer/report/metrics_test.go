@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rowraft/rowraft/trainer/models"
 )
 
 func TestScore(t *testing.T) {
@@ -118,4 +120,32 @@ func FuzzNumber(f *testing.F) {
 			t.Errorf("%s is written as %s, then as %s, %v", text, out, twice, err)
 		}
 	})
+}
+
+// One warning comes when the recent loss is a tenth above that of the start; none while it falls or stays.
+func TestLossRose(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		loss  func(batch int) float64
+		warns int
+	}{
+		{"falls", func(n int) float64 { return 0.7 - 0.001*float64(n) }, 0},
+		{"stays", func(n int) float64 { return 0.7 + 0.05*float64(n%2) }, 0},
+		{"rises", func(n int) float64 { return 0.7 + 0.002*float64(n) }, 1},
+		{"rises after a fall", func(n int) float64 { return math.Abs(0.7-0.01*float64(n)) + 0.01 }, 1},
+	} {
+		var q Quality
+		warns := 0
+		for n := range 400 {
+			q.Add(&models.Batch{}, &models.Result{Loss: tc.loss(n)})
+			if start, recent, rose := q.LossRose(); rose {
+				if warns++; recent < 1.1*start {
+					t.Errorf("%s: %v at the start, %v now", tc.name, start, recent)
+				}
+			}
+		}
+		if warns != tc.warns {
+			t.Errorf("%s: %d warnings, want %d", tc.name, warns, tc.warns)
+		}
+	}
 }

@@ -30,7 +30,25 @@ type Quality struct {
 	running   running
 	accuracy  accuracy
 	firstLoss float64
-	losses    int64 // batches with a loss
+	losses    int64   // batches with a loss
+	startLoss float64 // sum over the first startBatches
+	rose      bool
+}
+
+const (
+	startBatches = 10  // whose mean loss is that of the start
+	riseBatches  = 100 // recent batches no longer hold the start then
+	riseFactor   = 1.1 // noise of a small batch stays below it
+)
+
+// LossRose reports, once, that the mean loss of recent batches is more than a tenth above the loss of the start.
+func (q *Quality) LossRose() (start, recent float64, rose bool) {
+	start, recent = q.startLoss/startBatches, q.running.meanLoss()
+	if q.rose || q.losses < riseBatches || recent <= riseFactor*start {
+		return 0, 0, false
+	}
+	q.rose = true
+	return start, recent, true
 }
 
 // Add counts the model's loss and predictions for a batch.
@@ -38,7 +56,9 @@ func (q *Quality) Add(b *models.Batch, r *models.Result) {
 	if q.losses == 0 {
 		q.firstLoss = r.Loss
 	}
-	q.losses++
+	if q.losses++; q.losses <= startBatches {
+		q.startLoss += r.Loss
+	}
 	if r.Classes == nil {
 		q.running.add(r.Predictions, b.Labels[:b.N], r.Loss)
 		return

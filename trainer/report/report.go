@@ -82,7 +82,8 @@ func (r *Report) nowLocked() Event {
 	e.PushesSent, e.PushesAcknowledged, e.BatchesSkipped = c.Sent, c.Acknowledged, c.Skipped
 	e.BatchesLate, e.JobStep = c.Late, c.JobStep
 	e.InFlight = c.Sent - c.Acknowledged - c.Unknown - c.Late
-	e.StalenessSteps, e.WaitingSeconds = Number(r.staleness()), Number(r.Waiting(e.Time).Seconds())
+	mean, most := r.staleness()
+	e.StalenessSteps, e.StalenessMax, e.WaitingSeconds = Number(mean), most, Number(r.Waiting(e.Time).Seconds())
 	return e
 }
 

@@ -13,6 +13,7 @@ type runMetrics struct {
 	since  time.Time     // when the present wait began; zero while the model computes
 	ended  int64         // batches of this process that are pushed or skipped
 	steps  float64       // decayed sum of the staleness of recent batches
+	most   int64         // the greatest staleness
 	weight float64       // decayed number of them: each weighs decay times as much as the next one
 }
 
@@ -62,19 +63,20 @@ func (m *runMetrics) Unfinished(first int64) int64 {
 	return max(first-m.ended, 0)
 }
 
-// AddStaleness counts the staleness of a batch: an upper bound of the steps that its weights lag.
+// AddStaleness counts the staleness of a batch: how many other pushes its weights miss.
 func (m *runMetrics) AddStaleness(steps int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.most = max(m.most, steps)
 	m.steps, m.weight = m.steps*decay+float64(steps), m.weight*decay+1
 }
 
-// staleness returns the mean of recent batches, NaN before the first.
-func (m *runMetrics) staleness() float64 {
+// staleness returns the mean of recent batches, NaN before the first, and the maximum of the run.
+func (m *runMetrics) staleness() (mean float64, most int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.weight == 0 {
-		return math.NaN()
+		return math.NaN(), 0
 	}
-	return m.steps / m.weight
+	return m.steps / m.weight, m.most
 }

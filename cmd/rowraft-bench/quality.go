@@ -1,0 +1,273 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/localcluster"
+)
+
+// qualityConfig has the flags of `bench quality`.
+type qualityConfig struct {
+	pairs   int
+	data    string
+	trainer string
+}
+
+// qualityData has the part of a job file that names the data and the model.
+var qualityData = map[string]struct {
+	yaml  string // %d: the seed
+	batch int
+}{
+	"sparse": {"generator: {examples: 160000, held: 40000, categorical: 10, dense: 1, keys: 500, zipf: 0.7, head: 500, " +
+		"signal: 6, seed: %d}\nmodel: {dim: 8, bottom: [32], top: [32]}\n", 512},
+	"adult": {"data: {file: ../shared/data/adult/adult_train.csv, schema: examples/adult.yaml}\n" +
+		"model: {dim: 8, bottom: [32], top: [32]}\n# %d\n", 256},
+	"criteo": {"data: {file: ../shared/data/criteo/criteo_train8k.csv, schema: examples/criteo.yaml}\n" +
+		"model: {dim: 8, bottom: [32], top: [32]}\nembeddings: {lr: 0.02}\n# %d\n", 128},
+}
+
+// qualityArms are the jobs that train on the data of a seed; those with several trainers share one global batch in mode
+// sync.
+var qualityArms = []struct {
+	name, yaml string
+	trainers   int
+	share      int // of the batch: 1/share
+}{
+	{"in_flight 0", "in_flight: 0\n", 1, 1},
+	{"async × 1", "mode: async\n", 1, 1},
+	{"async × 4", "mode: async\n", 4, 1},
+	{"sync × 1", "mode: sync\n", 1, 1},
+	{"sync × 4", "mode: sync\n", 4, 4},
+}
+
+// qualityPairs are the arms that are compared: the first with the second.
+var qualityPairs = [][2]int{{2, 1}, {4, 3}, {1, 0}}
+
+const (
+	qualityMeanBar  = -0.001 // of the mean difference in AUC
+	qualityLowerBar = -0.005 // of the lower end of its 95 % interval
+)
+
+// qualityResult is the JSON of `bench quality`; the field names are a contract.
+type qualityResult struct {
+	Schema string        `json:"schema"`
+	Op     string        `json:"op"`
+	Data   string        `json:"data"`
+	Pairs  int           `json:"pairs"`
+	Arms   []qualityArm  `json:"arms"`
+	Diffs  []qualityDiff `json:"differences"`
+	bars
+	host
+}
+
+// qualityArm has the results of one kind of job, by seed.
+type qualityArm struct {
+	Name string    `json:"name"`
+	Mean float64   `json:"auc_mean"`
+	AUC  []float64 `json:"auc"`
+	// ExamplesPerSecond is the throughput of all trainers, from the first step to the last push.
+	ExamplesPerSecond float64 `json:"examples_per_second"`
+}
+
+// qualityDiff compares two kinds of jobs.
+type qualityDiff struct {
+	Name  string  `json:"name"`
+	Mean  float64 `json:"auc_difference_mean"`
+	Lower float64 `json:"lower_95"`
+	Upper float64 `json:"upper_95"`
+}
+
+// benchQuality trains all arms with each seed, one job after the other, and compares the AUC of held-out examples.
+func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *qualityResult, err error) {
+	q := cfg.quality
+	data, ok := qualityData[q.data]
+	switch {
+	case !ok:
+		return nil, cli.Usagef("--data %q: want sparse, adult or criteo", q.data)
+	case q.pairs < 2:
+		return nil, cli.Usagef("--pairs %d: want 2 or more", q.pairs)
+	}
+	trainer, err := localcluster.FindBinary("rowraft-trainer", q.trainer)
+	if err != nil {
+		return nil, err
+	}
+	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, cleanup()) }()
+	dir, err := os.MkdirTemp("", "rowraft-bench-quality-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	c, err := client.Dial(ctx, client.Options{Endpoints: cluster.Endpoints()})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	r = &qualityResult{Schema: cli.JSONSchema, Op: "quality", Data: q.data, Pairs: q.pairs, host: thisHost(),
+		Arms: make([]qualityArm, len(qualityArms))}
+	seconds := make([]float64, len(qualityArms))
+	examples := make([]float64, len(qualityArms))
+	for pair := range q.pairs {
+		seed := cfg.seed + uint64(pair)
+		for i, arm := range qualityArms {
+			const job = "quality" // one name: initial weights depend on the names of tables
+			yaml := fmt.Sprintf("job: %s\nseed: %d\nbatch: %d\n%s"+data.yaml, job, seed, data.batch/arm.share,
+				arm.yaml, seed)
+			run := &qualityRun{job: job, yaml: yaml, trainers: arm.trainers, trainer: trainer, dir: dir,
+				endpoints: cluster.Endpoints()}
+			if err := run.train(ctx, c); err != nil {
+				return nil, fmt.Errorf("%s, seed %d: %w", arm.name, seed, err)
+			}
+			r.Arms[i].Name = arm.name
+			r.Arms[i].AUC = append(r.Arms[i].AUC, run.auc)
+			examples[i] += float64(run.examples)
+			seconds[i] += run.seconds
+			fmt.Fprintf(progress, "seed %d, %s: AUC %.4f, %.0f examples/s\n", seed, arm.name, run.auc,
+				float64(run.examples)/run.seconds)
+		}
+	}
+	for i := range r.Arms {
+		r.Arms[i].Mean, _ = meanAndError(r.Arms[i].AUC)
+		r.Arms[i].ExamplesPerSecond = examples[i] / seconds[i]
+	}
+	r.compare()
+	return r, nil
+}
+
+// compare sets the differences and the verdict.
+func (r *qualityResult) compare() {
+	for _, p := range qualityPairs {
+		a, b := &r.Arms[p[0]], &r.Arms[p[1]]
+		diffs := make([]float64, len(a.AUC))
+		for i := range diffs {
+			diffs[i] = a.AUC[i] - b.AUC[i]
+		}
+		mean, e := meanAndError(diffs)
+		d := qualityDiff{Name: a.Name + " − " + b.Name, Mean: mean, Lower: mean - e, Upper: mean + e}
+		if d.Mean < qualityMeanBar || d.Lower < qualityLowerBar {
+			r.miss("%s: %.4f, from %.4f: want a mean of at least %v, and a lower end of at least %v", d.Name, d.Mean, d.Lower,
+				qualityMeanBar, qualityLowerBar)
+		}
+		r.Diffs = append(r.Diffs, d)
+	}
+	r.Passed = len(r.Failed) == 0
+}
+
+// student has the 97.5 % quantiles of Student's distribution, by degrees of freedom from 1.
+var student = []float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
+	2.131, 2.120, 2.110, 2.101, 2.093, 2.086}
+
+// meanAndError returns the mean of values, of which there are 2 or more, and half the width of its 95 % interval.
+func meanAndError(values []float64) (mean, half float64) {
+	n := float64(len(values))
+	for _, v := range values {
+		mean += v / n
+	}
+	sum := 0.0
+	for _, v := range values {
+		sum += (v - mean) * (v - mean)
+	}
+	return mean, student[min(len(values)-1, len(student))-1] * math.Sqrt(sum/(n-1)/n)
+}
+
+// qualityRun is one job.
+type qualityRun struct {
+	job, yaml    string
+	trainers     int
+	trainer, dir string
+	endpoints    []string
+
+	auc      float64
+	examples int64
+	seconds  float64
+}
+
+// train runs the job to its end and drops its tables. Trainer 0 alone scores the held-out examples.
+func (q *qualityRun) train(ctx context.Context, c *client.Client) error {
+	paths := [2]string{filepath.Join(q.dir, q.job+".yaml"), filepath.Join(q.dir, q.job+"-others.yaml")}
+	for i, text := range []string{q.yaml, q.yaml + "evaluate: false\n"} {
+		if err := os.WriteFile(paths[i], []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	procs, err := localcluster.StartTrainers(q.trainer, q.dir, func(rank int) string { return paths[min(rank, 1)] },
+		q.endpoints, q.trainers)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		procs.Kill()
+		procs.Drain(context.WithoutCancel(ctx))
+	}()
+	byRank := make([]int64, q.trainers)
+	var first, last time.Time
+	for e := range procs.Events {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if e.Event == localcluster.EventStep && first.IsZero() {
+			first = e.Time
+		}
+		if e.Event == localcluster.EventAck && e.Time.After(last) {
+			last = e.Time
+		}
+		byRank[e.Rank] = max(byRank[e.Rank], e.Examples)
+	}
+	if err := procs.Err(); err != nil {
+		return err
+	}
+	for _, n := range byRank {
+		q.examples += n
+	}
+	q.seconds = last.Sub(first).Seconds()
+	results, err := procs.Results()
+	if err != nil {
+		return err
+	}
+	q.auc = float64(results[0].AUC)
+	for _, suffix := range []string{".embeddings", ".dense", ".progress"} {
+		t, err := c.Table(ctx, q.job+suffix)
+		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
+			continue
+		}
+		if err == nil {
+			err = c.DropTable(ctx, t)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// print writes the result for a person.
+func (r *qualityResult) print(w io.Writer) error {
+	pairs := []string{"data", fmt.Sprintf("%s, %s", r.Data, cli.Plural(r.Pairs, "seed"))}
+	for _, a := range r.Arms {
+		pairs = append(pairs, a.Name, fmt.Sprintf("AUC %.4f, %.0f examples/s", a.Mean, a.ExamplesPerSecond))
+	}
+	for _, d := range r.Diffs {
+		pairs = append(pairs, d.Name, fmt.Sprintf("%+.4f (95 %%: %+.4f to %+.4f)", d.Mean, d.Lower, d.Upper))
+	}
+	verdict := "passed"
+	for i, f := range r.Failed {
+		if verdict += "; "; i == 0 {
+			verdict = "missed: "
+		}
+		verdict += f
+	}
+	return cli.Facts(w, append(pairs, "bars", verdict, "machine", r.host.String())...)
+}

@@ -1,0 +1,168 @@
+package trainer
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rowraft/rowraft/trainer/data"
+	"github.com/rowraft/rowraft/trainer/report"
+	"github.com/rowraft/rowraft/trainer/tables"
+)
+
+// One more batch may be under way after every hundred: first one for each trainer by rank, then the second ones.
+func TestRampLimits(t *testing.T) {
+	for _, tc := range []struct {
+		rank, trainers int
+		together       bool
+		batches        int64
+		want           int
+	}{
+		{0, 1, false, 0, 1}, {0, 1, false, 99, 1}, {0, 1, false, 100, 2}, {0, 1, false, 299, 3}, {0, 1, false, 900, 4},
+		{0, 4, false, 0, 1}, {1, 4, false, 99, 0}, {1, 4, false, 100, 1}, {3, 4, false, 299, 0}, {3, 4, false, 300, 1},
+		{0, 4, false, 399, 1}, {0, 4, false, 400, 2}, {1, 4, false, 400, 1}, {3, 4, false, 1500, 4},
+		{3, 4, true, 0, 1}, {3, 4, true, 700, 2},
+	} {
+		r := &ramp{every: 100, rank: tc.rank, trainers: tc.trainers, together: tc.together}
+		r.reached(tc.batches)
+		r.reached(tc.batches - 1) // of a slower read
+		if got := r.limit(4); got != tc.want {
+			t.Errorf("trainer %d of %d, together %v, after %d batches: %d, want %d", tc.rank, tc.trainers, tc.together,
+				tc.batches, got, tc.want)
+		}
+	}
+}
+
+// underWay counts the batches of all trainers between their pull and the end of their push.
+type underWay struct {
+	t     *testing.T
+	every int
+
+	mu     sync.Mutex
+	pushed int
+	now    int
+	most   int
+}
+
+// counting are the tables of one trainer. A batch has embeddings and dense rows, as no other call has.
+type counting struct {
+	tables.Tables
+	*underWay
+}
+
+func (c counting) Pull(ctx context.Context, segs []tables.Segment) error {
+	if len(segs) > 1 {
+		c.mu.Lock()
+		c.now++
+		c.most = max(c.most, c.now)
+		// A trainer also counts what it has read, which may be under way.
+		if allowed := 1 + (c.pushed+c.now)/c.every; c.now > allowed {
+			c.t.Errorf("after %d pushes: %d batches under way, want at most %d", c.pushed, c.now, allowed)
+		}
+		c.mu.Unlock()
+	}
+	return c.Tables.Pull(ctx, segs)
+}
+
+func (c counting) Push(ctx context.Context, segs []tables.Segment) error {
+	if len(segs) == 1 {
+		return c.Tables.Push(ctx, segs)
+	}
+	time.Sleep(time.Millisecond) //tidy:allow sleep pushes take time, so that several are under way
+	c.mu.Lock()                  // no pull sees a push that is not counted
+	defer c.mu.Unlock()
+	c.now--
+	c.pushed++
+	return c.Tables.Push(ctx, segs)
+}
+
+// The trainers of an async job that share its data take their turns to begin: the batches under way are never more
+// than the ramp allows, and at the end several. All data is trained although the other trainers wait at first.
+func TestTrainersBeginInTurn(t *testing.T) {
+	const workers, every = 3, 4
+	cfg := tinyConfig(0, 2)
+	cfg.Generator.Examples, cfg.Mode, cfg.Audit = 32*60, Async, true
+	cfg.rampEvery = every
+	no := false
+	cfg.Evaluate = &no
+	m := newTeam(t, workers)
+	u := &underWay{t: t, every: every}
+	m.wrap = func(l tables.Tables) tables.Tables { return counting{l, u} }
+	steps := int64(0)
+	for _, r := range m.trainParts(t, cfg, nil) {
+		steps += r.Steps
+	}
+	if steps != 60 || u.pushed != 60 {
+		t.Errorf("%d batches, %d pushes, want 60", steps, u.pushed)
+	}
+	if u.most < 3 {
+		t.Errorf("%d batches were under way at most, want several", u.most)
+	}
+}
+
+// lagging are tables whose pushes take long.
+type lagging struct{ tables.Tables }
+
+func (l lagging) Push(ctx context.Context, segs []tables.Segment) error {
+	time.Sleep(25 * time.Millisecond) //tidy:allow sleep the delay is what the test is about
+	return l.Tables.Push(ctx, segs)
+}
+
+// Many pushes in flight from the first batch on cost 0.03 to 0.06 of the AUC. The ramp keeps it.
+func TestRampKeepsQuality(t *testing.T) {
+	for seed := range uint64(2) {
+		cfg := DefaultConfig()
+		g := data.DefaultGenerator()
+		g.Seed, g.Examples, g.Held, g.Categorical, g.Dense, g.Keys = seed+1, 12_800, 5_000, 10, 1, 50
+		g.Signal, g.Zipf, g.Head = 6, 0.7, 500
+		cfg.Generator, cfg.Seed, cfg.Batch, cfg.Accelerator = &g, seed+1, 64, "go"
+		cfg.Model = ModelConfig{Dim: 8, Bottom: []int{16}, Top: []int{16}}
+		cfg.Embeddings.LR, cfg.Dense.LR = 0.1, 0.05
+		auc := func(inFlight int) float64 {
+			cfg.InFlight = inFlight
+			var r *report.Result
+			if inFlight == 0 {
+				r = mustRun(t, cfg, newLocal(t), nil)
+			} else {
+				r = mustRun(t, cfg, lagging{newLocal(t)}, nil)
+			}
+			return float64(r.AUC)
+		}
+		one, many := auc(0), auc(32)
+		t.Logf("seed %d: AUC %.4f with in_flight 0, %.4f with in_flight 32", seed+1, one, many)
+		if many < one-0.02 {
+			t.Errorf("seed %d: AUC %.4f with in_flight 0, %.4f with in_flight 32", seed+1, one, many)
+		}
+	}
+}
+
+// A trainer whose turn has not come begins when the others have found the end of the data, and when they make no
+// progress for a lease.
+func TestAWaitingTrainerBeginsWithoutTheOthers(t *testing.T) {
+	waits := func(ended bool) (polls int) {
+		synctest.Test(t, func(t *testing.T) {
+			cfg, rank := tinyConfig(10, 0), 1
+			cfg.Mode, cfg.Trainers, cfg.Rank, cfg.rampEvery, cfg.Lease = Async, 2, &rank, 100, time.Second
+			j := newJob(t, cfg, newLocal(t), nil)
+			j.ramp.together = false
+			if ended {
+				if err := j.progress.end(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f := &rampFeed{j: j, ctx: t.Context()}
+			for f.wait() != nil {
+				polls++
+			}
+		})
+		return polls
+	}
+	if polls := waits(true); polls != 0 {
+		t.Errorf("behind the end of the data it waited %d times", polls)
+	}
+	if polls := waits(false); polls != int(time.Second/rampPoll)+1 {
+		t.Errorf("it began after %d polls of %v, want a lease of 1 s", polls, rampPoll)
+	}
+}
