@@ -181,7 +181,7 @@ average: {addresses: [%q, %q]}
 		t.Errorf("a trainer does not get through to the port on which others average: %v", err)
 	}
 	if answer, err := ask(t, ports[2], lab.tls("admin")); err != nil ||
-		!strings.Contains(answer, `rowraft_worker_steps_total{job="kept",rank="0"}`) {
+		!strings.Contains(answer, `rowraft_worker_steps_total{rank="0",training_job="kept"}`) {
 		t.Errorf("the metrics for an admin: %v\n%s", err, answer)
 	}
 

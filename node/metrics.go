@@ -7,9 +7,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/internal/histogram"
 	"github.com/rowraft/rowraft/node/admit"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/raftstore"
+	"github.com/rowraft/rowraft/shard"
 )
 
 // metrics computes the metrics of a server when a scrape requests them: pulls and pushes count nothing.
@@ -69,13 +71,13 @@ var replicaMetrics = []numberOf{
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Rows) }},
 	{desc("shard_memory_bytes", "Rows and index of the shard, off the Go heap.", "shard"), prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.MemoryBytes) }},
-	{desc("shard_sessions", "Clients whose sessions this replica remembers; it has room for 4096.", "shard"),
+	{desc("shard_sessions", "Clients whose sessions this replica remembers.", "shard"),
 		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.Sessions) }},
 	{desc("shard_sessions_in_use", "Sessions that would not make room for another one now.", "shard"),
 		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.SessionsInUse) }},
-	{desc("shard_owner_sessions_in_use", "The most of them that one owner has; an owner may have 2048.", "shard"),
+	{desc("shard_owner_sessions_in_use", "The most of them that one owner has.", "shard"),
 		prometheus.GaugeValue,
 		func(r *rowraftv1.ReplicaStatus) float64 { return float64(r.OwnerSessionsInUse) }},
 	{desc("shard_restore_staged", "1: a restore has rows staged here; the shard takes no snapshot meanwhile.", "shard"),
@@ -124,6 +126,8 @@ var (
 	matchDesc = desc("raft_member_match_index",
 		"Last entry of the leader's log that a member is known to have; by the leader.", "shard", "member")
 	logWriteDesc = desc("raft_log_write_seconds", "Time of a log write with its fsync, of all shards of this server.")
+	sessionsDesc = desc("sessions_limit", "Sessions that a shard has room for, and that one owner may have of them.", "of")
+	snapshotDesc = desc("raft_snapshot_seconds", "Time of a snapshot for the logs, of all shards of this server.")
 	lagDesc      = desc("raft_member_lag_entries",
 		"Entries of the leader's log that a member is not known to have; by the leader.", "shard", "member")
 )
@@ -141,8 +145,11 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d.desc
 	}
 	m.n.host.Describe(ch)
+	m.n.sched.Describe(ch)
 	ch <- matchDesc
 	ch <- logWriteDesc
+	ch <- snapshotDesc
+	ch <- sessionsDesc
 	for _, d := range tableMetrics {
 		ch <- d.desc
 	}
@@ -162,10 +169,16 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(diskKept, prometheus.GaugeValue, float64(d.ReserveBytes))
 	}
 	if store := m.n.opened.Load(); store != nil {
-		h := store.LogWrites()
-		ch <- prometheus.MustNewConstHistogram(logWriteDesc, h.Count, h.Sum.Seconds(), h.Buckets)
+		for d, h := range map[*prometheus.Desc]histogram.Snapshot{
+			logWriteDesc: store.LogWrites(), snapshotDesc: store.SnapshotTimes(),
+		} {
+			ch <- prometheus.MustNewConstHistogram(d, h.Count, h.Sum.Seconds(), h.Buckets)
+		}
 	}
+	ch <- prometheus.MustNewConstMetric(sessionsDesc, prometheus.GaugeValue, shard.MaxSessions, "shard")
+	ch <- prometheus.MustNewConstMetric(sessionsDesc, prometheus.GaugeValue, shard.MaxOwnerSessions, "owner")
 	m.n.host.Collect(ch)
+	m.n.sched.Collect(ch)
 	replicas := m.n.host.Status()
 	ch <- prometheus.MustNewConstMetric(buildInfo, prometheus.GaugeValue, 1, m.n.cfg.Version, string(m.n.self.ID))
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, bit(m.n.notReady(replicas) == ""))
@@ -173,19 +186,19 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(profile, prometheus.GaugeValue, 1, m.n.profile())
 	nodes, tables := m.names()
 	for _, r := range replicas {
-		shard := strconv.Itoa(int(r.Shard))
+		id := strconv.Itoa(int(r.Shard))
 		for _, d := range replicaMetrics {
-			ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(r), shard)
+			ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(r), id)
 		}
 		for _, member := range r.Members {
-			ch <- prometheus.MustNewConstMetric(lagDesc, prometheus.GaugeValue, float64(member.LagEntries), shard,
+			ch <- prometheus.MustNewConstMetric(lagDesc, prometheus.GaugeValue, float64(member.LagEntries), id,
 				nodes(member.Node))
-			ch <- prometheus.MustNewConstMetric(matchDesc, prometheus.GaugeValue, float64(member.MatchIndex), shard,
+			ch <- prometheus.MustNewConstMetric(matchDesc, prometheus.GaugeValue, float64(member.MatchIndex), id,
 				nodes(member.Node))
 		}
 		for _, t := range r.Tables {
 			for _, d := range tableMetrics {
-				ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(t), tables(t.Table), shard)
+				ch <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(t), tables(t.Table), id)
 			}
 		}
 	}

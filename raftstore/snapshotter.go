@@ -15,6 +15,7 @@ type snapshotter struct {
 
 	at      atomic.Uint64 // raft index of the last snapshot of this replica; never decreases
 	bytes   atomic.Int64  // its size
+	taken   atomic.Int64  // when it was written, Unix ns; 0: unknown
 	retryAt atomic.Int64  // no snapshot before this time, Unix ns
 	wanted  atomic.Bool   // a new snapshot must replace a damaged one
 	hurry   atomic.Bool   // the running snapshot replaces a damaged one, so it must not yield
@@ -88,6 +89,9 @@ func (p *snapshotter) note(m *raft.SnapshotMeta) {
 	}
 	p.at.Store(m.Index)
 	p.bytes.Store(m.Size)
+	if taken, err := p.g.snaps.Time(m.ID); err == nil && !taken.IsZero() {
+		p.taken.Store(taken.UnixNano())
+	}
 }
 
 // Snapshot takes a snapshot now and returns when it is on disk.
@@ -110,6 +114,7 @@ func (n *instance) snapshot() error {
 	}); err != nil {
 		return err
 	}
+	begun := time.Now()
 	f := n.raft.Snapshot()
 	if err := n.waitRaft(f); err != nil {
 		if errors.Is(err, raft.ErrNothingNewToSnapshot) {
@@ -117,6 +122,7 @@ func (n *instance) snapshot() error {
 		}
 		return fmt.Errorf("group %s: %w", g.cfg.ID, err)
 	}
+	g.store.snapshotTook.Observe(time.Since(begun))
 	list, err := g.snaps.List()
 	if err != nil {
 		return err

@@ -32,6 +32,9 @@ type GroupStatus struct {
 	AppliedIndex  rowraft.Index // through which the machine has seen the log
 	SnapshotIndex rowraft.Index
 
+	SnapshotAt time.Time // when the newest snapshot was written here; zero: none, or unknown
+	WrittenAt  time.Time // of the last write to the log; zero: none since the start
+
 	LogBytes     int64 // as far as known since the start
 	PendingBytes int64 // proposed here and not resolved
 	BacklogBytes int64 // committed and not applied
@@ -68,6 +71,10 @@ func (g *Group) Status() GroupStatus {
 		LogWrites:     g.glog.Writes(),
 		Restarts:      g.restarts.Load(), Installs: g.installs.Load(),
 	}
+	if at := g.snapshots.taken.Load(); at != 0 {
+		s.SnapshotAt = time.Unix(0, at)
+	}
+	s.WrittenAt = g.glog.WrittenAt()
 	n := g.run.Load()
 	if n == nil {
 		return s

@@ -54,6 +54,8 @@ type Store struct {
 	// pace bounds the rate at which all groups send snapshots.
 	snapshots *semaphore.Weighted
 	pace      *rate.Limiter
+	// snapshotTook has the times of the snapshots of all groups.
+	snapshotTook histogram.Durations
 
 	stop chan struct{}
 	wg   sync.WaitGroup
@@ -452,3 +454,6 @@ func (s *Store) Slowness() timers.Slowness { return s.timers.Slowness() }
 
 // LogWrites returns the durations of the log writes of all groups, including the fsync.
 func (s *Store) LogWrites() histogram.Snapshot { return s.logs.WriteDurations() }
+
+// SnapshotTimes returns the durations of the snapshots that the groups took.
+func (s *Store) SnapshotTimes() histogram.Snapshot { return s.snapshotTook.Snapshot() }

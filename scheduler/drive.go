@@ -90,6 +90,7 @@ func (d *driver) round(ctx context.Context, wg *sync.WaitGroup) {
 	if err != nil {
 		return
 	}
+	defer d.stats.round(loopMoves)()
 	d.startTerm(term) // before the barrier: a goroutine of an earlier term may still read this memory
 	if !d.inSync(ctx, l, term) {
 		return

@@ -28,6 +28,7 @@ type group struct {
 
 	soft  soft
 	pulse pulse
+	stats stats
 	// synced is the last term in which this leader had applied what earlier leaders logged. Terms begin at 1.
 	synced      atomic.Uint64
 	registering *semaphore.Weighted // of 1; held while a server is counted, added or marked
@@ -149,6 +150,12 @@ func (g *group) addrOf(id rowraft.NodeID) string {
 
 // propose logs c. It returns the result of Apply, or the error with which Apply or the group refused c.
 func (g *group) propose(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
+	result, err := g.proposeOnce(ctx, c)
+	g.stats.proposed(c, result, err)
+	return result, err
+}
+
+func (g *group) proposeOnce(ctx context.Context, c *rowraftv1.MetaCommand) (any, error) {
 	// Checked again by the log itself. Asking first gives the caller the hint to the leader, and starts the memory of a
 	// new term before the command's result is used.
 	l, _, err := g.leading()

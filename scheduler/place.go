@@ -123,6 +123,7 @@ func (pl *placeLoop) round(ctx context.Context, p *placeMemory) error {
 	if err != nil || !pl.inSync(ctx, l, term) {
 		return nil // another member's work
 	}
+	defer pl.stats.round(loopPlacement)()
 	if p.term != term {
 		// Kept across terms so that the same error is not logged again with each election.
 		told := p.told

@@ -61,6 +61,7 @@ func (s *Scheduler) reconcile(ctx context.Context) error {
 	if _, _, err := s.leading(); err != nil {
 		return nil // another member's work
 	}
+	defer s.stats.round(loopReconcile)()
 	m := s.view.Map()
 	if m == nil || m.Cluster == "" {
 		cluster := s.opts.Identity.Identity().Cluster

@@ -24,7 +24,8 @@ const (
 	metricsScrapes     = 4 // concurrent scrapes
 )
 
-// workerMetrics are the metrics of a run, labelled with its job and rank.
+// workerMetrics are the metrics of a run, labelled with its job and rank. The label of the job is training_job, because
+// Prometheus uses job for its own jobs.
 var workerMetrics = []struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
@@ -66,7 +67,7 @@ var workerMetrics = []struct {
 }
 
 func workerDesc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc("rowraft_worker_"+name, help, []string{"job", "rank"}, nil)
+	return prometheus.NewDesc("rowraft_worker_"+name, help, []string{"training_job", "rank"}, nil)
 }
 
 // run is the source of a run's metrics.

@@ -44,7 +44,8 @@ func TestMetrics(t *testing.T) {
 		"waiting_seconds_total": "1.5", "staleness_steps": "2.5", "staleness_max": "9",
 		"in_flight": "4", "acknowledged_total": "13",
 	} {
-		if line := "\nrowraft_worker_" + name + `{job="ctr",rank="3"} ` + want + "\n"; !strings.Contains(text, line) {
+		line := "\nrowraft_worker_" + name + `{rank="3",training_job="ctr"} ` + want + "\n"
+		if !strings.Contains(text, line) {
 			t.Errorf("no line %s", line)
 		}
 	}

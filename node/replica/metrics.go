@@ -50,8 +50,24 @@ var replicaMetrics = []struct {
 		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.Installs) }},
 	{desc("raft_restarts_total", "Restarts of the shard's raft in place, by its supervisor."), prometheus.CounterValue,
 		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.Restarts) }},
+	{desc("raft_log_written_timestamp_seconds",
+		"When the shard's log on this disk was last written, in Unix time; 0 if not since the start."), prometheus.GaugeValue,
+		func(_ *replica, g *raftstore.GroupStatus) float64 { return unixSeconds(g.WrittenAt) }},
+	{desc("raft_snapshot_timestamp_seconds",
+		"When the newest snapshot of this replica was written, in Unix time; 0 if there is none."), prometheus.GaugeValue,
+		func(_ *replica, g *raftstore.GroupStatus) float64 { return unixSeconds(g.SnapshotAt) }},
+	{desc("raft_snapshot_index", "Log index of that snapshot."), prometheus.GaugeValue,
+		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.SnapshotIndex) }},
 	{desc("raft_backlog_bytes", "Entries committed and not applied here."), prometheus.GaugeValue,
 		func(_ *replica, g *raftstore.GroupStatus) float64 { return float64(g.BacklogBytes) }},
+}
+
+// unixSeconds returns t as Prometheus wants times; 0 for the zero time.
+func unixSeconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMilli()) / 1000
 }
 
 func desc(name, help string) *prometheus.Desc {

@@ -42,7 +42,8 @@ type Log struct {
 	// and no vote is stored.
 	failed atomic.Bool
 
-	stores atomic.Int64 // StoreLogs calls
+	stores  atomic.Int64 // StoreLogs calls
+	written atomic.Int64 // end of the last one, Unix ns; 0: none since the start
 }
 
 // Options configure a Log. Callbacks are called without locks.
@@ -97,6 +98,14 @@ func (g *Log) Prepare() {
 
 // Start makes each further error stop the group: raft runs.
 func (g *Log) Start() { g.started.Store(true) }
+
+// WrittenAt returns the time of the last write; zero if there was none since the start.
+func (g *Log) WrittenAt() time.Time {
+	if at := g.written.Load(); at != 0 {
+		return time.Unix(0, at)
+	}
+	return time.Time{}
+}
 
 // IsStarted reports whether raft runs.
 func (g *Log) IsStarted() bool { return g.started.Load() }
@@ -194,7 +203,8 @@ func (g *Log) StoreLogs(logs []*raft.Log) error {
 	g.o.Shared.writing.Add(1)
 	begun := time.Now()
 	err := g.o.Inner.StoreLogs(logs)
-	g.o.Shared.took.Observe(time.Since(begun))
+	ended := time.Now()
+	g.o.Shared.took.Observe(ended.Sub(begun))
 	g.o.Shared.writing.Add(-1)
 	stop()
 	if err := g.check("append to", err); err != nil {
@@ -202,6 +212,7 @@ func (g *Log) StoreLogs(logs []*raft.Log) error {
 	}
 	g.stopIfFailed() // the watchdog stopped the group during the write: acknowledge nothing
 	g.stores.Add(1)
+	g.written.Store(ended.UnixNano())
 	g.o.Stored(logs)
 	g.cache.put(logs)
 	for _, l := range logs {

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"github.com/rowraft/rowraft"
@@ -144,6 +145,15 @@ func (s *Store) List() ([]*raft.SnapshotMeta, error) {
 
 func compare(a, b *raft.SnapshotMeta) int {
 	return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Term, b.Term), strings.Compare(a.ID, b.ID))
+}
+
+// Time returns when a snapshot was written to this disk.
+func (s *Store) Time(id string) (time.Time, error) {
+	info, err := s.disk.Stat(filepath.Join(s.dir, id, "meta"))
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
 }
 
 // NewestIndex returns the highest index in the name of any snapshot, good or damaged; 0 if there is none.

@@ -56,6 +56,7 @@ type Service struct {
 	version      string
 	destinations []string
 
+	made       made
 	ops        tasks
 	policyRuns tasks // running policies; a policy excludes other policies to its destination
 
@@ -180,12 +181,14 @@ func (c *Service) create(ctx context.Context, patience time.Duration,
 	defer c.ops.leave(op.running)
 	op.c, op.term, op.id, op.created, op.left = c, term, uuid.New(), time.Now().UTC(), make(map[string]error)
 	if err := op.open(ctx); err != nil {
+		c.made.ended(op.created, 0, err)
 		return nil, err
 	}
 	var done *rowraftv1.CreateCheckpointReply
 	if err = c.ops.enter(ctx, patience, op.running, writes); err == nil {
 		done, err = op.run(ctx)
 	}
+	c.made.ended(op.created, done.GetBytes(), err)
 	if err != nil {
 		c.logger.Warn("a checkpoint failed", "checkpoint", op.name, "destination", op.depot.String(), "err", err)
 		return nil, errors.Join(fmt.Errorf("checkpoint %s: %w", op.name, err), op.cleanUp())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rowraft/rowraft/internal/histogram"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
@@ -22,6 +23,9 @@ func (s *Service) wake() {
 	default:
 	}
 }
+
+// Rounds returns the times of the rounds of Run on the leader.
+func (s *Service) Rounds() *histogram.Durations { return &s.rounds }
 
 // Run is the control loop of jobs. While this member leads the metadata group, the loop removes silent workers from
 // their jobs and sends each new generation to the shards. It returns when ctx ends.
@@ -48,6 +52,8 @@ func (s *Service) round(ctx context.Context) {
 	if err != nil {
 		return
 	}
+	begun := time.Now()
+	defer func() { s.rounds.Observe(time.Since(begun)) }()
 	s.leases.startTerm(term)
 	s.generations.startTerm(term)
 	present := make(map[uint64]bool)

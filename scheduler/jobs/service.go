@@ -15,6 +15,7 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/clustermap"
 	"github.com/rowraft/rowraft/internal/certs"
+	"github.com/rowraft/rowraft/internal/histogram"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/meta"
@@ -35,6 +36,7 @@ type Service struct {
 	workers uint32 // number of workers that every job must have; 0: any number
 	entered func()
 	kick    chan struct{} // capacity 1: wakes Run
+	rounds  histogram.Durations
 
 	ranks       lastRanks
 	leases      *leases
