@@ -82,7 +82,7 @@ func (s *Scheduler) findings(m *clustermap.Map, st *rowraftv1.StatusReply) []*ro
 		out = append(out, diagnosis.Policy(p, time.Now())...)
 	}
 	for _, r := range s.machine.Runs() {
-		out = append(out, diagnosis.Job(s.jobs.Info(r))...)
+		out = append(out, diagnosis.Job(s.jobs.Info(r), time.Now())...)
 	}
 	diagnosis.Sort(out)
 	return out

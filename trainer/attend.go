@@ -112,11 +112,15 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 		j.report.Note("RESUME AUTO FOUND NO CHECKPOINT TO RESUME FROM: this trainer begins at step 1, " +
 			"or where its running job is")
 	}
+	if s == nil && j.cfg.continues != "" {
+		j.report.Note("%s", j.cfg.continues)
+	}
 	if s != nil {
 		j.report.Note("resuming from checkpoint %s after step %d", s.Path, s.State.Step)
 	}
 	r, err := j.run(train, func(r *report.Result) error {
 		r.Stopped = context.Cause(train) == errJobStopped
+		j.setTrained()
 		ms.Leave(ctx, r.Interrupted, nil)
 		if j.splits != nil && !r.Interrupted {
 			if least, most, ok := ms.RepeatedExamples(ctx); ok {
@@ -137,9 +141,22 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 		err = errors.Join(err, cause)
 	}
 	if err != nil {
+		j.setTrained()
 		ms.Leave(ctx, false, err)
 	}
 	return r, err
+}
+
+// setTrained sets the steps that the trainer reports when it leaves the job.
+func (j *Job) setTrained() {
+	if j.cfg.member == nil {
+		return
+	}
+	steps := j.step
+	if j.cfg.Mode == Sync {
+		steps = j.report.Counted().JobStep
+	}
+	j.cfg.member.SetTrained(steps)
 }
 
 // ownTables returns the run's tables in the cluster.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -79,6 +80,7 @@ type Config struct {
 	splitData bool         // the scheduler divides the data
 	again     bool         // it was lost, and registers once more
 	rampEvery int64        // of a test: instead of batchesPerStep; negative: no ramp
+	continues string       // describes the rows of earlier runs; "" if there are none
 }
 
 // DataConfig is a data set in a file or a stream, or images with labels in idx files.
@@ -167,8 +169,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// LoadConfig reads a job from a YAML file over the defaults. Errors name the unknown key with its file and line.
-// The caller validates the result, because flags may change it.
+// LoadConfig reads a job from a YAML file over the defaults. Relative paths in the file are relative to its folder.
+// Errors name the unknown key with its file and line. The caller validates the result, because flags may change it.
 func LoadConfig(path string) (Config, error) {
 	c := DefaultConfig()
 	text, err := os.ReadFile(path)
@@ -182,7 +184,9 @@ func LoadConfig(path string) (Config, error) {
 	if strings.TrimSpace(string(text)) == "" {
 		return c, nil
 	}
-	return c, data.DecodeYAML(path, text, &c)
+	err = data.DecodeYAML(path, text, &c)
+	c.relativeTo(filepath.Dir(path))
+	return c, err
 }
 
 // hasKey reports whether a YAML text has a top-level key.

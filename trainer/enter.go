@@ -32,6 +32,9 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if err != nil {
 		return err
 	}
+	if err := checkLabels(set); err != nil {
+		return err
+	}
 	saved, err := c.resume().FindSplits(ctx, cl)
 	if err != nil {
 		return err
@@ -81,8 +84,19 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if err != nil {
 		return err
 	}
+	if text := c.earlierRuns(ctx, cl, m); text != "" {
+		c.continues = text
+	}
 	rank := m.Rank()
 	c.Rank, c.member, c.set, c.splitData = &rank, m, set, divided
+	return nil
+}
+
+// checkLabels refuses to train on a file whose labels are all 0. A stream and a generator are not checked.
+func checkLabels(set data.Set) error {
+	if f, ok := set.(*data.File); ok {
+		return f.CheckLabels()
+	}
 	return nil
 }
 

@@ -176,6 +176,10 @@ func (j *Job) Run(ctx context.Context) (*report.Result, error) { return j.run(ct
 // run is trainAndScore, and writes an event file if the job has one.
 func (j *Job) run(ctx context.Context, trained func(*report.Result) error) (*report.Result, error) {
 	j.started = time.Now()
+	if err := checkLabels(j.set); err != nil {
+		j.endPausePoint(err, false)
+		return j.result(), err
+	}
 	folder := ""
 	if j.cfg.Trainers > 1 {
 		folder = fmt.Sprintf("trainer-%d", j.cfg.rank())

@@ -58,10 +58,13 @@ func (g *GeoConfig) share(trainers int) float32 {
 
 // tableHint returns what to add to the error of a table that exists with another shape.
 func (c *Config) tableHint(err error) string {
-	if c.Mode != Geo || rowraft.CodeOf(err) != rowraft.CodeTableExists {
+	switch {
+	case rowraft.CodeOf(err) != rowraft.CodeTableExists:
 		return ""
+	case c.Mode == Geo:
+		return "; mode geo sends differences, to tables whose optimizer is add; --fresh deletes the tables and starts over"
 	}
-	return "; mode geo sends differences, to tables whose optimizer is add"
+	return "; continue with the settings of the table, or delete the job's tables and start over with --fresh"
 }
 
 // auditWeight returns what a batch adds to an audit row, so that the row counts one batch: mode sync divides a push

@@ -3,7 +3,6 @@ package trainer
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -32,15 +31,13 @@ func qualityOf(t testing.TB, cfg Config) *report.Result {
 	return r
 }
 
-// example loads a configuration of the project, with paths relative to this directory. It skips the test if the
-// data is absent.
+// example loads a configuration of the project. It skips the test if the data is absent.
 func example(t testing.TB, name string) Config {
 	t.Helper()
 	cfg, err := LoadConfig("../examples/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Data.File, cfg.Data.Schema = filepath.Join("..", cfg.Data.File), filepath.Join("..", cfg.Data.Schema)
 	if _, err := os.Stat(cfg.Data.File); err != nil {
 		t.Skipf("%s is absent: the data is not part of the project", cfg.Data.File)
 	}

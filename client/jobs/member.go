@@ -67,6 +67,7 @@ type Member struct {
 	instance    [16]byte
 	lease       time.Duration
 	left        atomic.Bool // Leave was called
+	steps       atomic.Int64
 	inShards    bool
 	keeping     context.Context // ends when a Stream keeps the lease, or the member leaves
 	stopKeeping context.CancelFunc
@@ -74,6 +75,9 @@ type Member struct {
 	Generation uint64 // at the time of entry; 0: some workers had not entered
 	Splits     SplitPlan
 	BaseStep   int64 // steps of the job before this run
+	First      bool  // no other worker trained in the job at the time of entry
+	Began      bool  // the member began a new run of the job
+	Steps      int64 // of the job on these tables, by members that have left
 }
 
 // Enter makes this process a member of a job. The member gets the rank that its name had before, or a
@@ -113,6 +117,7 @@ func enter(ctx context.Context, c control, e Entry) (*Member, error) {
 		m.Splits = SplitPlan{int64(d.GetExamples()), int64(d.GetSplitExamples()), int64(d.GetEpochs()), d.GetByRank(),
 			d.GetInLog()}
 		m.BaseStep, over = int64(reply.GetBaseStep()), reply.GetDone()
+		m.First, m.Began, m.Steps = reply.GetFirst(), reply.GetBegan(), int64(reply.GetSteps())
 		return nil
 	}
 	for tries := 0; ; tries++ {
@@ -215,6 +220,10 @@ const (
 	LeaveFailed  = LeaveReason(rowraftv1.MemberState_MEMBER_STATE_FAILED)
 )
 
+// SetTrained sets the number of steps that Leave reports: the batches of this worker or, in a job whose workers close
+// steps together, the steps of the job.
+func (m *Member) SetTrained(steps int64) { m.steps.Store(steps) }
+
 // Leave ends this worker's training. The worker must read nothing more: other workers continue where splits
 // ends.
 func (m *Member) Leave(ctx context.Context, why LeaveReason, reason string, splits []SplitReached) error {
@@ -222,7 +231,7 @@ func (m *Member) Leave(ctx context.Context, why LeaveReason, reason string, spli
 	m.stopKeeping()
 	return jobsCall(ctx, m.control, "leave job "+m.Job(), func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		_, err := stub.Leave(ctx, &rowraftv1.LeaveRequest{Identity: m.identity, State: rowraftv1.MemberState(why),
-			Reason: reason, Splits: reachedToProto(splits, true)})
+			Reason: reason, Splits: reachedToProto(splits, true), Steps: uint64(m.steps.Load())})
 		return err
 	})
 }

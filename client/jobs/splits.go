@@ -134,3 +134,21 @@ func RepeatedExamples(ctx context.Context, c *client.Client, job string) (least,
 	})
 	return least, most, err
 }
+
+// Training returns the names of the workers that train in a job, by rank.
+func Training(ctx context.Context, c *client.Client, job string) (workers []string, err error) {
+	err = jobsCall(ctx, c.Control(), "describe job "+job, func(ctx context.Context, stub rowraftv1.JobsClient) error {
+		r, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: job})
+		workers = nil
+		for _, m := range r.GetJob().GetMembers() {
+			if m.GetMember().GetState() == rowraftv1.MemberState_MEMBER_STATE_TRAINING {
+				workers = append(workers, m.GetMember().GetWorker())
+			}
+		}
+		return err
+	})
+	if rowraft.CodeOf(err) == rowraft.CodeNotFound {
+		return nil, nil
+	}
+	return workers, err
+}

@@ -38,6 +38,7 @@ type options struct {
 	generate        bool
 	rank            int
 	mustExist       bool          // all tables must exist: create none
+	fresh, yes      bool          // delete the job's tables first; do not ask before that
 	waitForTrainers trainerWaiter // nil: this worker only registers
 	tls             rpc.TLSFiles
 	insecure        bool
@@ -83,6 +84,11 @@ func newJobCommandOf(o *options) *cobra.Command {
 		cfg, err := o.load(cmd, &set)
 		if err != nil {
 			return err
+		}
+		if o.fresh {
+			if err := o.startOver(cmd, &cfg); err != nil {
+				return err
+			}
 		}
 		return o.run(cmd.Context(), cfg, cmd.ErrOrStderr())
 	}}
@@ -134,6 +140,10 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.BoolVar(&set.Audit, "audit", false, "bump this trainer's dimension of an audit row per shard with each push")
 	f.BoolVar(&o.noEval, "no-eval", false, "do not score the held-out part")
 	f.StringVar(&set.Accelerator, "accelerator", set.Accelerator, "auto, go (the CPU) or cuda")
+	if !o.mustExist {
+		f.BoolVar(&o.fresh, "fresh", false, "start over: delete the job's tables first; it lists them and asks")
+		f.BoolVar(&o.yes, "yes", false, "with --fresh: do not ask")
+	}
 	f.StringVar(&o.json, "json", "", "write the result as JSON to this file, - for standard output")
 	f.StringVar(&o.progress, "progress", "auto",
 		"auto (a bar on a terminal, else lines), plain, steps (a line every 10 steps), json (one event per line) or none")
@@ -198,6 +208,12 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	}
 	if o.local && (cfg.Resume != "" || cfg.Checkpoint != member.CheckpointConfig{}) {
 		return cfg, cli.Usagef("--local: tables in this process have no checkpoints")
+	}
+	if o.fresh && (o.local || cfg.Resume != "") {
+		return cfg, cli.Usagef("--fresh deletes the tables of the job on a cluster: it is not for --local or --resume")
+	}
+	if o.yes && !o.fresh {
+		return cfg, cli.Usagef("--yes is for --fresh")
 	}
 	if !o.local && len(cfg.Endpoints) == 0 {
 		return cfg, cli.Usagef("no cluster: give --endpoints host:port, or --local to train without one")
@@ -297,13 +313,8 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tabl
 		o.localTables = t
 		return t, nil, err
 	}
-	dial, cancel := context.WithTimeout(ctx, cfg.Patience)
-	defer cancel()
-	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype})
+	c, err := o.dial(ctx, cfg)
 	if err != nil {
-		if ctx.Err() == nil && rowraft.CodeOf(err).Retryable() { // no server answered in time
-			err = rowraft.Errorf(rowraft.CodeDeadline, "no cluster within %v: %w", cfg.Patience, err)
-		}
 		return nil, nil, err
 	}
 	if !o.mustExist {
@@ -328,6 +339,21 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tabl
 	}
 	t.SetReads(cfg.Reads)
 	return t, c, nil
+}
+
+// dial returns a client of the cluster.
+func (o *options) dial(ctx context.Context, cfg *trainer.Config) (*client.Client, error) {
+	dtype := rowraft.Float32
+	if cfg.DType == "bfloat16" {
+		dtype = rowraft.BFloat16
+	}
+	dial, cancel := context.WithTimeout(ctx, cfg.Patience)
+	defer cancel()
+	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype})
+	if err != nil && ctx.Err() == nil && rowraft.CodeOf(err).Retryable() { // no server answered in time
+		err = rowraft.Errorf(rowraft.CodeDeadline, "no cluster within %v: %w", cfg.Patience, err)
+	}
+	return c, err
 }
 
 func printResult(w io.Writer, r *report.Result) {

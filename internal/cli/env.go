@@ -17,13 +17,17 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// FromEnvironment sets each flag that is not on the command line and whose environment variable is set. It returns a
-// usage error that names the variables.
+// destructive are the flags that delete or replace data, or skip the question before that. They are valid on the
+// command line only: a variable that was exported for one command must not delete the data of the next one.
+var destructive = []string{"fresh", "replace", "yes"}
+
+// FromEnvironment sets each flag that is not on the command line and whose environment variable is set, but for the
+// destructive ones. It returns a usage error that names the variables.
 func FromEnvironment(flags *pflag.FlagSet) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {
 		value, ok := os.LookupEnv(envName(f.Name))
-		if !ok || f.Changed || f.Name == "help" {
+		if !ok || f.Changed || f.Name == "help" || slices.Contains(destructive, f.Name) {
 			return
 		}
 		if err := flags.Set(f.Name, value); err != nil {

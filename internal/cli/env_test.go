@@ -24,6 +24,12 @@ func TestFromEnvironment(t *testing.T) {
 		t.Errorf("log-level %q, listen %q, shards %d, want debug, from the command line, 4", *level, *listen, *shards)
 	}
 
+	yes := flags.Bool("yes", false, "")
+	t.Setenv("ROWRAFT_YES", "true")
+	if err := FromEnvironment(flags); err != nil || *yes {
+		t.Errorf("ROWRAFT_YES=true: yes is %v, %v; want a destructive flag from the command line only", *yes, err)
+	}
+
 	t.Setenv("ROWRAFT_SHARDS", "many")
 	if err := FromEnvironment(flags); err == nil || !strings.Contains(err.Error(), "ROWRAFT_SHARDS") {
 		t.Errorf("ROWRAFT_SHARDS=many: %v, want an error that names the variable", err)

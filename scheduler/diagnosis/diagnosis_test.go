@@ -44,8 +44,14 @@ func TestJobsThatDoNotGoOn(t *testing.T) {
 		{"done", rowraftv1.JobState_JOB_STATE_DONE, []*rowraftv1.MemberInfo{worker("w0", lost, 0, 0)}, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			found := Job(&rowraftv1.JobInfo{Job: "ctr", Workers: 2, State: tc.state, Members: tc.members,
-				LeaseNs: uint64(10 * time.Second), Reason: "out of memory."})
+			now := time.Unix(1_800_000_000, 0)
+			info := &rowraftv1.JobInfo{Job: "ctr", Workers: 2, State: tc.state, Members: tc.members,
+				LeaseNs: uint64(10 * time.Second), Reason: "out of memory.",
+				IdleSinceNs: uint64(now.Add(-23 * time.Hour).UnixNano())}
+			found := Job(info, now)
+			if later := Job(info, now.Add(time.Hour)); tc.state == rowraftv1.JobState_JOB_STATE_FAILED && len(later) > 0 {
+				t.Errorf("after 24 hours it still shows %v", later)
+			}
 			switch {
 			case tc.kind == "" && len(found) > 0:
 				t.Errorf("found %v, want nothing", found)

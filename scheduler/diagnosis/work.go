@@ -37,13 +37,19 @@ func (d *diagnosis) work() {
 	}
 }
 
+// failureShown is how long a status shows that a job has failed. `rowraft job list` shows it for as long as the job is
+// kept.
+const failureShown = 24 * time.Hour
+
 // Job returns the problems of a training job.
-func Job(j *rowraftv1.JobInfo) []*rowraftv1.Problem {
+func Job(j *rowraftv1.JobInfo, now time.Time) []*rowraftv1.Problem {
 	d := &diagnosis{}
 	if j.GetState() != rowraftv1.JobState_JOB_STATE_RUNNING {
-		if j.GetState() == rowraftv1.JobState_JOB_STATE_FAILED {
+		ago := now.Sub(time.Unix(0, int64(j.GetIdleSinceNs())))
+		if j.GetState() == rowraftv1.JobState_JOB_STATE_FAILED && ago < failureShown {
 			d.add(aNote, "job-failed", "job "+j.GetJob(),
-				"start its trainers again; it goes on from its last checkpoint if it has one", "Job %s has failed: %s.", j.GetJob(),
+				"start its trainers again; it continues from its last checkpoint if it has one. This note ends after 24 hours; "+
+					"`rowraft job delete "+j.GetJob()+"` removes it now", "Job %s has failed: %s.", j.GetJob(),
 				strings.TrimSuffix(j.GetReason(), "."))
 		}
 		return d.out

@@ -91,7 +91,8 @@ func (s *Service) checkLease(ctx context.Context, r *rowraftv1.MetaRun, m *rowra
 	}
 	reason := fmt.Sprintf("it was silent for %v, and its lease is %v", silence.Round(100*time.Millisecond), lease)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
-	return s.leave(ctx, id, rowraftv1.MemberState_MEMBER_STATE_LOST, reason, beat.GetSplits())
+	return s.leave(ctx, &rowraftv1.MetaLeaveJob{Identity: id, State: rowraftv1.MemberState_MEMBER_STATE_LOST,
+		Reason: reason, Splits: beat.GetSplits(), Steps: beat.GetStep()})
 }
 
 // forgetIdle deletes the expired runs from the registry.

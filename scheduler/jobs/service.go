@@ -154,7 +154,7 @@ func (s *Service) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraf
 	s.logRank(ctx, q.GetWorker(), before, int(id.GetRank()))
 	s.entered()
 	return &rowraftv1.EnterReply{Identity: id, Generation: e.Generation, Data: e.Data,
-		BaseStep: e.BaseStep}, nil
+		BaseStep: e.BaseStep, First: e.First, Began: e.Began, Steps: e.Steps}, nil
 }
 
 // roomInShards refuses a job if the shards already hold MaxJobs other jobs with training workers.
@@ -184,24 +184,24 @@ func (s *Service) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraf
 	if err := s.CheckOwner(ctx, q.GetIdentity().GetJob()); err != nil {
 		return nil, err
 	}
-	if err := s.leave(ctx, q.GetIdentity(), q.GetState(), q.GetReason(), q.GetSplits()); err != nil {
+	if err := s.leave(ctx, &rowraftv1.MetaLeaveJob{Identity: q.GetIdentity(), State: q.GetState(), Reason: q.GetReason(),
+		Splits: q.GetSplits(), Steps: q.GetSteps()}); err != nil {
 		return nil, err
 	}
 	return &rowraftv1.LeaveReply{}, nil
 }
 
-func (s *Service) leave(ctx context.Context, id *rowraftv1.JobIdentity, st rowraftv1.MemberState, reason string,
-	reached []*rowraftv1.SplitReached) error {
-	err := s.lead.Propose(ctx,
-		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: &rowraftv1.MetaLeaveJob{
-			Identity: id, State: st, Reason: reason, Splits: reached, AtNs: uint64(time.Now().UnixNano()),
-		}}})
+// leave logs l, with the present time.
+func (s *Service) leave(ctx context.Context, l *rowraftv1.MetaLeaveJob) error {
+	l.AtNs = uint64(time.Now().UnixNano())
+	err := s.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: l}})
 	if err != nil {
 		return err
 	}
 	s.wake()
+	id := l.GetIdentity()
 	s.logger.Info("a worker leaves", "job", id.GetJob(), "rank", id.GetRank(), "incarnation", id.GetIncarnation(), "as",
-		strings.ToLower(strings.TrimPrefix(st.String(), "MEMBER_STATE_")), "reason", reason)
+		strings.ToLower(strings.TrimPrefix(l.GetState().String(), "MEMBER_STATE_")), "reason", l.GetReason())
 	return nil
 }
 
@@ -342,7 +342,7 @@ func (s *Service) Info(r *rowraftv1.MetaRun) *rowraftv1.JobInfo {
 		Job: r.GetJob(), Run: r.GetRun(), Workers: r.GetWorkers(), State: r.GetState(), Reason: r.GetReason(),
 		Stopping:   r.GetStopping(),
 		Generation: r.GetGeneration(), Settings: r.GetSettings(), Data: r.GetData(), LeaseNs: r.GetLeaseNs(),
-		GenerationInShards: s.generations.of(r.GetRun()).number,
+		GenerationInShards: s.generations.of(r.GetRun()).number, IdleSinceNs: r.GetIdleSinceNs(),
 	}
 	connected := make(map[uint64]bool)
 	for _, a := range s.trainers.list() {

@@ -267,7 +267,7 @@ func TestACutWithoutWhoWasLost(t *testing.T) {
 			}
 			gone := &rowraftv1.JobIdentity{Job: "ctr", Run: s.machine.RunOf("ctr").GetRun(),
 				Incarnation: uint64(members[0].Incarnation())}
-			if err := s.leave(t.Context(), gone, how, "it died", nil); err != nil {
+			if err := s.leave(t.Context(), &rowraftv1.MetaLeaveJob{Identity: gone, State: how, Reason: "it died"}); err != nil {
 				t.Fatal(err)
 			}
 			left := make(map[string]error)

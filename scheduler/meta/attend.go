@@ -29,6 +29,7 @@ func (g *registry) attend(old *rowraftv1.MetaRun, i int, tables []uint64, exists
 	r := proto.CloneOf(old)
 	r.Members[i].Attending, r.Attended = r.Members[i].GetIncarnation(), true
 	r.Members[i].AnyTable = len(tables) == 0
+	g.accept(r)
 	r.Tables = slices.DeleteFunc(append(r.Tables, tables...), func(id uint64) bool { return !exists(id) })
 	slices.Sort(r.Tables)
 	r.Tables = slices.Compact(r.Tables)

@@ -131,8 +131,8 @@ func TestATrainerGoesOnFromTheRestoredCheckpointOnce(t *testing.T) {
 		t.Error("the run that was done goes on")
 	}
 	h.step("a trainer of another run", metacmd.Attend(later, "A", 0), rowraft.CodePrecondition)
-	h.step("the job is stopped", metacmd.LeaveJob(later, stopped), none)
-	h.step("it is deleted", cmdForgetJob("ctr", later.GetRun(), 0, true), none)
+	h.step("the job is stopped before a member attends", metacmd.LeaveJob(later, stopped), none)
+	h.step("the run before it is deleted", cmdForgetJob("ctr", next.GetRun(), 0, true), none)
 	later = h.enter("ctr", 0, 5)
 	h.step("a trainer of a deleted job", metacmd.Attend(later, "A", 0), rowraft.CodePrecondition)
 

@@ -110,6 +110,7 @@ func (g *registry) takeSplit(c *rowraftv1.MetaTakeSplit) (*TakeResult, error) {
 	m.Taken++
 	p.Incarnation, p.Take = id, m.GetTaken()
 	p.Reading++
+	g.accept(r)
 	g.putRun(r)
 	return answer(d, p), nil
 }

@@ -101,6 +101,7 @@ func (g *registry) forgetJob(c *rowraftv1.MetaForgetJob) error {
 		return nil // its members came back and left again in between
 	}
 	g.endRun(r)
+	g.endRun(r.GetPrevious())
 	g.runs = slices.DeleteFunc(slices.Clone(g.runs), func(o *rowraftv1.MetaRun) bool { return o == r })
 	return nil
 }

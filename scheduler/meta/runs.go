@@ -96,6 +96,8 @@ type EnterResult struct {
 	Data       *rowraftv1.JobData
 	BaseStep   uint64 // of the run
 	Done       bool   // the run ended without this worker, which is no member
+	First      bool   // no other worker trains
+	Steps      uint64 // of the job in its earlier runs on these tables, and of the members that left this one
 }
 
 // enterJob makes a worker a member of the job's run. It begins a new run, of tables of that epoch, if there is none
@@ -121,7 +123,7 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 		if err := g.roomForJob(q); err != nil {
 			return nil, err
 		}
-		r = newRun(c, epoch)
+		r = newRun(c, old, epoch)
 	} else if err := agrees(r, q); err != nil {
 		return nil, err
 	}
@@ -130,6 +132,7 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 		return nil, err
 	}
 	m := r.Members[at]
+	first := !slices.ContainsFunc(r.GetMembers(), func(o *rowraftv1.RunMember) bool { return o != m && IsTraining(o) })
 	if !IsTraining(m) || !bytes.Equal(m.GetInstance(), q.GetInstance()) {
 		// The process that had this rank does not end its parts any more, so they return to the run before the rank gets a
 		// new incarnation.
@@ -148,13 +151,21 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 		nextGeneration(r)
 	}
 	// All checks are behind us: an error must leave the earlier run alone.
-	if begins {
+	if begins && !bytes.Equal(old.GetRun(), r.GetPrevious().GetRun()) {
 		g.endRun(old)
 	}
 	g.putRun(r)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
 	return &EnterResult{Identity: id, Generation: r.GetGeneration(), Began: begins, Data: r.GetData(),
-		BaseStep: r.GetBaseStep()}, nil
+		BaseStep: r.GetBaseStep(), First: first, Steps: r.GetStepsBefore() + r.GetSteps()}, nil
+}
+
+// accept ends the run before r, if r still has it: a member of r trains, so the earlier run never is the job's again.
+func (g *registry) accept(r *rowraftv1.MetaRun) {
+	if r.GetPrevious() != nil {
+		g.endRun(r.Previous)
+		r.Previous = nil
+	}
 }
 
 // hasLeft reports whether a process was a member of a run and has left it.
@@ -259,7 +270,9 @@ func endedWithout(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest, epoch rowraft
 	return st == rowraftv1.MemberState_MEMBER_STATE_LOST || st == rowraftv1.MemberState_MEMBER_STATE_FAILED
 }
 
-func newRun(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch) *rowraftv1.MetaRun {
+// newRun returns the run that follows old. It keeps old as its previous run: a worker whose settings are refused after
+// it has entered, for example by its tables, must not turn a job that is done into one that has failed.
+func newRun(c *rowraftv1.MetaEnterJob, old *rowraftv1.MetaRun, epoch rowraft.TableEpoch) *rowraftv1.MetaRun {
 	q := c.GetRequest()
 	data := proto.CloneOf(q.GetData())
 	if data == nil {
@@ -268,7 +281,17 @@ func newRun(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch) *rowraftv1.Meta
 	for _, p := range data.GetOpen() {
 		p.Incarnation, p.Take, p.Unsettled, p.Reading = 0, 0, 0, 0
 	}
+	previous, before := old, uint64(0)
+	if old.GetPrevious() != nil {
+		previous = old.GetPrevious()
+	} else if old != nil && !old.GetAttended() && old.GetState() == rowraftv1.JobState_JOB_STATE_FAILED {
+		previous = nil // no member of it ever trained
+	}
+	if previous.GetTableEpoch() == uint64(epoch) && q.GetCheckpoint() == "" {
+		before = previous.GetStepsBefore() + previous.GetSteps()
+	}
 	return &rowraftv1.MetaRun{
+		Previous: previous, StepsBefore: before,
 		Job: q.GetJob(), Run: c.GetRun(), Workers: q.GetWorkers(), Settings: q.GetSettings(), Gather: q.GetGather(),
 		LeaseNs: q.GetLeaseNs(),
 		State:   rowraftv1.JobState_JOB_STATE_RUNNING, Checkpoint: q.GetCheckpoint(), TableEpoch: uint64(epoch), Data: data,
@@ -437,6 +460,11 @@ func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	r := proto.CloneOf(old)
 	m := r.Members[i]
 	m.State, m.Reason = l.GetState(), cut(l.GetReason(), maxReasonBytes)
+	if steps := min(l.GetSteps(), maxBaseStep); r.GetInShards() && r.GetQuorum() > 0 {
+		r.Steps = max(r.Steps, steps) // all members count the steps of the job
+	} else {
+		r.Steps = min(r.Steps+steps, maxBaseStep)
+	}
 	ReturnSplits(r.GetData(), m.GetIncarnation(), l.GetSplits())
 	if replaceable(r, m) {
 		m.Attending = 0
@@ -446,6 +474,14 @@ func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	if len(TrainingRanks(r)) == 0 {
 		settle(r)
 		r.IdleSinceNs = l.GetAtNs()
+		if r.GetPrevious() != nil && !slices.ContainsFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool {
+			return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_ENDED
+		}) {
+			g.endRun(r)
+			g.putRun(r.GetPrevious())
+			return nil
+		}
+		g.accept(r)
 	}
 	if r.GetState() == rowraftv1.JobState_JOB_STATE_DONE {
 		g.endRun(r)
@@ -558,6 +594,7 @@ func (g *registry) forgetRuns(table string) {
 		forget := strings.HasPrefix(table, r.GetJob()+".") && len(TrainingRanks(r)) == 0
 		if forget {
 			g.endRun(r)
+			g.endRun(r.GetPrevious())
 		}
 		return forget
 	})
@@ -571,46 +608,7 @@ func (g *registry) renewRuns(table string) {
 		if strings.HasPrefix(table, r.GetJob()+".") {
 			g.runs[i] = proto.CloneOf(r) // forgetRuns has copied the list, so the element may be replaced
 			g.runs[i].TableEpoch = 0
+			g.accept(g.runs[i]) // the earlier run had other tables
 		}
 	}
-}
-
-// save adds the runs to a snapshot.
-func (g *registry) save(p *rowraftv1.MetaState) {
-	p.Runs, p.EndedRuns, p.LastIncarnation = slices.Clone(g.runs), g.endedRuns, uint64(g.lastIncarnation)
-}
-
-// load takes the runs of a snapshot and checks them.
-func (g *registry) load(p *rowraftv1.MetaState) error {
-	g.runs, g.endedRuns, g.lastIncarnation = p.GetRuns(), p.GetEndedRuns(), rowraft.Incarnation(p.GetLastIncarnation())
-	if len(g.endedRuns) > maxEndedRuns || slices.ContainsFunc(g.endedRuns, func(id []byte) bool { return len(id) != 16 }) {
-		return fmt.Errorf("%d runs are to be forgotten", len(g.endedRuns))
-	}
-	if len(g.runs) > MaxJobs {
-		return fmt.Errorf("%d runs of jobs", len(g.runs))
-	}
-	for i, r := range g.runs {
-		if n := len(r.GetJob()); n < 1 || n > maxNameLength || len(r.GetRun()) != 16 || r.GetWorkers() < 1 ||
-			r.GetWorkers() > MaxWorkers || r.GetData() == nil {
-			return fmt.Errorf("a run of job %q with %d workers", r.GetJob(), r.GetWorkers())
-		}
-		if i > 0 && g.runs[i-1].GetJob() >= r.GetJob() {
-			return fmt.Errorf("runs are out of order")
-		}
-		for k, m := range r.GetMembers() {
-			if m.GetRank() >= r.GetWorkers() || k > 0 && r.GetMembers()[k-1].GetRank() >= m.GetRank() {
-				return fmt.Errorf("rank %d of job %s is out of order", m.GetRank(), r.GetJob())
-			}
-		}
-		if n := len(r.GetTables()); n > MaxTables {
-			return fmt.Errorf("job %s: %d tables, the limit is %d", r.GetJob(), n, MaxTables)
-		}
-		if err := checkSettings(r.GetSettings()); err != nil {
-			return fmt.Errorf("job %s: %w", r.GetJob(), err)
-		}
-		if err := checkData(r.GetData()); err != nil {
-			return fmt.Errorf("job %s: %w", r.GetJob(), err)
-		}
-	}
-	return nil
 }

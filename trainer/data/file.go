@@ -2,6 +2,7 @@ package data
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -17,12 +18,13 @@ type File struct {
 	schema *Schema
 	size   int64 // examples
 	held   int64 // held-out examples among them
+	labels labelCount
 }
 
-// OpenFile counts the examples of a file and checks its header and first line against the schema. The share held,
-// [0, 1), at the end is held out.
+// OpenFile counts the examples of a file and checks its header, its first line and the labels of all lines against the
+// schema. The share held, [0, 1), at the end is held out.
 //
-// Errors: CodeInvalidArgument, naming file and line.
+// Errors: CodeInvalidArgument, naming file, line and value.
 func OpenFile(path string, schema *Schema, held float64) (*File, error) {
 	if !(held >= 0 && held < 1) {
 		return nil, invalid("held-out share %v: want from 0 to below 1", held)
@@ -39,15 +41,78 @@ func OpenFile(path string, schema *Schema, held float64) (*File, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	for f.size = 1; ; f.size++ {
-		if _, err := r.lines.next(); err == io.EOF {
-			break
-		} else if err != nil {
-			return nil, err
-		}
+	if err := f.count(); err != nil {
+		return nil, err
 	}
 	f.held = int64(math.Round(float64(f.size) * held))
 	return f, nil
+}
+
+// count reads the label of each line. It parses the other columns of no line.
+func (f *File) count() error {
+	r, err := f.open(Share{To: -1, Trainers: 1})
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	r.split.most = r.label + 1
+	for ; ; f.size++ {
+		line, err := r.line()
+		if err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		values, err := r.split.split(line)
+		if err != nil {
+			return r.lines.errorf("%v", err)
+		}
+		if len(values) <= r.label {
+			return r.lines.errorf("%d columns, expected %d", len(values), r.columns)
+		}
+		value := values[r.label]
+		label, err := r.labelOf(value)
+		if err != nil {
+			return err
+		}
+		f.labels.add(value, label > 0.5)
+	}
+}
+
+// labelCount counts the labels of a file.
+type labelCount struct {
+	positives int64
+	others    []string // the first different values that are not positive, at most maxOthers
+}
+
+const maxOthers = 8
+
+func (c *labelCount) add(value []byte, positive bool) {
+	if positive {
+		c.positives++
+		return
+	}
+	if c.positives > 0 || len(c.others) == maxOthers ||
+		slices.ContainsFunc(c.others, func(o string) bool { return o == string(value) }) {
+		return
+	}
+	c.others = append(c.others, string(value))
+}
+
+// CheckLabels returns an error if no example of the file has a positive label: a model learns nothing from it.
+//
+// Errors: CodeInvalidArgument, naming the values that were seen.
+func (f *File) CheckLabels() error {
+	if f.labels.positives > 0 {
+		return nil
+	}
+	seen := fmt.Sprintf("%q", f.labels.others)
+	if len(f.labels.others) == maxOthers {
+		seen += " and maybe others"
+	}
+	return invalid("%s: none of its %d examples has a positive label: positive is %q in the schema, and %s has the "+
+		"values %s: set positive in label to those that mean 1", f.path, f.size, f.schema.Label.Positive,
+		f.schema.Label.Column, seen)
 }
 
 // Shape implements [Set].

@@ -195,6 +195,13 @@ func TestBadLinesNameFileAndLine(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a label in a later line is refused when the file is opened", func(t *testing.T) {
+		_, err := OpenFile(write(t, "x.csv", "Salary,age,job,gain\n>50K,1,a,1\n<=50K,2,\"a,b\",1\n50,3,a,1\n"),
+			schema(t, people), 0)
+		if err == nil || !strings.Contains(err.Error(), `x.csv:4: Salary: label "50"`) {
+			t.Errorf("got %v, want the file, the line and the value", err)
+		}
+	})
 	t.Run("not gzip", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "x.gz")
 		if err := os.WriteFile(path, []byte("plain"), 0o644); err != nil {

@@ -93,6 +93,7 @@ func (l *lines) close() error {
 type splitter struct {
 	separator    byte
 	quotes, trim bool
+	most         int // split returns at most so many values; 0: all
 	values       [][]byte
 	unquoted     []byte // scratch for values with doubled quotes
 }
@@ -104,6 +105,9 @@ var errQuote = errors.New(`a quote is not closed, or something follows the closi
 func (s *splitter) split(line []byte) ([][]byte, error) {
 	s.values, s.unquoted = s.values[:0], s.unquoted[:0]
 	for {
+		if s.most > 0 && len(s.values) == s.most {
+			return s.values, nil
+		}
 		if s.trim {
 			line = bytes.TrimLeft(line, " ")
 		}

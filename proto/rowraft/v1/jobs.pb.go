@@ -918,6 +918,9 @@ type EnterReply struct {
 	Data          *JobData               `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`                          // as the run has it
 	Done          bool                   `protobuf:"varint,4,opt,name=done,proto3" json:"done,omitempty"`                         // the run is over, which ended without this worker: it is no member, and nothing is left to do
 	BaseStep      uint64                 `protobuf:"varint,5,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // steps of the job before this run
+	First         bool                   `protobuf:"varint,6,opt,name=first,proto3" json:"first,omitempty"`                       // no other worker trains in the job
+	Began         bool                   `protobuf:"varint,7,opt,name=began,proto3" json:"began,omitempty"`                       // the worker began a new run
+	Steps         uint64                 `protobuf:"varint,8,opt,name=steps,proto3" json:"steps,omitempty"`                       // steps of the job in its earlier runs on these tables, and of the members that left this one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -987,12 +990,34 @@ func (x *EnterReply) GetBaseStep() uint64 {
 	return 0
 }
 
+func (x *EnterReply) GetFirst() bool {
+	if x != nil {
+		return x.First
+	}
+	return false
+}
+
+func (x *EnterReply) GetBegan() bool {
+	if x != nil {
+		return x.Began
+	}
+	return false
+}
+
+func (x *EnterReply) GetSteps() uint64 {
+	if x != nil {
+		return x.Steps
+	}
+	return 0
+}
+
 type LeaveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Identity      *JobIdentity           `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	State         MemberState            `protobuf:"varint,2,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"` // ended, stopped or failed
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`
+	Steps         uint64                 `protobuf:"varint,5,opt,name=steps,proto3" json:"steps,omitempty"` // batches that it trained; mode sync: steps of the job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1053,6 +1078,13 @@ func (x *LeaveRequest) GetSplits() []*SplitReached {
 		return x.Splits
 	}
 	return nil
+}
+
+func (x *LeaveRequest) GetSteps() uint64 {
+	if x != nil {
+		return x.Steps
+	}
+	return 0
 }
 
 type LeaveReply struct {
@@ -1813,6 +1845,7 @@ type JobInfo struct {
 	Members            []*MemberInfo          `protobuf:"bytes,10,rep,name=members,proto3" json:"members,omitempty"` // by rank
 	LeaseNs            uint64                 `protobuf:"varint,11,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	GenerationInShards uint64                 `protobuf:"varint,12,opt,name=generation_in_shards,json=generationInShards,proto3" json:"generation_in_shards,omitempty"` // that all shards have
+	IdleSinceNs        uint64                 `protobuf:"varint,13,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"`                      // Unix time at which its last member left; 0: it has members
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1927,6 +1960,13 @@ func (x *JobInfo) GetLeaseNs() uint64 {
 func (x *JobInfo) GetGenerationInShards() uint64 {
 	if x != nil {
 		return x.GenerationInShards
+	}
+	return 0
+}
+
+func (x *JobInfo) GetIdleSinceNs() uint64 {
+	if x != nil {
+		return x.IdleSinceNs
 	}
 	return 0
 }
@@ -2164,7 +2204,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x06quorum\x18\r \x01(\x01R\x06quorum\x12\x1f\n" +
 	"\vdeadline_ns\x18\x0e \x01(\x04R\n" +
 	"deadlineNs\x12\x1b\n" +
-	"\tbase_step\x18\x0f \x01(\x04R\bbaseStep\"\xbb\x01\n" +
+	"\tbase_step\x18\x0f \x01(\x04R\bbaseStep\"\xfd\x01\n" +
 	"\n" +
 	"EnterReply\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x1e\n" +
@@ -2173,12 +2213,16 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"generation\x12'\n" +
 	"\x04data\x18\x03 \x01(\v2\x13.rowraft.v1.JobDataR\x04data\x12\x12\n" +
 	"\x04done\x18\x04 \x01(\bR\x04done\x12\x1b\n" +
-	"\tbase_step\x18\x05 \x01(\x04R\bbaseStep\"\xbc\x01\n" +
+	"\tbase_step\x18\x05 \x01(\x04R\bbaseStep\x12\x14\n" +
+	"\x05first\x18\x06 \x01(\bR\x05first\x12\x14\n" +
+	"\x05began\x18\a \x01(\bR\x05began\x12\x14\n" +
+	"\x05steps\x18\b \x01(\x04R\x05steps\"\xd2\x01\n" +
 	"\fLeaveRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
-	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\"\f\n" +
+	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x14\n" +
+	"\x05steps\x18\x05 \x01(\x04R\x05steps\"\f\n" +
 	"\n" +
 	"LeaveReply\"C\n" +
 	"\fRenewRequest\x123\n" +
@@ -2229,7 +2273,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x12DescribeJobRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\"9\n" +
 	"\x10DescribeJobReply\x12%\n" +
-	"\x03job\x18\x01 \x01(\v2\x13.rowraft.v1.JobInfoR\x03job\"\xa3\x03\n" +
+	"\x03job\x18\x01 \x01(\v2\x13.rowraft.v1.JobInfoR\x03job\"\xc7\x03\n" +
 	"\aJobInfo\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -2245,7 +2289,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\amembers\x18\n" +
 	" \x03(\v2\x16.rowraft.v1.MemberInfoR\amembers\x12\x19\n" +
 	"\blease_ns\x18\v \x01(\x04R\aleaseNs\x120\n" +
-	"\x14generation_in_shards\x18\f \x01(\x04R\x12generationInShards\"\xab\x01\n" +
+	"\x14generation_in_shards\x18\f \x01(\x04R\x12generationInShards\x12\"\n" +
+	"\ridle_since_ns\x18\r \x01(\x04R\vidleSinceNs\"\xab\x01\n" +
 	"\n" +
 	"MemberInfo\x12-\n" +
 	"\x06member\x18\x01 \x01(\v2\x15.rowraft.v1.RunMemberR\x06member\x12\x1c\n" +

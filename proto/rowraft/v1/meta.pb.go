@@ -1649,6 +1649,7 @@ type MetaLeaveJob struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`
 	AtNs          uint64                 `protobuf:"varint,5,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader
+	Steps         uint64                 `protobuf:"varint,6,opt,name=steps,proto3" json:"steps,omitempty"`           // as in LeaveRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1714,6 +1715,13 @@ func (x *MetaLeaveJob) GetSplits() []*SplitReached {
 func (x *MetaLeaveJob) GetAtNs() uint64 {
 	if x != nil {
 		return x.AtNs
+	}
+	return 0
+}
+
+func (x *MetaLeaveJob) GetSteps() uint64 {
+	if x != nil {
+		return x.Steps
 	}
 	return 0
 }
@@ -2130,31 +2138,36 @@ func (x *MetaSettleSplits) GetSplits() []*SplitSettled {
 // MetaRun is a job's run: from its first worker until nothing is left to do, or
 // another run of the job begins.
 type MetaRun struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`                // 16 bytes
-	Workers       uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`       // expected
-	Settings      []*JobSetting          `protobuf:"bytes,4,rep,name=settings,proto3" json:"settings,omitempty"`      // by name
-	Generation    uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // of its members; 0: not all have been there yet
-	Gather        bool                   `protobuf:"varint,6,opt,name=gather,proto3" json:"gather,omitempty"`         // generation 1 wants all of them
-	LeaseNs       uint64                 `protobuf:"varint,7,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
-	State         JobState               `protobuf:"varint,8,opt,name=state,proto3,enum=rowraft.v1.JobState" json:"state,omitempty"`
-	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // why it failed
-	Stopping      bool                   `protobuf:"varint,10,opt,name=stopping,proto3" json:"stopping,omitempty"`
-	Checkpoint    string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it went on from
-	TableEpoch    uint64                 `protobuf:"varint,12,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // in which it began
-	Members       []*RunMember           `protobuf:"bytes,13,rep,name=members,proto3" json:"members,omitempty"`                          // by rank; those that left, too
-	Data          *JobData               `protobuf:"bytes,14,opt,name=data,proto3" json:"data,omitempty"`
-	InShards      bool                   `protobuf:"varint,15,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`
-	Quorum        float64                `protobuf:"fixed64,16,opt,name=quorum,proto3" json:"quorum,omitempty"`
-	DeadlineNs    uint64                 `protobuf:"varint,17,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
-	Started       uint64                 `protobuf:"varint,18,opt,name=started,proto3" json:"started,omitempty"`                              // newest generation that has a first step
-	FirstStep     uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`         // its
-	Gathering     bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                          // it was stopped, and the next generation wants all workers
-	BaseStep      uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`            // steps of the job before it
-	IdleSinceNs   uint64                 `protobuf:"varint,22,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"` // Unix time at which its last member left; 0: it has members
-	Attended      bool                   `protobuf:"varint,23,opt,name=attended,proto3" json:"attended,omitempty"`                            // a member has called Attend
-	Tables        []uint64               `protobuf:"varint,24,rep,packed,name=tables,proto3" json:"tables,omitempty"`                         // ids of the tables that its members train, as they said in Attend; ascending
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Job         string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Run         []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`                // 16 bytes
+	Workers     uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`       // expected
+	Settings    []*JobSetting          `protobuf:"bytes,4,rep,name=settings,proto3" json:"settings,omitempty"`      // by name
+	Generation  uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // of its members; 0: not all have been there yet
+	Gather      bool                   `protobuf:"varint,6,opt,name=gather,proto3" json:"gather,omitempty"`         // generation 1 wants all of them
+	LeaseNs     uint64                 `protobuf:"varint,7,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	State       JobState               `protobuf:"varint,8,opt,name=state,proto3,enum=rowraft.v1.JobState" json:"state,omitempty"`
+	Reason      string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // why it failed
+	Stopping    bool                   `protobuf:"varint,10,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	Checkpoint  string                 `protobuf:"bytes,11,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                    // id of the one that it went on from
+	TableEpoch  uint64                 `protobuf:"varint,12,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // in which it began
+	Members     []*RunMember           `protobuf:"bytes,13,rep,name=members,proto3" json:"members,omitempty"`                          // by rank; those that left, too
+	Data        *JobData               `protobuf:"bytes,14,opt,name=data,proto3" json:"data,omitempty"`
+	InShards    bool                   `protobuf:"varint,15,opt,name=in_shards,json=inShards,proto3" json:"in_shards,omitempty"`
+	Quorum      float64                `protobuf:"fixed64,16,opt,name=quorum,proto3" json:"quorum,omitempty"`
+	DeadlineNs  uint64                 `protobuf:"varint,17,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"`
+	Started     uint64                 `protobuf:"varint,18,opt,name=started,proto3" json:"started,omitempty"`                              // newest generation that has a first step
+	FirstStep   uint64                 `protobuf:"varint,19,opt,name=first_step,json=firstStep,proto3" json:"first_step,omitempty"`         // its
+	Gathering   bool                   `protobuf:"varint,20,opt,name=gathering,proto3" json:"gathering,omitempty"`                          // it was stopped, and the next generation wants all workers
+	BaseStep    uint64                 `protobuf:"varint,21,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"`            // steps of the job before it
+	IdleSinceNs uint64                 `protobuf:"varint,22,opt,name=idle_since_ns,json=idleSinceNs,proto3" json:"idle_since_ns,omitempty"` // Unix time at which its last member left; 0: it has members
+	Attended    bool                   `protobuf:"varint,23,opt,name=attended,proto3" json:"attended,omitempty"`                            // a member has called Attend
+	Tables      []uint64               `protobuf:"varint,24,rep,packed,name=tables,proto3" json:"tables,omitempty"`                         // ids of the tables that its members train, as they said in Attend; ascending
+	// The job's run before this one, without a previous run of its own; unset after a member of this run has attended
+	// or was given a split. It is the job's run again if this one ends before that.
+	Previous      *MetaRun `protobuf:"bytes,25,opt,name=previous,proto3" json:"previous,omitempty"`
+	StepsBefore   uint64   `protobuf:"varint,26,opt,name=steps_before,json=stepsBefore,proto3" json:"steps_before,omitempty"` // steps of the job in the runs before this one, on the same tables
+	Steps         uint64   `protobuf:"varint,27,opt,name=steps,proto3" json:"steps,omitempty"`                                // steps in this run of the members that left; mode sync: of the job
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2355,6 +2368,27 @@ func (x *MetaRun) GetTables() []uint64 {
 		return x.Tables
 	}
 	return nil
+}
+
+func (x *MetaRun) GetPrevious() *MetaRun {
+	if x != nil {
+		return x.Previous
+	}
+	return nil
+}
+
+func (x *MetaRun) GetStepsBefore() uint64 {
+	if x != nil {
+		return x.StepsBefore
+	}
+	return 0
+}
+
+func (x *MetaRun) GetSteps() uint64 {
+	if x != nil {
+		return x.Steps
+	}
+	return 0
 }
 
 // MetaState is the payload of a snapshot: all that the metadata group knows.
@@ -3496,13 +3530,14 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"replica_id\x18\x02 \x01(\tR\treplicaId\"T\n" +
 	"\fMetaEnterJob\x122\n" +
 	"\arequest\x18\x01 \x01(\v2\x18.rowraft.v1.EnterRequestR\arequest\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\"\xd1\x01\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"\xe7\x01\n" +
 	"\fMetaLeaveJob\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
 	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x13\n" +
-	"\x05at_ns\x18\x05 \x01(\x04R\x04atNs\"^\n" +
+	"\x05at_ns\x18\x05 \x01(\x04R\x04atNs\x12\x14\n" +
+	"\x05steps\x18\x06 \x01(\x04R\x05steps\"^\n" +
 	"\rMetaForgetJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x13\n" +
@@ -3531,7 +3566,7 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\x10MetaSettleSplits\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x120\n" +
-	"\x06splits\x18\x03 \x03(\v2\x18.rowraft.v1.SplitSettledR\x06splits\"\xeb\x05\n" +
+	"\x06splits\x18\x03 \x03(\v2\x18.rowraft.v1.SplitSettledR\x06splits\"\xd5\x06\n" +
 	"\aMetaRun\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\fR\x03run\x12\x18\n" +
@@ -3564,7 +3599,10 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\tbase_step\x18\x15 \x01(\x04R\bbaseStep\x12\"\n" +
 	"\ridle_since_ns\x18\x16 \x01(\x04R\vidleSinceNs\x12\x1a\n" +
 	"\battended\x18\x17 \x01(\bR\battended\x12\x16\n" +
-	"\x06tables\x18\x18 \x03(\x04R\x06tables\"\xe1\x05\n" +
+	"\x06tables\x18\x18 \x03(\x04R\x06tables\x12/\n" +
+	"\bprevious\x18\x19 \x01(\v2\x13.rowraft.v1.MetaRunR\bprevious\x12!\n" +
+	"\fsteps_before\x18\x1a \x01(\x04R\vstepsBefore\x12\x14\n" +
+	"\x05steps\x18\x1b \x01(\x04R\x05steps\"\xe1\x05\n" +
 	"\tMetaState\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\x12!\n" +
 	"\x03map\x18\x02 \x01(\v2\x0f.rowraft.v1.MapR\x03map\x12)\n" +
@@ -3801,30 +3839,31 @@ var file_rowraft_v1_meta_proto_depIdxs = []int32{
 	61, // 58: rowraft.v1.MetaRun.state:type_name -> rowraft.v1.JobState
 	62, // 59: rowraft.v1.MetaRun.members:type_name -> rowraft.v1.RunMember
 	63, // 60: rowraft.v1.MetaRun.data:type_name -> rowraft.v1.JobData
-	64, // 61: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
-	65, // 62: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
-	65, // 63: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
-	31, // 64: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
-	32, // 65: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
-	38, // 66: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
-	6,  // 67: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
-	28, // 68: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
-	66, // 69: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
-	13, // 70: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
-	47, // 71: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
-	36, // 72: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
-	32, // 73: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
-	33, // 74: rowraft.v1.MetaRestored.trained:type_name -> rowraft.v1.MetaTrained
-	48, // 75: rowraft.v1.MetaAttend.identity:type_name -> rowraft.v1.JobIdentity
-	48, // 76: rowraft.v1.MetaDetach.identity:type_name -> rowraft.v1.JobIdentity
-	67, // 77: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	68, // 78: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
-	67, // 79: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
-	80, // [80:80] is the sub-list for method output_type
-	80, // [80:80] is the sub-list for method input_type
-	80, // [80:80] is the sub-list for extension type_name
-	80, // [80:80] is the sub-list for extension extendee
-	0,  // [0:80] is the sub-list for field type_name
+	28, // 61: rowraft.v1.MetaRun.previous:type_name -> rowraft.v1.MetaRun
+	64, // 62: rowraft.v1.MetaState.map:type_name -> rowraft.v1.Map
+	65, // 63: rowraft.v1.MetaState.moves:type_name -> rowraft.v1.Move
+	65, // 64: rowraft.v1.MetaState.finished_moves:type_name -> rowraft.v1.Move
+	31, // 65: rowraft.v1.MetaState.restore:type_name -> rowraft.v1.MetaRestore
+	32, // 66: rowraft.v1.MetaState.restored:type_name -> rowraft.v1.MetaRestored
+	38, // 67: rowraft.v1.MetaState.policies:type_name -> rowraft.v1.MetaPolicy
+	6,  // 68: rowraft.v1.MetaState.dropped:type_name -> rowraft.v1.MetaDroppedTable
+	28, // 69: rowraft.v1.MetaState.runs:type_name -> rowraft.v1.MetaRun
+	66, // 70: rowraft.v1.MetaState.operations:type_name -> rowraft.v1.Operation
+	13, // 71: rowraft.v1.MetaState.tokens:type_name -> rowraft.v1.MetaToken
+	47, // 72: rowraft.v1.MetaRestore.tables:type_name -> rowraft.v1.TableSchema
+	36, // 73: rowraft.v1.MetaRestore.shards:type_name -> rowraft.v1.MetaRestoreShard
+	32, // 74: rowraft.v1.MetaRestore.source:type_name -> rowraft.v1.MetaRestored
+	33, // 75: rowraft.v1.MetaRestored.trained:type_name -> rowraft.v1.MetaTrained
+	48, // 76: rowraft.v1.MetaAttend.identity:type_name -> rowraft.v1.JobIdentity
+	48, // 77: rowraft.v1.MetaDetach.identity:type_name -> rowraft.v1.JobIdentity
+	67, // 78: rowraft.v1.MetaPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	68, // 79: rowraft.v1.MetaPolicy.record:type_name -> rowraft.v1.PolicyRecord
+	67, // 80: rowraft.v1.MetaSetPolicy.policy:type_name -> rowraft.v1.CheckpointPolicy
+	81, // [81:81] is the sub-list for method output_type
+	81, // [81:81] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_rowraft_v1_meta_proto_init() }

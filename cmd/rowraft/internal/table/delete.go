@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
-	"github.com/rowraft/rowraft/cmd/rowraft/internal/terminal"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/view"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/route"
@@ -48,7 +47,7 @@ func deleteTable(g *remote.Flags, cmd *cobra.Command, name string, yes bool) (er
 	if !yes {
 		ask := fmt.Sprintf("Table %s has %s rows, %s. They are gone for good. Type its name to delete it: ", name,
 			cli.Count(t.Rows), cli.Size(t.MemoryBytes))
-		if err := terminal.Confirm(cmd, ask, name); err != nil {
+		if err := cli.Confirm(cmd, ask, name); err != nil {
 			return err
 		}
 	}
