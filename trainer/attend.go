@@ -32,6 +32,9 @@ func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 		if j.hybrid != nil {
 			j.hybrid.begin(m, &j.cfg)
 		}
+		if g, ok := j.mode.(*mode.Geo); ok { // a share of the mean of all trainers, also of those that joined
+			g.SetShare(j.cfg.Geo.share(max(j.cfg.Trainers, len(m.Ranks))))
+		}
 		onMembers(m)
 	}
 	a.OnStop = func() { j.stopping.Store(true); onStop() }

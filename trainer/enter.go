@@ -55,6 +55,9 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	if n := set.TrainSize(); n > 0 {
 		e.Settings["data.examples"] = fmt.Sprint(n)
 	}
+	if divided && (c.Audit || c.trainersKeepWeights()) {
+		e.Settings["trainers"] = fmt.Sprint(c.Trainers) // audit rows and the addresses are for so many
+	}
 	if divided {
 		e.Splits = c.splitPlan(set.TrainSize())
 		e.Settings["epochs"] = fmt.Sprint(e.Splits.Epochs)
@@ -70,10 +73,14 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		e.Restart = !divided
 	}
 	if divided && saved.Resumes {
-		if e.From = saved.Splits; e.From.Examples != uint64(e.Splits.Examples) ||
+		e.From = saved.Splits
+		if from := int64(e.From.SplitExamples); from%int64(c.Batch) == 0 { // another number of trainers resumes, too
+			e.Splits.SplitExamples = from
+		}
+		if e.From.Examples != uint64(e.Splits.Examples) ||
 			e.From.SplitExamples != uint64(e.Splits.SplitExamples) {
 			return invalid("the data has %d examples in splits of %d, and had %d in splits of %d when the checkpoint "+
-				"was made: resume with the same data, trainers and batch",
+				"was made: resume with the same data and batch",
 				e.Splits.Examples, e.Splits.SplitExamples, e.From.Examples, e.From.SplitExamples)
 		}
 	}
@@ -88,6 +95,9 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 		c.continues = text
 	}
 	rank := m.Rank()
+	if divided {
+		c.Trainers = max(m.Workers, rank+1) // workers may have joined
+	}
 	c.Rank, c.member, c.set, c.splitData = &rank, m, set, divided
 	return nil
 }

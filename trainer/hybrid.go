@@ -41,9 +41,14 @@ func (a *AverageConfig) every() int {
 	return a.Every
 }
 
+// trainersKeepWeights reports whether a parameter is placed on the trainers.
+func (c *Config) trainersKeepWeights() bool {
+	return slices.ContainsFunc(c.Parameters, func(p ParameterConfig) bool { return p.Placement == PlaceTrainers })
+}
+
 // validateHybrid returns an error for settings that do not fit weights that trainers keep.
 func (c *Config) validateHybrid() error {
-	kept := slices.ContainsFunc(c.Parameters, func(p ParameterConfig) bool { return p.Placement == PlaceTrainers })
+	kept := c.trainersKeepWeights()
 	a := &c.Average
 	switch {
 	case !kept && (len(a.Addresses) > 0 || a.Every != 0):

@@ -32,7 +32,7 @@ type configFingerprint struct {
 	Geo        *GeoConfig            `json:"geo,omitempty"`
 	Threads    int                   `json:"threads,omitempty"` // 0: one
 	Seed       uint64                `json:"seed"`
-	Trainers   int                   `json:"trainers"`
+	Trainers   int                   `json:"trainers"` // 0: the scheduler divides the data
 	Batch      int                   `json:"batch"`
 	File       string                `json:"data.file,omitempty"` // base name
 	Follow     string                `json:"data.follow,omitempty"`
@@ -54,6 +54,9 @@ func (c *Config) fingerprint(examples int64) []byte {
 		Generator: c.Generator, Model: c.Model.fingerprint(), Embeddings: c.Embeddings, Dense: c.Dense,
 		Parameters: c.Parameters, Average: c.Average.Every, Audit: c.Audit,
 		Follow: c.Data.followed(),
+	}
+	if c.splitData { // workers may join and leave
+		e.Trainers = 0
 	}
 	if c.Threads > 1 { // so that states of one thread omit it
 		e.Threads = c.Threads
@@ -105,7 +108,7 @@ func (j *Job) state(ended bool) *state.State {
 // Errors: CodeInvalidArgument if s is the state of another job or trainer, or of another configuration; the error
 // names the difference.
 func (j *Job) Resume(s *state.State) error {
-	if s.Job != j.cfg.Job || s.Rank != j.cfg.rank() || s.Trainers != j.cfg.Trainers {
+	if s.Job != j.cfg.Job || s.Rank != j.cfg.rank() || j.splits == nil && s.Trainers != j.cfg.Trainers {
 		return invalid("this is trainer %d of %d of job %s, the state is that of trainer %d of %d of job %s",
 			j.cfg.rank(), j.cfg.Trainers, j.cfg.Job, s.Rank, s.Trainers, s.Job)
 	}

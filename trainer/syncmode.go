@@ -43,7 +43,7 @@ func (j *Job) newSyncMode() (syncMode, error) {
 				Stepper: stepper, Pauses: j.pausePoint, Staleness: j.cfg.Staleness,
 			}), nil
 		}
-		if j.cfg.Trainers > 1 {
+		if j.cfg.Trainers > 1 || j.cfg.splitData { // others may join
 			j.pausePoint.SetPace(1)
 		}
 		strict := j.cfg.Quorum == 1 && j.cfg.Deadline == 0
@@ -85,6 +85,7 @@ func (j *Job) geoOptions() mode.GeoOptions {
 	}
 	if c.Audit { // a share of 1, because it counts batches
 		add(j.audit, auditOptimizer, 1, 0)
+		o.Copies[len(o.Copies)-1].Counts = true
 	}
 	return o
 }

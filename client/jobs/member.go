@@ -39,9 +39,11 @@ const maxEnters = 3
 
 // Entry is a worker's request to enter a job.
 type Entry struct {
-	Job      string
-	Worker   string            // a restarted worker keeps this name
-	Workers  int               // expected number; all workers must agree
+	Job    string
+	Worker string // a restarted worker keeps this name
+	// Workers is the number that is expected at the start. More may join if the scheduler divides the data and Settings
+	// has no "trainers"; otherwise all workers must agree.
+	Workers  int
 	Settings map[string]string // all workers must agree
 	Rank     *int              // the rank that the worker needs; nil: any
 	Splits   SplitPlan         // for a run that begins
@@ -75,6 +77,7 @@ type Member struct {
 	Generation uint64 // at the time of entry; 0: some workers had not entered
 	Splits     SplitPlan
 	BaseStep   int64 // steps of the job before this run
+	Workers    int   // of the job at the time of entry, this one included; later workers may join
 	First      bool  // no other worker trained in the job at the time of entry
 	Began      bool  // the member began a new run of the job
 	Steps      int64 // of the job on these tables, by members that have left
@@ -117,6 +120,7 @@ func enter(ctx context.Context, c control, e Entry) (*Member, error) {
 		m.Splits = SplitPlan{int64(d.GetExamples()), int64(d.GetSplitExamples()), int64(d.GetEpochs()), d.GetByRank(),
 			d.GetInLog()}
 		m.BaseStep, over = int64(reply.GetBaseStep()), reply.GetDone()
+		m.Workers = int(reply.GetWorkers())
 		m.First, m.Began, m.Steps = reply.GetFirst(), reply.GetBegan(), int64(reply.GetSteps())
 		return nil
 	}

@@ -27,10 +27,15 @@ func runTogether(t *testing.T, c *live, cfg trainer.Config, watch report.Observe
 }
 
 // enterAndRun does what the process of a trainer does.
-func enterAndRun(ctx context.Context, c *live, cfg trainer.Config,
+func enterAndRun(ctx context.Context, c *live, cfg trainer.Config, watch report.Observer) (*report.Result, error) {
+	return enterAs(ctx, c, cfg, "", watch)
+}
+
+// enterAs is enterAndRun for a worker with a name.
+func enterAs(ctx context.Context, c *live, cfg trainer.Config, worker string,
 	watch report.Observer) (r *report.Result, err error) {
 	cl := c.dial()
-	if err := trainer.Enter(ctx, &cfg, cl, ""); err != nil {
+	if err := trainer.Enter(ctx, &cfg, cl, worker); err != nil {
 		return nil, err
 	}
 	defer func() {

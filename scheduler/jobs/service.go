@@ -154,7 +154,7 @@ func (s *Service) Enter(ctx context.Context, q *rowraftv1.EnterRequest) (*rowraf
 	s.logRank(ctx, q.GetWorker(), before, int(id.GetRank()))
 	s.entered()
 	return &rowraftv1.EnterReply{Identity: id, Generation: e.Generation, Data: e.Data,
-		BaseStep: e.BaseStep, First: e.First, Began: e.Began, Steps: e.Steps}, nil
+		BaseStep: e.BaseStep, First: e.First, Began: e.Began, Steps: e.Steps, Workers: e.Workers}, nil
 }
 
 // roomInShards refuses a job if the shards already hold MaxJobs other jobs with training workers.

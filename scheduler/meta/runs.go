@@ -97,6 +97,7 @@ type EnterResult struct {
 	BaseStep   uint64 // of the run
 	Done       bool   // the run ended without this worker, which is no member
 	First      bool   // no other worker trains
+	Workers    uint32 // of the run
 	Steps      uint64 // of the job in its earlier runs on these tables, and of the members that left this one
 }
 
@@ -126,6 +127,9 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 		r = newRun(c, old, epoch)
 	} else if err := agrees(r, q); err != nil {
 		return nil, err
+	}
+	if canGrow(r) {
+		resize(r, q)
 	}
 	at, err := placeOf(r, q)
 	if err != nil {
@@ -157,7 +161,7 @@ func (g *registry) enterJob(c *rowraftv1.MetaEnterJob, epoch rowraft.TableEpoch)
 	g.putRun(r)
 	id := &rowraftv1.JobIdentity{Job: r.GetJob(), Run: r.GetRun(), Rank: m.GetRank(), Incarnation: m.GetIncarnation()}
 	return &EnterResult{Identity: id, Generation: r.GetGeneration(), Began: begins, Data: r.GetData(),
-		BaseStep: r.GetBaseStep(), First: first, Steps: r.GetStepsBefore() + r.GetSteps()}, nil
+		BaseStep: r.GetBaseStep(), First: first, Workers: r.GetWorkers(), Steps: r.GetStepsBefore() + r.GetSteps()}, nil
 }
 
 // accept ends the run before r, if r still has it: a member of r trains, so the earlier run never is the job's again.
@@ -306,7 +310,7 @@ func agrees(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) error {
 	add := func(name, has, want string) {
 		differ = append(differ, fmt.Sprintf("%s is %s in the job, and %s at the worker", name, has, want))
 	}
-	if r.GetWorkers() != q.GetWorkers() {
+	if r.GetWorkers() != q.GetWorkers() && !canGrow(r) {
 		add("trainers", fmt.Sprint(r.GetWorkers()), fmt.Sprint(q.GetWorkers()))
 	}
 	if r.GetLeaseNs() != q.GetLeaseNs() {
@@ -336,8 +340,31 @@ func agrees(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) error {
 		q.GetWorker(), q.GetJob(), strings.Join(differ, "; "))
 }
 
+// fixedSetting is the setting of a run whose number of workers cannot change, for example because its audit rows have a
+// dimension for each worker.
+const fixedSetting = "trainers"
+
+// canGrow reports whether more workers than expected may enter a run: the scheduler divides its data, and its settings
+// do not fix the number of workers.
+func canGrow(r *rowraftv1.MetaRun) bool {
+	return r.GetData().GetExamples() > 0 && !slices.ContainsFunc(r.GetSettings(),
+		func(x *rowraftv1.JobSetting) bool { return x.GetName() == fixedSetting })
+}
+
+// resize sets the number of workers of a run that can grow. A run without training members continues with as many as
+// the first worker that enters expects, or it would wait for workers that joined only for a time.
+func resize(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) {
+	if len(TrainingRanks(r)) > 0 {
+		r.Workers = max(r.Workers, q.GetWorkers())
+		return
+	}
+	r.Workers = q.GetWorkers()
+	r.Members = slices.DeleteFunc(r.Members, func(m *rowraftv1.RunMember) bool { return m.GetRank() >= r.GetWorkers() })
+}
+
 // placeOf returns the index in r.Members of the worker's rank. It inserts the member if the rank is new. Order: the
-// requested rank, the rank with the worker's name, a rank never used, a lost or failed member, a member that left.
+// requested rank, the rank with the worker's name, a rank never used, a lost or failed member, a member that left, a new
+// rank of a run that can grow.
 func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error) {
 	// A new member would set the run to running again (enterJob), which undoes the stop.
 	if r.GetStopping() && len(TrainingRanks(r)) > 0 {
@@ -378,9 +405,25 @@ func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error
 			return i, nil
 		}
 	}
-	return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has all of its %d workers, %s would be number %d; a "+
-		"restarted worker must keep its name, a new job needs another one",
-		q.GetJob(), r.GetWorkers(), q.GetWorker(), r.GetWorkers()+1)
+	most := uint32(MaxWorkers)
+	if r.GetInShards() {
+		most = rowraft.MaxRanks
+	}
+	if canGrow(r) && r.GetWorkers() < most {
+		r.Members = append(r.Members, &rowraftv1.RunMember{Rank: r.GetWorkers()})
+		r.Workers++
+		return len(r.Members) - 1, nil
+	}
+	why := "its data is not divided by the scheduler: start the job with splits: true, so that workers can join it"
+	switch {
+	case canGrow(r):
+		why = fmt.Sprintf("the limit is %d", most)
+	case r.GetData().GetExamples() > 0:
+		why = "its settings need a fixed number (audit, or weights that the trainers keep)"
+	}
+	return 0, rowraft.Errorf(rowraft.CodeInvalidArgument, "job %s has all of its %d workers, %s would be number %d, and "+
+		"%s; a restarted worker must keep its name",
+		q.GetJob(), r.GetWorkers(), q.GetWorker(), r.GetWorkers()+1, why)
 }
 
 // nextGeneration increments the generation after a change of members. A run that gathers keeps its generation until all

@@ -51,7 +51,8 @@ type Geo struct {
 type geoTable struct {
 	schema rowraft.Schema // immutable: of the table
 	rule   optim.Rule     // immutable: the trainer's optimizer
-	share  float32        // immutable: factor of a difference when it is sent
+	share  float32        // factor of a difference when it is sent
+	counts bool           // immutable: its rows count batches, so share stays 1
 	limit  int            // immutable: limit of rows; 0: unlimited
 
 	places map[rowraft.Key]int32 // looked up, never ranged over
@@ -82,6 +83,7 @@ type GeoCopy struct {
 	Schema    rowraft.Schema
 	Optimizer rowraft.Optimizer // of the trainer; the table adds differences
 	Share     float32           // factor of a difference when it is sent
+	Counts    bool              // its rows count batches: SetShare does not change Share
 	Limit     int               // limit of rows; 0: unlimited
 }
 
@@ -98,10 +100,22 @@ func NewGeo(o Options, g GeoOptions) (*Geo, error) {
 			return nil, err
 		}
 		m.copies = append(m.copies, &geoTable{
-			schema: c.Schema, rule: rule, share: c.Share, limit: c.Limit, places: make(map[rowraft.Key]int32),
+			schema: c.Schema, rule: rule, share: c.Share, counts: c.Counts, limit: c.Limit,
+			places: make(map[rowraft.Key]int32),
 		})
 	}
 	return m, nil
+}
+
+// SetShare sets the factor of the differences of later rounds, after the number of trainers has changed.
+func (g *Geo) SetShare(share float32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, t := range g.copies {
+		if !t.counts {
+			t.share = share
+		}
+	}
 }
 
 func (g *Geo) table(id rowraft.TableID) *geoTable {

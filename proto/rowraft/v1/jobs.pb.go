@@ -760,7 +760,7 @@ type EnterRequest struct {
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Worker        string                 `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
 	Instance      []byte                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`
-	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`                   // expected; all must agree
+	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`                   // expected at the start; all must agree if the data is not divided, or if settings has trainers
 	Settings      []*JobSetting          `protobuf:"bytes,5,rep,name=settings,proto3" json:"settings,omitempty"`                  // by name
 	WantRank      uint32                 `protobuf:"varint,6,opt,name=want_rank,json=wantRank,proto3" json:"want_rank,omitempty"` // 1 + the rank that it must have; 0: any
 	Data          *JobData               `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`                          // what a new run reads: examples, split_examples, epochs
@@ -920,6 +920,7 @@ type EnterReply struct {
 	BaseStep      uint64                 `protobuf:"varint,5,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // steps of the job before this run
 	First         bool                   `protobuf:"varint,6,opt,name=first,proto3" json:"first,omitempty"`                       // no other worker trains in the job
 	Began         bool                   `protobuf:"varint,7,opt,name=began,proto3" json:"began,omitempty"`                       // the worker began a new run
+	Workers       uint32                 `protobuf:"varint,9,opt,name=workers,proto3" json:"workers,omitempty"`                   // of the job, this one included
 	Steps         uint64                 `protobuf:"varint,8,opt,name=steps,proto3" json:"steps,omitempty"`                       // steps of the job in its earlier runs on these tables, and of the members that left this one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1002,6 +1003,13 @@ func (x *EnterReply) GetBegan() bool {
 		return x.Began
 	}
 	return false
+}
+
+func (x *EnterReply) GetWorkers() uint32 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
 }
 
 func (x *EnterReply) GetSteps() uint64 {
@@ -2204,7 +2212,7 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x06quorum\x18\r \x01(\x01R\x06quorum\x12\x1f\n" +
 	"\vdeadline_ns\x18\x0e \x01(\x04R\n" +
 	"deadlineNs\x12\x1b\n" +
-	"\tbase_step\x18\x0f \x01(\x04R\bbaseStep\"\xfd\x01\n" +
+	"\tbase_step\x18\x0f \x01(\x04R\bbaseStep\"\x97\x02\n" +
 	"\n" +
 	"EnterReply\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x1e\n" +
@@ -2215,7 +2223,8 @@ const file_rowraft_v1_jobs_proto_rawDesc = "" +
 	"\x04done\x18\x04 \x01(\bR\x04done\x12\x1b\n" +
 	"\tbase_step\x18\x05 \x01(\x04R\bbaseStep\x12\x14\n" +
 	"\x05first\x18\x06 \x01(\bR\x05first\x12\x14\n" +
-	"\x05began\x18\a \x01(\bR\x05began\x12\x14\n" +
+	"\x05began\x18\a \x01(\bR\x05began\x12\x18\n" +
+	"\aworkers\x18\t \x01(\rR\aworkers\x12\x14\n" +
 	"\x05steps\x18\b \x01(\x04R\x05steps\"\xd2\x01\n" +
 	"\fLeaveRequest\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +

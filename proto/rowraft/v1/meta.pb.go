@@ -2141,7 +2141,7 @@ type MetaRun struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Job         string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Run         []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`                // 16 bytes
-	Workers     uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`       // expected
+	Workers     uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`       // expected, and those that joined beyond them
 	Settings    []*JobSetting          `protobuf:"bytes,4,rep,name=settings,proto3" json:"settings,omitempty"`      // by name
 	Generation  uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // of its members; 0: not all have been there yet
 	Gather      bool                   `protobuf:"varint,6,opt,name=gather,proto3" json:"gather,omitempty"`         // generation 1 wants all of them
