@@ -50,7 +50,11 @@ type Config struct {
 	Patience time.Duration     `yaml:"patience"` // how long one pull or push may take before the run fails
 	Reads    tables.ReadConfig `yaml:"reads"`
 
-	Data       DataConfig            `yaml:"data"`
+	Data DataConfig `yaml:"data"`
+	// Validation is a file whose examples are held out, in the format of data.file, which then is trained as a whole.
+	// Trainer 0 scores them during the training, at the end of each epoch and each time it has trained ten times as
+	// many examples.
+	Validation string                `yaml:"validation"`
 	Generator  *data.GeneratorConfig `yaml:"generator"` // instead of data
 	Model      ModelConfig           `yaml:"model"`
 	Embeddings TableConfig           `yaml:"embeddings"`
@@ -85,9 +89,11 @@ type Config struct {
 
 // DataConfig is a data set in a file or a stream, or images with labels in idx files.
 type DataConfig struct {
-	File   string   `yaml:"file"`
-	Schema string   `yaml:"schema"`
-	Held   *float64 `yaml:"held"` // share of the examples, at the end, that is held out; default 0.2
+	File   string `yaml:"file"`
+	Schema string `yaml:"schema"`
+	// Described is the schema of a model that was saved, instead of the file Schema.
+	Described *data.Schema `yaml:"-"`
+	Held      *float64     `yaml:"held"` // share of the examples, at the end, that is held out; default 0.2
 
 	// Follow is a file, a folder of files or standard input ("-") that grows, instead of File; metrics are per
 	// Window.
@@ -226,7 +232,9 @@ func (c *Config) Validate() error {
 		return invalid("max_skipped %d: want ≥ 0", c.MaxSkipped)
 	case c.Patience <= 0:
 		return invalid("patience is %v: want more than 0", c.Patience)
-	case c.Data.File != "" && c.Data.Schema == "":
+	case c.Validation != "" && c.Data.File == "":
+		return invalid("validation %s needs data.file: other data has held-out examples of its own, or none", c.Validation)
+	case c.Data.File != "" && c.Data.Schema == "" && c.Data.Described == nil:
 		return invalid("data %s has no schema: set data.schema", c.Data.File)
 	case c.Model.Dim < 1 || c.Model.Dim > rowraft.MaxDim:
 		return invalid("model dim %d: want 1 to %d", c.Model.Dim, rowraft.MaxDim)
@@ -369,14 +377,29 @@ func (c *Config) OpenData() (data.Set, error) {
 			HeldLabels: c.Data.HeldLabels, Held: held, Limit: c.Data.Limit,
 		})
 	}
-	schema, err := data.LoadSchema(c.Data.Schema)
+	schema, err := c.Data.Described, error(nil)
+	if schema == nil {
+		schema, err = data.LoadSchema(c.Data.Schema)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if c.Data.Follow != "" {
 		return data.OpenFollow(c.Data.Follow, schema)
 	}
-	return data.OpenFile(c.Data.File, schema, held)
+	f, err := data.OpenFile(c.Data.File, schema, held)
+	switch {
+	case err != nil:
+		return nil, err
+	case c.Validation == "":
+		return f, nil
+	}
+	v, err := data.OpenFile(c.Validation, schema, 0)
+	if err != nil {
+		return nil, fmt.Errorf("validation: %w", err)
+	}
+	f.SetValidation(v)
+	return f, nil
 }
 
 // rank returns 0 if no rank is set.

@@ -51,6 +51,8 @@ type Job struct {
 
 	skippedInARow int
 
+	validation validation
+
 	windows *report.Windows // windows of a followed stream; nil without a stream
 
 	pausePoint *member.PausePoint
@@ -226,6 +228,7 @@ func (j *Job) trainAndScore(ctx context.Context, trained func(*report.Result) er
 func (j *Job) train(ctx context.Context) error {
 	j.openWindows()
 	defer j.windows.Close(true)
+	j.openValidation(ctx)
 	j.mode.Begin(j.before.step, j.before.jobStep)
 	src := j.feed(ctx)
 	defer src.close()
@@ -378,6 +381,9 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.report.EndWait()
 	defer j.report.BeginWait()
+	if err := j.validate(w.after.epoch != j.at.epoch); err != nil {
+		return false, err
+	}
 	j.mode.Refresh(&w.Batch)
 	j.layout.weights(w.flat, w.delta)
 	j.hybrid.fill(w.flat)

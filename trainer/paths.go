@@ -11,7 +11,7 @@ import (
 func (c *Config) relativeTo(dir string) {
 	d := &c.Data
 	for _, path := range []*string{&d.File, &d.Schema, &d.Follow, &d.Images, &d.Labels, &d.HeldImages, &d.HeldLabels,
-		&c.TensorBoard.Dir} {
+		&c.TensorBoard.Dir, &c.Validation} {
 		if *path != "" && *path != data.Stdin && !filepath.IsAbs(*path) {
 			*path = filepath.Join(dir, *path)
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/tls"
+	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -38,6 +39,12 @@ var workerMetrics = []struct {
 		func(e *report.Event) float64 { return float64(e.AUC) }},
 	{workerDesc("accuracy", "Accuracy of recent batches, before the update; NaN but for classes."), prometheus.GaugeValue,
 		func(e *report.Event) float64 { return float64(e.Accuracy) }},
+	{workerDesc("held_auc", "AUC of the held-out examples at their last score during the training; NaN before."),
+		prometheus.GaugeValue,
+		func(e *report.Event) float64 { return held(e, func(h *report.Held) report.Number { return h.AUC }) }},
+	{workerDesc("held_log_loss", "Log loss of the held-out examples at their last score, nats; NaN before."),
+		prometheus.GaugeValue,
+		func(e *report.Event) float64 { return held(e, func(h *report.Held) report.Number { return h.LogLoss }) }},
 	{workerDesc("epoch", "Passes over the data that are finished."), prometheus.GaugeValue, func(e *report.Event) float64 {
 		return float64(e.Epoch)
 	}},
@@ -64,6 +71,14 @@ var workerMetrics = []struct {
 	{workerDesc("in_flight", "Pushes without an answer yet."), prometheus.GaugeValue, func(e *report.Event) float64 {
 		return float64(e.InFlight)
 	}},
+}
+
+// held returns a number of the last score of the held-out examples, NaN before the first one.
+func held(e *report.Event, of func(*report.Held) report.Number) float64 {
+	if e.Held == nil {
+		return math.NaN()
+	}
+	return float64(of(e.Held))
 }
 
 func workerDesc(name, help string) *prometheus.Desc {

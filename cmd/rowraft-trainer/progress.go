@@ -65,7 +65,7 @@ func lineProgress(out io.Writer) *progress {
 		case report.EventStart:
 			last, began = e.Time, e.Time
 			fmt.Fprintf(out, "training on %s\n", e.Message)
-		case report.EventSkipped, report.EventNote, report.EventWindow:
+		case report.EventSkipped, report.EventNote, report.EventWindow, report.EventValidation:
 			fmt.Fprintln(out, e.Message)
 		case report.EventStep:
 			if e.Time.Sub(last) >= cli.LineEvery {
@@ -98,6 +98,9 @@ func stepLine(e report.Event, began time.Time) string {
 	s += fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %.1f steps/s  stale %.1f pushes (max %d)  waiting %s  %d skipped",
 		e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond, e.StalenessSteps, e.StalenessMax,
 		waiting(e, began), e.BatchesSkipped)
+	if e.Held != nil {
+		s += fmt.Sprintf("  held-out AUC %.4f", e.Held.AUC)
+	}
 	if e.BatchesLate > 0 {
 		s += fmt.Sprintf("  %d late", e.BatchesLate)
 	}
@@ -131,7 +134,7 @@ func barProgress(out io.Writer) *progress {
 					e.ExamplesPerSecond, e.StepsPerSecond,
 					e.StalenessSteps, waiting(e, began), e.BatchesSkipped))
 				bar.SetCurrent(e.Step)
-			case report.EventSkipped, report.EventNote, report.EventWindow:
+			case report.EventSkipped, report.EventNote, report.EventWindow, report.EventValidation:
 				fmt.Fprintln(bars, e.Message)
 			case report.EventHeld:
 				set(fmt.Sprintf(" scoring the held-out examples: %d done", e.Examples))

@@ -19,6 +19,8 @@ type File struct {
 	size   int64 // examples
 	held   int64 // held-out examples among them
 	labels labelCount
+
+	validation *File // has the held-out examples, instead of the end of this file; nil: none
 }
 
 // OpenFile counts the examples of a file and checks its header, its first line and the labels of all lines against the
@@ -134,8 +136,22 @@ func (f *File) Range(from, to int64) (Source, error) {
 	return f.open(Share{From: from, To: min(to, f.size-f.held), Trainers: 1})
 }
 
+// SetValidation makes all examples of v the held-out ones. All examples of f are then training examples.
+func (f *File) SetValidation(v *File) { f.validation, f.held = v, 0 }
+
+// HeldSize is the number of held-out examples.
+func (f *File) HeldSize() int64 {
+	if f.validation != nil {
+		return f.validation.size
+	}
+	return f.held
+}
+
 // Held implements [Set].
 func (f *File) Held() (Source, error) {
+	if v := f.validation; v != nil {
+		return v.open(Share{To: v.size, Trainers: 1})
+	}
 	return f.open(Share{From: f.size - f.held, To: f.size, Trainers: 1})
 }
 

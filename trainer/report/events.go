@@ -15,9 +15,12 @@ const (
 	EventLate    = "late"    // the job continued without a batch; Message names it
 	EventSkipped = "skipped" // a batch was not finite; Message names it
 	EventHeld    = "held"    // Job scores the held-out examples; Step of Steps batches are done
-	EventDone    = "done"    // training ended; Message is the error, "" if there is none
-	EventNote    = "note"    // Message is a text for people
-	EventWindow  = "window"  // a window of a followed stream ended: Window, and Message for people
+	// EventValidation is a score of the held-out examples during the training: Held, and Message for people.
+	EventValidation = "validation"
+
+	EventDone   = "done"   // training ended; Message is the error, "" if there is none
+	EventNote   = "note"   // Message is a text for people
+	EventWindow = "window" // a window of a followed stream ended: Window, and Message for people
 )
 
 // Event is one thing that happened in a run. `rowraft-trainer train --progress=json` prints events as JSON, one per
@@ -54,6 +57,16 @@ type Event struct {
 	Message string     `json:"message,omitempty"`
 	Skipped *Skipped   `json:"skipped,omitempty"` // EventSkipped
 	Window  *Window    `json:"window,omitempty"`
+	Held    *Held      `json:"held,omitempty"` // the last score of the held-out examples during the training
+}
+
+// Held is a score of the held-out examples during the training.
+type Held struct {
+	Step     int64  `json:"step"` // after which they were scored
+	Examples int    `json:"examples"`
+	AUC      Number `json:"auc"`
+	LogLoss  Number `json:"log_loss"`
+	Accuracy Number `json:"accuracy"` // null without classes
 }
 
 // Observer receives events, one at a time. It must return quickly: steps wait for it.

@@ -67,6 +67,11 @@ func (b *EventFile) observe(e Event) error {
 		if e.Step%b.every != 0 {
 			return nil
 		}
+	case EventValidation:
+		return b.write(e.Time, e.Held.Step,
+			tensorboard.Scalar{Tag: "held/auc", Value: float64(e.Held.AUC)},
+			tensorboard.Scalar{Tag: "held/log_loss", Value: float64(e.Held.LogLoss)},
+			tensorboard.Scalar{Tag: "held/accuracy", Value: float64(e.Held.Accuracy)})
 	case EventDone:
 		if e.Step == b.last.Step {
 			return nil
