@@ -31,6 +31,7 @@ type options struct {
 	localTables     *tables.Local // set by connect with local
 	worker          string
 	json            string
+	model           string // file of a model's description: train writes it, evaluate reads it
 	metrics         string // host:port, "": none
 	progress        string
 	progressFile    string
@@ -68,10 +69,13 @@ with those that are there, trains, and scores the held-out part of the data.`
 
 func newEval() *cobra.Command {
 	cmd := newJobCommand(options{mustExist: true})
-	cmd.Use, cmd.Short = "evaluate", "Score the held-out part with the weights the cluster has now"
+	cmd.Use, cmd.Short = "evaluate", "Score examples with the weights the cluster has now"
 	cmd.Aliases = []string{"eval"}
-	cmd.Long = `Evaluate takes the configuration and flags of train, and trains nothing. The tables of the job must be there.`
-	cmd.Example = "  rowraft-trainer evaluate --config job.yaml --endpoints 127.0.0.1:7070 --insecure --json -"
+	cmd.Long = `Evaluate trains nothing. The tables of the job must be there. With --data it scores all examples of that file, otherwise the
+held-out examples of the job. The model is that of a job (--config and the flags of train), or of the file that train --save-model
+wrote (--model): then no job file and no schema are needed.`
+	cmd.Example = "  rowraft-trainer evaluate --model ctr.model --data test.csv --endpoints 127.0.0.1:7070 --insecure\n" +
+		"  rowraft-trainer evaluate --config job.yaml --endpoints 127.0.0.1:7070 --insecure --json -"
 	return cmd
 }
 
@@ -145,6 +149,10 @@ func newJobCommandOf(o *options) *cobra.Command {
 	if !o.mustExist {
 		f.BoolVar(&o.fresh, "fresh", false, "start over: delete the job's tables first; it lists them and asks")
 		f.BoolVar(&o.yes, "yes", false, "with --fresh: do not ask")
+		f.StringVar(&o.model, "save-model", "", "file to which trainer 0 writes the description of the trained model, for "+
+			"evaluate --model; the weights stay in the cluster")
+	} else {
+		f.StringVar(&o.model, "model", "", "file of train --save-model, instead of --config")
 	}
 	f.StringVar(&o.json, "json", "", "write the result as JSON to this file, - for standard output")
 	f.StringVar(&o.progress, "progress", "auto",
@@ -160,6 +168,15 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if o.config != "" {
 		var err error
 		if cfg, err = trainer.LoadConfig(o.config); err != nil {
+			return cfg, err
+		}
+	}
+	if o.mustExist && o.model != "" {
+		if o.config != "" {
+			return cfg, cli.Usagef("--model and --config: want one of them")
+		}
+		var err error
+		if cfg, err = trainer.LoadModel(o.model); err != nil {
 			return cfg, err
 		}
 	}
@@ -185,6 +202,12 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if given("data") { // a file on the command line replaces a generator in the job
 		cfg.Data.File, cfg.Data.Images, cfg.Data.Labels, cfg.Generator = set.Data.File, "", "", nil
 	}
+	if given("schema") {
+		cfg.Data.Described = nil
+	}
+	if o.mustExist && given("data") { // all of its examples are scored
+		cfg.Validation = cfg.Data.File
+	}
 	over(given("validation"), &cfg.Validation, set.Validation)
 	over(given("schema"), &cfg.Data.Schema, set.Data.Schema)
 	if given("follow") { // a stream replaces it like a file
@@ -205,6 +228,9 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 	if o.local && o.mustExist {
 		return cfg,
 			cli.Usagef("--local: tables in this process are new, there is nothing to score; train --local scores at its end")
+	}
+	if _, err := os.Stat(filepath.Dir(o.model)); err != nil {
+		return cfg, cli.Usagef("--save-model %s: %w", o.model, err)
 	}
 	if _, err := os.Stat(filepath.Dir(o.json)); err != nil { // check it now rather than after the run
 		return cfg, cli.Usagef("--json %s: %w", o.json, err)
@@ -279,6 +305,11 @@ func (o *options) once(ctx context.Context, cfg *trainer.Config) (err error) {
 	}
 	if result != nil && o.json != "-" && (err == nil || result.Steps > 0) {
 		printResult(os.Stdout, result)
+	}
+	if err == nil && !o.mustExist && o.model != "" && (cfg.Rank == nil || *cfg.Rank == 0) {
+		if err = cfg.SaveModel(o.model); err != nil {
+			err = fmt.Errorf("--save-model: %w", err)
+		}
 	}
 	if err == nil && (result.Interrupted && !result.Stopped || ctx.Err() != nil) {
 		err = cli.ErrInterrupted
