@@ -34,12 +34,12 @@ own as processes on loopback, and removes them and their data afterwards.
 Each connection sends one call of --batch distinct keys after the other. A push counts when it is
 acknowledged: on the disks of a majority, and applied.
 
+No environment variable sets a flag: only --endpoints on the command line makes a measurement run on a
+cluster that exists.
+
 Exit codes are those of rowraft; 3 says that a figure missed its bar (--check).`,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.FromEnvironment(cmd.Flags()); err != nil {
-				return err
-			}
 			if asJSON {
 				format = cli.FormatJSON
 			}

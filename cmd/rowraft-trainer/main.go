@@ -19,11 +19,16 @@ func newRoot() *cobra.Command {
 		Short: "Train a model whose weights live on a rowraft cluster",
 		Long: `rowraft-trainer trains a model whose weights live on a rowraft cluster.
 
-Every flag can also be given as an environment variable: --endpoints is ROWRAFT_ENDPOINTS.
-A flag wins over the environment, and both over the job's file.`,
+Every flag of train, start and evaluate can also be given as an environment variable: --endpoints is
+ROWRAFT_ENDPOINTS. A flag wins over every variable that conflicts with it, and both over the job's
+file. No variable sets --fresh.`,
 		Version: version,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			return cli.FromEnvironment(cmd.Flags())
+			switch cmd.Name() {
+			case "train", "start", "evaluate":
+				return cli.FromEnvironment(cmd, true)
+			}
+			return nil
 		},
 	}
 	root.SetFlagErrorFunc(cli.FlagError)

@@ -113,6 +113,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 			return nil
 		})
 	f.BoolVar(&o.insecure, "insecure", false, "talk plaintext, to a cluster that serves loopback addresses only")
+	cli.ExclusiveSecurity(f)
 	f.StringVar(&o.metrics, "metrics-listen", "", "host:port of /metrics for Prometheus over HTTP, with the same "+
 		"certificates, or without on loopback only; default: none")
 	f.StringVar(&set.DType, "dtype", set.DType, "numbers on the wire: float32, or bfloat16 with half the bytes")

@@ -145,7 +145,7 @@ func complete(cmd *cobra.Command, flag string, fn cobra.CompletionFunc) {
 // askNames asks the cluster of the flags and the environment for names. It returns none if the cluster does not answer
 // quickly.
 func askNames(g *remote.Flags, cmd *cobra.Command, of namer) []string {
-	if err := cli.FromEnvironment(cmd.Flags()); err != nil {
+	if err := cli.FromEnvironment(cmd, false); err != nil {
 		return nil
 	}
 	if g.TLS.IsZero() {

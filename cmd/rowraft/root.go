@@ -8,6 +8,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/cluster"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/debug"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/demo"
+	"github.com/rowraft/rowraft/cmd/rowraft/internal/dev"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/job"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/logs"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/node"
@@ -25,8 +26,10 @@ func newRoot(g *remote.Flags) *cobra.Command {
 		Long: `rowraft keeps the embedding tables of recommender models on a cluster of servers,
 replicated by Raft, and trains them from many workers at once.
 
-Every flag can also be given as an environment variable: --endpoints is ROWRAFT_ENDPOINTS,
---log-level is ROWRAFT_LOG_LEVEL. A flag wins over the environment.
+The global flags, and all flags of server, scheduler and start, can also be given as environment
+variables: --endpoints is ROWRAFT_ENDPOINTS, --log-level is ROWRAFT_LOG_LEVEL. A flag wins over every
+variable that conflicts with it. No variable sets the flags of other commands, such as --yes or
+--replace, and demo and dev use no variables.
 
 Exit codes, of every command:
     0  done
@@ -41,8 +44,10 @@ Exit codes, of every command:
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cli.FromEnvironment(cmd.Flags()); err != nil {
-				return err
+			if !remote.StartsItsOwn(cmd) {
+				if err := cli.FromEnvironment(cmd, remote.Serves(cmd)); err != nil {
+					return err
+				}
 			}
 			if err := cli.CheckFormat(g.Output); err != nil {
 				return err
@@ -62,6 +67,7 @@ Exit codes, of every command:
 	f.StringVar(&g.Certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as `rowraft "+
 		"cert lab` makes it; instead of the three above")
 	f.BoolVar(&g.Insecure, "insecure", false, "plaintext instead of TLS; a server then serves loopback addresses only")
+	cli.ExclusiveSecurity(f)
 	root.SetFlagErrorFunc(cli.FlagError)
 	root.AddCommand(
 		server.NewServerCmd(g),
@@ -78,6 +84,7 @@ Exit codes, of every command:
 		job.NewCmd(g),
 		cert.NewCmd(g),
 		cert.NewTokenCmd(g),
+		dev.NewCmd(g),
 		demo.NewCmd(g),
 		debug.NewCmd(g),
 		newVersionCmd(g),

@@ -7,6 +7,7 @@
 # rowraft and rowraft-trainer must be on the PATH. Data and logs go below DIR, a directory of its own unless set.
 set -euo pipefail
 cd "$(dirname "$0")"
+unset ROWRAFT_CERTS ROWRAFT_CERT ROWRAFT_KEY ROWRAFT_CACERT ROWRAFT_ENDPOINTS ROWRAFT_NAME # of another cluster
 
 export MS_SCHED_HOST=${MS_SCHED_HOST:-127.0.0.1}
 export MS_SCHED_PORT=${MS_SCHED_PORT:?the port of the scheduler, which must be free}

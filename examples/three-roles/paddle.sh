@@ -7,6 +7,7 @@
 # rowraft and rowraft-trainer must be on the PATH. Data and logs go below DIR, a directory of its own unless set.
 set -euo pipefail
 cd "$(dirname "$0")"
+unset ROWRAFT_CERTS ROWRAFT_CERT ROWRAFT_KEY ROWRAFT_CACERT ROWRAFT_ENDPOINTS ROWRAFT_NAME # of another cluster
 
 export PADDLE_PSERVERS_IP_PORT_LIST=${PADDLE_PSERVERS_IP_PORT_LIST:?host:port of every server, with free ports}
 export PADDLE_TRAINERS_NUM=${PADDLE_TRAINERS_NUM:-2}

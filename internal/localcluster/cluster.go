@@ -34,6 +34,10 @@ type Options struct {
 	Profile    string   // "auto", "fast", "dense"; empty: "default"
 	Args       []string // more flags of `rowraft server`
 	Env        []string // more environment, KEY=value
+	Certs      string   // directory with the servers' certificates; empty: plaintext
+	// Port is that of the first server, for a cluster that keeps its addresses: the others have the next ones, and the
+	// Raft groups those from Port+100 on, metrics those from Port+200 on. 0: ports that the kernel chooses.
+	Port int
 
 	// Front is called for every server before any process starts. It may set Advertise and PeerAdvertise to
 	// the addresses of proxies. nil: they equal Addr and Peer.
@@ -118,6 +122,14 @@ func (c *Cluster) prepare(s *Server, pair *[2]*net.TCPListener) error {
 	s.DataDir = filepath.Join(c.opts.Dir, s.Name)
 	s.LogFile = filepath.Join(c.opts.Dir, s.Name+".log")
 	for j := range pair {
+		if c.opts.Port > 0 {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", c.opts.Port+slices.Index(c.servers, s)+100*j))
+			if err != nil {
+				return fmt.Errorf("server %s: %w", s.Name, err)
+			}
+			pair[j] = l.(*net.TCPListener)
+			continue
+		}
 		port, err := ReservePort()
 		if err != nil {
 			return err
@@ -229,8 +241,12 @@ func (c *Cluster) launch(s *Server, pair [2]*net.TCPListener) error {
 }
 
 func (c *Cluster) args(s *Server) []string {
+	security := "--insecure"
+	if c.opts.Certs != "" {
+		security = "--certs=" + c.opts.Certs
+	}
 	args := []string{
-		"server", "--insecure",
+		"server", security,
 		"--name", s.Name, "--data-dir", s.DataDir, "--ready-file", s.readyFile(),
 		"--listen-fd", "3", "--peer-listen-fd", "4",
 		"--advertise", s.Advertise, "--peer-advertise", s.PeerAdvertise,
@@ -249,6 +265,9 @@ func (c *Cluster) args(s *Server) []string {
 	default:
 		args = append(args, "--with-scheduler", "--join", strings.Join(c.Endpoints(), ","), "--servers",
 			fmt.Sprint(c.opts.Servers))
+	}
+	if c.opts.Port > 0 {
+		args = append(args, "--ops-listen", fmt.Sprintf("127.0.0.1:%d", c.opts.Port+200+slices.Index(c.servers, s)))
 	}
 	if c.opts.Shards > 0 {
 		args = append(args, "--shards", fmt.Sprint(c.opts.Shards))

@@ -70,24 +70,9 @@ func newCertLabCmd(g *remote.Flags) *cobra.Command {
 			if err := f.check(); err != nil {
 				return err
 			}
-			ca, err := certs.NewCA(f.dir, f.cluster, caDays*Day)
+			made, err := MakeLab(f.dir, f.cluster, f.req.Hosts, time.Duration(f.days)*Day)
 			if err != nil {
 				return err
-			}
-			made := []Certificate{viewOf(ca.Cert, filepath.Join(f.dir, "ca.pem"))}
-			for _, r := range []struct {
-				out string
-				req certs.Request
-			}{
-				{"node", certs.Request{Identity: certs.Identity{Role: certs.Node, Name: "node"}, Hosts: f.req.Hosts}},
-				{"client", certs.Request{Identity: certs.Identity{Role: certs.Admin, Name: "admin"}, Hosts: f.req.Hosts}},
-			} {
-				r.req.Valid = time.Duration(f.days) * Day
-				v, err := issue(ca, filepath.Join(f.dir, r.out), r.req)
-				if err != nil {
-					return err
-				}
-				made = append(made, v)
 			}
 			return cli.Show(cmd.OutOrStdout(), g.Output, made, func(w io.Writer, _ bool) error { return printCerts(w, made) })
 		},
@@ -97,6 +82,29 @@ func newCertLabCmd(g *remote.Flags) *cobra.Command {
 	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", []string{"127.0.0.1", "localhost"},
 		"addresses and names at which servers and trainers listen")
 	return cmd
+}
+
+// MakeLab makes a CA, the certificate of all servers of one machine, and that of an admin, in dir.
+func MakeLab(dir, cluster string, hosts []string, valid time.Duration) ([]Certificate, error) {
+	ca, err := certs.NewCA(dir, cluster, caDays*Day)
+	if err != nil {
+		return nil, err
+	}
+	made := []Certificate{viewOf(ca.Cert, filepath.Join(dir, "ca.pem"))}
+	for _, r := range []struct {
+		out string
+		id  certs.Identity
+	}{
+		{"node", certs.Identity{Role: certs.Node, Name: "node"}},
+		{"client", certs.Identity{Role: certs.Admin, Name: "admin"}},
+	} {
+		v, err := issue(ca, filepath.Join(dir, r.out), certs.Request{Identity: r.id, Hosts: hosts, Valid: valid})
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, v)
+	}
+	return made, nil
 }
 
 func newCertCACmd(g *remote.Flags) *cobra.Command {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
@@ -69,6 +70,7 @@ func (d *run) evaluate(ctx context.Context, r *result) error {
 	cmd := exec.CommandContext(ctx, d.cfg.trainerBinary, "evaluate", "--config", filepath.Join(d.dir, "job.yaml"),
 		"--endpoints", strings.Join(d.cluster.Endpoints(), ","), "--insecure", "--trainers", fmt.Sprint(d.cfg.trainers),
 		"--json", out)
+	cmd.Env = cli.WithoutFlags(os.Environ())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("evaluation: %w\n%s", err, b)

@@ -70,25 +70,29 @@ func (g *Flags) UseCerts(cmd *cobra.Command) error {
 	if needsNoCertificate(cmd) {
 		return nil
 	}
-	if serves(cmd) {
-		return g.UseCertsOf("node")
+	name := "client"
+	if Serves(cmd) {
+		name = "node"
 	}
-	return g.UseCertsOf("client")
+	return g.useCerts(name, cli.Origin(cmd.Flags(), "certs"))
 }
 
 // UseCertsOf sets the paths of the certificate files of one name below --certs, if --certs was given.
-func (g *Flags) UseCertsOf(name string) error {
+func (g *Flags) UseCertsOf(name string) error { return g.useCerts(name, "--certs") }
+
+// useCerts is UseCertsOf; messages say that origin gave the directory.
+func (g *Flags) useCerts(name, origin string) error {
 	if g.Certs == "" {
 		return nil
 	}
 	files := rpc.TLSFiles{Cert: filepath.Join(g.Certs, name+".pem"), Key: filepath.Join(g.Certs, name+".key"),
 		CA: filepath.Join(g.Certs, "ca.pem")}
 	if !g.TLS.IsZero() && g.TLS != files || g.Insecure {
-		return cli.Usagef("--certs together with --cert, --key, --cacert or --insecure: want one of them")
+		return cli.Usagef("%s together with --cert, --key, --cacert or --insecure: want one of them", origin)
 	}
 	g.TLS = files
 	if _, err := os.Stat(g.TLS.Cert); err != nil && name != "node" { // a server may receive it later
-		return cli.Hint(cli.Usagef("--certs: %w", err),
+		return cli.Hint(cli.Usagef("%s: %w", origin, err),
 			"`rowraft cert lab --dir "+g.Certs+"` makes the certificates for a cluster on this machine")
 	}
 	return nil
@@ -98,14 +102,23 @@ func (g *Flags) UseCertsOf(name string) error {
 func needsNoCertificate(cmd *cobra.Command) bool {
 	top, _, _ := strings.Cut(strings.TrimPrefix(cmd.CommandPath(), "rowraft "), " ")
 	switch top {
-	case "cert", "demo", "version", "help", "completion", "log":
+	case "cert", "demo", "dev", "version", "help", "completion", "log":
 		return true
 	}
 	return false
 }
 
-// serves reports whether a command runs a server or scheduler.
-func serves(cmd *cobra.Command) bool {
+// StartsItsOwn reports whether a command starts a cluster of its own and talks to no other.
+func StartsItsOwn(cmd *cobra.Command) bool {
+	switch strings.TrimPrefix(cmd.CommandPath(), "rowraft ") {
+	case "demo", "dev":
+		return true
+	}
+	return false
+}
+
+// Serves reports whether a command runs a server or scheduler.
+func Serves(cmd *cobra.Command) bool {
 	switch strings.TrimPrefix(cmd.CommandPath(), "rowraft ") {
 	case "server", "scheduler", "start":
 		return true

@@ -32,6 +32,7 @@ func fromFile(flags *pflag.FlagSet, path string) error {
 		return cli.Usagef("configuration %s: line %d: want lines of `flag: value`", path, top.Line)
 	}
 	seen := make(map[string]bool)
+	var settings []cli.Setting
 	for i := 0; i+1 < len(top.Content); i += 2 {
 		key, value := top.Content[i], top.Content[i+1]
 		at := fmt.Sprintf("configuration %s: line %d", path, key.Line)
@@ -47,14 +48,9 @@ func fromFile(flags *pflag.FlagSet, path string) error {
 		if err != nil {
 			return cli.Usagef("%s: key %q: %w", at, key.Value, err)
 		}
-		if f.Changed {
-			continue
-		}
-		if err := flags.Set(key.Value, text); err != nil {
-			return cli.Usagef("%s: %w", at, err)
-		}
+		settings = append(settings, cli.Setting{Flag: key.Value, Value: text, From: fmt.Sprintf("%s: %s", at, key.Value)})
 	}
-	return nil
+	return cli.Apply(flags, settings)
 }
 
 func scalarText(n *yaml.Node) (string, error) {

@@ -21,7 +21,7 @@ func TestConfigurationOrder(t *testing.T) {
 	if err := cmd.ParseFlags([]string{"--profile", "from-flag"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := cli.FromEnvironment(cmd.Flags()); err != nil {
+	if err := cli.FromEnvironment(cmd, true); err != nil {
 		t.Fatal(err)
 	}
 	if err := fromFile(cmd.Flags(), file); err != nil {

@@ -100,6 +100,7 @@ same list; they wait for each other, in any order. Later servers join through th
 		"gRPC addresses of all servers with a scheduler, this one included; none: a cluster of one")
 	fl.StringSliceVar(&f.schedulers, "scheduler", nil,
 		"host:port of the scheduler, or of its three processes, where it is no part of a server")
+	cli.Exclusive(fl, "scheduler", []string{"scheduler"}, []string{"join", "with-scheduler"})
 	fl.IntVar(&f.servers, "servers", 0,
 		"the shards are made once so many servers are there; default: as many as --join names")
 	fl.Int64Var(&f.diskReserve, "disk-reserve-bytes", 0,
