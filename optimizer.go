@@ -59,29 +59,44 @@ type Optimizer struct {
 	Beta        float32 // FTRL
 }
 
-// optimizerConstants are the fields of an [Optimizer] by name, and the rules
-// that have them.
+// optimizerConstants are the fields of an [Optimizer] by name, the rules that have them, and their values where a job or
+// a command names none.
 var optimizerConstants = []struct {
-	name  string
-	at    func(*Optimizer) *float32
-	off   bool // what it does is not done if it is 0
-	rules []OptimizerKind
+	name      string
+	at        func(*Optimizer) *float32
+	off       bool // 0 switches the constant off
+	byDefault float32
+	rules     []OptimizerKind
 }{
-	{"lr", func(o *Optimizer) *float32 { return &o.LR }, false,
+	{"lr", func(o *Optimizer) *float32 { return &o.LR }, false, 0.05,
 		[]OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad, FTRL}},
-	{"initial_accumulator", func(o *Optimizer) *float32 { return &o.InitialAccumulator }, false,
+	{"initial_accumulator", func(o *Optimizer) *float32 { return &o.InitialAccumulator }, false, 1e-5,
 		[]OptimizerKind{Adagrad, RowWiseAdagrad, FTRL}},
-	{"epsilon", func(o *Optimizer) *float32 { return &o.Epsilon }, false, []OptimizerKind{Adagrad, RowWiseAdagrad, Adam}},
-	{"beta1", func(o *Optimizer) *float32 { return &o.Beta1 }, false, []OptimizerKind{Adam}},
-	{"beta2", func(o *Optimizer) *float32 { return &o.Beta2 }, false, []OptimizerKind{Adam}},
-	{"momentum", func(o *Optimizer) *float32 { return &o.Momentum }, false, []OptimizerKind{Momentum}},
-	{"l1", func(o *Optimizer) *float32 { return &o.L1 }, false, []OptimizerKind{FTRL}},
-	{"l2", func(o *Optimizer) *float32 { return &o.L2 }, false, []OptimizerKind{FTRL}},
-	{"beta", func(o *Optimizer) *float32 { return &o.Beta }, false, []OptimizerKind{FTRL}},
-	{"weight_decay", func(o *Optimizer) *float32 { return &o.WeightDecay }, true,
+	{"epsilon", func(o *Optimizer) *float32 { return &o.Epsilon }, false, 1e-8,
+		[]OptimizerKind{Adagrad, RowWiseAdagrad, Adam}},
+	{"beta1", func(o *Optimizer) *float32 { return &o.Beta1 }, false, 0.9, []OptimizerKind{Adam}},
+	{"beta2", func(o *Optimizer) *float32 { return &o.Beta2 }, false, 0.999, []OptimizerKind{Adam}},
+	{"momentum", func(o *Optimizer) *float32 { return &o.Momentum }, false, 0.9, []OptimizerKind{Momentum}},
+	{"l1", func(o *Optimizer) *float32 { return &o.L1 }, false, 0, []OptimizerKind{FTRL}},
+	{"l2", func(o *Optimizer) *float32 { return &o.L2 }, false, 0, []OptimizerKind{FTRL}},
+	{"beta", func(o *Optimizer) *float32 { return &o.Beta }, false, 1, []OptimizerKind{FTRL}},
+	{"weight_decay", func(o *Optimizer) *float32 { return &o.WeightDecay }, true, 0,
 		[]OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad}},
-	{"bound", func(o *Optimizer) *float32 { return &o.Bound }, true,
+	{"bound", func(o *Optimizer) *float32 { return &o.Bound }, true, 0,
 		[]OptimizerKind{SGD, Adagrad, Adam, Momentum, RowWiseAdagrad, FTRL, Add}},
+}
+
+// Default returns the value of a constant of the rule where a job or a command names none. It is the same for both.
+func (k OptimizerKind) Default(constant string) float32 {
+	if k == FTRL && constant == "initial_accumulator" {
+		return 0 // as in Algorithm 1 of McMahan et al. 2013
+	}
+	for _, c := range optimizerConstants {
+		if c.name == constant {
+			return c.byDefault
+		}
+	}
+	return 0
 }
 
 // Constant returns where o keeps a constant, or nil if there is none of this name.

@@ -13,26 +13,21 @@ func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
 		return rowraft.Optimizer{}, invalid("optimizer %q: want sgd, momentum, adagrad, rowwise-adagrad, adam or ftrl",
 			t.Optimizer)
 	}
-	accumulator := float32(1e-5)
-	if kind == rowraft.FTRL {
-		accumulator = 0 // as in Algorithm 1 of McMahan et al. 2013
-	}
 	o := rowraft.Optimizer{Kind: kind, LR: t.LR}
 	for _, c := range []struct {
-		name      string
-		set       *float32
-		byDefault float32
+		name string
+		set  *float32
 	}{
-		{"initial_accumulator", t.InitialAccumulator, accumulator},
-		{"epsilon", t.Epsilon, 1e-8},
-		{"beta1", t.Beta1, 0.9},
-		{"beta2", t.Beta2, 0.999},
-		{"momentum", t.Momentum, 0.9},
-		{"l1", t.L1, 0},
-		{"l2", t.L2, 0},
-		{"beta", t.Beta, 1},
-		{"weight_decay", t.WeightDecay, 0},
-		{"bound", t.Bound, 0},
+		{"initial_accumulator", t.InitialAccumulator},
+		{"epsilon", t.Epsilon},
+		{"beta1", t.Beta1},
+		{"beta2", t.Beta2},
+		{"momentum", t.Momentum},
+		{"l1", t.L1},
+		{"l2", t.L2},
+		{"beta", t.Beta},
+		{"weight_decay", t.WeightDecay},
+		{"bound", t.Bound},
 	} {
 		switch at := o.Constant(c.name); {
 		case c.set != nil && !kind.Has(c.name):
@@ -40,7 +35,7 @@ func (t *TableConfig) optimizer() (rowraft.Optimizer, error) {
 		case c.set != nil:
 			*at = *c.set
 		case kind.Has(c.name):
-			*at = c.byDefault
+			*at = kind.Default(c.name)
 		}
 	}
 	return o, nil

@@ -12,23 +12,20 @@ import (
 // optimizerFlags are the flags for the constants of update rules. A constant that is not given has the default of its
 // rule.
 var optimizerFlags = []struct {
-	constant  string
-	byDefault float32
-	own       map[rowraft.OptimizerKind]float32
-	usage     string
+	constant string
+	usage    string
 }{
-	{"lr", 0.05, nil, "learning rate; a push may override it"},
-	{"initial_accumulator", 0.1, map[rowraft.OptimizerKind]float32{rowraft.FTRL: 0},
-		"first value of the accumulator; ftrl: 0 unless given"},
-	{"epsilon", 1e-8, nil, "keeps the divisor from 0"},
-	{"beta1", 0.9, nil, "decay of the first moment"},
-	{"beta2", 0.999, nil, "decay of the second moment"},
-	{"momentum", 0.9, nil, "decay of the velocity"},
-	{"weight_decay", 0, nil, "pulls the weights of a row towards 0 with each push of it; decoupled (AdamW) in adam"},
-	{"bound", 0, nil, "keeps weights within plus or minus so much after each push; 0 for no bound"},
-	{"l1", 0, nil, "makes weights exactly 0 whose evidence is less"},
-	{"l2", 0, nil, "pulls weights towards 0"},
-	{"beta", 1, nil, "how much evidence the learning rate waits for"},
+	{"lr", "learning rate; a push may override it"},
+	{"initial_accumulator", "first value of the accumulator; ftrl: 0 unless given"},
+	{"epsilon", "keeps the divisor from 0"},
+	{"beta1", "decay of the first moment"},
+	{"beta2", "decay of the second moment"},
+	{"momentum", "decay of the velocity"},
+	{"weight_decay", "pulls the weights of a row towards 0 with each push of it; decoupled (AdamW) in adam"},
+	{"bound", "keeps weights within plus or minus so much after each push; 0 for no bound"},
+	{"l1", "makes weights exactly 0 whose evidence is less"},
+	{"l2", "pulls weights towards 0"},
+	{"beta", "how much evidence the learning rate waits for"},
 }
 
 func flagOf(constant string) string { return strings.ReplaceAll(constant, "_", "-") }
@@ -48,7 +45,7 @@ func (f *tableFlags) registerOptimizer(fl *pflag.FlagSet) {
 		if len(of) < 4 {
 			usage = strings.Join(of, ", ") + ": " + usage
 		}
-		fl.Float32Var(f.constants.Constant(c.constant), flagOf(c.constant), c.byDefault, usage)
+		fl.Float32Var(f.constants.Constant(c.constant), flagOf(c.constant), rowraft.Adagrad.Default(c.constant), usage)
 	}
 }
 
@@ -68,11 +65,7 @@ func (f *tableFlags) rule(given func(string) bool) (rowraft.Optimizer, error) {
 		case given(flag):
 			*o.Constant(c.constant) = *f.constants.Constant(c.constant)
 		case kind.Has(c.constant):
-			v := c.byDefault
-			if own, ok := c.own[kind]; ok {
-				v = own
-			}
-			*o.Constant(c.constant) = v
+			*o.Constant(c.constant) = kind.Default(c.constant)
 		}
 	}
 	return o, nil
