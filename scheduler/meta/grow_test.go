@@ -28,7 +28,8 @@ func TestWorkersJoinAndLeave(t *testing.T) {
 		var read []uint64
 		take := func(id *rowraftv1.JobIdentity) bool {
 			took[id.GetIncarnation()]++
-			got := h.step("it takes a split", metacmd.TakeSplit(id, took[id.GetIncarnation()]), rowraft.CodeUnknown).(*TakeResult)
+			c := metacmd.TakeSplit(id, took[id.GetIncarnation()])
+			got := h.step("it takes a split", c, rowraft.CodeUnknown).(*TakeResult)
 			if got.Split == nil {
 				took[id.GetIncarnation()]--
 				return false
@@ -74,8 +75,8 @@ func TestWorkersJoinAndLeave(t *testing.T) {
 	}
 }
 
-// TestARunThatWaitsForNoGuests: a run that was stopped continues with as many workers as the first one expects, not with
-// those that had joined; and a run whose settings fix the number refuses another worker.
+// TestARunThatWaitsForNoGuests: a run that was stopped continues with as many workers as the first one expects, not
+// with those that had joined; and a run whose settings fix the number refuses another worker.
 func TestARunThatWaitsForNoGuests(t *testing.T) {
 	h := &history{t: t, m: withShards(t), index: 10}
 	how := func(q *rowraftv1.EnterRequest) {

@@ -363,8 +363,8 @@ func resize(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) {
 }
 
 // placeOf returns the index in r.Members of the worker's rank. It inserts the member if the rank is new. Order: the
-// requested rank, the rank with the worker's name, a rank never used, a lost or failed member, a member that left, a new
-// rank of a run that can grow.
+// requested rank, the rank with the worker's name, a rank never used, a lost or failed member, a member that left, a
+// new rank of a run that can grow.
 func placeOf(r *rowraftv1.MetaRun, q *rowraftv1.EnterRequest) (at int, err error) {
 	// A new member would set the run to running again (enterJob), which undoes the stop.
 	if r.GetStopping() && len(TrainingRanks(r)) > 0 {
