@@ -167,8 +167,8 @@ func (r *qualityResult) compare() {
 }
 
 // student has the 97.5 % quantiles of Student's distribution, by degrees of freedom from 1.
-var student = []float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
-	2.131, 2.120, 2.110, 2.101, 2.093, 2.086}
+var student = []float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+	2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086}
 
 // meanAndError returns the mean of values, of which there are 2 or more, and half the width of its 95 % interval.
 func meanAndError(values []float64) (mean, half float64) {
