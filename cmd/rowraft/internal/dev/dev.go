@@ -152,7 +152,7 @@ func (d *dev) start(ctx context.Context) (*localcluster.Cluster, error) {
 		return nil, err
 	}
 	c, err := localcluster.Start(ctx, localcluster.Options{
-		Binary: self, Dir: d.dir, Servers: d.servers, Certs: d.path(certsDir), Port: d.port, Profile: "auto",
+		Binary: self, Dir: d.dir, Servers: d.servers, Certs: d.path(certsDir), Port: d.port,
 	})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, cli.Hint(err, "another process has this port; choose others with --port")
