@@ -72,8 +72,8 @@ func TestServersThatStopHandOver(t *testing.T) {
 	}
 }
 
-// A server that was stopped on purpose is a warning that says so, also if it led the scheduler, and nothing is critical.
-// A server that starts logs no warning without advice.
+// A server that was stopped on purpose is a warning that says so, also if it led the scheduler. A server that starts
+// logs no warning without advice.
 func TestAStopOnPurposeIsNamed(t *testing.T) {
 	warnings := &logLines{}
 	c := startClusterWith(t, 3, 1, func(cfg *Config) {

@@ -148,8 +148,8 @@ func untrustedByAll(self rowraft.NodeID, answers []answer) error {
 	if refused < 2 {
 		return nil
 	}
-	return rowraft.Errorf(rowraft.CodeDenied, "each of the %d servers that answer has certificates of another CA: %s", refused,
-		why)
+	return rowraft.Errorf(rowraft.CodeDenied, "each of the %d servers that answer has certificates of another CA: %s",
+		refused, why)
 }
 
 func (f *formation) selfMember() identity.Member {

@@ -300,7 +300,8 @@ func TestStatusFollowsHeartbeats(t *testing.T) {
 		time.Sleep(SuspectAfter)
 		heartbeat(t, s, "n0", leads(0, r[0].ID, 2, 5000))
 		heartbeat(t, s, "n2", follows(0, r[2].ID, "n0", 2, 5000))
-		check("up suspect up", "n1 at n1:1 is suspect, with the replica it holds", "Shard 0: not every replica is complete (2 of 3)")
+		check("up suspect up", "n1 at n1:1 is suspect, with the replica it holds",
+			"Shard 0: not every replica is complete (2 of 3)")
 		time.Sleep(DownAfter)
 		heartbeat(t, s, "n1", follows(0, r[1].ID, "n0", 2, 5000))
 		heartbeat(t, s, "n2", follows(0, r[2].ID, "n0", 2, 5000))

@@ -3,7 +3,7 @@ package scheduler
 import (
 	"bytes"
 	"context"
-	"fmt"
+	"errors"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -22,17 +22,17 @@ import (
 // A server whose certificates are of another CA than those of all servers that answer ends. If only one of two differs,
 // that one may be wrong: the server waits and says why.
 func TestAServerOfAnotherCAEnds(t *testing.T) {
-	const refusal = `connection error: desc = "transport: authentication handshake failed: the server's certificate, of node n1 ` +
-		`in cluster ads, signed by CA "x" (key 01), is not signed by a CA in ca.pem, which has CA "y" (key 02)"`
+	const refusal = `connection error: desc = "transport: authentication handshake failed: the server's certificate, of ` +
+		`node n1 in cluster ads, signed by CA "x" (key 01), is not signed by a CA in ca.pem, which has CA "y" (key 02)"`
 	for _, tc := range []struct {
 		name   string
 		errs   [2]error // of the two other servers
 		code   rowraft.Code
 		within time.Duration
 	}{
-		{"both", [2]error{fmt.Errorf(refusal), fmt.Errorf(refusal)}, rowraft.CodeDenied, 12 * time.Second},
-		{"one, and one is down", [2]error{fmt.Errorf(refusal), fmt.Errorf("connection refused")}, rowraft.CodeDeadline, 0},
-		{"one of two", [2]error{fmt.Errorf(refusal), nil}, rowraft.CodeDeadline, 0},
+		{"both", [2]error{errors.New(refusal), errors.New(refusal)}, rowraft.CodeDenied, 12 * time.Second},
+		{"one, and one is down", [2]error{errors.New(refusal), errors.New("connection refused")}, rowraft.CodeDeadline, 0},
+		{"one of two", [2]error{errors.New(refusal), nil}, rowraft.CodeDeadline, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -44,8 +44,9 @@ func TestAServerOfAnotherCAEnds(t *testing.T) {
 				var logs bytes.Buffer
 				self := dir.Identity().Node
 				join := []string{"n1:1", "n2:1", "n3:1"}
-				s, err := New(Options{Identity: dir, Self: clustermap.Node{ID: self, Addr: "n3:1", PeerAddr: "p3:1", Scheduler: true},
-					Join: join, Logger: slog.New(slog.NewTextHandler(&logs, nil))})
+				s, err := New(Options{Identity: dir, Join: join,
+					Self:   clustermap.Node{ID: self, Addr: "n3:1", PeerAddr: "p3:1", Scheduler: true},
+					Logger: slog.New(slog.NewTextHandler(&logs, nil))})
 				if err != nil {
 					t.Fatal(err)
 				}

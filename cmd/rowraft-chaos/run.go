@@ -80,7 +80,7 @@ directory is kept.`,
 	fl.StringVar(&c.Tier, "tier", "B", "B: real processes and proxies; A: whole nodes in this process, in virtual time")
 	fl.Uint64Var(&c.Seed, "seed", 0, "seed of the schedule; 0: from the clock")
 	fl.DurationVar(&c.For, "for", time.Minute, "how long faults are done; in virtual time with tier A")
-	fl.StringVar(&c.Faults, "faults", "all", "all, or kinds separated by commas (`rowraft-chaos faults` lists them)")
+	fl.StringVar(&c.Faults, "faults", "all", "all, or kinds separated by commas ('rowraft-chaos faults' lists them)")
 	fl.IntVar(&c.Clients, "clients", 8, "clients that push, 1 to 64")
 	fl.IntVar(&c.Rows, "rows", 16, "rows they push to, 1 to 4096")
 	fl.IntVar(&c.Servers, "servers", 3, "servers, 3 to 5")

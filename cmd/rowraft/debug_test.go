@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -82,6 +83,9 @@ func unzipped(t *testing.T, file string) map[string]string {
 	defer z.Close()
 	out := make(map[string]string)
 	for _, f := range z.File {
+		if age := time.Since(f.Modified); age < -time.Hour || age > time.Hour {
+			t.Errorf("%s has the date %v", f.Name, f.Modified)
+		}
 		r, err := f.Open()
 		if err != nil {
 			t.Fatal(err)

@@ -138,8 +138,8 @@ func TestABrokenConnectionIsNoAnswer(t *testing.T) {
 	}
 }
 
-// TestTheUnitDoesNotRetryInVain: the unit of the manual restarts a server without end, except after errors that a restart
-// does not cure.
+// TestTheUnitDoesNotRetryInVain: the unit of the manual restarts a server without end, except after errors that a
+// restart does not cure.
 func TestTheUnitDoesNotRetryInVain(t *testing.T) {
 	page, err := os.ReadFile("../../docs/ops/install.md")
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 )
 
 func newRoot(g *remote.Flags) *cobra.Command {
+	build := buildVersion()
 	root := &cobra.Command{
 		Use:   "rowraft",
 		Short: "Embedding tables of recommender models, replicated by Raft",
@@ -41,6 +42,23 @@ Exit codes, of every command:
     6  of a server: its data is damaged, newer than this binary or of another cluster, or its certificates are of
        another CA; a restart would end the same way
   130  interrupted; work in the cluster continues`,
+		Version: build.String(),
+		Annotations: map[string]string{
+			cli.Instead + "ls":     "`rowraft table list`, `rowraft node list`, `rowraft shard list` or `rowraft job list`",
+			cli.Instead + "status": "`rowraft cluster status`",
+			cli.Instead + "health": "`rowraft cluster status`, which ends with 0 if all is well; of one server: /readyz " +
+				"of its --ops-listen",
+			cli.Instead + "member":  "`rowraft node list`",
+			cli.Instead + "members": "`rowraft node list`",
+			cli.Instead + "servers": "`rowraft node list`",
+			cli.Instead + "list":    "`rowraft table list`, `rowraft node list`, `rowraft shard list` or `rowraft job list`",
+			cli.Instead + "train":   "`rowraft-trainer train`, another binary",
+			cli.Instead + "bench":   "`rowraft-bench`, another binary",
+			cli.Instead + "chaos":   "`rowraft-chaos`, another binary",
+			cli.Instead + "restore": "`rowraft checkpoint restore`",
+			cli.Instead + "backup":  "`rowraft checkpoint create`, or `rowraft checkpoint policy set`",
+			cli.Instead + "logs":    "`rowraft debug zip`; of the Raft logs on a disk: `rowraft log`",
+		},
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -64,8 +82,8 @@ Exit codes, of every command:
 	f.StringVar(&g.TLS.Cert, "cert", "", "certificate of this side, a PEM file")
 	f.StringVar(&g.TLS.Key, "key", "", "private key of the certificate, a PEM file")
 	f.StringVar(&g.TLS.CA, "cacert", "", "certificate of the CA that signed the other side's, a PEM file")
-	f.StringVar(&g.Certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as `rowraft "+
-		"cert lab` makes it; instead of the three above")
+	f.StringVar(&g.Certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as 'rowraft "+
+		"cert lab' makes it; instead of the three above")
 	f.BoolVar(&g.Insecure, "insecure", false, "plaintext instead of TLS; a server then serves loopback addresses only")
 	cli.ExclusiveSecurity(f)
 	root.SetFlagErrorFunc(cli.FlagError)

@@ -42,6 +42,15 @@ func buildVersion() versionJSON {
 	return v
 }
 
+// String returns the version for people.
+func (v *versionJSON) String() string {
+	revision := ""
+	if v.Revision != "" {
+		revision = " " + v.Revision
+	}
+	return fmt.Sprintf("%s%s (%s, %s)", v.Version, revision, v.Go, v.Platform)
+}
+
 func newVersionCmd(g *remote.Flags) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
@@ -51,11 +60,7 @@ func newVersionCmd(g *remote.Flags) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := buildVersion()
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-				revision := ""
-				if v.Revision != "" {
-					revision = " " + v.Revision
-				}
-				_, err := fmt.Fprintf(w, "rowraft %s%s (%s, %s)\n", v.Version, revision, v.Go, v.Platform)
+				_, err := fmt.Fprintf(w, "rowraft %s\n", &v)
 				return err
 			})
 		},

@@ -117,8 +117,7 @@ func issuerOf(cert *x509.Certificate) string {
 	return authority(cert.Issuer, cert.AuthorityKeyId)
 }
 
-// authority describes a CA. CAs of two clusters often have the same name, so it has the beginning of the key's id, which
-// `rowraft cert inspect` shows.
+// authority describes a CA. CAs of two clusters often have the same name, so it has the beginning of the key's id.
 func authority(name pkix.Name, key []byte) string {
 	return fmt.Sprintf("CA %q (key %x)", name.CommonName, key[:min(8, len(key))])
 }
@@ -143,19 +142,20 @@ func (s *Source) LogRefused(remote net.Addr, err error) {
 	if !strange && !alert && !none || now-last < int64(pause) && last != 0 || !s.refused.CompareAndSwap(last, now) {
 		return
 	}
-	if strange || none {
-		owner, by := "none", "none"
-		if strange {
-			owner, by = ownerOf(unknown.Cert), issuerOf(unknown.Cert)
-		}
-		s.log.Warn("a caller is refused: it has no certificate of a CA that this server trusts", "remote", remote.String(),
-			"certificate", owner, "signed_by", by, "this_server_trusts", s.authorities(), "next",
-			"give it a certificate of such a CA, or add its CA to "+s.files.CA)
+	refused := func(what, why string, args ...any) {
+		s.log.Warn(what, "remote", remote.String(), "why", fmt.Sprintf(why, args...))
+	}
+	if alert {
+		refused("a caller does not trust this server", "its ca.pem lacks %s, which signed this server's certificate: put "+
+			"that CA into it, if the caller belongs to this cluster", issuerOf(s.current().cert.Leaf))
 		return
 	}
-	s.log.Warn("a caller does not trust this server: its ca.pem lacks the CA of this server's certificate", "remote",
-		remote.String(), "signed_by", issuerOf(s.current().cert.Leaf), "next",
-		"put that CA into the caller's ca.pem, if it belongs to this cluster")
+	has := "it has none"
+	if strange {
+		has = fmt.Sprintf("it has that of %s, signed by %s", ownerOf(unknown.Cert), issuerOf(unknown.Cert))
+	}
+	refused("a caller is refused: it has no certificate of a CA that this server trusts", "%s; this server trusts %s: "+
+		"give the caller a certificate of such a CA, or add its CA to %s", has, s.authorities(), s.files.CA)
 }
 
 // ownerOf describes the owner of a certificate.

@@ -95,7 +95,7 @@ func TestAServerSaysWhyItRefuses(t *testing.T) {
 		says   string
 	}{
 		"the caller's certificate is of another CA": {both, "it has no certificate of a CA that this server trusts"},
-		"the caller does not trust this server":     {stranger.files(t, Admin, "bob"), "its ca.pem lacks the CA"},
+		"the caller does not trust this server":     {stranger.files(t, Admin, "bob"), "its ca.pem lacks CA"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder

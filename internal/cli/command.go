@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,9 +30,27 @@ func MakeGroup(cmd *cobra.Command) {
 				names = append(names, sub.Name())
 			}
 		}
+		instead := cmd.Annotations[Instead+args[0]]
+		if name := otherNames[args[0]]; instead == "" && slices.Contains(names, name) {
+			instead = "`" + cmd.CommandPath() + " " + name + "`"
+		}
+		if instead != "" {
+			return Usagef("unknown command %q for %q: use %s", args[0], cmd.CommandPath(), instead)
+		}
 		return Usagef("unknown command %q for %q%s; `%s --help` lists the commands",
 			args[0], cmd.CommandPath(), DidYouMean("", args[0], names), cmd.CommandPath())
 	}
+}
+
+// Instead begins the key of an annotation of a group command: the rest is a name that people try, the value says what
+// to type instead.
+const Instead = "instead of "
+
+// otherNames are the names that other tools give to common commands.
+var otherNames = map[string]string{
+	"ls": "list", "get": "describe", "show": "describe", "inspect": "describe", "info": "describe", "rm": "delete",
+	"remove": "delete", "drop": "delete", "add": "create", "new": "create", "make": "create", "cancel": "stop",
+	"follow": "watch", "tail": "watch", "up": "start", "health": "status", "check": "status",
 }
 
 // examplesBelow returns the first example of each command below cmd.

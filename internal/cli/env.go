@@ -42,7 +42,7 @@ func Exclusive(flags *pflag.FlagSet, group string, kinds ...[]string) {
 }
 
 // commandLineOnly are flags that no variable sets, of any command: they destroy something, or answer a question.
-var commandLineOnly = []string{"help", "yes", "force", "replace", "fresh"}
+var commandLineOnly = []string{"help", "version", "yes", "force", "replace", "fresh"}
 
 func annotate(f *pflag.Flag, key string, values ...string) {
 	if f.Annotations == nil {

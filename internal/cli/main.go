@@ -24,6 +24,10 @@ func Main(root *cobra.Command) int {
 // --output and it requests JSON.
 func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.SilenceErrors, root.SilenceUsage = true, true
+	if root.Version != "" {
+		root.SetVersionTemplate(root.Name() + " {{.Version}}\n")
+		addVersion(root, root.Version)
+	}
 	root.SetArgs(args)
 	out := &checkedWriter{w: stdout}
 	root.SetOut(out)
@@ -42,6 +46,18 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	output := root.PersistentFlags().Lookup("output")
 	PrintError(stderr, root.Name(), err, output != nil && (output.Value.String() == FormatJSON || asksForJSON(args)))
 	return code
+}
+
+// addVersion gives cmd and all commands below it the flag --version. Only the help of the first one shows it.
+func addVersion(cmd *cobra.Command, version string) {
+	cmd.Version = version
+	cmd.InitDefaultVersionFlag()
+	for _, sub := range cmd.Commands() {
+		addVersion(sub, version)
+		if f := sub.Flags().Lookup("version"); f != nil {
+			f.Hidden = true
+		}
+	}
 }
 
 // checkedWriter keeps the first error of w, because the table renderer drops it.

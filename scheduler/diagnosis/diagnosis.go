@@ -1,9 +1,3 @@
-// Package diagnosis finds the problems of a cluster in its status. It is pure. The leader of the scheduler uses it, and
-// the command line when no scheduler answers.
-//
-// A problem is critical if something is not served: a shard without a leader or a majority, a shard or a server that
-// refuses pushes or connections, a scheduler without a leader. It is also critical if the rows of a replica are wrong. A
-// problem is a warning if all is served with less to spare, and a note if nothing is wrong.
 package diagnosis
 
 import (
@@ -211,8 +205,8 @@ func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
 			"The disk of server %s has %s free, less than its reserve of %s: the %d shard(s) that it leads refuse pushes.", name,
 			mebibytes(free), mebibytes(reserve), leads)
 	case free < reserve:
-		d.add(warning, "disk-full", subject, next, "The disk of server %s has %s free, less than its reserve of %s. It leads "+
-			"no shard, so pushes go on; it gets no lead until there is room.", name, mebibytes(free), mebibytes(reserve))
+		d.add(warning, "disk-full", subject, next, "The disk of server %s has %s free, less than its reserve of %s. It "+
+			"leads no shard, so pushes go on; it gets no lead until there is room.", name, mebibytes(free), mebibytes(reserve))
 	case free < NearlyFull*reserve:
 		d.add(warning, "disk-nearly-full", subject, next,
 			"The disk of server %s has %s free; below %s the shards that it leads refuse pushes.", name, mebibytes(free),
@@ -237,11 +231,11 @@ func (d *diagnosis) slow(n *rowraftv1.NodeStatus) {
 			"The disk of server %s is slow: fsync takes %s, profile %s needs ≤ %s.%s", name, millis(s.GetFsyncNs()), profile,
 			millis(s.GetFsyncLimitNs()), asks)
 	case fsync >= slowFsync && others > 0 && fsync >= slowerThanOthers*others:
-		d.add(warning, "disk-slow", "server "+name, next, "The disk of server %s is slow: fsync takes %s, on the other servers "+
-			"%s. Pushes to the shards that it leads wait for it.", name, millis(s.GetFsyncNs()), millis(uint64(others)))
+		d.add(warning, "disk-slow", "server "+name, next, "The disk of server %s is slow: fsync takes %s, on the other "+
+			"servers %s. Pushes to the shards that it leads wait for it.", name, millis(s.GetFsyncNs()), millis(uint64(others)))
 	case fsync >= slowFsync:
-		d.add(aNote, "disk-slow", "server "+name, next, "The disk of server %s takes %s for an fsync; a push waits for two of "+
-			"them.", name, millis(s.GetFsyncNs()))
+		d.add(aNote, "disk-slow", "server "+name, next, "The disk of server %s takes %s for an fsync; a push waits for two "+
+			"of them.", name, millis(s.GetFsyncNs()))
 	}
 	if s.GetLatenessNs() > s.GetLatenessLimitNs() {
 		d.add(warning, "cpu-starved", "server "+name,

@@ -195,7 +195,8 @@ func TestFailuresOfAPolicyAreFound(t *testing.T) {
 		"policy-fails":           {Failures: 2, Error: "no disk"},
 		"policy-retention-fails": {RetentionError: "1 of 2 checkpoints cannot be restored"},
 	} {
-		found := Policy(&rowraftv1.PolicyStatus{Policy: &rowraftv1.CheckpointPolicy{Name: "nightly"}, Record: record}, present)
+		found := Policy(&rowraftv1.PolicyStatus{Policy: &rowraftv1.CheckpointPolicy{Name: "nightly"}, Record: record},
+			present)
 		if got := len(found); got != min(1, len(want)) || got > 0 && found[0].GetKind() != want {
 			t.Errorf("%v: found %v, want %q", record, found, want)
 		}

@@ -92,7 +92,7 @@ func (d *diagnosis) shard(sh *rowraftv1.Shard) {
 	}
 }
 
-// lacksRows reports whether a replica, as one whose disk was emptied, has not yet received the rows that a majority has.
+// lacksRows reports whether a replica has not yet received the rows that a majority has: its disk was emptied.
 // A replica that starts with its disk has them at once.
 func lacksRows(st, leader *rowraftv1.ReplicaStatus) bool {
 	behind := st.GetAppliedIndex() < leader.GetCommitIndex()

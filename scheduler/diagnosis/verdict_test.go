@@ -117,8 +117,8 @@ func TestVerdicts(t *testing.T) {
 			s.Map.Shards = s.Map.Shards[:1]
 			s.Nodes[0].Replicas = s.Nodes[0].Replicas[:1]
 			s.Nodes[0].Replicas[0].Role = "candidate"
-		}, []string{"critical no-majority: Shard 0: no majority of the replicas answers, so the rows can be neither pulled nor " +
-			"pushed. Away: n2, n3.", "warning server-down: Server n2", "warning server-stopped: Server n3",
+		}, []string{"critical no-majority: Shard 0: no majority of the replicas answers, so the rows can be neither " +
+			"pulled nor pushed. Away: n2, n3.", "warning server-down: Server n2", "warning server-stopped: Server n3",
 			"warning scheduler-member-down: 1 of 3"}},
 		{"a server drains", func(s *state) {
 			s.Nodes[0].Node.Intent = rowraftv1.NodeIntent_NODE_INTENT_DRAIN
@@ -139,19 +139,22 @@ func TestVerdicts(t *testing.T) {
 		{"a wiped server has another name", func(s *state) {
 			s.gone(2, time.Minute)
 			s.addServer("n4").Node.Addr = "n3:7070"
-		}, []string{"warning server-wiped: Server n4 answers at n3:7070, the address of server n3, which is down with the 2 " +
-			"replicas it holds: its data directory is another one.", "warning scheduler-member-down", "warning under-replicated"}},
+		}, []string{"warning server-wiped: Server n4 answers at n3:7070, the address of server n3, which is down with " +
+			"the 2 replicas it holds: its data directory is another one.", "warning scheduler-member-down",
+			"warning under-replicated"}},
 		{"a new replica has no rows yet", func(s *state) {
 			r := s.Nodes[2].Replicas[1]
 			r.AppliedIndex, r.ProvedIndex, r.Rows = 0, 0, 0
 		}, []string{
-			"warning replica-incomplete: Shard 1: the replica on n3 does not have the rows of the others yet: it has 0, the leader 1000.",
+			"warning replica-incomplete: Shard 1: the replica on n3 does not have the rows of the others yet: it " +
+				"has 0, the leader 1000.",
 			"warning under-replicated: Shard 1: not every replica is complete (2 of 3)"}},
 		{"a new replica has some of the rows, and no comparison was made", func(s *state) {
 			s.Nodes[1].Replicas[1].ProvedIndex = 0
 			r := s.Nodes[2].Replicas[1]
 			r.AppliedIndex, r.ProvedIndex, r.Rows = 100, 0, 499
-		}, []string{"warning replica-incomplete: Shard 1: the replica on n3 does not have the rows", "warning under-replicated"}},
+		}, []string{"warning replica-incomplete: Shard 1: the replica on n3 does not have the rows",
+			"warning under-replicated"}},
 		{"a replica that has just restarted with its disk", func(s *state) {
 			r := s.Nodes[2].Replicas[1]
 			r.AppliedIndex, r.ProvedIndex = 498, 0
@@ -164,17 +167,18 @@ func TestVerdicts(t *testing.T) {
 			s.Nodes = s.Nodes[:1]
 			s.Map.Nodes, s.Map.Shards = s.Map.Nodes[:1], s.Map.Shards[:1]
 			s.Map.Shards[0].Replicas = s.Map.Shards[0].Replicas[:1]
-		}, []string{"warning few-replicas: Data is not safe: 1 replica(s) per shard, because the cluster has fewer than 3 servers."}},
+		}, []string{"warning few-replicas: Data is not safe: 1 replica(s) per shard, because the cluster has fewer than 3 " +
+			"servers."}},
 
 		{"a disk is full, and its server leads", func(s *state) { s.Nodes[0].Disk.FreeBytes = 300 << 20 }, []string{
-			"critical disk-full: The disk of server n1 has 300 MiB free, less than its reserve of 512 MiB: the 1 shard(s) that " +
-				"it leads refuse pushes."}},
+			"critical disk-full: The disk of server n1 has 300 MiB free, less than its reserve of 512 MiB: the 1 shard(s) " +
+				"that it leads refuse pushes."}},
 		{"a disk is full, and its server leads nothing", func(s *state) { s.Nodes[2].Disk.FreeBytes = 300 << 20 }, []string{
-			"warning disk-full: The disk of server n3 has 300 MiB free, less than its reserve of 512 MiB. It leads no shard, so " +
-				"pushes go on"}},
+			"warning disk-full: The disk of server n3 has 300 MiB free, less than its reserve of 512 MiB. It leads no shard, " +
+				"so pushes go on"}},
 		{"a disk is nearly full", func(s *state) { s.Nodes[2].Disk.FreeBytes = 1000 << 20 }, []string{
 			"warning disk-nearly-full: The disk of server n3 has 1000 MiB free; below 512 MiB"}},
-		{"a disk is slower than the Raft timers bear", func(s *state) { s.Nodes[1].Slowness.FsyncNs = ns(210 * time.Millisecond) },
+		{"a disk is slower than the timers bear", func(s *state) { s.Nodes[1].Slowness.FsyncNs = ns(210 * time.Millisecond) },
 			[]string{"warning disk-slow: The disk of server n2 is slow: fsync takes 210 ms, profile fast needs ≤ 50 ms."}},
 		{"a disk is slower than the others", func(s *state) { s.Nodes[1].Slowness.FsyncNs = ns(30 * time.Millisecond) },
 			[]string{"warning disk-slow: The disk of server n2 is slow: fsync takes 30 ms, on the other servers 1.0 ms."}},
@@ -183,12 +187,14 @@ func TestVerdicts(t *testing.T) {
 				n.Slowness.FsyncNs = ns(25 * time.Millisecond)
 			}
 		}, []string{"note disk-slow: The disk of server n1 takes 25 ms for an fsync", "note disk-slow", "note disk-slow"}},
-		{"a disk is a little slower than others", func(s *state) { s.Nodes[1].Slowness.FsyncNs = ns(19 * time.Millisecond) }, nil},
+		{"a disk is a little slower", func(s *state) { s.Nodes[1].Slowness.FsyncNs = ns(19 * time.Millisecond) }, nil},
 		{"a server gets too little CPU", func(s *state) { s.Nodes[1].Slowness.LatenessNs = ns(300 * time.Millisecond) },
 			[]string{"warning cpu-starved: Server n2 gets too little CPU: its timers fire 300 ms late"}},
 		{"a certificate has expired", func(s *state) { s.Nodes[1].CertificateEnds = uint64(present.Unix()) - 1 },
 			[]string{"critical certificate-expired: The certificate of server n2 expired at 2026-11-21T11:59:59Z"}},
-		{"a certificate expires soon", func(s *state) { s.Nodes[1].CertificateEnds = uint64(present.AddDate(0, 0, 3).Unix()) },
+		{"a certificate expires soon", func(s *state) {
+			s.Nodes[1].CertificateEnds = uint64(present.AddDate(0, 0, 3).Unix())
+		},
 			[]string{"warning certificate-expires: The certificate of server n2 expires in 3 days"}},
 		{"two versions", func(s *state) { s.Nodes[1].Version = "v1.1.0" },
 			[]string{"warning version-mix: Servers run 2 versions: v1.0.0 (n1, n3); v1.1.0 (n2)."}},
@@ -224,11 +230,12 @@ func TestVerdicts(t *testing.T) {
 		{"sessions run out", func(s *state) { s.Nodes[0].Replicas[0].SessionsInUse = 3072 }, []string{
 			"warning sessions-running-out: Shard 0: the shard has 3072 of 4096 sessions in use"}},
 		{"sessions have run out", func(s *state) { s.Nodes[0].Replicas[0].OwnerSessionsInUse = 2048 }, []string{
-			"critical sessions-full: Shard 0: one owner of clients has 2048 sessions in use, the limit: a new client cannot push."}},
+			"critical sessions-full: Shard 0: one owner of clients has 2048 sessions in use, the limit: a new client cannot " +
+				"push."}},
 
 		{"a drain and a move run", func(s *state) {
-			s.Operations = []*rowraftv1.Operation{{Id: 4, Kind: rowraftv1.OperationKind_OPERATION_KIND_DRAIN, Name: "n1", Left: 1,
-				Total: 2, State: rowraftv1.OperationState_OPERATION_STATE_RUNNING}}
+			s.Operations = []*rowraftv1.Operation{{Id: 4, Kind: rowraftv1.OperationKind_OPERATION_KIND_DRAIN, Name: "n1",
+				Left: 1, Total: 2, State: rowraftv1.OperationState_OPERATION_STATE_RUNNING}}
 			s.Moves = []*rowraftv1.MoveStatus{{Move: &rowraftv1.Move{Id: 5, Phase: rowraftv1.MovePhase_MOVE_PHASE_LEARN,
 				To: &rowraftv1.Replica{Node: "id-n2"}}}}
 		}, []string{"note operation-runs: Operation 4, drain of n1, has 1 of 2 left.",
@@ -237,8 +244,8 @@ func TestVerdicts(t *testing.T) {
 		{"a policy works", func(s *state) { s.policy(func(*rowraftv1.PolicyStatus) {}) }, nil},
 		{"the last checkpoint failed", func(s *state) {
 			s.policy(func(p *rowraftv1.PolicyStatus) { p.Record.Failures, p.Record.Error = 1, "no space." })
-		}, []string{"warning policy-fails: Checkpoint policy hourly has failed 1 time(s) in a row, the last one, hourly-1, is " +
-			"30m0s old: no space."}},
+		}, []string{"warning policy-fails: Checkpoint policy hourly has failed 1 time(s) in a row, the last one, hourly-1, " +
+			"is 30m0s old: no space."}},
 		{"no checkpoint was ever made", func(s *state) {
 			s.policy(func(p *rowraftv1.PolicyStatus) { p.Record.Made = nil })
 		}, []string{"warning checkpoint-late: Checkpoint policy hourly is due every 1h0m0s, and none was ever made."}},
@@ -258,13 +265,15 @@ func TestVerdicts(t *testing.T) {
 				p.State, p.Record.Running = "running", "hourly-2"
 				p.Record.BegunNs = uint64(present.Add(-3 * time.Hour).UnixNano())
 			})
-		}, []string{"warning checkpoint-late: Checkpoint policy hourly, due every 1h0m0s, has been making hourly-2 for 3h0m0s"}},
+		}, []string{"warning checkpoint-late: Checkpoint policy hourly, due every 1h0m0s, has been making hourly-2 for " +
+			"3h0m0s"}},
 		{"a policy whose job does not train", func(s *state) {
 			s.policy(func(p *rowraftv1.PolicyStatus) { p.State, p.Record.Made = PolicyIdle, nil })
 		}, nil},
 		{"a checkpoint that is kept is broken", func(s *state) {
 			s.policy(func(p *rowraftv1.PolicyStatus) { p.Record.RetentionError = "hourly-1: shard 2 is damaged." })
-		}, []string{"warning policy-retention-fails: The retention of checkpoint policy hourly reports: hourly-1: shard 2 is damaged."}},
+		}, []string{"warning policy-retention-fails: The retention of checkpoint policy hourly reports: hourly-1: shard 2 " +
+			"is damaged."}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := healthyState()

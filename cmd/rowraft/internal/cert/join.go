@@ -26,7 +26,7 @@ import (
 type TokenFlags struct{ token, file string }
 
 func (f *TokenFlags) Register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.token, "token", "", "join token for a machine without a certificate (`rowraft token create`); other "+
+	fl.StringVar(&f.token, "token", "", "join token for a machine without a certificate ('rowraft token create'); other "+
 		"users of the machine see it in the list of processes")
 	fl.StringVar(&f.file, "token-file", "", "file that holds the join token")
 }

@@ -1,8 +1,12 @@
 package checkpoint
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -122,6 +126,9 @@ this is so of the checkpoint that it is a delta to, or that is missing. The reas
 				return err
 			}
 			found, err := depot.Scan(ctx, d)
+			if err == nil && len(found) == 0 {
+				err = noCheckpoints(d.String())
+			}
 			if err != nil {
 				return fmt.Errorf("checkpoint list: %w", err)
 			}
@@ -237,4 +244,34 @@ func showVerified(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, chain c
 			c.Name, on, cli.Count(c.Rows), cli.Plural(len(rows), "table"), cli.Size(v.BytesRead), took.Seconds())
 		return err
 	})
+}
+
+// shownFiles bounds the files that an error names.
+const shownFiles = 5
+
+// noCheckpoints returns an error that says what a directory holds instead of checkpoints; nil if it is empty, or no
+// directory.
+func noCheckpoints(dir string) error {
+	if strings.Contains(dir, "://") {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return rowraft.Errorf(rowraft.CodeNotFound, "there is no directory %s", dir)
+	}
+	if err != nil || len(entries) == 0 {
+		return err
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Name() == checkpoint.ManifestFile {
+			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is one checkpoint; list its destination, %s, or read it "+
+				"with `rowraft checkpoint verify %s`", dir, filepath.Dir(dir), dir)
+		}
+		names = append(names, e.Name())
+	}
+	if more := len(names) - shownFiles; more > 0 {
+		names = append(names[:shownFiles], fmt.Sprintf("%d more", more))
+	}
+	return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s holds no checkpoint, but %s", dir, strings.Join(names, ", "))
 }

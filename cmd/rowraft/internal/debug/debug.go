@@ -139,7 +139,7 @@ func (v *bundleJSON) write(ctx context.Context, out io.Writer, parts []part) err
 	wg.Wait()
 	z := zip.NewWriter(out)
 	add := func(name string, b []byte) error {
-		w, err := z.Create(name)
+		w, err := z.CreateHeader(&zip.FileHeader{Name: name, Method: zip.Deflate, Modified: time.Now()})
 		if err == nil {
 			_, err = w.Write(b)
 		}

@@ -75,7 +75,7 @@ func newNodeChangeCmd(g *remote.Flags, c nodeChange) *cobra.Command {
 	fl := cmd.Flags()
 	fl.BoolVar(&f.yes, "yes", false, "do not ask")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "only say what would be done, and what could be lost")
-	fl.BoolVar(&f.detach, "detach", false, "return at once; `rowraft operation watch` follows it")
+	fl.BoolVar(&f.detach, "detach", false, "return at once; 'rowraft operation watch' follows it")
 	if c.intent != rowraftv1.NodeIntent_NODE_INTENT_UNSPECIFIED {
 		fl.BoolVar(&f.force, "force", false, "even if a shard may lose its majority; the name must be typed, too")
 		fl.StringVar(&f.confirm, "confirm", "", "with --force: the name of the server, instead of typing it")

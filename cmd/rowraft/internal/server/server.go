@@ -133,7 +133,7 @@ same list; they wait for each other, in any order. Later servers join through th
 
 // processFlags are the flags of both `rowraft server` and `rowraft scheduler`.
 func (f *serverFlags) processFlags(fl *pflag.FlagSet) {
-	fl.StringVar(&f.config, "config", "", "YAML file of `flag: value` lines; flags and the environment win over it")
+	fl.StringVar(&f.config, "config", "", "YAML file of 'flag: value' lines; flags and the environment win over it")
 	fl.StringVar(&f.dataDir, "data-dir", "", "directory of this server's data, used by it alone (required)")
 	fl.StringVar(&f.name, "name", "", "name of this server in the cluster, for people and commands; "+
 		"default: the one it had, or n1, n2 … as it joins")
