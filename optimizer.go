@@ -59,8 +59,8 @@ type Optimizer struct {
 	Beta        float32 // FTRL
 }
 
-// optimizerConstants are the fields of an [Optimizer] by name, the rules that have them, and their values where a job or
-// a command names none.
+// optimizerConstants are the fields of an [Optimizer] by name, the rules that have them, and their values where a job
+// or a command names none.
 var optimizerConstants = []struct {
 	name      string
 	at        func(*Optimizer) *float32

@@ -55,6 +55,7 @@ func snippetsOf(name, text string) (out []snippet) {
 // says that commands print is compared.
 func TestDocuments(t *testing.T) {
 	needBinaries(t)
+	beforeRelease(t)
 	dev := filepath.Join(root, "rowraft-dev")
 	if _, err := os.Stat(dev); err == nil {
 		t.Skipf("%s is in use", dev)

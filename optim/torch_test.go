@@ -10,8 +10,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestRulesMatchTorch: a row that every step pushes moves as in PyTorch (testdata/torch_rules.py, torch 1.13). PyTorch rounds
-// at other places, so the weights agree to 1e-5 and not to the bit.
+// TestRulesMatchTorch: a row that every step pushes moves as in PyTorch (testdata/torch_rules.py, torch 1.13). PyTorch
+// rounds at other places, so the weights agree to 1e-5 and not to the bit.
 func TestRulesMatchTorch(t *testing.T) {
 	text, err := os.ReadFile("testdata/torch_rules.txt")
 	if err != nil {

@@ -29,21 +29,34 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 			cfg := smallJob("grow"+tc.name, "sgd", 0)
 			cfg.Mode, cfg.Quorum, cfg.Staleness, cfg.Trainers, cfg.Audit = tc.mode, tc.quorum, tc.staleness, 2, false
 			cfg.Generator.Examples, cfg.Batch, cfg.Epochs, cfg.Lease = examples, 16, 1, 5*time.Minute
+			until := int64(hold)
+			if tc.mode == trainer.Async { // the third one begins after 200 batches of the job
+				cfg.Batch, until = 4, 220
+			}
 			ctx := testutil.Context(t)
 			leaving, leave := context.WithCancel(ctx)
 			defer leave()
-			start, joined := make(chan struct{}), make(chan struct{})
-			begin, join := sync.OnceFunc(func() { close(start) }), sync.OnceFunc(func() { close(joined) })
-			early := func(e report.Event) { // the two wait until the third one has joined
-				if e.Event == report.EventStep && e.Step >= hold {
-					begin()
-					select {
-					case <-joined:
-					case <-ctx.Done():
-					}
+			start, entered, joined := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			begin, enter, join := sync.OnceFunc(func() { close(start) }), sync.OnceFunc(func() { close(entered) }),
+				sync.OnceFunc(func() { close(joined) })
+			wait := func(c chan struct{}) {
+				select {
+				case <-c:
+				case <-ctx.Done():
+				}
+			}
+			early := func(e report.Event) { // the two wait until the third one is there, and later until it trains
+				if e.Event != report.EventStep || e.Step < hold {
+					return
+				}
+				begin()
+				wait(entered)
+				if e.Step >= until {
+					wait(joined)
 				}
 			}
 			late := func(e report.Event) {
+				enter()
 				if e.Event == report.EventStep {
 					if join(); e.Step >= 3 {
 						leave()
@@ -57,6 +70,7 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 					var err error
 					if results[i], err = enterAs(ctx, c, cfg, "w"+string(rune('0'+i)), watch); err != nil {
 						t.Errorf("worker %d: %v", i, err)
+						enter()
 						join()
 					}
 				})

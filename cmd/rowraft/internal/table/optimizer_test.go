@@ -8,7 +8,8 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// TestOptimizerDefaults: constants that are not given have the defaults of their rule, those of a job in package trainer.
+// TestOptimizerDefaults: constants that are not given have the defaults of their rule, those of a job in package
+// trainer.
 func TestOptimizerDefaults(t *testing.T) {
 	for name, want := range map[string]rowraft.Optimizer{
 		"adagrad":         {Kind: rowraft.Adagrad, LR: 0.05, InitialAccumulator: 1e-5, Epsilon: 1e-8},
