@@ -26,13 +26,13 @@ func TestForeignDataIsRefused(t *testing.T) {
 	one.restartAll(one.Servers()[:2])
 
 	t.Run("a directory in use", func(t *testing.T) {
-		refused(t, n1.DataDir, one.Endpoints(), "is in use by the process with pid")
+		refused(t, n1.DataDir, one.Endpoints(), 1, "is in use by the process with pid")
 	})
 	t.Run("a directory of another cluster", func(t *testing.T) {
-		refused(t, copied, other.Endpoints(), "belongs to cluster")
+		refused(t, copied, other.Endpoints(), 6, "belongs to cluster")
 	})
 	t.Run("the log of another node under this identity", func(t *testing.T) {
-		refused(t, mixed, one.Endpoints(), "belongs to node "+string(n2.ID()))
+		refused(t, mixed, one.Endpoints(), 6, "belongs to node "+string(n2.ID()))
 	})
 	t.Run("a log that was lost", func(t *testing.T) {
 		one.killAll(one.Servers()[2:])
@@ -41,7 +41,7 @@ func TestForeignDataIsRefused(t *testing.T) {
 		if err := os.RemoveAll(filepath.Join(lost, "raft")); err != nil {
 			t.Fatal(err)
 		}
-		refused(t, lost, one.Endpoints(), "logs in")
+		refused(t, lost, one.Endpoints(), 6, "logs in")
 		one.restartAll(one.Servers()[2:])
 	})
 	one.sameDigests()
@@ -50,12 +50,12 @@ func TestForeignDataIsRefused(t *testing.T) {
 
 // refused starts a server on a directory and wants it to end with an error that
 // says a text.
-func refused(t *testing.T, dir string, join []string, says string) {
+func refused(t *testing.T, dir string, join []string, exit int, says string) {
 	t.Helper()
 	p := spawn(t, "rowraft", "server", "--insecure", "--with-scheduler", "--log-format", "json", "--data-dir", dir,
 		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--join", strings.Join(join, ","))
-	if code := p.code(t, patience); code != 1 {
-		t.Errorf("exit code %d, want 1", code)
+	if code := p.code(t, patience); code != exit {
+		t.Errorf("exit code %d, want %d", code, exit)
 	}
 	var said string // the last line but the logs
 	for line := range strings.Lines(p.stderr.String()) {

@@ -212,6 +212,8 @@ func invalid(format string, args ...any) error {
 // Validate returns the first problem of c, with CodeInvalidArgument.
 func (c *Config) Validate() error {
 	switch {
+	case strings.Contains(c.Job+".", ".dense."):
+		return invalid("job %q: a job named x.dense would have tables of the job x: take another name", c.Job)
 	case c.DType != "float32" && c.DType != "bfloat16":
 		return invalid("dtype %q: want float32 or bfloat16", c.DType)
 	case c.InFlight < 0 || c.InFlight > 64:

@@ -28,11 +28,8 @@ const defaultLease = 10 * time.Second
 func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	set, err := c.OpenData()
+	set, err := c.checkedData()
 	if err != nil {
-		return err
-	}
-	if err := checkLabels(set); err != nil {
 		return err
 	}
 	saved, err := c.resume().FindSplits(ctx, cl)
@@ -100,6 +97,25 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	}
 	c.Rank, c.member, c.set, c.splitData = &rank, m, set, divided
 	return nil
+}
+
+// CheckData refuses data that the job cannot train on, as [Enter] does: a file that is missing, a label that is not
+// valid, or labels that are all 0. A stream is not opened.
+func (c *Config) CheckData() error {
+	if c.Data.Follow != "" {
+		return nil
+	}
+	_, err := c.checkedData()
+	return err
+}
+
+// checkedData opens the data set of the job and refuses a file whose labels are all 0.
+func (c *Config) checkedData() (data.Set, error) {
+	set, err := c.OpenData()
+	if err != nil {
+		return nil, err
+	}
+	return set, checkLabels(set)
 }
 
 // checkLabels refuses to train on a file whose labels are all 0. A stream and a generator are not checked.

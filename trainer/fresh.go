@@ -19,16 +19,13 @@ func (c *Config) Tables(ctx context.Context, cl *client.Client) ([]client.TableI
 	return slices.DeleteFunc(all, func(t client.TableInfo) bool { return !c.hasTable(t.Schema.Name) }), err
 }
 
-// hasTable reports whether a table of this name is one of the job: embeddings, dense weights, audit rows, or a single
-// parameter.
+// hasTable reports whether a table of this name is one of the job: embeddings, dense weights, audit rows, the count of
+// its pushes, or a single parameter. No other job has a table of such a name: [Config.Validate] refuses jobs named
+// JOB.dense and JOB.dense.x.
 func (c *Config) hasTable(name string) bool {
-	table, found := strings.CutPrefix(name, c.Job+".")
-	of := []string{"embeddings", "dense", "audit"}
-	if !found || slices.Contains(of, table) {
-		return found
-	}
-	parameter, found := strings.CutPrefix(table, "dense.")
-	return found && !slices.Contains(of, parameter) // those are tables of a job whose name ends in .dense
+	table, found := strings.CutPrefix(name, c.Job)
+	return found && (slices.Contains([]string{".embeddings", ".dense", ".audit", progressTable}, table) ||
+		strings.HasPrefix(table, ".dense."))
 }
 
 // StartOver deletes the given tables of the job, so that it starts from its initial weights.

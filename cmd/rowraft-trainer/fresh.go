@@ -12,6 +12,9 @@ import (
 
 // startOver deletes the tables of the job after it has listed them and asked.
 func (o *options) startOver(cmd *cobra.Command, cfg *trainer.Config) error {
+	if err := cfg.CheckData(); err != nil { // nothing is deleted for a job that cannot train
+		return err
+	}
 	ctx := cmd.Context()
 	c, err := o.dial(ctx, cfg)
 	if err != nil {
