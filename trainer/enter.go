@@ -28,7 +28,7 @@ const defaultLease = 10 * time.Second
 func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	set, err := c.checkedData()
+	set, err := checkedData(c)
 	if err != nil {
 		return err
 	}
@@ -105,12 +105,12 @@ func (c *Config) CheckData() error {
 	if c.Data.Follow != "" {
 		return nil
 	}
-	_, err := c.checkedData()
+	_, err := checkedData(c)
 	return err
 }
 
 // checkedData opens the data set of the job and refuses a file whose labels are all 0.
-func (c *Config) checkedData() (data.Set, error) {
+func checkedData(c *Config) (data.Set, error) {
 	set, err := c.OpenData()
 	if err != nil {
 		return nil, err
