@@ -23,6 +23,10 @@ func TestLeaders(t *testing.T) {
 		{"one leader seen often, another in the next term", []Leading{{1, 4, "a", 1}, {1, 4, "a", 2}, {1, 5, "b", 3},
 			{1, 4, "a", 4}}, nil},
 		{"shards do not share terms", []Leading{{1, 4, "a", 1}, {2, 4, "b", 2}}, nil},
+		{"one leader by its id and as logs name it", []Leading{{1, 4, "7f3be18a@n2", 1}, {1, 4, "7f3be18a-6d2c", 2},
+			{1, 4, "7f3be18a@n2", 3}}, nil},
+		{"two leaders as logs name them", []Leading{{1, 4, "7f3be18a@n2", 0}, {1, 4, "8f3be18a-6d2c", 0}},
+			[]string{"leader: shard 1 had two leaders in term 4: 7f3be18a@n2, seen at 0s, and 8f3be18a-6d2c, seen at 0s"}},
 		{"two leaders of a term are told once", []Leading{{1, 4, "a", 1e9}, {1, 4, "b", 2e9}, {1, 4, "b", 3e9}},
 			[]string{"leader: shard 1 had two leaders in term 4: a, seen at 1s, and b, seen at 2s"}},
 	} {
