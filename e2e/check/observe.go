@@ -19,8 +19,8 @@ type Leading struct {
 	At      int64  `json:"at_ns"` // on the history's clock; only for the text
 }
 
-// sameReplica reports whether two texts name one replica: by its id, or as logs do by the first characters of the id and
-// the name of its server, as in "7f3be18a@n2".
+// sameReplica reports whether two texts name one replica: by its id, or as logs do by the first characters of the id
+// and the name of its server, as in "7f3be18a@n2".
 func sameReplica(a, b string) bool {
 	x, _, shortA := strings.Cut(a, "@")
 	y, _, shortB := strings.Cut(b, "@")
