@@ -99,6 +99,12 @@ func TestCheckpointListOfAWrongPath(t *testing.T) {
 		!strings.Contains(got.errout, "there is no directory "+dir+"/no") {
 		t.Errorf("no directory: %+v", got)
 	}
+	if err := os.Mkdir(filepath.Join(dir, "failed"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got := rowraftCmd(t, "checkpoint", "list", dir); got.code != cli.ExitDone {
+		t.Errorf("with the empty directory of a checkpoint that failed: %+v", got)
+	}
 	for _, name := range []string{"notes.txt", "MANIFEST"} { // the second one makes it a checkpoint
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
 			t.Fatal(err)

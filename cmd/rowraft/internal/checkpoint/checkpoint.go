@@ -249,8 +249,8 @@ func showVerified(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, chain c
 // shownFiles bounds the files that an error names.
 const shownFiles = 5
 
-// noCheckpoints returns an error that says what a directory holds instead of checkpoints; nil if it is empty, or no
-// directory.
+// noCheckpoints returns an error that says what a directory holds instead of checkpoints; nil if that is nothing, or
+// dir is a URL.
 func noCheckpoints(dir string) error {
 	if strings.Contains(dir, "://") {
 		return nil
@@ -259,16 +259,22 @@ func noCheckpoints(dir string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return rowraft.Errorf(rowraft.CodeNotFound, "there is no directory %s", dir)
 	}
-	if err != nil || len(entries) == 0 {
+	if err != nil {
 		return err
 	}
 	var names []string
 	for _, e := range entries {
+		if inside, err := os.ReadDir(filepath.Join(dir, e.Name())); err == nil && len(inside) == 0 {
+			continue // the directory of a checkpoint that failed, or was deleted
+		}
 		if e.Name() == checkpoint.ManifestFile {
 			return rowraft.Errorf(rowraft.CodeInvalidArgument, "%s is one checkpoint; list its destination, %s, or read it "+
 				"with `rowraft checkpoint verify %s`", dir, filepath.Dir(dir), dir)
 		}
 		names = append(names, e.Name())
+	}
+	if len(names) == 0 {
+		return nil
 	}
 	if more := len(names) - shownFiles; more > 0 {
 		names = append(names[:shownFiles], fmt.Sprintf("%d more", more))
