@@ -162,6 +162,7 @@ func (g *group) proposeOnce(ctx context.Context, c *rowraftv1.MetaCommand) (any,
 	if err != nil {
 		return nil, err
 	}
+	c.AtNs = uint64(g.soft.now().UnixNano())
 	entry, err := g.entryOf(meta.RequiredVersion(c), c)
 	if err != nil {
 		return nil, err

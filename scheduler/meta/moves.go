@@ -56,11 +56,14 @@ type Move struct {
 	From, To clustermap.Replica // from is empty for an addition, to for a removal
 	Phase    Phase
 	Reason   rowraftv1.MoveReason
+
+	begunNs, endedNs uint64 // Unix times of the commands; 0: unknown
 }
 
 // ToProto converts the move for a reply or a snapshot.
 func (m *Move) ToProto() *rowraftv1.Move {
-	p := &rowraftv1.Move{Id: m.ID, Shard: uint32(m.Shard), Phase: m.Phase, Reason: m.Reason}
+	p := &rowraftv1.Move{Id: m.ID, Shard: uint32(m.Shard), Phase: m.Phase, Reason: m.Reason,
+		BegunNs: m.begunNs, EndedNs: m.endedNs}
 	if m.From.ID != "" {
 		p.From = rpc.ReplicaToProto(m.From)
 	}
@@ -74,18 +77,19 @@ func moveFromProto(p *rowraftv1.Move) Move {
 	return Move{
 		ID: p.GetId(), Shard: rowraft.ShardID(p.GetShard()), Phase: p.GetPhase(), Reason: p.GetReason(),
 		From: rpc.ReplicaFromProto(p.GetFrom()), To: rpc.ReplicaFromProto(p.GetTo()),
+		begunNs: p.GetBegunNs(), endedNs: p.GetEndedNs(),
 	}
 }
 
 // startMove adds a move to the state and lists its new replica as a learner in the map.
-func (t *topology) startMove(c *rowraftv1.MetaStartMove) (Move, error) {
+func (t *topology) startMove(c *rowraftv1.MetaStartMove, nowNs uint64) (Move, error) {
 	shard, from, to := rowraft.ShardID(c.GetShard()), rowraft.NodeID(c.GetFromNode()), rpc.ReplicaFromProto(c.GetTo())
 	if int(shard) >= len(t.cluster.Shards) {
 		return Move{}, rowraft.Errorf(rowraft.CodeInvalidArgument, "move a replica of shard %d: the cluster has %d shards",
 			shard, len(t.cluster.Shards))
 	}
 	sh := t.cluster.Shards[shard]
-	m := Move{Shard: shard, To: to, Phase: PhaseLearn, Reason: c.GetReason()}
+	m := Move{Shard: shard, To: to, Phase: PhaseLearn, Reason: c.GetReason(), begunNs: nowNs}
 	i := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.Node == from })
 	if i >= 0 {
 		m.From = sh.Replicas[i]
@@ -188,7 +192,7 @@ var nextPhases = map[Phase][]Phase{
 
 // advanceMove takes move id from one phase to the next and changes the map as the new phase
 // needs. Repeating it changes nothing.
-func (t *topology) advanceMove(id uint64, from, to Phase) (Move, error) {
+func (t *topology) advanceMove(id uint64, from, to Phase, nowNs uint64) (Move, error) {
 	// The driver lost the reply and repeats the command, perhaps under the next leader.
 	for _, m := range t.finished {
 		if m.ID == id && m.Phase == to {
@@ -233,6 +237,7 @@ func (t *topology) advanceMove(id uint64, from, to Phase) (Move, error) {
 		t.listRemoved(sh, m.To)
 	}
 	if to == PhaseDone || to == PhaseCancelled {
+		m.endedNs = nowNs
 		t.moves = slices.Delete(slices.Clone(t.moves), i, i+1)
 		t.finished = append(slices.Clone(t.finished), m)
 		t.finished = t.finished[max(0, len(t.finished)-maxFinished):]

@@ -35,16 +35,19 @@ type Operation struct {
 	name  string
 	State rowraftv1.OperationState
 	total uint64
+
+	begunNs, endedNs uint64 // Unix times of the commands; 0: unknown
 }
 
 // ToProto converts the operation for a reply or a snapshot.
 func (o *Operation) ToProto() *rowraftv1.Operation {
-	return &rowraftv1.Operation{Id: o.ID, Kind: o.Kind, Node: string(o.Node), Name: o.name, State: o.State, Total: o.total}
+	return &rowraftv1.Operation{Id: o.ID, Kind: o.Kind, Node: string(o.Node), Name: o.name, State: o.State, Total: o.total,
+		BegunNs: o.begunNs, EndedNs: o.endedNs}
 }
 
 // setIntent stores what a server is to do. It cancels the running operation of the server and begins one of the given
 // kind, which it returns; the zero operation if the kind is 0.
-func (t *topology) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
+func (t *topology) setIntent(c *rowraftv1.MetaSetIntent, nowNs uint64) (Operation, error) {
 	id, from, to := rowraft.NodeID(c.GetNode()), c.GetFrom(), c.GetTo()
 	i, found := t.findNode(id)
 	switch {
@@ -59,7 +62,7 @@ func (t *topology) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
 	}
 	for _, o := range t.operations {
 		if o.Node == id && o.State == OpRunning {
-			t.endOperationAs(o.ID, OpCancelled)
+			t.endOperationAs(o.ID, OpCancelled, nowNs)
 		}
 	}
 	if from != to {
@@ -71,7 +74,7 @@ func (t *topology) setIntent(c *rowraftv1.MetaSetIntent) (Operation, error) {
 	}
 	t.lastMove++
 	o := Operation{ID: t.lastMove, Kind: c.GetKind(), Node: id, name: t.cluster.Nodes[i].Name, State: OpRunning,
-		total: c.GetTotal()}
+		total: c.GetTotal(), begunNs: nowNs}
 	t.operations = append(slices.Clone(t.operations), o)
 	return o, nil
 }
@@ -93,21 +96,21 @@ func IntentName(i clustermap.Intent) string {
 }
 
 // endOperation records that an operation is done.
-func (t *topology) endOperation(id uint64) error {
+func (t *topology) endOperation(id, nowNs uint64) error {
 	if id == 0 || id > t.lastMove {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, "operation %d: the last one was %d", id, t.lastMove)
 	}
-	t.endOperationAs(id, OpDone)
+	t.endOperationAs(id, OpDone, nowNs)
 	return nil
 }
 
-func (t *topology) endOperationAs(id uint64, as rowraftv1.OperationState) {
+func (t *topology) endOperationAs(id uint64, as rowraftv1.OperationState, nowNs uint64) {
 	i := slices.IndexFunc(t.operations, func(o Operation) bool { return o.ID == id && o.State == OpRunning })
 	if i < 0 {
 		return
 	}
 	t.operations = slices.Clone(t.operations)
-	t.operations[i].State = as
+	t.operations[i].State, t.operations[i].endedNs = as, nowNs
 	ended := func(o Operation) bool { return o.State != OpRunning }
 	for n := count(t.operations, ended); n > maxEnded; n-- {
 		at := slices.IndexFunc(t.operations, ended)
@@ -126,7 +129,7 @@ func count[T any](list []T, is func(T) bool) (n int) {
 
 // retireNode deletes a server from the map and records its id, so that putNode refuses it from then on. A repeated call
 // does nothing.
-func (t *topology) retireNode(id rowraft.NodeID) error {
+func (t *topology) retireNode(id rowraft.NodeID, nowNs uint64) error {
 	if slices.Contains(t.retired, id) {
 		return nil
 	}
@@ -155,7 +158,7 @@ func (t *topology) retireNode(id rowraft.NodeID) error {
 	}
 	for _, o := range t.operations {
 		if o.Node == id && o.State == OpRunning {
-			t.endOperationAs(o.ID, OpDone)
+			t.endOperationAs(o.ID, OpDone, nowNs)
 		}
 	}
 	t.cluster.Nodes = slices.Delete(slices.Clone(t.cluster.Nodes), i, i+1)
@@ -178,7 +181,7 @@ func (m *Machine) Operations() []Operation {
 func (t *topology) loadOperations(p *rowraftv1.MetaState) error {
 	for _, po := range p.GetOperations() {
 		o := Operation{ID: po.GetId(), Kind: po.GetKind(), Node: rowraft.NodeID(po.GetNode()), name: po.GetName(),
-			State: po.GetState(), total: po.GetTotal()}
+			State: po.GetState(), total: po.GetTotal(), begunNs: po.GetBegunNs(), endedNs: po.GetEndedNs()}
 		if o.ID == 0 || o.ID > t.lastMove || o.Kind < OpDrain || o.Kind > OpReplace || o.State < OpRunning ||
 			o.State > OpCancelled || po.GetLeft() != 0 || po.GetWaitingFor() != "" {
 			return fmt.Errorf("operation %d, of kind %v, is %v; the last one was %d", o.ID, o.Kind, o.State, t.lastMove)

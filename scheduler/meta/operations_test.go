@@ -3,6 +3,7 @@ package meta
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -107,6 +108,42 @@ func TestAnOperationIsCancelledByTheNext(t *testing.T) {
 	}
 }
 
+// at returns c as the leader proposes it at a second of Unix time.
+func at(second uint64, c *rowraftv1.MetaCommand) *rowraftv1.MetaCommand {
+	c.AtNs = second * 1e9
+	return c
+}
+
+// TestTimesOfOperations: an operation and a move have the times of the commands that began and ended them, also in a
+// snapshot, and a repeated command changes none.
+func TestTimesOfOperations(t *testing.T) {
+	a := fourNodes(t)
+	a.do(at(10, cmdIntent("a", clustermap.Serve, clustermap.Drain, OpDrain)))
+	a.do(at(20, cmdIntent("a", clustermap.Drain, clustermap.Decommission, OpDecommission)))
+	a.do(at(30, cmdStart(0, "a", "d", "new", a.m.view.Map().Version)))
+	a.do(at(31, cmdAdvance(3, PhaseLearn, PhasePromote)))
+	a.do(at(32, cmdAdvance(3, PhasePromote, PhaseRemove)))
+	a.do(at(40, cmdAdvance(3, PhaseRemove, PhaseDone)))
+	a.do(at(41, cmdAdvance(3, PhaseRemove, PhaseDone)))
+	a.do(at(42, cmdEndOperation(2)))
+	a.do(at(43, cmdEndOperation(2)))
+	b := New(NewView())
+	if err := b.Restore(bytes.NewReader(snapshotBytes(t, a.m))); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []*Machine{a.m, b} {
+		var got [][2]uint64
+		for _, o := range m.Operations() {
+			got = append(got, [2]uint64{o.begunNs / 1e9, o.endedNs / 1e9})
+		}
+		_, moves := m.Moves()
+		got = append(got, [2]uint64{moves[0].begunNs / 1e9, moves[0].endedNs / 1e9})
+		if want := [][2]uint64{{10, 20}, {20, 42}, {30, 40}}; !slices.Equal(got, want) {
+			t.Errorf("times %v, want %v", got, want)
+		}
+	}
+}
+
 func TestReplicasAreAddedAndRemoved(t *testing.T) {
 	const missing, fenced = rowraftv1.MoveReason_MOVE_REASON_MISSING, rowraftv1.MoveReason_MOVE_REASON_FENCED
 	a := newApplier(t)
@@ -149,9 +186,11 @@ func TestReplicasAreAddedAndRemoved(t *testing.T) {
 func TestGoldenBytesOfPlacement(t *testing.T) {
 	labelled := cmdNode("n-1", "", "h:1")
 	labelled.GetPutNode().Node.PeerAddr, labelled.GetPutNode().Node.Labels = "p:1", "rack=r1,zone=a"
+	decommission := cmdIntent("n-1", clustermap.Serve, clustermap.Decommission, OpDecommission)
+	decommission.AtNs = 2000e9
 	for name, want := range map[string]*rowraftv1.MetaCommand{
 		"put_labels":    labelled,
-		"set_intent":    cmdIntent("n-1", clustermap.Serve, clustermap.Decommission, OpDecommission),
+		"set_intent":    decommission,
 		"end_operation": cmdEndOperation(5),
 		"retire_node":   cmdRetire("n-1"),
 		"add_replica":   cmdPlace(0, "", "n-2", "r-2", 9, rowraftv1.MoveReason_MOVE_REASON_MISSING),
@@ -167,13 +206,15 @@ func TestGoldenBytesOfPlacement(t *testing.T) {
 	if zone := n.Label(clustermap.ZoneLabel); zone != "a" {
 		t.Errorf("zone %q", zone)
 	}
-	want := []Operation{{ID: 4, Kind: OpDrain, Node: "n-9", name: "nine", State: OpCancelled, total: 2},
-		{ID: 5, Kind: OpDecommission, Node: "n-1", State: OpRunning, total: 1}}
+	want := []Operation{{ID: 4, Kind: OpDrain, Node: "n-9", name: "nine", State: OpCancelled, total: 2,
+		begunNs: 1900e9, endedNs: 2000e9}, {ID: 5, Kind: OpDecommission, Node: "n-1", State: OpRunning, total: 1,
+		begunNs: 2000e9}}
 	if got := m.Operations(); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("operations %+v, want %+v", got, want)
 	}
 	running, _ := m.Moves()
 	if len(running) != 1 || running[0].Reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION ||
+		running[0].begunNs != 2001e9 ||
 		len(m.state.topology.retired) != 1 || m.state.topology.retired[0] != "n-0" {
 		t.Errorf("moves %+v, retired %v", running, m.state.topology.retired)
 	}

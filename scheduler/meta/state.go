@@ -36,8 +36,9 @@ type state struct {
 }
 
 // apply runs a command at the part that it concerns and returns its result.
-func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
-	switch c := c.Command.(type) {
+func (s *state) apply(command *rowraftv1.MetaCommand) (any, error) {
+	nowNs := command.GetAtNs()
+	switch c := command.Command.(type) {
 	case *rowraftv1.MetaCommand_Init:
 		return nil, s.init(rowraft.ClusterID(c.Init.GetClusterId()))
 	case *rowraftv1.MetaCommand_PutNode:
@@ -68,9 +69,10 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		}
 		return s.registry.issueIncarnation(), nil
 	case *rowraftv1.MetaCommand_StartMove:
-		return s.topology.startMove(c.StartMove)
+		return s.topology.startMove(c.StartMove, nowNs)
 	case *rowraftv1.MetaCommand_AdvanceMove:
-		return s.topology.advanceMove(c.AdvanceMove.GetMoveId(), c.AdvanceMove.GetFrom(), c.AdvanceMove.GetTo())
+		return s.topology.advanceMove(c.AdvanceMove.GetMoveId(), c.AdvanceMove.GetFrom(), c.AdvanceMove.GetTo(),
+			nowNs)
 	case *rowraftv1.MetaCommand_ForgetReplica:
 		return nil, s.topology.forgetReplica(rowraft.ShardID(c.ForgetReplica.GetShard()),
 			rowraft.ReplicaID(c.ForgetReplica.GetReplicaId()))
@@ -116,11 +118,11 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		s.registry.forgetRun(c.ForgetRun.GetRun())
 		return nil, nil
 	case *rowraftv1.MetaCommand_SetIntent:
-		return s.topology.setIntent(c.SetIntent)
+		return s.topology.setIntent(c.SetIntent, nowNs)
 	case *rowraftv1.MetaCommand_EndOperation:
-		return nil, s.topology.endOperation(c.EndOperation.GetId())
+		return nil, s.topology.endOperation(c.EndOperation.GetId(), nowNs)
 	case *rowraftv1.MetaCommand_RetireNode:
-		return nil, s.topology.retireNode(rowraft.NodeID(c.RetireNode.GetNode()))
+		return nil, s.topology.retireNode(rowraft.NodeID(c.RetireNode.GetNode()), nowNs)
 	case *rowraftv1.MetaCommand_CreateToken:
 		return nil, s.tokens.create(c.CreateToken)
 	case *rowraftv1.MetaCommand_UseToken:
@@ -129,7 +131,7 @@ func (s *state) apply(c *rowraftv1.MetaCommand) (any, error) {
 		return nil, s.tokens.remove(c.DeleteToken.GetId())
 	}
 	return nil, &raftstore.FatalError{Err: rowraft.Errorf(rowraft.CodeVersionTooNew,
-		"metadata command %T is unknown to this binary", c.Command)}
+		"metadata command %T is unknown to this binary", command.Command)}
 }
 
 // init forms the cluster.

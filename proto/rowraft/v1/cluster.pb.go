@@ -3394,6 +3394,8 @@ type Move struct {
 	To            *Replica               `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
 	Phase         MovePhase              `protobuf:"varint,5,opt,name=phase,proto3,enum=rowraft.v1.MovePhase" json:"phase,omitempty"`
 	Reason        MoveReason             `protobuf:"varint,6,opt,name=reason,proto3,enum=rowraft.v1.MoveReason" json:"reason,omitempty"`
+	BegunNs       uint64                 `protobuf:"varint,7,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"` // Unix time; 0: unknown
+	EndedNs       uint64                 `protobuf:"varint,8,opt,name=ended_ns,json=endedNs,proto3" json:"ended_ns,omitempty"` // Unix time; 0: it runs, or unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3470,6 +3472,20 @@ func (x *Move) GetReason() MoveReason {
 	return MoveReason_MOVE_REASON_UNSPECIFIED
 }
 
+func (x *Move) GetBegunNs() uint64 {
+	if x != nil {
+		return x.BegunNs
+	}
+	return 0
+}
+
+func (x *Move) GetEndedNs() uint64 {
+	if x != nil {
+		return x.EndedNs
+	}
+	return 0
+}
+
 // Operation is long work on a server that the leader of the metadata group does.
 // Ids are of one count with those of moves.
 type Operation struct {
@@ -3482,6 +3498,8 @@ type Operation struct {
 	Total         uint64                 `protobuf:"varint,6,opt,name=total,proto3" json:"total,omitempty"`                            // what there was to do: leads of a drain, replicas of others
 	Left          uint64                 `protobuf:"varint,7,opt,name=left,proto3" json:"left,omitempty"`                              // of it; not logged
 	WaitingFor    string                 `protobuf:"bytes,8,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // for people; not logged
+	BegunNs       uint64                 `protobuf:"varint,9,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"`         // Unix time; 0: unknown
+	EndedNs       uint64                 `protobuf:"varint,10,opt,name=ended_ns,json=endedNs,proto3" json:"ended_ns,omitempty"`        // Unix time; 0: it runs, or unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3570,6 +3588,20 @@ func (x *Operation) GetWaitingFor() string {
 		return x.WaitingFor
 	}
 	return ""
+}
+
+func (x *Operation) GetBegunNs() uint64 {
+	if x != nil {
+		return x.BegunNs
+	}
+	return 0
+}
+
+func (x *Operation) GetEndedNs() uint64 {
+	if x != nil {
+		return x.EndedNs
+	}
+	return 0
 }
 
 type MoveStatus struct {
@@ -4307,14 +4339,16 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\atrained\x18\x05 \x03(\v2\x15.rowraft.v1.TrainerIdR\atrained\"1\n" +
 	"\tTrainerId\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xd7\x01\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\"\x8d\x02\n" +
 	"\x04Move\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12'\n" +
 	"\x04from\x18\x03 \x01(\v2\x13.rowraft.v1.ReplicaR\x04from\x12#\n" +
 	"\x02to\x18\x04 \x01(\v2\x13.rowraft.v1.ReplicaR\x02to\x12+\n" +
 	"\x05phase\x18\x05 \x01(\x0e2\x15.rowraft.v1.MovePhaseR\x05phase\x12.\n" +
-	"\x06reason\x18\x06 \x01(\x0e2\x16.rowraft.v1.MoveReasonR\x06reason\"\xef\x01\n" +
+	"\x06reason\x18\x06 \x01(\x0e2\x16.rowraft.v1.MoveReasonR\x06reason\x12\x19\n" +
+	"\bbegun_ns\x18\a \x01(\x04R\abegunNs\x12\x19\n" +
+	"\bended_ns\x18\b \x01(\x04R\aendedNs\"\xa5\x02\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x19.rowraft.v1.OperationKindR\x04kind\x12\x12\n" +
@@ -4324,7 +4358,10 @@ const file_rowraft_v1_cluster_proto_rawDesc = "" +
 	"\x05total\x18\x06 \x01(\x04R\x05total\x12\x12\n" +
 	"\x04left\x18\a \x01(\x04R\x04left\x12\x1f\n" +
 	"\vwaiting_for\x18\b \x01(\tR\n" +
-	"waitingFor\"t\n" +
+	"waitingFor\x12\x19\n" +
+	"\bbegun_ns\x18\t \x01(\x04R\abegunNs\x12\x19\n" +
+	"\bended_ns\x18\n" +
+	" \x01(\x04R\aendedNs\"t\n" +
 	"\n" +
 	"MoveStatus\x12$\n" +
 	"\x04move\x18\x01 \x01(\v2\x10.rowraft.v1.MoveR\x04move\x12\x1f\n" +

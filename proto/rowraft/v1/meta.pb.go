@@ -62,6 +62,7 @@ type MetaCommand struct {
 	//	*MetaCommand_DeleteToken
 	//	*MetaCommand_RaiseVersion
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
+	AtNs          uint64                `protobuf:"varint,90,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader that proposes it; 0: unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -416,6 +417,13 @@ func (x *MetaCommand) GetRaiseVersion() *MetaRaiseVersion {
 		}
 	}
 	return nil
+}
+
+func (x *MetaCommand) GetAtNs() uint64 {
+	if x != nil {
+		return x.AtNs
+	}
+	return 0
 }
 
 type isMetaCommand_Command interface {
@@ -3423,7 +3431,7 @@ var File_rowraft_v1_meta_proto protoreflect.FileDescriptor
 const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"\x15rowraft/v1/meta.proto\x12\n" +
-	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xbf\x11\n" +
+	"rowraft.v1\x1a\x1drowraft/v1/certificates.proto\x1a\x1browraft/v1/checkpoint.proto\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xd4\x11\n" +
 	"\vMetaCommand\x12*\n" +
 	"\x04init\x18\x01 \x01(\v2\x14.rowraft.v1.MetaInitH\x00R\x04init\x124\n" +
 	"\bput_node\x18\x02 \x01(\v2\x17.rowraft.v1.MetaPutNodeH\x00R\aputNode\x12C\n" +
@@ -3468,7 +3476,8 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\fcreate_token\x18F \x01(\v2\x1b.rowraft.v1.MetaCreateTokenH\x00R\vcreateToken\x127\n" +
 	"\tuse_token\x18G \x01(\v2\x18.rowraft.v1.MetaUseTokenH\x00R\buseToken\x12@\n" +
 	"\fdelete_token\x18H \x01(\v2\x1b.rowraft.v1.MetaDeleteTokenH\x00R\vdeleteToken\x12C\n" +
-	"\rraise_version\x18P \x01(\v2\x1c.rowraft.v1.MetaRaiseVersionH\x00R\fraiseVersionB\t\n" +
+	"\rraise_version\x18P \x01(\v2\x1c.rowraft.v1.MetaRaiseVersionH\x00R\fraiseVersion\x12\x13\n" +
+	"\x05at_ns\x18Z \x01(\x04R\x04atNsB\t\n" +
 	"\acommand\")\n" +
 	"\bMetaInit\x12\x1d\n" +
 	"\n" +

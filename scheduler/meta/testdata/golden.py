@@ -48,7 +48,7 @@ cmap = (data(1, b"c-1") + num(2, 9) + num(3, 6) + b"".join(data(4, node(i)) for 
         + data(6, num(1, 4096)) + num(8, 1))
 def move(id, source, target, phase): return num(1, id) + data(3, source) + data(4, target) + num(5, phase)
 state = (num(1, 77) + data(2, cmap) + data(5, move(4, replica(b"r-1", b"n-1"), replica(b"r-3", b"n-3"), 1))
-         + data(6, move(3, replica(b"r-4", b"n-4"), replica(b"r-2", b"n-2"), 5)) + num(7, 4))
+         + data(6, move(3, replica(b"r-4", b"n-4"), replica(b"r-2", b"n-2"), 5) + num(7, 10**9) + num(8, 2 * 10**9)) + num(7, 4))
 open(os.path.join(here, "moves.snapshot"), "wb").write(frame(b"RRMS", state))
 
 # Restores.
@@ -155,8 +155,8 @@ open(os.path.join(here, "base.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) +
 # Placement. Server n-1 of zone a is decommissioned by operation 5; shard 0 gets a replica on n-2 for it.
 node = data(1, b"n-1") + data(3, b"h:1") + data(4, b"p:1") + data(7, b"rack=r1,zone=a")
 open(os.path.join(here, "put_labels.entry"), "wb").write(frame(b"RRME", data(2, data(1, node))))
-intent = data(1, b"n-1") + num(3, 2) + num(4, 2) + num(5, 1)  # from serving: left out
-open(os.path.join(here, "set_intent.entry"), "wb").write(frame(b"RRME", data(67, intent)))
+intent = data(1, b"n-1") + num(3, 2) + num(4, 2) + num(5, 1)  # from serving: left out; protobuf writes the oneof last
+open(os.path.join(here, "set_intent.entry"), "wb").write(frame(b"RRME", num(90, 2000 * 10**9) + data(67, intent)))
 open(os.path.join(here, "end_operation.entry"), "wb").write(frame(b"RRME", data(68, num(1, 5))))
 open(os.path.join(here, "retire_node.entry"), "wb").write(frame(b"RRME", data(69, data(1, b"n-1"))))
 start = data(3, replica(b"r-2", b"n-2")) + num(4, 9) + num(5, 3)  # added, since it is missing: from nowhere
@@ -164,9 +164,9 @@ open(os.path.join(here, "add_replica.entry"), "wb").write(frame(b"RRME", data(7,
 nodes = data(4, node + num(8, 2)) + data(4, data(1, b"n-2") + data(3, b"h:2") + data(4, b"p:2"))
 shard = data(2, replica(b"r-1", b"n-1")) + data(3, replica(b"r-2", b"n-2"))
 cmap = data(1, b"c-1") + num(2, 9) + num(3, 6) + nodes + data(5, shard) + data(6, num(1, 4096)) + num(8, 1)
-ended = num(1, 4) + num(2, 1) + data(3, b"n-9") + data(4, b"nine") + num(5, 3) + num(6, 2)
-runs = num(1, 5) + num(2, 2) + data(3, b"n-1") + num(5, 1) + num(6, 1)
-state = (num(1, 78) + data(2, cmap) + data(5, move(6, replica(b"r-1", b"n-1"), replica(b"r-2", b"n-2"), 1) + num(6, 2)) + num(7, 6)
+ended = num(1, 4) + num(2, 1) + data(3, b"n-9") + data(4, b"nine") + num(5, 3) + num(6, 2) + num(9, 1900 * 10**9) + num(10, 2000 * 10**9)
+runs = num(1, 5) + num(2, 2) + data(3, b"n-1") + num(5, 1) + num(6, 1) + num(9, 2000 * 10**9)
+state = (num(1, 78) + data(2, cmap) + data(5, move(6, replica(b"r-1", b"n-1"), replica(b"r-2", b"n-2"), 1) + num(6, 2) + num(7, 2001 * 10**9)) + num(7, 6)
          + data(60, ended) + data(60, runs) + data(61, b"n-0"))
 open(os.path.join(here, "placement.snapshot"), "wb").write(frame(b"RRMS", state))
 
