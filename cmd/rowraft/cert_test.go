@@ -111,7 +111,7 @@ func TestCertClientAndInspect(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", filepath.Join(out, path), info, err, want)
 		}
 	}
-	got := rowraftCmd(t, "cert", "inspect", filepath.Join(dir, "alice.pem"))
+	got := rowraftCmd(t, "cert", "inspect", filepath.Join(dir, "alice.pem"), "-o", "wide")
 	for _, want := range []string{"here", "trainer", "alice", "user,item_*", "in 36"} {
 		if !strings.Contains(got.out, want) {
 			t.Errorf("inspect lacks %q: %+v", want, got)

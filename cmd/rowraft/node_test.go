@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/internal/cli"
@@ -25,6 +26,8 @@ func leaving() *rowraftv1.StatusReply {
 	r.Moves[0].Move.Reason, r.Moves[1].Move.Reason = rowraftv1.MoveReason_MOVE_REASON_DEAD,
 		rowraftv1.MoveReason_MOVE_REASON_DEAD
 	r.FinishedMoves[1].Reason, r.FinishedMoves[1].From = rowraftv1.MoveReason_MOVE_REASON_MISSING, nil
+	at := func(minute int) uint64 { return uint64(time.Date(2026, 1, 2, 3, minute, 5, 0, time.UTC).UnixNano()) }
+	r.FinishedMoves[0].BegunNs, r.FinishedMoves[0].EndedNs = at(5), at(17)
 	op := func(id uint64, kind rowraftv1.OperationKind, i int, state rowraftv1.OperationState, total, left uint64,
 		waits string) *rowraftv1.Operation {
 		return &rowraftv1.Operation{Id: id, Kind: kind, Node: r.Nodes[i].Node.Id, Name: r.Nodes[i].Node.Name, State: state,
@@ -37,6 +40,8 @@ func leaving() *rowraftv1.StatusReply {
 			"shard 0: the learner is 4331 entries behind"),
 		op(9, rowraftv1.OperationKind_OPERATION_KIND_DRAIN, 3, rowraftv1.OperationState_OPERATION_STATE_DONE, 1, 0, ""),
 	}
+	r.Operations[0].BegunNs, r.Operations[0].EndedNs = at(2), at(2)+1_500e6
+	r.Operations[2].BegunNs, r.Operations[2].EndedNs = at(20), at(21)
 	return r
 }
 

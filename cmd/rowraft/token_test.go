@@ -90,7 +90,7 @@ func TestAServerJoinsByAToken(t *testing.T) {
 			t.Fatalf("the cluster does not know who joined: %s", nodes.out)
 		}
 	}
-	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem")); got.code != cli.ExitDone ||
+	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem"), "-o", "wide"); got.code != cli.ExitDone ||
 		!strings.Contains(got.out, "127.0.0.1") || !strings.Contains(got.out, "n2") {
 		t.Errorf("its certificate: %+v", got)
 	}

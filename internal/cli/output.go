@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -91,30 +89,6 @@ func plain(n *yaml.Node) {
 	for _, c := range n.Content {
 		plain(c)
 	}
-}
-
-// NewTable returns a table without lines and with two spaces between columns. right names the columns that
-// are aligned right.
-func NewTable(w io.Writer, header []string, right ...string) table.Writer {
-	t := table.NewWriter()
-	t.SetOutputMirror(w)
-	style := table.StyleDefault
-	style.Options = table.OptionsNoBordersAndSeparators
-	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
-	style.Format.Header = text.FormatDefault
-	t.SetStyle(style)
-	t.SuppressTrailingSpaces()
-	row := make(table.Row, len(header))
-	var columns []table.ColumnConfig
-	for i, h := range header {
-		row[i] = h
-		if slices.Contains(right, h) {
-			columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
-		}
-	}
-	t.SetColumnConfigs(columns)
-	t.AppendHeader(row)
-	return t
 }
 
 // Facts writes lines with a name and a value each.

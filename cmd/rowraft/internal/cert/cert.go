@@ -74,7 +74,9 @@ func newCertLabCmd(g *remote.Flags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return cli.Show(cmd.OutOrStdout(), g.Output, made, func(w io.Writer, _ bool) error { return printCerts(w, made) })
+			return cli.Show(cmd.OutOrStdout(), g.Output, made, func(w io.Writer, wide bool) error {
+				return printCerts(w, wide, made)
+			})
 		},
 	}
 	f.flags(cmd, 90)
@@ -123,8 +125,8 @@ func newCertCACmd(g *remote.Flags) *cobra.Command {
 				return err
 			}
 			v := viewOf(ca.Cert, filepath.Join(f.dir, "ca.pem"))
-			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-				return printCerts(w, []Certificate{v})
+			return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+				return printCerts(w, wide, []Certificate{v})
 			})
 		},
 	}
@@ -150,8 +152,8 @@ func (f *certFlags) make(cmd *cobra.Command, g *remote.Flags) error {
 	if err != nil {
 		return err
 	}
-	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-		return printCerts(w, []Certificate{v})
+	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+		return printCerts(w, wide, []Certificate{v})
 	})
 }
 
@@ -240,7 +242,7 @@ func newCertInspectCmd(g *remote.Flags) *cobra.Command {
 				}
 			}
 			if err := cli.Show(cmd.OutOrStdout(), g.Output, all,
-				func(w io.Writer, _ bool) error { return printCerts(w, all) }); err != nil {
+				func(w io.Writer, wide bool) error { return printCerts(w, wide, all) }); err != nil {
 				return err
 			}
 			if expired != "" {

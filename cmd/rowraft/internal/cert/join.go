@@ -145,7 +145,7 @@ func showCert(g *remote.Flags, cmd *cobra.Command, path string) error {
 		return err
 	}
 	v := viewOf(cert, path)
-	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-		return printCerts(w, []Certificate{v})
+	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+		return printCerts(w, wide, []Certificate{v})
 	})
 }

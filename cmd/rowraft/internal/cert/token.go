@@ -152,7 +152,7 @@ func newTokenListCmd(g *remote.Flags) *cobra.Command {
 				if wide {
 					header = append(header, "TABLES", "USED BY", "CREATED BY")
 				}
-				t := cli.NewTable(w, header)
+				t := cli.NewTable(w, wide, header)
 				for _, x := range v.Tokens {
 					row := table.Row{x.ID, x.Role, view.Dash(x.Name), fmt.Sprintf("%d/%d", len(x.UsedBy), x.Uses), x.Expires,
 						x.State}

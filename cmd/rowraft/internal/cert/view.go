@@ -47,16 +47,17 @@ func viewOf(cert *x509.Certificate, file string) Certificate {
 
 func (v *Certificate) expired() bool { return time.Now().After(v.Expires) }
 
-func printCerts(w io.Writer, all []Certificate) error {
-	t := cli.NewTable(w, []string{"FILE", "CLUSTER", "ROLE", "NAME", "TABLES", "HOSTS", "EXPIRES"})
+func printCerts(w io.Writer, wide bool, all []Certificate) error {
+	header := []string{"ROLE", "NAME", "CLUSTER", "TABLES", "HOSTS", "EXPIRES", "FILE"}
+	t := cli.NewTable(w, wide, header).OnlyWide("CLUSTER", "HOSTS")
 	for _, v := range all {
 		left := time.Until(v.Expires)
 		expires := fmt.Sprintf("%s (in %s)", v.Expires.Format(time.DateOnly), cli.Plural(int(left/Day), "day"))
 		if v.expired() {
 			expires = v.Expires.Format(time.DateOnly) + " (EXPIRED)"
 		}
-		t.AppendRow(table.Row{v.File, view.Dash(v.Cluster), view.Dash(v.Role), v.Name, view.Dash(strings.Join(v.Tables, ",")),
-			view.Dash(strings.Join(v.Hosts, ",")), expires})
+		t.AppendRow(table.Row{view.Dash(v.Role), v.Name, view.Dash(v.Cluster), view.Dash(strings.Join(v.Tables, ",")),
+			view.Dash(strings.Join(v.Hosts, ",")), expires, v.File})
 	}
 	t.Render()
 	return nil

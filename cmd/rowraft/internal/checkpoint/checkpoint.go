@@ -145,7 +145,8 @@ this is so of the checkpoint that it is a delta to, or that is missing. The reas
 				if wide {
 					header = append(header, "WRITTEN", "EPOCH", "HELD", "ID")
 				}
-				t := cli.NewTable(w, header, "TABLES", "ROWS", "BYTES", "SHARDS", "WRITTEN", "EPOCH", "HELD")
+				t := cli.NewTable(w, wide, header, "TABLES", "ROWS", "BYTES", "SHARDS", "WRITTEN", "EPOCH", "HELD").OnlyWide("KIND",
+					"PARENT", "TABLES", "SHARDS")
 				for _, c := range v.Checkpoints {
 					row := table.Row{c.Name, c.Created, c.Kind, c.Parent, len(c.Tables), cli.Count(c.Rows), cli.Size(c.Bytes),
 						c.Shards, c.State}
@@ -230,8 +231,8 @@ func showVerified(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, chain c
 	for _, l := range chain {
 		v.Chain = append(v.Chain, l.Name)
 	}
-	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-		t := cli.NewTable(w, []string{"TABLE", "ROWS", "DIGEST"}, "ROWS")
+	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+		t := cli.NewTable(w, wide, []string{"TABLE", "ROWS", "DIGEST"}, "ROWS")
 		for _, s := range c.Tables {
 			t.AppendRow(table.Row{s.Table, cli.Count(s.Rows), s.Digest})
 		}

@@ -95,8 +95,8 @@ func showCreated(g *remote.Flags, cmd *cobra.Command, c checkpointJSON, note str
 			float64(t.GetPausedNs()) / 1e6})
 		paused = max(paused, float64(t.GetPausedNs())/1e6)
 	}
-	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-		t := cli.NewTable(w, []string{"TABLE", "ROWS", "WRITTEN", "DIGEST"}, "ROWS", "WRITTEN")
+	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+		t := cli.NewTable(w, wide, []string{"TABLE", "ROWS", "WRITTEN", "DIGEST"}, "ROWS", "WRITTEN").OnlyWide("WRITTEN")
 		for _, s := range c.Tables {
 			t.AppendRow(table.Row{s.Table, cli.Count(s.Rows), cli.Count(s.Written), s.Digest})
 		}

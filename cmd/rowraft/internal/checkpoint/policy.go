@@ -77,7 +77,7 @@ func showPolicy(g *remote.Flags, cmd *cobra.Command, did string, st *rowraftv1.P
 		Schema string     `json:"schema"`
 		Policy policyJSON `json:"policy"`
 	}{cli.JSONSchema, newPolicyJSON(st)}
-	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
+	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
 		_, err := fmt.Fprintf(w, "checkpoint policy %s: %s\n", v.Policy.Name, did)
 		return err
 	})
@@ -171,7 +171,7 @@ func newPolicyListCmd(g *remote.Flags) *cobra.Command {
 				if wide {
 					header = append(header, "DESTINATION", "JOB", "OWNER", "ERROR")
 				}
-				t := cli.NewTable(w, header, "EVERY", "KEEP", "KEPT")
+				t := cli.NewTable(w, wide, header, "EVERY", "KEEP", "KEPT").OnlyWide("KEEP", "KEPT")
 				for _, p := range v.Policies {
 					row := table.Row{p.Name, time.Duration(p.EverySeconds * 1e9), p.Keep, len(p.Checkpoints), p.LastSuccess, p.Next,
 						p.State}
@@ -213,19 +213,20 @@ func describePolicy(g *remote.Flags, cmd *cobra.Command, p policyJSON) error {
 		Schema string     `json:"schema"`
 		Policy policyJSON `json:"policy"`
 	}{cli.JSONSchema, p}
-	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-		t := cli.NewTable(w, []string{"POLICY", p.Name})
-		rows := []table.Row{
+	return cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+		t := cli.NewTable(w, wide, []string{"POLICY", p.Name})
+		for _, row := range []table.Row{
 			{"DESTINATION", p.Destination}, {"EVERY", time.Duration(p.EverySeconds * 1e9)}, {"KEEP", p.Keep},
 			{"KEEP WITHIN", time.Duration(p.KeepWithinSecs * 1e9)},
 			{"JOB", p.Job}, {"OWNER", p.Owner}, {"SKIP ABSENT", p.SkipAbsent}, {"FULL EVERY", p.FullEvery}, {"VERIFY", p.Verify},
 			{"STATE", p.State}, {"LAST RUN", p.LastRun}, {"LAST SUCCESS", p.LastSuccess},
 			{"NEXT", p.Next}, {"FAILURES", p.Failures}, {"ERROR", p.Error}, {"RETENTION ERROR", p.RetentionError},
+		} {
+			t.AppendRow(row)
 		}
 		for _, name := range p.Checkpoints {
-			rows = append(rows, table.Row{"CHECKPOINT", name})
+			t.AppendRow(table.Row{"CHECKPOINT", name})
 		}
-		t.AppendRows(rows)
 		t.Render()
 		return nil
 	})

@@ -208,8 +208,8 @@ func (v *restoredJSON) check() error {
 }
 
 func showRestored(g *remote.Flags, cmd *cobra.Command, v *restoredJSON) error {
-	err := cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, _ bool) error {
-		t := cli.NewTable(w, []string{"TABLE", "WRITTEN", "RESTORED", "FILTERED", "FAILED"}, "WRITTEN", "RESTORED",
+	err := cli.Show(cmd.OutOrStdout(), g.Output, v, func(w io.Writer, wide bool) error {
+		t := cli.NewTable(w, wide, []string{"TABLE", "WRITTEN", "RESTORED", "FILTERED", "FAILED"}, "WRITTEN", "RESTORED",
 			"FILTERED", "FAILED")
 		rows := uint64(0)
 		for _, s := range v.Tables {

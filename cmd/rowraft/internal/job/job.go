@@ -201,7 +201,7 @@ func listJobs(w io.Writer, jobs []Job, wide bool) error {
 	if wide {
 		header = append(header, "GENERATION", "RUN", "REASON")
 	}
-	t := cli.NewTable(w, header, "WORKERS", "EPOCH", "STEPS/S", "EXAMPLES/S", "GENERATION")
+	t := cli.NewTable(w, wide, header, "WORKERS", "EPOCH", "STEPS/S", "EXAMPLES/S", "GENERATION")
 	for _, j := range jobs {
 		row := table.Row{j.Name, j.State, j.Settings["mode"], fmt.Sprintf("%d/%d", j.Training, j.Workers), j.Data.progress(),
 			figure(j.StepsPerSec, 1), figure(j.ExamplesSec, 0)}

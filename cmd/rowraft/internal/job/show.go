@@ -71,7 +71,7 @@ func listMembers(w io.Writer, members []memberJSON, wide bool) error {
 	right := slices.DeleteFunc(slices.Clone(header), func(h string) bool {
 		return h == "WORKER" || h == "STATE" || h == "REASON"
 	})
-	t := cli.NewTable(w, header, right...)
+	t := cli.NewTable(w, wide, header, right...).OnlyWide("EXAMPLES/S", "STALENESS")
 	for _, m := range members {
 		row := table.Row{m.Rank, m.Worker, m.State, whole(m.Step), figure(m.StepsPerSec, 1), figure(m.ExamplesSec, 0),
 			figure(m.Loss, 4), figure(m.AUC, 4), figure(m.Staleness, 1), percent(m.Waiting)}

@@ -326,7 +326,7 @@ func (v *Dump) print(w io.Writer, wide bool) error {
 		for _, s := range g.Snapshots {
 			fmt.Fprintf(w, "snapshot up to entry %d of term %d, %s\n", s.Index, s.Term, cli.Size(uint64(s.Bytes)))
 		}
-		t := cli.NewTable(w, []string{"INDEX", "TERM", "KIND", "BYTES", "CRC", "WHAT"}, "INDEX", "TERM", "BYTES")
+		t := cli.NewTable(w, wide, []string{"INDEX", "TERM", "KIND", "BYTES", "CRC", "WHAT"}, "INDEX", "TERM", "BYTES")
 		for _, e := range g.Entries {
 			for j, what := range e.lines(wide) {
 				if j == 0 {
@@ -482,8 +482,8 @@ func (v *verifiedJSON) verifyGroup(o *offline.Store, dir, id string, first map[s
 	return nil
 }
 
-func (v *verifiedJSON) print(w io.Writer, _ bool) error {
-	t := cli.NewTable(w, []string{"GROUP", "DIRECTORY", "FIRST", "LAST", "SNAPSHOTS", "AGREES TO"}, "FIRST", "LAST",
+func (v *verifiedJSON) print(w io.Writer, wide bool) error {
+	t := cli.NewTable(w, wide, []string{"GROUP", "DIRECTORY", "FIRST", "LAST", "SNAPSHOTS", "AGREES TO"}, "FIRST", "LAST",
 		"SNAPSHOTS", "AGREES TO")
 	for _, r := range v.Replicas {
 		t.AppendRow(table.Row{r.Group, r.Dir, r.First, r.Last, r.Snapshots, r.Agrees})

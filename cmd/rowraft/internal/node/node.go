@@ -100,7 +100,7 @@ func nodeStatus(ctx context.Context, g *remote.Flags, name string) (*nodeStatusJ
 	return v, nil
 }
 
-func (v *nodeStatusJSON) print(w io.Writer, _ bool) error {
+func (v *nodeStatusJSON) print(w io.Writer, wide bool) error {
 	n := &v.Node
 	doing := n.Doing
 	if n.Operation != 0 {
@@ -110,7 +110,7 @@ func (v *nodeStatusJSON) print(w io.Writer, _ bool) error {
 		doing += ", waits for " + n.WaitingFor
 	}
 	if err := cli.Facts(w,
-		"NODE", view.NameOr(n.Name, n.ID),
+		"SERVER", view.NameOr(n.Name, n.ID),
 		"ID", n.ID,
 		"ADDRESS", n.Addr+", peers "+n.PeerAddr,
 		"LABELS", view.Dash(n.Labels),
@@ -127,8 +127,9 @@ func (v *nodeStatusJSON) print(w io.Writer, _ bool) error {
 	}
 	if len(v.Held) > 0 {
 		fmt.Fprintln(w)
-		t := cli.NewTable(w, []string{"SHARD", "ROLE", "TERM", "APPLIED", "ROWS", "MEMORY", "REPLICA", "ERROR"}, "SHARD",
-			"TERM", "APPLIED", "ROWS", "MEMORY")
+		t := cli.NewTable(w, wide, []string{"SHARD", "ROLE", "TERM", "APPLIED", "ROWS", "MEMORY", "REPLICA", "ERROR"},
+			"SHARD",
+			"TERM", "APPLIED", "ROWS", "MEMORY").OnlyWide("MEMORY", "REPLICA")
 		for _, h := range v.Held {
 			t.AppendRow(table.Row{h.Shard, view.Dash(h.Role), h.Term, cli.Count(h.Applied), cli.Count(h.Rows),
 				cli.Size(h.MemoryBytes), view.NameOr("", h.ID), view.Dash(h.Error)})

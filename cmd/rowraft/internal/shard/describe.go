@@ -159,7 +159,7 @@ func (v *shardDescription) print(w io.Writer, wide bool) error {
 	v.printReplicas(w, wide)
 	if len(v.Tables) > 0 {
 		fmt.Fprintln(w)
-		t := cli.NewTable(w, []string{"TABLE", "ROWS", "MEMORY"}, "ROWS", "MEMORY")
+		t := cli.NewTable(w, wide, []string{"TABLE", "ROWS", "MEMORY"}, "ROWS", "MEMORY")
 		for _, s := range v.Tables {
 			t.AppendRow(table.Row{s.Table, cli.Count(s.Rows), cli.Size(s.MemoryBytes)})
 		}
@@ -197,7 +197,8 @@ func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
 	if wide {
 		header = append(header, "REPLICA", "ERROR")
 	}
-	t := cli.NewTable(w, header, "TERM", "MATCH", "APPLIED", "LAG", "PROVED", "ROWS", "MEMORY", "LOG")
+	right := []string{"TERM", "MATCH", "APPLIED", "LAG", "PROVED", "ROWS", "MEMORY", "LOG"}
+	t := cli.NewTable(w, wide, header, right...).OnlyWide("MATCH", "PROVED", "MEMORY", "LOG")
 	for i, r := range append(v.Replicas[:len(v.Replicas):len(v.Replicas)], v.Learners...) {
 		role := view.Dash(r.Role)
 		switch {

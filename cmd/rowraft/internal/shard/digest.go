@@ -144,12 +144,18 @@ func newDigestJSON(m *rowraftv1.Map, shard uint32, r *rowraftv1.ProveReply) dige
 	return d
 }
 
-func (v *digestsJSON) print(w io.Writer, _ bool) error {
-	t := cli.NewTable(w, []string{"SHARD", "INDEX", "SERVER", "ROLE", "ROWS", "DIGEST", "EQUAL"}, "SHARD", "INDEX", "ROWS")
+func (v *digestsJSON) print(w io.Writer, wide bool) error {
+	t := cli.NewTable(w, wide, []string{"SHARD", "INDEX", "SERVER", "ROLE", "ROWS", "DIGEST", "EQUAL"}, "SHARD", "INDEX",
+		"ROWS")
+	// The verdict is in EQUAL; a start tells digests apart, and the line fits.
+	digits := 16
+	if wide {
+		digits = 32
+	}
 	var notes []string
 	for _, s := range v.Shards {
 		for _, r := range s.Replicas {
-			equal, digest, rows := "yes", r.Digest, cli.Count(r.Rows)
+			equal, digest, rows := "yes", r.Digest[:min(len(r.Digest), digits)], cli.Count(r.Rows)
 			switch {
 			case r.Digest == "":
 				equal, digest, rows = "unknown", "-", "-"

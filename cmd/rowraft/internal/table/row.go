@@ -171,7 +171,7 @@ func (v *Rows) read(ctx context.Context, c *client.Client, t *client.Table, how 
 const shownWeights = 8
 
 func (v Rows) print(w io.Writer, wide bool) error {
-	out := cli.NewTable(w, []string{"KEY", "ROW", "WEIGHTS"}, "KEY")
+	out := cli.NewTable(w, wide, []string{"KEY", "ROW", "WEIGHTS"}, "KEY")
 	for _, r := range v.Rows {
 		state := "yes"
 		if !r.Exists {

@@ -326,7 +326,7 @@ func newTableListCmd(g *remote.Flags) *cobra.Command {
 				if wide {
 					header = append(header, "STORAGE", "ADMISSION", "EXPIRY", "CAPACITY", "SEED", "ID")
 				}
-				out := cli.NewTable(w, header, "DIM", "LR", "ROWS", "BYTES")
+				out := cli.NewTable(w, wide, header, "DIM", "LR", "ROWS", "BYTES").OnlyWide("KIND", "LR", "INITIALIZER")
 				for _, t := range v.Tables {
 					row := table.Row{t.Name, t.Kind, t.Dim, t.Optimizer.Kind, t.Optimizer.LR, t.Initializer, cli.Count(t.Rows),
 						cli.Size(t.MemoryBytes)}
@@ -428,7 +428,7 @@ type tableShardJSON struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 }
 
-func (v Detail) print(w io.Writer, _ bool) error {
+func (v Detail) print(w io.Writer, wide bool) error {
 	t := v.Table
 	admission, expiry, capacity := t.policies()
 	if err := cli.Facts(w,
@@ -457,7 +457,7 @@ func (v Detail) print(w io.Writer, _ bool) error {
 		}
 	}
 	fmt.Fprintln(w)
-	out := cli.NewTable(w, []string{"SHARD", "LEADER", "ROWS", "BYTES"}, "SHARD", "ROWS", "BYTES")
+	out := cli.NewTable(w, wide, []string{"SHARD", "LEADER", "ROWS", "BYTES"}, "SHARD", "ROWS", "BYTES")
 	for _, s := range v.Shards {
 		out.AppendRow(table.Row{s.Shard, s.Leader, cli.Count(s.Rows), cli.Size(s.MemoryBytes)})
 	}

@@ -140,7 +140,8 @@ func (v *Cluster) Print(w io.Writer, wide bool) error {
 	if wide {
 		header = append(header, "LOG", "VERSION", "PEER ADDRESS", "ID")
 	}
-	t := cli.NewTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "DISK FREE", "LOG")
+	t := cli.NewTable(w, wide, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "DISK FREE", "LOG").OnlyWide(
+		"ADDRESS", "ROWS")
 	for _, s := range v.Servers {
 		role := "-"
 		switch {

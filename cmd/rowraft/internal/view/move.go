@@ -25,7 +25,11 @@ type Move struct {
 	Running    bool   `json:"running"`
 	WaitingFor string `json:"waiting_for"`
 	LagEntries uint64 `json:"lag_entries"`
-	Reason     string `json:"reason"` // asked, dead, decommission, missing, zone, balance, fenced
+	Reason     string `json:"reason"`  // asked, dead, decommission, missing, zone, balance, fenced
+	Started    string `json:"started"` // RFC 3339; "" if unknown
+	Ended      string `json:"ended"`   // and while it runs
+
+	started, ended uint64 // Unix times in nanoseconds; 0: as above
 }
 
 // MoveList is the contract of `shard moves -o json`.
@@ -52,6 +56,7 @@ func NewMove(m *rowraftv1.Map, p *rowraftv1.Move, st *rowraftv1.MoveStatus) Move
 		OldReplica: p.GetFrom().GetId(), NewReplica: p.GetTo().GetId(), Phase: phase, Running: phase != "done" &&
 			phase != "cancelled",
 		WaitingFor: st.GetWaitingFor(), LagEntries: st.GetLagEntries(), Reason: "asked",
+		Started: Time(p.GetBegunNs()), Ended: Time(p.GetEndedNs()), started: p.GetBegunNs(), ended: p.GetEndedNs(),
 	}
 	if p.GetReason() != 0 {
 		v.Reason = Word(p.GetReason().String(), "MOVE_REASON_")
@@ -111,7 +116,7 @@ func (v *MoveList) Print(w io.Writer, wide bool) error {
 	if wide {
 		header = append(header, "OLD REPLICA", "NEW REPLICA")
 	}
-	t := cli.NewTable(w, header, "MOVE", "SHARD", "LAG")
+	t := cli.NewTable(w, wide, header, "MOVE", "SHARD", "LAG")
 	for _, m := range v.Moves {
 		row := table.Row{m.ID, m.Shard, Dash(m.From), Dash(m.To), m.Phase, m.Reason, cli.Count(m.LagEntries),
 			Dash(m.WaitingFor)}

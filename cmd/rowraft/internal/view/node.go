@@ -118,12 +118,13 @@ func (v *Node) describe(r *rowraftv1.StatusReply, n *rowraftv1.NodeStatus) {
 
 // Print writes a table.
 func (v *NodeList) Print(w io.Writer, wide bool) error {
-	header := []string{"NODE", "ADDRESS", "LABELS", "STATE", "FOR", "DOES", "SCHEDULER", "REPLICAS", "LEADS", "ROWS",
+	header := []string{"SERVER", "ADDRESS", "LABELS", "STATE", "FOR", "DOES", "SCHEDULER", "REPLICAS", "LEADS", "ROWS",
 		"MEMORY"}
 	if wide {
 		header = append(header, "LOG", "TIMERS", "VERSION", "UPTIME", "PEER ADDRESS", "ID")
 	}
-	t := cli.NewTable(w, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "LOG")
+	t := cli.NewTable(w, wide, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "LOG").OnlyWide("LABELS", "FOR",
+		"REPLICAS", "LEADS", "ROWS", "MEMORY")
 	for i := range v.Nodes {
 		n := &v.Nodes[i]
 		row := table.Row{

@@ -1,9 +1,12 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"time"
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 
@@ -26,6 +29,10 @@ type Operation struct {
 	WaitingFor string  `json:"waiting_for"`
 	Shard      *uint32 `json:"shard,omitempty"` // of a move
 	Reason     string  `json:"reason,omitempty"`
+	Started    string  `json:"started"` // RFC 3339; "" if unknown
+	Ended      string  `json:"ended"`   // and while it runs
+
+	started, ended uint64 // Unix times in nanoseconds; 0: as above
 }
 
 // OperationList is the contract of `operation list -o json`.
@@ -40,7 +47,8 @@ func NewOperation(o *rowraftv1.Operation) Operation {
 		ID: strconv.FormatUint(o.GetId(), 10), Kind: Word(o.GetKind().String(), "OPERATION_KIND_"),
 		Node: NameOr(o.GetName(), o.GetNode()), NodeID: o.GetNode(),
 		State: Word(o.GetState().String(), "OPERATION_STATE_"), Total: o.GetTotal(), Left: o.GetLeft(),
-		WaitingFor: o.GetWaitingFor(),
+		WaitingFor: o.GetWaitingFor(), Started: Time(o.GetBegunNs()), Ended: Time(o.GetEndedNs()),
+		started: o.GetBegunNs(), ended: o.GetEndedNs(),
 	}
 	what := "replica"
 	if o.GetKind() == rowraftv1.OperationKind_OPERATION_KIND_DRAIN {
@@ -56,48 +64,69 @@ func NewOperation(o *rowraftv1.Operation) Operation {
 // moveOperation converts a move to an operation.
 func moveOperation(m Move) Operation {
 	v := Operation{ID: strconv.FormatUint(m.ID, 10), Kind: "move", Node: m.From, State: m.Phase, Detail: m.Line(),
-		Total: 1, WaitingFor: m.WaitingFor, Shard: &m.Shard, Reason: m.Reason}
+		Total: 1, WaitingFor: m.WaitingFor, Shard: &m.Shard, Reason: m.Reason, Started: m.Started, Ended: m.Ended,
+		started: m.started, ended: m.ended}
 	if m.Running {
 		v.State, v.Left = "running", 1
 	}
 	return v
 }
 
-// NewOperationList returns the operations of a status: the ended ones, if requested, then the running ones.
+// NewOperationList returns the running operations of a status, and the ended ones, if requested, in the order in which
+// they started.
 func NewOperationList(r *rowraftv1.StatusReply, ended bool) *OperationList {
 	v := &OperationList{Schema: cli.JSONSchema, Operations: []Operation{}}
-	for _, running := range []bool{false, true} {
-		if !running && !ended {
-			continue
-		}
-		for _, o := range r.GetOperations() {
-			if (o.GetState() == rowraftv1.OperationState_OPERATION_STATE_RUNNING) == running {
-				v.Operations = append(v.Operations, NewOperation(o))
-			}
-		}
-		for _, m := range Moves(r, true) {
-			if m.Running == running {
-				v.Operations = append(v.Operations, moveOperation(m))
-			}
-		}
+	for _, o := range r.GetOperations() {
+		v.Operations = append(v.Operations, NewOperation(o))
 	}
+	for _, m := range Moves(r, true) {
+		v.Operations = append(v.Operations, moveOperation(m))
+	}
+	v.Operations = slices.DeleteFunc(v.Operations, func(o Operation) bool { return o.State != "running" && !ended })
+	slices.SortFunc(v.Operations, func(a, b Operation) int { // ids are of one count; no leading zeros
+		return cmp.Or(cmp.Compare(len(a.ID), len(b.ID)), cmp.Compare(a.ID, b.ID))
+	})
 	return v
 }
 
+// took returns how long o took, or has taken until now; "" if that is unknown.
+func (o *Operation) took(now time.Time) string {
+	end := o.ended
+	if o.State == "running" {
+		end = uint64(now.UnixNano())
+	}
+	if o.started == 0 || end == 0 {
+		return ""
+	}
+	// The times come from the clocks of several machines.
+	return time.Duration(max(0, int64(end-o.started))).Round(time.Second).String()
+}
+
 // Print writes a table.
-func (v *OperationList) Print(w io.Writer, _ bool) error {
+func (v *OperationList) Print(w io.Writer, wide bool) error {
 	if len(v.Operations) == 0 {
 		_, err := fmt.Fprintln(w, "No operation runs.")
 		return err
 	}
-	t := cli.NewTable(w, []string{"OPERATION", "KIND", "NODE", "STATE", "LEFT", "DETAIL", "WAITS FOR"}, "OPERATION",
-		"LEFT")
+	header := []string{"ID", "KIND", "SERVER", "STATE", "STARTED (UTC)", "TOOK"}
+	if wide {
+		header = append(header, "LEFT")
+	}
+	t := cli.NewTable(w, wide, append(header, "DETAIL"), "ID", "TOOK", "LEFT")
+	now := time.Now()
 	for _, o := range v.Operations {
-		if o.Kind == "move" { // its detail says so
-			o.WaitingFor = ""
+		started := ""
+		if o.started != 0 {
+			started = time.Unix(0, int64(o.started)).UTC().Format("01-02 15:04:05")
 		}
-		t.AppendRow(table.Row{o.ID, o.Kind, Dash(o.Node), o.State, fmt.Sprintf("%d/%d", o.Left, o.Total), o.Detail,
-			Dash(o.WaitingFor)})
+		row := table.Row{o.ID, o.Kind, Dash(o.Node), o.State, Dash(started), Dash(o.took(now))}
+		if wide {
+			row = append(row, fmt.Sprintf("%d/%d", o.Left, o.Total))
+		}
+		if o.WaitingFor != "" && o.Kind != "move" { // a move's detail says so
+			o.Detail += "; waits for " + o.WaitingFor
+		}
+		t.AppendRow(append(row, o.Detail))
 	}
 	t.Render()
 	return nil

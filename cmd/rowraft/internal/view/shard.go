@@ -169,7 +169,8 @@ func (v *ShardList) Print(w io.Writer, wide bool) error {
 	if wide {
 		header = append(header, "SLOTS", "LOG")
 	}
-	t := cli.NewTable(w, header, "SHARD", "TERM", "COMMIT", "APPLIED", "LAG(max)", "ROWS", "BYTES", "SLOTS", "LOG")
+	right := []string{"SHARD", "TERM", "COMMIT", "APPLIED", "LAG(max)", "ROWS", "BYTES", "SLOTS", "LOG"}
+	t := cli.NewTable(w, wide, header, right...).OnlyWide("TERM", "COMMIT", "APPLIED")
 	for _, s := range v.Shards {
 		leader := s.Leader
 		if leader == "" {
