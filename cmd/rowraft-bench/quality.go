@@ -97,21 +97,12 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	case q.pairs < 2:
 		return nil, cli.Usagef("--pairs %d: want 2 or more", q.pairs)
 	}
-	trainer, err := localcluster.FindBinary("rowraft-trainer", q.trainer)
-	if err != nil {
-		return nil, err
-	}
-	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	training, cleanup, err := startTraining(ctx, cfg, q.trainer, progress)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	dir, err := os.MkdirTemp("", "rowraft-bench-quality-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	c, err := client.Dial(ctx, client.Options{Endpoints: cluster.Endpoints()})
+	c, err := client.Dial(ctx, client.Options{Endpoints: training.endpoints})
 	if err != nil {
 		return nil, err
 	}
@@ -126,8 +117,7 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 			const job = "quality" // one name: initial weights depend on the names of tables
 			yaml := fmt.Sprintf("job: %s\nseed: %d\nbatch: %d\n%s"+data.yaml, job, seed, data.batch/arm.share,
 				arm.yaml, seed)
-			run := &qualityRun{job: job, yaml: yaml, trainers: arm.trainers, trainer: trainer, dir: dir,
-				endpoints: cluster.Endpoints()}
+			run := &qualityRun{trainingBench: training, job: job, yaml: yaml, trainers: arm.trainers}
 			if err := run.train(ctx, c); err != nil {
 				return nil, fmt.Errorf("%s, seed %d: %w", arm.name, seed, err)
 			}
@@ -185,10 +175,9 @@ func meanAndError(values []float64) (mean, half float64) {
 
 // qualityRun is one job.
 type qualityRun struct {
-	job, yaml    string
-	trainers     int
-	trainer, dir string
-	endpoints    []string
+	*trainingBench
+	job, yaml string
+	trainers  int
 
 	auc      float64
 	examples int64
@@ -203,15 +192,11 @@ func (q *qualityRun) train(ctx context.Context, c *client.Client) error {
 			return err
 		}
 	}
-	procs, err := localcluster.StartTrainers(q.trainer, q.dir, func(rank int) string { return paths[min(rank, 1)] },
-		q.endpoints, q.trainers)
+	procs, stop, err := q.start(ctx, q.trainers, func(rank int) string { return paths[min(rank, 1)] })
 	if err != nil {
 		return err
 	}
-	defer func() {
-		procs.Kill()
-		procs.Drain(context.WithoutCancel(ctx))
-	}()
+	defer stop()
 	byRank := make([]int64, q.trainers)
 	var first, last time.Time
 	for e := range procs.Events {

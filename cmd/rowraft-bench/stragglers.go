@@ -72,20 +72,11 @@ func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (
 	if !(cfg.seconds > 0) {
 		return nil, cli.Usagef("--seconds %v: want more than 0", cfg.seconds)
 	}
-	trainer, err := localcluster.FindBinary("rowraft-trainer", "")
-	if err != nil {
-		return nil, err
-	}
-	cluster, cleanup, err := benchCluster(ctx, cfg, progress)
+	training, cleanup, err := startTraining(ctx, cfg, "", progress)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	dir, err := os.MkdirTemp("", "rowraft-bench-stragglers-")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	r = &stragglersResult{
 		Schema: cli.JSONSchema, Op: "stragglers", Bar: stragglerBar, Passed: true, Workers: stragglerWorkers,
 		SleepMs: float64(stragglerSleep.Milliseconds()), Slowdown: stragglerSlowdown, Seconds: cfg.seconds,
@@ -95,8 +86,8 @@ func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (
 		m := stragglerMode{Mode: mode.name, Barred: mode.keeps}
 		for _, workers := range []int{stragglerWorkers - 1, stragglerWorkers} {
 			run := &stragglerRun{
-				job: fmt.Sprintf("bench%d-%d", i, workers), yaml: mode.yaml, workers: workers, ofJob: mode.steps,
-				trainer: trainer, dir: dir, endpoints: cluster.Endpoints(), seconds: cfg.seconds,
+				trainingBench: training, job: fmt.Sprintf("bench%d-%d", i, workers), yaml: mode.yaml, workers: workers,
+				ofJob: mode.steps, seconds: cfg.seconds,
 			}
 			fmt.Fprintf(progress, "%s with %d workers …\n", mode.name, workers)
 			rate, late, err := run.measure(ctx)
@@ -118,12 +109,11 @@ func benchStragglers(ctx context.Context, cfg benchConfig, progress io.Writer) (
 
 // stragglerRun is one job: the last of its workers is slow if they are all there.
 type stragglerRun struct {
-	job, yaml    string
-	workers      int
-	ofJob        bool
-	trainer, dir string
-	endpoints    []string
-	seconds      float64
+	*trainingBench
+	job, yaml string
+	workers   int
+	ofJob     bool // count steps of the job, not of the workers
+	seconds   float64
 
 	steps map[int]int64 // by rank
 	step  int64         // of the job
@@ -141,19 +131,16 @@ func (s *stragglerRun) measure(ctx context.Context) (rate float64, late int64, e
 	if err != nil {
 		return 0, 0, err
 	}
-	procs, err := localcluster.StartTrainers(s.trainer, s.dir, func(rank int) string {
+	procs, stop, err := s.start(ctx, s.workers, func(rank int) string {
 		if rank == stragglerWorkers-1 {
 			return slow
 		}
 		return usual
-	}, s.endpoints, s.workers)
+	})
 	if err != nil {
 		return 0, 0, err
 	}
-	defer func() {
-		procs.Kill()
-		procs.Drain(context.WithoutCancel(ctx))
-	}()
+	defer stop()
 	s.steps = make(map[int]int64)
 	if err := s.follow(ctx, procs, time.After(time.Minute), func() bool { return s.begun() }); err != nil {
 		return 0, 0, err
