@@ -31,6 +31,7 @@ type fakeParts struct {
 	closed int
 	free   uint64 // bytes of memory
 	begun  func() // called when a shard begins
+	ended  func() // called when a shard has closed its stage
 }
 
 func (p *fakeParts) RestoreShard(_ context.Context,
@@ -47,6 +48,9 @@ func (p *fakeParts) RestoreShard(_ context.Context,
 		delete(p.staged, req.GetShard())
 	case *rowraftv1.RestoreShardRequest_Close:
 		p.closed++
+		if p.ended != nil {
+			p.ended()
+		}
 	}
 	epoch := uint64(1)
 	if p.closed > 0 {

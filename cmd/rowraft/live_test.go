@@ -82,24 +82,15 @@ func (c *live) fill(rows int) {
 	}
 }
 
-// createCheckpoint makes a checkpoint and returns its manifest. A try that loses its leader may leave files: those are
-// deleted before the next try. A trainer may need longer to reach a new leader than a checkpoint waits.
+// createCheckpoint makes a checkpoint and returns its manifest. A trainer may need longer to reach a new leader than a
+// checkpoint waits.
 func (c *live) createCheckpoint(dest, name string, flags ...string) *checkpoint.Manifest {
 	c.t.Helper()
 	args := append([]string{"checkpoint", "create", dest, "--name", name}, flags...)
 	var got outcome
-	again := false
 	testutil.Eventually(c.t, "checkpoint "+name+" is made", func() bool {
-		got = rowraftCmd(c.t, c.args(args...)...)
-		passes := again && strings.Contains(got.errout, name+" exists") ||
-			strings.Contains(got.errout, "is not connected to the scheduler")
-		if got.code != cli.ExitUnavailable && !(got.code == cli.ExitFailed && passes) {
-			return true
-		}
-		again = true
-		c.t.Logf("checkpoint %s is tried again: %s", name, got.errout)
-		rowraftCmd(c.t, "checkpoint", "delete", dest+"/"+name, "--yes")
-		return false
+		got = c.run(args...)
+		return got.code == cli.ExitDone || !strings.Contains(got.errout, "is not connected to the scheduler")
 	})
 	if got.code != cli.ExitDone {
 		c.t.Fatalf("checkpoint create %s: %+v", name, got)
@@ -115,19 +106,10 @@ func (c *live) createCheckpoint(dest, name string, flags ...string) *checkpoint.
 	return m
 }
 
-// restore restores a checkpoint. A try that loses its leader may be decided all the same, so the next one replaces its
-// rows.
+// restore restores a checkpoint.
 func (c *live) restore(path string, flags ...string) {
 	c.t.Helper()
-	args := append([]string{"checkpoint", "restore", path, "--yes"}, flags...)
-	got := rowraftCmd(c.t, c.args(args...)...)
-	if got.code == cli.ExitUnavailable {
-		c.t.Logf("%s is restored again: %s", path, got.errout)
-		got = c.run(append(args, "--replace")...)
-	}
-	if got.code != cli.ExitDone {
-		c.t.Fatalf("checkpoint restore %s: %+v", path, got)
-	}
+	c.must(append([]string{"checkpoint", "restore", path, "--yes"}, flags...)...)
 }
 
 // ask calls the server.

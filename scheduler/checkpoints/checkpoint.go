@@ -2,7 +2,6 @@ package checkpoints
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -167,8 +166,11 @@ func (c *Service) CreateCheckpoint(req *rowraftv1.CreateCheckpointRequest,
 // the destination first, in the phase opens: a destination that does not answer delays no operation on another one.
 func (c *Service) create(ctx context.Context, patience time.Duration,
 	op *creation) (*rowraftv1.CreateCheckpointReply, error) {
-	term, err := c.lead.Leading()
+	term, err := c.awaitLead(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := op.chooseID(); err != nil {
 		return nil, err
 	}
 	if op.depot, err = depot.Open(op.req.GetDestination()); err != nil {
@@ -179,10 +181,15 @@ func (c *Service) create(ctx context.Context, patience time.Duration,
 		return nil, err
 	}
 	defer c.ops.leave(op.running)
-	op.c, op.term, op.id, op.created, op.left = c, term, uuid.New(), time.Now().UTC(), make(map[string]error)
-	if err := op.open(ctx); err != nil {
+	op.c, op.term, op.created, op.left = c, term, time.Now().UTC(), make(map[string]error)
+	made, err := op.open(ctx)
+	if err != nil {
 		c.made.ended(op.created, 0, err)
 		return nil, err
+	}
+	if made != nil {
+		done, err := op.doneEarlier(made)
+		return done, errors.Join(err, op.report(done))
 	}
 	var done *rowraftv1.CreateCheckpointReply
 	if err = c.ops.enter(ctx, patience, op.running, writes); err == nil {
@@ -191,7 +198,7 @@ func (c *Service) create(ctx context.Context, patience time.Duration,
 	c.made.ended(op.created, done.GetBytes(), err)
 	if err != nil {
 		c.logger.Warn("a checkpoint failed", "checkpoint", op.name, "destination", op.depot.String(), "err", err)
-		return nil, errors.Join(fmt.Errorf("checkpoint %s: %w", op.name, err), op.cleanUp())
+		return nil, errors.Join(fmt.Errorf("checkpoint %s: %w", op.name, op.blame(err)), op.cleanUp())
 	}
 	return done, op.report(done)
 }
@@ -229,6 +236,7 @@ type creation struct {
 	paused  func()                                       // called before trainers are paused; may be nil
 	running *task
 	id      uuid.UUID
+	earlier []uuid.UUID // of earlier attempts of this call
 	created time.Time
 	depot   depot.Depot
 	name    string
@@ -237,26 +245,30 @@ type creation struct {
 	left    map[string]error // jobs that are left out, with the reason
 }
 
-// open checks the request and the contents of the destination, op.depot.
-func (op *creation) open(ctx context.Context) error {
+// open checks the request and the contents of the destination, op.depot. It returns the checkpoint that an earlier
+// attempt of the call made, if one did.
+func (op *creation) open(ctx context.Context) (*checkpoint.Manifest, error) {
 	if op.name = op.req.GetName(); op.name == "" {
 		op.name = op.prefix + op.created.Format("20060102T150405Z") + "-" + op.id.String()[:4]
 	}
 	if err := depot.CheckName(op.name); err != nil {
-		return err
+		return nil, err
 	}
 	if err := checkBlobs(op.req.GetBlobs()); err != nil {
-		return err
+		return nil, err
 	}
 	there, err := op.depot.List(ctx, op.name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if len(there) > 0 {
-		return rowraft.Errorf(rowraft.CodeAlreadyExists,
+	if made, err := op.madeEarlier(ctx, there); made != nil || err != nil {
+		return made, err
+	}
+	if slices.ContainsFunc(there, func(e depot.Entry) bool { return !op.wroteEarlier(e) }) {
+		return nil, rowraft.Errorf(rowraft.CodeAlreadyExists,
 			"checkpoint %s exists in %s, or what is left of one: delete it, or take another name", op.name, op.depot)
 	}
-	return op.chooseBase(ctx)
+	return nil, op.chooseBase(ctx)
 }
 
 func checkBlobs(blobs []*rowraftv1.CheckpointBlob) error {
@@ -313,13 +325,16 @@ func (op *creation) run(ctx context.Context) (*rowraftv1.CreateCheckpointReply, 
 		return nil, err
 	}
 	// Another leader may lead now, and may restore: the manifest would then name files of two states.
-	if term, err := op.c.lead.Leading(); err != nil || term != op.term {
-		return nil, rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the checkpoint was written")
+	if err := op.stillLeads(); err != nil {
+		return nil, err
 	}
 	// The manifest is written last, and only if there is none: a checkpoint exists from the moment when its manifest does,
 	// and all its files exist by then.
-	if err := op.depot.PutNew(ctx, op.name+"/"+checkpoint.ManifestFile, raw); err != nil {
+	switch made, err := op.putManifest(ctx, m, raw); {
+	case err != nil:
 		return nil, err
+	case made != m:
+		return op.doneEarlier(made)
 	}
 	// A retention or an operator may have deleted files or the base until the manifest protected them. After this check it
 	// does.
@@ -362,9 +377,11 @@ func (op *creation) write(ctx context.Context, files []*shardFileWriter, trainer
 func (op *creation) tag() []byte { return op.id[:4] }
 
 // wrote reports whether a file belongs to this checkpoint; it does not know the manifest.
-func (op *creation) wrote(e depot.Entry) bool {
-	files := strings.SplitN(strings.TrimPrefix(e.Name, op.name+"/"), "-", 3)
-	return len(files) == 3 && strings.HasPrefix(files[2], hex.EncodeToString(op.tag()))
+func (op *creation) wrote(e depot.Entry) bool { return wroteBy(op.id, op.name, e) }
+
+func wroteBy(id uuid.UUID, name string, e depot.Entry) bool {
+	files := strings.SplitN(strings.TrimPrefix(e.Name, name+"/"), "-", 3)
+	return len(files) == 3 && strings.HasPrefix(files[2], hex.EncodeToString(id[:4]))
 }
 
 // cleanUp deletes the files of a failed checkpoint and no file of another one with the same name. It deletes the
@@ -519,141 +536,4 @@ func (op *creation) progress(files []*shardFileWriter) error {
 	}
 	r.BytesTotal = max(r.BytesTotal, r.Bytes)
 	return op.report(r)
-}
-
-// manifest stores the blobs, checks that this server can read every file, and sums the tables of all shards.
-func (op *creation) manifest(
-	ctx context.Context,
-	files []*shardFileWriter,
-	trainers Pause,
-) (*checkpoint.Manifest, error) {
-	m := &checkpoint.Manifest{
-		ID: op.id.String(), Created: op.created, Binary: op.c.version, HashVers: clustermap.HashVersion,
-		Slots:   files[0].cluster.SlotCount(),
-		Cluster: files[0].cluster.Cluster, Epoch: files[0].epoch, Map: files[0].cluster.Version, Parent: op.base.parent(),
-	}
-	if op.base != nil && op.base.epoch != m.Epoch {
-		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"the base %s is of table epoch %d, and the cluster is of %d by now", op.base.name, op.base.epoch, m.Epoch)
-	}
-	for _, p := range files {
-		file, err := p.shardFile()
-		if err != nil {
-			return nil, err
-		}
-		m.Shards = append(m.Shards, file)
-		m.HeldFor = max(m.HeldFor, p.held)
-		if err := addTables(m, p.done.GetTables()); err != nil {
-			return nil, fmt.Errorf("shard %d: %w", p.shard.ID, err)
-		}
-	}
-	if err := checkWhole(files, op.c.view.Map().Tables); err != nil {
-		return nil, err
-	}
-	blobs := slices.SortedFunc(slices.Values(op.req.GetBlobs()), func(a, b *rowraftv1.CheckpointBlob) int {
-		return strings.Compare(a.GetName(), b.GetName())
-	})
-	for i, b := range blobs {
-		f := checkpoint.File{Name: fmt.Sprintf("blob-%04d-%x", i, op.tag()), Bytes: int64(len(b.GetContent())),
-			SHA256: sha256.Sum256(b.GetContent())}
-		if err := op.depot.Put(ctx, op.name+"/"+f.Name, b.GetContent()); err != nil {
-			return nil, err
-		}
-		m.Blobs = append(m.Blobs, checkpoint.Blob{Name: b.GetName(), File: f})
-	}
-	stored, err := trainers.Blobs(ctx, op.depot, op.name, op.tag())
-	if err != nil {
-		return nil, err
-	}
-	m.Blobs = append(m.Blobs, stored...)
-	slices.SortFunc(m.Blobs, func(a, b checkpoint.Blob) int { return strings.Compare(a.Name, b.Name) })
-	return m, op.checkFiles(ctx, m)
-}
-
-// checkFiles returns an error if this server cannot find a file that another server wrote, which means that the
-// directory is not shared. It also deletes the files of this checkpoint's earlier attempts.
-func (op *creation) checkFiles(ctx context.Context, m *checkpoint.Manifest) error {
-	found, err := op.depot.List(ctx, op.name)
-	if err != nil {
-		return err
-	}
-	if f, ok := missing(op.name, m, found); ok {
-		return rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"file %s was written by a shard's server, and this server does not find it in %s: a directory must be shared by "+
-				"all servers, under one path", f, op.depot)
-	}
-	var left []string
-	for _, e := range found {
-		if op.wrote(e) && !slices.ContainsFunc(m.Files(),
-			func(f checkpoint.File) bool { return op.name+"/"+f.Name == e.Name }) {
-			left = append(left, e.Name)
-		}
-	}
-	return op.depot.Remove(ctx, left...)
-}
-
-// missing returns a file of m that is absent or has another size.
-func missing(name string, m *checkpoint.Manifest, found []depot.Entry) (file string, ok bool) {
-	for _, f := range m.Files() {
-		if !slices.Contains(found, depot.Entry{Name: name + "/" + f.Name, Bytes: f.Bytes}) {
-			return f.Name, true
-		}
-	}
-	return "", false
-}
-
-// checkWhole refuses a cut during which a table was dropped: the checkpoint would lack the rows of some shards. now are
-// the tables of the current map. A table that only now has is being created, so it is empty in every shard. A table
-// that neither now nor the map of the cut has was dropped earlier, and some shards have not dropped it yet.
-func checkWhole(files []*shardFileWriter, now []rowraft.Schema) error {
-	was := files[0].cluster.Tables
-	for _, p := range files {
-		for _, t := range p.done.GetTables() {
-			id, name := rowraft.TableID(t.GetTable().GetId()), t.GetTable().GetName()
-			if !meta.HasTable(was, id) && meta.HasTable(now, id) {
-				continue
-			}
-			if i := slices.IndexFunc(files, func(o *shardFileWriter) bool { return !o.hasTable(id) }); i >= 0 {
-				return rowraft.Errorf(rowraft.CodePrecondition, "table %s was dropped while the checkpoint was cut: shard %d has "+
-					"none of it any more, others do; make the checkpoint again", name, files[i].shard.ID)
-			}
-		}
-	}
-	return nil
-}
-
-// hasTable reports whether a finished shard file has the table.
-func (p *shardFileWriter) hasTable(id rowraft.TableID) bool {
-	return slices.ContainsFunc(p.done.GetTables(), func(t *rowraftv1.ShardFileTable) bool {
-		return rowraft.TableID(t.GetTable().GetId()) == id
-	})
-}
-
-func addTables(m *checkpoint.Manifest, tables []*rowraftv1.ShardFileTable) error {
-	for _, t := range tables {
-		schema, digest := rpc.SchemaFromProto(t.GetTable()), checkpoint.Digest{}
-		if len(t.GetDigest()) != len(digest) {
-			return rowraft.Errorf(rowraft.CodeInternal, "table %s: a digest of %d bytes", schema.Name, len(t.GetDigest()))
-		}
-		digest = checkpoint.Digest(t.GetDigest())
-		i, ok := slices.BinarySearchFunc(m.Tables, schema.ID, func(s checkpoint.TableSum, id rowraft.TableID) int {
-			switch {
-			case s.Schema.ID < id:
-				return -1
-			case s.Schema.ID > id:
-				return 1
-			}
-			return 0
-		})
-		if !ok {
-			m.Tables = slices.Insert(m.Tables, i, checkpoint.TableSum{Schema: schema})
-		}
-		if m.Tables[i].Schema != schema {
-			return rowraft.Errorf(rowraft.CodeInternal, "table %s is not the same in all shards", schema.Name)
-		}
-		m.Tables[i].Rows += t.GetRows()
-		m.Tables[i].Written += t.GetWritten()
-		m.Tables[i].Digest = m.Tables[i].Digest.Add(digest)
-	}
-	return nil
 }

@@ -33,7 +33,7 @@ func TestAFailedCheckpointLeavesAnotherOfItsName(t *testing.T) {
 	}
 	first, second := &creation{req: req, depot: d, id: uuid.UUID{1}}, &creation{req: req, depot: d, id: uuid.UUID{2}}
 	for _, op := range []*creation{first, second} {
-		if err := op.open(t.Context()); err != nil {
+		if _, err := op.open(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -152,7 +152,7 @@ func TestACutThatFailsLetsTheShardsGo(t *testing.T) {
 	if op.depot, err = depot.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
-	if err := op.open(t.Context()); err != nil {
+	if _, err := op.open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := op.cut(t.Context(), true); err == nil || !strings.Contains(err.Error(), "no state to give") {

@@ -102,7 +102,7 @@ func TestWhatIsDeletedWhileItIsMade(t *testing.T) {
 			}
 		}
 		op := &creation{c: s, depot: d, id: uuid.New(), req: &rowraftv1.CreateCheckpointRequest{Name: "b", Delta: true}}
-		if err := op.open(t.Context()); err != nil || op.base.getName() != "a" {
+		if _, err := op.open(t.Context()); err != nil || op.base.getName() != "a" {
 			t.Fatalf("base %q, %v", op.base.getName(), err)
 		}
 		made := &checkpoint.Manifest{Blobs: []checkpoint.Blob{{Name: "x",

@@ -43,44 +43,41 @@ const (
 // the restore.
 func (c *Service) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,
 	stream grpc.ServerStreamingServer[rowraftv1.RestoreCheckpointReply]) error {
-	term, err := c.lead.Leading()
+	ctx := stream.Context()
+	term, err := c.awaitLead(ctx)
 	if err != nil {
 		return err
 	}
+	op := &restoration{c: c, term: term, req: req, stream: stream, id: uuid.New()}
 	// Read the manifests before ops.enter: a destination that does not answer must delay no other operation.
-	if err := readable(stream.Context(), req); err != nil {
+	if err := op.open(ctx); err != nil {
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
+	// Before ops.enter, which the end of that restore may hold, and after it, because an earlier term's call of this
+	// member may have held it.
+	if earlier, err := op.decidedEarlier(); earlier || err != nil {
+		return op.awaitEarlier(ctx, err)
+	}
 	running := &task{what: "a restore from " + req.GetDestination()}
-	if err := c.ops.enter(stream.Context(), busyPatience, running, restores); err != nil {
+	if err := c.ops.enter(ctx, busyPatience, running, restores); err != nil {
 		return err
 	}
 	defer c.ops.leave(running)
-	op := &restoration{c: c, term: term, req: req, stream: stream, id: uuid.New()}
-	if err := op.plan(stream.Context()); err != nil {
+	if earlier, err := op.decidedEarlier(); earlier || err != nil {
+		c.ops.leave(running)
+		return op.awaitEarlier(ctx, err)
+	}
+	if err := op.plan(ctx); err != nil {
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
 	if req.GetPlan() {
-		return op.sendPlan(stream.Context())
+		return op.sendPlan(ctx)
 	}
-	if err := op.run(stream.Context()); err != nil {
+	if err := op.run(ctx); err != nil {
 		c.logger.Warn("a restore failed", "checkpoint", req.GetName(), "destination", op.depot.String(), "err", err)
 		return fmt.Errorf("restore %s: %w", req.GetName(), err)
 	}
 	return nil
-}
-
-// readable returns an error if the manifests of a checkpoint cannot be read.
-func readable(ctx context.Context, req *rowraftv1.RestoreCheckpointRequest) error {
-	if err := depot.CheckName(req.GetName()); err != nil {
-		return err
-	}
-	d, err := depot.Open(req.GetDestination())
-	if err != nil {
-		return err
-	}
-	_, err = depot.Chain(ctx, d, req.GetName())
-	return err
 }
 
 // restoration is the state of one RestoreCheckpoint.
@@ -128,8 +125,8 @@ type feed struct {
 	wantBytes  uint64 // memory of these rows and of the keys that wait for a row
 }
 
-// plan reads the manifest and the sums, and computes what each shard must hold after the restore.
-func (op *restoration) plan(ctx context.Context) (err error) {
+// open reads the manifests of the checkpoint.
+func (op *restoration) open(ctx context.Context) (err error) {
 	if err := depot.CheckName(op.req.GetName()); err != nil {
 		return err
 	}
@@ -140,17 +137,30 @@ func (op *restoration) plan(ctx context.Context) (err error) {
 		return err
 	}
 	op.manifest = op.chain.Manifest()
+	return nil
+}
+
+// useMap sets the shards of the restore.
+func (op *restoration) useMap() error {
 	if op.cluster = op.c.view.Map(); op.cluster == nil || len(op.cluster.Shards) == 0 {
 		return rowraft.Errorf(rowraft.CodeStarting, "the cluster has no shards yet")
+	}
+	for _, sh := range op.cluster.Shards {
+		op.feeds = append(op.feeds, &feed{op: op, shard: sh})
+	}
+	return nil
+}
+
+// plan reads the sums, and computes what each shard must hold after the restore.
+func (op *restoration) plan(ctx context.Context) error {
+	if err := op.useMap(); err != nil {
+		return err
 	}
 	if op.c.machine.PendingRestore() != nil {
 		return rowraft.Errorf(rowraft.CodeOverloaded, "the restore before is being finished")
 	}
-	if err := op.choose(); err != nil {
+	if err := op.choose(op.c.machine.LastRestore()); err != nil {
 		return err
-	}
-	for _, sh := range op.cluster.Shards {
-		op.feeds = append(op.feeds, &feed{op: op, shard: sh})
 	}
 	for i := range op.manifest.Shards {
 		sums, err := checkpoint.ReadSums(ctx, op.chain[0].Files, &op.manifest.Shards[i], nil)
@@ -224,8 +234,10 @@ func (op *restoration) run(ctx context.Context) (err error) {
 	if !op.req.GetDryRun() {
 		defer func() {
 			if err != nil && !decided {
-				dropped := op.c.dropStages(op.cluster, op.id[:])
-				err = errors.Join(op.blame(err), dropped) // blame after the drop: it then knows the leader
+				err = errors.Join(err, op.c.dropStages(op.cluster, op.id[:]))
+			}
+			if err != nil { // after the drop: it then knows the leader
+				err = op.blame(err)
 			}
 		}()
 		// Logged before the first shard stages anything: Reconcile drops the stages of every restore that it finds neither
@@ -274,18 +286,17 @@ func (op *restoration) run(ctx context.Context) (err error) {
 // log excludes a late decision (state.decideRestore).
 func (op *restoration) stillLeads() error {
 	if term, err := op.c.lead.Leading(); err != nil || term != op.term {
-		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the metadata leader changed while the restore was staged")
+		return rowraft.Errorf(rowraft.CodeLeadershipLost, "the scheduler's leader changed during the restore")
 	}
 	return nil
 }
 
 // blame returns err, or a change of the leader as its cause. A new leader drops the stages of a restore that it does
-// not know. The shards then refuse later chunks, or report too few rows.
+// not know, and finishes one that is decided. The shards then refuse later chunks, or report too few rows, and the
+// group refuses commands.
 func (op *restoration) blame(err error) error {
-	if code := rowraft.CodeOf(err); code == rowraft.CodeNotFound || code == rowraft.CodeCorrupt {
-		if lost := op.stillLeads(); lost != nil {
-			return fmt.Errorf("%w: %v", lost, err)
-		}
+	if lost := op.stillLeads(); lost != nil && rowraft.CodeOf(err) != rowraft.CodeLeadershipLost {
+		return fmt.Errorf("%w: %v", lost, err)
 	}
 	return err
 }

@@ -34,11 +34,12 @@ func matchesTable(pattern, table string) bool {
 }
 
 // choose selects the tables of the request. A table that is restored alone gets a new id, so that calls for the old
-// table fail instead of changing the restored one.
-func (op *restoration) choose() error {
+// table fail instead of changing the restored one. last is the number of the last restore of single tables before.
+func (op *restoration) choose(last uint16) error {
 	asked, found := op.req.GetTables(), make(map[string]bool)
 	op.rowMemory, op.targets = make(map[rowraft.TableID]uint64), make(map[rowraft.TableID]rowraft.TableID)
-	restore := meta.NextRestore(op.c.machine.LastRestore())
+	op.tables = nil
+	restore := meta.NextRestore(last)
 	for _, t := range op.manifest.Tables {
 		wanted := !op.alone()
 		for _, pattern := range asked {
@@ -109,7 +110,7 @@ func (op *restoration) sendPlan(ctx context.Context) error {
 		return fmt.Errorf("restore %s: %w", op.req.GetName(), err)
 	}
 	return op.stream.Send(&rowraftv1.RestoreCheckpointReply{Phase: "done", BytesTotal: uint64(op.chain.Bytes()),
-		TableEpoch: uint64(op.epoch()), Changes: op.changes(rows)})
+		TableEpoch: uint64(op.epoch()), Changes: op.changes(rows), Decided: op.c.machine.Decided()})
 }
 
 // checkEmpty refuses to drop rows without replace, and to drop tables that the caller has not seen in the plan.

@@ -161,6 +161,14 @@ func (m *Machine) LastRestore() uint16 {
 	return m.state.catalog.lastRestore
 }
 
+// Decided returns a number above 0 that differs after each decided restore: the table epoch, and in the lower 16 bits
+// the number of the last restore of single tables.
+func (m *Machine) Decided() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return uint64(m.state.catalog.epoch)<<16 | uint64(m.state.catalog.lastRestore)
+}
+
 // NoRestore reports whether no restore runs: during one, replicas do not move for balance.
 func (m *Machine) NoRestore() bool {
 	m.mu.Lock()

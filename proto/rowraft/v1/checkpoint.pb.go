@@ -2026,10 +2026,14 @@ type CreateCheckpointRequest struct {
 	// A delta has what changed since another checkpoint at the destination, its base:
 	// that of this name, or the newest that will do. Without one that will do the
 	// server makes a full one and says why.
-	Delta         bool   `protobuf:"varint,4,opt,name=delta,proto3" json:"delta,omitempty"`
-	Base          string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"`                                 // "": see delta
-	SkipAbsent    bool   `protobuf:"varint,10,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"` // go on without trainers that do not answer; else the checkpoint fails
-	Job           string `protobuf:"bytes,11,opt,name=job,proto3" json:"job,omitempty"`                                  // fail unless all trainers of this job are in it; "": of those jobs that train
+	Delta      bool   `protobuf:"varint,4,opt,name=delta,proto3" json:"delta,omitempty"`
+	Base       string `protobuf:"bytes,5,opt,name=base,proto3" json:"base,omitempty"`                                 // "": see delta
+	SkipAbsent bool   `protobuf:"varint,10,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"` // go on without trainers that do not answer; else the checkpoint fails
+	Job        string `protobuf:"bytes,11,opt,name=job,proto3" json:"job,omitempty"`                                  // fail unless all trainers of this job are in it; "": of those jobs that train
+	// A caller that lost its leader asks the next one with the same operation and name, and the next attempt. What an
+	// earlier attempt completed is the answer, and what one left behind is in no one's way.
+	Operation     []byte `protobuf:"bytes,12,opt,name=operation,proto3" json:"operation,omitempty"` // 16 bytes drawn by the caller; empty: there is one attempt
+	Attempt       uint32 `protobuf:"varint,13,opt,name=attempt,proto3" json:"attempt,omitempty"`    // from 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2111,6 +2115,20 @@ func (x *CreateCheckpointRequest) GetJob() string {
 		return x.Job
 	}
 	return ""
+}
+
+func (x *CreateCheckpointRequest) GetOperation() []byte {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *CreateCheckpointRequest) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
 }
 
 // CheckpointBlob is stored with the rows; a reader of the checkpoint gets it back.
@@ -3051,14 +3069,17 @@ func (x *ShardFileTable) GetWritten() uint64 {
 }
 
 type RestoreCheckpointRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Destination   string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Tables        []string               `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`                // names of those to restore, or patterns (ctr.*), and no other table changes; empty: all, and tables that the checkpoint lacks are removed
-	Replace       bool                   `protobuf:"varint,4,opt,name=replace,proto3" json:"replace,omitempty"`             // drop the rows that the cluster has
-	DryRun        bool                   `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // read and check everything, change nothing
-	Plan          bool                   `protobuf:"varint,6,opt,name=plan,proto3" json:"plan,omitempty"`                   // report what would be removed or replaced, read no rows, change nothing
-	Agreed        []uint64               `protobuf:"varint,7,rep,packed,name=agreed,proto3" json:"agreed,omitempty"`        // ids of the tables that may be lost; empty: replace alone decides
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Destination string                 `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	Name        string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Tables      []string               `protobuf:"bytes,3,rep,name=tables,proto3" json:"tables,omitempty"`                // names of those to restore, or patterns (ctr.*), and no other table changes; empty: all, and tables that the checkpoint lacks are removed
+	Replace     bool                   `protobuf:"varint,4,opt,name=replace,proto3" json:"replace,omitempty"`             // drop the rows that the cluster has
+	DryRun      bool                   `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"` // read and check everything, change nothing
+	Plan        bool                   `protobuf:"varint,6,opt,name=plan,proto3" json:"plan,omitempty"`                   // report what would be removed or replaced, read no rows, change nothing
+	Agreed      []uint64               `protobuf:"varint,7,rep,packed,name=agreed,proto3" json:"agreed,omitempty"`        // ids of the tables that may be lost; empty: replace alone decides
+	// decided of the plan. If an earlier attempt of this call was decided since, it is waited for instead of made again;
+	// if another restore was, this one is refused. 0: not compared.
+	After         uint64 `protobuf:"varint,8,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3142,6 +3163,13 @@ func (x *RestoreCheckpointRequest) GetAgreed() []uint64 {
 	return nil
 }
 
+func (x *RestoreCheckpointRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
 type RestoreCheckpointReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`  // read, close, done
@@ -3151,6 +3179,7 @@ type RestoreCheckpointReply struct {
 	TableEpoch    uint64                 `protobuf:"varint,5,opt,name=table_epoch,json=tableEpoch,proto3" json:"table_epoch,omitempty"` // when done
 	Shards        []*RestoredShard       `protobuf:"bytes,6,rep,name=shards,proto3" json:"shards,omitempty"`                            // when done
 	Changes       []*RestoreChange       `protobuf:"bytes,7,rep,name=changes,proto3" json:"changes,omitempty"`                          // when done, of a plan: by name
+	Decided       uint64                 `protobuf:"varint,8,opt,name=decided,proto3" json:"decided,omitempty"`                         // when done, of a plan: another value after each decided restore
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3232,6 +3261,13 @@ func (x *RestoreCheckpointReply) GetChanges() []*RestoreChange {
 		return x.Changes
 	}
 	return nil
+}
+
+func (x *RestoreCheckpointReply) GetDecided() uint64 {
+	if x != nil {
+		return x.Decided
+	}
+	return 0
 }
 
 // RestoreChange is what a restore does to a table.
@@ -4170,7 +4206,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04step\x18\x03 \x01(\x04R\x04step\x12\x1b\n" +
 	"\tpaused_ns\x18\x04 \x01(\x04R\bpausedNs\x12\x14\n" +
-	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"\xde\x01\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"\x96\x02\n" +
 	"\x17CreateCheckpointRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x120\n" +
@@ -4180,7 +4216,9 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\vskip_absent\x18\n" +
 	" \x01(\bR\n" +
 	"skipAbsent\x12\x10\n" +
-	"\x03job\x18\v \x01(\tR\x03job\">\n" +
+	"\x03job\x18\v \x01(\tR\x03job\x12\x1c\n" +
+	"\toperation\x18\f \x01(\fR\toperation\x12\x18\n" +
+	"\aattempt\x18\r \x01(\rR\aattempt\">\n" +
 	"\x0eCheckpointBlob\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\"\xe1\x01\n" +
@@ -4242,7 +4280,7 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\x05table\x18\x01 \x01(\v2\x17.rowraft.v1.TableSchemaR\x05table\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x16\n" +
 	"\x06digest\x18\x03 \x01(\fR\x06digest\x12\x18\n" +
-	"\awritten\x18\x04 \x01(\x04R\awritten\"\xc7\x01\n" +
+	"\awritten\x18\x04 \x01(\x04R\awritten\"\xdd\x01\n" +
 	"\x18RestoreCheckpointRequest\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -4250,7 +4288,8 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\areplace\x18\x04 \x01(\bR\areplace\x12\x17\n" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12\x12\n" +
 	"\x04plan\x18\x06 \x01(\bR\x04plan\x12\x16\n" +
-	"\x06agreed\x18\a \x03(\x04R\x06agreed\"\xa1\x02\n" +
+	"\x06agreed\x18\a \x03(\x04R\x06agreed\x12\x14\n" +
+	"\x05after\x18\b \x01(\x04R\x05after\"\xbb\x02\n" +
 	"\x16RestoreCheckpointReply\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1f\n" +
@@ -4260,7 +4299,8 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\vtable_epoch\x18\x05 \x01(\x04R\n" +
 	"tableEpoch\x121\n" +
 	"\x06shards\x18\x06 \x03(\v2\x19.rowraft.v1.RestoredShardR\x06shards\x123\n" +
-	"\achanges\x18\a \x03(\v2\x19.rowraft.v1.RestoreChangeR\achanges\"u\n" +
+	"\achanges\x18\a \x03(\v2\x19.rowraft.v1.RestoreChangeR\achanges\x12\x18\n" +
+	"\adecided\x18\b \x01(\x04R\adecided\"u\n" +
 	"\rRestoreChange\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\x12\x12\n" +

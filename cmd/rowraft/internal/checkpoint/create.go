@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
@@ -25,7 +26,7 @@ func newCheckpointCreateCmd(g *remote.Flags) *cobra.Command {
 milliseconds, and not for the writing. Trainers that take part (rowraft-trainer does) stop at their next
 batch boundary, and their state is in the checkpoint: their jobs resume from it exactly. The servers write; this command shows the progress. When it is
 interrupted, or anything fails, there is no checkpoint and nothing else has changed. A trainer that is at work and does
-not answer is such a failure, unless --skip-absent is given.
+not answer is such a failure, unless --skip-absent is given. If the scheduler's leader changes, the command continues with the next one.
 
 A delta has the rows that changed since another checkpoint at the destination, and restores with it: keep both.
 With --delta that is the newest of this cluster; if no delta can depend on it (the tables were restored since, or 16 deltas
@@ -41,11 +42,16 @@ are in a row) a full checkpoint is made, and the command says why. With --base i
 		Args: cli.OneArg("the destination"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			started := time.Now()
-			req.Destination = args[0]
-			done, err := follow(g, cmd, "write", lostCreate,
-				func(ctx context.Context, c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.CreateCheckpointReply], error) {
-					return c.CreateCheckpoint(ctx, &req)
-				})
+			operation := uuid.New()
+			req.Destination, req.Operation = args[0], operation[:]
+			if req.Name == "" { // of all attempts
+				req.Name = started.UTC().Format("20060102T150405Z") + "-" + operation.String()[:4]
+			}
+			done, err := follow(g, cmd, "write", lostCreate, func(ctx context.Context, c rowraftv1.CheckpointsClient,
+				attempt uint32) (receiver[*rowraftv1.CreateCheckpointReply], error) {
+				req.Attempt = attempt
+				return c.CreateCheckpoint(ctx, &req)
+			})
 			if err != nil {
 				return fmt.Errorf("checkpoint create: %w", err)
 			}

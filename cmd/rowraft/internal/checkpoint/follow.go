@@ -3,7 +3,9 @@ package checkpoint
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,24 +25,52 @@ type progress interface {
 
 type receiver[R progress] interface{ Recv() (R, error) }
 
+const (
+	attempts   = 6 // of a call whose leader is lost
+	retryAfter = 500 * time.Millisecond
+)
+
 // follow starts a call at the leader of the metadata group, shows its progress, and returns its last message. what
-// names the first phase. hint is added to an error that no server returned.
+// names the first phase. If the leader changes, follow starts the call again at the next one; start gets the number of
+// the attempt, from 0. hint is added to the error of the last attempt, if no server returned it.
 func follow[R progress](g *remote.Flags, cmd *cobra.Command, what, hint string,
-	start func(context.Context, rowraftv1.CheckpointsClient) (receiver[R], error)) (done R, err error) {
-	err = remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient,
-		func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
-			stream, err := start(ctx, c)
-			if err != nil {
-				return rpc.FromStatus(err)
+	start func(context.Context, rowraftv1.CheckpointsClient, uint32) (receiver[R], error)) (done R, err error) {
+	for attempt := range uint32(attempts) {
+		if attempt > 0 {
+			fmt.Fprintf(cmd.ErrOrStderr(), "the scheduler's leader changed; the %s continues with the next one\n", cmd.Name())
+			select {
+			case <-time.After(retryAfter):
+			case <-cmd.Context().Done():
+				return done, err
 			}
-			done, err = receive(stream, g.NewMeter(cmd, what), what, hint)
-			return err
-		})
-	return done, err
+		}
+		err = remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient,
+			func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
+				stream, err := start(ctx, c, attempt)
+				if err != nil {
+					return rpc.FromStatus(err)
+				}
+				done, err = receive(stream, g.NewMeter(cmd, what), what)
+				return err
+			})
+		if err == nil || !lost(err) || cmd.Context().Err() != nil {
+			break
+		}
+	}
+	return done, remote.HintIfBroken(err, hint)
+}
+
+// lost reports whether an error means that the server of a call does not lead the metadata group any more.
+func lost(err error) bool {
+	switch rowraft.CodeOf(err) {
+	case rowraft.CodeLeadershipLost, rowraft.CodeNotLeader, rowraft.CodeClosing:
+		return true
+	}
+	return rpc.Broken(err)
 }
 
 // receive shows the progress of a call until its last message.
-func receive[R progress](stream receiver[R], bar *terminal.Meter, what, hint string) (done R, err error) {
+func receive[R progress](stream receiver[R], bar *terminal.Meter, what string) (done R, err error) {
 	defer bar.Done()
 	for ended := false; ; {
 		reply, err := stream.Recv()
@@ -50,7 +80,7 @@ func receive[R progress](stream receiver[R], bar *terminal.Meter, what, hint str
 		case errors.Is(err, io.EOF):
 			return done, rowraft.Errorf(rowraft.CodeInternal, "the server ended the call without a result")
 		case err != nil:
-			return done, remote.HintIfBroken(rpc.FromStatus(err), hint)
+			return done, rpc.FromStatus(err)
 		}
 		switch reply.GetPhase() {
 		case "done":

@@ -40,7 +40,8 @@ A delta is restored with all checkpoints that it depends on, which must lie at t
 
 The rows are staged next to the tables that serve. Only when all of the checkpoint was read and found right, and
 every shard holds exactly the rows it should, the shards change over, each at one log entry. Until then an interruption or a failure
-leaves everything as it was; afterwards the scheduler finishes it. Both states are in memory and the staged rows in the
+leaves everything as it was; afterwards the scheduler finishes it. If the scheduler's leader changes, the command continues with
+the next one, and nothing is restored twice. Both states are in memory and the staged rows in the
 log until then, so each server needs room for both: a restore is refused if a server that leads a shard has less memory left
 (MemAvailable, or what the memory.max of its cgroups leaves) than the records take.
 
@@ -66,6 +67,7 @@ Exit code 3 says that the checkpoint is damaged or that rows are missing. --time
 				return err
 			}
 			started := time.Now()
+			req.After = planned.GetDecided() // no attempt is decided after another one
 			done, err := restoreCheckpoint(g, cmd, &req)
 			if err != nil {
 				return err
@@ -85,8 +87,11 @@ Exit code 3 says that the checkpoint is damaged or that rows are missing. --time
 // restoreCheckpoint runs one restore, or plans it.
 func restoreCheckpoint(g *remote.Flags, cmd *cobra.Command,
 	req *rowraftv1.RestoreCheckpointRequest) (*rowraftv1.RestoreCheckpointReply, error) {
-	done, err := follow(g, cmd, "read", lostRestore, func(ctx context.Context,
-		c rowraftv1.CheckpointsClient) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
+	done, err := follow(g, cmd, "read", lostRestore, func(ctx context.Context, c rowraftv1.CheckpointsClient,
+		attempt uint32) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
+		if attempt > 0 && !req.GetPlan() && !req.GetDryRun() && req.GetAfter() == 0 {
+			return nil, rowraft.Errorf(rowraft.CodePrecondition, lostRestore) // an older version, which might do it twice
+		}
 		return c.RestoreCheckpoint(ctx, req)
 	})
 	if err == nil {

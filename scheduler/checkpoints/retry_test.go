@@ -1,0 +1,157 @@
+package checkpoints
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/checkpoint"
+	"github.com/rowraft/rowraft/checkpoint/depot"
+	"github.com/rowraft/rowraft/clustermap"
+	"github.com/rowraft/rowraft/internal/testutil"
+	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
+	"github.com/rowraft/rowraft/scheduler/metatest/metacmd"
+)
+
+// An attempt that lost its leader may have left files, may have made the checkpoint, and may make it late. The next
+// attempt makes it, or finds it made: there is one checkpoint, and no file of another.
+func TestTheNextAttemptOfACheckpoint(t *testing.T) {
+	s, _, _ := newSolo(t, 1, nil)
+	operation, ctx := uuid.New(), t.Context()
+	for _, when := range []string{"never", "before", "late"} {
+		t.Run(when, func(t *testing.T) {
+			d, err := depot.Open(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			attempt := func(n uint32, of uuid.UUID) *creation {
+				op := &creation{c: s, depot: d, req: &rowraftv1.CreateCheckpointRequest{Name: "a", Operation: of[:],
+					Attempt: n}}
+				if err := op.chooseID(); err != nil {
+					t.Fatal(err)
+				}
+				return op
+			}
+			write := func(op *creation) (*checkpoint.Manifest, []byte) {
+				content := fmt.Sprint("of ", op.id)
+				f := checkpoint.File{Name: fmt.Sprintf("shard-0000-%x01020304.rows", op.tag()), Bytes: int64(len(content)),
+					SHA256: sha256.Sum256([]byte(content))}
+				sums := f
+				sums.Name = fmt.Sprintf("shard-0000-%x01020304.sums", op.tag())
+				file := checkpoint.ShardFile{Applied: 7, Stream: f, Sums: sums}
+				for slot := range rowraft.DefaultSlots {
+					file.Slots = append(file.Slots, rowraft.Slot(slot))
+				}
+				m := &checkpoint.Manifest{ID: op.id.String(), Created: time.Unix(1, 0), Cluster: "c", Binary: "b", Epoch: 1,
+					Map: 1, HashVers: clustermap.HashVersion, Slots: rowraft.DefaultSlots,
+					Shards: []checkpoint.ShardFile{file}}
+				raw, err := m.Encode()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, f := range m.Files() {
+					if err := d.Put(ctx, "a/"+f.Name, []byte(content)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return m, raw
+			}
+			first, second := attempt(0, operation), attempt(1, operation)
+			if _, err := first.open(ctx); err != nil {
+				t.Fatal(err)
+			}
+			m, raw := write(first)
+			put := func() {
+				if _, err := first.putManifest(ctx, m, raw); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if when == "before" {
+				put()
+			}
+			made, err := second.open(ctx)
+			if err != nil || (made != nil) != (when == "before") {
+				t.Fatalf("the second attempt finds %v, %v", made, err)
+			}
+			want := first.id
+			if when != "before" {
+				m2, raw2 := write(second)
+				if when == "late" {
+					put()
+				} else {
+					want = second.id
+				}
+				if made, err = second.putManifest(ctx, m2, raw2); err != nil {
+					t.Fatal(err)
+				}
+				if when == "late" {
+					if err := second.cleanUp(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			_, err = attempt(0, uuid.New()).open(ctx)
+			testutil.WantCodeOf(t, "another call for the same name", err, rowraft.CodeAlreadyExists)
+			there, err := d.List(ctx, "a")
+			if err != nil || made.ID != want.String() || len(there) != 3 {
+				t.Errorf("made %s, want %s; there are %v, %v", made.ID, want, there, err)
+			}
+		})
+	}
+}
+
+func TestAnAttemptIsChecked(t *testing.T) {
+	id := bytes.Repeat([]byte{7}, 16)
+	for _, req := range []*rowraftv1.CreateCheckpointRequest{{Name: "a", Operation: id[:15]}, {Operation: id},
+		{Name: "a", Operation: id, Attempt: maxAttempts}} {
+		op := &creation{req: req}
+		testutil.WantCodeOf(t, fmt.Sprint(req), op.chooseID(), rowraft.CodeInvalidArgument)
+	}
+}
+
+// TestWhichRestoreWasDecided since the plan of a call: none, that of an earlier attempt, or another one.
+func TestWhichRestoreWasDecided(t *testing.T) {
+	emb := metacmd.Table(1, "emb")
+	manifest := &checkpoint.Manifest{ID: "id-a", Tables: []checkpoint.TableSum{{Schema: emb}}}
+	for _, tc := range []struct {
+		name   string
+		tables []string // of the call
+		from   string   // the checkpoint of the decided restore; "": none is decided
+		alone  bool     // the decided one is of emb alone
+		mine   bool
+		fails  bool
+	}{
+		{name: "none"},
+		{name: "none, of one table", tables: []string{"emb"}},
+		{name: "this one", from: "id-a", mine: true},
+		{name: "this one, of one table", tables: []string{"emb"}, from: "id-a", alone: true, mine: true},
+		{name: "another checkpoint", from: "id-b", fails: true},
+		{name: "the same checkpoint, of one table", from: "id-a", alone: true, fails: true},
+		{name: "the same checkpoint, of all tables", tables: []string{"emb"}, from: "id-a", fails: true},
+	} {
+		s, l, _ := newSolo(t, 1, nil)
+		op := &restoration{c: s, manifest: manifest,
+			req: &rowraftv1.RestoreCheckpointRequest{Name: "a", Tables: tc.tables, After: s.machine.Decided()}}
+		if tc.from != "" {
+			restored, epoch := emb, uint64(2)
+			if tc.alone {
+				restored.ID, epoch = emb.ID.RestoredBy(1), 1
+			}
+			r := metacmd.Restore(3, epoch, 1, restored)
+			r.Source = &rowraftv1.MetaRestored{Id: tc.from}
+			for _, c := range []*rowraftv1.MetaCommand{metacmd.BeginRestore(3), metacmd.DecideRestore(r)} {
+				if err := l.Propose(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if mine, err := op.decidedEarlier(); mine != tc.mine || (err != nil) != tc.fails {
+			t.Errorf("%s: mine %v, %v", tc.name, mine, err)
+		}
+	}
+}
