@@ -168,6 +168,32 @@ func TestAMoveSurvivesANewDriverInEveryStep(t *testing.T) {
 	}
 }
 
+// TestTheSchedulerChoosesTheTargetOfAMove, or says what to do if no server can take the replica.
+func TestTheSchedulerChoosesTheTargetOfAMove(t *testing.T) {
+	s, _, _ := movingCluster(t)
+	alone, _ := restoringCluster(t)
+	for _, tc := range []struct {
+		s    *Scheduler
+		req  *rowraftv1.MoveReplicaRequest
+		code rowraft.Code
+		says string
+	}{
+		{s, &rowraftv1.MoveReplicaRequest{FromNode: "a", Shard: 7}, rowraft.CodeNotFound, "no shard 7"},
+		{s, &rowraftv1.MoveReplicaRequest{FromNode: "x"}, rowraft.CodeNotFound, `no server "x"`},
+		{s, &rowraftv1.MoveReplicaRequest{FromNode: "d"}, rowraft.CodeNotFound, "d has no replica"},
+		{alone, &rowraftv1.MoveReplicaRequest{FromNode: "a"}, rowraft.CodePrecondition, "transfer-leader 0"},
+	} {
+		_, err := tc.s.MoveReplica(t.Context(), tc.req)
+		testutil.WantCode(t, err, tc.code, tc.says)
+	}
+	reply, err := s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "a"})
+	if err != nil || reply.GetMove().GetTo().GetNode() != "d" {
+		t.Fatalf("%v, %v; want a move to d", reply, err)
+	}
+	_, err = s.MoveReplica(t.Context(), &rowraftv1.MoveReplicaRequest{FromNode: "b"})
+	testutil.WantCode(t, err, rowraft.CodeAlreadyExists, "another change")
+}
+
 // A call of an earlier leader that comes late may add a replica that has left: it is
 // removed again, and only then, after its server has said so, forgotten.
 func TestAReplicaThatLeftIsRemovedAgain(t *testing.T) {

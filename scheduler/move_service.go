@@ -10,6 +10,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 	"github.com/rowraft/rowraft/scheduler/meta"
+	"github.com/rowraft/rowraft/scheduler/placement"
 )
 
 // startAttempts bounds how often MoveReplica tries again because the map changed between its look at the map and the
@@ -18,11 +19,19 @@ import (
 const startAttempts = 5
 
 // MoveReplica logs a move. From then on the leader of the metadata group drives it (drive.go).
-// Without a map version in the request it is compared with the newest map.
+// Without a map version in the request it is compared with the newest map. Without a target it chooses one as placement
+// does.
 func (s *Scheduler) MoveReplica(ctx context.Context,
 	req *rowraftv1.MoveReplicaRequest) (*rowraftv1.MoveReplicaReply, error) {
 	for attempt := 1; ; attempt++ {
-		m, err := s.driver.proposeMove(ctx, req)
+		to, err := req.GetToNode(), error(nil)
+		if to == "" {
+			to, err = s.placeLoop.chooseTarget(ctx, req)
+		}
+		if err != nil {
+			return nil, err
+		}
+		m, err := s.driver.proposeMove(ctx, req, to)
 		if rowraft.CodeOf(err) == rowraft.CodePrecondition && req.GetMapVersion() == 0 && attempt < startAttempts {
 			continue // a server registered, or another move began
 		}
@@ -35,8 +44,38 @@ func (s *Scheduler) MoveReplica(ctx context.Context,
 	}
 }
 
+// chooseTarget returns the server to which placement would move the replica of the request.
+func (pl *placeLoop) chooseTarget(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (string, error) {
+	if _, err := pl.leadingInSync(ctx); err != nil {
+		return "", err
+	}
+	m, shard := pl.view.Map(), rowraft.ShardID(req.GetShard())
+	if m == nil || int(shard) >= len(m.Shards) {
+		return "", rowraft.Errorf(rowraft.CodeNotFound, "there is no shard %d", shard)
+	}
+	from, err := m.FindNode(req.GetFromNode())
+	if err != nil {
+		return "", err
+	}
+	if _, has := m.Shards[shard].On(from.ID); !has {
+		return "", rowraft.Errorf(rowraft.CodeNotFound, "server %s has no replica of shard %d", m.NameOf(from.ID), shard)
+	}
+	p := newPlaceMemory(0)
+	w := pl.world(m, &p)
+	if w.Shards[shard].Moving {
+		return "", rowraft.Errorf(rowraft.CodeAlreadyExists, "another change of the replicas of shard %d runs", shard)
+	}
+	to, found := placement.Target(w, shard, from.ID)
+	if !found {
+		return "", rowraft.Errorf(rowraft.CodePrecondition, "no server can take the replica of shard %d now: each other one "+
+			"has a replica of it, is not up, is full or is to leave; add a server, or move the lead alone with `rowraft shard "+
+			"transfer-leader %d`", shard, shard)
+	}
+	return string(to), nil
+}
+
 // proposeMove is one attempt of MoveReplica.
-func (d *driver) proposeMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest) (meta.Move, error) {
+func (d *driver) proposeMove(ctx context.Context, req *rowraftv1.MoveReplicaRequest, target string) (meta.Move, error) {
 	if _, err := d.leadingInSync(ctx); err != nil {
 		return meta.Move{}, err
 	}
@@ -48,7 +87,7 @@ func (d *driver) proposeMove(ctx context.Context, req *rowraftv1.MoveReplicaRequ
 	if err != nil {
 		return meta.Move{}, err
 	}
-	to, err := m.FindNode(req.GetToNode())
+	to, err := m.FindNode(target)
 	if err != nil {
 		return meta.Move{}, err
 	}

@@ -44,4 +44,15 @@ func TestServersWithoutANameGetOne(t *testing.T) {
 	if strings.Contains(err.Error(), "node ") {
 		t.Errorf("%v: want server", err)
 	}
+	// What the refusal advises works, also for a server whose name was given away while it was down.
+	for _, step := range [][2]string{{"h", "n70"}, {"b", "east"}, {"i", "n7"}} {
+		if got, err := register(&rowraftv1.Node{Id: step[0], Name: step[1]}); err != nil || got != step[1] {
+			t.Errorf("server %s with name %q: %q, %v", step[0], step[1], got, err)
+		}
+	}
+	_, err = register(&rowraftv1.Node{Id: "b", Name: "n7"}) // the name that its data directory stores
+	testutil.WantCode(t, err, rowraft.CodeAlreadyExists, "h:i", "with another --name")
+	if got, err := register(&rowraftv1.Node{Id: "b", Name: "south"}); err != nil || got != "south" {
+		t.Errorf("with another name: %q, %v", got, err)
+	}
 }

@@ -50,7 +50,8 @@ func (t *topology) putNode(n clustermap.Node) error {
 	for _, o := range t.cluster.Nodes {
 		if n.Name != "" && o.Name == n.Name && o.ID != n.ID {
 			return rowraft.Errorf(rowraft.CodeAlreadyExists,
-				"the server at %s has the name %s already: start this one with another --name, or without one", o.Addr, n.Name)
+				"the server at %s has the name %s already: start this one with another --name (without --name a server has the "+
+					"name that its data directory stores; one that stores none gets a free one)", o.Addr, n.Name)
 		}
 	}
 	i, found := t.findNode(n.ID)

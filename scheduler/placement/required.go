@@ -131,6 +131,12 @@ func (t *totals) replaceFenced() (Step, bool) {
 	return Step{}, false
 }
 
+// Target returns the server to which placement would move the replica of a shard that is on from; false if there is
+// none.
+func Target(w *World, shard rowraft.ShardID, from rowraft.NodeID) (rowraft.NodeID, bool) {
+	return total(w).target(&w.Shards[shard], from)
+}
+
 // target returns the best server for a replica of sh that leaves from: one in a zone with the fewest other replicas of
 // sh, then the one with the fewest replicas.
 func (t *totals) target(sh *Shard, from rowraft.NodeID) (best rowraft.NodeID, ok bool) {

@@ -3668,7 +3668,7 @@ type MoveReplicaRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint32                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	FromNode      string                 `protobuf:"bytes,2,opt,name=from_node,json=fromNode,proto3" json:"from_node,omitempty"`        // id or name
-	ToNode        string                 `protobuf:"bytes,3,opt,name=to_node,json=toNode,proto3" json:"to_node,omitempty"`              // id or name
+	ToNode        string                 `protobuf:"bytes,3,opt,name=to_node,json=toNode,proto3" json:"to_node,omitempty"`              // id or name; "": the scheduler chooses
 	MapVersion    uint64                 `protobuf:"varint,4,opt,name=map_version,json=mapVersion,proto3" json:"map_version,omitempty"` // the move is refused if the map has changed since; 0: whatever it is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

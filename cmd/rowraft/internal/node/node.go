@@ -94,7 +94,7 @@ func nodeStatus(ctx context.Context, g *remote.Flags, name string) (*nodeStatusJ
 	}
 	for _, m := range reply.GetMoves() {
 		if m.GetMove().GetFrom().GetNode() == n.ID || m.GetMove().GetTo().GetNode() == n.ID {
-			v.Moves = append(v.Moves, view.NewMove(reply.GetMap(), m.GetMove(), m))
+			v.Moves = append(v.Moves, view.NewMove(reply, m.GetMove(), m))
 		}
 	}
 	return v, nil

@@ -17,24 +17,27 @@ import (
 func newMoveCmd(g *remote.Flags) *cobra.Command {
 	from, to, detach := "", "", false
 	cmd := &cobra.Command{
-		Use:   "move SHARD --from SERVER --to SERVER",
+		Use:   "move SHARD --from SERVER [--to SERVER]",
 		Short: "Move a replica of a shard to another server",
 		Long: `Move a replica of a shard to another server, while pushes and pulls continue.
+
+Without --to the scheduler chooses the server, as it does for moves of its own: in a zone with the fewest
+other replicas of the shard, then the one with the fewest replicas.
 
 The new replica joins without a vote and catches up, then it votes, then the old one hands over the
 lead if it has it, leaves, and is deleted. The scheduler drives the move: it continues when this command
 ends, and when the scheduler itself fails over. Until the old replica begins to leave it can be undone with
 ` + "`rowraft shard cancel-move`" + `.`,
 		Example: `  rowraft shard move 2 --from n1 --to n4
-  rowraft shard move 2 --from n1 --to n4 --detach; rowraft shard moves`,
+  rowraft shard move 2 --from n1 --detach; rowraft shard moves`,
 		Args: cli.OneArg("the SHARD, a number from `rowraft shard list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			shard, err := shardArg(args[0])
 			if err != nil {
 				return err
 			}
-			if from == "" || to == "" {
-				return cli.Usagef("%s: give --from and --to, the servers that the replica leaves and goes to", cmd.CommandPath())
+			if from == "" {
+				return cli.Usagef("%s: give --from, the server that the replica leaves", cmd.CommandPath())
 			}
 			v, err := moveReplica(g, cmd, shard, from, to, detach)
 			if err != nil {
@@ -44,7 +47,7 @@ ends, and when the scheduler itself fails over. Until the old replica begins to 
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "", "name or id of the server whose replica moves")
-	cmd.Flags().StringVar(&to, "to", "", "name or id of the server it moves to, which has none of the shard")
+	cmd.Flags().StringVar(&to, "to", "", "name or id of the server it moves to, which has none of the shard; by default the scheduler chooses")
 	cmd.Flags().BoolVar(&detach, "detach", false, "return at once; 'rowraft shard moves' shows how far it is")
 	return cmd
 }

@@ -3,6 +3,7 @@ package view
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 
@@ -48,11 +49,12 @@ var phaseText = map[string]string{
 	"cancelled": "cancelled",
 }
 
-// NewMove describes a move; st is nil for a move that has ended.
-func NewMove(m *rowraftv1.Map, p *rowraftv1.Move, st *rowraftv1.MoveStatus) Move {
+// NewMove describes a move of a status; st is nil for a move that has ended.
+func NewMove(r *rowraftv1.StatusReply, p *rowraftv1.Move, st *rowraftv1.MoveStatus) Move {
 	phase := Word(p.GetPhase().String(), "MOVE_PHASE_")
 	v := Move{
-		ID: p.GetId(), Shard: p.GetShard(), From: NodeName(m, p.GetFrom().GetNode()), To: NodeName(m, p.GetTo().GetNode()),
+		ID: p.GetId(), Shard: p.GetShard(), From: nameInHistory(r, p.GetFrom().GetNode()),
+		To:         nameInHistory(r, p.GetTo().GetNode()),
 		OldReplica: p.GetFrom().GetId(), NewReplica: p.GetTo().GetId(), Phase: phase, Running: phase != "done" &&
 			phase != "cancelled",
 		WaitingFor: st.GetWaitingFor(), LagEntries: st.GetLagEntries(), Reason: "asked",
@@ -70,16 +72,30 @@ func NewMove(m *rowraftv1.Map, p *rowraftv1.Move, st *rowraftv1.MoveStatus) Move
 	return v
 }
 
+// nameInHistory returns the name of a server that may have left the cluster: the operation that emptied it has its name.
+func nameInHistory(r *rowraftv1.StatusReply, node string) string {
+	if slices.ContainsFunc(r.GetMap().GetNodes(), func(n *rowraftv1.Node) bool { return n.GetId() == node }) {
+		return NodeName(r.GetMap(), node)
+	}
+	name := ""
+	for _, o := range r.GetOperations() {
+		if o.GetNode() == node {
+			name = o.GetName() // the newest is last
+		}
+	}
+	return NameOr(name, node)
+}
+
 // Moves lists the moves of a status: those that ended, if ended is set, then those that run.
 func Moves(r *rowraftv1.StatusReply, ended bool) []Move {
 	out := []Move{}
 	if ended {
 		for _, m := range r.GetFinishedMoves() {
-			out = append(out, NewMove(r.GetMap(), m, nil))
+			out = append(out, NewMove(r, m, nil))
 		}
 	}
 	for _, m := range r.GetMoves() {
-		out = append(out, NewMove(r.GetMap(), m.GetMove(), m))
+		out = append(out, NewMove(r, m.GetMove(), m))
 	}
 	return out
 }
