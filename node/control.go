@@ -302,6 +302,9 @@ func (n *Node) status() *rowraftv1.NodeStatusReply {
 	if m := n.host.Map(); m != nil {
 		st.MapVersion = uint64(m.Version)
 	}
+	if l := n.cfg.OpsListener; l != nil {
+		st.OpsAddr = l.Addr().String()
+	}
 	return st
 }
 

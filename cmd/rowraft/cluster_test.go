@@ -101,6 +101,7 @@ type headless struct {
 	fakeCluster
 	rowraftv1.UnimplementedReplicasServer
 	refuses error
+	ops     string // address of the ops port
 }
 
 func (h *headless) Hello(ctx context.Context, _ *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
@@ -116,7 +117,7 @@ func (h *headless) GetMap(context.Context, *rowraftv1.GetMapRequest) (*rowraftv1
 }
 
 func (h *headless) NodeStatus(context.Context, *rowraftv1.NodeStatusRequest) (*rowraftv1.NodeStatusReply, error) {
-	return &rowraftv1.NodeStatusReply{Version: "v0.6.0", Replicas: h.status.Nodes[0].Replicas}, h.refuses
+	return &rowraftv1.NodeStatusReply{Version: "v0.6.0", OpsAddr: h.ops, Replicas: h.status.Nodes[0].Replicas}, h.refuses
 }
 
 // TestClusterStatusWithoutAScheduler: the servers are asked one by one.

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/zip"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -21,14 +22,6 @@ import (
 // nothing secret is.
 func TestDebugZip(t *testing.T) {
 	status := well()
-	h := &headless{fakeCluster: fakeCluster{status: status}}
-	addr := start(t, &h.fakeCluster, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, h) })
-	gone := unusedAddr(t)
-	for i, n := range status.Map.Nodes {
-		if n.Addr = gone; i == 0 {
-			n.Addr = addr
-		}
-	}
 	ops := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/debug/pprof/heap" {
 			http.Error(w, "only for operators", http.StatusForbidden)
@@ -37,23 +30,34 @@ func TestDebugZip(t *testing.T) {
 		io.WriteString(w, "this is "+r.URL.Path)
 	}))
 	defer ops.Close()
+	_, port, err := net.SplitHostPort(ops.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &headless{fakeCluster: fakeCluster{status: status}, ops: "[::]:" + port} // at the address of the server
+	addr := start(t, &h.fakeCluster, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, h) })
+	gone := unusedAddr(t)
+	for i, n := range status.Map.Nodes {
+		if n.Addr = gone; i == 0 {
+			n.Addr = addr
+		}
+	}
 	file := filepath.Join(t.TempDir(), "out.zip")
-	args := []string{"debug", "zip", file, "--insecure", "--endpoints", addr, "--ops",
-		strings.TrimPrefix(ops.URL, "http://")}
+	args := []string{"debug", "zip", file, "--insecure", "--endpoints", addr}
 	got := rowraftCmd(t, args...)
 	if got.code != cli.ExitDone || !strings.Contains(got.out, "3 missing") ||
 		!strings.Contains(got.out, "servers/n3/status.json") {
 		t.Fatalf("%+v", got)
 	}
 	all := unzipped(t, file)
-	dir := "ops/" + strings.ReplaceAll(strings.TrimPrefix(ops.URL, "http://"), ":", "_")
+	const dir = "servers/n1"
 	for name, says := range map[string]string{
 		"cluster/status.json": `"verdict": "healthy"`, "cluster/map.json": "user_emb", "cluster/shards.json": "repl-a",
 		"cluster/nodes.json": "n2", "cluster/operations.json": "[]",
 		"servers/n1/status.json": "v0.6.0", dir + "/metrics.txt": "this is /metrics", dir + "/goroutines.txt": "goroutine",
 		dir + "/readyz.txt": "readyz", dir + "/config.yaml": "this is /debug/config", dir +
 			"/log.jsonl": "this is /debug/log",
-		"manifest.json": "only for operators",
+		"manifest.json": "only for operators", "servers/n3/missing.txt": "server n3 at " + gone + " did not answer",
 	} {
 		if !strings.Contains(all[name], says) {
 			t.Errorf("%s does not say %q: %q", name, says, all[name])

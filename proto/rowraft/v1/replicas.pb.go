@@ -1659,6 +1659,7 @@ type NodeStatusReply struct {
 	CertificateEnds uint64                 `protobuf:"varint,10,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"` // in Unix seconds; 0: it has none
 	Profile         string                 `protobuf:"bytes,11,opt,name=profile,proto3" json:"profile,omitempty"`                                         // of its Raft timers: fast, default, dense
 	Slowness        *Slowness              `protobuf:"bytes,12,opt,name=slowness,proto3" json:"slowness,omitempty"`                                       // unset: unknown
+	OpsAddr         string                 `protobuf:"bytes,13,opt,name=ops_addr,json=opsAddr,proto3" json:"ops_addr,omitempty"`                          // host:port of the ops port, as it listens; "": it has none
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1775,6 +1776,13 @@ func (x *NodeStatusReply) GetSlowness() *Slowness {
 		return x.Slowness
 	}
 	return nil
+}
+
+func (x *NodeStatusReply) GetOpsAddr() string {
+	if x != nil {
+		return x.OpsAddr
+	}
+	return ""
 }
 
 type DigestRequest struct {
@@ -2024,7 +2032,7 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"tableEpoch\"7\n" +
 	"\x10EnsureTableReply\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x04R\fappliedIndex\"\x13\n" +
-	"\x11NodeStatusRequest\"\xb2\x03\n" +
+	"\x11NodeStatusRequest\"\xcd\x03\n" +
 	"\x0fNodeStatusReply\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -2042,7 +2050,8 @@ const file_rowraft_v1_replicas_proto_rawDesc = "" +
 	"\x10certificate_ends\x18\n" +
 	" \x01(\x04R\x0fcertificateEnds\x12\x18\n" +
 	"\aprofile\x18\v \x01(\tR\aprofile\x120\n" +
-	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\"B\n" +
+	"\bslowness\x18\f \x01(\v2\x14.rowraft.v1.SlownessR\bslowness\x12\x19\n" +
+	"\bops_addr\x18\r \x01(\tR\aopsAddr\"B\n" +
 	"\rDigestRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1b\n" +
 	"\tmin_index\x18\x02 \x01(\x04R\bminIndex\"^\n" +

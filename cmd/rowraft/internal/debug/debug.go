@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,31 +31,28 @@ import (
 // NewCmd returns the command `rowraft debug`.
 func NewCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{Use: "debug", Short: "Collect what helps to find out what is wrong"}
-	var ops []string
 	zipCmd := &cobra.Command{
 		Use:   "zip FILE",
 		Short: "Write one file with the state, metrics and profiles of the servers",
 		Long: `Write one file with the state, metrics and profiles of the servers, for the search for a fault.
 
-It holds the verdict and the state of the cluster, its map with the shapes of the tables, what each server says of itself,
-and, of each port that --ops names (--ops-listen of the servers), metrics, readiness, goroutines, a heap profile, its
-configuration and the last lines of its log. It holds no row, no certificate, no private key and no token. manifest.json
-lists what could not be had, and why: servers that are down do not stop it.
+It holds the verdict and the state of the cluster, its map with the shapes of the tables, and of each server in the map, in
+servers/NAME: what it says of itself and, if it has an ops port (--ops-listen), metrics, readiness, goroutines, a heap
+profile, its configuration and the last lines of its log. One endpoint is enough. It holds no row, no certificate, no private
+key and no token. manifest.json lists what could not be had, and why; a server that does not answer has a file missing.txt
+that says so.
 
 The exit code is 0 also where something is missing, 4 if no server answered.`,
-		Example: `  rowraft debug zip /tmp/rowraft.zip --ops 10.0.0.1:7072,10.0.0.2:7072,10.0.0.3:7072
-  rowraft debug zip /tmp/rowraft.zip --timeout 2m`,
-		Args: cli.OneArg("the FILE to write, which must not be there yet"),
+		Example: "  rowraft debug zip /tmp/rowraft.zip --timeout 2m",
+		Args:    cli.OneArg("the FILE to write, which must not be there yet"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := debugZip(g, cmd, args[0], ops)
+			v, err := debugZip(g, cmd, args[0])
 			if err != nil {
 				return fmt.Errorf("debug zip: %w", err)
 			}
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, v.print)
 		},
 	}
-	zipCmd.Flags().StringSliceVar(&ops, "ops", nil,
-		"host:port of the servers' --ops-listen, comma-separated; default: no metrics and profiles")
 	cmd.AddCommand(zipCmd)
 	return cmd
 }
@@ -85,16 +85,20 @@ func (v *bundleJSON) print(w io.Writer, _ bool) error {
 	return nil
 }
 
-// part is one file of the bundle, and the function that fetches it.
+// part is one file of the bundle, or the reason why it is missing.
 type part struct {
 	name string
-	get  func(context.Context) ([]byte, error)
+	data []byte
+	err  error
 }
 
-// partPatience bounds one part.
-const partPatience = 15 * time.Second
+// source fetches parts.
+type source func(context.Context) []part
 
-func debugZip(g *remote.Flags, cmd *cobra.Command, file string, ops []string) (v *bundleJSON, err error) {
+// patience bounds one source.
+const patience = 15 * time.Second
+
+func debugZip(g *remote.Flags, cmd *cobra.Command, file string) (v *bundleJSON, err error) {
 	ctx, cancel := g.WithTimeout(cmd)
 	defer cancel()
 	reply, err := cluster.Status(ctx, g)
@@ -106,7 +110,7 @@ func debugZip(g *remote.Flags, cmd *cobra.Command, file string, ops []string) (v
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	parts, err := bundleParts(c, reply, ops)
+	sources, err := bundleSources(c, reply)
 	if err != nil {
 		return nil, err
 	}
@@ -121,19 +125,19 @@ func debugZip(g *remote.Flags, cmd *cobra.Command, file string, ops []string) (v
 	}()
 	v = &bundleJSON{Schema: cli.JSONSchema, File: file, Created: time.Now().UTC().Format(time.RFC3339), Version: g.Version,
 		Parts: []string{}, Missing: []missingJSON{}}
-	fmt.Fprintf(cmd.ErrOrStderr(), "asking for %s\n", cli.Plural(len(parts), "part"))
-	return v, v.write(ctx, out, parts)
+	fmt.Fprintf(cmd.ErrOrStderr(), "asking %s\n", cli.Plural(len(reply.GetMap().GetNodes()), "server"))
+	return v, v.write(ctx, out, sources)
 }
 
 // write fetches the parts concurrently and writes them in order, the manifest last.
-func (v *bundleJSON) write(ctx context.Context, out io.Writer, parts []part) error {
-	got, errs := make([][]byte, len(parts)), make([]error, len(parts))
+func (v *bundleJSON) write(ctx context.Context, out io.Writer, sources []source) error {
+	got := make([][]part, len(sources))
 	var wg sync.WaitGroup
-	for i, p := range parts {
+	for i, fetch := range sources {
 		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, partPatience)
+			ctx, cancel := context.WithTimeout(ctx, patience)
 			defer cancel()
-			got[i], errs[i] = p.get(ctx)
+			got[i] = fetch(ctx)
 		})
 	}
 	wg.Wait()
@@ -145,13 +149,13 @@ func (v *bundleJSON) write(ctx context.Context, out io.Writer, parts []part) err
 		}
 		return err
 	}
-	for i, p := range parts {
-		if errs[i] != nil {
-			v.Missing = append(v.Missing, missingJSON{p.name, errs[i].Error()})
+	for _, p := range slices.Concat(got...) {
+		if p.err != nil {
+			v.Missing = append(v.Missing, missingJSON{p.name, p.err.Error()})
 			continue
 		}
 		v.Parts = append(v.Parts, p.name)
-		if err := add(p.name, got[i]); err != nil {
+		if err := add(p.name, p.data); err != nil {
 			return err
 		}
 	}
@@ -162,59 +166,75 @@ func (v *bundleJSON) write(ctx context.Context, out io.Writer, parts []part) err
 	return errors.Join(add("manifest.json", raw), z.Close())
 }
 
-func asJSON(v any) func(context.Context) ([]byte, error) {
-	return func(context.Context) ([]byte, error) { return json.MarshalIndent(v, "", "  ") }
+func asJSON(name string, v any) part {
+	b, err := json.MarshalIndent(v, "", "  ")
+	return part{name, b, err}
 }
 
 // notInFileName matches the characters that are replaced in file names of the zip.
 var notInFileName = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
 
-// bundleParts returns the parts that the cluster can provide.
-func bundleParts(c *remote.Conn, r *rowraftv1.StatusReply, ops []string) ([]part, error) {
+// bundleSources returns the state of the cluster, and a source for each server in its map.
+func bundleSources(c *remote.Conn, r *rowraftv1.StatusReply) ([]source, error) {
 	shards, err := view.NewShardList(r, "")
 	if err != nil {
 		return nil, err
 	}
-	parts := []part{
-		{"cluster/status.json", asJSON(view.NewCluster(r))}, {"cluster/nodes.json", asJSON(view.NewNodeList(r))},
-		{"cluster/shards.json", asJSON(shards)},
-		{"cluster/operations.json", asJSON(view.NewOperationList(r, true))}, {"cluster/map.json", asJSON(r.GetMap())},
-	}
-	for _, n := range r.GetMap().GetNodes() {
-		conn, err := c.Pool.Get(n.GetAddr())
-		if err != nil {
-			return nil, err
+	sources := []source{func(context.Context) []part {
+		return []part{
+			asJSON("cluster/status.json", view.NewCluster(r)), asJSON("cluster/nodes.json", view.NewNodeList(r)),
+			asJSON("cluster/shards.json", shards), asJSON("cluster/operations.json", view.NewOperationList(r, true)),
+			asJSON("cluster/map.json", r.GetMap()),
 		}
-		name := notInFileName.ReplaceAllString(cmp.Or(n.GetName(), n.GetId()), "_")
-		parts = append(parts, part{"servers/" + name + "/status.json", func(ctx context.Context) ([]byte, error) {
-			st, err := rowraftv1.NewReplicasClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
-			if err != nil {
-				return nil, err
-			}
-			return json.MarshalIndent(st, "", "  ")
-		}})
-	}
-	return append(parts, opsParts(c, ops)...), nil
-}
-
-// opsParts returns the parts from the ops ports of servers.
-func opsParts(c *remote.Conn, ops []string) (parts []part) {
+	}}
 	scheme, transport := "http://", &http.Transport{DisableKeepAlives: true}
 	if c.TLS != nil {
 		scheme, transport.TLSClientConfig = "https://", c.TLS.Client(certs.Node)
 	}
 	client := &http.Client{Transport: transport}
-	for _, addr := range ops {
-		dir := "ops/" + notInFileName.ReplaceAllString(addr, "_") + "/"
-		for _, f := range []struct{ name, path string }{{"metrics.txt", "/metrics"}, {"readyz.txt", "/readyz"},
-			{"goroutines.txt", "/debug/pprof/goroutine?debug=1"}, {"heap.pb.gz", "/debug/pprof/heap"},
-			{"config.yaml", "/debug/config"}, {"log.jsonl", "/debug/log"}} {
-			parts = append(parts, part{dir + f.name, func(ctx context.Context) ([]byte, error) {
-				return fetch(ctx, client, scheme+addr+f.path)
-			}})
-		}
+	for _, n := range r.GetMap().GetNodes() {
+		sources = append(sources, func(ctx context.Context) []part { return serverParts(ctx, c, client, scheme, n) })
+	}
+	return sources, nil
+}
+
+// serverParts returns what a server says of itself, and the pages of its ops port.
+func serverParts(ctx context.Context, c *remote.Conn, client *http.Client, scheme string, n *rowraftv1.Node) []part {
+	name := cmp.Or(n.GetName(), n.GetId())
+	dir := "servers/" + notInFileName.ReplaceAllString(name, "_") + "/"
+	var st *rowraftv1.NodeStatusReply
+	conn, err := c.Pool.Get(n.GetAddr())
+	if err == nil {
+		st, err = rowraftv1.NewReplicasClient(conn).NodeStatus(ctx, &rowraftv1.NodeStatusRequest{})
+	}
+	if err != nil {
+		text := fmt.Sprintf("At %s server %s at %s did not answer: %v\n", time.Now().UTC().Format(time.RFC3339), name,
+			n.GetAddr(), err)
+		return []part{{dir + "missing.txt", []byte(text), nil}, {dir + "status.json", nil, err}}
+	}
+	parts := []part{asJSON(dir+"status.json", st)}
+	if st.GetOpsAddr() == "" {
+		return append(parts, part{dir + "metrics.txt", nil, errors.New("the server has no ops port (--ops-listen)")})
+	}
+	for _, f := range []struct{ name, path string }{{"metrics.txt", "/metrics"}, {"readyz.txt", "/readyz"},
+		{"goroutines.txt", "/debug/pprof/goroutine?debug=1"}, {"heap.pb.gz", "/debug/pprof/heap"},
+		{"config.yaml", "/debug/config"}, {"log.jsonl", "/debug/log"}} {
+		b, err := fetch(ctx, client, scheme+opsAddr(st.GetOpsAddr(), n.GetAddr())+f.path)
+		parts = append(parts, part{dir + f.name, b, err})
 	}
 	return parts
+}
+
+// opsAddr returns the address of an ops port that listens on all addresses of a server whose address is at.
+func opsAddr(listens, at string) string {
+	host, port, err := net.SplitHostPort(listens)
+	if ip, perr := netip.ParseAddr(host); err != nil || perr != nil || !ip.IsUnspecified() {
+		return listens
+	}
+	if host, _, err = net.SplitHostPort(at); err != nil {
+		return listens
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // maxPart bounds the bytes of a part.
