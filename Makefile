@@ -156,6 +156,14 @@ bench-failover-smoke: build-faults ## a few of each, held against no bar: shows 
 bench-overload: build ## a minute of ten times what the limits of three servers let through, against the bars (ARGS="--json")
 	$(BIN)/rowraft-bench overload --check --seconds 60 $(ARGS)
 
+PYTHON ?= /usr/bin/python3
+SEEDS  ?= 10
+JOBS   ?= examples/train-adult.yaml scripts/optimizers/sparse.yaml
+
+.PHONY: compare-optimizers
+compare-optimizers: ## each optimizer next to PyTorch's, the tables of docs/optimizers.md: SEEDS=10 JOBS="JOB.yaml ...", 8 minutes (needs Debian's python3-torch and the data of examples/train-adult.yaml)
+	GOEXPERIMENT=$(SIMD) go run ./scripts/optimizers --seeds $(SEEDS) --python $(PYTHON) $(JOBS)
+
 .PHONY: bench-peers
 bench-peers: build ## rowraft and Redis in one run, as ratios (bench/peers/compare.sh --help)
 	bench/peers/compare.sh

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// The rules of PyTorch and of the papers give the weights of rowraft in a small job. The test needs torch.
+func TestCompare(t *testing.T) {
+	const python = "/usr/bin/python3"
+	if err := exec.Command(python, "-c", "import torch").Run(); err != nil {
+		t.Skipf("%s -c 'import torch': %v: apt-get install python3-torch", python, err)
+	}
+	job := filepath.Join(t.TempDir(), "job.yaml")
+	text := "job: small\nbatch: 64\nmodel: {dim: 8, bottom: [16], top: [16]}\n" +
+		"generator: {examples: 1000, held: 500, categorical: 4, dense: 2, keys: 50}\n"
+	if err := os.WriteFile(job, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var table, progress bytes.Buffer
+	if err := run(job, 2, python, &table, &progress); err != nil {
+		t.Fatalf("%v\n%s", err, progress.String())
+	}
+	equal := map[string]bool{"SGD": true, "Adagrad, our constants": true, "the rule of FBGEMM": true, "Algorithm 1": true}
+	line := regexp.MustCompile(`\| ([^|]+) \| [^|]+ \| (\S+) \| (\S+) \|\n`)
+	found := 0
+	for _, m := range line.FindAllStringSubmatch(table.String(), -1) {
+		if !equal[m[1]] {
+			continue
+		}
+		found++
+		for _, number := range m[2:] {
+			var difference float64
+			if _, err := fmt.Sscan(number, &difference); err != nil || difference > 1e-4 {
+				t.Errorf("%s: a difference of %s, want at most 1e-4", m[1], number)
+			}
+		}
+	}
+	if want := len(equal) + strings.Count(table.String(), "`sgd` 5, `momentum`"); found != want {
+		t.Errorf("%d lines of rules that are equal, want %d, in\n%s", found, want, table.String())
+	}
+}
