@@ -29,12 +29,7 @@ func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 		a.Tables = append(a.Tables, t.ID)
 	}
 	a.OnMembers = func(m jobs.Members) {
-		if j.hybrid != nil {
-			j.hybrid.begin(m, &j.cfg)
-		}
-		if g, ok := j.mode.(*mode.Geo); ok { // a share of the mean of all trainers, also of those that joined
-			g.SetShare(j.cfg.Geo.share(max(j.cfg.Trainers, len(m.Ranks))))
-		}
+		j.setMembers(m)
 		onMembers(m)
 	}
 	a.OnStop = func() { j.stopping.Store(true); onStop() }
@@ -49,6 +44,17 @@ func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 			"stopped: %s", err, s.RestoreCommand(j.cfg.Job))
 	}
 	return at, err
+}
+
+// setMembers takes a new generation of the job's members.
+func (j *Job) setMembers(m jobs.Members) {
+	j.ramp.members(m.Ranks, j.cfg.rank())
+	if j.hybrid != nil {
+		j.hybrid.begin(m, &j.cfg)
+	}
+	if g, ok := j.mode.(*mode.Geo); ok { // a share of the mean of all trainers, also of those that joined
+		g.SetShare(j.cfg.Geo.share(max(j.cfg.Trainers, len(m.Ranks))))
+	}
 }
 
 // pauseFor is the Pause function of the client.
@@ -183,8 +189,15 @@ func (j *Job) join(ctx context.Context, ms *member.Membership) error {
 		return nil
 	}
 	step, err := ms.Join(ctx, t)
-	if m, ok := j.mode.(*mode.SyncStep); ok && err == nil {
-		m.JoinAt(step)
+	if err == nil {
+		j.joinAt(step)
 	}
 	return err
+}
+
+// joinAt begins with a step of the job's run.
+func (j *Job) joinAt(step int64) {
+	if m, ok := j.mode.(*mode.SyncStep); ok {
+		m.JoinAt(step)
+	}
 }

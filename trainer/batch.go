@@ -22,8 +22,8 @@ type work struct {
 	flat  []float32     // dense weights, initial values included
 
 	result     models.Result
-	denseGrads []float32            // rows of the dense table
-	progress   [progressDim]float32 // the row of the progress table when the rows were pulled
+	denseGrads []float32  // rows of the dense table
+	pushes     [1]float32 // count of the job's pushes when the rows were pulled
 
 	dedup dedup
 }

@@ -310,8 +310,8 @@ func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 // resume returns what a trainer of the job may resume from.
 func (c *Config) resume() *member.Resume {
 	q := &member.Resume{
-		From: c.Resume, Job: c.Job, Rank: c.rank(), Table: c.Job + ".dense", Splits: c.splitData, Steps: c.Mode == Sync,
-		Patience: c.Patience,
+		From: c.Resume, Job: c.Job, Rank: c.rank(), Table: c.Job + ".dense", Steps: c.Mode == Sync, Patience: c.Patience,
+		Continues: c.splitData && (c.Trainers > 1 || !c.member.Began),
 	}
 	for _, t := range c.schemas() {
 		q.Tables = append(q.Tables, t.Name)
@@ -324,7 +324,7 @@ func FindSaved(ctx context.Context, c *Config, cl *client.Client) (*member.Saved
 	return c.resume().State(ctx, cl)
 }
 
-// schemas returns the tables of the job: embeddings, if its model has any, dense and, with Audit, audit.
+// schemas returns the tables of the job that it trains: embeddings, if its model has any, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {
 	var tables []rowraft.Schema
 	if c.embedded() {
@@ -347,12 +347,6 @@ func (c *Config) schemas() []rowraft.Schema {
 		tables = append(tables, rowraft.Schema{
 			Name: c.Job + ".audit", Kind: rowraft.Sparse, Dim: c.Trainers,
 			Optimizer:   auditOptimizer,
-			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
-		})
-	}
-	if c.countsPushes() {
-		tables = append(tables, rowraft.Schema{
-			Name: c.Job + progressTable, Kind: rowraft.Dense, Dim: progressDim, Optimizer: progressOptimizer,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 		})
 	}

@@ -42,7 +42,7 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 	}
 	e := jobs.Entry{Job: c.Job, Worker: worker, Workers: c.Trainers, Settings: c.settings(), Rank: c.Rank,
 		Lease: c.lease()}
-	if c.Rank == nil && c.Trainers == 1 {
+	if c.Rank == nil && c.Trainers == 1 && (worker == "" || !divided) { // without a name, or no other worker may join
 		e.Rank = new(int)
 	}
 	if e.Worker == "" && e.Rank != nil {
@@ -286,7 +286,7 @@ func (c *Config) usesSplits(set data.Set, saved member.SavedSplits) (bool, error
 	case c.Splits == nil && saved.Found:
 		return able && saved.Splits != nil, nil
 	case c.Splits == nil:
-		return able && c.Trainers > 1, nil
+		return able, nil
 	case *c.Splits && !able:
 		return false, invalid("splits: %s cannot be divided by the scheduler, which needs a bounded data set that can "+
 			"be read from any position", set.Name())

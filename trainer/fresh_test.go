@@ -9,7 +9,8 @@ import (
 func TestTablesOfAJob(t *testing.T) {
 	c := DefaultConfig()
 	c.Job, c.Mode, c.Trainers, c.Audit = "a", Async, 2, true
-	for _, s := range c.schemas() {
+	count, _ := progressSchema(&c)
+	for _, s := range append(c.schemas(), count) {
 		if !c.hasTable(s.Name) {
 			t.Errorf("%s is no table of job a", s.Name)
 		}

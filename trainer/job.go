@@ -35,7 +35,8 @@ type Job struct {
 	mode     syncMode
 	ramp     *ramp
 	progress *progress // nil if the trainers of the job count no pushes
-	steps    int64     // planned; 0: unknown
+	steps    int64     // after so many the run ends; 0: with the data
+	whole    int64     // steps that read all of the data if no other trainer joins; 0: unknown
 
 	embeddings, dense, audit, pushes rowraft.Schema
 	auditKeys                        []rowraft.Key
@@ -98,6 +99,10 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 		// Without splits no trainer waits for an idle one.
 		idleSteps := cfg.usesSteps() || j.hybrid != nil && cfg.Trainers > 1
 		j.splits = member.NewSplits(j.set, cfg.member, cfg.member.Splits, idleSteps)
+		if alone := cfg; cfg.member.Began && cfg.Trainers == 1 {
+			alone.splitData = false
+			j.whole = alone.steps(j.set)
+		}
 	}
 	j.ramp = newRamp(&j.cfg, j.splits == nil || j.hybrid != nil)
 	if j.pushes.ID != 0 {
@@ -131,7 +136,11 @@ func (j *Job) openModel() error {
 func (j *Job) openTables(ctx context.Context) error {
 	places := map[string]*rowraft.Schema{".embeddings": &j.embeddings, ".dense": &j.dense, ".audit": &j.audit,
 		progressTable: &j.pushes}
-	for _, s := range j.cfg.schemas() {
+	all := j.cfg.schemas()
+	if s, counts := progressSchema(&j.cfg); counts {
+		all = append(all, s)
+	}
+	for _, s := range all {
 		ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 		have, err := j.tables.EnsureTable(ctx, s)
 		cancel()
@@ -258,9 +267,6 @@ func (j *Job) train(ctx context.Context) error {
 	if err := j.mode.Drain(pushes); err != nil || ctx.Err() != nil {
 		return err
 	}
-	if err := j.progress.end(pushes); err != nil {
-		return err
-	}
 	err = j.mode.Finish(pushes, func() (bool, error) {
 		return j.pausePoint.Begin(ctx, func(p *member.Pause) error { return j.boundary(ctx, pushes, p) })
 	})
@@ -345,11 +351,11 @@ func (j *Job) pull(ctx context.Context, w *work, stop func(*member.Pause) error)
 	w.Segs = nil
 	if !w.Idle {
 		w.Segs = j.layout.segments(j.rowSegments(w, w.rows), w.delta)
-		w.Segs = j.progress.with(w.Segs, w.progress[:])
+		w.Segs = j.progress.with(w.Segs, w.pushes[:])
 	}
 	for {
 		err := j.pullOnce(ctx, w)
-		j.ramp.reached(int64(w.progress[progressPushes]))
+		j.ramp.reached(int64(w.pushes[0]))
 		if err != mode.ErrBoundary {
 			return err
 		}
@@ -397,7 +403,7 @@ func (j *Job) compute(w *work) (push bool, err error) {
 	}
 	j.step++
 	j.at = w.after
-	if j.progress == nil || !j.progress.measures {
+	if !j.progress.measured() {
 		j.report.AddStaleness(w.Stale)
 	}
 	if skip {

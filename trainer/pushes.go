@@ -58,8 +58,12 @@ func (j *Job) idleStep(w *work) (push bool, err error) {
 // emit sends an event of the goroutine of Run, which owns the progress.
 func (j *Job) emit(kind string, change func(*report.Event)) {
 	seconds := time.Since(j.started).Seconds()
+	planned := j.steps
+	if planned == 0 && j.ramp.alone() {
+		planned = j.whole
+	}
 	j.report.Emit(kind, &report.Event{
-		Step: j.step, Steps: j.steps, Epoch: j.at.epoch, Examples: j.examples,
+		Step: j.step, Steps: planned, Epoch: j.at.epoch, Examples: j.examples,
 		Loss: j.quality.Loss(), AUC: j.quality.AUC(),
 		Accuracy:          j.quality.Accuracy(),
 		ExamplesPerSecond: report.Number(float64(j.examples-j.before.examples) / seconds),

@@ -25,7 +25,8 @@ func TestRampLimits(t *testing.T) {
 		{0, 4, false, 399, 1}, {0, 4, false, 400, 2}, {1, 4, false, 400, 1}, {3, 4, false, 1500, 4},
 		{3, 4, true, 0, 1}, {3, 4, true, 700, 2},
 	} {
-		r := &ramp{every: 100, rank: tc.rank, trainers: tc.trainers, together: tc.together}
+		r := &ramp{every: 100, together: tc.together}
+		r.turn.Store(&turn{tc.rank, tc.trainers})
 		r.reached(tc.batches)
 		r.reached(tc.batches - 1) // of a slower read
 		if got := r.limit(4); got != tc.want {
@@ -138,20 +139,15 @@ func TestRampKeepsQuality(t *testing.T) {
 	}
 }
 
-// A trainer whose turn has not come begins when the others have found the end of the data, and when they make no
-// progress for a lease.
+// A trainer whose turn has not come begins when those before it have left, and when they make no progress for a lease.
 func TestAWaitingTrainerBeginsWithoutTheOthers(t *testing.T) {
-	waits := func(ended bool) (polls int) {
+	waits := func(members []int) (polls int) {
 		synctest.Test(t, func(t *testing.T) {
 			cfg, rank := tinyConfig(10, 0), 1
 			cfg.Mode, cfg.Trainers, cfg.Rank, cfg.rampEvery, cfg.Lease = Async, 2, &rank, 100, time.Second
 			j := newJob(t, cfg, newLocal(t), nil)
 			j.ramp.together = false
-			if ended {
-				if err := j.progress.end(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-			}
+			j.ramp.members(members, rank)
 			f := &rampFeed{j: j, ctx: t.Context()}
 			for f.wait() != nil {
 				polls++
@@ -159,10 +155,30 @@ func TestAWaitingTrainerBeginsWithoutTheOthers(t *testing.T) {
 		})
 		return polls
 	}
-	if polls := waits(true); polls != 0 {
-		t.Errorf("behind the end of the data it waited %d times", polls)
+	if polls := waits([]int{1, 2}); polls != 0 {
+		t.Errorf("without trainer 0 it waited %d times", polls)
 	}
-	if polls := waits(false); polls != int(time.Second/rampPoll)+1 {
+	if polls := waits([]int{0, 1}); polls != int(time.Second/rampPoll)+1 {
 		t.Errorf("it began after %d polls of %v, want a lease of 1 s", polls, rampPoll)
+	}
+}
+
+// When trainers join and leave, those that train now share the places: the first goes on with one batch of two, and a
+// trainer behind one that has left gets its turn.
+func TestRampFollowsTheMembers(t *testing.T) {
+	cfg := tinyConfig(0, 2)
+	cfg.Mode, cfg.rampEvery = Async, 100
+	r := newRamp(&cfg, false)
+	r.reached(199)
+	for _, tc := range []struct {
+		ranks      []int
+		rank, want int
+		alone      bool
+	}{{[]int{0}, 0, 2, true}, {[]int{0, 1}, 0, 1, false}, {[]int{0, 1, 2}, 2, 0, false}, {[]int{0, 2}, 2, 1, false},
+		{nil, 2, 1, false}, {[]int{2}, 2, 2, true}} {
+		r.members(tc.ranks, tc.rank)
+		if got := r.limit(4); got != tc.want || r.alone() != tc.alone {
+			t.Errorf("rank %d of %v: %d batches, alone %v; want %d, %v", tc.rank, tc.ranks, got, r.alone(), tc.want, tc.alone)
+		}
 	}
 }

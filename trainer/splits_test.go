@@ -90,7 +90,7 @@ func TestWhoDividesTheData(t *testing.T) {
 		saved  member.SavedSplits
 	}{
 		"several trainers":      {set, func(c *Config) { c.Trainers = 2 }, true, false, member.SavedSplits{}},
-		"one":                   {set, func(*Config) {}, false, false, member.SavedSplits{}},
+		"one":                   {set, func(*Config) {}, true, false, member.SavedSplits{}},
 		"one that wants splits": {set, func(c *Config) { c.Splits = &yes }, true, false, member.SavedSplits{}},
 		"ranks are given": {set, func(c *Config) { c.Trainers, c.Rank = 2, &rank }, true, false,
 			member.SavedSplits{}},

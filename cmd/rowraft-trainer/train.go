@@ -353,14 +353,11 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tabl
 		return nil, nil, err
 	}
 	if !o.mustExist {
-		if o.worker == "" && cfg.Rank == nil && (cfg.Trainers > 1 || o.waitForTrainers != nil) {
-			host, _ := os.Hostname()
-			o.worker = fmt.Sprintf("%s-%d", host, os.Getpid())
-		}
 		enter := func(ctx context.Context) error { return trainer.Enter(ctx, cfg, c, o.worker) }
-		if o.waitForTrainers == nil {
+		err = o.nameWorker(ctx, cfg, c)
+		if err == nil && o.waitForTrainers == nil {
 			err = enter(ctx)
-		} else {
+		} else if err == nil {
 			err = o.waitForTrainers(ctx, cfg, enter)
 		}
 		if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -13,25 +14,33 @@ import (
 	"github.com/rowraft/rowraft/trainer/report"
 )
 
-// TestAWorkerJoinsAndAnotherLeaves: in every mode a third worker joins a job of two that trains, and then one of the
-// two leaves. The workers train each example once.
+// TestAWorkerJoinsAndAnotherLeaves: in every mode another worker joins a job of one or two that trains, and then one of
+// those that began leaves. The workers train each example once, and none takes the place of another.
 func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 	const examples, hold = 2400, 10
 	c := startLive(t, 1)
-	for _, tc := range []struct {
+	type mode struct {
 		name, mode string
 		quorum     float64
 		staleness  int
-	}{{"async", trainer.Async, 1, 0}, {"sync", trainer.Sync, 1, 0}, {"quorum", trainer.Sync, 0.5, 0},
-		{"ssp", trainer.SSP, 1, 2}, {"geo", trainer.Geo, 1, 0}} {
-		t.Run(tc.name, func(t *testing.T) {
+		first      int // workers that begin
+	}
+	var cases []mode
+	for _, m := range []mode{{"async", trainer.Async, 1, 0, 0}, {"sync", trainer.Sync, 1, 0, 0},
+		{"quorum", trainer.Sync, 0.5, 0, 0}, {"ssp", trainer.SSP, 1, 2, 0}, {"geo", trainer.Geo, 1, 0, 0}} {
+		for m.first = 1; m.first <= 2; m.first++ {
+			cases = append(cases, m)
+		}
+	}
+	for _, tc := range cases {
+		t.Run(fmt.Sprintf("%s %d", tc.name, tc.first), func(t *testing.T) {
 			c := &live{t, c.addr}
-			cfg := smallJob("grow"+tc.name, "sgd", 0)
-			cfg.Mode, cfg.Quorum, cfg.Staleness, cfg.Trainers, cfg.Audit = tc.mode, tc.quorum, tc.staleness, 2, false
+			cfg := smallJob(fmt.Sprintf("grow%s%d", tc.name, tc.first), "sgd", 0)
+			cfg.Mode, cfg.Quorum, cfg.Staleness, cfg.Trainers, cfg.Audit = tc.mode, tc.quorum, tc.staleness, tc.first, false
 			cfg.Generator.Examples, cfg.Batch, cfg.Epochs, cfg.Lease = examples, 16, 1, 5*time.Minute
 			until := int64(hold)
-			if tc.mode == trainer.Async { // the third one begins after 200 batches of the job
-				cfg.Batch, until = 4, 220
+			if tc.mode == trainer.Async { // the one that joins begins after 100 batches of the job for each of the others
+				cfg.Batch, until = 4, 10+100*int64(tc.first)
 			}
 			ctx := testutil.Context(t)
 			leaving, leave := context.WithCancel(ctx)
@@ -45,7 +54,7 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 				case <-ctx.Done():
 				}
 			}
-			early := func(e report.Event) { // the two wait until the third one is there, and later until it trains
+			early := func(e report.Event) { // the first wait until the other one is there, and later until it trains
 				if e.Event != report.EventStep || e.Step < hold {
 					return
 				}
@@ -63,7 +72,7 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 					}
 				}
 			}
-			results := make([]*report.Result, 3)
+			results := make([]*report.Result, tc.first+1)
 			var all sync.WaitGroup
 			run := func(i int, ctx context.Context, watch report.Observer) {
 				all.Go(func() {
@@ -75,29 +84,34 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 					}
 				})
 			}
-			run(0, ctx, early)
-			run(1, leaving, early)
+			if tc.first == 2 {
+				run(0, ctx, early)
+			}
+			run(tc.first-1, leaving, early)
 			select {
 			case <-start:
 			case <-ctx.Done():
-				t.Fatal("the two workers do not train")
+				t.Fatal("the first workers do not train")
 			}
-			run(2, ctx, late)
+			run(tc.first, ctx, late)
 			all.Wait()
 			if t.Failed() {
 				return
 			}
+			var trained []int64
 			sum := int64(0)
 			for _, r := range results {
-				sum += r.Examples
+				trained, sum = append(trained, r.Examples), sum+r.Examples
 			}
-			again := results[0].ReadAgainAtMost
-			if sum != examples || again == nil || *again != 0 || results[2].Examples == 0 || !results[1].Interrupted {
-				t.Errorf("the workers trained %d, %d and %d examples of %d, read again: %v", results[0].Examples,
-					results[1].Examples, results[2].Examples, examples, again)
+			came, left := results[tc.first], results[tc.first-1]
+			again := came.ReadAgainAtMost
+			if sum != examples || again == nil || *again != 0 || came.Examples == 0 || came.Rank != tc.first ||
+				!left.Interrupted {
+				t.Errorf("the workers trained %v examples of %d, read again: %v; the last has rank %d", trained, examples,
+					again, came.Rank)
 			}
 			if now := c.must("job", "describe", cfg.Job, "-o", "json"); !strings.Contains(now, `"state": "done"`) ||
-				!strings.Contains(now, `"workers": 3`) {
+				!strings.Contains(now, fmt.Sprintf(`"workers": %d`, tc.first+1)) {
 				t.Errorf("the job is\n%s", now)
 			}
 		})

@@ -263,8 +263,8 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 	if m == nil {
 		t.FailNow() // createCheckpoint has said why
 	}
-	if len(m.Blobs) != 1 || m.Blobs[0].Name != "trainer/exact/0" {
-		t.Fatalf("the checkpoint has the blobs %+v, want that of the trainer", m.Blobs)
+	if len(m.Blobs) != 2 || m.Blobs[0].Name != checkpoint.SplitsBlob("exact") || m.Blobs[1].Name != "trainer/exact/0" {
+		t.Fatalf("the checkpoint has the blobs %+v, want those of the job's splits and of the trainer", m.Blobs)
 	}
 	want := a.digest()
 	end, err := member.ReadSaved(t.Context(), straight.Checkpoint, "exact", 0)

@@ -166,9 +166,10 @@ type Resume struct {
 	Rank     int
 	Table    string   // a table that every job has
 	Tables   []string // all tables of the job
-	Splits   bool     // the scheduler divides the data
 	Steps    bool     // the job counts steps, as mode sync does
 	Patience time.Duration
+	// Continues: the scheduler divides the data, and the trainer continues in a run of the job, or begins it with others.
+	Continues bool
 }
 
 // State reads the trainer's state from the checkpoint, or returns nil if there is none to resume from.
@@ -205,10 +206,9 @@ func (q *Resume) State(ctx context.Context, c *client.Client) (*Saved, error) {
 }
 
 // canStart returns an error if a run with resume auto must not begin at step 1: the job's tables hold rows, and no
-// trainer of the job is running that it could join. If the scheduler divides the data, a trainer continues where its
-// job is.
+// trainer of the job is running that it could join. A trainer that continues in a run needs no check.
 func (q *Resume) canStart(now *client.Restored, holds func(table string) (bool, error)) error {
-	if q.Splits || slices.ContainsFunc(now.Training, func(t client.Trainer) bool { return t.Job == q.Job }) {
+	if q.Continues || slices.ContainsFunc(now.Training, func(t client.Trainer) bool { return t.Job == q.Job }) {
 		return nil
 	}
 	for _, t := range q.Tables {

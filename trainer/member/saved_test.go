@@ -30,7 +30,7 @@ func TestAutoBeginsOnFreshTablesOnly(t *testing.T) {
 			now: client.Restored{Training: []client.Trainer{{Job: "ctr", Rank: 1}}}},
 		{name: "the scheduler knows how far the data was read", parted: true, held: "ctr.dense"},
 	} {
-		q := &Resume{Job: "ctr", Tables: []string{"ctr.embeddings", "ctr.dense"}, Splits: tc.parted}
+		q := &Resume{Job: "ctr", Tables: []string{"ctr.embeddings", "ctr.dense"}, Continues: tc.parted}
 		err := q.canStart(&tc.now, func(table string) (bool, error) { return table == tc.held, nil })
 		if tc.fails != (err != nil) || tc.fails && (rowraft.CodeOf(err) != rowraft.CodePrecondition ||
 			!strings.Contains(err.Error(), "--table 'ctr.*' --replace")) {

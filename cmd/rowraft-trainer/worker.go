@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/client/jobs"
+	"github.com/rowraft/rowraft/trainer"
+)
+
+// processName returns the name of the worker in a process of this host.
+func processName(pid int) string {
+	host, _ := os.Hostname()
+	return fmt.Sprintf("%s-pid%d", host, pid)
+}
+
+// endedHere reports whether a worker has the name of a process of this host that has ended.
+func endedHere(worker string) bool {
+	pid, err := strconv.Atoi(worker[strings.LastIndexByte(worker, 'd')+1:])
+	if err != nil || worker != processName(pid) {
+		return false
+	}
+	p, err := os.FindProcess(pid)
+	return err != nil || errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone)
+}
+
+// nameWorker names a worker without name and rank after its process. It takes workers of this host out of the job
+// whose processes have ended, so that a worker that is started again gets its place at once.
+func (o *options) nameWorker(ctx context.Context, cfg *trainer.Config, c *client.Client) error {
+	if o.worker != "" || cfg.Rank != nil {
+		return nil
+	}
+	o.worker = processName(os.Getpid())
+	ctx, cancel := context.WithTimeout(ctx, cfg.Patience)
+	defer cancel()
+	return jobs.ReportEnded(ctx, c, cfg.Job, endedHere)
+}
