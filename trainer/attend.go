@@ -168,9 +168,10 @@ func (j *Job) setTrained() {
 	j.cfg.member.SetTrained(steps)
 }
 
-// ownTables returns the run's tables in the cluster.
+// ownTables returns the tables in the cluster that the run trains. All of them must come from the checkpoint from which
+// it resumes; the count of pushes need not.
 func (j *Job) ownTables() (out []*rowraft.Schema) {
-	all := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit, &j.pushes}
+	all := []*rowraft.Schema{&j.embeddings, &j.dense, &j.audit}
 	for i := range j.layout.tables {
 		all = append(all, &j.layout.tables[i].schema)
 	}

@@ -301,6 +301,31 @@ func TestATrainerGoesOnExactly(t *testing.T) {
 	}
 }
 
+// TestAJobResumesWithMoreTrainers: two trainers continue what one began, each example once, from a checkpoint without
+// the count of the job's pushes.
+func TestAJobResumesWithMoreTrainers(t *testing.T) {
+	dest, ctx := t.TempDir(), testutil.Context(t)
+	c := startLive(t, 2)
+	cfg := smallJob("more", "sgd", 10)
+	cfg.Audit, cfg.Generator.Examples, cfg.Epochs, cfg.Checkpoint.AtEnd = false, 1000, 2, dest
+	one, err := enterAndRun(ctx, c, cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.restore(one.Checkpoint, "--replace")
+	c.must("table", "delete", "more.progress", "--yes")
+	cfg.Trainers, cfg.Steps, cfg.Checkpoint.AtEnd, cfg.Resume = 2, 0, "", one.Checkpoint
+	sum := int64(0)
+	for _, r := range runTogether(t, c, cfg, nil, func(context.Context) {}) {
+		if sum += r.Examples; r.ResumedFrom == "" {
+			t.Errorf("trainer %d did not resume", r.Rank)
+		}
+	}
+	if sum != 2000 {
+		t.Errorf("%d examples were trained, want 2000", sum)
+	}
+}
+
 // refusedResume wants a trainer that goes on from a checkpoint to be refused.
 func refusedResume(c *live, cfg trainer.Config, says ...string) {
 	c.t.Helper()
