@@ -52,8 +52,8 @@ func (j *Job) setMembers(m jobs.Members) {
 	if j.hybrid != nil {
 		j.hybrid.begin(m, &j.cfg)
 	}
-	if g, ok := j.mode.(*mode.Geo); ok { // a share of the mean of all trainers, also of those that joined
-		g.SetShare(j.cfg.Geo.share(max(j.cfg.Trainers, len(m.Ranks))))
+	if g, ok := j.mode.(*mode.Geo); ok { // of the mean of the trainers that train now
+		g.SetShare(j.cfg.Geo.share(j.ramp.turn.Load().trainers))
 	}
 }
 

@@ -2,10 +2,12 @@ package trainer
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
 )
@@ -101,6 +103,24 @@ func TestGeoIsSettledAtABoundary(t *testing.T) {
 			t.Fatal(err)
 		}
 		counted(j, 40)
+	}
+}
+
+// The trainers that train now share the changes: one that remains alone sends all of them.
+func TestGeoSharesWithThePresentTrainers(t *testing.T) {
+	rows := func(scale string, ranks ...int) []uint32 {
+		cfg, l := geoConfig(20, 0, 5), newLocal(t)
+		cfg.Trainers, cfg.Geo.Scale = 2, scale
+		j := newJob(t, cfg, l, nil)
+		j.setMembers(jobs.Members{Generation: 2, Ranks: ranks})
+		if _, err := j.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return bits(l)
+	}
+	both, alone, all := rows("", 0, 1), rows("", 0), rows("sum", 0, 1)
+	if slices.Equal(both, all) || !slices.Equal(alone, all) {
+		t.Errorf("of two it sends all: %v; alone it sends all: %v", slices.Equal(both, all), slices.Equal(alone, all))
 	}
 }
 
