@@ -200,5 +200,6 @@ func (j *Job) join(ctx context.Context, ms *member.Membership) error {
 func (j *Job) joinAt(step int64) {
 	if m, ok := j.mode.(*mode.SyncStep); ok {
 		m.JoinAt(step)
+		j.ramp.reached(j.before.jobStep + step - 1)
 	}
 }

@@ -105,6 +105,9 @@ func NewJob(ctx context.Context, cfg Config, tables tables.Tables, observe repor
 		}
 	}
 	j.ramp = newRamp(&j.cfg, j.splits == nil || j.hybrid != nil)
+	if cfg.member != nil {
+		j.ramp.reached(cfg.member.Steps)
+	}
 	if j.pushes.ID != 0 {
 		j.progress = &progress{tables: j.tables, table: j.pushes.ID, patience: j.cfg.Patience, ramp: j.ramp,
 			report: j.report, measures: j.cfg.DType == "float32"}

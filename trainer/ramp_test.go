@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rowraft/rowraft/client/jobs"
 	"github.com/rowraft/rowraft/trainer/data"
 	"github.com/rowraft/rowraft/trainer/report"
 	"github.com/rowraft/rowraft/trainer/tables"
@@ -180,5 +181,23 @@ func TestRampFollowsTheMembers(t *testing.T) {
 		if got := r.limit(4); got != tc.want || r.alone() != tc.alone {
 			t.Errorf("rank %d of %v: %d batches, alone %v; want %d, %v", tc.rank, tc.ranks, got, r.alone(), tc.want, tc.alone)
 		}
+	}
+}
+
+// The ramp is that of the job: a trainer that joins its steps, or continues after earlier runs, does not begin it again.
+func TestTheRampIsOfTheJob(t *testing.T) {
+	for _, mode := range []string{Async, Sync, SSP} {
+		cfg := tinyConfig(10, 2)
+		cfg.Mode, cfg.rampEvery, cfg.member = mode, 100, &jobs.Member{Steps: 300}
+		if got := newJob(t, cfg, newLocal(t), nil).ramp.limit(4); got != 4 {
+			t.Errorf("mode %s, after 300 batches of earlier workers: %d batches may be under way, want 4", mode, got)
+		}
+	}
+	cfg := tinyConfig(10, 2)
+	cfg.Mode, cfg.rampEvery = Sync, 100
+	j := newJob(t, cfg, newLocal(t), nil)
+	j.joinAt(301)
+	if got := j.ramp.limit(4); got != 4 {
+		t.Errorf("at step 301 of the job: %d batches may be under way, want 4", got)
 	}
 }
