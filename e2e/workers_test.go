@@ -13,9 +13,9 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// TestWorkersJoinDieAndLeave: a job begins with one worker, and a second one joins it. The first is killed, and a server
-// with it; the process that is started again has the place of the first long before its lease ends. Then the second
-// leaves at a signal. The job trains all of its data, and counts what the dead worker's successor reads again.
+// TestWorkersJoinDieAndLeave: a job begins with one worker, and a second one joins it. The first is killed, and a
+// server with it; the process that is started again has the place of the first long before its lease ends. Then the
+// second leaves at a signal. The job trains all of its data, and counts what the dead worker's successor reads again.
 func TestWorkersJoinDieAndLeave(t *testing.T) {
 	beforeRelease(t)
 	c := start(t, localcluster.Options{})

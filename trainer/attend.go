@@ -29,7 +29,7 @@ func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 		a.Tables = append(a.Tables, t.ID)
 	}
 	a.OnMembers = func(m jobs.Members) {
-		j.setMembers(m)
+		setMembers(j, m)
 		onMembers(m)
 	}
 	a.OnStop = func() { j.stopping.Store(true); onStop() }
@@ -46,8 +46,8 @@ func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 	return at, err
 }
 
-// setMembers takes a new generation of the job's members.
-func (j *Job) setMembers(m jobs.Members) {
+// setMembers takes a new generation of the members of j.
+func setMembers(j *Job, m jobs.Members) {
 	j.ramp.members(m.Ranks, j.cfg.rank())
 	if j.hybrid != nil {
 		j.hybrid.begin(m, &j.cfg)
@@ -191,13 +191,13 @@ func (j *Job) join(ctx context.Context, ms *member.Membership) error {
 	}
 	step, err := ms.Join(ctx, t)
 	if err == nil {
-		j.joinAt(step)
+		joinAt(j, step)
 	}
 	return err
 }
 
-// joinAt begins with a step of the job's run.
-func (j *Job) joinAt(step int64) {
+// joinAt lets j begin with a step of its job's run.
+func joinAt(j *Job, step int64) {
 	if m, ok := j.mode.(*mode.SyncStep); ok {
 		m.JoinAt(step)
 		j.ramp.reached(j.before.jobStep + step - 1)

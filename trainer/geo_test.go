@@ -112,7 +112,7 @@ func TestGeoSharesWithThePresentTrainers(t *testing.T) {
 		cfg, l := geoConfig(20, 0, 5), newLocal(t)
 		cfg.Trainers, cfg.Geo.Scale = 2, scale
 		j := newJob(t, cfg, l, nil)
-		j.setMembers(jobs.Members{Generation: 2, Ranks: ranks})
+		setMembers(j, jobs.Members{Generation: 2, Ranks: ranks})
 		if _, err := j.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}

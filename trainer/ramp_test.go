@@ -179,12 +179,13 @@ func TestRampFollowsTheMembers(t *testing.T) {
 		{nil, 2, 1, false}, {[]int{2}, 2, 2, true}} {
 		r.members(tc.ranks, tc.rank)
 		if got := r.limit(4); got != tc.want || r.alone() != tc.alone {
-			t.Errorf("rank %d of %v: %d batches, alone %v; want %d, %v", tc.rank, tc.ranks, got, r.alone(), tc.want, tc.alone)
+			t.Errorf("rank %d of %v: %d batches, alone %v; want %d, %v", tc.rank, tc.ranks, got, r.alone(), tc.want,
+				tc.alone)
 		}
 	}
 }
 
-// The ramp is that of the job: a trainer that joins its steps, or continues after earlier runs, does not begin it again.
+// The ramp is that of the job: a trainer that joins its steps, or continues after earlier runs, does not repeat it.
 func TestTheRampIsOfTheJob(t *testing.T) {
 	for _, mode := range []string{Async, Sync, SSP} {
 		cfg := tinyConfig(10, 2)
@@ -196,7 +197,7 @@ func TestTheRampIsOfTheJob(t *testing.T) {
 	cfg := tinyConfig(10, 2)
 	cfg.Mode, cfg.rampEvery = Sync, 100
 	j := newJob(t, cfg, newLocal(t), nil)
-	j.joinAt(301)
+	joinAt(j, 301)
 	if got := j.ramp.limit(4); got != 4 {
 		t.Errorf("at step 301 of the job: %d batches may be under way, want 4", got)
 	}

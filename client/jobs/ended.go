@@ -35,7 +35,8 @@ func ReportEnded(ctx context.Context, c *client.Client, job string, ended func(w
 }
 
 // reportEnded reports the ended workers that are not connected, and returns whether others are.
-func reportEnded(ctx context.Context, c control, job string, ended func(worker string) bool) (connected bool, err error) {
+func reportEnded(ctx context.Context, c control, job string,
+	ended func(worker string) bool) (connected bool, err error) {
 	var gone []*rowraftv1.LeaveRequest
 	err = jobsCall(ctx, c, "describe job "+job, func(ctx context.Context, stub rowraftv1.JobsClient) error {
 		r, err := stub.DescribeJob(ctx, &rowraftv1.DescribeJobRequest{Job: job})
