@@ -108,6 +108,10 @@ chaos: build-faults ## kills, cuts, bad disks and hostile clients under load, ev
 three-roles: ## the scripts of examples/three-roles, each on a cluster of its own
 	GOEXPERIMENT=$(SIMD) $(GOTEST) -count=1 -v -run 'TestThreeRoleScripts' ./e2e
 
+.PHONY: documents
+documents: ## README.md and docs/getting-started.md, command by command, in one shell each: 1 minute
+	GOEXPERIMENT=$(SIMD) $(GOTEST) -count=1 -v -run 'TestDocuments' ./e2e
+
 .PHONY: build-faults
 build-faults: build ## bin/rowraft-faults too: a server whose disk can be told to fail
 	GOEXPERIMENT=$(SIMD) go build -tags rowraft_faults -ldflags '$(LDFLAGS)' -o $(BIN)/rowraft-faults ./cmd/rowraft

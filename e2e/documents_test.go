@@ -155,8 +155,22 @@ func checkPrinted(snippets []snippet, out string) error {
 	return nil
 }
 
-// documentPorts returns what replaces the ports of a document by free ones, below those that the kernel chooses.
+// documentPorts returns what replaces the ports of a document by free ones.
 func documentPorts(t *testing.T) *strings.Replacer {
+	t.Helper()
+	base := devPort(t)
+	pairs := []string{"rowraft dev --detach", fmt.Sprintf("rowraft dev --detach --port %d", base),
+		// A busy machine is a reason for a warning, which has an exit code.
+		"rowraft cluster status", "{ rowraft cluster status || [ $? = 3 ]; }"}
+	for i := range 4 {
+		pairs = append(pairs, fmt.Sprintf(":707%d", i), fmt.Sprintf(":%d", base+i), fmt.Sprintf(":717%d", i),
+			fmt.Sprintf(":%d", base+100+i))
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+// devPort returns a --port for `rowraft dev` and a fourth server. It is below the ports that the kernel chooses.
+func devPort(t *testing.T) int {
 	t.Helper()
 	for base := 21000 + os.Getpid()%500*20; base < 32000; base += 20 {
 		free := true
@@ -167,18 +181,10 @@ func documentPorts(t *testing.T) *strings.Replacer {
 			}
 			free = free && err == nil
 		}
-		if !free {
-			continue
+		if free {
+			return base
 		}
-		pairs := []string{"rowraft dev --detach", fmt.Sprintf("rowraft dev --detach --port %d", base),
-			// A busy machine is a reason for a warning, which has an exit code.
-			"rowraft cluster status", "{ rowraft cluster status || [ $? = 3 ]; }"}
-		for i := range 4 {
-			pairs = append(pairs, fmt.Sprintf(":707%d", i), fmt.Sprintf(":%d", base+i), fmt.Sprintf(":717%d", i),
-				fmt.Sprintf(":%d", base+100+i))
-		}
-		return strings.NewReplacer(pairs...)
 	}
 	t.Fatal("no free ports")
-	return nil
+	return 0
 }

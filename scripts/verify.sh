@@ -10,7 +10,7 @@
 # SIMD and under the race detector, arm64, the benchmarks that must keep running,
 # fuzzing (FUZZTIME=30s for each target) and a soak (MIN=30 minutes).
 #
-# SKIP="race demo" leaves stages out, for a run at the desk; CI skips none.
+# SKIP="race documents" leaves stages out, for a run at the desk; CI skips none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -61,7 +61,7 @@ if [ -z "$full" ]; then
 	stage test-plain test-plain
 	stage race race
 	stage canaries canaries
-	stage demo demo STEPS=500
+	stage documents documents # runs the demo, too
 	stage chaos chaos CHAOS_SEEDS="2 3"
 else
 	stage test-plain test-plain PLAIN_PKG="$(scripts/plain-packages.sh | tr '\n' ' ')"

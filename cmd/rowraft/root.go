@@ -102,7 +102,7 @@ Exit codes, of every command:
 		job.NewCmd(g),
 		cert.NewCmd(g),
 		cert.NewTokenCmd(g),
-		dev.NewCmd(g),
+		dev.NewCmd(),
 		demo.NewCmd(g),
 		debug.NewCmd(g),
 		newVersionCmd(g),

@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/cert"
-	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
 	"github.com/rowraft/rowraft/internal/vfs"
@@ -48,7 +47,7 @@ type dev struct {
 }
 
 // NewCmd returns the command `rowraft dev`.
-func NewCmd(*remote.Flags) *cobra.Command {
+func NewCmd() *cobra.Command {
 	var d dev
 	cmd := &cobra.Command{
 		Use:   "dev",
@@ -112,10 +111,8 @@ func (d *dev) run(ctx context.Context, out io.Writer) (err error) {
 	if err := os.Remove(d.path(envName)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if _, err := os.Stat(d.path(filepath.Join(certsDir, "client.pem"))); errors.Is(err, os.ErrNotExist) {
-		if _, err := cert.MakeLab(d.path(certsDir), "dev", []string{"127.0.0.1", "localhost"}, 365*cert.Day); err != nil {
-			return err
-		}
+	if err := d.makeCerts(out); err != nil {
+		return err
 	}
 	ready, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -134,6 +131,38 @@ func (d *dev) run(ctx context.Context, out io.Writer) (err error) {
 	fmt.Fprint(out, d.next(c))
 	d.watch(ctx, c, out)
 	return nil
+}
+
+// makeCerts makes the certificates if they are not there. They come into being at once, so an interrupted start leaves
+// nothing that the next one must understand. What is incomplete all the same is kept under another name.
+func (d *dev) makeCerts(out io.Writer) error {
+	complete := true
+	for _, name := range []string{"ca.pem", "node.pem", "node.key", "client.pem", "client.key"} {
+		if _, err := os.Stat(d.path(filepath.Join(certsDir, name))); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		} else if err != nil {
+			complete = false
+		}
+	}
+	if complete {
+		return nil
+	}
+	unfinished := d.path(certsDir + ".new")
+	if err := os.RemoveAll(unfinished); err != nil { // of an interrupted start; no process has used it
+		return err
+	}
+	if _, err := cert.MakeLab(unfinished, "dev", []string{"127.0.0.1", "localhost"}, 365*cert.Day); err != nil {
+		return err
+	}
+	if _, err := os.Stat(d.path(certsDir)); err == nil {
+		before := d.path(certsDir + time.Now().UTC().Format(".20060102T150405.000Z"))
+		if err := os.Rename(d.path(certsDir), before); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "The certificates in %s were incomplete: there are new ones. The others are in %s.\n",
+			d.path(certsDir), before)
+	}
+	return os.Rename(unfinished, d.path(certsDir))
 }
 
 // lock makes this process the only one in the directory.
