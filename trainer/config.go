@@ -81,6 +81,7 @@ type Config struct {
 
 	member    *jobs.Member // the membership of the job, after registration
 	set       data.Set     // opened for registration
+	checked   data.Set     // opened by CheckData, for the registration that follows
 	splitData bool         // the scheduler divides the data
 	again     bool         // it was lost, and registers once more
 	rampEvery int64        // of a test: instead of batchesPerStep; negative: no ramp

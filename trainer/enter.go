@@ -28,7 +28,7 @@ const defaultLease = 10 * time.Second
 func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
-	set, err := checkedData(c)
+	set, err := c.takeChecked()
 	if err != nil {
 		return err
 	}
@@ -100,13 +100,20 @@ func Enter(ctx context.Context, c *Config, cl *client.Client, worker string) err
 }
 
 // CheckData refuses data that the job cannot train on, as [Enter] does: a file that is missing, a label that is not
-// valid, or labels that are all 0. A stream is not opened.
-func (c *Config) CheckData() error {
-	if c.Data.Follow != "" {
-		return nil
+// valid, or labels that are all 0. A stream is not opened. The next [Enter] does not read the data again.
+func (c *Config) CheckData() (err error) {
+	if c.Data.Follow == "" {
+		c.checked, err = checkedData(c)
 	}
-	_, err := checkedData(c)
 	return err
+}
+
+// takeChecked returns the data set of CheckData, once, or opens and checks it.
+func (c *Config) takeChecked() (set data.Set, err error) {
+	if set, c.checked = c.checked, nil; set != nil {
+		return set, nil
+	}
+	return checkedData(c)
 }
 
 // checkedData opens the data set of the job and refuses a file whose labels are all 0.

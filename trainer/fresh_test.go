@@ -1,9 +1,36 @@
 package trainer
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
+
+// TestDataIsReadOnce: a job that starts over checks its data before it deletes tables, and the registration that follows
+// does not read it again. A later one does.
+func TestDataIsReadOnce(t *testing.T) {
+	c, dir := DefaultConfig(), t.TempDir()
+	c.Data.File, c.Data.Schema = filepath.Join(dir, "clicks.csv"), filepath.Join(dir, "clicks.yaml")
+	for path, text := range map[string]string{c.Data.File: "clicked,ad\n0,1\n1,2\n",
+		c.Data.Schema: "label: {column: clicked}\ncategorical: [{column: ad}]\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.CheckData(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(c.Data.File); err != nil {
+		t.Fatal(err)
+	}
+	if set, err := c.takeChecked(); err != nil || set == nil {
+		t.Errorf("the registration reads the data again: %v", err)
+	}
+	if _, err := c.takeChecked(); err == nil {
+		t.Error("a later registration does not read the data")
+	}
+}
 
 // TestTablesOfAJob: a job that starts over deletes all its tables and none of another job.
 func TestTablesOfAJob(t *testing.T) {

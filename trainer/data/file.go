@@ -77,7 +77,7 @@ func (f *File) count() error {
 		if err != nil {
 			return err
 		}
-		f.labels.add(value, label > 0.5)
+		f.labels.add(value, label > 0)
 	}
 }
 
