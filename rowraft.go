@@ -114,6 +114,16 @@ func (d DType) String() string {
 	return fmt.Sprintf("dtype(%d)", uint8(d))
 }
 
+// ParseDType returns the type that String names.
+func ParseDType(name string) (DType, error) {
+	for _, d := range []DType{Float32, BFloat16} {
+		if d.String() == name {
+			return d, nil
+		}
+	}
+	return 0, Errorf(CodeInvalidArgument, "%q: want %s or %s", name, Float32, BFloat16)
+}
+
 // MaxDim is the largest number of weights in a row.
 const MaxDim = 4096
 

@@ -212,11 +212,12 @@ func invalid(format string, args ...any) error {
 
 // Validate returns the first problem of c, with CodeInvalidArgument.
 func (c *Config) Validate() error {
+	if _, err := rowraft.ParseDType(c.DType); err != nil {
+		return invalid("dtype %w", err)
+	}
 	switch {
-	case strings.Contains(c.Job+".", ".dense."):
+	case strings.Contains(c.Job+".", tables.DenseSuffix+"."):
 		return invalid("job %q: a job named x.dense would have tables of the job x: take another name", c.Job)
-	case c.DType != "float32" && c.DType != "bfloat16":
-		return invalid("dtype %q: want float32 or bfloat16", c.DType)
 	case c.InFlight < 0 || c.InFlight > 64:
 		return invalid("in_flight %d: want 0 to 64", c.InFlight)
 	case c.Lease != 0 && (c.Lease < time.Second || c.Lease > time.Hour):
@@ -311,8 +312,8 @@ func (t *TableConfig) policies(s *rowraft.Schema) (err error) {
 // resume returns what a trainer of the job may resume from.
 func (c *Config) resume() *member.Resume {
 	q := &member.Resume{
-		From: c.Resume, Job: c.Job, Rank: c.rank(), Table: c.Job + ".dense", Steps: c.Mode == Sync, Patience: c.Patience,
-		Continues: c.splitData && (c.Trainers > 1 || !c.member.Began),
+		From: c.Resume, Job: c.Job, Rank: c.rank(), Table: c.Job + tables.DenseSuffix, Steps: c.Mode == Sync,
+		Patience: c.Patience, Continues: c.splitData && (c.Trainers > 1 || !c.member.Began),
 	}
 	for _, t := range c.schemas() {
 		q.Tables = append(q.Tables, t.Name)
@@ -327,36 +328,36 @@ func FindSaved(ctx context.Context, c *Config, cl *client.Client) (*member.Saved
 
 // schemas returns the tables of the job that it trains: embeddings, if its model has any, dense and, with Audit, audit.
 func (c *Config) schemas() []rowraft.Schema {
-	var tables []rowraft.Schema
+	var all []rowraft.Schema
 	if c.embedded() {
 		optimizer, _ := c.Embeddings.optimizer()
-		tables = append(tables, rowraft.Schema{
-			Name: c.Job + ".embeddings", Kind: rowraft.Sparse, Dim: c.Model.Dim, Optimizer: optimizer,
+		all = append(all, rowraft.Schema{
+			Name: c.Job + tables.EmbeddingsSuffix, Kind: rowraft.Sparse, Dim: c.Model.Dim, Optimizer: optimizer,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitUniform, Seed: c.Seed, A: -c.Embeddings.Init,
 				B: c.Embeddings.Init},
 		})
-		_ = c.Embeddings.policies(&tables[0])
+		_ = c.Embeddings.policies(&all[0])
 	}
 	optimizer, _ := c.Dense.optimizer()
 	dense := rowraft.Schema{
-		Name: c.Job + ".dense", Kind: rowraft.Dense, Dim: denseWidth, Optimizer: optimizer,
+		Name: c.Job + tables.DenseSuffix, Kind: rowraft.Dense, Dim: denseWidth, Optimizer: optimizer,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 	}
 	_ = c.Dense.policies(&dense)
-	tables = append(tables, dense)
+	all = append(all, dense)
 	if c.Audit {
-		tables = append(tables, rowraft.Schema{
-			Name: c.Job + ".audit", Kind: rowraft.Sparse, Dim: c.Trainers,
+		all = append(all, rowraft.Schema{
+			Name: c.Job + tables.AuditSuffix, Kind: rowraft.Sparse, Dim: c.Trainers,
 			Optimizer:   auditOptimizer,
 			Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 		})
 	}
 	if c.Mode == Geo { // in mode geo the trainers run the optimizers
-		for i := range tables {
-			tables[i].Optimizer = rowraft.Optimizer{Kind: rowraft.Add, Bound: tables[i].Optimizer.Bound}
+		for i := range all {
+			all[i].Optimizer = rowraft.Optimizer{Kind: rowraft.Add, Bound: all[i].Optimizer.Bound}
 		}
 	}
-	return tables
+	return all
 }
 
 // OpenData opens the data set of the job.

@@ -85,7 +85,7 @@ func newDenseLayout(c *Config, params []models.Param) (*denseLayout, error) {
 // serverTable returns the table of a parameter that the servers initialize: with the ranges of models.Initial.
 func (c *Config) serverTable(p models.Param) rowraft.Schema {
 	s := rowraft.Schema{
-		Name: c.Job + ".dense." + p.Name, Kind: rowraft.Dense, Dim: denseWidth,
+		Name: c.Job + tables.DenseSuffix + "." + p.Name, Kind: rowraft.Dense, Dim: denseWidth,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 	}
 	if p.FanIn+p.FanOut > 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/client/jobs"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // Tables returns the tables of the job that exist, with their rows.
@@ -24,14 +25,14 @@ func (c *Config) Tables(ctx context.Context, cl *client.Client) ([]client.TableI
 // JOB.dense and JOB.dense.x.
 func (c *Config) hasTable(name string) bool {
 	table, found := strings.CutPrefix(name, c.Job)
-	return found && (slices.Contains([]string{".embeddings", ".dense", ".audit", progressTable}, table) ||
-		strings.HasPrefix(table, ".dense."))
+	return found && (slices.Contains([]string{tables.EmbeddingsSuffix, tables.DenseSuffix, tables.AuditSuffix,
+		tables.ProgressSuffix}, table) || strings.HasPrefix(table, tables.DenseSuffix+"."))
 }
 
 // StartOver deletes the given tables of the job, so that it starts from its initial weights.
 //
 // Errors: CodePrecondition if a worker trains in the job.
-func (c *Config) StartOver(ctx context.Context, cl *client.Client, tables []client.TableInfo) error {
+func (c *Config) StartOver(ctx context.Context, cl *client.Client, old []client.TableInfo) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Patience)
 	defer cancel()
 	workers, err := jobs.Training(ctx, cl, c.Job)
@@ -43,7 +44,7 @@ func (c *Config) StartOver(ctx context.Context, cl *client.Client, tables []clie
 			"job %s trains with %s: stop it first with `rowraft job stop %s`, or start this worker without --fresh", c.Job,
 			strings.Join(workers, ", "), c.Job)
 	}
-	for _, t := range tables {
+	for _, t := range old {
 		table, err := cl.Table(ctx, t.Schema.Name)
 		if err == nil {
 			err = cl.DropTable(ctx, table)
@@ -61,9 +62,9 @@ func (c *Config) earlierRuns(ctx context.Context, cl *client.Client, m *jobs.Mem
 	if !m.First || c.again {
 		return ""
 	}
-	tables, err := c.Tables(ctx, cl)
+	old, err := c.Tables(ctx, cl)
 	rows := uint64(0)
-	for _, t := range tables {
+	for _, t := range old {
 		rows += t.Rows
 	}
 	if err != nil || rows == 0 { // the text is for information only

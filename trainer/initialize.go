@@ -68,7 +68,7 @@ func (n *initializer) run(ctx context.Context) error {
 	if done, err := l.complete(ctx, look, wanted); err != nil || done {
 		return err
 	}
-	write, err := in.Claim(ctx, n.job+".dense")
+	write, err := in.Claim(ctx, n.job+tables.DenseSuffix)
 	if err != nil {
 		return fmt.Errorf("first weights: %w", err)
 	}

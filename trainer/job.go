@@ -137,8 +137,8 @@ func (j *Job) openModel() error {
 }
 
 func (j *Job) openTables(ctx context.Context) error {
-	places := map[string]*rowraft.Schema{".embeddings": &j.embeddings, ".dense": &j.dense, ".audit": &j.audit,
-		progressTable: &j.pushes}
+	places := map[string]*rowraft.Schema{tables.EmbeddingsSuffix: &j.embeddings, tables.DenseSuffix: &j.dense,
+		tables.AuditSuffix: &j.audit, tables.ProgressSuffix: &j.pushes}
 	all := j.cfg.schemas()
 	if s, counts := progressSchema(&j.cfg); counts {
 		all = append(all, s)
@@ -147,7 +147,7 @@ func (j *Job) openTables(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, j.cfg.Patience)
 		have, err := j.tables.EnsureTable(ctx, s)
 		cancel()
-		if strings.HasSuffix(s.Name, progressTable) && rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
+		if strings.HasSuffix(s.Name, tables.ProgressSuffix) && rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
 			continue // scoring needs no progress
 		}
 		if err != nil {

@@ -96,9 +96,6 @@ func (r *ramp) limit(most int) int {
 // inTurn reports whether a trainer may have to wait until the job has trained enough batches.
 func (r *ramp) inTurn() bool { return r.every > 0 && !r.together }
 
-// progressTable ends the name of the table with the row that counts the job's pushes.
-const progressTable = ".progress"
-
 var (
 	// progressOptimizer adds 1 for a gradient of −1. A float32 counts up to 2^24; the ramp is over long before, and
 	// staleness is not measured any more from then on.
@@ -111,7 +108,7 @@ var (
 // the job has one trainer, and no other may join. A checkpoint may lack the table: the count then begins at 0.
 func progressSchema(c *Config) (s rowraft.Schema, counts bool) {
 	return rowraft.Schema{
-		Name: c.Job + progressTable, Kind: rowraft.Dense, Dim: 1, Optimizer: progressOptimizer,
+		Name: c.Job + tables.ProgressSuffix, Kind: rowraft.Dense, Dim: 1, Optimizer: progressOptimizer,
 		Initializer: rowraft.Initializer{Kind: rowraft.InitZeros},
 	}, c.Mode == Async && (c.Trainers > 1 || c.splitData)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/cli"
 	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // qualityConfig has the flags of `bench quality`.
@@ -223,7 +224,7 @@ func (q *qualityRun) train(ctx context.Context, c *client.Client) error {
 		return err
 	}
 	q.auc = float64(results[0].AUC)
-	for _, suffix := range []string{".embeddings", ".dense", ".progress"} {
+	for _, suffix := range []string{tables.EmbeddingsSuffix, tables.DenseSuffix, tables.ProgressSuffix} {
 		t, err := c.Table(ctx, q.job+suffix)
 		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
 			continue

@@ -118,11 +118,12 @@ func (c *benchConfig) check() error {
 	bad := func(format string, args ...any) error {
 		return rowraft.Errorf(rowraft.CodeInvalidArgument, format, args...)
 	}
+	if _, err := rowraft.ParseDType(c.dtype); err != nil {
+		return bad("--dtype %w", err)
+	}
 	switch {
 	case c.keys != "uniform" && c.keys != "zipf":
 		return bad("--keys %q: want uniform or zipf", c.keys)
-	case c.dtype != "float32" && c.dtype != "bfloat16":
-		return bad("--dtype %q: want float32 or bfloat16", c.dtype)
 	case c.batch < 1 || c.batch > c.rows/2:
 		return bad("--batch %d: want 1 to half of --rows (%d), since a batch has distinct keys", c.batch, c.rows)
 	case c.conns < 1 || c.conns > 64:
@@ -205,9 +206,9 @@ func benchWorkers(ctx context.Context, cfg benchConfig) (workers []*benchWorker,
 	if err != nil {
 		return nil, err
 	}
-	dtype := rowraft.Float32
-	if cfg.dtype == "bfloat16" {
-		dtype = rowraft.BFloat16
+	dtype, err := rowraft.ParseDType(cfg.dtype)
+	if err != nil {
+		return nil, err
 	}
 	setup, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()

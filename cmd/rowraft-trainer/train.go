@@ -336,10 +336,7 @@ func (o *options) trainOrScore(ctx context.Context, job *trainer.Job, cfg *train
 
 // connect opens the tables and sets this trainer's rank. The client is nil without a cluster.
 func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tables, *client.Client, error) {
-	dtype := rowraft.Float32
-	if cfg.DType == "bfloat16" {
-		dtype = rowraft.BFloat16
-	}
+	dtype, _ := rowraft.ParseDType(cfg.DType) // Validate has checked it
 	if o.local {
 		if cfg.Trainers > 1 {
 			return nil, nil, cli.Usagef("--local with %d trainers: they would not share anything", cfg.Trainers)
@@ -375,10 +372,7 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tabl
 
 // dial returns a client of the cluster.
 func (o *options) dial(ctx context.Context, cfg *trainer.Config) (*client.Client, error) {
-	dtype := rowraft.Float32
-	if cfg.DType == "bfloat16" {
-		dtype = rowraft.BFloat16
-	}
+	dtype, _ := rowraft.ParseDType(cfg.DType) // Validate has checked it
 	dial, cancel := context.WithTimeout(ctx, cfg.Patience)
 	defer cancel()
 	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype})

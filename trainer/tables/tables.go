@@ -15,6 +15,14 @@ type Segment struct {
 	LR     float32       // Push: learning rate, 0 for the table's own
 }
 
+// What the names of a job's tables have behind the name of the job.
+const (
+	EmbeddingsSuffix = ".embeddings"
+	DenseSuffix      = ".dense" // of a parameter with a table of its own: .dense.NAME
+	AuditSuffix      = ".audit"
+	ProgressSuffix   = ".progress" // the count of the job's pushes
+)
+
 // CountRows returns the number of rows in segs.
 func CountRows(segs []Segment) (n int) {
 	for i := range segs {
