@@ -52,7 +52,7 @@ func setMembers(j *Job, m jobs.Members) {
 	if j.hybrid != nil {
 		j.hybrid.begin(m, &j.cfg)
 	}
-	if g, ok := j.mode.(*mode.Geo); ok { // of the mean of the trainers that train now
+	if g, ok := j.mode.(*mode.Geo); ok { // a share of the mean of those that train now
 		g.SetShare(j.cfg.Geo.share(j.ramp.turn.Load().trainers))
 	}
 }

@@ -84,7 +84,7 @@ type Config struct {
 	checked   data.Set     // opened by CheckData, for the registration that follows
 	splitData bool         // the scheduler divides the data
 	again     bool         // it was lost, and registers once more
-	rampEvery int64        // of a test: instead of batchesPerStep; negative: no ramp
+	rampEvery int64        // set by tests: instead of batchesPerStep; negative: no ramp
 	continues string       // describes the rows of earlier runs; "" if there are none
 }
 

@@ -20,7 +20,7 @@ func (c *Config) Tables(ctx context.Context, cl *client.Client) ([]client.TableI
 	return slices.DeleteFunc(all, func(t client.TableInfo) bool { return !c.hasTable(t.Schema.Name) }), err
 }
 
-// hasTable reports whether a table of this name is one of the job: embeddings, dense weights, audit rows, the count of
+// hasTable reports whether the job has a table of this name: embeddings, dense weights, audit rows, the count of
 // its pushes, or a single parameter. No other job has a table of such a name: [Config.Validate] refuses jobs named
 // JOB.dense and JOB.dense.x.
 func (c *Config) hasTable(name string) bool {

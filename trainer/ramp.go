@@ -33,7 +33,7 @@ type ramp struct {
 
 // turn is the place of a trainer among the trainers of its job. Immutable.
 type turn struct {
-	place    int // of this trainer, by rank, from 0
+	place    int // number of trainers with a lower rank
 	trainers int
 }
 

@@ -77,10 +77,10 @@ type Member struct {
 	Generation uint64 // at the time of entry; 0: some workers had not entered
 	Splits     SplitPlan
 	BaseStep   int64 // steps of the job before this run
-	Workers    int   // of the job at the time of entry, this one included; later workers may join
+	Workers    int   // number of workers at the time of entry, this one included; later workers may join
 	First      bool  // no other worker trained in the job at the time of entry
 	Began      bool  // the member began a new run of the job
-	Steps      int64 // of the job on these tables, by members that have left
+	Steps      int64 // steps that members that have left the job have trained on these tables
 }
 
 // Enter makes this process a member of a job. The member gets the rank that its name had before, or a

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rowraft/rowraft/client"
+	"github.com/rowraft/rowraft/internal/testutil"
+	"github.com/rowraft/rowraft/trainer"
+)
+
+// ended returns the id of a process that has ended.
+func ended(t *testing.T) int {
+	t.Helper()
+	c := exec.Command(os.Args[0], "-test.run", "^$")
+	if err := c.Run(); err != nil {
+		t.Fatal(err)
+	}
+	return c.Process.Pid
+}
+
+func TestWhichWorkersHaveEnded(t *testing.T) {
+	gone := processName(ended(t))
+	for worker, want := range map[string]bool{gone: true, processName(os.Getpid()): false, "other-" + gone: false,
+		"rank-0": false, "": false, gone + "x": false} {
+		if got := endedHere(worker); got != want {
+			t.Errorf("worker %q has ended: %v, want %v", worker, got, want)
+		}
+	}
+}
+
+// TestARestartedTrainerHasItsPlace: a trainer without a name gets the rank of a process of this host that was killed.
+func TestARestartedTrainerHasItsPlace(t *testing.T) {
+	addr, ctx := serve(t, 1), testutil.Context(t)
+	config := file(t, "again.yaml", jobOf("again", ""))
+	cfg, err := trainer.LoadConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.Dial(ctx, client.Options{Endpoints: []string{addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Lease = time.Hour
+	err = trainer.Enter(ctx, &cfg, c, processName(ended(t)))
+	c.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := filepath.Join(t.TempDir(), "result.json")
+	more := file(t, "lease.yaml", jobOf("again", "lease: 1h\n"))
+	train(t, new(options), "--config", more, "--endpoints", addr, "--insecure", "--json", result)
+	if text, err := os.ReadFile(result); err != nil || !strings.Contains(string(text), `"rank": 0`) {
+		t.Errorf("the trainer has another rank than 0, %v:\n%s", err, text)
+	}
+}
