@@ -36,9 +36,8 @@ type stats struct {
 
 	mu       sync.Mutex
 	commands map[command]uint64
-	moves    map[string]uint64    // by what happened: started, done, cancelled
-	begun    map[uint64]time.Time // when this leader started the moves that run
-	moveTook histogram.Durations  // of moves that this leader started, and that are done
+	moves    map[string]uint64   // by what happened: started, done, cancelled
+	moveTook histogram.Durations // of moves that are done
 }
 
 // command is a kind of command of the metadata group, with its result.
@@ -64,30 +63,20 @@ func (s *stats) proposed(c *rowraftv1.MetaCommand, result any, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.commands == nil {
-		s.commands, s.moves, s.begun = make(map[command]uint64), make(map[string]uint64), make(map[uint64]time.Time)
+		s.commands, s.moves = make(map[command]uint64), make(map[string]uint64)
 	}
 	s.commands[kind]++
-	if err != nil {
-		return
-	}
-	if m, ok := result.(meta.Move); ok {
+	m, ok := result.(meta.Move)
+	switch {
+	case err != nil || !ok:
+	case c.GetStartMove() != nil:
 		s.moves["started"]++
-		s.begun[m.ID] = time.Now()
-		return
-	}
-	a := c.GetAdvanceMove()
-	switch a.GetTo() {
-	case meta.PhaseDone:
+	case m.Phase == meta.PhaseDone:
 		s.moves["done"]++
-		if begun, ok := s.begun[a.GetMoveId()]; ok {
-			s.moveTook.Observe(time.Since(begun))
-		}
-	case meta.PhaseCancelled:
+		s.moveTook.Observe(m.Took())
+	case m.Phase == meta.PhaseCancelled:
 		s.moves["cancelled"]++
-	default:
-		return
 	}
-	delete(s.begun, a.GetMoveId())
 }
 
 var (
@@ -135,7 +124,8 @@ var jobMetrics = []struct {
 		func(b []*rowraftv1.WorkerBeat) float64 { return mean(b, (*rowraftv1.WorkerBeat).GetLoss) }},
 	{desc("job_auc", "Mean AUC of the workers' recent batches, predicted before the update.", "training_job"),
 		func(b []*rowraftv1.WorkerBeat) float64 { return mean(b, (*rowraftv1.WorkerBeat).GetAuc) }},
-	{desc("job_staleness_steps", "Steps by which the weights of recent batches lagged: the worker with the most.",
+	{desc("job_staleness_steps", "Steps by which the weights of recent batches lagged, of the worker with the most; in mode "+
+		"async pushes of other batches.",
 		"training_job"),
 		func(b []*rowraftv1.WorkerBeat) float64 { return highest(b, (*rowraftv1.WorkerBeat).GetStalenessSteps) }},
 	{desc("job_waiting_ratio", "Share of their time in which the workers wait for data, rows or others, 0 to 1.",

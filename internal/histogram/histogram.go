@@ -9,14 +9,15 @@ import (
 	"time"
 )
 
-// bounds are the upper bounds of the buckets: from the pull of a few rows out of memory to a step that waits for a
-// slow disk.
+// bounds are the upper bounds of the buckets: from the pull of a few rows out of memory to a checkpoint, or the move of a
+// replica, that takes an hour.
 var bounds = [...]time.Duration{
 	50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
 	10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
 	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
 	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second,
+	30 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour,
 }
 
 // Durations is a histogram of durations. The zero value is empty and ready. Safe for concurrent use.

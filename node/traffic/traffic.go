@@ -45,6 +45,9 @@ const (
 	// maxTables is the number of tables with counters of their own. Calls for further tables count as table "other".
 	maxTables = 128
 	other     = "other"
+	// maxIDs is the number of ids of tables that are remembered before those of dropped tables are forgotten. A cluster has
+	// at most 1,024 tables.
+	maxIDs = 2048
 	// unknown is the table of calls that name a table which the cluster does not have.
 	unknown = "unknown"
 )
@@ -250,8 +253,8 @@ func (c *Counts) addTable(id rowraft.TableID) *table {
 	defer c.mu.Unlock()
 	tables := maps.Clone(*c.tables.Load())
 	t := c.byName[name] // a table that was dropped and created again keeps its counters
-	if t == nil && len(c.byName) >= maxTables {
-		c.forgetLocked(tables)
+	if t == nil && len(c.byName) >= maxTables || len(tables) >= maxIDs {
+		c.forgetLocked(tables, t)
 	}
 	switch {
 	case t != nil:
@@ -266,10 +269,10 @@ func (c *Counts) addTable(id rowraft.TableID) *table {
 	return t
 }
 
-// forgetLocked removes the tables that the cluster does not have any more, and their counters.
+// forgetLocked removes the tables that the cluster does not have any more, and their counters, except keep.
 // REQUIRES: c.mu is held.
-func (c *Counts) forgetLocked(tables map[rowraft.TableID]*table) {
-	live := make(map[*table]bool)
+func (c *Counts) forgetLocked(tables map[rowraft.TableID]*table, keep *table) {
+	live := map[*table]bool{keep: true}
 	for id, t := range tables {
 		if _, ok := c.name(id); ok {
 			live[t] = true

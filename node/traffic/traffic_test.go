@@ -132,6 +132,25 @@ func TestTablesHaveABound(t *testing.T) {
 	}
 }
 
+// TestIDsHaveABound: a table that is dropped and created again and again keeps its counters, and its old ids are forgotten.
+func TestIDsHaveABound(t *testing.T) {
+	tables := cluster{}
+	c := New(tables.name)
+	const times = 3 * maxIDs
+	for id := rowraft.TableID(1); id <= times; id++ {
+		delete(tables, id-1)
+		tables[id] = "clicks"
+		call := c.Begin(Push, payload(1, id), false)
+		call.End(nil)
+	}
+	if n := len(*c.tables.Load()); n > maxIDs {
+		t.Errorf("%d ids are remembered, want at most %d", n, maxIDs)
+	}
+	if n := collected(t, c)["rowraft_requests_total OK push clicks"]; n != times {
+		t.Errorf("%v requests, want %d", n, times)
+	}
+}
+
 func TestACallAllocatesNothing(t *testing.T) {
 	c := New(cluster{1: "clicks", 2: "users"}.name)
 	p, failed := payload(100, 1, 2), errors.New("failed")

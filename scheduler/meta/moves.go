@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/clustermap"
@@ -79,6 +80,14 @@ func moveFromProto(p *rowraftv1.Move) Move {
 		From: rpc.ReplicaFromProto(p.GetFrom()), To: rpc.ReplicaFromProto(p.GetTo()),
 		begunNs: p.GetBegunNs(), endedNs: p.GetEndedNs(),
 	}
+}
+
+// Took returns the time of a move that has ended; 0 if it is unknown.
+func (m *Move) Took() time.Duration {
+	if m.begunNs == 0 || m.endedNs < m.begunNs { // the clocks of two leaders may differ
+		return 0
+	}
+	return time.Duration(m.endedNs - m.begunNs)
 }
 
 // startMove adds a move to the state and lists its new replica as a learner in the map.
