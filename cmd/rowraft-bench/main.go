@@ -129,6 +129,17 @@ PATH.`,
 		},
 	},
 	{
+		name: "scaling", short: "Measure the throughput of 1, 2 and 4 trainers", run: as(benchScaling),
+		example: "  rowraft-bench scaling --batches 12000",
+		long: `Train a long job in mode async with the defaults, with one, two and four trainers on this machine, and
+print the examples per second of each half of the job. The first half has the ramp: a job begins with one
+batch in flight and adds one after every 100 batches, until batch 300 with one trainer, and batch 1,500
+with four. It needs rowraft-trainer in the directory of this binary or in PATH.`,
+		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
+			fl.IntVar(&cfg.batches, "batches", 6000, "batches of 512 examples of each job")
+		},
+	},
+	{
 		name: "failover", short: "Measure how long pushes wait for a new leader", run: as(benchFailover),
 		example: "  rowraft-bench failover --check --kills 40",
 		long: `Disturb servers under a light load: kill −9 of the leader, planned transfers, moves and restarts,

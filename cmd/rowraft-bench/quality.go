@@ -6,15 +6,9 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
-	"time"
 
-	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/cli"
-	"github.com/rowraft/rowraft/internal/localcluster"
-	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // qualityConfig has the flags of `bench quality`.
@@ -118,7 +112,7 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 			const job = "quality" // one name: initial weights depend on the names of tables
 			yaml := fmt.Sprintf("job: %s\nseed: %d\nbatch: %d\n%s"+data.yaml, job, seed, data.batch/arm.share,
 				arm.yaml, seed)
-			run := &qualityRun{trainingBench: training, job: job, yaml: yaml, trainers: arm.trainers}
+			run := &trainingRun{trainingBench: training, job: job, yaml: yaml, trainers: arm.trainers}
 			if err := run.train(ctx, c); err != nil {
 				return nil, fmt.Errorf("%s, seed %d: %w", arm.name, seed, err)
 			}
@@ -172,71 +166,6 @@ func meanAndError(values []float64) (mean, half float64) {
 		sum += (v - mean) * (v - mean)
 	}
 	return mean, student[min(len(values)-1, len(student))-1] * math.Sqrt(sum/(n-1)/n)
-}
-
-// qualityRun is one job.
-type qualityRun struct {
-	*trainingBench
-	job, yaml string
-	trainers  int
-
-	auc      float64
-	examples int64
-	seconds  float64
-}
-
-// train runs the job to its end and drops its tables. Trainer 0 alone scores the held-out examples.
-func (q *qualityRun) train(ctx context.Context, c *client.Client) error {
-	paths := [2]string{filepath.Join(q.dir, q.job+".yaml"), filepath.Join(q.dir, q.job+"-others.yaml")}
-	for i, text := range []string{q.yaml, q.yaml + "evaluate: false\n"} {
-		if err := os.WriteFile(paths[i], []byte(text), 0o600); err != nil {
-			return err
-		}
-	}
-	procs, stop, err := q.start(ctx, q.trainers, func(rank int) string { return paths[min(rank, 1)] })
-	if err != nil {
-		return err
-	}
-	defer stop()
-	byRank := make([]int64, q.trainers)
-	var first, last time.Time
-	for e := range procs.Events {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if e.Event == localcluster.EventStep && first.IsZero() {
-			first = e.Time
-		}
-		if e.Event == localcluster.EventAck && e.Time.After(last) {
-			last = e.Time
-		}
-		byRank[e.Rank] = max(byRank[e.Rank], e.Examples)
-	}
-	if err := procs.Err(); err != nil {
-		return err
-	}
-	for _, n := range byRank {
-		q.examples += n
-	}
-	q.seconds = last.Sub(first).Seconds()
-	results, err := procs.Results()
-	if err != nil {
-		return err
-	}
-	q.auc = float64(results[0].AUC)
-	for _, suffix := range []string{tables.EmbeddingsSuffix, tables.DenseSuffix, tables.ProgressSuffix} {
-		t, err := c.Table(ctx, q.job+suffix)
-		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
-			continue
-		}
-		if err == nil {
-			err = c.DropTable(ctx, t)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // print writes the result for a person.

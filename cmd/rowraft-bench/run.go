@@ -52,6 +52,7 @@ type benchConfig struct {
 	strict    bool   // --check: a missed bar is an error
 	failover  failoverConfig
 	quality   qualityConfig
+	batches   int // of a job of scaling
 	// serverProfile is where a CPU profile of the first own server goes; "": none.
 	serverProfile string
 	serverBinary  string         // "": found by localcluster

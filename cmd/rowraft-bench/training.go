@@ -5,8 +5,14 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
+	"time"
 
+	"github.com/rowraft/rowraft"
+	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/localcluster"
+	"github.com/rowraft/rowraft/trainer/tables"
 )
 
 // trainingBench runs training jobs, one after the other, on servers of its own.
@@ -45,4 +51,85 @@ func (b *trainingBench) start(ctx context.Context, n int,
 		procs.Kill()
 		procs.Drain(context.WithoutCancel(ctx))
 	}, nil
+}
+
+// trainingRun is one job that runs to its end.
+type trainingRun struct {
+	*trainingBench
+	job, yaml string
+	trainers  int
+
+	auc      float64
+	examples int64
+	seconds  float64      // from the first step to the last acknowledged push
+	acks     []ackedSoFar // ascending
+}
+
+// ackedSoFar is how many examples the trainers had read when a push was acknowledged.
+type ackedSoFar struct {
+	seconds  float64 // since the first step
+	examples int64
+}
+
+// train runs the job to its end and drops its tables. Trainer 0 alone scores the held-out examples.
+func (r *trainingRun) train(ctx context.Context, c *client.Client) error {
+	paths := [2]string{filepath.Join(r.dir, r.job+".yaml"), filepath.Join(r.dir, r.job+"-others.yaml")}
+	for i, text := range []string{r.yaml, r.yaml + "evaluate: false\n"} {
+		if err := os.WriteFile(paths[i], []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	procs, stop, err := r.start(ctx, r.trainers, func(rank int) string { return paths[min(rank, 1)] })
+	if err != nil {
+		return err
+	}
+	defer stop()
+	byRank := make([]int64, r.trainers)
+	var first time.Time
+	for e := range procs.Events {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if e.Event != localcluster.EventStep && e.Event != localcluster.EventAck {
+			continue // other events also count the held-out examples
+		}
+		if first.IsZero() {
+			first = e.Time
+		}
+		if n := e.Examples - byRank[e.Rank]; n > 0 {
+			byRank[e.Rank], r.examples = e.Examples, r.examples+n
+		}
+		if at := e.Time.Sub(first).Seconds(); e.Event == localcluster.EventAck && at > r.seconds {
+			r.seconds = at
+			r.acks = append(r.acks, ackedSoFar{at, r.examples})
+		}
+	}
+	if err := procs.Err(); err != nil {
+		return err
+	}
+	results, err := procs.Results()
+	if err != nil {
+		return err
+	}
+	r.auc = float64(results[0].AUC)
+	for _, suffix := range []string{tables.EmbeddingsSuffix, tables.DenseSuffix, tables.ProgressSuffix} {
+		t, err := c.Table(ctx, r.job+suffix)
+		if rowraft.CodeOf(err) == rowraft.CodeTableNotFound {
+			continue
+		}
+		if err == nil {
+			err = c.DropTable(ctx, t)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// halves returns the examples per second of all trainers in each half of the job.
+func (r *trainingRun) halves() (first, second float64) {
+	middle := r.acks[slices.IndexFunc(r.acks, func(a ackedSoFar) bool { return a.examples >= r.examples/2 })]
+	return float64(middle.examples) / middle.seconds,
+		float64(r.examples-middle.examples) / (r.seconds - middle.seconds)
 }
