@@ -44,7 +44,7 @@ demo: build ## train on a cluster on this machine, kill a leader, check everythi
 	$(BIN)/rowraft demo $(if $(MODE),--mode $(MODE)) $(if $(STEPS),--steps $(STEPS))
 
 .PHONY: mnist
-mnist: build ## a LeNet on handwritten digits, all weights on three servers: ≥ 0.98 in 3 epochs, 2 minutes (needs ../shared/data/mnist)
+mnist: build ## a LeNet on handwritten digits, all weights on three servers: ≥ 0.98 in 3 epochs, 2 minutes (needs examples/data/mnist: examples/README.md)
 	$(BIN)/rowraft-bench mnist $(ARGS)
 
 ##@ Test
@@ -165,7 +165,7 @@ SEEDS  ?= 10
 JOBS   ?= examples/train-adult.yaml scripts/optimizers/sparse.yaml
 
 .PHONY: compare-optimizers
-compare-optimizers: ## each optimizer next to PyTorch's, the tables of docs/optimizers.md: SEEDS=10 JOBS="JOB.yaml ...", 8 minutes (needs Debian's python3-torch and the data of examples/train-adult.yaml)
+compare-optimizers: ## each optimizer next to PyTorch's, the tables of docs/optimizers.md: SEEDS=10 JOBS="JOB.yaml ...", 8 minutes (needs Debian's python3-torch and examples/data/adult: examples/README.md)
 	GOEXPERIMENT=$(SIMD) go run ./scripts/optimizers --seeds $(SEEDS) --python $(PYTHON) $(JOBS)
 
 .PHONY: bench-peers

@@ -57,8 +57,12 @@ func TestQuality(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			p := spawn(t, "rowraft-trainer", "train", "--config", job, "--endpoints", strings.Join(c.Endpoints(), ","),
-				"--insecure", "--accelerator", "go", "--json", out)
+			args := []string{"train", "--config", job, "--endpoints", strings.Join(c.Endpoints(), ","), "--insecure",
+				"--accelerator", "go", "--json", out}
+			if tc.name != "digits" {
+				args = append(args, "--data", data)
+			}
+			p := spawn(t, "rowraft-trainer", args...)
 			if code := p.code(t, patience); code != 0 {
 				t.Fatalf("exit code %d:\n%s%s", code, &p.stdout, &p.stderr)
 			}

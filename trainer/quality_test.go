@@ -3,6 +3,7 @@ package trainer
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -38,6 +39,7 @@ func example(t testing.TB, name string) Config {
 	if err != nil {
 		t.Fatal(err)
 	}
+	cfg.Data.File = strings.Replace(cfg.Data.File, "../examples/data", "../../shared/data", 1)
 	if _, err := os.Stat(cfg.Data.File); err != nil {
 		t.Skipf("%s is absent: the data is not part of the project", cfg.Data.File)
 	}

@@ -117,8 +117,8 @@ rowraft-trainer in the directory of this binary or in PATH.`,
 		long: `Train the same data with equal seeds in pairs: four trainers and one in mode async, four and one in
 mode sync with one global batch, and one trainer with the defaults and with in_flight: 0. It prints the
 mean difference in the AUC of held-out examples with its 95 % interval, and the throughput. Data adult
-and criteo are read from ../shared/data. It needs rowraft-trainer in the directory of this binary or in
-PATH.`,
+and criteo are read from examples/data in the working directory (examples/README.md). It needs
+rowraft-trainer in the directory of this binary or in PATH.`,
 		flags: func(fl *pflag.FlagSet, cfg *benchConfig) {
 			q := &cfg.quality
 			fl.IntVar(&q.pairs, "pairs", 20, "how many seeds, from --seed on")

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"path/filepath"
+	"strings"
 
 	"github.com/rowraft/rowraft/client"
 	"github.com/rowraft/rowraft/internal/cli"
@@ -20,14 +22,14 @@ type qualityConfig struct {
 
 // qualityData has the part of a job file that names the data and the model.
 var qualityData = map[string]struct {
-	yaml  string // %d: the seed
+	yaml  string // %d: the seed; DIR: the folder examples
 	batch int
 }{
 	"sparse": {"generator: {examples: 160000, held: 40000, categorical: 10, dense: 1, keys: 500, zipf: 0.7, head: 500, " +
 		"signal: 6, seed: %d}\nmodel: {dim: 8, bottom: [32], top: [32]}\n", 512},
-	"adult": {"data: {file: ../shared/data/adult/adult_train.csv, schema: examples/adult.yaml}\n" +
+	"adult": {"data: {file: DIR/data/adult/adult_train.csv, schema: DIR/adult.yaml}\n" +
 		"model: {dim: 8, bottom: [32], top: [32]}\n# %d\n", 256},
-	"criteo": {"data: {file: ../shared/data/criteo/criteo_train8k.csv, schema: examples/criteo.yaml}\n" +
+	"criteo": {"data: {file: DIR/data/criteo/criteo_train8k.csv, schema: DIR/criteo.yaml}\n" +
 		"model: {dim: 8, bottom: [32], top: [32]}\nembeddings: {lr: 0.02}\n# %d\n", 128},
 }
 
@@ -92,6 +94,11 @@ func benchQuality(ctx context.Context, cfg benchConfig, progress io.Writer) (r *
 	case q.pairs < 2:
 		return nil, cli.Usagef("--pairs %d: want 2 or more", q.pairs)
 	}
+	dir, err := filepath.Abs("examples")
+	if err != nil {
+		return nil, err
+	}
+	data.yaml = strings.ReplaceAll(data.yaml, "DIR", dir)
 	training, cleanup, err := startTraining(ctx, cfg, q.trainer, progress)
 	if err != nil {
 		return nil, err
