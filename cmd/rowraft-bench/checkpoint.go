@@ -43,23 +43,23 @@ type checkpointResult struct {
 	Overhead    float64   `json:"overhead"` // LostSeconds / Interval
 	Bar         float64   `json:"bar"`
 	Passed      bool      `json:"passed"`
-	// Noise is the same computed for windows without one, by their neighbouring windows: the
-	// largest. What is lost is known no better.
+	// Noise is the largest LostSeconds that windows without a checkpoint would give: LostSeconds
+	// is not more exact than that.
 	Noise float64 `json:"noise_seconds"`
 
 	RowsPerSecond float64 `json:"rows_per_second"` // without a checkpoint, median
 	Took          float64 `json:"checkpoint_seconds"`
 	Bytes         int64   `json:"checkpoint_bytes"`
-	HeldMs        float64 `json:"held_ms"`   // pushes waited, at most
-	PausedMs      float64 `json:"paused_ms"` // the trainer stood still, at most
+	HeldMs        float64 `json:"held_ms"`   // longest wait of a push
+	PausedMs      float64 `json:"paused_ms"` // longest pause of the trainer
 	MaxPushMs     float64 `json:"max_push_ms"`
 
 	Window float64 `json:"window_seconds"`
 	workload
 }
 
-// benchCheckpoint pushes without a pause, as a trainer whose model costs nothing and
-// who takes part in checkpoints, in windows with and without one.
+// benchCheckpoint pushes without a pause in windows with and without a checkpoint, like a
+// trainer that takes part in checkpoints and whose model costs nothing.
 func benchCheckpoint(ctx context.Context, cfg benchConfig, progress io.Writer) (r *checkpointResult, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, err

@@ -9,5 +9,5 @@
 //	rowstore            the row store, in this process     package rowstore
 //	redis               a Redis server under the same load package redisload
 //
-// bench/README.md says what each is for and how results are kept.
+// bench/README.md describes the purpose of each, and how results are kept.
 package main

@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// What a failover may take; docs/ops promises it for profile fast and a light load.
+// The longest times that a failover may take. docs/ops promises them for profile fast and a light load.
 const (
 	killP50Bar     = 800 * time.Millisecond
 	killP90Bar     = 1300 * time.Millisecond
@@ -27,21 +27,21 @@ const (
 )
 
 const (
-	// failoverMaxAge is the bound of the reads during the faults; one that has
-	// no answer after failoverReadLimit counts as not served.
+	// failoverMaxAge is the bound of the reads during the faults. A read without an answer
+	// after failoverReadLimit counts as not served.
 	failoverMaxAge    = 10 * time.Second
 	failoverReadLimit = time.Second
-	// failoverNodeShards is how many shards there are when a server that leads a third of
-	// them is killed.
+	// failoverNodeShards is the number of shards of the cluster in which a server that leads a
+	// third of them is killed.
 	failoverNodeShards = 12
 )
 
-// failoverConfig is how often the benchmark does what.
+// failoverConfig has the number of faults of each kind.
 type failoverConfig struct {
 	kills, transfers, stalls, nodes int
 	moves, restarts                 int
-	stallLimit                      time.Duration // of the servers; 0: that of the profile
-	still                           bool          // replicas move only where they are told to
+	stallLimit                      time.Duration // --disk-stall-limit of the servers; 0: that of the profile
+	still                           bool          // the scheduler moves no replica by itself
 }
 
 // failoverResult is the JSON of `bench failover`; the field names are a contract.
@@ -49,20 +49,20 @@ type failoverResult struct {
 	Schema string `json:"schema"`
 	Op     string `json:"op"`
 
-	// From the fault to the first acknowledged push that was begun after it, in the shard
-	// that the server led; of Nodes in the last of the shards that it led. Of planned changes
-	// the longest time without an acknowledgement in any shard.
+	// Faults are measured from the fault to the first acknowledged push that began after it, in
+	// the shard that the server led; Nodes in the last of the shards that it led. Planned changes
+	// are measured by the longest time without an acknowledgement in any shard.
 	Kills     *failoverTimes `json:"kills,omitempty"`
 	Transfers *plannedGaps   `json:"transfers,omitempty"`
-	Moves     *plannedGaps   `json:"moves,omitempty"`    // of the leader's replica
-	Restarts  *plannedGaps   `json:"restarts,omitempty"` // SIGTERM, of one server after the other
+	Moves     *plannedGaps   `json:"moves,omitempty"`    // the leader's replica moves
+	Restarts  *plannedGaps   `json:"restarts,omitempty"` // SIGTERM, one server after the other
 	Stalls    *failoverTimes `json:"disk_stalls,omitempty"`
 	Nodes     *failoverTimes `json:"nodes,omitempty"`
 
 	Reads *failoverReads `json:"bounded_reads"`
 
 	bars
-	Skipped []string `json:"skipped,omitempty"` // what could not be measured, and why
+	Skipped []string `json:"skipped,omitempty"` // faults that could not be measured, each with its reason
 
 	// Gone are servers that ended without a fault of the run, for example because of a disk that
 	// others on this machine kept busy. They were started again.
@@ -75,14 +75,14 @@ type failoverResult struct {
 	busyHost
 }
 
-// failoverTimes are those of one kind of fault, in seconds.
+// failoverTimes are the times of one kind of fault, in seconds.
 type failoverTimes struct {
 	N   int       `json:"n"`
 	P50 float64   `json:"p50_seconds"`
 	P90 float64   `json:"p90_seconds"`
 	P99 float64   `json:"p99_seconds"`
 	Max float64   `json:"max_seconds"`
-	All []float64 `json:"all_seconds"` // in their order
+	All []float64 `json:"all_seconds"` // in the order of the faults
 }
 
 func timesOf(all []time.Duration) *failoverTimes {
@@ -91,7 +91,7 @@ func timesOf(all []time.Duration) *failoverTimes {
 	}
 	sorted := slices.Sorted(slices.Values(all))
 	at := func(p float64) float64 {
-		// The smallest that p of all do not exceed.
+		// The smallest time that a share p of all does not exceed.
 		i := int(p*float64(len(sorted))+0.999999) - 1
 		return sorted[min(max(i, 0), len(sorted)-1)].Seconds()
 	}
@@ -108,8 +108,8 @@ type failoverReads struct {
 	Reads   int64   `json:"reads"`
 	Served  int64   `json:"served"`
 	Share   float64 `json:"served_share"`
-	Oldest  float64 `json:"oldest_seconds"`  // age of what was served
-	Slowest float64 `json:"slowest_seconds"` // of those that were served
+	Oldest  float64 `json:"oldest_seconds"`  // greatest age of the rows of a read
+	Slowest float64 `json:"slowest_seconds"` // the slowest read that was served
 	Error   string  `json:"first_error,omitempty"`
 }
 
@@ -171,7 +171,7 @@ func benchFailover(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	return r, nil
 }
 
-// onCluster calls faults with a cluster of its own under load, and counts what it has seen.
+// onCluster calls faults with a cluster of its own under load, and adds to r the pushes and the servers that ended.
 func (r *failoverResult) onCluster(ctx context.Context, cfg benchConfig, reads *readTally, progress io.Writer,
 	faults func(*disturber) error) (err error) {
 	d, err := newDisturber(ctx, cfg, reads, progress)
@@ -283,7 +283,7 @@ func (r *failoverResult) print(w io.Writer) error {
 	return r.printWorst(w)
 }
 
-// printWorst tells what happened in the longest gap of each kind of planned change.
+// printWorst prints the events of the longest gap of each kind of planned change.
 func (r *failoverResult) printWorst(w io.Writer) error {
 	for _, k := range []struct {
 		name string
@@ -308,7 +308,7 @@ func (r *failoverResult) printWorst(w io.Writer) error {
 	return nil
 }
 
-// machineLoad is the load average of a minute, 0 if the kernel does not tell.
+// machineLoad returns the load average of a minute, 0 if the kernel does not report it.
 func machineLoad() (load float64) {
 	b, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

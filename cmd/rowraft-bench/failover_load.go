@@ -125,7 +125,7 @@ func (s *shardAcks) note(a ack, err error) {
 	s.moved = make(chan struct{})
 }
 
-// mark forgets what was acknowledged so far, but for the last.
+// mark forgets all acknowledgements so far, except the last of each shard.
 func (l *failoverLoad) mark() {
 	for _, s := range l.shards {
 		s.mu.Lock()

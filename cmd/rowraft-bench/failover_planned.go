@@ -35,7 +35,7 @@ func (p *plannedGaps) times() *failoverTimes {
 	return &p.failoverTimes
 }
 
-// gap is a time without an acknowledgement, and what servers and client logged in it.
+// gap is a time without an acknowledgement, with the lines that servers and client logged in it.
 type gap struct {
 	Shard   int        `json:"shard"`
 	Seconds float64    `json:"seconds"`
@@ -43,7 +43,7 @@ type gap struct {
 	Events  []gapEvent `json:"events"`
 }
 
-// gapPhases are parts of a gap, in seconds, one after the other; 0 where the logs do not tell.
+// gapPhases are the parts of a gap, in seconds, one after the other; 0 if the logs do not show a part.
 type gapPhases struct {
 	Before   float64 `json:"until_the_hand_over_begins"`
 	Transfer float64 `json:"until_the_next_leader_is_elected"`
@@ -100,7 +100,7 @@ func (d *disturber) longestGap(ctx context.Context) (*gap, error) {
 	return g, nil
 }
 
-// phasesOf finds the phases of a gap in what was logged in it.
+// phasesOf returns the phases of a gap, given the lines that were logged in it.
 func phasesOf(length float64, events []gapEvent) (p gapPhases) {
 	at := func(what string) float64 {
 		i := slices.IndexFunc(events, func(e gapEvent) bool { return e.What == what })
@@ -110,7 +110,7 @@ func phasesOf(length float64, events []gapEvent) (p gapPhases) {
 		return max(events[i].At, 0)
 	}
 	serves := 0.0
-	for _, e := range events { // of several leaders the last one ends the gap
+	for _, e := range events { // if several leaders were elected, the last one ends the gap
 		if e.What == logServes {
 			serves = max(e.At, 0)
 		}
@@ -192,7 +192,7 @@ func (d *disturber) move(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		// A try whose answer was lost may have begun it: no other process moves replicas here.
+		// An earlier try whose answer was lost may have begun the move: no other process moves replicas here.
 		st, serr := c.Status(ctx, &rowraftv1.StatusRequest{})
 		if serr != nil {
 			return err

@@ -37,7 +37,7 @@ type disturber struct {
 	progress io.Writer
 	trace    *trace
 	gone     int    // servers that ended by themselves
-	turn     int    // of who restarts next
+	turn     int    // number of the server that restarts next
 	moved    uint64 // the newest move
 	stalls   bool   // the servers' disks can be told to hang
 }
@@ -91,7 +91,7 @@ func (d *disturber) repeat(ctx context.Context, what string, n int,
 	return all, nil
 }
 
-// calm waits until all servers run and have what the leaders have, and a while longer.
+// calm waits until all servers run and have applied the entries of the leaders, and a while longer.
 func (d *disturber) calm(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, failoverPatience)
 	defer cancel()
@@ -154,7 +154,7 @@ func (d *disturber) whole(ctx context.Context) (bool, error) {
 	return replicas == failoverCopies*len(d.load.shards), nil
 }
 
-// leader waits for a server that says of itself that it leads a shard.
+// leader waits for a server that reports that it leads a shard.
 func (d *disturber) leader(ctx context.Context, shard int) (*localcluster.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, failoverPatience)
 	defer cancel()

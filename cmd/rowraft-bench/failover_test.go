@@ -46,7 +46,7 @@ func TestFailoverVerdict(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		spoil func(*failoverResult)
-		want  string // part of what is said, "": passes
+		want  string // part of the error; "": passes
 	}{
 		{"at every bar", func(*failoverResult) {}, ""},
 		{"only kills", func(r *failoverResult) {

@@ -18,17 +18,17 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// What servers and client log of a lead that changes hands.
+// The lines that servers and client log when the leadership of a shard changes.
 const (
 	logHandsOver = "transferring the leadership"
 	logElected   = "is elected"
 	logServes    = "leads the shard"
 )
 
-// gapEvent is a line of a log, so many seconds after the last acknowledgement.
+// gapEvent is a line of a log.
 type gapEvent struct {
-	At   float64 `json:"at_seconds"`
-	Who  string  `json:"who"` // a server, or client
+	At   float64 `json:"at_seconds"` // since the last acknowledgement
+	Who  string  `json:"who"`        // the name of a server, or "client"
 	What string  `json:"what"`
 	More string  `json:"more,omitempty"`
 }
@@ -42,13 +42,13 @@ type trace struct {
 	servers func() []*localcluster.Server
 
 	mu     sync.Mutex
-	from   map[string]int64 // log file → where the mark is
+	from   map[string]int64 // log file → its size at the mark
 	client bytes.Buffer     // JSON lines
 }
 
 func newTrace() *trace { return &trace{from: make(map[string]int64)} }
 
-// logger is for the client.
+// logger returns the logger of the client.
 func (t *trace) logger() *slog.Logger {
 	return slog.New(slog.NewJSONHandler(traceWriter(func(b []byte) (int, error) {
 		t.mu.Lock()
@@ -61,7 +61,7 @@ type traceWriter func([]byte) (int, error)
 
 func (f traceWriter) Write(b []byte) (int, error) { return f(b) }
 
-// mark forgets what was logged so far.
+// mark forgets all lines that were logged so far.
 func (t *trace) mark() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,7 +73,7 @@ func (t *trace) mark() {
 	}
 }
 
-// between returns what was logged of a shard in a gap since the mark.
+// between returns the lines about a shard that were logged in a gap, after the mark.
 func (t *trace) between(shard int, begin, end time.Time) ([]gapEvent, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,11 +95,11 @@ func (t *trace) between(shard int, begin, end time.Time) ([]gapEvent, error) {
 	return out, nil
 }
 
-// gapMargin is how far outside of a gap lines are taken for its: the last push may be
-// answered after the lead is gone.
+// gapMargin is the time before and after a gap whose lines belong to the gap: the last push may
+// be answered after the leader has lost the leadership.
 const gapMargin = 10 * time.Millisecond
 
-// eventsIn finds the lines of one shard, and those of no shard, in JSON lines.
+// eventsIn returns the lines about one shard, and the lines without a shard, from JSON lines.
 func eventsIn(r io.Reader, who string, shard int, begin, end time.Time) (out []gapEvent) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)

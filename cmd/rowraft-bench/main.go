@@ -61,11 +61,11 @@ Exit codes are those of rowraft; 3 says that a figure missed its bar (--check).`
 // measurement is a command that measures a cluster.
 type measurement struct {
 	name, short, long, example string
-	flags                      func(*pflag.FlagSet, *benchConfig) // of its own
+	flags                      func(*pflag.FlagSet, *benchConfig) // the flags that only this command has
 	run                        func(context.Context, benchConfig, io.Writer) (printer, error)
 }
 
-// printer is what a measurement found.
+// printer is the result of a measurement.
 type printer interface{ print(io.Writer) error }
 
 // as makes a measurement's function one that returns a printer.
@@ -183,7 +183,7 @@ func endpointFlags(fl *pflag.FlagSet, cfg *benchConfig) {
 	fl.BoolVar(&cfg.insecure, "insecure", false, "with --endpoints: plaintext instead of TLS")
 }
 
-// connection checks the flags that say how to reach a cluster that runs.
+// connection checks the flags of a connection to a running cluster.
 func (cfg *benchConfig) connection() error {
 	switch {
 	case len(cfg.endpoints) == 0 && (cfg.insecure || !cfg.files.IsZero()):

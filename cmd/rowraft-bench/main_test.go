@@ -7,7 +7,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// Nothing is started for a benchmark that could not be what was asked for.
+// A benchmark with a wrong flag starts no servers.
 func TestBenchRefusesBeforeItStartsServers(t *testing.T) {
 	for _, tc := range []struct{ flag, value string }{{"--dtype", "float16"}, {"--optimizer", "lamb"},
 		{"--keys", "normal"}, {"--dim", "0"}} {

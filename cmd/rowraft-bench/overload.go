@@ -18,14 +18,14 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// What the servers of bench overload are given: little, so that what loads them fits on
-// the same machine.
+// The limits of the servers of bench overload are low, so that the processes that load them fit
+// on the same machine.
 const (
 	overloadInFlight    = 80 << 10
 	overloadMemory      = 512 << 20
 	overloadFactor      = 10
-	overloadOffer       = 1.1 * overloadFactor // what a session may not have in flight is not offered
-	overloadGreedy      = 2                    // clients that ask for all of the load and wait for nothing
+	overloadOffer       = 1.1 * overloadFactor // pushes beyond the limit of a session's pushes in flight are not offered
+	overloadGreedy      = 2                    // clients that offer all of the load and do not wait for answers
 	overloadModest      = 2                    // clients of package client with little to do
 	overloadRecoveryBar = 10 * time.Second
 	overloadPatience    = 2 * time.Minute
@@ -45,13 +45,13 @@ type overloadResult struct {
 	Goodput  float64 `json:"goodput_ratio"`
 
 	LeaderChanges int     `json:"leader_changes"`
-	Memory        int64   `json:"max_resident_bytes"` // of one server
+	Memory        int64   `json:"max_resident_bytes"` // the most of any server
 	MemoryLimit   int64   `json:"memory_limit_bytes"`
-	Recovered     float64 `json:"recovered_seconds"` // until every client was served again after it
+	Recovered     float64 `json:"recovered_seconds"` // from the end of the load until every client was served again
 	Acknowledged  int64   `json:"acknowledged_pushes"`
 	Applied       int64   `json:"applied_pushes"`
 
-	// Cores that were in use during the load.
+	// The numbers of cores in use during the load.
 	ServerCores    float64 `json:"server_cores"`
 	GeneratorCores float64 `json:"generator_cores"`
 
@@ -78,7 +78,7 @@ type overloadModestResult struct {
 	FirstErr string  `json:"first_error,omitempty"`
 }
 
-// benchOverload offers servers of its own ten times what their limits let through.
+// benchOverload offers servers of its own ten times as many pushes as their limits admit.
 func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r *overloadResult, err error) {
 	switch {
 	case cfg.shards != 1 || cfg.replicas != 3:
@@ -113,8 +113,8 @@ func benchOverload(ctx context.Context, cfg benchConfig, progress io.Writer) (r 
 	return r, nil
 }
 
-// run measures what the limits let through, offers ten times as much, and looks at what
-// has become of everything.
+// run measures how many pushes the limits admit, offers ten times as many, and then checks every
+// client, push and leader.
 func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster, seconds float64,
 	progress io.Writer) (err error) {
 	l, err := newOverloadLoad(ctx, cluster)
@@ -177,7 +177,7 @@ func (r *overloadResult) run(ctx context.Context, cluster *localcluster.Cluster,
 	return nil
 }
 
-// judge holds the figures against what is promised.
+// judge compares the figures with their bars.
 func (r *overloadResult) judge() {
 	if r.Factor < overloadFactor {
 		r.miss("this machine offered %.1f times what the limits let through, not %d", r.Factor, overloadFactor)
@@ -233,7 +233,7 @@ func termsOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, e
 	return highestOf(ctx, c, localcluster.AwaitStatus, (*rowraftv1.ReplicaStatus).GetTerm)
 }
 
-// memoryWatch looks at what the servers have, ten times a second.
+// memoryWatch reads the resident memory of the servers ten times a second.
 type memoryWatch struct {
 	end  context.CancelFunc
 	done chan struct{}

@@ -26,12 +26,12 @@ import (
 const (
 	overloadKeys   = 64
 	overloadDim    = 16
-	overloadPace   = 100 * time.Millisecond // of a modest client
-	overloadWindow = 900                    // numbers of a session that may be unanswered
+	overloadPace   = 100 * time.Millisecond // between two pushes of a modest client
+	overloadWindow = 900                    // the most unanswered numbers of a session
 	overloadTry    = 5 * time.Second
 )
 
-// overloadLoad is who pushes: every push is the same, and a row counts them.
+// overloadLoad has the clients that push. All pushes are equal, and a row counts them.
 type overloadLoad struct {
 	cluster *localcluster.Cluster
 	reader  *client.Client
@@ -117,7 +117,7 @@ func (l *overloadLoad) close() error {
 type greedyClient struct {
 	l     *overloadLoad
 	conns []*grpc.ClientConn // to each server
-	at    atomic.Int64       // of conns: who led last
+	at    atomic.Int64       // index in conns of the last known leader
 	id    rowraft.ClientID
 	inc   uint64
 
@@ -150,7 +150,7 @@ func (g *greedyClient) begin(ctx context.Context) (err error) {
 	}
 }
 
-// leader is the connection to who led last.
+// leader returns the connection to the last known leader.
 func (g *greedyClient) leader() *grpc.ClientConn {
 	return g.conns[int(g.at.Load())%len(g.conns)]
 }
@@ -218,7 +218,7 @@ func (g *greedyClient) push(ctx context.Context, seq uint64) (applied bool, err 
 		}
 		maybe = maybe || code.MaybeApplied()
 		if code != rowraft.CodeOverloaded {
-			g.at.CompareAndSwap(at, at+1) // it leads no more, or says nothing
+			g.at.CompareAndSwap(at, at+1) // the server no longer leads, or does not answer
 		}
 		if err := pauseFor(ctx, 20*time.Millisecond); err != nil {
 			return false, err
@@ -226,8 +226,8 @@ func (g *greedyClient) push(ctx context.Context, seq uint64) (applied bool, err 
 	}
 }
 
-// try sends a number once. It looks no further at an answer than gRPC does, so that what
-// is refused costs this process little: the servers share its cores.
+// try sends a number once. It does not read the details of an error, so that a refusal costs this
+// process little: the servers share its cores.
 func (g *greedyClient) try(ctx context.Context, conn *grpc.ClientConn, seq uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, overloadTry)
 	defer cancel()
@@ -247,10 +247,10 @@ func (g *greedyClient) try(ctx context.Context, conn *grpc.ClientConn, seq uint6
 	return call.RecvMsg(new(rowraftv1.WriteReply))
 }
 
-// overloadCall is a unary one.
+// overloadCall describes a unary call.
 var overloadCall grpc.StreamDesc
 
-// greedyPhase is what the greedy clients have seen.
+// greedyPhase counts the pushes of the greedy clients.
 type greedyPhase struct {
 	offered, admitted, refused int64
 	took                       time.Duration

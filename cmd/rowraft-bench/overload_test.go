@@ -12,7 +12,7 @@ func TestOverloadVerdict(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		spoil func(*overloadResult)
-		want  string // part of what is said, "": passes
+		want  string // part of the error; "": passes
 	}{
 		{"as promised", func(*overloadResult) {}, ""},
 		{"a new leader", func(r *overloadResult) { r.LeaderChanges = 1 }, "1 leader changes"},

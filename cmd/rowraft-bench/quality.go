@@ -33,12 +33,11 @@ var qualityData = map[string]struct {
 		"model: {dim: 8, bottom: [32], top: [32]}\nembeddings: {lr: 0.02}\n# %d\n", 128},
 }
 
-// qualityArms are the jobs that train on the data of a seed; those with several trainers share one global batch in mode
-// sync.
+// qualityArms are the jobs that train on the data of a seed. In mode sync all have one global batch.
 var qualityArms = []struct {
 	name, yaml string
 	trainers   int
-	share      int // of the batch: 1/share
+	share      int // a trainer has 1/share of the batch
 }{
 	{"in_flight 0", "in_flight: 0\n", 1, 1},
 	{"async × 1", "mode: async\n", 1, 1},
@@ -51,8 +50,8 @@ var qualityArms = []struct {
 var qualityPairs = [][2]int{{2, 1}, {4, 3}, {1, 0}}
 
 const (
-	qualityMeanBar  = -0.001 // of the mean difference in AUC
-	qualityLowerBar = -0.005 // of the lower end of its 95 % interval
+	qualityMeanBar  = -0.001 // least mean difference in AUC
+	qualityLowerBar = -0.005 // least lower end of its 95 % interval
 )
 
 // qualityResult is the JSON of `bench quality`; the field names are a contract.

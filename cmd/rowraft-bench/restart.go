@@ -18,7 +18,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// restartBar is how long a server of 5 M rows may take to be back.
+// restartBar is the longest time in which a server of 5 M rows may return.
 const restartBar = 10 * time.Second
 
 // restartResult is the JSON of `bench restart`; the field names are a contract.
@@ -26,8 +26,8 @@ type restartResult struct {
 	Schema string `json:"schema"`
 	Op     string `json:"op"`
 
-	Ready    float64 `json:"ready_seconds"`     // until it says that it serves
-	CaughtUp float64 `json:"caught_up_seconds"` // until its replicas have what the leaders had
+	Ready    float64 `json:"ready_seconds"`     // until it reports that it serves
+	CaughtUp float64 `json:"caught_up_seconds"` // until its replicas have applied what the leaders had at the kill
 	CPU      float64 `json:"server_cpu_seconds"`
 	Bar      float64 `json:"bar_seconds"`
 	Passed   bool    `json:"passed"`
@@ -114,7 +114,7 @@ func restartLoad(ctx context.Context, cfg benchConfig, cluster *localcluster.Clu
 	return err
 }
 
-// measure starts what was killed and waits until victim has what the leaders had.
+// measure starts the killed servers and waits until victim has applied the indexes of want.
 func (r *restartResult) measure(ctx context.Context, cluster *localcluster.Cluster, victim *localcluster.Server,
 	killed []*localcluster.Server, want map[uint32]uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
@@ -165,12 +165,12 @@ func (r *restartResult) measure(ctx context.Context, cluster *localcluster.Clust
 	return nil
 }
 
-// appliedOf is how far each shard's most advanced replica is.
+// appliedOf returns the highest applied index of each shard's replicas.
 func appliedOf(ctx context.Context, c *localcluster.Cluster) (map[uint32]uint64, error) {
 	return highestOf(ctx, c, localcluster.Status, (*rowraftv1.ReplicaStatus).GetAppliedIndex)
 }
 
-// highestOf asks every server for a number of each of its replicas, and returns the highest
+// highestOf asks every server for a number of each of its replicas, and returns the highest number
 // of each shard.
 func highestOf(ctx context.Context, c *localcluster.Cluster,
 	ask func(context.Context, string) (*rowraftv1.NodeStatusReply, error),
@@ -188,7 +188,7 @@ func highestOf(ctx context.Context, c *localcluster.Cluster,
 	return out, nil
 }
 
-// snapshotBytes is what the newest whole snapshots of a data directory take.
+// snapshotBytes returns the size of the newest whole snapshots of a data directory.
 func snapshotBytes(dir string) (sum int64, err error) {
 	newest := make(map[string]int64) // by group; names sort by index
 	err = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {

@@ -28,7 +28,7 @@ import (
 	"github.com/rowraft/rowraft/trainer/data"
 )
 
-// benchConfig is one benchmark: what is asked of the servers, and which servers.
+// benchConfig has the flags of a benchmark.
 type benchConfig struct {
 	op        string // the name of the command
 	optimizer string
@@ -48,17 +48,17 @@ type benchConfig struct {
 	shards    int
 	backend   string
 	profile   string
-	kill      string // of a restart: "one" or "all"
+	kill      string // bench restart: "one" or "all"
 	strict    bool   // --check: a missed bar is an error
 	failover  failoverConfig
 	quality   qualityConfig
-	batches   int // of a job of scaling
-	// serverProfile is where a CPU profile of the first own server goes; "": none.
+	batches   int // bench scaling: batches of a job
+	// serverProfile is the file for a CPU profile of the first own server; "": none.
 	serverProfile string
 	serverBinary  string         // "": found by localcluster
 	files         rpc.TLSFiles   // with endpoints
 	insecure      bool           // with endpoints
-	tls           client.Options // of files only
+	tls           client.Options // only its field TLS is set
 }
 
 // benchResult is the JSON of a benchmark; the field names are a contract.
@@ -72,10 +72,10 @@ type benchResult struct {
 	Calls         int64   `json:"calls"`
 	Seconds       float64 `json:"seconds"`
 
-	// Of the servers this benchmark started; null with --endpoints.
+	// The following are null with --endpoints: other processes cannot be measured.
 	ServerCPU *float64 `json:"server_cpu_seconds_per_million_rows"`
 	ClientCPU *float64 `json:"client_cpu_seconds_per_million_rows"`
-	// AllocatedPerRow is the garbage of the client's process.
+	// AllocatedPerRow is the memory that the client's process allocated, garbage included.
 	AllocatedPerRow float64  `json:"client_bytes_allocated_per_row"`
 	BytesPerRow     *float64 `json:"bytes_per_row"`
 
@@ -83,7 +83,7 @@ type benchResult struct {
 	workload
 }
 
-// bench runs one benchmark; what it does goes to progress, a line a phase.
+// bench runs one benchmark and writes a line for each phase to progress.
 func bench(ctx context.Context, cfg benchConfig, progress io.Writer) (result *benchResult, err error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -163,8 +163,8 @@ func benchCluster(ctx context.Context, cfg benchConfig,
 	}, nil
 }
 
-// startServers starts the servers of a benchmark within patience; with says what else they
-// are given. The caller stops them and removes dir.
+// startServers starts the servers of a benchmark within patience; with changes their options. The
+// caller stops them and removes dir.
 func startServers(ctx context.Context, cfg benchConfig, patience time.Duration,
 	with func(dir string, o *localcluster.Options)) (c *localcluster.Cluster, dir string, err error) {
 	binary, err := localcluster.FindBinary("rowraft", cfg.serverBinary)

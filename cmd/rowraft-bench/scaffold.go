@@ -65,7 +65,7 @@ func (l *workload) facts(more string) []string {
 // bars is the part of a result that holds it against its bars.
 type bars struct {
 	Passed bool     `json:"passed"`
-	Failed []string `json:"failed,omitempty"` // what missed its bar
+	Failed []string `json:"failed,omitempty"` // the figures that missed their bars
 }
 
 func (b *bars) miss(format string, args ...any) {

@@ -15,22 +15,21 @@ import (
 
 const (
 	stragglerWorkers = 4
-	// stragglerSleep is what the model of a step is replaced by, so that cores are not
-	// what limits; one worker's takes stragglerSlowdown times as long.
+	// stragglerSleep replaces the model of a step, so that the number of cores is no limit. The
+	// slow worker sleeps stragglerSlowdown times as long.
 	stragglerSleep    = 50 * time.Millisecond
 	stragglerSlowdown = 10
-	// stragglerBar is the share of its steps per second that a job keeps with the slow
-	// worker, in the modes that promise it.
+	// stragglerBar is the share of its steps per second that a job must keep with the slow
+	// worker, in modes with keeps.
 	stragglerBar = 0.8
-	// stragglerBegin is how many steps each worker that is not slow has done when
-	// measuring begins.
+	// stragglerBegin is the number of steps of each other worker after which measuring begins.
 	stragglerBegin = 10
 )
 
-// stragglerModes are what is compared; with a bar if keeps is set.
+// stragglerModes are the modes that are compared. Those with keeps have a bar.
 var stragglerModes = []struct {
 	name, yaml string
-	steps      bool // of the job; else of all workers
+	steps      bool // count steps of the job; otherwise batches of all workers
 	keeps      bool
 }{
 	{"sync", "mode: sync\n", true, false},
@@ -56,15 +55,15 @@ type stragglersResult struct {
 	host
 }
 
-// stragglerMode is what was found of one mode: steps of the job per second in mode
-// sync, batches of all workers in async.
+// stragglerMode is the result of one mode: steps of the job per second in mode sync, batches of
+// all workers in async.
 type stragglerMode struct {
 	Mode    string  `json:"mode"`
-	Without float64 `json:"steps_per_second_without"` // of the other workers alone
-	With    float64 `json:"steps_per_second_with"`    // the slow one
+	Without float64 `json:"steps_per_second_without"` // the other workers alone
+	With    float64 `json:"steps_per_second_with"`    // with the slow worker
 	Kept    float64 `json:"kept"`                     // With / Without
-	Barred  bool    `json:"barred"`                   // it must keep Bar
-	Late    int64   `json:"batches_late"`             // of the slow one, and of others when it was not
+	Barred  bool    `json:"barred"`                   // whether it must keep Bar
+	Late    int64   `json:"batches_late"`             // late batches of all workers
 }
 
 // benchStragglers trains with one slow worker among four and without it, in each mode.
@@ -116,7 +115,7 @@ type stragglerRun struct {
 	seconds   float64
 
 	steps map[int]int64 // by rank
-	step  int64         // of the job
+	step  int64         // last step of the job
 	acks  int64
 	late  int64
 }
@@ -150,8 +149,7 @@ func (s *stragglerRun) measure(ctx context.Context) (rate float64, late int64, e
 	return float64(s.count()-before) / time.Since(from).Seconds(), s.late - lateBefore, err
 }
 
-// follow takes events until done says so, or until the time is over; that is an error if
-// done is given.
+// follow receives events until done returns true or over fires. With done, over is an error.
 func (s *stragglerRun) follow(ctx context.Context, procs *localcluster.Trainers, over <-chan time.Time,
 	done func() bool) error {
 	for done == nil || !done() {
@@ -185,7 +183,7 @@ func (s *stragglerRun) add(e localcluster.TrainerEvent) {
 	}
 }
 
-// begun reports that every worker that is not slow is at work, and the slow one has come.
+// begun reports whether the slow worker has begun, and the others have done stragglerBegin steps.
 func (s *stragglerRun) begun() bool {
 	for rank := range s.workers {
 		if want := int64(stragglerBegin); rank == stragglerWorkers-1 && s.steps[rank] < 1 || rank < stragglerWorkers-1 &&
@@ -203,7 +201,7 @@ func (s *stragglerRun) count() int64 {
 	return s.acks
 }
 
-// config writes a job file for workers whose model takes so long.
+// config writes a job file for workers whose model sleeps for the given time.
 func (s *stragglerRun) config(name string, sleep time.Duration) (path string, err error) {
 	path = filepath.Join(s.dir, s.job+"-"+name+".yaml")
 	return path,

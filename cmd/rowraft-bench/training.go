@@ -18,11 +18,11 @@ import (
 // trainingBench runs training jobs, one after the other, on servers of its own.
 type trainingBench struct {
 	binary    string // rowraft-trainer
-	dir       string // of job files, results and logs
+	dir       string // has job files, results and logs
 	endpoints []string
 }
 
-// startTraining starts the servers of a measurement of training jobs. binary is that of the trainers; "": it is
+// startTraining starts the servers of a measurement of training jobs. binary is the path of rowraft-trainer; "": it is
 // searched for. The caller calls cleanup, which removes everything.
 func startTraining(ctx context.Context, cfg benchConfig, binary string,
 	progress io.Writer) (b *trainingBench, cleanup func() error, err error) {
@@ -41,7 +41,7 @@ func startTraining(ctx context.Context, cfg benchConfig, binary string,
 	return b, func() error { return errors.Join(os.RemoveAll(b.dir), stop()) }, nil
 }
 
-// start runs n trainers, each with the job file of its rank. The caller calls stop, which ends those that still run.
+// start runs n trainers, each with the job file of its rank. The caller calls stop, which ends the running trainers.
 func (b *trainingBench) start(ctx context.Context, n int,
 	config func(rank int) string) (procs *localcluster.Trainers, stop func(), err error) {
 	if procs, err = localcluster.StartTrainers(b.binary, b.dir, config, b.endpoints, n); err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// config is what the flags say.
+// config has the flags.
 type config struct {
 	job     string
 	servers int
@@ -30,7 +30,7 @@ type config struct {
 	tilt    float64 // how far the first loss may be from ln 10
 }
 
-// result is what of the trainer's own result is looked at.
+// result is the part of the trainer's result that is judged or printed.
 type result struct {
 	FirstLoss          float64 `json:"first_loss"`
 	Accuracy           float64 `json:"accuracy"`

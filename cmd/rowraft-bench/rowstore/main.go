@@ -14,7 +14,7 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// config is what the flags say.
+// config has the flags.
 type config struct {
 	rows   int            // of the tables of dim 16; dim 64 has a fifth
 	rounds int            // each figure is the median of so many
