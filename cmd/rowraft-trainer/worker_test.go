@@ -45,14 +45,14 @@ func TestARestartedTrainerHasItsPlace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Lease = time.Hour
+	cfg.Lease = time.Minute
 	err = trainer.Enter(ctx, &cfg, c, processName(ended(t)))
 	c.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
 	result := filepath.Join(t.TempDir(), "result.json")
-	more := file(t, "lease.yaml", jobOf("again", "lease: 1h\n"))
+	more := file(t, "lease.yaml", jobOf("again", "lease: 1m\n"))
 	train(t, new(options), "--config", more, "--endpoints", addr, "--insecure", "--json", result)
 	if text, err := os.ReadFile(result); err != nil || !strings.Contains(string(text), `"rank": 0`) {
 		t.Errorf("the trainer has another rank than 0, %v:\n%s", err, text)

@@ -38,6 +38,7 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 			cfg := smallJob(fmt.Sprintf("grow%s%d", tc.name, tc.first), "sgd", 0)
 			cfg.Mode, cfg.Quorum, cfg.Staleness, cfg.Trainers, cfg.Audit = tc.mode, tc.quorum, tc.staleness, tc.first, false
 			cfg.Generator.Examples, cfg.Batch, cfg.Epochs, cfg.Lease = examples, 16, 1, 5*time.Minute
+			cfg.Checkpoint.To, cfg.Checkpoint.Every = t.TempDir(), time.Hour
 			until := int64(hold)
 			if tc.mode == trainer.Async { // the one that joins begins after 100 batches of the job for each of the others
 				cfg.Batch, until = 4, 10+100*int64(tc.first)
@@ -113,6 +114,9 @@ func TestAWorkerJoinsAndAnotherLeaves(t *testing.T) {
 			if now := c.must("job", "describe", cfg.Job, "-o", "json"); !strings.Contains(now, `"state": "done"`) ||
 				!strings.Contains(now, fmt.Sprintf(`"workers": %d`, tc.first+1)) {
 				t.Errorf("the job is\n%s", now)
+			}
+			if left := c.must("checkpoint", "policy", "list"); strings.Contains(left, cfg.Job) {
+				t.Errorf("the job is done, and its regular checkpoints are not:\n%s", left)
 			}
 		})
 	}

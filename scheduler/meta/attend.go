@@ -83,16 +83,18 @@ func (g *registry) trainersOfAll() (all []*rowraftv1.MetaTrained) {
 
 // ExpectedRanks returns the ranks of a run whose trainers a checkpoint waits for: those that attend by the log, also if
 // they have ended their training. If the run is needed, these are all ranks except those that another worker may
-// replace. A checkpoint waits for no trainer of an idle run, in which no worker trains and of which none is connected:
-// its trainers may be dead, and only training workers have leases.
+// replace, and those that have left while others read their splits. A checkpoint waits for no trainer of an idle run, in
+// which no worker trains and of which none is connected: its trainers may be dead, and only training workers have leases.
 func ExpectedRanks(r *rowraftv1.MetaRun, needed, connected bool) (ranks []uint32) {
-	idle := !connected && len(TrainingRanks(r)) == 0
+	training := len(TrainingRanks(r)) > 0
+	idle := !connected && !training
 	for rank := range r.GetWorkers() {
 		var m *rowraftv1.RunMember
 		if i, found := FindMember(r, rank); found {
 			m = r.GetMembers()[i]
 		}
-		if needed && !replaceable(r, m) || m.GetAttending() != 0 && !idle {
+		left := training && r.GetData().GetExamples() > 0 && m.GetState() == rowraftv1.MemberState_MEMBER_STATE_STOPPED
+		if needed && !left && !replaceable(r, m) || m.GetAttending() != 0 && !idle {
 			ranks = append(ranks, rank)
 		}
 	}

@@ -177,6 +177,12 @@ func TestWhoseStateACheckpointNeeds(t *testing.T) {
 		{name: "needed, and no trainer is connected", members: []member{{0, lost, true}}, needed: true, want: []uint32{0, 1}},
 		{name: "needed, one has detached", members: []member{{0, stopped, false}, {1, training, true}}, needed: true,
 			connected: true, want: []uint32{0, 1}},
+		{name: "needed, one has left, others read its parts", members: []member{{0, stopped, false}, {1, training, true}},
+			divided: true, needed: true, connected: true, want: []uint32{1}},
+		{name: "needed, one has left and still attends", members: []member{{0, stopped, true}, {1, training, true}},
+			divided: true, needed: true, connected: true, want: []uint32{0, 1}},
+		{name: "needed, all were stopped", members: []member{{0, stopped, false}, {1, stopped, true}}, divided: true,
+			needed: true, connected: true, want: []uint32{0, 1}},
 		{name: "needed, one was lost, others read its parts", members: []member{{0, lost, false}, {1, training, true}},
 			divided: true, needed: true, connected: true, want: []uint32{1}},
 	} {

@@ -196,15 +196,16 @@ func (m *Membership) SetPolicy(ctx context.Context) error {
 	})
 }
 
-// DeletePolicy ends the regular checkpoints when the job is done: the rows do not change any more.
+// DeletePolicy ends the regular checkpoints when the job is done: the rows do not change any more. Every trainer calls
+// it, because the first one may have left.
 func (m *Membership) DeletePolicy(ctx context.Context) error {
-	if m.Checkpoint.Every == 0 || m.Rank != 0 {
+	if m.Checkpoint.Every == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, m.Patience)
 	defer cancel()
 	err := jobs.DeletePolicy(ctx, m.client, m.policyName())
-	if rowraft.CodeOf(err) == rowraft.CodeNotFound { // an operator has deleted it
+	if rowraft.CodeOf(err) == rowraft.CodeNotFound { // another trainer or an operator has deleted it
 		return nil
 	}
 	return err
