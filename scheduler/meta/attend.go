@@ -83,8 +83,9 @@ func (g *registry) trainersOfAll() (all []*rowraftv1.MetaTrained) {
 
 // ExpectedRanks returns the ranks of a run whose trainers a checkpoint waits for: those that attend by the log, also if
 // they have ended their training. If the run is needed, these are all ranks except those that another worker may
-// replace, and those that have left while others read their splits. A checkpoint waits for no trainer of an idle run, in
-// which no worker trains and of which none is connected: its trainers may be dead, and only training workers have leases.
+// replace, and those that have left while others read their splits. A checkpoint waits for no trainer of an idle run,
+// in which no worker trains and of which none is connected: its trainers may be dead, and only training workers have
+// leases.
 func ExpectedRanks(r *rowraftv1.MetaRun, needed, connected bool) (ranks []uint32) {
 	training := len(TrainingRanks(r)) > 0
 	idle := !connected && !training
