@@ -19,9 +19,9 @@ type Leading struct {
 	At      int64  `json:"at_ns"` // on the history's clock; only for the text
 }
 
-// sameReplica reports whether two texts name one replica: by its id, or as logs do by the first characters of the id
+// SameReplica reports whether two texts name one replica: by its id, or as logs do by the first characters of the id
 // and the name of its server, as in "7f3be18a@n2".
-func sameReplica(a, b string) bool {
+func SameReplica(a, b string) bool {
 	x, _, shortA := strings.Cut(a, "@")
 	y, _, shortB := strings.Cut(b, "@")
 	return x == y || shortA && strings.HasPrefix(y, x) || shortB && strings.HasPrefix(x, y)
@@ -46,7 +46,7 @@ func Leaders(seen []Leading) []Violation {
 			first[p] = i
 			continue
 		}
-		if other := seen[j]; !sameReplica(other.Replica, s.Replica) && !told[p] {
+		if other := seen[j]; !SameReplica(other.Replica, s.Replica) && !told[p] {
 			told[p] = true
 			f.list = append(f.list, Violation{Rule: RuleLeader, Row: -1, Ops: []int{j, i}, Text: fmt.Sprintf(
 				"shard %d had two leaders in term %d: %s, seen at %s, and %s, seen at %s",
@@ -104,7 +104,7 @@ func Shared(seen []DigestAt) int {
 	shared := make(map[place]bool)
 	for _, s := range seen {
 		p := place{s.Shard, s.Index}
-		if r, ok := first[p]; ok && !sameReplica(r, s.Replica) {
+		if r, ok := first[p]; ok && !SameReplica(r, s.Replica) {
 			shared[p] = true
 		} else if !ok {
 			first[p] = s.Replica

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rowraft/rowraft/e2e/check"
 	"github.com/rowraft/rowraft/internal/vfs"
 	"github.com/rowraft/rowraft/raftstore"
 )
@@ -61,7 +62,7 @@ func WronglyRefused(logFile string, rolledBack []string) (out []string, err erro
 	seen := make(map[string]bool)
 	for _, m := range refusal.FindAllSubmatch(b, -1) {
 		if replica := string(m[2]); !seen[replica] && (string(m[3]) != raftstore.RolledBack ||
-			!slices.ContainsFunc(rolledBack, func(id string) bool { return isLogged(replica, id) })) {
+			!slices.ContainsFunc(rolledBack, func(id string) bool { return check.SameReplica(replica, id) })) {
 			seen[replica] = true
 			out = append(out, fmt.Sprintf("no fault rolled back the disk of replica %s, and %s has: %s", replica, logFile, m[0]))
 		}
@@ -174,10 +175,4 @@ func readTree(disk vfs.FS, dir, below string, files map[string][]byte) error {
 		files[name] = append([]byte{}, b...)
 	}
 	return nil
-}
-
-// isLogged reports whether a log line names a replica: by its id, or by the first characters of it and its server.
-func isLogged(name, id string) bool {
-	start, _, short := strings.Cut(name, "@")
-	return name == id || short && strings.HasPrefix(id, start)
 }
