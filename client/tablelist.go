@@ -11,8 +11,8 @@ import (
 // TableInfo is a table with its size.
 type TableInfo struct {
 	Schema rowraft.Schema
-	// Rows is the number of rows that the servers last reported, about a second ago: of each shard the replica with
-	// the most.
+	// Rows is the number of rows that the leaders of the shards last reported, about a second ago. A shard that has no
+	// leader now counts as 0.
 	Rows uint64
 }
 
@@ -27,25 +27,14 @@ func (c *Client) Tables(ctx context.Context) (tables []TableInfo, err error) {
 	if err != nil {
 		return nil, err
 	}
-	type part struct {
-		table uint64
-		shard uint32
-	}
-	rows := make(map[part]uint64)
-	for _, n := range reply.GetNodes() {
-		for _, r := range n.GetReplicas() {
-			for _, t := range r.GetTables() {
-				p := part{t.GetTable(), r.GetShard()}
-				rows[p] = max(rows[p], t.GetRows())
-			}
+	rows := make(map[uint64]uint64)
+	for _, l := range rpc.Leaders(reply) {
+		for _, t := range l.Replica.GetTables() {
+			rows[t.GetTable()] += t.GetRows()
 		}
 	}
-	sums := make(map[uint64]uint64)
-	for p, n := range rows {
-		sums[p.table] += n
-	}
 	for _, t := range reply.GetMap().GetTables() {
-		tables = append(tables, TableInfo{rpc.SchemaFromProto(t), sums[t.GetId()]})
+		tables = append(tables, TableInfo{rpc.SchemaFromProto(t), rows[t.GetId()]})
 	}
 	return tables, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/view"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -49,9 +50,9 @@ the other variables, name; where it does not answer at once there are none.`,
 type namer func(*rowraftv1.StatusReply) []string
 
 func shardNames(r *rowraftv1.StatusReply) (out []string) {
-	leaders := view.Leaders(r)
+	leaders := rpc.Leaders(r)
 	for _, s := range r.GetMap().GetShards() {
-		out = append(out, fmt.Sprintf("%d\tled by %s", s.GetId(), view.Dash(view.NodeName(r.GetMap(), leaders[s.GetId()]))))
+		out = append(out, fmt.Sprintf("%d\tled by %s", s.GetId(), view.Dash(view.NodeName(r.GetMap(), leaders[s.GetId()].Node))))
 	}
 	return out
 }

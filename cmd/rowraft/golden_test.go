@@ -112,6 +112,22 @@ func TestGoldenOutputOfDescriptions(t *testing.T) {
 	}
 }
 
+// TestAServerThatIsDownDoesNothing: what it last reported, for example that it leads, does not show as of now.
+func TestAServerThatIsDownDoesNothing(t *testing.T) {
+	r := described()
+	r.Nodes[1].State, r.Nodes[1].Node.Name = "down", "n2"
+	at := []string{"--insecure", "--endpoints", start(t, &fakeCluster{status: r})}
+	got := rowraftCmd(t, append([]string{"shard", "describe", "1"}, at...)...)
+	if strings.Contains(got.out, "leader  ") || !strings.Contains(got.out, "n2      down  - ") ||
+		!strings.Contains(got.out, "HOLDS      unknown") {
+		t.Errorf("shard describe: %+v", got)
+	}
+	got = rowraftCmd(t, append([]string{"node", "list"}, at...)...)
+	if strings.Contains(got.out, "down   serving") {
+		t.Errorf("node list: %+v", got)
+	}
+}
+
 // TestGoldenListOfCheckpoints lists a directory.
 func TestGoldenListOfCheckpoints(t *testing.T) {
 	dir := t.TempDir()

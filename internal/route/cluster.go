@@ -1,6 +1,7 @@
 package route
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,26 +30,43 @@ type Cluster struct {
 
 // SilentError reports that no server answered.
 type SilentError struct {
-	servers []string // each with its error
+	failed failures
 	// Refused: each server refused at once. Another try soon after ends the same way.
 	Refused bool
 }
 
-func (e *SilentError) Error() string      { return "no server answers: " + strings.Join(e.servers, "; ") }
+func (e *SilentError) Error() string      { return "no server answers: " + e.failed.String() }
 func (e *SilentError) Code() rowraft.Code { return rowraft.CodeNoLeader }
+
+// failures are servers that did not answer, each with its error.
+type failures []struct{ addr, why string }
+
+// String names each error once, with its servers.
+func (f failures) String() string {
+	var out []string
+	for i, x := range f {
+		same := func(o struct{ addr, why string }) bool { return o.why == x.why }
+		if slices.ContainsFunc(f[:i], same) {
+			continue
+		}
+		var addrs []string
+		for _, o := range f[i:] {
+			if same(o) {
+				addrs = append(addrs, o.addr)
+			}
+		}
+		out = append(out, fmt.Sprintf("%s (%s)", strings.Join(addrs, ", "), x.why))
+	}
+	return strings.Join(out, "; ")
+}
 
 // noAnswer lists the servers that did not answer in a round.
 type noAnswer struct {
-	servers []string
-	slow    bool // one of them may only be suspended or overloaded
+	failed failures
+	slow   bool // one of them may only be suspended or overloaded
 }
 
-func (n *noAnswer) String() string {
-	if len(n.servers) == 0 {
-		return "none"
-	}
-	return strings.Join(n.servers, "; ")
-}
+func (n *noAnswer) String() string { return cmp.Or(n.failed.String(), "none") }
 
 // each calls ask for the endpoints in turn, each for AskLimit at most, until ask reports
 // that it is done. It returns a SilentError if no server answered. ask may add endpoints.
@@ -72,15 +90,15 @@ func (c *Cluster) each(ctx context.Context,
 			return silent, nil
 		}
 		if err != nil {
-			silent.servers = append(silent.servers, fmt.Sprintf("%s (%v)", addr, err))
+			silent.failed = append(silent.failed, struct{ addr, why string }{addr, err.Error()})
 			silent.slow = silent.slow || rowraft.CodeOf(err) == rowraft.CodeDeadline || time.Since(begin) >= rpc.ConnectTimeout
 			if err := c.Pool.Forget(addr); err != nil {
 				return silent, err
 			}
 		}
 	}
-	if len(silent.servers) == len(c.Endpoints) {
-		return silent, &SilentError{servers: silent.servers, Refused: !silent.slow}
+	if len(silent.failed) == len(c.Endpoints) {
+		return silent, &SilentError{failed: silent.failed, Refused: !silent.slow}
 	}
 	return silent, nil
 }

@@ -92,7 +92,7 @@ func TestServersThatAllRefuseEndACall(t *testing.T) {
 	c := newCluster(t, unused(t), unused(t))
 	_, err := c.AwaitLeader(t.Context())
 	silent, ok := errors.AsType[*SilentError](err)
-	if !ok || rowraft.CodeOf(err) != rowraft.CodeNoLeader || len(silent.servers) != 2 {
+	if !ok || rowraft.CodeOf(err) != rowraft.CodeNoLeader || len(silent.failed) != 2 {
 		t.Errorf("AwaitLeader: %v, want a SilentError of two servers", err)
 	}
 	if _, err := c.OnShard(t.Context(), 0, time.Minute, nil); !Refused(err) {
@@ -126,5 +126,13 @@ func TestACallFollowsTheLeaderOfAShard(t *testing.T) {
 	}
 	if _, err := c.OnShard(t.Context(), 1, time.Minute, nil); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("a shard that does not exist: %v, want CodeInvalidArgument", err)
+	}
+}
+
+// TestFailuresAreNamedOnce: three servers with one cause are one text.
+func TestFailuresAreNamedOnce(t *testing.T) {
+	got := failures{{"n1:1", "another CA"}, {"n2:1", "refused"}, {"n3:1", "another CA"}}.String()
+	if want := "n1:1, n3:1 (another CA); n2:1 (refused)"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/view"
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -120,7 +121,7 @@ func newShardDescription(r *rowraftv1.StatusReply, shard uint32) (*shardDescript
 
 // reportOfLeader returns the last report of a shard's leader, nil if there is none.
 func reportOfLeader(r *rowraftv1.StatusReply, shard uint32) *rowraftv1.ReplicaStatus {
-	leader := view.Leaders(r)[shard]
+	leader := rpc.Leaders(r)[shard].Node
 	for _, n := range r.GetNodes() {
 		for _, rep := range n.GetReplicas() {
 			if n.GetNode().GetId() == leader && rep.GetShard() == shard && rep.GetRole() == view.RoleLeader {
@@ -142,16 +143,17 @@ func tableName(m *rowraftv1.Map, id uint64) string {
 }
 
 func (v *shardDescription) print(w io.Writer, wide bool) error {
-	leader := "none"
+	leader, committed, holds := "none", "unknown", "unknown: a leader reports it"
 	if v.Leader != "" {
-		leader = fmt.Sprintf("%s, in term %d", v.Leader, v.Term)
+		leader, committed = fmt.Sprintf("%s, in term %d", v.Leader, v.Term), cli.Count(v.CommitIndex)
+		holds = fmt.Sprintf("%s rows, %s of memory", cli.Count(v.Rows), cli.Size(v.MemoryBytes))
 	}
 	if err := cli.Facts(w,
 		"SHARD", fmt.Sprintf("%d, with %s", v.Shard, cli.Plural(v.Slots, "slot")),
 		"STATE", v.State,
 		"LEADER", leader,
-		"COMMITTED", cli.Count(v.CommitIndex),
-		"HOLDS", fmt.Sprintf("%s rows, %s of memory", cli.Count(v.Rows), cli.Size(v.MemoryBytes)),
+		"COMMITTED", committed,
+		"HOLDS", holds,
 	); err != nil {
 		return err
 	}
@@ -202,6 +204,8 @@ func (v *shardDescription) printReplicas(w io.Writer, wide bool) {
 	for i, r := range append(v.Replicas[:len(v.Replicas):len(v.Replicas)], v.Learners...) {
 		role := view.Dash(r.Role)
 		switch {
+		case r.ServerState == "down":
+			role = "-" // what it last reported may contradict the present leader
 		case r.Fenced:
 			role = "fenced"
 		case r.Divided > 0:

@@ -398,17 +398,9 @@ type Stream struct {
 
 // newStreamJSON sums the reports of all shards' leaders on a table.
 func newStreamJSON(r *rowraftv1.StatusReply, table uint64) *Stream {
-	leaders := map[uint32]*rowraftv1.ReplicaStatus{}
-	for _, n := range r.GetNodes() {
-		for _, rep := range n.GetReplicas() {
-			if old := leaders[rep.GetShard()]; rep.GetRole() == "leader" && (old == nil || rep.GetTerm() > old.GetTerm()) {
-				leaders[rep.GetShard()] = rep
-			}
-		}
-	}
 	v := &Stream{}
-	for _, rep := range leaders {
-		for _, t := range rep.GetTables() {
+	for _, l := range rpc.Leaders(r) {
+		for _, t := range l.Replica.GetTables() {
 			if t.GetTable() == table {
 				v.Admitted += t.GetAdmitted()
 				v.Rejected += t.GetRejected()

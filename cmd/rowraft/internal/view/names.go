@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
@@ -29,31 +30,10 @@ const RoleLeader = "leader"
 // leadersOf returns the number of shards that each server leads.
 func leadersOf(r *rowraftv1.StatusReply) map[string]int {
 	out := make(map[string]int)
-	for _, id := range Leaders(r) {
-		out[id]++
+	for _, l := range rpc.Leaders(r) {
+		out[l.Node]++
 	}
 	return out
-}
-
-// Leaders returns the leader of each shard. If two servers report to lead, the one with the higher term counts. A
-// server that is down leads nothing, whatever it reported last, and neither does a replica that was removed.
-func Leaders(r *rowraftv1.StatusReply) map[uint32]string {
-	leader, term := make(map[uint32]string), make(map[uint32]uint64)
-	votes := make(map[string]bool)
-	for _, sh := range r.GetMap().GetShards() {
-		for _, rep := range sh.GetReplicas() {
-			votes[rep.GetId()] = true
-		}
-	}
-	for _, n := range r.GetNodes() {
-		for _, rep := range n.GetReplicas() {
-			if rep.GetRole() == RoleLeader && votes[rep.GetReplicaId()] && n.GetState() == "up" &&
-				rep.GetTerm() >= term[rep.GetShard()] {
-				leader[rep.GetShard()], term[rep.GetShard()] = n.GetNode().GetId(), rep.GetTerm()
-			}
-		}
-	}
-	return leader
 }
 
 // NodeName returns the name of the node with this id.

@@ -10,6 +10,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 
 	"github.com/rowraft/rowraft/internal/cli"
+	"github.com/rowraft/rowraft/internal/rpc"
 )
 
 // Node is one server in the JSON of `node list` and `node status`.
@@ -54,7 +55,7 @@ type NodeList struct {
 // NewNodeList returns the servers of a status, ordered by name.
 func NewNodeList(r *rowraftv1.StatusReply) *NodeList {
 	v := &NodeList{Schema: cli.JSONSchema, Nodes: []Node{}}
-	leaders := Leaders(r)
+	leaders := rpc.Leaders(r)
 	for _, n := range r.GetNodes() {
 		node := Node{
 			ID: n.GetNode().GetId(), Name: n.GetNode().GetName(), Addr: n.GetNode().GetAddr(),
@@ -70,7 +71,7 @@ func NewNodeList(r *rowraftv1.StatusReply) *NodeList {
 			if slices.ContainsFunc(sh.GetReplicas(), on) {
 				node.Shards = append(node.Shards, sh.GetId())
 			}
-			if leaders[sh.GetId()] == node.ID {
+			if leaders[sh.GetId()].Node == node.ID {
 				node.LeadsShards = append(node.LeadsShards, sh.GetId())
 			}
 		}
@@ -127,8 +128,12 @@ func (v *NodeList) Print(w io.Writer, wide bool) error {
 		"REPLICAS", "LEADS", "ROWS", "MEMORY")
 	for i := range v.Nodes {
 		n := &v.Nodes[i]
+		doing := n.Doing
+		if n.State == "down" && doing == "serving" {
+			doing = "-"
+		}
 		row := table.Row{
-			NameOr(n.Name, n.ID), n.Addr, Dash(n.Labels), n.State, Seconds(n.StateSeconds), n.Doing, n.SchedulerRole(),
+			NameOr(n.Name, n.ID), n.Addr, Dash(n.Labels), n.State, Seconds(n.StateSeconds), doing, n.SchedulerRole(),
 			n.Replicas, n.Leads, cli.Count(n.Rows), cli.Size(n.MemoryBytes),
 		}
 		if wide {

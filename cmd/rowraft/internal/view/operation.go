@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -69,6 +70,7 @@ func moveOperation(m Move) Operation {
 	if m.Running {
 		v.State, v.Left = "running", 1
 	}
+	v.Detail = strings.TrimSuffix(v.Detail, ": "+v.State+".") // of a move that has ended
 	return v
 }
 
