@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -32,7 +33,7 @@ type cluster struct {
 func start(t testing.TB, opts localcluster.Options) *cluster {
 	t.Helper()
 	needBinaries(t)
-	opts.Binary, opts.Dir = filepath.Join(bin, "rowraft"), t.TempDir()
+	opts.Binary, opts.Dir = cmp.Or(opts.Binary, filepath.Join(bin, "rowraft")), cmp.Or(opts.Dir, t.TempDir())
 	if opts.Servers == 0 {
 		opts.Servers, opts.Shards = 3, 4
 	}

@@ -63,8 +63,11 @@ func testMain(m *testing.M) int {
 
 // build builds the binaries as the test itself was built: with or without the SIMD kernels.
 func build(dir string) error {
-	cmd := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./cmd/rowraft", "./cmd/rowraft-trainer",
-		"./cmd/rowraft-bench")
+	return goBuild("-o", dir+string(filepath.Separator), "./cmd/rowraft", "./cmd/rowraft-trainer", "./cmd/rowraft-bench")
+}
+
+func goBuild(args ...string) error {
+	cmd := exec.Command("go", append([]string{"build"}, args...)...)
 	cmd.Dir = root
 	experiment := ""
 	if strings.Contains(runtime.Version(), "X:simd") {
