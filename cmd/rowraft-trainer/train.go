@@ -94,7 +94,12 @@ func newJobCommandOf(o *options) *cobra.Command {
 				return err
 			}
 		}
-		return o.run(cmd.Context(), cfg, cmd.ErrOrStderr())
+		err = o.run(cmd.Context(), cfg, cmd.ErrOrStderr())
+		if rowraft.CodeOf(err) == rowraft.CodeTableExists {
+			err = cli.Hint(err, fmt.Sprintf("the tables of job %s keep their shape: train with it, choose another --job, or let "+
+				"--fresh delete them", cfg.Job))
+		}
+		return err
 	}}
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "YAML file with the job")
@@ -246,10 +251,11 @@ func (o *options) load(cmd *cobra.Command, set *trainer.Config) (trainer.Config,
 		return cfg, cli.Usagef("--yes is for --fresh")
 	}
 	if !o.local && len(cfg.Endpoints) == 0 {
-		return cfg, cli.Usagef("no cluster: give --endpoints host:port, or --local to train without one")
+		return cfg, cli.DevHint(cli.Usagef("no cluster: give --endpoints host:port, or --local to train without one"))
 	}
 	if !o.local && o.insecure != o.tls.IsZero() {
-		return cfg, cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback")
+		return cfg, cli.DevHint(
+			cli.Usagef("give either --cert, --key and --cacert, or --insecure for plaintext on loopback"))
 	}
 	cfg.Average.TLS = o.tls
 	return cfg, cfg.Validate()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
@@ -69,6 +70,18 @@ func (e *hintedError) Unwrap() error { return e.error }
 
 // Hint adds advice for the operator to err. It replaces the advice for the error's code.
 func Hint(err error, hint string) error { return &hintedError{err, hint} }
+
+// devEnv is the file that `rowraft dev` writes for a shell, in the directory in which it was started.
+const devEnv = "rowraft-dev/env"
+
+// DevHint adds, to an error about a cluster that the command line does not name, that the variables of `rowraft dev` are
+// missing in this shell, if that has been started here.
+func DevHint(err error) error {
+	if _, missing := os.Stat(devEnv); missing != nil {
+		return err
+	}
+	return Hint(err, "`. "+devEnv+"` makes commands in this shell find the servers of `rowraft dev`")
+}
 
 // ExitCode returns the exit code of a command that ended with err under ctx.
 func ExitCode(ctx context.Context, err error) int {

@@ -3,9 +3,29 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
+
+// TestAShellWithoutTheVariablesOfDev is told about them, where `rowraft dev` was started.
+func TestAShellWithoutTheVariablesOfDev(t *testing.T) {
+	t.Chdir(t.TempDir())
+	err := errors.New("no certificates")
+	if got := hintOf(DevHint(err)); got != "" {
+		t.Errorf("hint %q without rowraft-dev", got)
+	}
+	if err := os.MkdirAll(filepath.Dir(devEnv), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(devEnv, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := hintOf(DevHint(err)); !strings.Contains(got, ". rowraft-dev/env") {
+		t.Errorf("hint %q", got)
+	}
+}
 
 // TestErrorsAreCleaned: the text of an error may come from another machine.
 func TestErrorsAreCleaned(t *testing.T) {

@@ -41,7 +41,8 @@ func (g *Flags) clientTLS() (*certs.Source, error) {
 	case g.Insecure && !g.TLS.IsZero():
 		return nil, cli.Usagef("both certificates and --insecure are given: want one of them")
 	case !g.Insecure && g.TLS.IsZero():
-		return nil, cli.Usagef("no certificates: give --cert, --key and --cacert, or --insecure for servers that run with it")
+		return nil, cli.DevHint(
+			cli.Usagef("no certificates: give --cert, --key and --cacert, or --insecure for servers that run with it"))
 	}
 	return g.TLS.OpenToCall(nil)
 }
