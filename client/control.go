@@ -32,7 +32,7 @@ func (k *Control) Go(f func()) error { return k.spawn(f) }
 // Conn returns a connection of the client to the server at addr.
 func (k *Control) Conn(addr string) (grpc.ClientConnInterface, error) { return k.conns.Get(addr) }
 
-// Call calls the leader of the metadata group. It returns when a server has given a definite answer, or
+// Call calls the scheduler's leader. It returns when a server has given a definite answer, or
 // when ctx ends.
 func (k *Control) Call(ctx context.Context, what string,
 	call func(context.Context, grpc.ClientConnInterface) error) error {
@@ -55,7 +55,7 @@ func (k *Control) Call(ctx context.Context, what string,
 	}
 }
 
-// Walk visits the members of the metadata group, or all servers while the map names no member.
+// Walk visits the members of the scheduler, or all servers while the map names no member.
 func (k *Control) Walk() *route.Walk {
 	return &route.Walk{Layer: route.Control, AddrOf: k.cluster.addrOf, Places: func() (addrs []string) {
 		if m := k.cluster.Load(); m != nil {

@@ -110,7 +110,7 @@ func (r *router) onLeader(ctx context.Context, home rowraft.ClusterID, shard row
 			return false, nil
 		}
 		code := rowraft.CodeOf(err)
-		r.log.Debug("a try failed", "shard", shard, "node", string(node), "code", code.String(), "err", err)
+		r.log.Debug("a try failed", "shard", shard, "server", string(node), "code", code.String(), "err", err)
 		maybe = maybe || code.MaybeApplied()
 		action := route.OnCode(route.Table, code)
 		if action == route.Return || action == route.Refresh {

@@ -26,7 +26,7 @@ type Node struct {
 	Name      string // shown to operators; unique, may be empty
 	Addr      string // host:port of the gRPC services
 	PeerAddr  string // host:port of the Raft groups
-	Scheduler bool   // the server is also a member of the metadata group
+	Scheduler bool   // the server is also a member of the scheduler
 	NoShards  bool   // the server only runs a scheduler and holds no replicas
 	Labels    string // as returned by ParseLabels
 	Intent    Intent

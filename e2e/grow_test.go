@@ -16,7 +16,7 @@ import (
 	"github.com/rowraft/rowraft/internal/localcluster"
 )
 
-// listedNode is what the test reads of `node list -o json`.
+// listedNode is what the test reads of `server list -o json`.
 type listedNode struct {
 	Name, ID, State, Doing string
 	Replicas, Leads        int
@@ -24,12 +24,12 @@ type listedNode struct {
 
 func (c *cluster) nodes() map[string]listedNode {
 	c.t.Helper()
-	var v struct{ Nodes []listedNode }
-	if err := json.Unmarshal([]byte(c.must("node", "list", "-o", "json")), &v); err != nil {
+	var v struct{ Servers []listedNode }
+	if err := json.Unmarshal([]byte(c.must("server", "list", "-o", "json")), &v); err != nil {
 		c.t.Fatal(err)
 	}
 	out := make(map[string]listedNode)
-	for _, n := range v.Nodes {
+	for _, n := range v.Servers {
 		out[n.Name] = n
 	}
 	return out
@@ -55,7 +55,7 @@ func (c *cluster) until(what string, ok func(map[string]listedNode) bool) {
 // refused: on a busy machine another server may be late with its heartbeat.
 func (c *cluster) change(what, node string, flags ...string) {
 	c.t.Helper()
-	args := append([]string{"node", what, node}, flags...)
+	args := append([]string{"server", what, node}, flags...)
 	err := poll(deadline(c.t, patience), func() error {
 		_, errout, code := c.rowraft(deadline(c.t, patience), args...)
 		if code != 0 && !c.changed(what, node) {

@@ -254,7 +254,7 @@ func TestWorkersInStepComeAndGo(t *testing.T) {
 	c.sameDigests()
 }
 
-// TestAStepOutlivesTheScheduler: the server that leads the metadata group is killed while a
+// TestAStepOutlivesTheScheduler: the server that leads the scheduler is killed while a
 // step is open. The step waits, and ends under the next leader; the job goes on and is stopped at one
 // boundary, with every batch counted once.
 func TestAStepOutlivesTheScheduler(t *testing.T) {

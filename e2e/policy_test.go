@@ -41,7 +41,7 @@ func (c *cluster) clusterStatus() string {
 	return out
 }
 
-// metaLeader is the server that leads the metadata group.
+// metaLeader is the server that leads the scheduler.
 func (c *cluster) metaLeader() (leader *localcluster.Server) {
 	c.t.Helper()
 	err := poll(deadline(c.t, patience), func() error {
@@ -51,7 +51,7 @@ func (c *cluster) metaLeader() (leader *localcluster.Server) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no server leads the metadata group")
+		return fmt.Errorf("no server leads the scheduler")
 	})
 	if err != nil {
 		c.t.Fatal(err)
@@ -59,7 +59,7 @@ func (c *cluster) metaLeader() (leader *localcluster.Server) {
 	return leader
 }
 
-// leads reports that a server answers as the leader of the metadata group.
+// leads reports that a server answers as the scheduler's leader.
 func leads(t testing.TB, s *localcluster.Server) bool {
 	t.Helper()
 	conn, err := rpc.Dial(s.Addr, nil, nil)

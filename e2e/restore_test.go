@@ -167,7 +167,7 @@ func TestRestoreInPlace(t *testing.T) {
 	}
 }
 
-// TestKillsDuringRestore kills the leaders of shards and of the metadata group
+// TestKillsDuringRestore kills the leaders of shards and of the scheduler
 // while a restore runs, then repeats it until it says that it succeeded.
 func TestKillsDuringRestore(t *testing.T) {
 	const rows = 60_000

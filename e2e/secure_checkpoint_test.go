@@ -14,13 +14,13 @@ import (
 func TestTrainersWriteCheckpointsWhereTheyMay(t *testing.T) {
 	needBinaries(t)
 	lab := newCertificates(t, "lab")
-	lab.rowraft("node", "--name", "node")
+	lab.rowraft("server", "--name", "server")
 	lab.rowraft("client", "--role", "operator", "--name", "olga")
 	lab.rowraft("client", "--role", "trainer", "--name", "full", "--tables", "*")
 	limited := lab.trainer("kept")
 	dir := t.TempDir()
 	ready, allowed, elsewhere := filepath.Join(dir, "ready"), filepath.Join(dir, "ckpt"), filepath.Join(dir, "ckpt2")
-	spawn(t, "rowraft", append(lab.flags("node"), "server", "--with-scheduler", "--servers", "1", "--shards", "1",
+	spawn(t, "rowraft", append(lab.flags("server"), "server", "--with-scheduler", "--servers", "1", "--shards", "1",
 		"--data-dir", filepath.Join(dir, "n1"), "--checkpoint-destination", allowed,
 		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--profile", "fast",
 		"--disk-stall-limit", "60s")...)

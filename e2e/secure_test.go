@@ -92,13 +92,13 @@ func ask(t testing.TB, addr string, conf *tls.Config) (answer string, err error)
 func TestTrainersSpeakTLS(t *testing.T) {
 	needBinaries(t)
 	lab, other := newCertificates(t, "lab"), newCertificates(t, "lab") // another CA for the same name
-	lab.rowraft("node", "--name", "node")
+	lab.rowraft("server", "--name", "server")
 	lab.rowraft("client", "--role", "admin", "--name", "admin")
 	lab.rowraft("client", "--role", "reader", "--name", "reader", "--tables", "*")
 	mine, strangers := lab.trainer("kept"), other.trainer("kept")
 	dir, ports := t.TempDir(), freePorts(t, 4)
 	ready := filepath.Join(dir, "ready")
-	spawn(t, "rowraft", append(lab.flags("node"), "server", "--with-scheduler", "--servers", "1", "--shards", "1",
+	spawn(t, "rowraft", append(lab.flags("server"), "server", "--with-scheduler", "--servers", "1", "--shards", "1",
 		"--data-dir", filepath.Join(dir, "n1"),
 		"--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--ready-file", ready, "--profile", "fast",
 		"--disk-stall-limit", "60s")...)
@@ -163,7 +163,7 @@ average: {addresses: [%q, %q]}
 
 	for who, conf := range map[string]*tls.Config{
 		"plaintext": nil, "no certificate": lab.tls(""), "a certificate of another CA": withRoots(other.tls("kept"),
-			lab.tls("")), "a reader": lab.tls("reader"), "a node": lab.tls("node"),
+			lab.tls("")), "a reader": lab.tls("reader"), "a server": lab.tls("server"),
 	} {
 		for i, port := range ports[:2] { // the hub listens, and so does who may become it
 			if answer, err := ask(t, port, conf); err == nil && conf != nil || errors.Is(err, os.ErrDeadlineExceeded) {

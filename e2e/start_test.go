@@ -147,7 +147,7 @@ func TestAStartTakesTheExpectedNumbers(t *testing.T) {
 	spawnRole(t, "rowraft", env+"MS_ROLE=MS_SCHED", "--ready-file", filepath.Join(dir, "sched-ready"))
 	spawnRole(t, "rowraft", env+"MS_ROLE=MS_PSERVER", "--ready-file", filepath.Join(dir, "server-ready"))
 	says(t, filepath.Join(dir, "sched-ready"), addr)
-	says(t, filepath.Join(dir, "server-ready"), "node_id")
+	says(t, filepath.Join(dir, "server-ready"), "server_id")
 	refused("a second server", spawnRole(t, "rowraft", env+"MS_ROLE=MS_PSERVER"), 2,
 		"is one too many: the cluster was started for 1")
 	refused("a second scheduler", spawnRole(t, "rowraft", env+"MS_ROLE=MS_SCHED"), 2, "is used by another process")

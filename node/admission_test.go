@@ -181,7 +181,7 @@ func TestPushesBeyondTheLimitAreAskedAgain(t *testing.T) {
 	}
 	refused := 0.0
 	for _, n := range c.nodes {
-		for _, why := range []string{"client", "share", "shard", "node"} {
+		for _, why := range []string{"client", "share", "shard", "server"} {
 			refused += n.metric(t, fmt.Sprintf(`rowraft_refused_total{reason=%q}`, why))
 		}
 		for _, op := range []string{"push", "pull"} {

@@ -91,7 +91,7 @@ func TestCheckpointsOfACertificate(t *testing.T) {
 		{"a trainer of one table of two patterns", l.stub(certs.Trainer, "tim", "a_*", "hers"), false, false, true, false,
 			false},
 		{"a reader of all tables", l.stub(certs.Reader, "rob", "*"), false, false, false, false, false},
-		{"a server", l.stub(certs.Node, "n2"), false, false, false, false, false},
+		{"a server", l.stub(certs.Server, "n2"), false, false, false, false, false},
 	} {
 		check := func(what string, allowed bool, err error) {
 			t.Helper()

@@ -41,7 +41,7 @@ type Config struct {
 	// of the listeners.
 	Advertise, PeerAdvertise string
 
-	WithScheduler bool     // run a member of the metadata group
+	WithScheduler bool     // run a member of the scheduler
 	SchedulerOnly bool     // host no shard replicas
 	Join          []string // gRPC addresses of the founders; empty: a cluster of one
 	Servers       int      // the scheduler creates the shards once this many servers have registered; 0: len(Join)

@@ -23,7 +23,7 @@ import (
 )
 
 // control is the connection of this server to the scheduler: it registers the server, reports its state
-// and, on servers without the metadata group, fetches the map.
+// and, on servers without the scheduler's group, fetches the map.
 type control struct {
 	n   *Node
 	tls *certs.Source
@@ -31,14 +31,14 @@ type control struct {
 	registered atomic.Bool // the scheduler has this server's current addresses
 
 	mu     sync.Mutex
-	leader rowraft.NodeID // the leader of the metadata group, by the last answer; "" if unknown
+	leader rowraft.NodeID // the scheduler's leader, by the last answer; "" if unknown
 }
 
 func newControl(n *Node, conf *certs.Source) *control {
 	return &control{n: n, tls: conf}
 }
 
-// schedulers lists addresses of the metadata group: its leader by the last answer, then all members.
+// schedulers lists addresses of the scheduler's group: its leader by the last answer, then all members.
 func (c *control) schedulers() []string {
 	c.mu.Lock()
 	leader := c.leader
@@ -71,7 +71,7 @@ func (c *control) call(ctx context.Context, f func(context.Context, rowraftv1.Cl
 	})
 }
 
-// ask makes a call to the leader of the metadata group. It asks each scheduler at most once, with the given
+// ask makes a call to the scheduler's leader. It asks each scheduler at most once, with the given
 // timeout for each.
 func (c *control) ask(ctx context.Context, timeout time.Duration,
 	f func(context.Context, *grpc.ClientConn) error) error {
@@ -205,7 +205,7 @@ func (c *control) heartbeat(ctx context.Context) error {
 	})
 }
 
-// followMap keeps the map of this server up to date if it gets none from its own metadata group: it has no
+// followMap keeps the map of this server up to date if it gets none from its own scheduler's group: it has no
 // member of it, or its member has no seat, or it is a founder that lost its seat long ago.
 func (c *control) followMap(ctx context.Context) {
 	const poll = 10 * time.Second
@@ -267,11 +267,11 @@ func (c *control) followMap(ctx context.Context) {
 	}
 }
 
-// founderPatience is the number of seconds that a founder of the metadata group waits for that group before
+// founderPatience is the number of seconds that a founder of the scheduler's group waits for that group before
 // it asks other servers for the map. It may have lost its seat.
 const founderPatience = 15
 
-// seated reports whether this server gets the map from its own member of the metadata group.
+// seated reports whether this server gets the map from its own member of the scheduler.
 func (n *Node) seated() bool {
 	g := n.meta.Load()
 	if g == nil {
@@ -342,7 +342,7 @@ func (n *Node) certificateEnds() uint64 {
 	return uint64(max(n.certs.NotAfter().Unix(), 0))
 }
 
-// metaRolledBack returns why this server's member of the metadata group was found to be rolled back; "" if
+// metaRolledBack returns why this server's member of the scheduler was found to be rolled back; "" if
 // it was not. Such a member has no vote, and the scheduler gives its seat to a standby.
 func (n *Node) metaRolledBack() string {
 	if why := n.metaLost.Load(); why != nil {

@@ -200,8 +200,8 @@ func (f *forwardLab) onBehalf(leader, follower string) (wrong []string) {
 	behalf := func(ends time.Time, identity string) string { return fmt.Sprintf("%d %s", ends.UnixNano(), identity) }
 	const tom, all = "rowraft://lab/trainer/tom?table=mine", "rowraft://lab/admin/ann"
 	later := time.Now().Add(time.Hour)
-	node, trainer := f.stub(leader, certs.Node, "n9"), f.stub(leader, certs.Trainer, "tom", "mine")
-	onFollower := f.stub(follower, certs.Node, "n9")
+	node, trainer := f.stub(leader, certs.Server, "n9"), f.stub(leader, certs.Trainer, "tom", "mine")
+	onFollower := f.stub(follower, certs.Server, "n9")
 	for _, tc := range []struct {
 		name  string
 		stub  rowraftv1.TableClient
@@ -220,7 +220,7 @@ func (f *forwardLab) onBehalf(leader, follower string) (wrong []string) {
 		{"a trainer names no caller", trainer, []string{"-"}, false, "mine", rowraft.CodeDenied},
 		{"a server for itself", node, nil, false, "mine", rowraft.CodeDenied},
 		{"a server names no caller", node, []string{"-"}, false, "mine", rowraft.CodeDenied},
-		{"a server names a server", node, []string{behalf(later, "rowraft://lab/node/n1")}, false, "mine",
+		{"a server names a server", node, []string{behalf(later, "rowraft://lab/server/n1")}, false, "mine",
 			rowraft.CodeDenied},
 		{"a server names an operator", node, []string{behalf(later, "rowraft://lab/operator/op")}, false, "mine",
 			rowraft.CodeDenied},

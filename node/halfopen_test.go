@@ -78,7 +78,7 @@ func TestHalfOpenConnectionsEnd(t *testing.T) {
 					t.Fatal(err)
 				}
 				knock("grpc, a handshake and half a preface", func() (net.Conn, error) {
-					conf := source.Client(certs.Node)
+					conf := source.Client(certs.Server)
 					conf.NextProtos = []string{"h2"}
 					return tls.Dial("tcp", n.addr, conf)
 				}, "PRI * HTTP")

@@ -32,7 +32,7 @@ func newJoins(t *testing.T, servers int) *joins {
 	return j
 }
 
-// findLeader has admin call the server that leads the metadata group.
+// findLeader has admin call the server that leads the scheduler.
 func (j *joins) findLeader(t *testing.T) {
 	t.Helper()
 	j.admin = rowraftv1.NewCertificatesClient(j.connectAs(j.leader(t), certs.Admin, "ann"))
@@ -49,7 +49,7 @@ func (j *joins) call(t *testing.T, fn func(rowraftv1.CertificatesClient) error) 
 	}
 }
 
-// leader returns the address of the server that leads the metadata group.
+// leader returns the address of the server that leads the scheduler.
 func (j *joins) leader(t *testing.T) (leader string) {
 	t.Helper()
 	ctx := testutil.Context(t)
@@ -79,7 +79,7 @@ func (j *joins) token(t *testing.T, ask *rowraftv1.JoinToken) (token *certs.Toke
 
 func newFiles(t *testing.T) rpc.TLSFiles {
 	dir := t.TempDir()
-	return rpc.TLSFiles{Cert: filepath.Join(dir, "node.pem"), Key: filepath.Join(dir, "node.key"),
+	return rpc.TLSFiles{Cert: filepath.Join(dir, "server.pem"), Key: filepath.Join(dir, "server.key"),
 		CA: filepath.Join(dir, "ca.pem")}
 }
 
@@ -90,7 +90,7 @@ var loopback = []string{"127.0.0.1"}
 func TestAMachineJoinsByAToken(t *testing.T) {
 	j := newJoins(t, 3)
 	ctx := testutil.Context(t)
-	token := j.token(t, &rowraftv1.JoinToken{Role: "node", Uses: 3})
+	token := j.token(t, &rowraftv1.JoinToken{Role: "server", Uses: 3})
 	var machines []rpc.TLSFiles
 	for i, n := range j.nodes { // one of them leads
 		files := newFiles(t)
@@ -108,7 +108,7 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if id := source.Identity(); id.String() != "node newa" || id.Cluster != "lab" {
+	if id := source.Identity(); id.String() != "server newa" || id.Cluster != "lab" {
 		t.Errorf("who joined is %s of cluster %s", id.String(), id.Cluster)
 	}
 	if _, err := rowraftv1.NewClusterClient(connectWith(t, j.nodes[1].addr, machines[0])).Hello(ctx,
@@ -124,7 +124,7 @@ func TestAMachineJoinsByAToken(t *testing.T) {
 
 	// All other servers give the same error.
 	named := j.token(t, &rowraftv1.JoinToken{Role: "trainer", Name: "tom", Tables: []string{"user"}, Uses: 9})
-	gone := j.token(t, &rowraftv1.JoinToken{Role: "node"})
+	gone := j.token(t, &rowraftv1.JoinToken{Role: "server"})
 	deleted := false
 	j.call(t, func(admin rowraftv1.CertificatesClient) error {
 		_, err := admin.DeleteToken(ctx, &rowraftv1.DeleteTokenRequest{Id: gone.ID})
@@ -183,7 +183,8 @@ func TestTokensAreForAdmins(t *testing.T) {
 	ctx := testutil.Context(t)
 	operator := rowraftv1.NewCertificatesClient(j.connectAs(j.nodes[0].addr, certs.Operator, "oli"))
 	if _, err := operator.CreateToken(ctx,
-		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(err) != rowraft.CodeDenied {
+		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "server"}}); rowraft.CodeOf(
+		err) != rowraft.CodeDenied {
 		t.Errorf("an operator makes a token: %v", err)
 	}
 	for name, ask := range map[string]*rowraftv1.JoinToken{
@@ -191,8 +192,8 @@ func TestTokensAreForAdmins(t *testing.T) {
 		"no role's":                 {Role: "king", Name: "eve"},
 		"a trainer's of any name":   {Role: "trainer", Tables: []string{"*"}},
 		"a trainer's of no table":   {Role: "trainer", Name: "tom"},
-		"for a thousand machines":   {Role: "node", Uses: 1000},
-		"for certificates of a day": {Role: "node", ValidNs: uint64(time.Hour)},
+		"for a thousand machines":   {Role: "server", Uses: 1000},
+		"for certificates of a day": {Role: "server", ValidNs: uint64(time.Hour)},
 	} {
 		if _, err := j.admin.CreateToken(ctx, &rowraftv1.CreateTokenRequest{Token: ask}); rowraft.CodeOf(
 			err) != rowraft.CodeInvalidArgument {
@@ -264,14 +265,16 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 		t.Errorf("many tries of one address: %v", last)
 	}
 	// Servers without the key do not accept machines without a certificate.
-	other := startClusterWith(t, 1, 1, func(cfg *Config) { cfg.Insecure, cfg.TLS = false, j.lab.files(certs.Node, "n1") })
+	other := startClusterWith(t, 1, 1, func(cfg *Config) {
+		cfg.Insecure, cfg.TLS = false, j.lab.files(certs.Server, "n1")
+	})
 	if err := rpc.Join(ctx, []string{other.nodes[0].addr}, token, newFiles(t), "x",
 		loopback); rowraft.CodeOf(err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
 		t.Errorf("through a server without --ca-key: %v", err)
 	}
 	admin := rowraftv1.NewCertificatesClient(j.connectAs(other.nodes[0].addr, certs.Admin, "ann"))
 	if _, err := admin.CreateToken(ctx,
-		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "node"}}); rowraft.CodeOf(
+		&rowraftv1.CreateTokenRequest{Token: &rowraftv1.JoinToken{Role: "server"}}); rowraft.CodeOf(
 		err) != rowraft.CodePrecondition || !strings.Contains(err.Error(), "--ca-key") {
 		t.Errorf("a token of a cluster without --ca-key: %v", err)
 	}
@@ -281,7 +284,7 @@ func TestOnlyJoinIsOpen(t *testing.T) {
 // a later end, and uses it at once.
 func TestAServerRenewsItsCertificate(t *testing.T) {
 	l := newLab(t)
-	files := l.request(certs.Request{Identity: certs.Identity{Role: certs.Node, Name: "n1"}, Hosts: loopback,
+	files := l.request(certs.Request{Identity: certs.Identity{Role: certs.Server, Name: "n1"}, Hosts: loopback,
 		NotBefore: time.Now().Add(-2 * time.Hour), Valid: 2*time.Hour + 10*time.Minute})
 	before := mustCert(t, files.Cert)
 	c := startClusterWith(t, 1, 1, func(cfg *Config) {
@@ -292,7 +295,7 @@ func TestAServerRenewsItsCertificate(t *testing.T) {
 		now := mustCert(t, files.Cert)
 		if now.SerialNumber.Cmp(before.SerialNumber) != 0 {
 			// The CA of this lab is valid for an hour, and no certificate outlives it.
-			if id, err := certs.Of(now); err != nil || id.String() != "node n1" || !now.NotAfter.After(before.NotAfter) ||
+			if id, err := certs.Of(now); err != nil || id.String() != "server n1" || !now.NotAfter.After(before.NotAfter) ||
 				now.VerifyHostname("127.0.0.1") != nil {
 				t.Errorf("renewed: %v (%v) until %v, it was until %v", id, err, now.NotAfter, before.NotAfter)
 			}

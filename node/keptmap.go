@@ -30,7 +30,7 @@ const (
 	keptMapVersion = 1
 	keptMapHead    = 16 // bytes before the payload
 
-	// keptMapGrace is how long a member of the metadata group waits for that group, which has the newest
+	// keptMapGrace is how long a member of the scheduler waits for that group, which has the newest
 	// map, before it follows the stored one.
 	keptMapGrace = 5 * time.Second
 )
@@ -62,7 +62,7 @@ func readKeptMap(disk vfs.FS, dir string) (*clustermap.Map, error) {
 // keepMap stores the map that the replicas of this server now follow. REQUIRES: the replicas have been
 // started, so that no replica is ever founded from a map that may be old.
 //
-// A member of the metadata group replays old maps after a restart: keepMap never replaces the stored map
+// A member of the scheduler replays old maps after a restart: keepMap never replaces the stored map
 // with an older one.
 func (n *Node) keepMap(m *clustermap.Map) {
 	if m.Version <= n.keptVersion {
@@ -98,7 +98,7 @@ func (n *Node) recallMap(cluster rowraft.ClusterID) (*clustermap.Map, error) {
 }
 
 // followKept makes kept the newest map unless a newer one arrives first. A server that fetches the map from
-// others follows kept at once, a member of the metadata group after keptMapGrace.
+// others follows kept at once, a member of the scheduler after keptMapGrace.
 func (n *Node) followKept(ctx context.Context, kept *clustermap.Map, grace time.Duration) {
 	timer := time.NewTimer(grace)
 	defer timer.Stop()

@@ -85,7 +85,7 @@ func TestServersRestartWithoutTheScheduler(t *testing.T) {
 	}
 }
 
-// A member of the metadata group that finds no majority of the group starts its replicas, too.
+// A member of the scheduler that finds no majority of the group starts its replicas, too.
 func TestAServerRestartsWithoutTheMetadataGroup(t *testing.T) {
 	i := 0
 	c := startClusterWith(t, 4, 1, func(cfg *Config) { // the last one is no founder; replicas are on n1, n2, n3

@@ -110,7 +110,7 @@ var tableMetrics = []struct {
 }
 
 var (
-	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "node")
+	buildInfo = desc("build_info", "1, with the version of the binary.", "version", "server_id")
 	readyDesc = desc("ready", "1: /readyz says ok.")
 	profile   = desc("raft_profile_info", "1, with the name of the Raft timers: fast, default or dense.", "profile")
 	certDesc  = desc("certificate_expiry_timestamp_seconds",

@@ -29,7 +29,7 @@ func (c *testCluster) onScheduler(ctx context.Context, fn func(rowraftv1.Cluster
 	return c.onLeader(ctx, func(conn *grpc.ClientConn) error { return fn(rowraftv1.NewClusterClient(conn)) })
 }
 
-// onLeader calls fn on each running server until one does not redirect it: the leader of the metadata group.
+// onLeader calls fn on each running server until one does not redirect it: the scheduler's leader.
 func (c *testCluster) onLeader(ctx context.Context, fn func(*grpc.ClientConn) error) error {
 	c.t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)

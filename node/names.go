@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/clustermap"
 )
 
-// nameHandler is a slog.Handler for people: every line has the name of this server under the key node, and names in
+// nameHandler is a slog.Handler for people: every line has the name of this server under the key self, and names in
 // place of the ids of servers and replicas (clustermap.Map.WithNames). A server may get its name, and the map its
 // entries, after a logger was derived, so the handler keeps the attributes of With and formats them with each line.
 type nameHandler struct {
@@ -32,7 +32,7 @@ func (h *nameHandler) Enabled(ctx context.Context, level slog.Level) bool {
 func (h *nameHandler) Handle(ctx context.Context, r slog.Record) error {
 	m := h.ids()
 	out := slog.NewRecord(r.Time, r.Level, m.WithNames(r.Message), r.PC)
-	out.AddAttrs(slog.String("node", h.self()))
+	out.AddAttrs(slog.String("self", h.self()))
 	for _, a := range h.attrs {
 		out.AddAttrs(withNames(m, a))
 	}

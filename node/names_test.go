@@ -50,8 +50,8 @@ func TestAServerWithoutANameGetsOne(t *testing.T) {
 	c.restart(0)
 	lines := strings.Split(strings.TrimSpace(log.String()[before:]), "\n")
 	for _, line := range lines {
-		var r struct{ Node string }
-		if err := json.Unmarshal([]byte(line), &r); err != nil || r.Node != "n1" {
+		var r struct{ Self string }
+		if err := json.Unmarshal([]byte(line), &r); err != nil || r.Self != "n1" {
 			t.Errorf("%v: not a line of n1: %s", err, line)
 		}
 	}
@@ -89,10 +89,10 @@ func TestLogLinesHaveNames(t *testing.T) {
 	log.Warn("dial node "+b, "err", cause, "peer", server{replica, b}, "leader", rowraft.NodeID(b),
 		"addrs", []string{b, "x"}, "term", 7, "insecure", false)
 	lines := strings.Split(out.String(), "\n")
-	if !strings.Contains(lines[0], `"msg":"before `+b+`","node":"`+a+`","replica":"`+replica+`","old":"of `+b+`"`) {
+	if !strings.Contains(lines[0], `"msg":"before `+b+`","self":"`+a+`","replica":"`+replica+`","old":"of `+b+`"`) {
 		t.Errorf("without a map: %s", lines[0])
 	}
-	want := `"msg":"dial node n2","node":"n1","replica":"c0ac9b63@n2","old":"of n2","err":"refused by n2",` +
+	want := `"msg":"dial node n2","self":"n1","replica":"c0ac9b63@n2","old":"of n2","err":"refused by n2",` +
 		`"peer":"{c0ac9b63@n2 n2}","leader":"n2","addrs":["n2","x"],"term":7,"insecure":false}`
 	if !strings.Contains(lines[1], want) {
 		t.Errorf("%s\nwant %s", lines[1], want)

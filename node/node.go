@@ -63,7 +63,7 @@ type Node struct {
 	metaLost atomic.Pointer[error] // why meta was found to be rolled back; nil: it was not
 
 	leaving atomic.Bool                     // the server was told to stop
-	meta    atomic.Pointer[raftstore.Group] // nil if this server has no member of the metadata group
+	meta    atomic.Pointer[raftstore.Group] // nil if this server has no member of the scheduler
 	talk    atomic.Pointer[control]         // nil before the server talks to the scheduler
 
 	begun sync.Once
@@ -247,13 +247,13 @@ func (n *Node) run(ctx context.Context, source *certs.Source) (err error) {
 	if err != nil {
 		return err
 	}
-	if kept != nil { // before the metadata group starts: it would have to restart for other timers
+	if kept != nil { // before the scheduler's group starts: it would have to restart for other timers
 		if err := n.fitProfile(kept); err != nil {
 			return err
 		}
 	}
 	grace := time.Duration(0)
-	// A server that once had a replica of the metadata group keeps it: the replica may have voted.
+	// A server that once had a replica of the scheduler's group keeps it: the replica may have voted.
 	if id.Founder() || n.self.Scheduler || slices.Contains(n.store.GroupIDs(), scheduler.GroupID) {
 		if err := n.startMeta(id); err != nil {
 			return err
@@ -322,10 +322,10 @@ func (n *Node) peerAddr(id identity.Identity) func(rowraft.NodeID) (string, erro
 	}
 }
 
-// metaSegmentBytes is the size of the log files of the metadata group. Its entries are few and small.
+// metaSegmentBytes is the size of the log files of the scheduler's group. Its entries are few and small.
 const metaSegmentBytes = 1 << 20
 
-// startMeta starts this server's replica of the metadata group. If this server is not a founder, the
+// startMeta starts this server's replica of the scheduler's group. If this server is not a founder, the
 // replica is empty until the group's leader gives it a seat.
 func (n *Node) startMeta(id identity.Identity) error {
 	cfg := raftstore.GroupConfig{ID: scheduler.GroupID, Replica: id.MetaReplica, Machine: n.sched.Machine(),
@@ -341,14 +341,14 @@ func (n *Node) startMeta(id identity.Identity) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("metadata group: %w", err)
+		return fmt.Errorf("scheduler: %w", err)
 	}
 	n.meta.Store(g)
 	n.sched.Attach(metaLog{g})
 	return nil
 }
 
-// metaLog adapts the metadata group to the scheduler.
+// metaLog adapts the scheduler's group to the scheduler.
 type metaLog struct{ *raftstore.Group }
 
 func (l metaLog) Propose(ctx context.Context, entry []byte) (any, error) {

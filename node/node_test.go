@@ -420,7 +420,7 @@ func TestTrainersGetRanksAndZombiesAreFenced(t *testing.T) {
 	}
 }
 
-// TestServersWithoutSchedulerTakeShards has five servers; two of them run no member of the metadata group.
+// TestServersWithoutSchedulerTakeShards has five servers; two of them run no member of the scheduler.
 // All of them get replicas.
 func TestServersWithoutSchedulerTakeShards(t *testing.T) {
 	founders := 0

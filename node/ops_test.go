@@ -135,7 +135,7 @@ func TestStrangersLeaveRoomOnTheOpsPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := reader.Client(certs.Node)
+	known := reader.Client(certs.Server)
 	unknown := known.Clone()
 	unknown.Certificates, unknown.GetClientCertificate = nil, nil
 	for _, tc := range []struct {

@@ -271,7 +271,7 @@ func (c *proofCluster) prove() (reply *rowraftv1.ProveReply) {
 	return reply
 }
 
-// checkpoint calls fn on the leader of the metadata group.
+// checkpoint calls fn on the scheduler's leader.
 func (c *proofCluster) checkpoint(fn func(rowraftv1.CheckpointsClient) error) error {
 	c.t.Helper()
 	return c.onLeader(c.ctx, func(conn *grpc.ClientConn) error { return fn(rowraftv1.NewCheckpointsClient(conn)) })

@@ -187,7 +187,7 @@ func TestNobodyGetsIn(t *testing.T) {
 			}
 		}
 		conn.Close()
-		if err := knockTLS(n.ports[1].Addr, source.Client(certs.Node)); (err == nil) != (role == certs.Node) {
+		if err := knockTLS(n.ports[1].Addr, source.Client(certs.Server)); (err == nil) != (role == certs.Server) {
 			t.Errorf("the peer port and %s: %v", role, err)
 		}
 		profile, _ := opsGet(t, n.opsAddr, source, "/debug/pprof/cmdline")
@@ -263,7 +263,7 @@ func knockTLS(addr string, conf *tls.Config) error {
 
 func opsGet(t *testing.T, addr string, source *certs.Source, path string) (int, string) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: source.Client(certs.Node)},
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: source.Client(certs.Server)},
 		Timeout: 2 * time.Minute}
 	resp, err := c.Get("https://" + addr + path)
 	if err != nil {

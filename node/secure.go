@@ -28,9 +28,9 @@ func openCerts(cfg *Config) (*certs.Source, error) {
 	if source == nil || err != nil {
 		return nil, err
 	}
-	if id := source.Identity(); id.Role != certs.Node {
+	if id := source.Identity(); id.Role != certs.Server {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
-			"the certificate %s is of %s: a server wants the role node (`rowraft cert node`)", cfg.TLS.Cert, id.String())
+			"the certificate %s is of %s: a server wants the role node (`rowraft cert server`)", cfg.TLS.Cert, id.String())
 	}
 	if left := time.Until(source.NotAfter()); left < expiresSoon {
 		cfg.Logger.Warn("the certificate of this server expires soon, or has: replace its files, no restart is needed",
@@ -71,7 +71,7 @@ func peerTLS(l net.Listener, source *certs.Source) (net.Listener, func() *tls.Co
 	if source == nil {
 		return l, nil
 	}
-	return tls.NewListener(l, source.Server(certs.Node)), func() *tls.Config { return source.Client(certs.Node) }
+	return tls.NewListener(l, source.Server(certs.Server)), func() *tls.Config { return source.Client(certs.Server) }
 }
 
 // profilers are the roles that may read profiles. Every role of the cluster may read metrics and readiness.

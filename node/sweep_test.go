@@ -124,7 +124,7 @@ func TestUnseenRowsExpire(t *testing.T) {
 	})
 }
 
-// shrink calls the leader of the metadata group. It also reports whether the leaders of the shards stayed
+// shrink calls the scheduler's leader. It also reports whether the leaders of the shards stayed
 // the same and one call sufficed. Otherwise a piece may have run twice, and the second run found nothing to
 // remove.
 func shrink(t *testing.T, ctx context.Context, c *testCluster,

@@ -36,7 +36,7 @@ func newLab(t testing.TB) *lab {
 func startSecureCluster(t testing.TB, servers int, change func(*lab, *Config)) *testCluster {
 	t.Helper()
 	l := newLab(t)
-	files := l.files(certs.Node, "n1")
+	files := l.files(certs.Server, "n1")
 	c := startClusterWith(t, servers, 1, func(cfg *Config) {
 		cfg.Insecure, cfg.TLS = false, files
 		if change != nil {
@@ -102,7 +102,7 @@ func opsWith(t *testing.T, addr string, files rpc.TLSFiles) (int, error) {
 	}
 	var conf *tls.Config
 	if source != nil {
-		conf = source.Client(certs.Node)
+		conf = source.Client(certs.Server)
 	}
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: conf}, Timeout: 2 * time.Minute}
 	scheme := "https"
@@ -117,7 +117,7 @@ func opsWith(t *testing.T, addr string, files rpc.TLSFiles) (int, error) {
 }
 
 func TestTLSFilesGoTogether(t *testing.T) {
-	files := newLab(t).files(certs.Node, "n1")
+	files := newLab(t).files(certs.Server, "n1")
 	for _, bad := range []rpc.TLSFiles{{Cert: files.Cert}, {Cert: files.Cert, Key: files.Key},
 		{Cert: files.CA, Key: files.Key, CA: files.CA}, {Cert: files.Cert, Key: files.Key, CA: files.Key}} {
 		if _, err := bad.Open(nil); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
@@ -129,7 +129,7 @@ func TestTLSFilesGoTogether(t *testing.T) {
 // TestInsecureIsForLoopback: no port of a server serves plaintext to other machines, and the error says
 // what to do.
 func TestInsecureIsForLoopback(t *testing.T) {
-	files := newLab(t).files(certs.Node, "n1")
+	files := newLab(t).files(certs.Server, "n1")
 	listener := func(addr string) net.Listener {
 		l, err := net.Listen("tcp", addr)
 		if err != nil {

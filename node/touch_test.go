@@ -34,7 +34,7 @@ func TestATableThatComesWhileACallWaits(t *testing.T) {
 		return &rowraftv1.PullRequest{MapVersion: uint64(m.SlotsVersion), MinIndex: index + 1,
 			Payload: segment(seg, []uint64{1}, nil)}
 	}
-	servers := rowraftv1.NewReplicasClient(open(l.files(certs.Node, "n2")))
+	servers := rowraftv1.NewReplicasClient(open(l.files(certs.Server, "n2")))
 	reader := rowraftv1.NewTableClient(open(l.files(certs.Reader, "rob", "mine")))
 	denied := 0
 	for i := range 10 {

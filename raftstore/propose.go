@@ -33,7 +33,7 @@ func (e *NotLeaderError) Code() rowraft.Code { return rowraft.CodeNotLeader }
 // Future is the outcome of one proposal.
 type Future struct {
 	n     *instance        // nil if the entry was not proposed
-	at    time.Time        // of Propose
+	at    time.Time        // when Propose was called
 	entry []byte           // owned by dispatch, then by complete; nil when the outcome is known
 	raft  raft.ApplyFuture // set by dispatch, for complete
 

@@ -33,7 +33,7 @@ type GroupStatus struct {
 	SnapshotIndex rowraft.Index
 
 	SnapshotAt time.Time // when the newest snapshot was written here; zero: none, or unknown
-	WrittenAt  time.Time // of the last write to the log; zero: none since the start
+	WrittenAt  time.Time // when the log was last written; zero: not since the start
 
 	LogBytes     int64 // as far as known since the start
 	PendingBytes int64 // proposed here and not resolved

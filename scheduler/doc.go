@@ -6,7 +6,7 @@
 //	Scheduler.Run ──Replicas.EnsureTable, Members, ChangeMembers, TransferLeader──► the leader of a shard
 //
 // Every server has a Scheduler: it serves Hello and GetMap from what it knows. A server without a replica of the
-// metadata group attaches no Log and refuses all other calls; its node sets the View.
+// scheduler's group attaches no Log and refuses all other calls; its node sets the View.
 //
 // Package meta is the state machine and decides. Package placement computes where replicas belong. Package
 // jobs keeps the training jobs and the connected trainers. Package checkpoints makes and restores checkpoints. This
@@ -29,7 +29,7 @@
 //  7. A move of a replica is a sequence of logged phases (meta/moves.go). The leader that drives it (drive.go) keeps
 //     nothing in memory that the next leader needs, and begins only after it has applied what earlier leaders logged.
 //  8. Placement (package placement) is a pure function of what the leader knows. Its steps for balance end.
-//  9. All founders bootstrap the metadata group with the same member list, or not at all (formation.go).
+//  9. All founders bootstrap the scheduler's group with the same member list, or not at all (formation.go).
 //
 // The bytes of its log and snapshots: docs/formats/metadata.md.
 package scheduler

@@ -263,7 +263,7 @@ func (d *driver) handOver(ctx context.Context, shard rowraft.ShardID, leader, he
 
 // changeMembers asks the leader of a shard for one change of its group. The change names the configuration in which it
 // was decided, so the leader refuses it if the members have changed since, for example by a late call of an earlier
-// leader of the metadata group.
+// leader of the scheduler.
 func (d *driver) changeMembers(ctx context.Context, shard rowraft.ShardID, leader rowraft.NodeID,
 	seen *rowraftv1.MembersReply, c *rowraftv1.ChangeMembersRequest) error {
 	c.Shard, c.PrevIndex = uint32(shard), seen.ConfigIndex

@@ -134,7 +134,7 @@ func movingCluster(t *testing.T) (*Scheduler, *fakeLog, *fakeGroup) {
 	return s, l, g
 }
 
-// driveTurns gives the moves turns, each under a new leader of the metadata group.
+// driveTurns gives the moves turns, each under a new leader of the scheduler.
 func driveTurns(t *testing.T, s *Scheduler, l *fakeLog, until func() bool) {
 	t.Helper()
 	for range 50 {
@@ -297,7 +297,7 @@ func TestABurialHoldsUpNoMove(t *testing.T) {
 	})
 }
 
-// A new leader of the metadata group whose machine lags would answer from an old
+// A new leader of the scheduler whose machine lags would answer from an old
 // map, and drive a move that has ended: it does neither.
 func TestANewLeaderReadsBeforeItAnswers(t *testing.T) {
 	s, l := newLeader(t, 1, 1)

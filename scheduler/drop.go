@@ -145,7 +145,7 @@ func (ts *tables) ensureDrop(ctx context.Context, sh clustermap.Shard, d meta.Dr
 		}
 		if _, now, lerr := ts.leading(); lerr != nil || now != term {
 			return rowraft.Errorf(rowraft.CodeLeadershipLost,
-				"the metadata leader changed while table %s was dropped from shard %d", d.Name, sh.ID)
+				"the scheduler's leader changed while table %s was dropped from shard %d", d.Name, sh.ID)
 		}
 	}
 }

@@ -32,8 +32,8 @@ import (
 //     writes the id and the list of node ids that it has just received into its identity file, in one step. The
 //     other nodes learn both from a later Hello.
 //
-// Only then does a server start its Raft groups, and a founder bootstraps the metadata group with the list in its file.
-// So:
+// Only then does a server start its Raft groups, and a founder bootstraps the scheduler's group with the list in its
+// file. So:
 //
 //   - The write of the file is the only step that changes anything. A crash before it loses nothing. After it the
 //     server knows all it needs.
@@ -51,7 +51,7 @@ const (
 	formationReport = 5 * time.Second
 )
 
-// formation joins a cluster or forms one. Form runs before the metadata group exists.
+// formation joins a cluster or forms one. Form runs before the scheduler's group exists.
 type formation struct {
 	*group
 	waiting      atomic.Pointer[string] // the condition that Form waits for, for messages
@@ -257,7 +257,7 @@ func (f *formation) joinExisting(answers []answer) (joined bool, waiting string,
 				found.reply.ClusterId, self.ID), nil
 	}
 	// The cluster and its founders are written in one step: a server that knew the cluster alone could bootstrap the
-	// metadata group with a list of its own.
+	// scheduler's group with a list of its own.
 	if err := f.opts.Identity.Join(rowraft.ClusterID(found.reply.ClusterId), members); err != nil {
 		return false, "", err
 	}
@@ -354,7 +354,7 @@ func (f *formation) Peers(ctx context.Context) ([]identity.Member, error) {
 	return out, errors.Join(errs...)
 }
 
-// MetaMembers returns the members with which every founder bootstraps the metadata group.
+// MetaMembers returns the members with which every founder bootstraps the scheduler's group.
 func MetaMembers(id identity.Identity) []raftstore.Member {
 	out := make([]raftstore.Member, len(id.Founders))
 	for i, f := range id.Founders {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// group is the metadata group as this server sees it: its log, its state, and the memory of its leader for one term.
+// group is the scheduler's group as this server sees it: its log, its state, and the memory of its leader for one term.
 // The services and the control loops share it.
 type group struct {
 	opts    Options
@@ -34,7 +34,7 @@ type group struct {
 	registering *semaphore.Weighted // of 1; held while a server is counted, added or marked
 }
 
-// soft is the memory of the metadata leader for one term. It is never logged: a new leader starts with an empty one.
+// soft is the memory of the scheduler's leader for one term. It is never logged: a new leader starts with an empty one.
 type soft struct {
 	clock func() time.Time // nil: time.Now; set before use
 
@@ -67,7 +67,7 @@ type beat struct {
 	profile    string              // name of its profile of Raft timers
 	slowness   *rowraftv1.Slowness // nil: unknown
 
-	metaReplica    bool   // the server has a replica of the metadata group, as a member or not
+	metaReplica    bool   // the server has a replica of the scheduler's group, as a member or not
 	metaRolledBack string // why the metadata replica found its disk rolled back; "": it found nothing
 }
 
@@ -79,7 +79,7 @@ func (s *soft) now() time.Time {
 	return time.Now()
 }
 
-// notLeader is the error of a member that does not lead the metadata group. It unwraps to the hint for the client.
+// notLeader is the error of a member that does not lead the scheduler. It unwraps to the hint for the client.
 type notLeader struct {
 	msg  string
 	hint rowraft.NotLeaderError
@@ -88,7 +88,7 @@ type notLeader struct {
 func (e *notLeader) Error() string { return e.msg }
 func (e *notLeader) Unwrap() error { return &e.hint }
 
-// leading returns the log and the term in which this member leads the metadata group. Otherwise it returns an error
+// leading returns the log and the term in which this member leads the scheduler. Otherwise it returns an error
 // that redirects the caller to the leader.
 func (g *group) leading() (Log, rowraft.Term, error) {
 	p := g.log.Load()
@@ -106,10 +106,10 @@ func (g *group) leading() (Log, rowraft.Term, error) {
 	case node == "" && g.isStandby():
 		return nil, 0, &notLeader{msg: "this server is no member of the scheduler, but a standby: ask another one"}
 	case node == "":
-		return nil, 0, rowraft.Errorf(rowraft.CodeNoLeader, "the metadata group has no leader at present")
+		return nil, 0, rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler has no leader at present")
 	}
 	e := &notLeader{
-		msg:  fmt.Sprintf("this server does not lead the metadata group, node %s at %s does", node, g.addrOf(node)),
+		msg:  fmt.Sprintf("this server does not lead the scheduler, node %s at %s does", node, g.addrOf(node)),
 		hint: rowraft.NotLeaderError{Leader: node, Term: term},
 	}
 	return nil, 0, e
@@ -169,13 +169,13 @@ func (g *group) proposeOnce(ctx context.Context, c *rowraftv1.MetaCommand) (any,
 	}
 	result, err := l.Propose(ctx, entry)
 	if hint, ok := errors.AsType[*rowraft.NotLeaderError](err); ok {
-		// raftstore's message would name shard 0, which is the metadata group's number there and misleads the user.
+		// raftstore's message would name shard 0, which is the number of the scheduler's group there and misleads the user.
 		return nil,
-			&notLeader{msg: fmt.Sprintf("this server has just lost the lead of the metadata group (node %q may have it)",
+			&notLeader{msg: fmt.Sprintf("this server has just lost the lead of the scheduler (node %q may have it)",
 				hint.Leader), hint: *hint}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("metadata group: %w", err)
+		return nil, fmt.Errorf("scheduler: %w", err)
 	}
 	// The state machine has refused the command, so the entry is in the log and changed nothing.
 	if refused, ok := result.(error); ok {
@@ -213,7 +213,7 @@ func (g *group) leadingInSync(ctx context.Context) (Log, error) {
 	l, term, err := g.leading()
 	if err == nil && !g.inSync(ctx, l, term) {
 		err = rowraft.Errorf(rowraft.CodeStarting,
-			"the new leader of the metadata group still reads what was logged before it")
+			"the new leader of the scheduler still reads what was logged before it")
 	}
 	return l, err
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/rowraft/rowraft/scheduler/checkpoints"
 )
 
-// leader is the metadata group as the services use it while this member leads the metadata group.
+// leader is the scheduler's group as the services use it while this member leads the scheduler.
 type leader struct{ g *group }
 
 func (l leader) Leading() (rowraft.Term, error) {

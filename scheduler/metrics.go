@@ -30,7 +30,7 @@ const (
 
 var loopNames = [loops]string{"reconcile", "moves", "placement"}
 
-// stats counts what this member did while it led the metadata group.
+// stats counts what this member did while it led the scheduler's group.
 type stats struct {
 	rounds [loops]histogram.Durations
 
@@ -40,7 +40,7 @@ type stats struct {
 	moveTook histogram.Durations // of moves that are done
 }
 
-// command is a kind of command of the metadata group, with its result.
+// command is a kind of command of the scheduler's group, with its result.
 type command struct{ name, code string }
 
 // round returns a function that adds the time until its call to a loop.
@@ -124,8 +124,8 @@ var jobMetrics = []struct {
 		func(b []*rowraftv1.WorkerBeat) float64 { return mean(b, (*rowraftv1.WorkerBeat).GetLoss) }},
 	{desc("job_auc", "Mean AUC of the workers' recent batches, predicted before the update.", "training_job"),
 		func(b []*rowraftv1.WorkerBeat) float64 { return mean(b, (*rowraftv1.WorkerBeat).GetAuc) }},
-	{desc("job_staleness_steps", "Steps by which the weights of recent batches lagged, of the worker with the most; in mode "+
-		"async pushes of other batches.",
+	{desc("job_staleness_steps", "Steps by which the weights of recent batches lagged, of the worker with the "+
+		"most; in mode async pushes of other batches.",
 		"training_job"),
 		func(b []*rowraftv1.WorkerBeat) float64 { return highest(b, (*rowraftv1.WorkerBeat).GetStalenessSteps) }},
 	{desc("job_waiting_ratio", "Share of their time in which the workers wait for data, rows or others, 0 to 1.",
@@ -179,7 +179,7 @@ func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends the metrics of the scheduler. Those of the cluster come from the leader of the metadata group only.
+// Collect sends the metrics of the scheduler. Those of the cluster come from the scheduler's leader only.
 func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)

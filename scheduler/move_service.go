@@ -18,7 +18,7 @@ import (
 // unlikely.
 const startAttempts = 5
 
-// MoveReplica logs a move. From then on the leader of the metadata group drives it (drive.go).
+// MoveReplica logs a move. From then on the scheduler's leader drives it (drive.go).
 // Without a map version in the request it is compared with the newest map. Without a target it chooses one as placement
 // does.
 func (s *Scheduler) MoveReplica(ctx context.Context,

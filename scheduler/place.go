@@ -59,7 +59,7 @@ type leadSince struct {
 	at   time.Time
 }
 
-// run is the control loop of placement. While this member leads the metadata group, it takes the steps of
+// run is the control loop of placement. While this member leads the scheduler, it takes the steps of
 // placement.Next. It returns when ctx ends.
 func (pl *placeLoop) run(ctx context.Context) {
 	tick := time.NewTicker(placeInterval)
@@ -206,7 +206,7 @@ func (s *soft) forgetLead(shard rowraft.ShardID, node rowraft.NodeID) {
 	s.beats[node] = b
 }
 
-// liveness is the state of a server as the leader of the metadata group sees it.
+// liveness is the state of a server as the scheduler's leader sees it.
 type liveness struct {
 	state   string
 	silence time.Duration // time since its last heartbeat, or since this leader leads

@@ -38,7 +38,7 @@ func (g *fakeGroup) report(t *testing.T, s *Scheduler, nodes ...string) {
 }
 
 // placeTurns gives placement and its moves turns, each under a new leader of the
-// metadata group, which has heard of the nodes that are up and of nothing else.
+// scheduler's group, which has heard of the nodes that are up and of nothing else.
 func placeTurns(t *testing.T, s *Scheduler, l *fakeLog, g *fakeGroup, up []string, before func(), until func() bool) {
 	t.Helper()
 	for range 60 {
@@ -110,7 +110,7 @@ func TestADecommissionSurvivesANewLeaderInEveryStep(t *testing.T) {
 	testutil.WantCode(t, err, rowraft.CodeIdentity, "was decommissioned")
 }
 
-// silence makes the leader of the metadata group believe that it has led for so long.
+// silence makes the scheduler's leader believe that it has led for so long.
 func silence(s *Scheduler, d time.Duration) {
 	s.soft.mu.Lock()
 	defer s.soft.mu.Unlock()
@@ -183,7 +183,7 @@ func TestADeadServerIsReplaced(t *testing.T) {
 }
 
 // The disk of a fenced replica is evidence: it is replaced no sooner than a dead server,
-// counted by each leader of the metadata group from when it first hears of the fence.
+// counted by each leader of the scheduler from when it first hears of the fence.
 func TestAFencedReplicaIsReplacedLate(t *testing.T) {
 	s, _, g := movingCluster(t)
 	g.report(t, s, "a", "b", "c", "d")

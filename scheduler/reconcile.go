@@ -17,7 +17,7 @@ import (
 )
 
 // Run starts the control loops and returns when ctx ends. It also runs the loop of reconcile itself. All loops act only
-// while this member leads the metadata group, and they try again in the next round after an error.
+// while this member leads the scheduler, and they try again in the next round after an error.
 func (s *Scheduler) Run(ctx context.Context) {
 	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// GroupID names the metadata group in raftstore.
+// GroupID names the scheduler's group in raftstore.
 const GroupID = "meta"
 
 // Defaults of a new cluster.
@@ -39,7 +39,7 @@ const (
 	maxMapWait         = time.Minute
 )
 
-// Log is the interface through which the scheduler uses the metadata group.
+// Log is the interface through which the scheduler uses its Raft group.
 type Log interface {
 	// Propose appends entry and returns the result of Apply.
 	Propose(ctx context.Context, entry []byte) (any, error)
@@ -91,7 +91,7 @@ type Options struct {
 	Logger *slog.Logger // nil: slog.Default()
 }
 
-// Scheduler implements the Cluster service of one server. While this server leads the metadata group, it also runs the
+// Scheduler implements the Cluster service of one server. While this server leads the scheduler, it also runs the
 // control plane. Each control loop is a type of its own, with its own memory and lock.
 //
 // Goroutines: New starts none. Run blocks, starts the control loops, and waits for them before it returns.
@@ -171,7 +171,7 @@ func New(opts Options) (*Scheduler, error) {
 // Close closes the connections to other servers. Call it after Run has returned.
 func (s *Scheduler) Close() error { return s.conns.Close() }
 
-// Machine returns the state machine of the metadata group. The caller starts the group with it.
+// Machine returns the state machine of the scheduler's group. The caller starts the group with it.
 func (s *Scheduler) Machine() raftstore.StateMachine { return s.machine }
 
 // Jobs returns the service of training jobs.
@@ -180,11 +180,11 @@ func (s *Scheduler) Jobs() *jobs.Service { return s.jobs }
 // Checkpoints returns the service that makes and restores checkpoints.
 func (s *Scheduler) Checkpoints() *checkpoints.Service { return s.checkpoints }
 
-// View returns the newest map that this server knows. Members of the metadata group update it in Apply; on other
+// View returns the newest map that this server knows. Members of the scheduler update it in Apply; on other
 // servers package node sets it.
 func (s *Scheduler) View() *meta.View { return s.view }
 
-// Attach gives the scheduler its metadata group.
+// Attach gives the scheduler its Raft group.
 func (s *Scheduler) Attach(l Log) {
 	s.log.Store(&l)
 	s.wake()

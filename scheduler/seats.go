@@ -15,7 +15,7 @@ import (
 	"github.com/rowraft/rowraft/scheduler/diagnosis"
 )
 
-// How a member of the metadata group is replaced
+// How a member of the scheduler is replaced
 //
 // A member is called a seat. The founders bootstrap the group, and the number of seats stays the number of founders. A
 // server that is started with --with-scheduler and is no founder is a standby: it runs an empty replica that does not
@@ -33,7 +33,7 @@ import (
 //   - The map's mark of a scheduler follows the configuration, so that other servers find the new member, and the
 //     old one can be retired.
 
-// Seats changes the members of the metadata group. Errors are those of raftstore.Group.
+// Seats changes the members of the scheduler. Errors are those of raftstore.Group.
 type Seats interface {
 	Members() (raftstore.Membership, error)
 	AddLearner(ctx context.Context, m raftstore.Member, prev rowraft.Index) (raftstore.Membership, error)
@@ -165,8 +165,8 @@ func (pl *placeLoop) markSeats(ctx context.Context, now *raftstore.Membership) e
 	return nil
 }
 
-// seated returns the nodes of the metadata group's members, including learners. It returns the founders while the
-// members are not known.
+// seated returns the nodes of the members of the scheduler's group, including learners. It returns the founders while
+// the members are not known.
 func (g *group) seated() (out []rowraft.NodeID) {
 	if l := g.log.Load(); l != nil {
 		if now, err := (*l).Members(); err == nil {
@@ -182,12 +182,12 @@ func (g *group) seated() (out []rowraft.NodeID) {
 	return out
 }
 
-// isStandby reports whether this server has a replica of the metadata group and is no member.
+// isStandby reports whether this server has a replica of the scheduler's group and is no member.
 func (g *group) isStandby() bool {
 	return !g.opts.Identity.Identity().Founder() && !slices.Contains(g.seated(), g.opts.Self.ID)
 }
 
-// seatLabel returns the name of a member of the metadata group for messages.
+// seatLabel returns the name of a member of the scheduler for messages.
 func (g *group) seatLabel(id rowraft.NodeID) string {
 	if m := g.view.Map(); m != nil {
 		if _, known := m.Node(id); known {

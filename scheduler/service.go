@@ -21,7 +21,7 @@ import (
 	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
-// Hello returns the identity, the addresses and the founders of this server. It needs no metadata group, so a server
+// Hello returns the identity, the addresses and the founders of this server. It needs no scheduler's group, so a server
 // can call it before the cluster exists. It refuses a caller of another cluster.
 func (s *Scheduler) Hello(_ context.Context, req *rowraftv1.HelloRequest) (*rowraftv1.HelloReply, error) {
 	id := s.opts.Identity.Identity()

@@ -175,10 +175,10 @@ func (ts *tables) ensureTable(ctx context.Context, sh clustermap.Shard, t rowraf
 		if !w.Again(ctx, err) {
 			return err
 		}
-		// Another member may lead the metadata group now, and then does this work.
+		// Another member may lead the scheduler now, and then does this work.
 		if _, now, lerr := ts.leading(); lerr != nil || now != term {
 			return rowraft.Errorf(rowraft.CodeLeadershipLost,
-				"the metadata leader changed while table %s was driven into shard %d", t.Name, sh.ID)
+				"the scheduler's leader changed while table %s was driven into shard %d", t.Name, sh.ID)
 		}
 	}
 }

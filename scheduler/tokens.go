@@ -166,7 +166,7 @@ func (c *Certificates) Join(ctx context.Context, req *rowraftv1.JoinRequest) (*r
 	if asked.Name == "" {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument, "the token is for servers of any name: give --name")
 	}
-	if certs.Role(t.GetRole()) == certs.Node && len(asked.Hosts) == 0 {
+	if certs.Role(t.GetRole()) == certs.Server && len(asked.Hosts) == 0 {
 		return nil, rowraft.Errorf(rowraft.CodeInvalidArgument,
 			"a server that joins must say at which addresses it is reached")
 	}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestDataIsReadOnce: a job that starts over checks its data before it deletes tables, and the registration that follows
-// does not read it again. A later one does.
+// TestDataIsReadOnce: a job that starts over checks its data before it deletes tables, and the registration that
+// follows does not read it again. A later one does.
 func TestDataIsReadOnce(t *testing.T) {
 	c, dir := DefaultConfig(), t.TempDir()
 	c.Data.File, c.Data.Schema = filepath.Join(dir, "clicks.csv"), filepath.Join(dir, "clicks.yaml")

@@ -21,7 +21,7 @@ type team struct {
 	*tables.Local
 	t      *testing.T
 	quorum int
-	wrap   func(tables.Tables) tables.Tables // of each trainer; nil: nothing
+	wrap   func(tables.Tables) tables.Tables // wraps the tables of each trainer; nil: not
 
 	mu           sync.Mutex
 	change       sync.Cond

@@ -256,7 +256,7 @@ func TestMinusZeroIsWrittenAsZero(t *testing.T) {
 
 func TestLaterExtensionsThatAreRefused(t *testing.T) {
 	good := golden(t, "entry_table_ftrl.hex")[EntryHeaderSize:]
-	const at = 72 // of the extension
+	const at = 72 // offset of the extension
 	change := func(i int, b ...byte) []byte {
 		bad := bytes.Clone(good)
 		copy(bad[i:], b)
@@ -287,7 +287,7 @@ func TestLaterExtensionsThatAreRefused(t *testing.T) {
 
 func TestExtensionsThatAreRefused(t *testing.T) {
 	good := golden(t, "entry_table_extended.hex")[EntryHeaderSize:]
-	const at = 72 // of the extension
+	const at = 72 // offset of the extension
 	change := func(i int, b ...byte) []byte {
 		bad := bytes.Clone(good)
 		copy(bad[i:], b)

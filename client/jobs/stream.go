@@ -214,7 +214,7 @@ func (t *Stream) awaitEnd(ctx context.Context, patience time.Duration) error {
 // errLeft ends a call after the scheduler asked the trainer to leave.
 var errLeft = errors.New("left")
 
-// run keeps a call to the leader of the metadata group open until the trainer has left or lost its place.
+// run keeps a call to the scheduler's leader open until the trainer has left or lost its place.
 func (t *Stream) run(welcomed func()) {
 	defer close(t.ended)
 	defer t.cancel()

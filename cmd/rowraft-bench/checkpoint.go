@@ -184,7 +184,7 @@ func (b *checkpointBench) window(ctx context.Context, cut bool) (rate float64, e
 	return float64(hist.TotalCount()) * float64(b.cfg.batch) / took, nil
 }
 
-// checkpoint makes one at the leader of the metadata group.
+// checkpoint makes one at the scheduler's leader.
 func (b *checkpointBench) checkpoint(ctx context.Context) (err error) {
 	conf, err := b.cfg.tls.TLS.Open(nil)
 	if err != nil {

@@ -246,7 +246,7 @@ func (d *disturber) without(ctx context.Context, shard uint32) (*localcluster.Se
 	return nil, fmt.Errorf("every server has a replica of shard %d", shard)
 }
 
-// onScheduler makes a call to the leader of the metadata group until one answers. The cluster
+// onScheduler makes a call to the scheduler's leader until one answers. The cluster
 // may not be ready for the call yet.
 func (d *disturber) onScheduler(ctx context.Context, call func(rowraftv1.ClusterClient) error) error {
 	c := route.Cluster{Pool: route.NewPool(nil, nil, 1)}

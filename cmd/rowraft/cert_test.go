@@ -26,7 +26,7 @@ func TestCertLab(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.out), &made); got.code != cli.ExitDone || err != nil {
 		t.Fatalf("%v: %+v", err, got)
 	}
-	want := []struct{ role, name string }{{"ca", "rowraft CA of here"}, {"node", "node"}, {"admin", "admin"}}
+	want := []struct{ role, name string }{{"ca", "rowraft CA of here"}, {"server", "server"}, {"admin", "admin"}}
 	if len(made) != len(want) {
 		t.Fatalf("made %+v", made)
 	}
@@ -50,7 +50,7 @@ func TestCertLab(t *testing.T) {
 	var g remote.Flags
 	root := newRoot(&g)
 	g.Certs = dir
-	for command, want := range map[string]string{"server": "node.pem", "cluster": "client.pem", "cert": "", "demo": ""} {
+	for command, want := range map[string]string{"server": "server.pem", "cluster": "client.pem", "cert": "", "demo": ""} {
 		cmd, _, err := root.Find([]string{command})
 		if err != nil {
 			t.Fatal(err)
@@ -66,7 +66,7 @@ func TestCertLab(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, again := range [][]string{{"lab", "--dir", dir}, {"ca", "--dir", dir}, {"node", "--dir", dir},
+	for _, again := range [][]string{{"lab", "--dir", dir}, {"ca", "--dir", dir}, {"server", "--dir", dir},
 		{"client", "--dir", dir, "--role", "admin"}} {
 		if got := rowraftCmd(t, append([]string{"cert"}, again...)...); got.code != cli.ExitFailed ||
 			!strings.Contains(got.errout, "is not overwritten") {
@@ -91,7 +91,7 @@ func TestCertClientAndInspect(t *testing.T) {
 	for _, bad := range [][]string{
 		{"client", "--dir", dir, "--role", "trainer", "--name", "bob"},                  // of no table
 		{"client", "--dir", dir, "--role", "king", "--name", "bob"},                     // no role
-		{"client", "--dir", dir, "--role", "node", "--name", "bob"},                     // a server
+		{"client", "--dir", dir, "--role", "server", "--name", "bob"},                   // a server
 		{"client", "--dir", dir, "--role", "admin", "--name", "bob", "--tables", "x"},   // admins have all
 		{"client", "--dir", dir, "--role", "admin", "--name", "bob", "--days", "36000"}, // longer than the CA
 		{"client", "--dir", filepath.Join(dir, "no"), "--role", "admin"},                // no CA
@@ -102,11 +102,11 @@ func TestCertClientAndInspect(t *testing.T) {
 		}
 	}
 	out := filepath.Join(dir, "new", "n1")
-	if got := rowraftCmd(t, "cert", "node", "--dir", dir, "--name", "n1", "--out",
-		filepath.Join(out, "node")); got.code != cli.ExitDone {
+	if got := rowraftCmd(t, "cert", "server", "--dir", dir, "--name", "n1", "--out",
+		filepath.Join(out, "server")); got.code != cli.ExitDone {
 		t.Errorf("--out in a directory that is missing: %+v", got)
 	}
-	for path, want := range map[string]os.FileMode{"": 0o700, "node.key": 0o600, "node.pem": 0o600} {
+	for path, want := range map[string]os.FileMode{"": 0o700, "server.key": 0o600, "server.pem": 0o600} {
 		if info, err := os.Stat(filepath.Join(out, path)); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v; want %v", filepath.Join(out, path), info, err, want)
 		}
@@ -165,7 +165,7 @@ func TestWrongCertificatesAreNamed(t *testing.T) {
 		}
 		return dir
 	}
-	node, admin := certs.Identity{Role: certs.Node, Name: "n1"}, certs.Identity{Role: certs.Admin, Name: "ann"}
+	node, admin := certs.Identity{Role: certs.Server, Name: "n1"}, certs.Identity{Role: certs.Admin, Name: "ann"}
 	ours, others := newCA(), newCA()
 	client := made(ours, "ann", admin, 0)
 	for _, tc := range []struct {
@@ -174,7 +174,7 @@ func TestWrongCertificatesAreNamed(t *testing.T) {
 		says   string
 	}{
 		{"the server's has expired", made(ours, "old", node, -time.Hour),
-			"the server's certificate, of node n1 in cluster here, expired at"},
+			"the server's certificate, of server n1 in cluster here, expired at"},
 		{"the server's is of another CA", made(others, "n1", node, 0), "is not signed by a CA in"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -41,7 +41,8 @@ func TestCheckpointsWithoutACluster(t *testing.T) {
 	}{
 		{"list", []string{"list", dir}, cli.ExitDone, []string{"a ", "complete", "b ", "incomplete", "c ", "unreadable",
 			"2026-11-21T06:00:00Z"}},
-		{"list of a delta", []string{"list", dir}, cli.ExitDone, []string{"full", "delta", "nightly-1", "broken"}},
+		{"list of a delta", []string{"list", dir, "-o", "wide"}, cli.ExitDone,
+			[]string{"full", "delta", "nightly-1", "broken"}},
 		{"list of a delta as JSON", []string{"list", dir, "-o", "json"}, cli.ExitDone,
 			[]string{`"kind": "delta"`, `"parent": "nightly-1"`, `"state": "broken"`, `"written": 1`, "which is missing"}},
 		{"verify a delta without its parent", []string{"verify", dir + "/d"}, cli.ExitFailed,

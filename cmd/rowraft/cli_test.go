@@ -245,7 +245,7 @@ func TestGoldenOutput(t *testing.T) {
 			"json"},
 		"table-create-ftrl-json": {"table", "create", "clicks", "--dim", "1", "--optimizer", "ftrl", "--lr", "0.1", "--l1",
 			"1", "--bound", "5", "--init", "zeros", "-o", "json"},
-		"table-forecast":      {"table", "forecast", "--dim", "16", "--rows", "1e9", "--shards", "64", "--nodes", "12"},
+		"table-forecast":      {"table", "forecast", "--dim", "16", "--rows", "1e9", "--shards", "64", "--servers", "12"},
 		"table-forecast-json": {"table", "forecast", "user_emb", "--rows", "20e6", "-o", "json"},
 		"table-create-policies-json": {"table", "create", "ads", "--dim", "8", "--storage", "bfloat16", "--admit", "count:3",
 			"--expire", "168h",
@@ -294,7 +294,7 @@ func TestWrongUsage(t *testing.T) {
 			[]string{"whole number"}},
 		{"a forecast of another dim", "", []string{"table", "forecast", "t", "--dim", "4", "--rows", "15"},
 			[]string{"t's own"}},
-		{"a forecast for too few servers", "", []string{"table", "forecast", "--dim", "4", "--rows", "15", "--nodes", "2"},
+		{"a forecast for too few servers", "", []string{"table", "forecast", "--dim", "4", "--rows", "15", "--servers", "2"},
 			[]string{"more replicas than servers"}},
 		{"an unknown storage", "", []string{"table", "create", "t", "--dim", "4", "--insecure", "--storage", "bfloat"},
 			[]string{"--storage", "did you mean", "bfloat16"}},
@@ -427,7 +427,7 @@ func TestServerStartsBecomesReadyAndStops(t *testing.T) {
 	}
 	go func() { done <- run(ctx, args, &errout, &errout) }()
 	info := waitReady(t, ready, done, &errout)
-	if info.Name != "solo" || info.ClusterID == "" || info.NodeID == "" || info.PID != os.Getpid() {
+	if info.Name != "solo" || info.ClusterID == "" || info.ServerID == "" || info.PID != os.Getpid() {
 		t.Errorf("ready file: %+v", info)
 	}
 	create := rowraftCmd(t, "table", "create", "t", "--dim", "4", "--insecure", "--endpoints", info.Addr)

@@ -91,7 +91,7 @@ func TestNotesAreNoProblem(t *testing.T) {
 		To: &rowraftv1.Replica{Id: "x", Node: "00000001-aaaa"}, Phase: rowraftv1.MovePhase_MOVE_PHASE_LEARN}}}
 	got := rowraftCmd(t, "cluster", "status", "--insecure", "--endpoints", start(t, &fakeCluster{status: r}))
 	if got.code != cli.ExitDone || !strings.HasPrefix(got.out, "healthy, 2 notes\n") ||
-		!strings.Contains(got.out, "rowraft node undrain n1") {
+		!strings.Contains(got.out, "rowraft server undrain n1") {
 		t.Errorf("%+v", got)
 	}
 }

@@ -80,7 +80,7 @@ func jobNames(r *rowraftv1.StatusReply) (out []string) {
 
 func operationNames(r *rowraftv1.StatusReply) (out []string) {
 	for _, o := range view.NewOperationList(r, false).Operations {
-		out = append(out, o.ID+"\t"+o.Kind+" "+o.Node)
+		out = append(out, o.ID+"\t"+o.Kind+" "+o.Server)
 	}
 	return out
 }
@@ -89,9 +89,9 @@ func operationNames(r *rowraftv1.StatusReply) (out []string) {
 var argNames = map[string]namer{
 	"shard describe": shardNames, "shard digest": shardNames, "shard transfer-leader": shardNames,
 	"shard move": shardNames, "shard cancel-move": shardNames,
-	"node status": nodeNames, "node drain": nodeNames, "node undrain": nodeNames, "node decommission": nodeNames,
-	"node recommission": nodeNames,
-	"table describe":    tableNames, "table delete": tableNames, "table export": tableNames, "table import": tableNames,
+	"server status": nodeNames, "server drain": nodeNames, "server undrain": nodeNames, "server decommission": nodeNames,
+	"server recommission": nodeNames,
+	"table describe":      tableNames, "table delete": tableNames, "table export": tableNames, "table import": tableNames,
 	"table shrink": tableNames, "table forecast": tableNames,
 	"row get": tableNames, "row set": tableNames, "row delete": tableNames,
 	"job describe": jobNames, "job watch": jobNames, "job stop": jobNames,

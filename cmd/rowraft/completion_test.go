@@ -23,7 +23,7 @@ func TestCompletion(t *testing.T) {
 		{"shard digest 0 " + at + " ", "1\tled by n2"},
 		{"shard move 0 " + at + " --to ", "n4\tup"},
 		{"shard list " + at + " --table ", "user_emb"},
-		{"node drain " + at + " ", "n3\tdown"},
+		{"server drain " + at + " ", "n3\tdown"},
 		{"table describe " + at + " ", "weights"},
 		{"row get " + at + " ", "user_emb"},
 		{"job describe " + at + " ", "ctr"},

@@ -53,7 +53,7 @@ func TestDebugZip(t *testing.T) {
 	const dir = "servers/n1"
 	for name, says := range map[string]string{
 		"cluster/status.json": `"verdict": "healthy"`, "cluster/map.json": "user_emb", "cluster/shards.json": "repl-a",
-		"cluster/nodes.json": "n2", "cluster/operations.json": "[]",
+		"cluster/servers.json": "n2", "cluster/operations.json": "[]",
 		"servers/n1/status.json": "v0.6.0", dir + "/metrics.txt": "this is /metrics", dir + "/goroutines.txt": "goroutine",
 		dir + "/readyz.txt": "readyz", dir + "/config.yaml": "this is /debug/config", dir +
 			"/log.jsonl": "this is /debug/log",

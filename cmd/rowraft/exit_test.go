@@ -33,7 +33,7 @@ func TestExitCodes(t *testing.T) {
 		{cli.ExitUsage, []string{"table", "describe"}},
 		{cli.ExitVerdict, []string{"cluster", "status"}},
 		{cli.ExitUnavailable, []string{"table", "list"}},
-		{cli.ExitRefused, []string{"node", "drain", "n2"}},
+		{cli.ExitRefused, []string{"server", "drain", "n2"}},
 	} {
 		to := addr
 		if tc.code == cli.ExitUnavailable {

@@ -67,7 +67,7 @@ type tokens struct {
 func (tokens) ListTokens(context.Context, *rowraftv1.ListTokensRequest) (*rowraftv1.ListTokensReply, error) {
 	at := func(year int) uint64 { return uint64(time.Date(year, 1, 2, 3, 4, 5, 0, time.UTC).UnixNano()) }
 	return &rowraftv1.ListTokensReply{Tokens: []*rowraftv1.JoinToken{
-		{Id: "00112233445566aa", Role: "node", Uses: 3, CreatedNs: at(2020), ExpiresNs: at(2200), ValidNs: 86400e9,
+		{Id: "00112233445566aa", Role: "server", Uses: 3, CreatedNs: at(2020), ExpiresNs: at(2200), ValidNs: 86400e9,
 			CreatedBy: "admin ann"},
 		{Id: "00112233445566bb", Role: "trainer", Name: "ctr", Tables: []string{"user", "item_*"}, Uses: 1,
 			CreatedNs: at(2020), ExpiresNs: at(2021), ValidNs: 86400e9, CreatedBy: "admin ann"},
@@ -86,7 +86,7 @@ func TestGoldenOutputOfDescriptions(t *testing.T) {
 		"shard-describe-wide":             "shard describe 1 -o wide",
 		"shard-describe-json":             "shard describe 0 -o json",
 		"shard-describe-yaml":             "shard describe 1 -o yaml",
-		"node-list-yaml":                  "node list -o yaml",
+		"server-list-yaml":                "server list -o yaml",
 		"operation-list-yaml":             "operation list -o yaml",
 		"table-list-yaml":                 "table list -o yaml",
 		"token-list":                      "token list",
@@ -122,9 +122,9 @@ func TestAServerThatIsDownDoesNothing(t *testing.T) {
 		!strings.Contains(got.out, "HOLDS      unknown") {
 		t.Errorf("shard describe: %+v", got)
 	}
-	got = rowraftCmd(t, append([]string{"node", "list"}, at...)...)
+	got = rowraftCmd(t, append([]string{"server", "list"}, at...)...)
 	if strings.Contains(got.out, "down   serving") {
-		t.Errorf("node list: %+v", got)
+		t.Errorf("server list: %+v", got)
 	}
 }
 

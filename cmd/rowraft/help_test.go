@@ -78,7 +78,7 @@ func TestEveryCommandHasAVersion(t *testing.T) {
 func TestNamesOfOtherTools(t *testing.T) {
 	for _, tc := range []struct{ args, says string }{
 		{"ls", "`rowraft table list`"}, {"status", "`rowraft cluster status`"}, {"health", "`rowraft cluster status`"},
-		{"member list", "`rowraft node list`"}, {"table ls", "`rowraft table list`"},
+		{"member list", "`rowraft server list`"}, {"table ls", "`rowraft table list`"},
 		{"job show ctr", "`rowraft job describe`"}, {"cluster health", "`rowraft cluster status`"},
 		{"tabel list", "did you mean \"table\"?"},
 	} {

@@ -73,18 +73,18 @@ func (f *fakeCluster) ChangeNode(_ context.Context,
 
 func TestGoldenOutputOfNodes(t *testing.T) {
 	for name, args := range map[string][]string{
-		"node-list":           {"node", "list"},
-		"node-list-wide":      {"node", "list", "-o", "wide"},
-		"node-list-json":      {"node", "list", "-o", "json"},
-		"node-status":         {"node", "status", "n3"},
-		"node-status-json":    {"node", "status", "00000004", "-o", "json"},
-		"node-drain-dry-run":  {"node", "drain", "n1", "--dry-run"},
-		"node-drain":          {"node", "drain", "n1", "--yes"},
-		"node-drain-json":     {"node", "drain", "n1", "--yes", "--detach", "-o", "json"},
-		"operation-list":      {"operation", "list"},
-		"operation-list-all":  {"operation", "list", "--all"},
-		"operation-list-json": {"operation", "list", "--all", "-o", "json"},
-		"operation-watch":     {"operation", "watch", "8"},
+		"server-list":          {"server", "list"},
+		"server-list-wide":     {"server", "list", "-o", "wide"},
+		"server-list-json":     {"server", "list", "-o", "json"},
+		"server-status":        {"server", "status", "n3"},
+		"server-status-json":   {"server", "status", "00000004", "-o", "json"},
+		"server-drain-dry-run": {"server", "drain", "n1", "--dry-run"},
+		"server-drain":         {"server", "drain", "n1", "--yes"},
+		"server-drain-json":    {"server", "drain", "n1", "--yes", "--detach", "-o", "json"},
+		"operation-list":       {"operation", "list"},
+		"operation-list-all":   {"operation", "list", "--all"},
+		"operation-list-json":  {"operation", "list", "--all", "-o", "json"},
+		"operation-watch":      {"operation", "watch", "8"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := start(t, &fakeCluster{status: leaving()})
@@ -127,7 +127,7 @@ func TestNodesChangeOnAWordOnly(t *testing.T) {
 		t.Run(tc.args, func(t *testing.T) {
 			f := &fakeCluster{status: leaving()}
 			addr := start(t, f)
-			got := rowraftCmd(t, append(append([]string{"node"}, strings.Fields(tc.args)...), "--insecure", "--endpoints",
+			got := rowraftCmd(t, append(append([]string{"server"}, strings.Fields(tc.args)...), "--insecure", "--endpoints",
 				addr)...)
 			if changed := strings.Join(f.changed, " "); got.code != tc.code || !strings.Contains(got.errout, tc.says) ||
 				changed != tc.changed {

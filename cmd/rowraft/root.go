@@ -44,14 +44,14 @@ Exit codes, of every command:
   130  interrupted; work in the cluster continues`,
 		Version: build.String(),
 		Annotations: map[string]string{
-			cli.Instead + "ls":     "`rowraft table list`, `rowraft node list`, `rowraft shard list` or `rowraft job list`",
+			cli.Instead + "ls":     "`rowraft table list`, `rowraft server list`, `rowraft shard list` or `rowraft job list`",
 			cli.Instead + "status": "`rowraft cluster status`",
 			cli.Instead + "health": "`rowraft cluster status`, which ends with 0 if all is well; of one server: /readyz " +
 				"of its --ops-listen",
-			cli.Instead + "member":  "`rowraft node list`",
-			cli.Instead + "members": "`rowraft node list`",
-			cli.Instead + "servers": "`rowraft node list`",
-			cli.Instead + "list":    "`rowraft table list`, `rowraft node list`, `rowraft shard list` or `rowraft job list`",
+			cli.Instead + "member":  "`rowraft server list`",
+			cli.Instead + "members": "`rowraft server list`",
+			cli.Instead + "servers": "`rowraft server list`",
+			cli.Instead + "list":    "`rowraft table list`, `rowraft server list`, `rowraft shard list` or `rowraft job list`",
 			cli.Instead + "train":   "`rowraft-trainer train`, another binary",
 			cli.Instead + "bench":   "`rowraft-bench`, another binary",
 			cli.Instead + "chaos":   "`rowraft-chaos`, another binary",
@@ -82,17 +82,18 @@ Exit codes, of every command:
 	f.StringVar(&g.TLS.Cert, "cert", "", "certificate of this side, a PEM file")
 	f.StringVar(&g.TLS.Key, "key", "", "private key of the certificate, a PEM file")
 	f.StringVar(&g.TLS.CA, "cacert", "", "certificate of the CA that signed the other side's, a PEM file")
-	f.StringVar(&g.Certs, "certs", "", "directory with ca.pem and node.pem or client.pem and their keys, as 'rowraft "+
+	f.StringVar(&g.Certs, "certs", "", "directory with ca.pem and server.pem or client.pem and their keys, as 'rowraft "+
 		"cert lab' makes it; instead of the three above")
 	f.BoolVar(&g.Insecure, "insecure", false, "plaintext instead of TLS; a server then serves loopback addresses only")
 	cli.ExclusiveSecurity(f)
 	root.SetFlagErrorFunc(cli.FlagError)
+	serverCmd := server.NewServerCmd(g)
+	serverCmd.AddCommand(node.NewCmds(g)...)
 	root.AddCommand(
-		server.NewServerCmd(g),
+		serverCmd,
 		server.NewSchedulerCmd(g),
 		server.NewStartCmd(g),
 		cluster.NewCmd(g),
-		node.NewCmd(g),
 		table.NewCmd(g),
 		table.NewRowCmd(g),
 		shard.NewCmd(g),

@@ -54,9 +54,9 @@ func TestCertificatesOfAConfigurationFile(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--config", config}, {"--config", config, "--certs", dir}} {
 		s := serve(t, args...)
-		if got := rowraftCmd(t, "node", "list", "--certs", dir, "--endpoints", s.Addr, "--timeout",
+		if got := rowraftCmd(t, "server", "list", "--certs", dir, "--endpoints", s.Addr, "--timeout",
 			"60s"); got.code != cli.ExitDone || !strings.Contains(got.out, "n1") {
-			t.Errorf("node list: %+v", got)
+			t.Errorf("server list: %+v", got)
 		}
 	}
 }
@@ -85,12 +85,13 @@ func TestAServerJoinsByAToken(t *testing.T) {
 	second := serve(t, "--join", first.Addr, "--certs", there, "--token-file", token, "--name", "n2")
 	// A server serves as soon as it has the cluster's map, which may be before it is in it.
 	limit := time.Now().Add(2 * time.Minute)
-	for nodes := call("node", "list"); !strings.Contains(nodes.out, second.Addr); nodes = call("node", "list") {
+	for nodes := call("server", "list"); !strings.Contains(nodes.out, second.Addr); nodes = call("server", "list") {
 		if time.Now().After(limit) {
 			t.Fatalf("the cluster does not know who joined: %s", nodes.out)
 		}
 	}
-	if got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "node.pem"), "-o", "wide"); got.code != cli.ExitDone ||
+	got := rowraftCmd(t, "cert", "inspect", filepath.Join(there, "server.pem"), "-o", "wide")
+	if got.code != cli.ExitDone ||
 		!strings.Contains(got.out, "127.0.0.1") || !strings.Contains(got.out, "n2") {
 		t.Errorf("its certificate: %+v", got)
 	}

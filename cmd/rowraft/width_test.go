@@ -110,9 +110,9 @@ func TestTablesFitATerminal(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	tested := []string{
-		"cert inspect certs/ca.pem certs/node.pem certs/client.pem", "checkpoint list " + dir + "/checkpoints",
+		"cert inspect certs/ca.pem certs/server.pem certs/client.pem", "checkpoint list " + dir + "/checkpoints",
 		"checkpoint policy describe hourly", "checkpoint policy list", "cluster status", "job describe ads-ctr-daily",
-		"job list", "node list", "node status n3", "operation list", "operation list --all", "shard describe 0",
+		"job list", "server list", "server status n3", "operation list", "operation list --all", "shard describe 0",
 		"shard describe 1", "shard digest --all", "shard list", "shard moves", "table list", "token list",
 		"table describe recommendations.0.user_embedding",
 	}

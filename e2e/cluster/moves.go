@@ -89,7 +89,7 @@ func (a Admins) CancelMove(ctx context.Context, shard rowraft.ShardID, id uint64
 
 // Placement is where the scheduler says that things are.
 type Placement struct {
-	Scheduler string                       // that leads the metadata group
+	Scheduler string                       // that leads the scheduler
 	Replicas  map[rowraft.ShardID][]string // servers of the replicas with a vote
 	Moves     []Move                       // those that ended, then those that run
 	// RolledBack are the shards whose replica on a server was refused: its disk was rolled back.

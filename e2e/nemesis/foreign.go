@@ -9,7 +9,7 @@ import (
 
 // exchanger is a cluster that reaches the files of a server that does not run.
 type exchanger interface {
-	// ExchangeLogs exchanges the logs of the metadata group and of one shard on a server
+	// ExchangeLogs exchanges the logs of the scheduler and of one shard on a server
 	// that does not run; a second call restores them. It returns false if the server
 	// does not have both.
 	ExchangeLogs(name string, pick uint64) (bool, error)

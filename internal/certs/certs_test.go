@@ -89,12 +89,12 @@ func meet(t testing.TB, server, client *tls.Config) (serverErr, clientErr error)
 func TestWhoMeetsWhom(t *testing.T) {
 	ca := newCA(t, "here")
 	elsewhere, err := ca.Issue(filepath.Join(t.TempDir(), "x"),
-		Request{Identity: Identity{Cluster: "there", Role: Node, Name: "n1"}, Hosts: []string{"127.0.0.1"},
+		Request{Identity: Identity{Cluster: "there", Role: Server, Name: "n1"}, Hosts: []string{"127.0.0.1"},
 			Valid: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
-	node, admin, stranger := ca.files(t, Node, "n1"), ca.files(t, Admin, "ann"), newCA(t, "here").files(t, Node, "n1")
+	node, admin, stranger := ca.files(t, Server, "n1"), ca.files(t, Admin, "ann"), newCA(t, "here").files(t, Server, "n1")
 	trainer, averagers := ca.files(t, Trainer, "tom"), []Role{Trainer, Admin}
 	for _, tc := range []struct {
 		name           string
@@ -102,10 +102,10 @@ func TestWhoMeetsWhom(t *testing.T) {
 		accept, expect []Role
 		in             bool
 	}{
-		{"an admin calls a node", node, admin, nil, []Role{Node}, true},
-		{"a node calls a node's peer port", node, node, []Role{Node}, []Role{Node}, true},
-		{"an admin calls a node's peer port", node, admin, []Role{Node}, []Role{Node}, false},
-		{"an admin's certificate serves in place of a node's", admin, admin, nil, []Role{Node}, false},
+		{"an admin calls a node", node, admin, nil, []Role{Server}, true},
+		{"a node calls a node's peer port", node, node, []Role{Server}, []Role{Server}, true},
+		{"an admin calls a node's peer port", node, admin, []Role{Server}, []Role{Server}, false},
+		{"an admin's certificate serves in place of a node's", admin, admin, nil, []Role{Server}, false},
 		{"a node of another cluster calls", node, elsewhere, nil, nil, false},
 		{"a node of another cluster serves", elsewhere, node, nil, nil, false},
 		{"another CA calls", node, stranger, nil, nil, false},
@@ -130,7 +130,7 @@ func TestWhoMeetsWhom(t *testing.T) {
 
 func TestOldTLSIsRefused(t *testing.T) {
 	ca := newCA(t, "here")
-	s := open(t, ca.files(t, Node, "n1"), nil)
+	s := open(t, ca.files(t, Server, "n1"), nil)
 	client := s.Client()
 	client.MinVersion, client.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 	if serverErr, _ := meet(t, s.Server(), client); serverErr == nil {
@@ -152,7 +152,7 @@ func TestCertificatesReload(t *testing.T) {
 	ca := newCA(t, "here")
 	dir := t.TempDir()
 	base := filepath.Join(dir, "n1")
-	files := ca.issue(t, base, Node, "n1")
+	files := ca.issue(t, base, Server, "n1")
 	at := time.Now().Add(-time.Hour)
 	touch(t, files, at)
 	var log bytes.Buffer
@@ -181,14 +181,14 @@ func TestCertificatesReload(t *testing.T) {
 
 	for name, bad := range map[string]func(){
 		"no files":   func() {},
-		"a key only": func() { ca.issue(t, base, Node, "n1"); os.Remove(files.Cert) },
+		"a key only": func() { ca.issue(t, base, Server, "n1"); os.Remove(files.Cert) },
 		"garbage": func() {
 			os.WriteFile(files.Cert, []byte("x"), 0o600)
 			os.WriteFile(files.Key, []byte("y"),
 				0o600)
 		},
 		"another role":      func() { ca.issue(t, base, Admin, "n1") },
-		"another's key":     func() { ca.issue(t, base, Node, "n1"); os.Remove(files.Key); key(t, ca, files.Key) },
+		"another's key":     func() { ca.issue(t, base, Server, "n1"); os.Remove(files.Key); key(t, ca, files.Key) },
 		"an expired one":    func() { old(t, ca, base) },
 		"another cluster's": func() { other(t, ca, base) },
 	} {
@@ -202,7 +202,7 @@ func TestCertificatesReload(t *testing.T) {
 	}
 
 	log.Reset()
-	second := replace(func() { ca.issue(t, base, Node, "n2") })
+	second := replace(func() { ca.issue(t, base, Server, "n2") })
 	if second == first || !strings.Contains(log.String(), "certificate reloaded") {
 		t.Errorf("a new certificate is not taken: %s", log.String())
 	}
@@ -223,7 +223,7 @@ func TestCertificatesReload(t *testing.T) {
 	if err := os.WriteFile(files.CA, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	replace(func() { next.issue(t, base, Node, "n1") })
+	replace(func() { next.issue(t, base, Server, "n1") })
 	if serverErr, _ := meet(t, server, open(t, late, nil).Client()); serverErr == nil {
 		t.Error("a certificate of the CA that was replaced is let in")
 	}
@@ -234,7 +234,7 @@ func TestCertificatesReload(t *testing.T) {
 }
 
 func key(t testing.TB, ca *CA, path string) {
-	raw, err := os.ReadFile(ca.files(t, Node, "z").Key)
+	raw, err := os.ReadFile(ca.files(t, Server, "z").Key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,14 +244,14 @@ func key(t testing.TB, ca *CA, path string) {
 }
 
 func old(t testing.TB, ca *CA, base string) {
-	if _, err := ca.Issue(base, Request{Identity: Identity{Role: Node, Name: "n1"}, Valid: time.Hour,
+	if _, err := ca.Issue(base, Request{Identity: Identity{Role: Server, Name: "n1"}, Valid: time.Hour,
 		NotBefore: time.Now().Add(-2 * time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func other(t testing.TB, ca *CA, base string) {
-	if _, err := ca.Issue(base, Request{Identity: Identity{Cluster: "there", Role: Node, Name: "n1"},
+	if _, err := ca.Issue(base, Request{Identity: Identity{Cluster: "there", Role: Server, Name: "n1"},
 		Valid: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
@@ -324,11 +324,11 @@ func FuzzParseIdentity(f *testing.F) {
 func TestNothingIsOverwritten(t *testing.T) {
 	ca := newCA(t, "here")
 	base := filepath.Join(t.TempDir(), "n1")
-	files := ca.issue(t, base, Node, "n1")
+	files := ca.issue(t, base, Server, "n1")
 	if err := os.Remove(files.Key); err != nil {
 		t.Fatal(err)
 	}
-	_, err := ca.Issue(base, Request{Identity: Identity{Role: Node, Name: "n1"}, Valid: time.Minute})
+	_, err := ca.Issue(base, Request{Identity: Identity{Role: Server, Name: "n1"}, Valid: time.Minute})
 	if rowraft.CodeOf(err) != rowraft.CodeAlreadyExists {
 		t.Errorf("over a certificate that is there: %v", err)
 	}

@@ -44,8 +44,8 @@ func (s *Source) checkTime() error {
 
 // newOne describes how the owner of an expired certificate gets a new one.
 func (id *Identity) newOne() string {
-	if id.Role == Node {
-		return "make a new one, `rowraft cert node` where the CA's key is, and put it in its place"
+	if id.Role == Server {
+		return "make a new one, `rowraft cert server` where the CA's key is, and put it in its place"
 	}
 	return "it cannot be renewed any more; get a new one, `rowraft cert join` with a token or `rowraft cert client` " +
 		"where the CA's key is (before the end `rowraft cert renew` does it)"

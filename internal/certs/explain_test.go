@@ -23,11 +23,11 @@ func TestWhoseCertificateIsWrong(t *testing.T) {
 		}
 		return f
 	}
-	node, admin := Identity{Role: Node, Name: "n1"}, Identity{Role: Admin, Name: "ann"}
-	there := Identity{Cluster: "there", Role: Node, Name: "n1"}
+	node, admin := Identity{Role: Server, Name: "n1"}, Identity{Role: Admin, Name: "ann"}
+	there := Identity{Cluster: "there", Role: Server, Name: "n1"}
 	stranger := newCA(t, "other")
 	believing := stranger.files(t, Admin, "ann") // trusts our server
-	believing.CA = ca.files(t, Node, "n1").CA
+	believing.CA = ca.files(t, Server, "n1").CA
 	for _, tc := range []struct {
 		name           string
 		server, client Files
@@ -37,19 +37,19 @@ func TestWhoseCertificateIsWrong(t *testing.T) {
 		{"both are well", at(node, 0), at(admin, 0), false, nil},
 		{"the server's has expired",
 			at(node, -time.Hour), at(admin, 0), false,
-			[]string{"the server's certificate, of node n1 in cluster here, expired at", "certificates-expire"}},
+			[]string{"the server's certificate, of server n1 in cluster here, expired at", "certificates-expire"}},
 		{"the server's is not valid yet",
 			at(node, 20*time.Minute), at(admin, 0), false,
-			[]string{"the server's certificate, of node n1", "is not valid before", "clock"}},
+			[]string{"the server's certificate, of server n1", "is not valid before", "clock"}},
 		{"the server's is of another CA",
-			stranger.files(t, Node, "n9"), at(admin, 0), false,
-			[]string{"the server's certificate, of node n9 in cluster other, is not signed by a CA in", "cluster here"}},
+			stranger.files(t, Server, "n9"), at(admin, 0), false,
+			[]string{"the server's certificate, of server n9 in cluster other, is not signed by a CA in", "cluster here"}},
 		{"the server's is of another cluster",
-			at(there, 0), at(admin, 0), false, []string{"the certificate of node n1 belongs to cluster there, want here"}},
+			at(there, 0), at(admin, 0), false, []string{"the certificate of server n1 belongs to cluster there, want here"}},
 		{"this side's has expired", at(node, 0), at(admin, -time.Hour), true,
 			[]string{"this side's certificate", "of admin ann in cluster here, expired at", "rowraft cert join"}},
 		{"a node's has expired", at(node, 0), at(node, -time.Hour), true,
-			[]string{"this side's certificate", "expired at", "rowraft cert node"}},
+			[]string{"this side's certificate", "expired at", "rowraft cert server"}},
 		{"this side's is not valid yet",
 			at(node, 0), at(admin, 20*time.Minute), true, []string{"this side's certificate", "is not valid before", "clock"}},
 		{"this side's is of another CA",
@@ -61,7 +61,7 @@ func TestWhoseCertificateIsWrong(t *testing.T) {
 				rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 				t.Errorf("before any call: %v, want an error: %v", err, tc.own)
 			}
-			config := client.Client(Node)
+			config := client.Client(Server)
 			if tc.client == believing {
 				config.VerifyConnection = nil // it would refuse the server first
 			}
@@ -89,7 +89,7 @@ func TestWhoseCertificateIsWrong(t *testing.T) {
 func TestAServerSaysWhyItRefuses(t *testing.T) {
 	ca, stranger := newCA(t, "here"), newCA(t, "other")
 	both := stranger.files(t, Admin, "ann") // trusts our server
-	both.CA = ca.files(t, Node, "n1").CA
+	both.CA = ca.files(t, Server, "n1").CA
 	for name, tc := range map[string]struct {
 		client Files
 		says   string
@@ -99,8 +99,8 @@ func TestAServerSaysWhyItRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			server := open(t, ca.files(t, Node, "n1"), slog.New(slog.NewTextHandler(&out, nil)))
-			config := open(t, tc.client, nil).Client(Node)
+			server := open(t, ca.files(t, Server, "n1"), slog.New(slog.NewTextHandler(&out, nil)))
+			config := open(t, tc.client, nil).Client(Server)
 			if tc.client == both {
 				config.VerifyConnection = nil // it would refuse the server first
 			}

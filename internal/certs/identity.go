@@ -16,14 +16,14 @@ type Role string
 
 const (
 	Admin    Role = "admin"    // tables, restores, and everything that operators and trainers may do
-	Operator Role = "operator" // nodes, moves, checkpoints; no access to rows
+	Operator Role = "operator" // servers, moves, checkpoints; no access to rows
 	Trainer  Role = "trainer"  // rows of its tables, training jobs
 	Reader   Role = "reader"   // read access to rows of its tables
-	Node     Role = "node"     // a server
+	Server   Role = "server"   // a server of the cluster
 )
 
 // Roles are all roles.
-var Roles = []Role{Admin, Operator, Trainer, Reader, Node}
+var Roles = []Role{Admin, Operator, Trainer, Reader, Server}
 
 // Identity is the owner of a certificate.
 type Identity struct {
@@ -51,7 +51,7 @@ func (id *Identity) Check() error {
 	case !clusterName.MatchString(id.Cluster):
 		return bad("name of a cluster %q: want up to 63 of a-z, 0-9 and -", id.Cluster)
 	case !slices.Contains(Roles, id.Role):
-		return bad("role %q: want admin, operator, trainer, reader or node", id.Role)
+		return bad("role %q: want admin, operator, trainer, reader or server", id.Role)
 	case !ownerName.MatchString(id.Name):
 		return bad("name %q: want up to 63 letters, digits, _ . or -", id.Name)
 	case id.limited() && len(id.Tables) == 0:

@@ -127,7 +127,7 @@ func (t *Token) verify(chain []*x509.Certificate, host string) error {
 		return rowraft.Errorf(rowraft.CodeDenied, "the certificate of the server at %s: %w", host, err)
 	}
 	id, err := Of(chain[0])
-	if err == nil && id.Role != Node {
+	if err == nil && id.Role != Server {
 		err = rowraft.Errorf(rowraft.CodeDenied, "the certificate of the server at %s belongs to %s: want a node", host, &id)
 	}
 	return err

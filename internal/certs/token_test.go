@@ -147,27 +147,27 @@ func TestWhoIsToldASecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	old, err := ca.Issue(filepath.Join(t.TempDir(), "old"),
-		Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: []string{"127.0.0.1"}, Valid: time.Hour,
+		Request{Identity: Identity{Role: Server, Name: "n1"}, Hosts: []string{"127.0.0.1"}, Valid: time.Hour,
 			NotBefore: time.Now().Add(-2 * time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	elsewhere, err := ca.Issue(filepath.Join(t.TempDir(), "x"),
-		Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: []string{"10.9.9.9"}, Valid: time.Minute})
+		Request{Identity: Identity{Role: Server, Name: "n1"}, Hosts: []string{"10.9.9.9"}, Valid: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
 	// A server that shows the right CA with a certificate that this CA did not sign.
-	liar := other.files(t, Node, "n1")
+	liar := other.files(t, Server, "n1")
 	liar.CA = filepath.Join(ca.dir, "ca.pem")
 	for _, tc := range []struct {
 		name   string
 		server Files
 		told   bool
 	}{
-		{"a node", ca.files(t, Node, "n1"), true},
+		{"a node", ca.files(t, Server, "n1"), true},
 		{"an admin", ca.files(t, Admin, "ann"), false},
-		{"another CA's node", other.files(t, Node, "n1"), false},
+		{"another CA's node", other.files(t, Server, "n1"), false},
 		{"another CA's node that shows this CA", liar, false},
 		{"a node whose certificate has expired", old, false},
 		{"a node at another address", elsewhere, false},
@@ -184,7 +184,7 @@ func TestWhoIsToldASecret(t *testing.T) {
 	} {
 		conf := token.Client("127.0.0.1")
 		change(conf)
-		if serverErr, _ := meet(t, open(t, ca.files(t, Node, "n1"), nil).Entrance(), conf); serverErr == nil {
+		if serverErr, _ := meet(t, open(t, ca.files(t, Server, "n1"), nil).Entrance(), conf); serverErr == nil {
 			t.Errorf("the entrance speaks %s", name)
 		}
 	}
@@ -207,7 +207,7 @@ func TestSigning(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := signer.Sign(Request{Identity: Identity{Role: Node, Name: "n1"}, Hosts: asked.Hosts,
+	cert, err := signer.Sign(Request{Identity: Identity{Role: Server, Name: "n1"}, Hosts: asked.Hosts,
 		Valid: 9 * time.Hour}, asked.Key)
 	if err != nil {
 		t.Fatal(err)
@@ -224,7 +224,7 @@ func TestSigning(t *testing.T) {
 		t.Errorf("it outlives its CA: until %v, the CA until %v", s.Leaf().NotAfter, ca.Cert.NotAfter)
 	}
 	if serverErr, clientErr := meet(t, s.Server(),
-		open(t, ca.files(t, Admin, "ann"), nil).Client(Node)); serverErr != nil || clientErr != nil {
+		open(t, ca.files(t, Admin, "ann"), nil).Client(Server)); serverErr != nil || clientErr != nil {
 		t.Errorf("the machine that joined cannot serve: %v, %v", serverErr, clientErr)
 	}
 	first := s.Leaf() // s follows later changes
@@ -247,7 +247,7 @@ func TestSigning(t *testing.T) {
 		filepath.Join(ca.dir, "ca.pem")); rowraft.CodeOf(err) != rowraft.CodeInvalidArgument {
 		t.Errorf("the key of another CA: %v", err)
 	}
-	foreign, err := ca.Sign(Request{Identity: Identity{Role: Node, Name: "n1"}, Valid: time.Minute}, &ca.key.PublicKey)
+	foreign, err := ca.Sign(Request{Identity: Identity{Role: Server, Name: "n1"}, Valid: time.Minute}, &ca.key.PublicKey)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -120,10 +120,14 @@ func editDistance(a, b string) int {
 
 // NoArgs returns a usage error if there are positional arguments.
 func NoArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return Usagef("%s: unexpected argument %q", cmd.CommandPath(), args[0])
+	if len(args) == 0 {
+		return nil
 	}
-	return nil
+	var names []string
+	for _, sub := range cmd.Commands() {
+		names = append(names, sub.Name())
+	}
+	return Usagef("%s: unexpected argument %q%s", cmd.CommandPath(), args[0], DidYouMean("", args[0], names))
 }
 
 // OneArg returns a usage error unless there is exactly one positional argument; what names it.

@@ -23,7 +23,7 @@ const (
 	ExitVerdict     = 3
 	ExitUnavailable = 4
 	ExitRefused     = 5 // refused by a safety check
-	ExitSpoiled     = 6 // of a server: a restart would end the same way
+	ExitSpoiled     = 6 // a server ended for a reason that a restart does not cure
 	ExitInterrupted = 130
 )
 

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// bounds are the upper bounds of the buckets: from the pull of a few rows out of memory to a checkpoint, or the move of a
-// replica, that takes an hour.
+// bounds are the upper bounds of the buckets: from the pull of a few rows out of memory to a checkpoint, or the move
+// of a replica, that takes an hour.
 var bounds = [...]time.Duration{
 	50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft"
 )
 
-// Member is a founder of the metadata group: its node and its addresses at that time.
+// Member is a founder of the scheduler: its node and its addresses at that time.
 type Member struct {
 	Node     rowraft.NodeID `json:"node_id"`
 	Name     string         `json:"name,omitempty"`
@@ -21,16 +21,16 @@ type Member struct {
 	PeerAddr string         `json:"peer_addr"` // host:port of the Raft groups
 }
 
-// MetaReplica returns the member's replica id in the metadata group.
+// MetaReplica returns the member's replica id in the scheduler.
 func (m Member) MetaReplica() rowraft.ReplicaID { return MetaReplicaOf(m.Node) }
 
 // Identity is the ids that a data directory got at its creation, and the cluster that it joined.
 type Identity struct {
 	Node        rowraft.NodeID
 	Name        string            // the server's name in the cluster; empty before its first registration
-	MetaReplica rowraft.ReplicaID // replica id in the metadata group, if it is a founder
+	MetaReplica rowraft.ReplicaID // replica id in the scheduler, if it is a founder
 	Cluster     rowraft.ClusterID // empty until the cluster is formed or joined
-	Founders    []Member          // founders of the metadata group, by node id; empty while Cluster is empty
+	Founders    []Member          // founders of the scheduler, by node id; empty while Cluster is empty
 }
 
 // Founder reports whether the node is one of the first members of the metadata
@@ -49,7 +49,7 @@ func (id Identity) FindFounder(node rowraft.NodeID) (Member, bool) {
 	return id.Founders[i], true
 }
 
-// MetaReplicaOf derives the id of a founder's replica in the metadata group from its node id, so that the
+// MetaReplicaOf derives the id of a founder's replica in the scheduler from its node id, so that the
 // founders know each other's ids. The id is unique because a node founds at most one cluster.
 func MetaReplicaOf(node rowraft.NodeID) rowraft.ReplicaID {
 	return rowraft.ReplicaID(uuid.NewSHA1(uuid.NameSpaceOID, []byte("rowraft meta replica of "+string(node))).String())

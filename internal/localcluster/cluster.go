@@ -445,9 +445,9 @@ func (s *Server) Stop(patience time.Duration) error {
 
 // Ready is the content of a server's ready file.
 type Ready struct {
-	NodeID string `json:"node_id"`
-	Addr   string `json:"addr"`
-	Peer   string `json:"peer_addr"`
+	ServerID string `json:"server_id"`
+	Addr     string `json:"addr"`
+	Peer     string `json:"peer_addr"`
 }
 
 // awaitReady waits for the ready file, or for the process to end.
@@ -462,7 +462,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 				return fmt.Errorf("ready file of server %s: %w", s.Name, err)
 			}
 			s.mu.Lock()
-			s.id = rowraft.NodeID(r.NodeID)
+			s.id = rowraft.NodeID(r.ServerID)
 			s.mu.Unlock()
 			return nil
 		}

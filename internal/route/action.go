@@ -11,7 +11,7 @@ const (
 	Table Layer = iota
 	// Replica is a bounded read, which any replica of a shard may answer.
 	Replica
-	// Control is a call to the leader of the metadata group, or a call of the Replicas
+	// Control is a call to the scheduler's leader, or a call of the Replicas
 	// service to the leader of a shard, that may be sent twice.
 	Control
 	// Once is a Control call that must not take effect twice.

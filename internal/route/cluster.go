@@ -20,7 +20,7 @@ import (
 const AskLimit = 2 * time.Second
 
 // Cluster finds the leaders of a cluster from the addresses of some of its servers. It
-// needs no cluster map: it works before a cluster is formed, and without a metadata leader.
+// needs no cluster map: it works before a cluster is formed, and without a leader of the scheduler.
 // Not safe for concurrent use.
 type Cluster struct {
 	Pool      *Pool
@@ -103,7 +103,7 @@ func (c *Cluster) each(ctx context.Context,
 	return silent, nil
 }
 
-// Leader asks the servers in turn which one leads the metadata group, and returns its
+// Leader asks the servers in turn which one leads the scheduler, and returns its
 // address. It asks each server once.
 func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 	silent, err := c.each(ctx, func(ctx context.Context, stub rowraftv1.ClusterClient) (bool, error) {
@@ -121,7 +121,7 @@ func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 		return addr != "", err
 	})
 	if err == nil && addr == "" {
-		err = rowraft.Errorf(rowraft.CodeNoLeader, "the metadata group has no leader; no answer from: %v", &silent)
+		err = rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler has no leader; no answer from: %v", &silent)
 	}
 	return addr, err
 }
@@ -160,7 +160,7 @@ func (c *Cluster) AwaitMap(ctx context.Context) (m *rowraftv1.GetMapReply, err e
 	return m, err
 }
 
-// Call makes a call to the leader of the metadata group, and repeats it by the actions of
+// Call makes a call to the scheduler's leader, and repeats it by the actions of
 // layer, Control or Once, until ctx ends.
 func (c *Cluster) Call(ctx context.Context, layer Layer, call func(context.Context, *grpc.ClientConn) error) error {
 	return retry(ctx, layer, func() error {

@@ -49,7 +49,7 @@ func newCluster(t *testing.T, endpoints ...string) *Cluster {
 	return c
 }
 
-// A server that is no member of the metadata group names the members, and one of these the
+// A server that is no member of the scheduler names the members, and one of these the
 // leader.
 func TestTheLeaderIsFoundThroughAnyServer(t *testing.T) {
 	leader := &member{hello: &rowraftv1.HelloReply{}}

@@ -9,7 +9,7 @@
 //   - [Pool] keeps the connections, one set per address.
 //   - [Budget] bounds what is sent again because servers are overloaded.
 //   - [Walk] chooses the server of each try of a call to the leader of a group.
-//   - [Cluster] finds the metadata leader, the newest map and the leader of a shard from
+//   - [Cluster] finds the scheduler's leader, the newest map and the leader of a shard from
 //     the addresses of any servers.
 //
 // Package client adds what only a client of the tables needs: leader hints per shard,

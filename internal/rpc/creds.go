@@ -31,12 +31,12 @@ func transportOf(s *certs.Source) credentials.TransportCredentials {
 	if s == nil {
 		return insecure.NewCredentials()
 	}
-	return &transport{credentials.NewTLS(s.Client(certs.Node)), s}
+	return &transport{credentials.NewTLS(s.Client(certs.Server)), s}
 }
 
 func (t *transport) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn,
 	credentials.AuthInfo, error) {
-	secure, info, err := credentials.NewTLS(t.source.Client(certs.Node)).ClientHandshake(ctx, authority, conn)
+	secure, info, err := credentials.NewTLS(t.source.Client(certs.Server)).ClientHandshake(ctx, authority, conn)
 	if err != nil {
 		return nil, nil, t.source.Explain(err)
 	}

@@ -100,8 +100,8 @@ func represented(ctx context.Context, c *Caller, method string) (context.Context
 		}
 		return nil, nil, &rowraft.DeniedError{What: "a call on behalf of another", Need: need, Have: have}
 	}
-	if c != nil && c.Role != certs.Node {
-		return deny(string(certs.Node))
+	if c != nil && c.Role != certs.Server {
+		return deny(string(certs.Server))
 	}
 	if err := c.current(); err != nil {
 		return nil, nil, err
@@ -116,11 +116,11 @@ func represented(ctx context.Context, c *Caller, method string) (context.Context
 	case err != nil:
 		return nil, nil, err
 	case (of == nil) != (c == nil):
-		return deny(string(certs.Node) + " and an identity, or neither")
+		return deny(string(certs.Server) + " and an identity, or neither")
 	case of == nil:
 		return ctx, nil, nil
 	case of.Cluster != c.Cluster:
-		return deny(string(certs.Node) + " of the caller's cluster " + of.Cluster)
+		return deny(string(certs.Server) + " of the caller's cluster " + of.Cluster)
 	}
 	return context.WithValue(ctx, callerKey{}, of), of, nil
 }

@@ -32,7 +32,7 @@ func arrived(who *Caller, sent context.Context) context.Context {
 func TestAForwardedCallIsTheClients(t *testing.T) {
 	tom := &Caller{certs.Identity{Cluster: "lab", Role: certs.Trainer, Name: "tom", Tables: []string{"mine", "my_*"}},
 		time.Now().Add(time.Hour)}
-	server := &Caller{certs.Identity{Cluster: "lab", Role: certs.Node, Name: "n1"}, time.Now().Add(time.Hour)}
+	server := &Caller{certs.Identity{Cluster: "lab", Role: certs.Server, Name: "n1"}, time.Now().Add(time.Hour)}
 	const push = rowraftv1.Table_Write_FullMethodName
 	direct, err := authorize(arrived(tom, context.Background()), push)
 	if err != nil {

@@ -19,15 +19,16 @@ import (
 // (Caller.May). An admin may make every call that is not between servers; it is in each list, so that each
 // list is complete.
 var (
-	anybody   = []certs.Role{certs.Admin, certs.Operator, certs.Trainer, certs.Reader, certs.Node}
+	anybody   = []certs.Role{certs.Admin, certs.Operator, certs.Trainer, certs.Reader, certs.Server}
 	readers   = []certs.Role{certs.Admin, certs.Trainer, certs.Reader}
 	trainers  = []certs.Role{certs.Admin, certs.Trainer}
 	operators = []certs.Role{certs.Admin, certs.Operator}
 	runs      = []certs.Role{certs.Admin, certs.Operator, certs.Trainer}
-	watchers  = []certs.Role{certs.Admin, certs.Operator, certs.Node}
+	watchers  = []certs.Role{certs.Admin, certs.Operator, certs.Server}
 	admins    = []certs.Role{certs.Admin}
-	servers   = []certs.Role{certs.Node}
-	entrants  = []certs.Role{Stranger, certs.Node} // a machine without a certificate, and a server that forwards its call
+	servers   = []certs.Role{certs.Server}
+	// a machine without a certificate, and a server that forwards its call
+	entrants = []certs.Role{Stranger, certs.Server}
 )
 
 // roles lists the roles that may make each call of each service. A call that is not in the list is refused

@@ -45,7 +45,7 @@ func TestEveryCallDeclaresItsRoles(t *testing.T) {
 	open := 0
 	for m, who := range roles {
 		if slices.Contains(who, Stranger) { // the one call of machines without a certificate
-			if open++; m != "/rowraft.v1.Entrance/Join" || !slices.Equal(who, []certs.Role{Stranger, certs.Node}) {
+			if open++; m != "/rowraft.v1.Entrance/Join" || !slices.Equal(who, []certs.Role{Stranger, certs.Server}) {
 				t.Errorf("%s is open to every role: %v", m, who)
 			}
 			continue
@@ -58,7 +58,7 @@ func TestEveryCallDeclaresItsRoles(t *testing.T) {
 				t.Errorf("%s: there is no role %q", m, r)
 			}
 		}
-		if onlyServers := len(who) == 1 && who[0] == certs.Node; !onlyServers && !slices.Contains(who, certs.Admin) {
+		if onlyServers := len(who) == 1 && who[0] == certs.Server; !onlyServers && !slices.Contains(who, certs.Admin) {
 			t.Errorf("%s: an admin may not: %v", m, who)
 		}
 	}

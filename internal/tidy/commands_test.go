@@ -11,7 +11,7 @@ import (
 )
 
 func TestCommandsOfAPage(t *testing.T) {
-	const page = "Ask `rowraft node list` or `other x`.\n" +
+	const page = "Ask `rowraft server list` or `other x`.\n" +
 		"```\nA=1 rowraft a --b 'c d' \\\n  e   # a remark\nls | rowraft f; sudo rowraft g &\n```\n" +
 		"```text\nrowraft no\n```\n```console\n$ rowraft h\nrowraft prints this\nn1# /usr/bin/rowraft i && rowraft j\n```\n"
 	got, err := Commands("p.md", page, "rowraft")
@@ -27,7 +27,7 @@ func TestCommandsOfAPage(t *testing.T) {
 		lines = append(lines, c.Where+whole+": "+strings.Join(c.Args, "|"))
 	}
 	want := []string{
-		"p.md:1: node|list",
+		"p.md:1: server|list",
 		"p.md:4 whole: a|--b|c d|e",
 		"p.md:5 whole: f", "p.md:5 whole: g",
 		"p.md:11 whole: h",

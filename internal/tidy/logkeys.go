@@ -13,9 +13,9 @@ import (
 var logKeys = keySet(
 	// where: of what the line speaks
 	"action", "addr", "addrs", "checkpoint", "cluster", "component", "destination", "dir", "file", "follower", "group",
-	"job", "leader", "member", "metric", "move", "node", "op",
-	"operation", "page", "path", "peer", "policy", "process", "rank", "remote", "replica", "role", "server", "shard",
-	"snapshot", "table", "token", "trainer", "worker", "workers",
+	"job", "leader", "member", "metric", "move", "op",
+	"operation", "page", "path", "peer", "policy", "process", "rank", "remote", "replica", "role", "self", "server",
+	"shard", "snapshot", "table", "token", "trainer", "worker", "workers",
 	// when, in the order of the logs and of training
 	"applied", "batch", "boundary", "epoch", "first", "format_version", "generation", "id", "incarnation", "index", "last",
 	"last_index", "map_version", "mark", "phase", "step", "term",

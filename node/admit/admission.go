@@ -50,7 +50,7 @@ const (
 	refusals
 )
 
-var refusalNames = [refusals]string{"node", "shard", "client", "share", "memory"}
+var refusalNames = [refusals]string{"server", "shard", "client", "share", "memory"}
 
 // Admission counts the bytes in flight of a server and refuses requests above the limits at once: it queues
 // nothing. A nil Admission admits everything.

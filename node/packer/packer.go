@@ -58,7 +58,7 @@ type Packer struct {
 type queuedPart struct {
 	ctx  context.Context // the caller's; if it ends before the part is proposed, the part is dropped
 	part wire.Part
-	at   time.Time             // of Submit
+	at   time.Time             // when Submit was called
 	done chan shard.PartResult // capacity 1: the caller may have stopped waiting
 
 	ticket *admit.Ticket // held until the part has a result, whether or not the caller waits

@@ -73,7 +73,7 @@ func (h *Host) Forward(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return reply, nil
 }
 
-// forwardToScheduler is Forward for a call to the leader of the metadata group.
+// forwardToScheduler is Forward for a call to the scheduler's leader.
 func (h *Host) forwardToScheduler(ctx context.Context, req, reply any, info *grpc.UnaryServerInfo,
 	handle grpc.UnaryHandler) (any, error) {
 	g := h.opts.Meta()

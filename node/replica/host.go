@@ -45,7 +45,7 @@ type Options struct {
 	Cluster func() rowraft.ClusterID // this server's cluster; "" before it belongs to one
 	// the newest map that this server knows, maybe newer than that of Follow; or nil
 	Map  func() *clustermap.Map
-	Meta func() *raftstore.Group // this server's member of the metadata group, or nil
+	Meta func() *raftstore.Group // this server's member of the scheduler, or nil
 	// refuses a version that some server of the cluster does not understand
 	MayLog func(rowraft.ShardID, rowraft.FormatVersion) error
 
@@ -73,7 +73,7 @@ type Host struct {
 
 	traffic *traffic.Counts
 	queued  histogram.Durations  // time of parts of pushes in the queues before the logs
-	stages  raftstore.StageTimes // of the entries that this server proposed to the shards' logs
+	stages  raftstore.StageTimes // stages of the entries that this server proposed
 
 	// cluster is the map of the last Follow.
 	cluster atomic.Pointer[clustermap.Map]

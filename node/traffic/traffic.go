@@ -45,8 +45,8 @@ const (
 	// maxTables is the number of tables with counters of their own. Calls for further tables count as table "other".
 	maxTables = 128
 	other     = "other"
-	// maxIDs is the number of ids of tables that are remembered before those of dropped tables are forgotten. A cluster has
-	// at most 1,024 tables.
+	// maxIDs is the number of ids of tables that are remembered before those of dropped tables are forgotten. A cluster
+	// has at most 1,024 tables.
 	maxIDs = 2048
 	// unknown is the table of calls that name a table which the cluster does not have.
 	unknown = "unknown"
@@ -80,7 +80,7 @@ type table struct {
 
 // Counts are the counters of a server. Safe for concurrent use.
 type Counts struct {
-	name func(rowraft.TableID) (string, bool) // of a table of the cluster
+	name func(rowraft.TableID) (string, bool) // name of a table; false: unknown
 
 	// tables has the counters by id. It is replaced, never changed: a call reads it without a lock.
 	tables atomic.Pointer[map[rowraft.TableID]*table]

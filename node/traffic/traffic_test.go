@@ -132,7 +132,8 @@ func TestTablesHaveABound(t *testing.T) {
 	}
 }
 
-// TestIDsHaveABound: a table that is dropped and created again and again keeps its counters, and its old ids are forgotten.
+// TestIDsHaveABound: a table that is dropped and created again and again keeps its counters, and its old ids are
+// forgotten.
 func TestIDsHaveABound(t *testing.T) {
 	tables := cluster{}
 	c := New(tables.name)

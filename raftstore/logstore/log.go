@@ -70,7 +70,7 @@ type Options struct {
 // Shared is what the logs of all groups of a server share. Safe for concurrent use.
 type Shared struct {
 	cache   *entryCache
-	took    histogram.Durations // of the log writes
+	took    histogram.Durations // durations of the log writes
 	writing atomic.Int32        // number of logs that are being written
 }
 

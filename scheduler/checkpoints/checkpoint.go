@@ -42,7 +42,7 @@ const (
 )
 
 // Service is the service that makes and restores checkpoints. An operation lives as long as its call. What must
-// outlive the call is in the logs of the metadata group and of the shards.
+// outlive the call is in the logs of the scheduler's group and of the shards.
 //
 // Goroutines: RunPolicies blocks; every other goroutine ends with the call that started it. ended.mu is held alone.
 type Service struct {
@@ -84,9 +84,9 @@ func New(o Options) *Service {
 	}
 }
 
-// Leader is the leader of the metadata group, as checkpoints need it.
+// Leader is the scheduler's leader, as checkpoints need it.
 type Leader interface {
-	// Leading returns the term in which this member leads the metadata group, or an error that redirects the caller.
+	// Leading returns the term in which this member leads the scheduler, or an error that redirects the caller.
 	Leading() (rowraft.Term, error)
 	// InSync returns nil after this leader has applied what earlier leaders committed.
 	InSync(ctx context.Context) error

@@ -1,4 +1,4 @@
-// Package checkpoints makes and restores checkpoints of a cluster, on the leader of the metadata group.
+// Package checkpoints makes and restores checkpoints of a cluster, on the scheduler's leader.
 //
 //	CreateCheckpoint ──► creation ──WriteShardFile──► every shard's leader ──► destination
 //	                       │ Await, Pause, Store ──► Trainers

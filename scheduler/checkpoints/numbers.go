@@ -13,7 +13,7 @@ type made struct {
 	took, failed histogram.Durations
 
 	mu    sync.Mutex
-	at    time.Time // of the newest one; zero: none yet
+	at    time.Time // when the newest checkpoint was made; zero: none yet
 	bytes uint64    // its size
 }
 
@@ -32,7 +32,7 @@ func (m *made) ended(begun time.Time, bytes uint64, err error) {
 // Made describes the checkpoints that this server made since it started.
 type Made struct {
 	Took, Failed *histogram.Durations
-	LastAt       time.Time // of the newest one; zero: none yet
+	LastAt       time.Time // when the newest checkpoint was made; zero: none yet
 	LastBytes    uint64    // its size
 }
 

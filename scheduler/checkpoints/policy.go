@@ -24,7 +24,7 @@ const (
 	policyPatience = time.Minute
 )
 
-// RunPolicies is the control loop of checkpoint policies. While this member leads the metadata group, it makes the
+// RunPolicies is the control loop of checkpoint policies. While this member leads the scheduler, it makes the
 // checkpoints that are due, one at a time for each destination.
 func (c *Service) RunPolicies(ctx context.Context) {
 	tick := time.NewTicker(policyTick)

@@ -38,7 +38,7 @@ const (
 	candidateMemory = checkpoint.CandidateBytes * 5 / 2
 )
 
-// RestoreCheckpoint stages a checkpoint in all shards, logs the decision in the metadata group, and then lets the
+// RestoreCheckpoint stages a checkpoint in all shards, logs the decision in the scheduler's group, and then lets the
 // shards switch to the staged tables. Before the decision a failure drops the stages; after it every leader finishes
 // the restore.
 func (c *Service) RestoreCheckpoint(req *rowraftv1.RestoreCheckpointRequest,

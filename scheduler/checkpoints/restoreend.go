@@ -18,7 +18,7 @@ import (
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
 
-// finishRestore closes a decided restore in all shards and then logs its end. Any leader of the metadata group may call
+// finishRestore closes a decided restore in all shards and then logs its end. Any leader of the scheduler may call
 // it, also several times.
 func (c *Service) finishRestore(ctx context.Context, r *rowraftv1.MetaRestore) ([]*rowraftv1.RestoredShard, error) {
 	m := c.view.Map()

@@ -114,9 +114,9 @@ func (d *diagnosis) servers(now time.Time) {
 		d.slow(n)
 		d.certificate(n, now)
 		if i := n.GetNode().GetIntent(); i != rowraftv1.NodeIntent_NODE_INTENT_UNSPECIFIED {
-			how, back := "is drained: it leads nothing and gets no replica", "rowraft node undrain "+name
+			how, back := "is drained: it leads nothing and gets no replica", "rowraft server undrain "+name
 			if i == rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION {
-				how, back = "is decommissioned: what it holds moves away", "rowraft node recommission "+name
+				how, back = "is decommissioned: what it holds moves away", "rowraft server recommission "+name
 			}
 			d.add(aNote, "server-leaving", subject, "to take it back: "+back, "Server %s %s.", name, how)
 		}
@@ -137,7 +137,7 @@ func (d *diagnosis) silent(n *rowraftv1.NodeStatus, now time.Time) {
 		d.add(warning, "server-wiped", "server "+successor, "rowraft operation list",
 			"Server %s came back with an empty disk: %d of its replicas are not rebuilt yet.", successor, held)
 	case successor != "":
-		d.add(warning, "server-wiped", "server "+successor, "rowraft node decommission "+name,
+		d.add(warning, "server-wiped", "server "+successor, "rowraft server decommission "+name,
 			"Server %s answers at %s, the address of server %s, which is down with %s: its data directory is another one. The "+
 				"replicas are not rebuilt yet.", successor, addr, name, replicas(held))
 	case n.GetStopping():
@@ -185,7 +185,7 @@ func (d *diagnosis) afterDown(n *rowraftv1.NodeStatus) string {
 	}
 	after := time.Duration(d.st.GetReplaceAfterNs())
 	if after == 0 {
-		return "start it again, or replace it (runbook replace-a-node)"
+		return "start it again, or replace it (runbook replace-a-server)"
 	}
 	return fmt.Sprintf("start it again; after %v of silence its replicas are rebuilt on other servers that have room",
 		after)
@@ -206,7 +206,8 @@ func (d *diagnosis) disk(n *rowraftv1.NodeStatus) {
 			mebibytes(free), mebibytes(reserve), leads)
 	case free < reserve:
 		d.add(warning, "disk-full", subject, next, "The disk of server %s has %s free, less than its reserve of %s. It "+
-			"leads no shard, so pushes go on; it gets no lead until there is room.", name, mebibytes(free), mebibytes(reserve))
+			"leads no shard, so pushes continue; it gets no lead until there is room.", name, mebibytes(free),
+			mebibytes(reserve))
 	case free < NearlyFull*reserve:
 		d.add(warning, "disk-nearly-full", subject, next,
 			"The disk of server %s has %s free; below %s the shards that it leads refuse pushes.", name, mebibytes(free),

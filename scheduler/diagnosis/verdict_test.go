@@ -175,7 +175,7 @@ func TestVerdicts(t *testing.T) {
 				"that it leads refuse pushes."}},
 		{"a disk is full, and its server leads nothing", func(s *state) { s.Nodes[2].Disk.FreeBytes = 300 << 20 }, []string{
 			"warning disk-full: The disk of server n3 has 300 MiB free, less than its reserve of 512 MiB. It leads no shard, " +
-				"so pushes go on"}},
+				"so pushes continue"}},
 		{"a disk is nearly full", func(s *state) { s.Nodes[2].Disk.FreeBytes = 1000 << 20 }, []string{
 			"warning disk-nearly-full: The disk of server n3 has 1000 MiB free; below 512 MiB"}},
 		{"a disk is slower than the timers bear", func(s *state) { s.Nodes[1].Slowness.FsyncNs = ns(210 * time.Millisecond) },

@@ -19,7 +19,7 @@ import (
 	"github.com/rowraft/rowraft/scheduler/metatest"
 )
 
-// cluster is a cluster of one server and one shard. Its metadata group has one member without a log.
+// cluster is a cluster of one server and one shard. Its scheduler's group has one member without a log.
 type cluster struct {
 	rowraftv1.UnimplementedClusterServer
 	*Service

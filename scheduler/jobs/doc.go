@@ -1,5 +1,5 @@
 // Package jobs keeps the training jobs of a cluster: the members of each job with their leases and data, and the
-// connected trainers. It acts on the leader of the metadata group.
+// connected trainers. It acts on the scheduler's leader.
 //
 //	worker ──Enter, Leave, NextSplit──► Service ──propose──► meta.Machine
 //	Service.Run ──► silent workers leave ──► generations ──EnsureJob, JobState, EndJob──► every shard's leader

@@ -27,7 +27,7 @@ func (s *Service) wake() {
 // Rounds returns the times of the rounds of Run on the leader.
 func (s *Service) Rounds() *histogram.Durations { return &s.rounds }
 
-// Run is the control loop of jobs. While this member leads the metadata group, the loop removes silent workers from
+// Run is the control loop of jobs. While this member leads the scheduler, the loop removes silent workers from
 // their jobs and sends each new generation to the shards. It returns when ctx ends.
 func (s *Service) Run(ctx context.Context) {
 	tick := time.NewTicker(loopInterval)

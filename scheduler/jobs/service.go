@@ -62,11 +62,11 @@ type Options struct {
 	Entered func() // called after a worker has entered a job
 }
 
-// Leader is the leader of the metadata group, as jobs need it.
+// Leader is the scheduler's leader, as jobs need it.
 type Leader interface {
-	// Leading returns the term in which this member leads the metadata group, or an error that redirects the caller.
+	// Leading returns the term in which this member leads the scheduler, or an error that redirects the caller.
 	Leading() (rowraft.Term, error)
-	// LeadsFor returns for how long this member has led the metadata group.
+	// LeadsFor returns for how long this member has led the scheduler's group.
 	LeadsFor() time.Duration
 	// InSync returns nil after this leader has applied what earlier leaders committed.
 	InSync(ctx context.Context) error

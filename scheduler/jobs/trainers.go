@@ -70,7 +70,7 @@ func (c *Trainers) Callers(job string) (callers []*rpc.Caller) {
 }
 
 // Attend serves one trainer. It returns when the trainer leaves, its call breaks, or this server loses the leadership
-// of the metadata group.
+// of the scheduler's group.
 func (c *Trainers) Attend(stream grpc.BidiStreamingServer[rowraftv1.AttendRequest, rowraftv1.AttendReply]) error {
 	term, err := c.lead.Leading()
 	if err != nil {
@@ -142,7 +142,7 @@ func (c *Trainers) beat(ctx context.Context, lost context.CancelCauseFunc, a *tr
 		}
 		now, err := c.lead.Leading()
 		if err == nil && now != term {
-			err = rowraft.Errorf(rowraft.CodeNoLeader, "the metadata leader changed")
+			err = rowraft.Errorf(rowraft.CodeNoLeader, "the scheduler's leader changed")
 		}
 		if err == nil {
 			err = a.tell(&rowraftv1.AttendReply{Step: &rowraftv1.AttendReply_Beat{Beat: &rowraftv1.AttendBeat{}}})

@@ -1,4 +1,4 @@
-// Package meta is the state machine of the metadata group: the cluster map, tables, jobs with their runs, moves,
+// Package meta is the state machine of the scheduler's group: the cluster map, tables, jobs with their runs, moves,
 // operations, restores, checkpoint policies and join tokens.
 //
 //	scheduler ──EncodeEntry──► the group's log ──► Machine.Apply ──► state ──► View (the newest map)

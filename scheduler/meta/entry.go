@@ -85,7 +85,7 @@ func decodeFrame(r io.Reader, magic string, m proto.Message) error {
 	return nil
 }
 
-// EncodeEntry encodes a command as an entry of the metadata group's log.
+// EncodeEntry encodes a command as an entry of the log of the scheduler's group.
 func EncodeEntry(version rowraft.FormatVersion, c *rowraftv1.MetaCommand) ([]byte, error) {
 	return encodeFrame(entryMagic, version, c)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/raftstore"
 )
 
-// Machine is the state machine of the metadata group.
+// Machine is the state machine of the scheduler's group.
 //
 // Goroutines: the apply goroutine of the group calls Apply, Snapshot and Restore. Any goroutine may read. mu is held
 // only for the access to the state.

@@ -16,7 +16,7 @@ import (
 
 // How a replica moves
 //
-// A move is part of the state of the metadata group. Its phase says what is being done to
+// A move is part of the state of the scheduler's group. Its phase says what is being done to
 // the shard's Raft group; that may be done already:
 //
 //	LEARN      the map lists the new replica as a learner: its server starts it, the
@@ -33,7 +33,7 @@ import (
 //
 // A phase is logged before the work that it allows. The driver decides the work by the
 // members of the Raft group itself, and names the configuration index that it has read. So
-// a driver may die at any point: the next leader of the metadata group reads the members
+// a driver may die at any point: the next leader of the scheduler reads the members
 // and continues (drive.go).
 
 type Phase = rowraftv1.MovePhase

@@ -97,8 +97,8 @@ type EnterResult struct {
 	BaseStep   uint64 // of the run
 	Done       bool   // the run ended without this worker, which is no member
 	First      bool   // no other worker trains
-	Workers    uint32 // of the run
-	Steps      uint64 // of the job in its earlier runs on these tables, and of the members that left this one
+	Workers    uint32 // number of workers of the run
+	Steps      uint64 // steps of the earlier runs on these tables, and of the members that left this run
 }
 
 // enterJob makes a worker a member of the job's run. It begins a new run, of tables of that epoch, if there is none

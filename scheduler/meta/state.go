@@ -20,10 +20,10 @@ const (
 	maxNameLength = 128
 )
 
-// state is everything that the metadata group stores, in parts that know nothing of each other. A command is a method
-// of the part that it concerns, or of state if it concerns several. It checks everything before it changes anything, so
-// an error means that nothing changed. All members must get the same result: no clock, no random number, no map
-// iteration order.
+// state is everything that the scheduler's group stores, in parts that know nothing of each other. A command is a
+// method of the part that it concerns, or of state if it concerns several. It checks everything before it changes
+// anything, so an error means that nothing changed. All members must get the same result: no clock, no random number,
+// no map iteration order.
 //
 // Fields marked immutable are replaced, never changed in place, because readers hold them outside Machine.mu.
 type state struct {

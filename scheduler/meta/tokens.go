@@ -54,7 +54,7 @@ func CheckToken(m *JoinToken) error {
 	case role == certs.Admin:
 		return bad(
 			"a token cannot make an admin: make the certificate with `rowraft cert client --role admin`, where the CA's key is")
-	case t.GetName() == "" && role != certs.Node:
+	case t.GetName() == "" && role != certs.Server:
 		return bad("whose name is a %s to have? Give --name: jobs and sessions belong to names", role)
 	case t.GetUses() < 1 || t.GetUses() > maxTokenUses:
 		return bad("%d uses: want 1 to %d", t.GetUses(), maxTokenUses)

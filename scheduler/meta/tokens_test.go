@@ -21,7 +21,7 @@ const (
 // testToken is that of the golden files, changed.
 func testToken(change func(*JoinToken)) *JoinToken {
 	m := &JoinToken{Token: &rowraftv1.JoinToken{
-		Id: testTokenID, Role: "node", Uses: 2, CreatedNs: 1000 * second, ExpiresNs: 4600 * second,
+		Id: testTokenID, Role: "server", Uses: 2, CreatedNs: 1000 * second, ExpiresNs: 4600 * second,
 		ValidNs: uint64(24 * time.Hour), CreatedBy: "admin ann",
 	}, SecretSha256: upTo(0, 32)}
 	if change != nil {

@@ -1,4 +1,4 @@
-// Package metatest has a metadata group of one member for tests of the packages that use the group.
+// Package metatest has a scheduler's group of one member for tests of the packages that use the group.
 package metatest
 
 import (
@@ -22,8 +22,8 @@ import (
 	"github.com/rowraft/rowraft/wire"
 )
 
-// Leader leads a metadata group of one member without a log: it applies each command at once. It implements the common
-// part of checkpoints.Leader and jobs.Leader.
+// Leader leads a scheduler's group of one member without a log: it applies each command at once. It implements the
+// common part of checkpoints.Leader and jobs.Leader.
 type Leader struct {
 	Machine *meta.Machine
 	View    *meta.View
@@ -124,7 +124,8 @@ func (l *Leader) OnLeader(_ context.Context, _ clustermap.Shard, _ time.Duration
 	return fn(l.Conn)
 }
 
-// EditState changes the state of the metadata group without a command, by way of a snapshot (docs/formats/metadata.md).
+// EditState changes the state of the scheduler's group without a command, by way of a snapshot
+// (docs/formats/metadata.md).
 func (l *Leader) EditState(t *testing.T, change func(*rowraftv1.MetaState)) {
 	t.Helper()
 	snapshot, err := l.Machine.Snapshot()

@@ -1,6 +1,6 @@
 // Package placement decides where replicas and leaders of shards belong.
 //
-// NewShards places the shards of a new cluster. From then on the leader of the metadata group describes to Next, as a
+// NewShards places the shards of a new cluster. From then on the scheduler's leader describes to Next, as a
 // World, what it knows of servers and shards at one moment, and Next returns the most urgent change. In this order:
 //
 //  1. Transfer leadership away from a server that must not lead.

@@ -47,7 +47,7 @@ type Event struct {
 	// this trainer; in mode ssp also its lead over the slowest trainer, in mode geo the batches since it last read the
 	// others' changes.
 	StalenessSteps Number `json:"staleness_steps"`
-	StalenessMax   int64  `json:"staleness_max"`          // of any batch of this run
+	StalenessMax   int64  `json:"staleness_max"`          // highest of any batch of this run
 	WaitingSeconds Number `json:"waiting_seconds"`        // time during which the model had nothing to compute
 	InFlight       int64  `json:"in_flight"`              // pushes without a result yet
 	BatchesLate    int64  `json:"batches_late,omitempty"` // mode sync: batches that the job continued without

@@ -36,7 +36,7 @@ type Quality struct {
 }
 
 const (
-	startBatches = 10  // whose mean loss is that of the start
+	startBatches = 10  // the loss at the start is the mean of these batches
 	riseBatches  = 100 // recent batches no longer hold the start then
 	riseFactor   = 1.1 // noise of a small batch stays below it
 )

@@ -18,7 +18,7 @@ import (
 // Safe for concurrent use.
 type Local struct {
 	shards *clustermap.Map
-	dtype  rowraft.DType // to which pulls and pushes are rounded
+	dtype  rowraft.DType // pulls and pushes are rounded to it
 
 	mu       sync.Mutex
 	tables   []*localTable

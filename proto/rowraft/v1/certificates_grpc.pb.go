@@ -142,7 +142,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Certificates are the tokens by which machines join, and the renewing of what they got.
-// The leader of the metadata group answers.
+// The scheduler's leader answers.
 type CertificatesClient interface {
 	// CreateToken makes a token. The answer is the only one that has its secret.
 	CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenReply, error)
@@ -207,7 +207,7 @@ func (c *certificatesClient) RenewCertificate(ctx context.Context, in *RenewCert
 // for forward compatibility.
 //
 // Certificates are the tokens by which machines join, and the renewing of what they got.
-// The leader of the metadata group answers.
+// The scheduler's leader answers.
 type CertificatesServer interface {
 	// CreateToken makes a token. The answer is the only one that has its secret.
 	CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenReply, error)

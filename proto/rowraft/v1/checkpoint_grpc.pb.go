@@ -34,7 +34,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Checkpoints makes checkpoints of the whole cluster and restores them. Answered
-// by the leader of the metadata group; the call is the operation: when its caller
+// by the scheduler's leader; the call is the operation: when its caller
 // goes away it ends, and nothing has happened.
 type CheckpointsClient interface {
 	// CreateCheckpoint cuts through all shards and writes them to a destination. The
@@ -186,7 +186,7 @@ func (c *checkpointsClient) RunPolicy(ctx context.Context, in *RunPolicyRequest,
 // for forward compatibility.
 //
 // Checkpoints makes checkpoints of the whole cluster and restores them. Answered
-// by the leader of the metadata group; the call is the operation: when its caller
+// by the scheduler's leader; the call is the operation: when its caller
 // goes away it ends, and nothing has happened.
 type CheckpointsServer interface {
 	// CreateCheckpoint cuts through all shards and writes them to a destination. The

@@ -430,10 +430,10 @@ type HelloReply struct {
 	PeerAddr        string                 `protobuf:"bytes,4,opt,name=peer_addr,json=peerAddr,proto3" json:"peer_addr,omitempty"`
 	NodeName        string                 `protobuf:"bytes,5,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	Scheduler       bool                   `protobuf:"varint,6,opt,name=scheduler,proto3" json:"scheduler,omitempty"`                                   // serves the whole Cluster service
-	SchedulerLeader string                 `protobuf:"bytes,7,opt,name=scheduler_leader,json=schedulerLeader,proto3" json:"scheduler_leader,omitempty"` // address of the metadata leader, "" if unknown
+	SchedulerLeader string                 `protobuf:"bytes,7,opt,name=scheduler_leader,json=schedulerLeader,proto3" json:"scheduler_leader,omitempty"` // address of the scheduler's leader, "" if unknown
 	Version         string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
 	Join            []string               `protobuf:"bytes,9,rep,name=join,proto3" json:"join,omitempty"`              // the servers this one was told to form the cluster with, sorted
-	Founders        []*Node                `protobuf:"bytes,10,rep,name=founders,proto3" json:"founders,omitempty"`     // first members of the metadata group; empty while cluster_id is
+	Founders        []*Node                `protobuf:"bytes,10,rep,name=founders,proto3" json:"founders,omitempty"`     // first members of the scheduler; empty while cluster_id is
 	Schedulers      []string               `protobuf:"bytes,11,rep,name=schedulers,proto3" json:"schedulers,omitempty"` // addresses of its members as the newest map here has them
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -2136,7 +2136,7 @@ type HeartbeatRequest struct {
 	Disk               *Disk                  `protobuf:"bytes,8,opt,name=disk,proto3" json:"disk,omitempty"`                                                          // unset: unknown
 	CertificateEnds    uint64                 `protobuf:"varint,9,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"`            // of the server, in Unix seconds; 0: it has none
 	Profile            string                 `protobuf:"bytes,10,opt,name=profile,proto3" json:"profile,omitempty"`                                                   // of its Raft timers: fast, default, dense
-	MetadataReplica    bool                   `protobuf:"varint,11,opt,name=metadata_replica,json=metadataReplica,proto3" json:"metadata_replica,omitempty"`           // it has a replica of the metadata group: a seat in it, or it waits for one
+	MetadataReplica    bool                   `protobuf:"varint,11,opt,name=metadata_replica,json=metadataReplica,proto3" json:"metadata_replica,omitempty"`           // it has a replica of the scheduler: a seat in it, or it waits for one
 	Slowness           *Slowness              `protobuf:"bytes,12,opt,name=slowness,proto3" json:"slowness,omitempty"`                                                 // unset: unknown
 	MetadataRolledBack string                 `protobuf:"bytes,13,opt,name=metadata_rolled_back,json=metadataRolledBack,proto3" json:"metadata_rolled_back,omitempty"` // why that replica found that its disk was rolled back; "": it did not
 	FormatVersion      uint32                 `protobuf:"varint,14,opt,name=format_version,json=formatVersion,proto3" json:"format_version,omitempty"`                 // as in RegisterNodeRequest
@@ -2828,16 +2828,16 @@ type NodeStatus struct {
 	SinceHeartbeatNs   uint64                 `protobuf:"varint,3,opt,name=since_heartbeat_ns,json=sinceHeartbeatNs,proto3" json:"since_heartbeat_ns,omitempty"`
 	Replicas           []*ReplicaStatus       `protobuf:"bytes,4,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	MetadataLeader     bool                   `protobuf:"varint,5,opt,name=metadata_leader,json=metadataLeader,proto3" json:"metadata_leader,omitempty"`
-	InStateNs          uint64                 `protobuf:"varint,6,opt,name=in_state_ns,json=inStateNs,proto3" json:"in_state_ns,omitempty"` // how long the leader of the metadata group has seen it so
+	InStateNs          uint64                 `protobuf:"varint,6,opt,name=in_state_ns,json=inStateNs,proto3" json:"in_state_ns,omitempty"` // how long the scheduler's leader has seen it so
 	Stopping           bool                   `protobuf:"varint,7,opt,name=stopping,proto3" json:"stopping,omitempty"`
 	Version            string                 `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
 	UptimeNs           uint64                 `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"` // as last told
 	Disk               *Disk                  `protobuf:"bytes,10,opt,name=disk,proto3" json:"disk,omitempty"`
 	CertificateEnds    uint64                 `protobuf:"varint,11,opt,name=certificate_ends,json=certificateEnds,proto3" json:"certificate_ends,omitempty"`           // in Unix seconds; 0: it has none, or has not said
 	Profile            string                 `protobuf:"bytes,12,opt,name=profile,proto3" json:"profile,omitempty"`                                                   // of its Raft timers: fast, default, dense; "": it has not said
-	MetadataStandby    bool                   `protobuf:"varint,13,opt,name=metadata_standby,json=metadataStandby,proto3" json:"metadata_standby,omitempty"`           // it waits for a seat in the metadata group
+	MetadataStandby    bool                   `protobuf:"varint,13,opt,name=metadata_standby,json=metadataStandby,proto3" json:"metadata_standby,omitempty"`           // it waits for a seat in the scheduler
 	Slowness           *Slowness              `protobuf:"bytes,14,opt,name=slowness,proto3" json:"slowness,omitempty"`                                                 // unset: unknown
-	MetadataRolledBack string                 `protobuf:"bytes,15,opt,name=metadata_rolled_back,json=metadataRolledBack,proto3" json:"metadata_rolled_back,omitempty"` // why its replica of the metadata group found that its disk was rolled back; "": it did not
+	MetadataRolledBack string                 `protobuf:"bytes,15,opt,name=metadata_rolled_back,json=metadataRolledBack,proto3" json:"metadata_rolled_back,omitempty"` // why its replica of the scheduler found that its disk was rolled back; "": it did not
 	Unheard            bool                   `protobuf:"varint,16,opt,name=unheard,proto3" json:"unheard,omitempty"`                                                  // the scheduler's leader has had no heartbeat of it since it leads, so that little else is known
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -3486,7 +3486,7 @@ func (x *Move) GetEndedNs() uint64 {
 	return 0
 }
 
-// Operation is long work on a server that the leader of the metadata group does.
+// Operation is long work on a server that the scheduler's leader does.
 // Ids are of one count with those of moves.
 type Operation struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`

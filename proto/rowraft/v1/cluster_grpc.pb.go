@@ -38,7 +38,7 @@ const (
 //
 // Cluster is the scheduler: the only authority on nodes, maps, tables and ranks.
 // Hello and GetMap are answered by every server, the rest by the leader of the
-// metadata group; the others answer NotLeader with a hint.
+// scheduler; the others answer NotLeader with a hint.
 type ClusterClient interface {
 	// Hello tells who answers; servers find each other with it at the first start.
 	Hello(ctx context.Context, in *HelloRequest, opts ...grpc.CallOption) (*HelloReply, error)
@@ -192,7 +192,7 @@ func (c *clusterClient) ChangeNode(ctx context.Context, in *ChangeNodeRequest, o
 //
 // Cluster is the scheduler: the only authority on nodes, maps, tables and ranks.
 // Hello and GetMap are answered by every server, the rest by the leader of the
-// metadata group; the others answer NotLeader with a hint.
+// scheduler; the others answer NotLeader with a hint.
 type ClusterServer interface {
 	// Hello tells who answers; servers find each other with it at the first start.
 	Hello(context.Context, *HelloRequest) (*HelloReply, error)

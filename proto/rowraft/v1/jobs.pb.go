@@ -920,7 +920,7 @@ type EnterReply struct {
 	BaseStep      uint64                 `protobuf:"varint,5,opt,name=base_step,json=baseStep,proto3" json:"base_step,omitempty"` // steps of the job before this run
 	First         bool                   `protobuf:"varint,6,opt,name=first,proto3" json:"first,omitempty"`                       // no other worker trains in the job
 	Began         bool                   `protobuf:"varint,7,opt,name=began,proto3" json:"began,omitempty"`                       // the worker began a new run
-	Workers       uint32                 `protobuf:"varint,9,opt,name=workers,proto3" json:"workers,omitempty"`                   // of the job, this one included
+	Workers       uint32                 `protobuf:"varint,9,opt,name=workers,proto3" json:"workers,omitempty"`                   // number of workers of the job, the new one included
 	Steps         uint64                 `protobuf:"varint,8,opt,name=steps,proto3" json:"steps,omitempty"`                       // steps of the job in its earlier runs on these tables, and of the members that left this one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -36,7 +36,7 @@ const (
 //
 // Jobs is the scheduler's registry of training jobs: their trainers with
 // rank and incarnation, and which of them reads which split. The leader of
-// the metadata group answers; the others answer NotLeader with a hint.
+// the scheduler answers; the others answer NotLeader with a hint.
 type JobsClient interface {
 	// Enter makes a worker a member of a job. A worker that comes back under its name
 	// gets its rank back; each process gets an incarnation above all before it.
@@ -162,7 +162,7 @@ func (c *jobsClient) DeleteJob(ctx context.Context, in *DeleteJobRequest, opts .
 //
 // Jobs is the scheduler's registry of training jobs: their trainers with
 // rank and incarnation, and which of them reads which split. The leader of
-// the metadata group answers; the others answer NotLeader with a hint.
+// the scheduler answers; the others answer NotLeader with a hint.
 type JobsServer interface {
 	// Enter makes a worker a member of a job. A worker that comes back under its name
 	// gets its rank back; each process gets an incarnation above all before it.

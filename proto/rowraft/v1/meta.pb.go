@@ -2399,7 +2399,7 @@ func (x *MetaRun) GetSteps() uint64 {
 	return 0
 }
 
-// MetaState is the payload of a snapshot: all that the metadata group knows.
+// MetaState is the payload of a snapshot: all that the scheduler knows.
 type MetaState struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	AppliedIndex    uint64                 `protobuf:"varint,1,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`

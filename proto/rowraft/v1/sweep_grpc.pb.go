@@ -26,7 +26,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Sweeps removes rows that are not needed any more. The leader of the metadata group serves it. The call is the operation:
+// Sweeps removes rows that are not needed any more. The scheduler's leader serves it. The call is the operation:
 // it ends when its caller goes away, and the removed rows stay removed.
 type SweepsClient interface {
 	// ShrinkTable removes the rows of a table that meet all conditions, in all
@@ -65,7 +65,7 @@ type Sweeps_ShrinkTableClient = grpc.ServerStreamingClient[ShrinkTableReply]
 // All implementations must embed UnimplementedSweepsServer
 // for forward compatibility.
 //
-// Sweeps removes rows that are not needed any more. The leader of the metadata group serves it. The call is the operation:
+// Sweeps removes rows that are not needed any more. The scheduler's leader serves it. The call is the operation:
 // it ends when its caller goes away, and the removed rows stay removed.
 type SweepsServer interface {
 	// ShrinkTable removes the rows of a table that meet all conditions, in all

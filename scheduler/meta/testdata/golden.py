@@ -173,7 +173,7 @@ open(os.path.join(here, "placement.snapshot"), "wb").write(frame(b"RRMS", state)
 # Join tokens. One for two servers of any name, for an hour from second 1000 on; one of them has used it at second 1001.
 token_id = b"0123456789abcdef"
 hour = 3600 * 10**9
-token = data(1, token_id) + data(2, b"node") + num(5, 2) + num(6, 1000 * 10**9) + num(7, 1000 * 10**9 + hour) + num(8, 24 * hour) + data(9, b"admin ann")
+token = data(1, token_id) + data(2, b"server") + num(5, 2) + num(6, 1000 * 10**9) + num(7, 1000 * 10**9 + hour) + num(8, 24 * hour) + data(9, b"admin ann")
 secret = data(2, bytes(range(32)))
 open(os.path.join(here, "create_token.entry"), "wb").write(frame(b"RRME", data(70, data(1, data(1, token) + secret))))
 used = data(1, b"n1") + num(2, 1001 * 10**9) + data(3, bytes(range(32, 64)))

@@ -1,5 +1,5 @@
-// Package metacmd builds commands of the metadata group for tests. It does not use package meta, so that the tests of
-// that package can use it.
+// Package metacmd builds commands of the scheduler's group for tests. It does not use package meta, so that the tests
+// of that package can use it.
 package metacmd
 
 import (

@@ -39,7 +39,7 @@ Servers and clients read their files again when they change: to renew one, remov
 		Example: `  rowraft cert lab --dir certs                  # all that a lab on this machine needs
   rowraft cert client --dir certs --role trainer --name alice --tables 'user,item_*' --out certs/alice`,
 	}
-	cmd.AddCommand(newCertLabCmd(g), newCertCACmd(g), newCertNodeCmd(g), newCertClientCmd(g), newCertJoinCmd(g),
+	cmd.AddCommand(newCertLabCmd(g), newCertCACmd(g), newCertServerCmd(g), newCertClientCmd(g), newCertJoinCmd(g),
 		newCertRenewCmd(g), newCertInspectCmd(g))
 	return cmd
 }
@@ -62,7 +62,7 @@ func newCertLabCmd(g *remote.Flags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
 		Short: "Make a CA, a server's and an admin's certificate for this machine",
-		Long: `Make a CA, one certificate for all servers on this machine (node.pem) and one of an admin (client.pem), where
+		Long: `Make a CA, one certificate for all servers on this machine (server.pem) and one of an admin (client.pem), where
 --certs DIR of servers, trainers and commands finds them.`,
 		Example: `  rowraft cert lab --dir certs && rowraft server --certs certs --data-dir data --with-scheduler`,
 		Args:    cli.NoArgs,
@@ -97,7 +97,7 @@ func MakeLab(dir, cluster string, hosts []string, valid time.Duration) ([]Certif
 		out string
 		id  certs.Identity
 	}{
-		{"node", certs.Identity{Role: certs.Node, Name: "node"}},
+		{"server", certs.Identity{Role: certs.Server, Name: "server"}},
 		{"client", certs.Identity{Role: certs.Admin, Name: "admin"}},
 	} {
 		v, err := issue(ca, filepath.Join(dir, r.out), certs.Request{Identity: r.id, Hosts: hosts, Valid: valid})
@@ -169,17 +169,17 @@ func issue(ca *certs.CA, base string, r certs.Request) (Certificate, error) {
 	return viewOf(cert, files.Cert), nil
 }
 
-func newCertNodeCmd(g *remote.Flags) *cobra.Command {
-	f := certFlags{req: certs.Request{Identity: certs.Identity{Role: certs.Node}}}
+func newCertServerCmd(g *remote.Flags) *cobra.Command {
+	f := certFlags{req: certs.Request{Identity: certs.Identity{Role: certs.Server}}}
 	cmd := &cobra.Command{
-		Use:     "node",
+		Use:     "server",
 		Short:   "Make the certificate of a server",
-		Example: `  rowraft cert node --dir certs --name n1 --host 10.0.0.5,n1.example.net --out certs/n1`,
+		Example: `  rowraft cert server --dir certs --name n1 --host 10.0.0.5,n1.example.net --out certs/n1`,
 		Args:    cli.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.make(cmd, g) },
 	}
 	f.flags(cmd, 365)
-	cmd.Flags().StringVar(&f.req.Name, "name", "node", "name of the server")
+	cmd.Flags().StringVar(&f.req.Name, "name", "server", "name of the server")
 	cmd.Flags().StringSliceVar(&f.req.Hosts, "host", []string{"127.0.0.1", "localhost"},
 		"addresses and names at which it is reached")
 	cmd.Flags().StringVar(&f.out, "out", "", "path of the files without .pem and .key; default: DIR/NAME")
@@ -195,15 +195,15 @@ func newCertClientCmd(g *remote.Flags) *cobra.Command {
 		Long: `Make the certificate of a caller of servers.
 
 admin     tables, restores, and all that follows but calls between servers
-operator  nodes, moves, checkpoints; no rows
+operator  servers, moves, checkpoints; no rows
 trainer   reads and changes the rows of --tables, takes part in training jobs
 reader    reads the rows of --tables`,
 		Example: `  rowraft cert client --dir certs --role trainer --name alice --tables user,item --out certs/alice`,
 		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.req.Role = certs.Role(role)
-			if f.req.Role == certs.Node {
-				return cli.Usagef("--role node: `rowraft cert node` makes certificates of servers")
+			if f.req.Role == certs.Server {
+				return cli.Usagef("--role server: `rowraft cert server` makes certificates of servers")
 			}
 			return f.make(cmd, g)
 		},

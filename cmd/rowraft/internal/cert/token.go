@@ -103,7 +103,7 @@ password: best in a file, for --token-file.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&ask.Role, "role", "node", "of the certificates: node, operator, trainer or reader")
+	f.StringVar(&ask.Role, "role", "server", "of the certificates: server, operator, trainer or reader")
 	f.StringVar(&ask.Name, "name", "",
 		"name in the certificates: jobs and sessions belong to names; servers may have any, unless this is given")
 	f.StringSliceVar(&ask.Tables, "tables", nil,

@@ -30,7 +30,7 @@ const (
 	retryAfter = 500 * time.Millisecond
 )
 
-// follow starts a call at the leader of the metadata group, shows its progress, and returns its last message. what
+// follow starts a call at the scheduler's leader, shows its progress, and returns its last message. what
 // names the first phase. If the leader changes, follow starts the call again at the next one; start gets the number of
 // the attempt, from 0. hint is added to the error of the last attempt, if no server returned it.
 func follow[R progress](g *remote.Flags, cmd *cobra.Command, what, hint string,
@@ -60,7 +60,7 @@ func follow[R progress](g *remote.Flags, cmd *cobra.Command, what, hint string,
 	return done, remote.HintIfBroken(err, hint)
 }
 
-// lost reports whether an error means that the server of a call does not lead the metadata group any more.
+// lost reports whether an error means that the server of a call does not lead the scheduler any more.
 func lost(err error) bool {
 	switch rowraft.CodeOf(err) {
 	case rowraft.CodeLeadershipLost, rowraft.CodeNotLeader, rowraft.CodeClosing:

@@ -83,7 +83,7 @@ func showPolicy(g *remote.Flags, cmd *cobra.Command, did string, st *rowraftv1.P
 	})
 }
 
-// callPolicies calls the leader of the metadata group within --timeout, with retries.
+// callPolicies calls the scheduler's leader within --timeout, with retries.
 func callPolicies[Q, R any](g *remote.Flags, cmd *cobra.Command,
 	method func(rowraftv1.CheckpointsClient, context.Context, *Q, ...grpc.CallOption) (*R, error), req *Q) (*R, error) {
 	reply, err := remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewCheckpointsClient, method, req)

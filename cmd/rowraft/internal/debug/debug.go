@@ -182,14 +182,14 @@ func bundleSources(c *remote.Conn, r *rowraftv1.StatusReply) ([]source, error) {
 	}
 	sources := []source{func(context.Context) []part {
 		return []part{
-			asJSON("cluster/status.json", view.NewCluster(r)), asJSON("cluster/nodes.json", view.NewNodeList(r)),
+			asJSON("cluster/status.json", view.NewCluster(r)), asJSON("cluster/servers.json", view.NewNodeList(r)),
 			asJSON("cluster/shards.json", shards), asJSON("cluster/operations.json", view.NewOperationList(r, true)),
 			asJSON("cluster/map.json", r.GetMap()),
 		}
 	}}
 	scheme, transport := "http://", &http.Transport{DisableKeepAlives: true}
 	if c.TLS != nil {
-		scheme, transport.TLSClientConfig = "https://", c.TLS.Client(certs.Node)
+		scheme, transport.TLSClientConfig = "https://", c.TLS.Client(certs.Server)
 	}
 	client := &http.Client{Transport: transport}
 	for _, n := range r.GetMap().GetNodes() {

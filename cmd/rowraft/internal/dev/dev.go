@@ -137,7 +137,7 @@ func (d *dev) run(ctx context.Context, out io.Writer) (err error) {
 // nothing that the next one must understand. What is incomplete all the same is kept under another name.
 func (d *dev) makeCerts(out io.Writer) error {
 	complete := true
-	for _, name := range []string{"ca.pem", "node.pem", "node.key", "client.pem", "client.key"} {
+	for _, name := range []string{"ca.pem", "server.pem", "server.key", "client.pem", "client.key"} {
 		if _, err := os.Stat(d.path(filepath.Join(certsDir, name))); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		} else if err != nil {

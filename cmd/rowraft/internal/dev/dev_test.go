@@ -24,7 +24,7 @@ func TestCertificatesAfterAnInterruptedStart(t *testing.T) {
 	}{
 		{name: "nothing"},
 		{name: "an unfinished directory", left: []string{"certs.new/ca.key", "certs.new/ca.pem"}},
-		{name: "an incomplete directory", left: []string{"certs/ca.key", "certs/ca.pem", "certs/node.key"}, kept: true},
+		{name: "an incomplete directory", left: []string{"certs/ca.key", "certs/ca.pem", "certs/server.key"}, kept: true},
 		{name: "an empty directory", left: []string{"certs/"}, kept: true},
 	} {
 		d := dev{dir: t.TempDir()}

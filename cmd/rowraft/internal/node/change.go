@@ -39,7 +39,7 @@ vote: drain a server before its machine is worked on. It is refused when a shard
 		use: "decommission", short: "Move everything away from a server, for good",
 		long: `Move all replicas of a server to others, one after the other, while pushes and pulls continue. When it is empty its process
 can be stopped; it is forgotten then, and its data directory is refused from then on. Until it has ended it can be taken back with
-` + "`rowraft node recommission`" + `. A server that is down is replaced at once.`,
+` + "`rowraft server recommission`" + `. A server that is down is replaced at once.`,
 		intent: rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION, anyway: true,
 	},
 	{
@@ -59,15 +59,15 @@ type changeFlags struct {
 func newNodeChangeCmd(g *remote.Flags, c nodeChange) *cobra.Command {
 	var f changeFlags
 	cmd := &cobra.Command{
-		Use:   c.use + " NODE",
+		Use:   c.use + " SERVER",
 		Short: c.short,
 		Long:  c.long,
-		Example: fmt.Sprintf(`  rowraft node %[1]s n2 --dry-run
-  rowraft node %[1]s n2 --yes`, c.use),
-		Args: cli.OneArg("the NODE, a name or id from `rowraft node list`"),
+		Example: fmt.Sprintf(`  rowraft server %[1]s n2 --dry-run
+  rowraft server %[1]s n2 --yes`, c.use),
+		Args: cli.OneArg("the SERVER, a name or id from `rowraft server list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := changeNode(g, cmd, c, args[0], f); err != nil {
-				return fmt.Errorf("node %s: %w", c.use, err)
+				return fmt.Errorf("server %s: %w", c.use, err)
 			}
 			return nil
 		},
@@ -86,8 +86,8 @@ func newNodeChangeCmd(g *remote.Flags, c nodeChange) *cobra.Command {
 // changedJSON is the contract of these commands with -o json.
 type changedJSON struct {
 	Schema    string          `json:"schema"`
-	Node      string          `json:"node"`
-	NodeID    string          `json:"node_id"`
+	Server    string          `json:"server"`
+	ServerID  string          `json:"server_id"`
 	Intent    string          `json:"intent"`
 	Changed   bool            `json:"changed"`
 	Plan      []string        `json:"plan"`
@@ -97,7 +97,8 @@ type changedJSON struct {
 
 func newChangedJSON(r *rowraftv1.ChangeNodeReply, changed bool) *changedJSON {
 	v := &changedJSON{
-		Schema: cli.JSONSchema, Node: view.NameOr(r.GetNode().GetName(), r.GetNode().GetId()), NodeID: r.GetNode().GetId(),
+		Schema: cli.JSONSchema,
+		Server: view.NameOr(r.GetNode().GetName(), r.GetNode().GetId()), ServerID: r.GetNode().GetId(),
 		Intent:  view.Intent(r.GetNode().GetIntent()),
 		Changed: changed, Plan: append([]string{}, r.GetPlan()...), Risks: append([]string{}, r.GetRisks()...),
 	}
@@ -140,7 +141,7 @@ func changeNode(g *remote.Flags, cmd *cobra.Command, c nodeChange, name string, 
 		return err
 	}
 	// Change the node of the plan, by its id. The server refuses if the node's intent is not the expected one.
-	req.DryRun, req.Node = false, v.NodeID
+	req.DryRun, req.Node = false, v.ServerID
 	done, err := callChange(g, cmd, req)
 	if err != nil {
 		return err
@@ -165,7 +166,7 @@ func (v *changedJSON) tell(w io.Writer, wide bool) error {
 	if v.Operation == nil {
 		return nil
 	}
-	_, err := fmt.Fprintf(w, "Operation %s: %s %s.\n", v.Operation.ID, v.Operation.Kind, v.Node)
+	_, err := fmt.Fprintf(w, "Operation %s: %s %s.\n", v.Operation.ID, v.Operation.Kind, v.Server)
 	return err
 }
 
@@ -179,7 +180,7 @@ func callChange(g *remote.Flags, cmd *cobra.Command,
 // agreed asks for confirmation. If data could be lost, the user must type the name of the server.
 func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 	if len(v.Risks) > 0 {
-		if f.confirm == v.Node {
+		if f.confirm == v.Server {
 			return nil
 		}
 		if err := v.print(cmd.ErrOrStderr(), false); err != nil {
@@ -187,10 +188,10 @@ func (f *changeFlags) agreed(cmd *cobra.Command, v *changedJSON) error {
 		}
 		if f.confirm != "" {
 			return cli.Refused(cli.Usagef("--confirm %q is not the name of the server, %s: nothing was changed", f.confirm,
-				v.Node))
+				v.Server))
 		}
-		return terminal.ConfirmOrRefuse(cmd, fmt.Sprintf("Type %s to do it all the same: ", v.Node), v.Node,
-			"--confirm "+v.Node)
+		return terminal.ConfirmOrRefuse(cmd, fmt.Sprintf("Type %s to do it all the same: ", v.Server), v.Server,
+			"--confirm "+v.Server)
 	}
 	if f.yes {
 		return nil

@@ -1,2 +1,3 @@
-// Package node holds the commands `rowraft node` and `rowraft operation`: servers, and the long work on them.
+// Package node holds the commands `rowraft server list`, status, drain and the like, and `rowraft operation`: servers,
+// and the long work on them.
 package node

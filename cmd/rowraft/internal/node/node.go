@@ -15,28 +15,26 @@ import (
 	"github.com/rowraft/rowraft/internal/cli"
 )
 
-// NewCmd returns the command `rowraft node`.
-func NewCmd(g *remote.Flags) *cobra.Command {
-	cmd := &cobra.Command{Use: "node",
-		Short: "Look at the servers, empty them for a while or for good, and take them back"}
-	cmd.AddCommand(newNodeListCmd(g), newNodeStatusCmd(g))
+// NewCmds returns the commands below `rowraft server` that show and change the servers of a running cluster.
+func NewCmds(g *remote.Flags) []*cobra.Command {
+	cmds := []*cobra.Command{newNodeListCmd(g), newNodeStatusCmd(g)}
 	for _, c := range nodeChanges {
-		cmd.AddCommand(newNodeChangeCmd(g, c))
+		cmds = append(cmds, newNodeChangeCmd(g, c))
 	}
-	return cmd
+	return cmds
 }
 
 func newNodeListCmd(g *remote.Flags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "List the servers: whether they are up, since when, and what they hold",
-		Example: `  rowraft node list -o wide
-  rowraft node list -o json | jq -r '.nodes[] | select(.state != "up") | .name'`,
+		Example: `  rowraft server list -o wide
+  rowraft server list -o json | jq -r '.servers[] | select(.state != "up") | .name'`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			reply, err := g.Status(cmd.Context())
 			if err != nil {
-				return fmt.Errorf("node list: %w", err)
+				return fmt.Errorf("server list: %w", err)
 			}
 			v := view.NewNodeList(reply)
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, v.Print)
@@ -46,23 +44,23 @@ func newNodeListCmd(g *remote.Flags) *cobra.Command {
 
 func newNodeStatusCmd(g *remote.Flags) *cobra.Command {
 	return &cobra.Command{
-		Use:     "status NODE",
+		Use:     "status SERVER",
 		Short:   "Show one server with its replicas and what is done with it",
-		Example: "  rowraft node status n2 -o yaml",
-		Args:    cli.OneArg("the NODE, a name or id from `rowraft node list`"),
+		Example: "  rowraft server status n2 -o yaml",
+		Args:    cli.OneArg("the SERVER, a name or id from `rowraft server list`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := g.WithTimeout(cmd)
 			defer cancel()
 			v, err := nodeStatus(ctx, g, args[0])
 			if err != nil {
-				return fmt.Errorf("node status: %w", err)
+				return fmt.Errorf("server status: %w", err)
 			}
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, v.print)
 		},
 	}
 }
 
-// nodeStatusJSON is the contract of `node status -o json`.
+// nodeStatusJSON is the contract of `server status -o json`.
 type nodeStatusJSON struct {
 	view.Node
 	Held  []heldJSON  `json:"held"`

@@ -133,7 +133,7 @@ func leftOperation(id uint64, err error) error {
 
 // sayOperation prints o, unless the text equals the last one.
 func sayOperation(g *remote.Flags, w io.Writer, o *view.Operation, said *string) error {
-	line := fmt.Sprintf("operation %s: %s %s: %s, %s", o.ID, o.Kind, o.Node, o.State, o.Detail)
+	line := fmt.Sprintf("operation %s: %s %s: %s, %s", o.ID, o.Kind, o.Server, o.State, o.Detail)
 	if o.WaitingFor != "" && o.Kind != "move" { // a move's detail says so
 		line += "; waits for " + o.WaitingFor
 	}
@@ -192,7 +192,7 @@ func cancelOperation(g *remote.Flags, cmd *cobra.Command, id uint64) (*view.Oper
 		_, err = remote.Call(cmd.Context(), g, route.Control, rowraftv1.NewClusterClient, rowraftv1.ClusterClient.CancelMove,
 			&rowraftv1.CancelMoveRequest{Shard: *o.Shard, MoveId: id})
 	} else {
-		_, err = callChange(g, cmd, &rowraftv1.ChangeNodeRequest{Node: o.NodeID, ExpectAny: true, Operation: id})
+		_, err = callChange(g, cmd, &rowraftv1.ChangeNodeRequest{Node: o.ServerID, ExpectAny: true, Operation: id})
 	}
 	if err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func (g *Flags) DialClient(ctx context.Context) (*client.Client, error) {
 	return client.Dial(ctx, client.Options{Endpoints: g.Endpoints, TLS: g.TLS})
 }
 
-// Call calls method at the leader of the metadata group within --timeout. layer says which failed attempts are
+// Call calls method at the scheduler's leader within --timeout. layer says which failed attempts are
 // repeated.
 func Call[C, Q, R any](ctx context.Context, g *Flags, layer route.Layer, service func(grpc.ClientConnInterface) C,
 	method func(C, context.Context, *Q, ...grpc.CallOption) (*R, error), req *Q) (reply *R, err error) {
@@ -79,7 +79,7 @@ func Call[C, Q, R any](ctx context.Context, g *Flags, layer route.Layer, service
 	return reply, err
 }
 
-// CallLong finds the leader of the metadata group within --timeout and calls it one time, without a limit on the call's
+// CallLong finds the scheduler's leader within --timeout and calls it one time, without a limit on the call's
 // time.
 func CallLong[C any](ctx context.Context, g *Flags, service func(grpc.ClientConnInterface) C,
 	do func(context.Context, C) error) (err error) {

@@ -72,7 +72,7 @@ func (g *Flags) UseCerts(cmd *cobra.Command) error {
 	}
 	name := "client"
 	if Serves(cmd) {
-		name = "node"
+		name = "server"
 	}
 	return g.useCerts(name, cli.Origin(cmd.Flags(), "certs"))
 }
@@ -91,7 +91,7 @@ func (g *Flags) useCerts(name, origin string) error {
 		return cli.Usagef("%s together with --cert, --key, --cacert or --insecure: want one of them", origin)
 	}
 	g.TLS = files
-	if _, err := os.Stat(g.TLS.Cert); err != nil && name != "node" { // a server may receive it later
+	if _, err := os.Stat(g.TLS.Cert); err != nil && name != "server" { // a server may receive it later
 		return cli.Hint(cli.Usagef("%s: %w", origin, err),
 			"`rowraft cert lab --dir "+g.Certs+"` makes the certificates for a cluster on this machine")
 	}

@@ -24,7 +24,7 @@ func TestPagesOfAServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log.With("node", "n1").Warn("the disk is slow", "took", "3s")
+	log.With("self", "n1").Warn("the disk is slow", "took", "3s")
 	log.Info("not requested")
 	page := func(name string) string {
 		var b strings.Builder
@@ -47,7 +47,7 @@ func TestPagesOfAServer(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(config), &parsed); err != nil || parsed["name"] != "n1" {
 		t.Errorf("it is no YAML: %v", err)
 	}
-	if text := page("log"); !strings.Contains(text, `"msg":"the disk is slow","node":"n1","took":"3s"`) ||
+	if text := page("log"); !strings.Contains(text, `"msg":"the disk is slow","self":"n1","took":"3s"`) ||
 		strings.Contains(text, "not requested") {
 		t.Errorf("the log has %q", text)
 	}

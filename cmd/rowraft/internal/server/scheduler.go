@@ -20,7 +20,7 @@ jobs. Its servers are started with --scheduler. One process is enough to try it;
 It stops cleanly on SIGTERM or SIGINT, and continues from its data directory when it is started again.`,
 		Example: `  # one scheduler, which makes the shards once three servers are there
   rowraft scheduler --data-dir /var/lib/rowraft-scheduler --servers 3 --listen 10.0.0.9:7070 --peer-listen 10.0.0.9:7071 \
-    --cert node.pem --key node.key --cacert ca.pem
+    --cert server.pem --key server.key --cacert ca.pem
 
   # on this machine, to try it
   rowraft scheduler --data-dir ./scheduler --servers 1 --insecure`,

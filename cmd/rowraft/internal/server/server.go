@@ -80,11 +80,11 @@ same list; they wait for each other, in any order. Later servers join through th
 ` + "`rowraft scheduler`" + ` runs as a process of its own, every server joins it with --scheduler.`,
 		Example: `  # three servers of a new cluster; on the other machines with their own --listen and --advertise
   rowraft server --data-dir /var/lib/rowraft --with-scheduler --join 10.0.0.1:7070,10.0.0.2:7070,10.0.0.3:7070 \
-    --listen 10.0.0.1:7070 --peer-listen 10.0.0.1:7071 --cert node.pem --key node.key --cacert ca.pem
+    --listen 10.0.0.1:7070 --peer-listen 10.0.0.1:7071 --cert server.pem --key server.key --cacert ca.pem
 
   # a server of a cluster whose scheduler is a process of its own
   rowraft server --data-dir /var/lib/rowraft --scheduler 10.0.0.9:7070 --listen 10.0.0.1:7070 --peer-listen 10.0.0.1:7071 \
-    --cert node.pem --key node.key --cacert ca.pem
+    --cert server.pem --key server.key --cacert ca.pem
 
   # one server on this machine, to try it
   rowraft server --data-dir ./data --with-scheduler --insecure`,
@@ -365,7 +365,7 @@ func advertised(flag, given string, l net.Listener) (string, error) {
 type Ready struct {
 	Schema    string `json:"schema"`
 	ClusterID string `json:"cluster_id"`
-	NodeID    string `json:"node_id"`
+	ServerID  string `json:"server_id"`
 	Name      string `json:"name"`
 	Addr      string `json:"addr"`
 	PeerAddr  string `json:"peer_addr"`

@@ -47,7 +47,8 @@ ends, and when the scheduler itself fails over. Until the old replica begins to 
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "", "name or id of the server whose replica moves")
-	cmd.Flags().StringVar(&to, "to", "", "name or id of the server it moves to, which has none of the shard; by default the scheduler chooses")
+	cmd.Flags().StringVar(&to, "to", "",
+		"name or id of the server it moves to, which has none of the shard; by default the scheduler chooses")
 	cmd.Flags().BoolVar(&detach, "detach", false, "return at once; 'rowraft shard moves' shows how far it is")
 	return cmd
 }

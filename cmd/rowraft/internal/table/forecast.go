@@ -17,11 +17,11 @@ import (
 
 // forecastFlags describe a planned table and its cluster.
 type forecastFlags struct {
-	dim                     int
-	optimizer, storage      string
-	rows                    string
-	slots                   int
-	replicas, shards, nodes int
+	dim                       int
+	optimizer, storage        string
+	rows                      string
+	slots                     int
+	replicas, shards, servers int
 }
 
 func newTableForecastCmd(g *remote.Flags) *cobra.Command {
@@ -34,7 +34,7 @@ pushed row adds to the log of each replica.
 
 With NAME it is about a table of the cluster, and --rows is by default twice the rows that it has; without, it needs no cluster,
 and the flags say what the table would be.`,
-		Example: `  rowraft table forecast --dim 16 --optimizer adagrad --rows 1e9 --shards 64 --nodes 12
+		Example: `  rowraft table forecast --dim 16 --optimizer adagrad --rows 1e9 --shards 64 --servers 12
   rowraft table forecast user_emb --rows 500e6 -o json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -47,7 +47,7 @@ and the flags say what the table would be.`,
 			var schema rowraft.Schema
 			var err error
 			if len(args) == 1 {
-				for _, flag := range []string{"dim", "optimizer", "storage", "replicas", "shards", "slots", "nodes"} {
+				for _, flag := range []string{"dim", "optimizer", "storage", "replicas", "shards", "slots", "servers"} {
 					if cmd.Flags().Changed(flag) {
 						return cli.Usagef("--%s has no meaning with the name of a table: it is %s's own", flag, args[0])
 					}
@@ -79,7 +79,7 @@ and the flags say what the table would be.`,
 	fl.IntVar(&f.replicas, "replicas", 3, "replicas of each shard")
 	fl.IntVar(&f.shards, "shards", 4, "shards of the cluster")
 	fl.IntVar(&f.slots, "slots", int(rowraft.DefaultSlots), "slots of the cluster, a power of two from 4096 to 65536")
-	fl.IntVar(&f.nodes, "nodes", 3, "servers over which the replicas are spread")
+	fl.IntVar(&f.servers, "servers", 3, "servers over which the replicas are spread")
 	return cmd
 }
 
@@ -103,14 +103,14 @@ type forecastJSON struct {
 	Slots    int    `json:"slots"`
 	Shards   int    `json:"shards"`
 	Replicas int    `json:"replicas"`
-	Nodes    int    `json:"nodes"`
+	Servers  int    `json:"servers"`
 
-	RowBytes   float64 `json:"bytes_per_row"` // in memory of one replica, index included
-	NodeBytes  uint64  `json:"memory_bytes_per_node"`
-	PeakBytes  uint64  `json:"memory_bytes_per_node_peak"` // while snapshots run under uniform pushes
-	TotalBytes uint64  `json:"memory_bytes_total"`
-	Snapshot   uint64  `json:"snapshot_bytes_per_node"`
-	Checkpoint uint64  `json:"checkpoint_bytes"`
+	RowBytes    float64 `json:"bytes_per_row"` // in memory of one replica, index included
+	ServerBytes uint64  `json:"memory_bytes_per_server"`
+	PeakBytes   uint64  `json:"memory_bytes_per_server_peak"` // while snapshots run under uniform pushes
+	TotalBytes  uint64  `json:"memory_bytes_total"`
+	Snapshot    uint64  `json:"snapshot_bytes_per_server"`
+	Checkpoint  uint64  `json:"checkpoint_bytes"`
 
 	// Bytes of one pushed row in the log of each replica, by the type on the wire.
 	LogFloat32  int `json:"log_bytes_per_pushed_row_float32"`
@@ -134,15 +134,15 @@ func (v *forecastJSON) fromFlags(f *forecastFlags) (rowraft.Schema, error) {
 		return s, err
 	case f.rows == "":
 		return s, cli.Usagef("how many rows? give --rows, such as --rows 1e9")
-	case f.replicas < 1 || f.shards < 1 || f.nodes < f.replicas:
+	case f.replicas < 1 || f.shards < 1 || f.servers < f.replicas:
 		return s,
 			cli.Usagef("%d replicas of %d shards on %d servers: want at least one of each, and no more replicas than servers",
-				f.replicas, f.shards, f.nodes)
+				f.replicas, f.shards, f.servers)
 	}
 	if err := rowraft.SlotCount(f.slots).Check(); err != nil {
 		return s, cli.Usagef("%v", err)
 	}
-	v.Slots, v.Shards, v.Replicas, v.Nodes = f.slots, f.shards, f.replicas, f.nodes
+	v.Slots, v.Shards, v.Replicas, v.Servers = f.slots, f.shards, f.replicas, f.servers
 	return s, nil
 }
 
@@ -161,7 +161,7 @@ func (v *forecastJSON) fromCluster(g *remote.Flags, cmd *cobra.Command, name str
 	}
 	m := status.GetMap()
 	v.Table, v.Rows = name, max(2*t.Rows, 1)
-	v.Shards, v.Nodes = len(m.GetShards()), view.ServersIn(m)
+	v.Shards, v.Servers = len(m.GetShards()), view.ServersIn(m)
 	for _, r := range m.GetSlots() {
 		v.Slots += int(r.GetCount())
 	}
@@ -200,9 +200,9 @@ func (v *forecastJSON) fill(s rowraft.Schema) error {
 	one := f.memoryBytes(rows, v.Shards) // one replica of every shard
 	stream := rows * float64(f.recordBytes)
 	stream += chunkHead * (stream/chunkFill + math.Min(rows, slots))
-	perNode := func(n float64) uint64 { return uint64(math.Ceil(n * float64(v.Replicas) / float64(v.Nodes))) }
+	perNode := func(n float64) uint64 { return uint64(math.Ceil(n * float64(v.Replicas) / float64(v.Servers))) }
 	v.RowBytes = math.Round(10*one/rows) / 10
-	v.NodeBytes, v.PeakBytes = perNode(one), perNode(one+imageShare*rows*float64(f.rowBytes))
+	v.ServerBytes, v.PeakBytes = perNode(one), perNode(one+imageShare*rows*float64(f.rowBytes))
 	v.TotalBytes = uint64(one) * uint64(v.Replicas)
 	v.Snapshot, v.Checkpoint = perNode(stream), uint64(stream+slotSum*math.Min(rows, slots))
 	v.LogFloat32, v.LogBFloat16 = keyBytes+4*s.Dim, keyBytes+2*s.Dim
@@ -220,9 +220,9 @@ func (v *forecastJSON) print(w io.Writer, _ bool) error {
 	return cli.Facts(w,
 		"ROWS", fmt.Sprintf("%s of dim %d, %s, %s", cli.Count(v.Rows), v.Dim, v.Rule, v.Storage),
 		"CLUSTER", fmt.Sprintf("%s, %s each, on %s", cli.Plural(v.Shards, "shard"), cli.Plural(v.Replicas, "replica"),
-			cli.Plural(v.Nodes, "server")),
+			cli.Plural(v.Servers, "server")),
 		"MEMORY", fmt.Sprintf("%s on each server (%s while snapshots run), %.0f bytes a row in each replica, %s in all",
-			cli.Size(v.NodeBytes), cli.Size(v.PeakBytes), v.RowBytes, cli.Size(v.TotalBytes)),
+			cli.Size(v.ServerBytes), cli.Size(v.PeakBytes), v.RowBytes, cli.Size(v.TotalBytes)),
 		"SNAPSHOTS", cli.Size(v.Snapshot)+" on the disk of each server",
 		"CHECKPOINT", cli.Size(v.Checkpoint),
 		"LOG", fmt.Sprintf("%d bytes a pushed row in each replica, %d from clients that send bfloat16", v.LogFloat32,

@@ -72,7 +72,8 @@ func NewMove(r *rowraftv1.StatusReply, p *rowraftv1.Move, st *rowraftv1.MoveStat
 	return v
 }
 
-// nameInHistory returns the name of a server that may have left the cluster: the operation that emptied it has its name.
+// nameInHistory returns the name of a server that may have left the cluster: the operation that emptied it has its
+// name.
 func nameInHistory(r *rowraftv1.StatusReply, node string) string {
 	if slices.ContainsFunc(r.GetMap().GetNodes(), func(n *rowraftv1.Node) bool { return n.GetId() == node }) {
 		return NodeName(r.GetMap(), node)

@@ -13,7 +13,7 @@ import (
 	"github.com/rowraft/rowraft/internal/rpc"
 )
 
-// Node is one server in the JSON of `node list` and `node status`.
+// Node is one server in the JSON of `server list` and `server status`.
 type Node struct {
 	Schema           string  `json:"schema,omitempty"`
 	ID               string  `json:"id"`
@@ -46,15 +46,15 @@ type Node struct {
 	WaitingFor string `json:"-"`
 }
 
-// NodeList is the contract of `node list -o json`.
+// NodeList is the contract of `server list -o json`.
 type NodeList struct {
-	Schema string `json:"schema"`
-	Nodes  []Node `json:"nodes"`
+	Schema  string `json:"schema"`
+	Servers []Node `json:"servers"`
 }
 
 // NewNodeList returns the servers of a status, ordered by name.
 func NewNodeList(r *rowraftv1.StatusReply) *NodeList {
-	v := &NodeList{Schema: cli.JSONSchema, Nodes: []Node{}}
+	v := &NodeList{Schema: cli.JSONSchema, Servers: []Node{}}
 	leaders := rpc.Leaders(r)
 	for _, n := range r.GetNodes() {
 		node := Node{
@@ -82,9 +82,9 @@ func NewNodeList(r *rowraftv1.StatusReply) *NodeList {
 			node.LogBytes += rep.GetLogBytes()
 		}
 		node.describe(r, n)
-		v.Nodes = append(v.Nodes, node)
+		v.Servers = append(v.Servers, node)
 	}
-	slices.SortFunc(v.Nodes, func(a, b Node) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(v.Servers, func(a, b Node) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 	return v
 }
 
@@ -126,8 +126,8 @@ func (v *NodeList) Print(w io.Writer, wide bool) error {
 	}
 	t := cli.NewTable(w, wide, header, "REPLICAS", "LEADS", "ROWS", "MEMORY", "LOG").OnlyWide("LABELS", "FOR",
 		"REPLICAS", "LEADS", "ROWS", "MEMORY")
-	for i := range v.Nodes {
-		n := &v.Nodes[i]
+	for i := range v.Servers {
+		n := &v.Servers[i]
 		doing := n.Doing
 		if n.State == "down" && doing == "serving" {
 			doing = "-"
@@ -160,7 +160,7 @@ func (v *Node) SchedulerRole() string {
 
 // FindNode returns the server with this name or id.
 func FindNode(r *rowraftv1.StatusReply, what string) (*Node, error) {
-	nodes := NewNodeList(r).Nodes
+	nodes := NewNodeList(r).Servers
 	var names []string
 	var found []*Node
 	for i := range nodes {
@@ -176,5 +176,5 @@ func FindNode(r *rowraftv1.StatusReply, what string) (*Node, error) {
 		return found[0], nil
 	}
 	return nil, cli.Hint(cli.Usagef("there is no server %q%s", what, cli.DidYouMean("", what, names)),
-		"`rowraft node list` shows the servers")
+		"`rowraft server list` shows the servers")
 }

@@ -20,9 +20,9 @@ import (
 type Operation struct {
 	Schema     string  `json:"schema,omitempty"`
 	ID         string  `json:"id"`
-	Kind       string  `json:"kind"` // drain, decommission, replace, move
-	Node       string  `json:"node"` // for a move: the node that the replica leaves
-	NodeID     string  `json:"node_id"`
+	Kind       string  `json:"kind"`   // drain, decommission, replace, move
+	Server     string  `json:"server"` // for a move: the server that the replica leaves
+	ServerID   string  `json:"server_id"`
 	State      string  `json:"state"`  // running, done, cancelled
 	Detail     string  `json:"detail"` // for people
 	Total      uint64  `json:"total"`  // shards to hand over for a drain, otherwise replicas
@@ -46,7 +46,7 @@ type OperationList struct {
 func NewOperation(o *rowraftv1.Operation) Operation {
 	v := Operation{
 		ID: strconv.FormatUint(o.GetId(), 10), Kind: Word(o.GetKind().String(), "OPERATION_KIND_"),
-		Node: NameOr(o.GetName(), o.GetNode()), NodeID: o.GetNode(),
+		Server: NameOr(o.GetName(), o.GetNode()), ServerID: o.GetNode(),
 		State: Word(o.GetState().String(), "OPERATION_STATE_"), Total: o.GetTotal(), Left: o.GetLeft(),
 		WaitingFor: o.GetWaitingFor(), Started: Time(o.GetBegunNs()), Ended: Time(o.GetEndedNs()),
 		started: o.GetBegunNs(), ended: o.GetEndedNs(),
@@ -64,7 +64,7 @@ func NewOperation(o *rowraftv1.Operation) Operation {
 
 // moveOperation converts a move to an operation.
 func moveOperation(m Move) Operation {
-	v := Operation{ID: strconv.FormatUint(m.ID, 10), Kind: "move", Node: m.From, State: m.Phase, Detail: m.Line(),
+	v := Operation{ID: strconv.FormatUint(m.ID, 10), Kind: "move", Server: m.From, State: m.Phase, Detail: m.Line(),
 		Total: 1, WaitingFor: m.WaitingFor, Shard: &m.Shard, Reason: m.Reason, Started: m.Started, Ended: m.Ended,
 		started: m.started, ended: m.ended}
 	if m.Running {
@@ -121,7 +121,7 @@ func (v *OperationList) Print(w io.Writer, wide bool) error {
 		if o.started != 0 {
 			started = time.Unix(0, int64(o.started)).UTC().Format("01-02 15:04:05")
 		}
-		row := table.Row{o.ID, o.Kind, Dash(o.Node), o.State, Dash(started), Dash(o.took(now))}
+		row := table.Row{o.ID, o.Kind, Dash(o.Server), o.State, Dash(started), Dash(o.took(now))}
 		if wide {
 			row = append(row, fmt.Sprintf("%d/%d", o.Left, o.Total))
 		}
