@@ -70,8 +70,8 @@ func TestStatusOfABrokenCheckpoint(t *testing.T) {
 	if err := os.WriteFile(dest, nil, 0o600); err != nil { // in the place of the directory
 		t.Fatal(err)
 	}
-	c.statusSays("degraded: ", "  warning   Checkpoint policy often has failed ", "the last one, often-", "not a directory",
-		"rowraft checkpoint policy describe often")
+	c.statusSays("degraded: ", "  warning   Checkpoint policy often has failed ", "the last one, often-",
+		"not a directory", "rowraft checkpoint policy describe often")
 	if err := os.Remove(dest); err != nil {
 		t.Fatal(err)
 	}

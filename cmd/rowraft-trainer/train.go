@@ -96,8 +96,8 @@ func newJobCommandOf(o *options) *cobra.Command {
 		}
 		err = o.run(cmd.Context(), cfg, cmd.ErrOrStderr())
 		if rowraft.CodeOf(err) == rowraft.CodeTableExists {
-			err = cli.Hint(err, fmt.Sprintf("the tables of job %s keep their shape: train with it, choose another --job, or let "+
-				"--fresh delete them", cfg.Job))
+			err = cli.Hint(err, fmt.Sprintf("the tables of job %s keep their shape: "+
+				"train with it, choose another --job, or let --fresh delete them", cfg.Job))
 		}
 		return err
 	}}

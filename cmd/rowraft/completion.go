@@ -52,7 +52,8 @@ type namer func(*rowraftv1.StatusReply) []string
 func shardNames(r *rowraftv1.StatusReply) (out []string) {
 	leaders := rpc.Leaders(r)
 	for _, s := range r.GetMap().GetShards() {
-		out = append(out, fmt.Sprintf("%d\tled by %s", s.GetId(), view.Dash(view.NodeName(r.GetMap(), leaders[s.GetId()].Node))))
+		leader := view.NodeName(r.GetMap(), leaders[s.GetId()].Node)
+		out = append(out, fmt.Sprintf("%d\tled by %s", s.GetId(), view.Dash(leader)))
 	}
 	return out
 }

@@ -74,8 +74,8 @@ func Hint(err error, hint string) error { return &hintedError{err, hint} }
 // devEnv is the file that `rowraft dev` writes for a shell, in the directory in which it was started.
 const devEnv = "rowraft-dev/env"
 
-// DevHint adds, to an error about a cluster that the command line does not name, that the variables of `rowraft dev` are
-// missing in this shell, if that has been started here.
+// DevHint adds, to an error about a cluster that the command line does not name, that the variables of `rowraft dev`
+// are missing in this shell, if that has been started here.
 func DevHint(err error) error {
 	if _, missing := os.Stat(devEnv); missing != nil {
 		return err
