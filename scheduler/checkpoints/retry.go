@@ -13,7 +13,6 @@ import (
 	"github.com/rowraft/rowraft/checkpoint"
 	"github.com/rowraft/rowraft/checkpoint/depot"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
-	"github.com/rowraft/rowraft/scheduler/meta"
 )
 
 // What becomes of a call whose leader changes: an operation ends with the term in which it began. Its caller gets
@@ -56,15 +55,16 @@ func (op *restoration) decidedEarlier() (bool, error) {
 	if err := op.choose(uint16(was)); err != nil {
 		return false, err
 	}
-	sources, _ := op.c.machine.Sources()
-	mine := was>>16 == now>>16
-	if !op.alone() { // a restore of everything begins the list of sources again
-		mine = was>>16+1 == now>>16 && (len(op.tables) == 0 ||
-			len(sources) > 0 && sources[len(sources)-1].GetId() == op.manifest.ID)
+	epoch := was >> 16
+	if !op.alone() {
+		epoch++
 	}
-	m := op.c.view.Map()
-	mine = mine && m != nil && !slices.ContainsFunc(op.tables, func(t rowraft.Schema) bool {
-		return !meta.HasTable(m.Tables, t.ID)
+	// A later restore or drop of one of the tables takes it out of the source.
+	sources, _ := op.c.machine.Sources()
+	mine := epoch == now>>16 && slices.ContainsFunc(sources, func(from *rowraftv1.MetaRestored) bool {
+		return from.GetId() == op.manifest.ID && !slices.ContainsFunc(op.tables, func(t rowraft.Schema) bool {
+			return !slices.Contains(from.GetTables(), uint64(t.ID))
+		})
 	})
 	if !mine {
 		return false, rowraft.Errorf(rowraft.CodePrecondition,

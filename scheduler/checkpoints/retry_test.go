@@ -131,6 +131,7 @@ func TestWhichRestoreWasDecided(t *testing.T) {
 		{name: "this one", from: "id-a", mine: true},
 		{name: "this one, of one table", tables: []string{"emb"}, from: "id-a", alone: true, mine: true},
 		{name: "another checkpoint", from: "id-b", fails: true},
+		{name: "another checkpoint, of the same table", tables: []string{"emb"}, from: "id-b", alone: true, fails: true},
 		{name: "the same checkpoint, of one table", from: "id-a", alone: true, fails: true},
 		{name: "the same checkpoint, of all tables", tables: []string{"emb"}, from: "id-a", fails: true},
 	} {
