@@ -81,6 +81,9 @@ func (op *restoration) awaitEarlier(ctx context.Context, err error) error {
 		return err
 	}
 	for op.c.machine.PendingRestore() != nil {
+		if err := op.stillLeads(); err != nil {
+			return err
+		}
 		select {
 		case <-time.After(leadPoll):
 		case <-ctx.Done():
@@ -90,9 +93,11 @@ func (op *restoration) awaitEarlier(ctx context.Context, err error) error {
 	if err := op.useMap(); err != nil {
 		return err
 	}
+	// The earlier attempt read all of it, and each shard compared the rows before the decision.
+	op.read.Store(op.chain.Bytes())
 	op.counts.staged = make(map[rowraft.TableID]uint64)
 	for _, t := range op.manifest.Tables {
-		op.counts.staged[t.Schema.ID] = t.Rows // each shard compared them before the decision
+		op.counts.staged[t.Schema.ID] = t.Rows
 	}
 	shards := make([]*rowraftv1.RestoredShard, len(op.feeds))
 	if err := op.each(func(f *feed) error {

@@ -2,12 +2,14 @@ package checkpoints
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/grpc"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -154,5 +156,60 @@ func TestWhichRestoreWasDecided(t *testing.T) {
 		if mine, err := op.decidedEarlier(); mine != tc.mine || (err != nil) != tc.fails {
 			t.Errorf("%s: mine %v, %v", tc.name, mine, err)
 		}
+	}
+}
+
+// restoreReplies is the call of a restore that keeps its last reply.
+type restoreReplies struct {
+	openStream
+	last *rowraftv1.RestoreCheckpointReply
+}
+
+func (s *restoreReplies) Send(r *rowraftv1.RestoreCheckpointReply) error {
+	s.last = r
+	return nil
+}
+
+// TestTheEndOfAnEarlierRestore: a leader waits for the end of a decided restore only while it leads, and the reply has
+// the bytes that the earlier attempt read.
+func TestTheEndOfAnEarlierRestore(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	s, l, _ := newSolo(t, 1, func(g *grpc.Server) { rowraftv1.RegisterReplicasServer(g, &partsServer{}) })
+	emb := metacmd.Table(1, "emb")
+	manifest := &checkpoint.Manifest{ID: "id-a", Slots: rowraft.DefaultSlots,
+		Tables: []checkpoint.TableSum{{Schema: emb, Rows: 9}},
+		Blobs:  []checkpoint.Blob{{Name: "b", File: checkpoint.File{Bytes: 77}}}}
+	stream := &restoreReplies{openStream: openStream{ctx: ctx}}
+	op := &restoration{c: s, manifest: manifest, chain: checkpoint.Chain{{Manifest: manifest}}, stream: stream,
+		req: &rowraftv1.RestoreCheckpointRequest{Name: "a", After: s.machine.Decided()}}
+	var err error
+	if op.term, err = l.Leading(); err != nil {
+		t.Fatal(err)
+	}
+	r := metacmd.Restore(3, 2, 1, emb)
+	r.Source = &rowraftv1.MetaRestored{Id: "id-a"}
+	for _, c := range []*rowraftv1.MetaCommand{metacmd.BeginRestore(3), metacmd.DecideRestore(r)} {
+		if err := l.Propose(ctx, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if earlier, err := op.decidedEarlier(); !earlier || err != nil {
+		t.Fatalf("decided earlier: %v, %v", earlier, err)
+	}
+	l.Elect(false)
+	testutil.WantCodeOf(t, "while another member leads", op.awaitEarlier(ctx, nil), rowraft.CodeLeadershipLost)
+	l.Elect(true)
+	if op.term, err = l.Leading(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Propose(ctx, metacmd.EndRestore(3, true)); err != nil {
+		t.Fatal(err)
+	}
+	if err := op.awaitEarlier(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	if d := stream.last; d.GetPhase() != "done" || d.GetBytes() != 77 || d.GetTables()[0].GetRestored() != 9 {
+		t.Errorf("the reply is %v", d)
 	}
 }
