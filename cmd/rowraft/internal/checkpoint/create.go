@@ -32,7 +32,7 @@ A delta has the rows that changed since another checkpoint at the destination, a
 With --delta that is the newest of this cluster; if no delta can depend on it (the tables were restored since, or 16 deltas
 are in a row) a full checkpoint is made, and the command says why. With --base it is the one you name, or an error.
 
---timeout bounds the search for the cluster's leader, not the writing.
+--timeout bounds the search for a leader, and the time without progress in which it looks for the next one, not the writing.
 
 ` + destinationHelp,
 		Example: `  rowraft checkpoint create /mnt/checkpoints

@@ -12,6 +12,7 @@ import (
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/remote"
 	"github.com/rowraft/rowraft/cmd/rowraft/internal/terminal"
+	"github.com/rowraft/rowraft/internal/route"
 	"github.com/rowraft/rowraft/internal/rpc"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
 )
@@ -26,38 +27,62 @@ type progress interface {
 type receiver[R progress] interface{ Recv() (R, error) }
 
 const (
-	attempts   = 6 // of a call whose leader is lost
-	retryAfter = 500 * time.Millisecond
+	maxAttempts = 64 // that a server accepts of one operation
+	retryAfter  = 500 * time.Millisecond
+	// maxPause is the longest time between attempts: without progress maxAttempts take longer than --timeout by default.
+	maxPause = 4 * retryAfter
 )
 
-// follow starts a call at the scheduler's leader, shows its progress, and returns its last message. what
-// names the first phase. If the leader changes, follow starts the call again at the next one; start gets the number of
-// the attempt, from 0. hint is added to the error of the last attempt, if no server returned it.
+// follow starts a call at the scheduler's leader, shows its progress, and returns its last message. what names the
+// first phase. If the leader is lost, follow starts the call again at the next one, until --timeout has passed without
+// progress; start gets the number of the attempt, from 0. hint is added to the error of the last attempt, if no server
+// returned it.
 func follow[R progress](g *remote.Flags, cmd *cobra.Command, what, hint string,
 	start func(context.Context, rowraftv1.CheckpointsClient, uint32) (receiver[R], error)) (done R, err error) {
-	for attempt := range uint32(attempts) {
-		if attempt > 0 {
-			fmt.Fprintf(cmd.ErrOrStderr(), "the scheduler's leader changed; the %s continues with the next one\n", cmd.Name())
-			select {
-			case <-time.After(retryAfter):
-			case <-cmd.Context().Done():
-				return done, err
-			}
-		}
-		err = remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient,
+	err = retryLost(cmd.Context(), g.Timeout, func(why string) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s; the %s continues with the next one\n", why, cmd.Name())
+	}, func(attempt uint32, moved func()) error {
+		return remote.CallLong(cmd.Context(), g, rowraftv1.NewCheckpointsClient,
 			func(ctx context.Context, c rowraftv1.CheckpointsClient) error {
 				stream, err := start(ctx, c, attempt)
 				if err != nil {
 					return rpc.FromStatus(err)
 				}
-				done, err = receive(stream, g.NewMeter(cmd, what), what)
+				done, err = receive(stream, g.NewMeter(cmd, what), what, moved)
 				return err
 			})
-		if err == nil || !lost(err) || cmd.Context().Err() != nil {
-			break
-		}
-	}
+	})
 	return done, remote.HintIfBroken(err, hint)
+}
+
+// retryLost repeats try while it loses the scheduler's leader, until patience has passed since the start or the last
+// call of moved. notify gets the reason before an attempt, unless it is that of the attempt before, which made no
+// progress.
+func retryLost(ctx context.Context, patience time.Duration, notify func(why string),
+	try func(attempt uint32, moved func()) error) (err error) {
+	var (
+		b        route.Backoff
+		late     = time.Now().Add(patience)
+		notified string
+	)
+	moved := func() { late, notified = time.Now().Add(patience), "" }
+	for attempt := range uint32(maxAttempts) {
+		if attempt > 0 && b.Wait(ctx, min(time.Duration(attempt)*retryAfter, maxPause)) != nil {
+			return err
+		}
+		if err = try(attempt, moved); err == nil || !lost(err) || ctx.Err() != nil || time.Now().After(late) {
+			return err
+		}
+		why := "the scheduler's leader changed"
+		if rpc.Broken(err) {
+			why = "the connection to the scheduler's leader was lost"
+		}
+		if why != notified {
+			notify(why)
+		}
+		notified = why
+	}
+	return err
 }
 
 // lost reports whether an error means that the server of a call does not lead the scheduler any more.
@@ -69,8 +94,8 @@ func lost(err error) bool {
 	return rpc.Broken(err)
 }
 
-// receive shows the progress of a call until its last message.
-func receive[R progress](stream receiver[R], bar *terminal.Meter, what string) (done R, err error) {
+// receive shows the progress of a call until its last message. It calls moved for each message.
+func receive[R progress](stream receiver[R], bar *terminal.Meter, what string, moved func()) (done R, err error) {
 	defer bar.Done()
 	for ended := false; ; {
 		reply, err := stream.Recv()
@@ -82,6 +107,7 @@ func receive[R progress](stream receiver[R], bar *terminal.Meter, what string) (
 		case err != nil:
 			return done, rpc.FromStatus(err)
 		}
+		moved()
 		switch reply.GetPhase() {
 		case "done":
 			done, ended = reply, true

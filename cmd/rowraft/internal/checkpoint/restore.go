@@ -45,7 +45,8 @@ the next one, and nothing is restored twice. Both states are in memory and the s
 log until then, so each server needs room for both: a restore is refused if a server that leads a shard has less memory left
 (MemAvailable, or what the memory.max of its cgroups leaves) than the records take.
 
-Exit code 3 says that the checkpoint is damaged or that rows are missing. --timeout bounds the search for the cluster's leader.
+Exit code 3 says that the checkpoint is damaged or that rows are missing. --timeout bounds the search for a
+leader, and the time without progress in which it looks for the next one.
 
 ` + destinationHelp,
 		Example: `  rowraft checkpoint restore /mnt/checkpoints/nightly-1
