@@ -89,10 +89,7 @@ leader, and the time without progress in which it looks for the next one.
 func restoreCheckpoint(g *remote.Flags, cmd *cobra.Command,
 	req *rowraftv1.RestoreCheckpointRequest) (*rowraftv1.RestoreCheckpointReply, error) {
 	done, err := follow(g, cmd, "read", lostRestore, func(ctx context.Context, c rowraftv1.CheckpointsClient,
-		attempt uint32) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
-		if attempt > 0 && !req.GetPlan() && !req.GetDryRun() && req.GetAfter() == 0 {
-			return nil, rowraft.Errorf(rowraft.CodePrecondition, lostRestore) // an older version, which might do it twice
-		}
+		_ uint32) (receiver[*rowraftv1.RestoreCheckpointReply], error) {
 		return c.RestoreCheckpoint(ctx, req)
 	})
 	if err == nil {
