@@ -73,7 +73,9 @@ func (s *stats) proposed(c *rowraftv1.MetaCommand, result any, err error) {
 		s.moves["started"]++
 	case m.Phase == meta.PhaseDone:
 		s.moves["done"]++
-		s.moveTook.Observe(m.Took())
+		if took := m.Took(); took > 0 { // else it is unknown
+			s.moveTook.Observe(took)
+		}
 	case m.Phase == meta.PhaseCancelled:
 		s.moves["cancelled"]++
 	}

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"math"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -10,7 +11,7 @@ import (
 )
 
 // TestCommandsAndMovesAreCounted: each command counts with its result, and a move counts once when it starts and once
-// when it ends.
+// when it ends. A duration that is unknown is no duration of 0 s.
 func TestCommandsAndMovesAreCounted(t *testing.T) {
 	var s stats
 	start := &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_StartMove{StartMove: &rowraftv1.MetaStartMove{}}}
@@ -21,9 +22,10 @@ func TestCommandsAndMovesAreCounted(t *testing.T) {
 	s.proposed(start, nil, rowraft.Errorf(rowraft.CodePrecondition, "look again"))
 	s.proposed(start, meta.Move{ID: 1}, nil)
 	s.proposed(start, meta.Move{ID: 2}, nil)
+	begun := []uint64{0: 2e9, 1: 2e9, 2: 2e9, 3: 6e9} // the last one by another clock
 	for i, to := range []meta.Phase{meta.PhasePromote, meta.PhaseCancelled, meta.PhaseDone, meta.PhaseDone} {
 		id := uint64(i + 1)
-		s.proposed(advance(id, to), meta.Move{ID: id, Phase: to}, nil) // as Apply returns it
+		s.proposed(advance(id, to), meta.Move{ID: id, Phase: to, BegunNs: begun[i], EndedNs: 5e9}, nil)
 	}
 	for kind, want := range map[command]uint64{
 		{"start_move", "OK"}: 2, {"start_move", "Precondition"}: 1, {"advance_move", "OK"}: 4,
@@ -37,8 +39,8 @@ func TestCommandsAndMovesAreCounted(t *testing.T) {
 			t.Errorf("moves %s: %d, want %d", event, got, want)
 		}
 	}
-	if n := s.moveTook.Snapshot().Count; n != 2 {
-		t.Errorf("%d durations, want 2", n)
+	if took := s.moveTook.Snapshot(); took.Count != 1 || took.Sum != 3*time.Second {
+		t.Errorf("%d durations of %v, want one of 3s", took.Count, took.Sum)
 	}
 }
 

@@ -58,13 +58,13 @@ type Move struct {
 	Phase    Phase
 	Reason   rowraftv1.MoveReason
 
-	begunNs, endedNs uint64 // Unix times of the commands; 0: unknown
+	BegunNs, EndedNs uint64 // Unix times of the commands; 0: unknown
 }
 
 // ToProto converts the move for a reply or a snapshot.
 func (m *Move) ToProto() *rowraftv1.Move {
 	p := &rowraftv1.Move{Id: m.ID, Shard: uint32(m.Shard), Phase: m.Phase, Reason: m.Reason,
-		BegunNs: m.begunNs, EndedNs: m.endedNs}
+		BegunNs: m.BegunNs, EndedNs: m.EndedNs}
 	if m.From.ID != "" {
 		p.From = rpc.ReplicaToProto(m.From)
 	}
@@ -78,16 +78,16 @@ func moveFromProto(p *rowraftv1.Move) Move {
 	return Move{
 		ID: p.GetId(), Shard: rowraft.ShardID(p.GetShard()), Phase: p.GetPhase(), Reason: p.GetReason(),
 		From: rpc.ReplicaFromProto(p.GetFrom()), To: rpc.ReplicaFromProto(p.GetTo()),
-		begunNs: p.GetBegunNs(), endedNs: p.GetEndedNs(),
+		BegunNs: p.GetBegunNs(), EndedNs: p.GetEndedNs(),
 	}
 }
 
-// Took returns the time of a move that has ended; 0 if it is unknown.
+// Took returns the time of a move that has ended; 0 if it is unknown, also because the clocks of two leaders differ.
 func (m *Move) Took() time.Duration {
-	if m.begunNs == 0 || m.endedNs < m.begunNs { // the clocks of two leaders may differ
+	if m.BegunNs == 0 || m.EndedNs < m.BegunNs {
 		return 0
 	}
-	return time.Duration(m.endedNs - m.begunNs)
+	return time.Duration(m.EndedNs - m.BegunNs)
 }
 
 // startMove adds a move to the state and lists its new replica as a learner in the map.
@@ -98,7 +98,7 @@ func (t *topology) startMove(c *rowraftv1.MetaStartMove, nowNs uint64) (Move, er
 			shard, len(t.cluster.Shards))
 	}
 	sh := t.cluster.Shards[shard]
-	m := Move{Shard: shard, To: to, Phase: PhaseLearn, Reason: c.GetReason(), begunNs: nowNs}
+	m := Move{Shard: shard, To: to, Phase: PhaseLearn, Reason: c.GetReason(), BegunNs: nowNs}
 	i := slices.IndexFunc(sh.Replicas, func(r clustermap.Replica) bool { return r.Node == from })
 	if i >= 0 {
 		m.From = sh.Replicas[i]
@@ -246,7 +246,7 @@ func (t *topology) advanceMove(id uint64, from, to Phase, nowNs uint64) (Move, e
 		t.listRemoved(sh, m.To)
 	}
 	if to == PhaseDone || to == PhaseCancelled {
-		m.endedNs = nowNs
+		m.EndedNs = nowNs
 		t.moves = slices.Delete(slices.Clone(t.moves), i, i+1)
 		t.finished = append(slices.Clone(t.finished), m)
 		t.finished = t.finished[max(0, len(t.finished)-maxFinished):]

@@ -266,7 +266,7 @@ func TestGoldenBytesOfMoves(t *testing.T) {
 	running, finished := m.Moves()
 	if !slices.Equal(running, []Move{{ID: 4, From: rep(1), To: rep(3), Phase: PhaseLearn}}) ||
 		!slices.Equal(finished, []Move{{ID: 3, From: rep(4), To: rep(2), Phase: PhaseDone,
-			begunNs: 1e9, endedNs: 2e9}}) ||
+			BegunNs: 1e9, EndedNs: 2e9}}) ||
 		m.state.topology.lastMove != 4 {
 		t.Errorf("the snapshot's moves are %+v and %+v", running, finished)
 	}

@@ -137,7 +137,7 @@ func TestTimesOfOperations(t *testing.T) {
 			got = append(got, [2]uint64{o.begunNs / 1e9, o.endedNs / 1e9})
 		}
 		_, moves := m.Moves()
-		got = append(got, [2]uint64{moves[0].begunNs / 1e9, moves[0].endedNs / 1e9})
+		got = append(got, [2]uint64{moves[0].BegunNs / 1e9, moves[0].EndedNs / 1e9})
 		if want := [][2]uint64{{10, 20}, {20, 42}, {30, 40}}; !slices.Equal(got, want) {
 			t.Errorf("times %v, want %v", got, want)
 		}
@@ -214,7 +214,7 @@ func TestGoldenBytesOfPlacement(t *testing.T) {
 	}
 	running, _ := m.Moves()
 	if len(running) != 1 || running[0].Reason != rowraftv1.MoveReason_MOVE_REASON_DECOMMISSION ||
-		running[0].begunNs != 2001e9 ||
+		running[0].BegunNs != 2001e9 ||
 		len(m.state.topology.retired) != 1 || m.state.topology.retired[0] != "n-0" {
 		t.Errorf("moves %+v, retired %v", running, m.state.topology.retired)
 	}
