@@ -31,6 +31,7 @@ type Move struct {
 	Ended      string `json:"ended"`   // and while it runs
 
 	started, ended uint64 // Unix times in nanoseconds; 0: as above
+	fromID         string // id of the server From
 }
 
 // MoveList is the contract of `shard moves -o json`.
@@ -53,7 +54,7 @@ var phaseText = map[string]string{
 func NewMove(r *rowraftv1.StatusReply, p *rowraftv1.Move, st *rowraftv1.MoveStatus) Move {
 	phase := Word(p.GetPhase().String(), "MOVE_PHASE_")
 	v := Move{
-		ID: p.GetId(), Shard: p.GetShard(), From: nameInHistory(r, p.GetFrom().GetNode()),
+		ID: p.GetId(), Shard: p.GetShard(), fromID: p.GetFrom().GetNode(), From: nameInHistory(r, p.GetFrom().GetNode()),
 		To:         nameInHistory(r, p.GetTo().GetNode()),
 		OldReplica: p.GetFrom().GetId(), NewReplica: p.GetTo().GetId(), Phase: phase, Running: phase != "done" &&
 			phase != "cancelled",

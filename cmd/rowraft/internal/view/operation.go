@@ -64,9 +64,9 @@ func NewOperation(o *rowraftv1.Operation) Operation {
 
 // moveOperation converts a move to an operation.
 func moveOperation(m Move) Operation {
-	v := Operation{ID: strconv.FormatUint(m.ID, 10), Kind: "move", Server: m.From, State: m.Phase, Detail: m.Line(),
-		Total: 1, WaitingFor: m.WaitingFor, Shard: &m.Shard, Reason: m.Reason, Started: m.Started, Ended: m.Ended,
-		started: m.started, ended: m.ended}
+	v := Operation{ID: strconv.FormatUint(m.ID, 10), Kind: "move", Server: m.From, ServerID: m.fromID,
+		State: m.Phase, Detail: m.Line(), Total: 1, WaitingFor: m.WaitingFor, Shard: &m.Shard, Reason: m.Reason,
+		Started: m.Started, Ended: m.Ended, started: m.started, ended: m.ended}
 	if m.Running {
 		v.State, v.Left = "running", 1
 	}
