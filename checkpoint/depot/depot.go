@@ -6,6 +6,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -67,6 +68,10 @@ func Open(url string) (Depot, error) {
 
 // CheckName reports a name that no checkpoint can have, as CodeInvalidArgument.
 func CheckName(name string) error { return checkpoint.CheckName(name) }
+
+// NameAt returns the name of a checkpoint that got none: the time, and the first four digits of id, which its caller
+// draws.
+func NameAt(t time.Time, id string) string { return t.UTC().Format("20060102T150405Z") + "-" + id[:4] }
 
 // Split cuts DESTINATION/NAME at its last slash.
 func Split(url string) (destination, name string, err error) {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rowraft/rowraft"
 	"github.com/rowraft/rowraft/checkpoint"
@@ -298,5 +299,12 @@ func TestSplit(t *testing.T) {
 	for _, url := range []string{"name", "/a/", "/a/..", ""} {
 		_, _, err := Split(url)
 		testutil.WantCodeOf(t, url, err, rowraft.CodeInvalidArgument)
+	}
+}
+
+func TestNameOfTheTime(t *testing.T) {
+	at := time.Date(2026, 1, 2, 4, 5, 6, 7, time.FixedZone("CET", 3600))
+	if name := NameAt(at, "abcdef00"); name != "20260102T030506Z-abcd" || CheckName(name) != nil {
+		t.Errorf("the name is %q, %v", name, CheckName(name))
 	}
 }

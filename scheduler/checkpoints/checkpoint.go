@@ -249,7 +249,7 @@ type creation struct {
 // attempt of the call made, if one did.
 func (op *creation) open(ctx context.Context) (*checkpoint.Manifest, error) {
 	if op.name = op.req.GetName(); op.name == "" {
-		op.name = op.prefix + op.created.Format("20060102T150405Z") + "-" + op.id.String()[:4]
+		op.name = op.prefix + depot.NameAt(op.created, op.id.String())
 	}
 	if err := depot.CheckName(op.name); err != nil {
 		return nil, err

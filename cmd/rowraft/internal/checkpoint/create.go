@@ -45,7 +45,7 @@ are in a row) a full checkpoint is made, and the command says why. With --base i
 			operation := uuid.New()
 			req.Destination, req.Operation = args[0], operation[:]
 			if req.Name == "" { // of all attempts
-				req.Name = started.UTC().Format("20060102T150405Z") + "-" + operation.String()[:4]
+				req.Name = depot.NameAt(started, operation.String())
 			}
 			done, err := follow(g, cmd, "write", lostCreate, func(ctx context.Context, c rowraftv1.CheckpointsClient,
 				attempt uint32) (receiver[*rowraftv1.CreateCheckpointReply], error) {

@@ -39,10 +39,6 @@ func newOperationListCmd(g *remote.Flags) *cobra.Command {
 				return fmt.Errorf("operation list: %w", err)
 			}
 			v := view.NewOperationList(reply, all)
-			if all && len(v.Operations) == 0 && (g.Output == cli.FormatTable || g.Output == cli.FormatWide) {
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), "No operation runs or has run.")
-				return err
-			}
 			return cli.Show(cmd.OutOrStdout(), g.Output, v, v.Print)
 		},
 	}

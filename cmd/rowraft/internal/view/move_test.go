@@ -1,6 +1,7 @@
 package view
 
 import (
+	"strings"
 	"testing"
 
 	rowraftv1 "github.com/rowraft/rowraft/proto/rowraft/v1"
@@ -16,6 +17,15 @@ func TestAServerThatLeftHasAName(t *testing.T) {
 		m := NewMove(r, &rowraftv1.Move{From: &rowraftv1.Replica{Node: tc[0]}, To: &rowraftv1.Replica{Node: tc[0]}}, nil)
 		if m.From != tc[1] || m.To != tc[1] {
 			t.Errorf("server %s: from %s to %s, want %s", tc[0], m.From, m.To, tc[1])
+		}
+	}
+}
+
+func TestNoOperations(t *testing.T) {
+	for ended, want := range map[bool]string{false: "No operation runs.\n", true: "No operation runs or has run.\n"} {
+		var b strings.Builder
+		if err := NewOperationList(&rowraftv1.StatusReply{}, ended).Print(&b, false); err != nil || b.String() != want {
+			t.Errorf("ended %v: %q, %v; want %q", ended, b.String(), err, want)
 		}
 	}
 }

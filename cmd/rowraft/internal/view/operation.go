@@ -40,6 +40,8 @@ type Operation struct {
 type OperationList struct {
 	Schema     string      `json:"schema"`
 	Operations []Operation `json:"operations"`
+
+	ended bool // also those that have ended
 }
 
 // NewOperation describes a drain, decommission or replacement.
@@ -77,7 +79,7 @@ func moveOperation(m Move) Operation {
 // NewOperationList returns the running operations of a status, and the ended ones, if requested, in the order in which
 // they started.
 func NewOperationList(r *rowraftv1.StatusReply, ended bool) *OperationList {
-	v := &OperationList{Schema: cli.JSONSchema, Operations: []Operation{}}
+	v := &OperationList{Schema: cli.JSONSchema, Operations: []Operation{}, ended: ended}
 	for _, o := range r.GetOperations() {
 		v.Operations = append(v.Operations, NewOperation(o))
 	}
@@ -107,7 +109,11 @@ func (o *Operation) took(now time.Time) string {
 // Print writes a table.
 func (v *OperationList) Print(w io.Writer, wide bool) error {
 	if len(v.Operations) == 0 {
-		_, err := fmt.Fprintln(w, "No operation runs.")
+		none := "No operation runs."
+		if v.ended {
+			none = "No operation runs or has run."
+		}
+		_, err := fmt.Fprintln(w, none)
 		return err
 	}
 	header := []string{"ID", "KIND", "SERVER", "STATE", "STARTED (UTC)", "TOOK"}
