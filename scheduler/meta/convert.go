@@ -57,3 +57,13 @@ func describe(s rowraft.Schema) string {
 func HasTable(tables []rowraft.Schema, id rowraft.TableID) bool {
 	return slices.ContainsFunc(tables, func(t rowraft.Schema) bool { return t.ID == id })
 }
+
+// idOf returns the id of the table of this name in the list; 0 if there is none.
+func idOf(tables []rowraft.Schema, name string) rowraft.TableID {
+	for _, t := range tables {
+		if t.Name == name {
+			return t.ID
+		}
+	}
+	return 0
+}

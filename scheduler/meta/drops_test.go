@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/rowraft/rowraft"
@@ -63,6 +64,53 @@ func TestDropAndRestore(t *testing.T) {
 	if got := a.m.DroppedTables(); len(got) != 1 || got[0].Epoch != 2 {
 		t.Errorf("dropped %v, want table 9 of epoch 2", got)
 	}
+}
+
+// TestTablesOfAnotherJob: a job whose name is another one's with a suffix keeps its own tables and its own run, and a
+// table with any name is of the run whose members train it.
+func TestTablesOfAnotherJob(t *testing.T) {
+	h := &history{t: t, m: withShards(t), index: 10}
+	none := rowraft.CodeUnknown
+	const ads, adsV2, extra, shared = 11, 12, 13, 14
+	for id, name := range map[uint64]string{ads: "ads.embeddings", adsV2: "ads.v2.dense.w", extra: "ads.extra",
+		shared: "shared"} {
+		h.step(name, cmdTable(metacmd.SGD(name, 4), id, false), none)
+	}
+	runs := func(what string, want ...string) {
+		t.Helper()
+		var got []string
+		for _, r := range h.m.Runs() {
+			got = append(got, r.GetJob())
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: runs of %v, want %v", what, got, want)
+		}
+	}
+	restore := func(number uint16, id rowraft.TableID, name string) {
+		t.Helper()
+		table := metacmd.SGD(name, 4)
+		table.ID = id.RestoredBy(number)
+		h.step("a restore begins", metacmd.BeginRestore(byte(number)), none)
+		h.step("it is decided", metacmd.DecideRestore(metacmd.Restore(byte(number), 1, 2, table)), none)
+		h.step("it is closed", metacmd.EndRestore(byte(number), true), none)
+	}
+	first, second := h.enter("ads", 0, 1), h.enter("ads.v2", 0, 2)
+	h.step("it attends", metacmd.Attend(first, "", 0, ads, shared), none)
+	h.step("it attends", metacmd.Attend(second, "", 0, adsV2), none)
+	restore(1, adsV2, "ads.v2.dense.w")
+	if a, b := h.m.RunOf("ads"), h.m.RunOf("ads.v2"); a.GetTableEpoch() != 1 || b.GetTableEpoch() != 0 ||
+		len(a.GetTables()) != 2 {
+		t.Errorf("after a restore for job ads.v2 the runs have tables of epoch %d and %d, want 1 and 0", a.GetTableEpoch(),
+			b.GetTableEpoch())
+	}
+	h.step("ads stops", metacmd.LeaveJob(first, stopped), none)
+	h.step("ads.v2 stops", metacmd.LeaveJob(second, stopped), none)
+	h.step("a table of no job", metacmd.DropTable("ads.extra", extra), none)
+	runs("a table of no job was dropped", "ads", "ads.v2")
+	h.step("a table of ads.v2", metacmd.DropTable("ads.v2.dense.w", uint64(rowraft.TableID(adsV2).RestoredBy(1))), none)
+	runs("a table of ads.v2 was dropped", "ads")
+	restore(2, shared, "shared")
+	runs("a table that ads has trained was restored")
 }
 
 func TestGoldenDrop(t *testing.T) {

@@ -293,10 +293,26 @@ func (g *registry) stopJob(c *rowraftv1.MetaStopJob) error {
 	return nil
 }
 
+// ownTables are the names of a job's tables behind "JOB."; a parameter with a table of its own has ownParameters and
+// its name. Package trainer/tables gives these names, and no job's name has ".dense." in it.
+var ownTables = []string{"embeddings", "dense", "audit", "progress"}
+
+const ownParameters = "dense."
+
+// trainsTable reports whether a table is one of a run: a member has said so in Attend, or the name says so. The name
+// "ads.v2.dense" is that of a table of job ads.v2, not of job ads.
+func trainsTable(r *rowraftv1.MetaRun, name string, id rowraft.TableID) bool {
+	if slices.Contains(r.GetTables(), uint64(id)) {
+		return true
+	}
+	own, found := strings.CutPrefix(name, r.GetJob()+".")
+	return found && (slices.Contains(ownTables, own) || strings.HasPrefix(own, ownParameters))
+}
+
 // forgetRuns deletes the runs of a dropped table in which no worker trains: these runs cannot resume.
-func (g *registry) forgetRuns(table string) {
+func (g *registry) forgetRuns(table string, id rowraft.TableID) {
 	g.runs = slices.DeleteFunc(slices.Clone(g.runs), func(r *rowraftv1.MetaRun) bool {
-		forget := strings.HasPrefix(table, r.GetJob()+".") && len(TrainingRanks(r)) == 0
+		forget := trainsTable(r, table, id) && len(TrainingRanks(r)) == 0
 		if forget {
 			g.endRun(r)
 			g.endRun(r.GetPrevious())
@@ -305,12 +321,12 @@ func (g *registry) forgetRuns(table string) {
 	})
 }
 
-// renewRuns deletes the runs of a restored table, like those of a dropped one. The next worker of a run that still
-// trains begins a new run.
-func (g *registry) renewRuns(table string) {
-	g.forgetRuns(table)
+// renewRuns deletes the runs of a restored table, like those of a dropped one; id is that of the table that it
+// replaces. The next worker of a run that still trains begins a new run.
+func (g *registry) renewRuns(table string, id rowraft.TableID) {
+	g.forgetRuns(table, id)
 	for i, r := range g.runs {
-		if strings.HasPrefix(table, r.GetJob()+".") {
+		if trainsTable(r, table, id) {
 			g.runs[i] = proto.CloneOf(r) // forgetRuns has copied the list, so the element may be replaced
 			g.runs[i].TableEpoch = 0
 			g.accept(g.runs[i]) // the earlier run had other tables

@@ -155,7 +155,7 @@ func (s *state) init(cluster rowraft.ClusterID) error {
 func (s *state) dropTable(name string, id rowraft.TableID) error {
 	dropped, err := s.catalog.drop(name, id)
 	if dropped {
-		s.registry.forgetRuns(name)
+		s.registry.forgetRuns(name, id)
 		s.topology.cluster.Version++
 	}
 	return err
@@ -164,19 +164,19 @@ func (s *state) dropTable(name string, id rowraft.TableID) error {
 // decideRestore decides a restore. Trainers of a replaced table must be started again. After a restore of single
 // tables, other trainers continue without interruption.
 func (s *state) decideRestore(r *rowraftv1.MetaRestore) error {
-	epoch := s.catalog.epoch
+	epoch, before := s.catalog.epoch, s.catalog.tables
 	replaced, err := s.catalog.decide(r, len(s.topology.cluster.Shards), s.registry.trainersOfAll())
 	if err != nil || replaced == nil {
 		return err
 	}
 	// The catalog is asked first because only decide can refuse: the registry must not change for a restore that is
 	// refused.
-	s.registry.detachRuns(replaced)
 	for _, t := range r.GetTables() {
 		if epoch == s.catalog.epoch { // a run of another epoch ends by itself
-			s.registry.renewRuns(t.GetName())
+			s.registry.renewRuns(t.GetName(), idOf(before, t.GetName()))
 		}
 	}
+	s.registry.detachRuns(replaced) // after renewRuns, which asks for the tables of the runs
 	s.topology.cluster.Version++
 	return nil
 }
