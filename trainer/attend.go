@@ -41,7 +41,7 @@ func (j *Job) attend(ctx context.Context, s *member.Saved, onStop func(),
 	at, err := j.cfg.member.Register(ctx, a)
 	if err != nil && s != nil && rowraft.CodeOf(err) == rowraft.CodePrecondition {
 		return nil, fmt.Errorf("%w; to resume from the checkpoint, put the job's tables in place first, with its trainers "+
-			"stopped: %s", err, s.RestoreCommand(j.cfg.Job))
+			"stopped: %s", err, s.RestoreCommand(j.ownTables()))
 	}
 	return at, err
 }
@@ -79,7 +79,7 @@ func (j *Job) pauseFor(ctx context.Context, agree jobs.Agree) (*jobs.Paused, err
 // of its job, whose checkpoints need its state.
 func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*report.Result, error) {
 	if s != nil {
-		if err := errors.Join(j.Resume(s.State), s.CheckTables(j.cfg.Job, j.ownTables())); err != nil {
+		if err := errors.Join(j.Resume(s.State), s.CheckTables(j.ownTables())); err != nil {
 			return nil, fmt.Errorf("resume from checkpoint %s: %w", s.Path, err)
 		}
 	}

@@ -299,7 +299,7 @@ func TestResumeWantsTheTablesOfTheCheckpoint(t *testing.T) {
 			t.Errorf("another %s: %v, want Precondition", gone.Name, err)
 		}
 	}
-	if err := (&member.Saved{Tables: all}).CheckTables(cfg.Job, j.ownTables()); err != nil {
+	if err := (&member.Saved{Tables: all}).CheckTables(j.ownTables()); err != nil {
 		t.Errorf("the tables of the checkpoint: %v", err)
 	}
 }

@@ -71,20 +71,29 @@ func ReadSaved(ctx context.Context, path, job string, rank int) (s *Saved, err e
 
 // CheckTables returns an error if one of the tables of a job did not come with the checkpoint: someone dropped it
 // since, and the run has created an empty one.
-func (s *Saved) CheckTables(job string, tables []*rowraft.Schema) error {
+func (s *Saved) CheckTables(tables []*rowraft.Schema) error {
 	for _, t := range tables {
 		if !slices.ContainsFunc(s.Tables, func(o rowraft.Schema) bool { return o.ID.Origin() == t.ID.Origin() }) {
 			return rowraft.Errorf(rowraft.CodePrecondition,
 				"the cluster's tables do not come from checkpoint %s: table %s was created after it; put the job's "+
-					"tables in place first, with its trainers stopped: %s", s.Path, t.Name, s.RestoreCommand(job))
+					"tables in place first, with its trainers stopped: %s", s.Path, t.Name, s.RestoreCommand(tables))
 		}
 	}
 	return nil
 }
 
-// RestoreCommand returns the command that puts the tables of a job in place and changes no others.
-func (s *Saved) RestoreCommand(job string) string {
-	return fmt.Sprintf("rowraft checkpoint restore %s --table '%s.*' --replace", s.Path, job)
+// RestoreCommand returns the command that puts these tables of a job in place and changes no others. It names each one:
+// the pattern JOB.* would also match the tables of a job JOB.x.
+func (s *Saved) RestoreCommand(tables []*rowraft.Schema) string {
+	var names []string
+	for _, t := range tables {
+		names = append(names, t.Name)
+	}
+	return restoreCommand(s.Path, names)
+}
+
+func restoreCommand(path string, tables []string) string {
+	return fmt.Sprintf("rowraft checkpoint restore %s --table %s --replace", path, strings.Join(tables, ","))
 }
 
 // readState reads a trainer's state to the end, where the checksum is.
@@ -219,9 +228,8 @@ func (q *Resume) canStart(now *client.Restored, holds func(table string) (bool, 
 		if some {
 			return rowraft.Errorf(rowraft.CodePrecondition,
 				"resume auto finds no checkpoint to resume from, and table %s holds rows: training from step 1 would "+
-					"train half-trained rows. Put the job's newest checkpoint in place first: rowraft checkpoint "+
-					"restore DESTINATION/NAME --table '%s.*' --replace; or start without resume to train these rows on "+
-					"purpose, or drop the tables", t, q.Job)
+					"train half-trained rows. Put the job's newest checkpoint in place first: %s; or start without "+
+					"resume to train these rows on purpose, or drop the tables", t, restoreCommand("DESTINATION/NAME", q.Tables))
 		}
 	}
 	return nil

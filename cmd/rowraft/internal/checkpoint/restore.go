@@ -51,7 +51,7 @@ leader, and the time without progress in which it looks for the next one.
 ` + destinationHelp,
 		Example: `  rowraft checkpoint restore /mnt/checkpoints/nightly-1
   rowraft checkpoint restore s3://models/ctr/nightly-1 --replace
-  rowraft checkpoint restore s3://models/ctr/nightly-1 --table 'ctr.*' --replace     # the tables of job ctr alone
+  rowraft checkpoint restore s3://models/ctr/nightly-1 --table 'ctr.*' --replace     # all tables that begin with ctr.
   rowraft checkpoint restore s3://models/ctr/nightly-1 --table user_emb --dry-run -o json`,
 		Args: cli.OneArg("the checkpoint"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
