@@ -83,9 +83,9 @@ func (g *registry) trainersOfAll() (all []*rowraftv1.MetaTrained) {
 
 // ExpectedRanks returns the ranks of a run whose trainers a checkpoint waits for: those that attend by the log, also if
 // they have ended their training. If the run is needed, these are all ranks except those that another worker may
-// replace, and those that have left while others read their splits. A checkpoint waits for no trainer of an idle run,
-// in which no worker trains and of which none is connected: its trainers may be dead, and only training workers have
-// leases.
+// replace. A checkpoint never waits for a worker that has left while others read its splits; while that worker is
+// connected, it takes part. Nor does it wait for a trainer of an idle run, in which no worker trains and of which none
+// is connected: its trainers may be dead, and only training workers have leases.
 func ExpectedRanks(r *rowraftv1.MetaRun, needed, connected bool) (ranks []uint32) {
 	training := len(TrainingRanks(r)) > 0
 	idle := !connected && !training
@@ -94,8 +94,10 @@ func ExpectedRanks(r *rowraftv1.MetaRun, needed, connected bool) (ranks []uint32
 		if i, found := FindMember(r, rank); found {
 			m = r.GetMembers()[i]
 		}
-		left := training && r.GetData().GetExamples() > 0 && m.GetState() == rowraftv1.MemberState_MEMBER_STATE_STOPPED
-		if needed && !left && !replaceable(r, m) || m.GetAttending() != 0 && !idle {
+		if training && r.GetData().GetExamples() > 0 && m.GetState() == rowraftv1.MemberState_MEMBER_STATE_STOPPED {
+			continue // if it still attends, its process may be dead: it has no lease any more
+		}
+		if needed && !replaceable(r, m) || m.GetAttending() != 0 && !idle {
 			ranks = append(ranks, rank)
 		}
 	}
