@@ -140,10 +140,8 @@ func (j *Job) RunOn(ctx context.Context, c *client.Client, s *member.Saved) (*re
 			r.ResumedFrom = s.Path
 		}
 		var err error
-		if r.Checkpoint, r.Interrupted, err = ms.Park(ctx, at, r.Interrupted); err != nil || r.Interrupted {
-			return err
-		}
-		return ms.DeletePolicy(ctx)
+		r.Checkpoint, r.Interrupted, err = ms.Park(ctx, at, r.Interrupted)
+		return err
 	})
 	// The registration may have ended with an error.
 	if cause := context.Cause(train); ctx.Err() == nil && cause != nil && cause != errJobStopped {

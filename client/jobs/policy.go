@@ -20,7 +20,8 @@ type Policy struct {
 	KeepWithin  time.Duration // also keep checkpoints younger than this
 	Job         string        // make checkpoints only while this job trains, with all its trainers; "": always
 	SkipAbsent  bool
-	FullEvery   int // one of this many checkpoints is full, the others are deltas; 0 or 1: all are full
+	FullEvery   int  // one of this many checkpoints is full, the others are deltas; 0 or 1: all are full
+	UntilDone   bool // the cluster deletes the policy, not its checkpoints, when a run of the job is done
 }
 
 // SetPolicy creates the policy p.Name, or changes it if it exists.
@@ -29,19 +30,11 @@ func SetPolicy(ctx context.Context, c *client.Client, p Policy) error {
 		Name: p.Name, Destination: p.Destination, EveryNs: uint64(max(p.Every, 0)), Keep: uint32(max(p.Keep, 0)),
 		KeepWithinNs: uint64(max(p.KeepWithin, 0)),
 		Job:          p.Job, SkipAbsent: p.SkipAbsent, FullEvery: uint32(max(p.FullEvery, 0)),
+		UntilDone: p.UntilDone,
 	}}
 	return c.Control().Call(ctx, fmt.Sprintf("set checkpoint policy %s", p.Name),
 		func(ctx context.Context, conn grpc.ClientConnInterface) error {
 			_, err := rowraftv1.NewCheckpointsClient(conn).SetPolicy(ctx, req)
-			return err
-		})
-}
-
-// DeletePolicy deletes a policy; its checkpoints stay.
-func DeletePolicy(ctx context.Context, c *client.Client, name string) error {
-	return c.Control().Call(ctx, fmt.Sprintf("delete checkpoint policy %s", name),
-		func(ctx context.Context, conn grpc.ClientConnInterface) error {
-			_, err := rowraftv1.NewCheckpointsClient(conn).DeletePolicy(ctx, &rowraftv1.DeletePolicyRequest{Name: name})
 			return err
 		})
 }

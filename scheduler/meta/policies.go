@@ -69,6 +69,8 @@ func CheckPolicy(p *rowraftv1.CheckpointPolicy) error {
 		return bad("an owner's name of %d bytes, want at most %d", len(p.GetOwner()), maxNameLength)
 	case p.GetOwner() != "" && p.GetJob() == "":
 		return bad("trainer %s owns it, and it names no job: want the job that the trainer trains", p.GetOwner())
+	case p.GetUntilDone() && p.GetJob() == "":
+		return bad("it ends with a run of its job, and names none")
 	case len(p.GetJob()) > maxNameLength:
 		return bad("a job's name of %d bytes, want at most %d", len(p.GetJob()), maxNameLength)
 	case p.GetFullEvery() > checkpoint.MaxDeltas+1:
@@ -125,6 +127,13 @@ func (l *policyList) remove(name string) error {
 	}
 	*l = slices.Delete(slices.Clone(*l), i, i+1)
 	return nil
+}
+
+// endJob removes the policies that end with a run of the job.
+func (l *policyList) endJob(job string) {
+	*l = slices.DeleteFunc(slices.Clone(*l), func(p *Policy) bool {
+		return p.GetPolicy().GetUntilDone() && p.GetPolicy().GetJob() == job
+	})
 }
 
 // change replaces the record of a policy with a changed copy.

@@ -113,6 +113,45 @@ func TestRunsOfAPolicy(t *testing.T) {
 	step("deleted again", del, rowraft.CodeNotFound)
 }
 
+// TestPoliciesEndWithTheRun that they are of, at once: a trainer that deleted one late would delete that of the next
+// run.
+func TestPoliciesEndWithTheRun(t *testing.T) {
+	h := &history{t: t, m: withShards(t), index: 10}
+	none := rowraft.CodeUnknown
+	set := func(name, job string, untilDone bool) {
+		p := metacmd.Nightly("/mnt", 2)
+		p.Name, p.Job, p.UntilDone = name, job, untilDone
+		h.step("a policy is set", metacmd.SetPolicy(p, 1), none)
+	}
+	names := func() (names []string) {
+		for _, p := range h.m.Policies() {
+			names = append(names, p.GetPolicy().GetName())
+		}
+		return names
+	}
+	first, second := h.enter("ctr", 0, 1), h.enter("ctr", 1, 2)
+	set("job-ctr", "ctr", true)
+	set("job-other", "other", true)
+	set("mine", "ctr", false)
+	h.step("one ends", metacmd.LeaveJob(first, ended), none)
+	if got := names(); len(got) != 3 {
+		t.Errorf("one worker trains: policies %v", got)
+	}
+	h.step("the other ends", metacmd.LeaveJob(second, ended), none)
+	if got := names(); !slices.Equal(got, []string{"job-other", "mine"}) {
+		t.Errorf("the run is done: policies %v", got)
+	}
+	h.enter("ctr", 0, 3)
+	set("job-ctr", "ctr", true)
+	h.step("a late call of the run before", metacmd.LeaveJob(second, ended), none)
+	if got := names(); len(got) != 3 {
+		t.Errorf("the next run trains: policies %v", got)
+	}
+	bad := metacmd.Nightly("/mnt", 2)
+	bad.UntilDone = true
+	h.step("of no job", metacmd.SetPolicy(bad, 1), rowraft.CodeInvalidArgument)
+}
+
 func TestGoldenBytesOfPolicies(t *testing.T) {
 	spec := metacmd.Nightly("/mnt", 5)
 	spec.Job, spec.Owner = "ctr", "tom"

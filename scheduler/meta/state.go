@@ -99,7 +99,7 @@ func (s *state) apply(command *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_EnterJob:
 		return s.registry.enterJob(c.EnterJob, s.catalog.epoch)
 	case *rowraftv1.MetaCommand_LeaveJob:
-		return nil, s.registry.leaveJob(c.LeaveJob)
+		return nil, s.leaveJob(c.LeaveJob)
 	case *rowraftv1.MetaCommand_TakeSplit:
 		return s.registry.takeSplit(c.TakeSplit)
 	case *rowraftv1.MetaCommand_EndSplit:
@@ -195,6 +195,16 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 	}
 	s.registry.attend(r, i, a.GetTables(), s.catalog.has)
 	return nil
+}
+
+// leaveJob takes a member out of its run. If the run is done then, its regular checkpoints end.
+func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
+	err := s.registry.leaveJob(l)
+	job := l.GetIdentity().GetJob()
+	if r := s.registry.run(job); r.GetState() == rowraftv1.JobState_JOB_STATE_DONE {
+		s.policies.endJob(job)
+	}
+	return err
 }
 
 // newMap returns the cluster map of the state as an immutable copy.

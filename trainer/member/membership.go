@@ -175,10 +175,8 @@ func (m *Membership) RepeatedExamples(ctx context.Context) (least, most int64, o
 	return least, most, true
 }
 
-// policyName returns the name of the job's checkpoint policy.
-func (m *Membership) policyName() string { return "job-" + m.Job[:min(len(m.Job), 56)] }
-
-// SetPolicy makes the cluster create the job's regular checkpoints. The first trainer calls it for all.
+// SetPolicy makes the cluster create the job's regular checkpoints until the run is done: the rows do not change after
+// that. The first trainer calls it for all.
 func (m *Membership) SetPolicy(ctx context.Context) error {
 	conf := &m.Checkpoint
 	if conf.Every == 0 || m.Rank != 0 {
@@ -191,24 +189,9 @@ func (m *Membership) SetPolicy(ctx context.Context) error {
 		keep = 5
 	}
 	return jobs.SetPolicy(ctx, m.client, jobs.Policy{
-		Name: m.policyName(), Destination: conf.To, Every: conf.Every, Keep: keep, KeepWithin: conf.KeepWithin,
-		Job: m.Job, SkipAbsent: conf.SkipAbsent, FullEvery: conf.FullEvery,
+		Name: "job-" + m.Job[:min(len(m.Job), 56)], Destination: conf.To, Every: conf.Every, Keep: keep,
+		KeepWithin: conf.KeepWithin, Job: m.Job, SkipAbsent: conf.SkipAbsent, FullEvery: conf.FullEvery, UntilDone: true,
 	})
-}
-
-// DeletePolicy ends the regular checkpoints when the job is done: the rows do not change any more. Every trainer calls
-// it, because the first one may have left.
-func (m *Membership) DeletePolicy(ctx context.Context) error {
-	if m.Checkpoint.Every == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, m.Patience)
-	defer cancel()
-	err := jobs.DeletePolicy(ctx, m.client, m.policyName())
-	if rowraft.CodeOf(err) == rowraft.CodeNotFound { // another trainer or an operator has deleted it
-		return nil
-	}
-	return err
 }
 
 // stopPatience is how long a trainer with a stop request waits for its on_stop checkpoint. A second signal ends it

@@ -31,9 +31,10 @@ type CheckpointPolicy struct {
 	KeepWithinNs  uint64                 `protobuf:"varint,5,opt,name=keep_within_ns,json=keepWithinNs,proto3" json:"keep_within_ns,omitempty"` // and those that are younger; 0: none
 	Job           string                 `protobuf:"bytes,6,opt,name=job,proto3" json:"job,omitempty"`                                          // only while it trains, and with all its trainers; "": always
 	SkipAbsent    bool                   `protobuf:"varint,7,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"`
-	FullEvery     uint32                 `protobuf:"varint,8,opt,name=full_every,json=fullEvery,proto3" json:"full_every,omitempty"` // 1 or 0: all are full; n: after a full one come n-1 deltas
-	Verify        bool                   `protobuf:"varint,9,opt,name=verify,proto3" json:"verify,omitempty"`                        // read every byte of those that stay, once each, before one is removed
-	Owner         string                 `protobuf:"bytes,10,opt,name=owner,proto3" json:"owner,omitempty"`                          // name of the trainer that set it, by its certificate; "": an admin or operator set it. The server writes it
+	FullEvery     uint32                 `protobuf:"varint,8,opt,name=full_every,json=fullEvery,proto3" json:"full_every,omitempty"`  // 1 or 0: all are full; n: after a full one come n-1 deltas
+	Verify        bool                   `protobuf:"varint,9,opt,name=verify,proto3" json:"verify,omitempty"`                         // read every byte of those that stay, once each, before one is removed
+	Owner         string                 `protobuf:"bytes,10,opt,name=owner,proto3" json:"owner,omitempty"`                           // name of the trainer that set it, by its certificate; "": an admin or operator set it. The server writes it
+	UntilDone     bool                   `protobuf:"varint,11,opt,name=until_done,json=untilDone,proto3" json:"until_done,omitempty"` // deleted when a run of the job is done
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -136,6 +137,13 @@ func (x *CheckpointPolicy) GetOwner() string {
 		return x.Owner
 	}
 	return ""
+}
+
+func (x *CheckpointPolicy) GetUntilDone() bool {
+	if x != nil {
+		return x.UntilDone
+	}
+	return false
 }
 
 // PolicyRecord is what a policy has done. Times are Unix nanoseconds by the clock of
@@ -4068,7 +4076,7 @@ var File_rowraft_v1_checkpoint_proto protoreflect.FileDescriptor
 const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"\x1browraft/v1/checkpoint.proto\x12\n" +
-	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\x9d\x02\n" +
+	"rowraft.v1\x1a\x18rowraft/v1/cluster.proto\x1a\x15rowraft/v1/jobs.proto\"\xbc\x02\n" +
 	"\x10CheckpointPolicy\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x19\n" +
@@ -4082,7 +4090,9 @@ const file_rowraft_v1_checkpoint_proto_rawDesc = "" +
 	"full_every\x18\b \x01(\rR\tfullEvery\x12\x16\n" +
 	"\x06verify\x18\t \x01(\bR\x06verify\x12\x14\n" +
 	"\x05owner\x18\n" +
-	" \x01(\tR\x05owner\"\xe7\x01\n" +
+	" \x01(\tR\x05owner\x12\x1d\n" +
+	"\n" +
+	"until_done\x18\v \x01(\bR\tuntilDone\"\xe7\x01\n" +
 	"\fPolicyRecord\x12\x15\n" +
 	"\x06set_ns\x18\x01 \x01(\x04R\x05setNs\x12\x19\n" +
 	"\bbegun_ns\x18\x02 \x01(\x04R\abegunNs\x12\x18\n" +
