@@ -137,7 +137,7 @@ func (c *Service) runPolicy(ctx context.Context, name string) error {
 	made := fmt.Sprintf("%s-%s", name, begun.UTC().Format("20060102T150405.000Z"))
 	err := c.lead.Propose(ctx,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{
-			Name: name, Checkpoint: made, AtNs: uint64(begun.UnixNano()),
+			Name: name, Checkpoint: made,
 		}}})
 	if err != nil {
 		return err

@@ -43,8 +43,7 @@ func (c *Service) SetPolicy(ctx context.Context, req *rowraftv1.SetPolicyRequest
 		return nil, err
 	}
 	err = c.lead.Propose(ctx,
-		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p,
-			AtNs: uint64(time.Now().UnixNano())}}})
+		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p}}})
 	if err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func (s *Service) forgetIdle(ctx context.Context) {
 		}
 		err := s.lead.Propose(ctx,
 			&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{Job: r.GetJob(),
-				Run: r.GetRun(), AtNs: now}}})
+				Run: r.GetRun()}}})
 		if err != nil {
 			return // the next round tries again
 		}

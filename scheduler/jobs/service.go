@@ -191,9 +191,8 @@ func (s *Service) Leave(ctx context.Context, q *rowraftv1.LeaveRequest) (*rowraf
 	return &rowraftv1.LeaveReply{}, nil
 }
 
-// leave logs l, with the present time.
+// leave logs l.
 func (s *Service) leave(ctx context.Context, l *rowraftv1.MetaLeaveJob) error {
-	l.AtNs = uint64(time.Now().UnixNano())
 	err := s.lead.Propose(ctx, &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_LeaveJob{LeaveJob: l}})
 	if err != nil {
 		return err
@@ -323,7 +322,7 @@ func (s *Service) DeleteJob(ctx context.Context, q *rowraftv1.DeleteJobRequest) 
 	}
 	err := s.lead.Propose(ctx,
 		&rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{
-			Job: q.GetJob(), Run: q.GetRun(), AtNs: uint64(time.Now().UnixNano()), Asked: true,
+			Job: q.GetJob(), Run: q.GetRun(), Asked: true,
 		}}})
 	if err != nil {
 		return nil, err

@@ -58,7 +58,7 @@ type Move struct {
 	Phase    Phase
 	Reason   rowraftv1.MoveReason
 
-	BegunNs, EndedNs uint64 // Unix times of the commands; 0: unknown
+	BegunNs, EndedNs uint64 // Unix times of the commands; EndedNs is 0 while it runs
 }
 
 // ToProto converts the move for a reply or a snapshot.
@@ -82,9 +82,9 @@ func moveFromProto(p *rowraftv1.Move) Move {
 	}
 }
 
-// Took returns the time of a move that has ended; 0 if it is unknown, also because the clocks of two leaders differ.
+// Took returns the time of a move that has ended; 0 if it is unknown because the clocks of two leaders differ.
 func (m *Move) Took() time.Duration {
-	if m.BegunNs == 0 || m.EndedNs < m.BegunNs {
+	if m.EndedNs < m.BegunNs {
 		return 0
 	}
 	return time.Duration(m.EndedNs - m.BegunNs)

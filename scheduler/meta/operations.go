@@ -36,7 +36,7 @@ type Operation struct {
 	State rowraftv1.OperationState
 	total uint64
 
-	begunNs, endedNs uint64 // Unix times of the commands; 0: unknown
+	begunNs, endedNs uint64 // Unix times of the commands; endedNs is 0 while it runs
 }
 
 // ToProto converts the operation for a reply or a snapshot.

@@ -80,13 +80,13 @@ func CheckPolicy(p *rowraftv1.CheckpointPolicy) error {
 }
 
 // set creates or changes a policy. The record stays if the destination stays.
-func (l *policyList) set(c *rowraftv1.MetaSetPolicy) error {
+func (l *policyList) set(c *rowraftv1.MetaSetPolicy, nowNs uint64) error {
 	p := c.GetPolicy()
 	if err := CheckPolicy(p); err != nil {
 		return err
 	}
 	i, found := l.find(p.GetName())
-	record := &rowraftv1.PolicyRecord{SetNs: c.GetAtNs()}
+	record := &rowraftv1.PolicyRecord{SetNs: nowNs}
 	owns := func(q *Policy) bool { return q.GetPolicy().GetOwner() == p.GetOwner() }
 	switch {
 	case found && p.GetOwner() != "" && !owns((*l)[i]):
@@ -150,7 +150,7 @@ func (l policyList) change(name string, f func(*rowraftv1.CheckpointPolicy, *row
 	return nil
 }
 
-func (l policyList) begin(c *rowraftv1.MetaBeginPolicyRun) error {
+func (l policyList) begin(c *rowraftv1.MetaBeginPolicyRun, nowNs uint64) error {
 	return l.change(c.GetName(), func(_ *rowraftv1.CheckpointPolicy, r *rowraftv1.PolicyRecord) error {
 		switch {
 		case r.GetRunning() != "":
@@ -165,7 +165,7 @@ func (l policyList) begin(c *rowraftv1.MetaBeginPolicyRun) error {
 				"checkpoint policy %s has %d checkpoints that could not be removed: %s", c.GetName(), len(r.GetMade()),
 				r.GetRetentionError())
 		}
-		r.Running, r.BegunNs = c.GetCheckpoint(), c.GetAtNs()
+		r.Running, r.BegunNs = c.GetCheckpoint(), nowNs
 		return nil
 	})
 }

@@ -84,7 +84,7 @@ func IsExpired(r *rowraftv1.MetaRun, atNs uint64) bool {
 }
 
 // forgetJob deletes a run from the registry.
-func (g *registry) forgetJob(c *rowraftv1.MetaForgetJob) error {
+func (g *registry) forgetJob(c *rowraftv1.MetaForgetJob, nowNs uint64) error {
 	r := g.run(c.GetJob())
 	switch {
 	case r == nil || !bytes.Equal(r.GetRun(), c.GetRun()):
@@ -97,7 +97,7 @@ func (g *registry) forgetJob(c *rowraftv1.MetaForgetJob) error {
 		return rowraft.Errorf(rowraft.CodePrecondition,
 			"job %s: %d workers train in it; stop it first with `rowraft job stop %s`", c.GetJob(), len(TrainingRanks(r)),
 			c.GetJob())
-	case !c.GetAsked() && !IsExpired(r, c.GetAtNs()):
+	case !c.GetAsked() && !IsExpired(r, nowNs):
 		return nil // its members came back and left again in between
 	}
 	g.endRun(r)

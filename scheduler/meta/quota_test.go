@@ -14,8 +14,8 @@ import (
 )
 
 func cmdForgetJob(job string, run []byte, at time.Duration, asked bool) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_ForgetJob{ForgetJob: &rowraftv1.MetaForgetJob{Job: job,
-		Run: run, AtNs: uint64(at), Asked: asked}}}
+	return &rowraftv1.MetaCommand{AtNs: uint64(at), Command: &rowraftv1.MetaCommand_ForgetJob{
+		ForgetJob: &rowraftv1.MetaForgetJob{Job: job, Run: run, Asked: asked}}}
 }
 
 // enterAs is a worker of an owner that enters a job.

@@ -148,7 +148,7 @@ func (g *registry) trainingMember(id *rowraftv1.JobIdentity) (*rowraftv1.MetaRun
 
 // leaveJob removes a member from the run's next generation. It does nothing for a member that has left already or was
 // replaced by another process.
-func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
+func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob, nowNs uint64) error {
 	switch l.GetState() {
 	case rowraftv1.MemberState_MEMBER_STATE_ENDED, rowraftv1.MemberState_MEMBER_STATE_STOPPED,
 		rowraftv1.MemberState_MEMBER_STATE_LOST, rowraftv1.MemberState_MEMBER_STATE_FAILED:
@@ -178,7 +178,7 @@ func (g *registry) leaveJob(l *rowraftv1.MetaLeaveJob) error {
 	nextGeneration(r)
 	if len(TrainingRanks(r)) == 0 {
 		settle(r)
-		r.IdleSinceNs = l.GetAtNs()
+		r.IdleSinceNs = nowNs
 		if r.GetPrevious() != nil && !slices.ContainsFunc(r.GetMembers(), func(m *rowraftv1.RunMember) bool {
 			return m.GetState() == rowraftv1.MemberState_MEMBER_STATE_ENDED
 		}) {

@@ -87,11 +87,11 @@ func (s *state) apply(command *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_Detach:
 		return nil, s.registry.detach(c.Detach)
 	case *rowraftv1.MetaCommand_SetPolicy:
-		return nil, s.policies.set(c.SetPolicy)
+		return nil, s.policies.set(c.SetPolicy, nowNs)
 	case *rowraftv1.MetaCommand_DeletePolicy:
 		return nil, s.policies.remove(c.DeletePolicy.GetName())
 	case *rowraftv1.MetaCommand_BeginPolicyRun:
-		return nil, s.policies.begin(c.BeginPolicyRun)
+		return nil, s.policies.begin(c.BeginPolicyRun, nowNs)
 	case *rowraftv1.MetaCommand_EndPolicyRun:
 		return nil, s.policies.end(c.EndPolicyRun)
 	case *rowraftv1.MetaCommand_ForgetCheckpoint:
@@ -99,7 +99,7 @@ func (s *state) apply(command *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_EnterJob:
 		return s.registry.enterJob(c.EnterJob, s.catalog.epoch)
 	case *rowraftv1.MetaCommand_LeaveJob:
-		return nil, s.leaveJob(c.LeaveJob)
+		return nil, s.leaveJob(c.LeaveJob, nowNs)
 	case *rowraftv1.MetaCommand_TakeSplit:
 		return s.registry.takeSplit(c.TakeSplit)
 	case *rowraftv1.MetaCommand_EndSplit:
@@ -109,7 +109,7 @@ func (s *state) apply(command *rowraftv1.MetaCommand) (any, error) {
 	case *rowraftv1.MetaCommand_StopJob:
 		return nil, s.registry.stopJob(c.StopJob)
 	case *rowraftv1.MetaCommand_ForgetJob:
-		return nil, s.registry.forgetJob(c.ForgetJob)
+		return nil, s.registry.forgetJob(c.ForgetJob, nowNs)
 	case *rowraftv1.MetaCommand_StartGeneration:
 		return s.registry.startGeneration(c.StartGeneration)
 	case *rowraftv1.MetaCommand_RaiseVersion:
@@ -198,8 +198,8 @@ func (s *state) attend(a *rowraftv1.MetaAttend) error {
 }
 
 // leaveJob takes a member out of its run. If the run is done then, its regular checkpoints end.
-func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob) error {
-	err := s.registry.leaveJob(l)
+func (s *state) leaveJob(l *rowraftv1.MetaLeaveJob, nowNs uint64) error {
+	err := s.registry.leaveJob(l, nowNs)
 	job := l.GetIdentity().GetJob()
 	if r := s.registry.run(job); r.GetState() == rowraftv1.JobState_JOB_STATE_DONE {
 		s.policies.endJob(job)

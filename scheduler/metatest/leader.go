@@ -96,10 +96,13 @@ func (l *Leader) Propose(ctx context.Context, c *rowraftv1.MetaCommand) error {
 	return err
 }
 
-// ProposeResult is Propose for a command with a result.
+// ProposeResult is Propose for a command with a result. A command without a time gets the present one.
 func (l *Leader) ProposeResult(_ context.Context, c *rowraftv1.MetaCommand) (any, error) {
 	if _, err := l.Leading(); err != nil {
 		return nil, err
+	}
+	if c.AtNs == 0 {
+		c.AtNs = uint64(time.Now().UnixNano())
 	}
 	entry, err := meta.EncodeEntry(wire.FirstVersion, c)
 	if err != nil {

@@ -3394,8 +3394,8 @@ type Move struct {
 	To            *Replica               `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
 	Phase         MovePhase              `protobuf:"varint,5,opt,name=phase,proto3,enum=rowraft.v1.MovePhase" json:"phase,omitempty"`
 	Reason        MoveReason             `protobuf:"varint,6,opt,name=reason,proto3,enum=rowraft.v1.MoveReason" json:"reason,omitempty"`
-	BegunNs       uint64                 `protobuf:"varint,7,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"` // Unix time; 0: unknown
-	EndedNs       uint64                 `protobuf:"varint,8,opt,name=ended_ns,json=endedNs,proto3" json:"ended_ns,omitempty"` // Unix time; 0: it runs, or unknown
+	BegunNs       uint64                 `protobuf:"varint,7,opt,name=begun_ns,json=begunNs,proto3" json:"begun_ns,omitempty"` // Unix time
+	EndedNs       uint64                 `protobuf:"varint,8,opt,name=ended_ns,json=endedNs,proto3" json:"ended_ns,omitempty"` // Unix time; 0: it runs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -62,7 +62,7 @@ type MetaCommand struct {
 	//	*MetaCommand_DeleteToken
 	//	*MetaCommand_RaiseVersion
 	Command       isMetaCommand_Command `protobuf_oneof:"command"`
-	AtNs          uint64                `protobuf:"varint,90,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader that proposes it; 0: unknown
+	AtNs          uint64                `protobuf:"varint,90,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader that proposes it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1656,8 +1656,7 @@ type MetaLeaveJob struct {
 	State         MemberState            `protobuf:"varint,2,opt,name=state,proto3,enum=rowraft.v1.MemberState" json:"state,omitempty"`
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Splits        []*SplitReached        `protobuf:"bytes,4,rep,name=splits,proto3" json:"splits,omitempty"`
-	AtNs          uint64                 `protobuf:"varint,5,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader
-	Steps         uint64                 `protobuf:"varint,6,opt,name=steps,proto3" json:"steps,omitempty"`           // as in LeaveRequest
+	Steps         uint64                 `protobuf:"varint,6,opt,name=steps,proto3" json:"steps,omitempty"` // as in LeaveRequest
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1720,13 +1719,6 @@ func (x *MetaLeaveJob) GetSplits() []*SplitReached {
 	return nil
 }
 
-func (x *MetaLeaveJob) GetAtNs() uint64 {
-	if x != nil {
-		return x.AtNs
-	}
-	return 0
-}
-
 func (x *MetaLeaveJob) GetSteps() uint64 {
 	if x != nil {
 		return x.Steps
@@ -1738,9 +1730,8 @@ func (x *MetaLeaveJob) GetSteps() uint64 {
 type MetaForgetJob struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`                // 16 bytes; another run changes nothing
-	AtNs          uint64                 `protobuf:"varint,3,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"` // Unix time of the leader
-	Asked         bool                   `protobuf:"varint,4,opt,name=asked,proto3" json:"asked,omitempty"`           // by a person: at any age
+	Run           []byte                 `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`      // 16 bytes; another run changes nothing
+	Asked         bool                   `protobuf:"varint,4,opt,name=asked,proto3" json:"asked,omitempty"` // by a person: at any age
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1787,13 +1778,6 @@ func (x *MetaForgetJob) GetRun() []byte {
 		return x.Run
 	}
 	return nil
-}
-
-func (x *MetaForgetJob) GetAtNs() uint64 {
-	if x != nil {
-		return x.AtNs
-	}
-	return 0
 }
 
 func (x *MetaForgetJob) GetAsked() bool {
@@ -3140,7 +3124,6 @@ func (x *MetaPolicy) GetRecord() *PolicyRecord {
 type MetaSetPolicy struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Policy        *CheckpointPolicy      `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
-	AtNs          uint64                 `protobuf:"varint,2,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3180,13 +3163,6 @@ func (x *MetaSetPolicy) GetPolicy() *CheckpointPolicy {
 		return x.Policy
 	}
 	return nil
-}
-
-func (x *MetaSetPolicy) GetAtNs() uint64 {
-	if x != nil {
-		return x.AtNs
-	}
-	return 0
 }
 
 type MetaDeletePolicy struct {
@@ -3239,7 +3215,6 @@ type MetaBeginPolicyRun struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the policy
 	Checkpoint    string                 `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
-	AtNs          uint64                 `protobuf:"varint,3,opt,name=at_ns,json=atNs,proto3" json:"at_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3286,13 +3261,6 @@ func (x *MetaBeginPolicyRun) GetCheckpoint() string {
 		return x.Checkpoint
 	}
 	return ""
-}
-
-func (x *MetaBeginPolicyRun) GetAtNs() uint64 {
-	if x != nil {
-		return x.AtNs
-	}
-	return 0
 }
 
 // MetaEndPolicyRun says how a run ended; refused if it is not the one that runs.
@@ -3539,19 +3507,17 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"replica_id\x18\x02 \x01(\tR\treplicaId\"T\n" +
 	"\fMetaEnterJob\x122\n" +
 	"\arequest\x18\x01 \x01(\v2\x18.rowraft.v1.EnterRequestR\arequest\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\"\xe7\x01\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\"\xd8\x01\n" +
 	"\fMetaLeaveJob\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12-\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x17.rowraft.v1.MemberStateR\x05state\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x120\n" +
-	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x13\n" +
-	"\x05at_ns\x18\x05 \x01(\x04R\x04atNs\x12\x14\n" +
-	"\x05steps\x18\x06 \x01(\x04R\x05steps\"^\n" +
+	"\x06splits\x18\x04 \x03(\v2\x18.rowraft.v1.SplitReachedR\x06splits\x12\x14\n" +
+	"\x05steps\x18\x06 \x01(\x04R\x05stepsJ\x04\b\x05\x10\x06\"O\n" +
 	"\rMetaForgetJob\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x10\n" +
-	"\x03run\x18\x02 \x01(\fR\x03run\x12\x13\n" +
-	"\x05at_ns\x18\x03 \x01(\x04R\x04atNs\x12\x14\n" +
-	"\x05asked\x18\x04 \x01(\bR\x05asked\"X\n" +
+	"\x03run\x18\x02 \x01(\fR\x03run\x12\x14\n" +
+	"\x05asked\x18\x04 \x01(\bR\x05askedJ\x04\b\x03\x10\x04\"X\n" +
 	"\rMetaTakeSplit\x123\n" +
 	"\bidentity\x18\x01 \x01(\v2\x17.rowraft.v1.JobIdentityR\bidentity\x12\x12\n" +
 	"\x04take\x18\x02 \x01(\x04R\x04take\"o\n" +
@@ -3676,18 +3642,16 @@ const file_rowraft_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"MetaPolicy\x124\n" +
 	"\x06policy\x18\x01 \x01(\v2\x1c.rowraft.v1.CheckpointPolicyR\x06policy\x120\n" +
-	"\x06record\x18\x02 \x01(\v2\x18.rowraft.v1.PolicyRecordR\x06record\"Z\n" +
+	"\x06record\x18\x02 \x01(\v2\x18.rowraft.v1.PolicyRecordR\x06record\"K\n" +
 	"\rMetaSetPolicy\x124\n" +
-	"\x06policy\x18\x01 \x01(\v2\x1c.rowraft.v1.CheckpointPolicyR\x06policy\x12\x13\n" +
-	"\x05at_ns\x18\x02 \x01(\x04R\x04atNs\"&\n" +
+	"\x06policy\x18\x01 \x01(\v2\x1c.rowraft.v1.CheckpointPolicyR\x06policyJ\x04\b\x02\x10\x03\"&\n" +
 	"\x10MetaDeletePolicy\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"]\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"N\n" +
 	"\x12MetaBeginPolicyRun\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
 	"checkpoint\x18\x02 \x01(\tR\n" +
-	"checkpoint\x12\x13\n" +
-	"\x05at_ns\x18\x03 \x01(\x04R\x04atNs\"r\n" +
+	"checkpointJ\x04\b\x03\x10\x04\"r\n" +
 	"\x10MetaEndPolicyRun\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +

@@ -86,8 +86,8 @@ open(os.path.join(here, "dropped.snapshot"), "wb").write(frame(b"RRMS", num(1, 1
 
 # Checkpoint policies. Every 10 minutes, keep 5, of job ctr, set by trainer tom; one made, one running, one failure.
 spec = data(1, b"nightly") + data(2, b"/mnt") + num(3, 600 * 10**9) + num(4, 5) + data(6, b"ctr") + data(10, b"tom")
-open(os.path.join(here, "set_policy.entry"), "wb").write(frame(b"RRME", data(32, data(1, spec) + num(2, 7))))
-open(os.path.join(here, "begin_policy_run.entry"), "wb").write(frame(b"RRME", data(34, data(1, b"nightly") + data(2, b"nightly-2") + num(3, 9))))
+open(os.path.join(here, "set_policy.entry"), "wb").write(frame(b"RRME", num(90, 7) + data(32, data(1, spec))))
+open(os.path.join(here, "begin_policy_run.entry"), "wb").write(frame(b"RRME", num(90, 9) + data(34, data(1, b"nightly") + data(2, b"nightly-2"))))
 record = num(1, 7) + num(2, 9) + data(3, b"nightly-2") + data(4, data(1, b"nightly-1") + num(2, 8)) + data(5, b"full") + num(6, 1)
 cmap = data(1, b"c-1") + num(2, 1) + num(8, 1)
 open(os.path.join(here, "policies.snapshot"), "wb").write(frame(b"RRMS", num(1, 9) + data(2, cmap) + data(32, data(1, spec) + data(2, record))))

@@ -101,7 +101,7 @@ func LeaveJob(id *rowraftv1.JobIdentity, state rowraftv1.MemberState,
 // LeaveJobAt is LeaveJob at a time.
 func LeaveJobAt(id *rowraftv1.JobIdentity, state rowraftv1.MemberState, at time.Duration) *rowraftv1.MetaCommand {
 	c := LeaveJob(id, state)
-	c.GetLeaveJob().AtNs = uint64(at)
+	c.AtNs = uint64(at)
 	return c
 }
 
@@ -126,14 +126,14 @@ func Nightly(destination string, keep uint32) *rowraftv1.CheckpointPolicy {
 
 // SetPolicy sets a checkpoint policy.
 func SetPolicy(p *rowraftv1.CheckpointPolicy, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_SetPolicy{
-		SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p, AtNs: at}}}
+	return &rowraftv1.MetaCommand{AtNs: at, Command: &rowraftv1.MetaCommand_SetPolicy{
+		SetPolicy: &rowraftv1.MetaSetPolicy{Policy: p}}}
 }
 
 // BeginPolicyRun begins a run of a checkpoint policy.
 func BeginPolicyRun(name, checkpoint string, at uint64) *rowraftv1.MetaCommand {
-	return &rowraftv1.MetaCommand{Command: &rowraftv1.MetaCommand_BeginPolicyRun{
-		BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: checkpoint, AtNs: at}}}
+	return &rowraftv1.MetaCommand{AtNs: at, Command: &rowraftv1.MetaCommand_BeginPolicyRun{
+		BeginPolicyRun: &rowraftv1.MetaBeginPolicyRun{Name: name, Checkpoint: checkpoint}}}
 }
 
 // EndPolicyRun ends a run of a checkpoint policy.
