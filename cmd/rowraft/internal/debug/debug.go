@@ -216,25 +216,53 @@ func serverParts(ctx context.Context, c *remote.Conn, client *http.Client, schem
 	if st.GetOpsAddr() == "" {
 		return append(parts, part{dir + "metrics.txt", nil, errors.New("the server has no ops port (--ops-listen)")})
 	}
+	ops, err := opsAddr(ctx, st.GetOpsAddr(), n.GetAddr())
+	if err != nil {
+		return append(parts, part{dir + "metrics.txt", nil, err})
+	}
 	for _, f := range []struct{ name, path string }{{"metrics.txt", "/metrics"}, {"readyz.txt", "/readyz"},
 		{"goroutines.txt", "/debug/pprof/goroutine?debug=1"}, {"heap.pb.gz", "/debug/pprof/heap"},
 		{"config.yaml", "/debug/config"}, {"log.jsonl", "/debug/log"}} {
-		b, err := fetch(ctx, client, scheme+opsAddr(st.GetOpsAddr(), n.GetAddr())+f.path)
+		b, err := fetch(ctx, client, scheme+ops+f.path)
 		parts = append(parts, part{dir + f.name, b, err})
 	}
 	return parts
 }
 
-// opsAddr returns the address of an ops port that listens on all addresses of a server whose address is at.
-func opsAddr(listens, at string) string {
+// opsAddr returns the address at which this machine reaches the ops port of a server whose own address is at. A port on
+// all addresses is reached there. A loopback port is reached only if the server runs on this machine: it would be the
+// port of another server otherwise, or none.
+func opsAddr(ctx context.Context, listens, at string) (string, error) {
 	host, port, err := net.SplitHostPort(listens)
-	if ip, perr := netip.ParseAddr(host); err != nil || perr != nil || !ip.IsUnspecified() {
-		return listens
+	ip, perr := netip.ParseAddr(host)
+	server, _, aerr := net.SplitHostPort(at)
+	switch {
+	case err != nil || perr != nil || aerr != nil:
+		return listens, nil
+	case ip.IsUnspecified():
+		return net.JoinHostPort(server, port), nil
+	case ip.IsLoopback() && !onThisMachine(ctx, server):
+		return "", fmt.Errorf("the ops port listens on %s, which only its own machine reaches: run debug zip there", listens)
 	}
-	if host, _, err = net.SplitHostPort(at); err != nil {
-		return listens
+	return listens, nil
+}
+
+// onThisMachine reports whether a host name or an address is one of this machine.
+func onThisMachine(ctx context.Context, host string) bool {
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return false
 	}
-	return net.JoinHostPort(host, port)
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(ips, func(ip netip.Addr) bool {
+		return ip.IsLoopback() || slices.ContainsFunc(own, func(a net.Addr) bool {
+			prefix, err := netip.ParsePrefix(a.String())
+			return err == nil && prefix.Addr() == ip.Unmap()
+		})
+	})
 }
 
 // maxPart bounds the bytes of a part.
