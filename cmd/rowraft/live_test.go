@@ -21,11 +21,11 @@ type live struct {
 	addr string
 }
 
-// startLive returns a cluster whose shards all have a leader.
-func startLive(t *testing.T, shards int) *live {
+// startLive returns a cluster whose shards all have a leader. more are flags of the server.
+func startLive(t *testing.T, shards int, more ...string) *live {
 	t.Helper()
-	s := serve(t, "--insecure", "--with-scheduler", "--shards", fmt.Sprint(shards), "--disk-reserve-bytes", "1",
-		"--disk-stall-limit", "60s")
+	s := serve(t, append([]string{"--insecure", "--with-scheduler", "--shards", fmt.Sprint(shards),
+		"--disk-reserve-bytes", "1", "--disk-stall-limit", "60s"}, more...)...)
 	c := &live{t, s.Addr}
 	testutil.Eventually(t, "every shard has a leader", func() bool {
 		leads := 0

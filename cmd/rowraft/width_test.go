@@ -1,9 +1,9 @@
 package main
 
 import (
-	"crypto/rand"
-	"encoding/hex"
+	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -20,16 +20,12 @@ import (
 )
 
 // large is described with the names, ids and numbers of a large cluster.
-func large(t *testing.T) *rowraftv1.StatusReply {
-	r := proto.CloneOf(described())
+func large() *rowraftv1.StatusReply {
+	r, random := proto.CloneOf(described()), rand.New(rand.NewPCG(1, 1)) // the same ids in each run
 	ids := map[string]string{}
 	uuid := func(id string) string {
 		if ids[id] == "" {
-			b := make([]byte, 16)
-			if _, err := rand.Read(b); err != nil {
-				t.Fatal(err)
-			}
-			h := hex.EncodeToString(b)
+			h := fmt.Sprintf("%016x%016x", random.Uint64(), random.Uint64())
 			ids[id] = strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
 		}
 		return ids[id]
@@ -77,6 +73,24 @@ func large(t *testing.T) *rowraftv1.StatusReply {
 	return r
 }
 
+// largePolicies are those of policies, with the names and errors of a large cluster.
+type largePolicies struct{ policies }
+
+func (largePolicies) ListPolicies(ctx context.Context, q *rowraftv1.ListPoliciesRequest) (*rowraftv1.ListPoliciesReply,
+	error) {
+	r, err := policies{}.ListPolicies(ctx, q)
+	for _, p := range r.GetPolicies() {
+		p.Policy.Name = "ads-ctr-" + p.Policy.Name
+		p.Policy.Destination = "s3://ml-prod-eu-central-1/checkpoints/recommendations"
+		p.Record.Failures, p.Record.Error = 12, "checkpoint "+p.Policy.Name+"-20261123T060000Z: write shard 17: "+
+			"disk of server rowraft-4 has 104857600 bytes free, 538968064 are kept in reserve"
+		for _, made := range p.Record.Made {
+			made.Name = p.Policy.Name + "-20261123T060000Z"
+		}
+	}
+	return r, err
+}
+
 // TestTablesFitATerminal: no line of a table has more than 80 characters, with realistic data, unless -o wide asks
 // for it.
 func TestTablesFitATerminal(t *testing.T) {
@@ -85,8 +99,8 @@ func TestTablesFitATerminal(t *testing.T) {
 	j.Members[0].Member.Worker, j.Members[1].Member.Worker = "trainer-a100-007", "trainer-a100-008"
 	beat := j.Members[0].Beat
 	beat.Step, beat.StepsPerSecond, beat.ExamplesPerSecond = 12_345_678, 1234.5, 4_160_000
-	addr := start(t, &fakeCluster{status: large(t)}, func(g *grpc.Server) {
-		rowraftv1.RegisterCheckpointsServer(g, policies{})
+	addr := start(t, &fakeCluster{status: large()}, func(g *grpc.Server) {
+		rowraftv1.RegisterCheckpointsServer(g, largePolicies{})
 		rowraftv1.RegisterCertificatesServer(g, tokens{})
 		rowraftv1.RegisterJobsServer(g, &fakeJobs{points: [][]*rowraftv1.JobInfo{{j, inStep()}}})
 	})
@@ -111,8 +125,8 @@ func TestTablesFitATerminal(t *testing.T) {
 	}
 	tested := []string{
 		"cert inspect certs/ca.pem certs/server.pem certs/client.pem", "checkpoint list " + dir + "/checkpoints",
-		"checkpoint policy describe hourly", "checkpoint policy list", "cluster status", "job describe ads-ctr-daily",
-		"job list", "server list", "server status n3", "operation list", "operation list --all", "shard describe 0",
+		"checkpoint policy describe ads-ctr-nightly", "checkpoint policy list", "cluster status",
+		"job describe ads-ctr-daily", "job list", "server list", "server status n3", "operation list", "operation list --all", "shard describe 0",
 		"shard describe 1", "shard digest --all", "shard list", "shard moves", "table list", "token list",
 		"table describe recommendations.0.user_embedding",
 	}
@@ -125,36 +139,74 @@ func TestTablesFitATerminal(t *testing.T) {
 		default:
 			args = append(args, "--insecure", "--endpoints", addr)
 		}
-		got := rowraftCmd(t, args...)
-		lines := tableLines(got.out)
-		if len(lines) == 0 && line != "checkpoint policy describe hourly" {
-			t.Errorf("%s: exit code %d, no table in\n%s%s", line, got.code, got.out, got.errout)
-		}
-		for _, l := range lines {
-			if n := utf8.RuneCountInString(l); n > cli.TableWidth {
-				t.Errorf("%s: a line of %d characters:\n%s", line, n, strings.Join(lines, "\n"))
-				break
-			}
-		}
+		checkWidth(t, line, rowraftCmd(t, args...))
 	}
+	tested = append(tested, liveTables(t)...)
 	everyCommand(newRoot(&remote.Flags{}), func(cmd *cobra.Command) {
 		path := strings.TrimPrefix(cmd.CommandPath(), "rowraft ")
-		if slices.Contains([]string{"list", "describe", "status"}, cmd.Name()) && !slices.ContainsFunc(tested,
-			func(line string) bool { return strings.HasPrefix(line+" ", path+" ") }) {
+		if slices.Contains([]string{"list", "describe", "status", "verify", "dump", "get"}, cmd.Name()) &&
+			!slices.ContainsFunc(tested, func(line string) bool { return strings.HasPrefix(line+" ", path+" ") }) {
 			t.Errorf("%s is not tested", path)
 		}
 	})
 }
 
+// liveTables checks the tables of commands that need real rows and logs, and returns the commands.
+func liveTables(t *testing.T) (tested []string) {
+	const name, data = "recommendations.0.user_embedding", "var/lib/rowraft"
+	dest := t.TempDir()
+	t.Run("live", func(t *testing.T) {
+		c := startLive(t, 1, "--data-dir", data)
+		c.must("table", "create", name, "--dim", "64")
+		keys := []string{"1", "18446744073709551614"}
+		c.must(slices.Concat([]string{"row", "set", name}, keys, []string{"--weights",
+			strings.TrimSuffix(strings.Repeat("-0.00012345678,", 64), ",")})...)
+		for _, line := range []string{
+			"row get " + name + " 2 " + strings.Join(keys, " "),
+			"checkpoint create " + dest + " --name nightly-20261123T060000Z",
+		} {
+			checkWidth(t, line, c.run(strings.Fields(line)...))
+			tested = append(tested, line)
+		}
+		verify := "checkpoint verify " + dest + "/nightly-20261123T060000Z"
+		checkWidth(t, verify, rowraftCmd(t, strings.Fields(verify)...))
+		tested = append(tested, verify)
+	})
+	for _, line := range []string{"log verify " + data, "log dump " + data} { // the server has stopped
+		checkWidth(t, line, rowraftCmd(t, strings.Fields(line)...))
+		tested = append(tested, line)
+	}
+	return tested
+}
+
+// checkWidth wants tables in the output of a command, none of them with a longer line than a terminal has.
+func checkWidth(t *testing.T, command string, got outcome) {
+	t.Helper()
+	lines := tableLines(got.out)
+	if strings.HasPrefix(command, "checkpoint policy describe ") && got.out != "" {
+		lines = strings.Split(got.out, "\n") // a table without names of columns
+	}
+	if len(lines) == 0 {
+		t.Errorf("%s: exit code %d, no table in\n%s%s", command, got.code, got.out, got.errout)
+	}
+	for _, l := range lines {
+		if n := utf8.RuneCountInString(l); n > cli.TableWidth {
+			t.Errorf("%s: a line of %d characters:\n%s", command, n, strings.Join(lines, "\n"))
+			return
+		}
+	}
+}
+
 // tableLines returns the lines of the tables of an output: each begins with names of columns in capitals, and ends with
-// an empty line.
+// an empty line or a sentence.
 func tableLines(out string) (lines []string) {
 	in := false
 	for l := range strings.Lines(out) {
 		l = strings.TrimSuffix(l, "\n")
 		words, upper := strings.Fields(l), strings.ReplaceAll(l, "(max)", "")
 		switch {
-		case len(words) == 0 || strings.Contains(l, " is broken: "): // a checkpoint
+		// What follows on a table of checkpoints, or of the tables of one, is a sentence.
+		case len(words) == 0 || strings.Contains(l, " is broken: ") || strings.HasPrefix(l, "checkpoint "):
 			in = false
 		case len(words) > 2 && upper == strings.ToUpper(upper) && !strings.ContainsAny(l, "0123456789"):
 			in = true
