@@ -70,8 +70,8 @@ model: {dim: 8, sleep: 5ms}
 			now, step := steps(v, 0)
 			return v.Training == 2 && now > of && step > 20
 		})
+		signal(t, second, syscall.SIGTERM) // while there is data for both
 		c.restartAll([]*localcluster.Server{victim})
-		signal(t, second, syscall.SIGTERM)
 		if code := second.code(t, patience); code != 130 {
 			t.Errorf("mode %s: the second worker has exit code %d:\n%s%s", mode, code, &second.stdout, &second.stderr)
 		}
