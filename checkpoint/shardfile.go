@@ -19,6 +19,9 @@ type Files interface {
 // ReadManifest reads and checks the manifest of the checkpoint in files.
 func ReadManifest(ctx context.Context, files Files) (*Manifest, error) {
 	b, err := readAll(ctx, files, ManifestFile, maxManifest+256)
+	if rowraft.CodeOf(err) == rowraft.CodeNotFound {
+		return nil, fmt.Errorf("it is no checkpoint: %w", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", ManifestFile, err)
 	}

@@ -169,7 +169,7 @@ checkpoint: {to: %s, at_end: true, on_stop: true, every: 1s, keep: 2}
 	tr.start("--steps", fmt.Sprint(steps))
 	tr.ended()
 	for _, p := range tr.procs {
-		if out := p.stdout.String(); !strings.Contains(out, "went on from") || !strings.Contains(out, dest+"/pair-end-") {
+		if out := p.stdout.String(); !strings.Contains(out, "continued from") || !strings.Contains(out, dest+"/pair-end-") {
 			t.Errorf("a trainer does not say where it went on from, or that it made a checkpoint:\n%s%s", out, &p.stderr)
 		}
 	}

@@ -184,10 +184,13 @@ func TestBadDataLineEndsTheRun(t *testing.T) {
 
 func TestUnreachableCluster(t *testing.T) {
 	// No server listens on port 1 of loopback.
-	_, code, err := command(t, "train", "--generate", "--endpoints", "127.0.0.1:1", "--insecure", "--patience", "100ms",
+	out, code, err := command(t, "train", "--generate", "--endpoints", "127.0.0.1:1", "--insecure", "--patience", "100ms",
 		"--progress", "none")
 	if code != 4 || !strings.Contains(err.Error(), "no cluster within 100ms") {
 		t.Errorf("code %d, %v; want 4", code, err)
+	}
+	if !strings.Contains(out, "no answer from 127.0.0.1:1 yet; waiting up to 100ms (--patience)") {
+		t.Errorf("it waits without a word: %q", out)
 	}
 }
 
@@ -209,6 +212,27 @@ func TestHelpHasExamples(t *testing.T) {
 		}
 		if c.Example == "" || c.Long == "" {
 			t.Errorf("%s: want a long text and an example", c.Name())
+		}
+	}
+}
+
+func TestResultNamesWhatItCounts(t *testing.T) {
+	for _, tc := range []struct {
+		r    report.Result
+		want []string
+	}{
+		{report.Result{HeldExamples: 60}, []string{"scored │ 60 examples"}}, // of evaluate
+		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Accelerator: "go", HeldExamples: 60}, []string{
+			"640 steps, 6400 examples in 4.8 s on go", "held out │ 60 examples"}},
+		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Accelerator: "go", ResumedFrom: "/c/two", ResumedAtStep: 537}, []string{
+			"640 steps, 6400 examples in all; 103 steps now, in 4.8 s on go", "continued from │ /c/two, after step 537"}},
+	} {
+		var b strings.Builder
+		printResult(&b, &tc.r)
+		for _, want := range tc.want {
+			if !strings.Contains(b.String(), want) {
+				t.Errorf("%+v: no %q in\n%s", tc.r, want, &b)
+			}
 		}
 	}
 }

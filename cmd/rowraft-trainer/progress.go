@@ -81,9 +81,12 @@ func lineProgress(out io.Writer) *progress {
 	}}
 }
 
+// known reports whether n has a value: the staleness has none before the first measurement.
+func known(n report.Number) bool { return n == n }
+
 // quality returns the present accuracy or AUC of the model.
 func quality(e report.Event) string {
-	if e.Accuracy == e.Accuracy { // NaN for models without classes
+	if known(e.Accuracy) { // NaN for models without classes
 		return fmt.Sprintf("accuracy %.4f", e.Accuracy)
 	}
 	return fmt.Sprintf("AUC %.4f", e.AUC)
@@ -95,9 +98,11 @@ func stepLine(e report.Event, began time.Time) string {
 	if e.Steps > 0 {
 		s += fmt.Sprintf("/%d", e.Steps)
 	}
-	s += fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %.1f steps/s  stale %.1f pushes (max %d)  waiting %s  %d skipped",
-		e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond, e.StalenessSteps, e.StalenessMax,
-		waiting(e, began), e.BatchesSkipped)
+	s += fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %.1f steps/s", e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond)
+	if known(e.StalenessSteps) {
+		s += fmt.Sprintf("  stale %.1f pushes (max %d)", e.StalenessSteps, e.StalenessMax)
+	}
+	s += fmt.Sprintf("  waiting %s  %d skipped", waiting(e, began), e.BatchesSkipped)
 	if e.Held != nil {
 		s += fmt.Sprintf("  held-out AUC %.4f", e.Held.AUC)
 	}
@@ -110,6 +115,14 @@ func stepLine(e report.Event, began time.Time) string {
 // waiting returns the share of the time in which the model had nothing to compute.
 func waiting(e report.Event, began time.Time) string {
 	return fmt.Sprintf("%.0f %%", 100*float64(e.WaitingSeconds)/max(e.Time.Sub(began).Seconds(), 1e-3))
+}
+
+// steps counts the steps of a bar. A worker of a job whose splits others read too has no number of its own to reach.
+func steps(s decor.Statistics) string {
+	if s.Total <= 0 {
+		return fmt.Sprintf("step %d ", s.Current)
+	}
+	return fmt.Sprintf("step %d/%d ", s.Current, s.Total)
 }
 
 // barProgress draws one bar on a terminal.
@@ -127,17 +140,19 @@ func barProgress(out io.Writer) *progress {
 			switch e.Event {
 			case report.EventStart:
 				began = e.Time
-				bar = bars.AddBar(e.Steps, mpb.PrependDecorators(decor.CountersNoUnit("step %d/%d ")),
+				bar = bars.AddBar(e.Steps, mpb.PrependDecorators(decor.Any(steps)),
 					mpb.AppendDecorators(decor.Any(get), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "")))
 			case report.EventStep:
-				set(fmt.Sprintf(" loss %.4f  %s  %.0f/s  %.1f steps/s  stale %.1f  waiting %s  %d skipped  ", e.Loss, quality(e),
-					e.ExamplesPerSecond, e.StepsPerSecond,
-					e.StalenessSteps, waiting(e, began), e.BatchesSkipped))
+				s := fmt.Sprintf(" loss %.4f  %s  %.0f/s  %.1f steps/s", e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond)
+				if known(e.StalenessSteps) {
+					s += fmt.Sprintf("  stale %.1f", e.StalenessSteps)
+				}
+				set(s + fmt.Sprintf("  waiting %s  %d skipped  ", waiting(e, began), e.BatchesSkipped))
 				bar.SetCurrent(e.Step)
 			case report.EventSkipped, report.EventNote, report.EventWindow, report.EventValidation:
 				fmt.Fprintln(bars, e.Message)
 			case report.EventHeld:
-				set(fmt.Sprintf(" scoring the held-out examples: %d done", e.Examples))
+				set(fmt.Sprintf(" scoring the held-out examples: %d done  ", e.Examples))
 			}
 		},
 		close: func() {

@@ -51,8 +51,8 @@ PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID. Servers an
 A flag wins over its ROWRAFT_ variable, that over those variables, and they over the job's file.`
 	cmd.Example = `  MS_ROLE=MS_WORKER MS_SCHED_HOST=127.0.0.1 MS_SCHED_PORT=8118 MS_WORKER_NUM=1 rowraft-trainer start --config job.yaml --insecure
 
-  TRAINING_ROLE=TRAINER PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:6174 PADDLE_TRAINERS_NUM=1 PADDLE_TRAINER_ID=0 \
-    rowraft-trainer start --config job.yaml --insecure`
+  TRAINING_ROLE=TRAINER PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:6174 PADDLE_TRAINERS_NUM=1 \
+    PADDLE_TRAINER_ID=0 rowraft-trainer start --config job.yaml --insecure`
 	fl := cmd.Flags()
 	fl.StringVar(&f.values.Role, launch.FlagRole, "", "worker; MS_ROLE, TRAINING_ROLE")
 	fl.StringVar(&f.values.Scheduler, launch.FlagScheduler, "",

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -41,6 +42,7 @@ type options struct {
 	mustExist       bool          // all tables must exist: create none
 	fresh, yes      bool          // delete the job's tables first; do not ask before that
 	waitForTrainers trainerWaiter // nil: this worker only registers
+	notes           io.Writer     // standard error
 	tls             rpc.TLSFiles
 	insecure        bool
 }
@@ -85,6 +87,7 @@ func newJobCommand(o options) *cobra.Command { return newJobCommandOf(&o) }
 func newJobCommandOf(o *options) *cobra.Command {
 	set := trainer.DefaultConfig() // the values of the flags; the defaults are for the help
 	cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
+		o.notes = cmd.ErrOrStderr()
 		cfg, err := o.load(cmd, &set)
 		if err != nil {
 			return err
@@ -111,7 +114,7 @@ func newJobCommandOf(o *options) *cobra.Command {
 	f.StringVar(&o.tls.Cert, "cert", "", "PEM file with this client's certificate")
 	f.StringVar(&o.tls.Key, "key", "", "PEM file with the key of --cert")
 	f.Func("certs",
-		"directory with ca.pem, client.pem and client.key, as `rowraft cert lab` makes it; instead of the three above",
+		"directory with ca.pem, client.pem and client.key, as 'rowraft cert lab' makes it; instead of the three above",
 		func(dir string) error {
 			o.tls = rpc.TLSFiles{Cert: filepath.Join(dir, "client.pem"), Key: filepath.Join(dir, "client.key"),
 				CA: filepath.Join(dir, "ca.pem")}
@@ -376,14 +379,30 @@ func (o *options) connect(ctx context.Context, cfg *trainer.Config) (tables.Tabl
 	return t, c, nil
 }
 
+// noteAfter is how long dial waits before it reports that no server answers.
+const noteAfter = 3 * time.Second
+
 // dial returns a client of the cluster.
 func (o *options) dial(ctx context.Context, cfg *trainer.Config) (*client.Client, error) {
 	dtype, _ := rowraft.ParseDType(cfg.DType) // Validate has checked it
 	dial, cancel := context.WithTimeout(ctx, cfg.Patience)
 	defer cancel()
+	const check = "do the servers run, is --endpoints right, and do both sides use TLS or both --insecure?"
+	var noted sync.WaitGroup
+	connected := make(chan struct{})
+	noted.Go(func() {
+		select {
+		case <-connected:
+		case <-time.After(min(noteAfter, cfg.Patience/2)):
+			fmt.Fprintf(o.notes, "no answer from %s yet; waiting up to %v (--patience): %s\n",
+				strings.Join(cfg.Endpoints, ", "), cfg.Patience, check)
+		}
+	})
+	defer noted.Wait()
+	defer close(connected)
 	c, err := client.Dial(dial, client.Options{Endpoints: cfg.Endpoints, TLS: o.tls, DType: dtype})
 	if err != nil && ctx.Err() == nil && rowraft.CodeOf(err).Retryable() { // no server answered in time
-		err = rowraft.Errorf(rowraft.CodeDeadline, "no cluster within %v: %w", cfg.Patience, err)
+		err = cli.Hint(rowraft.Errorf(rowraft.CodeDeadline, "no cluster within %v: %w", cfg.Patience, err), check)
 	}
 	return c, err
 }
@@ -397,7 +416,12 @@ func printResult(w io.Writer, r *report.Result) {
 	}
 	row("data", "%s", r.Data)
 	if r.Steps > 0 {
-		row("trained", "%d steps, %d examples in %.1f s on %s", r.Steps, r.Examples, r.Seconds, r.Accelerator)
+		if r.ResumedFrom == "" {
+			row("trained", "%d steps, %d examples in %.1f s on %s", r.Steps, r.Examples, r.Seconds, r.Accelerator)
+		} else {
+			row("trained", "%d steps, %d examples in all; %d steps now, in %.1f s on %s",
+				r.Steps, r.Examples, r.Steps-r.ResumedAtStep, r.Seconds, r.Accelerator)
+		}
 		row("speed", "%.0f examples/s", r.ExamplesPerSecond)
 		row("pushes", "%d sent, %d acknowledged, %d unknown", r.PushesSent, r.PushesAcknowledged, r.PushesUnknown)
 	}
@@ -408,7 +432,11 @@ func printResult(w io.Writer, r *report.Result) {
 		row("batches skipped", "%d, not finite", r.BatchesSkipped)
 	}
 	if r.HeldExamples > 0 {
-		row("held out", "%d examples", r.HeldExamples)
+		what := "held out"
+		if r.Steps == 0 { // evaluate scores all examples of its file
+			what = "scored"
+		}
+		row(what, "%d examples", r.HeldExamples)
 		if r.Accuracy == r.Accuracy {
 			row("accuracy", "%.4f", r.Accuracy)
 		} else {
@@ -420,7 +448,7 @@ func printResult(w io.Writer, r *report.Result) {
 		row("read again", "%d to %d examples of the job", *r.ReadAgainAtLeast, *r.ReadAgainAtMost)
 	}
 	if r.ResumedFrom != "" {
-		row("went on from", "%s, after step %d", r.ResumedFrom, r.ResumedAtStep)
+		row("continued from", "%s, after step %d", r.ResumedFrom, r.ResumedAtStep)
 	}
 	if r.Checkpoint != "" {
 		row("checkpoint", "%s", r.Checkpoint)

@@ -466,7 +466,7 @@ func checkTableDelete(t *testing.T, addr string) {
 	at := []string{"--insecure", "--endpoints", addr}
 	// Standard input is empty here.
 	if got := rowraftCmd(t, append([]string{"table", "delete", "t"}, at...)...); got.code != cli.ExitUsage ||
-		!strings.Contains(got.errout, "nothing was deleted") {
+		!strings.Contains(got.errout, "nothing was changed") {
 		t.Errorf("table delete without an answer: %+v", got)
 	}
 	c, err := client.Dial(t.Context(), client.Options{Endpoints: []string{addr}})

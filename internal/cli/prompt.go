@@ -17,9 +17,9 @@ func Confirm(cmd *cobra.Command, ask, name string) error {
 	if got := strings.TrimSpace(line); got != name {
 		if err != nil && got == "" {
 			fmt.Fprintln(cmd.ErrOrStderr())
-			return Usagef("%q was not typed: nothing was deleted; --yes does not ask", name)
+			return Usagef("%q was not typed: nothing was changed; with --yes the command does not ask", name)
 		}
-		return Usagef("%q is not %q: nothing was deleted", got, name)
+		return Usagef("%q is not %q: nothing was changed", got, name)
 	}
 	return nil
 }

@@ -117,6 +117,9 @@ func (d *diagnosis) servers(now time.Time) {
 			how, back := "is drained: it leads nothing and gets no replica", "rowraft server undrain "+name
 			if i == rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION {
 				how, back = "is decommissioned: what it holds moves away", "rowraft server recommission "+name
+				if d.heldBy(n) == 0 {
+					how, back = "is decommissioned and holds no replica: its process can be stopped", back
+				}
 			}
 			d.add(aNote, "server-leaving", subject, "to take it back: "+back, "Server %s %s.", name, how)
 		}

@@ -123,6 +123,10 @@ func TestVerdicts(t *testing.T) {
 		{"a server drains", func(s *state) {
 			s.Nodes[0].Node.Intent = rowraftv1.NodeIntent_NODE_INTENT_DRAIN
 		}, []string{"note server-leaving: Server n1 is drained: it leads nothing and gets no replica."}},
+		{"a decommissioned server is empty", func(s *state) {
+			n := s.addServer("n4")
+			n.Node.Intent, n.Node.Scheduler = rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION, false
+		}, []string{"note server-leaving: Server n4 is decommissioned and holds no replica: its process can be stopped."}},
 		{"a decommissioned server has gone", func(s *state) {
 			n := s.addServer("n4")
 			n.Node.Intent, n.Node.Scheduler = rowraftv1.NodeIntent_NODE_INTENT_DECOMMISSION, false

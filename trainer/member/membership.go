@@ -166,11 +166,11 @@ func (m *Membership) RepeatedExamples(ctx context.Context) (least, most int64, o
 	}
 	switch {
 	case most == 0:
-		m.Note("every example was read once an epoch")
+		m.Note("no example was read twice in an epoch")
 	case least == most:
-		m.Note("every example was read; %d of them once more, after trainers had died", most)
+		m.Note("%d examples were read again, after trainers had died", most)
 	default:
-		m.Note("every example was read; %d to %d of them once more, after trainers had died", least, most)
+		m.Note("%d to %d examples were read again, after trainers had died", least, most)
 	}
 	return least, most, true
 }
