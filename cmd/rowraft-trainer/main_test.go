@@ -224,13 +224,14 @@ func TestResultNamesWhatItCounts(t *testing.T) {
 		{report.Result{HeldExamples: 60}, []string{"scored │ 60 examples"}}, // of evaluate
 		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Accelerator: "go", HeldExamples: 60}, []string{
 			"640 steps, 6400 examples in 4.8 s on go", "held out │ 60 examples"}},
-		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Accelerator: "go", ResumedFrom: "/c/two", ResumedAtStep: 537}, []string{
+		{report.Result{Steps: 640, Examples: 6400, Seconds: 4.8, Accelerator: "go", ResumedFrom: "/c/two",
+			ResumedAtStep: 537}, []string{
 			"640 steps, 6400 examples in all; 103 steps now, in 4.8 s on go", "continued from │ /c/two, after step 537"}},
 	} {
 		var b strings.Builder
 		printResult(&b, &tc.r)
 		for _, want := range tc.want {
-			if !strings.Contains(b.String(), want) {
+			if !strings.Contains(strings.Join(strings.Fields(b.String()), " "), want) {
 				t.Errorf("%+v: no %q in\n%s", tc.r, want, &b)
 			}
 		}

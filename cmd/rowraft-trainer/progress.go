@@ -98,7 +98,8 @@ func stepLine(e report.Event, began time.Time) string {
 	if e.Steps > 0 {
 		s += fmt.Sprintf("/%d", e.Steps)
 	}
-	s += fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %.1f steps/s", e.Loss, quality(e), e.ExamplesPerSecond, e.StepsPerSecond)
+	s += fmt.Sprintf("  loss %.4f  %s  %.0f examples/s  %.1f steps/s", e.Loss, quality(e), e.ExamplesPerSecond,
+		e.StepsPerSecond)
 	if known(e.StalenessSteps) {
 		s += fmt.Sprintf("  stale %.1f pushes (max %d)", e.StalenessSteps, e.StalenessMax)
 	}

@@ -58,7 +58,8 @@ func TestCheckpointsWithoutACluster(t *testing.T) {
 		{"a relative destination", []string{"list", "x"}, cli.ExitUsage, []string{"absolute path"}},
 		{"verify damage", []string{"verify", dir + "/a"}, cli.ExitVerdict, []string{"shard-0000.sums", "7 bytes"}},
 		{"verify a damaged manifest", []string{"verify", dir + "/c"}, cli.ExitVerdict, []string{"manifest"}},
-		{"verify what is none", []string{"verify", dir + "/b"}, cli.ExitFailed, []string{"it is no checkpoint: there is no b/MANIFEST"}},
+		{"verify what is none", []string{"verify", dir + "/b"}, cli.ExitFailed, []string{
+			"it is no checkpoint: there is no b/MANIFEST"}},
 		{"delete, dry", []string{"delete", dir + "/a", "--dry-run"}, cli.ExitDone,
 			[]string{"would delete checkpoint a: 3 files"}},
 		{"delete", []string{"delete", dir + "/a", "--yes"}, cli.ExitDone, []string{"deleted checkpoint a: 3 files"}},
