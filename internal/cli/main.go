@@ -32,6 +32,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	out := &checkedWriter{w: stdout}
 	root.SetOut(out)
 	root.SetErr(stderr)
+	wrapHelp(root, stdout)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		err = out.err
